@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+# A thin front over scripts/setup and CMake presets. `make help` lists targets.
+PRESET ?= release
+BUILD  := build/$(PRESET)
+SHERD  := $(BUILD)/sherd
+ARGS   ?=
+RANKS  ?= 2
+
+.PHONY: help setup build test train bench soak tidy format lint clean
+
+help:
+	@echo "make train   set up, build, train a GPT with two ranks (ARGS=\"--data PATH\")"
+	@echo "make test    set up, build, run every test (PRESET=debug|asan-ubsan|tsan|clang)"
+	@echo "make build   set up and build"
+	@echo "make lint    clang-format and clang-tidy on what changed"
+	@echo "make format  rewrite our sources with clang-format"
+
+setup:
+	@scripts/setup
+
+build: setup
+	@scripts/build $(PRESET)
+
+test: build
+	@scripts/run_tests $(PRESET)
+
+train: build
+	@$(SHERD) run -n $(RANKS) -- $(SHERD) train $(ARGS)
+
+soak: build
+	@scripts/run_tests $(PRESET) slow
+
+format:
+	@scripts/lint --fix
+
+lint: build
+	@scripts/lint
+
+clean:
+	rm -rf build

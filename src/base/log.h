@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One line on stderr: "sherd: warning: ...". A rank's lines are told apart by
+// the launcher's prefix. Thread rule: any thread; a line is written whole.
+#pragma once
+
+#include <string>
+
+namespace sherd {
+
+enum class LogLevel { kInfo, kWarning, kError };
+
+void log_line(LogLevel level, const std::string& message);
+
+inline void log_info(const std::string& m) { log_line(LogLevel::kInfo, m); }
+inline void log_warning(const std::string& m) {
+  log_line(LogLevel::kWarning, m);
+}
+inline void log_error(const std::string& m) { log_line(LogLevel::kError, m); }
+
+}  // namespace sherd

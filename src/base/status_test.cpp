@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/status.h"
+
+#include <gtest/gtest.h>
+#include "base/hash.h"
+
+namespace sherd {
+namespace {
+
+TEST(Status, SuccessIsSilentAndFailureThrowsItsSentence) {
+  EXPECT_TRUE(Status().ok());
+  EXPECT_NO_THROW(Status().throw_if_failed());
+
+  const Status lost(ErrorCode::kPeerLost, "[comm] rank 2 closed");
+  try {
+    lost.throw_if_failed();
+    FAIL() << "a failure must throw";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "[comm] rank 2 closed");
+    EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+  }
+}
+
+TEST(Result, HoldsAValueOrAFailure) {
+  const Result<int> good = 7;
+  const Result<int> bad = Status(ErrorCode::kUnavailable, "[base] no file");
+  EXPECT_EQ(good.value(), 7);
+  EXPECT_FALSE(bad.ok());
+  EXPECT_THROW((void)bad.value(), Error);
+}
+
+TEST(Check, ThrowsTheSentenceMadeOfItsParts) {
+  const int found = 3;
+  try {
+    SHERD_CHECK(found == 4, "[base] expected 4, found ", found);
+    FAIL() << "must throw";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "[base] expected 4, found 3");
+  }
+}
+
+TEST(CheckDeathTest, BrokenInvariantAborts) {
+  EXPECT_DEATH(SHERD_ASSERT(1 == 2, "because"), "broken invariant.*because");
+}
+
+TEST(Hash64, OrderAndBoundariesMatter) {
+  const auto h = [](auto... parts) {
+    Hash64 hash;
+    (hash.add(parts), ...);
+    return hash.value();
+  };
+  EXPECT_NE(h(std::string_view("ab"), std::string_view("c")),
+            h(std::string_view("a"), std::string_view("bc")));
+  EXPECT_NE(h(std::uint64_t{1}, std::uint64_t{2}),
+            h(std::uint64_t{2}, std::uint64_t{1}));
+}
+
+}  // namespace
+}  // namespace sherd
