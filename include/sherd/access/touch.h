@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// For kernels written by hand. LibTorch's operators announce by themselves that
+// they use a sharded parameter; a raw pointer cannot. A TouchScope keeps the
+// parameter whole, like an operator that runs as long as the scope lives:
+//
+//   sherd::TouchScope whole(linear->weight);
+//   my_kernel(linear->weight.const_data_ptr<float>());
+//
+// On a plain tensor it does nothing. Reading only: what a kernel writes there
+// is lost or seen by other ranks. Thread rule: any thread.
+#pragma once
+
+#include <memory>
+#include <ATen/core/Tensor.h>
+
+namespace sherd {
+
+class TouchScope {
+ public:
+  // Brings the parameter's unit in; collective where the exchange is. Throws
+  // as an operator on it would.
+  explicit TouchScope(const at::Tensor& tensor);
+  ~TouchScope();
+  TouchScope(const TouchScope&) = delete;
+  TouchScope& operator=(const TouchScope&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// A scope around one tensor: `auto whole = sherd::touch(w);`
+inline TouchScope touch(const at::Tensor& tensor) {
+  return TouchScope(tensor);
+}
+
+}  // namespace sherd

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where a backward begins and ends. LibTorch's own callbacks fire early under
+// reentrant checkpoints and not at all after an exception, so sherd installs a
+// subclass of the autograd engine that sees the outermost backward from outside
+// it. Where somebody else's engine is installed (a Python process), the first
+// arm() of a backward queues a callback instead, with those two limits.
+//
+// A backward belongs to a listener that was armed before it on the same thread
+// (a training forward), or that is armed while it runs (a parameter visited, a
+// gradient arrived). autograd::grad is never a backward here.
+// Thread rule: any thread. Mechanism: docs/design/access.md.
+#pragma once
+
+#include <exception>
+#include <memory>
+
+namespace sherd::access {
+
+class BackwardListener {
+ public:
+  virtual ~BackwardListener() = default;
+
+  // The outermost backward ended, on the thread that called it; `failure` is
+  // null unless it threw. What this throws reaches the caller of backward(),
+  // after every other listener was told.
+  virtual void backward_ended(std::exception_ptr failure) = 0;
+};
+
+// Installs the engine; further calls do nothing.
+void install_backward_engine();
+
+// `listener` will be told of the end of the backward that runs now, or else of
+// the next outermost one of this thread. Arming twice is arming once. A
+// listener that is gone by then is skipped.
+void arm(const std::weak_ptr<BackwardListener>& listener);
+
+// True on a thread that runs a node of some backward (or autograd::grad).
+bool in_backward();
+
+}  // namespace sherd::access

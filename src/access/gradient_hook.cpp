@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "access/gradient_hook.h"
+
+#include <memory>
+#include <utility>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace sherd::access {
+namespace {
+
+using torch::autograd::PostAccumulateGradHook;
+namespace impl = torch::autograd::impl;
+
+class TakeGradient final : public PostAccumulateGradHook {
+ public:
+  TakeGradient(
+      GradientTaker taker, std::unique_ptr<PostAccumulateGradHook> before)
+      : taker_(std::move(taker)), before_(std::move(before)) {}
+
+  void operator()(const at::Tensor& parameter) override {
+    if (before_) {
+      (*before_)(parameter);
+    }
+    auto gradient = std::move(parameter.mutable_grad());
+    parameter.mutable_grad().reset();
+    taker_(std::move(gradient));
+  }
+
+  std::unique_ptr<PostAccumulateGradHook> take_before() {
+    return std::move(before_);
+  }
+
+ private:
+  const GradientTaker taker_;
+  std::unique_ptr<PostAccumulateGradHook> before_;
+};
+
+}  // namespace
+
+void set_gradient_hook(const at::Tensor& parameter, GradientTaker taker) {
+  auto before = std::move(impl::post_acc_grad_hooks(parameter));
+  impl::set_post_acc_grad_hooks(
+      parameter,
+      std::make_unique<TakeGradient>(std::move(taker), std::move(before)));
+}
+
+void remove_gradient_hook(const at::Tensor& parameter) {
+  auto& current = impl::post_acc_grad_hooks(parameter);
+  if (auto* ours = dynamic_cast<TakeGradient*>(current.get())) {
+    auto before = ours->take_before();
+    impl::set_post_acc_grad_hooks(parameter, std::move(before));
+  }
+}
+
+}  // namespace sherd::access

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Takes a parameter's gradient the moment autograd has accumulated it. A hook
+// that is already there (LibTorch keeps one per tensor) runs first and stays.
+// Thread rule: set and removed when no backward runs; called from whatever
+// thread runs the backward, for one parameter also concurrently when several
+// backwards do.
+#pragma once
+
+#include <functional>
+#include <ATen/core/Tensor.h>
+
+namespace sherd::access {
+
+// Receives the gradient, taken out of the parameter (its storage is unshared),
+// or an undefined tensor when autograd produced none.
+using GradientTaker = std::function<void(at::Tensor gradient)>;
+
+// REQUIRES: `parameter` is a leaf.
+void set_gradient_hook(const at::Tensor& parameter, GradientTaker taker);
+
+// Puts back what was there before set_gradient_hook().
+void remove_gradient_hook(const at::Tensor& parameter);
+
+}  // namespace sherd::access

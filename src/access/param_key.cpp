@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "access/param_key.h"
+
+#include <algorithm>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+#include <torch/library.h>
+#include <sherd/access/touch.h>
+#include "access/operator_class.h"
+#include "base/check.h"
+
+namespace sherd::access {
+namespace {
+
+// Above autograd, so that one operator is one announcement, and unused by
+// LibTorch itself outside its own tests.
+constexpr auto kParamKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+constexpr c10::DispatchKeySet kBelow(
+    c10::DispatchKeySet::FULL_AFTER, kParamKey);
+
+using Touches = c10::SmallVector<Touch, 4>;
+
+void add_touch(Touches& touches, const at::Tensor& tensor, bool written) {
+  // The key test comes first: nearly every argument fails it.
+  if (!tensor.defined() || !tensor.key_set().has(kParamKey)) {
+    return;
+  }
+  if (const auto* tag = tag_of(tensor)) {
+    touches.push_back({tag, tensor.unsafeGetTensorImpl(), written});
+  }
+}
+
+void add_touches(Touches& touches, const c10::IValue& value, bool written) {
+  if (value.isTensor()) {
+    add_touch(touches, value.toTensor(), written);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      if (element.isTensor()) {
+        add_touch(touches, element.toTensor(), written);
+      } else if (!element.isNone()) {
+        return;  // A list of numbers.
+      }
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      if (entry.value().isTensor()) {
+        add_touch(touches, entry.value().toTensor(), written);
+      }
+    }
+  }
+}
+
+Touches touches_of(
+    const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  Touches touches;
+  const auto& arguments = schema.arguments();
+  const auto first = stack.size() - arguments.size();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = arguments[i].alias_info();
+    add_touches(
+        touches, stack[first + i], alias != nullptr && alias->isWrite());
+  }
+  return touches;
+}
+
+// Enters the listeners of all touches, one after the other, and leaves those
+// entered when it goes out of scope.
+class EnterScope {
+ public:
+  EnterScope(Touches& touches, const char* name) : touches_(touches) {
+    // Almost always one listener; a teacher and a student may meet.
+    std::stable_sort(
+        touches.begin(), touches.end(), [](const Touch& a, const Touch& b) {
+          return listener_of(a) < listener_of(b);
+        });
+    try {
+      while (entered_ < touches_.size()) {
+        const auto group = next_group();
+        auto* listener = listener_of(group.front());
+        SHERD_CHECK_AS(
+            kFailedPrecondition, listener != nullptr,
+            "[access] ", name, " uses a parameter whose sharding handle was "
+            "destroyed; keep the handle as long as the model is used");
+        listener->enter(group, name);
+        entered_ += group.size();
+      }
+    } catch (...) {
+      leave();
+      throw;
+    }
+  }
+  ~EnterScope() { leave(); }
+  EnterScope(const EnterScope&) = delete;
+  EnterScope& operator=(const EnterScope&) = delete;
+
+ private:
+  static Listener* listener_of(const Touch& touch) {
+    return touch.tag->listener.load(std::memory_order_acquire);
+  }
+
+  std::span<const Touch> next_group() const {
+    const auto* begin = touches_.data() + entered_;
+    const auto* end = touches_.data() + touches_.size();
+    const auto* last = std::find_if(begin, end, [&](const Touch& touch) {
+      return listener_of(touch) != listener_of(*begin);
+    });
+    return {begin, last};
+  }
+
+  void leave() noexcept {
+    std::size_t left = 0;
+    while (left < entered_) {
+      auto* listener = listener_of(touches_[left]);
+      auto end = left;
+      while (end < entered_ && listener_of(touches_[end]) == listener) {
+        ++end;
+      }
+      if (listener != nullptr) {
+        listener->leave({touches_.data() + left, end - left});
+      }
+      left = end;
+    }
+    entered_ = 0;
+  }
+
+  Touches& touches_;
+  std::size_t entered_ = 0;
+};
+
+bool is_builtin(const c10::OperatorHandle& op) {
+  return op.operator_name().name.starts_with("aten::");
+}
+
+void announce(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  if (reads_no_bytes(op)) {
+    const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
+    op.redispatchBoxed(keys & kBelow, stack);
+    return;
+  }
+  auto touches = touches_of(op.schema(), *stack);
+  const EnterScope scope(touches, op.operator_name().name.c_str());
+  if (is_builtin(op)) {
+    // What the operator is made of touches the same tensors: already entered.
+    const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
+    op.redispatchBoxed(keys & kBelow, stack);
+  } else {
+    // A custom operator may use further weights inside; those must announce.
+    op.redispatchBoxed(keys & kBelow, stack);
+  }
+}
+
+}  // namespace
+
+void install_param_key() {
+  static torch::Library library(
+      torch::Library::IMPL, "_", kParamKey, __FILE__, __LINE__);
+  [[maybe_unused]] static const bool installed = [] {
+    library.fallback(torch::CppFunction::makeFromBoxedFunction<&announce>());
+    return true;
+  }();
+}
+
+void adopt(
+    const at::Tensor& parameter,
+    const ManagedStorage& storage,
+    std::int64_t offset,
+    c10::ScalarType dtype) {
+  // Inside it, new tensors would be inference tensors and never train.
+  const c10::InferenceMode off(false);
+  const auto options =
+      parameter.options().dtype(dtype).requires_grad(false);
+  const auto keys = at::empty({0}, options).key_set().add(kParamKey);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(storage.storage()), keys,
+      options.dtype());
+  impl->set_storage_offset(offset);
+  impl->set_sizes_contiguous(parameter.sizes());
+  parameter.set_data(at::Tensor(std::move(impl)));
+}
+
+void release(const at::Tensor& parameter, const at::Tensor& plain) {
+  const c10::InferenceMode off(false);
+  parameter.set_data(plain);
+}
+
+bool is_adopted(const at::Tensor& parameter, const ManagedStorage& storage) {
+  return parameter.key_set().has(kParamKey) && parameter.has_storage() &&
+      parameter.storage().unsafeGetStorageImpl() ==
+      storage.storage().unsafeGetStorageImpl();
+}
+
+}  // namespace sherd::access
+
+namespace sherd {
+
+struct TouchScope::State {
+  at::Tensor tensor;
+  access::Touches touches;
+  std::optional<access::EnterScope> scope;
+};
+
+TouchScope::TouchScope(const at::Tensor& tensor)
+    : state_(std::make_unique<State>()) {
+  state_->tensor = tensor;
+  access::add_touch(state_->touches, state_->tensor, /*written=*/false);
+  state_->scope.emplace(state_->touches, "sherd::touch");
+}
+
+TouchScope::~TouchScope() = default;
+
+}  // namespace sherd

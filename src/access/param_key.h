@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A parameter announces its own use. A tensor that carries the parameter key
+// makes every operator on it, or on a view of it, in forward and in backward,
+// pass through one boxed fallback, which tells the storages' Listeners and
+// then redispatches below the key. Operators on other tensors never notice.
+//
+// The fallback is the one piece of process-wide state in sherd, and it is
+// stateless. It lives in this file alone. Thread rule: any thread.
+// Mechanism and measurements: docs/design/access.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include "access/managed_storage.h"
+
+namespace sherd::access {
+
+// Registers the fallback; further calls do nothing. Must come before the first
+// with_param_key(): an operator on a keyed tensor without a fallback fails.
+void install_param_key();
+
+// Makes `parameter` a view of `flat`, at `offset` elements, that carries the
+// key. The tensor object, its hooks and its place in modules stay; a cached
+// gradient accumulator stays when the dtype does. Its old bytes are dropped.
+// REQUIRES: `storage` holds `offset + numel` elements of the dtype.
+void adopt(
+    const at::Tensor& parameter,
+    const ManagedStorage& storage,
+    std::int64_t offset,
+    c10::ScalarType dtype);
+
+// Gives a tensor back to plain LibTorch: `parameter` becomes `plain`, without
+// key, keeping the tensor object.
+void release(const at::Tensor& parameter, const at::Tensor& plain);
+
+// True while `parameter` still lies in `storage` and carries the key.
+// module->to(), set_data() and the like replace both silently.
+bool is_adopted(const at::Tensor& parameter, const ManagedStorage& storage);
+
+}  // namespace sherd::access
