@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Integer arithmetic of the planners: rounding, and products that stop at a
+// ceiling instead of overflowing. Thread rule: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <numeric>
+
+namespace sherd::plan {
+
+// Above every size a plan accepts, and far enough below the end of the type
+// that two of them can be added.
+inline constexpr std::int64_t kSizeCeiling = std::int64_t{1} << 61;
+
+// REQUIRES of both: value >= 0, step >= 1, value + step fits.
+constexpr std::int64_t divide_up(std::int64_t value, std::int64_t step) {
+  return (value + step - 1) / step;
+}
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t step) {
+  return divide_up(value, step) * step;
+}
+
+// min(a * b, kSizeCeiling). REQUIRES: a, b >= 0.
+constexpr std::int64_t multiply_capped(std::int64_t a, std::int64_t b) {
+  return a != 0 && b > kSizeCeiling / a ? kSizeCeiling : a * b;
+}
+
+// min(lcm(a, b), kSizeCeiling). REQUIRES: a, b >= 1.
+constexpr std::int64_t lcm_capped(std::int64_t a, std::int64_t b) {
+  return multiply_capped(a / std::gcd(a, b), b);
+}
+
+}  // namespace sherd::plan

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Cuts a packed flat into shards of unequal size: each cut goes to the legal
+// place nearest to its even share, so no shard exceeds an even one by more than
+// one block. On large flats cuts prefer aligned places. Thread rule: a pure
+// function.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+#include "plan/flat_layout.h"
+
+namespace sherd::plan {
+
+// ranks + 1 ascending values from 0 to layout.numel; reads offsets, numels and
+// numel of `layout`. REQUIRES: `parameters` are the layout's own.
+std::vector<std::int64_t> unequal_cuts(
+    const FlatLayout& layout,
+    std::span<const FlatParameter> parameters,
+    int ranks,
+    std::int64_t slice_alignment);
+
+}  // namespace sherd::plan
