@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/residency.h"
+
+#include <algorithm>
+#include <utility>
+#include "base/check.h"
+
+namespace sherd::plan {
+
+Residency::Residency(std::vector<std::int64_t> unit_bytes, Budget budget)
+    : budget_(std::move(budget)) {
+  total_bytes_ = total_unit_bytes({.bytes = unit_bytes});
+  SHERD_CHECK(
+      budget_.bytes.value_or(0) >= 0, "[plan] a budget of ",
+      budget_.bytes.value_or(0), " bytes; expected at least 0");
+  SHERD_CHECK(
+      !budget_.bytes ||
+          budget_.assumed_visit_bytes.value_or(0) <= *budget_.bytes,
+      "[plan] a budget of ", budget_.bytes.value_or(0),
+      " bytes cannot hold the visit of ",
+      budget_.assumed_visit_bytes.value_or(0), " bytes it assumes");
+  for (const std::int64_t bytes : unit_bytes) {
+    states_.emplace_back().bytes = bytes;
+  }
+}
+
+void Residency::check_exists(UnitId unit) const {
+  SHERD_CHECK(
+      unit >= 0 && unit < units(), "[plan] no unit ", unit, " among ", units());
+}
+
+const Residency::State& Residency::state(UnitId unit) const {
+  check_exists(unit);
+  return states_[static_cast<std::size_t>(unit)];
+}
+
+Residency::State& Residency::state(UnitId unit) {
+  check_exists(unit);
+  return states_[static_cast<std::size_t>(unit)];
+}
+
+Result<Decision> Residency::visit(std::span<const UnitId> units) {
+  std::for_each(units.begin(), units.end(), [&](UnitId u) { check_exists(u); });
+  const std::int64_t needed_bytes = pinned_bytes_ + mark_set(units);
+  if (Status floor = check_floor(needed_bytes); !floor.ok()) {
+    return floor;
+  }
+  Decision decision;
+  grow_budget(needed_bytes, decision);
+  visit_bytes_max_ = std::max(visit_bytes_max_, needed_bytes);
+
+  std::int64_t fetch_bytes = 0;
+  for (const UnitId unit : units) {
+    State& visited = state(unit);
+    if (!visited.resident) {
+      visited.resident = true;  // Also so that a repetition is not fetched.
+      fetch_bytes += visited.bytes;
+      decision.fetch.push_back(unit);
+    }
+  }
+  make_room(fetch_bytes, decision);
+  use_set(units);
+  resident_bytes_ += fetch_bytes;
+  counters_.fetches += static_cast<std::int64_t>(decision.fetch.size());
+  counters_.fetched_bytes += fetch_bytes;
+  SHERD_ASSERT(resident_bytes_ <= budget_.bytes.value_or(total_bytes_));
+  decision.reason = reason_of(decision);
+  return decision;
+}
+
+// Returns the bytes of the set that no pin already keeps.
+std::int64_t Residency::mark_set(std::span<const UnitId> units) {
+  ++mark_;
+  std::int64_t bytes = 0;
+  for (const UnitId unit : units) {
+    State& visited = state(unit);
+    if (visited.marked != mark_ && visited.pins == 0) {
+      bytes += visited.bytes;
+    }
+    visited.marked = mark_;
+  }
+  return bytes;
+}
+
+Status Residency::check_floor(std::int64_t needed_bytes) const {
+  if (!budget_.bytes || budget_.assumed_visit_bytes ||
+      needed_bytes <= *budget_.bytes) {
+    return {};
+  }
+  std::string names;
+  for (UnitId unit = 0; unit < units(); ++unit) {
+    const State& needed = state(unit);
+    if (needed.marked == mark_ || needed.pins > 0) {
+      names +=
+          str(names.empty() ? "" : ", ", unit, " (", needed.bytes,
+              needed.pins > 0 ? " bytes, in use)" : " bytes)");
+    }
+  }
+  return {
+      ErrorCode::kInvalidArgument,
+      str("[plan] ", needed_bytes, " bytes must be whole at once, units ",
+          names, ", but the budget is ", *budget_.bytes,
+          " bytes; raise it to at least ", needed_bytes,
+          " or cut the model into smaller units")};
+}
+
+// A preset was computed for an assumed visit; a larger one shifts it. It never
+// needs more than all units.
+void Residency::grow_budget(std::int64_t needed_bytes, Decision& decision) {
+  if (!budget_.bytes || !budget_.assumed_visit_bytes ||
+      needed_bytes <= *budget_.assumed_visit_bytes) {
+    return;
+  }
+  const std::int64_t more = needed_bytes - *budget_.assumed_visit_bytes;
+  budget_.assumed_visit_bytes = needed_bytes;
+  const std::int64_t bytes = std::min(*budget_.bytes + more, total_bytes_);
+  if (bytes > *budget_.bytes) {
+    budget_.bytes = bytes;
+    decision.grown_budget_bytes = bytes;
+    ++counters_.budget_growths;
+  }
+}
+
+void Residency::make_room(std::int64_t fetch_bytes, Decision& decision) {
+  if (!budget_.bytes || resident_bytes_ + fetch_bytes <= *budget_.bytes) {
+    return;
+  }
+  for (const UnitId unit : resident_by_last_use()) {
+    if (resident_bytes_ + fetch_bytes <= *budget_.bytes) {
+      return;
+    }
+    if (state(unit).pins == 0 && state(unit).marked != mark_) {
+      forget(unit);
+      decision.evict.push_back(unit);
+      ++counters_.evictions;
+    }
+  }
+}
+
+void Residency::use_set(std::span<const UnitId> units) {
+  for (const UnitId unit : units) {
+    state(unit).last_use = ++clock_;
+  }
+}
+
+std::string Residency::reason_of(const Decision& decision) const {
+  if (decision.fetch.empty() && !decision.grown_budget_bytes) {
+    return "whole already";
+  }
+  std::string text =
+      str("fetches ", decision.fetch.size(), " units, evicts the ",
+          decision.evict.size(), " least recently used; ", resident_bytes_,
+          " bytes are whole, budget ");
+  text += budget_.bytes ? std::to_string(*budget_.bytes) : "unlimited";
+  if (decision.grown_budget_bytes) {
+    text +=
+        str(", grown because a visit of ", *budget_.assumed_visit_bytes,
+            " bytes is larger than was assumed");
+  }
+  return text;
+}
+
+std::vector<UnitId> Residency::resident_by_last_use() const {
+  std::vector<UnitId> order;
+  for (UnitId unit = 0; unit < units(); ++unit) {
+    if (state(unit).resident) {
+      order.push_back(unit);
+    }
+  }
+  std::sort(order.begin(), order.end(), [&](UnitId a, UnitId b) {
+    return state(a).last_use < state(b).last_use;
+  });
+  return order;
+}
+
+void Residency::forget(UnitId unit) {
+  state(unit).resident = false;
+  resident_bytes_ -= state(unit).bytes;
+}
+
+void Residency::pin(UnitId unit) {
+  State& pinned = state(unit);
+  SHERD_ASSERT(pinned.resident, "unit ", unit, " is pinned but not whole");
+  if (++pinned.pins == 1) {
+    pinned_bytes_ += pinned.bytes;
+  }
+}
+
+void Residency::unpin(UnitId unit) {
+  State& pinned = state(unit);
+  SHERD_ASSERT(pinned.pins > 0, "unit ", unit, " is unpinned too often");
+  if (--pinned.pins == 0) {
+    pinned_bytes_ -= pinned.bytes;
+  }
+}
+
+bool Residency::drop(UnitId unit) {
+  const State& dropped = state(unit);
+  SHERD_CHECK_AS(
+      kFailedPrecondition, dropped.pins == 0, "[plan] unit ", unit,
+      " is in use by ", dropped.pins,
+      " operators; reshard it after they return");
+  const bool was_resident = dropped.resident;
+  if (was_resident) {
+    forget(unit);
+  }
+  return was_resident;
+}
+
+std::vector<UnitId> Residency::drop_all() {
+  const std::vector<UnitId> dropped = resident_by_last_use();
+  for (const UnitId unit : dropped) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, state(unit).pins == 0, "[plan] unit ", unit,
+        " is in use by ", state(unit).pins,
+        " operators; reshard all after they return");
+  }
+  for (const UnitId unit : dropped) {
+    forget(unit);
+  }
+  return dropped;
+}
+
+}  // namespace sherd::plan

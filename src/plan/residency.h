@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Residency decides which units are whole, on demand: a visit brings its units
+// in and the least recently used ones make room, within a byte budget. It only
+// decides; whoever asks gathers and frees, in the order returned. Ranks that
+// make the same calls get the same decisions.
+// Thread rule: one thread, or the caller's lock.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+#include "base/status.h"
+#include "plan/budget.h"
+#include "plan/unit_id.h"
+
+namespace sherd::plan {
+
+struct Decision {
+  // To reshard, least recently used first; all before the first fetch.
+  std::vector<UnitId> evict;
+  // To unshard, in the order of the visit.
+  std::vector<UnitId> fetch;
+  // Set when a preset's budget grew for this visit: its new size.
+  std::optional<std::int64_t> grown_budget_bytes;
+  // One sentence; kept short enough not to allocate when nothing is to do.
+  std::string reason;
+};
+
+struct ResidencyCounters {
+  std::int64_t fetches = 0;
+  std::int64_t fetched_bytes = 0;
+  std::int64_t evictions = 0;  // To make room; drops are not counted.
+  std::int64_t budget_growths = 0;
+};
+
+class Residency {
+ public:
+  // Nothing is whole. Throws when a size is negative, the sum overflows, or the
+  // budget is below what it assumes.
+  Residency(std::vector<std::int64_t> unit_bytes, Budget budget);
+  Residency(const Residency&) = delete;
+  Residency& operator=(const Residency&) = delete;
+
+  // Makes the set (repetitions count once) whole and most recently used, the
+  // last one named most. Evicts neither a pinned unit nor one of the set; after
+  // it resident_bytes() is within the budget. Bytes of the set together with
+  // the pinned units above what a preset assumed raise its budget. Above a
+  // fixed budget: kInvalidArgument with a sentence that names the bytes needed,
+  // the units, the budget and the remedy, and nothing has changed.
+  // Throws when a unit does not exist, with nothing changed.
+  Result<Decision> visit(std::span<const UnitId> units);
+
+  // A pinned unit stays whole. Pins count: as many unpins free it.
+  // REQUIRES of pin: resident. REQUIRES of unpin: pinned.
+  void pin(UnitId unit);
+  void unpin(UnitId unit);
+
+  // Forgets a unit that is being resharded on request; false when it was not
+  // whole. Throws, and changes nothing, when it is pinned.
+  bool drop(UnitId unit);
+  // All of them; returns what was whole, least recently used first. Throws, and
+  // changes nothing, when any is pinned.
+  std::vector<UnitId> drop_all();
+
+  bool resident(UnitId unit) const { return state(unit).resident; }
+  bool pinned(UnitId unit) const { return state(unit).pins > 0; }
+  int units() const { return static_cast<int>(states_.size()); }
+  std::int64_t resident_bytes() const { return resident_bytes_; }
+  // Never above it, unless there is none.
+  std::optional<std::int64_t> budget_bytes() const { return budget_.bytes; }
+  // The largest visit so far, pinned units included: a floor for budgets.
+  std::int64_t visit_bytes_max() const { return visit_bytes_max_; }
+  const ResidencyCounters& counters() const { return counters_; }
+
+ private:
+  struct State {
+    std::int64_t bytes = 0;
+    int pins = 0;
+    bool resident = false;
+    std::uint64_t last_use = 0;  // Value of clock_ at the last visit.
+    std::uint64_t marked = 0;    // Equal to mark_: in the set being visited.
+  };
+
+  const State& state(UnitId unit) const;
+  State& state(UnitId unit);
+  void check_exists(UnitId unit) const;
+  std::int64_t mark_set(std::span<const UnitId> units);
+  Status check_floor(std::int64_t needed_bytes) const;
+  void grow_budget(std::int64_t needed_bytes, Decision& decision);
+  void make_room(std::int64_t fetch_bytes, Decision& decision);
+  void use_set(std::span<const UnitId> units);
+  std::string reason_of(const Decision& decision) const;
+  std::vector<UnitId> resident_by_last_use() const;
+  void forget(UnitId unit);
+
+  std::vector<State> states_;
+  Budget budget_;
+  std::int64_t resident_bytes_ = 0;
+  std::int64_t pinned_bytes_ = 0;
+  std::int64_t total_bytes_ = 0;
+  std::int64_t visit_bytes_max_ = 0;
+  std::uint64_t clock_ = 0;
+  std::uint64_t mark_ = 0;
+  ResidencyCounters counters_;
+};
+
+}  // namespace sherd::plan
