@@ -2,14 +2,18 @@
 //
 // Communicator moves CPU tensors between the ranks of one group over one c10d
 // backend, and turns every failure into a Status that names the rank. It adds
-// no protocol: who sends what in which order is the caller's business.
-// Indices are positions in the group, errors name world ranks. It shares the
-// backend; the caller keeps tensors alive and unchanged until their operation
-// was waited for. Thread rule: one thread.
+// no protocol: who sends what in which order is the caller's business, and so
+// is that both sides of a message agree on its bytes (Gloo ends the process of
+// a receiver that gets more than it has room for).
+// Indices are positions in the group, errors name world ranks. The caller keeps
+// tensors alive and unchanged until their operation was waited for or the group
+// was abandoned. Thread rule: one thread.
+//
+// When any rank of the group is lost, every wait of the group ends, also one
+// for a rank that is well: the job cannot go on. The first failure is kept and
+// is what every later wait returns; then the group is only good for abandon().
 #pragma once
 
-#include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,19 +21,9 @@
 #include <c10/util/intrusive_ptr.h>
 #include <sherd/comm/world.h>
 #include "base/status.h"
-
-namespace c10d {
-class Work;
-}
+#include "comm/group.h"
 
 namespace sherd::comm {
-
-// An operation under way. Movable; dropping it does not cancel it.
-struct Pending {
-  c10::intrusive_ptr<c10d::Work> work;  // Null: complete.
-  at::Tensor tensor;                    // Kept alive until waited for.
-  int peer = -1;                        // Index in the group.
-};
 
 enum class ReduceOp { kSum, kMax, kMin };
 
@@ -39,6 +33,15 @@ class Communicator {
   // them under `name`, unique in this world. Throws Error on failure.
   Communicator(
       const World& world, const std::string& name, std::vector<int> ranks);
+  // The same over a backend somebody else connected, with `ranks` in its order.
+  // Nobody else may use it meanwhile. It must have send and recv for CPU
+  // tensors; where its Work has no abort(), only its deadline ends a wait.
+  Communicator(
+      const World& world,
+      c10::intrusive_ptr<c10d::Backend> backend,
+      std::vector<int> ranks);
+  // Never waits. Connections end with it, so let every rank pass a barrier()
+  // first: a message a peer has not received yet may be lost.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -48,33 +51,43 @@ class Communicator {
   int world_rank(int index) const;
 
   // Start moving a contiguous tensor; messages of one (peer, tag) keep order.
-  // A zero-element tensor moves nothing and is complete at once.
+  // A zero-element tensor moves nothing and is complete at once. 0 <= tag <
+  // 2^30. A send may copy what fits into the socket's buffer before returning.
+  // A failure is kept for wait().
   Pending send(const at::Tensor& tensor, int peer, int tag);
   Pending receive(const at::Tensor& tensor, int peer, int tag);
 
   // Waits until done or the world's deadline. A failure is kPeerLost (naming
-  // the rank that was lost first, which need not be the peer) or
-  // kDeadlineExceeded (naming the peer), and `what` says what was waited for,
-  // e.g. "gather of unit h.3". After a failure the group is only good for
-  // abandon().
+  // the rank that was lost first, which need not be the peer), kAborted (that
+  // rank gave up by itself and said why) or kDeadlineExceeded (naming the
+  // peer), and `what` says what was waited for, e.g. "gather of unit h.3".
   Status wait(Pending& pending, const std::string& what);
-  // True when wait() would not block. Never blocks.
+  // True when wait() would not block; false may be stale: Gloo can only be
+  // asked by waiting, so the first question hands the operation to a helper
+  // thread, which waits for those asked about in the order of asking. Ask about
+  // the one that is needed first. Never blocks.
   bool done(const Pending& pending) const;
 
-  // Collective, in place, contiguous CPU tensor; blocks.
-  Status all_reduce(const at::Tensor& tensor, ReduceOp op, const std::string& what);
-  Status broadcast(const at::Tensor& tensor, int root, const std::string& what);
+  // Collective; they block and every rank must call them in the same order.
+  Status barrier(const std::string& what);
+  // In place, contiguous CPU tensor. Values are combined in the order of
+  // indices, half-precision sums in fp32, so all ranks get the same bits.
+  Status all_reduce(
+      const at::Tensor& tensor, ReduceOp op, const std::string& what);
+  Status broadcast(
+      const at::Tensor& tensor, int root, const std::string& what);
   // Every rank's string, by index.
   Result<std::vector<std::string>> all_gather(
       const std::string& mine, const std::string& what);
 
   // Ends the group after a failure: nothing waits any longer, peers that wait
-  // for this rank fail. Idempotent; not collective.
-  void abandon();
+  // for this rank fail at once and name the cause, which is this group's first
+  // failure, else this rank for the reason `why`. Idempotent, not collective.
+  void abandon(const Status& why = {});
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  World world_;  // Its watch outlives the group.
+  std::unique_ptr<Group> group_;
 };
 
 }  // namespace sherd::comm

@@ -29,6 +29,9 @@ struct WorldOptions {
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
   // Behaviour. How long ranks may take to arrive when the job starts.
   std::chrono::milliseconds rendezvous_deadline = std::chrono::minutes(5);
+  // Behaviour. Interface ("eth0") for connections between hosts; empty: the one
+  // that leads to rank 0. Ranks of one host always use the loopback address.
+  std::string network_interface{};
 };
 
 class World {
@@ -59,11 +62,14 @@ class World {
   int local_size() const;
   const WorldOptions& options() const;
 
-  // Collective: returns on a rank when all ranks have called it.
+  // Collective: returns on a rank when all ranks have called it. Throws Error
+  // when one is lost or does not come before the deadline.
   void barrier() const;
 
   // Collective. Ends the connections in order; afterwards only getters work.
-  // Destruction without close() is safe but may make peers report a lost rank.
+  // Destroy communicators and models first. Throws Error when a rank was lost.
+  // Destruction without close() is safe and never waits, but a peer that still
+  // needs this rank gets an error that says it left.
   void close();
 
   // Internal: what src/comm makes of it.

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/group.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <pthread.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include "base/clock.h"
+#include "comm/peer_watch.h"
+#include "comm/store_wait.h"
+
+namespace sherd::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// After a connection broke: how long its cause may take to be seen.
+constexpr milliseconds kPatience(300);
+constexpr milliseconds kForever = std::chrono::hours(24 * 365);
+constexpr int kPoisonTag = Group::kOwnTags + (1 << 29);
+
+}  // namespace
+
+struct Operation {
+  c10::intrusive_ptr<c10d::Work> work;
+  at::Tensor tensor;  // Read or written until the operation ends.
+};
+using OperationPtr = std::shared_ptr<Operation>;
+
+class Group::Impl {
+ public:
+  Impl(
+      const GroupOptions& options,
+      c10::intrusive_ptr<c10d::Backend> backend,
+      PeerWatch& watch)
+      : options_(options), backend_(std::move(backend)), watch_(watch) {
+    const auto& ranks = options_.ranks;
+    const auto own = std::find(ranks.begin(), ranks.end(), options_.own_rank);
+    SHERD_ASSERT(own != ranks.end(), "a group is made by its members");
+    index_ = static_cast<int>(own - ranks.begin());
+    subscription_ = watch_.subscribe([this] { interrupt(); });
+  }
+
+  ~Impl() {
+    watch_.unsubscribe(subscription_);
+    stop_helper();
+  }
+
+  int index() const { return index_; }
+  int size() const { return static_cast<int>(options_.ranks.size()); }
+  int world_rank(int index) const {
+    return options_.ranks.at(static_cast<std::size_t>(index));
+  }
+  const Status& failure() const { return failure_; }
+  int next_own_tag() {
+    own_tag_ = (own_tag_ + 1) % (1 << 20);
+    return kOwnTags + own_tag_;
+  }
+
+  enum class Direction { kSend, kReceive };
+  Pending start(
+      Direction direction, const at::Tensor& tensor, int peer, int tag);
+  Status wait(Pending& pending, const std::string& what);
+  bool done(const Pending& pending);
+  void abandon(const Status& why);
+
+ private:
+  enum class Outcome { kComplete, kInterrupted, kBroken };
+  Outcome wait_interruptibly(Operation& operation, milliseconds limit);
+  Outcome wait_for_helper(
+      const OperationPtr& operation, milliseconds limit, bool* taken);
+  Status fail(const Pending& pending, const std::string& what, Instant began);
+  std::string doing(const std::string& what, int peer) const;
+  void interrupt();
+  void abort_waits();
+  void break_connections();
+  void help(const std::stop_token& stop);
+  void stop_helper();
+
+  const GroupOptions options_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  PeerWatch& watch_;
+  const SteadyClock clock_;
+  int index_ = 0;
+  int subscription_ = 0;
+  int own_tag_ = 0;
+  Status failure_;
+  bool abandoned_ = false;
+  // Until waited for: c10d cancels an operation whose last handle goes.
+  std::unordered_set<OperationPtr> outstanding_;
+
+  std::mutex mu_;
+  // Guarded by mu_. Works some thread of ours waits in, to be interrupted.
+  std::vector<Operation*> waits_;
+  // Guarded by mu_. The helper waits for what done() was asked about, in the
+  // order of asking, because Gloo cannot be asked without waiting.
+  std::condition_variable_any helper_changed_;
+  std::deque<OperationPtr> asked_;
+  OperationPtr helping_;
+  std::unordered_map<Operation*, Outcome> answered_;
+  std::jthread helper_;
+};
+
+std::string Group::Impl::doing(const std::string& what, int peer) const {
+  return str(
+      "rank ", options_.own_rank, " waited for ", what, " with rank ",
+      world_rank(peer));
+}
+
+Pending Group::Impl::start(
+    Direction direction, const at::Tensor& tensor, int peer, int tag) {
+  SHERD_CHECK(
+      peer >= 0 && peer < size() && peer != index_, "[comm] expected a peer ",
+      "other than this rank in a group of ", size(), ", found index ", peer);
+  SHERD_CHECK(
+      tensor.is_contiguous() && tensor.device().is_cpu(),
+      "[comm] expected a contiguous CPU tensor, found one on ",
+      tensor.device().str(), tensor.is_contiguous() ? "" : ", not contiguous");
+  Pending pending{.work = nullptr, .peer = peer};
+  if (tensor.numel() == 0 && failure_.ok()) {
+    return pending;
+  }
+  if (!failure_.ok() || watch_.first_lost(options_.ranks)) {
+    pending.failed = true;
+    return pending;
+  }
+  std::vector<at::Tensor> tensors{tensor};
+  try {
+    auto work = direction == Direction::kSend
+        ? backend_->send(tensors, peer, tag)
+        : backend_->recv(tensors, peer, tag);
+    pending.work =
+        std::make_shared<Operation>(Operation{std::move(work), tensor});
+    outstanding_.insert(pending.work);
+  } catch (const std::exception&) {
+    pending.failed = true;  // The connection is broken; wait() finds out why.
+  }
+  return pending;
+}
+
+Group::Impl::Outcome Group::Impl::wait_interruptibly(
+    Operation& operation, milliseconds limit) {
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    waits_.push_back(&operation);
+  }
+  Outcome outcome = Outcome::kBroken;
+  // After the line above interrupt() finds this wait; a loss recorded before
+  // it is found here.
+  if (watch_.first_lost(options_.ranks)) {
+    outcome = Outcome::kInterrupted;
+  } else {
+    try {
+      outcome = operation.work->wait(limit) ? Outcome::kComplete
+                                            : Outcome::kInterrupted;
+    } catch (const std::exception&) {
+      outcome = Outcome::kBroken;
+    }
+  }
+  const std::lock_guard<std::mutex> lock(mu_);
+  waits_.erase(std::find(waits_.begin(), waits_.end(), &operation));
+  return outcome;
+}
+
+void Group::Impl::interrupt() {
+  if (!watch_.first_lost(options_.ranks)) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(mu_);
+  abort_waits();
+  helper_changed_.notify_all();
+}
+
+// REQUIRES: mu_ is held.
+void Group::Impl::abort_waits() {
+  for (const Operation* operation : waits_) {
+    try {
+      operation->work->abort();
+    } catch (const std::exception&) {
+      // A backend whose work cannot be aborted: its deadline ends the wait.
+      continue;
+    }
+  }
+}
+
+Status Group::Impl::wait(Pending& pending, const std::string& what) {
+  const Instant began = clock_.now();
+  if (pending.failed || (pending.work != nullptr && !failure_.ok())) {
+    return fail(pending, what, began);
+  }
+  if (pending.work == nullptr) {
+    return {};
+  }
+  bool taken = false;
+  Outcome outcome = wait_for_helper(pending.work, options_.deadline, &taken);
+  if (!taken) {
+    outcome = wait_interruptibly(*pending.work, options_.deadline);
+  }
+  if (outcome != Outcome::kComplete) {
+    return fail(pending, what, began);
+  }
+  outstanding_.erase(pending.work);
+  pending.work = nullptr;
+  return {};
+}
+
+// The first failure decides what every later wait returns.
+Status Group::Impl::fail(
+    const Pending& pending, const std::string& what, Instant began) {
+  if (!failure_.ok()) {
+    return failure_;
+  }
+  std::optional<Loss> loss = watch_.first_lost(options_.ranks);
+  const bool late = clock_.now() - began >= options_.deadline;
+  const std::string context = doing(what, pending.peer);
+  if (!loss && late) {
+    const std::string how =
+        str("did not answer rank ", options_.own_rank, " within ",
+            seconds(options_.deadline), " s");
+    failure_ = Status(
+        ErrorCode::kDeadlineExceeded,
+        str("[comm] rank ", world_rank(pending.peer), " ", how, "; ", context));
+    watch_.report({world_rank(pending.peer), how});
+    return failure_;
+  }
+  if (!loss) {
+    loss = watch_.explain_closed(world_rank(pending.peer), kPatience);
+  }
+  failure_ = Status(
+      loss->gave_up ? ErrorCode::kAborted : ErrorCode::kPeerLost,
+      str("[comm] rank ", loss->rank, " was lost: it ", loss->how, "; ",
+          context));
+  return failure_;
+}
+
+// ---- done(): the helper thread ----
+
+bool Group::Impl::done(const Pending& pending) {
+  if (pending.work == nullptr || !failure_.ok() ||
+      pending.work->work->isCompleted()) {
+    return true;
+  }
+  const std::lock_guard<std::mutex> lock(mu_);
+  if (answered_.contains(pending.work.get())) {
+    return true;
+  }
+  const bool known = helping_ == pending.work ||
+      std::find(asked_.begin(), asked_.end(), pending.work) != asked_.end();
+  if (!known) {
+    asked_.push_back(pending.work);
+    helper_changed_.notify_all();
+  }
+  if (!helper_.joinable()) {
+    helper_ = std::jthread([this](const std::stop_token& stop) { help(stop); });
+  }
+  return false;
+}
+
+void Group::Impl::help(const std::stop_token& stop) {
+  ::pthread_setname_np(::pthread_self(), "comm-helper");
+  std::unique_lock<std::mutex> lock(mu_);
+  while (!stop.stop_requested()) {
+    if (asked_.empty()) {
+      helper_changed_.wait(
+          lock, stop, [this] { return !asked_.empty(); });
+      continue;
+    }
+    helping_ = std::move(asked_.front());
+    asked_.pop_front();
+    lock.unlock();
+    const Outcome outcome = wait_interruptibly(*helping_, kForever);
+    lock.lock();
+    answered_.emplace(helping_.get(), outcome);
+    helping_ = nullptr;
+    helper_changed_.notify_all();
+  }
+}
+
+// What the helper is waiting in, only the helper can wait for; what it merely
+// queued is taken back, because an operation asked about earlier may depend on
+// what the caller does after this wait.
+Group::Impl::Outcome Group::Impl::wait_for_helper(
+    const OperationPtr& operation, milliseconds limit, bool* taken) {
+  std::unique_lock<std::mutex> lock(mu_);
+  if (!helper_.joinable()) {
+    return Outcome::kBroken;
+  }
+  std::erase(asked_, operation);
+  *taken = helping_ == operation || answered_.contains(operation.get());
+  if (!*taken) {
+    return Outcome::kBroken;
+  }
+  helper_changed_.wait_for(
+      lock, limit, [&] { return answered_.contains(operation.get()); });
+  const auto answer = answered_.find(operation.get());
+  if (answer == answered_.end()) {
+    return Outcome::kInterrupted;
+  }
+  const Outcome outcome = answer->second;
+  answered_.erase(answer);
+  return outcome;
+}
+
+void Group::Impl::stop_helper() {
+  if (!helper_.joinable()) {
+    return;
+  }
+  helper_.request_stop();
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    abort_waits();
+  }
+  helper_.join();
+}
+
+// ---- the end ----
+
+void Group::Impl::abandon(const Status& why) {
+  if (abandoned_) {
+    return;
+  }
+  abandoned_ = true;
+  if (failure_.ok()) {
+    failure_ = Status(
+        ErrorCode::kAborted,
+        str("[comm] rank ", options_.own_rank, " gave up: ",
+            why.ok() ? "no reason given" : why.message()));
+    // Peers see the connections break and look for the reason on our board.
+    watch_.give_up(why.ok() ? "gave up" : str("gave up: ", why.message()));
+  }
+  break_connections();
+  stop_helper();
+  outstanding_.clear();
+}
+
+// c10d cannot close a Gloo group while its peers live. But a wait that times
+// out breaks all its connections, so one is made to: a receive nobody answers.
+void Group::Impl::break_connections() {
+  for (int peer = 0; backend_ != nullptr && peer < size(); ++peer) {
+    if (peer == index_) {
+      continue;
+    }
+    std::vector<at::Tensor> tensors{at::empty({1}, at::kByte)};
+    try {
+      backend_->recv(tensors, peer, kPoisonTag)->wait(milliseconds(1));
+    } catch (const std::exception&) {
+      // Expected: either the time-out or a connection that was broken before;
+      // in that case the next peer's may still be whole.
+      continue;
+    }
+  }
+}
+
+Group::Group(
+    const GroupOptions& options,
+    c10::intrusive_ptr<c10d::Backend> backend,
+    PeerWatch& watch)
+    : impl_(std::make_unique<Impl>(options, std::move(backend), watch)) {}
+Group::~Group() = default;
+
+int Group::index() const {
+  return impl_->index();
+}
+int Group::size() const {
+  return impl_->size();
+}
+int Group::world_rank(int index) const {
+  return impl_->world_rank(index);
+}
+const Status& Group::failure() const {
+  return impl_->failure();
+}
+int Group::next_own_tag() {
+  return impl_->next_own_tag();
+}
+Pending Group::send(const at::Tensor& tensor, int peer, int tag) {
+  return impl_->start(Impl::Direction::kSend, tensor, peer, tag);
+}
+Pending Group::receive(const at::Tensor& tensor, int peer, int tag) {
+  return impl_->start(Impl::Direction::kReceive, tensor, peer, tag);
+}
+Status Group::wait(Pending& pending, const std::string& what) {
+  return impl_->wait(pending, what);
+}
+bool Group::done(const Pending& pending) {
+  return impl_->done(pending);
+}
+void Group::abandon(const Status& why) {
+  impl_->abandon(why);
+}
+
+// Dissemination: in round k a rank tells the one 2^k ahead; after ceil(log2 W)
+// rounds everybody has heard, directly or not, from everybody.
+Status Group::barrier(const std::string& what) {
+  const int tag = next_own_tag();
+  for (int step = 1; step < size(); step *= 2) {
+    const at::Tensor token = at::zeros({1}, at::kByte);
+    const at::Tensor heard = at::empty({1}, at::kByte);
+    Pending out = send(token, (index() + step) % size(), tag);
+    Pending in = receive(heard, (index() + size() - step) % size(), tag);
+    // Evaluate both: after a failure each must still be waited for.
+    const Status sent = wait(out, what);
+    const Status received = wait(in, what);
+    if (!sent.ok() || !received.ok()) {
+      return sent.ok() ? received : sent;
+    }
+  }
+  return {};
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Group is what Communicator and World's barrier are made of: point-to-point
+// messages among some ranks over one c10d backend, with waits that end when any
+// rank of the group is lost. Only send and receive of the backend are used:
+// over Gloo they are faster than its collectives, need none of its worker
+// threads (whose work its destructor would wait for), and can be interrupted.
+//
+// Gloo facts this rests on (pinned by group_test.cpp): a timed-out wait breaks
+// every connection of the group; Work::abort() makes a wait return false and
+// breaks nothing; a message under way when its connection breaks is never
+// told; Work::isCompleted() stays false until somebody waits.
+// Thread rule: one thread, save for the watch's call to interrupt().
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include "base/status.h"
+
+namespace c10d {
+class Backend;
+}
+
+namespace sherd::comm {
+
+class PeerWatch;
+struct Operation;  // The backend's handle on a message; in group.cpp.
+
+// An operation under way. Movable; dropping it does not cancel it: the group
+// keeps it, and its tensor, until it was waited for or the group is abandoned.
+struct Pending {
+  std::shared_ptr<Operation> work;  // Null: complete, or failed at start.
+  int peer = -1;                    // Index in the group.
+  bool failed = false;              // At start; wait() says why.
+};
+
+struct GroupOptions {
+  std::vector<int> ranks;  // World ranks, ascending.
+  int own_rank = 0;        // World rank; REQUIRES: one of `ranks`.
+  std::chrono::milliseconds deadline{0};
+};
+
+class Group {
+ public:
+  // `watch` must outlive the group. `backend` may be null for one rank.
+  Group(
+      const GroupOptions& options,
+      c10::intrusive_ptr<c10d::Backend> backend,
+      PeerWatch& watch);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int index() const;
+  int size() const;
+  int world_rank(int index) const;
+
+  // As in Communicator, whose contracts hold.
+  Pending send(const at::Tensor& tensor, int peer, int tag);
+  Pending receive(const at::Tensor& tensor, int peer, int tag);
+  Status wait(Pending& pending, const std::string& what);
+  bool done(const Pending& pending);
+  Status barrier(const std::string& what);
+  void abandon(const Status& why);
+
+  // The first failure, or success.
+  const Status& failure() const;
+
+  // Tags from here on belong to the group's own messages.
+  static constexpr int kOwnTags = 1 << 30;
+  // One for each collective in turn, so that a rank that skipped one waits in
+  // vain instead of taking another's bytes.
+  int next_own_tag();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sherd::comm

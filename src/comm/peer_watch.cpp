@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/peer_watch.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include "base/check.h"
+#include "base/clock.h"
+#include "comm/notice_board.h"
+
+namespace sherd::comm {
+namespace {
+
+// Not in Debian 12's libc headers.
+int pidfd_open(int pid) {
+  return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U));
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) {
+      ::close(fd_);
+    }
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+struct PeerWatch::Impl {
+  struct Peer {
+    int rank;
+    std::unique_ptr<Descriptor> process;  // Null: cannot be watched.
+    std::unique_ptr<NoticeBoard> board;   // Null: unreadable.
+  };
+
+  const int own_rank;
+  NoticeBoard& own_board;
+  std::map<int, Peer> peers;  // By rank; constant after construction.
+  const Descriptor stop_event{::eventfd(0, EFD_CLOEXEC)};
+
+  mutable std::mutex mu;
+  mutable std::condition_variable changed;
+  // Guarded by mu. In order of notice; `cause` is what brought `rank` down.
+  struct Entry {
+    int rank;
+    Loss cause;
+  };
+  std::vector<Entry> lost;
+  // Held while callbacks run, so that unsubscribe() waits for them. Never
+  // taken while holding mu.
+  std::mutex callbacks_mu;
+  std::map<int, std::function<void()>> callbacks;  // Guarded by callbacks_mu.
+  int next_handle = 0;                             // The same.
+
+  std::jthread thread;
+
+  Impl(int own, NoticeBoard& board) : own_rank(own), own_board(board) {}
+
+  void add_peer(const RankRecord& record);
+  std::optional<Loss> explanation(int rank) const;
+  void process_ended(int rank);
+  void record(int rank, const Loss& cause);
+  void run();
+};
+
+void PeerWatch::Impl::add_peer(const RankRecord& record) {
+  Peer peer{
+      .rank = record.rank,
+      .process = std::make_unique<Descriptor>(pidfd_open(record.pid)),
+      .board = NoticeBoard::open(record.pid, record.notice_board_fd)};
+  const bool same_process = record.start_ticks == 0 ||
+      process_start_ticks(record.pid) == record.start_ticks;
+  const bool gone =
+      (peer.process->get() < 0 && errno == ESRCH) || !same_process;
+  if (peer.process->get() < 0 || gone) {
+    peer.process.reset();
+  }
+  peers.emplace(record.rank, std::move(peer));
+  if (gone) {
+    process_ended(record.rank);
+  }
+}
+
+// Why `rank` is or will be lost, going by the boards alone. Nothing when it
+// left in order or has posted nothing. Follows blame from board to board; the
+// number of ranks bounds the walk, because ranks may blame each other.
+std::optional<Loss> PeerWatch::Impl::explanation(int rank) const {
+  std::optional<Loss> cause;
+  for (std::size_t hops = 0; hops <= peers.size(); ++hops) {
+    const auto it = peers.find(rank);
+    if (it == peers.end() || it->second.board == nullptr) {
+      break;
+    }
+    const Notice notice = it->second.board->read();
+    if (!notice.trouble) {
+      break;
+    }
+    const bool own_fault = notice.trouble->rank == rank;
+    cause = Loss{notice.trouble->rank, notice.trouble->how, own_fault};
+    if (own_fault) {
+      break;
+    }
+    rank = notice.trouble->rank;
+  }
+  // A rank that blames this one waited for us in vain: its own story, not a
+  // loss of ours.
+  return cause && cause->rank != own_rank ? cause : std::nullopt;
+}
+
+void PeerWatch::Impl::process_ended(int rank) {
+  const auto& board = peers.at(rank).board;
+  const bool left =
+      board != nullptr && board->read().end == Notice::End::kLeft;
+  if (left) {
+    return;
+  }
+  record(rank, explanation(rank).value_or(Loss{rank, "died"}));
+}
+
+void PeerWatch::Impl::record(int rank, const Loss& cause) {
+  {
+    const std::lock_guard<std::mutex> lock(mu);
+    const bool known = std::any_of(
+        lost.begin(), lost.end(),
+        [rank](const Entry& entry) { return entry.rank == rank; });
+    if (known) {
+      return;
+    }
+    lost.push_back({rank, cause});
+  }
+  own_board.post_trouble(cause.rank, cause.how);
+  changed.notify_all();
+  const std::lock_guard<std::mutex> lock(callbacks_mu);
+  for (const auto& [handle, on_loss] : callbacks) {
+    on_loss();
+  }
+}
+
+void PeerWatch::Impl::run() {
+  ::pthread_setname_np(::pthread_self(), "peer-watch");
+  std::vector<pollfd> fds{{stop_event.get(), POLLIN, 0}};
+  std::vector<int> ranks{-1};
+  for (const auto& [rank, peer] : peers) {
+    if (peer.process != nullptr) {
+      fds.push_back({peer.process->get(), POLLIN, 0});
+      ranks.push_back(rank);
+    }
+  }
+  for (;;) {
+    const int ready = ::poll(fds.data(), fds.size(), -1);
+    if (ready < 0 && errno != EINTR) {
+      return;
+    }
+    if (fds[0].revents != 0) {
+      return;
+    }
+    for (std::size_t i = 1; ready > 0 && i < fds.size(); ++i) {
+      if (fds[i].revents != 0) {
+        fds[i].fd = -1;  // poll() skips it from now on.
+        process_ended(ranks[i]);
+      }
+    }
+  }
+}
+
+PeerWatch::PeerWatch(
+    int own_rank, const std::vector<RankRecord>& records, NoticeBoard& board)
+    : impl_(std::make_unique<Impl>(own_rank, board)) {
+  const RankRecord& own = records.at(static_cast<std::size_t>(own_rank));
+  for (const RankRecord& record : records) {
+    if (record.rank != own_rank && same_pids(record.host, own.host)) {
+      impl_->add_peer(record);
+    }
+  }
+  if (!impl_->peers.empty()) {
+    impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });
+  }
+}
+
+PeerWatch::~PeerWatch() {
+  stop();
+}
+
+std::optional<Loss> PeerWatch::first_lost(const std::vector<int>& ranks) const {
+  const std::lock_guard<std::mutex> lock(impl_->mu);
+  for (const Impl::Entry& entry : impl_->lost) {
+    if (std::find(ranks.begin(), ranks.end(), entry.rank) != ranks.end()) {
+      return entry.cause;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Loss> PeerWatch::first_lost() const {
+  const std::lock_guard<std::mutex> lock(impl_->mu);
+  return impl_->lost.empty() ? std::nullopt
+                             : std::optional<Loss>(impl_->lost.front().cause);
+}
+
+std::optional<Loss> PeerWatch::wait_lost(
+    std::chrono::milliseconds timeout) const {
+  std::unique_lock<std::mutex> lock(impl_->mu);
+  impl_->changed.wait_for(
+      lock, timeout, [this] { return !impl_->lost.empty(); });
+  return impl_->lost.empty() ? std::nullopt
+                             : std::optional<Loss>(impl_->lost.front().cause);
+}
+
+Loss PeerWatch::explain_closed(int rank, std::chrono::milliseconds patience) {
+  constexpr std::chrono::milliseconds kSlice(2);
+  const SteadyClock clock;
+  const Instant give_up = clock.now() + patience;
+  const bool can_learn = impl_->peers.contains(rank);
+  Loss cause{rank, "closed its connection"};
+  while (can_learn) {
+    if (const auto known = first_lost({rank})) {
+      return *known;
+    }
+    const Notice notice = impl_->peers.at(rank).board != nullptr
+        ? impl_->peers.at(rank).board->read()
+        : Notice();
+    if (const auto found = impl_->explanation(rank)) {
+      cause = *found;
+      break;
+    }
+    if (notice.end == Notice::End::kLeft) {
+      cause.how = "left the job";
+      break;
+    }
+    if (clock.now() >= give_up) {
+      break;
+    }
+    std::unique_lock<std::mutex> lock(impl_->mu);
+    impl_->changed.wait_for(lock, kSlice);
+  }
+  impl_->record(rank, cause);
+  return first_lost({rank}).value_or(cause);
+}
+
+void PeerWatch::report(const Loss& loss) {
+  impl_->record(loss.rank, loss);
+}
+
+void PeerWatch::give_up(const std::string& how) {
+  impl_->own_board.post_trouble(impl_->own_rank, how);
+}
+
+int PeerWatch::subscribe(std::function<void()> on_loss) {
+  const std::lock_guard<std::mutex> lock(impl_->callbacks_mu);
+  const int handle = impl_->next_handle++;
+  impl_->callbacks.emplace(handle, std::move(on_loss));
+  return handle;
+}
+
+void PeerWatch::unsubscribe(int handle) {
+  const std::lock_guard<std::mutex> lock(impl_->callbacks_mu);
+  impl_->callbacks.erase(handle);
+}
+
+bool PeerWatch::watches(int rank) const {
+  const auto it = impl_->peers.find(rank);
+  return it != impl_->peers.end() && it->second.process != nullptr;
+}
+
+void PeerWatch::stop() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written =
+      ::write(impl_->stop_event.get(), &one, sizeof(one));
+  if (impl_->thread.joinable()) {
+    impl_->thread.join();
+  }
+}
+
+}  // namespace sherd::comm

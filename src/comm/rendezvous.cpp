@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/rendezvous.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include "base/check.h"
+#include "base/clock.h"
+#include "comm/store_wait.h"
+
+namespace sherd::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr const char* kDisagree = "sherd/disagree";
+constexpr const char* kVerdict = "sherd/verdict";
+constexpr const char* kHeard = "sherd/heard";
+constexpr const char* kAllHere = "all here";
+// How long rank 0, whose end may be the end of the store, lets others read a
+// bad verdict; and how much longer than rank 0 they wait for one.
+constexpr milliseconds kLinger(2000);
+constexpr milliseconds kGrace(3000);
+
+std::string rank_key(int rank) {
+  return str("sherd/rank/", rank);
+}
+
+class Meeting {
+ public:
+  Meeting(c10d::Store& store, const RankRecord& mine, milliseconds deadline)
+      : store_(store),
+        mine_(mine),
+        deadline_(deadline),
+        end_(clock_.now() + deadline) {}
+
+  std::vector<RankRecord> run() {
+    claim_rank();
+    if (mine_.rank == 0) {
+      judge();
+    } else {
+      check_size_of_rank_0();
+      hear_verdict();
+    }
+    std::vector<RankRecord> records;
+    for (int r = 0; r < mine_.world_size; ++r) {
+      records.push_back(read_record(r));
+    }
+    return records;
+  }
+
+ private:
+  milliseconds left() const {
+    const auto rest =
+        std::chrono::duration_cast<milliseconds>(end_ - clock_.now());
+    return std::max(rest, milliseconds(0));
+  }
+
+  void claim_rank() {
+    const std::string text = mine_.to_text();
+    const std::string there =
+        store_.compareSet(rank_key(mine_.rank), "", text);
+    if (there == text) {
+      return;
+    }
+    const auto other = RankRecord::from_text(there);
+    throw Error(
+        str("[comm] expected one process per rank, found a second rank ",
+            mine_.rank, ": pid ", mine_.pid, " on ", mine_.host.hostname,
+            other.ok() ? str(" beside pid ", other.value().pid, " on ",
+                             other.value().host.hostname)
+                       : "",
+            " (is another job using the same port?)"),
+        ErrorCode::kPeerMismatch);
+  }
+
+  RankRecord read_record(int rank) {
+    return RankRecord::from_text(store_.get_to_str(rank_key(rank))).value();
+  }
+
+  std::string missing_ranks() {
+    std::string missing;
+    int count = 0;
+    for (int r = 0; r < mine_.world_size; ++r) {
+      if (!store_.check({rank_key(r)})) {
+        missing += str(count == 0 ? "" : ", ", r);
+        ++count;
+      }
+    }
+    return str(
+        "[comm] expected ", mine_.world_size, " ranks within ",
+        seconds(deadline_), " s, found ", mine_.world_size - count, ": rank",
+        count == 1 ? " " : "s ", missing, " did not arrive");
+  }
+
+  // Rank 0 only. Throws the verdict when it is bad.
+  void judge() {
+    std::optional<Status> bad;
+    for (int r = 1; r < mine_.world_size && !bad; ++r) {
+      bad = await_arrival(r);
+    }
+    if (!bad && store_.check({kDisagree})) {
+      bad = Status(ErrorCode::kPeerMismatch, store_.get_to_str(kDisagree));
+    }
+    store_.set(kVerdict, bad ? bad->message() : kAllHere);
+    if (bad) {
+      linger();
+      bad->throw_if_failed();
+    }
+  }
+
+  std::optional<Status> await_arrival(int rank) {
+    for (;;) {
+      const bool here = wait_for_key(store_, rank_key(rank), left());
+      if (store_.check({kDisagree})) {
+        return Status(ErrorCode::kPeerMismatch, store_.get_to_str(kDisagree));
+      }
+      if (here) {
+        return std::nullopt;
+      }
+      if (left() == milliseconds(0)) {
+        return Status(ErrorCode::kDeadlineExceeded, missing_ranks());
+      }
+    }
+  }
+
+  void linger() {
+    int others = 0;
+    for (int r = 1; r < mine_.world_size; ++r) {
+      others += store_.check({rank_key(r)}) ? 1 : 0;
+    }
+    const Instant end = clock_.now() + kLinger;
+    // The key changes its value, which a store cannot wait for: look again in
+    // short waits for a key that never comes.
+    while (store_.add(kHeard, 0) < others && clock_.now() < end) {
+      wait_for_key(store_, "sherd/never", milliseconds(10));
+    }
+  }
+
+  void check_size_of_rank_0() {
+    while (!wait_for_key(store_, rank_key(0), left())) {
+      SHERD_CHECK_AS(
+          kDeadlineExceeded, left() > milliseconds(0), missing_ranks());
+    }
+    const RankRecord root = read_record(0);
+    if (root.world_size == mine_.world_size) {
+      return;
+    }
+    const std::string sentence =
+        str("[comm] ranks disagree on the world size: rank 0 says ",
+            root.world_size, ", rank ", mine_.rank, " says ",
+            mine_.world_size);
+    store_.set(kDisagree, sentence);
+    store_.add(kHeard, 1);
+    throw Error(sentence, ErrorCode::kPeerMismatch);
+  }
+
+  void hear_verdict() {
+    end_ += kGrace;
+    while (!wait_for_key(store_, kVerdict, left())) {
+      SHERD_CHECK_AS(
+          kDeadlineExceeded, left() > milliseconds(0), missing_ranks());
+    }
+    const std::string verdict = store_.get_to_str(kVerdict);
+    if (verdict == kAllHere) {
+      return;
+    }
+    store_.add(kHeard, 1);
+    const bool mismatch = verdict.find("disagree") != std::string::npos;
+    throw Error(
+        verdict,
+        mismatch ? ErrorCode::kPeerMismatch : ErrorCode::kDeadlineExceeded);
+  }
+
+  c10d::Store& store_;
+  const RankRecord& mine_;
+  const milliseconds deadline_;
+  const SteadyClock clock_;
+  Instant end_;
+};
+
+}  // namespace
+
+std::vector<RankRecord> meet(
+    c10d::Store& store, const RankRecord& mine, milliseconds deadline) {
+  try {
+    return Meeting(store, mine, deadline).run();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw Error(
+        str("[comm] the store was lost before all ranks had met; rank 0 or "
+            "the launcher's agent, which keeps it, has ended: ",
+            first_line_of(error)),
+        ErrorCode::kPeerLost);
+  }
+}
+
+}  // namespace sherd::comm

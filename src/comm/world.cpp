@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/world_impl.h"
+
+#include <exception>
+#include <utility>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include "base/check.h"
+#include "base/rank_environment.h"
+#include "comm/rendezvous.h"
+#include "comm/store_wait.h"
+
+namespace sherd {
+namespace {
+
+using std::chrono::milliseconds;
+
+void check_options(const WorldOptions& options) {
+  SHERD_CHECK(
+      options.deadline > milliseconds(0) &&
+          options.rendezvous_deadline > milliseconds(0),
+      "[comm] expected deadlines above 0 ms, found ", options.deadline.count(),
+      " and ", options.rendezvous_deadline.count());
+}
+
+[[noreturn]] void store_failed(
+    const RankEnvironment& env, bool server, const std::exception& error) {
+  const std::string where = str(env.master_addr, ":", env.master_port);
+  if (server) {
+    throw Error(
+        str("[comm] rank 0 expected to listen on port ", env.master_port,
+            ", which is in use or not allowed: ", comm::first_line_of(error)),
+        ErrorCode::kUnavailable);
+  }
+  throw Error(
+      str("[comm] rank ", env.rank, " expected rank 0's store at ", where,
+          " (", env.source, "), found no answer, so rank 0 did not arrive: ",
+          comm::first_line_of(error)),
+      ErrorCode::kDeadlineExceeded);
+}
+
+c10::intrusive_ptr<c10d::Store> connect_store(
+    const RankEnvironment& env, const WorldOptions& options) {
+  c10d::TCPStoreOptions tcp;
+  tcp.port = static_cast<std::uint16_t>(env.master_port);
+  tcp.isServer = env.rank == 0 && !env.agent_store;
+  // comm::meet() waits for the ranks, and names those that do not come.
+  tcp.waitWorkers = false;
+  tcp.timeout = options.rendezvous_deadline;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(env.master_addr, tcp);
+  } catch (const std::exception& error) {
+    store_failed(env, tcp.isServer, error);
+  }
+}
+
+// An agent's store outlives its ranks: when torchrun restarts them, the keys of
+// the former ones are still there.
+std::string store_prefix(const EnvironmentLookup& lookup) {
+  return "sherd-attempt-" +
+      lookup("TORCHELASTIC_RESTART_COUNT").value_or("0");
+}
+
+}  // namespace
+
+World World::from_environment(const WorldOptions& options) {
+  check_options(options);
+  const EnvironmentLookup lookup = process_environment();
+  const RankEnvironment env = read_rank_environment(lookup);
+  if (env.world_size == 1) {
+    World world = single();
+    world.impl_->options = options;
+    return world;
+  }
+  auto store = c10::make_intrusive<c10d::PrefixStore>(
+      store_prefix(lookup), connect_store(env, options));
+  return comm::make_world(
+      std::move(store), env.rank, env.world_size, options,
+      comm::HostIdentity::of_this_process(), env.master_addr);
+}
+
+World World::from_store(
+    c10::intrusive_ptr<c10d::Store> store,
+    int rank,
+    int size,
+    const WorldOptions& options) {
+  return comm::make_world(
+      std::move(store), rank, size, options,
+      comm::HostIdentity::of_this_process(), "");
+}
+
+World World::single() {
+  auto impl = std::make_shared<Impl>();
+  impl->records.push_back(comm::RankRecord::of_this_process(
+      0, 1, impl->board.fd(), comm::HostIdentity::of_this_process()));
+  impl->watch =
+      std::make_unique<comm::PeerWatch>(0, impl->records, impl->board);
+  return World(std::move(impl));
+}
+
+World comm::make_world(
+    c10::intrusive_ptr<c10d::Store> store,
+    int rank,
+    int size,
+    const WorldOptions& options,
+    const HostIdentity& host,
+    const std::string& master_addr) {
+  check_options(options);
+  SHERD_CHECK(
+      rank >= 0 && rank < size, "[comm] expected a rank from 0 to ", size - 1,
+      ", found ", rank);
+  auto impl = std::make_shared<World::Impl>();
+  impl->rank = rank;
+  impl->size = size;
+  impl->options = options;
+  impl->master_addr = master_addr;
+  impl->store = std::move(store);
+  const auto mine =
+      RankRecord::of_this_process(rank, size, impl->board.fd(), host);
+  impl->records = meet(*impl->store, mine, options.rendezvous_deadline);
+  impl->local_size = 0;
+  for (const RankRecord& record : impl->records) {
+    if (same_host(record.host, host)) {
+      impl->local_rank += record.rank < rank ? 1 : 0;
+      ++impl->local_size;
+    }
+  }
+  impl->watch = std::make_unique<PeerWatch>(rank, impl->records, impl->board);
+  return World(std::move(impl));
+}
+
+int World::rank() const {
+  return impl_->rank;
+}
+int World::size() const {
+  return impl_->size;
+}
+int World::local_rank() const {
+  return impl_->local_rank;
+}
+int World::local_size() const {
+  return impl_->local_size;
+}
+const WorldOptions& World::options() const {
+  return impl_->options;
+}
+
+void World::barrier() const {
+  if (size() > 1) {
+    impl_->all_ranks().barrier("World::barrier").throw_if_failed();
+  }
+}
+
+void World::close() {
+  if (impl_->closed) {
+    return;
+  }
+  if (size() > 1) {
+    impl_->all_ranks().barrier("World::close").throw_if_failed();
+  }
+  // Everybody has come: from here on a rank that ends is in order, and none
+  // needs the store, which goes with rank 0.
+  impl_->closed = true;
+  impl_->watch->stop();
+  impl_->board.post_end(comm::Notice::End::kLeft);
+  impl_->barrier_group.reset();
+  impl_->store.reset();
+}
+
+World::Impl::~Impl() {
+  if (std::uncaught_exceptions() > 0) {
+    board.post_trouble(rank, "ended by an exception");
+  }
+  board.post_end(
+      board.read().trouble ? comm::Notice::End::kGaveUp
+                           : comm::Notice::End::kLeft);
+}
+
+}  // namespace sherd

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is behind the handle World, for the files of src/comm. Thread rule: one
+// thread, save for the watch and the board, which are any thread's.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+#include <c10/util/intrusive_ptr.h>
+#include <sherd/comm/world.h>
+#include "comm/group.h"
+#include "comm/notice_board.h"
+#include "comm/peer_watch.h"
+#include "comm/rank_record.h"
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace sherd {
+
+struct World::Impl {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  WorldOptions options;
+  std::string master_addr;  // Empty when unknown.
+
+  c10::intrusive_ptr<c10d::Store> store;  // Null with one rank.
+  std::vector<comm::RankRecord> records;  // By rank.
+  comm::NoticeBoard board;
+  std::unique_ptr<comm::PeerWatch> watch;
+  std::unique_ptr<comm::Group> barrier_group;  // All ranks; made when needed.
+  std::set<std::string> group_names;           // Used up: keys stay behind.
+  bool closed = false;
+
+  ~Impl();
+
+  // Collective over `ranks`: connects them. Throws Error.
+  std::unique_ptr<comm::Group> make_group(
+      const std::string& name, const std::vector<int>& ranks);
+  // The same over a backend that is connected already.
+  std::unique_ptr<comm::Group> make_group(
+      const std::vector<int>& ranks,
+      c10::intrusive_ptr<c10d::Backend> backend);
+  comm::Group& all_ranks();
+
+ private:
+  void await_members(const std::string& name, const std::vector<int>& ranks);
+  c10::intrusive_ptr<c10d::Backend> connect(
+      const std::string& name, const std::vector<int>& ranks);
+};
+
+namespace comm {
+
+// World::from_store() as a host of the caller's invention, for tests.
+World make_world(
+    c10::intrusive_ptr<c10d::Store> store,
+    int rank,
+    int size,
+    const WorldOptions& options,
+    const HostIdentity& host,
+    const std::string& master_addr);
+
+}  // namespace comm
+}  // namespace sherd

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Makes c10d's Gloo backend, whose constructor, options and headers change
+// between LibTorch versions. The header names no Gloo type, so that only one
+// file of the library needs gloo's declarations. Thread rule: any thread.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <c10/util/intrusive_ptr.h>
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace sherd::compat {
+
+struct GlooOptions {
+  // Behaviour. How long connecting may take, and how long a wait without a
+  // limit of its own lasts.
+  std::chrono::milliseconds connect_deadline = std::chrono::seconds(30);
+  std::chrono::milliseconds wait_deadline = std::chrono::minutes(10);
+  // Behaviour. Where to listen: a local address or host name, else a network
+  // interface ("eth0"), else whatever this host's name resolves to.
+  std::string address{};
+  std::string network_interface{};
+};
+
+// Collective: connects every rank with every other through `store`, which must
+// hold no keys of an earlier group. Throws c10::Error or std::exception. The
+// backend has one I/O thread and one thread for collectives.
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int size,
+    const GlooOptions& options);
+
+}  // namespace sherd::compat

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/ranks.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <cstdio>
+#include <exception>
+#include <ATen/Parallel.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include "base/check.h"
+
+namespace sherd::test {
+namespace {
+
+struct Listener {
+  int fd = -1;
+  int port = 0;
+};
+
+Listener listen_on_loopback() {
+  Listener listener;
+  listener.fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  ::setsockopt(listener.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* any = reinterpret_cast<sockaddr*>(&address);
+  SHERD_CHECK(
+      ::bind(listener.fd, any, length) == 0 &&
+          ::listen(listener.fd, 128) == 0 &&
+          ::getsockname(listener.fd, any, &length) == 0,
+      "[test] expected a free port on the loopback address");
+  listener.port = ntohs(address.sin_port);
+  return listener;
+}
+
+c10::intrusive_ptr<c10d::Store> store_of(const Listener& listener, int rank) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(listener.port);
+  options.isServer = rank == 0;
+  options.waitWorkers = false;
+  options.timeout = std::chrono::seconds(30);
+  if (rank == 0) {
+    options.masterListenFd = listener.fd;
+  } else {
+    ::close(listener.fd);  // Else the port outlives rank 0.
+  }
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+int failed_parts() {
+  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+  int failed = 0;
+  for (int i = 0; test != nullptr && i < test->result()->total_part_count();
+       ++i) {
+    failed += test->result()->GetTestPartResult(i).failed() ? 1 : 0;
+  }
+  return failed;
+}
+
+}  // namespace
+
+std::chrono::milliseconds RankReport::after_strike(int rank) const {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+      (*this)[rank].ended_at - struck_at);
+}
+
+RankReport run_processes(
+    int count,
+    const std::function<void(int index, Rank&)>& body,
+    const RankOptions& options) {
+  ChildrenReport report = run_children(
+      {.count = count, .timeout = options.timeout, .strikes = options.strikes},
+      [&body](int index, ChildLink& link) {
+        at::set_num_threads(1);
+        const int failed_before = failed_parts();
+        try {
+          body(index, link);
+        } catch (const std::exception& error) {
+          std::fprintf(stderr, "exception: %s\n", error.what());
+          return 3;
+        }
+        return failed_parts() > failed_before ? 1 : 0;
+      });
+  return {.ranks = std::move(report.children), .struck_at = report.struck_at};
+}
+
+RankReport run_ranks(
+    int world_size,
+    const std::function<void(World, Rank&)>& body,
+    const RankOptions& options) {
+  const Listener listener = listen_on_loopback();
+  RankReport report = run_processes(
+      world_size,
+      [&](int rank, Rank& self) {
+        World world = World::from_store(
+            store_of(listener, rank), rank, world_size, options.world);
+        body(world, self);
+        if (options.close_world) {
+          world.close();
+        }
+      },
+      options);
+  ::close(listener.fd);
+  return report;
+}
+
+RankReport run_ranks(
+    int world_size,
+    const std::function<void(World)>& body,
+    const RankOptions& options) {
+  return run_ranks(
+      world_size, [&body](World world, Rank&) { body(std::move(world)); },
+      options);
+}
+
+void expect_all_ok(const RankReport& report) {
+  for (std::size_t i = 0; i < report.ranks.size(); ++i) {
+    const ChildEnd& end = report.ranks[i];
+    EXPECT_EQ(end.exit_code, 0)
+        << "rank " << i << " of " << report.ranks.size()
+        << (end.timed_out ? " ran into the time limit" : "") << ", signal "
+        << end.signal << ", output:\n"
+        << end.output;
+  }
+}
+
+int free_port() {
+  const Listener listener = listen_on_loopback();
+  ::close(listener.fd);
+  return listener.port;
+}
+
+}  // namespace sherd::test
