@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace sherd {
+namespace {
+
+// Closes on scope exit; a mapping does not need its descriptor.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) {
+      ::close(fd_);
+    }
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+Status unavailable(const std::string& path, const char* action) {
+  return {
+      ErrorCode::kUnavailable,
+      str("[base] ", path, ": expected a readable file, ", action,
+          " failed: ", std::strerror(errno))};
+}
+
+}  // namespace
+
+Result<MappedFile> MappedFile::open(const std::string& path) {
+  // Non-blocking, or a named pipe would hold us here until somebody writes.
+  const Descriptor file(
+      ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0) {
+    return unavailable(path, "open");
+  }
+  struct stat found = {};
+  if (::fstat(file.get(), &found) != 0) {
+    return unavailable(path, "stat");
+  }
+  if (!S_ISREG(found.st_mode)) {
+    return Status(
+        ErrorCode::kUnavailable,
+        str("[base] ", path, ": expected a regular file, found ",
+            S_ISDIR(found.st_mode) ? "a folder" : "a device or pipe"));
+  }
+  if (found.st_size == 0) {
+    return MappedFile();
+  }
+  const auto size = static_cast<std::size_t>(found.st_size);
+  void* at = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (at == MAP_FAILED) {
+    return unavailable(path, "mmap");
+  }
+  return MappedFile(std::string_view(static_cast<const char*>(at), size));
+}
+
+MappedFile::~MappedFile() { close(); }
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : bytes_(std::exchange(other.bytes_, {})) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  if (this != &other) {
+    close();
+    bytes_ = std::exchange(other.bytes_, {});
+  }
+  return *this;
+}
+
+void MappedFile::close() {
+  if (!bytes_.empty()) {
+    // munmap fails only for an address that is no mapping: not ours.
+    ::munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+    bytes_ = {};
+  }
+}
+
+}  // namespace sherd

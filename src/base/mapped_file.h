@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// MappedFile is the read-only content of one file, mapped into memory: pages
+// come in when they are read and leave when memory is short. It owns the
+// mapping and moves; the descriptor is closed as soon as the mapping stands.
+// Thread rule: a value; reading from any thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include "base/status.h"
+
+namespace sherd {
+
+class MappedFile {
+ public:
+  // Maps the file as long as it is now. An empty file is mapped as no bytes.
+  // kUnavailable, with the path and the system's reason, when it is missing,
+  // no regular file, or not to be read.
+  [[nodiscard]] static Result<MappedFile> open(const std::string& path);
+
+  MappedFile() = default;
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  // Valid while this object lives. A file that somebody shortens meanwhile
+  // ends the process on access (SIGBUS): that is the price of mapping.
+  std::string_view bytes() const { return bytes_; }
+
+ private:
+  explicit MappedFile(std::string_view bytes) : bytes_(bytes) {}
+  void close();
+
+  std::string_view bytes_;
+};
+
+}  // namespace sherd
