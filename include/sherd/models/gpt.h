@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gpt is GPT-2 (Radford et al. 2019) as a plain torch::nn::Module: learned
+// positions, pre-norm blocks, tanh GELU, biases, a head tied to the token
+// embedding. Parameter names and layouts are those of Hugging Face's GPT-2
+// without the leading "transformer." ("h.0.attn.c_attn.weight" is [in, out]),
+// so that its checkpoints load as they are. Nothing here knows about ranks or
+// sharding. Thread rule: that of a torch module, one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+
+namespace sherd::models {
+
+struct GptConfig {
+  std::int64_t layers = 8;
+  std::int64_t width = 256;
+  std::int64_t heads = 8;         // Must divide width.
+  std::int64_t sequence = 128;    // Longest input, and positions learned.
+  std::int64_t vocabulary = 256;  // 256: bytes.
+  // After embeddings, attention weights and each residual branch.
+  double dropout = 0.0;
+  // False adds "lm_head.weight" [vocabulary, width].
+  bool tied_head = true;
+  // Initial values depend on this and on each parameter's name only, not on
+  // the order of construction nor on LibTorch's global generator.
+  std::uint64_t seed = 0;
+};
+
+struct GenerateOptions {
+  std::int64_t tokens = 0;   // How many to add.
+  double temperature = 1.0;  // 0: always the likeliest token.
+  std::uint64_t seed = 0;
+};
+
+// x W + b with W as [in, out], the layout GPT-2's checkpoints have.
+class ProjectionImpl : public torch::nn::Module {
+ public:
+  ProjectionImpl(std::int64_t in, std::int64_t out);
+  at::Tensor forward(const at::Tensor& x);
+
+  at::Tensor weight;
+  at::Tensor bias;
+};
+TORCH_MODULE(Projection);
+
+class AttentionImpl : public torch::nn::Module {
+ public:
+  explicit AttentionImpl(const GptConfig& config);
+  // Each position sees itself and those before it. [B, T, C] to the same.
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  std::int64_t heads_;
+  double dropout_;
+  Projection c_attn_{nullptr};
+  Projection c_proj_{nullptr};
+};
+TORCH_MODULE(Attention);
+
+class MlpImpl : public torch::nn::Module {
+ public:
+  explicit MlpImpl(const GptConfig& config);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  Projection c_fc_{nullptr};
+  Projection c_proj_{nullptr};
+};
+TORCH_MODULE(Mlp);
+
+// One layer: x + attention(norm(x)), then x + mlp(norm(x)).
+class BlockImpl : public torch::nn::Module {
+ public:
+  explicit BlockImpl(const GptConfig& config);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  double dropout_;
+  torch::nn::LayerNorm ln_1_{nullptr};
+  Attention attn_{nullptr};
+  torch::nn::LayerNorm ln_2_{nullptr};
+  Mlp mlp_{nullptr};
+};
+TORCH_MODULE(Block);
+
+class GptImpl : public torch::nn::Module {
+ public:
+  // Throws sherd::Error on a configuration that makes no model: a size below
+  // 1, a width that heads do not divide, dropout outside [0, 1).
+  explicit GptImpl(const GptConfig& config);
+
+  // Token ids [B, T] (int64, T <= sequence) to logits [B, T, vocabulary].
+  at::Tensor forward(const at::Tensor& ids);
+
+  // Mean cross entropy, in nats, of the logits for `inputs` against `targets`,
+  // both [B, T]. A scalar.
+  at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets);
+
+  // `prompt` (at least one id) followed by options.tokens sampled ones. Runs
+  // without gradients and in evaluation mode; the mode is put back after. Same
+  // model, prompt and options: same ids.
+  std::vector<std::int64_t> generate(
+      const std::vector<std::int64_t>& prompt, const GenerateOptions& options);
+
+  const GptConfig& config() const { return config_; }
+
+ private:
+  GptConfig config_;
+  torch::nn::Embedding wte_{nullptr};  // Tokens; also the head when tied.
+  torch::nn::Embedding wpe_{nullptr};  // Positions.
+  torch::nn::ModuleList h_{nullptr};
+  torch::nn::LayerNorm ln_f_{nullptr};
+  torch::nn::Linear lm_head_{nullptr};  // Null when tied.
+};
+TORCH_MODULE(Gpt);
+
+}  // namespace sherd::models
