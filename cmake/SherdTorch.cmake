@@ -44,4 +44,7 @@ function(sherd_use_torch_pch target)
     sherd_set_flags(sherd_torch_pch)
   endif()
   target_precompile_headers(${target} REUSE_FROM sherd_torch_pch)
+  # CMake gives programs -fPIE, and GCC ignores a header precompiled otherwise.
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${target} PRIVATE -fPIC)
 endfunction()
