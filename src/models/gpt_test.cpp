@@ -83,7 +83,8 @@ Tensor forward_by_hand(GptImpl& model, const Tensor& ids) {
       heads.push_back(torch::matmul(e / e.sum(-1, true), part(2)));
     }
     x = x + apply(torch::cat(heads, -1), "attn.c_proj");
-    x = x + apply(gelu_by_hand(apply(norm(x, "ln_2"), "mlp.c_fc")), "mlp.c_proj");
+    const auto hidden = gelu_by_hand(apply(norm(x, "ln_2"), "mlp.c_fc"));
+    x = x + apply(hidden, "mlp.c_proj");
   }
   x = norm_by_hand(x, p["ln_f.weight"], p["ln_f.bias"]);
   const auto head =

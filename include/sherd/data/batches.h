@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GlobalBatches cuts a corpus into training batches. The global batch of a step
+// is a function of seed and step alone, so a run with another number of ranks,
+// or one that resumes, sees the same rows in the same steps; each rank takes
+// its own part of the rows.
+//
+// The last tenth of the corpus is kept for validation. The rest is cut into
+// windows of sequence + 1 tokens (neighbours share one: the last target of the
+// one is the first input of the other). An epoch takes every window once, in an
+// order drawn from seed and epoch, and cuts at another offset than the epoch
+// before. Thread rule: one thread for next() and restore(), any for the rest.
+#pragma once
+
+#include <cstdint>
+#include <ATen/core/Tensor.h>
+#include <sherd/data/corpus.h>
+
+namespace sherd::data {
+
+// Two int64 tensors [rows, sequence]; target t is the token after input t.
+struct Batch {
+  at::Tensor inputs;
+  at::Tensor targets;
+};
+
+struct BatchOptions {
+  // Behaviour. Rows of the global batch; the world size must divide it.
+  std::int64_t batch = 12;
+  std::int64_t sequence = 128;
+  std::uint64_t seed = 0;
+  int rank = 0;
+  int world_size = 1;
+};
+
+// Where a run is in its data, and what it must meet again to go on from there.
+struct Position {
+  std::int64_t step = 0;  // Of the batch that next() returns next.
+  std::uint64_t seed = 0;
+  std::int64_t batch = 0;
+  std::int64_t sequence = 0;
+  std::uint64_t corpus_hash = 0;
+
+  bool operator==(const Position&) const = default;
+};
+
+class GlobalBatches {
+ public:
+  // `corpus` must outlive this object. Throws Error naming expected and found
+  // when the world size does not divide the batch, a size is below 1, the rank
+  // is outside the world, or the corpus is too short to train and to validate
+  // on one window each.
+  GlobalBatches(const Corpus& corpus, const BatchOptions& options);
+
+  // This rank's rows of the global batch of a step, counted from 0: rows
+  // [rank * batch / world_size, (rank + 1) * batch / world_size).
+  Batch at(std::int64_t step) const;
+
+  // at(position().step), and moves on by one step.
+  Batch next();
+
+  Position position() const;
+  // Continues a run: next() returns what it would have returned there. Throws
+  // Error, changing nothing, when anything but the step differs: seed, sizes
+  // or text.
+  void restore(const Position& position);
+
+  // The number of validation batches there are, at least 1.
+  std::int64_t validation_batches() const;
+  // This rank's rows of validation batch `index`, spread evenly over the
+  // validation text. Neither seed nor world size changes the rows; when there
+  // is less text than rows, rows repeat.
+  // REQUIRES: 0 <= index < validation_batches().
+  Batch validation(std::int64_t index) const;
+
+  std::int64_t training_tokens() const { return training_tokens_; }
+  std::int64_t validation_tokens() const { return validation_tokens_; }
+
+ private:
+  std::int64_t window_start(std::int64_t sample) const;
+  std::int64_t first_row() const;
+  std::int64_t row_count() const;
+
+  const Corpus& corpus_;
+  const BatchOptions options_;
+  std::int64_t training_tokens_ = 0;
+  std::int64_t validation_tokens_ = 0;
+  std::int64_t step_ = 0;
+};
+
+}  // namespace sherd::data

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ScratchFolder is an empty folder of one test, removed with all in it when the
+// test ends. Thread rule: one thread.
+#pragma once
+
+#include <unistd.h>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <gtest/gtest.h>
+
+namespace sherd::testing {
+
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    // Parallel test processes must not share it, hence the process id.
+    path_ = std::filesystem::path(::testing::TempDir()) /
+        ("sherd_" + std::to_string(::getpid()) + "_" +
+         (test != nullptr ? test->name() : "suite"));
+    std::filesystem::remove_all(path_);
+    std::filesystem::create_directories(path_);
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  std::string path() const { return path_.string(); }
+
+  // Writes a file below the folder and returns its path.
+  std::string file(const std::string& name, std::string_view content) const {
+    const auto path = path_ / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << content;
+    return path.string();
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace sherd::testing
