@@ -17,8 +17,9 @@ constexpr std::array kNames = {
     "numpy_T", "permute", "select", "slice", "split", "split_with_sizes",
     "squeeze", "swapaxes", "swapdims", "t", "transpose",
     "unbind", "unfold", "unsqueeze", "view", "view_as", "vsplit",
-    // Shape, dtype or autograd metadata only.
-    "_version", "can_cast", "dim", "empty_like", "full_like",
+    // Shape, dtype or autograd metadata only. The first is what set_data()
+    // asks: adoption itself must visit nobody.
+    "_has_compatible_shallow_copy_type", "_version", "can_cast", "dim", "empty_like", "full_like",
     "is_complex", "is_contiguous", "is_floating_point", "is_inference",
     "is_leaf", "is_same_size", "is_signed", "new_empty",
     "new_empty_strided", "new_full", "new_ones", "new_zeros", "numel",

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A small runtime for the tests of this folder: units of parameters whose bytes
+// lie in a private copy and are hung into the storages only while an operator
+// needs them. Freed bytes are poisoned first, so that a stale pointer reads
+// NaN, and each filling lies at another address. Thread rule: UnitCache any
+// thread; the rest one thread.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include "access/managed_storage.h"
+
+namespace sherd::access::testing {
+
+// What enter() was told, in order.
+struct Announcement {
+  std::string name;
+  std::vector<int> units;  // One entry per touched argument.
+  bool written = false;    // Any of them.
+};
+
+class UnitCache final : public Listener {
+ public:
+  // After an operator, at most `whole_max` units keep their bytes: 1 is "one
+  // unit whole at a time", 0 takes the bytes away the moment it ends.
+  explicit UnitCache(int whole_max = 0);
+  ~UnitCache() override = default;
+
+  // Adopts the parameters into a new unit, empty at first; returns its number.
+  int add_unit(
+      const std::vector<at::Tensor>& parameters,
+      std::optional<at::ScalarType> dtype = std::nullopt);
+
+  void enter(std::span<const Touch> touches, const char* name) override;
+  void leave(std::span<const Touch> touches) noexcept override;
+
+  void set_whole_max(int whole_max);
+  void evict_all();
+  // enter() throws this text from the n-th call from now on (0: the next).
+  void refuse_after(int calls, std::string text);
+  void refuse_nothing();
+  // Told of each operator's name within enter(), without the lock.
+  std::function<void(const char*)> on_enter;
+
+  std::vector<Announcement> take_log();
+  // The log's length since the last take_log().
+  int announced() const;
+  int enters() const;
+  int leaves() const;
+  int fills(int unit) const;
+  bool whole(int unit) const;
+  int pins() const;  // Sum over the units.
+  const ManagedStorage& storage(int unit) const;
+  static std::string sentence(int unit);
+  // Ends the unit like a handle that is destroyed.
+  void destroy_unit(int unit);
+
+ private:
+  struct Unit {
+    std::unique_ptr<ManagedStorage> storage;
+    at::Tensor backup;  // Bytes; stands for the shards of all ranks.
+    at::Tensor bytes;   // Defined while whole.
+    int pins = 0;
+    int fills = 0;
+    bool dirty = false;
+  };
+  void fill(Unit& unit);
+  void evict(int number);
+  void evict_down_to(int whole_max);
+
+  mutable std::mutex mu_;
+  std::vector<Unit> units_;  // The rest is guarded by mu_.
+  std::vector<Announcement> log_;
+  int whole_max_;
+  int enters_ = 0;
+  int leaves_ = 0;
+  int refuse_after_ = -1;
+  std::string refusal_;
+};
+
+enum class Policy {
+  kOneUnit,       // All parameters together.
+  kPerChild,      // Each child module, then what the module itself holds.
+  kPerParameter,  // Each parameter alone: the hardest case.
+};
+
+// Puts the module's parameters into units; tied ones belong to the first.
+void adopt_module(
+    torch::nn::Module& module, UnitCache& cache, Policy policy);
+
+// A module and the loss it is trained with; `loss` keeps its inputs.
+struct Trainable {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<at::Tensor()> loss;
+};
+
+constexpr std::uint64_t kSeed = 20251;
+
+// Loss first, then the gradient of each parameter, undefined where none came.
+using Outcome = std::vector<at::Tensor>;
+
+// Seeds the generator, clears gradients, forward and backward.
+Outcome train_once(const Trainable& trainable);
+
+// Bit for bit, sparse layouts included; says what differs.
+::testing::AssertionResult bit_equal(const Outcome& a, const Outcome& b);
+::testing::AssertionResult bit_equal(const at::Tensor& a, const at::Tensor& b);
+
+// Claims that sharding changes no bit of `make()`'s loss and gradients, for
+// each policy with no and with one unit whole between operators.
+void expect_unchanged_when_sharded(const std::function<Trainable()>& make);
+
+// The text of what `call` throws, without LibTorch's backtrace; "" if nothing.
+std::string thrown_by(const std::function<void()>& call);
+
+}  // namespace sherd::access::testing
