@@ -165,17 +165,16 @@ bool in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-void arm(const std::weak_ptr<BackwardListener>& listener) {
+bool arm(const std::weak_ptr<BackwardListener>& listener) {
   if (engine_is_ours()) {
-    if (!in_backward()) {
-      add_once(waiting(), listener);
-    } else {
-      // False inside autograd::grad alone, which belongs to nobody.
-      (void)scopes().add(listener);
+    if (in_backward()) {
+      return scopes().add(listener);
     }
+    add_once(waiting(), listener);
   } else if (in_backward()) {
     arm_by_callback(listener);
   }
+  return true;
 }
 
 }  // namespace sherd::access

@@ -32,8 +32,9 @@ void install_backward_engine();
 
 // `listener` will be told of the end of the backward that runs now, or else of
 // the next outermost one of this thread. Arming twice is arming once. A
-// listener that is gone by then is skipped.
-void arm(const std::weak_ptr<BackwardListener>& listener);
+// listener that is gone by then is skipped. False when there is nothing to be
+// told of: inside autograd::grad.
+bool arm(const std::weak_ptr<BackwardListener>& listener);
 
 // True on a thread that runs a node of some backward (or autograd::grad).
 bool in_backward();

@@ -45,6 +45,11 @@ void set_gradient_hook(const at::Tensor& parameter, GradientTaker taker) {
       std::make_unique<TakeGradient>(std::move(taker), std::move(before)));
 }
 
+bool has_gradient_hook(const at::Tensor& parameter) {
+  return dynamic_cast<TakeGradient*>(
+             impl::post_acc_grad_hooks(parameter).get()) != nullptr;
+}
+
 void remove_gradient_hook(const at::Tensor& parameter) {
   auto& current = impl::post_acc_grad_hooks(parameter);
   if (auto* ours = dynamic_cast<TakeGradient*>(current.get())) {

@@ -19,6 +19,8 @@ using GradientTaker = std::function<void(at::Tensor gradient)>;
 // REQUIRES: `parameter` is a leaf.
 void set_gradient_hook(const at::Tensor& parameter, GradientTaker taker);
 
+bool has_gradient_hook(const at::Tensor& parameter);
+
 // Puts back what was there before set_gradient_hook().
 void remove_gradient_hook(const at::Tensor& parameter);
 

@@ -72,6 +72,10 @@ class World {
   // needs this rank gets an error that says it left.
   void close();
 
+  // Numbers what is made over this world, 0, 1, ...: equal on all ranks that
+  // make things in the same order.
+  int next_number() const;
+
   // Internal: what src/comm makes of it.
   struct Impl;
   explicit World(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

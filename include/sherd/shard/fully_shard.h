@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Fully sharded data parallel training of an unmodified module: parameters,
+// gradients and optimizer state are cut over the ranks; a unit of parameters is
+// whole only while it is used.
+//
+//   auto world = sherd::World::from_environment();
+//   auto fsdp = sherd::fully_shard(*model, world);
+//   auto adamw = sherd::AdamW(fsdp.named_parameters(), {.learning_rate = 3e-4});
+//   model->loss(batch).backward();   // As on one device.
+//   fsdp.clip_grad_norm(1.0);
+//   adamw.step();
+//   adamw.zero_grad();
+//
+// Mirrors torch.distributed.fsdp.fully_shard (FSDP2) and the paper of PyTorch
+// FSDP, arXiv 2304.11277. Concepts: docs/guide/.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <sherd/comm/world.h>
+#include <sherd/optim/named_parameters.h>
+#include <sherd/shard/units.h>
+
+namespace sherd {
+
+// How much stays whole. Rows of one table (docs/guide): each is a byte budget
+// for unsharded units, and where the three states live.
+enum class Strategy {
+  kFullShard,    // Root unit, the largest visit and one unit ahead.
+  kShardGradOp,  // All units: gathered once per step.
+  kNoShard,      // Nothing is sharded; gradients are all-reduced.
+};
+
+struct FullyShardOptions {
+  // Behaviour. Which modules are gathered together; costs memory in their
+  // size, messages in their number.
+  units::Policy units = units::children_of_lists();
+  // Behaviour. Bytes that resharding can free never exceed what it says.
+  Strategy strategy = Strategy::kFullShard;
+  // Behaviour. Instead of the strategy's: bytes of unsharded units at most; at
+  // least the largest set of units that one operator uses. Not for kNoShard.
+  std::optional<std::int64_t> budget_bytes = std::nullopt;
+  // Behaviour. Elements of a parameter that no cut between ranks may split,
+  // by name: a row, a block, all of it. Empty: 1.
+  std::function<std::int64_t(const std::string& name, const at::Tensor&)>
+      granularity = nullptr;
+};
+
+struct ClipOptions {
+  double p = 2.0;  // 1, 2, any positive number, or infinity.
+  bool error_if_nonfinite = false;
+};
+
+struct SummonOptions {
+  // What is written inside the scope is lost; only reading is meant.
+  bool read_only = false;
+};
+
+struct ShardReport {
+  int units = 0;
+  std::int64_t budget_bytes = 0;          // 0: none.
+  std::int64_t unsharded_bytes_peak = 0;  // What reshard frees, at most so far.
+  std::int64_t shard_bytes = 0;           // Parameters and gradients, for life.
+  std::int64_t gradient_slot_bytes_peak = 0;
+  std::int64_t unshards = 0;              // Units gathered so far.
+  std::int64_t unsharded_bytes = 0;       // Their bytes.
+  std::int64_t reduces = 0;
+  std::int64_t backwards = 0;             // Synchronised ones.
+};
+
+class ShardingEngine;
+
+// Full parameters, readable and writable on every rank while it lives: its own
+// private copy. Every rank makes and ends it; ending waits for nobody. Each
+// rank takes back the slice it owns, so all must write the same values.
+// No backward, no second scope and no optimizer step inside.
+class SummonScope {
+ public:
+  SummonScope(SummonScope&&) noexcept;
+  SummonScope& operator=(SummonScope&&) = delete;
+  ~SummonScope();
+
+  // The parameter in full precision, a plain tensor of the module's shape.
+  // Throws when there is no such name.
+  at::Tensor tensor(const std::string& name) const;
+
+  // Ends the scope now; the destructor does the same.
+  void close();
+
+ private:
+  friend class FullyShardedDataParallel;
+  explicit SummonScope(std::shared_ptr<ShardingEngine> engine);
+  std::shared_ptr<ShardingEngine> engine_;
+};
+
+// The handle of a sharded model. Move-only; keep it as long as the model is
+// used. Thread rule: one thread, which may differ from those that use the
+// model, and not while they do.
+class FullyShardedDataParallel {
+ public:
+  FullyShardedDataParallel(FullyShardedDataParallel&&) noexcept;
+  FullyShardedDataParallel& operator=(FullyShardedDataParallel&&) noexcept;
+  ~FullyShardedDataParallel();
+
+  // This rank's slice of each parameter, 1-D leaves in module order; empty
+  // slices are left out. `.grad()` is set when a synchronised backward
+  // returns. The same tensors every time.
+  std::vector<at::Tensor> parameters() const;
+  NamedParameters named_parameters() const;
+
+  // Collective. Scales gradients so that their total p-norm is at most
+  // `max_norm`; returns the norm before, the same on every rank. Mirrors
+  // torch.nn.utils.clip_grad_norm_.
+  double clip_grad_norm(double max_norm, const ClipOptions& options = {});
+
+  // Makes shards written by hand or by a foreign optimizer visible; sherd's
+  // optimizers call it. Every rank calls it.
+  void publish();
+
+  // Collective. Publishes first. Outside the byte budget.
+  [[nodiscard]] SummonScope summon_full_parameters(
+      const SummonOptions& options = {});
+
+  // Brings all units in as far as the budget reaches / drops all. Collective
+  // where the exchange is. Never needed, sometimes wanted before timing.
+  void unshard();
+  void reshard();
+
+  ShardReport report() const;
+
+  // Ends sharding: later use of the model is an error. Idempotent.
+  void close();
+
+ private:
+  friend FullyShardedDataParallel fully_shard(
+      torch::nn::Module&, const Mesh&, const FullyShardOptions&);
+  explicit FullyShardedDataParallel(std::shared_ptr<ShardingEngine> engine);
+  std::shared_ptr<ShardingEngine> engine_;
+};
+
+// Collective. Shards `module` in place over the mesh's shard axis; parameter
+// objects stay the same, their bytes move. Ranks must hold equal modules with
+// equal values. With one rank nothing is moved and nothing costs anything.
+// Throws Error, on every rank where ranks differ, when: the module has no
+// parameters or is sharded already; a parameter is on the meta device or not
+// on the CPU; a trainable one is no real floating-point tensor; the budget is
+// below its floor; ranks disagree on names, shapes, dtypes or options.
+FullyShardedDataParallel fully_shard(
+    torch::nn::Module& module,
+    const Mesh& mesh,
+    const FullyShardOptions& options = {});
+FullyShardedDataParallel fully_shard(
+    torch::nn::Module& module,
+    const World& world,
+    const FullyShardOptions& options = {});
+
+}  // namespace sherd

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/agreement.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace sherd::exchange {
+namespace {
+
+bool part_of_backward(const Wish& wish) {
+  return wish.kind == WishKind::kEndBackward ||
+      (wish.kind == WishKind::kUnshard && wish.in_backward != 0);
+}
+
+// Both inside the same backward of the same parameters.
+bool may_differ(const Wish& a, const Wish& b) {
+  return part_of_backward(a) && part_of_backward(b) &&
+      a.sequence == b.sequence && a.generation == b.generation &&
+      a.backward == b.backward;
+}
+
+Agreement mismatch(
+    std::span<const Wish> wishes,
+    std::size_t other,
+    std::span<const int> world_ranks,
+    std::span<const std::string> unit_names) {
+  return {
+      Verdict::kMismatch, wishes[0],
+      str("ranks went different ways: rank ", world_ranks[0], " wants to ",
+          describe(wishes[0], unit_names), ", rank ", world_ranks[other],
+          " wants to ", describe(wishes[other], unit_names))};
+}
+
+}  // namespace
+
+Agreement agree(
+    std::span<const Wish> wishes,
+    std::span<const int> world_ranks,
+    std::span<const std::string> unit_names) {
+  SHERD_ASSERT(!wishes.empty());
+  for (std::size_t i = 1; i < wishes.size(); ++i) {
+    if (wishes[i] != wishes[0] && !may_differ(wishes[0], wishes[i])) {
+      return mismatch(wishes, i, world_ranks, unit_names);
+    }
+  }
+  const bool equal = std::all_of(
+      wishes.begin(), wishes.end(),
+      [&](const Wish& wish) { return wish == wishes[0]; });
+  if (equal) {
+    return {Verdict::kTogether, wishes[0], ""};
+  }
+  const auto first = std::find_if(
+      wishes.begin(), wishes.end(),
+      [](const Wish& wish) { return wish.kind == WishKind::kUnshard; });
+  return {Verdict::kServe, *first, ""};
+}
+
+std::string describe(
+    const Wish& wish, std::span<const std::string> unit_names) {
+  const auto tail =
+      str(" (step ", wish.sequence, ", generation ", wish.generation,
+          ", backward ", wish.backward, ")");
+  switch (wish.kind) {
+    case WishKind::kUnshard: {
+      const auto unit = static_cast<std::size_t>(wish.unit);
+      const auto name =
+          unit < unit_names.size() ? unit_names[unit] : std::to_string(unit);
+      return str("unshard unit ", name,
+                 wish.in_backward != 0 ? " in backward" : " in forward", tail);
+    }
+    case WishKind::kEndBackward:
+      return "end the backward" + tail;
+    case WishKind::kAllReduce:
+      return str("all-reduce ", wish.numel, " numbers", tail);
+  }
+  return "do something unknown" + tail;
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What ranks do next when gathers are made on demand. Before each collective
+// step every rank tells the others its wish; from the same wishes every rank
+// derives the same decision. In forward all wishes must be equal. In backward
+// ranks whose gradients differ may want different units, or none any more: the
+// wish of the lowest such rank is served first, by all, and the others wish
+// again. Pure. Thread rule: any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace sherd::exchange {
+
+enum class WishKind : std::uint32_t {
+  kUnshard,
+  kEndBackward,
+  kAllReduce,
+};
+
+struct Wish {
+  WishKind kind = WishKind::kUnshard;
+  std::int32_t unit = -1;      // kUnshard.
+  std::uint32_t in_backward = 0;
+  std::uint32_t numel = 0;     // kAllReduce.
+  std::uint64_t sequence = 0;  // Number of this step.
+  std::uint64_t generation = 0;
+  std::uint64_t backward = 0;  // Number of the backward under way, or next.
+
+  bool operator==(const Wish&) const = default;
+};
+
+enum class Verdict {
+  kTogether,  // Everybody wants the same: do it.
+  kServe,     // Do `wish` for those who want it; who does not, wishes again.
+  kMismatch,  // Never: `reason` names the first difference.
+};
+
+struct Agreement {
+  Verdict verdict = Verdict::kTogether;
+  Wish wish;
+  std::string reason;
+};
+
+// By rank; `world_ranks` and `unit_names` are for the sentence.
+// REQUIRES: wishes is not empty.
+Agreement agree(
+    std::span<const Wish> wishes,
+    std::span<const int> world_ranks,
+    std::span<const std::string> unit_names);
+
+// e.g. "unshard unit h.3 in backward 12".
+std::string describe(
+    const Wish& wish, std::span<const std::string> unit_names);
+
+}  // namespace sherd::exchange

@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/collective_exchange.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "base/check.h"
+#include "exchange/agreement.h"
+#include "exchange/backward_note.h"
+#include "exchange/memories.h"
+#include "exchange/reductions.h"
+
+namespace sherd::exchange {
+namespace {
+
+// Tags of the gather link; a flat's bytes use kFlatTag + its position.
+// Messages of one peer and tag keep their order, so tags need no sequence.
+constexpr int kWishTag = 0;
+constexpr int kPayloadTag = 1;
+constexpr int kFlatTag = 2;
+
+at::Tensor bytes_of(const void* data, std::size_t size) {
+  auto bytes = at::empty(
+      {static_cast<std::int64_t>(size)},
+      at::TensorOptions().dtype(c10::ScalarType::Byte));
+  std::memcpy(bytes.mutable_data_ptr(), data, size);
+  return bytes;
+}
+
+double combine(double a, double b, ReduceOp op) {
+  if (op == ReduceOp::kSum) {
+    return a + b;
+  }
+  return b > a || std::isnan(b) ? b : a;  // A NaN anywhere stays.
+}
+
+class CollectiveExchange final : public Exchange {
+ public:
+  CollectiveExchange(
+      std::unique_ptr<Link> gather, std::unique_ptr<Link> reduce)
+      : gather_(std::move(gather)), reduce_(std::move(reduce)) {
+    for (int i = 0; i < gather_->size(); ++i) {
+      ranks_.push_back(gather_->world_rank(i));
+    }
+  }
+
+  Status open(const ModelSpec& model) override {
+    model_ = model;
+    for (const auto& unit : model_.units) {
+      unit_names_.push_back(unit.name);
+    }
+    first_flat_ = first_flats(model_);
+    std::string mine;
+    for (const auto& line : exchange::describe(model_)) {
+      mine += line + "\n";
+    }
+    auto all = gather_->all_gather(mine, "comparing the model between ranks");
+    if (!all.ok()) {
+      return fail(all.status());
+    }
+    const auto difference = first_difference(all.value(), ranks_);
+    if (!difference.empty()) {
+      return fail({ErrorCode::kPeerMismatch, difference});
+    }
+    memories_.emplace(model_, gather_->index());
+    reductions_.emplace(model_, *reduce_, *memories_);
+    return {};
+  }
+
+  ShardMemory shard_memory(UnitId unit, int flat) override {
+    return memories_->shard(unit, flat);
+  }
+
+  Status start_unshard(UnitId unit, const UnshardOptions& options) override {
+    if (error_.ok()) {
+      memories_->set_unsharded_bytes_max(options.unsharded_bytes_max);
+      started_.push_back({unit, options.in_backward});
+    }
+    return error_;
+  }
+
+  Result<std::vector<void*>> wait_for_unshard(UnitId unit) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    const auto started = take_started(unit);
+    memories_->open_unit(unit);
+    if (model_.placement == Placement::kShard) {
+      Wish wish;
+      wish.kind = WishKind::kUnshard;
+      wish.unit = unit;
+      wish.in_backward = started.in_backward ? 1 : 0;
+      if (auto status = fulfil(wish); !status.ok()) {
+        return fail(status);
+      }
+      ++counters_.unshards;
+      counters_.unsharded_bytes += unit_bytes(spec(unit));
+    }
+    std::vector<void*> addresses;
+    for (const auto& flat : memories_->unit(unit)) {
+      addresses.push_back(flat.data_ptr());
+    }
+    return addresses;
+  }
+
+  void reshard(UnitId unit) override { memories_->drop_unit(unit); }
+
+  std::vector<at::Tensor> gradient_slot(UnitId unit) override {
+    return memories_->open_gradients(unit);
+  }
+
+  Status start_reduce(UnitId unit, const ReduceOptions& options) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    reductions_->start(unit, options);
+    note_.mark_used(unit, options.used);
+    ++counters_.reduces;
+    progress();
+    return error_;
+  }
+
+  Result<BackwardOutcome> end_backward(const BackwardEnd& end) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    note_.late = end.late;
+    note_.aborted = end.aborted;
+    auto outcome = finish_backward();
+    if (!outcome.ok() && outcome.status().code() != ErrorCode::kAborted) {
+      return fail(outcome.status());
+    }
+    note_ = {};
+    ++backward_;
+    return outcome;
+  }
+
+  Status publish(std::uint64_t generation) override {
+    generation_ = generation;
+    return error_;
+  }
+
+  Status all_reduce(const at::Tensor& values, ReduceOp op) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    Wish wish;
+    wish.kind = WishKind::kAllReduce;
+    wish.numel = static_cast<std::uint32_t>(values.numel());
+    auto status = fulfil(wish);
+    if (status.ok()) {
+      status = reduce_values(values, op);
+    }
+    return status.ok() ? status : fail(status);
+  }
+
+  void progress() override {
+    if (!error_.ok()) {
+      return;
+    }
+    if (auto status = reductions_->progress(); !status.ok()) {
+      (void)fail(status);
+    }
+  }
+
+  void close(const Status& reason) override { (void)fail(reason); }
+
+  const ExchangeCounters& counters() const override {
+    if (memories_) {
+      memories_->add_to(counters_);
+    }
+    return counters_;
+  }
+
+ private:
+  struct Started {
+    UnitId unit;
+    bool in_backward;
+  };
+
+  const UnitSpec& spec(UnitId unit) const {
+    return model_.units[static_cast<std::size_t>(unit)];
+  }
+  int size() const { return gather_->size(); }
+  int me() const { return gather_->index(); }
+
+  // The first failure closes both links and stays.
+  Status fail(const Status& status) {
+    if (error_.ok()) {
+      error_ = status;
+      gather_->abandon();
+      reduce_->abandon();
+    }
+    return error_;
+  }
+
+  Started take_started(UnitId unit) {
+    const auto found = std::find_if(
+        started_.begin(), started_.end(),
+        [&](const Started& started) { return started.unit == unit; });
+    SHERD_ASSERT(found != started_.end());
+    const auto started = *found;
+    started_.erase(found);
+    return started;
+  }
+
+  // Sends `mine` to every peer and receives as many bytes from each, by rank.
+  Result<std::vector<at::Tensor>> swap_bytes(
+      const at::Tensor& mine, int tag, const std::string& what) {
+    std::vector<at::Tensor> all;
+    Transfers transfers;
+    for (int peer = 0; peer < size(); ++peer) {
+      all.push_back(peer == me() ? mine : at::empty_like(mine));
+      if (peer != me()) {
+        transfers.push_back(gather_->receive(all.back(), peer, tag));
+        transfers.push_back(gather_->send(mine, peer, tag));
+      }
+    }
+    auto status = wait_all(transfers, what);
+    if (!status.ok()) {
+      return status;
+    }
+    return all;
+  }
+
+  Result<std::vector<Wish>> swap_wishes(Wish& mine) {
+    mine.sequence = sequence_++;
+    mine.generation = generation_;
+    mine.backward = backward_;
+    auto all = swap_bytes(
+        bytes_of(&mine, sizeof(Wish)), kWishTag, "an answer to " + text(mine));
+    if (!all.ok()) {
+      return all.status();
+    }
+    std::vector<Wish> wishes(all.value().size());
+    for (std::size_t r = 0; r < wishes.size(); ++r) {
+      std::memcpy(&wishes[r], all.value()[r].const_data_ptr(), sizeof(Wish));
+    }
+    return wishes;
+  }
+
+  std::string text(const Wish& wish) const {
+    return exchange::describe(wish, unit_names_);
+  }
+
+  // Wishes until the wish is granted, serving those of others meanwhile.
+  Status fulfil(Wish wish) {
+    while (true) {
+      const auto wishes = swap_wishes(wish);
+      if (!wishes.ok()) {
+        return wishes.status();
+      }
+      const auto agreement = agree(wishes.value(), ranks_, unit_names_);
+      if (agreement.verdict == Verdict::kMismatch) {
+        return {ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason};
+      }
+      if (agreement.wish.kind == WishKind::kUnshard) {
+        auto status = move_unit(agreement.wish, wishes.value());
+        if (!status.ok()) {
+          return status;
+        }
+      }
+      if (agreement.wish == wish) {
+        return {};
+      }
+    }
+  }
+
+  // Sends this rank's shard to those who want the unit, and receives theirs
+  // when it is one of them.
+  Status move_unit(const Wish& wish, const std::vector<Wish>& wishes) {
+    const auto wants = [&](int rank) {
+      return wishes[static_cast<std::size_t>(rank)] == wish;
+    };
+    Transfers transfers;
+    for (std::size_t f = 0; f < spec(wish.unit).flats.size(); ++f) {
+      const auto& layout = spec(wish.unit).flats[f].layout;
+      const int tag = kFlatTag + static_cast<int>(f) +
+          first_flat_[static_cast<std::size_t>(wish.unit)];
+      const auto shard =
+          memories_->shard(wish.unit, static_cast<int>(f)).shard;
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer != me() && wants(peer)) {
+          transfers.push_back(gather_->send(shard, peer, tag));
+        }
+        if (!wants(me())) {
+          continue;
+        }
+        const auto range = layout.shard(peer);
+        const auto part =
+            memories_->unit(wish.unit)[f].narrow(0, range.begin, range.numel());
+        if (peer == me()) {
+          part.copy_(shard);
+        } else {
+          transfers.push_back(gather_->receive(part, peer, tag));
+        }
+      }
+    }
+    return wait_all(transfers, text(wish));
+  }
+
+  Result<BackwardOutcome> finish_backward() {
+    Wish wish;
+    wish.kind = WishKind::kEndBackward;
+    if (auto status = fulfil(wish); !status.ok()) {
+      return status;
+    }
+    if (auto status = reductions_->finish(); !status.ok()) {
+      return status;
+    }
+    auto notes = swap_bytes(
+        note_.encode(model_), kPayloadTag, "the end of the backward");
+    if (!notes.ok()) {
+      return notes.status();
+    }
+    return combine_notes(model_, notes.value(), ranks_);
+  }
+
+  Status reduce_values(const at::Tensor& values, ReduceOp op) {
+    SHERD_ASSERT(
+        values.scalar_type() == c10::ScalarType::Double &&
+        values.is_contiguous());
+    auto all = swap_bytes(
+        bytes_of(values.const_data_ptr(), values.nbytes()), kPayloadTag,
+        "an all-reduce");
+    if (!all.ok()) {
+      return all.status();
+    }
+    std::vector<double> theirs(static_cast<std::size_t>(values.numel()));
+    auto* out = values.mutable_data_ptr<double>();
+    for (std::size_t r = 0; r < all.value().size(); ++r) {
+      std::memcpy(
+          theirs.data(), all.value()[r].const_data_ptr(), values.nbytes());
+      for (std::size_t i = 0; i < theirs.size(); ++i) {
+        out[i] = r == 0 ? theirs[i] : combine(out[i], theirs[i], op);
+      }
+    }
+    return {};
+  }
+
+  // The memories come first: messages under way end before their buffers go.
+  ModelSpec model_;
+  std::optional<Memories> memories_;
+  std::unique_ptr<Link> gather_;
+  std::unique_ptr<Link> reduce_;
+  std::optional<Reductions> reductions_;
+  std::vector<int> ranks_;  // World ranks, for messages.
+  std::vector<std::string> unit_names_;
+  std::vector<int> first_flat_;
+  std::vector<Started> started_;
+  BackwardNote note_;
+  std::uint64_t sequence_ = 0;
+  std::uint64_t generation_ = 0;
+  std::uint64_t backward_ = 0;
+  Status error_;
+  mutable ExchangeCounters counters_;
+};
+
+}  // namespace
+
+std::unique_ptr<Exchange> make_collective_exchange(
+    std::unique_ptr<Link> gather, std::unique_ptr<Link> reduce) {
+  return std::make_unique<CollectiveExchange>(
+      std::move(gather), std::move(reduce));
+}
+
+}  // namespace sherd::exchange

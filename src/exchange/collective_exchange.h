@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CollectiveExchange moves units between processes by point-to-point messages
+// straight from and into the flats, which takes unequal shards without padding,
+// over two links: one for gathers and agreement, one for gradients. Gathers are made on demand: before each, ranks
+// exchange their wishes (agreement.h), so that a rank which goes another way is
+// an error on all of them at once, and not a hang.
+// Thread rule: see Exchange. Protocol: docs/design/exchange.md.
+#pragma once
+
+#include <memory>
+#include "exchange/exchange.h"
+#include "exchange/link.h"
+
+namespace sherd::exchange {
+
+// Two links over the same ranks, so that gathers and gradients do not wait for
+// each other.
+std::unique_ptr<Exchange> make_collective_exchange(
+    std::unique_ptr<Link> gather, std::unique_ptr<Link> reduce);
+
+}  // namespace sherd::exchange

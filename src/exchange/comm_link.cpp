@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/comm_link.h"
+
+#include <utility>
+
+#include "comm/communicator.h"
+
+namespace sherd::exchange {
+namespace {
+
+class CommTransfer final : public Transfer {
+ public:
+  CommTransfer(comm::Communicator& via, comm::Pending pending)
+      : via_(via), pending_(std::move(pending)) {}
+
+  bool done() const override { return via_.done(pending_); }
+  Status wait(const std::string& what) override {
+    return via_.wait(pending_, what);
+  }
+
+ private:
+  comm::Communicator& via_;
+  comm::Pending pending_;
+};
+
+class CommLink final : public Link {
+ public:
+  CommLink(const World& world, const std::string& name, std::vector<int> ranks)
+      : via_(world, name, std::move(ranks)) {}
+
+  int index() const override { return via_.index(); }
+  int size() const override { return via_.size(); }
+  int world_rank(int index) const override { return via_.world_rank(index); }
+
+  std::unique_ptr<Transfer> send(
+      const at::Tensor& tensor, int peer, int tag) override {
+    return std::make_unique<CommTransfer>(via_, via_.send(tensor, peer, tag));
+  }
+  std::unique_ptr<Transfer> receive(
+      const at::Tensor& tensor, int peer, int tag) override {
+    return std::make_unique<CommTransfer>(
+        via_, via_.receive(tensor, peer, tag));
+  }
+  Result<std::vector<std::string>> all_gather(
+      const std::string& mine, const std::string& what) override {
+    return via_.all_gather(mine, what);
+  }
+  void abandon() override { via_.abandon(); }
+
+ private:
+  comm::Communicator via_;
+};
+
+}  // namespace
+
+std::unique_ptr<Link> make_comm_link(
+    const World& world, const std::string& name, std::vector<int> ranks) {
+  return std::make_unique<CommLink>(world, name, std::move(ranks));
+}
+
+}  // namespace sherd::exchange

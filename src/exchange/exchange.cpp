@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/exchange.h"
+
+#include <c10/core/ScalarType.h>
+
+namespace sherd::exchange {
+namespace {
+
+constexpr std::int64_t kFlatAlignment = 128;
+
+std::int64_t round_up(std::int64_t bytes) {
+  return (bytes + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
+}
+
+}  // namespace
+
+std::int64_t flat_bytes(const FlatSpec& flat) {
+  return flat.layout.numel *
+      static_cast<std::int64_t>(c10::elementSize(flat.dtype));
+}
+
+std::vector<std::int64_t> flat_offsets(const UnitSpec& unit) {
+  std::vector<std::int64_t> offsets;
+  std::int64_t end = 0;
+  for (const auto& flat : unit.flats) {
+    offsets.push_back(end);
+    end += round_up(flat_bytes(flat));
+  }
+  return offsets;
+}
+
+std::int64_t unit_bytes(const UnitSpec& unit) {
+  std::int64_t bytes = 0;
+  for (const auto& flat : unit.flats) {
+    bytes += round_up(flat_bytes(flat));
+  }
+  return bytes;
+}
+
+std::vector<std::string> describe(const ModelSpec& model) {
+  std::vector<std::string> lines;
+  for (const auto& unit : model.units) {
+    for (const auto& flat : unit.flats) {
+      for (std::size_t i = 0; i < flat.names.size(); ++i) {
+        lines.push_back(
+            str("parameter ", flat.names[i], " ", flat.shapes[i], " ",
+                c10::toString(flat.dtype), flat.trainable ? "" : " frozen",
+                " of unit ", unit.name));
+      }
+    }
+  }
+  lines.push_back(
+      str("placement ",
+          model.placement == Placement::kShard ? "shard" : "replicate",
+          ", budget ", model.unsharded_bytes_max, " bytes"));
+  return lines;
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Exchange is the only seam between the engine and bytes on the move. It owns
+// three memories: shards (for life), unsharded units (while whole) and gradient
+// slots (from the first gradient of a unit to its reduction). The engine says
+// when; the exchange knows nothing of modules, the engine nothing of
+// transports. One contract suite runs over every implementation.
+//
+// Thread rule: one caller at a time (the engine's lock); destructor included.
+// Who may call what when: docs/design/exchange.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include "base/status.h"
+#include "plan/flat_layout.h"
+#include "plan/unit_id.h"
+
+namespace sherd::exchange {
+
+using plan::UnitId;
+
+// Where parameters, gradients and optimizer state of the shard axis live.
+enum class Placement {
+  kShard,      // Each rank owns its slice of every flat.
+  kReplicate,  // Each rank owns everything; gradients are all-reduced.
+};
+
+// One contiguous buffer of a unit: same dtype, same trainability.
+struct FlatSpec {
+  plan::FlatLayout layout;  // Its cuts say who reduces what, in both placements.
+  std::vector<std::string> names;  // By parameter of the layout.
+  std::vector<std::string> shapes;  // For messages, e.g. "[256, 64]".
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool trainable = true;
+};
+
+struct UnitSpec {
+  std::string name;
+  std::vector<FlatSpec> flats;
+};
+
+struct ModelSpec {
+  std::vector<UnitSpec> units;
+  Placement placement = Placement::kShard;
+  // Bytes of unsharded units at most, at first; 0: no limit. Ranks must agree.
+  std::int64_t unsharded_bytes_max = 0;
+};
+
+// Bytes of a flat, and of a whole unit as one slot: flats start on 128 bytes.
+std::int64_t flat_bytes(const FlatSpec& flat);
+std::int64_t unit_bytes(const UnitSpec& unit);
+// Where each flat begins in the unit's slot.
+std::vector<std::int64_t> flat_offsets(const UnitSpec& unit);
+// One line a parameter, in order: what ranks must agree on.
+std::vector<std::string> describe(const ModelSpec& model);
+
+// 1-D tensors over the elements this rank owns of a flat; addresses are for
+// life. `gradient` is undefined where the flat is frozen.
+struct ShardMemory {
+  at::Tensor shard;
+  at::Tensor gradient;
+};
+
+struct UnshardOptions {
+  // Ranks whose gradients differ may ask for different units in backward;
+  // anywhere else that is a mismatch.
+  bool in_backward = false;
+  // Bytes of unsharded units at most from now on; 0: no limit.
+  std::int64_t unsharded_bytes_max = 0;
+};
+
+struct ReduceOptions {
+  // Multiplies the sum over ranks: 1 / ranks for a mean.
+  double scale = 1.0;
+  // By flat: add to the sharded gradient instead of overwriting it.
+  std::vector<bool> accumulate;
+  // By trainable parameter of the unit, flat after flat: has a gradient here.
+  std::vector<bool> used;
+};
+
+struct BackwardEnd {
+  // Empty, or why this rank gave the backward up. It must have reduced every
+  // unit all the same, with zeros.
+  std::string aborted;
+  // By unit: gradients came after its reduction and need one more round.
+  std::vector<bool> late;
+};
+
+struct BackwardOutcome {
+  // By unit, by trainable parameter: some rank had a gradient.
+  std::vector<std::vector<bool>> used;
+  // By unit: some rank needs one more round.
+  std::vector<bool> late;
+};
+
+enum class ReduceOp { kSum, kMax };
+
+struct ExchangeCounters {
+  std::int64_t unshards = 0;
+  std::int64_t unsharded_bytes = 0;  // Bytes of units made whole.
+  std::int64_t reduces = 0;
+  std::int64_t slot_bytes = 0;      // Allocated now for unsharded units.
+  std::int64_t slot_bytes_peak = 0;
+  std::int64_t gradient_bytes = 0;  // Allocated now for gradient slots.
+  std::int64_t gradient_bytes_peak = 0;
+};
+
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+
+  // Collective, once, first. Fails on every rank when ranks differ in the
+  // model, naming the first difference and the ranks.
+  [[nodiscard]] virtual Status open(const ModelSpec& model) = 0;
+
+  // Once per flat, before the first unshard. Zero-filled.
+  virtual ShardMemory shard_memory(UnitId unit, int flat) = 0;
+
+  // Begins to make a unit whole.
+  // REQUIRES: not whole; room for it under unsharded_bytes_max.
+  [[nodiscard]] virtual Status start_unshard(
+      UnitId unit, const UnshardOptions& options) = 0;
+
+  // Returns where each flat of the unit lies; valid until reshard(). Collective
+  // in what it waits for. A failure closes the exchange.
+  [[nodiscard]] virtual Result<std::vector<void*>> wait_for_unshard(
+      UnitId unit) = 0;
+
+  // Drops a whole unit. Never waits.
+  virtual void reshard(UnitId unit) = 0;
+
+  // Room for the unit's gradients: one 1-D tensor per flat (undefined where
+  // frozen), content undefined, the engine fills all of it, padding with
+  // zeros. Never waits for a peer; the same until start_reduce().
+  virtual std::vector<at::Tensor> gradient_slot(UnitId unit) = 0;
+
+  // Gives the slot to be summed over ranks, in rank order and fp32, into
+  // ShardMemory::gradient. Each trainable unit once per backward (plus agreed
+  // late rounds), whatever the order. Never waits for a peer.
+  [[nodiscard]] virtual Status start_reduce(
+      UnitId unit, const ReduceOptions& options) = 0;
+
+  // Collective: returns when every reduction of this backward is done here and
+  // every rank has come. Failed with kAborted, naming rank and reason, when any
+  // rank gave up; the exchange stays usable, sharded gradients are undefined.
+  [[nodiscard]] virtual Result<BackwardOutcome> end_backward(
+      const BackwardEnd& end) = 0;
+
+  // Shards have new values: whole units of earlier generations are stale. Every
+  // rank, with the same generation.
+  [[nodiscard]] virtual Status publish(std::uint64_t generation) = 0;
+
+  // Collective, in place: a few contiguous fp64 numbers, the same bits on every
+  // rank.
+  [[nodiscard]] virtual Status all_reduce(
+      const at::Tensor& values, ReduceOp op) = 0;
+
+  // Does what can be done without waiting.
+  virtual void progress() = 0;
+
+  // Ends it: every later call fails with `reason`, peers that wait for this
+  // rank fail. The first reason stays. Idempotent.
+  virtual void close(const Status& reason) = 0;
+
+  virtual const ExchangeCounters& counters() const = 0;
+};
+
+}  // namespace sherd::exchange

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FakeNetwork connects ranks that are threads of one process, for tests: no
+// sockets, every message may be delayed, messages of different (peer, tag)
+// overtake each other, and a rank can be lost at its n-th operation. What
+// happens follows from the seed and the calls, not from the machine's load.
+// Thread rule: the network any thread; a link one thread. The network must
+// outlive its links.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include "exchange/exchange.h"
+#include "exchange/link.h"
+
+namespace sherd::exchange {
+
+struct FakeOptions {
+  std::uint64_t seed = 0;
+  // A message is delivered this late at most, drawn from the seed.
+  std::chrono::microseconds delay_max{0};
+  // A wait without any delivery for this long fails.
+  std::chrono::milliseconds deadline{10'000};
+  // Rank and number of its send or receive (from 0) at which it is lost;
+  // -1: never.
+  int lost_rank = -1;
+  std::int64_t lost_at = 0;
+};
+
+class FakeNetwork {
+ public:
+  FakeNetwork(int ranks, const FakeOptions& options);
+  ~FakeNetwork();
+  FakeNetwork(const FakeNetwork&) = delete;
+  FakeNetwork& operator=(const FakeNetwork&) = delete;
+
+  // Every rank makes its own, under the same name.
+  std::unique_ptr<Link> link(int rank, const std::string& name);
+
+  // The fake exchange: the collective protocol over this network.
+  std::unique_ptr<Exchange> exchange(int rank);
+
+  struct State;
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace sherd::exchange

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/make_exchange.h"
+
+#include "exchange/collective_exchange.h"
+#include "exchange/comm_link.h"
+
+namespace sherd::exchange {
+
+std::unique_ptr<Exchange> make_exchange(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks) {
+  return make_collective_exchange(
+      make_comm_link(world, name + "/gather", ranks),
+      make_comm_link(world, name + "/reduce", ranks));
+}
+
+}  // namespace sherd::exchange

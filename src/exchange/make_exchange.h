@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Chooses the exchange for a group of ranks; the one place above the
+// implementations that knows them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+#include <sherd/comm/world.h>
+#include "exchange/exchange.h"
+
+namespace sherd::exchange {
+
+// Collective over `ranks` (world ranks, ascending, more than one), under a
+// `name` unique in this world. Throws Error when they cannot be connected.
+std::unique_ptr<Exchange> make_exchange(
+    const World& world, const std::string& name, const std::vector<int>& ranks);
+
+}  // namespace sherd::exchange

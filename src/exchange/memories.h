@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The three memories of an exchange that keeps them private to its process:
+// shards, unsharded units, gradient slots. Only addresses and sizes; moves
+// nothing. Thread rule: one thread.
+#pragma once
+
+#include <map>
+#include <vector>
+#include "exchange/exchange.h"
+#include "exchange/slot_pool.h"
+
+namespace sherd::exchange {
+
+class Memories {
+ public:
+  Memories(const ModelSpec& model, int rank);
+
+  ShardMemory shard(UnitId unit, int flat) const;
+  // This rank's elements of the flat: all of it when replicated.
+  plan::ElementRange owned(UnitId unit, int flat) const;
+
+  // For slots of units; 0: no limit.
+  void set_unsharded_bytes_max(std::int64_t bytes) {
+    unit_pool_.set_bytes_max(bytes);
+  }
+  // A slot for the whole unit, as one 1-D tensor per flat. A replicated unit's
+  // slot is its shard memory.
+  const std::vector<at::Tensor>& open_unit(UnitId unit);
+  const std::vector<at::Tensor>& unit(UnitId unit) const;
+  bool unit_is_open(UnitId unit) const { return units_.contains(unit); }
+  void drop_unit(UnitId unit);
+
+  // A gradient slot (undefined tensors where frozen), or the one already open.
+  const std::vector<at::Tensor>& open_gradients(UnitId unit);
+  // Ends the slot's association with the unit, so that the unit may open
+  // another; the memory stays until release().
+  struct Slot {
+    void* memory = nullptr;
+    std::vector<at::Tensor> flats;
+  };
+  Slot take_gradients(UnitId unit);
+  // Room for what peers send for one reduction; given back by release().
+  Slot borrow_staging(std::int64_t bytes);
+  void release(Slot& slot);
+
+  void add_to(ExchangeCounters& counters) const;
+
+ private:
+  const UnitSpec& spec(UnitId unit) const;
+  Slot make_slot(SlotPool& pool, UnitId unit, bool trainable_only);
+
+  const ModelSpec& model_;
+  const int rank_;
+  std::vector<std::vector<ShardMemory>> shards_;
+  SlotPool unit_pool_;
+  SlotPool gradient_pool_;
+  std::map<UnitId, Slot> units_;
+  std::map<UnitId, Slot> gradients_;
+};
+
+}  // namespace sherd::exchange

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reductions carries gradients between processes: each rank sends every peer
+// its part of a slot and sums what the peers sent for its own. Started at any
+// time and in any order, since messages are told apart by flat; summed in the
+// order started. Thread rule: one thread.
+#pragma once
+
+#include <deque>
+#include <vector>
+#include "exchange/link.h"
+#include "exchange/memories.h"
+
+namespace sherd::exchange {
+
+// Positions of a model's flats in one sequence, unit after unit.
+std::vector<int> first_flats(const ModelSpec& model);
+
+class Reductions {
+ public:
+  // All must outlive it.
+  Reductions(const ModelSpec& model, Link& via, Memories& memories);
+
+  // Takes the unit's gradient slot. Never waits.
+  void start(UnitId unit, const ReduceOptions& options);
+
+  // Sums what has arrived. Never waits.
+  Status progress();
+
+  // Waits for all, sums them; replicated gradients are then shared, so that
+  // every rank has all of them.
+  Status finish();
+
+ private:
+  struct Reduction {
+    UnitId unit = 0;
+    ReduceOptions options;
+    Memories::Slot slot;
+    Memories::Slot staging;
+    // By flat, by rank; this rank's own piece is its part of the slot.
+    std::vector<std::vector<at::Tensor>> pieces;
+    Transfers transfers;
+  };
+
+  const UnitSpec& spec(UnitId unit) const;
+  int tag(UnitId unit, std::size_t flat) const;
+  std::int64_t piece_bytes(const FlatSpec& flat) const;
+  std::int64_t staging_bytes(const FlatSpec& flat) const;
+  void post_flat(Reduction& reduction, std::size_t flat, char* staging);
+  bool front_is_done() const;
+  Status complete_front();
+  at::Tensor own_gradient(UnitId unit, std::size_t flat) const;
+  Status share_replicated();
+
+  const ModelSpec& model_;
+  Link& via_;
+  Memories& memories_;
+  const std::vector<int> first_flat_;
+  std::deque<Reduction> under_way_;
+  std::vector<UnitId> summed_;  // Since the last finish().
+};
+
+}  // namespace sherd::exchange

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/slice_sum.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include "base/check.h"
+
+namespace sherd::exchange {
+namespace {
+
+// Fits the first-level cache with its pieces; long enough to vectorise.
+constexpr std::int64_t kBlock = 2048;
+constexpr std::int64_t kGrain = 1 << 16;
+
+template <typename Piece, typename Sum, typename Out>
+void sum_block(
+    std::span<const Piece* const> pieces,
+    std::int64_t begin,
+    std::int64_t count,
+    double scale,
+    bool accumulate,
+    Out* out) {
+  std::array<Sum, kBlock> sum;
+  for (std::int64_t i = 0; i < count; ++i) {
+    sum[static_cast<std::size_t>(i)] = static_cast<Sum>(pieces[0][begin + i]);
+  }
+  for (std::size_t p = 1; p < pieces.size(); ++p) {
+    const Piece* piece = pieces[p] + begin;
+    for (std::int64_t i = 0; i < count; ++i) {
+      sum[static_cast<std::size_t>(i)] += static_cast<Sum>(piece[i]);
+    }
+  }
+  const Sum factor = static_cast<Sum>(scale);
+  if (accumulate) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      out[begin + i] = static_cast<Out>(
+          static_cast<Sum>(out[begin + i]) +
+          sum[static_cast<std::size_t>(i)] * factor);
+    }
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) {
+      out[begin + i] =
+          static_cast<Out>(sum[static_cast<std::size_t>(i)] * factor);
+    }
+  }
+}
+
+template <typename Piece, typename Sum, typename Out>
+void sum_typed(
+    std::span<const at::Tensor> tensors,
+    double scale,
+    bool accumulate,
+    const at::Tensor& out) {
+  std::vector<const Piece*> pieces;
+  for (const auto& tensor : tensors) {
+    pieces.push_back(tensor.const_data_ptr<Piece>());
+  }
+  auto* target = out.mutable_data_ptr<Out>();
+  at::parallel_for(
+      0, out.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+        for (auto at = begin; at < end; at += kBlock) {
+          sum_block<Piece, Sum, Out>(
+              pieces, at, std::min(kBlock, end - at), scale, accumulate,
+              target);
+        }
+      });
+}
+
+template <typename Piece, typename Sum>
+void sum_into(
+    std::span<const at::Tensor> pieces,
+    double scale,
+    bool accumulate,
+    const at::Tensor& out) {
+  if (out.scalar_type() == pieces[0].scalar_type()) {
+    sum_typed<Piece, Sum, Piece>(pieces, scale, accumulate, out);
+  } else {
+    sum_typed<Piece, Sum, float>(pieces, scale, accumulate, out);
+  }
+}
+
+}  // namespace
+
+void sum_slices(
+    std::span<const at::Tensor> pieces,
+    double scale,
+    bool accumulate,
+    const at::Tensor& out) {
+  SHERD_ASSERT(!pieces.empty());
+  for (const auto& piece : pieces) {
+    SHERD_ASSERT(
+        piece.numel() == out.numel() && piece.is_contiguous() &&
+        piece.scalar_type() == pieces[0].scalar_type());
+  }
+  if (out.numel() == 0) {
+    return;
+  }
+  switch (pieces[0].scalar_type()) {
+    case c10::ScalarType::Float:
+      return sum_into<float, float>(pieces, scale, accumulate, out);
+    case c10::ScalarType::Double:
+      return sum_into<double, double>(pieces, scale, accumulate, out);
+    case c10::ScalarType::BFloat16:
+      return sum_into<c10::BFloat16, float>(pieces, scale, accumulate, out);
+    case c10::ScalarType::Half:
+      return sum_into<c10::Half, float>(pieces, scale, accumulate, out);
+    default:
+      throw Error(
+          str("[exchange] gradients must be fp32, fp64, bf16 or fp16, found ",
+              c10::toString(pieces[0].scalar_type())));
+  }
+}
+
+}  // namespace sherd::exchange

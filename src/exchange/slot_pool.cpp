@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/slot_pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace sherd::exchange {
+SlotPool::~SlotPool() {
+  for (const auto& block : blocks_) {
+    ::munmap(block.memory, static_cast<std::size_t>(block.bytes));
+  }
+}
+
+SlotPool::Block* SlotPool::find_kept(std::int64_t bytes) {
+  const auto found = std::find_if(
+      blocks_.begin(), blocks_.end(), [&](const Block& block) {
+        return !block.lent && block.bytes == bytes;
+      });
+  return found == blocks_.end() ? nullptr : &*found;
+}
+
+void* SlotPool::borrow(std::int64_t requested) {
+  const auto bytes = std::max<std::int64_t>(requested, 1);
+  if (auto* kept = find_kept(bytes)) {
+    kept->lent = true;
+    lent_bytes_ += kept->bytes;
+    return kept->memory;
+  }
+  if (bytes_max_ > 0) {
+    SHERD_ASSERT(
+        lent_bytes_ + bytes <= bytes_max_, "slots of ", lent_bytes_,
+        " bytes are lent, ", bytes, " more would exceed ", bytes_max_);
+    trim(bytes_max_ - bytes);
+  }
+  void* memory = ::mmap(
+      nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  SHERD_CHECK_AS(
+      kUnavailable, memory != MAP_FAILED, "[exchange] expected ", bytes,
+      " bytes of memory for a slot, the system has none");
+  blocks_.push_back({memory, bytes, true});
+  lent_bytes_ += bytes;
+  allocated_bytes_ += bytes;
+  allocated_bytes_peak_ = std::max(allocated_bytes_peak_, allocated_bytes_);
+  return memory;
+}
+
+void SlotPool::give_back(void* memory) {
+  const auto found = std::find_if(
+      blocks_.begin(), blocks_.end(),
+      [&](const Block& block) { return block.memory == memory; });
+  SHERD_ASSERT(found != blocks_.end() && found->lent);
+  found->lent = false;
+  lent_bytes_ -= found->bytes;
+}
+
+void SlotPool::trim(std::int64_t bytes) {
+  while (allocated_bytes_ > bytes) {
+    auto largest = blocks_.end();
+    for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {
+      if (!block->lent &&
+          (largest == blocks_.end() || block->bytes > largest->bytes)) {
+        largest = block;
+      }
+    }
+    if (largest == blocks_.end()) {
+      return;
+    }
+    ::munmap(largest->memory, static_cast<std::size_t>(largest->bytes));
+    allocated_bytes_ -= largest->bytes;
+    blocks_.erase(largest);
+  }
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/shard/fully_shard.h>
+
+#include <atomic>
+#include <utility>
+
+#include "access/gradient_hook.h"
+#include "access/managed_storage.h"
+#include "base/check.h"
+#include "exchange/make_exchange.h"
+#include "shard/local_engine.h"
+#include "shard/model_units.h"
+#include "shard/runtime.h"
+#include "shard/sharding_engine.h"
+
+namespace sherd {
+namespace {
+
+void check_options(const Mesh& mesh, const FullyShardOptions& options) {
+  SHERD_CHECK(
+      options.units != nullptr,
+      "[shard] options.units is empty; expected a policy, e.g. "
+      "sherd::units::children_of_lists()");
+  SHERD_CHECK(
+      mesh.replicate_size() == 1,
+      "[shard] a mesh with a replicate axis of ", mesh.replicate_size(),
+      " is not supported yet; expected 1");
+  SHERD_CHECK(
+      !options.budget_bytes || options.strategy != Strategy::kNoShard,
+      "[shard] no_shard takes no byte budget: nothing is ever gathered");
+}
+
+void check_not_sharded(const shard::ModelUnits& model) {
+  for (const auto& parameter : model.parameters) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition,
+        access::tag_of(parameter.tensor) == nullptr &&
+            !access::has_gradient_hook(parameter.tensor),
+        "[shard] parameter ", parameter.name,
+        " is sharded already; expected a module that no sharding handle "
+        "manages");
+  }
+}
+
+// Names the connections of each sharded model of a world differently; ranks
+// shard their models in the same order.
+std::string next_name(const Mesh& mesh) {
+  return str("fsdp/", mesh.world().next_number());
+}
+
+}  // namespace
+
+SummonScope::SummonScope(std::shared_ptr<ShardingEngine> engine)
+    : engine_(std::move(engine)) {}
+SummonScope::SummonScope(SummonScope&&) noexcept = default;
+SummonScope::~SummonScope() { close(); }
+
+at::Tensor SummonScope::tensor(const std::string& name) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, engine_ != nullptr,
+      "[shard] this summon scope has ended");
+  return engine_->summoned(name);
+}
+
+void SummonScope::close() {
+  if (auto engine = std::exchange(engine_, nullptr)) {
+    engine->end_summon();
+  }
+}
+
+FullyShardedDataParallel::FullyShardedDataParallel(
+    std::shared_ptr<ShardingEngine> engine)
+    : engine_(std::move(engine)) {}
+
+FullyShardedDataParallel::FullyShardedDataParallel(
+    FullyShardedDataParallel&&) noexcept = default;
+
+FullyShardedDataParallel& FullyShardedDataParallel::operator=(
+    FullyShardedDataParallel&& other) noexcept {
+  if (this != &other) {
+    close();
+    engine_ = std::move(other.engine_);
+  }
+  return *this;
+}
+
+FullyShardedDataParallel::~FullyShardedDataParallel() { close(); }
+
+std::vector<at::Tensor> FullyShardedDataParallel::parameters() const {
+  std::vector<at::Tensor> slices;
+  for (auto& item : engine_->named_parameters().items) {
+    slices.push_back(std::move(item.slice));
+  }
+  return slices;
+}
+
+NamedParameters FullyShardedDataParallel::named_parameters() const {
+  return engine_->named_parameters();
+}
+
+double FullyShardedDataParallel::clip_grad_norm(
+    double max_norm, const ClipOptions& options) {
+  return engine_->clip_grad_norm(max_norm, options);
+}
+
+void FullyShardedDataParallel::publish() { engine_->publish(); }
+
+SummonScope FullyShardedDataParallel::summon_full_parameters(
+    const SummonOptions& options) {
+  engine_->begin_summon(options);
+  return SummonScope(engine_);
+}
+
+void FullyShardedDataParallel::unshard() { engine_->unshard(); }
+void FullyShardedDataParallel::reshard() { engine_->reshard(); }
+ShardReport FullyShardedDataParallel::report() const {
+  return engine_->report();
+}
+
+void FullyShardedDataParallel::close() {
+  if (engine_) {
+    engine_->close();
+  }
+}
+
+FullyShardedDataParallel fully_shard(
+    torch::nn::Module& module,
+    const Mesh& mesh,
+    const FullyShardOptions& options) {
+  check_options(mesh, options);
+  const int ranks = mesh.shard_size();
+  auto model =
+      shard::build_units(module, options.units, ranks, options.granularity);
+  check_not_sharded(model);
+  if (ranks == 1) {
+    auto engine = std::make_shared<shard::LocalEngine>(std::move(model));
+    engine->start();
+    return FullyShardedDataParallel(std::move(engine));
+  }
+  shard::RuntimeOptions runtime_options;
+  runtime_options.rank = mesh.shard_index();
+  runtime_options.ranks = ranks;
+  runtime_options.strategy = options.strategy;
+  runtime_options.budget_bytes = options.budget_bytes;
+  auto engine = std::make_shared<shard::Runtime>(
+      std::move(model),
+      exchange::make_exchange(
+          mesh.world(), next_name(mesh), mesh.shard_ranks()),
+      runtime_options);
+  engine->start();
+  return FullyShardedDataParallel(std::move(engine));
+}
+
+FullyShardedDataParallel fully_shard(
+    torch::nn::Module& module,
+    const World& world,
+    const FullyShardOptions& options) {
+  return fully_shard(module, Mesh(world), options);
+}
+
+}  // namespace sherd

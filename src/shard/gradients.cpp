@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/gradients.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+
+#include "base/check.h"
+
+namespace sherd::shard {
+namespace {
+
+void zero_elements(const at::Tensor& flat, std::int64_t begin, std::int64_t end) {
+  if (end > begin) {
+    const auto size = static_cast<std::int64_t>(flat.element_size());
+    std::memset(
+        static_cast<char*>(flat.mutable_data_ptr()) + begin * size, 0,
+        static_cast<std::size_t>((end - begin) * size));
+  }
+}
+
+}  // namespace
+
+Gradients::Gradients(
+    const ModelUnits& model,
+    exchange::Exchange& exchange,
+    Slices& slices,
+    double scale)
+    : model_(model),
+      exchange_(exchange),
+      slices_(slices),
+      scale_(scale),
+      trainable_(model.units.size()),
+      units_(model.units.size()) {
+  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+    const auto& parameter = model.parameters[p];
+    const auto u = static_cast<std::size_t>(parameter.unit);
+    const auto& layout =
+        model.units[u].flats[static_cast<std::size_t>(parameter.flat)].layout;
+    targets_.push_back(
+        {parameter.unit, parameter.flat, parameter.trainable,
+         layout.offsets[static_cast<std::size_t>(parameter.position)]});
+    if (parameter.trainable >= 0) {
+      trainable_[u].resize(std::max(
+          trainable_[u].size(),
+          static_cast<std::size_t>(parameter.trainable) + 1));
+      trainable_[u][static_cast<std::size_t>(parameter.trainable)] =
+          static_cast<int>(p);
+    }
+  }
+  set_order({});
+  reset();
+}
+
+void Gradients::set_order(const std::vector<UnitId>& order) {
+  std::vector<bool> known(units_.size(), false);
+  order_.clear();
+  const auto add = [&](UnitId unit) {
+    const auto u = static_cast<std::size_t>(unit);
+    if (!known[u] && !trainable_[u].empty()) {
+      order_.push_back(unit);
+    }
+    known[u] = true;
+  };
+  std::for_each(order.begin(), order.end(), add);
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    add(static_cast<UnitId>(u));
+  }
+}
+
+void Gradients::reset() {
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    auto& unit = units_[u];
+    unit.arrived.assign(trainable_[u].size(), false);
+    unit.used.assign(trainable_[u].size(), false);
+    unit.missing = static_cast<int>(trainable_[u].size());
+    unit.reduced = false;
+  }
+  next_ = 0;
+  started_ = false;
+}
+
+void Gradients::open(UnitId unit) {
+  auto& now = state(unit);
+  if (now.slot.empty()) {
+    now.slot = exchange_.gradient_slot(unit);
+    zero_padding(unit);
+    if (now.reduced) {  // A late one: everything else counts as zero.
+      reset_arrivals(unit);
+    }
+  }
+}
+
+void Gradients::reset_arrivals(UnitId unit) {
+  auto& now = state(unit);
+  std::fill(now.arrived.begin(), now.arrived.end(), false);
+  std::fill(now.used.begin(), now.used.end(), false);
+  now.missing = static_cast<int>(now.arrived.size());
+}
+
+void Gradients::zero_padding(UnitId unit) {
+  const auto u = static_cast<std::size_t>(unit);
+  for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
+    const auto& spec = model_.units[u].flats[f];
+    if (!spec.trainable) {
+      continue;
+    }
+    std::int64_t end = 0;
+    for (std::size_t p = 0; p < spec.layout.offsets.size(); ++p) {
+      zero_elements(state(unit).slot[f], end, spec.layout.offsets[p]);
+      end = spec.layout.offsets[p] + spec.layout.numels[p];
+    }
+    zero_elements(state(unit).slot[f], end, spec.layout.numel);
+  }
+}
+
+Status Gradients::arrived(int parameter, const at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;
+  started_ = true;
+  const auto& target = targets_[static_cast<std::size_t>(parameter)];
+  SHERD_ASSERT(target.trainable >= 0);
+  if (gradient.defined() || !state(target.unit).reduced) {
+    open(target.unit);
+  } else {
+    return {};  // Nothing, and late: nothing to keep.
+  }
+  auto& unit = state(target.unit);
+  const auto t = static_cast<std::size_t>(target.trainable);
+  if (gradient.defined()) {
+    const auto& module_tensor =
+        model_.parameters[static_cast<std::size_t>(parameter)].tensor;
+    auto place = unit.slot[static_cast<std::size_t>(target.flat)]
+                     .narrow(0, target.offset, gradient.numel())
+                     .view(module_tensor.sizes());
+    const auto dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
+    if (unit.used[t]) {
+      place.add_(dense.detach());
+    } else {
+      place.copy_(dense.detach());
+    }
+    unit.used[t] = true;
+  }
+  if (!unit.arrived[t]) {
+    unit.arrived[t] = true;
+    --unit.missing;
+  }
+  return unit.missing == 0 && !unit.reduced ? reduce_ready() : Status();
+}
+
+void Gradients::fill_missing(UnitId unit) {
+  open(unit);
+  auto& now = state(unit);
+  for (std::size_t t = 0; t < now.used.size(); ++t) {
+    if (now.used[t]) {
+      continue;
+    }
+    const auto p = static_cast<std::size_t>(
+        trainable_[static_cast<std::size_t>(unit)][t]);
+    const auto& target = targets_[p];
+    zero_elements(
+        now.slot[static_cast<std::size_t>(target.flat)], target.offset,
+        target.offset + model_.parameters[p].tensor.numel());
+  }
+}
+
+Status Gradients::reduce(UnitId unit) {
+  fill_missing(unit);
+  auto& now = state(unit);
+  exchange::ReduceOptions options;
+  options.scale = scale_;
+  options.accumulate = now.reduced
+      ? std::vector<bool>(now.slot.size(), true)
+      : slices_.accumulation(unit);
+  options.used = now.used;
+  now.slot.clear();
+  now.reduced = true;
+  return exchange_.start_reduce(unit, options);
+}
+
+Status Gradients::reduce_ready() {
+  while (next_ < order_.size() && state(order_[next_]).missing == 0) {
+    if (auto status = reduce(order_[next_++]); !status.ok()) {
+      return status;
+    }
+  }
+  return {};
+}
+
+// One end of backward: starts what is left and learns who is late.
+Status Gradients::round(
+    const std::string& aborted, std::vector<bool>& late_everywhere) {
+  exchange::BackwardEnd end;
+  end.aborted = aborted;
+  for (const auto& unit : units_) {
+    end.late.push_back(unit.reduced && !unit.slot.empty());
+  }
+  auto outcome = exchange_.end_backward(end);
+  if (!outcome.ok()) {
+    return outcome.status();
+  }
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    slices_.set_gradients(static_cast<UnitId>(u), outcome.value().used[u]);
+  }
+  late_everywhere = outcome.value().late;
+  return {};
+}
+
+Status Gradients::finish(const std::string& aborted) {
+  const at::NoGradGuard no_grad;
+  Status status;
+  while (next_ < order_.size() && status.ok()) {
+    status = reduce(order_[next_++]);
+  }
+  std::vector<bool> late;
+  if (status.ok()) {
+    status = round(aborted, late);
+  }
+  if (status.ok() && std::find(late.begin(), late.end(), true) != late.end()) {
+    for (std::size_t u = 0; u < late.size() && status.ok(); ++u) {
+      if (late[u]) {
+        status = reduce(static_cast<UnitId>(u));
+      }
+    }
+    if (status.ok()) {
+      status = round(aborted, late);
+    }
+  }
+  reset();
+  if (!status.ok()) {
+    slices_.clear_gradients();
+  }
+  return status;
+}
+
+}  // namespace sherd::shard

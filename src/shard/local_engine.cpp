@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/local_engine.h"
+
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+
+#include "access/gradient_hook.h"
+#include "base/check.h"
+#include "shard/clip.h"
+
+namespace sherd::shard {
+namespace {
+
+std::vector<at::Tensor> defined_only(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> defined;
+  for (const auto& tensor : tensors) {
+    if (tensor.defined()) {
+      defined.push_back(tensor);
+    }
+  }
+  return defined;
+}
+
+}  // namespace
+
+LocalEngine::LocalEngine(ModelUnits model) : model_(std::move(model)) {
+  const c10::InferenceMode off(false);
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : model_.parameters) {
+    auto& slice = slices_.emplace_back();
+    if (parameter.tensor.numel() == 0) {
+      continue;
+    }
+    if (!parameter.tensor.is_contiguous()) {
+      parameter.tensor.set_data(parameter.tensor.detach().contiguous());
+    }
+    slice = parameter.tensor.detach().view({-1}).detach();
+    slice.set_requires_grad(parameter.trainable >= 0);
+  }
+}
+
+LocalEngine::~LocalEngine() { close(); }
+
+void LocalEngine::start() {
+  for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
+    const auto& parameter = model_.parameters[p];
+    parameter.tensor.mutable_grad().reset();
+    if (parameter.trainable >= 0) {
+      access::set_gradient_hook(
+          parameter.tensor,
+          [weak = weak_from_this(), index = static_cast<int>(p)](
+              at::Tensor gradient) {
+            if (auto self = weak.lock()) {
+              self->gradient_arrived(index, std::move(gradient));
+            }
+          });
+    }
+  }
+  idle_.remember(defined_only(slices_));
+}
+
+void LocalEngine::gradient_arrived(int parameter, at::Tensor gradient) {
+  const auto p = static_cast<std::size_t>(parameter);
+  const auto& slice = slices_[p];
+  if (!gradient.defined() || !slice.defined()) {
+    return;
+  }
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      model_.parameters[p].tensor.const_data_ptr() == slice.const_data_ptr(),
+      "[shard] parameter ", model_.parameters[p].name,
+      " was given another storage after sharding (module->to(), set_data() or "
+      "the like); convert the module before fully_shard");
+  const std::lock_guard lock(mu_);
+  const at::NoGradGuard no_grad;
+  auto dense = gradient.is_sparse() ? gradient.to_dense() : std::move(gradient);
+  auto flat = dense.detach().reshape({-1});
+  auto& grad = slice.mutable_grad();
+  if (grad.defined()) {
+    grad.add_(flat);
+  } else {
+    grad = std::move(flat);
+  }
+  ++gradients_;
+}
+
+NamedParameters LocalEngine::named_parameters() {
+  NamedParameters named;
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    if (slices_[p].defined()) {
+      named.items.push_back({model_.parameters[p].name, slices_[p]});
+    }
+  }
+  named.publish = [] {};
+  return named;
+}
+
+double LocalEngine::clip_grad_norm(
+    double max_norm, const ClipOptions& options) {
+  return clip_gradients(
+      defined_only(slices_), max_norm, options, [](const at::Tensor&) {});
+}
+
+void LocalEngine::begin_summon(const SummonOptions&) {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !summoned_,
+      "[shard] summon_full_parameters() inside another such scope");
+  summoned_ = true;
+}
+
+at::Tensor LocalEngine::summoned(const std::string& name) {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, summoned_,
+      "[shard] this summon scope has ended");
+  return find_parameter(model_, name).tensor.detach();
+}
+
+ShardReport LocalEngine::report() {
+  ShardReport report;
+  report.units = static_cast<int>(model_.units.size());
+  for (const auto& slice : defined_only(slices_)) {
+    report.shard_bytes += static_cast<std::int64_t>(
+        slice.nbytes() * (slice.requires_grad() ? 2 : 1));
+  }
+  return report;
+}
+
+void LocalEngine::close() {
+  if (closed_) {
+    return;
+  }
+  closed_ = true;
+  const auto backwards = model_.parameters.empty()
+      ? 0
+      : gradients_ / static_cast<std::int64_t>(model_.parameters.size());
+  if (backwards > 1 && !idle_.changed(defined_only(slices_))) {
+    idle_.warn(backwards);
+  }
+  for (const auto& parameter : model_.parameters) {
+    if (parameter.trainable >= 0) {
+      access::remove_gradient_hook(parameter.tensor);
+    }
+  }
+}
+
+}  // namespace sherd::shard

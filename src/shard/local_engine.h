@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engine of a world of one rank: the same handle, nothing moved, no key, no
+// exchange. A slice is the whole parameter, flattened; a gradient is handed
+// over without a copy as soon as autograd has it. Thread rule: as Runtime.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+#include "shard/idle.h"
+#include "shard/model_units.h"
+#include "shard/sharding_engine.h"
+
+namespace sherd::shard {
+
+class LocalEngine final : public ShardingEngine,
+                          public std::enable_shared_from_this<LocalEngine> {
+ public:
+  explicit LocalEngine(ModelUnits model);
+  ~LocalEngine() override;
+  LocalEngine(const LocalEngine&) = delete;
+  LocalEngine& operator=(const LocalEngine&) = delete;
+
+  // Sets the gradient hooks.
+  void start();
+
+  NamedParameters named_parameters() override;
+  double clip_grad_norm(double max_norm, const ClipOptions& options) override;
+  void publish() override {}
+  void begin_summon(const SummonOptions& options) override;
+  at::Tensor summoned(const std::string& name) override;
+  void end_summon() override { summoned_ = false; }
+  void unshard() override {}
+  void reshard() override {}
+  ShardReport report() override;
+  void close() override;
+
+ private:
+  void gradient_arrived(int parameter, at::Tensor gradient);
+
+  std::mutex mu_;
+  ModelUnits model_;
+  std::vector<at::Tensor> slices_;  // By parameter; empty ones undefined.
+  IdleOptimizer idle_;
+  std::int64_t gradients_ = 0;
+  bool summoned_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace sherd::shard

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/model_units.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "base/check.h"
+
+namespace sherd::shard {
+namespace {
+
+using torch::nn::Module;
+
+std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+// Walks the modules once and groups parameters by the unit that owns them.
+class Collector {
+ public:
+  explicit Collector(const units::Policy& policy) : policy_(policy) {}
+
+  void collect(const Module& root) {
+    decide(root, "", nullptr);
+    assign(root, "", 0);
+  }
+
+  struct Entry {
+    std::string name;
+    at::Tensor tensor;
+    int unit;
+  };
+  const std::vector<Entry>& entries() const { return entries_; }
+  const std::vector<std::string>& unit_names() const { return unit_names_; }
+
+ private:
+  // Children first: returns the elements of `module` no unit inside has taken.
+  std::int64_t decide(
+      const Module& module, const std::string& name, const Module* parent) {
+    if (!decided_.insert(&module).second) {
+      return 0;  // Registered twice; its first place counts.
+    }
+    std::int64_t numel = 0;
+    for (const auto& own : module.named_parameters(/*recurse=*/false)) {
+      if (counted_.insert(own.value().unsafeGetTensorImpl()).second) {
+        numel += own.value().numel();
+      }
+    }
+    for (const auto& child : module.named_children()) {
+      numel += decide(*child.value(), join(name, child.key()), &module);
+    }
+    if (parent != nullptr && policy_({name, module, parent, numel})) {
+      taken_.insert(&module);
+      return 0;
+    }
+    return numel;
+  }
+
+  // Parents first, in module order.
+  void assign(const Module& module, const std::string& name, int unit) {
+    if (!assigned_.insert(&module).second) {
+      return;
+    }
+    if (taken_.contains(&module)) {
+      unit = static_cast<int>(unit_names_.size());
+      unit_names_.push_back(name);
+    }
+    for (const auto& own : module.named_parameters(/*recurse=*/false)) {
+      if (owned_.insert(own.value().unsafeGetTensorImpl()).second) {
+        entries_.push_back({join(name, own.key()), own.value(), unit});
+      }
+    }
+    for (const auto& child : module.named_children()) {
+      assign(*child.value(), join(name, child.key()), unit);
+    }
+  }
+
+  const units::Policy& policy_;
+  std::set<const Module*> decided_;
+  std::set<const Module*> assigned_;
+  std::set<const Module*> taken_;
+  std::set<const c10::TensorImpl*> counted_;
+  std::set<const c10::TensorImpl*> owned_;
+  std::vector<std::string> unit_names_ = {"(root)"};
+  std::vector<Entry> entries_;
+};
+
+void check_can_be_sharded(const std::string& name, const at::Tensor& tensor) {
+  SHERD_CHECK(
+      tensor.defined(), "[shard] parameter ", name,
+      " is undefined; expected a tensor");
+  SHERD_CHECK(
+      !tensor.is_meta(), "[shard] parameter ", name,
+      " is on the meta device; initialise it first (module->to_empty(), then "
+      "its values)");
+  SHERD_CHECK(
+      tensor.device().is_cpu() && !tensor.is_sparse(), "[shard] parameter ",
+      name, " is on ", tensor.device().str(), tensor.is_sparse() ? ", sparse" : "",
+      "; expected a dense tensor on the CPU");
+  SHERD_CHECK(
+      !tensor.requires_grad() || at::isFloatingType(tensor.scalar_type()),
+      "[shard] parameter ", name, " is trainable and of type ",
+      c10::toString(tensor.scalar_type()),
+      "; expected a real floating-point type, or requires_grad(false)");
+  SHERD_CHECK(
+      tensor.is_leaf(), "[shard] parameter ", name,
+      " is the result of an operation; expected a leaf");
+}
+
+std::string shape_of(const at::Tensor& tensor) {
+  std::ostringstream out;
+  out << tensor.sizes();
+  return out.str();
+}
+
+// Flats of one unit, in the order in which their first parameter comes.
+struct Flats {
+  std::vector<std::vector<plan::FlatParameter>> parameters;
+  std::vector<exchange::FlatSpec> specs;
+
+  int find_or_add(c10::ScalarType dtype, bool trainable) {
+    for (std::size_t f = 0; f < specs.size(); ++f) {
+      if (specs[f].dtype == dtype && specs[f].trainable == trainable) {
+        return static_cast<int>(f);
+      }
+    }
+    exchange::FlatSpec spec;
+    spec.dtype = dtype;
+    spec.trainable = trainable;
+    specs.push_back(std::move(spec));
+    parameters.emplace_back();
+    return static_cast<int>(specs.size()) - 1;
+  }
+};
+
+// Numbers trainable parameters of a unit flat after flat, as reductions do.
+void number_trainable(ModelUnits& model) {
+  std::vector<std::vector<int>> first(model.units.size());
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    int count = 0;
+    for (const auto& flat : model.units[u].flats) {
+      first[u].push_back(flat.trainable ? count : -1);
+      count += flat.trainable ? static_cast<int>(flat.names.size()) : 0;
+    }
+  }
+  for (auto& parameter : model.parameters) {
+    const int begin = first[static_cast<std::size_t>(parameter.unit)]
+                           [static_cast<std::size_t>(parameter.flat)];
+    parameter.trainable = begin < 0 ? -1 : begin + parameter.position;
+  }
+}
+
+}  // namespace
+
+const ManagedParameter& find_parameter(
+    const ModelUnits& model, const std::string& name) {
+  for (const auto& parameter : model.parameters) {
+    if (parameter.name == name) {
+      return parameter;
+    }
+  }
+  throw Error(
+      str("[shard] no parameter is named '", name, "'; the first is '",
+          model.parameters.front().name, "'"));
+}
+
+ModelUnits build_units(
+    const Module& module,
+    const units::Policy& policy,
+    int ranks,
+    const Granularity& granularity) {
+  Collector collector(policy);
+  collector.collect(module);
+  SHERD_CHECK(
+      !collector.entries().empty(),
+      "[shard] the module has no parameters; expected at least one");
+
+  ModelUnits model;
+  std::map<int, UnitId> numbers;  // Units without parameters get none.
+  std::vector<Flats> flats;
+  for (const auto& entry : collector.entries()) {
+    check_can_be_sharded(entry.name, entry.tensor);
+    const auto next = static_cast<UnitId>(numbers.size());
+    const auto [found, is_new] = numbers.emplace(entry.unit, next);
+    const auto unit = static_cast<std::size_t>(found->second);
+    if (is_new) {
+      flats.emplace_back();
+      model.units.push_back(
+          {collector.unit_names()[static_cast<std::size_t>(entry.unit)], {}});
+      if (entry.unit == 0) {
+        model.root = found->second;
+      }
+    }
+    const int f = flats[unit].find_or_add(
+        entry.tensor.scalar_type(), entry.tensor.requires_grad());
+    const auto flat = static_cast<std::size_t>(f);
+    flats[unit].specs[flat].names.push_back(entry.name);
+    flats[unit].specs[flat].shapes.push_back(shape_of(entry.tensor));
+    flats[unit].parameters[flat].push_back(
+        {entry.name, entry.tensor.numel(),
+         granularity ? granularity(entry.name, entry.tensor) : 1});
+    model.parameters.push_back(
+        {entry.name, entry.tensor, found->second, f,
+         static_cast<int>(flats[unit].parameters[flat].size()) - 1, -1});
+  }
+  for (std::size_t u = 0; u < flats.size(); ++u) {
+    for (std::size_t f = 0; f < flats[u].specs.size(); ++f) {
+      auto& spec = flats[u].specs[f];
+      plan::FlatLayoutOptions options;
+      options.ranks = ranks;
+      options.element_bytes =
+          static_cast<std::int64_t>(c10::elementSize(spec.dtype));
+      spec.layout = plan::plan_flat_layout(flats[u].parameters[f], options);
+    }
+    model.units[u].flats = std::move(flats[u].specs);
+  }
+  number_trainable(model);
+  return model;
+}
+
+}  // namespace sherd::shard

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A module cut into units: which parameter lies where. Built once per model,
+// the same on every rank that has an equal module. A value that keeps the
+// parameter tensors alive. Thread rule: as for a value.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <sherd/shard/units.h>
+#include "exchange/exchange.h"
+#include "plan/unit_id.h"
+
+namespace sherd::shard {
+
+using plan::UnitId;
+
+struct ManagedParameter {
+  std::string name;     // The first name it is registered under.
+  at::Tensor tensor;    // The module's own tensor object.
+  UnitId unit = 0;
+  int flat = 0;         // In the unit.
+  int position = 0;     // In the flat.
+  int trainable = -1;   // Among the unit's trainable parameters; -1: frozen.
+};
+
+struct ModelUnits {
+  std::vector<exchange::UnitSpec> units;  // Root first when it owns anything.
+  std::vector<ManagedParameter> parameters;  // In module order.
+  std::optional<UnitId> root;
+};
+
+// Throws Error when there is none of that name.
+const ManagedParameter& find_parameter(
+    const ModelUnits& model, const std::string& name);
+
+using Granularity =
+    std::function<std::int64_t(const std::string&, const at::Tensor&)>;
+
+// A tied parameter counts once, under its first name. Throws Error for what
+// cannot be sharded (see fully_shard).
+ModelUnits build_units(
+    const torch::nn::Module& module,
+    const units::Policy& policy,
+    int ranks,
+    const Granularity& granularity);
+
+}  // namespace sherd::shard

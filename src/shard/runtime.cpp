@@ -1,0 +1,600 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/runtime.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/core/InferenceMode.h>
+
+#include "access/gradient_hook.h"
+#include "access/param_key.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "shard/clip.h"
+
+namespace sherd::shard {
+namespace {
+
+using plan::Budget;
+
+// Backwards after which a shard that never changed means a forgotten optimizer.
+constexpr std::int64_t kIdleBackwards = 64;
+
+std::vector<std::int64_t> bytes_by_unit(const ModelUnits& model) {
+  std::vector<std::int64_t> bytes;
+  for (const auto& unit : model.units) {
+    bytes.push_back(exchange::unit_bytes(unit));
+  }
+  return bytes;
+}
+
+Budget budget_of(
+    const std::vector<std::int64_t>& unit_bytes,
+    std::optional<UnitId> root,
+    const RuntimeOptions& options) {
+  const plan::UnitSizes sizes{.bytes = unit_bytes, .root = root};
+  if (options.budget_bytes) {
+    return plan::explicit_budget(sizes, *options.budget_bytes);
+  }
+  switch (options.strategy) {
+    case Strategy::kFullShard:
+      return plan::full_shard_budget(sizes);
+    case Strategy::kShardGradOp:
+      return plan::shard_grad_op_budget(sizes);
+    case Strategy::kNoShard:
+      break;
+  }
+  return {};
+}
+
+std::string why_empty(const exchange::UnitSpec& unit, std::size_t flat) {
+  const auto& names = unit.flats[flat].names;
+  return str(
+      "sherd: parameter ", names.front(),
+      names.size() > 1 ? " (or another of its unit)" : "", " of unit ",
+      unit.name,
+      " is sharded now; LibTorch's operators bring it in by themselves, a raw "
+      "pointer needs sherd::touch(tensor) or summon_full_parameters(), saving "
+      "needs summon_full_parameters()");
+}
+
+std::string reason_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    return what.substr(0, what.find('\n'));
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+}  // namespace
+
+Runtime::Runtime(
+    ModelUnits model,
+    std::unique_ptr<exchange::Exchange> exchange,
+    const RuntimeOptions& options)
+    : options_(options),
+      model_(std::move(model)),
+      exchange_(std::move(exchange)),
+      was_visited_(model_.units.size(), false) {
+  const auto bytes = bytes_by_unit(model_);
+  auto budget = budget_of(bytes, model_.root, options_);
+  const bool replicate = options_.strategy == Strategy::kNoShard;
+  exchange::ModelSpec model_spec;
+  model_spec.units = model_.units;
+  model_spec.placement = replicate ? exchange::Placement::kReplicate
+                                   : exchange::Placement::kShard;
+  model_spec.unsharded_bytes_max = budget.bytes.value_or(0);
+  exchange_->open(model_spec).throw_if_failed();
+  residency_ = std::make_unique<plan::Residency>(bytes, std::move(budget));
+  slices_ = std::make_unique<Slices>(
+      model_, *exchange_, options_.rank, /*owner_of_all=*/replicate);
+  gradients_ = std::make_unique<Gradients>(
+      model_, *exchange_, *slices_, 1.0 / options_.ranks);
+}
+
+Runtime::~Runtime() { close(); }
+
+void Runtime::start() {
+  access::install_param_key();
+  access::install_backward_engine();
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    auto& flats = storages_.emplace_back();
+    for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
+      flats.push_back(std::make_unique<access::ManagedStorage>(
+          this, static_cast<int>(u), static_cast<int>(f),
+          exchange::flat_bytes(model_.units[u].flats[f]), c10::kCPU));
+      flats.back()->empty(why_empty(model_.units[u], f));
+    }
+  }
+  identity_ = std::make_unique<Identity>(model_, storages_);
+  for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
+    const auto& parameter = model_.parameters[p];
+    const auto& flat =
+        spec(parameter.unit).flats[static_cast<std::size_t>(parameter.flat)];
+    slices_->take_from(static_cast<int>(p), parameter.tensor);
+    parameter.tensor.mutable_grad().reset();
+    access::adopt(
+        parameter.tensor,
+        *storages_[static_cast<std::size_t>(parameter.unit)]
+                  [static_cast<std::size_t>(parameter.flat)],
+        flat.layout.offsets[static_cast<std::size_t>(parameter.position)],
+        flat.dtype);
+    if (parameter.trainable >= 0) {
+      access::set_gradient_hook(
+          parameter.tensor,
+          [weak = weak_from_this(), index = static_cast<int>(p)](
+              const at::Tensor& gradient) {
+            if (auto self = weak.lock()) {
+              self->gradient_arrived(index, gradient);
+            }
+          });
+    }
+  }
+  idle_.remember(slices_->tensors());
+}
+
+void Runtime::check_open() const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !closed_,
+      "[shard] this model's sharding handle was closed");
+  error_.throw_if_failed();
+}
+
+void Runtime::fail(const Status& status) {
+  if (error_.ok()) {
+    error_ = status;
+    exchange_->close(status);
+  }
+  status.throw_if_failed();
+}
+
+// ---- visits ----
+
+std::string Runtime::parameter_at(const access::Touch& touch) const {
+  const auto offset = touch.tensor->storage_offset();
+  std::string name = "of unit " + spec(touch.tag->unit).name;
+  for (const auto& parameter : model_.parameters) {
+    const auto& layout =
+        spec(parameter.unit)
+            .flats[static_cast<std::size_t>(parameter.flat)]
+            .layout;
+    const auto p = static_cast<std::size_t>(parameter.position);
+    if (parameter.unit == touch.tag->unit && parameter.flat == touch.tag->flat &&
+        layout.offsets[p] <= offset &&
+        offset < layout.offsets[p] + layout.numels[p]) {
+      name = parameter.name;
+    }
+  }
+  return name;
+}
+
+void Runtime::refuse_write(
+    const access::Touch& touch, const char* operator_name) const {
+  throw Error(
+      str("[shard] ", operator_name, " would write parameter ",
+          parameter_at(touch),
+          summon_read_only_
+              ? ", but the summon scope was opened read_only"
+              : ", which is sharded: the write would be lost or seen by other "
+                "ranks; write inside summon_full_parameters()"),
+      ErrorCode::kFailedPrecondition);
+}
+
+void Runtime::enter(
+    std::span<const access::Touch> touches, const char* operator_name) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  const bool may_write = !summoned_.empty() && !summon_read_only_;
+  Visit visit;
+  for (const auto& touch : touches) {
+    if (touch.written && !may_write) {
+      refuse_write(touch, operator_name);
+    }
+    if (std::find(visit.begin(), visit.end(), touch.tag->unit) == visit.end()) {
+      visit.push_back(touch.tag->unit);
+    }
+  }
+  if (!summoned_.empty()) {
+    return;  // Everything is whole.
+  }
+  std::sort(visit.begin(), visit.end());
+  note_phase(operator_name);
+  bring_in(visit);
+  for (const auto unit : visit) {
+    residency_->pin(unit);
+  }
+}
+
+void Runtime::leave(std::span<const access::Touch> touches) noexcept {
+  const std::lock_guard lock(mu_);
+  if (!summoned_.empty()) {
+    return;
+  }
+  for (std::size_t i = 0; i < touches.size(); ++i) {
+    const auto same_unit = [&](const access::Touch& other) {
+      return other.tag->unit == touches[i].tag->unit;
+    };
+    const auto* before = touches.data() + i;
+    if (std::none_of(touches.data(), before, same_unit)) {
+      residency_->unpin(touches[i].tag->unit);
+    }
+  }
+}
+
+// What this visit says about where the program is.
+void Runtime::note_phase(const char* operator_name) {
+  if (access::in_backward()) {
+    armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
+    return;
+  }
+  const bool training =
+      at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
+  if (unpublished_) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, training, "[shard] ", operator_name,
+        " reads a sharded parameter outside training, after a backward and "
+        "before its update was published; call fsdp.publish() on every rank "
+        "after the optimizer step (sherd's own optimizers do)");
+    publish_locked();
+  }
+  if (training && !armed_) {
+    identity_->check();
+    armed_ = true;
+    (void)access::arm(weak_from_this());
+  }
+}
+
+void Runtime::bring_in(const Visit& visit) {
+  for (const auto unit : visit) {
+    const auto u = static_cast<std::size_t>(unit);
+    if (!was_visited_[u] && !access::in_backward()) {
+      was_visited_[u] = true;
+      visited_.push_back(unit);
+    }
+  }
+  auto decision = residency_->visit(visit);
+  decision.status().throw_if_failed();
+  const auto& now = decision.value();
+  for (const auto unit : now.evict) {
+    drop(unit);
+  }
+  if (now.grown_budget_bytes) {
+    log_info("[shard] " + now.reason);
+  }
+  for (const auto unit : now.fetch) {
+    make_whole(unit);
+  }
+  assert_within_budget();
+}
+
+void Runtime::make_whole(UnitId unit) {
+  const auto addresses = fetch(unit);
+  auto& flats = storages_[static_cast<std::size_t>(unit)];
+  for (std::size_t f = 0; f < flats.size(); ++f) {
+    flats[f]->fill(addresses[f]);
+  }
+}
+
+std::vector<void*> Runtime::fetch(UnitId unit) {
+  exchange::UnshardOptions options;
+  options.in_backward = access::in_backward();
+  options.unsharded_bytes_max = residency_->budget_bytes().value_or(0);
+  if (auto status = exchange_->start_unshard(unit, options); !status.ok()) {
+    fail(status);
+  }
+  auto addresses = exchange_->wait_for_unshard(unit);
+  if (!addresses.ok()) {
+    fail(addresses.status());
+  }
+  return addresses.value();
+}
+
+// The unit's storages lose their bytes; the residency already knows.
+void Runtime::drop(UnitId unit) {
+  auto& flats = storages_[static_cast<std::size_t>(unit)];
+  for (std::size_t f = 0; f < flats.size(); ++f) {
+    flats[f]->empty(why_empty(spec(unit), f));
+  }
+  exchange_->reshard(unit);
+}
+
+void Runtime::drop_all() {
+  if (options_.strategy == Strategy::kNoShard) {
+    return;  // Whole units are the shards themselves.
+  }
+  for (const auto unit : residency_->drop_all()) {
+    drop(unit);
+  }
+}
+
+void Runtime::assert_within_budget() {
+  resident_bytes_peak_ =
+      std::max(resident_bytes_peak_, residency_->resident_bytes());
+  if (const auto budget = residency_->budget_bytes()) {
+    SHERD_ASSERT(residency_->resident_bytes() <= *budget);
+    SHERD_ASSERT(exchange_->counters().slot_bytes <= *budget);
+  }
+}
+
+// ---- backward ----
+
+void Runtime::gradient_arrived(int parameter, const at::Tensor& gradient) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, summoned_.empty(),
+      "[shard] a backward ran inside summon_full_parameters(); end the scope "
+      "first");
+  armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
+  if (!gradients_->started()) {
+    order_reductions();
+  }
+  if (auto status = gradients_->arrived(parameter, gradient); !status.ok()) {
+    fail(status);
+  }
+  exchange_->progress();
+}
+
+// Units used last in forward have their gradients first. Every rank made the
+// same visits, so every rank has the same order.
+void Runtime::order_reductions() {
+  if (!visited_.empty()) {
+    gradients_->set_order({visited_.rbegin(), visited_.rend()});
+  }
+}
+
+void Runtime::backward_ended(std::exception_ptr failure) {
+  const std::lock_guard lock(mu_);
+  armed_ = false;
+  armed_in_backward_ = false;
+  if (closed_ || !error_.ok()) {
+    return;  // Whoever caused it has thrown.
+  }
+  if (!gradients_->started()) {
+    order_reductions();
+  }
+  visited_.clear();
+  was_visited_.assign(model_.units.size(), false);
+  const auto status = gradients_->finish(failure ? reason_of(failure) : "");
+  if (status.ok()) {
+    ++backwards_;
+    unpublished_ = true;
+    if (backwards_ == kIdleBackwards) {
+      warn_of_idle_optimizer();
+    }
+    identity_->check();
+  } else if (status.code() != ErrorCode::kAborted) {
+    fail(status);
+  } else if (!failure) {
+    status.throw_if_failed();
+  }
+}
+
+// Collective: every rank is at the end of the same backward.
+void Runtime::warn_of_idle_optimizer() {
+  const auto changed = at::full(
+      {1}, published_by_hand_ || idle_.changed(slices_->tensors()) ? 1.0 : 0.0,
+      at::TensorOptions().dtype(c10::ScalarType::Double));
+  const auto status = exchange_->all_reduce(changed, exchange::ReduceOp::kMax);
+  if (!status.ok()) {
+    fail(status);
+  }
+  if (*changed.const_data_ptr<double>() == 0.0 && options_.rank == 0) {
+    idle_.warn(backwards_);
+  }
+}
+
+// ---- the optimizer's side ----
+
+NamedParameters Runtime::named_parameters() {
+  NamedParameters named;
+  for (const auto& slice : slices_->all()) {
+    named.items.push_back({slice.name, slice.tensor});
+  }
+  named.publish = [weak = weak_from_this()] {
+    if (auto self = weak.lock()) {
+      self->publish();
+    }
+  };
+  return named;
+}
+
+double Runtime::clip_grad_norm(double max_norm, const ClipOptions& options) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  const auto sum_over_ranks = [&](const at::Tensor& value) {
+    if (options_.strategy == Strategy::kNoShard) {
+      return;  // Every rank has all gradients already.
+    }
+    const auto op = std::isinf(options.p) ? exchange::ReduceOp::kMax
+                                          : exchange::ReduceOp::kSum;
+    if (auto status = exchange_->all_reduce(value, op); !status.ok()) {
+      fail(status);
+    }
+  };
+  return clip_gradients(slices_->tensors(), max_norm, options, sum_over_ranks);
+}
+
+void Runtime::publish() {
+  const std::lock_guard lock(mu_);
+  check_open();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, summoned_.empty(),
+      "[shard] publish() inside summon_full_parameters(); end the scope first");
+  published_by_hand_ = true;
+  publish_locked();
+}
+
+void Runtime::publish_locked() {
+  drop_all();
+  unpublished_ = false;
+  ++generation_;
+  if (auto status = exchange_->publish(generation_); !status.ok()) {
+    fail(status);
+  }
+  for (const auto& parameter : model_.parameters) {
+    // A graph of the old values must not be run backward over the new ones.
+    if (!parameter.tensor.is_inference()) {
+      parameter.tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
+
+// ---- full parameters ----
+
+void Runtime::begin_summon(const SummonOptions& options) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, summoned_.empty(),
+      "[shard] summon_full_parameters() inside another such scope");
+  publish_locked();
+  if (options_.strategy == Strategy::kNoShard) {
+    for (const auto unit : residency_->drop_all()) {
+      drop(unit);
+    }
+  }
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    const auto unit = static_cast<UnitId>(u);
+    const auto addresses = fetch(unit);
+    auto& copies = summoned_.emplace_back();
+    for (std::size_t f = 0; f < addresses.size(); ++f) {
+      const auto& flat = model_.units[u].flats[f];
+      copies.push_back(at::empty(
+          {flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
+      std::memcpy(
+          copies.back().mutable_data_ptr(), addresses[f],
+          static_cast<std::size_t>(exchange::flat_bytes(flat)));
+    }
+    exchange_->reshard(unit);
+  }
+  for (std::size_t u = 0; u < summoned_.size(); ++u) {
+    for (std::size_t f = 0; f < summoned_[u].size(); ++f) {
+      storages_[u][f]->fill(summoned_[u][f].mutable_data_ptr());
+    }
+  }
+  summon_read_only_ = options.read_only;
+}
+
+at::Tensor Runtime::summoned_tensor(const ManagedParameter& parameter) const {
+  const auto f = static_cast<std::size_t>(parameter.flat);
+  const auto p = static_cast<std::size_t>(parameter.position);
+  const auto& layout = spec(parameter.unit).flats[f].layout;
+  return summoned_[static_cast<std::size_t>(parameter.unit)][f]
+      .narrow(0, layout.offsets[p], layout.numels[p])
+      .view(parameter.tensor.sizes());
+}
+
+at::Tensor Runtime::summoned(const std::string& name) {
+  const std::lock_guard lock(mu_);
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !summoned_.empty(),
+      "[shard] this summon scope has ended");
+  return summoned_tensor(find_parameter(model_, name));
+}
+
+void Runtime::end_summon() {
+  const std::lock_guard lock(mu_);
+  if (summoned_.empty()) {
+    return;
+  }
+  for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
+    if (!summon_read_only_) {
+      slices_->take_from(
+          static_cast<int>(p), summoned_tensor(model_.parameters[p]));
+    }
+  }
+  for (std::size_t u = 0; u < storages_.size(); ++u) {
+    for (std::size_t f = 0; f < storages_[u].size(); ++f) {
+      storages_[u][f]->empty(why_empty(model_.units[u], f));
+    }
+  }
+  summoned_.clear();
+  summon_read_only_ = false;
+  if (!closed_ && error_.ok()) {
+    publish_locked();
+  }
+}
+
+// ---- the rest ----
+
+void Runtime::unshard() {
+  const std::lock_guard lock(mu_);
+  check_open();
+  for (std::size_t u = 0; u < model_.units.size() && summoned_.empty(); ++u) {
+    const auto unit = static_cast<UnitId>(u);
+    const auto budget = residency_->budget_bytes();
+    const auto bytes = exchange::unit_bytes(model_.units[u]);
+    if (!residency_->resident(unit) &&
+        (!budget || residency_->resident_bytes() + bytes <= *budget)) {
+      note_phase("unshard()");
+      bring_in({unit});
+    }
+  }
+}
+
+void Runtime::reshard() {
+  const std::lock_guard lock(mu_);
+  check_open();
+  drop_all();
+}
+
+ShardReport Runtime::report() {
+  const std::lock_guard lock(mu_);
+  const auto& counters = exchange_->counters();
+  ShardReport report;
+  report.units = static_cast<int>(model_.units.size());
+  report.budget_bytes = residency_->budget_bytes().value_or(0);
+  report.unsharded_bytes_peak = resident_bytes_peak_;
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
+      const auto memory = exchange_->shard_memory(
+          static_cast<UnitId>(u), static_cast<int>(f));
+      const std::size_t copies = memory.gradient.defined() ? 2 : 1;
+      report.shard_bytes +=
+          static_cast<std::int64_t>(memory.shard.nbytes() * copies);
+    }
+  }
+  report.gradient_slot_bytes_peak = counters.gradient_bytes_peak;
+  report.unshards = counters.unshards;
+  report.unsharded_bytes = counters.unsharded_bytes;
+  report.reduces = counters.reduces;
+  report.backwards = backwards_;
+  return report;
+}
+
+void Runtime::close() {
+  const std::lock_guard lock(mu_);
+  if (closed_) {
+    return;
+  }
+  closed_ = true;
+  if (error_.ok() && !published_by_hand_ && backwards_ > 1 &&
+      slices_ != nullptr && !idle_.changed(slices_->tensors())) {
+    idle_.warn(backwards_);
+  }
+  exchange_->close(
+      {ErrorCode::kFailedPrecondition, "[shard] the handle was closed"});
+  for (auto& flats : storages_) {
+    for (auto& storage : flats) {
+      storage->orphan(
+          "sherd: the sharding handle of this model is closed; its parameters "
+          "are gone");
+    }
+  }
+  for (const auto& parameter : model_.parameters) {
+    if (parameter.trainable >= 0) {
+      access::remove_gradient_hook(parameter.tensor);
+    }
+  }
+}
+
+}  // namespace sherd::shard

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runtime is the engine of one sharded model over several ranks: it hears every
+// use of a parameter (access), brings units in and drops them within the budget
+// (plan), moves them and their gradients (exchange), and keeps the order of
+// backward, optimizer step and publish that makes the ranks one program.
+//
+// Thread rule: operators, hooks and backwards from any thread, under one lock;
+// the ShardingEngine calls as that interface says.
+// States and their order: docs/design/runtime.md.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+#include <sherd/comm/world.h>
+#include "access/backward.h"
+#include "access/managed_storage.h"
+#include "exchange/exchange.h"
+#include "plan/residency.h"
+#include "shard/gradients.h"
+#include "shard/identity.h"
+#include "shard/idle.h"
+#include "shard/model_units.h"
+#include "shard/sharding_engine.h"
+#include "shard/slices.h"
+
+namespace sherd::shard {
+
+struct RuntimeOptions {
+  int rank = 0;   // In the shard group.
+  int ranks = 1;
+  Strategy strategy = Strategy::kFullShard;
+  std::optional<std::int64_t> budget_bytes;
+};
+
+class Runtime final : public ShardingEngine,
+                      public access::Listener,
+                      public access::BackwardListener,
+                      public std::enable_shared_from_this<Runtime> {
+ public:
+  // Collective: compares models and opens the exchange. Parameters are still
+  // the module's own; start() takes them over.
+  Runtime(
+      ModelUnits model,
+      std::unique_ptr<exchange::Exchange> exchange,
+      const RuntimeOptions& options);
+  ~Runtime() override;
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  // Moves this rank's slices into shard memory and empties the parameters.
+  void start();
+
+  // access::Listener
+  void enter(
+      std::span<const access::Touch> touches, const char* operator_name) override;
+  void leave(std::span<const access::Touch> touches) noexcept override;
+  // access::BackwardListener
+  void backward_ended(std::exception_ptr failure) override;
+
+  // ShardingEngine
+  NamedParameters named_parameters() override;
+  double clip_grad_norm(double max_norm, const ClipOptions& options) override;
+  void publish() override;
+  void begin_summon(const SummonOptions& options) override;
+  at::Tensor summoned(const std::string& name) override;
+  void end_summon() override;
+  void unshard() override;
+  void reshard() override;
+  ShardReport report() override;
+  void close() override;
+
+ private:
+  // A set of units one operator touches, ascending.
+  using Visit = std::vector<UnitId>;
+
+  const exchange::UnitSpec& spec(UnitId unit) const {
+    return model_.units[static_cast<std::size_t>(unit)];
+  }
+  void check_open() const;
+  void refuse_write(const access::Touch& touch, const char* operator_name) const;
+  std::string parameter_at(const access::Touch& touch) const;
+  void note_phase(const char* operator_name);
+  void bring_in(const Visit& visit);
+  void make_whole(UnitId unit);
+  std::vector<void*> fetch(UnitId unit);
+  void drop(UnitId unit);
+  void drop_all();
+  void assert_within_budget();
+  void gradient_arrived(int parameter, const at::Tensor& gradient);
+  void order_reductions();
+  void publish_locked();
+  void warn_of_idle_optimizer();
+  at::Tensor summoned_tensor(const ManagedParameter& parameter) const;
+  // Closes the exchange, remembers the first failure, and throws it.
+  void fail(const Status& status);
+
+  mutable std::mutex mu_;
+  const RuntimeOptions options_;
+  ModelUnits model_;
+  std::unique_ptr<exchange::Exchange> exchange_;
+  // By unit, by flat.
+  std::vector<std::vector<std::unique_ptr<access::ManagedStorage>>> storages_;
+  std::unique_ptr<plan::Residency> residency_;
+  std::unique_ptr<Slices> slices_;
+  std::unique_ptr<Gradients> gradients_;
+  std::unique_ptr<Identity> identity_;
+
+  Status error_;         // Not ok: an operation failed, and the exchange is closed.
+  bool closed_ = false;  // By the user.
+  bool unpublished_ = false;  // A backward ended; shards may have been written.
+  bool armed_ = false;  // By a training forward, for the backward to come.
+  bool armed_in_backward_ = false;
+  std::uint64_t generation_ = 0;
+  std::int64_t backwards_ = 0;
+  std::vector<UnitId> visited_;  // First visits since the last backward ended.
+  std::vector<bool> was_visited_;
+  std::int64_t resident_bytes_peak_ = 0;
+  // Summon: private full copies, by unit, by flat; empty outside.
+  std::vector<std::vector<at::Tensor>> summoned_;
+  bool summon_read_only_ = false;
+  bool published_by_hand_ = false;
+  IdleOptimizer idle_;
+};
+
+}  // namespace sherd::shard
