@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// For tests only: a launcher in a process of its own, as `sherd run` is, whose
+// output and end the test waits for with a deadline. Ranks are shell scripts.
+// Thread rule: one thread.
+#pragma once
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+#include <gtest/gtest.h>
+#include <sherd/launch/launch.h>
+#include "base/clock.h"
+#include "launch/descriptor.h"
+
+namespace sherd::launch {
+
+// Generous: the machine may be busy. Bounds in claims are separate.
+constexpr Duration kPatience = std::chrono::seconds(60);
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "sherd-XXXXXX").string();
+    path_ = ::mkdtemp(pattern.data());
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Another process's server, as far as the launcher can tell.
+class Listener {
+ public:
+  Listener() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof address;
+    auto* generic = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(::bind(socket_.get(), generic, bytes), 0);
+    EXPECT_EQ(::listen(socket_.get(), 1), 0);
+    EXPECT_EQ(::getsockname(socket_.get(), generic, &bytes), 0);
+    port_ = ntohs(address.sin_port);
+  }
+  int port() const { return port_; }
+
+ private:
+  Descriptor socket_;
+  int port_ = 0;
+};
+
+inline std::pair<Descriptor, Descriptor> make_pipe(int flags = O_CLOEXEC) {
+  int ends[2] = {-1, -1};
+  EXPECT_EQ(::pipe2(ends, flags), 0);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+// Waits for input or the end of input; false when the deadline passes.
+inline bool wait_readable(int fd, Instant deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+      deadline - SteadyClock().now());
+  pollfd polled = {fd, POLLIN, 0};
+  return left.count() > 0 &&
+      ::poll(&polled, 1, static_cast<int>(left.count())) > 0;
+}
+
+inline LaunchOptions ranks_of(int ranks, const std::string& script) {
+  LaunchOptions options;
+  options.ranks = ranks;
+  options.command = {"/bin/sh", "-c", script};
+  options.environment = {"PATH=/usr/local/bin:/usr/bin:/bin"};
+  return options;
+}
+
+struct Outcome {
+  int exit_status = -1;  // -1: killed, or not ended in time.
+  int signal = 0;
+  std::string out;
+  std::string err;
+};
+
+class LauncherUnderTest {
+ public:
+  // `stdin_fd` and `stdout_fd` replace the launcher's own; -1: no input, and a
+  // pipe that the test reads. `ignored` is a signal ignored as by nohup.
+  struct Streams {
+    int stdin_fd = -1;
+    int stdout_fd = -1;
+    int ignored = 0;
+  };
+
+  explicit LauncherUnderTest(const LaunchOptions& options)
+      : LauncherUnderTest(options, Streams()) {}
+  LauncherUnderTest(const LaunchOptions& options, const Streams& streams) {
+    auto [out_in, out_out] = make_pipe();
+    auto [err_in, err_out] = make_pipe();
+    // Not closed by exec: every process below the launcher holds it open.
+    auto [alive_in, alive_out] = make_pipe(0);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      become_launcher(
+          options, streams,
+          {out_out.get(), err_out.get(), alive_out.get()});
+    }
+    out_ = std::move(out_in);
+    err_ = std::move(err_in);
+    alive_ = std::move(alive_in);
+  }
+  ~LauncherUnderTest() {
+    if (pid_ > 0) {  // A test failed: leave nothing behind.
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+  }
+  LauncherUnderTest(const LauncherUnderTest&) = delete;
+  LauncherUnderTest& operator=(const LauncherUnderTest&) = delete;
+
+  void signal(int number) const { ::kill(pid_, number); }
+  void close_stdout() { out_.close(); }
+
+  // False when `text` does not come in time.
+  bool wait_for_out(const std::string& text) {
+    return wait_for(out_.get(), &outcome_.out, text);
+  }
+  bool wait_for_err(const std::string& text) {
+    return wait_for(err_.get(), &outcome_.err, text);
+  }
+  const std::string& out() const { return outcome_.out; }
+
+  // True when no process below the launcher is left before the deadline.
+  bool wait_for_death_of_all() const {
+    return wait_readable(alive_.get(), SteadyClock().now() + kPatience);
+  }
+
+  // Reads all output and waits for the launcher.
+  Outcome finish() {
+    const Instant deadline = SteadyClock().now() + kPatience;
+    while ((out_.open() || err_.open()) && SteadyClock().now() < deadline) {
+      pollfd polled[2] = {{out_.get(), POLLIN, 0}, {err_.get(), POLLIN, 0}};
+      ::poll(polled, 2, 1000);
+      if (polled[0].revents != 0 && !read_some(out_.get(), &outcome_.out)) {
+        out_.close();
+      }
+      if (polled[1].revents != 0 && !read_some(err_.get(), &outcome_.err)) {
+        err_.close();
+      }
+    }
+    if (out_.open() || err_.open()) {
+      ADD_FAILURE() << "the launcher did not end; so far:\n"
+                    << outcome_.out << outcome_.err;
+      return outcome_;
+    }
+    int status = 0;
+    ::waitpid(std::exchange(pid_, -1), &status, 0);
+    outcome_.exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    outcome_.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    return outcome_;
+  }
+
+ private:
+  struct Ends {
+    int out;
+    int err;
+    int alive;
+  };
+
+  [[noreturn]] static void become_launcher(
+      const LaunchOptions& options, const Streams& streams, const Ends& ends) {
+    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) {
+      ::signal(number, number == streams.ignored ? SIG_IGN : SIG_DFL);
+    }
+    const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ::dup2(streams.stdin_fd >= 0 ? streams.stdin_fd : nothing, STDIN_FILENO);
+    ::dup2(
+        streams.stdout_fd >= 0 ? streams.stdout_fd : ends.out, STDOUT_FILENO);
+    ::dup2(ends.err, STDERR_FILENO);
+    // The test's ends too, which there is no exec to close.
+    const auto alive = static_cast<unsigned>(ends.alive);
+    ::close_range(STDERR_FILENO + 1, alive - 1, 0);
+    ::close_range(alive + 1, ~0U, 0);
+    ::_exit(run(options));
+  }
+
+  static bool read_some(int fd, std::string* to) {
+    char buffer[65536];
+    const ssize_t count = ::read(fd, buffer, sizeof buffer);
+    if (count > 0) {
+      to->append(buffer, static_cast<std::size_t>(count));
+    }
+    return count > 0;
+  }
+
+  static bool wait_for(int fd, std::string* have, const std::string& text) {
+    const Instant deadline = SteadyClock().now() + kPatience;
+    while (have->find(text) == std::string::npos) {
+      if (!wait_readable(fd, deadline) || !read_some(fd, have)) {
+        ADD_FAILURE() << "expected '" << text << "', found: " << *have;
+        return false;
+      }
+    }
+    return true;
+  }
+
+  pid_t pid_ = -1;
+  Descriptor out_;
+  Descriptor err_;
+  Descriptor alive_;
+  Outcome outcome_;
+};
+
+inline Outcome launch_and_wait(const LaunchOptions& options) {
+  return LauncherUnderTest(options).finish();
+}
+
+}  // namespace sherd::launch

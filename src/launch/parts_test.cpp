@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The small parts that touch the system: descriptors, ports, finding programs.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "launch/descriptor.h"
+#include "launch/launcher_under_test.h"
+#include "launch/port.h"
+#include "launch/rank_process.h"
+#include "launch/sink.h"
+
+namespace sherd::launch {
+namespace {
+
+using ::testing::HasSubstr;
+
+bool is_open(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
+
+TEST(Descriptor, MoveAssignmentClosesTheOldOne) {
+  Descriptor a(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  Descriptor b(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const int old = a.get();
+  const int kept = b.get();
+  a = std::move(b);
+  EXPECT_FALSE(is_open(old));
+  EXPECT_TRUE(is_open(kept));
+  EXPECT_EQ(a.get(), kept);
+  a.close();
+  EXPECT_FALSE(is_open(kept));
+}
+
+TEST(Port, OneThatIsListenedOnIsRefusedByName) {
+  const Listener listener;
+  const Status refused = check_port_free(listener.port());
+  EXPECT_EQ(refused.code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(
+      refused.message(),
+      HasSubstr("port " + std::to_string(listener.port()) + " is in use"));
+}
+
+TEST(Port, FreeOnesLieBelowTheEphemeralRangeAndDifferBySeed) {
+  const Result<int> a = find_free_port(1);
+  const Result<int> b = find_free_port(2);
+  ASSERT_TRUE(a.ok());
+  EXPECT_GE(a.value(), 20000);
+  EXPECT_LE(a.value(), 29999);
+  EXPECT_NE(a.value(), b.value());
+}
+
+class FindProgram : public ::testing::Test {
+ protected:
+  std::string make(const std::string& name, mode_t mode) {
+    const std::string path = folder_.path() + "/" + name;
+    std::ofstream(path) << "#!/bin/sh\n";
+    ::chmod(path.c_str(), mode);
+    return path;
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(FindProgram, SearchesPathForAPlainName) {
+  const std::string path = make("tool", 0755);
+  EXPECT_EQ(find_program("tool", "/nowhere:" + folder_.path()).path, path);
+  EXPECT_EQ(find_program(path, "").path, path);
+}
+
+TEST_F(FindProgram, NamesWhatIsMissing) {
+  const Program absent = find_program("tool", folder_.path());
+  EXPECT_EQ(absent.failure.exit_status, 127);
+  EXPECT_THAT(absent.failure.message, HasSubstr("'tool'"));
+  const std::string path = folder_.path() + "/absent";
+  const Program no_file = find_program(path, "");
+  EXPECT_EQ(no_file.failure.exit_status, 127);
+  EXPECT_THAT(no_file.failure.message, HasSubstr(path));
+}
+
+TEST_F(FindProgram, TellsAFileThatCannotBeExecuted) {
+  const std::string path = make("data", 0644);
+  const Program by_path = find_program(path, "");
+  EXPECT_EQ(by_path.failure.exit_status, 126);
+  EXPECT_THAT(by_path.failure.message, HasSubstr("not executable"));
+  EXPECT_EQ(find_program("data", folder_.path()).failure.exit_status, 126);
+  EXPECT_EQ(find_program(folder_.path(), "").failure.exit_status, 126);
+}
+
+TEST(SameFile, ComparesWhatDescriptorsLeadTo) {
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const Descriptor in(ends[0]);
+  const Descriptor out(ends[1]);
+  const Descriptor copy(::dup(out.get()));
+  const Descriptor other(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  EXPECT_TRUE(same_file(out.get(), copy.get()));
+  EXPECT_FALSE(same_file(out.get(), other.get()));
+  EXPECT_FALSE(same_file(out.get(), -1));
+}
+
+}  // namespace
+}  // namespace sherd::launch

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RankStream carries one stream (stdout or stderr) of one rank from its pipe to
+// a sink, line by line, and remembers the last lines. Thread rule: one thread.
+#pragma once
+
+#include <string>
+#include "launch/descriptor.h"
+#include "launch/lines.h"
+#include "launch/sink.h"
+
+namespace sherd::launch {
+
+class RankStream {
+ public:
+  // `to` and `last` outlive the stream.
+  RankStream(Descriptor pipe, std::string prefix, Sink* to, LastLines* last);
+
+  // The descriptor to poll; -1 while there is nothing to wait for: at the end
+  // of the stream, or while the sink is full.
+  int poll_fd() const;
+  // Passes on one buffer of what the pipe holds. REQUIRES: poll() said it is
+  // readable or hung up.
+  void read_some();
+  // Passes on what the pipe holds now, and a last line without an end, and
+  // closes it. Does not wait for writers that outlive the rank.
+  void drain();
+  // Closes the pipe when the sink's reader has gone, so that the rank meets the
+  // closed pipe that it would have met without a launcher.
+  void close_if_sink_closed();
+
+ private:
+  void pass_on(const std::vector<std::string>& lines);
+
+  Descriptor pipe_;
+  std::string prefix_;
+  Sink* to_;
+  LastLines* last_;
+  LineSplitter splitter_;
+};
+
+// The last lines of a log file; none when it cannot be read.
+LastLines last_lines_of_file(const std::string& path);
+
+}  // namespace sherd::launch

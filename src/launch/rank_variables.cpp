@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/rank_variables.h"
+
+#include <algorithm>
+#include <map>
+#include "base/check.h"
+
+namespace sherd::launch {
+namespace {
+
+std::string_view name_of(std::string_view entry) {
+  return entry.substr(0, entry.find('='));
+}
+
+}  // namespace
+
+std::optional<std::string> find_variable(
+    const std::vector<std::string>& variables, std::string_view name) {
+  const auto found = std::find_if(
+      variables.begin(), variables.end(), [&](const std::string& entry) {
+        return entry.size() > name.size() && name_of(entry) == name;
+      });
+  if (found == variables.end()) {
+    return std::nullopt;
+  }
+  return found->substr(name.size() + 1);
+}
+
+std::vector<std::string> variables_of_rank(
+    const std::vector<std::string>& base, const RankPlace& place) {
+  std::map<std::string, std::string, std::less<>> ours = {
+      {"RANK", str(place.rank)},
+      {"WORLD_SIZE", str(place.ranks)},
+      {"LOCAL_RANK", str(place.rank)},
+      {"LOCAL_WORLD_SIZE", str(place.ranks)},
+      {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_PORT", str(place.port)}};
+  if (!find_variable(base, "OMP_NUM_THREADS")) {
+    ours["OMP_NUM_THREADS"] = str(std::max(1, place.cores / place.ranks));
+  }
+  std::vector<std::string> variables;
+  for (const std::string& entry : base) {
+    const std::string_view name = name_of(entry);
+    if (!ours.contains(name) && name != "TORCHELASTIC_USE_AGENT_STORE") {
+      variables.push_back(entry);
+    }
+  }
+  for (const auto& [name, value] : ours) {
+    variables.push_back(name + "=" + value);
+  }
+  return variables;
+}
+
+}  // namespace sherd::launch

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The environment contract with a rank: what it is told about its place, in the
+// names of torchrun. Pure. Thread rule: any thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sherd::launch {
+
+struct RankPlace {
+  int rank = 0;
+  int ranks = 1;  // All of them on this host.
+  int port = 0;   // Where rank 0 listens, on 127.0.0.1.
+  int cores = 1;  // Usable by all ranks together.
+};
+
+// `base` ("NAME=value" each) with RANK, WORLD_SIZE, LOCAL_RANK,
+// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT replaced, OMP_NUM_THREADS added
+// unless it is there, and traces of an enclosing torchrun's agent removed: its
+// store does not know these ranks.
+std::vector<std::string> variables_of_rank(
+    const std::vector<std::string>& base, const RankPlace& place);
+
+// The value of `name` among "NAME=value" entries; the first one counts, as in
+// getenv.
+std::optional<std::string> find_variable(
+    const std::vector<std::string>& variables, std::string_view name);
+
+}  // namespace sherd::launch

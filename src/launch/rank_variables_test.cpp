@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/rank_variables.h"
+
+#include <algorithm>
+#include <gtest/gtest.h>
+#include "base/rank_environment.h"
+
+namespace sherd::launch {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+TEST(RankVariables, AreWhatTheRankReadsBack) {
+  const Strings variables = variables_of_rank(
+      {"HOME=/root"}, {.rank = 2, .ranks = 3, .port = 20123, .cores = 8});
+  const RankEnvironment env = read_rank_environment(
+      [&](const char* name) { return find_variable(variables, name); });
+  EXPECT_EQ(env.source, "torchrun variables");
+  EXPECT_EQ(env.rank, 2);
+  EXPECT_EQ(env.world_size, 3);
+  EXPECT_EQ(env.local_rank, 2);
+  EXPECT_EQ(env.local_world_size, 3);
+  EXPECT_EQ(env.master_addr, "127.0.0.1");
+  EXPECT_EQ(env.master_port, 20123);
+  EXPECT_FALSE(env.agent_store);
+  EXPECT_EQ(find_variable(variables, "HOME"), "/root");
+}
+
+TEST(RankVariables, ReplaceThoseOfAnEnclosingLauncher) {
+  const Strings variables = variables_of_rank(
+      {"RANK=9", "TORCHELASTIC_USE_AGENT_STORE=True", "RANKS=kept"},
+      {.rank = 0, .ranks = 1, .port = 1, .cores = 1});
+  EXPECT_EQ(std::count(variables.begin(), variables.end(), "RANK=9"), 0);
+  EXPECT_EQ(find_variable(variables, "RANK"), "0");
+  EXPECT_EQ(find_variable(variables, "RANKS"), "kept");
+  EXPECT_FALSE(find_variable(variables, "TORCHELASTIC_USE_AGENT_STORE"));
+}
+
+TEST(RankVariables, ThreadsAreAShareOfTheCoresUnlessTheUserSaysOtherwise) {
+  const auto threads = [](const Strings& base, int ranks, int cores) {
+    return find_variable(
+        variables_of_rank(
+            base, {.rank = 0, .ranks = ranks, .port = 1, .cores = cores}),
+        "OMP_NUM_THREADS");
+  };
+  EXPECT_EQ(threads({}, 2, 8), "4");
+  EXPECT_EQ(threads({}, 3, 8), "2");
+  EXPECT_EQ(threads({}, 16, 8), "1");
+  EXPECT_EQ(threads({"OMP_NUM_THREADS=5"}, 2, 8), "5");
+}
+
+TEST(FindVariable, TellsEmptyFromAbsentAndPrefixFromName) {
+  const Strings variables = {"A=", "AB=1", "C=x=y", "D", "A=2"};
+  EXPECT_EQ(find_variable(variables, "A"), "");
+  EXPECT_EQ(find_variable(variables, "AB"), "1");
+  EXPECT_EQ(find_variable(variables, "C"), "x=y");
+  EXPECT_FALSE(find_variable(variables, "D"));
+  EXPECT_FALSE(find_variable(variables, "B"));
+}
+
+}  // namespace
+}  // namespace sherd::launch

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StopPolicy decides when ranks are told to end, and with what exit status the
+// launcher ends. It is told what happened and when; the orders it returns are
+// carried out by launch.cpp, in tests by nobody. Thread rule: one thread.
+//
+//   state     event                               order           next state
+//   running   a rank fails                        SIGTERM groups  ending
+//   running   SIGINT, SIGTERM, SIGHUP             same, groups    ending
+//   running   SIGUSR1, SIGUSR2                    same, ranks     running
+//   ending    SIGINT                              SIGKILL groups  killed
+//   ending    any other signal                    as in running   ending
+//   ending    deadline (1 s after a failure,      SIGKILL groups  killed
+//             stop_grace after a signal)
+//   killed    deadline (a rank hangs in the       none            given up
+//             kernel, where SIGKILL waits too)
+//   any       last rank has ended                 none            finished
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+#include "base/clock.h"
+#include "launch/rank_end.h"
+
+namespace sherd::launch {
+
+struct StopPolicyOptions {
+  int ranks = 1;
+  // From a rank's failure to SIGKILL for the others. Short: they can only wait
+  // for a rank that is gone.
+  Duration failure_grace = std::chrono::seconds(1);
+  // From a signal to the launcher to SIGKILL for the ranks.
+  Duration stop_grace = std::chrono::seconds(30);
+  // From SIGKILL to giving up on a rank that still does not end.
+  Duration kill_patience = std::chrono::seconds(10);
+};
+
+// To whom a signal goes. Signals that end a rank go to all it has started as
+// well; a process that knows nothing of SIGUSR1 would die of it.
+enum class Recipients { kRanks, kGroups };
+
+struct Order {
+  int signal = 0;
+  Recipients to = Recipients::kGroups;
+  std::string reason;  // One sentence, shown to the user.
+};
+
+class StopPolicy {
+ public:
+  // REQUIRES: options.ranks >= 1.
+  explicit StopPolicy(const StopPolicyOptions& options);
+
+  // All ranks whose end was noticed at one moment. Among them a killed one
+  // counts as the first to fail: an exit code is often only the echo of a
+  // crash elsewhere.
+  std::optional<Order> ranks_ended(
+      const std::vector<RankEnd>& ends, Instant now);
+  std::optional<Order> signal_received(int signal, Instant now);
+  // Does nothing before deadline().
+  std::optional<Order> time_passed(Instant now);
+
+  // When time_passed() has something to do.
+  std::optional<Instant> deadline() const {
+    return finished() ? std::nullopt : deadline_;
+  }
+  bool finished() const { return running_ == 0 || state_ == State::kGivenUp; }
+  int running() const { return running_; }
+  // The rank that failed first and not because it was told to end.
+  const std::optional<RankEnd>& first_failure() const { return failure_; }
+  // The signal that ended the job, 0 when none did.
+  int stop_signal() const { return stop_signal_; }
+  // The launcher's exit status. REQUIRES: finished().
+  int exit_status() const;
+
+ private:
+  enum class State { kRunning, kEnding, kKilled, kGivenUp };
+
+  Order kill(const std::string& why, Instant now);
+  bool was_asked_for(const RankEnd& end) const;
+
+  const StopPolicyOptions options_;
+  State state_ = State::kRunning;
+  int running_;
+  int stop_signal_ = 0;
+  std::vector<int> sent_;  // Signals that told the ranks to end.
+  std::optional<RankEnd> failure_;
+  std::optional<Instant> deadline_;
+};
+
+}  // namespace sherd::launch

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/stop_policy.h"
+
+#include <csignal>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace sherd::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+constexpr Instant kStart = std::chrono::hours(7);
+
+RankEnd exited(int rank, int code) { return {.rank = rank, .exit_code = code}; }
+RankEnd killed(int rank, int signal) {
+  return {.rank = rank, .signal = signal};
+}
+
+StopPolicy policy_of(int ranks) {
+  StopPolicyOptions options;
+  options.ranks = ranks;
+  return StopPolicy(options);
+}
+
+TEST(StopPolicy, SuccessOfAllIsSuccessAndNeedsNoOrder) {
+  StopPolicy policy = policy_of(2);
+  EXPECT_FALSE(policy.ranks_ended({exited(0, 0)}, kStart));
+  EXPECT_FALSE(policy.finished());
+  EXPECT_FALSE(policy.deadline());
+  EXPECT_FALSE(policy.ranks_ended({exited(1, 0)}, kStart));
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(StopPolicy, FirstFailureEndsTheOthersThenKillsThem) {
+  StopPolicy policy = policy_of(3);
+  const auto order = policy.ranks_ended({exited(2, 7)}, kStart);
+  ASSERT_TRUE(order);
+  EXPECT_EQ(order->signal, SIGTERM);
+  EXPECT_EQ(order->to, Recipients::kGroups);
+  EXPECT_THAT(order->reason, HasSubstr("rank 2 exited with code 7"));
+
+  ASSERT_EQ(policy.deadline(), kStart + milliseconds(1000));
+  EXPECT_FALSE(policy.time_passed(kStart + milliseconds(999)));
+  const auto kill = policy.time_passed(kStart + milliseconds(1000));
+  ASSERT_TRUE(kill);
+  EXPECT_EQ(kill->signal, SIGKILL);
+  EXPECT_THAT(kill->reason, HasSubstr("ranks still running: 2"));
+
+  EXPECT_FALSE(
+      policy.ranks_ended({killed(0, SIGKILL), killed(1, SIGKILL)}, kStart));
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 7);
+  EXPECT_EQ(policy.first_failure()->rank, 2);
+}
+
+TEST(StopPolicy, AKilledRankGoesBeforeAnExitCodeNoticedAtTheSameMoment) {
+  StopPolicy policy = policy_of(3);
+  policy.ranks_ended({exited(0, 1), killed(2, SIGKILL)}, kStart);
+  EXPECT_EQ(policy.first_failure()->rank, 2);
+  policy.ranks_ended({exited(1, 0)}, kStart);
+  EXPECT_EQ(policy.exit_status(), 128 + SIGKILL);
+}
+
+TEST(StopPolicy, FailureOfTheLastRankNeedsNoOrder) {
+  StopPolicy policy = policy_of(2);
+  policy.ranks_ended({exited(0, 0)}, kStart);
+  EXPECT_FALSE(policy.ranks_ended({exited(1, 3)}, kStart));
+  EXPECT_TRUE(policy.finished());
+  EXPECT_FALSE(policy.deadline());
+  EXPECT_FALSE(policy.time_passed(kStart + std::chrono::hours(1)));
+  EXPECT_EQ(policy.exit_status(), 3);
+}
+
+TEST(StopPolicy, UserSignalsArePassedOnToRanksAndChangeNothing) {
+  StopPolicy policy = policy_of(1);
+  for (const int signal : {SIGUSR1, SIGUSR2}) {
+    const auto order = policy.signal_received(signal, kStart);
+    ASSERT_TRUE(order);
+    EXPECT_EQ(order->signal, signal);
+    EXPECT_EQ(order->to, Recipients::kRanks);
+  }
+  EXPECT_FALSE(policy.deadline());
+  policy.ranks_ended({exited(0, 0)}, kStart);
+  EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(StopPolicy, StopSignalsArePassedOnAndSetTheStatus) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    StopPolicy policy = policy_of(3);
+    const auto order = policy.signal_received(signal, kStart);
+    ASSERT_TRUE(order);
+    EXPECT_EQ(order->signal, signal);
+    EXPECT_EQ(order->to, Recipients::kGroups);
+    EXPECT_EQ(policy.deadline(), kStart + milliseconds(30000));
+    // One saves and exits 0, one dies, one says so in its exit code.
+    EXPECT_FALSE(policy.ranks_ended({exited(0, 0)}, kStart));
+    EXPECT_FALSE(policy.ranks_ended({killed(1, signal)}, kStart));
+    EXPECT_FALSE(policy.ranks_ended({exited(2, 128 + signal)}, kStart));
+    EXPECT_TRUE(policy.finished());
+    EXPECT_FALSE(policy.first_failure());
+    EXPECT_EQ(policy.exit_status(), 128 + signal);
+  }
+}
+
+TEST(StopPolicy, FailureWhileStoppingIsKeptForTheReportOnly) {
+  StopPolicy policy = policy_of(2);
+  policy.signal_received(SIGTERM, kStart);
+  EXPECT_FALSE(policy.ranks_ended({killed(1, SIGSEGV)}, kStart));
+  EXPECT_EQ(policy.deadline(), kStart + milliseconds(30000));
+  policy.ranks_ended({exited(0, 0)}, kStart);
+  EXPECT_EQ(policy.first_failure()->rank, 1);
+  EXPECT_EQ(policy.exit_status(), 128 + SIGTERM);
+}
+
+TEST(StopPolicy, SecondInterruptKills) {
+  StopPolicy policy = policy_of(1);
+  policy.signal_received(SIGINT, kStart);
+  const auto kill = policy.signal_received(SIGINT, kStart);
+  ASSERT_TRUE(kill);
+  EXPECT_EQ(kill->signal, SIGKILL);
+  EXPECT_EQ(kill->to, Recipients::kGroups);
+  EXPECT_FALSE(policy.signal_received(SIGINT, kStart));
+  policy.ranks_ended({killed(0, SIGKILL)}, kStart);
+  EXPECT_FALSE(policy.first_failure());
+  EXPECT_EQ(policy.exit_status(), 128 + SIGINT);
+}
+
+TEST(StopPolicy, AnotherStopSignalIsPassedOnWithoutMoreTime) {
+  StopPolicy policy = policy_of(1);
+  policy.signal_received(SIGINT, kStart);
+  const auto order = policy.signal_received(SIGTERM, kStart + milliseconds(5));
+  ASSERT_TRUE(order);
+  EXPECT_EQ(order->signal, SIGTERM);
+  EXPECT_EQ(policy.deadline(), kStart + milliseconds(30000));
+  policy.ranks_ended({killed(0, SIGTERM)}, kStart);
+  EXPECT_EQ(policy.exit_status(), 128 + SIGINT);
+}
+
+TEST(StopPolicy, GivesUpOnARankThatOutlivesSigkill) {
+  StopPolicy policy = policy_of(2);
+  policy.ranks_ended({exited(0, 1)}, kStart);
+  policy.time_passed(kStart + milliseconds(1000));
+  const Instant last = kStart + milliseconds(11000);
+  EXPECT_EQ(policy.deadline(), last);
+  EXPECT_FALSE(policy.time_passed(last));
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.running(), 1);
+  EXPECT_EQ(policy.exit_status(), 1);
+}
+
+TEST(StopPolicy, SignalsAfterTheEndAreIgnored) {
+  StopPolicy policy = policy_of(1);
+  policy.ranks_ended({exited(0, 0)}, kStart);
+  EXPECT_FALSE(policy.signal_received(SIGTERM, kStart));
+  EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(RankEnd, SpeaksOfSignalsByNumberAndName) {
+  EXPECT_EQ(
+      describe(killed(2, SIGKILL)), "rank 2 was killed by signal 9 (SIGKILL)");
+  EXPECT_EQ(describe(exited(0, 3)), "rank 0 exited with code 3");
+  EXPECT_EQ(describe_signal(999), "signal 999");
+}
+
+}  // namespace
+}  // namespace sherd::launch

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Real ranks that fail, are signalled, or lose their launcher.
+#include <sys/stat.h>
+#include <csignal>
+#include <regex>
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "base/clock.h"
+#include "launch/launcher_under_test.h"
+
+namespace sherd::launch {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// A named pipe by which ranks wait for each other.
+class StopTest : public ::testing::Test {
+ protected:
+  StopTest() { EXPECT_EQ(::mkfifo(fifo().c_str(), 0600), 0); }
+  std::string fifo() const { return folder_.path() + "/fifo"; }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+// The number after `label` in what the launcher showed.
+pid_t process_after(const std::string& label, const std::string& text) {
+  const std::size_t at = text.find(label);
+  EXPECT_NE(at, std::string::npos) << text;
+  return at == std::string::npos
+      ? -1
+      : static_cast<pid_t>(std::stol(text.substr(at + label.size())));
+}
+
+TEST_F(StopTest, FirstFailureEndsTheOthersWithinTwoSecondsAndIsReported) {
+  // Rank 0 trains for ever; rank 1 fails once rank 0 runs.
+  LauncherUnderTest launcher(ranks_of(
+      2, "if [ $RANK = 0 ]; then echo ready > " + fifo() +
+          "; exec sleep 1000; fi; read x < " + fifo() +
+          "; echo loss is nan; echo bad weights >&2; exit 42"));
+  ASSERT_TRUE(launcher.wait_for_out("loss is nan"));
+  const Instant failed = SteadyClock().now();
+  const Outcome outcome = launcher.finish();
+  EXPECT_LT(seconds(SteadyClock().now() - failed), 2.0);
+  EXPECT_EQ(outcome.exit_status, 42);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("rank 1 exited with code 42 and was the first to fail"),
+          HasSubstr("    loss is nan\n"), HasSubstr("    bad weights\n"),
+          Not(HasSubstr("rank 0 was killed"))));
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(StopTest, ARankThatIgnoresSigtermIsKilledWithinTwoSeconds) {
+  LauncherUnderTest launcher(ranks_of(
+      2, "if [ $RANK = 0 ]; then trap '' TERM; echo ready > " + fifo() +
+          "; sleep 1000; exit 0; fi; read x < " + fifo() +
+          "; echo failing; exit 3"));
+  ASSERT_TRUE(launcher.wait_for_out("failing"));
+  const Instant failed = SteadyClock().now();
+  const Outcome outcome = launcher.finish();
+  const double took = seconds(SteadyClock().now() - failed);
+  EXPECT_GE(took, 0.9);  // The grace was granted.
+  EXPECT_LT(took, 2.0);
+  EXPECT_EQ(outcome.exit_status, 3);
+  EXPECT_THAT(outcome.err, HasSubstr("ranks still running: 1; killing them"));
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(StopTest, AKilledRankIsNamedWithItsSignal) {
+  LauncherUnderTest launcher(ranks_of(3, "echo pid $$; exec sleep 1000"));
+  for (const char* rank : {"0", "1", "2"}) {
+    ASSERT_TRUE(
+        launcher.wait_for_out("[rank " + std::string(rank) + "] pid "));
+  }
+  ASSERT_TRUE(launcher.wait_for_out("\n"));
+  ::kill(process_after("[rank 2] pid ", launcher.out()), SIGKILL);
+  const Outcome outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 128 + SIGKILL);
+  EXPECT_THAT(
+      outcome.err, HasSubstr("rank 2 was killed by signal 9 (SIGKILL)"));
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(StopTest, TheReportKeepsOnlyTheLastLines) {
+  const Outcome outcome = launch_and_wait(ranks_of(1, "seq 1 1000; exit 1"));
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("    981\n"), HasSubstr("    1000\n"),
+          Not(HasSubstr("    980\n"))));
+}
+
+TEST_F(StopTest, ARankWithoutOutputIsSaidToHaveWrittenNothing) {
+  const Outcome outcome = launch_and_wait(ranks_of(1, "exit 5"));
+  EXPECT_EQ(outcome.exit_status, 5);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 0 wrote nothing"));
+}
+
+TEST_F(StopTest, GrandchildrenDoNotSurviveARank) {
+  // Ranks succeed or fail; what they started in the background ends too.
+  for (const char* end : {"exit 0", "exit 3", "kill -9 $$"}) {
+    LauncherUnderTest launcher(
+        ranks_of(2, std::string("sleep 1000 & sleep 1000 & ") + end));
+    launcher.finish();
+    EXPECT_TRUE(launcher.wait_for_death_of_all()) << end;
+  }
+}
+
+TEST_F(StopTest, GrandchildrenEndWithTheirRankWhenAnotherFails) {
+  LauncherUnderTest launcher(ranks_of(
+      2, "if [ $RANK = 0 ]; then sh -c 'trap \"\" TERM; echo ready > " +
+          fifo() + "; sleep 1000' & wait; fi; read x < " + fifo() +
+          "; exit 3"));
+  EXPECT_EQ(launcher.finish().exit_status, 3);
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(StopTest, SigtermIsPassedOnAndRanksMaySaveTheirState) {
+  LauncherUnderTest launcher(ranks_of(
+      2, "trap 'echo saved; exit 0' TERM; sleep 1000 & echo ready; wait"));
+  ASSERT_TRUE(launcher.wait_for_out("[rank 0] ready\n"));
+  ASSERT_TRUE(launcher.wait_for_out("[rank 1] ready\n"));
+  launcher.signal(SIGTERM);
+  const Outcome outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 128 + SIGTERM);
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(HasSubstr("[rank 0] saved\n"), HasSubstr("[rank 1] saved\n")));
+  EXPECT_THAT(outcome.err, HasSubstr("signal 15 (SIGTERM)"));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("error")));
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(StopTest, EveryStopSignalEndsTheJobWithItsStatus) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    LauncherUnderTest launcher(ranks_of(1, "echo ready; exec sleep 1000"));
+    ASSERT_TRUE(launcher.wait_for_out("ready\n"));
+    launcher.signal(number);
+    EXPECT_EQ(launcher.finish().exit_status, 128 + number);
+  }
+}
+
+TEST_F(StopTest, UserSignalsReachTheRankAndNotItsHelpers) {
+  for (const char* name : {"USR1", "USR2"}) {
+    LauncherUnderTest launcher(ranks_of(
+        2, std::string("sleep 1000 & helper=$!; trap 'echo got; kill -0 "
+                       "$helper && exit 0; exit 1' ") +
+            name + "; echo ready; wait"));
+    ASSERT_TRUE(launcher.wait_for_out("[rank 0] ready\n"));
+    ASSERT_TRUE(launcher.wait_for_out("[rank 1] ready\n"));
+    launcher.signal(std::string(name) == "USR1" ? SIGUSR1 : SIGUSR2);
+    const Outcome outcome = launcher.finish();
+    EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+    EXPECT_THAT(
+        outcome.out,
+        AllOf(HasSubstr("[rank 0] got\n"), HasSubstr("[rank 1] got\n")));
+  }
+}
+
+TEST_F(StopTest, SecondInterruptKillsRanksThatIgnoreTheFirst) {
+  LauncherUnderTest launcher(
+      ranks_of(2, "trap '' INT; echo ready; sleep 1000"));
+  ASSERT_TRUE(launcher.wait_for_out("[rank 0] ready\n"));
+  ASSERT_TRUE(launcher.wait_for_out("[rank 1] ready\n"));
+  launcher.signal(SIGINT);
+  ASSERT_TRUE(launcher.wait_for_err("passed signal 2 (SIGINT) on"));
+  launcher.signal(SIGINT);
+  EXPECT_EQ(launcher.finish().exit_status, 128 + SIGINT);
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(StopTest, RanksThatDoNotEndInTheirGraceAreKilled) {
+  LaunchOptions options = ranks_of(1, "trap '' TERM; echo ready; sleep 1000");
+  options.stop_grace = std::chrono::milliseconds(100);
+  LauncherUnderTest launcher(options);
+  ASSERT_TRUE(launcher.wait_for_out("ready\n"));
+  launcher.signal(SIGTERM);
+  const Outcome outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 128 + SIGTERM);
+  EXPECT_THAT(outcome.err, HasSubstr("ranks still running: 1; killing them"));
+}
+
+TEST_F(StopTest, ACrashWhileStoppingIsReported) {
+  LauncherUnderTest launcher(ranks_of(
+      1, "trap 'echo disk full; exit 9' TERM; sleep 1000 & echo ready; wait"));
+  ASSERT_TRUE(launcher.wait_for_out("ready\n"));
+  launcher.signal(SIGTERM);
+  const Outcome outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 128 + SIGTERM);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("rank 0 exited with code 9 after it was told to end"),
+          HasSubstr("    disk full\n")));
+}
+
+TEST_F(StopTest, ASignalThatWasIgnoredStaysIgnored) {
+  LauncherUnderTest launcher(
+      ranks_of(
+          1, "trap 'echo got; exit 0' USR1; sleep 1000 & echo ready; wait"),
+      {.ignored = SIGHUP});
+  ASSERT_TRUE(launcher.wait_for_out("ready\n"));
+  launcher.signal(SIGHUP);
+  launcher.signal(SIGUSR1);
+  const Outcome outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 0);
+  EXPECT_THAT(outcome.err, Not(HasSubstr("SIGHUP")));
+}
+
+TEST_F(StopTest, AStalledReaderDoesNotKeepTheLauncherFromItsSignals) {
+  LauncherUnderTest launcher(ranks_of(2, "exec yes"));
+  ASSERT_TRUE(launcher.wait_for_out("y\n"));
+  launcher.signal(SIGTERM);  // From here on nobody reads stdout.
+  ASSERT_TRUE(launcher.wait_for_err("SIGTERM"));
+  launcher.signal(SIGTERM);  // Gives up the output as well.
+  EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
+}
+
+TEST_F(StopTest, RanksDieWithAKilledLauncher) {
+  LauncherUnderTest launcher(ranks_of(3, "echo ready; exec sleep 1000"));
+  for (const char* rank : {"0", "1", "2"}) {
+    ASSERT_TRUE(
+        launcher.wait_for_out("[rank " + std::string(rank) + "] ready\n"));
+  }
+  launcher.signal(SIGKILL);
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+  EXPECT_EQ(launcher.finish().signal, SIGKILL);
+}
+
+}  // namespace
+}  // namespace sherd::launch
