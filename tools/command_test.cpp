@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The built `sherd` command, as a user calls it.
+#include <sys/wait.h>
+#include <array>
+#include <cstdio>
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace sherd {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+struct Outcome {
+  int exit_status = -1;
+  std::string shown;  // stdout and stderr.
+};
+
+// Runs "sherd <arguments>" through the shell.
+Outcome sherd(const std::string& arguments) {
+  const std::string line = "'" SHERD_COMMAND "' " + arguments + " 2>&1";
+  Outcome outcome;
+  FILE* pipe = ::popen(line.c_str(), "r");
+  std::array<char, 4096> buffer;  // NOLINT: fread fills it.
+  for (std::size_t count = 1; count > 0;) {
+    count = std::fread(buffer.data(), 1, buffer.size(), pipe);
+    outcome.shown.append(buffer.data(), count);
+  }
+  outcome.exit_status = WEXITSTATUS(::pclose(pipe));
+  return outcome;
+}
+
+TEST(Command, HelpAndVersionAreForNewcomers) {
+  const Outcome help = sherd("--help");
+  EXPECT_EQ(help.exit_status, 0);
+  EXPECT_THAT(help.shown, AllOf(HasSubstr("run"), HasSubstr("Examples:")));
+  const Outcome run_help = sherd("run --help");
+  EXPECT_EQ(run_help.exit_status, 0);
+  EXPECT_THAT(
+      run_help.shown,
+      AllOf(
+          HasSubstr("PROGRAM"), HasSubstr("--log-dir"), HasSubstr("--no-bind"),
+          HasSubstr("Examples:"), HasSubstr("WORLD_SIZE")));
+  EXPECT_THAT(sherd("--version").shown, StartsWith("sherd "));
+}
+
+TEST(Command, ProgramsGetAllTheirArguments) {
+  const char* expected = "[rank 0] <-n><7><--port=1><--><--help><a b>\n";
+  const std::string print = "printf '<%s>' -n 7 --port=1 -- --help 'a b'";
+  const auto shown = [](const std::string& arguments) {
+    return sherd(arguments).shown;
+  };
+  EXPECT_EQ(shown("run -n 1 -- " + print), expected);
+  EXPECT_EQ(shown("run -n 1 " + print), expected);
+  EXPECT_EQ(shown("run -n1 " + print), expected);
+  EXPECT_EQ(shown("run --ranks=1 --no-bind " + print), expected);
+  EXPECT_EQ(shown("run --ranks 1 --grace 3 -- " + print), expected);
+}
+
+TEST(Command, WrongUsageExitsWithTwoAndSaysWhy) {
+  const auto refused = [](const std::string& arguments) {
+    const Outcome outcome = sherd(arguments);
+    EXPECT_EQ(outcome.exit_status, 2) << arguments << "\n" << outcome.shown;
+    return outcome.shown;
+  };
+  EXPECT_THAT(refused(""), HasSubstr("Usage:"));
+  EXPECT_THAT(refused("bogus"), HasSubstr("bogus"));
+  EXPECT_THAT(refused("run true"), HasSubstr("--ranks"));
+  EXPECT_THAT(refused("run -n 2"), HasSubstr("expected a program"));
+  EXPECT_THAT(refused("run -n 2 --"), HasSubstr("expected a program"));
+  EXPECT_THAT(refused("run -n 0 true"), HasSubstr("at least 1 rank, found 0"));
+  EXPECT_THAT(refused("run -n two true"), HasSubstr("two"));
+  EXPECT_THAT(refused("run -n 2 --typo true"), HasSubstr("--typo"));
+  EXPECT_THAT(refused("run -n 2 --port 65536 true"), HasSubstr("65536"));
+}
+
+TEST(Command, ExitStatusIsThatOfTheRanks) {
+  EXPECT_EQ(sherd("run -n 3 true").exit_status, 0);
+  EXPECT_EQ(sherd("run -n 2 -- sh -c 'exit 9'").exit_status, 9);
+  EXPECT_EQ(sherd("run -n 2 no-such-program").exit_status, 127);
+  EXPECT_EQ(sherd("run -n 2 /etc/passwd").exit_status, 126);
+}
+
+TEST(Command, OutputCanBePlain) {
+  EXPECT_EQ(sherd("run -n 1 --no-prefix echo hi").shown, "hi\n");
+  EXPECT_THAT(sherd("run -n 1 true").shown, IsEmpty());
+}
+
+TEST(Command, TheUsersThreadsAndVariablesAreKept) {
+  EXPECT_EQ(
+      sherd("run -n 1 sh -c 'echo $RANK; printenv PATH' >/dev/null")
+          .exit_status,
+      0);
+  const std::string line = "run -n 1 printenv OMP_NUM_THREADS";
+  EXPECT_NE(sherd(line).shown, "[rank 0] 77\n");
+  ::setenv("OMP_NUM_THREADS", "77", 1);
+  EXPECT_EQ(sherd(line).shown, "[rank 0] 77\n");
+  ::unsetenv("OMP_NUM_THREADS");
+}
+
+}  // namespace
+}  // namespace sherd

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The `sherd` command. A subcommand that does not need LibTorch is a line in
+// add_subcommands(); one that does is a program of its own, sherd-NAME beside
+// this one, and a line in kPrograms: loading LibTorch takes 0.2 s and more,
+// which the launcher of a job should not pay before its ranks pay it again.
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <sherd/base/error.h>
+#include "subcommand.h"
+
+namespace sherd::tools {
+namespace {
+
+constexpr int kUsageError = 2;
+
+std::vector<Subcommand> add_subcommands(CLI::App& app) {
+  return {
+      add_run(app),
+  };
+}
+
+struct Program {
+  const char* name;
+  const char* description;
+};
+constexpr Program kPrograms[] = {
+    {"train", "Train a model (one rank; `sherd run` starts several)"},
+};
+
+// Where sherd-NAME would be.
+std::string path_of(const Program& program) {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return (self.parent_path() / (std::string("sherd-") + program.name)).string();
+}
+
+// Becomes sherd-NAME; returns only when that cannot be.
+int become(const Program& program, char** argv) {
+  const std::string path = path_of(program);
+  ::execv(path.c_str(), argv + 1);
+  std::fprintf(
+      stderr,
+      "sherd: error: cannot run '%s': %s; 'sherd %s' needs a build with "
+      "LibTorch\n",
+      path.c_str(), std::strerror(errno), program.name);
+  return 1;
+}
+
+// Where the words of the program begin: after "--", else at the first word that
+// is neither an option nor an option's value. Everything from there on belongs
+// to the program, whatever it looks like, so CLI11 must not see it.
+std::size_t program_begin(
+    const CLI::App& subcommand, const std::vector<std::string>& words) {
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word == "--") {
+      return i + 1;
+    }
+    if (word.size() < 2 || word.front() != '-') {
+      return i;
+    }
+    const CLI::Option* option = subcommand.get_option_no_throw(word);
+    if (option != nullptr && option->get_items_expected_max() > 0) {
+      ++i;  // Its value; -n4 and --port=1 carry theirs and are not found here.
+    }
+  }
+  return words.size();
+}
+
+// REQUIRES: there are words.
+int parse_and_run(CLI::App& app, std::vector<std::string> words) {
+  const std::vector<Subcommand> subcommands = add_subcommands(app);
+  const bool known = std::any_of(
+      subcommands.begin(), subcommands.end(), [&](const Subcommand& each) {
+        return each.app->get_name() == words[0];
+      });
+  if (!known && !words[0].starts_with("-")) {
+    throw Error("there is no command '" + words[0] + "'; see sherd --help");
+  }
+  std::vector<std::string> program;
+  for (const Subcommand& subcommand : subcommands) {
+    if (subcommand.takes_program && words[0] == subcommand.app->get_name()) {
+      const std::size_t begin = program_begin(*subcommand.app, words);
+      program.assign(
+          words.begin() + static_cast<std::ptrdiff_t>(begin), words.end());
+      words.resize(begin);
+      if (words.back() == "--") {
+        words.pop_back();
+      }
+    }
+  }
+  std::reverse(words.begin(), words.end());  // As CLI11 wants them.
+  app.parse(words);
+  for (const Subcommand& subcommand : subcommands) {
+    if (subcommand.app->parsed()) {
+      return subcommand.run(program);
+    }
+  }
+  return kUsageError;  // Not reached: a subcommand is required.
+}
+
+int run_command(int argc, char** argv) {
+  CLI::App app("sherd: sharded, fault-tolerant training on LibTorch", "sherd");
+  app.set_version_flag("--version", "sherd " SHERD_VERSION);
+  app.require_subcommand(1);
+  std::string more;
+  for (const Program& program : kPrograms) {
+    if (argc > 1 && std::strcmp(argv[1], program.name) == 0) {
+      return become(program, argv);
+    }
+    if (::access(path_of(program).c_str(), X_OK) == 0) {
+      app.add_subcommand(program.name, program.description);
+      more += std::string("  sherd ") + program.name + " --help\n";
+    }
+  }
+  app.footer(
+      "Examples:\n"
+      "  sherd run -n 4 ./train --steps 100   four ranks of your own program\n"
+      "  sherd run --help                     all about starting ranks\n" +
+      more);
+  try {
+    if (argc < 2) {
+      add_subcommands(app);
+      std::fputs(app.help().c_str(), stderr);
+      return kUsageError;
+    }
+    return parse_and_run(app, std::vector<std::string>(argv + 1, argv + argc));
+  } catch (const CLI::ParseError& error) {
+    // 0 for --help and --version, which CLI11 reports as errors too.
+    return app.exit(error) == 0 ? 0 : kUsageError;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "sherd: error: %s\n", error.what());
+    return error.code() == ErrorCode::kInvalidArgument ? kUsageError : 1;
+  }
+}
+
+}  // namespace
+}  // namespace sherd::tools
+
+int main(int argc, char** argv) {
+  try {
+    return sherd::tools::run_command(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "sherd: error: %s\n", error.what());
+    return 1;
+  }
+}

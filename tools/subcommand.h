@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What main.cpp knows of a subcommand. Each lies in a file of its own, which
+// parses, calls the library and prints. Thread rule: one thread.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace sherd::tools {
+
+struct Subcommand {
+  CLI::App* app = nullptr;
+  // Called after a successful parse, with the words from PROGRAM on, as the
+  // user wrote them; none unless `takes_program`. Returns the exit status; may
+  // throw sherd::Error.
+  std::function<int(const std::vector<std::string>& program)> run;
+  // The subcommand's own options end where a program begins.
+  bool takes_program = false;
+};
+
+// sherd run: start ranks on this host.
+Subcommand add_run(CLI::App& app);
+
+}  // namespace sherd::tools
