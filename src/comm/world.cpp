@@ -145,6 +145,8 @@ const WorldOptions& World::options() const {
   return impl_->options;
 }
 
+int World::next_number() const { return impl_->made++; }
+
 void World::barrier() const {
   if (size() > 1) {
     impl_->all_ranks().barrier("World::barrier").throw_if_failed();

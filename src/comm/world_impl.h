@@ -36,6 +36,7 @@ struct World::Impl {
   std::unique_ptr<comm::PeerWatch> watch;
   std::unique_ptr<comm::Group> barrier_group;  // All ranks; made when needed.
   std::set<std::string> group_names;           // Used up: keys stay behind.
+  int made = 0;  // Handed out by next_number().
   bool closed = false;
 
   ~Impl();

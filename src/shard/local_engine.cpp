@@ -36,7 +36,7 @@ LocalEngine::LocalEngine(ModelUnits model) : model_(std::move(model)) {
     if (!parameter.tensor.is_contiguous()) {
       parameter.tensor.set_data(parameter.tensor.detach().contiguous());
     }
-    slice = parameter.tensor.detach().view({-1}).detach();
+    slice = parameter.tensor.detach().view({-1}).variable_data();
     slice.set_requires_grad(parameter.trainable >= 0);
   }
 }
@@ -76,7 +76,8 @@ void LocalEngine::gradient_arrived(int parameter, at::Tensor gradient) {
   const std::lock_guard lock(mu_);
   const at::NoGradGuard no_grad;
   auto dense = gradient.is_sparse() ? gradient.to_dense() : std::move(gradient);
-  auto flat = dense.detach().reshape({-1});
+  // No view in autograd's eyes: optimizers detach_() gradients in place.
+  auto flat = dense.detach().reshape({-1}).variable_data();
   auto& grad = slice.mutable_grad();
   if (grad.defined()) {
     grad.add_(flat);

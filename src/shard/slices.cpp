@@ -42,12 +42,15 @@ Slices::Slices(
     }
     const auto memory =
         exchange.shard_memory(parameter.unit, parameter.flat);
+    // variable_data(): no view in autograd's eyes; optimizers detach_() gradients
+    // in place, which views refuse.
     const auto view = [&](const at::Tensor& of) {
-      return of.detach().narrow(0, part.in_shard.begin, part.in_shard.numel());
+      return of.narrow(0, part.in_shard.begin, part.in_shard.numel())
+          .variable_data();
     };
     Slice slice;
     slice.name = parameter.name;
-    slice.tensor = view(memory.shard).detach();
+    slice.tensor = view(memory.shard);
     slice.tensor.set_requires_grad(flat.trainable);
     slice.parameter = static_cast<int>(p);
     if (flat.trainable) {
