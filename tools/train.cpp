@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// sherd-train, which `sherd train` becomes: one rank of a training job.
+#include <sys/ioctl.h>
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <map>
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <numbers>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <sherd/base/error.h>
+#include <sherd/data/batches.h>
+#include <sherd/data/corpus.h>
+#include <sherd/models/gpt.h>
+#include <torch/torch.h>
+#include "train/command_line.h"
+#include "train/config.h"
+#include "train/curve.h"
+#include "train/engine.h"
+#include "train/progress.h"
+#include "train/run_folder.h"
+
+namespace sherd::tools {
+namespace {
+
+constexpr int kUsageError = 2;
+constexpr std::int64_t kHeaderBytes = 8'000'000;
+constexpr double kLowestRate = 0.1;  // Share of the peak at the last step.
+constexpr std::int64_t kPromptTokens = 32;
+
+double now_s() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// Resident memory of this process; 0 where /proc does not say.
+std::int64_t rss_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::int64_t pages_total = 0;
+  std::int64_t pages_resident = 0;
+  statm >> pages_total >> pages_resident;
+  return pages_resident * ::sysconf(_SC_PAGESIZE);
+}
+
+int terminal_columns() {
+  winsize size = {};
+  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0;
+  return known && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+std::string hex(std::uint64_t value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%016" PRIx64, value);
+  return text;
+}
+
+TrainConfig read_config(const CommandLine& line) {
+  std::ostringstream text;
+  if (!line.config_path.empty()) {
+    const std::ifstream file(line.config_path, std::ios::binary);
+    text << file.rdbuf();
+    if (!file || text.fail()) {
+      throw Error(
+          line.config_path + ": expected a readable JSON file, found none");
+    }
+  }
+  return make_config(line.flags, line.config_path, text.str());
+}
+
+std::unique_ptr<data::Corpus> open_corpus(const TrainConfig& config) {
+  const bool headers = config.data.empty();
+  const auto limit = headers && config.data_bytes.count == 0
+      ? kHeaderBytes
+      : config.data_bytes.count;
+  return std::make_unique<data::Corpus>(
+      headers ? std::string(SHERD_TORCH_HEADERS) : config.data,
+      data::CorpusOptions{.bytes_max = limit, .vocabulary = config.vocab});
+}
+
+models::GptConfig model_config(
+    const TrainConfig& config, std::int64_t vocabulary) {
+  return {
+      .layers = config.layers,
+      .width = config.width,
+      .heads = config.heads,
+      .sequence = config.seq,
+      .vocabulary = vocabulary,
+      .dropout = config.dropout,
+      .seed = static_cast<std::uint64_t>(config.seed)};
+}
+
+// Steps counted from 0: a straight line up, then half a cosine down.
+double learning_rate(std::int64_t step, const TrainConfig& config) {
+  if (step < config.warmup) {
+    return config.lr * static_cast<double>(step + 1) /
+        static_cast<double>(config.warmup);
+  }
+  const auto decaying =
+      std::max<std::int64_t>(1, config.steps - config.warmup);
+  const double progress = static_cast<double>(step - config.warmup) /
+      static_cast<double>(decaying);
+  const double share = 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+  return config.lr * (kLowestRate + (1.0 - kLowestRate) * share);
+}
+
+// Column `column` of what every rank said.
+double mean(const std::vector<std::vector<double>>& rows, std::size_t column) {
+  double sum = 0;
+  for (const auto& row : rows) {
+    sum += row[column];
+  }
+  return sum / static_cast<double>(rows.size());
+}
+
+double largest(
+    const std::vector<std::vector<double>>& rows, std::size_t column) {
+  double result = rows.front()[column];
+  for (const auto& row : rows) {
+    result = std::max(result, row[column]);
+  }
+  return result;
+}
+
+// One rank's run, from the first step to the sample.
+class TrainJob {
+ public:
+  TrainJob(TrainConfig config, const Place& place)
+      : config_(std::move(config)),
+        place_(place),
+        corpus_(open_corpus(config_)),
+        batches_(
+            *corpus_,
+            {.batch = config_.batch,
+             .sequence = config_.seq,
+             .seed = static_cast<std::uint64_t>(config_.seed),
+             .rank = place.rank,
+             .world_size = place.world_size}),
+        model_(model_config(config_, corpus_->vocabulary())),
+        progress_(style()) {}
+
+  void run() {
+    open_folder();
+    engine_ = make_engine(*model_, config_);
+    start_s_ = now_s();
+    const auto last = config_.stop_at > 0 ? config_.stop_at : config_.steps;
+    for (std::int64_t step = 0; step < last; ++step) {
+      const auto record = take_step(step, last);
+      show(record, last);
+      if (!std::isfinite(record.loss)) {
+        throw Error(
+            "expected a finite loss, found " + std::to_string(record.loss) +
+                " at step " + std::to_string(record.step) +
+                "; try a lower --lr",
+            ErrorCode::kAborted);
+      }
+    }
+    finish();
+    engine_->close();
+  }
+
+ private:
+  bool leads() const { return place_.rank == 0; }
+
+  ProgressStyle style() const {
+    if (config_.quiet || !leads()) {
+      return ProgressStyle::kSilent;
+    }
+    return ::isatty(STDOUT_FILENO) == 1 ? ProgressStyle::kBar
+                                        : ProgressStyle::kLines;
+  }
+
+  void say(const std::string& line) {
+    if (leads() && !config_.quiet) {
+      print(progress_.finish() + line + "\n");
+    }
+  }
+
+  std::int64_t parameter_count() const {
+    std::int64_t count = 0;
+    for (const auto& parameter : model_->parameters()) {
+      count += parameter.numel();
+    }
+    return count;
+  }
+
+  std::map<std::string, std::string> about() const {
+    return {
+        {"corpus_path", corpus_->path()},
+        {"corpus_hash", hex(corpus_->hash())},
+        {"corpus_tokens", std::to_string(corpus_->tokens())},
+        {"parameters", std::to_string(parameter_count())},
+        {"torch", TORCH_VERSION},
+        {"world_size", std::to_string(place_.world_size)}};
+  }
+
+  void open_folder() {
+    if (!leads()) {
+      return;
+    }
+    folder_ = std::make_unique<RunFolder>(
+        config_.run.empty() ? new_run_path("runs", std::time(nullptr))
+                            : config_.run,
+        to_json(config_, about()));
+    say("data   " + corpus_->path() + ": " +
+        std::to_string(corpus_->tokens()) + " tokens, hash " +
+        hex(corpus_->hash()));
+    say("model  " + config_.model + ", " + std::to_string(parameter_count()) +
+        " parameters; " + std::to_string(place_.world_size) +
+        (place_.world_size == 1 ? " rank" : " ranks") + ", batch " +
+        std::to_string(config_.batch) + " x " + std::to_string(config_.seq));
+    say("run    " + folder_->path());
+  }
+
+  // Mean over the validation rows of all ranks.
+  double validate() {
+    const torch::NoGradGuard no_grad;
+    model_->eval();
+    const auto count =
+        std::min(config_.eval_batches, batches_.validation_batches());
+    double sum = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto batch = batches_.validation(i);
+      sum += model_->loss(batch.inputs, batch.targets).item<double>();
+    }
+    model_->train();
+    return mean(engine_->gather({sum / static_cast<double>(count)}), 0);
+  }
+
+  StepRecord take_step(std::int64_t step, std::int64_t last) {
+    StepRecord record{.step = step + 1, .lr = learning_rate(step, config_)};
+    const double begin_s = now_s();
+    const auto batch = batches_.next();
+    const auto loss = model_->loss(batch.inputs, batch.targets);
+    loss.backward();
+    record.grad_norm = engine_->update(record.lr);
+    record.step_s = now_s() - begin_s;
+    const auto all = engine_->gather(
+        {loss.item<double>(), static_cast<double>(rss_bytes()),
+         record.step_s});
+    // Equal rows on every rank: the mean of the means is the batch's.
+    record.loss = mean(all, 0);
+    record.rss_bytes = static_cast<std::int64_t>(largest(all, 1));
+    record.step_s = largest(all, 2);
+    record.tokens_per_s =
+        static_cast<double>(config_.batch * config_.seq) / record.step_s;
+    const bool due =
+        config_.eval_every > 0 && record.step % config_.eval_every == 0;
+    if (due || record.step == last) {
+      record.val_loss = validate();
+    }
+    return record;
+  }
+
+  void show(const StepRecord& record, std::int64_t last) {
+    if (!leads()) {
+      return;
+    }
+    folder_->add(record);
+    if (record.val_loss.has_value()) {
+      val_loss_ = record.val_loss;
+      write_curve();
+    }
+    trained_s_ += record.step_s;
+    const double done = static_cast<double>(record.step);
+    const double per_step_s = (now_s() - start_s_) / done;
+    print(progress_.update(
+        {.step = record.step,
+         .steps = last,
+         .loss = record.loss,
+         .val_loss = val_loss_,
+         .tokens_per_s = tokens_per_s(record.step),
+         .rss_bytes = record.rss_bytes,
+         .seconds_left = per_step_s * static_cast<double>(last - record.step)},
+        record.val_loss.has_value(), now_s(), terminal_columns()));
+  }
+
+  double tokens_per_s(std::int64_t steps) const {
+    return static_cast<double>(steps * config_.batch * config_.seq) /
+        trained_s_;
+  }
+
+  void write_curve() const {
+    const auto& last = folder_->records().back();
+    char facts[160];
+    std::snprintf(
+        facts, sizeof(facts),
+        "%" PRId64 " steps of batch %" PRId64 " x %" PRId64
+        ", %d rank%s; last loss %.3f, validation %.3f",
+        last.step, config_.batch, config_.seq, place_.world_size,
+        place_.world_size == 1 ? "" : "s", last.loss,
+        last.val_loss.value_or(std::nan("")));
+    folder_->write(
+        "curve.html",
+        curve_html(
+            folder_->path(),
+            {facts, "data " + corpus_->path() + ", hash " +
+                 hex(corpus_->hash())},
+            folder_->records()));
+  }
+
+  void finish() {
+    const auto text = sample();
+    if (!leads()) {
+      return;
+    }
+    if (!text.empty()) {
+      say("sample (the model goes on after the bar):\n" + text);
+    }
+    const auto& last = folder_->records().back();
+    char summary[160];
+    std::snprintf(
+        summary, sizeof(summary),
+        "done   loss %.3f, validation %.3f, %.0f tokens/s, %s", last.loss,
+        last.val_loss.value_or(std::nan("")), tokens_per_s(last.step),
+        format_duration(now_s() - start_s_).c_str());
+    say(summary);
+    say("curve  " + folder_->path() + "/curve.html");
+  }
+
+  // Goes on from the start of the validation text. Every rank runs it, since
+  // ranks hold the model together, and makes the same tokens.
+  std::string sample() {
+    if (config_.sample_tokens == 0) {
+      return "";
+    }
+    std::vector<std::int64_t> prompt(static_cast<std::size_t>(
+        std::min(kPromptTokens, batches_.validation_tokens())));
+    corpus_->copy(
+        batches_.training_tokens(), static_cast<std::int64_t>(prompt.size()),
+        prompt.data());
+    const auto ids = model_->generate(
+        prompt,
+        {.tokens = config_.sample_tokens,
+         .temperature = 0.8,
+         .seed = static_cast<std::uint64_t>(config_.seed)});
+    return readable(ids, prompt.size());
+  }
+
+  // Bytes as text with what a terminal would obey left out; ids as numbers.
+  std::string readable(
+      const std::vector<std::int64_t>& ids, std::size_t prompt) const {
+    std::string text;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      text += i == prompt ? "|" : "";
+      if (corpus_->vocabulary() > 256) {
+        text += std::to_string(ids[i]) + " ";
+        continue;
+      }
+      const auto c = static_cast<char>(ids[i]);
+      const bool plain = c == '\n' || c == '\t' || (c >= ' ' && c <= '~');
+      text += plain ? c : '?';
+    }
+    return text;
+  }
+
+  const TrainConfig config_;
+  const Place place_;
+  const std::unique_ptr<data::Corpus> corpus_;
+  data::GlobalBatches batches_;
+  models::Gpt model_;
+  Progress progress_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<RunFolder> folder_;  // Rank 0 only.
+  std::optional<double> val_loss_;
+  double start_s_ = 0;
+  double trained_s_ = 0;
+};
+
+// What a flag of CLI11 itself, --help or an unknown one, ends with.
+int parse_end(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) {
+    return app.exit(error);
+  }
+  std::fprintf(
+      stderr, "sherd train: %s (see sherd train --help)\n", error.what());
+  return kUsageError;
+}
+
+int fail(const std::string& message, int status) {
+  // One line: LibTorch's messages carry a stack trace below theirs.
+  std::fprintf(
+      stderr, "sherd train: %s\n",
+      message.substr(0, message.find('\n')).c_str());
+  return status;
+}
+
+int train_command(int argc, char** argv) {
+  CLI::App app("", "sherd train");
+  CommandLine line;
+  add_train_options(app, line);
+  try {
+    app.parse(argc, argv);
+    TrainJob(read_config(line), place_from_environment()).run();
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return parse_end(app, error);
+  } catch (const Error& error) {
+    const bool usage = error.code() == ErrorCode::kInvalidArgument;
+    return fail(error.what(), usage ? kUsageError : 1);
+  } catch (const c10::Error& error) {
+    return fail(error.what_without_backtrace(), 1);
+  }
+}
+
+}  // namespace
+}  // namespace sherd::tools
+
+int main(int argc, char** argv) {
+  try {
+    return sherd::tools::train_command(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "sherd train: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The flags of `sherd train` as CLI11 knows them, made from the option table.
+// Thread rule: one thread.
+#pragma once
+
+#include <map>
+#include <string>
+#include <CLI/App.hpp>
+
+namespace sherd::tools {
+
+// What the user wrote, by option name; what was not written is absent.
+struct CommandLine {
+  std::map<std::string, std::string> flags;
+  std::string config_path;
+};
+
+// Adds description, options and examples. `line` is filled when `app` parses
+// and must live until then.
+void add_train_options(CLI::App& app, CommandLine& line);
+
+}  // namespace sherd::tools

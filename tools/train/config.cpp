@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/config.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <type_traits>
+#include <utility>
+#include <nlohmann/json.hpp>
+#include <sherd/base/error.h>
+
+namespace sherd::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kAbout = "about";
+
+[[noreturn]] void refuse(
+    const std::string& where,
+    const std::string& expected,
+    const std::string& found) {
+  throw Error(where + ": expected " + expected + ", found " + found);
+}
+
+std::string in_quotes(std::string_view text) {
+  std::string result = "'";
+  return result.append(text).append("'");
+}
+
+// The whole of `text` as a number, in the C locale.
+template <typename T>
+bool parse_whole(std::string_view text, T& value) {
+  const auto* end = text.data() + text.size();
+  const auto [stop, failure] = std::from_chars(text.data(), end, value);
+  return failure == std::errc() && stop == end;
+}
+
+const char* expected_for(const OptionRow& row) {
+  return std::visit(
+      [](auto member) {
+        using T = std::remove_reference_t<
+            decltype(std::declval<TrainConfig>().*member)>;
+        if constexpr (std::is_same_v<T, bool>) {
+          return "true or false";
+        } else if constexpr (std::is_same_v<T, std::int64_t>) {
+          return "a whole number";
+        } else if constexpr (std::is_same_v<T, double>) {
+          return "a number";
+        } else if constexpr (std::is_same_v<T, Bytes>) {
+          return "a size such as 512MiB";
+        } else {
+          return "a text";
+        }
+      },
+      row.member);
+}
+
+bool read(std::string_view text, std::int64_t& value) {
+  return parse_whole(text, value);
+}
+bool read(std::string_view text, double& value) {
+  return parse_whole(text, value) && std::isfinite(value);
+}
+bool read(std::string_view text, bool& value) {
+  value = text == "true";
+  return value || text == "false";
+}
+bool read(std::string_view text, std::string& value) {
+  value = text;
+  return true;
+}
+bool read(std::string_view text, Bytes& value) {
+  value = parse_bytes(text);
+  return true;
+}
+
+bool read(const Json& json, std::int64_t& value) {
+  if (!json.is_number_integer() ||
+      (json.is_number_unsigned() &&
+       json.get<std::uint64_t>() >
+           static_cast<std::uint64_t>(
+               std::numeric_limits<std::int64_t>::max()))) {
+    return false;
+  }
+  value = json.get<std::int64_t>();
+  return true;
+}
+bool read(const Json& json, double& value) {
+  if (!json.is_number()) {
+    return false;
+  }
+  value = json.get<double>();
+  return std::isfinite(value);
+}
+bool read(const Json& json, bool& value) {
+  if (!json.is_boolean()) {
+    return false;
+  }
+  value = json.get<bool>();
+  return true;
+}
+bool read(const Json& json, std::string& value) {
+  if (!json.is_string()) {
+    return false;
+  }
+  value = json.get<std::string>();
+  return true;
+}
+bool read(const Json& json, Bytes& value) {
+  if (json.is_string()) {
+    value = parse_bytes(json.get<std::string>());
+    return true;
+  }
+  return read(json, value.count);
+}
+
+template <typename Source>
+bool set(TrainConfig& config, const OptionRow& row, const Source& source) {
+  return std::visit(
+      [&](auto member) { return read(source, config.*member); }, row.member);
+}
+
+const OptionRow* find_row(std::string_view name) {
+  for (const auto& row : option_rows()) {
+    if (name == row.name) {
+      return &row;
+    }
+  }
+  return nullptr;
+}
+
+void take_flag(
+    TrainConfig& config, const std::string& name, const std::string& text) {
+  const auto* row = find_row(name);
+  if (row == nullptr) {
+    refuse("--" + name, "a known option", "none of that name");
+  }
+  try {
+    if (set(config, *row, std::string_view(text))) {
+      return;
+    }
+  } catch (const Error&) {
+    // A size that is none; said below like every other type.
+  }
+  refuse("--" + name, expected_for(*row), in_quotes(text));
+}
+
+void take_key(
+    TrainConfig& config,
+    const std::string& path,
+    const std::string& key,
+    const Json& value) {
+  const auto where = path + ": key " + in_quotes(key);
+  const auto* row = find_row(key);
+  if (row == nullptr) {
+    refuse(where, "the name of an option (sherd train --help)", "none such");
+  }
+  try {
+    if (set(config, *row, value)) {
+      return;
+    }
+  } catch (const Error&) {
+    // As in take_flag().
+  }
+  refuse(where, expected_for(*row), value.dump());
+}
+
+void take_file(
+    TrainConfig& config, const std::string& path, const std::string& text) {
+  Json file;
+  try {
+    file = Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    refuse(
+        path, "a JSON object",
+        "text that ends being JSON at byte " + std::to_string(error.byte));
+  }
+  if (!file.is_object()) {
+    refuse(path, "a JSON object", std::string("a JSON ") + file.type_name());
+  }
+  for (const auto& [key, value] : file.items()) {
+    if (key != kAbout) {
+      take_key(config, path, key, value);
+    }
+  }
+}
+
+template <typename T>
+void at_least(const char* name, T least, T found) {
+  if (!(found >= least)) {
+    std::ostringstream expected;
+    std::ostringstream value;
+    expected << "at least " << least;
+    value << found;
+    refuse("--" + std::string(name), expected.str(), value.str());
+  }
+}
+
+void one_of(
+    const char* name,
+    const std::vector<std::string>& allowed,
+    const std::string& found) {
+  if (std::find(allowed.begin(), allowed.end(), found) != allowed.end()) {
+    return;
+  }
+  std::string expected = allowed.size() > 1 ? "one of " : "";
+  for (std::size_t i = 0; i < allowed.size(); ++i) {
+    expected += (i > 0 ? ", " : "") + allowed[i];
+  }
+  refuse("--" + std::string(name), expected, in_quotes(found));
+}
+
+void check_sizes(const TrainConfig& config) {
+  using std::int64_t;
+  at_least<int64_t>("layers", 1, config.layers);
+  at_least<int64_t>("width", 1, config.width);
+  at_least<int64_t>("heads", 1, config.heads);
+  at_least<int64_t>("seq", 1, config.seq);
+  at_least<int64_t>("vocab", 0, config.vocab);
+  at_least<int64_t>("batch", 1, config.batch);
+  at_least<int64_t>("steps", 1, config.steps);
+  at_least<int64_t>("stop-at", 0, config.stop_at);
+  at_least<int64_t>("warmup", 0, config.warmup);
+  at_least<int64_t>("seed", 0, config.seed);
+  at_least<int64_t>("eval-every", 0, config.eval_every);
+  at_least<int64_t>("eval-batches", 1, config.eval_batches);
+  at_least<int64_t>("sample-tokens", 0, config.sample_tokens);
+  at_least<int64_t>("budget", 0, config.budget.count);
+  at_least<int64_t>("data-bytes", 0, config.data_bytes.count);
+  at_least("lr", 0.0, config.lr);
+  at_least("weight-decay", 0.0, config.weight_decay);
+  at_least("clip", 0.0, config.clip);
+}
+
+void check(const TrainConfig& config) {
+  check_sizes(config);
+  one_of("model", {"gpt"}, config.model);
+  one_of("dtype", {"fp32"}, config.dtype);
+  one_of(
+      "strategy", {"full_shard", "shard_grad_op", "no_shard"},
+      config.strategy);
+  if (config.dropout < 0.0 || config.dropout >= 1.0) {
+    refuse(
+        "--dropout", "a share in [0, 1)", std::to_string(config.dropout));
+  }
+  if (config.width % config.heads != 0) {
+    refuse(
+        "--width", "a multiple of --heads " + std::to_string(config.heads),
+        std::to_string(config.width));
+  }
+  if (config.stop_at > config.steps) {
+    refuse(
+        "--stop-at", "at most --steps " + std::to_string(config.steps),
+        std::to_string(config.stop_at));
+  }
+}
+
+struct Unit {
+  const char* name;  // Lower case.
+  std::int64_t bytes;
+};
+constexpr std::array<Unit, 9> kUnits = {{
+    {"gib", 1LL << 30},
+    {"mib", 1LL << 20},
+    {"kib", 1LL << 10},
+    {"gb", 1'000'000'000},
+    {"mb", 1'000'000},
+    {"kb", 1'000},
+    {"tib", 1LL << 40},
+    {"b", 1},
+    {"", 1},
+}};
+
+}  // namespace
+
+const std::vector<OptionRow>& option_rows() {
+  using C = TrainConfig;
+  static const std::vector<OptionRow> kRows = {
+      {"model", "NAME", "Model family: gpt", "Model", &C::model},
+      {"layers", "N", "Transformer blocks", "Model", &C::layers},
+      {"width", "N", "Width of the residual stream", "Model", &C::width},
+      {"heads", "N", "Attention heads; must divide the width", "Model",
+       &C::heads},
+      {"seq", "N", "Tokens per sequence", "Model", &C::seq},
+      {"vocab", "N", "Vocabulary; 0: as the data needs", "Model", &C::vocab},
+      {"dropout", "P", "Share of activations dropped", "Model", &C::dropout},
+      {"data", "PATH",
+       "File or folder of text (bytes are tokens), or a .bin of uint16 token\n"
+       "ids; without it the headers of LibTorch on this machine",
+       "Data", &C::data},
+      {"data-bytes", "SIZE",
+       "Use only the first bytes; 0: all (8MB of the headers)", "Data",
+       &C::data_bytes},
+      {"batch", "N",
+       "Sequences per step over all ranks; the number of ranks must divide it",
+       "Data", &C::batch},
+      {"seed", "N", "For initial values, order of data and sample", "Data",
+       &C::seed},
+      {"steps", "N", "Optimizer steps; the schedule ends there", "Training",
+       &C::steps},
+      {"stop-at", "N", "End after this step, schedule unchanged; 0: --steps",
+       "Training", &C::stop_at},
+      {"lr", "X", "Peak learning rate of AdamW", "Training", &C::lr},
+      {"warmup", "N", "Steps of rising rate; a cosine to a tenth follows",
+       "Training", &C::warmup},
+      {"weight-decay", "X", "On matrices; biases and norms have none",
+       "Training", &C::weight_decay},
+      {"clip", "X", "Longest gradient (2-norm); 0: any", "Training", &C::clip},
+      {"dtype", "NAME", "Number format: fp32", "Sharding", &C::dtype},
+      {"strategy", "NAME",
+       "full_shard: parameters whole only in use; shard_grad_op: whole from\n"
+       "forward to backward; no_shard: whole on every rank",
+       "Sharding", &C::strategy},
+      {"budget", "SIZE",
+       "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",
+       "Sharding", &C::budget},
+      {"run", "DIR", "Folder for what the run writes; new: runs/<time>",
+       "Output", &C::run},
+      {"eval-every", "N", "Steps between validations; 0: at the end only",
+       "Output", &C::eval_every},
+      {"eval-batches", "N", "Global batches per validation", "Output",
+       &C::eval_batches},
+      {"sample-tokens", "N", "Length of the sample at the end; 0: none",
+       "Output", &C::sample_tokens},
+      {"quiet", "", "Only errors", "Output", &C::quiet},
+  };
+  return kRows;
+}
+
+std::string text_of(const OptionRow& row, const TrainConfig& config) {
+  return std::visit(
+      [&](auto member) -> std::string {
+        const auto& value = config.*member;
+        using T = std::remove_cvref_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, std::string>) {
+          return value;
+        } else if constexpr (std::is_same_v<T, Bytes>) {
+          return format_bytes(value);
+        } else {
+          return Json(value).dump();
+        }
+      },
+      row.member);
+}
+
+Bytes parse_bytes(std::string_view text) {
+  std::string unit;
+  auto number = text;
+  while (!number.empty() && (number.back() < '0' || number.back() > '9')) {
+    const char c = number.back();
+    unit.insert(unit.begin(), c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c);
+    number.remove_suffix(1);
+  }
+  if (!unit.empty() && unit.front() == ' ') {
+    unit.erase(unit.begin());
+  }
+  double value = 0;
+  for (const auto& [name, bytes] : kUnits) {
+    if (unit == name && parse_whole(number, value) && value >= 0.0 &&
+        value * static_cast<double>(bytes) < 0x1p63) {
+      // Whole numbers stay exact above 2^53.
+      std::int64_t whole = 0;
+      const auto exact = parse_whole(number, whole)
+          ? whole * bytes
+          : std::llround(value * static_cast<double>(bytes));
+      return {exact};
+    }
+  }
+  refuse("size", "a size such as 512MiB", in_quotes(text));
+}
+
+std::string format_bytes(Bytes bytes) {
+  constexpr std::array<Unit, 3> kNames = {
+      {{"GiB", 1LL << 30}, {"MiB", 1LL << 20}, {"KiB", 1LL << 10}}};
+  for (const auto& [name, size] : kNames) {
+    if (bytes.count != 0 && bytes.count % size == 0) {
+      return std::to_string(bytes.count / size) + name;
+    }
+  }
+  return std::to_string(bytes.count);
+}
+
+TrainConfig make_config(
+    const std::map<std::string, std::string>& flags,
+    const std::string& file_path,
+    const std::string& file_text) {
+  TrainConfig config;
+  if (!file_path.empty()) {
+    take_file(config, file_path, file_text);
+  }
+  for (const auto& [name, text] : flags) {
+    take_flag(config, name, text);
+  }
+  check(config);
+  return config;
+}
+
+std::string to_json(
+    const TrainConfig& config,
+    const std::map<std::string, std::string>& about) {
+  Json json = Json::object();
+  for (const auto& row : option_rows()) {
+    std::visit(
+        [&](auto member) {
+          const auto& value = config.*member;
+          using T = std::remove_cvref_t<decltype(value)>;
+          if constexpr (std::is_same_v<T, Bytes>) {
+            json[row.name] = format_bytes(value);
+          } else {
+            json[row.name] = value;
+          }
+        },
+        row.member);
+  }
+  json[kAbout] = about;
+  return json.dump(2) + "\n";
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Everything `sherd train` can be told, from flags and a JSON file with the
+// same names. One table of rows drives the flags, the file, the help and the
+// config.json of a run, so they cannot differ. Values and pure functions; no
+// file is opened here. Thread rule: any thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace sherd::tools {
+
+// A size that people write as 512MiB.
+struct Bytes {
+  std::int64_t count = 0;
+  bool operator==(const Bytes&) const = default;
+};
+
+struct TrainConfig {
+  std::string model = "gpt";
+  std::int64_t layers = 8;
+  std::int64_t width = 256;
+  std::int64_t heads = 8;
+  std::int64_t seq = 128;
+  std::int64_t vocab = 0;  // 0: from the data.
+  double dropout = 0.0;
+
+  std::string data;  // Empty: LibTorch's headers.
+  Bytes data_bytes;  // 0: all, or 8 MB of the headers.
+  std::int64_t batch = 12;
+  std::int64_t seed = 0;
+
+  std::int64_t steps = 200;
+  std::int64_t stop_at = 0;  // 0: at `steps`.
+  double lr = 2e-3;
+  std::int64_t warmup = 20;
+  double weight_decay = 0.1;
+  double clip = 1.0;  // 0: never.
+
+  std::string dtype = "fp32";
+  std::string strategy = "full_shard";
+  Bytes budget;  // 0: what the strategy says.
+
+  std::string run;  // Empty: runs/<time>.
+  std::int64_t eval_every = 50;  // 0: at the end only.
+  std::int64_t eval_batches = 4;
+  std::int64_t sample_tokens = 200;
+  bool quiet = false;
+
+  bool operator==(const TrainConfig&) const = default;
+};
+
+struct OptionRow {
+  const char* name;   // As flag "--name" and as key of the file.
+  const char* value;  // What stands for the value in the help; "" for a flag.
+  const char* help;
+  const char* group;  // Heading in the help.
+  std::variant<
+      std::int64_t TrainConfig::*,
+      double TrainConfig::*,
+      bool TrainConfig::*,
+      std::string TrainConfig::*,
+      Bytes TrainConfig::*>
+      member;
+};
+
+// In the order of the help.
+const std::vector<OptionRow>& option_rows();
+
+// The value of an option as a user would write it; "" when it is empty.
+std::string text_of(const OptionRow& row, const TrainConfig& config);
+
+// "512MiB", "1.5GB", "4096": KiB, MiB, GiB are powers of 1024, KB, MB, GB (in
+// either case) of 1000. Throws Error, naming the text, unless the whole is a
+// size that fits 63 bits.
+Bytes parse_bytes(std::string_view text);
+
+// The value in the largest binary unit that keeps it whole: "512MiB".
+std::string format_bytes(Bytes bytes);
+
+// Flags win over the file, the file over the defaults. `flags` maps names
+// without dashes to what the user wrote; `file_text` is JSON, empty without
+// a file; `file_path` is for messages. In the file `about` is skipped: it is
+// where a run's config.json says what else there is to know. Throws Error that
+// names flag or key, expected and found: unknown name, wrong type, a value out
+// of range, or two that contradict each other.
+TrainConfig make_config(
+    const std::map<std::string, std::string>& flags,
+    const std::string& file_path,
+    const std::string& file_text);
+
+// JSON that make_config() reads back to the same value. `about`: facts of this
+// run, printed as strings.
+std::string to_json(
+    const TrainConfig& config, const std::map<std::string, std::string>& about);
+
+}  // namespace sherd::tools

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/config.h"
+
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sherd/base/error.h>
+
+namespace sherd::tools {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Flags = std::map<std::string, std::string>;
+
+TrainConfig from_flags(const Flags& flags) {
+  return make_config(flags, "", "");
+}
+TrainConfig from_file(const std::string& text, const Flags& flags = {}) {
+  return make_config(flags, "job.json", text);
+}
+
+template <typename F>
+std::string refusal(const F& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+std::string flag_refusal(const std::string& name, const std::string& text) {
+  return refusal([&] { from_flags({{name, text}}); });
+}
+std::string file_refusal(const std::string& text) {
+  return refusal([&] { from_file(text); });
+}
+
+TEST(TrainConfig, FlagsSetWhatTheyName) {
+  const auto config = from_flags(
+      {{"layers", "3"}, {"lr", "1e-4"}, {"quiet", "true"},
+       {"budget", "512MiB"}, {"data", "/some/path"}});
+  EXPECT_EQ(config.layers, 3);
+  EXPECT_EQ(config.lr, 1e-4);
+  EXPECT_TRUE(config.quiet);
+  EXPECT_EQ(config.budget.count, 512LL << 20);
+  EXPECT_EQ(config.data, "/some/path");
+  EXPECT_EQ(config.width, TrainConfig{}.width);
+}
+
+TEST(TrainConfig, FlagsWinOverTheFileAndTheFileOverDefaults) {
+  const auto config = from_file(
+      R"({"layers": 2, "width": 64, "lr": 1, "budget": "1GB", "about": {}})",
+      {{"layers", "5"}});
+  EXPECT_EQ(config.layers, 5);
+  EXPECT_EQ(config.width, 64);
+  EXPECT_EQ(config.lr, 1.0);
+  EXPECT_EQ(config.budget.count, 1'000'000'000);
+  EXPECT_EQ(config.heads, TrainConfig{}.heads);
+}
+
+TEST(TrainConfig, WhatARunWritesIsReadBackEqual) {
+  TrainConfig config;
+  config.lr = 0.1 + 0.2;
+  config.budget = {12'345};
+  config.data = "with \"quotes\" and \\";
+  config.quiet = true;
+  const auto text = to_json(config, {{"torch", "2.13.0"}});
+  EXPECT_EQ(from_file(text), config);
+  EXPECT_THAT(text, HasSubstr("\"torch\": \"2.13.0\""));
+}
+
+TEST(TrainConfig, EveryRowHasAUniqueNameAndAText) {
+  Flags flags;
+  for (const auto& row : option_rows()) {
+    EXPECT_TRUE(flags.emplace(row.name, text_of(row, {})).second) << row.name;
+    EXPECT_STRNE(row.help, "");
+  }
+  EXPECT_EQ(from_flags(flags), TrainConfig{});
+}
+
+TEST(TrainConfig, WrongFlagsAreNamedWithExpectedAndFound) {
+  EXPECT_EQ(
+      flag_refusal("layers", "3.5"),
+      "--layers: expected a whole number, found '3.5'");
+  EXPECT_EQ(
+      flag_refusal("lr", "fast"), "--lr: expected a number, found 'fast'");
+  EXPECT_THAT(flag_refusal("lr", "nan"), HasSubstr("found 'nan'"));
+  EXPECT_THAT(flag_refusal("lr", "1e-3x"), HasSubstr("found '1e-3x'"));
+  EXPECT_THAT(flag_refusal("layers", ""), HasSubstr("found ''"));
+  EXPECT_EQ(
+      flag_refusal("budget", "lots"),
+      "--budget: expected a size such as 512MiB, found 'lots'");
+  EXPECT_THAT(flag_refusal("nonsense", "1"), HasSubstr("--nonsense"));
+}
+
+TEST(TrainConfig, WrongKeysAreNamedWithFileExpectedAndFound) {
+  EXPECT_EQ(
+      file_refusal(R"({"layers": "three"})"),
+      "job.json: key 'layers': expected a whole number, found \"three\"");
+  EXPECT_EQ(
+      file_refusal(R"({"layers": 3.5})"),
+      "job.json: key 'layers': expected a whole number, found 3.5");
+  EXPECT_THAT(
+      file_refusal(R"({"layers": 18446744073709551615})"),
+      HasSubstr("found 18446744073709551615"));
+  EXPECT_THAT(file_refusal(R"({"lr": null})"), HasSubstr("found null"));
+  EXPECT_THAT(file_refusal(R"({"quiet": 1})"), HasSubstr("true or false"));
+  EXPECT_THAT(file_refusal(R"({"data": 1})"), HasSubstr("a text, found 1"));
+  EXPECT_THAT(file_refusal(R"({"budget": -1})"), HasSubstr("found -1"));
+  EXPECT_THAT(
+      file_refusal(R"({"layer": 3})"),
+      AllOf(HasSubstr("job.json"), HasSubstr("'layer'")));
+}
+
+TEST(TrainConfig, AFileThatIsNoJsonObjectIsRefused) {
+  EXPECT_THAT(file_refusal(""), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(
+      file_refusal("{\"layers\": }"),
+      HasSubstr("job.json: expected a JSON object, found text that"));
+  EXPECT_THAT(file_refusal("[1]"), HasSubstr("found a JSON array"));
+}
+
+TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
+  EXPECT_EQ(
+      flag_refusal("layers", "0"), "--layers: expected at least 1, found 0");
+  for (const char* name : {"width", "heads", "seq", "batch", "steps"}) {
+    EXPECT_THAT(flag_refusal(name, "-4"), HasSubstr("found -4"));
+  }
+  EXPECT_THAT(flag_refusal("lr", "-1"), HasSubstr("--lr: expected at least 0"));
+  EXPECT_THAT(flag_refusal("dropout", "1"), HasSubstr("[0, 1)"));
+  EXPECT_THAT(
+      flag_refusal("heads", "7"),
+      HasSubstr("--width: expected a multiple of --heads 7, found 256"));
+  EXPECT_THAT(
+      flag_refusal("stop-at", "201"), HasSubstr("at most --steps 200"));
+  EXPECT_THAT(
+      flag_refusal("strategy", "half"),
+      HasSubstr("one of full_shard, shard_grad_op, no_shard, found 'half'"));
+  EXPECT_EQ(
+      flag_refusal("model", "rnn"), "--model: expected gpt, found 'rnn'");
+  EXPECT_THAT(flag_refusal("dtype", "int8"), HasSubstr("found 'int8'"));
+}
+
+TEST(Bytes, AreReadInBothKindsOfUnits) {
+  EXPECT_EQ(parse_bytes("0").count, 0);
+  EXPECT_EQ(parse_bytes("4096").count, 4096);
+  EXPECT_EQ(parse_bytes("4096B").count, 4096);
+  EXPECT_EQ(parse_bytes("2KiB").count, 2048);
+  EXPECT_EQ(parse_bytes("2kb").count, 2000);
+  EXPECT_EQ(parse_bytes("3 MiB").count, 3LL << 20);
+  EXPECT_EQ(parse_bytes("1.5GB").count, 1'500'000'000);
+  EXPECT_EQ(parse_bytes("1TiB").count, 1LL << 40);
+  EXPECT_EQ(
+      parse_bytes("9223372036854774784").count, 9'223'372'036'854'774'784);
+}
+
+TEST(Bytes, WhatIsNoSizeIsRefused) {
+  for (const char* text :
+       {"", "MiB", "-1", "1XB", "1 2MiB", "nan", "inf", "1e30GiB", "0x10",
+        "9223372036854775808", "8589934592GiB"}) {
+    EXPECT_THAT(
+        refusal([&] { (void)parse_bytes(text); }),
+        HasSubstr(std::string("found '") + text + "'"));
+  }
+}
+
+TEST(Bytes, FormattedOnesAreReadBack) {
+  for (const std::int64_t count :
+       {0LL, 1LL, 1024LL, 1536LL, 512LL << 20, 3LL << 30, 8'000'000LL}) {
+    EXPECT_EQ(parse_bytes(format_bytes({count})).count, count);
+  }
+  EXPECT_EQ(format_bytes({512LL << 20}), "512MiB");
+}
+
+}  // namespace
+}  // namespace sherd::tools

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RunFolder is where one run leaves what it did: config.json, metrics.jsonl
+// (one object a step, written at once, so that a killed run keeps its steps)
+// and curve.html. It owns the open file and neither copies nor moves. One rank
+// of a job has one. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+#include "train/step_record.h"
+
+namespace sherd::tools {
+
+// "runs/20260102-030405", or with "-2" and so on behind it when that exists.
+std::string new_run_path(const std::string& parent, std::int64_t unix_time_s);
+
+// One line of JSON, without the newline.
+std::string metrics_line(const StepRecord& record);
+
+class RunFolder {
+ public:
+  // Makes the folder and those above it, and writes config.json. Throws Error
+  // naming the path when that cannot be, or when another run's metrics are
+  // there already.
+  RunFolder(const std::string& path, const std::string& config_json);
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+  // Appends a line to metrics.jsonl. Throws Error when the disk refuses it.
+  void add(const StepRecord& record);
+
+  // Everything added so far.
+  const std::vector<StepRecord>& records() const { return records_; }
+
+  // Writes a whole file, replacing it in one move: a reader sees the old or
+  // the new one. Throws Error like add().
+  void write(const std::string& name, const std::string& content) const;
+
+ private:
+  const std::string path_;
+  std::ofstream metrics_;
+  std::vector<StepRecord> records_;
+};
+
+}  // namespace sherd::tools

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/run_folder.h"
+
+#include <unistd.h>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sherd/base/error.h>
+#include "support/scratch_folder.h"
+
+namespace sherd::tools {
+namespace {
+
+using sherd::testing::ScratchFolder;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string content_of(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+std::string refusal(const std::string& path) {
+  try {
+    const RunFolder folder(path, "{}");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(RunFolder, MakesTheFoldersAndWritesTheConfig) {
+  const ScratchFolder scratch;
+  const RunFolder folder(scratch.path() + "/a/b", "{\"x\": 1}\n");
+  EXPECT_EQ(content_of(folder.path() + "/config.json"), "{\"x\": 1}\n");
+}
+
+TEST(RunFolder, EachStepIsALineOfJsonThatIsThereAtOnce) {
+  const ScratchFolder scratch;
+  RunFolder folder(scratch.path() + "/run", "{}");
+  folder.add({.step = 1, .loss = 5.5, .lr = 0.1, .rss_bytes = 7});
+  folder.add({.step = 2, .loss = 1.0 / 3, .val_loss = 4.25});
+
+  std::istringstream lines(content_of(folder.path() + "/metrics.jsonl"));
+  std::string line;
+  ASSERT_TRUE(std::getline(lines, line));
+  auto first = nlohmann::json::parse(line);
+  EXPECT_EQ(first["step"], 1);
+  EXPECT_EQ(first["loss"], 5.5);
+  EXPECT_EQ(first["rss_bytes"], 7);
+  EXPECT_FALSE(first.contains("val_loss"));
+  ASSERT_TRUE(std::getline(lines, line));
+  auto second = nlohmann::json::parse(line);
+  EXPECT_EQ(second["loss"].get<double>(), 1.0 / 3);  // Every digit.
+  EXPECT_EQ(second["val_loss"], 4.25);
+  EXPECT_FALSE(std::getline(lines, line));
+  EXPECT_EQ(folder.records().size(), 2U);
+}
+
+TEST(RunFolder, WritingReplacesTheWholeFile) {
+  const ScratchFolder scratch;
+  const RunFolder folder(scratch.path() + "/run", "{}");
+  folder.write("curve.html", "a long first version");
+  folder.write("curve.html", "short");
+  EXPECT_EQ(content_of(folder.path() + "/curve.html"), "short");
+  int files = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(folder.path())) {
+    files += entry.exists() ? 1 : 0;
+  }
+  EXPECT_EQ(files, 3);  // No draft is left.
+}
+
+TEST(RunFolder, AnotherRunIsNotOverwritten) {
+  const ScratchFolder scratch;
+  const auto path = scratch.path() + "/run";
+  { const RunFolder first(path, "{}"); }
+  EXPECT_THAT(
+      refusal(path),
+      AllOf(HasSubstr(path), HasSubstr("found metrics.jsonl of another run")));
+}
+
+TEST(RunFolder, AFolderThatCannotBeWrittenIsNamed) {
+  const ScratchFolder scratch;
+  const auto file = scratch.file("file", "");
+  EXPECT_THAT(
+      refusal(file + "/run"),
+      AllOf(HasSubstr(file), HasSubstr("expected a folder")));
+  EXPECT_THAT(
+      refusal("/proc/run"),
+      AllOf(HasSubstr("/proc/run"), HasSubstr("can be written")));
+}
+
+TEST(RunFolder, NewNamesAreTimesAndNeverTaken) {
+  const ScratchFolder scratch;
+  const auto first = new_run_path(scratch.path(), 1'700'000'000);
+  EXPECT_THAT(first, ::testing::StartsWith(scratch.path() + "/2023111"));
+  std::filesystem::create_directories(first);
+  EXPECT_EQ(new_run_path(scratch.path(), 1'700'000'000), first + "-2");
+}
+
+}  // namespace
+}  // namespace sherd::tools

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StepRecord is what a run keeps of one step: a line of metrics.jsonl and a
+// point of the curve. A value. Thread rule: a value.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace sherd::tools {
+
+struct StepRecord {
+  std::int64_t step = 0;  // Counted from 1.
+  double loss = 0;        // Of the global batch, before the step's update.
+  std::optional<double> val_loss = std::nullopt;  // After the update, when measured.
+  double lr = 0;
+  double grad_norm = 0;  // Before clipping.
+  double step_s = 0;     // Without validation.
+  double tokens_per_s = 0;
+  std::int64_t rss_bytes = 0;  // Resident memory of the rank with most.
+};
+
+}  // namespace sherd::tools
