@@ -2,7 +2,15 @@
 #include "comm/communicator.h"
 
 #include <gtest/gtest.h>
+#include <algorithm>
+#include <array>
 #include <numeric>
+#include <random>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include "comm/world_impl.h"
+#include "compat/gloo_backend.h"
 #include "support/ranks.h"
 
 namespace sherd::comm {
@@ -67,6 +75,136 @@ TEST_P(CommunicatorSizes, CollectivesGiveEveryRankTheSame) {
     for (int r = 0; r < w; ++r) {
       EXPECT_EQ(all[r], std::string(r * 3, 'x'));
     }
+    world.barrier();
+  }));
+}
+
+// Every rank starts many sends and receives of all sizes with everybody, waits
+// in an order of its own, and asks about some of them before.
+TEST_P(CommunicatorSizes, ManyMessagesInAnyOrderDoNotBlockEachOther) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    constexpr int kMessages = 40;
+    constexpr int kTags = 7;
+    constexpr std::array<std::int64_t, 6> kSizes{0, 1, 3, 1000, 70000, 600000};
+    Communicator comm(world, "c", all_ranks(world));
+    struct Message {
+      Pending pending;
+      at::Tensor tensor;
+      double expected;
+    };
+    const auto value = [](int from, int to, int i) {
+      return from * 10000 + to * 1000 + i;
+    };
+    std::mt19937 random(static_cast<unsigned>(world.rank()));
+    std::vector<Message> messages;
+    for (int i = 0; i < kMessages; ++i) {
+      // Messages of one (peer, tag) keep order, so both sides start them in
+      // one; the order between peers differs from rank to rank.
+      std::vector<int> peers = all_ranks(world);
+      std::erase(peers, world.rank());
+      std::shuffle(peers.begin(), peers.end(), random);
+      for (const int peer : peers) {
+        const auto n = kSizes[static_cast<std::size_t>(i) % kSizes.size()];
+        const int v = value(world.rank(), peer, i);
+        auto out = torch::full({n}, v, torch::kFloat);
+        auto in = torch::zeros({n}, torch::kFloat);
+        if (random() % 2 == 0) {
+          messages.push_back({comm.send(out, peer, i % kTags), out, 1.0 * v});
+          messages.push_back(
+              {comm.receive(in, peer, i % kTags), in,
+               1.0 * value(peer, world.rank(), i)});
+        } else {
+          messages.push_back(
+              {comm.receive(in, peer, i % kTags), in,
+               1.0 * value(peer, world.rank(), i)});
+          messages.push_back({comm.send(out, peer, i % kTags), out, 1.0 * v});
+        }
+      }
+    }
+    std::shuffle(messages.begin(), messages.end(), random);
+    for (Message& m : messages) {
+      if (random() % 4 == 0) {
+        (void)comm.done(m.pending);
+      }
+    }
+    for (Message& m : messages) {
+      comm.wait(m.pending, "message").throw_if_failed();
+      EXPECT_TRUE(comm.done(m.pending));
+      EXPECT_TRUE(m.tensor.eq(m.expected).all().item<bool>());
+    }
+  }));
+}
+
+TEST(CommunicatorDone, BecomesTrueWithoutWaiting) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    Communicator comm(world, "c", {0, 1});
+    auto a = torch::zeros({10});
+    auto b = torch::zeros({10});
+    if (world.rank() == 1) {
+      comm.barrier("asked").throw_if_failed();
+      Pending p = comm.send(torch::ones({10}), 0, 1);
+      Pending q = comm.send(torch::ones({10}), 0, 2);
+      comm.wait(q, "q").throw_if_failed();
+      comm.wait(p, "p").throw_if_failed();
+      return;
+    }
+    Pending p = comm.receive(a, 1, 1);
+    Pending q = comm.receive(b, 1, 2);
+    for (int i = 0; i < 100; ++i) {
+      EXPECT_FALSE(comm.done(p));
+      EXPECT_FALSE(comm.done(q));
+    }
+    comm.barrier("asked").throw_if_failed();
+    while (!comm.done(p) || !comm.done(q)) {
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(a.eq(1).all().item<bool>());
+    EXPECT_TRUE(b.eq(1).all().item<bool>());
+    comm.wait(q, "q").throw_if_failed();
+    comm.wait(p, "p").throw_if_failed();
+  }));
+}
+
+TEST(CommunicatorSums, RoundHalfPrecisionOnce) {
+  expect_all_ok(run_ranks(3, [](World world) {
+    Communicator comm(world, "c", {0, 1, 2});
+    // 256 + 1 is no bfloat16; 256 + 1 + 1 is.
+    auto t = torch::full({5}, world.rank() == 0 ? 256 : 1, torch::kBFloat16);
+    comm.all_reduce(t, ReduceOp::kSum, "sum").throw_if_failed();
+    EXPECT_TRUE(t.eq(258).all().item<bool>());
+  }));
+}
+
+TEST(CommunicatorGroups, OfSomeRanksAreIndependent) {
+  expect_all_ok(run_ranks(4, [](World world) {
+    const Mesh mesh(world, {.replicate = 2});
+    Communicator shard(
+        world, "shard" + std::to_string(mesh.replicate_index()),
+        mesh.shard_ranks());
+    Communicator replicate(
+        world, "replicate" + std::to_string(mesh.shard_index()),
+        mesh.replicate_ranks());
+    EXPECT_EQ(shard.world_rank(shard.index()), world.rank());
+    auto t = torch::full({1}, world.rank(), torch::kInt);
+    shard.all_reduce(t, ReduceOp::kSum, "shards").throw_if_failed();
+    EXPECT_EQ(t.item<int>(), world.rank() < 2 ? 1 : 5);
+    replicate.all_reduce(t, ReduceOp::kSum, "replicas").throw_if_failed();
+    EXPECT_EQ(t.item<int>(), 6);
+    world.barrier();
+  }));
+}
+
+TEST(CommunicatorOverABackend, ThatWasHandedIn) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    auto backend = compat::make_gloo_backend(
+        c10::make_intrusive<c10d::PrefixStore>("own", world.impl()->store),
+        world.rank(), 2, {.address = "127.0.0.1"});
+    EXPECT_THROW(Communicator(world, backend, {0}), Error);
+    EXPECT_THROW(Communicator(world, backend, {1, 0}), Error);
+    Communicator comm(world, backend, {0, 1});
+    EXPECT_EQ(
+        comm.all_gather(std::to_string(comm.index()), "g").value(),
+        (std::vector<std::string>{"0", "1"}));
     world.barrier();
   }));
 }

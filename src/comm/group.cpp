@@ -2,12 +2,14 @@
 #include "comm/group.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
-#include <unordered_set>
+#include <utility>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <pthread.h>
@@ -25,13 +27,16 @@ using std::chrono::milliseconds;
 // After a connection broke: how long its cause may take to be seen.
 constexpr milliseconds kPatience(300);
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
+// Receives of these tags are never answered.
 constexpr int kPoisonTag = Group::kOwnTags + (1 << 29);
+constexpr int kProbeTag = kPoisonTag + 1;
 
 }  // namespace
 
 struct Operation {
   c10::intrusive_ptr<c10d::Work> work;
   at::Tensor tensor;  // Read or written until the operation ends.
+  bool asked = false;  // Handed to the helper. Of the group's thread.
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
@@ -46,6 +51,9 @@ class Group::Impl {
     const auto own = std::find(ranks.begin(), ranks.end(), options_.own_rank);
     SHERD_ASSERT(own != ranks.end(), "a group is made by its members");
     index_ = static_cast<int>(own - ranks.begin());
+    has_unwatched_ = std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+      return rank != options_.own_rank && !watch_.watches(rank);
+    });
     subscription_ = watch_.subscribe([this] { interrupt(); });
   }
 
@@ -74,9 +82,11 @@ class Group::Impl {
 
  private:
   enum class Outcome { kComplete, kInterrupted, kBroken };
-  Outcome wait_interruptibly(Operation& operation, milliseconds limit);
-  Outcome wait_for_helper(
-      const OperationPtr& operation, milliseconds limit, bool* taken);
+  Outcome wait_once(Operation& operation, milliseconds limit);
+  std::optional<Outcome> wait_for_helper(
+      const OperationPtr& operation, milliseconds limit);
+  void probe_unwatched();
+  bool lost() const { return watch_.first_lost(options_.ranks).has_value(); }
   Status fail(const Pending& pending, const std::string& what, Instant began);
   std::string doing(const std::string& what, int peer) const;
   void interrupt();
@@ -90,22 +100,25 @@ class Group::Impl {
   PeerWatch& watch_;
   const SteadyClock clock_;
   int index_ = 0;
+  bool has_unwatched_ = false;  // Members whose death only connections show.
   int subscription_ = 0;
   int own_tag_ = 0;
   Status failure_;
   bool abandoned_ = false;
-  // Until waited for: c10d cancels an operation whose last handle goes.
-  std::unordered_set<OperationPtr> outstanding_;
+  // Until waited for: c10d cancels an operation whose last handle goes. In the
+  // order they were started.
+  std::vector<OperationPtr> outstanding_;
 
   std::mutex mu_;
   // Guarded by mu_. Works some thread of ours waits in, to be interrupted.
   std::vector<Operation*> waits_;
-  // Guarded by mu_. The helper waits for what done() was asked about, in the
-  // order of asking, because Gloo cannot be asked without waiting.
+  // Guarded by mu_. Once done() was asked about one operation, the helper waits
+  // for all started so far, in order, because Gloo answers only those who wait.
   std::condition_variable_any helper_changed_;
   std::deque<OperationPtr> asked_;
   OperationPtr helping_;
   std::unordered_map<Operation*, Outcome> answered_;
+  std::atomic<bool> stopping_{false};  // Pairs within stop_helper().
   std::jthread helper_;
 };
 
@@ -128,7 +141,7 @@ Pending Group::Impl::start(
   if (tensor.numel() == 0 && failure_.ok()) {
     return pending;
   }
-  if (!failure_.ok() || watch_.first_lost(options_.ranks)) {
+  if (!failure_.ok() || lost()) {
     pending.failed = true;
     return pending;
   }
@@ -139,25 +152,24 @@ Pending Group::Impl::start(
         : backend_->recv(tensors, peer, tag);
     pending.work =
         std::make_shared<Operation>(Operation{std::move(work), tensor});
-    outstanding_.insert(pending.work);
+    outstanding_.push_back(pending.work);
   } catch (const std::exception&) {
     pending.failed = true;  // The connection is broken; wait() finds out why.
   }
   return pending;
 }
 
-Group::Impl::Outcome Group::Impl::wait_interruptibly(
+// Ends with the operation, a loss, a tick of the watch or the limit.
+Group::Impl::Outcome Group::Impl::wait_once(
     Operation& operation, milliseconds limit) {
   {
     const std::lock_guard<std::mutex> lock(mu_);
     waits_.push_back(&operation);
   }
-  Outcome outcome = Outcome::kBroken;
-  // After the line above interrupt() finds this wait; a loss recorded before
-  // it is found here.
-  if (watch_.first_lost(options_.ranks)) {
-    outcome = Outcome::kInterrupted;
-  } else {
+  Outcome outcome = Outcome::kInterrupted;
+  // From the line above on interrupt() finds this wait; a loss recorded before
+  // is found here.
+  if (!lost() && !stopping_.load(std::memory_order_relaxed)) {
     try {
       outcome = operation.work->wait(limit) ? Outcome::kComplete
                                             : Outcome::kInterrupted;
@@ -171,8 +183,8 @@ Group::Impl::Outcome Group::Impl::wait_interruptibly(
 }
 
 void Group::Impl::interrupt() {
-  if (!watch_.first_lost(options_.ranks)) {
-    return;
+  if (!has_unwatched_ && !lost()) {
+    return;  // A tick, and nothing that only looking around would show.
   }
   const std::lock_guard<std::mutex> lock(mu_);
   abort_waits();
@@ -191,6 +203,22 @@ void Group::Impl::abort_waits() {
   }
 }
 
+// A message under way is not told that its connection broke. Starting another
+// on that connection is.
+void Group::Impl::probe_unwatched() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == index_ || watch_.watches(world_rank(peer))) {
+      continue;
+    }
+    std::vector<at::Tensor> tensors{at::empty({1}, at::kByte)};
+    try {
+      backend_->recv(tensors, peer, kProbeTag);
+    } catch (const std::exception&) {
+      watch_.explain_closed(world_rank(peer), kPatience);
+    }
+  }
+}
+
 Status Group::Impl::wait(Pending& pending, const std::string& what) {
   const Instant began = clock_.now();
   if (pending.failed || (pending.work != nullptr && !failure_.ok())) {
@@ -199,15 +227,23 @@ Status Group::Impl::wait(Pending& pending, const std::string& what) {
   if (pending.work == nullptr) {
     return {};
   }
-  bool taken = false;
-  Outcome outcome = wait_for_helper(pending.work, options_.deadline, &taken);
-  if (!taken) {
-    outcome = wait_interruptibly(*pending.work, options_.deadline);
+  Outcome outcome = Outcome::kInterrupted;
+  while (outcome == Outcome::kInterrupted) {
+    const auto rest = options_.deadline -
+        std::chrono::duration_cast<milliseconds>(clock_.now() - began);
+    if (rest <= milliseconds(0) || lost()) {
+      break;
+    }
+    const auto helped = wait_for_helper(pending.work, rest);
+    outcome = helped ? *helped : wait_once(*pending.work, rest);
+    if (outcome == Outcome::kInterrupted && has_unwatched_) {
+      probe_unwatched();
+    }
   }
   if (outcome != Outcome::kComplete) {
     return fail(pending, what, began);
   }
-  outstanding_.erase(pending.work);
+  std::erase(outstanding_, pending.work);
   pending.work = nullptr;
   return {};
 }
@@ -249,19 +285,18 @@ bool Group::Impl::done(const Pending& pending) {
     return true;
   }
   const std::lock_guard<std::mutex> lock(mu_);
-  if (answered_.contains(pending.work.get())) {
-    return true;
-  }
-  const bool known = helping_ == pending.work ||
-      std::find(asked_.begin(), asked_.end(), pending.work) != asked_.end();
-  if (!known) {
-    asked_.push_back(pending.work);
+  if (!pending.work->asked) {
+    for (const OperationPtr& operation : outstanding_) {
+      if (!std::exchange(operation->asked, true)) {
+        asked_.push_back(operation);
+      }
+    }
     helper_changed_.notify_all();
   }
   if (!helper_.joinable()) {
     helper_ = std::jthread([this](const std::stop_token& stop) { help(stop); });
   }
-  return false;
+  return answered_.contains(pending.work.get());
 }
 
 void Group::Impl::help(const std::stop_token& stop) {
@@ -269,14 +304,17 @@ void Group::Impl::help(const std::stop_token& stop) {
   std::unique_lock<std::mutex> lock(mu_);
   while (!stop.stop_requested()) {
     if (asked_.empty()) {
-      helper_changed_.wait(
-          lock, stop, [this] { return !asked_.empty(); });
+      helper_changed_.wait(lock, stop, [this] { return !asked_.empty(); });
       continue;
     }
     helping_ = std::move(asked_.front());
     asked_.pop_front();
     lock.unlock();
-    const Outcome outcome = wait_interruptibly(*helping_, kForever);
+    Outcome outcome = Outcome::kInterrupted;
+    while (outcome == Outcome::kInterrupted && !stop.stop_requested() &&
+           !lost()) {
+      outcome = wait_once(*helping_, kForever);
+    }
     lock.lock();
     answered_.emplace(helping_.get(), outcome);
     helping_ = nullptr;
@@ -284,22 +322,23 @@ void Group::Impl::help(const std::stop_token& stop) {
   }
 }
 
-// What the helper is waiting in, only the helper can wait for; what it merely
-// queued is taken back, because an operation asked about earlier may depend on
-// what the caller does after this wait.
-Group::Impl::Outcome Group::Impl::wait_for_helper(
-    const OperationPtr& operation, milliseconds limit, bool* taken) {
+// What the helper waits in, only the helper can wait for; what is merely queued
+// is taken back, because an operation queued before it may depend on what the
+// caller does after this wait. Nothing when the helper has no part in it.
+std::optional<Group::Impl::Outcome> Group::Impl::wait_for_helper(
+    const OperationPtr& operation, milliseconds limit) {
+  constexpr milliseconds kLookAround(500);
+  if (!operation->asked) {
+    return std::nullopt;
+  }
   std::unique_lock<std::mutex> lock(mu_);
-  if (!helper_.joinable()) {
-    return Outcome::kBroken;
-  }
   std::erase(asked_, operation);
-  *taken = helping_ == operation || answered_.contains(operation.get());
-  if (!*taken) {
-    return Outcome::kBroken;
+  if (helping_ != operation && !answered_.contains(operation.get())) {
+    return std::nullopt;
   }
-  helper_changed_.wait_for(
-      lock, limit, [&] { return answered_.contains(operation.get()); });
+  helper_changed_.wait_for(lock, std::min(limit, kLookAround), [&] {
+    return answered_.contains(operation.get());
+  });
   const auto answer = answered_.find(operation.get());
   if (answer == answered_.end()) {
     return Outcome::kInterrupted;
@@ -314,6 +353,9 @@ void Group::Impl::stop_helper() {
     return;
   }
   helper_.request_stop();
+  // Relaxed: ordered by mu_. The helper has registered its wait before the lock
+  // below, and is interrupted, or registers after it, and sees the flag.
+  stopping_.store(true, std::memory_order_relaxed);
   {
     const std::lock_guard<std::mutex> lock(mu_);
     abort_waits();

@@ -19,6 +19,8 @@
 namespace sherd::comm {
 namespace {
 
+constexpr int kTickMs = 500;
+
 // Not in Debian 12's libc headers.
 int pidfd_open(int pid) {
   return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U));
@@ -51,7 +53,8 @@ struct PeerWatch::Impl {
 
   const int own_rank;
   NoticeBoard& own_board;
-  std::map<int, Peer> peers;  // By rank; constant after construction.
+  std::map<int, Peer> peers;   // By rank; constant after construction.
+  bool some_unwatched = false;  // The same.
   const Descriptor stop_event{::eventfd(0, EFD_CLOEXEC)};
 
   mutable std::mutex mu;
@@ -76,6 +79,7 @@ struct PeerWatch::Impl {
   std::optional<Loss> explanation(int rank) const;
   void process_ended(int rank);
   void record(int rank, const Loss& cause);
+  void call_subscribers();
   void run();
 };
 
@@ -146,9 +150,13 @@ void PeerWatch::Impl::record(int rank, const Loss& cause) {
   }
   own_board.post_trouble(cause.rank, cause.how);
   changed.notify_all();
+  call_subscribers();
+}
+
+void PeerWatch::Impl::call_subscribers() {
   const std::lock_guard<std::mutex> lock(callbacks_mu);
-  for (const auto& [handle, on_loss] : callbacks) {
-    on_loss();
+  for (const auto& [handle, look_around] : callbacks) {
+    look_around();
   }
 }
 
@@ -163,12 +171,13 @@ void PeerWatch::Impl::run() {
     }
   }
   for (;;) {
-    const int ready = ::poll(fds.data(), fds.size(), -1);
-    if (ready < 0 && errno != EINTR) {
+    const int ready =
+        ::poll(fds.data(), fds.size(), some_unwatched ? kTickMs : -1);
+    if ((ready < 0 && errno != EINTR) || fds[0].revents != 0) {
       return;
     }
-    if (fds[0].revents != 0) {
-      return;
+    if (ready == 0) {
+      call_subscribers();
     }
     for (std::size_t i = 1; ready > 0 && i < fds.size(); ++i) {
       if (fds[i].revents != 0) {
@@ -187,8 +196,9 @@ PeerWatch::PeerWatch(
     if (record.rank != own_rank && same_pids(record.host, own.host)) {
       impl_->add_peer(record);
     }
+    impl_->some_unwatched |= record.rank != own_rank && !watches(record.rank);
   }
-  if (!impl_->peers.empty()) {
+  if (!impl_->peers.empty() || impl_->some_unwatched) {
     impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });
   }
 }
@@ -261,10 +271,10 @@ void PeerWatch::give_up(const std::string& how) {
   impl_->own_board.post_trouble(impl_->own_rank, how);
 }
 
-int PeerWatch::subscribe(std::function<void()> on_loss) {
+int PeerWatch::subscribe(std::function<void()> look_around) {
   const std::lock_guard<std::mutex> lock(impl_->callbacks_mu);
   const int handle = impl_->next_handle++;
-  impl_->callbacks.emplace(handle, std::move(on_loss));
+  impl_->callbacks.emplace(handle, std::move(look_around));
   return handle;
 }
 

@@ -7,7 +7,8 @@
 // that left in order is not lost, and one that died because it had seen
 // another rank lost does not count as the first (a killed rank brings down its
 // neighbours within milliseconds; the error must name the cause).
-// Its thread "peer-watch" sleeps until a process ends. Thread rule: any thread.
+// Its thread "peer-watch" sleeps until a process ends (with ranks of other
+// hosts it also ticks, see subscribe()). Thread rule: any thread.
 #pragma once
 
 #include <chrono>
@@ -60,10 +61,11 @@ class PeerWatch {
   // e.g. how = "gave up: out of memory". Only the first trouble is kept.
   void give_up(const std::string& how);
 
-  // `on_loss` runs after each loss, on the thread that noticed it, without
-  // locks; it must not block. Returns a handle for unsubscribe(), which waits
+  // `look_around` runs after each loss, on the thread that noticed it, and, when
+  // some rank is not watched, twice a second on the watch's thread. It must not
+  // block or call subscribe(). Returns a handle for unsubscribe(), which waits
   // for a running call to end.
-  int subscribe(std::function<void()> on_loss);
+  int subscribe(std::function<void()> look_around);
   void unsubscribe(int handle);
 
   // Whether `rank` is watched through its process.

@@ -12,9 +12,9 @@
 namespace sherd::comm {
 
 struct HostIdentity {
-  std::string hostname;
-  std::string boot_id;        // Differs between machines and their restarts.
-  std::string pid_namespace;  // Process ids mean the same only within one.
+  std::string hostname{};
+  std::string boot_id{};        // Differs between machines and their restarts.
+  std::string pid_namespace{};  // Process ids mean the same only within one.
 
   // This host, as far as /proc tells; unknown parts are empty.
   static HostIdentity of_this_process();

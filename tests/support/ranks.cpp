@@ -65,6 +65,11 @@ int failed_parts() {
 
 }  // namespace
 
+WorldOptions test_world_options() {
+  constexpr std::chrono::seconds kDeadline(20);
+  return {.deadline = kDeadline, .rendezvous_deadline = kDeadline};
+}
+
 std::chrono::milliseconds RankReport::after_strike(int rank) const {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
       (*this)[rank].ended_at - struck_at);

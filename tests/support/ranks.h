@@ -34,10 +34,12 @@ namespace sherd::test {
 
 using Rank = ChildLink;
 
+WorldOptions test_world_options();
+
 struct RankOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
-  // Deadline 20 s unless given: a test that hangs fails by itself.
-  WorldOptions world{.deadline = std::chrono::seconds(20)};
+  // Deadlines of 20 s unless given: a test that hangs fails by itself.
+  WorldOptions world = test_world_options();
   std::vector<Strike> strikes{};
   // Whether World::close() follows a body that succeeded.
   bool close_world = true;

@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Real processes are killed, stopped or give up, and the others must say who
+// was lost first, in bounded time.
+#include <csignal>
+#include <functional>
+#include <numeric>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include "comm/communicator.h"
+#include "comm/world_impl.h"
+#include "support/ranks.h"
+
+namespace sherd::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using test::expect_all_ok;
+using test::Rank;
+using test::RankOptions;
+using test::RankReport;
+using test::run_ranks;
+
+constexpr auto kNoticedWithin = 2s;
+constexpr std::int64_t kHuge = 64 << 20;  // Floats: 256 MB.
+
+std::vector<int> everybody(const World& world) {
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+at::Tensor some(std::int64_t n = 4) {
+  return torch::ones({n});
+}
+
+RankOptions killing(int rank, int signal = SIGKILL) {
+  return {
+      .strikes = {{.child = rank, .point = "here", .signal = signal}},
+      .close_world = false};
+}
+
+// Expects that every rank but `lost` ended in time by an error that names it.
+void expect_survivors_name(
+    const RankReport& report, int lost, const std::string& how) {
+  for (int r = 0; r < static_cast<int>(report.ranks.size()); ++r) {
+    if (r == lost) {
+      continue;
+    }
+    EXPECT_EQ(report[r].exit_code, 3) << "rank " << r << report[r].output;
+    EXPECT_THAT(
+        report[r].output,
+        HasSubstr("rank " + std::to_string(lost) + " was lost: it " + how))
+        << "rank " << r;
+    EXPECT_LT(report.after_strike(r), kNoticedWithin) << "rank " << r;
+  }
+}
+
+// Every rank waits for its predecessor, so only one of them talks with the rank
+// that is killed.
+void wait_around_the_ring(Communicator& comm, const std::string& what) {
+  const int w = comm.size();
+  auto into = some();
+  Pending in = comm.receive(into, (comm.index() + w - 1) % w, 0);
+  comm.wait(in, what).throw_if_failed();
+}
+
+TEST(KilledRank, IsNamedByAllWhoWait) {
+  for (const int w : {2, 3, 4}) {
+    for (int victim = 0; victim < w; ++victim) {
+      expect_survivors_name(
+          run_ranks(
+              w,
+              [&](World world, Rank& self) {
+                Communicator comm(world, "c", everybody(world));
+                comm.barrier("start").throw_if_failed();
+                if (world.rank() == victim) {
+                  self.reach("here");
+                }
+                wait_around_the_ring(comm, "gather of unit h.3");
+              },
+              killing(victim)),
+          victim, "died; rank ");
+    }
+  }
+}
+
+TEST(KilledRank, ErrorSaysWhatWasWaitedForAndWithWhom) {
+  const RankReport report = run_ranks(
+      3,
+      [&](World world, Rank& self) {
+        Communicator comm(world, "c", {0, 1, 2});
+        comm.barrier("start").throw_if_failed();
+        if (world.rank() == 1) {
+          self.reach("here");
+        }
+        wait_around_the_ring(comm, "gather of unit h.3");
+      },
+      killing(1));
+  EXPECT_THAT(
+      report[0].output,
+      HasSubstr("[comm] rank 1 was lost: it died; rank 0 waited for gather of "
+                "unit h.3 with rank 2"));
+}
+
+TEST(KilledRank, IsNamedByOperationsStartedLater) {
+  expect_survivors_name(
+      run_ranks(
+          3,
+          [](World world, Rank& self) {
+            Communicator comm(world, "c", {0, 1, 2});
+            comm.barrier("start").throw_if_failed();
+            if (world.rank() == 1) {
+              self.reach("here");
+            }
+            ASSERT_TRUE(world.impl()->watch->wait_lost(10s));
+            auto t = some();
+            Pending sent = comm.send(t, (comm.index() + 2) % 3, 0);
+            EXPECT_TRUE(comm.done(sent));  // wait() would not block.
+            comm.wait(sent, "late send").throw_if_failed();
+          },
+          killing(1)),
+      1, "died; rank ");
+}
+
+TEST(KilledRank, IsNamedInCollectivesAndBarriers) {
+  using Body = std::function<void(World&, Communicator&)>;
+  const std::vector<Body> bodies{
+      [](World& world, Communicator&) { world.barrier(); },
+      [](World& world, Communicator&) { world.close(); },
+      [](World&, Communicator& c) {
+        c.all_reduce(some(), ReduceOp::kSum, "sum").throw_if_failed();
+      },
+      [](World&, Communicator& c) {
+        c.all_reduce(some(kHuge / 16), ReduceOp::kSum, "sum").throw_if_failed();
+      },
+      [](World&, Communicator& c) {
+        c.all_gather("x", "names").status().throw_if_failed();
+      },
+      [](World& world, Communicator&) {
+        Communicator second(world, "second", {0, 1, 2});
+      }};
+  for (const Body& body : bodies) {
+    expect_survivors_name(
+        run_ranks(
+            3,
+            [&body](World world, Rank& self) {
+              Communicator comm(world, "c", {0, 1, 2});
+              world.barrier();
+              if (world.rank() == 2) {
+                self.reach("here");
+              }
+              body(world, comm);
+            },
+            killing(2)),
+        2, "died; rank ");
+  }
+}
+
+// Starts a message between ranks 0 and 1, lets rank 1 be killed when its bytes
+// are on the way, and waits for the rest.
+void die_in_the_middle(Communicator& comm, Rank& self, bool sender_dies) {
+  const int peer = 1 - comm.index();
+  const bool sends = (comm.index() == 1) == sender_dies;
+  auto t = sends ? some(kHuge) : torch::zeros({kHuge});
+  auto ready = some();
+  Pending p;
+  if (sends) {
+    // Gloo's request for the bytes travels before this one.
+    Pending told = comm.receive(ready, peer, 1);
+    comm.wait(told, "the request").throw_if_failed();
+    p = comm.send(t, peer, 0);
+  } else {
+    p = comm.receive(t, peer, 0);
+    Pending told = comm.send(ready, peer, 1);
+    comm.wait(told, "the request").throw_if_failed();
+    const volatile float* first = t.data_ptr<float>();
+    while (comm.index() == 1 && *first == 0.0F) {
+      continue;
+    }
+  }
+  if (comm.index() == 1) {
+    self.reach("here");
+  }
+  comm.wait(p, "the rest").throw_if_failed();
+  ADD_FAILURE() << "the message ended before the kill";
+}
+
+// Gloo tells nobody that a message under way will never end.
+TEST(KilledRank, IsNamedInTheMiddleOfAMessage) {
+  for (const bool sender_dies : {true, false}) {
+    expect_survivors_name(
+        run_ranks(
+            2,
+            [&](World world, Rank& self) {
+              Communicator comm(world, "c", {0, 1});
+              die_in_the_middle(comm, self, sender_dies);
+            },
+            killing(1)),
+        1, "died; rank 0 waited for the rest");
+  }
+}
+
+// The same between hosts, where only connections show a death. The ranks
+// pretend to be on hosts of their own.
+TEST(KilledRank, OfAnotherHostIsNamedInTheMiddleOfAMessage) {
+  for (const bool sender_dies : {true, false}) {
+    expect_survivors_name(
+        run_ranks(
+            2,
+            [&](World outer, Rank& self) {
+              outer.impl()->watch->stop();
+              World world = make_world(
+                  c10::make_intrusive<c10d::PrefixStore>(
+                      "inner", outer.impl()->store),
+                  outer.rank(), 2, outer.options(),
+                  {.hostname = "host-" + std::to_string(outer.rank())},
+                  "127.0.0.1");
+              EXPECT_EQ(world.local_size(), 1);
+              Communicator comm(world, "c", {0, 1});
+              die_in_the_middle(comm, self, sender_dies);
+            },
+            killing(1)),
+        1, "closed its connection; rank 0 waited for the rest");
+  }
+}
+
+TEST(StoppedRank, RunsIntoTheDeadlineAndIsNamed) {
+  RankOptions options = killing(1, SIGSTOP);
+  options.world.deadline = 1s;
+  const RankReport report = run_ranks(
+      2,
+      [](World world, Rank& self) {
+        Communicator comm(world, "c", {0, 1});
+        comm.barrier("start").throw_if_failed();
+        if (world.rank() == 1) {
+          self.reach("here");
+        }
+        auto t = some();
+        Pending p = comm.receive(t, 1, 0);
+        const Status status = comm.wait(p, "reduce of unit h.0");
+        EXPECT_EQ(status.code(), ErrorCode::kDeadlineExceeded);
+        EXPECT_THAT(
+            status.message(),
+            AllOf(HasSubstr("rank 1 did not answer rank 0 within 1 s"),
+                  HasSubstr("reduce of unit h.0")));
+        // Later waits end at once with the same.
+        EXPECT_EQ(comm.wait(p, "again").message(), status.message());
+        comm.abandon();
+      },
+      options);
+  EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
+  EXPECT_GE(report.after_strike(0), 900ms);
+  EXPECT_LT(report.after_strike(0), 1s + kNoticedWithin);
+  EXPECT_EQ(report[1].signal, SIGKILL);
+}
+
+// Rank 2 waits for rank 0, which waits for rank 1, which is stopped: rank 0
+// ends first, but the one to name is rank 1.
+TEST(StoppedRank, IsNamedByThoseWhoOnlySawItsVictimEnd) {
+  RankOptions options = killing(1, SIGSTOP);
+  options.world.deadline = 1s;
+  const RankReport report = run_ranks(
+      3,
+      [](World world, Rank& self) {
+        Communicator pair(world, "pair", {0, 1, 2});
+        pair.barrier("start").throw_if_failed();
+        if (world.rank() == 1) {
+          self.reach("here");
+        }
+        if (world.rank() == 2) {
+          // Starts its wait later, so rank 0's deadline comes first.
+          world.impl()->watch->wait_lost(500ms);
+        }
+        auto t = some();
+        Pending p = pair.receive(t, world.rank() == 0 ? 1 : 0, 0);
+        pair.wait(p, "numbers").throw_if_failed();
+      },
+      options);
+  EXPECT_THAT(report[0].output, HasSubstr("rank 1 did not answer rank 0"));
+  EXPECT_THAT(
+      report[2].output,
+      HasSubstr("rank 1 was lost: it did not answer rank 0 within 1 s; rank 2 "
+                "waited for numbers with rank 0"));
+}
+
+TEST(RankThatGivesUp, IsNamedWithItsReason) {
+  const RankReport report = run_ranks(
+      3,
+      [](World world) {
+        Communicator comm(world, "c", {0, 1, 2});
+        comm.barrier("start").throw_if_failed();
+        if (world.rank() == 1) {
+          comm.abandon(Status(ErrorCode::kUnavailable, "[data] out of text"));
+          comm.abandon();  // Idempotent.
+          // Alive and well until the others have noticed.
+          world.impl()->watch->wait_lost(10s);
+          return;
+        }
+        auto t = some();
+        Pending p = comm.receive(t, 1, 0);
+        const Status status = comm.wait(p, "batch");
+        EXPECT_EQ(status.code(), ErrorCode::kAborted);
+        EXPECT_THAT(
+            status.message(),
+            HasSubstr("rank 1 was lost: it gave up: [data] out of text"));
+      },
+      {.close_world = false});
+  expect_all_ok(report);
+}
+
+TEST(RankThatThrows, IsNamed) {
+  const RankReport report = run_ranks(
+      3,
+      [](World world) {
+        Communicator comm(world, "c", {0, 1, 2});
+        comm.barrier("start").throw_if_failed();
+        if (world.rank() == 1) {
+          throw std::runtime_error("a bug");
+        }
+        wait_around_the_ring(comm, "step");
+      },
+      {.close_world = false});
+  EXPECT_EQ(report[1].exit_code, 3);
+  for (const int r : {0, 2}) {
+    EXPECT_THAT(report[r].output, HasSubstr("rank 1 was lost: it"));
+    EXPECT_THAT(report[r].output, HasSubstr("exception"));
+  }
+}
+
+TEST(RankThatLeaves, IsOnlyAnErrorForThoseWhoNeedIt) {
+  const RankReport report = run_ranks(
+      3,
+      [](World world) {
+        Communicator comm(world, "c", {0, 1, 2});
+        comm.barrier("start").throw_if_failed();
+        if (world.rank() == 1) {
+          return;  // Without World::close().
+        }
+        // Rank 1's end is no loss for two that do not need it.
+        world.impl()->watch->wait_lost(300ms);
+        EXPECT_FALSE(world.impl()->watch->first_lost());
+        const int other = world.rank() == 0 ? 2 : 0;
+        auto t = some();
+        Pending in = comm.receive(t, other, 0);
+        Pending out = comm.send(some(), other, 0);
+        comm.wait(in, "pair").throw_if_failed();
+        comm.wait(out, "pair").throw_if_failed();
+        Pending none = comm.receive(t, 1, 0);
+        const Status status = comm.wait(none, "batch");
+        EXPECT_EQ(status.code(), ErrorCode::kPeerLost);
+        EXPECT_THAT(
+            status.message(), HasSubstr("rank 1 was lost: it left the job"));
+      },
+      {.close_world = false});
+  expect_all_ok(report);
+}
+
+TEST(ClosedWorld, HasNoLosses) {
+  for (const int w : {2, 4}) {
+    expect_all_ok(run_ranks(w, [](World world) {
+      { Communicator comm(world, "c", everybody(world)); }
+      world.close();
+      world.close();  // Idempotent.
+      if (world.rank() != 0) {
+        return;
+      }
+      // The others end now.
+      EXPECT_FALSE(world.impl()->watch->wait_lost(200ms));
+      EXPECT_EQ(world.rank(), 0);
+      EXPECT_THROW(world.barrier(), Error);
+      EXPECT_THROW(Communicator(world, "d", everybody(world)), Error);
+    }));
+  }
+}
+
+// "Destructors never wait": operations nobody answers, asked about or not.
+TEST(Destruction, DoesNotWaitForUnansweredOperations) {
+  for (const bool abandoned : {false, true}) {
+    const RankReport report = run_ranks(
+        2,
+        [&](World world, Rank& self) {
+          auto t = some();
+          auto big = some(kHuge / 16);
+          Communicator comm(world, "c", {0, 1});
+          world.barrier();
+          if (world.rank() == 0) {
+            Pending never = comm.receive(t, 1, 7);
+            Pending sent = comm.send(big, 1, 8);
+            EXPECT_FALSE(comm.done(never));
+            EXPECT_FALSE(comm.done(sent));
+            self.reach("here");
+            if (abandoned) {
+              comm.abandon();
+            }
+            return;
+          }
+          world.impl()->watch->wait_lost(600ms);
+        },
+        {.strikes = {{.child = 0, .point = "here", .signal = SIGCONT}},
+         .close_world = false});
+    expect_all_ok(report);
+    EXPECT_LT(report.after_strike(0), 400ms);
+  }
+}
+
+TEST(Connecting, NamesTheMemberThatDoesNotCome) {
+  RankOptions options{.close_world = false};
+  options.world.deadline = 500ms;
+  const RankReport report = run_ranks(
+      3,
+      [](World world) {
+        if (world.rank() == 2) {
+          world.impl()->watch->wait_lost(1s);
+          return;
+        }
+        try {
+          Communicator comm(world, "c", {0, 1, 2});
+          ADD_FAILURE() << "connected without rank 2";
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
+          EXPECT_THAT(
+              error.what(), HasSubstr("rank 2 did not join group 'c'"));
+        }
+        world.impl()->watch->wait_lost(300ms);
+      },
+      options);
+  expect_all_ok(report);
+}
+
+TEST(Connecting, RefusesWhatCannotBe) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    Communicator once(world, "c", {0, 1});
+    EXPECT_THROW(Communicator(world, "c", {0, 1}), Error);
+    EXPECT_THROW(Communicator(world, "d", {1, 0}), Error);
+    EXPECT_THROW(Communicator(world, "e", {0, 2}), Error);
+    EXPECT_THROW(Communicator(world, "f", {1 - world.rank()}), Error);
+    EXPECT_THROW(Communicator(world, "g", {}), Error);
+    EXPECT_THROW(once.send(some(), world.rank(), 0), Error);
+    EXPECT_THROW(once.send(some(), 2, 0), Error);
+    EXPECT_THROW(once.send(some(), 1 - world.rank(), -1), Error);
+    EXPECT_THROW(once.send(some(4).view({2, 2}).t(), 0, 0), Error);
+  }));
+}
+
+}  // namespace
+}  // namespace sherd::comm
