@@ -14,9 +14,9 @@
 namespace sherd {
 
 struct NamedParameter {
-  std::string name;   // The module's own name, e.g. "h.0.attn.c_attn.weight".
-  at::Tensor slice;   // 1-D leaf of at least one element; `.grad()` is set when
-                      // a synchronised backward returns. Identity is for life.
+  std::string name;  // The module's own name, e.g. "h.0.attn.c_attn.weight".
+  at::Tensor slice;  // 1-D leaf of at least one element; `.grad()` is set when
+                     // a synchronised backward returns. Identity is for life.
 };
 
 struct NamedParameters {

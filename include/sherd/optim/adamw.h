@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AdamW over this rank's slices (Loshchilov, Hutter: Decoupled Weight Decay
+// Regularization, arXiv 1711.05101). The numbers are torch::optim::AdamW's. It
+// differs in three ways: parameters have names, slices that lie side by side in
+// memory are updated by one kernel, and step() ends by making the new values
+// visible to the other ranks. It shares the slices' memory with whoever made
+// them and owns its state. Thread rule: one thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <sherd/optim/named_parameters.h>
+#include <sherd/optim/parameter_group.h>
+
+namespace sherd {
+
+struct AdamWOptions {
+  // Behaviour.
+  double learning_rate = 1e-3;  // At least 0.
+  double beta1 = 0.9;           // In [0, 1), as beta2.
+  double beta2 = 0.999;
+  double epsilon = 1e-8;  // At least 0.
+  // Decoupled: each step first scales values by 1 - learning rate * this.
+  double weight_decay = 1e-2;
+  // First match wins. Groups that alternate in memory cut runs: each cut costs
+  // one more kernel.
+  std::vector<ParameterGroup> groups = {};
+};
+
+// What AdamW remembers of one slice. The tensors share the optimizer's memory:
+// writing them, e.g. from a checkpoint, restores it.
+struct AdamWState {
+  at::Tensor exp_avg;     // Shape and dtype of the slice.
+  at::Tensor exp_avg_sq;  // The same.
+  at::Tensor step;        // One float without dimensions: updates made.
+};
+
+class AdamW {
+ public:
+  // State is allocated when the first gradient of its memory range arrives.
+  // Throws Error when an option is out of range, a name appears twice, or a
+  // slice is undefined, empty, not contiguous or not of a floating-point type.
+  explicit AdamW(NamedParameters parameters, const AdamWOptions& options = {});
+  ~AdamW();
+  AdamW(AdamW&&) noexcept;
+  AdamW& operator=(AdamW&&) noexcept;
+  AdamW(const AdamW&) = delete;
+  AdamW& operator=(const AdamW&) = delete;
+
+  // Updates every slice that has a gradient, then publishes. The others, their
+  // state and their step count stay as they are. Collective where publishing
+  // is: every rank calls it, also one without slices. Gradients are only read.
+  // Throws Error, before anything has changed, when a gradient does not fit its
+  // slice or is sparse.
+  void step();
+
+  // Makes every gradient undefined, so that a parameter no backward uses is
+  // skipped by the next step(). Gradient memory stays with its owner.
+  void zero_grad();
+
+  // From the next step() on; a group keeps its scale. Throws Error, changing
+  // nothing, unless at least 0 and finite.
+  void set_learning_rate(double learning_rate);
+  double learning_rate() const;
+
+  // In the order given to the constructor.
+  std::vector<std::string> names() const;
+
+  // The state of a slice, allocated (zero) when it has had no gradient yet.
+  // Throws Error when this rank has no slice of that name.
+  AdamWState state(const std::string& name);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sherd

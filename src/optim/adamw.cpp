@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/optim/adamw.h>
+
+#include <utility>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adamw.h>
+#include "base/check.h"
+#include "optim/slice_set.h"
+
+namespace sherd {
+namespace {
+
+constexpr const char* kOwner = "AdamW";
+constexpr std::size_t kExpAvg = 0;
+constexpr std::size_t kExpAvgSq = 1;
+
+void check_beta(const char* what, double beta) {
+  SHERD_CHECK(
+      beta >= 0.0 && beta < 1.0, "[optim] ", kOwner, ": expected ", what,
+      " in [0, 1), found ", beta);
+}
+
+AdamWOptions checked(AdamWOptions options) {
+  optim::check_not_negative(kOwner, "learning_rate", options.learning_rate);
+  optim::check_not_negative(kOwner, "epsilon", options.epsilon);
+  check_beta("beta1", options.beta1);
+  check_beta("beta2", options.beta2);
+  return options;
+}
+
+}  // namespace
+
+struct AdamW::Impl {
+  Impl(NamedParameters parameters, const AdamWOptions& given)
+      : options(checked(given)),
+        slices(
+            std::move(parameters),
+            {.owner = kOwner,
+             .state_tensors = 2,
+             .counts_updates = true,
+             // With epsilon 0 padding would become 0 / 0.
+             .joins_over_padding = given.epsilon > 0.0,
+             .weight_decay = given.weight_decay,
+             .groups = given.groups}) {}
+
+  AdamWOptions options;
+  optim::SliceSet slices;
+};
+
+AdamW::AdamW(NamedParameters parameters, const AdamWOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(parameters), options)) {}
+AdamW::~AdamW() = default;
+AdamW::AdamW(AdamW&&) noexcept = default;
+AdamW& AdamW::operator=(AdamW&&) noexcept = default;
+
+void AdamW::step() {
+  const at::NoGradGuard no_grad;
+  const AdamWOptions& options = impl_->options;
+  for (optim::UpdateBatch& batch : impl_->slices.begin_update()) {
+    at::_fused_adamw_(
+        batch.parameters, batch.gradients, batch.states[kExpAvg],
+        batch.states[kExpAvgSq], /*max_exp_avg_sqs=*/{}, batch.steps,
+        options.learning_rate * batch.learning_rate_scale, options.beta1,
+        options.beta2, batch.weight_decay, options.epsilon, /*amsgrad=*/false,
+        /*maximize=*/false);
+  }
+  impl_->slices.end_update();
+}
+
+void AdamW::zero_grad() { impl_->slices.zero_grad(); }
+
+void AdamW::set_learning_rate(double learning_rate) {
+  optim::check_not_negative(kOwner, "learning_rate", learning_rate);
+  impl_->options.learning_rate = learning_rate;
+}
+
+double AdamW::learning_rate() const { return impl_->options.learning_rate; }
+
+std::vector<std::string> AdamW::names() const { return impl_->slices.names(); }
+
+AdamWState AdamW::state(const std::string& name) {
+  return {
+      .exp_avg = impl_->slices.state(name, kExpAvg),
+      .exp_avg_sq = impl_->slices.state(name, kExpAvgSq),
+      .step = impl_->slices.step(name)};
+}
+
+}  // namespace sherd

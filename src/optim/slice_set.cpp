@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/slice_set.h"
+
+#include <fnmatch.h>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <tuple>
+#include <unordered_set>
+#include <utility>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include "base/check.h"
+
+namespace sherd::optim {
+namespace {
+
+MemoryPlace place_of(const at::Tensor& tensor) {
+  return {
+      .storage = reinterpret_cast<std::uintptr_t>(
+          tensor.storage().unsafeGetStorageImpl()),
+      .address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr())};
+}
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
+}
+
+// One dimension over `elements` from the first element of `first` on.
+at::Tensor strip(const at::Tensor& first, std::int64_t elements) {
+  return first.detach().as_strided({elements}, {1}, first.storage_offset());
+}
+
+bool all_zero(std::uintptr_t address, std::int64_t bytes) {
+  static constexpr char kZeros[kPaddingBytesMax] = {};
+  return std::memcmp(
+             reinterpret_cast<const void*>(address), kZeros,
+             static_cast<std::size_t>(bytes)) == 0;
+}
+
+// The padding between two neighbours when it can be run over, else 0. Reads
+// only bytes with slices of this rank on both sides: others may be written by
+// another rank meanwhile.
+std::int64_t zero_padding(const UpdatePiece& before, const UpdatePiece& after) {
+  if (!before.has_gradient || !after.has_gradient ||
+      before.parameter.storage != after.parameter.storage ||
+      before.gradient.storage != after.gradient.storage) {
+    return 0;
+  }
+  const auto bytes = static_cast<std::uintptr_t>(before.bytes);
+  const std::uintptr_t parameter_end = before.parameter.address + bytes;
+  const std::uintptr_t gradient_end = before.gradient.address + bytes;
+  const auto gap =
+      static_cast<std::int64_t>(after.parameter.address - parameter_end);
+  if (gap <= 0 || gap > kPaddingBytesMax ||
+      static_cast<std::int64_t>(after.gradient.address - gradient_end) != gap) {
+    return 0;
+  }
+  return all_zero(parameter_end, gap) && all_zero(gradient_end, gap) ? gap : 0;
+}
+
+bool matches(const ParameterGroup& group, const std::string& name) {
+  return std::any_of(
+      group.names.begin(), group.names.end(), [&](const std::string& pattern) {
+        return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+      });
+}
+
+void check_group(const char* owner, const ParameterGroup& group) {
+  SHERD_CHECK(
+      !group.names.empty(), "[optim] ", owner,
+      ": expected a group to have at least one name pattern, found none");
+  check_not_negative(
+      owner, "learning_rate_scale of a group", group.learning_rate_scale);
+  if (group.weight_decay.has_value()) {
+    check_not_negative(owner, "weight_decay of a group", *group.weight_decay);
+  }
+}
+
+}  // namespace
+
+void check_not_negative(const char* owner, const char* what, double value) {
+  SHERD_CHECK(
+      std::isfinite(value) && value >= 0.0, "[optim] ", owner, ": expected ",
+      what, " to be finite and at least 0, found ", value);
+}
+
+SliceSet::SliceSet(NamedParameters parameters, const SliceSetOptions& options)
+    : parameters_(std::move(parameters)), options_(options) {
+  check_not_negative(options_.owner, "weight_decay", options_.weight_decay);
+  for (const ParameterGroup& group : options_.groups) {
+    check_group(options_.owner, group);
+  }
+  check_slices();
+  const auto count = static_cast<std::int64_t>(parameters_.items.size());
+  steps_ = at::zeros({count}, at::TensorOptions().dtype(at::kFloat));
+  lay_out_state();
+}
+
+void SliceSet::check_slices() const {
+  std::unordered_set<std::string> names;
+  for (const auto& [name, slice] : parameters_.items) {
+    SHERD_CHECK(
+        names.insert(name).second, "[optim] ", options_.owner,
+        ": expected every parameter name once, found \"", name, "\" twice");
+    SHERD_CHECK(
+        slice.defined() && slice.layout() == at::kStrided &&
+            slice.numel() > 0 && slice.is_contiguous(),
+        "[optim] ", options_.owner, ": expected \"", name,
+        "\" to be a contiguous tensor of at least one element, found ",
+        slice.defined()
+            ? str("shape ", slice.sizes(), " with strides ",
+                  slice.layout() == at::kStrided ? slice.strides()
+                                                 : at::IntArrayRef())
+            : "an undefined tensor");
+    SHERD_CHECK(
+        at::isFloatingType(slice.scalar_type()), "[optim] ", options_.owner,
+        ": expected \"", name, "\" to have a floating-point type, found ",
+        slice.scalar_type());
+  }
+}
+
+int SliceSet::kind_of(const NamedParameter& parameter) {
+  const auto group = std::find_if(
+      options_.groups.begin(), options_.groups.end(),
+      [&](const ParameterGroup& g) { return matches(g, parameter.name); });
+  const Kind kind{
+      .group = static_cast<std::size_t>(group - options_.groups.begin()),
+      .dtype = parameter.slice.scalar_type(),
+      .device = parameter.slice.device()};
+  const auto known = std::find(kinds_.begin(), kinds_.end(), kind);
+  const auto index = static_cast<int>(known - kinds_.begin());
+  if (known == kinds_.end()) {
+    kinds_.push_back(kind);
+  }
+  return index;
+}
+
+// State has the distances of the slices, small gaps included: whether such a
+// gap is padding is known only when a step reads it.
+void SliceSet::lay_out_state() {
+  const auto& items = parameters_.items;
+  std::vector<std::size_t> order(items.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto key = [&](std::size_t i) {
+    const MemoryPlace place = place_of(items[i].slice);
+    return std::make_tuple(place.storage, place.address, i);
+  };
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return key(a) < key(b);
+  });
+  std::vector<UpdatePiece> pieces;
+  for (const std::size_t i : order) {
+    const MemoryPlace place = place_of(items[i].slice);
+    pieces.push_back(
+        {.parameter = place,
+         .gradient = place,
+         .state = place,
+         .bytes = bytes_of(items[i].slice),
+         .zero_bytes_after = kPaddingBytesMax,
+         .kind = static_cast<int>(items[i].slice.scalar_type()),
+         .has_gradient = true});
+  }
+  for (const UpdateRun& run : plan_update_runs(pieces)) {
+    const at::Tensor& first = items[order[run.first]].slice;
+    const auto element = static_cast<std::int64_t>(first.element_size());
+    for (std::size_t k = run.first; k < run.first + run.count; ++k) {
+      const auto distance = static_cast<std::int64_t>(
+          pieces[k].parameter.address - pieces[run.first].parameter.address);
+      by_name_.emplace(items[order[k]].name, slices_.size());
+      slices_.push_back(
+          {.item = order[k],
+           .kind = kind_of(items[order[k]]),
+           .range = ranges_.size(),
+           .range_offset = distance / element,
+           .gradient = {}});
+    }
+    ranges_.push_back(
+        {.elements = run.bytes / element,
+         .options = first.options().requires_grad(false),
+         .states = {}});
+  }
+}
+
+std::vector<UpdateBatch> SliceSet::begin_update() {
+  for (Slice& slice : slices_) {
+    slice.gradient = usable_gradient(parameters_.items[slice.item]);
+  }
+  for (const Slice& slice : slices_) {
+    if (slice.gradient.defined()) {
+      allocate(ranges_[slice.range]);
+    }
+  }
+  std::vector<UpdateBatch> batches = empty_batches();
+  const std::vector<UpdatePiece> pieces = this->pieces();
+  for (const UpdateRun& run : plan_update_runs(pieces)) {
+    add_run(run, pieces[run.first], batches);
+  }
+  std::erase_if(
+      batches, [](const UpdateBatch& b) { return b.parameters.empty(); });
+  for (const Slice& slice : slices_) {
+    if (options_.counts_updates && slice.gradient.defined()) {
+      updates_of(slice) += 1.0F;
+    }
+  }
+  return batches;
+}
+
+std::vector<UpdateBatch> SliceSet::empty_batches() const {
+  std::vector<UpdateBatch> batches(kinds_.size());
+  for (std::size_t k = 0; k < kinds_.size(); ++k) {
+    batches[k].weight_decay = options_.weight_decay;
+    batches[k].states.resize(options_.state_tensors);
+    if (kinds_[k].group < options_.groups.size()) {
+      const ParameterGroup& group = options_.groups[kinds_[k].group];
+      batches[k].learning_rate_scale = group.learning_rate_scale;
+      batches[k].weight_decay =
+          group.weight_decay.value_or(options_.weight_decay);
+    }
+  }
+  return batches;
+}
+
+at::Tensor SliceSet::usable_gradient(const NamedParameter& parameter) const {
+  const at::Tensor& gradient = parameter.slice.grad();
+  if (!gradient.defined()) {
+    return {};
+  }
+  SHERD_CHECK(
+      gradient.layout() == at::kStrided, "[optim] ", options_.owner,
+      ": expected a dense gradient of \"", parameter.name, "\", found layout ",
+      gradient.layout());
+  SHERD_CHECK(
+      gradient.sizes() == parameter.slice.sizes(), "[optim] ", options_.owner,
+      ": expected the gradient of \"", parameter.name, "\" to have shape ",
+      parameter.slice.sizes(), ", found ", gradient.sizes());
+  SHERD_CHECK(
+      gradient.device() == parameter.slice.device(), "[optim] ", options_.owner,
+      ": expected the gradient of \"", parameter.name, "\" on device ",
+      parameter.slice.device(), ", found ", gradient.device());
+  return gradient.detach().to(parameter.slice.scalar_type()).contiguous();
+}
+
+void SliceSet::allocate(Range& range) const {
+  while (range.states.size() < options_.state_tensors) {
+    range.states.push_back(at::zeros({range.elements}, range.options));
+  }
+}
+
+std::vector<UpdatePiece> SliceSet::pieces() const {
+  const float* const updates = steps_.const_data_ptr<float>();
+  std::vector<UpdatePiece> pieces;
+  pieces.reserve(slices_.size());
+  for (const Slice& slice : slices_) {
+    const at::Tensor& tensor = tensor_of(slice);
+    UpdatePiece& piece = pieces.emplace_back();
+    piece.has_gradient = slice.gradient.defined();
+    if (!piece.has_gradient) {
+      continue;
+    }
+    piece.parameter = place_of(tensor);
+    piece.gradient = place_of(slice.gradient);
+    // Ranges never touch each other's state: the range is the storage.
+    piece.state = {
+        .storage = slice.range,
+        .address = static_cast<std::uintptr_t>(slice.range_offset) *
+            tensor.element_size()};
+    piece.bytes = bytes_of(tensor);
+    piece.kind = slice.kind;
+    piece.updates = static_cast<std::int64_t>(updates[slice.item]);
+  }
+  for (std::size_t i = 0; i + 1 < pieces.size(); ++i) {
+    if (options_.joins_over_padding && tensor_of(slices_[i]).is_cpu()) {
+      pieces[i].zero_bytes_after = zero_padding(pieces[i], pieces[i + 1]);
+    }
+  }
+  return pieces;
+}
+
+void SliceSet::add_run(
+    const UpdateRun& run,
+    const UpdatePiece& first,
+    std::vector<UpdateBatch>& batches) {
+  const Slice& slice = slices_[run.first];
+  const at::Tensor& tensor = tensor_of(slice);
+  const auto elements =
+      run.bytes / static_cast<std::int64_t>(tensor.element_size());
+  UpdateBatch& batch = batches[static_cast<std::size_t>(slice.kind)];
+  batch.parameters.push_back(strip(tensor, elements));
+  batch.gradients.push_back(strip(slice.gradient, elements));
+  if (options_.counts_updates) {
+    batch.steps.push_back(at::full(
+        {}, static_cast<double>(first.updates + 1),
+        tensor.options().dtype(at::kFloat).requires_grad(false)));
+  }
+  for (std::size_t s = 0; s < options_.state_tensors; ++s) {
+    batch.states[s].push_back(
+        ranges_[slice.range].states[s].narrow(0, slice.range_offset, elements));
+  }
+}
+
+void SliceSet::end_update() {
+  for (Slice& slice : slices_) {
+    if (slice.gradient.defined() && !tensor_of(slice).is_inference()) {
+      tensor_of(slice).unsafeGetTensorImpl()->bump_version();
+    }
+    slice.gradient.reset();
+  }
+  if (parameters_.publish) {
+    parameters_.publish();
+  }
+}
+
+void SliceSet::zero_grad() {
+  for (const NamedParameter& parameter : parameters_.items) {
+    parameter.slice.mutable_grad().reset();
+  }
+}
+
+std::vector<std::string> SliceSet::names() const {
+  std::vector<std::string> names;
+  names.reserve(parameters_.items.size());
+  for (const NamedParameter& parameter : parameters_.items) {
+    names.push_back(parameter.name);
+  }
+  return names;
+}
+
+at::Tensor SliceSet::state(const std::string& name, std::size_t which) {
+  const Slice& slice = find(name);
+  Range& range = ranges_[slice.range];
+  allocate(range);
+  const at::Tensor& tensor = tensor_of(slice);
+  return range.states[which].as_strided(
+      tensor.sizes(), tensor.strides(), slice.range_offset);
+}
+
+at::Tensor SliceSet::step(const std::string& name) {
+  return steps_.select(0, static_cast<std::int64_t>(find(name).item));
+}
+
+const SliceSet::Slice& SliceSet::find(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  SHERD_CHECK(
+      found != by_name_.end(), "[optim] ", options_.owner,
+      ": expected the name of a slice of this rank, found \"", name, "\"");
+  return slices_[found->second];
+}
+
+float& SliceSet::updates_of(const Slice& slice) {
+  return steps_.mutable_data_ptr<float>()[slice.item];
+}
+
+}  // namespace sherd::optim

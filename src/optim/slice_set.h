@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SliceSet is what every elementwise optimizer of sherd shares: the named
+// slices with their groups, state tensors laid out as the slices are, and per
+// step the fewest tensors that cover all slices with a gradient. The arithmetic
+// stays with the optimizer. It shares the slices and owns the state. Thread
+// rule: one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <sherd/optim/named_parameters.h>
+#include <sherd/optim/parameter_group.h>
+#include "optim/update_runs.h"
+
+namespace sherd::optim {
+
+// Throws Error "[optim] `owner`: expected `what` ..., found `value`" unless
+// value is finite and at least 0.
+void check_not_negative(const char* owner, const char* what, double value);
+
+struct SliceSetOptions {
+  const char* owner = "";          // Name of the optimizer, for messages.
+  std::size_t state_tensors = 0;   // Per slice.
+  bool counts_updates = false;     // Slices keep step counts, which cut runs.
+  bool joins_over_padding = true;  // Zero padding survives the arithmetic.
+  double weight_decay = 0.0;       // Where no group says otherwise.
+  std::vector<ParameterGroup> groups = {};
+};
+
+// What one kernel call updates: parallel lists, one entry per run.
+struct UpdateBatch {
+  double learning_rate_scale = 1.0;
+  double weight_decay = 0.0;
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> steps;  // Updates including this one, as floats.
+  std::vector<std::vector<at::Tensor>> states;  // [state tensor][run]
+};
+
+class SliceSet {
+ public:
+  // Throws Error for bad slices or groups; see AdamW.
+  SliceSet(NamedParameters parameters, const SliceSetOptions& options);
+  SliceSet(const SliceSet&) = delete;
+  SliceSet& operator=(const SliceSet&) = delete;
+
+  // Everything with a gradient, ready for the kernels. Counts the update.
+  // Throws Error with nothing changed when a gradient does not fit.
+  std::vector<UpdateBatch> begin_update();
+
+  // After the kernels: saved uses of the old values become LibTorch's usual
+  // error, and publish is called.
+  void end_update();
+
+  void zero_grad();
+  std::vector<std::string> names() const;
+
+  // Views of the state of one slice. Throw Error for an unknown name.
+  at::Tensor state(const std::string& name, std::size_t which);
+  at::Tensor step(const std::string& name);
+
+ private:
+  // Slices with the same settings and dtype.
+  struct Kind {
+    std::size_t group;
+    at::ScalarType dtype;
+    at::Device device;
+    bool operator==(const Kind&) const = default;
+  };
+  struct Slice {
+    std::size_t item;  // In parameters_.items.
+    int kind;
+    std::size_t range;
+    std::int64_t range_offset;  // Elements from the start of its range.
+    at::Tensor gradient;        // Only between begin_update and end_update.
+  };
+  // Slices side by side share one allocation per state tensor, so that a run
+  // of slices is a run of state.
+  struct Range {
+    std::int64_t elements;
+    at::TensorOptions options;
+    std::vector<at::Tensor> states;  // Empty until needed.
+  };
+
+  const at::Tensor& tensor_of(const Slice& slice) const {
+    return parameters_.items[slice.item].slice;
+  }
+  void check_slices() const;
+  int kind_of(const NamedParameter& parameter);
+  void lay_out_state();
+  at::Tensor usable_gradient(const NamedParameter& parameter) const;
+  void allocate(Range& range) const;
+  std::vector<UpdatePiece> pieces() const;
+  // One per kind, with its settings and no run.
+  std::vector<UpdateBatch> empty_batches() const;
+  void add_run(
+      const UpdateRun& run,
+      const UpdatePiece& first,
+      std::vector<UpdateBatch>& batches);
+  const Slice& find(const std::string& name) const;
+  float& updates_of(const Slice& slice);
+
+  NamedParameters parameters_;
+  const SliceSetOptions options_;
+  std::vector<Kind> kinds_;
+  std::vector<Slice> slices_;  // In order of memory.
+  std::vector<Range> ranges_;
+  std::unordered_map<std::string, std::size_t> by_name_;  // Into slices_.
+  at::Tensor steps_;  // One float per item: PyTorch's type for checkpoints.
+};
+
+}  // namespace sherd::optim

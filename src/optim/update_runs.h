@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decides which slices one kernel call can update together. Small parameters
+// (norms, biases) lie between large ones in a flat, and a call each would cost
+// more than their arithmetic. Looks at addresses and counts only, reads no
+// memory. Thread rule: pure functions, any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace sherd::optim {
+
+// Flats align parameters to 64 bytes, so no padding is longer.
+inline constexpr std::int64_t kPaddingBytesMax = 64;
+
+struct MemoryPlace {
+  std::uintptr_t storage = 0;  // Identity; addresses compare within one only.
+  std::uintptr_t address = 0;
+};
+
+struct UpdatePiece {
+  MemoryPlace parameter;
+  MemoryPlace gradient;
+  MemoryPlace state;
+  std::int64_t bytes = 0;
+  // How many bytes behind the piece are zero in parameter and gradient alike.
+  // Their state is zero, and zeros stay zero through weight decay, momentum and
+  // Adam (0 / (0 + epsilon), epsilon > 0), so a kernel may run over them.
+  std::int64_t zero_bytes_after = 0;
+  int kind = 0;  // Pieces of two kinds need two calls: settings, dtype.
+  std::int64_t updates =
+      0;  // So do pieces updated a different number of times.
+  bool has_gradient = false;
+};
+
+struct UpdateRun {
+  std::size_t first = 0;   // Index of its first piece.
+  std::size_t count = 0;   // Consecutive pieces.
+  std::int64_t bytes = 0;  // From the first byte to the last, padding included.
+  std::string_view ends_because;  // Why the next piece is not part of it.
+};
+
+// Maximal runs, in order; a piece without gradient is in none. REQUIRES: pieces
+// in order of parameter memory (else runs are merely shorter).
+std::vector<UpdateRun> plan_update_runs(const std::vector<UpdatePiece>& pieces);
+
+}  // namespace sherd::optim
