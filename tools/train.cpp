@@ -13,7 +13,6 @@
 #include <exception>
 #include <fstream>
 #include <memory>
-#include <numbers>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -21,9 +20,11 @@
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
+#include <sherd/comm/world.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>
 #include <sherd/models/gpt.h>
+#include <sherd/optim/schedule.h>
 #include <torch/torch.h>
 #include "train/command_line.h"
 #include "train/config.h"
@@ -107,18 +108,13 @@ models::GptConfig model_config(
       .seed = static_cast<std::uint64_t>(config.seed)};
 }
 
-// Steps counted from 0: a straight line up, then half a cosine down.
-double learning_rate(std::int64_t step, const TrainConfig& config) {
-  if (step < config.warmup) {
-    return config.lr * static_cast<double>(step + 1) /
-        static_cast<double>(config.warmup);
-  }
-  const auto decaying =
-      std::max<std::int64_t>(1, config.steps - config.warmup);
-  const double progress = static_cast<double>(step - config.warmup) /
-      static_cast<double>(decaying);
-  const double share = 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
-  return config.lr * (kLowestRate + (1.0 - kLowestRate) * share);
+LearningRateSchedule schedule_of(const TrainConfig& config) {
+  return {
+      .peak = config.lr,
+      .floor = config.lr * kLowestRate,
+      .warmup_steps = config.warmup,
+      .total_steps = config.steps,
+      .decay = Decay::kCosine};
 }
 
 // Column `column` of what every rank said.
@@ -142,23 +138,23 @@ double largest(
 // One rank's run, from the first step to the sample.
 class TrainJob {
  public:
-  TrainJob(TrainConfig config, const Place& place)
+  TrainJob(TrainConfig config, const World& world)
       : config_(std::move(config)),
-        place_(place),
+        world_(world),
         corpus_(open_corpus(config_)),
         batches_(
             *corpus_,
             {.batch = config_.batch,
              .sequence = config_.seq,
              .seed = static_cast<std::uint64_t>(config_.seed),
-             .rank = place.rank,
-             .world_size = place.world_size}),
+             .rank = world.rank(),
+             .world_size = world.size()}),
         model_(model_config(config_, corpus_->vocabulary())),
         progress_(style()) {}
 
   void run() {
     open_folder();
-    engine_ = make_engine(*model_, config_);
+    engine_ = std::make_unique<Engine>(*model_, world_, config_);
     start_s_ = now_s();
     const auto last = config_.stop_at > 0 ? config_.stop_at : config_.steps;
     for (std::int64_t step = 0; step < last; ++step) {
@@ -174,10 +170,11 @@ class TrainJob {
     }
     finish();
     engine_->close();
+    world_.close();
   }
 
  private:
-  bool leads() const { return place_.rank == 0; }
+  bool leads() const { return world_.rank() == 0; }
 
   ProgressStyle style() const {
     if (config_.quiet || !leads()) {
@@ -208,7 +205,7 @@ class TrainJob {
         {"corpus_tokens", std::to_string(corpus_->tokens())},
         {"parameters", std::to_string(parameter_count())},
         {"torch", TORCH_VERSION},
-        {"world_size", std::to_string(place_.world_size)}};
+        {"world_size", std::to_string(world_.size())}};
   }
 
   void open_folder() {
@@ -223,8 +220,8 @@ class TrainJob {
         std::to_string(corpus_->tokens()) + " tokens, hash " +
         hex(corpus_->hash()));
     say("model  " + config_.model + ", " + std::to_string(parameter_count()) +
-        " parameters; " + std::to_string(place_.world_size) +
-        (place_.world_size == 1 ? " rank" : " ranks") + ", batch " +
+        " parameters; " + std::to_string(world_.size()) +
+        (world_.size() == 1 ? " rank" : " ranks") + ", batch " +
         std::to_string(config_.batch) + " x " + std::to_string(config_.seq));
     say("run    " + folder_->path());
   }
@@ -241,18 +238,18 @@ class TrainJob {
       sum += model_->loss(batch.inputs, batch.targets).item<double>();
     }
     model_->train();
-    return mean(engine_->gather({sum / static_cast<double>(count)}), 0);
+    return mean(world_.all_gather({sum / static_cast<double>(count)}), 0);
   }
 
   StepRecord take_step(std::int64_t step, std::int64_t last) {
-    StepRecord record{.step = step + 1, .lr = learning_rate(step, config_)};
+    StepRecord record{.step = step + 1, .lr = learning_rate_at(step, schedule_of(config_))};
     const double begin_s = now_s();
     const auto batch = batches_.next();
     const auto loss = model_->loss(batch.inputs, batch.targets);
     loss.backward();
     record.grad_norm = engine_->update(record.lr);
     record.step_s = now_s() - begin_s;
-    const auto all = engine_->gather(
+    const auto all = world_.all_gather(
         {loss.item<double>(), static_cast<double>(rss_bytes()),
          record.step_s});
     // Equal rows on every rank: the mean of the means is the batch's.
@@ -304,8 +301,8 @@ class TrainJob {
         facts, sizeof(facts),
         "%" PRId64 " steps of batch %" PRId64 " x %" PRId64
         ", %d rank%s; last loss %.3f, validation %.3f",
-        last.step, config_.batch, config_.seq, place_.world_size,
-        place_.world_size == 1 ? "" : "s", last.loss,
+        last.step, config_.batch, config_.seq, world_.size(),
+        world_.size() == 1 ? "" : "s", last.loss,
         last.val_loss.value_or(std::nan("")));
     folder_->write(
         "curve.html",
@@ -372,7 +369,7 @@ class TrainJob {
   }
 
   const TrainConfig config_;
-  const Place place_;
+  World world_;
   const std::unique_ptr<data::Corpus> corpus_;
   data::GlobalBatches batches_;
   models::Gpt model_;
@@ -408,7 +405,8 @@ int train_command(int argc, char** argv) {
   add_train_options(app, line);
   try {
     app.parse(argc, argv);
-    TrainJob(read_config(line), place_from_environment()).run();
+    const auto config = read_config(line);
+    TrainJob(config, World::from_environment()).run();
     return 0;
   } catch (const CLI::ParseError& error) {
     return parse_end(app, error);

@@ -10,6 +10,8 @@
 #include "comm/rendezvous.h"
 #include "comm/store_wait.h"
 
+#include <ATen/ops/from_blob.h>
+
 namespace sherd {
 namespace {
 
@@ -151,6 +153,37 @@ void World::barrier() const {
   if (size() > 1) {
     impl_->all_ranks().barrier("World::barrier").throw_if_failed();
   }
+}
+
+std::vector<std::vector<double>> World::all_gather(
+    const std::vector<double>& mine) const {
+  std::vector<std::vector<double>> all(
+      static_cast<std::size_t>(size()), std::vector<double>(mine.size()));
+  all[static_cast<std::size_t>(rank())] = mine;
+  if (size() == 1) {
+    return all;
+  }
+  auto& group = impl_->all_ranks();
+  const int tag = group.next_own_tag();
+  // The tensors only borrow the numbers, which outlive the waits below.
+  const auto borrow = [&](std::vector<double>& numbers) {
+    return at::from_blob(
+        numbers.data(), {static_cast<std::int64_t>(numbers.size())},
+        at::TensorOptions().dtype(c10::ScalarType::Double));
+  };
+  std::vector<comm::Pending> pending;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) {
+      auto& theirs = all[static_cast<std::size_t>(peer)];
+      auto& ours = all[static_cast<std::size_t>(rank())];
+      pending.push_back(group.receive(borrow(theirs), peer, tag));
+      pending.push_back(group.send(borrow(ours), peer, tag));
+    }
+  }
+  for (auto& one : pending) {
+    group.wait(one, "World::all_gather").throw_if_failed();
+  }
+  return all;
 }
 
 void World::close() {

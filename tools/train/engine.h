@@ -1,44 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engine is all that `sherd train` asks of whatever distributes it: who this
-// rank is, an update after each backward, and a few numbers shared between
-// ranks. It keeps the training loop the same for every strategy and world size.
-// Thread rule: one thread; the model must outlive it.
+// Engine is all that `sherd train` does to make a plain model a distributed
+// one, in the order in which a program does it: shard the model, build an
+// optimizer over the shards, and after each backward clip, step and clear.
+// Thread rule: one thread; model and world must outlive it.
 #pragma once
 
-#include <memory>
 #include <vector>
+#include <sherd/comm/world.h>
 #include <sherd/models/gpt.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/shard/fully_shard.h>
 #include "train/config.h"
 
 namespace sherd::tools {
 
-struct Place {
-  int rank = 0;
-  int world_size = 1;
-};
-
 class Engine {
  public:
-  virtual ~Engine() = default;
+  // Collective. Throws Error as fully_shard does.
+  Engine(
+      models::GptImpl& model, const World& world, const TrainConfig& config);
 
   // After backward: clips the gradient, takes one optimizer step at this
   // learning rate and clears the gradients. Returns the norm of the whole
   // gradient before clipping. Collective.
-  virtual double update(double learning_rate) = 0;
+  double update(double learning_rate);
 
-  // Every rank's numbers, by rank. Collective; equally many from each.
-  virtual std::vector<std::vector<double>> gather(
-      const std::vector<double>& mine) = 0;
+  ShardReport report() const { return fsdp_.report(); }
+  void close() { fsdp_.close(); }
 
-  // Ends the connections in order. Collective.
-  virtual void close() = 0;
+ private:
+  FullyShardedDataParallel fsdp_;
+  AdamW adamw_;
+  const double longest_;
 };
-
-// Throws Error when the environment says that this is one rank of several.
-Place place_from_environment();
-
-std::unique_ptr<Engine> make_engine(
-    models::GptImpl& model, const TrainConfig& config);
 
 }  // namespace sherd::tools

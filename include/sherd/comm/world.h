@@ -66,6 +66,11 @@ class World {
   // when one is lost or does not come before the deadline.
   void barrier() const;
 
+  // Collective: every rank's numbers, by rank; equally many from each. For
+  // metrics, not for tensors. Throws Error when a rank is lost.
+  std::vector<std::vector<double>> all_gather(
+      const std::vector<double>& mine) const;
+
   // Collective. Ends the connections in order; afterwards only getters work.
   // Destroy communicators and models first. Throws Error when a rank was lost.
   // Destruction without close() is safe and never waits, but a peer that still

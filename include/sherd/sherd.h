@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Everything a training program needs: sherd's public headers in one.
+#pragma once
+
+#include <sherd/access/touch.h>
+#include <sherd/base/error.h>
+#include <sherd/comm/world.h>
+#include <sherd/data/batches.h>
+#include <sherd/data/corpus.h>
+#include <sherd/models/gpt.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/optim/schedule.h>
+#include <sherd/optim/sgd.h>
+#include <sherd/shard/fully_shard.h>
+#include <sherd/shard/units.h>
