@@ -2,38 +2,42 @@
 #include <sherd/comm/world.h>
 
 #include "base/check.h"
+#include "plan/mesh_axes.h"
 
 namespace sherd {
+namespace {
 
-Mesh::Mesh(const World& world, const MeshOptions& options)
-    : world_(world),
-      replicate_size_(options.replicate),
-      shard_size_(
-          options.shard != 0 || options.replicate <= 0
-              ? options.shard
-              : world.size() / options.replicate) {
+plan::MeshShape shape_for(int world_size, const MeshOptions& options) {
   SHERD_CHECK(
-      replicate_size_ > 0 && shard_size_ > 0 &&
-          static_cast<long long>(replicate_size_) * shard_size_ == world.size(),
-      "[comm] expected replicate * shard to be the world size ", world.size(),
-      ", found replicate ", options.replicate, " and shard ", options.shard,
-      options.shard == 0 ? " (whatever is left)" : "");
+      options.replicate > 0,
+      "[comm] expected at least one replica in a mesh, found ",
+      options.replicate);
+  const plan::MeshShape shape{
+      .replicate = options.replicate,
+      .shard = options.shard != 0 ? options.shard
+                                  : world_size / options.replicate};
+  plan::check_mesh(shape, world_size);
+  return shape;
+}
+
+}  // namespace
+
+Mesh::Mesh(const World& world, const MeshOptions& options) : world_(world) {
+  const plan::MeshShape shape = shape_for(world.size(), options);
+  replicate_size_ = shape.replicate;
+  shard_size_ = shape.shard;
 }
 
 std::vector<int> Mesh::replicate_ranks() const {
-  std::vector<int> ranks;
-  for (int i = 0; i < replicate_size_; ++i) {
-    ranks.push_back(i * shard_size_ + shard_index());
-  }
-  return ranks;
+  return plan::ranks_along(
+      {.replicate = replicate_size_, .shard = shard_size_},
+      plan::MeshAxis::kReplicate, world_.rank());
 }
 
 std::vector<int> Mesh::shard_ranks() const {
-  std::vector<int> ranks;
-  for (int i = 0; i < shard_size_; ++i) {
-    ranks.push_back(replicate_index() * shard_size_ + i);
-  }
-  return ranks;
+  return plan::ranks_along(
+      {.replicate = replicate_size_, .shard = shard_size_},
+      plan::MeshAxis::kShard, world_.rank());
 }
 
 }  // namespace sherd

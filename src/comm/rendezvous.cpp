@@ -19,8 +19,9 @@ constexpr const char* kVerdict = "sherd/verdict";
 constexpr const char* kHeard = "sherd/heard";
 constexpr const char* kAllHere = "all here";
 // How long rank 0, whose end may be the end of the store, lets others read a
-// bad verdict; and how much longer than rank 0 they wait for one.
-constexpr milliseconds kLinger(2000);
+// bad verdict, also those about to arrive; and how much longer than rank 0 they
+// wait for one.
+constexpr milliseconds kLinger(1000);
 constexpr milliseconds kGrace(3000);
 
 std::string rank_key(int rank) {
@@ -117,7 +118,10 @@ class Meeting {
         return Status(ErrorCode::kPeerMismatch, store_.get_to_str(kDisagree));
       }
       if (here) {
-        return std::nullopt;
+        const RankRecord other = read_record(rank);
+        return other.world_size == mine_.world_size
+            ? std::nullopt
+            : std::optional<Status>(disagreement(mine_, other));
       }
       if (left() == milliseconds(0)) {
         return Status(ErrorCode::kDeadlineExceeded, missing_ranks());
@@ -125,15 +129,19 @@ class Meeting {
     }
   }
 
+  static Status disagreement(const RankRecord& root, const RankRecord& other) {
+    return {
+        ErrorCode::kPeerMismatch,
+        str("[comm] ranks disagree on the world size: rank 0 says ",
+            root.world_size, ", rank ", other.rank, " says ",
+            other.world_size)};
+  }
+
   void linger() {
-    int others = 0;
-    for (int r = 1; r < mine_.world_size; ++r) {
-      others += store_.check({rank_key(r)}) ? 1 : 0;
-    }
     const Instant end = clock_.now() + kLinger;
     // The key changes its value, which a store cannot wait for: look again in
     // short waits for a key that never comes.
-    while (store_.add(kHeard, 0) < others && clock_.now() < end) {
+    while (store_.add(kHeard, 0) < mine_.world_size - 1 && clock_.now() < end) {
       wait_for_key(store_, "sherd/never", milliseconds(10));
     }
   }
@@ -147,13 +155,11 @@ class Meeting {
     if (root.world_size == mine_.world_size) {
       return;
     }
-    const std::string sentence =
-        str("[comm] ranks disagree on the world size: rank 0 says ",
-            root.world_size, ", rank ", mine_.rank, " says ",
-            mine_.world_size);
-    store_.set(kDisagree, sentence);
+    // Rank 0 would not look for a rank beyond its own world.
+    const Status bad = disagreement(root, mine_);
+    store_.set(kDisagree, bad.message());
     store_.add(kHeard, 1);
-    throw Error(sentence, ErrorCode::kPeerMismatch);
+    bad.throw_if_failed();
   }
 
   void hear_verdict() {

@@ -2,27 +2,32 @@
 #include "comm/store_wait.h"
 
 #include <algorithm>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/csrc/distributed/c10d/exception.h>
+#include "base/clock.h"
 
 namespace sherd::comm {
 
+// Asks again and again: a store's own wait prints two warnings when it times
+// out.
 bool wait_for_key(
     c10d::Store& store,
     const std::string& key,
     std::chrono::milliseconds timeout) {
-  constexpr std::chrono::milliseconds kSlice(250);
-  // Zero means "for ever" to a store.
-  const auto limit =
-      std::clamp(timeout, std::chrono::milliseconds(1), kSlice);
-  try {
-    store.wait({key}, limit);
-    return true;
-  } catch (const c10::DistError&) {
-    // A wait that timed out and a lost store are the same type in some
-    // versions; asking again tells them apart, because this throws when lost.
-    return store.check({key});
+  constexpr Duration kSlice = std::chrono::milliseconds(250);
+  constexpr Duration kPauseMax = std::chrono::milliseconds(10);
+  const SteadyClock clock;
+  const Instant end = clock.now() + std::min<Duration>(timeout, kSlice);
+  Duration pause = std::chrono::microseconds(200);
+  while (!store.check({key})) {
+    const Duration rest = end - clock.now();
+    if (rest <= Duration(0)) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::min(pause, rest));
+    pause = std::min(2 * pause, kPauseMax);
   }
+  return true;
 }
 
 std::string first_line_of(const std::exception& error) {

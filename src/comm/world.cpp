@@ -2,6 +2,8 @@
 #include "comm/world_impl.h"
 
 #include <exception>
+#include <future>
+#include <thread>
 #include <utility>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -41,7 +43,27 @@ void check_options(const WorldOptions& options) {
       ErrorCode::kDeadlineExceeded);
 }
 
-c10::intrusive_ptr<c10d::Store> connect_store(
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// c10d bounds how long connecting may take, but not the first exchange of
+// words: a stranger on the port that accepts and stays silent would hold us for
+// ever. So it happens on a thread that is left behind when it takes too long;
+// all it can still touch is its own.
+StorePtr connect_on_a_thread(
+    const RankEnvironment& env, const c10d::TCPStoreOptions& tcp) {
+  constexpr milliseconds kGrace(2000);
+  std::packaged_task<StorePtr()> task([host = env.master_addr, tcp]() {
+    return StorePtr(c10::make_intrusive<c10d::TCPStore>(host, tcp));
+  });
+  std::future<StorePtr> store = task.get_future();
+  std::thread(std::move(task)).detach();
+  SHERD_CHECK(
+      store.wait_for(tcp.timeout + kGrace) == std::future_status::ready,
+      "what listens there is not a store");
+  return store.get();
+}
+
+StorePtr connect_store(
     const RankEnvironment& env, const WorldOptions& options) {
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<std::uint16_t>(env.master_port);
@@ -50,7 +72,9 @@ c10::intrusive_ptr<c10d::Store> connect_store(
   tcp.waitWorkers = false;
   tcp.timeout = options.rendezvous_deadline;
   try {
-    return c10::make_intrusive<c10d::TCPStore>(env.master_addr, tcp);
+    return tcp.isServer ? StorePtr(c10::make_intrusive<c10d::TCPStore>(
+                              env.master_addr, tcp))
+                        : connect_on_a_thread(env, tcp);
   } catch (const std::exception& error) {
     store_failed(env, tcp.isServer, error);
   }
@@ -111,6 +135,7 @@ World comm::make_world(
   SHERD_CHECK(
       rank >= 0 && rank < size, "[comm] expected a rank from 0 to ", size - 1,
       ", found ", rank);
+  SHERD_CHECK(store != nullptr, "[comm] expected a store, found null");
   auto impl = std::make_shared<World::Impl>();
   impl->rank = rank;
   impl->size = size;
