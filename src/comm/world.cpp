@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/world_impl.h"
+#include <sherd/comm/world.h>
 
 #include <exception>
 #include <future>
@@ -11,6 +11,7 @@
 #include "base/rank_environment.h"
 #include "comm/rendezvous.h"
 #include "comm/store_wait.h"
+#include "comm/world_impl.h"
 
 #include <ATen/ops/from_blob.h>
 
