@@ -46,7 +46,8 @@ class Listener {
   // Before an operator runs that touches these storages, all of this listener
   // and never empty. On return each is filled and stays so until leave(). A
   // throw refuses the operator; leave() is then not called.
-  virtual void enter(std::span<const Touch> touches, const char* operator_name) = 0;
+  virtual void enter(
+      std::span<const Touch> touches, const char* operator_name) = 0;
 
   // After the operator, also when it threw. Same touches.
   virtual void leave(std::span<const Touch> touches) noexcept = 0;

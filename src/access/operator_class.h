@@ -6,6 +6,8 @@
 // Thread rule: any thread.
 #pragma once
 
+#include <span>
+#include <string_view>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 namespace sherd::access {
@@ -14,5 +16,8 @@ namespace sherd::access {
 // shape and dtype (zeros_like, new_empty, ...). Not for operators that may
 // copy, such as reshape, contiguous or to.
 bool reads_no_bytes(const c10::OperatorHandle& op);
+
+// The list itself, names without "aten::", to compare with a LibTorch.
+std::span<const std::string_view> names_reading_no_bytes();
 
 }  // namespace sherd::access

@@ -118,7 +118,7 @@ struct ListsImpl : nn::Module {
 TORCH_MODULE(Lists);
 
 struct ScalarImpl : nn::Module {
-  at::Tensor scale{register_parameter("scale", at::tensor(1.5F))};
+  at::Tensor scale{register_parameter("scale", at::scalar_tensor(1.5))};
   at::Tensor none{register_parameter("none", at::zeros({0, 3}))};
   at::Tensor forward(const at::Tensor& x) {
     return at::cat({x * scale, none * 2}, 0);

@@ -29,7 +29,7 @@ int UnitCache::add_unit(
   unit.backup = at::zeros({numel * item}, at::kByte);
   std::int64_t offset = 0;
   for (const auto& p : parameters) {
-    const auto values = p.detach().to(type).contiguous();
+    const auto values = p.detach().clone().to(type).contiguous();
     if (p.numel() > 0) {
       std::memcpy(
           unit.backup.mutable_data_ptr<std::uint8_t>() + offset * item,
@@ -276,6 +276,7 @@ void expect_unchanged_when_sharded(const std::function<Trainable()>& make) {
     torch::manual_seed(kSeed);
     return make();
   };
+  const OneThread one_thread;
   const Outcome expected = train_once(made());
   for (const Policy policy :
        {Policy::kOneUnit, Policy::kPerChild, Policy::kPerParameter}) {

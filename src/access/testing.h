@@ -97,6 +97,19 @@ enum class Policy {
 void adopt_module(
     torch::nn::Module& module, UnitCache& cache, Policy policy);
 
+// Runs operators on one thread for its lifetime: tiny layers gain nothing from
+// more, and on a busy machine their barriers cost seconds.
+class OneThread {
+ public:
+  OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
+  ~OneThread() { at::set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  const int before_;
+};
+
 // A module and the loss it is trained with; `loss` keeps its inputs.
 struct Trainable {
   std::shared_ptr<torch::nn::Module> module;
