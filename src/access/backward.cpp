@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <mutex>
-#include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 #include <torch/csrc/autograd/engine.h>
@@ -34,47 +34,55 @@ Listeners& waiting() {
 
 // One outermost backward under way.
 struct Scope {
-  std::thread::id thread;
   Listeners listeners;
 };
 
-// The scopes of all threads. Nodes run on the thread that called backward, on
-// device threads, or on pool threads (deep reentrancy), so a thread-local
-// alone would not do.
+// Which backward each running graph task belongs to. Nodes run on the thread
+// that called backward, on device threads, or on pool threads (deep
+// reentrancy), so a thread-local would not do; the graph task is known on all
+// of them. A task of autograd::grad is in here only within a backward.
 class Scopes {
  public:
-  void begin(Scope* scope) {
+  void add_task(int task, Scope* scope) {
     const std::lock_guard lock(mu_);
-    scopes_.push_back(scope);
+    by_task_.emplace(task, scope);
+  }
+  // Null when the task belongs to no backward.
+  Scope* find(int task) {
+    const std::lock_guard lock(mu_);
+    const auto found = by_task_.find(task);
+    return found == by_task_.end() ? nullptr : found->second;
   }
   void end(Scope* scope) {
     const std::lock_guard lock(mu_);
-    std::erase(scopes_, scope);
+    std::erase_if(
+        by_task_, [scope](const auto& task) { return task.second == scope; });
   }
-  // Adds to the backward that runs on this thread; from a foreign thread to
-  // the newest one. False when there is none.
-  bool add(const std::weak_ptr<BackwardListener>& listener) {
+  // False when the task belongs to no backward.
+  bool add(int task, const std::weak_ptr<BackwardListener>& listener) {
     const std::lock_guard lock(mu_);
-    if (scopes_.empty()) {
-      return false;
+    const auto found = by_task_.find(task);
+    if (found != by_task_.end()) {
+      add_once(found->second->listeners, listener);
     }
-    auto own = std::find_if(
-        scopes_.rbegin(), scopes_.rend(), [](const Scope* scope) {
-          return scope->thread == std::this_thread::get_id();
-        });
-    add_once((own == scopes_.rend() ? scopes_.back() : *own)->listeners,
-             listener);
-    return true;
+    return found != by_task_.end();
   }
 
  private:
   std::mutex mu_;
-  std::vector<Scope*> scopes_;  // Guarded by mu_.
+  std::unordered_map<int, Scope*> by_task_;  // Guarded by mu_.
 };
 
 Scopes& scopes() {
   static Scopes all;
   return all;
+}
+
+// The outermost backward this thread is about to start: execute() leaves it
+// here for its own execute_with_graph_task(), which knows the task.
+Scope*& starting() {
+  thread_local Scope* scope = nullptr;
+  return scope;
 }
 
 void tell(const Listeners& listeners, const std::exception_ptr& failure) {
@@ -93,6 +101,16 @@ void tell(const Listeners& listeners, const std::exception_ptr& failure) {
   }
 }
 
+// The root is an intrusive_ptr or, in older LibTorch, a shared_ptr.
+template <typename Method>
+struct TypesOf;
+template <typename Result, typename Task, typename Root, typename Buffer>
+struct TypesOf<Result (torch::autograd::Engine::*)(Task, Root, Buffer)> {
+  using RootNode = Root;
+};
+using RootNode = TypesOf<
+    decltype(&torch::autograd::Engine::execute_with_graph_task)>::RootNode;
+
 class BackwardEngine final : public torch::autograd::Engine {
  public:
   BackwardEngine() = default;
@@ -109,8 +127,8 @@ class BackwardEngine final : public torch::autograd::Engine {
       return Engine::execute(
           roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
     }
-    Scope scope{std::this_thread::get_id(), std::exchange(waiting(), {})};
-    scopes().begin(&scope);
+    Scope scope{std::exchange(waiting(), {})};
+    starting() = &scope;
     torch::autograd::variable_list results;
     std::exception_ptr failure;
     try {
@@ -119,12 +137,27 @@ class BackwardEngine final : public torch::autograd::Engine {
     } catch (...) {
       failure = std::current_exception();
     }
+    starting() = nullptr;  // Set still if no task was ever made.
     scopes().end(&scope);
     tell(scope.listeners, failure);
     if (failure) {
       std::rethrow_exception(failure);
     }
     return results;
+  }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task,
+      RootNode root,
+      torch::autograd::InputBuffer&& inputs) override {
+    Scope* scope = in_backward()
+        ? scopes().find(torch::autograd::get_current_graph_task_id())
+        : std::exchange(starting(), nullptr);
+    if (scope != nullptr) {
+      scopes().add_task(static_cast<int>(task->id_), scope);
+    }
+    return Engine::execute_with_graph_task(
+        task, std::move(root), std::move(inputs));
   }
 };
 
@@ -145,16 +178,53 @@ bool engine_is_ours() {
   return ours;
 }
 
-// Somebody else's engine: an engine callback stands in for the scope's end.
-void arm_by_callback(const std::weak_ptr<BackwardListener>& listener) {
-  auto& queued = waiting();
-  const auto size = queued.size();
-  add_once(queued, listener);
-  if (queued.size() == size && size > 0) {
-    return;  // Queued already, in this backward.
+// autograd::grad captures gradients, backward() accumulates them.
+bool in_autograd_grad() {
+  const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
+  return nodes != nullptr &&
+      std::any_of(nodes->begin(), nodes->end(), [](const auto& node) {
+           return node.second.captures_ != nullptr;
+         });
+}
+
+// Somebody else's engine: a callback of the graph task stands in for the
+// scope's end. The callback owns the listeners, so that those of a backward
+// that failed, whose callbacks never run, go away with its graph task.
+class TaskCallbacks {
+ public:
+  bool add(int task, const std::weak_ptr<BackwardListener>& listener) {
+    const std::lock_guard lock(mu_);
+    std::erase_if(
+        by_task_, [](const auto& entry) { return entry.second.expired(); });
+    auto listeners = by_task_[task].lock();
+    if (!listeners && in_autograd_grad()) {
+      return false;  // Its expired entry is erased by the next call.
+    }
+    if (!listeners) {
+      listeners = std::make_shared<Listeners>();
+      by_task_[task] = listeners;
+      torch::autograd::Engine::get_default_engine().queue_callback(
+          [this, task, listeners] { tell(take(task, *listeners), nullptr); });
+    }
+    add_once(*listeners, listener);
+    return true;
   }
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [] { tell(std::exchange(waiting(), {}), nullptr); });
+
+ private:
+  Listeners take(int task, Listeners& listeners) {
+    const std::lock_guard lock(mu_);
+    by_task_.erase(task);
+    return std::exchange(listeners, {});
+  }
+
+  std::mutex mu_;
+  // Guarded by mu_, as are the lists.
+  std::unordered_map<int, std::weak_ptr<Listeners>> by_task_;
+};
+
+TaskCallbacks& task_callbacks() {
+  static TaskCallbacks all;
+  return all;
 }
 
 }  // namespace
@@ -166,14 +236,14 @@ bool in_backward() {
 }
 
 bool arm(const std::weak_ptr<BackwardListener>& listener) {
-  if (engine_is_ours()) {
-    if (in_backward()) {
-      return scopes().add(listener);
-    }
-    add_once(waiting(), listener);
-  } else if (in_backward()) {
-    arm_by_callback(listener);
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (!engine_is_ours()) {
+    return in_backward() && task_callbacks().add(task, listener);
   }
+  if (in_backward()) {
+    return scopes().add(task, listener);
+  }
+  add_once(waiting(), listener);
   return true;
 }
 

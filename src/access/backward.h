@@ -4,7 +4,8 @@
 // reentrant checkpoints and not at all after an exception, so sherd installs a
 // subclass of the autograd engine that sees the outermost backward from outside
 // it. Where somebody else's engine is installed (a Python process), the first
-// arm() of a backward queues a callback instead, with those two limits.
+// arm() of a backward queues a callback instead, with those two limits; what is
+// armed before a backward is then not told at all.
 //
 // A backward belongs to a listener that was armed before it on the same thread
 // (a training forward), or that is armed while it runs (a parameter visited, a
@@ -33,7 +34,8 @@ void install_backward_engine();
 // `listener` will be told of the end of the backward that runs now, or else of
 // the next outermost one of this thread. Arming twice is arming once. A
 // listener that is gone by then is skipped. False when there is nothing to be
-// told of: inside autograd::grad.
+// told of: inside autograd::grad, or before a backward of somebody else's
+// engine.
 bool arm(const std::weak_ptr<BackwardListener>& listener);
 
 // True on a thread that runs a node of some backward (or autograd::grad).

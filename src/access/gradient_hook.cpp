@@ -36,10 +36,21 @@ class TakeGradient final : public PostAccumulateGradHook {
   std::unique_ptr<PostAccumulateGradHook> before_;
 };
 
+// The parameter's hook, or null. A tensor that was never trainable has no
+// place for one yet, and LibTorch asserts there.
+PostAccumulateGradHook* hook_of(const at::Tensor& parameter) {
+  return impl::get_autograd_meta(parameter) == nullptr
+      ? nullptr
+      : impl::post_acc_grad_hooks(parameter).get();
+}
+
 }  // namespace
 
 void set_gradient_hook(const at::Tensor& parameter, GradientTaker taker) {
-  auto before = std::move(impl::post_acc_grad_hooks(parameter));
+  std::unique_ptr<PostAccumulateGradHook> before;
+  if (hook_of(parameter) != nullptr) {
+    before = std::move(impl::post_acc_grad_hooks(parameter));
+  }
   impl::set_post_acc_grad_hooks(
       parameter,
       std::make_unique<TakeGradient>(std::move(taker), std::move(before)));
@@ -51,8 +62,7 @@ bool has_gradient_hook(const at::Tensor& parameter) {
 }
 
 void remove_gradient_hook(const at::Tensor& parameter) {
-  auto& current = impl::post_acc_grad_hooks(parameter);
-  if (auto* ours = dynamic_cast<TakeGradient*>(current.get())) {
+  if (auto* ours = dynamic_cast<TakeGradient*>(hook_of(parameter))) {
     auto before = ours->take_before();
     impl::set_post_acc_grad_hooks(parameter, std::move(before));
   }

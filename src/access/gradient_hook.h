@@ -12,8 +12,10 @@
 
 namespace sherd::access {
 
-// Receives the gradient, taken out of the parameter (its storage is unshared),
-// or an undefined tensor when autograd produced none.
+// Receives the gradient, taken out of the parameter: nobody else holds this
+// tensor, and nobody else its bytes, though the gradients of parameters that
+// were concatenated are separate parts of one storage. Or an undefined tensor
+// when autograd produced none.
 using GradientTaker = std::function<void(at::Tensor gradient)>;
 
 // REQUIRES: `parameter` is a leaf.
