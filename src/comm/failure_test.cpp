@@ -5,6 +5,7 @@
 #include <csignal>
 #include <functional>
 #include <numeric>
+#include <thread>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -430,6 +431,28 @@ TEST(Connecting, NamesTheMemberThatDoesNotCome) {
       },
       options);
   expect_all_ok(report);
+}
+
+// At moments that differ from run to run.
+TEST(Connecting, NamesAMemberThatIsKilledMeanwhile) {
+  for (int i = 0; i < 12; ++i) {
+    const RankReport report = run_ranks(
+        3,
+        [&](World world, Rank& self) {
+          if (world.rank() == 1) {
+            std::thread killer([world, &self, i] {
+              world.impl()->watch->wait_lost(i * 1ms);  // Some moment.
+              self.reach("here");
+            });
+            killer.detach();
+          }
+          for (int n = 0; n < 1000; ++n) {
+            Communicator comm(world, str("c", n), {0, 1, 2});
+          }
+        },
+        killing(1));
+    expect_survivors_name(report, 1, "died; rank ");
+  }
 }
 
 TEST(Connecting, RefusesWhatCannotBe) {

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/clock.h"
+#include "comm/left_behind.h"
 #include "comm/store_wait.h"
 #include "compat/gloo_backend.h"
 
@@ -65,26 +66,35 @@ void check_ranks(const std::vector<int>& ranks, int own, int size) {
 
 }  // namespace
 
-// Connecting blocks without looking at anything else, so every member first
-// shows that it is about to connect; a missing one is waited for here, where
-// losses are seen.
+// Throws when a member of a group that is being connected was lost, or when
+// time is up; `missing` is the rank to name then.
+void World::Impl::check_well(
+    const std::string& name, const std::vector<int>& ranks, int missing,
+    Instant end) const {
+  const auto loss = watch->first_lost(ranks);
+  SHERD_CHECK_AS(
+      kPeerLost, !loss, "[comm] rank ", loss->rank, " was lost: it ", loss->how,
+      "; rank ", rank, " waited for group '", name, "' with rank ", missing);
+  SHERD_CHECK_AS(
+      kDeadlineExceeded, SteadyClock().now() < end, "[comm] rank ", missing,
+      " did not join group '", name, "' within ", seconds(options.deadline),
+      " s of rank ", rank);
+}
+
+// Every member shows that it has come to `stage` ("connects", "connected") and
+// waits for the others: before connecting, because Gloo looks at nothing else
+// while it waits for a missing one; after, because a rank that has all its own
+// connections and closes them again would fail those still connecting.
 void World::Impl::await_members(
-    const std::string& name, const std::vector<int>& ranks) {
-  const auto key = [&name](int r) { return str("member/", name, "/", r); };
-  const SteadyClock clock;
-  const Instant end = clock.now() + options.deadline;
+    const std::string& stage,
+    const std::string& name,
+    const std::vector<int>& ranks) {
+  const auto key = [&](int r) { return str(stage, "/", name, "/", r); };
+  const Instant end = SteadyClock().now() + options.deadline;
   store->set(key(rank), "1");
   for (const int r : ranks) {
     while (!comm::wait_for_key(*store, key(r), options.deadline)) {
-      const auto loss = watch->first_lost(ranks);
-      SHERD_CHECK_AS(
-          kPeerLost, !loss, "[comm] rank ", loss->rank, " was lost: it ",
-          loss->how, "; rank ", rank, " waited for group '", name,
-          "' with rank ", r);
-      SHERD_CHECK_AS(
-          kDeadlineExceeded, clock.now() < end, "[comm] rank ", r,
-          " did not join group '", name, "' within ", seconds(options.deadline),
-          " s of rank ", rank);
+      check_well(name, ranks, r, end);
     }
   }
 }
@@ -107,10 +117,20 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
     gloo.address = local_address_towards(master_addr);
   }
   const auto index = std::find(ranks.begin(), ranks.end(), rank);
-  return compat::make_gloo_backend(
-      c10::make_intrusive<c10d::PrefixStore>("group/" + name, store),
-      static_cast<int>(index - ranks.begin()), static_cast<int>(ranks.size()),
-      gloo);
+  // Gloo goes on trying to connect to a rank that has died meanwhile.
+  auto backend = comm::start_to_leave_behind(
+      [prefixed = c10::make_intrusive<c10d::PrefixStore>(
+           "group/" + name, store),
+       own = static_cast<int>(index - ranks.begin()),
+       count = static_cast<int>(ranks.size()), gloo] {
+        return compat::make_gloo_backend(prefixed, own, count, gloo);
+      });
+  const Instant end = SteadyClock().now() + options.deadline;
+  constexpr milliseconds kSlice(20);
+  while (backend.wait_for(kSlice) != std::future_status::ready) {
+    check_well(name, ranks, ranks.at(ranks.front() == rank ? 1 : 0), end);
+  }
+  return backend.get();
 }
 
 std::unique_ptr<comm::Group> World::Impl::make_group(
@@ -124,8 +144,10 @@ std::unique_ptr<comm::Group> World::Impl::make_group(
     return make_group(ranks, nullptr);
   }
   try {
-    await_members(name, ranks);
-    return make_group(ranks, connect(name, ranks));
+    await_members("connects", name, ranks);
+    auto backend = connect(name, ranks);
+    await_members("connected", name, ranks);
+    return make_group(ranks, std::move(backend));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

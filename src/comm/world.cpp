@@ -2,18 +2,14 @@
 #include <sherd/comm/world.h>
 
 #include <exception>
-#include <future>
-#include <thread>
 #include <utility>
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/check.h"
 #include "base/rank_environment.h"
 #include "comm/rendezvous.h"
-#include "comm/store_wait.h"
+#include "comm/store_connect.h"
 #include "comm/world_impl.h"
-
-#include <ATen/ops/from_blob.h>
 
 namespace sherd {
 namespace {
@@ -26,59 +22,6 @@ void check_options(const WorldOptions& options) {
           options.rendezvous_deadline > milliseconds(0),
       "[comm] expected deadlines above 0 ms, found ", options.deadline.count(),
       " and ", options.rendezvous_deadline.count());
-}
-
-[[noreturn]] void store_failed(
-    const RankEnvironment& env, bool server, const std::exception& error) {
-  const std::string where = str(env.master_addr, ":", env.master_port);
-  if (server) {
-    throw Error(
-        str("[comm] rank 0 expected to listen on port ", env.master_port,
-            ", which is in use or not allowed: ", comm::first_line_of(error)),
-        ErrorCode::kUnavailable);
-  }
-  throw Error(
-      str("[comm] rank ", env.rank, " expected rank 0's store at ", where,
-          " (", env.source, "), found no answer, so rank 0 did not arrive: ",
-          comm::first_line_of(error)),
-      ErrorCode::kDeadlineExceeded);
-}
-
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
-// c10d bounds how long connecting may take, but not the first exchange of
-// words: a stranger on the port that accepts and stays silent would hold us for
-// ever. So it happens on a thread that is left behind when it takes too long;
-// all it can still touch is its own.
-StorePtr connect_on_a_thread(
-    const RankEnvironment& env, const c10d::TCPStoreOptions& tcp) {
-  constexpr milliseconds kGrace(2000);
-  std::packaged_task<StorePtr()> task([host = env.master_addr, tcp]() {
-    return StorePtr(c10::make_intrusive<c10d::TCPStore>(host, tcp));
-  });
-  std::future<StorePtr> store = task.get_future();
-  std::thread(std::move(task)).detach();
-  SHERD_CHECK(
-      store.wait_for(tcp.timeout + kGrace) == std::future_status::ready,
-      "what listens there is not a store");
-  return store.get();
-}
-
-StorePtr connect_store(
-    const RankEnvironment& env, const WorldOptions& options) {
-  c10d::TCPStoreOptions tcp;
-  tcp.port = static_cast<std::uint16_t>(env.master_port);
-  tcp.isServer = env.rank == 0 && !env.agent_store;
-  // comm::meet() waits for the ranks, and names those that do not come.
-  tcp.waitWorkers = false;
-  tcp.timeout = options.rendezvous_deadline;
-  try {
-    return tcp.isServer ? StorePtr(c10::make_intrusive<c10d::TCPStore>(
-                              env.master_addr, tcp))
-                        : connect_on_a_thread(env, tcp);
-  } catch (const std::exception& error) {
-    store_failed(env, tcp.isServer, error);
-  }
 }
 
 // An agent's store outlives its ranks: when torchrun restarts them, the keys of
@@ -100,7 +43,8 @@ World World::from_environment(const WorldOptions& options) {
     return world;
   }
   auto store = c10::make_intrusive<c10d::PrefixStore>(
-      store_prefix(lookup), connect_store(env, options));
+      store_prefix(lookup),
+      comm::connect_store(env, options.rendezvous_deadline));
   return comm::make_world(
       std::move(store), env.rank, env.world_size, options,
       comm::HostIdentity::of_this_process(), env.master_addr);

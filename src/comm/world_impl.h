@@ -10,6 +10,7 @@
 #include <vector>
 #include <c10/util/intrusive_ptr.h>
 #include <sherd/comm/world.h>
+#include "base/clock.h"
 #include "comm/group.h"
 #include "comm/notice_board.h"
 #include "comm/peer_watch.h"
@@ -51,7 +52,13 @@ struct World::Impl {
   comm::Group& all_ranks();
 
  private:
-  void await_members(const std::string& name, const std::vector<int>& ranks);
+  void check_well(
+      const std::string& name, const std::vector<int>& ranks, int missing,
+      Instant end) const;
+  void await_members(
+      const std::string& stage,
+      const std::string& name,
+      const std::vector<int>& ranks);
   c10::intrusive_ptr<c10d::Backend> connect(
       const std::string& name, const std::vector<int>& ranks);
 };
