@@ -340,9 +340,8 @@ class TrainJob {
     }
     std::vector<std::int64_t> prompt(static_cast<std::size_t>(
         std::min(kPromptTokens, batches_.validation_tokens())));
-    corpus_->copy(
-        batches_.training_tokens(), static_cast<std::int64_t>(prompt.size()),
-        prompt.data());
+    batches_.copy_validation(
+        0, static_cast<std::int64_t>(prompt.size()), prompt.data());
     const auto ids = model_->generate(
         prompt,
         {.tokens = config_.sample_tokens,

@@ -12,6 +12,10 @@ namespace sherd::data {
 namespace {
 
 constexpr std::int64_t kValidationShare = 10;  // One token in so many.
+// Enough to meet every large folder, few enough that hardly a window crosses
+// from one stripe into the next.
+constexpr std::int64_t kStripesMax = 64;
+constexpr std::int64_t kValidationWindowsPerStripe = 64;
 
 BatchOptions checked(const BatchOptions& options) {
   SHERD_CHECK(
@@ -30,38 +34,71 @@ BatchOptions checked(const BatchOptions& options) {
   return options;
 }
 
-// Rows that start at `starts`, split into inputs and targets.
-Batch rows_at(
-    const Corpus& corpus,
-    const std::vector<std::int64_t>& starts,
-    std::int64_t sequence) {
-  const auto rows = static_cast<std::int64_t>(starts.size());
-  Batch batch{
-      .inputs = at::empty({rows, sequence}, at::kLong),
-      .targets = at::empty({rows, sequence}, at::kLong)};
-  auto* input = batch.inputs.mutable_data_ptr<std::int64_t>();
-  auto* target = batch.targets.mutable_data_ptr<std::int64_t>();
-  for (const auto start : starts) {
-    corpus.copy(start, sequence, input);
-    corpus.copy(start + 1, sequence, target);
-    input += sequence;
-    target += sequence;
-  }
-  return batch;
-}
-
 }  // namespace
 
 GlobalBatches::GlobalBatches(const Corpus& corpus, const BatchOptions& options)
     : corpus_(corpus), options_(checked(options)) {
   const auto window = options_.sequence + 1;
-  validation_tokens_ = std::max(corpus.tokens() / kValidationShare, window);
-  training_tokens_ = corpus.tokens() - validation_tokens_;
+  const auto stripes = std::clamp<std::int64_t>(
+      corpus.tokens() /
+          (kValidationShare * kValidationWindowsPerStripe * window),
+      1, kStripesMax);
+  const auto stripe = corpus.tokens() / stripes;
+  const auto held_out = std::max(stripe / kValidationShare, window);
+  const auto rest = stripe - held_out;
+  training_ = {
+      .stripes = stripes, .stripe = stripe, .skipped = 0, .part = rest};
+  validation_ = {
+      .stripes = stripes, .stripe = stripe, .skipped = rest, .part = held_out};
   SHERD_CHECK(
-      training_tokens_ >= window, "[data] ", corpus.path(),
+      rest >= window, "[data] ", corpus.path(),
       ": expected at least ", 2 * window, " tokens (sequence ",
       options_.sequence,
       ": one window to train on, one to validate), found ", corpus.tokens());
+}
+
+void GlobalBatches::copy(
+    const Text& text,
+    std::int64_t first,
+    std::int64_t count,
+    std::int64_t* to) const {
+  while (count > 0) {
+    const auto inside = first % text.part;
+    const auto taken = std::min(count, text.part - inside);
+    corpus_.copy(
+        first / text.part * text.stripe + text.skipped + inside, taken, to);
+    first += taken;
+    count -= taken;
+    to += taken;
+  }
+}
+
+void GlobalBatches::copy_validation(
+    std::int64_t first, std::int64_t count, std::int64_t* to) const {
+  SHERD_CHECK(
+      first >= 0 && count >= 0 && first <= validation_tokens() - count,
+      "[data] expected a range inside the ", validation_tokens(),
+      " tokens of the validation text, found ", count, " from ", first);
+  copy(validation_, first, count, to);
+}
+
+// Rows that start at `starts`, split into inputs and targets.
+Batch GlobalBatches::rows_at(
+    const Text& text, const std::vector<std::int64_t>& starts) const {
+  const auto rows = static_cast<std::int64_t>(starts.size());
+  const auto length = options_.sequence;
+  Batch batch{
+      .inputs = at::empty({rows, length}, at::kLong),
+      .targets = at::empty({rows, length}, at::kLong)};
+  auto* input = batch.inputs.mutable_data_ptr<std::int64_t>();
+  auto* target = batch.targets.mutable_data_ptr<std::int64_t>();
+  for (const auto start : starts) {
+    copy(text, start, length, input);
+    copy(text, start + 1, length, target);
+    input += length;
+    target += length;
+  }
+  return batch;
 }
 
 std::int64_t GlobalBatches::first_row() const {
@@ -77,9 +114,9 @@ std::int64_t GlobalBatches::row_count() const {
 std::int64_t GlobalBatches::window_start(std::int64_t sample) const {
   const auto length = options_.sequence;
   const auto windows = std::max<std::int64_t>(
-      1, (training_tokens_ - length) / length);
+      1, (training_tokens() - length) / length);
   const auto offsets =
-      std::min(length, training_tokens_ - windows * length);
+      std::min(length, training_tokens() - windows * length);
   const auto epoch = static_cast<std::uint64_t>(sample / windows);
   const auto key = mix64(mix64(options_.seed) + epoch);
   const auto offset =
@@ -94,7 +131,7 @@ Batch GlobalBatches::at(std::int64_t step) const {
   for (std::int64_t row = 0; row < row_count(); ++row) {
     starts.push_back(window_start(step * options_.batch + first_row() + row));
   }
-  return rows_at(corpus_, starts, options_.sequence);
+  return rows_at(training_, starts);
 }
 
 Batch GlobalBatches::next() { return at(step_++); }
@@ -126,7 +163,7 @@ void GlobalBatches::restore(const Position& position) {
 }
 
 std::int64_t GlobalBatches::validation_batches() const {
-  const auto windows = (validation_tokens_ - 1) / options_.sequence;
+  const auto windows = (validation_tokens() - 1) / options_.sequence;
   return std::max<std::int64_t>(1, windows / options_.batch);
 }
 
@@ -136,16 +173,16 @@ Batch GlobalBatches::validation(std::int64_t index) const {
       "[data] expected a validation batch in [0, ", validation_batches(),
       "), found ", index);
   const auto length = options_.sequence;
-  const auto windows = (validation_tokens_ - 1) / length;
+  const auto windows = (validation_tokens() - 1) / length;
   const auto rows = validation_batches() * options_.batch;
   std::vector<std::int64_t> starts;
   for (std::int64_t i = 0; i < row_count(); ++i) {
     // Batches interleave, so that a few of them see all of the text.
     const auto row =
         (first_row() + i) * validation_batches() + index;
-    starts.push_back(training_tokens_ + row * windows / rows * length);
+    starts.push_back(row * windows / rows * length);
   }
-  return rows_at(corpus_, starts, length);
+  return rows_at(validation_, starts);
 }
 
 }  // namespace sherd::data

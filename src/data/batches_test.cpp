@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/data/batches.h>
 
-#include <map>
+#include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
@@ -141,6 +141,39 @@ TEST_F(BatchesTest, ValidationRowsAreDistinctAndOutsideTheTrainingText) {
   EXPECT_GE(*starts.begin(), 9000);
   EXPECT_THROW((void)batches.validation(-1), Error);
   EXPECT_THROW((void)batches.validation(batches.validation_batches()), Error);
+}
+
+TEST_F(BatchesTest, ALongTextIsStripedAndEveryTokenIsInOneOfTheTwoTexts) {
+  // 65,000 tokens, windows of 5: 20 stripes of 3250, 325 of each held out.
+  const Corpus corpus(counting(65'000));
+  const GlobalBatches batches(corpus, {.batch = 1, .sequence = 4});
+  ASSERT_EQ(batches.validation_tokens(), 20 * 325);
+  ASSERT_EQ(batches.training_tokens(), 20 * 2925);
+  const auto held_out = [](std::int64_t token) { return token % 3250 >= 2925; };
+
+  std::vector<std::int64_t> validation(6500);
+  batches.copy_validation(0, 6500, validation.data());
+  EXPECT_EQ(validation[0], 2925);
+  EXPECT_EQ(validation[325], 3250 + 2925);
+  EXPECT_EQ(std::set<std::int64_t>(validation.begin(), validation.end()).size(),
+            6500U);
+  EXPECT_TRUE(std::all_of(validation.begin(), validation.end(), held_out));
+  EXPECT_THROW(batches.copy_validation(1, 6500, validation.data()), Error);
+
+  std::set<std::int64_t> seen;
+  constexpr std::int64_t kWindows = (20 * 2925 - 4) / 4;
+  for (std::int64_t step = 0; step < kWindows; ++step) {
+    const auto batch = batches.at(step);
+    const auto* ids = batch.inputs.const_data_ptr<std::int64_t>();
+    const auto* next = batch.targets.const_data_ptr<std::int64_t>();
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_TRUE(seen.insert(ids[i]).second);
+      ASSERT_FALSE(held_out(ids[i]));
+      // The next token, save where the text steps over a part held out.
+      ASSERT_TRUE(next[i] == ids[i] + 1 || next[i] == ids[i] + 326);
+    }
+  }
+  EXPECT_EQ(static_cast<std::int64_t>(seen.size()), 4 * kWindows);
 }
 
 TEST_F(BatchesTest, TheShortestTextStillTrainsAndValidates) {

@@ -5,14 +5,18 @@
 // or one that resumes, sees the same rows in the same steps; each rank takes
 // its own part of the rows.
 //
-// The last tenth of the corpus is kept for validation. The rest is cut into
-// windows of sequence + 1 tokens (neighbours share one: the last target of the
-// one is the first input of the other). An epoch takes every window once, in an
-// order drawn from seed and epoch, and cuts at another offset than the epoch
-// before. Thread rule: one thread for next() and restore(), any for the rest.
+// The corpus is cut into up to 64 equal stripes; the last tenth of each is kept
+// for validation, so that both texts are of the same kind also where the corpus
+// changes along the way, as folders do. The rest, stripe after stripe, is cut
+// into windows of sequence + 1 tokens (neighbours share one: the last target of
+// the one is the first input of the other). An epoch takes every window once,
+// in an order drawn from seed and epoch, and cuts at another offset than the
+// epoch before. Thread rule: one thread for next() and restore(), any for the
+// rest.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/data/corpus.h>
 
@@ -73,18 +77,43 @@ class GlobalBatches {
   // REQUIRES: 0 <= index < validation_batches().
   Batch validation(std::int64_t index) const;
 
-  std::int64_t training_tokens() const { return training_tokens_; }
-  std::int64_t validation_tokens() const { return validation_tokens_; }
+  // Lengths of the two texts. The few tokens that equal stripes leave over are
+  // in neither.
+  std::int64_t training_tokens() const { return training_.tokens(); }
+  std::int64_t validation_tokens() const { return validation_.tokens(); }
+
+  // Writes tokens [first, first + count) of the validation text to `to`.
+  // REQUIRES: the range is inside [0, validation_tokens()).
+  void copy_validation(
+      std::int64_t first, std::int64_t count, std::int64_t* to) const;
 
  private:
+  // A text made of the same part of every stripe: token i of it is token
+  // (i / part) * stripe + skipped + i % part of the corpus.
+  struct Text {
+    std::int64_t stripes = 1;
+    std::int64_t stripe = 0;
+    std::int64_t skipped = 0;
+    std::int64_t part = 0;
+
+    std::int64_t tokens() const { return stripes * part; }
+  };
+
+  void copy(
+      const Text& text,
+      std::int64_t first,
+      std::int64_t count,
+      std::int64_t* to) const;
+  Batch rows_at(
+      const Text& text, const std::vector<std::int64_t>& starts) const;
   std::int64_t window_start(std::int64_t sample) const;
   std::int64_t first_row() const;
   std::int64_t row_count() const;
 
   const Corpus& corpus_;
   const BatchOptions options_;
-  std::int64_t training_tokens_ = 0;
-  std::int64_t validation_tokens_ = 0;
+  Text training_;
+  Text validation_;
   std::int64_t step_ = 0;
 };
 
