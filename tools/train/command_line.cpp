@@ -49,7 +49,8 @@ void add_train_options(CLI::App& app, CommandLine& line) {
            [&line, name](const std::string& text) { line.flags[name] = text; },
            row.help)
         ->group(row.group)
-        ->type_name(preset.empty() ? row.value : row.value + (" [" + preset + "]"));
+        ->type_name(
+            preset.empty() ? row.value : row.value + (" [" + preset + "]"));
   }
 }
 

@@ -50,13 +50,13 @@ const rule = document.getElementById("rule");
 const dot = document.getElementById("dot");
 const values = document.getElementById("values");
 const at = (v, s) => s.p0 + (v - s.v0) / (s.v1 - s.v0) * (s.p1 - s.p0);
+const off = (p, x) => Math.abs(at(p.step, SCALE.x) - x);
 function show(event) {
   const box = svg.getBoundingClientRect();
   const x = (event.clientX - box.left) / box.width * SCALE.width;
   let best = POINTS[0];
   for (const p of POINTS)
-    if (Math.abs(at(p.step, SCALE.x) - x) < Math.abs(at(best.step, SCALE.x) - x))
-      best = p;
+    if (off(p, x) < off(best, x)) best = p;
   if (!best) return;
   const px = at(best.step, SCALE.x);
   rule.setAttribute("x1", px); rule.setAttribute("x2", px);
@@ -237,7 +237,7 @@ std::vector<double> round_ticks(double low, double high, int count) {
   const auto first = std::ceil(low / step - 1e-9);
   const auto last = std::floor(high / step + 1e-9);
   for (double i = first; i <= last; ++i) {
-    ticks.push_back(i * step);
+    ticks.push_back(i * step + 0.0);  // Adding turns -0 into 0.
   }
   return ticks;
 }

@@ -36,7 +36,8 @@ TEST(Progress, TheBarFitsEveryWidthAndDropsTheLeastImportantFirst) {
     const auto text = progress_bar(halfway(), columns);
     ASSERT_LE(static_cast<int>(text.size()), std::max(columns - 1, 0));
   }
-  EXPECT_EQ(progress_bar(halfway(), 40), "step 100/200 | loss 2.413 | val 2.600");
+  EXPECT_EQ(
+      progress_bar(halfway(), 40), "step 100/200 | loss 2.413 | val 2.600");
   EXPECT_THAT(
       progress_bar(halfway(), 200),
       StartsWith("[###############...............] step 100/200"));

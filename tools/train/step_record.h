@@ -12,7 +12,8 @@ namespace sherd::tools {
 struct StepRecord {
   std::int64_t step = 0;  // Counted from 1.
   double loss = 0;        // Of the global batch, before the step's update.
-  std::optional<double> val_loss = std::nullopt;  // After the update, when measured.
+  // After the step's update, when measured.
+  std::optional<double> val_loss = std::nullopt;
   double lr = 0;
   double grad_norm = 0;  // Before clipping.
   double step_s = 0;     // Without validation.
