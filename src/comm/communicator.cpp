@@ -166,7 +166,12 @@ Communicator::Communicator(
   group_ = world.impl()->make_group(ranks, std::move(backend));
 }
 
-Communicator::~Communicator() = default;
+Communicator::~Communicator() {
+  auto& world = *world_.impl();
+  if (!world.closed && group_ && group_->failure().ok()) {
+    world.retired.push_back(std::move(group_));
+  }
+}
 
 int Communicator::index() const {
   return group_->index();

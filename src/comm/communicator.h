@@ -40,8 +40,8 @@ class Communicator {
       const World& world,
       c10::intrusive_ptr<c10d::Backend> backend,
       std::vector<int> ranks);
-  // Never waits. Connections end with it, so let every rank pass a barrier()
-  // first: a message a peer has not received yet may be lost.
+  // Never waits. The connections stay until World::close(), because a peer may
+  // not have received the last message yet; after a failure they end at once.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;

@@ -168,6 +168,7 @@ void World::close() {
   impl_->closed = true;
   impl_->watch->stop();
   impl_->board.post_end(comm::Notice::End::kLeft);
+  impl_->retired.clear();
   impl_->barrier_group.reset();
   impl_->store.reset();
 }

@@ -35,6 +35,8 @@ struct World::Impl {
   std::vector<comm::RankRecord> records;  // By rank.
   comm::NoticeBoard board;
   std::unique_ptr<comm::PeerWatch> watch;
+  // Of communicators that are gone: peers may still be receiving.
+  std::vector<std::unique_ptr<comm::Group>> retired;
   std::unique_ptr<comm::Group> barrier_group;  // All ranks; made when needed.
   std::set<std::string> group_names;           // Used up: keys stay behind.
   int made = 0;  // Handed out by next_number().

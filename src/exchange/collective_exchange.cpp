@@ -169,7 +169,13 @@ class CollectiveExchange final : public Exchange {
     }
   }
 
-  void close(const Status& reason) override { (void)fail(reason); }
+  void close(const Status& reason) override {
+    if (!reason.ok()) {
+      (void)fail(reason);
+    } else if (error_.ok()) {
+      error_ = {ErrorCode::kFailedPrecondition, "[exchange] it was closed"};
+    }
+  }
 
   const ExchangeCounters& counters() const override {
     if (memories_) {

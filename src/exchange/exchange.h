@@ -161,8 +161,10 @@ class Exchange {
   // Does what can be done without waiting.
   virtual void progress() = 0;
 
-  // Ends it: every later call fails with `reason`, peers that wait for this
-  // rank fail. The first reason stays. Idempotent.
+  // Ends it: every later call fails. With a failure as `reason`, that is what
+  // they fail with, and peers that wait for this rank fail at once. With
+  // success this rank is done in order; peers may still be receiving what it
+  // sent. The first reason stays. Idempotent.
   virtual void close(const Status& reason) = 0;
 
   virtual const ExchangeCounters& counters() const = 0;

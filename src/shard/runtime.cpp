@@ -581,8 +581,7 @@ void Runtime::close() {
       slices_ != nullptr && !idle_.changed(slices_->tensors())) {
     idle_.warn(backwards_);
   }
-  exchange_->close(
-      {ErrorCode::kFailedPrecondition, "[shard] the handle was closed"});
+  exchange_->close(Status());  // Changes nothing after a failure.
   for (auto& flats : storages_) {
     for (auto& storage : flats) {
       storage->orphan(
