@@ -123,6 +123,7 @@ class BackwardEngine final : public torch::autograd::Engine {
       bool create_graph,
       bool accumulate_grad,
       const torch::autograd::edge_list& outputs) override {
+    start_threads();
     if (!accumulate_grad || in_backward()) {
       return Engine::execute(
           roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
@@ -159,6 +160,21 @@ class BackwardEngine final : public torch::autograd::Engine {
     return Engine::execute_with_graph_task(
         task, std::move(root), std::move(inputs));
   }
+
+ private:
+  // LibTorch starts device and pool threads for the first engine of a process
+  // that runs. After a backward before our installation that was not us, and
+  // deep reentrancy would meet a null pool.
+  void start_threads() {
+    std::call_once(started_, [this] {
+      initialize_device_threads_pool();
+      if (thread_pool_shared_ == nullptr) {
+        start_device_threads();
+      }
+    });
+  }
+
+  std::once_flag started_;
 };
 
 torch::autograd::Engine& backward_engine() {
