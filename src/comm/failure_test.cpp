@@ -2,6 +2,8 @@
 //
 // Real processes are killed, stopped or give up, and the others must say who
 // was lost first, in bounded time.
+#include <unistd.h>
+#include <atomic>
 #include <csignal>
 #include <functional>
 #include <numeric>
@@ -10,6 +12,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "comm/communicator.h"
+#include "comm/sigpipe_guard.h"
 #include "comm/world_impl.h"
 #include "support/ranks.h"
 
@@ -52,7 +55,9 @@ void expect_survivors_name(
     if (r == lost) {
       continue;
     }
-    EXPECT_EQ(report[r].exit_code, 3) << "rank " << r << report[r].output;
+    EXPECT_EQ(report[r].exit_code, 3)
+        << "rank " << r << ", signal " << report[r].signal << ", output:\n"
+        << report[r].output;
     EXPECT_THAT(
         report[r].output,
         HasSubstr("rank " + std::to_string(lost) + " was lost: it " + how))
@@ -146,6 +151,7 @@ TEST(KilledRank, IsNamedInCollectivesAndBarriers) {
         Communicator second(world, "second", {0, 1, 2});
       }};
   for (const Body& body : bodies) {
+    SCOPED_TRACE(&body - bodies.data());
     expect_survivors_name(
         run_ranks(
             3,
@@ -228,6 +234,51 @@ TEST(KilledRank, OfAnotherHostIsNamedInTheMiddleOfAMessage) {
             killing(1)),
         1, "closed its connection; rank 0 waited for the rest");
   }
+}
+
+// Gloo writes to the broken connection, which by default ends the process.
+TEST(KilledRank, DoesNotKillOthersBySigpipe) {
+  for (int i = 0; i < 5; ++i) {
+    const RankReport report = run_ranks(
+        2,
+        [](World world, Rank& self) {
+          Communicator comm(world, "c", {0, 1});
+          comm.barrier("start").throw_if_failed();
+          if (world.rank() == 1) {
+            self.reach("here");
+          }
+          const auto t = some(1000);
+          for (int n = 0; n < 1000000; ++n) {
+            Pending p = comm.send(t, 1, n);
+            if (p.failed) {
+              comm.wait(p, "a send of many").throw_if_failed();
+            }
+          }
+        },
+        killing(1));
+    expect_survivors_name(report, 1, "died; rank 0");
+  }
+}
+
+TEST(SigpipeGuard, TakesAwayOnlyWhatCameMeanwhile) {
+  expect_all_ok(test::run_processes(1, [](int, Rank&) {
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    ::close(ends[0]);
+    const auto broken_write = [&] { return ::write(ends[1], "x", 1); };
+    {
+      const SigpipeGuard guard;
+      {
+        const SigpipeGuard inner;
+        EXPECT_EQ(broken_write(), -1);
+      }
+      std::thread([&] { EXPECT_EQ(broken_write(), -1); }).join();
+    }
+    static std::atomic<int> received = 0;
+    ::signal(SIGPIPE, [](int) { ++received; });
+    EXPECT_EQ(broken_write(), -1);
+    EXPECT_EQ(received, 1);
+  }));
 }
 
 TEST(StoppedRank, RunsIntoTheDeadlineAndIsNamed) {

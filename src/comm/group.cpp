@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include "base/clock.h"
 #include "comm/peer_watch.h"
+#include "comm/sigpipe_guard.h"
 #include "comm/store_wait.h"
 
 namespace sherd::comm {
@@ -146,6 +147,7 @@ Pending Group::Impl::start(
     return pending;
   }
   std::vector<at::Tensor> tensors{tensor};
+  const SigpipeGuard no_sigpipe;
   try {
     auto work = direction == Direction::kSend
         ? backend_->send(tensors, peer, tag)
@@ -206,6 +208,7 @@ void Group::Impl::abort_waits() {
 // A message under way is not told that its connection broke. Starting another
 // on that connection is.
 void Group::Impl::probe_unwatched() {
+  const SigpipeGuard no_sigpipe;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == index_ || watch_.watches(world_rank(peer))) {
       continue;
@@ -386,6 +389,7 @@ void Group::Impl::abandon(const Status& why) {
 // c10d cannot close a Gloo group while its peers live. But a wait that times
 // out breaks all its connections, so one is made to: a receive nobody answers.
 void Group::Impl::break_connections() {
+  const SigpipeGuard no_sigpipe;
   for (int peer = 0; backend_ != nullptr && peer < size(); ++peer) {
     if (peer == index_) {
       continue;

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "comm/left_behind.h"
+#include "comm/sigpipe_guard.h"
 #include "comm/store_wait.h"
 #include "compat/gloo_backend.h"
 
@@ -123,6 +124,7 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
            "group/" + name, store),
        own = static_cast<int>(index - ranks.begin()),
        count = static_cast<int>(ranks.size()), gloo] {
+        const comm::SigpipeGuard inherited_by_its_threads;
         return compat::make_gloo_backend(prefixed, own, count, gloo);
       });
   const Instant end = SteadyClock().now() + options.deadline;

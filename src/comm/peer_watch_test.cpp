@@ -101,6 +101,7 @@ TEST_F(PeerWatchTest, RecordsDeathsInOrderAndCallsBack) {
   EXPECT_EQ(watch.first_lost()->how, "died");
   EXPECT_EQ(watch.first_lost({1})->rank, 1);
   EXPECT_FALSE(watch.first_lost({0}));
+  watch.stop();  // The second call may still have been under way.
   watch.unsubscribe(handle);
   EXPECT_EQ(calls, 2);
   EXPECT_EQ(board.read().trouble->rank, 2);  // For others to read.

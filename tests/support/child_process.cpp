@@ -96,6 +96,8 @@ void Parent::become_child(
     const std::function<int(int, ChildLink&)>& body) {
   // A test runner that is killed must not leave ranks behind.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // As in a program started by a shell; some test runners ignore it.
+  ::signal(SIGPIPE, SIG_DFL);
   ::dup2(output, STDOUT_FILENO);
   ::dup2(output, STDERR_FILENO);
   for (Child& earlier : children_) {
