@@ -90,7 +90,10 @@ std::string text_of(const at::Tensor& bytes) {
 }
 
 Status all_reduce_direct(
-    Group& group, const at::Tensor& flat, ReduceOp op, const std::string& what) {
+    Group& group,
+    const at::Tensor& flat,
+    ReduceOp op,
+    const std::string& what) {
   const int tag = group.next_own_tag();
   Batch batch(group, what);
   std::vector<at::Tensor> parts;
@@ -111,7 +114,10 @@ Status all_reduce_direct(
 // Each rank combines one slice and sends it to all: 2 (W - 1) / W of the bytes,
 // the least possible.
 Status all_reduce_by_slices(
-    Group& group, const at::Tensor& flat, ReduceOp op, const std::string& what) {
+    Group& group,
+    const at::Tensor& flat,
+    ReduceOp op,
+    const std::string& what) {
   const std::int64_t ranks = group.size();
   const auto slice = [&](int i) {
     const std::int64_t begin = flat.numel() * i / ranks;

@@ -57,14 +57,15 @@ class PeerWatch {
   // everybody. Later reports of the same rank change nothing.
   void report(const Loss& loss);
 
-  // Tells the own notice board that this rank ends its part by its own decision,
-  // e.g. how = "gave up: out of memory". Only the first trouble is kept.
+  // Tells the own notice board that this rank ends its part by its own
+  // decision, e.g. how = "gave up: out of memory". Only the first trouble is
+  // kept.
   void give_up(const std::string& how);
 
-  // `look_around` runs after each loss, on the thread that noticed it, and, when
-  // some rank is not watched, twice a second on the watch's thread. It must not
-  // block or call subscribe(). Returns a handle for unsubscribe(), which waits
-  // for a running call to end.
+  // `look_around` runs after each loss, on the thread that noticed it, and,
+  // when some rank is not watched, twice a second on the watch's thread. It
+  // must not block or call subscribe(). Returns a handle for unsubscribe(),
+  // which waits for a running call to end.
   int subscribe(std::function<void()> look_around);
   void unsubscribe(int handle);
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// While a SigpipeGuard lives, its thread gets no SIGPIPE. Gloo writes to sockets
-// without MSG_NOSIGNAL, so a peer that dies at the wrong moment would kill this
-// process too; Python hides that by ignoring the signal in the whole process,
-// which a library must not do to a C++ program. Threads that are started under
-// a guard never get the signal. Costs three system calls. Thread rule: one
-// thread.
+// While a SigpipeGuard lives, its thread gets no SIGPIPE. Gloo writes to
+// sockets without MSG_NOSIGNAL, so a peer that dies at the wrong moment would
+// kill this process too; Python hides that by ignoring the signal in the whole
+// process, which a library must not do to a C++ program. Threads that are
+// started under a guard never get the signal. Costs three system calls. Thread
+// rule: one thread.
 #pragma once
 
 #include <csignal>

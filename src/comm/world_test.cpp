@@ -161,7 +161,8 @@ TEST(World, SaysOnEveryRankWhoDisagreesOnTheSize) {
     std::vector<int> sizes;  // By rank.
     int odd_rank;
   };
-  for (const Case& c : {Case{{2, 3}, 1}, Case{{3, 4, 3}, 1}, Case{{4, 4, 3, 4}, 2}}) {
+  for (const Case& c :
+       {Case{{2, 3}, 1}, Case{{3, 4, 3}, 1}, Case{{4, 4, 3, 4}, 2}}) {
     const int port = test::free_port();
     const auto count = static_cast<int>(c.sizes.size());
     expect_all_ok(run_processes(count, [&](int rank, Rank&) {
