@@ -57,8 +57,10 @@ void set_gradient_hook(const at::Tensor& parameter, GradientTaker taker) {
 }
 
 bool has_gradient_hook(const at::Tensor& parameter) {
-  return dynamic_cast<TakeGradient*>(
-             impl::post_acc_grad_hooks(parameter).get()) != nullptr;
+  // A tensor that never needed gradients has no place for hooks.
+  return impl::get_autograd_meta(parameter) != nullptr &&
+      dynamic_cast<TakeGradient*>(
+          impl::post_acc_grad_hooks(parameter).get()) != nullptr;
 }
 
 void remove_gradient_hook(const at::Tensor& parameter) {
