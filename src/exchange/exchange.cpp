@@ -12,6 +12,14 @@ std::int64_t round_up(std::int64_t bytes) {
   return (bytes + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
 }
 
+std::string describe_cuts(const UnitSpec& unit, const FlatSpec& flat) {
+  std::string text = str("unit ", unit.name, " cut at [");
+  for (std::size_t r = 0; r < flat.layout.cuts.size(); ++r) {
+    text += str(r == 0 ? "" : ", ", flat.layout.cuts[r]);
+  }
+  return text + "] elements";
+}
+
 }  // namespace
 
 std::int64_t flat_bytes(const FlatSpec& flat) {
@@ -53,6 +61,12 @@ std::vector<std::string> describe(const ModelSpec& model) {
       str("placement ",
           model.placement == Placement::kShard ? "shard" : "replicate",
           ", budget ", model.unsharded_bytes_max, " bytes"));
+  // Last: what differs in anything else has other cuts too.
+  for (const auto& unit : model.units) {
+    for (const auto& flat : unit.flats) {
+      lines.push_back(describe_cuts(unit, flat));
+    }
+  }
   return lines;
 }
 
