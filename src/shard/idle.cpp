@@ -13,6 +13,10 @@ namespace {
 
 constexpr std::int64_t kSamplesPerSlice = 512;
 
+std::int64_t stride_of(const at::Tensor& slice) {
+  return std::max<std::int64_t>(1, slice.numel() / kSamplesPerSlice);
+}
+
 }  // namespace
 
 std::uint64_t IdleOptimizer::sample(const std::vector<at::Tensor>& slices) {
@@ -22,8 +26,7 @@ std::uint64_t IdleOptimizer::sample(const std::vector<at::Tensor>& slices) {
       continue;
     }
     const auto size = static_cast<std::int64_t>(slice.element_size());
-    const auto stride =
-        std::max<std::int64_t>(1, slice.numel() / kSamplesPerSlice);
+    const auto stride = stride_of(slice);
     const auto* bytes = static_cast<const char*>(slice.const_data_ptr());
     for (std::int64_t i = 0; i < slice.numel(); i += stride) {
       std::uint64_t word = 0;
@@ -34,6 +37,22 @@ std::uint64_t IdleOptimizer::sample(const std::vector<at::Tensor>& slices) {
     }
   }
   return hash.value();
+}
+
+void IdleOptimizer::remember(const std::vector<at::Tensor>& slices) {
+  sample_ = sample(slices);
+}
+
+void IdleOptimizer::note_gradients(const std::vector<at::Tensor>& slices) {
+  for (const auto& slice : slices) {
+    const auto& gradient = slice.grad();
+    if (gradient.defined() && !change_due_) {
+      // The elements that sample() looks at.
+      const auto seen = gradient.slice(
+          0, 0, gradient.numel(), stride_of(gradient));
+      change_due_ = seen.count_nonzero().item<std::int64_t>() > 0;
+    }
+  }
 }
 
 void IdleOptimizer::warn(std::int64_t backwards) {

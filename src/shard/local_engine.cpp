@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shard/local_engine.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -61,18 +62,24 @@ void LocalEngine::start() {
   idle_.remember(defined_only(slices_));
 }
 
+void LocalEngine::check_identity(std::size_t parameter) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      !slices_[parameter].defined() ||
+          model_.parameters[parameter].tensor.const_data_ptr() ==
+              slices_[parameter].const_data_ptr(),
+      "[shard] parameter ", model_.parameters[parameter].name,
+      " was given another storage after sharding (module->to(), set_data() or "
+      "the like); convert the module before fully_shard");
+}
+
 void LocalEngine::gradient_arrived(int parameter, at::Tensor gradient) {
   const auto p = static_cast<std::size_t>(parameter);
   const auto& slice = slices_[p];
   if (!gradient.defined() || !slice.defined()) {
     return;
   }
-  SHERD_CHECK_AS(
-      kFailedPrecondition,
-      model_.parameters[p].tensor.const_data_ptr() == slice.const_data_ptr(),
-      "[shard] parameter ", model_.parameters[p].name,
-      " was given another storage after sharding (module->to(), set_data() or "
-      "the like); convert the module before fully_shard");
+  check_identity(p);
   const std::lock_guard lock(mu_);
   const at::NoGradGuard no_grad;
   auto dense = gradient.is_sparse() ? gradient.to_dense() : std::move(gradient);
@@ -85,6 +92,24 @@ void LocalEngine::gradient_arrived(int parameter, at::Tensor gradient) {
     grad = std::move(flat);
   }
   ++gradients_;
+  idle_.note_gradients({slice});
+  if (gradients_ == IdleOptimizer::kBackwards * trainable()) {
+    warn_if_idle();
+  }
+}
+
+std::int64_t LocalEngine::trainable() const {
+  return std::count_if(
+      model_.parameters.begin(), model_.parameters.end(),
+      [](const auto& parameter) { return parameter.trainable >= 0; });
+}
+
+void LocalEngine::warn_if_idle() {
+  if (!published_ && idle_.change_due() &&
+      !idle_.changed(defined_only(slices_))) {
+    // At least as many: a parameter may have had no gradient in some.
+    idle_.warn(gradients_ / trainable());
+  }
 }
 
 NamedParameters LocalEngine::named_parameters() {
@@ -94,8 +119,25 @@ NamedParameters LocalEngine::named_parameters() {
       named.items.push_back({model_.parameters[p].name, slices_[p]});
     }
   }
-  named.publish = [] {};
+  named.publish = [weak = weak_from_this()] {
+    if (auto self = weak.lock()) {
+      self->publish();
+    }
+  };
   return named;
+}
+
+void LocalEngine::publish() {
+  published_ = true;
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    check_identity(p);
+    const auto& parameter = model_.parameters[p].tensor;
+    // Slices count versions of their own. A graph of the old values must not
+    // be run backward over the new ones.
+    if (!parameter.is_inference()) {
+      parameter.unsafeGetTensorImpl()->bump_version();
+    }
+  }
 }
 
 double LocalEngine::clip_grad_norm(
@@ -108,6 +150,9 @@ void LocalEngine::begin_summon(const SummonOptions&) {
   SHERD_CHECK_AS(
       kFailedPrecondition, !summoned_,
       "[shard] summon_full_parameters() inside another such scope");
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    check_identity(p);
+  }
   summoned_ = true;
 }
 
@@ -133,11 +178,8 @@ void LocalEngine::close() {
     return;
   }
   closed_ = true;
-  const auto backwards = model_.parameters.empty()
-      ? 0
-      : gradients_ / static_cast<std::int64_t>(model_.parameters.size());
-  if (backwards > 1 && !idle_.changed(defined_only(slices_))) {
-    idle_.warn(backwards);
+  if (gradients_ > trainable()) {  // More than one backward.
+    warn_if_idle();
   }
   for (const auto& parameter : model_.parameters) {
     if (parameter.trainable >= 0) {

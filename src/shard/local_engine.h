@@ -5,6 +5,8 @@
 // over without a copy as soon as autograd has it. Thread rule: as Runtime.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,7 +30,7 @@ class LocalEngine final : public ShardingEngine,
 
   NamedParameters named_parameters() override;
   double clip_grad_norm(double max_norm, const ClipOptions& options) override;
-  void publish() override {}
+  void publish() override;
   void begin_summon(const SummonOptions& options) override;
   at::Tensor summoned(const std::string& name) override;
   void end_summon() override { summoned_ = false; }
@@ -39,12 +41,16 @@ class LocalEngine final : public ShardingEngine,
 
  private:
   void gradient_arrived(int parameter, at::Tensor gradient);
+  void check_identity(std::size_t parameter) const;
+  std::int64_t trainable() const;
+  void warn_if_idle();
 
   std::mutex mu_;
   ModelUnits model_;
   std::vector<at::Tensor> slices_;  // By parameter; empty ones undefined.
   IdleOptimizer idle_;
   std::int64_t gradients_ = 0;
+  bool published_ = false;
   bool summoned_ = false;
   bool closed_ = false;
 };

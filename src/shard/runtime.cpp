@@ -22,9 +22,6 @@ namespace {
 
 using plan::Budget;
 
-// Backwards after which a shard that never changed means a forgotten optimizer.
-constexpr std::int64_t kIdleBackwards = 64;
-
 std::vector<std::int64_t> bytes_by_unit(const ModelUnits& model) {
   std::vector<std::int64_t> bytes;
   for (const auto& unit : model.units) {
@@ -367,27 +364,38 @@ void Runtime::backward_ended(std::exception_ptr failure) {
   if (status.ok()) {
     ++backwards_;
     unpublished_ = true;
-    if (backwards_ == kIdleBackwards) {
+    if (!idle_.change_due()) {
+      idle_.note_gradients(slices_->tensors());
+    }
+    if (backwards_ == IdleOptimizer::kBackwards) {
       warn_of_idle_optimizer();
     }
     identity_->check();
   } else if (status.code() != ErrorCode::kAborted) {
     fail(status);
-  } else if (!failure) {
-    status.throw_if_failed();
+  } else {
+    // Ranks left this backward at different places; the next forward must find
+    // the same units whole on all of them.
+    drop_all();
+    if (!failure) {
+      status.throw_if_failed();
+    }
   }
 }
 
 // Collective: every rank is at the end of the same backward.
 void Runtime::warn_of_idle_optimizer() {
-  const auto changed = at::full(
-      {1}, published_by_hand_ || idle_.changed(slices_->tensors()) ? 1.0 : 0.0,
+  const bool changed = published_by_hand_ || idle_.changed(slices_->tensors());
+  const auto found = at::full(
+      {2}, changed ? 1.0 : 0.0,
       at::TensorOptions().dtype(c10::ScalarType::Double));
-  const auto status = exchange_->all_reduce(changed, exchange::ReduceOp::kMax);
+  found.mutable_data_ptr<double>()[1] = idle_.change_due() ? 1.0 : 0.0;
+  const auto status = exchange_->all_reduce(found, exchange::ReduceOp::kMax);
   if (!status.ok()) {
     fail(status);
   }
-  if (*changed.const_data_ptr<double>() == 0.0 && options_.rank == 0) {
+  const auto* any = found.const_data_ptr<double>();
+  if (any[0] == 0.0 && any[1] != 0.0 && options_.rank == 0) {
     idle_.warn(backwards_);
   }
 }
@@ -429,6 +437,7 @@ void Runtime::publish() {
   SHERD_CHECK_AS(
       kFailedPrecondition, summoned_.empty(),
       "[shard] publish() inside summon_full_parameters(); end the scope first");
+  identity_->check();
   published_by_hand_ = true;
   publish_locked();
 }
@@ -456,6 +465,7 @@ void Runtime::begin_summon(const SummonOptions& options) {
   SHERD_CHECK_AS(
       kFailedPrecondition, summoned_.empty(),
       "[shard] summon_full_parameters() inside another such scope");
+  identity_->check();
   publish_locked();
   if (options_.strategy == Strategy::kNoShard) {
     for (const auto unit : residency_->drop_all()) {
@@ -578,7 +588,7 @@ void Runtime::close() {
   }
   closed_ = true;
   if (error_.ok() && !published_by_hand_ && backwards_ > 1 &&
-      slices_ != nullptr && !idle_.changed(slices_->tensors())) {
+      idle_.change_due() && !idle_.changed(slices_->tensors())) {
     idle_.warn(backwards_);
   }
   exchange_->close(Status());  // Changes nothing after a failure.
