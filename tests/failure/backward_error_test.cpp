@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backwards that fail, on all ranks or on one: an error everywhere, and the
+// next step is right (T37).
+#include "support/rank_parity.h"
+#include "support/ranks.h"
+#include "support/small_models.h"
+
+#include <stdexcept>
+#include <gmock/gmock.h>
+
+namespace sherd::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class BackwardError : public testing::TestWithParam<int> {};
+
+constexpr int kLayers = 4;
+
+Chain chain() { return Chain(kLayers, 6); }
+
+torch::Tensor chain_loss(Chain& model, int batch, int rank) {
+  return model->forward(integer_rows(batch, rank, 6)).sum();
+}
+
+// Its backward throws where the gradient of layer `at`'s output arrives.
+torch::Tensor poisoned_loss(Chain& model, int batch, int rank, int at) {
+  auto x = integer_rows(batch, rank, 6);
+  for (int i = 0; i < kLayers; ++i) {
+    x = model->layer(static_cast<std::size_t>(i)).forward(x).clamp(-2, 2);
+    if (i == at) {
+      x.register_hook([](const torch::Tensor& gradient) -> torch::Tensor {
+        if (gradient.defined()) {
+          throw std::runtime_error("poisoned by the test");
+        }
+        return gradient;
+      });
+    }
+  }
+  return model->head(x).sum();
+}
+
+// A sharded model and its reference, which never see the failed backwards.
+struct Training {
+  Chain reference = chain(), model = chain();
+  FullyShardOptions options;
+  std::optional<Slicing> slicing;
+  std::vector<NamedLeaf> leaves = unique_parameters(*reference);
+  std::optional<FullyShardedDataParallel> fsdp;
+  std::function<void()> step_reference, step_shards;
+
+  Training(const World& world, const FullyShardOptions& given)
+      : options(given) {
+    slicing.emplace(*reference, world, options);
+    fsdp.emplace(fully_shard(*model, world, options));
+    step_reference = sign_steps()(tensors_of(leaves));
+    step_shards = sign_steps()(fsdp->parameters());
+  }
+  void good_step(const World& world, int batch) {
+    reference_backward<Chain>(reference, leaves, chain_loss, batch, world);
+    chain_loss(model, batch, world.rank()).backward();
+    expect_gradients(*slicing, leaves, *fsdp, 0.0);
+    step_reference();
+    step_shards();
+  }
+  void expect_no_gradients() {
+    for (const auto& slice : fsdp->parameters()) {
+      EXPECT_FALSE(slice.grad().defined());
+    }
+  }
+};
+
+std::vector<FullyShardOptions> several() {
+  std::vector<FullyShardOptions> all(4);
+  all[1].budget_bytes = 512;  // One layer and the root: evicts all the time.
+  all[2].strategy = Strategy::kShardGradOp;
+  all[3].strategy = Strategy::kNoShard;
+  return all;
+}
+
+TEST_P(BackwardError, T37AnExceptionOnAllRanksAndTheNextStepIsRight) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto& options : several()) {
+      Training training(world, options);
+      for (int at = 0; at < kLayers; ++at) {
+        auto loss = poisoned_loss(training.model, at, world.rank(), at);
+        EXPECT_THAT(
+            error_of([&] { loss.backward(); }),
+            HasSubstr("poisoned by the test"));
+        if (world.size() > 1) {
+          training.expect_no_gradients();
+        } else {
+          for (auto& slice : training.fsdp->parameters()) {
+            slice.mutable_grad().reset();
+          }
+        }
+        training.good_step(world, at);
+      }
+    }
+  }));
+}
+
+TEST_P(BackwardError, T37AnExceptionOnOneRankIsNamedByTheOthers) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto& options : several()) {
+      Training training(world, options);
+      for (int at = 0; at < kLayers; ++at) {
+        const int culprit = (at + 1) % world.size();
+        auto loss = poisoned_loss(
+            training.model, at, world.rank(),
+            world.rank() == culprit ? at : kLayers);
+        const auto error = error_of([&] { loss.backward(); });
+        EXPECT_THAT(error, HasSubstr("poisoned by the test"));
+        if (world.rank() != culprit) {
+          EXPECT_THAT(error, HasSubstr("rank " + std::to_string(culprit)));
+        }
+        training.expect_no_gradients();
+        training.good_step(world, at);
+      }
+    }
+  }));
+}
+
+TEST_P(BackwardError, T37AFailedMicroBatchDropsTheGradientsBeforeItToo) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Training training(world, {});
+    chain_loss(training.model, 0, world.rank()).backward();
+    auto loss = poisoned_loss(
+        training.model, 1, world.rank(), world.rank() == 0 ? 2 : kLayers);
+    EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("poisoned"));
+    training.expect_no_gradients();
+    training.good_step(world, 2);
+  }));
+}
+
+TEST_P(BackwardError, T37TwoRanksThatFailAtOnceAreBothTold) {
+  if (GetParam() < 3) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Training training(world, {});
+    auto loss = poisoned_loss(
+        training.model, 0, world.rank(),
+        world.rank() == 1 ? 3 : world.rank() == 2 ? 0 : kLayers);
+    EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("poisoned"));
+    training.good_step(world, 1);
+  }));
+}
+
+TEST_P(BackwardError, T37ASecondBackwardThroughAFreedGraph) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Training training(world, {});
+    auto loss = chain_loss(training.model, 0, world.rank());
+    loss.backward();
+    EXPECT_THAT(
+        error_of([&] { loss.backward(); }),
+        HasSubstr("backward through the graph a second time"));
+    for (auto& slice : training.fsdp->parameters()) {
+      slice.mutable_grad().reset();
+    }
+    training.good_step(world, 1);
+    training.good_step(world, 2);
+  }));
+}
+
+TEST_P(BackwardError, T37AGraphFromBeforeTheStepIsLibTorchsVersionError) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto& options : several()) {
+      Training training(world, options);
+      const auto old = chain_loss(training.model, 5, world.rank());
+      training.good_step(world, 0);
+      training.fsdp->publish();
+      EXPECT_THAT(
+          error_of([&] { old.backward(); }),
+          HasSubstr("modified by an inplace operation"));
+      for (auto& slice : training.fsdp->parameters()) {
+        slice.mutable_grad().reset();
+      }
+      training.good_step(world, 1);
+      training.good_step(world, 2);
+    }
+  }));
+}
+
+TEST_P(BackwardError, T37BackwardOfALossThatNeedsNoGradient) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Training training(world, {});
+    torch::Tensor loss;
+    {
+      const torch::NoGradGuard no_grad;
+      loss = chain_loss(training.model, 0, world.rank());
+    }
+    EXPECT_THAT(
+        error_of([&] { loss.backward(); }), HasSubstr("does not require grad"));
+    training.good_step(world, 1);
+  }));
+}
+
+TEST_P(BackwardError, T37AForwardThatThrowsOnAllRanks) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto& options : several()) {
+      Training training(world, options);
+      for (int batch = 0; batch < 2; ++batch) {
+        EXPECT_THAT(
+            error_of([&] {
+              auto x = integer_rows(batch, world.rank(), 6);
+              x = training.model->layer(0).forward(x);
+              // Shapes that do not fit, inside an operator on a parameter.
+              training.model->layer(1).forward(x.slice(1, 0, 3));
+            }),
+            HasSubstr("shapes cannot be multiplied"));
+        training.good_step(world, batch);
+      }
+    }
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, BackwardError, testing::Values(1, 2, 3, 4));
+
+}  // namespace
+}  // namespace sherd::test

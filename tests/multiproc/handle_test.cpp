@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The handle of a sharded model: manual unshard and reshard, replaced storage,
+// the end of the handle, the wrong optimizer.
+#include "support/rank_parity.h"
+#include "support/ranks.h"
+#include "support/small_models.h"
+
+#include <gmock/gmock.h>
+
+namespace sherd::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+class Handle : public testing::TestWithParam<int> {};
+
+torch::Tensor chain_loss(Chain& model, int batch, int rank) {
+  return model->forward(integer_rows(batch, rank, 6)).sum();
+}
+
+TEST_P(Handle, T32UnshardAndReshardAnywhereChangeNoNumber) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy :
+         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+      FullyShardOptions options;
+      options.strategy = strategy;
+      Chain reference(4, 6), model(4, 6);
+      const Slicing slicing(*reference, world, options);
+      const auto leaves = unique_parameters(*reference);
+      auto fsdp = fully_shard(*model, world, options);
+      const auto step_reference = sign_steps()(tensors_of(leaves));
+      const auto step_shards = sign_steps()(fsdp.parameters());
+      fsdp.reshard();  // Before the first use.
+      for (int batch = 0; batch < 3; ++batch) {
+        fsdp.unshard();
+        auto loss = chain_loss(model, batch, world.rank());
+        if (batch == 1) {
+          fsdp.reshard();
+        } else {
+          fsdp.unshard();
+        }
+        loss.backward();
+        fsdp.reshard();
+        fsdp.reshard();  // Twice is once.
+        reference_backward<Chain>(reference, leaves, chain_loss, batch, world);
+        expect_gradients(slicing, leaves, fsdp, 0.0);
+        step_reference();
+        step_shards();
+        fsdp.unshard();  // Before publish: it must not keep old values.
+        fsdp.publish();
+        fsdp.unshard();
+      }
+      expect_parameters(leaves, *model, fsdp, 0.0);
+    }
+  }));
+}
+
+TEST_P(Handle, T32UnshardReachesAsFarAsTheBudget) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(4, 6);
+    FullyShardOptions options;
+    options.budget_bytes = 640;
+    auto fsdp = fully_shard(*model, world, options);
+    EXPECT_EQ(fsdp.report().unshards, 0);
+    fsdp.unshard();
+    const auto report = fsdp.report();
+    EXPECT_GE(report.unshards, 1);
+    EXPECT_LE(report.unsharded_bytes_peak, 640);
+    EXPECT_EQ(report.unsharded_bytes, report.unsharded_bytes_peak);
+    fsdp.unshard();
+    EXPECT_EQ(fsdp.report().unshards, report.unshards);  // Whole already.
+    const torch::NoGradGuard no_grad;
+    Chain reference(4, 6);
+    const auto x = integer_rows(0, 0, 6);
+    expect_close(model->forward(x), reference->forward(x), 0.0, "forward");
+  }));
+}
+
+TEST_P(Handle, T38ChangingTheDtypeAfterShardingIsAnErrorThatNamesTheParameter) {
+  for (const bool forward_again : {true, false}) {
+    expect_all_ok(run_ranks(GetParam(), [&](World world) {
+      Chain model(2, 6);
+      auto fsdp = fully_shard(*model, world);
+      chain_loss(model, 0, world.rank()).backward();
+      model->to(torch::kDouble);
+      const auto error = error_of([&] {
+        if (forward_again) {
+          const auto x = integer_rows(0, world.rank(), 6).to(torch::kDouble);
+          model->forward(x).sum().backward();
+        }
+        fsdp.publish();
+        (void)fsdp.summon_full_parameters();
+      });
+      // One rank alone learns of it from the first gradient that arrives.
+      const bool in_backward = world.size() == 1 && forward_again;
+      EXPECT_THAT(
+          error,
+          HasSubstr(
+              std::string("parameter ") +
+              (in_backward ? "head.bias" : "layers.0.weight") +
+              " was given another storage"));
+    }));
+  }
+}
+
+TEST_P(Handle, T38ReplacedDataOfOneParameterIsAnErrorThatNamesIt) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(2, 6);
+    auto fsdp = fully_shard(*model, world);
+    chain_loss(model, 0, world.rank()).backward();
+    model->layer(1).bias.set_data(torch::zeros({6}));
+    const auto error =
+        error_of([&] { chain_loss(model, 1, world.rank()).backward(); });
+    EXPECT_THAT(
+        error, HasSubstr("parameter layers.1.bias was given another storage"));
+  }));
+}
+
+TEST_P(Handle, T38TheSameDtypeChangesNothing) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    expect_rank_parity<Chain>(
+        world, [] { return Chain(2, 6); },
+        [](Chain& model, int batch, int rank) {
+          model->to(torch::kFloat);
+          return chain_loss(model, batch, rank);
+        },
+        options);
+  }));
+}
+
+TEST_P(Handle, UsingTheModelAfterItsHandleDiedIsAClearError) {
+  if (GetParam() == 1) {
+    return;  // There the model is a plain one.
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(2, 6);
+    torch::Tensor pending;
+    {
+      auto fsdp = fully_shard(*model, world);
+      pending = chain_loss(model, 0, world.rank());
+    }
+    EXPECT_THAT(
+        error_of([&] { chain_loss(model, 0, world.rank()); }),
+        HasSubstr("handle was destroyed"));
+    EXPECT_THAT(
+        error_of([&] { pending.backward(); }), HasSubstr("handle"));
+    EXPECT_THAT(
+        error_of([&] { (void)model->layer(0).weight.data_ptr(); }),
+        HasSubstr("handle"));
+  }));
+}
+
+TEST_P(Handle, AClosedHandleRefusesEverythingButAnotherClose) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(2, 6);
+    auto fsdp = fully_shard(*model, world);
+    fsdp.close();
+    fsdp.close();
+    EXPECT_THAT(error_of([&] { fsdp.publish(); }), HasSubstr("closed"));
+    EXPECT_THAT(error_of([&] { fsdp.unshard(); }), HasSubstr("closed"));
+    EXPECT_THAT(error_of([&] { fsdp.clip_grad_norm(1); }), HasSubstr("closed"));
+    EXPECT_THAT(
+        error_of([&] { (void)fsdp.summon_full_parameters(); }),
+        HasSubstr("closed"));
+    EXPECT_THAT(
+        error_of([&] { chain_loss(model, 0, 0); }), HasSubstr("handle"));
+  }));
+}
+
+TEST_P(Handle, MovingTheHandleKeepsTheModelAndAssigningClosesTheOldOne) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain first(2, 6), second(2, 6);
+    auto fsdp = fully_shard(*first, world);
+    auto moved = std::move(fsdp);
+    chain_loss(first, 0, world.rank()).backward();
+    EXPECT_TRUE(moved.parameters().front().grad().defined());
+    moved = fully_shard(*second, world);
+    chain_loss(second, 0, world.rank()).backward();
+    if (world.size() > 1) {
+      EXPECT_THAT(
+          error_of([&] { chain_loss(first, 0, world.rank()); }),
+          HasSubstr("handle"));
+    }
+  }));
+}
+
+TEST_P(Handle, TwoShardedModelsTrainSideBySide) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain teacher(2, 6);
+    auto fsdp = fully_shard(*teacher, world);
+    const Pass<Chain> pass = [&](Chain& student, int batch, int rank) {
+      const auto x = integer_rows(batch, rank, 6);
+      const torch::Tensor target = torch::full({1}, 2.0);
+      return (student->forward(x) * target).sum();
+    };
+    expect_rank_parity<Chain>(world, [] { return Chain(3, 6); }, pass);
+    chain_loss(teacher, 0, world.rank()).backward();
+    if (world.size() > 1) {
+      EXPECT_EQ(fsdp.report().backwards, 1);
+    }
+  }));
+}
+
+// ---- an optimizer over the wrong parameters ----
+
+RankReport train_with(bool right, int ranks, int backwards) {
+  return run_ranks(ranks, [&](World world) {
+    Chain model(2, 6);
+    auto fsdp = fully_shard(*model, world);
+    torch::optim::SGD sgd(
+        right ? fsdp.parameters() : model->parameters(), 0.25);
+    for (int batch = 0; batch < backwards; ++batch) {
+      chain_loss(model, batch, world.rank()).backward();
+      sgd.step();
+      sgd.zero_grad();
+    }
+    std::fprintf(stderr, "trained\n");
+  });
+}
+
+TEST_P(Handle, AnOptimizerOverTheModelsParametersIsWarnedOfAfter64Backwards) {
+  const auto report = train_with(false, GetParam(), 64);
+  expect_all_ok(report);
+  const auto& said = report[0].output;
+  EXPECT_THAT(said, HasSubstr("an optimizer over model->parameters()"));
+  EXPECT_LT(said.find("model->parameters()"), said.find("trained"));
+}
+
+TEST_P(Handle, AShorterTrainingIsWarnedOfAtClose) {
+  const auto report = train_with(false, GetParam(), 3);
+  expect_all_ok(report);
+  EXPECT_THAT(
+      report[0].output, HasSubstr("an optimizer over model->parameters()"));
+}
+
+TEST_P(Handle, TheRightOptimizerIsNotWarnedOf) {
+  for (const int backwards : {3, 65}) {
+    const auto report = train_with(true, GetParam(), backwards);
+    expect_all_ok(report);
+    for (const auto& rank : report.ranks) {
+      EXPECT_THAT(rank.output, Not(HasSubstr("warning")));
+    }
+  }
+}
+
+TEST(HandleOfATinyModel, ARankThatOwnsNothingWarnsOfNothing) {
+  const auto report = run_ranks(4, [](World world) {
+    torch::nn::Linear linear(torch::nn::LinearOptions(2, 1).bias(false));
+    auto fsdp = fully_shard(*linear, world);
+    torch::optim::SGD sgd(fsdp.parameters(), 0.5);
+    for (int batch = 0; batch < 3; ++batch) {
+      linear(integer_rows(batch, 1, 2)).sum().backward();
+      sgd.step();
+      sgd.zero_grad();
+    }
+  });
+  expect_all_ok(report);
+  for (const auto& rank : report.ranks) {
+    EXPECT_THAT(rank.output, Not(HasSubstr("warning")));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Handle, testing::Values(1, 2, 3, 4));
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the process really uses: the budget holds for its pages, not only for
+// the counters, and everything goes with the model and its handle.
+#include "support/rank_parity.h"
+#include "support/ranks.h"
+#include "support/small_models.h"
+
+#include <malloc.h>
+#include <fstream>
+#include <string>
+
+namespace sherd::test {
+namespace {
+
+constexpr std::int64_t kMiB = 1 << 20;
+constexpr std::int64_t kLayers = 8;
+constexpr std::int64_t kWidth = 1024;  // A layer is 4 MiB and a little.
+constexpr std::int64_t kLayerBytes = kWidth * (kWidth + 1) * 4;
+// Activations, messages under way, libraries' own heaps.
+constexpr std::int64_t kSlack = 3 * kMiB;
+
+std::int64_t status_bytes(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(field + ":")) {
+      return std::stoll(line.substr(field.size() + 1)) * 1024;
+    }
+  }
+  return -1;
+}
+
+// Anonymous pages in use now. Large blocks go back to the system when they are
+// freed, however many there were before, and so does what is left of the heap.
+std::int64_t anonymous_bytes() {
+  ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(kMiB / 2));
+  ::malloc_trim(0);
+  return status_bytes("RssAnon");
+}
+
+struct Peak {
+  std::int64_t bytes = 0;
+  void sample() { bytes = std::max(bytes, status_bytes("RssAnon")); }
+};
+
+// Forward that looks at the process after each layer.
+torch::Tensor forward(Chain& model, Peak& peak) {
+  auto x = torch::ones({1, kWidth});
+  for (std::size_t i = 0; i < model->layers->size(); ++i) {
+    x = model->layer(i).forward(x).clamp(-2, 2);
+    peak.sample();
+  }
+  return model->head(x).sum();
+}
+
+class Memory : public testing::TestWithParam<int> {};
+
+TEST_P(Memory, PagesOfWholeUnitsNeverExceedTheBudget) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto total = (kLayers + 1) * kLayerBytes;  // The head, generously.
+    for (const auto budget :
+         {kLayerBytes + kMiB, 3 * kLayerBytes, 5 * kLayerBytes, total}) {
+      Chain model(kLayers, kWidth);
+      FullyShardOptions options;
+      options.budget_bytes = budget;
+      auto fsdp = fully_shard(*model, world, options);
+      const auto before = anonymous_bytes();
+      Peak peak;
+      const torch::NoGradGuard no_grad;
+      for (int round = 0; round < 2; ++round) {
+        forward(model, peak);
+      }
+      const auto used = peak.bytes - before;
+      EXPECT_LE(used, budget + kSlack) << "budget " << budget;
+      EXPECT_GE(used, std::min(budget, kLayers * kLayerBytes) - kLayerBytes);
+      EXPECT_LE(fsdp.report().unsharded_bytes_peak, budget);
+    }
+  }));
+}
+
+TEST_P(Memory, ABackwardNeedsTheBudgetAndItsGradientSlotsAndNoMore) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto budget : {2 * kLayerBytes, 5 * kLayerBytes}) {
+      Chain model(kLayers, kWidth);
+      FullyShardOptions options;
+      options.budget_bytes = budget;
+      auto fsdp = fully_shard(*model, world, options);
+      const auto before = anonymous_bytes();
+      Peak peak;
+      for (int step = 0; step < 3; ++step) {
+        auto x = forward(model, peak);
+        const auto look = [&](const torch::Tensor& gradient) {
+          peak.sample();
+          return gradient;
+        };
+        x.register_hook(look);
+        for (auto& parameter : model->parameters()) {
+          // Fires before the gradient is taken away.
+          if (step == 0 && parameter.dim() == 2) {
+            parameter.register_hook([&peak](const torch::Tensor& gradient) {
+              peak.sample();
+              return gradient;
+            });
+          }
+        }
+        x.backward();
+        peak.sample();
+      }
+      const auto report = fsdp.report();
+      // One layer's gradient is born outside the slots and copied there; the
+      // hooks above make LibTorch copy it once more.
+      const auto allowed =
+          budget + report.gradient_slot_bytes_peak + 2 * kLayerBytes + kSlack;
+      EXPECT_LE(peak.bytes - before, allowed) << "budget " << budget;
+      EXPECT_LE(report.unsharded_bytes_peak, budget);
+      EXPECT_LE(report.gradient_slot_bytes_peak, kLayers * 2 * kLayerBytes);
+    }
+  }));
+}
+
+TEST_P(Memory, ShardingFreesTheOriginals) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto before = anonymous_bytes();
+    Chain model(kLayers, kWidth);
+    auto fsdp = fully_shard(*model, world);
+    EXPECT_LE(anonymous_bytes() - before, fsdp.report().shard_bytes + kSlack);
+    // Shards and their gradients: twice an equal part, never half more.
+    EXPECT_LE(
+        fsdp.report().shard_bytes,
+        3 * kLayers * kLayerBytes / world.size());
+  }));
+}
+
+TEST_P(Memory, ModelAndHandleTakeTheirMemoryWithThem) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto train = [&](bool handle_first) {
+      auto model = std::make_unique<Chain>(kLayers, kWidth);
+      auto fsdp = std::make_unique<FullyShardedDataParallel>(
+          fully_shard(**model, world));
+      Peak peak;
+      forward(*model, peak).backward();
+      fsdp->clip_grad_norm(1.0);
+      { auto scope = fsdp->summon_full_parameters(); }
+      forward(*model, peak).backward();
+      if (handle_first) {
+        fsdp.reset();
+        model.reset();
+      } else {
+        model.reset();
+        fsdp.reset();
+      }
+    };
+    train(true);  // Libraries allocate what they keep.
+    const auto before = anonymous_bytes();
+    for (int i = 0; i < 3; ++i) {
+      train(true);
+      train(false);
+    }
+    EXPECT_LE(anonymous_bytes() - before, kSlack);
+  }));
+}
+
+TEST_P(Memory, AnUnfinishedBackwardLeavesNothingBehind) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto abandon = [&] {
+      Chain model(kLayers, kWidth);
+      auto fsdp = fully_shard(*model, world);
+      Peak peak;
+      auto loss = forward(model, peak);
+      auto gone = std::make_unique<FullyShardedDataParallel>(std::move(fsdp));
+      gone.reset();  // With the graph still alive.
+    };
+    abandon();
+    const auto before = anonymous_bytes();
+    abandon();
+    abandon();
+    EXPECT_LE(anonymous_bytes() - before, kSlack);
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Memory, testing::Values(2, 3));
+
+}  // namespace
+}  // namespace sherd::test

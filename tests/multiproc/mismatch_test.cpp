@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks that go different ways, or that hold different models: an error on
+// every rank that names what differs and who, never a hang (T39).
+#include "support/rank_parity.h"
+#include "support/ranks.h"
+#include "support/small_models.h"
+
+#include <chrono>
+#include <gmock/gmock.h>
+
+namespace sherd::test {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+// Survivors of a mismatch have nothing to close in order.
+RankOptions broken(std::chrono::milliseconds deadline = 20s) {
+  RankOptions options;
+  options.close_world = false;
+  options.world.deadline = deadline;
+  return options;
+}
+
+Chain chain() { return Chain(4, 6); }
+
+torch::Tensor visit(Chain& model, const std::vector<std::size_t>& order) {
+  auto x = integer_rows(0, 0, 6);
+  for (const auto i : order) {
+    x = model->layer(i).forward(x).clamp(-2, 2);
+  }
+  return x.sum();
+}
+
+class Mismatch : public testing::TestWithParam<int> {
+ protected:
+  // The last rank does something else; every rank's error must match, at once.
+  void expect_mismatch(
+      const std::function<void(Chain&, FullyShardedDataParallel&)>& most,
+      const std::function<void(Chain&, FullyShardedDataParallel&)>& last,
+      const std::function<testing::Matcher<const std::string&>(int)>& matcher) {
+    const int ranks = GetParam();
+    expect_all_ok(run_ranks(ranks, [&](World world) {
+      auto model = chain();
+      auto fsdp = fully_shard(*model, world);
+      visit(model, {0, 1, 2, 3}).backward();
+      const bool other = world.rank() == ranks - 1;
+      const auto began = steady_clock::now();
+      const auto error =
+          error_of([&] { (other ? last : most)(model, fsdp); });
+      EXPECT_LT(steady_clock::now() - began, 5s);
+      EXPECT_THAT(error, matcher(ranks - 1));
+      // The first error stays.
+      EXPECT_THAT(
+          error_of([&] { visit(model, {0, 1}); }), HasSubstr("rank"));
+    }, broken()));
+  }
+};
+
+std::string text(int rank) { return "rank " + std::to_string(rank); }
+
+TEST_P(Mismatch, T39AnotherOrderNamesBothUnitsAndRanks) {
+  expect_mismatch(
+      [](Chain& model, auto&) { visit(model, {0, 1, 2}); },
+      [](Chain& model, auto&) { visit(model, {1, 0, 2}); },
+      [](int last) {
+        return AllOf(
+            HasSubstr("rank 0 wants to unshard unit layers.0 in forward"),
+            HasSubstr(
+                text(last) + " wants to unshard unit layers.1 in forward"));
+      });
+}
+
+TEST_P(Mismatch, T39AnotherUnitLaterInTheForward) {
+  expect_mismatch(
+      [](Chain& model, auto&) { visit(model, {0, 1, 2}); },
+      [](Chain& model, auto&) { visit(model, {0, 1, 3}); },
+      [](int last) {
+        return AllOf(
+            HasSubstr("rank 0 wants to unshard unit layers.2"),
+            HasSubstr(text(last) + " wants to unshard unit layers.3"));
+      });
+}
+
+TEST_P(Mismatch, T39OneRankVisitsMoreUnitsBeforeItsBackward) {
+  expect_mismatch(
+      [](Chain& model, auto&) { visit(model, {0, 1}).backward(); },
+      [](Chain& model, auto&) { visit(model, {0, 1, 2}).backward(); },
+      [](int last) {
+        return AllOf(
+            HasSubstr("rank 0 wants to "), HasSubstr("backward"),
+            HasSubstr(
+                text(last) + " wants to unshard unit layers.2 in forward"));
+      });
+}
+
+TEST_P(Mismatch, T39MoreEvaluationOnOneRankWhileTheOthersTrainOn) {
+  const auto evaluate = [](Chain& model, FullyShardedDataParallel& fsdp) {
+    fsdp.publish();
+    const torch::NoGradGuard no_grad;
+    visit(model, {3, 2});
+  };
+  expect_mismatch(
+      [](Chain& model, FullyShardedDataParallel& fsdp) {
+        fsdp.publish();
+        visit(model, {0, 1}).backward();
+      },
+      evaluate,
+      [](int last) {
+        return AllOf(
+            HasSubstr("rank 0 wants to unshard unit layers.0"),
+            HasSubstr(text(last) + " wants to unshard unit layers.3"));
+      });
+}
+
+TEST_P(Mismatch, T39OneRankClipsWhileTheOthersGoForward) {
+  expect_mismatch(
+      [](Chain& model, auto&) { visit(model, {0, 1}); },
+      [](Chain&, FullyShardedDataParallel& fsdp) { fsdp.clip_grad_norm(1.0); },
+      [](int last) {
+        return AllOf(
+            HasSubstr("rank 0 wants to unshard unit layers.0"),
+            HasSubstr(text(last) + " wants to all-reduce"));
+      });
+}
+
+TEST_P(Mismatch, T39OneRankGoesForwardAgainInsteadOfBackward) {
+  expect_mismatch(
+      [](Chain& model, auto&) { visit(model, {0, 1}).backward(); },
+      [](Chain& model, auto&) {
+        visit(model, {0, 1});
+        visit(model, {2, 3}).backward();
+      },
+      [](int last) {
+        return AllOf(
+            HasSubstr("rank 0 wants to "),
+            HasSubstr(text(last) + " wants to unshard unit layers.2"));
+      });
+}
+
+TEST_P(Mismatch, T39VisitsOfOneRankAloneEndAtTheDeadline) {
+  const int ranks = GetParam();
+  expect_all_ok(run_ranks(ranks, [&](World world, Rank& self) {
+    auto model = chain();
+    auto fsdp = fully_shard(*model, world);
+    visit(model, {0, 1}).backward();
+    fsdp.publish();
+    world.barrier();
+    const auto began = steady_clock::now();
+    const auto error = error_of([&] {
+      if (world.rank() == ranks - 1) {
+        const torch::NoGradGuard no_grad;
+        visit(model, {2});
+      } else {
+        world.barrier();
+      }
+    });
+    EXPECT_THAT(error, HasSubstr("rank"));
+    EXPECT_LT(steady_clock::now() - began, 6s);
+    self.reach("end");
+  }, broken(1s)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Mismatch, testing::Values(2, 3, 4));
+
+// ---- ranks that hold different models ----
+
+class Disagreement : public testing::TestWithParam<int> {
+ protected:
+  void expect_disagreement(
+      const std::function<void(Chain&, FullyShardOptions&)>& differ,
+      const std::string& here,
+      const std::string& there) {
+    const int ranks = GetParam();
+    expect_all_ok(run_ranks(ranks, [&](World world) {
+      Chain model = chain();
+      FullyShardOptions options;
+      if (world.rank() == ranks - 1) {
+        differ(model, options);
+      }
+      const auto began = steady_clock::now();
+      const auto error =
+          error_of([&] { (void)fully_shard(*model, world, options); });
+      EXPECT_LT(steady_clock::now() - began, 5s);
+      EXPECT_THAT(error, HasSubstr("ranks disagree on the model"));
+      EXPECT_THAT(error, HasSubstr("rank 0 has " + here));
+      EXPECT_THAT(error, HasSubstr(text(ranks - 1) + " has " + there));
+      // The model is as it was.
+      EXPECT_THAT(error_of([&] { visit(model, {0}); }), "no error");
+    }, broken()));
+  }
+};
+
+TEST_P(Disagreement, AShapeIsNamed) {
+  expect_disagreement(
+      [](Chain& model, FullyShardOptions&) {
+        model->replace_module("head", torch::nn::Linear(6, 2));
+      },
+      "parameter head.weight [1, 6]", "parameter head.weight [2, 6]");
+}
+
+TEST_P(Disagreement, ANameIsNamed) {
+  expect_disagreement(
+      [](Chain& model, FullyShardOptions&) {
+        model->register_module("tail", torch::nn::Linear(2, 2));
+      },
+      "placement shard", "parameter tail.weight");
+}
+
+TEST_P(Disagreement, AFrozenFlagIsNamed) {
+  expect_disagreement(
+      [](Chain& model, FullyShardOptions&) {
+        model->layer(2).bias.set_requires_grad(false);
+      },
+      "parameter layers.2.bias [6] Float of unit layers.2",
+      "parameter layers.2.bias [6] Float frozen of unit layers.2");
+}
+
+TEST_P(Disagreement, ADtypeIsNamed) {
+  expect_disagreement(
+      [](Chain& model, FullyShardOptions&) {
+        model->layer(1).to(torch::kDouble);
+      },
+      "parameter layers.1.weight [6, 6] Float",
+      "parameter layers.1.weight [6, 6] Double");
+}
+
+TEST_P(Disagreement, AnotherNumberOfLayersIsNamed) {
+  expect_disagreement(
+      [](Chain& model, FullyShardOptions&) { model = Chain(5, 6); },
+      "parameter head.weight", "parameter layers.4.weight");
+}
+
+TEST_P(Disagreement, APolicyIsNamed) {
+  expect_disagreement(
+      [](Chain&, FullyShardOptions& options) {
+        options.units = units::none();
+      },
+      "parameter layers.0.weight [6, 6] Float of unit layers.0",
+      "parameter layers.0.weight [6, 6] Float of unit (root)");
+}
+
+TEST_P(Disagreement, AStrategyIsNamed) {
+  expect_disagreement(
+      [](Chain&, FullyShardOptions& options) {
+        options.strategy = Strategy::kNoShard;
+      },
+      "placement shard", "placement replicate");
+}
+
+TEST_P(Disagreement, ABudgetIsNamed) {
+  expect_disagreement(
+      [](Chain&, FullyShardOptions& options) { options.budget_bytes = 777; },
+      "placement shard, budget ", "placement shard, budget 777 bytes");
+}
+
+TEST_P(Disagreement, AGranularityIsNamed) {
+  expect_disagreement(
+      [](Chain&, FullyShardOptions& options) {
+        options.granularity = [](const std::string&, const at::Tensor& t) {
+          return t.numel();
+        };
+      },
+      "unit layers.0 cut at [0, ", "unit layers.0 cut at [0, ");
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Disagreement, testing::Values(2, 3));
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// summon_full_parameters(): reading and writing whole parameters (T43).
+#include "support/rank_parity.h"
+#include "support/ranks.h"
+#include "support/small_models.h"
+
+#include <gmock/gmock.h>
+
+namespace sherd::test {
+namespace {
+
+using testing::HasSubstr;
+
+class Summon : public testing::TestWithParam<int> {};
+
+torch::Tensor chain_loss(Chain& model, int batch, int rank) {
+  return model->forward(integer_rows(batch, rank, 6)).sum();
+}
+
+constexpr Strategy kAll[] = {
+    Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard};
+
+TEST_P(Summon, T43EveryRankReadsTheWholeParameters) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : kAll) {
+      FullyShardOptions options;
+      options.strategy = strategy;
+      Chain reference(3, 6), model(3, 6);
+      auto fsdp = fully_shard(*model, world, options);
+      auto scope = fsdp.summon_full_parameters();
+      for (const auto& item : reference->named_parameters()) {
+        const auto expected = item.value().detach();
+        expect_close(
+            model->named_parameters()[item.key()].detach(), expected, 0.0,
+            item.key());
+        const auto plain = scope.tensor(item.key());
+        expect_close(plain, expected, 0.0, item.key());
+        EXPECT_FALSE(plain.requires_grad());
+        EXPECT_NE(plain.data_ptr(), nullptr);  // Raw access is fine.
+      }
+      EXPECT_THAT(
+          error_of([&] { (void)scope.tensor("layers.9.weight"); }),
+          HasSubstr("no parameter is named 'layers.9.weight'"));
+    }
+  }));
+}
+
+TEST_P(Summon, T43WritesOnAllRanksAreKept) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : kAll) {
+      FullyShardOptions options;
+      options.strategy = strategy;
+      Chain reference(3, 6), model(3, 6);
+      auto fsdp = fully_shard(*model, world, options);
+      const auto slice = fsdp.parameters().front();
+      const auto write = [](torch::Tensor weight, torch::Tensor bias) {
+        const torch::NoGradGuard no_grad;
+        weight.mul_(2).add_(1);
+        bias.fill_(3);
+      };
+      write(reference->layer(0).weight, reference->layer(2).bias);
+      {
+        auto scope = fsdp.summon_full_parameters();
+        // One through the parameter itself, one through the scope.
+        write(model->layer(0).weight, scope.tensor("layers.2.bias"));
+      }
+      expect_parameters(unique_parameters(*reference), *model, fsdp, 0.0);
+      const auto x = integer_rows(0, world.rank(), 6);
+      expect_close(
+          model->forward(x).detach(), reference->forward(x).detach(), 0.0,
+          "forward");
+      EXPECT_TRUE(slice.is_same(fsdp.parameters().front()));
+    }
+  }));
+}
+
+TEST_P(Summon, T43TrainingGoesOnAfterAWrite) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain reference(3, 6), model(3, 6);
+    auto fsdp = fully_shard(*model, world);
+    const auto leaves = unique_parameters(*reference);
+    const auto step_reference = sign_steps()(tensors_of(leaves));
+    const auto step_shards = sign_steps()(fsdp.parameters());
+    for (int batch = 0; batch < 3; ++batch) {
+      reference_backward<Chain>(reference, leaves, chain_loss, batch, world);
+      chain_loss(model, batch, world.rank()).backward();
+      step_reference();
+      step_shards();
+      const torch::NoGradGuard no_grad;
+      auto scope = fsdp.summon_full_parameters();  // Publishes first.
+      expect_close(
+          scope.tensor("head.weight"), reference->head->weight.detach(), 0.0,
+          "head.weight");
+      model->head->weight.add_(1);
+      reference->head->weight.add_(1);
+    }
+    expect_parameters(leaves, *model, fsdp, 0.0);
+  }));
+}
+
+TEST_P(Summon, T43GradientsOfTheShardsSurviveAScope) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain reference(3, 6), model(3, 6);
+    const Slicing slicing(*reference, world, {});
+    auto fsdp = fully_shard(*model, world);
+    const auto leaves = unique_parameters(*reference);
+    reference_backward<Chain>(reference, leaves, chain_loss, 0, world);
+    chain_loss(model, 0, world.rank()).backward();
+    { auto scope = fsdp.summon_full_parameters({.read_only = true}); }
+    expect_gradients(slicing, leaves, fsdp, 0.0);
+  }));
+}
+
+TEST_P(Summon, T43InAReadOnlyScopeWritesAreRefused) {
+  if (GetParam() == 1) {
+    return;  // There the parameters are the model's own.
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain reference(3, 6), model(3, 6);
+    auto fsdp = fully_shard(*model, world);
+    {
+      auto scope = fsdp.summon_full_parameters({.read_only = true});
+      const torch::NoGradGuard no_grad;
+      EXPECT_THAT(
+          error_of([&] { model->layer(1).weight.zero_(); }),
+          HasSubstr("would write parameter layers.1.weight, but the summon "
+                    "scope was opened read_only"));
+      scope.tensor("layers.1.bias").fill_(9);  // Its own copy: lost.
+    }
+    expect_parameters(unique_parameters(*reference), *model, fsdp, 0.0);
+  }));
+}
+
+TEST_P(Summon, T43WritesOutsideAScopeNameTheParameter) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(3, 6);
+    auto fsdp = fully_shard(*model, world);
+    const torch::NoGradGuard no_grad;
+    auto& weight = model->layer(1).weight;
+    EXPECT_THAT(
+        error_of([&] { weight.add_(1); }),
+        HasSubstr("would write parameter layers.1.weight"));
+    EXPECT_THAT(
+        error_of([&] { model->layer(2).bias.data().zero_(); }),
+        HasSubstr("layers.2.bias"));
+    EXPECT_THAT(
+        error_of([&] { weight[2].fill_(1); }), HasSubstr("layers.1.weight"));
+    EXPECT_THAT(
+        error_of([&] { torch::nn::init::ones_(weight); }),
+        HasSubstr("summon_full_parameters()"));
+  }));
+}
+
+TEST_P(Summon, T43AScopeInAScopeIsAnErrorAndTheOuterOneStays) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(3, 6);
+    auto fsdp = fully_shard(*model, world);
+    {
+      auto scope = fsdp.summon_full_parameters();
+      EXPECT_THAT(
+          error_of([&] { (void)fsdp.summon_full_parameters(); }),
+          HasSubstr("inside another"));
+      EXPECT_EQ(scope.tensor("head.weight").numel(), 6);
+    }
+    { auto again = fsdp.summon_full_parameters(); }
+  }));
+}
+
+TEST_P(Summon, T43AClosedScopeGivesNothingMore) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(3, 6);
+    auto fsdp = fully_shard(*model, world);
+    auto scope = fsdp.summon_full_parameters();
+    auto moved = std::move(scope);
+    moved.close();
+    moved.close();
+    EXPECT_THAT(
+        error_of([&] { (void)moved.tensor("head.weight"); }),
+        HasSubstr("this summon scope has ended"));
+    chain_loss(model, 0, world.rank()).backward();
+  }));
+}
+
+TEST_P(Summon, T43BackwardAndPublishInAScopeAreErrors) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain reference(3, 6), model(3, 6);
+    const Slicing slicing(*reference, world, {});
+    auto fsdp = fully_shard(*model, world);
+    {
+      auto scope = fsdp.summon_full_parameters();
+      EXPECT_THAT(
+          error_of([&] { chain_loss(model, 0, world.rank()).backward(); }),
+          HasSubstr("inside summon_full_parameters()"));
+      EXPECT_THAT(
+          error_of([&] { fsdp.publish(); }),
+          HasSubstr("inside summon_full_parameters()"));
+    }
+    const auto leaves = unique_parameters(*reference);
+    reference_backward<Chain>(reference, leaves, chain_loss, 1, world);
+    chain_loss(model, 1, world.rank()).backward();
+    expect_gradients(slicing, leaves, fsdp, 0.0);
+  }));
+}
+
+TEST_P(Summon, T43AScopeOutlivesTheHandle) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain reference(3, 6), model(3, 6);
+    auto fsdp = std::make_unique<FullyShardedDataParallel>(
+        fully_shard(*model, world));
+    auto scope = fsdp->summon_full_parameters({.read_only = true});
+    fsdp.reset();
+    expect_close(
+        scope.tensor("head.weight"), reference->head->weight.detach(), 0.0,
+        "head.weight");
+    scope.close();
+  }));
+}
+
+TEST_P(Summon, T43AGraphFromBeforeAWriteIsLibTorchsVersionError) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(3, 6);
+    auto fsdp = fully_shard(*model, world);
+    const auto old = chain_loss(model, 0, world.rank());
+    {
+      const torch::NoGradGuard no_grad;
+      auto scope = fsdp.summon_full_parameters();
+      model->head->weight.add_(1);
+    }
+    EXPECT_THAT(
+        error_of([&] { old.backward(); }),
+        HasSubstr("modified by an inplace operation"));
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Summon, testing::Values(1, 2, 3, 4));
+
+}  // namespace
+}  // namespace sherd::test

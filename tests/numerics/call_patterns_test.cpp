@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Modules used in unusual ways: often, partly, recursively, without inputs.
+#include "support/rank_parity.h"
+#include "support/ranks.h"
+#include "support/small_models.h"
+
+namespace sherd::test {
+namespace {
+
+class CallPatterns : public testing::TestWithParam<int> {
+ protected:
+  // Two backwards of one pass are scaled one by one; a third is no fp32 number.
+  static double two_backwards_tolerance(const World& world) {
+    return world.size() == 3 ? 1e-6 : 0.0;
+  }
+};
+
+Chain chain() { return Chain(4, 6); }
+
+TEST_P(CallPatterns, T06AModuleCalledSeveralTimesInOneForward) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    options.shard.budget_bytes = 512;
+    expect_rank_parity<Chain>(
+        world, [] { return chain(); },
+        [](Chain& model, int batch, int rank) {
+          auto x = integer_rows(batch, rank, 6);
+          for (const std::size_t i : {0U, 1U, 0U, 2U, 1U, 0U}) {
+            x = model->layer(i).forward(x).clamp(-2, 2);
+          }
+          return model->head(x).sum();
+        },
+        options);
+  }));
+}
+
+TEST_P(CallPatterns, T07ASubmoduleForwardAndBackwardBeforeTheRoot) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    options.tolerance = two_backwards_tolerance(world);
+    expect_rank_parity<Chain>(
+        world, [] { return chain(); },
+        [](Chain& model, int batch, int rank) {
+          const auto x = integer_rows(batch, rank, 6);
+          model->layer(2).forward(x).sum().backward();
+          return model->forward(x).sum();
+        },
+        options);
+  }));
+}
+
+TEST_P(CallPatterns, T13TwoForwardsOfWhichOneIsAReferenceWithoutGradient) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    expect_rank_parity<Chain>(
+        world, [] { return chain(); },
+        [](Chain& model, int batch, int rank) {
+          const auto x = integer_rows(batch, rank, 6);
+          const auto y = model->forward(x);
+          torch::Tensor target;
+          {
+            const torch::NoGradGuard no_grad;
+            target = model->forward(x + 1).clamp(-2, 2);
+          }
+          return (y * target).sum();
+        });
+  }));
+}
+
+TEST_P(CallPatterns, T13TwoForwardsThatShareOneBackward) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    expect_rank_parity<Chain>(
+        world, [] { return chain(); },
+        [](Chain& model, int batch, int rank) {
+          const auto first = model->forward(integer_rows(batch, rank, 6));
+          const auto second = model->forward(integer_rows(batch + 7, rank, 6));
+          return first.sum() + 2 * second.sum();
+        });
+  }));
+}
+
+TEST_P(CallPatterns, T13AForwardWhoseResultIsThrownAway) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    expect_rank_parity<Chain>(
+        world, [] { return chain(); },
+        [](Chain& model, int batch, int rank) {
+          (void)model->forward(integer_rows(batch + 1, rank, 6));
+          return model->forward(integer_rows(batch, rank, 6)).sum();
+        });
+  }));
+}
+
+TEST_P(CallPatterns, EvaluationBetweenStepsSeesTheNewValues) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain reference = chain();
+    Chain model = chain();
+    auto fsdp = fully_shard(*model, world);
+    const auto leaves = unique_parameters(*reference);
+    const auto step_reference = sign_steps()(tensors_of(leaves));
+    const auto step_shards = sign_steps()(fsdp.parameters());
+    const Pass<Chain> pass = [](Chain& module, int batch, int rank) {
+      return module->forward(integer_rows(batch, rank, 6)).sum();
+    };
+    for (int step = 0; step < 3; ++step) {
+      reference_backward<Chain>(reference, leaves, pass, step, world);
+      pass(model, step, world.rank()).backward();
+      step_reference();
+      step_shards();
+      fsdp.publish();
+      const torch::NoGradGuard no_grad;
+      model->eval();
+      // Ranks may look at different inputs.
+      const auto x = integer_rows(50 + step, world.rank(), 6);
+      expect_close(model->forward(x), reference->forward(x), 0.0, "evaluation");
+      model->train();
+    }
+  }));
+}
+
+TEST_P(CallPatterns, T19AListOfWhichEachBatchUsesAnotherPart) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    options.steps = 5;
+    expect_rank_parity<Chain>(
+        world, [] { return chain(); },
+        [](Chain& model, int batch, int rank) {
+          auto x = integer_rows(batch, rank, 6);
+          for (int i = batch % 3; i < 4; i += 1 + batch % 2) {
+            auto& layer = model->layer(static_cast<std::size_t>(i));
+            x = layer.forward(x).clamp(-2, 2);
+          }
+          return model->head(x).sum();
+        },
+        options);
+  }));
+}
+
+// A list of nested units, each of which calls the next.
+struct NestImpl : torch::nn::Module {
+  torch::nn::Linear before{nullptr}, after{nullptr};
+  std::shared_ptr<NestImpl> inner;
+  explicit NestImpl(int depth) {
+    before = register_module("before", torch::nn::Linear(3, 3));
+    if (depth > 1) {
+      inner = register_module("inner", std::make_shared<NestImpl>(depth - 1));
+    }
+    after = register_module("after", torch::nn::Linear(3, 3));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    auto y = before(x).clamp(-2, 2);
+    return after(inner ? inner->forward(y) : y).clamp(-2, 2);
+  }
+};
+TORCH_MODULE(Nest);
+
+TEST_P(CallPatterns, T19UnitsNestedFiftyDeep) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    options.steps = 2;
+    options.shard.units = units::of_type<NestImpl>();
+    const auto report = expect_rank_parity<Nest>(
+        world,
+        [] {
+          Nest nest(50);
+          fill_with_integers(*nest);
+          return nest;
+        },
+        [](Nest& nest, int batch, int rank) {
+          return nest->forward(integer_rows(batch, rank, 3)).sum();
+        },
+        options);
+    EXPECT_EQ(report.units, 50);
+  }));
+}
+
+// Its output depends on nothing but its parameters.
+struct TableImpl : torch::nn::Module {
+  torch::Tensor table;
+  torch::nn::ModuleList layers;
+  TableImpl() {
+    table = register_parameter("table", torch::zeros({5, 3}));
+    register_module("layers", layers);
+    layers->push_back(torch::nn::Linear(3, 3));
+    layers->push_back(torch::nn::Linear(3, 1));
+    fill_with_integers(*this);
+  }
+  torch::Tensor forward() {
+    auto x = table * 2 + table.sum();
+    for (const auto& layer : *layers) {
+      x = layer->as<torch::nn::Linear>()->forward(x);
+    }
+    return x;
+  }
+};
+TORCH_MODULE(Table);
+
+TEST_P(CallPatterns, T19ARootWithoutInputs) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    expect_rank_parity<Table>(
+        world, [] { return Table(); },
+        [](Table& model, int, int) { return model->forward().sum(); });
+  }));
+}
+
+TEST_P(CallPatterns, RetainedGraphsAddTheirGradientsTwice) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    options.tolerance = two_backwards_tolerance(world);
+    expect_rank_parity<Chain>(
+        world, [] { return chain(); },
+        [](Chain& model, int batch, int rank) {
+          auto loss = model->forward(integer_rows(batch, rank, 6)).sum();
+          loss.backward({}, /*retain_graph=*/true);
+          return loss;
+        },
+        options);
+  }));
+}
+
+TEST_P(CallPatterns, GradientsAskedForDirectlyAreNotReduced) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    const auto report = expect_rank_parity<Chain>(
+        world, [] { return chain(); },
+        [](Chain& model, int batch, int rank) {
+          auto x = integer_rows(batch, rank, 6).requires_grad_();
+          const auto y = model->forward(x).sum();
+          const auto slope = torch::autograd::grad({y}, {x}, {}, true)[0];
+          return (model->forward(x.detach()) * slope.sum()).sum();
+        },
+        options);
+    if (world.size() > 1) {
+      EXPECT_EQ(report.backwards, 3);
+    }
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, CallPatterns, testing::Values(1, 2, 3, 4));
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gradients that exist on some ranks only, or nowhere; frozen parameters.
+#include "support/rank_parity.h"
+#include "support/ranks.h"
+#include "support/small_models.h"
+
+namespace sherd::test {
+namespace {
+
+class DivergentGradients : public testing::TestWithParam<int> {};
+
+// Two branches behind a stem, a layer nobody calls, containers in containers.
+struct BranchesImpl : torch::nn::Module {
+  torch::nn::Linear stem{nullptr}, left{nullptr}, right{nullptr};
+  torch::nn::Linear unused{nullptr};
+  torch::nn::ModuleList nested;
+  BranchesImpl() {
+    stem = register_module("stem", torch::nn::Linear(4, 5));
+    left = register_module("left", torch::nn::Linear(5, 3));
+    right = register_module("right", torch::nn::Linear(5, 3));
+    unused = register_module("unused", torch::nn::Linear(3, 3));
+    nested->push_back(torch::nn::Linear(3, 3));
+    nested->push_back(torch::nn::Sequential(
+        torch::nn::Linear(3, 3), torch::nn::ReLU(), torch::nn::Linear(3, 2)));
+    register_module("nested", nested);
+    fill_with_integers(*this);
+  }
+  struct Output {
+    torch::Tensor left, right, nested;
+  };
+  Output forward(const torch::Tensor& x) {
+    const auto y = torch::relu(stem(x));
+    const auto l = left(y).clamp(-2, 2);
+    const auto n = nested[0]->as<torch::nn::Linear>()->forward(l);
+    return {l, right(y), nested[1]->as<torch::nn::Sequential>()->forward(n)};
+  }
+};
+TORCH_MODULE(Branches);
+
+RankParity every_child_a_unit() {
+  RankParity options;
+  options.steps = 4;
+  options.shard.units = units::by_name("*");
+  return options;
+}
+
+Branches branches() { return Branches(); }
+
+TEST_P(DivergentGradients, T16ALossThatIgnoresOutputsLeavesThemUndefined) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    expect_rank_parity<Branches>(
+        world, branches,
+        [](Branches& model, int batch, int rank) {
+          return model->forward(integer_rows(batch, rank, 4)).left.sum();
+        },
+        every_child_a_unit());
+  }));
+}
+
+TEST_P(DivergentGradients, T16EachBatchUsesOtherOutputs) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    auto options = every_child_a_unit();
+    options.micro_batches = 2;
+    expect_rank_parity<Branches>(
+        world, branches,
+        [](Branches& model, int batch, int rank) {
+          const auto out = model->forward(integer_rows(batch, rank, 4));
+          return batch % 3 == 0   ? out.left.sum()
+              : batch % 3 == 1 ? out.right.sum()
+                               : out.nested.sum() + out.left.sum();
+        },
+        options);
+  }));
+}
+
+TEST_P(DivergentGradients, T16OneRankDoesNotDependOnSomeUnits) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy :
+         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+      auto options = every_child_a_unit();
+      options.shard.strategy = strategy;
+      expect_rank_parity<Branches>(
+          world, branches,
+          [](Branches& model, int batch, int rank) {
+            const auto out = model->forward(integer_rows(batch, rank, 4));
+            return (rank + batch) % 2 == 0 ? out.right.sum() : out.nested.sum();
+          },
+          options);
+    }
+  }));
+}
+
+TEST_P(DivergentGradients, T16NestedContainersAsUnitsOfTheirOwn) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    const auto report = expect_rank_parity<Branches>(
+        world, branches,
+        [](Branches& model, int batch, int rank) {
+          const auto out = model->forward(integer_rows(batch, rank, 4));
+          return out.nested.sum() + out.right.sum();
+        },
+        options);
+    // The root, nested.0, and two layers of nested.1, which keeps nothing.
+    EXPECT_EQ(report.units, 4);
+  }));
+}
+
+TEST_P(DivergentGradients, T16OneRankDoesNotDependOnTheModelAtAll) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto independent = [&](int batch, int rank) {
+      return rank == batch % world.size();
+    };
+    for (const std::int64_t budget : {0, 512}) {
+      auto options = every_child_a_unit();
+      options.micro_batches = 2;
+      if (budget > 0) {
+        options.shard.budget_bytes = budget;
+      }
+      expect_rank_parity<Branches>(
+          world, branches,
+          [&](Branches& model, int batch, int rank) {
+            const auto out = model->forward(integer_rows(batch, rank, 4));
+            const auto own = torch::ones({2}).requires_grad_();
+            const auto loss = out.nested.sum() + out.right.sum();
+            return independent(batch, rank) ? own.sum() : loss;
+          },
+          options);
+    }
+  }));
+}
+
+TEST_P(DivergentGradients, T16ALossOfNoRankDependsOnTheModel) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Branches model;
+    auto fsdp = fully_shard(*model, world, every_child_a_unit().shard);
+    (void)model->forward(integer_rows(0, world.rank(), 4));
+    torch::ones({1}).requires_grad_().sum().backward();
+    for (const auto& slice : fsdp.parameters()) {
+      EXPECT_FALSE(slice.grad().defined());
+    }
+  }));
+}
+
+TEST_P(DivergentGradients, T16RanksUseOneParameterAnotherNumberOfTimes) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    expect_rank_parity<Branches>(
+        world, branches,
+        [](Branches& model, int batch, int rank) {
+          auto x = torch::relu(model->stem(integer_rows(batch, rank, 4)));
+          auto loss = model->right(x).sum();
+          for (int i = 0; i < 3; ++i) {
+            const auto y = model->left(x).sum();
+            loss = i <= rank ? loss + y : loss;
+          }
+          return loss;
+        },
+        every_child_a_unit());
+  }));
+}
+
+void freeze(torch::nn::Module& module) {
+  for (auto& parameter : module.parameters()) {
+    parameter.requires_grad_(false);
+  }
+}
+
+TEST_P(DivergentGradients, T15FrozenParametersStayAndHaveNoGradient) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy :
+         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+      RankParity options;
+      options.shard.units = units::by_name("*");
+      options.shard.strategy = strategy;
+      expect_rank_parity<IntegerMlp>(
+          world,
+          [] {
+            IntegerMlp model;
+            freeze(*model->first);                       // A whole unit,
+            model->second->bias.requires_grad_(false);  // a part of one.
+            return model;
+          },
+          integer_loss, options);
+    }
+  }));
+}
+
+TEST_P(DivergentGradients, T15AFrozenLayerInTheMiddlePassesGradientsOn) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    options.shard.units = units::by_name("*");
+    const auto report = expect_rank_parity<IntegerMlp>(
+        world,
+        [] {
+          IntegerMlp model;
+          freeze(*model->second);
+          return model;
+        },
+        integer_loss, options);
+    if (world.size() > 1) {
+      EXPECT_EQ(report.reduces, 2 * 3);  // Two trainable units, three steps.
+    }
+  }));
+}
+
+TEST_P(DivergentGradients, T15AFlippedFlagIsAnErrorThatNamesTheParameter) {
+  if (GetParam() == 1) {
+    return;  // Nothing is cut by flags there.
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp model;
+    auto fsdp = fully_shard(*model, world);
+    model->second->bias.requires_grad_(false);
+    const auto error =
+        error_of([&] { integer_loss(model, 0, world.rank()); });
+    EXPECT_NE(error.find("second.bias"), std::string::npos) << error;
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, DivergentGradients, testing::Values(1, 2, 3, 4));
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A world of one rank is LibTorch, bit for bit, and costs nothing.
+#include "support/rank_parity.h"
+#include "support/ranks.h"
+#include "support/small_models.h"
+
+#include "access/managed_storage.h"
+
+namespace sherd::test {
+namespace {
+
+torch::nn::Sequential network() {
+  torch::manual_seed(1);
+  return torch::nn::Sequential(
+      torch::nn::Linear(9, 17), torch::nn::GELU(), torch::nn::LayerNorm(
+          torch::nn::LayerNormOptions({17})),
+      torch::nn::Linear(17, 3));
+}
+
+torch::Tensor loss_of(torch::nn::Sequential& model, int step) {
+  torch::manual_seed(10 + step);
+  return model->forward(torch::randn({5, 9})).square().mean();
+}
+
+TEST(OneRank, T14ClippingTrainsLikeLibTorchUpToTheRoundingOfTheNorm) {
+  expect_all_ok(run_ranks(1, [](World world) {
+    auto reference = network();
+    auto model = network();
+    auto fsdp = fully_shard(*model, world);
+    const auto options = torch::optim::AdamWOptions(1e-2);
+    torch::optim::AdamW reference_adamw(reference->parameters(), options);
+    torch::optim::AdamW adamw(fsdp.parameters(), options);
+    for (int step = 0; step < 10; ++step) {
+      const auto expected = loss_of(reference, step);
+      const auto found = loss_of(model, step);
+      // Clipping adds squares in fp64, LibTorch in fp32.
+      expect_close(found.detach(), expected.detach(), 1e-6, "loss");
+      expected.backward();
+      found.backward();
+      torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.5);
+      fsdp.clip_grad_norm(0.5);
+      reference_adamw.step();
+      adamw.step();
+      fsdp.publish();
+      reference_adamw.zero_grad();
+      adamw.zero_grad();
+    }
+    for (const auto& item : reference->named_parameters()) {
+      expect_close(
+          model->named_parameters()[item.key()].detach(), item.value().detach(),
+          1e-6, item.key());
+    }
+  }));
+}
+
+TEST(OneRank, T14TrainsLikeLibTorchInEveryBit) {
+  expect_all_ok(run_ranks(1, [](World world) {
+    auto reference = network();
+    auto model = network();
+    auto fsdp = fully_shard(*model, world);
+    const auto options = torch::optim::AdamWOptions(1e-2);
+    torch::optim::AdamW reference_adamw(reference->parameters(), options);
+    torch::optim::AdamW adamw(fsdp.parameters(), options);
+    for (int step = 0; step < 10; ++step) {
+      loss_of(reference, step).backward();
+      loss_of(model, step).backward();
+      reference_adamw.step();
+      adamw.step();
+      reference_adamw.zero_grad();
+      adamw.zero_grad();
+    }
+    for (const auto& item : reference->named_parameters()) {
+      expect_close(
+          model->named_parameters()[item.key()].detach(), item.value().detach(),
+          0.0, item.key());
+    }
+  }));
+}
+
+TEST(OneRank, T14NothingIsGatheredReducedOrKeyed) {
+  expect_all_ok(run_ranks(1, [](World world) {
+    auto model = network();
+    std::vector<const void*> before;
+    for (const auto& parameter : model->parameters()) {
+      before.push_back(parameter.const_data_ptr());
+    }
+    auto fsdp = fully_shard(*model, world);
+    loss_of(model, 0).backward();
+    const auto report = fsdp.report();
+    EXPECT_EQ(report.unshards, 0);
+    EXPECT_EQ(report.reduces, 0);
+    EXPECT_EQ(report.unsharded_bytes_peak, 0);
+    std::size_t i = 0;
+    for (const auto& parameter : model->parameters()) {
+      EXPECT_EQ(parameter.const_data_ptr(), before[i++]);  // Not moved.
+      EXPECT_EQ(access::tag_of(parameter), nullptr);
+      EXPECT_FALSE(parameter.key_set().has(
+          c10::DispatchKey::TESTING_ONLY_GenericWrapper));
+    }
+  }));
+}
+
+TEST(OneRank, T14NoStoreIsNeeded) {
+  expect_all_ok(run_processes(1, [](int, Rank&) {
+    auto model = network();
+    auto fsdp = fully_shard(*model, World::single());
+    loss_of(model, 0).backward();
+    EXPECT_EQ(fsdp.parameters().size(), model->parameters().size());
+    EXPECT_TRUE(fsdp.parameters()[0].grad().defined());
+  }));
+}
+
+TEST(OneRank, T37AGraphFromBeforeThePublishIsLibTorchsVersionError) {
+  expect_all_ok(run_ranks(1, [](World world) {
+    IntegerMlp model;
+    auto fsdp = fully_shard(*model, world);
+    const auto old = integer_loss(model, 0, 0);
+    integer_loss(model, 1, 0).backward();
+    sign_steps()(fsdp.parameters())();
+    fsdp.publish();
+    const auto error = error_of([&] { old.backward(); });
+    EXPECT_NE(error.find("modified by an inplace operation"), std::string::npos)
+        << error;
+  }));
+}
+
+}  // namespace
+}  // namespace sherd::test

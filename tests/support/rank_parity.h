@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sharded training beside one process that runs every rank's pass in turn and
+// averages their gradients: each rank compares its loss, its slice of every
+// gradient and, at the end, every parameter. Both add in the order of ranks, so
+// they are equal in bits, not only near; a tolerance is the exception.
+// A pass may do as it likes (call submodules, run backwards of its own), and
+// may do something else on each rank.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+#include <torch/torch.h>
+#include "shard/model_units.h"
+#include "support/parity.h"
+
+namespace sherd::test {
+
+using Leaves = std::vector<torch::Tensor>;
+// Makes an optimizer step (and zero_grad) over leaves.
+using MakeStep = std::function<std::function<void()>(const Leaves&)>;
+
+// Moves every element by one against its gradient: integers stay integers.
+inline MakeStep sign_steps() {
+  return [](const Leaves& leaves) {
+    return [leaves] {
+      const torch::NoGradGuard no_grad;
+      for (auto leaf : leaves) {
+        if (leaf.grad().defined()) {
+          leaf.sub_(leaf.grad().sign());
+          leaf.mutable_grad().reset();
+        }
+      }
+    };
+  };
+}
+
+template <typename Optimizer, typename Options>
+MakeStep steps_of(const Options& options) {
+  return [options](const Leaves& leaves) {
+    auto optimizer = std::make_shared<Optimizer>(leaves, options);
+    return [optimizer] {
+      optimizer->step();
+      optimizer->zero_grad();
+    };
+  };
+}
+
+struct RankParity {
+  int steps = 3;
+  int micro_batches = 1;
+  double tolerance = 0.0;  // 0: equal bits.
+  MakeStep step = sign_steps();
+  FullyShardOptions shard;
+};
+
+// Loss of one rank's pass; the whole batch's is the mean over ranks.
+template <typename Model>
+using Pass = std::function<torch::Tensor(Model&, int batch, int rank)>;
+
+struct NamedLeaf {
+  std::string name;
+  torch::Tensor tensor;
+};
+
+// Tied parameters once, under their first name.
+inline std::vector<NamedLeaf> unique_parameters(
+    const torch::nn::Module& module) {
+  std::vector<NamedLeaf> leaves;
+  std::set<const void*> seen;
+  for (const auto& item : module.named_parameters()) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      leaves.push_back({item.key(), item.value()});
+    }
+  }
+  return leaves;
+}
+
+inline Leaves tensors_of(const std::vector<NamedLeaf>& leaves) {
+  Leaves tensors;
+  for (const auto& leaf : leaves) {
+    tensors.push_back(leaf.tensor);
+  }
+  return tensors;
+}
+
+// Runs every rank's pass on the reference and adds the mean gradient to what
+// `.grad()` holds; returns the loss of `rank`.
+template <typename Model>
+torch::Tensor reference_backward(
+    Model& reference,
+    const std::vector<NamedLeaf>& leaves,
+    const Pass<Model>& pass,
+    int batch,
+    const World& world) {
+  Leaves before;
+  for (const auto& leaf : leaves) {
+    before.push_back(leaf.tensor.grad());
+    leaf.tensor.mutable_grad().reset();
+  }
+  torch::Tensor mine;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    auto loss = pass(reference, batch, rank);
+    loss.backward();
+    if (rank == world.rank()) {
+      mine = loss.detach();
+    }
+  }
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    auto& grad = leaves[i].tensor.mutable_grad();
+    if (grad.defined()) {
+      grad.mul_(1.0 / world.size());
+    }
+    if (before[i].defined()) {
+      grad = grad.defined() ? before[i] + grad : before[i];
+    }
+  }
+  return mine;
+}
+
+// This rank's elements of each parameter, from the plan.
+class Slicing {
+ public:
+  Slicing(
+      const torch::nn::Module& module,
+      const World& world,
+      const FullyShardOptions& options)
+      : units_(shard::build_units(
+            module, options.units, world.size(), options.granularity)),
+        rank_(world.rank()),
+        whole_(options.strategy == Strategy::kNoShard) {}
+
+  torch::Tensor of(const std::string& name, const torch::Tensor& full) const {
+    const auto& parameter = shard::find_parameter(units_, name);
+    const auto& flat = units_.units[static_cast<std::size_t>(parameter.unit)]
+                           .flats[static_cast<std::size_t>(parameter.flat)];
+    const auto range =
+        plan::parameter_slice(flat.layout, parameter.position, rank_)
+            .in_parameter;
+    const auto elements = full.reshape({-1});
+    return whole_ ? elements : elements.narrow(0, range.begin, range.numel());
+  }
+
+ private:
+  shard::ModelUnits units_;
+  int rank_;
+  bool whole_;
+};
+
+inline void expect_gradients(
+    const Slicing& slicing,
+    const std::vector<NamedLeaf>& reference,
+    const FullyShardedDataParallel& fsdp,
+    double tolerance) {
+  for (const auto& item : fsdp.named_parameters().items) {
+    for (const auto& leaf : reference) {
+      if (leaf.name != item.name) {
+        continue;
+      }
+      ASSERT_EQ(item.slice.grad().defined(), leaf.tensor.grad().defined())
+          << "gradient of " << item.name;
+      if (leaf.tensor.grad().defined()) {
+        expect_close(
+            item.slice.grad(), slicing.of(item.name, leaf.tensor.grad()),
+            tolerance, "gradient of " + item.name);
+      }
+    }
+  }
+}
+
+inline void expect_parameters(
+    const std::vector<NamedLeaf>& reference,
+    torch::nn::Module& module,
+    FullyShardedDataParallel& fsdp,
+    double tolerance) {
+  const auto all = full_parameters(module, fsdp);
+  for (const auto& leaf : reference) {
+    expect_close(all[leaf.name], leaf.tensor.detach(), tolerance, leaf.name);
+  }
+}
+
+template <typename Model>
+ShardReport expect_rank_parity(
+    const World& world,
+    const std::function<Model()>& make,
+    const Pass<Model>& pass,
+    const RankParity& options = {}) {
+  Model reference = make();
+  Model model = make();
+  const Slicing slicing(*reference, world, options.shard);
+  const auto leaves = unique_parameters(*reference);
+  const auto step_reference = options.step(tensors_of(leaves));
+  auto fsdp = fully_shard(*model, world, options.shard);
+  const auto step_shards = options.step(fsdp.parameters());
+  for (int step = 0; step < options.steps; ++step) {
+    for (int micro = 0; micro < options.micro_batches; ++micro) {
+      const int batch = step * options.micro_batches + micro;
+      const auto expected =
+          reference_backward<Model>(reference, leaves, pass, batch, world);
+      auto found = pass(model, batch, world.rank());
+      found.backward();
+      expect_close(
+          found.detach(), expected, options.tolerance,
+          "loss of batch " + std::to_string(batch));
+    }
+    expect_gradients(slicing, leaves, fsdp, options.tolerance);
+    step_reference();
+    step_shards();
+    fsdp.publish();
+  }
+  expect_parameters(leaves, *model, fsdp, options.tolerance);
+  const auto report = fsdp.report();
+  fsdp.close();
+  return report;
+}
+
+// What an action threw, or "no error".
+template <typename Action>
+std::string error_of(Action&& action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace sherd::test
