@@ -176,23 +176,6 @@ TEST_P(LostRank, ARankThatStopsEarlyIsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, LostRank, testing::Values(2, 3, 4));
 
-// Gloo writes to the dead rank's socket; by default that kills the writer.
-TEST(AfterALoss, ABrokenPipeIsNoReasonToDieUnlessTheProgramSaysSo) {
-  for (const bool own_handler : {false, true}) {
-    expect_all_ok(run_ranks(2, [&](World world) {
-      const auto own = [](int) {};
-      if (own_handler) {
-        ::signal(SIGPIPE, own);
-      }
-      world.barrier();
-      struct sigaction now {};
-      ASSERT_EQ(::sigaction(SIGPIPE, nullptr, &now), 0);
-      EXPECT_NE(now.sa_handler, SIG_DFL);
-      EXPECT_EQ(now.sa_handler == SIG_IGN, !own_handler);
-    }));
-  }
-}
-
 // A survivor can still ask, close and end in order.
 TEST(AfterALoss, TheHandleKeepsItsFirstErrorAndClosesQuietly) {
   RankOptions options;
