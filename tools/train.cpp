@@ -138,10 +138,13 @@ double largest(
 // One rank's run, from the first step to the sample.
 class TrainJob {
  public:
-  TrainJob(TrainConfig config, const World& world)
+  TrainJob(
+      TrainConfig config,
+      std::unique_ptr<data::Corpus> corpus,
+      const World& world)
       : config_(std::move(config)),
         world_(world),
-        corpus_(open_corpus(config_)),
+        corpus_(std::move(corpus)),
         batches_(
             *corpus_,
             {.batch = config_.batch,
@@ -405,7 +408,8 @@ int train_command(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     const auto config = read_config(line);
-    TrainJob(config, World::from_environment()).run();
+    auto corpus = open_corpus(config);  // Its mistakes need no other rank.
+    TrainJob(config, std::move(corpus), World::from_environment()).run();
     return 0;
   } catch (const CLI::ParseError& error) {
     return parse_end(app, error);
