@@ -66,13 +66,16 @@ std::string describe(
       const auto unit = static_cast<std::size_t>(wish.unit);
       const auto name =
           unit < unit_names.size() ? unit_names[unit] : std::to_string(unit);
-      return str("unshard unit ", name,
-                 wish.in_backward != 0 ? " in backward" : " in forward", tail);
+      return str(
+          "unshard unit ", name,
+          wish.in_backward != 0 ? " in backward" : " in forward", tail);
     }
     case WishKind::kEndBackward:
       return "end the backward" + tail;
     case WishKind::kAllReduce:
-      return str("all-reduce ", wish.numel, " numbers", tail);
+      return str(
+          "all-reduce ", wish.numel, " numbers to their ",
+          wish.op == 0 ? "sum" : "largest", tail);
   }
   return "do something unknown" + tail;
 }

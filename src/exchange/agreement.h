@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 
 namespace sherd::exchange {
 
@@ -22,15 +23,18 @@ enum class WishKind : std::uint32_t {
 
 struct Wish {
   WishKind kind = WishKind::kUnshard;
-  std::int32_t unit = -1;      // kUnshard.
+  std::int32_t unit = -1;  // kUnshard.
   std::uint32_t in_backward = 0;
   std::uint32_t numel = 0;     // kAllReduce.
+  std::uint32_t op = 0;        // kAllReduce: 0 sum, 1 largest.
+  std::uint32_t unused = 0;    // Wishes travel as bytes: no padding.
   std::uint64_t sequence = 0;  // Number of this step.
   std::uint64_t generation = 0;
   std::uint64_t backward = 0;  // Number of the backward under way, or next.
 
   bool operator==(const Wish&) const = default;
 };
+static_assert(std::has_unique_object_representations_v<Wish>);
 
 enum class Verdict {
   kTogether,  // Everybody wants the same: do it.
@@ -51,8 +55,7 @@ Agreement agree(
     std::span<const int> world_ranks,
     std::span<const std::string> unit_names);
 
-// e.g. "unshard unit h.3 in backward 12".
-std::string describe(
-    const Wish& wish, std::span<const std::string> unit_names);
+// e.g. "unshard unit h.3 in backward (step 7, generation 2, backward 12)".
+std::string describe(const Wish& wish, std::span<const std::string> unit_names);
 
 }  // namespace sherd::exchange

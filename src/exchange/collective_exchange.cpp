@@ -42,13 +42,24 @@ double combine(double a, double b, ReduceOp op) {
 
 class CollectiveExchange final : public Exchange {
  public:
-  CollectiveExchange(
-      std::unique_ptr<Link> gather, std::unique_ptr<Link> reduce)
+  CollectiveExchange(std::unique_ptr<Link> gather, std::unique_ptr<Link> reduce)
       : gather_(std::move(gather)), reduce_(std::move(reduce)) {
     for (int i = 0; i < gather_->size(); ++i) {
       ranks_.push_back(gather_->world_rank(i));
     }
   }
+  // Connections may outlive this object, messages under way may not: they read
+  // and write memory that goes with it.
+  ~CollectiveExchange() override {
+    if (reductions_ && reductions_->under_way()) {
+      const Status why(
+          ErrorCode::kPeerLost, "its exchange went with gradients under way");
+      gather_->abandon(why);
+      reduce_->abandon(why);
+    }
+  }
+  CollectiveExchange(const CollectiveExchange&) = delete;
+  CollectiveExchange& operator=(const CollectiveExchange&) = delete;
 
   Status open(const ModelSpec& model) override {
     model_ = model;
@@ -66,7 +77,7 @@ class CollectiveExchange final : public Exchange {
     }
     const auto difference = first_difference(all.value(), ranks_);
     if (!difference.empty()) {
-      return fail({ErrorCode::kPeerMismatch, difference});
+      return fail(known_to_all({ErrorCode::kPeerMismatch, difference}));
     }
     memories_.emplace(model_, gather_->index());
     reductions_.emplace(model_, *reduce_, *memories_);
@@ -132,13 +143,13 @@ class CollectiveExchange final : public Exchange {
     }
     note_.late = end.late;
     note_.aborted = end.aborted;
-    auto outcome = finish_backward();
-    if (!outcome.ok() && outcome.status().code() != ErrorCode::kAborted) {
-      return fail(outcome.status());
+    const auto notes = finish_backward();
+    if (!notes.ok()) {
+      return fail(notes.status());
     }
     note_ = {};
     ++backward_;
-    return outcome;
+    return combine_notes(model_, notes.value(), ranks_);
   }
 
   Status publish(std::uint64_t generation) override {
@@ -153,6 +164,7 @@ class CollectiveExchange final : public Exchange {
     Wish wish;
     wish.kind = WishKind::kAllReduce;
     wish.numel = static_cast<std::uint32_t>(values.numel());
+    wish.op = op == ReduceOp::kSum ? 0 : 1;
     auto status = fulfil(wish);
     if (status.ok()) {
       status = reduce_values(values, op);
@@ -196,14 +208,26 @@ class CollectiveExchange final : public Exchange {
   int size() const { return gather_->size(); }
   int me() const { return gather_->index(); }
 
-  // The first failure closes both links and stays.
+  // The first failure closes both links and stays. A link calls a peer that
+  // closed by itself kAborted, which here would mean "usable".
   Status fail(const Status& status) {
     if (error_.ok()) {
-      error_ = status;
-      gather_->abandon();
-      reduce_->abandon();
+      error_ = status.code() == ErrorCode::kAborted
+          ? Status(ErrorCode::kPeerLost, status.message())
+          : status;
+      gather_->abandon(error_);
+      reduce_->abandon(error_);
     }
     return error_;
+  }
+
+  // Every rank has found the same difference, from the same messages. None may
+  // close before all have those messages: who still waits would find a lost
+  // rank instead. What becomes of the second round does not matter, hence no
+  // third one.
+  Status known_to_all(Status difference) {
+    (void)swap_bytes(bytes_of("", 1), kPayloadTag, "the same difference");
+    return difference;
   }
 
   Started take_started(UnitId unit) {
@@ -264,7 +288,8 @@ class CollectiveExchange final : public Exchange {
       }
       const auto agreement = agree(wishes.value(), ranks_, unit_names_);
       if (agreement.verdict == Verdict::kMismatch) {
-        return {ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason};
+        return known_to_all(
+            {ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason});
       }
       if (agreement.wish.kind == WishKind::kUnshard) {
         auto status = move_unit(agreement.wish, wishes.value());
@@ -289,8 +314,7 @@ class CollectiveExchange final : public Exchange {
       const auto& layout = spec(wish.unit).flats[f].layout;
       const int tag = kFlatTag + static_cast<int>(f) +
           first_flat_[static_cast<std::size_t>(wish.unit)];
-      const auto shard =
-          memories_->shard(wish.unit, static_cast<int>(f)).shard;
+      const auto shard = memories_->shard(wish.unit, static_cast<int>(f)).shard;
       for (int peer = 0; peer < size(); ++peer) {
         if (peer != me() && wants(peer)) {
           transfers.push_back(gather_->send(shard, peer, tag));
@@ -311,7 +335,8 @@ class CollectiveExchange final : public Exchange {
     return wait_all(transfers, text(wish));
   }
 
-  Result<BackwardOutcome> finish_backward() {
+  // Returns the notes of all ranks.
+  Result<std::vector<at::Tensor>> finish_backward() {
     Wish wish;
     wish.kind = WishKind::kEndBackward;
     if (auto status = fulfil(wish); !status.ok()) {
@@ -320,12 +345,8 @@ class CollectiveExchange final : public Exchange {
     if (auto status = reductions_->finish(); !status.ok()) {
       return status;
     }
-    auto notes = swap_bytes(
+    return swap_bytes(
         note_.encode(model_), kPayloadTag, "the end of the backward");
-    if (!notes.ok()) {
-      return notes.status();
-    }
-    return combine_notes(model_, notes.value(), ranks_);
   }
 
   Status reduce_values(const at::Tensor& values, ReduceOp op) {

@@ -45,7 +45,7 @@ class CommLink final : public Link {
       const std::string& mine, const std::string& what) override {
     return via_.all_gather(mine, what);
   }
-  void abandon() override { via_.abandon(); }
+  void abandon(const Status& why) override { via_.abandon(why); }
 
  private:
   comm::Communicator via_;

@@ -54,7 +54,7 @@ std::int64_t flat_bytes(const FlatSpec& flat);
 std::int64_t unit_bytes(const UnitSpec& unit);
 // Where each flat begins in the unit's slot.
 std::vector<std::int64_t> flat_offsets(const UnitSpec& unit);
-// One line a parameter, in order: what ranks must agree on.
+// Lines, in order, of what ranks must agree on.
 std::vector<std::string> describe(const ModelSpec& model);
 
 // 1-D tensors over the elements this rank owns of a flat; addresses are for

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/fake_link.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -25,47 +26,95 @@ struct Message {
 };
 
 // (link name, from, to, tag)
-using Lane = std::tuple<std::string, int, int, int>;
+using LaneName = std::tuple<std::string, int, int, int>;
+
+struct Lane {
+  std::deque<Message> under_way;
+  std::uint64_t sent = 0;
+};
 
 }  // namespace
 
 struct FakeNetwork::State {
-  int ranks = 0;
+  struct Rank {
+    std::int64_t operations = 0;
+    bool lost = false;
+    // Nothing is sent any more: it gave up, or is lost.
+    bool gone = false;
+    std::string why;  // After "rank 3 ", once it is gone.
+  };
+
   FakeOptions options;
-  SteadyClock clock;
-  std::mutex mu;
+  const SteadyClock clock;
+  mutable std::mutex mu;
   std::condition_variable changed;
   // Guarded by mu:
-  std::map<Lane, std::deque<Message>> lanes;
-  std::vector<std::int64_t> operations;
-  std::vector<bool> lost;
-  std::uint64_t messages = 0;
+  std::map<LaneName, Lane> lanes;
+  std::vector<Rank> ranks;
+  bool any_lost = false;
+  std::string cause;  // What went wrong first, naming the rank.
 
-  // REQUIRES: mu held. Counts an operation of `rank`, which may lose it.
-  void count(int rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    if (rank == options.lost_rank && operations[r]++ == options.lost_at) {
-      lost[r] = true;
+  Rank& rank(int index) { return ranks.at(static_cast<std::size_t>(index)); }
+
+  // REQUIRES: mu held. Counts an operation of the rank, which may lose it.
+  void count(int index) {
+    if (rank(index).operations++ == options.lost_at &&
+        index == options.lost_rank) {
+      lose(index);
+    }
+  }
+
+  // REQUIRES: mu held.
+  void lose(int index) {
+    if (!rank(index).gone) {
+      rank(index) = {rank(index).operations, true, true, "was lost"};
+      blame(str("rank ", index, " was lost"));
+      any_lost = true;
       changed.notify_all();
     }
   }
 
   // REQUIRES: mu held.
-  Status lost_status(const std::string& what) const {
-    for (std::size_t r = 0; r < lost.size(); ++r) {
-      if (lost[r]) {
-        return {ErrorCode::kPeerLost,
-                str("[exchange] rank ", r, " was lost during ", what)};
-      }
+  void leave(int index, const std::string& why) {
+    if (!rank(index).gone) {
+      rank(index).gone = true;
+      rank(index).why = why;
+      changed.notify_all();
     }
-    return {};
   }
 
-  Duration delay() {
-    const auto max = Duration(options.delay_max).count();
-    const auto draw = mix64(options.seed ^ mix64(messages++));
-    return Duration(max == 0 ? 0 : static_cast<std::int64_t>(draw) & INT64_MAX) %
-        Duration(max + 1);
+  // REQUIRES: mu held. As when connections break.
+  void drop_messages_under_way(int from) {
+    for (auto& [name, lane] : lanes) {
+      if (std::get<1>(name) == from) {
+        std::erase_if(lane.under_way, [&](const Message& message) {
+          return message.due > clock.now();
+        });
+      }
+    }
+  }
+
+  // REQUIRES: mu held.
+  void blame(const std::string& what) {
+    if (cause.empty()) {
+      cause = what;
+    }
+  }
+
+  // Drawn from the seed, for the next message of a lane.
+  Duration delay(const LaneName& name, const Lane& lane) const {
+    const auto& [link, from, to, tag] = name;
+    const auto draw = Hash64()
+                          .add(options.seed)
+                          .add(link)
+                          .add(static_cast<std::uint64_t>(from))
+                          .add(static_cast<std::uint64_t>(to))
+                          .add(static_cast<std::uint64_t>(tag))
+                          .add(lane.sent)
+                          .value();
+    const Duration max = options.delay_max;
+    return Duration(static_cast<std::int64_t>(
+        draw % (static_cast<std::uint64_t>(max.count()) + 1)));
   }
 };
 
@@ -81,12 +130,14 @@ class Sent final : public Transfer {
 
 class Received final : public Transfer {
  public:
-  Received(std::shared_ptr<State> state, Lane lane, at::Tensor into)
-      : state_(std::move(state)), lane_(std::move(lane)), into_(into) {}
+  Received(std::shared_ptr<State> state, LaneName lane, at::Tensor into)
+      : state_(std::move(state)),
+        lane_(std::move(lane)),
+        into_(std::move(into)) {}
 
   bool done() const override {
     const std::lock_guard lock(state_->mu);
-    return taken_ || into_.numel() == 0 || arrived();
+    return taken_ || into_.numel() == 0 || due() == Instant::min();
   }
 
   Status wait(const std::string& what) override {
@@ -95,39 +146,65 @@ class Received final : public Transfer {
     }
     std::unique_lock lock(state_->mu);
     const auto limit = state_->clock.now() + state_->options.deadline;
-    while (!arrived()) {
-      if (auto status = state_->lost_status(what); !status.ok()) {
+    while (due() != Instant::min()) {
+      if (auto status = failure(limit, what); !status.ok()) {
         return status;
       }
-      if (state_->clock.now() >= limit) {
-        return {ErrorCode::kDeadlineExceeded,
-                str("[exchange] rank ", std::get<1>(lane_),
-                    " did not answer in time: ", what)};
-      }
-      // Woken by a change, or when the message at the front falls due.
-      state_->changed.wait_for(lock, std::chrono::milliseconds(1));
+      const auto rest = std::min(limit, due()) - state_->clock.now();
+      state_->changed.wait_for(lock, std::max(rest, Duration(0)));
     }
     take();
     return {};
   }
 
  private:
-  bool arrived() const {
+  int peer() const { return std::get<1>(lane_); }
+
+  // When the message falls due; min: now, max: it was not sent yet.
+  Instant due() const {
     const auto found = state_->lanes.find(lane_);
-    return found != state_->lanes.end() && !found->second.empty() &&
-        found->second.front().due <= state_->clock.now();
+    if (found == state_->lanes.end() || found->second.under_way.empty()) {
+      return Instant::max();
+    }
+    const auto when = found->second.under_way.front().due;
+    return when <= state_->clock.now() ? Instant::min() : when;
   }
+
+  // Why waiting on would be in vain, if it would.
+  Status failure(Instant limit, const std::string& what) {
+    const int self = std::get<2>(lane_);
+    const bool never = state_->rank(peer()).gone && due() == Instant::max();
+    if (state_->any_lost || never || state_->rank(self).gone) {
+      const int gone = never ? peer() : self;
+      const auto cause = !state_->cause.empty()
+          ? state_->cause
+          : str("rank ", gone, " ", state_->rank(gone).why);
+      return {
+          ErrorCode::kPeerLost,
+          str("[exchange] ", cause, "; rank ", self, " waited for ", what,
+              " with rank ", peer())};
+    }
+    if (state_->clock.now() >= limit) {
+      const auto late = str("rank ", peer(), " did not answer in time");
+      state_->blame(late);
+      return {
+          ErrorCode::kDeadlineExceeded, str("[exchange] ", late, ": ", what)};
+    }
+    return {};
+  }
+
   void take() {
-    auto& lane = state_->lanes[lane_];
-    SHERD_ASSERT(lane.front().bytes.size() == into_.nbytes());
+    auto& messages = state_->lanes[lane_].under_way;
+    SHERD_ASSERT(messages.front().bytes.size() == into_.nbytes());
     std::memcpy(
-        into_.mutable_data_ptr(), lane.front().bytes.data(), into_.nbytes());
-    lane.pop_front();
+        into_.mutable_data_ptr(), messages.front().bytes.data(),
+        into_.nbytes());
+    messages.pop_front();
     taken_ = true;
   }
 
   std::shared_ptr<State> state_;
-  const Lane lane_;
+  const LaneName lane_;
   const at::Tensor into_;
   bool taken_ = false;
 };
@@ -136,21 +213,30 @@ class FakeLink final : public Link {
  public:
   FakeLink(std::shared_ptr<State> state, int rank, std::string name)
       : state_(std::move(state)), rank_(rank), name_(std::move(name)) {}
+  ~FakeLink() override {
+    const std::lock_guard lock(state_->mu);
+    state_->leave(rank_, "left");
+  }
+  FakeLink(const FakeLink&) = delete;
+  FakeLink& operator=(const FakeLink&) = delete;
 
   int index() const override { return rank_; }
-  int size() const override { return state_->ranks; }
+  int size() const override { return static_cast<int>(state_->ranks.size()); }
   int world_rank(int index) const override { return index; }
 
   std::unique_ptr<Transfer> send(
       const at::Tensor& tensor, int peer, int tag) override {
     const std::lock_guard lock(state_->mu);
     state_->count(rank_);
-    if (tensor.numel() > 0 && !state_->lost[static_cast<std::size_t>(rank_)]) {
-      state_->lanes[{name_, rank_, peer, tag}].push_back(
+    if (tensor.numel() > 0 && !state_->rank(rank_).gone) {
+      const LaneName name{name_, rank_, peer, tag};
+      auto& lane = state_->lanes[name];
+      lane.under_way.push_back(
           {std::string(
                static_cast<const char*>(tensor.const_data_ptr()),
                tensor.nbytes()),
-           state_->clock.now() + state_->delay()});
+           state_->clock.now() + state_->delay(name, lane)});
+      ++lane.sent;
       state_->changed.notify_all();
     }
     return std::make_unique<Sent>();
@@ -163,7 +249,7 @@ class FakeLink final : public Link {
       state_->count(rank_);
     }
     return std::make_unique<Received>(
-        state_, Lane{name_, peer, rank_, tag}, tensor);
+        state_, LaneName{name_, peer, rank_, tag}, tensor);
   }
 
   Result<std::vector<std::string>> all_gather(
@@ -172,18 +258,18 @@ class FakeLink final : public Link {
     constexpr int kTextTag = kSizeTag + 1;
     const auto byte = at::TensorOptions().dtype(c10::ScalarType::Byte);
     const auto length = static_cast<std::int64_t>(mine.size());
-    auto size = at::empty({8}, byte);
+    auto my_length = at::empty({8}, byte);
     auto text = at::empty({length}, byte);
-    std::memcpy(size.mutable_data_ptr(), &length, sizeof(length));
+    std::memcpy(my_length.mutable_data_ptr(), &length, sizeof(length));
     std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
-    std::vector<std::string> all(static_cast<std::size_t>(state_->ranks), mine);
-    for (int peer = 0; peer < state_->ranks; ++peer) {
+    std::vector<std::string> all(static_cast<std::size_t>(size()), mine);
+    for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank_) {
-        (void)send(size, peer, kSizeTag);
+        (void)send(my_length, peer, kSizeTag);
         (void)send(text, peer, kTextTag);
       }
     }
-    for (int peer = 0; peer < state_->ranks; ++peer) {
+    for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank_) {
         continue;
       }
@@ -205,10 +291,12 @@ class FakeLink final : public Link {
     return all;
   }
 
-  void abandon() override {
+  void abandon(const Status& why) override {
     const std::lock_guard lock(state_->mu);
-    state_->lost[static_cast<std::size_t>(rank_)] = true;
-    state_->changed.notify_all();
+    if (!state_->rank(rank_).gone) {
+      state_->leave(rank_, "gave up: " + why.message());
+      state_->drop_messages_under_way(rank_);
+    }
   }
 
  private:
@@ -221,10 +309,8 @@ class FakeLink final : public Link {
 
 FakeNetwork::FakeNetwork(int ranks, const FakeOptions& options)
     : state_(std::make_shared<State>()) {
-  state_->ranks = ranks;
   state_->options = options;
-  state_->operations.resize(static_cast<std::size_t>(ranks), 0);
-  state_->lost.resize(static_cast<std::size_t>(ranks), false);
+  state_->ranks.resize(static_cast<std::size_t>(ranks));
 }
 
 FakeNetwork::~FakeNetwork() = default;
@@ -235,6 +321,16 @@ std::unique_ptr<Link> FakeNetwork::link(int rank, const std::string& name) {
 
 std::unique_ptr<Exchange> FakeNetwork::exchange(int rank) {
   return make_collective_exchange(link(rank, "gather"), link(rank, "reduce"));
+}
+
+void FakeNetwork::lose(int rank) {
+  const std::lock_guard lock(state_->mu);
+  state_->lose(rank);
+}
+
+std::int64_t FakeNetwork::operations(int rank) const {
+  const std::lock_guard lock(state_->mu);
+  return state_->ranks.at(static_cast<std::size_t>(rank)).operations;
 }
 
 }  // namespace sherd::exchange

@@ -2,10 +2,16 @@
 //
 // FakeNetwork connects ranks that are threads of one process, for tests: no
 // sockets, every message may be delayed, messages of different (peer, tag)
-// overtake each other, and a rank can be lost at its n-th operation. What
-// happens follows from the seed and the calls, not from the machine's load.
-// Thread rule: the network any thread; a link one thread. The network must
-// outlive its links.
+// overtake each other, and a rank can be lost at its n-th operation. How late a
+// message is follows from the seed and its number in its lane; which rank is
+// lost where, from its own calls: neither from the machine's load.
+//
+// As over comm, a rank that is lost ends every wait of every rank; one that
+// gives up fails those who wait for it and takes messages under way with it;
+// one that destroys its link fails only who waits for what it never sent.
+// Errors name what went wrong first.
+// Thread rule: the network any thread; a link one thread. Links may outlive
+// their network.
 #pragma once
 
 #include <chrono>
@@ -21,7 +27,7 @@ struct FakeOptions {
   std::uint64_t seed = 0;
   // A message is delivered this late at most, drawn from the seed.
   std::chrono::microseconds delay_max{0};
-  // A wait without any delivery for this long fails.
+  // A wait this long fails.
   std::chrono::milliseconds deadline{10'000};
   // Rank and number of its send or receive (from 0) at which it is lost;
   // -1: never.
@@ -41,6 +47,12 @@ class FakeNetwork {
 
   // The fake exchange: the collective protocol over this network.
   std::unique_ptr<Exchange> exchange(int rank);
+
+  // The rank is lost now, as if its process had been killed.
+  void lose(int rank);
+
+  // Sends and receives the rank has started so far.
+  std::int64_t operations(int rank) const;
 
   struct State;
 

@@ -58,9 +58,9 @@ class Link {
   virtual Result<std::vector<std::string>> all_gather(
       const std::string& mine, const std::string& what) = 0;
 
-  // Nothing waits any longer, peers that wait for this rank fail. Idempotent,
-  // not collective.
-  virtual void abandon() = 0;
+  // Nothing waits any longer, peers that wait for this rank fail and are told
+  // `why`. Idempotent, not collective.
+  virtual void abandon(const Status& why) = 0;
 };
 
 }  // namespace sherd::exchange

@@ -9,6 +9,11 @@
 #include "exchange/slice_sum.h"
 
 namespace sherd::exchange {
+namespace {
+
+constexpr std::int64_t kPieceAlignment = 64;
+
+}  // namespace
 
 std::vector<int> first_flats(const ModelSpec& model) {
   std::vector<int> first;
@@ -35,8 +40,9 @@ int Reductions::tag(UnitId unit, std::size_t flat) const {
 }
 
 std::int64_t Reductions::piece_bytes(const FlatSpec& flat) const {
-  return flat.layout.shard(via_.index()).numel() *
+  const auto bytes = flat.layout.shard(via_.index()).numel() *
       static_cast<std::int64_t>(c10::elementSize(flat.dtype));
+  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
 }
 
 std::int64_t Reductions::staging_bytes(const FlatSpec& flat) const {
@@ -64,8 +70,7 @@ void Reductions::start(UnitId unit, const ReduceOptions& options) {
   under_way_.push_back(std::move(reduction));
 }
 
-void Reductions::post_flat(
-    Reduction& reduction, std::size_t f, char* staging) {
+void Reductions::post_flat(Reduction& reduction, std::size_t f, char* staging) {
   const auto& flat_spec = spec(reduction.unit).flats[f];
   const auto& flat = reduction.slot.flats[f];
   const auto own = flat_spec.layout.shard(via_.index());
@@ -77,7 +82,8 @@ void Reductions::post_flat(
     if (peer == via_.index()) {
       continue;
     }
-    reduction.transfers.push_back(via_.send(part, peer, tag(reduction.unit, f)));
+    reduction.transfers.push_back(
+        via_.send(part, peer, tag(reduction.unit, f)));
     piece = own.empty() ? flat.narrow(0, 0, 0)
                         : at::from_blob(staging, {own.numel()}, options);
     staging += piece_bytes(flat_spec);
@@ -105,8 +111,9 @@ Status Reductions::progress() {
 at::Tensor Reductions::own_gradient(UnitId unit, std::size_t f) const {
   const auto flat = static_cast<int>(f);
   const auto range = spec(unit).flats[f].layout.shard(via_.index());
-  return memories_.shard(unit, flat).gradient.narrow(
-      0, range.begin - memories_.owned(unit, flat).begin, range.numel());
+  return memories_.shard(unit, flat)
+      .gradient.narrow(
+          0, range.begin - memories_.owned(unit, flat).begin, range.numel());
 }
 
 Status Reductions::complete_front() {
@@ -151,8 +158,7 @@ Status Reductions::share_replicated() {
       if (!flat.trainable) {
         continue;
       }
-      const auto gradient =
-          memories_.shard(unit, static_cast<int>(f)).gradient;
+      const auto gradient = memories_.shard(unit, static_cast<int>(f)).gradient;
       for (int peer = 0; peer < via_.size(); ++peer) {
         if (peer == via_.index()) {
           continue;

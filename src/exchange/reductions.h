@@ -27,6 +27,8 @@ class Reductions {
   // Sums what has arrived. Never waits.
   Status progress();
 
+  bool under_way() const { return !under_way_.empty(); }
+
   // Waits for all, sums them; replicated gradients are then shared, so that
   // every rank has all of them.
   Status finish();
@@ -44,6 +46,7 @@ class Reductions {
 
   const UnitSpec& spec(UnitId unit) const;
   int tag(UnitId unit, std::size_t flat) const;
+  // Of one staged piece, rounded up so that the next one is aligned.
   std::int64_t piece_bytes(const FlatSpec& flat) const;
   std::int64_t staging_bytes(const FlatSpec& flat) const;
   void post_flat(Reduction& reduction, std::size_t flat, char* staging);

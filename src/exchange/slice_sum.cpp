@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -60,6 +61,8 @@ void sum_typed(
   std::vector<const Piece*> pieces;
   for (const auto& tensor : tensors) {
     pieces.push_back(tensor.const_data_ptr<Piece>());
+    SHERD_ASSERT(
+        reinterpret_cast<std::uintptr_t>(pieces.back()) % alignof(Piece) == 0);
   }
   auto* target = out.mutable_data_ptr<Out>();
   at::parallel_for(

@@ -8,22 +8,29 @@
 #include "base/check.h"
 
 namespace sherd::exchange {
+namespace {
+
+// The system maps nothing of no bytes; such a block counts nothing all the same.
+std::size_t mapped(std::int64_t bytes) {
+  return static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+}
+
+}  // namespace
+
 SlotPool::~SlotPool() {
   for (const auto& block : blocks_) {
-    ::munmap(block.memory, static_cast<std::size_t>(block.bytes));
+    ::munmap(block.memory, mapped(block.bytes));
   }
 }
 
 SlotPool::Block* SlotPool::find_kept(std::int64_t bytes) {
   const auto found = std::find_if(
-      blocks_.begin(), blocks_.end(), [&](const Block& block) {
-        return !block.lent && block.bytes == bytes;
-      });
+      blocks_.begin(), blocks_.end(),
+      [&](const Block& block) { return !block.lent && block.bytes == bytes; });
   return found == blocks_.end() ? nullptr : &*found;
 }
 
-void* SlotPool::borrow(std::int64_t requested) {
-  const auto bytes = std::max<std::int64_t>(requested, 1);
+void* SlotPool::borrow(std::int64_t bytes) {
   if (auto* kept = find_kept(bytes)) {
     kept->lent = true;
     lent_bytes_ += kept->bytes;
@@ -36,7 +43,7 @@ void* SlotPool::borrow(std::int64_t requested) {
     trim(bytes_max_ - bytes);
   }
   void* memory = ::mmap(
-      nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+      nullptr, mapped(bytes), PROT_READ | PROT_WRITE,
       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   SHERD_CHECK_AS(
       kUnavailable, memory != MAP_FAILED, "[exchange] expected ", bytes,
@@ -69,7 +76,7 @@ void SlotPool::trim(std::int64_t bytes) {
     if (largest == blocks_.end()) {
       return;
     }
-    ::munmap(largest->memory, static_cast<std::size_t>(largest->bytes));
+    ::munmap(largest->memory, mapped(largest->bytes));
     allocated_bytes_ -= largest->bytes;
     blocks_.erase(largest);
   }

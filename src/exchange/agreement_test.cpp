@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/agreement.h"
+
+#include <random>
+#include <vector>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace sherd::exchange {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+const std::vector<int> kRanks{10, 11, 12};  // World ranks of the group.
+const std::vector<std::string> kUnits{"(root)", "h.0", "h.1"};
+
+Wish unshard(int unit, bool in_backward) {
+  Wish wish;
+  wish.kind = WishKind::kUnshard;
+  wish.unit = unit;
+  wish.in_backward = in_backward ? 1 : 0;
+  wish.sequence = 5;
+  wish.generation = 2;
+  wish.backward = 3;
+  return wish;
+}
+
+Wish other(WishKind kind) {
+  Wish wish = unshard(-1, false);
+  wish.kind = kind;
+  return wish;
+}
+
+Agreement agreed(const std::vector<Wish>& wishes) {
+  return agree(wishes, kRanks, kUnits);
+}
+
+TEST(Agreement, EqualWishesAreGrantedTogether) {
+  for (const auto& wish :
+       {unshard(1, false), unshard(1, true), other(WishKind::kEndBackward),
+        other(WishKind::kAllReduce)}) {
+    const auto agreement = agreed({wish, wish, wish});
+    EXPECT_EQ(agreement.verdict, Verdict::kTogether);
+    EXPECT_EQ(agreement.wish, wish);
+    EXPECT_EQ(agreement.reason, "");
+  }
+}
+
+TEST(Agreement, AnyDifferenceInForwardIsAMismatchThatNamesBothRanks) {
+  const auto agreement =
+      agreed({unshard(1, false), unshard(1, false), unshard(2, false)});
+  EXPECT_EQ(agreement.verdict, Verdict::kMismatch);
+  EXPECT_THAT(
+      agreement.reason,
+      AllOf(
+          HasSubstr("rank 10 wants to unshard unit h.0 in forward"),
+          HasSubstr("rank 12 wants to unshard unit h.1 in forward"),
+          Not(HasSubstr("rank 11"))));
+}
+
+TEST(Agreement, InBackwardTheLowestRankIsServedFirst) {
+  const auto agreement =
+      agreed({unshard(2, true), unshard(1, true), unshard(1, true)});
+  EXPECT_EQ(agreement.verdict, Verdict::kServe);
+  EXPECT_EQ(agreement.wish, unshard(2, true));
+}
+
+TEST(Agreement, RanksAtTheEndServeThoseStillInside) {
+  const auto end = other(WishKind::kEndBackward);
+  const auto agreement = agreed({end, unshard(1, true), end});
+  EXPECT_EQ(agreement.verdict, Verdict::kServe);
+  EXPECT_EQ(agreement.wish, unshard(1, true));
+}
+
+TEST(Agreement, OnlyOneBackwardOfOneGenerationMayDiffer) {
+  for (const auto change :
+       {+[](Wish& w) { ++w.sequence; }, +[](Wish& w) { ++w.generation; },
+        +[](Wish& w) { ++w.backward; }, +[](Wish& w) { w.in_backward = 0; },
+        +[](Wish& w) { w.kind = WishKind::kAllReduce; }}) {
+    auto odd = unshard(1, true);
+    change(odd);
+    EXPECT_EQ(
+        agreed({unshard(1, true), odd, unshard(1, true)}).verdict,
+        Verdict::kMismatch);
+    EXPECT_EQ(
+        agreed({odd, unshard(1, true), unshard(1, true)}).verdict,
+        Verdict::kMismatch);
+  }
+}
+
+TEST(Agreement, AllReducesMustAgreeInNumbersAndOperation) {
+  auto two = other(WishKind::kAllReduce);
+  two.numel = 2;
+  auto largest = two;
+  largest.op = 1;
+  auto three = two;
+  three.numel = 3;
+  EXPECT_EQ(agreed({two, three, two}).verdict, Verdict::kMismatch);
+  EXPECT_EQ(agreed({two, two, largest}).verdict, Verdict::kMismatch);
+}
+
+TEST(Agreement, WithoutANameAUnitIsItsNumber) {
+  EXPECT_THAT(describe(unshard(77, true), kUnits), HasSubstr("unit 77"));
+  EXPECT_THAT(
+      describe(unshard(0, true), kUnits),
+      AllOf(
+          HasSubstr("(root)"), HasSubstr("step 5"), HasSubstr("generation 2"),
+          HasSubstr("backward 3")));
+}
+
+// Whatever ranks want in a backward, all are granted all of it, in as many
+// rounds as there are gathers.
+TEST(Agreement, EveryMixOfBackwardsEnds) {
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937_64 random(seed);
+    std::vector<std::vector<int>> programs(3);
+    std::size_t gathers = 0;
+    for (auto& program : programs) {
+      program.resize(random() % 6);
+      gathers += program.size();
+      for (auto& unit : program) {
+        unit = static_cast<int>(random() % 3);
+      }
+    }
+    std::vector<std::size_t> at(3, 0);
+    std::uint64_t rounds = 0;
+    for (;; ++rounds) {
+      ASSERT_LE(rounds, gathers);
+      std::vector<Wish> wishes;
+      for (std::size_t r = 0; r < 3; ++r) {
+        wishes.push_back(
+            at[r] < programs[r].size() ? unshard(programs[r][at[r]], true)
+                                       : other(WishKind::kEndBackward));
+        wishes.back().sequence = rounds;
+      }
+      const auto agreement = agreed(wishes);
+      ASSERT_NE(agreement.verdict, Verdict::kMismatch) << agreement.reason;
+      if (agreement.wish.kind == WishKind::kEndBackward) {
+        EXPECT_EQ(agreement.verdict, Verdict::kTogether);
+        break;
+      }
+      for (std::size_t r = 0; r < 3; ++r) {
+        at[r] += wishes[r] == agreement.wish ? 1 : 0;
+      }
+    }
+    for (std::size_t r = 0; r < 3; ++r) {
+      EXPECT_EQ(at[r], programs[r].size());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sherd::exchange

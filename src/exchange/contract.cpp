@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/contract.h"
+
+#include <sys/mman.h>
+
+#include <thread>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/hash.h"
+
+namespace sherd::exchange::contract {
+namespace {
+
+constexpr std::size_t kMarkBytes = 4096;
+
+const FlatSpec& flat_of(const ModelSpec& model, UnitId unit, int flat) {
+  return model.units.at(static_cast<std::size_t>(unit))
+      .flats.at(static_cast<std::size_t>(flat));
+}
+
+plan::ElementRange owned(
+    const ModelSpec& model, UnitId unit, int flat, int rank) {
+  const auto& layout = flat_of(model, unit, flat).layout;
+  return model.placement == Placement::kReplicate
+      ? plan::ElementRange{0, layout.numel}
+      : layout.shard(rank);
+}
+
+template <typename Value>
+at::Tensor fill(const FlatSpec& flat, const Value& value) {
+  auto values = at::empty({flat.layout.numel}, at::kDouble);
+  for (std::int64_t i = 0; i < values.numel(); ++i) {
+    values.data_ptr<double>()[i] = value(static_cast<std::uint64_t>(i));
+  }
+  return values.to(flat.dtype);
+}
+
+}  // namespace
+
+Marks::Marks() {
+  void* page = ::mmap(
+      nullptr, kMarkBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+      -1, 0);
+  EXPECT_NE(page, MAP_FAILED);
+  flags_ = static_cast<std::atomic<int>*>(page);  // Zero is a valid atomic.
+}
+
+Marks::~Marks() { ::munmap(flags_, kMarkBytes); }
+
+void Marks::wait_for(int rank) const {
+  const SteadyClock clock;
+  const Instant limit = clock.now() + std::chrono::seconds(30);
+  while (!is_set(rank)) {
+    SHERD_CHECK_AS(
+        kDeadlineExceeded, clock.now() < limit, "[test] expected the mark of ",
+        "rank ", rank);
+    std::this_thread::yield();
+  }
+}
+
+ModelSpec make_model(
+    int ranks, const std::vector<std::vector<FlatSketch>>& units) {
+  ModelSpec model;
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    UnitSpec unit;
+    unit.name = str("u", u);
+    for (const auto& sketch : units[u]) {
+      FlatSpec flat;
+      std::vector<plan::FlatParameter> parameters;
+      for (const auto numel : sketch.numels) {
+        const auto name =
+            str(unit.name, ".", unit.flats.size(), ".", flat.names.size());
+        flat.names.push_back(name);
+        flat.shapes.push_back(str("[", numel, "]"));
+        parameters.push_back({name, numel, sketch.granularity});
+      }
+      flat.dtype = sketch.dtype;
+      flat.trainable = sketch.trainable;
+      flat.layout = plan::plan_flat_layout(
+          parameters,
+          {.ranks = ranks,
+           .element_bytes =
+               static_cast<std::int64_t>(c10::elementSize(sketch.dtype))});
+      unit.flats.push_back(std::move(flat));
+    }
+    model.units.push_back(std::move(unit));
+  }
+  return model;
+}
+
+ModelSpec mixed_model(int ranks) {
+  return make_model(
+      ranks,
+      {{{.numels = {35, 7, 0, 501}},
+        {.numels = {3}, .trainable = false},
+        {.numels = {1}, .dtype = at::kDouble}},
+       // An odd number of 2-byte elements before larger ones.
+       {{.numels = {129}, .dtype = at::kBFloat16},
+        {.numels = {1001, 2}, .dtype = at::kDouble},
+        {.numels = {77}, .dtype = at::kHalf},
+        {.numels = {4, 9}, .dtype = at::kLong, .trainable = false}},
+       {{.numels = {1}}},
+       {{.numels = {0}}},
+       {{.numels = {300}, .trainable = false}},
+       // One rank owns all of it.
+       {{.numels = {640}, .granularity = 640}}});
+}
+
+ModelSpec plain_model(int ranks) {
+  return make_model(
+      ranks,
+      {{{.numels = {100, 31}}}, {{.numels = {57}}}, {{.numels = {200}}}});
+}
+
+bool trainable(const UnitSpec& unit) { return trainable_parameters(unit) > 0; }
+
+int trainable_parameters(const UnitSpec& unit) {
+  int count = 0;
+  for (const auto& flat : unit.flats) {
+    count += flat.trainable ? static_cast<int>(flat.names.size()) : 0;
+  }
+  return count;
+}
+
+at::Tensor pattern(const ModelSpec& model, UnitId unit, int flat, int salt) {
+  const auto base = static_cast<std::uint64_t>(unit * 3 + flat * 5 + salt * 11);
+  return fill(flat_of(model, unit, flat), [&](std::uint64_t i) {
+    return static_cast<double>((base + i * 7) % 31);
+  });
+}
+
+at::Tensor noise(const ModelSpec& model, UnitId unit, int flat, int salt) {
+  const auto base = mix64(
+      static_cast<std::uint64_t>(unit * 1'000'000 + flat * 10'000 + salt));
+  return fill(flat_of(model, unit, flat), [&](std::uint64_t i) {
+    const auto draw = mix64(base + i);
+    const auto small = static_cast<double>(draw % 2001) / 997.0 - 1.0;
+    return small * static_cast<double>(1U << ((draw >> 32U) % 9));
+  });
+}
+
+void write_shards(
+    Exchange& exchange, const ModelSpec& model, int rank, int salt) {
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
+      const auto unit = static_cast<UnitId>(u);
+      const auto flat = static_cast<int>(f);
+      const auto range = owned(model, unit, flat, rank);
+      auto shard = exchange.shard_memory(unit, flat).shard;
+      shard.copy_(pattern(model, unit, flat, salt)
+                      .narrow(0, range.begin, range.numel()));
+    }
+  }
+}
+
+void fill_gradients(
+    Exchange& exchange,
+    const ModelSpec& model,
+    UnitId unit,
+    int salt,
+    Values values) {
+  auto slot = exchange.gradient_slot(unit);
+  ASSERT_EQ(
+      slot.size(), model.units[static_cast<std::size_t>(unit)].flats.size());
+  for (std::size_t f = 0; f < slot.size(); ++f) {
+    const auto flat = static_cast<int>(f);
+    ASSERT_EQ(slot[f].defined(), flat_of(model, unit, flat).trainable);
+    if (slot[f].defined()) {
+      slot[f].copy_(values(model, unit, flat, salt));
+    }
+  }
+}
+
+void open(Seat& seat, const ModelSpec& model) {
+  seat.exchange->open(model).throw_if_failed();
+}
+
+void expect_whole(
+    Exchange& exchange,
+    const ModelSpec& model,
+    UnitId unit,
+    int salt,
+    const UnshardOptions& options) {
+  exchange.start_unshard(unit, options).throw_if_failed();
+  const auto addresses = exchange.wait_for_unshard(unit).value();
+  ASSERT_EQ(
+      addresses.size(),
+      model.units[static_cast<std::size_t>(unit)].flats.size());
+  for (std::size_t f = 0; f < addresses.size(); ++f) {
+    const auto flat = static_cast<int>(f);
+    const auto& spec = flat_of(model, unit, flat);
+    const auto found =
+        at::from_blob(addresses[f], {spec.layout.numel}, spec.dtype);
+    EXPECT_TRUE(at::equal(found, pattern(model, unit, flat, salt)))
+        << "unit " << unit << ", flat " << flat << ", salt " << salt;
+  }
+  exchange.reshard(unit);
+}
+
+ReduceOptions reduce_options(const UnitSpec& unit, double scale) {
+  ReduceOptions options;
+  options.scale = scale;
+  options.accumulate.assign(unit.flats.size(), false);
+  options.used.assign(
+      static_cast<std::size_t>(trainable_parameters(unit)), true);
+  return options;
+}
+
+void reduce_all(
+    Exchange& exchange, const ModelSpec& model, int rank, int salt) {
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    if (trainable(model.units[u])) {
+      const auto unit = static_cast<UnitId>(u);
+      fill_gradients(exchange, model, unit, rank + salt);
+      exchange.start_reduce(unit, reduce_options(model.units[u]))
+          .throw_if_failed();
+    }
+  }
+}
+
+BackwardEnd backward_end(const ModelSpec& model) {
+  BackwardEnd end;
+  end.late.assign(model.units.size(), false);
+  return end;
+}
+
+void run_backward(
+    Exchange& exchange, const ModelSpec& model, int rank, int salt) {
+  reduce_all(exchange, model, rank, salt);
+  exchange.end_backward(backward_end(model)).status().throw_if_failed();
+}
+
+void expect_gradient(
+    Exchange& exchange,
+    const ModelSpec& model,
+    UnitId unit,
+    int flat,
+    int rank,
+    const at::Tensor& expected) {
+  const auto found = exchange.shard_memory(unit, flat).gradient;
+  if (!flat_of(model, unit, flat).trainable) {
+    EXPECT_FALSE(found.defined());
+    return;
+  }
+  const auto range = owned(model, unit, flat, rank);
+  EXPECT_TRUE(at::equal(found, expected.narrow(0, range.begin, range.numel())))
+      << "gradient of unit " << unit << ", flat " << flat << ", rank " << rank;
+}
+
+void expect_sums(
+    Exchange& exchange, const ModelSpec& model, int rank, int ranks, int salt) {
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
+      const auto unit = static_cast<UnitId>(u);
+      const auto flat = static_cast<int>(f);
+      auto sum = at::zeros_like(pattern(model, unit, flat, 0));
+      for (int r = 0; r < ranks; ++r) {
+        sum.add_(pattern(model, unit, flat, r + salt));
+      }
+      expect_gradient(exchange, model, unit, flat, rank, sum);
+    }
+  }
+}
+
+}  // namespace sherd::exchange::contract

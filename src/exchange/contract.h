@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The contract suite of the Exchange seam; test only. The tests lie in
+// contract_*_test.cpp and are compiled once. An implementation joins by saying
+// how to run a body on several ranks and naming its contenders:
+//
+//   std::vector<Contender> mine() {...}
+//   SHERD_EXCHANGE_CONTRACT(Mine, testing::ValuesIn(mine()));
+//
+// see fake_contract_test.cpp and collective_contract_test.cpp. Bodies run in
+// threads or in processes, so they share nothing but Marks.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
+#include "exchange/exchange.h"
+
+namespace sherd::exchange::contract {
+
+// One rank of a test.
+struct Seat {
+  int rank = 0;
+  int ranks = 1;
+  // Not open yet. The body may destroy it.
+  std::unique_ptr<Exchange> exchange;
+  // Ends this rank without a word, for good. Needs RunOptions::dies.
+  std::function<void()> die;
+  // Returns when every rank has called it; not by way of the exchange.
+  std::function<void()> meet;
+  // Comes back from run().
+  std::string result;
+};
+
+using Body = std::function<void(Seat&)>;
+
+struct RunOptions {
+  // Of every wait.
+  std::chrono::milliseconds deadline = std::chrono::seconds(20);
+  int dies = -1;  // The rank whose body calls die(); -1: none.
+  // Ranks fail in the test, or end at different times: they do not meet before
+  // their exchanges are destroyed.
+  bool disorderly = false;
+};
+
+struct Contender {
+  std::string name;
+  int ranks = 2;
+  // Runs the body on all ranks and returns their results. Failures and
+  // exceptions of a body fail the test; so does a hang.
+  std::function<std::vector<std::string>(int, const RunOptions&, const Body&)>
+      run_on;
+
+  std::vector<std::string> run(
+      const RunOptions& options, const Body& body) const {
+    return run_on(ranks, options, body);
+  }
+  std::vector<std::string> run(const Body& body) const {
+    return run_on(ranks, {}, body);
+  }
+};
+
+inline void PrintTo(const Contender& contender, std::ostream* out) {
+  *out << contender.name << contender.ranks << "Ranks";
+}
+
+class ExchangeTest : public testing::TestWithParam<Contender> {
+ protected:
+  const Contender& with() const { return GetParam(); }
+  int ranks() const { return GetParam().ranks; }
+};
+class ExchangeUnshard : public ExchangeTest {};
+class ExchangeReduce : public ExchangeTest {};
+class ExchangeBackward : public ExchangeTest {};
+class ExchangeNumbers : public ExchangeTest {};
+class ExchangeMismatch : public ExchangeTest {};
+class ExchangeFailure : public ExchangeTest {};
+
+inline std::string name_of(const testing::TestParamInfo<Contender>& info) {
+  return info.param.name + std::to_string(info.param.ranks) + "Ranks";
+}
+
+#define SHERD_EXCHANGE_CONTRACT(prefix, contenders)                        \
+  INSTANTIATE_TEST_SUITE_P(prefix, ExchangeUnshard, contenders, name_of);  \
+  INSTANTIATE_TEST_SUITE_P(prefix, ExchangeReduce, contenders, name_of);   \
+  INSTANTIATE_TEST_SUITE_P(prefix, ExchangeBackward, contenders, name_of); \
+  INSTANTIATE_TEST_SUITE_P(prefix, ExchangeNumbers, contenders, name_of);  \
+  INSTANTIATE_TEST_SUITE_P(prefix, ExchangeMismatch, contenders, name_of); \
+  INSTANTIATE_TEST_SUITE_P(prefix, ExchangeFailure, contenders, name_of)
+
+// Flags that all ranks see, threads or processes. Make them before run().
+class Marks {
+ public:
+  Marks();
+  ~Marks();
+  Marks(const Marks&) = delete;
+  Marks& operator=(const Marks&) = delete;
+
+  void set(int rank) { flag(rank).store(1, std::memory_order_release); }
+  bool is_set(int rank) const {
+    return flag(rank).load(std::memory_order_acquire) != 0;
+  }
+  // Spins; throws after half a minute.
+  void wait_for(int rank) const;
+
+ private:
+  std::atomic<int>& flag(int rank) const { return flags_[rank]; }
+  std::atomic<int>* flags_;  // A page shared with children.
+};
+
+// ---- models ----
+
+struct FlatSketch {
+  std::vector<std::int64_t> numels;  // By parameter.
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool trainable = true;
+  std::int64_t granularity = 1;
+};
+
+ModelSpec make_model(
+    int ranks, const std::vector<std::vector<FlatSketch>>& units);
+
+// Units "u0", "u1", ...: uneven and empty shards, flats smaller than the world,
+// all gradient dtypes, frozen flats, a unit that is frozen altogether and one
+// without a byte.
+ModelSpec mixed_model(int ranks);
+// Three units of one fp32 flat each.
+ModelSpec plain_model(int ranks);
+
+bool trainable(const UnitSpec& unit);
+int trainable_parameters(const UnitSpec& unit);
+
+// ---- values ----
+
+// Small integers, exact in every dtype, that tell apart units, flats, elements
+// and `salt`; their sums over ranks stay exact too.
+at::Tensor pattern(const ModelSpec& model, UnitId unit, int flat, int salt);
+// Not exact: what the sum is depends on its order.
+at::Tensor noise(const ModelSpec& model, UnitId unit, int flat, int salt);
+
+// Writes the pattern's elements that this rank owns into its shards.
+void write_shards(
+    Exchange& exchange, const ModelSpec& model, int rank, int salt);
+// Fills the unit's gradient slot, all of it.
+using Values = at::Tensor (*)(const ModelSpec&, UnitId, int flat, int salt);
+void fill_gradients(
+    Exchange& exchange,
+    const ModelSpec& model,
+    UnitId unit,
+    int salt,
+    Values values = pattern);
+
+// ---- steps ----
+
+void open(Seat& seat, const ModelSpec& model);
+
+// Makes the unit whole, compares it with the pattern, and drops it.
+void expect_whole(
+    Exchange& exchange,
+    const ModelSpec& model,
+    UnitId unit,
+    int salt,
+    const UnshardOptions& options = {});
+
+ReduceOptions reduce_options(const UnitSpec& unit, double scale = 1.0);
+
+// Fills and reduces every trainable unit with patterns of salt `rank + salt`.
+void reduce_all(
+    Exchange& exchange, const ModelSpec& model, int rank, int salt = 0);
+BackwardEnd backward_end(const ModelSpec& model);
+// reduce_all and an end_backward that must succeed.
+void run_backward(
+    Exchange& exchange, const ModelSpec& model, int rank, int salt = 0);
+
+// Compares this rank's sharded gradients with those elements of `expected`.
+void expect_gradient(
+    Exchange& exchange,
+    const ModelSpec& model,
+    UnitId unit,
+    int flat,
+    int rank,
+    const at::Tensor& expected);
+// Every sharded gradient is the sum of patterns of salt 0 + salt, 1 + salt, ...
+void expect_sums(
+    Exchange& exchange,
+    const ModelSpec& model,
+    int rank,
+    int ranks,
+    int salt = 0);
+
+}  // namespace sherd::exchange::contract

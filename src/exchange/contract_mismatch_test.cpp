@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks that do different things: an error with the same cause on every rank.
+#include "exchange/contract.h"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+namespace sherd::exchange::contract {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr RunOptions kDisorderly{.disorderly = true};
+
+void expect_mismatch(
+    const Status& status, const std::vector<std::string>& named) {
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.code(), ErrorCode::kPeerMismatch) << status.message();
+  for (const auto& text : named) {
+    EXPECT_THAT(status.message(), HasSubstr(text));
+  }
+}
+
+struct Difference {
+  std::function<void(ModelSpec&)> change;
+  std::string named;
+};
+
+TEST_P(ExchangeMismatch, DifferentModelsAreNamedByTheirFirstDifference) {
+  const Difference differences[] = {
+      {[](ModelSpec& m) { m.units[1].flats[0].names[0] = "else"; }, "else"},
+      {[](ModelSpec& m) { m.units[1].flats[0].shapes[0] = "[19, 3]"; },
+       "[19, 3]"},
+      {[](ModelSpec& m) { m.units[0].flats[0].dtype = torch::kInt; }, "Int"},
+      {[](ModelSpec& m) { m.units[2].flats[0].trainable = false; }, "frozen"},
+      {[](ModelSpec& m) { m.units[2].name = "third"; }, "third"},
+      {[](ModelSpec& m) { m.units.pop_back(); }, "u2"},
+      {[](ModelSpec& m) { m.placement = Placement::kReplicate; }, "replicate"},
+      {[](ModelSpec& m) { m.unsharded_bytes_max = 12345; }, "12345"},
+      // As when ranks ask for different granularities: same sizes, other cuts.
+      {[](ModelSpec& m) {
+         auto& cuts = m.units[0].flats[0].layout.cuts;
+         cuts[1] = cuts[1] == 0 ? 1 : cuts[1] - 1;
+       },
+       "u0"},
+  };
+  for (const auto& difference : differences) {
+    with().run(kDisorderly, [&](Seat& seat) {
+      auto model = plain_model(ranks());
+      if (seat.rank == ranks() - 1) {
+        difference.change(model);
+      }
+      expect_mismatch(
+          seat.exchange->open(model),
+          {"rank 0 ", "rank " + std::to_string(ranks() - 1) + " ",
+           difference.named});
+    });
+  }
+}
+
+TEST_P(ExchangeMismatch, DifferentUnitsInForwardAreNamedOnEveryRank) {
+  for (int other = 1; other < ranks(); ++other) {
+    with().run(kDisorderly, [&](Seat& seat) {
+      const auto model = plain_model(ranks());
+      open(seat, model);
+      write_shards(*seat.exchange, model, seat.rank, 0);
+      expect_whole(*seat.exchange, model, 0, 0);
+      const UnitId unit = seat.rank == other ? 2 : 1;
+      seat.exchange->start_unshard(unit, {}).throw_if_failed();
+      const auto found = seat.exchange->wait_for_unshard(unit);
+      expect_mismatch(
+          found.status(),
+          {"u1", "u2", "rank 0 ", "rank " + std::to_string(other) + " "});
+      // And it stays the reason.
+      EXPECT_EQ(seat.exchange->publish(1).message(), found.status().message());
+    });
+  }
+}
+
+TEST_P(ExchangeMismatch, ForwardAgainstBackwardIsAMismatch) {
+  with().run(kDisorderly, [&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    const bool in_backward = seat.rank == 0;
+    seat.exchange->start_unshard(1, {.in_backward = in_backward})
+        .throw_if_failed();
+    expect_mismatch(
+        seat.exchange->wait_for_unshard(1).status(),
+        {"u1", "in backward", "in forward"});
+  });
+}
+
+TEST_P(ExchangeMismatch, DifferentGenerationsAreNamed) {
+  with().run(kDisorderly, [&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    seat.exchange->publish(seat.rank == 0 ? 7 : 8).throw_if_failed();
+    seat.exchange->start_unshard(1, {}).throw_if_failed();
+    expect_mismatch(
+        seat.exchange->wait_for_unshard(1).status(),
+        {"generation 7", "generation 8", "u1"});
+  });
+}
+
+TEST_P(ExchangeMismatch, GathersOfDifferentGenerationsDifferInBackwardToo) {
+  with().run(kDisorderly, [&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    seat.exchange->publish(seat.rank == 0 ? 7 : 8).throw_if_failed();
+    const UnitId unit = seat.rank == 0 ? 0 : 1;
+    seat.exchange->start_unshard(unit, {.in_backward = true}).throw_if_failed();
+    expect_mismatch(
+        seat.exchange->wait_for_unshard(unit).status(),
+        {"generation 7", "generation 8"});
+  });
+}
+
+TEST_P(ExchangeMismatch, DifferentStepsAreNamed) {
+  with().run(kDisorderly, [&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    if (seat.rank == ranks() - 1) {
+      auto values = torch::zeros({3}, torch::kDouble);
+      expect_mismatch(
+          seat.exchange->all_reduce(values, ReduceOp::kSum),
+          {"all-reduce 3", "end the backward"});
+      return;
+    }
+    reduce_all(*seat.exchange, model, seat.rank);
+    expect_mismatch(
+        seat.exchange->end_backward(backward_end(model)).status(),
+        {"all-reduce 3", "end the backward"});
+  });
+}
+
+TEST_P(ExchangeMismatch, AllReducesMustAgreeInSizeAndOperation) {
+  with().run(kDisorderly, [&](Seat& seat) {
+    open(seat, plain_model(ranks()));
+    auto values = torch::zeros({seat.rank == 0 ? 2 : 3}, torch::kDouble);
+    expect_mismatch(
+        seat.exchange->all_reduce(values, ReduceOp::kSum),
+        {"all-reduce 2", "all-reduce 3"});
+  });
+  with().run(kDisorderly, [&](Seat& seat) {
+    open(seat, plain_model(ranks()));
+    auto values = torch::zeros({2}, torch::kDouble);
+    expect_mismatch(
+        seat.exchange->all_reduce(
+            values, seat.rank == 0 ? ReduceOp::kSum : ReduceOp::kMax),
+        {"sum", "largest"});
+  });
+}
+
+}  // namespace
+}  // namespace sherd::exchange::contract

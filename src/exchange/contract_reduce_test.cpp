@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The contract of gradient slots and their sums.
+#include "exchange/contract.h"
+
+#include <algorithm>
+#include <numeric>
+#include <torch/torch.h>
+
+namespace sherd::exchange::contract {
+namespace {
+
+// scale * (v_0 + v_1 + ...) by a plain loop in rank order.
+template <typename Sum>
+at::Tensor ordered_sum(
+    const ModelSpec& model, UnitId unit, int flat, int ranks, double scale) {
+  const auto dtype = c10::CppTypeToScalarType<Sum>::value;
+  const at::Tensor first = noise(model, unit, flat, 0);
+  at::Tensor sum = first.to(dtype, /*non_blocking=*/false, /*copy=*/true);
+  for (int r = 1; r < ranks; ++r) {
+    const at::Tensor next = noise(model, unit, flat, r).to(dtype);
+    for (std::int64_t i = 0; i < sum.numel(); ++i) {
+      sum.data_ptr<Sum>()[i] += next.data_ptr<Sum>()[i];
+    }
+  }
+  for (std::int64_t i = 0; i < sum.numel(); ++i) {
+    sum.data_ptr<Sum>()[i] *= static_cast<Sum>(scale);
+  }
+  return sum.to(first.scalar_type());
+}
+
+TEST_P(ExchangeReduce, SumsSmallIntegersExactly) {
+  with().run([&](Seat& seat) {
+    const auto model = mixed_model(ranks());
+    open(seat, model);
+    run_backward(*seat.exchange, model, seat.rank);
+    expect_sums(*seat.exchange, model, seat.rank, ranks());
+  });
+}
+
+TEST_P(ExchangeReduce, SumsInRankOrderThenScales) {
+  with().run([&](Seat& seat) {
+    const auto model = mixed_model(ranks());
+    open(seat, model);
+    const double scale = 1.0 / ranks();
+    for (const UnitId unit : {5, 2, 0, 1, 3}) {
+      const auto& spec = model.units[static_cast<std::size_t>(unit)];
+      fill_gradients(*seat.exchange, model, unit, seat.rank, noise);
+      seat.exchange->start_reduce(unit, reduce_options(spec, scale))
+          .throw_if_failed();
+    }
+    seat.exchange->end_backward(backward_end(model)).status().throw_if_failed();
+    for (std::size_t u = 0; u < model.units.size(); ++u) {
+      const auto unit = static_cast<UnitId>(u);
+      for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
+        const auto flat = static_cast<int>(f);
+        const bool wide = model.units[u].flats[f].dtype == torch::kDouble;
+        expect_gradient(
+            *seat.exchange, model, unit, flat, seat.rank,
+            wide ? ordered_sum<double>(model, unit, flat, ranks(), scale)
+                 : ordered_sum<float>(model, unit, flat, ranks(), scale));
+      }
+    }
+  });
+}
+
+TEST_P(ExchangeReduce, AccumulatesByFlatAndAcrossBackwards) {
+  with().run([&](Seat& seat) {
+    const auto model = mixed_model(ranks());
+    open(seat, model);
+    run_backward(*seat.exchange, model, seat.rank, 0);
+    for (const UnitId unit : {0, 1, 2, 3, 5}) {
+      const auto& spec = model.units[static_cast<std::size_t>(unit)];
+      fill_gradients(*seat.exchange, model, unit, seat.rank + 1);
+      auto options = reduce_options(spec);
+      for (std::size_t f = 0; f < options.accumulate.size(); ++f) {
+        options.accumulate[f] = f % 2 == 1;
+      }
+      seat.exchange->start_reduce(unit, options).throw_if_failed();
+    }
+    seat.exchange->end_backward(backward_end(model)).status().throw_if_failed();
+    for (std::size_t u = 0; u < model.units.size(); ++u) {
+      for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
+        const auto unit = static_cast<UnitId>(u);
+        const auto flat = static_cast<int>(f);
+        auto sum = torch::zeros_like(pattern(model, unit, flat, 0));
+        for (int r = 0; r < ranks(); ++r) {
+          if (f % 2 == 1) {
+            sum.add_(pattern(model, unit, flat, r));
+          }
+          sum.add_(pattern(model, unit, flat, r + 1));
+        }
+        expect_gradient(*seat.exchange, model, unit, flat, seat.rank, sum);
+      }
+    }
+  });
+}
+
+TEST_P(ExchangeReduce, RanksMayReduceInDifferentOrders) {
+  with().run([&](Seat& seat) {
+    const auto model = mixed_model(ranks());
+    open(seat, model);
+    for (int round = 0; round < 3; ++round) {
+      std::vector<UnitId> order{0, 1, 2, 3, 5};
+      std::rotate(
+          order.begin(), order.begin() + (seat.rank + round) % 5, order.end());
+      for (const auto unit : order) {
+        fill_gradients(*seat.exchange, model, unit, seat.rank + round);
+        seat.exchange
+            ->start_reduce(
+                unit,
+                reduce_options(model.units[static_cast<std::size_t>(unit)]))
+            .throw_if_failed();
+      }
+      seat.exchange->end_backward(backward_end(model))
+          .status()
+          .throw_if_failed();
+      expect_sums(*seat.exchange, model, seat.rank, ranks(), round);
+    }
+  });
+}
+
+TEST_P(ExchangeReduce, ReplicatedGradientsAreWholeOnEveryRank) {
+  with().run([&](Seat& seat) {
+    auto model = mixed_model(ranks());
+    model.placement = Placement::kReplicate;
+    open(seat, model);
+    for (int round = 0; round < 2; ++round) {
+      run_backward(*seat.exchange, model, seat.rank, round);
+      expect_sums(*seat.exchange, model, seat.rank, ranks(), round);
+    }
+  });
+}
+
+TEST_P(ExchangeReduce, ASlotStaysTheSameUntilItIsReduced) {
+  with().run([&](Seat& seat) {
+    const auto model = mixed_model(ranks());
+    open(seat, model);
+    const auto first = seat.exchange->gradient_slot(0);
+    const auto again = seat.exchange->gradient_slot(0);
+    const auto other = seat.exchange->gradient_slot(1);
+    ASSERT_EQ(first.size(), 3U);
+    EXPECT_FALSE(first[1].defined());  // Frozen.
+    EXPECT_EQ(first[0].const_data_ptr(), again[0].const_data_ptr());
+    EXPECT_EQ(first[0].numel(), model.units[0].flats[0].layout.numel);
+    EXPECT_NE(first[0].const_data_ptr(), other[0].const_data_ptr());
+    run_backward(*seat.exchange, model, seat.rank);
+    expect_sums(*seat.exchange, model, seat.rank, ranks());
+  });
+}
+
+TEST_P(ExchangeReduce, StartingWaitsForNoPeer) {
+  Marks started;
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    const int turn = ranks() - 1 - seat.rank;  // The last rank begins.
+    if (turn > 0) {
+      started.wait_for(seat.rank + 1);
+    }
+    reduce_all(*seat.exchange, model, seat.rank);
+    seat.exchange->progress();
+    started.set(seat.rank);
+    seat.exchange->end_backward(backward_end(model)).status().throw_if_failed();
+    expect_sums(*seat.exchange, model, seat.rank, ranks());
+  });
+}
+
+TEST_P(ExchangeReduce, GivesSlotMemoryBack) {
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    run_backward(*seat.exchange, model, seat.rank);
+    const auto once = seat.exchange->counters().gradient_bytes_peak;
+    for (int round = 0; round < 5; ++round) {
+      run_backward(*seat.exchange, model, seat.rank, round);
+    }
+    EXPECT_GT(once, 0);
+    // Ranks may differ in how many slots are open at once, but not add up.
+    std::int64_t all = 0;
+    for (const auto& unit : model.units) {
+      all += unit_bytes(unit);
+    }
+    EXPECT_LE(
+        seat.exchange->counters().gradient_bytes_peak, all * (ranks() + 1));
+    EXPECT_EQ(seat.exchange->counters().reduces, 18);
+  });
+}
+
+}  // namespace
+}  // namespace sherd::exchange::contract

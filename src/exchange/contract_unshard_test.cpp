@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The contract of shards and whole units.
+#include "exchange/contract.h"
+
+#include <torch/torch.h>
+
+namespace sherd::exchange::contract {
+namespace {
+
+TEST_P(ExchangeUnshard, ShardsAreZeroAndKeepTheirAddress) {
+  with().run([&](Seat& seat) {
+    const auto model = mixed_model(ranks());
+    open(seat, model);
+    std::vector<const void*> before;
+    const auto each = [&](const auto& visit) {
+      for (std::size_t u = 0; u < model.units.size(); ++u) {
+        for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
+          visit(
+              seat.exchange->shard_memory(
+                  static_cast<UnitId>(u), static_cast<int>(f)),
+              model.units[u].flats[f]);
+        }
+      }
+    };
+    each([&](const ShardMemory& memory, const FlatSpec& flat) {
+      EXPECT_EQ(memory.shard.scalar_type(), flat.dtype);
+      EXPECT_EQ(memory.shard.numel(), flat.layout.shard(seat.rank).numel());
+      EXPECT_EQ(memory.shard.count_nonzero().item<std::int64_t>(), 0);
+      ASSERT_EQ(memory.gradient.defined(), flat.trainable);
+      if (flat.trainable) {
+        EXPECT_EQ(memory.gradient.numel(), memory.shard.numel());
+        EXPECT_EQ(memory.gradient.count_nonzero().item<std::int64_t>(), 0);
+      }
+      before.push_back(memory.shard.const_data_ptr());
+    });
+    write_shards(*seat.exchange, model, seat.rank, 1);
+    expect_whole(*seat.exchange, model, 0, 1);
+    run_backward(*seat.exchange, model, seat.rank);
+    seat.exchange->publish(1).throw_if_failed();
+    std::size_t at = 0;
+    each([&](const ShardMemory& memory, const FlatSpec&) {
+      EXPECT_EQ(memory.shard.const_data_ptr(), before[at++]);
+    });
+  });
+}
+
+TEST_P(ExchangeUnshard, IsTheConcatenationOfAllShardsBitForBit) {
+  with().run([&](Seat& seat) {
+    const auto model = mixed_model(ranks());
+    open(seat, model);
+    write_shards(*seat.exchange, model, seat.rank, 1);
+    for (std::size_t u = 0; u < model.units.size(); ++u) {
+      expect_whole(*seat.exchange, model, static_cast<UnitId>(u), 1);
+    }
+  });
+}
+
+TEST_P(ExchangeUnshard, SeesWhatWasPublishedSince) {
+  with().run([&](Seat& seat) {
+    const auto model = mixed_model(ranks());
+    open(seat, model);
+    for (int generation = 1; generation <= 4; ++generation) {
+      write_shards(*seat.exchange, model, seat.rank, generation);
+      seat.exchange->publish(static_cast<std::uint64_t>(generation))
+          .throw_if_failed();
+      expect_whole(*seat.exchange, model, 1, generation);
+      expect_whole(*seat.exchange, model, 0, generation);
+      expect_whole(*seat.exchange, model, 1, generation);
+      run_backward(*seat.exchange, model, seat.rank);
+    }
+    EXPECT_EQ(seat.exchange->counters().unshards, 12);
+    EXPECT_EQ(
+        seat.exchange->counters().unsharded_bytes,
+        8 * unit_bytes(model.units[1]) + 4 * unit_bytes(model.units[0]));
+  });
+}
+
+TEST_P(ExchangeUnshard, UnitsThatAreWholeTogetherDoNotOverlap) {
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    write_shards(*seat.exchange, model, seat.rank, 2);
+    std::vector<at::Tensor> whole;
+    for (UnitId unit = 0; unit < 3; ++unit) {
+      seat.exchange->start_unshard(unit, {}).throw_if_failed();
+    }
+    for (const UnitId unit : {2, 0, 1}) {  // Another order than started.
+      const auto at = seat.exchange->wait_for_unshard(unit).value();
+      const auto numel =
+          model.units[static_cast<std::size_t>(unit)].flats[0].layout.numel;
+      whole.push_back(torch::from_blob(at[0], {numel}));
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_TRUE(
+          torch::equal(whole[i], pattern(model, std::array{2, 0, 1}[i], 0, 2)));
+    }
+    for (const UnitId unit : {0, 1, 2}) {
+      seat.exchange->reshard(unit);
+    }
+  });
+}
+
+TEST_P(ExchangeUnshard, SlotsStayWithinTheBudget) {
+  with().run([&](Seat& seat) {
+    auto model = plain_model(ranks());
+    const auto largest = unit_bytes(model.units[2]);
+    const auto second = unit_bytes(model.units[0]);
+    model.unsharded_bytes_max = largest + second;
+    open(seat, model);
+    write_shards(*seat.exchange, model, seat.rank, 0);
+    const UnshardOptions options{
+        .unsharded_bytes_max = model.unsharded_bytes_max};
+    for (const UnitId unit : {0, 2, 1, 2, 1, 0, 2}) {
+      expect_whole(*seat.exchange, model, unit, 0, options);
+      EXPECT_LE(
+          seat.exchange->counters().slot_bytes, model.unsharded_bytes_max);
+    }
+    EXPECT_LE(
+        seat.exchange->counters().slot_bytes_peak, model.unsharded_bytes_max);
+    EXPECT_GE(seat.exchange->counters().slot_bytes_peak, largest);
+    // A raised budget gives room for all three.
+    const UnshardOptions raised{
+        .unsharded_bytes_max =
+            model.unsharded_bytes_max + unit_bytes(model.units[1])};
+    for (const UnitId unit : {0, 1, 2}) {
+      seat.exchange->start_unshard(unit, raised).throw_if_failed();
+      seat.exchange->wait_for_unshard(unit).status().throw_if_failed();
+    }
+    EXPECT_LE(seat.exchange->counters().slot_bytes, raised.unsharded_bytes_max);
+  });
+}
+
+TEST_P(ExchangeUnshard, AUnitWithoutBytesNeedsNoRoom) {
+  with().run([&](Seat& seat) {
+    auto model = make_model(ranks(), {{{.numels = {64}}}, {{.numels = {0}}}});
+    model.unsharded_bytes_max = unit_bytes(model.units[0]);
+    open(seat, model);
+    const UnshardOptions options{
+        .unsharded_bytes_max = model.unsharded_bytes_max};
+    for (const UnitId unit : {0, 1}) {
+      seat.exchange->start_unshard(unit, options).throw_if_failed();
+      seat.exchange->wait_for_unshard(unit).status().throw_if_failed();
+    }
+    EXPECT_LE(seat.exchange->counters().slot_bytes, model.unsharded_bytes_max);
+  });
+}
+
+TEST_P(ExchangeUnshard, AReplicatedUnitIsItsShard) {
+  with().run([&](Seat& seat) {
+    auto model = mixed_model(ranks());
+    model.placement = Placement::kReplicate;
+    open(seat, model);
+    write_shards(*seat.exchange, model, seat.rank, 3);
+    for (std::size_t u = 0; u < model.units.size(); ++u) {
+      expect_whole(*seat.exchange, model, static_cast<UnitId>(u), 3);
+    }
+    seat.exchange->start_unshard(0, {}).throw_if_failed();
+    const auto at = seat.exchange->wait_for_unshard(0).value();
+    EXPECT_EQ(at[0], seat.exchange->shard_memory(0, 0).shard.const_data_ptr());
+  });
+}
+
+}  // namespace
+}  // namespace sherd::exchange::contract

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/slice_sum.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+#include <gtest/gtest.h>
+#include <sherd/base/error.h>
+#include <torch/torch.h>
+
+namespace sherd::exchange {
+namespace {
+
+// The claim as a plain loop: in order, in Sum, scaled, then added.
+template <typename Sum>
+at::Tensor plain_sum(
+    const std::vector<at::Tensor>& pieces,
+    double scale,
+    bool accumulate,
+    const at::Tensor& out) {
+  const c10::ScalarType wide = c10::CppTypeToScalarType<Sum>::value;
+  std::vector<at::Tensor> terms;
+  for (const auto& piece : pieces) {
+    terms.push_back(piece.to(wide));
+  }
+  at::Tensor result = out.to(wide, /*non_blocking=*/false, /*copy=*/true);
+  for (std::int64_t i = 0; i < out.numel(); ++i) {
+    Sum sum = terms[0].const_data_ptr<Sum>()[i];
+    for (std::size_t p = 1; p < terms.size(); ++p) {
+      sum += terms[p].const_data_ptr<Sum>()[i];
+    }
+    sum *= static_cast<Sum>(scale);
+    auto* at = result.mutable_data_ptr<Sum>() + i;
+    *at = accumulate ? *at + sum : sum;
+  }
+  return result.to(out.scalar_type());
+}
+
+struct Case {
+  c10::ScalarType pieces;
+  c10::ScalarType out;
+};
+
+class SliceSum : public testing::TestWithParam<Case> {};
+
+TEST_P(SliceSum, EqualsAPlainLoopBitForBit) {
+  const auto [piece_type, out_type] = GetParam();
+  torch::manual_seed(5);
+  for (const int ranks : {1, 2, 3, 7}) {
+    for (const std::int64_t numel : {1, 5, 300}) {
+      for (const double scale : {1.0, 1.0 / 3}) {
+        for (const bool accumulate : {false, true}) {
+          std::vector<at::Tensor> pieces;
+          for (int r = 0; r < ranks; ++r) {
+            const auto magnitude = torch::rand({numel}).mul(12).exp2();
+            pieces.push_back(
+                torch::randn({numel}).mul(magnitude).to(piece_type));
+          }
+          auto out = torch::randn({numel}).to(out_type);
+          const auto expected = piece_type == torch::kDouble
+              ? plain_sum<double>(pieces, scale, accumulate, out)
+              : plain_sum<float>(pieces, scale, accumulate, out);
+          sum_slices(pieces, scale, accumulate, out);
+          EXPECT_TRUE(torch::equal(out, expected))
+              << ranks << " ranks, " << numel << " elements";
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes,
+    SliceSum,
+    testing::Values(
+        Case{torch::kFloat, torch::kFloat},
+        Case{torch::kDouble, torch::kDouble},
+        Case{torch::kBFloat16, torch::kBFloat16},
+        Case{torch::kHalf, torch::kHalf},
+        Case{torch::kBFloat16, torch::kFloat},
+        Case{torch::kHalf, torch::kFloat}));
+
+// Longer than one block and than one thread's share, at odd lengths.
+TEST(SliceSumBlocks, EveryElementIsSummedOnce) {
+  for (const std::int64_t numel : {2047, 2048, 2049, 65'536, 200'003}) {
+    std::vector<at::Tensor> pieces;
+    for (int r = 0; r < 3; ++r) {
+      pieces.push_back(torch::arange(numel, torch::kInt)
+                           .remainder(1000 + r)
+                           .to(torch::kFloat));
+    }
+    auto out = torch::ones({numel});
+    sum_slices(pieces, 2.0, true, out);
+    EXPECT_TRUE(
+        torch::equal(out, (pieces[0] + pieces[1] + pieces[2]).mul(2).add(1)));
+  }
+}
+
+TEST(SliceSumBlocks, BitsDoNotDependOnTheNumberOfThreads) {
+  torch::manual_seed(6);
+  std::vector<at::Tensor> pieces;
+  for (int r = 0; r < 4; ++r) {
+    pieces.push_back(torch::randn({300'001}));
+  }
+  const int threads = at::get_num_threads();
+  auto one = torch::zeros({300'001});
+  at::set_num_threads(1);
+  sum_slices(pieces, 0.3, false, one);
+  auto many = torch::zeros({300'001});
+  at::set_num_threads(3);
+  sum_slices(pieces, 0.3, false, many);
+  at::set_num_threads(threads);
+  EXPECT_TRUE(torch::equal(one, many));
+}
+
+TEST(SliceSumBlocks, InfinitiesAndNansPassThrough) {
+  const auto inf = std::numeric_limits<float>::infinity();
+  const auto nan = std::numeric_limits<float>::quiet_NaN();
+  auto out = torch::full({3}, nan);
+  sum_slices(
+      std::vector<at::Tensor>{
+          torch::tensor({inf, inf, 1.0F}), torch::tensor({1.0F, -inf, nan})},
+      1.0, /*accumulate=*/false, out);
+  EXPECT_EQ(out[0].item<float>(), inf);  // What was there does not matter.
+  EXPECT_TRUE(std::isnan(out[1].item<float>()));
+  EXPECT_TRUE(std::isnan(out[2].item<float>()));
+}
+
+TEST(SliceSumBlocks, NothingIsNothing) {
+  auto out = torch::empty({0});
+  sum_slices(std::vector<at::Tensor>{torch::empty({0})}, 1.0, true, out);
+  EXPECT_EQ(out.numel(), 0);
+}
+
+TEST(SliceSumBlocks, RefusesOtherTypes) {
+  auto out = torch::zeros({2}, torch::kInt);
+  EXPECT_THROW(
+      sum_slices(
+          std::vector<at::Tensor>{torch::zeros({2}, torch::kInt)}, 1.0, false,
+          out),
+      Error);
+}
+
+}  // namespace
+}  // namespace sherd::exchange
