@@ -28,9 +28,9 @@ struct ManagedParameter {
 };
 
 struct ModelUnits {
-  std::vector<exchange::UnitSpec> units;  // Root first when it owns anything.
+  std::vector<exchange::UnitSpec> units;  // By their first parameter.
   std::vector<ManagedParameter> parameters;  // In module order.
-  std::optional<UnitId> root;
+  std::optional<UnitId> root;  // Set when it owns anything.
 };
 
 // Throws Error when there is none of that name.

@@ -60,12 +60,14 @@ std::string why_empty(const exchange::UnitSpec& unit, std::size_t flat) {
       "needs summon_full_parameters()");
 }
 
+// Its first line; never empty, which would mean that nothing failed.
 std::string reason_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const std::exception& error) {
     const std::string what = error.what();
-    return what.substr(0, what.find('\n'));
+    const auto line = what.substr(0, what.find('\n'));
+    return line.empty() ? "an exception without a message" : line;
   } catch (...) {
     return "an exception that is no std::exception";
   }
