@@ -112,7 +112,7 @@ LearningRateSchedule schedule_of(const TrainConfig& config) {
   return {
       .peak = config.lr,
       .floor = config.lr * kLowestRate,
-      .warmup_steps = config.warmup,
+      .warmup_steps = std::min(config.warmup, config.steps),
       .total_steps = config.steps,
       .decay = Decay::kCosine};
 }
