@@ -9,25 +9,10 @@
 #include <cstring>
 #include <utility>
 
+#include "base/descriptor.h"
+
 namespace sherd {
 namespace {
-
-// Closes on scope exit; a mapping does not need its descriptor.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) {
-      ::close(fd_);
-    }
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 Status unavailable(const std::string& path, const char* action) {
   return {

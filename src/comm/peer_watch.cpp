@@ -13,6 +13,7 @@
 #include <mutex>
 #include <thread>
 #include "base/check.h"
+#include "base/descriptor.h"
 #include "base/clock.h"
 #include "comm/notice_board.h"
 
@@ -25,22 +26,6 @@ constexpr int kTickMs = 500;
 int pidfd_open(int pid) {
   return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U));
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) {
-      ::close(fd_);
-    }
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 }  // namespace
 

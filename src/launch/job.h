@@ -11,7 +11,7 @@
 #include <sherd/launch/launch.h>
 #include "base/clock.h"
 #include "base/status.h"
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 #include "launch/lines.h"
 #include "launch/rank_output.h"
 #include "launch/rank_process.h"

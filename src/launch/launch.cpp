@@ -6,7 +6,7 @@
 #include <vector>
 #include "base/check.h"
 #include "base/clock.h"
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 #include "launch/job.h"
 
 namespace sherd::launch {

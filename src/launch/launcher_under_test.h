@@ -21,7 +21,7 @@
 #include <gtest/gtest.h>
 #include <sherd/launch/launch.h>
 #include "base/clock.h"
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 
 namespace sherd::launch {
 

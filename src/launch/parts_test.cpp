@@ -11,7 +11,7 @@
 #include <string>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 #include "launch/launcher_under_test.h"
 #include "launch/port.h"
 #include "launch/rank_process.h"

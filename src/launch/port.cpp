@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include "base/hash.h"
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 
 namespace sherd::launch {
 namespace {

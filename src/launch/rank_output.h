@@ -5,7 +5,7 @@
 #pragma once
 
 #include <string>
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 #include "launch/lines.h"
 #include "launch/sink.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 #include <vector>
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 #include "launch/rank_end.h"
 #include "launch/signals.h"
 

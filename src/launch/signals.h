@@ -8,7 +8,7 @@
 
 #include <csignal>
 #include <vector>
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 
 namespace sherd::launch {
 

@@ -6,7 +6,7 @@
 #include <unistd.h>
 #include <utility>
 
-namespace sherd::launch {
+namespace sherd {
 
 class Descriptor {
  public:
@@ -38,4 +38,4 @@ class Descriptor {
   int fd_ = -1;
 };
 
-}  // namespace sherd::launch
+}  // namespace sherd
