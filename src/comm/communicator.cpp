@@ -64,11 +64,11 @@ void combine(at::Tensor& into, const at::Tensor& value, ReduceOp op) {
 // Combines `parts` in order into `out`, which may be one of them.
 void reduce_in_order(
     const std::vector<at::Tensor>& parts, ReduceOp op, const at::Tensor& out) {
-  const bool half = out.scalar_type() == at::kHalf ||
-      out.scalar_type() == at::kBFloat16;
+  const bool half =
+      out.scalar_type() == at::kHalf || out.scalar_type() == at::kBFloat16;
   const auto accumulate_as = half ? at::kFloat : out.scalar_type();
-  at::Tensor sum = parts.front().to(
-      accumulate_as, /*non_blocking=*/false, /*copy=*/true);
+  at::Tensor sum =
+      parts.front().to(accumulate_as, /*non_blocking=*/false, /*copy=*/true);
   for (std::size_t i = 1; i < parts.size(); ++i) {
     combine(sum, parts[i], op);
   }
@@ -77,8 +77,7 @@ void reduce_in_order(
 }
 
 at::Tensor bytes_of(const std::string& text) {
-  at::Tensor t =
-      at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  at::Tensor t = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
   std::memcpy(t.mutable_data_ptr(), text.data(), text.size());
   return t;
 }
@@ -154,7 +153,9 @@ Status all_reduce_by_slices(
 
 Communicator::Communicator(
     const World& world, const std::string& name, std::vector<int> ranks)
-    : world_(world), group_(world.impl()->make_group(name, ranks)) {}
+    : world_(world),
+      name_(name),
+      group_(world.impl()->make_group(name, ranks)) {}
 
 Communicator::Communicator(
     const World& world,
@@ -175,16 +176,12 @@ Communicator::Communicator(
 Communicator::~Communicator() {
   auto& world = *world_.impl();
   if (!world.closed && group_ && group_->failure().ok()) {
-    world.retired.push_back(std::move(group_));
+    world.retired.push_back({name_, std::move(group_)});
   }
 }
 
-int Communicator::index() const {
-  return group_->index();
-}
-int Communicator::size() const {
-  return group_->size();
-}
+int Communicator::index() const { return group_->index(); }
+int Communicator::size() const { return group_->size(); }
 int Communicator::world_rank(int index) const {
   return group_->world_rank(index);
 }
@@ -205,10 +202,6 @@ Pending Communicator::receive(const at::Tensor& tensor, int peer, int tag) {
 
 Status Communicator::wait(Pending& pending, const std::string& what) {
   return group_->wait(pending, what);
-}
-
-bool Communicator::done(const Pending& pending) const {
-  return group_->done(pending);
 }
 
 Status Communicator::barrier(const std::string& what) {
@@ -299,8 +292,6 @@ Result<std::vector<std::string>> Communicator::all_gather(
   return all;
 }
 
-void Communicator::abandon(const Status& why) {
-  group_->abandon(why);
-}
+void Communicator::abandon(const Status& why) { group_->abandon(why); }
 
 }  // namespace sherd::comm

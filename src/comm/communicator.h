@@ -7,7 +7,8 @@
 // a receiver that gets more than it has room for).
 // Indices are positions in the group, errors name world ranks. The caller keeps
 // tensors alive and unchanged until their operation was waited for or the group
-// was abandoned. Thread rule: one thread.
+// was abandoned. Thread rule: one thread calls send, receive and collectives,
+// one (the same or another) wait(); abandon() from any, it ends waits.
 //
 // When any rank of the group is lost, every wait of the group ends, also one
 // for a rank that is well: the job cannot go on. The first failure is kept and
@@ -40,8 +41,9 @@ class Communicator {
       const World& world,
       c10::intrusive_ptr<c10d::Backend> backend,
       std::vector<int> ranks);
-  // Never waits. The connections stay until World::close(), because a peer may
-  // not have received the last message yet; after a failure they end at once.
+  // Never waits. The connections stay until every member has come this far and
+  // connects something else, or until World::close(), because a peer may not
+  // have received the last message yet; after a failure they end at once.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -62,11 +64,6 @@ class Communicator {
   // rank gave up by itself and said why) or kDeadlineExceeded (naming the
   // peer), and `what` says what was waited for, e.g. "gather of unit h.3".
   Status wait(Pending& pending, const std::string& what);
-  // True when wait() would not block; false may be stale: Gloo can only be
-  // asked by waiting, so the first question hands the operation to a helper
-  // thread, which waits for those asked about in the order of asking. Ask about
-  // the one that is needed first. Never blocks.
-  bool done(const Pending& pending) const;
 
   // Collective; they block and every rank must call them in the same order.
   Status barrier(const std::string& what);
@@ -74,8 +71,7 @@ class Communicator {
   // indices, half-precision sums in fp32, so all ranks get the same bits.
   Status all_reduce(
       const at::Tensor& tensor, ReduceOp op, const std::string& what);
-  Status broadcast(
-      const at::Tensor& tensor, int root, const std::string& what);
+  Status broadcast(const at::Tensor& tensor, int root, const std::string& what);
   // Every rank's string, by index.
   Result<std::vector<std::string>> all_gather(
       const std::string& mine, const std::string& what);
@@ -87,6 +83,7 @@ class Communicator {
 
  private:
   World world_;  // Its watch outlives the group.
+  std::string name_;
   std::unique_ptr<Group> group_;
 };
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/communicator.h"
 
-#include <gtest/gtest.h>
 #include <algorithm>
 #include <array>
 #include <numeric>
 #include <random>
 #include <thread>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "comm/world_impl.h"
@@ -54,8 +55,8 @@ TEST_P(CommunicatorSizes, CollectivesGiveEveryRankTheSame) {
     for (const std::int64_t n : {0, 1, 5, 1000, 100003}) {
       auto t = torch::arange(n, torch::kFloat) + world.rank();
       comm.all_reduce(t, ReduceOp::kSum, "sum").throw_if_failed();
-      EXPECT_TRUE(t.equal(
-          torch::arange(n, torch::kFloat) * w + w * (w - 1) / 2));
+      EXPECT_TRUE(
+          t.equal(torch::arange(n, torch::kFloat) * w + w * (w - 1) / 2));
     }
     auto m = torch::tensor({world.rank(), -world.rank()}, torch::kInt);
     auto l = m.clone();
@@ -123,46 +124,35 @@ TEST_P(CommunicatorSizes, ManyMessagesInAnyOrderDoNotBlockEachOther) {
     }
     std::shuffle(messages.begin(), messages.end(), random);
     for (Message& m : messages) {
-      if (random() % 4 == 0) {
-        (void)comm.done(m.pending);
-      }
-    }
-    for (Message& m : messages) {
       comm.wait(m.pending, "message").throw_if_failed();
-      EXPECT_TRUE(comm.done(m.pending));
       EXPECT_TRUE(m.tensor.eq(m.expected).all().item<bool>());
     }
   }));
 }
 
-TEST(CommunicatorDone, BecomesTrueWithoutWaiting) {
-  expect_all_ok(run_ranks(2, [](World world) {
-    Communicator comm(world, "c", {0, 1});
-    auto a = torch::zeros({10});
-    auto b = torch::zeros({10});
-    if (world.rank() == 1) {
-      comm.barrier("asked").throw_if_failed();
-      Pending p = comm.send(torch::ones({10}), 0, 1);
-      Pending q = comm.send(torch::ones({10}), 0, 2);
-      comm.wait(q, "q").throw_if_failed();
-      comm.wait(p, "p").throw_if_failed();
-      return;
-    }
-    Pending p = comm.receive(a, 1, 1);
-    Pending q = comm.receive(b, 1, 2);
-    for (int i = 0; i < 100; ++i) {
-      EXPECT_FALSE(comm.done(p));
-      EXPECT_FALSE(comm.done(q));
-    }
-    comm.barrier("asked").throw_if_failed();
-    while (!comm.done(p) || !comm.done(q)) {
-      std::this_thread::yield();
-    }
-    EXPECT_TRUE(a.eq(1).all().item<bool>());
-    EXPECT_TRUE(b.eq(1).all().item<bool>());
-    comm.wait(q, "q").throw_if_failed();
-    comm.wait(p, "p").throw_if_failed();
-  }));
+TEST(CommunicatorWaits, OfAnotherThreadAreEndedByAbandon) {
+  expect_all_ok(run_ranks(
+      2,
+      [](World world) {
+        Communicator comm(world, "c", {0, 1});
+        comm.barrier("start").throw_if_failed();
+        if (world.rank() == 1) {
+          auto never = torch::zeros({10});
+          Pending pending = comm.receive(never, 0, 1);
+          Status status;
+          std::jthread waiter([&] { status = comm.wait(pending, "nothing"); });
+          comm.abandon({ErrorCode::kUnavailable, "it had enough"});
+          waiter.join();
+          EXPECT_THAT(status.message(), testing::HasSubstr("it had enough"));
+          return;
+        }
+        auto never = torch::zeros({10});
+        Pending pending = comm.receive(never, 1, 1);
+        EXPECT_THAT(
+            comm.wait(pending, "a message").message(),
+            testing::HasSubstr("it had enough"));
+      },
+      {.close_world = false}));
 }
 
 TEST(CommunicatorSums, RoundHalfPrecisionOnce) {

@@ -2,17 +2,11 @@
 #include "comm/group.h"
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <optional>
-#include <thread>
-#include <unordered_map>
 #include <utility>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <pthread.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include "base/clock.h"
@@ -37,7 +31,6 @@ constexpr int kProbeTag = kPoisonTag + 1;
 struct Operation {
   c10::intrusive_ptr<c10d::Work> work;
   at::Tensor tensor;  // Read or written until the operation ends.
-  bool asked = false;  // Handed to the helper. Of the group's thread.
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
@@ -58,17 +51,18 @@ class Group::Impl {
     subscription_ = watch_.subscribe([this] { interrupt(); });
   }
 
-  ~Impl() {
-    watch_.unsubscribe(subscription_);
-    stop_helper();
-  }
+  ~Impl() { watch_.unsubscribe(subscription_); }
 
   int index() const { return index_; }
+  const std::vector<int>& ranks() const { return options_.ranks; }
   int size() const { return static_cast<int>(options_.ranks.size()); }
   int world_rank(int index) const {
     return options_.ranks.at(static_cast<std::size_t>(index));
   }
-  const Status& failure() const { return failure_; }
+  Status failure() const {
+    const std::lock_guard<std::mutex> lock(mu_);
+    return failure_;
+  }
   int next_own_tag() {
     own_tag_ = (own_tag_ + 1) % (1 << 20);
     return kOwnTags + own_tag_;
@@ -78,23 +72,19 @@ class Group::Impl {
   Pending start(
       Direction direction, const at::Tensor& tensor, int peer, int tag);
   Status wait(Pending& pending, const std::string& what);
-  bool done(const Pending& pending);
   void abandon(const Status& why);
 
  private:
   enum class Outcome { kComplete, kInterrupted, kBroken };
   Outcome wait_once(Operation& operation, milliseconds limit);
-  std::optional<Outcome> wait_for_helper(
-      const OperationPtr& operation, milliseconds limit);
   void probe_unwatched();
   bool lost() const { return watch_.first_lost(options_.ranks).has_value(); }
   Status fail(const Pending& pending, const std::string& what, Instant began);
+  Status keep(const Status& failure);
   std::string doing(const std::string& what, int peer) const;
   void interrupt();
   void abort_waits();
   void break_connections();
-  void help(const std::stop_token& stop);
-  void stop_helper();
 
   const GroupOptions options_;
   c10::intrusive_ptr<c10d::Backend> backend_;
@@ -104,23 +94,15 @@ class Group::Impl {
   bool has_unwatched_ = false;  // Members whose death only connections show.
   int subscription_ = 0;
   int own_tag_ = 0;
-  Status failure_;
-  bool abandoned_ = false;
-  // Until waited for: c10d cancels an operation whose last handle goes. In the
-  // order they were started.
-  std::vector<OperationPtr> outstanding_;
 
-  std::mutex mu_;
-  // Guarded by mu_. Works some thread of ours waits in, to be interrupted.
+  mutable std::mutex mu_;
+  // Guarded by mu_:
+  Status failure_;  // The first one.
+  bool abandoned_ = false;
+  // Until waited for: c10d cancels an operation whose last handle goes.
+  std::vector<OperationPtr> outstanding_;
+  // Works some thread of ours waits in, to be interrupted.
   std::vector<Operation*> waits_;
-  // Guarded by mu_. Once done() was asked about one operation, the helper waits
-  // for all started so far, in order, because Gloo answers only those who wait.
-  std::condition_variable_any helper_changed_;
-  std::deque<OperationPtr> asked_;
-  OperationPtr helping_;
-  std::unordered_map<Operation*, Outcome> answered_;
-  std::atomic<bool> stopping_{false};  // Pairs within stop_helper().
-  std::jthread helper_;
 };
 
 std::string Group::Impl::doing(const std::string& what, int peer) const {
@@ -139,10 +121,11 @@ Pending Group::Impl::start(
       "[comm] expected a contiguous CPU tensor, found one on ",
       tensor.device().str(), tensor.is_contiguous() ? "" : ", not contiguous");
   Pending pending{.work = nullptr, .peer = peer};
-  if (tensor.numel() == 0 && failure_.ok()) {
+  const bool sound = failure().ok();
+  if (tensor.numel() == 0 && sound) {
     return pending;
   }
-  if (!failure_.ok() || lost()) {
+  if (!sound || lost()) {
     pending.failed = true;
     return pending;
   }
@@ -154,6 +137,7 @@ Pending Group::Impl::start(
         : backend_->recv(tensors, peer, tag);
     pending.work =
         std::make_shared<Operation>(Operation{std::move(work), tensor});
+    const std::lock_guard<std::mutex> lock(mu_);
     outstanding_.push_back(pending.work);
   } catch (const std::exception&) {
     pending.failed = true;  // The connection is broken; wait() finds out why.
@@ -166,12 +150,15 @@ Group::Impl::Outcome Group::Impl::wait_once(
     Operation& operation, milliseconds limit) {
   {
     const std::lock_guard<std::mutex> lock(mu_);
+    if (abandoned_) {
+      return Outcome::kInterrupted;
+    }
     waits_.push_back(&operation);
   }
   Outcome outcome = Outcome::kInterrupted;
-  // From the line above on interrupt() finds this wait; a loss recorded before
-  // is found here.
-  if (!lost() && !stopping_.load(std::memory_order_relaxed)) {
+  // From here on interrupt() and abandon() find this wait; a loss recorded
+  // before is found here.
+  if (!lost()) {
     try {
       outcome = operation.work->wait(limit) ? Outcome::kComplete
                                             : Outcome::kInterrupted;
@@ -190,7 +177,6 @@ void Group::Impl::interrupt() {
   }
   const std::lock_guard<std::mutex> lock(mu_);
   abort_waits();
-  helper_changed_.notify_all();
 }
 
 // REQUIRES: mu_ is held.
@@ -224,7 +210,7 @@ void Group::Impl::probe_unwatched() {
 
 Status Group::Impl::wait(Pending& pending, const std::string& what) {
   const Instant began = clock_.now();
-  if (pending.failed || (pending.work != nullptr && !failure_.ok())) {
+  if (pending.failed || (pending.work != nullptr && !failure().ok())) {
     return fail(pending, what, began);
   }
   if (pending.work == nullptr) {
@@ -234,11 +220,10 @@ Status Group::Impl::wait(Pending& pending, const std::string& what) {
   while (outcome == Outcome::kInterrupted) {
     const auto rest = options_.deadline -
         std::chrono::duration_cast<milliseconds>(clock_.now() - began);
-    if (rest <= milliseconds(0) || lost()) {
+    if (rest <= milliseconds(0) || lost() || !failure().ok()) {
       break;
     }
-    const auto helped = wait_for_helper(pending.work, rest);
-    outcome = helped ? *helped : wait_once(*pending.work, rest);
+    outcome = wait_once(*pending.work, rest);
     if (outcome == Outcome::kInterrupted && has_unwatched_) {
       probe_unwatched();
     }
@@ -246,6 +231,7 @@ Status Group::Impl::wait(Pending& pending, const std::string& what) {
   if (outcome != Outcome::kComplete) {
     return fail(pending, what, began);
   }
+  const std::lock_guard<std::mutex> lock(mu_);
   std::erase(outstanding_, pending.work);
   pending.work = nullptr;
   return {};
@@ -254,8 +240,8 @@ Status Group::Impl::wait(Pending& pending, const std::string& what) {
 // The first failure decides what every later wait returns.
 Status Group::Impl::fail(
     const Pending& pending, const std::string& what, Instant began) {
-  if (!failure_.ok()) {
-    return failure_;
+  if (auto first = failure(); !first.ok()) {
+    return first;
   }
   std::optional<Loss> loss = watch_.first_lost(options_.ranks);
   const bool late = clock_.now() - began >= options_.deadline;
@@ -264,125 +250,53 @@ Status Group::Impl::fail(
     const std::string how =
         str("did not answer rank ", options_.own_rank, " within ",
             seconds(options_.deadline), " s");
-    failure_ = Status(
-        ErrorCode::kDeadlineExceeded,
-        str("[comm] rank ", world_rank(pending.peer), " ", how, "; ", context));
     watch_.report({world_rank(pending.peer), how});
-    return failure_;
+    return keep(Status(
+        ErrorCode::kDeadlineExceeded,
+        str("[comm] rank ", world_rank(pending.peer), " ", how, "; ",
+            context)));
   }
   if (!loss) {
     loss = watch_.explain_closed(world_rank(pending.peer), kPatience);
   }
-  failure_ = Status(
+  return keep(Status(
       loss->gave_up ? ErrorCode::kAborted : ErrorCode::kPeerLost,
       str("[comm] rank ", loss->rank, " was lost: it ", loss->how, "; ",
-          context));
-  return failure_;
+          context)));
 }
 
-// ---- done(): the helper thread ----
-
-bool Group::Impl::done(const Pending& pending) {
-  if (pending.work == nullptr || !failure_.ok() ||
-      pending.work->work->isCompleted()) {
-    return true;
-  }
+Status Group::Impl::keep(const Status& failure) {
   const std::lock_guard<std::mutex> lock(mu_);
-  if (!pending.work->asked) {
-    for (const OperationPtr& operation : outstanding_) {
-      if (!std::exchange(operation->asked, true)) {
-        asked_.push_back(operation);
-      }
-    }
-    helper_changed_.notify_all();
+  if (failure_.ok()) {
+    failure_ = failure;
   }
-  if (!helper_.joinable()) {
-    helper_ = std::jthread([this](const std::stop_token& stop) { help(stop); });
-  }
-  return answered_.contains(pending.work.get());
-}
-
-void Group::Impl::help(const std::stop_token& stop) {
-  ::pthread_setname_np(::pthread_self(), "comm-helper");
-  std::unique_lock<std::mutex> lock(mu_);
-  while (!stop.stop_requested()) {
-    if (asked_.empty()) {
-      helper_changed_.wait(lock, stop, [this] { return !asked_.empty(); });
-      continue;
-    }
-    helping_ = std::move(asked_.front());
-    asked_.pop_front();
-    lock.unlock();
-    Outcome outcome = Outcome::kInterrupted;
-    while (outcome == Outcome::kInterrupted && !stop.stop_requested() &&
-           !lost()) {
-      outcome = wait_once(*helping_, kForever);
-    }
-    lock.lock();
-    answered_.emplace(helping_.get(), outcome);
-    helping_ = nullptr;
-    helper_changed_.notify_all();
-  }
-}
-
-// What the helper waits in, only the helper can wait for; what is merely queued
-// is taken back, because an operation queued before it may depend on what the
-// caller does after this wait. Nothing when the helper has no part in it.
-std::optional<Group::Impl::Outcome> Group::Impl::wait_for_helper(
-    const OperationPtr& operation, milliseconds limit) {
-  constexpr milliseconds kLookAround(500);
-  if (!operation->asked) {
-    return std::nullopt;
-  }
-  std::unique_lock<std::mutex> lock(mu_);
-  std::erase(asked_, operation);
-  if (helping_ != operation && !answered_.contains(operation.get())) {
-    return std::nullopt;
-  }
-  helper_changed_.wait_for(lock, std::min(limit, kLookAround), [&] {
-    return answered_.contains(operation.get());
-  });
-  const auto answer = answered_.find(operation.get());
-  if (answer == answered_.end()) {
-    return Outcome::kInterrupted;
-  }
-  const Outcome outcome = answer->second;
-  answered_.erase(answer);
-  return outcome;
-}
-
-void Group::Impl::stop_helper() {
-  if (!helper_.joinable()) {
-    return;
-  }
-  helper_.request_stop();
-  // Relaxed: ordered by mu_. The helper has registered its wait before the lock
-  // below, and is interrupted, or registers after it, and sees the flag.
-  stopping_.store(true, std::memory_order_relaxed);
-  {
-    const std::lock_guard<std::mutex> lock(mu_);
-    abort_waits();
-  }
-  helper_.join();
+  return failure_;
 }
 
 // ---- the end ----
 
 void Group::Impl::abandon(const Status& why) {
-  if (abandoned_) {
-    return;
+  bool gave_up = false;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (std::exchange(abandoned_, true)) {
+      return;
+    }
+    gave_up = failure_.ok();
+    if (gave_up) {
+      failure_ = Status(
+          ErrorCode::kAborted,
+          str("[comm] rank ", options_.own_rank,
+              " gave up: ", why.ok() ? "no reason given" : why.message()));
+    }
+    abort_waits();
   }
-  abandoned_ = true;
-  if (failure_.ok()) {
-    failure_ = Status(
-        ErrorCode::kAborted,
-        str("[comm] rank ", options_.own_rank, " gave up: ",
-            why.ok() ? "no reason given" : why.message()));
+  if (gave_up) {
     // Peers see the connections break and look for the reason on our board.
     watch_.give_up(why.ok() ? "gave up" : str("gave up: ", why.message()));
   }
   break_connections();
-  stop_helper();
+  const std::lock_guard<std::mutex> lock(mu_);
   outstanding_.clear();
 }
 
@@ -412,21 +326,15 @@ Group::Group(
     : impl_(std::make_unique<Impl>(options, std::move(backend), watch)) {}
 Group::~Group() = default;
 
-int Group::index() const {
-  return impl_->index();
+int Group::index() const { return impl_->index(); }
+int Group::size() const { return impl_->size(); }
+int Group::world_rank(int index) const { return impl_->world_rank(index); }
+bool Group::has_only(const std::vector<int>& ranks) const {
+  return std::includes(
+      ranks.begin(), ranks.end(), impl_->ranks().begin(), impl_->ranks().end());
 }
-int Group::size() const {
-  return impl_->size();
-}
-int Group::world_rank(int index) const {
-  return impl_->world_rank(index);
-}
-const Status& Group::failure() const {
-  return impl_->failure();
-}
-int Group::next_own_tag() {
-  return impl_->next_own_tag();
-}
+Status Group::failure() const { return impl_->failure(); }
+int Group::next_own_tag() { return impl_->next_own_tag(); }
 Pending Group::send(const at::Tensor& tensor, int peer, int tag) {
   return impl_->start(Impl::Direction::kSend, tensor, peer, tag);
 }
@@ -436,12 +344,7 @@ Pending Group::receive(const at::Tensor& tensor, int peer, int tag) {
 Status Group::wait(Pending& pending, const std::string& what) {
   return impl_->wait(pending, what);
 }
-bool Group::done(const Pending& pending) {
-  return impl_->done(pending);
-}
-void Group::abandon(const Status& why) {
-  impl_->abandon(why);
-}
+void Group::abandon(const Status& why) { impl_->abandon(why); }
 
 // Dissemination: in round k a rank tells the one 2^k ahead; after ceil(log2 W)
 // rounds everybody has heard, directly or not, from everybody.

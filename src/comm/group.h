@@ -8,9 +8,9 @@
 //
 // Gloo facts this rests on (pinned by group_test.cpp): a timed-out wait breaks
 // every connection of the group; Work::abort() makes a wait return false and
-// breaks nothing; a message under way when its connection breaks is never
-// told; Work::isCompleted() stays false until somebody waits.
-// Thread rule: one thread, save for the watch's call to interrupt().
+// breaks nothing; a message under way when its connection breaks is never told.
+// Thread rule: one thread starts, one (the same or another) waits; abandon() and
+// the watch's interrupt() from any.
 #pragma once
 
 #include <chrono>
@@ -58,17 +58,18 @@ class Group {
   int index() const;
   int size() const;
   int world_rank(int index) const;
+  // No member is outside `ranks`.
+  bool has_only(const std::vector<int>& ranks) const;
 
   // As in Communicator, whose contracts hold.
   Pending send(const at::Tensor& tensor, int peer, int tag);
   Pending receive(const at::Tensor& tensor, int peer, int tag);
   Status wait(Pending& pending, const std::string& what);
-  bool done(const Pending& pending);
   Status barrier(const std::string& what);
   void abandon(const Status& why);
 
   // The first failure, or success.
-  const Status& failure() const;
+  Status failure() const;
 
   // Tags from here on belong to the group's own messages.
   static constexpr int kOwnTags = 1 << 30;

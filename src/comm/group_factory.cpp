@@ -3,12 +3,12 @@
 // How a world connects some of its ranks into a group.
 #include "comm/world_impl.h"
 
-#include <algorithm>
-#include <numeric>
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <algorithm>
+#include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
@@ -70,7 +70,9 @@ void check_ranks(const std::vector<int>& ranks, int own, int size) {
 // Throws when a member of a group that is being connected was lost, or when
 // time is up; `missing` is the rank to name then.
 void World::Impl::check_well(
-    const std::string& name, const std::vector<int>& ranks, int missing,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    int missing,
     Instant end) const {
   const auto loss = watch->first_lost(ranks);
   SHERD_CHECK_AS(
@@ -85,19 +87,47 @@ void World::Impl::check_well(
 // Every member shows that it has come to `stage` ("connects", "connected") and
 // waits for the others: before connecting, because Gloo looks at nothing else
 // while it waits for a missing one; after, because a rank that has all its own
-// connections and closes them again would fail those still connecting.
-void World::Impl::await_members(
+// connections and closes them again would fail those still connecting. Returns
+// the members' notes.
+std::vector<std::string> World::Impl::await_members(
     const std::string& stage,
     const std::string& name,
-    const std::vector<int>& ranks) {
+    const std::vector<int>& ranks,
+    const std::string& note) {
   const auto key = [&](int r) { return str(stage, "/", name, "/", r); };
   const Instant end = SteadyClock().now() + options.deadline;
-  store->set(key(rank), "1");
+  store->set(key(rank), note);
+  std::vector<std::string> notes;
   for (const int r : ranks) {
     while (!comm::wait_for_key(*store, key(r), options.deadline)) {
       check_well(name, ranks, r, end);
     }
+    notes.push_back(store->get_to_str(key(r)));
   }
+  return notes;
+}
+
+std::string World::Impl::retired_names() const {
+  std::string names = "\n";
+  for (const auto& [name, group] : retired) {
+    names += name + "\n";
+  }
+  return names;
+}
+
+// What all members have retired none of them receives from any more.
+void World::Impl::free_retired(
+    const std::vector<int>& ranks, const std::vector<std::string>& notes) {
+  std::erase_if(retired, [&](const Retired& candidate) {
+    return !candidate.name.empty() &&
+        std::all_of(
+            notes.begin(), notes.end(),
+            [&](const auto& note) {
+              return note.find("\n" + candidate.name + "\n") !=
+                  std::string::npos;
+            }) &&
+        candidate.group->has_only(ranks);
+  });
 }
 
 c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
@@ -120,8 +150,8 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
   const auto index = std::find(ranks.begin(), ranks.end(), rank);
   // Gloo goes on trying to connect to a rank that has died meanwhile.
   auto backend = comm::start_to_leave_behind(
-      [prefixed = c10::make_intrusive<c10d::PrefixStore>(
-           "group/" + name, store),
+      [prefixed =
+           c10::make_intrusive<c10d::PrefixStore>("group/" + name, store),
        own = static_cast<int>(index - ranks.begin()),
        count = static_cast<int>(ranks.size()), gloo] {
         const comm::SigpipeGuard inherited_by_its_threads;
@@ -146,9 +176,10 @@ std::unique_ptr<comm::Group> World::Impl::make_group(
     return make_group(ranks, nullptr);
   }
   try {
-    await_members("connects", name, ranks);
+    free_retired(
+        ranks, await_members("connects", name, ranks, retired_names()));
     auto backend = connect(name, ranks);
-    await_members("connected", name, ranks);
+    await_members("connected", name, ranks, "1");
     return make_group(ranks, std::move(backend));
   } catch (const Error&) {
     throw;

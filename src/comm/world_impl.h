@@ -35,11 +35,15 @@ struct World::Impl {
   std::vector<comm::RankRecord> records;  // By rank.
   comm::NoticeBoard board;
   std::unique_ptr<comm::PeerWatch> watch;
-  // Of communicators that are gone: peers may still be receiving.
-  std::vector<std::unique_ptr<comm::Group>> retired;
+  // Of communicators that are gone here, while peers may still be receiving.
+  struct Retired {
+    std::string name;  // Empty: of a backend that was handed in.
+    std::unique_ptr<comm::Group> group;
+  };
+  std::vector<Retired> retired;
   std::unique_ptr<comm::Group> barrier_group;  // All ranks; made when needed.
   std::set<std::string> group_names;           // Used up: keys stay behind.
-  int made = 0;  // Handed out by next_number().
+  int made = 0;                                // Handed out by next_number().
   bool closed = false;
 
   ~Impl();
@@ -49,18 +53,23 @@ struct World::Impl {
       const std::string& name, const std::vector<int>& ranks);
   // The same over a backend that is connected already.
   std::unique_ptr<comm::Group> make_group(
-      const std::vector<int>& ranks,
-      c10::intrusive_ptr<c10d::Backend> backend);
+      const std::vector<int>& ranks, c10::intrusive_ptr<c10d::Backend> backend);
   comm::Group& all_ranks();
 
  private:
   void check_well(
-      const std::string& name, const std::vector<int>& ranks, int missing,
+      const std::string& name,
+      const std::vector<int>& ranks,
+      int missing,
       Instant end) const;
-  void await_members(
+  std::vector<std::string> await_members(
       const std::string& stage,
       const std::string& name,
-      const std::vector<int>& ranks);
+      const std::vector<int>& ranks,
+      const std::string& note);
+  std::string retired_names() const;
+  void free_retired(
+      const std::vector<int>& ranks, const std::vector<std::string>& notes);
   c10::intrusive_ptr<c10d::Backend> connect(
       const std::string& name, const std::vector<int>& ranks);
 };

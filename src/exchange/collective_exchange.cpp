@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "exchange/backward_note.h"
 #include "exchange/memories.h"
 #include "exchange/reductions.h"
+#include "exchange/worker.h"
 
 namespace sherd::exchange {
 namespace {
@@ -51,9 +53,12 @@ class CollectiveExchange final : public Exchange {
   // Connections may outlive this object, messages under way may not: they read
   // and write memory that goes with it.
   ~CollectiveExchange() override {
-    if (reductions_ && reductions_->under_way()) {
+    const bool reducing = reductions_ && reductions_->under_way();
+    if (reducing || worker_.busy()) {
       const Status why(
-          ErrorCode::kPeerLost, "its exchange went with gradients under way");
+          ErrorCode::kPeerLost,
+          str("its exchange went with ", reducing ? "gradients" : "a gather",
+              " under way"));
       gather_->abandon(why);
       reduce_->abandon(why);
     }
@@ -89,29 +94,32 @@ class CollectiveExchange final : public Exchange {
   }
 
   Status start_unshard(UnitId unit, const UnshardOptions& options) override {
-    if (error_.ok()) {
-      memories_->set_unsharded_bytes_max(options.unsharded_bytes_max);
-      started_.push_back({unit, options.in_backward});
+    if (!error_.ok()) {
+      return error_;
     }
-    return error_;
+    memories_->set_unsharded_bytes_max(options.unsharded_bytes_max);
+    const auto& flats = memories_->open_unit(unit);
+    if (model_.placement == Placement::kReplicate) {
+      return {};
+    }
+    ++counters_.unshards;
+    counters_.unsharded_bytes += unit_bytes(spec(unit));
+    Wish wish;
+    wish.kind = WishKind::kUnshard;
+    wish.unit = unit;
+    wish.in_backward = options.in_backward ? 1 : 0;
+    started_[unit] = post(wish, flats, nullptr);
+    return {};
   }
 
   Result<std::vector<void*>> wait_for_unshard(UnitId unit) override {
     if (!error_.ok()) {
       return error_;
     }
-    const auto started = take_started(unit);
-    memories_->open_unit(unit);
-    if (model_.placement == Placement::kShard) {
-      Wish wish;
-      wish.kind = WishKind::kUnshard;
-      wish.unit = unit;
-      wish.in_backward = started.in_backward ? 1 : 0;
-      if (auto status = fulfil(wish); !status.ok()) {
+    if (const auto job = started_.extract(unit)) {
+      if (auto status = worker_.wait(job.mapped()); !status.ok()) {
         return fail(status);
       }
-      ++counters_.unshards;
-      counters_.unsharded_bytes += unit_bytes(spec(unit));
     }
     std::vector<void*> addresses;
     for (const auto& flat : memories_->unit(unit)) {
@@ -143,7 +151,7 @@ class CollectiveExchange final : public Exchange {
     }
     note_.late = end.late;
     note_.aborted = end.aborted;
-    const auto notes = finish_backward();
+    auto notes = finish_backward();
     if (!notes.ok()) {
       return fail(notes.status());
     }
@@ -165,10 +173,8 @@ class CollectiveExchange final : public Exchange {
     wish.kind = WishKind::kAllReduce;
     wish.numel = static_cast<std::uint32_t>(values.numel());
     wish.op = op == ReduceOp::kSum ? 0 : 1;
-    auto status = fulfil(wish);
-    if (status.ok()) {
-      status = reduce_values(values, op);
-    }
+    const auto job = post(wish, {}, [&] { return reduce_values(values, op); });
+    auto status = worker_.wait(job);
     return status.ok() ? status : fail(status);
   }
 
@@ -176,7 +182,11 @@ class CollectiveExchange final : public Exchange {
     if (!error_.ok()) {
       return;
     }
-    if (auto status = reductions_->progress(); !status.ok()) {
+    auto status = reductions_->progress();
+    if (status.ok()) {
+      status = worker_.failure();
+    }
+    if (!status.ok()) {
       (void)fail(status);
     }
   }
@@ -197,11 +207,6 @@ class CollectiveExchange final : public Exchange {
   }
 
  private:
-  struct Started {
-    UnitId unit;
-    bool in_backward;
-  };
-
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
@@ -230,16 +235,6 @@ class CollectiveExchange final : public Exchange {
     return difference;
   }
 
-  Started take_started(UnitId unit) {
-    const auto found = std::find_if(
-        started_.begin(), started_.end(),
-        [&](const Started& started) { return started.unit == unit; });
-    SHERD_ASSERT(found != started_.end());
-    const auto started = *found;
-    started_.erase(found);
-    return started;
-  }
-
   // Sends `mine` to every peer and receives as many bytes from each, by rank.
   Result<std::vector<at::Tensor>> swap_bytes(
       const at::Tensor& mine, int tag, const std::string& what) {
@@ -261,8 +256,6 @@ class CollectiveExchange final : public Exchange {
 
   Result<std::vector<Wish>> swap_wishes(Wish& mine) {
     mine.sequence = sequence_++;
-    mine.generation = generation_;
-    mine.backward = backward_;
     auto all = swap_bytes(
         bytes_of(&mine, sizeof(Wish)), kWishTag, "an answer to " + text(mine));
     if (!all.ok()) {
@@ -279,8 +272,22 @@ class CollectiveExchange final : public Exchange {
     return exchange::describe(wish, unit_names_);
   }
 
+  // Has the worker fulfil the wish, with `flats` as this rank's place for the
+  // unit, and then do `rest`, if there is one.
+  std::uint64_t post(
+      Wish wish, std::vector<at::Tensor> flats, Worker::Job rest) {
+    wish.generation = generation_;
+    wish.backward = backward_;
+    return worker_.post(
+        [this, wish, flats = std::move(flats), rest = std::move(rest)] {
+          auto status = fulfil(wish, flats);
+          return status.ok() && rest ? rest() : status;
+        });
+  }
+
+  // Of the worker, as are those below it.
   // Wishes until the wish is granted, serving those of others meanwhile.
-  Status fulfil(Wish wish) {
+  Status fulfil(Wish wish, const std::vector<at::Tensor>& flats) {
     while (true) {
       const auto wishes = swap_wishes(wish);
       if (!wishes.ok()) {
@@ -292,7 +299,7 @@ class CollectiveExchange final : public Exchange {
             {ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason});
       }
       if (agreement.wish.kind == WishKind::kUnshard) {
-        auto status = move_unit(agreement.wish, wishes.value());
+        auto status = move_unit(agreement.wish, wishes.value(), flats);
         if (!status.ok()) {
           return status;
         }
@@ -305,7 +312,10 @@ class CollectiveExchange final : public Exchange {
 
   // Sends this rank's shard to those who want the unit, and receives theirs
   // when it is one of them.
-  Status move_unit(const Wish& wish, const std::vector<Wish>& wishes) {
+  Status move_unit(
+      const Wish& wish,
+      const std::vector<Wish>& wishes,
+      const std::vector<at::Tensor>& flats) {
     const auto wants = [&](int rank) {
       return wishes[static_cast<std::size_t>(rank)] == wish;
     };
@@ -323,10 +333,10 @@ class CollectiveExchange final : public Exchange {
           continue;
         }
         const auto range = layout.shard(peer);
-        const auto part =
-            memories_->unit(wish.unit)[f].narrow(0, range.begin, range.numel());
+        const auto part = flats[f].narrow(0, range.begin, range.numel());
         if (peer == me()) {
-          part.copy_(shard);
+          std::memcpy(
+              part.mutable_data_ptr(), shard.const_data_ptr(), shard.nbytes());
         } else {
           transfers.push_back(gather_->receive(part, peer, tag));
         }
@@ -339,14 +349,25 @@ class CollectiveExchange final : public Exchange {
   Result<std::vector<at::Tensor>> finish_backward() {
     Wish wish;
     wish.kind = WishKind::kEndBackward;
-    if (auto status = fulfil(wish); !status.ok()) {
+    if (auto status = worker_.wait(post(wish, {}, nullptr)); !status.ok()) {
       return status;
     }
     if (auto status = reductions_->finish(); !status.ok()) {
       return status;
     }
-    return swap_bytes(
-        note_.encode(model_), kPayloadTag, "the end of the backward");
+    std::vector<at::Tensor> notes;
+    const auto job = worker_.post([&] {
+      auto all = swap_bytes(
+          note_.encode(model_), kPayloadTag, "the end of the backward");
+      if (all.ok()) {
+        notes = all.value();
+      }
+      return all.status();
+    });
+    if (auto status = worker_.wait(job); !status.ok()) {
+      return status;
+    }
+    return notes;
   }
 
   Status reduce_values(const at::Tensor& values, ReduceOp op) {
@@ -380,13 +401,14 @@ class CollectiveExchange final : public Exchange {
   std::vector<int> ranks_;  // World ranks, for messages.
   std::vector<std::string> unit_names_;
   std::vector<int> first_flat_;
-  std::vector<Started> started_;
+  std::map<UnitId, std::uint64_t> started_;  // The worker's jobs.
   BackwardNote note_;
-  std::uint64_t sequence_ = 0;
   std::uint64_t generation_ = 0;
   std::uint64_t backward_ = 0;
   Status error_;
   mutable ExchangeCounters counters_;
+  std::uint64_t sequence_ = 0;     // The worker's.
+  Worker worker_{"sherd-gather"};  // The last member: its jobs use the others.
 };
 
 }  // namespace

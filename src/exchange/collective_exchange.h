@@ -2,9 +2,10 @@
 //
 // CollectiveExchange moves units between processes by point-to-point messages
 // straight from and into the flats, which takes unequal shards without padding,
-// over two links: one for gathers and agreement, one for gradients. Gathers are made on demand: before each, ranks
-// exchange their wishes (agreement.h), so that a rank which goes another way is
-// an error on all of them at once, and not a hang.
+// over two links: one for gathers and agreement, one for gradients, each with a
+// thread that waits. Before each collective step ranks exchange their wishes
+// (agreement.h), so that a rank which goes another way is an error on all of
+// them at once, and not a hang.
 // Thread rule: see Exchange. Protocol: docs/design/exchange.md.
 #pragma once
 

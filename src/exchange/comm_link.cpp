@@ -13,7 +13,6 @@ class CommTransfer final : public Transfer {
   CommTransfer(comm::Communicator& via, comm::Pending pending)
       : via_(via), pending_(std::move(pending)) {}
 
-  bool done() const override { return via_.done(pending_); }
   Status wait(const std::string& what) override {
     return via_.wait(pending_, what);
   }

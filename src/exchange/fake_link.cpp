@@ -124,7 +124,6 @@ using State = FakeNetwork::State;
 
 class Sent final : public Transfer {
  public:
-  bool done() const override { return true; }
   Status wait(const std::string&) override { return {}; }
 };
 
@@ -134,11 +133,6 @@ class Received final : public Transfer {
       : state_(std::move(state)),
         lane_(std::move(lane)),
         into_(std::move(into)) {}
-
-  bool done() const override {
-    const std::lock_guard lock(state_->mu);
-    return taken_ || into_.numel() == 0 || due() == Instant::min();
-  }
 
   Status wait(const std::string& what) override {
     if (taken_ || into_.numel() == 0) {

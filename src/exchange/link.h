@@ -4,7 +4,8 @@
 // messages between the ranks of one group. Implemented over c10d, and by an
 // in-process fake that delays, reorders and fails. Indices are positions in
 // the group, errors name world ranks. The caller keeps tensors alive and
-// unchanged until their transfer was waited for. Thread rule: one thread.
+// unchanged until their transfer was waited for. Thread rule: one thread starts
+// transfers, one (the same or another) waits for them; abandon() from any.
 #pragma once
 
 #include <memory>
@@ -18,9 +19,6 @@ namespace sherd::exchange {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-
-  // True when wait() would not block.
-  virtual bool done() const = 0;
 
   // Waits until done or the transport's deadline. A failure names the rank and
   // `what` was waited for; the link is then only good for abandon().

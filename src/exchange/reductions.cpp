@@ -29,7 +29,8 @@ Reductions::Reductions(const ModelSpec& model, Link& via, Memories& memories)
     : model_(model),
       via_(via),
       memories_(memories),
-      first_flat_(first_flats(model)) {}
+      first_flat_(first_flats(model)),
+      worker_("sherd-reduce") {}
 
 const UnitSpec& Reductions::spec(UnitId unit) const {
   return model_.units[static_cast<std::size_t>(unit)];
@@ -50,7 +51,9 @@ std::int64_t Reductions::staging_bytes(const FlatSpec& flat) const {
 }
 
 void Reductions::start(UnitId unit, const ReduceOptions& options) {
-  Reduction reduction;
+  reclaim();
+  const auto shared = std::make_shared<Reduction>();
+  auto& reduction = *shared;
   reduction.unit = unit;
   reduction.options = options;
   reduction.slot = memories_.take_gradients(unit);
@@ -67,7 +70,13 @@ void Reductions::start(UnitId unit, const ReduceOptions& options) {
       staging += staging_bytes(spec(unit).flats[f]);
     }
   }
-  under_way_.push_back(std::move(reduction));
+  started_.push_back(unit);
+  last_job_ = worker_.post([this, shared] {
+    auto status = complete(*shared);
+    const std::lock_guard lock(mu_);
+    summed_.push_back(shared);
+    return status;
+  });
 }
 
 void Reductions::post_flat(Reduction& reduction, std::size_t f, char* staging) {
@@ -92,20 +101,21 @@ void Reductions::post_flat(Reduction& reduction, std::size_t f, char* staging) {
   }
 }
 
-bool Reductions::front_is_done() const {
-  const auto& transfers = under_way_.front().transfers;
-  return std::all_of(
-      transfers.begin(), transfers.end(),
-      [](const auto& transfer) { return transfer->done(); });
+Status Reductions::progress() {
+  reclaim();
+  return worker_.failure();
 }
 
-Status Reductions::progress() {
-  while (!under_way_.empty() && front_is_done()) {
-    if (auto status = complete_front(); !status.ok()) {
-      return status;
-    }
+void Reductions::reclaim() {
+  std::vector<std::shared_ptr<Reduction>> summed;
+  {
+    const std::lock_guard lock(mu_);
+    summed.swap(summed_);
   }
-  return {};
+  for (const auto& reduction : summed) {
+    memories_.release(reduction->slot);
+    memories_.release(reduction->staging);
+  }
 }
 
 at::Tensor Reductions::own_gradient(UnitId unit, std::size_t f) const {
@@ -116,39 +126,28 @@ at::Tensor Reductions::own_gradient(UnitId unit, std::size_t f) const {
           0, range.begin - memories_.owned(unit, flat).begin, range.numel());
 }
 
-Status Reductions::complete_front() {
-  auto& reduction = under_way_.front();
+Status Reductions::complete(const Reduction& reduction) {
   auto status = wait_all(
       reduction.transfers, "gradients of unit " + spec(reduction.unit).name);
-  if (!status.ok()) {
-    return status;
-  }
-  for (std::size_t f = 0; f < reduction.pieces.size(); ++f) {
+  for (std::size_t f = 0; f < reduction.pieces.size() && status.ok(); ++f) {
     if (!reduction.pieces[f].empty()) {
       sum_slices(
           reduction.pieces[f], reduction.options.scale,
           reduction.options.accumulate.at(f), own_gradient(reduction.unit, f));
     }
   }
-  memories_.release(reduction.slot);
-  memories_.release(reduction.staging);
-  summed_.push_back(reduction.unit);
-  under_way_.pop_front();
-  return {};
+  return status;
 }
 
 Status Reductions::finish() {
-  while (!under_way_.empty()) {
-    if (auto status = complete_front(); !status.ok()) {
-      return status;
-    }
-  }
-  return share_replicated();
+  auto status = worker_.wait(last_job_);
+  reclaim();
+  return status.ok() ? share_replicated() : status;
 }
 
 Status Reductions::share_replicated() {
   Transfers transfers;
-  const auto summed = std::exchange(summed_, {});
+  const auto summed = std::exchange(started_, {});
   if (model_.placement != Placement::kReplicate) {
     return {};
   }

@@ -2,14 +2,18 @@
 //
 // Reductions carries gradients between processes: each rank sends every peer
 // its part of a slot and sums what the peers sent for its own. Started at any
-// time and in any order, since messages are told apart by flat; summed in the
-// order started. Thread rule: one thread.
+// time and in any order, since messages are told apart by flat; waited for and
+// summed in the order started, by a thread of its own, while backward goes on.
+// Thread rule: one thread.
 #pragma once
 
-#include <deque>
+#include <cstdint>
+#include <memory>
+#include <mutex>
 #include <vector>
 #include "exchange/link.h"
 #include "exchange/memories.h"
+#include "exchange/worker.h"
 
 namespace sherd::exchange {
 
@@ -24,12 +28,13 @@ class Reductions {
   // Takes the unit's gradient slot. Never waits.
   void start(UnitId unit, const ReduceOptions& options);
 
-  // Sums what has arrived. Never waits.
+  // Takes back the memory of what is summed, and tells the first failure so
+  // far. Never waits.
   Status progress();
 
-  bool under_way() const { return !under_way_.empty(); }
+  bool under_way() const { return worker_.busy(); }
 
-  // Waits for all, sums them; replicated gradients are then shared, so that
+  // Waits until all are summed; replicated gradients are then shared, so that
   // every rank has all of them.
   Status finish();
 
@@ -50,8 +55,8 @@ class Reductions {
   std::int64_t piece_bytes(const FlatSpec& flat) const;
   std::int64_t staging_bytes(const FlatSpec& flat) const;
   void post_flat(Reduction& reduction, std::size_t flat, char* staging);
-  bool front_is_done() const;
-  Status complete_front();
+  Status complete(const Reduction& reduction);
+  void reclaim();
   at::Tensor own_gradient(UnitId unit, std::size_t flat) const;
   Status share_replicated();
 
@@ -59,8 +64,12 @@ class Reductions {
   Link& via_;
   Memories& memories_;
   const std::vector<int> first_flat_;
-  std::deque<Reduction> under_way_;
-  std::vector<UnitId> summed_;  // Since the last finish().
+  std::vector<UnitId> started_;  // Since the last finish().
+  std::uint64_t last_job_ = 0;
+  std::mutex mu_;
+  // Guarded by mu_: by the worker done with, memory not yet given back.
+  std::vector<std::shared_ptr<Reduction>> summed_;
+  Worker worker_;  // The last member: its jobs use the others.
 };
 
 }  // namespace sherd::exchange

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -17,7 +16,6 @@ namespace {
 
 // Fits the first-level cache with its pieces; long enough to vectorise.
 constexpr std::int64_t kBlock = 2048;
-constexpr std::int64_t kGrain = 1 << 16;
 
 template <typename Piece, typename Sum, typename Out>
 void sum_block(
@@ -65,14 +63,11 @@ void sum_typed(
         reinterpret_cast<std::uintptr_t>(pieces.back()) % alignof(Piece) == 0);
   }
   auto* target = out.mutable_data_ptr<Out>();
-  at::parallel_for(
-      0, out.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-        for (auto at = begin; at < end; at += kBlock) {
-          sum_block<Piece, Sum, Out>(
-              pieces, at, std::min(kBlock, end - at), scale, accumulate,
-              target);
-        }
-      });
+  for (std::int64_t at = 0; at < out.numel(); at += kBlock) {
+    sum_block<Piece, Sum, Out>(
+        pieces, at, std::min(kBlock, out.numel() - at), scale, accumulate,
+        target);
+  }
 }
 
 template <typename Piece, typename Sum>

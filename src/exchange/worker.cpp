@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/worker.h"
+
+#include <exception>
+#include <utility>
+
+#include <pthread.h>
+
+namespace sherd::exchange {
+namespace {
+
+Status result_of(const Worker::Job& job) {
+  try {
+    return job();
+  } catch (const std::exception& error) {
+    return {ErrorCode::kUnavailable, error.what()};
+  }
+}
+
+}  // namespace
+
+Worker::Worker(std::string thread_name)
+    : thread_(
+          [this, name = std::move(thread_name)](const std::stop_token& stop) {
+            ::pthread_setname_np(::pthread_self(), name.c_str());
+            run(stop);
+          }) {}
+
+Worker::~Worker() { thread_.request_stop(); }
+
+std::uint64_t Worker::post(Job job) {
+  const std::lock_guard lock(mu_);
+  jobs_.push_back(std::move(job));
+  changed_.notify_all();
+  return ++posted_;
+}
+
+Status Worker::wait(std::uint64_t number) {
+  std::unique_lock lock(mu_);
+  changed_.wait(lock, [&] { return ended_ >= number; });
+  return failure_;
+}
+
+Status Worker::failure() const {
+  const std::lock_guard lock(mu_);
+  return failure_;
+}
+
+bool Worker::busy() const {
+  const std::lock_guard lock(mu_);
+  return ended_ < posted_;
+}
+
+void Worker::run(const std::stop_token& stop) {
+  std::unique_lock lock(mu_);
+  while (changed_.wait(lock, stop, [&] { return !jobs_.empty(); })) {
+    const auto job = std::move(jobs_.front());
+    jobs_.pop_front();
+    Status status = failure_;
+    if (status.ok() && !stop.stop_requested()) {
+      lock.unlock();
+      status = result_of(job);
+      lock.lock();
+    }
+    if (failure_.ok()) {
+      failure_ = status;
+    }
+    ++ended_;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/worker.h"
+
+#include <latch>
+#include <stdexcept>
+#include <vector>
+#include <gtest/gtest.h>
+
+namespace sherd::exchange {
+namespace {
+
+TEST(Worker, DoesJobsInOrderBesideTheCaller) {
+  Worker worker("test");
+  std::latch may_go(1);
+  std::vector<int> done;
+  std::uint64_t last = 0;
+  for (int i = 0; i < 100; ++i) {
+    last = worker.post([&, i] {
+      may_go.wait();
+      done.push_back(i);
+      return Status();
+    });
+  }
+  EXPECT_TRUE(worker.busy());  // No job can have ended yet.
+  may_go.count_down();
+  EXPECT_TRUE(worker.wait(last).ok());
+  EXPECT_FALSE(worker.busy());
+  ASSERT_EQ(done.size(), 100U);
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(done[static_cast<std::size_t>(i)], i);
+  }
+}
+
+TEST(Worker, TheFirstFailureEndsTheWorkAndStays) {
+  Worker worker("test");
+  bool ran = false;
+  const auto good = worker.post([] { return Status(); });
+  EXPECT_TRUE(worker.wait(good).ok());
+  worker.post([] { return Status(ErrorCode::kPeerLost, "first"); });
+  worker.post([&]() -> Status {
+    ran = true;
+    throw std::runtime_error("second");
+  });
+  const auto last = worker.post([] { return Status(); });
+  EXPECT_EQ(worker.wait(last).message(), "first");
+  EXPECT_EQ(worker.failure().code(), ErrorCode::kPeerLost);
+  EXPECT_FALSE(ran);
+}
+
+TEST(Worker, AnExceptionOfAJobIsItsFailure) {
+  Worker worker("test");
+  const auto job =
+      worker.post([]() -> Status { throw std::runtime_error("no memory"); });
+  EXPECT_EQ(worker.wait(job).message(), "no memory");
+}
+
+}  // namespace
+}  // namespace sherd::exchange
