@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A gap is the stretch between two uses of a unit. Bridging it, by keeping the
+// unit whole, saves one gather; the bytes then count at each visit in between.
+// Planning a step is to choose which gaps to bridge. Thread rule: pure functions
+// and values.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+#include "plan/unit_id.h"
+
+namespace sherd::plan {
+
+using UnitSets = std::vector<std::vector<UnitId>>;  // By visit, ascending.
+
+struct Gap {
+  UnitId unit = 0;
+  std::int64_t bytes = 0;
+  // The visits in between are begin, ..., end - 1. A gap over the step boundary
+  // counts on: visit `visits` is visit 0 of the next step. begin == end there
+  // means that nothing lies between.
+  int begin = 0;
+  int end = 0;
+
+  friend bool operator==(const Gap&, const Gap&) = default;
+};
+
+struct GapProblem {
+  // By visit: the budget less the units that are there in any case.
+  std::vector<std::int64_t> room;
+  // By begin, then unit.
+  std::vector<Gap> gaps;
+
+  int visits() const { return static_cast<int>(room.size()); }
+};
+
+struct PresenceInput {
+  const UnitSets& visits;
+  std::span<const std::int64_t> unit_bytes;
+  std::span<const std::int64_t> budget_bytes;
+  int ahead_visits = 0;
+};
+
+// The units that are there at each visit in any case: its own and, as far as
+// there is room beside them, those of the next `ahead_visits` ones, so that a
+// gather can run ahead of its use. Nearer uses go first; a unit whose use is
+// farther is there at every visit until then or not at all.
+// REQUIRES: each visit fits its budget.
+UnitSets present_units(const PresenceInput& input);
+
+// REQUIRES: the units present fit the budget of each visit.
+GapProblem gap_problem(
+    const UnitSets& present,
+    std::span<const std::int64_t> unit_bytes,
+    std::span<const std::int64_t> budget_bytes,
+    const std::vector<bool>& carried);
+
+}  // namespace sherd::plan
