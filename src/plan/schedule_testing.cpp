@@ -67,7 +67,7 @@ Visits random_visits(
 class BruteForce {
  public:
   explicit BruteForce(const ScheduleInput& input) : input_(input) {
-    SHERD_CHECK(input.unit_bytes.size() <= 6, "[plan] too many to try all");
+    SHERD_CHECK(input.unit_bytes.size() <= 8, "[plan] too many to try all");
     for (unsigned set = 0; set < sets(); ++set) {
       bytes_.push_back(bytes_of(set));
     }

@@ -42,7 +42,7 @@ struct RandomSteps {
 ScheduleInput random_step(TestRandom& random, const RandomSteps& options);
 
 // Least bytes gathered per step in a row of steps, over every way to keep and
-// drop units at every visit. For up to 6 units.
+// drop units at every visit. For up to 8 units.
 std::int64_t least_gathered_bytes(const ScheduleInput& input);
 
 // Empty, or the first promise that is broken.

@@ -10,6 +10,7 @@
 #include "plan/budget.h"
 #include "plan/gaps.h"
 #include "plan/keep_gaps.h"
+#include "plan/nearest_ends.h"
 
 namespace sherd::plan {
 namespace {
