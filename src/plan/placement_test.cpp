@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/placement.h"
+
+#include <algorithm>
+#include <map>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "plan/schedule_testing.h"
+
+namespace sherd::plan {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Sizes that alignment matters for, and that it does not.
+ScheduleInput random_placed_step(TestRandom& random, bool equal_units) {
+  ScheduleInput input = random_step(
+      random,
+      {.equal_units = equal_units,
+       .carried = !equal_units,
+       .units_max = 12,
+       .visits_max = 40,
+       .ahead_visits_max = 2});
+  const std::int64_t scale = random.in(0, 1) == 1 ? 50 : kPlaceAlignment;
+  for (std::int64_t& bytes : input.unit_bytes) {
+    bytes *= scale;
+  }
+  for (std::int64_t& bytes : input.budget_bytes) {
+    bytes *= scale;
+  }
+  return input;
+}
+
+// Plays two steps, the second because stays go on into it.
+class Arena {
+ public:
+  Arena(const ScheduleInput& input, const Placement& placement)
+      : input_(input), placement_(placement) {}
+
+  void play(const UnitSchedule& schedule) {
+    for (std::size_t i = 0; i < schedule.initial.size(); ++i) {
+      enter(schedule.initial[i], placement_.initial[i]);
+    }
+    step(schedule);
+    for (auto it = begin_.begin(); it != begin_.end();) {
+      const bool stays = std::binary_search(
+          schedule.initial.begin(), schedule.initial.end(), it->first);
+      it = stays ? std::next(it) : begin_.erase(it);
+    }
+    for (std::size_t i = 0; i < schedule.initial.size(); ++i) {
+      ASSERT_EQ(begin_.at(schedule.initial[i]), placement_.initial[i]);
+    }
+    step(schedule);
+    ASSERT_EQ(end_max_, placement_.arena_bytes);
+  }
+
+ private:
+  std::int64_t bytes(UnitId unit) const {
+    return input_.unit_bytes[static_cast<std::size_t>(unit)];
+  }
+
+  void step(const UnitSchedule& schedule) {
+    for (std::size_t visit = 0; visit < schedule.before.size(); ++visit) {
+      const Actions& actions = schedule.before[visit];
+      for (const UnitId unit : actions.reshard) {
+        begin_.erase(unit);
+      }
+      for (std::size_t i = 0; i < actions.unshard.size(); ++i) {
+        enter(actions.unshard[i], placement_.unshard[visit][i]);
+      }
+    }
+  }
+
+  void enter(UnitId unit, std::int64_t begin) {
+    const std::int64_t end = begin + bytes(unit);
+    ASSERT_GE(begin, 0);
+    ASSERT_EQ(begin % kPlaceAlignment, 0);
+    for (const auto& [other, at] : begin_) {
+      ASSERT_TRUE(end <= at || at + bytes(other) <= begin)
+          << "units " << unit << " and " << other << " overlap";
+    }
+    begin_[unit] = begin;
+    end_max_ = std::max(
+        end_max_,
+        begin +
+            (bytes(unit) + kPlaceAlignment - 1) / kPlaceAlignment *
+                kPlaceAlignment);
+  }
+
+  const ScheduleInput& input_;
+  const Placement& placement_;
+  std::map<UnitId, std::int64_t> begin_;
+  std::int64_t end_max_ = 0;
+};
+
+TEST(Placement, UnitsThatAreThereTogetherNeverOverlap) {
+  for_seeds(3000, [](TestRandom& random) {
+    const ScheduleInput input = random_placed_step(random, false);
+    const UnitSchedule schedule = make_unit_schedule(input).value();
+    const Placement placement = place_units(input, schedule);
+    Arena(input, placement).play(schedule);
+    ASSERT_EQ(
+        placement.lost_bytes,
+        placement.arena_bytes - schedule.report.resident_bytes_peak);
+    ASSERT_GE(placement.lost_bytes, 0);
+  });
+}
+
+TEST(Placement, EqualUnitsLoseOnlyAlignment) {
+  for_seeds(2000, [](TestRandom& random) {
+    const ScheduleInput input = random_placed_step(random, true);
+    const UnitSchedule schedule = make_unit_schedule(input).value();
+    const std::int64_t bytes = input.unit_bytes[0];
+    const std::int64_t units = schedule.report.resident_bytes_peak / bytes;
+    const Placement placement = place_units(input, schedule);
+    ASSERT_EQ(
+        placement.arena_bytes,
+        units * ((bytes + 127) / kPlaceAlignment) * kPlaceAlignment);
+  });
+}
+
+TEST(Placement, ATransformerLosesLittle) {
+  // Embedding, 32 layers, head; the root's norm is used with the head.
+  std::vector<std::int64_t> sizes(34, 12 * 128);
+  sizes[32] = 40 * 128;
+  sizes[33] = 128;
+  Visits visits{{32}};
+  for (UnitId unit = 0; unit < 32; ++unit) {
+    visits.push_back({unit});
+  }
+  visits.push_back({32, 33});
+  for (UnitId unit = 31; unit >= 0; --unit) {
+    visits.push_back({unit});
+  }
+  visits.push_back({32});
+  for (std::int64_t budget = 60 * 128; budget <= 425 * 128; budget += 5 * 128) {
+    const ScheduleInput input = schedule_input(sizes, visits, budget, 1);
+    const UnitSchedule schedule = make_unit_schedule(input).value();
+    const Placement placement = place_units(input, schedule);
+    EXPECT_LE(placement.lost_bytes * 8, budget) << budget;
+  }
+}
+
+TEST(Placement, TheArenaFitsTheBudgetItWasMadeFor) {
+  int planned_with_less = 0;
+  int refused = 0;
+  for_seeds(3000, [&](TestRandom& random) {
+    const ScheduleInput input = random_placed_step(random, false);
+    const std::int64_t limit =
+        *std::max_element(input.budget_bytes.begin(), input.budget_bytes.end());
+    const Result<PlacedSchedule> result = make_placed_schedule(input);
+    if (!result.ok()) {
+      ++refused;
+      ASSERT_EQ(result.status().code(), ErrorCode::kInvalidArgument);
+      ASSERT_THAT(result.status().message(), HasSubstr("raise it to"));
+      return;
+    }
+    const PlacedSchedule& placed = result.value();
+    ASSERT_LE(placed.placement.arena_bytes, limit);
+    ASSERT_EQ(broken_promise(input, placed.schedule), "");
+    ASSERT_EQ(broken_promise(placed.input, placed.schedule), "");
+    ASSERT_EQ(
+        placed.schedule.report.lower_bound_bytes,
+        make_unit_schedule(input).value().report.lower_bound_bytes);
+    Arena(placed.input, placed.placement).play(placed.schedule);
+    planned_with_less += placed.input.budget_bytes != input.budget_bytes;
+  });
+  EXPECT_GT(planned_with_less, 0);
+  EXPECT_GT(refused, 0);
+}
+
+TEST(Placement, TheBudgetThatARefusalNamesIsEnough) {
+  const ScheduleInput input = schedule_input({100, 100}, {{0}, {0, 1}}, 200, 1);
+  const Result<PlacedSchedule> refused = make_placed_schedule(input);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(
+      refused.status().message(),
+      HasSubstr("places need 256 bytes, alignment and holes included, but the "
+                "budget is 200 bytes; raise it to at least 256"));
+  ScheduleInput larger = input;
+  larger.budget_bytes = {256, 256};
+  EXPECT_EQ(make_placed_schedule(larger).value().placement.arena_bytes, 256);
+}
+
+TEST(Placement, ABudgetBelowAVisitIsRefusedAsWithoutPlaces) {
+  const ScheduleInput input = schedule_input({100, 100}, {{0}, {0, 1}}, 150);
+  EXPECT_EQ(
+      make_placed_schedule(input).status().message(),
+      make_unit_schedule(input).status().message());
+}
+
+TEST(Placement, AStepWithoutVisitsNeedsNoArena) {
+  const PlacedSchedule placed =
+      make_placed_schedule(schedule_input({3}, {}, 0)).value();
+  EXPECT_EQ(placed.placement.arena_bytes, 0);
+}
+
+TEST(Placement, AUnitKeptOverTheStepBoundaryKeepsItsPlace) {
+  ScheduleInput input = schedule_input({128, 128}, {{0}, {1}}, 256);
+  input.carried = {true, false};
+  const PlacedSchedule placed = make_placed_schedule(input).value();
+  EXPECT_THAT(placed.schedule.initial, ElementsAre(0));
+  EXPECT_EQ(placed.placement.arena_bytes, 256);
+  EXPECT_NE(placed.placement.initial[0], placed.placement.unshard[1][0]);
+}
+
+}  // namespace
+}  // namespace sherd::plan
