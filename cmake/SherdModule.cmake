@@ -4,6 +4,9 @@
 #   all TESTS. A *_test.cpp in the folder that is listed nowhere fails configure.
 # sherd_add_test(NAME SOURCES ... DEPS ... [TORCH] [LABELS ...] [TIMEOUT s])
 #   A test binary; each of its GoogleTest suites is one ctest entry NAME.Suite.
+# sherd_add_fuzzer(NAME SOURCES ... DEPS ...)
+#   A fuzz target: with SHERD_FUZZ a libFuzzer program, else one with a plain
+#   main. Either way a ctest entry of a few random inputs.
 
 function(sherd_set_flags target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wconversion -Wshadow
@@ -65,6 +68,24 @@ function(sherd_add_test name)
       SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]"
       FAIL_REGULAR_EXPRESSION "\\[==========\\] 0 tests;Running 0 tests")
   endforeach()
+endfunction()
+
+function(sherd_add_fuzzer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  if(NOT SHERD_TESTS)
+    return()
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  sherd_set_flags(${name})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS})
+  if(SHERD_FUZZ)
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  else()
+    target_link_libraries(${name} PRIVATE sherd_fuzz_main)
+  endif()
+  add_test(NAME ${name} COMMAND ${name} -runs=2000 -seed=1)
+  set_tests_properties(${name} PROPERTIES TIMEOUT 120 LABELS unit)
 endfunction()
 
 function(sherd_add_module name)

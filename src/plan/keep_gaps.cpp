@@ -109,8 +109,9 @@ std::vector<std::size_t> candidates_of(const GapProblem& problem) {
       gaps.push_back(gap);
     }
   }
-  std::stable_sort(gaps.begin(), gaps.end(), [&](std::size_t a, std::size_t b) {
-    return problem.gaps[a].bytes > problem.gaps[b].bytes;
+  std::sort(gaps.begin(), gaps.end(), [&](std::size_t a, std::size_t b) {
+    const std::int64_t more = problem.gaps[a].bytes - problem.gaps[b].bytes;
+    return more != 0 ? more > 0 : a < b;
   });
   return gaps;
 }

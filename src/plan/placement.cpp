@@ -169,8 +169,8 @@ Packing pack_best(const std::vector<Stay>& stays, int visits) {
   for (const auto& rank : ranks) {
     std::vector<std::size_t> order(stays.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
-      return rank(stays[a]) < rank(stays[b]);
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return std::pair(rank(stays[a]), a) < std::pair(rank(stays[b]), b);
     });
     Packing packing = pack(stays, order, visits);
     if (packing.arena_bytes < best.arena_bytes) {

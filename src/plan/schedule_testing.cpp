@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 #include <utility>
 #include "base/check.h"
+#include "plan/arithmetic.h"
 
 namespace sherd::plan {
 namespace {
@@ -229,6 +231,73 @@ class Player {
   std::string broken_;
 };
 
+// Plays the actions of steps and remembers what was wrong with a place first.
+class Arena {
+ public:
+  Arena(
+      const ScheduleInput& input,
+      const UnitSchedule& schedule,
+      const Placement& placement)
+      : input_(input), schedule_(schedule), placement_(placement) {}
+
+  std::string play() {
+    for (std::size_t i = 0; i < schedule_.initial.size(); ++i) {
+      enter(schedule_.initial[i], placement_.initial[i]);
+    }
+    step();
+    const std::map<UnitId, std::int64_t> end = std::exchange(begin_, {});
+    for (std::size_t i = 0; i < schedule_.initial.size(); ++i) {
+      const UnitId unit = schedule_.initial[i];
+      const auto place = end.find(unit);
+      expect(
+          place != end.end() && place->second == placement_.initial[i], unit,
+          "moved over the step boundary");
+      enter(unit, placement_.initial[i]);
+    }
+    step();
+    expect(end_max_ == placement_.arena_bytes, -1, "arena of another size");
+    return broken_;
+  }
+
+ private:
+  void step() {
+    for (std::size_t visit = 0; visit < schedule_.before.size(); ++visit) {
+      const Actions& actions = schedule_.before[visit];
+      for (const UnitId unit : actions.reshard) {
+        begin_.erase(unit);
+      }
+      for (std::size_t i = 0; i < actions.unshard.size(); ++i) {
+        enter(actions.unshard[i], placement_.unshard[visit][i]);
+      }
+    }
+  }
+
+  void enter(UnitId unit, std::int64_t begin) {
+    const std::int64_t end = begin + size_of(input_, unit);
+    expect(begin >= 0 && begin % kPlaceAlignment == 0, unit, "not aligned");
+    for (const auto& [other, at] : begin_) {
+      expect(
+          end <= at || at + size_of(input_, other) <= begin, unit,
+          "overlaps another");
+    }
+    begin_[unit] = begin;
+    end_max_ = std::max(end_max_, round_up(end, kPlaceAlignment));
+  }
+
+  void expect(bool holds, UnitId unit, const char* what) {
+    if (!holds && broken_.empty()) {
+      broken_ = str("unit ", unit, ": ", what);
+    }
+  }
+
+  const ScheduleInput& input_;
+  const UnitSchedule& schedule_;
+  const Placement& placement_;
+  std::map<UnitId, std::int64_t> begin_;
+  std::int64_t end_max_ = 0;
+  std::string broken_;
+};
+
 }  // namespace
 
 Visits chain_visits(int units, int micro_batches) {
@@ -309,6 +378,13 @@ std::int64_t least_gathered_bytes(const ScheduleInput& input) {
 std::string broken_promise(
     const ScheduleInput& input, const UnitSchedule& schedule) {
   return Player(input, schedule).play();
+}
+
+std::string broken_place(
+    const ScheduleInput& input,
+    const UnitSchedule& schedule,
+    const Placement& placement) {
+  return Arena(input, schedule, placement).play();
 }
 
 }  // namespace sherd::plan

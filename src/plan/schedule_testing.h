@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+#include "plan/placement.h"
 #include "plan/test_random.h"
 #include "plan/unit_schedule.h"
 
@@ -48,5 +49,11 @@ std::int64_t least_gathered_bytes(const ScheduleInput& input);
 // Empty, or the first promise that is broken.
 std::string broken_promise(
     const ScheduleInput& input, const UnitSchedule& schedule);
+
+// The same for places: two steps in a row, because units stay into the second.
+std::string broken_place(
+    const ScheduleInput& input,
+    const UnitSchedule& schedule,
+    const Placement& placement);
 
 }  // namespace sherd::plan

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Any bytes are a step to plan. Inputs that contradict themselves must be refused;
+// schedules of the others must keep their promises, tiny ones also beside every
+// other way to keep and drop units, and their places must not overlap.
+#include "plan/unit_schedule.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <sherd/base/error.h>
+#include "base/check.h"
+#include "plan/placement.h"
+#include "plan/schedule_testing.h"
+
+namespace sherd::plan {
+namespace {
+
+// So that some sizes are multiples of the alignment of places and some are not.
+constexpr std::int64_t kScale = 32;
+
+class Bytes {
+ public:
+  explicit Bytes(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
+
+  bool empty() const { return bytes_.empty(); }
+
+  // 0 at the end.
+  std::uint8_t next() {
+    if (bytes_.empty()) {
+      return 0;
+    }
+    const std::uint8_t byte = bytes_.front();
+    bytes_ = bytes_.subspan(1);
+    return byte;
+  }
+
+ private:
+  std::span<const std::uint8_t> bytes_;
+};
+
+// Mostly a step that fits; one of 16 has whatever the bytes say.
+ScheduleInput input_of(Bytes bytes) {
+  const std::uint8_t kind = bytes.next();
+  const bool wild = kind % 16 == 15;
+  const int units = 1 + bytes.next() % 12;
+  const int common = bytes.next();
+  ScheduleInput input;
+  input.ahead_visits = kind / 16 % 4 - (wild ? 1 : 0);
+  for (int unit = 0; unit < units; ++unit) {
+    const std::uint8_t byte = bytes.next();
+    input.unit_bytes.push_back(byte % 64 * kScale - (wild ? 1 : 0));
+    input.carried.push_back(byte >= 192);
+  }
+  while (!bytes.empty()) {
+    const std::uint8_t byte = bytes.next();
+    std::vector<UnitId> set{byte % (wild ? 16 : units)};
+    for (int more = byte / 64; more > 1; --more) {
+      set.push_back(bytes.next() % units);
+    }
+    std::int64_t bytes_needed = 0;
+    if (!wild) {
+      std::sort(set.begin(), set.end());
+      set.erase(std::unique(set.begin(), set.end()), set.end());
+      for (const UnitId unit : set) {
+        bytes_needed += input.unit_bytes[static_cast<std::size_t>(unit)];
+      }
+    }
+    input.visits.push_back(std::move(set));
+    const int budget = kind % 2 == 0 ? common : bytes.next();
+    input.budget_bytes.push_back(bytes_needed + budget * kScale);
+  }
+  return input;
+}
+
+void check_promises(const ScheduleInput& input, const UnitSchedule& schedule) {
+  const std::string broken = broken_promise(input, schedule);
+  SHERD_ASSERT(broken.empty(), "schedule: ", broken);
+  if (input.unit_bytes.size() <= 4 && input.visits.size() <= 40) {
+    const std::int64_t least = least_gathered_bytes(input);
+    SHERD_ASSERT(schedule.report.lower_bound_bytes <= least, "least ", least);
+    SHERD_ASSERT(least <= schedule.report.gathered_bytes, "least ", least);
+  }
+}
+
+void run(const ScheduleInput& input) {
+  try {
+    const Result<UnitSchedule> schedule = make_unit_schedule(input);
+    (void)fingerprint(input);
+    if (schedule.ok()) {
+      check_promises(input, schedule.value());
+      const Placement placement = place_units(input, schedule.value());
+      const std::string broken =
+          broken_place(input, schedule.value(), placement);
+      SHERD_ASSERT(broken.empty(), "placement: ", broken);
+    }
+  } catch (const Error&) {
+    // Refused: as good as an answer.
+  }
+}
+
+}  // namespace
+}  // namespace sherd::plan
+
+extern "C" int LLVMFuzzerTestOneInput(
+    const std::uint8_t* data, std::size_t size) {
+  sherd::plan::run(sherd::plan::input_of(sherd::plan::Bytes({data, size})));
+  return 0;
+}
