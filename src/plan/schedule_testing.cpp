@@ -117,12 +117,15 @@ class BruteForce {
         if (cost[from] == kNever) {
           continue;
         }
-        for (unsigned to = 0; to < sets(); ++to) {
-          const bool allowed = (needed & ~to) == 0 &&
-              (to & ~(from | needed)) == 0 &&
-              bytes_[to] <= input_.budget_bytes[visit];
-          if (allowed) {
+        // Any part of what is there and not needed may stay.
+        const unsigned free = from & ~needed;
+        for (unsigned stays = free;; stays = (stays - 1) & free) {
+          const unsigned to = needed | stays;
+          if (bytes_[to] <= input_.budget_bytes[visit]) {
             next[to] = std::min(next[to], cost[from] + bytes_[to & ~from]);
+          }
+          if (stays == 0) {
+            break;
           }
         }
       }
