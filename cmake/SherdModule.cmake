@@ -84,7 +84,7 @@ function(sherd_add_fuzzer name)
   else()
     target_link_libraries(${name} PRIVATE sherd_fuzz_main)
   endif()
-  add_test(NAME ${name} COMMAND ${name} -runs=2000 -seed=1)
+  add_test(NAME ${name} COMMAND ${name} -runs=1000 -seed=1)
   set_tests_properties(${name} PROPERTIES TIMEOUT 120 LABELS unit)
 endfunction()
 

@@ -29,6 +29,7 @@ void insert(std::vector<UnitId>& units, UnitId unit) {
 UnitSets present_units(const PresenceInput& input) {
   UnitSets present = input.visits;
   std::vector<std::int64_t> room;
+  room.reserve(present.size());
   for (std::size_t visit = 0; visit < present.size(); ++visit) {
     room.push_back(
         input.budget_bytes[visit] - bytes_of(present[visit], input.unit_bytes));

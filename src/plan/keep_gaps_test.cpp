@@ -42,7 +42,7 @@ bool within_room(const GapProblem& problem, const std::vector<bool>& kept) {
 }
 
 TEST(KeepGaps, StaysWithinTheRoomAndBetweenRuleAndBound) {
-  for_seeds(3000, [](TestRandom& random) {
+  for_seeds(1500, [](TestRandom& random) {
     const GapProblem problem = problem_of(random_step(
         random,
         {.carried = true,

@@ -235,6 +235,7 @@ Placement place_units(
       pack_best(stays.all, static_cast<int>(input.visits.size()));
   const auto offsets_of = [&](const std::vector<std::size_t>& list) {
     std::vector<std::int64_t> offsets;
+    offsets.reserve(list.size());
     for (const std::size_t stay : list) {
       offsets.push_back(packing.offsets[stay]);
     }

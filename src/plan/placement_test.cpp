@@ -32,7 +32,7 @@ ScheduleInput random_placed_step(TestRandom& random, bool equal_units) {
 }
 
 TEST(Placement, UnitsThatAreThereTogetherNeverOverlap) {
-  for_seeds(3000, [](TestRandom& random) {
+  for_seeds(1500, [](TestRandom& random) {
     const ScheduleInput input = random_placed_step(random, false);
     const UnitSchedule schedule = make_unit_schedule(input).value();
     const Placement placement = place_units(input, schedule);
@@ -57,11 +57,12 @@ TEST(Placement, EqualUnitsLoseOnlyAlignment) {
   });
 }
 
-TEST(Placement, ATransformerLosesLittle) {
+TEST(Placement, ATransformerLosesNothing) {
   // Embedding, 32 layers, head; the root's norm is used with the head.
-  std::vector<std::int64_t> sizes(34, 12 * 128);
-  sizes[32] = 40 * 128;
-  sizes[33] = 128;
+  constexpr std::int64_t kUnit = kPlaceAlignment;
+  std::vector<std::int64_t> sizes(34, 12 * kUnit);
+  sizes[32] = 40 * kUnit;
+  sizes[33] = kUnit;
   Visits visits{{32}};
   for (UnitId unit = 0; unit < 32; ++unit) {
     visits.push_back({unit});
@@ -71,18 +72,19 @@ TEST(Placement, ATransformerLosesLittle) {
     visits.push_back({unit});
   }
   visits.push_back({32});
-  for (std::int64_t budget = 60 * 128; budget <= 425 * 128; budget += 5 * 128) {
+  for (std::int64_t budget = 60 * kUnit; budget <= 425 * kUnit;
+       budget += 5 * kUnit) {
     const ScheduleInput input = schedule_input(sizes, visits, budget, 1);
     const UnitSchedule schedule = make_unit_schedule(input).value();
     const Placement placement = place_units(input, schedule);
-    EXPECT_LE(placement.lost_bytes * 8, budget) << budget;
+    EXPECT_EQ(placement.lost_bytes, 0) << budget;
   }
 }
 
 TEST(Placement, TheArenaFitsTheBudgetItWasMadeFor) {
   int planned_with_less = 0;
   int refused = 0;
-  for_seeds(3000, [&](TestRandom& random) {
+  for_seeds(600, [&](TestRandom& random) {
     const ScheduleInput input = random_placed_step(random, false);
     const std::int64_t limit =
         *std::max_element(input.budget_bytes.begin(), input.budget_bytes.end());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 #include "base/check.h"
@@ -346,6 +347,7 @@ ScheduleInput schedule_input(
 ScheduleInput random_step(TestRandom& random, const RandomSteps& options) {
   const int units = static_cast<int>(random.in(1, options.units_max));
   std::vector<std::int64_t> unit_bytes;
+  unit_bytes.reserve(static_cast<std::size_t>(units));
   const std::int64_t equal = random.in(1, 9);
   for (int unit = 0; unit < units; ++unit) {
     unit_bytes.push_back(options.equal_units ? equal : random.in(0, 9));
@@ -354,13 +356,8 @@ ScheduleInput random_step(TestRandom& random, const RandomSteps& options) {
       std::move(unit_bytes), random_visits(random, units, options), 0,
       static_cast<int>(random.in(0, options.ahead_visits_max)));
   const bool by_visit = random.in(0, 1) == 1;
-  const std::int64_t total = size_of(input, [&] {
-    std::vector<UnitId> all;
-    for (UnitId unit = 0; unit < units; ++unit) {
-      all.push_back(unit);
-    }
-    return all;
-  }());
+  const std::int64_t total = std::accumulate(
+      input.unit_bytes.begin(), input.unit_bytes.end(), std::int64_t{0});
   const std::int64_t common = random.in(0, total);
   for (std::size_t visit = 0; visit < input.visits.size(); ++visit) {
     input.budget_bytes[visit] = std::max(

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
+#include <vector>
 #include <sherd/base/error.h>
 #include "base/check.h"
 #include "plan/placement.h"
@@ -39,8 +41,13 @@ class Bytes {
   std::span<const std::uint8_t> bytes_;
 };
 
+struct Step {
+  ScheduleInput input;
+  bool valid = false;
+};
+
 // Mostly a step that fits; one of 16 has whatever the bytes say.
-ScheduleInput input_of(Bytes bytes) {
+Step step_of(Bytes bytes) {
   const std::uint8_t kind = bytes.next();
   const bool wild = kind % 16 == 15;
   const int units = 1 + bytes.next() % 12;
@@ -70,7 +77,7 @@ ScheduleInput input_of(Bytes bytes) {
     const int budget = kind % 2 == 0 ? common : bytes.next();
     input.budget_bytes.push_back(bytes_needed + budget * kScale);
   }
-  return input;
+  return {.input = std::move(input), .valid = !wild};
 }
 
 void check_promises(const ScheduleInput& input, const UnitSchedule& schedule) {
@@ -83,10 +90,13 @@ void check_promises(const ScheduleInput& input, const UnitSchedule& schedule) {
   }
 }
 
-void run(const ScheduleInput& input) {
+void run(const Step& step) {
+  const ScheduleInput& input = step.input;
   try {
     const Result<UnitSchedule> schedule = make_unit_schedule(input);
     (void)fingerprint(input);
+    SHERD_ASSERT(
+        schedule.ok() || !step.valid, "refused: ", schedule.status().message());
     if (schedule.ok()) {
       check_promises(input, schedule.value());
       const Placement placement = place_units(input, schedule.value());
@@ -94,16 +104,17 @@ void run(const ScheduleInput& input) {
           broken_place(input, schedule.value(), placement);
       SHERD_ASSERT(broken.empty(), "placement: ", broken);
     }
-  } catch (const Error&) {
-    // Refused: as good as an answer.
+  } catch (const Error& error) {
+    SHERD_ASSERT(!step.valid, "refused: ", error.what());
   }
 }
 
 }  // namespace
 }  // namespace sherd::plan
 
+// NOLINTNEXTLINE(readability-identifier-naming): libFuzzer's name.
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
-  sherd::plan::run(sherd::plan::input_of(sherd::plan::Bytes({data, size})));
+  sherd::plan::run(sherd::plan::step_of(sherd::plan::Bytes({data, size})));
   return 0;
 }

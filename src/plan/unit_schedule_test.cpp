@@ -116,7 +116,7 @@ ScheduleInput with_activations(int batches, bool by_visit) {
 }
 
 TEST(UnitSchedule, ABudgetThatFollowsActivationsSavesOverMicroBatches) {
-  constexpr std::int64_t kM = 32 * 4;
+  constexpr std::int64_t kM = 128;
   EXPECT_EQ(traffic_of(with_activations(1, false)), kM * 13 / 8);
   EXPECT_EQ(traffic_of(with_activations(1, true)), kM * 13 / 8);
   EXPECT_EQ(traffic_of(with_activations(4, false)), kM * 43 / 8);  // 5.38 M
@@ -277,7 +277,8 @@ TEST(UnitSchedule, ATenthMoreSavesWhatTheLargerBudgetGathersLess) {
 TEST(UnitSchedule, EqualInputsHaveEqualSchedulesAndFingerprints) {
   for_seeds(300, [](TestRandom& random) {
     const ScheduleInput input = random_step(random, kAnyStep);
-    const ScheduleInput copy = input;
+    ScheduleInput copy = input;
+    copy.visits.shrink_to_fit();  // Elsewhere in memory, equal.
     ASSERT_EQ(fingerprint(input), fingerprint(copy));
     const UnitSchedule one = schedule_of(input);
     const UnitSchedule other = schedule_of(copy);

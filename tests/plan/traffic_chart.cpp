@@ -20,7 +20,7 @@
 namespace sherd::plan {
 namespace {
 
-constexpr int kLayers = 32;
+constexpr UnitId kLayers = 32;
 constexpr int kMicroBatches = 4;
 
 struct Point {
@@ -162,18 +162,19 @@ Panel transformer_panel() {
 Panel activations_panel() {
   Series constant{"one budget for all visits", kFixed, {}};
   Series by_visit{"budget of each visit", kSchedule, {}};
-  constexpr std::int64_t kM = kLayers * 4;
+  constexpr std::int64_t kM = 128;
   for (std::int64_t room = 26; room <= 56; ++room) {
     ScheduleInput input = schedule_input(
         std::vector<std::int64_t>(kLayers, 4),
-        chain_visits(kLayers, kMicroBatches), room * 4 - kLayers * 3, 1);
+        chain_visits(kLayers, kMicroBatches), room * 4 - 96, 1);
     const auto traffic = [&] {
       return 1000 * make_unit_schedule(input).value().report.gathered_bytes /
           kM;
     };
     constant.points.push_back({1000 * room, traffic()});
     for (std::size_t visit = 0; visit < input.visits.size(); ++visit) {
-      input.budget_bytes[visit] = room * 4 - (input.visits[visit][0] + 1) * 3;
+      const std::int64_t layers = input.visits[visit][0] + 1;
+      input.budget_bytes[visit] = room * 4 - layers * 3;
     }
     by_visit.points.push_back({1000 * room, traffic()});
   }
@@ -250,6 +251,7 @@ void draw(const Panel& panel, Drawing& drawing) {
   std::int64_t legend_y = drawing.top + 16;
   for (const Series& series : panel.series) {
     std::vector<Point> points;
+    points.reserve(series.points.size());
     for (const Point& point : series.points) {
       points.push_back({x_of(point.x), y_of(point.y)});
     }
