@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "exchange/exchange.h"
 
 namespace sherd::exchange {
 namespace {
@@ -73,9 +74,14 @@ std::string describe(
     case WishKind::kEndBackward:
       return "end the backward" + tail;
     case WishKind::kAllReduce:
+      if (wish.op == static_cast<std::uint32_t>(ReduceOp::kSame)) {
+        return "begin a step" + tail;
+      }
       return str(
           "all-reduce ", wish.numel, " numbers to their ",
-          wish.op == 0 ? "sum" : "largest", tail);
+          wish.op == static_cast<std::uint32_t>(ReduceOp::kSum) ? "sum"
+                                                                : "largest",
+          tail);
   }
   return "do something unknown" + tail;
 }

@@ -26,7 +26,7 @@ struct Wish {
   std::int32_t unit = -1;  // kUnshard.
   std::uint32_t in_backward = 0;
   std::uint32_t numel = 0;     // kAllReduce.
-  std::uint32_t op = 0;        // kAllReduce: 0 sum, 1 largest.
+  std::uint32_t op = 0;        // kAllReduce: a ReduceOp.
   std::uint32_t unused = 0;    // Wishes travel as bytes: no padding.
   std::uint64_t sequence = 0;  // Number of this step.
   std::uint64_t generation = 0;

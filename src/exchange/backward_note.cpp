@@ -52,6 +52,7 @@ at::Tensor BackwardNote::encode(const ModelSpec& model) const {
       bytes.push_back(marked ? 1 : 0);
     }
   }
+  bytes.push_back(departed ? 1 : 0);
   const auto begin = bytes.size();
   bytes.resize(begin + kReasonBytes, 0);
   // The last byte stays zero and ends the text.
@@ -84,12 +85,13 @@ Result<BackwardOutcome> combine_notes(
         mark = mark || used_there;
       }
     }
+    const bool departed_there = *byte++ != 0;
+    outcome.diverged = outcome.diverged || departed_there;
     if (*byte != 0) {
       return Status(
           ErrorCode::kAborted,
           str("[exchange] rank ", world_ranks[rank],
-              " gave this backward up: ",
-              reinterpret_cast<const char*>(byte)));
+              " gave this backward up: ", reinterpret_cast<const char*>(byte)));
     }
   }
   return outcome;

@@ -151,13 +151,21 @@ class CollectiveExchange final : public Exchange {
     }
     note_.late = end.late;
     note_.aborted = end.aborted;
+    note_.departed = end.departed;
     auto notes = finish_backward();
     if (!notes.ok()) {
       return fail(notes.status());
     }
     note_ = {};
     ++backward_;
-    return combine_notes(model_, notes.value(), ranks_);
+    auto outcome = combine_notes(model_, notes.value(), ranks_);
+    const bool served = std::exchange(served_, false);
+    if (!outcome.ok() || !served) {
+      return outcome;
+    }
+    auto diverged = std::move(outcome).value();
+    diverged.diverged = true;
+    return diverged;
   }
 
   Status publish(std::uint64_t generation) override {
@@ -172,7 +180,7 @@ class CollectiveExchange final : public Exchange {
     Wish wish;
     wish.kind = WishKind::kAllReduce;
     wish.numel = static_cast<std::uint32_t>(values.numel());
-    wish.op = op == ReduceOp::kSum ? 0 : 1;
+    wish.op = static_cast<std::uint32_t>(op);
     const auto job = post(wish, {}, [&] { return reduce_values(values, op); });
     auto status = worker_.wait(job);
     return status.ok() ? status : fail(status);
@@ -298,6 +306,7 @@ class CollectiveExchange final : public Exchange {
         return known_to_all(
             {ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason});
       }
+      served_ = served_ || agreement.verdict == Verdict::kServe;
       if (agreement.wish.kind == WishKind::kUnshard) {
         auto status = move_unit(agreement.wish, wishes.value(), flats);
         if (!status.ok()) {
@@ -382,12 +391,21 @@ class CollectiveExchange final : public Exchange {
     }
     std::vector<double> theirs(static_cast<std::size_t>(values.numel()));
     auto* out = values.mutable_data_ptr<double>();
+    const std::vector<double> mine(out, out + values.numel());
+    std::vector<double> same(mine.size(), 1.0);
     for (std::size_t r = 0; r < all.value().size(); ++r) {
       std::memcpy(
           theirs.data(), all.value()[r].const_data_ptr(), values.nbytes());
       for (std::size_t i = 0; i < theirs.size(); ++i) {
-        out[i] = r == 0 ? theirs[i] : combine(out[i], theirs[i], op);
+        if (op == ReduceOp::kSame) {
+          same[i] = same[i] && theirs[i] == mine[i] ? 1 : 0;
+        } else {
+          out[i] = r == 0 ? theirs[i] : combine(out[i], theirs[i], op);
+        }
       }
+    }
+    if (op == ReduceOp::kSame) {
+      std::copy(same.begin(), same.end(), out);
     }
     return {};
   }
@@ -408,6 +426,7 @@ class CollectiveExchange final : public Exchange {
   Status error_;
   mutable ExchangeCounters counters_;
   std::uint64_t sequence_ = 0;     // The worker's.
+  bool served_ = false;            // Too, while it works.
   Worker worker_{"sherd-gather"};  // The last member: its jobs use the others.
 };
 

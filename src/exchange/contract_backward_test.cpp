@@ -211,6 +211,50 @@ TEST_P(ExchangeNumbers, ANanOfAnyRankReachesAll) {
   }
 }
 
+TEST_P(ExchangeNumbers, SameTellsEveryRankWhichAreEqual) {
+  with().run([&](Seat& seat) {
+    open(seat, plain_model(ranks()));
+    for (int other = 0; other < ranks(); ++other) {
+      const double odd = seat.rank == other ? 1.0 : 0.0;
+      auto values = torch::tensor({7.0, odd, -0.5}, torch::kDouble);
+      seat.exchange->all_reduce(values, ReduceOp::kSame).throw_if_failed();
+      EXPECT_EQ(values[0].item<double>(), 1);
+      EXPECT_EQ(values[1].item<double>(), ranks() == 1 ? 1 : 0);
+      EXPECT_EQ(values[2].item<double>(), 1);
+    }
+  });
+}
+
+TEST_P(ExchangeBackward, EveryRankLearnsThatOneDeparted) {
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    for (int departed = 0; departed <= ranks(); ++departed) {
+      reduce_all(*seat.exchange, model, seat.rank);
+      auto end = backward_end(model);
+      end.departed = seat.rank == departed;
+      const auto outcome = seat.exchange->end_backward(end);
+      EXPECT_EQ(outcome.value().diverged, departed < ranks());
+    }
+  });
+}
+
+TEST_P(ExchangeBackward, EveryRankLearnsThatGathersDiffered) {
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    write_shards(*seat.exchange, model, seat.rank, 0);
+    for (const bool differ : {true, false}) {
+      if (!differ || seat.rank == 0) {
+        expect_whole(*seat.exchange, model, 1, 0, {.in_backward = true});
+      }
+      reduce_all(*seat.exchange, model, seat.rank);
+      const auto outcome = seat.exchange->end_backward(backward_end(model));
+      EXPECT_EQ(outcome.value().diverged, differ && ranks() > 1);
+    }
+  });
+}
+
 TEST_P(ExchangeNumbers, MayLieBetweenBackwards) {
   with().run([&](Seat& seat) {
     const auto model = plain_model(ranks());

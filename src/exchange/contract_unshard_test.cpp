@@ -161,5 +161,26 @@ TEST_P(ExchangeUnshard, AReplicatedUnitIsItsShard) {
   });
 }
 
+TEST_P(ExchangeUnshard, StartedAheadMayBeWaitedForInAnyOrder) {
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    write_shards(*seat.exchange, model, seat.rank, 3);
+    for (const UnitId unit : {0, 1, 2}) {
+      seat.exchange->start_unshard(unit, {}).throw_if_failed();
+    }
+    // Nor does other work have to wait for them.
+    run_backward(*seat.exchange, model, seat.rank);
+    for (const UnitId unit : {2, 0, 1}) {
+      const auto addresses = seat.exchange->wait_for_unshard(unit);
+      const auto expected = pattern(model, unit, 0, 3);
+      const auto found = torch::from_blob(
+          addresses.value().at(0), expected.sizes(), expected.options());
+      EXPECT_TRUE(found.equal(expected)) << "unit " << unit;
+      seat.exchange->reshard(unit);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sherd::exchange::contract

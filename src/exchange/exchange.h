@@ -30,8 +30,9 @@ enum class Placement {
 
 // One contiguous buffer of a unit: same dtype, same trainability.
 struct FlatSpec {
-  plan::FlatLayout layout;  // Its cuts say who reduces what, in both placements.
-  std::vector<std::string> names;  // By parameter of the layout.
+  plan::FlatLayout
+      layout;  // Its cuts say who reduces what, in both placements.
+  std::vector<std::string> names;   // By parameter of the layout.
   std::vector<std::string> shapes;  // For messages, e.g. "[256, 64]".
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool trainable = true;
@@ -87,6 +88,8 @@ struct BackwardEnd {
   std::string aborted;
   // By unit: gradients came after its reduction and need one more round.
   std::vector<bool> late;
+  // This rank gathered other units than was planned.
+  bool departed = false;
 };
 
 struct BackwardOutcome {
@@ -94,15 +97,22 @@ struct BackwardOutcome {
   std::vector<std::vector<bool>> used;
   // By unit: some rank needs one more round.
   std::vector<bool> late;
+  // Some rank departed, or ranks gathered different units: they need not have
+  // the same units whole.
+  bool diverged = false;
 };
 
-enum class ReduceOp { kSum, kMax };
+enum class ReduceOp {
+  kSum,
+  kMax,
+  kSame,  // 1 where every rank has the same number, else 0.
+};
 
 struct ExchangeCounters {
   std::int64_t unshards = 0;
   std::int64_t unsharded_bytes = 0;  // Bytes of units made whole.
   std::int64_t reduces = 0;
-  std::int64_t slot_bytes = 0;      // Allocated now for unsharded units.
+  std::int64_t slot_bytes = 0;  // Allocated now for unsharded units.
   std::int64_t slot_bytes_peak = 0;
   std::int64_t gradient_bytes = 0;  // Allocated now for gradient slots.
   std::int64_t gradient_bytes_peak = 0;

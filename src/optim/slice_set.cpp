@@ -96,6 +96,9 @@ SliceSet::SliceSet(NamedParameters parameters, const SliceSetOptions& options)
   const auto count = static_cast<std::int64_t>(parameters_.items.size());
   steps_ = at::zeros({count}, at::TensorOptions().dtype(at::kFloat));
   lay_out_state();
+  if (parameters_.claim) {
+    claim_ = parameters_.claim();
+  }
 }
 
 void SliceSet::check_slices() const {

@@ -106,6 +106,7 @@ class SliceSet {
   float& updates_of(const Slice& slice);
 
   NamedParameters parameters_;
+  std::shared_ptr<void> claim_;  // Publishing is this optimizer's.
   const SliceSetOptions options_;
   std::vector<Kind> kinds_;
   std::vector<Slice> slices_;  // In order of memory.

@@ -194,6 +194,27 @@ void Residency::unpin(UnitId unit) {
   }
 }
 
+void Residency::admit(UnitId unit) {
+  State& admitted = state(unit);
+  SHERD_ASSERT(!admitted.resident, "unit ", unit, " is whole already");
+  admitted.resident = true;
+  admitted.last_use = ++clock_;
+  resident_bytes_ += admitted.bytes;
+  ++counters_.fetches;
+  counters_.fetched_bytes += admitted.bytes;
+  SHERD_ASSERT(resident_bytes_ <= budget_.bytes.value_or(total_bytes_));
+}
+
+std::vector<UnitId> Residency::pinned_units() const {
+  std::vector<UnitId> found;
+  for (UnitId unit = 0; pinned_bytes_ > 0 && unit < units(); ++unit) {
+    if (state(unit).pins > 0) {
+      found.push_back(unit);
+    }
+  }
+  return found;
+}
+
 bool Residency::drop(UnitId unit) {
   const State& dropped = state(unit);
   SHERD_CHECK_AS(

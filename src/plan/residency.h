@@ -58,6 +58,10 @@ class Residency {
   void pin(UnitId unit);
   void unpin(UnitId unit);
 
+  // A unit became whole by another's decision; the most recently used now.
+  // REQUIRES: not resident, and within the budget.
+  void admit(UnitId unit);
+
   // Forgets a unit that is being resharded on request; false when it was not
   // whole. Throws, and changes nothing, when it is pinned.
   bool drop(UnitId unit);
@@ -67,6 +71,7 @@ class Residency {
 
   bool resident(UnitId unit) const { return state(unit).resident; }
   bool pinned(UnitId unit) const { return state(unit).pins > 0; }
+  std::vector<UnitId> pinned_units() const;  // Ascending.
   int units() const { return static_cast<int>(states_.size()); }
   std::int64_t resident_bytes() const { return resident_bytes_; }
   // Never above it, unless there is none.

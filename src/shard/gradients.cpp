@@ -12,7 +12,8 @@
 namespace sherd::shard {
 namespace {
 
-void zero_elements(const at::Tensor& flat, std::int64_t begin, std::int64_t end) {
+void zero_elements(
+    const at::Tensor& flat, std::int64_t begin, std::int64_t end) {
   if (end > begin) {
     const auto size = static_cast<std::int64_t>(flat.element_size());
     std::memset(
@@ -156,8 +157,8 @@ void Gradients::fill_missing(UnitId unit) {
     if (now.used[t]) {
       continue;
     }
-    const auto p = static_cast<std::size_t>(
-        trainable_[static_cast<std::size_t>(unit)][t]);
+    const auto p =
+        static_cast<std::size_t>(trainable_[static_cast<std::size_t>(unit)][t]);
     const auto& target = targets_[p];
     zero_elements(
         now.slot[static_cast<std::size_t>(target.flat)], target.offset,
@@ -170,9 +171,8 @@ Status Gradients::reduce(UnitId unit) {
   auto& now = state(unit);
   exchange::ReduceOptions options;
   options.scale = scale_;
-  options.accumulate = now.reduced
-      ? std::vector<bool>(now.slot.size(), true)
-      : slices_.accumulation(unit);
+  options.accumulate = now.reduced ? std::vector<bool>(now.slot.size(), true)
+                                   : slices_.accumulation(unit);
   options.used = now.used;
   now.slot.clear();
   now.reduced = true;
@@ -189,49 +189,58 @@ Status Gradients::reduce_ready() {
 }
 
 // One end of backward: starts what is left and learns who is late.
-Status Gradients::round(
-    const std::string& aborted, std::vector<bool>& late_everywhere) {
+Result<exchange::BackwardOutcome> Gradients::round(
+    const std::string& aborted, bool departed) {
   exchange::BackwardEnd end;
   end.aborted = aborted;
+  end.departed = departed;
   for (const auto& unit : units_) {
     end.late.push_back(unit.reduced && !unit.slot.empty());
   }
   auto outcome = exchange_.end_backward(end);
-  if (!outcome.ok()) {
-    return outcome.status();
-  }
-  for (std::size_t u = 0; u < units_.size(); ++u) {
+  for (std::size_t u = 0; u < units_.size() && outcome.ok(); ++u) {
     slices_.set_gradients(static_cast<UnitId>(u), outcome.value().used[u]);
   }
-  late_everywhere = outcome.value().late;
-  return {};
+  return outcome;
 }
 
-Status Gradients::finish(const std::string& aborted) {
+Result<bool> Gradients::finish(const std::string& aborted, bool departed) {
   const at::NoGradGuard no_grad;
-  Status status;
-  while (next_ < order_.size() && status.ok()) {
-    status = reduce(order_[next_++]);
-  }
-  std::vector<bool> late;
-  if (status.ok()) {
-    status = round(aborted, late);
-  }
-  if (status.ok() && std::find(late.begin(), late.end(), true) != late.end()) {
-    for (std::size_t u = 0; u < late.size() && status.ok(); ++u) {
-      if (late[u]) {
-        status = reduce(static_cast<UnitId>(u));
-      }
-    }
-    if (status.ok()) {
-      status = round(aborted, late);
-    }
-  }
+  auto result = all_rounds(aborted, departed);
   reset();
-  if (!status.ok()) {
+  if (!result.ok()) {
     slices_.clear_gradients();
   }
-  return status;
+  return result;
+}
+
+Result<bool> Gradients::all_rounds(const std::string& aborted, bool departed) {
+  while (next_ < order_.size()) {
+    if (auto status = reduce(order_[next_++]); !status.ok()) {
+      return status;
+    }
+  }
+  const auto first = round(aborted, departed);
+  if (!first.ok()) {
+    return first.status();
+  }
+  const auto& late = first.value().late;
+  if (std::find(late.begin(), late.end(), true) == late.end()) {
+    return first.value().diverged;
+  }
+  for (std::size_t u = 0; u < late.size(); ++u) {
+    if (!late[u]) {
+      continue;
+    }
+    if (auto status = reduce(static_cast<UnitId>(u)); !status.ok()) {
+      return status;
+    }
+  }
+  const auto second = round(aborted, departed);
+  if (!second.ok()) {
+    return second.status();
+  }
+  return first.value().diverged || second.value().diverged;
 }
 
 }  // namespace sherd::shard

@@ -37,8 +37,9 @@ class Gradients {
 
   // Completes and starts everything, waits for every rank, agrees on late
   // rounds, and sets the slices' `.grad()`. With a reason in `aborted`, slices
-  // have no gradients afterwards, here and on every rank.
-  Status finish(const std::string& aborted);
+  // have no gradients afterwards, here and on every rank. Returns whether ranks
+  // may have different units whole; `departed` says that of this one.
+  Result<bool> finish(const std::string& aborted, bool departed);
 
  private:
   struct UnitState {
@@ -64,15 +65,17 @@ class Gradients {
   void zero_padding(UnitId unit);
   Status reduce(UnitId unit);
   Status reduce_ready();
-  Status round(const std::string& aborted, std::vector<bool>& late);
+  Result<bool> all_rounds(const std::string& aborted, bool departed);
+  Result<exchange::BackwardOutcome> round(
+      const std::string& aborted, bool departed);
   void reset();
 
   const ModelUnits& model_;
   exchange::Exchange& exchange_;
   Slices& slices_;
   const double scale_;
-  std::vector<Target> targets_;                 // By parameter.
-  std::vector<std::vector<int>> trainable_;     // By unit: parameters.
+  std::vector<Target> targets_;              // By parameter.
+  std::vector<std::vector<int>> trainable_;  // By unit: parameters.
   std::vector<UnitState> units_;
   std::vector<UnitId> order_;
   std::size_t next_ = 0;  // In order_: the first unit not reduced.

@@ -91,7 +91,7 @@ TEST(Gradients, AreSummedAndScaled) {
   on_each_rank([](FakeRank& self) {
     World w(self, 0.5);
     w.arrive_all(2.0 * (self.rank + 1));
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     for (const auto& name : World::trainable()) {
       w.expect(name, 6);  // (2 + 4 + 6) / 2
     }
@@ -108,7 +108,7 @@ TEST(Gradients, MayArriveInAnotherOrderOnEachRank) {
     for (std::size_t i = 0; i < names.size(); ++i) {
       w.arrive(names[i], self.rank);
     }
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     for (const auto& name : names) {
       w.expect(name, 3);
     }
@@ -122,7 +122,7 @@ TEST(Gradients, WhatNoRankHadStaysUndefinedAndWhatOneHadCountsZeroElsewhere) {
     if (self.rank == 1) {
       w.arrive("first.weight", 5);
     }
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     w.expect("first.weight", 5);
     w.expect("first.bias", std::nullopt);
     w.expect("third.weight", std::nullopt);
@@ -135,7 +135,7 @@ TEST(Gradients, AnUndefinedOneIsNone) {
     World w(self);
     w.gradients.arrived(w.parameter("first.bias"), {}).throw_if_failed();
     w.arrive("first.weight", 1);
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     w.expect("first.bias", std::nullopt);
     w.expect("first.weight", 3);
   });
@@ -146,7 +146,7 @@ TEST(Gradients, ArrivingTwiceBeforeTheReductionAddsUp) {
     World w(self);
     w.arrive("first.weight", 1);
     w.arrive("first.weight", 2);
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     w.expect("first.weight", 9);
   });
 }
@@ -161,7 +161,7 @@ TEST(Gradients, OneThatComesAfterItsReductionGetsAnotherRound) {
       w.arrive("first.weight", 10);
       w.arrive("first.weight", 100);
     }
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     w.expect("first.weight", 113);
     w.expect("first.bias", 3);
     w.expect("second.bias", std::nullopt);
@@ -174,12 +174,12 @@ TEST(Gradients, AccumulateUntilTheyAreReset) {
     World w(self);
     for (int i = 1; i <= 3; ++i) {
       w.arrive_all(1);
-      w.gradients.finish("").throw_if_failed();
+      w.gradients.finish("", false).status().throw_if_failed();
       w.expect("second.weight", 3 * i);
     }
     w.slices.clear_gradients();
     w.arrive_all(1);
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     w.expect("second.weight", 3);
   });
 }
@@ -188,9 +188,9 @@ TEST(Gradients, AnUnusedParameterKeepsWhatItHad) {
   on_each_rank([](FakeRank& self) {
     World w(self);
     w.arrive_all(1);
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     w.arrive("first.bias", 1);
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     w.expect("first.bias", 6);
     w.expect("first.weight", 3);
     w.expect("third.bias", 3);
@@ -206,7 +206,8 @@ TEST(Gradients, AnAbortIsToldToAllAndTheNextBackwardIsClean) {
     w.arrive("first.weight", 70);  // Late, and never reduced.
     w.arrive("second.weight", 70);
     const auto status =
-        w.gradients.finish(self.rank == 0 ? "the loss is NaN" : "");
+        w.gradients.finish(self.rank == 0 ? "the loss is NaN" : "", false)
+            .status();
     EXPECT_EQ(status.code(), ErrorCode::kAborted);
     EXPECT_THAT(
         status.message(),
@@ -216,7 +217,7 @@ TEST(Gradients, AnAbortIsToldToAllAndTheNextBackwardIsClean) {
     }
     EXPECT_FALSE(w.gradients.started());
     w.arrive_all(1);
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     for (const auto& name : World::trainable()) {
       w.expect(name, 3);
     }
@@ -236,7 +237,7 @@ TEST(Gradients, ComeInAnyLayout) {
     w.gradients
         .arrived(t, torch::full_like(w.tensor(t), 3).t().contiguous().t())
         .throw_if_failed();
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     w.expect("first.weight", 3);
     w.expect("second.weight", 6);
     w.expect("third.weight", 9);
@@ -250,7 +251,7 @@ TEST(Gradients, AreTransposedNeitherOnTheWayInNorOut) {
     const auto full = torch::arange(w.tensor(p).numel(), torch::kFloat)
                           .view(w.tensor(p).sizes());
     w.gradients.arrived(p, full.t().contiguous().t()).throw_if_failed();
-    w.gradients.finish("").throw_if_failed();
+    w.gradients.finish("", false).status().throw_if_failed();
     for (const auto& slice : w.slices.all()) {
       if (slice.name != "first.weight") {
         continue;

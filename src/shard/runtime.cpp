@@ -22,14 +22,6 @@ namespace {
 
 using plan::Budget;
 
-std::vector<std::int64_t> bytes_by_unit(const ModelUnits& model) {
-  std::vector<std::int64_t> bytes;
-  for (const auto& unit : model.units) {
-    bytes.push_back(exchange::unit_bytes(unit));
-  }
-  return bytes;
-}
-
 Budget budget_of(
     const std::vector<std::int64_t>& unit_bytes,
     std::optional<UnitId> root,
@@ -49,15 +41,8 @@ Budget budget_of(
   return {};
 }
 
-std::string why_empty(const exchange::UnitSpec& unit, std::size_t flat) {
-  const auto& names = unit.flats[flat].names;
-  return str(
-      "sherd: parameter ", names.front(),
-      names.size() > 1 ? " (or another of its unit)" : "", " of unit ",
-      unit.name,
-      " is sharded now; LibTorch's operators bring it in by themselves, a raw "
-      "pointer needs sherd::touch(tensor) or summon_full_parameters(), saving "
-      "needs summon_full_parameters()");
+bool records_gradients() {
+  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
 }
 
 // Its first line; never empty, which would mean that nothing failed.
@@ -88,11 +73,16 @@ Runtime::Runtime(
   const bool replicate = options_.strategy == Strategy::kNoShard;
   exchange::ModelSpec model_spec;
   model_spec.units = model_.units;
-  model_spec.placement = replicate ? exchange::Placement::kReplicate
-                                   : exchange::Placement::kShard;
+  model_spec.placement =
+      replicate ? exchange::Placement::kReplicate : exchange::Placement::kShard;
   model_spec.unsharded_bytes_max = budget.bytes.value_or(0);
   exchange_->open(model_spec).throw_if_failed();
-  residency_ = std::make_unique<plan::Residency>(bytes, std::move(budget));
+  cache_ = std::make_unique<UnitCache>(
+      model_, *exchange_,
+      UnitCacheOptions{
+          .budget = std::move(budget),
+          .replicated = replicate,
+          .fail = [this](const Status& status) { fail(status); }});
   slices_ = std::make_unique<Slices>(
       model_, *exchange_, options_.rank, /*owner_of_all=*/replicate);
   gradients_ = std::make_unique<Gradients>(
@@ -104,16 +94,8 @@ Runtime::~Runtime() { close(); }
 void Runtime::start() {
   access::install_param_key();
   access::install_backward_engine();
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    auto& flats = storages_.emplace_back();
-    for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
-      flats.push_back(std::make_unique<access::ManagedStorage>(
-          this, static_cast<int>(u), static_cast<int>(f),
-          exchange::flat_bytes(model_.units[u].flats[f]), c10::kCPU));
-      flats.back()->empty(why_empty(model_.units[u], f));
-    }
-  }
-  identity_ = std::make_unique<Identity>(model_, storages_);
+  cache_->make_storages(this);
+  identity_ = std::make_unique<Identity>(model_, cache_->storages());
   for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
     const auto& parameter = model_.parameters[p];
     const auto& flat =
@@ -122,15 +104,15 @@ void Runtime::start() {
     parameter.tensor.mutable_grad().reset();
     access::adopt(
         parameter.tensor,
-        *storages_[static_cast<std::size_t>(parameter.unit)]
-                  [static_cast<std::size_t>(parameter.flat)],
+        *cache_->storages()[static_cast<std::size_t>(parameter.unit)]
+                           [static_cast<std::size_t>(parameter.flat)],
         flat.layout.offsets[static_cast<std::size_t>(parameter.position)],
         flat.dtype);
     if (parameter.trainable >= 0) {
       access::set_gradient_hook(
           parameter.tensor,
-          [weak = weak_from_this(), index = static_cast<int>(p)](
-              const at::Tensor& gradient) {
+          [weak = weak_from_this(),
+           index = static_cast<int>(p)](const at::Tensor& gradient) {
             if (auto self = weak.lock()) {
               self->gradient_arrived(index, gradient);
             }
@@ -161,13 +143,12 @@ std::string Runtime::parameter_at(const access::Touch& touch) const {
   const auto offset = touch.tensor->storage_offset();
   std::string name = "of unit " + spec(touch.tag->unit).name;
   for (const auto& parameter : model_.parameters) {
-    const auto& layout =
-        spec(parameter.unit)
-            .flats[static_cast<std::size_t>(parameter.flat)]
-            .layout;
+    const auto& layout = spec(parameter.unit)
+                             .flats[static_cast<std::size_t>(parameter.flat)]
+                             .layout;
     const auto p = static_cast<std::size_t>(parameter.position);
-    if (parameter.unit == touch.tag->unit && parameter.flat == touch.tag->flat &&
-        layout.offsets[p] <= offset &&
+    if (parameter.unit == touch.tag->unit &&
+        parameter.flat == touch.tag->flat && layout.offsets[p] <= offset &&
         offset < layout.offsets[p] + layout.numels[p]) {
       name = parameter.name;
     }
@@ -192,7 +173,7 @@ void Runtime::enter(
   const std::lock_guard lock(mu_);
   check_open();
   const bool may_write = !summoned_.empty() && !summon_read_only_;
-  Visit visit;
+  UnitCache::Visit visit;
   for (const auto& touch : touches) {
     if (touch.written && !may_write) {
       refuse_write(touch, operator_name);
@@ -206,10 +187,9 @@ void Runtime::enter(
   }
   std::sort(visit.begin(), visit.end());
   note_phase(operator_name);
-  bring_in(visit);
-  for (const auto unit : visit) {
-    residency_->pin(unit);
-  }
+  note_visit(visit);
+  cache_->visit(visit, records_gradients(), access::in_backward());
+  cache_->pin(visit);
 }
 
 void Runtime::leave(std::span<const access::Touch> touches) noexcept {
@@ -223,7 +203,7 @@ void Runtime::leave(std::span<const access::Touch> touches) noexcept {
     };
     const auto* before = touches.data() + i;
     if (std::none_of(touches.data(), before, same_unit)) {
-      residency_->unpin(touches[i].tag->unit);
+      cache_->unpin(touches[i].tag->unit);
     }
   }
 }
@@ -234,15 +214,16 @@ void Runtime::note_phase(const char* operator_name) {
     armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
     return;
   }
-  const bool training =
-      at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
+  const bool training = records_gradients();
   if (unpublished_) {
     SHERD_CHECK_AS(
         kFailedPrecondition, training, "[shard] ", operator_name,
         " reads a sharded parameter outside training, after a backward and "
         "before its update was published; call fsdp.publish() on every rank "
         "after the optimizer step (sherd's own optimizers do)");
-    publish_locked();
+    if (publishers_.expired()) {
+      publish_locked(/*keep_frozen=*/true);
+    }
   }
   if (training && !armed_) {
     identity_->check();
@@ -251,75 +232,14 @@ void Runtime::note_phase(const char* operator_name) {
   }
 }
 
-void Runtime::bring_in(const Visit& visit) {
+// The order of first visits in forward is that of the model.
+void Runtime::note_visit(const UnitCache::Visit& visit) {
   for (const auto unit : visit) {
     const auto u = static_cast<std::size_t>(unit);
     if (!was_visited_[u] && !access::in_backward()) {
       was_visited_[u] = true;
       visited_.push_back(unit);
     }
-  }
-  auto decision = residency_->visit(visit);
-  decision.status().throw_if_failed();
-  const auto& now = decision.value();
-  for (const auto unit : now.evict) {
-    drop(unit);
-  }
-  if (now.grown_budget_bytes) {
-    log_info("[shard] " + now.reason);
-  }
-  for (const auto unit : now.fetch) {
-    make_whole(unit);
-  }
-  assert_within_budget();
-}
-
-void Runtime::make_whole(UnitId unit) {
-  const auto addresses = fetch(unit);
-  auto& flats = storages_[static_cast<std::size_t>(unit)];
-  for (std::size_t f = 0; f < flats.size(); ++f) {
-    flats[f]->fill(addresses[f]);
-  }
-}
-
-std::vector<void*> Runtime::fetch(UnitId unit) {
-  exchange::UnshardOptions options;
-  options.in_backward = access::in_backward();
-  options.unsharded_bytes_max = residency_->budget_bytes().value_or(0);
-  if (auto status = exchange_->start_unshard(unit, options); !status.ok()) {
-    fail(status);
-  }
-  auto addresses = exchange_->wait_for_unshard(unit);
-  if (!addresses.ok()) {
-    fail(addresses.status());
-  }
-  return addresses.value();
-}
-
-// The unit's storages lose their bytes; the residency already knows.
-void Runtime::drop(UnitId unit) {
-  auto& flats = storages_[static_cast<std::size_t>(unit)];
-  for (std::size_t f = 0; f < flats.size(); ++f) {
-    flats[f]->empty(why_empty(spec(unit), f));
-  }
-  exchange_->reshard(unit);
-}
-
-void Runtime::drop_all() {
-  if (options_.strategy == Strategy::kNoShard) {
-    return;  // Whole units are the shards themselves.
-  }
-  for (const auto unit : residency_->drop_all()) {
-    drop(unit);
-  }
-}
-
-void Runtime::assert_within_budget() {
-  resident_bytes_peak_ =
-      std::max(resident_bytes_peak_, residency_->resident_bytes());
-  if (const auto budget = residency_->budget_bytes()) {
-    SHERD_ASSERT(residency_->resident_bytes() <= *budget);
-    SHERD_ASSERT(exchange_->counters().slot_bytes <= *budget);
   }
 }
 
@@ -362,8 +282,16 @@ void Runtime::backward_ended(std::exception_ptr failure) {
   }
   visited_.clear();
   was_visited_.assign(model_.units.size(), false);
-  const auto status = gradients_->finish(failure ? reason_of(failure) : "");
-  if (status.ok()) {
+  if (!failure) {
+    cache_->end_backward();
+  }
+  const auto diverged =
+      gradients_->finish(failure ? reason_of(failure) : "", cache_->departed());
+  const auto& status = diverged.status();
+  if (diverged.ok()) {
+    if (diverged.value()) {
+      cache_->leave_plan();
+    }
     ++backwards_;
     unpublished_ = true;
     if (!idle_.change_due()) {
@@ -378,7 +306,7 @@ void Runtime::backward_ended(std::exception_ptr failure) {
   } else {
     // Ranks left this backward at different places; the next forward must find
     // the same units whole on all of them.
-    drop_all();
+    cache_->leave_plan();
     if (!failure) {
       status.throw_if_failed();
     }
@@ -411,8 +339,12 @@ NamedParameters Runtime::named_parameters() {
   }
   named.publish = [weak = weak_from_this()] {
     if (auto self = weak.lock()) {
-      self->publish();
+      self->publish_step();
     }
+  };
+  named.claim = [weak = weak_from_this()] {
+    auto self = weak.lock();
+    return self ? self->claim_publishing() : nullptr;
   };
   return named;
 }
@@ -433,7 +365,20 @@ double Runtime::clip_grad_norm(double max_norm, const ClipOptions& options) {
   return clip_gradients(slices_->tensors(), max_norm, options, sum_over_ranks);
 }
 
-void Runtime::publish() {
+std::shared_ptr<void> Runtime::claim_publishing() {
+  const std::lock_guard lock(mu_);
+  auto claim = publishers_.lock();
+  if (claim == nullptr) {
+    claim = std::make_shared<int>();
+    publishers_ = claim;
+  }
+  return claim;
+}
+
+void Runtime::publish() { publish_now(/*keep_frozen=*/false); }
+void Runtime::publish_step() { publish_now(/*keep_frozen=*/true); }
+
+void Runtime::publish_now(bool keep_frozen) {
   const std::lock_guard lock(mu_);
   check_open();
   SHERD_CHECK_AS(
@@ -441,11 +386,11 @@ void Runtime::publish() {
       "[shard] publish() inside summon_full_parameters(); end the scope first");
   identity_->check();
   published_by_hand_ = true;
-  publish_locked();
+  publish_locked(keep_frozen);
 }
 
-void Runtime::publish_locked() {
-  drop_all();
+void Runtime::publish_locked(bool keep_frozen) {
+  cache_->end_step(keep_frozen);
   unpublished_ = false;
   ++generation_;
   if (auto status = exchange_->publish(generation_); !status.ok()) {
@@ -468,15 +413,13 @@ void Runtime::begin_summon(const SummonOptions& options) {
       kFailedPrecondition, summoned_.empty(),
       "[shard] summon_full_parameters() inside another such scope");
   identity_->check();
-  publish_locked();
-  if (options_.strategy == Strategy::kNoShard) {
-    for (const auto unit : residency_->drop_all()) {
-      drop(unit);
-    }
+  if (unpublished_) {
+    publish_locked(/*keep_frozen=*/false);
   }
+  cache_->release_all();
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const auto unit = static_cast<UnitId>(u);
-    const auto addresses = fetch(unit);
+    const auto addresses = cache_->fetch(unit);
     auto& copies = summoned_.emplace_back();
     for (std::size_t f = 0; f < addresses.size(); ++f) {
       const auto& flat = model_.units[u].flats[f];
@@ -486,12 +429,14 @@ void Runtime::begin_summon(const SummonOptions& options) {
           copies.back().mutable_data_ptr(), addresses[f],
           static_cast<std::size_t>(exchange::flat_bytes(flat)));
     }
-    exchange_->reshard(unit);
+    cache_->give_back(unit);
   }
   for (std::size_t u = 0; u < summoned_.size(); ++u) {
-    for (std::size_t f = 0; f < summoned_[u].size(); ++f) {
-      storages_[u][f]->fill(summoned_[u][f].mutable_data_ptr());
+    std::vector<void*> addresses;
+    for (const auto& copy : summoned_[u]) {
+      addresses.push_back(copy.mutable_data_ptr());
     }
+    cache_->fill(static_cast<UnitId>(u), addresses);
   }
   summon_read_only_ = options.read_only;
 }
@@ -524,15 +469,13 @@ void Runtime::end_summon() {
           static_cast<int>(p), summoned_tensor(model_.parameters[p]));
     }
   }
-  for (std::size_t u = 0; u < storages_.size(); ++u) {
-    for (std::size_t f = 0; f < storages_[u].size(); ++f) {
-      storages_[u][f]->empty(why_empty(model_.units[u], f));
-    }
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    cache_->empty(static_cast<UnitId>(u));
   }
   summoned_.clear();
-  summon_read_only_ = false;
-  if (!closed_ && error_.ok()) {
-    publish_locked();
+  const bool may_have_written = !std::exchange(summon_read_only_, false);
+  if (may_have_written && !closed_ && error_.ok()) {
+    publish_locked(/*keep_frozen=*/false);
   }
 }
 
@@ -541,22 +484,17 @@ void Runtime::end_summon() {
 void Runtime::unshard() {
   const std::lock_guard lock(mu_);
   check_open();
-  for (std::size_t u = 0; u < model_.units.size() && summoned_.empty(); ++u) {
-    const auto unit = static_cast<UnitId>(u);
-    const auto budget = residency_->budget_bytes();
-    const auto bytes = exchange::unit_bytes(model_.units[u]);
-    if (!residency_->resident(unit) &&
-        (!budget || residency_->resident_bytes() + bytes <= *budget)) {
-      note_phase("unshard()");
-      bring_in({unit});
-    }
+  if (!summoned_.empty()) {
+    return;  // Everything is whole.
   }
+  note_phase("unshard()");
+  cache_->unshard();
 }
 
 void Runtime::reshard() {
   const std::lock_guard lock(mu_);
   check_open();
-  drop_all();
+  cache_->leave_plan();
 }
 
 ShardReport Runtime::report() {
@@ -564,12 +502,12 @@ ShardReport Runtime::report() {
   const auto& counters = exchange_->counters();
   ShardReport report;
   report.units = static_cast<int>(model_.units.size());
-  report.budget_bytes = residency_->budget_bytes().value_or(0);
-  report.unsharded_bytes_peak = resident_bytes_peak_;
+  report.budget_bytes = cache_->budget_bytes();
+  report.unsharded_bytes_peak = cache_->resident_bytes_peak();
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
-      const auto memory = exchange_->shard_memory(
-          static_cast<UnitId>(u), static_cast<int>(f));
+      const auto memory =
+          exchange_->shard_memory(static_cast<UnitId>(u), static_cast<int>(f));
       const std::size_t copies = memory.gradient.defined() ? 2 : 1;
       report.shard_bytes +=
           static_cast<std::int64_t>(memory.shard.nbytes() * copies);
@@ -580,6 +518,7 @@ ShardReport Runtime::report() {
   report.unsharded_bytes = counters.unsharded_bytes;
   report.reduces = counters.reduces;
   report.backwards = backwards_;
+  report.plan = cache_->plan_report();
   return report;
 }
 
@@ -594,7 +533,7 @@ void Runtime::close() {
     idle_.warn(backwards_);
   }
   exchange_->close(Status());  // Changes nothing after a failure.
-  for (auto& flats : storages_) {
+  for (const auto& flats : cache_->storages()) {
     for (auto& storage : flats) {
       storage->orphan(
           "sherd: the sharding handle of this model is closed; its parameters "

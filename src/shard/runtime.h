@@ -20,18 +20,18 @@
 #include "access/backward.h"
 #include "access/managed_storage.h"
 #include "exchange/exchange.h"
-#include "plan/residency.h"
 #include "shard/gradients.h"
 #include "shard/identity.h"
 #include "shard/idle.h"
 #include "shard/model_units.h"
 #include "shard/sharding_engine.h"
 #include "shard/slices.h"
+#include "shard/unit_cache.h"
 
 namespace sherd::shard {
 
 struct RuntimeOptions {
-  int rank = 0;   // In the shard group.
+  int rank = 0;  // In the shard group.
   int ranks = 1;
   Strategy strategy = Strategy::kFullShard;
   std::optional<std::int64_t> budget_bytes;
@@ -56,8 +56,8 @@ class Runtime final : public ShardingEngine,
   void start();
 
   // access::Listener
-  void enter(
-      std::span<const access::Touch> touches, const char* operator_name) override;
+  void enter(std::span<const access::Touch> touches, const char* operator_name)
+      override;
   void leave(std::span<const access::Touch> touches) noexcept override;
   // access::BackwardListener
   void backward_ended(std::exception_ptr failure) override;
@@ -75,25 +75,21 @@ class Runtime final : public ShardingEngine,
   void close() override;
 
  private:
-  // A set of units one operator touches, ascending.
-  using Visit = std::vector<UnitId>;
-
   const exchange::UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
   void check_open() const;
-  void refuse_write(const access::Touch& touch, const char* operator_name) const;
+  void refuse_write(
+      const access::Touch& touch, const char* operator_name) const;
   std::string parameter_at(const access::Touch& touch) const;
   void note_phase(const char* operator_name);
-  void bring_in(const Visit& visit);
-  void make_whole(UnitId unit);
-  std::vector<void*> fetch(UnitId unit);
-  void drop(UnitId unit);
-  void drop_all();
-  void assert_within_budget();
+  void note_visit(const UnitCache::Visit& visit);
   void gradient_arrived(int parameter, const at::Tensor& gradient);
   void order_reductions();
-  void publish_locked();
+  std::shared_ptr<void> claim_publishing();
+  void publish_step();
+  void publish_now(bool keep_frozen);
+  void publish_locked(bool keep_frozen);
   void warn_of_idle_optimizer();
   at::Tensor summoned_tensor(const ManagedParameter& parameter) const;
   // Closes the exchange, remembers the first failure, and throws it.
@@ -103,15 +99,13 @@ class Runtime final : public ShardingEngine,
   const RuntimeOptions options_;
   ModelUnits model_;
   std::unique_ptr<exchange::Exchange> exchange_;
-  // By unit, by flat.
-  std::vector<std::vector<std::unique_ptr<access::ManagedStorage>>> storages_;
-  std::unique_ptr<plan::Residency> residency_;
+  std::unique_ptr<UnitCache> cache_;
   std::unique_ptr<Slices> slices_;
   std::unique_ptr<Gradients> gradients_;
   std::unique_ptr<Identity> identity_;
 
-  Status error_;         // Not ok: an operation failed, and the exchange is closed.
-  bool closed_ = false;  // By the user.
+  Status error_;  // Not ok: an operation failed, and the exchange is closed.
+  bool closed_ = false;       // By the user.
   bool unpublished_ = false;  // A backward ended; shards may have been written.
   bool armed_ = false;  // By a training forward, for the backward to come.
   bool armed_in_backward_ = false;
@@ -119,11 +113,12 @@ class Runtime final : public ShardingEngine,
   std::int64_t backwards_ = 0;
   std::vector<UnitId> visited_;  // First visits since the last backward ended.
   std::vector<bool> was_visited_;
-  std::int64_t resident_bytes_peak_ = 0;
   // Summon: private full copies, by unit, by flat; empty outside.
   std::vector<std::vector<at::Tensor>> summoned_;
   bool summon_read_only_ = false;
   bool published_by_hand_ = false;
+  // Of optimizers that publish themselves.
+  std::weak_ptr<void> publishers_;
   IdleOptimizer idle_;
 };
 

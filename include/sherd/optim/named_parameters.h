@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -25,6 +26,10 @@ struct NamedParameters {
   // Called by an optimizer at the end of step(), on every rank, also one with
   // no items: makes the new values visible. May be empty (plain tensors).
   std::function<void()> publish;
+  // Taken by an optimizer that calls publish in every step(); as long as it
+  // holds what it gets, nobody else takes slices as written after a backward.
+  // May be empty.
+  std::function<std::shared_ptr<void>()> claim;
 };
 
 }  // namespace sherd

@@ -62,16 +62,31 @@ struct SummonOptions {
   bool read_only = false;
 };
 
+// Of the plan that says which units are whole when; a step reaches from one
+// publish to the next. Docs: docs/design/plan.md.
+struct PlanReport {
+  std::int64_t steps = 0;
+  std::int64_t steps_planned = 0;  // From the first visit to the last.
+  std::int64_t plans_made = 0;
+  std::int64_t deviations = 0;  // Visits that were not ahead in the plan.
+  // Of the plan used last, per step.
+  std::int64_t gathers = 0;
+  std::int64_t gathered_bytes = 0;
+  std::int64_t lower_bound_bytes = 0;  // No plan in this budget gathers less.
+  std::int64_t tenth_more_saves_bytes = 0;  // With a tenth more budget.
+};
+
 struct ShardReport {
   int units = 0;
   std::int64_t budget_bytes = 0;          // 0: none.
   std::int64_t unsharded_bytes_peak = 0;  // What reshard frees, at most so far.
   std::int64_t shard_bytes = 0;           // Parameters and gradients, for life.
   std::int64_t gradient_slot_bytes_peak = 0;
-  std::int64_t unshards = 0;              // Units gathered so far.
-  std::int64_t unsharded_bytes = 0;       // Their bytes.
+  std::int64_t unshards = 0;         // Units gathered so far.
+  std::int64_t unsharded_bytes = 0;  // Their bytes.
   std::int64_t reduces = 0;
-  std::int64_t backwards = 0;             // Synchronised ones.
+  std::int64_t backwards = 0;  // Synchronised ones.
+  PlanReport plan;
 };
 
 class ShardingEngine;

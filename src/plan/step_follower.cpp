@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/step_follower.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/hash.h"
+
+namespace sherd::plan {
+namespace {
+
+constexpr std::size_t kPlansMax = 4;
+// A loop that never publishes must not record for ever.
+constexpr std::size_t kVisitsMax = 100'000;
+
+}  // namespace
+
+StepFollower::StepFollower(StepPlanOptions options)
+    : options_(std::move(options)) {}
+
+bool StepFollower::begins_step(
+    const std::vector<UnitId>& units,
+    bool training,
+    std::int64_t budget_bytes) {
+  const bool round_again = !record_.training && record_.visits.size() > 1 &&
+      units == record_.visits.front().units;
+  if (in_step_ && !training && !record_.training && round_again) {
+    end_step(budget_bytes);
+  } else if (
+      in_step_ && record_.backward_ends.empty() && !training &&
+      record_.training) {
+    in_step_ = false;  // A training step broken off; nothing to learn from.
+    plan_ = nullptr;
+  } else if (in_step_ && training && !record_.training) {
+    end_step(budget_bytes);
+  }
+  return !in_step_;
+}
+
+std::uint64_t StepFollower::fingerprint() const {
+  Hash64 hash;
+  for (const auto& plan : plans_) {
+    hash.add(plan.fingerprint);
+  }
+  return hash.value();
+}
+
+void StepFollower::begin_step(bool training, bool follow) {
+  SHERD_ASSERT(!in_step_);
+  record_ = {.training = training, .visits = {}, .backward_ends = {}};
+  in_step_ = true;
+  may_follow_ = follow;
+  departed_ = false;
+  planned_all_ = false;
+  plan_ = nullptr;
+  next_ = 0;
+}
+
+// One that begins with this visit, else one in which it is ahead.
+void StepFollower::choose_plan() {
+  const auto& first = record_.visits.front();
+  const auto of_this_mode = [&](const StepPlan& plan) {
+    return plan.record.training == record_.training;
+  };
+  auto found =
+      std::find_if(plans_.begin(), plans_.end(), [&](const StepPlan& plan) {
+        return of_this_mode(plan) && plan.record.visits.front() == first;
+      });
+  if (found == plans_.end()) {
+    found =
+        std::find_if(plans_.begin(), plans_.end(), [&](const StepPlan& plan) {
+          plan_ = &plan;
+          return of_this_mode(plan) && find_ahead(first).has_value();
+        });
+  }
+  plan_ = found == plans_.end() ? nullptr : &*found;
+  planned_all_ = plan_ != nullptr;
+}
+
+Move StepFollower::visit(const std::vector<UnitId>& units, bool in_backward) {
+  SHERD_ASSERT(in_step_ && !units.empty());
+  const StepVisit visit{units, in_backward};
+  auto& visits = record_.visits;
+  if (!visits.empty() && visits.back().in_backward == in_backward &&
+      std::includes(
+          visits.back().units.begin(), visits.back().units.end(), units.begin(),
+          units.end())) {
+    return {};
+  }
+  if (visits.size() < kVisitsMax) {
+    visits.push_back(visit);
+  }
+  Move move;
+  if (visits.size() == 1 && may_follow_) {
+    choose_plan();
+    if (plan_ != nullptr) {
+      move.whole = plan_->schedule.initial;
+    }
+  }
+  if (plan_ == nullptr) {
+    return move;
+  }
+  if (const auto position = find_ahead(visit)) {
+    move.actions = advance(*position + 1);
+    return move;
+  }
+  ++counters_.deviations;
+  departed_ = true;
+  planned_all_ = false;
+  plan_ = begun_alike();
+  if (plan_ != nullptr) {
+    next_ = visits.size() - 1;
+    move.whole = whole_before(*plan_, next_);
+    move.actions = advance(next_ + 1);
+  }
+  return move;
+}
+
+// Only before the next end of a backward, and on this side of its beginning:
+// what lies beyond, ranks do together.
+std::optional<std::size_t> StepFollower::find_ahead(
+    const StepVisit& visit) const {
+  for (std::size_t v = next_; v < segment_end(); ++v) {
+    if (plan_->record.visits[v] == visit) {
+      return v;
+    }
+  }
+  return std::nullopt;
+}
+
+std::size_t StepFollower::segment_end() const {
+  const auto& ends = plan_->record.backward_ends;
+  const auto ended = record_.backward_ends.size();
+  return ended < ends.size() ? ends[ended] : plan_->record.visits.size();
+}
+
+const StepPlan* StepFollower::begun_alike() const {
+  const auto& seen = record_.visits;
+  const auto& ended = record_.backward_ends;
+  for (const auto& plan : plans_) {
+    const auto& all = plan.record.visits;
+    const auto& ends = plan.record.backward_ends;
+    if (&plan != plan_ && plan.record.training == record_.training &&
+        all.size() >= seen.size() && ends.size() >= ended.size() &&
+        std::equal(seen.begin(), seen.end(), all.begin()) &&
+        std::equal(ended.begin(), ended.end(), ends.begin())) {
+      return &plan;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<PlannedActions> StepFollower::advance(std::size_t next) {
+  std::vector<PlannedActions> actions;
+  for (; next_ < next; ++next_) {
+    actions.push_back(
+        {&plan_->schedule.before[next_],
+         plan_->record.visits[next_].in_backward});
+  }
+  return actions;
+}
+
+Move StepFollower::end_backward() {
+  Move move;
+  if (!in_step_) {
+    return move;  // Of a rank whose loss does not depend on the model.
+  }
+  if (plan_ != nullptr) {
+    const auto& ends = plan_->record.backward_ends;
+    const auto ended = record_.backward_ends.size();
+    if (ended < ends.size()) {
+      move.actions = advance(std::max(next_, ends[ended]));
+    } else {
+      ++counters_.deviations;
+      departed_ = true;
+      planned_all_ = false;
+      plan_ = nullptr;
+    }
+  }
+  record_.backward_ends.push_back(record_.visits.size());
+  return move;
+}
+
+void StepFollower::end_step(std::int64_t budget_bytes) {
+  if (!in_step_) {
+    return;
+  }
+  in_step_ = false;
+  plan_ = nullptr;
+  if (record_.visits.empty() || record_.visits.size() == kVisitsMax) {
+    return;
+  }
+  ++counters_.steps;
+  if (planned_all_) {
+    ++counters_.steps_planned;
+    return;
+  }
+  const auto known = std::find_if(
+      plans_.begin(), plans_.end(),
+      [&](const StepPlan& plan) { return plan.record == record_; });
+  if (known != plans_.end()) {
+    plans_.splice(plans_.begin(), plans_, known);
+    return;
+  }
+  if (auto plan = make_step_plan(record_, options_, budget_bytes)) {
+    ++counters_.plans_made;
+    plans_.push_front(*std::move(plan));
+    if (plans_.size() > kPlansMax) {
+      plans_.pop_back();
+    }
+  }
+}
+
+}  // namespace sherd::plan

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/step_follower.h"
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <string>
+#include <gtest/gtest.h>
+
+namespace sherd::plan {
+namespace {
+
+constexpr std::int64_t kBudget = 3;
+using Units = std::vector<UnitId>;
+
+StepPlanOptions four_units() {
+  return {.unit_bytes = {1, 1, 1, 1}, .frozen = std::vector<bool>(4, false)};
+}
+
+// What a runtime would do with the moves: keeps a set whole, gathers what is
+// missing, and remembers the order of gathers.
+struct Rank {
+  explicit Rank(const StepPlanOptions& options = four_units())
+      : follower(options) {}
+
+  void begin(bool training = true) { follower.begin_step(training, true); }
+  void take(const Move& move) {
+    if (move.whole) {
+      std::erase_if(whole, [&](UnitId unit) {
+        return !std::binary_search(
+            move.whole->begin(), move.whole->end(), unit);
+      });
+      std::for_each(move.whole->begin(), move.whole->end(), [&](UnitId unit) {
+        gather(unit);
+      });
+    }
+    for (const auto& [actions, in_backward] : move.actions) {
+      for (const auto unit : actions->reshard) {
+        whole.erase(unit);
+      }
+      for (const auto unit : actions->unshard) {
+        gather(unit);
+      }
+    }
+  }
+  void gather(UnitId unit) {
+    if (whole.insert(unit).second) {
+      gathers.push_back(unit);
+    }
+  }
+  // Returns whether the plan had made the units whole.
+  bool visit(const Units& units, bool in_backward = false) {
+    const auto move = follower.visit(units, in_backward);
+    take(move);
+    const bool there = std::all_of(
+        units.begin(), units.end(),
+        [&](UnitId unit) { return whole.contains(unit); });
+    std::for_each(
+        units.begin(), units.end(), [&](UnitId unit) { gather(unit); });
+    return there;
+  }
+  void end_backward() { take(follower.end_backward()); }
+  void end_step() {
+    follower.end_step(kBudget);
+    whole.clear();
+  }
+  // 0 1 2 3 | 3 2 1 0, without the units in `skipped` in backward.
+  bool train(const std::set<UnitId>& skipped = {}) {
+    bool planned = true;
+    for (const UnitId unit : {0, 1, 2, 3}) {
+      planned = visit({unit}) && planned;
+    }
+    for (const UnitId unit : {3, 2, 1, 0}) {
+      if (!skipped.contains(unit)) {
+        planned = visit({unit}, true) && planned;
+      }
+    }
+    end_backward();
+    return planned;
+  }
+  void train_step() {
+    begin();
+    train();
+    end_step();
+  }
+
+  StepFollower follower;
+  std::set<UnitId> whole;
+  Units gathers;
+};
+
+TEST(StepFollower, FollowsFromTheSecondEqualStepOn) {
+  Rank rank;
+  rank.begin();
+  EXPECT_FALSE(rank.train());
+  EXPECT_FALSE(rank.follower.following());
+  rank.end_step();
+  for (int step = 0; step < 3; ++step) {
+    rank.begin();
+    EXPECT_TRUE(rank.train());
+    EXPECT_TRUE(rank.follower.following());
+    rank.end_step();
+  }
+  EXPECT_EQ(rank.follower.counters().plans_made, 1);
+  EXPECT_EQ(rank.follower.counters().steps, 4);
+  EXPECT_EQ(rank.follower.counters().steps_planned, 3);
+  EXPECT_EQ(rank.follower.counters().deviations, 0);
+}
+
+TEST(StepFollower, DoesNotFollowWhereRanksDiffer) {
+  Rank rank;
+  rank.train_step();
+  rank.follower.begin_step(true, false);
+  EXPECT_FALSE(rank.train());
+  rank.end_step();
+  EXPECT_EQ(rank.follower.counters().plans_made, 1);  // The same one.
+  rank.begin();
+  EXPECT_TRUE(rank.train());
+}
+
+TEST(StepFollower, GathersTheSameWhateverIsLeftOut) {
+  Rank all;
+  Rank some;
+  for (auto* rank : {&all, &some}) {
+    rank->train_step();
+    rank->gathers.clear();
+    rank->begin();
+  }
+  all.train();
+  some.train({0, 1, 3});
+  EXPECT_EQ(some.gathers, all.gathers);
+  EXPECT_EQ(some.whole, all.whole);
+  EXPECT_FALSE(some.follower.departed());
+  // And goes on being the same in the next micro-batch's place.
+  all.train();
+  some.train();
+  EXPECT_EQ(some.gathers, all.gathers);
+}
+
+TEST(StepFollower, TheFirstVisitMayBeLeftOutToo) {
+  Rank all;
+  Rank some;
+  for (auto* rank : {&all, &some}) {
+    rank->train_step();
+    rank->gathers.clear();
+    rank->begin();
+  }
+  all.train();
+  for (const UnitId unit : {1, 2, 3}) {
+    EXPECT_TRUE(some.visit({unit}));
+  }
+  some.visit({3}, true);
+  some.end_backward();
+  EXPECT_EQ(some.gathers, all.gathers);
+}
+
+TEST(StepFollower, LeavingOutDoesNotReachOverTheEndOfABackward) {
+  Rank rank;
+  rank.begin();
+  rank.train();
+  rank.train();  // Two micro-batches.
+  rank.end_step();
+  rank.gathers.clear();
+  rank.begin();
+  rank.visit({0});
+  // Forward visits of the second micro-batch are not ahead in the first.
+  EXPECT_TRUE(rank.visit({3}));
+  rank.visit({1});
+  EXPECT_FALSE(rank.follower.following());
+  EXPECT_TRUE(rank.follower.departed());
+  EXPECT_EQ(rank.follower.counters().deviations, 1);
+}
+
+TEST(StepFollower, AnotherPlanThatBeganAlikeTakesOver) {
+  Rank rank;
+  rank.train_step();
+  rank.begin();
+  rank.visit({0});
+  rank.visit({2});
+  rank.visit({1});  // Another order.
+  rank.visit({1}, true);
+  rank.end_backward();
+  rank.end_step();
+  EXPECT_EQ(rank.follower.counters().plans_made, 2);
+  for (int round = 0; round < 2; ++round) {
+    rank.begin();
+    EXPECT_TRUE(rank.train());
+    rank.end_step();
+    rank.begin();
+    rank.visit({0});
+    rank.visit({2});
+    EXPECT_TRUE(rank.visit({1}));
+    EXPECT_TRUE(rank.visit({1}, true));
+    rank.end_backward();
+    EXPECT_TRUE(rank.follower.following());
+    rank.end_step();
+  }
+  EXPECT_EQ(rank.follower.counters().plans_made, 2);
+}
+
+TEST(StepFollower, EvaluationEndsWhereItsFirstVisitComesRound) {
+  Rank rank;
+  int steps = 0;
+  for (int round = 0; round < 4; ++round) {
+    for (const UnitId unit : {0, 1, 2, 3}) {
+      if (rank.follower.begins_step({unit}, false, kBudget)) {
+        rank.begin(false);
+        ++steps;
+      }
+      EXPECT_EQ(rank.visit({unit}) && round > 0, round > 0);
+    }
+  }
+  EXPECT_EQ(steps, 4);
+  // Nothing changes meanwhile: what is kept stays over the end.
+  ASSERT_NE(rank.follower.latest(), nullptr);
+  EXPECT_FALSE(rank.follower.latest()->schedule.initial.empty());
+}
+
+TEST(StepFollower, TrainingAndEvaluationHaveTheirOwnPlans) {
+  Rank rank;
+  rank.train_step();
+  for (int round = 0; round < 3; ++round) {
+    for (const UnitId unit : {0, 1, 2, 3}) {
+      if (rank.follower.begins_step({unit}, false, kBudget)) {
+        rank.begin(false);
+      }
+      rank.visit({unit});
+    }
+    EXPECT_TRUE(rank.follower.begins_step({0}, true, kBudget));
+    rank.begin();
+    EXPECT_TRUE(rank.train());
+    EXPECT_TRUE(rank.follower.following());
+    rank.end_step();
+  }
+  EXPECT_EQ(rank.follower.counters().plans_made, 2);
+}
+
+TEST(StepFollower, PartsOfTheVisitUnderWayAreNoVisitsOfTheirOwn) {
+  Rank rank;
+  for (int step = 0; step < 2; ++step) {
+    rank.begin();
+    rank.visit({0, 1});
+    rank.visit({1});
+    rank.visit({2});
+    rank.visit({2}, true);
+    rank.end_backward();
+    rank.end_step();
+  }
+  ASSERT_NE(rank.follower.latest(), nullptr);
+  EXPECT_EQ(rank.follower.latest()->record.visits.size(), 3U);
+  EXPECT_EQ(rank.follower.counters().steps_planned, 1);
+}
+
+// Ranks that compare fingerprints and leave out different visits in backward
+// always gather the same, and nothing is ever over the budget.
+TEST(StepFollower, RanksStayTogetherInRandomPrograms) {
+  for (unsigned seed = 1; seed <= 300; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    std::vector<Rank> ranks(3);
+    const auto pick = [&](int n) {
+      return std::uniform_int_distribution<int>(0, n - 1)(random);
+    };
+    std::vector<Units> programs(2);
+    for (auto& program : programs) {
+      for (int i = 0, n = 2 + pick(8); i < n; ++i) {
+        program.push_back(pick(4));
+      }
+    }
+    for (int step = 0; step < 8; ++step) {
+      const auto& program = programs[static_cast<std::size_t>(pick(2))];
+      const bool agree =
+          std::all_of(ranks.begin(), ranks.end(), [&](const Rank& rank) {
+            return rank.follower.fingerprint() ==
+                ranks[0].follower.fingerprint();
+          });
+      for (auto& rank : ranks) {
+        rank.gathers.clear();
+        rank.follower.begin_step(true, agree);
+        for (const auto unit : program) {
+          rank.visit({unit});
+        }
+        for (auto unit = program.rbegin(); unit != program.rend(); ++unit) {
+          if (!rank.follower.following() || pick(3) > 0) {
+            rank.visit({*unit}, true);
+          }
+          ASSERT_TRUE(
+              !rank.follower.following() ||
+              static_cast<std::int64_t>(rank.whole.size()) <= kBudget);
+        }
+        rank.end_backward();
+      }
+      for (auto& rank : ranks) {
+        if (rank.follower.following() && ranks[0].follower.following()) {
+          EXPECT_EQ(rank.gathers, ranks[0].gathers);
+        }
+        rank.end_step();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sherd::plan

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A step as it was seen, and the plan made of it. Thread rule: pure functions
+// and values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+#include "plan/unit_id.h"
+#include "plan/unit_schedule.h"
+
+namespace sherd::plan {
+
+struct StepVisit {
+  std::vector<UnitId> units;  // Ascending.
+  bool in_backward = false;
+
+  bool operator==(const StepVisit&) const = default;
+};
+
+// What was visited from one publish to the next, or, without a backward, until
+// the first visit came round again.
+struct StepRecord {
+  bool training = true;  // The first visit recorded gradients.
+  std::vector<StepVisit> visits;
+  // How many visits had been when a backward ended; one number per backward.
+  std::vector<std::size_t> backward_ends;
+
+  bool operator==(const StepRecord&) const = default;
+};
+
+struct StepPlan {
+  StepRecord record;
+  UnitSchedule schedule;
+  std::uint64_t fingerprint = 0;
+};
+
+struct StepPlanOptions {
+  std::vector<std::int64_t> unit_bytes;  // By unit.
+  std::vector<bool> frozen;              // By unit: no step changes it.
+  int ahead_visits = 1;
+};
+
+// Nothing when a visit does not fit the budget.
+std::optional<StepPlan> make_step_plan(
+    const StepRecord& record,
+    const StepPlanOptions& options,
+    std::int64_t budget_bytes);
+
+// What is whole or started before the actions of visit `position`, ascending.
+std::vector<UnitId> whole_before(const StepPlan& plan, std::size_t position);
+
+}  // namespace sherd::plan
