@@ -55,6 +55,10 @@ class Includes(unittest.TestCase):
         self.fires("src/data/a.cpp", "<sherd/comm/world.h>")
         self.fires("include/sherd/data/a.h", "<sherd/comm/world.h>")
 
+    def test_a_programs_own_folder_may_be_named_as_a_folder_of_tests(self):
+        self.silent("tools/bench.cpp", '"bench/a.h"', others=["tools/bench/a.h"])
+        self.fires("tools/bench.cpp", '"bench/a.h"', others=["bench/a.h"])
+
     def test_public_headers_keep_private_ones_out(self):
         self.fires("include/sherd/comm/world.h", '"base/status.h"')
 

@@ -26,6 +26,7 @@ constexpr int kUsageError = 2;
 std::vector<Subcommand> add_subcommands(CLI::App& app) {
   return {
       add_run(app),
+      add_bench(app),
   };
 }
 

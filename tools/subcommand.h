@@ -26,5 +26,7 @@ struct Subcommand {
 
 // sherd run: start ranks on this host.
 Subcommand add_run(CLI::App& app);
+// sherd bench: times beside others.
+Subcommand add_bench(CLI::App& app);
 
 }  // namespace sherd::tools

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/contender.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <sherd/base/error.h>
+
+namespace sherd::tools::bench {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kTick(5);
+constexpr std::size_t kShownBytesMax = 4000;
+// How long `sherd run` gives its ranks after SIGTERM.
+constexpr const char* kGraceSeconds = "5";
+
+[[noreturn]] void fail_as_system(const std::string& what) {
+  throw Error(
+      "[bench] cannot " + what + ": " + std::strerror(errno),
+      ErrorCode::kUnavailable);
+}
+
+void close_fd(int& fd) {
+  if (fd >= 0) {
+    ::close(std::exchange(fd, -1));
+  }
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (const auto& text : strings) {
+    result.push_back(const_cast<char*>(text.c_str()));
+  }
+  result.push_back(nullptr);
+  return result;
+}
+
+std::vector<std::string> launch_command(const ContenderSetup& setup) {
+  std::vector<std::string> command = {
+      setup.sherd,   "run",     "-n",          std::to_string(setup.ranks),
+      "--no-prefix", "--grace", kGraceSeconds, "--"};
+  command.insert(command.end(), setup.command.begin(), setup.command.end());
+  return command;
+}
+
+// In the child; only calls that are safe after fork.
+[[noreturn]] void become(
+    char* const* command,
+    char* const* environment,
+    std::array<int, 3> standard,
+    const sigset_t& mask,
+    pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) {
+    ::_exit(128 + SIGKILL);
+  }
+  // Ctrl-C reaches this group's leader alone, which ends all contenders.
+  ::setpgid(0, 0);
+  for (int fd = 0; fd < 3; ++fd) {
+    ::dup2(standard[static_cast<std::size_t>(fd)], fd);
+  }
+  ::sigprocmask(SIG_SETMASK, &mask, nullptr);
+  ::execve(command[0], command, environment);
+  ::_exit(127);
+}
+
+}  // namespace
+
+SignalEvents::SignalEvents() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    ::sigaddset(&set, signal);
+  }
+  fd_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (fd_ < 0) {
+    fail_as_system("wait for signals");
+  }
+  ::sigprocmask(SIG_BLOCK, &set, &mask_before_);
+  // A handler, because an ignored signal would stay ignored in the ranks.
+  struct sigaction nothing = {};
+  nothing.sa_handler = [](int) {};
+  ::sigaction(SIGPIPE, &nothing, &pipe_before_);
+}
+
+SignalEvents::~SignalEvents() {
+  ::sigaction(SIGPIPE, &pipe_before_, nullptr);
+  ::sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
+  close_fd(fd_);
+}
+
+int SignalEvents::take() const {
+  signalfd_siginfo info = {};
+  return ::read(fd_, &info, sizeof info) == sizeof info
+      ? static_cast<int>(info.ssi_signo)
+      : 0;
+}
+
+Contender::Contender(std::string name, const SignalEvents& signals)
+    : name_(std::move(name)), signals_(signals) {}
+
+// Delegates, so that the destructor runs when start() throws.
+Contender::Contender(const ContenderSetup& setup, const SignalEvents& signals)
+    : Contender(setup.name, signals) {
+  start(setup);
+}
+
+void Contender::start(const ContenderSetup& setup) {
+  int in[2] = {-1, -1};
+  int out[2] = {-1, -1};
+  errors_ = ::memfd_create("bench-errors", MFD_CLOEXEC);
+  if (errors_ < 0 || ::pipe2(in, O_CLOEXEC) != 0 ||
+      ::pipe2(out, O_CLOEXEC) != 0) {
+    fail_as_system("start contender " + name_);
+  }
+  to_ = in[1];
+  from_ = out[0];
+  const auto words = launch_command(setup);
+  const auto command = pointers(words);
+  const auto environment = pointers(setup.environment);
+  const pid_t parent = ::getpid();
+  process_ = ::fork();
+  if (process_ == 0) {
+    become(
+        command.data(), environment.data(), {in[0], out[1], errors_},
+        signals_.mask_before(), parent);
+  }
+  ::close(in[0]);
+  ::close(out[1]);
+  if (process_ < 0) {
+    fail_as_system("start contender " + name_);
+  }
+}
+
+Contender::~Contender() {
+  close_fd(to_);
+  if (process_ > 0) {
+    ::kill(process_, SIGKILL);
+    reap();
+  }
+  close_fd(from_);
+  close_fd(errors_);
+}
+
+int Contender::reap() {
+  int status = 0;
+  while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) {
+  }
+  process_ = -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+std::string Contender::last_lines() const {
+  const auto size = ::lseek(errors_, 0, SEEK_END);
+  const auto count = std::min<off_t>(size, kShownBytesMax);
+  std::string text(static_cast<std::size_t>(std::max<off_t>(count, 0)), '\0');
+  const auto got = ::pread(errors_, text.data(), text.size(), size - count);
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  if (count < size) {
+    text.erase(0, text.find('\n') + 1);
+  }
+  while (text.ends_with('\n')) {
+    text.pop_back();
+  }
+  return text.empty() ? "it had written nothing on stderr"
+                      : "its last lines:\n" + text;
+}
+
+void Contender::fail(const std::string& what) {
+  throw Error(
+      "[bench] contender " + name_ + " " + what + "; " + last_lines(),
+      ErrorCode::kUnavailable);
+}
+
+bool Contender::read_more() {
+  std::array<char, 4096> buffer = {};
+  const auto count = ::read(from_, buffer.data(), buffer.size());
+  if (count > 0) {
+    unread_.append(buffer.data(), static_cast<std::size_t>(count));
+  }
+  return count != 0;
+}
+
+std::string Contender::answer(
+    Deadline deadline, const std::function<void()>& while_waiting) {
+  while (true) {
+    for (auto end = unread_.find('\n'); end != std::string::npos;
+         end = unread_.find('\n')) {
+      const std::string line = unread_.substr(0, end);
+      unread_.erase(0, end + 1);
+      if (is_answer(line)) {
+        return line;
+      }
+    }
+    const auto rest = deadline - steady_clock::now();
+    if (rest <= steady_clock::duration::zero()) {
+      fail("did not answer in time");
+    }
+    const auto wait = std::chrono::ceil<milliseconds>(rest);
+    std::array<pollfd, 2> events = {
+        {{from_, POLLIN, 0}, {signals_.fd(), POLLIN, 0}}};
+    ::poll(
+        events.data(), events.size(),
+        static_cast<int>(
+            (while_waiting ? std::min(wait, kTick) : wait).count()));
+    if (const int signal = signals_.take(); signal != 0) {
+      throw Interrupted{signal};
+    }
+    if (events[0].revents != 0 && !read_more()) {
+      const int status = reap();
+      fail("ended with exit status " + std::to_string(status));
+    }
+    if (while_waiting) {
+      while_waiting();
+    }
+  }
+}
+
+Ready Contender::wait_until_ready(seconds deadline) {
+  const auto line = answer(steady_clock::now() + deadline, nullptr);
+  const auto ready = parse_ready(line);
+  if (!ready) {
+    fail("should have said that it is ready, and said '" + line + "'");
+  }
+  return *ready;
+}
+
+void Contender::send(const Command& command) {
+  // To a process that has ended: the answer does not come, which says so.
+  const std::string line = line_of(command) + "\n";
+  [[maybe_unused]] const auto written = ::write(to_, line.data(), line.size());
+}
+
+Ran Contender::run(
+    int steps, seconds deadline, const std::function<void()>& while_waiting) {
+  send({.steps = steps});
+  const auto line = answer(steady_clock::now() + deadline, while_waiting);
+  auto ran = parse_ran(line);
+  if (!ran || ran->step_ms.size() != static_cast<std::size_t>(steps)) {
+    fail(
+        "should have taken " + std::to_string(steps) + " steps, and said '" +
+        line + "'");
+  }
+  return std::move(*ran);
+}
+
+void Contender::end(seconds deadline) {
+  send({.steps = 0});
+  close_fd(to_);
+  const auto until = steady_clock::now() + deadline;
+  bool open = true;
+  while (open) {
+    const auto rest =
+        std::chrono::ceil<milliseconds>(until - steady_clock::now());
+    pollfd event = {from_, POLLIN, 0};
+    if (rest <= milliseconds(0) ||
+        ::poll(&event, 1, static_cast<int>(rest.count())) == 0) {
+      fail("did not end in time");
+    }
+    open = event.revents == 0 || read_more();
+  }
+  if (const int status = reap(); status != 0) {
+    fail("ended with exit status " + std::to_string(status));
+  }
+}
+
+}  // namespace sherd::tools::bench

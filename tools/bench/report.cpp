@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include "bench/statistics.h"
+
+namespace sherd::tools::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const Measured* find(const StepResult& result, const std::string& name) {
+  const auto found = std::find_if(
+      result.contenders.begin(), result.contenders.end(),
+      [&](const Measured& each) { return each.name == name; });
+  return found == result.contenders.end() ? nullptr : &*found;
+}
+
+Estimate ratio_of(const Measured& a, const Measured& b) {
+  return estimate_median(ratios(a.round_ms, b.round_ms));
+}
+
+template <typename... Numbers>
+std::string format(const char* pattern, Numbers... numbers) {
+  char text[200];
+  // NOLINTNEXTLINE(bugprone-*): every pattern is a literal of this file.
+  std::snprintf(text, sizeof text, pattern, numbers...);
+  return text;
+}
+
+std::string interval_text(const Estimate& estimate, int digits) {
+  if (!std::isfinite(estimate.low)) {
+    return "open";  // Fewer than 6 rounds.
+  }
+  return format("%.*f-%.*f", digits, estimate.low, digits, estimate.high);
+}
+
+std::string row_of(const Measured& measured, const Measured& bound) {
+  const auto time = estimate_median(measured.round_ms);
+  std::string row = format(
+      "%-7s %9.2f  %-17s %8.2f %8.2f", measured.name.c_str(), time.median,
+      interval_text(time, 2).c_str(), quantile(measured.step_ms, 0.9),
+      quantile(measured.step_ms, 0.99));
+  if (&measured == &bound) {
+    row += format("  %6.3f  %-13s", 1.0, "");
+  } else {
+    const auto ratio = ratio_of(measured, bound);
+    row +=
+        format("  %6.3f  %-13s", ratio.median, interval_text(ratio, 3).c_str());
+  }
+  return row +
+      format("  %9.1f\n",
+             static_cast<double>(measured.pss_bytes_peak) / (1 << 20));
+}
+
+void put(Json& json, const std::string& name, const Estimate& estimate) {
+  json[name] = estimate.median;
+  json[name + "_low"] =
+      std::isfinite(estimate.low) ? Json(estimate.low) : Json();
+  json[name + "_high"] =
+      std::isfinite(estimate.high) ? Json(estimate.high) : Json();
+}
+
+void put_null(Json& json, const std::string& name) {
+  for (const char* end : {"", "_low", "_high"}) {
+    json[name + end] = nullptr;
+  }
+}
+
+void put_ratio(
+    Json& json, const std::string& name, const Measured* a, const Measured* b) {
+  if (a != nullptr && b != nullptr) {
+    put(json, name, ratio_of(*a, *b));
+  } else {
+    put_null(json, name);
+  }
+}
+
+}  // namespace
+
+std::string table_of(
+    const StepConfig& config,
+    const StepResult& result,
+    const Circumstances& circumstances) {
+  const auto work = work_named(config.work);
+  std::string text = format(
+      "work     %s: %d layers, width %d, %d heads, sequence %d, batch %d a "
+      "rank, %.1f million parameters\n",
+      work.name.c_str(), static_cast<int>(work.layers),
+      static_cast<int>(work.width), static_cast<int>(work.heads),
+      static_cast<int>(work.sequence), static_cast<int>(work.batch),
+      static_cast<double>(parameters_of(work)) / 1e6);
+  text += "job      " + std::to_string(config.ranks) + " ranks, " +
+      config.dtype + ", " + config.strategy +
+      (config.budget.empty() ? "" : ", budget " + config.budget) + ", " +
+      config.exchange + " exchange\n";
+  text += "machine  " + circumstances.machine + "\n";
+  text += "build    sherd " + circumstances.sherd_version + ", commit " +
+      circumstances.commit + ", " + circumstances.build + ", LibTorch " +
+      result.contenders.front().torch_version + "\n";
+  text += format(
+      "rounds   %d of %d timed steps a contender, %.0f s; %s\n\n",
+      result.rounds, result.block_steps, result.seconds,
+      result.why_stopped.c_str());
+  text +=
+      "          step ms  95 %                   p90      p99  "
+      "to bound  95 %           PSS MiB\n";
+  for (const auto& measured : result.contenders) {
+    text += row_of(measured, result.contenders.front());
+  }
+  const auto* sherd = find(result, "sherd");
+  for (const char* name : {"fsdp2", "ddp"}) {
+    if (const auto* peer = find(result, name); peer != nullptr) {
+      const auto ratio = ratio_of(*sherd, *peer);
+      text += format(
+          "sherd / %-5s %.3f  (%s)\n", name, ratio.median,
+          interval_text(ratio, 3).c_str());
+    }
+  }
+  return text;
+}
+
+std::string json_of(
+    const StepConfig& config,
+    const StepResult& result,
+    const Circumstances& circumstances) {
+  Json json;
+  const auto* bound = find(result, "bound");
+  const auto* sherd = find(result, "sherd");
+  const std::vector<std::string> names = {"bound", "sherd", "fsdp2", "ddp"};
+  for (const auto& name : names) {
+    if (const auto* measured = find(result, name); measured != nullptr) {
+      put(json, name + "_ms", estimate_median(measured->round_ms));
+    } else {
+      put_null(json, name + "_ms");
+    }
+  }
+  for (const auto& name : {"sherd", "fsdp2", "ddp"}) {
+    put_ratio(json, std::string(name) + "_ratio", find(result, name), bound);
+  }
+  put_ratio(json, "sherd_to_fsdp2", sherd, find(result, "fsdp2"));
+  put_ratio(json, "sherd_to_ddp", sherd, find(result, "ddp"));
+  for (const auto& name : names) {
+    const auto* measured = find(result, name);
+    json[name + "_pss_bytes"] =
+        measured != nullptr ? Json(measured->pss_bytes_peak) : Json();
+    json[name + "_torch"] =
+        measured != nullptr ? Json(measured->torch_version) : Json();
+  }
+  json["work"] = config.work;
+  json["mode"] = config.mode;
+  json["exchange"] = config.exchange;
+  json["ranks"] = config.ranks;
+  json["dtype"] = config.dtype;
+  json["strategy"] = config.strategy;
+  json["budget_bytes"] =
+      config.budget.empty() ? Json() : Json(budget_bytes_of(config));
+  json["block_steps"] = result.block_steps;
+  json["rounds"] = result.rounds;
+  json["seconds"] = result.seconds;
+  json["why_stopped"] = result.why_stopped;
+  json["sherd_version"] = circumstances.sherd_version;
+  json["commit"] = circumstances.commit;
+  json["build"] = circumstances.build;
+  json["machine"] = circumstances.machine;
+  return json.dump();
+}
+
+}  // namespace sherd::tools::bench

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/step_bench.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <sherd/base/error.h>
+#include "bench/losses.h"
+#include "bench/memory.h"
+
+namespace sherd::tools::bench {
+namespace {
+
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+
+// A busy machine may take this long to import torch in every rank, or to run a
+// block.
+constexpr seconds kReadyDeadline(300);
+constexpr seconds kBlockDeadline(600);
+constexpr seconds kEndDeadline(60);
+// Steps whose losses are compared; they warm caches and allocators, too.
+constexpr int kFirstSteps = 5;
+constexpr int kStepBarrierBytes = 4096;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// A page that the copies of the bound map; it goes with this process.
+class SharedPage {
+ public:
+  SharedPage() : fd_(::memfd_create("bench-barrier", MFD_CLOEXEC)) {
+    if (fd_ < 0 || ::ftruncate(fd_, kStepBarrierBytes) != 0) {
+      throw Error(
+          std::string("[bench] cannot make a page: ") + std::strerror(errno),
+          ErrorCode::kUnavailable);
+    }
+  }
+  ~SharedPage() { ::close(fd_); }
+  SharedPage(const SharedPage&) = delete;
+  SharedPage& operator=(const SharedPage&) = delete;
+
+  std::string path() const {
+    return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(fd_);
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+std::vector<std::string> rank_command(
+    const std::string& name,
+    const StepConfig& config,
+    const StepPrograms& programs,
+    const SharedPage& page) {
+  std::vector<std::string> command = {programs.rank};
+  if (name == "fsdp2" || name == "ddp") {
+    command = {programs.python, programs.peer_script};
+  }
+  const auto work = flags_of(work_named(config.work));
+  command.insert(command.end(), work.begin(), work.end());
+  for (const auto& word :
+       {std::string("--contender"), name, std::string("--strategy"),
+        config.strategy}) {
+    command.push_back(word);
+  }
+  if (name == "bound") {
+    command.insert(command.end(), {"--barrier", page.path()});
+  }
+  if (name == "sherd" && !config.budget.empty()) {
+    command.insert(
+        command.end(),
+        {"--budget-bytes", std::to_string(budget_bytes_of(config))});
+  }
+  return command;
+}
+
+// One thread a rank, whatever the user's shell says.
+std::vector<std::string> one_thread(std::vector<std::string> environment) {
+  const std::vector<std::string> names = {
+      "OMP_NUM_THREADS=", "MKL_NUM_THREADS="};
+  std::erase_if(environment, [&](const std::string& entry) {
+    return std::any_of(names.begin(), names.end(), [&](const auto& name) {
+      return entry.starts_with(name);
+    });
+  });
+  for (const auto& name : names) {
+    environment.push_back(name + "1");
+  }
+  return environment;
+}
+
+// The contenders of one measurement, and what is known of each so far.
+class Race {
+ public:
+  Race(
+      const StepConfig& config,
+      const StepPrograms& programs,
+      const SignalEvents& signals)
+      : config_(config) {
+    const auto environment = one_thread(programs.environment);
+    for (const auto& name : contenders_of(config)) {
+      const ContenderSetup setup{
+          .name = name,
+          .sherd = programs.sherd,
+          .ranks = config.ranks,
+          .command = rank_command(name, config, programs, page_),
+          .environment = environment};
+      auto& entry = entries_.emplace_back();
+      entry.measured.name = name;
+      entry.contender = std::make_unique<Contender>(setup, signals);
+    }
+  }
+
+  void wait_until_ready() {
+    for (auto& entry : entries_) {
+      auto ready = entry.contender->wait_until_ready(kReadyDeadline);
+      entry.measured.torch_version = std::move(ready.torch_version);
+      entry.processes = std::move(ready.processes);
+    }
+  }
+
+  // Throws Error when contenders do not train alike.
+  void compare_losses() {
+    std::vector<FirstLosses> first;
+    for (auto& entry : entries_) {
+      const bool drifts = config_.ranks > 1 && entry.measured.name == "bound";
+      first.push_back(
+          {.name = entry.measured.name,
+           .losses = entry.contender->run(kFirstSteps, kBlockDeadline).losses,
+           .comparable = drifts ? 1 : std::size_t{kFirstSteps}});
+    }
+    if (const auto why = disagreement(first); !why.empty()) {
+      throw Error("[bench] " + why, ErrorCode::kFailedPrecondition);
+    }
+  }
+
+  // Looking at a process's pages slows it down, so these steps are not timed.
+  void measure_memory(int steps) {
+    for (auto& entry : entries_) {
+      auto& peak = entry.measured.pss_bytes_peak;
+      entry.contender->run(steps, kBlockDeadline, [&] {
+        peak = std::max(peak, pss_bytes(entry.processes));
+      });
+    }
+  }
+
+  void run_round(int round, int steps) {
+    const auto order =
+        order_of_round(entries_.size(), static_cast<std::uint64_t>(round));
+    for (const auto index : order) {
+      auto& [contender, measured, processes] = entries_[index];
+      // One more step first: another contender has filled the caches.
+      auto step_ms = contender->run(steps + 1, kBlockDeadline).step_ms;
+      step_ms.erase(step_ms.begin());
+      measured.round_ms.push_back(median(step_ms));
+      measured.step_ms.insert(
+          measured.step_ms.end(), step_ms.begin(), step_ms.end());
+    }
+  }
+
+  // Of each contender but the bound.
+  std::vector<Estimate> ratios_to_bound() const {
+    std::vector<Estimate> result;
+    for (std::size_t i = 1; i < entries_.size(); ++i) {
+      result.push_back(estimate_median(ratios(
+          entries_[i].measured.round_ms, entries_[0].measured.round_ms)));
+    }
+    return result;
+  }
+
+  std::vector<Measured> end() {
+    std::vector<Measured> result;
+    for (auto& entry : entries_) {
+      entry.contender->end(kEndDeadline);
+      result.push_back(std::move(entry.measured));
+    }
+    return result;
+  }
+
+ private:
+  struct Entry {
+    std::unique_ptr<Contender> contender;
+    Measured measured;
+    std::vector<int> processes;
+  };
+
+  const StepConfig& config_;
+  const SharedPage page_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace
+
+StepResult measure(
+    const StepConfig& config,
+    const StepPrograms& programs,
+    const SignalEvents& signals,
+    const std::function<void(const std::string&)>& progress) {
+  StepResult result;
+  result.block_steps = config.block_steps > 0
+      ? config.block_steps
+      : work_named(config.work).block_steps;
+  Race race(config, programs, signals);
+  progress("starting");
+  race.wait_until_ready();
+  progress("comparing losses");
+  race.compare_losses();
+  progress("measuring memory");
+  race.measure_memory(result.block_steps + 1);
+  const StopLimits limits{
+      .interval_width = config.interval_width,
+      .rounds_max = config.rounds_max,
+      .seconds_max = config.minutes_max * 60.0};
+  const auto begin = Clock::now();
+  while (result.why_stopped.empty()) {
+    race.run_round(result.rounds, result.block_steps);
+    ++result.rounds;
+    result.seconds = seconds_since(begin);
+    const auto found = race.ratios_to_bound();
+    result.why_stopped = why_stop(found, result.rounds, result.seconds, limits);
+    double widest = 0.0;
+    for (const auto& ratio : found) {
+      widest = std::max(widest, ratio.width());
+    }
+    progress(
+        "round " + std::to_string(result.rounds) + ", widest interval " +
+        std::to_string(widest));
+  }
+  result.contenders = race.end();
+  return result;
+}
+
+}  // namespace sherd::tools::bench

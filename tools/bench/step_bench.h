@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The measurement behind `sherd bench step`: the same training step by several
+// contenders, all alive at once, which run in turn in short blocks, so that
+// each meets the same machine. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+#include "bench/contender.h"
+#include "bench/statistics.h"
+#include "bench/work.h"
+
+namespace sherd::tools::bench {
+
+// What the user asked for, as flags have it.
+struct StepConfig {
+  // Behaviour.
+  std::string work = "wide";
+  std::string mode = "fsdp";
+  std::string exchange = "collective";
+  std::string dtype = "fp32";
+  std::string strategy = "full_shard";
+  std::string budget;  // "24MiB"; empty: the strategy's.
+  int ranks = 2;
+  std::string peers = "all";  // Of PyTorch: all or none.
+  // Performance: how long it takes for how narrow an interval.
+  double interval_width = 0.02;
+  int rounds_max = 60;
+  double minutes_max = 10.0;
+  int block_steps = 0;  // 0: the work's.
+};
+
+// Throws Error that names flag, expected and found.
+void check(const StepConfig& config);
+
+// The budget as a number, 0 when there is none.
+std::int64_t budget_bytes_of(const StepConfig& config);
+
+// "bound", "sherd", and the peers that make sense: none with one rank, where
+// there is nothing to exchange, and no FSDP2 for no_shard, which it lacks.
+std::vector<std::string> contenders_of(const StepConfig& config);
+
+// Where the contenders' programs are.
+struct StepPrograms {
+  std::string sherd;
+  std::string rank;                      // sherd-bench-rank
+  std::string python;                    // With torch.
+  std::string peer_script;               // bench/peer_rank.py
+  std::vector<std::string> environment;  // "NAME=value" each.
+};
+
+// One contender's times, and what it needed.
+struct Measured {
+  std::string name;
+  std::string torch_version;
+  std::vector<double> step_ms;      // Every timed step.
+  std::vector<double> round_ms;     // Median of each round.
+  std::int64_t pss_bytes_peak = 0;  // All ranks together.
+};
+
+struct StepResult {
+  std::vector<Measured> contenders;  // The bound first.
+  int block_steps = 0;
+  int rounds = 0;
+  double seconds = 0.0;  // Measuring, without starting.
+  std::string why_stopped;
+};
+
+// Starts the contenders, checks that they train alike, measures, and ends them.
+// Throws Error when one fails or trains otherwise, and Interrupted; none is
+// left running then either. `progress` is told in a sentence what goes on.
+StepResult measure(
+    const StepConfig& config,
+    const StepPrograms& programs,
+    const SignalEvents& signals,
+    const std::function<void(const std::string&)>& progress);
+
+}  // namespace sherd::tools::bench

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/trainee.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+#include <sherd/base/error.h>
+#include <sherd/models/gpt.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/shard/fully_shard.h>
+#include <torch/torch.h>
+#include "bench/step_barrier.h"
+
+namespace sherd::tools::bench {
+namespace {
+
+models::GptConfig model_config(const Work& work) {
+  models::GptConfig config;
+  config.layers = work.layers;
+  config.width = work.width;
+  config.heads = work.heads;
+  config.sequence = work.sequence;
+  config.vocabulary = kVocabulary;
+  config.tied_head = false;
+  return config;
+}
+
+// The part of a parameter that a rank of the bound updates.
+struct Piece {
+  at::Tensor parameter;  // Of the module, whole; its gradient lies in it.
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+};
+
+// Elements [rank / ranks, (rank + 1) / ranks) of all parameters in a row.
+std::vector<Piece> pieces_of(
+    const std::vector<at::Tensor>& parameters, int rank, int ranks) {
+  std::int64_t total = 0;
+  for (const auto& parameter : parameters) {
+    total += parameter.numel();
+  }
+  const auto first = total * rank / ranks;
+  const auto last = total * (rank + 1) / ranks;
+  std::vector<Piece> pieces;
+  std::int64_t offset = 0;
+  for (const auto& parameter : parameters) {
+    const auto begin = std::max(first - offset, std::int64_t{0});
+    const auto end = std::min(last - offset, parameter.numel());
+    if (begin < end) {
+      pieces.push_back(
+          {.parameter = parameter, .begin = begin, .count = end - begin});
+    }
+    offset += parameter.numel();
+  }
+  return pieces;
+}
+
+class Bound final : public Trainee {
+ public:
+  Bound(const World& world, const TraineeOptions& options)
+      : model_(model_config(options.work)),
+        parameters_(model_->parameters()),
+        pieces_(pieces_of(parameters_, world.rank(), world.size())) {
+    if (world.size() > 1) {
+      barrier_.emplace(options.barrier, world.size());
+    }
+    for (const auto& piece : pieces_) {
+      const auto flat = piece.parameter.detach().view({-1}).narrow(
+          0, piece.begin, piece.count);
+      slices_.push_back(flat);
+      exp_avgs_.push_back(torch::zeros_like(flat));
+      exp_avg_sqs_.push_back(torch::zeros_like(flat));
+      steps_.push_back(torch::zeros({}));
+    }
+  }
+
+  double step(const at::Tensor& inputs, const at::Tensor& targets) override {
+    const auto loss = model_->loss(inputs, targets);
+    loss.backward();
+    update();
+    const auto value = loss.item<double>();
+    if (barrier_) {
+      barrier_->wait();
+    }
+    return value;
+  }
+
+ private:
+  void update() {
+    const torch::NoGradGuard no_grad;
+    std::vector<at::Tensor> gradients;
+    for (const auto& piece : pieces_) {
+      gradients.push_back(piece.parameter.grad().view({-1}).narrow(
+          0, piece.begin, piece.count));
+    }
+    const AdamWOptions preset;
+    at::_foreach_add_(steps_, 1);
+    at::_fused_adamw_(
+        slices_, gradients, exp_avgs_, exp_avg_sqs_, /*max_exp_avg_sqs=*/{},
+        steps_, kLearningRate, preset.beta1, preset.beta2, preset.weight_decay,
+        preset.epsilon, /*amsgrad=*/false, /*maximize=*/false);
+    for (auto& parameter : parameters_) {
+      parameter.mutable_grad().reset();
+    }
+  }
+
+  models::Gpt model_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<Piece> pieces_;
+  std::optional<StepBarrier> barrier_;  // Only with several ranks.
+  // One element a piece.
+  std::vector<at::Tensor> slices_;
+  std::vector<at::Tensor> exp_avgs_;
+  std::vector<at::Tensor> exp_avg_sqs_;
+  std::vector<at::Tensor> steps_;
+};
+
+FullyShardOptions shard_options(const TraineeOptions& options) {
+  FullyShardOptions shard;
+  shard.units = units::of_type<models::BlockImpl>();
+  if (options.strategy == "shard_grad_op") {
+    shard.strategy = Strategy::kShardGradOp;
+  } else if (options.strategy == "no_shard") {
+    shard.strategy = Strategy::kNoShard;
+  }
+  if (options.budget_bytes > 0) {
+    shard.budget_bytes = options.budget_bytes;
+  }
+  return shard;
+}
+
+class Sharded final : public Trainee {
+ public:
+  Sharded(const World& world, const TraineeOptions& options)
+      : model_(model_config(options.work)),
+        fsdp_(fully_shard(*model_, world, shard_options(options))),
+        adamw_(
+            fsdp_.named_parameters(),
+            {.learning_rate = kLearningRate, .groups = {}}) {}
+
+  double step(const at::Tensor& inputs, const at::Tensor& targets) override {
+    const auto loss = model_->loss(inputs, targets);
+    loss.backward();
+    adamw_.step();
+    adamw_.zero_grad();
+    return loss.item<double>();
+  }
+
+  void close() override { fsdp_.close(); }
+
+ private:
+  models::Gpt model_;
+  FullyShardedDataParallel fsdp_;
+  AdamW adamw_;
+};
+
+}  // namespace
+
+std::unique_ptr<Trainee> make_trainee(
+    const World& world, const TraineeOptions& options) {
+  if (options.contender == "bound") {
+    return std::make_unique<Bound>(world, options);
+  }
+  if (options.contender == "sherd") {
+    return std::make_unique<Sharded>(world, options);
+  }
+  throw Error(
+      "[bench] --contender: expected bound or sherd, found " +
+      options.contender);
+}
+
+}  // namespace sherd::tools::bench

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Trainee is what a contender's rank times: one training step of the same GPT
+// on the same random bytes. Two kinds:
+//
+//   bound   plain LibTorch and nothing exchanged: every rank runs forward and
+//           backward on its own copy, updates its 1/W of the elements with
+//           fused AdamW, and waits for the others. No data-parallel training
+//           can be faster, since it does all this and exchanges too.
+//   sherd   fully_shard and sherd::AdamW, as in the README.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <ATen/core/Tensor.h>
+#include <sherd/comm/world.h>
+#include "bench/work.h"
+
+namespace sherd::tools::bench {
+
+struct TraineeOptions {
+  std::string contender;  // "bound" or "sherd".
+  Work work;
+  std::string strategy;
+  std::int64_t budget_bytes = 0;  // 0: the strategy's.
+  std::string barrier;            // File of the bound's StepBarrier.
+};
+
+class Trainee {
+ public:
+  virtual ~Trainee() = default;
+
+  // A whole training step; returns this rank's loss before the update.
+  // Collective.
+  virtual double step(const at::Tensor& inputs, const at::Tensor& targets) = 0;
+
+  // Ends it in order. Collective.
+  virtual void close() {}
+};
+
+// Collective. Throws Error as fully_shard does, and for an unknown contender.
+// `world` must outlive it.
+std::unique_ptr<Trainee> make_trainee(
+    const World& world, const TraineeOptions& options);
+
+}  // namespace sherd::tools::bench
