@@ -178,6 +178,11 @@ void add_step_options(CLI::App& app, BenchArguments& arguments) {
          "--peers", step.peers, "all: PyTorch's, where they apply; or none")
       ->capture_default_str();
   app.add_option(
+         "--heap", step.heap,
+         "glibc: as the environment has it; kept: in no contender\n"
+         "is memory given back to the kernel")
+      ->capture_default_str();
+  app.add_option(
          "--interval-width", step.interval_width,
          "Go on until each ratio's 95 % interval is as narrow,\n"
          "as a part of the ratio")

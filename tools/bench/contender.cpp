@@ -257,24 +257,46 @@ Ran Contender::run(
   return std::move(*ran);
 }
 
+bool Contender::wait_for_end_of_output(seconds deadline) {
+  const auto until = steady_clock::now() + deadline;
+  while (true) {
+    const auto rest =
+        std::chrono::ceil<milliseconds>(until - steady_clock::now());
+    if (rest <= milliseconds(0)) {
+      return false;
+    }
+    pollfd event = {from_, POLLIN, 0};
+    if (::poll(&event, 1, static_cast<int>(rest.count())) > 0 && !read_more()) {
+      return true;
+    }
+  }
+}
+
 void Contender::end(seconds deadline) {
   send({.steps = 0});
   close_fd(to_);
-  const auto until = steady_clock::now() + deadline;
-  bool open = true;
-  while (open) {
-    const auto rest =
-        std::chrono::ceil<milliseconds>(until - steady_clock::now());
-    pollfd event = {from_, POLLIN, 0};
-    if (rest <= milliseconds(0) ||
-        ::poll(&event, 1, static_cast<int>(rest.count())) == 0) {
-      fail("did not end in time");
-    }
-    open = event.revents == 0 || read_more();
+  if (!wait_for_end_of_output(deadline)) {
+    fail("did not end in time");
   }
   if (const int status = reap(); status != 0) {
     fail("ended with exit status " + std::to_string(status));
   }
+}
+
+void Contender::tell_to_stop() const noexcept {
+  if (process_ > 0) {
+    ::kill(process_, SIGTERM);
+  }
+}
+
+void Contender::stop(seconds deadline) noexcept {
+  if (process_ <= 0) {
+    return;
+  }
+  if (!wait_for_end_of_output(deadline)) {
+    ::kill(process_, SIGKILL);
+  }
+  reap();
 }
 
 }  // namespace sherd::tools::bench

@@ -37,8 +37,7 @@ class SignalEvents {
   struct sigaction pipe_before_ = {};
 };
 
-// A signal asked this process to end. What is to be done about contenders, the
-// destructors do.
+// A signal asked this process to end.
 struct Interrupted {
   int signal = 0;
 };
@@ -56,7 +55,7 @@ class Contender {
   // Starts the ranks and does not wait for them. `signals` must outlive this.
   // Throws Error when the system has no process or memory left.
   Contender(const ContenderSetup& setup, const SignalEvents& signals);
-  // Kills what end() has not ended.
+  // Kills what neither end() nor stop() has ended.
   ~Contender();
   Contender(const Contender&) = delete;
   Contender& operator=(const Contender&) = delete;
@@ -72,6 +71,11 @@ class Contender {
       std::chrono::seconds deadline,
       const std::function<void()>& while_waiting = nullptr);
 
+  // After a failure: tells `sherd run` to end its ranks / kills it when it has
+  // not after `deadline`. Both do nothing once it has ended, and never throw.
+  void tell_to_stop() const noexcept;
+  void stop(std::chrono::seconds deadline) noexcept;
+
   // Asks the ranks to end and waits. Throws Error when they do not, or not in
   // order.
   void end(std::chrono::seconds deadline);
@@ -86,6 +90,8 @@ class Contender {
   std::string answer(
       Deadline deadline, const std::function<void()>& while_waiting);
   bool read_more();  // False at the end of output.
+  // Whether that came in time.
+  bool wait_for_end_of_output(std::chrono::seconds deadline);
   [[noreturn]] void fail(const std::string& what);
   int reap();  // Waits; the exit status.
   std::string last_lines() const;

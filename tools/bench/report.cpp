@@ -38,6 +38,12 @@ std::string interval_text(const Estimate& estimate, int digits) {
   return format("%.*f-%.*f", digits, estimate.low, digits, estimate.high);
 }
 
+// Of one rank.
+double faults_per_step(const Measured& measured) {
+  return static_cast<double>(measured.faults) /
+      static_cast<double>(std::max<std::int64_t>(measured.fault_steps, 1));
+}
+
 std::string row_of(const Measured& measured, const Measured& bound) {
   const auto time = estimate_median(measured.round_ms);
   std::string row = format(
@@ -51,17 +57,25 @@ std::string row_of(const Measured& measured, const Measured& bound) {
     row +=
         format("  %6.3f  %-13s", ratio.median, interval_text(ratio, 3).c_str());
   }
-  return row +
-      format("  %9.1f\n",
-             static_cast<double>(measured.pss_bytes_peak) / (1 << 20));
+  row += format(
+      "  %9.1f %7.0f\n",
+      static_cast<double>(measured.pss_bytes_peak) / (1 << 20),
+      faults_per_step(measured));
+  return row;
+}
+
+// To five digits, more than any of them is known; null when open.
+Json number(double value) {
+  if (!std::isfinite(value)) {
+    return nullptr;
+  }
+  return std::stod(format("%.5g", value));
 }
 
 void put(Json& json, const std::string& name, const Estimate& estimate) {
-  json[name] = estimate.median;
-  json[name + "_low"] =
-      std::isfinite(estimate.low) ? Json(estimate.low) : Json();
-  json[name + "_high"] =
-      std::isfinite(estimate.high) ? Json(estimate.high) : Json();
+  json[name] = number(estimate.median);
+  json[name + "_low"] = number(estimate.low);
+  json[name + "_high"] = number(estimate.high);
 }
 
 void put_null(Json& json, const std::string& name) {
@@ -93,10 +107,11 @@ std::string table_of(
       static_cast<int>(work.width), static_cast<int>(work.heads),
       static_cast<int>(work.sequence), static_cast<int>(work.batch),
       static_cast<double>(parameters_of(work)) / 1e6);
-  text += "job      " + std::to_string(config.ranks) + " ranks, " +
-      config.dtype + ", " + config.strategy +
+  text += "job      " + std::to_string(config.ranks) +
+      (config.ranks == 1 ? " rank, " : " ranks, ") + config.dtype + ", " +
+      config.strategy +
       (config.budget.empty() ? "" : ", budget " + config.budget) + ", " +
-      config.exchange + " exchange\n";
+      config.exchange + " exchange, " + config.heap + " heap\n";
   text += "machine  " + circumstances.machine + "\n";
   text += "build    sherd " + circumstances.sherd_version + ", commit " +
       circumstances.commit + ", " + circumstances.build + ", LibTorch " +
@@ -107,7 +122,7 @@ std::string table_of(
       result.why_stopped.c_str());
   text +=
       "          step ms  95 %                   p90      p99  "
-      "to bound  95 %           PSS MiB\n";
+      "to bound  95 %           PSS MiB  faults\n";
   for (const auto& measured : result.contenders) {
     text += row_of(measured, result.contenders.front());
   }
@@ -147,6 +162,8 @@ std::string json_of(
     const auto* measured = find(result, name);
     json[name + "_pss_bytes"] =
         measured != nullptr ? Json(measured->pss_bytes_peak) : Json();
+    json[name + "_faults"] =
+        measured != nullptr ? number(faults_per_step(*measured)) : Json();
     json[name + "_torch"] =
         measured != nullptr ? Json(measured->torch_version) : Json();
   }
@@ -158,9 +175,10 @@ std::string json_of(
   json["strategy"] = config.strategy;
   json["budget_bytes"] =
       config.budget.empty() ? Json() : Json(budget_bytes_of(config));
+  json["heap"] = config.heap;
   json["block_steps"] = result.block_steps;
   json["rounds"] = result.rounds;
-  json["seconds"] = result.seconds;
+  json["seconds"] = number(result.seconds);
   json["why_stopped"] = result.why_stopped;
   json["sherd_version"] = circumstances.sherd_version;
   json["commit"] = circumstances.commit;

@@ -24,9 +24,18 @@ using Clock = std::chrono::steady_clock;
 constexpr seconds kReadyDeadline(300);
 constexpr seconds kBlockDeadline(600);
 constexpr seconds kEndDeadline(60);
+constexpr seconds kStopDeadline(15);
 // Steps whose losses are compared; they warm caches and allocators, too.
 constexpr int kFirstSteps = 5;
 constexpr int kStepBarrierBytes = 4096;
+
+double widest(const std::vector<Estimate>& estimates) {
+  double width = 0.0;
+  for (const auto& estimate : estimates) {
+    width = std::max(width, estimate.width());
+  }
+  return width;
+}
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -81,17 +90,21 @@ std::vector<std::string> rank_command(
   return command;
 }
 
-// One thread a rank, whatever the user's shell says.
-std::vector<std::string> one_thread(std::vector<std::string> environment) {
-  const std::vector<std::string> names = {
-      "OMP_NUM_THREADS=", "MKL_NUM_THREADS="};
-  std::erase_if(environment, [&](const std::string& entry) {
-    return std::any_of(names.begin(), names.end(), [&](const auto& name) {
+// The user's, less what must be equal for all: one thread a rank, and a heap
+// that keeps its memory where asked for.
+std::vector<std::string> environment_of(
+    const StepConfig& config, std::vector<std::string> environment) {
+  std::vector<std::pair<std::string, std::string>> ours = {
+      {"OMP_NUM_THREADS=", "1"}, {"MKL_NUM_THREADS=", "1"}};
+  if (config.heap == "kept") {
+    ours.emplace_back("MALLOC_TRIM_THRESHOLD_=", "1000000000000");
+    ours.emplace_back("MALLOC_MMAP_THRESHOLD_=", "1000000000000");
+  }
+  for (const auto& [name, value] : ours) {
+    std::erase_if(environment, [&](const std::string& entry) {
       return entry.starts_with(name);
     });
-  });
-  for (const auto& name : names) {
-    environment.push_back(name + "1");
+    environment.push_back(name + value);
   }
   return environment;
 }
@@ -104,7 +117,7 @@ class Race {
       const StepPrograms& programs,
       const SignalEvents& signals)
       : config_(config) {
-    const auto environment = one_thread(programs.environment);
+    const auto environment = environment_of(config, programs.environment);
     for (const auto& name : contenders_of(config)) {
       const ContenderSetup setup{
           .name = name,
@@ -156,8 +169,11 @@ class Race {
         order_of_round(entries_.size(), static_cast<std::uint64_t>(round));
     for (const auto index : order) {
       auto& [contender, measured, processes] = entries_[index];
+      const auto before = faults(processes);
       // One more step first: another contender has filled the caches.
       auto step_ms = contender->run(steps + 1, kBlockDeadline).step_ms;
+      measured.faults += faults(processes) - before;
+      measured.fault_steps += (steps + 1) * config_.ranks;
       step_ms.erase(step_ms.begin());
       measured.round_ms.push_back(median(step_ms));
       measured.step_ms.insert(
@@ -173,6 +189,16 @@ class Race {
           entries_[i].measured.round_ms, entries_[0].measured.round_ms)));
     }
     return result;
+  }
+
+  // After a failure. All are told first, so that they end at the same time.
+  void stop() noexcept {
+    for (const auto& entry : entries_) {
+      entry.contender->tell_to_stop();
+    }
+    for (const auto& entry : entries_) {
+      entry.contender->stop(kStopDeadline);
+    }
   }
 
   std::vector<Measured> end() {
@@ -196,18 +222,13 @@ class Race {
   std::vector<Entry> entries_;
 };
 
-}  // namespace
+using Progress = std::function<void(const std::string&)>;
 
-StepResult measure(
-    const StepConfig& config,
-    const StepPrograms& programs,
-    const SignalEvents& signals,
-    const std::function<void(const std::string&)>& progress) {
+StepResult run(Race& race, const StepConfig& config, const Progress& progress) {
   StepResult result;
   result.block_steps = config.block_steps > 0
       ? config.block_steps
       : work_named(config.work).block_steps;
-  Race race(config, programs, signals);
   progress("starting");
   race.wait_until_ready();
   progress("comparing losses");
@@ -225,16 +246,28 @@ StepResult measure(
     result.seconds = seconds_since(begin);
     const auto found = race.ratios_to_bound();
     result.why_stopped = why_stop(found, result.rounds, result.seconds, limits);
-    double widest = 0.0;
-    for (const auto& ratio : found) {
-      widest = std::max(widest, ratio.width());
-    }
     progress(
         "round " + std::to_string(result.rounds) + ", widest interval " +
-        std::to_string(widest));
+        std::to_string(widest(found)));
   }
   result.contenders = race.end();
   return result;
+}
+
+}  // namespace
+
+StepResult measure(
+    const StepConfig& config,
+    const StepPrograms& programs,
+    const SignalEvents& signals,
+    const std::function<void(const std::string&)>& progress) {
+  Race race(config, programs, signals);
+  try {
+    return run(race, config, progress);
+  } catch (...) {
+    race.stop();
+    throw;
+  }
 }
 
 }  // namespace sherd::tools::bench

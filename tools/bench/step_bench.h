@@ -26,6 +26,10 @@ struct StepConfig {
   std::string budget;  // "24MiB"; empty: the strategy's.
   int ranks = 2;
   std::string peers = "all";  // Of PyTorch: all or none.
+  // glibc: as the environment has it. kept: memory once taken from the kernel
+  // stays, in every contender, so that times do not depend on what happens to
+  // lie at the end of a heap.
+  std::string heap = "glibc";
   // Performance: how long it takes for how narrow an interval.
   double interval_width = 0.02;
   int rounds_max = 60;
@@ -59,6 +63,8 @@ struct Measured {
   std::vector<double> step_ms;      // Every timed step.
   std::vector<double> round_ms;     // Median of each round.
   std::int64_t pss_bytes_peak = 0;  // All ranks together.
+  std::int64_t faults = 0;          // Minor ones of all ranks in `fault_steps`.
+  std::int64_t fault_steps = 0;     // Summed over the ranks.
 };
 
 struct StepResult {

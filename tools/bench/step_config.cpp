@@ -50,6 +50,7 @@ void check(const StepConfig& config) {
       "--strategy", {"full_shard", "shard_grad_op", "no_shard"},
       config.strategy);
   expect_one_of("--peers", {"all", "none"}, config.peers);
+  expect_one_of("--heap", {"glibc", "kept"}, config.heap);
   if (config.ranks < 1) {
     refuse("--ranks", "at least 1", config.ranks);
   }

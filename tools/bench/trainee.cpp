@@ -65,14 +65,6 @@ class Bound final : public Trainee {
     if (world.size() > 1) {
       barrier_.emplace(options.barrier, world.size());
     }
-    for (const auto& piece : pieces_) {
-      const auto flat = piece.parameter.detach().view({-1}).narrow(
-          0, piece.begin, piece.count);
-      slices_.push_back(flat);
-      exp_avgs_.push_back(torch::zeros_like(flat));
-      exp_avg_sqs_.push_back(torch::zeros_like(flat));
-      steps_.push_back(torch::zeros({}));
-    }
   }
 
   double step(const at::Tensor& inputs, const at::Tensor& targets) override {
@@ -87,8 +79,24 @@ class Bound final : public Trainee {
   }
 
  private:
+  // At the first update, as LibTorch's optimizers: where state lies between
+  // gradients in the heap decides how many pages each later step faults in.
+  void allocate_state() {
+    for (const auto& piece : pieces_) {
+      const auto slice =
+          piece.parameter.view({-1}).narrow(0, piece.begin, piece.count);
+      slices_.push_back(slice);
+      exp_avgs_.push_back(torch::zeros_like(slice));
+      exp_avg_sqs_.push_back(torch::zeros_like(slice));
+      steps_.push_back(torch::zeros({}));
+    }
+  }
+
   void update() {
     const torch::NoGradGuard no_grad;
+    if (slices_.empty()) {
+      allocate_state();
+    }
     std::vector<at::Tensor> gradients;
     for (const auto& piece : pieces_) {
       gradients.push_back(piece.parameter.grad().view({-1}).narrow(
