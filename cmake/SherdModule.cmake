@@ -2,6 +2,10 @@
 # sherd_add_module(NAME SOURCES ... [TESTS ...] [TEST_DEPS ...] DEPS ... [TORCH])
 #   Library sherd_NAME from explicit sources, and one test binary NAME_test from
 #   all TESTS. A *_test.cpp in the folder that is listed nowhere fails configure.
+# sherd_add_benchmark(NAME SOURCES ... DEPS ... [TORCH])
+#   A google/benchmark binary NAME. Built with everything else, so that it cannot
+#   rot, but run by hand: its figures mean nothing on a busy machine. Target
+#   `benchmarks` builds them all.
 # sherd_add_test(NAME SOURCES ... DEPS ... [TORCH] [LABELS ...] [TIMEOUT s])
 #   A test binary; each of its GoogleTest suites is one ctest entry NAME.Suite.
 # sherd_add_fuzzer(NAME SOURCES ... DEPS ...)
@@ -112,4 +116,24 @@ function(sherd_add_module name)
     endif()
     sherd_add_test(${name}_test SOURCES ${ARG_TESTS} DEPS ${target} ${ARG_TEST_DEPS} ${torch})
   endif()
+endfunction()
+
+function(sherd_add_benchmark name)
+  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPS" ${ARGN})
+  if(NOT SHERD_TESTS)
+    return()
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  sherd_set_flags(${name})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/src)
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} benchmark::benchmark)
+  if(ARG_TORCH)
+    target_link_libraries(${name} PRIVATE sherd_torch)
+    sherd_use_torch_pch(${name})
+  endif()
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+  if(NOT TARGET benchmarks)
+    add_custom_target(benchmarks)
+  endif()
+  add_dependencies(benchmarks ${name})
 endfunction()
