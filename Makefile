@@ -12,6 +12,7 @@ help:
 	@echo "make train   set up, build, train a GPT with two ranks (ARGS=\"--data PATH\")"
 	@echo "make test    set up, build, run every test (PRESET=debug|asan-ubsan|tsan|clang)"
 	@echo "make build   set up and build"
+	@echo "make bench   compare the speed of a step with PyTorch's (ARGS=\"--work tiny\")"
 	@echo "make lint    clang-format and clang-tidy on what changed"
 	@echo "make format  rewrite our sources with clang-format"
 
@@ -26,6 +27,9 @@ test: build
 
 train: build
 	@$(SHERD) run -n $(RANKS) -- $(SHERD) train $(ARGS)
+
+bench: build
+	@$(SHERD) bench step --ranks $(RANKS) $(ARGS)
 
 soak: build
 	@scripts/run_tests $(PRESET) slow

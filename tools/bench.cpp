@@ -127,6 +127,12 @@ StepPrograms programs(const BenchArguments& arguments) {
 
 int run_step(const BenchArguments& arguments) {
   bench::check(arguments.step);
+#ifndef NDEBUG
+  throw Error(
+      "[bench] expected a Release build, found " SHERD_BENCH_BUILD
+      ", whose times mean nothing",
+      ErrorCode::kFailedPrecondition);
+#endif
   const Circumstances circumstances{
       .sherd_version = SHERD_VERSION,
       .commit = commit(),

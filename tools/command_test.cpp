@@ -79,6 +79,23 @@ TEST(Command, WrongUsageExitsWithTwoAndSaysWhy) {
   EXPECT_THAT(refused("run -n 2 --port 65536 true"), HasSubstr("65536"));
 }
 
+TEST(Command, WrongUsageOfBenchExitsWithTwoAndSaysWhy) {
+  const auto refused = [](const std::string& arguments) {
+    const Outcome outcome = sherd(arguments);
+    EXPECT_EQ(outcome.exit_status, 2) << arguments << "\n" << outcome.shown;
+    return outcome.shown;
+  };
+  EXPECT_THAT(refused("bench"), HasSubstr("subcommand"));
+  EXPECT_THAT(refused("bench step --typo"), HasSubstr("--typo"));
+  EXPECT_THAT(refused("bench step --ranks two"), HasSubstr("two"));
+  EXPECT_THAT(
+      refused("bench step --dtype bf16"), HasSubstr("no mixed precision yet"));
+  EXPECT_THAT(refused("bench step --work huge"), HasSubstr("found huge"));
+  EXPECT_THAT(
+      sherd("bench step --help").shown,
+      AllOf(HasSubstr("--interval-width"), HasSubstr("sherd_ratio")));
+}
+
 TEST(Command, ExitStatusIsThatOfTheRanks) {
   EXPECT_EQ(sherd("run -n 3 true").exit_status, 0);
   EXPECT_EQ(sherd("run -n 2 -- sh -c 'exit 9'").exit_status, 9);

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The built `sherd bench step` for a few steps. Nothing here looks at speed:
+// that the losses of the contenders agree is what it checks by itself.
+#include <sys/wait.h>
+#include <array>
+#include <cstdio>
+#include <sstream>
+#include <string>
+#include <vector>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+namespace sherd {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Outcome {
+  int exit_status = -1;
+  std::string shown;  // stdout and stderr.
+};
+
+Outcome bench(const std::string& arguments) {
+  const std::string line = "'" SHERD_COMMAND
+                           "' bench step --work tiny --rounds-max 1 " +
+      arguments + " 2>&1";
+  Outcome outcome;
+  FILE* pipe = ::popen(line.c_str(), "r");
+  std::array<char, 4096> buffer;  // NOLINT: fread fills it.
+  for (std::size_t count = 1; count > 0;) {
+    count = std::fread(buffer.data(), 1, buffer.size(), pipe);
+    outcome.shown.append(buffer.data(), count);
+  }
+  outcome.exit_status = WEXITSTATUS(::pclose(pipe));
+  return outcome;
+}
+
+// The last line.
+nlohmann::json result_of(const Outcome& outcome) {
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.shown;
+  std::istringstream lines(outcome.shown);
+  std::string last;
+  for (std::string line; std::getline(lines, line);) {
+    last = line;
+  }
+  return nlohmann::json::parse(last, nullptr, /*allow_exceptions=*/false);
+}
+
+TEST(BenchRun, TwoRanksAreMeasuredInEveryStrategy) {
+  for (const std::string strategy :
+       {"full_shard", "shard_grad_op", "no_shard"}) {
+    const auto outcome =
+        bench("--ranks 2 --peers none --block-steps 2 --strategy " + strategy);
+    const auto json = result_of(outcome);
+    ASSERT_TRUE(json.is_object()) << outcome.shown;
+    EXPECT_GT(json["bound_ms"], 0.0);
+    EXPECT_GT(json["sherd_ratio"], 0.0);
+    EXPECT_TRUE(json["sherd_ratio_low"].is_null());  // One round is too few.
+    EXPECT_TRUE(json["ddp_ms"].is_null());
+    EXPECT_GT(json["sherd_pss_bytes"], 20 << 20);
+    EXPECT_EQ(json["strategy"], strategy);
+    EXPECT_THAT(outcome.shown, HasSubstr("1 rounds are done"));
+  }
+}
+
+TEST(BenchRun, OneRankIsComparedWithPlainLibTorch) {
+  const auto outcome = bench("--ranks 1 --block-steps 2 --json-only");
+  const auto json = result_of(outcome);
+  ASSERT_TRUE(json.is_object()) << outcome.shown;
+  EXPECT_EQ(outcome.shown.find('{'), 0U);
+  EXPECT_EQ(json["ranks"], 1);
+  EXPECT_TRUE(json["fsdp2_ms"].is_null());
+}
+
+TEST(BenchRun, AContenderThatCannotStartIsReportedAndNotMeasured) {
+  const auto outcome = bench("--ranks 2 --peers none --budget 10");
+  EXPECT_EQ(outcome.exit_status, 1);
+  EXPECT_THAT(
+      outcome.shown,
+      AllOf(
+          HasSubstr("contender sherd ended with exit status"),
+          HasSubstr("a budget of 10 bytes is below its floor")));
+}
+
+}  // namespace
+}  // namespace sherd
