@@ -62,6 +62,12 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// The load average of the last minute, as the kernel writes it.
+std::string load() {
+  const std::string text = text_of("/proc/loadavg");
+  return text.substr(0, text.find(' '));
+}
+
 std::string machine() {
   std::string model = "unknown processor";
   const std::string text = text_of("/proc/cpuinfo");
@@ -69,9 +75,20 @@ std::string machine() {
     const auto begin = text.find(": ", at) + 2;
     model = text.substr(begin, text.find('\n', begin) - begin);
   }
-  const std::string load = text_of("/proc/loadavg");
   return model + ", " + std::to_string(std::thread::hardware_concurrency()) +
-      " cores, load " + load.substr(0, load.find(' ')) + " before";
+      " cores, load " + load() + " before";
+}
+
+void warn_when_busy() {
+  constexpr double kBusy = 0.5;
+  const std::string found = load();
+  if (std::strtod(found.c_str(), nullptr) > kBusy) {
+    std::fprintf(
+        stderr,
+        "sherd: warning: this machine is busy (load %s); times of ranks that "
+        "wait for each other say little then\n",
+        found.c_str());
+  }
 }
 
 std::string commit() {
@@ -138,6 +155,7 @@ int run_step(const BenchArguments& arguments) {
       .commit = commit(),
       .build = SHERD_BENCH_BUILD,
       .machine = machine()};
+  warn_when_busy();
   const bool shows_progress = ::isatty(STDERR_FILENO) == 1;
   const auto progress = [&](const std::string& what) {
     if (shows_progress) {

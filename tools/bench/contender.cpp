@@ -41,6 +41,7 @@ void close_fd(int& fd) {
 
 std::vector<char*> pointers(const std::vector<std::string>& strings) {
   std::vector<char*> result;
+  result.reserve(strings.size() + 1);
   for (const auto& text : strings) {
     result.push_back(const_cast<char*>(text.c_str()));
   }

@@ -30,25 +30,32 @@ std::optional<std::int64_t> parse_pss(const std::string& smaps_rollup) {
   return std::nullopt;
 }
 
-std::optional<std::int64_t> parse_faults(const std::string& stat) {
-  // PID (NAME) STATE and six more fields before it; a name may hold anything.
+std::optional<ProcessUse> parse_use(const std::string& stat) {
+  // PID (NAME) STATE ...; a name may hold anything. proc(5) counts fields from
+  // 1: minor faults are 10, user mode 14, kernel 15.
   const auto end_of_name = stat.rfind(')');
   if (end_of_name == std::string::npos) {
     return std::nullopt;
   }
-  std::istringstream fields(stat.substr(end_of_name + 1));
-  std::string skipped;
-  for (int i = 0; i < 7; ++i) {
-    fields >> skipped;
+  std::istringstream in(stat.substr(end_of_name + 1));
+  std::vector<std::int64_t> fields(16);
+  std::string state;
+  in >> state;
+  for (std::size_t i = 4; i < fields.size(); ++i) {
+    in >> fields[i];
   }
-  std::int64_t count = 0;
-  return fields >> count ? std::optional(count) : std::nullopt;
+  if (!in) {
+    return std::nullopt;
+  }
+  return ProcessUse{.faults = fields[10], .ticks = fields[14] + fields[15]};
 }
 
-std::int64_t faults(const std::vector<int>& processes) {
-  std::int64_t sum = 0;
+ProcessUse use_of(const std::vector<int>& processes) {
+  ProcessUse sum;
   for (const int process : processes) {
-    sum += parse_faults(text_of(process, "stat")).value_or(0);
+    const auto one = parse_use(text_of(process, "stat")).value_or(ProcessUse{});
+    sum.faults += one.faults;
+    sum.ticks += one.ticks;
   }
   return sum;
 }

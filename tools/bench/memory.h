@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernel knows of a process's memory.
+// What the kernel counts of a process.
 // Proportional set size: a page that n processes map counts 1/n in each, so that
 // ranks can be summed. Contenders share LibTorch's pages, too, which are spread
 // over all that run. Minor faults: pages that were given back to the kernel, or
@@ -19,12 +19,17 @@ namespace sherd::tools::bench {
 // there is no such line.
 std::optional<std::int64_t> parse_pss(const std::string& smaps_rollup);
 
-// The minor faults so far in the text of /proc/PID/stat. Nothing when it is
-// none.
-std::optional<std::int64_t> parse_faults(const std::string& stat);
+// Since the process began.
+struct ProcessUse {
+  std::int64_t faults = 0;  // Minor ones.
+  std::int64_t ticks = 0;  // Of processor time, in user mode and in the kernel.
+};
+
+// From the text of /proc/PID/stat. Nothing when it is none.
+std::optional<ProcessUse> parse_use(const std::string& stat);
 
 // Of these processes together; one that has ended counts nothing.
-std::int64_t faults(const std::vector<int>& processes);
+ProcessUse use_of(const std::vector<int>& processes);
 std::int64_t pss_bytes(const std::vector<int>& processes);
 
 }  // namespace sherd::tools::bench

@@ -38,10 +38,14 @@ std::string interval_text(const Estimate& estimate, int digits) {
   return format("%.*f-%.*f", digits, estimate.low, digits, estimate.high);
 }
 
-// Of one rank.
-double faults_per_step(const Measured& measured) {
-  return static_cast<double>(measured.faults) /
-      static_cast<double>(std::max<std::int64_t>(measured.fault_steps, 1));
+// For one rank in one step.
+double per_step(double sum, const Measured& measured) {
+  return sum /
+      static_cast<double>(std::max<std::int64_t>(measured.rank_steps, 1));
+}
+
+double faults_of(const Measured& measured) {
+  return per_step(static_cast<double>(measured.faults), measured);
 }
 
 std::string row_of(const Measured& measured, const Measured& bound) {
@@ -58,9 +62,9 @@ std::string row_of(const Measured& measured, const Measured& bound) {
         format("  %6.3f  %-13s", ratio.median, interval_text(ratio, 3).c_str());
   }
   row += format(
-      "  %9.1f %7.0f\n",
+      "  %8.1f %9.1f %7.0f\n", per_step(measured.cpu_ms, measured),
       static_cast<double>(measured.pss_bytes_peak) / (1 << 20),
-      faults_per_step(measured));
+      faults_of(measured));
   return row;
 }
 
@@ -122,7 +126,7 @@ std::string table_of(
       result.why_stopped.c_str());
   text +=
       "          step ms  95 %                   p90      p99  "
-      "to bound  95 %           PSS MiB  faults\n";
+      "to bound  95 %             cpu ms   PSS MiB  faults\n";
   for (const auto& measured : result.contenders) {
     text += row_of(measured, result.contenders.front());
   }
@@ -162,8 +166,11 @@ std::string json_of(
     const auto* measured = find(result, name);
     json[name + "_pss_bytes"] =
         measured != nullptr ? Json(measured->pss_bytes_peak) : Json();
+    json[name + "_cpu_ms"] = measured != nullptr
+        ? number(per_step(measured->cpu_ms, *measured))
+        : Json();
     json[name + "_faults"] =
-        measured != nullptr ? number(faults_per_step(*measured)) : Json();
+        measured != nullptr ? number(faults_of(*measured)) : Json();
     json[name + "_torch"] =
         measured != nullptr ? Json(measured->torch_version) : Json();
   }

@@ -20,7 +20,8 @@ Measured measured(const std::string& name, double ms, int rounds) {
       .round_ms = {},
       .pss_bytes_peak = 3 << 20,
       .faults = 80,
-      .fault_steps = 8};
+      .cpu_ms = 960,
+      .rank_steps = 8};
   for (int round = 0; round < rounds; ++round) {
     result.round_ms.push_back(ms * (1 + 0.01 * round));
   }
@@ -63,6 +64,7 @@ TEST(Report, JsonHasTimesRatiosAndIntervals) {
   }
   EXPECT_EQ(json["sherd_pss_bytes"], 3 << 20);
   EXPECT_DOUBLE_EQ(json["sherd_faults"], 10.0);
+  EXPECT_DOUBLE_EQ(json["sherd_cpu_ms"], 120.0);
   EXPECT_EQ(json["work"], "wide");
   EXPECT_TRUE(json["budget_bytes"].is_null());
   EXPECT_EQ(json["why_stopped"], "it is a test");

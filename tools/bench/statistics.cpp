@@ -63,9 +63,9 @@ Estimate estimate_median(const std::vector<double>& values) {
 
 std::vector<double> ratios(
     const std::vector<double>& values, const std::vector<double>& bases) {
-  std::vector<double> result;
+  std::vector<double> result(values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
-    result.push_back(values[i] / bases[i]);
+    result[i] = values[i] / bases[i];
   }
   return result;
 }

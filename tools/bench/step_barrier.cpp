@@ -2,20 +2,36 @@
 #include "bench/step_barrier.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cstring>
+#include <ctime>
 #include <sherd/base/error.h>
 
 namespace sherd::tools::bench {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr auto kDeadline = std::chrono::minutes(1);
-constexpr int kYieldsPerLook = 1000;
+constexpr auto kSpin = std::chrono::milliseconds(5);
+
+// std::atomic's own wait() does not reach other processes.
+void sleep_while(std::atomic<unsigned>& word, unsigned value) {
+  const timespec one_second = {1, 0};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &one_second, nullptr, 0);
+}
+
+void wake_all(std::atomic<unsigned>& word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
 
 }  // namespace
 
@@ -45,22 +61,28 @@ StepBarrier::~StepBarrier() { ::munmap(page_, kBytes); }
 
 void StepBarrier::wait() {
   ++waits_;
-  page_->arrivals.fetch_add(1, std::memory_order_acq_rel);
-  const auto until = std::chrono::steady_clock::now() + kDeadline;
-  // Unsigned distance: right also when the count has wrapped around. Pairs with
-  // the addition above on the other ranks.
-  const auto missing = [&] {
-    return static_cast<int>(
-        waits_ * ranks_ - page_->arrivals.load(std::memory_order_acquire));
-  };
-  for (int yields = 1; missing() > 0; ++yields) {
-    ::sched_yield();
-    if (yields % kYieldsPerLook == 0 &&
-        std::chrono::steady_clock::now() > until) {
+  auto& arrivals = page_->arrivals;
+  arrivals.fetch_add(1, std::memory_order_acq_rel);
+  wake_all(arrivals);
+  const auto begin = Clock::now();
+  while (true) {
+    // Pairs with the addition above on the other ranks.
+    const unsigned arrived = arrivals.load(std::memory_order_acquire);
+    // Unsigned distance: right also when the count has wrapped around.
+    if (static_cast<int>(waits_ * ranks_ - arrived) <= 0) {
+      return;
+    }
+    const auto waited = Clock::now() - begin;
+    if (waited > kDeadline) {
       throw Error(
           "[bench] expected every copy of the bound at the barrier within a "
           "minute, found one missing",
           ErrorCode::kDeadlineExceeded);
+    }
+    if (waited < kSpin) {
+      ::sched_yield();
+    } else {
+      sleep_while(arrivals, arrived);
     }
   }
 }

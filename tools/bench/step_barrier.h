@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StepBarrier keeps the copies of the bound in lock step: processes of one host
-// that map one page. It spins and yields instead of sleeping, since waking up
-// would cost what a bound must not. Thread rule: one thread a process.
+// that map one page. It spins for some milliseconds before it sleeps: ranks
+// come that close together on an idle machine, and waking up would cost what a
+// bound must not; on a busy machine spinning on would. Thread rule: one thread a
+// process.
 #pragma once
 
 #include <string>

@@ -169,11 +169,14 @@ class Race {
         order_of_round(entries_.size(), static_cast<std::uint64_t>(round));
     for (const auto index : order) {
       auto& [contender, measured, processes] = entries_[index];
-      const auto before = faults(processes);
+      const auto before = use_of(processes);
       // One more step first: another contender has filled the caches.
       auto step_ms = contender->run(steps + 1, kBlockDeadline).step_ms;
-      measured.faults += faults(processes) - before;
-      measured.fault_steps += (steps + 1) * config_.ranks;
+      const auto after = use_of(processes);
+      measured.faults += after.faults - before.faults;
+      measured.cpu_ms += 1e3 * static_cast<double>(after.ticks - before.ticks) /
+          static_cast<double>(::sysconf(_SC_CLK_TCK));
+      measured.rank_steps += std::int64_t{steps + 1} * config_.ranks;
       step_ms.erase(step_ms.begin());
       measured.round_ms.push_back(median(step_ms));
       measured.step_ms.insert(

@@ -63,8 +63,10 @@ struct Measured {
   std::vector<double> step_ms;      // Every timed step.
   std::vector<double> round_ms;     // Median of each round.
   std::int64_t pss_bytes_peak = 0;  // All ranks together.
-  std::int64_t faults = 0;          // Minor ones of all ranks in `fault_steps`.
-  std::int64_t fault_steps = 0;     // Summed over the ranks.
+  // Of all ranks in `rank_steps`, which are steps times ranks.
+  std::int64_t faults = 0;  // Minor ones.
+  double cpu_ms = 0.0;
+  std::int64_t rank_steps = 0;
 };
 
 struct StepResult {

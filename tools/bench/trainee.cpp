@@ -98,6 +98,7 @@ class Bound final : public Trainee {
       allocate_state();
     }
     std::vector<at::Tensor> gradients;
+    gradients.reserve(pieces_.size());
     for (const auto& piece : pieces_) {
       gradients.push_back(piece.parameter.grad().view({-1}).narrow(
           0, piece.begin, piece.count));
