@@ -29,7 +29,7 @@ struct StepConfig {
   // glibc: as the environment has it. kept: memory once taken from the kernel
   // stays, in every contender, so that times do not depend on what happens to
   // lie at the end of a heap.
-  std::string heap = "glibc";
+  std::string heap = "kept";
   // Performance: how long it takes for how narrow an interval.
   double interval_width = 0.02;
   int rounds_max = 60;
