@@ -99,6 +99,9 @@ std::vector<std::string> environment_of(
   if (config.heap == "kept") {
     ours.emplace_back("MALLOC_TRIM_THRESHOLD_=", "1000000000000");
     ours.emplace_back("MALLOC_MMAP_THRESHOLD_=", "1000000000000");
+    // Heaps of other threads, Gloo's for instance, hold 64 MiB each and ask the
+    // kernel for what is larger.
+    ours.emplace_back("MALLOC_ARENA_MAX=", "1");
   }
   for (const auto& [name, value] : ours) {
     std::erase_if(environment, [&](const std::string& entry) {
