@@ -9,6 +9,7 @@
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>
 #include <sherd/models/gpt.h>
+#include <sherd/models/language_model.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/optim/sgd.h>

@@ -9,8 +9,9 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <string>
 #include <ATen/core/Tensor.h>
+#include <sherd/models/language_model.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
@@ -32,12 +33,6 @@ struct GptConfig {
   bool tied_head = true;
   // Initial values depend on this and on each parameter's name only, not on
   // the order of construction nor on LibTorch's global generator.
-  std::uint64_t seed = 0;
-};
-
-struct GenerateOptions {
-  std::int64_t tokens = 0;   // How many to add.
-  double temperature = 1.0;  // 0: always the likeliest token.
   std::uint64_t seed = 0;
 };
 
@@ -92,28 +87,20 @@ class BlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-class GptImpl : public torch::nn::Module {
+class GptImpl : public LanguageModel {
  public:
   // Throws sherd::Error on a configuration that makes no model: a size below
   // 1, a width that heads do not divide, dropout outside [0, 1).
   explicit GptImpl(const GptConfig& config);
 
-  // Token ids [B, T] (int64, T <= sequence) to logits [B, T, vocabulary].
-  at::Tensor forward(const at::Tensor& ids);
-
-  // Mean cross entropy, in nats, of the logits for `inputs` against `targets`,
-  // both [B, T]. A scalar.
-  at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets);
-
-  // `prompt` (at least one id) followed by options.tokens sampled ones. Runs
-  // without gradients and in evaluation mode; the mode is put back after. Same
-  // model, prompt and options: same ids.
-  std::vector<std::int64_t> generate(
-      const std::vector<std::int64_t>& prompt, const GenerateOptions& options);
+  at::Tensor forward(const at::Tensor& ids) override;
+  std::int64_t positions_max() const override { return config_.sequence; }
 
   const GptConfig& config() const { return config_; }
 
  private:
+  double initial_deviation(const std::string& name) const override;
+
   GptConfig config_;
   torch::nn::Embedding wte_{nullptr};  // Tokens; also the head when tied.
   torch::nn::Embedding wpe_{nullptr};  // Positions.

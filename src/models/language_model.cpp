@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shapes: B rows, T positions, V vocabulary.
+#include <sherd/models/language_model.h>
+
+#include <algorithm>
+#include <optional>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/multinomial.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
+#include <sherd/base/error.h>
+#include "models/checks.h"
+#include "models/precision.h"
+
+namespace sherd::models {
+namespace {
+
+// FNV-1a over the name, then SplitMix64's finaliser: close seeds and names
+// give unrelated generators.
+std::uint64_t stream_of(const std::string& name, std::uint64_t seed) {
+  std::uint64_t hash = 0xcbf29ce484222325ULL ^ (seed * 0x9e3779b97f4a7c15ULL);
+  for (const char c : name) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  }
+  hash = (hash ^ (hash >> 30U)) * 0xbf58476d1ce4e5b9ULL;
+  hash = (hash ^ (hash >> 27U)) * 0x94d049bb133111ebULL;
+  return hash ^ (hash >> 31U);
+}
+
+// Puts a module's training mode back on scope exit, also by an exception.
+class EvaluationScope {
+ public:
+  explicit EvaluationScope(torch::nn::Module& module)
+      : module_(module), was_training_(module.is_training()) {
+    module_.eval();
+  }
+  ~EvaluationScope() { module_.train(was_training_); }
+  EvaluationScope(const EvaluationScope&) = delete;
+  EvaluationScope& operator=(const EvaluationScope&) = delete;
+
+ private:
+  torch::nn::Module& module_;
+  bool was_training_;
+};
+
+}  // namespace
+
+at::Tensor LanguageModel::loss(
+    const at::Tensor& inputs, const at::Tensor& targets) {
+  const auto logits_BTV = at_least_fp32(forward(inputs));
+  return at::cross_entropy_loss(
+      logits_BTV.view({-1, logits_BTV.size(-1)}), targets.reshape({-1}));
+}
+
+std::vector<std::int64_t> LanguageModel::generate(
+    const std::vector<std::int64_t>& prompt, const GenerateOptions& options) {
+  expect(!prompt.empty(), "a prompt of at least 1 token", "tokens", 0);
+  expect(
+      options.temperature >= 0.0, "a temperature of at least 0", "temperature",
+      options.temperature);
+  const at::NoGradGuard no_grad;
+  const EvaluationScope evaluation(*this);
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
+  const auto device = parameters().front().device();
+  auto ids = prompt;
+  for (std::int64_t made = 0; made < options.tokens; ++made) {
+    const auto seen = std::min<std::int64_t>(
+        positions_max(), static_cast<std::int64_t>(ids.size()));
+    const std::vector<std::int64_t> window(ids.end() - seen, ids.end());
+    const auto logits_V =
+        forward(at::tensor(window, at::kLong).view({1, seen}).to(device))
+            .select(1, seen - 1)
+            .select(0, 0)
+            .to(at::kCPU, at::kFloat);
+    const auto next = options.temperature == 0.0
+        ? logits_V.argmax()
+        : at::multinomial(
+              at::softmax(logits_V / options.temperature, -1), 1, false,
+              generator);
+    ids.push_back(next.item<std::int64_t>());
+  }
+  return ids;
+}
+
+void LanguageModel::reset_parameter(
+    const std::string& name, const at::Tensor& parameter) const {
+  const auto all = named_parameters();
+  const auto* own = all.find(name);
+  expect(own != nullptr, "the name of a parameter", "name", name);
+  // A matrix that came flat would be taken for a norm.
+  expect(
+      own->sizes() == parameter.sizes(), "the shape of the parameter", "shape",
+      parameter.sizes());
+  write_initial_value(name, parameter);
+}
+
+void LanguageModel::reset_parameters() {
+  for (const auto& item : named_parameters()) {
+    write_initial_value(item.key(), item.value());
+  }
+}
+
+void LanguageModel::write_initial_value(
+    const std::string& name, const at::Tensor& parameter) const {
+  if (parameter.is_meta()) {
+    throw Error(
+        "[models] expected memory for the initial value of " + name +
+        ", found it on the meta device");
+  }
+  const at::NoGradGuard no_grad;
+  if (parameter.dim() == 1) {
+    parameter.fill_(name.ends_with(".weight") ? 1.0 : 0.0);  // Norms; biases.
+    return;
+  }
+  // Drawn in fp32 on the CPU: the same values on every device.
+  auto value = at::empty(parameter.sizes(), at::kFloat);
+  value.normal_(
+      0.0, initial_deviation(name),
+      at::make_generator<at::CPUGeneratorImpl>(stream_of(name, seed_)));
+  parameter.copy_(value);
+}
+
+}  // namespace sherd::models

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every decoder promises, for each of them.
+#include <sherd/models/language_model.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sherd/base/error.h>
+#include <sherd/models/gpt.h>
+#include <torch/torch.h>
+#include "models/testing.h"
+
+namespace sherd::models {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Family {
+  const char* name;
+  std::function<std::shared_ptr<LanguageModel>(std::int64_t, std::uint64_t)>
+      make;  // Of so many layers and this seed; vocabulary 11.
+};
+
+Family gpt() {
+  return {"Gpt", [](std::int64_t layers, std::uint64_t seed) {
+            return Gpt(GptConfig{
+                           .layers = layers,
+                           .width = 12,
+                           .heads = 3,
+                           .sequence = 7,
+                           .vocabulary = 11,
+                           .dropout = 0.5,
+                           .seed = seed})
+                .ptr();
+          }};
+}
+
+class LanguageModels : public ::testing::TestWithParam<Family> {
+ protected:
+  std::shared_ptr<LanguageModel> make() const { return GetParam().make(2, 0); }
+};
+
+TEST_P(LanguageModels, GenerateTheSameFromTheSameSeedAndPutTheModeBack) {
+  const auto model = make();
+  const std::vector<std::int64_t> prompt = {1, 2};
+
+  const auto once = model->generate(prompt, {.tokens = 20, .seed = 4});
+  const auto again = model->generate(prompt, {.tokens = 20, .seed = 4});
+  const auto other = model->generate(prompt, {.tokens = 20, .seed = 5});
+
+  ASSERT_EQ(once.size(), 22U);  // Longer than the 7 positions it can see.
+  EXPECT_EQ(once[0], 1);
+  EXPECT_EQ(once[1], 2);
+  EXPECT_EQ(once, again);
+  EXPECT_NE(once, other);
+  EXPECT_TRUE(model->is_training());
+  EXPECT_FALSE(model->parameters()[0].grad().defined());
+}
+
+TEST_P(LanguageModels, TemperatureZeroTakesTheLikeliest) {
+  const auto model = make();
+  model->eval();
+  const auto ids = model->generate({1, 2}, {.tokens = 1, .temperature = 0.0});
+  const auto logits = model->forward(torch::tensor({1, 2}).view({1, 2}));
+  EXPECT_EQ(ids[2], logits[0][1].argmax().item<std::int64_t>());
+}
+
+TEST_P(LanguageModels, RefuseToGenerateFromNothing) {
+  EXPECT_THROW((void)make()->generate({}, {.tokens = 1}), Error);
+  EXPECT_THROW((void)make()->generate({1}, {.temperature = -1.0}), Error);
+}
+
+TEST_P(LanguageModels, NeverSeeLaterTokens) {
+  const auto model = make();
+  model->eval();
+  auto ids = ids_by_rule(1, 7, 11);
+  const auto before = model->forward(ids);
+  ids[0][6] = 9 - ids[0][6];
+  const auto after = model->forward(ids);
+  EXPECT_TRUE(torch::equal(before.slice(1, 0, 6), after.slice(1, 0, 6)));
+  EXPECT_FALSE(torch::equal(before.slice(1, 6), after.slice(1, 6)));
+}
+
+TEST_P(LanguageModels, RefuseInputsLongerThanTheirPositions) {
+  const auto model = make();
+  EXPECT_EQ(model->positions_max(), 7);
+  try {
+    (void)model->forward(ids_by_rule(1, 8, 11));
+    FAIL() << "must throw";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("found positions 8"));
+  }
+  try {
+    (void)model->forward(torch::arange(7));
+    FAIL() << "must throw";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("found dimensions 1"));
+  }
+}
+
+TEST_P(LanguageModels, InitialValuesFollowSeedAndNameOnly) {
+  torch::manual_seed(1);
+  const auto model = make();
+  torch::manual_seed(2);
+  // Another order of construction, the same first names.
+  const auto deeper = GetParam().make(3, 0);
+  const auto reseeded = GetParam().make(3, 1);
+
+  const auto values = deeper->named_parameters();
+  const auto others = reseeded->named_parameters();
+  const torch::Tensor* before = nullptr;
+  const auto here = model->named_parameters();
+  for (const auto& item : here) {
+    const auto& name = item.key();
+    const auto& value = item.value();
+    if (value.dim() == 1) {
+      continue;
+    }
+    // GPT-2's deviations depend on the number of layers; the draw does not.
+    const auto scale = value.norm() / values[name].norm();
+    EXPECT_TRUE(torch::allclose(value, values[name] * scale, 1e-4)) << name;
+    EXPECT_FALSE(torch::allclose(value, others[name] * scale, 1e-1)) << name;
+    if (before != nullptr && before->sizes() == value.sizes()) {
+      EXPECT_FALSE(torch::equal(*before, value)) << name;
+    }
+    before = &value;
+  }
+}
+
+TEST_P(LanguageModels, ResetPutsBackWhatTheConstructorMade) {
+  const auto fresh = make();
+  const auto model = make();
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : model->parameters()) {
+      parameter.fill_(7.0);
+    }
+  }
+  model->reset_parameters();
+  const auto expected = fresh->named_parameters();
+  for (const auto& item : model->named_parameters()) {
+    EXPECT_TRUE(torch::equal(item.value(), expected[item.key()])) << item.key();
+    EXPECT_TRUE(item.value().requires_grad());
+  }
+}
+
+TEST_P(LanguageModels, ValuesNeedAKnownNameItsShapeAndMemory) {
+  const auto model = make();
+  const auto refused = [&](const std::string& name, const torch::Tensor& into) {
+    try {
+      model->reset_parameter(name, into);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_EQ(
+      refused("typo.weight", torch::empty({4})),
+      "[models] expected the name of a parameter, found name typo.weight");
+  const auto first = model->named_parameters()[0];
+  EXPECT_EQ(
+      refused(first.key(), torch::empty({4})),
+      "[models] expected the shape of the parameter, found shape [4]");
+  EXPECT_THAT(
+      refused(first.key(), first.value().to(torch::kMeta)),
+      AllOf(HasSubstr(first.key()), HasSubstr("on the meta device")));
+}
+
+TEST_P(LanguageModels, TheLossOfBf16LogitsIsTakenInFp32) {
+  const auto model = make();
+  model->eval();
+  model->to(torch::kBFloat16);
+  const auto ids = ids_by_rule(2, 6, 11);
+  const auto targets = (ids * 3 + 1).remainder(11);
+
+  const auto logits = model->forward(ids);
+  const auto loss = model->loss(ids, targets);
+
+  EXPECT_EQ(logits.scalar_type(), torch::kBFloat16);
+  EXPECT_EQ(loss.scalar_type(), torch::kFloat);
+  EXPECT_NEAR(
+      loss.item<double>(),
+      loss_by_hand(logits.to(torch::kDouble), targets).item<double>(), 1e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    LanguageModels,
+    ::testing::Values(gpt()),
+    [](const auto& family) { return std::string(family.param.name); });
+
+}  // namespace
+}  // namespace sherd::models

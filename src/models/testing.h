@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Inputs and small formulas that the tests of several models share. Thread
+// rule: one thread.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <sherd/base/error.h>
+#include <torch/torch.h>
+
+namespace sherd::models {
+
+// Ids [rows, positions] below `vocabulary`: the rule of the Python references.
+inline torch::Tensor ids_by_rule(
+    std::int64_t rows, std::int64_t positions, std::int64_t vocabulary) {
+  return (torch::arange(rows * positions) * 5 + 3)
+      .remainder(vocabulary)
+      .view({rows, positions});
+}
+
+// Softmax over the last dimension, where `hidden` is true excluded.
+inline torch::Tensor softmax_by_hand(
+    const torch::Tensor& scores, const torch::Tensor& hidden) {
+  const auto e = scores.masked_fill(hidden, -INFINITY).exp();
+  return e / e.sum(-1, true);
+}
+
+// Positions [T, T] that a position must not see.
+inline torch::Tensor future(std::int64_t positions) {
+  return torch::ones({positions, positions}, torch::kBool).triu(1);
+}
+
+inline torch::Tensor loss_by_hand(
+    const torch::Tensor& logits, const torch::Tensor& targets) {
+  const auto log_p = logits - logits.exp().sum(-1, true).log();
+  return -log_p.gather(-1, targets.unsqueeze(-1)).mean();
+}
+
+// What making a model of this configuration says.
+template <typename Model, typename Config>
+std::string refusal(const Config& config) {
+  try {
+    const Model model(config);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+}  // namespace sherd::models
