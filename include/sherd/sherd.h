@@ -10,6 +10,7 @@
 #include <sherd/data/corpus.h>
 #include <sherd/models/gpt.h>
 #include <sherd/models/language_model.h>
+#include <sherd/models/llama.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/optim/sgd.h>

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
 #include <sherd/models/gpt.h>
+#include <sherd/models/llama.h>
 #include <torch/torch.h>
 #include "models/testing.h"
 
@@ -35,6 +36,20 @@ Family gpt() {
                            .vocabulary = 11,
                            .dropout = 0.5,
                            .seed = seed})
+                .ptr();
+          }};
+}
+Family llama() {
+  return {"Llama", [](std::int64_t layers, std::uint64_t seed) {
+            return Llama(LlamaConfig{
+                             .layers = layers,
+                             .width = 16,
+                             .heads = 4,
+                             .kv_heads = 2,
+                             .intermediate = 20,
+                             .sequence = 7,
+                             .vocabulary = 11,
+                             .seed = seed})
                 .ptr();
           }};
 }
@@ -190,7 +205,7 @@ TEST_P(LanguageModels, TheLossOfBf16LogitsIsTakenInFp32) {
 INSTANTIATE_TEST_SUITE_P(
     All,
     LanguageModels,
-    ::testing::Values(gpt()),
+    ::testing::Values(gpt(), llama()),
     [](const auto& family) { return std::string(family.param.name); });
 
 }  // namespace

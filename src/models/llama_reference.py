@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what llama_test.cpp expects, from Hugging Face's LlamaForCausalLM.
+
+Needs `transformers`, which nothing else here does: run it once in a Python of
+its own, and again only to add a case.
+
+    python3 src/models/llama_reference.py >tests/golden/llama_huggingface.txt
+
+The weights follow the rule of fill_by_rule() in llama_test.cpp. A case is a line
+`case NAME key=value ...` (names as in LlamaConfig), then `logits`, row by row,
+`loss` of predicting each id from those before it, and for every parameter its
+name, its shape and the product of its gradient with a probe.
+"""
+
+import torch
+import transformers
+
+ROWS, POSITIONS, VOCABULARY = 2, 7, 11
+SIZES = {"layers": 2, "width": 16, "heads": 4, "intermediate": 20}
+CASES = {
+    "grouped_query": {"kv_heads": 2, "tied_head": 0},
+    "multi_head": {"kv_heads": 4, "tied_head": 0, "rope_theta": 500000.0},
+    "multi_query": {"kv_heads": 1, "tied_head": 1, "norm_epsilon": 0.01},
+}
+
+
+def build(options):
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=SIZES["width"],
+        intermediate_size=SIZES["intermediate"],
+        num_hidden_layers=SIZES["layers"],
+        num_attention_heads=SIZES["heads"],
+        num_key_value_heads=options["kv_heads"],
+        max_position_embeddings=POSITIONS,
+        rms_norm_eps=options["norm_epsilon"],
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": options["rope_theta"],
+        },
+        tie_word_embeddings=bool(options["tied_head"]),
+        attn_implementation="eager",
+        use_cache=False,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            index = torch.arange(parameter.numel(), dtype=torch.float64)
+            value = (index**2 * 0.013 + index * 0.7 + number).sin() * 0.3
+            value += 1.0 if parameter.dim() == 1 else 0.0
+            parameter.copy_(value.view(parameter.shape))
+    return model
+
+
+def product_with_probe(gradient):
+    index = torch.arange(gradient.numel(), dtype=torch.float64)
+    return (gradient.double().flatten() * index.cos()).sum().item()
+
+
+def show(values):
+    return " ".join(f"{value:.9g}" for value in values)
+
+
+def main():
+    print("# Written by src/models/llama_reference.py, fp32 on a CPU, with")
+    print(f"# transformers {transformers.__version__}, torch {torch.__version__}")
+    index = torch.arange(ROWS * POSITIONS)
+    ids = ((index * 5 + 3) % VOCABULARY).view(ROWS, POSITIONS)
+    for name, changes in CASES.items():
+        options = {"rope_theta": 10000.0, "norm_epsilon": 1e-6} | changes
+        model = build(options)
+        result = model(input_ids=ids, labels=ids)
+        result.loss.backward()
+        settings = {"vocabulary": VOCABULARY, "sequence": POSITIONS} | SIZES
+        settings |= options
+        print(f"case {name}", *(f"{k}={v:.9g}" for k, v in settings.items()))
+        for row in result.logits.reshape(-1, VOCABULARY).tolist():
+            print("logits", show(row))
+        print("loss", show([result.loss.item()]))
+        for key, parameter in model.named_parameters():
+            shape = "x".join(str(size) for size in parameter.shape)
+            product = product_with_probe(parameter.grad)
+            print("gradient", key, shape, show([product]))
+
+
+if __name__ == "__main__":
+    main()
