@@ -6,6 +6,7 @@
 #include "support/small_models.h"
 
 #include <sherd/models/gpt.h>
+#include <sherd/models/llama.h>
 
 namespace sherd::test {
 namespace {
@@ -25,17 +26,23 @@ MakeStep sgd() {
 }
 
 models::Gpt gpt(bool tied) {
-  return models::Gpt(
-      models::GptConfig{
-          .layers = 3, .width = 16, .heads = 2, .sequence = 8, .vocabulary = 11,
-          .tied_head = tied, .seed = 5});
+  return models::Gpt(models::GptConfig{
+      .layers = 3,
+      .width = 16,
+      .heads = 2,
+      .sequence = 8,
+      .vocabulary = 11,
+      .tied_head = tied,
+      .seed = 5});
 }
 
-torch::Tensor gpt_loss(models::Gpt& model, int batch, int rank) {
+// Of any decoder of 8 positions and 11 tokens.
+template <typename Model>
+torch::Tensor token_loss(Model& model, int batch, int rank) {
   torch::manual_seed(1000 * batch + rank);
   const auto ids = torch::randint(0, 11, {2, 9}, torch::kLong);
-  return model->loss(ids.slice(1, 0, 8).contiguous(),
-                     ids.slice(1, 1, 9).contiguous());
+  return model->loss(
+      ids.slice(1, 0, 8).contiguous(), ids.slice(1, 1, 9).contiguous());
 }
 
 TEST_P(ModelFamilies, GptWithAHeadTiedToTheEmbedding) {
@@ -48,7 +55,7 @@ TEST_P(ModelFamilies, GptWithAHeadTiedToTheEmbedding) {
       options.tolerance = 1e-6;
       options.step = sgd();
       expect_rank_parity<models::Gpt>(
-          world, [&] { return gpt(tied); }, gpt_loss, options);
+          world, [&] { return gpt(tied); }, token_loss<models::Gpt>, options);
     }
   }));
 }
@@ -59,7 +66,7 @@ TEST_P(ModelFamilies, GptIsEqualInBitsForOneBatch) {
     options.steps = 2;
     options.step = steps_of<torch::optim::SGD>(torch::optim::SGDOptions(0.5));
     expect_rank_parity<models::Gpt>(
-        world, [] { return gpt(true); }, gpt_loss, options);
+        world, [] { return gpt(true); }, token_loss<models::Gpt>, options);
   }));
 }
 
@@ -70,7 +77,45 @@ TEST_P(ModelFamilies, GptWithAdamW) {
     options.step =
         steps_of<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3));
     expect_rank_parity<models::Gpt>(
-        world, [] { return gpt(true); }, gpt_loss, options);
+        world, [] { return gpt(true); }, token_loss<models::Gpt>, options);
+  }));
+}
+
+models::Llama llama(bool tied) {
+  return models::Llama(models::LlamaConfig{
+      .layers = 3,
+      .width = 16,
+      .heads = 4,
+      .kv_heads = 2,
+      .intermediate = 20,
+      .sequence = 8,
+      .vocabulary = 11,
+      .tied_head = tied,
+      .seed = 5});
+}
+
+TEST_P(ModelFamilies, LlamaWithGroupedQueries) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const bool tied : {true, false}) {
+      RankParity options;
+      options.micro_batches = 2;
+      options.tolerance = 1e-6;  // As for GPT.
+      options.step = sgd();
+      const auto report = expect_rank_parity<models::Llama>(
+          world, [&] { return llama(tied); }, token_loss<models::Llama>,
+          options);
+      EXPECT_EQ(report.units, 4);  // The default policy: root and 3 layers.
+    }
+  }));
+}
+
+TEST_P(ModelFamilies, LlamaIsEqualInBitsForOneBatch) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    options.steps = 2;
+    options.step = steps_of<torch::optim::SGD>(torch::optim::SGDOptions(0.5));
+    expect_rank_parity<models::Llama>(
+        world, [] { return llama(false); }, token_loss<models::Llama>, options);
   }));
 }
 
@@ -287,8 +332,9 @@ struct OdditiesImpl : torch::nn::Module {
     register_module("list", list);
     list->append(torch::full({3}, 2.0, torch::kDouble));
     register_module("dict", dict);
-    dict->insert("rotation", torch::ones({2, 2}, torch::kComplexFloat)
-                                 .set_requires_grad(false));
+    dict->insert(
+        "rotation",
+        torch::ones({2, 2}, torch::kComplexFloat).set_requires_grad(false));
     dict->get("rotation").set_requires_grad(false);
     register_module("modules", modules);
     modules->update({{"out", torch::nn::Linear(3, 2).ptr()}});
