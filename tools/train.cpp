@@ -9,9 +9,9 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
-#include <map>
 #include <exception>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -23,13 +23,14 @@
 #include <sherd/comm/world.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>
-#include <sherd/models/gpt.h>
+#include <sherd/models/language_model.h>
 #include <sherd/optim/schedule.h>
 #include <torch/torch.h>
 #include "train/command_line.h"
 #include "train/config.h"
 #include "train/curve.h"
 #include "train/engine.h"
+#include "train/model.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
 
@@ -96,18 +97,6 @@ std::unique_ptr<data::Corpus> open_corpus(const TrainConfig& config) {
       data::CorpusOptions{.bytes_max = limit, .vocabulary = config.vocab});
 }
 
-models::GptConfig model_config(
-    const TrainConfig& config, std::int64_t vocabulary) {
-  return {
-      .layers = config.layers,
-      .width = config.width,
-      .heads = config.heads,
-      .sequence = config.seq,
-      .vocabulary = vocabulary,
-      .dropout = config.dropout,
-      .seed = static_cast<std::uint64_t>(config.seed)};
-}
-
 LearningRateSchedule schedule_of(const TrainConfig& config) {
   return {
       .peak = config.lr,
@@ -152,7 +141,7 @@ class TrainJob {
              .seed = static_cast<std::uint64_t>(config_.seed),
              .rank = world.rank(),
              .world_size = world.size()}),
-        model_(model_config(config_, corpus_->vocabulary())),
+        model_(make_model(config_, corpus_->vocabulary())),
         progress_(style()) {}
 
   void run() {
@@ -219,9 +208,8 @@ class TrainJob {
         config_.run.empty() ? new_run_path("runs", std::time(nullptr))
                             : config_.run,
         to_json(config_, about()));
-    say("data   " + corpus_->path() + ": " +
-        std::to_string(corpus_->tokens()) + " tokens, hash " +
-        hex(corpus_->hash()));
+    say("data   " + corpus_->path() + ": " + std::to_string(corpus_->tokens()) +
+        " tokens, hash " + hex(corpus_->hash()));
     say("model  " + config_.model + ", " + std::to_string(parameter_count()) +
         " parameters; " + std::to_string(world_.size()) +
         (world_.size() == 1 ? " rank" : " ranks") + ", batch " +
@@ -245,7 +233,8 @@ class TrainJob {
   }
 
   StepRecord take_step(std::int64_t step, std::int64_t last) {
-    StepRecord record{.step = step + 1, .lr = learning_rate_at(step, schedule_of(config_))};
+    StepRecord record{
+        .step = step + 1, .lr = learning_rate_at(step, schedule_of(config_))};
     const double begin_s = now_s();
     const auto batch = batches_.next();
     const auto loss = model_->loss(batch.inputs, batch.targets);
@@ -253,8 +242,7 @@ class TrainJob {
     record.grad_norm = engine_->update(record.lr);
     record.step_s = now_s() - begin_s;
     const auto all = world_.all_gather(
-        {loss.item<double>(), static_cast<double>(rss_bytes()),
-         record.step_s});
+        {loss.item<double>(), static_cast<double>(rss_bytes()), record.step_s});
     // Equal rows on every rank: the mean of the means is the batch's.
     record.loss = mean(all, 0);
     record.rss_bytes = static_cast<std::int64_t>(largest(all, 1));
@@ -311,8 +299,8 @@ class TrainJob {
         "curve.html",
         curve_html(
             folder_->path(),
-            {facts, "data " + corpus_->path() + ", hash " +
-                 hex(corpus_->hash())},
+            {facts,
+             "data " + corpus_->path() + ", hash " + hex(corpus_->hash())},
             folder_->records()));
   }
 
@@ -374,7 +362,7 @@ class TrainJob {
   World world_;
   const std::unique_ptr<data::Corpus> corpus_;
   data::GlobalBatches batches_;
-  models::Gpt model_;
+  const std::shared_ptr<models::LanguageModel> model_;
   Progress progress_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<RunFolder> folder_;  // Rank 0 only.

@@ -8,9 +8,9 @@ namespace sherd::tools {
 namespace {
 
 constexpr const char* kDescription =
-    "Train a GPT on text and watch it learn.\n"
+    "Train a language model on text and watch it learn.\n"
     "\n"
-    "Without options: 200 steps of a model of 6.4 million parameters on the\n"
+    "Without options: 200 steps of a GPT of 6.4 million parameters on the\n"
     "header files of LibTorch, which are on every machine that has sherd.\n"
     "Started by `sherd run -n N`, torchrun, srun or mpirun, the ranks train\n"
     "one model together; alone it trains on this process.";
@@ -19,6 +19,7 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  sherd train\n"
     "  sherd train --data my/texts --steps 1000\n"
+    "  sherd train --model llama --kv-heads 2\n"
     "  sherd run -n 2 -- sherd train --strategy full_shard --budget 16MiB\n"
     "  sherd train --config runs/20260102-030405/config.json --lr 1e-3\n"
     "\n"

@@ -219,6 +219,8 @@ void check_sizes(const TrainConfig& config) {
   at_least<int64_t>("layers", 1, config.layers);
   at_least<int64_t>("width", 1, config.width);
   at_least<int64_t>("heads", 1, config.heads);
+  at_least<int64_t>("kv-heads", 0, config.kv_heads);
+  at_least<int64_t>("intermediate", 0, config.intermediate);
   at_least<int64_t>("seq", 1, config.seq);
   at_least<int64_t>("vocab", 0, config.vocab);
   at_least<int64_t>("batch", 1, config.batch);
@@ -236,21 +238,62 @@ void check_sizes(const TrainConfig& config) {
   at_least("clip", 0.0, config.clip);
 }
 
+void multiple_of(
+    const char* name,
+    std::int64_t found,
+    const char* divisor_name,
+    std::int64_t divisor) {
+  if (found % divisor != 0) {
+    refuse(
+        "--" + std::string(name),
+        "a multiple of --" + std::string(divisor_name) + " " +
+            std::to_string(divisor),
+        std::to_string(found));
+  }
+}
+
+void check_gpt(const TrainConfig& config) {
+  const auto expect_unset = [](const char* name, std::int64_t found) {
+    if (found != 0) {
+      refuse(
+          "--" + std::string(name), "0 with --model gpt",
+          std::to_string(found));
+    }
+  };
+  expect_unset("kv-heads", config.kv_heads);
+  expect_unset("intermediate", config.intermediate);
+}
+
+void check_llama(const TrainConfig& config) {
+  if (config.kv_heads > 0) {
+    multiple_of("heads", config.heads, "kv-heads", config.kv_heads);
+  }
+  if (config.width / config.heads % 2 != 0) {
+    refuse(
+        "--width",
+        "an even share for each of --heads " + std::to_string(config.heads) +
+            " with --model llama",
+        std::to_string(config.width));
+  }
+  if (config.dropout != 0.0) {
+    refuse("--dropout", "0 with --model llama", std::to_string(config.dropout));
+  }
+}
+
 void check(const TrainConfig& config) {
   check_sizes(config);
-  one_of("model", {"gpt"}, config.model);
+  one_of("model", {"gpt", "llama"}, config.model);
   one_of("dtype", {"fp32"}, config.dtype);
   one_of(
-      "strategy", {"full_shard", "shard_grad_op", "no_shard"},
-      config.strategy);
+      "strategy", {"full_shard", "shard_grad_op", "no_shard"}, config.strategy);
   if (config.dropout < 0.0 || config.dropout >= 1.0) {
-    refuse(
-        "--dropout", "a share in [0, 1)", std::to_string(config.dropout));
+    refuse("--dropout", "a share in [0, 1)", std::to_string(config.dropout));
   }
-  if (config.width % config.heads != 0) {
-    refuse(
-        "--width", "a multiple of --heads " + std::to_string(config.heads),
-        std::to_string(config.width));
+  multiple_of("width", config.width, "heads", config.heads);
+  if (config.model == "llama") {
+    check_llama(config);
+  } else {
+    check_gpt(config);
   }
   if (config.stop_at > config.steps) {
     refuse(
@@ -280,14 +323,21 @@ constexpr std::array<Unit, 9> kUnits = {{
 const std::vector<OptionRow>& option_rows() {
   using C = TrainConfig;
   static const std::vector<OptionRow> kRows = {
-      {"model", "NAME", "Model family: gpt", "Model", &C::model},
+      {"model", "NAME", "Model family: gpt or llama", "Model", &C::model},
       {"layers", "N", "Transformer blocks", "Model", &C::layers},
       {"width", "N", "Width of the residual stream", "Model", &C::width},
       {"heads", "N", "Attention heads; must divide the width", "Model",
        &C::heads},
+      {"kv-heads", "N",
+       "Llama: heads of keys and values; must divide --heads; 0: as many",
+       "Model", &C::kv_heads},
+      {"intermediate", "N",
+       "Llama: width inside the MLP; 0: 8/3 of the width, rounded up to 256s",
+       "Model", &C::intermediate},
       {"seq", "N", "Tokens per sequence", "Model", &C::seq},
       {"vocab", "N", "Vocabulary; 0: as the data needs", "Model", &C::vocab},
-      {"dropout", "P", "Share of activations dropped", "Model", &C::dropout},
+      {"dropout", "P", "Share of activations dropped; gpt only", "Model",
+       &C::dropout},
       {"data", "PATH",
        "File or folder of text (bytes are tokens), or a .bin of uint16 token\n"
        "ids; without it the headers of LibTorch on this machine",

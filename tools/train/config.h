@@ -26,6 +26,8 @@ struct TrainConfig {
   std::int64_t layers = 8;
   std::int64_t width = 256;
   std::int64_t heads = 8;
+  std::int64_t kv_heads = 0;      // 0: as heads. Llama only.
+  std::int64_t intermediate = 0;  // 0: Llama's rule. Llama only.
   std::int64_t seq = 128;
   std::int64_t vocab = 0;  // 0: from the data.
   double dropout = 0.0;
@@ -46,7 +48,7 @@ struct TrainConfig {
   std::string strategy = "full_shard";
   Bytes budget;  // 0: what the strategy says.
 
-  std::string run;  // Empty: runs/<time>.
+  std::string run;               // Empty: runs/<time>.
   std::int64_t eval_every = 50;  // 0: at the end only.
   std::int64_t eval_batches = 4;
   std::int64_t sample_tokens = 200;

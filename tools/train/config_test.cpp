@@ -39,8 +39,11 @@ std::string file_refusal(const std::string& text) {
 
 TEST(TrainConfig, FlagsSetWhatTheyName) {
   const auto config = from_flags(
-      {{"layers", "3"}, {"lr", "1e-4"}, {"quiet", "true"},
-       {"budget", "512MiB"}, {"data", "/some/path"}});
+      {{"layers", "3"},
+       {"lr", "1e-4"},
+       {"quiet", "true"},
+       {"budget", "512MiB"},
+       {"data", "/some/path"}});
   EXPECT_EQ(config.layers, 3);
   EXPECT_EQ(config.lr, 1e-4);
   EXPECT_TRUE(config.quiet);
@@ -133,14 +136,58 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
   EXPECT_THAT(
       flag_refusal("heads", "7"),
       HasSubstr("--width: expected a multiple of --heads 7, found 256"));
-  EXPECT_THAT(
-      flag_refusal("stop-at", "201"), HasSubstr("at most --steps 200"));
+  EXPECT_THAT(flag_refusal("stop-at", "201"), HasSubstr("at most --steps 200"));
   EXPECT_THAT(
       flag_refusal("strategy", "half"),
       HasSubstr("one of full_shard, shard_grad_op, no_shard, found 'half'"));
   EXPECT_EQ(
-      flag_refusal("model", "rnn"), "--model: expected gpt, found 'rnn'");
+      flag_refusal("model", "rnn"),
+      "--model: expected one of gpt, llama, found 'rnn'");
   EXPECT_THAT(flag_refusal("dtype", "int8"), HasSubstr("found 'int8'"));
+}
+
+std::string llama_refusal(Flags flags) {
+  flags["model"] = "llama";
+  return refusal([&] { from_flags(flags); });
+}
+
+TEST(TrainConfig, LlamaTakesHeadsOfKeysAndAnIntermediateWidth) {
+  const auto config = from_file(
+      R"({"model": "llama", "kv-heads": 2, "heads": 4})",
+      {{"intermediate", "96"}});
+  EXPECT_EQ(config.model, "llama");
+  EXPECT_EQ(config.kv_heads, 2);
+  EXPECT_EQ(config.intermediate, 96);
+  EXPECT_EQ(from_file(to_json(config, {})), config);
+  EXPECT_EQ(llama_refusal({}), "accepted");
+}
+
+TEST(TrainConfig, WhatMakesNoLlamaIsRefused) {
+  EXPECT_EQ(
+      llama_refusal({{"kv-heads", "3"}}),
+      "--heads: expected a multiple of --kv-heads 3, found 8");
+  EXPECT_THAT(
+      llama_refusal({{"kv-heads", "16"}}), HasSubstr("--kv-heads 16, found 8"));
+  EXPECT_EQ(
+      llama_refusal({{"kv-heads", "-1"}}),
+      "--kv-heads: expected at least 0, found -1");
+  EXPECT_EQ(
+      llama_refusal({{"width", "40"}}),
+      "--width: expected an even share for each of --heads 8 with --model "
+      "llama, found 40");
+  EXPECT_THAT(
+      llama_refusal({{"dropout", "0.1"}}),
+      HasSubstr("--dropout: expected 0 with --model llama"));
+  EXPECT_THAT(llama_refusal({{"intermediate", "-2"}}), HasSubstr("found -2"));
+}
+
+TEST(TrainConfig, WhatIsLlamasIsRefusedForGpt) {
+  EXPECT_EQ(
+      flag_refusal("kv-heads", "4"),
+      "--kv-heads: expected 0 with --model gpt, found 4");
+  EXPECT_THAT(
+      flag_refusal("intermediate", "96"),
+      HasSubstr("--intermediate: expected 0 with --model gpt"));
 }
 
 TEST(Bytes, AreReadInBothKindsOfUnits) {

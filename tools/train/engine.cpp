@@ -22,7 +22,6 @@ Strategy strategy_of(const TrainConfig& config) {
 
 FullyShardOptions shard_options(const TrainConfig& config) {
   FullyShardOptions options;
-  options.units = units::of_type<models::BlockImpl>();
   options.strategy = strategy_of(config);
   if (config.budget.count > 0) {
     options.budget_bytes = config.budget.count;
@@ -36,14 +35,15 @@ AdamWOptions adamw_options(const TrainConfig& config) {
   options.beta1 = kBeta1;
   options.beta2 = kBeta2;
   options.weight_decay = config.weight_decay;
-  options.groups = {{.names = {"*.bias", "*ln_*"}, .weight_decay = 0.0}};
+  options.groups = {
+      {.names = {"*.bias", "*ln_*", "*norm.weight"}, .weight_decay = 0.0}};
   return options;
 }
 
 }  // namespace
 
 Engine::Engine(
-    models::GptImpl& model, const World& world, const TrainConfig& config)
+    torch::nn::Module& model, const World& world, const TrainConfig& config)
     : fsdp_(fully_shard(model, world, shard_options(config))),
       adamw_(fsdp_.named_parameters(), adamw_options(config)),
       longest_(

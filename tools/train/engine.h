@@ -8,9 +8,9 @@
 
 #include <vector>
 #include <sherd/comm/world.h>
-#include <sherd/models/gpt.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/shard/fully_shard.h>
+#include <torch/nn/module.h>
 #include "train/config.h"
 
 namespace sherd::tools {
@@ -19,7 +19,7 @@ class Engine {
  public:
   // Collective. Throws Error as fully_shard does.
   Engine(
-      models::GptImpl& model, const World& world, const TrainConfig& config);
+      torch::nn::Module& model, const World& world, const TrainConfig& config);
 
   // After backward: clips the gradient, takes one optimizer step at this
   // learning rate and clears the gradients. Returns the norm of the whole

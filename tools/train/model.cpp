@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/model.h"
+
+#include <sherd/models/gpt.h>
+#include <sherd/models/llama.h>
+
+namespace sherd::tools {
+
+std::shared_ptr<models::LanguageModel> make_model(
+    const TrainConfig& config, std::int64_t vocabulary) {
+  const auto seed = static_cast<std::uint64_t>(config.seed);
+  if (config.model == "llama") {
+    return std::make_shared<models::LlamaImpl>(models::LlamaConfig{
+        .layers = config.layers,
+        .width = config.width,
+        .heads = config.heads,
+        .kv_heads = config.kv_heads,
+        .intermediate = config.intermediate,
+        .sequence = config.seq,
+        .vocabulary = vocabulary,
+        .seed = seed});
+  }
+  return std::make_shared<models::GptImpl>(models::GptConfig{
+      .layers = config.layers,
+      .width = config.width,
+      .heads = config.heads,
+      .sequence = config.seq,
+      .vocabulary = vocabulary,
+      .dropout = config.dropout,
+      .seed = seed});
+}
+
+}  // namespace sherd::tools
