@@ -187,5 +187,42 @@ TEST_P(ExchangeReduce, GivesSlotMemoryBack) {
   });
 }
 
+// Each rank gives other large gradients as tensors of their own.
+TEST_P(ExchangeReduce, LargeGradientsMayLieOutsideTheSlot) {
+  with().run([&](Seat& seat) {
+    const auto model = make_model(
+        ranks(),
+        {{{.numels = {3, 20'001, 5, 30'000, 7}},
+          {.numels = {40'000, 1}, .dtype = c10::ScalarType::Double}}});
+    open(seat, model);
+    const auto& unit = model.units[0];
+    for (int round = 0; round < 3; ++round) {
+      fill_gradients(*seat.exchange, model, 0, seat.rank);
+      auto slot = seat.exchange->gradient_slot(0);
+      auto options = reduce_options(unit);
+      std::size_t first = 0;
+      options.gradients.resize(7);
+      for (std::size_t f = 0; f < unit.flats.size(); ++f) {
+        const auto& layout = unit.flats[f].layout;
+        for (int p = 0; p < layout.parameters(); ++p) {
+          const auto i = static_cast<std::size_t>(p);
+          if (travels_alone(unit.flats[f], p) &&
+              (seat.rank + round + p) % 2 == 0) {
+            auto part = slot[f].narrow(0, layout.offsets[i], layout.numels[i]);
+            options.gradients[first + i] = part.clone();
+            part.fill_(999);
+          }
+        }
+        first += static_cast<std::size_t>(layout.parameters());
+      }
+      seat.exchange->start_reduce(0, options).throw_if_failed();
+      seat.exchange->end_backward(backward_end(model))
+          .status()
+          .throw_if_failed();
+      expect_sums(*seat.exchange, model, seat.rank, ranks());
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sherd::exchange::contract

@@ -7,6 +7,8 @@ namespace sherd::exchange {
 namespace {
 
 constexpr std::int64_t kFlatAlignment = 128;
+// About where copying costs as much as a message does.
+constexpr std::int64_t kAloneBytes = 64 * 1024;
 
 std::int64_t round_up(std::int64_t bytes) {
   return (bytes + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
@@ -43,6 +45,12 @@ std::int64_t unit_bytes(const UnitSpec& unit) {
     bytes += round_up(flat_bytes(flat));
   }
   return bytes;
+}
+
+bool travels_alone(const FlatSpec& flat, int parameter) {
+  return flat.layout.numels.at(static_cast<std::size_t>(parameter)) *
+      static_cast<std::int64_t>(c10::elementSize(flat.dtype)) >=
+      kAloneBytes;
 }
 
 std::vector<std::string> describe(const ModelSpec& model) {

@@ -55,6 +55,10 @@ std::int64_t flat_bytes(const FlatSpec& flat);
 std::int64_t unit_bytes(const UnitSpec& unit);
 // Where each flat begins in the unit's slot.
 std::vector<std::int64_t> flat_offsets(const UnitSpec& unit);
+// Whether the gradient of the flat's parameter may be given as a tensor of its
+// own instead of being written into the slot: it is large, where a copy costs
+// more than a message. The same on every rank.
+bool travels_alone(const FlatSpec& flat, int parameter);
 // Lines, in order, of what ranks must agree on.
 std::vector<std::string> describe(const ModelSpec& model);
 
@@ -80,6 +84,10 @@ struct ReduceOptions {
   std::vector<bool> accumulate;
   // By trainable parameter of the unit, flat after flat: has a gradient here.
   std::vector<bool> used;
+  // Likewise, or empty: where a gradient lies that is not in the slot, 1-D,
+  // contiguous, of the slot's dtype, unchanged until end_backward(). Only of a
+  // parameter that travels alone; undefined: in the slot.
+  std::vector<at::Tensor> gradients;
 };
 
 struct BackwardEnd {
@@ -144,7 +152,8 @@ class Exchange {
 
   // Room for the unit's gradients: one 1-D tensor per flat (undefined where
   // frozen), content undefined, the engine fills all of it, padding with
-  // zeros. Never waits for a peer; the same until start_reduce().
+  // zeros, save what it gives as ReduceOptions::gradients. Never waits for a
+  // peer; the same until start_reduce().
   virtual std::vector<at::Tensor> gradient_slot(UnitId unit) = 0;
 
   // Gives the slot to be summed over ranks, in rank order and fp32, into

@@ -13,6 +13,14 @@ namespace {
 
 constexpr std::int64_t kPieceAlignment = 64;
 
+// Of one staged piece, rounded up so that the next one is aligned.
+std::int64_t piece_bytes(
+    const FlatSpec& flat, const plan::ElementRange& range) {
+  const auto bytes =
+      range.numel() * static_cast<std::int64_t>(c10::elementSize(flat.dtype));
+  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+}
+
 }  // namespace
 
 std::vector<int> first_flats(const ModelSpec& model) {
@@ -30,7 +38,19 @@ Reductions::Reductions(const ModelSpec& model, Link& via, Memories& memories)
       via_(via),
       memories_(memories),
       first_flat_(first_flats(model)),
-      worker_("sherd-reduce") {}
+      worker_("sherd-reduce") {
+  for (const auto& unit : model.units) {
+    for (const auto& flat : unit.flats) {
+      segments_.push_back(
+          flat.trainable ? segments_of(flat) : std::vector<Segment>());
+    }
+  }
+}
+
+const std::vector<Segment>& Reductions::segments(
+    UnitId unit, std::size_t flat) const {
+  return segments_[static_cast<std::size_t>(tag(unit, flat))];
+}
 
 const UnitSpec& Reductions::spec(UnitId unit) const {
   return model_.units[static_cast<std::size_t>(unit)];
@@ -40,14 +60,17 @@ int Reductions::tag(UnitId unit, std::size_t flat) const {
   return first_flat_[static_cast<std::size_t>(unit)] + static_cast<int>(flat);
 }
 
-std::int64_t Reductions::piece_bytes(const FlatSpec& flat) const {
-  const auto bytes = flat.layout.shard(via_.index()).numel() *
-      static_cast<std::int64_t>(c10::elementSize(flat.dtype));
-  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
-}
-
-std::int64_t Reductions::staging_bytes(const FlatSpec& flat) const {
-  return flat.trainable ? piece_bytes(flat) * (via_.size() - 1) : 0;
+std::int64_t Reductions::staging_bytes(UnitId unit) const {
+  std::int64_t bytes = 0;
+  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+    const auto& flat = spec(unit).flats[f];
+    const auto own = flat.layout.shard(via_.index());
+    for (const auto& segment : segments(unit, f)) {
+      bytes += piece_bytes(flat, intersection(segment.range, own)) *
+          (via_.size() - 1);
+    }
+  }
+  return bytes;
 }
 
 void Reductions::start(UnitId unit, const ReduceOptions& options) {
@@ -57,19 +80,8 @@ void Reductions::start(UnitId unit, const ReduceOptions& options) {
   reduction.unit = unit;
   reduction.options = options;
   reduction.slot = memories_.take_gradients(unit);
-  std::int64_t bytes = 0;
-  for (const auto& flat : spec(unit).flats) {
-    bytes += staging_bytes(flat);
-  }
-  reduction.staging = memories_.borrow_staging(bytes);
-  auto* staging = static_cast<char*>(reduction.staging.memory);
-  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
-    reduction.pieces.emplace_back();
-    if (spec(unit).flats[f].trainable) {
-      post_flat(reduction, f, staging);
-      staging += staging_bytes(spec(unit).flats[f]);
-    }
-  }
+  reduction.staging = memories_.borrow_staging(staging_bytes(unit));
+  post_unit(reduction);
   started_.push_back(unit);
   last_job_ = worker_.post([this, shared] {
     auto status = complete(*shared);
@@ -79,25 +91,63 @@ void Reductions::start(UnitId unit, const ReduceOptions& options) {
   });
 }
 
-void Reductions::post_flat(Reduction& reduction, std::size_t f, char* staging) {
-  const auto& flat_spec = spec(reduction.unit).flats[f];
-  const auto& flat = reduction.slot.flats[f];
-  const auto own = flat_spec.layout.shard(via_.index());
-  const auto options = at::TensorOptions().dtype(flat_spec.dtype);
+void Reductions::post_unit(Reduction& reduction) {
+  auto* staging = static_cast<char*>(reduction.staging.memory);
+  const auto& given = reduction.options.gradients;
+  std::size_t first_parameter = 0;  // Of the flat, among the trainable ones.
+  for (std::size_t f = 0; f < spec(reduction.unit).flats.size(); ++f) {
+    const auto& flat = spec(reduction.unit).flats[f];
+    for (const auto& segment : segments(reduction.unit, f)) {
+      const auto p =
+          first_parameter + static_cast<std::size_t>(segment.parameter);
+      const bool elsewhere =
+          segment.parameter >= 0 && p < given.size() && given[p].defined();
+      post_segment(
+          reduction, f, segment,
+          elsewhere ? given[p]
+                    : reduction.slot.flats[f].narrow(
+                          0, segment.range.begin, segment.range.numel()),
+          staging);
+    }
+    first_parameter += flat.trainable ? flat.names.size() : 0;
+  }
+}
+
+// `gradient` has the segment's elements; every rank gets those it owns.
+void Reductions::post_segment(
+    Reduction& reduction,
+    std::size_t f,
+    const Segment& segment,
+    const at::Tensor& gradient,
+    char*& staging) {
+  const auto& flat = spec(reduction.unit).flats[f];
+  SHERD_ASSERT(gradient.numel() == segment.range.numel());
+  const auto part_of = [&](int rank) {
+    const auto part = intersection(segment.range, flat.layout.shard(rank));
+    return gradient.narrow(0, part.begin - segment.range.begin, part.numel());
+  };
+  Sum sum;
+  sum.flat = f;
+  sum.range = intersection(segment.range, flat.layout.shard(via_.index()));
   for (int peer = 0; peer < via_.size(); ++peer) {
-    const auto range = flat_spec.layout.shard(peer);
-    const auto part = flat.narrow(0, range.begin, range.numel());
-    auto& piece = reduction.pieces[f].emplace_back(part);
+    const auto part = part_of(peer);
     if (peer == via_.index()) {
+      sum.pieces.push_back(part);
       continue;
     }
+    const int tag_of_flat = tag(reduction.unit, f);
+    reduction.transfers.push_back(via_.send(part, peer, tag_of_flat));
+    if (sum.range.empty()) {
+      continue;
+    }
+    sum.pieces.push_back(
+        at::from_blob(staging, {sum.range.numel()}, gradient.options()));
+    staging += piece_bytes(flat, sum.range);
     reduction.transfers.push_back(
-        via_.send(part, peer, tag(reduction.unit, f)));
-    piece = own.empty() ? flat.narrow(0, 0, 0)
-                        : at::from_blob(staging, {own.numel()}, options);
-    staging += piece_bytes(flat_spec);
-    reduction.transfers.push_back(
-        via_.receive(piece, peer, tag(reduction.unit, f)));
+        via_.receive(sum.pieces.back(), peer, tag_of_flat));
+  }
+  if (!sum.range.empty()) {
+    reduction.sums.push_back(std::move(sum));
   }
 }
 
@@ -118,9 +168,9 @@ void Reductions::reclaim() {
   }
 }
 
-at::Tensor Reductions::own_gradient(UnitId unit, std::size_t f) const {
+at::Tensor Reductions::own_gradient(
+    UnitId unit, std::size_t f, const plan::ElementRange& range) const {
   const auto flat = static_cast<int>(f);
-  const auto range = spec(unit).flats[f].layout.shard(via_.index());
   return memories_.shard(unit, flat)
       .gradient.narrow(
           0, range.begin - memories_.owned(unit, flat).begin, range.numel());
@@ -129,12 +179,14 @@ at::Tensor Reductions::own_gradient(UnitId unit, std::size_t f) const {
 Status Reductions::complete(const Reduction& reduction) {
   auto status = wait_all(
       reduction.transfers, "gradients of unit " + spec(reduction.unit).name);
-  for (std::size_t f = 0; f < reduction.pieces.size() && status.ok(); ++f) {
-    if (!reduction.pieces[f].empty()) {
-      sum_slices(
-          reduction.pieces[f], reduction.options.scale,
-          reduction.options.accumulate.at(f), own_gradient(reduction.unit, f));
-    }
+  if (!status.ok()) {
+    return status;
+  }
+  for (const auto& sum : reduction.sums) {
+    sum_slices(
+        sum.pieces, reduction.options.scale,
+        reduction.options.accumulate.at(sum.flat),
+        own_gradient(reduction.unit, sum.flat, sum.range));
   }
   return status;
 }
@@ -158,13 +210,13 @@ Status Reductions::share_replicated() {
         continue;
       }
       const auto gradient = memories_.shard(unit, static_cast<int>(f)).gradient;
+      const auto mine = own_gradient(unit, f, flat.layout.shard(via_.index()));
       for (int peer = 0; peer < via_.size(); ++peer) {
         if (peer == via_.index()) {
           continue;
         }
         const auto range = flat.layout.shard(peer);
-        transfers.push_back(
-            via_.send(own_gradient(unit, f), peer, tag(unit, f)));
+        transfers.push_back(via_.send(mine, peer, tag(unit, f)));
         transfers.push_back(via_.receive(
             gradient.narrow(0, range.begin, range.numel()), peer,
             tag(unit, f)));

@@ -13,6 +13,7 @@
 #include <vector>
 #include "exchange/link.h"
 #include "exchange/memories.h"
+#include "exchange/segments.h"
 #include "exchange/worker.h"
 
 namespace sherd::exchange {
@@ -39,32 +40,45 @@ class Reductions {
   Status finish();
 
  private:
+  // Part of this rank's slice: what every rank has for it, by rank.
+  struct Sum {
+    std::size_t flat = 0;
+    plan::ElementRange range;  // Of the flat.
+    std::vector<at::Tensor> pieces;
+  };
   struct Reduction {
     UnitId unit = 0;
     ReduceOptions options;
     Memories::Slot slot;
     Memories::Slot staging;
-    // By flat, by rank; this rank's own piece is its part of the slot.
-    std::vector<std::vector<at::Tensor>> pieces;
+    std::vector<Sum> sums;
     Transfers transfers;
   };
 
   const UnitSpec& spec(UnitId unit) const;
   int tag(UnitId unit, std::size_t flat) const;
-  // Of one staged piece, rounded up so that the next one is aligned.
-  std::int64_t piece_bytes(const FlatSpec& flat) const;
-  std::int64_t staging_bytes(const FlatSpec& flat) const;
-  void post_flat(Reduction& reduction, std::size_t flat, char* staging);
+  const std::vector<Segment>& segments(UnitId unit, std::size_t flat) const;
+  std::int64_t staging_bytes(UnitId unit) const;
+  void post_unit(Reduction& reduction);
+  void post_segment(
+      Reduction& reduction,
+      std::size_t flat,
+      const Segment& segment,
+      const at::Tensor& gradient,
+      char*& staging);
   Status complete(const Reduction& reduction);
   void reclaim();
-  at::Tensor own_gradient(UnitId unit, std::size_t flat) const;
+  // Of the sharded gradient; REQUIRES: in this rank's slice of the flat.
+  at::Tensor own_gradient(
+      UnitId unit, std::size_t flat, const plan::ElementRange& range) const;
   Status share_replicated();
 
   const ModelSpec& model_;
   Link& via_;
   Memories& memories_;
   const std::vector<int> first_flat_;
-  std::vector<UnitId> started_;  // Since the last finish().
+  std::vector<std::vector<Segment>> segments_;  // By flat of the model.
+  std::vector<UnitId> started_;                 // Since the last finish().
   std::uint64_t last_job_ = 0;
   std::mutex mu_;
   // Guarded by mu_: by the worker done with, memory not yet given back.

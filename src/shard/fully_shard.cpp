@@ -22,9 +22,8 @@ void check_options(const Mesh& mesh, const FullyShardOptions& options) {
       "[shard] options.units is empty; expected a policy, e.g. "
       "sherd::units::children_of_lists()");
   SHERD_CHECK(
-      mesh.replicate_size() == 1,
-      "[shard] a mesh with a replicate axis of ", mesh.replicate_size(),
-      " is not supported yet; expected 1");
+      mesh.replicate_size() == 1, "[shard] a mesh with a replicate axis of ",
+      mesh.replicate_size(), " is not supported yet; expected 1");
   SHERD_CHECK(
       !options.budget_bytes || options.strategy != Strategy::kNoShard,
       "[shard] no_shard takes no byte budget: nothing is ever gathered");
@@ -65,6 +64,15 @@ at::Tensor SummonScope::tensor(const std::string& name) const {
 void SummonScope::close() {
   if (auto engine = std::exchange(engine_, nullptr)) {
     engine->end_summon();
+  }
+}
+
+NoSyncScope::NoSyncScope(std::shared_ptr<ShardingEngine> engine)
+    : engine_(std::move(engine)) {}
+NoSyncScope::NoSyncScope(NoSyncScope&&) noexcept = default;
+NoSyncScope::~NoSyncScope() {
+  if (engine_) {
+    engine_->end_no_sync();
   }
 }
 
@@ -109,6 +117,11 @@ SummonScope FullyShardedDataParallel::summon_full_parameters(
     const SummonOptions& options) {
   engine_->begin_summon(options);
   return SummonScope(engine_);
+}
+
+NoSyncScope FullyShardedDataParallel::no_sync() {
+  engine_->begin_no_sync();
+  return NoSyncScope(engine_);
 }
 
 void FullyShardedDataParallel::unshard() { engine_->unshard(); }

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
 
 #include "base/check.h"
 
@@ -41,7 +43,11 @@ Gradients::Gradients(
     const auto& layout =
         model.units[u].flats[static_cast<std::size_t>(parameter.flat)].layout;
     targets_.push_back(
-        {parameter.unit, parameter.flat, parameter.trainable,
+        {parameter.unit, parameter.flat,
+         exchange::travels_alone(
+             model.units[u].flats[static_cast<std::size_t>(parameter.flat)],
+             parameter.position),
+         parameter.trainable,
          layout.offsets[static_cast<std::size_t>(parameter.position)]});
     if (parameter.trainable >= 0) {
       trainable_[u].resize(std::max(
@@ -51,6 +57,7 @@ Gradients::Gradients(
           static_cast<int>(p);
     }
   }
+  kept_.resize(targets_.size());
   set_order({});
   reset();
 }
@@ -76,6 +83,7 @@ void Gradients::reset() {
     auto& unit = units_[u];
     unit.arrived.assign(trainable_[u].size(), false);
     unit.used.assign(trainable_[u].size(), false);
+    unit.elsewhere.assign(trainable_[u].size(), {});
     unit.missing = static_cast<int>(trainable_[u].size());
     unit.reduced = false;
   }
@@ -98,6 +106,7 @@ void Gradients::reset_arrivals(UnitId unit) {
   auto& now = state(unit);
   std::fill(now.arrived.begin(), now.arrived.end(), false);
   std::fill(now.used.begin(), now.used.end(), false);
+  std::fill(now.elsewhere.begin(), now.elsewhere.end(), at::Tensor());
   now.missing = static_cast<int>(now.arrived.size());
 }
 
@@ -130,17 +139,7 @@ Status Gradients::arrived(int parameter, const at::Tensor& gradient) {
   auto& unit = state(target.unit);
   const auto t = static_cast<std::size_t>(target.trainable);
   if (gradient.defined()) {
-    const auto& module_tensor =
-        model_.parameters[static_cast<std::size_t>(parameter)].tensor;
-    auto place = unit.slot[static_cast<std::size_t>(target.flat)]
-                     .narrow(0, target.offset, gradient.numel())
-                     .view(module_tensor.sizes());
-    const auto dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
-    if (unit.used[t]) {
-      place.add_(dense.detach());
-    } else {
-      place.copy_(dense.detach());
-    }
+    place(parameter, gradient);
     unit.used[t] = true;
   }
   if (!unit.arrived[t]) {
@@ -166,14 +165,99 @@ void Gradients::fill_missing(UnitId unit) {
   }
 }
 
+at::Tensor Gradients::room(int parameter) {
+  const auto& target = targets_[static_cast<std::size_t>(parameter)];
+  const auto& tensor =
+      model_.parameters[static_cast<std::size_t>(parameter)].tensor;
+  return state(target.unit)
+      .slot[static_cast<std::size_t>(target.flat)]
+      .narrow(0, target.offset, tensor.numel());
+}
+
+// A large gradient stays where autograd made it.
+void Gradients::place(int parameter, const at::Tensor& gradient) {
+  const auto& target = targets_[static_cast<std::size_t>(parameter)];
+  auto& unit = state(target.unit);
+  const auto t = static_cast<std::size_t>(target.trainable);
+  const auto dense =
+      (gradient.is_sparse() ? gradient.to_dense() : gradient).detach();
+  auto slot = room(parameter);
+  auto& elsewhere = unit.elsewhere[t];
+  if (unit.used[t] && elsewhere.defined()) {
+    elsewhere = elsewhere + dense.reshape({-1});
+  } else if (unit.used[t]) {
+    slot.view(dense.sizes()).add_(dense);
+  } else if (
+      target.alone && dense.is_contiguous() &&
+      dense.scalar_type() == slot.scalar_type()) {
+    elsewhere = dense.view({-1});
+  } else {
+    slot.view(dense.sizes()).copy_(dense);
+  }
+}
+
+void Gradients::keep(int parameter, const at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;
+  if (!gradient.defined()) {
+    return;
+  }
+  const auto dense =
+      (gradient.is_sparse() ? gradient.to_dense() : gradient).detach();
+  auto& sum = kept_[static_cast<std::size_t>(parameter)];
+  if (sum.defined()) {
+    sum.add_(dense);
+    return;
+  }
+  const bool narrow = c10::elementSize(dense.scalar_type()) <
+      c10::elementSize(c10::ScalarType::Float);
+  const auto dtype = narrow ? c10::ScalarType::Float : dense.scalar_type();
+  sum = at::empty(dense.sizes(), dense.options().dtype(dtype));
+  sum.copy_(dense);
+}
+
+void Gradients::add_kept(UnitId unit) {
+  auto& now = state(unit);
+  for (std::size_t t = 0; t < now.used.size(); ++t) {
+    const auto p =
+        static_cast<std::size_t>(trainable_[static_cast<std::size_t>(unit)][t]);
+    const auto sum = std::exchange(kept_[p], {});
+    if (!sum.defined()) {
+      continue;
+    }
+    auto& elsewhere = now.elsewhere[t];
+    if (elsewhere.defined()) {
+      elsewhere = elsewhere + sum.view({-1}).to(elsewhere.scalar_type());
+    } else {
+      room(static_cast<int>(p)).add_(sum.view({-1}));
+    }
+    now.used[t] = true;
+  }
+}
+
+Result<bool> Gradients::finish_kept(const std::string& aborted, bool departed) {
+  exchange::BackwardEnd end;
+  end.aborted = aborted;
+  end.departed = departed;
+  end.late.assign(units_.size(), false);
+  const auto outcome = exchange_.end_backward(end);
+  if (!outcome.ok()) {
+    kept_.assign(kept_.size(), {});
+    return outcome.status();
+  }
+  return outcome.value().diverged;
+}
+
 Status Gradients::reduce(UnitId unit) {
   fill_missing(unit);
+  add_kept(unit);
   auto& now = state(unit);
   exchange::ReduceOptions options;
   options.scale = scale_;
   options.accumulate = now.reduced ? std::vector<bool>(now.slot.size(), true)
                                    : slices_.accumulation(unit);
   options.used = now.used;
+  options.gradients = now.elsewhere;
+  std::fill(now.elsewhere.begin(), now.elsewhere.end(), at::Tensor());
   now.slot.clear();
   now.reduced = true;
   return exchange_.start_reduce(unit, options);

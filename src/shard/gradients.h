@@ -4,7 +4,8 @@
 // hands full slots to the exchange in an order that does not depend on when
 // gradients become ready, and completes what never came with zeros, so that
 // every trainable unit is reduced exactly once. A gradient that comes after its
-// unit was reduced (reentrant segments) is kept for one more round.
+// unit was reduced (reentrant segments) is kept for one more round. Gradients
+// of backwards that are not reduced (no_sync) wait in full size for the next.
 // Thread rule: the caller's lock.
 #pragma once
 
@@ -35,6 +36,15 @@ class Gradients {
   // starts the reductions that became possible.
   Status arrived(int parameter, const at::Tensor& gradient);
 
+  // Keeps the gradient, in full size and at least fp32, for the next backward
+  // whose gradients are reduced.
+  void keep(int parameter, const at::Tensor& gradient);
+
+  // The end of a backward whose gradients were kept: waits for every rank. With
+  // a reason in `aborted` every rank drops all it has kept. Otherwise as
+  // finish().
+  Result<bool> finish_kept(const std::string& aborted, bool departed);
+
   // Completes and starts everything, waits for every rank, agrees on late
   // rounds, and sets the slices' `.grad()`. With a reason in `aborted`, slices
   // have no gradients afterwards, here and on every rank. Returns whether ranks
@@ -46,12 +56,14 @@ class Gradients {
     std::vector<at::Tensor> slot;  // Empty: none open.
     std::vector<bool> arrived;     // By trainable parameter, in this slot.
     std::vector<bool> used;
+    std::vector<at::Tensor> elsewhere;  // Not in the slot; undefined: there.
     int missing = 0;
     bool reduced = false;
   };
   struct Target {
     UnitId unit;
     int flat;
+    bool alone;  // Its gradient need not lie in the slot.
     int trainable;
     std::int64_t offset;  // In the flat.
   };
@@ -60,8 +72,11 @@ class Gradients {
     return units_[static_cast<std::size_t>(unit)];
   }
   void open(UnitId unit);
+  void place(int parameter, const at::Tensor& gradient);
+  at::Tensor room(int parameter);
   void reset_arrivals(UnitId unit);
   void fill_missing(UnitId unit);
+  void add_kept(UnitId unit);
   void zero_padding(UnitId unit);
   Status reduce(UnitId unit);
   Status reduce_ready();
@@ -76,6 +91,7 @@ class Gradients {
   const double scale_;
   std::vector<Target> targets_;              // By parameter.
   std::vector<std::vector<int>> trainable_;  // By unit: parameters.
+  std::vector<at::Tensor> kept_;             // By parameter; may be undefined.
   std::vector<UnitState> units_;
   std::vector<UnitId> order_;
   std::size_t next_ = 0;  // In order_: the first unit not reduced.

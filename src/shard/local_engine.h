@@ -34,6 +34,9 @@ class LocalEngine final : public ShardingEngine,
   void begin_summon(const SummonOptions& options) override;
   at::Tensor summoned(const std::string& name) override;
   void end_summon() override { summoned_ = false; }
+  // Gradients are where they belong already.
+  void begin_no_sync() override {}
+  void end_no_sync() override {}
   void unshard() override {}
   void reshard() override {}
   ShardReport report() override;

@@ -253,6 +253,10 @@ void Runtime::gradient_arrived(int parameter, const at::Tensor& gradient) {
       "[shard] a backward ran inside summon_full_parameters(); end the scope "
       "first");
   armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
+  if (no_sync_scopes_ > 0) {
+    gradients_->keep(parameter, gradient);
+    return;
+  }
   if (!gradients_->started()) {
     order_reductions();
   }
@@ -285,20 +289,18 @@ void Runtime::backward_ended(std::exception_ptr failure) {
   if (!failure) {
     cache_->end_backward();
   }
-  const auto diverged =
-      gradients_->finish(failure ? reason_of(failure) : "", cache_->departed());
+  const auto reason = failure ? reason_of(failure) : "";
+  const bool synchronised = no_sync_scopes_ == 0;
+  const auto diverged = synchronised
+      ? gradients_->finish(reason, cache_->departed())
+      : gradients_->finish_kept(reason, cache_->departed());
   const auto& status = diverged.status();
   if (diverged.ok()) {
     if (diverged.value()) {
       cache_->leave_plan();
     }
-    ++backwards_;
-    unpublished_ = true;
-    if (!idle_.change_due()) {
-      idle_.note_gradients(slices_->tensors());
-    }
-    if (backwards_ == IdleOptimizer::kBackwards) {
-      warn_of_idle_optimizer();
+    if (synchronised) {
+      synchronised_backward_ended();
     }
     identity_->check();
   } else if (status.code() != ErrorCode::kAborted) {
@@ -310,6 +312,17 @@ void Runtime::backward_ended(std::exception_ptr failure) {
     if (!failure) {
       status.throw_if_failed();
     }
+  }
+}
+
+void Runtime::synchronised_backward_ended() {
+  ++backwards_;
+  unpublished_ = true;
+  if (!idle_.change_due()) {
+    idle_.note_gradients(slices_->tensors());
+  }
+  if (backwards_ == IdleOptimizer::kBackwards) {
+    warn_of_idle_optimizer();
   }
 }
 
@@ -480,6 +493,17 @@ void Runtime::end_summon() {
 }
 
 // ---- the rest ----
+
+void Runtime::begin_no_sync() {
+  const std::lock_guard lock(mu_);
+  check_open();
+  ++no_sync_scopes_;
+}
+
+void Runtime::end_no_sync() {
+  const std::lock_guard lock(mu_);
+  --no_sync_scopes_;
+}
 
 void Runtime::unshard() {
   const std::lock_guard lock(mu_);

@@ -69,6 +69,8 @@ class Runtime final : public ShardingEngine,
   void begin_summon(const SummonOptions& options) override;
   at::Tensor summoned(const std::string& name) override;
   void end_summon() override;
+  void begin_no_sync() override;
+  void end_no_sync() override;
   void unshard() override;
   void reshard() override;
   ShardReport report() override;
@@ -86,6 +88,7 @@ class Runtime final : public ShardingEngine,
   void note_visit(const UnitCache::Visit& visit);
   void gradient_arrived(int parameter, const at::Tensor& gradient);
   void order_reductions();
+  void synchronised_backward_ended();
   std::shared_ptr<void> claim_publishing();
   void publish_step();
   void publish_now(bool keep_frozen);
@@ -116,6 +119,7 @@ class Runtime final : public ShardingEngine,
   // Summon: private full copies, by unit, by flat; empty outside.
   std::vector<std::vector<at::Tensor>> summoned_;
   bool summon_read_only_ = false;
+  int no_sync_scopes_ = 0;  // Open now.
   bool published_by_hand_ = false;
   // Of optimizers that publish themselves.
   std::weak_ptr<void> publishers_;

@@ -16,11 +16,14 @@ class ShardingEngine {
   virtual ~ShardingEngine() = default;
 
   virtual NamedParameters named_parameters() = 0;
-  virtual double clip_grad_norm(double max_norm, const ClipOptions& options) = 0;
+  virtual double clip_grad_norm(
+      double max_norm, const ClipOptions& options) = 0;
   virtual void publish() = 0;
   virtual void begin_summon(const SummonOptions& options) = 0;
   virtual at::Tensor summoned(const std::string& name) = 0;
   virtual void end_summon() = 0;
+  virtual void begin_no_sync() = 0;
+  virtual void end_no_sync() = 0;
   virtual void unshard() = 0;
   virtual void reshard() = 0;
   virtual ShardReport report() = 0;

@@ -114,6 +114,19 @@ class SummonScope {
   std::shared_ptr<ShardingEngine> engine_;
 };
 
+// While it lives, backwards do not reduce their gradients.
+class NoSyncScope {
+ public:
+  NoSyncScope(NoSyncScope&&) noexcept;
+  NoSyncScope& operator=(NoSyncScope&&) = delete;
+  ~NoSyncScope();
+
+ private:
+  friend class FullyShardedDataParallel;
+  explicit NoSyncScope(std::shared_ptr<ShardingEngine> engine);
+  std::shared_ptr<ShardingEngine> engine_;
+};
+
 // The handle of a sharded model. Move-only; keep it as long as the model is
 // used. Thread rule: one thread, which may differ from those that use the
 // model, and not while they do.
@@ -141,6 +154,15 @@ class FullyShardedDataParallel {
   // Collective. Publishes first. Outside the byte budget.
   [[nodiscard]] SummonScope summon_full_parameters(
       const SummonOptions& options = {});
+
+  // Backwards inside the scope exchange no gradients: each rank adds its own up
+  // in full size, and the next backward outside reduces the sum. Saves traffic,
+  // costs the memory of all gradients in fp32; without it micro-batches add up
+  // in shards. Every rank makes and ends it. An exception in a backward inside
+  // drops, on every rank, what no_sync has added up so far. With one rank
+  // gradients show at once. Mirrors FSDP.no_sync and
+  // FSDPModule.set_requires_gradient_sync.
+  [[nodiscard]] NoSyncScope no_sync();
 
   // Brings all units in as far as the budget reaches / drops all. Collective
   // where the exchange is. Never needed, sometimes wanted before timing.

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Micro-batches: gradients that add up in shards, in full size under no_sync,
+// or in both; the plan of a step with several of them (T11, A30, A31, B11).
+#include "support/rank_parity.h"
+#include "support/ranks.h"
+#include "support/small_models.h"
+
+#include <optional>
+#include <sherd/optim/adamw.h>
+
+namespace sherd::test {
+namespace {
+
+constexpr std::int64_t kWidth = 6;
+constexpr int kMicroBatches = 3;
+
+Chain chain() { return Chain(4, kWidth); }
+
+torch::Tensor loss_of(Chain& model, int batch, int rank) {
+  return model->forward(integer_rows(batch, rank, kWidth)).sum();
+}
+
+class Accumulation : public testing::TestWithParam<int> {};
+
+// Which of the micro-batches do not reduce.
+const std::vector<std::vector<bool>> kPatterns{
+    {false, false, false},
+    {true, true, false},
+    {true, false, false},
+    {false, true, false}};
+
+// Sums of small integers are exact, so every way to add them gives equal bits.
+TEST_P(Accumulation, T11EveryWayToAddUpGivesTheSameBits) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy :
+         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+      for (const auto& pattern : kPatterns) {
+        Chain reference = chain();
+        Chain model = chain();
+        FullyShardOptions options;
+        options.strategy = strategy;
+        const Slicing slicing(*reference, world, options);
+        const auto leaves = unique_parameters(*reference);
+        auto fsdp = fully_shard(*model, world, options);
+        const auto step_reference = sign_steps()(tensors_of(leaves));
+        const auto step_shards = sign_steps()(fsdp.parameters());
+        for (int step = 0; step < 3; ++step) {
+          for (int micro = 0; micro < kMicroBatches; ++micro) {
+            const int batch = step * kMicroBatches + micro;
+            reference_backward<Chain>(reference, leaves, loss_of, batch, world);
+            std::optional<NoSyncScope> scope;
+            if (pattern[static_cast<std::size_t>(micro)]) {
+              scope.emplace(fsdp.no_sync());
+            }
+            loss_of(model, batch, world.rank()).backward();
+          }
+          expect_gradients(slicing, leaves, fsdp, 0.0);
+          step_reference();
+          step_shards();
+          fsdp.publish();
+        }
+        expect_parameters(leaves, *model, fsdp, 0.0);
+      }
+    }
+  }));
+}
+
+TEST_P(Accumulation, T11UnderNoSyncNothingIsReduced) {
+  if (GetParam() == 1) {
+    return;  // Nothing ever is.
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model = chain();
+    auto fsdp = fully_shard(*model, world);
+    const auto units = fsdp.report().units;
+    {
+      const auto scope = fsdp.no_sync();
+      loss_of(model, 0, world.rank()).backward();
+    }
+    EXPECT_EQ(fsdp.report().reduces, 0);
+    EXPECT_EQ(fsdp.report().backwards, 0);
+    for (const auto& slice : fsdp.parameters()) {
+      EXPECT_FALSE(slice.grad().defined());
+    }
+    loss_of(model, 1, world.rank()).backward();
+    EXPECT_EQ(fsdp.report().reduces, units);
+  }));
+}
+
+// A parameter that only a micro-batch under no_sync used has a gradient.
+TEST_P(Accumulation, T11WhatOnlyNoSyncUsedIsReducedToo) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model = chain();
+    auto fsdp = fully_shard(*model, world);
+    const auto pass = [&](const std::vector<std::size_t>& order) {
+      auto x = integer_rows(0, world.rank(), kWidth);
+      for (const auto i : order) {
+        x = model->layer(i).forward(x);
+      }
+      x.sum().backward();
+    };
+    {
+      const auto scope = fsdp.no_sync();
+      pass({0, 1});
+    }
+    pass({2});
+    for (const auto& item : fsdp.named_parameters().items) {
+      const bool used = item.name.find("layers.3") == std::string::npos &&
+          item.name.find("head") == std::string::npos;
+      EXPECT_EQ(item.slice.grad().defined(), used) << item.name;
+    }
+  }));
+}
+
+// With an optimizer of sherd's own nothing is published before step(): what is
+// whole stays whole, and graphs of earlier micro-batches stay usable.
+TEST_P(Accumulation, ForwardsBetweenBackwardAndStepReadTheSameValues) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model = chain();
+    FullyShardOptions options;
+    options.strategy = Strategy::kShardGradOp;
+    auto fsdp = fully_shard(*model, world, options);
+    AdamW adamw(fsdp.named_parameters(), {});
+    const auto units = world.size() == 1 ? 0 : fsdp.report().units;
+    for (int step = 1; step <= 2; ++step) {
+      auto first = loss_of(model, 0, world.rank());
+      auto second = loss_of(model, 1, world.rank());
+      first.backward();
+      auto third = loss_of(model, 2, world.rank());
+      second.backward();
+      third.backward();
+      adamw.step();
+      adamw.zero_grad();
+      EXPECT_EQ(fsdp.report().unshards, step * units);
+    }
+  }));
+}
+
+TEST_P(Accumulation, AReadOnlySummonLeavesGraphsUsable) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model = chain();
+    auto fsdp = fully_shard(*model, world);
+    auto loss = loss_of(model, 0, world.rank());
+    {
+      const auto scope = fsdp.summon_full_parameters({.read_only = true});
+    }
+    loss.backward();
+    for (const auto& slice : fsdp.parameters()) {
+      EXPECT_TRUE(slice.grad().defined());
+    }
+  }));
+}
+
+// What the plan says is what the exchange counted, from the floor to everything.
+TEST_P(Accumulation, T11ThePlanPredictsWhatIsGathered) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain probe = chain();
+    const auto largest = [&] {
+      FullyShardOptions all;
+      all.strategy = Strategy::kShardGradOp;
+      return fully_shard(*probe, world, all).report().budget_bytes;
+    }();
+    for (const int micro_batches : {1, 3}) {
+      for (std::int64_t budget = largest / 3; budget <= largest;
+           budget += largest / 6) {
+        Chain model = chain();
+        FullyShardOptions options;
+        options.budget_bytes = budget;
+        auto fsdp = fully_shard(*model, world, options);
+        AdamW adamw(fsdp.named_parameters(), {});
+        ShardReport before;
+        for (int step = 0; step < 4; ++step) {
+          before = fsdp.report();
+          for (int micro = 0; micro < micro_batches; ++micro) {
+            loss_of(model, micro, world.rank()).backward();
+          }
+          adamw.step();
+          adamw.zero_grad();
+        }
+        const auto after = fsdp.report();
+        EXPECT_EQ(after.plan.steps_planned, 3);
+        EXPECT_EQ(after.plan.deviations, 0);
+        EXPECT_EQ(after.unshards - before.unshards, after.plan.gathers);
+        EXPECT_EQ(
+            after.unsharded_bytes - before.unsharded_bytes,
+            after.plan.gathered_bytes);
+        EXPECT_LE(after.plan.lower_bound_bytes, after.plan.gathered_bytes);
+        EXPECT_LE(after.unsharded_bytes_peak, budget);
+      }
+    }
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Accumulation, testing::Values(1, 2, 3, 4));
+
+}  // namespace
+}  // namespace sherd::test
