@@ -188,7 +188,8 @@ TEST(CommunicatorOverABackend, ThatWasHandedIn) {
   expect_all_ok(run_ranks(2, [](World world) {
     auto backend = compat::make_gloo_backend(
         c10::make_intrusive<c10d::PrefixStore>("own", world.impl()->store),
-        world.rank(), 2, {.address = "127.0.0.1"});
+        world.rank(), 2,
+        {.device = compat::make_gloo_device({.address = "127.0.0.1"})});
     EXPECT_THROW(Communicator(world, backend, {0}), Error);
     EXPECT_THROW(Communicator(world, backend, {1, 0}), Error);
     Communicator comm(world, backend, {0, 1});

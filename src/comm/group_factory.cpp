@@ -140,13 +140,21 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
   compat::GlooOptions gloo{
       .connect_deadline = std::min<milliseconds>(
           options.deadline, compat::GlooOptions().connect_deadline),
-      .wait_deadline = options.deadline,
-      .network_interface = options.network_interface};
+      .wait_deadline = options.deadline};
+  compat::GlooAddress listen;
   if (one_host) {
-    gloo.address = "127.0.0.1";
-  } else if (gloo.network_interface.empty()) {
-    gloo.address = local_address_towards(master_addr);
+    listen.address = "127.0.0.1";
+  } else if (options.network_interface.empty()) {
+    listen.address = local_address_towards(master_addr);
+  } else {
+    listen.network_interface = options.network_interface;
   }
+  auto& device = one_host ? device_of_host : device_between_hosts;
+  if (device == nullptr) {
+    const comm::SigpipeGuard inherited_by_its_thread;
+    device = compat::make_gloo_device(listen);
+  }
+  gloo.device = device;
   const auto index = std::find(ranks.begin(), ranks.end(), rank);
   // Gloo goes on trying to connect to a rank that has died meanwhile.
   auto backend = comm::start_to_leave_behind(

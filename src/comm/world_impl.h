@@ -15,6 +15,7 @@
 #include "comm/notice_board.h"
 #include "comm/peer_watch.h"
 #include "comm/rank_record.h"
+#include "compat/gloo_backend.h"
 
 namespace c10d {
 class Backend;
@@ -42,8 +43,11 @@ struct World::Impl {
   };
   std::vector<Retired> retired;
   std::unique_ptr<comm::Group> barrier_group;  // All ranks; made when needed.
-  std::set<std::string> group_names;           // Used up: keys stay behind.
-  int made = 0;                                // Handed out by next_number().
+  // Of the connections within a host, and of the others; made when needed.
+  std::shared_ptr<compat::GlooDevice> device_of_host;
+  std::shared_ptr<compat::GlooDevice> device_between_hosts;
+  std::set<std::string> group_names;  // Used up: keys stay behind.
+  int made = 0;                       // Handed out by next_number().
   bool closed = false;
 
   ~Impl();

@@ -25,9 +25,23 @@ void sum_block(
     double scale,
     bool accumulate,
     Out* out) {
+  const Sum factor = static_cast<Sum>(scale);
+  const auto store = [&](std::int64_t i, Sum sum) {
+    Out& place = out[begin + i];
+    place = static_cast<Out>(
+        accumulate ? static_cast<Sum>(place) + sum * factor : sum * factor);
+  };
+  const Piece* first = pieces[0] + begin;
+  if (pieces.size() == 2) {  // Nothing to hold in between.
+    const Piece* second = pieces[1] + begin;
+    for (std::int64_t i = 0; i < count; ++i) {
+      store(i, static_cast<Sum>(first[i]) + static_cast<Sum>(second[i]));
+    }
+    return;
+  }
   std::array<Sum, kBlock> sum;
   for (std::int64_t i = 0; i < count; ++i) {
-    sum[static_cast<std::size_t>(i)] = static_cast<Sum>(pieces[0][begin + i]);
+    sum[static_cast<std::size_t>(i)] = static_cast<Sum>(first[i]);
   }
   for (std::size_t p = 1; p < pieces.size(); ++p) {
     const Piece* piece = pieces[p] + begin;
@@ -35,18 +49,8 @@ void sum_block(
       sum[static_cast<std::size_t>(i)] += static_cast<Sum>(piece[i]);
     }
   }
-  const Sum factor = static_cast<Sum>(scale);
-  if (accumulate) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      out[begin + i] = static_cast<Out>(
-          static_cast<Sum>(out[begin + i]) +
-          sum[static_cast<std::size_t>(i)] * factor);
-    }
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) {
-      out[begin + i] =
-          static_cast<Out>(sum[static_cast<std::size_t>(i)] * factor);
-    }
+  for (std::int64_t i = 0; i < count; ++i) {
+    store(i, sum[static_cast<std::size_t>(i)]);
   }
 }
 
