@@ -13,8 +13,11 @@ help:
 	@echo "make test    set up, build, run every test (PRESET=debug|asan-ubsan|tsan|clang)"
 	@echo "make build   set up and build"
 	@echo "make bench   compare the speed of a step with PyTorch's (ARGS=\"--work tiny\")"
+	@echo "make soak    run the long tests"
+	@echo "make setup   install what is missing of packages and LibTorch"
 	@echo "make lint    clang-format and clang-tidy on what changed"
 	@echo "make format  rewrite our sources with clang-format"
+	@echo "make clean   remove build/"
 
 setup:
 	@scripts/setup
