@@ -12,13 +12,14 @@
 function(sherd_find_libtorch)
   set(SHERD_TORCH_PROBLEM "" PARENT_SCOPE)
   find_path(Torch_DIR TorchConfig.cmake
-    HINTS ENV Torch_DIR PATH_SUFFIXES share/cmake/Torch
+    # Prefixes are LibTorch's folder or torch.utils.cmake_prefix_path below it.
+    HINTS ENV Torch_DIR PATH_SUFFIXES share/cmake/Torch Torch
     DOC "Folder of LibTorch's TorchConfig.cmake")
   if(NOT Torch_DIR)
     set(SHERD_TORCH_PROBLEM "sherd: expected LibTorch, found none; set Torch_DIR \
 to the folder of TorchConfig.cmake or add LibTorch's folder to \
-CMAKE_PREFIX_PATH (python3 -c 'import torch; print(torch.utils.cmake_prefix_path)' \
-prints a wheel's)" PARENT_SCOPE)
+CMAKE_PREFIX_PATH (for a wheel: what python3 -c \
+'import torch; print(torch.utils.cmake_prefix_path)' prints)" PARENT_SCOPE)
     return()
   endif()
   get_filename_component(root "${Torch_DIR}/../../.." ABSOLUTE)

@@ -141,6 +141,20 @@ class Install(unittest.TestCase):
             "--data", ROOT / "LICENSE", "--run", self.scratch / "run",
         )  # fmt: skip
 
+    def test_the_guides_project_configures_with_the_guides_prefix(self):
+        guide = (ROOT / "docs/guide/start.md").read_text()
+        project = self.scratch / "guide"
+        project.mkdir()
+        text = re.search(r"```cmake\n(.*?)```", guide, re.DOTALL).group(1)
+        (project / "CMakeLists.txt").write_text(text)
+        (project / "train.cpp").touch()
+        # torch.utils.cmake_prefix_path is the folder above Torch_DIR.
+        prefixes = f"{self.prefix};{self.options.torch_dir.parent}"
+        self.succeed(
+            *self.consumer(f"-DCMAKE_PREFIX_PATH={prefixes}"),
+            "-S", project, "-B", project / "build",
+        )  # fmt: skip
+
     def test_without_libtorch_the_message_says_how_to_name_one(self):
         shown = self.refused()
         self.assertIn("expected LibTorch, found none", shown)

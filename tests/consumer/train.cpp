@@ -24,8 +24,7 @@ struct Losses {
 // By its C name, which dlsym() finds.
 extern "C" void train(const sherd::World& world, Losses* losses) {
   torch::manual_seed(0);
-  torch::nn::Sequential net(
-      torch::nn::Linear(8, 32), torch::nn::Linear(32, 1));
+  torch::nn::Sequential net(torch::nn::Linear(8, 32), torch::nn::Linear(32, 1));
   const auto inputs = torch::randn({16, 8});
   const auto targets = inputs.sum(1, /*keepdim=*/true);
   auto fsdp = sherd::fully_shard(*net, world);
