@@ -27,8 +27,7 @@ void check_options(const WorldOptions& options) {
 // An agent's store outlives its ranks: when torchrun restarts them, the keys of
 // the former ones are still there.
 std::string store_prefix(const EnvironmentLookup& lookup) {
-  return "sherd-attempt-" +
-      lookup("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  return "sherd-attempt-" + lookup("TORCHELASTIC_RESTART_COUNT").value_or("0");
 }
 
 }  // namespace
@@ -101,21 +100,11 @@ World comm::make_world(
   return World(std::move(impl));
 }
 
-int World::rank() const {
-  return impl_->rank;
-}
-int World::size() const {
-  return impl_->size;
-}
-int World::local_rank() const {
-  return impl_->local_rank;
-}
-int World::local_size() const {
-  return impl_->local_size;
-}
-const WorldOptions& World::options() const {
-  return impl_->options;
-}
+int World::rank() const { return impl_->rank; }
+int World::size() const { return impl_->size; }
+int World::local_rank() const { return impl_->local_rank; }
+int World::local_size() const { return impl_->local_size; }
+const WorldOptions& World::options() const { return impl_->options; }
 
 int World::next_number() const { return impl_->made++; }
 
@@ -154,6 +143,41 @@ std::vector<std::vector<double>> World::all_gather(
     group.wait(one, "World::all_gather").throw_if_failed();
   }
   return all;
+}
+
+void World::broadcast(const std::vector<at::Tensor>& tensors) const {
+  double bytes = 0;
+  for (const auto& tensor : tensors) {
+    SHERD_CHECK(
+        tensor.is_contiguous() && tensor.device().is_cpu(),
+        "[comm] expected contiguous CPU tensors to broadcast");
+    bytes += static_cast<double>(tensor.nbytes());
+  }
+  const auto all = all_gather({static_cast<double>(tensors.size()), bytes});
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    SHERD_CHECK_AS(
+        kPeerMismatch, all[r] == all[0], "[comm] ranks disagree on what to ",
+        "broadcast: rank 0 has ", all[0][0], " tensors of ", all[0][1],
+        " bytes, rank ", r, " has ", all[r][0], " of ", all[r][1]);
+  }
+  if (size() == 1) {
+    return;
+  }
+  auto& group = impl_->all_ranks();
+  const int tag = group.next_own_tag();
+  std::vector<comm::Pending> pending;
+  for (const auto& tensor : tensors) {
+    const auto plain = tensor.detach();
+    if (rank() != 0) {
+      pending.push_back(group.receive(plain, 0, tag));
+    }
+    for (int peer = 1; rank() == 0 && peer < size(); ++peer) {
+      pending.push_back(group.send(plain, peer, tag));
+    }
+  }
+  for (auto& one : pending) {
+    group.wait(one, "World::broadcast").throw_if_failed();
+  }
 }
 
 void World::close() {

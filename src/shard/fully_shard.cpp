@@ -3,6 +3,9 @@
 
 #include <atomic>
 #include <utility>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
 
 #include "access/gradient_hook.h"
 #include "access/managed_storage.h"
@@ -45,6 +48,26 @@ void check_not_sharded(const shard::ModelUnits& model) {
 // shard their models in the same order.
 std::string next_name(const Mesh& mesh) {
   return str("fsdp/", mesh.world().next_number());
+}
+
+// Ranks hold modules of the same names, shapes and dtypes by now.
+void take_values_of_rank_0(torch::nn::Module& module, const World& world) {
+  std::vector<at::Tensor> values;
+  std::vector<std::pair<at::Tensor, at::Tensor>> strided;
+  for (auto tensors : {module.parameters(), module.buffers()}) {
+    for (auto& tensor : tensors) {
+      const auto plain = tensor.detach();
+      values.push_back(plain.contiguous());
+      if (!plain.is_contiguous()) {
+        strided.emplace_back(plain, values.back());
+      }
+    }
+  }
+  world.broadcast(values);
+  const at::NoGradGuard no_grad;
+  for (const auto& [tensor, value] : strided) {
+    tensor.copy_(value);
+  }
 }
 
 }  // namespace
@@ -160,6 +183,9 @@ FullyShardedDataParallel fully_shard(
       exchange::make_exchange(
           mesh.world(), next_name(mesh), mesh.shard_ranks()),
       runtime_options);
+  if (options.sync_module_states) {
+    take_values_of_rank_0(module, mesh.world());
+  }
   engine->start();
   return FullyShardedDataParallel(std::move(engine));
 }

@@ -3,6 +3,7 @@
 // What a C++ block of the guide may use without declaring it.
 #pragma once
 
+#include <optional>
 #include <sherd/sherd.h>
 #include <torch/torch.h>
 

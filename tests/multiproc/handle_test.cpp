@@ -57,6 +57,35 @@ TEST_P(Handle, T32UnshardAndReshardAnywhereChangeNoNumber) {
   }));
 }
 
+TEST_P(Handle, SyncModuleStatesGivesAllRanksTheValuesOfRank0) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto make = [](int salt) {
+      torch::nn::Sequential model(
+          torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4));
+      const torch::NoGradGuard no_grad;
+      for (auto tensors : {model->parameters(), model->buffers()}) {
+        for (auto& tensor : tensors) {
+          tensor.fill_(salt);
+        }
+      }
+      return model;
+    };
+    auto model = make(7 + world.rank());
+    const auto first = make(7);
+    FullyShardOptions options;
+    options.sync_module_states = true;
+    auto fsdp = fully_shard(*model, world, options);
+    const auto scope = fsdp.summon_full_parameters({.read_only = true});
+    for (const auto& item : first->named_parameters()) {
+      EXPECT_TRUE(scope.tensor(item.key()).equal(item.value())) << item.key();
+    }
+    for (const auto& item : first->named_buffers()) {
+      EXPECT_TRUE(model->named_buffers()[item.key()].equal(item.value()))
+          << item.key();
+    }
+  }));
+}
+
 TEST_P(Handle, T32UnshardReachesAsFarAsTheBudget) {
   if (GetParam() == 1) {
     return;
@@ -148,8 +177,7 @@ TEST_P(Handle, UsingTheModelAfterItsHandleDiedIsAClearError) {
     EXPECT_THAT(
         error_of([&] { chain_loss(model, 0, world.rank()); }),
         HasSubstr("handle was destroyed"));
-    EXPECT_THAT(
-        error_of([&] { pending.backward(); }), HasSubstr("handle"));
+    EXPECT_THAT(error_of([&] { pending.backward(); }), HasSubstr("handle"));
     EXPECT_THAT(
         error_of([&] { (void)model->layer(0).weight.data_ptr(); }),
         HasSubstr("handle"));

@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <vector>
+#include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
 namespace c10d {
@@ -70,6 +71,11 @@ class World {
   // metrics, not for tensors. Throws Error when a rank is lost.
   std::vector<std::vector<double>> all_gather(
       const std::vector<double>& mine) const;
+
+  // Collective, in place: every rank gets rank 0's values. Contiguous CPU
+  // tensors. Throws Error, on every rank, when a rank is lost or ranks differ
+  // in the number of tensors or bytes.
+  void broadcast(const std::vector<at::Tensor>& tensors) const;
 
   // Collective. Ends the connections in order; afterwards only getters work.
   // Destroy communicators and models first. Throws Error when a rank was lost.

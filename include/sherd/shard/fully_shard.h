@@ -46,6 +46,9 @@ struct FullyShardOptions {
   // Behaviour. Instead of the strategy's: bytes of unsharded units at most; at
   // least the largest set of units that one operator uses. Not for kNoShard.
   std::optional<std::int64_t> budget_bytes = std::nullopt;
+  // Behaviour. Parameters and buffers get rank 0's values first; otherwise
+  // ranks must hold equal ones. Mirrors FSDP(sync_module_states=True).
+  bool sync_module_states = false;
   // Behaviour. Elements of a parameter that no cut between ranks may split,
   // by name: a row, a block, all of it. Empty: 1.
   std::function<std::int64_t(const std::string& name, const at::Tensor&)>
