@@ -69,6 +69,7 @@ std::string describe(
           unit < unit_names.size() ? unit_names[unit] : std::to_string(unit);
       return str(
           "unshard unit ", name,
+          wish.full_precision != 0 ? " in full precision" : "",
           wish.in_backward != 0 ? " in backward" : " in forward", tail);
     }
     case WishKind::kEndBackward:

@@ -21,14 +21,15 @@ enum class WishKind : std::uint32_t {
   kAllReduce,
 };
 
+// Travels as bytes: no padding.
 struct Wish {
   WishKind kind = WishKind::kUnshard;
   std::int32_t unit = -1;  // kUnshard.
   std::uint32_t in_backward = 0;
-  std::uint32_t numel = 0;     // kAllReduce.
-  std::uint32_t op = 0;        // kAllReduce: a ReduceOp.
-  std::uint32_t unused = 0;    // Wishes travel as bytes: no padding.
-  std::uint64_t sequence = 0;  // Number of this step.
+  std::uint32_t numel = 0;           // kAllReduce.
+  std::uint32_t op = 0;              // kAllReduce: a ReduceOp.
+  std::uint32_t full_precision = 0;  // kUnshard.
+  std::uint64_t sequence = 0;        // Number of this step.
   std::uint64_t generation = 0;
   std::uint64_t backward = 0;  // Number of the backward under way, or next.
 

@@ -98,13 +98,18 @@ class CollectiveExchange final : public Exchange {
       return error_;
     }
     memories_->set_unsharded_bytes_max(options.unsharded_bytes_max);
-    const auto& flats = memories_->open_unit(unit);
-    if (model_.placement == Placement::kReplicate) {
+    const auto& flats = memories_->open_unit(unit, options.precision);
+    if (replicates()) {
+      refresh(unit);
       return {};
     }
+    const bool full = options.precision == Precision::kFull;
     ++counters_.unshards;
-    counters_.unsharded_bytes += unit_bytes(spec(unit));
+    counters_.unsharded_bytes += full
+        ? flat_offsets(spec(unit), &FlatSpec::shard_dtype).back()
+        : unit_bytes(spec(unit));
     Wish wish;
+    wish.full_precision = full ? 1 : 0;
     wish.kind = WishKind::kUnshard;
     wish.unit = unit;
     wish.in_backward = options.in_backward ? 1 : 0;
@@ -170,6 +175,11 @@ class CollectiveExchange final : public Exchange {
 
   Status publish(std::uint64_t generation) override {
     generation_ = generation;
+    for (UnitId unit = 0; replicates() && unit < units(); ++unit) {
+      if (memories_->unit_is_open(unit)) {
+        refresh(unit);
+      }
+    }
     return error_;
   }
 
@@ -218,8 +228,18 @@ class CollectiveExchange final : public Exchange {
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
+  UnitId units() const { return static_cast<UnitId>(model_.units.size()); }
+  bool replicates() const { return model_.placement == Placement::kReplicate; }
   int size() const { return gather_->size(); }
   int me() const { return gather_->index(); }
+
+  // A replicated unit is the cast of its shards: brings it up to date.
+  void refresh(UnitId unit) {
+    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+      (void)memories_->published_shard(
+          unit, static_cast<int>(f), Precision::kParameter, generation_);
+    }
+  }
 
   // The first failure closes both links and stays. A link calls a peer that
   // closed by itself kAborted, which here would mean "usable".
@@ -328,12 +348,16 @@ class CollectiveExchange final : public Exchange {
     const auto wants = [&](int rank) {
       return wishes[static_cast<std::size_t>(rank)] == wish;
     };
+    const auto& mine = wishes[static_cast<std::size_t>(me())];
+    const auto precision =
+        wish.full_precision != 0 ? Precision::kFull : Precision::kParameter;
     Transfers transfers;
     for (std::size_t f = 0; f < spec(wish.unit).flats.size(); ++f) {
       const auto& layout = spec(wish.unit).flats[f].layout;
       const int tag = kFlatTag + static_cast<int>(f) +
           first_flat_[static_cast<std::size_t>(wish.unit)];
-      const auto shard = memories_->shard(wish.unit, static_cast<int>(f)).shard;
+      const auto shard = memories_->published_shard(
+          wish.unit, static_cast<int>(f), precision, mine.generation);
       for (int peer = 0; peer < size(); ++peer) {
         if (peer != me() && wants(peer)) {
           transfers.push_back(gather_->send(shard, peer, tag));

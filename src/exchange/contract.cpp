@@ -80,6 +80,8 @@ ModelSpec make_model(
         parameters.push_back({name, numel, sketch.granularity});
       }
       flat.dtype = sketch.dtype;
+      flat.param_dtype = sketch.param_dtype;
+      flat.reduce_dtype = sketch.reduce_dtype;
       flat.trainable = sketch.trainable;
       flat.layout = plan::plan_flat_layout(
           parameters,
@@ -103,7 +105,12 @@ ModelSpec mixed_model(int ranks) {
        {{.numels = {129}, .dtype = at::kBFloat16},
         {.numels = {1001, 2}, .dtype = at::kDouble},
         {.numels = {77}, .dtype = at::kHalf},
-        {.numels = {4, 9}, .dtype = at::kLong, .trainable = false}},
+        {.numels = {4, 9}, .dtype = at::kLong, .trainable = false},
+        {.numels = {210, 33}, .param_dtype = at::kBFloat16},
+        {.numels = {65},
+         .param_dtype = at::kBFloat16,
+         .reduce_dtype = at::kFloat},
+        {.numels = {50}, .trainable = false, .param_dtype = at::kHalf}},
        {{.numels = {1}}},
        {{.numels = {0}}},
        {{.numels = {300}, .trainable = false}},
@@ -194,9 +201,9 @@ void expect_whole(
   for (std::size_t f = 0; f < addresses.size(); ++f) {
     const auto flat = static_cast<int>(f);
     const auto& spec = flat_of(model, unit, flat);
-    const auto found =
-        at::from_blob(addresses[f], {spec.layout.numel}, spec.dtype);
-    EXPECT_TRUE(at::equal(found, pattern(model, unit, flat, salt)))
+    const auto dtype = spec.unsharded_dtype();
+    const auto found = at::from_blob(addresses[f], {spec.layout.numel}, dtype);
+    EXPECT_TRUE(at::equal(found, pattern(model, unit, flat, salt).to(dtype)))
         << "unit " << unit << ", flat " << flat << ", salt " << salt;
   }
   exchange.reshard(unit);

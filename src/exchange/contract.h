@@ -16,6 +16,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -122,14 +123,16 @@ struct FlatSketch {
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool trainable = true;
   std::int64_t granularity = 1;
+  std::optional<c10::ScalarType> param_dtype = std::nullopt;
+  std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
 };
 
 ModelSpec make_model(
     int ranks, const std::vector<std::vector<FlatSketch>>& units);
 
 // Units "u0", "u1", ...: uneven and empty shards, flats smaller than the world,
-// all gradient dtypes, frozen flats, a unit that is frozen altogether and one
-// without a byte.
+// all gradient dtypes, mixed precision, frozen flats, a unit that is frozen
+// altogether and one without a byte.
 ModelSpec mixed_model(int ranks);
 // Three units of one fp32 flat each.
 ModelSpec plain_model(int ranks);

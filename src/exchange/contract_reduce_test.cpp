@@ -15,10 +15,14 @@ template <typename Sum>
 at::Tensor ordered_sum(
     const ModelSpec& model, UnitId unit, int flat, int ranks, double scale) {
   const auto dtype = c10::CppTypeToScalarType<Sum>::value;
-  const at::Tensor first = noise(model, unit, flat, 0);
-  at::Tensor sum = first.to(dtype, /*non_blocking=*/false, /*copy=*/true);
+  const auto& spec = model.units[static_cast<std::size_t>(unit)]
+                         .flats[static_cast<std::size_t>(flat)];
+  const auto sent = [&](int rank) {
+    return noise(model, unit, flat, rank).to(spec.slot_dtype());
+  };
+  at::Tensor sum = sent(0).to(dtype, /*non_blocking=*/false, /*copy=*/true);
   for (int r = 1; r < ranks; ++r) {
-    const at::Tensor next = noise(model, unit, flat, r).to(dtype);
+    const at::Tensor next = sent(r).to(dtype);
     for (std::int64_t i = 0; i < sum.numel(); ++i) {
       sum.data_ptr<Sum>()[i] += next.data_ptr<Sum>()[i];
     }
@@ -26,7 +30,7 @@ at::Tensor ordered_sum(
   for (std::int64_t i = 0; i < sum.numel(); ++i) {
     sum.data_ptr<Sum>()[i] *= static_cast<Sum>(scale);
   }
-  return sum.to(first.scalar_type());
+  return sum.to(spec.dtype);
 }
 
 TEST_P(ExchangeReduce, SumsSmallIntegersExactly) {
@@ -61,6 +65,50 @@ TEST_P(ExchangeReduce, SumsInRankOrderThenScales) {
                  : ordered_sum<float>(model, unit, flat, ranks(), scale));
       }
     }
+  });
+}
+
+// Small gradients beside large ones are lost in bf16, not in fp32.
+TEST_P(ExchangeReduce, T21LowPrecisionGradientsAddUpInThePrecisionOfShards) {
+  with().run([&](Seat& seat) {
+    const auto bf16 =
+        make_model(ranks(), {{{.numels = {70}, .param_dtype = at::kBFloat16}}});
+    open(seat, bf16);
+    for (int micro = 0; micro < 3; ++micro) {
+      auto slot = seat.exchange->gradient_slot(0)[0];
+      ASSERT_EQ(slot.scalar_type(), at::kBFloat16);
+      slot.fill_(micro == 0 ? 256.0 : 0.5);
+      auto options = reduce_options(bf16.units[0]);
+      options.accumulate = {micro > 0};
+      seat.exchange->start_reduce(0, options).throw_if_failed();
+      seat.exchange->end_backward(backward_end(bf16))
+          .status()
+          .throw_if_failed();
+    }
+    expect_gradient(
+        *seat.exchange, bf16, 0, 0, seat.rank,
+        torch::full({bf16.units[0].flats[0].layout.numel}, 257.0 * ranks()));
+  });
+}
+
+TEST_P(ExchangeReduce, T20SlotsHaveTheReduceDtypeAndGradientsTheShards) {
+  with().run([&](Seat& seat) {
+    const auto model = mixed_model(ranks());
+    open(seat, model);
+    const auto slot = seat.exchange->gradient_slot(1);
+    for (std::size_t f = 0; f < slot.size(); ++f) {
+      const auto& flat = model.units[1].flats[f];
+      if (!flat.trainable) {
+        continue;
+      }
+      EXPECT_EQ(slot[f].scalar_type(), flat.slot_dtype());
+      EXPECT_EQ(slot[f].numel(), flat.layout.numel);
+      EXPECT_EQ(
+          seat.exchange->shard_memory(1, static_cast<int>(f))
+              .gradient.scalar_type(),
+          flat.dtype);
+    }
+    run_backward(*seat.exchange, model, seat.rank);
   });
 }
 

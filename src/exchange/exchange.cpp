@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/exchange.h"
 
+#include <algorithm>
 #include <c10/core/ScalarType.h>
 
 namespace sherd::exchange {
@@ -14,6 +15,22 @@ std::int64_t round_up(std::int64_t bytes) {
   return (bytes + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
 }
 
+std::int64_t bytes_as(const FlatSpec& flat, c10::ScalarType dtype) {
+  return flat.layout.numel * static_cast<std::int64_t>(c10::elementSize(dtype));
+}
+
+// What differs from the dtype of shards.
+std::string describe_precision(const FlatSpec& flat) {
+  std::string text;
+  if (flat.param_dtype) {
+    text += str(" gathered as ", c10::toString(*flat.param_dtype));
+  }
+  if (flat.reduce_dtype) {
+    text += str(" reduced as ", c10::toString(*flat.reduce_dtype));
+  }
+  return text;
+}
+
 std::string describe_cuts(const UnitSpec& unit, const FlatSpec& flat) {
   std::string text = str("unit ", unit.name, " cut at [");
   for (std::size_t r = 0; r < flat.layout.cuts.size(); ++r) {
@@ -25,31 +42,31 @@ std::string describe_cuts(const UnitSpec& unit, const FlatSpec& flat) {
 }  // namespace
 
 std::int64_t flat_bytes(const FlatSpec& flat) {
-  return flat.layout.numel *
-      static_cast<std::int64_t>(c10::elementSize(flat.dtype));
+  return bytes_as(flat, flat.unsharded_dtype());
 }
 
-std::vector<std::int64_t> flat_offsets(const UnitSpec& unit) {
-  std::vector<std::int64_t> offsets;
-  std::int64_t end = 0;
+std::vector<std::int64_t> flat_offsets(const UnitSpec& unit, FlatDtype dtype) {
+  std::vector<std::int64_t> offsets = {0};
   for (const auto& flat : unit.flats) {
-    offsets.push_back(end);
-    end += round_up(flat_bytes(flat));
+    offsets.push_back(
+        offsets.back() + round_up(bytes_as(flat, (flat.*dtype)())));
   }
   return offsets;
 }
 
 std::int64_t unit_bytes(const UnitSpec& unit) {
-  std::int64_t bytes = 0;
-  for (const auto& flat : unit.flats) {
-    bytes += round_up(flat_bytes(flat));
-  }
-  return bytes;
+  return flat_offsets(unit, &FlatSpec::unsharded_dtype).back();
+}
+
+bool is_cast(const UnitSpec& unit) {
+  return std::any_of(
+      unit.flats.begin(), unit.flats.end(),
+      [](const FlatSpec& flat) { return flat.is_cast(); });
 }
 
 bool travels_alone(const FlatSpec& flat, int parameter) {
   return flat.layout.numels.at(static_cast<std::size_t>(parameter)) *
-      static_cast<std::int64_t>(c10::elementSize(flat.dtype)) >=
+      static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype())) >=
       kAloneBytes;
 }
 
@@ -60,8 +77,8 @@ std::vector<std::string> describe(const ModelSpec& model) {
       for (std::size_t i = 0; i < flat.names.size(); ++i) {
         lines.push_back(
             str("parameter ", flat.names[i], " ", flat.shapes[i], " ",
-                c10::toString(flat.dtype), flat.trainable ? "" : " frozen",
-                " of unit ", unit.name));
+                c10::toString(flat.dtype), describe_precision(flat),
+                flat.trainable ? "" : " frozen", " of unit ", unit.name));
       }
     }
   }

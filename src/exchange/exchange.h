@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -34,8 +35,22 @@ struct FlatSpec {
       layout;  // Its cuts say who reduces what, in both placements.
   std::vector<std::string> names;   // By parameter of the layout.
   std::vector<std::string> shapes;  // For messages, e.g. "[256, 64]".
-  c10::ScalarType dtype = c10::ScalarType::Float;
+  c10::ScalarType dtype =
+      c10::ScalarType::Float;  // Of shards, their gradients.
+  // Mixed precision. Of whole units and of what gathers carry; unset: dtype.
+  std::optional<c10::ScalarType> param_dtype = std::nullopt;
+  // Of gradient slots and of what ranks send of them; unset: as whole units.
+  std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
   bool trainable = true;
+
+  c10::ScalarType shard_dtype() const { return dtype; }
+  c10::ScalarType unsharded_dtype() const {
+    return param_dtype.value_or(dtype);
+  }
+  c10::ScalarType slot_dtype() const {
+    return reduce_dtype.value_or(unsharded_dtype());
+  }
+  bool is_cast() const { return unsharded_dtype() != dtype; }
 };
 
 struct UnitSpec {
@@ -50,11 +65,15 @@ struct ModelSpec {
   std::int64_t unsharded_bytes_max = 0;
 };
 
-// Bytes of a flat, and of a whole unit as one slot: flats start on 128 bytes.
+// Bytes of a flat, and of a unit as one slot, whole: flats start on 128 bytes.
 std::int64_t flat_bytes(const FlatSpec& flat);
 std::int64_t unit_bytes(const UnitSpec& unit);
-// Where each flat begins in the unit's slot.
-std::vector<std::int64_t> flat_offsets(const UnitSpec& unit);
+// Whether whole units of it have other dtypes than shards.
+bool is_cast(const UnitSpec& unit);
+// Where each flat begins in a slot of the unit, when flats have these dtypes,
+// and last where the slot ends.
+using FlatDtype = c10::ScalarType (FlatSpec::*)() const;
+std::vector<std::int64_t> flat_offsets(const UnitSpec& unit, FlatDtype dtype);
 // Whether the gradient of the flat's parameter may be given as a tensor of its
 // own instead of being written into the slot: it is large, where a copy costs
 // more than a message. The same on every rank.
@@ -69,12 +88,19 @@ struct ShardMemory {
   at::Tensor gradient;
 };
 
+enum class Precision {
+  kParameter,  // Whole units as FlatSpec::unsharded_dtype() says.
+  kFull,       // As shards are.
+};
+
 struct UnshardOptions {
   // Ranks whose gradients differ may ask for different units in backward;
   // anywhere else that is a mismatch.
   bool in_backward = false;
   // Bytes of unsharded units at most from now on; 0: no limit.
   std::int64_t unsharded_bytes_max = 0;
+  // In full precision a unit that is cast otherwise lies outside that limit.
+  Precision precision = Precision::kParameter;
 };
 
 struct ReduceOptions {
@@ -168,8 +194,9 @@ class Exchange {
   [[nodiscard]] virtual Result<BackwardOutcome> end_backward(
       const BackwardEnd& end) = 0;
 
-  // Shards have new values: whole units of earlier generations are stale. Every
-  // rank, with the same generation.
+  // Shards have new values: whole units of earlier generations are stale,
+  // replicated ones are refreshed. Every rank, with the same generation, which
+  // differs from those before. What gathers carry is cast once a generation.
   [[nodiscard]] virtual Status publish(std::uint64_t generation) = 0;
 
   // Collective, in place: a few contiguous fp64 numbers, the same bits on every

@@ -3,10 +3,12 @@
 
 #include <utility>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
+#include "exchange/slice_sum.h"
 
 namespace sherd::exchange {
 namespace {
@@ -20,6 +22,7 @@ at::Tensor tensor_at(void* memory, std::int64_t numel, c10::ScalarType dtype) {
 Memories::Memories(const ModelSpec& model, int rank)
     : model_(model), rank_(rank), unit_pool_(model.unsharded_bytes_max) {
   shards_.resize(model.units.size());
+  cast_shards_.resize(model.units.size());
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     const auto unit = static_cast<UnitId>(u);
     for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
@@ -29,6 +32,11 @@ Memories::Memories(const ModelSpec& model, int rank)
       shards_[u].push_back(
           {at::zeros({numel}, options),
            flat.trainable ? at::zeros({numel}, options) : at::Tensor()});
+      auto& cast = cast_shards_[u].emplace_back();
+      if (flat.is_cast()) {
+        cast.values = at::empty(
+            {numel}, at::TensorOptions().dtype(flat.unsharded_dtype()));
+      }
     }
   }
 }
@@ -50,35 +58,76 @@ ShardMemory Memories::shard(UnitId unit, int flat) const {
       .at(static_cast<std::size_t>(flat));
 }
 
-Memories::Slot Memories::make_slot(
-    SlotPool& pool, UnitId unit, bool trainable_only) {
-  const auto& unit_spec = spec(unit);
+at::Tensor Memories::published_shard(
+    UnitId unit, int flat, Precision precision, std::uint64_t generation) {
+  const auto& shard = shards_.at(static_cast<std::size_t>(unit))
+                          .at(static_cast<std::size_t>(flat))
+                          .shard;
+  auto& cast = cast_shards_.at(static_cast<std::size_t>(unit))
+                   .at(static_cast<std::size_t>(flat));
+  if (precision == Precision::kFull || !cast.values.defined()) {
+    return shard;
+  }
+  if (cast.generation != generation) {
+    // Of one piece the sum is a cast. Not copy_(), whose helper threads the
+    // gathering thread would get a set of its own of.
+    sum_slices({&shard, 1}, 1.0, /*accumulate=*/false, cast.values);
+    cast.generation = generation;
+  }
+  return cast.values;
+}
+
+Memories::Slot Memories::unit_slot(UnitId unit, Precision precision) {
+  const auto& flats = spec(unit).flats;
   Slot slot;
-  slot.memory = pool.borrow(unit_bytes(unit_spec));
-  const auto offsets = flat_offsets(unit_spec);
-  for (std::size_t f = 0; f < unit_spec.flats.size(); ++f) {
-    const auto& flat = unit_spec.flats[f];
-    slot.flats.push_back(
-        trainable_only && !flat.trainable
-            ? at::Tensor()
-            : tensor_at(
-                  static_cast<char*>(slot.memory) + offsets[f],
-                  flat.layout.numel, flat.dtype));
+  if (precision == Precision::kFull && is_cast(spec(unit))) {
+    for (const auto& flat : flats) {
+      slot.flats.push_back(at::empty(
+          {flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
+    }
+    return slot;
+  }
+  const auto offsets = flat_offsets(spec(unit), &FlatSpec::unsharded_dtype);
+  slot.memory = unit_pool_.borrow(offsets.back());
+  for (std::size_t f = 0; f < flats.size(); ++f) {
+    slot.flats.push_back(tensor_at(
+        static_cast<char*>(slot.memory) + offsets[f], flats[f].layout.numel,
+        flats[f].unsharded_dtype()));
   }
   return slot;
 }
 
-const std::vector<at::Tensor>& Memories::open_unit(UnitId unit) {
+Memories::Slot Memories::gradient_slot(UnitId unit) {
+  const auto& flats = spec(unit).flats;
+  const auto offsets = flat_offsets(spec(unit), &FlatSpec::slot_dtype);
+  Slot slot;
+  slot.memory = gradient_pool_.borrow(offsets.back());
+  for (std::size_t f = 0; f < flats.size(); ++f) {
+    slot.flats.push_back(
+        flats[f].trainable ? tensor_at(
+                                 static_cast<char*>(slot.memory) + offsets[f],
+                                 flats[f].layout.numel, flats[f].slot_dtype())
+                           : at::Tensor());
+  }
+  return slot;
+}
+
+const std::vector<at::Tensor>& Memories::open_unit(
+    UnitId unit, Precision precision) {
   SHERD_ASSERT(!units_.contains(unit));
   if (model_.placement == Placement::kReplicate) {
+    const auto u = static_cast<std::size_t>(unit);
     Slot slot;
-    for (const auto& memory : shards_[static_cast<std::size_t>(unit)]) {
-      slot.flats.push_back(memory.shard);
+    for (std::size_t f = 0; f < shards_[u].size(); ++f) {
+      const auto& cast = cast_shards_[u][f].values;
+      slot.flats.push_back(
+          precision == Precision::kParameter && cast.defined()
+              ? cast
+              : shards_[u][f].shard);
     }
     return units_.emplace(unit, std::move(slot)).first->second.flats;
   }
-  return units_.emplace(unit, make_slot(unit_pool_, unit, false))
-      .first->second.flats;
+  return units_.emplace(unit, unit_slot(unit, precision)).first->second.flats;
 }
 
 const std::vector<at::Tensor>& Memories::unit(UnitId unit) const {
@@ -97,8 +146,7 @@ void Memories::drop_unit(UnitId unit) {
 const std::vector<at::Tensor>& Memories::open_gradients(UnitId unit) {
   auto found = gradients_.find(unit);
   if (found == gradients_.end()) {
-    found =
-        gradients_.emplace(unit, make_slot(gradient_pool_, unit, true)).first;
+    found = gradients_.emplace(unit, gradient_slot(unit)).first;
   }
   return found->second.flats;
 }

@@ -5,7 +5,9 @@
 // nothing. Thread rule: one thread.
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 #include "exchange/exchange.h"
 #include "exchange/slot_pool.h"
@@ -24,9 +26,15 @@ class Memories {
   void set_unsharded_bytes_max(std::int64_t bytes) {
     unit_pool_.set_bytes_max(bytes);
   }
+  // What others get of this rank's shard: the shard, or its elements as whole
+  // units have them, cast once a `generation` and kept. Of the thread that
+  // gathers.
+  at::Tensor published_shard(
+      UnitId unit, int flat, Precision precision, std::uint64_t generation);
   // A slot for the whole unit, as one 1-D tensor per flat. A replicated unit's
-  // slot is its shard memory.
-  const std::vector<at::Tensor>& open_unit(UnitId unit);
+  // slot is its (published) shard.
+  const std::vector<at::Tensor>& open_unit(
+      UnitId unit, Precision precision = Precision::kParameter);
   const std::vector<at::Tensor>& unit(UnitId unit) const;
   bool unit_is_open(UnitId unit) const { return units_.contains(unit); }
   void drop_unit(UnitId unit);
@@ -48,11 +56,18 @@ class Memories {
 
  private:
   const UnitSpec& spec(UnitId unit) const;
-  Slot make_slot(SlotPool& pool, UnitId unit, bool trainable_only);
+  Slot unit_slot(UnitId unit, Precision precision);
+  Slot gradient_slot(UnitId unit);
 
   const ModelSpec& model_;
   const int rank_;
   std::vector<std::vector<ShardMemory>> shards_;
+  // Where whole units have another dtype than shards.
+  struct CastShard {
+    at::Tensor values;  // Undefined: not cast.
+    std::optional<std::uint64_t> generation;
+  };
+  std::vector<std::vector<CastShard>> cast_shards_;
   SlotPool unit_pool_;
   SlotPool gradient_pool_;
   std::map<UnitId, Slot> units_;

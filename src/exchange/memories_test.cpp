@@ -45,7 +45,7 @@ TEST(Memories, FlatsOfAUnitLieInOneSlotOn128Bytes) {
     const auto begin = address(flats[0]);
     auto end = begin;
     for (std::size_t f = 0; f < flats.size(); ++f) {
-      EXPECT_EQ(flats[f].scalar_type(), unit.flats[f].dtype);
+      EXPECT_EQ(flats[f].scalar_type(), unit.flats[f].unsharded_dtype());
       EXPECT_EQ(flats[f].numel(), unit.flats[f].layout.numel);
       EXPECT_EQ(address(flats[f]) % 128, 0U);
       EXPECT_GE(address(flats[f]), end);

@@ -16,8 +16,8 @@ constexpr std::int64_t kPieceAlignment = 64;
 // Of one staged piece, rounded up so that the next one is aligned.
 std::int64_t piece_bytes(
     const FlatSpec& flat, const plan::ElementRange& range) {
-  const auto bytes =
-      range.numel() * static_cast<std::int64_t>(c10::elementSize(flat.dtype));
+  const auto bytes = range.numel() *
+      static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
   return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
 }
 

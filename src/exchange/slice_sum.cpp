@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include <c10/util/BFloat16.h>
@@ -25,11 +26,14 @@ void sum_block(
     double scale,
     bool accumulate,
     Out* out) {
+  // bf16 and fp16 are made from fp32, as LibTorch makes them.
+  using Nearest =
+      std::conditional_t<std::is_same_v<Out, double>, double, float>;
   const Sum factor = static_cast<Sum>(scale);
   const auto store = [&](std::int64_t i, Sum sum) {
     Out& place = out[begin + i];
-    place = static_cast<Out>(
-        accumulate ? static_cast<Sum>(place) + sum * factor : sum * factor);
+    place = static_cast<Out>(static_cast<Nearest>(
+        accumulate ? static_cast<Sum>(place) + sum * factor : sum * factor));
   };
   const Piece* first = pieces[0] + begin;
   if (pieces.size() == 2) {  // Nothing to hold in between.
@@ -74,16 +78,30 @@ void sum_typed(
   }
 }
 
+[[noreturn]] void refuse(c10::ScalarType found) {
+  throw Error(
+      str("[exchange] gradients must be fp32, fp64, bf16 or fp16, found ",
+          c10::toString(found)));
+}
+
 template <typename Piece, typename Sum>
 void sum_into(
     std::span<const at::Tensor> pieces,
     double scale,
     bool accumulate,
     const at::Tensor& out) {
-  if (out.scalar_type() == pieces[0].scalar_type()) {
-    sum_typed<Piece, Sum, Piece>(pieces, scale, accumulate, out);
-  } else {
-    sum_typed<Piece, Sum, float>(pieces, scale, accumulate, out);
+  switch (out.scalar_type()) {
+    case c10::ScalarType::Float:
+      return sum_typed<Piece, Sum, float>(pieces, scale, accumulate, out);
+    case c10::ScalarType::Double:
+      return sum_typed<Piece, double, double>(pieces, scale, accumulate, out);
+    case c10::ScalarType::BFloat16:
+      return sum_typed<Piece, Sum, c10::BFloat16>(
+          pieces, scale, accumulate, out);
+    case c10::ScalarType::Half:
+      return sum_typed<Piece, Sum, c10::Half>(pieces, scale, accumulate, out);
+    default:
+      refuse(out.scalar_type());
   }
 }
 
@@ -113,9 +131,7 @@ void sum_slices(
     case c10::ScalarType::Half:
       return sum_into<c10::Half, float>(pieces, scale, accumulate, out);
     default:
-      throw Error(
-          str("[exchange] gradients must be fp32, fp64, bf16 or fp16, found ",
-              c10::toString(pieces[0].scalar_type())));
+      refuse(pieces[0].scalar_type());
   }
 }
 

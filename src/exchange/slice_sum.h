@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sum every reduction is made of: one pass over W pieces in rank order,
-// accumulated in fp32 (fp64 pieces in fp64), so that the bits depend on the
-// order of ranks alone, never on timing or transport. Pure.
+// accumulated in fp32 (in fp64 where pieces or sum are fp64), so that the bits depend on the
+// order of ranks alone, never on timing or transport. Pure; on the calling
+// thread alone.
 #pragma once
 
 #include <span>
@@ -11,8 +12,8 @@
 namespace sherd::exchange {
 
 // out = scale * (pieces[0] + pieces[1] + ...), plus out when `accumulate`.
-// All 1-D contiguous CPU tensors of out's numel; pieces of one dtype among
-// fp32, fp64, bf16, fp16; out of the pieces' dtype or fp32.
+// All 1-D contiguous CPU tensors of out's numel; pieces of one dtype, out of
+// any, among fp32, fp64, bf16, fp16.
 void sum_slices(
     std::span<const at::Tensor> pieces,
     double scale,

@@ -57,7 +57,9 @@ TEST_P(SliceSum, EqualsAPlainLoopBitForBit) {
                 torch::randn({numel}).mul(magnitude).to(piece_type));
           }
           auto out = torch::randn({numel}).to(out_type);
-          const auto expected = piece_type == torch::kDouble
+          const bool wide =
+              piece_type == torch::kDouble || out_type == torch::kDouble;
+          const auto expected = wide
               ? plain_sum<double>(pieces, scale, accumulate, out)
               : plain_sum<float>(pieces, scale, accumulate, out);
           sum_slices(pieces, scale, accumulate, out);
@@ -78,7 +80,24 @@ INSTANTIATE_TEST_SUITE_P(
         Case{torch::kBFloat16, torch::kBFloat16},
         Case{torch::kHalf, torch::kHalf},
         Case{torch::kBFloat16, torch::kFloat},
-        Case{torch::kHalf, torch::kFloat}));
+        Case{torch::kHalf, torch::kFloat},
+        Case{torch::kFloat, torch::kBFloat16},
+        Case{torch::kHalf, torch::kBFloat16},
+        Case{torch::kBFloat16, torch::kDouble},
+        Case{torch::kDouble, torch::kHalf}));
+
+// A cast is a sum of one piece.
+TEST(SliceSumBlocks, OnePieceIsCastAsLibTorchCasts) {
+  torch::manual_seed(7);
+  const auto values = torch::cat(
+      {torch::randn({5000}).mul(torch::rand({5000}).mul(60).sub(30).exp2()),
+       torch::tensor({0.0F, -0.0F, 1e-45F, 3.4e38F, 65504.0F, 65520.0F})});
+  for (const auto dtype : {torch::kBFloat16, torch::kHalf, torch::kDouble}) {
+    auto out = torch::empty(values.sizes(), dtype);
+    sum_slices({&values, 1}, 1.0, /*accumulate=*/false, out);
+    EXPECT_TRUE(torch::equal(out, values.to(dtype))) << dtype;
+  }
+}
 
 // Longer than one block and than one thread's share, at odd lengths.
 TEST(SliceSumBlocks, EveryElementIsSummedOnce) {
