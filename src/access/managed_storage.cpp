@@ -16,11 +16,13 @@ void release_tag(void* context) {
   }
 }
 
-StorageTag* make_tag(Listener* listener, int unit, int flat) {
+StorageTag* make_tag(
+    Listener* listener, int unit, int flat, Activations activations) {
   auto* tag = new StorageTag;  // NOLINT: see release_tag.
   tag->listener.store(listener, std::memory_order_release);
   tag->unit = unit;
   tag->flat = flat;
+  tag->activations = activations;
   // One reference for the ManagedStorage, one for the storage's DataPtr.
   tag->references.store(2, std::memory_order_relaxed);
   return tag;
@@ -45,8 +47,9 @@ ManagedStorage::ManagedStorage(
     int unit,
     int flat,
     std::int64_t nbytes,
-    c10::Device device)
-    : tag_(make_tag(listener, unit, flat)),
+    c10::Device device,
+    Activations activations)
+    : tag_(make_tag(listener, unit, flat, activations)),
       storage_(
           c10::Storage::use_byte_size_t(),
           static_cast<std::size_t>(nbytes),

@@ -21,12 +21,20 @@ namespace sherd::access {
 
 class Listener;
 
+// What becomes of activations of another dtype that meet a parameter in a
+// matrix product, a norm or the like.
+enum class Activations {
+  kAsTheyAre,  // LibTorch refuses them or not.
+  kCast,       // They are cast to the parameter's dtype (mixed precision).
+};
+
 // Lives as long as a storage or a ManagedStorage refers to it.
 struct StorageTag {
   // Null once the model's handle is gone. Written when no operator runs.
   std::atomic<Listener*> listener{nullptr};
   int unit = 0;
   int flat = 0;
+  Activations activations = Activations::kAsTheyAre;
   std::atomic<int> references{0};
 };
 
@@ -64,7 +72,8 @@ class ManagedStorage {
       int unit,
       int flat,
       std::int64_t nbytes,
-      c10::Device device);
+      c10::Device device,
+      Activations activations = Activations::kAsTheyAre);
   ~ManagedStorage();  // Orphans what tensors are left: see orphan().
   ManagedStorage(const ManagedStorage&) = delete;
   ManagedStorage& operator=(const ManagedStorage&) = delete;

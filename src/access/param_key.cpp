@@ -6,8 +6,9 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
-#include <torch/library.h>
 #include <sherd/access/touch.h>
+#include <torch/library.h>
+#include "access/activation_cast.h"
 #include "access/operator_class.h"
 #include "base/check.h"
 
@@ -80,8 +81,8 @@ class EnterScope {
         const auto group = next_group();
         auto* listener = listener_of(group.front());
         SHERD_CHECK_AS(
-            kFailedPrecondition, listener != nullptr,
-            "[access] ", name, " uses a parameter whose sharding handle was "
+            kFailedPrecondition, listener != nullptr, "[access] ", name,
+            " uses a parameter whose sharding handle was "
             "destroyed; keep the handle as long as the model is used");
         listener->enter(group, name);
         entered_ += group.size();
@@ -133,6 +134,19 @@ bool is_builtin(const c10::OperatorHandle& op) {
   return op.operator_name().name.starts_with("aten::");
 }
 
+void cast_for(
+    const Touches& touches,
+    const c10::OperatorHandle& op,
+    torch::jit::Stack& stack) {
+  for (const auto& touch : touches) {
+    if (touch.tag->activations == Activations::kCast) {
+      const auto dtype = c10::typeMetaToScalarType(touch.tensor->dtype());
+      cast_activations(op, dtype, stack);
+      return;
+    }
+  }
+}
+
 void announce(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
@@ -144,6 +158,7 @@ void announce(
   }
   auto touches = touches_of(op.schema(), *stack);
   const EnterScope scope(touches, op.operator_name().name.c_str());
+  cast_for(touches, op, *stack);
   if (is_builtin(op)) {
     // What the operator is made of touches the same tensors: already entered.
     const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
@@ -172,8 +187,7 @@ void adopt(
     c10::ScalarType dtype) {
   // Inside it, new tensors would be inference tensors and never train.
   const c10::InferenceMode off(false);
-  const auto options =
-      parameter.options().dtype(dtype).requires_grad(false);
+  const auto options = parameter.options().dtype(dtype).requires_grad(false);
   const auto keys = at::empty({0}, options).key_set().add(kParamKey);
   auto impl = c10::make_intrusive<c10::TensorImpl>(
       c10::TensorImpl::VIEW, c10::Storage(storage.storage()), keys,

@@ -25,7 +25,8 @@ int UnitCache::add_unit(
   const int number = static_cast<int>(units_.size());
   Unit unit;
   unit.storage = std::make_unique<ManagedStorage>(
-      this, number, /*flat=*/0, numel * item, c10::Device(at::kCPU));
+      this, number, /*flat=*/0, numel * item, c10::Device(at::kCPU),
+      dtype ? Activations::kCast : Activations::kAsTheyAre);
   unit.backup = at::zeros({numel * item}, at::kByte);
   std::int64_t offset = 0;
   for (const auto& p : parameters) {
@@ -186,8 +187,7 @@ void UnitCache::destroy_unit(int unit) {
   units_.at(static_cast<std::size_t>(unit)).storage.reset();
 }
 
-void adopt_module(
-    torch::nn::Module& module, UnitCache& cache, Policy policy) {
+void adopt_module(torch::nn::Module& module, UnitCache& cache, Policy policy) {
   std::set<at::TensorImpl*> seen;
   const auto fresh = [&seen](const std::vector<at::Tensor>& parameters) {
     std::vector<at::Tensor> found;
@@ -284,7 +284,8 @@ void expect_unchanged_when_sharded(const std::function<Trainable()>& make) {
     const Trainable sharded = made();
     adopt_module(*sharded.module, cache, policy);
     for (const int whole_max : {0, 1}) {
-      SCOPED_TRACE(::testing::Message()
+      SCOPED_TRACE(
+          ::testing::Message()
           << "seed " << kSeed << ", policy " << static_cast<int>(policy)
           << ", units whole " << whole_max);
       cache.set_whole_max(whole_max);

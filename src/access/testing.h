@@ -36,6 +36,7 @@ class UnitCache final : public Listener {
   ~UnitCache() override = default;
 
   // Adopts the parameters into a new unit, empty at first; returns its number.
+  // With a dtype, activations are cast to it.
   int add_unit(
       const std::vector<at::Tensor>& parameters,
       std::optional<at::ScalarType> dtype = std::nullopt);
@@ -94,8 +95,7 @@ enum class Policy {
 };
 
 // Puts the module's parameters into units; tied ones belong to the first.
-void adopt_module(
-    torch::nn::Module& module, UnitCache& cache, Policy policy);
+void adopt_module(torch::nn::Module& module, UnitCache& cache, Policy policy);
 
 // Runs operators on one thread for its lifetime: tiny layers gain nothing from
 // more, and on a busy machine their barriers cost seconds.
