@@ -2,7 +2,9 @@
 //
 // The contract suite over the fake: ranks are threads, messages come at once or
 // late by what the seed says.
+#include "exchange/collective_exchange.h"
 #include "exchange/contract.h"
+#include "exchange/solo_link.h"
 #include "support/fake_ranks.h"
 
 namespace sherd::exchange::contract {
@@ -59,6 +61,22 @@ std::vector<Contender> fakes() {
 }
 
 SHERD_EXCHANGE_CONTRACT(Fake, testing::ValuesIn(fakes()));
+
+// A group of one rank, which nothing can be wrong with.
+std::vector<std::string> run_alone(
+    int /*ranks*/, const RunOptions& /*options*/, const Body& body) {
+  Seat seat;
+  seat.exchange =
+      make_collective_exchange(make_solo_link(0), make_solo_link(0));
+  seat.meet = [] {};
+  body(seat);
+  return {seat.result};
+}
+
+const auto kAlone = testing::Values(Contender{"Alone", 1, run_alone});
+INSTANTIATE_TEST_SUITE_P(Solo, ExchangeUnshard, kAlone, name_of);
+INSTANTIATE_TEST_SUITE_P(Solo, ExchangeReduce, kAlone, name_of);
+INSTANTIATE_TEST_SUITE_P(Solo, ExchangeNumbers, kAlone, name_of);
 
 }  // namespace
 }  // namespace sherd::exchange::contract

@@ -3,6 +3,7 @@
 
 #include "exchange/collective_exchange.h"
 #include "exchange/comm_link.h"
+#include "exchange/solo_link.h"
 
 namespace sherd::exchange {
 
@@ -10,6 +11,10 @@ std::unique_ptr<Exchange> make_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks) {
+  if (ranks.size() == 1) {
+    return make_collective_exchange(
+        make_solo_link(ranks.front()), make_solo_link(ranks.front()));
+  }
   return make_collective_exchange(
       make_comm_link(world, name + "/gather", ranks),
       make_comm_link(world, name + "/reduce", ranks));

@@ -12,8 +12,9 @@
 
 namespace sherd::exchange {
 
-// Collective over `ranks` (world ranks, ascending, more than one), under a
-// `name` unique in this world. Throws Error when they cannot be connected.
+// Collective over `ranks` (world ranks, ascending), under a `name` unique in
+// this world. A single rank needs no connection, hence no store. Throws Error
+// when they cannot be connected.
 std::unique_ptr<Exchange> make_exchange(
     const World& world, const std::string& name, const std::vector<int>& ranks);
 

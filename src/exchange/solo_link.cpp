@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/solo_link.h"
+
+#include "base/check.h"
+
+namespace sherd::exchange {
+namespace {
+
+class SoloLink final : public Link {
+ public:
+  explicit SoloLink(int world_rank) : world_rank_(world_rank) {}
+
+  int index() const override { return 0; }
+  int size() const override { return 1; }
+  int world_rank(int /*index*/) const override { return world_rank_; }
+
+  std::unique_ptr<Transfer> send(
+      const at::Tensor& /*tensor*/, int peer, int /*tag*/) override {
+    return nobody(peer);
+  }
+  std::unique_ptr<Transfer> receive(
+      const at::Tensor& /*tensor*/, int peer, int /*tag*/) override {
+    return nobody(peer);
+  }
+  Result<std::vector<std::string>> all_gather(
+      const std::string& mine, const std::string& /*what*/) override {
+    return std::vector<std::string>{mine};
+  }
+  void abandon(const Status& /*why*/) override {}
+
+ private:
+  static std::unique_ptr<Transfer> nobody(int peer) {
+    SHERD_ASSERT(false, "a rank alone has no peer ", peer);
+    return nullptr;
+  }
+
+  const int world_rank_;
+};
+
+}  // namespace
+
+std::unique_ptr<Link> make_solo_link(int world_rank) {
+  return std::make_unique<SoloLink>(world_rank);
+}
+
+}  // namespace sherd::exchange
