@@ -165,10 +165,13 @@ FullyShardedDataParallel fully_shard(
     const FullyShardOptions& options) {
   check_options(mesh, options);
   const int ranks = mesh.shard_size();
-  auto model =
-      shard::build_units(module, options.units, ranks, options.granularity);
+  auto model = shard::build_units(
+      module, options.units, ranks, options.granularity,
+      options.mixed_precision);
   check_not_sharded(model);
-  if (ranks == 1) {
+  const bool mixed = options.mixed_precision.param_dtype ||
+      options.mixed_precision.reduce_dtype;
+  if (ranks == 1 && !mixed) {
     auto engine = std::make_shared<shard::LocalEngine>(std::move(model));
     engine->start();
     return FullyShardedDataParallel(std::move(engine));
@@ -176,8 +179,14 @@ FullyShardedDataParallel fully_shard(
   shard::RuntimeOptions runtime_options;
   runtime_options.rank = mesh.shard_index();
   runtime_options.ranks = ranks;
-  runtime_options.strategy = options.strategy;
-  runtime_options.budget_bytes = options.budget_bytes;
+  if (ranks == 1) {
+    // What the module shows is the cast of what the optimizer holds; there is
+    // nothing to gather, and dropping it would save half of it at most.
+    runtime_options.strategy = Strategy::kNoShard;
+  } else {
+    runtime_options.strategy = options.strategy;
+    runtime_options.budget_bytes = options.budget_bytes;
+  }
   auto engine = std::make_shared<shard::Runtime>(
       std::move(model),
       exchange::make_exchange(

@@ -18,6 +18,12 @@ std::string join(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
+// BatchNorm, InstanceNorm: their CPU kernels refuse fp32 statistics beside
+// narrower weights.
+bool has_running_statistics(const Module& module) {
+  return module.named_buffers(/*recurse=*/false).contains("running_mean");
+}
+
 // Walks the modules once and groups parameters by the unit that owns them.
 class Collector {
  public:
@@ -32,6 +38,7 @@ class Collector {
     std::string name;
     at::Tensor tensor;
     int unit;
+    bool keeps_dtype;  // Its module's kernels take no other.
   };
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<std::string>& unit_names() const { return unit_names_; }
@@ -70,7 +77,9 @@ class Collector {
     }
     for (const auto& own : module.named_parameters(/*recurse=*/false)) {
       if (owned_.insert(own.value().unsafeGetTensorImpl()).second) {
-        entries_.push_back({join(name, own.key()), own.value(), unit});
+        entries_.push_back(
+            {join(name, own.key()), own.value(), unit,
+             has_running_statistics(module)});
       }
     }
     for (const auto& child : module.named_children()) {
@@ -98,7 +107,8 @@ void check_can_be_sharded(const std::string& name, const at::Tensor& tensor) {
       "its values)");
   SHERD_CHECK(
       tensor.device().is_cpu() && !tensor.is_sparse(), "[shard] parameter ",
-      name, " is on ", tensor.device().str(), tensor.is_sparse() ? ", sparse" : "",
+      name, " is on ", tensor.device().str(),
+      tensor.is_sparse() ? ", sparse" : "",
       "; expected a dense tensor on the CPU");
   SHERD_CHECK(
       !tensor.requires_grad() || at::isFloatingType(tensor.scalar_type()),
@@ -108,6 +118,47 @@ void check_can_be_sharded(const std::string& name, const at::Tensor& tensor) {
   SHERD_CHECK(
       tensor.is_leaf(), "[shard] parameter ", name,
       " is the result of an operation; expected a leaf");
+}
+
+using Dtype = std::optional<c10::ScalarType>;
+
+void check_precision_dtype(const char* what, Dtype dtype) {
+  SHERD_CHECK(
+      !dtype || *dtype == c10::ScalarType::Float ||
+          *dtype == c10::ScalarType::BFloat16 ||
+          *dtype == c10::ScalarType::Half,
+      "[shard] mixed_precision.", what, " is ",
+      c10::toString(dtype.value_or(c10::ScalarType::Undefined)),
+      "; expected Float, BFloat16 or Half");
+}
+
+// The flat for a parameter.
+exchange::FlatSpec flat_for(
+    const Collector::Entry& entry, const MixedPrecision& precision) {
+  exchange::FlatSpec spec;
+  spec.dtype = entry.tensor.scalar_type();
+  spec.trainable = entry.tensor.requires_grad();
+  if (entry.keeps_dtype || !at::isFloatingType(spec.dtype)) {
+    return spec;
+  }
+  spec.param_dtype = precision.param_dtype;
+  if (spec.trainable) {
+    spec.reduce_dtype = precision.reduce_dtype;
+  }
+  SHERD_CHECK(
+      spec.dtype != c10::ScalarType::Double ||
+          (!spec.param_dtype && !spec.reduce_dtype),
+      "[shard] parameter ", entry.name,
+      " is of type Double, which mixed_precision would narrow; expected Float, "
+      "BFloat16 or Half (module->to(torch::kFloat) before fully_shard)");
+  return spec;
+}
+
+// The narrowest element that the layout must align.
+std::int64_t element_bytes(const exchange::FlatSpec& spec) {
+  return static_cast<std::int64_t>(std::min(
+      {c10::elementSize(spec.dtype), c10::elementSize(spec.unsharded_dtype()),
+       c10::elementSize(spec.slot_dtype())}));
 }
 
 std::string shape_of(const at::Tensor& tensor) {
@@ -121,16 +172,17 @@ struct Flats {
   std::vector<std::vector<plan::FlatParameter>> parameters;
   std::vector<exchange::FlatSpec> specs;
 
-  int find_or_add(c10::ScalarType dtype, bool trainable) {
+  // `spec` says what parameters of a flat have in common.
+  int find_or_add(const exchange::FlatSpec& spec) {
     for (std::size_t f = 0; f < specs.size(); ++f) {
-      if (specs[f].dtype == dtype && specs[f].trainable == trainable) {
+      if (specs[f].dtype == spec.dtype &&
+          specs[f].param_dtype == spec.param_dtype &&
+          specs[f].reduce_dtype == spec.reduce_dtype &&
+          specs[f].trainable == spec.trainable) {
         return static_cast<int>(f);
       }
     }
-    exchange::FlatSpec spec;
-    spec.dtype = dtype;
-    spec.trainable = trainable;
-    specs.push_back(std::move(spec));
+    specs.push_back(spec);
     parameters.emplace_back();
     return static_cast<int>(specs.size()) - 1;
   }
@@ -171,7 +223,10 @@ ModelUnits build_units(
     const Module& module,
     const units::Policy& policy,
     int ranks,
-    const Granularity& granularity) {
+    const Granularity& granularity,
+    const MixedPrecision& precision) {
+  check_precision_dtype("param_dtype", precision.param_dtype);
+  check_precision_dtype("reduce_dtype", precision.reduce_dtype);
   Collector collector(policy);
   collector.collect(module);
   SHERD_CHECK(
@@ -194,8 +249,7 @@ ModelUnits build_units(
         model.root = found->second;
       }
     }
-    const int f = flats[unit].find_or_add(
-        entry.tensor.scalar_type(), entry.tensor.requires_grad());
+    const int f = flats[unit].find_or_add(flat_for(entry, precision));
     const auto flat = static_cast<std::size_t>(f);
     flats[unit].specs[flat].names.push_back(entry.name);
     flats[unit].specs[flat].shapes.push_back(shape_of(entry.tensor));
@@ -211,8 +265,7 @@ ModelUnits build_units(
       auto& spec = flats[u].specs[f];
       plan::FlatLayoutOptions options;
       options.ranks = ranks;
-      options.element_bytes =
-          static_cast<std::int64_t>(c10::elementSize(spec.dtype));
+      options.element_bytes = element_bytes(spec);
       spec.layout = plan::plan_flat_layout(flats[u].parameters[f], options);
     }
     model.units[u].flats = std::move(flats[u].specs);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/shard/fully_shard.h>
 #include <sherd/shard/units.h>
 #include "exchange/exchange.h"
 #include "plan/unit_id.h"
@@ -19,18 +20,18 @@ namespace sherd::shard {
 using plan::UnitId;
 
 struct ManagedParameter {
-  std::string name;     // The first name it is registered under.
-  at::Tensor tensor;    // The module's own tensor object.
+  std::string name;   // The first name it is registered under.
+  at::Tensor tensor;  // The module's own tensor object.
   UnitId unit = 0;
-  int flat = 0;         // In the unit.
-  int position = 0;     // In the flat.
-  int trainable = -1;   // Among the unit's trainable parameters; -1: frozen.
+  int flat = 0;        // In the unit.
+  int position = 0;    // In the flat.
+  int trainable = -1;  // Among the unit's trainable parameters; -1: frozen.
 };
 
 struct ModelUnits {
-  std::vector<exchange::UnitSpec> units;  // By their first parameter.
+  std::vector<exchange::UnitSpec> units;     // By their first parameter.
   std::vector<ManagedParameter> parameters;  // In module order.
-  std::optional<UnitId> root;  // Set when it owns anything.
+  std::optional<UnitId> root;                // Set when it owns anything.
 };
 
 // Throws Error when there is none of that name.
@@ -46,6 +47,7 @@ ModelUnits build_units(
     const torch::nn::Module& module,
     const units::Policy& policy,
     int ranks,
-    const Granularity& granularity);
+    const Granularity& granularity,
+    const MixedPrecision& precision = {});
 
 }  // namespace sherd::shard

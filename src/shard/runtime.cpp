@@ -107,7 +107,7 @@ void Runtime::start() {
         *cache_->storages()[static_cast<std::size_t>(parameter.unit)]
                            [static_cast<std::size_t>(parameter.flat)],
         flat.layout.offsets[static_cast<std::size_t>(parameter.position)],
-        flat.dtype);
+        flat.unsharded_dtype());
     if (parameter.trainable >= 0) {
       access::set_gradient_hook(
           parameter.tensor,
@@ -434,31 +434,35 @@ void Runtime::begin_summon(const SummonOptions& options) {
     const auto unit = static_cast<UnitId>(u);
     const auto addresses = cache_->fetch(unit);
     auto& copies = summoned_.emplace_back();
+    auto& shown = shown_.emplace_back();
     for (std::size_t f = 0; f < addresses.size(); ++f) {
       const auto& flat = model_.units[u].flats[f];
       copies.push_back(at::empty(
           {flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
       std::memcpy(
           copies.back().mutable_data_ptr(), addresses[f],
-          static_cast<std::size_t>(exchange::flat_bytes(flat)));
+          copies.back().nbytes());
+      shown.push_back(copies.back().to(flat.unsharded_dtype()));
     }
     cache_->give_back(unit);
   }
   for (std::size_t u = 0; u < summoned_.size(); ++u) {
     std::vector<void*> addresses;
-    for (const auto& copy : summoned_[u]) {
-      addresses.push_back(copy.mutable_data_ptr());
+    for (const auto& shown : shown_[u]) {
+      addresses.push_back(shown.mutable_data_ptr());
     }
     cache_->fill(static_cast<UnitId>(u), addresses);
   }
   summon_read_only_ = options.read_only;
 }
 
-at::Tensor Runtime::summoned_tensor(const ManagedParameter& parameter) const {
+at::Tensor Runtime::part_of(
+    const std::vector<std::vector<at::Tensor>>& copies,
+    const ManagedParameter& parameter) const {
   const auto f = static_cast<std::size_t>(parameter.flat);
   const auto p = static_cast<std::size_t>(parameter.position);
   const auto& layout = spec(parameter.unit).flats[f].layout;
-  return summoned_[static_cast<std::size_t>(parameter.unit)][f]
+  return copies[static_cast<std::size_t>(parameter.unit)][f]
       .narrow(0, layout.offsets[p], layout.numels[p])
       .view(parameter.tensor.sizes());
 }
@@ -468,7 +472,18 @@ at::Tensor Runtime::summoned(const std::string& name) {
   SHERD_CHECK_AS(
       kFailedPrecondition, !summoned_.empty(),
       "[shard] this summon scope has ended");
-  return summoned_tensor(find_parameter(model_, name));
+  return part_of(summoned_, find_parameter(model_, name));
+}
+
+void Runtime::take_back(int parameter) {
+  const auto& managed = model_.parameters[static_cast<std::size_t>(parameter)];
+  const auto full = part_of(summoned_, managed);
+  const auto shown = part_of(shown_, managed);
+  if (full.const_data_ptr() == shown.const_data_ptr()) {
+    slices_->take_from(parameter, full);
+  } else {
+    slices_->take_changes(parameter, full, shown);
+  }
 }
 
 void Runtime::end_summon() {
@@ -478,14 +493,14 @@ void Runtime::end_summon() {
   }
   for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
     if (!summon_read_only_) {
-      slices_->take_from(
-          static_cast<int>(p), summoned_tensor(model_.parameters[p]));
+      take_back(static_cast<int>(p));
     }
   }
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     cache_->empty(static_cast<UnitId>(u));
   }
   summoned_.clear();
+  shown_.clear();
   const bool may_have_written = !std::exchange(summon_read_only_, false);
   if (may_have_written && !closed_ && error_.ok()) {
     publish_locked(/*keep_frozen=*/false);
@@ -532,9 +547,13 @@ ShardReport Runtime::report() {
     for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
       const auto memory =
           exchange_->shard_memory(static_cast<UnitId>(u), static_cast<int>(f));
+      const auto& flat = model_.units[u].flats[f];
       const std::size_t copies = memory.gradient.defined() ? 2 : 1;
-      report.shard_bytes +=
-          static_cast<std::int64_t>(memory.shard.nbytes() * copies);
+      const auto cast_bytes =
+          flat.is_cast() ? c10::elementSize(flat.unsharded_dtype()) : 0;
+      report.shard_bytes += static_cast<std::int64_t>(
+          memory.shard.nbytes() * copies +
+          static_cast<std::size_t>(memory.shard.numel()) * cast_bytes);
     }
   }
   report.gradient_slot_bytes_peak = counters.gradient_bytes_peak;

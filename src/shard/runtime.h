@@ -94,7 +94,11 @@ class Runtime final : public ShardingEngine,
   void publish_now(bool keep_frozen);
   void publish_locked(bool keep_frozen);
   void warn_of_idle_optimizer();
-  at::Tensor summoned_tensor(const ManagedParameter& parameter) const;
+  // Of one parameter, out of copies by unit, by flat.
+  at::Tensor part_of(
+      const std::vector<std::vector<at::Tensor>>& copies,
+      const ManagedParameter& parameter) const;
+  void take_back(int parameter);
   // Closes the exchange, remembers the first failure, and throws it.
   void fail(const Status& status);
 
@@ -116,8 +120,10 @@ class Runtime final : public ShardingEngine,
   std::int64_t backwards_ = 0;
   std::vector<UnitId> visited_;  // First visits since the last backward ended.
   std::vector<bool> was_visited_;
-  // Summon: private full copies, by unit, by flat; empty outside.
+  // Summon: private full copies, by unit, by flat; empty outside. And what the
+  // module shows of them: the same, or casts.
   std::vector<std::vector<at::Tensor>> summoned_;
+  std::vector<std::vector<at::Tensor>> shown_;
   bool summon_read_only_ = false;
   int no_sync_scopes_ = 0;  // Open now.
   bool published_by_hand_ = false;

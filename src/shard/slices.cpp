@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shard/slices.h"
 
-#include <c10/core/InferenceMode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/where.h>
+#include <c10/core/InferenceMode.h>
 
 #include "base/check.h"
 
@@ -13,10 +14,7 @@ plan::ParameterSlice whole_parameter(
     const plan::FlatLayout& layout, int position) {
   const auto p = static_cast<std::size_t>(position);
   const auto numel = layout.numels[p];
-  return {
-      position,
-      {0, numel},
-      {layout.offsets[p], layout.offsets[p] + numel}};
+  return {position, {0, numel}, {layout.offsets[p], layout.offsets[p] + numel}};
 }
 
 }  // namespace
@@ -40,8 +38,7 @@ Slices::Slices(
     if (part.in_parameter.empty()) {
       continue;
     }
-    const auto memory =
-        exchange.shard_memory(parameter.unit, parameter.flat);
+    const auto memory = exchange.shard_memory(parameter.unit, parameter.flat);
     // variable_data(): no view in autograd's eyes; optimizers detach_() gradients
     // in place, which views refuse.
     const auto view = [&](const at::Tensor& of) {
@@ -79,6 +76,26 @@ void Slices::take_from(int parameter, const at::Tensor& full) {
   auto& slice = slices_[static_cast<std::size_t>(part.slice)].tensor;
   slice.detach().copy_(
       full.detach().reshape({-1}).narrow(0, part.begin, slice.numel()));
+}
+
+void Slices::take_changes(
+    int parameter, const at::Tensor& full, const at::Tensor& shown) {
+  const auto& part = parts_[static_cast<std::size_t>(parameter)];
+  if (part.slice < 0) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const auto shard =
+      slices_[static_cast<std::size_t>(part.slice)].tensor.detach();
+  const auto mine = [&](const at::Tensor& whole) {
+    return whole.detach().reshape({-1}).narrow(0, part.begin, shard.numel());
+  };
+  const auto now = mine(full);
+  const auto seen = mine(shown);
+  const auto rest = at::where(
+      seen.ne(shard.to(seen.scalar_type())), seen.to(shard.scalar_type()),
+      shard);
+  shard.copy_(at::where(now.ne(shard), now, rest));
 }
 
 std::vector<bool> Slices::accumulation(UnitId unit) {

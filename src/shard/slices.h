@@ -37,6 +37,12 @@ class Slices {
   // from it.
   void take_from(int parameter, const at::Tensor& full);
 
+  // The same for a parameter that was also shown in another dtype: takes the
+  // elements of `full` that differ from the shard, and of the rest those of
+  // `shown` that differ from the shard's cast.
+  void take_changes(
+      int parameter, const at::Tensor& full, const at::Tensor& shown);
+
   // By flat of the unit: whether the next reduction must add to what
   // `.grad()` says. Prepares the memory where slices of a flat differ.
   std::vector<bool> accumulation(UnitId unit);

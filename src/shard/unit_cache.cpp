@@ -65,9 +65,12 @@ void UnitCache::make_storages(access::Listener* listener) {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     auto& flats = storages_.emplace_back();
     for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
+      const auto& flat = model_.units[u].flats[f];
       flats.push_back(std::make_unique<access::ManagedStorage>(
           listener, static_cast<int>(u), static_cast<int>(f),
-          exchange::flat_bytes(model_.units[u].flats[f]), c10::kCPU));
+          exchange::flat_bytes(flat), c10::kCPU,
+          flat.param_dtype ? access::Activations::kCast
+                           : access::Activations::kAsTheyAre));
       flats.back()->empty(why_empty(model_.units[u], f));
     }
   }
@@ -216,8 +219,10 @@ void UnitCache::end_step(bool keep_frozen) {
 
 // ---- one unit ----
 
-void UnitCache::request(UnitId unit, bool in_backward) {
+void UnitCache::request(
+    UnitId unit, bool in_backward, exchange::Precision precision) {
   exchange::UnshardOptions options;
+  options.precision = precision;
   options.in_backward = in_backward;
   options.unsharded_bytes_max = budget_bytes();
   if (auto status = exchange_.start_unshard(unit, options); !status.ok()) {
@@ -304,7 +309,7 @@ PlanReport UnitCache::plan_report() const {
 }
 
 std::vector<void*> UnitCache::fetch(UnitId unit) {
-  request(unit, false);
+  request(unit, false, exchange::Precision::kFull);
   on_their_way_.erase(unit);
   auto addresses = exchange_.wait_for_unshard(unit);
   if (!addresses.ok()) {

@@ -68,7 +68,8 @@ class UnitCache {
 
   // Leaves the plan, and drops replicated units, too.
   void release_all();
-  // A unit's bytes without the cache, until give_back(). REQUIRES: released.
+  // A unit's bytes in full precision without the cache, until give_back().
+  // REQUIRES: released.
   std::vector<void*> fetch(UnitId unit);
   void give_back(UnitId unit) { exchange_.reshard(unit); }
   // The unit's storages see `addresses` from now on, or nothing.
@@ -89,7 +90,10 @@ class UnitCache {
   void enter_plan(const std::vector<UnitId>& whole);
   void carry_out(const plan::Move& move);
   bool start(UnitId unit, bool in_backward);
-  void request(UnitId unit, bool in_backward);
+  void request(
+      UnitId unit,
+      bool in_backward,
+      exchange::Precision precision = exchange::Precision::kParameter);
   void finish(UnitId unit);
   void drop(UnitId unit);
   void drop_all();

@@ -130,7 +130,11 @@ class Slicing {
       const World& world,
       const FullyShardOptions& options)
       : units_(shard::build_units(
-            module, options.units, world.size(), options.granularity)),
+            module,
+            options.units,
+            world.size(),
+            options.granularity,
+            options.mixed_precision)),
         rank_(world.rank()),
         whole_(options.strategy == Strategy::kNoShard) {}
 

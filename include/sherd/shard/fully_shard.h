@@ -37,6 +37,22 @@ enum class Strategy {
   kNoShard,      // Nothing is sharded; gradients are all-reduced.
 };
 
+// As torch.distributed.fsdp.MixedPrecisionPolicy. Parameters that are no
+// floating-point numbers stay as they are, and so do those of modules with
+// running statistics (BatchNorm), whose kernels need fp32.
+struct MixedPrecision {
+  // Behaviour. Of the module's own parameters from fully_shard on, of gathers,
+  // and so of forward and backward: kBFloat16, kHalf or kFloat. Activations of
+  // another dtype are cast where they meet such a parameter in a matrix product,
+  // a norm or the like. Shards, their gradients and optimizer state stay in the
+  // dtype the module came with. Unset: that dtype. Costs a cast of the shard a
+  // step, and its memory.
+  std::optional<at::ScalarType> param_dtype = std::nullopt;
+  // Behaviour. Of gradients until they have reached their owner, who adds them
+  // up in fp32: the same choice. Unset: as param_dtype.
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+};
+
 struct FullyShardOptions {
   // Behaviour. Which modules are gathered together; costs memory in their
   // size, messages in their number.
@@ -53,6 +69,9 @@ struct FullyShardOptions {
   // by name: a row, a block, all of it. Empty: 1.
   std::function<std::int64_t(const std::string& name, const at::Tensor&)>
       granularity = nullptr;
+  // Behaviour. Unset: every parameter, gradient and message as the module has
+  // it.
+  MixedPrecision mixed_precision = {};
 };
 
 struct ClipOptions {
@@ -83,7 +102,8 @@ struct ShardReport {
   int units = 0;
   std::int64_t budget_bytes = 0;          // 0: none.
   std::int64_t unsharded_bytes_peak = 0;  // What reshard frees, at most so far.
-  std::int64_t shard_bytes = 0;           // Parameters and gradients, for life.
+  // For life: parameters, gradients and, in mixed precision, casts.
+  std::int64_t shard_bytes = 0;
   std::int64_t gradient_slot_bytes_peak = 0;
   std::int64_t unshards = 0;         // Units gathered so far.
   std::int64_t unsharded_bytes = 0;  // Their bytes.
@@ -97,6 +117,9 @@ class ShardingEngine;
 // Full parameters, readable and writable on every rank while it lives: its own
 // private copy. Every rank makes and ends it; ending waits for nobody. Each
 // rank takes back the slice it owns, so all must write the same values.
+// In mixed precision the module shows the values that forward sees, tensor()
+// those of the shards. An element written through either is taken back, where
+// through both the one of tensor(); the others keep all their bits.
 // No backward, no second scope and no optimizer step inside.
 class SummonScope {
  public:
@@ -186,11 +209,14 @@ class FullyShardedDataParallel {
 
 // Collective. Shards `module` in place over the mesh's shard axis; parameter
 // objects stay the same, their bytes move. Ranks must hold equal modules with
-// equal values. With one rank nothing is moved and nothing costs anything.
+// equal values. With one rank and without mixed precision nothing is moved and
+// nothing costs anything.
 // Throws Error, on every rank where ranks differ, when: the module has no
 // parameters or is sharded already; a parameter is on the meta device or not
 // on the CPU; a trainable one is no real floating-point tensor; the budget is
-// below its floor; ranks disagree on names, shapes, dtypes or options.
+// below its floor; a dtype of mixed_precision is not among fp32, bf16 and fp16,
+// or would narrow an fp64 parameter; ranks disagree on names, shapes, dtypes or
+// options.
 FullyShardedDataParallel fully_shard(
     torch::nn::Module& module,
     const Mesh& mesh,
