@@ -123,7 +123,7 @@ class Gpt(nn.Module):
         x = self.wte(inputs) + self.wpe(torch.arange(inputs.shape[1]))
         for block in self.h:
             x = block(x)
-        logits = self.lm_head(self.ln_f(x))
+        logits = self.lm_head(self.ln_f(x)).float()
         return F.cross_entropy(
             logits.view(-1, VOCABULARY), targets.reshape(-1)
         )
@@ -147,15 +147,22 @@ def distributed(model, work):
             model, gradient_as_bucket_view=True
         )
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     reshard = work.strategy == "full_shard"
+    bf16 = torch.bfloat16 if work.dtype == "bf16" else None
+    precision = MixedPrecisionPolicy(param_dtype=bf16)
     for block in model.h:
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(
+            block,
+            mesh=mesh,
+            reshard_after_forward=reshard,
+            mp_policy=precision,
+        )
     # The root stays whole between forward and backward either way, as sherd's
     # does: that is fully_shard's own preset.
-    return fully_shard(model, mesh=mesh)
+    return fully_shard(model, mesh=mesh, mp_policy=precision)
 
 
 class RankLoop:
@@ -168,6 +175,13 @@ class RankLoop:
         self.model = distributed(Gpt(work), work)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=LEARNING_RATE, fused=True
+        )
+        # DistributedDataParallel has no mixed precision over fp32 weights on
+        # the CPU but this one.
+        self.autocast = torch.autocast(
+            "cpu",
+            dtype=torch.bfloat16,
+            enabled=work.dtype == "bf16" and work.contender == "ddp",
         )
         self.next = 0
 
@@ -193,7 +207,8 @@ class RankLoop:
     def step(self):
         inputs, targets = self.batches[self.next % BATCHES]
         self.next += 1
-        loss = self.model(inputs, targets)
+        with self.autocast:
+            loss = self.model(inputs, targets)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -227,6 +242,7 @@ def main():
     for name in ("layers", "width", "heads", "sequence", "batch"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--strategy", required=True)
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     work = parser.parse_args()
     torch.set_num_threads(1)
     # Idle contenders wait until it is their turn.

@@ -191,7 +191,11 @@ void add_step_options(CLI::App& app, BenchArguments& arguments) {
       ->capture_default_str();
   app.add_option("-n,--ranks", step.ranks, "Number of ranks")
       ->capture_default_str();
-  app.add_option("--dtype", step.dtype, "fp32")->capture_default_str();
+  app.add_option(
+         "--dtype", step.dtype,
+         "fp32; or bf16: forward and backward in bf16 over fp32 weights and\n"
+         "optimizer state, ddp by autocast")
+      ->capture_default_str();
   app.add_option(
          "--strategy", step.strategy, "full_shard, shard_grad_op or no_shard")
       ->capture_default_str();

@@ -9,20 +9,24 @@ namespace sherd::tools::bench {
 namespace {
 
 std::string sentence(
-    const FirstLosses& a, const FirstLosses& b, std::size_t step) {
+    const FirstLosses& a,
+    const FirstLosses& b,
+    std::size_t step,
+    double tolerance) {
   char text[200];
   std::snprintf(
       text, sizeof text,
       "expected all losses within %g of each other, found in step %zu %s %.6f "
       "and %s %.6f; the times would compare different work",
-      kLossTolerance, step + 1, a.name.c_str(), a.losses[step], b.name.c_str(),
+      tolerance, step + 1, a.name.c_str(), a.losses[step], b.name.c_str(),
       b.losses[step]);
   return text;
 }
 
 }  // namespace
 
-std::string disagreement(const std::vector<FirstLosses>& contenders) {
+std::string disagreement(
+    const std::vector<FirstLosses>& contenders, double tolerance) {
   std::size_t steps = 0;
   for (const auto& each : contenders) {
     steps = std::max(steps, each.comparable);
@@ -39,8 +43,8 @@ std::string disagreement(const std::vector<FirstLosses>& contenders) {
       const double distance =
           std::abs(each.losses[step] - reference->losses[step]);
       // Not ">": a loss that is no number agrees with nothing.
-      if (!(distance <= kLossTolerance)) {
-        return sentence(*reference, each, step);
+      if (!(distance <= tolerance)) {
+        return sentence(*reference, each, step, tolerance);
       }
     }
   }

@@ -10,10 +10,13 @@
 
 namespace sherd::tools::bench {
 
-// Ranks add gradients in another order than one process, and GPTs of this size
+// In fp32. Ranks add gradients in another order than one process, and GPTs of this size
 // then differ by some 1e-6 after a few steps; a contender that does not update,
 // or updates with other gradients, by more than 1e-3.
 constexpr double kLossTolerance = 1e-4;
+// In bf16 a rounding is 65,536 times as large, and not all contenders round in
+// the same places: autocast keeps norms in fp32.
+constexpr double kBf16LossTolerance = 2e-2;
 
 // The first losses of a contender, mean over the ranks.
 struct FirstLosses {
@@ -27,6 +30,8 @@ struct FirstLosses {
 
 // A sentence that names contenders, step and losses; empty when all agree
 // with the first of them that has the step.
-std::string disagreement(const std::vector<FirstLosses>& contenders);
+std::string disagreement(
+    const std::vector<FirstLosses>& contenders,
+    double tolerance = kLossTolerance);
 
 }  // namespace sherd::tools::bench

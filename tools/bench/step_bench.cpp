@@ -76,7 +76,7 @@ std::vector<std::string> rank_command(
   command.insert(command.end(), work.begin(), work.end());
   for (const auto& word :
        {std::string("--contender"), name, std::string("--strategy"),
-        config.strategy}) {
+        config.strategy, std::string("--dtype"), config.dtype}) {
     command.push_back(word);
   }
   if (name == "bound") {
@@ -152,7 +152,9 @@ class Race {
            .losses = entry.contender->run(kFirstSteps, kBlockDeadline).losses,
            .comparable = drifts ? 1 : std::size_t{kFirstSteps}});
     }
-    if (const auto why = disagreement(first); !why.empty()) {
+    const double tolerance =
+        config_.dtype == "bf16" ? kBf16LossTolerance : kLossTolerance;
+    if (const auto why = disagreement(first, tolerance); !why.empty()) {
       throw Error("[bench] " + why, ErrorCode::kFailedPrecondition);
     }
   }

@@ -21,8 +21,7 @@ template <typename T>
 void expect_one_of(
     const char* flag,
     const std::vector<std::string>& known,
-    const std::string& found,
-    const std::string& why = "") {
+    const std::string& found) {
   std::string names;
   for (const auto& name : known) {
     if (name == found) {
@@ -30,7 +29,7 @@ void expect_one_of(
     }
     names += (names.empty() ? "" : ", ") + name;
   }
-  refuse(flag, (known.size() > 1 ? "one of " : "") + names + why, found);
+  refuse(flag, (known.size() > 1 ? "one of " : "") + names, found);
 }
 
 }  // namespace
@@ -43,9 +42,7 @@ void check(const StepConfig& config) {
   work_named(config.work);
   expect_one_of("--mode", {"fsdp"}, config.mode);
   expect_one_of("--exchange", {"collective"}, config.exchange);
-  expect_one_of(
-      "--dtype", {"fp32"}, config.dtype,
-      " (the engine has no mixed precision yet)");
+  expect_one_of("--dtype", {"fp32", "bf16"}, config.dtype);
   expect_one_of(
       "--strategy", {"full_shard", "shard_grad_op", "no_shard"},
       config.strategy);

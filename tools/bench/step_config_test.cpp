@@ -30,6 +30,7 @@ std::string refusal(const std::function<void(StepConfig&)>& change) {
 TEST(StepConfig, ThePresetIsFine) {
   EXPECT_EQ(refusal([](StepConfig&) {}), "");
   EXPECT_EQ(refusal([](StepConfig& c) { c.budget = "64MiB"; }), "");
+  EXPECT_EQ(refusal([](StepConfig& c) { c.dtype = "bf16"; }), "");
 }
 
 TEST(StepConfig, WrongWordsAreRefusedNamingTheRightOnes) {
@@ -37,8 +38,8 @@ TEST(StepConfig, WrongWordsAreRefusedNamingTheRightOnes) {
       refusal([](StepConfig& c) { c.work = "huge"; }),
       AllOf(HasSubstr("wide, small, tiny"), HasSubstr("found huge")));
   EXPECT_THAT(
-      refusal([](StepConfig& c) { c.dtype = "bf16"; }),
-      AllOf(HasSubstr("no mixed precision yet"), HasSubstr("found bf16")));
+      refusal([](StepConfig& c) { c.dtype = "fp16"; }),
+      AllOf(HasSubstr("one of fp32, bf16"), HasSubstr("found fp16")));
   EXPECT_THAT(
       refusal([](StepConfig& c) { c.mode = "ddp"; }),
       AllOf(HasSubstr("--mode: expected fsdp"), HasSubstr("found ddp")));

@@ -56,12 +56,23 @@ std::vector<Piece> pieces_of(
   return pieces;
 }
 
+// The piece's part of its parameter, or of a gradient of it.
+at::Tensor elements_of(const Piece& piece, const at::Tensor& whole) {
+  return whole.detach().view({-1}).narrow(0, piece.begin, piece.count);
+}
+
 class Bound final : public Trainee {
  public:
   Bound(const World& world, const TraineeOptions& options)
       : model_(model_config(options.work)),
         parameters_(model_->parameters()),
         pieces_(pieces_of(parameters_, world.rank(), world.size())) {
+    if (options.dtype == "bf16") {
+      for (const auto& piece : pieces_) {
+        masters_.push_back(elements_of(piece, piece.parameter).clone());
+      }
+      model_->to(torch::kBFloat16);
+    }
     if (world.size() > 1) {
       barrier_.emplace(options.barrier, world.size());
     }
@@ -82,9 +93,10 @@ class Bound final : public Trainee {
   // At the first update, as LibTorch's optimizers: where state lies between
   // gradients in the heap decides how many pages each later step faults in.
   void allocate_state() {
-    for (const auto& piece : pieces_) {
-      const auto slice =
-          piece.parameter.view({-1}).narrow(0, piece.begin, piece.count);
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const auto slice = masters_.empty()
+          ? elements_of(pieces_[i], pieces_[i].parameter)
+          : masters_[i];
       slices_.push_back(slice);
       exp_avgs_.push_back(torch::zeros_like(slice));
       exp_avg_sqs_.push_back(torch::zeros_like(slice));
@@ -99,9 +111,9 @@ class Bound final : public Trainee {
     }
     std::vector<at::Tensor> gradients;
     gradients.reserve(pieces_.size());
-    for (const auto& piece : pieces_) {
-      gradients.push_back(piece.parameter.grad().view({-1}).narrow(
-          0, piece.begin, piece.count));
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      gradients.push_back(elements_of(pieces_[i], pieces_[i].parameter.grad())
+                              .to(slices_[i].scalar_type()));
     }
     const AdamWOptions preset;
     at::_foreach_add_(steps_, 1);
@@ -109,6 +121,9 @@ class Bound final : public Trainee {
         slices_, gradients, exp_avgs_, exp_avg_sqs_, /*max_exp_avg_sqs=*/{},
         steps_, kLearningRate, preset.beta1, preset.beta2, preset.weight_decay,
         preset.epsilon, /*amsgrad=*/false, /*maximize=*/false);
+    for (std::size_t i = 0; i < masters_.size(); ++i) {
+      elements_of(pieces_[i], pieces_[i].parameter).copy_(masters_[i]);
+    }
     for (auto& parameter : parameters_) {
       parameter.mutable_grad().reset();
     }
@@ -117,6 +132,7 @@ class Bound final : public Trainee {
   models::Gpt model_;
   std::vector<at::Tensor> parameters_;
   std::vector<Piece> pieces_;
+  std::vector<at::Tensor> masters_;     // Of pieces in fp32; empty in fp32.
   std::optional<StepBarrier> barrier_;  // Only with several ranks.
   // One element a piece.
   std::vector<at::Tensor> slices_;
@@ -132,6 +148,9 @@ FullyShardOptions shard_options(const TraineeOptions& options) {
     shard.strategy = Strategy::kShardGradOp;
   } else if (options.strategy == "no_shard") {
     shard.strategy = Strategy::kNoShard;
+  }
+  if (options.dtype == "bf16") {
+    shard.mixed_precision.param_dtype = at::kBFloat16;
   }
   if (options.budget_bytes > 0) {
     shard.budget_bytes = options.budget_bytes;

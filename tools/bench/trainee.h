@@ -6,7 +6,8 @@
 //   bound   plain LibTorch and nothing exchanged: every rank runs forward and
 //           backward on its own copy, updates its 1/W of the elements with
 //           fused AdamW, and waits for the others. No data-parallel training
-//           can be faster, since it does all this and exchanges too.
+//           can be faster, since it does all this and exchanges too. In bf16
+//           the copy is bf16 and the 1/W that it updates lies in fp32 beside.
 //   sherd   fully_shard and sherd::AdamW, as in the README.
 //
 // Thread rule: one thread.
@@ -25,6 +26,7 @@ struct TraineeOptions {
   std::string contender;  // "bound" or "sherd".
   Work work;
   std::string strategy;
+  std::string dtype = "fp32";     // Or bf16, over fp32 weights.
   std::int64_t budget_bytes = 0;  // 0: the strategy's.
   std::string barrier;            // File of the bound's StepBarrier.
 };

@@ -283,7 +283,7 @@ void check_llama(const TrainConfig& config) {
 void check(const TrainConfig& config) {
   check_sizes(config);
   one_of("model", {"gpt", "llama"}, config.model);
-  one_of("dtype", {"fp32"}, config.dtype);
+  one_of("dtype", {"fp32", "bf16"}, config.dtype);
   one_of(
       "strategy", {"full_shard", "shard_grad_op", "no_shard"}, config.strategy);
   if (config.dropout < 0.0 || config.dropout >= 1.0) {
@@ -360,7 +360,11 @@ const std::vector<OptionRow>& option_rows() {
       {"weight-decay", "X", "On matrices; biases and norms have none",
        "Training", &C::weight_decay},
       {"clip", "X", "Longest gradient (2-norm); 0: any", "Training", &C::clip},
-      {"dtype", "NAME", "Number format: fp32", "Sharding", &C::dtype},
+      {"dtype", "NAME",
+       "Of forward, backward and messages: fp32 or bf16; weights under "
+       "training\n"
+       "and optimizer state are fp32 either way",
+       "Sharding", &C::dtype},
       {"strategy", "NAME",
        "full_shard: parameters whole only in use; shard_grad_op: whole from\n"
        "forward to backward; no_shard: whole on every rank",

@@ -23,6 +23,9 @@ Strategy strategy_of(const TrainConfig& config) {
 FullyShardOptions shard_options(const TrainConfig& config) {
   FullyShardOptions options;
   options.strategy = strategy_of(config);
+  if (config.dtype == "bf16") {
+    options.mixed_precision.param_dtype = at::kBFloat16;
+  }
   if (config.budget.count > 0) {
     options.budget_bytes = config.budget.count;
   }
