@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/memories.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -8,13 +9,23 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
-#include "exchange/slice_sum.h"
 
 namespace sherd::exchange {
 namespace {
 
 at::Tensor tensor_at(void* memory, std::int64_t numel, c10::ScalarType dtype) {
   return at::from_blob(memory, {numel}, at::TensorOptions().dtype(dtype));
+}
+
+// LibTorch uses helper threads from 32,768 elements on, and the thread that
+// gathers would get a set of its own, beside those that compute.
+constexpr std::int64_t kCastBlock = 32'704;
+
+void cast_in_blocks(const at::Tensor& from, const at::Tensor& to) {
+  for (std::int64_t at = 0; at < from.numel(); at += kCastBlock) {
+    const auto count = std::min(kCastBlock, from.numel() - at);
+    to.narrow(0, at, count).copy_(from.narrow(0, at, count));
+  }
 }
 
 }  // namespace
@@ -69,9 +80,7 @@ at::Tensor Memories::published_shard(
     return shard;
   }
   if (cast.generation != generation) {
-    // Of one piece the sum is a cast. Not copy_(), whose helper threads the
-    // gathering thread would get a set of its own of.
-    sum_slices({&shard, 1}, 1.0, /*accumulate=*/false, cast.values);
+    cast_in_blocks(shard, cast.values);
     cast.generation = generation;
   }
   return cast.values;

@@ -56,6 +56,19 @@ TEST(Memories, FlatsOfAUnitLieInOneSlotOn128Bytes) {
   }
 }
 
+// Longer than a block of the cast, at an odd length.
+TEST(Memories, PublishedShardsAreCastInEveryElement) {
+  const auto model = contract::make_model(
+      1, {{{.numels = {100'001}, .param_dtype = at::kBFloat16}}});
+  Memories memories(model, 0);
+  const auto shard = memories.shard(0, 0).shard;
+  shard.copy_(contract::noise(model, 0, 0, 1));
+  const auto found = memories.published_shard(0, 0, Precision::kParameter, 1);
+  EXPECT_TRUE(found.equal(shard.to(at::kBFloat16)));
+  EXPECT_TRUE(
+      memories.published_shard(0, 0, Precision::kFull, 1).is_same(shard));
+}
+
 TEST(Memories, AReplicatedUnitBorrowsNothing) {
   auto model = mixed_model(2);
   model.placement = Placement::kReplicate;

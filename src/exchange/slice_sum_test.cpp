@@ -86,8 +86,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{torch::kBFloat16, torch::kDouble},
         Case{torch::kDouble, torch::kHalf}));
 
-// A cast is a sum of one piece.
-TEST(SliceSumBlocks, OnePieceIsCastAsLibTorchCasts) {
+TEST(SliceSumBlocks, RoundsAsLibTorchDoes) {
   torch::manual_seed(7);
   const auto values = torch::cat(
       {torch::randn({5000}).mul(torch::rand({5000}).mul(60).sub(30).exp2()),
