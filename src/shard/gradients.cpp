@@ -226,7 +226,8 @@ void Gradients::add_kept(UnitId unit) {
     }
     auto& elsewhere = now.elsewhere[t];
     if (elsewhere.defined()) {
-      elsewhere = elsewhere + sum.view({-1}).to(elsewhere.scalar_type());
+      // Rounded once, after the sum.
+      elsewhere = (elsewhere + sum.view({-1})).to(elsewhere.scalar_type());
     } else {
       room(static_cast<int>(p)).add_(sum.view({-1}));
     }

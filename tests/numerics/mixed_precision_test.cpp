@@ -201,6 +201,29 @@ TEST_P(MixedPrecisionParity, T21MicroBatchesAddUpInFp32) {
   }));
 }
 
+// In bf16, 256 + 0.5 is 256.
+TEST_P(MixedPrecisionParity, T21NoSyncAddsUpInFp32) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    torch::nn::Linear model(4, 3);
+    auto fsdp = fully_shard(*model, world, bf16(torch::kFloat));
+    const auto backward = [&](double x) {
+      model->forward(torch::full({1, 4}, x)).sum().backward();
+    };
+    {
+      const auto scope = fsdp.no_sync();
+      backward(256.0);
+      backward(0.5);
+    }
+    backward(0.5);
+    for (const auto& item : fsdp.named_parameters().items) {
+      const double expected = item.name == "weight" ? 257.0 : 3.0;
+      expect_close(
+          item.slice.grad(), torch::full_like(item.slice, expected), 0.0,
+          item.name);
+    }
+  }));
+}
+
 // Learns one batch by heart.
 template <typename Model>
 void expect_learns(Model model, World& world) {
