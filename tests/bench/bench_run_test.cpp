@@ -75,6 +75,18 @@ TEST(BenchRun, OneRankIsComparedWithPlainLibTorch) {
   EXPECT_TRUE(json["fsdp2_ms"].is_null());
 }
 
+TEST(BenchRun, TheSameInBf16) {
+  for (const char* ranks : {"1", "2"}) {
+    const auto outcome = bench(
+        std::string("--peers none --block-steps 2 --dtype bf16 --ranks ") +
+        ranks);
+    const auto json = result_of(outcome);
+    ASSERT_TRUE(json.is_object()) << outcome.shown;
+    EXPECT_EQ(json["dtype"], "bf16");
+    EXPECT_GT(json["sherd_ratio"], 0.0);
+  }
+}
+
 TEST(BenchRun, AContenderThatCannotStartIsReportedAndNotMeasured) {
   const auto outcome = bench("--ranks 2 --peers none --budget 10");
   EXPECT_EQ(outcome.exit_status, 1);
