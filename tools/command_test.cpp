@@ -88,8 +88,7 @@ TEST(Command, WrongUsageOfBenchExitsWithTwoAndSaysWhy) {
   EXPECT_THAT(refused("bench"), HasSubstr("subcommand"));
   EXPECT_THAT(refused("bench step --typo"), HasSubstr("--typo"));
   EXPECT_THAT(refused("bench step --ranks two"), HasSubstr("two"));
-  EXPECT_THAT(
-      refused("bench step --dtype bf16"), HasSubstr("no mixed precision yet"));
+  EXPECT_THAT(refused("bench step --dtype fp16"), HasSubstr("fp16"));
   EXPECT_THAT(refused("bench step --work huge"), HasSubstr("found huge"));
   EXPECT_THAT(
       sherd("bench step --help").shown,
