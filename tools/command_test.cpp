@@ -1,38 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The built `sherd` command, as a user calls it.
-#include <sys/wait.h>
-#include <array>
-#include <cstdio>
 #include <string>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include "support/shell_command.h"
 
 namespace sherd {
 namespace {
 
+using test::Outcome;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-struct Outcome {
-  int exit_status = -1;
-  std::string shown;  // stdout and stderr.
-};
-
 // Runs "sherd <arguments>" through the shell.
 Outcome sherd(const std::string& arguments) {
-  const std::string line = "'" SHERD_COMMAND "' " + arguments + " 2>&1";
-  Outcome outcome;
-  FILE* pipe = ::popen(line.c_str(), "r");
-  std::array<char, 4096> buffer;  // NOLINT: fread fills it.
-  for (std::size_t count = 1; count > 0;) {
-    count = std::fread(buffer.data(), 1, buffer.size(), pipe);
-    outcome.shown.append(buffer.data(), count);
-  }
-  outcome.exit_status = WEXITSTATUS(::pclose(pipe));
-  return outcome;
+  return test::run_in_shell("'" SHERD_COMMAND "' " + arguments);
 }
 
 TEST(Command, HelpAndVersionAreForNewcomers) {

@@ -2,40 +2,24 @@
 //
 // The built `sherd bench step` for a few steps. Nothing here looks at speed:
 // that the losses of the contenders agree is what it checks by itself.
-#include <sys/wait.h>
-#include <array>
-#include <cstdio>
 #include <sstream>
 #include <string>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include "support/shell_command.h"
 
 namespace sherd {
 namespace {
 
+using test::Outcome;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-struct Outcome {
-  int exit_status = -1;
-  std::string shown;  // stdout and stderr.
-};
-
 Outcome bench(const std::string& arguments) {
-  const std::string line = "'" SHERD_COMMAND
-                           "' bench step --work tiny --rounds-max 1 " +
-      arguments + " 2>&1";
-  Outcome outcome;
-  FILE* pipe = ::popen(line.c_str(), "r");
-  std::array<char, 4096> buffer;  // NOLINT: fread fills it.
-  for (std::size_t count = 1; count > 0;) {
-    count = std::fread(buffer.data(), 1, buffer.size(), pipe);
-    outcome.shown.append(buffer.data(), count);
-  }
-  outcome.exit_status = WEXITSTATUS(::pclose(pipe));
-  return outcome;
+  return test::run_in_shell(
+      "'" SHERD_COMMAND "' bench step --work tiny --rounds-max 1 " + arguments);
 }
 
 // The last line.

@@ -5,10 +5,9 @@
 // up in fp32 (T20, T21).
 #include "support/rank_parity.h"
 #include "support/ranks.h"
+#include "support/small_decoders.h"
 
 #include <map>
-#include <sherd/models/gpt.h>
-#include <sherd/models/llama.h>
 #include "exchange/exchange.h"
 
 namespace sherd::test {
@@ -137,35 +136,8 @@ ShardReport expect_mixed_parity(
   return fsdp.report();
 }
 
-models::Gpt gpt() {
-  return models::Gpt(models::GptConfig{
-      .layers = 3,
-      .width = 16,
-      .heads = 2,
-      .sequence = 8,
-      .vocabulary = 11,
-      .seed = 5});
-}
-
-models::Llama llama() {
-  return models::Llama(models::LlamaConfig{
-      .layers = 3,
-      .width = 16,
-      .heads = 4,
-      .kv_heads = 2,
-      .intermediate = 20,
-      .sequence = 8,
-      .vocabulary = 11,
-      .seed = 5});
-}
-
-template <typename Model>
-torch::Tensor token_loss(Model& model, int batch, int rank) {
-  torch::manual_seed(1000 * batch + rank);
-  const auto ids = torch::randint(0, 11, {2, 9}, torch::kLong);
-  return model->loss(
-      ids.slice(1, 0, 8).contiguous(), ids.slice(1, 1, 9).contiguous());
-}
+models::Gpt gpt() { return small_gpt(/*tied=*/true); }
+models::Llama llama() { return small_llama(/*tied=*/false); }
 
 class MixedPrecisionParity : public testing::TestWithParam<int> {};
 

@@ -3,10 +3,8 @@
 // Usual architectures, tied parameters and unusual parameters.
 #include "support/rank_parity.h"
 #include "support/ranks.h"
+#include "support/small_decoders.h"
 #include "support/small_models.h"
-
-#include <sherd/models/gpt.h>
-#include <sherd/models/llama.h>
 
 namespace sherd::test {
 namespace {
@@ -25,26 +23,6 @@ MakeStep sgd() {
       torch::optim::SGDOptions(0.1).momentum(0.9));
 }
 
-models::Gpt gpt(bool tied) {
-  return models::Gpt(models::GptConfig{
-      .layers = 3,
-      .width = 16,
-      .heads = 2,
-      .sequence = 8,
-      .vocabulary = 11,
-      .tied_head = tied,
-      .seed = 5});
-}
-
-// Of any decoder of 8 positions and 11 tokens.
-template <typename Model>
-torch::Tensor token_loss(Model& model, int batch, int rank) {
-  torch::manual_seed(1000 * batch + rank);
-  const auto ids = torch::randint(0, 11, {2, 9}, torch::kLong);
-  return model->loss(
-      ids.slice(1, 0, 8).contiguous(), ids.slice(1, 1, 9).contiguous());
-}
-
 TEST_P(ModelFamilies, GptWithAHeadTiedToTheEmbedding) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const bool tied : {true, false}) {
@@ -55,7 +33,8 @@ TEST_P(ModelFamilies, GptWithAHeadTiedToTheEmbedding) {
       options.tolerance = 1e-6;
       options.step = sgd();
       expect_rank_parity<models::Gpt>(
-          world, [&] { return gpt(tied); }, token_loss<models::Gpt>, options);
+          world, [&] { return small_gpt(tied); }, token_loss<models::Gpt>,
+          options);
     }
   }));
 }
@@ -66,7 +45,8 @@ TEST_P(ModelFamilies, GptIsEqualInBitsForOneBatch) {
     options.steps = 2;
     options.step = steps_of<torch::optim::SGD>(torch::optim::SGDOptions(0.5));
     expect_rank_parity<models::Gpt>(
-        world, [] { return gpt(true); }, token_loss<models::Gpt>, options);
+        world, [] { return small_gpt(true); }, token_loss<models::Gpt>,
+        options);
   }));
 }
 
@@ -77,21 +57,9 @@ TEST_P(ModelFamilies, GptWithAdamW) {
     options.step =
         steps_of<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3));
     expect_rank_parity<models::Gpt>(
-        world, [] { return gpt(true); }, token_loss<models::Gpt>, options);
+        world, [] { return small_gpt(true); }, token_loss<models::Gpt>,
+        options);
   }));
-}
-
-models::Llama llama(bool tied) {
-  return models::Llama(models::LlamaConfig{
-      .layers = 3,
-      .width = 16,
-      .heads = 4,
-      .kv_heads = 2,
-      .intermediate = 20,
-      .sequence = 8,
-      .vocabulary = 11,
-      .tied_head = tied,
-      .seed = 5});
 }
 
 TEST_P(ModelFamilies, LlamaWithGroupedQueries) {
@@ -102,7 +70,7 @@ TEST_P(ModelFamilies, LlamaWithGroupedQueries) {
       options.tolerance = 1e-6;  // As for GPT.
       options.step = sgd();
       const auto report = expect_rank_parity<models::Llama>(
-          world, [&] { return llama(tied); }, token_loss<models::Llama>,
+          world, [&] { return small_llama(tied); }, token_loss<models::Llama>,
           options);
       EXPECT_EQ(report.units, 4);  // The default policy: root and 3 layers.
     }
@@ -115,7 +83,8 @@ TEST_P(ModelFamilies, LlamaIsEqualInBitsForOneBatch) {
     options.steps = 2;
     options.step = steps_of<torch::optim::SGD>(torch::optim::SGDOptions(0.5));
     expect_rank_parity<models::Llama>(
-        world, [] { return llama(false); }, token_loss<models::Llama>, options);
+        world, [] { return small_llama(false); }, token_loss<models::Llama>,
+        options);
   }));
 }
 
