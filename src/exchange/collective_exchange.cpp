@@ -157,20 +157,13 @@ class CollectiveExchange final : public Exchange {
     note_.late = end.late;
     note_.aborted = end.aborted;
     note_.departed = end.departed;
-    auto notes = finish_backward();
+    const auto notes = finish_backward();
     if (!notes.ok()) {
       return fail(notes.status());
     }
     note_ = {};
     ++backward_;
-    auto outcome = combine_notes(model_, notes.value(), ranks_);
-    const bool served = std::exchange(served_, false);
-    if (!outcome.ok() || !served) {
-      return outcome;
-    }
-    auto diverged = std::move(outcome).value();
-    diverged.diverged = true;
-    return diverged;
+    return combine_notes(model_, notes.value(), ranks_);
   }
 
   Status publish(std::uint64_t generation) override {
@@ -390,6 +383,8 @@ class CollectiveExchange final : public Exchange {
     }
     std::vector<at::Tensor> notes;
     const auto job = worker_.post([&] {
+      // All ranks have seen the same: gathers differed.
+      note_.departed = std::exchange(served_, false) || note_.departed;
       auto all = swap_bytes(
           note_.encode(model_), kPayloadTag, "the end of the backward");
       if (all.ok()) {

@@ -105,9 +105,7 @@ Move StepFollower::visit(const std::vector<UnitId>& units, bool in_backward) {
     move.actions = advance(*position + 1);
     return move;
   }
-  ++counters_.deviations;
-  departed_ = true;
-  planned_all_ = false;
+  depart();
   plan_ = begun_alike();
   if (plan_ != nullptr) {
     next_ = visits.size() - 1;
@@ -135,20 +133,33 @@ std::size_t StepFollower::segment_end() const {
   return ended < ends.size() ? ends[ended] : plan_->record.visits.size();
 }
 
+// The latest visit included, and no end of a backward between.
 const StepPlan* StepFollower::begun_alike() const {
   const auto& seen = record_.visits;
   const auto& ended = record_.backward_ends;
-  for (const auto& plan : plans_) {
-    const auto& all = plan.record.visits;
-    const auto& ends = plan.record.backward_ends;
-    if (&plan != plan_ && plan.record.training == record_.training &&
-        all.size() >= seen.size() && ends.size() >= ended.size() &&
-        std::equal(seen.begin(), seen.end(), all.begin()) &&
-        std::equal(ended.begin(), ended.end(), ends.begin())) {
-      return &plan;
-    }
-  }
-  return nullptr;
+  const auto found =
+      std::find_if(plans_.begin(), plans_.end(), [&](const StepPlan& plan) {
+        const auto& all = plan.record.visits;
+        const auto& ends = plan.record.backward_ends;
+        return plan.record.training == record_.training &&
+            all.size() >= seen.size() && ends.size() >= ended.size() &&
+            (ends.size() == ended.size() ||
+             ends[ended.size()] >= seen.size()) &&
+            std::equal(seen.begin(), seen.end(), all.begin()) &&
+            std::equal(ended.begin(), ended.end(), ends.begin());
+      });
+  return found == plans_.end() ? nullptr : &*found;
+}
+
+void StepFollower::leave() {
+  plan_ = nullptr;
+  planned_all_ = false;
+}
+
+void StepFollower::depart() {
+  ++counters_.deviations;
+  departed_ = true;
+  leave();
 }
 
 std::vector<PlannedActions> StepFollower::advance(std::size_t next) {
@@ -172,10 +183,7 @@ Move StepFollower::end_backward() {
     if (ended < ends.size()) {
       move.actions = advance(std::max(next_, ends[ended]));
     } else {
-      ++counters_.deviations;
-      departed_ = true;
-      planned_all_ = false;
-      plan_ = nullptr;
+      depart();
     }
   }
   record_.backward_ends.push_back(record_.visits.size());

@@ -64,8 +64,12 @@ class StepFollower {
   Move visit(const std::vector<UnitId>& units, bool in_backward);
   // What the plan does up to there, visited or not.
   Move end_backward();
-  // The rest of the step has no plan.
-  void leave() { plan_ = nullptr; }
+  // The rest of the step has no plan, on any rank.
+  void leave();
+  // The same for this rank alone, which others have to learn of.
+  void depart();
+  // Ranks know different plans. They would for ever: each adds its own.
+  void forget_plans() { plans_.clear(); }
   // The step is over: makes a plan of it where it had none.
   void end_step(std::int64_t budget_bytes);
 

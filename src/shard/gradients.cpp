@@ -24,6 +24,10 @@ void zero_elements(
   }
 }
 
+at::Tensor dense_of(const at::Tensor& gradient) {
+  return (gradient.is_sparse() ? gradient.to_dense() : gradient).detach();
+}
+
 }  // namespace
 
 Gradients::Gradients(
@@ -179,8 +183,7 @@ void Gradients::place(int parameter, const at::Tensor& gradient) {
   const auto& target = targets_[static_cast<std::size_t>(parameter)];
   auto& unit = state(target.unit);
   const auto t = static_cast<std::size_t>(target.trainable);
-  const auto dense =
-      (gradient.is_sparse() ? gradient.to_dense() : gradient).detach();
+  const auto dense = dense_of(gradient);
   auto slot = room(parameter);
   auto& elsewhere = unit.elsewhere[t];
   if (unit.used[t] && elsewhere.defined()) {
@@ -201,8 +204,7 @@ void Gradients::keep(int parameter, const at::Tensor& gradient) {
   if (!gradient.defined()) {
     return;
   }
-  const auto dense =
-      (gradient.is_sparse() ? gradient.to_dense() : gradient).detach();
+  const auto dense = dense_of(gradient);
   auto& sum = kept_[static_cast<std::size_t>(parameter)];
   if (sum.defined()) {
     sum.add_(dense);
@@ -236,11 +238,7 @@ void Gradients::add_kept(UnitId unit) {
 }
 
 Result<bool> Gradients::finish_kept(const std::string& aborted, bool departed) {
-  exchange::BackwardEnd end;
-  end.aborted = aborted;
-  end.departed = departed;
-  end.late.assign(units_.size(), false);
-  const auto outcome = exchange_.end_backward(end);
+  const auto outcome = round(aborted, departed);
   if (!outcome.ok()) {
     kept_.assign(kept_.size(), {});
     return outcome.status();

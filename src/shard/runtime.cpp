@@ -266,8 +266,8 @@ void Runtime::gradient_arrived(int parameter, const at::Tensor& gradient) {
   exchange_->progress();
 }
 
-// Units used last in forward have their gradients first. Every rank made the
-// same visits, so every rank has the same order.
+// Units used last in forward have their gradients first. Ranks that left out
+// different visits have different orders, which the exchange takes.
 void Runtime::order_reductions() {
   if (!visited_.empty()) {
     gradients_->set_order({visited_.rbegin(), visited_.rend()});
@@ -352,7 +352,7 @@ NamedParameters Runtime::named_parameters() {
   }
   named.publish = [weak = weak_from_this()] {
     if (auto self = weak.lock()) {
-      self->publish_step();
+      self->publish_now(/*keep_frozen=*/true);
     }
   };
   named.claim = [weak = weak_from_this()] {
@@ -389,7 +389,6 @@ std::shared_ptr<void> Runtime::claim_publishing() {
 }
 
 void Runtime::publish() { publish_now(/*keep_frozen=*/false); }
-void Runtime::publish_step() { publish_now(/*keep_frozen=*/true); }
 
 void Runtime::publish_now(bool keep_frozen) {
   const std::lock_guard lock(mu_);

@@ -90,7 +90,6 @@ class Runtime final : public ShardingEngine,
   void order_reductions();
   void synchronised_backward_ended();
   std::shared_ptr<void> claim_publishing();
-  void publish_step();
   void publish_now(bool keep_frozen);
   void publish_locked(bool keep_frozen);
   void warn_of_idle_optimizer();

@@ -90,7 +90,7 @@ void UnitCache::visit(const Visit& units, bool training, bool in_backward) {
     const bool first =
         follower_.begins_step(together, training || in_backward, budget);
     if (first && !in_backward) {
-      follower_.begin_step(training, ranks_agree() && !by_hand_);
+      begin_step(training);
     }
     if (!first || !in_backward) {
       carry_out(follower_.visit(together, in_backward));
@@ -100,6 +100,14 @@ void UnitCache::visit(const Visit& units, bool training, bool in_backward) {
   for (const auto unit : units) {
     finish(unit);
   }
+}
+
+void UnitCache::begin_step(bool training) {
+  const bool agree = ranks_agree();
+  if (!agree) {
+    follower_.forget_plans();
+  }
+  follower_.begin_step(training, agree && !by_hand_);
 }
 
 // Collective: whether all ranks know the same plans.
@@ -130,7 +138,7 @@ void UnitCache::carry_out(const plan::Move& move) {
     }
     for (const auto unit : actions->unshard) {
       if (!start(unit, in_backward)) {
-        follower_.leave();
+        follower_.depart();
         return;
       }
     }
@@ -139,15 +147,13 @@ void UnitCache::carry_out(const plan::Move& move) {
 
 // Other units than the plan takes to be whole would take its room.
 void UnitCache::enter_plan(const std::vector<UnitId>& whole) {
-  for (UnitId unit = 0; unit < residency_.units(); ++unit) {
-    if (residency_.resident(unit) && !residency_.pinned(unit) &&
-        !std::binary_search(whole.begin(), whole.end(), unit)) {
-      drop(unit);
-    }
-  }
+  drop_if([&](UnitId unit) {
+    return !residency_.pinned(unit) &&
+        !std::binary_search(whole.begin(), whole.end(), unit);
+  });
   for (const auto unit : whole) {
     if (!start(unit, false)) {
-      follower_.leave();
+      follower_.depart();
       return;
     }
   }
@@ -194,27 +200,16 @@ void UnitCache::unshard() {
 }
 
 void UnitCache::release_all() {
-  leave_plan();
-  for (UnitId unit = 0; unit < residency_.units(); ++unit) {
-    if (residency_.resident(unit)) {
-      drop(unit);
-    }
-  }
+  follower_.leave();
+  drop_if([](UnitId) { return true; });
 }
 
 void UnitCache::end_step(bool keep_frozen) {
   by_hand_ = false;
   follower_.end_step(residency_.budget_bytes().value_or(all_bytes_));
-  if (!keep_frozen) {
-    drop_all();
-    return;
-  }
-  for (UnitId unit = 0; unit < residency_.units(); ++unit) {
-    if (!options_.replicated && residency_.resident(unit) &&
-        !is_frozen(spec(unit))) {
-      drop(unit);
-    }
-  }
+  drop_if([&](UnitId unit) {
+    return !options_.replicated && !(keep_frozen && is_frozen(spec(unit)));
+  });
 }
 
 // ---- one unit ----
@@ -236,11 +231,16 @@ void UnitCache::finish(UnitId unit) {
   if (on_their_way_.erase(unit) == 0) {
     return;
   }
+  fill(unit, addresses_of(unit));
+}
+
+// Waits for the unit.
+std::vector<void*> UnitCache::addresses_of(UnitId unit) {
   auto addresses = exchange_.wait_for_unshard(unit);
   if (!addresses.ok()) {
     options_.fail(addresses.status());
   }
-  fill(unit, addresses.value());
+  return std::move(addresses).value();
 }
 
 void UnitCache::drop(UnitId unit) {
@@ -250,12 +250,16 @@ void UnitCache::drop(UnitId unit) {
   exchange_.reshard(unit);
 }
 
-void UnitCache::drop_all() {
+void UnitCache::drop_if(const std::function<bool(UnitId)>& which) {
   for (UnitId unit = 0; unit < residency_.units(); ++unit) {
-    if (!options_.replicated && residency_.resident(unit)) {
+    if (residency_.resident(unit) && which(unit)) {
       drop(unit);
     }
   }
+}
+
+void UnitCache::drop_all() {
+  drop_if([&](UnitId) { return !options_.replicated; });
 }
 
 void UnitCache::bring_in(const Visit& units, bool in_backward) {
@@ -311,11 +315,7 @@ PlanReport UnitCache::plan_report() const {
 std::vector<void*> UnitCache::fetch(UnitId unit) {
   request(unit, false, exchange::Precision::kFull);
   on_their_way_.erase(unit);
-  auto addresses = exchange_.wait_for_unshard(unit);
-  if (!addresses.ok()) {
-    options_.fail(addresses.status());
-  }
-  return addresses.value();
+  return addresses_of(unit);
 }
 
 void UnitCache::fill(UnitId unit, const std::vector<void*>& addresses) {

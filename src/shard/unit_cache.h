@@ -86,6 +86,7 @@ class UnitCache {
   const exchange::UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
+  void begin_step(bool training);
   bool ranks_agree();
   void enter_plan(const std::vector<UnitId>& whole);
   void carry_out(const plan::Move& move);
@@ -95,7 +96,10 @@ class UnitCache {
       bool in_backward,
       exchange::Precision precision = exchange::Precision::kParameter);
   void finish(UnitId unit);
+  std::vector<void*> addresses_of(UnitId unit);
   void drop(UnitId unit);
+  // Of the whole units those for which `which` holds.
+  void drop_if(const std::function<bool(UnitId)>& which);
   void drop_all();
   bool fits(UnitId unit) const;
   void bring_in(const Visit& units, bool in_backward);

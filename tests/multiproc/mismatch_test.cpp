@@ -174,6 +174,30 @@ TEST_P(Mismatch, T39PlannedUnitsMayBeLeftOutWhereOnlyGradientsDiffer) {
   }));
 }
 
+// All units are whole, so that another order is no other gather. The rank that
+// took it has a plan of its own afterwards; ranks forget theirs and agree anew.
+TEST_P(Mismatch, T39RanksFollowAPlanAgainAfterOneWentAnotherWay) {
+  const int last = GetParam() - 1;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    RankParity options;
+    options.steps = 6;
+    options.shard.strategy = Strategy::kShardGradOp;
+    const auto report = expect_rank_parity<Chain>(
+        world, chain,
+        [&](Chain& model, int batch, int rank) {
+          const bool other = batch == 2 && rank == last;
+          return visit(
+              model,
+              other ? std::vector<std::size_t>{0, 2, 1, 3}
+                    : std::vector<std::size_t>{0, 1, 2, 3});
+        },
+        options);
+    EXPECT_EQ(report.plan.deviations, world.rank() == last ? 1 : 0);
+    // Not the first, nor the one after that in which they differ.
+    EXPECT_GE(report.plan.steps_planned, 3);
+  }));
+}
+
 TEST_P(Mismatch, T39VisitsOfOneRankAloneEndAtTheDeadline) {
   const int ranks = GetParam();
   expect_all_ok(run_ranks(
