@@ -55,7 +55,7 @@ torch::Tensor forward(Chain& model, Peak& peak) {
 
 class Memory : public testing::TestWithParam<int> {};
 
-TEST_P(Memory, PagesOfWholeUnitsNeverExceedTheBudget) {
+TEST_P(Memory, T29PagesOfWholeUnitsNeverExceedTheBudget) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     const auto total = (kLayers + 1) * kLayerBytes;  // The head, generously.
     for (const auto budget :
@@ -78,7 +78,7 @@ TEST_P(Memory, PagesOfWholeUnitsNeverExceedTheBudget) {
   }));
 }
 
-TEST_P(Memory, ABackwardNeedsTheBudgetAndItsGradientSlotsAndNoMore) {
+TEST_P(Memory, T29ABackwardNeedsTheBudgetAndItsGradientSlotsAndNoMore) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const auto budget : {2 * kLayerBytes, 5 * kLayerBytes}) {
       Chain model(kLayers, kWidth);
@@ -119,7 +119,7 @@ TEST_P(Memory, ABackwardNeedsTheBudgetAndItsGradientSlotsAndNoMore) {
   }));
 }
 
-TEST_P(Memory, ShardingFreesTheOriginals) {
+TEST_P(Memory, T29ShardingFreesTheOriginals) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     const auto before = anonymous_bytes();
     Chain model(kLayers, kWidth);
@@ -132,7 +132,7 @@ TEST_P(Memory, ShardingFreesTheOriginals) {
   }));
 }
 
-TEST_P(Memory, ModelAndHandleTakeTheirMemoryWithThem) {
+TEST_P(Memory, T29ModelAndHandleTakeTheirMemoryWithThem) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     const auto train = [&](bool handle_first) {
       auto model = std::make_unique<Chain>(kLayers, kWidth);
@@ -161,7 +161,7 @@ TEST_P(Memory, ModelAndHandleTakeTheirMemoryWithThem) {
   }));
 }
 
-TEST_P(Memory, AnUnfinishedBackwardLeavesNothingBehind) {
+TEST_P(Memory, T29AnUnfinishedBackwardLeavesNothingBehind) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     const auto abandon = [&] {
       Chain model(kLayers, kWidth);

@@ -153,7 +153,7 @@ TEST_P(Accumulation, AReadOnlySummonLeavesGraphsUsable) {
 }
 
 // What the plan says is what the exchange counted, from the floor to everything.
-TEST_P(Accumulation, T11ThePlanPredictsWhatIsGathered) {
+TEST_P(Accumulation, T11T27ThePlanPredictsWhatIsGathered) {
   if (GetParam() == 1) {
     return;
   }
