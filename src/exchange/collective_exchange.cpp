@@ -213,6 +213,7 @@ class CollectiveExchange final : public Exchange {
   const ExchangeCounters& counters() const override {
     if (memories_) {
       memories_->add_to(counters_);
+      counters_.reduces_under_way_peak = reductions_->under_way_peak();
     }
     return counters_;
   }

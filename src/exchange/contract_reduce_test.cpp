@@ -42,6 +42,52 @@ TEST_P(ExchangeReduce, SumsSmallIntegersExactly) {
   });
 }
 
+TEST_P(ExchangeReduce, T31NoMoreReductionsAreUnderWayThanAsked) {
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    for (int backward = 0; backward < 20; ++backward) {
+      for (const UnitId unit : {2, 1, 0}) {
+        const auto& spec = model.units[static_cast<std::size_t>(unit)];
+        fill_gradients(*seat.exchange, model, unit, seat.rank);
+        auto options = reduce_options(spec);
+        options.under_way_max = 1;
+        seat.exchange->start_reduce(unit, options).throw_if_failed();
+      }
+      seat.exchange->end_backward(backward_end(model))
+          .status()
+          .throw_if_failed();
+      expect_sums(*seat.exchange, model, seat.rank, ranks());
+    }
+    EXPECT_EQ(seat.exchange->counters().reduces_under_way_peak, 1);
+  });
+}
+
+// Rank 0 may not wait for the others for ever: they wait for what it does next.
+TEST_P(ExchangeReduce, T31ALimitIsGivenUpWherePeersDoOtherThingsFirst) {
+  Marks marks;
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    if (seat.rank != 0) {
+      marks.wait_for(0);
+    }
+    for (const UnitId unit : {2, 1, 0}) {
+      const auto& spec = model.units[static_cast<std::size_t>(unit)];
+      fill_gradients(*seat.exchange, model, unit, seat.rank);
+      auto options = reduce_options(spec);
+      options.under_way_max = 1;
+      seat.exchange->start_reduce(unit, options).throw_if_failed();
+    }
+    if (seat.rank == 0 && ranks() > 1) {
+      EXPECT_EQ(seat.exchange->counters().reduces_under_way_peak, 3);
+    }
+    marks.set(seat.rank);
+    seat.exchange->end_backward(backward_end(model)).status().throw_if_failed();
+    expect_sums(*seat.exchange, model, seat.rank, ranks());
+  });
+}
+
 TEST_P(ExchangeReduce, SumsInRankOrderThenScales) {
   with().run([&](Seat& seat) {
     const auto model = mixed_model(ranks());

@@ -114,6 +114,11 @@ struct ReduceOptions {
   // contiguous, of the slot's dtype, unchanged until end_backward(). Only of a
   // parameter that travels alone; undefined: in the slot.
   std::vector<at::Tensor> gradients;
+  // Reductions under way at most, this one included: start_reduce() waits for
+  // older ones to end. Not for ever, since peers that do other things first
+  // may need this rank to go on; after a second this backward has no limit any
+  // more. 0: none.
+  int under_way_max = 0;
 };
 
 struct BackwardEnd {
@@ -146,6 +151,7 @@ struct ExchangeCounters {
   std::int64_t unshards = 0;
   std::int64_t unsharded_bytes = 0;  // Bytes of units made whole.
   std::int64_t reduces = 0;
+  std::int64_t reduces_under_way_peak = 0;
   std::int64_t slot_bytes = 0;  // Allocated now for unsharded units.
   std::int64_t slot_bytes_peak = 0;
   std::int64_t gradient_bytes = 0;  // Allocated now for gradient slots.
@@ -184,7 +190,7 @@ class Exchange {
 
   // Gives the slot to be summed over ranks, in rank order and fp32, into
   // ShardMemory::gradient. Each trainable unit once per backward (plus agreed
-  // late rounds), whatever the order. Never waits for a peer.
+  // late rounds), whatever the order. Waits only as options.under_way_max says.
   [[nodiscard]] virtual Status start_reduce(
       UnitId unit, const ReduceOptions& options) = 0;
 

@@ -2,6 +2,7 @@
 #include "exchange/reductions.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include <ATen/ops/from_blob.h>
@@ -12,6 +13,7 @@ namespace sherd::exchange {
 namespace {
 
 constexpr std::int64_t kPieceAlignment = 64;
+constexpr std::chrono::seconds kPatience{1};
 
 // Of one staged piece, rounded up so that the next one is aligned.
 std::int64_t piece_bytes(
@@ -73,7 +75,17 @@ std::int64_t Reductions::staging_bytes(UnitId unit) const {
   return bytes;
 }
 
+// A peer that is behind sends what is waited for in any case. One that does
+// other things first may wait for something that this rank does next.
+void Reductions::make_way(int under_way_max) {
+  const auto most = static_cast<std::uint64_t>(under_way_max);
+  if (most > 0 && last_job_ >= most && !waited_in_vain_) {
+    waited_in_vain_ = !worker_.wait_for(last_job_ + 1 - most, kPatience);
+  }
+}
+
 void Reductions::start(UnitId unit, const ReduceOptions& options) {
+  make_way(options.under_way_max);
   reclaim();
   const auto shared = std::make_shared<Reduction>();
   auto& reduction = *shared;
@@ -89,6 +101,8 @@ void Reductions::start(UnitId unit, const ReduceOptions& options) {
     summed_.push_back(shared);
     return status;
   });
+  under_way_peak_ = std::max(
+      under_way_peak_, static_cast<std::int64_t>(last_job_ - worker_.ended()));
 }
 
 void Reductions::post_unit(Reduction& reduction) {
@@ -193,6 +207,7 @@ Status Reductions::complete(const Reduction& reduction) {
 
 Status Reductions::finish() {
   auto status = worker_.wait(last_job_);
+  waited_in_vain_ = false;
   reclaim();
   return status.ok() ? share_replicated() : status;
 }

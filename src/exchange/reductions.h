@@ -26,7 +26,7 @@ class Reductions {
   // All must outlive it.
   Reductions(const ModelSpec& model, Link& via, Memories& memories);
 
-  // Takes the unit's gradient slot. Never waits.
+  // Takes the unit's gradient slot. Waits as options.under_way_max says.
   void start(UnitId unit, const ReduceOptions& options);
 
   // Takes back the memory of what is summed, and tells the first failure so
@@ -34,6 +34,7 @@ class Reductions {
   Status progress();
 
   bool under_way() const { return worker_.busy(); }
+  std::int64_t under_way_peak() const { return under_way_peak_; }
 
   // Waits until all are summed; replicated gradients are then shared, so that
   // every rank has all of them.
@@ -59,6 +60,7 @@ class Reductions {
   int tag(UnitId unit, std::size_t flat) const;
   const std::vector<Segment>& segments(UnitId unit, std::size_t flat) const;
   std::int64_t staging_bytes(UnitId unit) const;
+  void make_way(int under_way_max);
   void post_unit(Reduction& reduction);
   void post_segment(
       Reduction& reduction,
@@ -79,7 +81,9 @@ class Reductions {
   const std::vector<int> first_flat_;
   std::vector<std::vector<Segment>> segments_;  // By flat of the model.
   std::vector<UnitId> started_;                 // Since the last finish().
-  std::uint64_t last_job_ = 0;
+  std::uint64_t last_job_ = 0;                  // All jobs are reductions.
+  bool waited_in_vain_ = false;                 // Since the last finish().
+  std::int64_t under_way_peak_ = 0;
   std::mutex mu_;
   // Guarded by mu_: by the worker done with, memory not yet given back.
   std::vector<std::shared_ptr<Reduction>> summed_;

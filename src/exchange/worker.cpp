@@ -41,6 +41,16 @@ Status Worker::wait(std::uint64_t number) {
   return failure_;
 }
 
+bool Worker::wait_for(std::uint64_t number, std::chrono::milliseconds time) {
+  std::unique_lock lock(mu_);
+  return changed_.wait_for(lock, time, [&] { return ended_ >= number; });
+}
+
+std::uint64_t Worker::ended() const {
+  const std::lock_guard lock(mu_);
+  return ended_;
+}
+
 Status Worker::failure() const {
   const std::lock_guard lock(mu_);
   return failure_;

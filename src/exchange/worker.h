@@ -6,6 +6,7 @@
 // Thread rule: any thread.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -34,6 +35,12 @@ class Worker {
   // Returns when that job and all before it have ended: the first failure of
   // any job so far, or success.
   [[nodiscard]] Status wait(std::uint64_t number);
+
+  // Whether that job and all before it ended within that time.
+  bool wait_for(std::uint64_t number, std::chrono::milliseconds time);
+
+  // How many jobs have ended.
+  std::uint64_t ended() const;
 
   // Some job has not ended yet.
   bool busy() const;

@@ -31,6 +31,20 @@ TEST(Worker, DoesJobsInOrderBesideTheCaller) {
   }
 }
 
+TEST(Worker, AWaitMayHaveAnEnd) {
+  Worker worker("test");
+  std::latch may_go(1);
+  const auto job = worker.post([&] {
+    may_go.wait();
+    return Status();
+  });
+  EXPECT_FALSE(worker.wait_for(job, std::chrono::milliseconds(1)));
+  EXPECT_EQ(worker.ended(), 0U);
+  may_go.count_down();
+  EXPECT_TRUE(worker.wait_for(job, std::chrono::minutes(1)));
+  EXPECT_EQ(worker.ended(), 1U);
+}
+
 TEST(Worker, TheFirstFailureEndsTheWorkAndStays) {
   Worker worker("test");
   bool ran = false;

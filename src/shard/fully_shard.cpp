@@ -30,6 +30,10 @@ void check_options(const Mesh& mesh, const FullyShardOptions& options) {
   SHERD_CHECK(
       !options.budget_bytes || options.strategy != Strategy::kNoShard,
       "[shard] no_shard takes no byte budget: nothing is ever gathered");
+  SHERD_CHECK(
+      options.reductions_under_way_max >= 0,
+      "[shard] options.reductions_under_way_max is ",
+      options.reductions_under_way_max, "; expected 0 (no limit) or more");
 }
 
 void check_not_sharded(const shard::ModelUnits& model) {
@@ -179,6 +183,7 @@ FullyShardedDataParallel fully_shard(
   shard::RuntimeOptions runtime_options;
   runtime_options.rank = mesh.shard_index();
   runtime_options.ranks = ranks;
+  runtime_options.reductions_under_way_max = options.reductions_under_way_max;
   if (ranks == 1) {
     // What the module shows is the cast of what the optimizer holds; there is
     // nothing to gather, and dropping it would save half of it at most.

@@ -34,11 +34,13 @@ Gradients::Gradients(
     const ModelUnits& model,
     exchange::Exchange& exchange,
     Slices& slices,
-    double scale)
+    double scale,
+    int under_way_max)
     : model_(model),
       exchange_(exchange),
       slices_(slices),
       scale_(scale),
+      under_way_max_(under_way_max),
       trainable_(model.units.size()),
       units_(model.units.size()) {
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
@@ -252,6 +254,7 @@ Status Gradients::reduce(UnitId unit) {
   auto& now = state(unit);
   exchange::ReduceOptions options;
   options.scale = scale_;
+  options.under_way_max = under_way_max_;
   options.accumulate = now.reduced ? std::vector<bool>(now.slot.size(), true)
                                    : slices_.accumulation(unit);
   options.used = now.used;

@@ -20,12 +20,14 @@ namespace sherd::shard {
 
 class Gradients {
  public:
-  // All must outlive it. `scale` multiplies every sum over ranks.
+  // All must outlive it. `scale` multiplies every sum over ranks;
+  // `under_way_max` is that of exchange::ReduceOptions.
   Gradients(
       const ModelUnits& model,
       exchange::Exchange& exchange,
       Slices& slices,
-      double scale);
+      double scale,
+      int under_way_max = 0);
 
   // The order in which units are reduced, for the next backward; units left
   // out come last. REQUIRES: no gradient has come since the last finish().
@@ -89,6 +91,7 @@ class Gradients {
   exchange::Exchange& exchange_;
   Slices& slices_;
   const double scale_;
+  const int under_way_max_;
   std::vector<Target> targets_;              // By parameter.
   std::vector<std::vector<int>> trainable_;  // By unit: parameters.
   std::vector<at::Tensor> kept_;             // By parameter; may be undefined.

@@ -86,7 +86,8 @@ Runtime::Runtime(
   slices_ = std::make_unique<Slices>(
       model_, *exchange_, options_.rank, /*owner_of_all=*/replicate);
   gradients_ = std::make_unique<Gradients>(
-      model_, *exchange_, *slices_, 1.0 / options_.ranks);
+      model_, *exchange_, *slices_, 1.0 / options_.ranks,
+      options_.reductions_under_way_max);
 }
 
 Runtime::~Runtime() { close(); }
@@ -559,6 +560,7 @@ ShardReport Runtime::report() {
   report.unshards = counters.unshards;
   report.unsharded_bytes = counters.unsharded_bytes;
   report.reduces = counters.reduces;
+  report.reduces_under_way_peak = counters.reduces_under_way_peak;
   report.backwards = backwards_;
   report.plan = cache_->plan_report();
   return report;

@@ -35,6 +35,7 @@ struct RuntimeOptions {
   int ranks = 1;
   Strategy strategy = Strategy::kFullShard;
   std::optional<std::int64_t> budget_bytes;
+  int reductions_under_way_max = 0;
 };
 
 class Runtime final : public ShardingEngine,

@@ -62,6 +62,12 @@ struct FullyShardOptions {
   // Behaviour. Instead of the strategy's: bytes of unsharded units at most; at
   // least the largest set of units that one operator uses. Not for kNoShard.
   std::optional<std::int64_t> budget_bytes = std::nullopt;
+  // Behaviour. Units whose gradients are on their way to their owners at a time;
+  // bounds the memory of gradients where backward is faster than the network,
+  // and then has to wait for the oldest. Not for ever, as ranks that visit units
+  // in different orders may need each other: a backward that has waited a second
+  // goes on without a limit. 0: none.
+  int reductions_under_way_max = 4;
   // Behaviour. Parameters and buffers get rank 0's values first; otherwise
   // ranks must hold equal ones. Mirrors FSDP(sync_module_states=True).
   bool sync_module_states = false;
@@ -108,6 +114,7 @@ struct ShardReport {
   std::int64_t unshards = 0;         // Units gathered so far.
   std::int64_t unsharded_bytes = 0;  // Their bytes.
   std::int64_t reduces = 0;
+  std::int64_t reduces_under_way_peak = 0;
   std::int64_t backwards = 0;  // Synchronised ones.
   PlanReport plan;
 };
