@@ -9,6 +9,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -33,9 +34,28 @@ GptConfig checked(const GptConfig& config) {
   return config;
 }
 
-torch::nn::LayerNorm norm(std::int64_t width) {
-  return torch::nn::LayerNorm(
-      torch::nn::LayerNormOptions({width}).eps(kNormEpsilon));
+// LibTorch's layers are made on the CPU, one at a time here.
+template <typename Layer>
+Layer on(at::Device device, Layer layer) {
+  for (const auto& parameter : layer->parameters(/*recurse=*/false)) {
+    if (device != parameter.device()) {
+      // set_data() refuses another kind of device.
+      parameter.unsafeGetTensorImpl()->shallow_copy_from(
+          at::empty_like(parameter.detach(), device).getIntrusivePtr());
+    }
+  }
+  return layer;
+}
+
+torch::nn::LayerNorm norm(const GptConfig& config) {
+  return on(
+      config.device,
+      torch::nn::LayerNorm(
+          torch::nn::LayerNormOptions({config.width}).eps(kNormEpsilon)));
+}
+
+torch::nn::Embedding embedding(std::int64_t rows, const GptConfig& config) {
+  return on(config.device, torch::nn::Embedding(rows, config.width));
 }
 
 at::Tensor drop(const at::Tensor& x, double p, bool training) {
@@ -44,9 +64,10 @@ at::Tensor drop(const at::Tensor& x, double p, bool training) {
 
 }  // namespace
 
-ProjectionImpl::ProjectionImpl(std::int64_t in, std::int64_t out)
-    : weight(register_parameter("weight", at::empty({in, out}))),
-      bias(register_parameter("bias", at::empty({out}))) {}
+ProjectionImpl::ProjectionImpl(
+    std::int64_t in, std::int64_t out, at::Device device)
+    : weight(register_parameter("weight", at::empty({in, out}, device))),
+      bias(register_parameter("bias", at::empty({out}, device))) {}
 
 at::Tensor ProjectionImpl::forward(const at::Tensor& x) {
   auto shape = x.sizes().vec();
@@ -58,9 +79,9 @@ AttentionImpl::AttentionImpl(const GptConfig& config)
     : heads_(config.heads),
       dropout_(config.dropout),
       c_attn_(register_module(
-          "c_attn", Projection(config.width, 3 * config.width))),
-      c_proj_(
-          register_module("c_proj", Projection(config.width, config.width))) {}
+          "c_attn", Projection(config.width, 3 * config.width, config.device))),
+      c_proj_(register_module(
+          "c_proj", Projection(config.width, config.width, config.device))) {}
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   const auto rows = x.size(0);
@@ -81,10 +102,11 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x) {
 }
 
 MlpImpl::MlpImpl(const GptConfig& config)
-    : c_fc_(
-          register_module("c_fc", Projection(config.width, 4 * config.width))),
+    : c_fc_(register_module(
+          "c_fc", Projection(config.width, 4 * config.width, config.device))),
       c_proj_(register_module(
-          "c_proj", Projection(4 * config.width, config.width))) {}
+          "c_proj",
+          Projection(4 * config.width, config.width, config.device))) {}
 
 at::Tensor MlpImpl::forward(const at::Tensor& x) {
   return c_proj_->forward(at::gelu(c_fc_->forward(x), "tanh"));
@@ -92,9 +114,9 @@ at::Tensor MlpImpl::forward(const at::Tensor& x) {
 
 BlockImpl::BlockImpl(const GptConfig& config)
     : dropout_(config.dropout),
-      ln_1_(register_module("ln_1", norm(config.width))),
+      ln_1_(register_module("ln_1", norm(config))),
       attn_(register_module("attn", Attention(config))),
-      ln_2_(register_module("ln_2", norm(config.width))),
+      ln_2_(register_module("ln_2", norm(config))),
       mlp_(register_module("mlp", Mlp(config))) {}
 
 at::Tensor BlockImpl::forward(const at::Tensor& x) {
@@ -106,23 +128,24 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
 GptImpl::GptImpl(const GptConfig& config)
     : LanguageModel(config.seed),
       config_(checked(config)),
-      wte_(register_module(
-          "wte", torch::nn::Embedding(config.vocabulary, config.width))),
-      wpe_(register_module(
-          "wpe", torch::nn::Embedding(config.sequence, config.width))),
+      wte_(register_module("wte", embedding(config.vocabulary, config))),
+      wpe_(register_module("wpe", embedding(config.sequence, config))),
       h_(register_module("h", torch::nn::ModuleList())),
-      ln_f_(register_module("ln_f", norm(config.width))) {
+      ln_f_(register_module("ln_f", norm(config))) {
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
     h_->push_back(Block(config_));
   }
   if (!config_.tied_head) {
     lm_head_ = register_module(
         "lm_head",
-        torch::nn::Linear(
-            torch::nn::LinearOptions(config_.width, config_.vocabulary)
-                .bias(false)));
+        on(config_.device,
+           torch::nn::Linear(
+               torch::nn::LinearOptions(config_.width, config_.vocabulary)
+                   .bias(false))));
   }
-  reset_parameters();
+  if (!config_.device.is_meta()) {
+    reset_parameters();
+  }
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& ids) {

@@ -224,5 +224,23 @@ TEST(Gpt, RefusesWhatMakesNoModelNamingExpectedAndFound) {
   EXPECT_THAT(refusal<Gpt>(config), HasSubstr("dropout 1"));
 }
 
+TEST(Gpt, OnMetaItHasShapesAndNoMemory) {
+  auto config = tiny();
+  config.tied_head = false;
+  const Gpt real(config);
+  config.device = torch::kMeta;
+  const Gpt ghost(config);
+
+  const auto shapes = ghost->named_parameters();
+  const auto values = real->named_parameters();
+  ASSERT_EQ(shapes.keys(), values.keys());
+  for (const auto& item : shapes) {
+    EXPECT_TRUE(item.value().is_meta()) << item.key();
+    EXPECT_TRUE(item.value().requires_grad()) << item.key();
+    EXPECT_EQ(item.value().sizes(), values[item.key()].sizes()) << item.key();
+  }
+  EXPECT_TRUE(ghost->buffers().empty());
+}
+
 }  // namespace
 }  // namespace sherd::models

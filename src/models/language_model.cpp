@@ -116,11 +116,16 @@ void LanguageModel::write_initial_value(
     return;
   }
   // Drawn in fp32 on the CPU: the same values on every device.
-  auto value = at::empty(parameter.sizes(), at::kFloat);
+  const bool in_place = parameter.device().is_cpu() &&
+      parameter.scalar_type() == at::kFloat && parameter.is_contiguous();
+  auto value =
+      in_place ? parameter.detach() : at::empty(parameter.sizes(), at::kFloat);
   value.normal_(
       0.0, initial_deviation(name),
       at::make_generator<at::CPUGeneratorImpl>(stream_of(name, seed_)));
-  parameter.copy_(value);
+  if (!in_place) {
+    parameter.copy_(value);
+  }
 }
 
 }  // namespace sherd::models

@@ -34,12 +34,15 @@ struct GptConfig {
   // Initial values depend on this and on each parameter's name only, not on
   // the order of construction nor on LibTorch's global generator.
   std::uint64_t seed = 0;
+  // at::kMeta: parameters have shapes but neither memory nor values. Whoever
+  // gives them memory calls reset_parameter() for the values.
+  at::Device device = at::kCPU;
 };
 
 // x W + b with W as [in, out], the layout GPT-2's checkpoints have.
 class ProjectionImpl : public torch::nn::Module {
  public:
-  ProjectionImpl(std::int64_t in, std::int64_t out);
+  ProjectionImpl(std::int64_t in, std::int64_t out, at::Device device);
   at::Tensor forward(const at::Tensor& x);
 
   at::Tensor weight;
