@@ -5,12 +5,11 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/core/grad_mode.h>
-
 #include "access/gradient_hook.h"
 #include "access/managed_storage.h"
 #include "base/check.h"
 #include "exchange/make_exchange.h"
+#include "shard/initial_values.h"
 #include "shard/local_engine.h"
 #include "shard/model_units.h"
 #include "shard/runtime.h"
@@ -52,26 +51,6 @@ void check_not_sharded(const shard::ModelUnits& model) {
 // shard their models in the same order.
 std::string next_name(const Mesh& mesh) {
   return str("fsdp/", mesh.world().next_number());
-}
-
-// Ranks hold modules of the same names, shapes and dtypes by now.
-void take_values_of_rank_0(torch::nn::Module& module, const World& world) {
-  std::vector<at::Tensor> values;
-  std::vector<std::pair<at::Tensor, at::Tensor>> strided;
-  for (auto tensors : {module.parameters(), module.buffers()}) {
-    for (auto& tensor : tensors) {
-      const auto plain = tensor.detach();
-      values.push_back(plain.contiguous());
-      if (!plain.is_contiguous()) {
-        strided.emplace_back(plain, values.back());
-      }
-    }
-  }
-  world.broadcast(values);
-  const at::NoGradGuard no_grad;
-  for (const auto& [tensor, value] : strided) {
-    tensor.copy_(value);
-  }
 }
 
 }  // namespace
@@ -175,7 +154,13 @@ FullyShardedDataParallel fully_shard(
   check_not_sharded(model);
   const bool mixed = options.mixed_precision.param_dtype ||
       options.mixed_precision.reduce_dtype;
+  shard::InitialValues values(module, model, mesh.world(), options);
   if (ranks == 1 && !mixed) {
+    values.check();
+    for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+      values.give(static_cast<int>(p));
+    }
+    values.finish();
     auto engine = std::make_shared<shard::LocalEngine>(std::move(model));
     engine->start();
     return FullyShardedDataParallel(std::move(engine));
@@ -197,10 +182,9 @@ FullyShardedDataParallel fully_shard(
       exchange::make_exchange(
           mesh.world(), next_name(mesh), mesh.shard_ranks()),
       runtime_options);
-  if (options.sync_module_states) {
-    take_values_of_rank_0(module, mesh.world());
-  }
-  engine->start();
+  values.check();
+  engine->start([&](int parameter) { values.give(parameter); });
+  values.finish();
   return FullyShardedDataParallel(std::move(engine));
 }
 

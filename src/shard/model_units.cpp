@@ -102,12 +102,8 @@ void check_can_be_sharded(const std::string& name, const at::Tensor& tensor) {
       tensor.defined(), "[shard] parameter ", name,
       " is undefined; expected a tensor");
   SHERD_CHECK(
-      !tensor.is_meta(), "[shard] parameter ", name,
-      " is on the meta device; initialise it first (module->to_empty(), then "
-      "its values)");
-  SHERD_CHECK(
-      tensor.device().is_cpu() && !tensor.is_sparse(), "[shard] parameter ",
-      name, " is on ", tensor.device().str(),
+      (tensor.device().is_cpu() || tensor.is_meta()) && !tensor.is_sparse(),
+      "[shard] parameter ", name, " is on ", tensor.device().str(),
       tensor.is_sparse() ? ", sparse" : "",
       "; expected a dense tensor on the CPU");
   SHERD_CHECK(

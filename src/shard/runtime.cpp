@@ -92,7 +92,7 @@ Runtime::Runtime(
 
 Runtime::~Runtime() { close(); }
 
-void Runtime::start() {
+void Runtime::start(const std::function<void(int parameter)>& give_value) {
   access::install_param_key();
   access::install_backward_engine();
   cache_->make_storages(this);
@@ -101,6 +101,9 @@ void Runtime::start() {
     const auto& parameter = model_.parameters[p];
     const auto& flat =
         spec(parameter.unit).flats[static_cast<std::size_t>(parameter.flat)];
+    if (give_value) {
+      give_value(static_cast<int>(p));
+    }
     slices_->take_from(static_cast<int>(p), parameter.tensor);
     parameter.tensor.mutable_grad().reset();
     access::adopt(

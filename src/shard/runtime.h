@@ -10,6 +10,7 @@
 // States and their order: docs/design/runtime.md.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -53,8 +54,9 @@ class Runtime final : public ShardingEngine,
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  // Moves this rank's slices into shard memory and empties the parameters.
-  void start();
+  // Moves this rank's slices into shard memory and empties the parameters, one
+  // after another; before it does, `give_value` makes sure of a parameter's.
+  void start(const std::function<void(int parameter)>& give_value = nullptr);
 
   // access::Listener
   void enter(std::span<const access::Touch> touches, const char* operator_name)

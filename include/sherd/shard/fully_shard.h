@@ -71,6 +71,14 @@ struct FullyShardOptions {
   // Behaviour. Parameters and buffers get rank 0's values first; otherwise
   // ranks must hold equal ones. Mirrors FSDP(sync_module_states=True).
   bool sync_module_states = false;
+  // Behaviour. Gives a parameter or buffer on the meta device its first value:
+  // writes it into `value`, a plain CPU tensor of the module's shape and dtype.
+  // Called once for each, on every rank, in module order, one after another:
+  // beside the shards one whole parameter is in memory, not the model. The
+  // same values on every rank; with sync_module_states rank 0 alone is asked.
+  // Unset: nothing may be on the meta device. Mirrors FSDP(param_init_fn).
+  std::function<void(const std::string& name, const at::Tensor& value)>
+      initialise = nullptr;
   // Behaviour. Elements of a parameter that no cut between ranks may split,
   // by name: a row, a block, all of it. Empty: 1.
   std::function<std::int64_t(const std::string& name, const at::Tensor&)>
@@ -219,8 +227,9 @@ class FullyShardedDataParallel {
 // equal values. With one rank and without mixed precision nothing is moved and
 // nothing costs anything.
 // Throws Error, on every rank where ranks differ, when: the module has no
-// parameters or is sharded already; a parameter is on the meta device or not
-// on the CPU; a trainable one is no real floating-point tensor; the budget is
+// parameters or is sharded already; a parameter is not on the CPU, nor on the
+// meta device with options.initialise; that throws, after which the module must
+// be built anew; a trainable one is no real floating-point tensor; the budget is
 // below its floor; a dtype of mixed_precision is not among fp32, bf16 and fp16,
 // or would narrow an fp64 parameter; ranks disagree on names, shapes, dtypes or
 // options.

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/initial_values.h"
+
+#include <algorithm>
+#include <exception>
+#include <set>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include "base/check.h"
+
+namespace sherd::shard {
+namespace {
+
+// Memory for a tensor on the meta device, which stays the same object with the
+// same hooks. Returns it as a plain tensor, without gradients.
+at::Tensor make_real(const at::Tensor& tensor) {
+  // Inside it, new tensors would be inference tensors and never train.
+  const c10::InferenceMode off(false);
+  auto value = at::empty(
+      tensor.sizes(), tensor.options().device(c10::kCPU).requires_grad(false));
+  // What set_data() does, which refuses to change the kind of device; and then
+  // set_data(), which forgets what autograd remembers of the device.
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
+  tensor.set_data(value);
+  return value;
+}
+
+}  // namespace
+
+InitialValues::InitialValues(
+    const torch::nn::Module& module,
+    const ModelUnits& model,
+    const World& world,
+    const FullyShardOptions& options)
+    : world_(world), options_(options), parameters_(model.parameters.size()) {
+  for (const auto& parameter : model.parameters) {
+    items_.push_back({parameter.name, parameter.tensor});
+  }
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& buffer : module.named_buffers()) {
+    if (buffer.value().defined() &&
+        seen.insert(buffer.value().unsafeGetTensorImpl()).second) {
+      items_.push_back({buffer.key(), buffer.value()});
+    }
+  }
+}
+
+bool InitialValues::synchronised() const {
+  return options_.sync_module_states && world_.size() > 1;
+}
+
+bool InitialValues::lacks_a_source(const Item& item) const {
+  const bool from_rank_0 = synchronised() && world_.rank() != 0;
+  return item.tensor.is_meta() && !options_.initialise && !from_rank_0;
+}
+
+void InitialValues::check() const {
+  const auto found = std::find_if(
+      items_.begin(), items_.end(),
+      [&](const Item& item) { return lacks_a_source(item); });
+  throw_where_found(
+      found == items_.end() ? -1 : found - items_.begin(),
+      "is on the meta device",
+      "; expected options.initialise, which writes its value, or a tensor with "
+      "memory");
+}
+
+void InitialValues::give(int parameter) {
+  give_item(static_cast<std::size_t>(parameter));
+}
+
+void InitialValues::give_item(std::size_t item) {
+  const auto& tensor = items_[item].tensor;
+  const bool receives = synchronised() && world_.rank() != 0;
+  if (tensor.is_meta()) {
+    const auto value = make_real(tensor);
+    if (!receives) {
+      initialise(item, value);
+    }
+  }
+  if (synchronised()) {
+    const auto plain = tensor.detach();
+    const auto value = plain.contiguous();
+    world_.broadcast({value});
+    if (receives && !value.is_same(plain)) {
+      const at::NoGradGuard no_grad;
+      plain.copy_(value);
+    }
+  }
+}
+
+// Goes on after an exception: peers count on this rank's part in what follows.
+void InitialValues::initialise(std::size_t item, const at::Tensor& value) {
+  if (failed_ >= 0) {
+    return;
+  }
+  try {
+    const c10::InferenceMode off(false);
+    const at::NoGradGuard no_grad;
+    options_.initialise(items_[item].name, value);
+  } catch (const std::exception& error) {
+    failed_ = static_cast<std::ptrdiff_t>(item);
+    const std::string what = error.what();
+    failure_ = what.substr(0, what.find('\n'));
+  } catch (...) {
+    failed_ = static_cast<std::ptrdiff_t>(item);
+    failure_ = "an exception that is no std::exception";
+  }
+}
+
+void InitialValues::finish() {
+  for (auto item = parameters_; item < items_.size(); ++item) {
+    give_item(item);
+  }
+  throw_where_found(
+      failed_, "has no value: options.initialise threw",
+      failed_ < 0 ? "" : ": " + failure_);
+}
+
+void InitialValues::throw_where_found(
+    std::ptrdiff_t mine,
+    const std::string& what,
+    const std::string& reason) const {
+  const auto all = world_.all_gather({static_cast<double>(mine)});
+  const auto describe = [&](std::size_t item) {
+    return str(
+        item < parameters_ ? "parameter " : "buffer ",
+        item < items_.size() ? items_[item].name : "that only others have");
+  };
+  SHERD_CHECK(
+      mine < 0, "[shard] ", describe(static_cast<std::size_t>(mine)), " ", what,
+      reason);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    SHERD_CHECK(
+        all[rank][0] < 0, "[shard] ",
+        describe(static_cast<std::size_t>(all[rank][0])), " ", what,
+        " on rank ", rank, reason.empty() ? "; its error says why" : reason);
+  }
+}
+
+}  // namespace sherd::shard
