@@ -20,8 +20,12 @@ Strategy strategy_of(const TrainConfig& config) {
                                        : Strategy::kFullShard;
 }
 
-FullyShardOptions shard_options(const TrainConfig& config) {
+FullyShardOptions shard_options(
+    const models::LanguageModel& model, const TrainConfig& config) {
   FullyShardOptions options;
+  options.initialise = [&](const std::string& name, const at::Tensor& value) {
+    model.reset_parameter(name, value);
+  };
   options.strategy = strategy_of(config);
   if (config.dtype == "bf16") {
     options.mixed_precision.param_dtype = at::kBFloat16;
@@ -46,8 +50,8 @@ AdamWOptions adamw_options(const TrainConfig& config) {
 }  // namespace
 
 Engine::Engine(
-    torch::nn::Module& model, const World& world, const TrainConfig& config)
-    : fsdp_(fully_shard(model, world, shard_options(config))),
+    models::LanguageModel& model, const World& world, const TrainConfig& config)
+    : fsdp_(fully_shard(model, world, shard_options(model, config))),
       adamw_(fsdp_.named_parameters(), adamw_options(config)),
       longest_(
           config.clip > 0.0 ? config.clip

@@ -8,18 +8,21 @@
 
 #include <vector>
 #include <sherd/comm/world.h>
+#include <sherd/models/language_model.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/shard/fully_shard.h>
-#include <torch/nn/module.h>
 #include "train/config.h"
 
 namespace sherd::tools {
 
 class Engine {
  public:
-  // Collective. Throws Error as fully_shard does.
+  // Collective. Gives the model its initial values. Throws Error as fully_shard
+  // does.
   Engine(
-      torch::nn::Module& model, const World& world, const TrainConfig& config);
+      models::LanguageModel& model,
+      const World& world,
+      const TrainConfig& config);
 
   // After backward: clips the gradient, takes one optimizer step at this
   // learning rate and clears the gradients. Returns the norm of the whole

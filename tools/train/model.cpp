@@ -18,7 +18,8 @@ std::shared_ptr<models::LanguageModel> make_model(
         .intermediate = config.intermediate,
         .sequence = config.seq,
         .vocabulary = vocabulary,
-        .seed = seed});
+        .seed = seed,
+        .device = at::kMeta});
   }
   return std::make_shared<models::GptImpl>(models::GptConfig{
       .layers = config.layers,
@@ -27,7 +28,8 @@ std::shared_ptr<models::LanguageModel> make_model(
       .sequence = config.seq,
       .vocabulary = vocabulary,
       .dropout = config.dropout,
-      .seed = seed});
+      .seed = seed,
+      .device = at::kMeta});
 }
 
 }  // namespace sherd::tools

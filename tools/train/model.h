@@ -10,7 +10,7 @@
 
 namespace sherd::tools {
 
-// With its initial values, on the CPU. REQUIRES: a configuration that
+// On the meta device: reset_parameter() knows the values. REQUIRES: a configuration that
 // make_config() accepted.
 std::shared_ptr<models::LanguageModel> make_model(
     const TrainConfig& config, std::int64_t vocabulary);
