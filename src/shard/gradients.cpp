@@ -84,6 +84,16 @@ void Gradients::set_order(const std::vector<UnitId>& order) {
   }
 }
 
+void Gradients::expect() {
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    units_[u].missing = static_cast<int>(std::count_if(
+        trainable_[u].begin(), trainable_[u].end(), [&](int parameter) {
+          return model_.parameters[static_cast<std::size_t>(parameter)]
+              .tensor.requires_grad();
+        }));
+  }
+}
+
 void Gradients::reset() {
   for (std::size_t u = 0; u < units_.size(); ++u) {
     auto& unit = units_[u];

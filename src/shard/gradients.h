@@ -32,6 +32,9 @@ class Gradients {
   // The order in which units are reduced, for the next backward; units left
   // out come last. REQUIRES: no gradient has come since the last finish().
   void set_order(const std::vector<UnitId>& order);
+  // Parameters that are frozen by now bring no gradient: their units do not
+  // wait for it. REQUIRES: as set_order().
+  void expect();
   bool started() const { return started_; }
 
   // Takes the gradient of a parameter (undefined: none was produced) and

@@ -99,6 +99,28 @@ TEST(Gradients, AreSummedAndScaled) {
   });
 }
 
+TEST(Gradients, T15AUnitDoesNotWaitForWhatIsFrozenByNow) {
+  on_each_rank([](FakeRank& self) {
+    World w(self);
+    w.tensor(w.parameter("third.bias")).requires_grad_(false);
+    for (const auto* name : {"first.weight", "first.bias"}) {
+      w.tensor(w.parameter(name)).requires_grad_(false);
+    }
+    w.gradients.set_order({3, 2, 1});
+    w.gradients.expect();
+    w.arrive("third.weight", 1);
+    EXPECT_EQ(w.exchange->counters().reduces, 1);
+    w.arrive("second.bias", 1);
+    w.arrive("second.weight", 1);
+    EXPECT_EQ(w.exchange->counters().reduces, 3);  // The first layer's, too.
+    w.gradients.finish("", false).status().throw_if_failed();
+    EXPECT_EQ(w.exchange->counters().reduces, 3);
+    w.expect("third.weight", kRanks);
+    w.expect("third.bias", std::nullopt);
+    w.expect("first.weight", std::nullopt);
+  });
+}
+
 TEST(Gradients, MayArriveInAnotherOrderOnEachRank) {
   on_each_rank([](FakeRank& self) {
     World w(self);

@@ -3,6 +3,7 @@
 
 #include "access/param_key.h"
 #include "base/check.h"
+#include "base/hash.h"
 
 namespace sherd::shard {
 
@@ -16,12 +17,26 @@ void Identity::check() const {
         " was given another storage after sharding (module->to(), set_data() "
         "or the like); convert the module before fully_shard, or write values "
         "inside summon_full_parameters()");
+  }
+}
+
+std::uint64_t Identity::flags_fingerprint() const {
+  Hash64 hash;
+  for (const auto& parameter : model_.parameters) {
+    hash.add(parameter.tensor.requires_grad() ? 1U : 0U);
+  }
+  return hash.value();
+}
+
+void Identity::check_not_thawed() const {
+  for (const auto& parameter : model_.parameters) {
     SHERD_CHECK_AS(
         kFailedPrecondition,
-        parameter.tensor.requires_grad() == (parameter.trainable >= 0),
-        "[shard] requires_grad of parameter ", parameter.name,
-        " was changed after sharding; expected ",
-        parameter.trainable >= 0 ? "true" : "false", ", as at fully_shard");
+        parameter.trainable >= 0 || !parameter.tensor.requires_grad(),
+        "[shard] parameter ", parameter.name,
+        " was frozen at fully_shard and needs gradients now; expected "
+        "requires_grad(false), or true before fully_shard: what is trainable "
+        "then may be frozen and thawed later");
   }
 }
 

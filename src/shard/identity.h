@@ -3,10 +3,11 @@
 // Notices what nobody announces: module->to(), set_data() and
 // vector_to_parameters() give a parameter another storage and take its key, so
 // that it silently leaves its unit; requires_grad_() changes what backward
-// produces. A sweep costs about 5 ns a parameter.
+// produces, and must do so on all ranks. A sweep costs about 5 ns a parameter.
 // Thread rule: the caller's lock.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 #include "access/managed_storage.h"
@@ -23,9 +24,15 @@ class Identity {
   Identity(const ModelUnits& model, const Storages& storages)
       : model_(model), storages_(storages) {}
 
-  // Throws Error naming the first parameter that is not what it was, and the
+  // Throws Error naming the first parameter that is not where it was, and the
   // remedy.
   void check() const;
+
+  // Of requires_grad of all parameters, for ranks to compare.
+  std::uint64_t flags_fingerprint() const;
+  // Throws Error naming the first parameter that needs gradients now and has
+  // no memory for them.
+  void check_not_thawed() const;
 
  private:
   const ModelUnits& model_;

@@ -24,6 +24,12 @@ std::vector<at::Tensor> defined_only(const std::vector<at::Tensor>& tensors) {
   return defined;
 }
 
+// Now or, a frozen one, later.
+bool may_train(const at::Tensor& parameter) {
+  return at::isFloatingType(parameter.scalar_type()) &&
+      !parameter.is_inference();
+}
+
 }  // namespace
 
 LocalEngine::LocalEngine(ModelUnits model) : model_(std::move(model)) {
@@ -48,11 +54,11 @@ void LocalEngine::start() {
   for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
     const auto& parameter = model_.parameters[p];
     parameter.tensor.mutable_grad().reset();
-    if (parameter.trainable >= 0) {
+    if (may_train(parameter.tensor)) {
       access::set_gradient_hook(
           parameter.tensor,
-          [weak = weak_from_this(), index = static_cast<int>(p)](
-              at::Tensor gradient) {
+          [weak = weak_from_this(),
+           index = static_cast<int>(p)](at::Tensor gradient) {
             if (auto self = weak.lock()) {
               self->gradient_arrived(index, std::move(gradient));
             }
@@ -158,8 +164,7 @@ void LocalEngine::begin_summon(const SummonOptions&) {
 
 at::Tensor LocalEngine::summoned(const std::string& name) {
   SHERD_CHECK_AS(
-      kFailedPrecondition, summoned_,
-      "[shard] this summon scope has ended");
+      kFailedPrecondition, summoned_, "[shard] this summon scope has ended");
   return find_parameter(model_, name).tensor.detach();
 }
 
@@ -182,9 +187,7 @@ void LocalEngine::close() {
     warn_if_idle();
   }
   for (const auto& parameter : model_.parameters) {
-    if (parameter.trainable >= 0) {
-      access::remove_gradient_hook(parameter.tensor);
-    }
+    access::remove_gradient_hook(parameter.tensor);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include "access/gradient_hook.h"
@@ -82,7 +83,9 @@ Runtime::Runtime(
       UnitCacheOptions{
           .budget = std::move(budget),
           .replicated = replicate,
-          .fail = [this](const Status& status) { fail(status); }});
+          .fail = [this](const Status& status) { fail(status); },
+          .same_everywhere =
+              [this](std::uint64_t print) { return begin_step(print); }});
   slices_ = std::make_unique<Slices>(
       model_, *exchange_, options_.rank, /*owner_of_all=*/replicate);
   gradients_ = std::make_unique<Gradients>(
@@ -231,8 +234,63 @@ void Runtime::note_phase(const char* operator_name) {
   }
   if (training && !armed_) {
     identity_->check();
+    if (options_.strategy == Strategy::kNoShard && !compared_) {
+      (void)begin_step(0);  // The cache, which has no plan there, does not ask.
+    }
     armed_ = true;
     (void)access::arm(weak_from_this());
+  }
+}
+
+bool Runtime::begin_step(std::uint64_t print) {
+  constexpr std::uint64_t kLow = 0xffffffff;
+  const auto flags = identity_->flags_fingerprint();
+  const auto halves =
+      at::empty({4}, at::TensorOptions().dtype(c10::ScalarType::Double));
+  auto* half = halves.mutable_data_ptr<double>();
+  half[0] = static_cast<double>(print >> 32U);
+  half[1] = static_cast<double>(print & kLow);
+  half[2] = static_cast<double>(flags >> 32U);
+  half[3] = static_cast<double>(flags & kLow);
+  const auto status = exchange_->all_reduce(halves, exchange::ReduceOp::kSame);
+  if (!status.ok()) {
+    fail(status);
+  }
+  if (half[2] == 0.0 || half[3] == 0.0) {
+    refuse_different_flags();
+  }
+  identity_->check_not_thawed();  // On all ranks or on none.
+  compared_ = true;
+  return half[0] != 0.0 && half[1] != 0.0;
+}
+
+// Collective: every rank knows that they differ. Names the first parameter and
+// who has which.
+void Runtime::refuse_different_flags() {
+  const auto ranks = static_cast<std::size_t>(options_.ranks);
+  const auto count = model_.parameters.size();
+  const auto flags = at::zeros(
+      {static_cast<std::int64_t>(count * ranks)},
+      at::TensorOptions().dtype(c10::ScalarType::Double));
+  auto* flag = flags.mutable_data_ptr<double>();
+  for (std::size_t p = 0; p < count; ++p) {
+    const bool set = model_.parameters[p].tensor.requires_grad();
+    flag[p * ranks + static_cast<std::size_t>(options_.rank)] = set ? 1.0 : 0.0;
+  }
+  const auto status = exchange_->all_reduce(flags, exchange::ReduceOp::kSum);
+  if (!status.ok()) {
+    fail(status);
+  }
+  for (std::size_t p = 0; p < count; ++p) {
+    const auto* first = flag + p * ranks;
+    const auto* other = std::find_if(
+        first, first + ranks, [&](double value) { return value != *first; });
+    SHERD_CHECK_AS(
+        kPeerMismatch, other == first + ranks,
+        "[shard] ranks disagree on requires_grad of parameter ",
+        model_.parameters[p].name, ": rank 0 has ",
+        *first != 0.0 ? "true" : "false", ", rank ", other - first, " has ",
+        *other != 0.0 ? "true" : "false");
   }
 }
 
@@ -273,6 +331,7 @@ void Runtime::gradient_arrived(int parameter, const at::Tensor& gradient) {
 // Units used last in forward have their gradients first. Ranks that left out
 // different visits have different orders, which the exchange takes.
 void Runtime::order_reductions() {
+  gradients_->expect();
   if (!visited_.empty()) {
     gradients_->set_order({visited_.rbegin(), visited_.rend()});
   }
@@ -408,6 +467,7 @@ void Runtime::publish_now(bool keep_frozen) {
 void Runtime::publish_locked(bool keep_frozen) {
   cache_->end_step(keep_frozen);
   unpublished_ = false;
+  compared_ = false;
   ++generation_;
   if (auto status = exchange_->publish(generation_); !status.ok()) {
     fail(status);

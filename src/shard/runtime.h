@@ -88,6 +88,10 @@ class Runtime final : public ShardingEngine,
       const access::Touch& touch, const char* operator_name) const;
   std::string parameter_at(const access::Touch& touch) const;
   void note_phase(const char* operator_name);
+  // Collective: compares requires_grad, and returns whether all ranks have
+  // `print`.
+  bool begin_step(std::uint64_t print);
+  void refuse_different_flags();
   void note_visit(const UnitCache::Visit& visit);
   void gradient_arrived(int parameter, const at::Tensor& gradient);
   void order_reductions();
@@ -116,6 +120,7 @@ class Runtime final : public ShardingEngine,
   Status error_;  // Not ok: an operation failed, and the exchange is closed.
   bool closed_ = false;       // By the user.
   bool unpublished_ = false;  // A backward ended; shards may have been written.
+  bool compared_ = false;     // requires_grad, since the last publish.
   bool armed_ = false;  // By a training forward, for the backward to come.
   bool armed_in_backward_ = false;
   std::uint64_t generation_ = 0;

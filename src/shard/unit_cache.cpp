@@ -5,8 +5,6 @@
 #include <numeric>
 #include <utility>
 
-#include <ATen/ops/empty.h>
-
 #include "base/check.h"
 #include "base/log.h"
 
@@ -112,18 +110,7 @@ void UnitCache::begin_step(bool training) {
 
 // Collective: whether all ranks know the same plans.
 bool UnitCache::ranks_agree() {
-  constexpr std::uint64_t kLow = 0xffffffff;
-  const auto print = follower_.fingerprint();
-  const auto halves =
-      at::empty({2}, at::TensorOptions().dtype(c10::ScalarType::Double));
-  auto* half = halves.mutable_data_ptr<double>();
-  half[0] = static_cast<double>(print >> 32U);
-  half[1] = static_cast<double>(print & kLow);
-  const auto status = exchange_.all_reduce(halves, exchange::ReduceOp::kSame);
-  if (!status.ok()) {
-    options_.fail(status);
-  }
-  return half[0] != 0.0 && half[1] != 0.0;
+  return options_.same_everywhere(follower_.fingerprint());
 }
 
 void UnitCache::carry_out(const plan::Move& move) {

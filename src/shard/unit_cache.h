@@ -7,6 +7,7 @@
 // Thread rule: the runtime's lock. Mechanism: docs/design/runtime.md.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <set>
@@ -27,6 +28,8 @@ struct UnitCacheOptions {
   bool replicated = false;
   // Closes the exchange, remembers the first failure, and throws it.
   std::function<void(const Status&)> fail;
+  // Collective, at the beginning of a step: whether all ranks have this number.
+  std::function<bool(std::uint64_t)> same_everywhere;
 };
 
 class UnitCache {

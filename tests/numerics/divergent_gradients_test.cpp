@@ -66,9 +66,9 @@ TEST_P(DivergentGradients, T16EachBatchUsesOtherOutputs) {
         world, branches,
         [](Branches& model, int batch, int rank) {
           const auto out = model->forward(integer_rows(batch, rank, 4));
-          return batch % 3 == 0   ? out.left.sum()
-              : batch % 3 == 1 ? out.right.sum()
-                               : out.nested.sum() + out.left.sum();
+          return batch % 3 == 0 ? out.left.sum()
+              : batch % 3 == 1  ? out.right.sum()
+                                : out.nested.sum() + out.left.sum();
         },
         options);
   }));
@@ -176,7 +176,7 @@ TEST_P(DivergentGradients, T15FrozenParametersStayAndHaveNoGradient) {
           world,
           [] {
             IntegerMlp model;
-            freeze(*model->first);                       // A whole unit,
+            freeze(*model->first);                      // A whole unit,
             model->second->bias.requires_grad_(false);  // a part of one.
             return model;
           },
@@ -203,17 +203,118 @@ TEST_P(DivergentGradients, T15AFrozenLayerInTheMiddlePassesGradientsOn) {
   }));
 }
 
-TEST_P(DivergentGradients, T15AFlippedFlagIsAnErrorThatNamesTheParameter) {
+// Whole units and parts of them, frozen in some batches only.
+torch::Tensor flipping_loss(IntegerMlp& model, int batch, int rank) {
+  const auto train = [](torch::nn::Module& module, bool flag) {
+    for (auto& parameter : module.parameters()) {
+      parameter.requires_grad_(flag);
+    }
+  };
+  train(*model->first, batch % 4 != 1);
+  train(*model->third, batch % 4 != 3);
+  model->second->bias.requires_grad_(batch % 2 == 0);
+  return integer_loss(model, batch, rank);
+}
+
+TEST_P(DivergentGradients, T15WhatIsFrozenLaterHasNoGradientUntilItIsThawed) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy :
+         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+      for (const int micro_batches : {1, 2}) {
+        RankParity options;
+        options.steps = 6;
+        options.micro_batches = micro_batches;
+        options.shard.units = units::by_name("*");
+        options.shard.strategy = strategy;
+        const auto report = expect_rank_parity<IntegerMlp>(
+            world, [] { return IntegerMlp(); }, flipping_loss, options);
+        if (world.size() > 1) {
+          EXPECT_EQ(report.reduces, 3 * report.backwards);
+        }
+      }
+    }
+  }));
+}
+
+// Of each rank; then all ranks set the flag alike and train on.
+void expect_refused_flags(
+    const World& world,
+    const std::function<void(IntegerMlp&)>& flip,
+    const std::function<void(IntegerMlp&)>& mend,
+    const std::string& sentence) {
+  for (const auto strategy :
+       {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+    FullyShardOptions options;
+    options.strategy = strategy;
+    IntegerMlp model;
+    model->first->bias.requires_grad_(false);
+    auto fsdp = fully_shard(*model, world, options);
+    for (int step = 0; step < 2; ++step) {
+      integer_loss(model, step, world.rank()).backward();
+      fsdp.publish();
+      flip(model);
+      const auto error =
+          error_of([&] { integer_loss(model, step, world.rank()); });
+      EXPECT_NE(error.find(sentence), std::string::npos) << error;
+      mend(model);
+    }
+    integer_loss(model, 2, world.rank()).backward();
+    for (const auto& item : fsdp.named_parameters().items) {
+      EXPECT_EQ(item.slice.grad().defined(), item.name != "first.bias");
+    }
+  }
+}
+
+TEST_P(DivergentGradients, T15RanksThatFreezeDifferentlyAreToldSo) {
+  const int last = GetParam() - 1;
+  if (last == 0) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    expect_refused_flags(
+        world,
+        [&](IntegerMlp& model) {
+          model->second->bias.requires_grad_(world.rank() != last);
+        },
+        [](IntegerMlp& model) { model->second->bias.requires_grad_(true); },
+        "ranks disagree on requires_grad of parameter second.bias: rank 0 has "
+        "true, rank " +
+            std::to_string(last) + " has false");
+  }));
+}
+
+TEST_P(DivergentGradients, T15WhatWasFrozenAtFirstCannotBeThawed) {
   if (GetParam() == 1) {
-    return;  // Nothing is cut by flags there.
+    return;
   }
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    IntegerMlp model;
-    auto fsdp = fully_shard(*model, world);
-    model->second->bias.requires_grad_(false);
-    const auto error =
-        error_of([&] { integer_loss(model, 0, world.rank()); });
-    EXPECT_NE(error.find("second.bias"), std::string::npos) << error;
+    expect_refused_flags(
+        world,
+        [](IntegerMlp& model) { model->first->bias.requires_grad_(true); },
+        [](IntegerMlp& model) { model->first->bias.requires_grad_(false); },
+        "parameter first.bias was frozen at fully_shard");
+  }));
+}
+
+TEST_P(DivergentGradients, T15OneRankCanThawWhatWasFrozenAtFirst) {
+  if (GetParam() != 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(1, [](World world) {
+    RankParity options;
+    options.steps = 4;
+    expect_rank_parity<IntegerMlp>(
+        world,
+        [] {
+          IntegerMlp model;
+          freeze(*model->second);
+          return model;
+        },
+        [](IntegerMlp& model, int batch, int rank) {
+          model->second->weight.requires_grad_(batch > 1);
+          return integer_loss(model, batch, rank);
+        },
+        options);
   }));
 }
 
