@@ -76,7 +76,7 @@ struct FullyShardOptions {
   // Called once for each, on every rank, in module order, one after another:
   // beside the shards one whole parameter is in memory, not the model. The
   // same values on every rank; with sync_module_states rank 0 alone is asked.
-  // Unset: nothing may be on the meta device. Mirrors FSDP(param_init_fn).
+  // Unset: whoever would be asked has none. Mirrors FSDP(param_init_fn).
   std::function<void(const std::string& name, const at::Tensor& value)>
       initialise = nullptr;
   // Behaviour. Elements of a parameter that no cut between ranks may split,
@@ -227,12 +227,12 @@ class FullyShardedDataParallel {
 // equal values. With one rank and without mixed precision nothing is moved and
 // nothing costs anything.
 // Throws Error, on every rank where ranks differ, when: the module has no
-// parameters or is sharded already; a parameter is not on the CPU, nor on the
-// meta device with options.initialise; that throws, after which the module must
-// be built anew; a trainable one is no real floating-point tensor; the budget is
-// below its floor; a dtype of mixed_precision is not among fp32, bf16 and fp16,
-// or would narrow an fp64 parameter; ranks disagree on names, shapes, dtypes or
-// options.
+// parameters or is sharded already; a parameter is not on the CPU; something is
+// on the meta device without options.initialise, or that one throws (then the
+// module is lost); a trainable parameter is no real floating-point tensor; the
+// budget is below its floor; a dtype of mixed_precision is not among fp32, bf16
+// and fp16, or would narrow an fp64 parameter; ranks disagree on names, shapes,
+// dtypes or options.
 FullyShardedDataParallel fully_shard(
     torch::nn::Module& module,
     const Mesh& mesh,
