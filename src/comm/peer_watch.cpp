@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
@@ -15,17 +14,13 @@
 #include "base/check.h"
 #include "base/descriptor.h"
 #include "base/clock.h"
+#include "base/process.h"
 #include "comm/notice_board.h"
 
 namespace sherd::comm {
 namespace {
 
 constexpr int kTickMs = 500;
-
-// Not in Debian 12's libc headers.
-int pidfd_open(int pid) {
-  return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U));
-}
 
 }  // namespace
 
@@ -71,7 +66,7 @@ struct PeerWatch::Impl {
 void PeerWatch::Impl::add_peer(const RankRecord& record) {
   Peer peer{
       .rank = record.rank,
-      .process = std::make_unique<Descriptor>(pidfd_open(record.pid)),
+      .process = std::make_unique<Descriptor>(open_pidfd(record.pid)),
       .board = NoticeBoard::open(record.pid, record.notice_board_fd)};
   const bool same_process = record.start_ticks == 0 ||
       process_start_ticks(record.pid) == record.start_ticks;

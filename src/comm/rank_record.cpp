@@ -8,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 #include <vector>
+#include "base/process.h"
 
 namespace sherd::comm {
 namespace {
@@ -39,23 +40,6 @@ HostIdentity HostIdentity::of_this_process() {
       .hostname = host_name(),
       .boot_id = first_line("/proc/sys/kernel/random/boot_id"),
       .pid_namespace = link_target("/proc/self/ns/pid")};
-}
-
-std::uint64_t process_start_ticks(int pid) {
-  const std::string line = first_line(str("/proc/", pid, "/stat"));
-  // The second field is the program's name in parentheses and may itself hold
-  // spaces and parentheses; the start time is the 20th after it.
-  const auto name_end = line.rfind(')');
-  if (name_end == std::string::npos) {
-    return 0;
-  }
-  std::istringstream rest(line.substr(name_end + 1));
-  std::string skipped;
-  for (int i = 0; i < 19; ++i) {
-    rest >> skipped;
-  }
-  std::uint64_t ticks = 0;
-  return rest >> ticks ? ticks : 0;
 }
 
 RankRecord RankRecord::of_this_process(

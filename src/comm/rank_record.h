@@ -39,9 +39,6 @@ struct RankRecord {
   static Result<RankRecord> from_text(const std::string& text);
 };
 
-// Start time of a process as in RankRecord; 0 when it cannot be read.
-std::uint64_t process_start_ticks(int pid);
-
 // Ranks of one host can share memory; those that also share process ids can
 // watch each other.
 bool same_host(const HostIdentity& a, const HostIdentity& b);
