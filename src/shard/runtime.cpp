@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -88,6 +87,7 @@ Runtime::Runtime(
               [this](std::uint64_t print) { return begin_step(print); }});
   slices_ = std::make_unique<Slices>(
       model_, *exchange_, options_.rank, /*owner_of_all=*/replicate);
+  summon_ = std::make_unique<Summon>(model_, *cache_, *slices_);
   gradients_ = std::make_unique<Gradients>(
       model_, *exchange_, *slices_, 1.0 / options_.ranks,
       options_.reductions_under_way_max);
@@ -168,7 +168,7 @@ void Runtime::refuse_write(
   throw Error(
       str("[shard] ", operator_name, " would write parameter ",
           parameter_at(touch),
-          summon_read_only_
+          summon_->open()
               ? ", but the summon scope was opened read_only"
               : ", which is sharded: the write would be lost or seen by other "
                 "ranks; write inside summon_full_parameters()"),
@@ -179,17 +179,16 @@ void Runtime::enter(
     std::span<const access::Touch> touches, const char* operator_name) {
   const std::lock_guard lock(mu_);
   check_open();
-  const bool may_write = !summoned_.empty() && !summon_read_only_;
   UnitCache::Visit visit;
   for (const auto& touch : touches) {
-    if (touch.written && !may_write) {
+    if (touch.written && !summon_->may_write()) {
       refuse_write(touch, operator_name);
     }
     if (std::find(visit.begin(), visit.end(), touch.tag->unit) == visit.end()) {
       visit.push_back(touch.tag->unit);
     }
   }
-  if (!summoned_.empty()) {
+  if (summon_->open()) {
     return;  // Everything is whole.
   }
   std::sort(visit.begin(), visit.end());
@@ -201,7 +200,7 @@ void Runtime::enter(
 
 void Runtime::leave(std::span<const access::Touch> touches) noexcept {
   const std::lock_guard lock(mu_);
-  if (!summoned_.empty()) {
+  if (summon_->open()) {
     return;
   }
   for (std::size_t i = 0; i < touches.size(); ++i) {
@@ -311,7 +310,7 @@ void Runtime::gradient_arrived(int parameter, const at::Tensor& gradient) {
   const std::lock_guard lock(mu_);
   check_open();
   SHERD_CHECK_AS(
-      kFailedPrecondition, summoned_.empty(),
+      kFailedPrecondition, !summon_->open(),
       "[shard] a backward ran inside summon_full_parameters(); end the scope "
       "first");
   armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
@@ -457,7 +456,7 @@ void Runtime::publish_now(bool keep_frozen) {
   const std::lock_guard lock(mu_);
   check_open();
   SHERD_CHECK_AS(
-      kFailedPrecondition, summoned_.empty(),
+      kFailedPrecondition, !summon_->open(),
       "[shard] publish() inside summon_full_parameters(); end the scope first");
   identity_->check();
   published_by_hand_ = true;
@@ -486,85 +485,30 @@ void Runtime::begin_summon(const SummonOptions& options) {
   const std::lock_guard lock(mu_);
   check_open();
   SHERD_CHECK_AS(
-      kFailedPrecondition, summoned_.empty(),
+      kFailedPrecondition, !summon_->open(),
       "[shard] summon_full_parameters() inside another such scope");
   identity_->check();
   if (unpublished_) {
     publish_locked(/*keep_frozen=*/false);
   }
-  cache_->release_all();
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    const auto unit = static_cast<UnitId>(u);
-    const auto addresses = cache_->fetch(unit);
-    auto& copies = summoned_.emplace_back();
-    auto& shown = shown_.emplace_back();
-    for (std::size_t f = 0; f < addresses.size(); ++f) {
-      const auto& flat = model_.units[u].flats[f];
-      copies.push_back(at::empty(
-          {flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
-      std::memcpy(
-          copies.back().mutable_data_ptr(), addresses[f],
-          copies.back().nbytes());
-      shown.push_back(copies.back().to(flat.unsharded_dtype()));
-    }
-    cache_->give_back(unit);
-  }
-  for (std::size_t u = 0; u < summoned_.size(); ++u) {
-    std::vector<void*> addresses;
-    for (const auto& shown : shown_[u]) {
-      addresses.push_back(shown.mutable_data_ptr());
-    }
-    cache_->fill(static_cast<UnitId>(u), addresses);
-  }
-  summon_read_only_ = options.read_only;
-}
-
-at::Tensor Runtime::part_of(
-    const std::vector<std::vector<at::Tensor>>& copies,
-    const ManagedParameter& parameter) const {
-  const auto f = static_cast<std::size_t>(parameter.flat);
-  const auto p = static_cast<std::size_t>(parameter.position);
-  const auto& layout = spec(parameter.unit).flats[f].layout;
-  return copies[static_cast<std::size_t>(parameter.unit)][f]
-      .narrow(0, layout.offsets[p], layout.numels[p])
-      .view(parameter.tensor.sizes());
+  summon_->begin(options.read_only);
 }
 
 at::Tensor Runtime::summoned(const std::string& name) {
   const std::lock_guard lock(mu_);
   SHERD_CHECK_AS(
-      kFailedPrecondition, !summoned_.empty(),
+      kFailedPrecondition, summon_->open(),
       "[shard] this summon scope has ended");
-  return part_of(summoned_, find_parameter(model_, name));
-}
-
-void Runtime::take_back(int parameter) {
-  const auto& managed = model_.parameters[static_cast<std::size_t>(parameter)];
-  const auto full = part_of(summoned_, managed);
-  const auto shown = part_of(shown_, managed);
-  if (full.const_data_ptr() == shown.const_data_ptr()) {
-    slices_->take_from(parameter, full);
-  } else {
-    slices_->take_changes(parameter, full, shown);
-  }
+  return summon_->tensor(name);
 }
 
 void Runtime::end_summon() {
   const std::lock_guard lock(mu_);
-  if (summoned_.empty()) {
+  if (!summon_->open()) {
     return;
   }
-  for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
-    if (!summon_read_only_) {
-      take_back(static_cast<int>(p));
-    }
-  }
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    cache_->empty(static_cast<UnitId>(u));
-  }
-  summoned_.clear();
-  shown_.clear();
-  const bool may_have_written = !std::exchange(summon_read_only_, false);
+  const bool may_have_written = summon_->may_write();
+  summon_->end();
   if (may_have_written && !closed_ && error_.ok()) {
     publish_locked(/*keep_frozen=*/false);
   }
@@ -586,7 +530,7 @@ void Runtime::end_no_sync() {
 void Runtime::unshard() {
   const std::lock_guard lock(mu_);
   check_open();
-  if (!summoned_.empty()) {
+  if (summon_->open()) {
     return;  // Everything is whole.
   }
   note_phase("unshard()");

@@ -27,6 +27,7 @@
 #include "shard/model_units.h"
 #include "shard/sharding_engine.h"
 #include "shard/slices.h"
+#include "shard/summon.h"
 #include "shard/unit_cache.h"
 
 namespace sherd::shard {
@@ -100,11 +101,6 @@ class Runtime final : public ShardingEngine,
   void publish_now(bool keep_frozen);
   void publish_locked(bool keep_frozen);
   void warn_of_idle_optimizer();
-  // Of one parameter, out of copies by unit, by flat.
-  at::Tensor part_of(
-      const std::vector<std::vector<at::Tensor>>& copies,
-      const ManagedParameter& parameter) const;
-  void take_back(int parameter);
   // Closes the exchange, remembers the first failure, and throws it.
   void fail(const Status& status);
 
@@ -114,6 +110,7 @@ class Runtime final : public ShardingEngine,
   std::unique_ptr<exchange::Exchange> exchange_;
   std::unique_ptr<UnitCache> cache_;
   std::unique_ptr<Slices> slices_;
+  std::unique_ptr<Summon> summon_;
   std::unique_ptr<Gradients> gradients_;
   std::unique_ptr<Identity> identity_;
 
@@ -127,11 +124,6 @@ class Runtime final : public ShardingEngine,
   std::int64_t backwards_ = 0;
   std::vector<UnitId> visited_;  // First visits since the last backward ended.
   std::vector<bool> was_visited_;
-  // Summon: private full copies, by unit, by flat; empty outside. And what the
-  // module shows of them: the same, or casts.
-  std::vector<std::vector<at::Tensor>> summoned_;
-  std::vector<std::vector<at::Tensor>> shown_;
-  bool summon_read_only_ = false;
   int no_sync_scopes_ = 0;  // Open now.
   bool published_by_hand_ = false;
   // Of optimizers that publish themselves.
