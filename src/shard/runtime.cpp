@@ -84,7 +84,7 @@ Runtime::Runtime(
           .replicated = replicate,
           .fail = [this](const Status& status) { fail(status); },
           .same_everywhere =
-              [this](std::uint64_t print) { return begin_step(print); }});
+              [this](std::uint64_t print) { return same_everywhere(print); }});
   slices_ = std::make_unique<Slices>(
       model_, *exchange_, options_.rank, /*owner_of_all=*/replicate);
   summon_ = std::make_unique<Summon>(model_, *cache_, *slices_);
@@ -233,15 +233,12 @@ void Runtime::note_phase(const char* operator_name) {
   }
   if (training && !armed_) {
     identity_->check();
-    if (options_.strategy == Strategy::kNoShard && !compared_) {
-      (void)begin_step(0);  // The cache, which has no plan there, does not ask.
-    }
     armed_ = true;
     (void)access::arm(weak_from_this());
   }
 }
 
-bool Runtime::begin_step(std::uint64_t print) {
+bool Runtime::same_everywhere(std::uint64_t print) {
   constexpr std::uint64_t kLow = 0xffffffff;
   const auto flags = identity_->flags_fingerprint();
   const auto halves =
@@ -363,6 +360,10 @@ void Runtime::backward_ended(std::exception_ptr failure) {
     }
     if (synchronised) {
       synchronised_backward_ended();
+    }
+    if (options_.strategy == Strategy::kNoShard && !compared_) {
+      // No plan is compared there, and forwards may run on some ranks alone.
+      (void)same_everywhere(0);
     }
     identity_->check();
   } else if (status.code() != ErrorCode::kAborted) {

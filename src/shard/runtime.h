@@ -91,7 +91,7 @@ class Runtime final : public ShardingEngine,
   void note_phase(const char* operator_name);
   // Collective: compares requires_grad, and returns whether all ranks have
   // `print`.
-  bool begin_step(std::uint64_t print);
+  bool same_everywhere(std::uint64_t print);
   void refuse_different_flags();
   void note_visit(const UnitCache::Visit& visit);
   void gradient_arrived(int parameter, const at::Tensor& gradient);

@@ -253,8 +253,12 @@ void expect_refused_flags(
       integer_loss(model, step, world.rank()).backward();
       fsdp.publish();
       flip(model);
-      const auto error =
-          error_of([&] { integer_loss(model, step, world.rank()); });
+      // Without a plan at the end of the backward, otherwise before it.
+      const auto error = error_of([&] {
+        auto loss = integer_loss(model, step, world.rank());
+        EXPECT_EQ(strategy, Strategy::kNoShard);
+        loss.backward();
+      });
       EXPECT_NE(error.find(sentence), std::string::npos) << error;
       mend(model);
     }
