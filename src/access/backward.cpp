@@ -8,6 +8,7 @@
 #include <vector>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include "access/saved_tensors.h"
 
 namespace sherd::access {
 namespace {
@@ -161,6 +162,10 @@ class BackwardEngine final : public torch::autograd::Engine {
         task, std::move(root), std::move(inputs));
   }
 
+  SavedTensorHooks get_default_saved_variable_hooks() override {
+    return saved_tensor_hooks();
+  }
+
  private:
   // LibTorch starts device and pool threads for the first engine of a process
   // that runs. After a backward before our installation that was not us, and
@@ -245,7 +250,7 @@ TaskCallbacks& task_callbacks() {
 
 }  // namespace
 
-void install_backward_engine() { (void)engine_is_ours(); }
+bool install_backward_engine() { return engine_is_ours(); }
 
 bool in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;

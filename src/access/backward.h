@@ -28,8 +28,9 @@ class BackwardListener {
   virtual void backward_ended(std::exception_ptr failure) = 0;
 };
 
-// Installs the engine; further calls do nothing.
-void install_backward_engine();
+// Installs the engine; further calls do nothing. False where somebody else's
+// was there first.
+bool install_backward_engine();
 
 // `listener` will be told of the end of the backward that runs now, or else of
 // the next outermost one of this thread. Arming twice is arming once. A

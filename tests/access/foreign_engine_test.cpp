@@ -4,6 +4,8 @@
 // The installation is process-wide, hence a program of its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sherd/access/checkpoint.h>
+#include <sherd/base/error.h>
 #include <torch/csrc/autograd/engine.h>
 #include "access/backward.h"
 
@@ -54,6 +56,20 @@ void backward_with(const std::function<void()>& act) {
 TEST_F(ForeignEngineTest, IsLeftInPlace) {
   EXPECT_EQ(
       &torch::autograd::Engine::get_default_engine(), &foreign_engine());
+}
+
+TEST_F(ForeignEngineTest, T08RefusesCheckpointsAndRunsThemWithoutGradients) {
+  const auto twice = [](const at::Tensor& x) { return x * 2; };
+  std::string refused;
+  try {
+    (void)checkpoint(twice, leaf());
+  } catch (const Error& error) {
+    refused = error.what();
+  }
+  EXPECT_THAT(
+      refused, ::testing::HasSubstr("expected sherd's autograd engine"));
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(at::equal(checkpoint(twice, leaf()), at::full({2}, 2.0)));
 }
 
 TEST_F(ForeignEngineTest, EndsABackwardArmedDuringIt) {

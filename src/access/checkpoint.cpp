@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/access/checkpoint.h>
+
+#include <cstdint>
+#include <mutex>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/DimVector.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include "access/backward.h"
+#include "access/forward_state.h"
+#include "access/managed_storage.h"
+#include "access/saved_tensors.h"
+#include "base/check.h"
+
+namespace sherd::access {
+namespace {
+
+// What must be alike in both runs.
+struct Kind {
+  c10::DimVector sizes;
+  at::ScalarType dtype;
+  at::Device device;
+
+  bool operator==(const Kind&) const = default;
+};
+
+Kind kind_of(const at::Tensor& tensor) {
+  return {
+      c10::DimVector(tensor.sizes()), tensor.scalar_type(), tensor.device()};
+}
+
+std::string text_of(const Kind& kind) {
+  return str(
+      c10::toString(kind.dtype), " ", at::IntArrayRef(kind.sizes), " on ",
+      kind.device.str());
+}
+
+// These live anyway: kept, they cost nothing and need no second run.
+bool is_parameter_or_view(const at::Tensor& tensor) {
+  const at::TensorBase& owner = tensor.is_view() ? tensor._base() : tensor;
+  return tag_of(tensor) != nullptr ||
+      (owner.is_leaf() && owner.requires_grad());
+}
+
+// A tensor that the first run saved.
+struct Slot {
+  Kind kind;
+  bool awaited;       // Some node may still ask for it.
+  at::Tensor tensor;  // Defined from a second run until it is asked for.
+};
+
+// Ends a second run early. No std::exception, which fn might catch.
+struct AllThere {};
+
+// Takes the tensors of a second run, in order.
+class SecondRun final : public SavedTensorTaker {
+ public:
+  enum class First { kComplete, kUnderWay };
+
+  SecondRun(std::vector<Slot> slots, First first, bool early_stop)
+      : slots_(std::move(slots)), first_(first), early_stop_(early_stop) {
+    for (auto& slot : slots_) {
+      slot.awaited = slot.awaited && !slot.tensor.defined();
+      slot.tensor.reset();
+      missing_ += slot.awaited ? 1 : 0;
+    }
+  }
+
+  SavedTensorHooks make_hooks() override;
+
+  void take(const at::Tensor& tensor) {
+    const auto number = taken_++;
+    if (number >= slots_.size()) {
+      SHERD_CHECK(
+          stopped_ || first_ == First::kUnderWay,
+          "[access] checkpoint: expected that fn saves ", slots_.size(),
+          " tensors when it is run again, as at first, found more", kRule);
+      return;
+    }
+    auto& slot = slots_[number];
+    const auto kind = kind_of(tensor);
+    SHERD_CHECK(
+        kind == slot.kind, "[access] checkpoint: expected that fn saves ",
+        text_of(slot.kind), " as tensor ", number + 1, " of ", slots_.size(),
+        " when it is run again, as at first, found ", text_of(kind), kRule);
+    if (!slot.awaited) {
+      return;
+    }
+    slot.tensor = tensor;
+    if (--missing_ == 0 && early_stop_) {
+      stopped_ = true;
+      throw AllThere();
+    }
+  }
+
+  // What it took, where the slot awaited something. REQUIRES: fn has ended.
+  std::vector<Slot> finish() {
+    SHERD_CHECK(
+        missing_ == 0 &&
+            (stopped_ || first_ == First::kUnderWay || taken_ == slots_.size()),
+        "[access] checkpoint: expected that fn saves ", slots_.size(),
+        " tensors when it is run again, as at first, found ", taken_, kRule);
+    return std::move(slots_);
+  }
+
+ private:
+  static constexpr const char* kRule =
+      "; it must do the same each time, whatever else has changed";
+
+  std::vector<Slot> slots_;
+  const First first_;
+  const bool early_stop_;
+  std::size_t missing_ = 0;
+  std::size_t taken_ = 0;
+  bool stopped_ = false;
+};
+
+// In the graph of a second run, which goes away with it. fn may run backwards
+// of its own, so it keeps its tensor.
+class TakenTensor final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit TakenTensor(SecondRun* run) : run_(run) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    tensor_ = tensor.tensor_data();
+    run_->take(tensor_);
+  }
+  at::Tensor call_unpack_hook() override { return tensor_; }
+
+ private:
+  SecondRun* const run_;  // Packing follows making, within the run.
+  at::Tensor tensor_;
+};
+
+SavedTensorHooks SecondRun::make_hooks() {
+  return std::make_unique<TakenTensor>(this);
+}
+
+// One call of checkpoint(): how to run it again, and what the first run would
+// have kept. Owned by the nodes of its graph. Thread rule: any thread.
+class Region {
+ public:
+  Region(
+      FirstRun::Rerun rerun,
+      const std::vector<at::Tensor>& inputs,
+      const CheckpointOptions& options)
+      : rerun_(std::move(rerun)),
+        state_(ForwardState::now(
+            options.preserve_rng_state ? Randomness::kKeep
+                                       : Randomness::kLeave)),
+        early_stop_(options.early_stop) {
+    for (const auto& input : inputs) {
+      const bool defined = input.defined();
+      // Saved as a node would: within another region that one takes it.
+      // Detached, since an input may become part of this graph, in place.
+      inputs_.push_back(
+          {torch::autograd::SavedVariable(
+               defined ? input.detach() : input, /*is_output=*/false),
+           defined && input.requires_grad()});
+    }
+  }
+
+  // Returns the number of its slot. kLater: some node will ask for it.
+  enum class Asked { kLater, kNever };
+  std::size_t add(const at::Tensor& tensor, Asked asked) {
+    const std::lock_guard lock(mu_);
+    slots_.push_back({kind_of(tensor), asked == Asked::kLater, {}});
+    return slots_.size() - 1;
+  }
+
+  // The node is gone, or will not ask again.
+  void forget(std::size_t number) {
+    const std::lock_guard lock(mu_);
+    slots_[number].awaited = false;
+    slots_[number].tensor.reset();
+  }
+
+  void complete() {
+    const std::lock_guard lock(mu_);
+    first_ = SecondRun::First::kComplete;
+  }
+
+  // Handed out once; asked again (retain_graph), fn runs again.
+  at::Tensor take(std::size_t number) {
+    {
+      const std::lock_guard lock(mu_);
+      if (auto tensor = std::exchange(slots_[number].tensor, {});
+          tensor.defined()) {
+        return tensor;
+      }
+    }
+    return run_for(number);
+  }
+
+ private:
+  struct Input {
+    torch::autograd::SavedVariable tensor;
+    bool requires_grad;
+  };
+
+  std::vector<at::Tensor> unpack_inputs() const {
+    std::vector<at::Tensor> inputs;
+    for (const auto& input : inputs_) {
+      const auto tensor = input.tensor.unpack();
+      inputs.push_back(
+          tensor.defined()
+              ? tensor.detach().set_requires_grad(input.requires_grad)
+              : tensor);
+    }
+    return inputs;
+  }
+
+  SecondRun begin() {
+    const std::lock_guard lock(mu_);
+    return {slots_, first_, early_stop_};
+  }
+
+  // Without the lock: fn may wait for other ranks, and other threads may run it
+  // at the same time.
+  at::Tensor run_for(std::size_t number) {
+    auto run = begin();
+    {
+      const auto inputs = unpack_inputs();
+      const ForwardStateScope state(state_);
+      const TakeSavedTensors scope(&run);
+      try {
+        rerun_(inputs);
+      } catch (const AllThere&) {  // NOLINT(bugprone-empty-catch): as wanted.
+      }
+    }
+    auto found = run.finish();
+    const std::lock_guard lock(mu_);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      if (i != number && slots_[i].awaited && found[i].tensor.defined()) {
+        slots_[i].tensor = std::move(found[i].tensor);
+      }
+    }
+    return std::move(found[number].tensor);
+  }
+
+  const FirstRun::Rerun rerun_;
+  const ForwardState state_;
+  const bool early_stop_;
+  std::vector<Input> inputs_;
+  std::mutex mu_;
+  std::vector<Slot> slots_;                               // Guarded by mu_.
+  SecondRun::First first_ = SecondRun::First::kUnderWay;  // Guarded by mu_.
+};
+
+// In the graph of the first run.
+class LeftOutTensor final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit LeftOutTensor(std::shared_ptr<Region> region)
+      : region_(std::move(region)) {}
+  ~LeftOutTensor() override {
+    if (packed_) {
+      region_->forget(slot_);
+    }
+  }
+  LeftOutTensor(const LeftOutTensor&) = delete;
+  LeftOutTensor& operator=(const LeftOutTensor&) = delete;
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    if (is_parameter_or_view(tensor)) {
+      kept_ = tensor.tensor_data();
+      version_ = tensor._version();
+    }
+    slot_ = region_->add(
+        tensor,
+        kept_.defined() ? Region::Asked::kNever : Region::Asked::kLater);
+    packed_ = true;
+  }
+
+  at::Tensor call_unpack_hook() override {
+    if (!kept_.defined()) {
+      return region_->take(slot_);
+    }
+    // As LibTorch does for what it saves without hooks.
+    SHERD_CHECK_AS(
+        kFailedPrecondition, kept_._version() == version_,
+        "[access] checkpoint: a parameter of shape ", kept_.sizes(),
+        " was changed between forward and backward: expected version ",
+        version_, ", found ", kept_._version());
+    return kept_;
+  }
+
+ private:
+  const std::shared_ptr<Region> region_;
+  bool packed_ = false;
+  std::size_t slot_ = 0;
+  at::Tensor kept_;
+  std::int64_t version_ = 0;
+};
+
+class LeaveOut final : public SavedTensorTaker {
+ public:
+  explicit LeaveOut(std::shared_ptr<Region> region)
+      : region_(std::move(region)) {}
+  SavedTensorHooks make_hooks() override {
+    return std::make_unique<LeftOutTensor>(region_);
+  }
+  Region& region() { return *region_; }
+
+ private:
+  const std::shared_ptr<Region> region_;
+};
+
+}  // namespace
+
+struct FirstRun::State {
+  explicit State(std::shared_ptr<Region> region)
+      : taker(std::move(region)), scope(&taker) {}
+  LeaveOut taker;
+  TakeSavedTensors scope;
+};
+
+FirstRun::FirstRun(
+    Rerun rerun,
+    const std::vector<at::Tensor>& inputs,
+    const CheckpointOptions& options) {
+  if (!at::GradMode::is_enabled()) {
+    return;
+  }
+  SHERD_CHECK_AS(
+      kFailedPrecondition, install_backward_engine(),
+      "[access] checkpoint: expected sherd's autograd engine or LibTorch's "
+      "own, found another (a Python process installs one); there use "
+      "torch.utils.checkpoint");
+  state_ = std::make_unique<State>(
+      std::make_shared<Region>(std::move(rerun), inputs, options));
+}
+
+FirstRun::~FirstRun() {
+  if (state_ != nullptr) {
+    state_->taker.region().complete();
+  }
+}
+
+}  // namespace sherd::access
