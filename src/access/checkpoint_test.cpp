@@ -4,6 +4,7 @@
 #include <thread>
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
+#include <torch/script.h>
 #include "access/gradient_hook.h"
 #include "access/testing.h"
 
@@ -149,19 +150,22 @@ TEST(Checkpoint, T08AnUnusedRegionAndOneWithoutInputsAreEqualInBits) {
 }
 
 TEST(Checkpoint, T08GradientsTakenWithinARegionAreEqualInBits) {
-  expect_unchanged([](const Layers& net, Mode mode) {
-    // A gradient penalty: fn runs a backward of its own, through tensors that
-    // were left out a moment ago.
-    const auto penalty = [net](const at::Tensor& in) {
-      const auto x = in.detach().requires_grad_();
-      const auto y = net->layer(1, net->layer(0, x));
-      const auto g = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
-      return net->layer(2, in) + g.square().sum();
-    };
-    return (mode == Mode::kPlain ? penalty(rows())
-                                 : checkpoint(penalty, rows()))
-        .sum();
-  });
+  for (const bool early_stop : {true, false}) {
+    expect_unchanged([early_stop](const Layers& net, Mode mode) {
+      // A gradient penalty: fn runs a backward of its own, through tensors that
+      // were left out a moment ago.
+      const auto penalty = [net](const at::Tensor& in) {
+        const auto x = in.detach().requires_grad_();
+        const auto y = net->layer(1, net->layer(0, x));
+        const auto g = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
+        return net->layer(2, in) + g.square().sum();
+      };
+      return (mode == Mode::kPlain
+                  ? penalty(rows())
+                  : checkpoint({.early_stop = early_stop}, penalty, rows()))
+          .sum();
+    });
+  }
 }
 
 TEST(Checkpoint, T08DoubleBackwardIsEqualInBits) {
@@ -174,6 +178,32 @@ TEST(Checkpoint, T08DoubleBackwardIsEqualInBits) {
     const auto g = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
     return g.square().sum() + y.sum();
   });
+}
+
+TEST(Checkpoint, T08AScriptedModuleIsEqualInBitsOnceItHasBeenOptimised) {
+  torch::jit::Module script("script");
+  script.register_parameter(
+      "w", rows().view({6, 3}).requires_grad_(), /*is_buffer=*/false);
+  script.define(R"(
+    def forward(self, x):
+      return torch.tanh(x.mm(self.w)).mm(self.w.t()) * torch.sigmoid(x)
+  )");
+  const auto run = [script](const at::Tensor& x) mutable {
+    return script.forward({x}).toTensor();
+  };
+  const auto gradients = [script](const at::Tensor& y, const at::Tensor& x) {
+    return torch::autograd::grad({y.sum()}, {x, script.attr("w").toTensor()});
+  };
+  const auto x = rows().requires_grad_();
+  // It saves other tensors while LibTorch watches what to optimise.
+  EXPECT_THAT(
+      thrown_by([&] { gradients(checkpoint(run, x), x); }),
+      HasSubstr("when it is run again"));
+  for (int i = 0; i < 3; ++i) {
+    auto plain = run;
+    EXPECT_TRUE(
+        bit_equal(gradients(checkpoint(run, x), x), gradients(plain(x), x)));
+  }
 }
 
 // Saves an input and an output, and asks for them twice.
@@ -417,6 +447,38 @@ TEST(Checkpoint, T08FreesATensorAsSoonAsBackwardHasUsedIt) {
   EXPECT_EQ(probe->alive(), 0);
 }
 
+TEST(Checkpoint, T08KeepsNothingForNodesThatAreGone) {
+  constexpr int kOutputAndCollected = 1 + kTensors;
+  const auto probe = std::make_shared<Probe>();
+  const auto three = [probe](const at::Tensor& in) {
+    return std::make_tuple(
+        probed(probe, in), probed(probe, in), probed(probe, in));
+  };
+  for (const bool early : {true, false}) {
+    SCOPED_TRACE(early);
+    auto [used, dropped, kept] = checkpoint(three, rows().requires_grad_());
+    if (early) {
+      dropped.reset();  // Before the second run: not collected.
+    }
+    used.sum().backward();
+    used.reset();
+    EXPECT_EQ(probe->alive(), (early ? 1 : 2) * kOutputAndCollected);
+    dropped.reset();
+    EXPECT_EQ(probe->alive(), kOutputAndCollected);
+  }
+}
+
+TEST(Checkpoint, T08KeepsNothingForASecondBackward) {
+  const auto probe = std::make_shared<Probe>();
+  auto y = checkpoint(
+      [probe](const at::Tensor& in) { return probed(probe, in); },
+      rows().requires_grad_());
+  const auto loss = y.sum();
+  y.reset();
+  loss.backward({}, /*retain_graph=*/true);
+  EXPECT_EQ(probe->alive(), 0);
+}
+
 TEST(Checkpoint, T08LetsGoOfFnWithTheGraph) {
   const auto probe = std::make_shared<Probe>();
   const auto fn = [probe](const at::Tensor& in) { return probed(probe, in); };
@@ -475,6 +537,26 @@ TEST(Checkpoint, T08ParametersAloneNeedNoSecondRun) {
   checkpoint(squares).sum().backward();
   EXPECT_EQ(probe->begun, 1);
   EXPECT_TRUE(at::equal(w.grad(), 2 * w));
+}
+
+TEST(Checkpoint, T08FrozenShardedParametersNeedNoSecondRunEither) {
+  const auto probe = std::make_shared<Probe>();
+  const auto w = rows();
+  const auto expected = w.clone();
+  UnitCache cache;  // Takes the bytes away after each operator.
+  cache.add_unit({w});
+  const auto x = at::ones({3, 6}).requires_grad_();
+  checkpoint(
+      [probe, w](const at::Tensor& in) {
+        ++probe->begun;
+        return in * w.view({3, 6});
+      },
+      x)
+      .sum()
+      .backward();
+  EXPECT_EQ(probe->begun, 1);
+  EXPECT_EQ(cache.fills(0), 2);
+  EXPECT_TRUE(at::equal(x.grad(), expected));
 }
 
 // ---- What goes wrong ----
