@@ -3,6 +3,7 @@
 // Everything a training program needs: sherd's public headers in one.
 #pragma once
 
+#include <sherd/access/checkpoint.h>
 #include <sherd/access/touch.h>
 #include <sherd/base/error.h>
 #include <sherd/comm/world.h>
@@ -14,5 +15,6 @@
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/optim/sgd.h>
+#include <sherd/shard/activation_checkpointing.h>
 #include <sherd/shard/fully_shard.h>
 #include <sherd/shard/units.h>

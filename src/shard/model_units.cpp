@@ -8,15 +8,12 @@
 #include <utility>
 
 #include "base/check.h"
+#include "shard/taken_modules.h"
 
 namespace sherd::shard {
 namespace {
 
 using torch::nn::Module;
-
-std::string join(const std::string& prefix, const std::string& name) {
-  return prefix.empty() ? name : prefix + "." + name;
-}
 
 // BatchNorm, InstanceNorm: their CPU kernels refuse fp32 statistics beside
 // narrower weights.
@@ -30,7 +27,9 @@ class Collector {
   explicit Collector(const units::Policy& policy) : policy_(policy) {}
 
   void collect(const Module& root) {
-    decide(root, "", nullptr);
+    for (const auto& taken : taken_modules(root, policy_)) {
+      taken_.insert(taken.module);
+    }
     assign(root, "", 0);
   }
 
@@ -44,28 +43,6 @@ class Collector {
   const std::vector<std::string>& unit_names() const { return unit_names_; }
 
  private:
-  // Children first: returns the elements of `module` no unit inside has taken.
-  std::int64_t decide(
-      const Module& module, const std::string& name, const Module* parent) {
-    if (!decided_.insert(&module).second) {
-      return 0;  // Registered twice; its first place counts.
-    }
-    std::int64_t numel = 0;
-    for (const auto& own : module.named_parameters(/*recurse=*/false)) {
-      if (counted_.insert(own.value().unsafeGetTensorImpl()).second) {
-        numel += own.value().numel();
-      }
-    }
-    for (const auto& child : module.named_children()) {
-      numel += decide(*child.value(), join(name, child.key()), &module);
-    }
-    if (parent != nullptr && policy_({name, module, parent, numel})) {
-      taken_.insert(&module);
-      return 0;
-    }
-    return numel;
-  }
-
   // Parents first, in module order.
   void assign(const Module& module, const std::string& name, int unit) {
     if (!assigned_.insert(&module).second) {
@@ -78,20 +55,18 @@ class Collector {
     for (const auto& own : module.named_parameters(/*recurse=*/false)) {
       if (owned_.insert(own.value().unsafeGetTensorImpl()).second) {
         entries_.push_back(
-            {join(name, own.key()), own.value(), unit,
+            {join_names(name, own.key()), own.value(), unit,
              has_running_statistics(module)});
       }
     }
     for (const auto& child : module.named_children()) {
-      assign(*child.value(), join(name, child.key()), unit);
+      assign(*child.value(), join_names(name, child.key()), unit);
     }
   }
 
   const units::Policy& policy_;
-  std::set<const Module*> decided_;
   std::set<const Module*> assigned_;
   std::set<const Module*> taken_;
-  std::set<const c10::TensorImpl*> counted_;
   std::set<const c10::TensorImpl*> owned_;
   std::vector<std::string> unit_names_ = {"(root)"};
   std::vector<Entry> entries_;

@@ -4,9 +4,11 @@
 #include <string_view>
 #include <utility>
 
+#include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/container/moduledict.h>
+
+#include "base/check.h"
 
 namespace sherd::units {
 namespace {
@@ -21,6 +23,18 @@ bool is_list(const Module& module) {
 bool has_no_forward(const Module& module) {
   return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
       dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr;
+}
+
+// Names need not be numbers: those of a Sequential may be given.
+std::int64_t place_in_parent(const Candidate& candidate) {
+  std::int64_t place = 0;
+  for (const auto& sibling : candidate.parent->named_children()) {
+    if (sibling.value().get() == &candidate.module) {
+      break;
+    }
+    ++place;
+  }
+  return place;
 }
 
 // `*` matches any run without a dot, `?` one character that is no dot.
@@ -51,6 +65,14 @@ bool matches(std::string_view pattern, std::string_view name) {
 Policy children_of_lists() {
   return [](const Candidate& candidate) {
     return candidate.parent != nullptr && is_list(*candidate.parent);
+  };
+}
+
+Policy every_nth_of_lists(std::int64_t n) {
+  SHERD_CHECK(
+      n >= 1, "[shard] every_nth_of_lists: expected at least 1, found ", n);
+  return [n, of_list = children_of_lists()](const Candidate& candidate) {
+    return of_list(candidate) && place_in_parent(candidate) % n == 0;
   };
 }
 

@@ -2,6 +2,7 @@
 #include <sherd/shard/units.h>
 
 #include <gtest/gtest.h>
+#include <sherd/base/error.h>
 #include <torch/torch.h>
 
 namespace sherd::units {
@@ -30,6 +31,21 @@ TEST(Units, ChildrenOfListsAreThoseOfModuleListAndSequential) {
   EXPECT_FALSE(takes(policy, "h.0", *leaf, dict.get()));
   EXPECT_FALSE(takes(policy, "h.0", *leaf, leaf.get()));
   EXPECT_FALSE(takes(policy, "", *list));
+}
+
+TEST(Units, EveryNthOfListsCountsPlacesWhateverTheNames) {
+  const torch::nn::Sequential named(
+      {{"a", torch::nn::AnyModule(Linear(2, 2))},
+       {"b", torch::nn::AnyModule(Linear(2, 2))},
+       {"c", torch::nn::AnyModule(Linear(2, 2))}});
+  const auto children = named->named_children();
+  const auto policy = every_nth_of_lists(2);
+  EXPECT_TRUE(takes(policy, "x.a", *children["a"], named.get()));
+  EXPECT_FALSE(takes(policy, "x.b", *children["b"], named.get()));
+  EXPECT_TRUE(takes(policy, "x.c", *children["c"], named.get()));
+  EXPECT_FALSE(takes(policy, "x", *named));
+  EXPECT_TRUE(takes(every_nth_of_lists(1), "x.b", *children["b"], named.get()));
+  EXPECT_THROW((void)every_nth_of_lists(0), Error);
 }
 
 TEST(Units, OfTypeLooksAtTheImplClass) {

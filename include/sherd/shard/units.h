@@ -35,6 +35,10 @@ Policy of_type() {
   };
 }
 
+// Of those every n-th, from the first on: "h.0", "h.2", ... for 2. Throws Error
+// when n is below 1. Meant for ActivationCheckpointing.
+Policy every_nth_of_lists(std::int64_t n);
+
 // Modules with at least this many elements that no inner unit has taken; never
 // a list, which has no forward of its own.
 Policy by_size(std::int64_t numel_min);
