@@ -155,7 +155,12 @@ at::Tensor GptImpl::forward(const at::Tensor& ids) {
       wte_->forward(ids) + wpe_->forward(positions), config_.dropout,
       is_training());
   for (const auto& block : *h_) {
-    x_BTC = block->as<BlockImpl>()->forward(x_BTC);
+    x_BTC = run_layer()(
+        *block,
+        [block](const at::Tensor& x) {
+          return block->as<BlockImpl>()->forward(x);
+        },
+        x_BTC);
   }
   x_BTC = ln_f_->forward(x_BTC);
   return lm_head_ ? lm_head_->forward(x_BTC) : at::linear(x_BTC, wte_->weight);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -47,6 +48,16 @@ class EvaluationScope {
 };
 
 }  // namespace
+
+LanguageModel::LanguageModel(std::uint64_t seed) : seed_(seed) {
+  run_layers_with(nullptr);
+}
+
+void LanguageModel::run_layers_with(LayerRunner run) {
+  run_layer_ = run ? std::move(run)
+                   : [](const torch::nn::Module& /*layer*/, const auto& forward,
+                        const at::Tensor& x) { return forward(x); };
+}
 
 at::Tensor LanguageModel::loss(
     const at::Tensor& inputs, const at::Tensor& targets) {

@@ -59,6 +59,29 @@ class LanguageModels : public ::testing::TestWithParam<Family> {
   std::shared_ptr<LanguageModel> make() const { return GetParam().make(2, 0); }
 };
 
+TEST_P(LanguageModels, RunsEachLayerByWhatItIsTold) {
+  const auto model = GetParam().make(3, 1);
+  model->eval();
+  const auto ids = ids_by_rule(2, 7, 11);
+  const auto plain = model->forward(ids);
+  std::vector<const torch::nn::Module*> layers;
+  model->run_layers_with([&layers](
+                             const torch::nn::Module& layer,
+                             const auto& forward, const torch::Tensor& x) {
+    layers.push_back(&layer);
+    return forward(x);
+  });
+  EXPECT_TRUE(torch::equal(model->forward(ids), plain));
+  ASSERT_EQ(layers.size(), 3U);
+  EXPECT_NE(layers[0], layers[1]);
+  for (const auto* layer : layers) {
+    EXPECT_FALSE(layer->parameters().empty());
+  }
+  model->run_layers_with(nullptr);
+  EXPECT_TRUE(torch::equal(model->forward(ids), plain));
+  EXPECT_EQ(layers.size(), 3U);
+}
+
 TEST_P(LanguageModels, GenerateTheSameFromTheSameSeedAndPutTheModeBack) {
   const auto model = make();
   const std::vector<std::int64_t> prompt = {1, 2};

@@ -169,7 +169,8 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
   }
 }
 
-at::Tensor LlamaModelImpl::forward(const at::Tensor& ids) {
+at::Tensor LlamaModelImpl::forward(
+    const at::Tensor& ids, const LayerRunner& run_layer) {
   // Once for all layers, and not a buffer: `to(dtype)` must not round it.
   const auto rotary = rotary_table(
       {.positions = ids.size(1),
@@ -178,7 +179,12 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& ids) {
       ids.device());
   auto x_BTC = embed_tokens->forward(ids);
   for (const auto& layer : *layers_) {
-    x_BTC = layer->as<LlamaDecoderLayerImpl>()->forward(x_BTC, rotary);
+    x_BTC = run_layer(
+        *layer,
+        [layer, rotary](const at::Tensor& x) {
+          return layer->as<LlamaDecoderLayerImpl>()->forward(x, rotary);
+        },
+        x_BTC);
   }
   return norm_->forward(x_BTC);
 }
@@ -199,7 +205,7 @@ LlamaImpl::LlamaImpl(const LlamaConfig& config)
 
 at::Tensor LlamaImpl::forward(const at::Tensor& ids) {
   check_ids(ids, config_.sequence);
-  const auto x_BTC = model_->forward(ids);
+  const auto x_BTC = model_->forward(ids, run_layer());
   return lm_head_ ? lm_head_->forward(x_BTC)
                   : at::linear(x_BTC, model_->embed_tokens->weight);
 }

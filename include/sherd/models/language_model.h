@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -20,6 +21,14 @@ struct GenerateOptions {
   std::uint64_t seed = 0;
 };
 
+// Runs one layer: returns forward(x), x [B, T, C] to the same. `forward` may be
+// copied and called again later, as long as the layer's parameters are those of
+// now: whoever computes a layer a second time in backward does so.
+using LayerRunner = std::function<at::Tensor(
+    const torch::nn::Module& layer,
+    const std::function<at::Tensor(const at::Tensor& x)>& forward,
+    const at::Tensor& x)>;
+
 class LanguageModel : public torch::nn::Module {
  public:
   // Token ids [B, T] (int64, T <= positions_max()) to logits
@@ -29,6 +38,9 @@ class LanguageModel : public torch::nn::Module {
 
   // The longest input, in tokens.
   virtual std::int64_t positions_max() const = 0;
+
+  // From now on forward() runs each of its layers by `run`; null: plainly.
+  void run_layers_with(LayerRunner run);
 
   // Mean cross entropy, in nats, of the logits for `inputs` against `targets`,
   // both [B, T]. A scalar, in fp32 where the logits have fewer bits.
@@ -52,7 +64,9 @@ class LanguageModel : public torch::nn::Module {
   void reset_parameters();
 
  protected:
-  explicit LanguageModel(std::uint64_t seed) : seed_(seed) {}
+  explicit LanguageModel(std::uint64_t seed);
+
+  const LayerRunner& run_layer() const { return run_layer_; }  // Never null.
 
  private:
   void write_initial_value(
@@ -61,6 +75,7 @@ class LanguageModel : public torch::nn::Module {
   virtual double initial_deviation(const std::string& name) const = 0;
 
   std::uint64_t seed_;
+  LayerRunner run_layer_;
 };
 
 }  // namespace sherd::models

@@ -125,7 +125,7 @@ TORCH_MODULE(LlamaDecoderLayer);
 class LlamaModelImpl : public torch::nn::Module {
  public:
   explicit LlamaModelImpl(const LlamaConfig& config);
-  at::Tensor forward(const at::Tensor& ids);
+  at::Tensor forward(const at::Tensor& ids, const LayerRunner& run_layer);
 
   LlamaEmbedding embed_tokens{nullptr};
 
