@@ -360,6 +360,10 @@ const std::vector<OptionRow>& option_rows() {
       {"weight-decay", "X", "On matrices; biases and norms have none",
        "Training", &C::weight_decay},
       {"clip", "X", "Longest gradient (2-norm); 0: any", "Training", &C::clip},
+      {"recompute-activations", "",
+       "Compute each layer a second time in backward instead of keeping its\n"
+       "activations: less memory, the same losses",
+       "Training", &C::recompute_activations},
       {"dtype", "NAME",
        "Of forward, backward and messages: fp32 or bf16; weights under "
        "training\n"

@@ -44,6 +44,7 @@ struct TrainConfig {
   double weight_decay = 0.1;
   double clip = 1.0;  // 0: never.
 
+  bool recompute_activations = false;
   std::string dtype = "fp32";
   std::string strategy = "full_shard";
   Bytes budget;  // 0: what the strategy says.

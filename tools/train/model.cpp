@@ -3,10 +3,12 @@
 
 #include <sherd/models/gpt.h>
 #include <sherd/models/llama.h>
+#include <sherd/shard/activation_checkpointing.h>
 
 namespace sherd::tools {
+namespace {
 
-std::shared_ptr<models::LanguageModel> make_model(
+std::shared_ptr<models::LanguageModel> make_plain_model(
     const TrainConfig& config, std::int64_t vocabulary) {
   const auto seed = static_cast<std::uint64_t>(config.seed);
   if (config.model == "llama") {
@@ -30,6 +32,17 @@ std::shared_ptr<models::LanguageModel> make_model(
       .dropout = config.dropout,
       .seed = seed,
       .device = at::kMeta});
+}
+
+}  // namespace
+
+std::shared_ptr<models::LanguageModel> make_model(
+    const TrainConfig& config, std::int64_t vocabulary) {
+  auto model = make_plain_model(config, vocabulary);
+  if (config.recompute_activations) {
+    model->run_layers_with(ActivationCheckpointing(*model));
+  }
+  return model;
 }
 
 }  // namespace sherd::tools
