@@ -8,6 +8,7 @@
 
 #include <stdexcept>
 #include <gmock/gmock.h>
+#include <sherd/access/checkpoint.h>
 
 namespace sherd::test {
 namespace {
@@ -122,6 +123,45 @@ TEST_P(BackwardError, T37AnExceptionOnOneRankIsNamedByTheOthers) {
         training.expect_no_gradients();
         training.good_step(world, at);
       }
+    }
+  }));
+}
+
+// Its second run throws on the culprit.
+torch::Tensor poisoned_region_loss(
+    Chain& model, int batch, int rank, bool poisoned) {
+  const auto runs = std::make_shared<int>(0);
+  return checkpoint(
+             [model, runs, poisoned](torch::Tensor x) mutable {
+               for (std::size_t i = 0; i < kLayers; ++i) {
+                 x = model->layer(i).forward(x).clamp(-2, 2);
+                 if (poisoned && *runs > 0 && i == 2) {
+                   throw std::runtime_error("poisoned by the test");
+                 }
+               }
+               ++*runs;
+               return model->head(x);
+             },
+             integer_rows(batch, rank, 6))
+      .sum();
+}
+
+TEST_P(BackwardError, T08ARegionThatThrowsTheSecondTimeIsNamedByTheOthers) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto& options : several()) {
+      Training training(world, options);
+      const int culprit = world.size() - 1;
+      auto loss = poisoned_region_loss(
+          training.model, 0, world.rank(), world.rank() == culprit);
+      const auto error = error_of([&] { loss.backward(); });
+      EXPECT_THAT(error, HasSubstr("poisoned by the test"));
+      if (world.rank() != culprit) {
+        EXPECT_THAT(error, HasSubstr("rank " + std::to_string(culprit)));
+      }
+      for (auto& slice : training.fsdp->parameters()) {
+        slice.mutable_grad().reset();
+      }
+      training.good_step(world, 0);
     }
   }));
 }
