@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "shard/recorder.h"
+#include "shard/recorder_testing.h"
 
 namespace sherd::shard {
 namespace {
