@@ -56,7 +56,8 @@ PARTS = {
     "data": Part(("base", "compat"), torch=True),
     "models": Part((), torch=True),
     "access": Part(("base", "compat"), torch=True),
-    "exchange": Part(("base", "compat", "plan", "comm"), torch=True),
+    "exchange": Part(
+        ("base", "compat", "plan", "comm", "comm/shm"), torch=True),
     "shard": Part(
         ("base", "compat", "plan", "access", "comm",
          "exchange/exchange.h", "exchange/make_exchange.h",

@@ -1,64 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The contract suite over Gloo: ranks are processes, and die by SIGKILL.
-#include "exchange/contract.h"
+#include "exchange/contract_processes_testing.h"
 
-#include <csignal>
-#include <numeric>
 #include "exchange/make_exchange.h"
 #include "support/fake_ranks.h"
-#include "support/ranks.h"
 
 namespace sherd::exchange::contract {
 namespace {
 
-using test::Rank;
-
 std::vector<std::string> run_on_gloo(
     int ranks, const RunOptions& options, const Body& body) {
-  test::RankOptions rank_options;
-  rank_options.world.deadline = options.deadline;
-  rank_options.close_world = !options.disorderly;
-  if (options.dies >= 0) {
-    rank_options.strikes = {
-        {.child = options.dies, .point = "die", .signal = SIGKILL}};
-  }
-  Marks connected;
-  const auto report = test::run_ranks(
-      ranks,
-      [&](World world, Rank& self) {
-        std::vector<int> all(static_cast<std::size_t>(ranks));
-        std::iota(all.begin(), all.end(), 0);
-        Seat seat;
-        seat.rank = world.rank();
-        seat.ranks = ranks;
-        seat.exchange = make_exchange(world, "contract", all);
-        // Nobody dies while others still connect. Not by a barrier, which a
-        // death interrupts for those who have not left it yet.
-        connected.set(seat.rank);
-        for (int rank = 0; rank < ranks; ++rank) {
-          connected.wait_for(rank);
-        }
-        seat.meet = [&] { world.barrier(); };
-        seat.die = [&] { self.reach("die"); };
-        body(seat);
-        self.report(seat.result);
-        if (!options.disorderly) {
-          world.barrier();
-        }
+  return run_in_processes(
+      [](const World& world, const std::vector<int>& all) {
+        return make_exchange(world, "contract", all);
       },
-      rank_options);
-  std::vector<std::string> results;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const auto& end = report[rank];
-    results.push_back(end.result);
-    EXPECT_EQ(end.exit_code, rank == options.dies ? -1 : 0)
-        << "rank " << rank << (end.timed_out ? " hung" : "") << ", signal "
-        << end.signal << ":\n"
-        << end.output;
-    EXPECT_EQ(end.signal, rank == options.dies ? SIGKILL : 0);
-  }
-  return results;
+      ranks, options, body);
 }
 
 std::vector<Contender> gloos() {

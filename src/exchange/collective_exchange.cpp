@@ -2,19 +2,18 @@
 #include "exchange/collective_exchange.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <map>
 #include <optional>
 #include <utility>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include "base/check.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_note.h"
 #include "exchange/memories.h"
+#include "exchange/numbers.h"
 #include "exchange/reductions.h"
 #include "exchange/worker.h"
 
@@ -26,21 +25,6 @@ namespace {
 constexpr int kWishTag = 0;
 constexpr int kPayloadTag = 1;
 constexpr int kFlatTag = 2;
-
-at::Tensor bytes_of(const void* data, std::size_t size) {
-  auto bytes = at::empty(
-      {static_cast<std::int64_t>(size)},
-      at::TensorOptions().dtype(c10::ScalarType::Byte));
-  std::memcpy(bytes.mutable_data_ptr(), data, size);
-  return bytes;
-}
-
-double combine(double a, double b, ReduceOp op) {
-  if (op == ReduceOp::kSum) {
-    return a + b;
-  }
-  return b > a || std::isnan(b) ? b : a;  // A NaN anywhere stays.
-}
 
 class CollectiveExchange final : public Exchange {
  public:
@@ -72,17 +56,8 @@ class CollectiveExchange final : public Exchange {
       unit_names_.push_back(unit.name);
     }
     first_flat_ = first_flats(model_);
-    std::string mine;
-    for (const auto& line : exchange::describe(model_)) {
-      mine += line + "\n";
-    }
-    auto all = gather_->all_gather(mine, "comparing the model between ranks");
-    if (!all.ok()) {
-      return fail(all.status());
-    }
-    const auto difference = first_difference(all.value(), ranks_);
-    if (!difference.empty()) {
-      return fail(known_to_all({ErrorCode::kPeerMismatch, difference}));
+    if (auto status = compare_models(*gather_, model_); !status.ok()) {
+      return fail(status);
     }
     memories_.emplace(model_, gather_->index());
     reductions_.emplace(model_, *reduce_, *memories_);
@@ -409,24 +384,7 @@ class CollectiveExchange final : public Exchange {
     if (!all.ok()) {
       return all.status();
     }
-    std::vector<double> theirs(static_cast<std::size_t>(values.numel()));
-    auto* out = values.mutable_data_ptr<double>();
-    const std::vector<double> mine(out, out + values.numel());
-    std::vector<double> same(mine.size(), 1.0);
-    for (std::size_t r = 0; r < all.value().size(); ++r) {
-      std::memcpy(
-          theirs.data(), all.value()[r].const_data_ptr(), values.nbytes());
-      for (std::size_t i = 0; i < theirs.size(); ++i) {
-        if (op == ReduceOp::kSame) {
-          same[i] = same[i] && theirs[i] == mine[i] ? 1 : 0;
-        } else {
-          out[i] = r == 0 ? theirs[i] : combine(out[i], theirs[i], op);
-        }
-      }
-    }
-    if (op == ReduceOp::kSame) {
-      std::copy(same.begin(), same.end(), out);
-    }
+    combine_numbers(all.value(), op, values);
     return {};
   }
 

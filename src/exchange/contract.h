@@ -58,6 +58,8 @@ struct Contender {
   // exceptions of a body fail the test; so does a hang.
   std::function<std::vector<std::string>(int, const RunOptions&, const Body&)>
       run_on;
+  bool one_sided = false;  // Exchange::one_sided().
+  bool replicates = true;  // Takes Placement::kReplicate.
 
   std::vector<std::string> run(
       const RunOptions& options, const Body& body) const {

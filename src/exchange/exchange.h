@@ -219,6 +219,10 @@ class Exchange {
   // sent. The first reason stays. Idempotent.
   virtual void close(const Status& reason) = 0;
 
+  // Every rank reads every unit where it lies: whole units take no room, and a
+  // rank may use units that others do not.
+  virtual bool one_sided() const { return false; }
+
   virtual const ExchangeCounters& counters() const = 0;
 };
 

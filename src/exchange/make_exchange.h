@@ -12,10 +12,18 @@
 
 namespace sherd::exchange {
 
+enum class Kind {
+  kCollective,    // Messages over c10d.
+  kSharedMemory,  // All ranks of the world on one host.
+};
+
 // Collective over `ranks` (world ranks, ascending), under a `name` unique in
 // this world. A single rank needs no connection, hence no store. Throws Error
 // when they cannot be connected.
 std::unique_ptr<Exchange> make_exchange(
-    const World& world, const std::string& name, const std::vector<int>& ranks);
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    Kind kind = Kind::kCollective);
 
 }  // namespace sherd::exchange

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include "base/clock.h"
 #include "base/status.h"
@@ -27,6 +28,9 @@ struct Awaited {
   int rank = 0;
   std::string_view what{};   // "the gradients of unit".
   std::int64_t number = -1;  // The unit; negative: none.
+  // Ends the wait, too, within milliseconds: a sign that waiting is in vain.
+  std::optional<Counter> or_counter{};
+  std::uint64_t or_value = 0;
 };
 
 class Waiter {
@@ -37,7 +41,8 @@ class Waiter {
 
   Peers& peers() const { return *peers_; }
 
-  // Waits until `counter` has reached `value`; then the outcome is ok, whoever
+  // Waits until `counter` has reached `value`, or awaited.or_counter its own;
+  // then the outcome is ok, whoever
   // has died. Else within milliseconds the first trouble of any rank, naming
   // it; kPeerLost when the awaited rank has left without reaching `value`; and
   // kDeadlineExceeded when it is silent beyond the deadline, "rank 2 is not

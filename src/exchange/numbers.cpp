@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/numbers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+
+#include "base/check.h"
+#include "exchange/backward_note.h"
+
+namespace sherd::exchange {
+namespace {
+
+double combine(double a, double b, ReduceOp op) {
+  if (op == ReduceOp::kSum) {
+    return a + b;
+  }
+  return b > a || std::isnan(b) ? b : a;
+}
+
+}  // namespace
+
+at::Tensor bytes_of(const void* data, std::size_t size) {
+  auto bytes = at::empty(
+      {static_cast<std::int64_t>(size)},
+      at::TensorOptions().dtype(c10::ScalarType::Byte));
+  std::memcpy(bytes.mutable_data_ptr(), data, size);
+  return bytes;
+}
+
+void combine_numbers(
+    std::span<const at::Tensor> bytes, ReduceOp op, const at::Tensor& values) {
+  SHERD_ASSERT(
+      values.scalar_type() == c10::ScalarType::Double &&
+      values.is_contiguous());
+  auto* out = values.mutable_data_ptr<double>();
+  const std::vector<double> mine(out, out + values.numel());
+  std::vector<double> theirs(mine.size());
+  std::vector<double> same(mine.size(), 1.0);
+  for (std::size_t r = 0; r < bytes.size(); ++r) {
+    SHERD_ASSERT(bytes[r].nbytes() == values.nbytes());
+    std::memcpy(theirs.data(), bytes[r].const_data_ptr(), values.nbytes());
+    for (std::size_t i = 0; i < theirs.size(); ++i) {
+      if (op == ReduceOp::kSame) {
+        same[i] = same[i] != 0.0 && theirs[i] == mine[i] ? 1.0 : 0.0;
+      } else {
+        out[i] = r == 0 ? theirs[i] : combine(out[i], theirs[i], op);
+      }
+    }
+  }
+  if (op == ReduceOp::kSame) {
+    std::copy(same.begin(), same.end(), out);
+  }
+}
+
+// Every rank finds the same difference, from the same messages. None may close
+// before all have those messages, hence the second round: who still waits would
+// find a lost rank instead.
+Status compare_models(Link& link, const ModelSpec& model) {
+  std::vector<int> ranks;
+  for (int i = 0; i < link.size(); ++i) {
+    ranks.push_back(link.world_rank(i));
+  }
+  std::string mine;
+  for (const auto& line : describe(model)) {
+    mine += line + "\n";
+  }
+  const auto all = link.all_gather(mine, "comparing the model between ranks");
+  if (!all.ok()) {
+    return all.status();
+  }
+  const auto difference = first_difference(all.value(), ranks);
+  if (difference.empty()) {
+    return {};
+  }
+  (void)link.all_gather("", "the same difference");
+  return {ErrorCode::kPeerMismatch, difference};
+}
+
+}  // namespace sherd::exchange

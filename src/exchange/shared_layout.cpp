@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/shared_layout.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace sherd::exchange {
+namespace {
+
+constexpr std::int64_t kPage = 4096;
+constexpr std::int64_t kSlotAlignment = 128;
+
+std::int64_t round_up(std::int64_t value, std::int64_t to) {
+  return (value + to - 1) / to * to;
+}
+
+}  // namespace
+
+std::int64_t slot_bytes(const UnitSpec& unit) {
+  return std::max(
+      flat_offsets(unit, &FlatSpec::slot_dtype).back(),
+      flat_offsets(unit, &FlatSpec::shard_dtype).back());
+}
+
+// A unit may have one slot open and another on its way, and peers may still read
+// those of the backward before.
+SharedLayout plan_shared_layout(
+    const ModelSpec& model, int ranks, std::int64_t reserved_bytes) {
+  SharedLayout layout;
+  std::int64_t at = round_up(reserved_bytes, kPage);
+  for (const auto& unit : model.units) {
+    auto& flats = layout.flats.emplace_back();
+    for (const auto& flat : unit.flats) {
+      flats.push_back(at);
+      at = round_up(at + flat_bytes(flat), kPage);
+    }
+    layout.slot_region_bytes += 2 * round_up(slot_bytes(unit), kSlotAlignment);
+  }
+  layout.slot_region_bytes = round_up(layout.slot_region_bytes, kPage);
+  for (int rank = 0; rank < ranks; ++rank) {
+    layout.slot_regions.push_back(at);
+    at += layout.slot_region_bytes;
+  }
+  layout.bytes = at;
+  return layout;
+}
+
+std::optional<std::int64_t> RegionAllocator::take(std::int64_t bytes) {
+  const auto wanted = std::max(round_up(bytes, kSlotAlignment), kSlotAlignment);
+  std::int64_t begin = 0;
+  for (const auto& [taken_begin, taken_end] : taken_) {
+    if (taken_begin - begin >= wanted) {
+      break;
+    }
+    begin = taken_end;
+  }
+  if (bytes_ - begin < wanted) {
+    return std::nullopt;
+  }
+  taken_.emplace(begin, begin + wanted);
+  taken_bytes_ += wanted;
+  taken_bytes_peak_ = std::max(taken_bytes_peak_, taken_bytes_);
+  return begin;
+}
+
+void RegionAllocator::give_back(std::int64_t begin) {
+  const auto found = taken_.find(begin);
+  SHERD_ASSERT(found != taken_.end());
+  taken_bytes_ -= found->second - found->first;
+  taken_.erase(found);
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where everything lies in the memory that the ranks of one host share: each
+// unit's flats once, whole, and for each rank a region for its gradient slots.
+// Pure: every rank plans the same.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+#include "exchange/exchange.h"
+
+namespace sherd::exchange {
+
+struct SharedLayout {
+  // From the start of the segment, in bytes.
+  std::vector<std::vector<std::int64_t>> flats;  // By unit, by flat.
+  std::vector<std::int64_t> slot_regions;        // By rank.
+  std::int64_t slot_region_bytes = 0;
+  std::int64_t bytes = 0;  // Of the segment.
+};
+
+// `reserved_bytes` at the start are left to others. Each rank's region and each
+// flat starts on a page, so that pages belong to one of them.
+SharedLayout plan_shared_layout(
+    const ModelSpec& model, int ranks, std::int64_t reserved_bytes);
+
+// Bytes of a gradient slot of the unit, or of its shards in full precision,
+// whichever is more.
+std::int64_t slot_bytes(const UnitSpec& unit);
+
+// Lends ranges of a region, the lowest that fits: what is given back soon is
+// lent again, so that few pages are ever touched. Thread rule: one thread.
+class RegionAllocator {
+ public:
+  explicit RegionAllocator(std::int64_t bytes) : bytes_(bytes) {}
+
+  // Where it begins, aligned to 128 bytes; nothing when no hole is large
+  // enough.
+  std::optional<std::int64_t> take(std::int64_t bytes);
+  // REQUIRES: taken and not given back since.
+  void give_back(std::int64_t begin);
+
+  std::int64_t taken_bytes() const { return taken_bytes_; }
+  std::int64_t taken_bytes_peak() const { return taken_bytes_peak_; }
+
+ private:
+  const std::int64_t bytes_;
+  std::map<std::int64_t, std::int64_t> taken_;  // Begin to end.
+  std::int64_t taken_bytes_ = 0;
+  std::int64_t taken_bytes_peak_ = 0;
+};
+
+}  // namespace sherd::exchange

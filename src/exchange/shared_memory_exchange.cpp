@@ -1,0 +1,632 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/shared_memory_exchange.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "comm/shm/peers.h"
+#include "comm/shm/segment.h"
+#include "comm/shm/waiter.h"
+#include "exchange/agreement.h"
+#include "exchange/backward_note.h"
+#include "exchange/numbers.h"
+#include "exchange/shared_layout.h"
+#include "exchange/shared_sums.h"
+
+namespace sherd::exchange {
+namespace {
+
+using comm::shm::Counter;
+using comm::shm::Peers;
+
+// What ranks tell each other in one step has this much room at least.
+constexpr std::int64_t kCellBytesMin = 4096;
+// How long a wait sleeps before it looks whether waiting is in vain.
+constexpr std::chrono::milliseconds kDoze{2};
+constexpr std::chrono::seconds kPatience{1};
+// A rank may have published this many times more than another has seen.
+constexpr std::size_t kGenerations = 8;
+
+// Of one rank, in the segment. Pairs: what is written before a post is read by
+// who has seen it.
+struct RankState {
+  comm::shm::CounterCell published;  // Its slices, so many times.
+  comm::shm::CounterCell met;        // Its cells, so many times.
+  std::uint64_t generations[kGenerations];
+};
+
+struct CellHead {
+  Wish wish;
+  std::uint64_t bytes;
+};
+
+std::int64_t round_up(std::int64_t value, std::int64_t to) {
+  return (value + to - 1) / to * to;
+}
+
+// Collective: every rank maps the same memory.
+Result<std::shared_ptr<comm::shm::Segment>> join(
+    Link& control, std::int64_t bytes) {
+  comm::shm::SegmentOptions options;
+  options.bytes = static_cast<std::size_t>(bytes);
+  Result<comm::shm::Segment> segment =
+      Status(ErrorCode::kUnavailable, "not there yet");
+  std::string mine;
+  if (control.index() == 0) {
+    segment = comm::shm::Segment::create(options);
+    mine = segment.ok()
+        ? str("/proc/", ::getpid(), "/fd/", segment.value().descriptor())
+        : "";
+  }
+  auto first = control.all_gather(mine, "the segment");
+  if (!first.ok()) {
+    return first.status();
+  }
+  const auto& path = first.value()[0];
+  if (control.index() != 0 && !path.empty()) {
+    segment = comm::shm::Segment::from_descriptor(
+        Descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC)), options);
+  }
+  auto done = control.all_gather(
+      segment.ok() ? "" : segment.status().message(), "mapping the segment");
+  if (!done.ok()) {
+    return done.status();
+  }
+  for (int rank = 0; rank < control.size(); ++rank) {
+    const auto& why = done.value()[static_cast<std::size_t>(rank)];
+    if (!why.empty()) {
+      return Status(
+          ErrorCode::kUnavailable,
+          str("[exchange] rank ", control.world_rank(rank),
+              " cannot share memory: ", why));
+    }
+  }
+  return std::make_shared<comm::shm::Segment>(std::move(segment).value());
+}
+
+at::Tensor bytes_of_size(std::int64_t size) {
+  return at::empty({size}, at::TensorOptions().dtype(c10::ScalarType::Byte));
+}
+
+class SharedMemoryExchange final : public Exchange {
+ public:
+  SharedMemoryExchange(
+      std::unique_ptr<Link> control, const SharedMemoryOptions& options)
+      : options_(options), control_(std::move(control)) {
+    for (int i = 0; i < control_->size(); ++i) {
+      ranks_.push_back(control_->world_rank(i));
+    }
+  }
+  ~SharedMemoryExchange() override {
+    const bool busy = sums_ && sums_->under_way() > 0;
+    leave(
+        busy ? Status(
+                   ErrorCode::kPeerLost,
+                   "its exchange went with gradients under way")
+             : Status());
+  }
+  SharedMemoryExchange(const SharedMemoryExchange&) = delete;
+  SharedMemoryExchange& operator=(const SharedMemoryExchange&) = delete;
+
+  Status open(const ModelSpec& model) override;
+
+  bool one_sided() const override { return true; }
+
+  ShardMemory shard_memory(UnitId unit, int flat) override {
+    return shards_.at(static_cast<std::size_t>(unit))
+        .at(static_cast<std::size_t>(flat));
+  }
+
+  Status start_unshard(UnitId unit, const UnshardOptions& options) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    begin();
+    const bool full = options.precision == Precision::kFull;
+    ++counters_.unshards;
+    counters_.unsharded_bytes += full
+        ? flat_offsets(spec(unit), &FlatSpec::shard_dtype).back()
+        : unit_bytes(spec(unit));
+    if (full) {
+      full_.emplace(unit, std::vector<at::Tensor>());
+    }
+    return {};
+  }
+
+  Result<std::vector<void*>> wait_for_unshard(UnitId unit) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    const auto full = full_.find(unit);
+    auto status = wait_for_owners(unit);
+    if (status.ok() && full != full_.end()) {
+      status = copy_in_full(unit, full->second);
+    }
+    if (!status.ok()) {
+      return fail(status);
+    }
+    std::vector<void*> addresses;
+    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+      addresses.push_back(
+          full != full_.end() ? full->second[f].mutable_data_ptr()
+                              : whole(unit, f));
+    }
+    return addresses;
+  }
+
+  void reshard(UnitId unit) override { full_.erase(unit); }
+
+  std::vector<at::Tensor> gradient_slot(UnitId unit) override {
+    return sums_->slot(unit);
+  }
+
+  Status start_reduce(UnitId unit, const ReduceOptions& options) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    begin();
+    make_way(options.under_way_max);
+    sums_->post(unit, options);
+    note_.mark_used(unit, options.used);
+    ++counters_.reduces;
+    sums_->progress();
+    return {};
+  }
+
+  Result<BackwardOutcome> end_backward(const BackwardEnd& end) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    begin();
+    note_.late = end.late;
+    note_.aborted = end.aborted;
+    note_.departed = end.departed;
+    auto status = finish_sums();
+    std::vector<at::Tensor> notes;
+    if (status.ok()) {
+      Wish wish;
+      wish.kind = WishKind::kEndBackward;
+      auto all = meet(wish, note_.encode(model_));
+      status = all.status();
+      SHERD_ASSERT(!status.ok() || sums_->under_way() == 0);
+      if (all.ok()) {
+        notes = std::move(all).value();
+      }
+    }
+    if (!status.ok()) {
+      return fail(status);
+    }
+    note_ = {};
+    ++backward_;
+    sums_->progress();
+    return combine_notes(model_, notes, ranks_);
+  }
+
+  Status publish(std::uint64_t generation) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    begin();
+    generation_ = generation;
+    publish_shards();
+    return {};
+  }
+
+  Status all_reduce(const at::Tensor& values, ReduceOp op) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    begin();
+    Wish wish;
+    wish.kind = WishKind::kAllReduce;
+    wish.numel = static_cast<std::uint32_t>(values.numel());
+    wish.op = static_cast<std::uint32_t>(op);
+    auto all = meet(wish, bytes_of(values.const_data_ptr(), values.nbytes()));
+    if (!all.ok()) {
+      return fail(all.status());
+    }
+    combine_numbers(all.value(), op, values);
+    return {};
+  }
+
+  void progress() override {
+    if (error_.ok()) {
+      sums_->progress();
+    }
+  }
+
+  void close(const Status& reason) override {
+    if (!reason.ok()) {
+      (void)fail(reason);
+    } else if (error_.ok()) {
+      error_ = {ErrorCode::kFailedPrecondition, "[exchange] it was closed"};
+      leave({});
+    }
+  }
+
+  const ExchangeCounters& counters() const override {
+    if (sums_) {
+      counters_.gradient_bytes = sums_->slot_bytes();
+      counters_.gradient_bytes_peak = sums_->slot_bytes_peak();
+      counters_.reduces_under_way_peak = sums_->under_way_peak();
+    }
+    return counters_;
+  }
+
+ private:
+  const UnitSpec& spec(UnitId unit) const {
+    return model_.units[static_cast<std::size_t>(unit)];
+  }
+  int size() const { return control_->size(); }
+  int me() const { return control_->index(); }
+  RankState& state(int rank) const {
+    return states_[static_cast<std::size_t>(rank)];
+  }
+  std::byte* base() const { return segment_->data(); }
+  std::byte* whole(UnitId unit, std::size_t flat) const {
+    return base() + layout_.flats[static_cast<std::size_t>(unit)][flat];
+  }
+  std::string name(int rank) const {
+    return str("rank ", ranks_[static_cast<std::size_t>(rank)]);
+  }
+
+  Status meet_peers(std::int64_t bytes);
+  void make_shards();
+  void begin();
+  void publish_shards();
+  void cast_shards();
+  // `what` says what is waited for, where it takes long.
+  template <typename What>
+  Status wait(Counter counter, std::uint64_t number, int rank, What what) {
+    if (counter.reached(number)) {
+      return {};
+    }
+    const std::string text = what();
+    return waiter_->wait(counter, number, {.rank = rank, .what = text});
+  }
+  Status wait_for_owners(UnitId unit);
+  void make_way(int under_way_max);
+  Status finish_sums();
+  Status copy_in_full(UnitId unit, std::vector<at::Tensor>& into);
+  Result<std::vector<at::Tensor>> meet(Wish wish, const at::Tensor& payload);
+  Status fail(const Status& status);
+  void leave(const Status& why);
+
+  const SharedMemoryOptions options_;
+  std::unique_ptr<Link> control_;
+  std::vector<int> ranks_;  // World ranks, for messages.
+  ModelSpec model_;
+  std::vector<std::string> unit_names_;
+  SharedLayout layout_;
+  // Tensors over it keep it, too.
+  std::shared_ptr<comm::shm::Segment> segment_;
+  std::optional<comm::shm::Peers> peers_;
+  std::optional<comm::shm::Waiter> waiter_;
+  bool left_ = false;
+  RankState* states_ = nullptr;  // By rank; in the segment.
+  std::byte* cells_ = nullptr;   // By rank, by parity.
+  std::int64_t cell_bytes_ = 0;
+  std::vector<std::vector<ShardMemory>> shards_;
+  std::optional<SharedSums> sums_;
+  std::map<UnitId, std::vector<at::Tensor>> full_;
+  BackwardNote note_;
+  const SteadyClock clock_;
+  bool begun_ = false;
+  bool waited_in_vain_ = false;  // In this backward.
+  std::uint64_t published_ = 0;  // Times.
+  std::uint64_t seen_ = 0;       // Of all ranks, at least.
+  std::uint64_t met_ = 0;        // Times.
+  std::uint64_t generation_ = 0;
+  std::uint64_t backward_ = 0;
+  Status error_;
+  mutable ExchangeCounters counters_;
+};
+
+Status SharedMemoryExchange::open(const ModelSpec& model) {
+  model_ = model;
+  for (const auto& unit : model_.units) {
+    unit_names_.push_back(unit.name);
+  }
+  auto status = compare_models(*control_, model_);
+  if (!status.ok()) {
+    return fail(status);
+  }
+  cell_bytes_ = round_up(
+      static_cast<std::int64_t>(sizeof(CellHead)) +
+          std::max<std::int64_t>(note_.encode(model_).numel(), kCellBytesMin),
+      128);
+  const auto peers = static_cast<std::int64_t>(Peers::bytes(size()));
+  const auto states =
+      peers + static_cast<std::int64_t>(sizeof(RankState)) * size();
+  const auto slots = static_cast<std::int64_t>(sizeof(SharedSlot)) * size() *
+      static_cast<std::int64_t>(model_.units.size());
+  layout_ = plan_shared_layout(
+      model_, size(), states + slots + 2 * size() * cell_bytes_);
+  auto segment = join(*control_, layout_.bytes);
+  if (!segment.ok()) {
+    return fail(segment.status());
+  }
+  segment_ = std::move(segment).value();
+  if (status = meet_peers(peers); !status.ok()) {
+    return fail(status);
+  }
+  // Zeros are what a counter begins with.
+  states_ = reinterpret_cast<RankState*>(base() + peers);
+  cells_ = base() + states + slots;
+  make_shards();
+  SharedSums::Place place{
+      .model = &model_,
+      .rank = me(),
+      .ranks = size(),
+      .regions = {},
+      .region_bytes = layout_.slot_region_bytes,
+      .slots = reinterpret_cast<SharedSlot*>(base() + states),
+      .own_gradient = [this](UnitId unit, int flat) {
+        return shard_memory(unit, flat).gradient;
+      }};
+  for (const auto region : layout_.slot_regions) {
+    place.regions.push_back(base() + region);
+  }
+  sums_.emplace(std::move(place));
+  return {};
+}
+
+Status SharedMemoryExchange::meet_peers(std::int64_t bytes) {
+  peers_.emplace(
+      std::span(base(), static_cast<std::size_t>(bytes)),
+      comm::shm::PeersOptions{.rank = me(), .ranks = size(), .names = ranks_});
+  peers_->enter();
+  const auto all = control_->all_gather("", "everybody in the segment");
+  if (!all.ok()) {
+    return all.status();
+  }
+  waiter_.emplace(
+      *peers_, clock_, comm::shm::WaitOptions{.deadline = options_.deadline});
+  return peers_->watch();
+}
+
+void SharedMemoryExchange::make_shards() {
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    auto& shards = shards_.emplace_back();
+    for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
+      const auto& flat = model_.units[u].flats[f];
+      const auto own = flat.layout.shard(me());
+      const auto options = at::TensorOptions().dtype(flat.dtype);
+      const auto gradient =
+          flat.trainable ? at::zeros({own.numel()}, options) : at::Tensor();
+      if (flat.is_cast()) {
+        shards.push_back({at::zeros({own.numel()}, options), gradient});
+        continue;
+      }
+      auto* memory = whole(static_cast<UnitId>(u), f) +
+          own.begin * static_cast<std::int64_t>(c10::elementSize(flat.dtype));
+      shards.push_back(
+          {at::from_blob(
+               memory, {own.numel()}, [segment = segment_](void*) {}, options),
+           gradient});
+    }
+  }
+}
+
+// The values that shards had when this rank did anything for the first time are
+// the first ones published.
+void SharedMemoryExchange::begin() {
+  if (!begun_) {
+    begun_ = true;
+    publish_shards();
+  }
+}
+
+void SharedMemoryExchange::publish_shards() {
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
+      const auto& flat = model_.units[u].flats[f];
+      if (flat.is_cast()) {
+        const auto own = flat.layout.shard(me());
+        const auto all = at::from_blob(
+            whole(static_cast<UnitId>(u), f), {flat.layout.numel},
+            at::TensorOptions().dtype(flat.unsharded_dtype()));
+        all.narrow(0, own.begin, own.numel()).copy_(shards_[u][f].shard);
+      }
+    }
+  }
+  ++published_;
+  state(me()).generations[published_ % kGenerations] = generation_;
+  Counter(state(me()).published).post(published_);
+}
+
+Status SharedMemoryExchange::wait_for_owners(UnitId unit) {
+  if (seen_ == published_) {
+    return {};
+  }
+  for (int rank = 0; rank < size(); ++rank) {
+    auto status = wait(Counter(state(rank).published), published_, rank, [&] {
+      return str("the values of unit ", spec(unit).name);
+    });
+    if (!status.ok()) {
+      return status;
+    }
+    const auto theirs = state(rank).generations[published_ % kGenerations];
+    if (theirs != generation_) {
+      return {
+          ErrorCode::kPeerMismatch,
+          str("[exchange] unit ", spec(unit).name, ": ", name(me()),
+              " has generation ", generation_, ", ", name(rank),
+              " has generation ", theirs)};
+    }
+  }
+  seen_ = published_;
+  return {};
+}
+
+// Peers that do other things first may wait for what this rank does next, hence
+// not for ever.
+void SharedMemoryExchange::make_way(int under_way_max) {
+  const auto began = clock_.now();
+  while (under_way_max > 0 && !waited_in_vain_ &&
+         sums_->under_way() >= under_way_max) {
+    sums_->progress();
+    if (const auto missing = sums_->missing()) {
+      missing->counter.sleep(missing->number, kDoze);
+      waited_in_vain_ = clock_.now() - began > kPatience;
+    }
+  }
+}
+
+Status SharedMemoryExchange::finish_sums() {
+  waited_in_vain_ = false;
+  for (sums_->progress(); sums_->under_way() > 0; sums_->progress()) {
+    const auto missing = sums_->missing();
+    if (!missing) {
+      continue;  // It has come since.
+    }
+    // A rank that is at a step of all ranks sends no more gradients before it;
+    // its step is another one, which meet() will find.
+    const Counter met(state(missing->rank).met);
+    const std::string what =
+        str("the gradients of unit ", spec(missing->unit).name);
+    auto status = waiter_->wait(
+        missing->counter, missing->number,
+        {.rank = missing->rank,
+         .what = what,
+         .or_counter = met,
+         .or_value = met_ + 1});
+    if (!status.ok()) {
+      return status;
+    }
+    if (met.reached(met_ + 1) && !missing->counter.reached(missing->number)) {
+      return {};
+    }
+  }
+  return {};
+}
+
+// Of what ranks tell each other in one step: all have posted theirs and read
+// those of the step before when this returns, so that two cells a rank do.
+Result<std::vector<at::Tensor>> SharedMemoryExchange::meet(
+    Wish wish, const at::Tensor& payload) {
+  wish.sequence = met_;
+  wish.generation = generation_;
+  wish.backward = backward_;
+  ++met_;
+  const auto cell = [&](int rank) {
+    return cells_ +
+        (2 * rank + static_cast<std::int64_t>(met_ % 2)) * cell_bytes_;
+  };
+  SHERD_ASSERT(
+      static_cast<std::int64_t>(payload.nbytes() + sizeof(CellHead)) <=
+      cell_bytes_);
+  const CellHead mine{wish, payload.nbytes()};
+  std::memcpy(cell(me()), &mine, sizeof(mine));
+  std::memcpy(
+      cell(me()) + sizeof(mine), payload.const_data_ptr(), payload.nbytes());
+  Counter(state(me()).met).post(met_);
+  std::vector<Wish> wishes;
+  std::vector<at::Tensor> all;
+  for (int rank = 0; rank < size(); ++rank) {
+    auto status = wait(Counter(state(rank).met), met_, rank, [&] {
+      return "an answer to " + exchange::describe(wish, unit_names_);
+    });
+    if (!status.ok()) {
+      return status;
+    }
+    CellHead head;
+    std::memcpy(&head, cell(rank), sizeof(head));
+    wishes.push_back(head.wish);
+    all.push_back(at::empty(
+        {static_cast<std::int64_t>(head.bytes)},
+        at::TensorOptions().dtype(c10::ScalarType::Byte)));
+    std::memcpy(
+        all.back().mutable_data_ptr(), cell(rank) + sizeof(head), head.bytes);
+  }
+  const auto agreement = agree(wishes, ranks_, unit_names_);
+  if (agreement.verdict != Verdict::kTogether) {
+    return Status(ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason);
+  }
+  return all;
+}
+
+// Nobody writes a shard before all have copied. Where shards are private, they
+// are shown in the region of gradient slots, of which none is in use.
+Status SharedMemoryExchange::copy_in_full(
+    UnitId unit, std::vector<at::Tensor>& into) {
+  const auto offsets = flat_offsets(spec(unit), &FlatSpec::shard_dtype);
+  const auto shown = [&](int rank) {
+    return base() + layout_.slot_regions[static_cast<std::size_t>(rank)];
+  };
+  Wish wish;
+  wish.kind = WishKind::kUnshard;
+  wish.unit = unit;
+  wish.full_precision = 1;
+  const auto nothing = bytes_of_size(0);
+  const bool cast = is_cast(spec(unit));
+  for (std::size_t f = 0; cast && f < spec(unit).flats.size(); ++f) {
+    const auto& shard = shards_[static_cast<std::size_t>(unit)][f].shard;
+    std::memcpy(
+        shown(me()) + offsets[f], shard.const_data_ptr(), shard.nbytes());
+  }
+  if (cast) {
+    if (auto all = meet(wish, nothing); !all.ok()) {
+      return all.status();
+    }
+  }
+  into.clear();
+  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+    const auto& flat = spec(unit).flats[f];
+    into.push_back(
+        at::empty({flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
+    for (int rank = 0; rank < size(); ++rank) {
+      const auto range = flat.layout.shard(rank);
+      const auto part = into.back().narrow(0, range.begin, range.numel());
+      const auto* from = cast ? shown(rank) + offsets[f]
+                              : whole(unit, f) +
+              range.begin *
+                  static_cast<std::int64_t>(c10::elementSize(flat.dtype));
+      std::memcpy(part.mutable_data_ptr(), from, part.nbytes());
+    }
+  }
+  return meet(wish, nothing).status();
+}
+
+// The first failure stays, and is told to who waits for this rank.
+Status SharedMemoryExchange::fail(const Status& status) {
+  if (error_.ok()) {
+    error_ = status.code() == ErrorCode::kAborted
+        ? Status(ErrorCode::kPeerLost, status.message())
+        : status;
+    leave(error_);
+    control_->abandon(error_);
+  }
+  return error_;
+}
+
+void SharedMemoryExchange::leave(const Status& why) {
+  if (peers_ && !std::exchange(left_, true)) {
+    if (why.ok()) {
+      peers_->leave();
+    } else {
+      peers_->give_up(why.message());
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Exchange> make_shared_memory_exchange(
+    std::unique_ptr<Link> control, const SharedMemoryOptions& options) {
+  return std::make_unique<SharedMemoryExchange>(std::move(control), options);
+}
+
+}  // namespace sherd::exchange

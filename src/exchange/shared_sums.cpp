@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/shared_sums.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <ATen/ops/from_blob.h>
+
+#include "base/check.h"
+#include "exchange/slice_sum.h"
+
+namespace sherd::exchange {
+
+SharedSums::SharedSums(Place place)
+    : place_(std::move(place)),
+      region_(place_.region_bytes),
+      open_(place_.model->units.size()),
+      posted_(place_.model->units.size(), 0) {}
+
+std::vector<at::Tensor> SharedSums::slot(UnitId unit) {
+  auto& open = open_[static_cast<std::size_t>(unit)];
+  if (!open) {
+    reclaim();
+    const auto begin = region_.take(exchange::slot_bytes(spec(unit)));
+    SHERD_CHECK_AS(
+        kUnavailable, begin.has_value(),
+        "[exchange] no room for the gradients of unit ", spec(unit).name,
+        " among ", region_.taken_bytes(), " of ", place_.region_bytes,
+        " bytes taken");
+    open.emplace();
+    open->begin = *begin;
+    auto* memory =
+        place_.regions[static_cast<std::size_t>(place_.rank)] + *begin;
+    const auto& flats = spec(unit).flats;
+    const auto offsets = flat_offsets(spec(unit), &FlatSpec::slot_dtype);
+    for (std::size_t f = 0; f < flats.size(); ++f) {
+      open->flats.push_back(
+          flats[f].trainable
+              ? at::from_blob(
+                    memory + offsets[f], {flats[f].layout.numel},
+                    at::TensorOptions().dtype(flats[f].slot_dtype()))
+              : at::Tensor());
+    }
+  }
+  return open->flats;
+}
+
+void SharedSums::post(UnitId unit, const ReduceOptions& options) {
+  (void)slot(unit);
+  auto open =
+      *std::exchange(open_[static_cast<std::size_t>(unit)], std::nullopt);
+  Pending pending{
+      .unit = unit,
+      .number = ++posted_[static_cast<std::size_t>(unit)],
+      .options = options,
+      .begin = open.begin};
+  copy_given(pending, open);
+  auto& mine = shared(place_.rank, unit);
+  mine.begin = open.begin;
+  comm::shm::Counter(mine.posted).post(pending.number);
+  lent_.push_back({unit, pending.number, open.begin});
+  pending_.push_back(std::move(pending));
+  under_way_peak_ = std::max(under_way_peak_, under_way());
+}
+
+// Gradients that lie elsewhere: peers see the slot only. This rank's own part
+// is summed from where it is.
+void SharedSums::copy_given(const Pending& pending, const Open& open) const {
+  const auto& given = pending.options.gradients;
+  std::size_t parameter = 0;
+  for (std::size_t f = 0; f < spec(pending.unit).flats.size(); ++f) {
+    const auto& flat = spec(pending.unit).flats[f];
+    const auto own = flat.layout.shard(place_.rank);
+    for (std::size_t p = 0; flat.trainable && p < flat.names.size();
+         ++p, ++parameter) {
+      if (parameter >= given.size() || !given[parameter].defined()) {
+        continue;
+      }
+      const auto begin = flat.layout.offsets[p];
+      const auto end = begin + flat.layout.numels[p];
+      const auto copy = [&](std::int64_t from, std::int64_t to) {
+        if (from < to) {
+          const auto part = given[parameter].narrow(0, from - begin, to - from);
+          std::memcpy(
+              open.flats[f].narrow(0, from, to - from).mutable_data_ptr(),
+              part.const_data_ptr(), part.nbytes());
+        }
+      };
+      copy(begin, std::min(end, own.begin));
+      copy(std::max(begin, own.end), end);
+    }
+  }
+}
+
+std::optional<SharedSums::Missing> SharedSums::missing(
+    const Pending& pending) const {
+  for (int rank = 0; rank < place_.ranks; ++rank) {
+    const comm::shm::Counter counter(shared(rank, pending.unit).posted);
+    if (!counter.reached(pending.number)) {
+      return Missing{pending.unit, rank, counter, pending.number};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<SharedSums::Missing> SharedSums::missing() const {
+  return pending_.empty() ? std::nullopt : missing(pending_.front());
+}
+
+void SharedSums::progress() {
+  for (auto pending = pending_.begin(); pending != pending_.end();) {
+    if (missing(*pending)) {
+      ++pending;
+      continue;
+    }
+    sum(*pending);
+    comm::shm::Counter(shared(place_.rank, pending->unit).summed)
+        .post(pending->number);
+    pending = pending_.erase(pending);
+  }
+  reclaim();
+}
+
+// What the rank has for a range of a flat, in its slot or, of this rank, where
+// autograd left it.
+at::Tensor SharedSums::piece(
+    const Pending& pending,
+    int rank,
+    std::size_t f,
+    const plan::ElementRange& range) const {
+  const auto& flat = spec(pending.unit).flats[f];
+  const auto begin =
+      rank == place_.rank ? pending.begin : shared(rank, pending.unit).begin;
+  const auto offset =
+      flat_offsets(spec(pending.unit), &FlatSpec::slot_dtype)[f] +
+      range.begin *
+          static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
+  return at::from_blob(
+      place_.regions[static_cast<std::size_t>(rank)] + begin + offset,
+      {range.numel()}, at::TensorOptions().dtype(flat.slot_dtype()));
+}
+
+void SharedSums::sum(const Pending& pending) const {
+  const auto& given = pending.options.gradients;
+  std::size_t first_parameter = 0;
+  for (std::size_t f = 0; f < spec(pending.unit).flats.size(); ++f) {
+    const auto& flat = spec(pending.unit).flats[f];
+    if (!flat.trainable) {
+      continue;
+    }
+    const auto own = flat.layout.shard(place_.rank);
+    const auto out = place_.own_gradient(pending.unit, static_cast<int>(f));
+    for (const auto& segment : segments_of(flat)) {
+      const auto range = intersection(segment.range, own);
+      if (range.empty()) {
+        continue;
+      }
+      const auto p =
+          first_parameter + static_cast<std::size_t>(segment.parameter);
+      const bool elsewhere =
+          segment.parameter >= 0 && p < given.size() && given[p].defined();
+      std::vector<at::Tensor> pieces;
+      for (int rank = 0; rank < place_.ranks; ++rank) {
+        pieces.push_back(
+            rank == place_.rank && elsewhere
+                ? given[p].narrow(
+                      0, range.begin - segment.range.begin, range.numel())
+                : piece(pending, rank, f, range));
+      }
+      sum_slices(
+          pieces, pending.options.scale, pending.options.accumulate.at(f),
+          out.narrow(0, range.begin - own.begin, range.numel()));
+    }
+    first_parameter += flat.names.size();
+  }
+}
+
+bool SharedSums::summed_by_all(const Lent& lent) const {
+  for (int rank = 0; rank < place_.ranks; ++rank) {
+    if (!comm::shm::Counter(shared(rank, lent.unit).summed)
+             .reached(lent.number)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void SharedSums::reclaim() {
+  std::erase_if(lent_, [&](const Lent& lent) {
+    const bool free = summed_by_all(lent);
+    if (free) {
+      region_.give_back(lent.begin);
+    }
+    return free;
+  });
+}
+
+}  // namespace sherd::exchange

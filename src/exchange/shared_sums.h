@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SharedSums reduces gradients that lie in shared memory: a rank posts its slot,
+// and the owner of a slice sums it over the slots of all ranks, in rank order,
+// once all have posted. A slot is free again when every owner has summed.
+// Thread rule: one thread. Ordering: docs/design/shared_memory.md.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <vector>
+#include "comm/shm/counter.h"
+#include "exchange/segments.h"
+#include "exchange/shared_layout.h"
+
+namespace sherd::exchange {
+
+// Of one rank and unit, in shared memory.
+struct SharedSlot {
+  // Reductions this rank has posted. Pairs: `begin` and the slot's bytes are
+  // written before, and read by owners after they have seen it.
+  comm::shm::CounterCell posted;
+  // Reductions this rank, as an owner, has summed its slice of. Pairs: it reads
+  // no slot of that reduction after; posters write there again once they have
+  // seen it.
+  comm::shm::CounterCell summed;
+  // Where the slot posted last begins in the rank's region. Not written again
+  // before all owners have summed, since that ends the backward.
+  std::int64_t begin;
+};
+
+class SharedSums {
+ public:
+  struct Place {
+    const ModelSpec* model;
+    int rank;
+    int ranks;
+    std::vector<std::byte*> regions;  // Of gradient slots, by rank.
+    std::int64_t region_bytes;
+    SharedSlot* slots;  // By rank, by unit.
+    // By unit, by flat: this rank's sharded gradient.
+    std::function<at::Tensor(UnitId, int)> own_gradient;
+  };
+  explicit SharedSums(Place place);
+
+  // Of this rank; undefined where frozen. The same until post().
+  std::vector<at::Tensor> slot(UnitId unit);
+  void post(UnitId unit, const ReduceOptions& options);
+
+  // Sums what all ranks have posted. Never waits.
+  void progress();
+  // Of the oldest sum under way, the first slot that it waits for; nothing when
+  // there is none, or progress() could do it.
+  struct Missing {
+    UnitId unit;
+    int rank;
+    comm::shm::Counter counter;
+    std::uint64_t number;
+  };
+  std::optional<Missing> missing() const;
+
+  // Posted here and not summed here.
+  std::int64_t under_way() const {
+    return static_cast<std::int64_t>(pending_.size());
+  }
+  std::int64_t under_way_peak() const { return under_way_peak_; }
+  std::int64_t slot_bytes() const { return region_.taken_bytes(); }
+  std::int64_t slot_bytes_peak() const { return region_.taken_bytes_peak(); }
+
+ private:
+  struct Open {
+    std::int64_t begin = 0;
+    std::vector<at::Tensor> flats;
+  };
+  struct Pending {
+    UnitId unit = 0;
+    std::uint64_t number = 0;
+    ReduceOptions options;
+    std::int64_t begin = 0;
+  };
+  // A slot that owners may still read.
+  struct Lent {
+    UnitId unit = 0;
+    std::uint64_t number = 0;
+    std::int64_t begin = 0;
+  };
+
+  const UnitSpec& spec(UnitId unit) const {
+    return place_.model->units[static_cast<std::size_t>(unit)];
+  }
+  SharedSlot& shared(int rank, UnitId unit) const {
+    return place_.slots
+        [static_cast<std::size_t>(rank) * place_.model->units.size() +
+         static_cast<std::size_t>(unit)];
+  }
+  bool summed_by_all(const Lent& lent) const;
+  void reclaim();
+  void copy_given(const Pending& pending, const Open& open) const;
+  std::optional<Missing> missing(const Pending& pending) const;
+  void sum(const Pending& pending) const;
+  at::Tensor piece(
+      const Pending& pending,
+      int rank,
+      std::size_t flat,
+      const plan::ElementRange& range) const;
+
+  const Place place_;
+  RegionAllocator region_;
+  std::vector<std::optional<Open>> open_;  // By unit.
+  std::vector<std::uint64_t> posted_;      // By unit.
+  std::deque<Pending> pending_;            // Not summed here yet.
+  std::deque<Lent> lent_;
+  std::int64_t under_way_peak_ = 0;
+};
+
+}  // namespace sherd::exchange
