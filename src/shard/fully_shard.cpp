@@ -30,6 +30,11 @@ void check_options(const Mesh& mesh, const FullyShardOptions& options) {
       !options.budget_bytes || options.strategy != Strategy::kNoShard,
       "[shard] no_shard takes no byte budget: nothing is ever gathered");
   SHERD_CHECK(
+      options.exchange != ExchangeKind::kSharedMemory ||
+          (options.strategy != Strategy::kNoShard && !options.budget_bytes),
+      "[shard] through shared memory every unit lies whole once a host; "
+      "expected a strategy that shards, and no byte budget");
+  SHERD_CHECK(
       options.reductions_under_way_max >= 0,
       "[shard] options.reductions_under_way_max is ",
       options.reductions_under_way_max, "; expected 0 (no limit) or more");
@@ -180,7 +185,10 @@ FullyShardedDataParallel fully_shard(
   auto engine = std::make_shared<shard::Runtime>(
       std::move(model),
       exchange::make_exchange(
-          mesh.world(), next_name(mesh), mesh.shard_ranks()),
+          mesh.world(), next_name(mesh), mesh.shard_ranks(),
+          options.exchange == ExchangeKind::kSharedMemory
+              ? exchange::Kind::kSharedMemory
+              : exchange::Kind::kCollective),
       runtime_options);
   values.check();
   engine->start([&](int parameter) { values.give(parameter); });

@@ -69,7 +69,9 @@ Runtime::Runtime(
       exchange_(std::move(exchange)),
       was_visited_(model_.units.size(), false) {
   const auto bytes = bytes_by_unit(model_);
-  auto budget = budget_of(bytes, model_.root, options_);
+  auto budget = exchange_->one_sided()
+      ? Budget()
+      : budget_of(bytes, model_.root, options_);
   const bool replicate = options_.strategy == Strategy::kNoShard;
   exchange::ModelSpec model_spec;
   model_spec.units = model_.units;
@@ -82,6 +84,7 @@ Runtime::Runtime(
       UnitCacheOptions{
           .budget = std::move(budget),
           .replicated = replicate,
+          .one_sided = exchange_->one_sided(),
           .fail = [this](const Status& status) { fail(status); },
           .same_everywhere =
               [this](std::uint64_t print) { return same_everywhere(print); }});
@@ -361,7 +364,7 @@ void Runtime::backward_ended(std::exception_ptr failure) {
     if (synchronised) {
       synchronised_backward_ended();
     }
-    if (options_.strategy == Strategy::kNoShard && !compared_) {
+    if (!cache_->planned() && !compared_) {
       // No plan is compared there, and forwards may run on some ranks alone.
       (void)same_everywhere(0);
     }

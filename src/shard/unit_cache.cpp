@@ -77,7 +77,7 @@ void UnitCache::make_storages(access::Listener* listener) {
 // ---- following the plan ----
 
 void UnitCache::visit(const Visit& units, bool training, bool in_backward) {
-  if (!options_.replicated) {
+  if (planned()) {
     // An operator inside another: the outer one's units stay whole meanwhile.
     auto together = residency_.pinned_units();
     together.insert(together.end(), units.begin(), units.end());

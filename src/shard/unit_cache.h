@@ -26,6 +26,9 @@ struct UnitCacheOptions {
   plan::Budget budget;
   // Whole units are the shards themselves: nothing is ever dropped.
   bool replicated = false;
+  // Whole units lie where all ranks read them: each rank visits what it likes,
+  // within no budget.
+  bool one_sided = false;
   // Closes the exchange, remembers the first failure, and throws it.
   std::function<void(const Status&)> fail;
   // Collective, at the beginning of a step: whether all ranks have this number.
@@ -48,6 +51,9 @@ class UnitCache {
   // Makes the storages, empty, tagged for `listener`. Once.
   void make_storages(access::Listener* listener);
   const Storages& storages() const { return storages_; }
+
+  // Ranks follow plans, and compare them at the beginning of each step.
+  bool planned() const { return !options_.replicated && !options_.one_sided; }
 
   // The units are whole on return. `training`: gradients are recorded. Before
   // the first visit of a step ranks compare their plans.

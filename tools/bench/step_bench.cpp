@@ -82,6 +82,9 @@ std::vector<std::string> rank_command(
   if (name == "bound") {
     command.insert(command.end(), {"--barrier", page.path()});
   }
+  if (name == "sherd") {
+    command.insert(command.end(), {"--exchange", config.exchange});
+  }
   if (name == "sherd" && !config.budget.empty()) {
     command.insert(
         command.end(),

@@ -37,6 +37,15 @@ enum class Strategy {
   kNoShard,      // Nothing is sharded; gradients are all-reduced.
 };
 
+// How ranks exchange parameters and gradients.
+enum class ExchangeKind {
+  kCollective,  // Messages over a c10d process group: any ranks.
+  // Memory that all ranks map, who must run on one host: every unit lies there
+  // whole, once, and nothing is gathered. There is no byte budget then. Not for
+  // kNoShard.
+  kSharedMemory,
+};
+
 // As torch.distributed.fsdp.MixedPrecisionPolicy. Parameters that are no
 // floating-point numbers stay as they are, and so do those of modules with
 // running statistics (BatchNorm), whose kernels need fp32.
@@ -62,6 +71,8 @@ struct FullyShardOptions {
   // Behaviour. Instead of the strategy's: bytes of unsharded units at most; at
   // least the largest set of units that one operator uses. Not for kNoShard.
   std::optional<std::int64_t> budget_bytes = std::nullopt;
+  // Performance. Same values either way, bit for bit.
+  ExchangeKind exchange = ExchangeKind::kCollective;
   // Behaviour. Units whose gradients are on their way to their owners at a time;
   // bounds the memory of gradients where backward is faster than the network,
   // and then has to wait for the oldest. Not for ever, as ranks that visit units
