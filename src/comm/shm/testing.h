@@ -4,6 +4,7 @@
 // mapping, so that ThreadSanitizer sees both sides) or as forked processes.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -15,6 +16,7 @@
 #include <gtest/gtest.h>
 #include "base/clock.h"
 #include "comm/shm/counter.h"
+#include "comm/shm/join.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/waiter.h"
@@ -114,6 +116,20 @@ inline ChildrenReport run_forked(
       });
 }
 
+// Forked ranks that have nothing in common yet.
+inline ChildrenReport run_apart(
+    int ranks,
+    const std::function<int(int, ChildLink&)>& body,
+    std::vector<sherd::test::Strike> strikes = {}) {
+  return sherd::test::run_children(
+      {.count = ranks,
+       .timeout = std::chrono::seconds(60),
+       .strikes = std::move(strikes)},
+      [&](int rank, ChildLink& link) {
+        return exit_code_of([&] { return body(rank, link); });
+      });
+}
+
 inline void expect_all_ok(const ChildrenReport& report) {
   for (std::size_t i = 0; i < report.children.size(); ++i) {
     const ChildEnd& end = report.children[i];
@@ -124,6 +140,51 @@ inline void expect_all_ok(const ChildrenReport& report) {
         << end.output << end.result;
   }
 }
+
+// A store of one key for forked processes; one of them puts.
+class TestStore {
+ public:
+  StringStore store() {
+    return {
+        .put =
+            [this](const std::string&, const std::string& value) {
+              put(value);
+              return Status();
+            },
+        .get = [this](const std::string&, Duration at_most)
+            -> Result<std::string> { return get(at_most); }};
+  }
+  void put(const std::string& value) {
+    Counter version(segment_.at<CounterCell>(0, 1)[0]);
+    const std::span<char> slot = slot_of(version.value() + 1);
+    ASSERT_LT(value.size(), slot.size());
+    std::copy(value.begin(), value.end(), slot.begin());
+    slot[value.size()] = '\0';
+    version.advance();
+  }
+  Result<std::string> get(Duration at_most) {
+    const Counter version(segment_.at<CounterCell>(0, 1)[0]);
+    const SteadyClock clock;
+    const Instant limit = clock.now() + at_most;
+    while (!version.reached(1)) {
+      const Duration rest = limit - clock.now();
+      if (rest <= Duration(0)) {
+        return Status(ErrorCode::kDeadlineExceeded, "no such key");
+      }
+      version.sleep(1, rest);
+    }
+    return std::string(slot_of(version.value()).data());
+  }
+
+ private:
+  static constexpr std::size_t kSlots = 8;
+  static constexpr std::size_t kSlotBytes = 2048;
+  std::span<char> slot_of(std::uint64_t version) const {
+    return segment_.at<char>(kSlotBytes * (1 + version % kSlots), kSlotBytes);
+  }
+  Segment segment_ =
+      Segment::create({.bytes = (kSlots + 1) * kSlotBytes}).value();
+};
 
 // Time that stands still unless told.
 class InventedClock final : public Clock {
