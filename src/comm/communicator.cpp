@@ -204,8 +204,6 @@ Status Communicator::wait(Pending& pending, const std::string& what) {
   return group_->wait(pending, what);
 }
 
-Status Communicator::check() { return group_->check(); }
-
 Status Communicator::barrier(const std::string& what) {
   return group_->barrier(what);
 }

@@ -76,9 +76,6 @@ class Communicator {
   Result<std::vector<std::string>> all_gather(
       const std::string& mine, const std::string& what);
 
-  // The first failure so far, a rank that was lost included. Never waits.
-  Status check();
-
   // Ends the group after a failure: nothing waits any longer, peers that wait
   // for this rank fail at once and name the cause, which is this group's first
   // failure, else this rank for the reason `why`. Idempotent, not collective.

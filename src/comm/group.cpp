@@ -63,7 +63,6 @@ class Group::Impl {
     const std::lock_guard<std::mutex> lock(mu_);
     return failure_;
   }
-  Status check();
   int next_own_tag() {
     own_tag_ = (own_tag_ + 1) % (1 << 20);
     return kOwnTags + own_tag_;
@@ -266,17 +265,6 @@ Status Group::Impl::fail(
           context)));
 }
 
-Status Group::Impl::check() {
-  const auto first = failure();
-  const auto loss =
-      first.ok() ? watch_.first_lost(options_.ranks) : std::nullopt;
-  return loss ? keep(Status(
-                    loss->gave_up ? ErrorCode::kAborted : ErrorCode::kPeerLost,
-                    str("[comm] rank ", loss->rank, " was lost: it ",
-                        loss->how)))
-              : first;
-}
-
 Status Group::Impl::keep(const Status& failure) {
   const std::lock_guard<std::mutex> lock(mu_);
   if (failure_.ok()) {
@@ -346,7 +334,6 @@ bool Group::has_only(const std::vector<int>& ranks) const {
       ranks.begin(), ranks.end(), impl_->ranks().begin(), impl_->ranks().end());
 }
 Status Group::failure() const { return impl_->failure(); }
-Status Group::check() { return impl_->check(); }
 int Group::next_own_tag() { return impl_->next_own_tag(); }
 Pending Group::send(const at::Tensor& tensor, int peer, int tag) {
   return impl_->start(Impl::Direction::kSend, tensor, peer, tag);

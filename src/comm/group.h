@@ -70,8 +70,6 @@ class Group {
 
   // The first failure, or success.
   Status failure() const;
-  // The same, a member that was lost since included. Never waits.
-  Status check();
 
   // Tags from here on belong to the group's own messages.
   static constexpr int kOwnTags = 1 << 30;

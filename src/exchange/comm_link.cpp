@@ -44,7 +44,6 @@ class CommLink final : public Link {
       const std::string& mine, const std::string& what) override {
     return via_.all_gather(mine, what);
   }
-  Status check() override { return via_.check(); }
   void abandon(const Status& why) override { via_.abandon(why); }
 
  private:

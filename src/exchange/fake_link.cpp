@@ -285,11 +285,6 @@ class FakeLink final : public Link {
     return all;
   }
 
-  Status check() override {
-    const std::lock_guard lock(state_->mu);
-    return state_->any_lost ? Status(ErrorCode::kPeerLost, state_->cause)
-                            : Status();
-  }
   void abandon(const Status& why) override {
     const std::lock_guard lock(state_->mu);
     if (!state_->rank(rank_).gone) {

@@ -56,10 +56,6 @@ class Link {
   virtual Result<std::vector<std::string>> all_gather(
       const std::string& mine, const std::string& what) = 0;
 
-  // The first failure so far, which may be one that no transfer has met: a rank
-  // that was lost. Never waits.
-  [[nodiscard]] virtual Status check() = 0;
-
   // Nothing waits any longer, peers that wait for this rank fail and are told
   // `why`. Idempotent, not collective.
   virtual void abandon(const Status& why) = 0;

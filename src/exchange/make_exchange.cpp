@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/make_exchange.h"
 
-#include "base/check.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/comm_link.h"
 #include "exchange/shared_memory_exchange.h"
@@ -19,13 +18,7 @@ std::unique_ptr<Exchange> make_exchange(
         make_solo_link(ranks.front()), make_solo_link(ranks.front()));
   }
   if (kind == Kind::kSharedMemory) {
-    SHERD_CHECK(
-        world.local_size() == world.size(),
-        "[exchange] expected all ranks on this host to share memory, found ",
-        world.local_size(), " of ", world.size());
-    return make_shared_memory_exchange(
-        make_comm_link(world, name + "/control", ranks),
-        {.deadline = world.options().deadline});
+    return make_shared_memory_exchange(world, name, ranks);
   }
   return make_collective_exchange(
       make_comm_link(world, name + "/gather", ranks),

@@ -2,7 +2,6 @@
 //
 // The contract suite over shared memory: ranks are processes, and die by
 // SIGKILL.
-#include "exchange/comm_link.h"
 #include "exchange/contract_processes_testing.h"
 #include "exchange/shared_memory_exchange.h"
 
@@ -12,10 +11,8 @@ namespace {
 std::vector<std::string> run_on_shared_memory(
     int ranks, const RunOptions& options, const Body& body) {
   return run_in_processes(
-      [&](const World& world, const std::vector<int>& all) {
-        return make_shared_memory_exchange(
-            make_comm_link(world, "contract", all),
-            {.deadline = options.deadline});
+      [](const World& world, const std::vector<int>& all) {
+        return make_shared_memory_exchange(world, "contract", all);
       },
       ranks, options, body);
 }

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/shared_memory_exchange.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -16,11 +13,11 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "comm/shm/peers.h"
-#include "comm/shm/segment.h"
+#include "comm/host_segment.h"
 #include "comm/shm/waiter.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_note.h"
+#include "exchange/comm_link.h"
 #include "exchange/numbers.h"
 #include "exchange/shared_layout.h"
 #include "exchange/shared_sums.h"
@@ -29,7 +26,6 @@ namespace sherd::exchange {
 namespace {
 
 using comm::shm::Counter;
-using comm::shm::Peers;
 
 // What ranks tell each other in one step has this much room at least.
 constexpr std::int64_t kCellBytesMin = 4096;
@@ -56,46 +52,6 @@ std::int64_t round_up(std::int64_t value, std::int64_t to) {
   return (value + to - 1) / to * to;
 }
 
-// Collective: every rank maps the same memory.
-Result<std::shared_ptr<comm::shm::Segment>> join(
-    Link& control, std::int64_t bytes) {
-  comm::shm::SegmentOptions options;
-  options.bytes = static_cast<std::size_t>(bytes);
-  Result<comm::shm::Segment> segment =
-      Status(ErrorCode::kUnavailable, "not there yet");
-  std::string mine;
-  if (control.index() == 0) {
-    segment = comm::shm::Segment::create(options);
-    mine = segment.ok()
-        ? str("/proc/", ::getpid(), "/fd/", segment.value().descriptor())
-        : "";
-  }
-  auto first = control.all_gather(mine, "the segment");
-  if (!first.ok()) {
-    return first.status();
-  }
-  const auto& path = first.value()[0];
-  if (control.index() != 0 && !path.empty()) {
-    segment = comm::shm::Segment::from_descriptor(
-        Descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC)), options);
-  }
-  auto done = control.all_gather(
-      segment.ok() ? "" : segment.status().message(), "mapping the segment");
-  if (!done.ok()) {
-    return done.status();
-  }
-  for (int rank = 0; rank < control.size(); ++rank) {
-    const auto& why = done.value()[static_cast<std::size_t>(rank)];
-    if (!why.empty()) {
-      return Status(
-          ErrorCode::kUnavailable,
-          str("[exchange] rank ", control.world_rank(rank),
-              " cannot share memory: ", why));
-    }
-  }
-  return std::make_shared<comm::shm::Segment>(std::move(segment).value());
-}
-
 at::Tensor bytes_of_size(std::int64_t size) {
   return at::empty({size}, at::TensorOptions().dtype(c10::ScalarType::Byte));
 }
@@ -103,12 +59,11 @@ at::Tensor bytes_of_size(std::int64_t size) {
 class SharedMemoryExchange final : public Exchange {
  public:
   SharedMemoryExchange(
-      std::unique_ptr<Link> control, const SharedMemoryOptions& options)
-      : options_(options), control_(std::move(control)) {
-    for (int i = 0; i < control_->size(); ++i) {
-      ranks_.push_back(control_->world_rank(i));
-    }
-  }
+      const World& world, const std::string& name, std::vector<int> ranks)
+      : world_(world),
+        name_(name),
+        control_(make_comm_link(world, name + "/control", ranks)),
+        ranks_(std::move(ranks)) {}
   ~SharedMemoryExchange() override {
     const bool busy = sums_ && sums_->under_way() > 0;
     leave(
@@ -274,7 +229,9 @@ class SharedMemoryExchange final : public Exchange {
   RankState& state(int rank) const {
     return states_[static_cast<std::size_t>(rank)];
   }
-  std::byte* base() const { return segment_->data(); }
+  std::byte* base() const {
+    return segment_->at<std::byte>(0, segment_->bytes()).data();
+  }
   std::byte* whole(UnitId unit, std::size_t flat) const {
     return base() + layout_.flats[static_cast<std::size_t>(unit)][flat];
   }
@@ -282,7 +239,6 @@ class SharedMemoryExchange final : public Exchange {
     return str("rank ", ranks_[static_cast<std::size_t>(rank)]);
   }
 
-  Status meet_peers(std::int64_t bytes);
   void make_shards();
   void begin();
   void publish_shards();
@@ -304,15 +260,15 @@ class SharedMemoryExchange final : public Exchange {
   Status fail(const Status& status);
   void leave(const Status& why);
 
-  const SharedMemoryOptions options_;
+  const World world_;
+  const std::string name_;
   std::unique_ptr<Link> control_;
-  std::vector<int> ranks_;  // World ranks, for messages.
+  const std::vector<int> ranks_;  // World ranks.
   ModelSpec model_;
   std::vector<std::string> unit_names_;
   SharedLayout layout_;
   // Tensors over it keep it, too.
-  std::shared_ptr<comm::shm::Segment> segment_;
-  std::optional<comm::shm::Peers> peers_;
+  std::shared_ptr<comm::shm::HostSegment> segment_;
   std::optional<comm::shm::Waiter> waiter_;
   bool left_ = false;
   RankState* states_ = nullptr;  // By rank; in the segment.
@@ -343,27 +299,33 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
   if (!status.ok()) {
     return fail(status);
   }
+  if (model.placement == Placement::kReplicate) {
+    return fail(
+        {ErrorCode::kInvalidArgument,
+         "[exchange] replicated units cannot lie in shared memory; expected "
+         "sharded ones"});
+  }
   cell_bytes_ = round_up(
       static_cast<std::int64_t>(sizeof(CellHead)) +
           std::max<std::int64_t>(note_.encode(model_).numel(), kCellBytesMin),
       128);
-  const auto peers = static_cast<std::int64_t>(Peers::bytes(size()));
-  const auto states =
-      peers + static_cast<std::int64_t>(sizeof(RankState)) * size();
+  const auto states = static_cast<std::int64_t>(sizeof(RankState)) * size();
   const auto slots = static_cast<std::int64_t>(sizeof(SharedSlot)) * size() *
       static_cast<std::int64_t>(model_.units.size());
   layout_ = plan_shared_layout(
       model_, size(), states + slots + 2 * size() * cell_bytes_);
-  auto segment = join(*control_, layout_.bytes);
+  auto segment = comm::share_memory(
+      world_, name_, ranks_, static_cast<std::size_t>(layout_.bytes));
   if (!segment.ok()) {
     return fail(segment.status());
   }
-  segment_ = std::move(segment).value();
-  if (status = meet_peers(peers); !status.ok()) {
-    return fail(status);
-  }
+  segment_ =
+      std::make_shared<comm::shm::HostSegment>(std::move(segment).value());
+  waiter_.emplace(
+      segment_->peers(), clock_,
+      comm::shm::WaitOptions{.deadline = world_.options().deadline});
   // Zeros are what a counter begins with.
-  states_ = reinterpret_cast<RankState*>(base() + peers);
+  states_ = reinterpret_cast<RankState*>(base());
   cells_ = base() + states + slots;
   make_shards();
   SharedSums::Place place{
@@ -381,20 +343,6 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
   }
   sums_.emplace(std::move(place));
   return {};
-}
-
-Status SharedMemoryExchange::meet_peers(std::int64_t bytes) {
-  peers_.emplace(
-      std::span(base(), static_cast<std::size_t>(bytes)),
-      comm::shm::PeersOptions{.rank = me(), .ranks = size(), .names = ranks_});
-  peers_->enter();
-  const auto all = control_->all_gather("", "everybody in the segment");
-  if (!all.ok()) {
-    return all.status();
-  }
-  waiter_.emplace(
-      *peers_, clock_, comm::shm::WaitOptions{.deadline = options_.deadline});
-  return peers_->watch();
 }
 
 void SharedMemoryExchange::make_shards() {
@@ -613,11 +561,11 @@ Status SharedMemoryExchange::fail(const Status& status) {
 }
 
 void SharedMemoryExchange::leave(const Status& why) {
-  if (peers_ && !std::exchange(left_, true)) {
+  if (segment_ && !std::exchange(left_, true)) {
     if (why.ok()) {
-      peers_->leave();
+      segment_->peers().leave();
     } else {
-      peers_->give_up(why.message());
+      segment_->peers().give_up(why.message());
     }
   }
 }
@@ -625,8 +573,10 @@ void SharedMemoryExchange::leave(const Status& why) {
 }  // namespace
 
 std::unique_ptr<Exchange> make_shared_memory_exchange(
-    std::unique_ptr<Link> control, const SharedMemoryOptions& options) {
-  return std::make_unique<SharedMemoryExchange>(std::move(control), options);
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks) {
+  return std::make_unique<SharedMemoryExchange>(world, name, ranks);
 }
 
 }  // namespace sherd::exchange

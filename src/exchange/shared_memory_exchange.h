@@ -8,22 +8,18 @@
 // Why it is safe to write in place: docs/design/shared_memory.md.
 #pragma once
 
-#include <chrono>
 #include <memory>
+#include <string>
+#include <vector>
+#include <sherd/comm/world.h>
 #include "exchange/exchange.h"
-#include "exchange/link.h"
 
 namespace sherd::exchange {
 
-struct SharedMemoryOptions {
-  // Of every wait.
-  std::chrono::milliseconds deadline = std::chrono::minutes(10);
-};
-
-// `control` connects the ranks, which must run on this host; open() uses it to
-// compare models and to pass the segment on.
-// Units cannot be replicated (Placement::kReplicate): open() refuses.
+// Collective over `ranks` (world ranks, ascending), under a `name` unique in
+// this world. open() fails where they are not on one host, and for units that
+// are replicated (Placement::kReplicate).
 std::unique_ptr<Exchange> make_shared_memory_exchange(
-    std::unique_ptr<Link> control, const SharedMemoryOptions& options = {});
+    const World& world, const std::string& name, const std::vector<int>& ranks);
 
 }  // namespace sherd::exchange

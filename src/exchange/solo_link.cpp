@@ -26,7 +26,6 @@ class SoloLink final : public Link {
       const std::string& mine, const std::string& /*what*/) override {
     return std::vector<std::string>{mine};
   }
-  Status check() override { return {}; }
   void abandon(const Status& /*why*/) override {}
 
  private:

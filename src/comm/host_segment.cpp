@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/host_segment.h"
+
+#include <algorithm>
+#include <exception>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/check.h"
+#include "comm/store_wait.h"
+#include "comm/world_impl.h"
+
+namespace sherd::comm {
+namespace {
+
+shm::StringStore strings_of(const World& world, const Clock& clock) {
+  const auto impl = world.impl();
+  shm::StringStore strings;
+  strings.put = [impl](const std::string& key, const std::string& value) {
+    try {
+      impl->store->set(key, value);
+    } catch (const std::exception& error) {
+      return Status(
+          ErrorCode::kPeerLost,
+          "[comm] the store is lost: " + first_line_of(error));
+    }
+    return Status();
+  };
+  strings.get = [impl, &clock](
+                    const std::string& key,
+                    Duration at_most) -> Result<std::string> {
+    const auto until = clock.now() + at_most;
+    try {
+      while (!wait_for_key(
+          *impl->store, key,
+          std::chrono::duration_cast<std::chrono::milliseconds>(
+              until - clock.now()))) {
+        if (const auto loss = impl->watch->first_lost()) {
+          return Status(
+              ErrorCode::kPeerLost,
+              str("[comm] rank ", loss->rank, " was lost: it ", loss->how));
+        }
+        if (clock.now() >= until) {
+          return Status(
+              ErrorCode::kDeadlineExceeded, "[comm] nobody put " + key);
+        }
+      }
+      return impl->store->get_to_str(key);
+    } catch (const std::exception& error) {
+      return Status(
+          ErrorCode::kPeerLost,
+          "[comm] the store is lost: " + first_line_of(error));
+    }
+  };
+  return strings;
+}
+
+}  // namespace
+
+Result<shm::HostSegment> share_memory(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    std::size_t bytes) {
+  const auto& records = world.impl()->records;
+  const auto record = [&](int rank) -> const RankRecord& {
+    return records.at(static_cast<std::size_t>(rank));
+  };
+  for (const int rank : ranks) {
+    if (!same_host(record(rank).host, record(world.rank()).host)) {
+      return Status(
+          ErrorCode::kFailedPrecondition,
+          str("[comm] expected ranks of one host to share memory; rank ", rank,
+              " is on another than rank ", world.rank()));
+    }
+  }
+  const SteadyClock clock;
+  shm::JoinOptions options;
+  options.rank = static_cast<int>(
+      std::find(ranks.begin(), ranks.end(), world.rank()) - ranks.begin());
+  options.ranks = static_cast<int>(ranks.size());
+  options.names = ranks;
+  options.key = "segment/" + name;
+  options.store = strings_of(world, clock);
+  options.segment.bytes = bytes;
+  options.deadline = world.options().deadline;
+  return shm::join_segment(options, clock);
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory that ranks of one host share, found through the world's store.
+// Thread rule: one thread.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+#include <sherd/comm/world.h>
+#include "base/status.h"
+#include "comm/shm/join.h"
+
+namespace sherd::comm {
+
+// Collective over `ranks` (world ranks, ascending, this one included), under a
+// `name` unique in this world: a segment of zeros, as shm::join_segment().
+// kFailedPrecondition when they are not all on this host.
+Result<shm::HostSegment> share_memory(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    std::size_t bytes);
+
+}  // namespace sherd::comm
