@@ -58,7 +58,7 @@ void Counter::wake_sleepers() const {
   }
 }
 
-void Counter::sleep(std::uint64_t value, Duration at_most) const {
+void Counter::sleep_below(std::uint64_t value, Duration at_most) const {
   const std::atomic_ref<std::uint32_t> sleepers(cell_->sleepers);
   // A process killed below leaves its mark: posts then cost a system call for
   // nothing, and nothing worse.

@@ -51,7 +51,7 @@ class Counter {
   // Sleeps until somebody posts, but not once it has reached `value`, and at
   // most so long. May return early for no reason. See Waiter for a wait with a
   // predicate.
-  void sleep(std::uint64_t value, Duration at_most) const;
+  void sleep_below(std::uint64_t value, Duration at_most) const;
 
  private:
   void wake_sleepers() const;

@@ -107,7 +107,7 @@ inline ChildrenReport run_forked(
         here.advance();
         const Instant limit = clock.now() + std::chrono::seconds(30);
         while (!here.reached(all) && clock.now() < limit) {
-          here.sleep(all, std::chrono::milliseconds(10));
+          here.sleep_below(all, std::chrono::milliseconds(10));
         }
         return exit_code_of([&] {
           peers.watch().throw_if_failed();
@@ -171,7 +171,7 @@ class TestStore {
       if (rest <= Duration(0)) {
         return Status(ErrorCode::kDeadlineExceeded, "no such key");
       }
-      version.sleep(1, rest);
+      version.sleep_below(1, rest);
     }
     return std::string(slot_of(version.value()).data());
   }

@@ -53,7 +53,7 @@ Status Waiter::wait_asleep(
   std::uint64_t seen = counter.value();
   Instant limit = clock_->now() + options_.deadline;
   for (;;) {
-    counter.sleep(value, std::min(kSlice, limit - clock_->now()));
+    counter.sleep_below(value, std::min(kSlice, limit - clock_->now()));
     // Looks at the others before the counter: who has posted and then died or
     // left was seen in this order, so what it posted counts.
     Status trouble = peers_->look();

@@ -107,7 +107,7 @@ TEST(Waiter, NamesTheCauseAlsoAfterTheOthersHaveEnded) {
         const int process =
             table.segment.at<PeerRecord>(sizeof(PeersHead), 3)[1].pid;
         while (::kill(process, 0) == 0) {
-          table.counter(0).sleep(1, 1ms);
+          table.counter(0).sleep_below(1, 1ms);
         }
         return wait_in_vain(table, peers, link, 1, 30s);
       },
@@ -189,7 +189,7 @@ TEST(Waiter, WhatADeadRankHasPostedCounts) {
         const int process =
             table.segment.at<PeerRecord>(sizeof(PeersHead), 2)[1].pid;
         while (::kill(process, 0) == 0) {
-          table.counter(0).sleep(8, 1ms);
+          table.counter(0).sleep_below(8, 1ms);
         }
         EXPECT_EQ(peers.look().code(), ErrorCode::kPeerLost);
         return wait_in_vain(table, peers, link, 1, 30s);
@@ -212,7 +212,7 @@ TEST(Waiter, ARankThatLeftIsTroubleOnlyToWhoWaitsForIt) {
         const int process =
             table.segment.at<PeerRecord>(sizeof(PeersHead), 3)[2].pid;
         while (::kill(process, 0) == 0) {
-          table.counter(0).sleep(1, 1ms);
+          table.counter(0).sleep_below(1, 1ms);
         }
         const Status look = peers.look();
         link.report(look.message() + "/");
