@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Cells have two buffers a rank, used in turns, and one barrier a round: write
+// buffer n % 2, barrier n, read everybody's buffer n % 2. No second barrier is
+// needed before the buffer is written again, in round n + 2:
+//   A rank that writes in round n + 2 has passed barrier n + 1, so every rank
+//   had arrived at it. A rank arrives at barrier n + 1 after it has read the
+//   buffers of round n. So all reads of round n are before the write of round
+//   n + 2; between processes that order is made by the arrival, which
+//   Counter::post() releases and Counter::value() acquires.
+// The reads of round n in turn come after barrier n, so after all its writes.
+#include "comm/shm/barrier.h"
+
+#include <cstring>
+#include "base/check.h"
+
+namespace sherd::comm::shm {
+namespace {
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+}  // namespace
+
+Barrier::Barrier(std::span<CounterCell> arrived, const Waiter& waiter)
+    : arrived_(arrived), waiter_(waiter) {
+  SHERD_ASSERT(
+      arrived.size() == index(waiter.peers().ranks()), "a cell for each rank");
+}
+
+// A counter for each rank instead of one for all: a wait in vain then knows
+// who is missing, and arriving ranks do not fight for one line.
+Status Barrier::arrive_and_wait(std::string_view what) {
+  if (!failure_.ok()) {
+    return failure_;
+  }
+  ++round_;
+  const int own = waiter_.peers().rank();
+  Counter(arrived_[index(own)]).post(round_);
+  for (int r = 0; r < static_cast<int>(arrived_.size()) && failure_.ok(); ++r) {
+    if (r != own) {
+      failure_ = waiter_.wait(
+          Counter(arrived_[index(r)]), round_, {.rank = r, .what = what});
+    }
+  }
+  return failure_;
+}
+
+std::size_t Cells::stride(std::size_t cell_bytes) {
+  const std::size_t used = sizeof(CellHead) + cell_bytes;
+  return (used + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
+std::size_t Cells::bytes(int ranks, std::size_t cell_bytes) {
+  return index(ranks) * (sizeof(CounterCell) + 2 * stride(cell_bytes));
+}
+
+Cells::Cells(
+    std::span<std::byte> memory, std::size_t cell_bytes, const Waiter& waiter)
+    : buffers_(
+          memory.data() + index(waiter.peers().ranks()) * sizeof(CounterCell)),
+      cell_bytes_(cell_bytes),
+      waiter_(waiter),
+      barrier_(
+          {reinterpret_cast<CounterCell*>(memory.data()),
+           index(waiter.peers().ranks())},
+          waiter) {
+  SHERD_ASSERT(
+      memory.size() >= bytes(waiter.peers().ranks(), cell_bytes) &&
+          reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
+      "memory for all cells");
+}
+
+std::byte* Cells::cell(int rank, std::uint64_t round) const {
+  return buffers_ + (2 * index(rank) + round % 2) * stride(cell_bytes_);
+}
+
+Status Cells::all_gather_bytes(
+    std::span<const std::byte> own,
+    std::span<std::byte> all,
+    std::string_view what) {
+  const Peers& peers = waiter_.peers();
+  SHERD_ASSERT(
+      own.size() <= cell_bytes_ &&
+          all.size() == index(peers.ranks()) * own.size(),
+      "one cell's bytes, and room for all");
+  if (!failure_.ok()) {
+    return failure_;
+  }
+  const std::uint64_t round = barrier_.round() + 1;
+  std::byte* const mine = cell(peers.rank(), round);
+  const CellHead head{.bytes = own.size()};
+  std::memcpy(mine, &head, sizeof(head));
+  if (!own.empty()) {
+    std::memcpy(mine + sizeof(head), own.data(), own.size());
+  }
+  failure_ = barrier_.arrive_and_wait(what);
+  if (!failure_.ok()) {
+    return failure_;
+  }
+  // Every rank sees the same heads, so all refuse or none does. Compared with
+  // rank 0's, so that all say the same.
+  CellHead first{};
+  std::memcpy(&first, cell(0, round), sizeof(first));
+  for (int r = 1; r < peers.ranks(); ++r) {
+    CellHead found{};
+    std::memcpy(&found, cell(r, round), sizeof(found));
+    if (found.bytes != first.bytes) {
+      failure_ = Status(
+          ErrorCode::kPeerMismatch,
+          str("[comm] ", what, ": expected ", first.bytes, " bytes as ",
+              peers.name(0), " brings, found ", found.bytes, " of ",
+              peers.name(r)));
+      return failure_;
+    }
+  }
+  for (int r = 0; r < peers.ranks() && !own.empty(); ++r) {
+    std::memcpy(
+        all.data() + index(r) * own.size(), cell(r, round) + sizeof(CellHead),
+        own.size());
+  }
+  return {};
+}
+
+}  // namespace sherd::comm::shm

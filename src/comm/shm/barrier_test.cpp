@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/barrier.h"
+
+#include <csignal>
+#include <random>
+#include <vector>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "comm/shm/testing.h"
+
+namespace sherd::comm::shm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::ChildLink;
+using test::Table;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const SteadyClock kClock;
+constexpr std::size_t kCellBytes = 200;
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+Waiter waiter_of(Peers& peers) { return {peers, kClock, {.deadline = 30s}}; }
+
+// Cells in its bytes; a counter for each rank and one of run_forked().
+Table table_of(int ranks) {
+  return {ranks, index(ranks) + 1, Cells::bytes(ranks, kCellBytes)};
+}
+
+std::span<CounterCell> barrier_cells(const Table& table) {
+  return table.cells().first(index(table.ranks));
+}
+
+TEST(Barrier, NobodyPassesBeforeAllHaveArrived) {
+  for (const int ranks : {1, 2, 3, 4, 7}) {
+    const Table table = table_of(ranks);
+    std::vector<int> round_of(index(ranks), 0);  // Plain: TSan looks on.
+    test::run_threads(table, [&](int rank, Peers& peers) {
+      Barrier barrier(barrier_cells(table), waiter_of(peers));
+      for (int round = 1; round <= 200; ++round) {
+        round_of[index(rank)] = round;
+        ASSERT_TRUE(barrier.arrive_and_wait("the test").ok());
+        for (const int other : round_of) {
+          EXPECT_EQ(other, round);
+        }
+        ASSERT_TRUE(barrier.arrive_and_wait("the test").ok());
+      }
+      EXPECT_EQ(barrier.round(), 400U);
+    });
+  }
+}
+
+TEST(Barrier, NamesTheDeadRankWithinASecondAndStaysBroken) {
+  const Table table = table_of(4);
+  const auto report = test::run_forked(
+      table,
+      [&](int rank, Peers& peers, ChildLink& link) {
+        Barrier barrier(barrier_cells(table), waiter_of(peers));
+        barrier.arrive_and_wait("the start").throw_if_failed();
+        if (rank == 1) {
+          link.reach("here");
+        }
+        link.report(barrier.arrive_and_wait("the end").message());
+        link.report("|" + barrier.arrive_and_wait("the end").message());
+        return 0;
+      },
+      {{.child = 1, .point = "here", .signal = SIGKILL}});
+
+  for (const std::size_t r : {0U, 2U, 3U}) {
+    const auto& end = report.children[r];
+    const std::string first = end.result.substr(0, end.result.find('|'));
+    EXPECT_THAT(first, HasSubstr("rank 1 has died; awaited the end of rank"));
+    EXPECT_EQ(end.result, first + "|" + first);
+    EXPECT_LT(end.ended_at - report.struck_at, 1s);
+  }
+}
+
+double value_of(int rank, int round) { return rank + round * 0.125; }
+
+// Many rounds without a barrier in between, ranks out of step by a random time.
+std::string gather_rounds(
+    const Table& table, int rank, Peers& peers, int rounds) {
+  Cells cells(table.data(), kCellBytes, waiter_of(peers));
+  std::mt19937_64 random(index(rank));
+  for (int round = 1; round <= rounds; ++round) {
+    const std::vector<double> own(1 + index(round) % 20, value_of(rank, round));
+    std::vector<double> all(own.size() * index(table.ranks));
+    const Status done = cells.all_gather<double>(own, all, "the norms");
+    if (!done.ok()) {
+      return done.message();
+    }
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (all[i] != value_of(static_cast<int>(i / own.size()), round)) {
+        return str("wrong value ", all[i], " in round ", round);
+      }
+    }
+    for (std::uint64_t pause = random() % 256; pause > 0; --pause) {
+      static_cast<void>(kClock.now());
+    }
+  }
+  return "";
+}
+
+TEST(Cells, GatherInRankOrderOverThreads) {
+  for (const int ranks : {1, 2, 3, 4, 7}) {
+    const Table table = table_of(ranks);
+    test::run_threads(table, [&](int rank, Peers& peers) {
+      EXPECT_EQ(gather_rounds(table, rank, peers, 500), "");
+    });
+  }
+}
+
+TEST(Cells, GatherInRankOrderOverProcesses) {
+  for (const int ranks : {1, 2, 3, 4, 7}) {
+    const Table table = table_of(ranks);
+    test::expect_all_ok(
+        test::run_forked(table, [&](int rank, Peers& peers, ChildLink& link) {
+          const std::string wrong = gather_rounds(table, rank, peers, 500);
+          link.report(wrong);
+          peers.leave();
+          return wrong.empty() ? 0 : 1;
+        }));
+  }
+}
+
+TEST(Cells, GatherNothingAndAsMuchAsFits) {
+  const Table table = table_of(3);
+  test::run_threads(table, [&](int rank, Peers& peers) {
+    Cells cells(table.data(), kCellBytes, waiter_of(peers));
+    EXPECT_TRUE(cells.all_gather<char>({}, {}, "nothing").ok());
+    const std::vector<char> own(kCellBytes, static_cast<char>('a' + rank));
+    std::vector<char> all(3 * kCellBytes);
+    EXPECT_TRUE(cells.all_gather<char>(own, all, "all").ok());
+    EXPECT_EQ(
+        std::string(all.begin(), all.end()),
+        std::string(kCellBytes, 'a') + std::string(kCellBytes, 'b') +
+            std::string(kCellBytes, 'c'));
+  });
+}
+
+TEST(Cells, DifferentSizesAreTheSameErrorOnAllRanks) {
+  const Table table = table_of(3);
+  test::run_threads(table, [&](int rank, Peers& peers) {
+    Cells cells(table.data(), kCellBytes, waiter_of(peers));
+    const std::vector<char> own(rank == 1 ? 5 : 4);
+    std::vector<char> all(3 * own.size(), 'x');
+
+    const Status refused = cells.all_gather<char>(own, all, "the notes");
+
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.code(), ErrorCode::kPeerMismatch);
+    EXPECT_THAT(
+        refused.message(),
+        HasSubstr("the notes: expected 4 bytes as rank 0 brings, found 5 of "
+                  "rank 1"));
+    EXPECT_THAT(all, ::testing::Each('x'));
+    EXPECT_EQ(
+        cells.all_gather<char>(own, all, "later").message(), refused.message());
+  });
+}
+
+}  // namespace
+}  // namespace sherd::comm::shm
