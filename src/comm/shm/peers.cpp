@@ -146,8 +146,31 @@ Status Peers::look() {
   return trouble().value_or(Status());
 }
 
+// Relaxed: a hint that orders nothing.
+void Peers::set_awaited(std::optional<int> rank) {
+  const auto word = static_cast<std::uint32_t>(rank ? *rank + 1 : 0);
+  std::atomic_ref(record(options_.rank).awaits)
+      .store(word, std::memory_order_relaxed);
+}
+
+// The end of the chain of ranks that wait for each other. In a ring, which also
+// comes of a rank that was stopped before it saw its wait end, all are alike.
+int Peers::culprit(int rank) const {
+  int last = rank;
+  for (int hops = 0; hops < options_.ranks; ++hops) {
+    const std::uint32_t word =
+        std::atomic_ref(record(last).awaits).load(std::memory_order_relaxed);
+    if (word == 0 || static_cast<int>(word) > options_.ranks) {
+      return last;
+    }
+    last = static_cast<int>(word) - 1;
+  }
+  return rank;
+}
+
 Status Peers::blame(int rank) {
-  record_trouble(to_word({Trouble::kNotResponding, rank, options_.rank}));
+  record_trouble(
+      to_word({Trouble::kNotResponding, culprit(rank), options_.rank}));
   return *trouble();
 }
 

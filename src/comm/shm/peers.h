@@ -26,8 +26,9 @@ struct alignas(kCacheLine) PeerRecord {
   std::uint32_t has_left;
   std::uint64_t start_ticks;    // Tells a recycled process id; 0: unknown.
   std::uint64_t pid_namespace;  // Process ids mean the same only within one.
+  std::uint32_t awaits;         // 0, or 1 + the rank it sleeps for.
   std::uint32_t why_taken;      // A thread has begun to write `why`.
-  std::array<char, 356> why;    // Of giving up; ends with a zero.
+  std::array<char, 352> why;    // Of giving up; ends with a zero.
 };
 
 struct alignas(kCacheLine) PeersHead {
@@ -70,8 +71,11 @@ class Peers {
   // gave up: ..." (kAborted). Once not ok it stays the same. A few us.
   Status look();
 
-  // Records that `rank` did not answer in time, unless there is trouble
-  // already, and returns the first trouble.
+  // Says that a thread of this process sleeps until `rank` posts; nothing: for
+  // nobody. Several threads overwrite each other: it only helps blame().
+  void set_awaited(std::optional<int> rank);
+  // Records that `rank` did not answer in time, or whoever that one waits for
+  // itself, unless there is trouble already; returns the first trouble.
   Status blame(int rank);
   // Records that this rank goes no further, and why.
   void give_up(const std::string& why);
@@ -81,6 +85,7 @@ class Peers {
   bool has_left(int rank) const;
 
  private:
+  int culprit(int rank) const;
   void record_trouble(std::uint64_t word);
   std::optional<Status> trouble() const;
   PeerRecord& record(int rank) const;

@@ -2,6 +2,7 @@
 #include "comm/shm/waiter.h"
 
 #include <algorithm>
+#include <optional>
 #include "base/check.h"
 
 namespace sherd::comm::shm {
@@ -29,7 +30,10 @@ Status Waiter::wait(
   if (counter.reached(value) || spin(counter, value)) {
     return {};
   }
-  return wait_asleep(counter, value, awaited);
+  peers_->set_awaited(awaited.rank);
+  Status outcome = wait_asleep(counter, value, awaited);
+  peers_->set_awaited(std::nullopt);
+  return outcome;
 }
 
 bool Waiter::spin(Counter counter, std::uint64_t value) const {

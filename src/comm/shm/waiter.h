@@ -45,8 +45,9 @@ class Waiter {
   // then the outcome is ok, whoever
   // has died. Else within milliseconds the first trouble of any rank, naming
   // it; kPeerLost when the awaited rank has left without reaching `value`; and
-  // kDeadlineExceeded when it is silent beyond the deadline, "rank 2 is not
-  // responding", which every other wait on the segment then ends with too.
+  // kDeadlineExceeded when it is silent beyond the deadline: "rank 2 is not
+  // responding", naming the rank that it waits for itself, if so; every other
+  // wait on the segment then ends with this too.
   // REQUIRES: awaited.rank is another rank.
   Status wait(
       Counter counter, std::uint64_t value, const Awaited& awaited) const;

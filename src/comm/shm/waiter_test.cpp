@@ -144,6 +144,47 @@ TEST(Waiter, AStoppedRankIsNotRespondingForEverybody) {
   }
 }
 
+// Rank 0 waits for rank 1, which waits for rank 2, the one that is stopped.
+TEST(Waiter, WhoOnlyWaitsItselfIsNotBlamed) {
+  const Table table = table_of(3);
+
+  const auto report = test::run_forked(
+      table,
+      [&](int rank, Peers& peers, ChildLink& link) {
+        if (rank == 2) {
+          link.reach("here");
+        }
+        if (rank == 1) {
+          return wait_in_vain(table, peers, link, 2, 30s);
+        }
+        PeerRecord& other =
+            table.segment.at<PeerRecord>(sizeof(PeersHead), 3)[1];
+        while (std::atomic_ref(other.awaits).load() == 0) {
+          table.counter(0).sleep_below(1, 1ms);
+        }
+        return wait_in_vain(table, peers, link, 1, 300ms);
+      },
+      {{.child = 2, .point = "here", .signal = SIGSTOP}});
+
+  for (const std::size_t r : {0U, 1U}) {
+    EXPECT_THAT(
+        report.children[r].result, HasSubstr("rank 2 is not responding"));
+  }
+}
+
+TEST(Peers, ARingOfWaitsBlamesTheOneThatWasWaitedFor) {
+  const Table table = table_of(3);
+  std::vector<std::unique_ptr<Peers>> peers;
+  for (int r = 0; r < 3; ++r) {
+    peers.push_back(std::make_unique<Peers>(
+        table.peers_memory(), PeersOptions{.rank = r, .ranks = 3}));
+    peers.back()->set_awaited((r + 1) % 3);
+  }
+  EXPECT_THAT(
+      peers[0]->blame(1).message(),
+      HasSubstr("rank 1 is not responding, rank 0 waited for it"));
+}
+
 TEST(Waiter, TheDeadlineCountsFromTheLastProgress) {
   const Table table = table_of(2);
   Peers own(table.peers_memory(), {.rank = 0, .ranks = 2});
