@@ -34,6 +34,7 @@ TEST(Process, PidfdTellsTheEndOfAProcess) {
 
   EXPECT_TRUE(ended(pidfd, 10000));
   ::waitpid(child, nullptr, 0);
+  errno = 0;
   EXPECT_FALSE(open_pidfd(child).open());
   EXPECT_EQ(errno, ESRCH);
 }

@@ -72,7 +72,7 @@ TEST(Barrier, NamesTheDeadRankWithinASecondAndStaysBroken) {
     const auto& end = report.children[r];
     const std::string first = end.result.substr(0, end.result.find('|'));
     EXPECT_THAT(first, HasSubstr("rank 1 has died; awaited the end of rank"));
-    EXPECT_EQ(end.result, first + "|" + first);
+    EXPECT_EQ(end.result, str(first, "|", first));
     EXPECT_LT(end.ended_at - report.struck_at, 1s);
   }
 }

@@ -113,9 +113,10 @@ class DeadlyClock final : public Clock {
  public:
   explicit DeadlyClock(int readings) : left_(readings) {}
   Instant now() const override {
-    if (left_ > 0 && --left_ == 0) {
+    if (left_ == 1) {
       ::raise(SIGKILL);
     }
+    --left_;
     return kClock.now();
   }
 

@@ -110,6 +110,7 @@ TEST(Segment, GrowsToTheLongestThatAnybodyWants) {
   const SegmentOptions options{.bytes = 4096, .reserve_bytes = kGiB};
   const Segment first = Segment::create(options).value();
   std::vector<Segment> mappings;
+  mappings.reserve(4);
   for (int i = 0; i < 4; ++i) {
     mappings.push_back(
         Segment::from_descriptor(copy_of(first), options).value());

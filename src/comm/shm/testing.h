@@ -83,7 +83,7 @@ inline int exit_code_of(const std::function<int()>& body) {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
     return test->result()->Failed() ? 1 : code;
   } catch (const std::exception& error) {
-    std::cerr << "exception: " << error.what() << std::endl;
+    std::cerr << "exception: " << error.what() << '\n';
     return 3;
   }
 }
