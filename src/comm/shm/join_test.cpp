@@ -312,6 +312,7 @@ TEST(Join, TwoProcessesOfOneRankAreRefused) {
 
 TEST(Join, AStrangerDoesNotDisturb) {
   TestStore store;
+  const test::Table table(1, 1, 0);
   const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
     if (rank == 2) {
       const std::string address = store.get(20s).value();
@@ -319,13 +320,18 @@ TEST(Join, AStrangerDoesNotDisturb) {
           Channel::connect(address, kClock, kClock.now() + 20s).value();
       host.send("GET / HTTP/1.1").throw_if_failed();
       const auto end = host.receive(kClock, kClock.now() + 20s);
+      table.counter(0).post(1);
       link.report("refused");
       return end.status().code() == ErrorCode::kPeerLost ? 0 : 1;
     }
     JoinOptions options = options_of(rank, 2, store);
     if (rank == 1) {
-      // Comes when the stranger has been there.
+      // Comes when the stranger has been refused, with a mute one before it.
       options.store.get = [&](const std::string&, Duration at_most) {
+        const Instant limit = kClock.now() + 20s;
+        while (!table.counter(0).reached(1) && kClock.now() < limit) {
+          table.counter(0).sleep_below(1, 1s);
+        }
         auto address = store.get(at_most);
         Channel mute =
             Channel::connect(address.value(), kClock, kClock.now() + 20s)
