@@ -427,7 +427,7 @@ void SharedMemoryExchange::make_way(int under_way_max) {
          sums_->under_way() >= under_way_max) {
     sums_->progress();
     if (const auto missing = sums_->missing()) {
-      missing->counter.sleep(missing->number, kDoze);
+      missing->counter.sleep_below(missing->number, kDoze);
       waited_in_vain_ = clock_.now() - began > kPatience;
     }
   }

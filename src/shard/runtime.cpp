@@ -233,6 +233,7 @@ void Runtime::note_phase(const char* operator_name) {
     if (publishers_.expired()) {
       publish_locked(/*keep_frozen=*/true);
     }
+    read_unpublished_ = unpublished_;
   }
   if (training && !armed_) {
     identity_->check();
@@ -361,6 +362,7 @@ void Runtime::backward_ended(std::exception_ptr failure) {
     if (diverged.value()) {
       cache_->leave_plan();
     }
+    read_unpublished_ = false;  // Every rank has come this far.
     if (synchronised) {
       synchronised_backward_ended();
     }
@@ -462,6 +464,11 @@ void Runtime::publish_now(bool keep_frozen) {
   SHERD_CHECK_AS(
       kFailedPrecondition, !summon_->open(),
       "[shard] publish() inside summon_full_parameters(); end the scope first");
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !read_unpublished_ || !exchange_->one_sided(),
+      "[shard] parameters were read between a backward and the optimizer step, "
+      "when other ranks may have written theirs in shared memory already; read "
+      "inside summon_full_parameters(), or use ExchangeKind::kCollective");
   identity_->check();
   published_by_hand_ = true;
   publish_locked(keep_frozen);
@@ -470,6 +477,7 @@ void Runtime::publish_now(bool keep_frozen) {
 void Runtime::publish_locked(bool keep_frozen) {
   cache_->end_step(keep_frozen);
   unpublished_ = false;
+  read_unpublished_ = false;
   compared_ = false;
   ++generation_;
   if (auto status = exchange_->publish(generation_); !status.ok()) {

@@ -12,6 +12,7 @@
 #include <torch/torch.h>
 #include <sherd/shard/fully_shard.h>
 #include "plan/flat_layout.h"
+#include "support/exchange_of_test.h"
 
 namespace sherd::test {
 
@@ -71,7 +72,7 @@ void expect_parity(
       reference->parameters(),
       torch::optim::SGDOptions(options.learning_rate).momentum(0.9));
   Model model = make();
-  auto fsdp = fully_shard(*model, world, options.shard);
+  auto fsdp = fully_shard(*model, world, over_exchange_of_test(options.shard));
   torch::optim::SGD sgd(
       fsdp.parameters(),
       torch::optim::SGDOptions(options.learning_rate).momentum(0.9));

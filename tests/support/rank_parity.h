@@ -198,7 +198,7 @@ ShardReport expect_rank_parity(
   const Slicing slicing(*reference, world, options.shard);
   const auto leaves = unique_parameters(*reference);
   const auto step_reference = options.step(tensors_of(leaves));
-  auto fsdp = fully_shard(*model, world, options.shard);
+  auto fsdp = fully_shard(*model, world, over_exchange_of_test(options.shard));
   const auto step_shards = options.step(fsdp.parameters());
   for (int step = 0; step < options.steps; ++step) {
     for (int micro = 0; micro < options.micro_batches; ++micro) {

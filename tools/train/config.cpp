@@ -286,6 +286,13 @@ void check(const TrainConfig& config) {
   one_of("dtype", {"fp32", "bf16"}, config.dtype);
   one_of(
       "strategy", {"full_shard", "shard_grad_op", "no_shard"}, config.strategy);
+  one_of("exchange", {"collective", "shm"}, config.exchange);
+  if (config.exchange == "shm" &&
+      (config.strategy == "no_shard" || config.budget.count != 0)) {
+    refuse(
+        "--exchange", "collective with --strategy no_shard or a --budget",
+        "shm");
+  }
   if (config.dropout < 0.0 || config.dropout >= 1.0) {
     refuse("--dropout", "a share in [0, 1)", std::to_string(config.dropout));
   }
@@ -376,6 +383,9 @@ const std::vector<OptionRow>& option_rows() {
       {"budget", "SIZE",
        "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",
        "Sharding", &C::budget},
+      {"exchange", "NAME",
+       "collective: messages over Gloo; shm: shared memory, ranks of one host",
+       "Sharding", &C::exchange},
       {"run", "DIR", "Folder for what the run writes; new: runs/<time>",
        "Output", &C::run},
       {"eval-every", "N", "Steps between validations; 0: at the end only",

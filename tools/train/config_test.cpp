@@ -140,6 +140,13 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
   EXPECT_THAT(
       flag_refusal("strategy", "half"),
       HasSubstr("one of full_shard, shard_grad_op, no_shard, found 'half'"));
+  EXPECT_THAT(
+      flag_refusal("exchange", "nccl"),
+      HasSubstr("one of collective, shm, found 'nccl'"));
+  EXPECT_EQ(
+      refusal([] { from_flags({{"exchange", "shm"}, {"budget", "1GiB"}}); }),
+      "--exchange: expected collective with --strategy no_shard or a --budget, "
+      "found shm");
   EXPECT_EQ(
       flag_refusal("model", "rnn"),
       "--model: expected one of gpt, llama, found 'rnn'");

@@ -27,6 +27,8 @@ FullyShardOptions shard_options(
     model.reset_parameter(name, value);
   };
   options.strategy = strategy_of(config);
+  options.exchange = config.exchange == "shm" ? ExchangeKind::kSharedMemory
+                                              : ExchangeKind::kCollective;
   if (config.dtype == "bf16") {
     options.mixed_precision.param_dtype = at::kBFloat16;
   }
