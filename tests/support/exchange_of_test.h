@@ -4,16 +4,15 @@
 // process over shared memory instead of messages.
 #pragma once
 
-#include <cstdlib>
-#include <string_view>
 #include <sherd/shard/fully_shard.h>
+#include "base/rank_environment.h"
 
 namespace sherd::test {
 
 // `options` as given where they cannot be had through shared memory.
 inline FullyShardOptions over_exchange_of_test(FullyShardOptions options) {
-  const char* wanted = std::getenv("SHERD_TEST_EXCHANGE");
-  const bool shared = wanted != nullptr && std::string_view(wanted) == "shm";
+  const bool shared =
+      process_environment()("SHERD_TEST_EXCHANGE").value_or("") == "shm";
   if (shared && options.strategy != Strategy::kNoShard &&
       !options.budget_bytes) {
     options.exchange = ExchangeKind::kSharedMemory;

@@ -372,8 +372,7 @@ const std::vector<OptionRow>& option_rows() {
        "activations: less memory, the same losses",
        "Training", &C::recompute_activations},
       {"dtype", "NAME",
-       "Of forward, backward and messages: fp32 or bf16; weights under "
-       "training\n"
+       "Of forward, backward and messages: fp32 or bf16; weights in training\n"
        "and optimizer state are fp32 either way",
        "Sharding", &C::dtype},
       {"strategy", "NAME",
