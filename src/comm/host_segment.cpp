@@ -60,7 +60,7 @@ Result<shm::HostSegment> share_memory(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
-    std::size_t bytes) {
+    const shm::SegmentOptions& segment) {
   const auto& records = world.impl()->records;
   const auto record = [&](int rank) -> const RankRecord& {
     return records.at(static_cast<std::size_t>(rank));
@@ -81,7 +81,7 @@ Result<shm::HostSegment> share_memory(
   options.names = ranks;
   options.key = "segment/" + name;
   options.store = strings_of(world, clock);
-  options.segment.bytes = bytes;
+  options.segment = segment;
   options.deadline = world.options().deadline;
   return shm::join_segment(options, clock);
 }

@@ -4,7 +4,6 @@
 // Thread rule: one thread.
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <vector>
 #include <sherd/comm/world.h>
@@ -20,6 +19,6 @@ Result<shm::HostSegment> share_memory(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
-    std::size_t bytes);
+    const shm::SegmentOptions& segment);
 
 }  // namespace sherd::comm

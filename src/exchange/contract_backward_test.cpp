@@ -191,6 +191,16 @@ TEST_P(ExchangeNumbers, SumAndMaxGiveEveryRankTheSameBits) {
   }
 }
 
+TEST_P(ExchangeNumbers, ManyNumbersAreReducedAlike) {
+  with().run([&](Seat& seat) {
+    open(seat, plain_model(ranks()));
+    auto values = torch::arange(3000, torch::kDouble).add(seat.rank);
+    seat.exchange->all_reduce(values, ReduceOp::kMax).throw_if_failed();
+    EXPECT_TRUE(torch::equal(
+        values, torch::arange(3000, torch::kDouble).add(ranks() - 1)));
+  });
+}
+
 TEST_P(ExchangeNumbers, ANanOfAnyRankReachesAll) {
   const auto results = with().run([&](Seat& seat) {
     open(seat, plain_model(ranks()));
@@ -251,8 +261,7 @@ TEST_P(ExchangeBackward, EveryRankLearnsThatGathersDiffered) {
       reduce_all(*seat.exchange, model, seat.rank);
       const auto outcome = seat.exchange->end_backward(backward_end(model));
       EXPECT_EQ(
-          outcome.value().diverged,
-          differ && ranks() > 1 && !with().one_sided);
+          outcome.value().diverged, differ && ranks() > 1 && !with().one_sided);
     }
   });
 }

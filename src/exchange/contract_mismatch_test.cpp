@@ -9,6 +9,7 @@
 namespace sherd::exchange::contract {
 namespace {
 
+using testing::AnyOf;
 using testing::HasSubstr;
 
 constexpr RunOptions kDisorderly{.disorderly = true};
@@ -106,6 +107,37 @@ TEST_P(ExchangeMismatch, DifferentGenerationsAreNamed) {
     expect_mismatch(
         seat.exchange->wait_for_unshard(1).status(),
         {"generation 7", "generation 8", "u1"});
+  });
+}
+
+// As when one rank leaves out its optimizer step.
+TEST_P(ExchangeMismatch, ARankThatDoesNotPublishIsNamedBeforeTheDeadline) {
+  with().run(kDisorderly, [&](Seat& seat) {
+    const auto model = plain_model(ranks());
+    open(seat, model);
+    run_backward(*seat.exchange, model, seat.rank);
+    Status status;
+    if (seat.rank > 0) {
+      status = seat.exchange->publish(1);
+    }
+    if (status.ok()) {
+      status = seat.exchange->start_unshard(0, {});
+    }
+    if (status.ok()) {
+      status = seat.exchange->wait_for_unshard(0).status();
+    }
+    if (status.ok()) {
+      for (const UnitId unit : {2, 1, 0}) {
+        fill_gradients(*seat.exchange, model, unit, seat.rank);
+        (void)seat.exchange->start_reduce(
+            unit, reduce_options(model.units[static_cast<std::size_t>(unit)]));
+      }
+      status = seat.exchange->end_backward(backward_end(model)).status();
+    }
+    ASSERT_FALSE(status.ok());
+    EXPECT_THAT(
+        status.code(), AnyOf(ErrorCode::kPeerMismatch, ErrorCode::kPeerLost));
+    EXPECT_THAT(status.message(), HasSubstr("generation 1"));
   });
 }
 

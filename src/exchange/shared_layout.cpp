@@ -10,6 +10,8 @@ namespace {
 
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kSlotAlignment = 128;
+// Slots of the largest unit that a region is expected to hold at once.
+constexpr std::int64_t kSlotsTouched = 4;
 
 std::int64_t round_up(std::int64_t value, std::int64_t to) {
   return (value + to - 1) / to * to;
@@ -17,27 +19,44 @@ std::int64_t round_up(std::int64_t value, std::int64_t to) {
 
 }  // namespace
 
-std::int64_t slot_bytes(const UnitSpec& unit) {
-  return std::max(
-      flat_offsets(unit, &FlatSpec::slot_dtype).back(),
-      flat_offsets(unit, &FlatSpec::shard_dtype).back());
+std::vector<std::int64_t> slot_offsets(const UnitSpec& unit) {
+  std::vector<std::int64_t> offsets = {0};
+  for (const auto& flat : unit.flats) {
+    const auto bytes = flat.trainable ? flat.layout.numel *
+            static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()))
+                                      : 0;
+    offsets.push_back(offsets.back() + round_up(bytes, kSlotAlignment));
+  }
+  return offsets;
 }
 
-// A unit may have one slot open and another on its way, and peers may still read
-// those of the backward before.
+// In a backward each unit takes a slot, and another one for late gradients;
+// between backwards none is taken, and a region shows one unit's shards in full
+// precision (summon).
 SharedLayout plan_shared_layout(
     const ModelSpec& model, int ranks, std::int64_t reserved_bytes) {
   SharedLayout layout;
   std::int64_t at = round_up(reserved_bytes, kPage);
+  std::int64_t slots = 0;
+  std::int64_t largest = 0;
+  std::int64_t shown = 0;
   for (const auto& unit : model.units) {
     auto& flats = layout.flats.emplace_back();
     for (const auto& flat : unit.flats) {
       flats.push_back(at);
       at = round_up(at + flat_bytes(flat), kPage);
     }
-    layout.slot_region_bytes += 2 * round_up(slot_bytes(unit), kSlotAlignment);
+    const auto slot = std::max(slot_offsets(unit).back(), kSlotAlignment);
+    slots += 2 * slot;
+    largest = std::max(largest, slot);
+    if (is_cast(unit)) {
+      shown =
+          std::max(shown, flat_offsets(unit, &FlatSpec::shard_dtype).back());
+    }
   }
-  layout.slot_region_bytes = round_up(layout.slot_region_bytes, kPage);
+  layout.slot_region_bytes = round_up(std::max(slots, shown), kPage);
+  layout.touched_bytes =
+      at + ranks * std::min(layout.slot_region_bytes, kSlotsTouched * largest);
   for (int rank = 0; rank < ranks; ++rank) {
     layout.slot_regions.push_back(at);
     at += layout.slot_region_bytes;

@@ -19,6 +19,8 @@ struct SharedLayout {
   std::vector<std::int64_t> slot_regions;        // By rank.
   std::int64_t slot_region_bytes = 0;
   std::int64_t bytes = 0;  // Of the segment.
+  // Of these, what training touches: of each region a few slots.
+  std::int64_t touched_bytes = 0;
 };
 
 // `reserved_bytes` at the start are left to others. Each rank's region and each
@@ -26,9 +28,9 @@ struct SharedLayout {
 SharedLayout plan_shared_layout(
     const ModelSpec& model, int ranks, std::int64_t reserved_bytes);
 
-// Bytes of a gradient slot of the unit, or of its shards in full precision,
-// whichever is more.
-std::int64_t slot_bytes(const UnitSpec& unit);
+// Where each flat begins in a gradient slot of the unit, and last where the slot
+// ends. Frozen flats take no room.
+std::vector<std::int64_t> slot_offsets(const UnitSpec& unit);
 
 // Lends ranges of a region, the lowest that fits: what is given back soon is
 // lent again, so that few pages are ever touched. Thread rule: one thread.

@@ -40,6 +40,8 @@ constexpr std::size_t kGenerations = 8;
 struct RankState {
   comm::shm::CounterCell published;  // Its slices, so many times.
   comm::shm::CounterCell met;        // Its cells, so many times.
+  // The step of all ranks that it has come to: no publish precedes that.
+  comm::shm::CounterCell coming;
   std::uint64_t generations[kGenerations];
 };
 
@@ -148,6 +150,7 @@ class SharedMemoryExchange final : public Exchange {
     note_.late = end.late;
     note_.aborted = end.aborted;
     note_.departed = end.departed;
+    Counter(state(me()).coming).post(met_ + 1);
     auto status = finish_sums();
     std::vector<at::Tensor> notes;
     if (status.ok()) {
@@ -155,7 +158,13 @@ class SharedMemoryExchange final : public Exchange {
       wish.kind = WishKind::kEndBackward;
       auto all = meet(wish, note_.encode(model_));
       status = all.status();
-      SHERD_ASSERT(!status.ok() || sums_->under_way() == 0);
+      if (const auto missing = sums_->missing(); status.ok() && missing) {
+        status = {
+            ErrorCode::kPeerMismatch,
+            str("[exchange] rank ",
+                ranks_[static_cast<std::size_t>(missing->rank)],
+                " has not reduced unit ", spec(missing->unit).name)};
+      }
       if (all.ok()) {
         notes = std::move(all).value();
       }
@@ -188,11 +197,20 @@ class SharedMemoryExchange final : public Exchange {
     wish.kind = WishKind::kAllReduce;
     wish.numel = static_cast<std::uint32_t>(values.numel());
     wish.op = static_cast<std::uint32_t>(op);
-    auto all = meet(wish, bytes_of(values.const_data_ptr(), values.nbytes()));
-    if (!all.ok()) {
-      return fail(all.status());
-    }
-    combine_numbers(all.value(), op, values);
+    const auto room =
+        (cell_bytes_ - static_cast<std::int64_t>(sizeof(CellHead))) /
+        static_cast<std::int64_t>(sizeof(double));
+    std::int64_t at = 0;
+    do {
+      const auto part =
+          values.narrow(0, at, std::min(room, values.numel() - at));
+      auto all = meet(wish, bytes_of(part.const_data_ptr(), part.nbytes()));
+      if (!all.ok()) {
+        return fail(all.status());
+      }
+      combine_numbers(all.value(), op, part);
+      at += room;
+    } while (at < values.numel());
     return {};
   }
 
@@ -315,7 +333,9 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
   layout_ = plan_shared_layout(
       model_, size(), states + slots + 2 * size() * cell_bytes_);
   auto segment = comm::share_memory(
-      world_, name_, ranks_, static_cast<std::size_t>(layout_.bytes));
+      world_, name_, ranks_,
+      {.bytes = static_cast<std::size_t>(layout_.bytes),
+       .touched_bytes = static_cast<std::size_t>(layout_.touched_bytes)});
   if (!segment.ok()) {
     return fail(segment.status());
   }
@@ -399,13 +419,31 @@ Status SharedMemoryExchange::wait_for_owners(UnitId unit) {
   if (seen_ == published_) {
     return {};
   }
+  const std::string what = str("the values of unit ", spec(unit).name);
   for (int rank = 0; rank < size(); ++rank) {
-    auto status = wait(Counter(state(rank).published), published_, rank, [&] {
-      return str("the values of unit ", spec(unit).name);
-    });
+    const Counter published(state(rank).published);
+    const Counter coming(state(rank).coming);
+    if (published.reached(published_)) {
+      continue;
+    }
+    auto status = waiter_->wait(
+        published, published_,
+        {.rank = rank,
+         .what = what,
+         .or_counter = coming,
+         .or_value = met_ + 1});
     if (!status.ok()) {
       return status;
     }
+    if (!published.reached(published_)) {
+      return {
+          ErrorCode::kPeerMismatch,
+          str("[exchange] unit ", spec(unit).name, ": ", name(me()),
+              " has generation ", generation_, ", ", name(rank),
+              " has not published it and goes on")};
+    }
+  }
+  for (int rank = 0; rank < size(); ++rank) {
     const auto theirs = state(rank).generations[published_ % kGenerations];
     if (theirs != generation_) {
       return {
@@ -423,12 +461,15 @@ Status SharedMemoryExchange::wait_for_owners(UnitId unit) {
 // not for ever.
 void SharedMemoryExchange::make_way(int under_way_max) {
   const auto began = clock_.now();
+  const auto patience =
+      std::min<Duration>(kPatience, world_.options().deadline / 4);
   while (under_way_max > 0 && !waited_in_vain_ &&
          sums_->under_way() >= under_way_max) {
     sums_->progress();
     if (const auto missing = sums_->missing()) {
       missing->counter.sleep_below(missing->number, kDoze);
-      waited_in_vain_ = clock_.now() - began > kPatience;
+      waited_in_vain_ =
+          clock_.now() - began > patience || !segment_->peers().look().ok();
     }
   }
 }
@@ -469,6 +510,7 @@ Result<std::vector<at::Tensor>> SharedMemoryExchange::meet(
   wish.generation = generation_;
   wish.backward = backward_;
   ++met_;
+  Counter(state(me()).coming).post(met_);
   const auto cell = [&](int rank) {
     return cells_ +
         (2 * rank + static_cast<std::int64_t>(met_ % 2)) * cell_bytes_;

@@ -22,7 +22,7 @@ std::vector<at::Tensor> SharedSums::slot(UnitId unit) {
   auto& open = open_[static_cast<std::size_t>(unit)];
   if (!open) {
     reclaim();
-    const auto begin = region_.take(exchange::slot_bytes(spec(unit)));
+    const auto begin = region_.take(slot_offsets(spec(unit)).back());
     SHERD_CHECK_AS(
         kUnavailable, begin.has_value(),
         "[exchange] no room for the gradients of unit ", spec(unit).name,
@@ -33,7 +33,7 @@ std::vector<at::Tensor> SharedSums::slot(UnitId unit) {
     auto* memory =
         place_.regions[static_cast<std::size_t>(place_.rank)] + *begin;
     const auto& flats = spec(unit).flats;
-    const auto offsets = flat_offsets(spec(unit), &FlatSpec::slot_dtype);
+    const auto offsets = slot_offsets(spec(unit));
     for (std::size_t f = 0; f < flats.size(); ++f) {
       open->flats.push_back(
           flats[f].trainable
@@ -132,8 +132,7 @@ at::Tensor SharedSums::piece(
   const auto& flat = spec(pending.unit).flats[f];
   const auto begin =
       rank == place_.rank ? pending.begin : shared(rank, pending.unit).begin;
-  const auto offset =
-      flat_offsets(spec(pending.unit), &FlatSpec::slot_dtype)[f] +
+  const auto offset = slot_offsets(spec(pending.unit))[f] +
       range.begin *
           static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
   return at::from_blob(

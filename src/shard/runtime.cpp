@@ -197,6 +197,7 @@ void Runtime::enter(
   std::sort(visit.begin(), visit.end());
   note_phase(operator_name);
   note_visit(visit);
+  read_since_met_ = read_since_met_ || !access::in_backward();
   cache_->visit(visit, records_gradients(), access::in_backward());
   cache_->pin(visit);
 }
@@ -233,7 +234,6 @@ void Runtime::note_phase(const char* operator_name) {
     if (publishers_.expired()) {
       publish_locked(/*keep_frozen=*/true);
     }
-    read_unpublished_ = unpublished_;
   }
   if (training && !armed_) {
     identity_->check();
@@ -362,7 +362,7 @@ void Runtime::backward_ended(std::exception_ptr failure) {
     if (diverged.value()) {
       cache_->leave_plan();
     }
-    read_unpublished_ = false;  // Every rank has come this far.
+    read_since_met_ = false;
     if (synchronised) {
       synchronised_backward_ended();
     }
@@ -376,6 +376,7 @@ void Runtime::backward_ended(std::exception_ptr failure) {
   } else {
     // Ranks left this backward at different places; the next forward must find
     // the same units whole on all of them.
+    read_since_met_ = false;
     cache_->leave_plan();
     if (!failure) {
       status.throw_if_failed();
@@ -465,10 +466,12 @@ void Runtime::publish_now(bool keep_frozen) {
       kFailedPrecondition, !summon_->open(),
       "[shard] publish() inside summon_full_parameters(); end the scope first");
   SHERD_CHECK_AS(
-      kFailedPrecondition, !read_unpublished_ || !exchange_->one_sided(),
-      "[shard] parameters were read between a backward and the optimizer step, "
-      "when other ranks may have written theirs in shared memory already; read "
-      "inside summon_full_parameters(), or use ExchangeKind::kCollective");
+      kFailedPrecondition, !read_since_met_ || !exchange_->one_sided(),
+      "[shard] parameters were read after the last backward, and other ranks "
+      "may "
+      "be reading still what this one has written in shared memory; expected a "
+      "backward between reading and writing, or writing inside "
+      "summon_full_parameters()");
   identity_->check();
   published_by_hand_ = true;
   publish_locked(keep_frozen);
@@ -477,7 +480,6 @@ void Runtime::publish_now(bool keep_frozen) {
 void Runtime::publish_locked(bool keep_frozen) {
   cache_->end_step(keep_frozen);
   unpublished_ = false;
-  read_unpublished_ = false;
   compared_ = false;
   ++generation_;
   if (auto status = exchange_->publish(generation_); !status.ok()) {
@@ -499,11 +501,18 @@ void Runtime::begin_summon(const SummonOptions& options) {
   SHERD_CHECK_AS(
       kFailedPrecondition, !summon_->open(),
       "[shard] summon_full_parameters() inside another such scope");
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      !exchange_->one_sided() ||
+          !(access::in_backward() || gradients_->started()),
+      "[shard] summon_full_parameters() inside a backward needs the room of "
+      "gradients in shared memory; call it before or after");
   identity_->check();
   if (unpublished_) {
     publish_locked(/*keep_frozen=*/false);
   }
   summon_->begin(options.read_only);
+  read_since_met_ = false;
 }
 
 at::Tensor Runtime::summoned(const std::string& name) {

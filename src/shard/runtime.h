@@ -117,7 +117,8 @@ class Runtime final : public ShardingEngine,
   Status error_;  // Not ok: an operation failed, and the exchange is closed.
   bool closed_ = false;       // By the user.
   bool unpublished_ = false;  // A backward ended; shards may have been written.
-  bool read_unpublished_ = false;  // Since, outside of backwards.
+  // Outside of backwards, since all ranks came to the end of one.
+  bool read_since_met_ = false;
   bool compared_ = false;     // requires_grad, since the last publish.
   bool armed_ = false;  // By a training forward, for the backward to come.
   bool armed_in_backward_ = false;

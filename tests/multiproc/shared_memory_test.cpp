@@ -45,7 +45,7 @@ TEST_P(SharedMemory, OneRankEvaluatesAlone) {
   }));
 }
 
-TEST_P(SharedMemory, ReadingBetweenBackwardAndStepIsAnError) {
+TEST_P(SharedMemory, WritingAfterReadsThatNoBackwardEndedIsAnError) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     Chain model(4, 6);
     auto fsdp = fully_shard(*model, world, shared());
@@ -55,11 +55,52 @@ TEST_P(SharedMemory, ReadingBetweenBackwardAndStepIsAnError) {
     EXPECT_THAT(
         error_of([&] { adamw.step(); }),
         AllOf(
-            HasSubstr("between a backward and the optimizer step"),
+            HasSubstr("read after the last backward"),
             HasSubstr("summon_full_parameters()")));
     // With a backward after it that is another micro-batch.
     loss_of(model, world).backward();
     EXPECT_EQ(error_of([&] { adamw.step(); }), "no error");
+    // As does who exchanges weights for their averages, and looks at them.
+    {
+      const torch::NoGradGuard no_grad;
+      (void)loss_of(model, world);
+    }
+    EXPECT_THAT(
+        error_of([&] { fsdp.publish(); }),
+        HasSubstr("read after the last backward"));
+    {
+      auto scope = fsdp.summon_full_parameters();
+    }
+    EXPECT_EQ(error_of([&] { fsdp.publish(); }), "no error");
+  }));
+}
+
+TEST_P(SharedMemory, FlagsThatDifferAreNamedHoweverManyParametersThereAre) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(400, 2);
+    auto fsdp = fully_shard(*model, world, shared());
+    if (world.rank() == 1) {
+      model->layer(7).bias.set_requires_grad(false);
+    }
+    EXPECT_THAT(
+        error_of(
+            [&] { model->forward(integer_rows(0, 0, 2)).sum().backward(); }),
+        HasSubstr("requires_grad of parameter layers.7.bias"));
+  }));
+}
+
+TEST_P(SharedMemory, ASummonInsideABackwardIsRefused) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(4, 6);
+    auto fsdp = fully_shard(*model, world, shared());
+    auto loss = loss_of(model, world);
+    std::string error;
+    loss.register_hook([&](const torch::Tensor& gradient) {
+      error = error_of([&] { (void)fsdp.summon_full_parameters(); });
+      return gradient;
+    });
+    loss.backward();
+    EXPECT_THAT(error, HasSubstr("inside a backward"));
   }));
 }
 

@@ -89,6 +89,9 @@ struct Meeting {
     const std::size_t head = HostSegment::head_bytes(options.ranks);
     SegmentOptions whole = options.segment;
     whole.bytes = sum(options.segment.bytes, head);
+    if (options.segment.touched_bytes > 0) {
+      whole.touched_bytes = sum(options.segment.touched_bytes, head);
+    }
     whole.reserve_bytes = sum(options.segment.reserve_bytes, head);
     return whole;
   }

@@ -61,8 +61,9 @@ Status within_file_limit(std::size_t bytes) {
           limit.rlim_cur, " bytes")};
 }
 
-// Makes `file` at least `bytes` long.
-Status lengthen(const Descriptor& file, std::size_t bytes) {
+// Makes `file` at least `bytes` long; `untouched` of them take no pages.
+Status lengthen(
+    const Descriptor& file, std::size_t bytes, std::size_t untouched = 0) {
   const auto found = length_of(file);
   if (!found) {
     return unavailable(bytes, "fstat");
@@ -72,7 +73,8 @@ Status lengthen(const Descriptor& file, std::size_t bytes) {
   }
   Status possible = within_file_limit(bytes);
   if (possible.ok()) {
-    possible = enough_memory(bytes - *found, memory_left(read_small_file));
+    possible = enough_memory(
+        bytes - *found - untouched, memory_left(read_small_file));
   }
   if (!possible.ok()) {
     return possible;
@@ -117,7 +119,11 @@ Result<Segment> Segment::create(const SegmentOptions& options) {
   if (!segment.file_.open()) {
     return unavailable(options.bytes, "memfd_create");
   }
-  if (Status failed = lengthen(segment.file_, options.bytes); !failed.ok()) {
+  const std::size_t untouched =
+      options.touched_bytes > 0 && options.touched_bytes < options.bytes
+      ? options.bytes - options.touched_bytes
+      : 0;
+  if (Status failed = lengthen(segment.file_, options.bytes, untouched); !failed.ok()) {
     return failed;
   }
   // Nobody can take pages away under a rank that reads them (SIGBUS).

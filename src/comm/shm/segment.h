@@ -22,6 +22,9 @@ namespace sherd::comm::shm {
 struct SegmentOptions {
   // Behaviour. How long it is; > 0.
   std::size_t bytes = 0;
+  // How much of that will ever be touched, of which pages are taken; 0: all.
+  // What is compared with the memory left when it is made.
+  std::size_t touched_bytes = 0;
   // How long it can grow; 0: not at all. Costs addresses, not memory.
   std::size_t reserve_bytes = 0;
   // Performance. Asks the kernel for huge pages; ignored where it has none for
