@@ -187,7 +187,9 @@ void add_step_options(CLI::App& app, BenchArguments& arguments) {
   app.add_option("--work", step.work, "wide, small or tiny")
       ->capture_default_str();
   app.add_option("--mode", step.mode, "fsdp")->capture_default_str();
-  app.add_option("--exchange", step.exchange, "collective: over Gloo; shm: shared memory")
+  app.add_option(
+         "--exchange", step.exchange,
+         "collective: over Gloo; shm: shared memory")
       ->capture_default_str();
   app.add_option("-n,--ranks", step.ranks, "Number of ranks")
       ->capture_default_str();

@@ -119,8 +119,8 @@ class Runtime final : public ShardingEngine,
   bool unpublished_ = false;  // A backward ended; shards may have been written.
   // Outside of backwards, since all ranks came to the end of one.
   bool read_since_met_ = false;
-  bool compared_ = false;     // requires_grad, since the last publish.
-  bool armed_ = false;  // By a training forward, for the backward to come.
+  bool compared_ = false;  // requires_grad, since the last publish.
+  bool armed_ = false;     // By a training forward, for the backward to come.
   bool armed_in_backward_ = false;
   std::uint64_t generation_ = 0;
   std::int64_t backwards_ = 0;

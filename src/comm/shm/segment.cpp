@@ -73,8 +73,8 @@ Status lengthen(
   }
   Status possible = within_file_limit(bytes);
   if (possible.ok()) {
-    possible = enough_memory(
-        bytes - *found - untouched, memory_left(read_small_file));
+    possible =
+        enough_memory(bytes - *found - untouched, memory_left(read_small_file));
   }
   if (!possible.ok()) {
     return possible;
@@ -123,7 +123,8 @@ Result<Segment> Segment::create(const SegmentOptions& options) {
       options.touched_bytes > 0 && options.touched_bytes < options.bytes
       ? options.bytes - options.touched_bytes
       : 0;
-  if (Status failed = lengthen(segment.file_, options.bytes, untouched); !failed.ok()) {
+  if (Status failed = lengthen(segment.file_, options.bytes, untouched);
+      !failed.ok()) {
     return failed;
   }
   // Nobody can take pages away under a rank that reads them (SIGBUS).

@@ -63,8 +63,8 @@ Status Waiter::wait_asleep(
     Status trouble = peers_->look();
     const bool left = peers_->has_left(awaited.rank);
     const std::uint64_t found = counter.value();
-    const bool in_vain = awaited.or_counter &&
-        awaited.or_counter->reached(awaited.or_value);
+    const bool in_vain =
+        awaited.or_counter && awaited.or_counter->reached(awaited.or_value);
     if (found >= value || in_vain) {
       return {};
     }
