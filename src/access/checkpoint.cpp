@@ -209,15 +209,19 @@ class Region {
     return inputs;
   }
 
-  SecondRun begin() {
+  // Another thread's run may have found the tensor since it was missed here.
+  SecondRun begin(std::size_t number) {
     const std::lock_guard lock(mu_);
-    return {slots_, first_, early_stop_};
+    auto slots = slots_;
+    slots[number].awaited = true;
+    slots[number].tensor.reset();
+    return {std::move(slots), first_, early_stop_};
   }
 
   // Without the lock: fn may wait for other ranks, and other threads may run it
   // at the same time.
   at::Tensor run_for(std::size_t number) {
-    auto run = begin();
+    auto run = begin(number);
     {
       const auto inputs = unpack_inputs();
       const ForwardStateScope state(state_);

@@ -58,6 +58,9 @@ bool InitialValues::lacks_a_source(const Item& item) const {
 }
 
 void InitialValues::check() const {
+  if (synchronised()) {
+    check_buffers();
+  }
   const auto found = std::find_if(
       items_.begin(), items_.end(),
       [&](const Item& item) { return lacks_a_source(item); });
@@ -66,6 +69,25 @@ void InitialValues::check() const {
       "is on the meta device",
       "; expected options.initialise, which writes its value, or a tensor with "
       "memory");
+}
+
+// Ranks have equal parameters by now; a broadcast for each buffer needs equal
+// buffers, too.
+void InitialValues::check_buffers() const {
+  double bytes = 0.0;
+  for (auto item = parameters_; item < items_.size(); ++item) {
+    bytes += static_cast<double>(items_[item].tensor.nbytes());
+  }
+  const auto buffers = static_cast<double>(items_.size() - parameters_);
+  const auto all = world_.all_gather({buffers, bytes});
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    SHERD_CHECK_AS(
+        kPeerMismatch, all[rank] == all[0],
+        "[shard] ranks disagree on the buffers that rank 0 gives them: rank 0 "
+        "has ",
+        all[0][0], " of ", all[0][1], " bytes, rank ", rank, " has ",
+        all[rank][0], " of ", all[rank][1], " bytes");
+  }
 }
 
 void InitialValues::give(int parameter) {

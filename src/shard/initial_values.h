@@ -49,6 +49,7 @@ class InitialValues {
   };
 
   bool synchronised() const;
+  void check_buffers() const;
   bool lacks_a_source(const Item& item) const;
   void give_item(std::size_t item);
   void initialise(std::size_t item, const at::Tensor& value);

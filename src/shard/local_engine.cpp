@@ -114,7 +114,7 @@ void LocalEngine::warn_if_idle() {
   if (!published_ && idle_.change_due() &&
       !idle_.changed(defined_only(slices_))) {
     // At least as many: a parameter may have had no gradient in some.
-    idle_.warn(gradients_ / trainable());
+    idle_.warn(gradients_ / std::max<std::int64_t>(trainable(), 1));
   }
 }
 

@@ -48,6 +48,19 @@ TEST(LocalEngine, TrainsBitForBitAsPlainLibTorch) {
   }
 }
 
+// Closing warns of an idle optimizer, and divided by the number of parameters
+// that were trainable at first.
+TEST(LocalEngine, WhatWasFrozenAltogetherMayBeThawed) {
+  Net net;
+  for (auto& parameter : net->parameters()) {
+    parameter.set_requires_grad(false);
+  }
+  const auto engine = start(*net);
+  net->third->weight.set_requires_grad(true);
+  loss_of(net, rows_of(0, 0, 6)).backward();
+  engine->close();
+}
+
 TEST(LocalEngine, SlicesShareTheMemoryOfParameters) {
   const Net net;
   const auto engine = start(*net);

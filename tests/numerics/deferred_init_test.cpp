@@ -13,6 +13,7 @@
 #include <sherd/models/gpt.h>
 #include <sherd/models/llama.h>
 #include <sherd/optim/adamw.h>
+#include "base/check.h"
 #include "base/clock.h"
 
 namespace sherd::test {
@@ -360,6 +361,30 @@ TEST_P(DeferredInit, AnExceptionInInitialiseIsAnErrorOnEveryRank) {
         },
         broken()));
   }
+}
+
+TEST_P(DeferredInit, T49DifferentBuffersAreNamedOnEveryRank) {
+  if (GetParam() == 1) {
+    return;
+  }
+  RankOptions options;
+  options.close_world = false;
+  expect_all_ok(run_ranks(
+      GetParam(),
+      [](World world) {
+        Chain model(2, 3);
+        for (int i = 0; i <= world.rank(); ++i) {
+          model->register_buffer(str("b", i), torch::zeros({2}));
+        }
+        FullyShardOptions shard;
+        shard.sync_module_states = true;
+        EXPECT_THAT(
+            error_of([&] { (void)fully_shard(*model, world, shard); }),
+            AllOf(
+                HasSubstr("rank 0 has 1 of 8 bytes"),
+                HasSubstr("rank 1 has 2 of 16 bytes")));
+      },
+      options));
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, DeferredInit, testing::Values(1, 2, 3, 4));
