@@ -4,18 +4,17 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "plan/arithmetic.h"
 
 namespace sherd::exchange {
 namespace {
+
+using plan::round_up;
 
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kSlotAlignment = 128;
 // Slots of the largest unit that a region is expected to hold at once.
 constexpr std::int64_t kSlotsTouched = 4;
-
-std::int64_t round_up(std::int64_t value, std::int64_t to) {
-  return (value + to - 1) / to * to;
-}
 
 }  // namespace
 

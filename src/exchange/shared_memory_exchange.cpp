@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "comm/host_segment.h"
+#include "comm/shm/barrier.h"
 #include "comm/shm/waiter.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_note.h"
@@ -27,8 +28,8 @@ namespace {
 
 using comm::shm::Counter;
 
-// What ranks tell each other in one step has this much room at least.
-constexpr std::int64_t kCellBytesMin = 4096;
+// The payload of one step has this much room at least.
+constexpr std::int64_t kPayloadBytesMin = 4096;
 // How long a wait sleeps before it looks whether waiting is in vain.
 constexpr std::chrono::milliseconds kDoze{2};
 constexpr std::chrono::seconds kPatience{1};
@@ -39,24 +40,16 @@ constexpr std::size_t kGenerations = 8;
 // who has seen it.
 struct RankState {
   comm::shm::CounterCell published;  // Its slices, so many times.
-  comm::shm::CounterCell met;        // Its cells, so many times.
   // The step of all ranks that it has come to: no publish precedes that.
   comm::shm::CounterCell coming;
   std::uint64_t generations[kGenerations];
 };
 
-struct CellHead {
+// What a rank brings to a step of all ranks: this, a payload, and zeros.
+struct StepHead {
   Wish wish;
-  std::uint64_t bytes;
+  std::uint64_t bytes;  // Of the payload.
 };
-
-std::int64_t round_up(std::int64_t value, std::int64_t to) {
-  return (value + to - 1) / to * to;
-}
-
-at::Tensor bytes_of_size(std::int64_t size) {
-  return at::empty({size}, at::TensorOptions().dtype(c10::ScalarType::Byte));
-}
 
 class SharedMemoryExchange final : public Exchange {
  public:
@@ -150,7 +143,7 @@ class SharedMemoryExchange final : public Exchange {
     note_.late = end.late;
     note_.aborted = end.aborted;
     note_.departed = end.departed;
-    Counter(state(me()).coming).post(met_ + 1);
+    Counter(state(me()).coming).post(cells_->round() + 1);
     auto status = finish_sums();
     std::vector<at::Tensor> notes;
     if (status.ok()) {
@@ -198,7 +191,7 @@ class SharedMemoryExchange final : public Exchange {
     wish.numel = static_cast<std::uint32_t>(values.numel());
     wish.op = static_cast<std::uint32_t>(op);
     const auto room =
-        (cell_bytes_ - static_cast<std::int64_t>(sizeof(CellHead))) /
+        (cell_bytes_ - static_cast<std::int64_t>(sizeof(StepHead))) /
         static_cast<std::int64_t>(sizeof(double));
     std::int64_t at = 0;
     do {
@@ -260,16 +253,6 @@ class SharedMemoryExchange final : public Exchange {
   void make_shards();
   void begin();
   void publish_shards();
-  void cast_shards();
-  // `what` says what is waited for, where it takes long.
-  template <typename What>
-  Status wait(Counter counter, std::uint64_t number, int rank, What what) {
-    if (counter.reached(number)) {
-      return {};
-    }
-    const std::string text = what();
-    return waiter_->wait(counter, number, {.rank = rank, .what = text});
-  }
   Status wait_for_owners(UnitId unit);
   void make_way(int under_way_max);
   Status finish_sums();
@@ -289,8 +272,8 @@ class SharedMemoryExchange final : public Exchange {
   std::shared_ptr<comm::shm::HostSegment> segment_;
   std::optional<comm::shm::Waiter> waiter_;
   bool left_ = false;
-  RankState* states_ = nullptr;  // By rank; in the segment.
-  std::byte* cells_ = nullptr;   // By rank, by parity.
+  RankState* states_ = nullptr;            // By rank; in the segment.
+  std::optional<comm::shm::Cells> cells_;  // For steps of all ranks.
   std::int64_t cell_bytes_ = 0;
   std::vector<std::vector<ShardMemory>> shards_;
   std::optional<SharedSums> sums_;
@@ -301,7 +284,6 @@ class SharedMemoryExchange final : public Exchange {
   bool waited_in_vain_ = false;  // In this backward.
   std::uint64_t published_ = 0;  // Times.
   std::uint64_t seen_ = 0;       // Of all ranks, at least.
-  std::uint64_t met_ = 0;        // Times.
   std::uint64_t generation_ = 0;
   std::uint64_t backward_ = 0;
   Status error_;
@@ -323,15 +305,14 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
          "[exchange] replicated units cannot lie in shared memory; expected "
          "sharded ones"});
   }
-  cell_bytes_ = round_up(
-      static_cast<std::int64_t>(sizeof(CellHead)) +
-          std::max<std::int64_t>(note_.encode(model_).numel(), kCellBytesMin),
-      128);
+  cell_bytes_ = static_cast<std::int64_t>(sizeof(StepHead)) +
+      std::max<std::int64_t>(note_.encode(model_).numel(), kPayloadBytesMin);
+  const auto cells = static_cast<std::int64_t>(
+      comm::shm::Cells::bytes(size(), static_cast<std::size_t>(cell_bytes_)));
   const auto states = static_cast<std::int64_t>(sizeof(RankState)) * size();
   const auto slots = static_cast<std::int64_t>(sizeof(SharedSlot)) * size() *
       static_cast<std::int64_t>(model_.units.size());
-  layout_ = plan_shared_layout(
-      model_, size(), states + slots + 2 * size() * cell_bytes_);
+  layout_ = plan_shared_layout(model_, size(), cells + states + slots);
   auto segment = comm::share_memory(
       world_, name_, ranks_,
       {.bytes = static_cast<std::size_t>(layout_.bytes),
@@ -345,8 +326,10 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
       segment_->peers(), clock_,
       comm::shm::WaitOptions{.deadline = world_.options().deadline});
   // Zeros are what a counter begins with.
-  states_ = reinterpret_cast<RankState*>(base());
-  cells_ = base() + states + slots;
+  cells_.emplace(
+      std::span(base(), static_cast<std::size_t>(cells)),
+      static_cast<std::size_t>(cell_bytes_), *waiter_);
+  states_ = reinterpret_cast<RankState*>(base() + cells);
   make_shards();
   SharedSums::Place place{
       .model = &model_,
@@ -354,7 +337,7 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
       .ranks = size(),
       .regions = {},
       .region_bytes = layout_.slot_region_bytes,
-      .slots = reinterpret_cast<SharedSlot*>(base() + states),
+      .slots = reinterpret_cast<SharedSlot*>(base() + cells + states),
       .own_gradient = [this](UnitId unit, int flat) {
         return shard_memory(unit, flat).gradient;
       }};
@@ -431,7 +414,7 @@ Status SharedMemoryExchange::wait_for_owners(UnitId unit) {
         {.rank = rank,
          .what = what,
          .or_counter = coming,
-         .or_value = met_ + 1});
+         .or_value = cells_->round() + 1});
     if (!status.ok()) {
       return status;
     }
@@ -483,69 +466,61 @@ Status SharedMemoryExchange::finish_sums() {
     }
     // A rank that is at a step of all ranks sends no more gradients before it;
     // its step is another one, which meet() will find.
-    const Counter met(state(missing->rank).met);
+    const auto arrived = cells_->arrived(missing->rank);
+    const auto next = cells_->round() + 1;
     const std::string what =
         str("the gradients of unit ", spec(missing->unit).name);
     auto status = waiter_->wait(
         missing->counter, missing->number,
         {.rank = missing->rank,
          .what = what,
-         .or_counter = met,
-         .or_value = met_ + 1});
+         .or_counter = arrived,
+         .or_value = next});
     if (!status.ok()) {
       return status;
     }
-    if (met.reached(met_ + 1) && !missing->counter.reached(missing->number)) {
+    if (arrived.reached(next) && !missing->counter.reached(missing->number)) {
       return {};
     }
   }
   return {};
 }
 
-// Of what ranks tell each other in one step: all have posted theirs and read
-// those of the step before when this returns, so that two cells a rank do.
+// A step of all ranks, who tell each other which one it is. Returns the
+// payloads, by rank.
 Result<std::vector<at::Tensor>> SharedMemoryExchange::meet(
     Wish wish, const at::Tensor& payload) {
-  wish.sequence = met_;
+  wish.sequence = cells_->round();
   wish.generation = generation_;
   wish.backward = backward_;
-  ++met_;
-  Counter(state(me()).coming).post(met_);
-  const auto cell = [&](int rank) {
-    return cells_ +
-        (2 * rank + static_cast<std::int64_t>(met_ % 2)) * cell_bytes_;
-  };
-  SHERD_ASSERT(
-      static_cast<std::int64_t>(payload.nbytes() + sizeof(CellHead)) <=
-      cell_bytes_);
-  const CellHead mine{wish, payload.nbytes()};
-  std::memcpy(cell(me()), &mine, sizeof(mine));
+  Counter(state(me()).coming).post(cells_->round() + 1);
+  const auto bytes = static_cast<std::size_t>(cell_bytes_);
+  SHERD_ASSERT(sizeof(StepHead) + payload.nbytes() <= bytes);
+  std::vector<std::byte> mine(bytes);
+  std::vector<std::byte> all(bytes * ranks_.size());
+  const StepHead head{wish, payload.nbytes()};
+  std::memcpy(mine.data(), &head, sizeof(head));
   std::memcpy(
-      cell(me()) + sizeof(mine), payload.const_data_ptr(), payload.nbytes());
-  Counter(state(me()).met).post(met_);
+      mine.data() + sizeof(head), payload.const_data_ptr(), payload.nbytes());
+  const auto status = cells_->all_gather_bytes(
+      mine, all, "an answer to " + exchange::describe(wish, unit_names_));
+  if (!status.ok()) {
+    return status;
+  }
   std::vector<Wish> wishes;
-  std::vector<at::Tensor> all;
-  for (int rank = 0; rank < size(); ++rank) {
-    auto status = wait(Counter(state(rank).met), met_, rank, [&] {
-      return "an answer to " + exchange::describe(wish, unit_names_);
-    });
-    if (!status.ok()) {
-      return status;
-    }
-    CellHead head;
-    std::memcpy(&head, cell(rank), sizeof(head));
-    wishes.push_back(head.wish);
-    all.push_back(at::empty(
-        {static_cast<std::int64_t>(head.bytes)},
-        at::TensorOptions().dtype(c10::ScalarType::Byte)));
-    std::memcpy(
-        all.back().mutable_data_ptr(), cell(rank) + sizeof(head), head.bytes);
+  std::vector<at::Tensor> payloads;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const auto* theirs = all.data() + rank * bytes;
+    StepHead their_head;
+    std::memcpy(&their_head, theirs, sizeof(their_head));
+    wishes.push_back(their_head.wish);
+    payloads.push_back(bytes_of(theirs + sizeof(their_head), their_head.bytes));
   }
   const auto agreement = agree(wishes, ranks_, unit_names_);
   if (agreement.verdict != Verdict::kTogether) {
     return Status(ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason);
   }
-  return all;
+  return payloads;
 }
 
 // Nobody writes a shard before all have copied. Where shards are private, they
@@ -560,7 +535,7 @@ Status SharedMemoryExchange::copy_in_full(
   wish.kind = WishKind::kUnshard;
   wish.unit = unit;
   wish.full_precision = 1;
-  const auto nothing = bytes_of_size(0);
+  const auto nothing = bytes_of("", 0);
   const bool cast = is_cast(spec(unit));
   for (std::size_t f = 0; cast && f < spec(unit).flats.size(); ++f) {
     const auto& shard = shards_[static_cast<std::size_t>(unit)][f].shard;

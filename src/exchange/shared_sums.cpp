@@ -16,13 +16,23 @@ SharedSums::SharedSums(Place place)
     : place_(std::move(place)),
       region_(place_.region_bytes),
       open_(place_.model->units.size()),
-      posted_(place_.model->units.size(), 0) {}
+      posted_(place_.model->units.size(), 0) {
+  for (const auto& unit : place_.model->units) {
+    offsets_.push_back(slot_offsets(unit));
+    auto& segments = segments_.emplace_back();
+    for (const auto& flat : unit.flats) {
+      segments.push_back(
+          flat.trainable ? segments_of(flat) : std::vector<Segment>());
+    }
+  }
+}
 
 std::vector<at::Tensor> SharedSums::slot(UnitId unit) {
   auto& open = open_[static_cast<std::size_t>(unit)];
+  const auto& offsets = offsets_[static_cast<std::size_t>(unit)];
   if (!open) {
     reclaim();
-    const auto begin = region_.take(slot_offsets(spec(unit)).back());
+    const auto begin = region_.take(offsets.back());
     SHERD_CHECK_AS(
         kUnavailable, begin.has_value(),
         "[exchange] no room for the gradients of unit ", spec(unit).name,
@@ -33,7 +43,6 @@ std::vector<at::Tensor> SharedSums::slot(UnitId unit) {
     auto* memory =
         place_.regions[static_cast<std::size_t>(place_.rank)] + *begin;
     const auto& flats = spec(unit).flats;
-    const auto offsets = slot_offsets(spec(unit));
     for (std::size_t f = 0; f < flats.size(); ++f) {
       open->flats.push_back(
           flats[f].trainable
@@ -132,7 +141,7 @@ at::Tensor SharedSums::piece(
   const auto& flat = spec(pending.unit).flats[f];
   const auto begin =
       rank == place_.rank ? pending.begin : shared(rank, pending.unit).begin;
-  const auto offset = slot_offsets(spec(pending.unit))[f] +
+  const auto offset = offsets_[static_cast<std::size_t>(pending.unit)][f] +
       range.begin *
           static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
   return at::from_blob(
@@ -150,7 +159,8 @@ void SharedSums::sum(const Pending& pending) const {
     }
     const auto own = flat.layout.shard(place_.rank);
     const auto out = place_.own_gradient(pending.unit, static_cast<int>(f));
-    for (const auto& segment : segments_of(flat)) {
+    for (const auto& segment :
+         segments_[static_cast<std::size_t>(pending.unit)][f]) {
       const auto range = intersection(segment.range, own);
       if (range.empty()) {
         continue;

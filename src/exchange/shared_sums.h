@@ -107,6 +107,8 @@ class SharedSums {
       const plan::ElementRange& range) const;
 
   const Place place_;
+  std::vector<std::vector<std::int64_t>> offsets_;           // slot_offsets().
+  std::vector<std::vector<std::vector<Segment>>> segments_;  // By unit, flat.
   RegionAllocator region_;
   std::vector<std::optional<Open>> open_;  // By unit.
   std::vector<std::uint64_t> posted_;      // By unit.

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <gtest/gtest.h>
 #include <sherd/base/error.h>
 #include <torch/torch.h>
 
@@ -36,6 +37,20 @@ inline torch::Tensor loss_by_hand(
     const torch::Tensor& logits, const torch::Tensor& targets) {
   const auto log_p = logits - logits.exp().sum(-1, true).log();
   return -log_p.gather(-1, targets.unsqueeze(-1)).mean();
+}
+
+// `ghost` was made on the meta device of the configuration of `real`.
+inline void expect_shapes_without_memory(
+    const torch::nn::Module& ghost, const torch::nn::Module& real) {
+  const auto shapes = ghost.named_parameters();
+  const auto values = real.named_parameters();
+  ASSERT_EQ(shapes.keys(), values.keys());
+  for (const auto& item : shapes) {
+    EXPECT_TRUE(item.value().is_meta()) << item.key();
+    EXPECT_TRUE(item.value().requires_grad()) << item.key();
+    EXPECT_EQ(item.value().sizes(), values[item.key()].sizes()) << item.key();
+  }
+  EXPECT_TRUE(ghost.buffers().empty());
 }
 
 // What making a model of this configuration says.

@@ -468,9 +468,8 @@ void Runtime::publish_now(bool keep_frozen) {
   SHERD_CHECK_AS(
       kFailedPrecondition, !read_since_met_ || !exchange_->one_sided(),
       "[shard] parameters were read after the last backward, and other ranks "
-      "may "
-      "be reading still what this one has written in shared memory; expected a "
-      "backward between reading and writing, or writing inside "
+      "may be reading still what this one has written in shared memory; "
+      "expected a backward between reading and writing, or writing inside "
       "summon_full_parameters()");
   identity_->check();
   published_by_hand_ = true;

@@ -100,17 +100,13 @@ void UnitCache::visit(const Visit& units, bool training, bool in_backward) {
   }
 }
 
+// Collective: ranks compare the plans they know.
 void UnitCache::begin_step(bool training) {
-  const bool agree = ranks_agree();
+  const bool agree = options_.same_everywhere(follower_.fingerprint());
   if (!agree) {
     follower_.forget_plans();
   }
   follower_.begin_step(training, agree && !by_hand_);
-}
-
-// Collective: whether all ranks know the same plans.
-bool UnitCache::ranks_agree() {
-  return options_.same_everywhere(follower_.fingerprint());
 }
 
 void UnitCache::carry_out(const plan::Move& move) {

@@ -96,7 +96,6 @@ class UnitCache {
     return model_.units[static_cast<std::size_t>(unit)];
   }
   void begin_step(bool training);
-  bool ranks_agree();
   void enter_plan(const std::vector<UnitId>& whole);
   void carry_out(const plan::Move& move);
   bool start(UnitId unit, bool in_backward);

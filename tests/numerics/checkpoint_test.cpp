@@ -4,12 +4,11 @@
 // lie beside those of units: the same numbers, planned steps, few gathers (T08).
 #include "support/rank_parity.h"
 #include "support/ranks.h"
+#include "support/small_decoders.h"
 #include "support/small_models.h"
 
 #include <thread>
 #include <gmock/gmock.h>
-#include <sherd/models/gpt.h>
-#include <sherd/models/llama.h>
 #include <sherd/shard/activation_checkpointing.h>
 #include "exchange/exchange.h"
 
@@ -223,38 +222,8 @@ TEST_P(Checkpoints, T08InsideAUnitOneGatherServesRecomputingAndBackward) {
   }));
 }
 
-models::Gpt gpt(double dropout) {
-  return models::Gpt(models::GptConfig{
-      .layers = 3,
-      .width = 16,
-      .heads = 2,
-      .sequence = 8,
-      .vocabulary = 11,
-      .dropout = dropout,
-      .seed = 5});
-}
-
-models::Llama llama() {
-  return models::Llama(models::LlamaConfig{
-      .layers = 3,
-      .width = 16,
-      .heads = 4,
-      .kv_heads = 2,
-      .intermediate = 20,
-      .sequence = 8,
-      .vocabulary = 11,
-      .tied_head = true,
-      .seed = 5});
-}
-
-// Of any decoder of 8 positions and 11 tokens.
-template <typename Model>
-torch::Tensor token_loss(Model& model, int batch, int rank) {
-  torch::manual_seed(1000 * batch + rank);
-  const auto ids = torch::randint(0, 11, {2, 9}, torch::kLong);
-  return model->loss(
-      ids.slice(1, 0, 8).contiguous(), ids.slice(1, 1, 9).contiguous());
-}
+models::Gpt gpt() { return small_gpt({.dropout = 0.2}); }
+models::Llama llama() { return small_llama({}); }
 
 // Either decoder, every second layer or all, and dropout.
 template <typename Model>
@@ -279,8 +248,8 @@ void expect_layers_of(
 TEST_P(Checkpoints, T08LayersOfDecodersByPolicy) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const bool every : {true, false}) {
-      expect_layers_of<models::Gpt>(world, [] { return gpt(0.2); }, every);
-      expect_layers_of<models::Llama>(world, [] { return llama(); }, every);
+      expect_layers_of<models::Gpt>(world, gpt, every);
+      expect_layers_of<models::Llama>(world, llama, every);
     }
   }));
 }
@@ -321,8 +290,8 @@ void expect_no_bit_changed(
 
 TEST_P(Checkpoints, T08DecodersKeepEveryBitInBothPrecisions) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    expect_no_bit_changed<models::Gpt>(world, [] { return gpt(0.2); });
-    expect_no_bit_changed<models::Llama>(world, [] { return llama(); });
+    expect_no_bit_changed<models::Gpt>(world, gpt);
+    expect_no_bit_changed<models::Llama>(world, llama);
   }));
 }
 

@@ -5,13 +5,12 @@
 // before (T36, T48, T49).
 #include "support/rank_parity.h"
 #include "support/ranks.h"
+#include "support/small_decoders.h"
 #include "support/small_models.h"
 
 #include <chrono>
 #include <map>
 #include <gmock/gmock.h>
-#include <sherd/models/gpt.h>
-#include <sherd/models/llama.h>
 #include <sherd/optim/adamw.h>
 #include "base/check.h"
 #include "base/clock.h"
@@ -57,28 +56,10 @@ auto values_of(const Module& like) {
 }
 
 models::Gpt gpt(at::Device device) {
-  return models::Gpt(models::GptConfig{
-      .layers = 3,
-      .width = 16,
-      .heads = 2,
-      .sequence = 8,
-      .vocabulary = 11,
-      .tied_head = false,
-      .seed = 5,
-      .device = device});
+  return small_gpt({.tied = false, .device = device});
 }
-
 models::Llama llama(at::Device device) {
-  return models::Llama(models::LlamaConfig{
-      .layers = 3,
-      .width = 16,
-      .heads = 4,
-      .kv_heads = 2,
-      .intermediate = 20,
-      .sequence = 8,
-      .vocabulary = 11,
-      .seed = 5,
-      .device = device});
+  return small_llama({.tied = false, .device = device});
 }
 
 // Losses of three steps, and then what the ranks hold.
@@ -89,10 +70,7 @@ std::vector<torch::Tensor> train(
   AdamW adamw(fsdp.named_parameters(), {.learning_rate = 1e-2});
   std::vector<torch::Tensor> found;
   for (int step = 0; step < 3; ++step) {
-    torch::manual_seed(1000 * step + world.rank());
-    const auto ids = torch::randint(0, 11, {2, 9}, torch::kLong);
-    auto loss = model->loss(
-        ids.slice(1, 0, 8).contiguous(), ids.slice(1, 1, 9).contiguous());
+    const auto loss = token_loss(model, step, world.rank());
     loss.backward();
     found.push_back(loss.detach());
     adamw.step();

@@ -136,8 +136,8 @@ ShardReport expect_mixed_parity(
   return fsdp.report();
 }
 
-models::Gpt gpt() { return small_gpt(/*tied=*/true); }
-models::Llama llama() { return small_llama(/*tied=*/false); }
+models::Gpt gpt() { return small_gpt({.tied = true}); }
+models::Llama llama() { return small_llama({.tied = false}); }
 
 class MixedPrecisionParity : public testing::TestWithParam<int> {};
 

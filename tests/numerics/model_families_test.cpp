@@ -33,8 +33,8 @@ TEST_P(ModelFamilies, GptWithAHeadTiedToTheEmbedding) {
       options.tolerance = 1e-6;
       options.step = sgd();
       expect_rank_parity<models::Gpt>(
-          world, [&] { return small_gpt(tied); }, token_loss<models::Gpt>,
-          options);
+          world, [&] { return small_gpt({.tied = tied}); },
+          token_loss<models::Gpt>, options);
     }
   }));
 }
@@ -45,8 +45,8 @@ TEST_P(ModelFamilies, GptIsEqualInBitsForOneBatch) {
     options.steps = 2;
     options.step = steps_of<torch::optim::SGD>(torch::optim::SGDOptions(0.5));
     expect_rank_parity<models::Gpt>(
-        world, [] { return small_gpt(true); }, token_loss<models::Gpt>,
-        options);
+        world, [] { return small_gpt({.tied = true}); },
+        token_loss<models::Gpt>, options);
   }));
 }
 
@@ -57,8 +57,8 @@ TEST_P(ModelFamilies, GptWithAdamW) {
     options.step =
         steps_of<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3));
     expect_rank_parity<models::Gpt>(
-        world, [] { return small_gpt(true); }, token_loss<models::Gpt>,
-        options);
+        world, [] { return small_gpt({.tied = true}); },
+        token_loss<models::Gpt>, options);
   }));
 }
 
@@ -70,8 +70,8 @@ TEST_P(ModelFamilies, LlamaWithGroupedQueries) {
       options.tolerance = 1e-6;  // As for GPT.
       options.step = sgd();
       const auto report = expect_rank_parity<models::Llama>(
-          world, [&] { return small_llama(tied); }, token_loss<models::Llama>,
-          options);
+          world, [&] { return small_llama({.tied = tied}); },
+          token_loss<models::Llama>, options);
       EXPECT_EQ(report.units, 4);  // The default policy: root and 3 layers.
     }
   }));
@@ -83,8 +83,8 @@ TEST_P(ModelFamilies, LlamaIsEqualInBitsForOneBatch) {
     options.steps = 2;
     options.step = steps_of<torch::optim::SGD>(torch::optim::SGDOptions(0.5));
     expect_rank_parity<models::Llama>(
-        world, [] { return small_llama(false); }, token_loss<models::Llama>,
-        options);
+        world, [] { return small_llama({.tied = false}); },
+        token_loss<models::Llama>, options);
   }));
 }
 

@@ -10,18 +10,26 @@
 
 namespace sherd::test {
 
-inline models::Gpt small_gpt(bool tied) {
+struct SmallDecoder {
+  bool tied = true;
+  double dropout = 0.0;  // Of Gpt.
+  at::Device device = at::kCPU;
+};
+
+inline models::Gpt small_gpt(const SmallDecoder& wanted) {
   return models::Gpt(models::GptConfig{
       .layers = 3,
       .width = 16,
       .heads = 2,
       .sequence = 8,
       .vocabulary = 11,
-      .tied_head = tied,
-      .seed = 5});
+      .dropout = wanted.dropout,
+      .tied_head = wanted.tied,
+      .seed = 5,
+      .device = wanted.device});
 }
 
-inline models::Llama small_llama(bool tied) {
+inline models::Llama small_llama(const SmallDecoder& wanted) {
   return models::Llama(models::LlamaConfig{
       .layers = 3,
       .width = 16,
@@ -30,8 +38,9 @@ inline models::Llama small_llama(bool tied) {
       .intermediate = 20,
       .sequence = 8,
       .vocabulary = 11,
-      .tied_head = tied,
-      .seed = 5});
+      .tied_head = wanted.tied,
+      .seed = 5,
+      .device = wanted.device});
 }
 
 // Of either.

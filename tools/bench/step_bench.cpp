@@ -84,11 +84,11 @@ std::vector<std::string> rank_command(
   }
   if (name == "sherd") {
     command.insert(command.end(), {"--exchange", config.exchange});
-  }
-  if (name == "sherd" && !config.budget.empty()) {
-    command.insert(
-        command.end(),
-        {"--budget-bytes", std::to_string(budget_bytes_of(config))});
+    if (!config.budget.empty()) {
+      command.insert(
+          command.end(),
+          {"--budget-bytes", std::to_string(budget_bytes_of(config))});
+    }
   }
   return command;
 }

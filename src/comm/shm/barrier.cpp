@@ -35,11 +35,10 @@ Status Barrier::arrive_and_wait(std::string_view what) {
   }
   ++round_;
   const int own = waiter_.peers().rank();
-  Counter(arrived_[index(own)]).post(round_);
+  arrived(own).post(round_);
   for (int r = 0; r < static_cast<int>(arrived_.size()) && failure_.ok(); ++r) {
     if (r != own) {
-      failure_ = waiter_.wait(
-          Counter(arrived_[index(r)]), round_, {.rank = r, .what = what});
+      failure_ = waiter_.wait(arrived(r), round_, {.rank = r, .what = what});
     }
   }
   return failure_;

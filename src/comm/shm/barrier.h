@@ -30,6 +30,10 @@ class Barrier {
 
   // Rounds that this rank has begun.
   std::uint64_t round() const { return round_; }
+  // The same of any rank.
+  Counter arrived(int rank) const {
+    return Counter(arrived_[static_cast<std::size_t>(rank)]);
+  }
 
  private:
   std::span<CounterCell> arrived_;
@@ -65,6 +69,10 @@ class Cells {
     return all_gather_bytes(
         std::as_bytes(own), std::as_writable_bytes(all), what);
   }
+
+  // Rounds that this rank has begun, and those of any rank.
+  std::uint64_t round() const { return barrier_.round(); }
+  Counter arrived(int rank) const { return barrier_.arrived(rank); }
 
  private:
   struct CellHead {
