@@ -11,7 +11,9 @@
 namespace {
 
 sherd::ShardReport train(
-    const sherd::World& world, const sherd::FullyShardOptions& options) {
+    const sherd::World& world, sherd::FullyShardOptions options) {
+  // Ranks that share memory need no budget.
+  options.exchange = sherd::ExchangeKind::kCollective;
   auto model = sherd::models::Gpt(
       sherd::models::GptConfig{.layers = 8, .width = 64, .heads = 4});
   auto fsdp = sherd::fully_shard(*model, world, options);

@@ -189,7 +189,8 @@ void add_step_options(CLI::App& app, BenchArguments& arguments) {
   app.add_option("--mode", step.mode, "fsdp")->capture_default_str();
   app.add_option(
          "--exchange", step.exchange,
-         "collective: over Gloo; shm: shared memory")
+         "Of sherd. collective: over Gloo; shm: shared memory; auto: as\n"
+         "SHERD_EXCHANGE says, else shm")
       ->capture_default_str();
   app.add_option("-n,--ranks", step.ranks, "Number of ranks")
       ->capture_default_str();

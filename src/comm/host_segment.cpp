@@ -54,24 +54,33 @@ shm::StringStore strings_of(const World& world, const Clock& clock) {
   return strings;
 }
 
+int first_elsewhere(const World& world, const std::vector<int>& ranks) {
+  const auto& records = world.impl()->records;
+  const auto host = [&](int rank) -> const HostIdentity& {
+    return records.at(static_cast<std::size_t>(rank)).host;
+  };
+  const auto found = std::find_if(ranks.begin(), ranks.end(), [&](int rank) {
+    return rank != world.rank() && !same_host(host(rank), host(world.rank()));
+  });
+  return found == ranks.end() ? -1 : *found;
+}
+
 }  // namespace
+
+bool on_one_host(const World& world, const std::vector<int>& ranks) {
+  return first_elsewhere(world, ranks) < 0;
+}
 
 Result<shm::HostSegment> share_memory(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
     const shm::SegmentOptions& segment) {
-  const auto& records = world.impl()->records;
-  const auto record = [&](int rank) -> const RankRecord& {
-    return records.at(static_cast<std::size_t>(rank));
-  };
-  for (const int rank : ranks) {
-    if (!same_host(record(rank).host, record(world.rank()).host)) {
-      return Status(
-          ErrorCode::kFailedPrecondition,
-          str("[comm] expected ranks of one host to share memory; rank ", rank,
-              " is on another than rank ", world.rank()));
-    }
+  if (const int other = first_elsewhere(world, ranks); other >= 0) {
+    return Status(
+        ErrorCode::kFailedPrecondition,
+        str("[comm] expected ranks of one host to share memory; rank ", other,
+            " is on another than rank ", world.rank()));
   }
   const SteadyClock clock;
   shm::JoinOptions options;

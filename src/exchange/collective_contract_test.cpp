@@ -20,7 +20,7 @@ std::vector<std::string> run_on_gloo(
 
 std::vector<Contender> gloos() {
   std::vector<Contender> all;
-  for (const int ranks : {2, 3, 4}) {
+  for (const int ranks : {2, 3, 4, 7}) {
     all.push_back({"On", ranks, run_on_gloo});
   }
   return all;

@@ -23,14 +23,6 @@ const FlatSpec& flat_of(const ModelSpec& model, UnitId unit, int flat) {
       .flats.at(static_cast<std::size_t>(flat));
 }
 
-plan::ElementRange owned(
-    const ModelSpec& model, UnitId unit, int flat, int rank) {
-  const auto& layout = flat_of(model, unit, flat).layout;
-  return model.placement == Placement::kReplicate
-      ? plan::ElementRange{0, layout.numel}
-      : layout.shard(rank);
-}
-
 template <typename Value>
 at::Tensor fill(const FlatSpec& flat, const Value& value) {
   auto values = at::empty({flat.layout.numel}, at::kDouble);

@@ -58,6 +58,16 @@ std::int64_t unit_bytes(const UnitSpec& unit) {
   return flat_offsets(unit, &FlatSpec::unsharded_dtype).back();
 }
 
+plan::ElementRange owned(
+    const ModelSpec& model, UnitId unit, int flat, int rank) {
+  const auto& layout = model.units.at(static_cast<std::size_t>(unit))
+                           .flats.at(static_cast<std::size_t>(flat))
+                           .layout;
+  return model.placement == Placement::kReplicate
+      ? plan::ElementRange{0, layout.numel}
+      : layout.shard(rank);
+}
+
 bool is_cast(const UnitSpec& unit) {
   return std::any_of(
       unit.flats.begin(), unit.flats.end(),

@@ -68,6 +68,9 @@ struct ModelSpec {
 // Bytes of a flat, and of a unit as one slot, whole: flats start on 128 bytes.
 std::int64_t flat_bytes(const FlatSpec& flat);
 std::int64_t unit_bytes(const UnitSpec& unit);
+// The elements of a flat that a rank keeps: its slice, or, replicated, all.
+plan::ElementRange owned(
+    const ModelSpec& model, UnitId unit, int flat, int rank);
 // Whether whole units of it have other dtypes than shards.
 bool is_cast(const UnitSpec& unit);
 // Where each flat begins in a slot of the unit, when flats have these dtypes,

@@ -1,28 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/make_exchange.h"
 
+#include <utility>
+
+#include "base/check.h"
+#include "comm/host_segment.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/comm_link.h"
 #include "exchange/shared_memory_exchange.h"
 #include "exchange/solo_link.h"
 
 namespace sherd::exchange {
+namespace {
+
+constexpr const char* kVariable = "SHERD_EXCHANGE";
+
+Kind kind_of(const std::string& text) {
+  if (text == "auto") {
+    return Kind::kAuto;
+  }
+  if (text == "collective") {
+    return Kind::kCollective;
+  }
+  SHERD_CHECK(
+      text == "shm", "[exchange] ", kVariable, " is \"", text,
+      "\"; expected auto, collective or shm");
+  return Kind::kSharedMemory;
+}
+
+const char* text_of(Kind kind) {
+  return kind == Kind::kSharedMemory ? "shared memory" : "messages";
+}
+
+void check_all_chose(
+    Link& link, const std::vector<int>& ranks, const std::string& mine) {
+  const auto all = link.all_gather(mine, "the kind of exchange");
+  all.status().throw_if_failed();
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    SHERD_CHECK_AS(
+        kPeerMismatch, all.value()[i] == all.value()[0], "[exchange] rank ",
+        ranks[0], " exchanges by ", all.value()[0], ", rank ", ranks[i], " by ",
+        all.value()[i], "; expected one kind (FullyShardOptions::exchange, ",
+        kVariable, ")");
+  }
+}
+
+}  // namespace
+
+Kind choose_kind(
+    const World& world,
+    const std::vector<int>& ranks,
+    Kind wanted,
+    const EnvironmentLookup& environment) {
+  const auto variable = environment(kVariable);
+  auto kind = wanted;
+  if (kind == Kind::kAuto && variable) {
+    kind = kind_of(*variable);
+  }
+  if (kind == Kind::kAuto) {
+    kind = comm::on_one_host(world, ranks) ? Kind::kSharedMemory
+                                           : Kind::kCollective;
+  }
+  return kind;
+}
 
 std::unique_ptr<Exchange> make_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
     Kind kind) {
+  SHERD_ASSERT(kind != Kind::kAuto);
   if (ranks.size() == 1) {
     return make_collective_exchange(
         make_solo_link(ranks.front()), make_solo_link(ranks.front()));
   }
+  auto link = make_comm_link(world, name + "/gather", ranks);
+  check_all_chose(*link, ranks, text_of(kind));
   if (kind == Kind::kSharedMemory) {
-    return make_shared_memory_exchange(world, name, ranks);
+    return make_shared_memory_exchange(world, name, std::move(link));
   }
   return make_collective_exchange(
-      make_comm_link(world, name + "/gather", ranks),
-      make_comm_link(world, name + "/reduce", ranks));
+      std::move(link), make_comm_link(world, name + "/reduce", ranks));
 }
 
 }  // namespace sherd::exchange

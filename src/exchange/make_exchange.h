@@ -8,18 +8,29 @@
 #include <string>
 #include <vector>
 #include <sherd/comm/world.h>
+#include "base/rank_environment.h"
 #include "exchange/exchange.h"
 
 namespace sherd::exchange {
 
 enum class Kind {
+  kAuto,          // Shared memory where all ranks are on one host.
   kCollective,    // Messages over c10d.
-  kSharedMemory,  // All ranks of the world on one host.
+  kSharedMemory,  // All ranks on one host.
 };
 
-// Collective over `ranks` (world ranks, ascending), under a `name` unique in
-// this world. A single rank needs no connection, hence no store. Throws Error
-// when they cannot be connected.
+// What `wanted` means for `ranks` (world ranks, ascending). Where that is left
+// open, SHERD_EXCHANGE says it ("auto", "collective" or "shm"), else the hosts
+// do. Throws Error when the variable says something else.
+Kind choose_kind(
+    const World& world,
+    const std::vector<int>& ranks,
+    Kind wanted,
+    const EnvironmentLookup& environment);
+
+// Collective over `ranks`, under a `name` unique in this world. A single rank
+// needs no connection, hence no store. Throws Error when they cannot be
+// connected, and on all of them when they differ in `kind`, which is not kAuto.
 std::unique_ptr<Exchange> make_exchange(
     const World& world,
     const std::string& name,

@@ -57,11 +57,7 @@ const UnitSpec& Memories::spec(UnitId unit) const {
 }
 
 plan::ElementRange Memories::owned(UnitId unit, int flat) const {
-  const auto& layout =
-      spec(unit).flats.at(static_cast<std::size_t>(flat)).layout;
-  return model_.placement == Placement::kReplicate
-      ? plan::ElementRange{0, layout.numel}
-      : layout.shard(rank_);
+  return exchange::owned(model_, unit, flat, rank_);
 }
 
 ShardMemory Memories::shard(UnitId unit, int flat) const {

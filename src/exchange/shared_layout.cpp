@@ -36,24 +36,38 @@ SharedLayout plan_shared_layout(
     const ModelSpec& model, int ranks, std::int64_t reserved_bytes) {
   SharedLayout layout;
   std::int64_t at = round_up(reserved_bytes, kPage);
+  const bool sharded = model.placement == Placement::kShard;
+  std::int64_t gradients = 0;  // Of one rank.
   std::int64_t slots = 0;
   std::int64_t largest = 0;
   std::int64_t shown = 0;
   for (const auto& unit : model.units) {
     auto& flats = layout.flats.emplace_back();
-    for (const auto& flat : unit.flats) {
+    for (std::size_t f = 0; sharded && f < unit.flats.size(); ++f) {
       flats.push_back(at);
-      at = round_up(at + flat_bytes(flat), kPage);
+      at = round_up(at + flat_bytes(unit.flats[f]), kPage);
+    }
+    if (!sharded) {
+      auto& offsets = layout.gradients.emplace_back(
+          flat_offsets(unit, &FlatSpec::shard_dtype));
+      for (auto& offset : offsets) {
+        offset += gradients;
+      }
+      gradients = offsets.back();
     }
     const auto slot = std::max(slot_offsets(unit).back(), kSlotAlignment);
     slots += 2 * slot;
     largest = std::max(largest, slot);
-    if (is_cast(unit)) {
+    if (sharded && is_cast(unit)) {
       shown =
           std::max(shown, flat_offsets(unit, &FlatSpec::shard_dtype).back());
     }
   }
   layout.slot_region_bytes = round_up(std::max(slots, shown), kPage);
+  for (int rank = 0; !sharded && rank < ranks; ++rank) {
+    layout.gradient_regions.push_back(at);
+    at += round_up(gradients, kPage);
+  }
   layout.touched_bytes =
       at + ranks * std::min(layout.slot_region_bytes, kSlotsTouched * largest);
   for (int rank = 0; rank < ranks; ++rank) {

@@ -15,10 +15,13 @@ namespace sherd::exchange {
 
 struct SharedLayout {
   // From the start of the segment, in bytes.
-  std::vector<std::vector<std::int64_t>> flats;  // By unit, by flat.
+  std::vector<std::vector<std::int64_t>> flats;  // By unit, flat; if sharded.
   std::vector<std::int64_t> slot_regions;        // By rank.
   std::int64_t slot_region_bytes = 0;
-  std::int64_t bytes = 0;  // Of the segment.
+  // Of replicated units; where a flat's begins in its rank's region.
+  std::vector<std::int64_t> gradient_regions;        // By rank.
+  std::vector<std::vector<std::int64_t>> gradients;  // By unit, flat.
+  std::int64_t bytes = 0;                            // Of the segment.
   // Of these, what training touches: of each region a few slots.
   std::int64_t touched_bytes = 0;
 };

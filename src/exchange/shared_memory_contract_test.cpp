@@ -2,8 +2,10 @@
 //
 // The contract suite over shared memory: ranks are processes, and die by
 // SIGKILL.
+#include "exchange/comm_link.h"
 #include "exchange/contract_processes_testing.h"
 #include "exchange/shared_memory_exchange.h"
+#include "exchange/solo_link.h"
 
 namespace sherd::exchange::contract {
 namespace {
@@ -12,25 +14,36 @@ std::vector<std::string> run_on_shared_memory(
     int ranks, const RunOptions& options, const Body& body) {
   return run_in_processes(
       [](const World& world, const std::vector<int>& all) {
-        return make_shared_memory_exchange(world, "contract", all);
+        return make_shared_memory_exchange(
+            world, "contract",
+            all.size() == 1 ? make_solo_link(0)
+                            : make_comm_link(world, "contract/link", all));
       },
       ranks, options, body);
 }
 
+Contender shared_memory(int ranks) {
+  return {
+      .name = "On",
+      .ranks = ranks,
+      .run_on = run_on_shared_memory,
+      .one_sided = true};
+}
+
 std::vector<Contender> shared_memories() {
-  std::vector<Contender> all;
-  for (const int ranks : {2, 3, 4}) {
-    all.push_back(
-        {.name = "On",
-         .ranks = ranks,
-         .run_on = run_on_shared_memory,
-         .one_sided = true,
-         .replicates = false});
-  }
-  return all;
+  return {
+      shared_memory(2), shared_memory(3), shared_memory(4), shared_memory(7)};
 }
 
 SHERD_EXCHANGE_CONTRACT(SharedMemory, testing::ValuesIn(shared_memories()));
+
+// One rank, with whom nobody can disagree.
+const auto kAlone = testing::Values(shared_memory(1));
+INSTANTIATE_TEST_SUITE_P(SharedMemoryAlone, ExchangeUnshard, kAlone, name_of);
+INSTANTIATE_TEST_SUITE_P(SharedMemoryAlone, ExchangeReduce, kAlone, name_of);
+INSTANTIATE_TEST_SUITE_P(SharedMemoryAlone, ExchangeBackward, kAlone, name_of);
+INSTANTIATE_TEST_SUITE_P(SharedMemoryAlone, ExchangeNumbers, kAlone, name_of);
+INSTANTIATE_TEST_SUITE_P(SharedMemoryAlone, ExchangeFailure, kAlone, name_of);
 
 }  // namespace
 }  // namespace sherd::exchange::contract

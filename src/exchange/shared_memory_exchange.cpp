@@ -18,7 +18,6 @@
 #include "comm/shm/waiter.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_note.h"
-#include "exchange/comm_link.h"
 #include "exchange/numbers.h"
 #include "exchange/shared_layout.h"
 #include "exchange/shared_sums.h"
@@ -54,11 +53,14 @@ struct StepHead {
 class SharedMemoryExchange final : public Exchange {
  public:
   SharedMemoryExchange(
-      const World& world, const std::string& name, std::vector<int> ranks)
-      : world_(world),
-        name_(name),
-        control_(make_comm_link(world, name + "/control", ranks)),
-        ranks_(std::move(ranks)) {}
+      const World& world,
+      const std::string& name,
+      std::unique_ptr<Link> control)
+      : world_(world), name_(name), control_(std::move(control)) {
+    for (int i = 0; i < control_->size(); ++i) {
+      ranks_.push_back(control_->world_rank(i));
+    }
+  }
   ~SharedMemoryExchange() override {
     const bool busy = sums_ && sums_->under_way() > 0;
     leave(
@@ -75,8 +77,7 @@ class SharedMemoryExchange final : public Exchange {
   bool one_sided() const override { return true; }
 
   ShardMemory shard_memory(UnitId unit, int flat) override {
-    return shards_.at(static_cast<std::size_t>(unit))
-        .at(static_cast<std::size_t>(flat));
+    return memory_->shard(unit, flat);
   }
 
   Status start_unshard(UnitId unit, const UnshardOptions& options) override {
@@ -85,6 +86,12 @@ class SharedMemoryExchange final : public Exchange {
     }
     begin();
     const bool full = options.precision == Precision::kFull;
+    if (replicates()) {
+      if (full) {
+        full_.emplace(unit, memory_->shards(unit));
+      }
+      return {};
+    }
     ++counters_.unshards;
     counters_.unsharded_bytes += full
         ? flat_offsets(spec(unit), &FlatSpec::shard_dtype).back()
@@ -100,8 +107,8 @@ class SharedMemoryExchange final : public Exchange {
       return error_;
     }
     const auto full = full_.find(unit);
-    auto status = wait_for_owners(unit);
-    if (status.ok() && full != full_.end()) {
+    auto status = replicates() ? Status() : wait_for_owners(unit);
+    if (status.ok() && full != full_.end() && !replicates()) {
       status = copy_in_full(unit, full->second);
     }
     if (!status.ok()) {
@@ -111,7 +118,7 @@ class SharedMemoryExchange final : public Exchange {
     for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
       addresses.push_back(
           full != full_.end() ? full->second[f].mutable_data_ptr()
-                              : whole(unit, f));
+                              : memory_->whole(unit, static_cast<int>(f)));
     }
     return addresses;
   }
@@ -235,6 +242,7 @@ class SharedMemoryExchange final : public Exchange {
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
+  bool replicates() const { return model_.placement == Placement::kReplicate; }
   int size() const { return control_->size(); }
   int me() const { return control_->index(); }
   RankState& state(int rank) const {
@@ -243,14 +251,10 @@ class SharedMemoryExchange final : public Exchange {
   std::byte* base() const {
     return segment_->at<std::byte>(0, segment_->bytes()).data();
   }
-  std::byte* whole(UnitId unit, std::size_t flat) const {
-    return base() + layout_.flats[static_cast<std::size_t>(unit)][flat];
-  }
   std::string name(int rank) const {
     return str("rank ", ranks_[static_cast<std::size_t>(rank)]);
   }
 
-  void make_shards();
   void begin();
   void publish_shards();
   Status wait_for_owners(UnitId unit);
@@ -264,7 +268,7 @@ class SharedMemoryExchange final : public Exchange {
   const World world_;
   const std::string name_;
   std::unique_ptr<Link> control_;
-  const std::vector<int> ranks_;  // World ranks.
+  std::vector<int> ranks_;  // World ranks.
   ModelSpec model_;
   std::vector<std::string> unit_names_;
   SharedLayout layout_;
@@ -275,7 +279,7 @@ class SharedMemoryExchange final : public Exchange {
   RankState* states_ = nullptr;            // By rank; in the segment.
   std::optional<comm::shm::Cells> cells_;  // For steps of all ranks.
   std::int64_t cell_bytes_ = 0;
-  std::vector<std::vector<ShardMemory>> shards_;
+  std::optional<SharedUnits> memory_;
   std::optional<SharedSums> sums_;
   std::map<UnitId, std::vector<at::Tensor>> full_;
   BackwardNote note_;
@@ -298,12 +302,6 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
   auto status = compare_models(*control_, model_);
   if (!status.ok()) {
     return fail(status);
-  }
-  if (model.placement == Placement::kReplicate) {
-    return fail(
-        {ErrorCode::kInvalidArgument,
-         "[exchange] replicated units cannot lie in shared memory; expected "
-         "sharded ones"});
   }
   cell_bytes_ = static_cast<std::int64_t>(sizeof(StepHead)) +
       std::max<std::int64_t>(note_.encode(model_).numel(), kPayloadBytesMin);
@@ -330,7 +328,7 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
       std::span(base(), static_cast<std::size_t>(cells)),
       static_cast<std::size_t>(cell_bytes_), *waiter_);
   states_ = reinterpret_cast<RankState*>(base() + cells);
-  make_shards();
+  memory_.emplace(model_, layout_, me(), segment_);
   SharedSums::Place place{
       .model = &model_,
       .rank = me(),
@@ -338,37 +336,12 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
       .regions = {},
       .region_bytes = layout_.slot_region_bytes,
       .slots = reinterpret_cast<SharedSlot*>(base() + cells + states),
-      .own_gradient = [this](UnitId unit, int flat) {
-        return shard_memory(unit, flat).gradient;
-      }};
+      .units = &*memory_};
   for (const auto region : layout_.slot_regions) {
     place.regions.push_back(base() + region);
   }
   sums_.emplace(std::move(place));
   return {};
-}
-
-void SharedMemoryExchange::make_shards() {
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    auto& shards = shards_.emplace_back();
-    for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
-      const auto& flat = model_.units[u].flats[f];
-      const auto own = flat.layout.shard(me());
-      const auto options = at::TensorOptions().dtype(flat.dtype);
-      const auto gradient =
-          flat.trainable ? at::zeros({own.numel()}, options) : at::Tensor();
-      if (flat.is_cast()) {
-        shards.push_back({at::zeros({own.numel()}, options), gradient});
-        continue;
-      }
-      auto* memory = whole(static_cast<UnitId>(u), f) +
-          own.begin * static_cast<std::int64_t>(c10::elementSize(flat.dtype));
-      shards.push_back(
-          {at::from_blob(
-               memory, {own.numel()}, [segment = segment_](void*) {}, options),
-           gradient});
-    }
-  }
 }
 
 // The values that shards had when this rank did anything for the first time are
@@ -381,18 +354,7 @@ void SharedMemoryExchange::begin() {
 }
 
 void SharedMemoryExchange::publish_shards() {
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
-      const auto& flat = model_.units[u].flats[f];
-      if (flat.is_cast()) {
-        const auto own = flat.layout.shard(me());
-        const auto all = at::from_blob(
-            whole(static_cast<UnitId>(u), f), {flat.layout.numel},
-            at::TensorOptions().dtype(flat.unsharded_dtype()));
-        all.narrow(0, own.begin, own.numel()).copy_(shards_[u][f].shard);
-      }
-    }
-  }
+  memory_->cast_shards();
   ++published_;
   state(me()).generations[published_ % kGenerations] = generation_;
   Counter(state(me()).published).post(published_);
@@ -538,7 +500,7 @@ Status SharedMemoryExchange::copy_in_full(
   const auto nothing = bytes_of("", 0);
   const bool cast = is_cast(spec(unit));
   for (std::size_t f = 0; cast && f < spec(unit).flats.size(); ++f) {
-    const auto& shard = shards_[static_cast<std::size_t>(unit)][f].shard;
+    const auto shard = memory_->shard(unit, static_cast<int>(f)).shard;
     std::memcpy(
         shown(me()) + offsets[f], shard.const_data_ptr(), shard.nbytes());
   }
@@ -555,8 +517,9 @@ Status SharedMemoryExchange::copy_in_full(
     for (int rank = 0; rank < size(); ++rank) {
       const auto range = flat.layout.shard(rank);
       const auto part = into.back().narrow(0, range.begin, range.numel());
-      const auto* from = cast ? shown(rank) + offsets[f]
-                              : whole(unit, f) +
+      const auto* from = cast
+          ? shown(rank) + offsets[f]
+          : static_cast<std::byte*>(memory_->whole(unit, static_cast<int>(f))) +
               range.begin *
                   static_cast<std::int64_t>(c10::elementSize(flat.dtype));
       std::memcpy(part.mutable_data_ptr(), from, part.nbytes());
@@ -592,8 +555,9 @@ void SharedMemoryExchange::leave(const Status& why) {
 std::unique_ptr<Exchange> make_shared_memory_exchange(
     const World& world,
     const std::string& name,
-    const std::vector<int>& ranks) {
-  return std::make_unique<SharedMemoryExchange>(world, name, ranks);
+    std::unique_ptr<Link> control) {
+  return std::make_unique<SharedMemoryExchange>(
+      world, name, std::move(control));
 }
 
 }  // namespace sherd::exchange

@@ -10,16 +10,15 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 #include <sherd/comm/world.h>
 #include "exchange/exchange.h"
+#include "exchange/link.h"
 
 namespace sherd::exchange {
 
-// Collective over `ranks` (world ranks, ascending), under a `name` unique in
-// this world. open() fails where they are not on one host, and for units that
-// are replicated (Placement::kReplicate).
+// Collective over the ranks of `control`, under a `name` unique in this world.
+// open() fails where they are not on one host.
 std::unique_ptr<Exchange> make_shared_memory_exchange(
-    const World& world, const std::string& name, const std::vector<int>& ranks);
+    const World& world, const std::string& name, std::unique_ptr<Link> control);
 
 }  // namespace sherd::exchange

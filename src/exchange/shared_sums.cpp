@@ -103,32 +103,72 @@ void SharedSums::copy_given(const Pending& pending, const Open& open) const {
 }
 
 std::optional<SharedSums::Missing> SharedSums::missing(
-    const Pending& pending) const {
+    UnitId unit, std::uint64_t number, CounterOf of) const {
   for (int rank = 0; rank < place_.ranks; ++rank) {
-    const comm::shm::Counter counter(shared(rank, pending.unit).posted);
-    if (!counter.reached(pending.number)) {
-      return Missing{pending.unit, rank, counter, pending.number};
+    const comm::shm::Counter counter(shared(rank, unit).*of);
+    if (!counter.reached(number)) {
+      return Missing{unit, rank, counter, number};
     }
   }
   return std::nullopt;
 }
 
 std::optional<SharedSums::Missing> SharedSums::missing() const {
-  return pending_.empty() ? std::nullopt : missing(pending_.front());
+  if (!pending_.empty()) {
+    const auto& first = pending_.front();
+    return missing(first.unit, first.number, &SharedSlot::posted);
+  }
+  if (!summed_.empty()) {
+    const auto& first = summed_.front();
+    return missing(first.unit, first.number, &SharedSlot::summed);
+  }
+  return std::nullopt;
 }
 
 void SharedSums::progress() {
-  for (auto pending = pending_.begin(); pending != pending_.end();) {
-    if (missing(*pending)) {
-      ++pending;
-      continue;
+  std::erase_if(pending_, [&](const Pending& pending) {
+    const bool posted =
+        !missing(pending.unit, pending.number, &SharedSlot::posted);
+    if (posted) {
+      sum(pending);
+      comm::shm::Counter(shared(place_.rank, pending.unit).summed)
+          .post(pending.number);
+      if (place_.model->placement == Placement::kReplicate) {
+        summed_.push_back({pending.unit, pending.number});
+      }
     }
-    sum(*pending);
-    comm::shm::Counter(shared(place_.rank, pending->unit).summed)
-        .post(pending->number);
-    pending = pending_.erase(pending);
-  }
+    return posted;
+  });
+  std::erase_if(summed_, [&](const Summed& summed) {
+    const bool by_all =
+        !missing(summed.unit, summed.number, &SharedSlot::summed);
+    if (by_all) {
+      take(summed.unit);
+    }
+    return by_all;
+  });
   reclaim();
+}
+
+// Each owner has its slice of the sum, in its own gradient.
+void SharedSums::take(UnitId unit) const {
+  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+    const auto& flat = spec(unit).flats[f];
+    for (int rank = 0; flat.trainable && rank < place_.ranks; ++rank) {
+      const auto range = flat.layout.shard(rank);
+      if (rank == place_.rank || range.empty()) {
+        continue;
+      }
+      const auto slice_of = [&](int of) {
+        return place_.units->gradient_of(of, unit, static_cast<int>(f))
+            .narrow(0, range.begin, range.numel());
+      };
+      const auto theirs = slice_of(rank);
+      std::memcpy(
+          slice_of(place_.rank).mutable_data_ptr(), theirs.const_data_ptr(),
+          theirs.nbytes());
+    }
+  }
 }
 
 // What the rank has for a range of a flat, in its slot or, of this rank, where
@@ -158,7 +198,11 @@ void SharedSums::sum(const Pending& pending) const {
       continue;
     }
     const auto own = flat.layout.shard(place_.rank);
-    const auto out = place_.own_gradient(pending.unit, static_cast<int>(f));
+    const auto out =
+        place_.units->shard(pending.unit, static_cast<int>(f)).gradient;
+    const auto out_begin =
+        owned(*place_.model, pending.unit, static_cast<int>(f), place_.rank)
+            .begin;
     for (const auto& segment :
          segments_[static_cast<std::size_t>(pending.unit)][f]) {
       const auto range = intersection(segment.range, own);
@@ -179,25 +223,15 @@ void SharedSums::sum(const Pending& pending) const {
       }
       sum_slices(
           pieces, pending.options.scale, pending.options.accumulate.at(f),
-          out.narrow(0, range.begin - own.begin, range.numel()));
+          out.narrow(0, range.begin - out_begin, range.numel()));
     }
     first_parameter += flat.names.size();
   }
 }
 
-bool SharedSums::summed_by_all(const Lent& lent) const {
-  for (int rank = 0; rank < place_.ranks; ++rank) {
-    if (!comm::shm::Counter(shared(rank, lent.unit).summed)
-             .reached(lent.number)) {
-      return false;
-    }
-  }
-  return true;
-}
-
 void SharedSums::reclaim() {
   std::erase_if(lent_, [&](const Lent& lent) {
-    const bool free = summed_by_all(lent);
+    const bool free = !missing(lent.unit, lent.number, &SharedSlot::summed);
     if (free) {
       region_.give_back(lent.begin);
     }

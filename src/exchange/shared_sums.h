@@ -2,18 +2,19 @@
 //
 // SharedSums reduces gradients that lie in shared memory: a rank posts its slot,
 // and the owner of a slice sums it over the slots of all ranks, in rank order,
-// once all have posted. A slot is free again when every owner has summed.
+// once all have posted. A slot is free again when every owner has summed. Where
+// gradients are replicated, every rank then takes the slices of the others.
 // Thread rule: one thread. Ordering: docs/design/shared_memory.md.
 #pragma once
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <optional>
 #include <vector>
 #include "comm/shm/counter.h"
 #include "exchange/segments.h"
 #include "exchange/shared_layout.h"
+#include "exchange/shared_units.h"
 
 namespace sherd::exchange {
 
@@ -24,7 +25,8 @@ struct SharedSlot {
   comm::shm::CounterCell posted;
   // Reductions this rank, as an owner, has summed its slice of. Pairs: it reads
   // no slot of that reduction after; posters write there again once they have
-  // seen it.
+  // seen it. Replicated: the owner's part of its gradient is written before, and
+  // read by the others after.
   comm::shm::CounterCell summed;
   // Where the slot posted last begins in the rank's region. Not written again
   // before all owners have summed, since that ends the backward.
@@ -40,8 +42,7 @@ class SharedSums {
     std::vector<std::byte*> regions;  // Of gradient slots, by rank.
     std::int64_t region_bytes;
     SharedSlot* slots;  // By rank, by unit.
-    // By unit, by flat: this rank's sharded gradient.
-    std::function<at::Tensor(UnitId, int)> own_gradient;
+    const SharedUnits* units;
   };
   explicit SharedSums(Place place);
 
@@ -49,9 +50,9 @@ class SharedSums {
   std::vector<at::Tensor> slot(UnitId unit);
   void post(UnitId unit, const ReduceOptions& options);
 
-  // Sums what all ranks have posted. Never waits.
+  // Sums what all ranks have posted, takes what all have summed. Never waits.
   void progress();
-  // Of the oldest sum under way, the first slot that it waits for; nothing when
+  // Of the oldest sum under way, the first rank that it waits for; nothing when
   // there is none, or progress() could do it.
   struct Missing {
     UnitId unit;
@@ -61,9 +62,9 @@ class SharedSums {
   };
   std::optional<Missing> missing() const;
 
-  // Posted here and not summed here.
+  // Posted here and not summed, or taken, here.
   std::int64_t under_way() const {
-    return static_cast<std::int64_t>(pending_.size());
+    return static_cast<std::int64_t>(pending_.size() + summed_.size());
   }
   std::int64_t under_way_peak() const { return under_way_peak_; }
   std::int64_t slot_bytes() const { return region_.taken_bytes(); }
@@ -86,6 +87,11 @@ class SharedSums {
     std::uint64_t number = 0;
     std::int64_t begin = 0;
   };
+  // Replicated: summed here, not taken yet.
+  struct Summed {
+    UnitId unit = 0;
+    std::uint64_t number = 0;
+  };
 
   const UnitSpec& spec(UnitId unit) const {
     return place_.model->units[static_cast<std::size_t>(unit)];
@@ -95,11 +101,13 @@ class SharedSums {
         [static_cast<std::size_t>(rank) * place_.model->units.size() +
          static_cast<std::size_t>(unit)];
   }
-  bool summed_by_all(const Lent& lent) const;
+  using CounterOf = comm::shm::CounterCell SharedSlot::*;
+  std::optional<Missing> missing(
+      UnitId unit, std::uint64_t number, CounterOf counter) const;
   void reclaim();
   void copy_given(const Pending& pending, const Open& open) const;
-  std::optional<Missing> missing(const Pending& pending) const;
   void sum(const Pending& pending) const;
+  void take(UnitId unit) const;
   at::Tensor piece(
       const Pending& pending,
       int rank,
@@ -113,6 +121,7 @@ class SharedSums {
   std::vector<std::optional<Open>> open_;  // By unit.
   std::vector<std::uint64_t> posted_;      // By unit.
   std::deque<Pending> pending_;            // Not summed here yet.
+  std::deque<Summed> summed_;
   std::deque<Lent> lent_;
   std::int64_t under_way_peak_ = 0;
 };

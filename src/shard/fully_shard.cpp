@@ -8,6 +8,7 @@
 #include "access/gradient_hook.h"
 #include "access/managed_storage.h"
 #include "base/check.h"
+#include "base/rank_environment.h"
 #include "exchange/make_exchange.h"
 #include "shard/initial_values.h"
 #include "shard/local_engine.h"
@@ -30,14 +31,21 @@ void check_options(const Mesh& mesh, const FullyShardOptions& options) {
       !options.budget_bytes || options.strategy != Strategy::kNoShard,
       "[shard] no_shard takes no byte budget: nothing is ever gathered");
   SHERD_CHECK(
-      options.exchange != ExchangeKind::kSharedMemory ||
-          (options.strategy != Strategy::kNoShard && !options.budget_bytes),
-      "[shard] through shared memory every unit lies whole once a host; "
-      "expected a strategy that shards, and no byte budget");
-  SHERD_CHECK(
       options.reductions_under_way_max >= 0,
       "[shard] options.reductions_under_way_max is ",
       options.reductions_under_way_max, "; expected 0 (no limit) or more");
+}
+
+exchange::Kind kind_of(ExchangeKind kind) {
+  switch (kind) {
+    case ExchangeKind::kCollective:
+      return exchange::Kind::kCollective;
+    case ExchangeKind::kSharedMemory:
+      return exchange::Kind::kSharedMemory;
+    case ExchangeKind::kAuto:
+      break;
+  }
+  return exchange::Kind::kAuto;
 }
 
 void check_not_sharded(const shard::ModelUnits& model) {
@@ -182,13 +190,13 @@ FullyShardedDataParallel fully_shard(
     runtime_options.strategy = options.strategy;
     runtime_options.budget_bytes = options.budget_bytes;
   }
+  const auto kind = exchange::choose_kind(
+      mesh.world(), mesh.shard_ranks(), kind_of(options.exchange),
+      process_environment());
   auto engine = std::make_shared<shard::Runtime>(
       std::move(model),
       exchange::make_exchange(
-          mesh.world(), next_name(mesh), mesh.shard_ranks(),
-          options.exchange == ExchangeKind::kSharedMemory
-              ? exchange::Kind::kSharedMemory
-              : exchange::Kind::kCollective),
+          mesh.world(), next_name(mesh), mesh.shard_ranks(), kind),
       runtime_options);
   values.check();
   engine->start([&](int parameter) { values.give(parameter); });

@@ -465,13 +465,13 @@ void Runtime::publish_now(bool keep_frozen) {
   SHERD_CHECK_AS(
       kFailedPrecondition, !summon_->open(),
       "[shard] publish() inside summon_full_parameters(); end the scope first");
+  identity_->check();
   SHERD_CHECK_AS(
-      kFailedPrecondition, !read_since_met_ || !exchange_->one_sided(),
+      kFailedPrecondition, !read_since_met_ || !writes_in_place(),
       "[shard] parameters were read after the last backward, and other ranks "
       "may be reading still what this one has written in shared memory; "
       "expected a backward between reading and writing, or writing inside "
       "summon_full_parameters()");
-  identity_->check();
   published_by_hand_ = true;
   publish_locked(keep_frozen);
 }
@@ -502,8 +502,7 @@ void Runtime::begin_summon(const SummonOptions& options) {
       "[shard] summon_full_parameters() inside another such scope");
   SHERD_CHECK_AS(
       kFailedPrecondition,
-      !exchange_->one_sided() ||
-          !(access::in_backward() || gradients_->started()),
+      !writes_in_place() || !(access::in_backward() || gradients_->started()),
       "[shard] summon_full_parameters() inside a backward needs the room of "
       "gradients in shared memory; call it before or after");
   identity_->check();

@@ -84,6 +84,10 @@ class Runtime final : public ShardingEngine,
   const exchange::UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
+  // Shards are what other ranks read.
+  bool writes_in_place() const {
+    return exchange_->one_sided() && options_.strategy != Strategy::kNoShard;
+  }
   void check_open() const;
   void refuse_write(
       const access::Touch& touch, const char* operator_name) const;

@@ -72,7 +72,8 @@ TEST(BenchRun, TheSameInBf16) {
 }
 
 TEST(BenchRun, AContenderThatCannotStartIsReportedAndNotMeasured) {
-  const auto outcome = bench("--ranks 2 --peers none --budget 10");
+  const auto outcome =
+      bench("--ranks 2 --peers none --exchange collective --budget 10");
   EXPECT_EQ(outcome.exit_status, 1);
   EXPECT_THAT(
       outcome.shown,

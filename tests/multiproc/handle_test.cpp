@@ -2,6 +2,7 @@
 //
 // The handle of a sharded model: manual unshard and reshard, replaced storage,
 // the end of the handle, the wrong optimizer.
+#include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
@@ -92,7 +93,7 @@ TEST_P(Handle, T32UnshardReachesAsFarAsTheBudget) {
   }
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     Chain model(4, 6);
-    FullyShardOptions options;
+    auto options = over_messages();
     options.budget_bytes = 640;
     auto fsdp = fully_shard(*model, world, options);
     EXPECT_EQ(fsdp.report().unshards, 0);

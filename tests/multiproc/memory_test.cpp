@@ -2,6 +2,7 @@
 //
 // What the process really uses: the budget holds for its pages, not only for
 // the counters, and everything goes with the model and its handle.
+#include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
@@ -61,7 +62,7 @@ TEST_P(Memory, T29PagesOfWholeUnitsNeverExceedTheBudget) {
     for (const auto budget :
          {kLayerBytes + kMiB, 3 * kLayerBytes, 5 * kLayerBytes, total}) {
       Chain model(kLayers, kWidth);
-      FullyShardOptions options;
+      auto options = over_messages();
       options.budget_bytes = budget;
       auto fsdp = fully_shard(*model, world, options);
       const auto before = anonymous_bytes();
@@ -82,7 +83,7 @@ TEST_P(Memory, T29ABackwardNeedsTheBudgetAndItsGradientSlotsAndNoMore) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const auto budget : {2 * kLayerBytes, 5 * kLayerBytes}) {
       Chain model(kLayers, kWidth);
-      FullyShardOptions options;
+      auto options = over_messages();
       options.budget_bytes = budget;
       auto fsdp = fully_shard(*model, world, options);
       const auto before = anonymous_bytes();
@@ -127,8 +128,7 @@ TEST_P(Memory, T29ShardingFreesTheOriginals) {
     EXPECT_LE(anonymous_bytes() - before, fsdp.report().shard_bytes + kSlack);
     // Shards and their gradients: twice an equal part, never half more.
     EXPECT_LE(
-        fsdp.report().shard_bytes,
-        3 * kLayers * kLayerBytes / world.size());
+        fsdp.report().shard_bytes, 3 * kLayers * kLayerBytes / world.size());
   }));
 }
 
@@ -141,7 +141,9 @@ TEST_P(Memory, T29ModelAndHandleTakeTheirMemoryWithThem) {
       Peak peak;
       forward(*model, peak).backward();
       fsdp->clip_grad_norm(1.0);
-      { auto scope = fsdp->summon_full_parameters(); }
+      {
+        auto scope = fsdp->summon_full_parameters();
+      }
       forward(*model, peak).backward();
       if (handle_first) {
         fsdp.reset();

@@ -3,6 +3,7 @@
 // Ranks that go different ways, or that hold different models: an error on
 // every rank that names what differs and who, never a hang (T39).
 #include "base/clock.h"
+#include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
@@ -52,7 +53,7 @@ class Mismatch : public testing::TestWithParam<int> {
         ranks,
         [&](World world) {
           auto model = chain();
-          auto fsdp = fully_shard(*model, world);
+          auto fsdp = fully_shard(*model, world, over_messages());
           if (step == Step::kPlanned) {
             visit(model, {0, 1, 2, 3}).backward();
           }
@@ -158,6 +159,7 @@ TEST_P(Mismatch, T39OneRankGoesForwardAgainInsteadOfBackward) {
 TEST_P(Mismatch, T39PlannedUnitsMayBeLeftOutWhereOnlyGradientsDiffer) {
   expect_all_ok(run_ranks(GetParam(), [&](World world) {
     RankParity options;
+    options.shard = over_messages();
     options.steps = 4;
     const auto report = expect_rank_parity<Chain>(
         world, chain,
@@ -180,6 +182,7 @@ TEST_P(Mismatch, T39RanksFollowAPlanAgainAfterOneWentAnotherWay) {
   const int last = GetParam() - 1;
   expect_all_ok(run_ranks(GetParam(), [&](World world) {
     RankParity options;
+    options.shard = over_messages();
     options.steps = 6;
     options.shard.strategy = Strategy::kShardGradOp;
     const auto report = expect_rank_parity<Chain>(
@@ -204,7 +207,7 @@ TEST_P(Mismatch, T39VisitsOfOneRankAloneEndAtTheDeadline) {
       ranks,
       [&](World world, Rank& self) {
         auto model = chain();
-        auto fsdp = fully_shard(*model, world);
+        auto fsdp = fully_shard(*model, world, over_messages());
         visit(model, {0, 1}).backward();
         fsdp.publish();
         world.barrier();
@@ -239,7 +242,7 @@ class Disagreement : public testing::TestWithParam<int> {
         ranks,
         [&](World world) {
           Chain model = chain();
-          FullyShardOptions options;
+          auto options = over_messages();
           if (world.rank() == ranks - 1) {
             differ(model, options);
           }

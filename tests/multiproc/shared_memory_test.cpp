@@ -104,22 +104,6 @@ TEST_P(SharedMemory, ASummonInsideABackwardIsRefused) {
   }));
 }
 
-TEST_P(SharedMemory, WhatItCannotDoIsRefused) {
-  expect_all_ok(run_ranks(GetParam(), [](World world) {
-    Chain model(4, 6);
-    auto options = shared();
-    options.strategy = Strategy::kNoShard;
-    EXPECT_THAT(
-        error_of([&] { (void)fully_shard(*model, world, options); }),
-        HasSubstr("expected a strategy that shards"));
-    options = shared();
-    options.budget_bytes = 1 << 20;
-    EXPECT_THAT(
-        error_of([&] { (void)fully_shard(*model, world, options); }),
-        HasSubstr("no byte budget"));
-  }));
-}
-
 INSTANTIATE_TEST_SUITE_P(Worlds, SharedMemory, testing::Values(2, 3, 4));
 
 }  // namespace

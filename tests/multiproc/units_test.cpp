@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What becomes a unit, and what cannot be sharded.
+#include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
@@ -81,8 +82,10 @@ TEST(Units, T35TheInnermostMatchOwnsAParameter) {
         },
         2, nullptr);
     const auto unit_of = [&](const char* name) {
-      return model.units[static_cast<std::size_t>(
-                             shard::find_parameter(model, name).unit)].name;
+      return model
+          .units[static_cast<std::size_t>(
+              shard::find_parameter(model, name).unit)]
+          .name;
     };
     EXPECT_EQ(unit_of("blocks.0.inner.weight"), "blocks.0.inner");
     EXPECT_EQ(unit_of("blocks.0.outer.weight"), "blocks.0");
@@ -101,8 +104,9 @@ TEST(Units, T35BySizeCountsWhatNoInnerUnitTook) {
 
 TEST(Units, T35ByNameMatchesOneLevelPerStar) {
   expect_units(units::by_name("blocks.*"), {"(root)", "blocks.0", "blocks.1"});
-  expect_units(units::by_name("blocks.?.outer"),
-               {"(root)", "blocks.0.outer", "blocks.1.outer"});
+  expect_units(
+      units::by_name("blocks.?.outer"),
+      {"(root)", "blocks.0.outer", "blocks.1.outer"});
   expect_units(units::by_name("*"), {"embedding", "blocks", "head"});
 }
 
@@ -118,8 +122,11 @@ TEST(Units, T35NoneAndOwnPredicates) {
 TEST(Units, T35EveryPolicyTrainsTheSame) {
   expect_all_ok(run_ranks(2, [](World world) {
     const std::vector<units::Policy> policies = {
-        units::none(), units::children_of_lists(), units::by_size(10),
-        units::by_name("layers.*"), units::of_type<torch::nn::LinearImpl>(),
+        units::none(),
+        units::children_of_lists(),
+        units::by_size(10),
+        units::by_name("layers.*"),
+        units::of_type<torch::nn::LinearImpl>(),
         [](const units::Candidate& candidate) {
           return candidate.name == "layers" || candidate.name == "layers.1";
         }};
@@ -231,7 +238,7 @@ TEST(Refused, T36AModuleShardedTwiceOrInParts) {
 TEST(Refused, T36ABudgetBelowItsFloorNamesTheFloor) {
   expect_all_ok(run_ranks(2, [](World world) {
     Chain model(2, 3);
-    FullyShardOptions options;
+    auto options = over_messages();
     options.budget_bytes = 64;
     EXPECT_THAT(
         error_of([&] { (void)fully_shard(*model, world, options); }),
@@ -249,15 +256,12 @@ TEST(Refused, T36AMeshWhoseProductIsNotTheWorld) {
          {MeshOptions{.replicate = 3}, MeshOptions{.replicate = 2, .shard = 3},
           MeshOptions{.replicate = 1, .shard = 2}}) {
       EXPECT_THAT(
-          error_of([&] {
-            (void)fully_shard(*model, Mesh(world, wrong));
-          }),
+          error_of([&] { (void)fully_shard(*model, Mesh(world, wrong)); }),
           HasSubstr("4"));
     }
     EXPECT_THAT(
-        error_of([&] {
-          (void)fully_shard(*model, Mesh(world, {.replicate = 2}));
-        }),
+        error_of(
+            [&] { (void)fully_shard(*model, Mesh(world, {.replicate = 2})); }),
         HasSubstr("replicate axis"));
     auto fsdp = fully_shard(*model, Mesh(world, {.replicate = 1, .shard = 4}));
     model->forward(integer_rows(0, world.rank(), 3)).sum().backward();

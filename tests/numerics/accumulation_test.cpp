@@ -2,6 +2,7 @@
 //
 // Micro-batches: gradients that add up in shards, in full size under no_sync,
 // or in both; the plan of a step with several of them (T11, A30, A31, B11).
+#include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
@@ -160,7 +161,7 @@ TEST_P(Accumulation, T11T27ThePlanPredictsWhatIsGathered) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     Chain probe = chain();
     const auto largest = [&] {
-      FullyShardOptions all;
+      auto all = over_messages();
       all.strategy = Strategy::kShardGradOp;
       return fully_shard(*probe, world, all).report().budget_bytes;
     }();
@@ -168,7 +169,7 @@ TEST_P(Accumulation, T11T27ThePlanPredictsWhatIsGathered) {
       for (std::int64_t budget = largest / 3; budget <= largest;
            budget += largest / 6) {
         Chain model = chain();
-        FullyShardOptions options;
+        auto options = over_messages();
         options.budget_bytes = budget;
         auto fsdp = fully_shard(*model, world, options);
         AdamW adamw(fsdp.named_parameters(), {});

@@ -2,6 +2,7 @@
 //
 // Regions that are computed a second time in backward, wherever their borders
 // lie beside those of units: the same numbers, planned steps, few gathers (T08).
+#include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_decoders.h"
@@ -184,7 +185,7 @@ TEST_P(Checkpoints, T08MicroBatchesAndBackwardOnAnotherThread) {
 std::int64_t gathers_a_step(const World& world, Regions regions) {
   constexpr int kSteps = 4;
   Pairs model(regions, false);
-  FullyShardOptions options;
+  auto options = over_messages();
   options.budget_bytes = bytes_of_a_unit(world);
   auto fsdp = fully_shard(*model, world, options);
   const auto step = sign_steps()(fsdp.parameters());
@@ -301,7 +302,7 @@ TEST_P(Checkpoints, T08AnUpdateBetweenForwardAndBackwardIsAnError) {
   }
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     Pairs model(Regions::kUnits, false);
-    auto fsdp = fully_shard(*model, world);
+    auto fsdp = fully_shard(*model, world, over_messages());
     const auto loss = pairs_loss(model, 0, world.rank());
     fsdp.publish();
     EXPECT_THAT(

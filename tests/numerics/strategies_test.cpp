@@ -2,6 +2,7 @@
 //
 // Whatever strategy or byte budget: the numbers of one process. Ids are those
 // of docs/design/tests.md.
+#include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
@@ -105,6 +106,7 @@ TEST_P(Strategies, T02EveryBudgetFromTheFloorToAllIsEqualAndKept) {
     for (auto budget = sizes.floor; budget <= sizes.total + step;
          budget += step) {
       RankParity options;
+      options.shard = over_messages();
       options.shard.budget_bytes = budget;
       const auto report = expect_rank_parity<Chain>(
           world, [] { return Chain(5, 6); },
@@ -127,13 +129,16 @@ TEST_P(Strategies, T02ALargerBudgetGathersLess) {
     std::vector<std::int64_t> unshards;
     for (const auto budget : {sizes.floor, sizes.total}) {
       RankParity options;
+      options.shard = over_messages();
       options.shard.budget_bytes = budget;
-      unshards.push_back(expect_rank_parity<Chain>(
-          world, [] { return Chain(5, 6); },
-          [](Chain& model, int batch, int rank) {
-            return model->forward(integer_rows(batch, rank, 6)).sum();
-          },
-          options).unshards);
+      unshards.push_back(
+          expect_rank_parity<Chain>(
+              world, [] { return Chain(5, 6); },
+              [](Chain& model, int batch, int rank) {
+                return model->forward(integer_rows(batch, rank, 6)).sum();
+              },
+              options)
+              .unshards);
     }
     if (world.size() > 1) {
       // All six units once a step, and once for the final comparison.

@@ -9,10 +9,9 @@
 #include <string>
 #include <vector>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 #include <sherd/shard/fully_shard.h>
+#include <torch/torch.h>
 #include "plan/flat_layout.h"
-#include "support/exchange_of_test.h"
 
 namespace sherd::test {
 
@@ -72,7 +71,7 @@ void expect_parity(
       reference->parameters(),
       torch::optim::SGDOptions(options.learning_rate).momentum(0.9));
   Model model = make();
-  auto fsdp = fully_shard(*model, world, over_exchange_of_test(options.shard));
+  auto fsdp = fully_shard(*model, world, options.shard);
   torch::optim::SGD sgd(
       fsdp.parameters(),
       torch::optim::SGDOptions(options.learning_rate).momentum(0.9));
@@ -83,7 +82,8 @@ void expect_parity(
     const auto begin = world.rank() * options.rows_per_rank;
     auto found = loss(model, step, begin, begin + options.rows_per_rank);
     found.backward();
-    const auto ours = loss(reference, step, begin, begin + options.rows_per_rank);
+    const auto ours =
+        loss(reference, step, begin, begin + options.rows_per_rank);
     expect_close(
         found.detach(), ours.detach(), options.tolerance,
         "loss of step " + std::to_string(step));

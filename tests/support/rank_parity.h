@@ -16,6 +16,7 @@
 #include <vector>
 #include <torch/torch.h>
 #include "shard/model_units.h"
+#include "support/error_of.h"
 #include "support/parity.h"
 
 namespace sherd::test {
@@ -198,7 +199,7 @@ ShardReport expect_rank_parity(
   const Slicing slicing(*reference, world, options.shard);
   const auto leaves = unique_parameters(*reference);
   const auto step_reference = options.step(tensors_of(leaves));
-  auto fsdp = fully_shard(*model, world, over_exchange_of_test(options.shard));
+  auto fsdp = fully_shard(*model, world, options.shard);
   const auto step_shards = options.step(fsdp.parameters());
   for (int step = 0; step < options.steps; ++step) {
     for (int micro = 0; micro < options.micro_batches; ++micro) {
@@ -220,17 +221,6 @@ ShardReport expect_rank_parity(
   const auto report = fsdp.report();
   fsdp.close();
   return report;
-}
-
-// What an action threw, or "no error".
-template <typename Action>
-std::string error_of(Action&& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace sherd::test

@@ -20,7 +20,7 @@ struct StepConfig {
   // Behaviour.
   std::string work = "wide";
   std::string mode = "fsdp";
-  std::string exchange = "collective";
+  std::string exchange = "auto";
   std::string dtype = "fp32";
   std::string strategy = "full_shard";
   std::string budget;  // "24MiB"; empty: the strategy's.

@@ -41,7 +41,7 @@ std::int64_t budget_bytes_of(const StepConfig& config) {
 void check(const StepConfig& config) {
   work_named(config.work);
   expect_one_of("--mode", {"fsdp"}, config.mode);
-  expect_one_of("--exchange", {"collective", "shm"}, config.exchange);
+  expect_one_of("--exchange", {"auto", "collective", "shm"}, config.exchange);
   expect_one_of("--dtype", {"fp32", "bf16"}, config.dtype);
   expect_one_of(
       "--strategy", {"full_shard", "shard_grad_op", "no_shard"},
@@ -56,12 +56,6 @@ void check(const StepConfig& config) {
   }
   if (!config.budget.empty() && config.strategy == "no_shard") {
     refuse("--budget", "none with --strategy no_shard", config.budget);
-  }
-  if (!config.budget.empty() && config.exchange == "shm") {
-    refuse("--budget", "none with --exchange shm", config.budget);
-  }
-  if (config.exchange == "shm" && config.strategy == "no_shard") {
-    refuse("--exchange", "collective with --strategy no_shard", "shm");
   }
   if (!(config.interval_width > 0.0) || !std::isfinite(config.interval_width)) {
     refuse("--interval-width", "a number above 0", config.interval_width);

@@ -144,8 +144,9 @@ class Bound final : public Trainee {
 FullyShardOptions shard_options(const TraineeOptions& options) {
   FullyShardOptions shard;
   shard.units = units::of_type<models::BlockImpl>();
-  if (options.exchange == "shm") {
-    shard.exchange = ExchangeKind::kSharedMemory;
+  if (options.exchange != "auto") {
+    shard.exchange = options.exchange == "shm" ? ExchangeKind::kSharedMemory
+                                               : ExchangeKind::kCollective;
   }
   if (options.strategy == "shard_grad_op") {
     shard.strategy = Strategy::kShardGradOp;

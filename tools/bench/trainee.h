@@ -26,7 +26,7 @@ struct TraineeOptions {
   std::string contender;  // "bound" or "sherd".
   Work work;
   std::string strategy;
-  std::string exchange;           // "collective" or "shm"; of sherd.
+  std::string exchange;           // auto, collective or shm; of sherd.
   std::string dtype = "fp32";     // Or bf16, over fp32 weights.
   std::int64_t budget_bytes = 0;  // 0: the strategy's.
   std::string barrier;            // File of the bound's StepBarrier.

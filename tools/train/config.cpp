@@ -286,13 +286,7 @@ void check(const TrainConfig& config) {
   one_of("dtype", {"fp32", "bf16"}, config.dtype);
   one_of(
       "strategy", {"full_shard", "shard_grad_op", "no_shard"}, config.strategy);
-  one_of("exchange", {"collective", "shm"}, config.exchange);
-  if (config.exchange == "shm" &&
-      (config.strategy == "no_shard" || config.budget.count != 0)) {
-    refuse(
-        "--exchange", "collective with --strategy no_shard or a --budget",
-        "shm");
-  }
+  one_of("exchange", {"auto", "collective", "shm"}, config.exchange);
   if (config.dropout < 0.0 || config.dropout >= 1.0) {
     refuse("--dropout", "a share in [0, 1)", std::to_string(config.dropout));
   }
@@ -383,7 +377,7 @@ const std::vector<OptionRow>& option_rows() {
        "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",
        "Sharding", &C::budget},
       {"exchange", "NAME",
-       "collective: messages over Gloo; shm: shared memory, ranks of one host",
+       "shm: memory of one host; collective: Gloo; auto: shm where it can be",
        "Sharding", &C::exchange},
       {"run", "DIR", "Folder for what the run writes; new: runs/<time>",
        "Output", &C::run},

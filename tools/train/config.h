@@ -48,7 +48,7 @@ struct TrainConfig {
   std::string dtype = "fp32";
   std::string strategy = "full_shard";
   Bytes budget;  // 0: what the strategy says.
-  std::string exchange = "collective";
+  std::string exchange = "auto";
 
   std::string run;               // Empty: runs/<time>.
   std::int64_t eval_every = 50;  // 0: at the end only.

@@ -27,8 +27,10 @@ FullyShardOptions shard_options(
     model.reset_parameter(name, value);
   };
   options.strategy = strategy_of(config);
-  options.exchange = config.exchange == "shm" ? ExchangeKind::kSharedMemory
-                                              : ExchangeKind::kCollective;
+  if (config.exchange != "auto") {
+    options.exchange = config.exchange == "shm" ? ExchangeKind::kSharedMemory
+                                                : ExchangeKind::kCollective;
+  }
   if (config.dtype == "bf16") {
     options.mixed_precision.param_dtype = at::kBFloat16;
   }

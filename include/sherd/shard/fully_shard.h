@@ -39,10 +39,13 @@ enum class Strategy {
 
 // How ranks exchange parameters and gradients.
 enum class ExchangeKind {
+  // What the environment variable SHERD_EXCHANGE says (auto, collective or
+  // shm); else shared memory where all ranks are on one host.
+  kAuto,
   kCollective,  // Messages over a c10d process group: any ranks.
   // Memory that all ranks map, who must run on one host: every unit lies there
-  // whole, once, and nothing is gathered. There is no byte budget then. Not for
-  // kNoShard.
+  // whole, once, and nothing is gathered. Resharding has nothing to free then,
+  // so that any byte budget is met.
   kSharedMemory,
 };
 
@@ -72,7 +75,7 @@ struct FullyShardOptions {
   // least the largest set of units that one operator uses. Not for kNoShard.
   std::optional<std::int64_t> budget_bytes = std::nullopt;
   // Performance. Same values either way, bit for bit.
-  ExchangeKind exchange = ExchangeKind::kCollective;
+  ExchangeKind exchange = ExchangeKind::kAuto;
   // Behaviour. Units whose gradients are on their way to their owners at a time;
   // bounds the memory of gradients where backward is faster than the network,
   // and then has to wait for the oldest. Not for ever, as ranks that visit units

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/make_exchange.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include "base/check.h"
+#include "comm/world_impl.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+namespace sherd::exchange {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+EnvironmentLookup variable(std::optional<std::string> value) {
+  return [value](const char* name) {
+    return name == std::string("SHERD_EXCHANGE") ? value : std::nullopt;
+  };
+}
+
+TEST(MakeExchange, TheOptionThenTheVariableThenTheHostsChoose) {
+  test::expect_all_ok(test::run_ranks(2, [](World world) {
+    const auto choose = [&](Kind wanted, std::optional<std::string> value) {
+      return choose_kind(world, {0, 1}, wanted, variable(std::move(value)));
+    };
+    EXPECT_EQ(choose(Kind::kAuto, std::nullopt), Kind::kSharedMemory);
+    EXPECT_EQ(choose(Kind::kAuto, "auto"), Kind::kSharedMemory);
+    EXPECT_EQ(choose(Kind::kAuto, "collective"), Kind::kCollective);
+    EXPECT_EQ(choose(Kind::kAuto, "shm"), Kind::kSharedMemory);
+    EXPECT_EQ(choose(Kind::kCollective, "shm"), Kind::kCollective);
+    EXPECT_EQ(choose(Kind::kSharedMemory, "collective"), Kind::kSharedMemory);
+    EXPECT_EQ(
+        test::error_of([&] { (void)choose(Kind::kAuto, "nccl"); }),
+        "[exchange] SHERD_EXCHANGE is \"nccl\"; expected auto, collective or "
+        "shm");
+  }));
+}
+
+TEST(MakeExchange, RanksOfSeveralHostsExchangeMessages) {
+  test::expect_all_ok(test::run_ranks(3, [](World outer) {
+    // Ranks 0 and 2 on one host, 1 on another.
+    World world = comm::make_world(
+        c10::make_intrusive<c10d::PrefixStore>("in", outer.impl()->store),
+        outer.rank(), 3, outer.options(),
+        {.hostname = "vm", .boot_id = str("boot-", outer.rank() % 2)},
+        "127.0.0.1");
+    const auto kind_for = [&](const std::vector<int>& ranks) {
+      return choose_kind(world, ranks, Kind::kAuto, variable(std::nullopt));
+    };
+    EXPECT_EQ(kind_for({0, 1, 2}), Kind::kCollective);
+    if (world.rank() != 1) {
+      EXPECT_EQ(kind_for({0, 2}), Kind::kSharedMemory);
+    }
+    world.barrier();
+    world.close();
+  }));
+}
+
+TEST(MakeExchange, RanksThatChoseDifferentlyAreAllToldSo) {
+  test::expect_all_ok(test::run_ranks(3, [](World world) {
+    const auto kind =
+        world.rank() == 2 ? Kind::kCollective : Kind::kSharedMemory;
+    EXPECT_THAT(
+        test::error_of(
+            [&] { (void)make_exchange(world, "different", {0, 1, 2}, kind); }),
+        AllOf(
+            HasSubstr("rank 0 exchanges by shared memory, rank 2 by messages"),
+            HasSubstr("SHERD_EXCHANGE")));
+  }));
+}
+
+}  // namespace
+}  // namespace sherd::exchange

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/shared_units.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+namespace sherd::exchange {
+
+SharedUnits::SharedUnits(
+    const ModelSpec& model,
+    const SharedLayout& layout,
+    int rank,
+    const std::shared_ptr<comm::shm::HostSegment>& segment)
+    : model_(model), layout_(layout), rank_(rank), segment_(segment) {
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    auto& shards = shards_.emplace_back();
+    auto& whole = whole_.emplace_back();
+    for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
+      const auto& flat = model_.units[u].flats[f];
+      const auto own =
+          owned(model_, static_cast<UnitId>(u), static_cast<int>(f), rank_);
+      const auto options = at::TensorOptions().dtype(flat.dtype);
+      ShardMemory memory;
+      if (!replicates()) {
+        whole.push_back(base() + layout_.flats[u][f]);
+      }
+      if (replicates() || flat.is_cast()) {
+        memory.shard = at::zeros({own.numel()}, options);
+      } else {
+        memory.shard = at::from_blob(
+            static_cast<std::byte*>(whole.back()) +
+                own.begin *
+                    static_cast<std::int64_t>(c10::elementSize(flat.dtype)),
+            {own.numel()}, [segment](void*) {}, options);
+      }
+      if (replicates() && flat.is_cast()) {
+        private_casts_.push_back(
+            at::empty({own.numel()}, options.dtype(flat.unsharded_dtype())));
+        whole.push_back(private_casts_.back().mutable_data_ptr());
+      } else if (replicates()) {
+        whole.push_back(memory.shard.mutable_data_ptr());
+      }
+      if (flat.trainable) {
+        memory.gradient = replicates()
+            ? gradient_of(rank_, static_cast<UnitId>(u), static_cast<int>(f))
+            : at::zeros({own.numel()}, options);
+      }
+      shards.push_back(std::move(memory));
+    }
+  }
+}
+
+std::vector<at::Tensor> SharedUnits::shards(UnitId unit) const {
+  std::vector<at::Tensor> shards;
+  for (const auto& memory : shards_[static_cast<std::size_t>(unit)]) {
+    shards.push_back(memory.shard);
+  }
+  return shards;
+}
+
+std::byte* SharedUnits::base() const {
+  return segment_->at<std::byte>(0, segment_->bytes()).data();
+}
+
+at::Tensor SharedUnits::gradient_of(int rank, UnitId unit, int flat) const {
+  const auto u = static_cast<std::size_t>(unit);
+  const auto f = static_cast<std::size_t>(flat);
+  const auto& spec = model_.units[u].flats[f];
+  return at::from_blob(
+      base() + layout_.gradient_regions[static_cast<std::size_t>(rank)] +
+          layout_.gradients[u][f],
+      {spec.layout.numel}, [segment = segment_](void*) {},
+      at::TensorOptions().dtype(spec.dtype));
+}
+
+void SharedUnits::cast_shards() const {
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
+      const auto& flat = model_.units[u].flats[f];
+      if (flat.is_cast()) {
+        const auto own =
+            owned(model_, static_cast<UnitId>(u), static_cast<int>(f), rank_);
+        at::from_blob(
+            whole_[u][f], {flat.layout.numel},
+            at::TensorOptions().dtype(flat.unsharded_dtype()))
+            .narrow(0, own.begin, own.numel())
+            .copy_(shards_[u][f].shard);
+      }
+    }
+  }
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the parameters of ranks that share memory lie: whole units, and this
+// rank's part of them. Sharded units lie whole in the segment, once: a shard is
+// a slice of that or, where whole units have another dtype, private. Replicated
+// ones are private to each rank, save their gradients. Moves nothing between
+// ranks. Thread rule: one thread.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+#include "comm/host_segment.h"
+#include "exchange/exchange.h"
+#include "exchange/shared_layout.h"
+
+namespace sherd::exchange {
+
+class SharedUnits {
+ public:
+  // Everything must outlive this, save the segment, which its tensors keep.
+  SharedUnits(
+      const ModelSpec& model,
+      const SharedLayout& layout,
+      int rank,
+      const std::shared_ptr<comm::shm::HostSegment>& segment);
+
+  ShardMemory shard(UnitId unit, int flat) const {
+    return shards_[static_cast<std::size_t>(unit)]
+                  [static_cast<std::size_t>(flat)];
+  }
+  std::vector<at::Tensor> shards(UnitId unit) const;
+  // In the dtype of whole units.
+  void* whole(UnitId unit, int flat) const {
+    return whole_[static_cast<std::size_t>(unit)]
+                 [static_cast<std::size_t>(flat)];
+  }
+  // Replicated units: the gradient of a rank, whole.
+  at::Tensor gradient_of(int rank, UnitId unit, int flat) const;
+
+  // Brings what is a cast of this rank's shards up to date.
+  void cast_shards() const;
+
+ private:
+  bool replicates() const { return model_.placement == Placement::kReplicate; }
+  std::byte* base() const;
+
+  const ModelSpec& model_;
+  const SharedLayout& layout_;
+  const int rank_;
+  const std::shared_ptr<comm::shm::HostSegment> segment_;
+  std::vector<std::vector<ShardMemory>> shards_;
+  std::vector<std::vector<void*>> whole_;
+  std::vector<at::Tensor> private_casts_;  // Of replicated units.
+};
+
+}  // namespace sherd::exchange

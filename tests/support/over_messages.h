@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// For tests of what only ranks that exchange messages do: gathering units,
+// within a budget and by a plan.
+#pragma once
+
+#include <sherd/shard/fully_shard.h>
+
+namespace sherd::test {
+
+inline FullyShardOptions over_messages(FullyShardOptions options = {}) {
+  options.exchange = ExchangeKind::kCollective;
+  return options;
+}
+
+}  // namespace sherd::test
