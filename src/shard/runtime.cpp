@@ -140,11 +140,16 @@ void Runtime::check_open() const {
 }
 
 void Runtime::fail(const Status& status) {
+  const Status told(
+      status.code(),
+      last_visited_ < 0 ? status.message()
+                        : str(status.message(), "; the last unit used here is ",
+                              spec(last_visited_).name));
   if (error_.ok()) {
-    error_ = status;
-    exchange_->close(status);
+    error_ = told;
+    exchange_->close(told);
   }
-  status.throw_if_failed();
+  told.throw_if_failed();
 }
 
 // ---- visits ----
@@ -197,6 +202,7 @@ void Runtime::enter(
   std::sort(visit.begin(), visit.end());
   note_phase(operator_name);
   note_visit(visit);
+  last_visited_ = visit.back();
   read_since_met_ = read_since_met_ || !access::in_backward();
   cache_->visit(visit, records_gradients(), access::in_backward());
   cache_->pin(visit);

@@ -130,6 +130,7 @@ class Runtime final : public ShardingEngine,
   std::int64_t backwards_ = 0;
   std::vector<UnitId> visited_;  // First visits since the last backward ended.
   std::vector<bool> was_visited_;
+  UnitId last_visited_ = -1;
   int no_sync_scopes_ = 0;  // Open now.
   bool published_by_hand_ = false;
   // Of optimizers that publish themselves.

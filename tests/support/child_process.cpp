@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 #include "base/check.h"
 
 namespace sherd::test {
@@ -79,6 +80,7 @@ class Parent {
   void read_output(Child& child);
   void read_link(Child& child, int index);
   void at_point(Child& child, int index, const std::string& point);
+  static void go_on(Child& child);
   void reap(Child& child);
   void end_of_time();
   int running(bool with_stopped) const;
@@ -118,8 +120,8 @@ void Parent::start(const std::function<int(int, ChildLink&)>& body) {
     std::array<int, 2> link{};
     SHERD_CHECK(
         ::pipe2(output.data(), O_CLOEXEC) == 0 &&
-            ::socketpair(
-                AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, link.data()) == 0,
+            ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, link.data()) ==
+                0,
         "[test] expected pipes for a child");
     const pid_t pid = ::fork();
     SHERD_CHECK(pid >= 0, "[test] expected to fork");
@@ -195,13 +197,22 @@ void Parent::at_point(Child& child, int index, const std::string& point) {
     if (strike.child != index || strike.point != point) {
       continue;
     }
+    const bool goes_on = strike.later.count() > 0;
+    if (goes_on) {
+      go_on(child);
+      std::this_thread::sleep_for(strike.later);
+    }
     struck_at_ = clock_.now();
     child.stopped = child.stopped || strike.signal == SIGSTOP;
     ::kill(child.pid, strike.signal);
-    if (strike.signal == SIGKILL || strike.signal == SIGSTOP) {
+    if (goes_on || strike.signal == SIGKILL || strike.signal == SIGSTOP) {
       return;  // Nobody is there to be told to go on.
     }
   }
+  go_on(child);
+}
+
+void Parent::go_on(Child& child) {
   const char go = 'g';
   [[maybe_unused]] const auto written = ::write(child.link_fd, &go, 1);
 }

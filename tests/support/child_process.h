@@ -21,6 +21,8 @@ struct Strike {
   int child = 0;
   std::string point;
   int signal = 0;  // SIGKILL, SIGSTOP, ...
+  // It goes on for so long before; the parent looks after nobody meanwhile.
+  std::chrono::microseconds later{0};
 };
 
 struct ChildEnd {
