@@ -80,8 +80,8 @@ std::string describe(
       }
       return str(
           "all-reduce ", wish.numel, " numbers to their ",
-          wish.op == static_cast<std::uint32_t>(ReduceOp::kSum) ? "sum"
-                                                                : "largest",
+          wish.op == static_cast<std::uint32_t>(ReduceOp::kMax) ? "largest"
+                                                                : "sum",
           tail);
   }
   return "do something unknown" + tail;

@@ -53,6 +53,7 @@ at::Tensor BackwardNote::encode(const ModelSpec& model) const {
     }
   }
   bytes.push_back(departed ? 1 : 0);
+  bytes.push_back(hearsay ? 1 : 0);
   const auto begin = bytes.size();
   bytes.resize(begin + kReasonBytes, 0);
   // The last byte stays zero and ends the text.
@@ -87,11 +88,14 @@ Result<BackwardOutcome> combine_notes(
     }
     const bool departed_there = *byte++ != 0;
     outcome.diverged = outcome.diverged || departed_there;
+    const bool hearsay = *byte++ != 0;
     if (*byte != 0) {
+      const auto* reason = reinterpret_cast<const char*>(byte);
       return Status(
           ErrorCode::kAborted,
-          str("[exchange] rank ", world_ranks[rank],
-              " gave this backward up: ", reinterpret_cast<const char*>(byte)));
+          hearsay ? reason
+                  : str("[exchange] rank ", world_ranks[rank],
+                        " gave this backward up: ", reason));
     }
   }
   return outcome;

@@ -16,6 +16,7 @@ struct BackwardNote {
   std::vector<std::vector<bool>> used;  // By unit, by trainable parameter.
   std::vector<bool> late;               // By unit.
   std::string aborted;
+  bool hearsay = false;  // `aborted` names its rank itself.
   bool departed = false;
 
   void mark_used(UnitId unit, const std::vector<bool>& used_here);

@@ -121,7 +121,7 @@ class CollectiveExchange final : public Exchange {
     reductions_->start(unit, options);
     note_.mark_used(unit, options.used);
     ++counters_.reduces;
-    progress();
+    look();
     return error_;
   }
 
@@ -131,7 +131,11 @@ class CollectiveExchange final : public Exchange {
     }
     note_.late = end.late;
     note_.aborted = end.aborted;
+    note_.hearsay = end.hearsay;
     note_.departed = end.departed;
+    for (std::size_t u = 0; u < end.used.size(); ++u) {
+      note_.mark_used(static_cast<UnitId>(u), end.used[u]);
+    }
     const auto notes = finish_backward();
     if (!notes.ok()) {
       return fail(notes.status());
@@ -164,17 +168,9 @@ class CollectiveExchange final : public Exchange {
     return status.ok() ? status : fail(status);
   }
 
-  void progress() override {
-    if (!error_.ok()) {
-      return;
-    }
-    auto status = reductions_->progress();
-    if (status.ok()) {
-      status = worker_.failure();
-    }
-    if (!status.ok()) {
-      (void)fail(status);
-    }
+  std::vector<UnitId> progress() override {
+    look();
+    return reductions_ ? reductions_->take_ended() : std::vector<UnitId>();
   }
 
   void close(const Status& reason) override {
@@ -201,6 +197,20 @@ class CollectiveExchange final : public Exchange {
   bool replicates() const { return model_.placement == Placement::kReplicate; }
   int size() const { return gather_->size(); }
   int me() const { return gather_->index(); }
+
+  // What progress() does.
+  void look() {
+    if (!error_.ok()) {
+      return;
+    }
+    auto status = reductions_->progress();
+    if (status.ok()) {
+      status = worker_.failure();
+    }
+    if (!status.ok()) {
+      (void)fail(status);
+    }
+  }
 
   // A replicated unit is the cast of its shards: brings it up to date.
   void refresh(UnitId unit) {

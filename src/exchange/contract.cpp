@@ -56,7 +56,7 @@ void Marks::wait_for(int rank) const {
 }
 
 ModelSpec make_model(
-    int ranks, const std::vector<std::vector<FlatSketch>>& units) {
+    int owners, const std::vector<std::vector<FlatSketch>>& units) {
   ModelSpec model;
   for (std::size_t u = 0; u < units.size(); ++u) {
     UnitSpec unit;
@@ -77,7 +77,7 @@ ModelSpec make_model(
       flat.trainable = sketch.trainable;
       flat.layout = plan::plan_flat_layout(
           parameters,
-          {.ranks = ranks,
+          {.ranks = owners,
            .element_bytes =
                static_cast<std::int64_t>(c10::elementSize(sketch.dtype))});
       unit.flats.push_back(std::move(flat));
@@ -87,9 +87,9 @@ ModelSpec make_model(
   return model;
 }
 
-ModelSpec mixed_model(int ranks) {
+ModelSpec mixed_model(int owners) {
   return make_model(
-      ranks,
+      owners,
       {{{.numels = {35, 7, 0, 501}},
         {.numels = {3}, .trainable = false},
         {.numels = {1}, .dtype = at::kDouble}},
@@ -110,9 +110,9 @@ ModelSpec mixed_model(int ranks) {
        {{.numels = {640}, .granularity = 640}}});
 }
 
-ModelSpec plain_model(int ranks) {
+ModelSpec plain_model(int owners) {
   return make_model(
-      ranks,
+      owners,
       {{{.numels = {100, 31}}}, {{.numels = {57}}}, {{.numels = {200}}}});
 }
 
@@ -143,13 +143,19 @@ at::Tensor noise(const ModelSpec& model, UnitId unit, int flat, int salt) {
   });
 }
 
+plan::ElementRange owned_by(
+    const ModelSpec& model, UnitId unit, int flat, int rank) {
+  const int owners = flat_of(model, unit, flat).layout.ranks();
+  return owned(model, unit, flat, rank % owners);
+}
+
 void write_shards(
     Exchange& exchange, const ModelSpec& model, int rank, int salt) {
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
       const auto unit = static_cast<UnitId>(u);
       const auto flat = static_cast<int>(f);
-      const auto range = owned(model, unit, flat, rank);
+      const auto range = owned_by(model, unit, flat, rank);
       auto shard = exchange.shard_memory(unit, flat).shard;
       shard.copy_(pattern(model, unit, flat, salt)
                       .narrow(0, range.begin, range.numel()));
@@ -246,7 +252,7 @@ void expect_gradient(
     EXPECT_FALSE(found.defined());
     return;
   }
-  const auto range = owned(model, unit, flat, rank);
+  const auto range = owned_by(model, unit, flat, rank);
   EXPECT_TRUE(at::equal(found, expected.narrow(0, range.begin, range.numel())))
       << "gradient of unit " << unit << ", flat " << flat << ", rank " << rank;
 }

@@ -60,6 +60,9 @@ struct Contender {
       run_on;
   bool one_sided = false;  // Exchange::one_sided().
   bool replicates = true;  // Takes Placement::kReplicate.
+  // Ranks are `replicas` groups, one after the other, each of which has all
+  // shards; a rank meets others of its group and those with equal shards.
+  int replicas = 1;
 
   std::vector<std::string> run(
       const RunOptions& options, const Body& body) const {
@@ -78,6 +81,9 @@ class ExchangeTest : public testing::TestWithParam<Contender> {
  protected:
   const Contender& with() const { return GetParam(); }
   int ranks() const { return GetParam().ranks; }
+  int replicas() const { return GetParam().replicas; }
+  // How many ranks own different shards; rank r has shard r % owners().
+  int owners() const { return ranks() / replicas(); }
 };
 class ExchangeUnshard : public ExchangeTest {};
 class ExchangeReduce : public ExchangeTest {};
@@ -130,14 +136,14 @@ struct FlatSketch {
 };
 
 ModelSpec make_model(
-    int ranks, const std::vector<std::vector<FlatSketch>>& units);
+    int owners, const std::vector<std::vector<FlatSketch>>& units);
 
 // Units "u0", "u1", ...: uneven and empty shards, flats smaller than the world,
 // all gradient dtypes, mixed precision, frozen flats, a unit that is frozen
 // altogether and one without a byte.
-ModelSpec mixed_model(int ranks);
+ModelSpec mixed_model(int owners);
 // Three units of one fp32 flat each.
-ModelSpec plain_model(int ranks);
+ModelSpec plain_model(int owners);
 
 bool trainable(const UnitSpec& unit);
 int trainable_parameters(const UnitSpec& unit);
@@ -150,6 +156,9 @@ at::Tensor pattern(const ModelSpec& model, UnitId unit, int flat, int salt);
 // Not exact: what the sum is depends on its order.
 at::Tensor noise(const ModelSpec& model, UnitId unit, int flat, int salt);
 
+// The elements of the flat that the rank owns.
+plan::ElementRange owned_by(
+    const ModelSpec& model, UnitId unit, int flat, int rank);
 // Writes the pattern's elements that this rank owns into its shards.
 void write_shards(
     Exchange& exchange, const ModelSpec& model, int rank, int salt);

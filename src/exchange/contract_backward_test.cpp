@@ -19,7 +19,7 @@ using testing::HasSubstr;
 TEST_P(ExchangeBackward, ReturnsOnlyWhenEveryRankHasCome) {
   Marks coming;
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     reduce_all(*seat.exchange, model, seat.rank);
     if (seat.rank > 0) {
@@ -35,7 +35,7 @@ TEST_P(ExchangeBackward, ReturnsOnlyWhenEveryRankHasCome) {
 
 TEST_P(ExchangeBackward, UsedMarksAreOredByParameter) {
   with().run([&](Seat& seat) {
-    const auto model = mixed_model(ranks());
+    const auto model = mixed_model(owners());
     open(seat, model);
     for (const UnitId unit : {0, 1, 2, 3, 5}) {
       fill_gradients(*seat.exchange, model, unit, seat.rank);
@@ -71,7 +71,7 @@ TEST_P(ExchangeBackward, UsedMarksAreOredByParameter) {
 
 TEST_P(ExchangeBackward, OneLateRankBringsAllToAnotherRound) {
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     reduce_all(*seat.exchange, model, seat.rank);
     auto end = backward_end(model);
@@ -94,7 +94,7 @@ TEST_P(ExchangeBackward, OneLateRankBringsAllToAnotherRound) {
 
 TEST_P(ExchangeBackward, AnAbortNamesRankAndReasonAndLeavesTheExchangeUsable) {
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     const int aborter = ranks() - 1;
     for (int round = 0; round < 2; ++round) {
@@ -121,7 +121,7 @@ TEST_P(ExchangeBackward, AnAbortNamesRankAndReasonAndLeavesTheExchangeUsable) {
 
 TEST_P(ExchangeBackward, RanksMayGatherDifferentUnits) {
   with().run([&](Seat& seat) {
-    const auto model = mixed_model(ranks());
+    const auto model = mixed_model(owners());
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 1);
     const UnshardOptions options{.in_backward = true};
@@ -142,7 +142,7 @@ TEST_P(ExchangeBackward, RanksMayGatherDifferentUnits) {
 
 TEST_P(ExchangeBackward, ReducesMayLieBetweenGathersThatDiffer) {
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 1);
     const UnshardOptions options{.in_backward = true};
@@ -169,7 +169,7 @@ std::string bits_of(const at::Tensor& values) {
 
 TEST_P(ExchangeNumbers, SumAndMaxGiveEveryRankTheSameBits) {
   const auto results = with().run([&](Seat& seat) {
-    open(seat, plain_model(ranks()));
+    open(seat, plain_model(owners()));
     auto sum = torch::tensor(
         {0.1 * (seat.rank + 1), 1e300, -1.0 * seat.rank}, torch::kDouble);
     auto max = torch::tensor(
@@ -193,7 +193,7 @@ TEST_P(ExchangeNumbers, SumAndMaxGiveEveryRankTheSameBits) {
 
 TEST_P(ExchangeNumbers, ManyNumbersAreReducedAlike) {
   with().run([&](Seat& seat) {
-    open(seat, plain_model(ranks()));
+    open(seat, plain_model(owners()));
     auto values = torch::arange(3000, torch::kDouble).add(seat.rank);
     seat.exchange->all_reduce(values, ReduceOp::kMax).throw_if_failed();
     EXPECT_TRUE(torch::equal(
@@ -203,7 +203,7 @@ TEST_P(ExchangeNumbers, ManyNumbersAreReducedAlike) {
 
 TEST_P(ExchangeNumbers, ANanOfAnyRankReachesAll) {
   const auto results = with().run([&](Seat& seat) {
-    open(seat, plain_model(ranks()));
+    open(seat, plain_model(owners()));
     for (int ill = 0; ill < ranks(); ++ill) {
       for (const auto op : {ReduceOp::kSum, ReduceOp::kMax}) {
         auto values = torch::ones({1}, torch::kDouble);
@@ -223,7 +223,7 @@ TEST_P(ExchangeNumbers, ANanOfAnyRankReachesAll) {
 
 TEST_P(ExchangeNumbers, SameTellsEveryRankWhichAreEqual) {
   with().run([&](Seat& seat) {
-    open(seat, plain_model(ranks()));
+    open(seat, plain_model(owners()));
     for (int other = 0; other < ranks(); ++other) {
       const double odd = seat.rank == other ? 1.0 : 0.0;
       auto values = torch::tensor({7.0, odd, -0.5}, torch::kDouble);
@@ -237,7 +237,7 @@ TEST_P(ExchangeNumbers, SameTellsEveryRankWhichAreEqual) {
 
 TEST_P(ExchangeBackward, EveryRankLearnsThatOneDeparted) {
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     for (int departed = 0; departed <= ranks(); ++departed) {
       reduce_all(*seat.exchange, model, seat.rank);
@@ -251,7 +251,7 @@ TEST_P(ExchangeBackward, EveryRankLearnsThatOneDeparted) {
 
 TEST_P(ExchangeBackward, EveryRankLearnsThatGathersDiffered) {
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 0);
     for (const bool differ : {true, false}) {
@@ -268,7 +268,7 @@ TEST_P(ExchangeBackward, EveryRankLearnsThatGathersDiffered) {
 
 TEST_P(ExchangeNumbers, MayLieBetweenBackwards) {
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     for (int round = 0; round < 3; ++round) {
       run_backward(*seat.exchange, model, seat.rank, round);

@@ -14,10 +14,15 @@ using testing::HasSubstr;
 
 constexpr RunOptions kDisorderly{.disorderly = true};
 
+// With several replicas a rank may know it by way of one that gave up.
 void expect_mismatch(
-    const Status& status, const std::vector<std::string>& named) {
+    const Contender& with,
+    const Status& status,
+    const std::vector<std::string>& named) {
   ASSERT_FALSE(status.ok());
-  EXPECT_EQ(status.code(), ErrorCode::kPeerMismatch) << status.message();
+  if (with.replicas == 1 || status.code() != ErrorCode::kPeerLost) {
+    EXPECT_EQ(status.code(), ErrorCode::kPeerMismatch) << status.message();
+  }
   for (const auto& text : named) {
     EXPECT_THAT(status.message(), HasSubstr(text));
   }
@@ -48,25 +53,25 @@ TEST_P(ExchangeMismatch, DifferentModelsAreNamedByTheirFirstDifference) {
   };
   for (const auto& difference : differences) {
     with().run(kDisorderly, [&](Seat& seat) {
-      auto model = plain_model(ranks());
+      auto model = plain_model(owners());
       if (seat.rank == ranks() - 1) {
         difference.change(model);
       }
       expect_mismatch(
-          seat.exchange->open(model),
-          {"rank 0 ", "rank " + std::to_string(ranks() - 1) + " ",
-           difference.named});
+          with(), seat.exchange->open(model),
+          {replicas() == 1 ? "rank 0 " : "rank ",
+           "rank " + std::to_string(ranks() - 1) + " ", difference.named});
     });
   }
 }
 
 TEST_P(ExchangeMismatch, DifferentUnitsInForwardAreNamedOnEveryRank) {
-  if (with().one_sided) {
-    return;
+  if (with().one_sided || replicas() > 1) {
+    return;  // Who shares no shard axis goes on.
   }
   for (int other = 1; other < ranks(); ++other) {
     with().run(kDisorderly, [&](Seat& seat) {
-      const auto model = plain_model(ranks());
+      const auto model = plain_model(owners());
       open(seat, model);
       write_shards(*seat.exchange, model, seat.rank, 0);
       expect_whole(*seat.exchange, model, 0, 0);
@@ -74,7 +79,7 @@ TEST_P(ExchangeMismatch, DifferentUnitsInForwardAreNamedOnEveryRank) {
       seat.exchange->start_unshard(unit, {}).throw_if_failed();
       const auto found = seat.exchange->wait_for_unshard(unit);
       expect_mismatch(
-          found.status(),
+          with(), found.status(),
           {"u1", "u2", "rank 0 ", "rank " + std::to_string(other) + " "});
       // And it stays the reason.
       EXPECT_EQ(seat.exchange->publish(1).message(), found.status().message());
@@ -83,29 +88,32 @@ TEST_P(ExchangeMismatch, DifferentUnitsInForwardAreNamedOnEveryRank) {
 }
 
 TEST_P(ExchangeMismatch, ForwardAgainstBackwardIsAMismatch) {
-  if (with().one_sided) {
-    return;
+  if (with().one_sided || replicas() > 1) {
+    return;  // Who shares no shard axis goes on.
   }
   with().run(kDisorderly, [&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     const bool in_backward = seat.rank == 0;
     seat.exchange->start_unshard(1, {.in_backward = in_backward})
         .throw_if_failed();
     expect_mismatch(
-        seat.exchange->wait_for_unshard(1).status(),
+        with(), seat.exchange->wait_for_unshard(1).status(),
         {"u1", "in backward", "in forward"});
   });
 }
 
 TEST_P(ExchangeMismatch, DifferentGenerationsAreNamed) {
+  if (replicas() > 1) {
+    return;  // Who shares no shard axis goes on.
+  }
   with().run(kDisorderly, [&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     seat.exchange->publish(seat.rank == 0 ? 7 : 8).throw_if_failed();
     seat.exchange->start_unshard(1, {}).throw_if_failed();
     expect_mismatch(
-        seat.exchange->wait_for_unshard(1).status(),
+        with(), seat.exchange->wait_for_unshard(1).status(),
         {"generation 7", "generation 8", "u1"});
   });
 }
@@ -113,7 +121,7 @@ TEST_P(ExchangeMismatch, DifferentGenerationsAreNamed) {
 // As when one rank leaves out its optimizer step.
 TEST_P(ExchangeMismatch, ARankThatDoesNotPublishIsNamedBeforeTheDeadline) {
   with().run(kDisorderly, [&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     run_backward(*seat.exchange, model, seat.rank);
     Status status;
@@ -142,48 +150,56 @@ TEST_P(ExchangeMismatch, ARankThatDoesNotPublishIsNamedBeforeTheDeadline) {
 }
 
 TEST_P(ExchangeMismatch, GathersOfDifferentGenerationsDifferInBackwardToo) {
+  if (replicas() > 1) {
+    return;  // Who shares no shard axis goes on.
+  }
   with().run(kDisorderly, [&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     seat.exchange->publish(seat.rank == 0 ? 7 : 8).throw_if_failed();
     const UnitId unit = seat.rank == 0 ? 0 : 1;
     seat.exchange->start_unshard(unit, {.in_backward = true}).throw_if_failed();
     expect_mismatch(
-        seat.exchange->wait_for_unshard(unit).status(),
+        with(), seat.exchange->wait_for_unshard(unit).status(),
         {"generation 7", "generation 8"});
   });
 }
 
 TEST_P(ExchangeMismatch, DifferentStepsAreNamed) {
   with().run(kDisorderly, [&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     if (seat.rank == ranks() - 1) {
       auto values = torch::zeros({3}, torch::kDouble);
       expect_mismatch(
-          seat.exchange->all_reduce(values, ReduceOp::kSum),
+          with(), seat.exchange->all_reduce(values, ReduceOp::kSum),
           {"all-reduce 3", "end the backward"});
       return;
     }
-    reduce_all(*seat.exchange, model, seat.rank);
+    try {
+      reduce_all(*seat.exchange, model, seat.rank);
+    } catch (const Error&) {
+      EXPECT_GT(replicas(), 1);  // Another one's ranks may have found it.
+    }
     expect_mismatch(
-        seat.exchange->end_backward(backward_end(model)).status(),
+        with(), seat.exchange->end_backward(backward_end(model)).status(),
         {"all-reduce 3", "end the backward"});
   });
 }
 
 TEST_P(ExchangeMismatch, AllReducesMustAgreeInSizeAndOperation) {
   with().run(kDisorderly, [&](Seat& seat) {
-    open(seat, plain_model(ranks()));
+    open(seat, plain_model(owners()));
     auto values = torch::zeros({seat.rank == 0 ? 2 : 3}, torch::kDouble);
     expect_mismatch(
-        seat.exchange->all_reduce(values, ReduceOp::kSum),
+        with(), seat.exchange->all_reduce(values, ReduceOp::kSum),
         {"all-reduce 2", "all-reduce 3"});
   });
   with().run(kDisorderly, [&](Seat& seat) {
-    open(seat, plain_model(ranks()));
+    open(seat, plain_model(owners()));
     auto values = torch::zeros({2}, torch::kDouble);
     expect_mismatch(
+        with(),
         seat.exchange->all_reduce(
             values, seat.rank == 0 ? ReduceOp::kSum : ReduceOp::kMax),
         {"sum", "largest"});

@@ -10,19 +10,14 @@
 namespace sherd::exchange::contract {
 namespace {
 
-// scale * (v_0 + v_1 + ...) by a plain loop in rank order.
+// scale * (v_0 + v_1 + ...) by a plain loop, as `to`.
 template <typename Sum>
 at::Tensor ordered_sum(
-    const ModelSpec& model, UnitId unit, int flat, int ranks, double scale) {
+    const std::vector<at::Tensor>& values, double scale, c10::ScalarType to) {
   const auto dtype = c10::CppTypeToScalarType<Sum>::value;
-  const auto& spec = model.units[static_cast<std::size_t>(unit)]
-                         .flats[static_cast<std::size_t>(flat)];
-  const auto sent = [&](int rank) {
-    return noise(model, unit, flat, rank).to(spec.slot_dtype());
-  };
-  at::Tensor sum = sent(0).to(dtype, /*non_blocking=*/false, /*copy=*/true);
-  for (int r = 1; r < ranks; ++r) {
-    const at::Tensor next = sent(r).to(dtype);
+  at::Tensor sum = values[0].to(dtype, /*non_blocking=*/false, /*copy=*/true);
+  for (std::size_t r = 1; r < values.size(); ++r) {
+    const at::Tensor next = values[r].to(dtype);
     for (std::int64_t i = 0; i < sum.numel(); ++i) {
       sum.data_ptr<Sum>()[i] += next.data_ptr<Sum>()[i];
     }
@@ -30,12 +25,41 @@ at::Tensor ordered_sum(
   for (std::int64_t i = 0; i < sum.numel(); ++i) {
     sum.data_ptr<Sum>()[i] *= static_cast<Sum>(scale);
   }
-  return sum.to(spec.dtype);
+  return sum.to(to);
+}
+
+// In rank order, then scaled; with several replicas so in each, and then their
+// sums, sent as gradients are, in the order of replicas.
+template <typename Sum>
+at::Tensor expected_sum(
+    const Contender& with,
+    const ModelSpec& model,
+    UnitId unit,
+    int flat,
+    double scale) {
+  const auto& spec = model.units[static_cast<std::size_t>(unit)]
+                         .flats[static_cast<std::size_t>(flat)];
+  const int owners = with.ranks / with.replicas;
+  std::vector<at::Tensor> sums;
+  for (int replica = 0; replica < with.replicas; ++replica) {
+    std::vector<at::Tensor> sent;
+    for (int r = replica * owners; r < (replica + 1) * owners; ++r) {
+      sent.push_back(noise(model, unit, flat, r).to(spec.slot_dtype()));
+    }
+    sums.push_back(ordered_sum<Sum>(sent, scale, spec.dtype));
+  }
+  if (with.replicas == 1) {
+    return sums[0];
+  }
+  for (auto& sum : sums) {
+    sum = sum.to(spec.slot_dtype());
+  }
+  return ordered_sum<Sum>(sums, 1.0, spec.dtype);
 }
 
 TEST_P(ExchangeReduce, SumsSmallIntegersExactly) {
   with().run([&](Seat& seat) {
-    const auto model = mixed_model(ranks());
+    const auto model = mixed_model(owners());
     open(seat, model);
     run_backward(*seat.exchange, model, seat.rank);
     expect_sums(*seat.exchange, model, seat.rank, ranks());
@@ -44,7 +68,7 @@ TEST_P(ExchangeReduce, SumsSmallIntegersExactly) {
 
 TEST_P(ExchangeReduce, T31NoMoreReductionsAreUnderWayThanAsked) {
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     for (int backward = 0; backward < 20; ++backward) {
       for (const UnitId unit : {2, 1, 0}) {
@@ -67,7 +91,7 @@ TEST_P(ExchangeReduce, T31NoMoreReductionsAreUnderWayThanAsked) {
 TEST_P(ExchangeReduce, T31ALimitIsGivenUpWherePeersDoOtherThingsFirst) {
   Marks marks;
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     if (seat.rank != 0) {
       marks.wait_for(0);
@@ -90,7 +114,7 @@ TEST_P(ExchangeReduce, T31ALimitIsGivenUpWherePeersDoOtherThingsFirst) {
 
 TEST_P(ExchangeReduce, SumsInRankOrderThenScales) {
   with().run([&](Seat& seat) {
-    const auto model = mixed_model(ranks());
+    const auto model = mixed_model(owners());
     open(seat, model);
     const double scale = 1.0 / ranks();
     for (const UnitId unit : {5, 2, 0, 1, 3}) {
@@ -107,8 +131,8 @@ TEST_P(ExchangeReduce, SumsInRankOrderThenScales) {
         const bool wide = model.units[u].flats[f].dtype == torch::kDouble;
         expect_gradient(
             *seat.exchange, model, unit, flat, seat.rank,
-            wide ? ordered_sum<double>(model, unit, flat, ranks(), scale)
-                 : ordered_sum<float>(model, unit, flat, ranks(), scale));
+            wide ? expected_sum<double>(with(), model, unit, flat, scale)
+                 : expected_sum<float>(with(), model, unit, flat, scale));
       }
     }
   });
@@ -117,8 +141,8 @@ TEST_P(ExchangeReduce, SumsInRankOrderThenScales) {
 // Small gradients beside large ones are lost in bf16, not in fp32.
 TEST_P(ExchangeReduce, T21LowPrecisionGradientsAddUpInThePrecisionOfShards) {
   with().run([&](Seat& seat) {
-    const auto bf16 =
-        make_model(ranks(), {{{.numels = {70}, .param_dtype = at::kBFloat16}}});
+    const auto bf16 = make_model(
+        owners(), {{{.numels = {70}, .param_dtype = at::kBFloat16}}});
     open(seat, bf16);
     for (int micro = 0; micro < 3; ++micro) {
       auto slot = seat.exchange->gradient_slot(0)[0];
@@ -139,7 +163,7 @@ TEST_P(ExchangeReduce, T21LowPrecisionGradientsAddUpInThePrecisionOfShards) {
 
 TEST_P(ExchangeReduce, T20SlotsHaveTheReduceDtypeAndGradientsTheShards) {
   with().run([&](Seat& seat) {
-    const auto model = mixed_model(ranks());
+    const auto model = mixed_model(owners());
     open(seat, model);
     const auto slot = seat.exchange->gradient_slot(1);
     for (std::size_t f = 0; f < slot.size(); ++f) {
@@ -160,7 +184,7 @@ TEST_P(ExchangeReduce, T20SlotsHaveTheReduceDtypeAndGradientsTheShards) {
 
 TEST_P(ExchangeReduce, AccumulatesByFlatAndAcrossBackwards) {
   with().run([&](Seat& seat) {
-    const auto model = mixed_model(ranks());
+    const auto model = mixed_model(owners());
     open(seat, model);
     run_backward(*seat.exchange, model, seat.rank, 0);
     for (const UnitId unit : {0, 1, 2, 3, 5}) {
@@ -192,7 +216,7 @@ TEST_P(ExchangeReduce, AccumulatesByFlatAndAcrossBackwards) {
 
 TEST_P(ExchangeReduce, RanksMayReduceInDifferentOrders) {
   with().run([&](Seat& seat) {
-    const auto model = mixed_model(ranks());
+    const auto model = mixed_model(owners());
     open(seat, model);
     for (int round = 0; round < 3; ++round) {
       std::vector<UnitId> order{0, 1, 2, 3, 5};
@@ -219,7 +243,7 @@ TEST_P(ExchangeReduce, ReplicatedGradientsAreWholeOnEveryRank) {
     return;
   }
   with().run([&](Seat& seat) {
-    auto model = mixed_model(ranks());
+    auto model = mixed_model(owners());
     model.placement = Placement::kReplicate;
     open(seat, model);
     for (int round = 0; round < 2; ++round) {
@@ -231,7 +255,7 @@ TEST_P(ExchangeReduce, ReplicatedGradientsAreWholeOnEveryRank) {
 
 TEST_P(ExchangeReduce, ASlotStaysTheSameUntilItIsReduced) {
   with().run([&](Seat& seat) {
-    const auto model = mixed_model(ranks());
+    const auto model = mixed_model(owners());
     open(seat, model);
     const auto first = seat.exchange->gradient_slot(0);
     const auto again = seat.exchange->gradient_slot(0);
@@ -249,14 +273,14 @@ TEST_P(ExchangeReduce, ASlotStaysTheSameUntilItIsReduced) {
 TEST_P(ExchangeReduce, StartingWaitsForNoPeer) {
   Marks started;
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     const int turn = ranks() - 1 - seat.rank;  // The last rank begins.
     if (turn > 0) {
       started.wait_for(seat.rank + 1);
     }
     reduce_all(*seat.exchange, model, seat.rank);
-    seat.exchange->progress();
+    (void)seat.exchange->progress();
     started.set(seat.rank);
     seat.exchange->end_backward(backward_end(model)).status().throw_if_failed();
     expect_sums(*seat.exchange, model, seat.rank, ranks());
@@ -265,7 +289,7 @@ TEST_P(ExchangeReduce, StartingWaitsForNoPeer) {
 
 TEST_P(ExchangeReduce, GivesSlotMemoryBack) {
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     run_backward(*seat.exchange, model, seat.rank);
     const auto once = seat.exchange->counters().gradient_bytes_peak;
@@ -288,7 +312,7 @@ TEST_P(ExchangeReduce, GivesSlotMemoryBack) {
 TEST_P(ExchangeReduce, LargeGradientsMayLieOutsideTheSlot) {
   with().run([&](Seat& seat) {
     const auto model = make_model(
-        ranks(),
+        owners(),
         {{{.numels = {3, 20'001, 5, 30'000, 7}},
           {.numels = {40'000, 1}, .dtype = c10::ScalarType::Double}}});
     open(seat, model);

@@ -10,7 +10,7 @@ namespace {
 
 TEST_P(ExchangeUnshard, ShardsAreZeroAndKeepTheirAddress) {
   with().run([&](Seat& seat) {
-    const auto model = mixed_model(ranks());
+    const auto model = mixed_model(owners());
     open(seat, model);
     std::vector<const void*> before;
     const auto each = [&](const auto& visit) {
@@ -25,7 +25,9 @@ TEST_P(ExchangeUnshard, ShardsAreZeroAndKeepTheirAddress) {
     };
     each([&](const ShardMemory& memory, const FlatSpec& flat) {
       EXPECT_EQ(memory.shard.scalar_type(), flat.dtype);
-      EXPECT_EQ(memory.shard.numel(), flat.layout.shard(seat.rank).numel());
+      EXPECT_EQ(
+          memory.shard.numel(),
+          flat.layout.shard(seat.rank % owners()).numel());
       EXPECT_EQ(memory.shard.count_nonzero().item<std::int64_t>(), 0);
       ASSERT_EQ(memory.gradient.defined(), flat.trainable);
       if (flat.trainable) {
@@ -47,7 +49,7 @@ TEST_P(ExchangeUnshard, ShardsAreZeroAndKeepTheirAddress) {
 
 TEST_P(ExchangeUnshard, IsTheConcatenationOfAllShardsBitForBit) {
   with().run([&](Seat& seat) {
-    const auto model = mixed_model(ranks());
+    const auto model = mixed_model(owners());
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 1);
     for (std::size_t u = 0; u < model.units.size(); ++u) {
@@ -58,7 +60,7 @@ TEST_P(ExchangeUnshard, IsTheConcatenationOfAllShardsBitForBit) {
 
 TEST_P(ExchangeUnshard, SeesWhatWasPublishedSince) {
   with().run([&](Seat& seat) {
-    const auto model = mixed_model(ranks());
+    const auto model = mixed_model(owners());
     open(seat, model);
     for (int generation = 1; generation <= 4; ++generation) {
       write_shards(*seat.exchange, model, seat.rank, generation);
@@ -78,7 +80,7 @@ TEST_P(ExchangeUnshard, SeesWhatWasPublishedSince) {
 
 TEST_P(ExchangeUnshard, UnitsThatAreWholeTogetherDoNotOverlap) {
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 2);
     std::vector<at::Tensor> whole;
@@ -103,7 +105,7 @@ TEST_P(ExchangeUnshard, UnitsThatAreWholeTogetherDoNotOverlap) {
 
 TEST_P(ExchangeUnshard, SlotsStayWithinTheBudget) {
   with().run([&](Seat& seat) {
-    auto model = plain_model(ranks());
+    auto model = plain_model(owners());
     const auto largest = unit_bytes(model.units[2]);
     const auto second = unit_bytes(model.units[0]);
     model.unsharded_bytes_max = largest + second;
@@ -137,7 +139,7 @@ TEST_P(ExchangeUnshard, SlotsStayWithinTheBudget) {
 
 TEST_P(ExchangeUnshard, AUnitWithoutBytesNeedsNoRoom) {
   with().run([&](Seat& seat) {
-    auto model = make_model(ranks(), {{{.numels = {64}}}, {{.numels = {0}}}});
+    auto model = make_model(owners(), {{{.numels = {64}}}, {{.numels = {0}}}});
     model.unsharded_bytes_max = unit_bytes(model.units[0]);
     open(seat, model);
     const UnshardOptions options{
@@ -155,7 +157,7 @@ TEST_P(ExchangeUnshard, AReplicatedUnitIsItsShard) {
     return;
   }
   with().run([&](Seat& seat) {
-    auto model = mixed_model(ranks());
+    auto model = mixed_model(owners());
     model.placement = Placement::kReplicate;
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 3);
@@ -178,8 +180,7 @@ ModelSpec bf16_model(int ranks) {
 
 void write_noise(Exchange& exchange, const ModelSpec& model, int rank) {
   for (const int flat : {0, 1}) {
-    const auto& spec = model.units[0].flats[static_cast<std::size_t>(flat)];
-    const auto range = spec.layout.shard(rank);
+    const auto range = owned_by(model, 0, flat, rank);
     exchange.shard_memory(0, flat).shard.copy_(
         noise(model, 0, flat, 5).narrow(0, range.begin, range.numel()));
   }
@@ -187,7 +188,7 @@ void write_noise(Exchange& exchange, const ModelSpec& model, int rank) {
 
 TEST_P(ExchangeUnshard, T20WholeUnitsAreTheCastOfTheShards) {
   with().run([&](Seat& seat) {
-    const auto model = bf16_model(ranks());
+    const auto model = bf16_model(owners());
     open(seat, model);
     write_noise(*seat.exchange, model, seat.rank);
     seat.exchange->publish(1).throw_if_failed();
@@ -210,7 +211,7 @@ TEST_P(ExchangeUnshard, T20WholeUnitsAreTheCastOfTheShards) {
 
 TEST_P(ExchangeUnshard, InFullPrecisionAUnitIsItsShardsOutsideTheLimit) {
   with().run([&](Seat& seat) {
-    auto model = bf16_model(ranks());
+    auto model = bf16_model(owners());
     model.unsharded_bytes_max = unit_bytes(model.units[0]);
     open(seat, model);
     write_noise(*seat.exchange, model, seat.rank);
@@ -236,8 +237,8 @@ TEST_P(ExchangeUnshard, InFullPrecisionAUnitIsItsShardsOutsideTheLimit) {
 // A cast for each gather would find the new values.
 TEST_P(ExchangeUnshard, ShardsAreCastOnceAGeneration) {
   with().run([&](Seat& seat) {
-    const auto model =
-        make_model(ranks(), {{{.numels = {90}, .param_dtype = at::kBFloat16}}});
+    const auto model = make_model(
+        owners(), {{{.numels = {90}, .param_dtype = at::kBFloat16}}});
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 1);
     expect_whole(*seat.exchange, model, 0, 1);
@@ -255,8 +256,8 @@ TEST_P(ExchangeUnshard, AReplicatedUnitThatIsWholeIsRefreshedByAPublish) {
     return;
   }
   with().run([&](Seat& seat) {
-    auto model =
-        make_model(ranks(), {{{.numels = {90}, .param_dtype = at::kBFloat16}}});
+    auto model = make_model(
+        owners(), {{{.numels = {90}, .param_dtype = at::kBFloat16}}});
     model.placement = Placement::kReplicate;
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 1);
@@ -277,7 +278,7 @@ TEST_P(ExchangeUnshard, AReplicatedUnitThatIsWholeIsRefreshedByAPublish) {
 
 TEST_P(ExchangeUnshard, StartedAheadMayBeWaitedForInAnyOrder) {
   with().run([&](Seat& seat) {
-    const auto model = plain_model(ranks());
+    const auto model = plain_model(owners());
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 3);
     for (const UnitId unit : {0, 1, 2}) {

@@ -95,7 +95,8 @@ std::vector<std::string> describe(const ModelSpec& model) {
   lines.push_back(
       str("placement ",
           model.placement == Placement::kShard ? "shard" : "replicate",
-          ", budget ", model.unsharded_bytes_max, " bytes"));
+          model.gradients_only ? " of gradients" : "", ", budget ",
+          model.unsharded_bytes_max, " bytes"));
   // Last: what differs in anything else has other cuts too.
   for (const auto& unit : model.units) {
     for (const auto& flat : unit.flats) {

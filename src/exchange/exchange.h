@@ -61,6 +61,8 @@ struct UnitSpec {
 struct ModelSpec {
   std::vector<UnitSpec> units;
   Placement placement = Placement::kShard;
+  // No shards, no whole units: only reductions, each with ReduceOptions::into.
+  bool gradients_only = false;
   // Bytes of unsharded units at most, at first; 0: no limit. Ranks must agree.
   std::int64_t unsharded_bytes_max = 0;
 };
@@ -117,6 +119,14 @@ struct ReduceOptions {
   // contiguous, of the slot's dtype, unchanged until end_backward(). Only of a
   // parameter that travels alone; undefined: in the slot.
   std::vector<at::Tensor> gradients;
+  // By flat, or empty: where the sum goes instead of ShardMemory::gradient; as
+  // that one, and nobody else's until end_backward(). May be what `gradients`
+  // gives. Undefined where frozen.
+  std::vector<at::Tensor> into;
+  // Sums over the shard axis only, and keeps the sum for the next reduction of
+  // this unit that is not partial; until then the parameters count as unused.
+  // REQUIRES: a replicate axis.
+  bool partial = false;
   // Reductions under way at most, this one included: start_reduce() waits for
   // older ones to end. Not for ever, since peers that do other things first
   // may need this rank to go on; after a second this backward has no limit any
@@ -128,10 +138,14 @@ struct BackwardEnd {
   // Empty, or why this rank gave the backward up. It must have reduced every
   // unit all the same, with zeros.
   std::string aborted;
+  // `aborted` is what this rank heard of another, a whole sentence.
+  bool hearsay = false;
   // By unit: gradients came after its reduction and need one more round.
   std::vector<bool> late;
   // This rank gathered other units than was planned.
   bool departed = false;
+  // By unit, or empty: marks as ReduceOptions::used, beside those.
+  std::vector<std::vector<bool>> used = {};
 };
 
 struct BackwardOutcome {
@@ -146,6 +160,8 @@ struct BackwardOutcome {
 
 enum class ReduceOp {
   kSum,
+  // The same, but ranks with equal shards count once: for sums over elements.
+  kSumOverOwners,
   kMax,
   kSame,  // 1 where every rank has the same number, else 0.
 };
@@ -213,8 +229,9 @@ class Exchange {
   [[nodiscard]] virtual Status all_reduce(
       const at::Tensor& values, ReduceOp op) = 0;
 
-  // Does what can be done without waiting.
-  virtual void progress() = 0;
+  // Does what can be done without waiting. Returns the units whose sums are
+  // made here since the last call; replicas may lack other ranks' parts yet.
+  virtual std::vector<UnitId> progress() = 0;
 
   // Ends it: every later call fails. With a failure as `reason`, that is what
   // they fail with, and peers that wait for this rank fail at once. With

@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -205,8 +206,15 @@ class Received final : public Transfer {
 
 class FakeLink final : public Link {
  public:
-  FakeLink(std::shared_ptr<State> state, int rank, std::string name)
-      : state_(std::move(state)), rank_(rank), name_(std::move(name)) {}
+  FakeLink(
+      std::shared_ptr<State> state,
+      int rank,
+      std::string name,
+      std::vector<int> ranks)
+      : state_(std::move(state)),
+        rank_(rank),
+        name_(std::move(name)),
+        ranks_(std::move(ranks)) {}
   ~FakeLink() override {
     const std::lock_guard lock(state_->mu);
     state_->leave(rank_, "left");
@@ -214,16 +222,21 @@ class FakeLink final : public Link {
   FakeLink(const FakeLink&) = delete;
   FakeLink& operator=(const FakeLink&) = delete;
 
-  int index() const override { return rank_; }
-  int size() const override { return static_cast<int>(state_->ranks.size()); }
-  int world_rank(int index) const override { return index; }
+  int index() const override {
+    const auto me = std::find(ranks_.begin(), ranks_.end(), rank_);
+    return static_cast<int>(me - ranks_.begin());
+  }
+  int size() const override { return static_cast<int>(ranks_.size()); }
+  int world_rank(int index) const override {
+    return ranks_.at(static_cast<std::size_t>(index));
+  }
 
   std::unique_ptr<Transfer> send(
       const at::Tensor& tensor, int peer, int tag) override {
     const std::lock_guard lock(state_->mu);
     state_->count(rank_);
     if (tensor.numel() > 0 && !state_->rank(rank_).gone) {
-      const LaneName name{name_, rank_, peer, tag};
+      const LaneName name{name_, rank_, world_rank(peer), tag};
       auto& lane = state_->lanes[name];
       lane.under_way.push_back(
           {std::string(
@@ -243,7 +256,7 @@ class FakeLink final : public Link {
       state_->count(rank_);
     }
     return std::make_unique<Received>(
-        state_, LaneName{name_, peer, rank_, tag}, tensor);
+        state_, LaneName{name_, world_rank(peer), rank_, tag}, tensor);
   }
 
   Result<std::vector<std::string>> all_gather(
@@ -258,13 +271,13 @@ class FakeLink final : public Link {
     std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
     std::vector<std::string> all(static_cast<std::size_t>(size()), mine);
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank_) {
+      if (peer != index()) {
         (void)send(my_length, peer, kSizeTag);
         (void)send(text, peer, kTextTag);
       }
     }
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank_) {
+      if (peer == index()) {
         continue;
       }
       auto their_size = at::empty({8}, byte);
@@ -297,6 +310,7 @@ class FakeLink final : public Link {
   std::shared_ptr<State> state_;
   const int rank_;
   const std::string name_;
+  const std::vector<int> ranks_;
 };
 
 }  // namespace
@@ -310,11 +324,24 @@ FakeNetwork::FakeNetwork(int ranks, const FakeOptions& options)
 FakeNetwork::~FakeNetwork() = default;
 
 std::unique_ptr<Link> FakeNetwork::link(int rank, const std::string& name) {
-  return std::make_unique<FakeLink>(state_, rank, name);
+  std::vector<int> all(state_->ranks.size());
+  std::iota(all.begin(), all.end(), 0);
+  return link(rank, name, std::move(all));
+}
+
+std::unique_ptr<Link> FakeNetwork::link(
+    int rank, const std::string& name, std::vector<int> ranks) {
+  return std::make_unique<FakeLink>(state_, rank, name, std::move(ranks));
 }
 
 std::unique_ptr<Exchange> FakeNetwork::exchange(int rank) {
   return make_collective_exchange(link(rank, "gather"), link(rank, "reduce"));
+}
+
+std::unique_ptr<Exchange> FakeNetwork::exchange(
+    int rank, const std::string& name, const std::vector<int>& ranks) {
+  return make_collective_exchange(
+      link(rank, name + "/gather", ranks), link(rank, name + "/reduce", ranks));
 }
 
 void FakeNetwork::lose(int rank) {

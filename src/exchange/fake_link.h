@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 #include "exchange/exchange.h"
 #include "exchange/link.h"
 
@@ -42,11 +43,16 @@ class FakeNetwork {
   FakeNetwork(const FakeNetwork&) = delete;
   FakeNetwork& operator=(const FakeNetwork&) = delete;
 
-  // Every rank makes its own, under the same name.
+  // Every rank makes its own, under the same name. Of all ranks, or of some
+  // (ascending), who are told apart by name from other such groups.
   std::unique_ptr<Link> link(int rank, const std::string& name);
+  std::unique_ptr<Link> link(
+      int rank, const std::string& name, std::vector<int> ranks);
 
   // The fake exchange: the collective protocol over this network.
   std::unique_ptr<Exchange> exchange(int rank);
+  std::unique_ptr<Exchange> exchange(
+      int rank, const std::string& name, const std::vector<int>& ranks);
 
   // The rank is lost now, as if its process had been killed.
   void lose(int rank);

@@ -7,6 +7,7 @@
 #include "comm/host_segment.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/comm_link.h"
+#include "exchange/hybrid_exchange.h"
 #include "exchange/shared_memory_exchange.h"
 #include "exchange/solo_link.h"
 
@@ -81,6 +82,24 @@ std::unique_ptr<Exchange> make_exchange(
   }
   return make_collective_exchange(
       std::move(link), make_comm_link(world, name + "/reduce", ranks));
+}
+
+std::unique_ptr<Exchange> make_exchange(
+    const Mesh& mesh, const std::string& name, Kind kind) {
+  const auto& world = mesh.world();
+  if (mesh.replicate_size() == 1) {
+    return make_exchange(world, name, mesh.shard_ranks(), kind);
+  }
+  // Groups that do not meet have names of their own all the same.
+  auto within = make_exchange(
+      world, str(name, "/replica", mesh.replicate_index()), mesh.shard_ranks(),
+      kind);
+  auto across = make_exchange(
+      world, str(name, "/shard", mesh.shard_index()), mesh.replicate_ranks(),
+      Kind::kCollective);
+  return make_hybrid_exchange(
+      std::move(within), std::move(across),
+      {.shard_index = mesh.shard_index(), .replicas = mesh.replicate_size()});
 }
 
 }  // namespace sherd::exchange

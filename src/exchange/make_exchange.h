@@ -37,4 +37,10 @@ std::unique_ptr<Exchange> make_exchange(
     const std::vector<int>& ranks,
     Kind kind = Kind::kCollective);
 
+// Collective over all ranks of the mesh; `kind` is that of the shard axis. With
+// one replica as above, otherwise a HybridExchange. REQUIRES: more than one rank
+// on the shard axis, or one replica.
+std::unique_ptr<Exchange> make_exchange(
+    const Mesh& mesh, const std::string& name, Kind kind = Kind::kCollective);
+
 }  // namespace sherd::exchange

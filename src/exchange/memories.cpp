@@ -38,6 +38,11 @@ Memories::Memories(const ModelSpec& model, int rank)
     const auto unit = static_cast<UnitId>(u);
     for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
       const auto& flat = model.units[u].flats[f];
+      if (model.gradients_only) {
+        shards_[u].emplace_back();
+        cast_shards_[u].emplace_back();
+        continue;
+      }
       const auto numel = owned(unit, static_cast<int>(f)).numel();
       const auto options = at::TensorOptions().dtype(flat.dtype);
       shards_[u].push_back(

@@ -16,7 +16,7 @@ namespace sherd::exchange {
 namespace {
 
 double combine(double a, double b, ReduceOp op) {
-  if (op == ReduceOp::kSum) {
+  if (op != ReduceOp::kMax) {
     return a + b;
   }
   return b > a || std::isnan(b) ? b : a;

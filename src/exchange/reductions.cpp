@@ -94,9 +94,9 @@ void Reductions::start(UnitId unit, const ReduceOptions& options) {
   reduction.slot = memories_.take_gradients(unit);
   reduction.staging = memories_.borrow_staging(staging_bytes(unit));
   post_unit(reduction);
-  started_.push_back(unit);
   last_job_ = worker_.post([this, shared] {
     auto status = complete(*shared);
+    shared->summed = status.ok();
     const std::lock_guard lock(mu_);
     summed_.push_back(shared);
     return status;
@@ -179,15 +179,28 @@ void Reductions::reclaim() {
   for (const auto& reduction : summed) {
     memories_.release(reduction->slot);
     memories_.release(reduction->staging);
+    if (!reduction->summed) {
+      continue;
+    }
+    ended_.push_back(reduction->unit);
+    if (model_.placement == Placement::kReplicate) {
+      share(*reduction);
+      shared_.push_back(reduction);
+    }
   }
 }
 
-at::Tensor Reductions::own_gradient(
-    UnitId unit, std::size_t f, const plan::ElementRange& range) const {
+at::Tensor Reductions::sum_of(
+    const Reduction& reduction,
+    std::size_t f,
+    const plan::ElementRange& range) const {
   const auto flat = static_cast<int>(f);
-  return memories_.shard(unit, flat)
-      .gradient.narrow(
-          0, range.begin - memories_.owned(unit, flat).begin, range.numel());
+  const auto& into = reduction.options.into;
+  const auto& all =
+      into.empty() ? memories_.shard(reduction.unit, flat).gradient : into[f];
+  return all.narrow(
+      0, range.begin - memories_.owned(reduction.unit, flat).begin,
+      range.numel());
 }
 
 Status Reductions::complete(const Reduction& reduction) {
@@ -200,7 +213,7 @@ Status Reductions::complete(const Reduction& reduction) {
     sum_slices(
         sum.pieces, reduction.options.scale,
         reduction.options.accumulate.at(sum.flat),
-        own_gradient(reduction.unit, sum.flat, sum.range));
+        sum_of(reduction, sum.flat, sum.range));
   }
   return status;
 }
@@ -209,36 +222,35 @@ Status Reductions::finish() {
   auto status = worker_.wait(last_job_);
   waited_in_vain_ = false;
   reclaim();
-  return status.ok() ? share_replicated() : status;
+  if (status.ok()) {
+    status = wait_all(sharing_, "gradients that every rank keeps");
+  }
+  if (status.ok()) {
+    sharing_.clear();
+    shared_.clear();
+  }
+  return status;
 }
 
-Status Reductions::share_replicated() {
-  Transfers transfers;
-  const auto summed = std::exchange(started_, {});
-  if (model_.placement != Placement::kReplicate) {
-    return {};
-  }
-  for (const auto unit : summed) {
-    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
-      const auto& flat = spec(unit).flats[f];
-      if (!flat.trainable) {
-        continue;
-      }
-      const auto gradient = memories_.shard(unit, static_cast<int>(f)).gradient;
-      const auto mine = own_gradient(unit, f, flat.layout.shard(via_.index()));
-      for (int peer = 0; peer < via_.size(); ++peer) {
-        if (peer == via_.index()) {
-          continue;
-        }
-        const auto range = flat.layout.shard(peer);
-        transfers.push_back(via_.send(mine, peer, tag(unit, f)));
-        transfers.push_back(via_.receive(
-            gradient.narrow(0, range.begin, range.numel()), peer,
-            tag(unit, f)));
+// Gradients of this unit have been sent and received under the same tag before,
+// on both sides. Where the sum goes to where they lay, they are sent by now.
+void Reductions::share(const Reduction& reduction) {
+  const auto& flats = spec(reduction.unit).flats;
+  for (std::size_t f = 0; f < flats.size(); ++f) {
+    if (!flats[f].trainable) {
+      continue;
+    }
+    const auto part_of = [&](int rank) {
+      return sum_of(reduction, f, flats[f].layout.shard(rank));
+    };
+    for (int peer = 0; peer < via_.size(); ++peer) {
+      if (peer != via_.index()) {
+        const int tag_of_flat = tag(reduction.unit, f);
+        sharing_.push_back(via_.send(part_of(via_.index()), peer, tag_of_flat));
+        sharing_.push_back(via_.receive(part_of(peer), peer, tag_of_flat));
       }
     }
   }
-  return wait_all(transfers, "gradients that every rank keeps");
 }
 
 }  // namespace sherd::exchange

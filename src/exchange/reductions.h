@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 #include "exchange/link.h"
 #include "exchange/memories.h"
@@ -33,11 +34,14 @@ class Reductions {
   // far. Never waits.
   Status progress();
 
-  bool under_way() const { return worker_.busy(); }
+  // The units summed since it was last asked, in that order.
+  std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
+
+  bool under_way() const { return worker_.busy() || !shared_.empty(); }
   std::int64_t under_way_peak() const { return under_way_peak_; }
 
-  // Waits until all are summed; replicated gradients are then shared, so that
-  // every rank has all of them.
+  // Waits until all are summed and, where gradients are replicated, every rank
+  // has all of them.
   Status finish();
 
  private:
@@ -54,6 +58,7 @@ class Reductions {
     Memories::Slot staging;
     std::vector<Sum> sums;
     Transfers transfers;
+    bool summed = false;  // Else it failed.
   };
 
   const UnitSpec& spec(UnitId unit) const;
@@ -70,19 +75,25 @@ class Reductions {
       char*& staging);
   Status complete(const Reduction& reduction);
   void reclaim();
-  // Of the sharded gradient; REQUIRES: in this rank's slice of the flat.
-  at::Tensor own_gradient(
-      UnitId unit, std::size_t flat, const plan::ElementRange& range) const;
-  Status share_replicated();
+  // Of where the sum goes; REQUIRES: owned by this rank.
+  at::Tensor sum_of(
+      const Reduction& reduction,
+      std::size_t flat,
+      const plan::ElementRange& range) const;
+  void share(const Reduction& reduction);
 
   const ModelSpec& model_;
   Link& via_;
   Memories& memories_;
   const std::vector<int> first_flat_;
   std::vector<std::vector<Segment>> segments_;  // By flat of the model.
-  std::vector<UnitId> started_;                 // Since the last finish().
-  std::uint64_t last_job_ = 0;                  // All jobs are reductions.
-  bool waited_in_vain_ = false;                 // Since the last finish().
+  std::vector<UnitId> ended_;                   // Not asked for yet.
+  // Replicated: summed here since the last finish(), sent to and received from
+  // the other ranks.
+  std::vector<std::shared_ptr<Reduction>> shared_;
+  Transfers sharing_;
+  std::uint64_t last_job_ = 0;   // All jobs are reductions.
+  bool waited_in_vain_ = false;  // Since the last finish().
   std::int64_t under_way_peak_ = 0;
   std::mutex mu_;
   // Guarded by mu_: by the worker done with, memory not yet given back.

@@ -149,7 +149,11 @@ class SharedMemoryExchange final : public Exchange {
     begin();
     note_.late = end.late;
     note_.aborted = end.aborted;
+    note_.hearsay = end.hearsay;
     note_.departed = end.departed;
+    for (std::size_t u = 0; u < end.used.size(); ++u) {
+      note_.mark_used(static_cast<UnitId>(u), end.used[u]);
+    }
     Counter(state(me()).coming).post(cells_->round() + 1);
     auto status = finish_sums();
     std::vector<at::Tensor> notes;
@@ -214,10 +218,11 @@ class SharedMemoryExchange final : public Exchange {
     return {};
   }
 
-  void progress() override {
+  std::vector<UnitId> progress() override {
     if (error_.ok()) {
       sums_->progress();
     }
+    return sums_ ? sums_->take_ended() : std::vector<UnitId>();
   }
 
   void close(const Status& reason) override {

@@ -135,6 +135,8 @@ void SharedSums::progress() {
           .post(pending.number);
       if (place_.model->placement == Placement::kReplicate) {
         summed_.push_back({pending.unit, pending.number});
+      } else {
+        ended_.push_back(pending.unit);
       }
     }
     return posted;
@@ -144,6 +146,7 @@ void SharedSums::progress() {
         !missing(summed.unit, summed.number, &SharedSlot::summed);
     if (by_all) {
       take(summed.unit);
+      ended_.push_back(summed.unit);
     }
     return by_all;
   });
@@ -198,8 +201,10 @@ void SharedSums::sum(const Pending& pending) const {
       continue;
     }
     const auto own = flat.layout.shard(place_.rank);
-    const auto out =
-        place_.units->shard(pending.unit, static_cast<int>(f)).gradient;
+    const auto& into = pending.options.into;
+    const auto out = into.empty()
+        ? place_.units->shard(pending.unit, static_cast<int>(f)).gradient
+        : into[f];
     const auto out_begin =
         owned(*place_.model, pending.unit, static_cast<int>(f), place_.rank)
             .begin;

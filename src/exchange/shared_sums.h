@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <utility>
 #include <vector>
 #include "comm/shm/counter.h"
 #include "exchange/segments.h"
@@ -52,6 +53,8 @@ class SharedSums {
 
   // Sums what all ranks have posted, takes what all have summed. Never waits.
   void progress();
+  // The units summed since it was last asked, in that order.
+  std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
   // Of the oldest sum under way, the first rank that it waits for; nothing when
   // there is none, or progress() could do it.
   struct Missing {
@@ -123,6 +126,7 @@ class SharedSums {
   std::deque<Pending> pending_;            // Not summed here yet.
   std::deque<Summed> summed_;
   std::deque<Lent> lent_;
+  std::vector<UnitId> ended_;
   std::int64_t under_way_peak_ = 0;
 };
 

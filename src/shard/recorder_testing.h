@@ -67,7 +67,7 @@ class Recorder final : public exchange::Exchange {
   Status all_reduce(const at::Tensor& values, exchange::ReduceOp op) override {
     return next_->all_reduce(values, op);
   }
-  void progress() override { next_->progress(); }
+  std::vector<UnitId> progress() override { return next_->progress(); }
   void close(const Status& reason) override { next_->close(reason); }
   const exchange::ExchangeCounters& counters() const override {
     return next_->counters();

@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/hybrid_exchange.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "base/check.h"
+#include "exchange/replica_model.h"
+#include "exchange/segments.h"
+
+namespace sherd::exchange {
+namespace {
+
+bool any(const std::vector<bool>& marks) {
+  return std::find(marks.begin(), marks.end(), true) != marks.end();
+}
+
+void add_marks(std::vector<bool>& to, const std::vector<bool>& marks) {
+  to.resize(std::max(to.size(), marks.size()));
+  for (std::size_t i = 0; i < marks.size(); ++i) {
+    to[i] = to[i] || marks[i];
+  }
+}
+
+class HybridExchange final : public Exchange {
+ public:
+  HybridExchange(
+      std::unique_ptr<Exchange> within,
+      std::unique_ptr<Exchange> across,
+      const HybridPlace& place)
+      : place_(place), within_(std::move(within)), across_(std::move(across)) {}
+  ~HybridExchange() override {
+    if (error_.ok() && (reducing_ || !gathering_.empty())) {
+      close(
+          {ErrorCode::kPeerLost,
+           str("its exchange went with ", reducing_ ? "gradients" : "a gather",
+               " under way")});
+    }
+  }
+  HybridExchange(const HybridExchange&) = delete;
+  HybridExchange& operator=(const HybridExchange&) = delete;
+
+  Status open(const ModelSpec& model) override {
+    model_ = replica_model(model, place_.shard_index, place_.replicas);
+    units_.resize(model.units.size());
+    // Across first: a host that is lost meanwhile may be the store's, without
+    // which ranks cannot find each other's memory.
+    auto status = across_->open(model_);
+    if (status.ok()) {
+      status = within_->open(model);
+    }
+    if (status.ok()) {
+      // Each replica is of one mind: the others learn of one that is not.
+      status = across_->all_reduce(
+          at::zeros({1}, at::TensorOptions().dtype(c10::ScalarType::Double)),
+          ReduceOp::kMax);
+    }
+    if (status.ok() && model.placement == Placement::kReplicate) {
+      status = {
+          ErrorCode::kInvalidArgument,
+          "[exchange] replicated units have no shard axis; expected sharded "
+          "ones"};
+    }
+    return keep(status);
+  }
+
+  ShardMemory shard_memory(UnitId unit, int flat) override {
+    return within_->shard_memory(unit, flat);
+  }
+
+  Status start_unshard(UnitId unit, const UnshardOptions& options) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    gathering_.insert(unit);
+    return keep(within_->start_unshard(unit, options));
+  }
+
+  Result<std::vector<void*>> wait_for_unshard(UnitId unit) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    auto addresses = within_->wait_for_unshard(unit);
+    if (!addresses.ok()) {
+      return keep(addresses.status());
+    }
+    gathering_.erase(unit);
+    return addresses;
+  }
+
+  void reshard(UnitId unit) override { within_->reshard(unit); }
+
+  std::vector<at::Tensor> gradient_slot(UnitId unit) override {
+    return within_->gradient_slot(unit);
+  }
+
+  Status start_reduce(UnitId unit, const ReduceOptions& options) override;
+
+  Result<BackwardOutcome> end_backward(const BackwardEnd& end) override;
+
+  // Across replicas nothing is ever gathered, but a replica that leaves a
+  // publish out shall be found.
+  Status publish(std::uint64_t generation) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    auto status = within_->publish(generation);
+    return keep(status.ok() ? across_->publish(generation) : status);
+  }
+
+  Status all_reduce(const at::Tensor& values, ReduceOp op) override {
+    if (!error_.ok()) {
+      return error_;
+    }
+    if (op == ReduceOp::kSame) {
+      return keep(compare(values));
+    }
+    auto status = within_->all_reduce(values, op);
+    if (status.ok() && op != ReduceOp::kSumOverOwners) {
+      status = across_->all_reduce(values, op);
+    }
+    return keep(status);
+  }
+
+  std::vector<UnitId> progress() override {
+    auto ended = within_->progress();
+    if (error_.ok()) {
+      (void)keep(sum_across(ended));
+    }
+    return ended;
+  }
+
+  void close(const Status& reason) override {
+    if (!error_.ok()) {
+      return;
+    }
+    error_ = reason.ok()
+        ? Status(ErrorCode::kFailedPrecondition, "[exchange] it was closed")
+        : reason;
+    within_->close(reason);
+    across_->close(reason);
+  }
+
+  bool one_sided() const override { return within_->one_sided(); }
+
+  const ExchangeCounters& counters() const override {
+    counters_ = within_->counters();
+    const auto& others = across_->counters();
+    counters_.reduces_under_way_peak = std::max(
+        counters_.reduces_under_way_peak, others.reduces_under_way_peak);
+    counters_.gradient_bytes += others.gradient_bytes + partial_bytes_;
+    counters_.gradient_bytes_peak +=
+        others.gradient_bytes_peak + partial_bytes_;
+    return counters_;
+  }
+
+ private:
+  struct UnitState {
+    // By flat: sums within this replica that may not go to the sharded gradient
+    // yet, as it has others'. Made when first needed.
+    std::vector<at::Tensor> partial;
+    bool kept = false;  // `partial` has what partial reductions left.
+    std::vector<bool> kept_used;
+  };
+  // A reduction that replicas have not begun.
+  struct Waiting {
+    UnitId unit = 0;
+    std::vector<at::Tensor> sums;  // By flat.
+    std::vector<bool> accumulate;
+    int under_way_max = 0;
+  };
+
+  UnitState& state(UnitId unit) {
+    return units_[static_cast<std::size_t>(unit)];
+  }
+  const UnitSpec& spec(UnitId unit) const {
+    return model_.units[static_cast<std::size_t>(unit)];
+  }
+  // The first failure ends both. Returns `status`.
+  Status keep(Status status) {
+    if (!status.ok() && error_.ok()) {
+      error_ = status;
+      within_->close(error_);
+      across_->close(error_);
+    }
+    return status;
+  }
+
+  const std::vector<at::Tensor>& partial(UnitId unit);
+  std::vector<at::Tensor> sharded_gradients(UnitId unit);
+  Status sum_across(const std::vector<UnitId>& ended);
+  Status sum_across(const Waiting& waiting);
+  Result<BackwardOutcome> settle(const Result<BackwardOutcome>& everywhere);
+  Status compare(const at::Tensor& values);
+
+  const HybridPlace place_;
+  ModelSpec model_;  // Of `across_`.
+  std::vector<UnitState> units_;
+  std::unique_ptr<Exchange> within_;
+  // The last but for values: its messages are of what the others own.
+  std::unique_ptr<Exchange> across_;
+  std::deque<Waiting> waiting_;  // In the order started.
+  std::set<UnitId> gathering_;
+  bool reducing_ = false;  // Since the last backward ended.
+  std::set<UnitId> reduced_, reduced_partially_;  // Likewise.
+  std::int64_t partial_bytes_ = 0;
+  Status error_;
+  mutable ExchangeCounters counters_;
+};
+
+const std::vector<at::Tensor>& HybridExchange::partial(UnitId unit) {
+  auto& sums = state(unit).partial;
+  if (sums.empty()) {
+    for (const auto& flat : spec(unit).flats) {
+      sums.push_back(
+          flat.trainable
+              ? at::empty(
+                    {flat.layout.numel}, at::TensorOptions().dtype(flat.dtype))
+              : at::Tensor());
+      partial_bytes_ +=
+          flat.trainable ? static_cast<std::int64_t>(sums.back().nbytes()) : 0;
+    }
+  }
+  return sums;
+}
+
+std::vector<at::Tensor> HybridExchange::sharded_gradients(UnitId unit) {
+  std::vector<at::Tensor> gradients;
+  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+    gradients.push_back(
+        within_->shard_memory(unit, static_cast<int>(f)).gradient);
+  }
+  return gradients;
+}
+
+// Where the sharded gradient has nothing that must stay, it takes the sum of
+// this replica, and then that of all, in place.
+Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
+  if (!error_.ok()) {
+    return error_;
+  }
+  reducing_ = true;
+  auto& now = state(unit);
+  ReduceOptions mine = options;
+  mine.partial = false;
+  mine.accumulate.assign(options.accumulate.size(), now.kept);
+  if (options.partial || now.kept || any(options.accumulate)) {
+    mine.into = partial(unit);
+  }
+  (options.partial ? reduced_partially_ : reduced_).insert(unit);
+  now.kept = options.partial;
+  if (!options.partial) {
+    waiting_.push_back(
+        {unit, mine.into.empty() ? sharded_gradients(unit) : mine.into,
+         options.accumulate, options.under_way_max});
+  }
+  auto status = within_->start_reduce(unit, mine);
+  return keep(status.ok() ? sum_across(within_->progress()) : status);
+}
+
+Status HybridExchange::sum_across(const std::vector<UnitId>& ended) {
+  for (const auto unit : ended) {
+    const auto found = std::find_if(
+        waiting_.begin(), waiting_.end(),
+        [&](const Waiting& waiting) { return waiting.unit == unit; });
+    if (found == waiting_.end()) {
+      continue;  // A partial one.
+    }
+    const auto waiting = std::move(*found);
+    waiting_.erase(found);
+    if (auto status = sum_across(waiting); !status.ok()) {
+      return status;
+    }
+  }
+  (void)across_->progress();
+  return {};
+}
+
+Status HybridExchange::sum_across(const Waiting& waiting) {
+  const auto& flats = spec(waiting.unit).flats;
+  const auto slot = across_->gradient_slot(waiting.unit);
+  ReduceOptions options;
+  options.accumulate = waiting.accumulate;
+  options.under_way_max = waiting.under_way_max;
+  options.into = sharded_gradients(waiting.unit);
+  for (std::size_t f = 0; f < flats.size(); ++f) {
+    if (!flats[f].trainable) {
+      continue;
+    }
+    const auto first = options.gradients.size();
+    options.gradients.resize(first + flats[f].names.size());
+    for (const auto& segment : segments_of(flats[f])) {
+      const auto from =
+          waiting.sums[f].narrow(0, segment.range.begin, segment.range.numel());
+      if (segment.parameter >= 0 &&
+          from.scalar_type() == slot[f].scalar_type()) {
+        options.gradients[first + static_cast<std::size_t>(segment.parameter)] =
+            from;
+      } else {
+        slot[f]
+            .narrow(0, segment.range.begin, segment.range.numel())
+            .copy_(from);
+      }
+    }
+  }
+  // Who used what is known at the end, of the whole replica.
+  options.used.assign(options.gradients.size(), false);
+  return across_->start_reduce(waiting.unit, options);
+}
+
+// Both axes come to an end on every rank, whatever the first one says: a rank
+// that gave up is heard of by its replica, and then by all the others.
+Result<BackwardOutcome> HybridExchange::end_backward(const BackwardEnd& end) {
+  if (!error_.ok()) {
+    return error_;
+  }
+  const auto here = within_->end_backward(end);
+  if (!here.ok() && here.status().code() != ErrorCode::kAborted) {
+    return keep(here.status());
+  }
+  auto status = sum_across(within_->progress());
+  SHERD_ASSERT(!status.ok() || waiting_.empty());
+  BackwardEnd next;
+  next.late.assign(units_.size(), false);
+  if (here.ok()) {
+    next.late = here.value().late;
+    next.departed = here.value().diverged;
+    next.used = here.value().used;
+  } else {
+    next.aborted = here.status().message();
+    next.hearsay = true;
+  }
+  if (!status.ok()) {
+    return keep(status);
+  }
+  const auto everywhere = across_->end_backward(next);
+  if (!everywhere.ok() && everywhere.status().code() != ErrorCode::kAborted) {
+    return keep(everywhere.status());
+  }
+  const auto outcome = settle(everywhere);
+  reducing_ = false;
+  reduced_.clear();
+  reduced_partially_.clear();
+  return outcome;
+}
+
+// A parameter that partial reductions used counts as used in the next one that
+// is whole.
+Result<BackwardOutcome> HybridExchange::settle(
+    const Result<BackwardOutcome>& everywhere) {
+  if (!everywhere.ok()) {
+    for (auto& unit : units_) {
+      unit.kept = false;
+      unit.kept_used.clear();
+    }
+    return everywhere;
+  }
+  BackwardOutcome outcome = everywhere.value();
+  for (const auto unit : reduced_partially_) {
+    auto& used = outcome.used[static_cast<std::size_t>(unit)];
+    add_marks(state(unit).kept_used, used);
+    used.assign(used.size(), false);
+  }
+  for (const auto unit : reduced_) {
+    add_marks(
+        outcome.used[static_cast<std::size_t>(unit)],
+        std::exchange(state(unit).kept_used, {}));
+  }
+  return outcome;
+}
+
+// A rank whose replica is not of one mind brings a number that equals none.
+Status HybridExchange::compare(const at::Tensor& values) {
+  const auto mine = values.clone();
+  if (auto status = within_->all_reduce(values, ReduceOp::kSame);
+      !status.ok()) {
+    return status;
+  }
+  const auto* same = values.const_data_ptr<double>();
+  for (std::int64_t i = 0; i < values.numel(); ++i) {
+    if (same[i] == 0.0) {
+      mine.mutable_data_ptr<double>()[i] =
+          std::numeric_limits<double>::quiet_NaN();
+    }
+  }
+  auto status = across_->all_reduce(mine, ReduceOp::kSame);
+  values.copy_(mine);
+  return status;
+}
+
+}  // namespace
+
+std::unique_ptr<Exchange> make_hybrid_exchange(
+    std::unique_ptr<Exchange> within,
+    std::unique_ptr<Exchange> across,
+    const HybridPlace& place) {
+  return std::make_unique<HybridExchange>(
+      std::move(within), std::move(across), place);
+}
+
+}  // namespace sherd::exchange
