@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/shard/fully_shard.h>
 
-#include <atomic>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -19,14 +19,11 @@
 namespace sherd {
 namespace {
 
-void check_options(const Mesh& mesh, const FullyShardOptions& options) {
+void check_options(const FullyShardOptions& options) {
   SHERD_CHECK(
       options.units != nullptr,
       "[shard] options.units is empty; expected a policy, e.g. "
       "sherd::units::children_of_lists()");
-  SHERD_CHECK(
-      mesh.replicate_size() == 1, "[shard] a mesh with a replicate axis of ",
-      mesh.replicate_size(), " is not supported yet; expected 1");
   SHERD_CHECK(
       !options.budget_bytes || options.strategy != Strategy::kNoShard,
       "[shard] no_shard takes no byte budget: nothing is ever gathered");
@@ -60,10 +57,46 @@ void check_not_sharded(const shard::ModelUnits& model) {
   }
 }
 
+// `whole`: every rank is a replica.
+shard::RuntimeOptions runtime_options(
+    const Mesh& mesh, const FullyShardOptions& options, bool whole) {
+  shard::RuntimeOptions runtime;
+  runtime.reductions_under_way_max = options.reductions_under_way_max;
+  if (whole) {
+    runtime.rank = mesh.world().rank();
+    runtime.ranks = mesh.world().size();
+    runtime.strategy = Strategy::kNoShard;
+    return runtime;
+  }
+  runtime.rank = mesh.shard_index();
+  runtime.ranks = mesh.shard_size();
+  runtime.replica = mesh.replicate_index();
+  runtime.replicas = mesh.replicate_size();
+  runtime.strategy = options.strategy;
+  runtime.budget_bytes = options.budget_bytes;
+  return runtime;
+}
+
 // Names the connections of each sharded model of a world differently; ranks
 // shard their models in the same order.
 std::string next_name(const Mesh& mesh) {
   return str("fsdp/", mesh.world().next_number());
+}
+
+std::unique_ptr<exchange::Exchange> exchange_for(
+    const Mesh& mesh, const FullyShardOptions& options, bool whole) {
+  const auto kind_for = [&](const std::vector<int>& ranks) {
+    return exchange::choose_kind(
+        mesh.world(), ranks, kind_of(options.exchange), process_environment());
+  };
+  if (whole) {
+    std::vector<int> all(static_cast<std::size_t>(mesh.world().size()));
+    std::iota(all.begin(), all.end(), 0);
+    return exchange::make_exchange(
+        mesh.world(), next_name(mesh), all, kind_for(all));
+  }
+  return exchange::make_exchange(
+      mesh, next_name(mesh), kind_for(mesh.shard_ranks()));
 }
 
 }  // namespace
@@ -86,12 +119,13 @@ void SummonScope::close() {
   }
 }
 
-NoSyncScope::NoSyncScope(std::shared_ptr<ShardingEngine> engine)
-    : engine_(std::move(engine)) {}
+NoSyncScope::NoSyncScope(
+    std::shared_ptr<ShardingEngine> engine, NoSyncAxis axis)
+    : engine_(std::move(engine)), axis_(axis) {}
 NoSyncScope::NoSyncScope(NoSyncScope&&) noexcept = default;
 NoSyncScope::~NoSyncScope() {
   if (engine_) {
-    engine_->end_no_sync();
+    engine_->end_no_sync(axis_);
   }
 }
 
@@ -138,9 +172,9 @@ SummonScope FullyShardedDataParallel::summon_full_parameters(
   return SummonScope(engine_);
 }
 
-NoSyncScope FullyShardedDataParallel::no_sync() {
-  engine_->begin_no_sync();
-  return NoSyncScope(engine_);
+NoSyncScope FullyShardedDataParallel::no_sync(const NoSyncOptions& options) {
+  engine_->begin_no_sync(options.axis);
+  return NoSyncScope(engine_, options.axis);
 }
 
 void FullyShardedDataParallel::unshard() { engine_->unshard(); }
@@ -159,16 +193,22 @@ FullyShardedDataParallel fully_shard(
     torch::nn::Module& module,
     const Mesh& mesh,
     const FullyShardOptions& options) {
-  check_options(mesh, options);
-  const int ranks = mesh.shard_size();
+  check_options(options);
+  const auto& world = mesh.world();
+  const bool mixed = options.mixed_precision.param_dtype ||
+      options.mixed_precision.reduce_dtype;
+  // What the module shows may be the cast of what the optimizer holds; with one
+  // rank on the shard axis there is nothing to gather all the same, and dropping
+  // the cast would save half of it at most.
+  const bool whole =
+      options.strategy == Strategy::kNoShard || mesh.shard_size() == 1;
+  const int ranks = whole ? world.size() : mesh.shard_size();
   auto model = shard::build_units(
       module, options.units, ranks, options.granularity,
       options.mixed_precision);
   check_not_sharded(model);
-  const bool mixed = options.mixed_precision.param_dtype ||
-      options.mixed_precision.reduce_dtype;
-  shard::InitialValues values(module, model, mesh.world(), options);
-  if (ranks == 1 && !mixed) {
+  shard::InitialValues values(module, model, world, options);
+  if (world.size() == 1 && !mixed) {
     values.check();
     for (std::size_t p = 0; p < model.parameters.size(); ++p) {
       values.give(static_cast<int>(p));
@@ -178,26 +218,9 @@ FullyShardedDataParallel fully_shard(
     engine->start();
     return FullyShardedDataParallel(std::move(engine));
   }
-  shard::RuntimeOptions runtime_options;
-  runtime_options.rank = mesh.shard_index();
-  runtime_options.ranks = ranks;
-  runtime_options.reductions_under_way_max = options.reductions_under_way_max;
-  if (ranks == 1) {
-    // What the module shows is the cast of what the optimizer holds; there is
-    // nothing to gather, and dropping it would save half of it at most.
-    runtime_options.strategy = Strategy::kNoShard;
-  } else {
-    runtime_options.strategy = options.strategy;
-    runtime_options.budget_bytes = options.budget_bytes;
-  }
-  const auto kind = exchange::choose_kind(
-      mesh.world(), mesh.shard_ranks(), kind_of(options.exchange),
-      process_environment());
   auto engine = std::make_shared<shard::Runtime>(
-      std::move(model),
-      exchange::make_exchange(
-          mesh.world(), next_name(mesh), mesh.shard_ranks(), kind),
-      runtime_options);
+      std::move(model), exchange_for(mesh, options, whole),
+      runtime_options(mesh, options, whole));
   values.check();
   engine->start([&](int parameter) { values.give(parameter); });
   values.finish();

@@ -265,8 +265,10 @@ Status Gradients::reduce(UnitId unit) {
   exchange::ReduceOptions options;
   options.scale = scale_;
   options.under_way_max = under_way_max_;
-  options.accumulate = now.reduced ? std::vector<bool>(now.slot.size(), true)
-                                   : slices_.accumulation(unit);
+  options.partial = partial_;
+  options.accumulate = now.reduced || partial_
+      ? std::vector<bool>(now.slot.size(), now.reduced)
+      : slices_.accumulation(unit);
   options.used = now.used;
   options.gradients = now.elsewhere;
   std::fill(now.elsewhere.begin(), now.elsewhere.end(), at::Tensor());
@@ -304,7 +306,7 @@ Result<bool> Gradients::finish(const std::string& aborted, bool departed) {
   const at::NoGradGuard no_grad;
   auto result = all_rounds(aborted, departed);
   reset();
-  if (!result.ok()) {
+  if (!result.ok() && !partial_) {
     slices_.clear_gradients();
   }
   return result;

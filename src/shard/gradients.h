@@ -35,6 +35,11 @@ class Gradients {
   // Parameters that are frozen by now bring no gradient: their units do not
   // wait for it. REQUIRES: as set_order().
   void expect();
+  // Of the next backward: its reductions are partial, as
+  // exchange::ReduceOptions has it, and `.grad()` stays as it is. REQUIRES: as
+  // set_order().
+  void set_partial(bool partial) { partial_ = partial; }
+  bool partial() const { return partial_; }
   bool started() const { return started_; }
 
   // Takes the gradient of a parameter (undefined: none was produced) and
@@ -52,7 +57,8 @@ class Gradients {
 
   // Completes and starts everything, waits for every rank, agrees on late
   // rounds, and sets the slices' `.grad()`. With a reason in `aborted`, slices
-  // have no gradients afterwards, here and on every rank. Returns whether ranks
+  // have no gradients afterwards, here and on every rank; after partial
+  // reductions what those have added up is dropped instead. Returns whether ranks
   // may have different units whole; `departed` says that of this one.
   Result<bool> finish(const std::string& aborted, bool departed);
 
@@ -102,6 +108,7 @@ class Gradients {
   std::vector<UnitId> order_;
   std::size_t next_ = 0;  // In order_: the first unit not reduced.
   bool started_ = false;
+  bool partial_ = false;
 };
 
 }  // namespace sherd::shard

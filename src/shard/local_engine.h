@@ -35,8 +35,8 @@ class LocalEngine final : public ShardingEngine,
   at::Tensor summoned(const std::string& name) override;
   void end_summon() override { summoned_ = false; }
   // Gradients are where they belong already.
-  void begin_no_sync() override {}
-  void end_no_sync() override {}
+  void begin_no_sync(NoSyncAxis) override {}
+  void end_no_sync(NoSyncAxis) override {}
   void unshard() override {}
   void reshard() override {}
   ShardReport report() override;

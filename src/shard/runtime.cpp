@@ -92,7 +92,7 @@ Runtime::Runtime(
       model_, *exchange_, options_.rank, /*owner_of_all=*/replicate);
   summon_ = std::make_unique<Summon>(model_, *cache_, *slices_);
   gradients_ = std::make_unique<Gradients>(
-      model_, *exchange_, *slices_, 1.0 / options_.ranks,
+      model_, *exchange_, *slices_, 1.0 / world_size(),
       options_.reductions_under_way_max);
 }
 
@@ -273,7 +273,7 @@ bool Runtime::same_everywhere(std::uint64_t print) {
 // Collective: every rank knows that they differ. Names the first parameter and
 // who has which.
 void Runtime::refuse_different_flags() {
-  const auto ranks = static_cast<std::size_t>(options_.ranks);
+  const auto ranks = static_cast<std::size_t>(world_size());
   const auto count = model_.parameters.size();
   const auto flags = at::zeros(
       {static_cast<std::int64_t>(count * ranks)},
@@ -281,7 +281,7 @@ void Runtime::refuse_different_flags() {
   auto* flag = flags.mutable_data_ptr<double>();
   for (std::size_t p = 0; p < count; ++p) {
     const bool set = model_.parameters[p].tensor.requires_grad();
-    flag[p * ranks + static_cast<std::size_t>(options_.rank)] = set ? 1.0 : 0.0;
+    flag[p * ranks + static_cast<std::size_t>(world_rank())] = set ? 1.0 : 0.0;
   }
   const auto status = exchange_->all_reduce(flags, exchange::ReduceOp::kSum);
   if (!status.ok()) {
@@ -331,13 +331,14 @@ void Runtime::gradient_arrived(int parameter, const at::Tensor& gradient) {
   if (auto status = gradients_->arrived(parameter, gradient); !status.ok()) {
     fail(status);
   }
-  exchange_->progress();
+  (void)exchange_->progress();
 }
 
 // Units used last in forward have their gradients first. Ranks that left out
 // different visits have different orders, which the exchange takes.
 void Runtime::order_reductions() {
   gradients_->expect();
+  gradients_->set_partial(options_.replicas > 1 && partial_sync_scopes_ > 0);
   if (!visited_.empty()) {
     gradients_->set_order({visited_.rbegin(), visited_.rend()});
   }
@@ -369,7 +370,7 @@ void Runtime::backward_ended(std::exception_ptr failure) {
       cache_->leave_plan();
     }
     read_since_met_ = false;
-    if (synchronised) {
+    if (synchronised && !gradients_->partial()) {
       synchronised_backward_ended();
     }
     if (!cache_->planned() && !compared_) {
@@ -413,7 +414,7 @@ void Runtime::warn_of_idle_optimizer() {
     fail(status);
   }
   const auto* any = found.const_data_ptr<double>();
-  if (any[0] == 0.0 && any[1] != 0.0 && options_.rank == 0) {
+  if (any[0] == 0.0 && any[1] != 0.0 && world_rank() == 0) {
     idle_.warn(backwards_);
   }
 }
@@ -445,7 +446,7 @@ double Runtime::clip_grad_norm(double max_norm, const ClipOptions& options) {
       return;  // Every rank has all gradients already.
     }
     const auto op = std::isinf(options.p) ? exchange::ReduceOp::kMax
-                                          : exchange::ReduceOp::kSum;
+                                          : exchange::ReduceOp::kSumOverOwners;
     if (auto status = exchange_->all_reduce(value, op); !status.ok()) {
       fail(status);
     }
@@ -541,15 +542,22 @@ void Runtime::end_summon() {
 
 // ---- the rest ----
 
-void Runtime::begin_no_sync() {
-  const std::lock_guard lock(mu_);
-  check_open();
-  ++no_sync_scopes_;
+int& Runtime::scopes_of(NoSyncAxis axis) {
+  // Where all ranks are replicas there is nothing but the replicate axis.
+  const bool both =
+      axis == NoSyncAxis::kBoth || options_.strategy == Strategy::kNoShard;
+  return both ? no_sync_scopes_ : partial_sync_scopes_;
 }
 
-void Runtime::end_no_sync() {
+void Runtime::begin_no_sync(NoSyncAxis axis) {
   const std::lock_guard lock(mu_);
-  --no_sync_scopes_;
+  check_open();
+  ++scopes_of(axis);
+}
+
+void Runtime::end_no_sync(NoSyncAxis axis) {
+  const std::lock_guard lock(mu_);
+  --scopes_of(axis);
 }
 
 void Runtime::unshard() {

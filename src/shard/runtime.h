@@ -35,6 +35,8 @@ namespace sherd::shard {
 struct RuntimeOptions {
   int rank = 0;  // In the shard group.
   int ranks = 1;
+  int replica = 0;  // Of this rank; a replica is a shard group.
+  int replicas = 1;
   Strategy strategy = Strategy::kFullShard;
   std::optional<std::int64_t> budget_bytes;
   int reductions_under_way_max = 0;
@@ -73,8 +75,8 @@ class Runtime final : public ShardingEngine,
   void begin_summon(const SummonOptions& options) override;
   at::Tensor summoned(const std::string& name) override;
   void end_summon() override;
-  void begin_no_sync() override;
-  void end_no_sync() override;
+  void begin_no_sync(NoSyncAxis axis) override;
+  void end_no_sync(NoSyncAxis axis) override;
   void unshard() override;
   void reshard() override;
   ShardReport report() override;
@@ -88,6 +90,10 @@ class Runtime final : public ShardingEngine,
   bool writes_in_place() const {
     return exchange_->one_sided() && options_.strategy != Strategy::kNoShard;
   }
+  int world_size() const { return options_.ranks * options_.replicas; }
+  int world_rank() const {
+    return options_.replica * options_.ranks + options_.rank;
+  }
   void check_open() const;
   void refuse_write(
       const access::Touch& touch, const char* operator_name) const;
@@ -100,6 +106,7 @@ class Runtime final : public ShardingEngine,
   void note_visit(const UnitCache::Visit& visit);
   void gradient_arrived(int parameter, const at::Tensor& gradient);
   void order_reductions();
+  int& scopes_of(NoSyncAxis axis);
   void synchronised_backward_ended();
   std::shared_ptr<void> claim_publishing();
   void publish_now(bool keep_frozen);
@@ -131,7 +138,9 @@ class Runtime final : public ShardingEngine,
   std::vector<UnitId> visited_;  // First visits since the last backward ended.
   std::vector<bool> was_visited_;
   UnitId last_visited_ = -1;
-  int no_sync_scopes_ = 0;  // Open now.
+  // Open now: those that leave out everything, and only the replicate axis.
+  int no_sync_scopes_ = 0;
+  int partial_sync_scopes_ = 0;
   bool published_by_hand_ = false;
   // Of optimizers that publish themselves.
   std::weak_ptr<void> publishers_;

@@ -22,8 +22,8 @@ class ShardingEngine {
   virtual void begin_summon(const SummonOptions& options) = 0;
   virtual at::Tensor summoned(const std::string& name) = 0;
   virtual void end_summon() = 0;
-  virtual void begin_no_sync() = 0;
-  virtual void end_no_sync() = 0;
+  virtual void begin_no_sync(NoSyncAxis axis) = 0;
+  virtual void end_no_sync(NoSyncAxis axis) = 0;
   virtual void unshard() = 0;
   virtual void reshard() = 0;
   virtual ShardReport report() = 0;

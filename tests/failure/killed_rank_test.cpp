@@ -21,6 +21,7 @@ struct KillCase {
   int ranks;
   int victim;
   const char* point;
+  int replicas = 1;
 };
 
 constexpr std::size_t kLayers = 4;
@@ -76,7 +77,8 @@ TEST_P(KilledRank, IsNamedByAllOthersWithinTwoSeconds) {
         Chain model(kLayers, 6);
         FullyShardOptions shard;
         shard.budget_bytes = 512;
-        auto fsdp = fully_shard(*model, world, shard);
+        auto fsdp = fully_shard(
+            *model, Mesh(world, {.replicate = given.replicas}), shard);
         const auto error =
             error_of([&] { train(model, fsdp, self, world.rank()); });
         EXPECT_THAT(error, HasSubstr("rank " + std::to_string(given.victim)));
@@ -104,15 +106,19 @@ std::vector<KillCase> kill_cases() {
     cases.push_back({2, 1, point});
     cases.push_back({3, 0, point});  // The one with the store.
     cases.push_back({4, 2, point});
+    cases.push_back({4, 3, point, 2});  // Rank 0 shares no axis with it.
   }
   return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Moments, KilledRank, testing::ValuesIn(kill_cases()),
+    Moments,
+    KilledRank,
+    testing::ValuesIn(kill_cases()),
     [](const testing::TestParamInfo<KillCase>& tested) {
       std::string name = "Rank" + std::to_string(tested.param.victim) + "Of" +
-          std::to_string(tested.param.ranks);
+          std::to_string(tested.param.ranks) +
+          (tested.param.replicas > 1 ? "InTwoReplicas" : "");
       for (const char* c = tested.param.point; *c != '\0'; ++c) {
         name += *c == ' ' ? '_' : *c;
       }
@@ -124,8 +130,7 @@ INSTANTIATE_TEST_SUITE_P(
 class LostRank : public testing::TestWithParam<int> {
  protected:
   // The last rank leaves after one step; what it does is `leave`.
-  void expect_named(
-      const std::function<void(Chain&)>& leave, int exit_code) {
+  void expect_named(const std::function<void(Chain&)>& leave, int exit_code) {
     const int ranks = GetParam();
     RankOptions options;
     options.close_world = false;
@@ -152,7 +157,8 @@ class LostRank : public testing::TestWithParam<int> {
         options);
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(report[rank].exit_code, rank == ranks - 1 ? exit_code : 0)
-          << "rank " << rank << ":\n" << report[rank].output;
+          << "rank " << rank << ":\n"
+          << report[rank].output;
     }
   }
 };

@@ -56,6 +56,7 @@ struct RankParity {
   int micro_batches = 1;
   double tolerance = 0.0;  // 0: equal bits.
   MakeStep step = sign_steps();
+  int replicas = 1;
   FullyShardOptions shard;
 };
 
@@ -130,13 +131,18 @@ class Slicing {
       const torch::nn::Module& module,
       const World& world,
       const FullyShardOptions& options)
+      : Slicing(module, Mesh(world), options) {}
+  Slicing(
+      const torch::nn::Module& module,
+      const Mesh& mesh,
+      const FullyShardOptions& options)
       : units_(shard::build_units(
             module,
             options.units,
-            world.size(),
+            mesh.shard_size(),
             options.granularity,
             options.mixed_precision)),
-        rank_(world.rank()),
+        rank_(mesh.shard_index()),
         whole_(options.strategy == Strategy::kNoShard) {}
 
   torch::Tensor of(const std::string& name, const torch::Tensor& full) const {
@@ -196,10 +202,11 @@ ShardReport expect_rank_parity(
     const RankParity& options = {}) {
   Model reference = make();
   Model model = make();
-  const Slicing slicing(*reference, world, options.shard);
+  const Mesh mesh(world, {.replicate = options.replicas});
+  const Slicing slicing(*reference, mesh, options.shard);
   const auto leaves = unique_parameters(*reference);
   const auto step_reference = options.step(tensors_of(leaves));
-  auto fsdp = fully_shard(*model, world, options.shard);
+  auto fsdp = fully_shard(*model, mesh, options.shard);
   const auto step_shards = options.step(fsdp.parameters());
   for (int step = 0; step < options.steps; ++step) {
     for (int micro = 0; micro < options.micro_batches; ++micro) {

@@ -112,6 +112,19 @@ struct SummonOptions {
   bool read_only = false;
 };
 
+// What backwards under no_sync() leave out.
+enum class NoSyncAxis {
+  kBoth,  // They exchange nothing.
+  // They sum gradients to shards within each replica, but not across replicas.
+  // As kBoth where every rank is a replica; nothing is left out where there is
+  // one replica.
+  kReplicate,
+};
+
+struct NoSyncOptions {
+  NoSyncAxis axis = NoSyncAxis::kBoth;
+};
+
 // Of the plan that says which units are whole when; a step reaches from one
 // publish to the next. Docs: docs/design/plan.md.
 struct PlanReport {
@@ -132,6 +145,8 @@ struct ShardReport {
   std::int64_t unsharded_bytes_peak = 0;  // What reshard frees, at most so far.
   // For life: parameters, gradients and, in mixed precision, casts.
   std::int64_t shard_bytes = 0;
+  // Of gradients on their way, and with several replicas of those that wait for
+  // the sum across them.
   std::int64_t gradient_slot_bytes_peak = 0;
   std::int64_t unshards = 0;         // Units gathered so far.
   std::int64_t unsharded_bytes = 0;  // Their bytes.
@@ -169,7 +184,7 @@ class SummonScope {
   std::shared_ptr<ShardingEngine> engine_;
 };
 
-// While it lives, backwards do not reduce their gradients.
+// While it lives, backwards do not reduce their gradients, or not entirely.
 class NoSyncScope {
  public:
   NoSyncScope(NoSyncScope&&) noexcept;
@@ -178,8 +193,9 @@ class NoSyncScope {
 
  private:
   friend class FullyShardedDataParallel;
-  explicit NoSyncScope(std::shared_ptr<ShardingEngine> engine);
+  NoSyncScope(std::shared_ptr<ShardingEngine> engine, NoSyncAxis axis);
   std::shared_ptr<ShardingEngine> engine_;
+  NoSyncAxis axis_;
 };
 
 // The handle of a sharded model. Move-only; keep it as long as the model is
@@ -215,9 +231,11 @@ class FullyShardedDataParallel {
   // costs the memory of all gradients in fp32; without it micro-batches add up
   // in shards. Every rank makes and ends it. An exception in a backward inside
   // drops, on every rank, what no_sync has added up so far. With one rank
-  // gradients show at once. Mirrors FSDP.no_sync and
-  // FSDPModule.set_requires_gradient_sync.
-  [[nodiscard]] NoSyncScope no_sync();
+  // gradients show at once. With {.axis = NoSyncAxis::kReplicate} gradients add
+  // up in shards, which costs those a second time, and the next backward outside
+  // sums them across replicas. Mirrors FSDP.no_sync, and of FSDPModule
+  // set_requires_gradient_sync and set_requires_all_reduce.
+  [[nodiscard]] NoSyncScope no_sync(const NoSyncOptions& options = {});
 
   // Brings all units in as far as the budget reaches / drops all. Collective
   // where the exchange is. Never needed, sometimes wanted before timing.
@@ -238,7 +256,8 @@ class FullyShardedDataParallel {
 
 // Collective. Shards `module` in place over the mesh's shard axis; parameter
 // objects stay the same, their bytes move. Ranks must hold equal modules with
-// equal values. With one rank and without mixed precision nothing is moved and
+// equal values. With several replicas (hybrid sharding) each holds the model,
+// and gradients are summed over all ranks: replicas keep equal bits. With one rank and without mixed precision nothing is moved and
 // nothing costs anything.
 // Throws Error, on every rank where ranks differ, when: the module has no
 // parameters or is sharded already; a parameter is not on the CPU; something is
