@@ -195,6 +195,10 @@ void add_step_options(CLI::App& app, BenchArguments& arguments) {
   app.add_option("-n,--ranks", step.ranks, "Number of ranks")
       ->capture_default_str();
   app.add_option(
+         "--replicate", step.replicate,
+         "Replicas of as many ranks each that hold the whole model")
+      ->capture_default_str();
+  app.add_option(
          "--dtype", step.dtype,
          "fp32; or bf16: forward and backward in bf16 over fp32 weights and\n"
          "optimizer state, ddp by autocast")

@@ -133,6 +133,7 @@ class TrainJob {
       const World& world)
       : config_(std::move(config)),
         world_(world),
+        mesh_(mesh_of(world, config_)),
         corpus_(std::move(corpus)),
         batches_(
             *corpus_,
@@ -146,7 +147,7 @@ class TrainJob {
 
   void run() {
     open_folder();
-    engine_ = std::make_unique<Engine>(*model_, world_, config_);
+    engine_ = std::make_unique<Engine>(*model_, mesh_, config_);
     start_s_ = now_s();
     const auto last = config_.stop_at > 0 ? config_.stop_at : config_.steps;
     for (std::int64_t step = 0; step < last; ++step) {
@@ -360,6 +361,7 @@ class TrainJob {
 
   const TrainConfig config_;
   World world_;
+  const Mesh mesh_;
   const std::unique_ptr<data::Corpus> corpus_;
   data::GlobalBatches batches_;
   const std::shared_ptr<models::LanguageModel> model_;

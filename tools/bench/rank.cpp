@@ -153,6 +153,7 @@ int rank_command(int argc, char** argv) {
   app.add_option("--batch", options.work.batch)->required();
   app.add_option("--strategy", options.strategy);
   app.add_option("--exchange", options.exchange);
+  app.add_option("--replicate", options.replicate);
   app.add_option("--dtype", options.dtype);
   app.add_option("--budget-bytes", options.budget_bytes);
   app.add_option("--barrier", options.barrier);

@@ -114,6 +114,9 @@ std::string table_of(
   text += "job      " + std::to_string(config.ranks) +
       (config.ranks == 1 ? " rank, " : " ranks, ") + config.dtype + ", " +
       config.strategy +
+      (config.replicate == 1
+           ? ""
+           : ", " + std::to_string(config.replicate) + " replicas") +
       (config.budget.empty() ? "" : ", budget " + config.budget) + ", " +
       config.exchange + " exchange, " + config.heap + " heap\n";
   text += "machine  " + circumstances.machine + "\n";
@@ -178,6 +181,7 @@ std::string json_of(
   json["mode"] = config.mode;
   json["exchange"] = config.exchange;
   json["ranks"] = config.ranks;
+  json["replicate"] = config.replicate;
   json["dtype"] = config.dtype;
   json["strategy"] = config.strategy;
   json["budget_bytes"] =

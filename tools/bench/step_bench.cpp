@@ -83,7 +83,10 @@ std::vector<std::string> rank_command(
     command.insert(command.end(), {"--barrier", page.path()});
   }
   if (name == "sherd") {
-    command.insert(command.end(), {"--exchange", config.exchange});
+    command.insert(
+        command.end(),
+        {"--exchange", config.exchange, "--replicate",
+         std::to_string(config.replicate)});
     if (!config.budget.empty()) {
       command.insert(
           command.end(),

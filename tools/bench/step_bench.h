@@ -25,6 +25,7 @@ struct StepConfig {
   std::string strategy = "full_shard";
   std::string budget;  // "24MiB"; empty: the strategy's.
   int ranks = 2;
+  int replicate = 1;
   std::string peers = "all";  // Of PyTorch: all or none.
   // glibc: as the environment has it. kept: memory once taken from the kernel
   // stays, in every contender, so that times do not depend on what happens to

@@ -51,6 +51,12 @@ void check(const StepConfig& config) {
   if (config.ranks < 1) {
     refuse("--ranks", "at least 1", config.ranks);
   }
+  if (config.replicate < 1 || config.ranks % config.replicate != 0) {
+    refuse(
+        "--replicate",
+        "a number that divides the " + std::to_string(config.ranks) + " ranks",
+        config.replicate);
+  }
   if (!config.budget.empty() && budget_bytes_of(config) < 1) {
     refuse("--budget", "at least 1 byte", config.budget);
   }

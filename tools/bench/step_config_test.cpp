@@ -57,6 +57,11 @@ TEST(StepConfig, WrongWordsAreRefusedNamingTheRightOnes) {
 }
 
 TEST(StepConfig, WrongNumbersAreRefused) {
+  for (const int replicate : {0, 3}) {
+    EXPECT_THAT(
+        refusal([&](StepConfig& c) { c.replicate = replicate; }),
+        HasSubstr("--replicate: expected a number that divides the 2 ranks"));
+  }
   EXPECT_THAT(
       refusal([](StepConfig& c) { c.ranks = 0; }),
       HasSubstr("--ranks: expected at least 1, found 0"));

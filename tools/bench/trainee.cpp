@@ -166,7 +166,10 @@ class Sharded final : public Trainee {
  public:
   Sharded(const World& world, const TraineeOptions& options)
       : model_(model_config(options.work)),
-        fsdp_(fully_shard(*model_, world, shard_options(options))),
+        fsdp_(fully_shard(
+            *model_,
+            Mesh(world, {.replicate = options.replicate}),
+            shard_options(options))),
         adamw_(
             fsdp_.named_parameters(),
             {.learning_rate = kLearningRate, .groups = {}}) {}

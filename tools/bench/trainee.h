@@ -27,6 +27,7 @@ struct TraineeOptions {
   Work work;
   std::string strategy;
   std::string exchange;           // auto, collective or shm; of sherd.
+  int replicate = 1;              // Replicas; of sherd.
   std::string dtype = "fp32";     // Or bf16, over fp32 weights.
   std::int64_t budget_bytes = 0;  // 0: the strategy's.
   std::string barrier;            // File of the bound's StepBarrier.

@@ -231,6 +231,7 @@ void check_sizes(const TrainConfig& config) {
   at_least<int64_t>("eval-every", 0, config.eval_every);
   at_least<int64_t>("eval-batches", 1, config.eval_batches);
   at_least<int64_t>("sample-tokens", 0, config.sample_tokens);
+  at_least<int64_t>("replicate", 1, config.replicate);
   at_least<int64_t>("budget", 0, config.budget.count);
   at_least<int64_t>("data-bytes", 0, config.data_bytes.count);
   at_least("lr", 0.0, config.lr);
@@ -379,6 +380,10 @@ const std::vector<OptionRow>& option_rows() {
       {"exchange", "NAME",
        "shm: memory of one host; collective: Gloo; auto: shm where it can be",
        "Sharding", &C::exchange},
+      {"replicate", "N",
+       "Replicas of as many ranks each, which hold the whole model and sum\n"
+       "gradients with the others; 1: all ranks hold it together",
+       "Sharding", &C::replicate},
       {"run", "DIR", "Folder for what the run writes; new: runs/<time>",
        "Output", &C::run},
       {"eval-every", "N", "Steps between validations; 0: at the end only",

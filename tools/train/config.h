@@ -49,6 +49,7 @@ struct TrainConfig {
   std::string strategy = "full_shard";
   Bytes budget;  // 0: what the strategy says.
   std::string exchange = "auto";
+  std::int64_t replicate = 1;
 
   std::string run;               // Empty: runs/<time>.
   std::int64_t eval_every = 50;  // 0: at the end only.

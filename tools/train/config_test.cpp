@@ -131,6 +131,9 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
   for (const char* name : {"width", "heads", "seq", "batch", "steps"}) {
     EXPECT_THAT(flag_refusal(name, "-4"), HasSubstr("found -4"));
   }
+  EXPECT_EQ(
+      flag_refusal("replicate", "0"),
+      "--replicate: expected at least 1, found 0");
   EXPECT_THAT(flag_refusal("lr", "-1"), HasSubstr("--lr: expected at least 0"));
   EXPECT_THAT(flag_refusal("dropout", "1"), HasSubstr("[0, 1)"));
   EXPECT_THAT(

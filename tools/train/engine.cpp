@@ -53,9 +53,19 @@ AdamWOptions adamw_options(const TrainConfig& config) {
 
 }  // namespace
 
+Mesh mesh_of(const World& world, const TrainConfig& config) {
+  if (world.size() % config.replicate != 0) {
+    throw Error(
+        "--replicate: expected a number that divides the " +
+        std::to_string(world.size()) + " ranks, found " +
+        std::to_string(config.replicate));
+  }
+  return Mesh(world, {.replicate = static_cast<int>(config.replicate)});
+}
+
 Engine::Engine(
-    models::LanguageModel& model, const World& world, const TrainConfig& config)
-    : fsdp_(fully_shard(model, world, shard_options(model, config))),
+    models::LanguageModel& model, const Mesh& mesh, const TrainConfig& config)
+    : fsdp_(fully_shard(model, mesh, shard_options(model, config))),
       adamw_(fsdp_.named_parameters(), adamw_options(config)),
       longest_(
           config.clip > 0.0 ? config.clip

@@ -3,7 +3,7 @@
 // Engine is all that `sherd train` does to make a plain model a distributed
 // one, in the order in which a program does it: shard the model, build an
 // optimizer over the shards, and after each backward clip, step and clear.
-// Thread rule: one thread; model and world must outlive it.
+// Thread rule: one thread; model must outlive it.
 #pragma once
 
 #include <vector>
@@ -15,13 +15,16 @@
 
 namespace sherd::tools {
 
+// Throws Error unless --replicate divides the number of ranks.
+Mesh mesh_of(const World& world, const TrainConfig& config);
+
 class Engine {
  public:
   // Collective. Gives the model its initial values. Throws Error as fully_shard
   // does.
   Engine(
       models::LanguageModel& model,
-      const World& world,
+      const Mesh& mesh,
       const TrainConfig& config);
 
   // After backward: clips the gradient, takes one optimizer step at this
