@@ -60,9 +60,16 @@ struct Contender {
       run_on;
   bool one_sided = false;  // Exchange::one_sided().
   bool replicates = true;  // Takes Placement::kReplicate.
-  // Ranks are `replicas` groups, one after the other, each of which has all
-  // shards; a rank meets others of its group and those with equal shards.
+  // Ranks are so many groups, one after the other, each of which has all shards;
+  // a rank meets others of its group and those with equal shards.
   int replicas = 1;
+  // Every rank has a shard of its own, and groups are those of equal
+  // rank % replicas.
+  bool both_axes = false;
+
+  int replica_of(int rank) const {
+    return both_axes ? rank % replicas : rank * replicas / ranks;
+  }
 
   std::vector<std::string> run(
       const RunOptions& options, const Body& body) const {
@@ -83,7 +90,9 @@ class ExchangeTest : public testing::TestWithParam<Contender> {
   int ranks() const { return GetParam().ranks; }
   int replicas() const { return GetParam().replicas; }
   // How many ranks own different shards; rank r has shard r % owners().
-  int owners() const { return ranks() / replicas(); }
+  int owners() const {
+    return with().both_axes ? ranks() : ranks() / replicas();
+  }
 };
 class ExchangeUnshard : public ExchangeTest {};
 class ExchangeReduce : public ExchangeTest {};

@@ -58,8 +58,13 @@ TEST_P(ExchangeFailure, ARankThatNeverComesIsNamedWhenTheDeadlinePasses) {
         EXPECT_THAT(
             status.code(),
             AnyOf(ErrorCode::kDeadlineExceeded, ErrorCode::kPeerLost));
-        const bool waits_for_it = seat.rank / owners() == late / owners() ||
-            seat.rank % owners() == late % owners();
+        const int shards = ranks() / replicas();
+        const auto place = [&](int rank) {
+          return with().both_axes ? rank / replicas() : rank % shards;
+        };
+        const bool waits_for_it =
+            with().replica_of(seat.rank) == with().replica_of(late) ||
+            place(seat.rank) == place(late);
         // Another one names, when its deadline passes first, who waits for it.
         EXPECT_THAT(
             status.message(),

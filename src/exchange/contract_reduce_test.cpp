@@ -39,12 +39,13 @@ at::Tensor expected_sum(
     double scale) {
   const auto& spec = model.units[static_cast<std::size_t>(unit)]
                          .flats[static_cast<std::size_t>(flat)];
-  const int owners = with.ranks / with.replicas;
   std::vector<at::Tensor> sums;
   for (int replica = 0; replica < with.replicas; ++replica) {
     std::vector<at::Tensor> sent;
-    for (int r = replica * owners; r < (replica + 1) * owners; ++r) {
-      sent.push_back(noise(model, unit, flat, r).to(spec.slot_dtype()));
+    for (int r = 0; r < with.ranks; ++r) {
+      if (with.replica_of(r) == replica) {
+        sent.push_back(noise(model, unit, flat, r).to(spec.slot_dtype()));
+      }
     }
     sums.push_back(ordered_sum<Sum>(sent, scale, spec.dtype));
   }

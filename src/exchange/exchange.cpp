@@ -95,7 +95,8 @@ std::vector<std::string> describe(const ModelSpec& model) {
   lines.push_back(
       str("placement ",
           model.placement == Placement::kShard ? "shard" : "replicate",
-          model.gradients_only ? " of gradients" : "", ", budget ",
+          model.own_shards ? "" : " of no shards",
+          model.own_gradients ? "" : " of no gradients", ", budget ",
           model.unsharded_bytes_max, " bytes"));
   // Last: what differs in anything else has other cuts too.
   for (const auto& unit : model.units) {
@@ -103,6 +104,7 @@ std::vector<std::string> describe(const ModelSpec& model) {
       lines.push_back(describe_cuts(unit, flat));
     }
   }
+  lines.insert(lines.end(), model.agreed.begin(), model.agreed.end());
   return lines;
 }
 

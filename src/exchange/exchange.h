@@ -61,8 +61,12 @@ struct UnitSpec {
 struct ModelSpec {
   std::vector<UnitSpec> units;
   Placement placement = Placement::kShard;
-  // No shards, no whole units: only reductions, each with ReduceOptions::into.
-  bool gradients_only = false;
+  // Without shards there are no whole units; without sharded gradients every
+  // reduction says where its sum goes (ReduceOptions::into).
+  bool own_shards = true;
+  bool own_gradients = true;
+  // Further lines for describe().
+  std::vector<std::string> agreed = {};
   // Bytes of unsharded units at most, at first; 0: no limit. Ranks must agree.
   std::int64_t unsharded_bytes_max = 0;
 };
@@ -175,6 +179,7 @@ struct ExchangeCounters {
   std::int64_t slot_bytes_peak = 0;
   std::int64_t gradient_bytes = 0;  // Allocated now for gradient slots.
   std::int64_t gradient_bytes_peak = 0;
+  std::int64_t copied_shard_bytes = 0;  // Beside those of shard_memory().
 };
 
 class Exchange {
@@ -221,7 +226,8 @@ class Exchange {
 
   // Shards have new values: whole units of earlier generations are stale,
   // replicated ones are refreshed. Every rank, with the same generation, which
-  // differs from those before. What gathers carry is cast once a generation.
+  // differs from those before. What gathers carry is cast once a generation. May
+  // wait for peers.
   [[nodiscard]] virtual Status publish(std::uint64_t generation) = 0;
 
   // Collective, in place: a few contiguous fp64 numbers, the same bits on every

@@ -15,23 +15,31 @@ using test::FakeRank;
 // Leaves the body of a rank that dies.
 struct Died {};
 
-std::unique_ptr<Exchange> hybrid_over(FakeRank& self, int ranks, int replicas) {
+// As Contender::both_axes says.
+std::unique_ptr<Exchange> hybrid_over(
+    FakeRank& self, int ranks, int replicas, bool both_axes) {
   const int shards = ranks / replicas;
-  const int replica = self.rank / shards;
-  const int shard = self.rank % shards;
-  std::vector<int> within(static_cast<std::size_t>(shards));
-  std::iota(within.begin(), within.end(), replica * shards);
+  const auto rank_of = [&](int replica, int shard) {
+    return both_axes ? shard * replicas + replica : replica * shards + shard;
+  };
+  const int replica = both_axes ? self.rank % replicas : self.rank / shards;
+  const int shard = both_axes ? self.rank / replicas : self.rank % shards;
+  std::vector<int> within;
+  for (int s = 0; s < shards; ++s) {
+    within.push_back(rank_of(replica, s));
+  }
   std::vector<int> across;
   for (int r = 0; r < replicas; ++r) {
-    across.push_back(r * shards + shard);
+    across.push_back(rank_of(r, shard));
   }
   return make_hybrid_exchange(
       self.network.exchange(self.rank, "within", within),
       self.network.exchange(self.rank, "across", across),
-      {.shard_index = shard, .replicas = replicas});
+      {.shard_index = shard, .replicas = replicas, .both_axes = both_axes});
 }
 
-Contender on_fake(int replicas, int shards, std::uint64_t seed) {
+Contender on_fake(
+    int replicas, int shards, std::uint64_t seed, bool both_axes = false) {
   const auto run = [=](int ranks, const RunOptions& options, const Body& body) {
     FakeOptions fake;
     fake.seed = seed;
@@ -42,7 +50,7 @@ Contender on_fake(int replicas, int shards, std::uint64_t seed) {
       Seat seat;
       seat.rank = self.rank;
       seat.ranks = ranks;
-      seat.exchange = hybrid_over(self, ranks, replicas);
+      seat.exchange = hybrid_over(self, ranks, replicas, both_axes);
       seat.meet = [&] { self.barrier.arrive_and_wait(); };
       seat.die = [&] {
         self.network.lose(self.rank);
@@ -61,11 +69,12 @@ Contender on_fake(int replicas, int shards, std::uint64_t seed) {
     return results;
   };
   return {
-      .name = str("Seed", seed, "Of", replicas, "By"),
+      .name = str(both_axes ? "BothSeed" : "Seed", seed, "Of", replicas, "By"),
       .ranks = replicas * shards,
       .run_on = run,
       .replicates = false,
-      .replicas = replicas};
+      .replicas = replicas,
+      .both_axes = both_axes};
 }
 
 Contender on_processes(const std::string& name, int replicas, Kind kind) {
@@ -73,7 +82,8 @@ Contender on_processes(const std::string& name, int replicas, Kind kind) {
     return run_in_processes(
         [=](const World& world, const std::vector<int>&) {
           return make_exchange(
-              Mesh(world, {.replicate = replicas}), "contract", kind);
+              Mesh(world, {.replicate = replicas}), "contract",
+              {.within = kind});
         },
         ranks, options, body);
   };
@@ -88,7 +98,11 @@ Contender on_processes(const std::string& name, int replicas, Kind kind) {
 
 std::vector<Contender> hybrids() {
   return {
-      on_fake(2, 2, 0), on_fake(2, 3, 1), on_fake(3, 2, 2),
+      on_fake(2, 2, 0),
+      on_fake(2, 3, 1),
+      on_fake(3, 2, 2),
+      on_fake(2, 2, 1, /*both_axes=*/true),
+      on_fake(3, 2, 2, /*both_axes=*/true),
       on_processes("OnGloo", 2, Kind::kCollective),
       on_processes("OnSharedMemory", 2, Kind::kSharedMemory)};
 }

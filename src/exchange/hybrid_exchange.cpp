@@ -7,12 +7,12 @@
 #include <set>
 #include <utility>
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
-#include "exchange/replica_model.h"
 #include "exchange/segments.h"
+#include "exchange/slot_pool.h"
 
 namespace sherd::exchange {
 namespace {
@@ -47,13 +47,13 @@ class HybridExchange final : public Exchange {
   HybridExchange& operator=(const HybridExchange&) = delete;
 
   Status open(const ModelSpec& model) override {
-    model_ = replica_model(model, place_.shard_index, place_.replicas);
+    model_ = model_across(model, place_);
     units_.resize(model.units.size());
     // Across first: a host that is lost meanwhile may be the store's, without
     // which ranks cannot find each other's memory.
     auto status = across_->open(model_);
     if (status.ok()) {
-      status = within_->open(model);
+      status = within_->open(model_within(model, place_));
     }
     if (status.ok()) {
       // Each replica is of one mind: the others learn of one that is not.
@@ -67,19 +67,25 @@ class HybridExchange final : public Exchange {
           "[exchange] replicated units have no shard axis; expected sharded "
           "ones"};
     }
+    for (const auto& unit : model_.units) {
+      copied_shard_bytes_ += place_.both_axes
+          ? flat_offsets(unit, &FlatSpec::shard_dtype).back()
+          : 0;
+    }
     return keep(status);
   }
 
   ShardMemory shard_memory(UnitId unit, int flat) override {
-    return within_->shard_memory(unit, flat);
+    return (place_.both_axes ? across_ : within_)->shard_memory(unit, flat);
   }
 
   Status start_unshard(UnitId unit, const UnshardOptions& options) override {
     if (!error_.ok()) {
       return error_;
     }
+    auto status = begin();
     gathering_.insert(unit);
-    return keep(within_->start_unshard(unit, options));
+    return keep(status.ok() ? within_->start_unshard(unit, options) : status);
   }
 
   Result<std::vector<void*>> wait_for_unshard(UnitId unit) override {
@@ -104,25 +110,33 @@ class HybridExchange final : public Exchange {
 
   Result<BackwardOutcome> end_backward(const BackwardEnd& end) override;
 
-  // Across replicas nothing is ever gathered, but a replica that leaves a
+  // Where replicas are equal nothing is gathered across, but one that leaves a
   // publish out shall be found.
   Status publish(std::uint64_t generation) override {
     if (!error_.ok()) {
       return error_;
     }
-    auto status = within_->publish(generation);
-    return keep(status.ok() ? across_->publish(generation) : status);
+    begun_ = true;
+    auto status = across_->publish(generation);
+    if (status.ok()) {
+      status = gather_shards();
+    }
+    return keep(status.ok() ? within_->publish(generation) : status);
   }
 
   Status all_reduce(const at::Tensor& values, ReduceOp op) override {
     if (!error_.ok()) {
       return error_;
     }
-    if (op == ReduceOp::kSame) {
+    auto status = begin();
+    if (status.ok() && op == ReduceOp::kSame) {
       return keep(compare(values));
     }
-    auto status = within_->all_reduce(values, op);
-    if (status.ok() && op != ReduceOp::kSumOverOwners) {
+    if (status.ok()) {
+      status = within_->all_reduce(values, op);
+    }
+    const bool done = op == ReduceOp::kSumOverOwners && !place_.both_axes;
+    if (status.ok() && !done) {
       status = across_->all_reduce(values, op);
     }
     return keep(status);
@@ -154,18 +168,21 @@ class HybridExchange final : public Exchange {
     const auto& others = across_->counters();
     counters_.reduces_under_way_peak = std::max(
         counters_.reduces_under_way_peak, others.reduces_under_way_peak);
-    counters_.gradient_bytes += others.gradient_bytes + partial_bytes_;
+    counters_.gradient_bytes +=
+        others.gradient_bytes + partial_pool_.allocated_bytes();
     counters_.gradient_bytes_peak +=
-        others.gradient_bytes_peak + partial_bytes_;
+        others.gradient_bytes_peak + partial_pool_.allocated_bytes_peak();
+    counters_.copied_shard_bytes += copied_shard_bytes_;
     return counters_;
   }
 
  private:
   struct UnitState {
-    // By flat: sums within this replica that may not go to the sharded gradient
-    // yet, as it has others'. Made when first needed.
+    // By flat: sums within this replica that may not go to the sharded gradient,
+    // as that has others', or other elements. Made when first needed.
     std::vector<at::Tensor> partial;
-    bool kept = false;  // `partial` has what partial reductions left.
+    void* memory = nullptr;  // Of `partial`.
+    bool kept = false;       // `partial` has what partial reductions left.
     std::vector<bool> kept_used;
   };
   // A reduction that replicas have not begun.
@@ -192,7 +209,12 @@ class HybridExchange final : public Exchange {
     return status;
   }
 
+  Status begin() {
+    return std::exchange(begun_, true) ? Status() : gather_shards();
+  }
+  Status gather_shards();
   const std::vector<at::Tensor>& partial(UnitId unit);
+  void release(const std::vector<UnitId>& units);
   std::vector<at::Tensor> sharded_gradients(UnitId unit);
   Status sum_across(const std::vector<UnitId>& ended);
   Status sum_across(const Waiting& waiting);
@@ -201,40 +223,85 @@ class HybridExchange final : public Exchange {
 
   const HybridPlace place_;
   ModelSpec model_;  // Of `across_`.
+  SlotPool partial_pool_;
   std::vector<UnitState> units_;
   std::unique_ptr<Exchange> within_;
   // The last but for values: its messages are of what the others own.
   std::unique_ptr<Exchange> across_;
   std::deque<Waiting> waiting_;  // In the order started.
   std::set<UnitId> gathering_;
+  bool begun_ = false;     // Shards were gathered across, if ever.
   bool reducing_ = false;  // Since the last backward ended.
   std::set<UnitId> reduced_, reduced_partially_;  // Likewise.
-  std::int64_t partial_bytes_ = 0;
+  std::int64_t copied_shard_bytes_ = 0;
   Status error_;
   mutable ExchangeCounters counters_;
 };
 
 const std::vector<at::Tensor>& HybridExchange::partial(UnitId unit) {
-  auto& sums = state(unit).partial;
-  if (sums.empty()) {
-    for (const auto& flat : spec(unit).flats) {
-      sums.push_back(
+  auto& now = state(unit);
+  if (now.partial.empty()) {
+    const auto offsets = flat_offsets(spec(unit), &FlatSpec::shard_dtype);
+    now.memory = partial_pool_.borrow(offsets.back());
+    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+      const auto& flat = spec(unit).flats[f];
+      now.partial.push_back(
           flat.trainable
-              ? at::empty(
+              ? at::from_blob(
+                    static_cast<char*>(now.memory) + offsets[f],
                     {flat.layout.numel}, at::TensorOptions().dtype(flat.dtype))
               : at::Tensor());
-      partial_bytes_ +=
-          flat.trainable ? static_cast<std::int64_t>(sums.back().nbytes()) : 0;
     }
   }
-  return sums;
+  return now.partial;
+}
+
+// Where every reduction needs a buffer, others can have it once its sum across
+// is made.
+void HybridExchange::release(const std::vector<UnitId>& units) {
+  for (const auto unit : units) {
+    auto& now = state(unit);
+    if (place_.both_axes && !now.partial.empty() && !now.kept) {
+      now.partial.clear();
+      partial_pool_.give_back(std::exchange(now.memory, nullptr));
+    }
+  }
+}
+
+// What the owners of this rank's shard within its replica have made of it.
+Status HybridExchange::gather_shards() {
+  const auto units = static_cast<UnitId>(units_.size());
+  const auto start = [&](UnitId unit) {
+    return unit < units ? across_->start_unshard(unit, {}) : Status();
+  };
+  auto status = place_.both_axes ? start(0) : Status();
+  for (UnitId unit = 0; place_.both_axes && unit < units; ++unit) {
+    if (status.ok()) {
+      status = start(unit + 1);  // One ahead.
+    }
+    if (!status.ok()) {
+      return status;
+    }
+    const auto whole = across_->wait_for_unshard(unit);
+    if (!whole.ok()) {
+      return whole.status();
+    }
+    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+      const auto& flat = spec(unit).flats[f];
+      within_->shard_memory(unit, static_cast<int>(f))
+          .shard.copy_(at::from_blob(
+              whole.value()[f], {flat.layout.numel},
+              at::TensorOptions().dtype(flat.dtype)));
+    }
+    across_->reshard(unit);
+  }
+  return status;
 }
 
 std::vector<at::Tensor> HybridExchange::sharded_gradients(UnitId unit) {
   std::vector<at::Tensor> gradients;
   for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
-    gradients.push_back(
-        within_->shard_memory(unit, static_cast<int>(f)).gradient);
+    gradients.push_back(shard_memory(unit, static_cast<int>(f)).gradient);
   }
   return gradients;
 }
@@ -250,7 +317,8 @@ Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
   ReduceOptions mine = options;
   mine.partial = false;
   mine.accumulate.assign(options.accumulate.size(), now.kept);
-  if (options.partial || now.kept || any(options.accumulate)) {
+  if (place_.both_axes || options.partial || now.kept ||
+      any(options.accumulate)) {
     mine.into = partial(unit);
   }
   (options.partial ? reduced_partially_ : reduced_).insert(unit);
@@ -278,7 +346,7 @@ Status HybridExchange::sum_across(const std::vector<UnitId>& ended) {
       return status;
     }
   }
-  (void)across_->progress();
+  release(across_->progress());
   return {};
 }
 
@@ -288,7 +356,9 @@ Status HybridExchange::sum_across(const Waiting& waiting) {
   ReduceOptions options;
   options.accumulate = waiting.accumulate;
   options.under_way_max = waiting.under_way_max;
-  options.into = sharded_gradients(waiting.unit);
+  if (!place_.both_axes) {
+    options.into = sharded_gradients(waiting.unit);
+  }
   for (std::size_t f = 0; f < flats.size(); ++f) {
     if (!flats[f].trainable) {
       continue;
@@ -320,6 +390,9 @@ Result<BackwardOutcome> HybridExchange::end_backward(const BackwardEnd& end) {
   if (!error_.ok()) {
     return error_;
   }
+  if (auto status = begin(); !status.ok()) {
+    return keep(status);
+  }
   const auto here = within_->end_backward(end);
   if (!here.ok() && here.status().code() != ErrorCode::kAborted) {
     return keep(here.status());
@@ -344,6 +417,7 @@ Result<BackwardOutcome> HybridExchange::end_backward(const BackwardEnd& end) {
     return keep(everywhere.status());
   }
   const auto outcome = settle(everywhere);
+  release(across_->progress());
   reducing_ = false;
   reduced_.clear();
   reduced_partially_.clear();

@@ -4,21 +4,19 @@
 // (the shard axis) and one over the ranks that own the same shards, one in each
 // replica. Units are gathered within a replica only. A unit's gradients are
 // first summed to shards within it; as soon as that is done, while later units
-// are still on their way, the shards' are summed across replicas.
+// are still on their way, the shards' are summed across replicas. Owners may
+// also be the ranks of both axes; shards are then gathered across replicas when
+// they are published.
 // Thread rule: see Exchange. Protocol: docs/design/hybrid.md.
 #pragma once
 
 #include <memory>
 #include "exchange/exchange.h"
+#include "exchange/hybrid_models.h"
 
 namespace sherd::exchange {
 
-struct HybridPlace {
-  int shard_index = 0;  // Of this rank, on the shard axis.
-  int replicas = 1;
-};
-
-// `across` must take Placement::kReplicate. Both are owned, and not open yet.
+// `across` must take Placement::kReplicate, or kShard with place.both_axes. Both are owned, and not open yet.
 std::unique_ptr<Exchange> make_hybrid_exchange(
     std::unique_ptr<Exchange> within,
     std::unique_ptr<Exchange> across,

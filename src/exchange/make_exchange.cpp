@@ -85,21 +85,25 @@ std::unique_ptr<Exchange> make_exchange(
 }
 
 std::unique_ptr<Exchange> make_exchange(
-    const Mesh& mesh, const std::string& name, Kind kind) {
+    const Mesh& mesh,
+    const std::string& name,
+    const MeshExchangeOptions& options) {
   const auto& world = mesh.world();
   if (mesh.replicate_size() == 1) {
-    return make_exchange(world, name, mesh.shard_ranks(), kind);
+    return make_exchange(world, name, mesh.shard_ranks(), options.within);
   }
   // Groups that do not meet have names of their own all the same.
   auto within = make_exchange(
       world, str(name, "/replica", mesh.replicate_index()), mesh.shard_ranks(),
-      kind);
+      options.within);
   auto across = make_exchange(
       world, str(name, "/shard", mesh.shard_index()), mesh.replicate_ranks(),
       Kind::kCollective);
   return make_hybrid_exchange(
       std::move(within), std::move(across),
-      {.shard_index = mesh.shard_index(), .replicas = mesh.replicate_size()});
+      {.shard_index = mesh.shard_index(),
+       .replicas = mesh.replicate_size(),
+       .both_axes = options.both_axes});
 }
 
 }  // namespace sherd::exchange

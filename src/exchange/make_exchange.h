@@ -37,10 +37,16 @@ std::unique_ptr<Exchange> make_exchange(
     const std::vector<int>& ranks,
     Kind kind = Kind::kCollective);
 
-// Collective over all ranks of the mesh; `kind` is that of the shard axis. With
-// one replica as above, otherwise a HybridExchange. REQUIRES: more than one rank
-// on the shard axis, or one replica.
+struct MeshExchangeOptions {
+  Kind within = Kind::kCollective;  // Of the shard axis.
+  bool both_axes = false;           // As HybridPlace.
+};
+
+// Collective over all ranks of the mesh. With one replica as above, otherwise a
+// HybridExchange.
 std::unique_ptr<Exchange> make_exchange(
-    const Mesh& mesh, const std::string& name, Kind kind = Kind::kCollective);
+    const Mesh& mesh,
+    const std::string& name,
+    const MeshExchangeOptions& options = {});
 
 }  // namespace sherd::exchange

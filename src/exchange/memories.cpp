@@ -38,18 +38,14 @@ Memories::Memories(const ModelSpec& model, int rank)
     const auto unit = static_cast<UnitId>(u);
     for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
       const auto& flat = model.units[u].flats[f];
-      if (model.gradients_only) {
-        shards_[u].emplace_back();
-        cast_shards_[u].emplace_back();
-        continue;
-      }
       const auto numel = owned(unit, static_cast<int>(f)).numel();
       const auto options = at::TensorOptions().dtype(flat.dtype);
       shards_[u].push_back(
-          {at::zeros({numel}, options),
-           flat.trainable ? at::zeros({numel}, options) : at::Tensor()});
+          {model.own_shards ? at::zeros({numel}, options) : at::Tensor(),
+           model.own_gradients && flat.trainable ? at::zeros({numel}, options)
+                                                 : at::Tensor()});
       auto& cast = cast_shards_[u].emplace_back();
-      if (flat.is_cast()) {
+      if (model.own_shards && flat.is_cast()) {
         cast.values = at::empty(
             {numel}, at::TensorOptions().dtype(flat.unsharded_dtype()));
       }

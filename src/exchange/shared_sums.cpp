@@ -56,6 +56,9 @@ std::vector<at::Tensor> SharedSums::slot(UnitId unit) {
 }
 
 void SharedSums::post(UnitId unit, const ReduceOptions& options) {
+  // Replicated ones are taken from where other ranks see them.
+  SHERD_ASSERT(
+      options.into.empty() || place_.model->placement == Placement::kShard);
   (void)slot(unit);
   auto open =
       *std::exchange(open_[static_cast<std::size_t>(unit)], std::nullopt);

@@ -41,7 +41,7 @@ SharedUnits::SharedUnits(
       } else if (replicates()) {
         whole.push_back(memory.shard.mutable_data_ptr());
       }
-      if (flat.trainable) {
+      if (flat.trainable && model_.own_gradients) {
         memory.gradient = replicates()
             ? gradient_of(rank_, static_cast<UnitId>(u), static_cast<int>(f))
             : at::zeros({own.numel()}, options);

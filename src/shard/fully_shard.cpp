@@ -28,6 +28,11 @@ void check_options(const FullyShardOptions& options) {
       !options.budget_bytes || options.strategy != Strategy::kNoShard,
       "[shard] no_shard takes no byte budget: nothing is ever gathered");
   SHERD_CHECK(
+      options.optimizer_axes == OptimizerAxes::kShard ||
+          options.strategy != Strategy::kNoShard,
+      "[shard] no_shard cuts nothing; expected a strategy that shards with "
+      "OptimizerAxes::kBoth");
+  SHERD_CHECK(
       options.reductions_under_way_max >= 0,
       "[shard] options.reductions_under_way_max is ",
       options.reductions_under_way_max, "; expected 0 (no limit) or more");
@@ -57,6 +62,11 @@ void check_not_sharded(const shard::ModelUnits& model) {
   }
 }
 
+bool over_both_axes(const Mesh& mesh, const FullyShardOptions& options) {
+  return options.optimizer_axes == OptimizerAxes::kBoth &&
+      mesh.replicate_size() > 1;
+}
+
 // `whole`: every rank is a replica.
 shard::RuntimeOptions runtime_options(
     const Mesh& mesh, const FullyShardOptions& options, bool whole) {
@@ -72,6 +82,7 @@ shard::RuntimeOptions runtime_options(
   runtime.ranks = mesh.shard_size();
   runtime.replica = mesh.replicate_index();
   runtime.replicas = mesh.replicate_size();
+  runtime.both_axes = over_both_axes(mesh, options);
   runtime.strategy = options.strategy;
   runtime.budget_bytes = options.budget_bytes;
   return runtime;
@@ -96,7 +107,9 @@ std::unique_ptr<exchange::Exchange> exchange_for(
         mesh.world(), next_name(mesh), all, kind_for(all));
   }
   return exchange::make_exchange(
-      mesh, next_name(mesh), kind_for(mesh.shard_ranks()));
+      mesh, next_name(mesh),
+      {.within = kind_for(mesh.shard_ranks()),
+       .both_axes = over_both_axes(mesh, options)});
 }
 
 }  // namespace
@@ -200,9 +213,10 @@ FullyShardedDataParallel fully_shard(
   // What the module shows may be the cast of what the optimizer holds; with one
   // rank on the shard axis there is nothing to gather all the same, and dropping
   // the cast would save half of it at most.
-  const bool whole =
-      options.strategy == Strategy::kNoShard || mesh.shard_size() == 1;
-  const int ranks = whole ? world.size() : mesh.shard_size();
+  const bool both = over_both_axes(mesh, options);
+  const bool whole = options.strategy == Strategy::kNoShard ||
+      (mesh.shard_size() == 1 && !both);
+  const int ranks = whole || both ? world.size() : mesh.shard_size();
   auto model = shard::build_units(
       module, options.units, ranks, options.granularity,
       options.mixed_precision);

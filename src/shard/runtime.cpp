@@ -89,7 +89,7 @@ Runtime::Runtime(
           .same_everywhere =
               [this](std::uint64_t print) { return same_everywhere(print); }});
   slices_ = std::make_unique<Slices>(
-      model_, *exchange_, options_.rank, /*owner_of_all=*/replicate);
+      model_, *exchange_, owner(), /*owner_of_all=*/replicate);
   summon_ = std::make_unique<Summon>(model_, *cache_, *slices_);
   gradients_ = std::make_unique<Gradients>(
       model_, *exchange_, *slices_, 1.0 / world_size(),
@@ -596,6 +596,7 @@ ShardReport Runtime::report() {
           static_cast<std::size_t>(memory.shard.numel()) * cast_bytes);
     }
   }
+  report.shard_bytes += counters.copied_shard_bytes;
   report.gradient_slot_bytes_peak = counters.gradient_bytes_peak;
   report.unshards = counters.unshards;
   report.unsharded_bytes = counters.unsharded_bytes;

@@ -37,6 +37,9 @@ struct RuntimeOptions {
   int ranks = 1;
   int replica = 0;  // Of this rank; a replica is a shard group.
   int replicas = 1;
+  // Every rank owns other elements; those of rank f of replica r have number
+  // f * replicas + r.
+  bool both_axes = false;
   Strategy strategy = Strategy::kFullShard;
   std::optional<std::int64_t> budget_bytes;
   int reductions_under_way_max = 0;
@@ -93,6 +96,11 @@ class Runtime final : public ShardingEngine,
   int world_size() const { return options_.ranks * options_.replicas; }
   int world_rank() const {
     return options_.replica * options_.ranks + options_.rank;
+  }
+  int owner() const {
+    return options_.both_axes
+        ? options_.rank * options_.replicas + options_.replica
+        : options_.rank;
   }
   void check_open() const;
   void refuse_write(

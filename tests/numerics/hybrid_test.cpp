@@ -22,8 +22,10 @@ using testing::HasSubstr;
 constexpr std::int64_t kWidth = 6;
 constexpr ExchangeKind kExchanges[] = {
     ExchangeKind::kCollective, ExchangeKind::kSharedMemory};
+constexpr OptimizerAxes kAxes[] = {OptimizerAxes::kShard, OptimizerAxes::kBoth};
 
 class Hybrid : public testing::TestWithParam<int> {};
+class HybridWays : public testing::TestWithParam<int> {};  // Take longer.
 
 std::vector<int> replicas_of(const World& world) {
   std::vector<int> all;
@@ -51,14 +53,15 @@ TEST_P(Hybrid, T10EveryMeshEqualsOneProcess) {
     for (const int replicas : replicas_of(world)) {
       for (const auto strategy :
            {Strategy::kFullShard, Strategy::kShardGradOp}) {
-        for (const auto exchange : kExchanges) {
+        for (const int kind : {0, 1, 2, 3}) {
           RankParity options;
+          options.shard.optimizer_axes = kAxes[kind / 2];
           options.tolerance = tolerance_of(world);
           options.replicas = replicas;
           options.micro_batches = 2;
           options.shard.units = units::by_name("*");
           options.shard.strategy = strategy;
-          options.shard.exchange = exchange;
+          options.shard.exchange = kExchanges[kind % 2];
           expect_rank_parity<IntegerMlp>(
               world, [] { return IntegerMlp(); }, integer_loss, options);
         }
@@ -89,16 +92,16 @@ std::optional<NoSyncScope> scope_of(FullyShardedDataParallel& fsdp, char mode) {
       {.axis = mode == 'r' ? NoSyncAxis::kReplicate : NoSyncAxis::kBoth});
 }
 
-TEST_P(Hybrid, T10T11EveryWayToAddUpEqualsOneProcess) {
+TEST_P(HybridWays, T10T11EveryWayToAddUpEqualsOneProcess) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const int replicas : replicas_of(world)) {
-      for (const auto exchange : kExchanges) {
-        for (const std::string modes :
-             {"sss", "rrs", "srs", "rss", "nrs", "rns", "srrs"}) {
+      for (const int kind : {0, 1, 2}) {
+        for (const std::string modes : {"rrs", "srs", "nrs", "srns"}) {
           Chain reference = chain();
           Chain model = chain();
           FullyShardOptions options;
-          options.exchange = exchange;
+          options.exchange = kExchanges[kind % 2];
+          options.optimizer_axes = kAxes[kind / 2];
           const Mesh mesh(world, {.replicate = replicas});
           const Slicing slicing(*reference, mesh, options);
           const auto leaves = unique_parameters(*reference);
@@ -203,15 +206,16 @@ std::vector<double> numbers_of(const torch::Tensor& values) {
   return {flat.data_ptr<double>(), flat.data_ptr<double>() + flat.numel()};
 }
 
-TEST_P(Hybrid, T10ReplicasKeepEqualBits) {
+TEST_P(HybridWays, T10ReplicasKeepEqualBits) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const int replicas : replicas_of(world)) {
-      for (const auto exchange : kExchanges) {
+      for (const int kind : {0, 1, 2, 3}) {
         for (const bool mixed : {false, true}) {
           Noisy model;
           FullyShardOptions options;
           options.units = units::by_name("*");
-          options.exchange = exchange;
+          options.exchange = kExchanges[kind % 2];
+          options.optimizer_axes = kAxes[kind / 2];
           if (mixed) {
             options.mixed_precision.param_dtype = torch::kBFloat16;
           }
@@ -264,9 +268,11 @@ TEST(HybridPrecision, T10T21BFloat16EqualsPlainShardingInBits) {
   expect_all_ok(run_ranks(4, [](World world) {
     for (const auto reduce : {torch::kBFloat16, torch::kFloat}) {
       std::vector<torch::Tensor> last;
-      for (const int replicas : {1, 2, 4}) {
+      for (const int kind : {1, 2, 4, 12, 14}) {
+        const int replicas = kind % 10;
         Chain model = chain();
         FullyShardOptions options;
+        options.optimizer_axes = kAxes[kind / 10];
         options.mixed_precision.param_dtype = torch::kBFloat16;
         options.mixed_precision.reduce_dtype = reduce;
         auto fsdp =
@@ -293,15 +299,18 @@ TEST(HybridPrecision, T10T21BFloat16EqualsPlainShardingInBits) {
 
 TEST(HybridClip, T10T42NormsCountReplicasOnce) {
   expect_all_ok(run_ranks(4, [](World world) {
-    for (const int replicas : {1, 2, 4}) {
+    for (const int kind : {1, 2, 4, 12, 14}) {
+      const int replicas = kind % 10;
+      FullyShardOptions options;
+      options.optimizer_axes = kAxes[kind / 10];
       for (const double p :
            {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
         Chain reference = chain();
         Chain model = chain();
         const Mesh mesh(world, {.replicate = replicas});
-        const Slicing slicing(*reference, mesh, {});
+        const Slicing slicing(*reference, mesh, options);
         const auto leaves = unique_parameters(*reference);
-        auto fsdp = fully_shard(*model, mesh);
+        auto fsdp = fully_shard(*model, mesh, options);
         reference_backward<Chain>(reference, leaves, chain_loss, 0, world);
         chain_loss(model, 0, world.rank()).backward();
         const double expected =
@@ -384,8 +393,11 @@ TEST(HybridErrors, T10T39ReplicasOfDifferentModelsAreNamedOnEveryRank) {
 }
 
 // Rank 0's values reach every replica, and each takes back what was written.
-TEST(HybridSummon, T10T43FullParametersAreReadAndWrittenInEveryReplica) {
-  expect_all_ok(run_ranks(4, [](World world) {
+class HybridSummon : public testing::TestWithParam<OptimizerAxes> {};
+
+TEST_P(HybridSummon, T10T43FullParametersAreReadAndWrittenInEveryReplica) {
+  const auto axes = GetParam();
+  expect_all_ok(run_ranks(4, [axes](World world) {
     Chain model = chain();
     if (world.rank() > 0) {
       const torch::NoGradGuard no_grad;
@@ -395,6 +407,7 @@ TEST(HybridSummon, T10T43FullParametersAreReadAndWrittenInEveryReplica) {
     }
     FullyShardOptions options;
     options.sync_module_states = true;
+    options.optimizer_axes = axes;
     auto fsdp = fully_shard(*model, Mesh(world, {.replicate = 2}), options);
     const Chain reference = chain();
     for (const auto& item : full_parameters(*model, fsdp)) {
@@ -414,7 +427,34 @@ TEST(HybridSummon, T10T43FullParametersAreReadAndWrittenInEveryReplica) {
   }));
 }
 
+INSTANTIATE_TEST_SUITE_P(Axes, HybridSummon, testing::ValuesIn(kAxes));
+
+// 1/W of the elements belong to each rank, and to nobody else.
+TEST(HybridState, T10OverBothAxesAnOptimizerSeesAShareOfTheWorld) {
+  expect_all_ok(run_ranks(4, [](World world) {
+    Chain model = chain();
+    double all = 0;
+    for (const auto& parameter : model->parameters()) {
+      all += static_cast<double>(parameter.numel());
+    }
+    FullyShardOptions options;
+    options.optimizer_axes = OptimizerAxes::kBoth;
+    auto fsdp = fully_shard(*model, Mesh(world, {.replicate = 2}), options);
+    double mine = 0;
+    for (const auto& slice : fsdp.parameters()) {
+      mine += static_cast<double>(slice.numel());
+    }
+    double sum = 0;
+    for (const auto& theirs : world.all_gather({mine})) {
+      EXPECT_LT(theirs[0], all / 3);
+      sum += theirs[0];
+    }
+    EXPECT_EQ(sum, all);
+  }));
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, Hybrid, testing::Values(1, 2, 3, 4, 6));
+INSTANTIATE_TEST_SUITE_P(Worlds, HybridWays, testing::Values(2, 3, 4));
 
 }  // namespace
 }  // namespace sherd::test

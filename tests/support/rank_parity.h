@@ -139,10 +139,13 @@ class Slicing {
       : units_(shard::build_units(
             module,
             options.units,
-            mesh.shard_size(),
+            both_axes(options) ? mesh.world().size() : mesh.shard_size(),
             options.granularity,
             options.mixed_precision)),
-        rank_(mesh.shard_index()),
+        rank_(
+            both_axes(options) ? mesh.shard_index() * mesh.replicate_size() +
+                    mesh.replicate_index()
+                               : mesh.shard_index()),
         whole_(options.strategy == Strategy::kNoShard) {}
 
   torch::Tensor of(const std::string& name, const torch::Tensor& full) const {
@@ -157,6 +160,10 @@ class Slicing {
   }
 
  private:
+  static bool both_axes(const FullyShardOptions& options) {
+    return options.optimizer_axes == OptimizerAxes::kBoth;
+  }
+
   shard::ModelUnits units_;
   int rank_;
   bool whole_;

@@ -65,6 +65,16 @@ struct MixedPrecision {
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
 };
 
+// Between which ranks of a mesh optimizer state is cut, and with it the
+// parameters and gradients that an optimizer sees.
+enum class OptimizerAxes {
+  kShard,  // Those of a replica: replicas hold equal ones.
+  // All: an optimizer sees 1/W of the elements. They are gathered across replicas
+  // when they are published, which gradients make up for by crossing once; what a
+  // replica gathers from stays beside, 1/F of the parameters.
+  kBoth,
+};
+
 struct FullyShardOptions {
   // Behaviour. Which modules are gathered together; costs memory in their
   // size, messages in their number.
@@ -82,6 +92,9 @@ struct FullyShardOptions {
   // in different orders may need each other: a backward that has waited a second
   // goes on without a limit. 0: none.
   int reductions_under_way_max = 4;
+  // Behaviour. Same values either way, up to rounding; the same with one replica.
+  // Not for kNoShard.
+  OptimizerAxes optimizer_axes = OptimizerAxes::kShard;
   // Behaviour. Parameters and buffers get rank 0's values first; otherwise
   // ranks must hold equal ones. Mirrors FSDP(sync_module_states=True).
   bool sync_module_states = false;
@@ -143,7 +156,8 @@ struct ShardReport {
   int units = 0;
   std::int64_t budget_bytes = 0;          // 0: none.
   std::int64_t unsharded_bytes_peak = 0;  // What reshard frees, at most so far.
-  // For life: parameters, gradients and, in mixed precision, casts.
+  // For life: parameters, gradients and, in mixed precision, casts; with
+  // OptimizerAxes::kBoth also what the replica gathers from.
   std::int64_t shard_bytes = 0;
   // Of gradients on their way, and with several replicas of those that wait for
   // the sum across them.

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two models that one model becomes on a mesh: that of the ranks of a
+// replica, and that of the ranks, one in each replica, that have the same shards
+// of the first. Pure.
+#pragma once
+
+#include "exchange/exchange.h"
+
+namespace sherd::exchange {
+
+struct HybridPlace {
+  int shard_index = 0;  // Of this rank, on the shard axis.
+  int replicas = 1;
+  // Owners are the ranks of both axes instead of those of the shard axis: the
+  // model is cut into ranks x replicas shards, of which rank f of replica r has
+  // number f * replicas + r.
+  bool both_axes = false;
+};
+
+// Flats are cut as the model's, or where every shard of the first owner of a
+// rank begins; gradients are then summed to where each reduction says.
+ModelSpec model_within(const ModelSpec& model, const HybridPlace& place);
+
+// Flats are what this rank has of those of model_within(): every parameter is
+// there, in the same order, with the elements that lie in the shard, which may
+// be none. They are cut as the model is, or, where replicas are equal, evenly;
+// then there are only gradients, replicated. These travel as those of `model`.
+ModelSpec model_across(const ModelSpec& model, const HybridPlace& place);
+
+}  // namespace sherd::exchange
