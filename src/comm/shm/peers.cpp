@@ -198,6 +198,13 @@ bool Peers::has_left(int rank) const {
              .load(std::memory_order_acquire) != 0;
 }
 
+bool Peers::has_ended(int rank) const {
+  pollfd process = {
+      processes_[static_cast<std::size_t>(rank)].get(), POLLIN, 0};
+  return std::find(gone_.begin(), gone_.end(), rank) != gone_.end() ||
+      ::poll(&process, 1, 0) > 0;
+}
+
 // The first one stays: a rank that fails because of another one's death ends
 // soon after, and must not be taken for the cause. It has recorded the cause
 // before it ends, so nobody can see its end without seeing the cause.

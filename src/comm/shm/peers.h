@@ -83,6 +83,8 @@ class Peers {
   // who still waits for it.
   void leave();
   bool has_left(int rank) const;
+  // Whether its process has ended, left or not. REQUIRES: watch().
+  bool has_ended(int rank) const;
 
  private:
   int culprit(int rank) const;

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm_backend/backend.h"
+
+#include <sched.h>
+#include <utility>
+#include "base/check.h"
+#include "comm/shm_backend/backend_issue.h"
+#include "comm/shm_backend/group.h"
+#include "comm/shm_backend/work.h"
+
+namespace sherd::comm::shm {
+namespace {
+
+// Cores that this process may use.
+int cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+StageOptions tuned(StageOptions stage, int ranks) {
+  if (ranks > cores()) {
+    stage.spin = Duration(0);  // It would keep who is awaited from running.
+  }
+  return stage;
+}
+
+}  // namespace
+
+ShmBackend::ShmBackend(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int size,
+    c10::intrusive_ptr<ShmBackendOptions> options)
+    : Backend(rank, size), options_(std::move(options)) {
+  SHERD_CHECK(
+      size >= 1 && rank >= 0 && rank < size,
+      "[comm] expected a rank from 0 to ", size - 1, ", found ", rank);
+  GroupOptions group;
+  group.rank = rank;
+  group.ranks = size;
+  for (const auto r : options_->global_ranks_in_group) {
+    group.names.push_back(static_cast<int>(r));
+  }
+  SHERD_CHECK(
+      group.names.empty() ||
+          group.names.size() == static_cast<std::size_t>(size),
+      "[comm] expected ", size, " global ranks, found ", group.names.size());
+  group.stage = tuned(options_->stage, size);
+  group.deadline = options_->timeout;
+  group_ = join_group(store, group);
+  line_ = std::make_shared<WorkLine>([g = group_] { g->stage.abort(); });
+  init();
+}
+
+ShmBackend::~ShmBackend() { shutdown(); }
+
+bool ShmBackend::single_copy() const { return group_->stage.single_copy(); }
+
+c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
+  return c10::static_intrusive_pointer_cast<Options>(options_);
+}
+
+void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+}
+
+void ShmBackend::shutdown() {
+  line_->stop();
+  group_->segment.peers().leave();
+}
+
+void ShmBackend::abort() {
+  group_->stage.abort();
+  group_->segment.peers().give_up("it aborted the group");
+  line_->stop();
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::issue(Issue issue) {
+  const auto timeout =
+      issue.timeout.count() > 0 ? issue.timeout : options_->timeout;
+  ++sequence_;
+  auto work = c10::make_intrusive<ShmWork>(
+      WorkOptions{
+          .rank = rank_,
+          .type = issue.type,
+          .title = issue.title,
+          .inputs = std::move(issue.inputs),
+          .outputs = std::move(issue.outputs),
+          .sequence = sequence_},
+      [group = group_, run = std::move(issue.run), timeout] {
+        return run(group->stage, timeout);
+      });
+  line_->issue(work, !issue.async);
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::barrier(
+    const c10d::BarrierOptions& opts) {
+  return issue(
+      {.type = c10d::OpType::BARRIER,
+       .title = "shm:barrier",
+       .inputs = {},
+       .outputs = {},
+       .timeout = opts.timeout,
+       .async = opts.asyncOp,
+       .run = [](Stage& stage, Duration deadline) {
+         return shm::barrier(
+             stage, {.what = "barrier()", .deadline = deadline});
+       }});
+}
+
+c10::intrusive_ptr<ShmBackend> make_shm_backend(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int size,
+    const c10::intrusive_ptr<ShmBackendOptions>& options) {
+  return c10::make_intrusive<ShmBackend>(store, rank, size, options);
+}
+
+}  // namespace sherd::comm::shm

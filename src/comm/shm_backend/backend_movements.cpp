@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// all-gather, broadcast, gather, scatter and all-to-all.
+#include <numeric>
+#include <utility>
+#include "base/check.h"
+#include "comm/shm_backend/backend_issue.h"
+
+namespace sherd::comm::shm {
+namespace {
+
+using c10d::OpType;
+
+// Tensors whose bytes move.
+struct Moved {
+  std::string text;
+  // A piece for each rank, and of each rank.
+  std::vector<Bytes> to{};
+  std::vector<Bytes> from{};
+  bool one_source = false;
+  // What owns the memory of `to` and `from`.
+  std::vector<TensorBytes> inputs{};
+  std::vector<TensorBytes> outputs{};
+
+  Status run(Stage& stage, Duration deadline) const {
+    Status outcome = move(
+        stage, {.what = text, .deadline = deadline},
+        {.sources = to, .targets = from, .one_source = one_source});
+    for (auto out = outputs.begin(); out != outputs.end() && outcome.ok();
+         ++out) {
+      out->give_back();
+    }
+    return outcome;
+  }
+};
+
+auto run_one(Moved part) {
+  std::vector<Moved> parts;
+  parts.push_back(std::move(part));
+  return run_all(std::move(parts));
+}
+
+std::vector<Bytes> nothing(int ranks) {
+  return std::vector<Bytes>(static_cast<std::size_t>(ranks));
+}
+
+// One output that holds a piece of each rank.
+Moved gathered(const at::Tensor& output, const at::Tensor& input, int ranks) {
+  constexpr const char* kName = "all_gather";
+  expect_same_type(output, input.scalar_type(), kName);
+  SHERD_CHECK(
+      output.numel() == input.numel() * ranks, "[comm] ", kName,
+      ": expected room for ", input.numel() * ranks, " elements, ",
+      input.numel(), " of each rank, found ", output.numel());
+  Moved part{.text = call_text(kName, input.scalar_type()), .one_source = true};
+  part.inputs = inputs_of({input});
+  part.outputs = outputs_of({output});
+  part.to.assign(static_cast<std::size_t>(ranks), part.inputs[0].bytes());
+  part.from = cut(part.outputs[0].bytes(), ranks);
+  return part;
+}
+
+// An output for each rank.
+Moved gathered(
+    const std::vector<at::Tensor>& outputs,
+    const at::Tensor& input,
+    const char* name) {
+  for (const auto& output : outputs) {
+    expect_same_type(output, input.scalar_type(), name);
+  }
+  Moved part{.text = call_text(name, input.scalar_type()), .one_source = true};
+  part.inputs = inputs_of({input});
+  part.outputs = outputs_of(outputs);
+  part.to.assign(outputs.size(), part.inputs[0].bytes());
+  part.from = bytes_of(part.outputs);
+  return part;
+}
+
+// Pieces along the first dimension: equal ones, or as `sizes` say.
+std::vector<Bytes> pieces_of(
+    const at::Tensor& tensor,
+    Bytes bytes,
+    const std::vector<std::int64_t>& sizes,
+    int ranks) {
+  constexpr const char* kName = "all_to_all";
+  const std::int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  if (sizes.empty()) {
+    SHERD_CHECK(
+        rows % ranks == 0, "[comm] ", kName,
+        ": expected a first dimension that ", ranks, " ranks divide, found ",
+        rows);
+    return cut(bytes, ranks);
+  }
+  SHERD_CHECK(
+      sizes.size() == static_cast<std::size_t>(ranks) &&
+          std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}) == rows,
+      "[comm] ", kName, ": expected ", ranks, " split sizes that add up to ",
+      rows);
+  const std::size_t row_bytes =
+      rows == 0 ? 0 : bytes.size() / static_cast<std::size_t>(rows);
+  std::vector<Bytes> pieces;
+  std::size_t begin = 0;
+  for (const auto size : sizes) {
+    SHERD_CHECK(
+        size >= 0, "[comm] ", kName, ": expected split sizes, found ", size);
+    pieces.push_back(
+        bytes.subspan(begin, static_cast<std::size_t>(size) * row_bytes));
+    begin += pieces.back().size();
+  }
+  return pieces;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::broadcast(
+    std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) {
+  const auto& tensor = only(tensors, "broadcast");
+  const int root = checked_root(opts.rootRank, count(), "broadcast");
+  Moved part{
+      .text = call_text("broadcast", tensor.scalar_type(), str("root ", root)),
+      .one_source = true};
+  part.to = nothing(count());
+  part.from = nothing(count());
+  if (root == rank_) {
+    part.inputs = inputs_of(tensors);
+    part.to.assign(part.to.size(), part.inputs[0].bytes());
+    part.from[static_cast<std::size_t>(root)] = part.inputs[0].bytes();
+  } else {
+    part.outputs = outputs_of(tensors);
+    part.from[static_cast<std::size_t>(root)] = part.outputs[0].bytes();
+  }
+  return issue(
+      {.type = OpType::BROADCAST,
+       .title = "shm:broadcast",
+       .inputs = tensors,
+       .outputs = tensors,
+       .timeout = opts.timeout,
+       .async = opts.asyncOp,
+       .run = run_one(std::move(part))});
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::allgather(
+    std::vector<std::vector<at::Tensor>>& outputs,
+    std::vector<at::Tensor>& inputs,
+    const c10d::AllgatherOptions& opts) {
+  constexpr const char* kName = "all_gather";
+  auto& places = only(outputs, kName);
+  const auto& input = only(inputs, kName);
+  expect_count(places.size(), count(), kName);
+  expect_elements(
+      places[static_cast<std::size_t>(rank_)], input.numel(), kName);
+  return issue(
+      {.type = OpType::ALLGATHER,
+       .title = "shm:all_gather",
+       .inputs = inputs,
+       .outputs = places,
+       .timeout = opts.timeout,
+       .async = opts.asyncOp,
+       .run = run_one(gathered(places, input, kName))});
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(
+    at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+  return issue(
+      {.type = OpType::_ALLGATHER_BASE,
+       .title = "shm:all_gather_into_tensor",
+       .inputs = {input},
+       .outputs = {output},
+       .timeout = opts.timeout,
+       .async = opts.asyncOp,
+       .run = run_one(gathered(output, input, count()))});
+}
+
+// outputs[rank][i] of inputs[i].
+c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_coalesced(
+    std::vector<std::vector<at::Tensor>>& outputs,
+    std::vector<at::Tensor>& inputs,
+    const c10d::AllgatherOptions& opts) {
+  constexpr const char* kName = "all_gather_coalesced";
+  expect_count(outputs.size(), count(), kName);
+  std::vector<Moved> parts;
+  std::vector<at::Tensor> results;
+  for (const auto& list : outputs) {
+    expect_count(list.size(), inputs.size(), kName);
+    results.insert(results.end(), list.begin(), list.end());
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    std::vector<at::Tensor> places;
+    for (const auto& list : outputs) {
+      places.push_back(list[i]);
+    }
+    expect_elements(
+        places[static_cast<std::size_t>(rank_)], inputs[i].numel(), kName);
+    parts.push_back(gathered(places, inputs[i], kName));
+  }
+  return issue(
+      {.type = OpType::ALLGATHER_COALESCED,
+       .title = "shm:all_gather_coalesced",
+       .inputs = inputs,
+       .outputs = std::move(results),
+       .timeout = opts.timeout,
+       .async = opts.asyncOp,
+       .run = run_all(std::move(parts))});
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_into_tensor_coalesced(
+    std::vector<at::Tensor>& outputs,
+    std::vector<at::Tensor>& inputs,
+    const c10d::AllgatherOptions& opts) {
+  expect_count(outputs.size(), inputs.size(), "all_gather_coalesced");
+  std::vector<Moved> parts;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    parts.push_back(gathered(outputs[i], inputs[i], count()));
+  }
+  return issue(
+      {.type = OpType::ALLGATHER_COALESCED,
+       .title = "shm:all_gather_into_tensor_coalesced",
+       .inputs = inputs,
+       .outputs = outputs,
+       .timeout = opts.timeout,
+       .async = opts.asyncOp,
+       .run = run_all(std::move(parts))});
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::gather(
+    std::vector<std::vector<at::Tensor>>& outputs,
+    std::vector<at::Tensor>& inputs,
+    const c10d::GatherOptions& opts) {
+  constexpr const char* kName = "gather";
+  const auto& input = only(inputs, kName);
+  const int root = checked_root(opts.rootRank, count(), kName);
+  Moved part{.text = call_text(kName, input.scalar_type(), str("root ", root))};
+  part.inputs = inputs_of(inputs);
+  part.to = nothing(count());
+  part.from = nothing(count());
+  part.to[static_cast<std::size_t>(root)] = part.inputs[0].bytes();
+  std::vector<at::Tensor> places;
+  if (root == rank_) {
+    places = only(outputs, kName);
+    expect_count(places.size(), count(), kName);
+    for (const auto& place : places) {
+      expect_same_type(place, input.scalar_type(), kName);
+    }
+    expect_elements(
+        places[static_cast<std::size_t>(rank_)], input.numel(), kName);
+    part.outputs = outputs_of(places);
+    part.from = bytes_of(part.outputs);
+  }
+  return issue(
+      {.type = OpType::GATHER,
+       .title = "shm:gather",
+       .inputs = inputs,
+       .outputs = std::move(places),
+       .timeout = opts.timeout,
+       .async = opts.asyncOp,
+       .run = run_one(std::move(part))});
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::scatter(
+    std::vector<at::Tensor>& outputs,
+    std::vector<std::vector<at::Tensor>>& inputs,
+    const c10d::ScatterOptions& opts) {
+  constexpr const char* kName = "scatter";
+  const auto& output = only(outputs, kName);
+  const int root = checked_root(opts.rootRank, count(), kName);
+  Moved part{
+      .text = call_text(kName, output.scalar_type(), str("root ", root))};
+  part.outputs = outputs_of(outputs);
+  part.to = nothing(count());
+  part.from = nothing(count());
+  part.from[static_cast<std::size_t>(root)] = part.outputs[0].bytes();
+  std::vector<at::Tensor> pieces;
+  if (root == rank_) {
+    pieces = only(inputs, kName);
+    expect_count(pieces.size(), count(), kName);
+    for (const auto& piece : pieces) {
+      expect_same_type(piece, output.scalar_type(), kName);
+    }
+    expect_elements(
+        pieces[static_cast<std::size_t>(rank_)], output.numel(), kName);
+    part.inputs = inputs_of(pieces);
+    part.to = bytes_of(part.inputs);
+  }
+  return issue(
+      {.type = OpType::SCATTER,
+       .title = "shm:scatter",
+       .inputs = std::move(pieces),
+       .outputs = outputs,
+       .timeout = opts.timeout,
+       .async = opts.asyncOp,
+       .run = run_one(std::move(part))});
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    std::vector<std::int64_t>& output_split_sizes,
+    std::vector<std::int64_t>& input_split_sizes,
+    const c10d::AllToAllOptions& opts) {
+  constexpr const char* kName = "all_to_all";
+  expect_same_type(output, input.scalar_type(), kName);
+  Moved part{.text = call_text(kName, input.scalar_type())};
+  part.inputs = inputs_of({input});
+  part.outputs = outputs_of({output});
+  part.to =
+      pieces_of(input, part.inputs[0].bytes(), input_split_sizes, count());
+  part.from =
+      pieces_of(output, part.outputs[0].bytes(), output_split_sizes, count());
+  expect_count(
+      part.from[static_cast<std::size_t>(rank_)].size(),
+      part.to[static_cast<std::size_t>(rank_)].size(), kName);
+  return issue(
+      {.type = OpType::ALLTOALL_BASE,
+       .title = "shm:all_to_all_single",
+       .inputs = {input},
+       .outputs = {output},
+       .timeout = opts.timeout,
+       .async = opts.asyncOp,
+       .run = run_one(std::move(part))});
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall(
+    std::vector<at::Tensor>& outputs,
+    std::vector<at::Tensor>& inputs,
+    const c10d::AllToAllOptions& opts) {
+  constexpr const char* kName = "all_to_all";
+  expect_count(outputs.size(), count(), kName);
+  expect_count(inputs.size(), count(), kName);
+  const auto dtype = inputs[0].scalar_type();
+  for (std::size_t r = 0; r < inputs.size(); ++r) {
+    expect_same_type(inputs[r], dtype, kName);
+    expect_same_type(outputs[r], dtype, kName);
+  }
+  expect_elements(
+      outputs[static_cast<std::size_t>(rank_)],
+      inputs[static_cast<std::size_t>(rank_)].numel(), kName);
+  Moved part{.text = call_text(kName, dtype)};
+  part.inputs = inputs_of(inputs);
+  part.outputs = outputs_of(outputs);
+  part.to = bytes_of(part.inputs);
+  part.from = bytes_of(part.outputs);
+  return issue(
+      {.type = OpType::ALLTOALL,
+       .title = "shm:all_to_all",
+       .inputs = inputs,
+       .outputs = outputs,
+       .timeout = opts.timeout,
+       .async = opts.asyncOp,
+       .run = run_one(std::move(part))});
+}
+
+}  // namespace sherd::comm::shm

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm_backend/fold.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <type_traits>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include "base/check.h"
+
+namespace sherd::comm::shm {
+namespace {
+
+using Op = c10d::ReduceOp;
+using Inputs = std::span<const std::byte* const>;
+
+// Fits the first-level cache with its inputs; long enough to vectorise.
+constexpr std::size_t kBlock = 2048;
+
+// What elements are folded in.
+template <typename T>
+struct Wide {
+  using Type = T;
+};
+template <>
+struct Wide<c10::BFloat16> {
+  using Type = float;
+};
+template <>
+struct Wide<c10::Half> {
+  using Type = float;
+};
+
+// Signed overflow is undefined, unsigned wraps to the same bits.
+template <typename T, typename Combine>
+T wrapping(T a, T b, Combine combine) {
+  if constexpr (std::is_integral_v<T>) {
+    // Promoted at least to unsigned: products of short ones would overflow int.
+    using U = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
+    return static_cast<T>(combine(static_cast<U>(a), static_cast<U>(b)));
+  } else {
+    return combine(a, b);
+  }
+}
+
+struct Add {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return wrapping(a, b, [](auto x, auto y) { return x + y; });
+  }
+};
+struct Multiply {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return wrapping(a, b, [](auto x, auto y) { return x * y; });
+  }
+};
+struct Least {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return std::min(a, b);
+  }
+};
+struct Greatest {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return std::max(a, b);
+  }
+};
+struct And {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(a & b);
+  }
+};
+struct Or {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(a | b);
+  }
+};
+struct Xor {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(a ^ b);
+  }
+};
+
+template <typename T>
+const T* at(const std::byte* input) {
+  return reinterpret_cast<const T*>(input);
+}
+
+// `finish` is applied once to each folded element.
+template <typename T, typename Combine, typename Finish>
+void fold_block(
+    Inputs inputs,
+    std::size_t begin,
+    std::size_t count,
+    T* out,
+    const Finish& finish) {
+  using W = typename Wide<T>::Type;
+  const Combine combine;
+  const T* first = at<T>(inputs[0]) + begin;
+  if (inputs.size() == 2) {  // Nothing to hold in between.
+    const T* second = at<T>(inputs[1]) + begin;
+    for (std::size_t i = 0; i < count; ++i) {
+      out[begin + i] = static_cast<T>(
+          finish(combine(static_cast<W>(first[i]), static_cast<W>(second[i]))));
+    }
+    return;
+  }
+  std::array<W, kBlock> held;
+  for (std::size_t i = 0; i < count; ++i) {
+    held[i] = static_cast<W>(first[i]);
+  }
+  for (std::size_t r = 1; r < inputs.size(); ++r) {
+    const T* input = at<T>(inputs[r]) + begin;
+    for (std::size_t i = 0; i < count; ++i) {
+      held[i] = combine(held[i], static_cast<W>(input[i]));
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    out[begin + i] = static_cast<T>(finish(held[i]));
+  }
+}
+
+template <typename T, typename Combine, typename Finish>
+Fold fold_with(Finish finish) {
+  return [finish](Inputs inputs, std::size_t elements, std::byte* out) {
+    auto* typed = reinterpret_cast<T*>(out);
+    for (std::size_t i = 0; i < elements; i += kBlock) {
+      fold_block<T, Combine>(
+          inputs, i, std::min(kBlock, elements - i), typed, finish);
+    }
+  };
+}
+
+template <typename T, typename Combine>
+Fold plain() {
+  return fold_with<T, Combine>([](auto x) { return x; });
+}
+
+[[noreturn]] void refuse(Op::RedOpType op, c10::ScalarType dtype) {
+  throw Error(
+      str("[comm] expected a reduce operation that shm has for ",
+          c10::toString(dtype), ", found ", name_of(op)));
+}
+
+template <typename T>
+Fold numbers(Op::RedOpType op, c10::ScalarType dtype, int ranks) {
+  switch (op) {
+    case Op::SUM:
+      return plain<T, Add>();
+    case Op::PRODUCT:
+      return plain<T, Multiply>();
+    case Op::MIN:
+      return plain<T, Least>();
+    case Op::MAX:
+      return plain<T, Greatest>();
+    default:
+      break;
+  }
+  if constexpr (std::is_integral_v<T>) {
+    switch (op) {
+      case Op::BAND:
+        return plain<T, And>();
+      case Op::BOR:
+        return plain<T, Or>();
+      case Op::BXOR:
+        return plain<T, Xor>();
+      default:
+        break;
+    }
+  } else if (op == Op::AVG) {
+    using W = typename Wide<T>::Type;
+    return fold_with<T, Add>(
+        [count = static_cast<W>(ranks)](W sum) { return sum / count; });
+  }
+  refuse(op, dtype);
+}
+
+// Bytes that are 0 or 1.
+Fold truths(Op::RedOpType op) {
+  switch (op) {
+    case Op::SUM:
+    case Op::MAX:
+    case Op::BOR:
+      return plain<std::uint8_t, Or>();
+    case Op::PRODUCT:
+    case Op::MIN:
+    case Op::BAND:
+      return plain<std::uint8_t, And>();
+    case Op::BXOR:
+      return plain<std::uint8_t, Xor>();
+    default:
+      refuse(op, c10::ScalarType::Bool);
+  }
+}
+
+Fold fold_for(Op::RedOpType op, c10::ScalarType dtype, int ranks) {
+  using c10::ScalarType;
+  switch (dtype) {
+    case ScalarType::Float:
+      return numbers<float>(op, dtype, ranks);
+    case ScalarType::Double:
+      return numbers<double>(op, dtype, ranks);
+    case ScalarType::BFloat16:
+      return numbers<c10::BFloat16>(op, dtype, ranks);
+    case ScalarType::Half:
+      return numbers<c10::Half>(op, dtype, ranks);
+    case ScalarType::Byte:
+      return numbers<std::uint8_t>(op, dtype, ranks);
+    case ScalarType::Char:
+      return numbers<std::int8_t>(op, dtype, ranks);
+    case ScalarType::Short:
+      return numbers<std::int16_t>(op, dtype, ranks);
+    case ScalarType::Int:
+      return numbers<std::int32_t>(op, dtype, ranks);
+    case ScalarType::Long:
+      return numbers<std::int64_t>(op, dtype, ranks);
+    case ScalarType::Bool:
+      return truths(op);
+    default:
+      refuse(op, dtype);
+  }
+}
+
+}  // namespace
+
+TypedFold fold_of(Op::RedOpType op, c10::ScalarType dtype, int ranks) {
+  if (c10::isComplexType(dtype)) {  // Pairs of numbers.
+    if (op != Op::SUM && op != Op::AVG) {
+      refuse(op, dtype);
+    }
+    dtype = c10::toRealValueType(dtype);
+  }
+  return {fold_for(op, dtype, ranks), c10::elementSize(dtype)};
+}
+
+std::string name_of(Op::RedOpType op) {
+  switch (op) {
+    case Op::SUM:
+      return "sum";
+    case Op::AVG:
+      return "avg";
+    case Op::PRODUCT:
+      return "product";
+    case Op::MIN:
+      return "min";
+    case Op::MAX:
+      return "max";
+    case Op::BAND:
+      return "band";
+    case Op::BOR:
+      return "bor";
+    case Op::BXOR:
+      return "bxor";
+    case Op::PREMUL_SUM:
+      return "premul_sum";
+    default:
+      return "unused";
+  }
+}
+
+}  // namespace sherd::comm::shm

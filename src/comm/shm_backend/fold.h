@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How elements of several ranks become one: c10d's reduce operations for every
+// dtype they make sense for. bf16 and fp16 are folded in fp32 and rounded once.
+// Pure; on the calling thread alone.
+#pragma once
+
+#include <string>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include "comm/shm/collectives.h"
+
+namespace sherd::comm::shm {
+
+struct TypedFold {
+  Fold fold{};
+  std::size_t element_bytes = 1;
+};
+
+// Throws where `op` has no meaning for `dtype`. A mean divides by `ranks`.
+// Booleans: SUM and MAX are "or", PRODUCT and MIN "and". Integers wrap. Complex
+// numbers: SUM and AVG.
+TypedFold fold_of(
+    c10d::ReduceOp::RedOpType op, c10::ScalarType dtype, int ranks);
+
+// "sum".
+std::string name_of(c10d::ReduceOp::RedOpType op);
+
+}  // namespace sherd::comm::shm

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm_backend/work.h"
+
+#include <pthread.h>
+#include <exception>
+#include <utility>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include "base/check.h"
+
+namespace sherd::comm::shm {
+namespace {
+
+std::exception_ptr exception_of(const Status& status) {
+  return std::make_exception_ptr(Error(status.message(), status.code()));
+}
+
+}  // namespace
+
+ShmWork::ShmWork(WorkOptions options, std::function<Status()> run)
+    : Work(
+          options.rank,
+          options.type,
+          options.title,
+          std::optional<std::vector<at::Tensor>>(std::move(options.inputs))),
+      run_(std::move(run)),
+      outputs_(std::move(options.outputs)),
+      sequence_(options.sequence),
+      future_(c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()))) {}
+
+bool ShmWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout == kNoTimeout) {
+    if (const auto line = line_.lock()) {
+      line->help(*this);
+    }
+  }
+  return Work::wait(timeout);
+}
+
+std::exception_ptr ShmWork::carry_out() {
+  try {
+    const Status outcome = run_();
+    return outcome.ok() ? nullptr : exception_of(outcome);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+void ShmWork::complete(std::exception_ptr failure) {
+  run_ = nullptr;  // Lets go of tensors that were only for it.
+  finish(failure);
+  if (failure) {
+    future_->setError(failure);
+  } else {
+    future_->markCompleted(c10::IValue(outputs_));
+  }
+}
+
+WorkLine::WorkLine(std::function<void()> abort) : abort_(std::move(abort)) {}
+
+void WorkLine::issue(const WorkPtr& work, bool at_once) {
+  work->line_ = weak_from_this();
+  {
+    const std::lock_guard lock(mutex_);
+    SHERD_CHECK_AS(
+        kFailedPrecondition, !stopped_,
+        "[comm] expected an open group, found it shut down");
+    line_.push_back(work);
+    if (!at_once && !thread_.joinable()) {
+      thread_ = std::thread([self = shared_from_this()] {
+        ::pthread_setname_np(::pthread_self(), "sherd-shm");
+        self->serve();
+      });
+    }
+  }
+  if (at_once) {
+    help(*work);
+  } else {
+    changed_.notify_all();
+  }
+}
+
+WorkPtr WorkLine::take() {
+  if (busy_ || line_.empty()) {
+    return nullptr;
+  }
+  busy_ = true;
+  WorkPtr first = std::move(line_.front());
+  line_.pop_front();
+  return first;
+}
+
+// Completed when others may go on: callbacks of the future may issue further
+// operations and wait for them.
+void WorkLine::carry_out(const WorkPtr& work) {
+  const std::exception_ptr failure = work->carry_out();
+  {
+    const std::lock_guard lock(mutex_);
+    busy_ = false;
+  }
+  work->complete(failure);
+  changed_.notify_all();
+}
+
+void WorkLine::help(ShmWork& work) {
+  std::unique_lock lock(mutex_);
+  while (!work.isCompleted()) {
+    const WorkPtr first = take();
+    if (first) {
+      lock.unlock();
+      carry_out(first);
+      lock.lock();
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+void WorkLine::serve() {
+  std::unique_lock lock(mutex_);
+  while (!stopped_) {
+    const WorkPtr first = take();
+    if (first) {
+      lock.unlock();
+      carry_out(first);
+      lock.lock();
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+void WorkLine::stop() {
+  std::deque<WorkPtr> left;
+  bool under_way = false;
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    left.swap(line_);
+    under_way = busy_;
+  }
+  if (under_way || !left.empty()) {
+    abort_();
+  }
+  changed_.notify_all();
+  for (const WorkPtr& work : left) {
+    work->complete(exception_of(
+        Status(ErrorCode::kAborted, "[comm] the group was shut down before")));
+  }
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();  // Stopped by a callback that it runs.
+  } else if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+}  // namespace sherd::comm::shm

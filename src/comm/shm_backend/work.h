@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ShmWork is an operation of the shm backend; WorkLine carries the operations
+// of a group out one after another, in the order they were issued: on its own
+// thread, or on that of a caller that waits, whoever is there first. So an
+// operation that is waited for at once costs no switch of threads. A ShmWork
+// keeps its tensors until it is done. Thread rule: any thread.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include "base/status.h"
+
+namespace sherd::comm::shm {
+
+class WorkLine;
+
+struct WorkOptions {
+  int rank = 0;
+  c10d::OpType type = c10d::OpType::UNKNOWN;
+  const char* title = "";
+  std::vector<at::Tensor> inputs{};
+  // What the future brings.
+  std::vector<at::Tensor> outputs{};
+  std::uint64_t sequence = 0;
+};
+
+class ShmWork final : public c10d::Work {
+ public:
+  ShmWork(WorkOptions options, std::function<Status()> run);
+
+  // Carries it out, and what is before it, when nobody else does so; not when
+  // there is a timeout, which could not end that.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_;
+  }
+  std::uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  friend class WorkLine;
+  std::exception_ptr carry_out();
+  void complete(std::exception_ptr failure);
+
+  std::function<Status()> run_;
+  const std::vector<at::Tensor> outputs_;
+  const std::uint64_t sequence_;
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::weak_ptr<WorkLine> line_;  // Set before anybody else sees it.
+};
+
+using WorkPtr = c10::intrusive_ptr<ShmWork>;
+
+class WorkLine : public std::enable_shared_from_this<WorkLine> {
+ public:
+  // `abort` makes the operation under way end soon.
+  explicit WorkLine(std::function<void()> abort);
+  WorkLine(const WorkLine&) = delete;
+  WorkLine& operator=(const WorkLine&) = delete;
+
+  // Appends it. `at_once`: returns when it is done.
+  void issue(const WorkPtr& work, bool at_once);
+
+  // Carries operations out until `work` is done.
+  void help(ShmWork& work);
+
+  // Ends what is under way or waits in line, with an error; joins the thread.
+  // Later operations fail. REQUIRES: called before the last reference goes; not
+  // by two threads at once.
+  void stop();
+
+ private:
+  void serve();
+  // Takes the first one out, unless it is being carried out or there is none.
+  WorkPtr take();
+  void carry_out(const WorkPtr& work);
+
+  const std::function<void()> abort_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<WorkPtr> line_;
+  bool busy_ = false;  // Some thread carries one out.
+  bool stopped_ = false;
+  // Started with the first one that nobody waits for; keeps a reference.
+  std::thread thread_;
+};
+
+}  // namespace sherd::comm::shm
