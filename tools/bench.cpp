@@ -15,6 +15,7 @@
 #include <sherd/base/error.h>
 #include "bench/report.h"
 #include "bench/step_bench.h"
+#include "bench_command.h"
 #include "subcommand.h"
 
 namespace sherd::tools {
@@ -79,18 +80,6 @@ std::string machine() {
       " cores, load " + load() + " before";
 }
 
-void warn_when_busy() {
-  constexpr double kBusy = 0.5;
-  const std::string found = load();
-  if (std::strtod(found.c_str(), nullptr) > kBusy) {
-    std::fprintf(
-        stderr,
-        "sherd: warning: this machine is busy (load %s); times of ranks that "
-        "wait for each other say little then\n",
-        found.c_str());
-  }
-}
-
 std::string commit() {
   const char* line = "git -C '" SHERD_BENCH_SOURCE
                      "' describe --always --dirty --exclude '*' 2>/dev/null";
@@ -104,12 +93,6 @@ std::string commit() {
   std::string text = buffer.data();
   text.erase(std::min(text.find('\n'), text.size()));
   return found ? text : "unknown";
-}
-
-std::string path_of_program(const char* name) {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return (self.parent_path() / name).string();
 }
 
 void expect_file(const std::string& path, int access, const char* remedy) {
@@ -144,17 +127,8 @@ StepPrograms programs(const BenchArguments& arguments) {
 
 int run_step(const BenchArguments& arguments) {
   bench::check(arguments.step);
-#ifndef NDEBUG
-  throw Error(
-      "[bench] expected a Release build, found " SHERD_BENCH_BUILD
-      ", whose times mean nothing",
-      ErrorCode::kFailedPrecondition);
-#endif
-  const Circumstances circumstances{
-      .sherd_version = SHERD_VERSION,
-      .commit = commit(),
-      .build = SHERD_BENCH_BUILD,
-      .machine = machine()};
+  expect_release_build();
+  const Circumstances found = circumstances();
   warn_when_busy();
   const bool shows_progress = ::isatty(STDERR_FILENO) == 1;
   const auto progress = [&](const std::string& what) {
@@ -169,10 +143,9 @@ int run_step(const BenchArguments& arguments) {
     progress("");
     if (!arguments.json_only) {
       std::fputs(
-          bench::table_of(arguments.step, result, circumstances).c_str(),
-          stdout);
+          bench::table_of(arguments.step, result, found).c_str(), stdout);
     }
-    std::puts(bench::json_of(arguments.step, result, circumstances).c_str());
+    std::puts(bench::json_of(arguments.step, result, found).c_str());
     return 0;
   } catch (const bench::Interrupted& interrupted) {
     progress("");
@@ -237,6 +210,45 @@ void add_step_options(CLI::App& app, BenchArguments& arguments) {
 
 }  // namespace
 
+void expect_release_build() {
+#ifndef NDEBUG
+  throw Error(
+      "[bench] expected a Release build, found " SHERD_BENCH_BUILD
+      ", whose times mean nothing",
+      ErrorCode::kFailedPrecondition);
+#endif
+}
+
+std::string path_of_program(const char* name) {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return (self.parent_path() / name).string();
+}
+
+void expect_program(const char* name) {
+  expect_file(path_of_program(name), X_OK, "it needs a build with LibTorch");
+}
+
+Circumstances circumstances() {
+  return {
+      .sherd_version = SHERD_VERSION,
+      .commit = commit(),
+      .build = SHERD_BENCH_BUILD,
+      .machine = machine()};
+}
+
+void warn_when_busy() {
+  constexpr double kBusy = 0.5;
+  const std::string found = load();
+  if (std::strtod(found.c_str(), nullptr) > kBusy) {
+    std::fprintf(
+        stderr,
+        "sherd: warning: this machine is busy (load %s); times of ranks that "
+        "wait for each other say little then\n",
+        found.c_str());
+  }
+}
+
 Subcommand add_bench(CLI::App& app) {
   auto arguments = std::make_shared<BenchArguments>();
   CLI::App* bench_app =
@@ -245,10 +257,13 @@ Subcommand add_bench(CLI::App& app) {
   CLI::App* step_app = bench_app->add_subcommand("step", kExplanation);
   step_app->footer(kExamples);
   add_step_options(*step_app, *arguments);
+  const BenchCommand collectives = add_collectives(*bench_app);
   return {
       .app = bench_app,
-      .run = [arguments](const std::vector<std::string>& /*program*/) {
-        return run_step(*arguments);
+      .run = [arguments,
+              collectives](const std::vector<std::string>& /*program*/) {
+        return collectives.app->parsed() ? collectives.run()
+                                         : run_step(*arguments);
       }};
 }
 

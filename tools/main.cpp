@@ -82,9 +82,8 @@ std::size_t program_begin(
 int parse_and_run(CLI::App& app, std::vector<std::string> words) {
   const std::vector<Subcommand> subcommands = add_subcommands(app);
   const bool known = std::any_of(
-      subcommands.begin(), subcommands.end(), [&](const Subcommand& each) {
-        return each.app->get_name() == words[0];
-      });
+      subcommands.begin(), subcommands.end(),
+      [&](const Subcommand& each) { return each.app->get_name() == words[0]; });
   if (!known && !words[0].starts_with("-")) {
     throw Error("there is no command '" + words[0] + "'; see sherd --help");
   }

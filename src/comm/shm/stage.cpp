@@ -22,25 +22,25 @@ std::size_t lines(std::size_t bytes) {
   return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
 
+}  // namespace
+
 // Where things lie in the memory of a stage.
-struct Places {
+struct Stage::Places {
   std::size_t arrived = 0;
   std::size_t stopped = 0;
-  std::size_t pids = 0;
+  std::size_t records = 0;
   std::size_t announcements = 0;  // Two.
   std::size_t buffers = 0;        // Two a rank.
   std::size_t end = 0;
 
   Places(int ranks, const StageOptions& options) {
     stopped = arrived + index(ranks) * sizeof(CounterCell);
-    pids = stopped + index(ranks) * sizeof(CounterCell);
-    announcements = pids + lines(index(ranks) * sizeof(std::int32_t));
+    records = stopped + index(ranks) * sizeof(CounterCell);
+    announcements = records + lines(index(ranks) * sizeof(RankRecord));
     buffers = whole_pages(announcements + 2 * Announcements::bytes(ranks));
     end = buffers + 2 * index(ranks) * options.buffer_bytes;
   }
 };
-
-}  // namespace
 
 std::size_t Stage::bytes(int ranks, const StageOptions& options) {
   return Places(ranks, options).end;
@@ -69,10 +69,10 @@ Counter Stage::stopped(int rank) const {
   return Counter(cells[index(rank)]);
 }
 
-std::span<std::int32_t> Stage::pids() const {
+std::span<Stage::RankRecord> Stage::records() const {
   return {
-      reinterpret_cast<std::int32_t*>(
-          memory_.data() + Places(ranks(), options_).pids),
+      reinterpret_cast<RankRecord*>(
+          memory_.data() + Places(ranks(), options_).records),
       index(ranks())};
 }
 
@@ -124,8 +124,7 @@ Status Stage::meet() {
   ++meetings_;
   copies_end_at_ = meetings_;
   arrived(rank()).post(meetings_);
-  const Waiter waiter(
-      *peers_, *clock_, {.deadline = deadline_, .spin = options_.spin});
+  const Waiter waiter(*peers_, *clock_, {.deadline = deadline_, .spin = spin_});
   for (int i = 1; i < ranks(); ++i) {
     const int r = (rank() + i) % ranks();
     Status outcome = waiter.wait(
@@ -189,7 +188,7 @@ void Stage::await_end_of_copies() {
 
 RemoteBytes Stage::remote(int rank, int piece_of, std::size_t offset) const {
   return {
-      .pid = pids()[index(rank)],
+      .pid = records()[index(rank)].pid,
       .address = announcements().addresses(rank)[index(piece_of)] + offset};
 }
 
@@ -257,13 +256,34 @@ Status Stage::probe(Duration deadline, bool& allowed) {
   return failed;
 }
 
+// Tells the others who this is, and whether there is a core for each.
+Status Stage::meet_first(Duration deadline) {
+  RankRecord& own = records()[index(rank())];
+  own.pid = ::getpid();
+  if (::sched_getaffinity(0, sizeof(own.cores), &own.cores) != 0) {
+    CPU_ZERO(&own.cores);
+  }
+  Status failed = begin({.what = "opening", .deadline = deadline}, {}, {});
+  if (failed.ok()) {
+    failed = meet();
+  }
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (const RankRecord& each : records()) {
+    CPU_OR(&all, &all, &each.cores);
+  }
+  // Else it would keep who is awaited from running.
+  spin_ = CPU_COUNT(&all) >= ranks() ? options_.spin : Duration(0);
+  return failed;
+}
+
 Status Stage::open(Duration deadline) {
-  pids()[index(rank())] = ::getpid();
-  if (ranks() == 1 || !options_.single_copy) {
-    return {};
+  Status failed = meet_first(deadline);
+  if (!failed.ok() || ranks() == 1 || !options_.single_copy) {
+    return failed;
   }
   bool allowed = false;
-  Status failed = probe(deadline, allowed);
+  failed = probe(deadline, allowed);
   if (failed.ok() && !allowed) {
     let_peers_copy(true);
     failed = probe(deadline, allowed);

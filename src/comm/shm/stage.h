@@ -9,6 +9,7 @@
 // has met everybody in round n + 1, who came there after all reads of round n.
 #pragma once
 
+#include <sched.h>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +39,7 @@ struct StageOptions {
   // An all-reduce up to here is summed by every rank on its own: more work, one
   // meeting less.
   std::size_t sum_alone_bytes_max = std::size_t{128} << 10;
-  // As in WaitOptions.
+  // As in WaitOptions; not where ranks have to share cores.
   Duration spin = std::chrono::microseconds(50);
 };
 
@@ -118,14 +119,22 @@ class Stage {
   Status copy_failed(int rank, const Status& why);
   bool may_still_copy(int rank) const;
   void await_end_of_copies();
+  Status meet_first(Duration deadline);
   Status probe(Duration deadline, bool& allowed);
-  std::span<std::int32_t> pids() const;
+  // What each rank says once.
+  struct RankRecord {
+    std::int32_t pid;
+    cpu_set_t cores;
+  };
+  std::span<RankRecord> records() const;
+  struct Places;
 
   Bytes memory_;
   Peers* peers_;
   const Clock* clock_;
   const StageOptions options_;
   bool single_copy_ = false;
+  Duration spin_{0};
   std::uint64_t calls_ = 0;
   std::uint64_t round_ = 0;
   std::uint64_t meetings_ = 0;

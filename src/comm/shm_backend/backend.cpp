@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm_backend/backend.h"
 
-#include <sched.h>
 #include <utility>
 #include "base/check.h"
 #include "comm/shm_backend/backend_issue.h"
@@ -9,24 +8,6 @@
 #include "comm/shm_backend/work.h"
 
 namespace sherd::comm::shm {
-namespace {
-
-// Cores that this process may use.
-int cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-StageOptions tuned(StageOptions stage, int ranks) {
-  if (ranks > cores()) {
-    stage.spin = Duration(0);  // It would keep who is awaited from running.
-  }
-  return stage;
-}
-
-}  // namespace
-
 ShmBackend::ShmBackend(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
@@ -46,7 +27,7 @@ ShmBackend::ShmBackend(
       group.names.empty() ||
           group.names.size() == static_cast<std::size_t>(size),
       "[comm] expected ", size, " global ranks, found ", group.names.size());
-  group.stage = tuned(options_->stage, size);
+  group.stage = options_->stage;
   group.deadline = options_->timeout;
   group_ = join_group(store, group);
   line_ = std::make_shared<WorkLine>([g = group_] { g->stage.abort(); });
@@ -108,14 +89,6 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::barrier(
          return shm::barrier(
              stage, {.what = "barrier()", .deadline = deadline});
        }});
-}
-
-c10::intrusive_ptr<ShmBackend> make_shm_backend(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    const c10::intrusive_ptr<ShmBackendOptions>& options) {
-  return c10::make_intrusive<ShmBackend>(store, rank, size, options);
 }
 
 }  // namespace sherd::comm::shm

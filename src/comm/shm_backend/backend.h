@@ -131,11 +131,4 @@ class ShmBackend final : public c10d::Backend {
   std::uint64_t sequence_ = 0;
 };
 
-// The factory that c10d's callers want.
-c10::intrusive_ptr<ShmBackend> make_shm_backend(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    const c10::intrusive_ptr<ShmBackendOptions>& options);
-
 }  // namespace sherd::comm::shm

@@ -48,7 +48,8 @@ class Ranked {
         ranks_(ranks) {
     auto options = c10::make_intrusive<ShmBackendOptions>(setup.timeout);
     options->stage = setup.stage;
-    shm_ = make_shm_backend(prefixed("shm"), rank, ranks, options);
+    shm_ =
+        c10::make_intrusive<ShmBackend>(prefixed("shm"), rank, ranks, options);
   }
 
   int rank() const { return rank_; }

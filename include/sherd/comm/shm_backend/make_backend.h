@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A c10d backend for CPU tensors of ranks on one host, over shared memory, for
+// programs that talk to c10d themselves. Source: torch.distributed's
+// init_process_group; Python has it as "shm" (python/README.md).
+// Thread rule: any thread; collectives of a group from one at a time.
+#pragma once
+
+#include <chrono>
+#include <vector>
+#include <c10/util/intrusive_ptr.h>
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace sherd {
+
+// Equal on every rank.
+struct ShmGroupOptions {
+  // Behaviour. How long joining may take, and how long a rank may keep the
+  // others waiting in a call that has no timeout of its own.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  // How messages name the ranks, in order; empty: 0, 1, ...
+  std::vector<int> names{};
+  // Copies from process to process where the kernel allows it; false: through
+  // the segment only.
+  bool single_copy = true;
+};
+
+// Collective over `size` ranks: the ones that share `store`, which must hold no
+// keys of an earlier group. Throws Error, on every rank, when they are not all
+// on this host, when memory is short, or naming a rank that does not come.
+c10::intrusive_ptr<c10d::Backend> make_shm_backend(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int size,
+    const ShmGroupOptions& options = {});
+
+}  // namespace sherd

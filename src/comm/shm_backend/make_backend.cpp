@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/comm/shm_backend/make_backend.h>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include "comm/shm_backend/backend.h"
+
+namespace sherd {
+
+c10::intrusive_ptr<c10d::Backend> make_shm_backend(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int size,
+    const ShmGroupOptions& options) {
+  using comm::shm::ShmBackend;
+  auto made =
+      c10::make_intrusive<comm::shm::ShmBackendOptions>(options.timeout);
+  made->global_ranks_in_group.assign(
+      options.names.begin(), options.names.end());
+  made->stage.single_copy = options.single_copy;
+  return c10::make_intrusive<ShmBackend>(store, rank, size, std::move(made));
+}
+
+}  // namespace sherd

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/collectives.h"
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <sherd/base/error.h>
+#include "bench_command.h"
+
+namespace sherd::tools {
+namespace {
+
+constexpr const char* kExplanation =
+    "Times all-reduce, all-gather and reduce-scatter of CPU tensors among "
+    "ranks of\n"
+    "this host, fp32 and bf16, 64 KiB to 64 MiB, in one run and in turn:\n"
+    "\n"
+    "  shm     sherd's shared-memory backend\n"
+    "  gloo    PyTorch's Gloo\n"
+    "  memcpy  a copy of as many bytes on every rank at once\n";
+
+constexpr const char* kExamples =
+    "Sizes are those of the whole: what every rank has after an all-gather, "
+    "and\n"
+    "brings to a reduction.\n"
+    "\n"
+    "Examples:\n"
+    "  sherd bench collectives --ranks 4\n"
+    "  sherd bench collectives --rounds 31 --bytes-min 67108864\n"
+    "\n"
+    "The last line is one JSON object; of_gloo is shm's time as a part of "
+    "Gloo's.";
+
+struct Arguments {
+  int ranks = 2;
+  int rounds = 15;
+  double block_ms = 30;
+  std::int64_t bytes_min = std::int64_t{64} << 10;
+  std::int64_t bytes_max = std::int64_t{64} << 20;
+  bool json_only = false;
+};
+
+std::string quoted(const std::string& word) { return "'" + word + "'"; }
+
+// Every core for every rank: Gloo has threads of its own.
+std::string command_of(const Arguments& arguments) {
+  return quoted(path_of_program("sherd")) + " run --no-bind --no-prefix -n " +
+      std::to_string(arguments.ranks) + " -- " +
+      quoted(path_of_program("sherd-bench-collectives")) + " --rounds " +
+      std::to_string(arguments.rounds) + " --block-ms " +
+      std::to_string(arguments.block_ms) + " --bytes-min " +
+      std::to_string(arguments.bytes_min) + " --bytes-max " +
+      std::to_string(arguments.bytes_max) + " </dev/null";
+}
+
+std::vector<bench::CollectiveTimes> times_of(const Arguments& arguments) {
+  FILE* pipe = ::popen(command_of(arguments).c_str(), "r");
+  if (pipe == nullptr) {
+    throw Error("[bench] cannot start the ranks", ErrorCode::kUnavailable);
+  }
+  std::vector<bench::CollectiveTimes> all;
+  std::string line;
+  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {
+    if (c != '\n') {
+      line += static_cast<char>(c);
+      continue;
+    }
+    if (auto times = bench::parse_times(line)) {
+      all.push_back(std::move(*times));
+    } else {
+      std::fprintf(stderr, "%s\n", line.c_str());
+    }
+    line.clear();
+  }
+  if (::pclose(pipe) != 0 || all.empty()) {
+    throw Error(
+        "[bench] expected times of all ranks, but a rank failed",
+        ErrorCode::kUnavailable);
+  }
+  return all;
+}
+
+int run(const Arguments& arguments) {
+  expect_release_build();
+  expect_program("sherd-bench-collectives");
+  const bench::Circumstances found = circumstances();
+  warn_when_busy();
+  const auto all = times_of(arguments);
+  if (!arguments.json_only) {
+    std::fputs(bench::table_of(arguments.ranks, all, found).c_str(), stdout);
+  }
+  std::puts(bench::json_of(arguments.ranks, all, found).c_str());
+  return 0;
+}
+
+}  // namespace
+
+BenchCommand add_collectives(CLI::App& bench_app) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* app = bench_app.add_subcommand("collectives", kExplanation);
+  app->footer(kExamples);
+  app->add_option("-n,--ranks", arguments->ranks, "Number of ranks")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app->add_option("--rounds", arguments->rounds, "How often each has its turn")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app->add_option(
+         "--block-ms", arguments->block_ms, "How long a turn is, about")
+      ->capture_default_str();
+  app->add_option("--bytes-min", arguments->bytes_min, "Smaller ones left out")
+      ->capture_default_str();
+  app->add_option("--bytes-max", arguments->bytes_max, "Larger ones left out")
+      ->capture_default_str();
+  app->add_flag("--json-only", arguments->json_only, "Without the table");
+  return {.app = app, .run = [arguments] { return run(*arguments); }};
+}
+
+}  // namespace sherd::tools
