@@ -92,13 +92,14 @@ const T* at(const std::byte* input) {
   return reinterpret_cast<const T*>(input);
 }
 
-// `finish` is applied once to each folded element.
-template <typename T, typename Combine, typename Finish>
+// `load` is applied to each element, `finish` to each folded one.
+template <typename T, typename Combine, typename Load, typename Finish>
 void fold_block(
     Inputs inputs,
     std::size_t begin,
     std::size_t count,
     T* out,
+    const Load& load,
     const Finish& finish) {
   using W = typename Wide<T>::Type;
   const Combine combine;
@@ -106,19 +107,19 @@ void fold_block(
   if (inputs.size() == 2) {  // Nothing to hold in between.
     const T* second = at<T>(inputs[1]) + begin;
     for (std::size_t i = 0; i < count; ++i) {
-      out[begin + i] = static_cast<T>(
-          finish(combine(static_cast<W>(first[i]), static_cast<W>(second[i]))));
+      out[begin + i] = static_cast<T>(finish(combine(
+          load(static_cast<W>(first[i])), load(static_cast<W>(second[i])))));
     }
     return;
   }
   std::array<W, kBlock> held;
   for (std::size_t i = 0; i < count; ++i) {
-    held[i] = static_cast<W>(first[i]);
+    held[i] = load(static_cast<W>(first[i]));
   }
   for (std::size_t r = 1; r < inputs.size(); ++r) {
     const T* input = at<T>(inputs[r]) + begin;
     for (std::size_t i = 0; i < count; ++i) {
-      held[i] = combine(held[i], static_cast<W>(input[i]));
+      held[i] = combine(held[i], load(static_cast<W>(input[i])));
     }
   }
   for (std::size_t i = 0; i < count; ++i) {
@@ -126,20 +127,22 @@ void fold_block(
   }
 }
 
-template <typename T, typename Combine, typename Finish>
-Fold fold_with(Finish finish) {
-  return [finish](Inputs inputs, std::size_t elements, std::byte* out) {
+template <typename T, typename Combine, typename Load, typename Finish>
+Fold fold_with(Load load, Finish finish) {
+  return [load, finish](Inputs inputs, std::size_t elements, std::byte* out) {
     auto* typed = reinterpret_cast<T*>(out);
     for (std::size_t i = 0; i < elements; i += kBlock) {
       fold_block<T, Combine>(
-          inputs, i, std::min(kBlock, elements - i), typed, finish);
+          inputs, i, std::min(kBlock, elements - i), typed, load, finish);
     }
   };
 }
 
+constexpr auto kAsItIs = [](auto x) { return x; };
+
 template <typename T, typename Combine>
 Fold plain() {
-  return fold_with<T, Combine>([](auto x) { return x; });
+  return fold_with<T, Combine>(kAsItIs, kAsItIs);
 }
 
 [[noreturn]] void refuse(Op::RedOpType op, c10::ScalarType dtype) {
@@ -149,7 +152,7 @@ Fold plain() {
 }
 
 template <typename T>
-Fold numbers(Op::RedOpType op, c10::ScalarType dtype, int ranks) {
+Fold numbers(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
   switch (op) {
     case Op::SUM:
       return plain<T, Add>();
@@ -173,10 +176,16 @@ Fold numbers(Op::RedOpType op, c10::ScalarType dtype, int ranks) {
       default:
         break;
     }
-  } else if (op == Op::AVG) {
+  } else {
     using W = typename Wide<T>::Type;
-    return fold_with<T, Add>(
-        [count = static_cast<W>(ranks)](W sum) { return sum / count; });
+    const auto number = static_cast<W>(parameter);
+    if (op == Op::AVG) {
+      return fold_with<T, Add>(
+          kAsItIs, [number](W sum) { return sum / number; });
+    }
+    if (op == Op::PREMUL_SUM) {
+      return fold_with<T, Add>([number](W x) { return x * number; }, kAsItIs);
+    }
   }
   refuse(op, dtype);
 }
@@ -199,27 +208,27 @@ Fold truths(Op::RedOpType op) {
   }
 }
 
-Fold fold_for(Op::RedOpType op, c10::ScalarType dtype, int ranks) {
+Fold fold_for(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
   using c10::ScalarType;
   switch (dtype) {
     case ScalarType::Float:
-      return numbers<float>(op, dtype, ranks);
+      return numbers<float>(op, dtype, parameter);
     case ScalarType::Double:
-      return numbers<double>(op, dtype, ranks);
+      return numbers<double>(op, dtype, parameter);
     case ScalarType::BFloat16:
-      return numbers<c10::BFloat16>(op, dtype, ranks);
+      return numbers<c10::BFloat16>(op, dtype, parameter);
     case ScalarType::Half:
-      return numbers<c10::Half>(op, dtype, ranks);
+      return numbers<c10::Half>(op, dtype, parameter);
     case ScalarType::Byte:
-      return numbers<std::uint8_t>(op, dtype, ranks);
+      return numbers<std::uint8_t>(op, dtype, parameter);
     case ScalarType::Char:
-      return numbers<std::int8_t>(op, dtype, ranks);
+      return numbers<std::int8_t>(op, dtype, parameter);
     case ScalarType::Short:
-      return numbers<std::int16_t>(op, dtype, ranks);
+      return numbers<std::int16_t>(op, dtype, parameter);
     case ScalarType::Int:
-      return numbers<std::int32_t>(op, dtype, ranks);
+      return numbers<std::int32_t>(op, dtype, parameter);
     case ScalarType::Long:
-      return numbers<std::int64_t>(op, dtype, ranks);
+      return numbers<std::int64_t>(op, dtype, parameter);
     case ScalarType::Bool:
       return truths(op);
     default:
@@ -229,14 +238,26 @@ Fold fold_for(Op::RedOpType op, c10::ScalarType dtype, int ranks) {
 
 }  // namespace
 
-TypedFold fold_of(Op::RedOpType op, c10::ScalarType dtype, int ranks) {
+TypedFold fold_of(const Op& op, c10::ScalarType dtype, int ranks) {
+  // What sums are divided by, or elements multiplied with.
+  double parameter = ranks;
+  if (op.op_ == Op::PREMUL_SUM) {
+    const auto* more =
+        dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+    SHERD_CHECK(
+        more != nullptr,
+        "[comm] expected a factor with premul_sum, found none");
+    parameter = more->tensor_factor.defined()
+        ? more->tensor_factor.item<double>()
+        : more->double_factor;
+  }
   if (c10::isComplexType(dtype)) {  // Pairs of numbers.
-    if (op != Op::SUM && op != Op::AVG) {
-      refuse(op, dtype);
+    if (op.op_ != Op::SUM && op.op_ != Op::AVG && op.op_ != Op::PREMUL_SUM) {
+      refuse(op.op_, dtype);
     }
     dtype = c10::toRealValueType(dtype);
   }
-  return {fold_for(op, dtype, ranks), c10::elementSize(dtype)};
+  return {fold_for(op.op_, dtype, parameter), c10::elementSize(dtype)};
 }
 
 std::string name_of(Op::RedOpType op) {

@@ -17,11 +17,11 @@ struct TypedFold {
   std::size_t element_bytes = 1;
 };
 
-// Throws where `op` has no meaning for `dtype`. A mean divides by `ranks`.
-// Booleans: SUM and MAX are "or", PRODUCT and MIN "and". Integers wrap. Complex
-// numbers: SUM and AVG.
-TypedFold fold_of(
-    c10d::ReduceOp::RedOpType op, c10::ScalarType dtype, int ranks);
+// Throws where `op` has no meaning for `dtype`. AVG divides the sum by `ranks`,
+// PREMUL_SUM multiplies before; both are for floating-point numbers. Booleans:
+// SUM and MAX are "or", PRODUCT and MIN "and". Integers wrap. Complex numbers:
+// SUM, AVG and PREMUL_SUM.
+TypedFold fold_of(const c10d::ReduceOp& op, c10::ScalarType dtype, int ranks);
 
 // "sum".
 std::string name_of(c10d::ReduceOp::RedOpType op);
