@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <csignal>
+#include <thread>
+#include <gmock/gmock.h>
+#include "comm/shm_backend/backend.h"
+#include "comm/shm_backend/testing.h"
+
+namespace sherd::comm::shm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::Rank;
+using test::Ranked;
+using test::run_ranked;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+void all_reduce(Ranked& ranked, std::int64_t size) {
+  std::vector<torch::Tensor> tensor = {torch::ones({size})};
+  ranked.shm().allreduce(tensor, {})->wait();
+}
+
+// Sizes of each way to travel.
+constexpr std::array<std::int64_t, 3> kSizes = {8, 100'000, 4'000'000};
+
+TEST(ShmFailure, EveryRankNamesTheDeadOneWithinASecond) {
+  for (const auto size : kSizes) {
+    for (const int ranks : {2, 4}) {
+      const auto report = run_ranked(
+          ranks, {},
+          [&](Ranked& ranked, Rank& self) {
+            all_reduce(ranked, size);
+            if (ranked.rank() == 1) {
+              self.reach("here");
+            }
+            for (;;) {
+              const auto error = error_of([&] { all_reduce(ranked, size); });
+              if (error != "no error") {
+                EXPECT_THAT(error, HasSubstr("rank 1 has died"));
+                EXPECT_EQ(error_of([&] { all_reduce(ranked, size); }), error);
+                break;
+              }
+            }
+          },
+          {.strikes = {{.child = 1, .point = "here", .signal = SIGKILL}}});
+      for (int r = 0; r < ranks; ++r) {
+        if (r != 1) {
+          EXPECT_EQ(report[r].exit_code, 0) << report[r].output;
+          EXPECT_LT(report.after_strike(r), 1s);
+        }
+      }
+    }
+  }
+}
+
+TEST(ShmFailure, ARankThatDiesAmongCopiesIsNamed) {
+  const auto report = run_ranked(
+      3, {.stage = {.single_copy_bytes_min = 1, .sum_alone_bytes_max = 0}},
+      [&](Ranked& ranked, Rank& self) {
+        if (ranked.rank() == 2) {
+          // Dies while the others copy from it, or soon after.
+          std::thread([] { ::raise(SIGKILL); }).detach();
+        }
+        static_cast<void>(self);
+        const auto error = error_of([&] {
+          for (;;) {
+            all_reduce(ranked, 1'000'000);
+          }
+        });
+        EXPECT_THAT(error, HasSubstr("rank 2 has died"));
+      });
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(report[r].exit_code, 0) << report[r].output;
+  }
+  EXPECT_EQ(report[2].signal, SIGKILL);
+}
+
+TEST(ShmFailure, ASilentRankIsNamedAfterTheTimeout) {
+  const auto report = run_ranked(
+      3, {.timeout = 500ms},
+      [](Ranked& ranked, Rank& self) {
+        if (ranked.rank() == 2) {
+          self.reach("here");
+        }
+        EXPECT_THAT(
+            error_of([&] { all_reduce(ranked, 100); }),
+            HasSubstr("rank 2 is not responding"));
+      },
+      {.strikes = {{.child = 2, .point = "here", .signal = SIGSTOP}}});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(report[r].exit_code, 0) << report[r].output;
+  }
+}
+
+TEST(ShmFailure, AWaitWithATimeoutEndsWithIt) {
+  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+    std::vector<torch::Tensor> tensor = {torch::ones({10})};
+    if (ranked.rank() == 0) {
+      const auto work = ranked.shm().allreduce(tensor, {});
+      EXPECT_THAT(error_of([&] { work->wait(50ms); }), HasSubstr("timed out"));
+      EXPECT_FALSE(work->isCompleted());
+      ranked.prefixed("test")->set("waited", "1");
+      EXPECT_TRUE(work->wait());
+    } else {
+      ranked.prefixed("test")->wait({"waited"});
+      ranked.shm().allreduce(tensor, {})->wait();
+    }
+    EXPECT_EQ(tensor[0].sum().item<float>(), 20);
+  }));
+}
+
+TEST(ShmFailure, ARankThatHasLeftIsNamed) {
+  test::expect_all_ok(run_ranked(3, {}, [](Ranked& ranked, Rank&) {
+    all_reduce(ranked, 10);
+    if (ranked.rank() == 1) {
+      ranked.drop();
+      ranked.prefixed("test")->wait({"0", "2"});
+      return;
+    }
+    EXPECT_THAT(
+        error_of([&] { all_reduce(ranked, 10); }),
+        HasSubstr("rank 1 has left"));
+    ranked.prefixed("test")->set(std::to_string(ranked.rank()), "1");
+    // Nobody takes a rank that ends afterwards for the cause.
+    ranked.prefixed("test")->wait({"0", "2"});
+  }));
+}
+
+// Every rank says the same, nobody hangs, and the group goes on.
+TEST(ShmFailure, DifferentSizesAreAnErrorOnEveryRank) {
+  for (const auto& stage : test::all_ways()) {
+    test::expect_all_ok(
+        run_ranked(3, {.stage = stage}, [](Ranked& ranked, Rank&) {
+          const std::int64_t size = ranked.rank() == 2 ? 90'000 : 70'000;
+          EXPECT_THAT(
+              error_of([&] { all_reduce(ranked, size); }),
+              AllOf(
+                  HasSubstr("all_reduce(sum, Float)"), HasSubstr("expected"),
+                  HasSubstr("rank 2")));
+          all_reduce(ranked, 100);
+        }));
+  }
+}
+
+TEST(ShmFailure, DifferentCallsAreAnErrorOnEveryRank) {
+  test::expect_all_ok(run_ranked(3, {}, [](Ranked& ranked, Rank&) {
+    const auto error = error_of([&] {
+      if (ranked.rank() == 1) {
+        ranked.shm().barrier({})->wait();
+      } else {
+        all_reduce(ranked, 10);
+      }
+    });
+    EXPECT_EQ(
+        error,
+        "[comm] expected all_reduce(sum, Float), which rank 0 calls, found "
+        "barrier() of rank 1");
+    all_reduce(ranked, 10);
+  }));
+}
+
+TEST(ShmFailure, ClosingWithWorkUnderWayEndsItOnEveryRank) {
+  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+    std::vector<torch::Tensor> tensor = {torch::ones({10})};
+    if (ranked.rank() == 0) {
+      const auto work = ranked.shm().allreduce(tensor, {});
+      ranked.drop();
+      EXPECT_TRUE(work->isCompleted());
+      EXPECT_THAT(error_of([&] { work->wait(); }), HasSubstr("[comm]"));
+      ranked.prefixed("test")->set("dropped", "1");
+    } else {
+      ranked.prefixed("test")->wait({"dropped"});
+      EXPECT_THAT(
+          error_of([&] { all_reduce(ranked, 10); }), HasSubstr("rank 0"));
+    }
+  }));
+}
+
+TEST(ShmFailure, BadTensorsAreRefusedBeforeAnythingIsAwaited) {
+  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+    auto input = torch::ones({4});
+    auto small = torch::ones({7});
+    auto other = torch::ones({8}, torch::kInt64);
+    EXPECT_THAT(
+        error_of([&] { ranked.shm()._allgather_base(small, input, {}); }),
+        HasSubstr("expected room for 8 elements, 4 of each rank, found 7"));
+    EXPECT_THAT(
+        error_of([&] { ranked.shm()._allgather_base(other, input, {}); }),
+        HasSubstr("expected Float"));
+    std::vector<torch::Tensor> sparse = {input.to_sparse()};
+    EXPECT_THAT(
+        error_of([&] { ranked.shm().allreduce(sparse, {}); }),
+        HasSubstr("dense tensors"));
+    std::vector<torch::Tensor> floats = {input};
+    c10d::AllreduceOptions bits;
+    bits.reduceOp = c10d::ReduceOp::BAND;
+    EXPECT_THAT(
+        error_of([&] { ranked.shm().allreduce(floats, bits); }),
+        HasSubstr("Float, found band"));
+    EXPECT_THAT(
+        error_of([&] { ranked.shm().broadcast(floats, {.rootRank = 2}); }),
+        HasSubstr("a root from 0 to 1, found 2"));
+    all_reduce(ranked, 10);
+  }));
+}
+
+}  // namespace
+}  // namespace sherd::comm::shm
