@@ -76,6 +76,14 @@ std::span<Stage::RankRecord> Stage::records() const {
       index(ranks())};
 }
 
+std::vector<int> Stage::processes() const {
+  std::vector<int> all;
+  for (const RankRecord& each : records()) {
+    all.push_back(each.pid);
+  }
+  return all;
+}
+
 Announcements Stage::announcements() const {
   const std::size_t bytes = Announcements::bytes(ranks());
   return {

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 #include "base/clock.h"
 #include "base/status.h"
 #include "comm/shm/announcement.h"
@@ -73,6 +74,8 @@ class Stage {
   int rank() const { return peers_->rank(); }
   int ranks() const { return peers_->ranks(); }
   const StageOptions& options() const { return options_; }
+  // Process ids, by rank. After open().
+  std::vector<int> processes() const;
 
   // Begins a collective: says what this rank has for each other one, and for
   // how many bytes of each it has room. The buffers are free from then on.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm_backend/backend.h"
 
+#include <algorithm>
 #include <utility>
 #include "base/check.h"
 #include "comm/shm_backend/backend_issue.h"
 #include "comm/shm_backend/group.h"
+#include "comm/shm_backend/post.h"
 #include "comm/shm_backend/work.h"
 
 namespace sherd::comm::shm {
@@ -31,6 +33,7 @@ ShmBackend::ShmBackend(
   group.deadline = options_->timeout;
   group_ = join_group(store, group);
   line_ = std::make_shared<WorkLine>([g = group_] { g->stage.abort(); });
+  post_ = std::make_shared<Post>(group_);
   init();
 }
 
@@ -48,6 +51,7 @@ void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
 
 void ShmBackend::shutdown() {
   line_->stop();
+  post_->stop();
   group_->segment.peers().leave();
 }
 
@@ -55,6 +59,7 @@ void ShmBackend::abort() {
   group_->stage.abort();
   group_->segment.peers().give_up("it aborted the group");
   line_->stop();
+  post_->stop();
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::issue(Issue issue) {
@@ -89,6 +94,31 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::barrier(
          return shm::barrier(
              stage, {.what = "barrier()", .deadline = deadline});
        }});
+}
+
+c10::intrusive_ptr<c10d::Backend> ShmBackend::split(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::vector<int>& ranks,
+    const c10::intrusive_ptr<Options>& opts) {
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  if (own == ranks.end()) {
+    return nullptr;
+  }
+  auto options = c10::make_intrusive<ShmBackendOptions>(
+      opts == nullptr ? options_->timeout : opts->timeout);
+  options->stage = options_->stage;
+  const auto& names = options_->global_ranks_in_group;
+  for (const int r : ranks) {
+    SHERD_CHECK(
+        r >= 0 && r < size_, "[comm] split: expected ranks from 0 to ",
+        size_ - 1, ", found ", r);
+    options->global_ranks_in_group.push_back(
+        names.empty() ? static_cast<std::uint64_t>(r)
+                      : names[static_cast<std::size_t>(r)]);
+  }
+  return c10::make_intrusive<ShmBackend>(
+      store, static_cast<int>(own - ranks.begin()),
+      static_cast<int>(ranks.size()), std::move(options));
 }
 
 }  // namespace sherd::comm::shm

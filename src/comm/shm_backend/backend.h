@@ -19,6 +19,7 @@
 
 namespace sherd::comm::shm {
 
+class Post;
 class WorkLine;
 struct Group;  // The segment and what lies in it; in group.h.
 
@@ -116,18 +117,32 @@ class ShmBackend final : public c10d::Backend {
       const c10d::AllToAllOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> barrier(
       const c10d::BarrierOptions& opts) override;
+  // In no order with collectives, nor among messages of other ranks or tags.
+  c10::intrusive_ptr<c10d::Work> send(
+      std::vector<at::Tensor>& tensors, int destination, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(
+      std::vector<at::Tensor>& tensors, int source, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recvAnysource(
+      std::vector<at::Tensor>& tensors, int tag) override;
+
+  bool supportsSplitting() const override { return true; }
+  // Of these ranks of this group; null on the others.
+  c10::intrusive_ptr<Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<Options>& opts) override;
 
  private:
   struct Issue;
-  // What a work does: a step is one collective, with the time left for it.
-  using Step = std::function<Status(Stage& stage, Duration deadline)>;
-
   c10::intrusive_ptr<c10d::Work> issue(Issue issue);
+  c10::intrusive_ptr<c10d::Work> receive(
+      c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag);
   int count() const { return size_; }
 
   const c10::intrusive_ptr<ShmBackendOptions> options_;
   std::shared_ptr<Group> group_;
   std::shared_ptr<WorkLine> line_;
+  std::shared_ptr<Post> post_;
   std::uint64_t sequence_ = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 #include "base/check.h"
+#include "comm/shm/mailbox.h"
 
 namespace sherd::comm::shm {
 namespace {
@@ -46,7 +47,7 @@ StringStore strings_of(const c10::intrusive_ptr<c10d::Store>& store) {
 }
 
 std::size_t bytes_for(int ranks, const StageOptions& options) {
-  return Stage::bytes(ranks, options);
+  return Stage::bytes(ranks, options) + Mailbox::bytes(ranks);
 }
 
 }  // namespace
@@ -54,10 +55,17 @@ std::size_t bytes_for(int ranks, const StageOptions& options) {
 Group::Group(HostSegment joined, const StageOptions& options)
     : segment(std::move(joined)),
       stage(
-          segment.at<std::byte>(0, bytes_for(segment.peers().ranks(), options)),
+          segment.at<std::byte>(
+              0, Stage::bytes(segment.peers().ranks(), options)),
           segment.peers(),
           clock,
           options) {}
+
+Bytes Group::mailbox_memory() const {
+  return segment.at<std::byte>(
+      Stage::bytes(stage.ranks(), stage.options()),
+      Mailbox::bytes(stage.ranks()));
+}
 
 std::shared_ptr<Group> join_group(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options) {

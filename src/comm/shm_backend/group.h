@@ -19,6 +19,8 @@ struct Group {
   Stage stage;
 
   Group(HostSegment joined, const StageOptions& options);
+  // The memory of messages between two ranks, beside that of the stage.
+  Bytes mailbox_memory() const;
 };
 
 struct GroupOptions {

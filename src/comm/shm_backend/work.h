@@ -3,8 +3,9 @@
 // ShmWork is an operation of the shm backend; WorkLine carries the operations
 // of a group out one after another, in the order they were issued: on its own
 // thread, or on that of a caller that waits, whoever is there first. So an
-// operation that is waited for at once costs no switch of threads. A ShmWork
-// keeps its tensors until it is done. Thread rule: any thread.
+// operation that is waited for at once costs no switch of threads. Messages are
+// works, too, that Post completes. A ShmWork keeps its tensors until it is done.
+// Thread rule: any thread.
 #pragma once
 
 #include <condition_variable>
@@ -20,6 +21,7 @@
 
 namespace sherd::comm::shm {
 
+class Post;
 class WorkLine;
 
 struct WorkOptions {
@@ -44,8 +46,10 @@ class ShmWork final : public c10d::Work {
     return future_;
   }
   std::uint64_t getSequencenumber() const override { return sequence_; }
+  int sourceRank() const override { return source_; }
 
  private:
+  friend class Post;
   friend class WorkLine;
   std::exception_ptr carry_out();
   void complete(std::exception_ptr failure);
@@ -54,6 +58,7 @@ class ShmWork final : public c10d::Work {
   const std::vector<at::Tensor> outputs_;
   const std::uint64_t sequence_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
+  int source_ = -1;  // Of what was received. Set before it is completed.
   std::weak_ptr<WorkLine> line_;  // Set before anybody else sees it.
 };
 

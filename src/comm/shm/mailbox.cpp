@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include "base/check.h"
+#include "comm/shm/single_copy.h"
+
+namespace sherd::comm::shm {
+namespace {
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+void copy_bytes(const void* from, void* to, std::size_t bytes) {
+  if (bytes > 0) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+}  // namespace
+
+std::size_t Mailbox::bytes(int ranks) {
+  return index(ranks) * sizeof(CounterCell) +
+      index(ranks) * index(ranks) * sizeof(Lane);
+}
+
+Mailbox::Mailbox(
+    Bytes memory,
+    Peers& peers,
+    const Clock& clock,
+    std::vector<int> pids,
+    const MailboxOptions& options)
+    : memory_(memory),
+      peers_(&peers),
+      clock_(&clock),
+      pids_(std::move(pids)),
+      options_(options),
+      others_(index(peers.ranks())) {
+  SHERD_ASSERT(
+      memory.size() >= bytes(peers.ranks()) &&
+          reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
+      "memory for all lanes");
+}
+
+Counter Mailbox::bell_of(int rank) const {
+  return Counter(reinterpret_cast<CounterCell*>(memory_.data())[index(rank)]);
+}
+
+Mailbox::Lane& Mailbox::lane(int from, int to) const {
+  auto* lanes = reinterpret_cast<Lane*>(
+      memory_.data() + index(peers_->ranks()) * sizeof(CounterCell));
+  return lanes[index(from) * index(peers_->ranks()) + index(to)];
+}
+
+void Mailbox::send(Message message) {
+  Peer& peer = others_[index(message.peer)];
+  Letter letter{};
+  letter.id = next_id_++;
+  letter.bytes = message.bytes.size();
+  letter.tag = message.tag;
+  const bool is_short = message.bytes.size() <= kShortBytes;
+  if (is_short) {
+    copy_bytes(
+        message.bytes.data(), letter.content.data(), message.bytes.size());
+  } else {
+    letter.address = reinterpret_cast<std::uintptr_t>(message.bytes.data());
+  }
+  const int to = message.peer;
+  peer.letters_waiting.push_back(letter);
+  if (is_short) {
+    post_waiting(to);
+    finish(std::move(message), {}, peers_->rank());
+  } else {
+    peer.sent.emplace(letter.id, std::move(message));
+    post_waiting(to);
+  }
+}
+
+void Mailbox::receive(Message message) {
+  receives_.push_back(std::move(message));
+}
+
+bool Mailbox::idle() const {
+  return receives_.empty() &&
+      std::all_of(others_.begin(), others_.end(), [](const Peer& peer) {
+           return peer.letters_waiting.empty() &&
+               peer.replies_waiting.empty() && peer.sent.empty() &&
+               peer.outgoing.empty() && peer.incoming.empty();
+         });
+}
+
+bool Mailbox::progress() {
+  bool moved = false;
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    if (r != peers_->rank()) {
+      moved = take_letters(r) || moved;
+      moved = take_replies(r) || moved;
+    }
+  }
+  moved = match() || moved;
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    if (r != peers_->rank()) {
+      moved = take_pieces(r) || moved;
+      moved = fill_pieces(r) || moved;
+      moved = post_waiting(r) || moved;
+    }
+  }
+  return moved;
+}
+
+bool Mailbox::take_letters(int rank) {
+  Lane& from = lane(rank, peers_->rank());
+  Counter taken(from.letters_taken);
+  const std::uint64_t posted = Counter(from.letters_posted).value();
+  const std::uint64_t begin = taken.value();
+  for (std::uint64_t n = begin; n < posted; ++n) {
+    const Letter& letter = from.letters[n % kSlots];
+    Arrived arrived{
+        .id = letter.id,
+        .bytes = letter.bytes,
+        .address = letter.address,
+        .tag = static_cast<int>(letter.tag)};
+    if (letter.address == 0) {
+      const auto size =
+          std::min<std::size_t>(letter.bytes, letter.content.size());
+      arrived.content.assign(
+          letter.content.begin(),
+          letter.content.begin() + static_cast<std::ptrdiff_t>(size));
+    }
+    others_[index(rank)].arrived.push_back(std::move(arrived));
+  }
+  if (posted == begin) {
+    return false;
+  }
+  taken.post(posted);
+  bell_of(rank).advance();  // Slots are free.
+  return true;
+}
+
+bool Mailbox::take_replies(int rank) {
+  Lane& from = lane(rank, peers_->rank());
+  Counter taken(from.replies_taken);
+  const std::uint64_t posted = Counter(from.replies_posted).value();
+  const std::uint64_t begin = taken.value();
+  for (std::uint64_t n = begin; n < posted; ++n) {
+    const Reply reply = from.replies[n % kSlots];
+    taken.post(n + 1);
+    handle(rank, reply);
+  }
+  if (posted == begin) {
+    return false;
+  }
+  bell_of(rank).advance();
+  return true;
+}
+
+void Mailbox::handle(int rank, const Reply& reply) {
+  Peer& peer = others_[index(rank)];
+  const auto found = peer.sent.find(reply.id);
+  if (found == peer.sent.end()) {
+    return;  // Ended meanwhile.
+  }
+  Message message = std::move(found->second);
+  peer.sent.erase(found);
+  if (reply.what == kPull) {
+    peer.outgoing.push_back({.message = std::move(message), .id = reply.id});
+  } else if (reply.what == kMismatch) {
+    const Status why(
+        ErrorCode::kPeerMismatch,
+        str("[comm] send of tag ", message.tag, " to ", peers_->name(rank),
+            ": expected ", reply.room, " bytes, for which it has room, found ",
+            message.bytes.size()));
+    finish(std::move(message), why, peers_->rank());
+  } else {
+    finish(std::move(message), {}, peers_->rank());
+  }
+}
+
+bool Mailbox::post_waiting(int rank) {
+  Peer& peer = others_[index(rank)];
+  Lane& to = lane(peers_->rank(), rank);
+  Counter letters(to.letters_posted);
+  Counter replies(to.replies_posted);
+  bool posted = false;
+  while (!peer.letters_waiting.empty() &&
+         letters.value() - Counter(to.letters_taken).value() < kSlots) {
+    to.letters[letters.value() % kSlots] = peer.letters_waiting.front();
+    peer.letters_waiting.pop_front();
+    letters.post(letters.value() + 1);
+    posted = true;
+  }
+  while (!peer.replies_waiting.empty() &&
+         replies.value() - Counter(to.replies_taken).value() < kSlots) {
+    to.replies[replies.value() % kSlots] = peer.replies_waiting.front();
+    peer.replies_waiting.pop_front();
+    replies.post(replies.value() + 1);
+    posted = true;
+  }
+  if (posted) {
+    bell_of(rank).advance();
+  }
+  return posted;
+}
+
+// In the order in which they were asked for; that of letters with one tag is
+// the sender's.
+bool Mailbox::match() {
+  bool moved = false;
+  for (auto next = receives_.begin(); next != receives_.end();) {
+    const auto here = next++;
+    const bool any = here->peer == Message::kAnyRank;
+    for (int i = 1; i <= (any ? peers_->ranks() - 1 : 1); ++i) {
+      const int from =
+          any ? (peers_->rank() + i) % peers_->ranks() : here->peer;
+      if (receive_from(from, *here)) {
+        receives_.erase(here);
+        moved = true;
+        break;
+      }
+    }
+  }
+  return moved;
+}
+
+// False when no such letter has arrived; else the message is on its way.
+bool Mailbox::receive_from(int rank, Message& message) {
+  Peer& peer = others_[index(rank)];
+  const auto found = std::find_if(
+      peer.arrived.begin(), peer.arrived.end(),
+      [&](const Arrived& letter) { return letter.tag == message.tag; });
+  if (found == peer.arrived.end()) {
+    return false;
+  }
+  const Arrived letter = std::move(*found);
+  peer.arrived.erase(found);
+  const bool is_short = letter.address == 0;
+  Status outcome;
+  if (letter.bytes != message.bytes.size()) {
+    outcome = Status(
+        ErrorCode::kPeerMismatch,
+        str("[comm] receive of tag ", message.tag, " of ", peers_->name(rank),
+            ": expected ", message.bytes.size(), " bytes, found ",
+            letter.bytes));
+    if (!is_short) {
+      peer.replies_waiting.push_back(
+          {.id = letter.id, .what = kMismatch, .room = message.bytes.size()});
+    }
+  } else if (is_short) {
+    copy_bytes(
+        letter.content.data(), message.bytes.data(), message.bytes.size());
+  } else if (options_.single_copy) {
+    outcome = copy_from(
+        {.pid = pids_[index(rank)], .address = letter.address}, message.bytes);
+    peer.replies_waiting.push_back({.id = letter.id, .what = kDone, .room = 0});
+  } else {
+    peer.replies_waiting.push_back({.id = letter.id, .what = kPull, .room = 0});
+    peer.incoming.push_back({.message = std::move(message), .id = letter.id});
+    return true;
+  }
+  finish(std::move(message), outcome, rank);
+  return true;
+}
+
+// A piece is filled when the one before is taken.
+bool Mailbox::fill_pieces(int rank) {
+  Peer& peer = others_[index(rank)];
+  Lane& to = lane(peers_->rank(), rank);
+  Counter filled(to.pieces_filled);
+  if (peer.outgoing.empty() ||
+      filled.value() != Counter(to.pieces_taken).value()) {
+    return false;
+  }
+  Stream& stream = peer.outgoing.front();
+  const Bytes all = stream.message.bytes;
+  const std::size_t bytes = std::min(kStreamBytes, all.size() - stream.moved);
+  copy_bytes(all.data() + stream.moved, to.piece.data(), bytes);
+  stream.moved += bytes;
+  filled.post(filled.value() + 1);
+  bell_of(rank).advance();
+  if (stream.moved == all.size()) {
+    Message message = std::move(stream.message);
+    peer.outgoing.pop_front();
+    finish(std::move(message), {}, peers_->rank());
+  }
+  return true;
+}
+
+bool Mailbox::take_pieces(int rank) {
+  Peer& peer = others_[index(rank)];
+  Lane& from = lane(rank, peers_->rank());
+  Counter taken(from.pieces_taken);
+  if (peer.incoming.empty() ||
+      taken.value() == Counter(from.pieces_filled).value()) {
+    return false;
+  }
+  Stream& stream = peer.incoming.front();
+  const Bytes all = stream.message.bytes;
+  const std::size_t bytes = std::min(kStreamBytes, all.size() - stream.moved);
+  copy_bytes(from.piece.data(), all.data() + stream.moved, bytes);
+  stream.moved += bytes;
+  taken.post(taken.value() + 1);
+  bell_of(rank).advance();
+  if (stream.moved == all.size()) {
+    Message message = std::move(stream.message);
+    peer.incoming.pop_front();
+    finish(std::move(message), {}, rank);
+  }
+  return true;
+}
+
+void Mailbox::look() {
+  // Before the last progress: what a rank posted before it ended counts.
+  Status trouble = peers_->look();
+  std::vector<int> left;
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    if (r != peers_->rank() && peers_->has_left(r)) {
+      left.push_back(r);
+    }
+  }
+  while (progress()) {
+  }
+  for (const int r : left) {
+    end_of(
+        r,
+        Status(
+            ErrorCode::kPeerLost,
+            str("[comm] ", peers_->name(r), " has left")));
+  }
+  const Instant now = clock_->now();
+  for (const Message& message : receives_) {
+    if (trouble.ok() && now >= message.until) {
+      if (message.peer == Message::kAnyRank) {
+        peers_->give_up("a message of any rank did not come in time");
+        trouble = peers_->look();
+      } else {
+        trouble = peers_->blame(message.peer);
+      }
+    }
+  }
+  for (int r = 0; r < peers_->ranks() && trouble.ok(); ++r) {
+    for (const auto& [id, message] : others_[index(r)].sent) {
+      if (trouble.ok() && now >= message.until) {
+        trouble = peers_->blame(r);
+      }
+    }
+  }
+  if (!trouble.ok()) {
+    end_all(trouble);
+  }
+}
+
+void Mailbox::end_of(int rank, const Status& why) {
+  Peer& peer = others_[index(rank)];
+  std::vector<Message> ended;
+  for (auto& [id, message] : peer.sent) {
+    ended.push_back(std::move(message));
+  }
+  for (auto* streams : {&peer.outgoing, &peer.incoming}) {
+    for (Stream& stream : *streams) {
+      ended.push_back(std::move(stream.message));
+    }
+    streams->clear();
+  }
+  peer.sent.clear();
+  peer.letters_waiting.clear();
+  peer.replies_waiting.clear();
+  // Of any rank: while another one may still send.
+  bool others_left = true;
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    others_left = others_left && (r == peers_->rank() || peers_->has_left(r));
+  }
+  for (auto next = receives_.begin(); next != receives_.end();) {
+    const auto here = next++;
+    if (here->peer == rank ||
+        (others_left && here->peer == Message::kAnyRank)) {
+      ended.push_back(std::move(*here));
+      receives_.erase(here);
+    }
+  }
+  for (Message& message : ended) {
+    finish(std::move(message), why, rank);
+  }
+}
+
+void Mailbox::end_all(const Status& why) {
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    end_of(r, why);
+  }
+  std::list<Message> ended;
+  ended.swap(receives_);
+  for (Message& message : ended) {
+    finish(std::move(message), why, peers_->rank());
+  }
+}
+
+}  // namespace sherd::comm::shm

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Mailbox carries messages with tags between any two ranks of a segment, beside
+// and independent of collectives. A short message travels with its letter, and
+// its sender is done at once. A long one stays where it is until the receiver,
+// which has matched the letter, copies it directly, or asks for it piece by
+// piece where the kernel forbids that. Rings between two ranks are short, but
+// both ends keep what waits in memory of their own, so nothing that is not
+// received yet holds up what is. Refers to memory of a segment, which must
+// outlive it. Thread rule: one thread at a time; ring() any.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <utility>
+#include <vector>
+#include "base/clock.h"
+#include "base/status.h"
+#include "comm/shm/counter.h"
+#include "comm/shm/peers.h"
+#include "comm/shm/stage.h"
+
+namespace sherd::comm::shm {
+
+struct Message {
+  static constexpr int kAnyRank = -1;
+
+  int peer = 0;  // Another rank; when received, kAnyRank too.
+  int tag = 0;
+  Bytes bytes{};  // Until `done` they must stay; those of what is sent as well.
+  Instant until{0};
+  // To be called once, with who sent it.
+  std::function<void(const Status& outcome, int source)> done{};
+};
+
+struct MailboxOptions {
+  // Equal on every rank: whether processes may copy from each other.
+  bool single_copy = false;
+};
+
+class Mailbox {
+ public:
+  // Up to here a message travels with its letter.
+  static constexpr std::size_t kShortBytes = 1024;
+
+  static std::size_t bytes(int ranks);
+
+  // `memory`: as long as bytes() says, aligned to kCacheLine, zeros at first.
+  // `pids`: of the processes, by rank. `peers` and `clock` must outlive it.
+  Mailbox(
+      Bytes memory,
+      Peers& peers,
+      const Clock& clock,
+      std::vector<int> pids,
+      const MailboxOptions& options);
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  void send(Message message);
+  void receive(Message message);
+
+  // Moves what can be moved without waiting; false when that was nothing.
+  bool progress();
+  // Ends what waits in vain, with the error that all ranks of the group have:
+  // for a dead or silent rank everything, for one that has left what is of it.
+  void look();
+  // Ends everything.
+  void end_all(const Status& why);
+  bool idle() const;
+  // What has ended since the last call; the caller calls each one's `done`, when
+  // that may issue other messages.
+  struct Ended {
+    Message message{};
+    Status outcome{};
+    int source = 0;
+  };
+  std::vector<Ended> take_ended() { return std::exchange(ended_, {}); }
+
+  // Changes whenever there may be something to do.
+  Counter bell() const { return bell_of(peers_->rank()); }
+  void ring() { bell().advance(); }
+
+ private:
+  static constexpr std::size_t kSlots = 16;
+  static constexpr std::size_t kStreamBytes = std::size_t{64} << 10;
+  struct Letter {
+    std::uint64_t id;
+    std::uint64_t bytes;
+    std::uint64_t address;
+    std::int64_t tag;
+    std::array<std::byte, kShortBytes> content;
+  };
+  struct Reply {
+    std::uint64_t id;
+    std::uint64_t what;
+    std::uint64_t room;  // Of kMismatch.
+  };
+  static constexpr std::uint64_t kDone = 1;
+  static constexpr std::uint64_t kPull = 2;
+  static constexpr std::uint64_t kMismatch = 3;
+  // From one rank to another; zeros at first.
+  struct Lane {
+    CounterCell letters_posted;
+    CounterCell letters_taken;
+    CounterCell replies_posted;  // To letters of the other direction.
+    CounterCell replies_taken;
+    CounterCell pieces_filled;
+    CounterCell pieces_taken;
+    std::array<Letter, kSlots> letters;
+    std::array<Reply, kSlots> replies;
+    std::array<std::byte, kStreamBytes> piece;
+  };
+  struct Arrived {
+    std::uint64_t id = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t address = 0;
+    int tag = 0;
+    std::vector<std::byte> content{};
+  };
+  struct Stream {
+    Message message{};
+    std::uint64_t id = 0;
+    std::size_t moved = 0;
+  };
+  // What this rank keeps of each other one.
+  struct Peer {
+    std::deque<Letter> letters_waiting{};  // For a slot.
+    std::deque<Reply> replies_waiting{};
+    std::map<std::uint64_t, Message> sent{};  // Long ones, until replied to.
+    std::deque<Arrived> arrived{};            // Not received yet.
+    std::deque<Stream> outgoing{};            // Asked for, in that order.
+    std::deque<Stream> incoming{};
+  };
+
+  Counter bell_of(int rank) const;
+  Lane& lane(int from, int to) const;
+  bool take_letters(int rank);
+  bool take_replies(int rank);
+  bool post_waiting(int rank);
+  bool fill_pieces(int rank);
+  bool take_pieces(int rank);
+  bool match();
+  bool receive_from(int rank, Message& message);
+  void handle(int rank, const Reply& reply);
+  void end_of(int rank, const Status& why);
+  void finish(Message message, const Status& outcome, int source) {
+    ended_.push_back({std::move(message), outcome, source});
+  }
+
+  Bytes memory_;
+  Peers* peers_;
+  const Clock* clock_;
+  const std::vector<int> pids_;
+  const MailboxOptions options_;
+  std::vector<Peer> others_;  // By rank.
+  std::list<Message> receives_;
+  std::vector<Ended> ended_;
+  std::uint64_t next_id_ = 1;
+};
+
+}  // namespace sherd::comm::shm

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <csignal>
+#include <gmock/gmock.h>
+#include "comm/shm_backend/backend.h"
+#include "comm/shm_backend/testing.h"
+
+namespace sherd::comm::shm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::Rank;
+using test::Ranked;
+using test::run_ranked;
+using ::testing::HasSubstr;
+
+// With the letter, directly or in one piece, in several pieces.
+constexpr std::array<std::int64_t, 4> kSizes = {0, 10, 5'000, 100'000};
+
+torch::Tensor content(int from, int to, int tag, std::int64_t size) {
+  return torch::arange(size, torch::kFloat32) + from * 7 + to * 3 + tag;
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+WorkPtr send(Ranked& ranked, torch::Tensor tensor, int to, int tag) {
+  std::vector<torch::Tensor> tensors = {std::move(tensor)};
+  return ranked.shm().send(tensors, to, tag);
+}
+WorkPtr receive(Ranked& ranked, torch::Tensor tensor, int from, int tag) {
+  std::vector<torch::Tensor> tensors = {std::move(tensor)};
+  return ranked.shm().recv(tensors, from, tag);
+}
+
+// Everybody first sends all, more than any ring holds, then receives it with
+// tags in the opposite order.
+TEST(ShmMessages, AnyOrderOfTagsAndRanks) {
+  constexpr int kTags = 40;
+  for (const auto& stage : test::all_ways()) {
+    for (const int ranks : {2, 3, 4}) {
+      test::expect_all_ok(
+          run_ranked(ranks, {.stage = stage}, [](Ranked& ranked, Rank&) {
+            const int own = ranked.rank();
+            for (const auto size : kSizes) {
+              std::vector<WorkPtr> works;
+              for (int tag = 0; tag < kTags; ++tag) {
+                for (int r = 0; r < ranked.ranks(); ++r) {
+                  if (r != own) {
+                    works.push_back(
+                        send(ranked, content(own, r, tag, size), r, tag));
+                  }
+                }
+              }
+              for (int tag = kTags - 1; tag >= 0; --tag) {
+                for (int r = 0; r < ranked.ranks(); ++r) {
+                  if (r != own) {
+                    auto found = torch::empty({size});
+                    EXPECT_TRUE(receive(ranked, found, r, tag)->wait());
+                    EXPECT_TRUE(found.equal(content(r, own, tag, size)));
+                  }
+                }
+              }
+              for (const auto& work : works) {
+                EXPECT_TRUE(work->wait());
+              }
+            }
+          }));
+    }
+  }
+}
+
+TEST(ShmMessages, OneTagKeepsItsOrder) {
+  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+    std::vector<WorkPtr> works;
+    for (int n = 0; n < 50; ++n) {
+      const std::int64_t size = n % 2 == 0 ? 3 : 3000;
+      if (ranked.rank() == 0) {
+        works.push_back(send(ranked, content(0, 1, n, size), 1, 5));
+      } else {
+        auto found = torch::empty({size});
+        receive(ranked, found, 0, 5)->wait();
+        EXPECT_TRUE(found.equal(content(0, 1, n, size)));
+      }
+    }
+    for (const auto& work : works) {
+      work->wait();
+    }
+  }));
+}
+
+TEST(ShmMessages, FromAnyRankSaysFromWhich) {
+  test::expect_all_ok(run_ranked(4, {}, [](Ranked& ranked, Rank&) {
+    if (ranked.rank() != 0) {
+      send(ranked, content(ranked.rank(), 0, 1, 2000), 0, 1)->wait();
+      return;
+    }
+    std::vector<int> sources;
+    for (int i = 0; i < 3; ++i) {
+      auto found = torch::empty({2000});
+      std::vector<torch::Tensor> tensors = {found};
+      const auto work = ranked.shm().recvAnysource(tensors, 1);
+      work->wait();
+      sources.push_back(work->sourceRank());
+      EXPECT_TRUE(found.equal(content(sources.back(), 0, 1, 2000)));
+    }
+    EXPECT_THAT(sources, ::testing::UnorderedElementsAre(1, 2, 3));
+  }));
+}
+
+// A rank that waits for a message holds up no collective, and the reverse.
+TEST(ShmMessages, AreIndependentOfCollectives) {
+  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+    std::vector<torch::Tensor> sum = {torch::ones({100})};
+    auto found = torch::empty({4, 5}).t();
+    const auto sent = torch::arange(20.0F).view({5, 4});
+    if (ranked.rank() == 0) {
+      const auto collective = ranked.shm().allreduce(sum, {});
+      receive(ranked, found, 1, 0)->wait();
+      EXPECT_TRUE(found.equal(sent));
+      collective->wait();
+    } else {
+      send(ranked, sent, 0, 0)->wait();
+      ranked.shm().allreduce(sum, {})->wait();
+    }
+    EXPECT_EQ(sum[0].sum().item<float>(), 200);
+  }));
+}
+
+TEST(ShmMessages, DifferentSizesAreAnErrorOnBothEnds) {
+  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+    if (ranked.rank() == 0) {
+      EXPECT_THAT(
+          error_of([&] { send(ranked, torch::ones({1000}), 1, 3)->wait(); }),
+          HasSubstr("expected 4004 bytes"));
+    } else {
+      EXPECT_THAT(
+          error_of(
+              [&] { receive(ranked, torch::empty({1001}), 0, 3)->wait(); }),
+          HasSubstr("tag 3 of rank 0: expected 4004 bytes, found 4000"));
+    }
+    ranked.shm().barrier({})->wait();
+  }));
+}
+
+TEST(ShmMessages, ADeadRankIsNamedWithinASecond) {
+  for (const std::int64_t size : {10, 100'000}) {
+    const auto report = run_ranked(
+        3, {},
+        [&](Ranked& ranked, Rank& self) {
+          if (ranked.rank() == 2) {
+            self.reach("here");
+          }
+          EXPECT_THAT(
+              error_of(
+                  [&] { receive(ranked, torch::empty({size}), 2, 0)->wait(); }),
+              HasSubstr("rank 2 has died"));
+        },
+        {.strikes = {{.child = 2, .point = "here", .signal = SIGKILL}}});
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_EQ(report[r].exit_code, 0) << report[r].output;
+      EXPECT_LT(report.after_strike(r), 1s);
+    }
+  }
+}
+
+TEST(ShmMessages, ASilentRankIsNamedAfterTheTimeout) {
+  test::expect_all_ok(
+      run_ranked(2, {.timeout = 300ms}, [](Ranked& ranked, Rank&) {
+        if (ranked.rank() == 0) {
+          EXPECT_THAT(
+              error_of(
+                  [&] { receive(ranked, torch::empty({10}), 1, 0)->wait(); }),
+              HasSubstr("rank 1 is not responding"));
+          ranked.prefixed("test")->set("done", "1");
+        } else {
+          ranked.prefixed("test")->wait({"done"});
+        }
+      }));
+}
+
+TEST(ShmMessages, WhatWasSentBeforeLeavingArrives) {
+  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+    if (ranked.rank() == 0) {
+      send(ranked, content(0, 1, 0, 10), 1, 0)->wait();
+      ranked.drop();
+      ranked.prefixed("test")->set("left", "1");
+      ranked.prefixed("test")->wait({"done"});
+    } else {
+      ranked.prefixed("test")->wait({"left"});
+      auto found = torch::empty({10});
+      receive(ranked, found, 0, 0)->wait();
+      EXPECT_TRUE(found.equal(content(0, 1, 0, 10)));
+      EXPECT_THAT(
+          error_of([&] { receive(ranked, found, 0, 0)->wait(); }),
+          HasSubstr("rank 0 has left"));
+      ranked.prefixed("test")->set("done", "1");
+    }
+  }));
+}
+
+}  // namespace
+}  // namespace sherd::comm::shm
