@@ -9,6 +9,9 @@
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "base/check.h"
 
@@ -18,6 +21,31 @@ namespace {
 // Fits the first-level cache with its pieces; long enough to vectorise.
 constexpr std::int64_t kBlock = 2048;
 
+// From this size on a sum leaves the caches before anybody reads it.
+constexpr std::int64_t kStreamedBytes = std::int64_t{1} << 20;
+
+// Writes past the caches, which saves reading the lines first. Ordered for
+// other threads by end_stream() alone.
+void stream(float* to, const float* from, std::int64_t count) {
+  std::int64_t i = 0;
+#ifdef __SSE2__
+  for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 16 != 0; ++i) {
+    to[i] = from[i];
+  }
+  for (; i + 4 <= count; i += 4) {
+    _mm_stream_ps(to + i, _mm_loadu_ps(from + i));
+  }
+#endif
+  std::copy(from + i, from + count, to + i);
+}
+
+void end_stream() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
+}
+
+// Into out[0], out[1], ...
 template <typename Piece, typename Sum, typename Out>
 void sum_block(
     std::span<const Piece* const> pieces,
@@ -31,7 +59,7 @@ void sum_block(
       std::conditional_t<std::is_same_v<Out, double>, double, float>;
   const Sum factor = static_cast<Sum>(scale);
   const auto store = [&](std::int64_t i, Sum sum) {
-    Out& place = out[begin + i];
+    Out& place = out[i];
     place = static_cast<Out>(static_cast<Nearest>(
         accumulate ? static_cast<Sum>(place) + sum * factor : sum * factor));
   };
@@ -71,10 +99,25 @@ void sum_typed(
         reinterpret_cast<std::uintptr_t>(pieces.back()) % alignof(Piece) == 0);
   }
   auto* target = out.mutable_data_ptr<Out>();
+  if constexpr (std::is_same_v<Out, float>) {
+    if (!accumulate &&
+        out.numel() * static_cast<std::int64_t>(sizeof(Out)) >=
+            kStreamedBytes) {
+      std::array<Out, kBlock> sums;
+      for (std::int64_t at = 0; at < out.numel(); at += kBlock) {
+        const auto count = std::min(kBlock, out.numel() - at);
+        sum_block<Piece, Sum, Out>(
+            pieces, at, count, scale, accumulate, sums.data());
+        stream(target + at, sums.data(), count);
+      }
+      end_stream();
+      return;
+    }
+  }
   for (std::int64_t at = 0; at < out.numel(); at += kBlock) {
     sum_block<Piece, Sum, Out>(
         pieces, at, std::min(kBlock, out.numel() - at), scale, accumulate,
-        target);
+        target + at);
   }
 }
 

@@ -71,6 +71,30 @@ TEST_P(SliceSum, EqualsAPlainLoopBitForBit) {
   }
 }
 
+// Large sums go past the caches, wherever they begin.
+TEST_P(SliceSum, LargeOnesAtAnyAddressToo) {
+  const auto [piece_type, out_type] = GetParam();
+  constexpr std::int64_t kNumel = (1 << 18) + 5;
+  for (const std::int64_t begin : {0, 1, 2, 3}) {
+    for (const bool accumulate : {false, true}) {
+      const auto all =
+          torch::full({kNumel + 8}, 9.0, torch::kFloat).to(out_type);
+      const std::vector<at::Tensor> pieces = {
+          torch::arange(kNumel).remainder(100).to(piece_type),
+          torch::full({kNumel}, 3.0, torch::kFloat).to(piece_type)};
+      const auto expected =
+          (torch::arange(kNumel).remainder(100) + (accumulate ? 12 : 3))
+              .to(out_type);
+      sum_slices(pieces, 1.0, accumulate, all.narrow(0, begin, kNumel));
+      EXPECT_TRUE(torch::equal(all.narrow(0, begin, kNumel), expected));
+      EXPECT_EQ(all[begin + kNumel].item<float>(), 9.0F);
+      if (begin > 0) {
+        EXPECT_EQ(all[begin - 1].item<float>(), 9.0F);
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Dtypes,
     SliceSum,
