@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include <ATen/ops/empty_like.h>
@@ -12,24 +11,28 @@
 #include "base/check.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_note.h"
-#include "exchange/memories.h"
+#include "exchange/message_carrier.h"
 #include "exchange/numbers.h"
-#include "exchange/reductions.h"
 #include "exchange/worker.h"
 
 namespace sherd::exchange {
 namespace {
 
-// Tags of the gather link; a flat's bytes use kFlatTag + its position.
-// Messages of one peer and tag keep their order, so tags need no sequence.
+// Tags of the gather link, beside those of flats. Messages of one peer and tag
+// keep their order, so tags need no sequence.
 constexpr int kWishTag = 0;
 constexpr int kPayloadTag = 1;
-constexpr int kFlatTag = 2;
+static_assert(kPayloadTag < kFlatTag);
 
 class CollectiveExchange final : public Exchange {
  public:
-  CollectiveExchange(std::unique_ptr<Link> gather, std::unique_ptr<Link> reduce)
-      : gather_(std::move(gather)), reduce_(std::move(reduce)) {
+  CollectiveExchange(
+      std::unique_ptr<Link> gather,
+      std::unique_ptr<Link> reduce,
+      MakeCarrier make_carrier)
+      : make_carrier_(std::move(make_carrier)),
+        gather_(std::move(gather)),
+        reduce_(std::move(reduce)) {
     for (int i = 0; i < gather_->size(); ++i) {
       ranks_.push_back(gather_->world_rank(i));
     }
@@ -37,14 +40,12 @@ class CollectiveExchange final : public Exchange {
   // Connections may outlive this object, messages under way may not: they read
   // and write memory that goes with it.
   ~CollectiveExchange() override {
-    const bool reducing = reductions_ && reductions_->under_way();
+    const bool reducing = carrier_ && carrier_->reducing();
     if (reducing || worker_.busy()) {
-      const Status why(
-          ErrorCode::kPeerLost,
-          str("its exchange went with ", reducing ? "gradients" : "a gather",
-              " under way"));
-      gather_->abandon(why);
-      reduce_->abandon(why);
+      abandon(
+          {ErrorCode::kPeerLost,
+           str("its exchange went with ", reducing ? "gradients" : "a gather",
+               " under way")});
     }
   }
   CollectiveExchange(const CollectiveExchange&) = delete;
@@ -55,27 +56,29 @@ class CollectiveExchange final : public Exchange {
     for (const auto& unit : model_.units) {
       unit_names_.push_back(unit.name);
     }
-    first_flat_ = first_flats(model_);
     if (auto status = compare_models(*gather_, model_); !status.ok()) {
       return fail(status);
     }
-    memories_.emplace(model_, gather_->index());
-    reductions_.emplace(model_, *reduce_, *memories_);
+    auto carrier = make_carrier_(model_, gather_, reduce_);
+    if (!carrier.ok()) {
+      return fail(carrier.status());
+    }
+    carrier_ = std::move(carrier).value();
     return {};
   }
 
   ShardMemory shard_memory(UnitId unit, int flat) override {
-    return memories_->shard(unit, flat);
+    return carrier_->shard(unit, flat);
   }
 
   Status start_unshard(UnitId unit, const UnshardOptions& options) override {
     if (!error_.ok()) {
       return error_;
     }
-    memories_->set_unsharded_bytes_max(options.unsharded_bytes_max);
-    const auto& flats = memories_->open_unit(unit, options.precision);
-    if (replicates()) {
-      refresh(unit);
+    const auto place = carrier_->open_unit(unit, options, generation_);
+    const bool is_new = places_.emplace(unit, place).second;
+    SHERD_ASSERT(is_new, "a unit is gathered that is whole");
+    if (model_.placement == Placement::kReplicate) {
       return {};
     }
     const bool full = options.precision == Precision::kFull;
@@ -88,7 +91,7 @@ class CollectiveExchange final : public Exchange {
     wish.kind = WishKind::kUnshard;
     wish.unit = unit;
     wish.in_backward = options.in_backward ? 1 : 0;
-    started_[unit] = post(wish, flats, nullptr);
+    started_[unit] = post(wish, place, nullptr);
     return {};
   }
 
@@ -102,23 +105,27 @@ class CollectiveExchange final : public Exchange {
       }
     }
     std::vector<void*> addresses;
-    for (const auto& flat : memories_->unit(unit)) {
+    for (const auto& flat : places_.at(unit)->flats) {
       addresses.push_back(flat.data_ptr());
     }
     return addresses;
   }
 
-  void reshard(UnitId unit) override { memories_->drop_unit(unit); }
+  void reshard(UnitId unit) override {
+    const auto place = places_.extract(unit);
+    SHERD_ASSERT(!place.empty(), "a unit is dropped that is not whole");
+    carrier_->drop_unit(unit, *place.mapped());
+  }
 
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
-    return memories_->open_gradients(unit);
+    return carrier_->gradient_slot(unit);
   }
 
   Status start_reduce(UnitId unit, const ReduceOptions& options) override {
     if (!error_.ok()) {
       return error_;
     }
-    reductions_->start(unit, options);
+    carrier_->start_reduce(unit, options);
     note_.mark_used(unit, options.used);
     ++counters_.reduces;
     look();
@@ -147,10 +154,8 @@ class CollectiveExchange final : public Exchange {
 
   Status publish(std::uint64_t generation) override {
     generation_ = generation;
-    for (UnitId unit = 0; replicates() && unit < units(); ++unit) {
-      if (memories_->unit_is_open(unit)) {
-        refresh(unit);
-      }
+    if (error_.ok()) {
+      carrier_->publish(generation);
     }
     return error_;
   }
@@ -163,14 +168,15 @@ class CollectiveExchange final : public Exchange {
     wish.kind = WishKind::kAllReduce;
     wish.numel = static_cast<std::uint32_t>(values.numel());
     wish.op = static_cast<std::uint32_t>(op);
-    const auto job = post(wish, {}, [&] { return reduce_values(values, op); });
+    const auto job =
+        post(wish, nullptr, [&] { return reduce_values(values, op); });
     auto status = worker_.wait(job);
     return status.ok() ? status : fail(status);
   }
 
   std::vector<UnitId> progress() override {
     look();
-    return reductions_ ? reductions_->take_ended() : std::vector<UnitId>();
+    return carrier_ ? carrier_->take_ended() : std::vector<UnitId>();
   }
 
   void close(const Status& reason) override {
@@ -182,9 +188,8 @@ class CollectiveExchange final : public Exchange {
   }
 
   const ExchangeCounters& counters() const override {
-    if (memories_) {
-      memories_->add_to(counters_);
-      counters_.reduces_under_way_peak = reductions_->under_way_peak();
+    if (carrier_) {
+      carrier_->add_to(counters_);
     }
     return counters_;
   }
@@ -193,8 +198,6 @@ class CollectiveExchange final : public Exchange {
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
-  UnitId units() const { return static_cast<UnitId>(model_.units.size()); }
-  bool replicates() const { return model_.placement == Placement::kReplicate; }
   int size() const { return gather_->size(); }
   int me() const { return gather_->index(); }
 
@@ -203,20 +206,12 @@ class CollectiveExchange final : public Exchange {
     if (!error_.ok()) {
       return;
     }
-    auto status = reductions_->progress();
+    auto status = carrier_->progress();
     if (status.ok()) {
       status = worker_.failure();
     }
     if (!status.ok()) {
       (void)fail(status);
-    }
-  }
-
-  // A replicated unit is the cast of its shards: brings it up to date.
-  void refresh(UnitId unit) {
-    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
-      (void)memories_->published_shard(
-          unit, static_cast<int>(f), Precision::kParameter, generation_);
     }
   }
 
@@ -227,10 +222,17 @@ class CollectiveExchange final : public Exchange {
       error_ = status.code() == ErrorCode::kAborted
           ? Status(ErrorCode::kPeerLost, status.message())
           : status;
-      gather_->abandon(error_);
-      reduce_->abandon(error_);
+      abandon(error_);
     }
     return error_;
+  }
+
+  void abandon(const Status& why) {
+    gather_->abandon(why);
+    reduce_->abandon(why);
+    if (carrier_) {
+      carrier_->abandon(why);
+    }
   }
 
   // Every rank has found the same difference, from the same messages. None may
@@ -279,22 +281,22 @@ class CollectiveExchange final : public Exchange {
     return exchange::describe(wish, unit_names_);
   }
 
-  // Has the worker fulfil the wish, with `flats` as this rank's place for the
-  // unit, and then do `rest`, if there is one.
+  // Has the worker fulfil the wish, with `place` for the unit, and then do
+  // `rest`, if there is one.
   std::uint64_t post(
-      Wish wish, std::vector<at::Tensor> flats, Worker::Job rest) {
+      Wish wish, std::shared_ptr<UnitPlace> place, Worker::Job rest) {
     wish.generation = generation_;
     wish.backward = backward_;
     return worker_.post(
-        [this, wish, flats = std::move(flats), rest = std::move(rest)] {
-          auto status = fulfil(wish, flats);
+        [this, wish, place = std::move(place), rest = std::move(rest)] {
+          auto status = fulfil(wish, place.get());
           return status.ok() && rest ? rest() : status;
         });
   }
 
   // Of the worker, as are those below it.
   // Wishes until the wish is granted, serving those of others meanwhile.
-  Status fulfil(Wish wish, const std::vector<at::Tensor>& flats) {
+  Status fulfil(Wish wish, UnitPlace* place) {
     while (true) {
       const auto wishes = swap_wishes(wish);
       if (!wishes.ok()) {
@@ -307,7 +309,9 @@ class CollectiveExchange final : public Exchange {
       }
       served_ = served_ || agreement.verdict == Verdict::kServe;
       if (agreement.wish.kind == WishKind::kUnshard) {
-        auto status = move_unit(agreement.wish, wishes.value(), flats);
+        auto status = gather(
+            agreement.wish, wishes.value(),
+            agreement.wish == wish ? place : nullptr);
         if (!status.ok()) {
           return status;
         }
@@ -318,53 +322,30 @@ class CollectiveExchange final : public Exchange {
     }
   }
 
-  // Sends this rank's shard to those who want the unit, and receives theirs
-  // when it is one of them.
-  Status move_unit(
-      const Wish& wish,
-      const std::vector<Wish>& wishes,
-      const std::vector<at::Tensor>& flats) {
-    const auto wants = [&](int rank) {
-      return wishes[static_cast<std::size_t>(rank)] == wish;
-    };
-    const auto& mine = wishes[static_cast<std::size_t>(me())];
-    const auto precision =
-        wish.full_precision != 0 ? Precision::kFull : Precision::kParameter;
-    Transfers transfers;
-    for (std::size_t f = 0; f < spec(wish.unit).flats.size(); ++f) {
-      const auto& layout = spec(wish.unit).flats[f].layout;
-      const int tag = kFlatTag + static_cast<int>(f) +
-          first_flat_[static_cast<std::size_t>(wish.unit)];
-      const auto shard = memories_->published_shard(
-          wish.unit, static_cast<int>(f), precision, mine.generation);
-      for (int peer = 0; peer < size(); ++peer) {
-        if (peer != me() && wants(peer)) {
-          transfers.push_back(gather_->send(shard, peer, tag));
-        }
-        if (!wants(me())) {
-          continue;
-        }
-        const auto range = layout.shard(peer);
-        const auto part = flats[f].narrow(0, range.begin, range.numel());
-        if (peer == me()) {
-          std::memcpy(
-              part.mutable_data_ptr(), shard.const_data_ptr(), shard.nbytes());
-        } else {
-          transfers.push_back(gather_->receive(part, peer, tag));
-        }
-      }
+  Status gather(
+      const Wish& wish, const std::vector<Wish>& wishes, UnitPlace* place) {
+    Gather gather{
+        .unit = wish.unit,
+        .precision =
+            wish.full_precision != 0 ? Precision::kFull : Precision::kParameter,
+        .generation = wish.generation,
+        .wanted = {},
+        .what = text(wish)};
+    for (const auto& theirs : wishes) {
+      gather.wanted.push_back(theirs == wish);
     }
-    return wait_all(transfers, text(wish));
+    return carrier_->gather(gather, place);
   }
 
   // Returns the notes of all ranks.
   Result<std::vector<at::Tensor>> finish_backward() {
     Wish wish;
     wish.kind = WishKind::kEndBackward;
-    if (auto status = worker_.wait(post(wish, {}, nullptr)); !status.ok()) {
+    if (auto status = worker_.wait(post(wish, nullptr, nullptr));
+        !status.ok()) {
       return status;
     }
-    if (auto status = reductions_->finish(); !status.ok()) {
+    if (auto status = carrier_->finish(); !status.ok()) {
       return status;
     }
     std::vector<at::Tensor> notes;
@@ -398,16 +379,17 @@ class CollectiveExchange final : public Exchange {
     return {};
   }
 
-  // The memories come first: messages under way end before their buffers go.
   ModelSpec model_;
-  std::optional<Memories> memories_;
-  std::unique_ptr<Link> gather_;
-  std::unique_ptr<Link> reduce_;
-  std::optional<Reductions> reductions_;
+  const MakeCarrier make_carrier_;
+  // The carrier goes last, with the links: messages under way end before their
+  // buffers go.
+  std::unique_ptr<Carrier> carrier_;
+  const std::shared_ptr<Link> gather_;
+  const std::shared_ptr<Link> reduce_;
   std::vector<int> ranks_;  // World ranks, for messages.
   std::vector<std::string> unit_names_;
-  std::vector<int> first_flat_;
-  std::map<UnitId, std::uint64_t> started_;  // The worker's jobs.
+  std::map<UnitId, std::uint64_t> started_;              // The worker's jobs.
+  std::map<UnitId, std::shared_ptr<UnitPlace>> places_;  // Of open units.
   BackwardNote note_;
   std::uint64_t generation_ = 0;
   std::uint64_t backward_ = 0;
@@ -422,8 +404,20 @@ class CollectiveExchange final : public Exchange {
 
 std::unique_ptr<Exchange> make_collective_exchange(
     std::unique_ptr<Link> gather, std::unique_ptr<Link> reduce) {
+  return make_exchange_by(
+      std::move(gather), std::move(reduce),
+      [](const auto& model, const auto& gathers,
+         const auto& reductions) -> Result<std::unique_ptr<Carrier>> {
+        return make_message_carrier(model, gathers, reductions);
+      });
+}
+
+std::unique_ptr<Exchange> make_exchange_by(
+    std::unique_ptr<Link> gather,
+    std::unique_ptr<Link> reduce,
+    MakeCarrier make_carrier) {
   return std::make_unique<CollectiveExchange>(
-      std::move(gather), std::move(reduce));
+      std::move(gather), std::move(reduce), std::move(make_carrier));
 }
 
 }  // namespace sherd::exchange

@@ -5,11 +5,13 @@
 // over two links: one for gathers and agreement, one for gradients, each with a
 // thread that waits. Before each collective step ranks exchange their wishes
 // (agreement.h), so that a rank which goes another way is an error on all of
-// them at once, and not a hang.
+// them at once, and not a hang. What moves the bytes then is a Carrier, of
+// which there are others.
 // Thread rule: see Exchange. Protocol: docs/design/exchange.md.
 #pragma once
 
 #include <memory>
+#include "exchange/carrier.h"
 #include "exchange/exchange.h"
 #include "exchange/link.h"
 
@@ -19,5 +21,11 @@ namespace sherd::exchange {
 // each other.
 std::unique_ptr<Exchange> make_collective_exchange(
     std::unique_ptr<Link> gather, std::unique_ptr<Link> reduce);
+
+// The same agreement, with bytes moved by another carrier.
+std::unique_ptr<Exchange> make_exchange_by(
+    std::unique_ptr<Link> gather,
+    std::unique_ptr<Link> reduce,
+    MakeCarrier make_carrier);
 
 }  // namespace sherd::exchange
