@@ -274,8 +274,9 @@ EnvironmentLookup process_environment() {
   };
 }
 
-RankEnvironment read_rank_environment(const EnvironmentLookup& lookup) {
-  const Reader read(lookup);
+namespace {
+
+RankEnvironment from_launcher(const Reader& read) {
   if (read.has("RANK") || read.has("WORLD_SIZE")) {
     return from_torchrun(read);
   }
@@ -286,6 +287,15 @@ RankEnvironment read_rank_environment(const EnvironmentLookup& lookup) {
     return from_slurm(read);
   }
   return {};
+}
+
+}  // namespace
+
+RankEnvironment read_rank_environment(const EnvironmentLookup& lookup) {
+  const Reader read(lookup);
+  RankEnvironment env = from_launcher(read);
+  env.fake_host = read.integer("SHERD_FAKE_HOST", 0, env.world_size - 1);
+  return env;
 }
 
 }  // namespace sherd

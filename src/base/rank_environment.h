@@ -32,6 +32,9 @@ struct RankEnvironment {
   bool agent_store = false;
   // "torchrun variables", "Open MPI", "Slurm" or "none"; for messages.
   std::string source = "none";
+  // SHERD_FAKE_HOST, which `sherd run --fake-hosts` sets: ranks with different
+  // numbers shall behave as if they ran on different hosts.
+  std::optional<int> fake_host{};
 };
 
 // The environment of this process: the one place in the library that reads it.

@@ -218,6 +218,8 @@ TEST(NoticeBoard, IsReadThroughTheProcessAndOnlyIfItIsOne) {
 TEST(RankRecord, TravelsAsText) {
   const RankRecord mine = RankRecord::of_this_process(
       3, 4, 17, HostIdentity::of_this_process());
+  EXPECT_TRUE(same_host(
+      RankRecord::from_text(mine.to_text()).value().host, mine.host));
   const RankRecord read = RankRecord::from_text(mine.to_text()).value();
   EXPECT_EQ(read.rank, 3);
   EXPECT_EQ(read.world_size, 4);
@@ -228,6 +230,19 @@ TEST(RankRecord, TravelsAsText) {
   EXPECT_TRUE(same_pids(read.host, mine.host));
 }
 
+TEST(RankRecord, FakeHostsDifferAndCanStillBeWatched) {
+  auto host = HostIdentity::of_this_process();
+  const auto other = host;
+  host.fake = "1";
+  const auto read =
+      RankRecord::from_text(
+          RankRecord::of_this_process(0, 2, 3, host).to_text())
+          .value();
+  EXPECT_TRUE(same_host(read.host, host));
+  EXPECT_FALSE(same_host(read.host, other));
+  EXPECT_TRUE(same_pids(read.host, other));
+}
+
 TEST(RankRecord, RefusesWhatIsNone) {
   const std::string good =
       RankRecord::of_this_process(0, 1, 5, {}).to_text();
@@ -235,9 +250,9 @@ TEST(RankRecord, RefusesWhatIsNone) {
       "",
       "x\n\n\n\n\n",
       good.substr(0, 20),
-      "sherd-rank-1\n4 4 10 1 1\na\nb\nc\n",
-      "sherd-rank-1\n0 4 ten 1 1\na\nb\nc\n",
-      "sherd-rank-1\n0 4 0 1 1\na\nb\nc\n"};
+      "sherd-rank-2\n4 4 10 1 1\na\nb\nc\nd\n",
+      "sherd-rank-2\n0 4 ten 1 1\na\nb\nc\nd\n",
+      "sherd-rank-2\n0 4 0 1 1\na\nb\nc\nd\n"};
   for (const std::string& bad : bad_ones) {
     EXPECT_FALSE(RankRecord::from_text(bad).ok()) << bad;
   }

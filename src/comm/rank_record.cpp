@@ -13,7 +13,7 @@
 namespace sherd::comm {
 namespace {
 
-constexpr const char* kMagic = "sherd-rank-1";
+constexpr const char* kMagic = "sherd-rank-2";
 
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
@@ -31,6 +31,10 @@ std::string link_target(const char* path) {
   std::array<char, PATH_MAX> target{};
   const auto n = ::readlink(path, target.data(), target.size() - 1);
   return n > 0 ? std::string(target.data(), static_cast<std::size_t>(n)) : "";
+}
+
+bool same_machine(const HostIdentity& a, const HostIdentity& b) {
+  return a.hostname == b.hostname && a.boot_id == b.boot_id;
 }
 
 }  // namespace
@@ -58,7 +62,7 @@ std::string RankRecord::to_text() const {
   return str(
       kMagic, "\n", rank, " ", world_size, " ", pid, " ", start_ticks, " ",
       notice_board_fd, "\n", host.hostname, "\n", host.boot_id, "\n",
-      host.pid_namespace, "\n");
+      host.pid_namespace, "\n", host.fake, "\n");
 }
 
 Result<RankRecord> RankRecord::from_text(const std::string& text) {
@@ -68,7 +72,7 @@ Result<RankRecord> RankRecord::from_text(const std::string& text) {
   RankRecord r;
   const bool whole = std::getline(in, magic) && std::getline(in, numbers) &&
       std::getline(in, r.host.hostname) && std::getline(in, r.host.boot_id) &&
-      std::getline(in, r.host.pid_namespace);
+      std::getline(in, r.host.pid_namespace) && std::getline(in, r.host.fake);
   std::istringstream fields(numbers);
   const bool parsed = static_cast<bool>(
       fields >> r.rank >> r.world_size >> r.pid >> r.start_ticks >>
@@ -84,11 +88,11 @@ Result<RankRecord> RankRecord::from_text(const std::string& text) {
 }
 
 bool same_host(const HostIdentity& a, const HostIdentity& b) {
-  return a.hostname == b.hostname && a.boot_id == b.boot_id;
+  return same_machine(a, b) && a.fake == b.fake;
 }
 
 bool same_pids(const HostIdentity& a, const HostIdentity& b) {
-  return same_host(a, b) && a.pid_namespace == b.pid_namespace;
+  return same_machine(a, b) && a.pid_namespace == b.pid_namespace;
 }
 
 }  // namespace sherd::comm

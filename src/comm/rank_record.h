@@ -15,6 +15,9 @@ struct HostIdentity {
   std::string hostname{};
   std::string boot_id{};        // Differs between machines and their restarts.
   std::string pid_namespace{};  // Process ids mean the same only within one.
+  // For tests: ranks that differ in it count as ranks of several hosts, which
+  // still can watch each other's processes.
+  std::string fake{};
 
   // This host, as far as /proc tells; unknown parts are empty.
   static HostIdentity of_this_process();

@@ -44,9 +44,11 @@ World World::from_environment(const WorldOptions& options) {
   auto store = c10::make_intrusive<c10d::PrefixStore>(
       store_prefix(lookup),
       comm::connect_store(env, options.rendezvous_deadline));
+  auto host = comm::HostIdentity::of_this_process();
+  host.fake = env.fake_host ? str(*env.fake_host) : "";
   return comm::make_world(
-      std::move(store), env.rank, env.world_size, options,
-      comm::HostIdentity::of_this_process(), env.master_addr);
+      std::move(store), env.rank, env.world_size, options, host,
+      env.master_addr);
 }
 
 World World::from_store(

@@ -11,6 +11,7 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/check.h"
+#include "comm/world_impl.h"
 
 namespace sherd::test {
 namespace {
@@ -51,6 +52,19 @@ c10::intrusive_ptr<c10d::Store> store_of(const Listener& listener, int rank) {
     ::close(listener.fd);  // Else the port outlives rank 0.
   }
   return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+comm::HostIdentity host_of(int rank, const std::vector<int>& hosts) {
+  auto host = comm::HostIdentity::of_this_process();
+  int end = 0;
+  for (std::size_t h = 0; h < hosts.size(); ++h) {
+    end += hosts[h];
+    if (rank < end) {
+      host.fake = str(h);
+      break;
+    }
+  }
+  return host;
 }
 
 int failed_parts() {
@@ -103,8 +117,9 @@ RankReport run_ranks(
   RankReport report = run_processes(
       world_size,
       [&](int rank, Rank& self) {
-        World world = World::from_store(
-            store_of(listener, rank), rank, world_size, options.world);
+        World world = comm::make_world(
+            store_of(listener, rank), rank, world_size, options.world,
+            host_of(rank, options.hosts), "127.0.0.1");
         body(world, self);
         if (options.close_world) {
           world.close();

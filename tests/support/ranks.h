@@ -41,6 +41,8 @@ struct RankOptions {
   // Deadlines of 20 s unless given: a test that hangs fails by itself.
   WorldOptions world = test_world_options();
   std::vector<Strike> strikes{};
+  // Ranks on each invented host, in rank order; empty: all on this one.
+  std::vector<int> hosts{};
   // Whether World::close() follows a body that succeeded.
   bool close_world = true;
 };
