@@ -152,10 +152,14 @@ Status all_reduce_by_slices(
 }  // namespace
 
 Communicator::Communicator(
-    const World& world, const std::string& name, std::vector<int> ranks)
+    const World& world,
+    const std::string& name,
+    std::vector<int> ranks,
+    std::optional<std::chrono::milliseconds> deadline)
     : world_(world),
       name_(name),
-      group_(world.impl()->make_group(name, ranks)) {}
+      group_(world.impl()->make_group(
+          name, ranks, deadline.value_or(world.options().deadline))) {}
 
 Communicator::Communicator(
     const World& world,
@@ -170,7 +174,8 @@ Communicator::Communicator(
       "[comm] expected a backend of ", ranks.size(),
       " ranks in which this one is rank ", world.rank(), ", found rank ",
       backend->getRank(), " of ", backend->getSize());
-  group_ = world.impl()->make_group(ranks, std::move(backend));
+  group_ = world.impl()->make_group(
+      ranks, std::move(backend), world.options().deadline);
 }
 
 Communicator::~Communicator() {

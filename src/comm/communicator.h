@@ -15,7 +15,9 @@
 // is what every later wait returns; then the group is only good for abandon().
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -31,9 +33,13 @@ enum class ReduceOp { kSum, kMax, kMin };
 class Communicator {
  public:
   // Collective over `ranks` (world ranks, ascending, equal on all): connects
-  // them under `name`, unique in this world. Throws Error on failure.
+  // them under `name`, unique in this world. Waits have the world's deadline
+  // unless another one is given. Throws Error on failure.
   Communicator(
-      const World& world, const std::string& name, std::vector<int> ranks);
+      const World& world,
+      const std::string& name,
+      std::vector<int> ranks,
+      std::optional<std::chrono::milliseconds> deadline = std::nullopt);
   // The same over a backend somebody else connected, with `ranks` in its order.
   // Nobody else may use it meanwhile. It must have send and recv for CPU
   // tensors; where its Work has no abort(), only its deadline ends a wait.
@@ -59,7 +65,7 @@ class Communicator {
   Pending send(const at::Tensor& tensor, int peer, int tag);
   Pending receive(const at::Tensor& tensor, int peer, int tag);
 
-  // Waits until done or the world's deadline. A failure is kPeerLost (naming
+  // Waits until done or the deadline. A failure is kPeerLost (naming
   // the rank that was lost first, which need not be the peer), kAborted (that
   // rank gave up by itself and said why) or kDeadlineExceeded (naming the
   // peer), and `what` says what was waited for, e.g. "gather of unit h.3".

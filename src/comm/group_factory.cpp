@@ -174,21 +174,23 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
 }
 
 std::unique_ptr<comm::Group> World::Impl::make_group(
-    const std::string& name, const std::vector<int>& ranks) {
+    const std::string& name,
+    const std::vector<int>& ranks,
+    milliseconds deadline) {
   SHERD_CHECK(!closed, "[comm] expected an open world, found it closed");
   check_ranks(ranks, rank, size);
   SHERD_CHECK(
       group_names.insert(name).second, "[comm] expected a new group name, ",
       "found '", name, "' a second time");
   if (ranks.size() == 1) {
-    return make_group(ranks, nullptr);
+    return make_group(ranks, nullptr, deadline);
   }
   try {
     free_retired(
         ranks, await_members("connects", name, ranks, retired_names()));
     auto backend = connect(name, ranks);
     await_members("connected", name, ranks, "1");
-    return make_group(ranks, std::move(backend));
+    return make_group(ranks, std::move(backend), deadline);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -204,11 +206,13 @@ std::unique_ptr<comm::Group> World::Impl::make_group(
 }
 
 std::unique_ptr<comm::Group> World::Impl::make_group(
-    const std::vector<int>& ranks, c10::intrusive_ptr<c10d::Backend> backend) {
+    const std::vector<int>& ranks,
+    c10::intrusive_ptr<c10d::Backend> backend,
+    milliseconds deadline) {
   check_ranks(ranks, rank, size);
   return std::make_unique<comm::Group>(
       comm::GroupOptions{
-          .ranks = ranks, .own_rank = rank, .deadline = options.deadline},
+          .ranks = ranks, .own_rank = rank, .deadline = deadline},
       std::move(backend), *watch);
 }
 
@@ -217,7 +221,7 @@ comm::Group& World::Impl::all_ranks() {
   if (barrier_group == nullptr) {
     std::vector<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
-    barrier_group = make_group("world", ranks);
+    barrier_group = make_group("world", ranks, options.deadline);
   }
   return *barrier_group;
 }

@@ -4,6 +4,7 @@
 // thread, save for the watch and the board, which are any thread's.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <set>
 #include <string>
@@ -52,12 +53,17 @@ struct World::Impl {
 
   ~Impl();
 
-  // Collective over `ranks`: connects them. Throws Error.
+  // Collective over `ranks`: connects them; `deadline` is of waits afterwards.
+  // Throws Error.
   std::unique_ptr<comm::Group> make_group(
-      const std::string& name, const std::vector<int>& ranks);
+      const std::string& name,
+      const std::vector<int>& ranks,
+      std::chrono::milliseconds deadline);
   // The same over a backend that is connected already.
   std::unique_ptr<comm::Group> make_group(
-      const std::vector<int>& ranks, c10::intrusive_ptr<c10d::Backend> backend);
+      const std::vector<int>& ranks,
+      c10::intrusive_ptr<c10d::Backend> backend,
+      std::chrono::milliseconds deadline);
   comm::Group& all_ranks();
 
  private:
