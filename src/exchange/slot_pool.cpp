@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -17,9 +18,24 @@ std::size_t mapped(std::int64_t bytes) {
 
 }  // namespace
 
+SlotSource SlotSource::of_system() {
+  return {
+      .take = [](std::int64_t bytes) -> void* {
+        void* memory = ::mmap(
+            nullptr, mapped(bytes), PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return memory == MAP_FAILED ? nullptr : memory;
+      },
+      .give_back = [](void* memory,
+                      std::int64_t bytes) { ::munmap(memory, mapped(bytes)); }};
+}
+
+SlotPool::SlotPool(std::int64_t bytes_max, SlotSource source)
+    : bytes_max_(bytes_max), source_(std::move(source)) {}
+
 SlotPool::~SlotPool() {
   for (const auto& block : blocks_) {
-    ::munmap(block.memory, mapped(block.bytes));
+    source_.give_back(block.memory, block.bytes);
   }
 }
 
@@ -42,12 +58,10 @@ void* SlotPool::borrow(std::int64_t bytes) {
         " bytes are lent, ", bytes, " more would exceed ", bytes_max_);
     trim(bytes_max_ - bytes);
   }
-  void* memory = ::mmap(
-      nullptr, mapped(bytes), PROT_READ | PROT_WRITE,
-      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory = source_.take(bytes);
   SHERD_CHECK_AS(
-      kUnavailable, memory != MAP_FAILED, "[exchange] expected ", bytes,
-      " bytes of memory for a slot, the system has none");
+      kUnavailable, memory != nullptr, "[exchange] expected ", bytes,
+      " bytes of memory for a slot, there is none");
   blocks_.push_back({memory, bytes, true});
   lent_bytes_ += bytes;
   allocated_bytes_ += bytes;
@@ -76,7 +90,7 @@ void SlotPool::trim(std::int64_t bytes) {
     if (largest == blocks_.end()) {
       return;
     }
-    ::munmap(largest->memory, mapped(largest->bytes));
+    source_.give_back(largest->memory, largest->bytes);
     allocated_bytes_ -= largest->bytes;
     blocks_.erase(largest);
   }

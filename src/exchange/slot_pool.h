@@ -1,36 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SlotPool lends page-aligned host memory and keeps what comes back for the
-// next borrower of the same size, because fresh pages cost a fault each. Lent and kept bytes
-// together never exceed the limit, if there is one: kept blocks go back to the
-// system first. Thread rule: one thread.
+// next borrower of the same size, because fresh pages cost a fault each. Lent
+// and kept bytes together never exceed the limit, if there is one: kept blocks
+// go back to where memory comes from first: the system, or a source of the
+// caller's. Thread rule: one thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 namespace sherd::exchange {
 
+// Memory of any number of bytes, none included; take() gives null when there is
+// none left.
+struct SlotSource {
+  std::function<void*(std::int64_t bytes)> take;
+  std::function<void(void* memory, std::int64_t bytes)> give_back;
+
+  static SlotSource of_system();
+};
+
 class SlotPool {
  public:
   // bytes_max 0: no limit.
-  explicit SlotPool(std::int64_t bytes_max = 0) : bytes_max_(bytes_max) {}
+  explicit SlotPool(
+      std::int64_t bytes_max = 0, SlotSource source = SlotSource::of_system());
   ~SlotPool();
   SlotPool(const SlotPool&) = delete;
   SlotPool& operator=(const SlotPool&) = delete;
 
   void set_bytes_max(std::int64_t bytes) { bytes_max_ = bytes; }
 
-  // Content undefined, aligned to a page. Throws Error when the system has no
+  // Content undefined, aligned to a page. Throws Error when the source has no
   // memory. REQUIRES: what is lent plus `bytes` is within the limit.
   void* borrow(std::int64_t bytes);
 
   // REQUIRES: borrowed from here and not given back since.
   void give_back(void* memory);
 
-  // Returns kept blocks to the system, largest first, until lent and kept bytes
+  // Returns kept blocks to the source, largest first, until lent and kept bytes
   // together are at most `bytes`.
   void trim(std::int64_t bytes);
 
@@ -47,6 +59,7 @@ class SlotPool {
   Block* find_kept(std::int64_t bytes);
 
   std::int64_t bytes_max_;
+  const SlotSource source_;
   std::vector<Block> blocks_;
   std::int64_t lent_bytes_ = 0;
   std::int64_t allocated_bytes_ = 0;
