@@ -82,6 +82,13 @@ Subcommand add_run(CLI::App& app) {
       ->required();
   run_app
       ->add_option(
+          "--fake-hosts", arguments->launch.fake_hosts,
+          "For tests: let ranks believe that they are on so\n"
+          "many hosts, so that those of different ones share\n"
+          "no memory")
+      ->type_name("N");
+  run_app
+      ->add_option(
           "--port", arguments->launch.port,
           "Where rank 0 listens; a free one when left out")
       ->type_name("PORT");

@@ -151,6 +151,19 @@ TEST(RankEnvironment, MalformedValuesAreNamedWithWhatWasFound) {
   EXPECT_THAT(refused("MASTER_PORT", "http"), HasSubstr("'http'"));
 }
 
+TEST(RankEnvironment, AFakeHostIsANumberBelowTheRanks) {
+  EXPECT_EQ(read(kTorchrun).fake_host, std::nullopt);
+  EXPECT_EQ(read(with(kTorchrun, {{"SHERD_FAKE_HOST", "3"}})).fake_host, 3);
+  const auto refused = [](const char* value) {
+    return refusal(with(kTorchrun, {{"SHERD_FAKE_HOST", value}}));
+  };
+  EXPECT_THAT(
+      refused("8"), AllOf(
+                        HasSubstr("SHERD_FAKE_HOST"), HasSubstr("from 0 to 7"),
+                        HasSubstr("'8'")));
+  EXPECT_THAT(refused("node1"), HasSubstr("'node1'"));
+}
+
 TEST(RankEnvironment, OpenMpiRanksAgreeOnAPortWithoutTalking) {
   const RankEnvironment env = read(kOpenMpi);
   EXPECT_EQ(env.rank, 1);

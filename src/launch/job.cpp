@@ -82,6 +82,7 @@ int Job::start_ranks(const std::string& path, int port) {
   }
   RankPlace place = {
       .ranks = options_.ranks,
+      .fake_hosts = options_.fake_hosts,
       .port = port,
       .cores = static_cast<int>(cores.size())};
   for (; place.rank < place.ranks; ++place.rank) {

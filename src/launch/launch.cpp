@@ -32,6 +32,10 @@ void check(const LaunchOptions& options) {
       !options.command.empty() && !options.command.front().empty(),
       "[launch] expected a program to run, found none");
   SHERD_CHECK(
+      options.fake_hosts >= 0 && options.fake_hosts <= options.ranks,
+      "[launch] expected at most one fake host for each of ", options.ranks,
+      " ranks, found ", options.fake_hosts);
+  SHERD_CHECK(
       options.port >= 0 && options.port <= 65535,
       "[launch] expected a port from 1 to 65535, found ", options.port);
   const bool files = options.output == RankOutput::kFiles;

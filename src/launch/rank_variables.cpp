@@ -2,6 +2,7 @@
 #include "launch/rank_variables.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include "base/check.h"
 
@@ -10,6 +11,11 @@ namespace {
 
 std::string_view name_of(std::string_view entry) {
   return entry.substr(0, entry.find('='));
+}
+
+// Ranks in order, as evenly as may be.
+int fake_host_of(const RankPlace& place, int rank) {
+  return static_cast<int>(std::int64_t{rank} * place.fake_hosts / place.ranks);
 }
 
 }  // namespace
@@ -29,12 +35,23 @@ std::optional<std::string> find_variable(
 std::vector<std::string> variables_of_rank(
     const std::vector<std::string>& base, const RankPlace& place) {
   std::map<std::string, std::string, std::less<>> ours = {
-      {"RANK", str(place.rank)},
-      {"WORLD_SIZE", str(place.ranks)},
-      {"LOCAL_RANK", str(place.rank)},
-      {"LOCAL_WORLD_SIZE", str(place.ranks)},
-      {"MASTER_ADDR", "127.0.0.1"},
-      {"MASTER_PORT", str(place.port)}};
+      {"RANK", str(place.rank)},       {"WORLD_SIZE", str(place.ranks)},
+      {"LOCAL_RANK", str(place.rank)}, {"LOCAL_WORLD_SIZE", str(place.ranks)},
+      {"MASTER_ADDR", "127.0.0.1"},    {"MASTER_PORT", str(place.port)}};
+  if (place.fake_hosts > 0) {
+    const int host = fake_host_of(place, place.rank);
+    int first = 0;
+    while (fake_host_of(place, first) < host) {
+      ++first;
+    }
+    int end = first;
+    while (end < place.ranks && fake_host_of(place, end) == host) {
+      ++end;
+    }
+    ours["SHERD_FAKE_HOST"] = str(host);
+    ours["LOCAL_RANK"] = str(place.rank - first);
+    ours["LOCAL_WORLD_SIZE"] = str(end - first);
+  }
   if (!find_variable(base, "OMP_NUM_THREADS")) {
     ours["OMP_NUM_THREADS"] = str(std::max(1, place.cores / place.ranks));
   }

@@ -14,14 +14,16 @@ namespace sherd::launch {
 struct RankPlace {
   int rank = 0;
   int ranks = 1;  // All of them on this host.
+  // 0, or hosts that they shall believe to be on: ranks are divided in order.
+  int fake_hosts = 0;
   int port = 0;   // Where rank 0 listens, on 127.0.0.1.
   int cores = 1;  // Usable by all ranks together.
 };
 
 // `base` ("NAME=value" each) with RANK, WORLD_SIZE, LOCAL_RANK,
-// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT replaced, OMP_NUM_THREADS added
-// unless it is there, and traces of an enclosing torchrun's agent removed: its
-// store does not know these ranks.
+// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT replaced, with fake hosts
+// SHERD_FAKE_HOST too, OMP_NUM_THREADS added unless it is there, and traces of
+// an enclosing torchrun's agent removed: its store does not know these ranks.
 std::vector<std::string> variables_of_rank(
     const std::vector<std::string>& base, const RankPlace& place);
 

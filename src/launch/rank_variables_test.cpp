@@ -26,6 +26,24 @@ TEST(RankVariables, AreWhatTheRankReadsBack) {
   EXPECT_EQ(find_variable(variables, "HOME"), "/root");
 }
 
+// As on hosts: what the rank reads back fits together.
+TEST(RankVariables, OfFakeHostsAreThoseOfSeveralHosts) {
+  std::vector<std::vector<int>> found;
+  for (int rank = 0; rank < 7; ++rank) {
+    const Strings variables = variables_of_rank(
+        {"SHERD_FAKE_HOST=9"},
+        {.rank = rank, .ranks = 7, .fake_hosts = 2, .port = 1, .cores = 1});
+    const RankEnvironment env = read_rank_environment(
+        [&](const char* name) { return find_variable(variables, name); });
+    found.push_back(
+        {env.fake_host.value(), env.local_rank, env.local_world_size});
+  }
+  const std::vector<std::vector<int>> expected{{0, 0, 4}, {0, 1, 4}, {0, 2, 4},
+                                               {0, 3, 4}, {1, 0, 3}, {1, 1, 3},
+                                               {1, 2, 3}};
+  EXPECT_EQ(found, expected);
+}
+
 TEST(RankVariables, ReplaceThoseOfAnEnclosingLauncher) {
   const Strings variables = variables_of_rank(
       {"RANK=9", "TORCHELASTIC_USE_AGENT_STORE=True", "RANKS=kept"},

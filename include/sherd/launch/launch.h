@@ -31,6 +31,10 @@ struct LaunchOptions {
   // Behaviour. "NAME=value" of every variable the ranks shall see besides those
   // that the launcher sets; PATH is taken from here. Normally the caller's own.
   std::vector<std::string> environment;
+  // Behaviour. For tests of several hosts on one: as many hosts, among which
+  // ranks are divided in order, as evenly as may be. Ranks of different ones
+  // share no memory (SHERD_FAKE_HOST). At most one a rank; 0: this host.
+  int fake_hosts = 0;
   // Behaviour. Where rank 0 is to listen; 0 finds a free port.
   int port = 0;
   // Behaviour. Whole lines cost one copy in the launcher, files none.
