@@ -24,8 +24,12 @@ class CommTransfer final : public Transfer {
 
 class CommLink final : public Link {
  public:
-  CommLink(const World& world, const std::string& name, std::vector<int> ranks)
-      : via_(world, name, std::move(ranks)) {}
+  CommLink(
+      const World& world,
+      const std::string& name,
+      std::vector<int> ranks,
+      std::optional<std::chrono::milliseconds> deadline)
+      : via_(world, name, std::move(ranks), deadline) {}
 
   int index() const override { return via_.index(); }
   int size() const override { return via_.size(); }
@@ -53,8 +57,11 @@ class CommLink final : public Link {
 }  // namespace
 
 std::unique_ptr<Link> make_comm_link(
-    const World& world, const std::string& name, std::vector<int> ranks) {
-  return std::make_unique<CommLink>(world, name, std::move(ranks));
+    const World& world,
+    const std::string& name,
+    std::vector<int> ranks,
+    std::optional<std::chrono::milliseconds> deadline) {
+  return std::make_unique<CommLink>(world, name, std::move(ranks), deadline);
 }
 
 }  // namespace sherd::exchange

@@ -3,7 +3,9 @@
 // Link over a comm::Communicator, that is over c10d. Thread rule: see Link.
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 #include <sherd/comm/world.h>
@@ -12,8 +14,12 @@
 namespace sherd::exchange {
 
 // Collective over `ranks` (world ranks, ascending), connected under `name`,
-// unique in this world. Throws Error when they cannot be connected.
+// unique in this world. Waits have the world's deadline unless another one is
+// given. Throws Error when they cannot be connected.
 std::unique_ptr<Link> make_comm_link(
-    const World& world, const std::string& name, std::vector<int> ranks);
+    const World& world,
+    const std::string& name,
+    std::vector<int> ranks,
+    std::optional<std::chrono::milliseconds> deadline = std::nullopt);
 
 }  // namespace sherd::exchange

@@ -60,6 +60,8 @@ struct Contender {
       run_on;
   bool one_sided = false;  // Exchange::one_sided().
   bool replicates = true;  // Takes Placement::kReplicate.
+  // Sums are made host by host: ranks on each, in rank order; empty: one host.
+  std::vector<int> hosts{};
   // Ranks are so many groups, one after the other, each of which has all shards;
   // a rank meets others of its group and those with equal shards.
   int replicas = 1;

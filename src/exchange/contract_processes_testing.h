@@ -21,10 +21,12 @@ inline std::vector<std::string> run_in_processes(
     const MakeExchange& make,
     int ranks,
     const RunOptions& options,
-    const Body& body) {
+    const Body& body,
+    const std::vector<int>& hosts = {}) {
   test::RankOptions rank_options;
   rank_options.world.deadline = options.deadline;
   rank_options.close_world = !options.disorderly;
+  rank_options.hosts = hosts;  // Ranks on each invented one.
   if (options.dies >= 0) {
     rank_options.strikes = {
         {.child = options.dies, .point = "die", .signal = SIGKILL}};

@@ -28,6 +28,23 @@ at::Tensor ordered_sum(
   return sum.to(to);
 }
 
+// The sums of hosts, in their order.
+template <typename Sum>
+at::Tensor sum_of_hosts(
+    const std::vector<int>& hosts,
+    const std::vector<at::Tensor>& sent,
+    double scale,
+    c10::ScalarType to) {
+  std::vector<at::Tensor> sums;
+  auto next = sent.begin();
+  for (const int ranks : hosts) {
+    sums.push_back(ordered_sum<Sum>(
+        {next, next + ranks}, 1.0, c10::CppTypeToScalarType<Sum>::value));
+    next += ranks;
+  }
+  return ordered_sum<Sum>(sums, scale, to);
+}
+
 // In rank order, then scaled; with several replicas so in each, and then their
 // sums, sent as gradients are, in the order of replicas.
 template <typename Sum>
@@ -47,7 +64,10 @@ at::Tensor expected_sum(
         sent.push_back(noise(model, unit, flat, r).to(spec.slot_dtype()));
       }
     }
-    sums.push_back(ordered_sum<Sum>(sent, scale, spec.dtype));
+    sums.push_back(
+        with.hosts.empty()
+            ? ordered_sum<Sum>(sent, scale, spec.dtype)
+            : sum_of_hosts<Sum>(with.hosts, sent, scale, spec.dtype));
   }
   if (with.replicas == 1) {
     return sums[0];

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/make_exchange.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
 #include "comm/host_segment.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/comm_link.h"
+#include "exchange/hierarchical_exchange.h"
 #include "exchange/hybrid_exchange.h"
 #include "exchange/shared_memory_exchange.h"
 #include "exchange/solo_link.h"
@@ -23,14 +25,24 @@ Kind kind_of(const std::string& text) {
   if (text == "collective") {
     return Kind::kCollective;
   }
+  if (text == "hierarchical") {
+    return Kind::kHierarchical;
+  }
   SHERD_CHECK(
       text == "shm", "[exchange] ", kVariable, " is \"", text,
-      "\"; expected auto, collective or shm");
+      "\"; expected auto, collective, shm or hierarchical");
   return Kind::kSharedMemory;
 }
 
 const char* text_of(Kind kind) {
-  return kind == Kind::kSharedMemory ? "shared memory" : "messages";
+  switch (kind) {
+    case Kind::kSharedMemory:
+      return "shared memory";
+    case Kind::kHierarchical:
+      return "shared memory and messages";
+    default:
+      return "messages";
+  }
 }
 
 void check_all_chose(
@@ -65,6 +77,16 @@ Kind choose_kind(
   return kind;
 }
 
+Kind kind_for(std::span<const int> ranks_by_host) {
+  if (ranks_by_host.size() == 1) {
+    return Kind::kSharedMemory;
+  }
+  const bool any_share = std::any_of(
+      ranks_by_host.begin(), ranks_by_host.end(),
+      [](int ranks) { return ranks > 1; });
+  return any_share ? Kind::kHierarchical : Kind::kCollective;
+}
+
 std::unique_ptr<Exchange> make_exchange(
     const World& world,
     const std::string& name,
@@ -79,6 +101,9 @@ std::unique_ptr<Exchange> make_exchange(
   check_all_chose(*link, ranks, text_of(kind));
   if (kind == Kind::kSharedMemory) {
     return make_shared_memory_exchange(world, name, std::move(link));
+  }
+  if (kind == Kind::kHierarchical) {
+    return make_hierarchical_exchange(world, name, std::move(link));
   }
   return make_collective_exchange(
       std::move(link), make_comm_link(world, name + "/reduce", ranks));

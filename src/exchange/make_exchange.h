@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 #include <sherd/comm/world.h>
@@ -17,11 +18,17 @@ enum class Kind {
   kAuto,          // Shared memory where all ranks are on one host.
   kCollective,    // Messages over c10d.
   kSharedMemory,  // All ranks on one host.
+  kHierarchical,  // Several hosts; shared memory in each, messages between.
 };
 
+// What suits ranks on these hosts, `ranks_by_host` many on each: shared memory
+// on one host, none of it where each rank has a host of its own. Pure.
+Kind kind_for(std::span<const int> ranks_by_host);
+
 // What `wanted` means for `ranks` (world ranks, ascending). Where that is left
-// open, SHERD_EXCHANGE says it ("auto", "collective" or "shm"), else the hosts
-// do. Throws Error when the variable says something else.
+// open, SHERD_EXCHANGE says it ("auto", "collective", "shm" or
+// "hierarchical"), else the hosts do. Throws Error when the variable says
+// something else.
 Kind choose_kind(
     const World& world,
     const std::vector<int>& ranks,

@@ -30,12 +30,13 @@ TEST(MakeExchange, TheOptionThenTheVariableThenTheHostsChoose) {
     EXPECT_EQ(choose(Kind::kAuto, "auto"), Kind::kSharedMemory);
     EXPECT_EQ(choose(Kind::kAuto, "collective"), Kind::kCollective);
     EXPECT_EQ(choose(Kind::kAuto, "shm"), Kind::kSharedMemory);
+    EXPECT_EQ(choose(Kind::kAuto, "hierarchical"), Kind::kHierarchical);
     EXPECT_EQ(choose(Kind::kCollective, "shm"), Kind::kCollective);
     EXPECT_EQ(choose(Kind::kSharedMemory, "collective"), Kind::kSharedMemory);
     EXPECT_EQ(
         test::error_of([&] { (void)choose(Kind::kAuto, "nccl"); }),
-        "[exchange] SHERD_EXCHANGE is \"nccl\"; expected auto, collective or "
-        "shm");
+        "[exchange] SHERD_EXCHANGE is \"nccl\"; expected auto, collective, "
+        "shm or hierarchical");
   }));
 }
 

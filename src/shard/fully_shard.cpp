@@ -44,6 +44,8 @@ exchange::Kind kind_of(ExchangeKind kind) {
       return exchange::Kind::kCollective;
     case ExchangeKind::kSharedMemory:
       return exchange::Kind::kSharedMemory;
+    case ExchangeKind::kHierarchical:
+      return exchange::Kind::kHierarchical;
     case ExchangeKind::kAuto:
       break;
   }

@@ -2,19 +2,22 @@
 //
 // Sharded training beside one process that runs every rank's pass in turn and
 // averages their gradients: each rank compares its loss, its slice of every
-// gradient and, at the end, every parameter. Both add in the order of ranks, so
-// they are equal in bits, not only near; a tolerance is the exception.
+// gradient and, at the end, every parameter. Both add in the order of ranks,
+// host by host, so they are equal in bits, not only near; a tolerance is the
+// exception.
 // A pass may do as it likes (call submodules, run backwards of its own), and
 // may do something else on each rank.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 #include <torch/torch.h>
+#include "comm/hosts.h"
 #include "shard/model_units.h"
 #include "support/error_of.h"
 #include "support/parity.h"
@@ -105,15 +108,28 @@ torch::Tensor reference_backward(
     leaf.tensor.mutable_grad().reset();
   }
   torch::Tensor mine;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    auto loss = pass(reference, batch, rank);
-    loss.backward();
-    if (rank == world.rank()) {
-      mine = loss.detach();
+  std::vector<int> all(static_cast<std::size_t>(world.size()));
+  std::iota(all.begin(), all.end(), 0);
+  Leaves sums(leaves.size());
+  for (const auto& host : comm::ranks_by_host(world, all)) {
+    for (const int rank : host) {
+      auto loss = pass(reference, batch, rank);
+      loss.backward();
+      if (rank == world.rank()) {
+        mine = loss.detach();
+      }
+    }
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+      auto& grad = leaves[i].tensor.mutable_grad();
+      if (grad.defined()) {
+        sums[i] = sums[i].defined() ? sums[i] + grad : grad;
+      }
+      grad.reset();
     }
   }
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     auto& grad = leaves[i].tensor.mutable_grad();
+    grad = sums[i];
     if (grad.defined()) {
       grad.mul_(1.0 / world.size());
     }

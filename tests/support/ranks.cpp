@@ -11,6 +11,7 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/check.h"
+#include "base/rank_environment.h"
 #include "comm/world_impl.h"
 
 namespace sherd::test {
@@ -54,13 +55,20 @@ c10::intrusive_ptr<c10d::Store> store_of(const Listener& listener, int rank) {
   return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
 }
 
-comm::HostIdentity host_of(int rank, const std::vector<int>& hosts) {
+comm::HostIdentity host_of(
+    int rank, int ranks, const RankOptions& options) {
   auto host = comm::HostIdentity::of_this_process();
+  const auto all_tests = process_environment()("SHERD_TEST_HOSTS");
+  const auto& hosts = options.hosts;
+  if (hosts.empty() && all_tests) {
+    host.fake = str(rank * std::stoi(*all_tests) / ranks);
+  }
   int end = 0;
   for (std::size_t h = 0; h < hosts.size(); ++h) {
     end += hosts[h];
     if (rank < end) {
       host.fake = str(h);
+      host.pid_namespace += options.blind_hosts ? host.fake : "";
       break;
     }
   }
@@ -119,7 +127,7 @@ RankReport run_ranks(
       [&](int rank, Rank& self) {
         World world = comm::make_world(
             store_of(listener, rank), rank, world_size, options.world,
-            host_of(rank, options.hosts), "127.0.0.1");
+            host_of(rank, world_size, options), "127.0.0.1");
         body(world, self);
         if (options.close_world) {
           world.close();

@@ -41,8 +41,11 @@ struct RankOptions {
   // Deadlines of 20 s unless given: a test that hangs fails by itself.
   WorldOptions world = test_world_options();
   std::vector<Strike> strikes{};
-  // Ranks on each invented host, in rank order; empty: all on this one.
+  // Ranks on each invented host, in rank order; empty: all on this one, or as
+  // evenly as may be on SHERD_TEST_HOSTS hosts, when that is set.
   std::vector<int> hosts{};
+  // Ranks of these hosts cannot watch each other's processes.
+  bool blind_hosts = false;
   // Whether World::close() follows a body that succeeded.
   bool close_world = true;
 };

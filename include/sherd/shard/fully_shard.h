@@ -47,6 +47,10 @@ enum class ExchangeKind {
   // whole, once, and nothing is gathered. Resharding has nothing to free then,
   // so that any byte budget is met.
   kSharedMemory,
+  // Several hosts: a host has one copy of each unit that is whole there, and
+  // receives every byte of it once; gradients leave a host as their sum. Sums
+  // are made host by host, so bits depend on which ranks share one.
+  kHierarchical,
 };
 
 // As torch.distributed.fsdp.MixedPrecisionPolicy. Parameters that are no

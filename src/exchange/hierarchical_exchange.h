@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HierarchicalExchange: the shard axis spans several hosts. Ranks of a host
+// share memory; between hosts each rank moves its part by messages, so that a
+// host receives every byte once. The protocol is that of CollectiveExchange.
+// Replicated units move by messages alone.
+// Thread rule: see Exchange. docs/design/hierarchical.md
+#pragma once
+
+#include <memory>
+#include <string>
+#include <sherd/comm/world.h>
+#include "exchange/exchange.h"
+#include "exchange/link.h"
+
+namespace sherd::exchange {
+
+// Collective over the ranks of `gather`, under a `name` unique in this world.
+// Any hosts, with any number of ranks each. Throws Error when they cannot be
+// connected.
+std::unique_ptr<Exchange> make_hierarchical_exchange(
+    const World& world, const std::string& name, std::unique_ptr<Link> gather);
+
+}  // namespace sherd::exchange

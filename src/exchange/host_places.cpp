@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/host_places.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "base/check.h"
+#include "plan/arithmetic.h"
+
+namespace sherd::exchange {
+namespace {
+
+constexpr std::int64_t kPage = 4096;
+
+std::int64_t pages(std::int64_t bytes) {
+  return plan::round_up(std::max<std::int64_t>(bytes, 1), kPage);
+}
+
+}  // namespace
+
+HostPlaces::HostPlaces(
+    std::span<std::byte> region, std::span<std::uint64_t> dropped, int units)
+    : region_(region),
+      dropped_(dropped),
+      units_(static_cast<std::size_t>(units)),
+      lendings_(dropped.size(), 0),
+      places_(static_cast<std::int64_t>(region.size())),
+      pool_(0, source()),
+      passing_(0, source()) {}
+
+// Pages that are given back are the kernel's again, in every process.
+SlotSource HostPlaces::source() {
+  return {
+      .take = [this](std::int64_t bytes) -> void* {
+        const auto begin = places_.take(pages(bytes));
+        return begin ? region_.data() + *begin : nullptr;
+      },
+      .give_back =
+          [this](void* memory, std::int64_t bytes) {
+            if (ending_) {
+              return;
+            }
+            ::madvise(
+                memory, static_cast<std::size_t>(pages(bytes)), MADV_REMOVE);
+            places_.give_back(static_cast<std::byte*>(memory) - region_.data());
+          }};
+}
+
+bool HostPlaces::dropped_by_all(const Lent& lent) const {
+  for (std::size_t local = 0; local < lent.until.size(); ++local) {
+    auto& number =
+        dropped_[local * units_ + static_cast<std::size_t>(lent.unit)];
+    // Acquire: pairs with the release of who drops.
+    if (std::atomic_ref(number).load(std::memory_order_acquire) <
+        lent.until[local]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void HostPlaces::reclaim() {
+  std::erase_if(lent_, [&](const Lent& lent) {
+    const bool free = dropped_by_all(lent);
+    if (free) {
+      (lent.passing ? passing_ : pool_).give_back(lent.place);
+    }
+    return free;
+  });
+  passing_.trim(passing_.lent_bytes());
+}
+
+std::int64_t HostPlaces::lend(const Request& request) {
+  reclaim();
+  auto& pool = request.passing ? passing_ : pool_;
+  if (!request.passing) {
+    pool.set_bytes_max(
+        request.bytes_max == 0
+            ? 0
+            : std::max(request.bytes_max, pool.lent_bytes() + request.bytes));
+  }
+  Lent lent;
+  lent.passing = request.passing;
+  lent.unit = request.unit;
+  for (std::size_t local = 0; local < request.wanted.size(); ++local) {
+    auto& lendings =
+        lendings_[local * units_ + static_cast<std::size_t>(request.unit)];
+    lent.until.push_back(request.wanted[local] ? ++lendings : 0);
+  }
+  lent.place = pool.borrow(request.bytes);
+  if (!request.passing && request.bytes_max > 0) {
+    pool.trim(std::max(request.bytes_max, pool.lent_bytes()));
+  }
+  lent_.push_back(lent);
+  return static_cast<std::byte*>(lent.place) - region_.data();
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HostPlaces lends places for whole units in the memory of a host, of its first
+// rank, for all of them: where a unit is gathered is known to all because one
+// rank says it. A place is free again when every rank that got the unit has
+// dropped it, which is told by numbers in that memory. Nothing is waited for:
+// where ranks do the same, a gather is agreed on only when each has room for
+// it; where they do not, places in use exceed the limit by what they hold apart
+// from each other. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+#include "exchange/exchange.h"
+#include "exchange/shared_layout.h"
+#include "exchange/slot_pool.h"
+
+namespace sherd::exchange {
+
+class HostPlaces {
+ public:
+  // `dropped` is by local rank, by unit: how often that rank has dropped that
+  // unit. Pairs: it does not read a place after; here it is lent again once the
+  // number was seen. Both outlive this.
+  HostPlaces(
+      std::span<std::byte> region, std::span<std::uint64_t> dropped, int units);
+  // Leaves the memory as it is: others may still read.
+  ~HostPlaces() { ending_ = true; }
+  HostPlaces(const HostPlaces&) = delete;
+  HostPlaces& operator=(const HostPlaces&) = delete;
+
+  struct Request {
+    UnitId unit = 0;
+    std::int64_t bytes = 0;
+    std::vector<bool> wanted;  // By local rank.
+    // Of places in use or kept; 0: no limit.
+    std::int64_t bytes_max = 0;
+    // Outside of that; not kept.
+    bool passing = false;
+  };
+  // Where the place begins in the region. Throws Error when there is none.
+  std::int64_t lend(const Request& request);
+
+  std::int64_t allocated_bytes() const { return pool_.allocated_bytes(); }
+  std::int64_t allocated_bytes_peak() const {
+    return pool_.allocated_bytes_peak();
+  }
+
+ private:
+  struct Lent {
+    void* place = nullptr;
+    bool passing = false;
+    UnitId unit = 0;
+    // By local rank: dropped when it has dropped the unit so often; 0: not
+    // its own.
+    std::vector<std::uint64_t> until;
+  };
+  SlotSource source();
+  bool dropped_by_all(const Lent& lent) const;
+  void reclaim();
+
+  const std::span<std::byte> region_;
+  const std::span<std::uint64_t> dropped_;
+  const std::size_t units_;
+  std::vector<std::uint64_t> lendings_;  // As dropped_.
+  std::vector<Lent> lent_;
+  bool ending_ = false;
+  RegionAllocator places_;
+  SlotPool pool_;
+  SlotPool passing_;
+};
+
+}  // namespace sherd::exchange

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HostSums reduces gradients over ranks of several hosts. A rank posts its slot
+// in the memory of its host; who stands in for a rank there (host_map.h) sums
+// that rank's slice over the slots of the host, in rank order, and sends it the
+// sum; the owner adds the sums of all hosts, in their order. So the bits depend
+// on which ranks share a host, and on nothing else. Sums travel in the precision
+// they are made in. Two threads: one sums what the host has, one waits for what
+// other hosts send.
+// Thread rule: one thread. Ordering: docs/design/hierarchical.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+#include "comm/shm/waiter.h"
+#include "exchange/host_map.h"
+#include "exchange/link.h"
+#include "exchange/memories.h"
+#include "exchange/segments.h"
+#include "exchange/shared_layout.h"
+#include "exchange/shared_sums.h"
+#include "exchange/worker.h"
+
+namespace sherd::exchange {
+
+class HostSums {
+ public:
+  // All must outlive it.
+  struct Parts {
+    const ModelSpec* model;
+    const HostMap* map;
+    Memories* memories;  // Sharded gradients, and room for what is sent.
+    Link* via;
+    const comm::shm::Waiter* waiter;
+    std::vector<std::byte*> regions;  // Of gradient slots, by local rank.
+    std::int64_t region_bytes = 0;
+    SharedSlot* slots;  // By local rank, by unit.
+  };
+  explicit HostSums(Parts parts);
+
+  // As in Exchange.
+  std::vector<at::Tensor> slot(UnitId unit);
+  void start(UnitId unit, const ReduceOptions& options);
+  // Takes memory back, tells the first failure so far. Never waits.
+  Status progress();
+  // Waits until everything started is summed here.
+  Status finish();
+
+  // The units summed since it was last asked, in that order.
+  std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
+
+  bool under_way() const { return completed() < started_; }
+  // After Memories::add_to().
+  void add_to(ExchangeCounters& counters) const;
+
+ private:
+  struct Open {
+    std::int64_t begin = 0;
+    std::vector<at::Tensor> flats;
+  };
+  // What this host has for the slice of one rank.
+  struct HostSum {
+    std::size_t flat = 0;
+    int owner = 0;
+    at::Tensor sum;
+  };
+  struct Reduction {
+    UnitId unit = 0;
+    std::uint64_t number = 0;
+    ReduceOptions options;
+    std::int64_t begin = 0;
+    Memories::Slot staging;
+    std::vector<HostSum> sums;
+    // By flat, by host: what each has for this rank's slice.
+    std::vector<std::vector<at::Tensor>> own;
+    Transfers transfers;
+    bool summed = false;  // Else it failed.
+  };
+  // A slot that others may still read.
+  struct Lent {
+    UnitId unit = 0;
+    std::uint64_t number = 0;
+    std::int64_t begin = 0;
+  };
+
+  const UnitSpec& spec(UnitId unit) const {
+    return parts_.model->units[static_cast<std::size_t>(unit)];
+  }
+  SharedSlot& shared(int local, UnitId unit) const {
+    return parts_.slots
+        [static_cast<std::size_t>(local) * parts_.model->units.size() +
+         static_cast<std::size_t>(unit)];
+  }
+  int tag(UnitId unit, std::size_t flat) const;
+  std::uint64_t completed() const { return completer_.ended(); }
+  void make_way(int under_way_max);
+  void reclaim();
+  void copy_given(const Reduction& reduction, const Open& open) const;
+  void stage(Reduction& reduction);
+  void receive(Reduction& reduction);
+
+  // Of the thread that sums.
+  Status sum_here(const std::shared_ptr<Reduction>& reduction);
+  void sum(const Reduction& reduction, const HostSum& into) const;
+  at::Tensor piece(
+      const Reduction& reduction,
+      int local,
+      std::size_t flat,
+      const plan::ElementRange& range) const;
+  // Of the thread that waits.
+  Status complete(const Reduction& reduction);
+
+  const Parts parts_;
+  const std::vector<int> first_flat_;
+  std::vector<std::vector<std::int64_t>> offsets_;           // slot_offsets().
+  std::vector<std::vector<std::vector<Segment>>> segments_;  // By unit, flat.
+  RegionAllocator region_;
+  std::vector<std::optional<Open>> open_;  // By unit.
+  std::vector<std::uint64_t> posted_;      // By unit.
+  std::vector<Lent> lent_;
+  std::vector<UnitId> ended_;  // Not asked for yet.
+  std::uint64_t started_ = 0;
+  bool waited_in_vain_ = false;  // Since the last finish().
+  std::int64_t under_way_peak_ = 0;
+  std::mutex link_mu_;  // Held to start a transfer.
+  std::mutex mu_;
+  // Guarded by mu_: completed, staging not yet given back.
+  std::vector<std::shared_ptr<Reduction>> completed_;
+  // The last members: their jobs use the others. The one that sums posts to the
+  // other, so it ends first.
+  Worker completer_{"sherd-reduce"};
+  Worker summer_{"sherd-sum"};
+};
+
+}  // namespace sherd::exchange
