@@ -228,8 +228,9 @@ Status HostCarrier::place_unit(
   Counter placed(board().placed);
   if (places_) {
     board().begin = lend(gather, offsets.back());
-    board().slot_bytes = places_->allocated_bytes();
-    board().slot_bytes_peak = places_->allocated_bytes_peak();
+    for (int local = 0; local < map_.local_ranks(); ++local) {
+      state(local).slot_bytes = places_->allocated_bytes_of(local);
+    }
     placed.post(gathers_);
   } else {
     const std::string what = "a place to " + gather.what;
@@ -238,8 +239,11 @@ Status HostCarrier::place_unit(
       return status;
     }
   }
-  slot_bytes_.store(board().slot_bytes, std::memory_order_relaxed);
-  slot_bytes_peak_.store(board().slot_bytes_peak, std::memory_order_relaxed);
+  const auto bytes = state(map_.local_rank()).slot_bytes;
+  slot_bytes_.store(bytes, std::memory_order_relaxed);
+  slot_bytes_peak_.store(
+      std::max(bytes, slot_bytes_peak_.load(std::memory_order_relaxed)),
+      std::memory_order_relaxed);
   auto* memory =
       at<std::byte>(
           layout_.units, static_cast<std::size_t>(layout_.unit_region_bytes))

@@ -17,13 +17,13 @@ namespace sherd::exchange {
 struct PlaceBoard {
   comm::shm::CounterCell placed;  // Gathers that have a place.
   std::int64_t begin;             // Of the last one's, in the unit region.
-  std::int64_t slot_bytes;        // Allocated for whole units.
-  std::int64_t slot_bytes_peak;
 };
 
 // One a rank. Pairs: its part of the unit is written before, and read after.
 struct GatherState {
   comm::shm::CounterCell arrived;  // Gathers to which it has added its part.
+  // Of the board: allocated for whole units, save what only others read.
+  std::int64_t slot_bytes;
 };
 
 struct HostLayout {

@@ -49,22 +49,29 @@ SlotSource HostPlaces::source() {
           }};
 }
 
-bool HostPlaces::dropped_by_all(const Lent& lent) const {
-  for (std::size_t local = 0; local < lent.until.size(); ++local) {
-    auto& number =
-        dropped_[local * units_ + static_cast<std::size_t>(lent.unit)];
-    // Acquire: pairs with the release of who drops.
-    if (std::atomic_ref(number).load(std::memory_order_acquire) <
-        lent.until[local]) {
-      return false;
+// Acquire: pairs with the release of who drops.
+bool HostPlaces::is_read_by(const Lent& lent, std::size_t local) const {
+  auto& number = dropped_[local * units_ + static_cast<std::size_t>(lent.unit)];
+  return std::atomic_ref(number).load(std::memory_order_acquire) <
+      lent.until[local];
+}
+
+std::int64_t HostPlaces::allocated_bytes_of(int local) const {
+  std::int64_t bytes = pool_.allocated_bytes();
+  for (const auto& lent : lent_) {
+    if (!lent.passing && !is_read_by(lent, static_cast<std::size_t>(local))) {
+      bytes -= lent.bytes;
     }
   }
-  return true;
+  return bytes;
 }
 
 void HostPlaces::reclaim() {
   std::erase_if(lent_, [&](const Lent& lent) {
-    const bool free = dropped_by_all(lent);
+    bool free = true;
+    for (std::size_t local = 0; local < lent.until.size(); ++local) {
+      free = free && !is_read_by(lent, local);
+    }
     if (free) {
       (lent.passing ? passing_ : pool_).give_back(lent.place);
     }
@@ -84,6 +91,7 @@ std::int64_t HostPlaces::lend(const Request& request) {
   }
   Lent lent;
   lent.passing = request.passing;
+  lent.bytes = request.bytes;
   lent.unit = request.unit;
   for (std::size_t local = 0; local < request.wanted.size(); ++local) {
     auto& lendings =

@@ -42,22 +42,23 @@ class HostPlaces {
   // Where the place begins in the region. Throws Error when there is none.
   std::int64_t lend(const Request& request);
 
+  // Of places that are in use or kept.
   std::int64_t allocated_bytes() const { return pool_.allocated_bytes(); }
-  std::int64_t allocated_bytes_peak() const {
-    return pool_.allocated_bytes_peak();
-  }
+  // The same without those that only others read: within the limit.
+  std::int64_t allocated_bytes_of(int local) const;
 
  private:
   struct Lent {
     void* place = nullptr;
     bool passing = false;
+    std::int64_t bytes = 0;
     UnitId unit = 0;
     // By local rank: dropped when it has dropped the unit so often; 0: not
     // its own.
     std::vector<std::uint64_t> until;
   };
   SlotSource source();
-  bool dropped_by_all(const Lent& lent) const;
+  bool is_read_by(const Lent& lent, std::size_t local) const;
   void reclaim();
 
   const std::span<std::byte> region_;

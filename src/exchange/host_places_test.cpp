@@ -70,7 +70,6 @@ TEST_F(HostPlacesTest, KeepsToTheLimitAndReturnsPages) {
   drop(1, 0);
   (void)lend(1, 2, {true, true}, 4);
   EXPECT_EQ(places_.allocated_bytes(), 2 * kPage);
-  EXPECT_EQ(places_.allocated_bytes_peak(), 3 * kPage);
   // The kept place had to go, and its bytes with it.
   EXPECT_EQ(memory_[first + 2 * kPage], std::byte(0));
 }
@@ -79,6 +78,8 @@ TEST_F(HostPlacesTest, RanksApartExceedTheLimitByWhatTheyHold) {
   (void)lend(0, 3, {true, false}, 4);
   (void)lend(1, 3, {false, true}, 4);
   EXPECT_EQ(places_.allocated_bytes(), 6 * kPage);
+  EXPECT_EQ(places_.allocated_bytes_of(0), 3 * kPage);
+  EXPECT_EQ(places_.allocated_bytes_of(1), 3 * kPage);
   drop(0, 0);
   drop(1, 1);
   (void)lend(2, 3, {true, true}, 4);
