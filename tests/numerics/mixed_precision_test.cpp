@@ -42,7 +42,8 @@ class ByHand {
         low_(make()),
         leaves_(unique_parameters(*masters_)),
         low_leaves_(unique_parameters(*low_)),
-        reduce_(options.mixed_precision.reduce_dtype) {
+        reduce_(options.mixed_precision.reduce_dtype),
+        options_(options) {
     const auto dtypes = sharded.named_parameters();
     for (const auto& leaf : low_leaves_) {
       leaf.tensor.set_data(
@@ -55,20 +56,31 @@ class ByHand {
   // Adds the mean of all ranks' gradients; the loss of `rank`.
   torch::Tensor backward(
       const Pass<Model>& pass, int batch, const World& world) {
+    const auto add = [](torch::Tensor& sum, const torch::Tensor& next) {
+      sum = sum.defined() && next.defined() ? sum + next
+          : sum.defined()                   ? sum
+                                            : next;
+    };
     std::vector<torch::Tensor> sums(leaves_.size());
     torch::Tensor mine;
-    for (int rank = 0; rank < world.size(); ++rank) {
-      auto loss = pass(low_, batch, rank);
-      loss.backward();
-      mine = rank == world.rank() ? loss.detach() : mine;
-      for (std::size_t i = 0; i < leaves_.size(); ++i) {
-        auto& grad = low_leaves_[i].tensor.mutable_grad();
-        if (grad.defined()) {
-          const auto sent =
-              grad.to(reduce_.value_or(grad.scalar_type())).to(torch::kFloat);
-          sums[i] = sums[i].defined() ? sums[i] + sent : sent;
-          grad.reset();
+    for (const auto& ranks : added_together(world, options_)) {
+      std::vector<torch::Tensor> of_host(leaves_.size());
+      for (const int rank : ranks) {
+        auto loss = pass(low_, batch, rank);
+        loss.backward();
+        mine = rank == world.rank() ? loss.detach() : mine;
+        for (std::size_t i = 0; i < leaves_.size(); ++i) {
+          auto& grad = low_leaves_[i].tensor.mutable_grad();
+          if (grad.defined()) {
+            add(of_host[i],
+                grad.to(reduce_.value_or(grad.scalar_type()))
+                    .to(torch::kFloat));
+            grad.reset();
+          }
         }
+      }
+      for (std::size_t i = 0; i < leaves_.size(); ++i) {
+        add(sums[i], of_host[i]);
       }
     }
     for (std::size_t i = 0; i < leaves_.size(); ++i) {
@@ -94,6 +106,7 @@ class ByHand {
   std::vector<NamedLeaf> leaves_;
   std::vector<NamedLeaf> low_leaves_;
   std::optional<at::ScalarType> reduce_;
+  FullyShardOptions options_;
 };
 
 template <typename Model>

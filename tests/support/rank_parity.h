@@ -17,7 +17,9 @@
 #include <utility>
 #include <vector>
 #include <torch/torch.h>
+#include "base/rank_environment.h"
 #include "comm/hosts.h"
+#include "exchange/make_exchange.h"
 #include "shard/model_units.h"
 #include "support/error_of.h"
 #include "support/parity.h"
@@ -93,6 +95,21 @@ inline Leaves tensors_of(const std::vector<NamedLeaf>& leaves) {
   return tensors;
 }
 
+// Ranks whose gradients are added before those of others are.
+inline std::vector<std::vector<int>> added_together(
+    const World& world, const FullyShardOptions& options) {
+  std::vector<int> all(static_cast<std::size_t>(world.size()));
+  std::iota(all.begin(), all.end(), 0);
+  const bool asked = options.exchange == ExchangeKind::kHierarchical ||
+      (options.exchange == ExchangeKind::kAuto &&
+       exchange::choose_kind(
+           world, all, exchange::Kind::kAuto, process_environment()) ==
+           exchange::Kind::kHierarchical);
+  return asked && options.strategy != Strategy::kNoShard
+      ? comm::ranks_by_host(world, all)
+      : std::vector<std::vector<int>>{all};
+}
+
 // Runs every rank's pass on the reference and adds the mean gradient to what
 // `.grad()` holds; returns the loss of `rank`.
 template <typename Model>
@@ -101,17 +118,16 @@ torch::Tensor reference_backward(
     const std::vector<NamedLeaf>& leaves,
     const Pass<Model>& pass,
     int batch,
-    const World& world) {
+    const World& world,
+    const FullyShardOptions& options = {}) {
   Leaves before;
   for (const auto& leaf : leaves) {
     before.push_back(leaf.tensor.grad());
     leaf.tensor.mutable_grad().reset();
   }
   torch::Tensor mine;
-  std::vector<int> all(static_cast<std::size_t>(world.size()));
-  std::iota(all.begin(), all.end(), 0);
   Leaves sums(leaves.size());
-  for (const auto& host : comm::ranks_by_host(world, all)) {
+  for (const auto& host : added_together(world, options)) {
     for (const int rank : host) {
       auto loss = pass(reference, batch, rank);
       loss.backward();
@@ -234,8 +250,8 @@ ShardReport expect_rank_parity(
   for (int step = 0; step < options.steps; ++step) {
     for (int micro = 0; micro < options.micro_batches; ++micro) {
       const int batch = step * options.micro_batches + micro;
-      const auto expected =
-          reference_backward<Model>(reference, leaves, pass, batch, world);
+      const auto expected = reference_backward<Model>(
+          reference, leaves, pass, batch, world, options.shard);
       auto found = pass(model, batch, world.rank());
       found.backward();
       expect_close(
