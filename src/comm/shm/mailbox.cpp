@@ -53,7 +53,14 @@ Mailbox::Lane& Mailbox::lane(int from, int to) const {
   return lanes[index(from) * index(peers_->ranks()) + index(to)];
 }
 
-void Mailbox::send(Message message) {
+void Mailbox::finish(Parcel message, const Status& outcome, int source) {
+  Ended& ended = ended_.emplace_back();
+  ended.message = std::move(message);
+  ended.outcome = outcome;
+  ended.source = source;
+}
+
+void Mailbox::send(Parcel message) {
   Peer& peer = others_[index(message.peer)];
   Letter letter{};
   letter.id = next_id_++;
@@ -77,7 +84,7 @@ void Mailbox::send(Message message) {
   }
 }
 
-void Mailbox::receive(Message message) {
+void Mailbox::receive(Parcel message) {
   receives_.push_back(std::move(message));
 }
 
@@ -161,10 +168,12 @@ void Mailbox::handle(int rank, const Reply& reply) {
   if (found == peer.sent.end()) {
     return;  // Ended meanwhile.
   }
-  Message message = std::move(found->second);
+  Parcel message = std::move(found->second);
   peer.sent.erase(found);
   if (reply.what == kPull) {
-    peer.outgoing.push_back({.message = std::move(message), .id = reply.id});
+    Stream& stream = peer.outgoing.emplace_back();
+    stream.message = std::move(message);
+    stream.id = reply.id;
   } else if (reply.what == kMismatch) {
     const Status why(
         ErrorCode::kPeerMismatch,
@@ -209,7 +218,7 @@ bool Mailbox::match() {
   bool moved = false;
   for (auto next = receives_.begin(); next != receives_.end();) {
     const auto here = next++;
-    const bool any = here->peer == Message::kAnyRank;
+    const bool any = here->peer == Parcel::kAnyRank;
     for (int i = 1; i <= (any ? peers_->ranks() - 1 : 1); ++i) {
       const int from =
           any ? (peers_->rank() + i) % peers_->ranks() : here->peer;
@@ -224,7 +233,7 @@ bool Mailbox::match() {
 }
 
 // False when no such letter has arrived; else the message is on its way.
-bool Mailbox::receive_from(int rank, Message& message) {
+bool Mailbox::receive_from(int rank, Parcel& message) {
   Peer& peer = others_[index(rank)];
   const auto found = std::find_if(
       peer.arrived.begin(), peer.arrived.end(),
@@ -255,7 +264,9 @@ bool Mailbox::receive_from(int rank, Message& message) {
     peer.replies_waiting.push_back({.id = letter.id, .what = kDone, .room = 0});
   } else {
     peer.replies_waiting.push_back({.id = letter.id, .what = kPull, .room = 0});
-    peer.incoming.push_back({.message = std::move(message), .id = letter.id});
+    Stream& stream = peer.incoming.emplace_back();
+    stream.message = std::move(message);
+    stream.id = letter.id;
     return true;
   }
   finish(std::move(message), outcome, rank);
@@ -279,7 +290,7 @@ bool Mailbox::fill_pieces(int rank) {
   filled.post(filled.value() + 1);
   bell_of(rank).advance();
   if (stream.moved == all.size()) {
-    Message message = std::move(stream.message);
+    Parcel message = std::move(stream.message);
     peer.outgoing.pop_front();
     finish(std::move(message), {}, peers_->rank());
   }
@@ -302,7 +313,7 @@ bool Mailbox::take_pieces(int rank) {
   taken.post(taken.value() + 1);
   bell_of(rank).advance();
   if (stream.moved == all.size()) {
-    Message message = std::move(stream.message);
+    Parcel message = std::move(stream.message);
     peer.incoming.pop_front();
     finish(std::move(message), {}, rank);
   }
@@ -328,9 +339,9 @@ void Mailbox::look() {
             str("[comm] ", peers_->name(r), " has left")));
   }
   const Instant now = clock_->now();
-  for (const Message& message : receives_) {
+  for (const Parcel& message : receives_) {
     if (trouble.ok() && now >= message.until) {
-      if (message.peer == Message::kAnyRank) {
+      if (message.peer == Parcel::kAnyRank) {
         peers_->give_up("a message of any rank did not come in time");
         trouble = peers_->look();
       } else {
@@ -352,7 +363,7 @@ void Mailbox::look() {
 
 void Mailbox::end_of(int rank, const Status& why) {
   Peer& peer = others_[index(rank)];
-  std::vector<Message> ended;
+  std::vector<Parcel> ended;
   for (auto& [id, message] : peer.sent) {
     ended.push_back(std::move(message));
   }
@@ -372,13 +383,12 @@ void Mailbox::end_of(int rank, const Status& why) {
   }
   for (auto next = receives_.begin(); next != receives_.end();) {
     const auto here = next++;
-    if (here->peer == rank ||
-        (others_left && here->peer == Message::kAnyRank)) {
+    if (here->peer == rank || (others_left && here->peer == Parcel::kAnyRank)) {
       ended.push_back(std::move(*here));
       receives_.erase(here);
     }
   }
-  for (Message& message : ended) {
+  for (Parcel& message : ended) {
     finish(std::move(message), why, rank);
   }
 }
@@ -387,9 +397,9 @@ void Mailbox::end_all(const Status& why) {
   for (int r = 0; r < peers_->ranks(); ++r) {
     end_of(r, why);
   }
-  std::list<Message> ended;
+  std::list<Parcel> ended;
   ended.swap(receives_);
-  for (Message& message : ended) {
+  for (Parcel& message : ended) {
     finish(std::move(message), why, peers_->rank());
   }
 }

@@ -27,7 +27,7 @@
 
 namespace sherd::comm::shm {
 
-struct Message {
+struct Parcel {
   static constexpr int kAnyRank = -1;
 
   int peer = 0;  // Another rank; when received, kAnyRank too.
@@ -61,8 +61,8 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  void send(Message message);
-  void receive(Message message);
+  void send(Parcel message);
+  void receive(Parcel message);
 
   // Moves what can be moved without waiting; false when that was nothing.
   bool progress();
@@ -75,7 +75,7 @@ class Mailbox {
   // What has ended since the last call; the caller calls each one's `done`, when
   // that may issue other messages.
   struct Ended {
-    Message message{};
+    Parcel message{};
     Status outcome{};
     int source = 0;
   };
@@ -123,7 +123,7 @@ class Mailbox {
     std::vector<std::byte> content{};
   };
   struct Stream {
-    Message message{};
+    Parcel message{};
     std::uint64_t id = 0;
     std::size_t moved = 0;
   };
@@ -131,9 +131,9 @@ class Mailbox {
   struct Peer {
     std::deque<Letter> letters_waiting{};  // For a slot.
     std::deque<Reply> replies_waiting{};
-    std::map<std::uint64_t, Message> sent{};  // Long ones, until replied to.
-    std::deque<Arrived> arrived{};            // Not received yet.
-    std::deque<Stream> outgoing{};            // Asked for, in that order.
+    std::map<std::uint64_t, Parcel> sent{};  // Long ones, until replied to.
+    std::deque<Arrived> arrived{};           // Not received yet.
+    std::deque<Stream> outgoing{};           // Asked for, in that order.
     std::deque<Stream> incoming{};
   };
 
@@ -145,12 +145,10 @@ class Mailbox {
   bool fill_pieces(int rank);
   bool take_pieces(int rank);
   bool match();
-  bool receive_from(int rank, Message& message);
+  bool receive_from(int rank, Parcel& message);
   void handle(int rank, const Reply& reply);
   void end_of(int rank, const Status& why);
-  void finish(Message message, const Status& outcome, int source) {
-    ended_.push_back({std::move(message), outcome, source});
-  }
+  void finish(Parcel message, const Status& outcome, int source);
 
   Bytes memory_;
   Peers* peers_;
@@ -158,7 +156,7 @@ class Mailbox {
   const std::vector<int> pids_;
   const MailboxOptions options_;
   std::vector<Peer> others_;  // By rank.
-  std::list<Message> receives_;
+  std::list<Parcel> receives_;
   std::vector<Ended> ended_;
   std::uint64_t next_id_ = 1;
 };

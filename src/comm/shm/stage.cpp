@@ -12,7 +12,8 @@ namespace sherd::comm::shm {
 namespace {
 
 // How long a rank that fails waits until no other one copies from or to its
-// memory any more. They notice a failure within slices of 5 ms.
+// memory any more, or for the cause of a copy that failed. Ranks notice a
+// failure within slices of 5 ms.
 constexpr Duration kEndOfCopies = std::chrono::milliseconds(300);
 constexpr std::uint64_t kStopped = 1;
 
@@ -216,15 +217,13 @@ Status Stage::write(
 
 // A process loses its memory a moment before it is seen to have ended.
 Status Stage::copy_failed(int rank, const Status& why) {
-  const Waiter waiter(
-      *peers_, *clock_,
-      {.deadline = std::chrono::seconds(1), .spin = Duration(0)});
-  Status trouble = waiter.wait(
-      stopped(rank), kStopped, {.rank = rank, .what = what_.data()});
-  return fail(
-      trouble.ok() || trouble.code() == ErrorCode::kDeadlineExceeded
-          ? why
-          : std::move(trouble));
+  const Instant limit = clock_->now() + kEndOfCopies;
+  Status trouble = peers_->look();
+  while (trouble.ok() && clock_->now() < limit) {
+    stopped(rank).sleep_below(kStopped, std::chrono::milliseconds(5));
+    trouble = peers_->look();
+  }
+  return fail(trouble.ok() ? why : std::move(trouble));
 }
 
 // --- What the kernel allows.

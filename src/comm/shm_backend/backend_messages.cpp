@@ -73,7 +73,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::recvAnysource(
     std::vector<at::Tensor>& tensors, int tag) {
   SHERD_CHECK(
       size_ > 1, "[comm] recv: expected another rank in the group, found none");
-  return receive(c10d::OpType::RECVANYSOURCE, tensors, Message::kAnyRank, tag);
+  return receive(c10d::OpType::RECVANYSOURCE, tensors, Parcel::kAnyRank, tag);
 }
 
 }  // namespace sherd::comm::shm

@@ -211,7 +211,8 @@ TEST(ShmOperations, MeansAndFactorsAndComplexNumbers) {
       EXPECT_TRUE(scaled[0].equal(torch::full({5}, 4.5, dtype)));
     }
     std::vector<torch::Tensor> sum = {torch::complex(
-        torch::full({5}, 1.0F), torch::full({5}, 1.0 * ranked.rank(), torch::kFloat32))};
+        torch::full({5}, 1.0F),
+        torch::full({5}, 1.0 * ranked.rank(), torch::kFloat32))};
     ranked.shm().allreduce(sum, {})->wait();
     EXPECT_TRUE(torch::real(sum[0]).equal(torch::full({5}, 3.0F)));
     EXPECT_TRUE(torch::imag(sum[0]).equal(torch::full({5}, 3.0F)));
@@ -226,7 +227,8 @@ TEST(ShmOperations, ASplitGroupIsOneOfItsOwn) {
     EXPECT_EQ(half == nullptr, ranked.rank() % 2 == 0);
     if (half != nullptr) {
       EXPECT_EQ(half->getRank(), ranked.rank() == 3 ? 0 : 1);
-      std::vector<torch::Tensor> sum = {torch::full({3}, 1.0 + ranked.rank(), torch::kFloat32)};
+      std::vector<torch::Tensor> sum = {
+          torch::full({3}, 1.0 + ranked.rank(), torch::kFloat32)};
       half->allreduce(sum)->wait();
       EXPECT_TRUE(sum[0].equal(torch::full({3}, 6.0F)));
     }

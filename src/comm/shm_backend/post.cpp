@@ -31,7 +31,7 @@ Post::Post(std::shared_ptr<Group> group)
           group_->stage.processes(),
           {.single_copy = group_->stage.single_copy()}) {}
 
-void Post::send(Message message, const WorkPtr& work) {
+void Post::send(Parcel message, const WorkPtr& work) {
   message.done = [work](const Status& outcome, int /*source*/) {
     work->complete(exception_of(outcome));
   };
@@ -43,7 +43,7 @@ void Post::send(Message message, const WorkPtr& work) {
 }
 
 void Post::receive(
-    Message message, const WorkPtr& work, std::function<void()> received) {
+    Parcel message, const WorkPtr& work, std::function<void()> received) {
   message.done = [work, received = std::move(received)](
                      const Status& outcome, int source) {
     work->source_ = source;

@@ -20,9 +20,9 @@ class Post : public std::enable_shared_from_this<Post> {
 
   // Completes `work` when the message has arrived, or may be forgotten by its
   // sender. `received` is called before, of what has arrived.
-  void send(Message message, const WorkPtr& work);
+  void send(Parcel message, const WorkPtr& work);
   void receive(
-      Message message, const WorkPtr& work, std::function<void()> received);
+      Parcel message, const WorkPtr& work, std::function<void()> received);
 
   // Ends what is under way, with an error; joins the thread. REQUIRES: called
   // before the last reference goes; not by two threads at once.

@@ -2,7 +2,7 @@
 //
 // A c10d backend for CPU tensors of ranks on one host, over shared memory, for
 // programs that talk to c10d themselves. Source: torch.distributed's
-// init_process_group; Python has it as "shm" (python/README.md).
+// init_process_group; Python has it as "shm".
 // Thread rule: any thread; collectives of a group from one at a time.
 #pragma once
 
