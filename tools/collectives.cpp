@@ -38,6 +38,7 @@ struct Arguments {
   double block_ms = 30;
   std::int64_t bytes_min = std::int64_t{64} << 10;
   std::int64_t bytes_max = std::int64_t{64} << 20;
+  std::string deepspeed;
   bool json_only = false;
 };
 
@@ -51,7 +52,11 @@ std::string command_of(const Arguments& arguments) {
       std::to_string(arguments.rounds) + " --block-ms " +
       std::to_string(arguments.block_ms) + " --bytes-min " +
       std::to_string(arguments.bytes_min) + " --bytes-max " +
-      std::to_string(arguments.bytes_max) + " </dev/null";
+      std::to_string(arguments.bytes_max) +
+      (arguments.deepspeed.empty()
+           ? ""
+           : " --deepspeed " + quoted(arguments.deepspeed)) +
+      " </dev/null";
 }
 
 std::vector<bench::CollectiveTimes> times_of(const Arguments& arguments) {
@@ -113,6 +118,10 @@ BenchCommand add_collectives(CLI::App& bench_app) {
       ->capture_default_str();
   app->add_option("--bytes-max", arguments->bytes_max, "Larger ones left out")
       ->capture_default_str();
+  app->add_option(
+      "--deepspeed", arguments->deepspeed,
+      "DeepSpeed's shared-memory all-reduce too: the library\n"
+      "that bench/build_deepspeed.py makes");
   app->add_flag("--json-only", arguments->json_only, "Without the table");
   return {.app = app, .run = [arguments] { return run(*arguments); }};
 }

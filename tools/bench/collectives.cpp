@@ -114,7 +114,9 @@ std::string table_of(
     table += format(
                  "%-14s %-5s %8s ", each.operation.c_str(), each.dtype.c_str(),
                  size_text(each.bytes).c_str()) +
-        cell(shm) + " " + cell(gloo) + " " + cell(find(all, each, "memcpy"));
+        cell(shm) + " " + cell(gloo) + " " +
+        cell(find(all, each, "deepspeed")) + " " +
+        cell(find(all, each, "memcpy"));
     if (shm != nullptr && gloo != nullptr) {
       const auto ratio = estimate_median(ratios(gloo->round_ms, shm->round_ms));
       table +=

@@ -3,6 +3,7 @@
 // One rank of `sherd bench collectives`: the same collectives over shm and
 // Gloo, and a plain memcpy of as many bytes on all ranks at once, in short
 // blocks, in turn and in another order each round.
+#include <dlfcn.h>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -32,6 +33,7 @@ struct Plan {
   double block_ms = 30;
   std::int64_t bytes_min = std::int64_t{64} << 10;
   std::int64_t bytes_max = std::int64_t{64} << 20;
+  std::string deepspeed{};  // A library; empty: without.
 };
 
 int number_of(const char* name) {
@@ -44,14 +46,38 @@ int number_of(const char* name) {
   return std::atoi(text);
 }
 
+// DeepSpeed's all-reduce, from the library that bench/build_deepspeed.py makes.
+using OpenDeepSpeed = void (*)(int size, int rank, char* address, char* port);
+using DeepSpeed = void (*)(void* tensor);
+
 struct Job {
   int rank = 0;
   int ranks = 1;
   BackendPtr shm;
   BackendPtr gloo;
+  DeepSpeed deepspeed = nullptr;
 };
 
-Job connect() {
+DeepSpeed open_deepspeed(const std::string& path, int rank, int ranks) {
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    throw Error("[bench] --deepspeed: " + std::string(::dlerror()));
+  }
+  const auto open =
+      reinterpret_cast<OpenDeepSpeed>(::dlsym(library, "deepspeed_open"));
+  const auto all_reduce =
+      reinterpret_cast<DeepSpeed>(::dlsym(library, "deepspeed_all_reduce"));
+  if (open == nullptr || all_reduce == nullptr) {
+    throw Error(
+        "[bench] --deepspeed: expected what bench/build_deepspeed.py makes, "
+        "found " +
+        path);
+  }
+  open(ranks, rank, std::getenv("MASTER_ADDR"), std::getenv("MASTER_PORT"));
+  return all_reduce;
+}
+
+Job connect(const Plan& plan) {
   Job job;
   job.rank = number_of("RANK");
   job.ranks = number_of("WORLD_SIZE");
@@ -68,6 +94,10 @@ Job connect() {
       c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   job.gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
       named("gloo"), job.rank, job.ranks, gloo);
+  if (!plan.deepspeed.empty()) {
+    job.shm->barrier()->wait();
+    job.deepspeed = open_deepspeed(plan.deepspeed, job.rank, job.ranks);
+  }
   return job;
 }
 
@@ -98,6 +128,7 @@ class Case {
       backend->_reduce_scatter_base(part_, whole_)->wait();
     }
   }
+  void run_deepspeed() { job_.deepspeed(&whole_); }
   void copy() {
     std::memcpy(memory_.data_ptr(), whole_.data_ptr(), whole_.nbytes());
   }
@@ -172,10 +203,13 @@ void measure(
   Case tried(job, what.operation, dtype, what.bytes);
   tried.check(job.shm, "shm");
   tried.check(job.gloo, "gloo");
-  const std::vector<Runner> runners = {
+  std::vector<Runner> runners = {
       {"shm", [&] { tried.run(job.shm); }},
       {"gloo", [&] { tried.run(job.gloo); }},
       {"memcpy", [&] { tried.copy(); }}};
+  if (job.deepspeed != nullptr && what.operation == "all_reduce") {
+    runners.push_back({"deepspeed", [&] { tried.run_deepspeed(); }});
+  }
   std::vector<CollectiveTimes> times(runners.size(), what);
   std::vector<int> counts;
   for (std::size_t i = 0; i < runners.size(); ++i) {
@@ -229,9 +263,10 @@ int main(int argc, char** argv) {
   app.add_option("--block-ms", plan.block_ms);
   app.add_option("--bytes-min", plan.bytes_min);
   app.add_option("--bytes-max", plan.bytes_max);
+  app.add_option("--deepspeed", plan.deepspeed);
   CLI11_PARSE(app, argc, argv);
   try {
-    const Job job = connect();
+    const Job job = connect(plan);
     measure_all(job, plan);
     job.gloo->barrier()->wait();
     return 0;
