@@ -11,7 +11,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 
 # Its all-reduce behind two C functions.
@@ -36,9 +35,14 @@ def main():
         sys.exit("expected deepspeed in this Python, found none")
     source = os.path.join(os.path.dirname(found.origin), "ops/csrc/cpu/comm")
     from torch.utils.cpp_extension import include_paths, library_paths
-    includes = include_paths() + [sysconfig.get_path("include"), source]
     libraries = library_paths()
     with tempfile.TemporaryDirectory() as scratch:
+        # Found before torch's, which would need a Python in every rank.
+        os.mkdir(os.path.join(scratch, "torch"))
+        with open(os.path.join(scratch, "torch", "extension.h"), "w",
+                  encoding="utf-8") as file:
+            file.write("#include <torch/all.h>\n")
+        includes = [scratch] + include_paths() + [source]
         shim = os.path.join(scratch, "shim.cpp")
         with open(shim, "w", encoding="utf-8") as file:
             file.write(SHIM)
