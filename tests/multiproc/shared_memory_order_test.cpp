@@ -3,6 +3,7 @@
 // Shared memory and time: whatever rank is late with whatever, values are those
 // of one process and of messages, bit for bit. Late are reads, too: of units
 // whose last gradient was posted (docs/design/shared_memory.md).
+#include "support/delay.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
@@ -11,7 +12,6 @@
 #include <cmath>
 #include <map>
 #include <random>
-#include <thread>
 #include <sherd/optim/adamw.h>
 
 namespace sherd::test {
@@ -27,7 +27,7 @@ Chain chain() { return Chain(4, 6); }
 torch::Tensor late(torch::Tensor x, int batch, int rank, int ranks) {
   if (rank == batch % ranks) {
     x.register_hook([](const torch::Tensor& gradient) {
-      std::this_thread::sleep_for(20ms);
+      be_late(20ms);
       return gradient;
     });
   }
@@ -144,7 +144,7 @@ std::string losses(const World& world, const Training& training) {
   std::mt19937 random(training.seed + static_cast<unsigned>(world.rank()));
   const auto dawdle = [&] {
     if (training.seed != 0 && random() % 8 == 0) {
-      std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+      be_late(std::chrono::microseconds(random() % 3000));
     }
   };
   std::string bits;

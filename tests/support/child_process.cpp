@@ -14,8 +14,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <thread>
 #include "base/check.h"
+#include "support/delay.h"
 
 namespace sherd::test {
 namespace {
@@ -200,7 +200,7 @@ void Parent::at_point(Child& child, int index, const std::string& point) {
     const bool goes_on = strike.later.count() > 0;
     if (goes_on) {
       go_on(child);
-      std::this_thread::sleep_for(strike.later);
+      be_late(strike.later);
     }
     struck_at_ = clock_.now();
     child.stopped = child.stopped || strike.signal == SIGSTOP;
