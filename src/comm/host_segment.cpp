@@ -67,10 +67,6 @@ int first_elsewhere(const World& world, const std::vector<int>& ranks) {
 
 }  // namespace
 
-bool on_one_host(const World& world, const std::vector<int>& ranks) {
-  return first_elsewhere(world, ranks) < 0;
-}
-
 Result<shm::HostSegment> share_memory(
     const World& world,
     const std::string& name,

@@ -12,9 +12,6 @@
 
 namespace sherd::comm {
 
-// Whether `ranks` and this one can share memory. The same on every rank.
-bool on_one_host(const World& world, const std::vector<int>& ranks);
-
 // Collective over `ranks` (world ranks, ascending, this one included), under a
 // `name` unique in this world: a segment of zeros, as shm::join_segment().
 // kFailedPrecondition when they are not all on this host.

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "comm/host_segment.h"
+#include "comm/hosts.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/comm_link.h"
 #include "exchange/hierarchical_exchange.h"
@@ -70,11 +70,14 @@ Kind choose_kind(
   if (kind == Kind::kAuto && variable) {
     kind = kind_of(*variable);
   }
-  if (kind == Kind::kAuto) {
-    kind = comm::on_one_host(world, ranks) ? Kind::kSharedMemory
-                                           : Kind::kCollective;
+  if (kind != Kind::kAuto || ranks.size() == 1) {
+    return kind == Kind::kAuto ? Kind::kCollective : kind;
   }
-  return kind;
+  std::vector<int> counts;
+  for (const auto& host : comm::ranks_by_host(world, ranks)) {
+    counts.push_back(static_cast<int>(host.size()));
+  }
+  return kind_for(counts);
 }
 
 Kind kind_for(std::span<const int> ranks_by_host) {

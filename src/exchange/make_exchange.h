@@ -15,7 +15,7 @@
 namespace sherd::exchange {
 
 enum class Kind {
-  kAuto,          // Shared memory where all ranks are on one host.
+  kAuto,          // As the hosts of the ranks suggest.
   kCollective,    // Messages over c10d.
   kSharedMemory,  // All ranks on one host.
   kHierarchical,  // Several hosts; shared memory in each, messages between.

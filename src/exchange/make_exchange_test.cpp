@@ -40,7 +40,7 @@ TEST(MakeExchange, TheOptionThenTheVariableThenTheHostsChoose) {
   }));
 }
 
-TEST(MakeExchange, RanksOfSeveralHostsExchangeMessages) {
+TEST(MakeExchange, HostsAreWhatAutoLooksAt) {
   test::expect_all_ok(test::run_ranks(3, [](World outer) {
     // Ranks 0 and 2 on one host, 1 on another.
     World world = comm::make_world(
@@ -48,13 +48,13 @@ TEST(MakeExchange, RanksOfSeveralHostsExchangeMessages) {
         outer.rank(), 3, outer.options(),
         {.hostname = "vm", .boot_id = str("boot-", outer.rank() % 2)},
         "127.0.0.1");
-    const auto kind_for = [&](const std::vector<int>& ranks) {
+    const auto chosen = [&](const std::vector<int>& ranks) {
       return choose_kind(world, ranks, Kind::kAuto, variable(std::nullopt));
     };
-    EXPECT_EQ(kind_for({0, 1, 2}), Kind::kCollective);
-    if (world.rank() != 1) {
-      EXPECT_EQ(kind_for({0, 2}), Kind::kSharedMemory);
-    }
+    EXPECT_EQ(chosen({0, 1, 2}), Kind::kHierarchical);
+    EXPECT_EQ(chosen({1, 2}), Kind::kCollective);
+    EXPECT_EQ(chosen({0, 2}), Kind::kSharedMemory);
+    EXPECT_EQ(chosen({1}), Kind::kCollective);
     world.barrier();
     world.close();
   }));

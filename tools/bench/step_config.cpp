@@ -41,7 +41,9 @@ std::int64_t budget_bytes_of(const StepConfig& config) {
 void check(const StepConfig& config) {
   work_named(config.work);
   expect_one_of("--mode", {"fsdp"}, config.mode);
-  expect_one_of("--exchange", {"auto", "collective", "shm"}, config.exchange);
+  expect_one_of(
+      "--exchange", {"auto", "collective", "shm", "hierarchical"},
+      config.exchange);
   expect_one_of("--dtype", {"fp32", "bf16"}, config.dtype);
   expect_one_of(
       "--strategy", {"full_shard", "shard_grad_op", "no_shard"},

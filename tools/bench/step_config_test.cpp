@@ -46,7 +46,8 @@ TEST(StepConfig, WrongWordsAreRefusedNamingTheRightOnes) {
   EXPECT_THAT(
       refusal([](StepConfig& c) { c.exchange = "nccl"; }),
       AllOf(
-          HasSubstr("one of auto, collective, shm"), HasSubstr("found nccl")));
+          HasSubstr("one of auto, collective, shm, hierarchical"),
+          HasSubstr("found nccl")));
   EXPECT_THAT(
       refusal([](StepConfig& c) { c.strategy = "zero"; }),
       HasSubstr("full_shard, shard_grad_op, no_shard"));

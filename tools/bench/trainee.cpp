@@ -11,6 +11,7 @@
 #include <sherd/shard/fully_shard.h>
 #include <torch/torch.h>
 #include "bench/step_barrier.h"
+#include "exchange_named.h"
 
 namespace sherd::tools::bench {
 namespace {
@@ -144,10 +145,7 @@ class Bound final : public Trainee {
 FullyShardOptions shard_options(const TraineeOptions& options) {
   FullyShardOptions shard;
   shard.units = units::of_type<models::BlockImpl>();
-  if (options.exchange != "auto") {
-    shard.exchange = options.exchange == "shm" ? ExchangeKind::kSharedMemory
-                                               : ExchangeKind::kCollective;
-  }
+  shard.exchange = tools::exchange_named(options.exchange);
   if (options.strategy == "shard_grad_op") {
     shard.strategy = Strategy::kShardGradOp;
   } else if (options.strategy == "no_shard") {

@@ -287,7 +287,9 @@ void check(const TrainConfig& config) {
   one_of("dtype", {"fp32", "bf16"}, config.dtype);
   one_of(
       "strategy", {"full_shard", "shard_grad_op", "no_shard"}, config.strategy);
-  one_of("exchange", {"auto", "collective", "shm"}, config.exchange);
+  one_of(
+      "exchange", {"auto", "collective", "shm", "hierarchical"},
+      config.exchange);
   if (config.dropout < 0.0 || config.dropout >= 1.0) {
     refuse("--dropout", "a share in [0, 1)", std::to_string(config.dropout));
   }

@@ -145,7 +145,7 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
       HasSubstr("one of full_shard, shard_grad_op, no_shard, found 'half'"));
   EXPECT_THAT(
       flag_refusal("exchange", "nccl"),
-      HasSubstr("one of auto, collective, shm, found 'nccl'"));
+      HasSubstr("one of auto, collective, shm, hierarchical, found 'nccl'"));
   EXPECT_EQ(
       flag_refusal("model", "rnn"),
       "--model: expected one of gpt, llama, found 'rnn'");

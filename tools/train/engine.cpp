@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 #include <sherd/base/error.h>
+#include "exchange_named.h"
 
 namespace sherd::tools {
 namespace {
@@ -27,10 +28,7 @@ FullyShardOptions shard_options(
     model.reset_parameter(name, value);
   };
   options.strategy = strategy_of(config);
-  if (config.exchange != "auto") {
-    options.exchange = config.exchange == "shm" ? ExchangeKind::kSharedMemory
-                                                : ExchangeKind::kCollective;
-  }
+  options.exchange = tools::exchange_named(config.exchange);
   if (config.dtype == "bf16") {
     options.mixed_precision.param_dtype = at::kBFloat16;
   }

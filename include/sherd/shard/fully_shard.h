@@ -40,7 +40,8 @@ enum class Strategy {
 // How ranks exchange parameters and gradients.
 enum class ExchangeKind {
   // What the environment variable SHERD_EXCHANGE says (auto, collective, shm
-  // or hierarchical); else shared memory where all ranks are on one host.
+  // or hierarchical); else what suits the hosts: kSharedMemory on one,
+  // kHierarchical where some of several have more than one rank.
   kAuto,
   kCollective,  // Messages over a c10d process group: any ranks.
   // Memory that all ranks map, who must run on one host: every unit lies there
