@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/cores.h"
 
-#include <sched.h>
 #include <algorithm>
 #include <cstddef>
 #include <fstream>
 #include <string>
-#include <thread>
 #include <tuple>
 #include "base/check.h"
+#include "base/cores.h"
 
 namespace sherd::launch {
 namespace {
 
 int read_topology(int core, const char* file, int otherwise) {
-  std::ifstream in(str(
-      "/sys/devices/system/cpu/cpu", core, "/topology/", file));
+  std::ifstream in(
+      str("/sys/devices/system/cpu/cpu", core, "/topology/", file));
   int value = otherwise;
   return in >> value ? value : otherwise;
 }
@@ -23,24 +22,11 @@ int read_topology(int core, const char* file, int otherwise) {
 }  // namespace
 
 std::vector<Core> usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
   std::vector<Core> cores;
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) {
-    for (int i = 0; i < CPU_SETSIZE; ++i) {
-      if (CPU_ISSET(i, &set)) {
-        cores.push_back(
-            {i, read_topology(i, "physical_package_id", 0),
-             read_topology(i, "core_id", i)});
-      }
-    }
-  }
-  if (cores.empty()) {  // More cores than the set holds.
-    const int count =
-        static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-    for (int i = 0; i < count; ++i) {
-      cores.push_back({i, 0, i});
-    }
+  for (const int number : allowed_cores()) {
+    cores.push_back(
+        {number, read_topology(number, "physical_package_id", 0),
+         read_topology(number, "core_id", number)});
   }
   return cores;
 }

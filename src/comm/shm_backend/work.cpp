@@ -104,22 +104,16 @@ void WorkLine::carry_out(const WorkPtr& work) {
 }
 
 void WorkLine::help(ShmWork& work) {
-  std::unique_lock lock(mutex_);
-  while (!work.isCompleted()) {
-    const WorkPtr first = take();
-    if (first) {
-      lock.unlock();
-      carry_out(first);
-      lock.lock();
-    } else {
-      changed_.wait(lock);
-    }
-  }
+  work_until([&] { return work.isCompleted(); });
 }
 
 void WorkLine::serve() {
+  work_until([&] { return stopped_; });
+}
+
+void WorkLine::work_until(const std::function<bool()>& done) {
   std::unique_lock lock(mutex_);
-  while (!stopped_) {
+  while (!done()) {
     const WorkPtr first = take();
     if (first) {
       lock.unlock();

@@ -84,6 +84,8 @@ class WorkLine : public std::enable_shared_from_this<WorkLine> {
 
  private:
   void serve();
+  // `done` is asked with mutex_ held.
+  void work_until(const std::function<bool()>& done);
   // Takes the first one out, unless it is being carried out or there is none.
   WorkPtr take();
   void carry_out(const WorkPtr& work);
