@@ -6,22 +6,42 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/check.h"
+#include "comm/peer_watch.h"
 #include "comm/store_wait.h"
 #include "comm/world_impl.h"
 
 namespace sherd::comm {
 namespace {
 
+// The store goes with a rank, whose loss is the better reason.
+constexpr std::chrono::milliseconds kLossPatience{500};
+
+Status lost(const Loss& loss) {
+  return {
+      ErrorCode::kPeerLost,
+      str("[comm] rank ", loss.rank, " was lost: it ", loss.how)};
+}
+
+Status lost_store(const World::Impl& impl, const std::exception& error) {
+  const auto loss = impl.watch->wait_lost(kLossPatience);
+  return loss ? lost(*loss)
+              : Status(
+                    ErrorCode::kPeerLost,
+                    "[comm] the store is lost: " + first_line_of(error));
+}
+
 shm::StringStore strings_of(const World& world, const Clock& clock) {
   const auto impl = world.impl();
   shm::StringStore strings;
+  strings.look = [impl] {
+    const auto loss = impl->watch->first_lost();
+    return loss ? lost(*loss) : Status();
+  };
   strings.put = [impl](const std::string& key, const std::string& value) {
     try {
       impl->store->set(key, value);
     } catch (const std::exception& error) {
-      return Status(
-          ErrorCode::kPeerLost,
-          "[comm] the store is lost: " + first_line_of(error));
+      return lost_store(*impl, error);
     }
     return Status();
   };
@@ -35,9 +55,7 @@ shm::StringStore strings_of(const World& world, const Clock& clock) {
           std::chrono::duration_cast<std::chrono::milliseconds>(
               until - clock.now()))) {
         if (const auto loss = impl->watch->first_lost()) {
-          return Status(
-              ErrorCode::kPeerLost,
-              str("[comm] rank ", loss->rank, " was lost: it ", loss->how));
+          return lost(*loss);
         }
         if (clock.now() >= until) {
           return Status(
@@ -46,9 +64,7 @@ shm::StringStore strings_of(const World& world, const Clock& clock) {
       }
       return impl->store->get_to_str(key);
     } catch (const std::exception& error) {
-      return Status(
-          ErrorCode::kPeerLost,
-          "[comm] the store is lost: " + first_line_of(error));
+      return lost_store(*impl, error);
     }
   };
   return strings;

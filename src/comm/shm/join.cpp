@@ -35,6 +35,7 @@ constexpr const char* kJoined = "joined";
 // How long a guest looks for the reason why the host is gone, and how much
 // longer than the host it waits: the host's deadline names who is missing.
 constexpr Duration kReasonPatience = std::chrono::seconds(1);
+constexpr Duration kLookPeriod = std::chrono::milliseconds(100);
 
 struct alignas(kCacheLine) Head {
   // kOpen, kIsJoined, or kWithdrawn + the rank that withdrew.
@@ -211,7 +212,13 @@ Status Host::serve() {
     for (const Guest& guest : guests_) {
       fds.push_back({guest.channel.descriptor(), POLLIN, 0});
     }
-    ::poll(fds.data(), fds.size(), poll_ms(now, meeting_.until));
+    const auto& look = meeting_.options.store.look;
+    const Instant next =
+        look ? std::min(meeting_.until, now + kLookPeriod) : meeting_.until;
+    ::poll(fds.data(), fds.size(), poll_ms(now, next));
+    if (Status lost = look ? look() : Status(); !lost.ok()) {
+      return lost;
+    }
     // Backwards, because strangers are dropped on the way.
     for (std::size_t i = guests_.size(); i-- > 0;) {
       bool keep = true;

@@ -26,6 +26,9 @@ struct StringStore {
   // after `at_most`, earlier and with a better reason if it has one.
   std::function<Result<std::string>(const std::string& key, Duration at_most)>
       get{};
+  // A failure when one is lost who need not be among the ranks that join, but
+  // whom they cannot do without. Asked while rank 0 waits; may be empty.
+  std::function<Status()> look{};
 };
 
 struct JoinOptions {
@@ -59,12 +62,15 @@ class HostSegment {
   std::size_t bytes() const {
     return segment_.bytes() - head_bytes(peers_->ranks());
   }
-  // As Segment::grow() and touch(), of the caller's memory.
+  // As in Segment, of the caller's memory.
   Status grow(std::size_t bytes) {
     return segment_.grow(head_bytes(peers_->ranks()) + bytes);
   }
   Status touch(std::size_t offset, std::size_t bytes) const {
     return segment_.touch(head_bytes(peers_->ranks()) + offset, bytes);
+  }
+  Status make_read_only(std::size_t offset, std::size_t bytes) const {
+    return segment_.make_read_only(head_bytes(peers_->ranks()) + offset, bytes);
   }
 
   // What comes before the caller's memory: whole pages.

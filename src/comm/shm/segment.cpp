@@ -255,6 +255,16 @@ Status Segment::touch(std::size_t offset, std::size_t bytes) const {
   return {};
 }
 
+Status Segment::make_read_only(std::size_t offset, std::size_t bytes) const {
+  SHERD_ASSERT(
+      offset % page_bytes() == 0 && bytes % page_bytes() == 0 &&
+          offset <= bytes_ && bytes <= whole_pages(bytes_) - offset,
+      "range outside of the segment, or of no whole pages");
+  return ::mprotect(base_ + offset, bytes, PROT_READ) == 0
+      ? Status()
+      : unavailable(bytes, "mprotect");
+}
+
 Segment::Segment(Segment&& other) noexcept
     : file_(std::move(other.file_)),
       base_(std::exchange(other.base_, nullptr)),

@@ -67,6 +67,11 @@ class Segment {
   // is not enough memory. REQUIRES: the range lies inside.
   Status touch(std::size_t offset, std::size_t bytes) const;
 
+  // From now on this process only reads the range: a write there is a SIGSEGV.
+  // Others write as before. kUnavailable, and nothing has changed, when the
+  // kernel has no more mappings. REQUIRES: whole pages that lie inside.
+  Status make_read_only(std::size_t offset, std::size_t bytes) const;
+
   // `count` objects from `offset` on; zeros until somebody writes.
   // REQUIRES: the range lies inside, `offset` suits T's alignment.
   template <typename T>

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 #include <array>
+#include <csignal>
 #include <cstdio>
 #include <vector>
 #include <gmock/gmock.h>
@@ -237,6 +238,28 @@ TEST(Segment, HugePagesAreARequestOnly) {
       Segment::create({.bytes = 4 << 20, .huge_pages = true}).value();
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(segment.data()) % (2U << 20U), 0U);
   EXPECT_TRUE(segment.touch(0, 4 << 20).ok());
+}
+
+TEST(SegmentDeathTest, AWriteToWhatIsOnlyReadDiesAndIsSeenByNobody) {
+  const std::size_t page = whole_pages(1);
+  const SegmentOptions options{.bytes = 4 * page};
+  const Segment one = Segment::create(options).value();
+  const Segment two = Segment::from_descriptor(copy_of(one), options).value();
+  ASSERT_TRUE(two.make_read_only(page, 2 * page).ok());
+
+  EXPECT_EXIT(
+      two.at<int>(page, 1)[0] = 7, ::testing::KilledBySignal(SIGSEGV), "");
+  EXPECT_EXIT(
+      two.at<int>(3 * page - sizeof(int), 1)[0] = 7,
+      ::testing::KilledBySignal(SIGSEGV), "");
+
+  EXPECT_THAT(one.at<int>(0, 4 * page / sizeof(int)), Each(0));
+  two.at<int>(page - sizeof(int), 1)[0] = 8;
+  two.at<int>(3 * page, 1)[0] = 8;
+  one.at<int>(page, 1)[0] = 9;
+  EXPECT_EQ(two.at<int>(page, 1)[0], 9);
+  EXPECT_DEATH((void)two.make_read_only(1, page), "no whole pages");
+  EXPECT_DEATH((void)two.make_read_only(page, 4 * page), "no whole pages");
 }
 
 TEST(SegmentDeathTest, ARangeOutsideIsABug) {
