@@ -183,6 +183,12 @@ void add_step_options(CLI::App& app, BenchArguments& arguments) {
       "--budget", step.budget,
       "Bytes of whole units at most, e.g. 64MiB; sherd only");
   app.add_option(
+         "--update", step.update,
+         "When sherd's AdamW updates: step: in step(); backward: while "
+         "backward\n"
+         "runs, where ranks share memory")
+      ->capture_default_str();
+  app.add_option(
          "--peers", step.peers, "all: PyTorch's, where they apply; or none")
       ->capture_default_str();
   app.add_option(

@@ -14,6 +14,7 @@
 #include <sherd/models/language_model.h>
 #include <sherd/models/llama.h>
 #include <sherd/optim/adamw.h>
+#include <sherd/optim/muon.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/optim/sgd.h>
 #include <sherd/shard/activation_checkpointing.h>

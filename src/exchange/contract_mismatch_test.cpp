@@ -44,6 +44,7 @@ TEST_P(ExchangeMismatch, DifferentModelsAreNamedByTheirFirstDifference) {
       {[](ModelSpec& m) { m.units.pop_back(); }, "u2"},
       {[](ModelSpec& m) { m.placement = Placement::kReplicate; }, "replicate"},
       {[](ModelSpec& m) { m.unsharded_bytes_max = 12345; }, "12345"},
+      {[](ModelSpec& m) { m.share_gradients = true; }, "shared gradients"},
       // As when ranks ask for different granularities: same sizes, other cuts.
       {[](ModelSpec& m) {
          auto& cuts = m.units[0].flats[0].layout.cuts;

@@ -87,6 +87,39 @@ TEST_P(ExchangeReduce, SumsSmallIntegersExactly) {
   });
 }
 
+// Where it can be, and nowhere else; a meeting before reading, and one after.
+TEST_P(ExchangeReduce, SharedGradientsAreWholeOnEveryRank) {
+  const bool can = with().one_sided && !with().both_axes;
+  with().run([&](Seat& seat) {
+    auto model = mixed_model(owners());
+    model.share_gradients = true;
+    open(seat, model);
+    auto& exchange = *seat.exchange;
+    const auto number = at::zeros({1}, at::kDouble);
+    for (int salt = 0; salt < 3; ++salt) {
+      run_backward(exchange, model, seat.rank, salt);
+      expect_sums(exchange, model, seat.rank, ranks(), salt);
+      exchange.all_reduce(number, ReduceOp::kMax).throw_if_failed();
+      for (std::size_t u = 0; u < model.units.size(); ++u) {
+        for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
+          const auto unit = static_cast<UnitId>(u);
+          const auto flat = static_cast<int>(f);
+          const auto whole = exchange.shard_memory(unit, flat).whole_gradient;
+          ASSERT_EQ(whole.defined(), can && model.units[u].flats[f].trainable);
+          if (whole.defined()) {
+            auto sum = pattern(model, unit, flat, salt);
+            for (int r = 1; r < ranks(); ++r) {
+              sum.add_(pattern(model, unit, flat, r + salt));
+            }
+            EXPECT_TRUE(at::equal(whole, sum)) << "unit " << u << " flat " << f;
+          }
+        }
+      }
+      exchange.all_reduce(number, ReduceOp::kMax).throw_if_failed();
+    }
+  });
+}
+
 TEST_P(ExchangeReduce, T31NoMoreReductionsAreUnderWayThanAsked) {
   with().run([&](Seat& seat) {
     const auto model = plain_model(owners());
@@ -326,6 +359,69 @@ TEST_P(ExchangeReduce, GivesSlotMemoryBack) {
     EXPECT_LE(
         seat.exchange->counters().gradient_bytes_peak, all * (ranks() + 1));
     EXPECT_EQ(seat.exchange->counters().reduces, 18);
+  });
+}
+
+// Blocks come in order, of a parameter that some rank has a gradient of; small
+// ones keep their sharded gradients.
+TEST_P(ExchangeReduce, SinksTakeTheSumsOfWhatTravelsAlone) {
+  with().run([&](Seat& seat) {
+    const auto model = make_model(
+        owners(),
+        {{{.numels = {3, 50'001, 5, 60'000, 70'000, 7}},
+          {.numels = {40'000, 1}, .dtype = c10::ScalarType::Double}}});
+    open(seat, model);
+    if (!seat.exchange->takes_sinks()) {
+      EXPECT_FALSE(with().one_sided && replicas() == 1);
+      return;
+    }
+    const auto& unit = model.units[0];
+    for (int round = 0; round < 3; ++round) {
+      fill_gradients(*seat.exchange, model, 0, seat.rank);
+      auto options = reduce_options(unit);
+      options.used[3] = seat.rank == round % ranks();  // The others give zeros.
+      options.used[4] = false;
+      std::vector<std::vector<at::Tensor>> blocks(8);
+      std::vector<std::int64_t> taken(8, 0);
+      for (const std::size_t t : {1, 3, 4, 6}) {
+        options.sinks.resize(t + 1);
+        options.sinks[t] = [&, t](std::int64_t begin, const at::Tensor& sum) {
+          EXPECT_EQ(begin, taken[t]);
+          taken[t] += sum.numel();
+          blocks[t].push_back(sum.clone());
+        };
+      }
+      seat.exchange->start_reduce(0, options).throw_if_failed();
+      seat.exchange->end_backward(backward_end(model))
+          .status()
+          .throw_if_failed();
+      for (const std::size_t t : {0, 1, 2, 3, 4, 5, 6, 7}) {
+        const int f = t < 6 ? 0 : 1;
+        const auto& layout = unit.flats[static_cast<std::size_t>(f)].layout;
+        const auto p = t < 6 ? t : t - 6;
+        const auto part = plan::parameter_slice(
+            layout, static_cast<int>(p), seat.rank % owners());
+        at::Tensor sum;
+        for (int rank = 0; rank < ranks(); ++rank) {
+          const auto theirs =
+              pattern(model, 0, f, rank)
+                  .narrow(
+                      0, layout.offsets[p] + part.in_parameter.begin,
+                      part.in_parameter.numel());
+          sum = rank == 0 ? theirs.clone() : sum + theirs;
+        }
+        const auto gradient = seat.exchange->shard_memory(0, f).gradient.narrow(
+            0, part.in_shard.begin, part.in_shard.numel());
+        if (t >= options.sinks.size() || !options.sinks[t]) {
+          EXPECT_TRUE(gradient.equal(sum)) << t;
+        } else if (t == 4 || part.in_shard.empty()) {
+          EXPECT_EQ(taken[t], 0) << t;
+        } else {
+          EXPECT_TRUE(torch::cat(blocks[t]).equal(sum)) << t;
+          EXPECT_EQ(gradient.count_nonzero().item<std::int64_t>(), 0) << t;
+        }
+      }
+    }
   });
 }
 

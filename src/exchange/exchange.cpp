@@ -96,7 +96,8 @@ std::vector<std::string> describe(const ModelSpec& model) {
       str("placement ",
           model.placement == Placement::kShard ? "shard" : "replicate",
           model.own_shards ? "" : " of no shards",
-          model.own_gradients ? "" : " of no gradients", ", budget ",
+          model.own_gradients ? "" : " of no gradients",
+          model.share_gradients ? " of shared gradients" : "", ", budget ",
           model.unsharded_bytes_max, " bytes"));
   // Last: what differs in anything else has other cuts too.
   for (const auto& unit : model.units) {

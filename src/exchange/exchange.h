@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -65,6 +66,9 @@ struct ModelSpec {
   // reduction says where its sum goes (ReduceOptions::into).
   bool own_shards = true;
   bool own_gradients = true;
+  // Sharded gradients lie where every rank of the shard axis sees them, if the
+  // exchange can do that: ShardMemory::whole_gradient.
+  bool share_gradients = false;
   // Further lines for describe().
   std::vector<std::string> agreed = {};
   // Bytes of unsharded units at most, at first; 0: no limit. Ranks must agree.
@@ -95,6 +99,10 @@ std::vector<std::string> describe(const ModelSpec& model);
 struct ShardMemory {
   at::Tensor shard;
   at::Tensor gradient;
+  // Where asked for and possible, else undefined: the flat's sharded gradient on
+  // all ranks, of which `gradient` is a part. The exchange writes this rank's
+  // part only; others see what was written before a step of all ranks, after it.
+  at::Tensor whole_gradient = {};
 };
 
 enum class Precision {
@@ -127,6 +135,13 @@ struct ReduceOptions {
   // that one, and nobody else's until end_backward(). May be what `gradients`
   // gives. Undefined where frozen.
   std::vector<at::Tensor> into;
+  // By trainable parameter, or empty: takes the sum of this rank's part of the
+  // parameter instead of ShardMemory::gradient, block after block from `begin`
+  // 0 on, if any rank has a gradient. Called once every rank has started this
+  // reduction; may write the shard. Adds nothing up over backwards.
+  // REQUIRES: takes_sinks(), a parameter that travels alone.
+  using Sink = std::function<void(std::int64_t begin, const at::Tensor& sum)>;
+  std::vector<Sink> sinks;
   // Sums over the shard axis only, and keeps the sum for the next reduction of
   // this unit that is not partial; until then the parameters count as unused.
   // REQUIRES: a replicate axis.
@@ -248,6 +263,9 @@ class Exchange {
   // Every rank reads every unit where it lies: whole units take no room, and a
   // rank may use units that others do not.
   virtual bool one_sided() const { return false; }
+
+  // Whether reductions may have sinks (ReduceOptions).
+  virtual bool takes_sinks() const { return false; }
 
   virtual const ExchangeCounters& counters() const = 0;
 };

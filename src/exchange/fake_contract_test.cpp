@@ -3,45 +3,11 @@
 // The contract suite over the fake: ranks are threads, messages come at once or
 // late by what the seed says.
 #include "exchange/collective_exchange.h"
-#include "exchange/contract.h"
+#include "exchange/contract_fakes_testing.h"
 #include "exchange/solo_link.h"
-#include "support/fake_ranks.h"
 
 namespace sherd::exchange::contract {
 namespace {
-
-using test::FakeRank;
-using test::run_fake_ranks;
-
-// Leaves the body of a rank that dies.
-struct Died {};
-
-std::vector<std::string> run_on_fake(
-    FakeOptions fake, int ranks, const RunOptions& options, const Body& body) {
-  fake.deadline = options.deadline;
-  std::vector<std::string> results(static_cast<std::size_t>(ranks));
-  run_fake_ranks(ranks, fake, [&](FakeRank& self) {
-    Seat seat;
-    seat.rank = self.rank;
-    seat.ranks = ranks;
-    seat.exchange = self.network.exchange(self.rank);
-    seat.meet = [&] { self.barrier.arrive_and_wait(); };
-    seat.die = [&] {
-      self.network.lose(self.rank);
-      throw Died();
-    };
-    try {
-      body(seat);
-    } catch (const Died&) {
-      EXPECT_EQ(options.dies, self.rank);
-    }
-    results[static_cast<std::size_t>(self.rank)] = seat.result;
-    if (!options.disorderly) {
-      self.barrier.arrive_and_wait();
-    }
-  });
-  return results;
-}
 
 std::vector<Contender> fakes() {
   std::vector<Contender> all;
@@ -53,7 +19,11 @@ std::vector<Contender> fakes() {
       all.push_back(
           {"Seed" + std::to_string(seed) + "On", ranks,
            [fake](int n, const RunOptions& options, const Body& body) {
-             return run_on_fake(fake, n, options, body);
+             return run_in_threads(
+                 [](test::FakeRank& self) {
+                   return self.network.exchange(self.rank);
+                 },
+                 fake, n, options, body);
            }});
     }
   }

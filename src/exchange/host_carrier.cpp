@@ -157,27 +157,31 @@ HostCarrier::HostCarrier(HostParts parts)
             layout_.units, static_cast<std::size_t>(layout_.unit_region_bytes)),
         dropped(), static_cast<int>(model_.units.size()));
   }
-  HostSums::Parts sums{
+  SharedSlots::Place place{
       .model = &model_,
-      .map = &map_,
-      .memories = &memories_,
-      .via = reduce_.get(),
-      .waiter = &waiter_,
+      .rank = map_.local_rank(),
       .regions = {},
       .region_bytes = layout_.slot_region_bytes,
       .slots = nullptr};
   const auto slots =
       static_cast<std::size_t>(map_.local_ranks()) * model_.units.size();
   if (slots > 0) {
-    sums.slots = at<SharedSlot>(layout_.slots, slots).data();
+    place.slots = at<SharedSlot>(layout_.slots, slots).data();
   }
   for (const auto region : layout_.slot_regions) {
-    sums.regions.push_back(
+    place.regions.push_back(
         at<std::byte>(
             region, static_cast<std::size_t>(layout_.slot_region_bytes))
             .data());
   }
-  sums_.emplace(std::move(sums));
+  sums_.emplace(
+      HostSums::Parts{
+          .model = &model_,
+          .map = &map_,
+          .memories = &memories_,
+          .via = reduce_.get(),
+          .waiter = &waiter_},
+      std::move(place));
 }
 
 // Release: pairs with who lends the place again.

@@ -48,7 +48,7 @@ HostLayout plan_host_layout(const ModelSpec& model, int local_ranks) {
     const auto full = flat_offsets(unit, &FlatSpec::shard_dtype).back();
     whole += unit_bytes(unit);
     places += round_up(std::max({unit_bytes(unit), full, kLine}), kPage);
-    const auto slot = std::max(slot_offsets(unit).back(), kLine);
+    const auto slot = std::max(slot_bytes(unit), kLine);
     slots += 2 * slot;  // One more for late gradients.
     largest_slot = std::max(largest_slot, slot);
   }

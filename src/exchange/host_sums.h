@@ -21,9 +21,7 @@
 #include "exchange/host_map.h"
 #include "exchange/link.h"
 #include "exchange/memories.h"
-#include "exchange/segments.h"
-#include "exchange/shared_layout.h"
-#include "exchange/shared_sums.h"
+#include "exchange/shared_slots.h"
 #include "exchange/worker.h"
 
 namespace sherd::exchange {
@@ -37,14 +35,12 @@ class HostSums {
     Memories* memories;  // Sharded gradients, and room for what is sent.
     Link* via;
     const comm::shm::Waiter* waiter;
-    std::vector<std::byte*> regions;  // Of gradient slots, by local rank.
-    std::int64_t region_bytes = 0;
-    SharedSlot* slots;  // By local rank, by unit.
   };
-  explicit HostSums(Parts parts);
+  // Ranks of `place` are local ones.
+  HostSums(Parts parts, SharedSlots::Place place);
 
   // As in Exchange.
-  std::vector<at::Tensor> slot(UnitId unit);
+  std::vector<at::Tensor> slot(UnitId unit) { return slots_.slot(unit); }
   void start(UnitId unit, const ReduceOptions& options);
   // Takes memory back, tells the first failure so far. Never waits.
   Status progress();
@@ -59,10 +55,6 @@ class HostSums {
   void add_to(ExchangeCounters& counters) const;
 
  private:
-  struct Open {
-    std::int64_t begin = 0;
-    std::vector<at::Tensor> flats;
-  };
   // What this host has for the slice of one rank.
   struct HostSum {
     std::size_t flat = 0;
@@ -73,7 +65,6 @@ class HostSums {
     UnitId unit = 0;
     std::uint64_t number = 0;
     ReduceOptions options;
-    std::int64_t begin = 0;
     Memories::Slot staging;
     std::vector<HostSum> sums;
     // By flat, by host: what each has for this rank's slice.
@@ -81,48 +72,24 @@ class HostSums {
     Transfers transfers;
     bool summed = false;  // Else it failed.
   };
-  // A slot that others may still read.
-  struct Lent {
-    UnitId unit = 0;
-    std::uint64_t number = 0;
-    std::int64_t begin = 0;
-  };
-
   const UnitSpec& spec(UnitId unit) const {
     return parts_.model->units[static_cast<std::size_t>(unit)];
-  }
-  SharedSlot& shared(int local, UnitId unit) const {
-    return parts_.slots
-        [static_cast<std::size_t>(local) * parts_.model->units.size() +
-         static_cast<std::size_t>(unit)];
   }
   int tag(UnitId unit, std::size_t flat) const;
   std::uint64_t completed() const { return completer_.ended(); }
   void make_way(int under_way_max);
   void reclaim();
-  void copy_given(const Reduction& reduction, const Open& open) const;
   void stage(Reduction& reduction);
   void receive(Reduction& reduction);
 
   // Of the thread that sums.
   Status sum_here(const std::shared_ptr<Reduction>& reduction);
-  void sum(const Reduction& reduction, const HostSum& into) const;
-  at::Tensor piece(
-      const Reduction& reduction,
-      int local,
-      std::size_t flat,
-      const plan::ElementRange& range) const;
   // Of the thread that waits.
   Status complete(const Reduction& reduction);
 
   const Parts parts_;
   const std::vector<int> first_flat_;
-  std::vector<std::vector<std::int64_t>> offsets_;           // slot_offsets().
-  std::vector<std::vector<std::vector<Segment>>> segments_;  // By unit, flat.
-  RegionAllocator region_;
-  std::vector<std::optional<Open>> open_;  // By unit.
-  std::vector<std::uint64_t> posted_;      // By unit.
-  std::vector<Lent> lent_;
+  SharedSlots slots_;
   std::vector<UnitId> ended_;  // Not asked for yet.
   std::uint64_t started_ = 0;
   bool waited_in_vain_ = false;  // Since the last finish().

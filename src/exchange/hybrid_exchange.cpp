@@ -28,6 +28,11 @@ void add_marks(std::vector<bool>& to, const std::vector<bool>& marks) {
   }
 }
 
+// For a meeting that has nothing to say.
+at::Tensor number() {
+  return at::zeros({1}, at::TensorOptions().dtype(c10::ScalarType::Double));
+}
+
 class HybridExchange final : public Exchange {
  public:
   HybridExchange(
@@ -57,9 +62,7 @@ class HybridExchange final : public Exchange {
     }
     if (status.ok()) {
       // Each replica is of one mind: the others learn of one that is not.
-      status = across_->all_reduce(
-          at::zeros({1}, at::TensorOptions().dtype(c10::ScalarType::Double)),
-          ReduceOp::kMax);
+      status = across_->all_reduce(number(), ReduceOp::kMax);
     }
     if (status.ok() && model.placement == Placement::kReplicate) {
       status = {
@@ -76,7 +79,12 @@ class HybridExchange final : public Exchange {
   }
 
   ShardMemory shard_memory(UnitId unit, int flat) override {
-    return (place_.both_axes ? across_ : within_)->shard_memory(unit, flat);
+    if (!place_.both_axes) {
+      return within_->shard_memory(unit, flat);
+    }
+    auto memory = across_->shard_memory(unit, flat);
+    memory.whole_gradient.reset();  // That of one part of the shard axis.
+    return memory;
   }
 
   Status start_unshard(UnitId unit, const UnshardOptions& options) override {
@@ -191,6 +199,7 @@ class HybridExchange final : public Exchange {
     std::vector<at::Tensor> sums;  // By flat.
     std::vector<bool> accumulate;
     int under_way_max = 0;
+    bool made = false;  // The sums.
   };
 
   UnitState& state(UnitId unit) {
@@ -209,15 +218,29 @@ class HybridExchange final : public Exchange {
     return status;
   }
 
+  // What open() let the first axis take for published were no values yet.
   Status begin() {
-    return std::exchange(begun_, true) ? Status() : gather_shards();
+    if (std::exchange(begun_, true)) {
+      return {};
+    }
+    auto status = meet_owners();
+    if (status.ok()) {
+      status = gather_shards();
+    }
+    // A reduction may have let the other axis take what was there before for
+    // published, too.
+    return status.ok() && place_.both_axes && within_->one_sided()
+        ? within_->publish(0)
+        : status;
   }
+  Status meet_owners();
   Status gather_shards();
   const std::vector<at::Tensor>& partial(UnitId unit);
   void release(const std::vector<UnitId>& units);
   std::vector<at::Tensor> sharded_gradients(UnitId unit);
   Status sum_across(const std::vector<UnitId>& ended);
   Status sum_across(const Waiting& waiting);
+  void take_ended_across();
   Result<BackwardOutcome> settle(const Result<BackwardOutcome>& everywhere);
   Status compare(const at::Tensor& values);
 
@@ -229,6 +252,8 @@ class HybridExchange final : public Exchange {
   // The last but for values: its messages are of what the others own.
   std::unique_ptr<Exchange> across_;
   std::deque<Waiting> waiting_;  // In the order started.
+  int across_under_way_ = 0;     // At most.
+  bool at_end_ = false;  // The replica has come to the end of its backward.
   std::set<UnitId> gathering_;
   bool begun_ = false;     // Shards were gathered across, if ever.
   bool reducing_ = false;  // Since the last backward ended.
@@ -295,7 +320,14 @@ Status HybridExchange::gather_shards() {
     }
     across_->reshard(unit);
   }
-  return status;
+  // Shards were read where their owners write: nobody does before all have.
+  return status.ok() ? meet_owners() : status;
+}
+
+Status HybridExchange::meet_owners() {
+  return place_.both_axes && across_->one_sided()
+      ? across_->all_reduce(number(), ReduceOp::kMax)
+      : Status();
 }
 
 std::vector<at::Tensor> HybridExchange::sharded_gradients(UnitId unit) {
@@ -326,28 +358,42 @@ Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
   if (!options.partial) {
     waiting_.push_back(
         {unit, mine.into.empty() ? sharded_gradients(unit) : mine.into,
-         options.accumulate, options.under_way_max});
+         options.accumulate, options.under_way_max, /*made=*/false});
   }
   auto status = within_->start_reduce(unit, mine);
   return keep(status.ok() ? sum_across(within_->progress()) : status);
 }
 
+// Those that ended here, and earlier ones for which there was no room. Waiting
+// for replicas before the end of backward could be in vain: they go on when
+// neighbours have come there that may need this rank.
 Status HybridExchange::sum_across(const std::vector<UnitId>& ended) {
-  for (const auto unit : ended) {
-    const auto found = std::find_if(
-        waiting_.begin(), waiting_.end(),
-        [&](const Waiting& waiting) { return waiting.unit == unit; });
-    if (found == waiting_.end()) {
-      continue;  // A partial one.
+  for (auto& waiting : waiting_) {
+    waiting.made = waiting.made ||
+        std::find(ended.begin(), ended.end(), waiting.unit) != ended.end();
+  }
+  take_ended_across();
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
+    const bool room = next->under_way_max == 0 || at_end_ ||
+        across_under_way_ < next->under_way_max;
+    if (!next->made || !room) {
+      ++next;
+      continue;
     }
-    const auto waiting = std::move(*found);
-    waiting_.erase(found);
+    const auto waiting = std::move(*next);
+    next = waiting_.erase(next);
+    ++across_under_way_;
     if (auto status = sum_across(waiting); !status.ok()) {
       return status;
     }
   }
-  release(across_->progress());
   return {};
+}
+
+void HybridExchange::take_ended_across() {
+  const auto ended = across_->progress();
+  across_under_way_ -= static_cast<int>(ended.size());
+  release(ended);
 }
 
 Status HybridExchange::sum_across(const Waiting& waiting) {
@@ -397,7 +443,9 @@ Result<BackwardOutcome> HybridExchange::end_backward(const BackwardEnd& end) {
   if (!here.ok() && here.status().code() != ErrorCode::kAborted) {
     return keep(here.status());
   }
+  at_end_ = true;
   auto status = sum_across(within_->progress());
+  at_end_ = false;
   SHERD_ASSERT(!status.ok() || waiting_.empty());
   BackwardEnd next;
   next.late.assign(units_.size(), false);
@@ -417,7 +465,7 @@ Result<BackwardOutcome> HybridExchange::end_backward(const BackwardEnd& end) {
     return keep(everywhere.status());
   }
   const auto outcome = settle(everywhere);
-  release(across_->progress());
+  take_ended_across();
   reducing_ = false;
   reduced_.clear();
   reduced_partially_.clear();

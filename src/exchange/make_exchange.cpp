@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/Parallel.h>
+
 #include "base/check.h"
+#include "base/cores.h"
 #include "comm/hosts.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/comm_link.h"
@@ -12,6 +15,7 @@
 #include "exchange/hybrid_exchange.h"
 #include "exchange/shared_memory_exchange.h"
 #include "exchange/solo_link.h"
+#include "exchange/sum_thread.h"
 
 namespace sherd::exchange {
 namespace {
@@ -34,15 +38,9 @@ Kind kind_of(const std::string& text) {
   return Kind::kSharedMemory;
 }
 
-const char* text_of(Kind kind) {
-  switch (kind) {
-    case Kind::kSharedMemory:
-      return "shared memory";
-    case Kind::kHierarchical:
-      return "shared memory and messages";
-    default:
-      return "messages";
-  }
+Kind asked_for(Kind wanted, const EnvironmentLookup& environment) {
+  const auto variable = environment(kVariable);
+  return wanted == Kind::kAuto && variable ? kind_of(*variable) : wanted;
 }
 
 void check_all_chose(
@@ -60,16 +58,23 @@ void check_all_chose(
 
 }  // namespace
 
+const char* text_of(Kind kind) {
+  switch (kind) {
+    case Kind::kSharedMemory:
+      return "shared memory";
+    case Kind::kHierarchical:
+      return "shared memory and messages";
+    default:
+      return "messages";
+  }
+}
+
 Kind choose_kind(
     const World& world,
     const std::vector<int>& ranks,
     Kind wanted,
     const EnvironmentLookup& environment) {
-  const auto variable = environment(kVariable);
-  auto kind = wanted;
-  if (kind == Kind::kAuto && variable) {
-    kind = kind_of(*variable);
-  }
+  const auto kind = asked_for(wanted, environment);
   if (kind != Kind::kAuto || ranks.size() == 1) {
     return kind == Kind::kAuto ? Kind::kCollective : kind;
   }
@@ -78,6 +83,17 @@ Kind choose_kind(
     counts.push_back(static_cast<int>(host.size()));
   }
   return kind_for(counts);
+}
+
+Kind choose_kind_across(
+    const World& world,
+    const std::vector<int>& ranks,
+    Kind wanted,
+    const EnvironmentLookup& environment) {
+  const bool by_messages = ranks.size() == 1 ||
+      asked_for(wanted, environment) == Kind::kCollective ||
+      comm::ranks_by_host(world, ranks).size() > 1;
+  return by_messages ? Kind::kCollective : Kind::kSharedMemory;
 }
 
 Kind kind_for(std::span<const int> ranks_by_host) {
@@ -103,7 +119,13 @@ std::unique_ptr<Exchange> make_exchange(
   auto link = make_comm_link(world, name + "/gather", ranks);
   check_all_chose(*link, ranks, text_of(kind));
   if (kind == Kind::kSharedMemory) {
-    return make_shared_memory_exchange(world, name, std::move(link));
+    return make_shared_memory_exchange(
+        world, name, std::move(link),
+        {.sum_thread = sums_have_a_thread(
+             {.cores = static_cast<int>(allowed_cores().size()),
+              .ranks = static_cast<int>(ranks.size()),
+              .threads = at::get_num_threads()},
+             process_environment())});
   }
   if (kind == Kind::kHierarchical) {
     return make_hierarchical_exchange(world, name, std::move(link));
@@ -126,7 +148,7 @@ std::unique_ptr<Exchange> make_exchange(
       options.within);
   auto across = make_exchange(
       world, str(name, "/shard", mesh.shard_index()), mesh.replicate_ranks(),
-      Kind::kCollective);
+      options.across);
   return make_hybrid_exchange(
       std::move(within), std::move(across),
       {.shard_index = mesh.shard_index(),

@@ -21,6 +21,9 @@ enum class Kind {
   kHierarchical,  // Several hosts; shared memory in each, messages between.
 };
 
+// For messages, e.g. "shared memory".
+const char* text_of(Kind kind);
+
 // What suits ranks on these hosts, `ranks_by_host` many on each: shared memory
 // on one host, none of it where each rank has a host of its own. Pure.
 Kind kind_for(std::span<const int> ranks_by_host);
@@ -30,6 +33,15 @@ Kind kind_for(std::span<const int> ranks_by_host);
 // "hierarchical"), else the hosts do. Throws Error when the variable says
 // something else.
 Kind choose_kind(
+    const World& world,
+    const std::vector<int>& ranks,
+    Kind wanted,
+    const EnvironmentLookup& environment);
+
+// The same for ranks of the replicate axis, who may be on other hosts than their
+// neighbours on the shard axis: shared memory where they are all on one host,
+// else messages; messages where those are asked for.
+Kind choose_kind_across(
     const World& world,
     const std::vector<int>& ranks,
     Kind wanted,
@@ -46,6 +58,7 @@ std::unique_ptr<Exchange> make_exchange(
 
 struct MeshExchangeOptions {
   Kind within = Kind::kCollective;  // Of the shard axis.
+  Kind across = Kind::kCollective;  // Of the replicate axis; not hierarchical.
   bool both_axes = false;           // As HybridPlace.
 };
 

@@ -60,6 +60,32 @@ TEST(MakeExchange, HostsAreWhatAutoLooksAt) {
   }));
 }
 
+TEST(MakeExchange, ReplicasOfOneHostShareMemoryUnlessMessagesAreAskedFor) {
+  test::RankOptions options;
+  options.hosts = {2, 1};
+  test::expect_all_ok(test::run_ranks(
+      3,
+      [](World world) {
+        const auto choose = [&](const std::vector<int>& ranks, Kind wanted,
+                                std::optional<std::string> value) {
+          return choose_kind_across(
+              world, ranks, wanted, variable(std::move(value)));
+        };
+        for (const auto wanted :
+             {Kind::kAuto, Kind::kSharedMemory, Kind::kHierarchical}) {
+          EXPECT_EQ(choose({0, 1}, wanted, std::nullopt), Kind::kSharedMemory);
+          EXPECT_EQ(choose({0, 2}, wanted, std::nullopt), Kind::kCollective);
+          EXPECT_EQ(choose({0, 1, 2}, wanted, "shm"), Kind::kCollective);
+          EXPECT_EQ(choose({1}, wanted, std::nullopt), Kind::kCollective);
+        }
+        EXPECT_EQ(choose({0, 1}, Kind::kAuto, "shm"), Kind::kSharedMemory);
+        EXPECT_EQ(choose({0, 1}, Kind::kAuto, "collective"), Kind::kCollective);
+        EXPECT_EQ(
+            choose({0, 1}, Kind::kCollective, std::nullopt), Kind::kCollective);
+      },
+      options));
+}
+
 TEST(MakeExchange, RanksThatChoseDifferentlyAreAllToldSo) {
   test::expect_all_ok(test::run_ranks(3, [](World world) {
     const auto kind =

@@ -15,18 +15,34 @@ constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kSlotAlignment = 128;
 // Slots of the largest unit that a region is expected to hold at once.
 constexpr std::int64_t kSlotsTouched = 4;
+// Each is a mapping of its own to the kernel, which allows a process 65,530.
+constexpr std::size_t kReadOnlyRangesMax = 4096;
 
-}  // namespace
-
-std::vector<std::int64_t> slot_offsets(const UnitSpec& unit) {
+// As flat_offsets(); a frozen flat takes no room.
+std::vector<std::int64_t> trainable_offsets(
+    const UnitSpec& unit, FlatDtype dtype) {
   std::vector<std::int64_t> offsets = {0};
   for (const auto& flat : unit.flats) {
     const auto bytes = flat.trainable ? flat.layout.numel *
-            static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()))
+            static_cast<std::int64_t>(c10::elementSize((flat.*dtype)()))
                                       : 0;
     offsets.push_back(offsets.back() + round_up(bytes, kSlotAlignment));
   }
   return offsets;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> slot_offsets(const UnitSpec& unit) {
+  return trainable_offsets(unit, &FlatSpec::slot_dtype);
+}
+
+std::int64_t slot_bytes(const UnitSpec& unit) {
+  std::int64_t marks = 0;
+  for (const auto& flat : unit.flats) {
+    marks += flat.trainable ? static_cast<std::int64_t>(flat.names.size()) : 0;
+  }
+  return slot_offsets(unit).back() + round_up(marks, kSlotAlignment);
 }
 
 // In a backward each unit takes a slot, and another one for late gradients;
@@ -37,7 +53,8 @@ SharedLayout plan_shared_layout(
   SharedLayout layout;
   std::int64_t at = round_up(reserved_bytes, kPage);
   const bool sharded = model.placement == Placement::kShard;
-  std::int64_t gradients = 0;  // Of one rank.
+  const bool gradients_inside = !sharded || model.share_gradients;
+  std::int64_t gradients = 0;  // Of one region.
   std::int64_t slots = 0;
   std::int64_t largest = 0;
   std::int64_t shown = 0;
@@ -47,15 +64,15 @@ SharedLayout plan_shared_layout(
       flats.push_back(at);
       at = round_up(at + flat_bytes(unit.flats[f]), kPage);
     }
-    if (!sharded) {
+    if (gradients_inside) {
       auto& offsets = layout.gradients.emplace_back(
-          flat_offsets(unit, &FlatSpec::shard_dtype));
+          trainable_offsets(unit, &FlatSpec::shard_dtype));
       for (auto& offset : offsets) {
         offset += gradients;
       }
       gradients = offsets.back();
     }
-    const auto slot = std::max(slot_offsets(unit).back(), kSlotAlignment);
+    const auto slot = std::max(slot_bytes(unit), kSlotAlignment);
     slots += 2 * slot;
     largest = std::max(largest, slot);
     if (sharded && is_cast(unit)) {
@@ -64,9 +81,11 @@ SharedLayout plan_shared_layout(
     }
   }
   layout.slot_region_bytes = round_up(std::max(slots, shown), kPage);
-  for (int rank = 0; !sharded && rank < ranks; ++rank) {
+  layout.gradient_region_bytes = round_up(gradients, kPage);
+  const bool each_has_one = !sharded && model.own_gradients;
+  for (int rank = 0; gradients_inside && rank < ranks; ++rank) {
     layout.gradient_regions.push_back(at);
-    at += round_up(gradients, kPage);
+    at += each_has_one || rank + 1 == ranks ? layout.gradient_region_bytes : 0;
   }
   layout.touched_bytes =
       at + ranks * std::min(layout.slot_region_bytes, kSlotsTouched * largest);
@@ -76,6 +95,46 @@ SharedLayout plan_shared_layout(
   }
   layout.bytes = at;
   return layout;
+}
+
+std::vector<ByteRange> read_only_ranges(
+    const ModelSpec& model, const SharedLayout& layout, int rank) {
+  std::vector<ByteRange> ranges;
+  const auto add = [&](std::int64_t begin, std::int64_t end) {
+    begin = round_up(begin, kPage);
+    end = end / kPage * kPage;
+    if (begin >= end) {
+      return;
+    }
+    if (!ranges.empty() && ranges.back().end == begin) {
+      ranges.back().end = end;
+    } else if (ranges.size() < kReadOnlyRangesMax) {
+      ranges.push_back({begin, end});
+    }
+  };
+  for (std::size_t u = 0; u < layout.flats.size(); ++u) {
+    for (std::size_t f = 0; f < layout.flats[u].size(); ++f) {
+      const auto& flat = model.units[u].flats[f];
+      const auto begin = layout.flats[u][f];
+      const auto own = flat.layout.shard(rank);
+      const auto element =
+          static_cast<std::int64_t>(c10::elementSize(flat.unsharded_dtype()));
+      const auto end = round_up(begin + flat_bytes(flat), kPage);
+      add(begin, own.empty() ? end : begin + own.begin * element);
+      add(own.empty() ? end : begin + own.end * element, end);
+    }
+  }
+  const auto add_others = [&](const std::vector<std::int64_t>& regions,
+                              std::int64_t bytes) {
+    for (std::size_t r = 0; r < regions.size(); ++r) {
+      if (regions[r] != regions[static_cast<std::size_t>(rank)]) {
+        add(regions[r], regions[r] + bytes);
+      }
+    }
+  };
+  add_others(layout.gradient_regions, layout.gradient_region_bytes);
+  add_others(layout.slot_regions, layout.slot_region_bytes);
+  return ranges;
 }
 
 std::optional<std::int64_t> RegionAllocator::take(std::int64_t bytes) {

@@ -18,8 +18,11 @@ struct SharedLayout {
   std::vector<std::vector<std::int64_t>> flats;  // By unit, flat; if sharded.
   std::vector<std::int64_t> slot_regions;        // By rank.
   std::int64_t slot_region_bytes = 0;
-  // Of replicated units; where a flat's begins in its rank's region.
-  std::vector<std::int64_t> gradient_regions;        // By rank.
+  // Of replicated units, a region a rank, or the same for all when ranks own no
+  // gradients; of sharded ones, when gradients are shared, the same for all.
+  // Where a flat's begins in the region.
+  std::vector<std::int64_t> gradient_regions;  // By rank.
+  std::int64_t gradient_region_bytes = 0;
   std::vector<std::vector<std::int64_t>> gradients;  // By unit, flat.
   std::int64_t bytes = 0;                            // Of the segment.
   // Of these, what training touches: of each region a few slots.
@@ -31,9 +34,23 @@ struct SharedLayout {
 SharedLayout plan_shared_layout(
     const ModelSpec& model, int ranks, std::int64_t reserved_bytes);
 
+// Bytes of the segment.
+struct ByteRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+// What a rank never writes: pages of whole units without a byte of its own
+// slices, and the slots and gradients of other ranks. Whole pages, ascending,
+// never side by side; not all where there are very many.
+std::vector<ByteRange> read_only_ranges(
+    const ModelSpec& model, const SharedLayout& layout, int rank);
+
 // Where each flat begins in a gradient slot of the unit, and last where the slot
 // ends. Frozen flats take no room.
 std::vector<std::int64_t> slot_offsets(const UnitSpec& unit);
+// What a slot takes with the marks behind it, a byte by trainable parameter:
+// whether the rank has a gradient of it.
+std::int64_t slot_bytes(const UnitSpec& unit);
 
 // Lends ranges of a region, the lowest that fits: what is given back soon is
 // lent again, so that few pages are ever touched. Thread rule: one thread.

@@ -10,29 +10,29 @@
 namespace sherd::exchange::contract {
 namespace {
 
-std::vector<std::string> run_on_shared_memory(
-    int ranks, const RunOptions& options, const Body& body) {
-  return run_in_processes(
-      [](const World& world, const std::vector<int>& all) {
-        return make_shared_memory_exchange(
-            world, "contract",
-            all.size() == 1 ? make_solo_link(0)
-                            : make_comm_link(world, "contract/link", all));
-      },
-      ranks, options, body);
-}
-
-Contender shared_memory(int ranks) {
+Contender shared_memory(int ranks, bool sum_thread = false) {
+  const auto run = [=](int n, const RunOptions& options, const Body& body) {
+    return run_in_processes(
+        [=](const World& world, const std::vector<int>& all) {
+          return make_shared_memory_exchange(
+              world, "contract",
+              all.size() == 1 ? make_solo_link(0)
+                              : make_comm_link(world, "contract/link", all),
+              {.sum_thread = sum_thread});
+        },
+        n, options, body);
+  };
   return {
-      .name = "On",
+      .name = sum_thread ? "OnThread" : "On",
       .ranks = ranks,
-      .run_on = run_on_shared_memory,
+      .run_on = run,
       .one_sided = true};
 }
 
 std::vector<Contender> shared_memories() {
   return {
-      shared_memory(2), shared_memory(3), shared_memory(4), shared_memory(7)};
+      shared_memory(2), shared_memory(3), shared_memory(4), shared_memory(7),
+      shared_memory(3, /*sum_thread=*/true)};
 }
 
 SHERD_EXCHANGE_CONTRACT(SharedMemory, testing::ValuesIn(shared_memories()));

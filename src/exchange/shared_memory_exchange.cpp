@@ -55,8 +55,12 @@ class SharedMemoryExchange final : public Exchange {
   SharedMemoryExchange(
       const World& world,
       const std::string& name,
-      std::unique_ptr<Link> control)
-      : world_(world), name_(name), control_(std::move(control)) {
+      std::unique_ptr<Link> control,
+      const SharedMemoryOptions& options)
+      : world_(world),
+        name_(name),
+        control_(std::move(control)),
+        options_(options) {
     for (int i = 0; i < control_->size(); ++i) {
       ranks_.push_back(control_->world_rank(i));
     }
@@ -75,6 +79,7 @@ class SharedMemoryExchange final : public Exchange {
   Status open(const ModelSpec& model) override;
 
   bool one_sided() const override { return true; }
+  bool takes_sinks() const override { return !replicates(); }
 
   ShardMemory shard_memory(UnitId unit, int flat) override {
     return memory_->shard(unit, flat);
@@ -236,8 +241,9 @@ class SharedMemoryExchange final : public Exchange {
 
   const ExchangeCounters& counters() const override {
     if (sums_) {
-      counters_.gradient_bytes = sums_->slot_bytes();
-      counters_.gradient_bytes_peak = sums_->slot_bytes_peak();
+      const auto shown = memory_->shown_bytes();
+      counters_.gradient_bytes = sums_->slot_bytes() + shown;
+      counters_.gradient_bytes_peak = sums_->slot_bytes_peak() + shown;
       counters_.reduces_under_way_peak = sums_->under_way_peak();
     }
     return counters_;
@@ -273,6 +279,7 @@ class SharedMemoryExchange final : public Exchange {
   const World world_;
   const std::string name_;
   std::unique_ptr<Link> control_;
+  const SharedMemoryOptions options_;
   std::vector<int> ranks_;  // World ranks.
   ModelSpec model_;
   std::vector<std::string> unit_names_;
@@ -334,18 +341,22 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
       static_cast<std::size_t>(cell_bytes_), *waiter_);
   states_ = reinterpret_cast<RankState*>(base() + cells);
   memory_.emplace(model_, layout_, me(), segment_);
-  SharedSums::Place place{
+  for (const auto& range : read_only_ranges(model_, layout_, me())) {
+    // An aid: nothing depends on it.
+    (void)segment_->make_read_only(
+        static_cast<std::size_t>(range.begin),
+        static_cast<std::size_t>(range.end - range.begin));
+  }
+  SharedSlots::Place place{
       .model = &model_,
       .rank = me(),
-      .ranks = size(),
       .regions = {},
       .region_bytes = layout_.slot_region_bytes,
-      .slots = reinterpret_cast<SharedSlot*>(base() + cells + states),
-      .units = &*memory_};
+      .slots = reinterpret_cast<SharedSlot*>(base() + cells + states)};
   for (const auto region : layout_.slot_regions) {
     place.regions.push_back(base() + region);
   }
-  sums_.emplace(std::move(place));
+  sums_.emplace(std::move(place), *memory_, options_.sum_thread);
   return {};
 }
 
@@ -420,6 +431,11 @@ void SharedMemoryExchange::make_way(int under_way_max) {
       missing->counter.sleep_below(missing->number, kDoze);
       waited_in_vain_ =
           clock_.now() - began > patience || !segment_->peers().look().ok();
+    } else {
+      sums_->wait_for_thread(kDoze);
+    }
+    if (!sums_->failure().ok()) {
+      return;
     }
   }
 }
@@ -427,9 +443,13 @@ void SharedMemoryExchange::make_way(int under_way_max) {
 Status SharedMemoryExchange::finish_sums() {
   waited_in_vain_ = false;
   for (sums_->progress(); sums_->under_way() > 0; sums_->progress()) {
+    if (auto failure = sums_->failure(); !failure.ok()) {
+      return failure;
+    }
     const auto missing = sums_->missing();
-    if (!missing) {
-      continue;  // It has come since.
+    if (!missing) {  // It has come since.
+      sums_->wait_for_thread(kDoze);
+      continue;
     }
     // A rank that is at a step of all ranks sends no more gradients before it;
     // its step is another one, which meet() will find.
@@ -560,9 +580,10 @@ void SharedMemoryExchange::leave(const Status& why) {
 std::unique_ptr<Exchange> make_shared_memory_exchange(
     const World& world,
     const std::string& name,
-    std::unique_ptr<Link> control) {
+    std::unique_ptr<Link> control,
+    const SharedMemoryOptions& options) {
   return std::make_unique<SharedMemoryExchange>(
-      world, name, std::move(control));
+      world, name, std::move(control), options);
 }
 
 }  // namespace sherd::exchange

@@ -16,9 +16,18 @@
 
 namespace sherd::exchange {
 
+struct SharedMemoryOptions {
+  // Performance. Gradients are summed on a thread of their own instead of at
+  // later calls of the caller's.
+  bool sum_thread = false;
+};
+
 // Collective over the ranks of `control`, under a `name` unique in this world.
 // open() fails where they are not on one host.
 std::unique_ptr<Exchange> make_shared_memory_exchange(
-    const World& world, const std::string& name, std::unique_ptr<Link> control);
+    const World& world,
+    const std::string& name,
+    std::unique_ptr<Link> control,
+    const SharedMemoryOptions& options = {});
 
 }  // namespace sherd::exchange

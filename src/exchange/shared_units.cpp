@@ -1,11 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/shared_units.h"
 
+#include <sys/mman.h>
+#include <cerrno>
+#include <cstring>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include "base/check.h"
+
 namespace sherd::exchange {
+namespace {
+
+// Zeros of one dimension whose pages are taken when they are written: of
+// gradients that go to an optimizer's sinks there are none.
+at::Tensor untouched_zeros(
+    std::int64_t numel, const at::TensorOptions& options) {
+  const auto bytes =
+      static_cast<std::size_t>(numel) * options.dtype().itemsize();
+  if (bytes == 0) {
+    return at::zeros({0}, options);
+  }
+  void* memory = ::mmap(
+      nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+      0);
+  SHERD_CHECK_AS(
+      kUnavailable, memory != MAP_FAILED, "[exchange] no memory for ", bytes,
+      " bytes of gradients: ", std::strerror(errno));
+  return at::from_blob(
+      memory, {numel}, [bytes](void* at) { (void)::munmap(at, bytes); },
+      options);
+}
+
+}  // namespace
 
 SharedUnits::SharedUnits(
     const ModelSpec& model,
@@ -25,7 +54,9 @@ SharedUnits::SharedUnits(
       if (!replicates()) {
         whole.push_back(base() + layout_.flats[u][f]);
       }
-      if (replicates() || flat.is_cast()) {
+      if (!model_.own_shards) {
+        whole.push_back(nullptr);
+      } else if (replicates() || flat.is_cast()) {
         memory.shard = at::zeros({own.numel()}, options);
       } else {
         memory.shard = at::from_blob(
@@ -34,20 +65,39 @@ SharedUnits::SharedUnits(
                     static_cast<std::int64_t>(c10::elementSize(flat.dtype)),
             {own.numel()}, [segment](void*) {}, options);
       }
-      if (replicates() && flat.is_cast()) {
+      if (replicates() && model_.own_shards && flat.is_cast()) {
         private_casts_.push_back(
             at::empty({own.numel()}, options.dtype(flat.unsharded_dtype())));
         whole.push_back(private_casts_.back().mutable_data_ptr());
-      } else if (replicates()) {
+      } else if (replicates() && model_.own_shards) {
         whole.push_back(memory.shard.mutable_data_ptr());
       }
       if (flat.trainable && model_.own_gradients) {
-        memory.gradient = replicates()
-            ? gradient_of(rank_, static_cast<UnitId>(u), static_cast<int>(f))
-            : at::zeros({own.numel()}, options);
+        add_gradient(static_cast<UnitId>(u), static_cast<int>(f), own, memory);
+      }
+      if (flat.trainable && replicates() && !model_.own_gradients) {
+        shown_bytes_ += own_bytes(flat);
       }
       shards.push_back(std::move(memory));
     }
+  }
+}
+
+void SharedUnits::add_gradient(
+    UnitId unit,
+    int flat,
+    const plan::ElementRange& own,
+    ShardMemory& memory) const {
+  if (replicates()) {
+    memory.gradient = gradient_of(rank_, unit, flat);
+  } else if (model_.share_gradients) {
+    memory.whole_gradient = gradient_of(rank_, unit, flat);
+    memory.gradient = memory.whole_gradient.narrow(0, own.begin, own.numel());
+  } else {
+    const auto& spec = model_.units[static_cast<std::size_t>(unit)]
+                           .flats[static_cast<std::size_t>(flat)];
+    memory.gradient =
+        untouched_zeros(own.numel(), at::TensorOptions().dtype(spec.dtype));
   }
 }
 
@@ -57,6 +107,11 @@ std::vector<at::Tensor> SharedUnits::shards(UnitId unit) const {
     shards.push_back(memory.shard);
   }
   return shards;
+}
+
+std::int64_t SharedUnits::own_bytes(const FlatSpec& flat) const {
+  return flat.layout.shard(rank_).numel() *
+      static_cast<std::int64_t>(c10::elementSize(flat.dtype));
 }
 
 std::byte* SharedUnits::base() const {

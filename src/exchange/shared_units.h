@@ -2,9 +2,10 @@
 //
 // Where the parameters of ranks that share memory lie: whole units, and this
 // rank's part of them. Sharded units lie whole in the segment, once: a shard is
-// a slice of that or, where whole units have another dtype, private. Replicated
-// ones are private to each rank, save their gradients. Moves nothing between
-// ranks. Thread rule: one thread.
+// a slice of that or, where whole units have another dtype, private; so is its
+// gradient, unless gradients are shared. Replicated units are private to each
+// rank, save their gradients. Moves nothing between ranks. Thread rule: one
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +36,12 @@ class SharedUnits {
     return whole_[static_cast<std::size_t>(unit)]
                  [static_cast<std::size_t>(flat)];
   }
-  // Replicated units: the gradient of a rank, whole.
+  // The gradient of a rank, whole: of replicated units its own or, where ranks
+  // own none, the same for all, in which each shows the others its slice of the
+  // sum; of sharded ones that of all ranks. REQUIRES: it lies in the segment.
   at::Tensor gradient_of(int rank, UnitId unit, int flat) const;
+  // Of slices that this rank shows.
+  std::int64_t shown_bytes() const { return shown_bytes_; }
 
   // Brings what is a cast of this rank's shards up to date.
   void cast_shards() const;
@@ -44,6 +49,12 @@ class SharedUnits {
  private:
   bool replicates() const { return model_.placement == Placement::kReplicate; }
   std::byte* base() const;
+  std::int64_t own_bytes(const FlatSpec& flat) const;
+  void add_gradient(
+      UnitId unit,
+      int flat,
+      const plan::ElementRange& own,
+      ShardMemory& memory) const;
 
   const ModelSpec& model_;
   const SharedLayout& layout_;
@@ -52,6 +63,7 @@ class SharedUnits {
   std::vector<std::vector<ShardMemory>> shards_;
   std::vector<std::vector<void*>> whole_;
   std::vector<at::Tensor> private_casts_;  // Of replicated units.
+  std::int64_t shown_bytes_ = 0;
 };
 
 }  // namespace sherd::exchange

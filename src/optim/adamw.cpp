@@ -41,7 +41,21 @@ struct AdamW::Impl {
              // With epsilon 0 padding would become 0 / 0.
              .joins_over_padding = given.epsilon > 0.0,
              .weight_decay = given.weight_decay,
-             .groups = given.groups}) {}
+             .groups = given.groups}) {
+    if (options.in_backward) {
+      slices.update_in_backward(
+          [this](const optim::UpdateBatch& batch) { update(batch); });
+    }
+  }
+
+  void update(const optim::UpdateBatch& batch) const {
+    at::_fused_adamw_(
+        batch.parameters, batch.gradients, batch.states[kExpAvg],
+        batch.states[kExpAvgSq], /*max_exp_avg_sqs=*/{}, batch.steps,
+        options.learning_rate * batch.learning_rate_scale, options.beta1,
+        options.beta2, batch.weight_decay, options.epsilon, /*amsgrad=*/false,
+        /*maximize=*/false);
+  }
 
   AdamWOptions options;
   optim::SliceSet slices;
@@ -55,14 +69,8 @@ AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 
 void AdamW::step() {
   const at::NoGradGuard no_grad;
-  const AdamWOptions& options = impl_->options;
-  for (optim::UpdateBatch& batch : impl_->slices.begin_update()) {
-    at::_fused_adamw_(
-        batch.parameters, batch.gradients, batch.states[kExpAvg],
-        batch.states[kExpAvgSq], /*max_exp_avg_sqs=*/{}, batch.steps,
-        options.learning_rate * batch.learning_rate_scale, options.beta1,
-        options.beta2, batch.weight_decay, options.epsilon, /*amsgrad=*/false,
-        /*maximize=*/false);
+  for (const optim::UpdateBatch& batch : impl_->slices.begin_update()) {
+    impl_->update(batch);
   }
   impl_->slices.end_update();
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/slice_set.h"
 
-#include <fnmatch.h>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include "base/check.h"
+#include "optim/name_patterns.h"
 
 namespace sherd::optim {
 namespace {
@@ -60,13 +60,6 @@ std::int64_t zero_padding(const UpdatePiece& before, const UpdatePiece& after) {
   return all_zero(parameter_end, gap) && all_zero(gradient_end, gap) ? gap : 0;
 }
 
-bool matches(const ParameterGroup& group, const std::string& name) {
-  return std::any_of(
-      group.names.begin(), group.names.end(), [&](const std::string& pattern) {
-        return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-      });
-}
-
 void check_group(const char* owner, const ParameterGroup& group) {
   SHERD_CHECK(
       !group.names.empty(), "[optim] ", owner,
@@ -86,13 +79,57 @@ void check_not_negative(const char* owner, const char* what, double value) {
       what, " to be finite and at least 0, found ", value);
 }
 
+void check_slices(
+    const char* owner, const std::vector<NamedParameter>& slices) {
+  std::unordered_set<std::string> names;
+  for (const auto& [name, slice] : slices) {
+    SHERD_CHECK(
+        names.insert(name).second, "[optim] ", owner,
+        ": expected every parameter name once, found \"", name, "\" twice");
+    SHERD_CHECK(
+        slice.defined() && slice.layout() == at::kStrided &&
+            slice.numel() > 0 && slice.is_contiguous(),
+        "[optim] ", owner, ": expected \"", name,
+        "\" to be a contiguous tensor of at least one element, found ",
+        slice.defined()
+            ? str("shape ", slice.sizes(), " with strides ",
+                  slice.layout() == at::kStrided ? slice.strides()
+                                                 : at::IntArrayRef())
+            : "an undefined tensor");
+    SHERD_CHECK(
+        at::isFloatingType(slice.scalar_type()), "[optim] ", owner,
+        ": expected \"", name, "\" to have a floating-point type, found ",
+        slice.scalar_type());
+  }
+}
+
+at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter) {
+  const at::Tensor& gradient = parameter.slice.grad();
+  if (!gradient.defined()) {
+    return {};
+  }
+  SHERD_CHECK(
+      gradient.layout() == at::kStrided, "[optim] ", owner,
+      ": expected a dense gradient of \"", parameter.name, "\", found layout ",
+      gradient.layout());
+  SHERD_CHECK(
+      gradient.sizes() == parameter.slice.sizes(), "[optim] ", owner,
+      ": expected the gradient of \"", parameter.name, "\" to have shape ",
+      parameter.slice.sizes(), ", found ", gradient.sizes());
+  SHERD_CHECK(
+      gradient.device() == parameter.slice.device(), "[optim] ", owner,
+      ": expected the gradient of \"", parameter.name, "\" on device ",
+      parameter.slice.device(), ", found ", gradient.device());
+  return gradient.detach().to(parameter.slice.scalar_type()).contiguous();
+}
+
 SliceSet::SliceSet(NamedParameters parameters, const SliceSetOptions& options)
     : parameters_(std::move(parameters)), options_(options) {
   check_not_negative(options_.owner, "weight_decay", options_.weight_decay);
   for (const ParameterGroup& group : options_.groups) {
     check_group(options_.owner, group);
   }
-  check_slices();
+  check_slices(options_.owner, parameters_.items);
   const auto count = static_cast<std::int64_t>(parameters_.items.size());
   steps_ = at::zeros({count}, at::TensorOptions().dtype(at::kFloat));
   lay_out_state();
@@ -101,33 +138,12 @@ SliceSet::SliceSet(NamedParameters parameters, const SliceSetOptions& options)
   }
 }
 
-void SliceSet::check_slices() const {
-  std::unordered_set<std::string> names;
-  for (const auto& [name, slice] : parameters_.items) {
-    SHERD_CHECK(
-        names.insert(name).second, "[optim] ", options_.owner,
-        ": expected every parameter name once, found \"", name, "\" twice");
-    SHERD_CHECK(
-        slice.defined() && slice.layout() == at::kStrided &&
-            slice.numel() > 0 && slice.is_contiguous(),
-        "[optim] ", options_.owner, ": expected \"", name,
-        "\" to be a contiguous tensor of at least one element, found ",
-        slice.defined()
-            ? str("shape ", slice.sizes(), " with strides ",
-                  slice.layout() == at::kStrided ? slice.strides()
-                                                 : at::IntArrayRef())
-            : "an undefined tensor");
-    SHERD_CHECK(
-        at::isFloatingType(slice.scalar_type()), "[optim] ", options_.owner,
-        ": expected \"", name, "\" to have a floating-point type, found ",
-        slice.scalar_type());
-  }
-}
-
 int SliceSet::kind_of(const NamedParameter& parameter) {
   const auto group = std::find_if(
       options_.groups.begin(), options_.groups.end(),
-      [&](const ParameterGroup& g) { return matches(g, parameter.name); });
+      [&](const ParameterGroup& g) {
+        return matches_any(g.names, parameter.name);
+      });
   const Kind kind{
       .group = static_cast<std::size_t>(group - options_.groups.begin()),
       .dtype = parameter.slice.scalar_type(),
@@ -188,14 +204,18 @@ void SliceSet::lay_out_state() {
 
 std::vector<UpdateBatch> SliceSet::begin_update() {
   for (Slice& slice : slices_) {
-    slice.gradient = usable_gradient(parameters_.items[slice.item]);
+    slice.gradient =
+        usable_gradient(options_.owner, parameters_.items[slice.item]);
   }
   for (const Slice& slice : slices_) {
     if (slice.gradient.defined()) {
       allocate(ranges_[slice.range]);
     }
   }
-  std::vector<UpdateBatch> batches = empty_batches();
+  std::vector<UpdateBatch> batches;
+  for (const Kind& kind : kinds_) {
+    batches.push_back(empty_batch(kind));
+  }
   const std::vector<UpdatePiece> pieces = this->pieces();
   for (const UpdateRun& run : plan_update_runs(pieces)) {
     add_run(run, pieces[run.first], batches);
@@ -210,39 +230,16 @@ std::vector<UpdateBatch> SliceSet::begin_update() {
   return batches;
 }
 
-std::vector<UpdateBatch> SliceSet::empty_batches() const {
-  std::vector<UpdateBatch> batches(kinds_.size());
-  for (std::size_t k = 0; k < kinds_.size(); ++k) {
-    batches[k].weight_decay = options_.weight_decay;
-    batches[k].states.resize(options_.state_tensors);
-    if (kinds_[k].group < options_.groups.size()) {
-      const ParameterGroup& group = options_.groups[kinds_[k].group];
-      batches[k].learning_rate_scale = group.learning_rate_scale;
-      batches[k].weight_decay =
-          group.weight_decay.value_or(options_.weight_decay);
-    }
+UpdateBatch SliceSet::empty_batch(const Kind& kind) const {
+  UpdateBatch batch;
+  batch.weight_decay = options_.weight_decay;
+  batch.states.resize(options_.state_tensors);
+  if (kind.group < options_.groups.size()) {
+    const ParameterGroup& group = options_.groups[kind.group];
+    batch.learning_rate_scale = group.learning_rate_scale;
+    batch.weight_decay = group.weight_decay.value_or(options_.weight_decay);
   }
-  return batches;
-}
-
-at::Tensor SliceSet::usable_gradient(const NamedParameter& parameter) const {
-  const at::Tensor& gradient = parameter.slice.grad();
-  if (!gradient.defined()) {
-    return {};
-  }
-  SHERD_CHECK(
-      gradient.layout() == at::kStrided, "[optim] ", options_.owner,
-      ": expected a dense gradient of \"", parameter.name, "\", found layout ",
-      gradient.layout());
-  SHERD_CHECK(
-      gradient.sizes() == parameter.slice.sizes(), "[optim] ", options_.owner,
-      ": expected the gradient of \"", parameter.name, "\" to have shape ",
-      parameter.slice.sizes(), ", found ", gradient.sizes());
-  SHERD_CHECK(
-      gradient.device() == parameter.slice.device(), "[optim] ", options_.owner,
-      ": expected the gradient of \"", parameter.name, "\" on device ",
-      parameter.slice.device(), ", found ", gradient.device());
-  return gradient.detach().to(parameter.slice.scalar_type()).contiguous();
+  return batch;
 }
 
 void SliceSet::allocate(Range& range) const {
@@ -303,12 +300,50 @@ void SliceSet::add_run(
   }
 }
 
+void SliceSet::update_in_backward(Kernel kernel) {
+  if (!parameters_.update_in_backward) {
+    return;
+  }
+  in_backward_ = parameters_.update_in_backward(
+      {.names = names(),
+       .update = [this, kernel = std::move(kernel)](
+                     std::size_t item, std::int64_t begin,
+                     const at::Tensor& gradient) {
+         const Slice& slice = find(parameters_.items[item].name);
+         if (begin == 0) {
+           allocate(ranges_[slice.range]);
+           updates_of(slice) += 1.0F;
+           tensor_of(slice).unsafeGetTensorImpl()->bump_version();
+         }
+         kernel(part(slice, begin, gradient));
+       }});
+}
+
+UpdateBatch SliceSet::part(
+    const Slice& slice, std::int64_t begin, const at::Tensor& gradient) {
+  UpdateBatch batch = empty_batch(kinds_[static_cast<std::size_t>(slice.kind)]);
+  const at::Tensor& tensor = tensor_of(slice);
+  batch.parameters = {tensor.detach().narrow(0, begin, gradient.numel())};
+  batch.gradients = {gradient};
+  if (options_.counts_updates) {
+    batch.steps = {steps_.select(0, static_cast<std::int64_t>(slice.item))};
+  }
+  for (std::size_t s = 0; s < options_.state_tensors; ++s) {
+    batch.states[s] = {ranges_[slice.range].states[s].narrow(
+        0, slice.range_offset + begin, gradient.numel())};
+  }
+  return batch;
+}
+
 void SliceSet::end_update() {
   for (Slice& slice : slices_) {
     if (slice.gradient.defined() && !tensor_of(slice).is_inference()) {
       tensor_of(slice).unsafeGetTensorImpl()->bump_version();
     }
     slice.gradient.reset();
+  }
+  if (in_backward_ != nullptr) {
+    zero_grad();  // Of what is not updated there.
   }
   if (parameters_.publish) {
     parameters_.publish();

@@ -9,6 +9,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -22,6 +24,14 @@ namespace sherd::optim {
 // Throws Error "[optim] `owner`: expected `what` ..., found `value`" unless
 // value is finite and at least 0.
 void check_not_negative(const char* owner, const char* what, double value);
+
+// Throws Error when a name appears twice, or a slice is undefined, empty, not
+// contiguous or not of a floating-point type.
+void check_slices(const char* owner, const std::vector<NamedParameter>& slices);
+
+// The slice's gradient, contiguous and in its dtype; undefined: it has none.
+// Throws Error when the gradient is sparse, or of another shape or device.
+at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter);
 
 struct SliceSetOptions {
   const char* owner = "";          // Name of the optimizer, for messages.
@@ -52,6 +62,11 @@ class SliceSet {
   // Everything with a gradient, ready for the kernels. Counts the update.
   // Throws Error with nothing changed when a gradient does not fit.
   std::vector<UpdateBatch> begin_update();
+
+  // Gives `kernel` to backward, if that takes it: called with one run of one
+  // slice at a time, counted as an update.
+  using Kernel = std::function<void(const UpdateBatch&)>;
+  void update_in_backward(Kernel kernel);
 
   // After the kernels: saved uses of the old values become LibTorch's usual
   // error, and publish is called.
@@ -90,14 +105,14 @@ class SliceSet {
   const at::Tensor& tensor_of(const Slice& slice) const {
     return parameters_.items[slice.item].slice;
   }
-  void check_slices() const;
   int kind_of(const NamedParameter& parameter);
   void lay_out_state();
-  at::Tensor usable_gradient(const NamedParameter& parameter) const;
   void allocate(Range& range) const;
+  UpdateBatch part(
+      const Slice& slice, std::int64_t begin, const at::Tensor& gradient);
   std::vector<UpdatePiece> pieces() const;
-  // One per kind, with its settings and no run.
-  std::vector<UpdateBatch> empty_batches() const;
+  // With the settings of a kind and no run.
+  UpdateBatch empty_batch(const Kind& kind) const;
   void add_run(
       const UpdateRun& run,
       const UpdatePiece& first,
@@ -113,6 +128,7 @@ class SliceSet {
   std::vector<Range> ranges_;
   std::unordered_map<std::string, std::size_t> by_name_;  // Into slices_.
   at::Tensor steps_;  // One float per item: PyTorch's type for checkpoints.
+  std::shared_ptr<void> in_backward_;  // Held while backward updates slices.
 };
 
 }  // namespace sherd::optim

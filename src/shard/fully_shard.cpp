@@ -74,6 +74,7 @@ shard::RuntimeOptions runtime_options(
     const Mesh& mesh, const FullyShardOptions& options, bool whole) {
   shard::RuntimeOptions runtime;
   runtime.reductions_under_way_max = options.reductions_under_way_max;
+  runtime.share_gradients = options.share_gradients;
   if (whole) {
     runtime.rank = mesh.world().rank();
     runtime.ranks = mesh.world().size();
@@ -90,6 +91,35 @@ shard::RuntimeOptions runtime_options(
   return runtime;
 }
 
+exchange::Kind chosen_kind(
+    const World& world,
+    const std::vector<int>& ranks,
+    const FullyShardOptions& options) {
+  return exchange::choose_kind(
+      world, ranks, kind_of(options.exchange), process_environment());
+}
+
+// After ranks have agreed on options, so that it fails on all or on none.
+void check_gradients_shared(
+    const Mesh& mesh,
+    const FullyShardOptions& options,
+    const shard::Runtime& engine) {
+  const auto found = [&]() -> std::string {
+    if (over_both_axes(mesh, options)) {
+      return "OptimizerAxes::kBoth";
+    }
+    const auto kind = chosen_kind(mesh.world(), mesh.shard_ranks(), options);
+    return str("ranks that exchange by ", exchange::text_of(kind));
+  };
+  SHERD_CHECK(
+      !options.share_gradients || engine.shares_gradients(),
+      "[shard] options.share_gradients needs memory that all ranks of the "
+      "shard "
+      "axis share; expected ExchangeKind::kSharedMemory on one host, and "
+      "OptimizerAxes::kShard, found ",
+      found());
+}
+
 // Names the connections of each sharded model of a world differently; ranks
 // shard their models in the same order.
 std::string next_name(const Mesh& mesh) {
@@ -99,8 +129,7 @@ std::string next_name(const Mesh& mesh) {
 std::unique_ptr<exchange::Exchange> exchange_for(
     const Mesh& mesh, const FullyShardOptions& options, bool whole) {
   const auto kind_for = [&](const std::vector<int>& ranks) {
-    return exchange::choose_kind(
-        mesh.world(), ranks, kind_of(options.exchange), process_environment());
+    return chosen_kind(mesh.world(), ranks, options);
   };
   if (whole) {
     std::vector<int> all(static_cast<std::size_t>(mesh.world().size()));
@@ -111,6 +140,9 @@ std::unique_ptr<exchange::Exchange> exchange_for(
   return exchange::make_exchange(
       mesh, next_name(mesh),
       {.within = kind_for(mesh.shard_ranks()),
+       .across = exchange::choose_kind_across(
+           mesh.world(), mesh.replicate_ranks(), kind_of(options.exchange),
+           process_environment()),
        .both_axes = over_both_axes(mesh, options)});
 }
 
@@ -237,6 +269,9 @@ FullyShardedDataParallel fully_shard(
   auto engine = std::make_shared<shard::Runtime>(
       std::move(model), exchange_for(mesh, options, whole),
       runtime_options(mesh, options, whole));
+  if (!whole) {
+    check_gradients_shared(mesh, options, *engine);
+  }
   values.check();
   engine->start([&](int parameter) { values.give(parameter); });
   values.finish();

@@ -153,6 +153,14 @@ Status Gradients::arrived(int parameter, const at::Tensor& gradient) {
     return {};  // Nothing, and late: nothing to keep.
   }
   auto& unit = state(target.unit);
+  if (unit.reduced && slices_.updates_in_backward()) {
+    return {
+        ErrorCode::kFailedPrecondition,
+        str("[shard] parameter ",
+            model_.parameters[static_cast<std::size_t>(parameter)].name,
+            " has a second gradient in one backward, after an optimizer has "
+            "updated it; construct the optimizer without in_backward")};
+  }
   const auto t = static_cast<std::size_t>(target.trainable);
   if (gradient.defined()) {
     place(parameter, gradient);
@@ -271,6 +279,7 @@ Status Gradients::reduce(UnitId unit) {
       : slices_.accumulation(unit);
   options.used = now.used;
   options.gradients = now.elsewhere;
+  options.sinks = slices_.sinks(unit);
   std::fill(now.elsewhere.begin(), now.elsewhere.end(), at::Tensor());
   now.slot.clear();
   now.reduced = true;

@@ -41,6 +41,10 @@ class Gradients {
   void set_partial(bool partial) { partial_ = partial; }
   bool partial() const { return partial_; }
   bool started() const { return started_; }
+  // Its reduction has begun in this backward.
+  bool reduced(UnitId unit) const {
+    return units_[static_cast<std::size_t>(unit)].reduced;
+  }
 
   // Takes the gradient of a parameter (undefined: none was produced) and
   // starts the reductions that became possible.

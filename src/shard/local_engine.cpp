@@ -122,7 +122,10 @@ NamedParameters LocalEngine::named_parameters() {
   NamedParameters named;
   for (std::size_t p = 0; p < slices_.size(); ++p) {
     if (slices_[p].defined()) {
-      named.items.push_back({model_.parameters[p].name, slices_[p]});
+      const auto& parameter = model_.parameters[p];
+      named.items.push_back({parameter.name, slices_[p]});
+      named.whole.items.push_back(
+          {.name = parameter.name, .shape = parameter.tensor.sizes().vec()});
     }
   }
   named.publish = [weak = weak_from_this()] {

@@ -77,6 +77,7 @@ Runtime::Runtime(
   model_spec.units = model_.units;
   model_spec.placement =
       replicate ? exchange::Placement::kReplicate : exchange::Placement::kShard;
+  model_spec.share_gradients = options_.share_gradients;
   model_spec.unsharded_bytes_max = budget.bytes.value_or(0);
   exchange_->open(model_spec).throw_if_failed();
   cache_ = std::make_unique<UnitCache>(
@@ -139,7 +140,7 @@ void Runtime::check_open() const {
   error_.throw_if_failed();
 }
 
-void Runtime::fail(const Status& status) {
+Status Runtime::close_for(const Status& status) {
   const Status told(
       status.code(),
       last_visited_ < 0 ? status.message()
@@ -149,7 +150,11 @@ void Runtime::fail(const Status& status) {
     error_ = told;
     exchange_->close(told);
   }
-  told.throw_if_failed();
+  return told;
+}
+
+void Runtime::fail(const Status& status) {
+  close_for(status).throw_if_failed();
 }
 
 // ---- visits ----
@@ -183,12 +188,29 @@ void Runtime::refuse_write(
       ErrorCode::kFailedPrecondition);
 }
 
+// An optimizer may have written it here or on another rank.
+void Runtime::refuse_stale_read(
+    const access::Touch& touch, const char* operator_name) const {
+  const auto& flat =
+      spec(touch.tag->unit).flats[static_cast<std::size_t>(touch.tag->flat)];
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      !flat.trainable || !gradients_->reduced(touch.tag->unit), "[shard] ",
+      operator_name, " reads parameter ", parameter_at(touch),
+      " in a backward after its gradient was complete, when an optimizer may "
+      "have updated it; construct the optimizer without in_backward");
+}
+
 void Runtime::enter(
     std::span<const access::Touch> touches, const char* operator_name) {
   const std::lock_guard lock(mu_);
   check_open();
   UnitCache::Visit visit;
+  const bool updates = access::in_backward() && slices_->updates_in_backward();
   for (const auto& touch : touches) {
+    if (updates) {
+      refuse_stale_read(touch, operator_name);
+    }
     if (touch.written && !summon_->may_write()) {
       refuse_write(touch, operator_name);
     }
@@ -326,6 +348,12 @@ void Runtime::gradient_arrived(int parameter, const at::Tensor& gradient) {
     return;
   }
   if (!gradients_->started()) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, !unpublished_ || !slices_->updates_in_backward(),
+        "[shard] a second backward before the step of an optimizer that "
+        "updates "
+        "in backward; call step() after each, or add micro-batches up under "
+        "no_sync()");
     order_reductions();
   }
   if (auto status = gradients_->arrived(parameter, gradient); !status.ok()) {
@@ -380,6 +408,15 @@ void Runtime::backward_ended(std::exception_ptr failure) {
     identity_->check();
   } else if (status.code() != ErrorCode::kAborted) {
     fail(status);
+  } else if (synchronised && slices_->updates_in_backward()) {
+    const auto told = close_for(
+        {ErrorCode::kAborted,
+         str(status.message(),
+             "; an optimizer has updated some parameters in this backward "
+             "already, so that this model is lost")});
+    if (!failure) {
+      told.throw_if_failed();
+    }
   } else {
     // Ranks left this backward at different places; the next forward must find
     // the same units whole on all of them.
@@ -431,16 +468,55 @@ NamedParameters Runtime::named_parameters() {
       self->publish_now(/*keep_frozen=*/true);
     }
   };
+  if (exchange_->takes_sinks()) {
+    named.update_in_backward =
+        [weak =
+             weak_from_this()](BackwardUpdate update) -> std::shared_ptr<void> {
+      auto self = weak.lock();
+      return self ? self->give_update(std::move(update)) : nullptr;
+    };
+  }
   named.claim = [weak = weak_from_this()] {
     auto self = weak.lock();
     return self ? self->claim_publishing() : nullptr;
   };
+  named.whole.items = whole_parameters(model_, *exchange_, *slices_);
+  if (options_.strategy == Strategy::kNoShard) {
+    return named;  // Every rank has whole slices.
+  }
+  named.whole.rank = owner();
+  named.whole.ranks = options_.both_axes ? world_size() : options_.ranks;
+  if (shares_gradients()) {
+    named.whole.meet = [weak = weak_from_this()](const at::Tensor& numbers) {
+      if (auto self = weak.lock()) {
+        self->meet(numbers);
+      }
+    };
+  }
   return named;
+}
+
+std::shared_ptr<void> Runtime::give_update(BackwardUpdate update) {
+  const std::lock_guard lock(mu_);
+  return slices_->give_update(std::move(update));
+}
+
+void Runtime::meet(const at::Tensor& numbers) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  auto status = exchange_->all_reduce(numbers, exchange::ReduceOp::kMax);
+  if (!status.ok()) {
+    fail(status);
+  }
 }
 
 double Runtime::clip_grad_norm(double max_norm, const ClipOptions& options) {
   const std::lock_guard lock(mu_);
   check_open();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !slices_->updates_in_backward(),
+      "[shard] clip_grad_norm() with an optimizer that updates in backward: "
+      "there is no gradient left to clip; construct it without in_backward");
   const auto sum_over_ranks = [&](const at::Tensor& value) {
     if (options_.strategy == Strategy::kNoShard) {
       return;  // Every rank has all gradients already.
@@ -583,20 +659,8 @@ ShardReport Runtime::report() {
   report.units = static_cast<int>(model_.units.size());
   report.budget_bytes = cache_->budget_bytes();
   report.unsharded_bytes_peak = cache_->resident_bytes_peak();
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
-      const auto memory =
-          exchange_->shard_memory(static_cast<UnitId>(u), static_cast<int>(f));
-      const auto& flat = model_.units[u].flats[f];
-      const std::size_t copies = memory.gradient.defined() ? 2 : 1;
-      const auto cast_bytes =
-          flat.is_cast() ? c10::elementSize(flat.unsharded_dtype()) : 0;
-      report.shard_bytes += static_cast<std::int64_t>(
-          memory.shard.nbytes() * copies +
-          static_cast<std::size_t>(memory.shard.numel()) * cast_bytes);
-    }
-  }
-  report.shard_bytes += counters.copied_shard_bytes;
+  report.shard_bytes =
+      shard_bytes(model_, *exchange_) + counters.copied_shard_bytes;
   report.gradient_slot_bytes_peak = counters.gradient_bytes_peak;
   report.unshards = counters.unshards;
   report.unsharded_bytes = counters.unsharded_bytes;

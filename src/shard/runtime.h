@@ -25,6 +25,7 @@
 #include "shard/identity.h"
 #include "shard/idle.h"
 #include "shard/model_units.h"
+#include "shard/shard_memory.h"
 #include "shard/sharding_engine.h"
 #include "shard/slices.h"
 #include "shard/summon.h"
@@ -43,6 +44,7 @@ struct RuntimeOptions {
   Strategy strategy = Strategy::kFullShard;
   std::optional<std::int64_t> budget_bytes;
   int reductions_under_way_max = 0;
+  bool share_gradients = false;  // If the exchange can.
 };
 
 class Runtime final : public ShardingEngine,
@@ -63,6 +65,10 @@ class Runtime final : public ShardingEngine,
   // Moves this rank's slices into shard memory and empties the parameters, one
   // after another; before it does, `give_value` makes sure of a parameter's.
   void start(const std::function<void(int parameter)>& give_value = nullptr);
+
+  bool shares_gradients() const {
+    return gradients_are_shared(model_, *exchange_);
+  }
 
   // access::Listener
   void enter(std::span<const access::Touch> touches, const char* operator_name)
@@ -106,6 +112,8 @@ class Runtime final : public ShardingEngine,
   void refuse_write(
       const access::Touch& touch, const char* operator_name) const;
   std::string parameter_at(const access::Touch& touch) const;
+  void refuse_stale_read(
+      const access::Touch& touch, const char* operator_name) const;
   void note_phase(const char* operator_name);
   // Collective: compares requires_grad, and returns whether all ranks have
   // `print`.
@@ -117,10 +125,14 @@ class Runtime final : public ShardingEngine,
   int& scopes_of(NoSyncAxis axis);
   void synchronised_backward_ended();
   std::shared_ptr<void> claim_publishing();
+  std::shared_ptr<void> give_update(BackwardUpdate update);
+  void meet(const at::Tensor& numbers);
   void publish_now(bool keep_frozen);
   void publish_locked(bool keep_frozen);
   void warn_of_idle_optimizer();
-  // Closes the exchange, remembers the first failure, and throws it.
+  // Closes the exchange and remembers the first failure; returns what the user
+  // is told, or throws it.
+  Status close_for(const Status& status);
   void fail(const Status& status);
 
   mutable std::mutex mu_;

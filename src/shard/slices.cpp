@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shard/slices.h"
 
+#include <algorithm>
+#include <utility>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/where.h>
 #include <c10/core/InferenceMode.h>
@@ -114,7 +117,8 @@ std::vector<bool> Slices::accumulation(UnitId unit) {
   }
   for (const int s : by_unit_[u]) {
     auto& slice = slices_[static_cast<std::size_t>(s)];
-    if (!slice.gradient.defined() || !any[flat_of(slice)]) {
+    if (!slice.gradient.defined() || !any[flat_of(slice)] ||
+        !slice.update.expired()) {
       continue;
     }
     auto& grad = slice.tensor.mutable_grad();
@@ -133,10 +137,68 @@ void Slices::set_gradients(UnitId unit, const std::vector<bool>& used) {
     auto& slice = slices_[static_cast<std::size_t>(s)];
     const int trainable =
         model_.parameters[static_cast<std::size_t>(slice.parameter)].trainable;
-    if (trainable >= 0 && used[static_cast<std::size_t>(trainable)]) {
+    if (trainable >= 0 && used[static_cast<std::size_t>(trainable)] &&
+        slice.update.expired()) {
       slice.tensor.mutable_grad() = slice.gradient;
     }
   }
+}
+
+std::shared_ptr<void> Slices::give_update(BackwardUpdate given) {
+  const auto update = std::make_shared<BackwardUpdate>(std::move(given));
+  std::vector<Slice*> named;
+  for (const auto& name : update->names) {
+    const auto slice = std::find_if(
+        slices_.begin(), slices_.end(),
+        [&](const Slice& each) { return each.name == name; });
+    SHERD_CHECK(
+        slice != slices_.end(), "[shard] an update in backward of ", name,
+        ", of which this rank has no slice");
+    SHERD_CHECK_AS(
+        kFailedPrecondition, slice->update.expired(), "[shard] parameter ",
+        name, " is updated in backward by another optimizer already");
+    named.push_back(&*slice);
+  }
+  for (std::size_t i = 0; i < named.size(); ++i) {
+    const auto& parameter =
+        model_.parameters[static_cast<std::size_t>(named[i]->parameter)];
+    const auto& flat = model_.units[static_cast<std::size_t>(parameter.unit)]
+                           .flats[static_cast<std::size_t>(parameter.flat)];
+    if (parameter.trainable >= 0 &&
+        exchange::travels_alone(flat, parameter.position)) {
+      named[i]->update = update;
+      named[i]->update_index = i;
+      named[i]->tensor.mutable_grad().reset();
+    }
+  }
+  std::erase_if(updates_, [](const auto& each) { return each.expired(); });
+  updates_.push_back(update);
+  return update;
+}
+
+bool Slices::updates_in_backward() const {
+  return std::any_of(updates_.begin(), updates_.end(), [](const auto& update) {
+    return !update.expired();
+  });
+}
+
+std::vector<exchange::ReduceOptions::Sink> Slices::sinks(UnitId unit) const {
+  std::vector<exchange::ReduceOptions::Sink> sinks;
+  for (const int s : by_unit_[static_cast<std::size_t>(unit)]) {
+    const auto& slice = slices_[static_cast<std::size_t>(s)];
+    const auto update = slice.update.lock();
+    if (update == nullptr) {
+      continue;
+    }
+    const auto t = static_cast<std::size_t>(
+        model_.parameters[static_cast<std::size_t>(slice.parameter)].trainable);
+    sinks.resize(std::max(sinks.size(), t + 1));
+    sinks[t] = [update, index = slice.update_index](
+                   std::int64_t begin, const at::Tensor& sum) {
+      update->update(index, begin, sum);
+    };
+  }
+  return sinks;
 }
 
 void Slices::clear_gradients() {

@@ -6,9 +6,11 @@
 // caller's lock.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/optim/named_parameters.h>
 #include "exchange/exchange.h"
 #include "shard/model_units.h"
 
@@ -19,6 +21,9 @@ struct Slice {
   at::Tensor tensor;    // Leaf; shares shard memory.
   at::Tensor gradient;  // Its part of the sharded gradient; undefined: frozen.
   int parameter = 0;    // In ModelUnits::parameters.
+  // Of an optimizer that updates it in backward, and its number there.
+  std::weak_ptr<const BackwardUpdate> update = {};
+  std::size_t update_index = 0;
 };
 
 class Slices {
@@ -32,6 +37,10 @@ class Slices {
 
   const std::vector<Slice>& all() const { return slices_; }
   std::vector<at::Tensor> tensors() const;
+  // Where this rank's slice begins in the flattened parameter.
+  std::int64_t begin_of(int parameter) const {
+    return parts_[static_cast<std::size_t>(parameter)].begin;
+  }
 
   // Copies this rank's part of a full parameter into shard memory, or back
   // from it.
@@ -51,12 +60,21 @@ class Slices {
   // parameter.
   void set_gradients(UnitId unit, const std::vector<bool>& used);
 
+  // As NamedParameters::update_in_backward, of slices of parameters that travel
+  // alone (exchange); others keep their gradients.
+  std::shared_ptr<void> give_update(BackwardUpdate update);
+  // Whether an optimizer updates slices in backward.
+  bool updates_in_backward() const;
+  // By trainable parameter of the unit, as exchange::ReduceOptions::sinks.
+  std::vector<exchange::ReduceOptions::Sink> sinks(UnitId unit) const;
+
   // Forgets all gradients.
   void clear_gradients();
 
  private:
   const ModelUnits& model_;
   std::vector<Slice> slices_;
+  std::vector<std::weak_ptr<const BackwardUpdate>> updates_;
   std::vector<std::vector<int>> by_unit_;  // Positions in slices_.
   struct Part {
     std::int64_t begin = 0;  // In the parameter.

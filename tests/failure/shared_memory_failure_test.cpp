@@ -14,7 +14,9 @@
 #include <random>
 #include <set>
 #include <gmock/gmock.h>
+#include <sherd/access/touch.h>
 #include <sherd/optim/adamw.h>
+#include <sherd/optim/muon.h>
 #include <sherd/shard/fully_shard.h>
 #include "base/check.h"
 #include "base/clock.h"
@@ -92,25 +94,32 @@ void expect_survivors(
   }
 }
 
-class SharedMemoryKill : public testing::TestWithParam<unsigned> {};
+struct Kill {
+  int ranks = 2;
+  int victim = 0;
+  std::chrono::microseconds later{0};
+  int replicas = 1;
+  OptimizerAxes axes = OptimizerAxes::kShard;
+};
 
-TEST_P(SharedMemoryKill, IsNamedByAllOthersWithinASecond) {
-  std::mt19937 random(GetParam());
-  const int ranks = 2 + static_cast<int>(random() % 3);
-  const int victim = static_cast<int>(random()) & 0xff;
+// Within a second, and nothing is left.
+void expect_named_by_all_others(const Kill& kill) {
   const auto before = left_behind();
   RankOptions options;
   options.close_world = false;
   options.strikes = {
-      {.child = victim % ranks,
+      {.child = kill.victim,
        .point = "warm",
        .signal = SIGKILL,
-       .later = std::chrono::microseconds(1 + random() % 40'000)}};
+       .later = kill.later}};
   const auto report = run_ranks(
-      ranks,
+      kill.ranks,
       [&](World world, Rank& self) {
         Chain model(4, 6);
-        auto fsdp = fully_shard(*model, world, shared());
+        auto shard = shared();
+        shard.optimizer_axes = kill.axes;
+        auto fsdp = fully_shard(
+            *model, Mesh(world, {.replicate = kill.replicas}), shard);
         AdamW adamw(fsdp.named_parameters(), {});
         train(model, fsdp, adamw, world.rank(), 2);
         self.reach("warm");
@@ -119,16 +128,101 @@ TEST_P(SharedMemoryKill, IsNamedByAllOthersWithinASecond) {
         EXPECT_THAT(
             error,
             AllOf(
-                HasSubstr(str("rank ", victim % ranks, " has died")),
+                HasSubstr(str("rank ", kill.victim, " has died")),
                 HasSubstr("unit ")));
       },
       options);
-  EXPECT_EQ(report[victim % ranks].signal, SIGKILL);
-  expect_survivors(report, victim % ranks, 1s);
+  EXPECT_EQ(report[kill.victim].signal, SIGKILL);
+  expect_survivors(report, kill.victim, 1s);
   expect_nothing_left_since(before);
 }
 
+class SharedMemoryKill : public testing::TestWithParam<unsigned> {
+ protected:
+  int draw(unsigned below) { return static_cast<int>(random_() % below); }
+  std::chrono::microseconds later() {
+    return std::chrono::microseconds(1 + draw(40'000));
+  }
+
+ private:
+  std::mt19937 random_{GetParam()};
+};
+
+TEST_P(SharedMemoryKill, IsNamedByAllOthersWithinASecond) {
+  const int ranks = 2 + draw(3);
+  expect_named_by_all_others(
+      {.ranks = ranks,
+       .victim = draw(static_cast<unsigned>(ranks)),
+       .later = later()});
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, SharedMemoryKill, testing::Range(1U, 21U));
+
+// One of the others shares no axis with it.
+class SharedMemoryHybridKill : public SharedMemoryKill {};
+
+TEST_P(SharedMemoryHybridKill, IsNamedByAllOthersWithinASecond) {
+  expect_named_by_all_others(
+      {.ranks = 4,
+       .victim = draw(4),
+       .later = later(),
+       .replicas = 2,
+       .axes =
+           GetParam() % 2 == 0 ? OptimizerAxes::kBoth : OptimizerAxes::kShard});
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, SharedMemoryHybridKill, testing::Range(1U, 9U));
+
+// Each rank has a matrix whose update takes much longer than the strike waits:
+// the others wait for its owner.
+class SharedMemoryMuonKill : public SharedMemoryKill {};
+
+TEST_P(SharedMemoryMuonKill, IsNamedAndNoValueMoves) {
+  const int ranks = 2 + draw(3);
+  const int victim = draw(static_cast<unsigned>(ranks));
+  RankOptions options;
+  options.close_world = false;
+  options.strikes = {
+      {.child = victim,
+       .point = "step",
+       .signal = SIGKILL,
+       .later = std::chrono::microseconds(1 + draw(5'000))}};
+  const auto report = run_ranks(
+      ranks,
+      [&](World world, Rank& self) {
+        constexpr std::int64_t kWidth = 384;
+        torch::set_num_threads(1);
+        Chain model(ranks, kWidth);
+        auto sharing = shared();
+        sharing.share_gradients = true;
+        auto fsdp = fully_shard(*model, world, sharing);
+        Muon muon(
+            split(fsdp.named_parameters(), {"layers.*.weight"}).matching,
+            {.iterations = 99});
+        model->forward(integer_rows(0, world.rank(), kWidth)).sum().backward();
+        std::vector<torch::Tensor> before;
+        for (const auto& slice : fsdp.parameters()) {
+          before.push_back(slice.detach().clone());
+        }
+        self.reach("step");
+        EXPECT_THAT(
+            error_of([&] { muon.step(); }),
+            HasSubstr(str("rank ", victim, " has died")));
+        const auto after = fsdp.parameters();
+        for (std::size_t i = 0; i < before.size(); ++i) {
+          EXPECT_TRUE(torch::equal(after[i], before[i])) << i;
+        }
+      },
+      options);
+  EXPECT_EQ(report[victim].signal, SIGKILL);
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (rank != victim) {
+      EXPECT_EQ(report[rank].exit_code, 0) << report[rank].output;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, SharedMemoryMuonKill, testing::Range(1U, 7U));
 
 TEST(SharedMemoryFailure, AStoppedRankIsNotResponding) {
   constexpr int kStopped = 1;
@@ -157,6 +251,64 @@ TEST(SharedMemoryFailure, AStoppedRankIsNotResponding) {
       options);
   expect_survivors(report, kStopped, 4s);
 }
+
+// A raw pointer may write this rank's slice, if only by mistake, and never that
+// of a peer: it ends the rank that has the mistake instead of the other's values.
+class SharedMemoryStrayWrite : public testing::TestWithParam<bool> {};
+
+TEST_P(SharedMemoryStrayWrite, EndsTheRankThatWritesIntoAPeersSlice) {
+  RankOptions options;
+  options.close_world = false;
+  const auto report = run_ranks(
+      2,
+      [](World world, Rank& self) {
+        torch::nn::Linear model(256, 256);
+        auto shard = shared();
+        if (GetParam()) {
+          shard.mixed_precision.param_dtype = torch::kBFloat16;
+        }
+        auto fsdp = fully_shard(*model, world, shard);
+        AdamW adamw(fsdp.named_parameters(), {});
+        const auto step = [&] {
+          model->forward(torch::ones({2, 256}, model->weight.scalar_type()))
+              .sum()
+              .backward();
+          adamw.step();
+          adamw.zero_grad();
+        };
+        step();
+        step();
+        const auto before = fsdp.parameters().at(0).detach().clone();
+        if (world.rank() == 1) {
+          const auto whole = touch(model->weight);
+          auto* bytes = static_cast<char*>(model->weight.mutable_data_ptr());
+          bytes[model->weight.nbytes() - 1] = 77;  // Its own.
+          self.report("wrote its own");
+          bytes[0] = 77;
+          self.report(", and a peer's");
+          return;
+        }
+        EXPECT_THAT(
+            error_of([&] {
+              step();
+              step();
+            }),
+            HasSubstr("rank 1 has died"));
+        EXPECT_TRUE(torch::equal(fsdp.parameters().at(0), before));
+      },
+      options);
+  EXPECT_EQ(report[1].signal, SIGSEGV) << report[1].output;
+  EXPECT_EQ(report[1].result, "wrote its own");
+  EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Mixed,
+    SharedMemoryStrayWrite,
+    testing::Bool(),
+    [](const testing::TestParamInfo<bool>& mixed) {
+      return mixed.param ? "BFloat16" : "Fp32";
+    });
 
 // As large as no memory is: what the process may write is what it is told.
 TEST(SharedMemoryFailure, AModelThatDoesNotFitIsRefusedBeforeTraining) {

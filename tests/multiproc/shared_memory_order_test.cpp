@@ -124,6 +124,8 @@ TEST_P(SharedMemoryOrder, TwoLossesAndTwoBackwardsInOneStep) {
 
 struct Training {
   ExchangeKind exchange = ExchangeKind::kSharedMemory;
+  int replicas = 1;
+  OptimizerAxes axes = OptimizerAxes::kShard;
   // Of sleeps, of every rank, everywhere in a step; 0: none.
   unsigned seed = 0;
 };
@@ -139,7 +141,9 @@ std::string losses(const World& world, const Training& training) {
   }
   FullyShardOptions options;
   options.exchange = training.exchange;
-  auto fsdp = fully_shard(*model, world, options);
+  options.optimizer_axes = training.axes;
+  auto fsdp = fully_shard(
+      *model, Mesh(world, {.replicate = training.replicas}), options);
   AdamW adamw(fsdp.named_parameters(), {.learning_rate = 1e-2});
   std::mt19937 random(training.seed + static_cast<unsigned>(world.rank()));
   const auto dawdle = [&] {
@@ -181,6 +185,23 @@ TEST_P(SharedMemoryOrder, LossesOfAHundredStepsDoNotDependOnTime) {
     EXPECT_EQ(losses(world, {.seed = seed}), expected);
     EXPECT_EQ(losses(world, {.exchange = ExchangeKind::kCollective}), expected);
   }));
+}
+
+// Both axes in shared memory.
+TEST(SharedMemoryHybridOrder, LossesOfAHundredStepsDoNotDependOnTime) {
+  const auto seed = std::random_device()() | 1U;
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  for (const auto axes : {OptimizerAxes::kShard, OptimizerAxes::kBoth}) {
+    expect_all_ok(run_ranks(4, [&](World world) {
+      Training training{.replicas = 2, .axes = axes};
+      const auto expected = losses(world, training);
+      training.seed = seed;
+      EXPECT_EQ(losses(world, training), expected);
+      training = {
+          .exchange = ExchangeKind::kCollective, .replicas = 2, .axes = axes};
+      EXPECT_EQ(losses(world, training), expected);
+    }));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, SharedMemoryOrder, testing::Values(2, 3, 4));

@@ -156,6 +156,7 @@ int rank_command(int argc, char** argv) {
   app.add_option("--replicate", options.replicate);
   app.add_option("--dtype", options.dtype);
   app.add_option("--budget-bytes", options.budget_bytes);
+  app.add_option("--update", options.update);
   app.add_option("--barrier", options.barrier);
   try {
     app.parse(argc, argv);

@@ -118,7 +118,8 @@ std::string table_of(
            ? ""
            : ", " + std::to_string(config.replicate) + " replicas") +
       (config.budget.empty() ? "" : ", budget " + config.budget) + ", " +
-      config.exchange + " exchange, " + config.heap + " heap\n";
+      config.exchange + " exchange, " + config.heap + " heap" +
+      (config.update == "step" ? "" : ", AdamW in backward") + "\n";
   text += "machine  " + circumstances.machine + "\n";
   text += "build    sherd " + circumstances.sherd_version + ", commit " +
       circumstances.commit + ", " + circumstances.build + ", LibTorch " +
@@ -186,6 +187,7 @@ std::string json_of(
   json["strategy"] = config.strategy;
   json["budget_bytes"] =
       config.budget.empty() ? Json() : Json(budget_bytes_of(config));
+  json["update"] = config.update;
   json["heap"] = config.heap;
   json["block_steps"] = result.block_steps;
   json["rounds"] = result.rounds;

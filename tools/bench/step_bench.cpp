@@ -86,7 +86,7 @@ std::vector<std::string> rank_command(
     command.insert(
         command.end(),
         {"--exchange", config.exchange, "--replicate",
-         std::to_string(config.replicate)});
+         std::to_string(config.replicate), "--update", config.update});
     if (!config.budget.empty()) {
       command.insert(
           command.end(),

@@ -23,7 +23,8 @@ struct StepConfig {
   std::string exchange = "auto";
   std::string dtype = "fp32";
   std::string strategy = "full_shard";
-  std::string budget;  // "24MiB"; empty: the strategy's.
+  std::string budget;           // "24MiB"; empty: the strategy's.
+  std::string update = "step";  // sherd's AdamW: in step() or in backward.
   int ranks = 2;
   int replicate = 1;
   std::string peers = "all";  // Of PyTorch: all or none.

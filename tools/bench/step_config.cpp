@@ -48,6 +48,7 @@ void check(const StepConfig& config) {
   expect_one_of(
       "--strategy", {"full_shard", "shard_grad_op", "no_shard"},
       config.strategy);
+  expect_one_of("--update", {"step", "backward"}, config.update);
   expect_one_of("--peers", {"all", "none"}, config.peers);
   expect_one_of("--heap", {"glibc", "kept"}, config.heap);
   if (config.ranks < 1) {

@@ -52,6 +52,9 @@ TEST(StepConfig, WrongWordsAreRefusedNamingTheRightOnes) {
       refusal([](StepConfig& c) { c.strategy = "zero"; }),
       HasSubstr("full_shard, shard_grad_op, no_shard"));
   EXPECT_THAT(
+      refusal([](StepConfig& c) { c.update = "never"; }),
+      HasSubstr("step, backward"));
+  EXPECT_THAT(
       refusal([](StepConfig& c) { c.peers = "some"; }), HasSubstr("all, none"));
   EXPECT_THAT(
       refusal([](StepConfig& c) { c.heap = "big"; }), HasSubstr("glibc, kept"));

@@ -170,7 +170,9 @@ class Sharded final : public Trainee {
             shard_options(options))),
         adamw_(
             fsdp_.named_parameters(),
-            {.learning_rate = kLearningRate, .groups = {}}) {}
+            {.learning_rate = kLearningRate,
+             .groups = {},
+             .in_backward = options.update == "backward"}) {}
 
   double step(const at::Tensor& inputs, const at::Tensor& targets) override {
     const auto loss = model_->loss(inputs, targets);

@@ -30,6 +30,7 @@ struct TraineeOptions {
   int replicate = 1;              // Replicas; of sherd.
   std::string dtype = "fp32";     // Or bf16, over fp32 weights.
   std::int64_t budget_bytes = 0;  // 0: the strategy's.
+  std::string update = "step";    // Of sherd: by "step" or in "backward".
   std::string barrier;            // File of the bound's StepBarrier.
 };
 

@@ -285,6 +285,7 @@ void check(const TrainConfig& config) {
   check_sizes(config);
   one_of("model", {"gpt", "llama"}, config.model);
   one_of("dtype", {"fp32", "bf16"}, config.dtype);
+  one_of("optimizer", {"adamw", "muon"}, config.optimizer);
   one_of(
       "strategy", {"full_shard", "shard_grad_op", "no_shard"}, config.strategy);
   one_of(
@@ -330,8 +331,7 @@ const std::vector<OptionRow>& option_rows() {
       {"model", "NAME", "Model family: gpt or llama", "Model", &C::model},
       {"layers", "N", "Transformer blocks", "Model", &C::layers},
       {"width", "N", "Width of the residual stream", "Model", &C::width},
-      {"heads", "N", "Attention heads; must divide the width", "Model",
-       &C::heads},
+      {"heads", "N", "Attention heads; divide the width", "Model", &C::heads},
       {"kv-heads", "N",
        "Llama: heads of keys and values; must divide --heads; 0: as many",
        "Model", &C::kv_heads},
@@ -354,11 +354,12 @@ const std::vector<OptionRow>& option_rows() {
        "Data", &C::batch},
       {"seed", "N", "For initial values, order of data and sample", "Data",
        &C::seed},
-      {"steps", "N", "Optimizer steps; the schedule ends there", "Training",
-       &C::steps},
+      {"steps", "N", "Optimizer steps of the schedule", "Training", &C::steps},
       {"stop-at", "N", "End after this step, schedule unchanged; 0: --steps",
        "Training", &C::stop_at},
-      {"lr", "X", "Peak learning rate of AdamW", "Training", &C::lr},
+      {"optimizer", "NAME", "adamw; muon: that, but Muon for layers' matrices",
+       "Training", &C::optimizer},
+      {"lr", "X", "Peak learning rate", "Training", &C::lr},
       {"warmup", "N", "Steps of rising rate; a cosine to a tenth follows",
        "Training", &C::warmup},
       {"weight-decay", "X", "On matrices; biases and norms have none",

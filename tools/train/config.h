@@ -39,6 +39,7 @@ struct TrainConfig {
 
   std::int64_t steps = 200;
   std::int64_t stop_at = 0;  // 0: at `steps`.
+  std::string optimizer = "adamw";
   double lr = 2e-3;
   std::int64_t warmup = 20;
   double weight_decay = 0.1;

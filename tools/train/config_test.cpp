@@ -144,6 +144,9 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
       flag_refusal("strategy", "half"),
       HasSubstr("one of full_shard, shard_grad_op, no_shard, found 'half'"));
   EXPECT_THAT(
+      flag_refusal("optimizer", "lion"),
+      HasSubstr("one of adamw, muon, found 'lion'"));
+  EXPECT_THAT(
       flag_refusal("exchange", "nccl"),
       HasSubstr("one of auto, collective, shm, hierarchical, found 'nccl'"));
   EXPECT_EQ(

@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <string>
+#include <vector>
 #include <sherd/base/error.h>
 #include "exchange_named.h"
 
@@ -29,6 +30,7 @@ FullyShardOptions shard_options(
   };
   options.strategy = strategy_of(config);
   options.exchange = tools::exchange_named(config.exchange);
+  options.share_gradients = config.optimizer == "muon";
   if (config.dtype == "bf16") {
     options.mixed_precision.param_dtype = at::kBFloat16;
   }
@@ -49,6 +51,22 @@ AdamWOptions adamw_options(const TrainConfig& config) {
   return options;
 }
 
+// The rate is AdamW's.
+MuonOptions muon_options(const TrainConfig& config) {
+  MuonOptions options;
+  options.learning_rate = config.lr;
+  options.weight_decay = config.weight_decay;
+  options.scale = MuonScale::kMatchRmsAdamW;
+  return options;
+}
+
+// Inside blocks of Gpt, of Llama. Muon is not for embeddings and the head.
+std::vector<std::string> muon_patterns(const TrainConfig& config) {
+  return config.optimizer == "muon"
+      ? std::vector<std::string>{"h.*.c_*.weight", "*layers.*_proj.weight"}
+      : std::vector<std::string>{};
+}
+
 }  // namespace
 
 Mesh mesh_of(const World& world, const TrainConfig& config) {
@@ -64,13 +82,22 @@ Mesh mesh_of(const World& world, const TrainConfig& config) {
 Engine::Engine(
     models::LanguageModel& model, const Mesh& mesh, const TrainConfig& config)
     : fsdp_(fully_shard(model, mesh, shard_options(model, config))),
-      adamw_(fsdp_.named_parameters(), adamw_options(config)),
+      parameters_(split(fsdp_.named_parameters(), muon_patterns(config))),
+      adamw_(parameters_.rest, adamw_options(config)),
       longest_(
           config.clip > 0.0 ? config.clip
-                            : std::numeric_limits<double>::infinity()) {}
+                            : std::numeric_limits<double>::infinity()) {
+  if (config.optimizer == "muon") {
+    muon_.emplace(parameters_.matching, muon_options(config));
+  }
+}
 
 double Engine::update(double learning_rate) {
   const double norm = fsdp_.clip_grad_norm(longest_);
+  if (muon_) {
+    muon_->set_learning_rate(learning_rate);
+    muon_->step();
+  }
   adamw_.set_learning_rate(learning_rate);
   adamw_.step();
   adamw_.zero_grad();

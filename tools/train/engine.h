@@ -6,10 +6,11 @@
 // Thread rule: one thread; model must outlive it.
 #pragma once
 
-#include <vector>
+#include <optional>
 #include <sherd/comm/world.h>
 #include <sherd/models/language_model.h>
 #include <sherd/optim/adamw.h>
+#include <sherd/optim/muon.h>
 #include <sherd/shard/fully_shard.h>
 #include "train/config.h"
 
@@ -37,6 +38,8 @@ class Engine {
 
  private:
   FullyShardedDataParallel fsdp_;
+  const SplitParameters parameters_;  // Muon's, and AdamW's.
+  std::optional<Muon> muon_;
   AdamW adamw_;
   const double longest_;
 };

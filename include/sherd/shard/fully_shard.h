@@ -103,6 +103,12 @@ struct FullyShardOptions {
   // Behaviour. Parameters and buffers get rank 0's values first; otherwise
   // ranks must hold equal ones. Mirrors FSDP(sync_module_states=True).
   bool sync_module_states = false;
+  // Behaviour. Each rank can read whole gradients, as Muon does: where ranks share
+  // memory, sharded gradients lie there instead of in private memory, and cost
+  // nothing more. Expects the ranks of the shard axis to be on one host and to
+  // exchange by kSharedMemory, and OptimizerAxes::kShard. Changes nothing where
+  // every rank has whole gradients anyway (one rank, kNoShard).
+  bool share_gradients = false;
   // Behaviour. Gives a parameter or buffer on the meta device its first value:
   // writes it into `value`, a plain CPU tensor of the module's shape and dtype.
   // Called once for each, on every rank, in module order, one after another:
@@ -282,7 +288,8 @@ class FullyShardedDataParallel {
 // parameters or is sharded already; a parameter is not on the CPU; something is
 // on the meta device without options.initialise, or that one throws (then the
 // module is lost); a trainable parameter is no real floating-point tensor; the
-// budget is below its floor; a dtype of mixed_precision is not among fp32, bf16
+// budget is below its floor; gradients are to be shared by ranks that share no
+// memory; a dtype of mixed_precision is not among fp32, bf16
 // and fp16, or would narrow an fp64 parameter; ranks disagree on names, shapes,
 // dtypes or options.
 FullyShardedDataParallel fully_shard(

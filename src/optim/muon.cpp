@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/optim/muon.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include "base/check.h"
+#include "optim/deal.h"
+#include "optim/newton_schulz.h"
+#include "optim/slice_set.h"
+
+namespace sherd {
+namespace {
+
+constexpr const char* kOwner = "Muon";
+constexpr int kIterationsEnd = 100;  // PyTorch's.
+
+MuonOptions checked(const MuonOptions& options) {
+  optim::check_not_negative(kOwner, "learning_rate", options.learning_rate);
+  optim::check_not_negative(kOwner, "weight_decay", options.weight_decay);
+  SHERD_CHECK(
+      options.momentum >= 0.0 && options.momentum < 1.0, "[optim] ", kOwner,
+      ": expected momentum in [0, 1), found ", options.momentum);
+  SHERD_CHECK(
+      options.iterations >= 1 && options.iterations < kIterationsEnd,
+      "[optim] ", kOwner, ": expected iterations in [1, ", kIterationsEnd,
+      "), found ", options.iterations);
+  SHERD_CHECK(
+      options.epsilon > 0.0, "[optim] ", kOwner,
+      ": expected epsilon above 0, found ", options.epsilon);
+  SHERD_CHECK(
+      options.iteration_dtype == at::kBFloat16 ||
+          options.iteration_dtype == at::kFloat,
+      "[optim] ", kOwner,
+      ": expected iteration_dtype to be BFloat16 or Float, found ",
+      options.iteration_dtype);
+  return options;
+}
+
+// A matrix as this rank sees it. Without a slice, nothing of it lies here.
+struct Matrix {
+  std::string name;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  int owner = 0;
+  at::Tensor slice = {};
+  std::int64_t slice_begin = 0;
+  at::Tensor shared_gradient = {};  // Whole; undefined: `slice` is whole.
+  at::Tensor momentum = {};         // On the owner, from its first update on.
+
+  // Whole, of the matrix's shape. REQUIRES: it has a gradient.
+  at::Tensor gradient() const {
+    return shared_gradient.defined() ? shared_gradient
+                                     : slice.grad().view({rows, columns});
+  }
+  // This rank's part of it, of the slice's shape.
+  at::Tensor gradient_of_slice() const {
+    return gradient()
+        .view({-1})
+        .narrow(0, slice_begin, slice.numel())
+        .view(slice.sizes());
+  }
+};
+
+Matrix matrix_of(const WholeParameter& parameter) {
+  SHERD_CHECK(
+      parameter.shape.size() == 2, "[optim] ", kOwner,
+      ": expected parameters of 2 dimensions, found \"", parameter.name,
+      "\" of shape ", at::IntArrayRef(parameter.shape),
+      "; give it to another optimizer (sherd::split)");
+  Matrix matrix;
+  matrix.name = parameter.name;
+  matrix.rows = parameter.shape[0];
+  matrix.columns = parameter.shape[1];
+  matrix.slice_begin = parameter.slice_begin;
+  matrix.shared_gradient = parameter.gradient;
+  return matrix;
+}
+
+}  // namespace
+
+struct Muon::Impl {
+  Impl(NamedParameters given, const MuonOptions& wanted)
+      : options(checked(wanted)), parameters(std::move(given)) {
+    auto& whole = parameters.whole;
+    if (whole.items.empty()) {
+      for (const auto& [name, slice] : parameters.items) {
+        whole.items.push_back({.name = name, .shape = slice.sizes().vec()});
+      }
+    }
+    SHERD_CHECK(
+        !whole.items.empty(), "[optim] ", kOwner,
+        ": expected at least one parameter, found none");
+    SHERD_CHECK(
+        whole.ranks == 1 || whole.meet, "[optim] ", kOwner,
+        ": expected gradients that ranks share "
+        "(FullyShardOptions::share_gradients), found \"",
+        whole.items.front().name, "\" cut among ", whole.ranks,
+        " ranks with private ones");
+    optim::check_slices(kOwner, parameters.items);
+    std::vector<std::int64_t> costs;
+    for (const auto& parameter : whole.items) {
+      auto matrix = matrix_of(parameter);
+      if (whole.ranks > 1 && !matrix.shared_gradient.defined()) {
+        continue;  // Frozen.
+      }
+      matrices.push_back(std::move(matrix));
+      costs.push_back(optim::newton_schulz_cost(
+          matrices.back().rows, matrices.back().columns));
+    }
+    const auto owners = optim::deal_by_cost(costs, whole.ranks);
+    for (std::size_t m = 0; m < matrices.size(); ++m) {
+      auto& matrix = matrices[m];
+      matrix.owner = owners[m];
+      const auto item = std::find_if(
+          parameters.items.begin(), parameters.items.end(),
+          [&](const auto& i) { return i.name == matrix.name; });
+      if (item != parameters.items.end()) {
+        matrix.slice = item->slice;
+      }
+    }
+    if (parameters.claim) {
+      claim = parameters.claim();
+    }
+  }
+
+  bool owns(const Matrix& matrix) const {
+    return matrix.owner == parameters.whole.rank;
+  }
+  std::vector<bool> agree_on_gradients() const;
+  void make_update(Matrix& matrix) const;
+  void apply_update(const Matrix& matrix) const;
+  void meet(const at::Tensor& numbers) const {
+    if (parameters.whole.meet) {
+      parameters.whole.meet(numbers);
+    }
+  }
+
+  MuonOptions options;
+  NamedParameters parameters;
+  std::shared_ptr<void> claim;  // Publishing is this optimizer's.
+  std::vector<Matrix> matrices;
+};
+
+// By matrix: whether it is updated. Every rank has come here when it returns, so
+// nobody writes its part of a gradient any more, as clipping does.
+std::vector<bool> Muon::Impl::agree_on_gradients() const {
+  const auto count = static_cast<std::int64_t>(matrices.size());
+  const auto numbers =
+      at::zeros({2 * count}, at::TensorOptions().dtype(at::kDouble));
+  auto* const has = numbers.mutable_data_ptr<double>();
+  auto* const lacks = has + count;
+  for (std::size_t m = 0; m < matrices.size(); ++m) {
+    const auto& matrix = matrices[m];
+    if (!matrix.slice.defined()) {
+      continue;
+    }
+    const auto gradient =
+        optim::usable_gradient(kOwner, {matrix.name, matrix.slice});
+    (gradient.defined() ? has : lacks)[m] = 1.0;
+    if (!gradient.defined()) {
+      continue;
+    }
+    if (!matrix.shared_gradient.defined()) {
+      matrix.slice.mutable_grad() = gradient;
+    } else if (const auto place = matrix.gradient_of_slice();
+               place.const_data_ptr() != gradient.const_data_ptr()) {
+      place.copy_(gradient);  // Set by the user.
+    }
+  }
+  meet(numbers);
+  std::vector<bool> due;
+  for (std::size_t m = 0; m < matrices.size(); ++m) {
+    SHERD_CHECK(
+        has[m] == 0.0 || lacks[m] == 0.0, "[optim] ", kOwner,
+        ": expected a gradient of \"", matrices[m].name,
+        "\" on every rank or on none, found some ranks without");
+    due.push_back(has[m] != 0.0);
+  }
+  return due;
+}
+
+// Where the gradient was.
+void Muon::Impl::make_update(Matrix& matrix) const {
+  const auto gradient = matrix.gradient();
+  if (!matrix.momentum.defined()) {
+    matrix.momentum = at::zeros_like(gradient);
+  }
+  matrix.momentum.lerp_(gradient, 1.0 - options.momentum);
+  const auto direction = options.nesterov
+      ? gradient.lerp(matrix.momentum, options.momentum)
+      : matrix.momentum;
+  gradient.copy_(optim::orthogonalised(
+      direction,
+      {.coefficients = options.coefficients,
+       .iterations = options.iterations,
+       .epsilon = options.epsilon,
+       .dtype = options.iteration_dtype}));
+}
+
+void Muon::Impl::apply_update(const Matrix& matrix) const {
+  const auto rows = static_cast<double>(matrix.rows);
+  const auto columns = static_cast<double>(matrix.columns);
+  const double scale = options.scale == MuonScale::kOriginal
+      ? std::sqrt(std::max(1.0, rows / columns))
+      : 0.2 * std::sqrt(std::max(rows, columns));
+  auto values = matrix.slice;
+  values.mul_(1.0 - options.learning_rate * options.weight_decay);
+  values.add_(matrix.gradient_of_slice(), -options.learning_rate * scale);
+  values.mutable_grad().reset();
+}
+
+Muon::Muon(NamedParameters parameters, const MuonOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(parameters), options)) {}
+Muon::~Muon() = default;
+Muon::Muon(Muon&&) noexcept = default;
+Muon& Muon::operator=(Muon&&) noexcept = default;
+
+// Between the two meetings a matrix's gradient is its owner's, outside of them
+// each rank's own part is its own: nobody writes what another one reads.
+void Muon::step() {
+  const at::NoGradGuard no_grad;
+  auto& matrices = impl_->matrices;
+  const auto due = impl_->agree_on_gradients();
+  for (std::size_t m = 0; m < matrices.size(); ++m) {
+    if (due[m] && impl_->owns(matrices[m])) {
+      impl_->make_update(matrices[m]);
+    }
+  }
+  impl_->meet(at::zeros({1}, at::TensorOptions().dtype(at::kDouble)));
+  for (std::size_t m = 0; m < matrices.size(); ++m) {
+    if (due[m] && matrices[m].slice.defined()) {
+      impl_->apply_update(matrices[m]);
+    }
+  }
+  if (impl_->parameters.publish) {
+    impl_->parameters.publish();
+  }
+}
+
+void Muon::zero_grad() {
+  for (const auto& item : impl_->parameters.items) {
+    item.slice.mutable_grad().reset();
+  }
+}
+
+void Muon::set_learning_rate(double learning_rate) {
+  optim::check_not_negative(kOwner, "learning_rate", learning_rate);
+  impl_->options.learning_rate = learning_rate;
+}
+
+double Muon::learning_rate() const { return impl_->options.learning_rate; }
+
+std::vector<std::string> Muon::names() const {
+  std::vector<std::string> names;
+  for (const auto& matrix : impl_->matrices) {
+    if (impl_->owns(matrix)) {
+      names.push_back(matrix.name);
+    }
+  }
+  return names;
+}
+
+at::Tensor Muon::momentum_buffer(const std::string& name) {
+  auto& matrices = impl_->matrices;
+  const auto found = std::find_if(
+      matrices.begin(), matrices.end(),
+      [&](const Matrix& matrix) { return matrix.name == name; });
+  SHERD_CHECK(
+      found != matrices.end(), "[optim] ", kOwner,
+      ": expected the name of one of its matrices, found \"", name, "\"");
+  SHERD_CHECK(
+      impl_->owns(*found), "[optim] ", kOwner, ": expected a matrix of rank ",
+      impl_->parameters.whole.rank, ", found \"", name, "\", which rank ",
+      found->owner, " of those that share it has");
+  if (!found->momentum.defined()) {
+    found->momentum = at::zeros(
+        {found->rows, found->columns},
+        (found->slice.defined() ? found->slice : found->shared_gradient)
+            .options()
+            .requires_grad(false));
+  }
+  return found->momentum;
+}
+
+}  // namespace sherd

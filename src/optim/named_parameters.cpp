@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/optim/named_parameters.h>
+
+#include <fnmatch.h>
+#include <algorithm>
+#include "optim/name_patterns.h"
+
+namespace sherd {
+
+bool optim::matches_any(
+    const std::vector<std::string>& patterns, const std::string& name) {
+  return std::any_of(
+      patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+        return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+      });
+}
+
+SplitParameters split(
+    const NamedParameters& parameters,
+    const std::vector<std::string>& patterns) {
+  const auto those = [&](bool matching) {
+    NamedParameters kept = parameters;
+    const auto goes = [&](const auto& item) {
+      return optim::matches_any(patterns, item.name) != matching;
+    };
+    std::erase_if(kept.items, goes);
+    std::erase_if(kept.whole.items, goes);
+    return kept;
+  };
+  return {.matching = those(true), .rest = those(false)};
+}
+
+}  // namespace sherd

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/newton_schulz.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/mm.h>
+
+namespace sherd::optim {
+
+// As torch.optim.Muon does it, operator by operator.
+at::Tensor orthogonalised(
+    const at::Tensor& matrix, const NewtonSchulz& iteration) {
+  const auto [a, b, c] = iteration.coefficients;
+  // The products of rows are the smaller square.
+  const bool tall = matrix.size(0) > matrix.size(1);
+  auto x = matrix.to(iteration.dtype);
+  x = tall ? x.t() : x;
+  x = x.div(at::linalg_vector_norm(x).clamp_min(iteration.epsilon));
+  for (int i = 0; i < iteration.iterations; ++i) {
+    const auto gram = at::mm(x, x.t());
+    const auto change = at::addmm(gram, gram, gram, b, c);
+    x = at::addmm(x, change, x, a);
+  }
+  return tall ? x.t() : x;
+}
+
+}  // namespace sherd::optim

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AdamW that updates while backward runs is AdamW that updates after it, up to
+// the rounding of a slice's last few elements, and says no where it cannot be.
+// Where step() does it all the same (messages, one rank), bits are equal.
+#include "support/error_of.h"
+#include "support/parity.h"
+#include "support/ranks.h"
+#include "support/small_models.h"
+
+#include <gmock/gmock.h>
+#include <sherd/optim/adamw.h>
+
+namespace sherd::test {
+namespace {
+
+class InBackward : public testing::TestWithParam<int> {};
+
+// LibTorch's kernel rounds what does not fill a vector otherwise, and slices end
+// elsewhere where several are updated by one call.
+constexpr double kRounding = 1e-6;
+
+constexpr std::int64_t kWidth =
+    200;  // Weights of 78 KiB, in bf16, travel alone.
+
+// Layers that travel alone, small biases, one that only some batches use.
+struct ForkedImpl : torch::nn::Module {
+  torch::nn::Linear first{nullptr}, second{nullptr}, rare{nullptr},
+      head{nullptr};
+  ForkedImpl() {
+    torch::manual_seed(7);
+    first = register_module("first", torch::nn::Linear(kWidth, kWidth));
+    second = register_module("second", torch::nn::Linear(kWidth, kWidth + 3));
+    rare = register_module("rare", torch::nn::Linear(kWidth + 3, kWidth + 3));
+    head = register_module("head", torch::nn::Linear(kWidth + 3, 1));
+  }
+  torch::Tensor forward(const torch::Tensor& x, bool detour) {
+    auto y = torch::tanh(second(torch::tanh(first(x))));
+    return head(detour ? torch::tanh(rare(y)) : y);
+  }
+};
+TORCH_MODULE(Forked);
+
+// Rank 0 takes the detour in batch 1, all in batch 2, none else. Over messages
+// ranks use the same units in forward: there all go where rank 0 does.
+torch::Tensor forked_loss(
+    Forked& model, int batch, const World& world, bool together = false) {
+  const auto rows = torch::sin(torch::arange(4 * kWidth, torch::kFloat)
+                                   .mul(0.1 * (1 + batch) + world.rank())
+                                   .view({4, kWidth}));
+  const bool detour =
+      batch == 2 || (batch == 1 && (together || world.rank() == 0));
+  return model->forward(rows, detour).square().mean();
+}
+
+struct Trained {
+  std::vector<torch::Tensor> losses;
+  torch::OrderedDict<std::string, torch::Tensor> parameters;
+  std::vector<torch::Tensor> states;
+};
+
+Trained train(
+    const World& world, const FullyShardOptions& shard, bool in_backward) {
+  constexpr int kSteps = 5;
+  const bool together = shard.exchange == ExchangeKind::kCollective;
+  Forked model;
+  auto fsdp = fully_shard(*model, world, shard);
+  AdamWOptions options;
+  options.in_backward = in_backward;
+  options.groups = {
+      {.names = {"first.*"}, .learning_rate_scale = 0.5, .weight_decay = 0.0}};
+  const auto named = fsdp.named_parameters();
+  AdamW adamw(named, options);
+  Trained trained;
+  for (int step = 0; step < kSteps; ++step) {
+    adamw.set_learning_rate(1e-2 / (1 + step));
+    {
+      auto scope = fsdp.no_sync();
+      forked_loss(model, 10 + step, world, together).backward();
+    }
+    auto loss = forked_loss(model, step, world, together);
+    loss.backward();
+    for (const auto& item : named.items) {
+      if (in_backward && named.update_in_backward &&
+          item.name == "first.weight") {
+        EXPECT_FALSE(item.slice.grad().defined()) << item.name;
+      }
+    }
+    adamw.step();
+    adamw.zero_grad();
+    trained.losses.push_back(loss.detach());
+  }
+  trained.parameters = full_parameters(*model, fsdp);
+  for (const auto& name : adamw.names()) {
+    const auto state = adamw.state(name);
+    trained.states.push_back(state.exp_avg.clone());
+    trained.states.push_back(state.exp_avg_sq.clone());
+    trained.states.push_back(state.step.clone());
+  }
+  return trained;
+}
+
+void expect_equal(const Trained& within, const Trained& after) {
+  for (std::size_t i = 0; i < after.losses.size(); ++i) {
+    expect_close(
+        within.losses[i], after.losses[i], kRounding,
+        "loss " + std::to_string(i));
+  }
+  for (const auto& item : after.parameters) {
+    expect_close(
+        within.parameters[item.key()], item.value(), kRounding, item.key());
+  }
+  ASSERT_EQ(within.states.size(), after.states.size());
+  for (std::size_t i = 0; i < after.states.size(); ++i) {
+    expect_close(
+        within.states[i], after.states[i], kRounding,
+        "state " + std::to_string(i));
+  }
+}
+
+TEST_P(InBackward, EqualsAStepAfterBackward) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto exchange :
+         {ExchangeKind::kSharedMemory, ExchangeKind::kCollective}) {
+      for (const bool bf16 : {false, true}) {
+        FullyShardOptions shard;
+        shard.units = units::by_name("*");
+        shard.exchange = exchange;
+        if (bf16) {
+          shard.mixed_precision.param_dtype = torch::kBFloat16;
+        }
+        expect_equal(train(world, shard, true), train(world, shard, false));
+      }
+    }
+  }));
+}
+
+// A model and its optimizer, over shared memory whatever the environment says.
+struct Subject {
+  Forked model;
+  std::optional<FullyShardedDataParallel> fsdp;
+  std::optional<AdamW> adamw;
+  explicit Subject(const World& world) {
+    FullyShardOptions shard;
+    shard.units = units::by_name("*");
+    shard.exchange = ExchangeKind::kSharedMemory;
+    fsdp.emplace(fully_shard(*model, world, shard));
+    AdamWOptions options;
+    options.in_backward = true;
+    adamw.emplace(fsdp->named_parameters(), options);
+  }
+};
+
+TEST(InBackwardRefuses, ClippingWhereNoGradientIsLeft) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    Subject subject(world);
+    forked_loss(subject.model, 0, world).backward();
+    EXPECT_THAT(
+        error_of([&] { (void)subject.fsdp->clip_grad_norm(1.0); }),
+        testing::HasSubstr("no gradient left to clip"));
+    subject.adamw->step();
+  }));
+}
+
+TEST(InBackwardRefuses, ASecondOptimizerOfTheSameSlices) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    Subject subject(world);
+    AdamWOptions options;
+    options.in_backward = true;
+    EXPECT_THAT(
+        error_of([&] { AdamW(subject.fsdp->named_parameters(), options); }),
+        testing::HasSubstr("updated in backward by another optimizer"));
+    subject.adamw.reset();
+    AdamW(subject.fsdp->named_parameters(), options);
+  }));
+}
+
+TEST(InBackwardRefuses, ASecondBackwardBeforeTheStep) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    Subject subject(world);
+    auto first = forked_loss(subject.model, 0, world);
+    auto second = forked_loss(subject.model, 1, world);
+    first.backward();
+    EXPECT_THAT(
+        error_of([&] { second.backward(); }),
+        testing::HasSubstr("second backward before the step"));
+  }));
+}
+
+TEST(InBackwardRefuses, ReadingAParameterAfterItsUpdate) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    Subject subject(world);
+    auto& model = subject.model;
+    const auto x = torch::ones({2, kWidth});
+    // The use through detach() gives no gradient, and is run backward last.
+    const auto early = torch::tanh(torch::nn::functional::linear(
+        model->first(x), model->second->weight.detach()));
+    const auto loss = torch::tanh(model->rare(early)).sum() +
+        model->second(torch::tanh(torch::ones({2, kWidth}))).sum();
+    EXPECT_THAT(
+        error_of([&] { loss.backward(); }),
+        testing::HasSubstr(
+            "reads parameter second.weight in a backward after its gradient "
+            "was complete"));
+  }));
+}
+
+// Both ranks are told, since both have updated something.
+TEST(InBackward, ABackwardThatFailsOnOneRankEndsTheTraining) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    Subject subject(world);
+    auto& model = subject.model;
+    const auto x = torch::tanh(model->first(torch::ones({2, kWidth})));
+    if (world.rank() == 1) {
+      x.register_hook([](const torch::Tensor& gradient) -> torch::Tensor {
+        if (gradient.defined()) {
+          throw std::runtime_error("poisoned by the test");
+        }
+        return gradient;
+      });
+    }
+    const auto loss = model->head(torch::tanh(model->second(x))).sum();
+    const auto error = error_of([&] { loss.backward(); });
+    EXPECT_THAT(error, testing::HasSubstr("poisoned by the test"));
+    EXPECT_THAT(
+        error_of([&] { forked_loss(subject.model, 0, world); }),
+        testing::HasSubstr("this model is lost"));
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, InBackward, testing::Values(1, 2, 3));
+
+}  // namespace
+}  // namespace sherd::test
