@@ -8,6 +8,8 @@
 #   `benchmarks` builds them all.
 # sherd_add_test(NAME SOURCES ... DEPS ... [TORCH] [LABELS ...] [TIMEOUT s])
 #   A test binary; each of its GoogleTest suites is one ctest entry NAME.Suite.
+#   Entries that expect peers to notice within a time have the machine to
+#   themselves: label `failure`, and suites with such names.
 # sherd_add_fuzzer(NAME SOURCES ... DEPS ...)
 #   A fuzz target: with SHERD_FUZZ a libFuzzer program, else one with a plain
 #   main. Either way a ctest entry of a few random inputs.
@@ -16,7 +18,7 @@ function(sherd_set_flags target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wconversion -Wshadow
     $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>
     $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
-    $<$<BOOL:$ENV{CI}>:-Werror>)
+    $<$<BOOL:${SHERD_WERROR}>:-Werror>)
   if(SHERD_SANITIZE)
     target_compile_options(${target} PRIVATE
       -fsanitize=${SHERD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
@@ -45,6 +47,10 @@ function(sherd_add_test name)
   if(ARG_TORCH)
     target_link_libraries(${name} PRIVATE sherd_torch)
     sherd_use_torch_pch(${name})
+    # A file that sees LibTorch pays 11 s for templates its headers leave pending,
+    # so several share them; nothing of a test's own code needs more than -O1.
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
   endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   if(NOT ARG_TIMEOUT)
@@ -65,11 +71,16 @@ function(sherd_add_test name)
   endforeach()
   list(REMOVE_DUPLICATES suites)
   foreach(suite ${suites})
+    set(serial OFF)
+    if("failure" IN_LIST ARG_LABELS OR suite MATCHES "Failure|Kill|Stop|Watch")
+      set(serial ON)
+    endif()
     add_test(NAME ${name}.${suite}
       COMMAND ${name} "--gtest_filter=${suite}.*:*/${suite}.*:${suite}/*" --gtest_color=no)
     set_tests_properties(${name}.${suite} PROPERTIES
       TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
       SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]"
+      RUN_SERIAL ${serial}
       FAIL_REGULAR_EXPRESSION "\\[==========\\] 0 tests;Running 0 tests")
   endforeach()
 endfunction()

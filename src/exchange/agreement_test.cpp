@@ -13,7 +13,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-const std::vector<int> kRanks{10, 11, 12};  // World ranks of the group.
+const std::vector<int> kThree{10, 11, 12};  // World ranks of the group.
 const std::vector<std::string> kUnits{"(root)", "h.0", "h.1"};
 
 Wish unshard(int unit, bool in_backward) {
@@ -34,7 +34,7 @@ Wish other(WishKind kind) {
 }
 
 Agreement agreed(const std::vector<Wish>& wishes) {
-  return agree(wishes, kRanks, kUnits);
+  return agree(wishes, kThree, kUnits);
 }
 
 TEST(Agreement, EqualWishesAreGrantedTogether) {

@@ -13,7 +13,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-const std::vector<int> kRanks{4, 6};  // World ranks of the group.
+const std::vector<int> kPair{4, 6};  // World ranks of the group.
 
 // Trainable parameters by unit: 3, 0, 1.
 ModelSpec model() {
@@ -28,7 +28,7 @@ ModelSpec model() {
 
 Result<BackwardOutcome> combined(const BackwardNote& a, const BackwardNote& b) {
   const std::vector<at::Tensor> notes{a.encode(model()), b.encode(model())};
-  return combine_notes(model(), notes, kRanks);
+  return combine_notes(model(), notes, kPair);
 }
 
 TEST(BackwardNote, MarksAreOredOverRanksAndCalls) {
@@ -88,7 +88,7 @@ TEST(BackwardNote, ALongReasonIsCutNotOverrun) {
 
 std::string difference(const std::string& a, const std::string& b) {
   const std::vector<std::string> texts{a, b};
-  return first_difference(texts, kRanks);
+  return first_difference(texts, kPair);
 }
 
 TEST(FirstDifference, IsEmptyForEqualTexts) {

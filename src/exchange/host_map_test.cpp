@@ -6,7 +6,7 @@
 namespace sherd::exchange {
 namespace {
 
-using Hosts = std::vector<std::vector<int>>;
+using RanksByHost = std::vector<std::vector<int>>;
 
 TEST(HostMap, EqualHostsHaveColumns) {
   const HostMap map({{0, 1}, {2, 3}, {4, 5}}, 3);
@@ -22,8 +22,8 @@ TEST(HostMap, EqualHostsHaveColumns) {
 // charges of a host's ranks are all ranks, once.
 TEST(HostMap, EveryRankHasOneStandInOnEachHost) {
   for (const auto& hosts :
-       {Hosts{{0, 1, 2}, {3, 4, 5, 6}}, Hosts{{0}, {1}, {2}},
-        Hosts{{0, 3, 4}, {1}, {2, 5}}, Hosts{{0, 1, 2, 3}}}) {
+       {RanksByHost{{0, 1, 2}, {3, 4, 5, 6}}, RanksByHost{{0}, {1}, {2}},
+        RanksByHost{{0, 3, 4}, {1}, {2, 5}}, RanksByHost{{0, 1, 2, 3}}}) {
     for (const auto& members : hosts) {
       std::vector<int> seen(7, 0);
       int ranks = 0;

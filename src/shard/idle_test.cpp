@@ -7,7 +7,7 @@
 namespace sherd::shard {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::vector<at::Tensor> slices() {
   std::vector<at::Tensor> slices;

@@ -9,8 +9,8 @@
 namespace sherd::shard {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using torch::nn::Linear;
 
 struct BlockImpl : torch::nn::Module {
@@ -23,17 +23,17 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 // A list of blocks before a head that belongs to the root unit.
-struct NetImpl : torch::nn::Module {
+struct BlocksAndHeadImpl : torch::nn::Module {
   torch::nn::ModuleList blocks;
   Linear head{nullptr};
-  NetImpl() {
+  BlocksAndHeadImpl() {
     blocks = register_module("blocks", torch::nn::ModuleList());
     blocks->push_back(Block());
     blocks->push_back(Block());
     head = register_module("head", Linear(4, 2));
   }
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(BlocksAndHead);
 
 ModelUnits build(
     const torch::nn::Module& module,
@@ -61,14 +61,14 @@ std::string refusal(const torch::nn::Module& module) {
 }
 
 TEST(ModelUnits, UnitsComeInTheOrderOfTheirFirstParameter) {
-  const Net net;
+  const BlocksAndHead net;
   const auto model = build(*net);
   EXPECT_THAT(unit_names(model), ElementsAre("blocks.0", "blocks.1", "(root)"));
   EXPECT_EQ(model.root, 2);
 }
 
 TEST(ModelUnits, ParametersComeInModuleOrderUnderTheirNames) {
-  const Net net;
+  const BlocksAndHead net;
   const auto model = build(*net);
   const auto named = net->named_parameters();
   ASSERT_EQ(model.parameters.size(), named.size());
@@ -79,7 +79,7 @@ TEST(ModelUnits, ParametersComeInModuleOrderUnderTheirNames) {
 }
 
 TEST(ModelUnits, TheInnermostMatchOwnsAParameter) {
-  const Net net;
+  const BlocksAndHead net;
   const auto model = build(*net, [](const units::Candidate& candidate) {
     return candidate.name == "blocks.1" || candidate.name == "blocks.1.b";
   });
@@ -98,7 +98,7 @@ TEST(ModelUnits, ARootThatOwnsNothingIsNoUnit) {
 }
 
 TEST(ModelUnits, ThePolicyIsToldWhatNoInnerUnitTook) {
-  const Net net;
+  const BlocksAndHead net;
   std::map<std::string, std::int64_t> told;
   build(*net, [&](const units::Candidate& candidate) {
     told[candidate.name] = candidate.numel;

@@ -12,10 +12,10 @@ using testing::Net;
 using testing::opened_exchange;
 using testing::spec_of;
 
-constexpr int kRanks = 3;
+constexpr int kOwners = 3;
 
 ModelUnits units_of(const Net& net) {
-  return build_units(*net, units::none(), kRanks, nullptr);
+  return build_units(*net, units::none(), kOwners, nullptr);
 }
 
 // One rank's slices over a model and an exchange of their own.
@@ -39,7 +39,7 @@ struct World {
 };
 
 void on_each_rank(const test::FakeBody& body) {
-  run_fake_ranks(kRanks, exchange::FakeOptions{}, [&](FakeRank& self) {
+  run_fake_ranks(kOwners, exchange::FakeOptions{}, [&](FakeRank& self) {
     body(self);
     self.barrier.arrive_and_wait();
   });

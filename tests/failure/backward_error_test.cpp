@@ -18,9 +18,9 @@ using testing::HasSubstr;
 
 class BackwardError : public testing::TestWithParam<int> {};
 
-constexpr int kLayers = 4;
+constexpr int kLinks = 4;
 
-Chain chain() { return Chain(kLayers, 6); }
+Chain chain() { return Chain(kLinks, 6); }
 
 torch::Tensor chain_loss(Chain& model, int batch, int rank) {
   return model->forward(integer_rows(batch, rank, 6)).sum();
@@ -29,7 +29,7 @@ torch::Tensor chain_loss(Chain& model, int batch, int rank) {
 // Its backward throws where the gradient of layer `at`'s output arrives.
 torch::Tensor poisoned_loss(Chain& model, int batch, int rank, int at) {
   auto x = integer_rows(batch, rank, 6);
-  for (int i = 0; i < kLayers; ++i) {
+  for (int i = 0; i < kLinks; ++i) {
     x = model->layer(static_cast<std::size_t>(i)).forward(x).clamp(-2, 2);
     if (i == at) {
       x.register_hook([](const torch::Tensor& gradient) -> torch::Tensor {
@@ -85,7 +85,7 @@ TEST_P(BackwardError, T37AnExceptionOnAllRanksAndTheNextStepIsRight) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const auto& options : several()) {
       Training training(world, options);
-      for (int at = 0; at < kLayers; ++at) {
+      for (int at = 0; at < kLinks; ++at) {
         auto loss = poisoned_loss(training.model, at, world.rank(), at);
         EXPECT_THAT(
             error_of([&] { loss.backward(); }),
@@ -110,11 +110,11 @@ TEST_P(BackwardError, T37AnExceptionOnOneRankIsNamedByTheOthers) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const auto& options : several()) {
       Training training(world, options);
-      for (int at = 0; at < kLayers; ++at) {
+      for (int at = 0; at < kLinks; ++at) {
         const int culprit = (at + 1) % world.size();
         auto loss = poisoned_loss(
             training.model, at, world.rank(),
-            world.rank() == culprit ? at : kLayers);
+            world.rank() == culprit ? at : kLinks);
         const auto error = error_of([&] { loss.backward(); });
         EXPECT_THAT(error, HasSubstr("poisoned by the test"));
         if (world.rank() != culprit) {
@@ -133,7 +133,7 @@ torch::Tensor poisoned_region_loss(
   const auto runs = std::make_shared<int>(0);
   return checkpoint(
              [model, runs, poisoned](torch::Tensor x) mutable {
-               for (std::size_t i = 0; i < kLayers; ++i) {
+               for (std::size_t i = 0; i < kLinks; ++i) {
                  x = model->layer(i).forward(x).clamp(-2, 2);
                  if (poisoned && *runs > 0 && i == 2) {
                    throw std::runtime_error("poisoned by the test");
@@ -174,7 +174,7 @@ TEST_P(BackwardError, T37AFailedMicroBatchDropsTheGradientsBeforeItToo) {
     Training training(world, {});
     chain_loss(training.model, 0, world.rank()).backward();
     auto loss = poisoned_loss(
-        training.model, 1, world.rank(), world.rank() == 0 ? 2 : kLayers);
+        training.model, 1, world.rank(), world.rank() == 0 ? 2 : kLinks);
     EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("poisoned"));
     training.expect_no_gradients();
     training.good_step(world, 2);
@@ -189,7 +189,7 @@ TEST_P(BackwardError, T37TwoRanksThatFailAtOnceAreBothTold) {
     Training training(world, {});
     auto loss = poisoned_loss(
         training.model, 0, world.rank(),
-        world.rank() == 1 ? 3 : world.rank() == 2 ? 0 : kLayers);
+        world.rank() == 1 ? 3 : world.rank() == 2 ? 0 : kLinks);
     EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("poisoned"));
     training.good_step(world, 1);
   }));

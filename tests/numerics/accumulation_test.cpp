@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kWidth = 6;
 constexpr int kMicroBatches = 3;
 
-Chain chain() { return Chain(4, kWidth); }
+Chain wide_chain() { return Chain(4, kWidth); }
 
 torch::Tensor loss_of(Chain& model, int batch, int rank) {
   return model->forward(integer_rows(batch, rank, kWidth)).sum();
@@ -37,8 +37,8 @@ TEST_P(Accumulation, T11EveryWayToAddUpGivesTheSameBits) {
     for (const auto strategy :
          {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
       for (const auto& pattern : kPatterns) {
-        Chain reference = chain();
-        Chain model = chain();
+        Chain reference = wide_chain();
+        Chain model = wide_chain();
         FullyShardOptions options;
         options.strategy = strategy;
         const Slicing slicing(*reference, world, options);
@@ -72,7 +72,7 @@ TEST_P(Accumulation, T11UnderNoSyncNothingIsReduced) {
     return;  // Nothing ever is.
   }
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    Chain model = chain();
+    Chain model = wide_chain();
     auto fsdp = fully_shard(*model, world);
     const auto units = fsdp.report().units;
     {
@@ -92,7 +92,7 @@ TEST_P(Accumulation, T11UnderNoSyncNothingIsReduced) {
 // A parameter that only a micro-batch under no_sync used has a gradient.
 TEST_P(Accumulation, T11WhatOnlyNoSyncUsedIsReducedToo) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    Chain model = chain();
+    Chain model = wide_chain();
     auto fsdp = fully_shard(*model, world);
     const auto pass = [&](const std::vector<std::size_t>& order) {
       auto x = integer_rows(0, world.rank(), kWidth);
@@ -118,7 +118,7 @@ TEST_P(Accumulation, T11WhatOnlyNoSyncUsedIsReducedToo) {
 // whole stays whole, and graphs of earlier micro-batches stay usable.
 TEST_P(Accumulation, ForwardsBetweenBackwardAndStepReadTheSameValues) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    Chain model = chain();
+    Chain model = wide_chain();
     FullyShardOptions options;
     options.strategy = Strategy::kShardGradOp;
     auto fsdp = fully_shard(*model, world, options);
@@ -140,7 +140,7 @@ TEST_P(Accumulation, ForwardsBetweenBackwardAndStepReadTheSameValues) {
 
 TEST_P(Accumulation, AReadOnlySummonLeavesGraphsUsable) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    Chain model = chain();
+    Chain model = wide_chain();
     auto fsdp = fully_shard(*model, world);
     auto loss = loss_of(model, 0, world.rank());
     {
@@ -159,7 +159,7 @@ TEST_P(Accumulation, T11T27ThePlanPredictsWhatIsGathered) {
     return;
   }
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    Chain probe = chain();
+    Chain probe = wide_chain();
     const auto largest = [&] {
       auto all = over_messages();
       all.strategy = Strategy::kShardGradOp;
@@ -168,7 +168,7 @@ TEST_P(Accumulation, T11T27ThePlanPredictsWhatIsGathered) {
     for (const int micro_batches : {1, 3}) {
       for (std::int64_t budget = largest / 3; budget <= largest;
            budget += largest / 6) {
-        Chain model = chain();
+        Chain model = wide_chain();
         auto options = over_messages();
         options.budget_bytes = budget;
         auto fsdp = fully_shard(*model, world, options);

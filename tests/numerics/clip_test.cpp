@@ -17,14 +17,14 @@ class Clip : public testing::TestWithParam<int> {};
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // A sharded model and its reference, each with the gradients of one batch.
-struct Pair {
+struct Clipped {
   IntegerMlp reference, model;
   std::vector<NamedLeaf> leaves;
   FullyShardOptions options;
   std::optional<Slicing> slicing;
   std::optional<FullyShardedDataParallel> fsdp;
 
-  Pair(const World& world, Strategy strategy)
+  Clipped(const World& world, Strategy strategy)
       : leaves(unique_parameters(*reference)) {
     options.units = units::by_name("*");
     options.strategy = strategy;
@@ -42,7 +42,7 @@ TEST_P(Clip, T42EveryNormEqualsLibTorchs) {
     for (const auto strategy : {Strategy::kFullShard, Strategy::kNoShard}) {
       for (const double p : {1.0, 2.0, 3.0, kInfinity}) {
         for (const double max_norm : {0.75, 1e9}) {
-          Pair pair(world, strategy);
+          Clipped pair(world, strategy);
           pair.backward(world);
           const double expected = torch::nn::utils::clip_grad_norm_(
               tensors_of(pair.leaves), max_norm, p);
@@ -62,7 +62,7 @@ TEST_P(Clip, T42EveryNormEqualsLibTorchs) {
 
 TEST_P(Clip, T42WithoutGradientsTheNormIsZero) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    Pair pair(world, Strategy::kFullShard);
+    Clipped pair(world, Strategy::kFullShard);
     EXPECT_EQ(pair.fsdp->clip_grad_norm(1.0), 0.0);
     EXPECT_EQ(pair.fsdp->clip_grad_norm(1.0, {.p = kInfinity}), 0.0);
   }));
@@ -73,7 +73,7 @@ TEST_P(Clip, T42ANumberThatIsNotFiniteOnOneRankReachesAll) {
     for (const double p : {1.0, 2.0, kInfinity}) {
       for (const double bad :
            {kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
-        Pair pair(world, Strategy::kFullShard);
+        Clipped pair(world, Strategy::kFullShard);
         pair.backward(world);
         // The first slice this rank owns, on the last rank only.
         if (world.rank() == world.size() - 1) {
@@ -104,7 +104,7 @@ TEST_P(Clip, T42ANumberThatIsNotFiniteOnOneRankReachesAll) {
 
 TEST_P(Clip, T42BadOptionsAreRefusedOnEveryRank) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    Pair pair(world, Strategy::kFullShard);
+    Clipped pair(world, Strategy::kFullShard);
     pair.backward(world);
     const auto bad_p =
         error_of([&] { pair.fsdp->clip_grad_norm(1.0, {.p = 0.0}); });

@@ -149,7 +149,7 @@ ShardReport expect_mixed_parity(
   return fsdp.report();
 }
 
-models::Gpt gpt() { return small_gpt({.tied = true}); }
+models::Gpt tied_gpt() { return small_gpt({.tied = true}); }
 models::Llama llama() { return small_llama({.tied = false}); }
 
 class MixedPrecisionParity : public testing::TestWithParam<int> {};
@@ -162,7 +162,7 @@ TEST_P(MixedPrecisionParity, T20GptInEveryStrategy) {
       options.shard = bf16();
       options.shard.strategy = strategy;
       expect_mixed_parity<models::Gpt>(
-          world, gpt, token_loss<models::Gpt>, options);
+          world, tied_gpt, token_loss<models::Gpt>, options);
     }
   }));
 }
@@ -182,7 +182,7 @@ TEST_P(MixedPrecisionParity, T21MicroBatchesAddUpInFp32) {
     options.micro_batches = 3;
     options.shard = bf16(torch::kFloat);
     expect_mixed_parity<models::Gpt>(
-        world, gpt, token_loss<models::Gpt>, options);
+        world, tied_gpt, token_loss<models::Gpt>, options);
   }));
 }
 
@@ -231,7 +231,7 @@ void expect_learns(Model model, World& world) {
 
 TEST_P(MixedPrecisionParity, T20GptAndLlamaLearnInBf16) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    expect_learns(gpt(), world);
+    expect_learns(tied_gpt(), world);
     expect_learns(llama(), world);
   }));
 }

@@ -14,7 +14,6 @@ using test::Rank;
 using test::Ranked;
 using test::run_ranked;
 
-constexpr std::array kWorlds = {1, 2, 3, 4, 7};
 // Nothing, one element, less than a line a rank, several buffers' worth.
 constexpr std::array<std::int64_t, 5> kSizes = {0, 1, 13, 5000, 150001};
 constexpr std::array kTypes = {torch::kFloat32, torch::kBFloat16};
@@ -39,7 +38,7 @@ bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
 void over_everything(
     const std::function<void(Ranked&, std::int64_t size, c10::ScalarType)>&
         body) {
-  for (const int ranks : kWorlds) {
+  for (const int ranks : test::kWorlds) {
     for (const auto& stage : test::all_ways()) {
       test::expect_all_ok(
           run_ranked(ranks, {.stage = stage}, [&](Ranked& ranked, Rank&) {
@@ -143,7 +142,7 @@ TEST(ShmBackend, SumsInRankOrderInFp32) {
 }
 
 TEST(ShmBackend, BarrierHoldsUntilAllHaveCome) {
-  for (const int ranks : kWorlds) {
+  for (const int ranks : test::kWorlds) {
     test::expect_all_ok(run_ranked(ranks, {}, [](Ranked& ranked, Rank&) {
       for (int round = 0; round < 20; ++round) {
         EXPECT_TRUE(ranked.shm().barrier({})->wait());

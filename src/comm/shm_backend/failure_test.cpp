@@ -5,25 +5,18 @@
 #include <gmock/gmock.h>
 #include "comm/shm_backend/backend.h"
 #include "comm/shm_backend/testing.h"
+#include "support/error_of.h"
 
 namespace sherd::comm::shm {
 namespace {
 
 using namespace std::chrono_literals;
+using sherd::test::error_of;
 using test::Rank;
 using test::Ranked;
 using test::run_ranked;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 void all_reduce(Ranked& ranked, std::int64_t size) {
   std::vector<torch::Tensor> tensor = {torch::ones({size})};
@@ -31,10 +24,10 @@ void all_reduce(Ranked& ranked, std::int64_t size) {
 }
 
 // Sizes of each way to travel.
-constexpr std::array<std::int64_t, 3> kSizes = {8, 100'000, 4'000'000};
+constexpr std::array<std::int64_t, 3> kSizesOfEachWay = {8, 100'000, 4'000'000};
 
 TEST(ShmFailure, EveryRankNamesTheDeadOneWithinASecond) {
-  for (const auto size : kSizes) {
+  for (const auto size : kSizesOfEachWay) {
     for (const int ranks : {2, 4}) {
       const auto report = run_ranked(
           ranks, {},

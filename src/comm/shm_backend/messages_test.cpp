@@ -4,30 +4,23 @@
 #include <gmock/gmock.h>
 #include "comm/shm_backend/backend.h"
 #include "comm/shm_backend/testing.h"
+#include "support/error_of.h"
 
 namespace sherd::comm::shm {
 namespace {
 
 using namespace std::chrono_literals;
+using sherd::test::error_of;
 using test::Rank;
 using test::Ranked;
 using test::run_ranked;
 using ::testing::HasSubstr;
 
 // With the letter, directly or in one piece, in several pieces.
-constexpr std::array<std::int64_t, 4> kSizes = {0, 10, 5'000, 100'000};
+constexpr std::array<std::int64_t, 4> kMessageSizes = {0, 10, 5'000, 100'000};
 
 torch::Tensor content(int from, int to, int tag, std::int64_t size) {
   return torch::arange(size, torch::kFloat32) + from * 7 + to * 3 + tag;
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -50,7 +43,7 @@ TEST(ShmMessages, AnyOrderOfTagsAndRanks) {
       test::expect_all_ok(
           run_ranked(ranks, {.stage = stage}, [](Ranked& ranked, Rank&) {
             const int own = ranked.rank();
-            for (const auto size : kSizes) {
+            for (const auto size : kMessageSizes) {
               std::vector<WorkPtr> works;
               for (int tag = 0; tag < kTags; ++tag) {
                 for (int r = 0; r < ranked.ranks(); ++r) {

@@ -16,8 +16,7 @@ using test::Rank;
 using test::Ranked;
 using test::run_ranked;
 
-constexpr std::array kWorlds = {1, 2, 3, 4, 7};
-constexpr std::array<std::int64_t, 3> kSizes = {0, 13, 30'001};
+constexpr std::array<std::int64_t, 3> kOperandSizes = {0, 13, 30'001};
 
 torch::Tensor numbers(int rank, std::int64_t size) {
   return torch::arange(size, torch::kFloat32).remainder(19) + rank * 20;
@@ -26,11 +25,11 @@ torch::Tensor numbers(int rank, std::int64_t size) {
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 void over_worlds(const std::function<void(Ranked&, std::int64_t)>& body) {
-  for (const int ranks : kWorlds) {
+  for (const int ranks : test::kWorlds) {
     for (const auto& stage : test::all_ways()) {
       test::expect_all_ok(
           run_ranked(ranks, {.stage = stage}, [&](Ranked& ranked, Rank&) {
-            for (const auto size : kSizes) {
+            for (const auto size : kOperandSizes) {
               SCOPED_TRACE(str(ranks, " ranks, ", size));
               body(ranked, size);
             }

@@ -4,6 +4,7 @@
 // beside it where results are compared.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,6 +23,9 @@ using sherd::test::expect_all_ok;
 using sherd::test::Rank;
 using sherd::test::RankOptions;
 using sherd::test::RankReport;
+
+// World sizes that every operation is tried on.
+inline constexpr std::array kWorlds = {1, 2, 3, 4, 7};
 
 struct Setup {
   StageOptions stage{};
