@@ -252,6 +252,18 @@ TaskCallbacks& task_callbacks() {
 
 bool install_backward_engine() { return engine_is_ours(); }
 
+std::string reason_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    const auto line = what.substr(0, what.find('\n'));
+    return line.empty() ? "an exception without a message" : line;
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
 bool in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }

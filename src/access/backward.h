@@ -15,6 +15,7 @@
 
 #include <exception>
 #include <memory>
+#include <string>
 
 namespace sherd::access {
 
@@ -38,6 +39,10 @@ bool install_backward_engine();
 // told of: inside autograd::grad, or before a backward of somebody else's
 // engine.
 bool arm(const std::weak_ptr<BackwardListener>& listener);
+
+// The first line of what it says, for peers; never empty, which would mean that
+// nothing failed.
+std::string reason_of(const std::exception_ptr& failure);
 
 // True on a thread that runs a node of some backward (or autograd::grad).
 bool in_backward();

@@ -180,6 +180,23 @@ void install_param_key() {
   }();
 }
 
+namespace {
+
+// A tensor in the storage, with the key, that has no elements yet.
+c10::intrusive_ptr<c10::TensorImpl> keyed(
+    const at::TensorOptions& options,
+    const ManagedStorage& storage,
+    std::int64_t offset) {
+  const auto keys = at::empty({0}, options).key_set().add(kParamKey);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(storage.storage()), keys,
+      options.dtype());
+  impl->set_storage_offset(offset);
+  return impl;
+}
+
+}  // namespace
+
 void adopt(
     const at::Tensor& parameter,
     const ManagedStorage& storage,
@@ -187,13 +204,19 @@ void adopt(
     c10::ScalarType dtype) {
   // Inside it, new tensors would be inference tensors and never train.
   const c10::InferenceMode off(false);
-  const auto options = parameter.options().dtype(dtype).requires_grad(false);
-  const auto keys = at::empty({0}, options).key_set().add(kParamKey);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(storage.storage()), keys,
-      options.dtype());
-  impl->set_storage_offset(offset);
+  auto impl = keyed(
+      parameter.options().dtype(dtype).requires_grad(false), storage, offset);
   impl->set_sizes_contiguous(parameter.sizes());
+  parameter.set_data(at::Tensor(std::move(impl)));
+}
+
+void adopt_in_place(
+    const at::Tensor& parameter, const ManagedStorage& storage) {
+  const c10::InferenceMode off(false);
+  auto impl = keyed(
+      parameter.options().requires_grad(false), storage,
+      parameter.storage_offset());
+  impl->set_sizes_and_strides(parameter.sizes(), parameter.strides());
   parameter.set_data(at::Tensor(std::move(impl)));
 }
 

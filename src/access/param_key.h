@@ -29,6 +29,10 @@ void adopt(
     std::int64_t offset,
     c10::ScalarType dtype);
 
+// The same for a parameter that stays where it is, with the strides it has.
+// REQUIRES: `storage` is filled with the bytes of the parameter's own storage.
+void adopt_in_place(const at::Tensor& parameter, const ManagedStorage& storage);
+
 // Gives a tensor back to plain LibTorch: `parameter` becomes `plain`, without
 // key, keeping the tensor object.
 void release(const at::Tensor& parameter, const at::Tensor& plain);

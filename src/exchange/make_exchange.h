@@ -8,18 +8,14 @@
 #include <span>
 #include <string>
 #include <vector>
+#include <sherd/comm/exchange_kind.h>
 #include <sherd/comm/world.h>
 #include "base/rank_environment.h"
 #include "exchange/exchange.h"
 
 namespace sherd::exchange {
 
-enum class Kind {
-  kAuto,          // As the hosts of the ranks suggest.
-  kCollective,    // Messages over c10d.
-  kSharedMemory,  // All ranks on one host.
-  kHierarchical,  // Several hosts; shared memory in each, messages between.
-};
+using Kind = ExchangeKind;
 
 // For messages, e.g. "shared memory".
 const char* text_of(Kind kind);

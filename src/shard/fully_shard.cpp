@@ -38,20 +38,6 @@ void check_options(const FullyShardOptions& options) {
       options.reductions_under_way_max, "; expected 0 (no limit) or more");
 }
 
-exchange::Kind kind_of(ExchangeKind kind) {
-  switch (kind) {
-    case ExchangeKind::kCollective:
-      return exchange::Kind::kCollective;
-    case ExchangeKind::kSharedMemory:
-      return exchange::Kind::kSharedMemory;
-    case ExchangeKind::kHierarchical:
-      return exchange::Kind::kHierarchical;
-    case ExchangeKind::kAuto:
-      break;
-  }
-  return exchange::Kind::kAuto;
-}
-
 void check_not_sharded(const shard::ModelUnits& model) {
   for (const auto& parameter : model.parameters) {
     SHERD_CHECK_AS(
@@ -96,7 +82,7 @@ exchange::Kind chosen_kind(
     const std::vector<int>& ranks,
     const FullyShardOptions& options) {
   return exchange::choose_kind(
-      world, ranks, kind_of(options.exchange), process_environment());
+      world, ranks, options.exchange, process_environment());
 }
 
 // After ranks have agreed on options, so that it fails on all or on none.
@@ -141,7 +127,7 @@ std::unique_ptr<exchange::Exchange> exchange_for(
       mesh, next_name(mesh),
       {.within = kind_for(mesh.shard_ranks()),
        .across = exchange::choose_kind_across(
-           mesh.world(), mesh.replicate_ranks(), kind_of(options.exchange),
+           mesh.world(), mesh.replicate_ranks(), options.exchange,
            process_environment()),
        .both_axes = over_both_axes(mesh, options)});
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/gradients.h"
+#include "exchange/reducer.h"
 
 #include <gmock/gmock.h>
+#include "shard/slices.h"
 #include "shard/testing.h"
 
 namespace sherd::shard {
@@ -23,7 +24,7 @@ struct World {
       : model(build_units(*net, units::by_name("*"), kRanks, nullptr)),
         exchange(opened_exchange(self, spec_of(model))),
         slices(model, *exchange, self.rank, false),
-        gradients(model, *exchange, slices, scale) {}
+        gradients(model.units, model.parameters, *exchange, slices, scale) {}
 
   int parameter(const std::string& name) const {
     for (std::size_t p = 0; p < model.parameters.size(); ++p) {
@@ -71,7 +72,7 @@ struct World {
   ModelUnits model;
   std::unique_ptr<exchange::Exchange> exchange;
   Slices slices;
-  Gradients gradients;
+  exchange::Reducer gradients;
 };
 
 // With random delays, so that ranks drift apart.

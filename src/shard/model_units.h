@@ -13,20 +13,14 @@
 #include <sherd/shard/fully_shard.h>
 #include <sherd/shard/units.h>
 #include "exchange/exchange.h"
+#include "exchange/unit_parameter.h"
 #include "plan/unit_id.h"
 
 namespace sherd::shard {
 
 using plan::UnitId;
 
-struct ManagedParameter {
-  std::string name;   // The first name it is registered under.
-  at::Tensor tensor;  // The module's own tensor object.
-  UnitId unit = 0;
-  int flat = 0;        // In the unit.
-  int position = 0;    // In the flat.
-  int trainable = -1;  // Among the unit's trainable parameters; -1: frozen.
-};
+using ManagedParameter = exchange::UnitParameter;
 
 struct ModelUnits {
   std::vector<exchange::UnitSpec> units;     // By their first parameter.

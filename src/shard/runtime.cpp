@@ -45,19 +45,6 @@ bool records_gradients() {
   return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
 }
 
-// Its first line; never empty, which would mean that nothing failed.
-std::string reason_of(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const std::exception& error) {
-    const std::string what = error.what();
-    const auto line = what.substr(0, what.find('\n'));
-    return line.empty() ? "an exception without a message" : line;
-  } catch (...) {
-    return "an exception that is no std::exception";
-  }
-}
-
 }  // namespace
 
 Runtime::Runtime(
@@ -92,8 +79,8 @@ Runtime::Runtime(
   slices_ = std::make_unique<Slices>(
       model_, *exchange_, owner(), /*owner_of_all=*/replicate);
   summon_ = std::make_unique<Summon>(model_, *cache_, *slices_);
-  gradients_ = std::make_unique<Gradients>(
-      model_, *exchange_, *slices_, 1.0 / world_size(),
+  gradients_ = std::make_unique<exchange::Reducer>(
+      model_.units, model_.parameters, *exchange_, *slices_, 1.0 / world_size(),
       options_.reductions_under_way_max);
 }
 
@@ -387,7 +374,7 @@ void Runtime::backward_ended(std::exception_ptr failure) {
   if (!failure) {
     cache_->end_backward();
   }
-  const auto reason = failure ? reason_of(failure) : "";
+  const auto reason = failure ? access::reason_of(failure) : "";
   const bool synchronised = no_sync_scopes_ == 0;
   const auto diverged = synchronised
       ? gradients_->finish(reason, cache_->departed())

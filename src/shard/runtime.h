@@ -21,7 +21,7 @@
 #include "access/backward.h"
 #include "access/managed_storage.h"
 #include "exchange/exchange.h"
-#include "shard/gradients.h"
+#include "exchange/reducer.h"
 #include "shard/identity.h"
 #include "shard/idle.h"
 #include "shard/model_units.h"
@@ -142,7 +142,7 @@ class Runtime final : public ShardingEngine,
   std::unique_ptr<UnitCache> cache_;
   std::unique_ptr<Slices> slices_;
   std::unique_ptr<Summon> summon_;
-  std::unique_ptr<Gradients> gradients_;
+  std::unique_ptr<exchange::Reducer> gradients_;
   std::unique_ptr<Identity> identity_;
 
   Status error_;  // Not ok: an operation failed, and the exchange is closed.

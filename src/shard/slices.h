@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <sherd/optim/named_parameters.h>
 #include "exchange/exchange.h"
+#include "exchange/reducer.h"
 #include "shard/model_units.h"
 
 namespace sherd::shard {
@@ -26,7 +27,7 @@ struct Slice {
   std::size_t update_index = 0;
 };
 
-class Slices {
+class Slices : public exchange::ReducedGradients {
  public:
   // `owner_of_all`: this rank owns every element of every parameter.
   Slices(
@@ -54,22 +55,22 @@ class Slices {
 
   // By flat of the unit: whether the next reduction must add to what
   // `.grad()` says. Prepares the memory where slices of a flat differ.
-  std::vector<bool> accumulation(UnitId unit);
+  std::vector<bool> accumulation(UnitId unit) override;
 
   // Sets `.grad()` of the unit's slices whose mark is set; by trainable
   // parameter.
-  void set_gradients(UnitId unit, const std::vector<bool>& used);
+  void set_gradients(UnitId unit, const std::vector<bool>& used) override;
 
   // As NamedParameters::update_in_backward, of slices of parameters that travel
   // alone (exchange); others keep their gradients.
   std::shared_ptr<void> give_update(BackwardUpdate update);
   // Whether an optimizer updates slices in backward.
-  bool updates_in_backward() const;
+  bool updates_in_backward() const override;
   // By trainable parameter of the unit, as exchange::ReduceOptions::sinks.
-  std::vector<exchange::ReduceOptions::Sink> sinks(UnitId unit) const;
+  std::vector<exchange::ReduceOptions::Sink> sinks(UnitId unit) const override;
 
   // Forgets all gradients.
-  void clear_gradients();
+  void clear_gradients() override;
 
  private:
   const ModelUnits& model_;

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/gradients.h"
+#include "exchange/reducer.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
 
-namespace sherd::shard {
+namespace sherd::exchange {
 namespace {
 
 void zero_elements(
@@ -30,31 +29,29 @@ at::Tensor dense_of(const at::Tensor& gradient) {
 
 }  // namespace
 
-Gradients::Gradients(
-    const ModelUnits& model,
-    exchange::Exchange& exchange,
-    Slices& slices,
+Reducer::Reducer(
+    const std::vector<UnitSpec>& units,
+    const std::vector<UnitParameter>& parameters,
+    Exchange& exchange,
+    ReducedGradients& reduced,
     double scale,
     int under_way_max)
-    : model_(model),
+    : specs_(units),
+      parameters_(parameters),
       exchange_(exchange),
-      slices_(slices),
+      reduced_(reduced),
       scale_(scale),
       under_way_max_(under_way_max),
-      trainable_(model.units.size()),
-      units_(model.units.size()) {
-  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
-    const auto& parameter = model.parameters[p];
+      trainable_(units.size()),
+      states_(units.size()) {
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const auto& parameter = parameters[p];
     const auto u = static_cast<std::size_t>(parameter.unit);
-    const auto& layout =
-        model.units[u].flats[static_cast<std::size_t>(parameter.flat)].layout;
+    const auto& flat = units[u].flats[static_cast<std::size_t>(parameter.flat)];
     targets_.push_back(
         {parameter.unit, parameter.flat,
-         exchange::travels_alone(
-             model.units[u].flats[static_cast<std::size_t>(parameter.flat)],
-             parameter.position),
-         parameter.trainable,
-         layout.offsets[static_cast<std::size_t>(parameter.position)]});
+         travels_alone(flat, parameter.position), parameter.trainable,
+         flat.layout.offsets[static_cast<std::size_t>(parameter.position)]});
     if (parameter.trainable >= 0) {
       trainable_[u].resize(std::max(
           trainable_[u].size(),
@@ -68,8 +65,8 @@ Gradients::Gradients(
   reset();
 }
 
-void Gradients::set_order(const std::vector<UnitId>& order) {
-  std::vector<bool> known(units_.size(), false);
+void Reducer::set_order(const std::vector<UnitId>& order) {
+  std::vector<bool> known(states_.size(), false);
   order_.clear();
   const auto add = [&](UnitId unit) {
     const auto u = static_cast<std::size_t>(unit);
@@ -79,25 +76,26 @@ void Gradients::set_order(const std::vector<UnitId>& order) {
     known[u] = true;
   };
   std::for_each(order.begin(), order.end(), add);
-  for (std::size_t u = 0; u < units_.size(); ++u) {
+  for (std::size_t u = 0; u < states_.size(); ++u) {
     add(static_cast<UnitId>(u));
   }
 }
 
-void Gradients::expect() {
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    units_[u].missing = static_cast<int>(std::count_if(
+void Reducer::expect() {
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    states_[u].missing = static_cast<int>(std::count_if(
         trainable_[u].begin(), trainable_[u].end(), [&](int parameter) {
-          return model_.parameters[static_cast<std::size_t>(parameter)]
+          return parameters_[static_cast<std::size_t>(parameter)]
               .tensor.requires_grad();
         }));
   }
 }
 
-void Gradients::reset() {
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    auto& unit = units_[u];
+void Reducer::reset() {
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    auto& unit = states_[u];
     unit.arrived.assign(trainable_[u].size(), false);
+    unit.filled.assign(trainable_[u].size(), false);
     unit.used.assign(trainable_[u].size(), false);
     unit.elsewhere.assign(trainable_[u].size(), {});
     unit.missing = static_cast<int>(trainable_[u].size());
@@ -107,7 +105,7 @@ void Gradients::reset() {
   started_ = false;
 }
 
-void Gradients::open(UnitId unit) {
+void Reducer::open(UnitId unit) {
   auto& now = state(unit);
   if (now.slot.empty()) {
     now.slot = exchange_.gradient_slot(unit);
@@ -118,18 +116,19 @@ void Gradients::open(UnitId unit) {
   }
 }
 
-void Gradients::reset_arrivals(UnitId unit) {
+void Reducer::reset_arrivals(UnitId unit) {
   auto& now = state(unit);
   std::fill(now.arrived.begin(), now.arrived.end(), false);
+  std::fill(now.filled.begin(), now.filled.end(), false);
   std::fill(now.used.begin(), now.used.end(), false);
   std::fill(now.elsewhere.begin(), now.elsewhere.end(), at::Tensor());
   now.missing = static_cast<int>(now.arrived.size());
 }
 
-void Gradients::zero_padding(UnitId unit) {
+void Reducer::zero_padding(UnitId unit) {
   const auto u = static_cast<std::size_t>(unit);
-  for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
-    const auto& spec = model_.units[u].flats[f];
+  for (std::size_t f = 0; f < specs_[u].flats.size(); ++f) {
+    const auto& spec = specs_[u].flats[f];
     if (!spec.trainable) {
       continue;
     }
@@ -142,7 +141,7 @@ void Gradients::zero_padding(UnitId unit) {
   }
 }
 
-Status Gradients::arrived(int parameter, const at::Tensor& gradient) {
+Status Reducer::arrived(int parameter, const at::Tensor& gradient, bool fresh) {
   const at::NoGradGuard no_grad;
   started_ = true;
   const auto& target = targets_[static_cast<std::size_t>(parameter)];
@@ -153,18 +152,19 @@ Status Gradients::arrived(int parameter, const at::Tensor& gradient) {
     return {};  // Nothing, and late: nothing to keep.
   }
   auto& unit = state(target.unit);
-  if (unit.reduced && slices_.updates_in_backward()) {
+  if (unit.reduced && reduced_.updates_in_backward()) {
     return {
         ErrorCode::kFailedPrecondition,
-        str("[shard] parameter ",
-            model_.parameters[static_cast<std::size_t>(parameter)].name,
+        str("[exchange] parameter ",
+            parameters_[static_cast<std::size_t>(parameter)].name,
             " has a second gradient in one backward, after an optimizer has "
             "updated it; construct the optimizer without in_backward")};
   }
   const auto t = static_cast<std::size_t>(target.trainable);
   if (gradient.defined()) {
     place(parameter, gradient);
-    unit.used[t] = true;
+    unit.filled[t] = true;
+    unit.used[t] = unit.used[t] || fresh;
   }
   if (!unit.arrived[t]) {
     unit.arrived[t] = true;
@@ -173,11 +173,18 @@ Status Gradients::arrived(int parameter, const at::Tensor& gradient) {
   return unit.missing == 0 && !unit.reduced ? reduce_ready() : Status();
 }
 
-void Gradients::fill_missing(UnitId unit) {
+bool Reducer::has_arrived(int parameter) const {
+  const auto& target = targets_[static_cast<std::size_t>(parameter)];
+  return target.trainable >= 0 &&
+      states_[static_cast<std::size_t>(target.unit)]
+          .arrived[static_cast<std::size_t>(target.trainable)];
+}
+
+void Reducer::fill_missing(UnitId unit) {
   open(unit);
   auto& now = state(unit);
-  for (std::size_t t = 0; t < now.used.size(); ++t) {
-    if (now.used[t]) {
+  for (std::size_t t = 0; t < now.filled.size(); ++t) {
+    if (now.filled[t]) {
       continue;
     }
     const auto p =
@@ -185,30 +192,29 @@ void Gradients::fill_missing(UnitId unit) {
     const auto& target = targets_[p];
     zero_elements(
         now.slot[static_cast<std::size_t>(target.flat)], target.offset,
-        target.offset + model_.parameters[p].tensor.numel());
+        target.offset + parameters_[p].tensor.numel());
   }
 }
 
-at::Tensor Gradients::room(int parameter) {
+at::Tensor Reducer::room(int parameter) {
   const auto& target = targets_[static_cast<std::size_t>(parameter)];
-  const auto& tensor =
-      model_.parameters[static_cast<std::size_t>(parameter)].tensor;
+  const auto& tensor = parameters_[static_cast<std::size_t>(parameter)].tensor;
   return state(target.unit)
       .slot[static_cast<std::size_t>(target.flat)]
       .narrow(0, target.offset, tensor.numel());
 }
 
 // A large gradient stays where autograd made it.
-void Gradients::place(int parameter, const at::Tensor& gradient) {
+void Reducer::place(int parameter, const at::Tensor& gradient) {
   const auto& target = targets_[static_cast<std::size_t>(parameter)];
   auto& unit = state(target.unit);
   const auto t = static_cast<std::size_t>(target.trainable);
   const auto dense = dense_of(gradient);
   auto slot = room(parameter);
   auto& elsewhere = unit.elsewhere[t];
-  if (unit.used[t] && elsewhere.defined()) {
-    elsewhere = elsewhere + dense.reshape({-1});
-  } else if (unit.used[t]) {
+  if (unit.filled[t] && elsewhere.defined()) {
+    elsewhere = elsewhere.add(dense.reshape({-1}));
+  } else if (unit.filled[t]) {
     slot.view(dense.sizes()).add_(dense);
   } else if (
       target.alone && dense.is_contiguous() &&
@@ -219,7 +225,7 @@ void Gradients::place(int parameter, const at::Tensor& gradient) {
   }
 }
 
-void Gradients::keep(int parameter, const at::Tensor& gradient) {
+void Reducer::keep(int parameter, const at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   if (!gradient.defined()) {
     return;
@@ -237,7 +243,7 @@ void Gradients::keep(int parameter, const at::Tensor& gradient) {
   sum.copy_(dense);
 }
 
-void Gradients::add_kept(UnitId unit) {
+void Reducer::add_kept(UnitId unit) {
   auto& now = state(unit);
   for (std::size_t t = 0; t < now.used.size(); ++t) {
     const auto p =
@@ -249,7 +255,7 @@ void Gradients::add_kept(UnitId unit) {
     auto& elsewhere = now.elsewhere[t];
     if (elsewhere.defined()) {
       // Rounded once, after the sum.
-      elsewhere = (elsewhere + sum.view({-1})).to(elsewhere.scalar_type());
+      elsewhere = elsewhere.add(sum.view({-1})).to(elsewhere.scalar_type());
     } else {
       room(static_cast<int>(p)).add_(sum.view({-1}));
     }
@@ -257,7 +263,7 @@ void Gradients::add_kept(UnitId unit) {
   }
 }
 
-Result<bool> Gradients::finish_kept(const std::string& aborted, bool departed) {
+Result<bool> Reducer::finish_kept(const std::string& aborted, bool departed) {
   const auto outcome = round(aborted, departed);
   if (!outcome.ok()) {
     kept_.assign(kept_.size(), {});
@@ -266,27 +272,27 @@ Result<bool> Gradients::finish_kept(const std::string& aborted, bool departed) {
   return outcome.value().diverged;
 }
 
-Status Gradients::reduce(UnitId unit) {
+Status Reducer::reduce(UnitId unit) {
   fill_missing(unit);
   add_kept(unit);
   auto& now = state(unit);
-  exchange::ReduceOptions options;
+  ReduceOptions options;
   options.scale = scale_;
   options.under_way_max = under_way_max_;
   options.partial = partial_;
   options.accumulate = now.reduced || partial_
       ? std::vector<bool>(now.slot.size(), now.reduced)
-      : slices_.accumulation(unit);
+      : reduced_.accumulation(unit);
   options.used = now.used;
   options.gradients = now.elsewhere;
-  options.sinks = slices_.sinks(unit);
+  options.sinks = reduced_.sinks(unit);
   std::fill(now.elsewhere.begin(), now.elsewhere.end(), at::Tensor());
   now.slot.clear();
   now.reduced = true;
   return exchange_.start_reduce(unit, options);
 }
 
-Status Gradients::reduce_ready() {
+Status Reducer::reduce_ready() {
   while (next_ < order_.size() && state(order_[next_]).missing == 0) {
     if (auto status = reduce(order_[next_++]); !status.ok()) {
       return status;
@@ -296,32 +302,32 @@ Status Gradients::reduce_ready() {
 }
 
 // One end of backward: starts what is left and learns who is late.
-Result<exchange::BackwardOutcome> Gradients::round(
+Result<BackwardOutcome> Reducer::round(
     const std::string& aborted, bool departed) {
-  exchange::BackwardEnd end;
+  BackwardEnd end;
   end.aborted = aborted;
   end.departed = departed;
-  for (const auto& unit : units_) {
+  for (const auto& unit : states_) {
     end.late.push_back(unit.reduced && !unit.slot.empty());
   }
   auto outcome = exchange_.end_backward(end);
-  for (std::size_t u = 0; u < units_.size() && outcome.ok(); ++u) {
-    slices_.set_gradients(static_cast<UnitId>(u), outcome.value().used[u]);
+  for (std::size_t u = 0; u < states_.size() && outcome.ok(); ++u) {
+    reduced_.set_gradients(static_cast<UnitId>(u), outcome.value().used[u]);
   }
   return outcome;
 }
 
-Result<bool> Gradients::finish(const std::string& aborted, bool departed) {
+Result<bool> Reducer::finish(const std::string& aborted, bool departed) {
   const at::NoGradGuard no_grad;
   auto result = all_rounds(aborted, departed);
   reset();
   if (!result.ok() && !partial_) {
-    slices_.clear_gradients();
+    reduced_.clear_gradients();
   }
   return result;
 }
 
-Result<bool> Gradients::all_rounds(const std::string& aborted, bool departed) {
+Result<bool> Reducer::all_rounds(const std::string& aborted, bool departed) {
   while (next_ < order_.size()) {
     if (auto status = reduce(order_[next_++]); !status.ok()) {
       return status;
@@ -350,4 +356,4 @@ Result<bool> Gradients::all_rounds(const std::string& aborted, bool departed) {
   return first.value().diverged || second.value().diverged;
 }
 
-}  // namespace sherd::shard
+}  // namespace sherd::exchange

@@ -1,31 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients of one backward: collects each parameter's into its unit's slot,
-// hands full slots to the exchange in an order that does not depend on when
-// gradients become ready, and completes what never came with zeros, so that
-// every trainable unit is reduced exactly once. A gradient that comes after its
-// unit was reduced (reentrant segments) is kept for one more round. Gradients
-// of backwards that are not reduced (no_sync) wait in full size for the next.
-// Thread rule: the caller's lock.
+// Reducer carries the gradients of one backward to an exchange: collects each
+// parameter's into its unit's slot, hands full slots on in an order that does
+// not depend on when gradients become ready, and completes what never came with
+// zeros, so that every trainable unit is reduced exactly once. A gradient that
+// comes after its unit was reduced (reentrant segments) is kept for one more
+// round. Gradients of backwards that are not reduced (no_sync) can wait in full
+// size for the next. Thread rule: the caller's lock.
 #pragma once
 
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include "base/status.h"
 #include "exchange/exchange.h"
-#include "shard/model_units.h"
-#include "shard/slices.h"
+#include "exchange/unit_parameter.h"
 
-namespace sherd::shard {
+namespace sherd::exchange {
 
-class Gradients {
+// Where reduced gradients go; what an optimizer sees.
+class ReducedGradients {
+ public:
+  virtual ~ReducedGradients() = default;
+
+  // By flat of the unit: whether its next reduction must add to what is there.
+  virtual std::vector<bool> accumulation(UnitId unit) = 0;
+  // As ReduceOptions::sinks.
+  virtual std::vector<ReduceOptions::Sink> sinks(UnitId) const { return {}; }
+  // Whether an optimizer updates parameters in sinks.
+  virtual bool updates_in_backward() const { return false; }
+
+  // After a round: by trainable parameter of the unit, whether some rank had a
+  // gradient.
+  virtual void set_gradients(UnitId unit, const std::vector<bool>& used) = 0;
+  // The backward was given up.
+  virtual void clear_gradients() = 0;
+};
+
+class Reducer {
  public:
   // All must outlive it. `scale` multiplies every sum over ranks;
-  // `under_way_max` is that of exchange::ReduceOptions.
-  Gradients(
-      const ModelUnits& model,
-      exchange::Exchange& exchange,
-      Slices& slices,
+  // `under_way_max` is that of ReduceOptions.
+  Reducer(
+      const std::vector<UnitSpec>& units,
+      const std::vector<UnitParameter>& parameters,
+      Exchange& exchange,
+      ReducedGradients& reduced,
       double scale,
       int under_way_max = 0);
 
@@ -36,19 +55,22 @@ class Gradients {
   // wait for it. REQUIRES: as set_order().
   void expect();
   // Of the next backward: its reductions are partial, as
-  // exchange::ReduceOptions has it, and `.grad()` stays as it is. REQUIRES: as
+  // ReduceOptions has it, and `.grad()` stays as it is. REQUIRES: as
   // set_order().
   void set_partial(bool partial) { partial_ = partial; }
   bool partial() const { return partial_; }
   bool started() const { return started_; }
   // Its reduction has begun in this backward.
   bool reduced(UnitId unit) const {
-    return units_[static_cast<std::size_t>(unit)].reduced;
+    return states_[static_cast<std::size_t>(unit)].reduced;
   }
 
   // Takes the gradient of a parameter (undefined: none was produced) and
-  // starts the reductions that became possible.
-  Status arrived(int parameter, const at::Tensor& gradient);
+  // starts the reductions that became possible. Not `fresh`: it is summed, but
+  // says nothing of whether the parameter was used.
+  Status arrived(int parameter, const at::Tensor& gradient, bool fresh = true);
+  // Whether one has, since the last finish().
+  bool has_arrived(int parameter) const;
 
   // Keeps the gradient, in full size and at least fp32, for the next backward
   // whose gradients are reduced.
@@ -70,6 +92,7 @@ class Gradients {
   struct UnitState {
     std::vector<at::Tensor> slot;  // Empty: none open.
     std::vector<bool> arrived;     // By trainable parameter, in this slot.
+    std::vector<bool> filled;      // Its place in the slot, or elsewhere.
     std::vector<bool> used;
     std::vector<at::Tensor> elsewhere;  // Not in the slot; undefined: there.
     int missing = 0;
@@ -84,7 +107,7 @@ class Gradients {
   };
 
   UnitState& state(UnitId unit) {
-    return units_[static_cast<std::size_t>(unit)];
+    return states_[static_cast<std::size_t>(unit)];
   }
   void open(UnitId unit);
   void place(int parameter, const at::Tensor& gradient);
@@ -96,23 +119,23 @@ class Gradients {
   Status reduce(UnitId unit);
   Status reduce_ready();
   Result<bool> all_rounds(const std::string& aborted, bool departed);
-  Result<exchange::BackwardOutcome> round(
-      const std::string& aborted, bool departed);
+  Result<BackwardOutcome> round(const std::string& aborted, bool departed);
   void reset();
 
-  const ModelUnits& model_;
-  exchange::Exchange& exchange_;
-  Slices& slices_;
+  const std::vector<UnitSpec>& specs_;
+  const std::vector<UnitParameter>& parameters_;
+  Exchange& exchange_;
+  ReducedGradients& reduced_;
   const double scale_;
   const int under_way_max_;
   std::vector<Target> targets_;              // By parameter.
   std::vector<std::vector<int>> trainable_;  // By unit: parameters.
   std::vector<at::Tensor> kept_;             // By parameter; may be undefined.
-  std::vector<UnitState> units_;
+  std::vector<UnitState> states_;
   std::vector<UnitId> order_;
   std::size_t next_ = 0;  // In order_: the first unit not reduced.
   bool started_ = false;
   bool partial_ = false;
 };
 
-}  // namespace sherd::shard
+}  // namespace sherd::exchange

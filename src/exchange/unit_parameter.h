@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A module's parameter and its place in a ModelSpec. A value that keeps the
+// tensor alive. Thread rule: as for a value.
+#pragma once
+
+#include <string>
+#include <ATen/core/Tensor.h>
+#include "plan/unit_id.h"
+
+namespace sherd::exchange {
+
+struct UnitParameter {
+  std::string name;   // The first name it is registered under.
+  at::Tensor tensor;  // The module's own tensor object.
+  plan::UnitId unit = 0;
+  int flat = 0;        // In the unit.
+  int position = 0;    // In the flat.
+  int trainable = -1;  // Among the unit's trainable parameters; -1: frozen.
+};
+
+}  // namespace sherd::exchange
