@@ -62,9 +62,15 @@ PARTS = {
     "shard": Part(
         ("base", "compat", "plan", "access", "comm",
          "exchange/exchange.h", "exchange/make_exchange.h",
+         "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h"),
         torch=True),
-    "ddp": Part(("base", "compat", "plan", "access", "comm"), torch=True),
+    "ddp": Part(
+        ("base", "compat", "plan", "access", "comm",
+         "exchange/exchange.h", "exchange/make_exchange.h",
+         "exchange/reducer.h", "exchange/unit_parameter.h",
+         "sherd/optim/named_parameters.h"),
+        torch=True),
     "ckpt": Part(("base", "compat", "plan"), torch=True),
     "ft/coordinator": Part(("base", "net", "ft/protocol"), torch=False),
     "ft": Part(

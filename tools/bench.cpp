@@ -159,7 +159,11 @@ void add_step_options(CLI::App& app, BenchArguments& arguments) {
   StepConfig& step = arguments.step;
   app.add_option("--work", step.work, "wide, small or tiny")
       ->capture_default_str();
-  app.add_option("--mode", step.mode, "fsdp")->capture_default_str();
+  app.add_option(
+         "--mode", step.mode,
+         "fsdp: fully_shard; ddp: replicate, beside a bound in which every\n"
+         "rank updates all parameters")
+      ->capture_default_str();
   app.add_option(
          "--exchange", step.exchange,
          "Of sherd. collective: over Gloo; shm: shared memory; auto: as\n"

@@ -6,10 +6,12 @@
 #include <sherd/access/checkpoint.h>
 #include <sherd/access/touch.h>
 #include <sherd/base/error.h>
+#include <sherd/comm/exchange_kind.h>
 #include <sherd/comm/shm_backend/make_backend.h>
 #include <sherd/comm/world.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>
+#include <sherd/ddp/replicate.h>
 #include <sherd/models/gpt.h>
 #include <sherd/models/language_model.h>
 #include <sherd/models/llama.h>

@@ -151,6 +151,7 @@ int rank_command(int argc, char** argv) {
   app.add_option("--heads", options.work.heads)->required();
   app.add_option("--sequence", options.work.sequence)->required();
   app.add_option("--batch", options.work.batch)->required();
+  app.add_option("--mode", options.mode);
   app.add_option("--strategy", options.strategy);
   app.add_option("--exchange", options.exchange);
   app.add_option("--replicate", options.replicate);

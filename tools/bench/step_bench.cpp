@@ -79,6 +79,9 @@ std::vector<std::string> rank_command(
         config.strategy, std::string("--dtype"), config.dtype}) {
     command.push_back(word);
   }
+  if (name == "bound" || name == "sherd") {
+    command.insert(command.end(), {"--mode", config.mode});
+  }
   if (name == "bound") {
     command.insert(command.end(), {"--barrier", page.path()});
   }

@@ -32,6 +32,26 @@ void expect_one_of(
   refuse(flag, (known.size() > 1 ? "one of " : "") + names, found);
 }
 
+// What belongs to sharding alone.
+void check_ddp(const StepConfig& config) {
+  const StepConfig preset;
+  const auto expect = [](const char* flag, const auto& wanted,
+                         const auto& found) {
+    if (found != wanted) {
+      std::ostringstream text;
+      text << wanted << " with --mode ddp";
+      refuse(flag, text.str(), found);
+    }
+  };
+  expect("--strategy", preset.strategy, config.strategy);
+  expect("--dtype", preset.dtype, config.dtype);
+  expect("--update", preset.update, config.update);
+  expect("--replicate", preset.replicate, config.replicate);
+  if (!config.budget.empty()) {
+    refuse("--budget", "none with --mode ddp", config.budget);
+  }
+}
+
 }  // namespace
 
 std::int64_t budget_bytes_of(const StepConfig& config) {
@@ -40,7 +60,7 @@ std::int64_t budget_bytes_of(const StepConfig& config) {
 
 void check(const StepConfig& config) {
   work_named(config.work);
-  expect_one_of("--mode", {"fsdp"}, config.mode);
+  expect_one_of("--mode", {"fsdp", "ddp"}, config.mode);
   expect_one_of(
       "--exchange", {"auto", "collective", "shm", "hierarchical"},
       config.exchange);
@@ -63,6 +83,9 @@ void check(const StepConfig& config) {
   if (!config.budget.empty() && budget_bytes_of(config) < 1) {
     refuse("--budget", "at least 1 byte", config.budget);
   }
+  if (config.mode == "ddp") {
+    check_ddp(config);
+  }
   if (!config.budget.empty() && config.strategy == "no_shard") {
     refuse("--budget", "none with --strategy no_shard", config.budget);
   }
@@ -83,7 +106,7 @@ void check(const StepConfig& config) {
 std::vector<std::string> contenders_of(const StepConfig& config) {
   std::vector<std::string> names = {"bound", "sherd"};
   if (config.ranks > 1 && config.peers == "all") {
-    if (config.strategy != "no_shard") {
+    if (config.strategy != "no_shard" && config.mode == "fsdp") {
       names.emplace_back("fsdp2");
     }
     names.emplace_back("ddp");

@@ -41,8 +41,22 @@ TEST(StepConfig, WrongWordsAreRefusedNamingTheRightOnes) {
       refusal([](StepConfig& c) { c.dtype = "fp16"; }),
       AllOf(HasSubstr("one of fp32, bf16"), HasSubstr("found fp16")));
   EXPECT_THAT(
-      refusal([](StepConfig& c) { c.mode = "ddp"; }),
-      AllOf(HasSubstr("--mode: expected fsdp"), HasSubstr("found ddp")));
+      refusal([](StepConfig& c) { c.mode = "zero"; }),
+      AllOf(
+          HasSubstr("--mode: expected one of fsdp, ddp"),
+          HasSubstr("found zero")));
+  EXPECT_THAT(
+      refusal([](StepConfig& c) {
+        c.mode = "ddp";
+        c.strategy = "no_shard";
+      }),
+      HasSubstr("--strategy: expected full_shard with --mode ddp"));
+  EXPECT_THAT(
+      refusal([](StepConfig& c) {
+        c.mode = "ddp";
+        c.budget = "1MiB";
+      }),
+      HasSubstr("--budget: expected none with --mode ddp"));
   EXPECT_THAT(
       refusal([](StepConfig& c) { c.exchange = "nccl"; }),
       AllOf(

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 #include <sherd/base/error.h>
+#include <sherd/ddp/replicate.h>
 #include <sherd/models/gpt.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/shard/fully_shard.h>
@@ -67,7 +68,10 @@ class Bound final : public Trainee {
   Bound(const World& world, const TraineeOptions& options)
       : model_(model_config(options.work)),
         parameters_(model_->parameters()),
-        pieces_(pieces_of(parameters_, world.rank(), world.size())) {
+        pieces_(
+            options.mode == "ddp"
+                ? pieces_of(parameters_, 0, 1)
+                : pieces_of(parameters_, world.rank(), world.size())) {
     if (options.dtype == "bf16") {
       for (const auto& piece : pieces_) {
         masters_.push_back(elements_of(piece, piece.parameter).clone());
@@ -190,12 +194,41 @@ class Sharded final : public Trainee {
   AdamW adamw_;
 };
 
+class Replicated final : public Trainee {
+ public:
+  Replicated(const World& world, const TraineeOptions& options)
+      : model_(model_config(options.work)),
+        ddp_(replicate(
+            *model_,
+            world,
+            {.exchange = tools::exchange_named(options.exchange)})),
+        adamw_(ddp_.named_parameters(), {.learning_rate = kLearningRate}) {}
+
+  double step(const at::Tensor& inputs, const at::Tensor& targets) override {
+    const auto loss = model_->loss(inputs, targets);
+    loss.backward();
+    adamw_.step();
+    adamw_.zero_grad();
+    return loss.item<double>();
+  }
+
+  void close() override { ddp_.close(); }
+
+ private:
+  models::Gpt model_;
+  DistributedDataParallel ddp_;
+  AdamW adamw_;
+};
+
 }  // namespace
 
 std::unique_ptr<Trainee> make_trainee(
     const World& world, const TraineeOptions& options) {
   if (options.contender == "bound") {
     return std::make_unique<Bound>(world, options);
+  }
+  if (options.contender == "sherd" && options.mode == "ddp") {
+    return std::make_unique<Replicated>(world, options);
   }
   if (options.contender == "sherd") {
     return std::make_unique<Sharded>(world, options);

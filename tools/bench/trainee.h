@@ -8,7 +8,9 @@
 //           fused AdamW, and waits for the others. No data-parallel training
 //           can be faster, since it does all this and exchanges too. In bf16
 //           the copy is bf16 and the 1/W that it updates lies in fp32 beside.
-//   sherd   fully_shard and sherd::AdamW, as in the README.
+//           In mode ddp every rank updates all elements.
+//   sherd   fully_shard, or in mode ddp replicate, and sherd::AdamW, as in the
+//           README.
 //
 // Thread rule: one thread.
 #pragma once
@@ -25,6 +27,7 @@ namespace sherd::tools::bench {
 struct TraineeOptions {
   std::string contender;  // "bound" or "sherd".
   Work work;
+  std::string mode = "fsdp";  // Or ddp.
   std::string strategy;
   std::string exchange;           // auto, collective or shm; of sherd.
   int replicate = 1;              // Replicas; of sherd.

@@ -281,16 +281,37 @@ void check_llama(const TrainConfig& config) {
   }
 }
 
+// What belongs to sharding alone.
+void check_ddp(const TrainConfig& config) {
+  if (config.dtype != "fp32") {
+    refuse("--dtype", "fp32 with --strategy ddp", config.dtype);
+  }
+  if (config.budget.count != 0) {
+    refuse(
+        "--budget", "none with --strategy ddp",
+        std::to_string(config.budget.count));
+  }
+  if (config.replicate != 1) {
+    refuse(
+        "--replicate", "1 with --strategy ddp, where every rank is a replica",
+        std::to_string(config.replicate));
+  }
+}
+
 void check(const TrainConfig& config) {
   check_sizes(config);
   one_of("model", {"gpt", "llama"}, config.model);
   one_of("dtype", {"fp32", "bf16"}, config.dtype);
   one_of("optimizer", {"adamw", "muon"}, config.optimizer);
   one_of(
-      "strategy", {"full_shard", "shard_grad_op", "no_shard"}, config.strategy);
+      "strategy", {"full_shard", "shard_grad_op", "no_shard", "ddp"},
+      config.strategy);
   one_of(
       "exchange", {"auto", "collective", "shm", "hierarchical"},
       config.exchange);
+  if (config.strategy == "ddp") {
+    check_ddp(config);
+  }
   if (config.dropout < 0.0 || config.dropout >= 1.0) {
     refuse("--dropout", "a share in [0, 1)", std::to_string(config.dropout));
   }
@@ -375,7 +396,7 @@ const std::vector<OptionRow>& option_rows() {
        "Sharding", &C::dtype},
       {"strategy", "NAME",
        "full_shard: parameters whole only in use; shard_grad_op: whole from\n"
-       "forward to backward; no_shard: whole on every rank",
+       "forward to backward; no_shard, ddp: always (ddp: by replicate)",
        "Sharding", &C::strategy},
       {"budget", "SIZE",
        "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",

@@ -98,6 +98,18 @@ TEST(TrainConfig, WrongFlagsAreNamedWithExpectedAndFound) {
   EXPECT_THAT(flag_refusal("nonsense", "1"), HasSubstr("--nonsense"));
 }
 
+TEST(TrainConfig, WhatBelongsToShardingIsRefusedForReplicas) {
+  const auto ddp_refusal = [](const std::string& name,
+                              const std::string& text) {
+    return refusal([&] { from_flags({{"strategy", "ddp"}, {name, text}}); });
+  };
+  EXPECT_THAT(
+      ddp_refusal("dtype", "bf16"),
+      HasSubstr("--dtype: expected fp32 with --strategy ddp"));
+  EXPECT_THAT(ddp_refusal("budget", "1MiB"), HasSubstr("--budget"));
+  EXPECT_THAT(ddp_refusal("replicate", "2"), HasSubstr("--replicate"));
+}
+
 TEST(TrainConfig, WrongKeysAreNamedWithFileExpectedAndFound) {
   EXPECT_EQ(
       file_refusal(R"({"layers": "three"})"),
@@ -142,7 +154,7 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
   EXPECT_THAT(flag_refusal("stop-at", "201"), HasSubstr("at most --steps 200"));
   EXPECT_THAT(
       flag_refusal("strategy", "half"),
-      HasSubstr("one of full_shard, shard_grad_op, no_shard, found 'half'"));
+      HasSubstr("full_shard, shard_grad_op, no_shard, ddp, found 'half'"));
   EXPECT_THAT(
       flag_refusal("optimizer", "lion"),
       HasSubstr("one of adamw, muon, found 'lion'"));

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 #include <sherd/base/error.h>
+#include <torch/torch.h>
 #include "exchange_named.h"
 
 namespace sherd::tools {
@@ -81,8 +82,8 @@ Mesh mesh_of(const World& world, const TrainConfig& config) {
 
 Engine::Engine(
     models::LanguageModel& model, const Mesh& mesh, const TrainConfig& config)
-    : fsdp_(fully_shard(model, mesh, shard_options(model, config))),
-      parameters_(split(fsdp_.named_parameters(), muon_patterns(config))),
+    : parameters_(
+          split(distribute(model, mesh, config), muon_patterns(config))),
       adamw_(parameters_.rest, adamw_options(config)),
       longest_(
           config.clip > 0.0 ? config.clip
@@ -92,8 +93,40 @@ Engine::Engine(
   }
 }
 
+NamedParameters Engine::distribute(
+    models::LanguageModel& model, const Mesh& mesh, const TrainConfig& config) {
+  if (config.strategy == "ddp") {
+    ddp_.emplace(replicate(
+        model, mesh.world(),
+        {.exchange = tools::exchange_named(config.exchange)}));
+    return ddp_->named_parameters();
+  }
+  fsdp_.emplace(fully_shard(model, mesh, shard_options(model, config)));
+  return fsdp_->named_parameters();
+}
+
+// Every rank of a replicated model has the whole gradient.
+double Engine::clip() {
+  if (fsdp_) {
+    return fsdp_->clip_grad_norm(longest_);
+  }
+  std::vector<at::Tensor> parameters;
+  for (const auto& item : ddp_->named_parameters().items) {
+    parameters.push_back(item.slice);
+  }
+  return torch::nn::utils::clip_grad_norm_(parameters, longest_);
+}
+
+void Engine::close() {
+  if (fsdp_) {
+    fsdp_->close();
+  } else {
+    ddp_->close();
+  }
+}
+
 double Engine::update(double learning_rate) {
-  const double norm = fsdp_.clip_grad_norm(longest_);
+  const double norm = clip();
   if (muon_) {
     muon_->set_learning_rate(learning_rate);
     muon_->step();

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Engine is all that `sherd train` does to make a plain model a distributed
-// one, in the order in which a program does it: shard the model, build an
-// optimizer over the shards, and after each backward clip, step and clear.
+// one, in the order in which a program does it: shard or replicate the model,
+// build an optimizer over its parameters, and after each backward clip, step and
+// clear.
 // Thread rule: one thread; model must outlive it.
 #pragma once
 
 #include <optional>
 #include <sherd/comm/world.h>
+#include <sherd/ddp/replicate.h>
 #include <sherd/models/language_model.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/muon.h>
@@ -22,7 +24,7 @@ Mesh mesh_of(const World& world, const TrainConfig& config);
 class Engine {
  public:
   // Collective. Gives the model its initial values. Throws Error as fully_shard
-  // does.
+  // and replicate do.
   Engine(
       models::LanguageModel& model,
       const Mesh& mesh,
@@ -33,11 +35,17 @@ class Engine {
   // gradient before clipping. Collective.
   double update(double learning_rate);
 
-  ShardReport report() const { return fsdp_.report(); }
-  void close() { fsdp_.close(); }
+  void close();
 
  private:
-  FullyShardedDataParallel fsdp_;
+  NamedParameters distribute(
+      models::LanguageModel& model,
+      const Mesh& mesh,
+      const TrainConfig& config);
+  double clip();
+
+  std::optional<FullyShardedDataParallel> fsdp_;  // Or:
+  std::optional<DistributedDataParallel> ddp_;
   const SplitParameters parameters_;  // Muon's, and AdamW's.
   std::optional<Muon> muon_;
   AdamW adamw_;

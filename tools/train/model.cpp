@@ -11,6 +11,8 @@ namespace {
 std::shared_ptr<models::LanguageModel> make_plain_model(
     const TrainConfig& config, std::int64_t vocabulary) {
   const auto seed = static_cast<std::uint64_t>(config.seed);
+  // Shards get their values one parameter at a time.
+  const at::Device device = config.strategy == "ddp" ? at::kCPU : at::kMeta;
   if (config.model == "llama") {
     return std::make_shared<models::LlamaImpl>(models::LlamaConfig{
         .layers = config.layers,
@@ -21,7 +23,7 @@ std::shared_ptr<models::LanguageModel> make_plain_model(
         .sequence = config.seq,
         .vocabulary = vocabulary,
         .seed = seed,
-        .device = at::kMeta});
+        .device = device});
   }
   return std::make_shared<models::GptImpl>(models::GptConfig{
       .layers = config.layers,
@@ -31,7 +33,7 @@ std::shared_ptr<models::LanguageModel> make_plain_model(
       .vocabulary = vocabulary,
       .dropout = config.dropout,
       .seed = seed,
-      .device = at::kMeta});
+      .device = device});
 }
 
 }  // namespace

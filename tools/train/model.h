@@ -10,8 +10,8 @@
 
 namespace sherd::tools {
 
-// On the meta device: reset_parameter() knows the values. REQUIRES: a configuration that
-// make_config() accepted.
+// On the meta device, where reset_parameter() knows the values; to be replicated,
+// on the CPU. REQUIRES: a configuration that make_config() accepted.
 std::shared_ptr<models::LanguageModel> make_model(
     const TrainConfig& config, std::int64_t vocabulary);
 

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Distributed data parallel training of an unmodified module: every rank has
+// the whole model and its own part of the batch; gradients are averaged over
+// ranks in buckets while backward goes on.
+//
+//   auto world = sherd::World::from_environment();
+//   auto ddp = sherd::replicate(*model, world);
+//   torch::optim::AdamW adamw(model->parameters());   // Any optimizer.
+//   model->loss(batch).backward();                    // As on one device.
+//   adamw.step();
+//   adamw.zero_grad();
+//
+// Mirrors torch.nn.parallel.DistributedDataParallel; PyTorch Distributed,
+// arXiv 2006.15704. Concepts: docs/guide/replicas.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <sherd/comm/exchange_kind.h>
+#include <sherd/comm/world.h>
+#include <sherd/optim/named_parameters.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace sherd {
+
+struct ReplicateOptions {
+  // Performance. Gradients travel in buckets of about this many bytes, at least
+  // one parameter each; the first is small, so that it leaves early.
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;
+  std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
+  // Performance. Buckets are filled in the order in which gradients became ready
+  // in the first synchronised backward, which ranks agree on at its end; else in
+  // reverse order of registration for good, so that a rank that comes later has
+  // the same ones.
+  bool learn_bucket_order = true;
+  // Performance. Same values either way, up to the order of sums.
+  ExchangeKind exchange = ExchangeKind::kAuto;
+  // Behaviour. Buckets on their way at a time; bounds memory beside gradients.
+  // 0: no limit. As FullyShardOptions::reductions_under_way_max.
+  int reductions_under_way_max = 4;
+  // Behaviour. Parameters and buffers get rank 0's values first; otherwise
+  // ranks must hold equal ones.
+  bool init_sync = true;
+  // Behaviour. At the end of each synchronised backward buffers (running
+  // statistics) get rank 0's values, so that ranks evaluate alike.
+  bool broadcast_buffers = true;
+  // Behaviour. `.grad()` is a view into the memory that is reduced, instead of a
+  // tensor of its own: saves a copy of all gradients, in memory and time.
+  bool gradient_as_bucket_view = true;
+  // Behaviour. Parameters and buffers by name, that are neither compared, nor
+  // synchronised, nor averaged.
+  std::vector<std::string> ignored = {};
+};
+
+struct ReplicateReport {
+  int world_size = 1;
+  int rank = 0;
+  // In the order in which they are reduced: names of their parameters.
+  std::vector<std::vector<std::string>> buckets;
+  std::vector<std::int64_t> bucket_bytes;
+  // How often buckets were made anew from an order that was learned.
+  int bucket_version = 0;
+  std::int64_t backwards = 0;  // Synchronised ones.
+  // In the last of them: parameters that no rank had a gradient for.
+  std::vector<std::string> unused;
+  // Reductions, late ones included.
+  std::int64_t reduces = 0;
+  std::int64_t reduces_under_way_peak = 0;
+  std::int64_t gradient_slot_bytes_peak = 0;
+};
+
+namespace ddp {
+class Replica;
+}
+
+// While it lives, backwards add to `.grad()` and exchange nothing; the first one
+// after it averages what has added up, too.
+class LocalGradientsScope {
+ public:
+  LocalGradientsScope(LocalGradientsScope&&) noexcept;
+  LocalGradientsScope& operator=(LocalGradientsScope&&) = delete;
+  ~LocalGradientsScope();
+
+ private:
+  friend class DistributedDataParallel;
+  explicit LocalGradientsScope(std::shared_ptr<ddp::Replica> replica);
+  std::shared_ptr<ddp::Replica> replica_;
+};
+
+// The handle of a replicated model. Move-only; keep it as long as the model
+// trains. Afterwards the module is a plain one again, with the values it has.
+// Thread rule: one thread, which may differ from those that use the model, and
+// not while they do.
+class DistributedDataParallel {
+ public:
+  DistributedDataParallel(DistributedDataParallel&&) noexcept;
+  DistributedDataParallel& operator=(DistributedDataParallel&&) noexcept;
+  ~DistributedDataParallel();
+
+  // The module's own parameters, for sherd's optimizers; any other takes
+  // module.parameters().
+  NamedParameters named_parameters() const;
+
+  // Mirrors DistributedDataParallel.no_sync(). A backward is synchronised or not
+  // as the scope is when it begins, wherever its forward ran.
+  LocalGradientsScope no_sync();
+
+  ReplicateReport report() const;
+
+  // Ends it, as the destructor does. Not collective, never waits.
+  void close();
+
+ private:
+  friend DistributedDataParallel replicate(
+      torch::nn::Module&, const World&, const ReplicateOptions&);
+  explicit DistributedDataParallel(std::shared_ptr<ddp::Replica> replica);
+  std::shared_ptr<ddp::Replica> replica_;
+};
+
+// Collective over all ranks of the world. Parameters that need no gradient and
+// integers are only synchronised once. Trainable ones that a backward does not
+// use count as zero on that rank; one that no rank used keeps its `.grad()`.
+// A synchronised backward returns when every rank has come to its end, and
+// throws on every rank when it failed on any. Throws Error, on every rank, when
+// models differ; when there is nothing to train; for parameters that are sparse,
+// not on the CPU or managed by another handle.
+DistributedDataParallel replicate(
+    torch::nn::Module& module,
+    const World& world,
+    const ReplicateOptions& options = {});
+
+}  // namespace sherd

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/model.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include <torch/nn/module.h>
+
+#include "access/gradient_hook.h"
+#include "access/managed_storage.h"
+#include "base/check.h"
+#include "plan/buckets.h"
+
+namespace sherd::ddp {
+namespace {
+
+std::string shape_of(const at::Tensor& tensor) {
+  std::ostringstream out;
+  out << tensor.sizes();
+  return out.str();
+}
+
+void check_replicable(const std::string& name, const at::Tensor& tensor) {
+  SHERD_CHECK(
+      tensor.device().is_cpu() && !tensor.is_sparse(), "[ddp] ", name,
+      " is on ", tensor.device().str(), tensor.is_sparse() ? ", sparse" : "",
+      "; expected a dense tensor on the CPU");
+}
+
+void check_trainable(const std::string& name, const at::Tensor& tensor) {
+  SHERD_CHECK(
+      at::isFloatingType(tensor.scalar_type()), "[ddp] parameter ", name,
+      " is trainable and of type ", c10::toString(tensor.scalar_type()),
+      "; expected a real floating-point type, or requires_grad(false)");
+  SHERD_CHECK(
+      tensor.is_leaf(), "[ddp] parameter ", name,
+      " is the result of an operation; expected a leaf");
+  SHERD_CHECK(
+      tensor.is_non_overlapping_and_dense(), "[ddp] parameter ", name,
+      " has strides ", tensor.strides(), " for shape ", tensor.sizes(),
+      "; expected memory without gaps");
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      access::tag_of(tensor) == nullptr && !access::has_gradient_hook(tensor),
+      "[ddp] parameter ", name,
+      " belongs to another handle; expected a module that none manages");
+}
+
+}  // namespace
+
+Model take_model(
+    const torch::nn::Module& module, const std::vector<std::string>& ignored) {
+  std::set<std::string> left(ignored.begin(), ignored.end());
+  std::set<const c10::TensorImpl*> seen;
+  const auto taken = [&](const std::string& name, const at::Tensor& tensor) {
+    const bool wanted =
+        std::find(ignored.begin(), ignored.end(), name) == ignored.end();
+    left.erase(name);
+    return wanted && tensor.defined() &&
+        seen.insert(tensor.unsafeGetTensorImpl()).second;
+  };
+  Model model;
+  for (const auto& item : module.named_parameters()) {
+    const auto& tensor = item.value();
+    if (!taken(item.key(), tensor)) {
+      continue;
+    }
+    check_replicable("parameter " + item.key(), tensor);
+    if (tensor.requires_grad()) {
+      check_trainable(item.key(), tensor);
+      model.trainable.push_back({item.key(), tensor});
+    } else {
+      model.frozen.push_back({item.key(), tensor});
+    }
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (taken(item.key(), item.value())) {
+      check_replicable("buffer " + item.key(), item.value());
+      model.buffers.push_back({item.key(), item.value()});
+    }
+  }
+  SHERD_CHECK(
+      left.empty(), "[ddp] options.ignored names '", *left.begin(),
+      "'; expected a parameter or buffer of the module");
+  SHERD_CHECK(
+      !model.trainable.empty(),
+      "[ddp] expected a module with at least one parameter that requires "
+      "grad, found none");
+  return model;
+}
+
+std::vector<std::string> describe(const Model& model) {
+  std::vector<std::string> lines;
+  const auto add = [&](const char* what, const std::vector<Named>& items) {
+    for (const auto& item : items) {
+      lines.push_back(
+          str(what, " ", item.name, " ", shape_of(item.tensor), " ",
+              c10::toString(item.tensor.scalar_type())));
+    }
+  };
+  add("frozen parameter", model.frozen);
+  add("buffer", model.buffers);
+  return lines;
+}
+
+Buckets make_buckets(
+    const std::vector<Named>& trainable,
+    const std::vector<int>& order,
+    const ReplicateOptions& options,
+    int ranks) {
+  std::vector<plan::BucketItem> items;
+  for (const auto& parameter : trainable) {
+    items.push_back(
+        {.bytes = static_cast<std::int64_t>(parameter.tensor.nbytes()),
+         .kind = static_cast<int>(parameter.tensor.scalar_type())});
+  }
+  const std::vector<std::int64_t> limits = {
+      options.first_bucket_bytes, options.bucket_bytes};
+  Buckets buckets;
+  buckets.parameters.resize(trainable.size());
+  for (const auto& bucket : plan::assign_buckets(items, limits, order)) {
+    const auto unit = static_cast<plan::UnitId>(buckets.units.size());
+    exchange::FlatSpec flat;
+    std::vector<plan::FlatParameter> places;
+    for (const int index : bucket) {
+      const auto& parameter = trainable[static_cast<std::size_t>(index)];
+      const auto position = static_cast<int>(flat.names.size());
+      buckets.parameters[static_cast<std::size_t>(index)] = {
+          .name = parameter.name,
+          .tensor = parameter.tensor,
+          .unit = unit,
+          .flat = 0,
+          .position = position,
+          .trainable = position};
+      places.push_back(
+          {.name = parameter.name, .numel = parameter.tensor.numel()});
+      flat.names.push_back(parameter.name);
+      flat.shapes.push_back(shape_of(parameter.tensor));
+      flat.dtype = parameter.tensor.scalar_type();
+    }
+    flat.layout = plan::plan_flat_layout(
+        places,
+        {.ranks = ranks,
+         .element_bytes =
+             static_cast<std::int64_t>(c10::elementSize(flat.dtype))});
+    buckets.units.push_back({.name = str("bucket ", unit), .flats = {flat}});
+    buckets.members.push_back(bucket);
+  }
+  return buckets;
+}
+
+}  // namespace sherd::ddp

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a replica manages of a module, and how its gradients are put into
+// buckets: each bucket is a unit of an exchange, with one flat. Values that keep
+// tensors alive, the same on every rank that has an equal module.
+#pragma once
+
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <sherd/ddp/replicate.h>
+#include "exchange/exchange.h"
+#include "exchange/unit_parameter.h"
+
+namespace sherd::ddp {
+
+struct Named {
+  std::string name;  // The first one it is registered under.
+  at::Tensor tensor;
+};
+
+// In module order; what is tied counts once.
+struct Model {
+  std::vector<Named> trainable;
+  std::vector<Named> frozen;
+  std::vector<Named> buffers;
+};
+
+// Throws Error for what cannot be replicated (see replicate()), and for names
+// to ignore that the module does not have.
+Model take_model(
+    const torch::nn::Module& module, const std::vector<std::string>& ignored);
+
+// Lines on what is synchronised but not reduced, for ranks to agree on.
+std::vector<std::string> describe(const Model& model);
+
+struct Buckets {
+  std::vector<exchange::UnitSpec> units;
+  std::vector<exchange::UnitParameter> parameters;  // By trainable parameter.
+  std::vector<std::vector<int>> members;  // By bucket: trainable parameters.
+};
+
+// `order` has each trainable parameter once, as their gradients are expected.
+Buckets make_buckets(
+    const std::vector<Named>& trainable,
+    const std::vector<int>& order,
+    const ReplicateOptions& options,
+    int ranks);
+
+}  // namespace sherd::ddp

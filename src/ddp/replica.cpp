@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/replica.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/InferenceMode.h>
+
+#include "access/gradient_hook.h"
+#include "access/param_key.h"
+#include "base/check.h"
+#include "base/rank_environment.h"
+#include "ddp/state_sync.h"
+#include "exchange/make_exchange.h"
+#include "plan/buckets.h"
+
+namespace sherd::ddp {
+namespace {
+
+std::vector<int> all_ranks(const World& world) {
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// Gradients come from the last layer to the first.
+std::vector<int> reversed(std::size_t parameters) {
+  std::vector<int> order(parameters);
+  std::iota(order.rbegin(), order.rend(), 0);
+  return order;
+}
+
+bool records_gradients() {
+  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
+}
+
+// As the parameter lies in memory, so that its view of the average can be.
+at::Tensor in_memory_order(
+    const at::Tensor& gradient, const at::Tensor& parameter) {
+  if (!gradient.defined() || gradient.is_sparse() ||
+      parameter.is_contiguous()) {
+    return gradient;
+  }
+  auto dense = gradient;
+  if (gradient.strides() != parameter.strides()) {
+    dense = at::empty_strided(
+        parameter.sizes(), parameter.strides(), gradient.options());
+    dense.copy_(gradient);
+  }
+  return dense.as_strided({dense.numel()}, {1});
+}
+
+std::string text_of(const std::vector<int>& numbers) {
+  return {
+      reinterpret_cast<const char*>(numbers.data()),
+      numbers.size() * sizeof(int)};
+}
+
+std::vector<int> numbers_of(const std::string& text) {
+  std::vector<int> numbers(text.size() / sizeof(int));
+  std::memcpy(numbers.data(), text.data(), numbers.size() * sizeof(int));
+  return numbers;
+}
+
+}  // namespace
+
+Replica::Replica(
+    Model model, const World& world, const ReplicateOptions& options)
+    : world_(world),
+      options_(options),
+      name_(str("ddp/", world.next_number())),
+      model_(std::move(model)),
+      states_(model_.trainable.size()),
+      used_(model_.trainable.size(), true) {
+  const auto order = reversed(model_.trainable.size());
+  if (world_.size() == 1) {
+    buckets_ = make_buckets(model_.trainable, order, options_, 1);
+    return;
+  }
+  communicator_ =
+      std::make_unique<comm::Communicator>(world_, name_, all_ranks(world_));
+  open(order);
+}
+
+Replica::~Replica() { close(); }
+
+void Replica::open(const std::vector<int>& order) {
+  buckets_ = make_buckets(model_.trainable, order, options_, world_.size());
+  const auto ranks = all_ranks(world_);
+  exchange_ = exchange::make_exchange(
+      world_, str(name_, "/", bucket_version_), ranks,
+      exchange::choose_kind(
+          world_, ranks, options_.exchange, process_environment()));
+  exchange::ModelSpec spec;
+  spec.units = buckets_.units;
+  spec.placement = exchange::Placement::kReplicate;
+  spec.own_shards = false;
+  spec.agreed = describe(model_);
+  exchange_->open(spec).throw_if_failed();
+  gradients_.clear();
+  for (std::size_t u = 0; u < buckets_.units.size(); ++u) {
+    gradients_.push_back(
+        exchange_->shard_memory(static_cast<plan::UnitId>(u), 0).gradient);
+  }
+  reducer_ = std::make_unique<exchange::Reducer>(
+      buckets_.units, buckets_.parameters, *exchange_, *this,
+      1.0 / world_.size(), options_.reductions_under_way_max);
+}
+
+void Replica::start() {
+  if (alone()) {
+    return;
+  }
+  if (options_.init_sync) {
+    std::vector<at::Tensor> state;
+    for (const auto* items :
+         {&model_.trainable, &model_.frozen, &model_.buffers}) {
+      for (const auto& item : *items) {
+        state.push_back(item.tensor);
+      }
+    }
+    broadcast(state, *communicator_, 0, "the first values of a replica")
+        .throw_if_failed();
+  }
+  access::install_param_key();
+  access::install_backward_engine();
+  adopt_parameters();
+  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
+    access::set_gradient_hook(
+        tensor(p), [weak = weak_from_this(), p](at::Tensor gradient) {
+          if (auto self = weak.lock()) {
+            self->gradient_arrived(p, std::move(gradient));
+          }
+        });
+  }
+}
+
+void Replica::adopt_parameters() {
+  std::map<const void*, std::size_t> known;
+  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
+    const auto plain = tensor(p).storage();
+    const auto [place, added] =
+        known.try_emplace(plain.unsafeGetStorageImpl(), storages_.size());
+    states_[p].storage = place->second;
+    if (added) {
+      auto managed = std::make_unique<access::ManagedStorage>(
+          this, static_cast<int>(storages_.size()), 0,
+          static_cast<std::int64_t>(plain.nbytes()), tensor(p).device());
+      managed->fill(plain.mutable_data());
+      storages_.push_back({plain, std::move(managed)});
+    }
+    access::adopt_in_place(tensor(p), *storages_[place->second].managed);
+  }
+}
+
+void Replica::release_parameters() {
+  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
+    const auto& parameter = tensor(p);
+    if (!access::has_gradient_hook(parameter)) {
+      continue;
+    }
+    access::remove_gradient_hook(parameter);
+    const auto& storage = storages_[states_[p].storage];
+    if (access::is_adopted(parameter, *storage.managed)) {
+      auto plain = at::empty({0}, parameter.options().requires_grad(false));
+      plain.set_(
+          storage.plain, parameter.storage_offset(), parameter.sizes(),
+          parameter.strides());
+      access::release(parameter, plain);
+    }
+  }
+}
+
+void Replica::check_identity() const {
+  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition,
+        access::is_adopted(tensor(p), *storages_[states_[p].storage].managed),
+        "[ddp] parameter ", model_.trainable[p].name,
+        " was given another storage after replicate() (module->to(), "
+        "set_data() or the like); convert the module before, or copy values "
+        "into parameters");
+  }
+}
+
+void Replica::check_not_thawed() const {
+  for (const auto& parameter : model_.frozen) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, !parameter.tensor.requires_grad(),
+        "[ddp] parameter ", parameter.name,
+        " was frozen at replicate() and requires grad now, so that ranks would "
+        "train it apart; expected requires_grad(false), or true before "
+        "replicate(): what is trainable then may be frozen and thawed later");
+  }
+}
+
+void Replica::fail(const Status& status) {
+  if (error_.ok()) {
+    error_ = status;
+    exchange_->close(status);
+    communicator_->abandon(status);
+  }
+  status.throw_if_failed();
+}
+
+// ---- forward and backward ----
+
+void Replica::enter(
+    std::span<const access::Touch>, const char* /*operator_name*/) {
+  const std::lock_guard lock(mu_);
+  if (closed_) {
+    return;
+  }
+  if (access::in_backward()) {
+    armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
+  } else if (!armed_ && records_gradients()) {
+    check_identity();
+    check_not_thawed();
+    armed_ = true;
+    (void)access::arm(weak_from_this());
+  }
+}
+
+void Replica::gradient_arrived(std::size_t p, at::Tensor gradient) {
+  const std::lock_guard lock(mu_);
+  armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
+  if (no_sync_scopes_ > 0) {
+    states_[p].unsynced = states_[p].unsynced || gradient.defined();
+    tensor(p).mutable_grad() = std::move(gradient);
+    return;
+  }
+  error_.throw_if_failed();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !gradient.defined() || !gradient.requires_grad(),
+      "[ddp] the gradient of parameter ", model_.trainable[p].name,
+      " was made with create_graph; its average over ranks has no graph, so "
+      "that a second derivative would miss the other ranks; use "
+      "autograd::grad, or a backward under no_sync()");
+  if (!reducer_->started()) {
+    reducer_->expect();
+  }
+  ready_.push_back(static_cast<int>(p));
+  const auto status = reducer_->arrived(
+      static_cast<int>(p), in_memory_order(gradient, tensor(p)));
+  if (!status.ok()) {
+    fail(status);
+  }
+  (void)exchange_->progress();
+}
+
+// What this backward brought no gradient for: earlier ones may have.
+void Replica::add_waiting() {
+  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
+    auto& grad = tensor(p).mutable_grad();
+    if (reducer_->has_arrived(static_cast<int>(p)) || !grad.defined()) {
+      continue;
+    }
+    auto waiting = std::move(grad);
+    grad.reset();
+    // Where the averages go, or somebody else's.
+    states_[p].kept = states_[p].unsynced ? at::Tensor() : waiting.clone();
+    const auto status = reducer_->arrived(
+        static_cast<int>(p), in_memory_order(waiting, tensor(p)),
+        states_[p].unsynced);
+    if (!status.ok()) {
+      fail(status);
+    }
+  }
+}
+
+void Replica::backward_ended(std::exception_ptr failure) {
+  const std::lock_guard lock(mu_);
+  armed_ = false;
+  armed_in_backward_ = false;
+  if (closed_ || !error_.ok() || no_sync_scopes_ > 0) {
+    return;  // Whoever caused an error has thrown.
+  }
+  const at::NoGradGuard no_grad;
+  if (!reducer_->started()) {
+    reducer_->expect();
+  }
+  add_waiting();
+  std::fill(used_.begin(), used_.end(), false);
+  const auto result =
+      reducer_->finish(failure ? access::reason_of(failure) : "", false);
+  for (auto& state : states_) {
+    state.unsynced = false;
+    state.kept.reset();
+  }
+  const auto ready = std::exchange(ready_, {});
+  if (result.ok()) {
+    ++backwards_;
+    synchronise_buffers();
+    if (backwards_ == 1 && options_.learn_bucket_order) {
+      learn_order(ready);
+    }
+    check_identity();
+  } else if (result.status().code() != ErrorCode::kAborted) {
+    fail(result.status());
+  } else if (!failure) {
+    result.status().throw_if_failed();
+  }
+}
+
+void Replica::synchronise_buffers() {
+  if (!options_.broadcast_buffers || model_.buffers.empty()) {
+    return;
+  }
+  std::vector<at::Tensor> buffers;
+  for (const auto& buffer : model_.buffers) {
+    buffers.push_back(buffer.tensor);
+  }
+  const auto status =
+      broadcast(buffers, *communicator_, 0, "buffers after a backward");
+  if (!status.ok()) {
+    fail(status);
+  }
+}
+
+void Replica::learn_order(const std::vector<int>& ready) {
+  std::vector<int> mine;  // A gradient may come in parts.
+  for (const int p : ready) {
+    if (std::find(mine.begin(), mine.end(), p) == mine.end()) {
+      mine.push_back(p);
+    }
+  }
+  const auto all =
+      communicator_->all_gather(text_of(mine), "the order of gradients");
+  if (!all.ok()) {
+    fail(all.status());
+  }
+  std::vector<std::vector<int>> orders;
+  for (const auto& text : all.value()) {
+    orders.push_back(numbers_of(text));
+  }
+  const auto order =
+      plan::common_order(static_cast<int>(model_.trainable.size()), orders);
+  const auto learned =
+      make_buckets(model_.trainable, order, options_, world_.size());
+  if (learned.members == buckets_.members) {
+    return;
+  }
+  std::vector<at::Tensor> averages;
+  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
+    averages.push_back(used_[p] ? reduced(p) : at::Tensor());
+  }
+  reduces_before_ += exchange_->counters().reduces;
+  reducer_.reset();
+  const auto before = std::move(exchange_);
+  ++bucket_version_;
+  open(order);
+  for (std::size_t p = 0; p < averages.size(); ++p) {
+    if (averages[p].defined()) {
+      reduced(p).copy_(averages[p]);
+      show(p);
+    }
+  }
+  before->close(Status());
+}
+
+// ---- averages ----
+
+// No view for autograd, which would refuse to detach it in place, as LibTorch's
+// zero_grad() does.
+at::Tensor Replica::reduced(std::size_t p) const {
+  const auto& place = buckets_.parameters[p];
+  const auto u = static_cast<std::size_t>(place.unit);
+  const auto& layout = buckets_.units[u].flats[0].layout;
+  const auto& gradients = gradients_[u];
+  return at::empty({0}, gradients.options())
+      .set_(
+          gradients.storage(),
+          gradients.storage_offset() +
+              layout.offsets[static_cast<std::size_t>(place.position)],
+          tensor(p).sizes(), tensor(p).strides());
+}
+
+void Replica::show(std::size_t p) {
+  const auto average = reduced(p);
+  tensor(p).mutable_grad() =
+      options_.gradient_as_bucket_view ? average : average.clone();
+}
+
+std::vector<bool> Replica::accumulation(plan::UnitId /*unit*/) {
+  return {false};  // What was there is part of what was reduced.
+}
+
+void Replica::set_gradients(plan::UnitId unit, const std::vector<bool>& used) {
+  const auto& members = buckets_.members[static_cast<std::size_t>(unit)];
+  for (std::size_t t = 0; t < members.size(); ++t) {
+    const auto p = static_cast<std::size_t>(members[t]);
+    auto& kept = states_[p].kept;
+    if (used[t]) {
+      used_[p] = true;
+      show(p);
+    } else if (kept.defined() && !used_[p]) {
+      tensor(p).mutable_grad() = std::exchange(kept, {});
+    }
+  }
+}
+
+void Replica::clear_gradients() {
+  for (const auto& parameter : model_.trainable) {
+    parameter.tensor.mutable_grad().reset();
+  }
+}
+
+// ---- the rest ----
+
+NamedParameters Replica::named_parameters() const {
+  NamedParameters named;
+  for (const auto& parameter : model_.trainable) {
+    named.items.push_back({parameter.name, parameter.tensor});
+  }
+  return named;
+}
+
+void Replica::begin_no_sync() {
+  const std::lock_guard lock(mu_);
+  ++no_sync_scopes_;
+}
+
+void Replica::end_no_sync() {
+  const std::lock_guard lock(mu_);
+  --no_sync_scopes_;
+}
+
+ReplicateReport Replica::report() const {
+  const std::lock_guard lock(mu_);
+  ReplicateReport report;
+  report.world_size = world_.size();
+  report.rank = world_.rank();
+  report.bucket_version = bucket_version_;
+  report.backwards = backwards_;
+  for (const auto& unit : buckets_.units) {
+    report.buckets.push_back(unit.flats[0].names);
+    report.bucket_bytes.push_back(exchange::unit_bytes(unit));
+  }
+  for (std::size_t p = 0; p < used_.size(); ++p) {
+    if (!used_[p]) {
+      report.unused.push_back(model_.trainable[p].name);
+    }
+  }
+  if (exchange_) {
+    const auto& counters = exchange_->counters();
+    report.reduces = reduces_before_ + counters.reduces;
+    report.reduces_under_way_peak = counters.reduces_under_way_peak;
+    report.gradient_slot_bytes_peak = counters.gradient_bytes_peak;
+  }
+  return report;
+}
+
+void Replica::close() {
+  const std::lock_guard lock(mu_);
+  if (std::exchange(closed_, true) || alone()) {
+    return;
+  }
+  release_parameters();
+  exchange_->close(Status());  // Changes nothing after a failure.
+}
+
+}  // namespace sherd::ddp

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Replica is the engine of one replicated model: it hears when a training
+// forward begins and when the outermost backward ends (access), carries
+// gradients to the exchange, bucket by bucket, while backward goes on, and shows
+// the averages as the parameters' `.grad()`. Parameters stay where they are.
+//
+// Thread rule: operators, hooks and backwards from any thread, under one lock;
+// the rest as the public header says. States: docs/design/replicas.md.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+#include <sherd/comm/world.h>
+#include <sherd/ddp/replicate.h>
+#include "access/backward.h"
+#include "access/managed_storage.h"
+#include "comm/communicator.h"
+#include "ddp/model.h"
+#include "exchange/exchange.h"
+#include "exchange/reducer.h"
+
+namespace sherd::ddp {
+
+class Replica final : public access::Listener,
+                      public access::BackwardListener,
+                      public exchange::ReducedGradients,
+                      public std::enable_shared_from_this<Replica> {
+ public:
+  // Collective: compares models and opens the exchange. Nothing of the module
+  // changes before start().
+  Replica(Model model, const World& world, const ReplicateOptions& options);
+  ~Replica() override;
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  // Collective: first values, hooks.
+  void start();
+
+  NamedParameters named_parameters() const;
+  void begin_no_sync();
+  void end_no_sync();
+  ReplicateReport report() const;
+  void close();
+
+  // access::Listener
+  void enter(std::span<const access::Touch> touches, const char* operator_name)
+      override;
+  void leave(std::span<const access::Touch>) noexcept override {}
+  // access::BackwardListener
+  void backward_ended(std::exception_ptr failure) override;
+  // exchange::ReducedGradients
+  std::vector<bool> accumulation(plan::UnitId unit) override;
+  void set_gradients(plan::UnitId unit, const std::vector<bool>& used) override;
+  void clear_gradients() override;
+
+ private:
+  // One whose bytes the module's parameters keep, with the key's tag.
+  struct Storage {
+    c10::Storage plain;
+    std::unique_ptr<access::ManagedStorage> managed;
+  };
+  // Of one trainable parameter.
+  struct State {
+    std::size_t storage = 0;  // In storages_.
+    bool unsynced = false;    // `.grad()` holds what only this rank has seen.
+    at::Tensor kept;  // What `.grad()` was where this backward brought none.
+  };
+
+  bool alone() const { return exchange_ == nullptr; }
+  const at::Tensor& tensor(std::size_t p) const {
+    return model_.trainable[p].tensor;
+  }
+  void open(const std::vector<int>& order);
+  void adopt_parameters();
+  void release_parameters();
+  void check_identity() const;
+  void check_not_thawed() const;
+  void gradient_arrived(std::size_t p, at::Tensor gradient);
+  void add_waiting();
+  void synchronised_backward_ended();
+  void synchronise_buffers();
+  // Agrees on buckets for good, from the order in which gradients were ready.
+  void learn_order(const std::vector<int>& ready);
+  // The parameter's place in its bucket.
+  at::Tensor reduced(std::size_t p) const;
+  void show(std::size_t p);
+  // Closes the exchange, remembers the first failure, and throws it.
+  void fail(const Status& status);
+
+  mutable std::mutex mu_;
+  const World world_;
+  const ReplicateOptions options_;
+  const std::string name_;  // Of its connections.
+  Model model_;
+  std::unique_ptr<comm::Communicator> communicator_;
+  Buckets buckets_;
+  std::unique_ptr<exchange::Exchange> exchange_;  // Null: a world of one.
+  std::vector<at::Tensor> gradients_;             // By bucket: averages.
+  std::unique_ptr<exchange::Reducer> reducer_;
+  std::vector<Storage> storages_;
+  std::vector<State> states_;  // By trainable parameter.
+
+  Status error_;  // Not ok: an operation failed, and the exchange is closed.
+  bool closed_ = false;
+  bool armed_ = false;  // By a training forward, for the backward to come.
+  bool armed_in_backward_ = false;
+  int no_sync_scopes_ = 0;
+  int bucket_version_ = 0;
+  std::int64_t backwards_ = 0;
+  std::int64_t reduces_before_ = 0;  // Of exchanges that are gone.
+  std::vector<int> ready_;           // In this backward, in order: parameters.
+  std::vector<bool> used_;           // In the last one, by some rank.
+};
+
+}  // namespace sherd::ddp

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/ddp/replicate.h>
+
+#include <utility>
+
+#include "base/check.h"
+#include "ddp/model.h"
+#include "ddp/replica.h"
+
+namespace sherd {
+namespace {
+
+void check_options(const ReplicateOptions& options) {
+  SHERD_CHECK(
+      options.bucket_bytes > 0 && options.first_bucket_bytes > 0,
+      "[ddp] expected options.bucket_bytes and first_bucket_bytes above 0, "
+      "found ",
+      options.bucket_bytes, " and ", options.first_bucket_bytes);
+  SHERD_CHECK(
+      options.reductions_under_way_max >= 0,
+      "[ddp] options.reductions_under_way_max is ",
+      options.reductions_under_way_max, "; expected 0 (no limit) or more");
+}
+
+}  // namespace
+
+LocalGradientsScope::LocalGradientsScope(std::shared_ptr<ddp::Replica> replica)
+    : replica_(std::move(replica)) {}
+LocalGradientsScope::LocalGradientsScope(LocalGradientsScope&&) noexcept =
+    default;
+LocalGradientsScope::~LocalGradientsScope() {
+  if (replica_) {
+    replica_->end_no_sync();
+  }
+}
+
+DistributedDataParallel::DistributedDataParallel(
+    std::shared_ptr<ddp::Replica> replica)
+    : replica_(std::move(replica)) {}
+
+DistributedDataParallel::DistributedDataParallel(
+    DistributedDataParallel&&) noexcept = default;
+
+DistributedDataParallel& DistributedDataParallel::operator=(
+    DistributedDataParallel&& other) noexcept {
+  if (this != &other) {
+    close();
+    replica_ = std::move(other.replica_);
+  }
+  return *this;
+}
+
+DistributedDataParallel::~DistributedDataParallel() { close(); }
+
+NamedParameters DistributedDataParallel::named_parameters() const {
+  return replica_->named_parameters();
+}
+
+LocalGradientsScope DistributedDataParallel::no_sync() {
+  replica_->begin_no_sync();
+  return LocalGradientsScope(replica_);
+}
+
+ReplicateReport DistributedDataParallel::report() const {
+  return replica_->report();
+}
+
+void DistributedDataParallel::close() {
+  if (replica_) {
+    replica_->close();
+  }
+}
+
+DistributedDataParallel replicate(
+    torch::nn::Module& module,
+    const World& world,
+    const ReplicateOptions& options) {
+  check_options(options);
+  auto replica = std::make_shared<ddp::Replica>(
+      ddp::take_model(module, options.ignored), world, options);
+  replica->start();
+  return DistributedDataParallel(std::move(replica));
+}
+
+}  // namespace sherd

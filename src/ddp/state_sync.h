@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One rank's values for all: of parameters and buffers before training, of
+// buffers while it goes on. Thread rule: one thread at a time.
+#pragma once
+
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include "base/status.h"
+#include "comm/communicator.h"
+
+namespace sherd::ddp {
+
+// Collective. In place; `what` is for messages. Dense tensors of the same
+// shapes, dtypes and strides on every rank; small ones travel together.
+[[nodiscard]] Status broadcast(
+    const std::vector<at::Tensor>& tensors,
+    comm::Communicator& via,
+    int root,
+    const std::string& what);
+
+}  // namespace sherd::ddp

@@ -1,0 +1,595 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Replicas train as one process with the whole batch does. Ids are those of
+// docs/design/tests.md.
+#include "ddp/replica_parity.h"
+#include "support/ranks.h"
+#include "support/small_decoders.h"
+#include "support/small_models.h"
+
+#include <stdexcept>
+#include <gmock/gmock.h>
+#include <sherd/access/checkpoint.h>
+#include <sherd/optim/adamw.h>
+#include "access/managed_storage.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class Replicate : public ::testing::TestWithParam<int> {};
+
+// Buckets of one or two parameters each.
+ReplicateOptions small_buckets() {
+  ReplicateOptions options;
+  options.bucket_bytes = 300;
+  options.first_bucket_bytes = 8;
+  return options;
+}
+
+TEST_P(Replicate, T50IntegersAreEqualInBits) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const bool view : {true, false}) {
+      for (const auto& buckets : {ReplicateOptions(), small_buckets()}) {
+        ReplicaParity options;
+        options.replicate = buckets;
+        options.replicate.gradient_as_bucket_view = view;
+        const auto report = expect_replica_parity<IntegerMlp>(
+            world, [] { return IntegerMlp(); }, integer_loss, options);
+        EXPECT_EQ(report.world_size, world.size());
+        EXPECT_EQ(report.backwards, world.size() == 1 ? 0 : 3);
+        EXPECT_THAT(report.unused, IsEmpty());
+      }
+    }
+  }));
+}
+
+// A gradient that is set to zero instead of none is written in place.
+TEST_P(Replicate, T50GradientsMayStayAndBeZeroed) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    ReplicaParity options;
+    options.replicate = small_buckets();
+    options.step = [](const Leaves& leaves) {
+      auto sgd = std::make_shared<torch::optim::SGD>(
+          leaves, torch::optim::SGDOptions(0.5));
+      return [sgd] {
+        sgd->step();
+        sgd->zero_grad(/*set_to_none=*/false);
+      };
+    };
+    expect_replica_parity<IntegerMlp>(
+        world, [] { return IntegerMlp(); }, integer_loss, options);
+  }));
+}
+
+TEST_P(Replicate, T50AGptTrainsWithAnyOptimizer) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    ReplicaParity options;
+    options.replicate = small_buckets();
+    options.replicate.bucket_bytes = 20'000;
+    options.step =
+        steps_of<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2));
+    expect_replica_parity<models::Gpt>(
+        world, [] { return small_gpt({.tied = true}); },
+        token_loss<models::Gpt>, options);
+  }));
+}
+
+TEST_P(Replicate, SherdsAdamWTakesTheNamedParameters) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp model, reference;
+    auto ddp = replicate(*model, world);
+    AdamW ours(ddp.named_parameters(), {.learning_rate = 0.01});
+    NamedParameters plain;
+    for (const auto& leaf : unique_parameters(*reference)) {
+      plain.items.push_back({leaf.name, leaf.tensor});
+    }
+    AdamW theirs(plain, {.learning_rate = 0.01});
+    const auto leaves = unique_parameters(*reference);
+    for (int batch = 0; batch < 3; ++batch) {
+      reference_backward<IntegerMlp>(
+          reference, leaves, integer_loss, batch, world);
+      integer_loss(model, batch, world.rank()).backward();
+      ours.step();
+      theirs.step();
+      ours.zero_grad();
+      theirs.zero_grad();
+    }
+    expect_same_parameters(*model, leaves);
+  }));
+}
+
+TEST_P(Replicate, T51LocalGradientsAddUpUntilTheNextSynchronisedBackward) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const int micro : {1, 2, 3}) {
+      for (const bool view : {true, false}) {
+        ReplicaParity options;
+        options.micro_batches = micro;
+        options.replicate = small_buckets();
+        options.replicate.gradient_as_bucket_view = view;
+        expect_replica_parity<IntegerMlp>(
+            world, [] { return IntegerMlp(); }, integer_loss, options);
+      }
+    }
+  }));
+}
+
+TEST_P(Replicate, T51NothingIsExchangedInTheScope) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp model;
+    auto ddp = replicate(*model, world);
+    {
+      const auto scope = ddp.no_sync();
+      for (int i = 0; i <= world.rank(); ++i) {  // Other numbers of them.
+        integer_loss(model, i, world.rank()).backward();
+      }
+      EXPECT_EQ(ddp.report().reduces, 0);
+    }
+    world.barrier();
+  }));
+}
+
+// A parameter that only micro-batches under no_sync() use is averaged too.
+TEST_P(Replicate, T51WhatTheLastBackwardDoesNotUseIsAveragedAsWell) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain reference(3, 6), model(3, 6);
+    const Pass<Chain> all = [](Chain& chain, int batch, int rank) {
+      return chain->forward(integer_rows(batch, rank, 6)).sum();
+    };
+    const Pass<Chain> first = [](Chain& chain, int batch, int rank) {
+      return chain->layer(0).forward(integer_rows(batch, rank, 6)).sum();
+    };
+    const auto leaves = unique_parameters(*reference);
+    auto ddp = replicate(*model, world, small_buckets());
+    reference_backward<Chain>(reference, leaves, all, 0, world);
+    reference_backward<Chain>(reference, leaves, first, 1, world);
+    {
+      const auto scope = ddp.no_sync();
+      all(model, 0, world.rank()).backward();
+    }
+    first(model, 1, world.rank()).backward();
+    expect_same_gradients(*model, leaves);
+  }));
+}
+
+TEST_P(Replicate, T52BucketsAreThoseOfTheReverseOrderForAChain) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(2, 4);
+    auto options = small_buckets();
+    options.bucket_bytes = 80;
+    auto ddp = replicate(*model, world, options);
+    const std::vector<std::vector<std::string>> expected = {
+        {"head.bias", "head.weight"},
+        {"layers.1.bias", "layers.1.weight"},
+        {"layers.0.bias", "layers.0.weight"}};
+    EXPECT_EQ(ddp.report().buckets, expected);
+    for (int batch = 0; batch < 2; ++batch) {
+      model->forward(integer_rows(batch, world.rank(), 4)).sum().backward();
+    }
+    EXPECT_EQ(ddp.report().buckets.at(0), expected[0]);
+    world.barrier();
+  }));
+}
+
+// Layers are used in another order than they are registered in.
+struct CrossedImpl : torch::nn::Module {
+  torch::nn::Linear last{nullptr}, first{nullptr};
+  CrossedImpl() {
+    last = register_module("last", torch::nn::Linear(4, 4));
+    first = register_module("first", torch::nn::Linear(4, 4));
+    fill_with_integers(*this);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(first(x)); }
+};
+TORCH_MODULE(Crossed);
+
+torch::Tensor crossed_loss(Crossed& model, int batch, int rank) {
+  return model->forward(integer_rows(batch, rank, 4)).sum();
+}
+
+TEST_P(Replicate, T52BucketsFollowTheOrderInWhichGradientsWereReady) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;  // Nothing is learnt where nothing is reduced.
+    }
+    Crossed model;
+    ReplicateOptions options;
+    options.first_bucket_bytes = 1;
+    options.bucket_bytes = 1;
+    auto ddp = replicate(*model, world, options);
+    EXPECT_THAT(ddp.report().buckets.at(0), ElementsAre("first.bias"));
+    crossed_loss(model, 0, world.rank()).backward();
+    const auto report = ddp.report();
+    EXPECT_EQ(report.bucket_version, 1);
+    EXPECT_EQ(report.buckets.at(0).at(0).substr(0, 4), "last");
+    EXPECT_EQ(report.buckets.at(3).at(0).substr(0, 5), "first");
+    crossed_loss(model, 1, world.rank()).backward();
+    EXPECT_EQ(ddp.report().bucket_version, 1);
+
+    Crossed fixed;
+    options.learn_bucket_order = false;
+    auto other = replicate(*fixed, world, options);
+    const auto before = other.report().buckets;
+    crossed_loss(fixed, 0, world.rank()).backward();
+    EXPECT_EQ(other.report().buckets, before);
+    EXPECT_EQ(other.report().bucket_version, 0);
+  }));
+}
+
+TEST_P(Replicate, T52AveragesSurviveNewBuckets) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const bool view : {true, false}) {
+      ReplicaParity options;
+      options.replicate.first_bucket_bytes = 1;
+      options.replicate.bucket_bytes = 100;
+      options.replicate.gradient_as_bucket_view = view;
+      expect_replica_parity<Crossed>(
+          world, [] { return Crossed(); }, crossed_loss, options);
+    }
+  }));
+}
+
+// Which layers of a chain a rank uses in a batch.
+Pass<Chain> using_layers(
+    const std::function<std::vector<int>(int batch, int rank)>& which) {
+  return [which](Chain& chain, int batch, int rank) {
+    auto x = integer_rows(batch, rank, 6).requires_grad_();
+    (void)chain->head(x);  // A forward of this model, whatever it leads to.
+    for (const int layer : which(batch, rank)) {
+      x = chain->layer(static_cast<std::size_t>(layer)).forward(x).clamp(-2, 2);
+    }
+    return x.sum();
+  };
+}
+
+TEST_P(Replicate, T53UnusedParametersCountAsZeroOrNotAtAll) {
+  const std::vector<std::function<std::vector<int>(int, int)>> choices = {
+      [](int, int) { return std::vector<int>{0, 2}; },
+      [](int, int rank) { return std::vector<int>{rank % 4}; },
+      [](int batch, int rank) { return std::vector<int>{(batch + rank) % 3}; },
+      [](int batch, int rank) {  // Sometimes nothing at all.
+        return batch % 2 == rank % 2 ? std::vector<int>{}
+                                     : std::vector<int>{3, 1};
+      }};
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    for (const auto& which : choices) {
+      for (const bool view : {true, false}) {
+        ReplicaParity options;
+        options.steps = 4;
+        options.replicate = small_buckets();
+        options.replicate.gradient_as_bucket_view = view;
+        const auto report = expect_replica_parity<Chain>(
+            world, [] { return Chain(4, 6); }, using_layers(which), options);
+        if (world.size() > 1) {
+          EXPECT_THAT(report.unused, ::testing::Contains(HasSubstr("head")));
+        }
+      }
+    }
+  }));
+}
+
+// No optimizer clears: what no rank used keeps its average, bit for bit.
+TEST_P(Replicate, T53WhatNoRankUsedKeepsItsGradient) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const bool view : {true, false}) {
+      Chain model(3, 6);
+      auto options = small_buckets();
+      options.gradient_as_bucket_view = view;
+      auto ddp = replicate(*model, world, options);
+      const auto x = torch::full({1, 6}, 0.1 + 0.7 * world.rank());
+      model->layer(0).forward(x).sum().backward();
+      EXPECT_FALSE(model->head->weight.grad().defined());
+      const auto before = model->layer(0).weight.grad().clone();
+      model->layer(1).forward(x).sum().backward();
+      EXPECT_TRUE(torch::equal(model->layer(0).weight.grad(), before));
+      EXPECT_FALSE(model->head->weight.grad().defined());
+      EXPECT_TRUE(model->layer(1).weight.grad().defined());
+    }
+  }));
+}
+
+TEST_P(Replicate, T55ABackwardThatUsesNoParameterTakesPart) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
+      const auto x = integer_rows(batch, rank, 6).requires_grad_();
+      const auto y = chain->forward(x).sum();
+      return rank == batch % 2 ? x.sum() : y;  // Of an input alone.
+    };
+    ReplicaParity options;
+    options.replicate = small_buckets();
+    expect_replica_parity<Chain>(
+        world, [] { return Chain(2, 6); }, pass, options);
+  }));
+}
+
+// A gradient that comes in parts, from a reentrant segment used twice.
+TEST_P(Replicate, T54CheckpointedSegmentsMayUseAParameterTwice) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
+      const auto layer = [&chain](const torch::Tensor& x) {
+        return chain->layer(0).forward(x).clamp(-2, 2);
+      };
+      auto x = integer_rows(batch, rank, 6).requires_grad_();
+      x = checkpoint({.early_stop = false}, layer, x);
+      x = chain->layer(1).forward(x).clamp(-2, 2);
+      return checkpoint(layer, x).sum();
+    };
+    ReplicaParity options;
+    options.replicate = small_buckets();
+    expect_replica_parity<Chain>(
+        world, [] { return Chain(2, 6); }, pass, options);
+  }));
+}
+
+struct NormImpl : torch::nn::Module {
+  torch::nn::Linear linear{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  NormImpl() {
+    linear = register_module("linear", torch::nn::Linear(3, 4));
+    norm = register_module("norm", torch::nn::BatchNorm1d(4));
+    fill_with_integers(*this);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return norm(linear(x)); }
+};
+TORCH_MODULE(Norm);
+
+TEST_P(Replicate, T58BuffersAreThoseOfRankZero) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const bool on : {true, false}) {
+      Norm model, alone;
+      auto ddp = replicate(*model, world, {.broadcast_buffers = on});
+      for (int batch = 0; batch < 2; ++batch) {
+        const auto rows = [&](int rank) {
+          return integer_rows(batch, rank, 3) * (rank + 1.5);
+        };
+        model->forward(rows(world.rank())).sum().backward();
+        alone->forward(rows(on ? 0 : world.rank())).sum().backward();
+      }
+      expect_close(
+          model->norm->running_mean, alone->norm->running_mean, 0.0, "mean");
+      expect_close(
+          model->norm->running_var, alone->norm->running_var, 0.0, "variance");
+      EXPECT_EQ(model->norm->num_batches_tracked.item<int>(), 2);
+    }
+  }));
+}
+
+TEST_P(Replicate, T50StartsWithTheValuesOfRankZero) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Norm model, expected;
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : model->parameters()) {
+        parameter.add_(world.rank());
+      }
+      model->norm->running_mean.fill_(world.rank());
+    }
+    auto ddp = replicate(*model, world);
+    expect_same_parameters(*model, unique_parameters(*expected));
+    EXPECT_EQ(model->norm->running_mean.sum().item<double>(), 0.0);
+  }));
+}
+
+TEST_P(Replicate, T50KeepsStridesOfDenseParameters) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto make = [] {
+      torch::nn::Conv2d conv(3, 4, 2);
+      fill_with_integers(*conv);
+      conv->weight.set_data(
+          conv->weight.detach().to(at::MemoryFormat::ChannelsLast));
+      return conv;
+    };
+    const Pass<torch::nn::Conv2d> pass = [](torch::nn::Conv2d& conv, int batch,
+                                            int rank) {
+      return conv->forward(small_integers({1, 3, 4, 4}, batch * 7 + rank))
+          .square()
+          .sum();
+    };
+    expect_replica_parity<torch::nn::Conv2d>(world, make, pass);
+  }));
+}
+
+TEST_P(Replicate, T65ForwardsWithoutGradientsExchangeNothing) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Norm model;
+    auto ddp = replicate(*model, world);
+    if (world.rank() == 0) {  // Nobody else takes part.
+      const torch::NoGradGuard no_grad;
+      model->eval();
+      EXPECT_TRUE(model->forward(torch::ones({2, 3})).defined());
+      const c10::InferenceMode inference;
+      EXPECT_TRUE(model->forward(torch::ones({2, 3})).defined());
+      model->train();
+    }
+    (void)torch::autograd::grad(
+        {model->forward(torch::ones({2, 3})).sum()}, {model->linear->weight});
+    EXPECT_EQ(ddp.report().reduces, 0);
+    world.barrier();
+    model->forward(integer_rows(0, world.rank(), 3)).sum().backward();
+    EXPECT_EQ(ddp.report().backwards, world.size() == 1 ? 0 : 1);
+  }));
+}
+
+TEST_P(Replicate, T63AfterTheHandleTheModuleIsAPlainOneAndMayBeWrappedAgain) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp model, reference;
+    const auto leaves = unique_parameters(*reference);
+    for (int wrap = 0; wrap < 2; ++wrap) {
+      auto ddp = replicate(*model, world);
+      reference_backward<IntegerMlp>(
+          reference, leaves, integer_loss, wrap, world);
+      integer_loss(model, wrap, world.rank()).backward();
+      expect_same_gradients(*model, leaves);
+      ddp.close();
+      for (const auto& parameter : model->parameters()) {
+        EXPECT_EQ(access::tag_of(parameter), nullptr);
+      }
+      expect_same_gradients(*model, leaves);  // Still readable.
+      model->zero_grad();
+      reference->zero_grad();
+    }
+    integer_loss(model, 0, world.rank()).backward();
+    integer_loss(reference, 0, world.rank()).backward();
+    expect_same_gradients(*model, leaves);
+    world.barrier();
+  }));
+}
+
+TEST_P(Replicate, T63TwoModelsAtOnce) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp one, two, reference;
+    const auto leaves = unique_parameters(*reference);
+    auto first = replicate(*one, world);
+    auto second = replicate(*two, world);
+    (integer_loss(one, 0, world.rank()) + integer_loss(two, 0, world.rank()))
+        .backward();
+    reference_backward<IntegerMlp>(reference, leaves, integer_loss, 0, world);
+    expect_same_gradients(*one, leaves);
+    expect_same_gradients(*two, leaves);
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    Replicate,
+    ::testing::Values(1, 2, 3, 4),
+    ::testing::PrintToStringParamName());
+
+// ---- errors ----
+
+class ReplicateError : public ::testing::TestWithParam<int> {};
+
+TEST_P(ReplicateError, T59DifferentModelsAreRefusedOnEveryRank) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const int last = world.size() - 1;
+    const bool odd = world.rank() == last;
+    {
+      Chain model(odd ? 3 : 2, 4);
+      EXPECT_THAT(
+          error_of([&] { replicate(*model, world); }),
+          AllOf(HasSubstr("layers.2"), HasSubstr(std::to_string(last))));
+    }
+    {
+      torch::nn::Linear model(odd ? 5 : 4, 3);
+      EXPECT_THAT(
+          error_of([&] { replicate(*model, world); }),
+          AllOf(HasSubstr("weight"), HasSubstr("[3, 5]"), HasSubstr("[3, 4]")));
+    }
+    {
+      torch::nn::Linear model(4, 3);
+      model->to(odd ? torch::kDouble : torch::kFloat);
+      EXPECT_THAT(
+          error_of([&] { replicate(*model, world); }), HasSubstr("Double"));
+    }
+    {
+      torch::nn::BatchNorm1d model(
+          torch::nn::BatchNormOptions(3).track_running_stats(!odd));
+      EXPECT_THAT(
+          error_of([&] { replicate(*model, world); }),
+          HasSubstr("running_mean"));
+    }
+    IntegerMlp fine;
+    auto ddp = replicate(*fine, world);  // The world is as good as before.
+    integer_loss(fine, 0, world.rank()).backward();
+  }));
+}
+
+TEST_P(ReplicateError, T59WhatCannotBeReplicatedIsNamed) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    torch::nn::Linear frozen(2, 2);
+    for (auto& parameter : frozen->parameters()) {
+      parameter.requires_grad_(false);
+    }
+    EXPECT_THAT(
+        error_of([&] { replicate(*frozen, world); }),
+        HasSubstr("at least one parameter that requires grad"));
+    IntegerMlp model;
+    EXPECT_THAT(
+        error_of(
+            [&] { replicate(*model, world, {.ignored = {"thrid.bias"}}); }),
+        HasSubstr("'thrid.bias'"));
+    EXPECT_THAT(
+        error_of([&] { replicate(*model, world, {.bucket_bytes = 0}); }),
+        HasSubstr("bucket_bytes"));
+    auto ddp = replicate(*model, world);
+    EXPECT_THAT(
+        error_of([&] { replicate(*model, world); }),
+        AllOf(HasSubstr("first.weight"), HasSubstr("another handle")));
+  }));
+}
+
+TEST_P(ReplicateError, ABackwardThatFailsOnOneRankFailsOnAllAndTheNextIsRight) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(3, 6), reference(3, 6);
+    const auto leaves = unique_parameters(*reference);
+    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
+      return chain->forward(integer_rows(batch, rank, 6)).sum();
+    };
+    auto ddp = replicate(*model, world, small_buckets());
+    for (int batch = 0; batch < 3; ++batch) {
+      auto x = model->layer(0).forward(integer_rows(batch, world.rank(), 6));
+      if (world.rank() == batch % world.size()) {
+        x.register_hook([](const torch::Tensor&) -> torch::Tensor {
+          throw std::runtime_error("poisoned by the test");
+        });
+      }
+      const auto loss = model->layer(1).forward(x).sum();
+      EXPECT_THAT(
+          error_of([&] { loss.backward(); }),
+          HasSubstr("poisoned by the test"));
+      for (const auto& parameter : model->parameters()) {
+        EXPECT_FALSE(parameter.grad().defined());
+      }
+      reference_backward<Chain>(reference, leaves, pass, batch, world);
+      pass(model, batch, world.rank()).backward();
+      expect_same_gradients(*model, leaves);
+      model->zero_grad();
+      reference->zero_grad();
+    }
+  }));
+}
+
+TEST_P(ReplicateError, T60ASecondDerivativeIsRefused) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp model;
+    auto ddp = replicate(*model, world);
+    const auto loss = integer_loss(model, 0, world.rank());
+    EXPECT_THAT(
+        error_of([&] {
+          loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+        }),
+        AllOf(HasSubstr("create_graph"), HasSubstr("third.weight")));
+    integer_loss(model, 1, world.rank()).backward();
+    EXPECT_TRUE(model->first->weight.grad().defined());
+  }));
+}
+
+TEST_P(ReplicateError, WhatChangesBehindItsBackIsNoticed) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp model;
+    model->second->bias.requires_grad_(false);
+    auto ddp = replicate(*model, world);
+    model->second->bias.requires_grad_(true);
+    EXPECT_THAT(
+        error_of([&] { integer_loss(model, 0, world.rank()); }),
+        AllOf(HasSubstr("second.bias"), HasSubstr("frozen")));
+    model->second->bias.requires_grad_(false);
+    model->third->weight.set_data(torch::ones({1, 5}));
+    EXPECT_THAT(
+        error_of([&] { integer_loss(model, 0, world.rank()); }),
+        AllOf(HasSubstr("third.weight"), HasSubstr("another storage")));
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    ReplicateError,
+    ::testing::Values(2, 3, 4),
+    ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace sherd::test
