@@ -462,5 +462,31 @@ TEST_P(ExchangeReduce, LargeGradientsMayLieOutsideTheSlot) {
   });
 }
 
+// Not only at the end of the backward, when there would be all of a model's.
+TEST_P(ExchangeReduce, GradientsOutsideTheSlotGoWhenTheyAreSummed) {
+  if (!with().replicates) {
+    return;
+  }
+  with().run([&](Seat& seat) {
+    auto model = make_model(owners(), {{{.numels = {40'000}}}});
+    model.placement = Placement::kReplicate;
+    open(seat, model);
+    const auto slot = seat.exchange->gradient_slot(0);
+    auto gradient = at::ones({40'000});
+    const c10::weak_intrusive_ptr<at::TensorImpl> held(
+        gradient.getIntrusivePtr());
+    {
+      auto options = reduce_options(model.units[0]);
+      options.gradients = {std::move(gradient)};
+      seat.exchange->start_reduce(0, options).throw_if_failed();
+    }
+    while (seat.exchange->progress().empty()) {
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(held.expired());
+    seat.exchange->end_backward(backward_end(model)).status().throw_if_failed();
+  });
+}
+
 }  // namespace
 }  // namespace sherd::exchange::contract

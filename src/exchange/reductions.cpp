@@ -184,6 +184,11 @@ void Reductions::reclaim() {
     }
     ended_.push_back(reduction->unit);
     if (model_.placement == Placement::kReplicate) {
+      // Gradients that travelled alone are still held here, all of a model's
+      // where it is replicated.
+      reduction->sums.clear();
+      reduction->transfers.clear();
+      reduction->options.gradients.clear();
       share(*reduction);
       shared_.push_back(reduction);
     }
