@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace sherd {
 
@@ -15,5 +16,19 @@ void widen_bfloat16(const std::uint16_t* from, std::size_t count, float* to);
 // To the nearest, in ties to the even one; any NaN becomes 0x7fc0. As LibTorch.
 void narrow_to_bfloat16(
     const float* from, std::size_t count, std::uint16_t* to);
+
+// The sum of the inputs in their order, added in fp32 and rounded once. `to` may
+// be one of them. REQUIRES: at least one input.
+void sum_bfloat16(
+    std::span<const std::uint16_t* const> inputs,
+    std::size_t count,
+    std::uint16_t* to);
+
+// The same of elements `begin` on, not rounded.
+void sum_bfloat16(
+    std::span<const std::uint16_t* const> inputs,
+    std::size_t begin,
+    std::size_t count,
+    float* to);
 
 }  // namespace sherd

@@ -95,5 +95,49 @@ TEST(BFloat16, NothingBeyondTheCountIsWritten) {
   }
 }
 
+// As one after another in fp32, whatever vectors there are; also in place.
+TEST(BFloat16, SumsAreRoundedOnce) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  for (const std::size_t count : {0, 1, 63, 64, 65, 1000}) {
+    for (const std::size_t inputs : {1, 2, 3, 7}) {
+      std::vector<std::vector<std::uint16_t>> numbers(inputs);
+      std::vector<const std::uint16_t*> pointers;
+      for (auto& one : numbers) {
+        for (std::size_t i = 0; i < count; ++i) {
+          one.push_back(static_cast<std::uint16_t>(random()));
+        }
+        pointers.push_back(one.data());
+      }
+      std::vector<std::uint16_t> expected;
+      for (std::size_t i = 0; i < count; ++i) {
+        float sum = widened(numbers[0][i]);
+        for (std::size_t r = 1; r < inputs; ++r) {
+          sum += widened(numbers[r][i]);
+        }
+        expected.push_back(nearest(sum));
+      }
+      std::vector<float> exact(count);
+      sum_bfloat16(pointers, 0, count, exact.data());
+      std::vector<std::uint16_t> rounded(count);
+      narrow_to_bfloat16(exact.data(), count, rounded.data());
+      EXPECT_EQ(rounded, expected);
+      if (count > 7) {
+        std::vector<float> rest(count - 7);
+        sum_bfloat16(pointers, 7, rest.size(), rest.data());
+        narrow_to_bfloat16(rest.data(), rest.size(), rounded.data());
+        EXPECT_EQ(rounded[0], expected[7]);
+        EXPECT_EQ(rounded[rest.size() - 1], expected[count - 1]);
+      }
+      std::vector<std::uint16_t> found(count);
+      sum_bfloat16(pointers, count, found.data());
+      EXPECT_EQ(found, expected);
+      sum_bfloat16(pointers, count, numbers.back().data());
+      EXPECT_EQ(numbers.back(), expected);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sherd

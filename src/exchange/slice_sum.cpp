@@ -46,28 +46,47 @@ void end_stream() {
 #endif
 }
 
-template <typename Piece, typename Sum>
-void add(const Piece* piece, std::int64_t count, Sum* sum) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    sum[i] += static_cast<Sum>(piece[i]);
+// bf16 is added up in wider vectors than the compiler takes by itself, from its
+// bits.
+template <typename Piece>
+struct RawOf {
+  using Type = Piece;
+};
+template <>
+struct RawOf<c10::BFloat16> {
+  using Type = std::uint16_t;
+};
+
+// Elements `begin` on of all pieces, in their order.
+template <typename Raw, typename Sum>
+void add_up(
+    std::span<const Raw* const> pieces,
+    std::int64_t begin,
+    std::int64_t count,
+    Sum* sum) {
+  // Minus zero changes nothing, not even a minus zero.
+  std::fill_n(sum, count, static_cast<Sum>(-0.0));
+  for (const Raw* piece : pieces) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      sum[i] += static_cast<Sum>(piece[begin + i]);
+    }
   }
 }
 
-// bf16 many at a time, in wider vectors than the compiler takes by itself.
-void add(const c10::BFloat16* piece, std::int64_t count, float* sum) {
-  std::array<float, kBlock> wide;
-  widen_bfloat16(
-      reinterpret_cast<const std::uint16_t*>(piece),
-      static_cast<std::size_t>(count), wide.data());
-  for (std::int64_t i = 0; i < count; ++i) {
-    sum[i] += wide[static_cast<std::size_t>(i)];
-  }
+void add_up(
+    std::span<const std::uint16_t* const> pieces,
+    std::int64_t begin,
+    std::int64_t count,
+    float* sum) {
+  sum_bfloat16(
+      pieces, static_cast<std::size_t>(begin), static_cast<std::size_t>(count),
+      sum);
 }
 
 // Into out[0], out[1], ...
-template <typename Piece, typename Sum, typename Out>
+template <typename Raw, typename Sum, typename Out>
 void sum_block(
-    std::span<const Piece* const> pieces,
+    std::span<const Raw* const> pieces,
     std::int64_t begin,
     std::int64_t count,
     double scale,
@@ -82,21 +101,18 @@ void sum_block(
     place = static_cast<Out>(static_cast<Nearest>(
         accumulate ? static_cast<Sum>(place) + sum * factor : sum * factor));
   };
-  const Piece* first = pieces[0] + begin;
-  constexpr bool kAtOnce = !std::is_same_v<Piece, c10::BFloat16>;
-  if (pieces.size() == 2 && kAtOnce) {  // Nothing to hold in between.
-    const Piece* second = pieces[1] + begin;
-    for (std::int64_t i = 0; i < count; ++i) {
-      store(i, static_cast<Sum>(first[i]) + static_cast<Sum>(second[i]));
+  if constexpr (!std::is_same_v<Raw, std::uint16_t>) {
+    if (pieces.size() == 2) {  // Nothing to hold in between.
+      const Raw* first = pieces[0] + begin;
+      const Raw* second = pieces[1] + begin;
+      for (std::int64_t i = 0; i < count; ++i) {
+        store(i, static_cast<Sum>(first[i]) + static_cast<Sum>(second[i]));
+      }
+      return;
     }
-    return;
   }
-  // Minus zero changes nothing, not even a minus zero.
   std::array<Sum, kBlock> sum;
-  std::fill_n(sum.begin(), count, static_cast<Sum>(-0.0));
-  for (const Piece* piece : pieces) {
-    add(piece + begin, count, sum.data());
-  }
+  add_up(pieces, begin, count, sum.data());
   for (std::int64_t i = 0; i < count; ++i) {
     store(i, sum[static_cast<std::size_t>(i)]);
   }
@@ -108,9 +124,11 @@ void sum_typed(
     double scale,
     bool accumulate,
     const at::Tensor& out) {
-  std::vector<const Piece*> pieces;
+  using Raw = typename RawOf<Piece>::Type;
+  std::vector<const Raw*> pieces;
   for (const auto& tensor : tensors) {
-    pieces.push_back(tensor.const_data_ptr<Piece>());
+    pieces.push_back(
+        reinterpret_cast<const Raw*>(tensor.const_data_ptr<Piece>()));
     SHERD_ASSERT(
         reinterpret_cast<std::uintptr_t>(pieces.back()) % alignof(Piece) == 0);
   }
@@ -122,7 +140,7 @@ void sum_typed(
       std::array<Out, kBlock> sums;
       for (std::int64_t at = 0; at < out.numel(); at += kBlock) {
         const auto count = std::min(kBlock, out.numel() - at);
-        sum_block<Piece, Sum, Out>(
+        sum_block<Raw, Sum, Out>(
             pieces, at, count, scale, accumulate, sums.data());
         stream(target + at, sums.data(), count);
       }
@@ -131,7 +149,7 @@ void sum_typed(
     }
   }
   for (std::int64_t at = 0; at < out.numel(); at += kBlock) {
-    sum_block<Piece, Sum, Out>(
+    sum_block<Raw, Sum, Out>(
         pieces, at, std::min(kBlock, out.numel() - at), scale, accumulate,
         target + at);
   }

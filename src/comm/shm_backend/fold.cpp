@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <type_traits>
+#include <vector>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include "base/bfloat16.h"
@@ -180,6 +181,16 @@ Fold plain() {
   return fold_with<T, Combine>(kAsItIs, kAsItIs);
 }
 
+// The one that training lives on.
+void sum_of_bfloat16(Inputs inputs, std::size_t elements, std::byte* out) {
+  std::vector<const std::uint16_t*> numbers;
+  numbers.reserve(inputs.size());
+  for (const auto* input : inputs) {
+    numbers.push_back(at<std::uint16_t>(input));
+  }
+  sum_bfloat16(numbers, elements, reinterpret_cast<std::uint16_t*>(out));
+}
+
 [[noreturn]] void refuse(Op::RedOpType op, c10::ScalarType dtype) {
   throw Error(
       str("[comm] expected a reduce operation that shm has for ",
@@ -190,7 +201,11 @@ template <typename T>
 Fold numbers(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
   switch (op) {
     case Op::SUM:
-      return plain<T, Add>();
+      if constexpr (std::is_same_v<T, c10::BFloat16>) {
+        return sum_of_bfloat16;
+      } else {
+        return plain<T, Add>();
+      }
     case Op::PRODUCT:
       return plain<T, Multiply>();
     case Op::MIN:
