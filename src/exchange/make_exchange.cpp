@@ -13,6 +13,7 @@
 #include "exchange/comm_link.h"
 #include "exchange/hierarchical_exchange.h"
 #include "exchange/hybrid_exchange.h"
+#include "exchange/message_carrier.h"
 #include "exchange/shared_memory_exchange.h"
 #include "exchange/solo_link.h"
 #include "exchange/sum_thread.h"
@@ -132,6 +133,25 @@ std::unique_ptr<Exchange> make_exchange(
   }
   return make_collective_exchange(
       std::move(link), make_comm_link(world, name + "/reduce", ranks));
+}
+
+std::unique_ptr<Exchange> make_hooked_exchange(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    const std::string& hook,
+    ReduceUnit reduce) {
+  auto link = make_comm_link(world, name + "/gather", ranks);
+  check_all_chose(*link, ranks, "hook " + hook);
+  return make_exchange_by(
+      std::move(link), make_comm_link(world, name + "/reduce", ranks),
+      [reduce = std::move(reduce)](
+          const auto& model, const auto& gathers,
+          const auto& reductions) -> Result<std::unique_ptr<Carrier>> {
+        return make_hooked_carrier(
+            model, make_message_carrier(model, gathers, reductions), reductions,
+            reduce);
+      });
 }
 
 std::unique_ptr<Exchange> make_exchange(

@@ -12,6 +12,7 @@
 #include <sherd/comm/world.h>
 #include "base/rank_environment.h"
 #include "exchange/exchange.h"
+#include "exchange/hooked_carrier.h"
 
 namespace sherd::exchange {
 
@@ -51,6 +52,16 @@ std::unique_ptr<Exchange> make_exchange(
     const std::string& name,
     const std::vector<int>& ranks,
     Kind kind = Kind::kCollective);
+
+// The same by messages, for replicas: `reduce` reduces gradients instead of the
+// exchange. Throws Error, on all ranks, also when they differ in `hook`, its
+// name.
+std::unique_ptr<Exchange> make_hooked_exchange(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    const std::string& hook,
+    ReduceUnit reduce);
 
 struct MeshExchangeOptions {
   Kind within = Kind::kCollective;  // Of the shard axis.

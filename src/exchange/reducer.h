@@ -51,6 +51,8 @@ class Reducer {
   // The order in which units are reduced, for the next backward; units left
   // out come last. REQUIRES: no gradient has come since the last finish().
   void set_order(const std::vector<UnitId>& order);
+  // Of the sums of the next backward. REQUIRES: as set_order().
+  void set_scale(double scale) { scale_ = scale; }
   // Parameters that are frozen by now bring no gradient: their units do not
   // wait for it. REQUIRES: as set_order().
   void expect();
@@ -126,7 +128,7 @@ class Reducer {
   const std::vector<UnitParameter>& parameters_;
   Exchange& exchange_;
   ReducedGradients& reduced_;
-  const double scale_;
+  double scale_;
   const int under_way_max_;
   std::vector<Target> targets_;              // By parameter.
   std::vector<std::vector<int>> trainable_;  // By unit: parameters.

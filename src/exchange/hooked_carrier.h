@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A carrier whose reductions are somebody else's: a function gets each bucket of
+// gradients in turn, on a thread beside backward, and leaves in it what all ranks
+// agree on. Everything else is the inner carrier's. For replicas, whose sharded
+// gradients are whole flats. Thread rule: as Carrier.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include "exchange/carrier.h"
+#include "exchange/link_group.h"
+
+namespace sherd::exchange {
+
+// `flats` are this rank's gradients of the unit, 1-D in the slot's dtype, by
+// trainable flat, zero where it had none: input and result. It divides by
+// itself. Ranks are called in the order in which they start reductions, the same
+// on all. What it throws is a failure of the exchange.
+using ReduceUnit = std::function<Status(
+    UnitId unit, const std::vector<at::Tensor>& flats, Link& link)>;
+
+std::unique_ptr<Carrier> make_hooked_carrier(
+    const ModelSpec& model,
+    std::unique_ptr<Carrier> inner,
+    std::shared_ptr<Link> link,
+    ReduceUnit reduce);
+
+}  // namespace sherd::exchange

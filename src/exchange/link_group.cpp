@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/link_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "base/check.h"
+#include "exchange/slice_sum.h"
+
+namespace sherd::exchange {
+namespace {
+
+// Messages of a pair keep their order, so one tag serves all.
+constexpr int kTag = 0;
+// Up to here a second message costs more than the bytes that it saves.
+constexpr std::size_t kAtOnceBytes = std::size_t{16} << 10;
+
+}  // namespace
+
+LinkGroup::LinkGroup(Link& link, std::vector<int> members, std::string what)
+    : link_(link), members_(std::move(members)), what_(std::move(what)) {
+  const auto self = std::find(members_.begin(), members_.end(), link_.index());
+  SHERD_ASSERT(self != members_.end());
+  index_ = static_cast<int>(self - members_.begin());
+}
+
+Status LinkGroup::all_reduce(const at::Tensor& tensor, double scale) {
+  SHERD_ASSERT(tensor.is_contiguous());
+  const auto flat = tensor.view({-1});
+  return flat.nbytes() <= kAtOnceBytes || size() == 1
+      ? all_reduce_at_once(flat, scale)
+      : all_reduce_in_slices(flat, scale);
+}
+
+Status LinkGroup::all_reduce_at_once(const at::Tensor& flat, double scale) {
+  const auto pieces = all_gather(flat);
+  if (!pieces.ok()) {
+    return pieces.status();
+  }
+  sum_slices(pieces.value(), scale, /*accumulate=*/false, flat);
+  return {};
+}
+
+// Each member sums a slice of all, and gives it to all.
+Status LinkGroup::all_reduce_in_slices(const at::Tensor& flat, double scale) {
+  const auto begin = [&](int member) { return flat.numel() * member / size(); };
+  const auto slice = [&](int member) {
+    return flat.narrow(0, begin(member), begin(member + 1) - begin(member));
+  };
+  std::vector<at::Tensor> pieces;
+  Transfers transfers;
+  for (int member = 0; member < size(); ++member) {
+    const int peer = members_[static_cast<std::size_t>(member)];
+    if (member == index_) {
+      pieces.push_back(slice(index_));
+      continue;
+    }
+    pieces.push_back(at::empty_like(slice(index_)));
+    transfers.push_back(link_.receive(pieces.back(), peer, kTag));
+    transfers.push_back(link_.send(slice(member), peer, kTag));
+  }
+  if (auto status = wait_all(transfers, what_); !status.ok()) {
+    return status;
+  }
+  sum_slices(pieces, scale, /*accumulate=*/false, slice(index_));
+  transfers.clear();
+  for (int member = 0; member < size(); ++member) {
+    const int peer = members_[static_cast<std::size_t>(member)];
+    if (member != index_) {
+      transfers.push_back(link_.receive(slice(member), peer, kTag));
+      transfers.push_back(link_.send(slice(index_), peer, kTag));
+    }
+  }
+  return wait_all(transfers, what_);
+}
+
+Result<std::vector<at::Tensor>> LinkGroup::all_gather(const at::Tensor& mine) {
+  std::vector<at::Tensor> all;
+  Transfers transfers;
+  for (int member = 0; member < size(); ++member) {
+    const int peer = members_[static_cast<std::size_t>(member)];
+    if (member == index_) {
+      all.push_back(mine);
+      continue;
+    }
+    all.push_back(at::empty_like(mine));
+    transfers.push_back(link_.receive(all.back(), peer, kTag));
+    transfers.push_back(link_.send(mine, peer, kTag));
+  }
+  if (auto status = wait_all(transfers, what_); !status.ok()) {
+    return status;
+  }
+  return all;
+}
+
+}  // namespace sherd::exchange
