@@ -6,8 +6,8 @@
 
 #include <cstdint>
 #include <vector>
-#include <torch/torch.h>
 #include <sherd/shard/units.h>
+#include <torch/torch.h>
 
 namespace sherd::test {
 
@@ -32,9 +32,10 @@ inline void fill_with_integers(torch::nn::Module& module) {
   }
 }
 
-// Two rows of `width` integers, other ones for each batch and rank.
+// Two rows of `width` integers, other ones for each batch and rank: a salt counts
+// modulo 5.
 inline torch::Tensor integer_rows(int batch, int rank, std::int64_t width) {
-  return small_integers({2, width}, 13 * batch + 5 * rank + 3);
+  return small_integers({2, width}, 13 * batch + 7 * rank + 3);
 }
 
 // Odd shapes, layers narrower than the number of ranks; ReLU keeps integers.
@@ -54,6 +55,11 @@ TORCH_MODULE(IntegerMlp);
 
 inline torch::Tensor integer_loss(IntegerMlp& model, int batch, int rank) {
   return model->forward(integer_rows(batch, rank, 7)).sum();
+}
+
+// Gradients whose mean over up to four ranks is an integer, too.
+inline torch::Tensor divisible_loss(IntegerMlp& model, int batch, int rank) {
+  return integer_loss(model, batch, rank) * 12;
 }
 
 // Equal layers in a list, for policies, budgets and kill points.
