@@ -39,7 +39,8 @@ std::vector<std::string> names(const std::vector<Named>& items) {
 TEST(ReplicaModel, TakesWhatIsTiedOnceAndTellsFrozenFromTrainable) {
   const Tied module;
   const auto model = take_model(*module, {});
-  EXPECT_THAT(names(model.trainable), ElementsAre("table", "b.weight", "b.bias"));
+  EXPECT_THAT(
+      names(model.trainable), ElementsAre("table", "b.weight", "b.bias"));
   EXPECT_THAT(names(model.frozen), ElementsAre("a.bias"));
   EXPECT_THAT(
       names(model.buffers),

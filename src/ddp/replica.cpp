@@ -3,19 +3,19 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <numeric>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
-#include "access/gradient_hook.h"
 #include "access/param_key.h"
 #include "base/check.h"
 #include "base/rank_environment.h"
+#include "ddp/hook_group.h"
 #include "ddp/state_sync.h"
 #include "exchange/make_exchange.h"
 #include "plan/buckets.h"
@@ -76,6 +76,7 @@ Replica::Replica(
       options_(options),
       name_(str("ddp/", world.next_number())),
       model_(std::move(model)),
+      keyed_(model_.trainable),
       states_(model_.trainable.size()),
       used_(model_.trainable.size(), true) {
   const auto order = reversed(model_.trainable.size());
@@ -92,11 +93,7 @@ Replica::~Replica() { close(); }
 
 void Replica::open(const std::vector<int>& order) {
   buckets_ = make_buckets(model_.trainable, order, options_, world_.size());
-  const auto ranks = all_ranks(world_);
-  exchange_ = exchange::make_exchange(
-      world_, str(name_, "/", bucket_version_), ranks,
-      exchange::choose_kind(
-          world_, ranks, options_.exchange, process_environment()));
+  exchange_ = make_exchange();
   exchange::ModelSpec spec;
   spec.units = buckets_.units;
   spec.placement = exchange::Placement::kReplicate;
@@ -113,80 +110,74 @@ void Replica::open(const std::vector<int>& order) {
       1.0 / world_.size(), options_.reductions_under_way_max);
 }
 
+std::unique_ptr<exchange::Exchange> Replica::make_exchange() {
+  const auto ranks = all_ranks(world_);
+  const auto name = str(name_, "/", bucket_version_);
+  if (!options_.hook) {
+    return exchange::make_exchange(
+        world_, name, ranks,
+        exchange::choose_kind(
+            world_, ranks, options_.exchange, process_environment()));
+  }
+  return exchange::make_hooked_exchange(
+      world_, name, ranks, options_.hook->name(),
+      [this](
+          plan::UnitId unit, const std::vector<at::Tensor>& flats,
+          exchange::Link& link) {
+        run_hook(unit, flats.at(0), link);
+        return Status();
+      });
+}
+
+void Replica::run_hook(
+    plan::UnitId unit, const at::Tensor& gradients, exchange::Link& link) {
+  const auto u = static_cast<std::size_t>(unit);
+  GradientBucket bucket;
+  bucket.index = unit;
+  bucket.last = u + 1 == buckets_.units.size();
+  bucket.step = backwards_;
+  bucket.gradients = gradients;
+  for (const int p : buckets_.members[u]) {
+    const auto index = static_cast<std::size_t>(p);
+    bucket.parameters.push_back(
+        {model_.trainable[index].name, place_in(gradients, index)});
+  }
+  LinkHookGroup group(link, buckets_.units[u].name);
+  options_.hook->reduce(bucket, group);
+  hook_bytes_ += group.bytes();
+  if (divisor() != world_.size()) {
+    bucket.gradients.mul_(static_cast<double>(world_.size()) / divisor());
+  }
+}
+
 void Replica::start() {
   if (alone()) {
     return;
   }
   if (options_.init_sync) {
-    std::vector<at::Tensor> state;
-    for (const auto* items :
-         {&model_.trainable, &model_.frozen, &model_.buffers}) {
-      for (const auto& item : *items) {
-        state.push_back(item.tensor);
-      }
-    }
-    broadcast(state, *communicator_, 0, "the first values of a replica")
+    broadcast(state(), *communicator_, 0, "the first values of a replica")
         .throw_if_failed();
   }
   access::install_param_key();
   access::install_backward_engine();
-  adopt_parameters();
-  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
-    access::set_gradient_hook(
-        tensor(p), [weak = weak_from_this(), p](at::Tensor gradient) {
-          if (auto self = weak.lock()) {
-            self->gradient_arrived(p, std::move(gradient));
-          }
-        });
-  }
+  keyed_.take(*this, [this](std::size_t p) -> access::GradientTaker {
+    return [weak = weak_from_this(), p](at::Tensor gradient) {
+      if (auto self = weak.lock()) {
+        self->gradient_arrived(p, std::move(gradient));
+      }
+    };
+  });
 }
 
-void Replica::adopt_parameters() {
-  std::map<const void*, std::size_t> known;
-  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
-    const auto plain = tensor(p).storage();
-    const auto [place, added] =
-        known.try_emplace(plain.unsafeGetStorageImpl(), storages_.size());
-    states_[p].storage = place->second;
-    if (added) {
-      auto managed = std::make_unique<access::ManagedStorage>(
-          this, static_cast<int>(storages_.size()), 0,
-          static_cast<std::int64_t>(plain.nbytes()), tensor(p).device());
-      managed->fill(plain.mutable_data());
-      storages_.push_back({plain, std::move(managed)});
-    }
-    access::adopt_in_place(tensor(p), *storages_[place->second].managed);
-  }
-}
-
-void Replica::release_parameters() {
-  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
-    const auto& parameter = tensor(p);
-    if (!access::has_gradient_hook(parameter)) {
-      continue;
-    }
-    access::remove_gradient_hook(parameter);
-    const auto& storage = storages_[states_[p].storage];
-    if (access::is_adopted(parameter, *storage.managed)) {
-      auto plain = at::empty({0}, parameter.options().requires_grad(false));
-      plain.set_(
-          storage.plain, parameter.storage_offset(), parameter.sizes(),
-          parameter.strides());
-      access::release(parameter, plain);
+std::vector<at::Tensor> Replica::state() const {
+  std::vector<at::Tensor> state;
+  for (const auto* items :
+       {&model_.trainable, &model_.frozen, &model_.buffers}) {
+    for (const auto& item : *items) {
+      state.push_back(item.tensor);
     }
   }
-}
-
-void Replica::check_identity() const {
-  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
-    SHERD_CHECK_AS(
-        kFailedPrecondition,
-        access::is_adopted(tensor(p), *storages_[states_[p].storage].managed),
-        "[ddp] parameter ", model_.trainable[p].name,
-        " was given another storage after replicate() (module->to(), "
-        "set_data() or the like); convert the module before, or copy values "
-        "into parameters");
-  }
+  return state;
 }
 
 void Replica::check_not_thawed() const {
@@ -220,7 +211,7 @@ void Replica::enter(
   if (access::in_backward()) {
     armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
   } else if (!armed_ && records_gradients()) {
-    check_identity();
+    keyed_.check();
     check_not_thawed();
     armed_ = true;
     (void)access::arm(weak_from_this());
@@ -242,8 +233,8 @@ void Replica::gradient_arrived(std::size_t p, at::Tensor gradient) {
       " was made with create_graph; its average over ranks has no graph, so "
       "that a second derivative would miss the other ranks; use "
       "autograd::grad, or a backward under no_sync()");
-  if (!reducer_->started()) {
-    reducer_->expect();
+  if (!reducer_->started() && !begin_synchronised(/*has_inputs=*/true)) {
+    refuse_early_termination();
   }
   ready_.push_back(static_cast<int>(p));
   const auto status = reducer_->arrived(
@@ -282,13 +273,78 @@ void Replica::backward_ended(std::exception_ptr failure) {
     return;  // Whoever caused an error has thrown.
   }
   const at::NoGradGuard no_grad;
-  if (!reducer_->started()) {
-    reducer_->expect();
+  if (join_ && std::exchange(join_->terminated, false)) {
+    return;  // All ranks have left it at its beginning.
+  }
+  if (!reducer_->started() && !begin_synchronised(/*has_inputs=*/true)) {
+    join_->terminated = false;
+    refuse_early_termination();
   }
   add_waiting();
+  const auto status =
+      end_synchronised(failure ? access::reason_of(failure) : "");
+  if (!failure) {
+    status.throw_if_failed();
+    keyed_.check();
+  }
+}
+
+bool Replica::begin_synchronised(bool has_inputs) {
+  if (join_) {
+    const auto flags = at::zeros(
+        {world_.size()}, at::TensorOptions().dtype(c10::ScalarType::Double));
+    auto* flag = flags.mutable_data_ptr<double>();
+    flag[world_.rank()] = has_inputs ? 1.0 : 0.0;
+    const auto status = exchange_->all_reduce(flags, exchange::ReduceOp::kSum);
+    if (!status.ok()) {
+      fail(status);
+    }
+    std::vector<int> active;
+    for (int rank = 0; rank < world_.size(); ++rank) {
+      if (flag[rank] != 0.0) {
+        active.push_back(rank);
+      }
+    }
+    if (active.empty()) {
+      return false;  // join_ keeps those who had inputs last.
+    }
+    join_->active = std::move(active);
+    if (ends_early()) {
+      join_->terminated = has_inputs;
+      return false;
+    }
+    reducer_->set_scale(1.0 / divisor());
+  }
+  reducer_->expect();
+  return true;
+}
+
+bool Replica::ends_early() const {
+  return join_->options.throw_on_early_termination && !join_->active.empty() &&
+      static_cast<int>(join_->active.size()) < world_.size();
+}
+
+int Replica::divisor() const {
+  return join_ && !join_->options.divide_by_initial_world_size
+      ? static_cast<int>(join_->active.size())
+      : world_.size();
+}
+
+void Replica::refuse_early_termination() const {
+  const auto& active = join_->active;
+  int first = 0;  // Without inputs.
+  while (std::find(active.begin(), active.end(), first) != active.end()) {
+    ++first;
+  }
+  throw Error(
+      str("[ddp] rank ", first, " has no more inputs after ", backwards_,
+          " backwards, and join() was asked to throw on early termination"),
+      ErrorCode::kFailedPrecondition);
+}
+
+Status Replica::end_synchronised(const std::string& aborted) {
   std::fill(used_.begin(), used_.end(), false);
-  const auto result =
-      reducer_->finish(failure ? access::reason_of(failure) : "", false);
+  const auto result = reducer_->finish(aborted, false);
   for (auto& state : states_) {
     state.unsynced = false;
     state.kept.reset();
@@ -296,15 +352,72 @@ void Replica::backward_ended(std::exception_ptr failure) {
   const auto ready = std::exchange(ready_, {});
   if (result.ok()) {
     ++backwards_;
+    for (const auto& unit : buckets_.units) {
+      gradient_bytes_ += exchange::unit_bytes(unit);
+    }
     synchronise_buffers();
     if (backwards_ == 1 && options_.learn_bucket_order) {
       learn_order(ready);
     }
-    check_identity();
   } else if (result.status().code() != ErrorCode::kAborted) {
     fail(result.status());
-  } else if (!failure) {
-    result.status().throw_if_failed();
+  }
+  return result.status();
+}
+
+// ---- uneven inputs ----
+
+void Replica::begin_join(const JoinOptions& options) {
+  const std::lock_guard lock(mu_);
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !join_,
+      "[ddp] join() inside another join scope of the same model");
+  error_.throw_if_failed();
+  join_.emplace(Join{.options = options});
+}
+
+void Replica::finish_join() {
+  const std::lock_guard lock(mu_);
+  const at::NoGradGuard no_grad;
+  const auto leave = [this](void*) { leave_scope(); };
+  const std::unique_ptr<void, decltype(leave)> at_end(this, leave);
+  if (alone() || closed_) {
+    return;
+  }
+  error_.throw_if_failed();
+  while (begin_synchronised(/*has_inputs=*/false)) {
+    (void)end_synchronised("");  // Who gave a backward up has thrown there.
+    clear_gradients();
+  }
+  if (ends_early()) {
+    refuse_early_termination();
+  }
+  if (join_->active.empty()) {
+    return;  // No rank had any inputs.
+  }
+  const auto status = broadcast(
+      state(), *communicator_, join_->active.back(),
+      "the model of the last rank with inputs");
+  if (!status.ok()) {
+    fail(status);
+  }
+}
+
+void Replica::leave_scope() {
+  join_.reset();
+  if (reducer_) {
+    reducer_->set_scale(1.0 / world_.size());
+  }
+}
+
+void Replica::leave_join() {
+  const std::lock_guard lock(mu_);
+  leave_scope();
+  if (!alone() && !closed_ && error_.ok()) {
+    error_ = {
+        ErrorCode::kFailedPrecondition,
+        "[ddp] a join scope ended without finish()"};
+    exchange_->close(error_);
   }
 }
 
@@ -316,8 +429,9 @@ void Replica::synchronise_buffers() {
   for (const auto& buffer : model_.buffers) {
     buffers.push_back(buffer.tensor);
   }
-  const auto status =
-      broadcast(buffers, *communicator_, 0, "buffers after a backward");
+  const auto status = broadcast(
+      buffers, *communicator_, join_ ? join_->active.back() : 0,
+      "buffers after a backward");
   if (!status.ok()) {
     fail(status);
   }
@@ -366,13 +480,17 @@ void Replica::learn_order(const std::vector<int>& ready) {
 
 // ---- averages ----
 
+at::Tensor Replica::reduced(std::size_t p) const {
+  return place_in(
+      gradients_[static_cast<std::size_t>(buckets_.parameters[p].unit)], p);
+}
+
 // No view for autograd, which would refuse to detach it in place, as LibTorch's
 // zero_grad() does.
-at::Tensor Replica::reduced(std::size_t p) const {
+at::Tensor Replica::place_in(const at::Tensor& gradients, std::size_t p) const {
   const auto& place = buckets_.parameters[p];
-  const auto u = static_cast<std::size_t>(place.unit);
-  const auto& layout = buckets_.units[u].flats[0].layout;
-  const auto& gradients = gradients_[u];
+  const auto& layout =
+      buckets_.units[static_cast<std::size_t>(place.unit)].flats[0].layout;
   return at::empty({0}, gradients.options())
       .set_(
           gradients.storage(),
@@ -413,6 +531,27 @@ void Replica::clear_gradients() {
 
 // ---- the rest ----
 
+void Replica::average_parameters() {
+  const std::lock_guard lock(mu_);
+  if (alone()) {
+    return;
+  }
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !closed_, "[ddp] this model's handle was closed");
+  error_.throw_if_failed();
+  const at::NoGradGuard no_grad;
+  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
+    const auto values = keyed_.values(p);
+    const auto status = communicator_->all_reduce(
+        values, comm::ReduceOp::kSum, "the mean of parameters");
+    if (!status.ok()) {
+      fail(status);
+    }
+    values.div_(world_.size());
+    tensor(p).unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 NamedParameters Replica::named_parameters() const {
   NamedParameters named;
   for (const auto& parameter : model_.trainable) {
@@ -438,6 +577,9 @@ ReplicateReport Replica::report() const {
   report.rank = world_.rank();
   report.bucket_version = bucket_version_;
   report.backwards = backwards_;
+  report.hook = options_.hook ? options_.hook->name() : "";
+  report.gradient_bytes = gradient_bytes_;
+  report.hook_bytes = hook_bytes_;
   for (const auto& unit : buckets_.units) {
     report.buckets.push_back(unit.flats[0].names);
     report.bucket_bytes.push_back(exchange::unit_bytes(unit));
@@ -461,7 +603,7 @@ void Replica::close() {
   if (std::exchange(closed_, true) || alone()) {
     return;
   }
-  release_parameters();
+  keyed_.release();
   exchange_->close(Status());  // Changes nothing after a failure.
 }
 

@@ -9,8 +9,10 @@
 // the rest as the public header says. States: docs/design/replicas.md.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,8 +21,10 @@
 #include "access/backward.h"
 #include "access/managed_storage.h"
 #include "comm/communicator.h"
+#include "ddp/keyed_parameters.h"
 #include "ddp/model.h"
 #include "exchange/exchange.h"
+#include "exchange/link_group.h"
 #include "exchange/reducer.h"
 
 namespace sherd::ddp {
@@ -43,6 +47,10 @@ class Replica final : public access::Listener,
   NamedParameters named_parameters() const;
   void begin_no_sync();
   void end_no_sync();
+  void begin_join(const JoinOptions& options);
+  void finish_join();
+  void leave_join();
+  void average_parameters();
   ReplicateReport report() const;
   void close();
 
@@ -58,15 +66,9 @@ class Replica final : public access::Listener,
   void clear_gradients() override;
 
  private:
-  // One whose bytes the module's parameters keep, with the key's tag.
-  struct Storage {
-    c10::Storage plain;
-    std::unique_ptr<access::ManagedStorage> managed;
-  };
   // Of one trainable parameter.
   struct State {
-    std::size_t storage = 0;  // In storages_.
-    bool unsynced = false;    // `.grad()` holds what only this rank has seen.
+    bool unsynced = false;  // `.grad()` holds what only this rank has seen.
     at::Tensor kept;  // What `.grad()` was where this backward brought none.
   };
 
@@ -75,18 +77,28 @@ class Replica final : public access::Listener,
     return model_.trainable[p].tensor;
   }
   void open(const std::vector<int>& order);
-  void adopt_parameters();
-  void release_parameters();
-  void check_identity() const;
+  std::unique_ptr<exchange::Exchange> make_exchange();
+  // On the exchange's thread.
+  void run_hook(
+      plan::UnitId unit, const at::Tensor& gradients, exchange::Link& link);
   void check_not_thawed() const;
   void gradient_arrived(std::size_t p, at::Tensor gradient);
+  // Whether this backward is one of all ranks. Asks them, in a join scope.
+  bool begin_synchronised(bool has_inputs);
+  bool ends_early() const;
+  void leave_scope();
+  int divisor() const;  // Of sums, in this backward.
+  [[noreturn]] void refuse_early_termination() const;
   void add_waiting();
-  void synchronised_backward_ended();
+  // Ends it here and everywhere; the failure of any rank as a status.
+  Status end_synchronised(const std::string& aborted);
+  std::vector<at::Tensor> state() const;
   void synchronise_buffers();
   // Agrees on buckets for good, from the order in which gradients were ready.
   void learn_order(const std::vector<int>& ready);
   // The parameter's place in its bucket.
   at::Tensor reduced(std::size_t p) const;
+  at::Tensor place_in(const at::Tensor& gradients, std::size_t p) const;
   void show(std::size_t p);
   // Closes the exchange, remembers the first failure, and throws it.
   void fail(const Status& status);
@@ -96,12 +108,12 @@ class Replica final : public access::Listener,
   const ReplicateOptions options_;
   const std::string name_;  // Of its connections.
   Model model_;
+  KeyedParameters keyed_;  // The trainable ones.
   std::unique_ptr<comm::Communicator> communicator_;
   Buckets buckets_;
   std::unique_ptr<exchange::Exchange> exchange_;  // Null: a world of one.
   std::vector<at::Tensor> gradients_;             // By bucket: averages.
   std::unique_ptr<exchange::Reducer> reducer_;
-  std::vector<Storage> storages_;
   std::vector<State> states_;  // By trainable parameter.
 
   Status error_;  // Not ok: an operation failed, and the exchange is closed.
@@ -111,9 +123,17 @@ class Replica final : public access::Listener,
   int no_sync_scopes_ = 0;
   int bucket_version_ = 0;
   std::int64_t backwards_ = 0;
-  std::int64_t reduces_before_ = 0;  // Of exchanges that are gone.
-  std::vector<int> ready_;           // In this backward, in order: parameters.
-  std::vector<bool> used_;           // In the last one, by some rank.
+  std::int64_t gradient_bytes_ = 0;
+  std::atomic<std::int64_t> hook_bytes_ = 0;  // Written beside backward.
+  std::int64_t reduces_before_ = 0;           // Of exchanges that are gone.
+  struct Join {
+    JoinOptions options;
+    std::vector<int> active = {};  // Ranks with inputs, in the last backward.
+    bool terminated = false;       // This backward is nobody's.
+  };
+  std::optional<Join> join_;
+  std::vector<int> ready_;  // In this backward, in order: parameters.
+  std::vector<bool> used_;  // In the last one, by some rank.
 };
 
 }  // namespace sherd::ddp

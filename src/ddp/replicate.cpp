@@ -34,6 +34,22 @@ LocalGradientsScope::~LocalGradientsScope() {
   }
 }
 
+JoinScope::JoinScope(std::shared_ptr<ddp::Replica> replica)
+    : replica_(std::move(replica)) {}
+JoinScope::JoinScope(JoinScope&&) noexcept = default;
+JoinScope::~JoinScope() {
+  if (replica_) {
+    replica_->leave_join();
+  }
+}
+
+void JoinScope::finish() {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, replica_ != nullptr,
+      "[ddp] this join scope has ended");
+  std::exchange(replica_, nullptr)->finish_join();
+}
+
 DistributedDataParallel::DistributedDataParallel(
     std::shared_ptr<ddp::Replica> replica)
     : replica_(std::move(replica)) {}
@@ -59,6 +75,15 @@ NamedParameters DistributedDataParallel::named_parameters() const {
 LocalGradientsScope DistributedDataParallel::no_sync() {
   replica_->begin_no_sync();
   return LocalGradientsScope(replica_);
+}
+
+JoinScope DistributedDataParallel::join(const JoinOptions& options) {
+  replica_->begin_join(options);
+  return JoinScope(replica_);
+}
+
+void DistributedDataParallel::average_parameters() {
+  replica_->average_parameters();
 }
 
 ReplicateReport DistributedDataParallel::report() const {

@@ -112,7 +112,7 @@ TEST_P(Replicate, T51LocalGradientsAddUpUntilTheNextSynchronisedBackward) {
         options.replicate = small_buckets();
         options.replicate.gradient_as_bucket_view = view;
         expect_replica_parity<IntegerMlp>(
-            world, [] { return IntegerMlp(); }, integer_loss, options);
+            world, [] { return IntegerMlp(); }, divisible_loss, options);
       }
     }
   }));

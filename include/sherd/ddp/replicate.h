@@ -22,6 +22,7 @@
 #include <ATen/core/Tensor.h>
 #include <sherd/comm/exchange_kind.h>
 #include <sherd/comm/world.h>
+#include <sherd/ddp/comm_hook.h>
 #include <sherd/optim/named_parameters.h>
 
 namespace torch::nn {
@@ -55,6 +56,9 @@ struct ReplicateOptions {
   // Behaviour. `.grad()` is a view into the memory that is reduced, instead of a
   // tensor of its own: saves a copy of all gradients, in memory and time.
   bool gradient_as_bucket_view = true;
+  // Behaviour. Reduces gradients instead of the exchange, by messages; one object
+  // for each handle, hooks of the same name on every rank. Unset: the mean.
+  CommHookPtr hook = nullptr;
   // Behaviour. Parameters and buffers by name, that are neither compared, nor
   // synchronised, nor averaged.
   std::vector<std::string> ignored = {};
@@ -71,6 +75,10 @@ struct ReplicateReport {
   std::int64_t backwards = 0;  // Synchronised ones.
   // In the last of them: parameters that no rank had a gradient for.
   std::vector<std::string> unused;
+  std::string hook;  // Its name; empty: none.
+  // Of all buckets reduced so far, and what a hook has given to its group of them.
+  std::int64_t gradient_bytes = 0;
+  std::int64_t hook_bytes = 0;
   // Reductions, late ones included.
   std::int64_t reduces = 0;
   std::int64_t reduces_under_way_peak = 0;
@@ -95,6 +103,38 @@ class LocalGradientsScope {
   std::shared_ptr<ddp::Replica> replica_;
 };
 
+struct JoinOptions {
+  // Behaviour. What sums of gradients are divided by once some ranks have no more
+  // inputs: the number of ranks, so that each input counts the same throughout;
+  // or that of the ranks that still have some.
+  bool divide_by_initial_world_size = true;
+  // Behaviour. The first rank without inputs ends it for all: finish() there, and
+  // backward() or finish() on the others, throw Error naming it.
+  bool throw_on_early_termination = false;
+};
+
+// For ranks with different numbers of inputs. While it lives every synchronised
+// backward begins with one small message about who takes part; a rank that has no
+// more inputs calls finish().
+class JoinScope {
+ public:
+  JoinScope(JoinScope&&) noexcept;
+  JoinScope& operator=(JoinScope&&) = delete;
+  // Without finish() the handle is closed, with an error on the other ranks.
+  ~JoinScope();
+
+  // Collective: takes part, with zeros, in the backwards of ranks that still have
+  // inputs, until none has. Then every rank gets the parameters and buffers of
+  // the last one that had, the highest of those; state of optimizers is not
+  // touched. Throws Error as backward() does.
+  void finish();
+
+ private:
+  friend class DistributedDataParallel;
+  explicit JoinScope(std::shared_ptr<ddp::Replica> replica);
+  std::shared_ptr<ddp::Replica> replica_;
+};
+
 // The handle of a replicated model. Move-only; keep it as long as the model
 // trains. Afterwards the module is a plain one again, with the values it has.
 // Thread rule: one thread, which may differ from those that use the model, and
@@ -112,6 +152,16 @@ class DistributedDataParallel {
   // Mirrors DistributedDataParallel.no_sync(). A backward is synchronised or not
   // as the scope is when it begins, wherever its forward ran.
   LocalGradientsScope no_sync();
+
+  // Every rank opens it, around its loop over inputs. Mirrors
+  // DistributedDataParallel.join().
+  JoinScope join(const JoinOptions& options = {});
+
+  // Collective, between backward and the next forward: every rank's trainable
+  // parameters become their mean over ranks, bit for bit the same. For hooks that
+  // let models drift apart. Mirrors
+  // torch.distributed.algorithms.model_averaging.average_parameters.
+  void average_parameters();
 
   ReplicateReport report() const;
 

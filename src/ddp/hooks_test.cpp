@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/ddp/comm_hook.h>
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include "ddp/hook_group.h"
+#include "support/error_of.h"
+
+namespace sherd::ddp {
+namespace {
+
+using sherd::test::error_of;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// One rank; remembers what it was asked for.
+class AloneGroup final : public HookGroup {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  void all_reduce_mean(const at::Tensor& tensor) override {
+    bytes += static_cast<std::int64_t>(tensor.nbytes());
+    dtypes.push_back(tensor.scalar_type());
+  }
+  void all_reduce_mean(
+      const at::Tensor& /*tensor*/, const std::vector<int>& ranks) override {
+    among = ranks;
+  }
+  std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override {
+    return {tensor};
+  }
+
+  std::int64_t bytes = 0;
+  std::vector<at::ScalarType> dtypes;
+  std::vector<int> among;
+};
+
+GradientBucket bucket_of(
+    const std::vector<at::Tensor>& gradients, std::int64_t step) {
+  GradientBucket bucket;
+  bucket.step = step;
+  std::vector<at::Tensor> flat;
+  for (const auto& gradient : gradients) {
+    flat.push_back(gradient.reshape({-1}));
+  }
+  bucket.gradients = at::cat(flat);
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    bucket.parameters.push_back(
+        {"p" + std::to_string(i),
+         bucket.gradients.narrow(0, offset, gradients[i].numel())
+             .view(gradients[i].sizes())});
+    offset += gradients[i].numel();
+  }
+  return bucket;
+}
+
+at::Tensor matrix(std::int64_t rows, std::int64_t columns, int salt) {
+  return torch::sin(torch::arange(rows * columns) * 0.7 + salt)
+      .view({rows, columns});
+}
+
+// The first parameter's result.
+at::Tensor reduced(
+    CommHook& hook, const std::vector<at::Tensor>& gradients, int step = 0) {
+  AloneGroup group;
+  auto bucket = bucket_of(gradients, step);
+  hook.reduce(bucket, group);
+  return bucket.parameters[0].gradient;
+}
+
+TEST(Hooks, CompressedGradientsTravelNarrow) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    AloneGroup group;
+    const auto gradient = matrix(5, 7, 1);
+    auto bucket = bucket_of({gradient}, 0);
+    compress(dtype)->reduce(bucket, group);
+    EXPECT_TRUE(at::equal(
+        bucket.parameters[0].gradient, gradient.to(dtype).to(at::kFloat)));
+    EXPECT_THAT(group.dtypes, ElementsAre(dtype));
+    EXPECT_EQ(group.bytes, 5 * 7 * 2);
+  }
+  EXPECT_THAT(
+      error_of([] { compress(at::kDouble); }), HasSubstr("found Double"));
+}
+
+TEST(Hooks, CompressionWrapsAnyOther) {
+  const auto hook = compress(at::kBFloat16, power_sgd({.start_step = 0}));
+  EXPECT_EQ(hook->name(), "compress(BFloat16, power_sgd(rank 1))");
+  const auto gradient = at::ones({20, 30});
+  EXPECT_TRUE(at::allclose(reduced(*hook, {gradient}), gradient, 0.02));
+  EXPECT_EQ(hook->state().size(), 2U);
+}
+
+TEST(PowerSgd, T57IsTheMeanBeforeItsStart) {
+  const auto hook = power_sgd({.rank = 1, .start_step = 3});
+  const auto gradient = matrix(20, 30, 2);
+  EXPECT_TRUE(at::equal(reduced(*hook, {gradient}, 2), gradient));
+  EXPECT_THAT(hook->state(), IsEmpty());
+  EXPECT_FALSE(at::allclose(reduced(*hook, {gradient}, 3), gradient));
+}
+
+TEST(PowerSgd, T57AMatrixOfItsRankSurvives) {
+  const auto gradient =
+      matrix(20, 2, 3).mm(matrix(2, 30, 4)) * 5;  // Of rank 2.
+  const auto hook = power_sgd({.rank = 2, .start_step = 0});
+  EXPECT_TRUE(at::allclose(reduced(*hook, {gradient}), gradient, 1e-4, 1e-4));
+}
+
+TEST(PowerSgd, T57SendsFewBytes) {
+  AloneGroup group;
+  auto bucket = bucket_of({matrix(64, 96, 1), at::ones({10})}, 0);
+  power_sgd({.rank = 2, .start_step = 0})->reduce(bucket, group);
+  EXPECT_EQ(group.bytes, ((64 + 96) * 2 + 10) * 4);
+  EXPECT_EQ(group.dtypes.size(), 2U);
+}
+
+TEST(PowerSgd, T57LeavesVectorsAndSmallMatricesAlone) {
+  const auto hook = power_sgd({.rank = 1, .start_step = 0});
+  const auto vector = torch::arange(40).to(at::kFloat);
+  EXPECT_TRUE(at::equal(reduced(*hook, {vector, matrix(20, 30, 1)}), vector));
+  const auto small = matrix(3, 4, 1);  // 12 numbers, 7 compressed.
+  EXPECT_TRUE(at::equal(reduced(*hook, {small}), small));
+}
+
+// What has not been sent is in the error: nothing is lost over steps.
+TEST(PowerSgd, T57ErrorsAreFedBack) {
+  const auto hook = power_sgd({.rank = 1, .start_step = 0});
+  auto given = at::zeros({20, 30});
+  auto sent = at::zeros({20, 30});
+  for (int step = 0; step < 6; ++step) {
+    const auto gradient = matrix(20, 30, step);
+    given += gradient;
+    sent += reduced(*hook, {gradient}, step);
+  }
+  at::Tensor error;
+  for (const auto& [name, tensor] : hook->state()) {
+    if (name == "error.p0") {
+      error = tensor;
+    }
+  }
+  ASSERT_TRUE(error.defined());
+  EXPECT_TRUE(at::allclose(sent + error, given, 1e-4, 1e-4));
+  EXPECT_GT(error.norm().item<double>(), 0.1);
+
+  const auto without =
+      power_sgd({.rank = 1, .start_step = 0, .error_feedback = false});
+  (void)reduced(*without, {matrix(20, 30, 1)});
+  EXPECT_EQ(without->state().size(), 1U);
+}
+
+// A constant gradient is met better and better.
+TEST(PowerSgd, T57WarmStartGoesOnFromTheLastQ) {
+  const auto gradient =
+      matrix(20, 1, 1).mm(matrix(1, 30, 5)) * 3 + matrix(20, 30, 2) * 0.3;
+  const auto after = [&](bool warm) {
+    const auto hook = power_sgd(
+        {.rank = 1,
+         .start_step = 0,
+         .error_feedback = false,
+         .warm_start = warm});
+    at::Tensor last;
+    for (int step = 0; step < 8; ++step) {
+      last = reduced(*hook, {gradient}, step);
+    }
+    return (last - gradient).norm().item<double>();
+  };
+  EXPECT_LT(after(true), after(false) + 1e-9);
+  const auto best = gradient.norm().square().item<double>() -
+      std::get<1>(at::linalg_svd(gradient))[0].square().item<double>();
+  EXPECT_NEAR(after(true), std::sqrt(best), 1e-2);
+}
+
+TEST(PowerSgd, T57GoesOnFromItsState) {
+  const auto one = power_sgd({.start_step = 0});
+  (void)reduced(*one, {matrix(20, 30, 1)}, 0);
+  const auto two = power_sgd({.start_step = 0});
+  two->load(one->state());
+  EXPECT_TRUE(at::equal(
+      reduced(*one, {matrix(20, 30, 2)}, 1),
+      reduced(*two, {matrix(20, 30, 2)}, 1)));
+  EXPECT_THAT(
+      error_of([&] { two->load({{"momentum.p0", at::ones({1})}}); }),
+      HasSubstr("'momentum.p0'"));
+  EXPECT_THAT(
+      error_of([] { all_reduce_mean()->load({{"q.p0", at::ones({1})}}); }),
+      AllOf(HasSubstr("all_reduce_mean"), HasSubstr("no state")));
+}
+
+TEST(PostLocalSgd, T57LeavesOthersAloneAfterItsStart) {
+  AloneGroup group;
+  auto bucket = bucket_of({at::ones({4})}, 1);
+  const auto hook = post_local_sgd({.start_step = 2, .group_size = 1});
+  hook->reduce(bucket, group);
+  EXPECT_EQ(group.bytes, 16);
+  bucket.step = 2;
+  hook->reduce(bucket, group);
+  EXPECT_EQ(group.bytes, 16);
+  EXPECT_THAT(group.among, ElementsAre(0));
+  EXPECT_THAT(
+      error_of([&] {
+        post_local_sgd({.start_step = 0, .group_size = 2})
+            ->reduce(bucket, group);
+      }),
+      HasSubstr("divides the 1 ranks, found 2"));
+}
+
+}  // namespace
+}  // namespace sherd::ddp

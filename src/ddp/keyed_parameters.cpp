@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/keyed_parameters.h"
+
+#include <map>
+
+#include <ATen/ops/empty.h>
+
+#include "access/param_key.h"
+#include "base/check.h"
+
+namespace sherd::ddp {
+
+KeyedParameters::KeyedParameters(const std::vector<Named>& parameters)
+    : parameters_(parameters) {}
+
+KeyedParameters::~KeyedParameters() { release(); }
+
+void KeyedParameters::take(
+    access::Listener& listener,
+    const std::function<access::GradientTaker(std::size_t)>& taker_of) {
+  std::map<const void*, std::size_t> known;
+  for (std::size_t p = 0; p < parameters_.size(); ++p) {
+    const auto& parameter = parameters_[p].tensor;
+    const auto plain = parameter.storage();
+    const auto [place, added] =
+        known.try_emplace(plain.unsafeGetStorageImpl(), storages_.size());
+    if (added) {
+      auto managed = std::make_unique<access::ManagedStorage>(
+          &listener, static_cast<int>(storages_.size()), 0,
+          static_cast<std::int64_t>(plain.nbytes()), parameter.device());
+      managed->fill(plain.mutable_data());
+      storages_.push_back({plain, std::move(managed)});
+    }
+    storage_of_.push_back(place->second);
+    access::adopt_in_place(parameter, *storages_[place->second].managed);
+    access::set_gradient_hook(parameter, taker_of(p));
+  }
+}
+
+void KeyedParameters::release() {
+  for (std::size_t p = 0; p < storage_of_.size(); ++p) {
+    const auto& parameter = parameters_[p].tensor;
+    access::remove_gradient_hook(parameter);
+    const auto& storage = storage_of(p);
+    if (access::is_adopted(parameter, *storage.managed)) {
+      auto plain = at::empty({0}, parameter.options().requires_grad(false));
+      plain.set_(
+          storage.plain, parameter.storage_offset(), parameter.sizes(),
+          parameter.strides());
+      access::release(parameter, plain);
+    }
+  }
+  storage_of_.clear();
+  storages_.clear();
+}
+
+void KeyedParameters::check() const {
+  for (std::size_t p = 0; p < storage_of_.size(); ++p) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition,
+        access::is_adopted(parameters_[p].tensor, *storage_of(p).managed),
+        "[ddp] parameter ", parameters_[p].name,
+        " was given another storage after replicate() (module->to(), "
+        "set_data() or the like); convert the module before, or copy values "
+        "into parameters");
+  }
+}
+
+at::Tensor KeyedParameters::values(std::size_t parameter) const {
+  const auto& tensor = parameters_[parameter].tensor;
+  return at::empty({0}, tensor.options().requires_grad(false))
+      .set_(
+          storage_of(parameter).plain, tensor.storage_offset(),
+          {tensor.numel()}, {1});
+}
+
+}  // namespace sherd::ddp

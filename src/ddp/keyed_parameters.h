@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Parameters that stay where they are and announce their own use, for as long as
+// a handle lives: key, tag and gradient hook. Thread rule: one thread, while no
+// operator uses them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include "access/gradient_hook.h"
+#include "access/managed_storage.h"
+#include "ddp/model.h"
+
+namespace sherd::ddp {
+
+class KeyedParameters {
+ public:
+  explicit KeyedParameters(const std::vector<Named>& parameters);
+  // Gives them back to plain LibTorch.
+  ~KeyedParameters();
+  KeyedParameters(const KeyedParameters&) = delete;
+  KeyedParameters& operator=(const KeyedParameters&) = delete;
+
+  // `listener` must outlive it; `taker_of` makes the hook of each.
+  void take(
+      access::Listener& listener,
+      const std::function<access::GradientTaker(std::size_t)>& taker_of);
+  void release();
+
+  // Throws Error naming the first that was given another storage, and the remedy.
+  void check() const;
+
+  // Its values, without key, 1-D in the order of memory.
+  at::Tensor values(std::size_t parameter) const;
+
+ private:
+  struct Storage {
+    c10::Storage plain;  // Keeps the bytes.
+    std::unique_ptr<access::ManagedStorage> managed;
+  };
+  const Storage& storage_of(std::size_t parameter) const {
+    return storages_[storage_of_[parameter]];
+  }
+
+  const std::vector<Named> parameters_;
+  std::vector<Storage> storages_;
+  std::vector<std::size_t> storage_of_;  // By parameter; empty: not taken.
+};
+
+}  // namespace sherd::ddp

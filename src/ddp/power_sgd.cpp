@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression, arXiv
+// 1905.13727: algorithm 1 on each matrix of a bucket, with the error feedback of
+// algorithm 2. Two messages a bucket: all P with what is not compressed, all Q.
+#include <map>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <sherd/ddp/comm_hook.h>
+
+#include "base/check.h"
+#include "base/hash.h"
+
+namespace sherd {
+namespace {
+
+constexpr double kSmallestNorm = 1e-20;
+
+struct Matrix {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
+
+Matrix matrix_of(const at::Tensor& gradient) {
+  if (gradient.dim() < 2 || gradient.numel() == 0) {
+    return {};
+  }
+  return {gradient.size(0), gradient.numel() / gradient.size(0)};
+}
+
+bool is_worth_it(const Matrix& matrix, const PowerSgdOptions& options) {
+  const auto whole = static_cast<double>(matrix.rows * matrix.columns);
+  const auto low =
+      static_cast<double>((matrix.rows + matrix.columns) * options.rank);
+  return matrix.rows > 0 && whole >= options.compression_min * low;
+}
+
+// Columns become orthonormal, in place; the same bits from the same bits.
+void orthonormalise(const at::Tensor& p) {
+  for (std::int64_t i = 0; i < p.size(1); ++i) {
+    auto column = p.select(1, i);
+    column.div_(column.norm().clamp_min(kSmallestNorm));
+    if (i + 1 < p.size(1)) {
+      auto rest = p.narrow(1, i + 1, p.size(1) - i - 1);
+      rest.sub_(column.unsqueeze(1).mm(column.unsqueeze(0).mm(rest)));
+    }
+  }
+}
+
+class PowerSgd final : public CommHook {
+ public:
+  explicit PowerSgd(const PowerSgdOptions& options) : options_(options) {
+    SHERD_CHECK(
+        options.rank >= 1 && options.start_step >= 0 &&
+            options.compression_min > 0.0,
+        "[ddp] power_sgd: expected rank of at least 1, start_step of at least "
+        "0 and compression_min above 0, found ",
+        options.rank, ", ", options.start_step, " and ",
+        options.compression_min);
+  }
+
+  std::string name() const override {
+    return str("power_sgd(rank ", options_.rank, ")");
+  }
+
+  void reduce(GradientBucket& bucket, HookGroup& group) override {
+    if (bucket.step < options_.start_step) {
+      group.all_reduce_mean(bucket.gradients);
+      return;
+    }
+    std::vector<Low> low;
+    std::vector<at::Tensor> plain;
+    for (const auto& parameter : bucket.parameters) {
+      const auto matrix = matrix_of(parameter.gradient);
+      if (is_worth_it(matrix, options_)) {
+        low.push_back(begin(parameter, matrix, bucket.step));
+      } else {
+        plain.push_back(parameter.gradient);
+      }
+    }
+    exchange_first(low, plain, group);
+    exchange_second(low, group);
+    for (auto& one : low) {
+      end(one);
+    }
+  }
+
+  State state() const override {
+    State state;
+    for (const auto& [name, memory] : memory_) {
+      state.emplace_back("q." + name, memory.q);
+      if (memory.error.defined()) {
+        state.emplace_back("error." + name, memory.error);
+      }
+    }
+    return state;
+  }
+
+  void load(const State& state) override {
+    std::map<std::string, Memory> loaded;
+    for (const auto& [name, tensor] : state) {
+      const auto dot = name.find('.');
+      const auto kind = name.substr(0, dot);
+      SHERD_CHECK(
+          dot != std::string::npos && (kind == "q" || kind == "error"),
+          "[ddp] power_sgd: expected state named q.* or error.*, found '", name,
+          "'");
+      auto& memory = loaded[name.substr(dot + 1)];
+      (kind == "q" ? memory.q : memory.error) = tensor.clone();
+    }
+    memory_ = std::move(loaded);
+  }
+
+ private:
+  struct Memory {
+    at::Tensor q;      // [columns, rank]
+    at::Tensor error;  // [rows, columns]; undefined: none.
+  };
+  // One matrix on its way.
+  struct Low {
+    const BucketParameter* parameter = nullptr;
+    at::Tensor whole;  // [rows, columns], fp32: gradient plus error.
+    at::Tensor p;      // [rows, rank]
+    at::Tensor q;      // [columns, rank]
+  };
+
+  at::Tensor first_q(
+      const std::string& name, const Matrix& matrix, std::int64_t step) const {
+    Hash64 hash;
+    hash.add(options_.seed);
+    hash.add(name);
+    hash.add(options_.warm_start ? 0U : static_cast<std::uint64_t>(step));
+    auto generator = at::detail::createCPUGenerator(hash.value());
+    return at::randn(
+        {matrix.columns, options_.rank}, generator,
+        at::TensorOptions().dtype(at::kFloat));
+  }
+
+  Low begin(
+      const BucketParameter& parameter,
+      const Matrix& matrix,
+      std::int64_t step) {
+    auto& memory = memory_[parameter.name];
+    Low low;
+    low.parameter = &parameter;
+    low.whole = parameter.gradient.reshape({matrix.rows, matrix.columns})
+                    .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    if (memory.error.defined()) {
+      low.whole.add_(memory.error);
+    }
+    const bool kept = options_.warm_start && memory.q.defined() &&
+        memory.q.size(0) == matrix.columns && memory.q.size(1) == options_.rank;
+    low.q = kept ? memory.q : first_q(parameter.name, matrix, step);
+    low.p = low.whole.mm(low.q);
+    return low;
+  }
+
+  static void exchange_first(
+      std::vector<Low>& low,
+      const std::vector<at::Tensor>& plain,
+      HookGroup& group) {
+    std::vector<at::Tensor> all = plain;
+    for (const auto& one : low) {
+      all.push_back(one.p);
+    }
+    mean_of(all, group);
+    for (const auto& one : low) {
+      orthonormalise(one.p);
+    }
+  }
+
+  static void exchange_second(std::vector<Low>& low, HookGroup& group) {
+    std::vector<at::Tensor> all;
+    for (auto& one : low) {
+      one.q = one.whole.t().mm(one.p);
+      all.push_back(one.q);
+    }
+    mean_of(all, group);
+  }
+
+  // As one message.
+  static void mean_of(const std::vector<at::Tensor>& all, HookGroup& group) {
+    std::int64_t numel = 0;
+    for (const auto& one : all) {
+      numel += one.numel();
+    }
+    if (numel == 0) {
+      return;
+    }
+    const auto pack = at::empty({numel}, at::TensorOptions().dtype(at::kFloat));
+    const auto each = [&](auto&& move) {
+      std::int64_t offset = 0;
+      for (const auto& one : all) {
+        move(pack.narrow(0, offset, one.numel()).view(one.sizes()), one);
+        offset += one.numel();
+      }
+    };
+    each([](at::Tensor room, const at::Tensor& one) { room.copy_(one); });
+    group.all_reduce_mean(pack);
+    each([](const at::Tensor& room, at::Tensor one) { one.copy_(room); });
+  }
+
+  void end(Low& low) {
+    auto& memory = memory_[low.parameter->name];
+    const auto approximation = low.p.mm(low.q.t());
+    auto gradient = low.parameter->gradient;
+    gradient.copy_(approximation.view(gradient.sizes()));
+    if (options_.error_feedback) {
+      memory.error = low.whole.sub_(approximation);
+    }
+    memory.q = low.q;
+  }
+
+  const PowerSgdOptions options_;
+  std::map<std::string, Memory> memory_;  // By parameter.
+};
+
+}  // namespace
+
+CommHookPtr power_sgd(const PowerSgdOptions& options) {
+  return std::make_shared<PowerSgd>(options);
+}
+
+}  // namespace sherd

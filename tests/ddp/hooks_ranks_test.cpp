@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Communication hooks on several ranks (T57).
+#include "ddp/replica_parity.h"
+#include "support/ranks.h"
+#include "support/small_decoders.h"
+#include "support/small_models.h"
+
+#include <atomic>
+#include <stdexcept>
+#include <gmock/gmock.h>
+
+namespace sherd::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class ReplicateHooks : public ::testing::TestWithParam<int> {};
+
+ReplicateOptions with_hook(CommHookPtr hook) {
+  ReplicateOptions options;
+  options.hook = std::move(hook);
+  options.bucket_bytes = 300;
+  options.first_bucket_bytes = 8;
+  return options;
+}
+
+TEST_P(ReplicateHooks, T57TheMeanIsWhatNoHookGives) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const int micro : {1, 3}) {
+      for (const bool view : {true, false}) {
+        ReplicaParity options;
+        options.micro_batches = micro;
+        options.replicate = with_hook(all_reduce_mean());
+        options.replicate.gradient_as_bucket_view = view;
+        const auto report = expect_replica_parity<IntegerMlp>(
+            world, [] { return IntegerMlp(); }, divisible_loss, options);
+        EXPECT_EQ(report.hook, "all_reduce_mean");
+      }
+    }
+  }));
+}
+
+TEST_P(ReplicateHooks, T57TheMeanOfALargeModel) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
+      return chain->forward(integer_rows(batch, rank, 200)).sum();
+    };
+    ReplicaParity options;
+    options.replicate.hook = all_reduce_mean();
+    expect_replica_parity<Chain>(
+        world, [] { return Chain(2, 200); }, pass, options);
+  }));
+}
+
+// Small integers are numbers of either.
+TEST_P(ReplicateHooks, T57CompressedSmallIntegersAreExact) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 3) {
+      return;  // Their mean need not be.
+    }
+    for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+      const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
+        return chain->layer(0).forward(integer_rows(batch, rank, 6)).sum();
+      };
+      ReplicaParity options;
+      options.replicate = with_hook(compress(dtype));
+      expect_replica_parity<Chain>(
+          world, [] { return Chain(2, 6); }, pass, options);
+    }
+  }));
+}
+
+TEST_P(ReplicateHooks, T53UnusedParametersNeedNoMoreThanWithoutAHook) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
+      const auto layer = static_cast<std::size_t>((batch + rank) % 3);
+      return chain->layer(layer).forward(integer_rows(batch, rank, 6)).sum();
+    };
+    ReplicaParity options;
+    options.replicate = with_hook(all_reduce_mean());
+    expect_replica_parity<Chain>(
+        world, [] { return Chain(4, 6); }, pass, options);
+  }));
+}
+
+double checksum(torch::nn::Module& model) {
+  double sum = 0;
+  for (const auto& parameter : model.parameters()) {
+    sum =
+        sum * 1.01 + parameter.detach().to(torch::kDouble).sum().item<double>();
+  }
+  return sum;
+}
+
+bool equal_on_all(const World& world, torch::nn::Module& model) {
+  const auto all = world.all_gather({checksum(model)});
+  return std::all_of(
+      all.begin(), all.end(), [&](const auto& one) { return one == all[0]; });
+}
+
+TEST_P(ReplicateHooks, T57PowerSgdTrainsEqualReplicas) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    auto model = small_gpt({.tied = false});
+    auto options = with_hook(power_sgd({.rank = 2, .start_step = 2}));
+    options.bucket_bytes = 4000;
+    auto ddp = replicate(*model, world, options);
+    torch::optim::SGD sgd(
+        model->parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
+    double first = 0, last = 0;
+    for (int step = 0; step < 20; ++step) {
+      auto loss = token_loss(model, 0, world.rank());
+      loss.backward();
+      sgd.step();
+      sgd.zero_grad();
+      (step == 0 ? first : last) = loss.item<double>();
+    }
+    EXPECT_TRUE(equal_on_all(world, *model));
+    EXPECT_LT(last, first * 0.8);
+  }));
+}
+
+TEST_P(ReplicateHooks, T57ModelsThatDriftApartAreAveraged) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    torch::nn::Linear model(6, 1);
+    fill_with_integers(*model);
+    auto ddp =
+        replicate(*model, world, with_hook(post_local_sgd({.start_step = 1})));
+    const auto step = [&](int batch) {
+      model->forward(integer_rows(batch, world.rank(), 6)).sum().backward();
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : model->parameters()) {
+        if (parameter.grad().defined()) {
+          parameter.sub_(parameter.grad(), 0.125);
+          parameter.mutable_grad().reset();
+        }
+      }
+    };
+    step(0);
+    EXPECT_TRUE(equal_on_all(world, *model));
+    step(1);
+    EXPECT_EQ(equal_on_all(world, *model), world.size() == 1);
+    std::vector<double> mine;
+    for (const auto& parameter : model->parameters()) {
+      mine.push_back(parameter.detach().sum().item<double>());
+    }
+    const auto all = world.all_gather(mine);
+    ddp.average_parameters();
+    EXPECT_TRUE(equal_on_all(world, *model));
+    for (std::size_t p = 0; p < mine.size(); ++p) {
+      double mean = 0;
+      for (const auto& rank : all) {
+        mean += rank[p] / world.size();
+      }
+      EXPECT_NEAR(
+          model->parameters()[p].detach().sum().item<double>(), mean, 1e-3);
+    }
+    step(2);  // Goes on.
+  }));
+}
+
+// As a user would write one.
+class Counting final : public CommHook {
+ public:
+  explicit Counting(int throws_at = -1) : throws_at_(throws_at) {}
+  std::string name() const override { return "counting"; }
+  void reduce(GradientBucket& bucket, HookGroup& group) override {
+    if (calls++ == throws_at_) {
+      throw std::runtime_error("the hook's own trouble");
+    }
+    EXPECT_EQ(bucket.last, bucket.index == 2);
+    std::int64_t numel = 0;
+    for (const auto& parameter : bucket.parameters) {
+      numel += parameter.gradient.numel();
+      names.push_back(parameter.name);
+    }
+    EXPECT_GE(bucket.gradients.numel(), numel);
+    const auto all = group.all_gather(bucket.gradients);
+    EXPECT_EQ(static_cast<int>(all.size()), group.size());
+    bucket.gradients.fill_(bucket.step + 1);
+  }
+
+  int calls = 0;
+  std::vector<std::string> names;
+
+ private:
+  const int throws_at_;
+};
+
+TEST_P(ReplicateHooks, T57AUsersHookDecidesWhatGradientsAre) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;  // Nothing is reduced.
+    }
+    const auto hook = std::make_shared<Counting>();
+    Chain model(2, 6);
+    auto options = with_hook(hook);
+    options.bucket_bytes = 100;
+    options.learn_bucket_order = false;
+    auto ddp = replicate(*model, world, options);
+    for (int step = 0; step < 2; ++step) {
+      model->forward(integer_rows(step, world.rank(), 6)).sum().backward();
+      for (const auto& parameter : model->parameters()) {
+        EXPECT_TRUE(
+            at::equal(parameter.grad(), torch::full_like(parameter, step + 1)));
+        parameter.mutable_grad().reset();
+      }
+    }
+    EXPECT_EQ(hook->names.size(), 2 * model->parameters().size());
+  }));
+}
+
+TEST_P(ReplicateHooks, T57AHookThatThrowsOnOneRankIsNamedByAll) {
+  RankOptions ranks;
+  ranks.close_world = false;  // It is lost.
+  const auto body = [](World world) {
+    if (world.size() == 1) {
+      return;
+    }
+    const int last = world.size() - 1;
+    Chain model(2, 6);
+    auto options =
+        with_hook(std::make_shared<Counting>(world.rank() == last ? 1 : -1));
+    options.bucket_bytes = 100;
+    options.learn_bucket_order = false;
+    auto ddp = replicate(*model, world, options);
+    const auto error = error_of([&] {
+      model->forward(integer_rows(0, world.rank(), 6)).sum().backward();
+    });
+    EXPECT_THAT(
+        error, AllOf(HasSubstr("the hook's own trouble"), HasSubstr("bucket")));
+    if (world.rank() != last) {
+      EXPECT_THAT(error, HasSubstr("rank " + std::to_string(last)));
+    }
+    // The same again instead of a hang.
+    EXPECT_THAT(
+        error_of([&] {
+          model->forward(integer_rows(0, world.rank(), 6)).sum().backward();
+        }),
+        HasSubstr("the hook's own trouble"));
+  };
+  expect_all_ok(run_ranks(GetParam(), body, ranks));
+}
+
+TEST_P(ReplicateHooks, T57DifferentHooksAreRefused) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;
+    }
+    IntegerMlp model;
+    const auto hook = world.rank() == 1 ? power_sgd() : all_reduce_mean();
+    EXPECT_THAT(
+        error_of([&] { replicate(*model, world, with_hook(hook)); }),
+        AllOf(HasSubstr("rank 1"), HasSubstr("power_sgd(rank 1)")));
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    ReplicateHooks,
+    ::testing::Values(1, 2, 3, 4),
+    ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace sherd::test
