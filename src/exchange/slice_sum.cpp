@@ -46,14 +46,14 @@ void end_stream() {
 #endif
 }
 
-// bf16 is added up in wider vectors than the compiler takes by itself, from its
-// bits.
-template <typename Piece>
+// bf16 is added up in fp32 in wider vectors than the compiler takes by itself,
+// from its bits.
+template <typename Piece, typename Sum>
 struct RawOf {
   using Type = Piece;
 };
 template <>
-struct RawOf<c10::BFloat16> {
+struct RawOf<c10::BFloat16, float> {
   using Type = std::uint16_t;
 };
 
@@ -124,7 +124,7 @@ void sum_typed(
     double scale,
     bool accumulate,
     const at::Tensor& out) {
-  using Raw = typename RawOf<Piece>::Type;
+  using Raw = typename RawOf<Piece, Sum>::Type;
   std::vector<const Raw*> pieces;
   for (const auto& tensor : tensors) {
     pieces.push_back(
