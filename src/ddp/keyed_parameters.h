@@ -32,6 +32,11 @@ class KeyedParameters {
   // Throws Error naming the first that was given another storage, and the remedy.
   void check() const;
 
+  // A graph of the old values must not be run backward over the new ones.
+  void bump_version(std::size_t parameter) const {
+    parameters_[parameter].tensor.unsafeGetTensorImpl()->bump_version();
+  }
+
   // Its values, without key, 1-D in the order of memory.
   at::Tensor values(std::size_t parameter) const;
 

@@ -6,7 +6,7 @@
 #include <sstream>
 #include <utility>
 
-#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
 
 #include "access/gradient_hook.h"
 #include "access/managed_storage.h"
@@ -48,6 +48,22 @@ void check_trainable(const std::string& name, const at::Tensor& tensor) {
       " belongs to another handle; expected a module that none manages");
 }
 
+std::set<const c10::TensorImpl*> with_sparse_gradients(
+    const torch::nn::Module& module) {
+  std::set<const c10::TensorImpl*> found;
+  for (const auto& part : module.modules()) {
+    if (const auto* one = part->as<torch::nn::EmbeddingImpl>();
+        one != nullptr && one->options.sparse()) {
+      found.insert(one->weight.unsafeGetTensorImpl());
+    }
+    if (const auto* bag = part->as<torch::nn::EmbeddingBagImpl>();
+        bag != nullptr && bag->options.sparse()) {
+      found.insert(bag->weight.unsafeGetTensorImpl());
+    }
+  }
+  return found;
+}
+
 }  // namespace
 
 Model take_model(
@@ -61,6 +77,7 @@ Model take_model(
     return wanted && tensor.defined() &&
         seen.insert(tensor.unsafeGetTensorImpl()).second;
   };
+  const auto sparse = with_sparse_gradients(module);
   Model model;
   for (const auto& item : module.named_parameters()) {
     const auto& tensor = item.value();
@@ -70,7 +87,10 @@ Model take_model(
     check_replicable("parameter " + item.key(), tensor);
     if (tensor.requires_grad()) {
       check_trainable(item.key(), tensor);
-      model.trainable.push_back({item.key(), tensor});
+      auto& items = sparse.contains(tensor.unsafeGetTensorImpl())
+          ? model.sparse
+          : model.trainable;
+      items.push_back({item.key(), tensor});
     } else {
       model.frozen.push_back({item.key(), tensor});
     }
@@ -85,7 +105,7 @@ Model take_model(
       left.empty(), "[ddp] options.ignored names '", *left.begin(),
       "'; expected a parameter or buffer of the module");
   SHERD_CHECK(
-      !model.trainable.empty(),
+      !model.trainable.empty() || !model.sparse.empty(),
       "[ddp] expected a module with at least one parameter that requires "
       "grad, found none");
   return model;
@@ -100,6 +120,7 @@ std::vector<std::string> describe(const Model& model) {
               c10::toString(item.tensor.scalar_type())));
     }
   };
+  add("parameter with sparse gradient", model.sparse);
   add("frozen parameter", model.frozen);
   add("buffer", model.buffers);
   return lines;

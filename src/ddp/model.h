@@ -21,7 +21,8 @@ struct Named {
 
 // In module order; what is tied counts once.
 struct Model {
-  std::vector<Named> trainable;
+  std::vector<Named> trainable;  // With dense gradients.
+  std::vector<Named> sparse;     // Of embeddings with sparse(true).
   std::vector<Named> frozen;
   std::vector<Named> buffers;
 };

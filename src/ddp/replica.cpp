@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/rank_environment.h"
 #include "ddp/hook_group.h"
+#include "ddp/sparse.h"
 #include "ddp/state_sync.h"
 #include "exchange/make_exchange.h"
 #include "plan/buckets.h"
@@ -38,6 +39,12 @@ std::vector<int> reversed(std::size_t parameters) {
 
 bool records_gradients() {
   return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
+}
+
+std::vector<Named> all_trainable(const Model& model) {
+  auto all = model.trainable;
+  all.insert(all.end(), model.sparse.begin(), model.sparse.end());
+  return all;
 }
 
 // As the parameter lies in memory, so that its view of the average can be.
@@ -74,11 +81,19 @@ Replica::Replica(
     Model model, const World& world, const ReplicateOptions& options)
     : world_(world),
       options_(options),
-      name_(str("ddp/", world.next_number())),
       model_(std::move(model)),
-      keyed_(model_.trainable),
+      keyed_(all_trainable(model_)),
       states_(model_.trainable.size()),
+      arrivals_(model_.trainable.size(), 0),
       used_(model_.trainable.size(), true) {
+  sparse_.resize(model_.sparse.size());
+  connect();
+}
+
+void Replica::connect() {
+  name_ = str("ddp/", world_.next_number());
+  bucket_version_ = 0;
+  backwards_connected_ = 0;
   const auto order = reversed(model_.trainable.size());
   if (world_.size() == 1) {
     buckets_ = make_buckets(model_.trainable, order, options_, 1);
@@ -163,7 +178,9 @@ void Replica::start() {
   keyed_.take(*this, [this](std::size_t p) -> access::GradientTaker {
     return [weak = weak_from_this(), p](at::Tensor gradient) {
       if (auto self = weak.lock()) {
-        self->gradient_arrived(p, std::move(gradient));
+        const auto dense = self->model_.trainable.size();
+        p < dense ? self->gradient_arrived(p, std::move(gradient))
+                  : self->sparse_arrived(p - dense, std::move(gradient));
       }
     };
   });
@@ -172,7 +189,7 @@ void Replica::start() {
 std::vector<at::Tensor> Replica::state() const {
   std::vector<at::Tensor> state;
   for (const auto* items :
-       {&model_.trainable, &model_.frozen, &model_.buffers}) {
+       {&model_.trainable, &model_.sparse, &model_.frozen, &model_.buffers}) {
     for (const auto& item : *items) {
       state.push_back(item.tensor);
     }
@@ -237,12 +254,49 @@ void Replica::gradient_arrived(std::size_t p, at::Tensor gradient) {
     refuse_early_termination();
   }
   ready_.push_back(static_cast<int>(p));
+  arrivals_[p] += gradient.defined() ? 1 : 0;
   const auto status = reducer_->arrived(
       static_cast<int>(p), in_memory_order(gradient, tensor(p)));
   if (!status.ok()) {
     fail(status);
   }
   (void)exchange_->progress();
+}
+
+void Replica::sparse_arrived(std::size_t s, at::Tensor gradient) {
+  const std::lock_guard lock(mu_);
+  armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
+  if (no_sync_scopes_ > 0 || !gradient.defined()) {
+    model_.sparse[s].tensor.mutable_grad() = std::move(gradient);
+    return;
+  }
+  error_.throw_if_failed();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, gradient.is_sparse() && !gradient.requires_grad(),
+      "[ddp] the gradient of parameter ", model_.sparse[s].name, " is ",
+      gradient.is_sparse() ? "made with create_graph" : "dense",
+      "; expected a sparse one of an embedding with sparse(true)");
+  const at::NoGradGuard no_grad;
+  sparse_[s] = sparse_[s].defined() ? sparse_[s].add(gradient) : gradient;
+}
+
+Status Replica::reduce_sparse() {
+  for (std::size_t s = 0; s < sparse_.size(); ++s) {
+    const auto& parameter = model_.sparse[s];
+    auto& grad = parameter.tensor.mutable_grad();
+    auto mine = std::exchange(sparse_[s], {});
+    if (!mine.defined()) {
+      mine = grad;  // What no_sync() has left, or the last average.
+    }
+    const auto sum = sum_sparse(
+        mine.defined() ? mine.coalesce() : mine, parameter.tensor,
+        1.0 / divisor(), *communicator_, parameter.name);
+    if (!sum.ok()) {
+      return sum.status();
+    }
+    grad = sum.value();
+  }
+  return {};
 }
 
 // What this backward brought no gradient for: earlier ones may have.
@@ -281,12 +335,26 @@ void Replica::backward_ended(std::exception_ptr failure) {
     refuse_early_termination();
   }
   add_waiting();
+  const auto changed = failure ? "" : changed_graph();
   const auto status =
-      end_synchronised(failure ? access::reason_of(failure) : "");
+      end_synchronised(failure ? access::reason_of(failure) : changed);
   if (!failure) {
+    SHERD_CHECK_AS(kFailedPrecondition, changed.empty(), changed);
     status.throw_if_failed();
     keyed_.check();
   }
+}
+
+std::string Replica::changed_graph() const {
+  for (std::size_t p = 0; p < graph_.size(); ++p) {
+    if (arrivals_[p] != graph_[p]) {
+      return str(
+          "[ddp] parameter ", model_.trainable[p].name, " has ", arrivals_[p],
+          " gradients in this backward and had ", graph_[p],
+          " in the first; expected the same with options.static_graph");
+    }
+  }
+  return {};
 }
 
 bool Replica::begin_synchronised(bool has_inputs) {
@@ -315,31 +383,12 @@ bool Replica::begin_synchronised(bool has_inputs) {
     }
     reducer_->set_scale(1.0 / divisor());
   }
-  reducer_->expect();
-  return true;
-}
-
-bool Replica::ends_early() const {
-  return join_->options.throw_on_early_termination && !join_->active.empty() &&
-      static_cast<int>(join_->active.size()) < world_.size();
-}
-
-int Replica::divisor() const {
-  return join_ && !join_->options.divide_by_initial_world_size
-      ? static_cast<int>(join_->active.size())
-      : world_.size();
-}
-
-void Replica::refuse_early_termination() const {
-  const auto& active = join_->active;
-  int first = 0;  // Without inputs.
-  while (std::find(active.begin(), active.end(), first) != active.end()) {
-    ++first;
+  std::vector<bool> unexpected;
+  for (const int gradients : graph_) {
+    unexpected.push_back(gradients == 0);
   }
-  throw Error(
-      str("[ddp] rank ", first, " has no more inputs after ", backwards_,
-          " backwards, and join() was asked to throw on early termination"),
-      ErrorCode::kFailedPrecondition);
+  reducer_->expect(unexpected);
+  return true;
 }
 
 Status Replica::end_synchronised(const std::string& aborted) {
@@ -350,75 +399,28 @@ Status Replica::end_synchronised(const std::string& aborted) {
     state.kept.reset();
   }
   const auto ready = std::exchange(ready_, {});
+  if (result.ok() && options_.static_graph && graph_.empty() &&
+      !ready.empty()) {
+    graph_ = arrivals_;
+  }
+  std::fill(arrivals_.begin(), arrivals_.end(), 0);
   if (result.ok()) {
+    if (const auto status = reduce_sparse(); !status.ok()) {
+      fail(status);
+    }
     ++backwards_;
+    ++backwards_connected_;
     for (const auto& unit : buckets_.units) {
       gradient_bytes_ += exchange::unit_bytes(unit);
     }
     synchronise_buffers();
-    if (backwards_ == 1 && options_.learn_bucket_order) {
+    if (backwards_connected_ == 1 && options_.learn_bucket_order) {
       learn_order(ready);
     }
   } else if (result.status().code() != ErrorCode::kAborted) {
     fail(result.status());
   }
   return result.status();
-}
-
-// ---- uneven inputs ----
-
-void Replica::begin_join(const JoinOptions& options) {
-  const std::lock_guard lock(mu_);
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !join_,
-      "[ddp] join() inside another join scope of the same model");
-  error_.throw_if_failed();
-  join_.emplace(Join{.options = options});
-}
-
-void Replica::finish_join() {
-  const std::lock_guard lock(mu_);
-  const at::NoGradGuard no_grad;
-  const auto leave = [this](void*) { leave_scope(); };
-  const std::unique_ptr<void, decltype(leave)> at_end(this, leave);
-  if (alone() || closed_) {
-    return;
-  }
-  error_.throw_if_failed();
-  while (begin_synchronised(/*has_inputs=*/false)) {
-    (void)end_synchronised("");  // Who gave a backward up has thrown there.
-    clear_gradients();
-  }
-  if (ends_early()) {
-    refuse_early_termination();
-  }
-  if (join_->active.empty()) {
-    return;  // No rank had any inputs.
-  }
-  const auto status = broadcast(
-      state(), *communicator_, join_->active.back(),
-      "the model of the last rank with inputs");
-  if (!status.ok()) {
-    fail(status);
-  }
-}
-
-void Replica::leave_scope() {
-  join_.reset();
-  if (reducer_) {
-    reducer_->set_scale(1.0 / world_.size());
-  }
-}
-
-void Replica::leave_join() {
-  const std::lock_guard lock(mu_);
-  leave_scope();
-  if (!alone() && !closed_ && error_.ok()) {
-    error_ = {
-        ErrorCode::kFailedPrecondition,
-        "[ddp] a join scope ended without finish()"};
-    exchange_->close(error_);
-  }
 }
 
 void Replica::synchronise_buffers() {
@@ -524,12 +526,43 @@ void Replica::set_gradients(plan::UnitId unit, const std::vector<bool>& used) {
 }
 
 void Replica::clear_gradients() {
-  for (const auto& parameter : model_.trainable) {
+  for (const auto& parameter : all_trainable(model_)) {
     parameter.tensor.mutable_grad().reset();
   }
+  sparse_.assign(sparse_.size(), {});
 }
 
 // ---- the rest ----
+
+void Replica::set_world(const World& world) {
+  const std::lock_guard lock(mu_);
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      !closed_ && !join_ && (alone() || !reducer_->started() || !error_.ok()),
+      "[ddp] set_world() of a closed handle, in a join scope or in a backward; "
+      "expected it between two steps");
+  keyed_.release();
+  for (const auto& parameter : model_.trainable) {
+    if (parameter.tensor.grad().defined()) {  // It may view what goes now.
+      parameter.tensor.mutable_grad() = parameter.tensor.grad().clone();
+    }
+  }
+  reducer_.reset();
+  if (exchange_) {
+    reduces_before_ += exchange_->counters().reduces;
+    exchange_->close(Status());
+  }
+  exchange_.reset();
+  communicator_.reset();
+  gradients_.clear();
+  error_ = {};
+  armed_ = false;
+  ready_.clear();
+  arrivals_.assign(arrivals_.size(), 0);
+  world_ = world;
+  connect();
+  start();
+}
 
 void Replica::average_parameters() {
   const std::lock_guard lock(mu_);
@@ -540,7 +573,7 @@ void Replica::average_parameters() {
       kFailedPrecondition, !closed_, "[ddp] this model's handle was closed");
   error_.throw_if_failed();
   const at::NoGradGuard no_grad;
-  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
+  for (std::size_t p = 0; p < all_trainable(model_).size(); ++p) {
     const auto values = keyed_.values(p);
     const auto status = communicator_->all_reduce(
         values, comm::ReduceOp::kSum, "the mean of parameters");
@@ -548,13 +581,13 @@ void Replica::average_parameters() {
       fail(status);
     }
     values.div_(world_.size());
-    tensor(p).unsafeGetTensorImpl()->bump_version();
+    keyed_.bump_version(p);
   }
 }
 
 NamedParameters Replica::named_parameters() const {
   NamedParameters named;
-  for (const auto& parameter : model_.trainable) {
+  for (const auto& parameter : all_trainable(model_)) {
     named.items.push_back({parameter.name, parameter.tensor});
   }
   return named;

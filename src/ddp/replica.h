@@ -50,6 +50,7 @@ class Replica final : public access::Listener,
   void begin_join(const JoinOptions& options);
   void finish_join();
   void leave_join();
+  void set_world(const World& world);
   void average_parameters();
   ReplicateReport report() const;
   void close();
@@ -76,6 +77,8 @@ class Replica final : public access::Listener,
   const at::Tensor& tensor(std::size_t p) const {
     return model_.trainable[p].tensor;
   }
+  // To the ranks of the world.
+  void connect();
   void open(const std::vector<int>& order);
   std::unique_ptr<exchange::Exchange> make_exchange();
   // On the exchange's thread.
@@ -85,6 +88,10 @@ class Replica final : public access::Listener,
   void gradient_arrived(std::size_t p, at::Tensor gradient);
   // Whether this backward is one of all ranks. Asks them, in a join scope.
   bool begin_synchronised(bool has_inputs);
+  void sparse_arrived(std::size_t s, at::Tensor gradient);
+  [[nodiscard]] Status reduce_sparse();
+  // Why this is not the graph of the first backward; empty: it is, or may differ.
+  std::string changed_graph() const;
   bool ends_early() const;
   void leave_scope();
   int divisor() const;  // Of sums, in this backward.
@@ -104,17 +111,20 @@ class Replica final : public access::Listener,
   void fail(const Status& status);
 
   mutable std::mutex mu_;
-  const World world_;
+  World world_;
   const ReplicateOptions options_;
-  const std::string name_;  // Of its connections.
+  std::string name_;  // Of its connections.
   Model model_;
-  KeyedParameters keyed_;  // The trainable ones.
+  KeyedParameters keyed_;  // The trainable ones, then the sparse ones.
   std::unique_ptr<comm::Communicator> communicator_;
   Buckets buckets_;
   std::unique_ptr<exchange::Exchange> exchange_;  // Null: a world of one.
   std::vector<at::Tensor> gradients_;             // By bucket: averages.
   std::unique_ptr<exchange::Reducer> reducer_;
-  std::vector<State> states_;  // By trainable parameter.
+  std::vector<State> states_;       // By trainable parameter.
+  std::vector<int> arrivals_;       // In this backward, by trainable parameter.
+  std::vector<int> graph_;          // Those of the first; empty: may differ.
+  std::vector<at::Tensor> sparse_;  // In this backward, by sparse parameter.
 
   Status error_;  // Not ok: an operation failed, and the exchange is closed.
   bool closed_ = false;
@@ -123,6 +133,7 @@ class Replica final : public access::Listener,
   int no_sync_scopes_ = 0;
   int bucket_version_ = 0;
   std::int64_t backwards_ = 0;
+  std::int64_t backwards_connected_ = 0;  // Since connect().
   std::int64_t gradient_bytes_ = 0;
   std::atomic<std::int64_t> hook_bytes_ = 0;  // Written beside backward.
   std::int64_t reduces_before_ = 0;           // Of exchanges that are gone.

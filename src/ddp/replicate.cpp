@@ -82,6 +82,10 @@ JoinScope DistributedDataParallel::join(const JoinOptions& options) {
   return JoinScope(replica_);
 }
 
+void DistributedDataParallel::set_world(const World& world) {
+  replica_->set_world(world);
+}
+
 void DistributedDataParallel::average_parameters() {
   replica_->average_parameters();
 }

@@ -81,13 +81,16 @@ void Reducer::set_order(const std::vector<UnitId>& order) {
   }
 }
 
-void Reducer::expect() {
+void Reducer::expect(const std::vector<bool>& unexpected) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
-    states_[u].missing = static_cast<int>(std::count_if(
-        trainable_[u].begin(), trainable_[u].end(), [&](int parameter) {
-          return parameters_[static_cast<std::size_t>(parameter)]
-              .tensor.requires_grad();
-        }));
+    auto& unit = states_[u];
+    for (std::size_t t = 0; t < trainable_[u].size(); ++t) {
+      const auto p = static_cast<std::size_t>(trainable_[u][t]);
+      unit.awaited[t] = parameters_[p].tensor.requires_grad() &&
+          !(p < unexpected.size() && unexpected[p]);
+    }
+    unit.missing = static_cast<int>(
+        std::count(unit.awaited.begin(), unit.awaited.end(), true));
   }
 }
 
@@ -95,6 +98,7 @@ void Reducer::reset() {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     auto& unit = states_[u];
     unit.arrived.assign(trainable_[u].size(), false);
+    unit.awaited.assign(trainable_[u].size(), true);
     unit.filled.assign(trainable_[u].size(), false);
     unit.used.assign(trainable_[u].size(), false);
     unit.elsewhere.assign(trainable_[u].size(), {});
@@ -122,6 +126,7 @@ void Reducer::reset_arrivals(UnitId unit) {
   std::fill(now.filled.begin(), now.filled.end(), false);
   std::fill(now.used.begin(), now.used.end(), false);
   std::fill(now.elsewhere.begin(), now.elsewhere.end(), at::Tensor());
+  std::fill(now.awaited.begin(), now.awaited.end(), true);
   now.missing = static_cast<int>(now.arrived.size());
 }
 
@@ -168,7 +173,7 @@ Status Reducer::arrived(int parameter, const at::Tensor& gradient, bool fresh) {
   }
   if (!unit.arrived[t]) {
     unit.arrived[t] = true;
-    --unit.missing;
+    unit.missing -= unit.awaited[t] ? 1 : 0;
   }
   return unit.missing == 0 && !unit.reduced ? reduce_ready() : Status();
 }

@@ -54,8 +54,9 @@ class Reducer {
   // Of the sums of the next backward. REQUIRES: as set_order().
   void set_scale(double scale) { scale_ = scale; }
   // Parameters that are frozen by now bring no gradient: their units do not
-  // wait for it. REQUIRES: as set_order().
-  void expect();
+  // wait for it, nor for parameters whose mark is set in `unexpected`. REQUIRES: as
+  // set_order().
+  void expect(const std::vector<bool>& unexpected = {});
   // Of the next backward: its reductions are partial, as
   // ReduceOptions has it, and `.grad()` stays as it is. REQUIRES: as
   // set_order().
@@ -94,7 +95,8 @@ class Reducer {
   struct UnitState {
     std::vector<at::Tensor> slot;  // Empty: none open.
     std::vector<bool> arrived;     // By trainable parameter, in this slot.
-    std::vector<bool> filled;      // Its place in the slot, or elsewhere.
+    std::vector<bool> awaited;
+    std::vector<bool> filled;  // Its place in the slot, or elsewhere.
     std::vector<bool> used;
     std::vector<at::Tensor> elsewhere;  // Not in the slot; undefined: there.
     int missing = 0;

@@ -11,7 +11,9 @@
 #include <gmock/gmock.h>
 #include <sherd/access/checkpoint.h>
 #include <sherd/optim/adamw.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "access/managed_storage.h"
+#include "comm/world_impl.h"
 
 namespace sherd::test {
 namespace {
@@ -325,6 +327,49 @@ TEST_P(Replicate, T54CheckpointedSegmentsMayUseAParameterTwice) {
   }));
 }
 
+// The second layer unused, the first used twice: buckets leave all the same.
+TEST_P(Replicate, T54AStaticGraphIsTheSameEachTime) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
+      const auto layer = [&chain](const torch::Tensor& x) {
+        return chain->layer(0).forward(x).clamp(-2, 2);
+      };
+      const auto x = integer_rows(batch, rank, 6).requires_grad_();
+      return chain->head(checkpoint(layer, layer(x))).sum();
+    };
+    ReplicaParity options;
+    options.replicate = small_buckets();
+    options.replicate.static_graph = true;
+    expect_replica_parity<Chain>(
+        world, [] { return Chain(2, 6); }, pass, options);
+  }));
+}
+
+TEST_P(Replicate, T54AnotherGraphIsRefusedOnEveryRank) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;
+    }
+    Chain model(2, 6);
+    auto options = small_buckets();
+    options.static_graph = true;
+    auto ddp = replicate(*model, world, options);
+    const auto run = [&](bool all) {
+      const auto x = integer_rows(0, world.rank(), 6);
+      const auto y = all ? model->forward(x) : model->layer(0).forward(x);
+      return error_of([&] { y.sum().backward(); });
+    };
+    EXPECT_EQ(run(false), "no error");
+    EXPECT_EQ(run(false), "no error");
+    EXPECT_THAT(
+        run(world.rank() == 1),
+        AllOf(
+            HasSubstr("static_graph"), HasSubstr("layers.1.weight"),
+            HasSubstr(world.rank() == 1 ? "" : "rank 1")));
+    EXPECT_EQ(run(false), "no error");
+  }));
+}
+
 struct NormImpl : torch::nn::Module {
   torch::nn::Linear linear{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
@@ -453,142 +498,109 @@ TEST_P(Replicate, T63TwoModelsAtOnce) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Worlds,
-    Replicate,
-    ::testing::Values(1, 2, 3, 4),
-    ::testing::PrintToStringParamName());
+struct WordsImpl : torch::nn::Module {
+  torch::nn::Embedding table{nullptr};
+  torch::nn::Linear head{nullptr};
+  explicit WordsImpl(bool sparse) {
+    table = register_module(
+        "table",
+        torch::nn::Embedding(torch::nn::EmbeddingOptions(9, 4).sparse(sparse)));
+    head = register_module("head", torch::nn::Linear(4, 1));
+    fill_with_integers(*this);
+  }
+  // Some words twice; rank 2 has none.
+  torch::Tensor loss(int batch, int rank) {
+    const auto words = (torch::arange(5) * (rank + 2) + batch).remainder(9);
+    return rank == 2 ? head(torch::ones({2, 4})).sum()
+                     : head(table(words)).sum();
+  }
+};
+TORCH_MODULE(Words);
 
-// ---- errors ----
-
-class ReplicateError : public ::testing::TestWithParam<int> {};
-
-TEST_P(ReplicateError, T59DifferentModelsAreRefusedOnEveryRank) {
+TEST_P(Replicate, T60SparseGradientsStaySparse) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    const int last = world.size() - 1;
-    const bool odd = world.rank() == last;
-    {
-      Chain model(odd ? 3 : 2, 4);
-      EXPECT_THAT(
-          error_of([&] { replicate(*model, world); }),
-          AllOf(HasSubstr("layers.2"), HasSubstr(std::to_string(last))));
-    }
-    {
-      torch::nn::Linear model(odd ? 5 : 4, 3);
-      EXPECT_THAT(
-          error_of([&] { replicate(*model, world); }),
-          AllOf(HasSubstr("weight"), HasSubstr("[3, 5]"), HasSubstr("[3, 4]")));
-    }
-    {
-      torch::nn::Linear model(4, 3);
-      model->to(odd ? torch::kDouble : torch::kFloat);
-      EXPECT_THAT(
-          error_of([&] { replicate(*model, world); }), HasSubstr("Double"));
-    }
-    {
-      torch::nn::BatchNorm1d model(
-          torch::nn::BatchNormOptions(3).track_running_stats(!odd));
-      EXPECT_THAT(
-          error_of([&] { replicate(*model, world); }),
-          HasSubstr("running_mean"));
-    }
-    IntegerMlp fine;
-    auto ddp = replicate(*fine, world);  // The world is as good as before.
-    integer_loss(fine, 0, world.rank()).backward();
-  }));
-}
-
-TEST_P(ReplicateError, T59WhatCannotBeReplicatedIsNamed) {
-  expect_all_ok(run_ranks(GetParam(), [](World world) {
-    torch::nn::Linear frozen(2, 2);
-    for (auto& parameter : frozen->parameters()) {
-      parameter.requires_grad_(false);
-    }
-    EXPECT_THAT(
-        error_of([&] { replicate(*frozen, world); }),
-        HasSubstr("at least one parameter that requires grad"));
-    IntegerMlp model;
-    EXPECT_THAT(
-        error_of(
-            [&] { replicate(*model, world, {.ignored = {"thrid.bias"}}); }),
-        HasSubstr("'thrid.bias'"));
-    EXPECT_THAT(
-        error_of([&] { replicate(*model, world, {.bucket_bytes = 0}); }),
-        HasSubstr("bucket_bytes"));
-    auto ddp = replicate(*model, world);
-    EXPECT_THAT(
-        error_of([&] { replicate(*model, world); }),
-        AllOf(HasSubstr("first.weight"), HasSubstr("another handle")));
-  }));
-}
-
-TEST_P(ReplicateError, ABackwardThatFailsOnOneRankFailsOnAllAndTheNextIsRight) {
-  expect_all_ok(run_ranks(GetParam(), [](World world) {
-    Chain model(3, 6), reference(3, 6);
+    Words reference(false), model(true);
     const auto leaves = unique_parameters(*reference);
-    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
-      return chain->forward(integer_rows(batch, rank, 6)).sum();
+    const Pass<Words> pass = [](Words& words, int batch, int rank) {
+      return words->loss(batch, rank) * 12;
     };
-    auto ddp = replicate(*model, world, small_buckets());
-    for (int batch = 0; batch < 3; ++batch) {
-      auto x = model->layer(0).forward(integer_rows(batch, world.rank(), 6));
-      if (world.rank() == batch % world.size()) {
-        x.register_hook([](const torch::Tensor&) -> torch::Tensor {
-          throw std::runtime_error("poisoned by the test");
-        });
+    auto ddp = replicate(*model, world);
+    for (int batch = 0; batch < 4; ++batch) {
+      std::optional<LocalGradientsScope> local;
+      if (batch % 2 == 0) {
+        local.emplace(ddp.no_sync());
       }
-      const auto loss = model->layer(1).forward(x).sum();
-      EXPECT_THAT(
-          error_of([&] { loss.backward(); }),
-          HasSubstr("poisoned by the test"));
-      for (const auto& parameter : model->parameters()) {
-        EXPECT_FALSE(parameter.grad().defined());
-      }
-      reference_backward<Chain>(reference, leaves, pass, batch, world);
+      reference_backward<Words>(reference, leaves, pass, batch, world);
       pass(model, batch, world.rank()).backward();
-      expect_same_gradients(*model, leaves);
+      if (batch % 2 == 0) {
+        continue;
+      }
+      const auto& gradient = model->table->weight.grad();
+      ASSERT_TRUE(gradient.defined());
+      EXPECT_TRUE(gradient.is_sparse());
+      expect_close(
+          gradient.to_dense(), reference->table->weight.grad(), 0.0, "table");
+      expect_close(
+          model->head->weight.grad(), reference->head->weight.grad(), 0.0,
+          "head");
       model->zero_grad();
       reference->zero_grad();
     }
   }));
 }
 
-TEST_P(ReplicateError, T60ASecondDerivativeIsRefused) {
+TEST_P(Replicate, T60AModelMayHaveNothingButSparseGradients) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    IntegerMlp model;
+    torch::nn::Embedding model(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+    fill_with_integers(*model);
     auto ddp = replicate(*model, world);
-    const auto loss = integer_loss(model, 0, world.rank());
-    EXPECT_THAT(
-        error_of([&] {
-          loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
-        }),
-        AllOf(HasSubstr("create_graph"), HasSubstr("third.weight")));
-    integer_loss(model, 1, world.rank()).backward();
-    EXPECT_TRUE(model->first->weight.grad().defined());
+    model->forward(torch::tensor({world.rank() % 5})).sum().backward();
+    const auto dense = model->weight.grad().to_dense();
+    for (int rank = 0; rank < 5; ++rank) {
+      EXPECT_EQ(
+          dense[rank][0].item<float>(),
+          rank < world.size() ? 1.0F / static_cast<float>(world.size()) : 0.0F);
+    }
   }));
 }
 
-TEST_P(ReplicateError, WhatChangesBehindItsBackIsNoticed) {
+// The last rank leaves, the others go on with their optimizer, down to one.
+TEST_P(Replicate, T62TheWorldMayChangeBetweenSteps) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    IntegerMlp model;
-    model->second->bias.requires_grad_(false);
+    IntegerMlp model, reference;
+    const auto leaves = unique_parameters(*reference);
+    const auto step = sign_steps()(model->parameters());
+    const auto step_reference = sign_steps()(tensors_of(leaves));
     auto ddp = replicate(*model, world);
-    model->second->bias.requires_grad_(true);
-    EXPECT_THAT(
-        error_of([&] { integer_loss(model, 0, world.rank()); }),
-        AllOf(HasSubstr("second.bias"), HasSubstr("frozen")));
-    model->second->bias.requires_grad_(false);
-    model->third->weight.set_data(torch::ones({1, 5}));
-    EXPECT_THAT(
-        error_of([&] { integer_loss(model, 0, world.rank()); }),
-        AllOf(HasSubstr("third.weight"), HasSubstr("another storage")));
+    auto now = world;
+    for (int ranks = world.size(); ranks >= 1; --ranks) {
+      for (int batch = 0; batch < 2; ++batch) {
+        reference_backward<IntegerMlp>(
+            reference, leaves, integer_loss, batch, now);
+        integer_loss(model, batch, now.rank()).backward();
+        expect_same_gradients(*model, leaves);
+        step_reference();
+        step();
+      }
+      if (now.rank() == ranks - 1) {
+        break;
+      }
+      now = World::from_store(
+          c10::make_intrusive<c10d::PrefixStore>(
+              "ranks " + std::to_string(ranks - 1), world.impl()->store),
+          world.rank(), ranks - 1, world.options());
+      ddp.set_world(now);
+    }
+    expect_same_parameters(*model, leaves);
+    ddp.close();
+    world.barrier();
   }));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Worlds,
-    ReplicateError,
-    ::testing::Values(2, 3, 4),
+    Replicate,
+    ::testing::Values(1, 2, 3, 4),
     ::testing::PrintToStringParamName());
 
 }  // namespace

@@ -42,6 +42,10 @@ struct ReplicateOptions {
   // reverse order of registration for good, so that a rank that comes later has
   // the same ones.
   bool learn_bucket_order = true;
+  // Performance. What a rank's backwards use is the same each time: buckets do not
+  // wait for parameters that the first synchronised one did not use there. One
+  // that gets more or fewer gradients than then is an error on every rank.
+  bool static_graph = false;
   // Performance. Same values either way, up to the order of sums.
   ExchangeKind exchange = ExchangeKind::kAuto;
   // Behaviour. Buckets on their way at a time; bounds memory beside gradients.
@@ -157,6 +161,13 @@ class DistributedDataParallel {
   // DistributedDataParallel.join().
   JoinScope join(const JoinOptions& options = {});
 
+  // Collective over the ranks of `world`, between two steps: trains on with them
+  // instead, as if replicate() had been called; ranks that are new there call that.
+  // The optimizer, the module and `.grad()` stay. Also after a rank was lost, when
+  // the old world is good for nothing else. Mirrors
+  // DistributedDataParallel._update_process_group.
+  void set_world(const World& world);
+
   // Collective, between backward and the next forward: every rank's trainable
   // parameters become their mean over ranks, bit for bit the same. For hooks that
   // let models drift apart. Mirrors
@@ -179,9 +190,10 @@ class DistributedDataParallel {
 // integers are only synchronised once. Trainable ones that a backward does not
 // use count as zero on that rank; one that no rank used keeps its `.grad()`.
 // A synchronised backward returns when every rank has come to its end, and
-// throws on every rank when it failed on any. Throws Error, on every rank, when
-// models differ; when there is nothing to train; for parameters that are sparse,
-// not on the CPU or managed by another handle.
+// throws on every rank when it failed on any. Sparse gradients, of embeddings with
+// sparse(true), are summed at its end and stay sparse. Throws Error, on every
+// rank, when models differ; when there is nothing to train; for parameters that
+// are sparse, not on the CPU or managed by another handle.
 DistributedDataParallel replicate(
     torch::nn::Module& module,
     const World& world,

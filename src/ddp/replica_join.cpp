@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Replica's part for ranks with different numbers of inputs.
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+
+#include "base/check.h"
+#include "ddp/replica.h"
+#include "ddp/state_sync.h"
+
+namespace sherd::ddp {
+
+bool Replica::ends_early() const {
+  return join_->options.throw_on_early_termination && !join_->active.empty() &&
+      static_cast<int>(join_->active.size()) < world_.size();
+}
+
+int Replica::divisor() const {
+  return join_ && !join_->options.divide_by_initial_world_size
+      ? static_cast<int>(join_->active.size())
+      : world_.size();
+}
+
+void Replica::refuse_early_termination() const {
+  const auto& active = join_->active;
+  int first = 0;  // Without inputs.
+  while (std::find(active.begin(), active.end(), first) != active.end()) {
+    ++first;
+  }
+  throw Error(
+      str("[ddp] rank ", first, " has no more inputs after ", backwards_,
+          " backwards, and join() was asked to throw on early termination"),
+      ErrorCode::kFailedPrecondition);
+}
+
+void Replica::begin_join(const JoinOptions& options) {
+  const std::lock_guard lock(mu_);
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !join_,
+      "[ddp] join() inside another join scope of the same model");
+  error_.throw_if_failed();
+  join_.emplace(Join{.options = options});
+}
+
+void Replica::finish_join() {
+  const std::lock_guard lock(mu_);
+  const at::NoGradGuard no_grad;
+  const auto leave = [this](void*) { leave_scope(); };
+  const std::unique_ptr<void, decltype(leave)> at_end(this, leave);
+  if (alone() || closed_) {
+    return;
+  }
+  error_.throw_if_failed();
+  while (begin_synchronised(/*has_inputs=*/false)) {
+    (void)end_synchronised("");  // Who gave a backward up has thrown there.
+    clear_gradients();
+  }
+  if (ends_early()) {
+    refuse_early_termination();
+  }
+  if (join_->active.empty()) {
+    return;  // No rank had any inputs.
+  }
+  const auto status = broadcast(
+      state(), *communicator_, join_->active.back(),
+      "the model of the last rank with inputs");
+  if (!status.ok()) {
+    fail(status);
+  }
+}
+
+void Replica::leave_scope() {
+  join_.reset();
+  if (reducer_) {
+    reducer_->set_scale(1.0 / world_.size());
+  }
+}
+
+void Replica::leave_join() {
+  const std::lock_guard lock(mu_);
+  leave_scope();
+  if (!alone() && !closed_ && error_.ok()) {
+    error_ = {
+        ErrorCode::kFailedPrecondition,
+        "[ddp] a join scope ended without finish()"};
+    exchange_->close(error_);
+  }
+}
+
+}  // namespace sherd::ddp
