@@ -105,6 +105,37 @@ TEST_P(Replicate, SherdsAdamWTakesTheNamedParameters) {
   }));
 }
 
+// Reductions of the last layers are under way, or done, while backward is still at
+// the first: by the order of events.
+TEST_P(Replicate, T50BucketsLeaveWhileBackwardGoesOn) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;
+    }
+    for (const bool hooked : {false, true}) {
+      Chain model(4, 6);
+      auto options = small_buckets();
+      options.bucket_bytes = 100;
+      options.hook = hooked ? all_reduce_mean() : nullptr;
+      auto ddp = replicate(*model, world, options);
+      std::vector<std::int64_t> reduces;  // So far, when layer i has its turn.
+      auto x = integer_rows(0, world.rank(), 6).requires_grad_();
+      for (std::size_t i = 0; i < 4; ++i) {
+        x = model->layer(i).forward(x).clamp(-2, 2);
+        x.register_hook([&](const torch::Tensor&) {
+          reduces.push_back(ddp.report().reduces);
+        });
+      }
+      model->head(x).sum().backward();
+      ASSERT_EQ(reduces.size(), 4U);  // From the last layer to the first.
+      EXPECT_TRUE(std::is_sorted(reduces.begin(), reduces.end()));
+      EXPECT_GE(reduces[0], 1);
+      EXPECT_GE(reduces[3], reduces[0] + 2);
+      EXPECT_GT(ddp.report().reduces, reduces[3]);
+    }
+  }));
+}
+
 TEST_P(Replicate, T51LocalGradientsAddUpUntilTheNextSynchronisedBackward) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const int micro : {1, 2, 3}) {
