@@ -6,7 +6,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 #include <array>
-#include <csignal>
 #include <cstdio>
 #include <vector>
 #include <gmock/gmock.h>
@@ -247,11 +246,8 @@ TEST(SegmentDeathTest, AWriteToWhatIsOnlyReadDiesAndIsSeenByNobody) {
   const Segment two = Segment::from_descriptor(copy_of(one), options).value();
   ASSERT_TRUE(two.make_read_only(page, 2 * page).ok());
 
-  EXPECT_EXIT(
-      two.at<int>(page, 1)[0] = 7, ::testing::KilledBySignal(SIGSEGV), "");
-  EXPECT_EXIT(
-      two.at<int>(3 * page - sizeof(int), 1)[0] = 7,
-      ::testing::KilledBySignal(SIGSEGV), "");
+  EXPECT_DEATH(two.at<int>(page, 1)[0] = 7, "");
+  EXPECT_DEATH(two.at<int>(3 * page - sizeof(int), 1)[0] = 7, "");
 
   EXPECT_THAT(one.at<int>(0, 4 * page / sizeof(int)), Each(0));
   two.at<int>(page - sizeof(int), 1)[0] = 8;
