@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include "access/saved_tensors.h"
@@ -262,6 +264,10 @@ std::string reason_of(const std::exception_ptr& failure) {
   } catch (...) {
     return "an exception that is no std::exception";
   }
+}
+
+bool records_gradients() {
+  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
 }
 
 bool in_backward() {

@@ -44,6 +44,10 @@ bool arm(const std::weak_ptr<BackwardListener>& listener);
 // nothing failed.
 std::string reason_of(const std::exception_ptr& failure);
 
+// Whether operators of this thread build graphs: not under NoGradGuard, nor in
+// inference mode.
+bool records_gradients();
+
 // True on a thread that runs a node of some backward (or autograd::grad).
 bool in_backward();
 

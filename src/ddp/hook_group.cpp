@@ -2,25 +2,12 @@
 #include "ddp/hook_group.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/check.h"
 
 namespace sherd::ddp {
-namespace {
-
-std::vector<int> all_of(const exchange::Link& link) {
-  std::vector<int> members(static_cast<std::size_t>(link.size()));
-  std::iota(members.begin(), members.end(), 0);
-  return members;
-}
-
-}  // namespace
-
 LinkHookGroup::LinkHookGroup(exchange::Link& link, const std::string& what)
-    : link_(link),
-      what_("gradients of " + what),
-      all_(link, all_of(link), what_) {}
+    : link_(link), what_("gradients of " + what), all_(link, what_) {}
 
 void LinkHookGroup::take(const at::Tensor& tensor) {
   SHERD_CHECK(

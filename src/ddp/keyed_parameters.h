@@ -29,6 +29,8 @@ class KeyedParameters {
       const std::function<access::GradientTaker(std::size_t)>& taker_of);
   void release();
 
+  const std::vector<Named>& parameters() const { return parameters_; }
+
   // Throws Error naming the first that was given another storage, and the remedy.
   void check() const;
 

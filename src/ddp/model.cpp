@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
 #include <utility>
 
 #include <torch/nn/modules/embedding.h>
@@ -15,12 +14,6 @@
 
 namespace sherd::ddp {
 namespace {
-
-std::string shape_of(const at::Tensor& tensor) {
-  std::ostringstream out;
-  out << tensor.sizes();
-  return out.str();
-}
 
 void check_replicable(const std::string& name, const at::Tensor& tensor) {
   SHERD_CHECK(
@@ -116,7 +109,7 @@ std::vector<std::string> describe(const Model& model) {
   const auto add = [&](const char* what, const std::vector<Named>& items) {
     for (const auto& item : items) {
       lines.push_back(
-          str(what, " ", item.name, " ", shape_of(item.tensor), " ",
+          str(what, " ", item.name, " ", item.tensor.sizes(), " ",
               c10::toString(item.tensor.scalar_type())));
     }
   };
@@ -158,7 +151,7 @@ Buckets make_buckets(
       places.push_back(
           {.name = parameter.name, .numel = parameter.tensor.numel()});
       flat.names.push_back(parameter.name);
-      flat.shapes.push_back(shape_of(parameter.tensor));
+      flat.shapes.push_back(str(parameter.tensor.sizes()));
       flat.dtype = parameter.tensor.scalar_type();
     }
     flat.layout = plan::plan_flat_layout(

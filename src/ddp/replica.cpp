@@ -9,8 +9,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/InferenceMode.h>
 
 #include "access/param_key.h"
 #include "base/check.h"
@@ -24,21 +22,11 @@
 namespace sherd::ddp {
 namespace {
 
-std::vector<int> all_ranks(const World& world) {
-  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 // Gradients come from the last layer to the first.
 std::vector<int> reversed(std::size_t parameters) {
   std::vector<int> order(parameters);
   std::iota(order.rbegin(), order.rend(), 0);
   return order;
-}
-
-bool records_gradients() {
-  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
 }
 
 std::vector<Named> all_trainable(const Model& model) {
@@ -99,8 +87,8 @@ void Replica::connect() {
     buckets_ = make_buckets(model_.trainable, order, options_, 1);
     return;
   }
-  communicator_ =
-      std::make_unique<comm::Communicator>(world_, name_, all_ranks(world_));
+  communicator_ = std::make_unique<comm::Communicator>(
+      world_, name_, Mesh(world_).shard_ranks());
   open(order);
 }
 
@@ -126,7 +114,7 @@ void Replica::open(const std::vector<int>& order) {
 }
 
 std::unique_ptr<exchange::Exchange> Replica::make_exchange() {
-  const auto ranks = all_ranks(world_);
+  const auto ranks = Mesh(world_).shard_ranks();
   const auto name = str(name_, "/", bucket_version_);
   if (!options_.hook) {
     return exchange::make_exchange(
@@ -227,7 +215,7 @@ void Replica::enter(
   }
   if (access::in_backward()) {
     armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
-  } else if (!armed_ && records_gradients()) {
+  } else if (!armed_ && access::records_gradients()) {
     keyed_.check();
     check_not_thawed();
     armed_ = true;
@@ -358,30 +346,8 @@ std::string Replica::changed_graph() const {
 }
 
 bool Replica::begin_synchronised(bool has_inputs) {
-  if (join_) {
-    const auto flags = at::zeros(
-        {world_.size()}, at::TensorOptions().dtype(c10::ScalarType::Double));
-    auto* flag = flags.mutable_data_ptr<double>();
-    flag[world_.rank()] = has_inputs ? 1.0 : 0.0;
-    const auto status = exchange_->all_reduce(flags, exchange::ReduceOp::kSum);
-    if (!status.ok()) {
-      fail(status);
-    }
-    std::vector<int> active;
-    for (int rank = 0; rank < world_.size(); ++rank) {
-      if (flag[rank] != 0.0) {
-        active.push_back(rank);
-      }
-    }
-    if (active.empty()) {
-      return false;  // join_ keeps those who had inputs last.
-    }
-    join_->active = std::move(active);
-    if (ends_early()) {
-      join_->terminated = has_inputs;
-      return false;
-    }
-    reducer_->set_scale(1.0 / divisor());
+  if (join_ && !ask_for_inputs(has_inputs)) {
+    return false;
   }
   std::vector<bool> unexpected;
   for (const int gradients : graph_) {
@@ -526,7 +492,7 @@ void Replica::set_gradients(plan::UnitId unit, const std::vector<bool>& used) {
 }
 
 void Replica::clear_gradients() {
-  for (const auto& parameter : all_trainable(model_)) {
+  for (const auto& parameter : keyed_.parameters()) {
     parameter.tensor.mutable_grad().reset();
   }
   sparse_.assign(sparse_.size(), {});
@@ -573,7 +539,7 @@ void Replica::average_parameters() {
       kFailedPrecondition, !closed_, "[ddp] this model's handle was closed");
   error_.throw_if_failed();
   const at::NoGradGuard no_grad;
-  for (std::size_t p = 0; p < all_trainable(model_).size(); ++p) {
+  for (std::size_t p = 0; p < keyed_.parameters().size(); ++p) {
     const auto values = keyed_.values(p);
     const auto status = communicator_->all_reduce(
         values, comm::ReduceOp::kSum, "the mean of parameters");
@@ -587,7 +553,7 @@ void Replica::average_parameters() {
 
 NamedParameters Replica::named_parameters() const {
   NamedParameters named;
-  for (const auto& parameter : all_trainable(model_)) {
+  for (const auto& parameter : keyed_.parameters()) {
     named.items.push_back({parameter.name, parameter.tensor});
   }
   return named;

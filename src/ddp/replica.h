@@ -88,6 +88,8 @@ class Replica final : public access::Listener,
   void gradient_arrived(std::size_t p, at::Tensor gradient);
   // Whether this backward is one of all ranks. Asks them, in a join scope.
   bool begin_synchronised(bool has_inputs);
+  // In a join scope: whether ranks with inputs go on.
+  bool ask_for_inputs(bool has_inputs);
   void sparse_arrived(std::size_t s, at::Tensor gradient);
   [[nodiscard]] Status reduce_sparse();
   // Why this is not the graph of the first backward; empty: it is, or may differ.

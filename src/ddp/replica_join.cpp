@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replica's part for ranks with different numbers of inputs.
 #include <algorithm>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 
 #include "base/check.h"
 #include "ddp/replica.h"
@@ -13,6 +15,33 @@ namespace sherd::ddp {
 bool Replica::ends_early() const {
   return join_->options.throw_on_early_termination && !join_->active.empty() &&
       static_cast<int>(join_->active.size()) < world_.size();
+}
+
+bool Replica::ask_for_inputs(bool has_inputs) {
+  const auto flags = at::zeros(
+      {world_.size()}, at::TensorOptions().dtype(c10::ScalarType::Double));
+  auto* flag = flags.mutable_data_ptr<double>();
+  flag[world_.rank()] = has_inputs ? 1.0 : 0.0;
+  const auto status = exchange_->all_reduce(flags, exchange::ReduceOp::kSum);
+  if (!status.ok()) {
+    fail(status);
+  }
+  std::vector<int> active;
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    if (flag[rank] != 0.0) {
+      active.push_back(rank);
+    }
+  }
+  if (active.empty()) {
+    return false;  // join_ keeps those who had inputs last.
+  }
+  join_->active = std::move(active);
+  if (ends_early()) {
+    join_->terminated = has_inputs;
+    return false;
+  }
+  reducer_->set_scale(1.0 / divisor());
+  return true;
 }
 
 int Replica::divisor() const {

@@ -6,11 +6,10 @@
 #include <map>
 #include <utility>
 
-#include <ATen/ops/empty_like.h>
-
 #include "base/check.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_note.h"
+#include "exchange/link_group.h"
 #include "exchange/message_carrier.h"
 #include "exchange/numbers.h"
 #include "exchange/worker.h"
@@ -198,8 +197,6 @@ class CollectiveExchange final : public Exchange {
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
-  int size() const { return gather_->size(); }
-  int me() const { return gather_->index(); }
 
   // What progress() does.
   void look() {
@@ -247,20 +244,7 @@ class CollectiveExchange final : public Exchange {
   // Sends `mine` to every peer and receives as many bytes from each, by rank.
   Result<std::vector<at::Tensor>> swap_bytes(
       const at::Tensor& mine, int tag, const std::string& what) {
-    std::vector<at::Tensor> all;
-    Transfers transfers;
-    for (int peer = 0; peer < size(); ++peer) {
-      all.push_back(peer == me() ? mine : at::empty_like(mine));
-      if (peer != me()) {
-        transfers.push_back(gather_->receive(all.back(), peer, tag));
-        transfers.push_back(gather_->send(mine, peer, tag));
-      }
-    }
-    auto status = wait_all(transfers, what);
-    if (!status.ok()) {
-      return status;
-    }
-    return all;
+    return LinkGroup(*gather_, what, tag).all_gather(mine);
   }
 
   Result<std::vector<Wish>> swap_wishes(Wish& mine) {

@@ -2,6 +2,7 @@
 #include "exchange/link_group.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -13,19 +14,30 @@
 namespace sherd::exchange {
 namespace {
 
-// Messages of a pair keep their order, so one tag serves all.
-constexpr int kTag = 0;
 // Up to here a second message costs more than the bytes that it saves.
 constexpr std::size_t kAtOnceBytes = std::size_t{16} << 10;
 
+std::vector<int> all_of(const Link& link) {
+  std::vector<int> members(static_cast<std::size_t>(link.size()));
+  std::iota(members.begin(), members.end(), 0);
+  return members;
+}
+
 }  // namespace
 
-LinkGroup::LinkGroup(Link& link, std::vector<int> members, std::string what)
-    : link_(link), members_(std::move(members)), what_(std::move(what)) {
+LinkGroup::LinkGroup(
+    Link& link, std::vector<int> members, std::string what, int tag)
+    : link_(link),
+      members_(std::move(members)),
+      what_(std::move(what)),
+      tag_(tag) {
   const auto self = std::find(members_.begin(), members_.end(), link_.index());
   SHERD_ASSERT(self != members_.end());
   index_ = static_cast<int>(self - members_.begin());
 }
+
+LinkGroup::LinkGroup(Link& link, std::string what, int tag)
+    : LinkGroup(link, all_of(link), std::move(what), tag) {}
 
 Status LinkGroup::all_reduce(const at::Tensor& tensor, double scale) {
   SHERD_ASSERT(tensor.is_contiguous());
@@ -59,8 +71,8 @@ Status LinkGroup::all_reduce_in_slices(const at::Tensor& flat, double scale) {
       continue;
     }
     pieces.push_back(at::empty_like(slice(index_)));
-    transfers.push_back(link_.receive(pieces.back(), peer, kTag));
-    transfers.push_back(link_.send(slice(member), peer, kTag));
+    transfers.push_back(link_.receive(pieces.back(), peer, tag_));
+    transfers.push_back(link_.send(slice(member), peer, tag_));
   }
   if (auto status = wait_all(transfers, what_); !status.ok()) {
     return status;
@@ -70,8 +82,8 @@ Status LinkGroup::all_reduce_in_slices(const at::Tensor& flat, double scale) {
   for (int member = 0; member < size(); ++member) {
     const int peer = members_[static_cast<std::size_t>(member)];
     if (member != index_) {
-      transfers.push_back(link_.receive(slice(member), peer, kTag));
-      transfers.push_back(link_.send(slice(index_), peer, kTag));
+      transfers.push_back(link_.receive(slice(member), peer, tag_));
+      transfers.push_back(link_.send(slice(index_), peer, tag_));
     }
   }
   return wait_all(transfers, what_);
@@ -87,8 +99,8 @@ Result<std::vector<at::Tensor>> LinkGroup::all_gather(const at::Tensor& mine) {
       continue;
     }
     all.push_back(at::empty_like(mine));
-    transfers.push_back(link_.receive(all.back(), peer, kTag));
-    transfers.push_back(link_.send(mine, peer, kTag));
+    transfers.push_back(link_.receive(all.back(), peer, tag_));
+    transfers.push_back(link_.send(mine, peer, tag_));
   }
   if (auto status = wait_all(transfers, what_); !status.ok()) {
     return status;

@@ -17,8 +17,12 @@ namespace sherd::exchange {
 class LinkGroup {
  public:
   // `members`: indices in the link, ascending, with this rank's. `what` is for
-  // messages. The link must outlive it.
-  LinkGroup(Link& link, std::vector<int> members, std::string what);
+  // messages. Messages of a pair and tag keep their order. The link must outlive
+  // it.
+  LinkGroup(
+      Link& link, std::vector<int> members, std::string what, int tag = 0);
+  // Of all ranks.
+  LinkGroup(Link& link, std::string what, int tag = 0);
 
   // Positions among the members.
   int index() const { return index_; }
@@ -40,6 +44,7 @@ class LinkGroup {
   Link& link_;
   const std::vector<int> members_;
   const std::string what_;
+  const int tag_;
   int index_ = -1;
 };
 

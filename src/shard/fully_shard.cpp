@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/shard/fully_shard.h>
 
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -118,8 +117,7 @@ std::unique_ptr<exchange::Exchange> exchange_for(
     return chosen_kind(mesh.world(), ranks, options);
   };
   if (whole) {
-    std::vector<int> all(static_cast<std::size_t>(mesh.world().size()));
-    std::iota(all.begin(), all.end(), 0);
+    const auto all = Mesh(mesh.world()).shard_ranks();
     return exchange::make_exchange(
         mesh.world(), next_name(mesh), all, kind_for(all));
   }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <sstream>
 #include <utility>
 
 #include "base/check.h"
@@ -132,12 +131,6 @@ std::int64_t element_bytes(const exchange::FlatSpec& spec) {
        c10::elementSize(spec.slot_dtype())}));
 }
 
-std::string shape_of(const at::Tensor& tensor) {
-  std::ostringstream out;
-  out << tensor.sizes();
-  return out.str();
-}
-
 // Flats of one unit, in the order in which their first parameter comes.
 struct Flats {
   std::vector<std::vector<plan::FlatParameter>> parameters;
@@ -223,7 +216,7 @@ ModelUnits build_units(
     const int f = flats[unit].find_or_add(flat_for(entry, precision));
     const auto flat = static_cast<std::size_t>(f);
     flats[unit].specs[flat].names.push_back(entry.name);
-    flats[unit].specs[flat].shapes.push_back(shape_of(entry.tensor));
+    flats[unit].specs[flat].shapes.push_back(str(entry.tensor.sizes()));
     flats[unit].parameters[flat].push_back(
         {entry.name, entry.tensor.numel(),
          granularity ? granularity(entry.name, entry.tensor) : 1});

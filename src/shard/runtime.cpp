@@ -9,7 +9,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/InferenceMode.h>
 
 #include "access/gradient_hook.h"
 #include "access/param_key.h"
@@ -39,10 +38,6 @@ Budget budget_of(
       break;
   }
   return {};
-}
-
-bool records_gradients() {
-  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
 }
 
 }  // namespace
@@ -213,7 +208,7 @@ void Runtime::enter(
   note_visit(visit);
   last_visited_ = visit.back();
   read_since_met_ = read_since_met_ || !access::in_backward();
-  cache_->visit(visit, records_gradients(), access::in_backward());
+  cache_->visit(visit, access::records_gradients(), access::in_backward());
   cache_->pin(visit);
 }
 
@@ -239,7 +234,7 @@ void Runtime::note_phase(const char* operator_name) {
     armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
     return;
   }
-  const bool training = records_gradients();
+  const bool training = access::records_gradients();
   if (unpublished_) {
     SHERD_CHECK_AS(
         kFailedPrecondition, training, "[shard] ", operator_name,

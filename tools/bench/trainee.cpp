@@ -2,6 +2,7 @@
 #include "bench/trainee.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -164,16 +165,17 @@ FullyShardOptions shard_options(const TraineeOptions& options) {
   return shard;
 }
 
-class Sharded final : public Trainee {
+// A model, the handle that distributes it, and sherd's AdamW.
+template <typename Handle>
+class Distributed final : public Trainee {
  public:
-  Sharded(const World& world, const TraineeOptions& options)
+  Distributed(
+      const TraineeOptions& options,
+      const std::function<Handle(torch::nn::Module&)>& distribute)
       : model_(model_config(options.work)),
-        fsdp_(fully_shard(
-            *model_,
-            Mesh(world, {.replicate = options.replicate}),
-            shard_options(options))),
+        handle_(distribute(*model_)),
         adamw_(
-            fsdp_.named_parameters(),
+            handle_.named_parameters(),
             {.learning_rate = kLearningRate,
              .groups = {},
              .in_backward = options.update == "backward"}) {}
@@ -186,37 +188,11 @@ class Sharded final : public Trainee {
     return loss.item<double>();
   }
 
-  void close() override { fsdp_.close(); }
+  void close() override { handle_.close(); }
 
  private:
   models::Gpt model_;
-  FullyShardedDataParallel fsdp_;
-  AdamW adamw_;
-};
-
-class Replicated final : public Trainee {
- public:
-  Replicated(const World& world, const TraineeOptions& options)
-      : model_(model_config(options.work)),
-        ddp_(replicate(
-            *model_,
-            world,
-            {.exchange = tools::exchange_named(options.exchange)})),
-        adamw_(ddp_.named_parameters(), {.learning_rate = kLearningRate}) {}
-
-  double step(const at::Tensor& inputs, const at::Tensor& targets) override {
-    const auto loss = model_->loss(inputs, targets);
-    loss.backward();
-    adamw_.step();
-    adamw_.zero_grad();
-    return loss.item<double>();
-  }
-
-  void close() override { ddp_.close(); }
-
- private:
-  models::Gpt model_;
-  DistributedDataParallel ddp_;
+  Handle handle_;
   AdamW adamw_;
 };
 
@@ -228,10 +204,20 @@ std::unique_ptr<Trainee> make_trainee(
     return std::make_unique<Bound>(world, options);
   }
   if (options.contender == "sherd" && options.mode == "ddp") {
-    return std::make_unique<Replicated>(world, options);
+    return std::make_unique<Distributed<DistributedDataParallel>>(
+        options, [&](torch::nn::Module& model) {
+          return replicate(
+              model, world,
+              {.exchange = tools::exchange_named(options.exchange)});
+        });
   }
   if (options.contender == "sherd") {
-    return std::make_unique<Sharded>(world, options);
+    return std::make_unique<Distributed<FullyShardedDataParallel>>(
+        options, [&](torch::nn::Module& model) {
+          return fully_shard(
+              model, Mesh(world, {.replicate = options.replicate}),
+              shard_options(options));
+        });
   }
   throw Error(
       "[bench] --contender: expected bound or sherd, found " +
