@@ -20,6 +20,10 @@ void check_replicable(const std::string& name, const at::Tensor& tensor) {
       tensor.device().is_cpu() && !tensor.is_sparse(), "[ddp] ", name,
       " is on ", tensor.device().str(), tensor.is_sparse() ? ", sparse" : "",
       "; expected a dense tensor on the CPU");
+  SHERD_CHECK(
+      tensor.is_non_overlapping_and_dense(), "[ddp] ", name, " has strides ",
+      tensor.strides(), " for shape ", tensor.sizes(),
+      "; expected memory without gaps");
 }
 
 void check_trainable(const std::string& name, const at::Tensor& tensor) {
@@ -30,10 +34,6 @@ void check_trainable(const std::string& name, const at::Tensor& tensor) {
   SHERD_CHECK(
       tensor.is_leaf(), "[ddp] parameter ", name,
       " is the result of an operation; expected a leaf");
-  SHERD_CHECK(
-      tensor.is_non_overlapping_and_dense(), "[ddp] parameter ", name,
-      " has strides ", tensor.strides(), " for shape ", tensor.sizes(),
-      "; expected memory without gaps");
   SHERD_CHECK_AS(
       kFailedPrecondition,
       access::tag_of(tensor) == nullptr && !access::has_gradient_hook(tensor),

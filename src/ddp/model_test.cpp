@@ -73,6 +73,20 @@ TEST(ReplicaModel, RefusesWhatItCannotTrain) {
       AllOf(HasSubstr("weight"), HasSubstr("without gaps")));
 }
 
+TEST(ReplicaModel, RefusesStateThatIsLessMemoryThanItsShape) {
+  torch::nn::BatchNorm1d norm(3);
+  norm->running_var.set_data(torch::ones({1}).expand({3}));
+  EXPECT_THAT(
+      error_of([&] { take_model(*norm, {}); }),
+      AllOf(HasSubstr("buffer running_var"), HasSubstr("without gaps")));
+  torch::nn::Linear frozen(2, 2);
+  frozen->weight.requires_grad_(false);
+  frozen->weight.set_data(torch::zeros({2, 4}).slice(1, 0, 4, 2));
+  EXPECT_THAT(
+      error_of([&] { take_model(*frozen, {}); }),
+      AllOf(HasSubstr("parameter weight"), HasSubstr("without gaps")));
+}
+
 TEST(Buckets, T52EachIsAUnitOfOneDtypeInTheOrderGiven) {
   const std::vector<Named> trainable = {
       {"w", torch::zeros({4, 4})},

@@ -232,6 +232,7 @@ void check_sizes(const TrainConfig& config) {
   at_least<int64_t>("eval-batches", 1, config.eval_batches);
   at_least<int64_t>("sample-tokens", 0, config.sample_tokens);
   at_least<int64_t>("replicate", 1, config.replicate);
+  at_least<int64_t>("hook-rank", 1, config.hook_rank);
   at_least<int64_t>("budget", 0, config.budget.count);
   at_least<int64_t>("data-bytes", 0, config.data_bytes.count);
   at_least("lr", 0.0, config.lr);
@@ -283,6 +284,11 @@ void check_llama(const TrainConfig& config) {
 
 // What belongs to sharding alone.
 void check_ddp(const TrainConfig& config) {
+  if (config.hook != "none" && config.exchange == "shm") {
+    refuse(
+        "--exchange", "auto or collective with a --hook, which sends messages",
+        config.exchange);
+  }
   if (config.dtype != "fp32") {
     refuse("--dtype", "fp32 with --strategy ddp", config.dtype);
   }
@@ -307,10 +313,14 @@ void check(const TrainConfig& config) {
       "strategy", {"full_shard", "shard_grad_op", "no_shard", "ddp"},
       config.strategy);
   one_of(
+      "hook", {"none", "mean", "bf16", "fp16", "power_sgd"}, config.hook);
+  one_of(
       "exchange", {"auto", "collective", "shm", "hierarchical"},
       config.exchange);
   if (config.strategy == "ddp") {
     check_ddp(config);
+  } else if (config.hook != "none") {
+    refuse("--hook", "none without --strategy ddp", config.hook);
   }
   if (config.dropout < 0.0 || config.dropout >= 1.0) {
     refuse("--dropout", "a share in [0, 1)", std::to_string(config.dropout));
@@ -408,6 +418,12 @@ const std::vector<OptionRow>& option_rows() {
        "Replicas of as many ranks each, which hold the whole model and sum\n"
        "gradients with the others; 1: all ranks hold it together",
        "Sharding", &C::replicate},
+      {"hook", "NAME",
+       "ddp: what becomes of gradients: mean, bf16, fp16 (half the bytes),\n"
+       "power_sgd (few); none: mean by the exchange",
+       "Sharding", &C::hook},
+      {"hook-rank", "N", "Of power_sgd: columns kept of each matrix",
+       "Sharding", &C::hook_rank},
       {"run", "DIR", "Folder for what the run writes; new: runs/<time>",
        "Output", &C::run},
       {"eval-every", "N", "Steps between validations; 0: at the end only",

@@ -51,6 +51,8 @@ struct TrainConfig {
   Bytes budget;  // 0: what the strategy says.
   std::string exchange = "auto";
   std::int64_t replicate = 1;
+  std::string hook = "none";
+  std::int64_t hook_rank = 4;  // Of power_sgd.
 
   std::string run;               // Empty: runs/<time>.
   std::int64_t eval_every = 50;  // 0: at the end only.

@@ -108,6 +108,20 @@ TEST(TrainConfig, WhatBelongsToShardingIsRefusedForReplicas) {
       HasSubstr("--dtype: expected fp32 with --strategy ddp"));
   EXPECT_THAT(ddp_refusal("budget", "1MiB"), HasSubstr("--budget"));
   EXPECT_THAT(ddp_refusal("replicate", "2"), HasSubstr("--replicate"));
+  EXPECT_THAT(
+      ddp_refusal("hook", "topk"), HasSubstr("bf16, fp16, power_sgd, found"));
+  EXPECT_THAT(
+      ddp_refusal("hook-rank", "0"),
+      HasSubstr("--hook-rank: expected at least 1"));
+  EXPECT_THAT(
+      refusal([] { from_flags({{"hook", "bf16"}}); }),
+      HasSubstr("--hook: expected none without --strategy ddp, found bf16"));
+  EXPECT_THAT(
+      refusal([] {
+        from_flags(
+            {{"strategy", "ddp"}, {"hook", "mean"}, {"exchange", "shm"}});
+      }),
+      HasSubstr("--exchange: expected auto or collective with a --hook"));
 }
 
 TEST(TrainConfig, WrongKeysAreNamedWithFileExpectedAndFound) {

@@ -68,6 +68,18 @@ std::vector<std::string> muon_patterns(const TrainConfig& config) {
       : std::vector<std::string>{};
 }
 
+CommHookPtr hook_of(const TrainConfig& config) {
+  if (config.hook == "mean") {
+    return all_reduce_mean();
+  }
+  if (config.hook == "power_sgd") {
+    return power_sgd({.rank = config.hook_rank});
+  }
+  return config.hook == "none"
+      ? nullptr
+      : compress(config.hook == "bf16" ? at::kBFloat16 : at::kHalf);
+}
+
 }  // namespace
 
 Mesh mesh_of(const World& world, const TrainConfig& config) {
@@ -98,7 +110,8 @@ NamedParameters Engine::distribute(
   if (config.strategy == "ddp") {
     ddp_.emplace(replicate(
         model, mesh.world(),
-        {.exchange = tools::exchange_named(config.exchange)}));
+        {.exchange = tools::exchange_named(config.exchange),
+         .hook = hook_of(config)}));
     return ddp_->named_parameters();
   }
   fsdp_.emplace(fully_shard(model, mesh, shard_options(model, config)));
