@@ -141,7 +141,7 @@ def main():
     parser.add_argument("--mbit", type=float, default=100.0)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--hooks", nargs="+", default=["mean", "bf16", "power_sgd"])
-    parser.add_argument("--hook-rank", type=int, default=4)
+    parser.add_argument("--hook-rank", type=int, default=32)
     parser.add_argument("--json", help="where results go, too")
     options = parser.parse_args()
     if os.geteuid() != 0:

@@ -67,7 +67,7 @@ PARTS = {
         torch=True),
     "ddp": Part(
         ("base", "compat", "plan", "access", "comm",
-         "exchange/exchange.h", "exchange/link_group.h",
+         "exchange/comm_link.h", "exchange/exchange.h", "exchange/link_group.h",
          "exchange/make_exchange.h",
          "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h"),

@@ -7,14 +7,16 @@
 #include <string>
 #include <vector>
 #include <sherd/ddp/comm_hook.h>
+#include "base/rank_environment.h"
 #include "exchange/link_group.h"
 
 namespace sherd::ddp {
 
 class LinkHookGroup final : public HookGroup {
  public:
-  // `what` is reduced, for messages.
-  LinkHookGroup(exchange::Link& link, const std::string& what);
+  // `what` is reduced, for messages. `compares_calls`: the same on all ranks.
+  LinkHookGroup(
+      exchange::Link& link, const std::string& what, bool compares_calls);
 
   int rank() const override { return all_.index(); }
   int size() const override { return all_.size(); }
@@ -27,12 +29,19 @@ class LinkHookGroup final : public HookGroup {
   std::int64_t bytes() const { return bytes_; }
 
  private:
-  void take(const at::Tensor& tensor);
+  enum class Call : std::int64_t { kAllReduce, kAllGather };
+  // Checks the tensor; where calls are compared, with the group's.
+  void take(exchange::LinkGroup& group, Call call, const at::Tensor& tensor);
 
   exchange::Link& link_;
   const std::string what_;
   exchange::LinkGroup all_;
+  const bool compares_calls_;
   std::int64_t bytes_ = 0;
 };
+
+// What SHERD_DEBUG asks for: "detail", or "off", as when it is not set. Throws
+// Error for anything else.
+bool asks_to_compare_calls(const EnvironmentLookup& environment);
 
 }  // namespace sherd::ddp

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "ddp/hook_steps.h"
 
 namespace sherd {
 namespace {
@@ -45,6 +46,7 @@ class Compress final : public CommHook {
 
   State state() const override { return inner_->state(); }
   void load(const State& state) override { inner_->load(state); }
+  void reset() override { inner_->reset(); }
 
  private:
   const at::ScalarType dtype_;
@@ -69,7 +71,7 @@ class PostLocalSgd final : public CommHook {
         group.size() % options_.group_size == 0,
         "[ddp] post_local_sgd: expected a group_size that divides the ",
         group.size(), " ranks, found ", options_.group_size);
-    if (bucket.step < options_.start_step) {
+    if (steps_.at(bucket) < options_.start_step) {
       group.all_reduce_mean(bucket.gradients);
       return;
     }
@@ -80,8 +82,21 @@ class PostLocalSgd final : public CommHook {
     group.all_reduce_mean(bucket.gradients, ranks);
   }
 
+  State state() const override {
+    return {{ddp::HookSteps::kName, steps_.state()}};
+  }
+  void load(const State& state) override {
+    SHERD_CHECK(
+        state.size() == 1 && state[0].first == ddp::HookSteps::kName,
+        "[ddp] post_local_sgd: expected state named step alone, found ",
+        state.size(), " tensors");
+    steps_.load(state[0].second);
+  }
+  void reset() override { steps_.reset(); }
+
  private:
   const PostLocalSgdOptions options_;
+  ddp::HookSteps steps_;
 };
 
 }  // namespace

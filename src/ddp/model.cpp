@@ -104,6 +104,18 @@ Model take_model(
   return model;
 }
 
+void check_delayed(
+    const Model& model, const std::vector<std::string>& delayed) {
+  for (const auto& name : delayed) {
+    SHERD_CHECK(
+        std::any_of(
+            model.trainable.begin(), model.trainable.end(),
+            [&](const auto& item) { return item.name == name; }),
+        "[ddp] options.delayed names '", name,
+        "'; expected a trainable parameter of the module with dense gradients");
+  }
+}
+
 std::vector<std::string> describe(const Model& model) {
   std::vector<std::string> lines;
   const auto add = [&](const char* what, const std::vector<Named>& items) {
@@ -125,16 +137,27 @@ Buckets make_buckets(
     const ReplicateOptions& options,
     int ranks) {
   std::vector<plan::BucketItem> items;
+  const auto is_delayed = [&](int index) {
+    const auto& name = trainable[static_cast<std::size_t>(index)].name;
+    return std::find(options.delayed.begin(), options.delayed.end(), name) !=
+        options.delayed.end();
+  };
   for (const auto& parameter : trainable) {
+    const auto index = static_cast<int>(items.size());
     items.push_back(
         {.bytes = static_cast<std::int64_t>(parameter.tensor.nbytes()),
-         .kind = static_cast<int>(parameter.tensor.scalar_type())});
+         .kind = 2 * static_cast<int>(parameter.tensor.scalar_type()) +
+             (is_delayed(index) ? 1 : 0)});
   }
   const std::vector<std::int64_t> limits = {
       options.first_bucket_bytes, options.bucket_bytes};
+  auto assigned = plan::assign_buckets(items, limits, order);
+  std::stable_partition(
+      assigned.begin(), assigned.end(),
+      [&](const auto& bucket) { return !is_delayed(bucket.front()); });
   Buckets buckets;
   buckets.parameters.resize(trainable.size());
-  for (const auto& bucket : plan::assign_buckets(items, limits, order)) {
+  for (const auto& bucket : assigned) {
     const auto unit = static_cast<plan::UnitId>(buckets.units.size());
     exchange::FlatSpec flat;
     std::vector<plan::FlatParameter> places;

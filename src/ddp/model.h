@@ -32,6 +32,9 @@ struct Model {
 Model take_model(
     const torch::nn::Module& module, const std::vector<std::string>& ignored);
 
+// Throws Error for a name that is none of model.trainable.
+void check_delayed(const Model& model, const std::vector<std::string>& delayed);
+
 // Lines on what is synchronised but not reduced, for ranks to agree on.
 std::vector<std::string> describe(const Model& model);
 
@@ -41,7 +44,8 @@ struct Buckets {
   std::vector<std::vector<int>> members;  // By bucket: trainable parameters.
 };
 
-// `order` has each trainable parameter once, as their gradients are expected.
+// `order` has each trainable parameter once, as their gradients are expected;
+// options.delayed come after all others.
 Buckets make_buckets(
     const std::vector<Named>& trainable,
     const std::vector<int>& order,

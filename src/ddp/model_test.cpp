@@ -87,6 +87,29 @@ TEST(ReplicaModel, RefusesStateThatIsLessMemoryThanItsShape) {
       AllOf(HasSubstr("parameter weight"), HasSubstr("without gaps")));
 }
 
+TEST(Buckets, T65DelayedParametersHaveTheLastOnes) {
+  const std::vector<Named> trainable = {
+      {"a", torch::zeros({4})},
+      {"b", torch::zeros({4})},
+      {"c", torch::zeros({4})},
+      {"d", torch::zeros({4})}};
+  ReplicateOptions options;
+  options.first_bucket_bytes = 16;
+  options.bucket_bytes = 1000;
+  options.delayed = {"d", "b"};
+  const auto buckets = make_buckets(trainable, {3, 2, 1, 0}, options, 2);
+  EXPECT_THAT(
+      buckets.members,
+      ElementsAre(
+          ElementsAre(2), ElementsAre(0), ElementsAre(3), ElementsAre(1)));
+  Model model;
+  model.trainable = trainable;
+  check_delayed(model, {"a"});
+  EXPECT_THAT(
+      error_of([&] { check_delayed(model, {"a", "e"}); }),
+      HasSubstr("options.delayed names 'e'"));
+}
+
 TEST(Buckets, T52EachIsAUnitOfOneDtypeInTheOrderGiven) {
   const std::vector<Named> trainable = {
       {"w", torch::zeros({4, 4})},

@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "ddp/hook_steps.h"
 
 namespace sherd {
 namespace {
@@ -67,7 +68,8 @@ class PowerSgd final : public CommHook {
   }
 
   void reduce(GradientBucket& bucket, HookGroup& group) override {
-    if (bucket.step < options_.start_step) {
+    const auto step = steps_.at(bucket);
+    if (step < options_.start_step) {
       group.all_reduce_mean(bucket.gradients);
       return;
     }
@@ -76,7 +78,7 @@ class PowerSgd final : public CommHook {
     for (const auto& parameter : bucket.parameters) {
       const auto matrix = matrix_of(parameter.gradient);
       if (is_worth_it(matrix, options_)) {
-        low.push_back(begin(parameter, matrix, bucket.step));
+        low.push_back(begin(parameter, matrix, step));
       } else {
         plain.push_back(parameter.gradient);
       }
@@ -89,7 +91,7 @@ class PowerSgd final : public CommHook {
   }
 
   State state() const override {
-    State state;
+    State state = {{ddp::HookSteps::kName, steps_.state()}};
     for (const auto& [name, memory] : memory_) {
       state.emplace_back("q." + name, memory.q);
       if (memory.error.defined()) {
@@ -101,17 +103,31 @@ class PowerSgd final : public CommHook {
 
   void load(const State& state) override {
     std::map<std::string, Memory> loaded;
+    at::Tensor step;
     for (const auto& [name, tensor] : state) {
+      if (name == ddp::HookSteps::kName) {
+        step = tensor;
+        continue;
+      }
       const auto dot = name.find('.');
       const auto kind = name.substr(0, dot);
       SHERD_CHECK(
           dot != std::string::npos && (kind == "q" || kind == "error"),
-          "[ddp] power_sgd: expected state named q.* or error.*, found '", name,
-          "'");
+          "[ddp] power_sgd: expected state named step, q.* or error.*, found '",
+          name, "'");
       auto& memory = loaded[name.substr(dot + 1)];
       (kind == "q" ? memory.q : memory.error) = tensor.clone();
     }
+    SHERD_CHECK(
+        step.defined(),
+        "[ddp] power_sgd: expected state named step, found none");
     memory_ = std::move(loaded);
+    steps_.load(step);
+  }
+
+  void reset() override {
+    memory_.clear();
+    steps_.reset();
   }
 
  private:
@@ -215,6 +231,7 @@ class PowerSgd final : public CommHook {
   }
 
   const PowerSgdOptions options_;
+  ddp::HookSteps steps_;
   std::map<std::string, Memory> memory_;  // By parameter.
 };
 

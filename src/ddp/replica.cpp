@@ -66,8 +66,12 @@ std::vector<int> numbers_of(const std::string& text) {
 }  // namespace
 
 Replica::Replica(
-    Model model, const World& world, const ReplicateOptions& options)
-    : world_(world),
+    std::string module,
+    Model model,
+    const Mesh& mesh,
+    const ReplicateOptions& options)
+    : module_(std::move(module)),
+      world_(mesh.world()),
       options_(options),
       model_(std::move(model)),
       keyed_(all_trainable(model_)),
@@ -75,33 +79,49 @@ Replica::Replica(
       arrivals_(model_.trainable.size(), 0),
       used_(model_.trainable.size(), true) {
   sparse_.resize(model_.sparse.size());
-  connect();
+  connect(mesh);
 }
 
-void Replica::connect() {
-  name_ = str("ddp/", world_.next_number());
+void Replica::connect(const Mesh& mesh) {
+  world_ = mesh.world();
+  ranks_ = mesh.replicate_ranks();
+  // Groups that do not meet have names of their own all the same.
+  name_ = str("ddp/", world_.next_number(), "/", ranks_.front());
+  compares_calls_ = asks_to_compare_calls(process_environment());
   bucket_version_ = 0;
   backwards_connected_ = 0;
   const auto order = reversed(model_.trainable.size());
-  if (world_.size() == 1) {
+  if (size() == 1) {
     buckets_ = make_buckets(model_.trainable, order, options_, 1);
     return;
   }
-  communicator_ = std::make_unique<comm::Communicator>(
-      world_, name_, Mesh(world_).shard_ranks());
+  communicator_ = std::make_unique<comm::Communicator>(world_, name_, ranks_);
+  if (options_.buffer_hook) {
+    buffer_link_ = exchange::make_comm_link(world_, name_ + "/buffers", ranks_);
+  }
   open(order);
+}
+
+int Replica::index() const {
+  return static_cast<int>(
+      std::find(ranks_.begin(), ranks_.end(), world_.rank()) - ranks_.begin());
 }
 
 Replica::~Replica() { close(); }
 
 void Replica::open(const std::vector<int>& order) {
-  buckets_ = make_buckets(model_.trainable, order, options_, world_.size());
+  buckets_ = make_buckets(model_.trainable, order, options_, size());
   exchange_ = make_exchange();
   exchange::ModelSpec spec;
   spec.units = buckets_.units;
   spec.placement = exchange::Placement::kReplicate;
   spec.own_shards = false;
+  spec.overwrites_gradients = true;
   spec.agreed = describe(model_);
+  if (options_.buffer_hook) {
+    spec.agreed.push_back(
+        str("buffer hook", compares_calls_ ? ", calls compared" : ""));
+  }
   exchange_->open(spec).throw_if_failed();
   gradients_.clear();
   for (std::size_t u = 0; u < buckets_.units.size(); ++u) {
@@ -109,21 +129,22 @@ void Replica::open(const std::vector<int>& order) {
         exchange_->shard_memory(static_cast<plan::UnitId>(u), 0).gradient);
   }
   reducer_ = std::make_unique<exchange::Reducer>(
-      buckets_.units, buckets_.parameters, *exchange_, *this,
-      1.0 / world_.size(), options_.reductions_under_way_max);
+      buckets_.units, buckets_.parameters, *exchange_, *this, 1.0 / size(),
+      options_.reductions_under_way_max);
 }
 
 std::unique_ptr<exchange::Exchange> Replica::make_exchange() {
-  const auto ranks = Mesh(world_).shard_ranks();
   const auto name = str(name_, "/", bucket_version_);
   if (!options_.hook) {
-    return exchange::make_exchange(
-        world_, name, ranks,
-        exchange::choose_kind(
-            world_, ranks, options_.exchange, process_environment()));
+    const auto kind = exchange::choose_kind(
+        world_, ranks_, options_.exchange, process_environment());
+    kind_ = exchange::text_of(kind);
+    return exchange::make_exchange(world_, name, ranks_, kind);
   }
+  kind_ = exchange::text_of(ExchangeKind::kCollective);
   return exchange::make_hooked_exchange(
-      world_, name, ranks, options_.hook->name(),
+      world_, name, ranks_,
+      str(options_.hook->name(), compares_calls_ ? ", calls compared" : ""),
       [this](
           plan::UnitId unit, const std::vector<at::Tensor>& flats,
           exchange::Link& link) {
@@ -138,18 +159,19 @@ void Replica::run_hook(
   GradientBucket bucket;
   bucket.index = unit;
   bucket.last = u + 1 == buckets_.units.size();
-  bucket.step = backwards_;
+  bucket.step = backwards_connected_;
   bucket.gradients = gradients;
   for (const int p : buckets_.members[u]) {
     const auto index = static_cast<std::size_t>(p);
     bucket.parameters.push_back(
         {model_.trainable[index].name, place_in(gradients, index)});
   }
-  LinkHookGroup group(link, buckets_.units[u].name);
+  LinkHookGroup group(
+      link, "gradients of " + buckets_.units[u].name, compares_calls_);
   options_.hook->reduce(bucket, group);
   hook_bytes_ += group.bytes();
-  if (divisor() != world_.size()) {
-    bucket.gradients.mul_(static_cast<double>(world_.size()) / divisor());
+  if (divisor() != size()) {
+    bucket.gradients.mul_(static_cast<double>(size()) / divisor());
   }
 }
 
@@ -201,6 +223,9 @@ void Replica::fail(const Status& status) {
     error_ = status;
     exchange_->close(status);
     communicator_->abandon(status);
+    if (buffer_link_) {
+      buffer_link_->abandon(status);
+    }
   }
   status.throw_if_failed();
 }
@@ -219,6 +244,7 @@ void Replica::enter(
     keyed_.check();
     check_not_thawed();
     armed_ = true;
+    clock_.forward_began(time_.now());
     (void)access::arm(weak_from_this());
   }
 }
@@ -238,6 +264,7 @@ void Replica::gradient_arrived(std::size_t p, at::Tensor gradient) {
       " was made with create_graph; its average over ranks has no graph, so "
       "that a second derivative would miss the other ranks; use "
       "autograd::grad, or a backward under no_sync()");
+  clock_.gradient_came(time_.now());
   if (!reducer_->started() && !begin_synchronised(/*has_inputs=*/true)) {
     refuse_early_termination();
   }
@@ -247,6 +274,9 @@ void Replica::gradient_arrived(std::size_t p, at::Tensor gradient) {
       static_cast<int>(p), in_memory_order(gradient, tensor(p)));
   if (!status.ok()) {
     fail(status);
+  }
+  if (reducer_->reduced(0)) {  // Buckets leave in order.
+    clock_.bucket_left(time_.now());
   }
   (void)exchange_->progress();
 }
@@ -312,6 +342,7 @@ void Replica::backward_ended(std::exception_ptr failure) {
   armed_ = false;
   armed_in_backward_ = false;
   if (closed_ || !error_.ok() || no_sync_scopes_ > 0) {
+    clock_.drop_step();
     return;  // Whoever caused an error has thrown.
   }
   const at::NoGradGuard no_grad;
@@ -322,6 +353,7 @@ void Replica::backward_ended(std::exception_ptr failure) {
     join_->terminated = false;
     refuse_early_termination();
   }
+  clock_.backward_ended(time_.now());
   add_waiting();
   const auto changed = failure ? "" : changed_graph();
   const auto status =
@@ -350,8 +382,13 @@ bool Replica::begin_synchronised(bool has_inputs) {
     return false;
   }
   std::vector<bool> unexpected;
-  for (const int gradients : graph_) {
-    unexpected.push_back(gradients == 0);
+  for (std::size_t p = 0; p < graph_.size(); ++p) {
+    unexpected.push_back(graph_[p] == 0);
+    // Its bucket may have been reduced before add_waiting() reads it.
+    auto& grad = tensor(p).mutable_grad();
+    if (unexpected[p] && grad.defined()) {
+      grad = grad.clone();
+    }
   }
   reducer_->expect(unexpected);
   return true;
@@ -365,6 +402,10 @@ Status Replica::end_synchronised(const std::string& aborted) {
     state.kept.reset();
   }
   const auto ready = std::exchange(ready_, {});
+  ready_before_ = ready;
+  same_graph_ = same_graph_ &&
+      (arrivals_before_.empty() || arrivals_before_ == arrivals_);
+  arrivals_before_ = arrivals_;
   if (result.ok() && options_.static_graph && graph_.empty() &&
       !ready.empty()) {
     graph_ = arrivals_;
@@ -380,17 +421,25 @@ Status Replica::end_synchronised(const std::string& aborted) {
       gradient_bytes_ += exchange::unit_bytes(unit);
     }
     synchronise_buffers();
+    clock_.step_ended(time_.now());
     if (backwards_connected_ == 1 && options_.learn_bucket_order) {
       learn_order(ready);
     }
-  } else if (result.status().code() != ErrorCode::kAborted) {
-    fail(result.status());
+  } else {
+    clock_.drop_step();
+    if (result.status().code() != ErrorCode::kAborted) {
+      fail(result.status());
+    }
   }
   return result.status();
 }
 
 void Replica::synchronise_buffers() {
   if (!options_.broadcast_buffers || model_.buffers.empty()) {
+    return;
+  }
+  if (options_.buffer_hook) {
+    run_buffer_hook();
     return;
   }
   std::vector<at::Tensor> buffers;
@@ -400,6 +449,27 @@ void Replica::synchronise_buffers() {
   const auto status = broadcast(
       buffers, *communicator_, join_ ? join_->active.back() : 0,
       "buffers after a backward");
+  if (!status.ok()) {
+    fail(status);
+  }
+}
+
+void Replica::run_buffer_hook() {
+  NamedTensors buffers;
+  for (const auto& buffer : model_.buffers) {
+    buffers.emplace_back(buffer.name, buffer.tensor);
+  }
+  LinkHookGroup group(*buffer_link_, "buffers", compares_calls_);
+  Status status;
+  try {
+    options_.buffer_hook(buffers, group);
+  } catch (const Error& error) {  // Of a rank that was lost, for instance.
+    status = {error.code(), error.what()};
+  } catch (const std::exception& error) {
+    status = {
+        ErrorCode::kFailedPrecondition,
+        str("[ddp] options.buffer_hook failed: ", error.what())};
+  }
   if (!status.ok()) {
     fail(status);
   }
@@ -423,8 +493,7 @@ void Replica::learn_order(const std::vector<int>& ready) {
   }
   const auto order =
       plan::common_order(static_cast<int>(model_.trainable.size()), orders);
-  const auto learned =
-      make_buckets(model_.trainable, order, options_, world_.size());
+  const auto learned = make_buckets(model_.trainable, order, options_, size());
   if (learned.members == buckets_.members) {
     return;
   }
@@ -500,7 +569,7 @@ void Replica::clear_gradients() {
 
 // ---- the rest ----
 
-void Replica::set_world(const World& world) {
+void Replica::set_mesh(const Mesh& mesh) {
   const std::lock_guard lock(mu_);
   SHERD_CHECK_AS(
       kFailedPrecondition,
@@ -520,13 +589,16 @@ void Replica::set_world(const World& world) {
   }
   exchange_.reset();
   communicator_.reset();
+  buffer_link_.reset();
   gradients_.clear();
   error_ = {};
   armed_ = false;
   ready_.clear();
   arrivals_.assign(arrivals_.size(), 0);
-  world_ = world;
-  connect();
+  if (options_.hook) {
+    options_.hook->reset();
+  }
+  connect(mesh);
   start();
 }
 
@@ -546,7 +618,7 @@ void Replica::average_parameters() {
     if (!status.ok()) {
       fail(status);
     }
-    values.div_(world_.size());
+    values.div_(size());
     keyed_.bump_version(p);
   }
 }
@@ -567,34 +639,6 @@ void Replica::begin_no_sync() {
 void Replica::end_no_sync() {
   const std::lock_guard lock(mu_);
   --no_sync_scopes_;
-}
-
-ReplicateReport Replica::report() const {
-  const std::lock_guard lock(mu_);
-  ReplicateReport report;
-  report.world_size = world_.size();
-  report.rank = world_.rank();
-  report.bucket_version = bucket_version_;
-  report.backwards = backwards_;
-  report.hook = options_.hook ? options_.hook->name() : "";
-  report.gradient_bytes = gradient_bytes_;
-  report.hook_bytes = hook_bytes_;
-  for (const auto& unit : buckets_.units) {
-    report.buckets.push_back(unit.flats[0].names);
-    report.bucket_bytes.push_back(exchange::unit_bytes(unit));
-  }
-  for (std::size_t p = 0; p < used_.size(); ++p) {
-    if (!used_[p]) {
-      report.unused.push_back(model_.trainable[p].name);
-    }
-  }
-  if (exchange_) {
-    const auto& counters = exchange_->counters();
-    report.reduces = reduces_before_ + counters.reduces;
-    report.reduces_under_way_peak = counters.reduces_under_way_peak;
-    report.gradient_slot_bytes_peak = counters.gradient_bytes_peak;
-  }
-  return report;
 }
 
 void Replica::close() {

@@ -23,6 +23,8 @@
 #include "comm/communicator.h"
 #include "ddp/keyed_parameters.h"
 #include "ddp/model.h"
+#include "ddp/step_clock.h"
+#include "exchange/comm_link.h"
 #include "exchange/exchange.h"
 #include "exchange/link_group.h"
 #include "exchange/reducer.h"
@@ -36,7 +38,11 @@ class Replica final : public access::Listener,
  public:
   // Collective: compares models and opens the exchange. Nothing of the module
   // changes before start().
-  Replica(Model model, const World& world, const ReplicateOptions& options);
+  Replica(
+      std::string module,
+      Model model,
+      const Mesh& mesh,
+      const ReplicateOptions& options);
   ~Replica() override;
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
@@ -50,7 +56,7 @@ class Replica final : public access::Listener,
   void begin_join(const JoinOptions& options);
   void finish_join();
   void leave_join();
-  void set_world(const World& world);
+  void set_mesh(const Mesh& mesh);
   void average_parameters();
   ReplicateReport report() const;
   void close();
@@ -74,11 +80,14 @@ class Replica final : public access::Listener,
   };
 
   bool alone() const { return exchange_ == nullptr; }
+  // Replicas, and which of them this is.
+  int size() const { return static_cast<int>(ranks_.size()); }
+  int index() const;
   const at::Tensor& tensor(std::size_t p) const {
     return model_.trainable[p].tensor;
   }
-  // To the ranks of the world.
-  void connect();
+  // To the ranks of the mesh.
+  void connect(const Mesh& mesh);
   void open(const std::vector<int>& order);
   std::unique_ptr<exchange::Exchange> make_exchange();
   // On the exchange's thread.
@@ -103,6 +112,7 @@ class Replica final : public access::Listener,
   Status end_synchronised(const std::string& aborted);
   std::vector<at::Tensor> state() const;
   void synchronise_buffers();
+  void run_buffer_hook();
   // Agrees on buckets for good, from the order in which gradients were ready.
   void learn_order(const std::vector<int>& ready);
   // The parameter's place in its bucket.
@@ -113,12 +123,16 @@ class Replica final : public access::Listener,
   void fail(const Status& status);
 
   mutable std::mutex mu_;
+  const std::string module_;  // Its type.
   World world_;
+  std::vector<int> ranks_;  // Of the world: the replicas.
   const ReplicateOptions options_;
   std::string name_;  // Of its connections.
   Model model_;
   KeyedParameters keyed_;  // The trainable ones, then the sparse ones.
   std::unique_ptr<comm::Communicator> communicator_;
+  std::unique_ptr<exchange::Link> buffer_link_;  // Of options_.buffer_hook.
+  bool compares_calls_ = false;                  // Of hooks.
   Buckets buckets_;
   std::unique_ptr<exchange::Exchange> exchange_;  // Null: a world of one.
   std::vector<at::Tensor> gradients_;             // By bucket: averages.
@@ -145,8 +159,14 @@ class Replica final : public access::Listener,
     bool terminated = false;       // This backward is nobody's.
   };
   std::optional<Join> join_;
-  std::vector<int> ready_;  // In this backward, in order: parameters.
+  std::vector<int> ready_;         // In this backward, in order: parameters.
+  std::vector<int> ready_before_;  // In the last one.
+  std::vector<int> arrivals_before_;
+  bool same_graph_ = true;  // All had as many gradients of each parameter.
   std::vector<bool> used_;  // In the last one, by some rank.
+  std::string kind_;        // Of the exchange, for reports.
+  const SteadyClock time_;
+  StepClock clock_;
 };
 
 }  // namespace sherd::ddp

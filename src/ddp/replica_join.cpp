@@ -14,20 +14,20 @@ namespace sherd::ddp {
 
 bool Replica::ends_early() const {
   return join_->options.throw_on_early_termination && !join_->active.empty() &&
-      static_cast<int>(join_->active.size()) < world_.size();
+      static_cast<int>(join_->active.size()) < size();
 }
 
 bool Replica::ask_for_inputs(bool has_inputs) {
-  const auto flags = at::zeros(
-      {world_.size()}, at::TensorOptions().dtype(c10::ScalarType::Double));
+  const auto flags =
+      at::zeros({size()}, at::TensorOptions().dtype(c10::ScalarType::Double));
   auto* flag = flags.mutable_data_ptr<double>();
-  flag[world_.rank()] = has_inputs ? 1.0 : 0.0;
+  flag[index()] = has_inputs ? 1.0 : 0.0;
   const auto status = exchange_->all_reduce(flags, exchange::ReduceOp::kSum);
   if (!status.ok()) {
     fail(status);
   }
   std::vector<int> active;
-  for (int rank = 0; rank < world_.size(); ++rank) {
+  for (int rank = 0; rank < size(); ++rank) {
     if (flag[rank] != 0.0) {
       active.push_back(rank);
     }
@@ -47,7 +47,7 @@ bool Replica::ask_for_inputs(bool has_inputs) {
 int Replica::divisor() const {
   return join_ && !join_->options.divide_by_initial_world_size
       ? static_cast<int>(join_->active.size())
-      : world_.size();
+      : size();
 }
 
 void Replica::refuse_early_termination() const {
@@ -57,7 +57,8 @@ void Replica::refuse_early_termination() const {
     ++first;
   }
   throw Error(
-      str("[ddp] rank ", first, " has no more inputs after ", backwards_,
+      str("[ddp] rank ", ranks_[static_cast<std::size_t>(first)],
+          " has no more inputs after ", backwards_,
           " backwards, and join() was asked to throw on early termination"),
       ErrorCode::kFailedPrecondition);
 }
@@ -101,7 +102,7 @@ void Replica::finish_join() {
 void Replica::leave_scope() {
   join_.reset();
   if (reducer_) {
-    reducer_->set_scale(1.0 / world_.size());
+    reducer_->set_scale(1.0 / size());
   }
 }
 

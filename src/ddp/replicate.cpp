@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include <torch/nn/module.h>
+
 #include "base/check.h"
 #include "ddp/model.h"
 #include "ddp/replica.h"
@@ -20,6 +22,14 @@ void check_options(const ReplicateOptions& options) {
       options.reductions_under_way_max >= 0,
       "[ddp] options.reductions_under_way_max is ",
       options.reductions_under_way_max, "; expected 0 (no limit) or more");
+  SHERD_CHECK(
+      !options.buffer_hook || options.broadcast_buffers,
+      "[ddp] options.buffer_hook needs broadcast_buffers, found it off");
+}
+
+// Every rank of it is a replica.
+Mesh all_of(const World& world) {
+  return Mesh(world, {.replicate = world.size()});
 }
 
 }  // namespace
@@ -83,7 +93,11 @@ JoinScope DistributedDataParallel::join(const JoinOptions& options) {
 }
 
 void DistributedDataParallel::set_world(const World& world) {
-  replica_->set_world(world);
+  set_mesh(all_of(world));
+}
+
+void DistributedDataParallel::set_mesh(const Mesh& mesh) {
+  replica_->set_mesh(mesh);
 }
 
 void DistributedDataParallel::average_parameters() {
@@ -104,9 +118,18 @@ DistributedDataParallel replicate(
     torch::nn::Module& module,
     const World& world,
     const ReplicateOptions& options) {
+  return replicate(module, all_of(world), options);
+}
+
+DistributedDataParallel replicate(
+    torch::nn::Module& module,
+    const Mesh& mesh,
+    const ReplicateOptions& options) {
   check_options(options);
+  auto model = ddp::take_model(module, options.ignored);
+  ddp::check_delayed(model, options.delayed);
   auto replica = std::make_shared<ddp::Replica>(
-      ddp::take_model(module, options.ignored), world, options);
+      module.name(), std::move(model), mesh, options);
   replica->start();
   return DistributedDataParallel(std::move(replica));
 }

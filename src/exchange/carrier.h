@@ -61,6 +61,8 @@ class Carrier {
   // Waits until all that was started is done here.
   [[nodiscard]] virtual Status finish() = 0;
   virtual bool reducing() const = 0;
+  // The next reduction of a unit is none of a late round.
+  virtual void backward_ended() {}
 
   // Ends what does not wait on a link.
   virtual void abandon(const Status& why) = 0;

@@ -148,7 +148,13 @@ class CollectiveExchange final : public Exchange {
     }
     note_ = {};
     ++backward_;
-    return combine_notes(model_, notes.value(), ranks_);
+    auto outcome = combine_notes(model_, notes.value(), ranks_);
+    if (!outcome.ok() ||
+        std::ranges::find(outcome.value().late, true) ==
+            outcome.value().late.end()) {
+      carrier_->backward_ended();
+    }
+    return outcome;
   }
 
   Status publish(std::uint64_t generation) override {

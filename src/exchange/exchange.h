@@ -69,6 +69,9 @@ struct ModelSpec {
   // Sharded gradients lie where every rank of the shard axis sees them, if the
   // exchange can do that: ShardMemory::whole_gradient.
   bool share_gradients = false;
+  // No reduction adds to a sharded gradient but in late rounds: an exchange may
+  // give that memory as the first slot of a backward.
+  bool overwrites_gradients = false;
   // Further lines for describe().
   std::vector<std::string> agreed = {};
   // Bytes of unsharded units at most, at first; 0: no limit. Ranks must agree.

@@ -5,6 +5,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -51,24 +52,29 @@ class HookedCarrier final : public Carrier {
 
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
     auto& slot = slots_[unit];
-    if (slot.empty()) {
-      for (const auto& flat : spec(unit).flats) {
-        slot.push_back(
-            flat.trainable ? at::empty(
-                                 {flat.layout.numel},
-                                 at::TensorOptions().dtype(flat.slot_dtype()))
-                           : at::Tensor());
-        bytes_ += flat.trainable
-            ? static_cast<std::int64_t>(slot.back().nbytes())
-            : 0;
-      }
-      bytes_peak_ = std::max(bytes_peak_, bytes_);
+    if (!slot.empty()) {
+      return slot;
     }
+    const bool in_place = may_reduce_in_place(unit);
+    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+      const auto& flat = spec(unit).flats[f];
+      if (!flat.trainable) {
+        slot.emplace_back();
+      } else if (in_place) {
+        slot.push_back(inner_->shard(unit, static_cast<int>(f)).gradient);
+      } else {
+        slot.push_back(at::empty(
+            {flat.layout.numel}, at::TensorOptions().dtype(flat.slot_dtype())));
+        bytes_ += static_cast<std::int64_t>(slot.back().nbytes());
+      }
+    }
+    bytes_peak_ = std::max(bytes_peak_, bytes_);
     return slot;
   }
 
   void start_reduce(UnitId unit, const ReduceOptions& options) override {
     make_way(options.under_way_max);
+    reduced_once_.insert(unit);
     auto slot = slots_.extract(unit);
     SHERD_ASSERT(!slot.empty());
     last_job_ = worker_.post(
@@ -96,6 +102,7 @@ class HookedCarrier final : public Carrier {
     return status;
   }
   bool reducing() const override { return worker_.busy(); }
+  void backward_ended() override { reduced_once_.clear(); }
 
   void abandon(const Status& why) override { inner_->abandon(why); }
 
@@ -109,6 +116,15 @@ class HookedCarrier final : public Carrier {
  private:
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
+  }
+
+  // A late round adds to what the first has left there.
+  bool may_reduce_in_place(UnitId unit) const {
+    const auto& flats = spec(unit).flats;
+    return model_.overwrites_gradients && !reduced_once_.contains(unit) &&
+        std::all_of(flats.begin(), flats.end(), [](const FlatSpec& flat) {
+             return !flat.trainable || flat.slot_dtype() == flat.dtype;
+           });
   }
 
   // Ranks reduce in the same order, so that the oldest always ends.
@@ -128,11 +144,9 @@ class HookedCarrier final : public Carrier {
     const at::NoGradGuard no_grad;
     take_alone(unit, options, flats);
     std::vector<at::Tensor> trainable;
-    std::int64_t bytes = 0;
     for (const auto& flat : flats) {
       if (flat.defined()) {
         trainable.push_back(flat);
-        bytes += static_cast<std::int64_t>(flat.nbytes());
       }
     }
     try {
@@ -147,11 +161,17 @@ class HookedCarrier final : public Carrier {
           str("[exchange] the hook that reduces ", spec(unit).name,
               " failed: ", error.what())};
     }
+    std::int64_t bytes = 0;
     for (std::size_t f = 0; f < flats.size(); ++f) {
-      if (flats[f].defined()) {
-        const auto out = inner_->shard(unit, static_cast<int>(f)).gradient;
-        options.accumulate.at(f) ? out.add_(flats[f]) : out.copy_(flats[f]);
+      if (!flats[f].defined()) {
+        continue;
       }
+      const auto out = inner_->shard(unit, static_cast<int>(f)).gradient;
+      if (out.is_alias_of(flats[f])) {
+        continue;
+      }
+      options.accumulate.at(f) ? out.add_(flats[f]) : out.copy_(flats[f]);
+      bytes += static_cast<std::int64_t>(flats[f].nbytes());
     }
     const std::lock_guard lock(mu_);
     reduced_.push_back(unit);
@@ -183,6 +203,7 @@ class HookedCarrier final : public Carrier {
   const std::shared_ptr<Link> link_;
   const ReduceUnit reduce_;
   std::map<UnitId, std::vector<at::Tensor>> slots_;  // Open ones.
+  std::set<UnitId> reduced_once_;                    // In this backward.
   std::vector<UnitId> ended_;
   std::uint64_t last_job_ = 0;
   std::int64_t under_way_peak_ = 0;

@@ -39,6 +39,10 @@ LinkGroup::LinkGroup(
 LinkGroup::LinkGroup(Link& link, std::string what, int tag)
     : LinkGroup(link, all_of(link), std::move(what), tag) {}
 
+int LinkGroup::world_rank(int member) const {
+  return link_.world_rank(members_[static_cast<std::size_t>(member)]);
+}
+
 Status LinkGroup::all_reduce(const at::Tensor& tensor, double scale) {
   SHERD_ASSERT(tensor.is_contiguous());
   const auto flat = tensor.view({-1});

@@ -26,6 +26,7 @@ class LinkGroup {
 
   // Positions among the members.
   int index() const { return index_; }
+  int world_rank(int member) const;
   int size() const { return static_cast<int>(members_.size()); }
 
   // In place, contiguous: the sum times `scale`, made in the order of members, of

@@ -401,6 +401,42 @@ TEST_P(Replicate, T54AnotherGraphIsRefusedOnEveryRank) {
   }));
 }
 
+// Gradients stay from step to step, and the first rank does not use the head: its
+// bucket leaves early there, although an average lies in it.
+TEST_P(Replicate, T54AveragesThatStayAreAveragedAgainWithAStaticGraph) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const bool hooked : {false, true}) {
+      Chain plain(2, 6), fixed(2, 6);
+      auto options = small_buckets();
+      options.hook = hooked ? all_reduce_mean() : nullptr;
+      auto first = replicate(*plain, world, options);
+      options.hook = hooked ? all_reduce_mean() : nullptr;
+      options.static_graph = true;
+      auto second = replicate(*fixed, world, options);
+      for (int batch = 0; batch < 3; ++batch) {
+        for (auto* model : {&plain, &fixed}) {
+          auto x = integer_rows(batch, world.rank(), 6);
+          x = (*model)->layer(0).forward(x);
+          if (world.rank() > 0) {
+            x = (*model)->head(x);
+          }
+          (x.sum() * 24).backward();
+        }
+        const auto expected = plain->named_parameters();
+        for (const auto& item : fixed->named_parameters()) {
+          const auto& gradient = expected[item.key()].grad();
+          ASSERT_EQ(item.value().grad().defined(), gradient.defined());
+          // A late sum is added to the mean: it rounds once more.
+          EXPECT_TRUE(
+              !gradient.defined() ||
+              torch::allclose(item.value().grad(), gradient, 1e-5, 1e-5))
+              << item.key();
+        }
+      }
+    }
+  }));
+}
+
 struct NormImpl : torch::nn::Module {
   torch::nn::Linear linear{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};

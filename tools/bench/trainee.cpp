@@ -8,7 +8,6 @@
 #include <vector>
 #include <sherd/base/error.h>
 #include <sherd/ddp/replicate.h>
-#include <sherd/models/gpt.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/shard/fully_shard.h>
 #include <torch/torch.h>
@@ -16,7 +15,6 @@
 #include "exchange_named.h"
 
 namespace sherd::tools::bench {
-namespace {
 
 models::GptConfig model_config(const Work& work) {
   models::GptConfig config;
@@ -28,6 +26,8 @@ models::GptConfig model_config(const Work& work) {
   config.tied_head = false;
   return config;
 }
+
+namespace {
 
 // The part of a parameter that a rank of the bound updates.
 struct Piece {

@@ -20,9 +20,13 @@
 #include <string>
 #include <ATen/core/Tensor.h>
 #include <sherd/comm/world.h>
+#include <sherd/models/gpt.h>
 #include "bench/work.h"
 
 namespace sherd::tools::bench {
+
+// Of every contender.
+models::GptConfig model_config(const Work& work);
 
 struct TraineeOptions {
   std::string contender;  // "bound" or "sherd".

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +21,8 @@
 
 namespace sherd {
 
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
 struct BucketParameter {
   std::string name;
   at::Tensor gradient;  // Of the parameter's shape; its part of the bucket.
@@ -27,8 +30,9 @@ struct BucketParameter {
 
 struct GradientBucket {
   int index = 0;
-  bool last = false;      // Of this backward.
-  std::int64_t step = 0;  // Synchronised backwards before this one.
+  bool last = false;  // Of this backward.
+  // Synchronised backwards before this one with these ranks.
+  std::int64_t step = 0;
   // This rank's, 1-D, contiguous, of the parameters' dtype; zero where it had
   // none. The hook leaves the result here: the mean over ranks, or what it takes
   // for it.
@@ -38,7 +42,10 @@ struct GradientBucket {
 
 // The ranks of a hook. Calls block, and every rank makes the same ones in the
 // same order, on contiguous CPU tensors of equal sizes and dtypes. They throw
-// Error when a rank is lost. Thread rule: the thread of the hook.
+// Error when a rank is lost. What ranks do otherwise ends in a hang or a process;
+// with SHERD_DEBUG=detail in the environment of every rank calls are compared
+// first, and one that differs is an Error naming it, at the price of a small
+// message each. Thread rule: the thread of the hook.
 class HookGroup {
  public:
   virtual ~HookGroup() = default;
@@ -69,15 +76,25 @@ class CommHook {
 
   // What a checkpoint must keep, by names that do not depend on buckets; load()
   // takes what state() gave, and throws Error for anything else.
-  using State = std::vector<std::pair<std::string, at::Tensor>>;
+  using State = NamedTensors;
   virtual State state() const { return {}; }
   virtual void load(const State& state);
+
+  // Ranks are others from now on, some of them with a hook that has just begun:
+  // forgets what must be the same on all. Called by set_world().
+  virtual void reset() {}
 };
 
 using CommHookPtr = std::shared_ptr<CommHook>;
 
 // The mean, as without a hook; what others are built on.
 CommHookPtr all_reduce_mean();
+
+// Instead of rank 0's values for all, what becomes of buffers at the end of each
+// synchronised backward, in place; on the thread of that backward. What it throws
+// ends the training on every rank.
+using BufferHook =
+    std::function<void(const NamedTensors& buffers, HookGroup& group)>;
 
 // Gradients travel with `inner` in the narrower dtype, kBFloat16 or kHalf (whose
 // largest number is 65504), and are cast back after. Mirrors bf16_compress_hook,

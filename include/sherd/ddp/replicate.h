@@ -63,14 +63,39 @@ struct ReplicateOptions {
   // Behaviour. Reduces gradients instead of the exchange, by messages; one object
   // for each handle, hooks of the same name on every rank. Unset: the mean.
   CommHookPtr hook = nullptr;
+  // Behaviour. For buffers, e.g. their mean; needs broadcast_buffers. Mirrors
+  // DistributedDataParallel._register_buffer_comm_hook.
+  BufferHook buffer_hook = nullptr;
+  // Performance. Parameters by name whose gradients are reduced after all others,
+  // in buckets of their own: those that are known to come last, so that no other
+  // waits for them.
+  std::vector<std::string> delayed = {};
   // Behaviour. Parameters and buffers by name, that are neither compared, nor
   // synchronised, nor averaged.
   std::vector<std::string> ignored = {};
 };
 
+// Of one synchronised backward on this rank, in milliseconds; as those of
+// c10d::Logger.
+struct ReplicaTimes {
+  double forward_ms = 0;  // From the first operator on a parameter to backward.
+  double backward_ms = 0;  // From the first gradient to the end of it.
+  // From the departure of the first bucket until all is exchanged, and as much of
+  // that as lies before the end of backward.
+  double communication_ms = 0;
+  double overlap_ms = 0;
+};
+
 struct ReplicateReport {
-  int world_size = 1;
+  std::string module;  // Its type.
+  int world_size = 1;  // Replicas, and which of them this is.
   int rank = 0;
+  std::string exchange;  // "shared memory", "messages"; empty: nobody to.
+  int threads = 1;       // Of operators.
+  // Trainable ones.
+  std::int64_t parameters = 0;
+  std::int64_t parameter_bytes = 0;
+  std::vector<std::string> dtypes;
   // In the order in which they are reduced: names of their parameters.
   std::vector<std::vector<std::string>> buckets;
   std::vector<std::int64_t> bucket_bytes;
@@ -79,7 +104,18 @@ struct ReplicateReport {
   std::int64_t backwards = 0;  // Synchronised ones.
   // In the last of them: parameters that no rank had a gradient for.
   std::vector<std::string> unused;
-  std::string hook;  // Its name; empty: none.
+  std::int64_t unused_bytes = 0;
+  // In the last of them, on this rank: names as gradients came; a reentrant
+  // segment may bring one more than once.
+  std::vector<std::string> ready_order;
+  // So far every backward of this rank had as many gradients of each parameter:
+  // options.static_graph would be fine here.
+  bool same_graph = true;
+  bool joining = false;  // In a join scope.
+  std::string error;     // Why the handle is of no more use; empty: it is.
+  ReplicaTimes last;
+  ReplicaTimes mean;  // Over all of them.
+  std::string hook;   // Its name; empty: none.
   // Of all buckets reduced so far, and what a hook has given to its group of them.
   std::int64_t gradient_bytes = 0;
   std::int64_t hook_bytes = 0;
@@ -167,6 +203,8 @@ class DistributedDataParallel {
   // the old world is good for nothing else. Mirrors
   // DistributedDataParallel._update_process_group.
   void set_world(const World& world);
+  // The same over the mesh's replicate axis.
+  void set_mesh(const Mesh& mesh);
 
   // Collective, between backward and the next forward: every rank's trainable
   // parameters become their mean over ranks, bit for bit the same. For hooks that
@@ -181,7 +219,7 @@ class DistributedDataParallel {
 
  private:
   friend DistributedDataParallel replicate(
-      torch::nn::Module&, const World&, const ReplicateOptions&);
+      torch::nn::Module&, const Mesh&, const ReplicateOptions&);
   explicit DistributedDataParallel(std::shared_ptr<ddp::Replica> replica);
   std::shared_ptr<ddp::Replica> replica_;
 };
@@ -197,6 +235,14 @@ class DistributedDataParallel {
 DistributedDataParallel replicate(
     torch::nn::Module& module,
     const World& world,
+    const ReplicateOptions& options = {});
+
+// The same over the mesh's replicate axis alone: ranks with the same position on
+// the shard axis are replicas of each other, others may have another model.
+// Collective over all ranks of the world all the same.
+DistributedDataParallel replicate(
+    torch::nn::Module& module,
+    const Mesh& mesh,
     const ReplicateOptions& options = {});
 
 }  // namespace sherd
