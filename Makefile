@@ -29,7 +29,7 @@ test: build
 	@scripts/run_tests $(PRESET)
 
 train: build
-	@$(SHERD) run -n $(RANKS) -- $(SHERD) train $(ARGS)
+	@$(SHERD) run -n $(RANKS) -- $(SHERD) train --save-every 100 $(ARGS)
 
 bench: build
 	@$(SHERD) bench step --ranks $(RANKS) $(ARGS)

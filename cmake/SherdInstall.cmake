@@ -50,5 +50,7 @@ install(FILES
 if(SHERD_TOOLS)
   set_target_properties(sherd-train PROPERTIES
     INSTALL_RPATH "${SHERD_TORCH_ROOT}/lib")
-  install(TARGETS sherd sherd-train DESTINATION ${CMAKE_INSTALL_BINDIR})
+  set_target_properties(sherd-checkpoint PROPERTIES
+    INSTALL_RPATH "${SHERD_TORCH_ROOT}/lib")
+  install(TARGETS sherd sherd-train sherd-checkpoint DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()

@@ -72,7 +72,9 @@ PARTS = {
          "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h"),
         torch=True),
-    "ckpt": Part(("base", "compat", "plan"), torch=True),
+    "ckpt": Part(
+        ("base", "compat", "plan", "comm", "sherd/optim/named_parameters.h"),
+        torch=True),
     "ft/coordinator": Part(("base", "net", "ft/protocol"), torch=False),
     "ft": Part(
         ("base", "net", "plan", "comm", "ckpt", "ft/protocol",

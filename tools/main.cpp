@@ -36,6 +36,7 @@ struct Program {
 };
 constexpr Program kPrograms[] = {
     {"train", "Train a model (one rank; `sherd run` starts several)"},
+    {"checkpoint", "Inspect, verify and merge checkpoints"},
 };
 
 // Where sherd-NAME would be.

@@ -8,6 +8,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <exception>
 #include <fstream>
@@ -32,12 +33,14 @@
 #include "train/engine.h"
 #include "train/model.h"
 #include "train/progress.h"
+#include "train/run_checkpoints.h"
 #include "train/run_folder.h"
 
 namespace sherd::tools {
 namespace {
 
 constexpr int kUsageError = 2;
+constexpr int kTerminated = 128 + 15;  // As if SIGTERM had ended it.
 constexpr std::int64_t kHeaderBytes = 8'000'000;
 constexpr double kLowestRate = 0.1;  // Share of the peak at the last step.
 constexpr std::int64_t kPromptTokens = 32;
@@ -145,14 +148,18 @@ class TrainJob {
         model_(make_model(config_, corpus_->vocabulary())),
         progress_(style()) {}
 
-  void run() {
-    open_folder();
+  // Returns the exit status.
+  int run() {
     engine_ = std::make_unique<Engine>(*model_, mesh_, config_);
+    open_folder();
     start_s_ = now_s();
     const auto last = config_.stop_at > 0 ? config_.stop_at : config_.steps;
-    for (std::int64_t step = 0; step < last; ++step) {
+    for (std::int64_t step = first_; step < last; ++step) {
       const auto record = take_step(step, last);
       show(record, last);
+      if (save_if_due(record.step, last)) {
+        return kTerminated;
+      }
       if (!std::isfinite(record.loss)) {
         throw Error(
             "expected a finite loss, found " + std::to_string(record.loss) +
@@ -161,12 +168,40 @@ class TrainJob {
             ErrorCode::kAborted);
       }
     }
+    if (checkpoints_) {
+      checkpoints_->wait();
+    }
     finish();
+    close();
+    return 0;
+  }
+
+ private:
+  void close() {
+    checkpoints_.reset();
     engine_->close();
     world_.close();
   }
 
- private:
+  // Whether a signal has ended the run. Ranks get signals at different times:
+  // what one has heard in this step all have.
+  bool save_if_due(std::int64_t step, std::int64_t last) {
+    if (!checkpoints_) {
+      return false;
+    }
+    if (step % config_.save_every == 0 || step == last || asked_ > 0) {
+      checkpoints_->save(step);
+    }
+    if (asked_ < 2) {
+      return false;
+    }
+    checkpoints_->wait();
+    say("ended  by SIGTERM, saved at step " + std::to_string(step) +
+        "; the same command goes on from there");
+    close();
+    return true;
+  }
+
   bool leads() const { return world_.rank() == 0; }
 
   ProgressStyle style() const {
@@ -201,14 +236,37 @@ class TrainJob {
         {"world_size", std::to_string(world_.size())}};
   }
 
+  // Rank 0 decides, from its clock.
+  std::string run_path() const {
+    const auto path = config_.run.empty()
+        ? new_run_path("runs", std::time(nullptr))
+        : config_.run;
+    const auto length =
+        torch::tensor(static_cast<std::int64_t>(path.size()), torch::kLong);
+    world_.broadcast({length});
+    auto bytes = torch::empty({length.item<std::int64_t>()}, torch::kByte);
+    if (leads()) {
+      std::memcpy(bytes.data_ptr(), path.data(), path.size());
+    }
+    world_.broadcast({bytes});
+    return {
+        static_cast<const char*>(bytes.data_ptr()),
+        static_cast<std::size_t>(bytes.numel())};
+  }
+
   void open_folder() {
+    const auto path = run_path();
+    if (config_.save_every > 0) {
+      catch_signals();
+      checkpoints_.emplace(world_, config_, path, *model_, *engine_, batches_);
+      first_ = checkpoints_->resume();
+    }
     if (!leads()) {
       return;
     }
-    folder_ = std::make_unique<RunFolder>(
-        config_.run.empty() ? new_run_path("runs", std::time(nullptr))
-                            : config_.run,
-        to_json(config_, about()));
+    const auto config = to_json(config_, about());
+    folder_ = first_ > 0 ? std::make_unique<RunFolder>(path, config, first_)
+                         : std::make_unique<RunFolder>(path, config);
     say("data   " + corpus_->path() + ": " + std::to_string(corpus_->tokens()) +
         " tokens, hash " + hex(corpus_->hash()));
     say("model  " + config_.model + ", " + std::to_string(parameter_count()) +
@@ -216,6 +274,9 @@ class TrainJob {
         (world_.size() == 1 ? " rank" : " ranks") + ", batch " +
         std::to_string(config_.batch) + " x " + std::to_string(config_.seq));
     say("run    " + folder_->path());
+    if (first_ > 0) {
+      say("goes on behind step " + std::to_string(first_));
+    }
   }
 
   // Mean over the validation rows of all ranks.
@@ -237,13 +298,18 @@ class TrainJob {
     StepRecord record{
         .step = step + 1, .lr = learning_rate_at(step, schedule_of(config_))};
     const double begin_s = now_s();
+    if (config_.dropout > 0.0) {  // So that a run that goes on draws the same.
+      torch::manual_seed(seed_of(step));
+    }
     const auto batch = batches_.next();
     const auto loss = model_->loss(batch.inputs, batch.targets);
     loss.backward();
     record.grad_norm = engine_->update(record.lr);
     record.step_s = now_s() - begin_s;
     const auto all = world_.all_gather(
-        {loss.item<double>(), static_cast<double>(rss_bytes()), record.step_s});
+        {loss.item<double>(), static_cast<double>(rss_bytes()), record.step_s,
+         static_cast<double>(asked_by_signals())});
+    asked_ = static_cast<int>(largest(all, 3));
     // Equal rows on every rank: the mean of the means is the batch's.
     record.loss = mean(all, 0);
     record.rss_bytes = static_cast<std::int64_t>(largest(all, 1));
@@ -268,22 +334,30 @@ class TrainJob {
       write_curve();
     }
     trained_s_ += record.step_s;
-    const double done = static_cast<double>(record.step);
+    const double done = static_cast<double>(record.step - first_);
     const double per_step_s = (now_s() - start_s_) / done;
     print(progress_.update(
         {.step = record.step,
          .steps = last,
          .loss = record.loss,
          .val_loss = val_loss_,
-         .tokens_per_s = tokens_per_s(record.step),
+         .tokens_per_s = tokens_per_s(record.step - first_),
          .rss_bytes = record.rss_bytes,
          .seconds_left = per_step_s * static_cast<double>(last - record.step)},
         record.val_loss.has_value(), now_s(), terminal_columns()));
   }
 
+  // Another one on each rank, which have other rows.
+  std::uint64_t seed_of(std::int64_t step) const {
+    return (static_cast<std::uint64_t>(config_.seed) << 40U) +
+        (static_cast<std::uint64_t>(step) << 16U) +
+        static_cast<std::uint64_t>(world_.rank());
+  }
+
   double tokens_per_s(std::int64_t steps) const {
-    return static_cast<double>(steps * config_.batch * config_.seq) /
-        trained_s_;
+    return trained_s_ > 0
+        ? static_cast<double>(steps * config_.batch * config_.seq) / trained_s_
+        : 0.0;
   }
 
   void write_curve() const {
@@ -318,10 +392,17 @@ class TrainJob {
     std::snprintf(
         summary, sizeof(summary),
         "done   loss %.3f, validation %.3f, %.0f tokens/s, %s", last.loss,
-        last.val_loss.value_or(std::nan("")), tokens_per_s(last.step),
+        last.val_loss.value_or(std::nan("")), tokens_per_s(last.step - first_),
         format_duration(now_s() - start_s_).c_str());
     say(summary);
     say("curve  " + folder_->path() + "/curve.html");
+    if (checkpoints_) {
+      const auto& path = folder_->path();
+      say("go on  sherd run -n " + std::to_string(world_.size()) +
+          " -- sherd train --config " + path + "/config.json --run " + path +
+          (config_.stop_at > 0 ? " --stop-at 0" : "") + " --steps " +
+          std::to_string(2 * config_.steps));
+    }
   }
 
   // Goes on from the start of the validation text. Every rank runs it, since
@@ -369,6 +450,9 @@ class TrainJob {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<RunFolder> folder_;  // Rank 0 only.
   std::optional<double> val_loss_;
+  std::optional<RunCheckpoints> checkpoints_;
+  std::int64_t first_ = 0;  // Steps taken before.
+  int asked_ = 0;           // By signals, of any rank.
   double start_s_ = 0;
   double trained_s_ = 0;
 };
@@ -399,8 +483,7 @@ int train_command(int argc, char** argv) {
     app.parse(argc, argv);
     const auto config = read_config(line);
     auto corpus = open_corpus(config);  // Its mistakes need no other rank.
-    TrainJob(config, std::move(corpus), World::from_environment()).run();
-    return 0;
+    return TrainJob(config, std::move(corpus), World::from_environment()).run();
   } catch (const CLI::ParseError& error) {
     return parse_end(app, error);
   } catch (const Error& error) {

@@ -6,6 +6,7 @@
 #include <sherd/access/checkpoint.h>
 #include <sherd/access/touch.h>
 #include <sherd/base/error.h>
+#include <sherd/ckpt/checkpoint.h>
 #include <sherd/comm/exchange_kind.h>
 #include <sherd/comm/shm_backend/make_backend.h>
 #include <sherd/comm/world.h>

@@ -93,4 +93,18 @@ AdamWState AdamW::state(const std::string& name) {
       .step = impl_->slices.step(name)};
 }
 
+std::vector<OptimizerTensor> AdamW::tensors(bool all) {
+  std::vector<OptimizerTensor> tensors;
+  for (const auto& name : names()) {
+    if (!all && impl_->slices.step(name).item<float>() == 0.0F) {
+      continue;
+    }
+    const auto found = state(name);
+    tensors.push_back({name, "exp_avg", found.exp_avg});
+    tensors.push_back({name, "exp_avg_sq", found.exp_avg_sq});
+    tensors.push_back({name, "step", found.step});
+  }
+  return tensors;
+}
+
 }  // namespace sherd

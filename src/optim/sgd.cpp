@@ -79,4 +79,14 @@ at::Tensor Sgd::momentum_buffer(const std::string& name) {
   return impl_->slices.state(name, 0);
 }
 
+std::vector<OptimizerTensor> Sgd::tensors(bool /*all*/) {
+  std::vector<OptimizerTensor> tensors;
+  if (impl_->options.momentum > 0.0) {
+    for (const auto& name : names()) {
+      tensors.push_back({name, "momentum_buffer", momentum_buffer(name)});
+    }
+  }
+  return tensors;
+}
+
 }  // namespace sherd

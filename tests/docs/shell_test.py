@@ -22,7 +22,14 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs/guide").glob("*.md")),
 ]
-SUBCOMMANDS = (("run",), ("train",), ("bench", "step"))
+SUBCOMMANDS = (
+    ("run",),
+    ("train",),
+    ("bench", "step"),
+    ("checkpoint", "inspect"),
+    ("checkpoint", "verify"),
+    ("checkpoint", "merge"),
+)
 
 
 def commands_of(text):

@@ -228,6 +228,8 @@ void check_sizes(const TrainConfig& config) {
   at_least<int64_t>("stop-at", 0, config.stop_at);
   at_least<int64_t>("warmup", 0, config.warmup);
   at_least<int64_t>("seed", 0, config.seed);
+  at_least<int64_t>("save-every", 0, config.save_every);
+  at_least<int64_t>("keep", 0, config.keep);
   at_least<int64_t>("eval-every", 0, config.eval_every);
   at_least<int64_t>("eval-batches", 1, config.eval_batches);
   at_least<int64_t>("sample-tokens", 0, config.sample_tokens);
@@ -312,8 +314,7 @@ void check(const TrainConfig& config) {
   one_of(
       "strategy", {"full_shard", "shard_grad_op", "no_shard", "ddp"},
       config.strategy);
-  one_of(
-      "hook", {"none", "mean", "bf16", "fp16", "power_sgd"}, config.hook);
+  one_of("hook", {"none", "mean", "bf16", "fp16", "power_sgd"}, config.hook);
   one_of(
       "exchange", {"auto", "collective", "shm", "hierarchical"},
       config.exchange);
@@ -426,6 +427,15 @@ const std::vector<OptionRow>& option_rows() {
        "Sharding", &C::hook_rank},
       {"run", "DIR", "Folder for what the run writes; new: runs/<time>",
        "Output", &C::run},
+      {"save-every", "N",
+       "Steps between checkpoints in DIR/checkpoints, which are also made at "
+       "the\n"
+       "end, at SIGUSR1, and at SIGTERM before the run ends; a run with the "
+       "same\n"
+       "DIR goes on from the newest, on any number of ranks. 0: none",
+       "Output", &C::save_every},
+      {"keep", "N", "Newest checkpoints that are kept; 0: all", "Output",
+       &C::keep},
       {"eval-every", "N", "Steps between validations; 0: at the end only",
        "Output", &C::eval_every},
       {"eval-batches", "N", "Global batches per validation", "Output",

@@ -55,6 +55,8 @@ struct TrainConfig {
   std::int64_t hook_rank = 4;  // Of power_sgd.
 
   std::string run;               // Empty: runs/<time>.
+  std::int64_t save_every = 0;   // 0: never.
+  std::int64_t keep = 2;         // Checkpoints; 0: all.
   std::int64_t eval_every = 50;  // 0: at the end only.
   std::int64_t eval_batches = 4;
   std::int64_t sample_tokens = 200;

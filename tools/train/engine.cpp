@@ -130,6 +130,16 @@ double Engine::clip() {
   return torch::nn::utils::clip_grad_norm_(parameters, longest_);
 }
 
+void Engine::add_to(CheckpointState& state) {
+  const auto parameters =
+      fsdp_ ? fsdp_->named_parameters() : ddp_->named_parameters();
+  state.add(parameters);
+  state.add("adamw", adamw_, parameters);
+  if (muon_) {
+    state.add("muon", *muon_, parameters);
+  }
+}
+
 void Engine::close() {
   if (fsdp_) {
     fsdp_->close();

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <optional>
+#include <sherd/ckpt/checkpoint.h>
 #include <sherd/comm/world.h>
 #include <sherd/ddp/replicate.h>
 #include <sherd/models/language_model.h>
@@ -34,6 +35,9 @@ class Engine {
   // learning rate and clears the gradients. Returns the norm of the whole
   // gradient before clipping. Collective.
   double update(double learning_rate);
+
+  // What there is to save: parameters and what optimizers remember of them.
+  void add_to(CheckpointState& state);
 
   void close();
 

@@ -30,7 +30,10 @@ std::string made(const std::string& path) {
     refuse(path, "a folder that can be written", failure.message());
   }
   if (std::filesystem::exists(path + "/" + kMetrics, failure)) {
-    refuse(path, "a new folder for this run", "metrics.jsonl of another run");
+    refuse(
+        path,
+        "a new folder for this run, or one with checkpoints to go on from",
+        "metrics.jsonl of another run");
   }
   return path;
 }
@@ -53,8 +56,7 @@ std::string new_run_path(const std::string& parent, std::int64_t unix_time_s) {
 }
 
 std::string metrics_line(const StepRecord& record) {
-  nlohmann::ordered_json json = {
-      {"step", record.step}, {"loss", record.loss}};
+  nlohmann::ordered_json json = {{"step", record.step}, {"loss", record.loss}};
   if (record.val_loss.has_value()) {
     json["val_loss"] = *record.val_loss;
   }
@@ -66,8 +68,52 @@ std::string metrics_line(const StepRecord& record) {
   return json.dump();
 }
 
+StepRecord parse_metrics_line(
+    const std::string& line, const std::string& path) {
+  try {
+    const auto json = nlohmann::json::parse(line);
+    StepRecord record{
+        .step = json.at("step").get<std::int64_t>(),
+        .loss = json.at("loss").get<double>(),
+        .lr = json.at("lr").get<double>(),
+        .grad_norm = json.at("grad_norm").get<double>(),
+        .step_s = json.at("step_s").get<double>(),
+        .tokens_per_s = json.at("tokens_per_s").get<double>(),
+        .rss_bytes = json.at("rss_bytes").get<std::int64_t>()};
+    if (json.contains("val_loss")) {
+      record.val_loss = json.at("val_loss").get<double>();
+    }
+    return record;
+  } catch (const nlohmann::json::exception&) {
+    refuse(path, "lines of metrics", "'" + line.substr(0, 60) + "'");
+  }
+}
+
 RunFolder::RunFolder(const std::string& path, const std::string& config_json)
     : path_(made(path)) {
+  open(config_json);
+}
+
+RunFolder::RunFolder(
+    const std::string& path, const std::string& config_json, std::int64_t step)
+    : path_(path) {
+  const auto metrics = path_ + "/" + kMetrics;
+  std::ifstream file(metrics, std::ios::binary);
+  std::string kept;
+  // The last line may be half written, when the run was killed.
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    const auto record = parse_metrics_line(line, metrics);
+    if (record.step <= step) {
+      records_.push_back(record);
+      kept += line + "\n";
+    }
+  }
+  file.close();
+  write(kMetrics, kept);
+  open(config_json);
+}
+
+void RunFolder::open(const std::string& config_json) {
   write("config.json", config_json);
   errno = 0;
   metrics_.open(path_ + "/" + kMetrics, std::ios::binary | std::ios::app);
@@ -84,8 +130,7 @@ void RunFolder::add(const StepRecord& record) {
   metrics_.flush();
   if (!metrics_) {
     refuse(
-        path_ + "/" + kMetrics, "room for one more line",
-        std::strerror(errno));
+        path_ + "/" + kMetrics, "room for one more line", std::strerror(errno));
   }
   records_.push_back(record);
 }

@@ -19,6 +19,8 @@ std::string new_run_path(const std::string& parent, std::int64_t unix_time_s);
 
 // One line of JSON, without the newline.
 std::string metrics_line(const StepRecord& record);
+// What it says. Throws Error, naming the path, for another one.
+StepRecord parse_metrics_line(const std::string& line, const std::string& path);
 
 class RunFolder {
  public:
@@ -26,6 +28,13 @@ class RunFolder {
   // naming the path when that cannot be, or when another run's metrics are
   // there already.
   RunFolder(const std::string& path, const std::string& config_json);
+  // A run that goes on behind `step`: what its metrics say of later steps, which
+  // will be taken again, is dropped. Throws Error like the other, and for metrics
+  // that are none.
+  RunFolder(
+      const std::string& path,
+      const std::string& config_json,
+      std::int64_t step);
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
@@ -42,6 +51,8 @@ class RunFolder {
   void write(const std::string& name, const std::string& content) const;
 
  private:
+  void open(const std::string& config_json);
+
   const std::string path_;
   std::ofstream metrics_;
   std::vector<StepRecord> records_;

@@ -40,6 +40,32 @@ TEST(RunFolder, MakesTheFoldersAndWritesTheConfig) {
   EXPECT_EQ(content_of(folder.path() + "/config.json"), "{\"x\": 1}\n");
 }
 
+TEST(RunFolder, ARunThatGoesOnKeepsItsStepsUpToThere) {
+  const ScratchFolder scratch;
+  const auto path = scratch.path() + "/run";
+  {
+    RunFolder folder(path, "{}");
+    for (std::int64_t step = 1; step <= 4; ++step) {
+      folder.add({.step = step, .loss = 1.0 / static_cast<double>(step)});
+    }
+    std::ofstream(path + "/metrics.jsonl", std::ios::app) << "{\"step\": 5, ";
+  }
+  RunFolder folder(path, "{\"again\": 1}", 2);
+  ASSERT_EQ(folder.records().size(), 2U);
+  EXPECT_EQ(folder.records()[1].loss, 0.5);
+  folder.add({.step = 3, .loss = 7});
+  EXPECT_EQ(RunFolder(path, "{}", 9).records().size(), 3U);
+  std::ofstream(path + "/metrics.jsonl", std::ios::app) << "nonsense\n";
+  try {
+    const RunFolder broken(path, "{}", 9);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_THAT(
+        error.what(),
+        AllOf(HasSubstr("metrics.jsonl"), HasSubstr("'nonsense'")));
+  }
+}
+
 TEST(RunFolder, EachStepIsALineOfJsonThatIsThereAtOnce) {
   const ScratchFolder scratch;
   RunFolder folder(scratch.path() + "/run", "{}");
@@ -69,8 +95,7 @@ TEST(RunFolder, WritingReplacesTheWholeFile) {
   folder.write("curve.html", "short");
   EXPECT_EQ(content_of(folder.path() + "/curve.html"), "short");
   int files = 0;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(folder.path())) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     files += entry.exists() ? 1 : 0;
   }
   EXPECT_EQ(files, 3);  // No draft is left.
@@ -79,7 +104,9 @@ TEST(RunFolder, WritingReplacesTheWholeFile) {
 TEST(RunFolder, AnotherRunIsNotOverwritten) {
   const ScratchFolder scratch;
   const auto path = scratch.path() + "/run";
-  { const RunFolder first(path, "{}"); }
+  {
+    const RunFolder first(path, "{}");
+  }
   EXPECT_THAT(
       refusal(path),
       AllOf(HasSubstr(path), HasSubstr("found metrics.jsonl of another run")));

@@ -85,6 +85,11 @@ class AdamW {
   // Throws Error when this rank has no slice of that name.
   AdamWState state(const std::string& name);
 
+  // The states of all slices, one tensor after another; of those not updated yet
+  // only with `all`, which allocates them. The same parameters on every rank that
+  // has slices of them.
+  std::vector<OptimizerTensor> tensors(bool all);
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -82,6 +82,10 @@ class Muon {
   // it. Throws Error for other names, saying which rank has it.
   at::Tensor momentum_buffer(const std::string& name);
 
+  // The momenta of this rank's matrices, each of them whole; of those not updated
+  // yet only with `all`, which allocates them.
+  std::vector<OptimizerTensor> tensors(bool all);
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

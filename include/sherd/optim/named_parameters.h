@@ -79,6 +79,14 @@ struct NamedParameters {
   WholeParameters whole = {};
 };
 
+// What an optimizer remembers of one slice, for checkpoints. It shares memory
+// with the optimizer: writing it restores.
+struct OptimizerTensor {
+  std::string parameter;
+  std::string key;    // "exp_avg"
+  at::Tensor tensor;  // As the slice, or one number without dimensions.
+};
+
 struct SplitParameters {
   NamedParameters matching;
   NamedParameters rest;

@@ -64,6 +64,10 @@ class Sgd {
   // no slice of that name, or momentum is 0.
   at::Tensor momentum_buffer(const std::string& name);
 
+  // The momenta of all slices, whether updated or not, which allocates them; none
+  // where momentum is 0.
+  std::vector<OptimizerTensor> tensors(bool all = true);
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

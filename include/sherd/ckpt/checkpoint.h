@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checkpoints: folders of safetensors files, complete or absent, that any number
+// of ranks saves together and any other number loads.
+//
+//   sherd::CheckpointState state;
+//   state.add(fsdp.named_parameters());
+//   state.add_buffers(*model);
+//   state.add("optimizer", adamw, fsdp.named_parameters());
+//   sherd::CheckpointSaver saver(world, "run/checkpoints");
+//   if (const auto newest = saver.newest()) {
+//     sherd::load_checkpoint(world, *newest, state);
+//   }
+//   saver.save(step, state);   // Every so often.
+//
+// Mirrors torch.distributed.checkpoint. Concepts: docs/guide/checkpoints.md; the
+// format: docs/design/checkpoints.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <sherd/comm/world.h>
+#include <sherd/optim/named_parameters.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace sherd {
+
+// A tensor as this rank holds it: elements [begin, begin + elements.numel()) of
+// the flattened tensor of that shape.
+struct NamedShard {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::int64_t begin = 0;
+  at::Tensor elements;  // Contiguous, on the CPU.
+  // Ranks that hold the tensor together; the others hold copies of theirs, in
+  // groups of as many ranks that are neighbours. 1: every rank has all of it.
+  int ranks = 1;
+};
+
+// What a checkpoint keeps, as far as this rank holds it. It shares memory with
+// who gave tensors, and reads and writes them where they lie; an optimizer must
+// outlive it. Every rank adds the same. Thread rule: one thread.
+class CheckpointState {
+ public:
+  // A section is what belongs together: letters, digits, "_" and "-". Throws Error
+  // for another name, a tensor that cannot be saved and a name that comes twice.
+  void add(const std::string& section, NamedShard shard);
+
+  // Of fully_shard or replicate, as section "model"; loading publishes.
+  void add(const NamedParameters& parameters);
+
+  // Those of the module, which every rank has whole, in section "model".
+  void add_buffers(const torch::nn::Module& module);
+
+  // What one of sherd's optimizers remembers, as tensors "exp_avg.NAME"; that of
+  // parameters that it has not updated yet is left out. `parameters` are those
+  // that the optimizer was made with, or more.
+  template <typename Optimizer>
+  void add(
+      const std::string& section,
+      Optimizer& optimizer,
+      const NamedParameters& parameters) {
+    add_lazily(section, parameters, [&optimizer](bool all) {
+      return optimizer.tensors(all);
+    });
+  }
+
+  // Texts: rank 0's are saved, every rank gets them.
+  std::map<std::string, std::string> values;
+
+ private:
+  friend class CheckpointAccess;
+  using Tensors = std::function<std::vector<OptimizerTensor>(bool all)>;
+  struct Lazy {
+    std::string section;
+    std::map<std::string, NamedShard> slices;  // By parameter.
+    Tensors tensors;
+  };
+  void add_lazily(
+      const std::string& section,
+      const NamedParameters& parameters,
+      Tensors tensors);
+
+  std::vector<std::pair<std::string, NamedShard>> shards_;
+  // By section: names of which nothing lies on this rank.
+  std::map<std::string, std::set<std::string>> elsewhere_;
+  std::vector<Lazy> lazy_;
+  std::vector<std::function<void()>> publish_;
+};
+
+struct SaveOptions {
+  // Behaviour. Tensors are copied and written by a thread beside training, which
+  // stops for the copy alone; costs that memory. One save at a time: the next one
+  // waits for it, and throws what it failed with.
+  bool asynchronous = false;
+  // Behaviour. After a save older ones are removed: all but so many, and but those
+  // of steps that `keep_every` divides. 0: none is removed; no step is special.
+  int keep_last = 0;
+  std::int64_t keep_every = 0;
+  // Performance. A file is no larger, save one of a single tensor.
+  std::int64_t file_bytes_max = std::int64_t{4} << 30;
+};
+
+// Saves into a folder, which belongs to one run at a time: step 100 becomes
+// FOLDER/step-100, in one move when all of it is on the disk. What a killed run
+// left of an incomplete one is removed. Thread rule: one thread.
+class CheckpointSaver {
+ public:
+  // Collective over the world, which must outlive it. Makes the folder. Throws
+  // Error, on every rank, when it cannot be made or another run has it.
+  CheckpointSaver(
+      const World& world,
+      const std::string& folder,
+      const SaveOptions& options = {});
+  // Of an asynchronous save it waits until this rank's part is written; wait()
+  // says whether it became complete.
+  ~CheckpointSaver();
+  CheckpointSaver(CheckpointSaver&&) noexcept;
+  CheckpointSaver& operator=(CheckpointSaver&&) = delete;
+
+  // Collective, between two steps. One of the same step is replaced. Throws
+  // Error, on every rank, naming the first that failed and why: nothing has
+  // changed then, and the next save may do better. Returns when it is complete,
+  // or, asynchronous, when tensors were copied.
+  void save(std::int64_t step, const CheckpointState& state);
+
+  // Collective. Until the last save is complete; throws what it failed with.
+  void wait();
+
+  // Collective. The folder of the newest complete one, the same on every rank.
+  std::optional<std::string> newest() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct LoadOptions {
+  // Behaviour. What the state has and the checkpoint lacks, or the other way
+  // round, is an error that lists it; else it is reported and left as it is.
+  bool strict = true;
+};
+
+struct LoadReport {
+  std::int64_t step = 0;
+  int world_size = 1;  // That saved it.
+  // "SECTION NAME" each, of all ranks.
+  std::vector<std::string> missing;
+  std::vector<std::string> unexpected;
+  std::int64_t bytes_read = 0;  // By this rank, of tensors.
+};
+
+// Collective. Reads what this rank holds into the state's tensors, converted
+// where dtypes differ, and its values. Every byte is compared with its checksum.
+// Throws Error, on every rank, for a folder that holds no complete checkpoint, a
+// damaged file, another shape, and as options.strict says; the state is then
+// partly written.
+LoadReport load_checkpoint(
+    const World& world,
+    const std::string& folder,
+    CheckpointState& state,
+    const LoadOptions& options = {});
+
+// ---- Without a job: one process, no world. Throw Error as above. ----
+
+// The complete one of the highest step in a folder; none where there is no folder.
+std::optional<std::string> newest_checkpoint(const std::string& folder);
+
+struct CheckpointContent {
+  std::string folder;
+  std::int64_t step = 0;
+  int world_size = 1;  // That saved it.
+  std::map<std::string, std::string> values;
+  std::int64_t files = 0;  // Of tensors.
+  std::int64_t bytes = 0;  // Theirs.
+  struct Tensor {
+    std::string section;
+    std::string name;
+    std::string dtype;  // As safetensors has it: "F32".
+    std::vector<std::int64_t> shape;
+    int parts = 1;  // In so many pieces.
+  };
+  std::vector<Tensor> tensors;  // By section and name.
+};
+CheckpointContent checkpoint_content(const std::string& folder);
+
+// Reads all of it: every checksum, every file's header, and that no element is
+// missing. Returns the bytes of tensors.
+std::int64_t verify_checkpoint(const std::string& folder);
+
+// Writes the tensors whole, into TO/SECTION.safetensors, which any program that
+// knows safetensors reads; returns the files. Memory: the largest tensor. `to` is
+// made, and must be empty.
+std::vector<std::string> merge_checkpoint(
+    const std::string& folder, const std::string& to);
+
+}  // namespace sherd

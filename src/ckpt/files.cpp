@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckpt/files.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "base/check.h"
+#include "base/descriptor.h"
+
+namespace sherd::ckpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+Status failed(
+    const std::string& action,
+    const std::string& path,
+    const std::string& why) {
+  return {
+      ErrorCode::kUnavailable,
+      str("[ckpt] cannot ", action, " ", path, ": ", why)};
+}
+
+Status failed_by_errno(const std::string& action, const std::string& path) {
+  return failed(action, path, std::strerror(errno));
+}
+
+// Linux writes at most this much at once.
+constexpr std::size_t kWriteMax = std::size_t{1} << 30;
+
+class PosixFile final : public OutputFile {
+ public:
+  PosixFile(Descriptor file, std::string path)
+      : file_(std::move(file)), path_(std::move(path)) {}
+
+  Status write(const void* bytes, std::size_t count) override {
+    const auto* at = static_cast<const char*>(bytes);
+    while (count > 0) {
+      const auto done = ::write(file_.get(), at, std::min(count, kWriteMax));
+      if (done < 0 && errno == EINTR) {
+        continue;
+      }
+      if (done <= 0) {
+        return failed_by_errno("write", path_);
+      }
+      at += done;
+      count -= static_cast<std::size_t>(done);
+    }
+    return {};
+  }
+
+  Status sync() override {
+    return ::fsync(file_.get()) == 0 ? Status()
+                                     : failed_by_errno("sync", path_);
+  }
+
+ private:
+  Descriptor file_;
+  const std::string path_;
+};
+
+class PosixFiles final : public Files {
+ public:
+  Status make_folder(const std::string& path) override {
+    std::error_code error;
+    fs::create_directories(path, error);
+    if (error || !fs::is_directory(path, error)) {
+      return failed(
+          "make folder", path, error ? error.message() : "it is a file");
+    }
+    return {};
+  }
+
+  Result<std::unique_ptr<OutputFile>> create(const std::string& path) override {
+    Descriptor file(
+        ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (!file.open()) {
+      return failed_by_errno("create", path);
+    }
+    return std::unique_ptr<OutputFile>(
+        std::make_unique<PosixFile>(std::move(file), path));
+  }
+
+  Status sync_folder(const std::string& path) override {
+    const Descriptor folder(
+        ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    return folder.open() && ::fsync(folder.get()) == 0
+        ? Status()
+        : failed_by_errno("sync folder", path);
+  }
+
+  Status rename(const std::string& from, const std::string& to) override {
+    return ::rename(from.c_str(), to.c_str()) == 0
+        ? Status()
+        : failed_by_errno("rename " + from + " to", to);
+  }
+
+  Status remove(const std::string& path) override {
+    std::error_code error;
+    fs::remove_all(path, error);
+    return error ? failed("remove", path, error.message()) : Status();
+  }
+
+  bool exists(const std::string& path) override {
+    std::error_code error;
+    return fs::exists(path, error);
+  }
+
+  Result<std::vector<std::string>> list(const std::string& path) override {
+    std::vector<std::string> names;
+    std::error_code error;
+    for (auto entry = fs::directory_iterator(path, error);
+         !error && entry != fs::directory_iterator(); entry.increment(error)) {
+      names.push_back(entry->path().filename().string());
+    }
+    if (error && error != std::errc::no_such_file_or_directory) {
+      return failed("list", path, error.message());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  Result<std::int64_t> free_bytes(const std::string& path) override {
+    struct statvfs found = {};
+    if (::statvfs(path.c_str(), &found) != 0) {
+      return failed_by_errno("ask for the free space of", path);
+    }
+    return static_cast<std::int64_t>(found.f_bavail * found.f_frsize);
+  }
+};
+
+class LockedFile final : public FolderLock {
+ public:
+  explicit LockedFile(Descriptor file) : file_(std::move(file)) {}
+
+ private:
+  Descriptor file_;
+};
+
+}  // namespace
+
+std::unique_ptr<Files> make_posix_files() {
+  return std::make_unique<PosixFiles>();
+}
+
+Result<std::unique_ptr<FolderLock>> lock_folder(const std::string& path) {
+  const auto file_path = path + "/.lock";
+  Descriptor file(
+      ::open(file_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (!file.open()) {
+    return failed_by_errno("open", file_path);
+  }
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    return errno == EWOULDBLOCK
+        ? failed(
+              "save to", path, "another run does; expected a folder of its own")
+        : failed_by_errno("lock", file_path);
+  }
+  return std::unique_ptr<FolderLock>(
+      std::make_unique<LockedFile>(std::move(file)));
+}
+
+}  // namespace sherd::ckpt

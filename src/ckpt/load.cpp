@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "base/check.h"
+#include "base/cores.h"
+#include "ckpt/dtypes.h"
+#include "ckpt/reader.h"
+#include "ckpt/session.h"
+#include "ckpt/state_access.h"
+
+namespace sherd {
+namespace {
+
+using Target = CheckpointAccess::Target;
+
+// A disk is faster when asked for several things at a time.
+constexpr std::size_t kThreadsMax = 4;
+
+std::string text_of(const ckpt::TensorKey& key) {
+  return key.first + " " + key.second;
+}
+
+std::string list_of(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 5;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    text += (i > 0 ? ", " : "") + names[i];
+  }
+  return names.size() > kShown
+      ? str(text, " and ", names.size() - kShown, " more")
+      : text;
+}
+
+class Load {
+ public:
+  Load(
+      const std::string& folder,
+      const CheckpointState& state,
+      const LoadOptions& options,
+      int rank)
+      : reader_(folder), state_(state), options_(options), rank_(rank) {}
+
+  LoadReport run() {
+    compare_names();
+    auto targets = CheckpointAccess::targets(state_);
+    std::atomic<std::size_t> next{0};
+    std::vector<std::exception_ptr> failures(std::min(
+        kThreadsMax, std::max<std::size_t>(1, allowed_cores().size())));
+    {
+      std::vector<std::jthread> threads;
+      for (auto& failure : failures) {
+        threads.emplace_back([&] {
+          try {
+            read_all(targets, next);
+          } catch (...) {
+            failure = std::current_exception();
+          }
+        });
+      }
+    }
+    for (const auto& failure : failures) {
+      if (failure) {
+        std::rethrow_exception(failure);
+      }
+    }
+    report_.bytes_read = bytes_;
+    return report_;
+  }
+
+  const ckpt::Manifest& manifest() const { return reader_.manifest(); }
+
+ private:
+  void compare_names() {
+    report_.step = reader_.manifest().step;
+    report_.world_size = reader_.manifest().world_size;
+    for (const auto& key : CheckpointAccess::certain(state_)) {
+      if (!reader_.tensors().contains(key)) {
+        report_.missing.push_back(text_of(key));
+      }
+    }
+    for (const auto& [key, tensor] : reader_.tensors()) {
+      if (!CheckpointAccess::knows(state_, key)) {
+        report_.unexpected.push_back(text_of(key));
+      }
+    }
+    std::sort(report_.missing.begin(), report_.missing.end());
+    SHERD_CHECK(
+        !options_.strict || report_.missing.empty(), "[ckpt] ",
+        reader_.folder(), ": expected all that the job has, found no ",
+        list_of(report_.missing));
+    SHERD_CHECK(
+        !options_.strict || report_.unexpected.empty(), "[ckpt] ",
+        reader_.folder(), ": expected nothing that the job lacks, found ",
+        list_of(report_.unexpected));
+  }
+
+  void read_all(std::vector<Target>& targets, std::atomic<std::size_t>& next) {
+    const at::NoGradGuard no_grad;
+    for (auto i = next.fetch_add(1); i < targets.size();
+         i = next.fetch_add(1)) {
+      read(targets[i]);
+    }
+  }
+
+  void read(Target& target) {
+    auto& shard = target.shard;
+    const auto found = reader_.tensors().find({target.section, shard.name});
+    if (found == reader_.tensors().end()) {
+      if (target.optional) {
+        shard.elements.zero_();  // As before its first update.
+      }
+      return;
+    }
+    SHERD_CHECK(
+        found->second.shape == shard.shape, "[ckpt] ", reader_.folder(), ": ",
+        target.section, " ", shard.name, ": expected shape ",
+        at::IntArrayRef(shard.shape), ", found ",
+        at::IntArrayRef(found->second.shape));
+    const auto dtype = ckpt::dtype_named(found->second.dtype);
+    SHERD_CHECK(
+        dtype.has_value(), "[ckpt] ", reader_.folder(), ": ", target.section,
+        " ", shard.name, " is ", found->second.dtype,
+        ", which LibTorch has no dtype for here");
+    const bool same = *dtype == shard.elements.scalar_type();
+    const auto into = same
+        ? shard.elements
+        : at::empty(shard.elements.sizes(), at::TensorOptions().dtype(*dtype));
+    bytes_ += reader_.read(
+        found->first, {shard.begin, shard.begin + into.numel()}, rank_,
+        into.mutable_data_ptr());
+    if (!same) {
+      shard.elements.copy_(into);
+    }
+  }
+
+  const ckpt::CheckpointReader reader_;
+  const CheckpointState& state_;
+  const LoadOptions options_;
+  const int rank_;
+  LoadReport report_;
+  std::atomic<std::int64_t> bytes_{0};
+};
+
+}  // namespace
+
+LoadReport load_checkpoint(
+    const World& world,
+    const std::string& folder,
+    CheckpointState& state,
+    const LoadOptions& options) {
+  const auto files = ckpt::make_posix_files();
+  const ckpt::Session session{
+      .files = *files,
+      .folder = folder,
+      .rank = world.rank(),
+      .size = world.size(),
+      .gather = ckpt::make_gather(world),
+      .options = {}};
+  Status mine;
+  LoadReport report;
+  try {
+    Load load(folder, state, options, world.rank());
+    report = load.run();
+    state.values = load.manifest().values;
+  } catch (const Error& error) {
+    mine = {error.code(), error.what()};
+  } catch (const std::exception& error) {
+    mine = {ErrorCode::kFailedPrecondition, error.what()};
+  }
+  agree(session, mine, "loading a checkpoint").throw_if_failed();
+  CheckpointAccess::publish(state);
+  return report;
+}
+
+}  // namespace sherd

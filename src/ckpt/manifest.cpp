@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckpt/manifest.h"
+
+#include <charconv>
+#include <limits>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "ckpt/checksum.h"
+#include "ckpt/safetensors.h"
+
+namespace sherd::ckpt {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "sherd checkpoint";
+constexpr int kDepthMax = 8;
+constexpr std::int64_t kElementsMax = std::int64_t{1} << 56;
+
+// Reads fields of one object, and says where something is wrong.
+class Fields {
+ public:
+  Fields(const Json& json, std::string where)
+      : json_(json), where_(std::move(where)) {
+    SHERD_CHECK(
+        json.is_object(), where_, ": expected an object, found ",
+        json.type_name());
+  }
+
+  const Json& at(const char* key) const {
+    const auto found = json_.find(key);
+    SHERD_CHECK(
+        found != json_.end(), where_, ": expected '", key, "', found none");
+    return *found;
+  }
+  std::string text(const char* key) const {
+    SHERD_CHECK(at(key).is_string(), wrong(key, "a text"));
+    return at(key).get<std::string>();
+  }
+  std::int64_t count(const char* key) const {
+    const auto& value = at(key);
+    const auto limit =
+        static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    SHERD_CHECK(
+        value.is_number_unsigned() && value.get<std::uint64_t>() <= limit,
+        wrong(key, "a whole number of at least 0"));
+    return value.get<std::int64_t>();
+  }
+  const Json& list(const char* key) const {
+    SHERD_CHECK(at(key).is_array(), wrong(key, "a list"));
+    return at(key);
+  }
+  // A name in the checkpoint's folder.
+  std::string file_name(const char* key) const {
+    auto name = text(key);
+    SHERD_CHECK(
+        !name.empty() && name.front() != '.' &&
+            name.find_first_of(std::string_view("/\\\0", 3)) ==
+                std::string::npos,
+        wrong(key, "the name of a file in this folder"));
+    return name;
+  }
+  std::vector<std::uint64_t> checksums(const char* key) const {
+    std::vector<std::uint64_t> found;
+    SHERD_CHECK(
+        parse_hex(text(key), found), wrong(key, "16 hexadecimal digits each"));
+    return found;
+  }
+
+  std::string wrong(const char* key, const char* expected) const {
+    auto found = at(key).dump(-1, ' ', false, Json::error_handler_t::replace);
+    if (found.size() > 60) {
+      found = found.substr(0, 60) + "...";
+    }
+    return str(where_, ": ", key, ": expected ", expected, ", found ", found);
+  }
+  const std::string& where() const { return where_; }
+
+ private:
+  const Json& json_;
+  const std::string where_;
+};
+
+Json parse(const std::string& text, const std::string& path) {
+  try {
+    const Json::parser_callback_t shallow = [&](int depth, Json::parse_event_t,
+                                                Json&) {
+      SHERD_CHECK(
+          depth <= kDepthMax, "[ckpt] ", path, ": expected at most ", kDepthMax,
+          " levels of JSON");
+      return true;
+    };
+    return Json::parse(text, shallow);
+  } catch (const Json::parse_error& error) {
+    throw Error(
+        str("[ckpt] ", path, ": expected JSON, found something else at byte ",
+            error.byte));
+  } catch (const Json::exception&) {  // 1e999, for one.
+    throw Error(
+        str("[ckpt] ", path, ": expected JSON, found a number out of range"));
+  }
+}
+
+void check_format(const Fields& fields) {
+  SHERD_CHECK(
+      fields.text("format") == kFormat, fields.wrong("format", kFormat));
+  SHERD_CHECK(
+      fields.count("version") == kFormatVersion,
+      fields.wrong("version", "1, the one this sherd knows"));
+}
+
+std::vector<std::int64_t> shape_of(const Fields& fields) {
+  std::vector<std::int64_t> shape;
+  std::int64_t numel = 1;
+  for (const auto& size : fields.list("shape")) {
+    SHERD_CHECK(
+        size.is_number_unsigned() &&
+            size.get<std::uint64_t>() <= std::uint64_t{kElementsMax} &&
+            (size.get<std::int64_t>() == 0 ||
+             numel <= kElementsMax / size.get<std::int64_t>()),
+        fields.wrong("shape", "sizes of a tensor that can be"));
+    shape.push_back(size.get<std::int64_t>());
+    numel *= shape.back();
+  }
+  return shape;
+}
+
+SavedTensor tensor_of(
+    const Fields& fields, const std::vector<SavedFile>& files) {
+  SavedTensor tensor;
+  tensor.section = fields.text("section");
+  tensor.name = fields.text("name");
+  tensor.dtype = fields.text("dtype");
+  SHERD_CHECK(
+      element_bytes(tensor.dtype) > 0,
+      fields.wrong("dtype", "one of safetensors'"));
+  tensor.shape = shape_of(fields);
+  tensor.range = {fields.count("begin"), fields.count("end")};
+  SHERD_CHECK(
+      tensor.range.begin <= tensor.range.end &&
+          tensor.range.end <= numel_of(tensor.shape),
+      fields.wrong("end", "a range inside the tensor"));
+  const auto file = fields.count("file");
+  SHERD_CHECK(
+      file < static_cast<std::int64_t>(files.size()),
+      fields.wrong("file", "one of this part's files"));
+  tensor.file = static_cast<int>(file);
+  tensor.offset = fields.count("offset");
+  const auto file_bytes = files[static_cast<std::size_t>(file)].bytes;
+  SHERD_CHECK(
+      tensor.offset <= file_bytes &&
+          tensor.range.numel() <=
+              (file_bytes - tensor.offset) / element_bytes(tensor.dtype),
+      fields.wrong("offset", "a place inside the file"));
+  tensor.checksums = fields.checksums("xxh3");
+  SHERD_CHECK(
+      static_cast<std::int64_t>(tensor.checksums.size()) ==
+          chunks_of(bytes_of(tensor)),
+      fields.wrong("xxh3", "a checksum for each MiB"));
+  return tensor;
+}
+
+// Parses the rest of a name as a number without signs or leading zeros.
+std::int64_t number_of(std::string_view digits) {
+  std::int64_t value = -1;
+  const auto* end = digits.data() + digits.size();
+  const auto [stop, error] = std::from_chars(digits.data(), end, value);
+  const bool whole = error == std::errc() && stop == end && value >= 0 &&
+      std::to_string(value) == digits;
+  return whole ? value : -1;
+}
+
+// All but the checksum.
+Json json_of(const Manifest& manifest) {
+  Json json = {
+      {"format", kFormat},
+      {"version", kFormatVersion},
+      {"step", manifest.step},
+      {"world_size", manifest.world_size}};
+  json["values"] = Json::object();
+  for (const auto& [name, value] : manifest.values) {
+    json["values"][name] = value;
+  }
+  json["parts"] = Json::array();
+  for (const auto& part : manifest.parts) {
+    json["parts"].push_back(
+        {{"name", part.name},
+         {"bytes", part.bytes},
+         {"xxh3", hex_of({part.checksum})}});
+  }
+  return json;
+}
+
+std::uint64_t checksum_of(const Json& json) {
+  const auto text = json.dump();
+  return checksum(text.data(), text.size());
+}
+
+}  // namespace
+
+std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
+  std::int64_t numel = 1;
+  for (const auto size : shape) {
+    numel *= size;
+  }
+  return numel;
+}
+
+std::int64_t bytes_of(const SavedTensor& tensor) {
+  return tensor.range.numel() * element_bytes(tensor.dtype);
+}
+
+std::string to_json(const Part& part) {
+  Json json = {{"format", kFormat}, {"version", kFormatVersion}};
+  json["files"] = Json::array();
+  for (const auto& file : part.files) {
+    json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
+  }
+  json["tensors"] = Json::array();
+  for (const auto& tensor : part.tensors) {
+    json["tensors"].push_back(
+        {{"section", tensor.section},
+         {"name", tensor.name},
+         {"dtype", tensor.dtype},
+         {"shape", tensor.shape},
+         {"begin", tensor.range.begin},
+         {"end", tensor.range.end},
+         {"file", tensor.file},
+         {"offset", tensor.offset},
+         {"xxh3", hex_of(tensor.checksums)}});
+  }
+  return json.dump() + "\n";
+}
+
+std::string to_json(const Manifest& manifest) {
+  auto json = json_of(manifest);
+  json["xxh3"] = hex_of({checksum_of(json)});
+  return json.dump(1) + "\n";
+}
+
+Part parse_part(const std::string& text, const std::string& path) {
+  const auto json = parse(text, path);
+  const Fields fields(json, "[ckpt] " + path);
+  check_format(fields);
+  Part part;
+  std::set<std::string> names;
+  for (const auto& entry : fields.list("files")) {
+    const Fields file(entry, str(fields.where(), ": file ", part.files.size()));
+    part.files.push_back(
+        {.name = file.file_name("name"), .bytes = file.count("bytes")});
+    SHERD_CHECK(
+        names.insert(part.files.back().name).second,
+        file.wrong("name", "a name that comes once"));
+  }
+  std::set<std::pair<std::string, std::string>> tensors;
+  for (const auto& entry : fields.list("tensors")) {
+    const Fields tensor(
+        entry, str(fields.where(), ": tensor ", part.tensors.size()));
+    part.tensors.push_back(tensor_of(tensor, part.files));
+    SHERD_CHECK(
+        tensors.insert({part.tensors.back().section, part.tensors.back().name})
+            .second,
+        tensor.wrong("name", "a name that comes once"));
+  }
+  return part;
+}
+
+Manifest parse_manifest(const std::string& text, const std::string& path) {
+  const auto json = parse(text, path);
+  const Fields fields(json, "[ckpt] " + path);
+  check_format(fields);
+  Manifest manifest;
+  manifest.step = fields.count("step");
+  const auto world_size = fields.count("world_size");
+  SHERD_CHECK(
+      world_size >= 1 && world_size <= std::numeric_limits<int>::max(),
+      fields.wrong("world_size", "a number of ranks"));
+  manifest.world_size = static_cast<int>(world_size);
+  SHERD_CHECK(
+      fields.at("values").is_object(), fields.wrong("values", "an object"));
+  for (const auto& [name, value] : fields.at("values").items()) {
+    SHERD_CHECK(value.is_string(), fields.wrong("values", "texts alone"));
+    manifest.values[name] = value.get<std::string>();
+  }
+  for (const auto& entry : fields.list("parts")) {
+    const Fields part(
+        entry, str(fields.where(), ": part ", manifest.parts.size()));
+    const auto sums = part.checksums("xxh3");
+    SHERD_CHECK(sums.size() == 1, part.wrong("xxh3", "one checksum"));
+    manifest.parts.push_back(
+        {.name = part.file_name("name"),
+         .bytes = part.count("bytes"),
+         .checksum = sums.front()});
+  }
+  SHERD_CHECK(
+      static_cast<std::int64_t>(manifest.parts.size()) == world_size,
+      fields.wrong("parts", "one for each rank"));
+  const auto sums = fields.checksums("xxh3");
+  SHERD_CHECK(
+      sums.size() == 1 && sums.front() == checksum_of(json_of(manifest)),
+      fields.wrong("xxh3", "the checksum of the rest; it is damaged"));
+  return manifest;
+}
+
+std::string part_name(int rank) {
+  auto digits = std::to_string(rank);
+  digits.insert(0, digits.size() < 5 ? 5 - digits.size() : 0, '0');
+  return "part-" + digits + ".json";
+}
+
+std::string folder_name(std::int64_t step) {
+  return "step-" + std::to_string(step);
+}
+
+std::int64_t step_of(const std::string& folder_name) {
+  constexpr std::string_view kPrefix = "step-";
+  return folder_name.starts_with(kPrefix)
+      ? number_of(std::string_view(folder_name).substr(kPrefix.size()))
+      : -1;
+}
+
+}  // namespace sherd::ckpt

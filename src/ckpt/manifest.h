@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a checkpoint's folder says of itself, as values, and as the JSON that lies
+// in it: checkpoint.json, which makes it complete, and part-00000.json of each
+// rank. docs/design/checkpoints.md describes them to the byte. Thread rule: pure
+// functions and values.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+#include "plan/flat_layout.h"
+
+namespace sherd::ckpt {
+
+constexpr const char* kManifestName = "checkpoint.json";
+constexpr std::int64_t kFormatVersion = 1;
+
+// A range of a flattened tensor, as one rank has saved it.
+struct SavedTensor {
+  std::string section;  // "model", "optimizer".
+  std::string name;
+  std::string dtype;                // As safetensors has it.
+  std::vector<std::int64_t> shape;  // Of the whole tensor.
+  plan::ElementRange range;
+  int file = 0;             // Of the part's.
+  std::int64_t offset = 0;  // Bytes from the beginning of the file.
+  std::vector<std::uint64_t> checksums = {};  // By chunk of its bytes.
+  bool operator==(const SavedTensor&) const = default;
+};
+
+struct SavedFile {
+  std::string name;
+  std::int64_t bytes = 0;
+  bool operator==(const SavedFile&) const = default;
+};
+
+struct Part {
+  std::vector<SavedFile> files;
+  std::vector<SavedTensor> tensors;
+  bool operator==(const Part&) const = default;
+};
+
+// Of the JSON of one part.
+struct PartFile {
+  std::string name;
+  std::int64_t bytes = 0;
+  std::uint64_t checksum = 0;
+  bool operator==(const PartFile&) const = default;
+};
+
+struct Manifest {
+  std::int64_t step = 0;
+  int world_size = 1;
+  std::map<std::string, std::string> values;  // Whatever the program keeps.
+  std::vector<PartFile> parts;                // By rank.
+  bool operator==(const Manifest&) const = default;
+};
+
+std::int64_t numel_of(const std::vector<std::int64_t>& shape);
+std::int64_t bytes_of(const SavedTensor& tensor);
+
+std::string to_json(const Part& part);
+std::string to_json(const Manifest& manifest);
+
+// `path` is for messages. Throw Error naming it, what was expected and what was
+// found, for anything that to_json() does not make: also names that lead out of
+// the folder, and ranges that do not fit their tensor or file.
+Part parse_part(const std::string& text, const std::string& path);
+Manifest parse_manifest(const std::string& text, const std::string& path);
+
+std::string part_name(int rank);  // "part-00003.json"
+
+// "step-100": of a checkpoint's folder; and the step, or -1: it is none.
+std::string folder_name(std::int64_t step);
+std::int64_t step_of(const std::string& folder_name);
+
+}  // namespace sherd::ckpt

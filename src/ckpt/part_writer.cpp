@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckpt/part_writer.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "ckpt/checksum.h"
+#include "ckpt/dtypes.h"
+#include "ckpt/safetensors.h"
+
+namespace sherd::ckpt {
+namespace {
+
+using Group = std::vector<const Piece*>;
+
+std::int64_t bytes_of(const Piece& piece) {
+  return static_cast<std::int64_t>(piece.elements.nbytes());
+}
+
+bool is_whole(const Piece& piece) {
+  return piece.range.numel() == numel_of(piece.shape);
+}
+
+// Pieces of one file each: of one section, in the order given.
+std::vector<Group> files_of(
+    const std::vector<Piece>& pieces, std::int64_t bytes_max) {
+  std::map<std::string, std::vector<Group>> by_section;
+  std::vector<std::string> sections;
+  std::map<std::string, std::int64_t> filled;
+  for (const auto& piece : pieces) {
+    auto& groups = by_section[piece.section];
+    auto& bytes = filled[piece.section];
+    if (groups.empty()) {
+      sections.push_back(piece.section);
+    }
+    if (groups.empty() ||
+        (bytes_max > 0 && bytes > 0 && bytes + bytes_of(piece) > bytes_max)) {
+      groups.emplace_back();
+      bytes = 0;
+    }
+    groups.back().push_back(&piece);
+    bytes += bytes_of(piece);
+  }
+  std::vector<Group> all;
+  for (const auto& section : sections) {
+    auto& groups = by_section[section];
+    all.insert(all.end(), groups.begin(), groups.end());
+  }
+  return all;
+}
+
+std::string padded(int number, std::size_t width) {
+  auto digits = std::to_string(number);
+  digits.insert(0, digits.size() < width ? width - digits.size() : 0, '0');
+  return digits;
+}
+
+// So that the file explains itself: a part of a tensor is a row of numbers.
+std::map<std::string, std::string> metadata_of(const Group& group) {
+  auto parts = nlohmann::ordered_json::object();
+  for (const auto* piece : group) {
+    if (!is_whole(*piece)) {
+      parts[piece->name] = {
+          {"shape", piece->shape}, {"begin", piece->range.begin}};
+    }
+  }
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  if (!parts.empty()) {
+    metadata["sherd.parts"] = parts.dump();
+  }
+  return metadata;
+}
+
+class PartWriter {
+ public:
+  PartWriter(Files& files, std::string folder, const PartOptions& options)
+      : files_(files), folder_(std::move(folder)), options_(options) {}
+
+  Result<PartFile> write(const std::vector<Piece>& pieces) {
+    std::set<std::pair<std::string, std::string>> names;
+    for (const auto& piece : pieces) {
+      SHERD_CHECK(
+          names.insert({piece.section, piece.name}).second,
+          "[ckpt] expected each name once in section ", piece.section,
+          ", found ", piece.name, " again");
+    }
+    for (const auto& group : files_of(pieces, options_.file_bytes_max)) {
+      if (auto status = write_group(group); !status.ok()) {
+        return status;
+      }
+    }
+    const auto json = to_json(part_);
+    const auto name = part_name(options_.rank);
+    if (auto status = write_file(files_, folder_ + "/" + name, json);
+        !status.ok()) {
+      return status;
+    }
+    if (auto status = files_.sync_folder(folder_); !status.ok()) {
+      return status;
+    }
+    return PartFile{
+        .name = name,
+        .bytes = static_cast<std::int64_t>(json.size()),
+        .checksum = checksum(json.data(), json.size())};
+  }
+
+ private:
+  Status write_group(const Group& group) {
+    std::vector<TensorInfo> infos;
+    for (const auto* piece : group) {
+      infos.push_back(
+          {.name = piece->name,
+           .dtype = name_of(piece->elements.scalar_type()),
+           .shape = is_whole(*piece)
+               ? piece->shape
+               : std::vector<std::int64_t>{piece->range.numel()}});
+    }
+    const auto header = header_bytes(infos, metadata_of(group));
+    const auto name = str(
+        group.front()->section, "-", padded(options_.rank, 5), "-",
+        padded(files_in_section_[group.front()->section]++, 3), ".safetensors");
+    auto file = files_.create(folder_ + "/" + name);
+    if (!file.ok()) {
+      return file.status();
+    }
+    const auto out = std::move(file).value();
+    auto status = out->write(header.data(), header.size());
+    for (std::size_t i = 0; i < group.size() && status.ok(); ++i) {
+      status = write_piece(
+          *out, *group[i],
+          static_cast<std::int64_t>(header.size()) + infos[i].begin);
+    }
+    part_.files.push_back(
+        {.name = name,
+         .bytes = static_cast<std::int64_t>(header.size()) + infos.back().end});
+    return status.ok() ? out->sync() : status;
+  }
+
+  // Chunk by chunk, so that it is in the cache when it is copied.
+  Status write_piece(OutputFile& out, const Piece& piece, std::int64_t offset) {
+    SavedTensor saved{
+        .section = piece.section,
+        .name = piece.name,
+        .dtype = name_of(piece.elements.scalar_type()),
+        .shape = piece.shape,
+        .range = piece.range,
+        .file = static_cast<int>(part_.files.size()),
+        .offset = offset};
+    const auto* bytes =
+        static_cast<const char*>(piece.elements.const_data_ptr());
+    for (std::int64_t at = 0; at < bytes_of(piece); at += kChunkBytes) {
+      const auto count =
+          static_cast<std::size_t>(std::min(kChunkBytes, bytes_of(piece) - at));
+      saved.checksums.push_back(checksum(bytes + at, count));
+      if (auto status = out.write(bytes + at, count); !status.ok()) {
+        return status;
+      }
+    }
+    part_.tensors.push_back(std::move(saved));
+    return {};
+  }
+
+  Files& files_;
+  const std::string folder_;
+  const PartOptions options_;
+  std::map<std::string, int> files_in_section_;
+  Part part_;
+};
+
+}  // namespace
+
+Result<PartFile> write_part(
+    Files& files,
+    const std::string& folder,
+    const std::vector<Piece>& pieces,
+    const PartOptions& options) {
+  return PartWriter(files, folder, options).write(pieces);
+}
+
+Status write_file(
+    Files& files, const std::string& path, const std::string& content) {
+  auto file = files.create(path);
+  if (!file.ok()) {
+    return file.status();
+  }
+  const auto out = std::move(file).value();
+  auto status = out->write(content.data(), content.size());
+  return status.ok() ? out->sync() : status;
+}
+
+}  // namespace sherd::ckpt

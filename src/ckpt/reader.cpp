@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckpt/reader.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "base/check.h"
+#include "base/mapped_file.h"
+#include "ckpt/checksum.h"
+#include "ckpt/safetensors.h"
+#include "plan/reshard.h"
+
+namespace sherd::ckpt {
+namespace {
+
+std::string content_of(const std::string& path) {
+  const auto file = MappedFile::open(path);
+  file.status().throw_if_failed();
+  return std::string(file.value().bytes());
+}
+
+}  // namespace
+
+// A range of bytes of one saved tensor.
+struct CheckpointReader::Wanted {
+  const SavedTensor& tensor;
+  std::string path;
+  int fd = -1;
+  std::int64_t begin = 0;  // From the tensor's first byte in the file.
+  std::int64_t end = 0;
+  char* to = nullptr;
+};
+
+CheckpointReader::CheckpointReader(const std::string& folder)
+    : folder_(folder) {
+  const auto path = folder + "/" + kManifestName;
+  std::error_code error;
+  SHERD_CHECK_AS(
+      kUnavailable, std::filesystem::exists(path, error), "[ckpt] ", folder,
+      ": expected a complete checkpoint, found ",
+      std::filesystem::is_directory(folder, error) ? "no checkpoint.json in it"
+                                                   : "no such folder");
+  manifest_ = parse_manifest(content_of(path), path);
+  for (const auto& file : manifest_.parts) {
+    const auto part_path = folder + "/" + file.name;
+    const auto text = content_of(part_path);
+    SHERD_CHECK(
+        static_cast<std::int64_t>(text.size()) == file.bytes &&
+            checksum(text.data(), text.size()) == file.checksum,
+        "[ckpt] ", part_path, ": expected ", file.bytes,
+        " bytes with the checksum that checkpoint.json has, found ",
+        text.size(), " others");
+    parts_.push_back(parse_part(text, part_path));
+  }
+  open_files();
+  collect();
+}
+
+CheckpointReader::~CheckpointReader() = default;
+
+void CheckpointReader::open_files() {
+  for (const auto& part : parts_) {
+    auto& opened = files_.emplace_back();
+    for (const auto& file : part.files) {
+      const auto path = folder_ + "/" + file.name;
+      Descriptor found(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+      SHERD_CHECK_AS(
+          kUnavailable, found.open(), "[ckpt] ", path,
+          ": expected a file of this checkpoint, opening it failed: ",
+          std::strerror(errno));
+      struct stat facts = {};
+      SHERD_CHECK(
+          ::fstat(found.get(), &facts) == 0 && S_ISREG(facts.st_mode) &&
+              facts.st_size == file.bytes,
+          "[ckpt] ", path, ": expected a file of ", file.bytes,
+          " bytes, found ",
+          S_ISREG(facts.st_mode) ? str(facts.st_size, " of them")
+                                 : std::string("no regular file"));
+      opened.push_back(std::move(found));
+    }
+  }
+}
+
+void CheckpointReader::collect() {
+  for (std::size_t p = 0; p < parts_.size(); ++p) {
+    for (std::size_t t = 0; t < parts_[p].tensors.size(); ++t) {
+      const auto& piece = parts_[p].tensors[t];
+      auto& tensor = tensors_[{piece.section, piece.name}];
+      if (tensor.places.empty()) {
+        tensor.dtype = piece.dtype;
+        tensor.shape = piece.shape;
+      }
+      SHERD_CHECK(
+          tensor.dtype == piece.dtype && tensor.shape == piece.shape, "[ckpt] ",
+          folder_, "/", manifest_.parts[p].name, ": ", piece.section, " ",
+          piece.name, " has another dtype or shape than in ",
+          manifest_.parts[static_cast<std::size_t>(tensor.places.front().part)]
+              .name);
+      tensor.places.push_back({static_cast<int>(p), static_cast<int>(t)});
+    }
+  }
+}
+
+const SavedTensor& CheckpointReader::saved(
+    const StoredTensor::Place& place) const {
+  return parts_[static_cast<std::size_t>(place.part)]
+      .tensors[static_cast<std::size_t>(place.tensor)];
+}
+
+std::int64_t CheckpointReader::read(
+    const TensorKey& key,
+    plan::ElementRange range,
+    int reader,
+    void* to) const {
+  const auto found = tensors_.find(key);
+  SHERD_CHECK(
+      found != tensors_.end(), "[ckpt] ", folder_, ": expected ", key.first,
+      " ", key.second, ", found none");
+  const auto& tensor = found->second;
+  std::vector<plan::SavedPiece> pieces;
+  for (const auto& place : tensor.places) {
+    pieces.push_back({.range = saved(place).range, .file = place.part});
+  }
+  const auto plan = plan::plan_reads(pieces, range, reader);
+  SHERD_CHECK(
+      plan.missing.empty(), "[ckpt] ", folder_, ": expected elements ",
+      range.begin, " to ", range.end, " of ", key.first, " ", key.second,
+      ", found none of ", plan.missing.front().begin, " to ",
+      plan.missing.front().end, " in any part");
+  const auto size = element_bytes(tensor.dtype);
+  std::int64_t bytes = 0;
+  for (const auto& one : plan.reads) {
+    const auto& place = tensor.places[static_cast<std::size_t>(one.piece)];
+    const auto& piece = saved(place);
+    const auto part = static_cast<std::size_t>(place.part);
+    const auto file = static_cast<std::size_t>(piece.file);
+    bytes += read_bytes(
+        {.tensor = piece,
+         .path = folder_ + "/" + parts_[part].files[file].name,
+         .fd = files_[part][file].get(),
+         .begin = (one.range.begin - piece.range.begin) * size,
+         .end = (one.range.end - piece.range.begin) * size,
+         .to =
+             static_cast<char*>(to) + (one.range.begin - range.begin) * size});
+  }
+  return bytes;
+}
+
+CheckpointReader::Wanted CheckpointReader::all_of(
+    const StoredTensor::Place& place) const {
+  const auto& tensor = saved(place);
+  const auto part = static_cast<std::size_t>(place.part);
+  const auto file = static_cast<std::size_t>(tensor.file);
+  return {
+      .tensor = tensor,
+      .path = folder_ + "/" + parts_[part].files[file].name,
+      .fd = files_[part][file].get(),
+      .end = bytes_of(tensor)};
+}
+
+std::int64_t CheckpointReader::verify() const {
+  std::vector<char> room(static_cast<std::size_t>(kChunkBytes));
+  std::int64_t bytes = 0;
+  for (const auto& [key, tensor] : tensors_) {
+    std::vector<plan::SavedPiece> pieces;
+    for (const auto& place : tensor.places) {
+      pieces.push_back({.range = saved(place).range, .file = place.part});
+      const auto wanted = all_of(place);
+      for (std::int64_t chunk = 0; chunk < chunks_of(wanted.end); ++chunk) {
+        bytes += read_chunk(wanted, chunk, room.data());
+      }
+    }
+    const auto plan = plan::plan_reads(pieces, {0, numel_of(tensor.shape)}, 0);
+    SHERD_CHECK(
+        plan.missing.empty(), "[ckpt] ", folder_, ": expected all elements of ",
+        key.first, " ", key.second, ", found none of ",
+        plan.missing.front().begin, " to ", plan.missing.front().end);
+  }
+  for (std::size_t part = 0; part < parts_.size(); ++part) {
+    for (std::size_t file = 0; file < parts_[part].files.size(); ++file) {
+      compare_header(part, file);
+    }
+  }
+  return bytes;
+}
+
+// Programs that know safetensors alone see what sherd does.
+void CheckpointReader::compare_header(
+    std::size_t part, std::size_t file) const {
+  const auto path = folder_ + "/" + parts_[part].files[file].name;
+  const auto mapped = MappedFile::open(path);
+  const auto bytes = mapped.value().bytes();
+  const auto header =
+      parse_header(bytes, static_cast<std::int64_t>(bytes.size()), path);
+  std::map<std::string, std::int64_t> offsets;
+  for (const auto& tensor : header.tensors) {
+    offsets[tensor.name] = header.data_begin + tensor.begin;
+  }
+  for (const auto& tensor : parts_[part].tensors) {
+    if (tensor.file != static_cast<int>(file)) {
+      continue;
+    }
+    const auto found = offsets.find(tensor.name);
+    SHERD_CHECK(
+        found != offsets.end() && found->second == tensor.offset, "[ckpt] ",
+        path, ": expected ", tensor.name, " at byte ", tensor.offset,
+        ", as its part says, found ",
+        found == offsets.end() ? std::string("none")
+                               : str("it at byte ", found->second));
+  }
+}
+
+std::int64_t CheckpointReader::read_bytes(const Wanted& wanted) const {
+  std::int64_t bytes = 0;
+  std::vector<char> room;
+  const auto first = wanted.begin / kChunkBytes;
+  for (auto chunk = first; chunk < chunks_of(wanted.end); ++chunk) {
+    const auto begin = chunk * kChunkBytes;
+    const auto end = std::min(begin + kChunkBytes, bytes_of(wanted.tensor));
+    if (begin >= wanted.begin && end <= wanted.end) {
+      bytes += read_chunk(wanted, chunk, wanted.to + (begin - wanted.begin));
+      continue;
+    }
+    room.resize(static_cast<std::size_t>(kChunkBytes));
+    bytes += read_chunk(wanted, chunk, room.data());
+    const auto from = std::max(begin, wanted.begin);
+    const auto until = std::min(end, wanted.end);
+    std::memcpy(
+        wanted.to + (from - wanted.begin), room.data() + (from - begin),
+        static_cast<std::size_t>(until - from));
+  }
+  return bytes;
+}
+
+std::int64_t CheckpointReader::read_chunk(
+    const Wanted& wanted, std::int64_t chunk, char* room) const {
+  const auto begin = chunk * kChunkBytes;
+  const auto count = std::min(kChunkBytes, bytes_of(wanted.tensor) - begin);
+  pread_all(wanted, wanted.tensor.offset + begin, count, room);
+  SHERD_CHECK(
+      checksum(room, static_cast<std::size_t>(count)) ==
+          wanted.tensor.checksums[static_cast<std::size_t>(chunk)],
+      "[ckpt] ", wanted.path, ": ", wanted.tensor.name, " is damaged in the ",
+      count, " bytes at byte ", wanted.tensor.offset + begin,
+      "; expected the checksum that its part has");
+  return count;
+}
+
+void CheckpointReader::pread_all(
+    const Wanted& wanted, std::int64_t at, std::int64_t count, char* to) const {
+  while (count > 0) {
+    const auto done =
+        ::pread(wanted.fd, to, static_cast<std::size_t>(count), at);
+    if (done < 0 && errno == EINTR) {
+      continue;
+    }
+    SHERD_CHECK_AS(
+        kUnavailable, done > 0, "[ckpt] ", wanted.path, ": reading byte ", at,
+        " failed: ", done == 0 ? "the file ends" : std::strerror(errno));
+    at += done;
+    to += done;
+    count -= done;
+  }
+}
+
+}  // namespace sherd::ckpt

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CheckpointReader opens a complete checkpoint and reads ranges of its tensors.
+// Every byte that it gives was compared with its checksum. It owns the files that
+// it has opened. Thread rule: one thread, save read(), of any number at a time.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+#include "base/descriptor.h"
+#include "ckpt/manifest.h"
+
+namespace sherd::ckpt {
+
+// A tensor of the checkpoint, put together from all parts.
+struct StoredTensor {
+  std::string dtype;
+  std::vector<std::int64_t> shape;
+  struct Place {
+    int part = 0;
+    int tensor = 0;  // Of the part's.
+  };
+  std::vector<Place> places;
+};
+
+using TensorKey = std::pair<std::string, std::string>;  // Section, name.
+
+class CheckpointReader {
+ public:
+  // Throws Error, naming the file, for a folder that holds no checkpoint, an
+  // incomplete one, one whose JSON is damaged, and parts that contradict each
+  // other. Tensors are not read.
+  explicit CheckpointReader(const std::string& folder);
+  ~CheckpointReader();
+  CheckpointReader(const CheckpointReader&) = delete;
+  CheckpointReader& operator=(const CheckpointReader&) = delete;
+
+  const std::string& folder() const { return folder_; }
+  const Manifest& manifest() const { return manifest_; }
+  const std::vector<Part>& parts() const { return parts_; }
+  const std::map<TensorKey, StoredTensor>& tensors() const { return tensors_; }
+
+  // Writes the elements of the range, in the tensor's dtype, to `to`. Of copies
+  // in several files `reader` picks one. Returns the bytes read: those wanted,
+  // rounded to whole chunks. Throws Error, naming file and byte, when a file is
+  // missing, shorter than it was, or damaged, and when elements are in no part.
+  std::int64_t read(
+      const TensorKey& key,
+      plan::ElementRange range,
+      int reader,
+      void* to) const;
+
+  // Reads everything and compares it, file headers too. Returns the tensors'
+  // bytes. Throws Error as read() does.
+  std::int64_t verify() const;
+
+ private:
+  struct Wanted;
+  const SavedTensor& saved(const StoredTensor::Place& place) const;
+  std::int64_t read_bytes(const Wanted& wanted) const;
+  std::int64_t read_chunk(
+      const Wanted& wanted, std::int64_t chunk, char* room) const;
+  void pread_all(
+      const Wanted& wanted,
+      std::int64_t at,
+      std::int64_t count,
+      char* to) const;
+  Wanted all_of(const StoredTensor::Place& place) const;
+  void compare_header(std::size_t part, std::size_t file) const;
+  void open_files();
+  void collect();
+
+  const std::string folder_;
+  Manifest manifest_;
+  std::vector<Part> parts_;
+  std::map<TensorKey, StoredTensor> tensors_;
+  std::vector<std::vector<Descriptor>> files_;  // By part, by file.
+};
+
+}  // namespace sherd::ckpt

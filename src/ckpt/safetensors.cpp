@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckpt/safetensors.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <iterator>
+#include <limits>
+#include <set>
+#include <system_error>
+#include <tuple>
+#include <utility>
+#include <nlohmann/json.hpp>
+#include "base/check.h"
+#include "plan/arithmetic.h"
+
+namespace sherd::ckpt {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::int64_t kLengthBytes = 8;
+constexpr std::int64_t kDataAlignment = 64;
+// How a message begins, before the path if there is one: `where` below.
+constexpr const char* kPart = "[ckpt] ";
+constexpr const char* kMetadata = "__metadata__";
+constexpr const char* kDtype = "dtype";
+constexpr const char* kShape = "shape";
+constexpr const char* kOffsets = "data_offsets";
+
+// For messages: short, in ASCII and on one line whatever the bytes are.
+std::string in_quotes(std::string_view text) {
+  constexpr std::size_t kShown = 80;
+  const Json start = std::string(text.substr(0, kShown));
+  return start.dump(-1, ' ', true, Json::error_handler_t::replace) +
+      (text.size() > kShown ? "..." : "");
+}
+
+std::string of(const TensorInfo& info) {
+  return " of tensor " + in_quotes(info.name);
+}
+
+void check_name(const std::string& name, const std::string& where) {
+  const bool control = std::any_of(name.begin(), name.end(), [](char c) {
+    return (c >= 0 && c < ' ') || c == '\x7f';
+  });
+  SHERD_CHECK(
+      !name.empty() && !control && name != kMetadata, where,
+      "expected a name of a tensor, without control characters, found ",
+      in_quotes(name));
+}
+
+// What dtype and shape say, checked.
+std::int64_t tensor_bytes(const TensorInfo& info, const std::string& where) {
+  std::int64_t bytes = element_bytes(info.dtype);
+  SHERD_CHECK(
+      bytes > 0, where, "expected a dtype with elements of whole bytes, found ",
+      in_quotes(info.dtype), of(info));
+  SHERD_CHECK(
+      info.shape.size() <= std::size_t{kDimsMax}, where, "expected at most ",
+      kDimsMax, " dims, found ", info.shape.size(), of(info));
+  bool empty = false;
+  for (const std::int64_t size : info.shape) {
+    SHERD_CHECK(
+        size >= 0, where, "expected sizes of 0 or more, found ", size,
+        of(info));
+    empty = empty || size == 0;
+    // Strides are products of sizes with 1 for 0: those must fit as well.
+    bytes = plan::multiply_capped(bytes, std::max<std::int64_t>(size, 1));
+  }
+  SHERD_CHECK(
+      bytes < plan::kSizeCeiling, where,
+      "expected a shape of fewer than 2^61 bytes, found more", of(info));
+  return empty ? 0 : bytes;
+}
+
+// Reads that part of JSON which the format uses, from front to back. Nothing
+// nests deeper than the caller asks for, and a list that is too long is refused
+// before it is stored. Texts are left to the JSON library, with their escapes.
+class Reader {
+ public:
+  Reader(std::string_view json, std::string where)
+      : json_(json), where_(std::move(where)) {}
+
+  // Calls `value` with each key and its place; reads the value.
+  template <typename Value>
+  void object(const Value& value);
+  std::vector<std::int64_t> whole_numbers(std::size_t count_max);
+  std::string text();
+  // Only padding may come now.
+  void end() const;
+
+  // `at` is a place in the JSON.
+  void check(bool right, std::string_view expected, std::size_t at) const;
+
+ private:
+  // Goes to the next byte that is none or to the end, and returns its place.
+  std::size_t skip_space();
+  // Whether the next byte is `c`, which is passed then.
+  bool take(char c);
+  void expect(const char* quoted);
+  std::int64_t whole_number();
+
+  const std::string_view json_;
+  const std::string where_;
+  std::size_t at_ = 0;
+};
+
+void Reader::check(
+    bool right, std::string_view expected, std::size_t at) const {
+  SHERD_CHECK(
+      right, where_, "expected ", expected, ", found ",
+      at < json_.size() ? in_quotes(json_.substr(at, 24)) : "the end",
+      " at byte ", at + kLengthBytes);
+}
+
+std::size_t Reader::skip_space() {
+  at_ = std::min(json_.find_first_not_of(" \t\n\r", at_), json_.size());
+  return at_;
+}
+
+bool Reader::take(char c) {
+  const bool found = skip_space() < json_.size() && json_[at_] == c;
+  at_ += found ? 1 : 0;
+  return found;
+}
+
+void Reader::expect(const char* quoted) {
+  const bool found = take(quoted[1]);
+  check(found, quoted, at_);
+}
+
+template <typename Value>
+void Reader::object(const Value& value) {
+  expect("'{'");
+  std::set<std::string> keys;
+  if (take('}')) {
+    return;
+  }
+  do {
+    const std::size_t at = skip_space();
+    const std::string key = text();
+    check(keys.insert(key).second, "each key once", at);
+    expect("':'");
+    value(key, at);
+  } while (take(','));
+  expect("'}'");
+}
+
+std::vector<std::int64_t> Reader::whole_numbers(std::size_t count_max) {
+  std::vector<std::int64_t> numbers;
+  expect("'['");
+  if (take(']')) {
+    return numbers;
+  }
+  do {
+    if (numbers.size() == count_max) {
+      check(false, str("at most ", count_max, " numbers"), at_);
+    }
+    numbers.push_back(whole_number());
+  } while (take(','));
+  expect("']'");
+  return numbers;
+}
+
+std::int64_t Reader::whole_number() {
+  const std::size_t start = skip_space();
+  at_ = std::min(json_.find_first_not_of("+-.0123456789Ee", at_), json_.size());
+  const auto token = json_.substr(start, at_ - start);
+  const auto* last = token.data() + token.size();
+  std::uint64_t value = 0;
+  const auto [stop, failure] = std::from_chars(token.data(), last, value);
+  const bool whole = failure == std::errc() && stop == last &&
+      (token.size() == 1 || token[0] != '0');
+  check(
+      whole && value <= std::numeric_limits<std::int64_t>::max(),
+      "a whole number from 0 to 2^63 - 1", start);
+  return static_cast<std::int64_t>(value);
+}
+
+std::string Reader::text() {
+  const std::size_t start = skip_space();
+  check(start < json_.size() && json_[start] == '"', "a text", start);
+  std::size_t last = start + 1;
+  while (last < json_.size() && json_[last] != '"') {
+    last += json_[last] == '\\' ? 2 : 1;
+  }
+  const auto token = json_.substr(start, last - start + 1);
+  const auto value = Json::parse(token.begin(), token.end(), nullptr, false);
+  check(value.is_string(), "a text of JSON in UTF-8", start);
+  at_ = last + 1;
+  return value.get<std::string>();
+}
+
+void Reader::end() const {
+  const auto left = json_.find_first_not_of(' ', at_);
+  check(left == json_.npos, "only spaces behind the JSON", left);
+}
+
+// What one tensor says about itself, checked; its place among the others is for
+// check_cover().
+TensorInfo read_tensor(
+    Reader& reader, const std::string& name, const std::string& where) {
+  check_name(name, where);
+  TensorInfo info;
+  info.name = name;
+  std::vector<std::int64_t> offsets;
+  int keys = 0;
+  reader.object([&](const std::string& key, std::size_t at) {
+    if (key == kDtype) {
+      info.dtype = reader.text();
+    } else if (key == kShape) {
+      info.shape = reader.whole_numbers(kDimsMax);
+    } else {
+      reader.check(key == kOffsets, "dtype, shape or data_offsets", at);
+      offsets = reader.whole_numbers(2);
+    }
+    ++keys;
+  });
+  SHERD_CHECK(
+      keys == 3 && offsets.size() == 2, where,
+      "expected dtype, shape and two data_offsets", of(info), ", found fewer");
+  info.begin = offsets[0];
+  info.end = offsets[1];
+  const std::int64_t bytes = tensor_bytes(info, where);
+  SHERD_CHECK(
+      info.end - info.begin == bytes, where, "expected ", bytes, " bytes",
+      of(info), ", as dtype and shape say, found ", kOffsets, " from ",
+      info.begin, " to ", info.end);
+  return info;
+}
+
+SafetensorsHeader read_json(std::string_view json, const std::string& where) {
+  Reader reader(json, where);
+  reader.check(json.front() == '{', "a header that begins with '{'", 0);
+  SafetensorsHeader header;
+  reader.object([&](const std::string& key, std::size_t /*at*/) {
+    if (key != kMetadata) {
+      header.tensors.push_back(read_tensor(reader, key, where));
+      return;
+    }
+    reader.object([&](const std::string& name, std::size_t /*at*/) {
+      header.metadata[name] = reader.text();
+    });
+  });
+  reader.end();
+  return header;
+}
+
+// From the first byte of data to the last. REQUIRES: sorted as in a header.
+void check_cover(
+    const std::vector<TensorInfo>& tensors,
+    std::int64_t data_bytes,
+    const std::string& where) {
+  std::int64_t covered = 0;
+  for (const auto& info : tensors) {
+    SHERD_CHECK(
+        info.end <= data_bytes, where, "expected ", data_bytes,
+        " bytes of data or fewer, found the end", of(info), " at ", info.end);
+    SHERD_CHECK(
+        info.begin == covered, where, "expected the begin", of(info), " at ",
+        covered, " of data, found ", info.begin,
+        info.begin < covered ? ", an overlap" : ", a hole");
+    covered = info.end;
+  }
+  SHERD_CHECK(
+      covered == data_bytes, where, "expected ", covered,
+      " bytes of data, as many as tensors have, found ", data_bytes);
+}
+
+// The tensors, checked, one after another in the data.
+std::vector<TensorInfo> place(std::vector<TensorInfo> tensors) {
+  std::set<std::string> names;
+  std::int64_t covered = 0;
+  for (auto& info : tensors) {
+    check_name(info.name, kPart);
+    const bool added = names.insert(info.name).second;
+    SHERD_CHECK(added, kPart, "expected each name once, found two", of(info));
+    info.begin = covered;
+    covered += tensor_bytes(info, kPart);
+    SHERD_CHECK(
+        covered < plan::kSizeCeiling, kPart,
+        "expected data of fewer than 2^61 bytes, found more");
+    info.end = covered;
+  }
+  return tensors;
+}
+
+std::string json_of(
+    const std::vector<TensorInfo>& tensors,
+    const std::map<std::string, std::string>& metadata) {
+  std::string text = "{";
+  const auto add = [&](const std::string& key, const Json& value) {
+    try {
+      text.append(text.size() > 1 ? "," : "").append(Json(key).dump());
+      text.append(":").append(value.dump());
+    } catch (const Json::type_error&) {
+      throw Error(
+          str(kPart, "expected UTF-8, found ", in_quotes(key),
+              " or other bytes for it"));
+    }
+  };
+  if (!metadata.empty()) {
+    add(kMetadata, metadata);
+  }
+  for (const auto& info : tensors) {
+    Json entry;
+    entry[kDtype] = info.dtype;
+    entry[kShape] = info.shape;
+    entry[kOffsets] = {info.begin, info.end};
+    add(info.name, entry);
+  }
+  return text + "}";
+}
+
+}  // namespace
+
+std::int64_t element_bytes(std::string_view dtype) {
+  using Row = std::pair<std::int64_t, std::array<std::string_view, 8>>;
+  static constexpr std::array<Row, 4> kRows = {{
+      {1,
+       {"BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ",
+        "F8_E5M2FNUZ"}},
+      {2, {"F16", "BF16", "I16", "U16"}},
+      {4, {"F32", "I32", "U32"}},
+      {8, {"F64", "I64", "U64", "C64"}},
+  }};
+  for (const auto& [bytes, dtypes] : kRows) {
+    if (std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end()) {
+      return dtype.empty() ? 0 : bytes;  // Short rows end with empty texts.
+    }
+  }
+  return 0;
+}
+
+std::string header_bytes(
+    std::vector<TensorInfo>& tensors,
+    const std::map<std::string, std::string>& metadata) {
+  auto placed = place(tensors);
+  const std::string json = json_of(placed, metadata);
+  const std::int64_t data_begin =
+      plan::round_up(kLengthBytes + std::ssize(json), kDataAlignment);
+  const std::int64_t length = data_begin - kLengthBytes;
+  SHERD_CHECK(
+      length <= kHeaderBytesMax, kPart, "expected a header of at most ",
+      kHeaderBytesMax, " bytes, found one of ", length);
+  std::string bytes;
+  for (int byte = 0; byte < kLengthBytes; ++byte) {
+    bytes += static_cast<char>(length >> (8 * byte) & 0xff);
+  }
+  bytes += json;
+  bytes.resize(static_cast<std::size_t>(data_begin), ' ');
+  tensors = std::move(placed);
+  return bytes;
+}
+
+std::int64_t header_length(
+    std::string_view first8, std::int64_t file_bytes, const std::string& path) {
+  const auto found = std::min<std::int64_t>(std::ssize(first8), file_bytes);
+  SHERD_CHECK(
+      found >= kLengthBytes, kPart, path, ": expected ", kLengthBytes,
+      " bytes with the length of the header, found ", found, " at byte 0");
+  std::uint64_t length = 0;
+  for (std::size_t byte = 0; byte < kLengthBytes; ++byte) {
+    length |= std::uint64_t{static_cast<unsigned char>(first8[byte])}
+        << (8 * byte);
+  }
+  // At least "{}".
+  SHERD_CHECK(
+      length >= 2 && length <= kHeaderBytesMax, kPart, path,
+      ": expected a header of 2 to ", kHeaderBytesMax,
+      " bytes, found the length ", length, " at byte 0");
+  const auto data_begin = kLengthBytes + static_cast<std::int64_t>(length);
+  SHERD_CHECK(
+      data_begin <= file_bytes, kPart, path, ": expected a header of ", length,
+      " bytes, found the end of the file at byte ", file_bytes);
+  return data_begin;
+}
+
+SafetensorsHeader parse_header(
+    std::string_view bytes, std::int64_t file_bytes, const std::string& path) {
+  const auto data_begin = header_length(bytes, file_bytes, path);
+  const std::string where = str(kPart, path, ": ");
+  SHERD_CHECK(
+      std::ssize(bytes) >= data_begin, where, "expected the first ", data_begin,
+      " bytes of the file, found ", bytes.size());
+  const auto json_bytes = static_cast<std::size_t>(data_begin - kLengthBytes);
+  auto header = read_json(bytes.substr(kLengthBytes, json_bytes), where);
+  header.data_begin = data_begin;
+  std::ranges::sort(header.tensors, {}, [](const TensorInfo& info) {
+    return std::tie(info.begin, info.end, info.name);
+  });
+  check_cover(header.tensors, file_bytes - data_begin, where);
+  return header;
+}
+
+}  // namespace sherd::ckpt

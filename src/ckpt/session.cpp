@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckpt/session.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+#include <utility>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "comm/communicator.h"
+
+namespace sherd::ckpt {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kSaving = ".saving-";  // Not complete yet.
+constexpr const char* kOld = ".old-";        // To be replaced by a new one.
+constexpr const char* kRemoving = ".removing-";
+// Beside tensors: headers, JSON.
+constexpr std::int64_t kSpareBytes = std::int64_t{1} << 20;
+
+// What a rank tells the others at the end of a stage.
+struct Word {
+  Status status;
+  std::int64_t number = 0;
+  PartFile part = {};
+
+  std::string text() const {
+    Json json = {
+        {"number", number},
+        {"name", part.name},
+        {"bytes", part.bytes},
+        {"checksum", part.checksum}};
+    if (!status.ok()) {
+      json["error"] = status.message();
+      json["code"] = static_cast<int>(status.code());
+    }
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
+};
+
+Word word_of(const std::string& text) {
+  const auto json = Json::parse(text);
+  Word word;
+  word.number = json.at("number").get<std::int64_t>();
+  word.part = {
+      .name = json.at("name").get<std::string>(),
+      .bytes = json.at("bytes").get<std::int64_t>(),
+      .checksum = json.at("checksum").get<std::uint64_t>()};
+  if (json.contains("error")) {
+    word.status = {
+        static_cast<ErrorCode>(json.at("code").get<int>()),
+        json.at("error").get<std::string>()};
+  }
+  return word;
+}
+
+void warn_if_failed(const Status& status) {
+  if (!status.ok()) {
+    log_warning(status.message());
+  }
+}
+
+// What throws here would leave the other ranks waiting: a name that is no UTF-8.
+template <typename Action>
+Status status_of(Action&& action) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  } catch (const std::exception& error) {
+    return {ErrorCode::kInvalidArgument, str("[ckpt] ", error.what())};
+  }
+}
+
+// Every rank's, when none has failed.
+Result<std::vector<Word>> exchange(
+    const Session& session, const Word& mine, const std::string& what) {
+  const auto texts = session.gather(mine.text(), what);
+  if (!texts.ok()) {
+    return texts.status();
+  }
+  std::vector<Word> words;
+  for (const auto& text : texts.value()) {
+    words.push_back(word_of(text));
+    const auto& status = words.back().status;
+    if (!status.ok()) {
+      const bool alone = session.size == 1;
+      return Status(
+          status.code(),
+          alone ? status.message()
+                : str("[ckpt] ", what, ": rank ", words.size() - 1,
+                      " failed: ", status.message()));
+    }
+  }
+  return words;
+}
+
+class Save {
+ public:
+  Save(const Session& session, std::int64_t step)
+      : session_(session),
+        files_(session.files),
+        step_(step),
+        name_(folder_name(step)),
+        temporary_(session.folder + "/" + kSaving + name_),
+        what_(str("saving step ", step)) {}
+
+  Status run(
+      const std::vector<Piece>& pieces,
+      const std::map<std::string, std::string>& values) {
+    auto status = begin(pieces);
+    std::vector<Word> parts;
+    if (status.ok()) {
+      status = write(pieces, parts);
+    }
+    if (status.ok()) {
+      status = complete(parts, values);
+    }
+    if (!status.ok() && leads()) {
+      // It says no more than the failure; the next start tries it again.
+      (void)files_.remove(temporary_);
+    }
+    return status;
+  }
+
+ private:
+  bool leads() const { return session_.rank == 0; }
+
+  // An empty folder with room for all.
+  Status begin(const std::vector<Piece>& pieces) {
+    Word mine;
+    mine.number = std::accumulate(
+        pieces.begin(), pieces.end(), std::int64_t{0},
+        [](std::int64_t sum, const Piece& piece) {
+          return sum + static_cast<std::int64_t>(piece.elements.nbytes());
+        });
+    if (leads()) {
+      mine.status = files_.remove(temporary_);
+      mine.status =
+          mine.status.ok() ? files_.make_folder(temporary_) : mine.status;
+    }
+    const auto words = exchange(session_, mine, what_);
+    return words.ok() ? check_room(words.value()) : words.status();
+  }
+
+  Status check_room(const std::vector<Word>& words) {
+    std::int64_t needed = kSpareBytes;
+    for (const auto& word : words) {
+      needed += word.number;
+    }
+    Status status;
+    if (leads()) {
+      const auto free = files_.free_bytes(session_.folder);
+      status = free.status();
+      if (free.ok() && free.value() < needed) {
+        status = {
+            ErrorCode::kUnavailable,
+            str("[ckpt] ", session_.folder, ": expected room for ", needed,
+                " bytes, found ", free.value())};
+      }
+    }
+    return agree(session_, status, what_);
+  }
+
+  Status write(const std::vector<Piece>& pieces, std::vector<Word>& parts) {
+    Word mine;
+    mine.status = status_of([&] {
+      const auto part = write_part(
+          files_, temporary_, pieces,
+          {.rank = session_.rank,
+           .file_bytes_max = session_.options.file_bytes_max});
+      mine.part = part.ok() ? part.value() : PartFile();
+      return part.status();
+    });
+    auto words = exchange(session_, mine, what_);
+    if (!words.ok()) {
+      return words.status();
+    }
+    parts = std::move(words).value();
+    return {};
+  }
+
+  Status complete(
+      const std::vector<Word>& parts,
+      const std::map<std::string, std::string>& values) {
+    Status status;
+    if (leads()) {
+      Manifest manifest{
+          .step = step_,
+          .world_size = session_.size,
+          .values = values,
+          .parts = {}};
+      for (const auto& word : parts) {
+        manifest.parts.push_back(word.part);
+      }
+      status = status_of([&] { return put_in_place(to_json(manifest)); });
+    }
+    status = agree(session_, status, what_);
+    if (status.ok() && leads()) {
+      remove_old_ones();
+    }
+    return status;
+  }
+
+  Status put_in_place(const std::string& manifest) {
+    const auto place = session_.folder + "/" + name_;
+    const auto old = session_.folder + "/" + kOld + name_;
+    auto status =
+        write_file(files_, temporary_ + "/" + kManifestName, manifest);
+    if (status.ok()) {
+      status = files_.sync_folder(temporary_);
+    }
+    const bool replaces = files_.exists(place);
+    if (status.ok() && replaces) {
+      status = files_.remove(old);  // One that could not be removed.
+      status = status.ok() ? files_.rename(place, old) : status;
+    }
+    if (!status.ok()) {
+      return status;
+    }
+    status = files_.rename(temporary_, place);
+    if (status.ok()) {
+      status = files_.sync_folder(session_.folder);
+      if (!status.ok()) {
+        (void)files_.rename(place, temporary_);
+      }
+    }
+    if (replaces) {
+      warn_if_failed(
+          status.ok() ? files_.remove(old) : files_.rename(old, place));
+    }
+    if (!status.ok()) {  // Before the files of what was in place are removed.
+      warn_if_failed(files_.sync_folder(session_.folder));
+    }
+    return status;
+  }
+
+  // What cannot be removed is no reason to fail. They lose their names first and
+  // for good: a folder of that name is whole, whenever power is lost.
+  void remove_old_ones() {
+    const auto& options = session_.options;
+    if (options.keep_last <= 0) {
+      return;
+    }
+    const auto found = complete_steps(files_, session_.folder);
+    auto steps = found.ok() ? found.value() : std::vector<std::int64_t>();
+    std::erase_if(steps, [&](std::int64_t step) {
+      const bool special =
+          options.keep_every > 0 && step % options.keep_every == 0;
+      return special || step > step_;  // Of a run that began again before it.
+    });
+    const auto keep = static_cast<std::size_t>(options.keep_last);
+    std::vector<std::string> gone;
+    Status status;
+    for (std::size_t i = 0; i + keep < steps.size() && status.ok(); ++i) {
+      const auto name = folder_name(steps[i]);
+      gone.push_back(session_.folder + "/" + kRemoving + name);
+      status = files_.remove(gone.back());  // One that could not be removed.
+      status = status.ok()
+          ? files_.rename(session_.folder + "/" + name, gone.back())
+          : status;
+    }
+    if (status.ok() && !gone.empty()) {
+      status = files_.sync_folder(session_.folder);
+    }
+    for (std::size_t i = 0; i < gone.size() && status.ok(); ++i) {
+      status = files_.remove(gone[i]);
+    }
+    warn_if_failed(status);
+  }
+
+  const Session& session_;
+  Files& files_;
+  const std::int64_t step_;
+  const std::string name_;
+  const std::string temporary_;
+  const std::string what_;
+};
+
+}  // namespace
+
+Gather make_gather(const World& world) {
+  if (world.size() == 1) {
+    return [](const std::string& mine, const std::string&) {
+      return std::vector<std::string>{mine};
+    };
+  }
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  auto communicator = std::make_shared<comm::Communicator>(
+      world, str("ckpt/", world.next_number()), std::move(ranks));
+  return [communicator](const std::string& mine, const std::string& what) {
+    return communicator->all_gather(mine, what);
+  };
+}
+
+Status agree(
+    const Session& session, const Status& mine, const std::string& what) {
+  return exchange(session, {.status = mine}, what).status();
+}
+
+Result<std::vector<std::int64_t>> complete_steps(
+    Files& files, const std::string& folder) {
+  const auto names = files.list(folder);
+  if (!names.ok()) {
+    return names.status();
+  }
+  std::vector<std::int64_t> steps;
+  for (const auto& name : names.value()) {
+    const auto step = step_of(name);
+    if (step >= 0 && files.exists(folder + "/" + name + "/" + kManifestName)) {
+      steps.push_back(step);
+    }
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+Status make_lasting_folder(Files& files, const std::string& path) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> above;  // Of those that are not there yet.
+  for (fs::path missing(path); missing.has_relative_path();
+       missing = missing.parent_path()) {
+    if (files.exists(missing.string())) {
+      break;
+    }
+    const auto parent = missing.parent_path().string();
+    above.push_back(parent.empty() ? "." : parent);
+  }
+  auto status = files.make_folder(path);
+  for (std::size_t i = 0; i < above.size() && status.ok(); ++i) {
+    status = files.sync_folder(above[i]);
+  }
+  return status;
+}
+
+Status clean_up(Files& files, const std::string& folder) {
+  const auto names = files.list(folder);
+  if (!names.ok() || names.value().empty()) {
+    return names.status();
+  }
+  // Else power loss could bring back a name whose files are removed below.
+  auto status = files.sync_folder(folder);
+  for (const auto& name : names.value()) {
+    const auto path = folder + "/" + name;
+    if (!status.ok()) {
+      return status;
+    }
+    if (name.starts_with(kSaving) || name.starts_with(kRemoving)) {
+      status = files.remove(path);
+    } else if (name.starts_with(kOld)) {
+      const auto place = folder + "/" + name.substr(std::string(kOld).size());
+      status =
+          files.exists(place) ? files.remove(path) : files.rename(path, place);
+    }
+  }
+  return status;
+}
+
+Status save_pieces(
+    const Session& session,
+    std::int64_t step,
+    const std::vector<Piece>& pieces,
+    const std::map<std::string, std::string>& values) {
+  return Save(session, step).run(pieces, values);
+}
+
+}  // namespace sherd::ckpt

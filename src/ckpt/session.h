@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks that save one checkpoint together, and the protocol by which it becomes
+// complete or stays absent; docs/design/checkpoints.md has the order of steps and
+// why each kill between two of them is harmless. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+#include <sherd/ckpt/checkpoint.h>
+#include "base/status.h"
+#include "ckpt/files.h"
+#include "ckpt/part_writer.h"
+
+namespace sherd::ckpt {
+
+// Every rank's text, by rank. `what` is for messages.
+using Gather = std::function<Result<std::vector<std::string>>(
+    const std::string& mine, const std::string& what)>;
+
+// Over connections of its own; of one rank, none. Throws Error.
+Gather make_gather(const World& world);
+
+struct Session {
+  Files& files;
+  std::string folder;
+  int rank = 0;
+  int size = 1;
+  Gather gather;
+  SaveOptions options;
+};
+
+// The first failure of any rank, naming it, on every rank.
+Status agree(
+    const Session& session, const Status& mine, const std::string& what);
+
+// The steps of the complete checkpoints in a folder, ascending. Empty where there
+// is no folder.
+Result<std::vector<std::int64_t>> complete_steps(
+    Files& files, const std::string& folder);
+
+// With those above it; power loss does not undo it.
+Status make_lasting_folder(Files& files, const std::string& path);
+
+// Puts in order what a run left that was killed. Only one rank calls it.
+Status clean_up(Files& files, const std::string& folder);
+
+// Collective. Complete when it returns success, else absent; one of the same step
+// that was there is then as it was.
+Status save_pieces(
+    const Session& session,
+    std::int64_t step,
+    const std::vector<Piece>& pieces,
+    const std::map<std::string, std::string>& values);
+
+}  // namespace sherd::ckpt

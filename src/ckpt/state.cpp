@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include <torch/nn/module.h>
+
+#include "base/check.h"
+#include "ckpt/dtypes.h"
+#include "ckpt/state_access.h"
+#include "plan/reshard.h"
+
+namespace sherd {
+namespace {
+
+constexpr const char* kModel = "model";
+
+void check_section(const std::string& section) {
+  const bool fine = !section.empty() &&
+      std::all_of(section.begin(), section.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+            (c >= '0' && c <= '9') || c == '_' || c == '-';
+      });
+  SHERD_CHECK(
+      fine, "[ckpt] expected a section of letters, digits, _ and -, found '",
+      section, "'");
+}
+
+void check_shard(const NamedShard& shard) {
+  const auto& elements = shard.elements;
+  SHERD_CHECK(
+      elements.defined() && elements.is_contiguous() &&
+          elements.device().is_cpu() &&
+          !ckpt::name_of(elements.scalar_type()).empty(),
+      "[ckpt] ", shard.name,
+      ": expected a contiguous CPU tensor of a dtype that safetensors has, "
+      "found ",
+      elements.defined() ? str(elements.device().str(), " ",
+                               c10::toString(elements.scalar_type()))
+                         : std::string("none"));
+  SHERD_CHECK(
+      shard.begin >= 0 && shard.ranks >= 1 &&
+          shard.begin + elements.numel() <= ckpt::numel_of(shard.shape),
+      "[ckpt] ", shard.name, ": expected elements of a tensor of ",
+      ckpt::numel_of(shard.shape), ", found ", elements.numel(), " at ",
+      shard.begin);
+}
+
+plan::ElementRange range_of(const NamedShard& shard) {
+  return {shard.begin, shard.begin + shard.elements.numel()};
+}
+
+at::Tensor flat(const at::Tensor& tensor) { return tensor.detach().view({-1}); }
+
+}  // namespace
+
+void CheckpointState::add(const std::string& section, NamedShard shard) {
+  check_section(section);
+  check_shard(shard);
+  for (const auto& [other, known] : shards_) {
+    SHERD_CHECK(
+        other != section || known.name != shard.name,
+        "[ckpt] expected each name once in section ", section, ", found ",
+        shard.name, " again");
+  }
+  shard.elements = flat(shard.elements);
+  shards_.emplace_back(section, std::move(shard));
+}
+
+void CheckpointState::add(const NamedParameters& parameters) {
+  std::map<std::string, const WholeParameter*> whole;
+  for (const auto& item : parameters.whole.items) {
+    whole.emplace(item.name, &item);
+  }
+  for (const auto& item : parameters.items) {
+    const auto found = whole.find(item.name);
+    const bool sliced = found != whole.end();
+    add(kModel,
+        {.name = item.name,
+         .shape = sliced ? found->second->shape : item.slice.sizes().vec(),
+         .begin = sliced ? found->second->slice_begin : 0,
+         .elements = item.slice.detach(),
+         .ranks = parameters.whole.ranks});
+    whole.erase(item.name);
+  }
+  for (const auto& [name, item] : whole) {  // Of which nothing lies here.
+    elsewhere_[kModel].insert(name);
+  }
+  if (parameters.publish) {
+    publish_.push_back(parameters.publish);
+  }
+}
+
+void CheckpointState::add_buffers(const torch::nn::Module& module) {
+  for (const auto& buffer : module.named_buffers()) {
+    if (buffer.value().defined()) {
+      add(kModel,
+          {.name = buffer.key(),
+           .shape = buffer.value().sizes().vec(),
+           .elements = buffer.value()});
+    }
+  }
+}
+
+void CheckpointState::add_lazily(
+    const std::string& section,
+    const NamedParameters& parameters,
+    Tensors tensors) {
+  check_section(section);
+  Lazy lazy{.section = section, .slices = {}, .tensors = std::move(tensors)};
+  for (const auto& item : parameters.whole.items) {
+    lazy.slices[item.name] = {
+        .name = item.name,
+        .shape = item.shape,
+        .begin = item.slice_begin,
+        .elements = {},
+        .ranks = parameters.whole.ranks};
+  }
+  for (const auto& item : parameters.items) {
+    auto& slice = lazy.slices[item.name];
+    if (slice.name.empty()) {
+      slice.name = item.name;
+      slice.shape = item.slice.sizes().vec();
+    }
+    slice.elements = item.slice.detach();
+  }
+  lazy_.push_back(std::move(lazy));
+}
+
+// The slice's part of what the optimizer keeps for the parameter: as the slice, a
+// whole matrix, or one number, which comes with the parameter's first element.
+std::vector<std::pair<std::string, NamedShard>> CheckpointAccess::states(
+    const CheckpointState& state, bool all) {
+  auto shards = state.shards_;
+  for (const auto& lazy : state.lazy_) {
+    for (const auto& tensor : lazy.tensors(all)) {
+      const auto found = lazy.slices.find(tensor.parameter);
+      SHERD_CHECK(
+          found != lazy.slices.end(), "[ckpt] section ", lazy.section,
+          " has state of ", tensor.parameter,
+          ", which is none of the parameters it was added with");
+      NamedShard shard = found->second;
+      shard.name = tensor.key + "." + tensor.parameter;
+      if (tensor.tensor.dim() == 0) {
+        if (shard.begin > 0 && !all) {
+          continue;
+        }
+        shard.shape = {};
+        shard.begin = 0;
+      } else if (
+          !shard.elements.defined() ||
+          tensor.tensor.numel() != shard.elements.numel()) {
+        shard.begin = 0;
+      }
+      shard.elements = flat(tensor.tensor);
+      check_shard(shard);
+      shards.emplace_back(lazy.section, std::move(shard));
+    }
+  }
+  return shards;
+}
+
+std::vector<ckpt::Piece> CheckpointAccess::pieces(
+    const CheckpointState& state, int rank, int size) {
+  std::vector<ckpt::Piece> pieces;
+  for (auto& [section, shard] : states(state, /*all=*/false)) {
+    SHERD_CHECK(
+        size % shard.ranks == 0, "[ckpt] ", shard.name,
+        ": expected a number of ranks that divides the world's ", size,
+        ", found ", shard.ranks);
+    const auto mine = range_of(shard);
+    const auto share =
+        plan::share_of(mine, rank / shard.ranks, size / shard.ranks);
+    const bool nothing = ckpt::numel_of(shard.shape) == 0;
+    if (share.empty() && !(nothing && rank == 0)) {
+      continue;
+    }
+    pieces.push_back(
+        {.section = section,
+         .name = shard.name,
+         .shape = shard.shape,
+         .range = share,
+         .elements = shard.elements.narrow(
+             0, share.begin - mine.begin, share.numel())});
+  }
+  return pieces;
+}
+
+std::vector<CheckpointAccess::Target> CheckpointAccess::targets(
+    const CheckpointState& state) {
+  std::vector<Target> targets;
+  const auto certain = state.shards_.size();
+  for (auto& [section, shard] : states(state, /*all=*/true)) {
+    const bool optional = targets.size() >= certain;
+    targets.push_back({section, std::move(shard), optional});
+  }
+  return targets;
+}
+
+std::vector<ckpt::TensorKey> CheckpointAccess::certain(
+    const CheckpointState& state) {
+  std::vector<ckpt::TensorKey> keys;
+  for (const auto& [section, shard] : state.shards_) {
+    keys.emplace_back(section, shard.name);
+  }
+  for (const auto& [section, names] : state.elsewhere_) {
+    for (const auto& name : names) {
+      keys.emplace_back(section, name);
+    }
+  }
+  return keys;
+}
+
+bool CheckpointAccess::knows(
+    const CheckpointState& state, const ckpt::TensorKey& key) {
+  const auto& [section, name] = key;
+  const auto sure = certain(state);
+  if (std::find(sure.begin(), sure.end(), key) != sure.end()) {
+    return true;
+  }
+  const auto dot = name.find('.');
+  return dot != std::string::npos &&
+      std::any_of(
+             state.lazy_.begin(), state.lazy_.end(), [&](const auto& lazy) {
+               return lazy.section == section &&
+                   lazy.slices.contains(name.substr(dot + 1));
+             });
+}
+
+void CheckpointAccess::publish(const CheckpointState& state) {
+  for (const auto& publish : state.publish_) {
+    publish();
+  }
+}
+
+}  // namespace sherd

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What saving and loading ask of a CheckpointState. Thread rule: as the state.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+#include <sherd/ckpt/checkpoint.h>
+#include "ckpt/part_writer.h"
+#include "ckpt/reader.h"
+
+namespace sherd {
+
+class CheckpointAccess {
+ public:
+  // What `rank` of `size` saves: of what several ranks hold alike each a share.
+  static std::vector<ckpt::Piece> pieces(
+      const CheckpointState& state, int rank, int size);
+
+  // What a rank wants to have; `optional` may be missing in a checkpoint.
+  struct Target {
+    std::string section;
+    NamedShard shard;
+    bool optional = false;
+  };
+  static std::vector<Target> targets(const CheckpointState& state);
+
+  // What a strict checkpoint has: the same on every rank.
+  static std::vector<ckpt::TensorKey> certain(const CheckpointState& state);
+  // Whether some rank may want it.
+  static bool knows(const CheckpointState& state, const ckpt::TensorKey& key);
+
+  static void publish(const CheckpointState& state);
+
+ private:
+  static std::vector<std::pair<std::string, NamedShard>> states(
+      const CheckpointState& state, bool all);
+};
+
+}  // namespace sherd

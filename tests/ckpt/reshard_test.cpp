@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What any layout has saved any other goes on from. Ids are those of
+// docs/design/tests.md.
+#include "ckpt/checkpoint_job.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+#include "support/scratch_folder.h"
+
+#include <cstring>
+#include <gmock/gmock.h>
+
+namespace sherd::test {
+namespace {
+
+using sherd::testing::ScratchFolder;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int kBefore = 2;
+constexpr int kAfter = 4;
+
+void report(Rank& self, const std::vector<double>& losses) {
+  self.report(
+      {reinterpret_cast<const char*>(losses.data()),
+       losses.size() * sizeof(double)});
+}
+
+std::vector<double> losses_of(const ChildEnd& end) {
+  std::vector<double> losses(end.result.size() / sizeof(double));
+  std::memcpy(losses.data(), end.result.data(), end.result.size());
+  return losses;
+}
+
+// The losses after the save, of the job that was not interrupted.
+std::vector<double> save_and_go_on(
+    const JobLayout& layout, const std::string& folder, bool asynchronous) {
+  const auto ranks = run_ranks(layout.ranks, [&](World world, Rank& self) {
+    CheckpointJob job(world, layout, 7);
+    CheckpointSaver saver(world, folder, {.asynchronous = asynchronous});
+    EXPECT_EQ(saver.newest(), std::nullopt);
+    for (int step = 0; step < kBefore; ++step) {
+      job.step(step);
+    }
+    job.state().values["note"] = "of " + layout.name;
+    saver.save(kBefore, job.state());
+    std::vector<double> losses;
+    for (int step = kBefore; step < kBefore + kAfter; ++step) {
+      losses.push_back(job.step(step));
+    }
+    saver.wait();
+    report(self, losses);
+  });
+  expect_all_ok(ranks);
+  return losses_of(ranks[0]);
+}
+
+std::vector<double> load_and_go_on(
+    const JobLayout& layout, const std::string& folder) {
+  const auto ranks = run_ranks(layout.ranks, [&](World world, Rank& self) {
+    CheckpointJob job(world, layout, 8);
+    const auto loaded = load_checkpoint(world, folder, job.state());
+    EXPECT_EQ(loaded.step, kBefore);
+    EXPECT_THAT(loaded.missing, IsEmpty());
+    EXPECT_THAT(job.state().values["note"], HasSubstr("of "));
+    std::vector<double> losses;
+    for (int step = kBefore; step < kBefore + kAfter; ++step) {
+      losses.push_back(job.step(step));
+    }
+    report(self, losses);
+  });
+  expect_all_ok(ranks);
+  return losses_of(ranks[0]);
+}
+
+class Reshard : public ::testing::TestWithParam<JobLayout> {};
+
+TEST_P(Reshard, T46EveryLayoutGoesOnWhereThisOneStopped) {
+  const ScratchFolder scratch;
+  const auto& saved = GetParam();
+  const auto expected =
+      save_and_go_on(saved, scratch.path() + "/run", saved.ranks % 2 == 0);
+  ASSERT_EQ(expected.size(), kAfter);
+  for (const auto& layout : job_layouts()) {
+    SCOPED_TRACE(saved.name + " to " + layout.name);
+    const auto found = load_and_go_on(layout, scratch.path() + "/run/step-2");
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      if (layout.name == saved.name) {
+        EXPECT_EQ(found[i], expected[i]) << "step " << i;
+      } else {  // Gradients are added in another order.
+        EXPECT_NEAR(found[i], expected[i], 2e-4) << "step " << i;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts,
+    Reshard,
+    ::testing::ValuesIn(job_layouts()),
+    [](const auto& given) { return given.param.name; });
+
+class CheckpointNames : public ::testing::TestWithParam<int> {};
+
+TEST_P(CheckpointNames, T44AreComparedStrictlyOrReported) {
+  const ScratchFolder scratch;
+  const auto folder = scratch.path() + "/run";
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    torch::nn::Sequential small(torch::nn::Linear(3, 5));
+    torch::nn::Sequential large(
+        torch::nn::Linear(3, 5), torch::nn::BatchNorm1d(5));
+    auto one = fully_shard(*small, world);
+    auto two = fully_shard(*large, world);
+    CheckpointState less;
+    less.add(one.named_parameters());
+    CheckpointState more;
+    more.add(two.named_parameters());
+    more.add_buffers(*large);
+    CheckpointSaver saver(world, folder);
+    saver.save(1, less);
+    saver.save(2, more);
+    EXPECT_THAT(
+        error_of([&] { load_checkpoint(world, folder + "/step-1", more); }),
+        HasSubstr(
+            "expected all that the job has, found no model 1.bias, model"));
+    const auto missing =
+        load_checkpoint(world, folder + "/step-1", more, {.strict = false});
+    EXPECT_THAT(
+        missing.missing,
+        ElementsAre(
+            "model 1.bias", "model 1.num_batches_tracked",
+            "model 1.running_mean", "model 1.running_var", "model 1.weight"));
+    EXPECT_THAT(
+        error_of([&] { load_checkpoint(world, folder + "/step-2", less); }),
+        HasSubstr("expected nothing that the job lacks, found model 1.bias"));
+    const auto unexpected =
+        load_checkpoint(world, folder + "/step-2", less, {.strict = false});
+    EXPECT_EQ(unexpected.unexpected.size(), 5U);
+    EXPECT_THAT(
+        error_of([&] { load_checkpoint(world, folder + "/step-3", less); }),
+        HasSubstr("step-3: expected a complete checkpoint, found no such "));
+    torch::nn::Sequential other(torch::nn::Linear(3, 6));
+    auto three = fully_shard(*other, world);
+    CheckpointState shapes;
+    shapes.add(three.named_parameters());
+    EXPECT_THAT(
+        error_of([&] { load_checkpoint(world, folder + "/step-1", shapes); }),
+        AllOf(HasSubstr("expected shape [6"), HasSubstr("found [5")));
+  }));
+}
+
+// Only the first layer trains, and the last is frozen: neither has state.
+TEST_P(CheckpointNames, T47StateOfWhatWasNeverSteppedIsNeitherSavedNorKept) {
+  const ScratchFolder scratch;
+  const auto folder = scratch.path() + "/run";
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto make = [] {
+      torch::manual_seed(3);
+      torch::nn::Sequential model(
+          torch::nn::Linear(3, 5), torch::nn::Linear(5, 5),
+          torch::nn::Linear(5, 2));
+      model[2]->as<torch::nn::Linear>()->weight.requires_grad_(false);
+      return model;
+    };
+    auto model = make();
+    auto fsdp = fully_shard(*model, world);
+    AdamW adamw(fsdp.named_parameters());
+    model[0]
+        ->as<torch::nn::Linear>()
+        ->forward(torch::ones({2, 3}))
+        .sum()
+        .backward();
+    adamw.step();
+    CheckpointState state;
+    state.add(fsdp.named_parameters());
+    state.add("optimizer", adamw, fsdp.named_parameters());
+    CheckpointSaver saver(world, folder);
+    saver.save(1, state);
+    auto again = make();
+    auto sharded = fully_shard(*again, world);
+    AdamW restored(sharded.named_parameters());
+    for (const auto& name : restored.names()) {
+      restored.state(name).exp_avg.fill_(7);
+      restored.state(name).step.fill_(7);
+    }
+    CheckpointState into;
+    into.add(sharded.named_parameters());
+    into.add("optimizer", restored, sharded.named_parameters());
+    load_checkpoint(world, folder + "/step-1", into);
+    for (const auto& name : restored.names()) {
+      const bool stepped = name.starts_with("0.");
+      EXPECT_EQ(restored.state(name).step.item<float>(), stepped ? 1 : 0);
+      EXPECT_TRUE(
+          torch::equal(restored.state(name).exp_avg, adamw.state(name).exp_avg))
+          << name;
+    }
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    CheckpointNames,
+    ::testing::Values(1, 2, 3, 4),
+    ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace sherd::test

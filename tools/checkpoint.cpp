@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// sherd-checkpoint, which `sherd checkpoint` becomes: looks at checkpoints and
+// makes one file of each section.
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <system_error>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <sherd/base/error.h>
+#include <sherd/ckpt/checkpoint.h>
+
+namespace sherd::tools {
+namespace {
+
+constexpr int kUsageError = 2;
+
+using Json = nlohmann::ordered_json;
+
+// A checkpoint, a folder of them or a run: the newest there.
+std::string newest_in(const std::string& path) {
+  for (const auto& folder : {path, path + "/checkpoints"}) {
+    const auto newest = newest_checkpoint(folder);
+    if (newest) {
+      return *newest;
+    }
+  }
+  return path;  // What it is not is said when it is opened.
+}
+
+std::string text_of(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
+std::string bytes_text(std::int64_t bytes) {
+  char text[32];
+  std::snprintf(
+      text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+Json json_of(const CheckpointContent& content) {
+  Json json = {{"folder", content.folder},         {"step", content.step},
+               {"world_size", content.world_size}, {"files", content.files},
+               {"bytes", content.bytes},           {"values", content.values}};
+  json["tensors"] = Json::array();
+  for (const auto& tensor : content.tensors) {
+    json["tensors"].push_back(
+        {{"section", tensor.section},
+         {"name", tensor.name},
+         {"dtype", tensor.dtype},
+         {"shape", tensor.shape},
+         {"parts", tensor.parts}});
+  }
+  return json;
+}
+
+void inspect(const std::string& path, bool json) {
+  const auto content = checkpoint_content(newest_in(path));
+  if (json) {
+    std::puts(json_of(content).dump(1).c_str());
+    return;
+  }
+  std::printf(
+      "%s: step %lld, saved by %d rank%s, %lld files, %s\n",
+      content.folder.c_str(), static_cast<long long>(content.step),
+      content.world_size, content.world_size == 1 ? "" : "s",
+      static_cast<long long>(content.files), bytes_text(content.bytes).c_str());
+  for (const auto& [name, value] : content.values) {
+    std::printf("  %s = %s\n", name.c_str(), value.c_str());
+  }
+  for (const auto& tensor : content.tensors) {
+    std::printf(
+        "  %s  %s  %s %s\n", tensor.section.c_str(), tensor.name.c_str(),
+        tensor.dtype.c_str(), text_of(tensor.shape).c_str());
+  }
+}
+
+void verify(const std::string& path, bool json) {
+  const auto folder = newest_in(path);
+  const auto bytes = verify_checkpoint(folder);
+  if (json) {
+    std::puts(Json({{"folder", folder}, {"bytes", bytes}}).dump().c_str());
+  } else {
+    std::printf(
+        "%s: complete, %s of tensors as they were saved\n", folder.c_str(),
+        bytes_text(bytes).c_str());
+  }
+}
+
+void merge(const std::string& path, const std::string& to, bool json) {
+  const auto folder = newest_in(path);
+  const auto files = merge_checkpoint(folder, to);
+  if (json) {
+    std::puts(Json({{"folder", folder}, {"files", files}}).dump().c_str());
+    return;
+  }
+  for (const auto& file : files) {
+    std::printf("%s\n", file.c_str());
+  }
+}
+
+int checkpoint_command(int argc, char** argv) {
+  CLI::App app("Look at checkpoints and convert them", "sherd checkpoint");
+  app.require_subcommand(1);
+  std::string path;
+  std::string to;
+  bool json = false;
+  const auto add = [&](const char* name, const char* help) {
+    auto* command = app.add_subcommand(name, help);
+    command
+        ->add_option(
+            "PATH", path, "A checkpoint, or a run: the newest one in it")
+        ->required();
+    command->add_flag("--json", json, "Print JSON");
+    return command;
+  };
+  const auto* inspect_app =
+      add("inspect", "What is in it: step, values, tensors");
+  const auto* verify_app =
+      add("verify", "Read all of it and compare checksums");
+  auto* merge_app =
+      add("merge",
+          "Write whole tensors: one safetensors file of each section, e.g.\n"
+          "FOLDER/model.safetensors, for any program that reads those");
+  merge_app->add_option("FOLDER", to, "New, or empty")->required();
+  try {
+    app.parse(argc, argv);
+    if (inspect_app->parsed()) {
+      inspect(path, json);
+    } else if (verify_app->parsed()) {
+      verify(path, json);
+    } else {
+      merge(path, to, json);
+    }
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {
+      return app.exit(error);
+    }
+    std::fprintf(
+        stderr, "sherd checkpoint: %s (see sherd checkpoint --help)\n",
+        error.what());
+    return kUsageError;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "sherd checkpoint: %s\n", error.what());
+    return 1;
+  }
+}
+
+}  // namespace
+}  // namespace sherd::tools
+
+int main(int argc, char** argv) {
+  try {
+    return sherd::tools::checkpoint_command(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "sherd checkpoint: %s\n", error.what());
+    return 1;
+  }
+}
