@@ -162,7 +162,7 @@ LoadReport load_checkpoint(
       .folder = folder,
       .rank = world.rank(),
       .size = world.size(),
-      .gather = ckpt::make_gather(world),
+      .gather = ckpt::gather_over(world),
       .options = {}};
   Status mine;
   LoadReport report;

@@ -298,6 +298,29 @@ Gather make_gather(const World& world) {
   };
 }
 
+Gather gather_over(const World& world) {
+  return [&world](const std::string& mine, const std::string& /*what*/)
+             -> Result<std::vector<std::string>> {
+    std::size_t longest = 0;
+    std::vector<std::size_t> lengths;
+    for (const auto& one :
+         world.all_gather({static_cast<double>(mine.size())})) {
+      lengths.push_back(static_cast<std::size_t>(one[0]));
+      longest = std::max(longest, lengths.back());
+    }
+    std::vector<double> characters(mine.begin(), mine.end());
+    characters.resize(longest);
+    std::vector<std::string> texts;
+    for (const auto& one : world.all_gather(characters)) {
+      auto& text = texts.emplace_back();
+      for (std::size_t i = 0; i < lengths[texts.size() - 1]; ++i) {
+        text += static_cast<char>(one[i]);
+      }
+    }
+    return texts;
+  };
+}
+
 Status agree(
     const Session& session, const Status& mine, const std::string& what) {
   return exchange(session, {.status = mine}, what).status();

@@ -21,8 +21,11 @@ namespace sherd::ckpt {
 using Gather = std::function<Result<std::vector<std::string>>(
     const std::string& mine, const std::string& what)>;
 
-// Over connections of its own; of one rank, none. Throws Error.
+// Over connections of its own, so that a thread beside training may use it; of
+// one rank, none. Throws Error.
 Gather make_gather(const World& world);
+// Over the world's, which must outlive it: of the thread that uses the world.
+Gather gather_over(const World& world);
 
 struct Session {
   Files& files;
