@@ -299,8 +299,9 @@ Gather make_gather(const World& world) {
 }
 
 Gather gather_over(const World& world) {
-  return [&world](const std::string& mine, const std::string& /*what*/)
-             -> Result<std::vector<std::string>> {
+  return [&world](
+             const std::string& mine,
+             const std::string& /*what*/) -> Result<std::vector<std::string>> {
     std::size_t longest = 0;
     std::vector<std::size_t> lengths;
     for (const auto& one :

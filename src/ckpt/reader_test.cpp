@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckpt/reader.h"
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "base/check.h"
+#include "ckpt/checksum.h"
+#include "ckpt/save_testing.h"
+#include "plan/reshard.h"
+#include "support/error_of.h"
+#include "support/scratch_folder.h"
+
+namespace sherd::ckpt {
+namespace {
+
+using test::error_of;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+// A real checkpoint of two ranks: a tensor of four chunks, two of each rank.
+class Reader : public ::testing::Test {
+ protected:
+  Reader() {
+    auto pieces = save_shares({{key_, whole_}}, 2);
+    for (auto& mine : pieces) {  // Of which both have copies.
+      mine.push_back(save_piece({"optimizer", "step"}, step_, {0, 3}));
+    }
+    const SaveJob job{.folder = scratch_.path(), .step = 1};
+    save_one(*files_, pieces, job).throw_if_failed();
+    const auto reader = CheckpointReader(good_);
+    offset_ = reader.parts()[1].tensors[0].offset;
+  }
+
+  // What reading everything says after the damage.
+  std::string after(const std::function<void(const std::string&)>& damage) {
+    const auto copy = scratch_.path() + "/copy";
+    fs::remove_all(copy);
+    fs::copy(good_, copy, fs::copy_options::recursive);
+    damage(copy);
+    return save_difference(
+        copy, {{key_, whole_}, {{"optimizer", "step"}, step_}});
+  }
+
+  static void flip(const std::string& path, std::int64_t at) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(at);
+    const auto byte = static_cast<char>(file.get() ^ 4);
+    file.seekp(at);
+    file.put(byte);
+  }
+
+  const testing::ScratchFolder scratch_;
+  const std::unique_ptr<Files> files_ = make_posix_files();
+  const std::string good_ = scratch_.path() + "/step-1";
+  const TensorKey key_ = {"model", "weight"};
+  const at::Tensor whole_ = at::arange(360'000, at::kLong);
+  const at::Tensor step_ = at::full({3}, 5, at::kFloat);
+  std::int64_t offset_ = 0;  // Of rank 1's in its file.
+};
+
+constexpr const char* kReaderFile0 = "/model-00000-000.safetensors";
+constexpr const char* kReaderFile1 = "/model-00001-000.safetensors";
+
+TEST_F(Reader, DamageIsNamedWithFileAndByte) {
+  EXPECT_EQ(after([](const std::string&) {}), kSaveSame);
+  EXPECT_THAT(
+      after([&](const std::string& copy) {
+        flip(copy + kReaderFile1, offset_ + kChunkBytes + 100);
+      }),
+      AllOf(
+          HasSubstr(str("copy", kReaderFile1, ": weight is damaged in the ")),
+          HasSubstr(str("at byte ", offset_ + kChunkBytes))));
+  EXPECT_THAT(
+      after([&](const std::string& copy) {
+        fs::rename(copy + kReaderFile0, copy + "/other");
+        fs::rename(copy + kReaderFile1, copy + kReaderFile0);
+        fs::rename(copy + "/other", copy + kReaderFile1);
+      }),
+      HasSubstr(str("copy", kReaderFile0, ": ")));
+}
+
+TEST_F(Reader, FilesOfAnotherLengthAreNamedWithIt) {
+  const auto bytes = fs::file_size(good_ + kReaderFile1);
+  const auto resized = [&](std::uintmax_t to) {
+    return after([&](const std::string& copy) {
+      fs::resize_file(copy + kReaderFile1, to);
+    });
+  };
+  for (const auto to : {bytes - 1, bytes + 1, std::uintmax_t{0}}) {
+    EXPECT_THAT(
+        resized(to),
+        AllOf(
+            HasSubstr(
+                str("copy", kReaderFile1, ": expected a file of ", bytes)),
+            HasSubstr(str("found ", to))));
+  }
+}
+
+TEST_F(Reader, MissingFilesAreNamed) {
+  for (const auto* name :
+       {kReaderFile0, kReaderFile1, "/part-00001.json",
+        "/optimizer-00000-000.safetensors"}) {
+    EXPECT_THAT(
+        after([&](const std::string& copy) { fs::remove(copy + name); }),
+        HasSubstr(str("copy", name, ": ")));
+  }
+  EXPECT_THAT(
+      after([](const std::string& copy) {
+        fs::remove(copy + kReaderFile1);
+        fs::create_directory(copy + kReaderFile1);
+      }),
+      HasSubstr(str("copy", kReaderFile1, ": ")));
+}
+
+TEST_F(Reader, WithoutItsManifestItIsNoCheckpoint) {
+  EXPECT_THAT(
+      after([](const std::string& copy) {
+        fs::remove(copy + "/checkpoint.json");
+      }),
+      HasSubstr("copy: expected a complete checkpoint, found no checkpoint"));
+  EXPECT_THAT(
+      after([](const std::string& copy) { fs::remove_all(copy); }),
+      HasSubstr("copy: expected a complete checkpoint, found no such folder"));
+}
+
+TEST_F(Reader, DamagedJsonIsNamed) {
+  for (const std::string name :
+       {"/checkpoint.json", "/part-00000.json", "/part-00001.json"}) {
+    const auto bytes = static_cast<std::int64_t>(fs::file_size(good_ + name));
+    for (std::int64_t at = 0; at + 1 < bytes; ++at) {
+      EXPECT_THAT(
+          error_of([&] {
+            flip(good_ + name, at);
+            (void)CheckpointReader(good_);
+          }),
+          AnyOf(HasSubstr("step-1" + name + ": "), kSaveSame))
+          << at;
+      flip(good_ + name, at);
+    }
+    EXPECT_THAT(
+        after([&](const std::string& copy) {
+          fs::resize_file(copy + name, static_cast<std::uintmax_t>(bytes / 2));
+        }),
+        HasSubstr("copy" + name + ": "));
+    EXPECT_THAT(
+        after(
+            [&](const std::string& copy) { fs::resize_file(copy + name, 0); }),
+        HasSubstr("copy" + name + ": "));
+  }
+}
+
+TEST_F(Reader, DamageElsewhereIsNotNoticedUntilItIsRead) {
+  flip(good_ + kReaderFile1, offset_ + kChunkBytes);
+  const CheckpointReader reader(good_);
+  const auto chunk = kChunkBytes / 8;
+  const std::int64_t half = 180'000;  // Rank 1's first element.
+  const auto read = [&](plan::ElementRange range) {
+    return error_of([&] {
+      const auto found = save_read(reader, key_, range);
+      SHERD_CHECK(
+          at::equal(found, whole_.narrow(0, range.begin, range.numel())),
+          "other");
+    });
+  };
+  EXPECT_EQ(read({0, half + chunk}), kSaveSame);
+  EXPECT_EQ(read({half + chunk, half + chunk}), kSaveSame);
+  for (const plan::ElementRange range :
+       {plan::ElementRange{half + chunk, half + chunk + 1},
+        {half + chunk - 1, half + chunk + 1},
+        {359'999, 360'000},
+        {0, 360'000}}) {
+    EXPECT_THAT(
+        read(range), HasSubstr(str(kReaderFile1, ": weight is damaged")));
+  }
+}
+
+TEST_F(Reader, ReadsWholeChunksAndSaysHowManyBytes) {
+  const CheckpointReader reader(good_);
+  const auto bytes = [&](plan::ElementRange range) {
+    std::vector<std::int64_t> room(static_cast<std::size_t>(range.numel()) + 1);
+    return reader.read(key_, range, 0, room.data());
+  };
+  EXPECT_EQ(bytes({0, 0}), 0);
+  EXPECT_EQ(bytes({0, 1}), kChunkBytes);
+  EXPECT_EQ(bytes({131'071, 131'073}), 180'000 * 8);
+  EXPECT_EQ(bytes({179'999, 180'001}), 180'000 * 8);
+  EXPECT_EQ(bytes({0, 360'000}), 360'000 * 8);
+}
+
+TEST_F(Reader, ReadsAnyRange) {
+  const auto whole = at::arange(360'000, at::kLong);
+  const auto copy = at::arange(11, at::kInt);
+  const TensorKey key{"model", "weight"};
+  const TensorKey of_all{"optimizer", "of_all"};
+  SavePieces pieces;
+  for (const plan::ElementRange range :
+       {plan::ElementRange{0, 150'000},
+        {150'000, 300'000},
+        {300'000, 360'000}}) {
+    pieces.push_back(
+        {save_piece(key, whole, range), save_piece(of_all, copy, {0, 11})});
+  }
+  const SaveJob job{
+      .folder = scratch_.path(), .step = 5, .values = {{"a", "b"}}};
+  ASSERT_TRUE(save_one(*files_, pieces, job).ok());
+
+  const CheckpointReader reader(scratch_.path() + "/step-5");
+  EXPECT_EQ(reader.manifest().step, 5);
+  EXPECT_EQ(reader.manifest().world_size, 3);
+  EXPECT_EQ(reader.manifest().values, job.values);
+  for (int readers = 1; readers <= 4; ++readers) {
+    for (int rank = 0; rank < readers; ++rank) {
+      const auto mine = plan::share_of({0, 360'000}, rank, readers);
+      EXPECT_TRUE(at::equal(
+          save_read(reader, key, mine, rank),
+          whole.narrow(0, mine.begin, mine.numel())));
+      EXPECT_TRUE(at::equal(save_read(reader, of_all, {0, 11}, rank), copy));
+    }
+  }
+}
+
+TEST_F(Reader, ElementsThatNobodySavedAreNamed) {
+  const TensorKey key{"model", "weight"};
+  const auto whole = at::arange(10, at::kInt);
+  const SavePieces pieces = {
+      {save_piece(key, whole, {0, 4})}, {save_piece(key, whole, {6, 10})}};
+  ASSERT_TRUE(
+      save_one(*files_, pieces, {.folder = scratch_.path(), .step = 5}).ok());
+
+  const CheckpointReader reader(scratch_.path() + "/step-5");
+  const auto read = [&](const TensorKey& wanted, plan::ElementRange range) {
+    std::vector<std::int32_t> room(100);
+    return error_of([&] { (void)reader.read(wanted, range, 0, room.data()); });
+  };
+  EXPECT_EQ(read(key, {6, 10}), kSaveSame);
+  EXPECT_THAT(
+      read(key, {0, 10}),
+      AllOf(
+          HasSubstr("step-5: expected elements 0 to 10 of model weight"),
+          HasSubstr("found none of 4 to 6 in any part")));
+  EXPECT_THAT(read(key, {9, 11}), HasSubstr("found none of 10 to 11"));
+  EXPECT_THAT(
+      read({"model", "bias"}, {0, 1}),
+      HasSubstr("step-5: expected model bias, found none"));
+}
+
+TEST_F(Reader, PartsThatContradictEachOtherAreNamed) {
+  const TensorKey key{"model", "weight"};
+  const auto whole = at::arange(10, at::kInt);
+  const SavePieces pieces = {
+      {save_piece(key, whole, {0, 5})},
+      {save_piece(key, whole.to(at::kLong), {5, 10})}};
+  ASSERT_TRUE(
+      save_one(*files_, pieces, {.folder = scratch_.path(), .step = 5}).ok());
+  EXPECT_THAT(
+      error_of([&] { (void)CheckpointReader(scratch_.path() + "/step-5"); }),
+      HasSubstr("part-00001.json: model weight has another dtype or shape"));
+}
+
+}  // namespace
+}  // namespace sherd::ckpt

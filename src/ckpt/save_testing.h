@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// For tests of checkpoints: ranks that are threads, meet at a barrier and save
+// tensors together, and the comparison of what lies there with what was saved.
+// Thread rule: pure functions and values.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include "base/status.h"
+#include "ckpt/reader.h"
+#include "ckpt/session.h"
+
+namespace sherd::ckpt {
+
+using SaveTensors = std::map<TensorKey, at::Tensor>;
+using SavePieces = std::vector<std::vector<Piece>>;  // By rank.
+
+// Power loss may take the folder above it too.
+inline constexpr const char* kSaveFolder = "run/checkpoints";
+inline constexpr std::int64_t kSaveMiB = std::int64_t{1} << 20;
+
+Piece save_piece(
+    const TensorKey& key, const at::Tensor& tensor, plan::ElementRange range);
+
+// Each rank has its share.
+SavePieces save_shares(const SaveTensors& tensors, int ranks);
+
+struct SaveJob {
+  std::string folder = kSaveFolder;
+  std::int64_t step = 1;
+  std::map<std::string, std::string> values = {};
+  SaveOptions options = {.file_bytes_max = kSaveMiB};
+};
+
+// What each rank gets.
+std::vector<Status> save_all(
+    Files& files, const SavePieces& pieces, const SaveJob& job);
+
+// Expects the same of every rank.
+Status save_one(Files& files, const SavePieces& pieces, const SaveJob& job);
+
+at::Tensor save_read(
+    const CheckpointReader& reader,
+    const TensorKey& key,
+    plan::ElementRange range,
+    int rank = 0);
+
+// How the checkpoint in the folder differs from these tensors.
+std::string save_difference(
+    const std::string& folder, const SaveTensors& tensors);
+// It does not.
+inline constexpr const char* kSaveSame = "no error";
+
+}  // namespace sherd::ckpt
