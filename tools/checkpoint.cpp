@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <system_error>
@@ -14,6 +15,8 @@
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include <sherd/ckpt/checkpoint.h>
+#include "train/config.h"
+#include "train/hugging_face.h"
 
 namespace sherd::tools {
 namespace {
@@ -109,6 +112,50 @@ void merge(const std::string& path, const std::string& to, bool json) {
   }
 }
 
+std::string value_in(const CheckpointContent& content, const char* name) {
+  const auto found = content.values.find(name);
+  if (found == content.values.end()) {
+    throw Error(
+        content.folder + ": expected a checkpoint of sherd train, found no " +
+        name + " in it");
+  }
+  return found->second;
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) {
+    throw Error(
+        path + ": expected a file that can be written, found none",
+        ErrorCode::kUnavailable);
+  }
+}
+
+// As transformers' from_pretrained() takes it.
+void export_to(const std::string& path, const std::string& to, bool json) {
+  const auto content = checkpoint_content(newest_in(path));
+  const auto config =
+      make_config({}, content.folder, value_in(content, "train.config"));
+  const auto vocabulary = std::stoll(value_in(content, "train.vocabulary"));
+  auto files = merge_checkpoint(
+      content.folder, to,
+      {.section = "model", .rename = [&](const std::string& name) {
+         return hugging_face_name(config, name);
+       }});
+  files.push_back(to + "/config.json");
+  write_text(files.back(), hugging_face_config(config, vocabulary));
+  if (json) {
+    std::puts(
+        Json({{"folder", content.folder}, {"files", files}}).dump().c_str());
+    return;
+  }
+  for (const auto& file : files) {
+    std::printf("%s\n", file.c_str());
+  }
+}
+
 int checkpoint_command(int argc, char** argv) {
   CLI::App app("Look at checkpoints and convert them", "sherd checkpoint");
   app.require_subcommand(1);
@@ -132,13 +179,22 @@ int checkpoint_command(int argc, char** argv) {
       add("merge",
           "Write whole tensors: one safetensors file of each section, e.g.\n"
           "FOLDER/model.safetensors, for any program that reads those");
-  merge_app->add_option("FOLDER", to, "New, or empty")->required();
+  auto* export_app =
+      add("export",
+          "Write the model of a run of `sherd train` as Hugging Face's "
+          "transformers\n"
+          "loads it: config.json and model.safetensors");
+  for (auto* command : {merge_app, export_app}) {
+    command->add_option("FOLDER", to, "New, or empty")->required();
+  }
   try {
     app.parse(argc, argv);
     if (inspect_app->parsed()) {
       inspect(path, json);
     } else if (verify_app->parsed()) {
       verify(path, json);
+    } else if (export_app->parsed()) {
+      export_to(path, to, json);
     } else {
       merge(path, to, json);
     }

@@ -258,7 +258,9 @@ class TrainJob {
     const auto path = run_path();
     if (config_.save_every > 0) {
       catch_signals();
-      checkpoints_.emplace(world_, config_, path, *model_, *engine_, batches_);
+      checkpoints_.emplace(
+          world_, config_, path, *model_, *engine_, batches_,
+          corpus_->vocabulary());
       first_ = checkpoints_->resume();
     }
     if (!leads()) {

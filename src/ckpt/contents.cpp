@@ -21,12 +21,15 @@ using Sections = std::
 void write_section(
     const ckpt::CheckpointReader& reader,
     const Sections::value_type& section,
+    const MergeOptions& options,
     ckpt::Files& files,
     const std::string& path) {
   std::vector<ckpt::TensorInfo> infos;
   for (const auto& [name, tensor] : section.second) {
     infos.push_back(
-        {.name = name, .dtype = tensor.dtype, .shape = tensor.shape});
+        {.name = options.rename ? options.rename(name) : name,
+         .dtype = tensor.dtype,
+         .shape = tensor.shape});
   }
   const auto header = ckpt::header_bytes(infos, {{"format", "pt"}});
   auto created = files.create(path);
@@ -34,11 +37,12 @@ void write_section(
   const auto out = std::move(created).value();
   out->write(header.data(), header.size()).throw_if_failed();
   std::vector<char> room;
-  for (const auto& info : infos) {
+  for (std::size_t i = 0; i < infos.size(); ++i) {
+    const auto& info = infos[i];
     room.resize(static_cast<std::size_t>(info.end - info.begin));
     reader.read(
-        {section.first, info.name}, {0, ckpt::numel_of(info.shape)}, 0,
-        room.data());
+        {section.first, section.second[i].first},
+        {0, ckpt::numel_of(info.shape)}, 0, room.data());
     out->write(room.data(), room.size()).throw_if_failed();
   }
   out->sync().throw_if_failed();
@@ -84,7 +88,9 @@ std::int64_t verify_checkpoint(const std::string& folder) {
 }
 
 std::vector<std::string> merge_checkpoint(
-    const std::string& folder, const std::string& to) {
+    const std::string& folder,
+    const std::string& to,
+    const MergeOptions& options) {
   const ckpt::CheckpointReader reader(folder);
   const auto files = ckpt::make_posix_files();
   files->make_folder(to).throw_if_failed();
@@ -94,12 +100,17 @@ std::vector<std::string> merge_checkpoint(
       ": expected an empty folder, found ", there.value().front(), " in it");
   Sections sections;
   for (const auto& [key, tensor] : reader.tensors()) {
-    sections[key.first].emplace_back(key.second, tensor);
+    if (options.section.empty() || options.section == key.first) {
+      sections[key.first].emplace_back(key.second, tensor);
+    }
   }
+  SHERD_CHECK(
+      !sections.empty(), "[ckpt] ", folder, ": expected a section ",
+      options.section, ", found none");
   std::vector<std::string> written;
   for (const auto& section : sections) {
     written.push_back(to + "/" + section.first + ".safetensors");
-    write_section(reader, section, *files, written.back());
+    write_section(reader, section, options, *files, written.back());
   }
   return written;
 }

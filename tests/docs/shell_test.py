@@ -29,6 +29,7 @@ SUBCOMMANDS = (
     ("checkpoint", "inspect"),
     ("checkpoint", "verify"),
     ("checkpoint", "merge"),
+    ("checkpoint", "export"),
 )
 
 

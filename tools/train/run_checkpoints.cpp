@@ -4,6 +4,7 @@
 #include <atomic>
 #include <csignal>
 #include <sherd/base/error.h>
+#include <sherd/models/llama.h>
 #include <torch/torch.h>
 
 namespace sherd::tools {
@@ -51,6 +52,20 @@ data::Position position_of(const std::map<std::string, std::string>& values) {
       .corpus_hash = number_in(values, "data.corpus_hash")};
 }
 
+// What `sherd checkpoint export` needs.
+std::map<std::string, std::string> about_model(
+    TrainConfig config, std::int64_t vocabulary) {
+  if (config.model == "llama") {
+    config.kv_heads = config.kv_heads > 0 ? config.kv_heads : config.heads;
+    config.intermediate = config.intermediate > 0
+        ? config.intermediate
+        : models::llama_intermediate(config.width);
+  }
+  return {
+      {"train.config", to_json(config, {})},
+      {"train.vocabulary", std::to_string(vocabulary)}};
+}
+
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(
@@ -59,9 +74,11 @@ RunCheckpoints::RunCheckpoints(
     const std::string& run_path,
     const torch::nn::Module& model,
     Engine& engine,
-    data::GlobalBatches& batches)
+    data::GlobalBatches& batches,
+    std::int64_t vocabulary)
     : world_(world),
       batches_(batches),
+      about_(about_model(config, vocabulary)),
       saver_(
           world,
           run_path + "/checkpoints",
@@ -82,6 +99,7 @@ std::int64_t RunCheckpoints::resume() {
 
 void RunCheckpoints::save(std::int64_t step) {
   state_.values = values_of(batches_.position());
+  state_.values.insert(about_.begin(), about_.end());
   saver_.save(step, state_);
 }
 

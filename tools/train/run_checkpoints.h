@@ -7,7 +7,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <map>
 #include <string>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/comm/world.h>
@@ -26,7 +26,8 @@ class RunCheckpoints {
       const std::string& run_path,
       const torch::nn::Module& model,
       Engine& engine,
-      data::GlobalBatches& batches);
+      data::GlobalBatches& batches,
+      std::int64_t vocabulary);
 
   // Collective. Goes on from the newest checkpoint; returns its step, or 0 where
   // there is none. Throws Error as load_checkpoint() does, and when the data
@@ -40,6 +41,7 @@ class RunCheckpoints {
  private:
   const World& world_;
   data::GlobalBatches& batches_;
+  const std::map<std::string, std::string> about_;  // The model.
   CheckpointState state_;
   CheckpointSaver saver_;
 };

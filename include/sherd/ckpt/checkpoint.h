@@ -199,10 +199,18 @@ CheckpointContent checkpoint_content(const std::string& folder);
 // missing. Returns the bytes of tensors.
 std::int64_t verify_checkpoint(const std::string& folder);
 
+struct MergeOptions {
+  std::string section;  // That one alone; empty: all.
+  // Of a tensor's name. Empty: as it is.
+  std::function<std::string(const std::string& name)> rename = nullptr;
+};
+
 // Writes the tensors whole, into TO/SECTION.safetensors, which any program that
 // knows safetensors reads; returns the files. Memory: the largest tensor. `to` is
 // made, and must be empty.
 std::vector<std::string> merge_checkpoint(
-    const std::string& folder, const std::string& to);
+    const std::string& folder,
+    const std::string& to,
+    const MergeOptions& options = {});
 
 }  // namespace sherd

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What can go wrong with disks and folders is told to every rank, and the
+// checkpoint before is as it was.
+#include "support/error_of.h"
+#include "support/ranks.h"
+#include "support/scratch_folder.h"
+
+#include <sys/resource.h>
+#include <csignal>
+#include <gmock/gmock.h>
+#include <sherd/ckpt/checkpoint.h>
+#include <torch/torch.h>
+
+namespace sherd::test {
+namespace {
+
+using sherd::testing::ScratchFolder;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class SaverOf : public ::testing::TestWithParam<int> {};
+
+CheckpointState state_of(const World& world, const torch::Tensor& elements) {
+  CheckpointState state;
+  state.add(
+      "model",
+      {.name = "numbers",
+       .shape = {world.size(), elements.numel()},
+       .begin = world.rank() * elements.numel(),
+       .elements = elements,
+       .ranks = world.size()});
+  return state;
+}
+
+TEST_P(SaverOf, AFolderBelongsToOneRunAtATime) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto folder = scratch.path() + "/run";
+    {
+      const CheckpointSaver first(world, folder);
+      EXPECT_THAT(
+          error_of([&] { CheckpointSaver(world, folder); }),
+          AllOf(HasSubstr(folder), HasSubstr("another run does")));
+      world.barrier();
+    }
+    world.barrier();
+    const CheckpointSaver second(world, folder);
+    EXPECT_EQ(second.newest(), std::nullopt);
+  }));
+}
+
+TEST_P(SaverOf, AFolderThatCannotBeMadeIsNamed) {
+  const ScratchFolder scratch;
+  const auto file = scratch.file("file", "text");
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    EXPECT_THAT(
+        error_of([&] { CheckpointSaver(world, file + "/run"); }),
+        AllOf(HasSubstr("cannot make folder"), HasSubstr(file + "/run")));
+    EXPECT_THAT(
+        error_of(
+            [&] { CheckpointSaver(world, scratch.path(), {.keep_last = -1}); }),
+        HasSubstr("keep_last"));
+  }));
+}
+
+// Files of the last rank may not grow any more: as on a full disk.
+void limit_files(rlim_t bytes) {
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit = {};
+  ::getrlimit(RLIMIT_FSIZE, &limit);
+  limit.rlim_cur = bytes;
+  ::setrlimit(RLIMIT_FSIZE, &limit);
+}
+
+TEST_P(SaverOf, AFullDiskIsToldToAllAndTheCheckpointBeforeStays) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    for (const bool asynchronous : {false, true}) {
+      const auto folder =
+          scratch.path() + (asynchronous ? "/beside" : "/at_once");
+      auto numbers = torch::full({100'000}, 1.0);
+      auto state = state_of(world, numbers);
+      CheckpointSaver saver(world, folder, {.asynchronous = asynchronous});
+      saver.save(1, state);
+      saver.wait();
+      numbers.fill_(2.0);
+      const int last = world.size() - 1;
+      if (world.rank() == last) {
+        limit_files(1000);
+      }
+      const auto error = error_of([&] {
+        saver.save(2, state);
+        saver.wait();
+      });
+      EXPECT_THAT(
+          error, AllOf(HasSubstr("cannot write"), HasSubstr("too large")));
+      if (world.size() > 1) {
+        EXPECT_THAT(
+            error, HasSubstr("saving step 2: rank " + std::to_string(last)));
+      }
+      limit_files(RLIM_INFINITY);
+      ASSERT_EQ(saver.newest(), folder + "/step-1");
+      load_checkpoint(world, folder + "/step-1", state);
+      EXPECT_TRUE((numbers == 1.0).all().item<bool>());
+      saver.save(2, state);
+      saver.wait();
+      EXPECT_EQ(saver.newest(), folder + "/step-2");
+    }
+  }));
+}
+
+TEST_P(SaverOf, TrainingMayChangeWhatIsSavedBeside) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    auto numbers = torch::zeros({1'000'000});
+    auto state = state_of(world, numbers);
+    CheckpointSaver saver(
+        world, scratch.path() + "/run", {.asynchronous = true});
+    for (int step = 1; step <= 3; ++step) {
+      numbers.fill_(step);
+      state.values["step"] = std::to_string(step);
+      saver.save(step, state);
+      numbers.fill_(-1.0);
+    }
+    saver.wait();
+    for (int step = 1; step <= 3; ++step) {
+      const auto report = load_checkpoint(
+          world, scratch.path() + "/run/step-" + std::to_string(step), state);
+      EXPECT_EQ(report.step, step);
+      EXPECT_EQ(state.values["step"], std::to_string(step));
+      EXPECT_TRUE((numbers == step).all().item<bool>()) << step;
+    }
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    SaverOf,
+    ::testing::Values(1, 2, 3, 4),
+    ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace sherd::test

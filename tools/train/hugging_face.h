@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How Hugging Face's transformers describes and names a model that `sherd train`
+// has trained. Pure functions. Thread rule: any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include "train/config.h"
+
+namespace sherd::tools {
+
+// config.json of GPT2LMHeadModel or LlamaForCausalLM. REQUIRES: what the
+// configuration leaves open (kv_heads, intermediate) is filled in for Llama.
+std::string hugging_face_config(
+    const TrainConfig& config, std::int64_t vocabulary);
+
+// Of a parameter of that model.
+std::string hugging_face_name(
+    const TrainConfig& config, const std::string& name);
+
+}  // namespace sherd::tools
