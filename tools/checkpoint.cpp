@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
+#include <sstream>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -156,6 +158,62 @@ void export_to(const std::string& path, const std::string& to, bool json) {
   }
 }
 
+std::string text_in(const std::string& path) {
+  std::ostringstream text;
+  const std::ifstream file(path, std::ios::binary);
+  text << file.rdbuf();
+  if (!file) {
+    throw Error(
+        path + ": expected a file that can be read, found none",
+        ErrorCode::kUnavailable);
+  }
+  return text.str();
+}
+
+// model.safetensors, or those that its index lists.
+std::vector<std::string> weights_in(const std::string& folder) {
+  const auto index = folder + "/model.safetensors.index.json";
+  if (!std::filesystem::exists(index)) {
+    return {folder + "/model.safetensors"};
+  }
+  std::set<std::string> files;
+  try {
+    const auto json = Json::parse(text_in(index));
+    for (const auto& [name, file] : json.at("weight_map").items()) {
+      const auto plain = std::filesystem::path(file.get<std::string>());
+      files.insert(folder + "/" + plain.filename().string());
+    }
+  } catch (const Json::exception&) {
+    throw Error(index + ": expected a weight_map of file names, found none");
+  }
+  return {files.begin(), files.end()};
+}
+
+// As transformers' save_pretrained() leaves it.
+void import_from(const std::string& from, const std::string& run, bool json) {
+  const auto path = from + "/config.json";
+  auto config = parse_hugging_face_config(text_in(path), path);
+  config.run = run;
+  config.save_every = 100;
+  const auto names = import_checkpoint(
+      weights_in(from), run + "/checkpoints",
+      {.values =
+           {{"train.config", to_json(config, {})},
+            {"train.vocabulary", std::to_string(config.vocab)}},
+       .rename = [&](const std::string& name) {
+         return name_from_hugging_face(config, name);
+       }});
+  write_text(run + "/config.json", to_json(config, {}));
+  if (json) {
+    std::puts(Json({{"run", run}, {"tensors", names.size()}}).dump().c_str());
+    return;
+  }
+  std::printf(
+      "%s: %zu tensors; train on with\n"
+      "sherd train --config %s/config.json --data PATH\n",
+      run.c_str(), names.size(), run.c_str());
+}
+
 int checkpoint_command(int argc, char** argv) {
   CLI::App app("Look at checkpoints and convert them", "sherd checkpoint");
   app.require_subcommand(1);
@@ -187,12 +245,22 @@ int checkpoint_command(int argc, char** argv) {
   for (auto* command : {merge_app, export_app}) {
     command->add_option("FOLDER", to, "New, or empty")->required();
   }
+  auto* import_app = app.add_subcommand(
+      "import",
+      "Make a run of a GPT-2 or Llama that transformers has saved, for\n"
+      "`sherd train` to go on with");
+  import_app->add_option("FOLDER", path, "Of config.json and safetensors")
+      ->required();
+  import_app->add_option("RUN", to, "The run's folder")->required();
+  import_app->add_flag("--json", json, "Print JSON");
   try {
     app.parse(argc, argv);
     if (inspect_app->parsed()) {
       inspect(path, json);
     } else if (verify_app->parsed()) {
       verify(path, json);
+    } else if (import_app->parsed()) {
+      import_from(path, to, json);
     } else if (export_app->parsed()) {
       export_to(path, to, json);
     } else {

@@ -6,7 +6,11 @@
 
 #include <sherd/ckpt/checkpoint.h>
 
+#include <ATen/ops/from_blob.h>
+
 #include "base/check.h"
+#include "base/mapped_file.h"
+#include "ckpt/dtypes.h"
 #include "ckpt/reader.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/session.h"
@@ -48,7 +52,70 @@ void write_section(
   out->sync().throw_if_failed();
 }
 
+// Tensors in the mapped file, which must outlive them.
+void add_pieces(
+    const MappedFile& file,
+    const std::string& path,
+    const ImportOptions& options,
+    std::vector<ckpt::Piece>& pieces) {
+  const auto bytes = file.bytes();
+  const auto header =
+      ckpt::parse_header(bytes, static_cast<std::int64_t>(bytes.size()), path);
+  for (const auto& info : header.tensors) {
+    const auto name = options.rename ? options.rename(info.name) : info.name;
+    if (name.empty()) {
+      continue;
+    }
+    const auto dtype = ckpt::dtype_named(info.dtype);
+    SHERD_CHECK(
+        dtype.has_value(), "[ckpt] ", path, ": ", info.name, " is ", info.dtype,
+        ", which LibTorch has no dtype for here");
+    const auto numel = ckpt::numel_of(info.shape);
+    // Only read; from_blob has no const.
+    auto* data =
+        const_cast<char*>(bytes.data()) + header.data_begin + info.begin;
+    pieces.push_back(
+        {.section = options.section,
+         .name = name,
+         .shape = info.shape,
+         .range = {0, numel},
+         .elements =
+             at::from_blob(data, {numel}, at::TensorOptions().dtype(*dtype))});
+  }
+}
+
 }  // namespace
+
+std::vector<std::string> import_checkpoint(
+    const std::vector<std::string>& files,
+    const std::string& folder,
+    const ImportOptions& options) {
+  std::vector<MappedFile> mapped;
+  std::vector<ckpt::Piece> pieces;
+  for (const auto& path : files) {
+    mapped.push_back(MappedFile::open(path).value());
+    add_pieces(mapped.back(), path, options, pieces);
+  }
+  const auto disk = ckpt::make_posix_files();
+  disk->make_folder(folder).throw_if_failed();
+  const auto place = folder + "/" + ckpt::folder_name(0);
+  SHERD_CHECK_AS(
+      kUnavailable, !disk->exists(place), "[ckpt] ", folder,
+      ": expected a folder without a checkpoint of step 0, found one");
+  const auto lock = ckpt::lock_folder(folder);
+  lock.status().throw_if_failed();
+  const ckpt::Session session{
+      .files = *disk,
+      .folder = folder,
+      .gather = ckpt::make_gather(World::single()),
+      .options = {}};
+  save_pieces(session, 0, pieces, options.values).throw_if_failed();
+  std::vector<std::string> names;
+  for (const auto& piece : pieces) {
+    names.push_back(piece.name);
+  }
+  return names;
+}
 
 std::optional<std::string> newest_checkpoint(const std::string& folder) {
   const auto files = ckpt::make_posix_files();

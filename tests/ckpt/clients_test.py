@@ -82,6 +82,24 @@ def compare(sherd, print_logits, family, scratch):
             theirs = torch.cat([theirs, likeliest.view(1, 1)], dim=1)
     theirs = theirs[0].tolist()
     assert ours == theirs[-len(ours) :], (ours, theirs)
+    import_again(sherd, model, folder, exported)
+
+
+def import_again(sherd, model, folder, exported):
+    """What save_pretrained writes trains on, and comes out as it went in."""
+    saved, run_folder = folder / "saved", folder / "imported"
+    model.save_pretrained(saved, max_shard_size="100KB")
+    run(sherd, "checkpoint", "import", saved, run_folder)
+    run(sherd, "checkpoint", "export", run_folder, folder / "again")
+    before = (exported / "model.safetensors").read_bytes()
+    assert before == (folder / "again" / "model.safetensors").read_bytes()
+    run(
+        sherd, "run", "-n", 2, "--", sherd, "train", "--config",
+        run_folder / "config.json", "--steps", 2, "--data", ROOT / "LICENSE",
+        "--sample-tokens", 0,
+    )  # fmt: skip
+    first = json.loads((run_folder / "metrics.jsonl").read_text().split("\n")[0])
+    assert first["loss"] < 4.5, first  # Of untrained ones: 5.5.
 
 
 def main():

@@ -30,6 +30,7 @@ SUBCOMMANDS = (
     ("checkpoint", "verify"),
     ("checkpoint", "merge"),
     ("checkpoint", "export"),
+    ("checkpoint", "import"),
 )
 
 

@@ -15,6 +15,17 @@ namespace sherd::tools {
 std::string hugging_face_config(
     const TrainConfig& config, std::int64_t vocabulary);
 
+// What a config.json describes; `path` is for messages. The rest is as a
+// TrainConfig is by itself. Throws Error for a model that sherd has no equal of,
+// naming the setting.
+TrainConfig parse_hugging_face_config(
+    const std::string& text, const std::string& path);
+
+// Sherd's name for one of its tensors; empty: it is no parameter (a mask, a head
+// that is the embedding).
+std::string name_from_hugging_face(
+    const TrainConfig& config, const std::string& name);
+
 // Of a parameter of that model.
 std::string hugging_face_name(
     const TrainConfig& config, const std::string& name);

@@ -93,7 +93,10 @@ std::int64_t RunCheckpoints::resume() {
     return 0;
   }
   const auto report = load_checkpoint(world_, *newest, state_);
-  batches_.restore(position_of(state_.values));
+  // One that was imported has no place in any data.
+  if (report.step > 0) {
+    batches_.restore(position_of(state_.values));
+  }
   return report.step;
 }
 

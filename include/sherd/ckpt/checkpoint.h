@@ -213,4 +213,19 @@ std::vector<std::string> merge_checkpoint(
     const std::string& to,
     const MergeOptions& options = {});
 
+struct ImportOptions {
+  std::string section = "model";
+  std::map<std::string, std::string> values;
+  // Of a tensor's name; an empty one is left out. Unset: as it is.
+  std::function<std::string(const std::string& name)> rename = nullptr;
+};
+
+// Makes a checkpoint of step 0 in `folder`, FOLDER/step-0, of the tensors of
+// safetensors files; returns the names it has. Throws Error when one of that step
+// is there.
+std::vector<std::string> import_checkpoint(
+    const std::vector<std::string>& files,
+    const std::string& folder,
+    const ImportOptions& options = {});
+
 }  // namespace sherd
