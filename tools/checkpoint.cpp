@@ -9,7 +9,6 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -17,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include <sherd/ckpt/checkpoint.h>
+#include "text_file.h"
 #include "train/config.h"
 #include "train/hugging_face.h"
 
@@ -159,15 +159,13 @@ void export_to(const std::string& path, const std::string& to, bool json) {
 }
 
 std::string text_in(const std::string& path) {
-  std::ostringstream text;
-  const std::ifstream file(path, std::ios::binary);
-  text << file.rdbuf();
-  if (!file) {
+  const auto text = text_of_file(path);
+  if (!text) {
     throw Error(
         path + ": expected a file that can be read, found none",
         ErrorCode::kUnavailable);
   }
-  return text.str();
+  return *text;
 }
 
 // model.safetensors, or those that its index lists.

@@ -15,7 +15,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +26,7 @@
 #include <sherd/models/language_model.h>
 #include <sherd/optim/schedule.h>
 #include <torch/torch.h>
+#include "text_file.h"
 #include "train/command_line.h"
 #include "train/config.h"
 #include "train/curve.h"
@@ -78,16 +78,15 @@ std::string hex(std::uint64_t value) {
 }
 
 TrainConfig read_config(const CommandLine& line) {
-  std::ostringstream text;
+  std::optional<std::string> text("");
   if (!line.config_path.empty()) {
-    const std::ifstream file(line.config_path, std::ios::binary);
-    text << file.rdbuf();
-    if (!file || text.fail()) {
-      throw Error(
-          line.config_path + ": expected a readable JSON file, found none");
-    }
+    text = text_of_file(line.config_path);
   }
-  return make_config(line.flags, line.config_path, text.str());
+  if (!text) {
+    throw Error(
+        line.config_path + ": expected a readable JSON file, found none");
+  }
+  return make_config(line.flags, line.config_path, *text);
 }
 
 std::unique_ptr<data::Corpus> open_corpus(const TrainConfig& config) {

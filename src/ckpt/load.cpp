@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "base/caught.h"
 #include "base/check.h"
 #include "base/cores.h"
 #include "ckpt/dtypes.h"
@@ -164,17 +165,15 @@ LoadReport load_checkpoint(
       .size = world.size(),
       .gather = ckpt::gather_over(world),
       .options = {}};
-  Status mine;
   LoadReport report;
-  try {
-    Load load(folder, state, options, world.rank());
-    report = load.run();
-    state.values = load.manifest().values;
-  } catch (const Error& error) {
-    mine = {error.code(), error.what()};
-  } catch (const std::exception& error) {
-    mine = {ErrorCode::kFailedPrecondition, error.what()};
-  }
+  const auto mine = status_of(
+      [&] {
+        Load load(folder, state, options, world.rank());
+        report = load.run();
+        state.values = load.manifest().values;
+        return Status();
+      },
+      ErrorCode::kFailedPrecondition);
   agree(session, mine, "loading a checkpoint").throw_if_failed();
   CheckpointAccess::publish(state);
   return report;

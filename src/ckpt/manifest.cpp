@@ -174,6 +174,14 @@ std::int64_t number_of(std::string_view digits) {
   return whole ? value : -1;
 }
 
+constexpr std::size_t kRankDigits = 5;
+
+std::string padded(int number, std::size_t width) {
+  auto digits = std::to_string(number);
+  digits.insert(0, digits.size() < width ? width - digits.size() : 0, '0');
+  return digits;
+}
+
 // All but the checksum.
 Json json_of(const Manifest& manifest) {
   Json json = {
@@ -307,9 +315,12 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
 }
 
 std::string part_name(int rank) {
-  auto digits = std::to_string(rank);
-  digits.insert(0, digits.size() < 5 ? 5 - digits.size() : 0, '0');
-  return "part-" + digits + ".json";
+  return "part-" + padded(rank, kRankDigits) + ".json";
+}
+
+std::string tensors_name(const std::string& section, int rank, int number) {
+  return section + "-" + padded(rank, kRankDigits) + "-" + padded(number, 3) +
+      ".safetensors";
 }
 
 std::string folder_name(std::int64_t step) {

@@ -71,6 +71,8 @@ Part parse_part(const std::string& text, const std::string& path);
 Manifest parse_manifest(const std::string& text, const std::string& path);
 
 std::string part_name(int rank);  // "part-00003.json"
+// "model-00003-001.safetensors": the rank's second of that section.
+std::string tensors_name(const std::string& section, int rank, int number);
 
 // "step-100": of a checkpoint's folder; and the step, or -1: it is none.
 std::string folder_name(std::int64_t step);

@@ -16,31 +16,14 @@
 #include "base/check.h"
 #include "ckpt/checksum.h"
 #include "ckpt/safetensors.h"
+#include "support/fuzz_bytes.h"
 
 namespace sherd::ckpt {
 namespace {
 
+using test::FuzzBytes;
+
 using Json = nlohmann::ordered_json;
-
-class FuzzBytes {
- public:
-  explicit FuzzBytes(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
-
-  // 0 at the end.
-  std::uint8_t next() {
-    if (bytes_.empty()) {
-      return 0;
-    }
-    const std::uint8_t byte = bytes_.front();
-    bytes_ = bytes_.subspan(1);
-    return byte;
-  }
-
-  std::string rest() const { return {bytes_.begin(), bytes_.end()}; }
-
- private:
-  std::span<const std::uint8_t> bytes_;
-};
 
 void check_promises(const Part& part) {
   for (const auto& tensor : part.tensors) {
@@ -180,6 +163,6 @@ void run(FuzzBytes bytes) {
 // NOLINTNEXTLINE(readability-identifier-naming): libFuzzer's name.
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
-  sherd::ckpt::run(sherd::ckpt::FuzzBytes({data, size}));
+  sherd::ckpt::run(sherd::test::FuzzBytes({data, size}));
   return 0;
 }

@@ -93,34 +93,41 @@ std::string manifest_without(
 }
 
 // Each of the values in that place is refused, naming path and field.
-void manifest_expect_refused_part(
+template <typename Described>
+void manifest_expect_refused_by(
+    std::string (*refusal)(const std::string&),
+    const Described& described,
+    const std::string& path,
     const std::string& pointer,
     const std::vector<ManifestJson>& values,
     const std::string& expected) {
   const auto field = pointer.substr(pointer.rfind('/') + 1);
   for (const auto& value : values) {
     EXPECT_THAT(
-        manifest_refused_part(manifest_with(manifest_part(), pointer, value)),
+        refusal(manifest_with(described, pointer, value)),
         AllOf(
-            StartsWith("[ckpt] run/part-00007.json: "), HasSubstr(field + ": "),
+            StartsWith("[ckpt] " + path + ": "), HasSubstr(field + ": "),
             HasSubstr("expected " + expected), HasSubstr("found ")))
         << pointer << " " << value.dump().substr(0, 80);
   }
+}
+
+void manifest_expect_refused_part(
+    const std::string& pointer,
+    const std::vector<ManifestJson>& values,
+    const std::string& expected) {
+  manifest_expect_refused_by(
+      manifest_refused_part, manifest_part(), "run/part-00007.json", pointer,
+      values, expected);
 }
 
 void manifest_expect_refused(
     const std::string& pointer,
     const std::vector<ManifestJson>& values,
     const std::string& expected) {
-  const auto field = pointer.substr(pointer.rfind('/') + 1);
-  for (const auto& value : values) {
-    EXPECT_THAT(
-        manifest_refused(manifest_with(manifest_manifest(), pointer, value)),
-        AllOf(
-            StartsWith("[ckpt] run/checkpoint.json: "), HasSubstr(field + ": "),
-            HasSubstr("expected " + expected), HasSubstr("found ")))
-        << pointer << " " << value.dump().substr(0, 80);
-  }
+  manifest_expect_refused_by(
+      manifest_refused, manifest_manifest(), "run/checkpoint.json", pointer,
+      values, expected);
 }
 
 const std::vector<ManifestJson>& manifest_no_counts() {

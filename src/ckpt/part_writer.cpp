@@ -53,12 +53,6 @@ std::vector<Group> files_of(
   return all;
 }
 
-std::string padded(int number, std::size_t width) {
-  auto digits = std::to_string(number);
-  digits.insert(0, digits.size() < width ? width - digits.size() : 0, '0');
-  return digits;
-}
-
 // So that the file explains itself: a part of a tensor is a row of numbers.
 std::map<std::string, std::string> metadata_of(const Group& group) {
   auto parts = nlohmann::ordered_json::object();
@@ -120,9 +114,9 @@ class PartWriter {
                : std::vector<std::int64_t>{piece->range.numel()}});
     }
     const auto header = header_bytes(infos, metadata_of(group));
-    const auto name = str(
-        group.front()->section, "-", padded(options_.rank, 5), "-",
-        padded(files_in_section_[group.front()->section]++, 3), ".safetensors");
+    const auto& section = group.front()->section;
+    const auto name =
+        tensors_name(section, options_.rank, files_in_section_[section]++);
     auto file = files_.create(folder_ + "/" + name);
     if (!file.ok()) {
       return file.status();

@@ -116,6 +116,15 @@ const SavedTensor& CheckpointReader::saved(
       .tensors[static_cast<std::size_t>(place.tensor)];
 }
 
+std::vector<plan::SavedPiece> CheckpointReader::pieces_of(
+    const StoredTensor& tensor) const {
+  std::vector<plan::SavedPiece> pieces;
+  for (const auto& place : tensor.places) {
+    pieces.push_back({.range = saved(place).range, .file = place.part});
+  }
+  return pieces;
+}
+
 std::int64_t CheckpointReader::read(
     const TensorKey& key,
     plan::ElementRange range,
@@ -126,11 +135,7 @@ std::int64_t CheckpointReader::read(
       found != tensors_.end(), "[ckpt] ", folder_, ": expected ", key.first,
       " ", key.second, ", found none");
   const auto& tensor = found->second;
-  std::vector<plan::SavedPiece> pieces;
-  for (const auto& place : tensor.places) {
-    pieces.push_back({.range = saved(place).range, .file = place.part});
-  }
-  const auto plan = plan::plan_reads(pieces, range, reader);
+  const auto plan = plan::plan_reads(pieces_of(tensor), range, reader);
   SHERD_CHECK(
       plan.missing.empty(), "[ckpt] ", folder_, ": expected elements ",
       range.begin, " to ", range.end, " of ", key.first, " ", key.second,
@@ -139,18 +144,12 @@ std::int64_t CheckpointReader::read(
   const auto size = element_bytes(tensor.dtype);
   std::int64_t bytes = 0;
   for (const auto& one : plan.reads) {
-    const auto& place = tensor.places[static_cast<std::size_t>(one.piece)];
-    const auto& piece = saved(place);
-    const auto part = static_cast<std::size_t>(place.part);
-    const auto file = static_cast<std::size_t>(piece.file);
-    bytes += read_bytes(
-        {.tensor = piece,
-         .path = folder_ + "/" + parts_[part].files[file].name,
-         .fd = files_[part][file].get(),
-         .begin = (one.range.begin - piece.range.begin) * size,
-         .end = (one.range.end - piece.range.begin) * size,
-         .to =
-             static_cast<char*>(to) + (one.range.begin - range.begin) * size});
+    auto wanted = all_of(tensor.places[static_cast<std::size_t>(one.piece)]);
+    const auto first = wanted.tensor.range.begin;
+    wanted.begin = (one.range.begin - first) * size;
+    wanted.end = (one.range.end - first) * size;
+    wanted.to = static_cast<char*>(to) + (one.range.begin - range.begin) * size;
+    bytes += read_bytes(wanted);
   }
   return bytes;
 }
@@ -171,15 +170,14 @@ std::int64_t CheckpointReader::verify() const {
   std::vector<char> room(static_cast<std::size_t>(kChunkBytes));
   std::int64_t bytes = 0;
   for (const auto& [key, tensor] : tensors_) {
-    std::vector<plan::SavedPiece> pieces;
     for (const auto& place : tensor.places) {
-      pieces.push_back({.range = saved(place).range, .file = place.part});
       const auto wanted = all_of(place);
       for (std::int64_t chunk = 0; chunk < chunks_of(wanted.end); ++chunk) {
         bytes += read_chunk(wanted, chunk, room.data());
       }
     }
-    const auto plan = plan::plan_reads(pieces, {0, numel_of(tensor.shape)}, 0);
+    const auto plan =
+        plan::plan_reads(pieces_of(tensor), {0, numel_of(tensor.shape)}, 0);
     SHERD_CHECK(
         plan.missing.empty(), "[ckpt] ", folder_, ": expected all elements of ",
         key.first, " ", key.second, ", found none of ",

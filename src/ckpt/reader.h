@@ -12,6 +12,7 @@
 #include <vector>
 #include "base/descriptor.h"
 #include "ckpt/manifest.h"
+#include "plan/reshard.h"
 
 namespace sherd::ckpt {
 
@@ -59,6 +60,7 @@ class CheckpointReader {
 
  private:
   struct Wanted;
+  std::vector<plan::SavedPiece> pieces_of(const StoredTensor& tensor) const;
   const SavedTensor& saved(const StoredTensor::Place& place) const;
   std::int64_t read_bytes(const Wanted& wanted) const;
   std::int64_t read_chunk(

@@ -13,9 +13,12 @@
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include "base/check.h"
+#include "support/fuzz_bytes.h"
 
 namespace sherd::ckpt {
 namespace {
+
+using test::FuzzBytes;
 
 // Whether it was read.
 bool check_file(std::string_view bytes, std::int64_t file_bytes) {
@@ -59,27 +62,7 @@ void check_json(std::string_view bytes) {
   (void)check_file(file, std::ssize(file) + data_bytes);
 }
 
-class Bytes {
- public:
-  explicit Bytes(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
-
-  bool empty() const { return bytes_.empty(); }
-
-  // 0 at the end.
-  std::uint8_t next() {
-    if (bytes_.empty()) {
-      return 0;
-    }
-    const std::uint8_t byte = bytes_.front();
-    bytes_ = bytes_.subspan(1);
-    return byte;
-  }
-
- private:
-  std::span<const std::uint8_t> bytes_;
-};
-
-std::vector<TensorInfo> tensors_of(Bytes& bytes) {
+std::vector<TensorInfo> tensors_of(FuzzBytes& bytes) {
   constexpr std::array<const char*, 6> kDtypes = {"F32",  "BF16",    "U8",
                                                   "BOOL", "F8_E4M3", "C64"};
   std::vector<TensorInfo> tensors(bytes.next() % 5);
@@ -94,7 +77,7 @@ std::vector<TensorInfo> tensors_of(Bytes& bytes) {
 }
 
 // Damages up to four bytes, mostly into others that JSON likes.
-void check_damaged(Bytes bytes) {
+void check_damaged(FuzzBytes bytes) {
   // The NUL at its end is one of them.
   constexpr auto kLiked = std::to_array("{}[]:,\"\\ -.0123456789etfn_\n\xff");
   auto tensors = tensors_of(bytes);
@@ -126,6 +109,6 @@ extern "C" int LLVMFuzzerTestOneInput(
   const std::string bytes(data, data + size);
   (void)sherd::ckpt::check_file(bytes, std::ssize(bytes));
   sherd::ckpt::check_json(bytes);
-  sherd::ckpt::check_damaged(sherd::ckpt::Bytes({data, size}));
+  sherd::ckpt::check_damaged(sherd::test::FuzzBytes({data, size}));
   return 0;
 }

@@ -114,18 +114,12 @@ void CheckpointSaver::wait() { impl_->join().throw_if_failed(); }
 
 std::optional<std::string> CheckpointSaver::newest() const {
   const auto& session = impl_->session;
-  std::string mine;
-  if (session.rank == 0) {
-    const auto steps = ckpt::complete_steps(*impl_->files, session.folder);
-    mine = !steps.ok() || steps.value().empty()
-        ? ""
-        : ckpt::folder_name(steps.value().back());
-  }
-  const auto all =
-      session.gather(mine, "the newest checkpoint in " + session.folder);
-  const auto& name = all.value().front();
-  return name.empty() ? std::nullopt
-                      : std::optional(session.folder + "/" + name);
+  const auto mine =
+      session.rank == 0 ? newest_checkpoint(session.folder) : std::nullopt;
+  const auto all = session.gather(
+      mine.value_or(""), "the newest checkpoint in " + session.folder);
+  const auto& newest = all.value().front();
+  return newest.empty() ? std::nullopt : std::optional(newest);
 }
 
 }  // namespace sherd

@@ -7,6 +7,7 @@
 #include <utility>
 #include <nlohmann/json.hpp>
 
+#include "base/caught.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "comm/communicator.h"
@@ -64,16 +65,10 @@ void warn_if_failed(const Status& status) {
   }
 }
 
-// What throws here would leave the other ranks waiting: a name that is no UTF-8.
+// What throws would leave the other ranks waiting: a name that is no UTF-8.
 template <typename Action>
-Status status_of(Action&& action) {
-  try {
-    return action();
-  } catch (const Error& error) {
-    return {error.code(), error.what()};
-  } catch (const std::exception& error) {
-    return {ErrorCode::kInvalidArgument, str("[ckpt] ", error.what())};
-  }
+Status guarded(Action&& action) {
+  return status_of(action, ErrorCode::kInvalidArgument, "[ckpt] ");
 }
 
 // Every rank's, when none has failed.
@@ -168,7 +163,7 @@ class Save {
 
   Status write(const std::vector<Piece>& pieces, std::vector<Word>& parts) {
     Word mine;
-    mine.status = status_of([&] {
+    mine.status = guarded([&] {
       const auto part = write_part(
           files_, temporary_, pieces,
           {.rank = session_.rank,
@@ -197,7 +192,7 @@ class Save {
       for (const auto& word : parts) {
         manifest.parts.push_back(word.part);
       }
-      status = status_of([&] { return put_in_place(to_json(manifest)); });
+      status = guarded([&] { return put_in_place(to_json(manifest)); });
     }
     status = agree(session_, status, what_);
     if (status.ok() && leads()) {
@@ -289,10 +284,8 @@ Gather make_gather(const World& world) {
       return std::vector<std::string>{mine};
     };
   }
-  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
   auto communicator = std::make_shared<comm::Communicator>(
-      world, str("ckpt/", world.next_number()), std::move(ranks));
+      world, str("ckpt/", world.next_number()), Mesh(world).shard_ranks());
   return [communicator](const std::string& mine, const std::string& what) {
     return communicator->all_gather(mine, what);
   };

@@ -56,12 +56,10 @@ at::Tensor flat(const at::Tensor& tensor) { return tensor.detach().view({-1}); }
 void CheckpointState::add(const std::string& section, NamedShard shard) {
   check_section(section);
   check_shard(shard);
-  for (const auto& [other, known] : shards_) {
-    SHERD_CHECK(
-        other != section || known.name != shard.name,
-        "[ckpt] expected each name once in section ", section, ", found ",
-        shard.name, " again");
-  }
+  SHERD_CHECK(
+      names_.insert({section, shard.name}).second,
+      "[ckpt] expected each name once in section ", section, ", found ",
+      shard.name, " again");
   shard.elements = flat(shard.elements);
   shards_.emplace_back(section, std::move(shard));
 }
@@ -83,7 +81,7 @@ void CheckpointState::add(const NamedParameters& parameters) {
     whole.erase(item.name);
   }
   for (const auto& [name, item] : whole) {  // Of which nothing lies here.
-    elsewhere_[kModel].insert(name);
+    names_.insert({kModel, name});
   }
   if (parameters.publish) {
     publish_.push_back(parameters.publish);
@@ -196,25 +194,15 @@ std::vector<CheckpointAccess::Target> CheckpointAccess::targets(
   return targets;
 }
 
-std::vector<ckpt::TensorKey> CheckpointAccess::certain(
+const std::set<ckpt::TensorKey>& CheckpointAccess::certain(
     const CheckpointState& state) {
-  std::vector<ckpt::TensorKey> keys;
-  for (const auto& [section, shard] : state.shards_) {
-    keys.emplace_back(section, shard.name);
-  }
-  for (const auto& [section, names] : state.elsewhere_) {
-    for (const auto& name : names) {
-      keys.emplace_back(section, name);
-    }
-  }
-  return keys;
+  return state.names_;
 }
 
 bool CheckpointAccess::knows(
     const CheckpointState& state, const ckpt::TensorKey& key) {
   const auto& [section, name] = key;
-  const auto sure = certain(state);
-  if (std::find(sure.begin(), sure.end(), key) != sure.end()) {
+  if (state.names_.contains(key)) {
     return true;
   }
   const auto dot = name.find('.');

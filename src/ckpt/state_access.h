@@ -29,7 +29,7 @@ class CheckpointAccess {
   static std::vector<Target> targets(const CheckpointState& state);
 
   // What a strict checkpoint has: the same on every rank.
-  static std::vector<ckpt::TensorKey> certain(const CheckpointState& state);
+  static const std::set<ckpt::TensorKey>& certain(const CheckpointState& state);
   // Whether some rank may want it.
   static bool knows(const CheckpointState& state, const ckpt::TensorKey& key);
 

@@ -11,6 +11,7 @@
 #include <ATen/ops/empty_strided.h>
 
 #include "access/param_key.h"
+#include "base/caught.h"
 #include "base/check.h"
 #include "base/rank_environment.h"
 #include "ddp/hook_group.h"
@@ -460,16 +461,12 @@ void Replica::run_buffer_hook() {
     buffers.emplace_back(buffer.name, buffer.tensor);
   }
   LinkHookGroup group(*buffer_link_, "buffers", compares_calls_);
-  Status status;
-  try {
-    options_.buffer_hook(buffers, group);
-  } catch (const Error& error) {  // Of a rank that was lost, for instance.
-    status = {error.code(), error.what()};
-  } catch (const std::exception& error) {
-    status = {
-        ErrorCode::kFailedPrecondition,
-        str("[ddp] options.buffer_hook failed: ", error.what())};
-  }
+  const auto status = status_of(
+      [&] {
+        options_.buffer_hook(buffers, group);
+        return Status();
+      },
+      ErrorCode::kFailedPrecondition, "[ddp] options.buffer_hook failed: ");
   if (!status.ok()) {
     fail(status);
   }

@@ -2,7 +2,6 @@
 #include "exchange/hooked_carrier.h"
 
 #include <algorithm>
-#include <exception>
 #include <map>
 #include <mutex>
 #include <set>
@@ -11,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "base/caught.h"
 #include "base/check.h"
 #include "exchange/worker.h"
 
@@ -149,17 +149,13 @@ class HookedCarrier final : public Carrier {
         trainable.push_back(flat);
       }
     }
-    try {
-      if (auto status = reduce_(unit, trainable, *link_); !status.ok()) {
-        return status;
-      }
-    } catch (const Error& error) {  // Of a rank that was lost, for instance.
-      return {error.code(), error.what()};
-    } catch (const std::exception& error) {
-      return {
-          ErrorCode::kFailedPrecondition,
-          str("[exchange] the hook that reduces ", spec(unit).name,
-              " failed: ", error.what())};
+    if (auto status = status_of(
+            [&] { return reduce_(unit, trainable, *link_); },
+            ErrorCode::kFailedPrecondition,
+            str("[exchange] the hook that reduces ", spec(unit).name,
+                " failed: "));
+        !status.ok()) {
+      return status;
     }
     std::int64_t bytes = 0;
     for (std::size_t f = 0; f < flats.size(); ++f) {

@@ -13,33 +13,16 @@
 #include <vector>
 #include <sherd/base/error.h>
 #include "base/check.h"
+#include "support/fuzz_bytes.h"
 
 namespace sherd::plan {
 namespace {
 
+using test::FuzzBytes;
+
 constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max() - 128;
 // Bounds what the check of the fewest reads costs.
 constexpr std::size_t kPiecesMax = 40;
-
-class Bytes {
- public:
-  explicit Bytes(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
-
-  bool empty() const { return bytes_.empty(); }
-
-  // 0 at the end.
-  std::uint8_t next() {
-    if (bytes_.empty()) {
-      return 0;
-    }
-    const std::uint8_t byte = bytes_.front();
-    bytes_ = bytes_.subspan(1);
-    return byte;
-  }
-
- private:
-  std::span<const std::uint8_t> bytes_;
-};
 
 struct Load {
   std::vector<SavedPiece> pieces;
@@ -49,7 +32,7 @@ struct Load {
 };
 
 // Mostly a load that makes sense; one of 16 has whatever the bytes say.
-Load load_of(Bytes bytes) {
+Load load_of(FuzzBytes bytes) {
   const std::uint8_t kind = bytes.next();
   const bool wild = kind % 16 == 15;
   const std::int64_t base = kind >= 128 ? kFar : wild ? -32 : 0;
@@ -182,6 +165,6 @@ void run(const Load& load) {
 // NOLINTNEXTLINE(readability-identifier-naming): libFuzzer's name.
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
-  sherd::plan::run(sherd::plan::load_of(sherd::plan::Bytes({data, size})));
+  sherd::plan::run(sherd::plan::load_of(sherd::test::FuzzBytes({data, size})));
   return 0;
 }

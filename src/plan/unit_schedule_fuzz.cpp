@@ -14,32 +14,15 @@
 #include "base/check.h"
 #include "plan/placement.h"
 #include "plan/schedule_testing.h"
+#include "support/fuzz_bytes.h"
 
 namespace sherd::plan {
 namespace {
 
+using test::FuzzBytes;
+
 // So that some sizes are multiples of the alignment of places and some are not.
 constexpr std::int64_t kScale = 32;
-
-class Bytes {
- public:
-  explicit Bytes(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
-
-  bool empty() const { return bytes_.empty(); }
-
-  // 0 at the end.
-  std::uint8_t next() {
-    if (bytes_.empty()) {
-      return 0;
-    }
-    const std::uint8_t byte = bytes_.front();
-    bytes_ = bytes_.subspan(1);
-    return byte;
-  }
-
- private:
-  std::span<const std::uint8_t> bytes_;
-};
 
 struct Step {
   ScheduleInput input;
@@ -47,7 +30,7 @@ struct Step {
 };
 
 // Mostly a step that fits; one of 16 has whatever the bytes say.
-Step step_of(Bytes bytes) {
+Step step_of(FuzzBytes bytes) {
   const std::uint8_t kind = bytes.next();
   const bool wild = kind % 16 == 15;
   const int units = 1 + bytes.next() % 12;
@@ -115,6 +98,6 @@ void run(const Step& step) {
 // NOLINTNEXTLINE(readability-identifier-naming): libFuzzer's name.
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
-  sherd::plan::run(sherd::plan::step_of(sherd::plan::Bytes({data, size})));
+  sherd::plan::run(sherd::plan::step_of(sherd::test::FuzzBytes({data, size})));
   return 0;
 }

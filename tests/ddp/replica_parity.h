@@ -12,8 +12,22 @@
 #include <sherd/ddp/replicate.h>
 #include <torch/torch.h>
 #include "support/rank_parity.h"
+#include "support/small_models.h"
 
 namespace sherd::test {
+
+// With buffers: running statistics.
+struct NormImpl : torch::nn::Module {
+  torch::nn::Linear linear{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  NormImpl() {
+    linear = register_module("linear", torch::nn::Linear(3, 4));
+    norm = register_module("norm", torch::nn::BatchNorm1d(4));
+    fill_with_integers(*this);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return norm(linear(x)); }
+};
+TORCH_MODULE(Norm);
 
 struct ReplicaParity {
   int steps = 3;

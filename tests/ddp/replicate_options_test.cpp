@@ -23,18 +23,6 @@ using ::testing::UnorderedElementsAre;
 
 class ReplicateOptionsOf : public ::testing::TestWithParam<int> {};
 
-struct MeanNormImpl : torch::nn::Module {
-  torch::nn::Linear linear{nullptr};
-  torch::nn::BatchNorm1d norm{nullptr};
-  MeanNormImpl() {
-    linear = register_module("linear", torch::nn::Linear(3, 4));
-    norm = register_module("norm", torch::nn::BatchNorm1d(4));
-    fill_with_integers(*this);
-  }
-  torch::Tensor forward(const torch::Tensor& x) { return norm(linear(x)); }
-};
-TORCH_MODULE(MeanNorm);
-
 void mean_of_floating_point(const NamedTensors& buffers, HookGroup& group) {
   for (const auto& [name, tensor] : buffers) {
     if (tensor.is_floating_point()) {
@@ -45,8 +33,8 @@ void mean_of_floating_point(const NamedTensors& buffers, HookGroup& group) {
 
 TEST_P(ReplicateOptionsOf, T58AHookDecidesWhatBecomesOfBuffers) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    MeanNorm model;
-    std::vector<MeanNorm> alone(static_cast<std::size_t>(world.size()));
+    Norm model;
+    std::vector<Norm> alone(static_cast<std::size_t>(world.size()));
     auto ddp =
         replicate(*model, world, {.buffer_hook = mean_of_floating_point});
     const auto rows = [](int rank) {
@@ -70,7 +58,7 @@ TEST_P(ReplicateOptionsOf, T58ABufferHookThatThrowsIsToldToAll) {
     if (world.size() == 1) {
       return;
     }
-    MeanNorm model;
+    Norm model;
     ReplicateOptions options;
     options.buffer_hook = [&](const NamedTensors& buffers, HookGroup& group) {
       if (world.rank() == 1) {
@@ -87,7 +75,7 @@ TEST_P(ReplicateOptionsOf, T58ABufferHookThatThrowsIsToldToAll) {
     EXPECT_THAT(ddp.report().error, HasSubstr("thrown by the test"));
     options.broadcast_buffers = false;
     EXPECT_THAT(
-        error_of([&] { replicate(*MeanNorm(), world, options); }),
+        error_of([&] { replicate(*Norm(), world, options); }),
         HasSubstr("buffer_hook needs broadcast_buffers"));
   };
   expect_all_ok(run_ranks(GetParam(), body, {.close_world = false}));

@@ -437,18 +437,6 @@ TEST_P(Replicate, T54AveragesThatStayAreAveragedAgainWithAStaticGraph) {
   }));
 }
 
-struct NormImpl : torch::nn::Module {
-  torch::nn::Linear linear{nullptr};
-  torch::nn::BatchNorm1d norm{nullptr};
-  NormImpl() {
-    linear = register_module("linear", torch::nn::Linear(3, 4));
-    norm = register_module("norm", torch::nn::BatchNorm1d(4));
-    fill_with_integers(*this);
-  }
-  torch::Tensor forward(const torch::Tensor& x) { return norm(linear(x)); }
-};
-TORCH_MODULE(Norm);
-
 TEST_P(Replicate, T58BuffersAreThoseOfRankZero) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const bool on : {true, false}) {

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -19,6 +18,7 @@
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/comm/world.h>
 #include <torch/torch.h>
+#include "bench/rank_main.h"
 #include "bench/statistics.h"
 
 namespace sherd::tools::bench {
@@ -93,9 +93,8 @@ class Race {
   // What training waits for.
   double copy() {
     return time([&] {
-      std::vector<at::Tensor> copies;
+      room_.resize(tensors_.size());
       for (std::size_t i = 0; i < tensors_.size(); ++i) {
-        room_.resize(tensors_.size());
         if (!room_[i].defined()) {
           room_[i] = torch::empty_like(tensors_[i]);
         }
@@ -225,10 +224,6 @@ int checkpoint_command(int argc, char** argv) {
 }  // namespace sherd::tools::bench
 
 int main(int argc, char** argv) {
-  try {
-    return sherd::tools::bench::checkpoint_command(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "sherd-bench-checkpoint: %s\n", error.what());
-  }
-  return 1;
+  using namespace sherd::tools::bench;
+  return rank_main("sherd-bench-checkpoint", checkpoint_command, argc, argv);
 }

@@ -10,7 +10,6 @@
 //   sherd run -n 2 --no-prefix -- sherd-bench-overlap
 #include <chrono>
 #include <cstdio>
-#include <exception>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,6 +17,7 @@
 #include <sherd/comm/world.h>
 #include <sherd/ddp/replicate.h>
 #include <torch/torch.h>
+#include "bench/rank_main.h"
 #include "bench/statistics.h"
 #include "bench/trainee.h"
 
@@ -183,13 +183,6 @@ int overlap_command(int argc, char** argv) {
 }  // namespace sherd::tools::bench
 
 int main(int argc, char** argv) {
-  try {
-    return sherd::tools::bench::overlap_command(argc, argv);
-  } catch (const c10::Error& error) {
-    std::fprintf(
-        stderr, "sherd-bench-overlap: %s\n", error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "sherd-bench-overlap: %s\n", error.what());
-  }
-  return 1;
+  using namespace sherd::tools::bench;
+  return rank_main("sherd-bench-overlap", overlap_command, argc, argv);
 }

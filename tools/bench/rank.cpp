@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -17,6 +16,7 @@
 #include <sherd/comm/world.h>
 #include <torch/torch.h>
 #include "bench/protocol.h"
+#include "bench/rank_main.h"
 #include "bench/trainee.h"
 #include "bench/work.h"
 
@@ -175,13 +175,6 @@ int rank_command(int argc, char** argv) {
 }  // namespace sherd::tools::bench
 
 int main(int argc, char** argv) {
-  try {
-    return sherd::tools::bench::rank_command(argc, argv);
-  } catch (const c10::Error& error) {
-    std::fprintf(
-        stderr, "sherd-bench-rank: %s\n", error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "sherd-bench-rank: %s\n", error.what());
-  }
-  return 1;
+  using namespace sherd::tools::bench;
+  return rank_main("sherd-bench-rank", rank_command, argc, argv);
 }

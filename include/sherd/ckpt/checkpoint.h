@@ -93,8 +93,8 @@ class CheckpointState {
       Tensors tensors);
 
   std::vector<std::pair<std::string, NamedShard>> shards_;
-  // By section: names of which nothing lies on this rank.
-  std::map<std::string, std::set<std::string>> elsewhere_;
+  // Section and name of those, and of what lies on other ranks alone.
+  std::set<std::pair<std::string, std::string>> names_;
   std::vector<Lazy> lazy_;
   std::vector<std::function<void()>> publish_;
 };
