@@ -189,7 +189,9 @@ TEST_P(BackwardError, T37TwoRanksThatFailAtOnceAreBothTold) {
     Training training(world, {});
     auto loss = poisoned_loss(
         training.model, 0, world.rank(),
-        world.rank() == 1 ? 3 : world.rank() == 2 ? 0 : kLinks);
+        world.rank() == 1       ? 3
+            : world.rank() == 2 ? 0
+                                : kLinks);
     EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("poisoned"));
     training.good_step(world, 1);
   }));
@@ -263,7 +265,11 @@ TEST_P(BackwardError, T37AForwardThatThrowsOnAllRanks) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, BackwardError, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    BackwardError,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

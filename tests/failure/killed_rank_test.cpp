@@ -180,7 +180,11 @@ TEST_P(LostRank, ARankThatStopsEarlyIsNamed) {
   expect_named([](Chain&) {}, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, LostRank, testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    LostRank,
+    testing::Values(2, 3, 4),
+    testing::PrintToStringParamName());
 
 // A survivor can still ask, close and end in order.
 TEST(AfterALoss, TheHandleKeepsItsFirstErrorAndClosesQuietly) {

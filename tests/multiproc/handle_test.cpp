@@ -298,7 +298,11 @@ TEST(HandleOfATinyModel, ARankThatOwnsNothingWarnsOfNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Handle, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    Handle,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

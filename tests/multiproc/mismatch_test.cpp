@@ -227,7 +227,11 @@ TEST_P(Mismatch, T39VisitsOfOneRankAloneEndAtTheDeadline) {
       broken(1s)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Mismatch, testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    Mismatch,
+    testing::Values(2, 3, 4),
+    testing::PrintToStringParamName());
 
 // ---- ranks that hold different models ----
 
@@ -331,7 +335,11 @@ TEST_P(Disagreement, AGranularityIsNamed) {
       "unit layers.0 cut at [0, ", "unit layers.0 cut at [0, ");
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Disagreement, testing::Values(2, 3));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    Disagreement,
+    testing::Values(2, 3),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

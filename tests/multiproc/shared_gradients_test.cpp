@@ -221,7 +221,10 @@ TEST_P(SharedMemoryGradients, RanksThatDifferInTheOptionAreTold) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Worlds, SharedMemoryGradients, testing::Values(2, 3, 4));
+    Worlds,
+    SharedMemoryGradients,
+    testing::Values(2, 3, 4),
+    testing::PrintToStringParamName());
 
 // A program that asks for it runs on one rank, too.
 TEST(SharedMemoryGradientsAlone, OneRankHasEverythingAlready) {

@@ -253,7 +253,11 @@ TEST_P(SharedMemorySlots, AreAsManyAsUnitsWithoutALimit) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, SharedMemorySlots, testing::Values(2, 3));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    SharedMemorySlots,
+    testing::Values(2, 3),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

@@ -204,7 +204,11 @@ TEST(SharedMemoryHybridOrder, LossesOfAHundredStepsDoNotDependOnTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, SharedMemoryOrder, testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    SharedMemoryOrder,
+    testing::Values(2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

@@ -104,7 +104,11 @@ TEST_P(SharedMemory, ASummonInsideABackwardIsRefused) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, SharedMemory, testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    SharedMemory,
+    testing::Values(2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

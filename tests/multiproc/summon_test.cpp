@@ -107,7 +107,9 @@ TEST_P(Summon, T43GradientsOfTheShardsSurviveAScope) {
     const auto leaves = unique_parameters(*reference);
     reference_backward<Chain>(reference, leaves, chain_loss, 0, world);
     chain_loss(model, 0, world.rank()).backward();
-    { auto scope = fsdp.summon_full_parameters({.read_only = true}); }
+    {
+      auto scope = fsdp.summon_full_parameters({.read_only = true});
+    }
     expect_gradients(slicing, leaves, fsdp, 0.0);
   }));
 }
@@ -166,7 +168,9 @@ TEST_P(Summon, T43AScopeInAScopeIsAnErrorAndTheOuterOneStays) {
           HasSubstr("inside another"));
       EXPECT_EQ(scope.tensor("head.weight").numel(), 6);
     }
-    { auto again = fsdp.summon_full_parameters(); }
+    {
+      auto again = fsdp.summon_full_parameters();
+    }
   }));
 }
 
@@ -212,8 +216,8 @@ TEST_P(Summon, T43BackwardAndPublishInAScopeAreErrors) {
 TEST_P(Summon, T43AScopeOutlivesTheHandle) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     Chain reference(3, 6), model(3, 6);
-    auto fsdp = std::make_unique<FullyShardedDataParallel>(
-        fully_shard(*model, world));
+    auto fsdp =
+        std::make_unique<FullyShardedDataParallel>(fully_shard(*model, world));
     auto scope = fsdp->summon_full_parameters({.read_only = true});
     fsdp.reset();
     expect_close(
@@ -239,7 +243,11 @@ TEST_P(Summon, T43AGraphFromBeforeAWriteIsLibTorchsVersionError) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Summon, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    Summon,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

@@ -197,7 +197,11 @@ TEST_P(Accumulation, T11T27ThePlanPredictsWhatIsGathered) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Accumulation, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    Accumulation,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

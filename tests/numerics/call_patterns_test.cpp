@@ -235,7 +235,11 @@ TEST_P(CallPatterns, GradientsAskedForDirectlyAreNotReduced) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, CallPatterns, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    CallPatterns,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

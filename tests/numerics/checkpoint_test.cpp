@@ -312,7 +312,11 @@ TEST_P(Checkpoints, T08AnUpdateBetweenForwardAndBackwardIsAnError) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Checkpoints, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    Checkpoints,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

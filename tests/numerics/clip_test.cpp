@@ -115,7 +115,11 @@ TEST_P(Clip, T42BadOptionsAreRefusedOnEveryRank) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Clip, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    Clip,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

@@ -365,7 +365,11 @@ TEST_P(DeferredInit, T49DifferentBuffersAreNamedOnEveryRank) {
       options));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, DeferredInit, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    DeferredInit,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

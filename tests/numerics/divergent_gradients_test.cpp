@@ -323,7 +323,10 @@ TEST_P(DivergentGradients, T15OneRankCanThawWhatWasFrozenAtFirst) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Worlds, DivergentGradients, testing::Values(1, 2, 3, 4));
+    Worlds,
+    DivergentGradients,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

@@ -57,7 +57,11 @@ TEST_P(FsdpParity, T02EveryStrategyEqualsOneProcess) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, FsdpParity, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    FsdpParity,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

@@ -453,8 +453,16 @@ TEST(HybridState, T10OverBothAxesAnOptimizerSeesAShareOfTheWorld) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Hybrid, testing::Values(1, 2, 3, 4, 6));
-INSTANTIATE_TEST_SUITE_P(Worlds, HybridWays, testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    Hybrid,
+    testing::Values(1, 2, 3, 4, 6),
+    testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    HybridWays,
+    testing::Values(2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

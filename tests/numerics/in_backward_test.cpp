@@ -228,7 +228,11 @@ TEST(InBackward, ABackwardThatFailsOnOneRankEndsTheTraining) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, InBackward, testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    InBackward,
+    testing::Values(1, 2, 3),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

@@ -365,7 +365,10 @@ TEST_P(MixedPrecisionParity, AConversionAfterShardingIsStillAnError) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Worlds, MixedPrecisionParity, testing::Values(1, 2, 3, 4));
+    Worlds,
+    MixedPrecisionParity,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

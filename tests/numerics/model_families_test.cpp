@@ -343,7 +343,11 @@ TEST_P(ModelFamilies, T36AStridedParameterIsContiguousAfterwards) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, ModelFamilies, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    ModelFamilies,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test

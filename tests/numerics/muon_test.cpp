@@ -284,7 +284,11 @@ TEST_P(SharedMemoryMuon, HasTheSameBitsWhoeverIsLate) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, SharedMemoryMuon, testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    SharedMemoryMuon,
+    testing::Values(2, 3, 4),
+    testing::PrintToStringParamName());
 
 TEST(SharedMemoryMuonHybrid, EveryReplicaDealsItsMatrices) {
   expect_all_ok(run_ranks(4, [](World world) {

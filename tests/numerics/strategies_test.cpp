@@ -201,7 +201,11 @@ TEST_P(Strategies, GranularityKeepsRowsWholeAndNumbersEqual) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Strategies, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    Strategies,
+    testing::Values(1, 2, 3, 4),
+    testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sherd::test
