@@ -225,6 +225,8 @@ void release(const at::Tensor& parameter, const at::Tensor& plain) {
   parameter.set_data(plain);
 }
 
+SilentScope::SilentScope() : no_key_(kParamKey) {}
+
 bool is_adopted(const at::Tensor& parameter, const ManagedStorage& storage) {
   return parameter.key_set().has(kParamKey) && parameter.has_storage() &&
       parameter.storage().unsafeGetStorageImpl() ==

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include "access/managed_storage.h"
 
 namespace sherd::access {
@@ -40,5 +41,14 @@ void release(const at::Tensor& parameter, const at::Tensor& plain);
 // True while `parameter` still lies in `storage` and carries the key.
 // module->to(), set_data() and the like replace both silently.
 bool is_adopted(const at::Tensor& parameter, const ManagedStorage& storage);
+
+// While it lives, this thread's operators announce nothing.
+class SilentScope {
+ public:
+  SilentScope();
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard no_key_;
+};
 
 }  // namespace sherd::access

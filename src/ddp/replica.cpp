@@ -76,6 +76,7 @@ Replica::Replica(
       options_(options),
       model_(std::move(model)),
       keyed_(all_trainable(model_)),
+      updates_(model_.trainable),
       states_(model_.trainable.size()),
       arrivals_(model_.trainable.size(), 0),
       used_(model_.trainable.size(), true) {
@@ -426,6 +427,7 @@ Status Replica::end_synchronised(const std::string& aborted) {
     if (backwards_connected_ == 1 && options_.learn_bucket_order) {
       learn_order(ready);
     }
+    update_in_backward();
   } else {
     clock_.drop_step();
     if (result.status().code() != ErrorCode::kAborted) {
@@ -539,6 +541,14 @@ void Replica::show(std::size_t p) {
       options_.gradient_as_bucket_view ? average : average.clone();
 }
 
+void Replica::update_in_backward() {
+  for (std::size_t p = 0; p < used_.size(); ++p) {
+    if (used_[p] && updates_.run(p, reduced(p))) {
+      tensor(p).mutable_grad().reset();
+    }
+  }
+}
+
 std::vector<bool> Replica::accumulation(plan::UnitId /*unit*/) {
   return {false};  // What was there is part of what was reduced.
 }
@@ -620,12 +630,23 @@ void Replica::average_parameters() {
   }
 }
 
-NamedParameters Replica::named_parameters() const {
+NamedParameters Replica::named_parameters() {
   NamedParameters named;
   for (const auto& parameter : keyed_.parameters()) {
     named.items.push_back({parameter.name, parameter.tensor});
   }
+  named.update_in_backward =
+      [weak =
+           weak_from_this()](BackwardUpdate update) -> std::shared_ptr<void> {
+    auto self = weak.lock();
+    return self ? self->take_update(std::move(update)) : nullptr;
+  };
   return named;
+}
+
+std::shared_ptr<void> Replica::take_update(BackwardUpdate update) {
+  const std::lock_guard lock(mu_);
+  return alone() || closed_ ? nullptr : updates_.take(std::move(update));
 }
 
 void Replica::begin_no_sync() {

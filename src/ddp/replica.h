@@ -21,6 +21,7 @@
 #include "access/backward.h"
 #include "access/managed_storage.h"
 #include "comm/communicator.h"
+#include "ddp/backward_updates.h"
 #include "ddp/keyed_parameters.h"
 #include "ddp/model.h"
 #include "ddp/step_clock.h"
@@ -50,7 +51,8 @@ class Replica final : public access::Listener,
   // Collective: first values, hooks.
   void start();
 
-  NamedParameters named_parameters() const;
+  NamedParameters named_parameters();
+  std::shared_ptr<void> take_update(BackwardUpdate update);
   void begin_no_sync();
   void end_no_sync();
   void begin_join(const JoinOptions& options);
@@ -119,6 +121,8 @@ class Replica final : public access::Listener,
   at::Tensor reduced(std::size_t p) const;
   at::Tensor place_in(const at::Tensor& gradients, std::size_t p) const;
   void show(std::size_t p);
+  // What optimizers do in backward, once nothing of it can fail any more.
+  void update_in_backward();
   // Closes the exchange, remembers the first failure, and throws it.
   void fail(const Status& status);
 
@@ -130,6 +134,7 @@ class Replica final : public access::Listener,
   std::string name_;  // Of its connections.
   Model model_;
   KeyedParameters keyed_;  // The trainable ones, then the sparse ones.
+  BackwardUpdates updates_;
   std::unique_ptr<comm::Communicator> communicator_;
   std::unique_ptr<exchange::Link> buffer_link_;  // Of options_.buffer_hook.
   bool compares_calls_ = false;                  // Of hooks.

@@ -323,7 +323,8 @@ UpdateBatch SliceSet::part(
     const Slice& slice, std::int64_t begin, const at::Tensor& gradient) {
   UpdateBatch batch = empty_batch(kinds_[static_cast<std::size_t>(slice.kind)]);
   const at::Tensor& tensor = tensor_of(slice);
-  batch.parameters = {tensor.detach().narrow(0, begin, gradient.numel())};
+  batch.parameters = {
+      tensor.detach().view({-1}).narrow(0, begin, gradient.numel())};
   batch.gradients = {gradient};
   if (options_.counts_updates) {
     batch.steps = {steps_.select(0, static_cast<std::int64_t>(slice.item))};

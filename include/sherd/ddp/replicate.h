@@ -186,7 +186,8 @@ class DistributedDataParallel {
   ~DistributedDataParallel();
 
   // The module's own parameters, for sherd's optimizers; any other takes
-  // module.parameters().
+  // module.parameters(). An update that an optimizer gives to backward is made at
+  // its end, when it has succeeded on every rank: one that failed changes nothing.
   NamedParameters named_parameters() const;
 
   // Mirrors DistributedDataParallel.no_sync(). A backward is synchronised or not

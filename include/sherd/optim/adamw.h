@@ -30,15 +30,16 @@ struct AdamWOptions {
   std::vector<ParameterGroup> groups = {};
   // Behaviour. Where the ranks of a shard group share memory, a slice is updated
   // by the pass that sums its gradient, as soon as every rank has given that:
-  // there are no sharded gradients, and step() only publishes. Elsewhere step()
-  // does all, as without it. Same values, up to the
-  // rounding of a slice's last few elements. Where it is done in backward: the
-  // learning rate is that of when backward begins; every synchronised backward
-  // is followed by step(); `.grad()` is undefined and clip_grad_norm() an error;
-  // micro-batches add up under no_sync() alone; a parameter that is used again
-  // after its gradient is complete is an error; and a backward that fails on any
-  // rank ends the training of this model, since some slices are updated. Mirrors
-  // PyTorch's optimizers in Tensor.register_post_accumulate_grad_hook.
+  // there are no sharded gradients, and step() only publishes. Replicas update
+  // at the end of backward. Elsewhere step() does all, as without it. Same
+  // values, up to the rounding of a slice's last few elements. Where it is done
+  // in backward: the learning rate is that of when backward begins; every
+  // synchronised backward is followed by step(); `.grad()` is undefined and
+  // clip_grad_norm() an error; micro-batches add up under no_sync() alone. Of
+  // shards, not of replicas: a parameter that is used again after its gradient is
+  // complete is an error, and a backward that fails on any rank ends the training
+  // of this model, since some slices are updated. Mirrors PyTorch's optimizers in
+  // Tensor.register_post_accumulate_grad_hook.
   bool in_backward = false;
 };
 

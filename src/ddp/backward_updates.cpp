@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/backward_updates.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "access/param_key.h"
+#include "base/check.h"
+
+namespace sherd::ddp {
+
+BackwardUpdates::BackwardUpdates(const std::vector<Named>& parameters)
+    : parameters_(parameters), places_(parameters.size()) {}
+
+std::shared_ptr<void> BackwardUpdates::take(BackwardUpdate given) {
+  const auto update = std::make_shared<BackwardUpdate>(std::move(given));
+  std::vector<std::pair<std::size_t, std::size_t>> found;  // Parameter, index.
+  for (std::size_t i = 0; i < update->names.size(); ++i) {
+    const auto& name = update->names[i];
+    const auto parameter = std::find_if(
+        parameters_.begin(), parameters_.end(),
+        [&](const Named& each) { return each.name == name; });
+    if (parameter == parameters_.end()) {
+      continue;
+    }
+    const auto p = static_cast<std::size_t>(parameter - parameters_.begin());
+    SHERD_CHECK_AS(
+        kFailedPrecondition, places_[p].update.expired(), "[ddp] parameter ",
+        name, " is updated in backward by another optimizer already");
+    found.emplace_back(p, i);
+  }
+  for (const auto& [p, index] : found) {
+    places_[p] = {.update = update, .index = index};
+    parameters_[p].tensor.mutable_grad().reset();
+  }
+  return update;
+}
+
+bool BackwardUpdates::run(
+    std::size_t parameter, const at::Tensor& average) const {
+  const auto update = places_[parameter].update.lock();
+  if (update == nullptr) {
+    return false;
+  }
+  const access::SilentScope silent;  // These uses are the engine's own.
+  update->update(places_[parameter].index, 0, average.view({-1}));
+  return true;
+}
+
+}  // namespace sherd::ddp
