@@ -8,7 +8,6 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <ctime>
 #include <exception>
 #include <fstream>
@@ -235,22 +234,14 @@ class TrainJob {
         {"world_size", std::to_string(world_.size())}};
   }
 
-  // Rank 0 decides, from its clock.
+  // Rank 0's: the clocks of others may differ.
   std::string run_path() const {
-    const auto path = config_.run.empty()
-        ? new_run_path("runs", std::time(nullptr))
-        : config_.run;
-    const auto length =
-        torch::tensor(static_cast<std::int64_t>(path.size()), torch::kLong);
-    world_.broadcast({length});
-    auto bytes = torch::empty({length.item<std::int64_t>()}, torch::kByte);
-    if (leads()) {
-      std::memcpy(bytes.data_ptr(), path.data(), path.size());
-    }
-    world_.broadcast({bytes});
-    return {
-        static_cast<const char*>(bytes.data_ptr()),
-        static_cast<std::size_t>(bytes.numel())};
+    return world_
+        .all_gather_texts(
+            config_.run.empty() && world_.rank() == 0
+                ? new_run_path("runs", std::time(nullptr))
+                : config_.run)
+        .front();
   }
 
   void open_folder() {

@@ -30,6 +30,34 @@ std::string store_prefix(const EnvironmentLookup& lookup) {
   return "sherd-attempt-" + lookup("TORCHELASTIC_RESTART_COUNT").value_or("0");
 }
 
+// Gives every member its peers' rows, which have their lengths already.
+template <typename Row>
+void exchange_all(
+    comm::Group& group,
+    std::vector<Row>& rows,
+    c10::ScalarType dtype,
+    const char* what) {
+  const int tag = group.next_own_tag();
+  // The tensors only borrow the rows, which outlive the waits below.
+  const auto borrow = [&](Row& row) {
+    return at::from_blob(
+        row.data(), {static_cast<std::int64_t>(row.size())},
+        at::TensorOptions().dtype(dtype));
+  };
+  std::vector<comm::Pending> pending;
+  auto& ours = rows[static_cast<std::size_t>(group.index())];
+  for (int peer = 0; peer < group.size(); ++peer) {
+    if (peer != group.index()) {
+      auto& theirs = rows[static_cast<std::size_t>(peer)];
+      pending.push_back(group.receive(borrow(theirs), peer, tag));
+      pending.push_back(group.send(borrow(ours), peer, tag));
+    }
+  }
+  for (auto& one : pending) {
+    group.wait(one, what).throw_if_failed();
+  }
+}
+
 }  // namespace
 
 World World::from_environment(const WorldOptions& options) {
@@ -124,25 +152,22 @@ std::vector<std::vector<double>> World::all_gather(
   if (size() == 1) {
     return all;
   }
-  auto& group = impl_->all_ranks();
-  const int tag = group.next_own_tag();
-  // The tensors only borrow the numbers, which outlive the waits below.
-  const auto borrow = [&](std::vector<double>& numbers) {
-    return at::from_blob(
-        numbers.data(), {static_cast<std::int64_t>(numbers.size())},
-        at::TensorOptions().dtype(c10::ScalarType::Double));
-  };
-  std::vector<comm::Pending> pending;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank()) {
-      auto& theirs = all[static_cast<std::size_t>(peer)];
-      auto& ours = all[static_cast<std::size_t>(rank())];
-      pending.push_back(group.receive(borrow(theirs), peer, tag));
-      pending.push_back(group.send(borrow(ours), peer, tag));
-    }
+  exchange_all(
+      impl_->all_ranks(), all, c10::ScalarType::Double, "World::all_gather");
+  return all;
+}
+
+std::vector<std::string> World::all_gather_texts(
+    const std::string& mine) const {
+  std::vector<std::string> all;
+  for (const auto& one : all_gather({static_cast<double>(mine.size())})) {
+    all.emplace_back(static_cast<std::size_t>(one[0]), '\0');
   }
-  for (auto& one : pending) {
-    group.wait(one, "World::all_gather").throw_if_failed();
+  all[static_cast<std::size_t>(rank())] = mine;
+  if (size() > 1) {
+    exchange_all(
+        impl_->all_ranks(), all, c10::ScalarType::Byte,
+        "World::all_gather_texts");
   }
   return all;
 }

@@ -267,6 +267,22 @@ TEST(World, KnowsWhichRanksShareAHost) {
   }));
 }
 
+TEST(World, GathersTextsOfAnyLength) {
+  const auto text_of = [](int rank) {
+    return rank == 1 ? std::string()
+                     : std::string(3, '\0') + str(rank) + "\xff";
+  };
+  for (const int ranks : {1, 3}) {
+    expect_all_ok(run_ranks(ranks, [&](World world) {
+      const auto all = world.all_gather_texts(text_of(world.rank()));
+      ASSERT_EQ(all.size(), static_cast<std::size_t>(world.size()));
+      for (int rank = 0; rank < world.size(); ++rank) {
+        EXPECT_EQ(all[static_cast<std::size_t>(rank)], text_of(rank));
+      }
+    }));
+  }
+}
+
 TEST(World, RefusesOptionsThatCannotWork) {
   EXPECT_THROW(World::from_environment({.deadline = 0ms}), Error);
   EXPECT_THROW(World::from_store(nullptr, 2, 2), Error);

@@ -72,6 +72,9 @@ class World {
   std::vector<std::vector<double>> all_gather(
       const std::vector<double>& mine) const;
 
+  // The same of texts, of any bytes and lengths. Memory: all of them, on every rank.
+  std::vector<std::string> all_gather_texts(const std::string& mine) const;
+
   // Collective, in place: every rank gets rank 0's values. Contiguous CPU
   // tensors. Throws Error, on every rank, when a rank is lost or ranks differ
   // in the number of tensors or bytes.
