@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-checkpoint, which `sherd checkpoint` becomes: looks at checkpoints and
-// makes one file of each section.
+// sherd-checkpoint, which `sherd checkpoint` becomes: looks at checkpoints,
+// compares and converts them.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -19,11 +20,14 @@
 #include "text_file.h"
 #include "train/config.h"
 #include "train/hugging_face.h"
+#include "train/progress_bar.h"
 
 namespace sherd::tools {
 namespace {
 
 constexpr int kUsageError = 2;
+constexpr int kFailed = 1;
+constexpr int kDiffers = 1;
 
 using Json = nlohmann::ordered_json;
 
@@ -44,13 +48,6 @@ std::string text_of(const std::vector<std::int64_t>& shape) {
     text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
   }
   return text + "]";
-}
-
-std::string bytes_text(std::int64_t bytes) {
-  char text[32];
-  std::snprintf(
-      text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
-  return text;
 }
 
 Json json_of(const CheckpointContent& content) {
@@ -92,7 +89,7 @@ void inspect(const std::string& path, bool json) {
 
 void verify(const std::string& path, bool json) {
   const auto folder = newest_in(path);
-  const auto bytes = verify_checkpoint(folder);
+  const auto bytes = verify_checkpoint(folder, progress_bar("verify"));
   if (json) {
     std::puts(Json({{"folder", folder}, {"bytes", bytes}}).dump().c_str());
   } else {
@@ -102,9 +99,11 @@ void verify(const std::string& path, bool json) {
   }
 }
 
-void merge(const std::string& path, const std::string& to, bool json) {
+void merge(
+    const std::string& path, const std::string& to, bool archives, bool json) {
   const auto folder = newest_in(path);
-  const auto files = merge_checkpoint(folder, to);
+  const auto files = merge_checkpoint(
+      folder, to, {.archives = archives, .progress = progress_bar("merge")});
   if (json) {
     std::puts(Json({{"folder", folder}, {"files", files}}).dump().c_str());
     return;
@@ -112,6 +111,72 @@ void merge(const std::string& path, const std::string& to, bool json) {
   for (const auto& file : files) {
     std::printf("%s\n", file.c_str());
   }
+}
+
+Json json_of(const CheckpointDifference& found) {
+  Json json = {
+      {"equal", found.equal},
+      {"only_in_first", found.only_in_first},
+      {"only_in_second", found.only_in_second},
+      {"values", found.values}};
+  json["changed"] = Json::array();
+  for (const auto& tensor : found.changed) {
+    json["changed"].push_back(
+        {{"section", tensor.section},
+         {"name", tensor.name},
+         {"dtypes", tensor.dtypes},
+         {"shapes", tensor.shapes},
+         {"elements", tensor.elements},
+         {"largest_difference", tensor.largest_difference}});
+  }
+  return json;
+}
+
+void print(const CheckpointDifference& found) {
+  for (const auto& name : found.only_in_first) {
+    std::printf("only in the first   %s\n", name.c_str());
+  }
+  for (const auto& name : found.only_in_second) {
+    std::printf("only in the second  %s\n", name.c_str());
+  }
+  for (const auto& name : found.values) {
+    std::printf("value               %s\n", name.c_str());
+  }
+  for (const auto& tensor : found.changed) {
+    std::printf(
+        "changed             %s %s", tensor.section.c_str(),
+        tensor.name.c_str());
+    if (tensor.dtypes[0] != tensor.dtypes[1]) {
+      std::printf(
+          "  %s to %s", tensor.dtypes[0].c_str(), tensor.dtypes[1].c_str());
+    }
+    if (tensor.shapes[0] != tensor.shapes[1]) {
+      std::printf(
+          "  %s to %s", text_of(tensor.shapes[0]).c_str(),
+          text_of(tensor.shapes[1]).c_str());
+    } else {
+      std::printf(
+          "  %lld elements, by %.6g at most",
+          static_cast<long long>(tensor.elements), tensor.largest_difference);
+    }
+    std::printf("\n");
+  }
+  std::printf(
+      "%lld tensors with equal bits, %zu changed, %zu on one side\n",
+      static_cast<long long>(found.equal), found.changed.size(),
+      found.only_in_first.size() + found.only_in_second.size());
+}
+
+// Ends as diff does.
+int diff(const std::string& first, const std::string& second, bool json) {
+  const auto found = compare_checkpoints(
+      newest_in(first), newest_in(second), progress_bar("diff"));
+  if (json) {
+    std::puts(json_of(found).dump(1).c_str());
+  } else {
+    print(found);
+  }
+  return found.none() ? 0 : kDiffers;
 }
 
 std::string value_in(const CheckpointContent& content, const char* name) {
@@ -143,9 +208,12 @@ void export_to(const std::string& path, const std::string& to, bool json) {
   const auto vocabulary = std::stoll(value_in(content, "train.vocabulary"));
   auto files = merge_checkpoint(
       content.folder, to,
-      {.section = "model", .rename = [&](const std::string& name) {
-         return hugging_face_name(config, name);
-       }});
+      {.section = "model",
+       .rename =
+           [&](const std::string& name) {
+             return hugging_face_name(config, name);
+           },
+       .progress = progress_bar("export")});
   files.push_back(to + "/config.json");
   write_text(files.back(), hugging_face_config(config, vocabulary));
   if (json) {
@@ -198,9 +266,11 @@ void import_from(const std::string& from, const std::string& run, bool json) {
       {.values =
            {{"train.config", to_json(config, {})},
             {"train.vocabulary", std::to_string(config.vocab)}},
-       .rename = [&](const std::string& name) {
-         return name_from_hugging_face(config, name);
-       }});
+       .rename =
+           [&](const std::string& name) {
+             return name_from_hugging_face(config, name);
+           },
+       .progress = progress_bar("import")});
   write_text(run + "/config.json", to_json(config, {}));
   if (json) {
     std::puts(Json({{"run", run}, {"tensors", names.size()}}).dump().c_str());
@@ -212,70 +282,114 @@ void import_from(const std::string& from, const std::string& run, bool json) {
       run.c_str(), names.size(), run.c_str());
 }
 
-int checkpoint_command(int argc, char** argv) {
-  CLI::App app("Look at checkpoints and convert them", "sherd checkpoint");
-  app.require_subcommand(1);
+// What the command line says.
+struct Arguments {
   std::string path;
   std::string to;
+  bool archives = false;
   bool json = false;
-  const auto add = [&](const char* name, const char* help) {
-    auto* command = app.add_subcommand(name, help);
-    command
-        ->add_option(
-            "PATH", path, "A checkpoint, or a run: the newest one in it")
-        ->required();
-    command->add_flag("--json", json, "Print JSON");
-    return command;
+};
+
+constexpr const char* kPathHelp =
+    "A checkpoint, or a run: the newest one in it";
+
+// Each with what it does, which becomes the exit status.
+using Commands =
+    std::map<const CLI::App*, std::function<int(const Arguments&)>>;
+
+void add_readers(CLI::App& app, Arguments& given, Commands& commands) {
+  auto* inspect_app =
+      app.add_subcommand("inspect", "What is in it: step, values, tensors");
+  inspect_app->add_option("PATH", given.path, kPathHelp)->required();
+  commands[inspect_app] = [](const Arguments& all) {
+    inspect(all.path, all.json);
+    return 0;
   };
-  const auto* inspect_app =
-      add("inspect", "What is in it: step, values, tensors");
-  const auto* verify_app =
-      add("verify", "Read all of it and compare checksums");
-  auto* merge_app =
-      add("merge",
-          "Write whole tensors: one safetensors file of each section, e.g.\n"
-          "FOLDER/model.safetensors, for any program that reads those");
-  auto* export_app =
-      add("export",
-          "Write the model of a run of `sherd train` as Hugging Face's "
-          "transformers\n"
-          "loads it: config.json and model.safetensors");
-  for (auto* command : {merge_app, export_app}) {
-    command->add_option("FOLDER", to, "New, or empty")->required();
-  }
+  auto* verify_app =
+      app.add_subcommand("verify", "Read all of it and compare checksums");
+  verify_app->add_option("PATH", given.path, kPathHelp)->required();
+  commands[verify_app] = [](const Arguments& all) {
+    verify(all.path, all.json);
+    return 0;
+  };
+  auto* diff_app = app.add_subcommand(
+      "diff",
+      "In what two of them differ: names, dtypes, shapes, values. Exit status\n"
+      "0: in nothing; 1: in something");
+  diff_app->add_option("PATH", given.path, kPathHelp)->required();
+  diff_app->add_option("OTHER", given.to, kPathHelp)->required();
+  commands[diff_app] = [](const Arguments& all) {
+    return diff(all.path, all.to, all.json);
+  };
+}
+
+void add_writers(CLI::App& app, Arguments& given, Commands& commands) {
+  auto* merge_app = app.add_subcommand(
+      "merge",
+      "Write whole tensors: one safetensors file of each section, e.g.\n"
+      "FOLDER/model.safetensors, for any program that reads those");
+  merge_app->add_option("PATH", given.path, kPathHelp)->required();
+  merge_app->add_option("FOLDER", given.to, "New, or empty")->required();
+  merge_app->add_flag(
+      "--torch", given.archives,
+      "FOLDER/model.pt instead, for torch::load() into a module of these "
+      "names");
+  commands[merge_app] = [](const Arguments& all) {
+    merge(all.path, all.to, all.archives, all.json);
+    return 0;
+  };
+  auto* export_app = app.add_subcommand(
+      "export",
+      "Write the model of a run of `sherd train` as Hugging Face's "
+      "transformers\n"
+      "loads it: config.json and model.safetensors");
+  export_app->add_option("PATH", given.path, kPathHelp)->required();
+  export_app->add_option("FOLDER", given.to, "New, or empty")->required();
+  commands[export_app] = [](const Arguments& all) {
+    export_to(all.path, all.to, all.json);
+    return 0;
+  };
   auto* import_app = app.add_subcommand(
       "import",
       "Make a run of a GPT-2 or Llama that transformers has saved, for\n"
       "`sherd train` to go on with");
-  import_app->add_option("FOLDER", path, "Of config.json and safetensors")
+  import_app->add_option("FOLDER", given.path, "Of config.json and safetensors")
       ->required();
-  import_app->add_option("RUN", to, "The run's folder")->required();
-  import_app->add_flag("--json", json, "Print JSON");
+  import_app->add_option("RUN", given.to, "The run's folder")->required();
+  commands[import_app] = [](const Arguments& all) {
+    import_from(all.path, all.to, all.json);
+    return 0;
+  };
+}
+
+int checkpoint_command(int argc, char** argv) {
+  CLI::App app(
+      "Look at checkpoints, compare and convert them", "sherd checkpoint");
+  app.require_subcommand(1);
+  Arguments given;
+  Commands commands;
+  add_readers(app, given, commands);
+  add_writers(app, given, commands);
+  for (auto* command : app.get_subcommands({})) {
+    command->add_flag("--json", given.json, "Print JSON");
+  }
   try {
     app.parse(argc, argv);
-    if (inspect_app->parsed()) {
-      inspect(path, json);
-    } else if (verify_app->parsed()) {
-      verify(path, json);
-    } else if (import_app->parsed()) {
-      import_from(path, to, json);
-    } else if (export_app->parsed()) {
-      export_to(path, to, json);
-    } else {
-      merge(path, to, json);
-    }
-    return 0;
+    return commands.at(app.get_subcommands().front())(given);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
       return app.exit(error);
     }
+    const std::string found = argc > 1 && app.get_subcommands().empty()
+        ? std::string(", found ") + argv[1]
+        : "";
     std::fprintf(
-        stderr, "sherd checkpoint: %s (see sherd checkpoint --help)\n",
-        error.what());
+        stderr, "sherd checkpoint: %s%s (see sherd checkpoint --help)\n",
+        error.what(), found.c_str());
     return kUsageError;
   } catch (const Error& error) {
     std::fprintf(stderr, "sherd checkpoint: %s\n", error.what());
-    return 1;
+    return kFailed;
   }
 }
 

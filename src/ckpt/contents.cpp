@@ -6,11 +6,14 @@
 
 #include <sherd/ckpt/checkpoint.h>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include "base/check.h"
 #include "base/mapped_file.h"
+#include "ckpt/archive.h"
 #include "ckpt/dtypes.h"
+#include "ckpt/progress.h"
 #include "ckpt/reader.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/session.h"
@@ -27,7 +30,8 @@ void write_section(
     const Sections::value_type& section,
     const MergeOptions& options,
     ckpt::Files& files,
-    const std::string& path) {
+    const std::string& path,
+    ckpt::Meter& meter) {
   std::vector<ckpt::TensorInfo> infos;
   for (const auto& [name, tensor] : section.second) {
     infos.push_back(
@@ -48,8 +52,51 @@ void write_section(
         {section.first, section.second[i].first},
         {0, ckpt::numel_of(info.shape)}, 0, room.data());
     out->write(room.data(), room.size()).throw_if_failed();
+    meter.add(info.end - info.begin);
   }
   out->sync().throw_if_failed();
+}
+
+// The same as an archive of torch::save().
+void archive_section(
+    const ckpt::CheckpointReader& reader,
+    const Sections::value_type& section,
+    const MergeOptions& options,
+    const std::string& path,
+    ckpt::Meter& meter) {
+  ckpt::NamedTensors tensors;
+  for (const auto& [name, stored] : section.second) {
+    const auto dtype = ckpt::dtype_named(stored.dtype);
+    SHERD_CHECK(
+        dtype.has_value(), "[ckpt] ", reader.folder(), ": ", name, " is ",
+        stored.dtype, ", which LibTorch has no dtype for here");
+    const auto tensor =
+        at::empty(stored.shape, at::TensorOptions().dtype(*dtype));
+    reader.read(
+        {section.first, name}, {0, tensor.numel()}, 0,
+        tensor.mutable_data_ptr());
+    tensors.emplace_back(options.rename ? options.rename(name) : name, tensor);
+    meter.add(static_cast<std::int64_t>(tensor.nbytes()));
+  }
+  ckpt::write_archive(path, tensors);
+}
+
+// In the archive, which gives them their memory.
+void add_archived(
+    const std::string& path,
+    const ImportOptions& options,
+    std::vector<ckpt::Piece>& pieces) {
+  for (const auto& [found, tensor] : ckpt::read_archive(path)) {
+    const auto name = options.rename ? options.rename(found) : found;
+    if (!name.empty()) {
+      pieces.push_back(
+          {.section = options.section,
+           .name = name,
+           .shape = tensor.sizes().vec(),
+           .range = {0, tensor.numel()},
+           .elements = tensor.view({-1})});
+    }
+  }
 }
 
 // Tensors in the mapped file, which must outlive them.
@@ -93,6 +140,10 @@ std::vector<std::string> import_checkpoint(
   std::vector<MappedFile> mapped;
   std::vector<ckpt::Piece> pieces;
   for (const auto& path : files) {
+    if (ckpt::is_archive(path)) {
+      add_archived(path, options, pieces);
+      continue;
+    }
     mapped.push_back(MappedFile::open(path).value());
     add_pieces(mapped.back(), path, options, pieces);
   }
@@ -100,7 +151,7 @@ std::vector<std::string> import_checkpoint(
   disk->make_folder(folder).throw_if_failed();
   const auto place = folder + "/" + ckpt::folder_name(0);
   SHERD_CHECK_AS(
-      kUnavailable, !disk->exists(place), "[ckpt] ", folder,
+      kUnavailable, !disk->exists(place).value(), "[ckpt] ", folder,
       ": expected a folder without a checkpoint of step 0, found one");
   const auto lock = ckpt::lock_folder(folder);
   lock.status().throw_if_failed();
@@ -108,7 +159,7 @@ std::vector<std::string> import_checkpoint(
       .files = *disk,
       .folder = folder,
       .gather = ckpt::make_gather(World::single()),
-      .options = {}};
+      .options = {.progress = options.progress}};
   save_pieces(session, 0, pieces, options.values).throw_if_failed();
   std::vector<std::string> names;
   for (const auto& piece : pieces) {
@@ -120,7 +171,7 @@ std::vector<std::string> import_checkpoint(
 std::optional<std::string> newest_checkpoint(const std::string& folder) {
   const auto files = ckpt::make_posix_files();
   const auto steps = ckpt::complete_steps(*files, folder);
-  return !steps.ok() || steps.value().empty()
+  return steps.value().empty()
       ? std::nullopt
       : std::optional(folder + "/" + ckpt::folder_name(steps.value().back()));
 }
@@ -150,8 +201,9 @@ CheckpointContent checkpoint_content(const std::string& folder) {
   return content;
 }
 
-std::int64_t verify_checkpoint(const std::string& folder) {
-  return ckpt::CheckpointReader(folder).verify();
+std::int64_t verify_checkpoint(
+    const std::string& folder, const CheckpointProgress& progress) {
+  return ckpt::CheckpointReader(folder).verify(progress);
 }
 
 std::vector<std::string> merge_checkpoint(
@@ -166,18 +218,26 @@ std::vector<std::string> merge_checkpoint(
       kUnavailable, there.value().empty(), "[ckpt] ", to,
       ": expected an empty folder, found ", there.value().front(), " in it");
   Sections sections;
+  std::int64_t bytes = 0;
   for (const auto& [key, tensor] : reader.tensors()) {
     if (options.section.empty() || options.section == key.first) {
       sections[key.first].emplace_back(key.second, tensor);
+      bytes += ckpt::numel_of(tensor.shape) * ckpt::element_bytes(tensor.dtype);
     }
   }
   SHERD_CHECK(
       !sections.empty(), "[ckpt] ", folder, ": expected a section ",
       options.section, ", found none");
+  ckpt::Meter meter(options.progress, bytes);
   std::vector<std::string> written;
   for (const auto& section : sections) {
-    written.push_back(to + "/" + section.first + ".safetensors");
-    write_section(reader, section, options, *files, written.back());
+    written.push_back(
+        to + "/" + section.first + (options.archives ? ".pt" : ".safetensors"));
+    if (options.archives) {
+      archive_section(reader, section, options, written.back(), meter);
+    } else {
+      write_section(reader, section, options, *files, written.back(), meter);
+    }
   }
   return written;
 }

@@ -109,9 +109,11 @@ class PosixFiles final : public Files {
     return error ? failed("remove", path, error.message()) : Status();
   }
 
-  bool exists(const std::string& path) override {
+  Result<bool> exists(const std::string& path) override {
     std::error_code error;
-    return fs::exists(path, error);
+    const bool found = fs::exists(path, error);
+    return error ? Result<bool>(failed("look for", path, error.message()))
+                 : Result<bool>(found);
   }
 
   Result<std::vector<std::string>> list(const std::string& path) override {

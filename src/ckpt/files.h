@@ -40,7 +40,8 @@ class Files {
       const std::string& from, const std::string& to) = 0;
   // A file, or a folder with all that is in it. None is fine.
   [[nodiscard]] virtual Status remove(const std::string& path) = 0;
-  virtual bool exists(const std::string& path) = 0;
+  // Not that it cannot be told: that is a failure.
+  [[nodiscard]] virtual Result<bool> exists(const std::string& path) = 0;
   // Names in the folder, sorted; none where there is no folder.
   [[nodiscard]] virtual Result<std::vector<std::string>> list(
       const std::string& path) = 0;

@@ -51,7 +51,7 @@ class Load {
 
   LoadReport run() {
     compare_names();
-    auto targets = CheckpointAccess::targets(state_);
+    auto targets = CheckpointAccess::targets(state_, rank_);
     std::atomic<std::size_t> next{0};
     std::vector<std::exception_ptr> failures(std::min(
         kThreadsMax, std::max<std::size_t>(1, allowed_cores().size())));
@@ -115,7 +115,7 @@ class Load {
     auto& shard = target.shard;
     const auto found = reader_.tensors().find({target.section, shard.name});
     if (found == reader_.tensors().end()) {
-      if (target.optional) {
+      if (target.optional && !target.loaded) {
         shard.elements.zero_();  // As before its first update.
       }
       return;
@@ -139,6 +139,9 @@ class Load {
         into.mutable_data_ptr());
     if (!same) {
       shard.elements.copy_(into);
+    }
+    if (target.loaded) {
+      target.loaded(shard.elements);
     }
   }
 

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "ckpt/checksum.h"
 #include "ckpt/dtypes.h"
+#include "ckpt/progress.h"
 #include "ckpt/safetensors.h"
 
 namespace sherd::ckpt {
@@ -82,8 +83,13 @@ class PartWriter {
           "[ckpt] expected each name once in section ", piece.section,
           ", found ", piece.name, " again");
     }
+    std::int64_t bytes = 0;
+    for (const auto& piece : pieces) {
+      bytes += bytes_of(piece);
+    }
+    Meter meter(options_.progress, bytes);
     for (const auto& group : files_of(pieces, options_.file_bytes_max)) {
-      if (auto status = write_group(group); !status.ok()) {
+      if (auto status = write_group(group, meter); !status.ok()) {
         return status;
       }
     }
@@ -103,7 +109,7 @@ class PartWriter {
   }
 
  private:
-  Status write_group(const Group& group) {
+  Status write_group(const Group& group, Meter& meter) {
     std::vector<TensorInfo> infos;
     for (const auto* piece : group) {
       infos.push_back(
@@ -126,7 +132,7 @@ class PartWriter {
     for (std::size_t i = 0; i < group.size() && status.ok(); ++i) {
       status = write_piece(
           *out, *group[i],
-          static_cast<std::int64_t>(header.size()) + infos[i].begin);
+          static_cast<std::int64_t>(header.size()) + infos[i].begin, meter);
     }
     part_.files.push_back(
         {.name = name,
@@ -135,7 +141,8 @@ class PartWriter {
   }
 
   // Chunk by chunk, so that it is in the cache when it is copied.
-  Status write_piece(OutputFile& out, const Piece& piece, std::int64_t offset) {
+  Status write_piece(
+      OutputFile& out, const Piece& piece, std::int64_t offset, Meter& meter) {
     SavedTensor saved{
         .section = piece.section,
         .name = piece.name,
@@ -153,6 +160,7 @@ class PartWriter {
       if (auto status = out.write(bytes + at, count); !status.ok()) {
         return status;
       }
+      meter.add(static_cast<std::int64_t>(count));
     }
     part_.tensors.push_back(std::move(saved));
     return {};

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/ckpt/checkpoint.h>
 #include "base/status.h"
 #include "ckpt/files.h"
 #include "ckpt/manifest.h"
@@ -28,6 +29,7 @@ struct Piece {
 struct PartOptions {
   int rank = 0;
   std::int64_t file_bytes_max = 0;  // A tensor above it has a file of its own.
+  CheckpointProgress progress = nullptr;
 };
 
 Result<PartFile> write_part(

@@ -260,9 +260,12 @@ Status PowerLossFiles::remove_tree(
   return status;
 }
 
-bool PowerLossFiles::exists(const std::string& path) {
+Result<bool> PowerLossFiles::exists(const std::string& path) {
   const std::lock_guard lock(mutex_);
-  return !lost() && find(path) != nullptr;
+  if (lost()) {
+    return power_loss_failed("look for", path, "the power is lost");
+  }
+  return find(path) != nullptr;
 }
 
 Result<std::vector<std::string>> PowerLossFiles::list(const std::string& path) {

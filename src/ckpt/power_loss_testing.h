@@ -60,7 +60,7 @@ class PowerLossFiles final : public Files {
   Status sync_folder(const std::string& path) override;
   Status rename(const std::string& from, const std::string& to) override;
   Status remove(const std::string& path) override;
-  bool exists(const std::string& path) override;
+  Result<bool> exists(const std::string& path) override;
   Result<std::vector<std::string>> list(const std::string& path) override;
   Result<std::int64_t> free_bytes(const std::string& path) override;
 

@@ -42,8 +42,12 @@ CheckpointReader::CheckpointReader(const std::string& folder)
     : folder_(folder) {
   const auto path = folder + "/" + kManifestName;
   std::error_code error;
+  const bool found = std::filesystem::exists(path, error);
   SHERD_CHECK_AS(
-      kUnavailable, std::filesystem::exists(path, error), "[ckpt] ", folder,
+      kUnavailable, !error, "[ckpt] cannot look for ", path, ": ",
+      error.message());
+  SHERD_CHECK_AS(
+      kUnavailable, found, "[ckpt] ", folder,
       ": expected a complete checkpoint, found ",
       std::filesystem::is_directory(folder, error) ? "no checkpoint.json in it"
                                                    : "no such folder");
@@ -166,14 +170,28 @@ CheckpointReader::Wanted CheckpointReader::all_of(
       .end = bytes_of(tensor)};
 }
 
-std::int64_t CheckpointReader::verify() const {
+std::int64_t CheckpointReader::tensor_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& part : parts_) {
+    for (const auto& tensor : part.tensors) {
+      bytes += bytes_of(tensor);
+    }
+  }
+  return bytes;
+}
+
+std::int64_t CheckpointReader::verify(
+    const CheckpointProgress& progress) const {
+  Meter meter(progress, tensor_bytes());
   std::vector<char> room(static_cast<std::size_t>(kChunkBytes));
   std::int64_t bytes = 0;
   for (const auto& [key, tensor] : tensors_) {
     for (const auto& place : tensor.places) {
       const auto wanted = all_of(place);
       for (std::int64_t chunk = 0; chunk < chunks_of(wanted.end); ++chunk) {
-        bytes += read_chunk(wanted, chunk, room.data());
+        const auto count = read_chunk(wanted, chunk, room.data());
+        bytes += count;
+        meter.add(count);
       }
     }
     const auto plan =

@@ -12,6 +12,7 @@
 #include <vector>
 #include "base/descriptor.h"
 #include "ckpt/manifest.h"
+#include "ckpt/progress.h"
 #include "plan/reshard.h"
 
 namespace sherd::ckpt {
@@ -56,7 +57,10 @@ class CheckpointReader {
 
   // Reads everything and compares it, file headers too. Returns the tensors'
   // bytes. Throws Error as read() does.
-  std::int64_t verify() const;
+  std::int64_t verify(const CheckpointProgress& progress = nullptr) const;
+
+  // In all parts.
+  std::int64_t tensor_bytes() const;
 
  private:
   struct Wanted;

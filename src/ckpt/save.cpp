@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 
+#include "base/caught.h"
 #include "base/check.h"
 #include "ckpt/session.h"
 #include "ckpt/state_access.h"
@@ -114,10 +115,18 @@ void CheckpointSaver::wait() { impl_->join().throw_if_failed(); }
 
 std::optional<std::string> CheckpointSaver::newest() const {
   const auto& session = impl_->session;
-  const auto mine =
-      session.rank == 0 ? newest_checkpoint(session.folder) : std::nullopt;
-  const auto all = session.gather(
-      mine.value_or(""), "the newest checkpoint in " + session.folder);
+  const auto what = "the newest checkpoint in " + session.folder;
+  std::string mine;
+  const auto status = status_of(
+      [&] {
+        if (session.rank == 0) {
+          mine = newest_checkpoint(session.folder).value_or("");
+        }
+        return Status();
+      },
+      ErrorCode::kUnavailable);
+  agree(session, status, what).throw_if_failed();
+  const auto all = session.gather(mine, what);
   const auto& newest = all.value().front();
   return newest.empty() ? std::nullopt : std::optional(newest);
 }

@@ -167,7 +167,8 @@ class Save {
       const auto part = write_part(
           files_, temporary_, pieces,
           {.rank = session_.rank,
-           .file_bytes_max = session_.options.file_bytes_max});
+           .file_bytes_max = session_.options.file_bytes_max,
+           .progress = session_.options.progress});
       mine.part = part.ok() ? part.value() : PartFile();
       return part.status();
     });
@@ -209,8 +210,10 @@ class Save {
     if (status.ok()) {
       status = files_.sync_folder(temporary_);
     }
-    const bool replaces = files_.exists(place);
-    if (status.ok() && replaces) {
+    const auto found = files_.exists(place);
+    status = status.ok() ? found.status() : status;
+    const bool replaces = status.ok() && found.value();
+    if (replaces) {
       status = files_.remove(old);  // One that could not be removed.
       status = status.ok() ? files_.rename(place, old) : status;
     }
@@ -292,26 +295,8 @@ Gather make_gather(const World& world) {
 }
 
 Gather gather_over(const World& world) {
-  return [&world](
-             const std::string& mine,
-             const std::string& /*what*/) -> Result<std::vector<std::string>> {
-    std::size_t longest = 0;
-    std::vector<std::size_t> lengths;
-    for (const auto& one :
-         world.all_gather({static_cast<double>(mine.size())})) {
-      lengths.push_back(static_cast<std::size_t>(one[0]));
-      longest = std::max(longest, lengths.back());
-    }
-    std::vector<double> characters(mine.begin(), mine.end());
-    characters.resize(longest);
-    std::vector<std::string> texts;
-    for (const auto& one : world.all_gather(characters)) {
-      auto& text = texts.emplace_back();
-      for (std::size_t i = 0; i < lengths[texts.size() - 1]; ++i) {
-        text += static_cast<char>(one[i]);
-      }
-    }
-    return texts;
+  return [&world](const std::string& mine, const std::string& /*what*/) {
+    return Result(world.all_gather_texts(mine));
   };
 }
 
@@ -329,7 +314,15 @@ Result<std::vector<std::int64_t>> complete_steps(
   std::vector<std::int64_t> steps;
   for (const auto& name : names.value()) {
     const auto step = step_of(name);
-    if (step >= 0 && files.exists(folder + "/" + name + "/" + kManifestName)) {
+    if (step < 0) {
+      continue;
+    }
+    const auto complete =
+        files.exists(folder + "/" + name + "/" + kManifestName);
+    if (!complete.ok()) {
+      return complete.status();
+    }
+    if (complete.value()) {
       steps.push_back(step);
     }
   }
@@ -342,8 +335,9 @@ Status make_lasting_folder(Files& files, const std::string& path) {
   std::vector<std::string> above;  // Of those that are not there yet.
   for (fs::path missing(path); missing.has_relative_path();
        missing = missing.parent_path()) {
-    if (files.exists(missing.string())) {
-      break;
+    const auto found = files.exists(missing.string());
+    if (!found.ok() || found.value()) {
+      break;  // What cannot be looked at cannot be made, and that says why.
     }
     const auto parent = missing.parent_path().string();
     above.push_back(parent.empty() ? "." : parent);
@@ -371,8 +365,12 @@ Status clean_up(Files& files, const std::string& folder) {
       status = files.remove(path);
     } else if (name.starts_with(kOld)) {
       const auto place = folder + "/" + name.substr(std::string(kOld).size());
+      const auto replaced = files.exists(place);
+      if (!replaced.ok()) {
+        return replaced.status();
+      }
       status =
-          files.exists(place) ? files.remove(path) : files.rename(path, place);
+          replaced.value() ? files.remove(path) : files.rename(path, place);
     }
   }
   return status;

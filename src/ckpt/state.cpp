@@ -13,6 +13,11 @@ namespace sherd {
 namespace {
 
 constexpr const char* kModel = "model";
+constexpr const char* kGenerators = "generators";
+
+std::string name_on(const std::string& generator, int rank) {
+  return str(generator, ".rank-", rank);
+}
 
 void check_section(const std::string& section) {
   const bool fine = !section.empty() &&
@@ -99,6 +104,14 @@ void CheckpointState::add_buffers(const torch::nn::Module& module) {
   }
 }
 
+void CheckpointState::add_generator(
+    const std::string& name, const at::Generator& generator) {
+  SHERD_CHECK(
+      generator.defined() && generators_.emplace(name, generator).second,
+      "[ckpt] expected a generator and each name once, found ",
+      generator.defined() ? name + " again" : "none as " + name);
+}
+
 void CheckpointState::add_lazily(
     const std::string& section,
     const NamedParameters& parameters,
@@ -180,16 +193,38 @@ std::vector<ckpt::Piece> CheckpointAccess::pieces(
          .elements = shard.elements.narrow(
              0, share.begin - mine.begin, share.numel())});
   }
+  for (const auto& [name, generator] : state.generators_) {
+    const auto bytes = generator.get_state();
+    pieces.push_back(
+        {.section = kGenerators,
+         .name = name_on(name, rank),
+         .shape = {bytes.numel()},
+         .range = {0, bytes.numel()},
+         .elements = bytes});
+  }
   return pieces;
 }
 
 std::vector<CheckpointAccess::Target> CheckpointAccess::targets(
-    const CheckpointState& state) {
+    const CheckpointState& state, int rank) {
   std::vector<Target> targets;
   const auto certain = state.shards_.size();
   for (auto& [section, shard] : states(state, /*all=*/true)) {
     const bool optional = targets.size() >= certain;
     targets.push_back({section, std::move(shard), optional});
+  }
+  for (const auto& [name, generator] : state.generators_) {
+    const auto bytes = generator.get_state();
+    targets.push_back(
+        {.section = kGenerators,
+         .shard =
+             {.name = name_on(name, rank),
+              .shape = {bytes.numel()},
+              .elements = bytes},
+         .optional = true,
+         .loaded = [to = generator](const at::Tensor& found) mutable {
+           to.set_state(found);
+         }});
   }
   return targets;
 }
@@ -201,8 +236,13 @@ const std::set<ckpt::TensorKey>& CheckpointAccess::certain(
 
 bool CheckpointAccess::knows(
     const CheckpointState& state, const ckpt::TensorKey& key) {
-  const auto& [section, name] = key;
+  const auto& section = key.first;
+  const auto& name = key.second;
   if (state.names_.contains(key)) {
+    return true;
+  }
+  if (section == kGenerators &&
+      state.generators_.contains(name.substr(0, name.rfind(".rank-")))) {
     return true;
   }
   const auto dot = name.find('.');

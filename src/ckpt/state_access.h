@@ -3,6 +3,7 @@
 // What saving and loading ask of a CheckpointState. Thread rule: as the state.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -25,8 +26,10 @@ class CheckpointAccess {
     std::string section;
     NamedShard shard;
     bool optional = false;
+    // Takes what was read; unset: it lies where it belongs. Any thread.
+    std::function<void(const at::Tensor&)> loaded = nullptr;
   };
-  static std::vector<Target> targets(const CheckpointState& state);
+  static std::vector<Target> targets(const CheckpointState& state, int rank);
 
   // What a strict checkpoint has: the same on every rank.
   static const std::set<ckpt::TensorKey>& certain(const CheckpointState& state);

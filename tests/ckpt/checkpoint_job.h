@@ -8,10 +8,12 @@
 #include <ostream>
 #include <string>
 #include <vector>
+#include <gtest/gtest.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/ddp/replicate.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/shard/fully_shard.h>
+#include "support/budgets.h"
 #include "support/small_decoders.h"
 
 namespace sherd::test {
@@ -24,6 +26,9 @@ struct JobLayout {
   OptimizerAxes axes = OptimizerAxes::kShard;
   bool ddp = false;
   std::string units = "h.*";
+  // From the least budget, 0, to one with room for all, 1; over messages, as
+  // nothing is gathered where ranks share memory.
+  std::optional<double> budget = std::nullopt;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const JobLayout& layout) {
@@ -34,19 +39,18 @@ inline std::vector<JobLayout> job_layouts() {
   return {
       {.name = "one"},
       {.name = "two", .ranks = 2},
-      {.name = "three", .ranks = 3, .units = "*"},
-      {.name = "four", .ranks = 4},
+      {.name = "three", .ranks = 3},
+      {.name = "four", .ranks = 4, .units = "*"},
       {.name = "hybrid", .ranks = 4, .replicate = 2},
       {.name = "both_axes",
        .ranks = 4,
        .replicate = 2,
        .axes = OptimizerAxes::kBoth},
-      {.name = "grad_op",
-       .ranks = 2,
-       .strategy = Strategy::kShardGradOp,
-       .units = "*"},
+      {.name = "grad_op", .ranks = 2, .strategy = Strategy::kShardGradOp},
       {.name = "no_shard", .ranks = 2, .strategy = Strategy::kNoShard},
       {.name = "ddp", .ranks = 3, .ddp = true},
+      {.name = "two_least_budget", .ranks = 2, .budget = 0.0},
+      {.name = "three_half_budget", .ranks = 3, .budget = 0.5},
   };
 }
 
@@ -64,12 +68,13 @@ class CheckpointJob {
     if (layout.ddp) {
       ddp_.emplace(replicate(*model_, world));
     } else {
-      FullyShardOptions options;
-      options.units = units::by_name(layout.units);
-      options.strategy = layout.strategy;
-      options.optimizer_axes = layout.axes;
       fsdp_.emplace(fully_shard(
-          *model_, Mesh(world, {.replicate = layout.replicate}), options));
+          *model_, Mesh(world, {.replicate = layout.replicate}),
+          options_of(layout)));
+      if (layout.budget) {
+        EXPECT_EQ(
+            fsdp_->report().budget_bytes, *options_of(layout).budget_bytes);
+      }
     }
     adamw_.emplace(parameters(), AdamWOptions{.learning_rate = 1e-2});
     state_.add(parameters());
@@ -83,7 +88,7 @@ class CheckpointJob {
   CheckpointState& state() { return state_; }
   models::Gpt& model() { return model_; }
 
-  // Of the global batch of 12 rows, before the step.
+  // The loss of this rank's rows of a global batch of 12, before the step.
   double step(int number) {
     torch::manual_seed(1000 + static_cast<std::uint64_t>(number));
     const auto all = torch::randint(0, 11, {12, 9}, torch::kLong);
@@ -94,14 +99,27 @@ class CheckpointJob {
     loss.backward();
     adamw_->step();
     adamw_->zero_grad();
-    double sum = 0;
-    for (const auto& one : world_.all_gather({loss.item<double>()})) {
-      sum += one[0];
-    }
-    return sum / world_.size();
+    return loss.item<double>();
   }
 
  private:
+  FullyShardOptions options_of(const JobLayout& layout) const {
+    FullyShardOptions options;
+    options.units = units::by_name(layout.units);
+    options.strategy = layout.strategy;
+    options.optimizer_axes = layout.axes;
+    if (layout.budget) {
+      options.exchange = ExchangeKind::kCollective;
+      const auto [floor, total] =
+          budgets_of(*model_, options, layout.ranks / layout.replicate);
+      options.budget_bytes =
+          floor +
+          static_cast<std::int64_t>(
+              *layout.budget * static_cast<double>(total - floor));
+    }
+    return options;
+  }
+
   const World& world_;
   models::Gpt model_;
   std::optional<FullyShardedDataParallel> fsdp_;  // Or:

@@ -5,7 +5,8 @@
   clients_test.py SHERD PRINT_LOGITS SCRATCH
 
 safetensors opens every file of a checkpoint; transformers loads an exported
-GPT-2 and a Llama and has the same logits, within 1e-4, and the same greedy text.
+GPT-2 and a Llama and has the same logits, within 1e-4, and the same greedy text;
+PyTorch's distributed checkpoint reads what was merged.
 Exit status 77, a counted skip, where these packages are not installed
 (scripts/setup puts them into build/clients, where it can).
 """
@@ -102,6 +103,34 @@ def import_again(sherd, model, folder, exported):
     assert first["loss"] < 4.5, first  # Of untrained ones: 5.5.
 
 
+def read_by_pytorch(sherd, folder):
+    """torch.distributed.checkpoint's reader of safetensors has the same tensors."""
+    import torch
+    from safetensors.torch import load_file
+    from torch.distributed import checkpoint
+
+    merged = folder / "merged"
+    run(sherd, "checkpoint", "merge", folder, merged)
+    expected = {}
+    for file in merged.glob("*.safetensors"):
+        expected.update(load_file(file))
+    found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    checkpoint.load(
+        found, storage_reader=checkpoint.HuggingFaceStorageReader(path=str(merged))
+    )
+    assert len(found) > 50, len(found)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    plain = torch.jit.load(archived(sherd, folder))
+    for name, tensor in plain.named_parameters():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def archived(sherd, folder):
+    run(sherd, "checkpoint", "merge", "--torch", folder, folder / "archives")
+    return str(folder / "archives" / "model.pt")
+
+
 def main():
     if len(sys.argv) != 4:
         sys.exit(__doc__)
@@ -113,6 +142,7 @@ def main():
         sys.exit(EXIT_SKIPPED)
     for family in ("gpt", "llama"):
         compare(sys.argv[1], sys.argv[2], family, pathlib.Path(sys.argv[3]))
+    read_by_pytorch(sys.argv[1], pathlib.Path(sys.argv[3]) / "gpt")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@
 #include "support/scratch_folder.h"
 
 #include <sys/resource.h>
+#include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <gmock/gmock.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <torch/torch.h>
@@ -131,6 +133,52 @@ TEST_P(SaverOf, TrainingMayChangeWhatIsSavedBeside) {
       EXPECT_EQ(state.values["step"], std::to_string(step));
       EXPECT_TRUE((numbers == step).all().item<bool>()) << step;
     }
+  }));
+}
+
+// Of the folder and all in it.
+void set_clock_of(const std::string& folder, std::chrono::hours from_now) {
+  namespace fs = std::filesystem;
+  const auto time = fs::file_time_type::clock::now() + from_now;
+  for (const auto& file : fs::directory_iterator(folder)) {
+    fs::last_write_time(file, time);
+  }
+  fs::last_write_time(folder, time);
+}
+
+// As if the clock had gone backwards from each save to the next.
+TEST_P(SaverOf, StepsOrderCheckpointsWhateverTheClockSaid) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto folder = scratch.path() + "/run";
+    auto numbers = torch::zeros({1000});
+    auto state = state_of(world, numbers);
+    {
+      CheckpointSaver saver(world, folder);
+      for (const int step : {8, 9, 10, 11}) {
+        numbers.fill_(step);
+        saver.save(step, state);
+        if (world.rank() == 0) {
+          set_clock_of(
+              folder + "/step-" + std::to_string(step),
+              std::chrono::hours(24 * (9 - step)));
+        }
+      }
+    }
+    CheckpointSaver saver(world, folder, {.keep_last = 2});
+    ASSERT_EQ(saver.newest(), folder + "/step-11");
+    EXPECT_EQ(newest_checkpoint(folder), folder + "/step-11");
+    EXPECT_EQ(load_checkpoint(world, *saver.newest(), state).step, 11);
+    EXPECT_TRUE((numbers == 11).all().item<bool>());
+    saver.save(12, state);
+    world.barrier();
+    for (const int step : {8, 9, 10}) {
+      EXPECT_FALSE(
+          std::filesystem::exists(folder + "/step-" + std::to_string(step)))
+          << step;
+    }
+    EXPECT_TRUE(std::filesystem::exists(folder + "/step-11"));
+    EXPECT_EQ(saver.newest(), folder + "/step-12");
   }));
 }
 

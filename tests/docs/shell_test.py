@@ -28,6 +28,7 @@ SUBCOMMANDS = (
     ("bench", "step"),
     ("checkpoint", "inspect"),
     ("checkpoint", "verify"),
+    ("checkpoint", "diff"),
     ("checkpoint", "merge"),
     ("checkpoint", "export"),
     ("checkpoint", "import"),

@@ -2,36 +2,16 @@
 //
 // Whatever strategy or byte budget: the numbers of one process. Ids are those
 // of docs/design/tests.md.
+#include "support/budgets.h"
 #include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
 
-#include "exchange/exchange.h"
-#include "plan/budget.h"
-
 namespace sherd::test {
 namespace {
 
 class Strategies : public testing::TestWithParam<int> {};
-
-struct Sizes {
-  std::int64_t floor = 0;
-  std::int64_t total = 0;
-};
-
-Sizes sizes_of(
-    const torch::nn::Module& module,
-    const FullyShardOptions& options,
-    int ranks) {
-  const auto units = shard::build_units(module, options.units, ranks, nullptr);
-  std::vector<std::int64_t> bytes;
-  for (const auto& unit : units.units) {
-    bytes.push_back(exchange::unit_bytes(unit));
-  }
-  const plan::UnitSizes sizes{.bytes = bytes, .root = units.root};
-  return {plan::budget_floor(sizes), plan::total_unit_bytes(sizes)};
-}
 
 TEST_P(Strategies, T01IntegersAreEqualInBits) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
@@ -100,7 +80,7 @@ TEST_P(Strategies, T02EveryStrategyIsEqualInBits) {
 
 TEST_P(Strategies, T02EveryBudgetFromTheFloorToAllIsEqualAndKept) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    const auto sizes = sizes_of(*Chain(5, 6), {}, world.size());
+    const auto sizes = budgets_of(*Chain(5, 6), {}, world.size());
     ASSERT_LT(sizes.floor, sizes.total);
     const auto step = (sizes.total - sizes.floor) / 4;
     for (auto budget = sizes.floor; budget <= sizes.total + step;
@@ -125,7 +105,7 @@ TEST_P(Strategies, T02EveryBudgetFromTheFloorToAllIsEqualAndKept) {
 
 TEST_P(Strategies, T02ALargerBudgetGathersLess) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    const auto sizes = sizes_of(*Chain(5, 6), {}, world.size());
+    const auto sizes = budgets_of(*Chain(5, 6), {}, world.size());
     std::vector<std::int64_t> unshards;
     for (const auto budget : {sizes.floor, sizes.total}) {
       RankParity options;

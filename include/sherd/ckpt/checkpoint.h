@@ -17,6 +17,7 @@
 // format: docs/design/checkpoints.md.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -26,12 +27,16 @@
 #include <string>
 #include <utility>
 #include <vector>
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <sherd/comm/world.h>
 #include <sherd/optim/named_parameters.h>
 
 namespace torch::nn {
 class Module;
+}
+namespace torch::optim {
+class Optimizer;
 }
 
 namespace sherd {
@@ -67,6 +72,7 @@ class CheckpointState {
   // parameters that it has not updated yet is left out. `parameters` are those
   // that the optimizer was made with, or more.
   template <typename Optimizer>
+    requires requires(Optimizer& optimizer) { optimizer.tensors(true); }
   void add(
       const std::string& section,
       Optimizer& optimizer,
@@ -75,6 +81,18 @@ class CheckpointState {
       return optimizer.tensors(all);
     });
   }
+
+  // The same of Adam, AdamW, SGD, RMSprop and Adagrad of torch::optim. Throws
+  // Error for another.
+  void add(
+      const std::string& section,
+      torch::optim::Optimizer& optimizer,
+      const NamedParameters& parameters);
+
+  // A random generator, of which each rank has its own, by the process's name for
+  // it. Loading gives a rank what the rank of the same number has saved; where
+  // there was none, as for those that are more now, it stays as it is.
+  void add_generator(const std::string& name, const at::Generator& generator);
 
   // Texts: rank 0's are saved, every rank gets them.
   std::map<std::string, std::string> values;
@@ -96,8 +114,13 @@ class CheckpointState {
   // Section and name of those, and of what lies on other ranks alone.
   std::set<std::pair<std::string, std::string>> names_;
   std::vector<Lazy> lazy_;
+  std::map<std::string, at::Generator> generators_;
   std::vector<std::function<void()>> publish_;
 };
+
+// How many bytes of tensors are done, of how many; must not throw.
+using CheckpointProgress =
+    std::function<void(std::int64_t done, std::int64_t all)>;
 
 struct SaveOptions {
   // Behaviour. Tensors are copied and written by a thread beside training, which
@@ -110,6 +133,8 @@ struct SaveOptions {
   std::int64_t keep_every = 0;
   // Performance. A file is no larger, save one of a single tensor.
   std::int64_t file_bytes_max = std::int64_t{4} << 30;
+  // Of this rank's part; asynchronous, called by the thread that writes.
+  CheckpointProgress progress = nullptr;
 };
 
 // Saves into a folder, which belongs to one run at a time: step 100 becomes
@@ -172,6 +197,21 @@ LoadReport load_checkpoint(
     CheckpointState& state,
     const LoadOptions& options = {});
 
+using FullTensorVisitor = std::function<void(
+    const std::string& section,
+    const std::string& name,
+    const at::Tensor& tensor)>;
+
+// Collective, between two steps. On rank 0 `visit` gets each tensor of the state
+// whole, on the CPU, in order of section and name; it may keep it. Other ranks'
+// is not called. Memory: on rank 0 one tensor, more as `visit` keeps them. Throws
+// Error, on every rank, when ranks have different tensors, and when a visit
+// throws. Mirrors get_model_state_dict() with full_state_dict and cpu_offload.
+void gather_full_state(
+    const World& world,
+    const CheckpointState& state,
+    const FullTensorVisitor& visit);
+
 // ---- Without a job: one process, no world. Throw Error as above. ----
 
 // The complete one of the highest step in a folder; none where there is no folder.
@@ -197,12 +237,43 @@ CheckpointContent checkpoint_content(const std::string& folder);
 
 // Reads all of it: every checksum, every file's header, and that no element is
 // missing. Returns the bytes of tensors.
-std::int64_t verify_checkpoint(const std::string& folder);
+std::int64_t verify_checkpoint(
+    const std::string& folder, const CheckpointProgress& progress = nullptr);
+
+struct CheckpointDifference {
+  struct Tensor {
+    std::string section;
+    std::string name;
+    std::array<std::string, 2> dtypes;
+    std::array<std::vector<std::int64_t>, 2> shapes;
+    // Where shapes are equal: how many differ in value, and by how much at most.
+    std::int64_t elements = 0;
+    double largest_difference = 0.0;
+  };
+  // "SECTION NAME" each.
+  std::vector<std::string> only_in_first;
+  std::vector<std::string> only_in_second;
+  std::vector<Tensor> changed;      // In dtype, shape or a bit.
+  std::vector<std::string> values;  // Names.
+  std::int64_t equal = 0;           // Tensors with the same bits.
+  bool none() const;
+};
+
+// Reads both. Steps, ranks and how tensors are cut may differ. Memory: a tensor of
+// each.
+CheckpointDifference compare_checkpoints(
+    const std::string& first,
+    const std::string& second,
+    const CheckpointProgress& progress = nullptr);
 
 struct MergeOptions {
-  std::string section;  // That one alone; empty: all.
+  std::string section = {};  // That one alone; empty: all.
   // Of a tensor's name. Empty: as it is.
   std::function<std::string(const std::string& name)> rename = nullptr;
+  // TO/SECTION.pt instead, which torch::load() reads into a module with these
+  // names. Memory: the section.
+  bool archives = false;
+  CheckpointProgress progress = nullptr;
 };
 
 // Writes the tensors whole, into TO/SECTION.safetensors, which any program that
@@ -215,14 +286,15 @@ std::vector<std::string> merge_checkpoint(
 
 struct ImportOptions {
   std::string section = "model";
-  std::map<std::string, std::string> values;
+  std::map<std::string, std::string> values = {};
   // Of a tensor's name; an empty one is left out. Unset: as it is.
   std::function<std::string(const std::string& name)> rename = nullptr;
+  CheckpointProgress progress = nullptr;
 };
 
 // Makes a checkpoint of step 0 in `folder`, FOLDER/step-0, of the tensors of
-// safetensors files; returns the names it has. Throws Error when one of that step
-// is there.
+// safetensors files, or of archives that torch::save() made of modules; returns the
+// names it has. Throws Error when one of that step is there.
 std::vector<std::string> import_checkpoint(
     const std::vector<std::string>& files,
     const std::string& folder,

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckpt/archive.h"
+
+#include <fstream>
+#include <map>
+#include <memory>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/jit/serialization/import.h>
+#include <torch/serialize/archive.h>
+
+#include "base/check.h"
+
+namespace sherd::ckpt {
+namespace {
+
+// A module as an archive nests it.
+struct Node {
+  std::map<std::string, std::unique_ptr<Node>> children;
+  std::map<std::string, at::Tensor> tensors;
+
+  void add(const std::string& name, const at::Tensor& tensor) {
+    const auto dot = name.find('.');
+    if (dot == std::string::npos) {
+      tensors.emplace(name, tensor);
+      return;
+    }
+    auto& child = children[name.substr(0, dot)];
+    if (child == nullptr) {
+      child = std::make_unique<Node>();
+    }
+    child->add(name.substr(dot + 1), tensor);
+  }
+
+  void write(torch::serialize::OutputArchive& archive) const {
+    for (const auto& [name, tensor] : tensors) {
+      SHERD_CHECK(
+          !children.contains(name), "[ckpt] an archive cannot hold tensor ",
+          name, " beside a module of that name");
+      archive.write(name, tensor, /*is_buffer=*/!tensor.is_floating_point());
+    }
+    for (const auto& [name, child] : children) {
+      torch::serialize::OutputArchive nested(archive.compilation_unit());
+      child->write(nested);
+      archive.write(name, nested);
+    }
+  }
+};
+
+}  // namespace
+
+bool is_archive(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  char first[4] = {};
+  return file.read(first, sizeof first) && first[0] == 'P' && first[1] == 'K' &&
+      first[2] == 3 && first[3] == 4;
+}
+
+NamedTensors read_archive(const std::string& path) {
+  NamedTensors tensors;
+  try {
+    const auto module = torch::jit::load(path, c10::Device(c10::kCPU));
+    for (const auto& attribute : module.named_attributes()) {
+      if (attribute.value.isTensor() && attribute.value.toTensor().defined()) {
+        tensors.emplace_back(
+            attribute.name, attribute.value.toTensor().detach().contiguous());
+      }
+    }
+  } catch (const c10::Error& error) {
+    throw Error(
+        str("[ckpt] ", path,
+            ": expected an archive that torch::save() made, found ",
+            error.what_without_backtrace()));
+  }
+  return tensors;
+}
+
+void write_archive(const std::string& path, const NamedTensors& tensors) {
+  const at::NoGradGuard no_grad;
+  Node root;
+  for (const auto& [name, tensor] : tensors) {
+    root.add(name, tensor);
+  }
+  torch::serialize::OutputArchive archive;
+  root.write(archive);
+  try {
+    archive.save_to(path);
+  } catch (const c10::Error& error) {
+    throw Error(
+        str("[ckpt] ", path, ": expected a file that can be written, found ",
+            error.what_without_backtrace()),
+        ErrorCode::kUnavailable);
+  }
+}
+
+}  // namespace sherd::ckpt

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is done with checkpoints without a job: comparing, archives, progress.
+#include <cmath>
+#include <limits>
+#include <ATen/CPUGeneratorImpl.h>
+#include <gmock/gmock.h>
+#include <sherd/ckpt/checkpoint.h>
+#include <torch/torch.h>
+#include "support/error_of.h"
+#include "support/scratch_folder.h"
+
+namespace sherd {
+namespace {
+
+using test::error_of;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::ScratchFolder;
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+std::string saved(
+    const std::string& folder,
+    const Tensors& tensors,
+    const std::map<std::string, std::string>& values = {}) {
+  CheckpointState state;
+  for (const auto& [name, tensor] : tensors) {
+    state.add(
+        "model",
+        {.name = name, .shape = tensor.sizes().vec(), .elements = tensor});
+  }
+  state.values = values;
+  CheckpointSaver(World::single(), folder).save(3, state);
+  return folder + "/step-3";
+}
+
+TEST(CompareCheckpoints, FindsNothingInTheSameTensors) {
+  const ScratchFolder scratch;
+  const Tensors tensors = {
+      {"a", torch::arange(6.0F).view({2, 3})},
+      {"none", torch::empty({0, 4})},
+      {"nan", torch::full({2}, NAN)}};
+  const auto found = compare_checkpoints(
+      saved(scratch.path() + "/1", tensors),
+      saved(scratch.path() + "/2", tensors));
+  EXPECT_TRUE(found.none());
+  EXPECT_EQ(found.equal, 3);
+}
+
+TEST(CompareCheckpoints, NamesEverythingThatDiffers) {
+  const ScratchFolder scratch;
+  const auto base = torch::arange(3'000'000, torch::kFloat);
+  auto other = base.clone();
+  other[2'999'999] += 2;
+  other[5] = NAN;
+  const auto first = saved(
+      scratch.path() + "/1",
+      {{"far", base},
+       {"gone", base},
+       {"dtype", torch::ones({2})},
+       {"shape", torch::ones({2})},
+       {"small", torch::ones({4})}},
+      {{"same", "1"}, {"other", "2"}, {"first", "3"}});
+  const auto second = saved(
+      scratch.path() + "/2",
+      {{"far", other},
+       {"new", base},
+       {"dtype", torch::ones({2}, torch::kBFloat16)},
+       {"shape", torch::ones({1, 2})},
+       {"small", torch::tensor({1.0F, 1.5F, 1.0F, 0.75F})}},
+      {{"same", "1"}, {"other", "4"}, {"second", "5"}});
+  const auto found = compare_checkpoints(first, second);
+  EXPECT_FALSE(found.none());
+  EXPECT_THAT(found.only_in_first, ElementsAre("model gone"));
+  EXPECT_THAT(found.only_in_second, ElementsAre("model new"));
+  EXPECT_THAT(found.values, ElementsAre("first", "other", "second"));
+  EXPECT_EQ(found.equal, 0);
+  ASSERT_EQ(found.changed.size(), 4U);
+  const auto& dtype = found.changed[0];
+  const auto& far = found.changed[1];
+  const auto& shape = found.changed[2];
+  const auto& small = found.changed[3];
+  EXPECT_EQ(dtype.dtypes[1], "BF16");
+  EXPECT_EQ(dtype.elements, 0);
+  EXPECT_EQ(far.elements, 2);
+  EXPECT_EQ(far.largest_difference, std::numeric_limits<double>::infinity());
+  EXPECT_THAT(shape.shapes[1], ElementsAre(1, 2));
+  EXPECT_EQ(small.elements, 2);
+  EXPECT_EQ(small.largest_difference, 0.5);
+}
+
+struct DeepImpl : torch::nn::Module {
+  torch::nn::Sequential layers;
+  torch::Tensor scale, count;
+  DeepImpl() : layers(torch::nn::Linear(3, 2), torch::nn::BatchNorm1d(2)) {
+    register_module("layers", layers);
+    scale = register_parameter("scale", torch::rand({2}));
+    count = register_buffer("count", torch::tensor(7));
+  }
+};
+TORCH_MODULE(Deep);
+
+Tensors all_of(const Deep& module) {
+  Tensors tensors;
+  for (const auto& item : module->named_parameters()) {
+    tensors[item.key()] = item.value().detach();
+  }
+  for (const auto& item : module->named_buffers()) {
+    tensors[item.key()] = item.value();
+  }
+  return tensors;
+}
+
+TEST(Archives, OfTorchSaveBecomeCheckpointsAndBack) {
+  const ScratchFolder scratch;
+  const Deep module;
+  const auto path = scratch.path() + "/module.pt";
+  torch::save(module, path);
+  const auto names = import_checkpoint({path}, scratch.path() + "/imported");
+  EXPECT_EQ(names.size(), all_of(module).size());
+  const auto folder = scratch.path() + "/imported/step-0";
+  EXPECT_TRUE(compare_checkpoints(
+                  folder, saved(scratch.path() + "/own", all_of(module)))
+                  .none());
+  const auto written = merge_checkpoint(
+      folder, scratch.path() + "/archives", {.archives = true});
+  EXPECT_THAT(written, ElementsAre(scratch.path() + "/archives/model.pt"));
+  Deep again;
+  torch::load(again, written.front());
+  for (const auto& [name, tensor] : all_of(again)) {
+    EXPECT_TRUE(torch::equal(tensor, all_of(module)[name])) << name;
+  }
+}
+
+TEST(Archives, OfAnotherKindAreErrorsThatNameTheFile) {
+  const ScratchFolder scratch;
+  const auto path =
+      scratch.file("broken.pt", std::string("PK\3\4 and no more"));
+  EXPECT_THAT(
+      error_of([&] { import_checkpoint({path}, scratch.path() + "/run"); }),
+      AllOf(HasSubstr("broken.pt: expected an archive"), HasSubstr("found")));
+  EXPECT_EQ(newest_checkpoint(scratch.path() + "/run"), std::nullopt);
+}
+
+TEST(Archives, CannotHoldATensorAndAModuleOfOneName) {
+  const ScratchFolder scratch;
+  const auto folder = saved(
+      scratch.path() + "/run",
+      {{"a", torch::ones({1})}, {"a.b", torch::ones({1})}});
+  EXPECT_THAT(
+      error_of([&] {
+        merge_checkpoint(folder, scratch.path() + "/to", {.archives = true});
+      }),
+      HasSubstr("tensor a beside a module of that name"));
+}
+
+TEST(CheckpointProgress, CountsEveryByteOnce) {
+  const ScratchFolder scratch;
+  std::vector<std::int64_t> done;
+  std::int64_t all = 0;
+  const CheckpointProgress progress = [&](std::int64_t now, std::int64_t of) {
+    EXPECT_TRUE(done.empty() || now > done.back());
+    done.push_back(now);
+    all = of;
+  };
+  const auto expect_told = [&](const char* what) {
+    EXPECT_EQ(all, 4 * 3'000'000 + 4) << what;
+    EXPECT_EQ(done.empty() ? -1 : done.back(), all) << what;
+    done.clear();
+  };
+  CheckpointState state;
+  const auto large = torch::rand({3'000'000});
+  const auto small = torch::rand({});
+  state.add("model", {.name = "l", .shape = {3'000'000}, .elements = large});
+  state.add("model", {.name = "s", .shape = {}, .elements = small});
+  const auto run = scratch.path() + "/run";
+  CheckpointSaver(World::single(), run, {.progress = progress}).save(1, state);
+  EXPECT_GT(done.size(), 10U);
+  expect_told("saving");
+  verify_checkpoint(run + "/step-1", progress);
+  EXPECT_GT(done.size(), 10U);
+  expect_told("verifying");
+  const auto files = merge_checkpoint(
+      run + "/step-1", scratch.path() + "/to", {.progress = progress});
+  expect_told("merging");
+  import_checkpoint(
+      files, scratch.path() + "/imported", {.progress = progress});
+  expect_told("importing");
+  EXPECT_TRUE(
+      compare_checkpoints(
+          run + "/step-1", scratch.path() + "/imported/step-0", progress)
+          .changed.empty());
+  expect_told("comparing");
+}
+
+TEST(CheckpointGenerators, GoOnWithTheNumbersTheyWouldHaveMade) {
+  const ScratchFolder scratch;
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(11);
+  const auto draw = [&] { return torch::rand({5}, generator); };
+  draw();
+  CheckpointState state;
+  state.add_generator("dropout", generator);
+  CheckpointSaver(World::single(), scratch.path()).save(1, state);
+  const auto expected = draw();
+  generator.set_current_seed(12);
+  const auto report =
+      load_checkpoint(World::single(), scratch.path() + "/step-1", state);
+  EXPECT_TRUE(torch::equal(draw(), expected));
+  EXPECT_THAT(report.missing, IsEmpty());
+  EXPECT_THAT(
+      error_of([&] { state.add_generator("dropout", generator); }),
+      HasSubstr("found dropout again"));
+  CheckpointState without;
+  EXPECT_THAT(
+      error_of([&] {
+        load_checkpoint(World::single(), scratch.path() + "/step-1", without);
+      }),
+      HasSubstr("generators dropout.rank-0"));
+}
+
+}  // namespace
+}  // namespace sherd

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// A state's tensors, whole, on rank 0.
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <sherd/ckpt/checkpoint.h>
+
+#include <ATen/ops/empty.h>
+#include <nlohmann/json.hpp>
+
+#include "base/caught.h"
+#include "base/check.h"
+#include "ckpt/dtypes.h"
+#include "ckpt/session.h"
+#include "ckpt/state_access.h"
+#include "comm/communicator.h"
+
+namespace sherd {
+namespace {
+
+using ckpt::Piece;
+
+constexpr const char* kWhat = "gathering a full state";
+constexpr int kTag = 0;  // Messages between two ranks keep their order.
+
+// A piece that some rank has.
+struct Source {
+  int rank = 0;
+  std::size_t piece = 0;  // Of the rank's.
+  std::string dtype;
+  std::vector<std::int64_t> shape;  // Of the whole tensor.
+  plan::ElementRange range;
+};
+using Sources = std::map<ckpt::TensorKey, std::vector<Source>>;
+
+std::string text_of(const std::vector<Piece>& pieces) {
+  auto json = nlohmann::json::array();
+  for (const auto& piece : pieces) {
+    json.push_back(
+        {piece.section, piece.name, ckpt::name_of(piece.elements.scalar_type()),
+         piece.shape, piece.range.begin, piece.range.end});
+  }
+  return json.dump();
+}
+
+// By rank, as text_of() has it.
+Sources sources_of(const std::vector<std::string>& texts) {
+  Sources sources;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    const auto json = nlohmann::json::parse(texts[rank]);
+    for (std::size_t i = 0; i < json.size(); ++i) {
+      const auto& piece = json[i];
+      sources[{piece[0].get<std::string>(), piece[1].get<std::string>()}]
+          .push_back(
+              {.rank = static_cast<int>(rank),
+               .piece = i,
+               .dtype = piece[2].get<std::string>(),
+               .shape = piece[3].get<std::vector<std::int64_t>>(),
+               .range = {
+                   piece[4].get<std::int64_t>(),
+                   piece[5].get<std::int64_t>()}});
+    }
+  }
+  return sources;
+}
+
+// The same on every rank.
+void check(const Sources& sources) {
+  for (const auto& [key, pieces] : sources) {
+    const auto& first = pieces.front();
+    std::int64_t elements = 0;
+    for (const auto& piece : pieces) {
+      SHERD_CHECK(
+          piece.dtype == first.dtype && piece.shape == first.shape, "[ckpt] ",
+          key.first, " ", key.second,
+          ": expected the same of all ranks, found ", first.dtype, " ",
+          at::IntArrayRef(first.shape), " on rank ", first.rank, " and ",
+          piece.dtype, " ", at::IntArrayRef(piece.shape), " on rank ",
+          piece.rank);
+      elements += piece.range.numel();
+    }
+    SHERD_CHECK(
+        elements == ckpt::numel_of(first.shape), "[ckpt] ", key.first, " ",
+        key.second, ": expected ranks to hold ", ckpt::numel_of(first.shape),
+        " elements together, found ", elements);
+  }
+}
+
+class FullState {
+ public:
+  FullState(const World& world, std::vector<Piece> pieces, Sources sources)
+      : rank_(world.rank()),
+        pieces_(std::move(pieces)),
+        sources_(std::move(sources)) {
+    if (world.size() > 1) {
+      via_.emplace(
+          world, str("ckpt/full/", world.next_number()),
+          Mesh(world).shard_ranks());
+    }
+  }
+
+  // When a visit throws all other messages are taken all the same.
+  Status run(const FullTensorVisitor& visit) {
+    Status visited;
+    for (const auto& [key, sources] : sources_) {
+      if (rank_ != 0) {
+        send(sources);
+        continue;
+      }
+      const auto whole = receive(sources);
+      if (visited.ok()) {
+        visited = status_of(
+            [&, &key = key] {
+              visit(key.first, key.second, whole);
+              return Status();
+            },
+            ErrorCode::kFailedPrecondition);
+      }
+    }
+    return visited;
+  }
+
+ private:
+  void send(const std::vector<Source>& sources) {
+    for (const auto& source : sources) {
+      if (source.rank == rank_) {
+        auto sent = via_->send(pieces_[source.piece].elements, 0, kTag);
+        via_->wait(sent, kWhat).throw_if_failed();
+      }
+    }
+  }
+
+  at::Tensor receive(const std::vector<Source>& sources) {
+    const auto& first = sources.front();
+    auto whole = at::empty(
+        first.shape,
+        at::TensorOptions().dtype(*ckpt::dtype_named(first.dtype)));
+    for (const auto& source : sources) {
+      const auto part =
+          whole.view({-1}).narrow(0, source.range.begin, source.range.numel());
+      if (source.rank == rank_) {
+        part.copy_(pieces_[source.piece].elements);
+      } else {
+        auto received = via_->receive(part, source.rank, kTag);
+        via_->wait(received, kWhat).throw_if_failed();
+      }
+    }
+    return whole;
+  }
+
+  const int rank_;
+  const std::vector<Piece> pieces_;
+  const Sources sources_;
+  std::optional<comm::Communicator> via_;
+};
+
+}  // namespace
+
+void gather_full_state(
+    const World& world,
+    const CheckpointState& state,
+    const FullTensorVisitor& visit) {
+  const auto files = ckpt::make_posix_files();
+  const ckpt::Session session{
+      .files = *files,
+      .folder = {},
+      .rank = world.rank(),
+      .size = world.size(),
+      .gather = ckpt::gather_over(world),
+      .options = {}};
+  auto pieces = CheckpointAccess::pieces(state, world.rank(), world.size());
+  const auto texts = session.gather(text_of(pieces), kWhat);
+  texts.status().throw_if_failed();
+  auto sources = sources_of(texts.value());
+  check(sources);
+  FullState full(world, std::move(pieces), std::move(sources));
+  const auto mine = status_of(
+      [&] { return full.run(visit); }, ErrorCode::kFailedPrecondition);
+  agree(session, mine, kWhat).throw_if_failed();
+}
+
+}  // namespace sherd

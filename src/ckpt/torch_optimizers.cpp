@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// What LibTorch's own optimizers remember.
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <sherd/ckpt/checkpoint.h>
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include "base/check.h"
+
+namespace sherd {
+namespace {
+
+namespace optim = torch::optim;
+
+// The state of one parameter, as tensors that share its memory; what is not there
+// yet is made. State lies where it is for as long as the optimizer has it.
+class Fields {
+ public:
+  Fields(const NamedParameter& parameter, std::vector<OptimizerTensor>& into)
+      : parameter_(parameter), into_(into) {}
+
+  void add(const char* key, at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      tensor = at::zeros_like(parameter_.slice);
+    }
+    into_.push_back({parameter_.name, key, tensor.detach()});
+  }
+
+  void add(const char* key, std::int64_t& number) {
+    into_.push_back(
+        {parameter_.name, key,
+         at::from_blob(
+             &number, {}, at::TensorOptions().dtype(c10::ScalarType::Long))});
+  }
+
+ private:
+  const NamedParameter& parameter_;
+  std::vector<OptimizerTensor>& into_;
+};
+
+template <typename State>
+State& made(std::unique_ptr<optim::OptimizerParamState>& state) {
+  if (state == nullptr) {
+    state = std::make_unique<State>();
+  }
+  return static_cast<State&>(*state);
+}
+
+using StatePtr = std::unique_ptr<optim::OptimizerParamState>;
+
+template <typename State>
+void add_adam(StatePtr& found, bool amsgrad, Fields& fields) {
+  auto& state = made<State>(found);
+  fields.add("step", state.step());
+  fields.add("exp_avg", state.exp_avg());
+  fields.add("exp_avg_sq", state.exp_avg_sq());
+  if (amsgrad) {
+    fields.add("max_exp_avg_sq", state.max_exp_avg_sq());
+  }
+}
+
+bool is_known(const optim::OptimizerOptions& given) {
+  const auto is = [&]<typename... Options>() {
+    return ((dynamic_cast<const Options*>(&given) != nullptr) || ...);
+  };
+  return is.operator()<
+      optim::AdamWOptions, optim::AdamOptions, optim::SGDOptions,
+      optim::RMSpropOptions, optim::AdagradOptions>();
+}
+
+void add_fields(
+    const optim::OptimizerOptions& given, StatePtr& found, Fields& fields) {
+  if (const auto* adamw = dynamic_cast<const optim::AdamWOptions*>(&given)) {
+    add_adam<optim::AdamWParamState>(found, adamw->amsgrad(), fields);
+  } else if (
+      const auto* adam = dynamic_cast<const optim::AdamOptions*>(&given)) {
+    add_adam<optim::AdamParamState>(found, adam->amsgrad(), fields);
+  } else if (const auto* sgd = dynamic_cast<const optim::SGDOptions*>(&given)) {
+    if (sgd->momentum() != 0.0) {
+      fields.add(
+          "momentum_buffer",
+          made<optim::SGDParamState>(found).momentum_buffer());
+    }
+  } else if (
+      const auto* rms = dynamic_cast<const optim::RMSpropOptions*>(&given)) {
+    auto& state = made<optim::RMSpropParamState>(found);
+    fields.add("step", state.step());
+    fields.add("square_avg", state.square_avg());
+    if (rms->momentum() != 0.0) {
+      fields.add("momentum_buffer", state.momentum_buffer());
+    }
+    if (rms->centered()) {
+      fields.add("grad_avg", state.grad_avg());
+    }
+  } else if (dynamic_cast<const optim::AdagradOptions*>(&given) != nullptr) {
+    auto& state = made<optim::AdagradParamState>(found);
+    fields.add("step", state.step());
+    fields.add("sum", state.sum());
+  }
+}
+
+std::vector<OptimizerTensor> tensors_of(
+    optim::Optimizer& optimizer,
+    const std::vector<NamedParameter>& parameters,
+    bool all) {
+  std::map<const void*, const NamedParameter*> by_tensor;
+  for (const auto& parameter : parameters) {
+    by_tensor.emplace(parameter.slice.unsafeGetTensorImpl(), &parameter);
+  }
+  std::vector<OptimizerTensor> tensors;
+  for (auto& group : optimizer.param_groups()) {
+    for (const auto& tensor : group.params()) {
+      auto* key = tensor.unsafeGetTensorImpl();
+      const auto named = by_tensor.find(key);
+      SHERD_CHECK(
+          named != by_tensor.end(),
+          "[ckpt] the optimizer has a parameter of shape ", tensor.sizes(),
+          " that is none of those it was added with; expected it to be made "
+          "with the slices of named_parameters()");
+      auto& states = optimizer.state();
+      if (!all && states.find(key) == states.end()) {
+        continue;
+      }
+      Fields fields(*named->second, tensors);
+      add_fields(group.options(), states[key], fields);
+    }
+  }
+  return tensors;
+}
+
+}  // namespace
+
+void CheckpointState::add(
+    const std::string& section,
+    torch::optim::Optimizer& optimizer,
+    const NamedParameters& parameters) {
+  for (auto& group : optimizer.param_groups()) {
+    SHERD_CHECK(
+        is_known(group.options()),
+        "[ckpt] expected Adam, AdamW, SGD, RMSprop or Adagrad of torch::optim, "
+        "or an optimizer of sherd, found another");
+  }
+  add_lazily(
+      section, parameters, [&optimizer, items = parameters.items](bool all) {
+        return tensors_of(optimizer, items, all);
+      });
+}
+
+}  // namespace sherd

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`sherd checkpoint` as a user calls it, on a run of two ranks.
+
+  command_test.py SHERD SCRATCH
+"""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+class Command:
+    def __init__(self, sherd, scratch):
+        self.sherd = sherd
+        self.run = scratch / "run"
+        self.scratch = scratch
+
+    def train(self):
+        subprocess.run(
+            [
+                self.sherd, "run", "-n", "2", "--", self.sherd, "train", "--steps", "4",
+                "--layers", "1", "--width", "32", "--heads", "2", "--seq", "16",
+                "--data", ROOT / "LICENSE", "--sample-tokens", "0", "--save-every", "2",
+                "--keep", "2", "--run", self.run,
+            ],
+            check=True,
+            capture_output=True,
+        )  # fmt: skip
+
+    def step(self, number):
+        return self.run / "checkpoints" / f"step-{number}"
+
+    def shown(self, expected, *words):
+        """stdout and stderr of a call that ends with this status."""
+        done = subprocess.run(
+            [str(word) for word in (self.sherd, "checkpoint", *words)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == expected, (words, done)
+        assert "\r" not in done.stderr, "a bar where there is no terminal"
+        return done.stdout + done.stderr
+
+
+def compares(command):
+    same = command.shown(0, "diff", command.step(2), command.step(2))
+    assert " 0 changed, 0 on one side" in same, same
+    text = command.shown(1, "diff", command.step(2), command.step(4))
+    assert "value               data.step" in text, text
+    assert "changed             model wte.weight  " in text, text
+    assert " elements, by " in text, text
+    # The newest of a run.
+    found = json.loads(
+        command.shown(1, "diff", command.step(2), command.run, "--json")
+    )
+    assert found["only_in_first"] == found["only_in_second"] == [], found
+    names = {tensor["name"]: tensor for tensor in found["changed"]}
+    assert names["wte.weight"]["shapes"] == [[256, 32], [256, 32]], names
+    assert 0 < names["wte.weight"]["largest_difference"] < 0.1, names
+
+
+def looks(command):
+    text = command.shown(0, "inspect", command.run)
+    assert "step-4: step 4, saved by 2 ranks" in text, text
+    content = json.loads(command.shown(0, "inspect", "--json", command.step(2)))
+    assert content["step"] == 2 and content["world_size"] == 2, content
+    assert "complete" in command.shown(0, "verify", command.step(2))
+
+
+def converts(command):
+    files = json.loads(
+        command.shown(
+            0, "merge", "--torch", "--json", command.run, command.scratch / "torch"
+        )
+    )["files"]
+    assert str(command.scratch / "torch" / "model.pt") in files, files
+    assert pathlib.Path(files[0]).read_bytes()[:2] == b"PK", files
+    refused = command.shown(1, "merge", command.run, command.scratch / "torch")
+    assert "expected an empty folder" in refused, refused
+
+
+def refuses(command):
+    assert "see sherd checkpoint --help" in command.shown(2, "diff", command.run)
+    assert "bogus" in command.shown(2, "bogus")
+    missing = command.shown(1, "verify", command.scratch / "none")
+    assert "none: expected a complete checkpoint" in missing, missing
+    damaged = command.scratch / "damaged"
+    shutil.copytree(command.step(4), damaged)
+    file = damaged / "model-00001-000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    for words in (("verify", damaged), ("diff", damaged, command.step(4))):
+        text = command.shown(1, *words)
+        assert "model-00001-000.safetensors: " in text and "is damaged" in text, text
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    scratch = pathlib.Path(sys.argv[2])
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    command = Command(sys.argv[1], scratch)
+    command.train()
+    for show in (looks, compares, converts, refuses):
+        show(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A job's state whole on rank 0, and what each rank has of its own. Ids are those
+// of docs/design/tests.md.
+#include <map>
+#include <stdexcept>
+#include <ATen/CPUGeneratorImpl.h>
+#include <gmock/gmock.h>
+#include <sherd/ckpt/checkpoint.h>
+#include <sherd/ddp/replicate.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/shard/fully_shard.h>
+#include "support/error_of.h"
+#include "support/parity.h"
+#include "support/ranks.h"
+#include "support/scratch_folder.h"
+
+namespace sherd::test {
+namespace {
+
+using sherd::testing::ScratchFolder;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class FullState : public ::testing::TestWithParam<int> {};
+
+torch::nn::Sequential three_layers() {
+  torch::manual_seed(5);
+  return torch::nn::Sequential(
+      torch::nn::Linear(3, 7), torch::nn::BatchNorm1d(7),
+      torch::nn::Linear(7, 2));
+}
+
+torch::Tensor loss_of(torch::nn::Sequential& model) {
+  return model->forward(torch::arange(12.0F).view({4, 3})).square().mean();
+}
+
+TEST_P(FullState, T45IsOnRankZeroAloneAndLoadsIntoAPlainModel) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    auto model = three_layers();
+    auto fsdp = fully_shard(*model, world);
+    AdamW adamw(fsdp.named_parameters());
+    loss_of(model).backward();
+    adamw.step();
+    CheckpointState state;
+    state.add(fsdp.named_parameters());
+    state.add_buffers(*model);
+    state.add("adamw", adamw, fsdp.named_parameters());
+    std::map<std::string, torch::Tensor> found;
+    gather_full_state(
+        world, state,
+        [&](const std::string& section, const std::string& name,
+            const torch::Tensor& tensor) {
+          EXPECT_TRUE(found.emplace(section + " " + name, tensor).second);
+        });
+    auto plain = three_layers();
+    NamedParameters own;
+    for (const auto& item : plain->named_parameters()) {
+      own.items.push_back({item.key(), item.value()});
+    }
+    AdamW reference(own);
+    loss_of(plain).backward();
+    reference.step();
+    if (world.rank() != 0) {
+      EXPECT_THAT(found, IsEmpty());
+      return;
+    }
+    const auto parameters = plain->named_parameters();
+    EXPECT_EQ(
+        found.size(), 4 * parameters.size() + plain->named_buffers().size());
+    for (const auto& item : parameters) {
+      const auto& name = item.key();
+      expect_close(found["model " + name], item.value().detach(), 1e-6, name);
+      expect_close(
+          found["adamw exp_avg." + name].view({-1}),
+          reference.state(name).exp_avg.view({-1}), 1e-6, name);
+      EXPECT_EQ(found["adamw step." + name].item<float>(), 1.0F);
+    }
+    auto fresh = three_layers();
+    const torch::NoGradGuard no_grad;
+    for (auto& item : fresh->named_parameters()) {
+      item.value().copy_(found["model " + item.key()]);
+    }
+    for (auto& item : fresh->named_buffers()) {
+      item.value().copy_(found["model " + item.key()]);
+    }
+    expect_close(loss_of(fresh), loss_of(plain), 1e-5, "loss");
+  }));
+}
+
+// The others hear of it, and the world is good for more.
+TEST_P(FullState, T45AVisitThatThrowsIsToldToAll) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    auto model = three_layers();
+    auto fsdp = fully_shard(*model, world);
+    CheckpointState state;
+    state.add(fsdp.named_parameters());
+    EXPECT_THAT(
+        error_of([&] {
+          gather_full_state(
+              world, state,
+              [](const std::string&, const std::string&, const torch::Tensor&) {
+                throw std::runtime_error("no room, says the test");
+              });
+        }),
+        HasSubstr("no room, says the test"));
+    int tensors = 0;
+    gather_full_state(
+        world, state,
+        [&](const std::string&, const std::string&, const torch::Tensor&) {
+          ++tensors;
+        });
+    EXPECT_EQ(tensors, world.rank() == 0 ? 6 : 0);
+  }));
+}
+
+TEST_P(FullState, RanksThatDisagreeAreToldWhere) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;
+    }
+    CheckpointState state;
+    const auto mine = torch::zeros({2 + world.rank()});
+    state.add(
+        "model", {.name = "t", .shape = mine.sizes().vec(), .elements = mine});
+    EXPECT_THAT(
+        error_of([&] { gather_full_state(world, state, nullptr); }),
+        HasSubstr("model t: expected the same of all ranks"));
+  }));
+}
+
+// A generator is each rank's own; a rank that is new keeps what it has.
+TEST_P(FullState, GeneratorsGoOnOnEachRank) {
+  const ScratchFolder scratch;
+  const auto folder = scratch.path() + "/run";
+  const auto seeded = [](int seed) {
+    return at::make_generator<at::CPUGeneratorImpl>(
+        static_cast<std::uint64_t>(seed));
+  };
+  const int ranks = GetParam();
+  expect_all_ok(run_ranks(ranks, [&](World world) {
+    CheckpointState state;
+    state.add_generator("dropout", seeded(world.rank()));
+    CheckpointSaver(world, folder).save(1, state);
+  }));
+  expect_all_ok(run_ranks(ranks + 1, [&](World world) {
+    CheckpointState state;
+    auto generator = seeded(100);
+    state.add_generator("dropout", generator);
+    load_checkpoint(world, folder + "/step-1", state);
+    const bool known = world.rank() < ranks;
+    EXPECT_TRUE(torch::equal(
+        torch::rand({5}, generator),
+        torch::rand({5}, seeded(known ? world.rank() : 100))));
+  }));
+}
+
+// Trains with an optimizer of LibTorch, and goes on from a checkpoint.
+template <typename Optimizer, typename Options>
+void expect_same_steps(const World& world, const Options& options) {
+  const ScratchFolder scratch;
+  const auto folder =
+      world.all_gather_texts(scratch.path()).front() + "/checkpoints";
+  struct Job {
+    torch::nn::Sequential model = three_layers();
+    DistributedDataParallel ddp;
+    Optimizer optimizer;
+    CheckpointState state;
+    Job(const World& world, const Options& options)
+        : ddp(replicate(*model, world)),
+          optimizer(model->parameters(), options) {
+      state.add(ddp.named_parameters());
+      state.add_buffers(*model);
+      state.add("optimizer", optimizer, ddp.named_parameters());
+    }
+    double step() {
+      optimizer.zero_grad();
+      auto loss = loss_of(model);
+      loss.backward();
+      optimizer.step();
+      return loss.template item<double>();
+    }
+  };
+  Job job(world, options);
+  job.step();
+  job.step();
+  CheckpointSaver saver(world, folder);
+  saver.save(2, job.state);
+  Job again(world, options);
+  again.step();  // Other numbers than those that are loaded.
+  load_checkpoint(world, folder + "/step-2", again.state);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(again.step(), job.step()) << "step " << i;
+  }
+  world.barrier();  // The folder goes with the first that ends.
+}
+
+TEST_P(FullState, OptimizersOfLibTorchGoOnToo) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    namespace optim = torch::optim;
+    expect_same_steps<optim::AdamW>(
+        world, optim::AdamWOptions(1e-2).amsgrad(true));
+    expect_same_steps<optim::Adam>(world, optim::AdamOptions(1e-2));
+    expect_same_steps<optim::SGD>(world, optim::SGDOptions(1e-2).momentum(0.9));
+    expect_same_steps<optim::SGD>(world, optim::SGDOptions(1e-2));
+    expect_same_steps<optim::RMSprop>(
+        world, optim::RMSpropOptions(1e-2).momentum(0.5).centered(true));
+    expect_same_steps<optim::Adagrad>(world, optim::AdagradOptions(1e-2));
+  }));
+}
+
+TEST_P(FullState, AnOptimizerOfOtherParametersIsRefused) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    auto model = three_layers();
+    auto other = three_layers();
+    auto ddp = replicate(*model, world);
+    torch::optim::SGD stranger(other->parameters(), 0.1);
+    CheckpointState state;
+    state.add("optimizer", stranger, ddp.named_parameters());
+    EXPECT_THAT(
+        error_of([&] { gather_full_state(world, state, nullptr); }),
+        HasSubstr("none of those it was added with"));
+    torch::optim::LBFGS odd(model->parameters());
+    EXPECT_THAT(
+        error_of([&] { state.add("second", odd, ddp.named_parameters()); }),
+        HasSubstr("expected Adam, AdamW, SGD, RMSprop or Adagrad"));
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    FullState,
+    ::testing::Values(1, 2, 3, 4),
+    ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The byte budgets that a model can be sharded with: from the least that works
+// to one that has room for all of it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+#include <sherd/shard/fully_shard.h>
+#include "exchange/exchange.h"
+#include "plan/budget.h"
+#include "shard/model_units.h"
+
+namespace sherd::test {
+
+struct Budgets {
+  std::int64_t floor = 0;
+  std::int64_t total = 0;
+};
+
+// With that many ranks along the shard axis.
+inline Budgets budgets_of(
+    const torch::nn::Module& module,
+    const FullyShardOptions& options,
+    int ranks) {
+  const auto units = shard::build_units(module, options.units, ranks, nullptr);
+  std::vector<std::int64_t> bytes;
+  for (const auto& unit : units.units) {
+    bytes.push_back(exchange::unit_bytes(unit));
+  }
+  const plan::UnitSizes sizes{.bytes = bytes, .root = units.root};
+  return {plan::budget_floor(sizes), plan::total_unit_bytes(sizes)};
+}
+
+}  // namespace sherd::test
