@@ -50,7 +50,12 @@ function(sherd_add_test name)
     # A file that sees LibTorch pays 11 s for templates its headers leave pending,
     # so several share them; nothing of a test's own code needs more than -O1.
     target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
-    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
+    # Fewer together where files of more than a batch use the same names.
+    set(batch 8)
+    if(name MATCHES "^(shard|numerics|multiproc|failure|ddp_ranks)_test$")
+      set(batch 4)
+    endif()
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
   endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   if(NOT ARG_TIMEOUT)
