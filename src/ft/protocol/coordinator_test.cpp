@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the coordinator decides, and why. Time is a number here.
+#include "ft/protocol/coordinator.h"
+
+#include <gmock/gmock.h>
+
+namespace sherd::ft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const StateId kFirst{0, first_lineage(1, 2)};
+constexpr Duration kSettle = std::chrono::milliseconds(30);
+constexpr Duration kJoin = std::chrono::seconds(1);
+constexpr Duration kHold = std::chrono::seconds(60);
+
+CoordinatorOptions options_of(int replicas_min, int replicas_start) {
+  CoordinatorOptions options;
+  options.replicas_min = replicas_min;
+  options.replicas_start = replicas_start;
+  options.samples_per_replica = 8;
+  return options;
+}
+
+// Plays the replicas of a coordinator, as reports.
+class Play {
+ public:
+  explicit Play(const CoordinatorOptions& options, History history = {})
+      : coordinator_(options, std::move(history), now_, decisions_) {
+    take(std::move(decisions_));
+  }
+
+  Report& report(ReplicaId replica) {
+    auto& one = reports_[replica];
+    if (one.incarnation == 0) {
+      one = {
+          .replica = replica,
+          .incarnation = replica + 100,
+          .held = kFirst,
+          .joined = {},
+          .vote = {},
+          .suspicion = {}};
+    }
+    return one;
+  }
+  void say(ReplicaId replica) {
+    take(coordinator_.heard(report(replica), now_));
+  }
+  void lose(ReplicaId replica) {
+    take(coordinator_.lost(
+        replica, report(replica).incarnation, "killed by the test", now_));
+  }
+  void wait(Duration time) {
+    now_ += time;
+    take(coordinator_.tick(now_));
+  }
+  // They join the epoch that they were told of.
+  void join(std::initializer_list<ReplicaId> replicas) {
+    for (const auto replica : replicas) {
+      report(replica).joined = orders_.at(replica).epoch;
+      report(replica).vote.reset();
+      say(replica);
+    }
+  }
+  void vote(ReplicaId replica, std::uint64_t gradients = 5) {
+    const auto& order = orders_.at(replica);
+    report(replica).vote = Vote{
+        {order.epoch, order.canonical.step + 1}, order.canonical, gradients};
+    say(replica);
+  }
+  // They have applied what is canonical.
+  void apply(std::initializer_list<ReplicaId> replicas) {
+    for (const auto replica : replicas) {
+      report(replica).held = order(replica).canonical;
+      report(replica).vote.reset();
+      say(replica);
+    }
+  }
+  void begin(std::initializer_list<ReplicaId> replicas) {
+    for (const auto replica : replicas) {
+      say(replica);
+    }
+    wait(kSettle);
+    join(replicas);
+  }
+
+  const Order& order(ReplicaId replica) const { return orders_.at(replica); }
+  const std::vector<Record>& log() const { return log_; }
+  const std::vector<std::string>& reasons() const { return reasons_; }
+  const Coordinator& coordinator() const { return coordinator_; }
+  std::vector<ReplicaId> members(ReplicaId seen_by) const {
+    std::vector<ReplicaId> members;
+    for (const auto& member : order(seen_by).members) {
+      members.push_back(member.replica);
+    }
+    return members;
+  }
+
+ private:
+  void take(Decisions decisions) {
+    for (auto& decision : decisions) {
+      if (const auto* tell = std::get_if<Tell>(&decision.what)) {
+        orders_[tell->replica] = tell->order;
+      } else {
+        log_.push_back(std::get<AppendRecord>(decision.what).record);
+        reasons_.push_back(decision.reason);
+      }
+    }
+  }
+
+  Instant now_{};
+  Decisions decisions_;
+  std::map<ReplicaId, Report> reports_;
+  std::map<ReplicaId, Order> orders_;
+  std::vector<Record> log_;
+  std::vector<std::string> reasons_;
+  Coordinator coordinator_;
+};
+
+TEST(Coordinator, TheFirstEpochWaitsForAllOrForItsTimeout) {
+  Play all(options_of(1, 2));
+  all.say(0);
+  all.wait(kSettle);
+  EXPECT_EQ(all.order(0).stage, Stage::kClosed);
+  all.say(1);
+  EXPECT_EQ(all.order(0).stage, Stage::kJoining);
+  EXPECT_THAT(all.members(0), ElementsAre(0, 1));
+  EXPECT_THAT(all.order(0).members[1].samples, ElementsAre(SampleRange{8, 16}));
+
+  Play some(options_of(1, 2));
+  some.say(0);
+  some.wait(std::chrono::seconds(61));
+  EXPECT_THAT(some.members(0), ElementsAre(0));
+}
+
+TEST(Coordinator, NobodyReducesBeforeAllHaveJoined) {
+  Play play(options_of(1, 3));
+  for (const ReplicaId replica : {0U, 1U, 2U}) {
+    play.say(replica);
+  }
+  play.wait(kSettle);
+  play.join({0, 2});
+  EXPECT_EQ(play.order(0).stage, Stage::kJoining);
+  play.join({1});
+  EXPECT_EQ(play.order(0).stage, Stage::kRunning);
+}
+
+TEST(Coordinator, WhoDoesNotJoinIsLeftOut) {
+  Play play(options_of(2, 3));
+  for (const ReplicaId replica : {0U, 1U, 2U}) {
+    play.say(replica);
+  }
+  play.wait(kSettle);
+  play.join({0, 2});
+  play.wait(kJoin);
+  EXPECT_THAT(play.members(0), ElementsAre(0, 2));
+  EXPECT_THAT(
+      play.reasons().back(), HasSubstr("replica 1 has not joined epoch 1.1"));
+}
+
+TEST(Coordinator, CommitsWhatAllHaveReduced) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.vote(0);
+  EXPECT_EQ(play.order(0).canonical, kFirst);
+  play.vote(1);
+  EXPECT_EQ(play.order(0).canonical.step, 1);
+  EXPECT_EQ(play.order(0).commit->base, kFirst);
+  const auto& record = std::get<CommitRecord>(play.log().back());
+  EXPECT_THAT(record.participants[1].samples, ElementsAre(SampleRange{8, 16}));
+  // In the same epoch, of the samples that come next.
+  EXPECT_EQ(play.order(1).stage, Stage::kRunning);
+  EXPECT_EQ(play.order(1).epoch, (Epoch{1, 1}));
+  EXPECT_THAT(
+      play.order(1).members[1].samples, ElementsAre(SampleRange{24, 32}));
+}
+
+TEST(Coordinator, ADeathIsANewEpochOfTheSameStepAndSamples) {
+  Play play(options_of(1, 3));
+  play.begin({0, 1, 2});
+  play.vote(0);
+  play.lose(1);
+  EXPECT_EQ(play.order(0).stage, Stage::kRunning);  // Told with the next.
+  play.wait(kSettle);
+  EXPECT_EQ(play.order(0).epoch, (Epoch{1, 2}));
+  EXPECT_THAT(play.members(0), ElementsAre(0, 2));
+  EXPECT_THAT(
+      play.order(0).members[1].samples, ElementsAre(SampleRange{16, 24}));
+  EXPECT_THAT(play.reasons().back(), HasSubstr("replica 1 was lost"));
+  play.join({0, 2});
+  play.vote(0);
+  play.vote(2);
+  EXPECT_EQ(play.order(0).canonical.step, 1);
+  // What replica 1 had is free again.
+  EXPECT_THAT(
+      play.order(0).members[0].samples, ElementsAre(SampleRange{8, 16}));
+}
+
+TEST(Coordinator, DifferentSumsAreNeverCommitted) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.vote(0, 5);
+  play.vote(1, 6);
+  EXPECT_EQ(play.order(0).canonical, kFirst);
+  EXPECT_EQ(play.order(0).epoch, (Epoch{1, 2}));
+  EXPECT_THAT(play.reasons().back(), HasSubstr("has another sum"));
+}
+
+TEST(Coordinator, BelowTheMinimumNothingIsCommitted) {
+  Play play(options_of(2, 2));
+  play.begin({0, 1});
+  play.vote(0);
+  play.lose(1);
+  play.wait(kHold * 2);
+  EXPECT_EQ(play.order(0).epoch, (Epoch{1, 1}));
+  EXPECT_EQ(play.coordinator().phase(), Coordinator::Phase::kForming);
+  play.say(1);  // The same life, connected anew.
+  EXPECT_EQ(play.order(0).epoch, (Epoch{1, 2}));
+}
+
+TEST(Coordinator, WhoHasCaughtUpFollowsAStepAndCountsFromTheNext) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.vote(0);
+  play.vote(1);
+  play.apply({0, 1});
+  play.report(2).held = kFirst;  // Fresh: not canonical any more.
+  play.say(2);
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1));
+  play.apply({2});  // It has fetched.
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1, 2));
+  EXPECT_THAT(play.order(0).members[2].samples, IsEmpty());
+  EXPECT_THAT(
+      play.order(0).members[0].samples, ElementsAre(SampleRange{16, 24}));
+  play.join({0, 1, 2});
+  for (const ReplicaId replica : {0U, 1U, 2U}) {
+    play.vote(replica);
+  }
+  EXPECT_EQ(play.order(2).canonical.step, 2);
+  EXPECT_THAT(
+      play.order(2).members[2].samples, ElementsAre(SampleRange{48, 56}));
+}
+
+TEST(Coordinator, WhoLeavesFinishesItsStep) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.report(1).leaving = true;
+  play.vote(1);
+  EXPECT_EQ(play.order(0).epoch, (Epoch{1, 1}));
+  play.vote(0);
+  EXPECT_EQ(play.order(0).canonical.step, 1);
+  play.apply({0, 1});
+  EXPECT_EQ(play.order(0).epoch, (Epoch{1, 2}));
+  EXPECT_THAT(play.members(0), ElementsAre(0));
+}
+
+TEST(Coordinator, ABrokenLinkIsANewEpochOfAll) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.report(0).suspicion = Suspicion{{1, 1}, 1, "connection reset"};
+  play.say(0);
+  play.wait(kSettle);
+  EXPECT_EQ(play.order(0).epoch, (Epoch{1, 2}));
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1));
+  EXPECT_THAT(
+      play.reasons().back(),
+      HasSubstr("replica 0 suspects replica 1: connection reset"));
+  // What was suspected then is over.
+  play.join({0, 1});
+  EXPECT_EQ(play.order(0).stage, Stage::kRunning);
+}
+
+TEST(Coordinator, ANewerLifeFencesTheOlder) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  const auto old = play.report(1);
+  play.report(1).incarnation = 777;
+  play.report(1).joined = {};
+  play.say(1);
+  EXPECT_EQ(play.order(1).fenced, "");
+  play.report(1) = old;
+  play.say(1);
+  EXPECT_THAT(play.order(1).fenced, HasSubstr("replaced by a newer one"));
+  play.wait(kSettle);
+  EXPECT_EQ(play.order(0).members[1].incarnation, 777U);
+}
+
+TEST(Coordinator, ANewTermGoesOnFromTheLog) {
+  Play first(options_of(1, 2));
+  first.begin({0, 1});
+  first.vote(0);
+  first.vote(1);
+  History history;
+  for (const auto& record : first.log()) {
+    append(history, record);
+  }
+  EXPECT_EQ(history, first.coordinator().history());
+  Play second(options_of(1, 2), history);
+  // One has applied the step, the other has heard nothing of it.
+  second.report(0).held = history.canonical;
+  second.report(1).vote =
+      Vote{history.commit->attempt, history.commit->base, 5};
+  second.say(0);
+  second.say(1);
+  EXPECT_EQ(second.order(1).commit, history.commit);
+  second.wait(kSettle);
+  EXPECT_EQ(second.order(0).epoch, (Epoch{1, 1}));  // It waits for the other.
+  second.apply({1});
+  EXPECT_EQ(second.order(0).epoch, (Epoch{2, 2}));
+  EXPECT_EQ(second.order(0).canonical, *history.canonical);
+  // The samples that they have gradients of.
+  EXPECT_THAT(
+      second.order(1).members[1].samples, ElementsAre(SampleRange{24, 32}));
+}
+
+TEST(Coordinator, RollsBackWhenAllHoldersAreGoneForLong) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.vote(0);
+  play.vote(1);
+  play.apply({0, 1});
+  play.lose(0);
+  play.lose(1);
+  play.report(2).held = kFirst;
+  play.say(2);
+  play.wait(kHold - kSettle);
+  EXPECT_EQ(play.coordinator().history().canonical->step, 1);
+  EXPECT_EQ(play.coordinator().next_tick().has_value(), true);
+  play.wait(kSettle);
+  EXPECT_EQ(play.coordinator().history().canonical, kFirst);
+  EXPECT_THAT(play.members(2), ElementsAre(2));
+  EXPECT_THAT(play.order(2).members[0].samples, ElementsAre(SampleRange{0, 8}));
+  play.say(0);  // Held what was lost: another branch now.
+  EXPECT_THAT(play.members(2), ElementsAre(2));
+}
+
+TEST(Coordinator, AnEmptyLogMeetsReplicasThatHaveTrained) {
+  Play play(options_of(1, 1));
+  play.report(0).held = StateId{5, {7, 7}};
+  play.say(0);
+  play.wait(std::chrono::hours(1));
+  EXPECT_EQ(play.coordinator().history().canonical, std::nullopt);
+  EXPECT_EQ(play.log().size(), 1U);  // Its term.
+}
+
+}  // namespace
+}  // namespace sherd::ft

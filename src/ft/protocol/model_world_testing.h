@@ -1,0 +1,500 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The world that the model checker explores: replicas with their parameters, the
+// coordinator and its log, messages under way, and what each can do next. Thread
+// rule: one thread; states are values.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+#include "base/check.h"
+#include "base/hash.h"
+#include "ft/protocol/model_testing.h"
+#include "ft/protocol/model_words_testing.h"
+
+namespace sherd::ft {
+
+using Words = ModelAccess::Words;
+
+inline constexpr Duration kTimeout = std::chrono::seconds(1);
+inline constexpr Instant kExpiry = std::chrono::hours(1);
+
+struct Fingerprint {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+  bool operator==(const Fingerprint&) const = default;
+};
+struct FingerprintHash {
+  std::size_t operator()(const Fingerprint& one) const { return one.low; }
+};
+
+inline Fingerprint fingerprint_of(const Words& words) {
+  std::uint64_t high = 0x9e3779b97f4a7c15ULL;
+  std::uint64_t low = 0xcbf29ce484222325ULL;
+  for (const auto word : words) {
+    high = mix64(high ^ word);
+    low = mix64(low + word * 0x9e3779b97f4a7c15ULL);
+  }
+  return {high, low};
+}
+
+// One life of a replica.
+struct Process {
+  Replica protocol;
+  Incarnation incarnation = 0;
+  bool alive = true;
+  std::uint64_t bits = 1;  // What its parameters really are.
+  std::uint64_t sum = 0;   // What it has reduced last.
+  std::optional<std::int64_t> computing = {};
+  std::optional<Epoch> joining = {};
+  std::optional<ReduceTask> reducing = {};
+  std::optional<StateId> fetching = {};
+};
+
+// What a replica put into a reduction.
+struct Contribution {
+  std::uint64_t bits = 0;  // Of the parameters that it was computed from.
+  std::vector<SampleRange> samples;
+};
+
+// Of contributions, in ring order.
+class Sum {
+ public:
+  void add(const Contribution& part) {
+    hash_.add(part.bits);
+    for (const auto& range : part.samples) {
+      hash_.add(static_cast<std::uint64_t>(range.begin));
+      hash_.add(static_cast<std::uint64_t>(range.end));
+    }
+  }
+  std::uint64_t value() const { return hash_.value(); }
+
+ private:
+  Hash64 hash_;
+};
+
+struct Message {
+  bool to_coordinator = false;
+  ReplicaId replica = 0;
+  Incarnation incarnation = 0;
+  Report report;
+  Order order;
+  Words words;  // Identity, without texts.
+};
+
+struct State {
+  std::optional<Coordinator> coordinator;
+  History disk;
+  std::vector<Process> replicas;
+  std::vector<Message> network;  // By words, each once.
+  std::map<Attempt, std::map<ReplicaId, Contribution>> reductions;
+  // Seen from outside, whatever the log says: all that were ever committed, and
+  // the last that was not rolled back.
+  std::set<StateId> committed;
+  StateId tip;
+  int crashes = 0;
+  int coordinator_crashes = 0;
+  int false_losses = 0;
+  int lost_messages = 0;
+  int repeated_messages = 0;
+  int timeouts = 0;
+  Instant now{};
+};
+
+inline StateId first_state() { return {0, first_lineage(1, 1)}; }
+
+struct Violation {
+  std::string what;
+};
+
+class Model {
+ public:
+  explicit Model(const ModelOptions& options) : options_(options) {}
+
+  // Applies an action to a copy, or to nothing when it is not enabled.
+  using Action = std::function<void(State&)>;
+  struct Choice {
+    std::string name;
+    Action action;
+  };
+
+  State first() const {
+    State state;
+    state.crashes = options_.crashes;
+    state.coordinator_crashes = options_.coordinator_crashes;
+    state.false_losses = options_.false_losses;
+    state.lost_messages = options_.lost_messages;
+    state.repeated_messages = options_.repeated_messages;
+    state.timeouts = options_.timeouts;
+    state.committed = {first_state()};
+    state.tip = first_state();
+    for (int r = 0; r < options_.replicas; ++r) {
+      const auto id = static_cast<ReplicaId>(r);
+      state.replicas.push_back(
+          {.protocol = Replica(id, life(id, 1), first_state()),
+           .incarnation = life(id, 1)});
+      send_report(state, state.replicas.back());
+    }
+    start_coordinator(state);
+    return state;
+  }
+
+  Fingerprint fingerprint(const State& state) const {
+    Words words;
+    words.reserve(512);
+    words.push_back(state.coordinator ? 1 : 0);
+    if (state.coordinator) {
+      ModelAccess::add(words, *state.coordinator);
+    } else {
+      ModelAccess::add(words, state.disk);
+    }
+    for (const auto& one : state.replicas) {
+      words.insert(
+          words.end(),
+          {one.incarnation, one.alive ? 1U : 0U, one.bits, one.sum});
+      if (one.alive) {
+        ModelAccess::add(words, one.protocol);
+        words.push_back(
+            one.computing ? static_cast<std::uint64_t>(*one.computing) : 0);
+        ModelAccess::add(words, one.joining);
+        words.push_back(one.reducing ? 1 : 0);
+        if (one.reducing) {
+          ModelAccess::add(words, one.reducing->attempt);
+        }
+        ModelAccess::add(words, one.fetching);
+      }
+    }
+    for (const auto& message : state.network) {
+      words.insert(words.end(), message.words.begin(), message.words.end());
+    }
+    for (const auto& [attempt, parts] : state.reductions) {
+      ModelAccess::add(words, attempt);
+      for (const auto& [replica, part] : parts) {
+        words.insert(words.end(), {replica, part.bits});
+        ModelAccess::add(words, part.samples);
+      }
+    }
+    const auto left = {state.crashes,           state.coordinator_crashes,
+                       state.false_losses,      state.lost_messages,
+                       state.repeated_messages, state.timeouts};
+    for (const int one : left) {
+      words.push_back(static_cast<std::uint64_t>(one));
+    }
+    ModelAccess::add(words, state.tip);
+    return fingerprint_of(words);
+  }
+
+  std::vector<Choice> choices(const State& state) const;
+  // Faults apart.
+  std::vector<Choice> progress(const State& state, bool beats) const;
+  void check(const State& state) const;
+  bool done(const State& state) const {
+    return state.disk.canonical && state.disk.canonical->step >= options_.steps;
+  }
+
+ private:
+  static Incarnation life(ReplicaId replica, Incarnation count) {
+    return (Incarnation{replica} + 1) * 100 + count;
+  }
+
+  // ---- messages ----
+
+  void put(State& state, Message message) const {
+    auto& network = state.network;
+    if (options_.latest_messages) {
+      std::erase_if(network, [&](const auto& one) {
+        return one.to_coordinator == message.to_coordinator &&
+            one.replica == message.replica &&
+            one.incarnation == message.incarnation;
+      });
+    }
+    const auto place = std::lower_bound(
+        network.begin(), network.end(), message,
+        [](const auto& a, const auto& b) { return a.words < b.words; });
+    if (place == network.end() || place->words != message.words) {
+      network.insert(place, std::move(message));
+    }
+  }
+  static bool is_sent(const State& state, const Message& message) {
+    return std::any_of(
+        state.network.begin(), state.network.end(),
+        [&](const auto& one) { return one.words == message.words; });
+  }
+  void send_report(State& state, const Process& from) const {
+    put(state, report_of(from));
+  }
+  static Message report_of(const Process& from) {
+    Message message{
+        .to_coordinator = true,
+        .replica = from.protocol.report().replica,
+        .incarnation = from.incarnation,
+        .report = from.protocol.report(),
+        .order = {},
+        .words = {1}};
+    ModelAccess::add(message.words, message.report);
+    return message;
+  }
+  void send_order(State& state, const Tell& tell) const {
+    Message message{
+        .to_coordinator = false,
+        .replica = tell.replica,
+        .incarnation = tell.incarnation,
+        .report = {},
+        .order = tell.order,
+        .words = {2, tell.replica, tell.incarnation}};
+    ModelAccess::add(message.words, tell.order);
+    put(state, std::move(message));
+  }
+
+  // ---- the coordinator ----
+
+  CoordinatorOptions coordinator_options() const {
+    CoordinatorOptions options;
+    options.replicas_min = options_.replicas_min;
+    options.replicas_start = options_.replicas;
+    options.start_timeout = kTimeout;
+    options.settle = Duration(0);
+    options.join_timeout = kTimeout;
+    options.hold_time = kTimeout;
+    return options;
+  }
+
+  // Carries out the first `count` of them; then it is killed, if that is not all.
+  void carry_out(State& state, Decisions decisions, std::size_t count) const {
+    if (options_.mutation == Mutation::kCommitBeforeTheLog) {
+      std::stable_partition(
+          decisions.begin(), decisions.end(), [](const Decision& one) {
+            return std::holds_alternative<Tell>(one.what);
+          });
+    }
+    for (std::size_t i = 0; i < std::min(count, decisions.size()); ++i) {
+      if (const auto* tell = std::get_if<Tell>(&decisions[i].what)) {
+        send_order(state, *tell);
+      } else {
+        written(state, std::get<AppendRecord>(decisions[i].what).record);
+      }
+    }
+    if (count < decisions.size()) {
+      kill_coordinator(state);
+    }
+  }
+
+  void written(State& state, const Record& record) const {
+    if (const auto* commit = std::get_if<CommitRecord>(&record)) {
+      check_commit(state, *commit);
+      state.tip = commit->commit.result;
+      state.committed.insert(state.tip);
+    } else if (const auto* back = std::get_if<RollbackRecord>(&record)) {
+      check_rollback(state, *back);
+      state.tip = back->canonical;
+    }
+    append(state.disk, record);
+  }
+
+  static void kill_coordinator(State& state) {
+    --state.coordinator_crashes;
+    state.coordinator.reset();
+    std::erase_if(state.network, [](const auto& message) {
+      return message.to_coordinator;  // Its connections are gone.
+    });
+  }
+
+  void start_coordinator(State& state) const {
+    if (options_.mutation == Mutation::kForgottenLog && state.disk.term > 0) {
+      const auto term = state.disk.term;
+      state.disk = {};
+      state.disk.term = term;
+    }
+    Decisions decisions;
+    state.coordinator.emplace(
+        coordinator_options(), state.disk, state.now, decisions);
+    carry_out(state, decisions, decisions.size());
+  }
+
+  // An event of the coordinator; with every place where it may be killed.
+  template <typename Event>
+  void add_event(
+      const State& state,
+      const std::string& name,
+      Event event,
+      std::vector<Choice>& choices) const {
+    choices.push_back({name, [this, event](State& next) {
+                         auto decisions = event(next);
+                         const auto all = decisions.size();
+                         carry_out(next, std::move(decisions), all);
+                       }});
+    if (state.coordinator_crashes <= 0) {
+      return;
+    }
+    // Before the record; after it; when the first has been told.
+    for (const std::size_t count : {0U, 1U, 2U}) {
+      choices.push_back(
+          {str(name, ", killed after ", count, " decisions"),
+           [this, event, count](State& next) {
+             auto decisions = event(next);
+             if (decisions.size() > count) {
+               carry_out(next, std::move(decisions), count);
+             }
+           }});
+    }
+  }
+
+  // ---- a replica ----
+
+  void carry_out(State& state, Process& self, const Tasks& tasks) const {
+    for (const auto& task : tasks) {
+      if (const auto* compute = std::get_if<ComputeTask>(&task)) {
+        self.computing = compute->step;
+      } else if (const auto* join = std::get_if<JoinTask>(&task)) {
+        self.joining = join->epoch;
+      } else if (const auto* reduce = std::get_if<ReduceTask>(&task)) {
+        contribute(state, self, *reduce);
+      } else if (std::get_if<StopReduceTask>(&task)) {
+        self.reducing.reset();
+      } else if (std::get_if<ApplyTask>(&task)) {
+        self.bits = mix64(self.bits ^ self.sum);
+      } else if (const auto* fetch = std::get_if<FetchTask>(&task)) {
+        self.fetching = fetch->state;
+        self.computing.reset();
+      } else if (std::get_if<StopTask>(&task)) {
+        self.alive = false;
+      } else {
+        send_report(state, self);
+      }
+    }
+  }
+
+  static void contribute(
+      State& state, Process& self, const ReduceTask& reduce) {
+    self.reducing = reduce;
+    const auto me = self.protocol.report().replica;
+    for (const auto& member : reduce.members) {
+      if (member.replica == me) {
+        state.reductions[reduce.attempt][me] = {self.bits, member.samples};
+      }
+    }
+  }
+
+  // All members' gradients are there: the same sum for each that asks.
+  static std::optional<std::uint64_t> sum_of(
+      const State& state, const ReduceTask& reduce) {
+    const auto parts = state.reductions.find(reduce.attempt);
+    if (parts == state.reductions.end()) {
+      return std::nullopt;
+    }
+    Sum sum;
+    for (const auto& member : reduce.members) {
+      const auto part = parts->second.find(member.replica);
+      if (part == parts->second.end()) {
+        return std::nullopt;
+      }
+      sum.add(part->second);
+    }
+    return sum.value();
+  }
+
+  void reduced(State& state, Process& self) const {
+    const auto reduce = *self.reducing;
+    const auto sum = *sum_of(state, reduce);
+    self.reducing.reset();
+    self.sum = sum;
+    carry_out(state, self, self.protocol.reduced(reduce.attempt, sum));
+    if (options_.mutation == Mutation::kApplyWithoutCommit &&
+        self.protocol.vote()) {
+      Order forged = ModelAccess::order(self.protocol);
+      const auto base = *self.protocol.held();
+      forged.canonical = {
+          base.step + 1, next_lineage(base.lineage, reduce.attempt, {}, sum)};
+      forged.commit = Commit{reduce.attempt, base, forged.canonical};
+      carry_out(state, self, self.protocol.heard(forged));
+    }
+  }
+
+  // Somebody it reduces with has left the ring.
+  static bool can_fail(const State& state, const Process& self) {
+    return std::any_of(
+        self.reducing->members.begin(), self.reducing->members.end(),
+        [&](const Member& member) {
+          const auto& peer = state.replicas[member.replica];
+          return !peer.alive || peer.incarnation != member.incarnation ||
+              peer.protocol.report().joined > self.reducing->attempt.epoch ||
+              (peer.protocol.report().suspicion &&
+               peer.protocol.report().suspicion->epoch ==
+                   self.reducing->attempt.epoch);
+        });
+  }
+
+  // ---- what must hold ----
+
+  void check_commit(const State& state, const CommitRecord& record) const {
+    const auto fail = [&](const std::string& what) {
+      throw Violation{
+          what + " in the commit of " + text_of(record.commit.attempt)};
+    };
+    if (static_cast<int>(record.participants.size()) < options_.replicas_min) {
+      fail("S5: too few");
+    }
+    if (record.commit.base != state.tip) {
+      fail("S8: another branch than " + text_of(state.tip));
+    }
+    const auto parts = state.reductions.find(record.commit.attempt);
+    std::set<std::uint64_t> bits;
+    Sum sum;
+    for (const auto& one : record.participants) {
+      if (parts == state.reductions.end() ||
+          !parts->second.contains(one.replica)) {
+        fail("S4: one that has not reduced");
+        return;
+      }
+      const auto& part = parts->second.at(one.replica);
+      sum.add(part);
+      if (part.samples != one.samples) {
+        fail("S6: other samples than were reduced");
+      }
+      bits.insert(part.bits);
+    }
+    if (bits.size() > 1) {
+      fail("S3: members that reduced from different parameters");
+    }
+    if (sum.value() != record.gradients) {
+      fail("S4: another sum than of its members");
+    }
+  }
+
+  static void check_rollback(const State& state, const RollbackRecord& record) {
+    for (std::size_t r = 0; r < state.replicas.size(); ++r) {
+      const auto& one = state.replicas[r];
+      if (one.alive && one.protocol.held() == record.lost &&
+          state.coordinator->counts(
+              static_cast<ReplicaId>(r), one.incarnation)) {
+        throw Violation{
+            "S8: " + text_of(record.lost) +
+            " is rolled back while a replica holds it"};
+      }
+    }
+  }
+
+  const ModelOptions options_;
+
+  void add_coordinator_choices(
+      const State& state, std::vector<Choice>& choices) const;
+  void add_replica_choices(
+      const State& state,
+      std::size_t r,
+      bool beats,
+      std::vector<Choice>& choices) const;
+  void add_orders(
+      const State& state, std::size_t r, std::vector<Choice>& choices) const;
+  void add_faults(const State& state, std::vector<Choice>& choices) const;
+  void deliver(State& state, const Message& message) const;
+  Decisions hear(State& state, Report report) const;
+};
+
+}  // namespace sherd::ft
