@@ -8,10 +8,7 @@
 #include <sherd/ckpt/checkpoint.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
 
-#include "base/check.h"
-#include "ckpt/dtypes.h"
 #include "ckpt/progress.h"
 #include "ckpt/reader.h"
 #include "ckpt/safetensors.h"
@@ -23,21 +20,6 @@ using Changed = CheckpointDifference::Tensor;
 
 constexpr double kFar = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // Elements.
-
-at::Tensor whole(
-    const ckpt::CheckpointReader& reader,
-    const ckpt::TensorKey& key,
-    const ckpt::StoredTensor& tensor) {
-  const auto dtype = ckpt::dtype_named(tensor.dtype);
-  SHERD_CHECK(
-      dtype.has_value(), "[ckpt] ", reader.folder(), ": ", key.first, " ",
-      key.second, " is ", tensor.dtype,
-      ", which LibTorch has no dtype for here");
-  const auto numel = ckpt::numel_of(tensor.shape);
-  auto read = at::empty({numel}, at::TensorOptions().dtype(*dtype));
-  reader.read(key, {0, numel}, 0, read.mutable_data_ptr());
-  return read;
-}
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
@@ -95,8 +77,8 @@ CheckpointDifference compare_checkpoints(
         .dtypes = {tensor.dtype, other->second.dtype},
         .shapes = {tensor.shape, other->second.shape}};
     if (tensor.shape == other->second.shape) {
-      const auto left = whole(a, key, tensor);
-      const auto right = whole(b, key, other->second);
+      const auto left = a.read_whole(key).view({-1});
+      const auto right = b.read_whole(key).view({-1});
       if (same_bits(left, right)) {
         ++difference.equal;
         meter.add(bytes);

@@ -6,7 +6,6 @@
 
 #include <sherd/ckpt/checkpoint.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include "base/check.h"
@@ -66,15 +65,7 @@ void archive_section(
     ckpt::Meter& meter) {
   ckpt::NamedTensors tensors;
   for (const auto& [name, stored] : section.second) {
-    const auto dtype = ckpt::dtype_named(stored.dtype);
-    SHERD_CHECK(
-        dtype.has_value(), "[ckpt] ", reader.folder(), ": ", name, " is ",
-        stored.dtype, ", which LibTorch has no dtype for here");
-    const auto tensor =
-        at::empty(stored.shape, at::TensorOptions().dtype(*dtype));
-    reader.read(
-        {section.first, name}, {0, tensor.numel()}, 0,
-        tensor.mutable_data_ptr());
+    const auto tensor = reader.read_whole({section.first, name});
     tensors.emplace_back(options.rename ? options.rename(name) : name, tensor);
     meter.add(static_cast<std::int64_t>(tensor.nbytes()));
   }
@@ -113,10 +104,8 @@ void add_pieces(
     if (name.empty()) {
       continue;
     }
-    const auto dtype = ckpt::dtype_named(info.dtype);
-    SHERD_CHECK(
-        dtype.has_value(), "[ckpt] ", path, ": ", info.name, " is ", info.dtype,
-        ", which LibTorch has no dtype for here");
+    const auto dtype =
+        ckpt::dtype_named(info.dtype, str(path, ": ", info.name));
     const auto numel = ckpt::numel_of(info.shape);
     // Only read; from_blob has no const.
     auto* data =
@@ -127,7 +116,7 @@ void add_pieces(
          .shape = info.shape,
          .range = {0, numel},
          .elements =
-             at::from_blob(data, {numel}, at::TensorOptions().dtype(*dtype))});
+             at::from_blob(data, {numel}, at::TensorOptions().dtype(dtype))});
   }
 }
 

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "base/check.h"
+
 namespace sherd::ckpt {
 namespace {
 
@@ -42,6 +44,14 @@ std::optional<c10::ScalarType> dtype_named(std::string_view wanted) {
     }
   }
   return std::nullopt;
+}
+
+c10::ScalarType dtype_named(std::string_view name, const std::string& what) {
+  const auto dtype = dtype_named(name);
+  SHERD_CHECK(
+      dtype.has_value(), "[ckpt] ", what, " is ", name,
+      ", which LibTorch has no dtype for here");
+  return *dtype;
 }
 
 }  // namespace sherd::ckpt

@@ -14,5 +14,7 @@ namespace sherd::ckpt {
 // Empty: the format has none for it.
 std::string name_of(c10::ScalarType dtype);
 std::optional<c10::ScalarType> dtype_named(std::string_view name);
+// The same; throws Error where LibTorch has none, saying what is of it.
+c10::ScalarType dtype_named(std::string_view name, const std::string& what);
 
 }  // namespace sherd::ckpt

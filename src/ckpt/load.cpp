@@ -125,15 +125,13 @@ class Load {
         target.section, " ", shard.name, ": expected shape ",
         at::IntArrayRef(shard.shape), ", found ",
         at::IntArrayRef(found->second.shape));
-    const auto dtype = ckpt::dtype_named(found->second.dtype);
-    SHERD_CHECK(
-        dtype.has_value(), "[ckpt] ", reader_.folder(), ": ", target.section,
-        " ", shard.name, " is ", found->second.dtype,
-        ", which LibTorch has no dtype for here");
-    const bool same = *dtype == shard.elements.scalar_type();
+    const auto dtype = ckpt::dtype_named(
+        found->second.dtype,
+        str(reader_.folder(), ": ", target.section, " ", shard.name));
+    const bool same = dtype == shard.elements.scalar_type();
     const auto into = same
         ? shard.elements
-        : at::empty(shard.elements.sizes(), at::TensorOptions().dtype(*dtype));
+        : at::empty(shard.elements.sizes(), at::TensorOptions().dtype(dtype));
     bytes_ += reader_.read(
         found->first, {shard.begin, shard.begin + into.numel()}, rank_,
         into.mutable_data_ptr());

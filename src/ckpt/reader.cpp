@@ -11,9 +11,12 @@
 #include <string_view>
 #include <system_error>
 
+#include <ATen/ops/empty.h>
+
 #include "base/check.h"
 #include "base/mapped_file.h"
 #include "ckpt/checksum.h"
+#include "ckpt/dtypes.h"
 #include "ckpt/safetensors.h"
 #include "plan/reshard.h"
 
@@ -156,6 +159,15 @@ std::int64_t CheckpointReader::read(
     bytes += read_bytes(wanted);
   }
   return bytes;
+}
+
+at::Tensor CheckpointReader::read_whole(const TensorKey& key) const {
+  const auto& stored = tensors_.at(key);
+  const auto dtype =
+      dtype_named(stored.dtype, str(folder_, ": ", key.first, " ", key.second));
+  auto tensor = at::empty(stored.shape, at::TensorOptions().dtype(dtype));
+  read(key, {0, tensor.numel()}, 0, tensor.mutable_data_ptr());
+  return tensor;
 }
 
 CheckpointReader::Wanted CheckpointReader::all_of(

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 #include <vector>
+#include <ATen/core/Tensor.h>
 #include "base/descriptor.h"
 #include "ckpt/manifest.h"
 #include "ckpt/progress.h"
@@ -54,6 +55,10 @@ class CheckpointReader {
       plan::ElementRange range,
       int reader,
       void* to) const;
+
+  // A tensor of the checkpoint, whole. Throws Error as read() does, and for a
+  // dtype that LibTorch lacks. REQUIRES: it is in tensors().
+  at::Tensor read_whole(const TensorKey& key) const;
 
   // Reads everything and compares it, file headers too. Returns the tensors'
   // bytes. Throws Error as read() does.

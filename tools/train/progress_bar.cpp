@@ -4,7 +4,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cstdio>
-#include <memory>
+#include <iterator>
 
 namespace sherd::tools {
 namespace {
