@@ -21,6 +21,11 @@ target_link_options(sherd_shared PRIVATE
   -Wl,--no-undefined
   # LibTorch keeps pointers to the fallback and to the autograd engine in it.
   -Wl,-z,nodelete)
+# Of src/net; nothing of them is in a public header.
+target_link_libraries(sherd_shared PRIVATE OpenSSL::SSL OpenSSL::Crypto)
+if(SHERD_TOOLS)  # The coordinator's log.
+  target_link_libraries(sherd_shared PRIVATE SQLite::SQLite3)
+endif()
 target_compile_features(sherd_shared INTERFACE cxx_std_20)
 target_include_directories(sherd_shared INTERFACE
   $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>

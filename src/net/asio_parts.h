@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Asio, for net's own sources: no other header includes it, so that who uses net
+// does not wait for its templates. Thread rule: none of its own.
+#pragma once
+
+#include <asio/buffer.hpp>
+#include <asio/connect.hpp>
+#include <asio/io_context.hpp>
+#include <asio/ip/address.hpp>
+#include <asio/ip/tcp.hpp>
+#include <asio/post.hpp>
+#include <asio/steady_timer.hpp>
+#include <asio/write.hpp>
+#include "net/channel.h"
+
+namespace sherd::net {
+
+using Tcp = asio::ip::tcp;
+
+// Of a connected socket, with the options set; TLS when there is a context.
+std::unique_ptr<Channel> make_channel(
+    Tcp::socket socket,
+    const ConnectionOptions& options,
+    std::shared_ptr<TlsContext> tls,
+    Side side);
+std::unique_ptr<Channel> make_tls_channel(
+    Tcp::socket socket, std::shared_ptr<TlsContext> tls, Side side);
+
+// "10.0.0.7:4300".
+std::string text_of(const Tcp::endpoint& endpoint);
+
+}  // namespace sherd::net

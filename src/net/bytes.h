@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ByteWriter and ByteReader turn values into the bytes of a message and back:
+// integers little-endian in their full width, texts and lists after their length.
+// The reader is for bytes from strangers. Its first failure stays, with a
+// sentence, and from then on it reads zeros and empty texts, so that a decoder
+// looks once, at its end. Thread rule: one thread.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include "base/status.h"
+
+namespace sherd::net {
+
+class ByteWriter {
+ public:
+  void u8(std::uint8_t value) { put(value); }
+  void u16(std::uint16_t value) { put(value); }
+  void u32(std::uint32_t value) { put(value); }
+  void u64(std::uint64_t value) { put(value); }
+  void i64(std::int64_t value) { put(static_cast<std::uint64_t>(value)); }
+  void f64(double value) { put(std::bit_cast<std::uint64_t>(value)); }
+  void boolean(bool value) { put(static_cast<std::uint8_t>(value ? 1 : 0)); }
+  // A u32 that says how many; then what the caller writes.
+  void count(std::size_t elements);
+  // Length and bytes.
+  void text(std::string_view value);
+  // As they are, without a length.
+  void raw(std::string_view value) { bytes_ += value; }
+
+  const std::string& bytes() const { return bytes_; }
+  std::string take() { return std::exchange(bytes_, {}); }
+
+ private:
+  template <typename Unsigned>
+  void put(Unsigned value) {
+    static_assert(std::is_unsigned_v<Unsigned>);
+    for (std::size_t i = 0; i < sizeof value; ++i) {
+      bytes_ += static_cast<char>(
+          static_cast<unsigned char>(value >> (8 * i) & 0xffU));
+    }
+  }
+
+  std::string bytes_;
+};
+
+// `what` names a value in the sentence of a failure: a literal.
+class ByteReader {
+ public:
+  // The bytes outlive the reader.
+  explicit ByteReader(std::string_view bytes) : bytes_(bytes) {}
+
+  std::uint8_t u8(const char* what) { return get<std::uint8_t>(what); }
+  std::uint16_t u16(const char* what) { return get<std::uint16_t>(what); }
+  std::uint32_t u32(const char* what) { return get<std::uint32_t>(what); }
+  std::uint64_t u64(const char* what) { return get<std::uint64_t>(what); }
+  std::int64_t i64(const char* what) {
+    return static_cast<std::int64_t>(get<std::uint64_t>(what));
+  }
+  double f64(const char* what) {
+    return std::bit_cast<double>(get<std::uint64_t>(what));
+  }
+  // Refuses any byte but 0 and 1.
+  bool boolean(const char* what);
+  // For enums: refuses a byte above `last`.
+  std::uint8_t choice(const char* what, std::uint8_t last);
+
+  struct Limits {
+    std::size_t elements_max = 0;
+    // The bytes an element has at least: what is left must have room for all,
+    // so that a caller may reserve() what this returns.
+    std::size_t element_bytes = 1;
+  };
+  // How many elements follow; 0 after a failure.
+  std::size_t count(const char* what, const Limits& limits);
+  std::string text(const char* what, std::size_t bytes_max);
+  // The next `count` bytes, which are the caller's as long as the whole; empty
+  // when there are fewer.
+  std::string_view raw(const char* what, std::size_t count);
+
+  // For what the decoder itself finds wrong; only the first failure counts.
+  void fail(std::string reason);
+
+  bool ok() const { return failure_.empty(); }
+  std::size_t left() const { return bytes_.size() - at_; }
+  // To be called last: a failure, also when bytes are left. Its sentence is
+  // "[net] <message>: <reason>".
+  Status finish(const std::string& message);
+
+ private:
+  template <typename Unsigned>
+  Unsigned get(const char* what) {
+    const std::string_view from = raw(what, sizeof(Unsigned));
+    std::uint64_t value = 0;
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      value |= std::uint64_t{static_cast<unsigned char>(from[i])} << (8 * i);
+    }
+    return static_cast<Unsigned>(value);
+  }
+
+  std::string_view bytes_;
+  std::size_t at_ = 0;
+  std::string failure_;
+};
+
+}  // namespace sherd::net

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Channel is the bytes of one socket, plain or through TLS. Connection puts
+// frames on top. Thread rule: its loop.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include "base/status.h"
+#include "net/connection.h"
+#include "net/security.h"
+
+namespace sherd::net {
+
+enum class Side { kAccepted, kDialled };
+
+class Channel {
+ public:
+  using Done = std::function<void(const std::error_code&, std::size_t)>;
+
+  virtual ~Channel() = default;
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  // Each calls `done` later, from the loop, exactly once, also when the channel
+  // is closed meanwhile. One of each kind at a time; buffers are the caller's
+  // until then. The channel outlives what it has begun.
+  virtual void handshake(Done done) = 0;
+  virtual void read_some(std::span<char> into, Done done) = 0;
+  virtual void write(std::string_view all, Done done) = 0;
+
+  // The peer sees the end of what was written, and may still write.
+  virtual void end_writing() = 0;
+  // Ends all; what is not written yet is lost.
+  virtual void close() = 0;
+
+  // What an error means, as a sentence without the peer's name.
+  virtual Status failure(const std::error_code& error) const = 0;
+
+ protected:
+  Channel() = default;
+};
+
+// What TLS needs from files and secrets, read once for many channels; null for
+// none. Throws Error for what cannot be used, naming the file.
+struct TlsContext;
+std::shared_ptr<TlsContext> make_tls_context(const Security& security);
+
+}  // namespace sherd::net

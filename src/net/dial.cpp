@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/dial.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+#include "base/caught.h"
+#include "base/check.h"
+#include "net/asio_parts.h"
+#include "net/back_off.h"
+#include "net/connection_core.h"
+
+namespace sherd::net {
+
+// From the name to addresses, from them to a socket, from that to a greeting.
+struct Dial::Impl : std::enable_shared_from_this<Dial::Impl> {
+  Impl(
+      Loop& its_loop, HostAddress to, const DialOptions& its_options, Done call)
+      : loop(its_loop),
+        address(std::move(to)),
+        options(its_options),
+        done(std::move(call)),
+        tls(make_tls_context(its_options.security)),
+        resolver(its_loop.context()),
+        socket(its_loop.context()) {}
+
+  void begin();
+  void resolve();
+  void connect(const std::vector<Tcp::endpoint>& endpoints);
+  void connected(const Tcp::endpoint& peer);
+  void fail(Status why);
+  void tell(Result<std::unique_ptr<Connection>> result);
+  void give_up();
+
+  Loop& loop;
+  const HostAddress address;
+  const DialOptions options;
+  Done done;  // Empty: called, or not to be called any more.
+  const std::shared_ptr<TlsContext> tls;
+  Tcp::resolver resolver;
+  Tcp::socket socket;
+  std::shared_ptr<ConnectionCore> core;  // Until it has greeted.
+  Instant until{0};
+  Timer deadline;
+};
+
+void Dial::Impl::begin() {
+  std::error_code error;
+  const auto ip = asio::ip::make_address(address.host, error);
+  if (!error) {
+    check_security(options.security, address.host);
+  }
+  until = loop.now() + options.timeout;
+  deadline = loop.after(options.timeout, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      self->fail(
+          {ErrorCode::kDeadlineExceeded,
+           str("[net] expected an answer of ", self->address.text(), " within ",
+               seconds(self->options.timeout), " s, found none")});
+    }
+  });
+  if (error) {
+    resolve();
+  } else {
+    connect({{ip, address.port}});
+  }
+}
+
+void Dial::Impl::resolve() {
+  resolver.async_resolve(
+      address.host, std::to_string(address.port),
+      [self = shared_from_this()](
+          const std::error_code& error,
+          const Tcp::resolver::results_type& found) {
+        if (!self->done) {
+          return;
+        }
+        if (error) {
+          self->fail(
+              {ErrorCode::kUnavailable,
+               str("[net] cannot find the address of ", self->address.host,
+                   ": ", error.message())});
+          return;
+        }
+        std::vector<Tcp::endpoint> endpoints;
+        const Status allowed = status_of(
+            [&]() -> Status {
+              for (const auto& entry : found) {
+                endpoints.push_back(entry.endpoint());
+                check_security(
+                    self->options.security,
+                    entry.endpoint().address().to_string());
+              }
+              return {};
+            },
+            ErrorCode::kInvalidArgument);
+        if (!allowed.ok()) {
+          self->fail(allowed);
+          return;
+        }
+        self->connect(endpoints);
+      });
+}
+
+void Dial::Impl::connect(const std::vector<Tcp::endpoint>& endpoints) {
+  asio::async_connect(
+      socket, endpoints,
+      [self = shared_from_this()](
+          const std::error_code& error, const Tcp::endpoint& peer) {
+        if (!self->done) {
+          return;
+        }
+        if (error) {
+          self->fail(
+              {ErrorCode::kUnavailable,
+               str("[net] cannot connect to ", self->address.text(), ": ",
+                   error.message())});
+          return;
+        }
+        self->connected(peer);
+      });
+}
+
+void Dial::Impl::connected(const Tcp::endpoint& peer) {
+  core = std::make_shared<ConnectionCore>(
+      loop,
+      make_channel(std::move(socket), options.connection, tls, Side::kDialled),
+      Side::kDialled, text_of(peer), options.connection);
+  deadline.cancel();
+  core->greet(
+      std::max(until - loop.now(), Duration(0)),
+      [self = shared_from_this()](const Status& status) {
+        if (!status.ok()) {
+          self->fail(status);
+          return;
+        }
+        self->tell(
+            std::make_unique<Connection>(std::exchange(self->core, nullptr)));
+      });
+}
+
+void Dial::Impl::fail(Status why) {
+  give_up();
+  tell(std::move(why));
+}
+
+void Dial::Impl::tell(Result<std::unique_ptr<Connection>> result) {
+  deadline.cancel();
+  // It may destroy the Dial; whoever calls this shares the rest.
+  if (const Done call = std::exchange(done, nullptr)) {
+    call(std::move(result));
+  }
+}
+
+void Dial::Impl::give_up() {
+  deadline.cancel();
+  resolver.cancel();
+  std::error_code ignored;
+  socket.close(ignored);
+  if (core != nullptr) {
+    std::exchange(core, nullptr)->abandon();
+  }
+}
+
+Dial::Dial(
+    Loop& loop,
+    const HostAddress& address,
+    const DialOptions& options,
+    Done done)
+    : impl_(std::make_shared<Impl>(loop, address, options, std::move(done))) {
+  SHERD_ASSERT(loop.in_loop() && impl_->done);
+  impl_->begin();
+}
+
+Dial::~Dial() {
+  SHERD_ASSERT(impl_->loop.in_loop());
+  impl_->done = nullptr;
+  impl_->give_up();
+}
+
+struct Redial::Impl : std::enable_shared_from_this<Redial::Impl> {
+  Impl(
+      Loop& its_loop,
+      HostAddress to,
+      const RedialOptions& its_options,
+      std::function<std::uint64_t()> its_random,
+      RedialHandlers to_call)
+      : loop(its_loop),
+        address(std::move(to)),
+        options(its_options),
+        random(std::move(its_random)),
+        handlers(std::move(to_call)),
+        back_off({its_options.back_off_min, its_options.back_off_max}) {}
+
+  void dial_now();
+  void dial_later();
+  void dialled(Result<std::unique_ptr<Connection>> result);
+  void lost(const Status& reason);
+  void failed(const Status& reason);
+
+  Loop& loop;
+  const HostAddress address;
+  const RedialOptions options;
+  const std::function<std::uint64_t()> random;
+  const RedialHandlers handlers;
+  BackOff back_off;
+  // At most one of them is there.
+  std::optional<Dial> dial;
+  std::unique_ptr<Connection> connection;
+  Timer next_try;
+};
+
+void Redial::Impl::dial_now() {
+  dial.emplace(
+      loop, address, options.dial,
+      [weak = weak_from_this()](Result<std::unique_ptr<Connection>> result) {
+        if (const auto self = weak.lock()) {
+          self->dial.reset();
+          self->dialled(std::move(result));
+        }
+      });
+}
+
+void Redial::Impl::dial_later() {
+  next_try = loop.after(back_off.wait(random()), [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self == nullptr) {
+      return;
+    }
+    // The files of certificates may be gone for a while.
+    const Status begun = status_of(
+        [&]() -> Status {
+          self->dial_now();
+          return {};
+        },
+        ErrorCode::kUnavailable);
+    if (!begun.ok()) {
+      self->failed(begun);
+    }
+  });
+}
+
+void Redial::Impl::dialled(Result<std::unique_ptr<Connection>> result) {
+  if (!result.ok()) {
+    failed(result.status());
+    return;
+  }
+  back_off.reset();
+  connection = std::move(result).value();
+  connection->start(
+      {.on_frame =
+           [weak = weak_from_this()](Frame frame) {
+             if (const auto self = weak.lock()) {
+               self->handlers.on_frame(std::move(frame));
+             }
+           },
+       .on_closed =
+           [weak = weak_from_this()](const Status& reason) {
+             if (const auto self = weak.lock()) {
+               self->lost(reason);
+             }
+           }});
+  handlers.on_connected();
+}
+
+void Redial::Impl::lost(const Status& reason) {
+  connection.reset();
+  dial_later();
+  handlers.on_lost(reason);
+}
+
+void Redial::Impl::failed(const Status& reason) {
+  dial_later();
+  if (handlers.on_failed) {
+    handlers.on_failed(reason);
+  }
+}
+
+Redial::Redial(
+    Loop& loop,
+    const HostAddress& address,
+    const RedialOptions& options,
+    std::function<std::uint64_t()> random,
+    RedialHandlers handlers)
+    : impl_(std::make_shared<Impl>(
+          loop, address, options, std::move(random), std::move(handlers))) {
+  SHERD_ASSERT(
+      loop.in_loop() && impl_->random && impl_->handlers.on_connected &&
+      impl_->handlers.on_frame && impl_->handlers.on_lost);
+  impl_->dial_now();
+}
+
+Redial::~Redial() {
+  SHERD_ASSERT(impl_->loop.in_loop());
+  impl_->dial.reset();
+  impl_->connection.reset();
+  impl_->next_try.cancel();
+}
+
+Connection* Redial::connection() { return impl_->connection.get(); }
+
+}  // namespace sherd::net

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/dial.h"
+
+#include <optional>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "net/back_off.h"
+#include "net/net_testing.h"
+#include "support/error_of.h"
+
+namespace sherd::net {
+namespace {
+
+using namespace std::chrono_literals;
+using test::error_of;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using testing::End;
+using ::testing::HasSubstr;
+using testing::run_for;
+using testing::run_until;
+using testing::Server;
+
+HostAddress unused_address(Loop& loop) {
+  return Server(loop).listener->address();
+}
+
+TEST(BackOff, DoublesFromMinToMaxAndBeginsAnew) {
+  BackOff back_off({.min = 50ms, .max = 300ms});
+  std::vector<Duration> waits;
+  waits.reserve(5);
+  for (int i = 0; i < 5; ++i) {
+    waits.push_back(back_off.wait(0));
+  }
+  EXPECT_THAT(waits, ElementsAre(50ms, 100ms, 200ms, 300ms, 300ms));
+  back_off.reset();
+  EXPECT_EQ(back_off.wait(0), 50ms);
+}
+
+TEST(BackOff, WaitsAtLeastHalfWhateverTheRandomNumber) {
+  for (const std::uint64_t random :
+       {std::uint64_t{1}, std::uint64_t{12345678901}, ~std::uint64_t{0},
+        std::uint64_t{50000000}, std::uint64_t{50000001}}) {
+    BackOff back_off({.min = 100ms, .max = 100ms});
+    const Duration wait = back_off.wait(random);
+    EXPECT_GE(wait, 50ms);
+    EXPECT_LE(wait, 100ms);
+  }
+  BackOff least({.min = 100ms, .max = 100ms});
+  EXPECT_EQ(least.wait(50000000), 50ms);
+}
+
+TEST(Dial, ConnectsByName) {
+  Loop loop;
+  Server server(loop);
+  End client;
+  const HostAddress named{"localhost", server.listener->address().port};
+  EXPECT_EQ(testing::dial(loop, named, client), "");
+}
+
+TEST(Dial, SaysWhomItCannotReach) {
+  Loop loop;
+  End client;
+  const HostAddress nobody = unused_address(loop);
+  EXPECT_THAT(
+      testing::dial(loop, nobody, client),
+      AllOf(
+          HasSubstr("cannot connect to " + nobody.text()),
+          HasSubstr("refused")));
+  EXPECT_THAT(
+      testing::dial(loop, {"no-such-host.invalid", 1}, client),
+      HasSubstr("cannot find the address of no-such-host.invalid"));
+}
+
+TEST(Dial, EndsAtItsDeadlineWhenTheHostIsSilent) {
+  for (const Security& security :
+       {Security(), shared_secret("0123456789abcdef")}) {
+    Loop loop;
+    End client;
+    const testing::SilentHost host;
+    const Instant begin = loop.now();
+    EXPECT_THAT(
+        testing::dial(
+            loop, host.address(), client,
+            {.security = security, .timeout = 100ms}),
+        HasSubstr("found none"));
+    EXPECT_GE(loop.now() - begin, 100ms);
+    EXPECT_LT(loop.now() - begin, 5s);
+  }
+}
+
+TEST(Dial, RefusesAnAddressBeyondThisHostWithoutSecurity) {
+  Loop loop;
+  EXPECT_THAT(
+      error_of([&] {
+        const Dial dial(loop, {"192.0.2.1", 80}, {}, [](auto) { FAIL(); });
+      }),
+      AllOf(HasSubstr("192.0.2.1"), HasSubstr("shared secret")));
+}
+
+TEST(Dial, HearsNothingOnceItIsDestroyed) {
+  Loop loop;
+  Server server(loop);
+  const testing::SilentHost silent;
+  const auto never = [](auto) { FAIL(); };
+  auto first = std::make_optional<Dial>(
+      loop, server.listener->address(), DialOptions(), never);
+  auto second =
+      std::make_optional<Dial>(loop, silent.address(), DialOptions(), never);
+  first.reset();
+  run_for(loop, 20ms);
+  second.reset();  // In its greeting.
+  run_for(loop, 20ms);
+}
+
+// A Redial and what it told.
+struct Kept {
+  Kept(Loop& loop, const HostAddress& address, const RedialOptions& options)
+      : redial(
+            loop,
+            address,
+            options,
+            [this] { return ++randoms * 7919; },
+            {.on_connected = [this] { ++connected; },
+             .on_frame =
+                 [this](Frame frame) { frames.push_back(std::move(frame)); },
+             .on_lost =
+                 [this](const Status& reason) {
+                   lost.push_back(reason.message());
+                 },
+             .on_failed =
+                 [this](const Status& reason) {
+                   failed.push_back(reason.message());
+                 }}) {}
+  std::uint64_t randoms = 0;
+  int connected = 0;
+  std::vector<Frame> frames;
+  std::vector<std::string> lost;
+  std::vector<std::string> failed;
+  Redial redial;
+};
+
+RedialOptions quick() { return {.back_off_min = 5ms, .back_off_max = 40ms}; }
+
+TEST(Redial, ComesBackWhenTheListenerDoes) {
+  Loop loop;
+  std::optional<Server> server(std::in_place, loop);
+  const HostAddress address = server->listener->address();
+  Kept kept(loop, address, quick());
+  for (int life = 1; life <= 3; ++life) {
+    ASSERT_TRUE(run_until(
+        loop, [&] { return kept.connected == life && !server->ends.empty(); }));
+    ASSERT_NE(kept.redial.connection(), nullptr);
+    kept.redial.connection()->send(1, "to it");
+    server->ends[0]->connection->send(2, "from it");
+    ASSERT_TRUE(run_until(loop, [&] {
+      return static_cast<int>(kept.frames.size()) == life &&
+          !server->ends[0]->frames.empty();
+    }));
+    server.reset();
+    const std::size_t failed = kept.failed.size();
+    ASSERT_TRUE(
+        run_until(loop, [&] { return kept.failed.size() > failed + 1; }));
+    EXPECT_EQ(static_cast<int>(kept.lost.size()), life);
+    EXPECT_EQ(kept.redial.connection(), nullptr);
+    server.emplace(loop, ListenOptions(), address);
+  }
+}
+
+TEST(Redial, DialsAgainAfterItsOwnClose) {
+  Loop loop;
+  const Server server(loop);
+  Kept kept(loop, server.listener->address(), quick());
+  ASSERT_TRUE(run_until(loop, [&] { return kept.connected == 1; }));
+  kept.redial.connection()->close({ErrorCode::kAborted, "silent for 1 s"});
+  ASSERT_TRUE(run_until(loop, [&] { return kept.connected == 2; }));
+  EXPECT_THAT(kept.lost, ElementsAre("silent for 1 s"));
+  EXPECT_TRUE(kept.failed.empty());
+}
+
+TEST(Redial, WaitsLongerAfterEachFailure) {
+  Loop loop;
+  const HostAddress nobody = unused_address(loop);
+  const Kept kept(
+      loop, nobody, {.dial = {}, .back_off_min = 10ms, .back_off_max = 1s});
+  // At least 0, 5, 15 and 35 ms after the first one.
+  const Instant begin = loop.now();
+  ASSERT_TRUE(run_until(loop, [&] { return kept.failed.size() == 4; }));
+  EXPECT_GE(loop.now() - begin, 35ms);
+  EXPECT_EQ(kept.randoms, 4U);
+}
+
+TEST(Redial, MayBeDestroyedInItsHandlers) {
+  Loop loop;
+  Server server(loop);
+  std::unique_ptr<Redial> redial;
+  int told = 0;
+  const auto end = [&] {
+    ++told;
+    redial.reset();
+  };
+  const auto make = [&](bool at_once) {
+    redial = std::make_unique<Redial>(
+        loop, server.listener->address(), quick(), [] { return 0; },
+        RedialHandlers{
+            .on_connected =
+                [&, at_once] {
+                  if (at_once) {
+                    end();
+                  }
+                },
+            .on_frame = [&](const Frame&) { end(); },
+            .on_lost = [&](const Status&) { end(); },
+            .on_failed = [&](const Status&) { end(); }});
+  };
+  make(true);
+  ASSERT_TRUE(run_until(loop, [&] { return told == 1; }));
+  ASSERT_TRUE(run_until(loop, [&] { return server.ends.size() == 1; }));
+  make(false);
+  ASSERT_TRUE(run_until(loop, [&] { return server.ends.size() == 2; }));
+  server.ends[1]->connection->send(1, "");
+  ASSERT_TRUE(run_until(loop, [&] { return told == 2; }));
+  make(false);
+  ASSERT_TRUE(run_until(loop, [&] { return server.ends.size() == 3; }));
+  server.ends[2]->connection->close({ErrorCode::kAborted, "enough"});
+  ASSERT_TRUE(run_until(loop, [&] { return told == 3; }));
+  run_for(loop, 50ms);
+  EXPECT_EQ(told, 3);
+}
+
+}  // namespace
+}  // namespace sherd::net

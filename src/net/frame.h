@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Frames are how messages stand in a stream: 24 bytes of header, little-endian,
+// then the payload.
+//
+//   at 0   magic "SHRD"
+//   at 4   version: major, minor (u16 each)
+//   at 8   type (u16), flags (u16; none has a meaning yet)
+//   at 12  payload: length (u32), CRC32C (u32)
+//   at 20  CRC32C (u32) of the 20 bytes before
+//
+// The header has a checksum of its own, so that a damaged length is found before
+// anybody waits for what it promises. Thread rule: values; a reader, one thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+#include "base/status.h"
+
+namespace sherd::net {
+
+constexpr std::size_t kFrameHeaderBytes = 24;
+// Of the frames that are written. Another major version is refused; a peer of
+// another minor one is understood, and its number told.
+constexpr std::uint16_t kVersionMajor = 1;
+constexpr std::uint16_t kVersionMinor = 0;
+
+struct Frame {
+  std::uint16_t type = 0;
+  std::uint16_t flags = 0;
+  std::uint16_t version_minor = kVersionMinor;
+  std::string payload{};
+  bool operator==(const Frame&) const = default;
+};
+
+// The frame's bytes, behind those that are there.
+// REQUIRES: the payload is shorter than 4 GiB.
+void append_frame(
+    std::string& bytes, std::uint16_t type, std::string_view payload);
+std::string frame_bytes(const Frame& frame);
+
+class FrameReader {
+ public:
+  explicit FrameReader(std::size_t payload_bytes_max)
+      : payload_bytes_max_(payload_bytes_max) {}
+
+  // Takes all bytes, the next ones of the stream, and appends the frames that
+  // they complete. A failure says what is wrong with the stream: wrong magic,
+  // version, checksum, too long. It stays: nothing is read after it. Frames
+  // before it are there. Memory grows with what has come, not with what a
+  // header promises.
+  Status take(std::string_view bytes, std::vector<Frame>& frames);
+
+  // Something of a frame has come, and its end not.
+  bool inside_frame() const { return header_bytes_ > 0; }
+  // That a frame which has not come to its end takes.
+  std::size_t memory_bytes() const { return frame_.payload.capacity(); }
+
+ private:
+  Status read_header();
+  Status read_payload(std::vector<Frame>& frames);
+  void keep(std::string_view bytes);
+
+  const std::size_t payload_bytes_max_;
+  std::array<char, kFrameHeaderBytes> header_{};
+  std::size_t header_bytes_ = 0;  // That have come.
+  // Of the header, once it is complete.
+  Frame frame_;
+  std::size_t payload_bytes_ = 0;
+  std::uint32_t payload_crc_ = 0;
+  Status failure_;
+};
+
+}  // namespace sherd::net

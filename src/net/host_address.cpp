@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/host_address.h"
+
+#include <charconv>
+#include <system_error>
+#include "base/check.h"
+
+namespace sherd::net {
+namespace {
+
+constexpr const char* kExpected =
+    "[net] expected host:port, as in 10.0.0.7:4300 or [::1]:4300, found \"";
+
+std::uint16_t parse_port(std::string_view digits, std::string_view text) {
+  unsigned port = 0;
+  const char* begin = digits.data();
+  const char* end = begin + digits.size();
+  const auto [stop, error] = std::from_chars(begin, end, port);
+  SHERD_CHECK(
+      error == std::errc() && stop == end && port <= 65535, kExpected, text,
+      "\", whose port \"", digits, "\" is no number from 0 to 65535");
+  return static_cast<std::uint16_t>(port);
+}
+
+}  // namespace
+
+std::string HostAddress::text() const {
+  const bool brackets = host.find(':') != std::string::npos;
+  return brackets ? str("[", host, "]:", port) : str(host, ":", port);
+}
+
+HostAddress parse_host_address(std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  SHERD_CHECK(
+      colon != std::string_view::npos, kExpected, text, "\" without a port");
+  std::string_view host = text.substr(0, colon);
+  if (host.starts_with('[')) {
+    SHERD_CHECK(
+        host.ends_with(']'), kExpected, text, "\" without the bracket's end");
+    host = host.substr(1, host.size() - 2);
+    SHERD_CHECK(
+        host.find(':') != std::string_view::npos, kExpected, text,
+        "\" with brackets around what is no address of IPv6");
+  } else {
+    SHERD_CHECK(
+        host.find(':') == std::string_view::npos, kExpected, text,
+        "\" (an address of IPv6 wants brackets)");
+  }
+  SHERD_CHECK(!host.empty(), kExpected, text, "\" without a host");
+  SHERD_CHECK(
+      host.find_first_of("[]/ \t") == std::string_view::npos, kExpected, text,
+      "\"");
+  return {std::string(host), parse_port(text.substr(colon + 1), text)};
+}
+
+}  // namespace sherd::net

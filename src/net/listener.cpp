@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/listener.h"
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+#include "base/check.h"
+#include "net/asio_parts.h"
+#include "net/connection_core.h"
+
+namespace sherd::net {
+
+namespace {
+// After accept() itself has failed: descriptors have run out.
+constexpr auto kAcceptAgainAfter = std::chrono::milliseconds(100);
+}  // namespace
+
+struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
+  Impl(Loop& its_loop, const ListenOptions& its_options, ListenHandlers to_call)
+      : loop(its_loop),
+        options(its_options),
+        handlers(std::move(to_call)),
+        tls(make_tls_context(its_options.security)),
+        acceptor(its_loop.context()) {}
+
+  std::error_code bind(const Tcp::endpoint& endpoint);
+  void accept();
+  void accepted(Tcp::socket socket);
+  void greeted(
+      const std::shared_ptr<ConnectionCore>& core, const Status& status);
+  void refuse(const Status& reason);
+
+  Loop& loop;
+  const ListenOptions options;
+  const ListenHandlers handlers;
+  const std::shared_ptr<TlsContext> tls;
+  Tcp::acceptor acceptor;
+  Timer accept_again;
+  std::deque<std::shared_ptr<ConnectionCore>> unfinished;  // Oldest first.
+  std::uint64_t refused = 0;
+  bool closed = false;
+};
+
+std::error_code Listener::Impl::bind(const Tcp::endpoint& endpoint) {
+  std::error_code error;
+  acceptor.open(endpoint.protocol(), error);
+  if (!error) {
+    // A port whose last owner died a moment ago.
+    acceptor.set_option(Tcp::acceptor::reuse_address(true), error);
+  }
+  if (!error) {
+    acceptor.bind(endpoint, error);
+  }
+  if (!error) {
+    acceptor.listen(Tcp::acceptor::max_listen_connections, error);
+  }
+  if (error) {
+    std::error_code ignored;
+    acceptor.close(ignored);
+  }
+  return error;
+}
+
+void Listener::Impl::accept() {
+  acceptor.async_accept([self = shared_from_this()](
+                            const std::error_code& error, Tcp::socket socket) {
+    if (self->closed) {
+      return;
+    }
+    if (!error) {
+      self->accept();
+      self->accepted(std::move(socket));
+      return;
+    }
+    self->accept_again = self->loop.after(
+        kAcceptAgainAfter, [impl = self.get()] { impl->accept(); });
+    self->refuse(
+        {ErrorCode::kUnavailable,
+         str("[net] a connection could not be accepted: ", error.message())});
+  });
+}
+
+void Listener::Impl::accepted(Tcp::socket socket) {
+  std::error_code error;
+  const auto peer = socket.remote_endpoint(error);
+  if (error) {  // It has gone already.
+    refuse({ErrorCode::kPeerLost, "[net] a connection ended at once"});
+    return;
+  }
+  if (unfinished.size() >= options.unfinished_max) {
+    unfinished.front()->close(
+        {ErrorCode::kUnavailable,
+         str("[net] ", unfinished.front()->peer(),
+             " made way for others: expected at most ", options.unfinished_max,
+             " connections without a greeting")});
+    unfinished.pop_front();
+  }
+  const auto core = std::make_shared<ConnectionCore>(
+      loop,
+      make_channel(std::move(socket), options.connection, tls, Side::kAccepted),
+      Side::kAccepted, text_of(peer), options.connection);
+  unfinished.push_back(core);
+  core->greet(
+      options.greeting_timeout,
+      [self = shared_from_this(), weak = std::weak_ptr(core)](
+          const Status& status) { self->greeted(weak.lock(), status); });
+}
+
+void Listener::Impl::greeted(
+    const std::shared_ptr<ConnectionCore>& core, const Status& status) {
+  const auto at = std::find(unfinished.begin(), unfinished.end(), core);
+  if (at != unfinished.end()) {  // Else it made way for others.
+    unfinished.erase(at);
+  }
+  if (closed) {
+    return;
+  }
+  if (!status.ok()) {
+    refuse(status);
+    return;
+  }
+  handlers.on_connection(std::make_unique<Connection>(core));
+}
+
+void Listener::Impl::refuse(const Status& reason) {
+  ++refused;
+  if (handlers.on_refused) {
+    handlers.on_refused(reason);
+  }
+}
+
+Result<std::unique_ptr<Listener>> Listener::listen(
+    Loop& loop,
+    const HostAddress& address,
+    const ListenOptions& options,
+    ListenHandlers handlers) {
+  SHERD_ASSERT(loop.in_loop() && handlers.on_connection);
+  SHERD_CHECK(
+      options.unfinished_max > 0,
+      "[net] expected room for one unfinished connection, found 0");
+  std::error_code error;
+  Tcp::resolver resolver(loop.context());
+  const auto found = resolver.resolve(
+      address.host, std::to_string(address.port), Tcp::resolver::passive,
+      error);
+  for (const auto& entry : found) {
+    check_security(options.security, entry.endpoint().address().to_string());
+  }
+  const auto impl = std::make_shared<Impl>(loop, options, std::move(handlers));
+  // The first that can be had: a name may have addresses of IPv6 on a host that
+  // has none.
+  for (const auto& entry : found) {
+    error = impl->bind(entry.endpoint());
+    if (!error) {
+      impl->accept();
+      return std::unique_ptr<Listener>(
+          std::make_unique<Listener>(Private(), impl));
+    }
+  }
+  return Status(
+      ErrorCode::kUnavailable,
+      str("[net] cannot listen on ", address.text(), ": ", error.message()));
+}
+
+Listener::Listener(
+    Private /*only listen() has one*/, std::shared_ptr<Impl> impl)
+    : impl_(std::move(impl)) {}
+
+Listener::~Listener() {
+  SHERD_ASSERT(impl_->loop.in_loop());
+  impl_->closed = true;
+  impl_->accept_again.cancel();
+  std::error_code ignored;
+  impl_->acceptor.close(ignored);
+  for (const auto& core : std::exchange(impl_->unfinished, {})) {
+    core->abandon();
+  }
+}
+
+HostAddress Listener::address() const {
+  const auto endpoint = impl_->acceptor.local_endpoint();
+  return {endpoint.address().to_string(), endpoint.port()};
+}
+
+std::uint64_t Listener::refused() const { return impl_->refused; }
+
+}  // namespace sherd::net

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/loop.h"
+
+#include <atomic>
+#include <optional>
+#include <thread>
+#include <utility>
+#include "base/check.h"
+#include "net/asio_parts.h"
+
+namespace sherd::net {
+
+struct Timer::State {
+  State(asio::io_context& context, std::function<void()> to_call)
+      : timer(std::in_place, context), function(std::move(to_call)) {}
+
+  std::optional<asio::steady_timer> timer;  // None: cancelled.
+  std::function<void()> function;           // Empty: called or cancelled.
+};
+
+Timer& Timer::operator=(Timer&& other) noexcept {
+  if (this != &other) {
+    cancel();
+    state_ = std::move(other.state_);
+  }
+  return *this;
+}
+
+void Timer::cancel() {
+  if (pending()) {
+    // Its handler may be under way already, and then finds nothing to call.
+    state_->function = nullptr;
+    state_->timer.reset();
+  }
+  state_.reset();
+}
+
+bool Timer::pending() const {
+  return state_ != nullptr && state_->function != nullptr;
+}
+
+struct Loop::Impl {
+  // For one thread, which spares Asio nothing that post() needs.
+  asio::io_context context{1};
+  // Nobody's when default constructed. Relaxed: a thread finds its own id only
+  // if it wrote it itself; others only need a value that is not theirs.
+  std::atomic<std::thread::id> thread;
+};
+
+Loop::Loop() : impl_(std::make_unique<Impl>()) {}
+
+Loop::~Loop() {
+  SHERD_ASSERT(
+      impl_->thread.load(std::memory_order_relaxed) == std::thread::id());
+}
+
+void Loop::run() {
+  SHERD_ASSERT(
+      impl_->thread.exchange(
+          std::this_thread::get_id(), std::memory_order_relaxed) ==
+          std::thread::id(),
+      "[net] two threads in one loop");
+  // Also when a function throws.
+  const auto leave = [](Impl* impl) {
+    impl->context.restart();
+    impl->thread.store(std::thread::id(), std::memory_order_relaxed);
+  };
+  const std::unique_ptr<Impl, decltype(leave)> inside(impl_.get(), leave);
+  const auto work = asio::make_work_guard(impl_->context);
+  impl_->context.run();
+}
+
+void Loop::stop() { impl_->context.stop(); }
+
+void Loop::post(std::function<void()> function) {
+  asio::post(impl_->context, std::move(function));
+}
+
+Timer Loop::after(Duration delay, std::function<void()> function) {
+  SHERD_ASSERT(in_loop() && function != nullptr);
+  Timer timer;
+  timer.state_ =
+      std::make_shared<Timer::State>(impl_->context, std::move(function));
+  timer.state_->timer->expires_after(delay);
+  timer.state_->timer->async_wait(
+      [state = timer.state_](const std::error_code& error) {
+        if (error || state->function == nullptr) {
+          return;
+        }
+        // Empty while it runs: it may destroy or replace its own timer.
+        std::exchange(state->function, nullptr)();
+      });
+  return timer;
+}
+
+bool Loop::in_loop() const {
+  const auto thread = impl_->thread.load(std::memory_order_relaxed);
+  return thread == std::thread::id() || thread == std::this_thread::get_id();
+}
+
+asio::io_context& Loop::context() { return impl_->context; }
+
+}  // namespace sherd::net

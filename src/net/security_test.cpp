@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/security.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "net/net_testing.h"
+#include "support/error_of.h"
+#include "support/scratch_folder.h"
+
+namespace sherd::net {
+namespace {
+
+using ::sherd::testing::ScratchFolder;
+using test::error_of;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using testing::End;
+using ::testing::HasSubstr;
+using testing::make_certificate;
+using testing::make_certificate_of;
+using testing::run_until;
+using testing::Server;
+
+const std::string kSecret = "a secret of this run";
+
+TEST(Security, KnowsAddressesOfThisHost) {
+  for (const char* ip :
+       {"127.0.0.1", "127.255.1.2", "::1", "::ffff:127.0.0.1"}) {
+    EXPECT_TRUE(is_loopback(ip)) << ip;
+  }
+  for (const char* ip :
+       {"0.0.0.0", "::", "128.0.0.1", "10.0.0.1", "::2", "::ffff:10.0.0.1",
+        "localhost", "", "127.0.0.1.evil.org"}) {
+    EXPECT_FALSE(is_loopback(ip)) << ip;
+  }
+}
+
+TEST(Security, IsDemandedBeyondThisHost) {
+  check_security({}, "127.0.0.1");
+  check_security(shared_secret(kSecret), "10.0.0.1");
+  EXPECT_THAT(
+      error_of([] { check_security({}, "10.0.0.1"); }),
+      AllOf(
+          HasSubstr("expected a shared secret or certificates"),
+          HasSubstr("10.0.0.1")));
+}
+
+TEST(Security, RefusesShortSecrets) {
+  EXPECT_THAT(
+      error_of([] { shared_secret("0123456789abcde"); }),
+      HasSubstr("at least 16 bytes, found 15"));
+  EXPECT_EQ(shared_secret("0123456789abcdef").secret, "0123456789abcdef");
+}
+
+TEST(Security, ReadsASecretWithoutItsLineEnd) {
+  const ScratchFolder folder;
+  EXPECT_EQ(
+      read_shared_secret(folder.file("secret", kSecret + "\r\n")).secret,
+      kSecret);
+  const std::string path = folder.file("short", "short\n");
+  EXPECT_THAT(
+      error_of([&] { read_shared_secret(path); }),
+      AllOf(HasSubstr(path), HasSubstr("found 5")));
+  EXPECT_THAT(
+      error_of([&] { read_shared_secret(folder.path() + "/none"); }),
+      HasSubstr("No such file"));
+  EXPECT_THAT(
+      error_of([&] { read_shared_secret(folder.path()); }),
+      HasSubstr("expected a file with the secret"));
+}
+
+// What the two sides say when they meet.
+struct Meeting {
+  Meeting(const Security& listening, const Security& dialling)
+      : server(loop, {.security = listening}) {
+    dialled = testing::dial(
+        loop, server.listener->address(), client, {.security = dialling});
+    EXPECT_TRUE(run_until(
+        loop, [&] { return !server.refused.empty() || !server.ends.empty(); }));
+  }
+  std::string refused() const {
+    return server.refused.empty() ? "" : server.refused[0];
+  }
+  // Frames go both ways.
+  bool talk() {
+    if (client.connection == nullptr || server.ends.empty()) {
+      return false;
+    }
+    client.connection->send(1, "ping");
+    server.ends[0]->connection->send(2, "pong");
+    return run_until(loop, [&] {
+      return !client.frames.empty() && !server.ends[0]->frames.empty();
+    });
+  }
+  // Somebody with the listener's own security is still welcome.
+  std::string next(const Security& security) {
+    return testing::dial(
+        loop, server.listener->address(), client, {.security = security});
+  }
+  Loop loop;
+  Server server;
+  End client;
+  std::string dialled;
+};
+
+TEST(SharedSecret, LetsThoseInWhoHaveIt) {
+  Meeting meeting(shared_secret(kSecret), shared_secret(kSecret));
+  EXPECT_EQ(meeting.dialled, "");
+  EXPECT_TRUE(meeting.talk());
+}
+
+TEST(SharedSecret, KeepsThoseOutWhoHaveAnother) {
+  Meeting meeting(
+      shared_secret(kSecret), shared_secret("another one altogether"));
+  EXPECT_THAT(
+      meeting.dialled, HasSubstr("expected the same secret on both sides"));
+  EXPECT_THAT(
+      meeting.refused(), HasSubstr("expected the same secret on both sides"));
+  EXPECT_TRUE(meeting.server.ends.empty());
+  EXPECT_EQ(meeting.next(shared_secret(kSecret)), "");
+}
+
+TEST(SharedSecret, KeepsThoseOutWhoHaveNone) {
+  Meeting meeting(shared_secret(kSecret), {});
+  EXPECT_THAT(
+      meeting.dialled, HasSubstr("it may want a secret or certificate"));
+  EXPECT_THAT(meeting.refused(), HasSubstr("expected TLS, found other bytes"));
+  EXPECT_TRUE(meeting.server.ends.empty());
+  EXPECT_EQ(meeting.next(shared_secret(kSecret)), "");
+}
+
+TEST(SharedSecret, IsNotShownToAServerWithoutOne) {
+  Meeting meeting({}, shared_secret(kSecret));
+  EXPECT_THAT(
+      meeting.dialled, HasSubstr("the peer has no secret or certificate"));
+  EXPECT_THAT(meeting.refused(), HasSubstr("TLS"));
+  EXPECT_TRUE(meeting.server.ends.empty());
+  EXPECT_EQ(meeting.next({}), "");
+}
+
+// A client whose bytes pass a wiretap.
+struct Tapped {
+  explicit Tapped(const Security& security)
+      : server(loop, {.security = security}),
+        tap(server.listener->address().port),
+        dial(
+            loop,
+            tap.address(),
+            {.security = security},
+            [this](Result<std::unique_ptr<Connection>> result) {
+              client.start(std::move(result).value());
+            }) {
+    EXPECT_TRUE(until([this] {
+      return client.connection != nullptr && !server.ends.empty();
+    }));
+  }
+  bool until(const std::function<bool()>& predicate) {
+    return run_until(loop, [&] {
+      tap.pump();
+      return predicate();
+    });
+  }
+  Loop loop;
+  Server server;
+  testing::Wiretap tap;
+  End client;
+  Dial dial;
+};
+
+TEST(SharedSecret, HidesFramesAndItself) {
+  for (const Security& security : {Security(), shared_secret(kSecret)}) {
+    Tapped tapped(security);
+    tapped.client.connection->send(1, "plain words");
+    tapped.server.ends[0]->connection->send(1, "plain answer");
+    ASSERT_TRUE(tapped.until([&] {
+      return !tapped.server.ends[0]->frames.empty() &&
+          !tapped.client.frames.empty();
+    }));
+    const bool plain = security.kind == Security::Kind::kNone;
+    const std::string seen = tapped.tap.to_listener + tapped.tap.to_client;
+    for (const char* word : {"SHRD", "plain words", "plain answer"}) {
+      EXPECT_EQ(seen.find(word) != std::string::npos, plain) << word;
+    }
+    EXPECT_EQ(seen.find(kSecret), std::string::npos);
+  }
+}
+
+TEST(SharedSecret, ClosesWhatWasChangedOnItsWay) {
+  Tapped tapped(shared_secret(kSecret));
+  tapped.tap.change = [](std::string& bytes) {
+    if (!bytes.empty()) {
+      bytes.back() = static_cast<char>(bytes.back() ^ 1);
+    }
+  };
+  tapped.client.connection->send(1, "changed");
+  ASSERT_TRUE(tapped.until([&] { return tapped.server.ends[0]->is_closed(); }));
+  EXPECT_TRUE(tapped.server.ends[0]->frames.empty());
+  EXPECT_THAT(tapped.server.ends[0]->reason(), HasSubstr("bytes are damaged"));
+  ASSERT_TRUE(tapped.until([&] { return tapped.client.is_closed(); }));
+  EXPECT_THAT(tapped.client.reason(), HasSubstr("bytes are damaged"));
+}
+
+TEST(SharedSecret, RefusesWhatIsReplayed) {
+  Tapped tapped(shared_secret(kSecret));
+  tapped.client.connection->send(1, "once");
+  Server& server = tapped.server;
+  ASSERT_TRUE(tapped.until([&] { return !server.ends[0]->frames.empty(); }));
+  const testing::Stranger thief(server.listener->address().port);
+  thief.send(tapped.tap.to_listener);
+  ASSERT_TRUE(tapped.until([&] { return !server.refused.empty(); }));
+  EXPECT_EQ(server.ends.size(), 1U);
+}
+
+TEST(MutualTls, LetsThoseInOfTheSameAuthority) {
+  const ScratchFolder folder;
+  const TlsFiles one = make_certificate(folder.path(), "one");
+  const TlsFiles two = make_certificate_of(folder.path(), "two", "one");
+  Meeting meeting(mutual_tls(one), mutual_tls(two));
+  EXPECT_EQ(meeting.dialled, "");
+  EXPECT_TRUE(meeting.talk());
+}
+
+TEST(MutualTls, KeepsThoseOutOfAnother) {
+  const ScratchFolder folder;
+  const TlsFiles one = make_certificate(folder.path(), "one");
+  const TlsFiles foreign = make_certificate(folder.path(), "foreign");
+  // Trusts the listener, and is not trusted by it.
+  const TlsFiles liar{foreign.certificate, foreign.key, one.authority};
+  for (const TlsFiles& files : {foreign, liar}) {
+    Meeting meeting(mutual_tls(one), mutual_tls(files));
+    EXPECT_THAT(
+        meeting.dialled,
+        HasSubstr("expected certificates of the same authority"));
+    EXPECT_THAT(
+        meeting.refused(),
+        HasSubstr("expected certificates of the same authority"));
+    EXPECT_TRUE(meeting.server.ends.empty());
+    EXPECT_EQ(meeting.next(mutual_tls(one)), "");
+  }
+}
+
+TEST(MutualTls, KeepsThoseOutWhoHaveOnlyASecretOrNothing) {
+  const ScratchFolder folder;
+  const Security files = mutual_tls(make_certificate(folder.path(), "one"));
+  for (const Security& other : {Security(), shared_secret(kSecret)}) {
+    for (const bool files_listen : {true, false}) {
+      Meeting meeting(
+          files_listen ? files : other, files_listen ? other : files);
+      EXPECT_NE(meeting.dialled, "");
+      EXPECT_NE(meeting.refused(), "");
+      EXPECT_TRUE(meeting.server.ends.empty());
+    }
+  }
+}
+
+TEST(MutualTls, RefusesFilesThatAreNone) {
+  const ScratchFolder folder;
+  const TlsFiles good = make_certificate(folder.path(), "one");
+  const TlsFiles other = make_certificate(folder.path(), "two");
+  const std::string junk = folder.file("junk.pem", "junk");
+  const std::string none = folder.path() + "/none.pem";
+  struct Case {
+    TlsFiles files;
+    std::string expected;
+  };
+  const std::vector<Case> cases = {
+      {{junk, good.key, good.authority},
+       "a certificate in PEM form at " + junk},
+      {{none, good.key, good.authority},
+       "a certificate in PEM form at " + none},
+      {{good.certificate, junk, good.authority}, "key in PEM form at " + junk},
+      {{good.certificate, other.key, good.authority}, other.key},
+      {{good.certificate, good.key, none}, "authority's certificate"}};
+  Loop loop;
+  for (const Case& one : cases) {
+    EXPECT_THAT(
+        error_of(
+            [&] { const Server s(loop, {.security = mutual_tls(one.files)}); }),
+        HasSubstr(one.expected));
+  }
+  EXPECT_THAT(
+      error_of([] { mutual_tls({"a", "", "c"}); }), HasSubstr("key \"\""));
+}
+
+}  // namespace
+}  // namespace sherd::net

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <utility>
+#include <asio/ssl/stream.hpp>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include "base/check.h"
+#include "net/asio_parts.h"
+#include "net/tls_context.h"
+
+namespace sherd::net {
+namespace {
+
+class TlsChannel final : public Channel {
+ public:
+  TlsChannel(Tcp::socket socket, std::shared_ptr<TlsContext> tls, Side side)
+      : tls_(std::move(tls)),
+        stream_(std::move(socket), tls_->context),
+        side_(side) {}
+
+  void handshake(Done done) override {
+    const auto type = side_ == Side::kAccepted ? asio::ssl::stream_base::server
+                                               : asio::ssl::stream_base::client;
+    stream_.async_handshake(
+        type, [this, done = std::move(done)](const std::error_code& error) {
+          if (!error && !peer_is_known()) {  // OpenSSL sees to it already.
+            done(std::make_error_code(std::errc::permission_denied), 0);
+            return;
+          }
+          agreed_ = !error;
+          done(error, 0);
+        });
+  }
+  void read_some(std::span<char> into, Done done) override {
+    stream_.async_read_some(
+        asio::buffer(into.data(), into.size()), std::move(done));
+  }
+  void write(std::string_view all, Done done) override {
+    asio::async_write(
+        stream_, asio::buffer(all.data(), all.size()), std::move(done));
+  }
+  void end_writing() override {
+    std::error_code ignored;
+    stream_.next_layer().shutdown(Tcp::socket::shutdown_send, ignored);
+  }
+  void close() override {
+    std::error_code ignored;
+    stream_.next_layer().close(ignored);
+  }
+  Status failure(const std::error_code& error) const override;
+
+ private:
+  bool peer_is_known() {
+    SSL* ssl = stream_.native_handle();
+    return tls_->kind == Security::Kind::kSharedSecret
+        ? SSL_session_reused(ssl) == 1
+        : SSL_get0_peer_certificate(ssl) != nullptr;
+  }
+
+  const std::shared_ptr<TlsContext> tls_;
+  asio::ssl::stream<Tcp::socket> stream_;
+  const Side side_;
+  bool agreed_ = false;  // Its handshake has succeeded.
+};
+
+// What the peer's first bytes show to be no TLS at all.
+bool is_no_tls(int reason) {
+  return reason == SSL_R_WRONG_VERSION_NUMBER || reason == SSL_R_HTTP_REQUEST ||
+      reason == SSL_R_HTTPS_PROXY_REQUEST || reason == SSL_R_RECORD_TOO_SMALL ||
+      reason == SSL_R_BAD_RECORD_TYPE;
+}
+
+// Once TLS is agreed on, whatever this side finds wrong. What the peer found
+// wrong comes as an alert, also when it refuses a certificate only then.
+bool is_damage(int reason, bool agreed) {
+  return reason == SSL_R_SSLV3_ALERT_BAD_RECORD_MAC ||
+      (agreed && reason < SSL_AD_REASON_OFFSET);
+}
+
+Status TlsChannel::failure(const std::error_code& error) const {
+  const bool end =
+      error == asio::error::eof || error == asio::ssl::error::stream_truncated;
+  if (end && !agreed_) {
+    return {
+        ErrorCode::kPeerMismatch,
+        "the peer closed it before TLS was agreed on: one side may have no "
+        "secret or certificate"};
+  }
+  if (end) {
+    return {ErrorCode::kPeerLost, "the peer closed it"};
+  }
+  if (error.category() != asio::error::get_ssl_category()) {
+    return {ErrorCode::kPeerLost, error.message()};
+  }
+  const auto code = static_cast<unsigned long>(error.value());
+  const char* text = ERR_reason_error_string(code);
+  const std::string reason = text != nullptr ? text : error.message();
+  if (is_no_tls(ERR_GET_REASON(code))) {
+    return {
+        ErrorCode::kPeerMismatch,
+        str("expected TLS, found other bytes (", reason,
+            "): the peer has no secret or certificate")};
+  }
+  if (is_damage(ERR_GET_REASON(code), agreed_)) {
+    return {
+        ErrorCode::kPeerMismatch, str("its bytes are damaged (", reason, ")")};
+  }
+  return {
+      ErrorCode::kPeerMismatch,
+      str("expected ",
+          tls_->kind == Security::Kind::kSharedSecret
+              ? "the same secret"
+              : "certificates of the same authority",
+          " on both sides, found: ", reason)};
+}
+
+}  // namespace
+
+std::unique_ptr<Channel> make_tls_channel(
+    Tcp::socket socket, std::shared_ptr<TlsContext> tls, Side side) {
+  return std::make_unique<TlsChannel>(std::move(socket), std::move(tls), side);
+}
+
+}  // namespace sherd::net
