@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// What comes in and goes out, and in which order rules are asked; the rules are in
+// coordinator_rules.cpp.
 #include "ft/protocol/coordinator.h"
 
 #include <algorithm>
@@ -9,7 +12,9 @@
 namespace sherd::ft {
 namespace {
 
-std::string name_of(ReplicaId replica) { return str("replica ", replica); }
+// Commits that an order brings: who lacks no more than these catches up with
+// their sums.
+constexpr std::size_t kRecent = 8;
 
 }  // namespace
 
@@ -20,57 +25,75 @@ Coordinator::Coordinator(
     Decisions& decisions)
     : options_(options),
       history_(std::move(history)),
+      number_(history_.epoch.number),
+      config_(history_.config),
       why_("the coordinator has started"),
       form_at_(now + options.settle),
-      start_at_(now + options.start_timeout) {
-  write(TermRecord{history_.term + 1}, why_, decisions);
-}
-
-bool Coordinator::is_member(ReplicaId replica) const {
-  return std::any_of(
-      history_.members.begin(), history_.members.end(),
-      [&](const Member& one) { return one.replica == replica; });
-}
-
-bool Coordinator::can_train(const Known& known) const {
-  return known.connected && !known.left_out && !known.report.leaving &&
-      known.report.held && known.report.held == history_.canonical;
-}
-
-bool Coordinator::holds_canonical(const Known& known) const {
-  const auto& vote = known.report.vote;
-  return known.connected &&
-      (known.report.held == history_.canonical ||
-       (vote && history_.commit && vote->attempt == history_.commit->attempt));
-}
-
-Attempt Coordinator::attempt() const {
-  return {history_.epoch, history_.canonical->step + 1};
+      start_at_(now + options.start_timeout),
+      reconnect_until_(now + options.reconnect_timeout) {
+  const auto run = history_.run == 0 ? options.run : history_.run;
+  write(TermRecord{history_.term + 1, run}, why_, decisions);
 }
 
 // ---- what comes in ----
 
+// Why such a replica has no place here; empty: it has.
+std::string Coordinator::refusal(const Report& report) const {
+  if (report.replica >= options_.replicas_max) {
+    return str(
+        "expected a replica below ", options_.replicas_max, ", found ",
+        report.replica);
+  }
+  if (report.run != 0 && report.run != history_.run) {
+    return str(
+        "this is run ", history_.run, ", the replica is of run ", report.run);
+  }
+  if (config_ != 0 && report.config != config_) {
+    return str(
+        "expected the configuration ", config_,
+        " of the other replicas, found ", report.config);
+  }
+  const auto lives = history_.lives.find(report.replica);
+  if (lives != history_.lives.end() &&
+      lives->second.former.contains(report.incarnation)) {
+    return str(
+        "incarnation ", report.incarnation, " of replica ", report.replica,
+        " was replaced by a newer one");
+  }
+  return {};
+}
+
 Decisions Coordinator::heard(const Report& report, Instant now) {
   Decisions decisions;
   const auto replica = report.replica;
-  if (fenced_.contains({replica, report.incarnation})) {
+  if (const auto reason = refusal(report); !reason.empty()) {
     Order fence = order();
-    fence.fenced =
-        str("incarnation ", report.incarnation, " of ", name_of(replica),
-            " was replaced by a newer one");
-    decisions.push_back(
-        {Tell{replica, report.incarnation, fence}, fence.fenced});
+    fence.fenced = reason;
+    decisions.push_back({Tell{replica, report.incarnation, fence}, reason});
+    if (history_.past.empty() && report.run != 0) {
+      complaint_ = str(
+          "the log is empty, but replica ", replica, " is of run ", report.run);
+    }
     return decisions;
   }
-  const auto before = known_.find(replica);
-  if (before != known_.end() &&
-      before->second.report.incarnation != report.incarnation) {
-    fenced_.insert({replica, before->second.report.incarnation});
+  if (history_.lives[replica].current != report.incarnation) {
+    write(
+        LifeRecord{replica, report.incarnation},
+        str("replica ", replica, " has started"), decisions);
   }
-  known_[replica] = {.report = report, .connected = true};
-  if (!history_.canonical && report.held && report.held->step == 0) {
-    history_.canonical = report.held;
-    history_.past.push_back({*report.held, std::nullopt, {}});
+  config_ = report.config;
+  auto& known = known_[replica];
+  if (is_member(replica) && known.report.incarnation != report.incarnation &&
+      phase_ != Phase::kForming) {
+    penalise(replica, now);
+  }
+  known.report = report;
+  known.connected = true;
+  if (report.run == history_.run && report.held &&
+      !history_.knows(*report.held)) {
+    complaint_ =
+        str("replica ", replica, " holds ", text_of(*report.held),
+            ", which the log does not know: it has lost records");
   }
   advance(now, decisions);
   tell(replica, "it has reported", decisions);
@@ -83,21 +106,16 @@ Decisions Coordinator::lost(
     const std::string& reason,
     Instant now) {
   Decisions decisions;
-  const auto found = known_.find(replica);
-  if (found == known_.end() ||
-      found->second.report.incarnation != incarnation) {
+  if (!counts(replica, incarnation)) {
     return decisions;
   }
-  found->second.connected = false;
-  why_ = str(name_of(replica), " was lost: ", reason);
+  known_.at(replica).connected = false;
+  if (is_member(replica) && phase_ != Phase::kForming) {
+    penalise(replica, now);
+    why_ = str("replica ", replica, " was lost: ", reason);
+  }
   advance(now, decisions);
   return decisions;
-}
-
-bool Coordinator::counts(ReplicaId replica, Incarnation incarnation) const {
-  const auto found = known_.find(replica);
-  return found != known_.end() && found->second.connected &&
-      found->second.report.incarnation == incarnation;
 }
 
 Decisions Coordinator::tick(Instant now) {
@@ -106,59 +124,14 @@ Decisions Coordinator::tick(Instant now) {
   return decisions;
 }
 
-std::optional<Instant> Coordinator::next_tick() const {
-  if (phase_ == Phase::kRunning) {
-    return std::nullopt;
-  }
-  if (phase_ == Phase::kJoining) {
-    return join_until_;
-  }
-  std::optional<Instant> next;
-  const auto consider = [&](Instant at) {
-    next = next ? std::min(*next, at) : at;
-  };
-  consider(somebody_applies() ? form_at_ + options_.join_timeout : form_at_);
-  if (history_.epoch == Epoch()) {
-    consider(start_at_);
-  }
-  if (lost_since_) {
-    consider(*lost_since_ + options_.hold_time);
-  }
-  return next;
-}
-
-// ---- rules ----
-
-std::string Coordinator::broken() const {
-  for (const auto& member : history_.members) {
-    const auto& known = known_.at(member.replica);
-    if (known.report.incarnation != member.incarnation) {
-      return str(name_of(member.replica), " has started anew");
-    }
-    if (!known.connected) {
-      return str(name_of(member.replica), " was lost");
-    }
-    const auto& suspicion = known.report.suspicion;
-    if (suspicion && suspicion->epoch == history_.epoch) {
-      return str(
-          name_of(member.replica), " suspects ", name_of(suspicion->accused),
-          ": ", suspicion->reason);
-    }
-    const auto& held = known.report.held;
-    if (!held || (held != history_.canonical && held->step >= attempt().step)) {
-      return str(name_of(member.replica), " has another state");
-    }
-  }
-  return {};
-}
-
 void Coordinator::advance(Instant now, Decisions& decisions) {
   bool decided = true;
   while (decided) {
     decided = false;
     if (phase_ != Phase::kForming) {
       if (const auto reason = broken(); !reason.empty()) {
-        close_epoch(reason, now, options_.settle);
+        salvage(reason, now, decisions);
+        close_epoch(reason, now, options_.settle, decisions);
       }
     }
     switch (phase_) {
@@ -169,203 +142,51 @@ void Coordinator::advance(Instant now, Decisions& decisions) {
         decided = start(now, decisions);
         break;
       case Phase::kRunning:
-        decided = commit(now, decisions) || welcome(now);
+        decided = commit(now, decisions) || plan(now, decisions);
         break;
     }
   }
 }
 
-void Coordinator::close_epoch(
-    const std::string& reason, Instant now, Duration settle) {
-  phase_ = Phase::kForming;
-  why_ = reason;
-  form_at_ = now + settle;
+bool Coordinator::counts(ReplicaId replica, Incarnation incarnation) const {
+  const auto found = known_.find(replica);
+  return found != known_.end() && found->second.connected &&
+      found->second.report.incarnation == incarnation;
 }
 
-bool Coordinator::form(Instant now, Decisions& decisions) {
-  if (!history_.canonical || now < form_at_) {
-    return false;
-  }
-  std::vector<Member> next;
+std::optional<Instant> Coordinator::next_tick(Instant now) const {
+  std::optional<Instant> next;
+  const auto consider = [&](Instant at) {
+    if (at > now) {
+      next = next ? std::min(*next, at) : at;
+    }
+  };
   for (const auto& [replica, known] : known_) {
-    if (can_train(known)) {
-      next.push_back({replica, known.report.incarnation, {}});
-    }
+    consider(known.out_until);
   }
-  const auto count = static_cast<int>(next.size());
-  const bool first = history_.epoch == Epoch();
-  if (count < std::max(1, options_.replicas_min) ||
-      (first && count < options_.replicas_start && now < start_at_)) {
-    return false;
-  }
-  if (somebody_applies() && now < form_at_ + options_.join_timeout) {
-    return false;
-  }
-  // Who goes on with a step keeps the samples that it has gradients of.
-  for (auto& member : next) {
-    for (const auto& before : history_.members) {
-      if (before.replica == member.replica &&
-          before.incarnation == member.incarnation) {
-        member.samples = before.samples;
+  switch (phase_) {
+    case Phase::kForming:
+      consider(form_at_);
+      consider(form_at_ + options_.join_timeout);
+      consider(start_at_);
+      consider(reconnect_until_);
+      if (lost_since_) {
+        consider(*lost_since_ + options_.hold_time);
       }
-    }
-  }
-  const Epoch epoch{history_.term, history_.epoch.number + 1};
-  write(
-      EpochRecord{
-          epoch, *history_.canonical,
-          assigned(std::move(next), history_.consumed)},
-      str(count, " replicas; ", why_), decisions);
-  phase_ = Phase::kJoining;
-  join_until_ = now + options_.join_timeout;
-  lost_since_.reset();
-  for (auto& [replica, known] : known_) {
-    known.left_out = false;
-  }
-  tell_all(str(text_of(epoch), " begins: ", why_), decisions);
-  return true;
-}
-
-bool Coordinator::start(Instant now, Decisions& decisions) {
-  std::vector<ReplicaId> late;
-  for (const auto& member : history_.members) {
-    if (known_.at(member.replica).report.joined != history_.epoch) {
-      late.push_back(member.replica);
-    }
-  }
-  if (late.empty()) {
-    phase_ = Phase::kRunning;
-    tell_all("all have joined", decisions);
-    return true;
-  }
-  if (now < join_until_) {
-    return false;
-  }
-  for (const auto replica : late) {
-    known_.at(replica).left_out = true;
-  }
-  close_epoch(
-      str(name_of(late.front()), " has not joined ", text_of(history_.epoch)),
-      now, Duration(0));
-  return true;
-}
-
-bool Coordinator::commit(Instant now, Decisions& decisions) {
-  std::vector<Participant> participants;
-  std::optional<std::uint64_t> gradients;
-  for (const auto& member : history_.members) {
-    const auto& vote = known_.at(member.replica).report.vote;
-    if (!vote || vote->attempt != attempt() ||
-        vote->base != history_.canonical) {
-      return false;
-    }
-    if (gradients && *gradients != vote->gradients) {
-      close_epoch(
-          str(name_of(member.replica), " has another sum of gradients than ",
-              name_of(history_.members.front().replica)),
-          now, Duration(0));
-      return true;
-    }
-    gradients = vote->gradients;
-    participants.push_back(
-        {member.replica, member.incarnation, member.samples});
-  }
-  Commit commit{attempt(), *history_.canonical, {}};
-  commit.result = {
-      commit.attempt.step,
-      next_lineage(
-          commit.base.lineage, commit.attempt, participants, *gradients)};
-  auto next = history_.members;
-  SampleSet consumed = history_.consumed;
-  std::string leaves;
-  for (auto& member : next) {
-    consumed.add(member.samples);
-    member.samples.clear();
-    if (known_.at(member.replica).report.leaving) {
-      leaves = str(name_of(member.replica), " leaves");
-    }
-  }
-  write(
-      CommitRecord{
-          commit, participants, *gradients,
-          leaves.empty() ? assigned(std::move(next), consumed)
-                         : std::vector<Member>()},
-      str("all ", participants.size(), " members have reduced the same sum"),
-      decisions);
-  if (!leaves.empty()) {
-    close_epoch(leaves, now, Duration(0));
-  }
-  tell_all(str(text_of(commit.attempt), " is committed"), decisions);
-  return true;
-}
-
-// It follows in this step, without samples, and counts from the next on.
-bool Coordinator::welcome(Instant now) {
-  for (const auto& [replica, known] : known_) {
-    if (can_train(known) && !is_member(replica)) {
-      close_epoch(str(name_of(replica), " has caught up"), now, Duration(0));
-      return true;
-    }
-  }
-  return false;
-}
-
-bool Coordinator::roll_back(Instant now, Decisions& decisions) {
-  if (!history_.canonical ||
-      std::any_of(known_.begin(), known_.end(), [&](const auto& one) {
-        return holds_canonical(one.second);
-      })) {
-    lost_since_.reset();
-    return false;
-  }
-  // Of what anybody holds, the last.
-  const History::Past* best = nullptr;
-  for (const auto& past : history_.past) {
-    for (const auto& [replica, known] : known_) {
-      if (known.connected && known.report.held == past.state) {
-        best = &past;
+      break;
+    case Phase::kJoining:
+      consider(join_until_);
+      break;
+    case Phase::kRunning:
+      if (planned_) {
+        consider(plan_until_);
       }
-    }
+      if (first_vote_) {
+        consider(*first_vote_ + options_.vote_timeout);
+      }
+      break;
   }
-  if (best == nullptr) {
-    lost_since_.reset();
-    return false;
-  }
-  lost_since_ = lost_since_.value_or(now);
-  if (now < *lost_since_ + options_.hold_time) {
-    return false;
-  }
-  const StateId to = best->state;
-  const auto reason =
-      str("nobody has held ", text_of(*history_.canonical), " for ",
-          seconds(options_.hold_time), " s");
-  write(RollbackRecord{*history_.canonical, to}, reason, decisions);
-  lost_since_.reset();
-  form_at_ = now;
-  return true;
-}
-
-bool Coordinator::somebody_applies() const {
-  return std::any_of(known_.begin(), known_.end(), [&](const auto& one) {
-    const auto& known = one.second;
-    return holds_canonical(known) && known.report.held != history_.canonical;
-  });
-}
-
-std::vector<Member> Coordinator::assigned(
-    std::vector<Member> members, const SampleSet& consumed) const {
-  // Who comes into a step that others have begun follows without any.
-  if (std::any_of(members.begin(), members.end(), [](const Member& one) {
-        return !one.samples.empty();
-      })) {
-    return members;
-  }
-  SampleSet taken = consumed;
-  for (auto& member : members) {
-    member.samples = taken.lowest_free(options_.samples_per_replica);
-    taken.add(member.samples);
-  }
-  return members;
+  return next;
 }
 
 // ---- what goes out ----
@@ -378,13 +199,22 @@ void Coordinator::write(
 
 Order Coordinator::order() const {
   Order order;
+  order.run = history_.run;
   order.term = history_.term;
   order.canonical = history_.canonical.value_or(StateId());
-  order.commit = history_.commit;
+  order.recent = history_.recent(kRecent);
   order.epoch = history_.epoch;
+  order.planned = planned_;
   if (phase_ != Phase::kForming) {
     order.members = history_.members;
     order.stage = phase_ == Phase::kRunning ? Stage::kRunning : Stage::kJoining;
+  }
+  for (const auto& [replica, known] : known_) {
+    const auto& report = known.report;
+    if (known.connected && !report.addresses.empty()) {
+      order.peers.push_back(
+          {replica, report.incarnation, report.held, report.addresses});
+    }
   }
   return order;
 }

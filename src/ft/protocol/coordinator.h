@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -21,17 +20,30 @@
 namespace sherd::ft {
 
 struct CoordinatorOptions {
+  // Behaviour. Of a new log: drawn at random, not 0.
+  std::uint64_t run = 1;
   // Behaviour. No step is committed by fewer.
   int replicas_min = 1;
-  // Of each replica, in each step.
+  // Behaviour. Replicas are numbered below it.
+  ReplicaId replicas_max = 4096;
+  // Behaviour. Of each replica, in each step.
   std::int64_t samples_per_replica = 1;
-  // The first epoch of all waits for so many replicas, or so long.
+  // Behaviour. The first epoch of all waits for so many replicas, or so long.
   int replicas_start = 1;
   Duration start_timeout = std::chrono::seconds(60);
   // Performance. Failures that come together make one epoch.
   Duration settle = std::chrono::milliseconds(30);
-  // Until members of a new epoch have joined it; who has not is left out.
+  // Performance. Until members of a new epoch have joined it, and until those
+  // that lack the last commit have it; who is later is left out.
   Duration join_timeout = std::chrono::seconds(1);
+  // Performance. After a start, until the members of the last epoch are back.
+  Duration reconnect_timeout = std::chrono::seconds(1);
+  // Performance. After the first vote; then the votes that are there commit.
+  Duration vote_timeout = std::chrono::seconds(2);
+  // Performance. How long a replica stays out that failed its peers for the
+  // second time, doubled each time.
+  Duration backoff = std::chrono::seconds(1);
+  Duration backoff_max = std::chrono::seconds(60);
   // Behaviour. How long the only holders of the last step may be away.
   Duration hold_time = std::chrono::seconds(60);
 };
@@ -62,15 +74,16 @@ class Coordinator {
   // REQUIRES: lives of one replica are heard in the order of their connections;
   // what a former connection still brings is dropped.
   Decisions heard(const Report& report, Instant now);
-  // The connection ended, or nothing was heard for too long.
+  // The connection ended, or nothing was heard for too long, or it hangs.
   Decisions lost(
       ReplicaId replica,
       Incarnation incarnation,
       const std::string& reason,
       Instant now);
   Decisions tick(Instant now);
-  // When tick() may have something to decide; none: never, by itself.
-  std::optional<Instant> next_tick() const;
+  // When tick() may have something to decide; none: never, by itself. Later than
+  // `now`.
+  std::optional<Instant> next_tick(Instant now) const;
 
   enum class Phase {
     kForming,  // Waits for replicas.
@@ -79,6 +92,10 @@ class Coordinator {
   };
   Phase phase() const { return phase_; }
   const History& history() const { return history_; }
+  // Why the last epoch ended, or the coordinator began.
+  const std::string& why() const { return why_; }
+  // Why nothing can be committed until somebody has looked; empty: nothing.
+  const std::string& complaint() const { return complaint_; }
   // Whether it takes this life of the replica for one that is there.
   bool counts(ReplicaId replica, Incarnation incarnation) const;
 
@@ -87,32 +104,71 @@ class Coordinator {
   struct Known {
     Report report;
     bool connected = false;
-    bool left_out = false;  // Of the next epoch: it did not join the last one.
+    // It failed its peers: when it may train again, and how long next time.
+    Instant out_until{};
+    Duration backoff{};
+    Instant member_since{};
     bool operator==(const Known&) const = default;
   };
+  // Of the attempt under way.
+  struct Votes {
+    std::size_t count = 0;
+    std::uint64_t gradients = 0;
+    std::string different;            // Who has another sum.
+    std::vector<ReplicaId> culprits;  // If most agree.
+  };
 
+  // Questions.
+  std::string refusal(const Report& report) const;
   bool is_member(ReplicaId replica) const;
-  // Has the canonical state, and wants to train.
-  bool can_train(const Known& known) const;
-  // Has it, or can make it from what it reduced.
+  bool is_out(const Known& known, Instant now) const;
+  bool can_train(const Known& known, const StateId& base, Instant now) const;
+  bool can_join(const Known& known, Instant now) const;
   bool holds_canonical(const Known& known) const;
+  bool will_hold_canonical(ReplicaId replica, const Known& known) const;
+  bool somebody_holds() const;
+  bool somebody_will_hold() const;
+  bool waits_for_members(Instant now) const;
+  std::optional<StateId> newest_held() const;
+  std::vector<Member> next_members(const StateId& base, Instant now) const;
   Attempt attempt() const;
-  // Why the epoch cannot go on; empty: it can.
+  Votes votes() const;
+  int replicas_min() const;
+  // Why the epoch, or the planned one, cannot go on; empty: it can.
   std::string broken() const;
+  std::string plan_broken() const;
+  bool plan_is_ready() const;
+
   // Rules, until none has anything to decide.
   void advance(Instant now, Decisions& decisions);
   bool form(Instant now, Decisions& decisions);
-  bool welcome(Instant now);
   bool roll_back(Instant now, Decisions& decisions);
   bool start(Instant now, Decisions& decisions);
   bool commit(Instant now, Decisions& decisions);
-  void close_epoch(const std::string& reason, Instant now, Duration settle);
-  // Whether somebody has what the last commit was made of, and will have applied
-  // it soon.
-  bool somebody_applies() const;
-  // With samples of the next step, unless somebody has some already.
-  std::vector<Member> assigned(
-      std::vector<Member> members, const SampleSet& consumed) const;
+  bool plan(Instant now, Decisions& decisions);
+
+  // What they do.
+  void salvage(const std::string& reason, Instant now, Decisions& decisions);
+  void commit_step(
+      std::uint64_t gradients,
+      const std::string& reason,
+      Instant now,
+      Decisions& decisions);
+  void begin_epoch(
+      const Epoch& epoch,
+      const StateId& base,
+      std::vector<Member> members,
+      const std::string& reason,
+      Instant now,
+      Decisions& decisions);
+  void close_epoch(
+      const std::string& reason,
+      Instant now,
+      Duration settle,
+      Decisions& decisions);
+  void penalise(ReplicaId replica, Instant now);
+  void give_samples(std::vector<Member>& members, const SampleSet& taken) const;
+  Epoch next_epoch();
   void write(Record record, const std::string& reason, Decisions& decisions);
   Order order() const;
   void tell(
@@ -123,11 +179,17 @@ class Coordinator {
   History history_;
   Phase phase_ = Phase::kForming;
   std::map<ReplicaId, Known> known_;
-  std::set<std::pair<ReplicaId, Incarnation>> fenced_;
-  std::string why_;                    // The epoch to come.
+  std::optional<PlannedEpoch> planned_;
+  std::uint64_t number_ = 0;  // Of epochs, the last that was given out.
+  std::uint64_t config_ = 0;  // That replicas must have.
+  std::string why_;
+  std::string complaint_;
   Instant form_at_{};                  // Not before.
-  Instant join_until_{};               // While joining.
   Instant start_at_{};                 // With fewer than replicas_start.
+  Instant reconnect_until_{};          // Members of the last epoch may be late.
+  Instant join_until_{};               // While joining.
+  Instant plan_until_{};               // While planned.
+  std::optional<Instant> first_vote_;  // Of the attempt under way.
   std::optional<Instant> lost_since_;  // No holder of the canonical state.
 };
 

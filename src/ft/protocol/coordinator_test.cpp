@@ -15,6 +15,7 @@ using ::testing::IsEmpty;
 const StateId kFirst{0, first_lineage(1, 2)};
 constexpr Duration kSettle = std::chrono::milliseconds(30);
 constexpr Duration kJoin = std::chrono::seconds(1);
+constexpr Duration kVote = std::chrono::seconds(2);
 constexpr Duration kHold = std::chrono::seconds(60);
 
 CoordinatorOptions options_of(int replicas_min, int replicas_start) {
@@ -39,10 +40,13 @@ class Play {
       one = {
           .replica = replica,
           .incarnation = replica + 100,
+          .config = 9,
           .held = kFirst,
           .joined = {},
           .vote = {},
-          .suspicion = {}};
+          .suspicion = {},
+          .addresses = {},
+          .progress = {}};
     }
     return one;
   }
@@ -124,7 +128,7 @@ TEST(Coordinator, TheFirstEpochWaitsForAllOrForItsTimeout) {
   Play all(options_of(1, 2));
   all.say(0);
   all.wait(kSettle);
-  EXPECT_EQ(all.order(0).stage, Stage::kClosed);
+  EXPECT_EQ(all.coordinator().phase(), Coordinator::Phase::kForming);
   all.say(1);
   EXPECT_EQ(all.order(0).stage, Stage::kJoining);
   EXPECT_THAT(all.members(0), ElementsAre(0, 1));
@@ -168,7 +172,7 @@ TEST(Coordinator, CommitsWhatAllHaveReduced) {
   EXPECT_EQ(play.order(0).canonical, kFirst);
   play.vote(1);
   EXPECT_EQ(play.order(0).canonical.step, 1);
-  EXPECT_EQ(play.order(0).commit->base, kFirst);
+  EXPECT_EQ(play.order(0).recent.back().base, kFirst);
   const auto& record = std::get<CommitRecord>(play.log().back());
   EXPECT_THAT(record.participants[1].samples, ElementsAre(SampleRange{8, 16}));
   // In the same epoch, of the samples that come next.
@@ -181,9 +185,8 @@ TEST(Coordinator, CommitsWhatAllHaveReduced) {
 TEST(Coordinator, ADeathIsANewEpochOfTheSameStepAndSamples) {
   Play play(options_of(1, 3));
   play.begin({0, 1, 2});
-  play.vote(0);
   play.lose(1);
-  EXPECT_EQ(play.order(0).stage, Stage::kRunning);  // Told with the next.
+  EXPECT_EQ(play.order(0).stage, Stage::kClosed);
   play.wait(kSettle);
   EXPECT_EQ(play.order(0).epoch, (Epoch{1, 2}));
   EXPECT_THAT(play.members(0), ElementsAre(0, 2));
@@ -221,27 +224,127 @@ TEST(Coordinator, BelowTheMinimumNothingIsCommitted) {
   EXPECT_EQ(play.order(0).epoch, (Epoch{1, 2}));
 }
 
-TEST(Coordinator, WhoHasCaughtUpFollowsAStepAndCountsFromTheNext) {
+TEST(Coordinator, WhoHasCaughtUpIsPlannedForAndStopsNobody) {
   Play play(options_of(1, 2));
   play.begin({0, 1});
   play.vote(0);
   play.vote(1);
   play.apply({0, 1});
-  play.report(2).held = kFirst;  // Fresh: not canonical any more.
-  play.say(2);
+  play.say(2);  // Fresh: it lacks one step.
   EXPECT_THAT(play.members(0), ElementsAre(0, 1));
-  play.apply({2});  // It has fetched.
+  EXPECT_EQ(play.order(0).stage, Stage::kRunning);
+  ASSERT_TRUE(play.order(0).planned.has_value());
+  EXPECT_EQ(play.order(2).planned->members.size(), 3U);
+  play.apply({2});  // It has caught up.
+  for (const ReplicaId replica : {0U, 1U, 2U}) {
+    play.report(replica).joined = play.order(replica).planned->epoch;
+    play.say(replica);
+  }
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1));
+  play.vote(0);
+  play.vote(1);
+  // It begins with the commit, running. Who lacks that follows without samples.
+  EXPECT_EQ(play.order(2).canonical.step, 2);
+  EXPECT_EQ(play.order(2).stage, Stage::kRunning);
   EXPECT_THAT(play.members(0), ElementsAre(0, 1, 2));
   EXPECT_THAT(play.order(0).members[2].samples, IsEmpty());
   EXPECT_THAT(
-      play.order(0).members[0].samples, ElementsAre(SampleRange{16, 24}));
-  play.join({0, 1, 2});
+      play.order(0).members[0].samples, ElementsAre(SampleRange{32, 40}));
+  play.apply({0, 1, 2});
   for (const ReplicaId replica : {0U, 1U, 2U}) {
     play.vote(replica);
   }
-  EXPECT_EQ(play.order(2).canonical.step, 2);
+  EXPECT_EQ(play.order(2).canonical.step, 3);
   EXPECT_THAT(
-      play.order(2).members[2].samples, ElementsAre(SampleRange{48, 56}));
+      play.order(2).members[2].samples, ElementsAre(SampleRange{64, 72}));
+}
+
+TEST(Coordinator, APlanThatIsNotJoinedIsDroppedForLongerEachTime) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.say(2);
+  const auto first = play.order(0).planned->epoch;
+  play.wait(kJoin);
+  EXPECT_EQ(play.order(0).planned, std::nullopt);
+  EXPECT_EQ(play.order(0).stage, Stage::kRunning);
+  play.wait(kJoin);
+  ASSERT_TRUE(play.order(0).planned.has_value());
+  EXPECT_GT(play.order(0).planned->epoch, first);
+  // Whatever was promised to it, the others commit.
+  play.vote(0);
+  play.vote(1);
+  EXPECT_EQ(play.order(0).canonical.step, 1);
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1));
+}
+
+TEST(Coordinator, AVoteProvesACompleteSumWhoeverDies) {
+  Play play(options_of(1, 3));
+  play.begin({0, 1, 2});
+  play.vote(0);
+  play.lose(1);
+  // Its samples are in the sum, and 2 can get that from 0.
+  EXPECT_EQ(play.order(2).canonical.step, 1);
+  EXPECT_EQ(play.order(2).stage, Stage::kClosed);
+  play.apply({0, 2});
+  play.wait(kSettle);
+  EXPECT_THAT(play.members(0), ElementsAre(0, 2));
+  EXPECT_THAT(
+      play.order(0).members[1].samples, ElementsAre(SampleRange{40, 48}));
+}
+
+TEST(Coordinator, WhoIsLateWithItsVoteIsNotWaitedForForever) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.vote(0);
+  play.wait(kVote - kSettle);
+  EXPECT_EQ(play.order(0).canonical, kFirst);
+  play.wait(kSettle);
+  EXPECT_EQ(play.order(0).canonical.step, 1);
+  EXPECT_EQ(play.order(1).stage, Stage::kRunning);
+  EXPECT_THAT(play.reasons().back(), HasSubstr("the others are late"));
+}
+
+TEST(Coordinator, WhoFailsItsPeersAgainStaysOutLonger) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  for (const auto out : {Duration(0), kJoin, 2 * kJoin}) {
+    play.lose(1);
+    play.wait(kSettle);
+    EXPECT_THAT(play.members(0), ElementsAre(0));
+    play.join({0});
+    play.report(1).joined = {};
+    play.report(1).held = play.order(0).canonical;
+    play.say(1);
+    play.wait(std::max(out - 2 * kSettle, Duration(0)));
+    EXPECT_EQ(play.order(0).planned.has_value(), out == Duration(0));
+    play.wait(2 * kSettle);
+    ASSERT_TRUE(play.order(0).planned.has_value());
+    for (const ReplicaId replica : {0U, 1U}) {
+      play.report(replica).joined = play.order(0).planned->epoch;
+      play.say(replica);
+    }
+    play.vote(0);
+    play.apply({0, 1});
+    EXPECT_THAT(play.members(0), ElementsAre(0, 1));
+  }
+}
+
+TEST(Coordinator, MostMembersSayWhoseSumIsWrong) {
+  Play play(options_of(1, 3));
+  play.begin({0, 1, 2});
+  play.vote(0, 5);
+  play.vote(2, 5);
+  play.vote(1, 6);
+  EXPECT_EQ(play.order(0).canonical, kFirst);
+  EXPECT_EQ(
+      play.coordinator().why(),
+      "replica 1 has another sum of gradients than replica 0");
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1, 2));  // The first time.
+  play.join({0, 1, 2});
+  play.vote(0, 5);
+  play.vote(1, 6);
+  play.vote(2, 5);
+  EXPECT_THAT(play.members(0), ElementsAre(0, 2));
 }
 
 TEST(Coordinator, WhoLeavesFinishesItsStep) {
@@ -285,7 +388,17 @@ TEST(Coordinator, ANewerLifeFencesTheOlder) {
   play.say(1);
   EXPECT_THAT(play.order(1).fenced, HasSubstr("replaced by a newer one"));
   play.wait(kSettle);
-  EXPECT_EQ(play.order(0).members[1].incarnation, 777U);
+  EXPECT_THAT(play.members(0), ElementsAre(0));
+  play.join({0});
+  EXPECT_EQ(play.order(0).planned->members[1].incarnation, 777U);
+}
+
+History fold(const std::vector<Record>& log) {
+  History history;
+  for (const auto& record : log) {
+    append(history, record);
+  }
+  return history;
 }
 
 TEST(Coordinator, ANewTermGoesOnFromTheLog) {
@@ -293,19 +406,16 @@ TEST(Coordinator, ANewTermGoesOnFromTheLog) {
   first.begin({0, 1});
   first.vote(0);
   first.vote(1);
-  History history;
-  for (const auto& record : first.log()) {
-    append(history, record);
-  }
+  const auto history = fold(first.log());
   EXPECT_EQ(history, first.coordinator().history());
   Play second(options_of(1, 2), history);
   // One has applied the step, the other has heard nothing of it.
   second.report(0).held = history.canonical;
   second.report(1).vote =
-      Vote{history.commit->attempt, history.commit->base, 5};
+      Vote{history.commit()->attempt, history.commit()->base, 5};
   second.say(0);
   second.say(1);
-  EXPECT_EQ(second.order(1).commit, history.commit);
+  EXPECT_EQ(second.order(1).recent, history.recent(8));
   second.wait(kSettle);
   EXPECT_EQ(second.order(0).epoch, (Epoch{1, 1}));  // It waits for the other.
   second.apply({1});
@@ -314,6 +424,71 @@ TEST(Coordinator, ANewTermGoesOnFromTheLog) {
   // The samples that they have gradients of.
   EXPECT_THAT(
       second.order(1).members[1].samples, ElementsAre(SampleRange{24, 32}));
+}
+
+TEST(Coordinator, ANewTermWaitsAMomentForTheLastMembers) {
+  Play first(options_of(1, 2));
+  first.begin({0, 1});
+  Play second(options_of(1, 2), fold(first.log()));
+  second.say(0);
+  second.wait(kJoin / 2);
+  EXPECT_EQ(second.order(0).stage, Stage::kClosed);
+  second.say(1);
+  EXPECT_THAT(second.members(0), ElementsAre(0, 1));
+  Play third(options_of(1, 2), fold(first.log()));
+  third.say(0);
+  third.wait(kJoin);
+  EXPECT_THAT(third.members(0), ElementsAre(0));
+}
+
+TEST(Coordinator, ANewTermKnowsWhichLivesAreOver) {
+  Play first(options_of(1, 2));
+  first.begin({0, 1});
+  const auto old = first.report(1);
+  first.report(1).incarnation = 777;
+  first.say(1);
+  Play second(options_of(1, 2), fold(first.log()));
+  second.report(1) = old;
+  second.say(1);
+  EXPECT_THAT(second.order(1).fenced, HasSubstr("replaced by a newer one"));
+}
+
+TEST(Coordinator, ALogThatLostRecordsCommitsNothing) {
+  Play first(options_of(1, 2));
+  first.begin({0, 1});
+  const auto before = fold(first.log());
+  first.vote(0);
+  first.vote(1);
+  Play second(options_of(1, 2), before);
+  second.report(0).run = before.run;
+  second.report(0).held = first.order(0).canonical;
+  second.report(1).run = before.run;
+  second.say(1);
+  second.say(0);
+  second.wait(kHold * 2);
+  EXPECT_THAT(
+      second.coordinator().complaint(),
+      HasSubstr("which the log does not know"));
+  EXPECT_EQ(second.coordinator().history().epoch, before.epoch);
+}
+
+TEST(Coordinator, RefusesStrangers) {
+  auto options = options_of(1, 1);
+  options.replicas_max = 8;
+  Play play(options);
+  play.begin({0});
+  const auto fenced = [&](ReplicaId replica) {
+    play.say(replica);
+    return play.order(replica).fenced;
+  };
+  play.report(1).run = 99;
+  EXPECT_EQ(fenced(1), "this is run 1, the replica is of run 99");
+  play.report(2).config = 10;
+  EXPECT_THAT(
+      fenced(2),
+      HasSubstr("expected the configuration 9 of the other replicas"));
+  EXPECT_EQ(fenced(8), "expected a replica below 8, found 8");
+  EXPECT_THAT(play.members(0), ElementsAre(0));
 }
 
 TEST(Coordinator, RollsBackWhenAllHoldersAreGoneForLong) {
@@ -328,7 +503,7 @@ TEST(Coordinator, RollsBackWhenAllHoldersAreGoneForLong) {
   play.say(2);
   play.wait(kHold - kSettle);
   EXPECT_EQ(play.coordinator().history().canonical->step, 1);
-  EXPECT_EQ(play.coordinator().next_tick().has_value(), true);
+  EXPECT_EQ(play.coordinator().next_tick(kHold).has_value(), true);
   play.wait(kSettle);
   EXPECT_EQ(play.coordinator().history().canonical, kFirst);
   EXPECT_THAT(play.members(2), ElementsAre(2));
@@ -340,10 +515,25 @@ TEST(Coordinator, RollsBackWhenAllHoldersAreGoneForLong) {
 TEST(Coordinator, AnEmptyLogMeetsReplicasThatHaveTrained) {
   Play play(options_of(1, 1));
   play.report(0).held = StateId{5, {7, 7}};
+  play.report(0).run = 44;
   play.say(0);
+  play.say(1);  // Fresh.
   play.wait(std::chrono::hours(1));
   EXPECT_EQ(play.coordinator().history().canonical, std::nullopt);
-  EXPECT_EQ(play.log().size(), 1U);  // Its term.
+  EXPECT_EQ(
+      play.coordinator().complaint(),
+      "the log is empty, but replica 0 is of run 44");
+}
+
+TEST(Coordinator, ANewLogBeginsWithTheNewestCheckpoint) {
+  Play play(options_of(1, 2));
+  const StateId saved{5, {7, 7}};
+  play.report(0).held = saved;
+  play.say(0);
+  play.say(1);
+  play.wait(kSettle);
+  EXPECT_EQ(play.order(1).canonical, saved);
+  EXPECT_THAT(play.members(1), ElementsAre(0));
 }
 
 }  // namespace

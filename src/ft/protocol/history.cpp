@@ -8,7 +8,14 @@
 namespace sherd::ft {
 namespace {
 
-constexpr std::size_t kPastMax = 16;
+// By step, as they lie; none: not among them.
+std::vector<History::Past>::const_iterator find(
+    const std::vector<History::Past>& past, const StateId& state) {
+  const auto found = std::lower_bound(
+      past.begin(), past.end(), state.step,
+      [](const auto& one, std::int64_t step) { return one.state.step < step; });
+  return found != past.end() && found->state == state ? found : past.end();
+}
 
 struct Append {
   History& history;
@@ -17,22 +24,45 @@ struct Append {
     SHERD_CHECK(
         record.term > history.term, "[ft] log: expected a term above ",
         history.term, ", found ", record.term);
+    SHERD_CHECK(
+        record.run != 0 && (history.run == 0 || history.run == record.run),
+        "[ft] log: expected a term of run ", history.run, ", found one of ",
+        record.run);
     history.term = record.term;
+    history.run = record.run;
+  }
+
+  void operator()(const LifeRecord& record) const {
+    auto& lives = history.lives[record.replica];
+    SHERD_CHECK(
+        record.incarnation != 0 && record.incarnation != lives.current &&
+            !lives.former.contains(record.incarnation),
+        "[ft] log: expected a new life of replica ", record.replica, ", found ",
+        record.incarnation);
+    if (lives.current != 0) {
+      lives.former.insert(lives.current);
+    }
+    lives.current = record.incarnation;
+  }
+
+  void check_epoch(const Epoch& epoch) const {
+    SHERD_CHECK(
+        epoch > history.epoch && epoch.term == history.term,
+        "[ft] log: expected an epoch of term ", history.term, " above ",
+        text_of(history.epoch), ", found ", text_of(epoch));
   }
 
   void operator()(const EpochRecord& record) const {
-    SHERD_CHECK(
-        record.epoch > history.epoch && record.epoch.term == history.term,
-        "[ft] log: expected an epoch of term ", history.term, " above ",
-        text_of(history.epoch), ", found ", text_of(record.epoch));
+    check_epoch(record.epoch);
     if (!history.canonical) {
       history.canonical = record.base;
+      history.config = record.config;
       history.past.push_back({record.base, std::nullopt, {}});
     }
     SHERD_CHECK(
-        record.base == *history.canonical, "[ft] log: expected ",
-        text_of(record.epoch), " to begin at ", text_of(*history.canonical),
-        ", found ", text_of(record.base));
+        record.base == *history.canonical && record.config == history.config,
+        "[ft] log: expected ", text_of(record.epoch), " to begin at ",
+        text_of(*history.canonical), ", found ", text_of(record.base));
     history.epoch = record.epoch;
     history.members = record.members;
   }
@@ -47,40 +77,74 @@ struct Append {
             commit.result.lineage ==
                 next_lineage(
                     commit.base.lineage, commit.attempt, record.participants,
-                    record.gradients),
+                    commit.gradients),
         "[ft] log: expected a commit of ", text_of(history.epoch), ", found ",
         text_of(commit.attempt), " of ", text_of(commit.base));
+    SampleSet taken;
     for (const auto& one : record.participants) {
       history.consumed.add(one.samples);
+      taken.add(one.samples);
     }
     history.canonical = commit.result;
-    history.commit = commit;
     history.members = record.next;
-    history.past.push_back({commit.result, commit, history.consumed});
-    if (history.past.size() > kPastMax) {
-      history.past.erase(history.past.begin());
-    }
+    history.past.push_back({commit.result, commit, taken.ranges()});
   }
 
   void operator()(const RollbackRecord& record) const {
-    const auto to = std::find_if(
-        history.past.begin(), history.past.end(),
-        [&](const auto& one) { return one.state == record.canonical; });
+    check_epoch(record.epoch);
     SHERD_CHECK(
         history.canonical && record.lost == *history.canonical &&
-            to != history.past.end(),
-        "[ft] log: expected a rollback of the last commit to one before it, "
+            record.canonical != record.lost && history.knows(record.canonical),
+        "[ft] log: expected a rollback of the last commit to another one, "
         "found one from ",
         text_of(record.lost), " to ", text_of(record.canonical));
-    history.past.erase(to + 1, history.past.end());
+    // What leads there from where the two ways part.
+    std::vector<History::Past> way;
+    auto to = record.canonical;
+    while (!history.on_chain(to)) {
+      way.push_back(history.lost.extract(to).mapped());
+      to = way.back().commit->base;
+    }
+    const auto stay = find(history.past, to) + 1;
+    for (auto gone = stay; gone != history.past.cend(); ++gone) {
+      history.lost.emplace(gone->state, *gone);
+    }
+    history.past.erase(stay, history.past.cend());
+    history.past.insert(history.past.end(), way.rbegin(), way.rend());
+    history.consumed = {};
+    for (const auto& past : history.past) {
+      history.consumed.add(past.samples);
+    }
+    history.epoch = record.epoch;
     history.canonical = record.canonical;
-    history.commit = history.past.back().commit;
-    history.consumed = history.past.back().consumed;
     history.members.clear();
   }
 };
 
 }  // namespace
+
+bool History::on_chain(const StateId& state) const {
+  return find(past, state) != past.end();
+}
+
+bool History::knows(const StateId& state) const {
+  return on_chain(state) || lost.contains(state);
+}
+
+const std::optional<Commit>& History::commit() const {
+  static const std::optional<Commit> kNone;
+  return past.empty() ? kNone : past.back().commit;
+}
+
+std::vector<Commit> History::recent(std::size_t count) const {
+  std::vector<Commit> commits;
+  for (auto one = past.rbegin();
+       one != past.rend() && one->commit && commits.size() < count; ++one) {
+    commits.push_back(*one->commit);
+  }
+  std::reverse(commits.begin(), commits.end());
+  return commits;
+}
 
 void append(History& history, const Record& record) {
   std::visit(Append{history}, record);

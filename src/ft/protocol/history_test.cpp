@@ -17,7 +17,7 @@ CommitRecord commit_of(const History& history, SampleRange samples) {
   const std::vector<Participant> participants = {{3, 30, {samples}}};
   CommitRecord record;
   record.participants = participants;
-  record.gradients = 99;
+  record.commit.gradients = 99;
   record.commit.base = *history.canonical;
   record.commit.attempt = {history.epoch, record.commit.base.step + 1};
   record.commit.result = {
@@ -29,8 +29,8 @@ CommitRecord commit_of(const History& history, SampleRange samples) {
 
 History after_two_commits() {
   History history;
-  append(history, TermRecord{4});
-  append(history, EpochRecord{{4, 1}, kFirst, {}});
+  append(history, TermRecord{4, 7});
+  append(history, EpochRecord{{4, 1}, kFirst, 9, {}});
   append(history, commit_of(history, {0, 8}));
   append(history, commit_of(history, {8, 16}));
   return history;
@@ -41,7 +41,7 @@ TEST(History, IsTheFoldOfItsRecords) {
   EXPECT_EQ(history.term, 4U);
   EXPECT_EQ(history.epoch, (Epoch{4, 1}));
   EXPECT_EQ(history.canonical->step, 2);
-  EXPECT_EQ(history.commit->result, *history.canonical);
+  EXPECT_EQ(history.commit()->result, *history.canonical);
   EXPECT_THAT(history.consumed.ranges(), ElementsAre(SampleRange{0, 16}));
   EXPECT_EQ(history.past.size(), 3U);
 }
@@ -50,15 +50,60 @@ TEST(History, ARollbackGivesSamplesBack) {
   auto history = after_two_commits();
   const auto lost = *history.canonical;
   const auto to = history.past[1].state;
-  append(history, RollbackRecord{lost, to});
+  append(history, RollbackRecord{{4, 2}, lost, to});
   EXPECT_EQ(history.canonical, to);
-  EXPECT_EQ(history.commit->result, to);
+  EXPECT_EQ(history.commit()->result, to);
   EXPECT_THAT(history.consumed.ranges(), ElementsAre(SampleRange{0, 8}));
-  append(history, EpochRecord{{4, 2}, to, {}});
+  append(history, EpochRecord{{4, 3}, to, 9, {}});
   append(history, commit_of(history, {8, 16}));
   // The same step of the same samples, and another state all the same.
   EXPECT_EQ(history.canonical->step, lost.step);
   EXPECT_NE(*history.canonical, lost);
+}
+
+TEST(History, KnowsWhatWasCommittedAndWhatWasRolledBack) {
+  auto history = after_two_commits();
+  const auto lost = *history.canonical;
+  append(history, RollbackRecord{{4, 2}, lost, kFirst});
+  EXPECT_TRUE(history.on_chain(kFirst));
+  EXPECT_FALSE(history.on_chain(lost));
+  EXPECT_TRUE(history.knows(lost));
+  EXPECT_FALSE(history.knows(StateId{2, {1, 1}}));
+  EXPECT_TRUE(history.recent(8).empty());
+}
+
+TEST(History, ReturnsToWhatWasRolledBack) {
+  const auto before = after_two_commits();
+  auto history = before;
+  const auto lost = *history.canonical;
+  append(history, RollbackRecord{{4, 2}, lost, kFirst});
+  append(history, EpochRecord{{4, 3}, kFirst, 9, {}});
+  append(history, commit_of(history, {0, 4}));
+  const auto other = *history.canonical;
+  append(history, RollbackRecord{{4, 4}, other, lost});
+  EXPECT_EQ(history.canonical, lost);
+  EXPECT_EQ(history.past, before.past);
+  EXPECT_EQ(history.consumed, before.consumed);
+  EXPECT_TRUE(history.knows(other));
+}
+
+TEST(History, TellsTheLastCommitsInOrder) {
+  const auto history = after_two_commits();
+  EXPECT_EQ(history.recent(8).size(), 2U);
+  EXPECT_EQ(history.recent(8).front().base, kFirst);
+  EXPECT_EQ(history.recent(1).front().result, *history.canonical);
+}
+
+TEST(History, ANewLifeEndsTheOneBefore) {
+  History history;
+  append(history, TermRecord{1, 7});
+  append(history, LifeRecord{3, 30});
+  append(history, LifeRecord{3, 31});
+  EXPECT_EQ(history.lives.at(3).current, 31U);
+  EXPECT_TRUE(history.lives.at(3).former.contains(30));
+  EXPECT_THAT(
+      test::error_of([&] { append(history, LifeRecord{3, 30}); }),
+      HasSubstr("expected a new life of replica 3, found 30"));
 }
 
 TEST(History, RefusesWhatCannotFollow) {
@@ -66,15 +111,16 @@ TEST(History, RefusesWhatCannotFollow) {
     auto history = after_two_commits();
     return test::error_of([&] { append(history, record); });
   };
-  EXPECT_THAT(refused(TermRecord{4}), HasSubstr("expected a term above 4"));
+  EXPECT_THAT(refused(TermRecord{4, 7}), HasSubstr("expected a term above 4"));
+  EXPECT_THAT(refused(TermRecord{5, 8}), HasSubstr("expected a term of run 7"));
   EXPECT_THAT(
-      refused(EpochRecord{{4, 1}, kFirst, {}}),
+      refused(EpochRecord{{4, 1}, kFirst, 9, {}}),
       HasSubstr("above epoch 4.1, found epoch 4.1"));
   EXPECT_THAT(
-      refused(EpochRecord{{5, 2}, kFirst, {}}),
+      refused(EpochRecord{{5, 2}, kFirst, 9, {}}),
       HasSubstr("expected an epoch of term 4"));
   EXPECT_THAT(
-      refused(EpochRecord{{4, 2}, kFirst, {}}),
+      refused(EpochRecord{{4, 2}, kFirst, 9, {}}),
       HasSubstr("expected epoch 4.2 to begin at step 2"));
   const auto history = after_two_commits();
   EXPECT_THAT(
@@ -84,11 +130,11 @@ TEST(History, RefusesWhatCannotFollow) {
   EXPECT_THAT(
       refused(other_epoch), HasSubstr("expected a commit of epoch 4.1"));
   auto other_sum = commit_of(history, {16, 17});
-  other_sum.gradients = 98;
+  other_sum.commit.gradients = 98;
   EXPECT_THAT(refused(other_sum), HasSubstr("expected a commit of epoch 4.1"));
   EXPECT_THAT(
-      refused(RollbackRecord{kFirst, kFirst}),
-      HasSubstr("expected a rollback of the last commit"));
+      refused(RollbackRecord{{4, 2}, kFirst, kFirst}),
+      HasSubstr("expected a rollback of the last commit to another one"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/protocol/model_testing.h"
 
+#include <algorithm>
 #include <deque>
 #include <unordered_set>
 #include <utility>
@@ -12,37 +13,35 @@ namespace sherd::ft {
 namespace {
 
 // What is left out of the search: one long breath from a state, without faults.
-bool goes_on(const Model& model, State state) {
+// Nobody starts anew where enough live.
+bool goes_on(const Model& model, const ModelOptions& options, State state) {
   constexpr int kRounds = 40;
   state.crashes = 0;
   state.coordinator_crashes = 0;
+  state.former.reset();
+  std::uint64_t turn = 0;
   for (int round = 0; round < kRounds && !model.done(state); ++round) {
-    // Everything that can happen does, in turn, so that nothing is put off.
+    // Everything that can happen does, so that nothing is put off for ever.
     constexpr int kTurns = 200;
-    std::size_t turn = 0;
     for (int i = 0; i < kTurns && !model.done(state); ++i) {
-      const auto choices = model.progress(state, /*beats=*/true);
+      const auto alive = std::count_if(
+          state.replicas.begin(), state.replicas.end(),
+          [](const Process& one) { return one.alive; });
+      auto choices = model.progress(state, /*beats=*/true);
+      if (alive >= std::max(1, options.replicas_min)) {
+        std::erase_if(choices, [](const Model::Choice& one) {
+          return one.name.ends_with(" starts anew");
+        });
+      }
       if (choices.empty()) {
         break;
       }
-      choices[turn++ % choices.size()].action(state);
+      choices[mix64(turn++) % choices.size()].action(state);
     }
-    state.now += kExpiry;
-    if (state.coordinator) {
-      state.timeouts = 1;
-      State asked = state;
-      const auto choices = model.choices(asked);
-      if (!choices.empty() && choices.back().name == "a long time passes") {
-        choices.back().action(state);
-      }
-    }
+    model.wait(state);
   }
   return model.done(state);
 }
-
-}  // namespace
-
-namespace {
 
 // Breadth first, so that the way to a violation is a shortest one.
 class Search {
@@ -98,7 +97,7 @@ class Search {
     if (options_.progress_every > 0 &&
         result_.states % options_.progress_every == 0) {
       ++result_.asked;
-      if (!goes_on(model_, state)) {
+      if (!goes_on(model_, options_, state)) {
         last_ = {parent, choice};
         result_.stuck_at = result_.stuck == 0 ? way("stuck") : result_.stuck_at;
         ++result_.stuck;
@@ -138,6 +137,60 @@ class Search {
 
 ModelResult check_model(const ModelOptions& options) {
   return Search(options).run();
+}
+
+ModelResult walk_model(
+    const ModelOptions& options,
+    std::uint64_t seed,
+    std::int64_t walks,
+    std::int64_t length) {
+  // Of so many choices one may be a fault: they come over the whole way.
+  constexpr std::uint64_t kFaultEvery = 12;
+  // A partition lasts while others do so many things.
+  constexpr std::uint64_t kCut = 40;
+  const Model model(options);
+  ModelResult result;
+  std::uint64_t drawn = mix64(seed);
+  const auto draw = [&](std::uint64_t below) {
+    drawn = mix64(drawn);
+    return drawn % below;
+  };
+  std::string way;
+  try {
+    for (std::int64_t walk = 0; walk < walks; ++walk) {
+      State state = model.first();
+      way.clear();
+      for (std::int64_t i = 0; i < length && !model.settled(state); ++i) {
+        auto choices = draw(kFaultEvery) == 0 ? model.choices(state)
+                                              : model.progress(state, true);
+        if (choices.empty()) {
+          break;
+        }
+        const auto& choice = choices[draw(choices.size())];
+        if (choice.name.ends_with(" is reached again") && draw(kCut) != 0) {
+          continue;
+        }
+        way += "  " + choice.name + "\n";
+        const auto before = state.tip.step;
+        choice.action(state);
+        ++result.states;
+        model.check(state);
+        result.commits_seen += state.tip.step > before ? 1 : 0;
+        result.rollbacks_seen += state.tip.step < before ? 1 : 0;
+      }
+      ++result.asked;
+      if (!goes_on(model, options, state)) {
+        ++result.stuck;
+        result.stuck_at = way;
+      }
+    }
+    result.complete = true;
+  } catch (const Violation& violation) {
+    result.violation = violation.what + "\n" + way;
+  } catch (const Error& error) {
+    result.violation = error.what() + ("\n" + way);
+  }
+  return result;
 }
 
 }  // namespace sherd::ft

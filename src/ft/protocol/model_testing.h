@@ -19,6 +19,7 @@ enum class Mutation {
   kForgottenLog,        // A coordinator starts again with an empty one.
   kStepIsIdentity,      // Two states of one step count as the same.
   kCommitBeforeTheLog,  // Replicas are told before the record is written.
+  kLogTakesOldTerms,    // A coordinator that was replaced still writes.
 };
 
 struct ModelOptions {
@@ -29,7 +30,11 @@ struct ModelOptions {
   std::uint64_t epochs = 3;
   int crashes = 0;              // Of replicas, which may come back, fresh.
   int coordinator_crashes = 0;  // Which then starts again.
-  int false_losses = 0;         // Connections that end between live ones.
+  int coordinator_pauses = 0;   // It goes on beside the one that replaces it.
+  int damages = 0;              // Of parameters, which a replica notices.
+  int leaves = 0;
+  int partitions = 0;    // A replica is cut off from all, for a while.
+  int false_losses = 0;  // Connections that end between live ones.
   int lost_messages = 0;
   int repeated_messages = 0;
   int timeouts = 0;
@@ -57,6 +62,16 @@ struct ModelResult {
   std::int64_t rollbacks_seen = 0;
 };
 
+// Breadth first, to the bounds.
 ModelResult check_model(const ModelOptions& options);
+
+// Random ways instead, for bounds that are too wide to see everything: `walks` of
+// them, each to the last step, to a dead end or `length` choices long. The same
+// seed makes the same ways. `states` counts those they came through.
+ModelResult walk_model(
+    const ModelOptions& options,
+    std::uint64_t seed,
+    std::int64_t walks,
+    std::int64_t length = 2000);
 
 }  // namespace sherd::ft

@@ -33,6 +33,9 @@ class ModelAccess {
     add(words, attempt.epoch);
     words.push_back(static_cast<std::uint64_t>(attempt.step));
   }
+  static void add(Words& words, std::int64_t number) {
+    words.push_back(static_cast<std::uint64_t>(number));
+  }
   static void add(Words& words, const std::vector<SampleRange>& samples) {
     words.push_back(samples.size());
     for (const auto& range : samples) {
@@ -55,6 +58,7 @@ class ModelAccess {
     add(words, commit.attempt);
     add(words, commit.base);
     add(words, commit.result);
+    words.push_back(commit.gradients);
   }
   static void add(Words& words, const Member& member) {
     words.insert(words.end(), {member.replica, member.incarnation});
@@ -76,8 +80,12 @@ class ModelAccess {
   static void add(Words& words, const Instant& instant) {
     words.push_back(static_cast<std::uint64_t>(instant.count()));
   }
+  static void add(Words& words, const PlannedEpoch& planned) {
+    add(words, planned.epoch);
+    add(words, planned.members);
+  }
   static void add(Words& words, const Report& report) {
-    words.insert(words.end(), {report.replica, report.incarnation});
+    words.insert(words.end(), {report.run, report.replica, report.incarnation});
     add(words, report.held);
     add(words, report.joined);
     add(words, report.vote);
@@ -87,47 +95,73 @@ class ModelAccess {
   static void add(Words& words, const Order& order) {
     words.push_back(order.term);
     add(words, order.canonical);
-    add(words, order.commit);
+    add(words, static_cast<std::int64_t>(order.recent.size()));
+    for (const auto& commit : order.recent) {
+      add(words, commit);
+    }
     add(words, order.epoch);
     words.push_back(static_cast<std::uint64_t>(order.stage));
     add(words, order.members);
+    add(words, order.planned);
     words.push_back(order.fenced.empty() ? 0 : 1);
   }
   static void add(Words& words, const History& history) {
     words.push_back(history.term);
+    for (const auto& [replica, lives] : history.lives) {
+      words.insert(words.end(), {replica, lives.current, lives.former.size()});
+    }
     add(words, history.epoch);
     add(words, history.canonical);
-    add(words, history.commit);
+    add(words, history.commit());
     add(words, history.members);
     add(words, history.consumed.ranges());
+    words.push_back(history.lost.size());
   }
   static void add(Words& words, const Coordinator& all) {
     add(words, all.history_);
     words.push_back(static_cast<std::uint64_t>(all.phase_));
     for (const auto& [replica, known] : all.known_) {
       add(words, known.report);
-      words.push_back((known.connected ? 1U : 0U) + (known.left_out ? 2U : 0U));
+      words.push_back(known.connected ? 1 : 0);
+      add(words, known.out_until);
+      add(words, known.backoff);
+      add(words, known.member_since);
     }
-    for (const auto& [replica, incarnation] : all.fenced_) {
-      words.insert(words.end(), {replica, incarnation});
-    }
+    add(words, all.planned_);
+    words.push_back(all.number_);
+    words.push_back(all.complaint_.empty() ? 0 : 1);
     add(words, all.form_at_);
+    add(words, all.start_at_);
+    add(words, all.reconnect_until_);
     add(words, all.join_until_);
+    add(words, all.plan_until_);
+    add(words, all.first_vote_);
     add(words, all.lost_since_);
   }
   static void add(Words& words, const Replica& one) {
     add(words, one.report());
     add(words, one.order_);
     add(words, one.joining_);
+    for (const auto& epoch : one.joined_) {
+      add(words, epoch);
+    }
+    add(words, one.spoiled_);
     add(words, one.samples_);
-    words.push_back(
-        (one.computed_ ? 1U : 0U) + (one.reducing_ ? 2U : 0U) +
-        (one.stopped_ ? 4U : 0U));
-    add(words, one.fetching_);
+    words.push_back(one.serial_ * 2 + (one.stopped_ ? 1U : 0U));
+    add(words, one.reducing_);
+    add(words, one.applying_);
+    add(words, one.catching_up_);
+    words.push_back(one.installs_ * 2 + (one.installing_ ? 1U : 0U));
   }
 
-  static bool reducing(const Replica& one) { return one.reducing_; }
-  static const Order& order(const Replica& one) { return one.order_; }
+  static const Report& last_report(const Coordinator& one, ReplicaId replica) {
+    return one.known_.at(replica).report;
+  }
+  static std::uint64_t serial(const Replica& one) { return one.serial_; }
+  // Whether it takes no part any more in what is reduced under the epoch.
+  static bool has_left(const Replica& one, const Epoch& epoch) {
+    return one.spoiled_ >= epoch;
+  }
 };
 
 }  // namespace sherd::ft

@@ -5,10 +5,14 @@ namespace sherd::ft {
 
 Decisions Model::hear(State& state, Report report) const {
   auto& coordinator = *state.coordinator;
-  const auto& history = coordinator.history();
-  if (options_.mutation == Mutation::kStepIsIdentity && report.held &&
-      history.canonical && report.held->step == history.canonical->step) {
-    report.held = history.canonical;
+  const auto& canonical = coordinator.history().canonical;
+  if (options_.mutation == Mutation::kStepIsIdentity && canonical) {
+    if (report.held && report.held->step == canonical->step) {
+      report.held = canonical;
+    }
+    if (report.vote && report.vote->base.step == canonical->step) {
+      report.vote->base = *canonical;
+    }
   }
   return coordinator.heard(report, state.now);
 }
@@ -56,13 +60,17 @@ void Model::add_coordinator_choices(
     // A death is noticed at any time after it.
     for (Incarnation old = life(id, 1); old <= state.replicas[r].incarnation;
          ++old) {
-      if (old == state.replicas[r].incarnation && state.replicas[r].alive) {
+      const auto& process = state.replicas[r];
+      if (old == process.incarnation && process.alive && !process.cut) {
         continue;
       }
       if (state.coordinator->counts(id, old)) {
         add_event(
             state, str("loss of ", r, " is noticed"),
             [id, old](State& next) {
+              std::erase_if(next.network, [&](const auto& one) {
+                return one.to_coordinator && one.incarnation == old;
+              });
               return next.coordinator->lost(id, old, "", next.now);
             },
             choices);
@@ -85,6 +93,95 @@ void Model::add_orders(
   }
 }
 
+// Somebody has what it lacks: the target, or what came since.
+static const Process* donor_for(
+    const State& state, const Process& self, const StateId& target) {
+  const Process* best = nullptr;
+  for (const auto& donor : state.replicas) {
+    const auto& held = donor.protocol.held();
+    if (!donor.alive || donor.cut || !held || held == self.protocol.held() ||
+        held->step < target.step) {
+      continue;
+    }
+    if (best == nullptr || held == target) {
+      best = &donor;
+    }
+  }
+  return best;
+}
+
+void Model::add_what_it_does(
+    const State& state, std::size_t r, std::vector<Choice>& choices) const {
+  const auto& self = state.replicas[r];
+  const auto add = [&](const char* what, auto tasks_of) {
+    choices.push_back({str(r, what), [this, r, tasks_of](State& next) {
+                         auto& one = next.replicas[r];
+                         carry_out(next, one, tasks_of(one));
+                       }});
+  };
+  if (!self.computing.empty() && !done(state)) {
+    choices.push_back({str(r, " has computed"), [this, r](State& next) {
+                         computed(next, next.replicas[r]);
+                       }});
+  }
+  if (self.joining && !self.cut) {
+    add(" has joined", [](Process& one) {
+      return one.protocol.joined(std::exchange(one.joining, {})->epoch);
+    });
+    if (is_broken(state, self.joining->epoch, self.joining->members)) {
+      add(" cannot join", [](Process& one) {
+        const auto epoch = std::exchange(one.joining, {})->epoch;
+        return one.protocol.peer_lost({epoch, 0, "lost"});
+      });
+    }
+  }
+  if (self.applying) {
+    add(" has applied", [](Process& one) {
+      one.bits = mix64(one.bits ^ one.sum);
+      one.gradients.reset();
+      return one.protocol.applied(std::exchange(one.applying, {})->result);
+    });
+  }
+  if (self.catching_up && !self.cut) {
+    const auto& target = self.catching_up->target;
+    if (const auto* donor = donor_for(state, self, target)) {
+      add(" has fetched",
+          [bits = donor->bits, held = *donor->protocol.held()](Process& one) {
+            one.catching_up.reset();
+            one.fetched = {held, bits};
+            return one.protocol.fetched();
+          });
+    } else if (target != self.protocol.order().canonical) {
+      add(" cannot fetch", [](Process& one) {
+        one.catching_up.reset();
+        return one.protocol.fetch_failed();
+      });
+    }
+  }
+  if (self.installing && self.computing.empty()) {
+    add(" has installed", [](Process& one) {
+      const auto serial = std::exchange(one.installing, {})->serial;
+      const auto [held, bits] = *std::exchange(one.fetched, {});
+      one.bits = bits;
+      one.gradients.reset();
+      return one.protocol.installed(serial, held);
+    });
+  }
+  if (self.reducing && !self.cut && sum_of(state, *self.reducing)) {
+    choices.push_back({str(r, " has reduced"), [this, r](State& next) {
+                         reduced(next, next.replicas[r]);
+                       }});
+  }
+  const auto& order = self.protocol.order();
+  if (!order.members.empty() &&
+      !ModelAccess::has_left(self.protocol, order.epoch) &&
+      is_broken(state, order.epoch, order.members)) {
+    add(" loses a peer", [](Process& one) {
+      return one.protocol.peer_lost({one.protocol.order().epoch, 0, "lost"});
+    });
+  }
+}
+
 void Model::add_replica_choices(
     const State& state,
     std::size_t r,
@@ -95,72 +192,109 @@ void Model::add_replica_choices(
     choices.push_back({str(r, " starts anew"), [this, r](State& next) {
                          auto& one = next.replicas[r];
                          const auto id = static_cast<ReplicaId>(r);
-                         const auto incarnation = one.incarnation + 1;
+                         const auto count = one.incarnation % 100 + 1;
                          one = {
-                             .protocol =
-                                 Replica(id, incarnation, first_state()),
-                             .incarnation = incarnation};
+                             .protocol = Replica(identity(id, count)),
+                             .incarnation = life(id, count)};
                          send_report(next, one);
                        }});
     return;
   }
-  const auto add = [&](const char* what, auto tasks_of) {
-    choices.push_back({str(r, what), [this, r, tasks_of](State& next) {
-                         auto& one = next.replicas[r];
-                         carry_out(next, one, tasks_of(next, one));
-                       }});
-  };
-  if (self.computing) {
-    add(" has computed", [](State&, Process& one) {
-      return one.protocol.computed(*std::exchange(one.computing, {}));
-    });
-  }
-  if (self.joining) {
-    add(" has joined", [](State&, Process& one) {
-      return one.protocol.joined(*std::exchange(one.joining, {}));
-    });
-  }
-  if (self.fetching) {
-    for (const auto& donor : state.replicas) {
-      if (donor.alive && donor.protocol.held() == self.fetching) {
-        add(" has fetched", [bits = donor.bits](State&, Process& one) {
-          one.bits = bits;
-          return one.protocol.fetched(*std::exchange(one.fetching, {}));
-        });
-        break;
-      }
-    }
-  }
-  if (self.reducing && sum_of(state, *self.reducing)) {
-    choices.push_back({str(r, " has reduced"), [this, r](State& next) {
-                         reduced(next, next.replicas[r]);
+  if (self.cut) {
+    choices.push_back({str(r, " is reached again"), [this, r](State& next) {
+                         next.replicas[r].cut = false;
+                         send_report(next, next.replicas[r]);
                        }});
   }
-  if (self.reducing && can_fail(state, self)) {
-    add(" fails to reduce", [](State&, Process& one) {
-      const auto epoch = one.reducing->attempt.epoch;
-      one.reducing.reset();
-      return one.protocol.reduce_failed(epoch, {epoch, 0, "lost"});
-    });
-  }
+  add_what_it_does(state, r, choices);
   add_orders(state, r, choices);
   // Every so often, and so whenever it is not on its way already.
-  if (state.coordinator && !is_sent(state, report_of(self)) && beats) {
+  if (state.coordinator && !self.cut && beats &&
+      !is_sent(state, report_of(self))) {
     choices.push_back({str(r, " reports"), [this, r](State& next) {
                          send_report(next, next.replicas[r]);
                        }});
   }
 }
 
+void Model::add_coordinator_faults(
+    const State& state, std::vector<Choice>& choices) const {
+  if (state.coordinator && state.coordinator_pauses > 0) {
+    choices.push_back({"the coordinator is paused", [](State& next) {
+                         pause_coordinator(next);
+                       }});
+  }
+  if (!state.former) {
+    return;
+  }
+  const auto add = [&](const std::string& name, auto event) {
+    choices.push_back({name, [this, event](State& next) {
+                         carry_out_former(next, event(next));
+                       }});
+  };
+  add("the former coordinator wakes",
+      [](State& next) { return next.former->tick(next.now); });
+  for (const auto& message : state.network) {
+    if (message.to_coordinator) {
+      add(str("the former coordinator hears ", message.replica),
+          [report = message.report](State& next) {
+            return next.former->heard(report, next.now);
+          });
+    }
+  }
+}
+
+void Model::add_replica_faults(
+    const State& state, std::size_t r, std::vector<Choice>& choices) const {
+  const auto& self = state.replicas[r];
+  if (!self.alive) {
+    return;
+  }
+  const auto add = [&](const std::string& name, auto fault) {
+    choices.push_back({name, [this, r, fault](State& next) {
+                         fault(next, next.replicas[r]);
+                       }});
+  };
+  if (state.crashes > 0) {
+    add(str(r, " is killed"), [](State& next, Process& one) {
+      --next.crashes;
+      one.alive = false;
+    });
+  }
+  if (state.partitions > 0 && !self.cut) {
+    add(str(r, " is cut off"), [r](State& next, Process& one) {
+      --next.partitions;
+      one.cut = true;
+      std::erase_if(next.network, [&](const auto& message) {
+        return message.replica == r;
+      });
+    });
+  }
+  if (self.protocol.order().term == 0) {
+    return;
+  }
+  if (state.damages > 0) {
+    add(str(r, " is damaged"), [this](State& next, Process& one) {
+      --next.damages;
+      one.bits = ~one.bits;
+      one.applying.reset();
+      one.installing.reset();
+      one.catching_up.reset();
+      carry_out(next, one, one.protocol.damaged());
+    });
+  }
+  if (state.leaves > 0) {
+    add(str(r, " wants to leave"), [this](State& next, Process& one) {
+      --next.leaves;
+      carry_out(next, one, one.protocol.leave());
+    });
+  }
+}
+
 void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
   for (std::size_t r = 0; r < state.replicas.size(); ++r) {
+    add_replica_faults(state, r, choices);
     const auto id = static_cast<ReplicaId>(r);
-    if (state.crashes > 0 && state.replicas[r].alive) {
-      choices.push_back({str(r, " is killed"), [r](State& next) {
-                           --next.crashes;
-                           next.replicas[r].alive = false;
-                         }});
-    }
     if (state.false_losses > 0 && state.coordinator &&
         state.replicas[r].alive) {
       choices.push_back(
@@ -192,11 +326,7 @@ void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
            }});
     }
   }
-  // Longer than any report takes.
-  const bool reported = std::none_of(
-      state.network.begin(), state.network.end(),
-      [](const auto& message) { return message.to_coordinator; });
-  if (state.timeouts > 0 && state.coordinator && reported) {
+  if (state.timeouts > 0 && is_informed(state)) {
     add_event(
         state, "a long time passes",
         [](State& next) {
@@ -208,16 +338,51 @@ void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
   }
 }
 
+// Timeouts are longer than a report takes, and a loss to be noticed.
+bool Model::is_informed(const State& state) {
+  if (!state.coordinator) {
+    return false;
+  }
+  for (std::size_t r = 0; r < state.replicas.size(); ++r) {
+    const auto& one = state.replicas[r];
+    const auto id = static_cast<ReplicaId>(r);
+    for (Incarnation old = life(id, 1); old < one.incarnation; ++old) {
+      if (state.coordinator->counts(id, old)) {
+        return false;
+      }
+    }
+    if (state.coordinator->counts(id, one.incarnation) &&
+        (!one.alive || one.cut ||
+         !(ModelAccess::last_report(*state.coordinator, id) ==
+           one.protocol.report()))) {
+      return false;
+    }
+  }
+  return std::none_of(
+      state.network.begin(), state.network.end(),
+      [](const auto& message) { return message.to_coordinator; });
+}
+
+void Model::wait(State& state) const {
+  if (is_informed(state)) {
+    state.now += kExpiry;
+    auto decisions = state.coordinator->tick(state.now);
+    const auto all = decisions.size();
+    carry_out(state, std::move(decisions), all);
+  }
+}
+
 std::vector<Model::Choice> Model::choices(const State& state) const {
   std::vector<Choice> all;
-  if (done(state) || state.disk.epoch.number > options_.epochs) {
+  if (settled(state) || state.disk.epoch.number > options_.epochs) {
     return all;
   }
   // Without losses each thing is said once, when it happens.
   all = progress(
       state,
       options_.lost_messages > 0 || options_.coordinator_crashes > 0 ||
-          options_.false_losses > 0);
+          options_.coordinator_pauses > 0 || options_.false_losses > 0);
+  add_coordinator_faults(state, all);
   add_faults(state, all);
   return all;
 }

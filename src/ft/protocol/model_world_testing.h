@@ -45,23 +45,31 @@ inline Fingerprint fingerprint_of(const Words& words) {
   return {high, low};
 }
 
+// What a replica puts into a reduction.
+struct Contribution {
+  std::uint64_t serial = 0;  // Of the task that it was computed for.
+  std::uint64_t bits = 0;    // Of the parameters that it was computed from.
+  std::vector<SampleRange> samples;
+};
+
 // One life of a replica.
 struct Process {
   Replica protocol;
   Incarnation incarnation = 0;
   bool alive = true;
+  bool cut = false;        // Off from everybody.
   std::uint64_t bits = 1;  // What its parameters really are.
   std::uint64_t sum = 0;   // What it has reduced last.
-  std::optional<std::int64_t> computing = {};
-  std::optional<Epoch> joining = {};
+  // The one under way, and the one that was asked for meanwhile.
+  std::vector<ComputeTask> computing = {};
+  std::optional<Contribution> gradients = {};
+  std::optional<JoinTask> joining = {};
   std::optional<ReduceTask> reducing = {};
-  std::optional<StateId> fetching = {};
-};
-
-// What a replica put into a reduction.
-struct Contribution {
-  std::uint64_t bits = 0;  // Of the parameters that it was computed from.
-  std::vector<SampleRange> samples;
+  std::optional<Commit> applying = {};
+  std::optional<CatchUpTask> catching_up = {};
+  // What was fetched: the state, and the parameters that it really is.
+  std::optional<std::pair<StateId, std::uint64_t>> fetched = {};
+  std::optional<InstallTask> installing = {};
 };
 
 // Of contributions, in ring order.
@@ -91,6 +99,7 @@ struct Message {
 
 struct State {
   std::optional<Coordinator> coordinator;
+  std::optional<Coordinator> former;  // Was paused, and replaced.
   History disk;
   std::vector<Process> replicas;
   std::vector<Message> network;  // By words, each once.
@@ -101,6 +110,10 @@ struct State {
   StateId tip;
   int crashes = 0;
   int coordinator_crashes = 0;
+  int coordinator_pauses = 0;
+  int damages = 0;
+  int leaves = 0;
+  int partitions = 0;
   int false_losses = 0;
   int lost_messages = 0;
   int repeated_messages = 0;
@@ -129,6 +142,10 @@ class Model {
     State state;
     state.crashes = options_.crashes;
     state.coordinator_crashes = options_.coordinator_crashes;
+    state.coordinator_pauses = options_.coordinator_pauses;
+    state.damages = options_.damages;
+    state.leaves = options_.leaves;
+    state.partitions = options_.partitions;
     state.false_losses = options_.false_losses;
     state.lost_messages = options_.lost_messages;
     state.repeated_messages = options_.repeated_messages;
@@ -138,8 +155,7 @@ class Model {
     for (int r = 0; r < options_.replicas; ++r) {
       const auto id = static_cast<ReplicaId>(r);
       state.replicas.push_back(
-          {.protocol = Replica(id, life(id, 1), first_state()),
-           .incarnation = life(id, 1)});
+          {.protocol = Replica(identity(id, 1)), .incarnation = life(id, 1)});
       send_report(state, state.replicas.back());
     }
     start_coordinator(state);
@@ -155,21 +171,12 @@ class Model {
     } else {
       ModelAccess::add(words, state.disk);
     }
+    words.push_back(state.former ? 1 : 0);
+    if (state.former) {
+      ModelAccess::add(words, *state.former);
+    }
     for (const auto& one : state.replicas) {
-      words.insert(
-          words.end(),
-          {one.incarnation, one.alive ? 1U : 0U, one.bits, one.sum});
-      if (one.alive) {
-        ModelAccess::add(words, one.protocol);
-        words.push_back(
-            one.computing ? static_cast<std::uint64_t>(*one.computing) : 0);
-        ModelAccess::add(words, one.joining);
-        words.push_back(one.reducing ? 1 : 0);
-        if (one.reducing) {
-          ModelAccess::add(words, one.reducing->attempt);
-        }
-        ModelAccess::add(words, one.fetching);
-      }
+      add(words, one);
     }
     for (const auto& message : state.network) {
       words.insert(words.end(), message.words.begin(), message.words.end());
@@ -177,13 +184,21 @@ class Model {
     for (const auto& [attempt, parts] : state.reductions) {
       ModelAccess::add(words, attempt);
       for (const auto& [replica, part] : parts) {
-        words.insert(words.end(), {replica, part.bits});
-        ModelAccess::add(words, part.samples);
+        words.push_back(replica);
+        add(words, part);
       }
     }
-    const auto left = {state.crashes,           state.coordinator_crashes,
-                       state.false_losses,      state.lost_messages,
-                       state.repeated_messages, state.timeouts};
+    const auto left = {
+        state.crashes,
+        state.coordinator_crashes,
+        state.coordinator_pauses,
+        state.damages,
+        state.leaves,
+        state.partitions,
+        state.false_losses,
+        state.lost_messages,
+        state.repeated_messages,
+        state.timeouts};
     for (const int one : left) {
       words.push_back(static_cast<std::uint64_t>(one));
     }
@@ -195,20 +210,77 @@ class Model {
   // Faults apart.
   std::vector<Choice> progress(const State& state, bool beats) const;
   void check(const State& state) const;
+  // Until every timeout has ended.
+  void wait(State& state) const;
+  // All steps are committed.
   bool done(const State& state) const {
     return state.disk.canonical && state.disk.canonical->step >= options_.steps;
+  }
+  // And everybody knows it.
+  bool settled(const State& state) const {
+    return done(state) && state.network.empty() &&
+        std::all_of(
+               state.replicas.begin(), state.replicas.end(),
+               [&](const Process& one) {
+                 return !one.alive || one.protocol.held() == state.tip;
+               });
   }
 
  private:
   static Incarnation life(ReplicaId replica, Incarnation count) {
     return (Incarnation{replica} + 1) * 100 + count;
   }
+  static ReplicaOptions identity(ReplicaId replica, Incarnation count) {
+    return {
+        .replica = replica,
+        .incarnation = life(replica, count),
+        .config = 1,
+        .held = first_state()};
+  }
+
+  static void add(Words& words, const Contribution& part) {
+    words.insert(words.end(), {part.serial, part.bits});
+    ModelAccess::add(words, part.samples);
+  }
+  static void add(Words& words, const Process& one) {
+    words.insert(
+        words.end(),
+        {one.incarnation, one.alive ? 1U : 0U, one.cut ? 1U : 0U, one.bits,
+         one.sum});
+    if (!one.alive) {
+      return;
+    }
+    ModelAccess::add(words, one.protocol);
+    for (const auto& task : one.computing) {
+      words.push_back(task.serial);
+    }
+    words.push_back(one.gradients ? 1 : 0);
+    if (one.gradients) {
+      add(words, *one.gradients);
+    }
+    words.push_back(one.joining ? one.joining->epoch.number : 0);
+    words.push_back(one.reducing ? 1 : 0);
+    if (one.reducing) {
+      ModelAccess::add(words, one.reducing->attempt);
+    }
+    ModelAccess::add(words, one.applying);
+    words.push_back(one.catching_up ? 1 : 0);
+    if (one.catching_up) {
+      ModelAccess::add(words, one.catching_up->target);
+    }
+    words.push_back(one.installing ? one.installing->serial : 0);
+    if (one.fetched) {
+      ModelAccess::add(words, one.fetched->first);
+      words.push_back(one.fetched->second);
+    }
+  }
 
   // ---- messages ----
 
   void put(State& state, Message message) const {
     auto& network = state.network;
-    if (options_.latest_messages) {
+    // Reports of one connection come in order, and the last says it all.
+    if (options_.latest_messages || message.to_coordinator) {
       std::erase_if(network, [&](const auto& one) {
         return one.to_coordinator == message.to_coordinator &&
             one.replica == message.replica &&
@@ -228,7 +300,9 @@ class Model {
         [&](const auto& one) { return one.words == message.words; });
   }
   void send_report(State& state, const Process& from) const {
-    put(state, report_of(from));
+    if (!from.cut) {
+      put(state, report_of(from));
+    }
   }
   static Message report_of(const Process& from) {
     Message message{
@@ -242,6 +316,9 @@ class Model {
     return message;
   }
   void send_order(State& state, const Tell& tell) const {
+    if (state.replicas[tell.replica].cut) {
+      return;
+    }
     Message message{
         .to_coordinator = false,
         .replica = tell.replica,
@@ -263,6 +340,10 @@ class Model {
     options.settle = Duration(0);
     options.join_timeout = kTimeout;
     options.hold_time = kTimeout;
+    options.backoff = kTimeout;
+    options.backoff_max = kTimeout;
+    options.reconnect_timeout = kTimeout;
+    options.vote_timeout = kTimeout;
     return options;
   }
 
@@ -298,8 +379,36 @@ class Model {
     append(state.disk, record);
   }
 
+  // What one says that was replaced, and does not know it. It ends where the log
+  // refuses its record.
+  void carry_out_former(State& state, const Decisions& decisions) const {
+    const auto term = state.former->history().term;
+    for (const auto& decision : decisions) {
+      if (const auto* tell = std::get_if<Tell>(&decision.what)) {
+        send_order(state, *tell);
+        continue;
+      }
+      const auto newest = state.disk.term;
+      if (newest > term && options_.mutation != Mutation::kLogTakesOldTerms) {
+        state.former.reset();
+        return;
+      }
+      state.disk.term = term;
+      written(state, std::get<AppendRecord>(decision.what).record);
+      state.disk.term = newest;
+    }
+  }
+
+  static void pause_coordinator(State& state) {
+    --state.coordinator_pauses;
+    state.former = std::move(state.coordinator);
+    end_coordinator(state);
+  }
   static void kill_coordinator(State& state) {
     --state.coordinator_crashes;
+    end_coordinator(state);
+  }
+  static void end_coordinator(State& state) {
     state.coordinator.reset();
     std::erase_if(state.network, [](const auto& message) {
       return message.to_coordinator;  // Its connections are gone.
@@ -311,6 +420,7 @@ class Model {
       const auto term = state.disk.term;
       state.disk = {};
       state.disk.term = term;
+      state.disk.run = 1;
     }
     Decisions decisions;
     state.coordinator.emplace(
@@ -334,14 +444,12 @@ class Model {
       return;
     }
     // Before the record; after it; when the first has been told.
-    for (const std::size_t count : {0U, 1U, 2U}) {
+    for (const std::size_t count : {0U, 1U, 2U, 3U}) {
       choices.push_back(
           {str(name, ", killed after ", count, " decisions"),
            [this, event, count](State& next) {
              auto decisions = event(next);
-             if (decisions.size() > count) {
-               carry_out(next, std::move(decisions), count);
-             }
+             carry_out(next, std::move(decisions), count);
            }});
     }
   }
@@ -351,18 +459,22 @@ class Model {
   void carry_out(State& state, Process& self, const Tasks& tasks) const {
     for (const auto& task : tasks) {
       if (const auto* compute = std::get_if<ComputeTask>(&task)) {
-        self.computing = compute->step;
+        asked(state, self, *compute);
       } else if (const auto* join = std::get_if<JoinTask>(&task)) {
-        self.joining = join->epoch;
+        self.joining = *join;
       } else if (const auto* reduce = std::get_if<ReduceTask>(&task)) {
-        contribute(state, self, *reduce);
+        self.reducing = *reduce;
+        contribute(state, self);
       } else if (std::get_if<StopReduceTask>(&task)) {
         self.reducing.reset();
-      } else if (std::get_if<ApplyTask>(&task)) {
-        self.bits = mix64(self.bits ^ self.sum);
-      } else if (const auto* fetch = std::get_if<FetchTask>(&task)) {
-        self.fetching = fetch->state;
-        self.computing.reset();
+      } else if (const auto* apply = std::get_if<ApplyTask>(&task)) {
+        self.applying = apply->commit;
+      } else if (const auto* catch_up = std::get_if<CatchUpTask>(&task)) {
+        self.catching_up = *catch_up;
+      } else if (std::get_if<StopCatchUpTask>(&task)) {
+        self.catching_up.reset();
+      } else if (const auto* install = std::get_if<InstallTask>(&task)) {
+        self.installing = *install;
       } else if (std::get_if<StopTask>(&task)) {
         self.alive = false;
       } else {
@@ -371,14 +483,40 @@ class Model {
     }
   }
 
-  static void contribute(
-      State& state, Process& self, const ReduceTask& reduce) {
-    self.reducing = reduce;
+  // What is computed cannot be stopped: it ends, for nothing.
+  void asked(State& state, Process& self, const ComputeTask& task) const {
+    if (self.computing.size() > 1) {
+      self.computing.pop_back();
+    }
+    if (task.samples.empty()) {
+      self.gradients = Contribution{task.serial, self.bits, {}};
+      contribute(state, self);
+    } else {
+      self.computing.push_back(task);
+    }
+  }
+
+  void computed(State& state, Process& self) const {
+    const auto task = self.computing.front();
+    self.computing.erase(self.computing.begin());
+    self.gradients = Contribution{task.serial, self.bits, task.samples};
+    contribute(state, self);
+  }
+
+  // As soon as there is both a reduction and what goes into it.
+  void contribute(State& state, Process& self) const {
+    if (!self.reducing || !self.gradients) {
+      return;
+    }
+    if (self.gradients->serial != ModelAccess::serial(self.protocol)) {
+      return;
+    }
+    const auto& attempt = self.reducing->attempt;
+    auto& parts = state.reductions[attempt];
     const auto me = self.protocol.report().replica;
-    for (const auto& member : reduce.members) {
-      if (member.replica == me) {
-        state.reductions[reduce.attempt][me] = {self.bits, member.samples};
-      }
+    const auto [part, first] = parts.emplace(me, *self.gradients);
+    if (!first) {
+      throw Violation{str("S4: ", me, " reduces ", text_of(attempt), " twice")};
     }
   }
 
@@ -408,26 +546,26 @@ class Model {
     carry_out(state, self, self.protocol.reduced(reduce.attempt, sum));
     if (options_.mutation == Mutation::kApplyWithoutCommit &&
         self.protocol.vote()) {
-      Order forged = ModelAccess::order(self.protocol);
+      Order forged = self.protocol.order();
       const auto base = *self.protocol.held();
       forged.canonical = {
           base.step + 1, next_lineage(base.lineage, reduce.attempt, {}, sum)};
-      forged.commit = Commit{reduce.attempt, base, forged.canonical};
+      forged.recent = {{reduce.attempt, base, forged.canonical, sum}};
       carry_out(state, self, self.protocol.heard(forged));
     }
   }
 
-  // Somebody it reduces with has left the ring.
-  static bool can_fail(const State& state, const Process& self) {
+  // Somebody of the ring has left it.
+  static bool is_broken(
+      const State& state,
+      const Epoch& epoch,
+      const std::vector<Member>& members) {
     return std::any_of(
-        self.reducing->members.begin(), self.reducing->members.end(),
-        [&](const Member& member) {
+        members.begin(), members.end(), [&](const Member& member) {
           const auto& peer = state.replicas[member.replica];
-          return !peer.alive || peer.incarnation != member.incarnation ||
-              peer.protocol.report().joined > self.reducing->attempt.epoch ||
-              (peer.protocol.report().suspicion &&
-               peer.protocol.report().suspicion->epoch ==
-                   self.reducing->attempt.epoch);
+          return !peer.alive || peer.cut ||
+              peer.incarnation != member.incarnation ||
+              ModelAccess::has_left(peer.protocol, epoch);
         });
   }
 
@@ -463,7 +601,7 @@ class Model {
     if (bits.size() > 1) {
       fail("S3: members that reduced from different parameters");
     }
-    if (sum.value() != record.gradients) {
+    if (sum.value() != record.commit.gradients) {
       fail("S4: another sum than of its members");
     }
   }
@@ -492,9 +630,16 @@ class Model {
       std::vector<Choice>& choices) const;
   void add_orders(
       const State& state, std::size_t r, std::vector<Choice>& choices) const;
+  void add_what_it_does(
+      const State& state, std::size_t r, std::vector<Choice>& choices) const;
+  void add_coordinator_faults(
+      const State& state, std::vector<Choice>& choices) const;
+  void add_replica_faults(
+      const State& state, std::size_t r, std::vector<Choice>& choices) const;
   void add_faults(const State& state, std::vector<Choice>& choices) const;
   void deliver(State& state, const Message& message) const;
   Decisions hear(State& state, Report report) const;
+  static bool is_informed(const State& state);
 };
 
 }  // namespace sherd::ft

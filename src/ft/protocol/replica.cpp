@@ -1,54 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/protocol/replica.h"
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
+
+#include "base/check.h"
 
 namespace sherd::ft {
 namespace {
 
 auto age_of(const Order& order) {
   return std::make_tuple(
-      order.term, order.epoch, order.canonical.step, order.stage);
+      order.term, order.epoch, order.canonical.step, order.stage,
+      order.planned ? order.planned->epoch : Epoch());
 }
 
-}  // namespace
-
-Replica::Replica(ReplicaId replica, Incarnation incarnation, StateId held)
-    : replica_(replica), incarnation_(incarnation), held_(held) {}
-
-Report Replica::report() const {
-  return {
-      .replica = replica_,
-      .incarnation = incarnation_,
-      .held = held_,
-      .joined = joined_,
-      .vote = vote_,
-      .suspicion = suspicion_,
-      .leaving = leaving_};
-}
-
-const Member* Replica::place() const {
-  for (const auto& member : order_.members) {
-    if (member.replica == replica_ && member.incarnation == incarnation_) {
+const Member* find(
+    const std::vector<Member>& members, const ReplicaOptions& who) {
+  for (const auto& member : members) {
+    if (member.replica == who.replica &&
+        member.incarnation == who.incarnation) {
       return &member;
     }
   }
   return nullptr;
 }
 
+}  // namespace
+
+Replica::Replica(const ReplicaOptions& options)
+    : is_(options), held_(options.held) {}
+
+Report Replica::report() const {
+  Report report;
+  report.run = run_;
+  report.replica = is_.replica;
+  report.incarnation = is_.incarnation;
+  report.config = is_.config;
+  report.held = held_;
+  report.joined = joined_.empty() ? Epoch() : joined_.back();
+  report.vote = vote_;
+  report.suspicion = suspicion_;
+  report.leaving = leaving_;
+  return report;
+}
+
+const Member* Replica::place() const { return find(order_.members, is_); }
+
+bool Replica::has_joined(const Epoch& epoch) const {
+  return std::find(joined_.begin(), joined_.end(), epoch) != joined_.end();
+}
+
 Tasks Replica::heard(const Order& order) {
   Tasks tasks;
-  if (stopped_ || age_of(order) < age_of(order_)) {
+  if (stopped_ || order.term < order_.term) {
     return tasks;
   }
-  if (!order.fenced.empty()) {
+  auto reason = order.fenced;
+  if (run_ != 0 && order.run != run_) {
+    reason =
+        str("this is run ", run_, ", the coordinator is of run ", order.run);
+  }
+  if (!reason.empty()) {
     stopped_ = true;
     stop_reducing(tasks);
-    tasks.push_back(StopTask{order.fenced});
+    tasks.push_back(StopTask{reason});
+    return tasks;
+  }
+  if (age_of(order) < age_of(order_)) {
     return tasks;
   }
   const auto before = report();
+  run_ = order.run;
   order_ = order;
   settle_vote(tasks);
   follow(tasks);
@@ -60,87 +84,99 @@ Tasks Replica::heard(const Order& order) {
 
 // What became of the step that it has reduced.
 void Replica::settle_vote(Tasks& tasks) {
-  if (!vote_) {
+  if (!vote_ || applying_) {
     return;
   }
-  if (order_.commit && order_.commit->attempt == vote_->attempt) {
-    tasks.push_back(ApplyTask{*order_.commit});
-    held_ = order_.commit->result;
-    forget_gradients();
-  } else if (
-      order_.epoch > vote_->attempt.epoch ||
+  for (const auto& commit : order_.recent) {
+    if (commit.attempt == vote_->attempt && commit.base == vote_->base &&
+        commit.gradients == vote_->gradients) {
+      applying_ = commit;
+      tasks.push_back(ApplyTask{commit});
+      return;
+    }
+  }
+  if (order_.epoch > vote_->attempt.epoch ||
       order_.canonical.step > vote_->base.step) {
-    // Not committed, and never will be.
+    // Not committed, or not with this sum, and never will be.
     vote_.reset();
   }
 }
 
 void Replica::follow(Tasks& tasks) {
-  const auto* mine = place();
-  const bool canonical = held_ == order_.canonical;
   if (reducing_ &&
-      (order_.epoch != joined_ || order_.stage == Stage::kClosed ||
-       !canonical)) {
+      (order_.epoch != reducing_->epoch || order_.stage == Stage::kClosed)) {
     stop_reducing(tasks);
   }
-  if (!canonical && !vote_) {
-    forget_gradients();
-    if (fetching_ != order_.canonical) {
-      fetching_ = order_.canonical;
-      tasks.push_back(FetchTask{order_.canonical});
-    }
+  join(tasks);
+  // With a sum or on the way to one it needs nobody.
+  if (vote_ || applying_ || reducing_ || installing_) {
     return;
   }
-  if (mine == nullptr || !canonical) {
+  if (held_ != order_.canonical) {
+    catch_up(tasks);
     return;
   }
-  if (order_.epoch > joining_) {
-    joining_ = order_.epoch;
-    tasks.push_back(JoinTask{order_.epoch, order_.members});
+  if (std::exchange(catching_up_, std::nullopt)) {
+    tasks.push_back(StopCatchUpTask());
   }
-  if (vote_) {
+  const auto* mine = place();
+  if (mine == nullptr) {
     return;
   }
-  const auto step = order_.canonical.step + 1;
   if (samples_ != mine->samples) {
     samples_ = mine->samples;
-    computed_ = samples_->empty();
-    if (!computed_) {
-      tasks.push_back(ComputeTask{step, *samples_});
-    }
+    tasks.push_back(ComputeTask{++serial_, *held_, *samples_});
   }
-  if (order_.stage == Stage::kRunning && joined_ == order_.epoch && computed_ &&
-      !reducing_ && !(suspicion_ && suspicion_->epoch == joined_)) {
-    reducing_ = true;
-    tasks.push_back(ReduceTask{{order_.epoch, step}, order_.members});
+  if (order_.stage == Stage::kRunning && has_joined(order_.epoch) &&
+      spoiled_ < order_.epoch) {
+    reducing_ = Attempt{order_.epoch, held_->step + 1};
+    tasks.push_back(ReduceTask{*reducing_, order_.members});
   }
 }
 
+// What is planned is joined beside what is under way.
+void Replica::join(Tasks& tasks) {
+  const auto go = [&](const Epoch& epoch, const std::vector<Member>& members) {
+    if (epoch > joining_ && find(members, is_) != nullptr) {
+      joining_ = epoch;
+      tasks.push_back(JoinTask{epoch, members});
+    }
+  };
+  go(order_.epoch, order_.members);
+  if (order_.planned) {
+    go(order_.planned->epoch, order_.planned->members);
+  }
+}
+
+void Replica::catch_up(Tasks& tasks) {
+  forget_gradients();
+  if (catching_up_) {
+    return;  // One after another: it ends, or fails.
+  }
+  catching_up_ = order_.canonical;
+  tasks.push_back(CatchUpTask{held_, order_.canonical});
+}
+
 void Replica::stop_reducing(Tasks& tasks) {
-  if (std::exchange(reducing_, false)) {
-    tasks.push_back(StopReduceTask{joined_});
+  if (reducing_) {
+    spoiled_ = std::max(spoiled_, reducing_->epoch);
+    tasks.push_back(StopReduceTask{reducing_->epoch});
+    reducing_.reset();
   }
 }
 
 void Replica::forget_gradients() {
   vote_.reset();
   samples_.reset();
-  computed_ = false;
-}
-
-Tasks Replica::computed(std::int64_t step) {
-  Tasks tasks;
-  if (samples_ && held_ && step == held_->step + 1) {
-    computed_ = true;
-    follow(tasks);
-  }
-  return tasks;
 }
 
 Tasks Replica::joined(const Epoch& epoch) {
   Tasks tasks;
-  if (epoch == joining_ && epoch > joined_) {
-    joined_ = epoch;
+  if (!stopped_ && epoch == joining_ && !has_joined(epoch) &&
+      epoch >= order_.epoch) {
+    std::erase_if(
+        joined_, [&](const Epoch& one) { return one < order_.epoch; });
+    joined_.push_back(epoch);
     follow(tasks);
     tasks.push_back(ReportTask{report()});
   }
@@ -149,29 +185,73 @@ Tasks Replica::joined(const Epoch& epoch) {
 
 Tasks Replica::reduced(const Attempt& attempt, std::uint64_t gradients) {
   Tasks tasks;
-  if (reducing_ && attempt.epoch == joined_ && held_ &&
-      attempt.step == held_->step + 1) {
-    reducing_ = false;
+  if (reducing_ == attempt) {
+    reducing_.reset();
     vote_ = Vote{attempt, *held_, gradients};
+    settle_vote(tasks);  // Others may have been faster.
+    follow(tasks);
     tasks.push_back(ReportTask{report()});
   }
   return tasks;
 }
 
-Tasks Replica::reduce_failed(const Epoch& epoch, Suspicion suspicion) {
+Tasks Replica::peer_lost(const Suspicion& suspicion) {
   Tasks tasks;
-  if (reducing_ && epoch == joined_) {
-    reducing_ = false;
-    suspicion_ = std::move(suspicion);
+  const auto& epoch = suspicion.epoch;
+  const bool concerns = epoch == joining_ || has_joined(epoch);
+  if (stopped_ || !concerns || epoch <= spoiled_) {
+    return tasks;
+  }
+  if (reducing_ && reducing_->epoch == epoch) {
+    stop_reducing(tasks);
+  }
+  if (epoch == order_.epoch) {
+    spoiled_ = std::max(spoiled_, epoch);
+  }
+  std::erase(joined_, epoch);
+  // One of the epoch under way ends what is planned, too.
+  if (!suspicion_ || suspicion_->epoch != order_.epoch) {
+    suspicion_ = suspicion;
+  }
+  tasks.push_back(ReportTask{report()});
+  return tasks;
+}
+
+Tasks Replica::applied(const StateId& state) {
+  Tasks tasks;
+  if (applying_ && applying_->result == state) {
+    applying_.reset();
+    held_ = state;
+    forget_gradients();
+    follow(tasks);
     tasks.push_back(ReportTask{report()});
   }
   return tasks;
 }
 
-Tasks Replica::fetched(const StateId& state) {
+Tasks Replica::fetched() {
   Tasks tasks;
-  if (fetching_ == state) {
-    fetching_.reset();
+  if (catching_up_ && !installing_ && !stopped_) {
+    installing_ = true;
+    tasks.push_back(InstallTask{++installs_});
+  }
+  return tasks;
+}
+
+Tasks Replica::fetch_failed() {
+  Tasks tasks;
+  if (catching_up_ && !installing_ && !stopped_) {
+    catching_up_.reset();
+    follow(tasks);
+  }
+  return tasks;
+}
+
+Tasks Replica::installed(std::uint64_t serial, const StateId& state) {
+  Tasks tasks;
+  if (installing_ && serial == installs_ && !stopped_) {
+    installing_ = false;
+    catching_up_.reset();
     held_ = state;
     forget_gradients();
     follow(tasks);
@@ -182,9 +262,17 @@ Tasks Replica::fetched(const StateId& state) {
 
 Tasks Replica::damaged() {
   Tasks tasks;
+  if (stopped_) {
+    return tasks;
+  }
   stop_reducing(tasks);
-  forget_gradients();
+  spoiled_ = std::max(spoiled_, order_.epoch);
+  suspicion_ = Suspicion{order_.epoch, is_.replica, "its own state is damaged"};
+  applying_.reset();
+  catching_up_.reset();
+  installing_ = false;
   held_.reset();
+  forget_gradients();
   follow(tasks);
   tasks.push_back(ReportTask{report()});
   return tasks;

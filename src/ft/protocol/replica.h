@@ -17,21 +17,24 @@
 namespace sherd::ft {
 
 // Gradients of these samples, of the state that is held. Without any: none, and
-// it follows with zeros.
+// it follows with zeros. Ends the task before it: what that one still computes is
+// of no use.
 struct ComputeTask {
-  std::int64_t step = 0;
+  std::uint64_t serial = 0;  // Counts them.
+  StateId base;
   std::vector<SampleRange> samples;
 };
-// Close what connects it to members of older epochs, and connect to these.
+// Connect to these, beside those of the epoch under way.
 struct JoinTask {
   Epoch epoch;
   std::vector<Member> members;
 };
+// Sum the gradients of the last ComputeTask, as they come.
 struct ReduceTask {
   Attempt attempt;
   std::vector<Member> members;
 };
-// A reduction under way is of no use any more; its gradients stay.
+// What is reduced under it is of no use any more; gradients stay.
 struct StopReduceTask {
   Epoch epoch;
 };
@@ -39,9 +42,17 @@ struct StopReduceTask {
 struct ApplyTask {
   Commit commit;
 };
-// From replicas that hold it.
-struct FetchTask {
-  StateId state;
+// Fetch the sum of the commit after the held state, or another state as a whole,
+// from replicas that are there: beside everything else, nothing is written yet.
+struct CatchUpTask {
+  std::optional<StateId> held;
+  StateId target;
+};
+// It is not wanted any more.
+struct StopCatchUpTask {};
+// Write what was fetched, all or nothing.
+struct InstallTask {
+  std::uint64_t serial = 0;  // Counts them.
 };
 // For good.
 struct StopTask {
@@ -57,23 +68,40 @@ using Task = std::variant<
     ReduceTask,
     StopReduceTask,
     ApplyTask,
-    FetchTask,
+    CatchUpTask,
+    StopCatchUpTask,
+    InstallTask,
     StopTask,
     ReportTask>;
 using Tasks = std::vector<Task>;
 
+struct ReplicaOptions {
+  ReplicaId replica = 0;
+  Incarnation incarnation = 0;  // Not 0.
+  std::uint64_t config = 0;
+  StateId held;
+  bool operator==(const ReplicaOptions&) const = default;
+};
+
 class Replica {
  public:
-  Replica(ReplicaId replica, Incarnation incarnation, StateId held);
+  explicit Replica(const ReplicaOptions& options);
 
   Tasks heard(const Order& order);
 
   // What its processes have done. What comes too late changes nothing.
-  Tasks computed(std::int64_t step);
   Tasks joined(const Epoch& epoch);
   Tasks reduced(const Attempt& attempt, std::uint64_t gradients);
-  Tasks reduce_failed(const Epoch& epoch, Suspicion suspicion);
-  Tasks fetched(const StateId& state);
+  // One it is connected to for this epoch is lost, reducing or not, or cannot be
+  // reached.
+  Tasks peer_lost(const Suspicion& suspicion);
+  Tasks applied(const StateId& state);
+  // For the last CatchUpTask; or it could not be done, and what it wants is told
+  // anew.
+  Tasks fetched();
+  Tasks fetch_failed();
+  // What it holds now.
+  Tasks installed(std::uint64_t serial, const StateId& state);
   // Of parameters, found by their digests.
   Tasks damaged();
   Tasks leave();
@@ -81,30 +109,38 @@ class Replica {
   Report report() const;
   const std::optional<StateId>& held() const { return held_; }
   const std::optional<Vote>& vote() const { return vote_; }
+  const Order& order() const { return order_; }
 
   bool operator==(const Replica&) const = default;
 
  private:
   friend class ModelAccess;     // The model checker's.
   const Member* place() const;  // Its own, in the order; null: none.
+  bool has_joined(const Epoch& epoch) const;
   void settle_vote(Tasks& tasks);
   void follow(Tasks& tasks);
+  void join(Tasks& tasks);
+  void catch_up(Tasks& tasks);
   void stop_reducing(Tasks& tasks);
   void forget_gradients();
 
-  ReplicaId replica_;
-  Incarnation incarnation_;
+  ReplicaOptions is_;
+  std::uint64_t run_ = 0;
   std::optional<StateId> held_;
   Order order_;  // The last; at first of term 0.
   Epoch joining_;
-  Epoch joined_;
-  // The gradients that are kept, or computed: of these samples, of held_.
+  std::vector<Epoch> joined_;  // The one under way and the planned one.
+  Epoch spoiled_;  // Nothing is reduced in it or before it any more.
+  // The gradients that there are, or will be: of these samples, of held_.
   std::optional<std::vector<SampleRange>> samples_;
-  bool computed_ = false;
-  bool reducing_ = false;  // Under joined_.
+  std::uint64_t serial_ = 0;
+  std::optional<Attempt> reducing_;
   std::optional<Vote> vote_;
+  std::optional<Commit> applying_;  // Until then held_ is what it was.
   std::optional<Suspicion> suspicion_;
-  std::optional<StateId> fetching_;
+  std::optional<StateId> catching_up_;  // What for.
+  std::uint64_t installs_ = 0;
+  bool installing_ = false;  // Until then nobody knows what it holds.
   bool leaving_ = false;
   bool stopped_ = false;
 };

@@ -10,15 +10,20 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 const StateId kFirst{0, first_lineage(1, 2)};
 const StateId kSecond{1, {5, 6}};
 constexpr ReplicaId kMe = 1;
 constexpr Incarnation kLife = 11;
+const ReplicaOptions kIdentity = {
+    .replica = kMe, .incarnation = kLife, .config = 9, .held = kFirst};
+const Commit kCommit = {{{1, 1}, 1}, kFirst, kSecond, 99};
 
 Order order_of(
     Epoch epoch, Stage stage, std::vector<SampleRange> samples = {{8, 16}}) {
   Order order;
+  order.run = 7;
   order.term = epoch.term;
   order.canonical = kFirst;
   order.epoch = epoch;
@@ -31,7 +36,7 @@ Order order_of(
 std::vector<std::string> names(const Tasks& tasks) {
   struct Name {
     std::string operator()(const ComputeTask& task) const {
-      return "compute " + std::to_string(task.step);
+      return "compute " + std::to_string(task.base.step + 1);
     }
     std::string operator()(const JoinTask& task) const {
       return "join " + std::to_string(task.epoch.number);
@@ -43,8 +48,12 @@ std::vector<std::string> names(const Tasks& tasks) {
       return "stop reduce";
     }
     std::string operator()(const ApplyTask&) const { return "apply"; }
-    std::string operator()(const FetchTask& task) const {
-      return "fetch " + std::to_string(task.state.step);
+    std::string operator()(const CatchUpTask& task) const {
+      return "catch up " + std::to_string(task.target.step);
+    }
+    std::string operator()(const InstallTask&) const { return "install"; }
+    std::string operator()(const StopCatchUpTask&) const {
+      return "stop catching up";
     }
     std::string operator()(const StopTask&) const { return "stop"; }
     std::string operator()(const ReportTask&) const { return "report"; }
@@ -56,11 +65,10 @@ std::vector<std::string> names(const Tasks& tasks) {
   return names;
 }
 
-// In epoch 1.1, with gradients, all joined.
+// In epoch 1.1, all joined.
 Replica reducing() {
-  Replica replica(kMe, kLife, kFirst);
+  Replica replica(kIdentity);
   replica.heard(order_of({1, 1}, Stage::kJoining));
-  replica.computed(1);
   replica.joined({1, 1});
   EXPECT_THAT(
       names(replica.heard(order_of({1, 1}, Stage::kRunning))),
@@ -74,37 +82,63 @@ Replica voting() {
   return replica;
 }
 
-TEST(Replica, ComputesWhileItJoins) {
-  Replica replica(kMe, kLife, kFirst);
+// After kCommit, with the samples of the next step.
+Order committed() {
+  auto order = order_of({1, 1}, Stage::kRunning, {{16, 24}});
+  order.canonical = kSecond;
+  order.recent = {kCommit};
+  return order;
+}
+
+TEST(Replica, ComputesWhileItJoinsAndReducesWhileItComputes) {
+  Replica replica(kIdentity);
   EXPECT_THAT(
       names(replica.heard(order_of({1, 1}, Stage::kJoining))),
-      ElementsAre("join 1", "compute 1"));
+      ElementsAre("join 1", "compute 1", "report"));
+  EXPECT_EQ(replica.report().run, 7U);
   EXPECT_THAT(names(replica.joined({1, 1})), ElementsAre("report"));
   EXPECT_EQ(replica.report().joined, (Epoch{1, 1}));
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 1}, Stage::kRunning))), IsEmpty());
-  EXPECT_THAT(names(replica.computed(1)), ElementsAre("reduce 1"));
+      names(replica.heard(order_of({1, 1}, Stage::kRunning))),
+      ElementsAre("reduce 1"));
 }
 
 TEST(Replica, AppliesWhatWasCommittedAndNothingElse) {
   auto replica = voting();
   EXPECT_EQ(replica.report().vote->gradients, 99U);
-  auto order = order_of({1, 1}, Stage::kRunning);
-  EXPECT_THAT(names(replica.heard(order)), IsEmpty());
-  order.canonical = kSecond;
-  order.commit = Commit{{{1, 1}, 1}, kFirst, kSecond};
-  order.members[1].samples = {{16, 24}};
   EXPECT_THAT(
-      names(replica.heard(order)), ElementsAre("apply", "compute 2", "report"));
+      names(replica.heard(order_of({1, 1}, Stage::kRunning))), IsEmpty());
+  EXPECT_THAT(names(replica.heard(committed())), ElementsAre("apply"));
+  // Until it has: what it says is what it holds.
+  EXPECT_EQ(replica.report().held, kFirst);
+  EXPECT_TRUE(replica.report().vote.has_value());
+  EXPECT_THAT(names(replica.heard(committed())), IsEmpty());  // Told twice.
+  EXPECT_THAT(
+      names(replica.applied(kSecond)),
+      ElementsAre("compute 2", "reduce 1", "report"));
   EXPECT_EQ(replica.held(), kSecond);
-  EXPECT_THAT(names(replica.heard(order)), IsEmpty());  // Told twice.
+  EXPECT_EQ(replica.report().vote, std::nullopt);
+}
+
+TEST(Replica, AppliesNoOtherSumOfItsAttempt) {
+  auto replica = voting();
+  auto order = committed();
+  order.recent[0].gradients = 98;
+  EXPECT_THAT(names(replica.heard(order)), ElementsAre("catch up 1", "report"));
+}
+
+TEST(Replica, WhoIsLateWithItsSumAppliesItAllTheSame) {
+  auto replica = reducing();
+  EXPECT_THAT(names(replica.heard(committed())), IsEmpty());
+  EXPECT_THAT(
+      names(replica.reduced({{1, 1}, 1}, 99)), ElementsAre("apply", "report"));
 }
 
 TEST(Replica, AFailedReductionIsRepeatedFromTheSameGradients) {
   auto replica = reducing();
   EXPECT_THAT(
-      names(replica.reduce_failed({1, 1}, {{1, 1}, 0, "reset"})),
-      ElementsAre("report"));
+      names(replica.peer_lost({{1, 1}, 0, "reset"})),
+      ElementsAre("stop reduce", "report"));
   EXPECT_EQ(replica.report().suspicion->accused, 0U);
   EXPECT_THAT(
       names(replica.heard(order_of({1, 2}, Stage::kJoining))),
@@ -113,6 +147,42 @@ TEST(Replica, AFailedReductionIsRepeatedFromTheSameGradients) {
   EXPECT_THAT(
       names(replica.heard(order_of({1, 2}, Stage::kRunning))),
       ElementsAre("reduce 2"));
+}
+
+TEST(Replica, NoticesALostPeerBeforeItReduces) {
+  Replica replica(kIdentity);
+  replica.heard(order_of({1, 1}, Stage::kJoining));
+  replica.joined({1, 1});
+  EXPECT_THAT(
+      names(replica.peer_lost({{1, 1}, 0, "reset"})), ElementsAre("report"));
+  EXPECT_THAT(
+      names(replica.heard(order_of({1, 1}, Stage::kRunning))), IsEmpty());
+}
+
+TEST(Replica, JoinsWhatIsPlannedBesideWhatItReduces) {
+  auto replica = reducing();
+  auto order = order_of({1, 1}, Stage::kRunning);
+  order.planned = PlannedEpoch{{1, 2}, order.members};
+  EXPECT_THAT(names(replica.heard(order)), ElementsAre("join 2"));
+  EXPECT_THAT(names(replica.joined({1, 2})), ElementsAre("report"));
+  EXPECT_EQ(replica.report().joined, (Epoch{1, 2}));
+  replica.reduced({{1, 1}, 1}, 99);
+  auto next = committed();
+  next.epoch = {1, 2};
+  EXPECT_THAT(names(replica.heard(next)), ElementsAre("apply"));
+  EXPECT_THAT(
+      names(replica.applied(kSecond)),
+      ElementsAre("compute 2", "reduce 2", "report"));
+}
+
+TEST(Replica, WhatItSuspectsUnderWayOutlivesWhatItSuspectsOfAPlan) {
+  auto replica = reducing();
+  auto order = order_of({1, 1}, Stage::kRunning);
+  order.planned = PlannedEpoch{{1, 2}, order.members};
+  replica.heard(order);
+  replica.damaged();
+  replica.peer_lost({{1, 2}, 0, "refused"});
+  EXPECT_EQ(replica.report().suspicion->epoch, (Epoch{1, 1}));
 }
 
 TEST(Replica, AVoteOfAnEpochThatIsOverIsDroppedTheGradientsAreNot) {
@@ -136,24 +206,45 @@ TEST(Replica, KeepsAnUndecidedVoteWhileTheCoordinatorIsAway) {
   EXPECT_THAT(names(replica.heard(order)), IsEmpty());
   EXPECT_TRUE(replica.vote().has_value());
   order.canonical = kSecond;
-  order.commit = Commit{{{1, 1}, 1}, kFirst, kSecond};
-  EXPECT_THAT(names(replica.heard(order)), ElementsAre("apply", "report"));
+  order.recent = {kCommit};
+  EXPECT_THAT(names(replica.heard(order)), ElementsAre("apply"));
 }
 
-TEST(Replica, FetchesWhatItDoesNotHold) {
+TEST(Replica, CatchesUpAndInstallsWhatItFetched) {
   auto replica = reducing();
-  auto order = order_of({1, 3}, Stage::kRunning);
-  order.canonical = kSecond;
+  auto order = committed();
+  order.epoch = {1, 3};
   order.members.pop_back();
   EXPECT_THAT(
-      names(replica.heard(order)), ElementsAre("stop reduce", "fetch 1"));
-  EXPECT_THAT(names(replica.computed(1)), IsEmpty());
-  EXPECT_THAT(names(replica.fetched(kSecond)), ElementsAre("report"));
+      names(replica.heard(order)), ElementsAre("stop reduce", "catch up 1"));
+  EXPECT_THAT(names(replica.fetch_failed()), ElementsAre("catch up 1"));
+  EXPECT_THAT(names(replica.fetched()), ElementsAre("install"));
+  EXPECT_EQ(replica.held(), kFirst);
+  // Nothing else begins meanwhile, whatever is canonical.
+  EXPECT_THAT(
+      names(replica.heard(order_of({1, 4}, Stage::kJoining))),
+      ElementsAre("join 4"));
+  EXPECT_THAT(
+      names(replica.installed(1, kSecond)),
+      ElementsAre("catch up 0", "report"));
   EXPECT_EQ(replica.held(), kSecond);
 }
 
-TEST(Replica, FollowsWithoutSamplesAtOnce) {
-  Replica replica(kMe, kLife, kFirst);
+TEST(Replica, StopsCatchingUpWhenItsOwnStateIsCanonicalAgain) {
+  Replica replica(kIdentity);
+  auto order = committed();
+  order.members.clear();
+  EXPECT_THAT(names(replica.heard(order)), ElementsAre("catch up 1", "report"));
+  auto back = order_of({1, 2}, Stage::kClosed);
+  EXPECT_THAT(
+      names(replica.heard(back)),
+      UnorderedElementsAre("stop catching up", "join 2", "compute 1"));
+  EXPECT_THAT(names(replica.fetched()), IsEmpty());
+  EXPECT_EQ(replica.held(), kFirst);
+}
+
+TEST(Replica, FollowsWithoutSamples) {
+  Replica replica(kIdentity);
   replica.heard(order_of({1, 1}, Stage::kJoining, {}));
   replica.joined({1, 1});
   EXPECT_THAT(
@@ -175,6 +266,7 @@ TEST(Replica, OlderOrdersChangeNothing) {
       names(replica.heard(order_of({1, 1}, Stage::kJoining))), IsEmpty());
   auto former = order_of({1, 7}, Stage::kRunning);
   former.term = 0;
+  former.fenced = "by one that was replaced itself";
   EXPECT_THAT(names(replica.heard(former)), IsEmpty());
   EXPECT_TRUE(replica == before);
 }
@@ -183,9 +275,10 @@ TEST(Replica, WhatItsProcessesDidTooLateChangesNothing) {
   auto replica = reducing();
   replica.heard(order_of({1, 2}, Stage::kJoining));
   EXPECT_THAT(names(replica.reduced({{1, 1}, 1}, 99)), IsEmpty());
-  EXPECT_THAT(names(replica.reduce_failed({1, 1}, {})), IsEmpty());
+  EXPECT_THAT(names(replica.peer_lost({{1, 1}, 0, "late"})), IsEmpty());
   EXPECT_THAT(names(replica.joined({1, 1})), IsEmpty());
-  EXPECT_THAT(names(replica.fetched(kSecond)), IsEmpty());
+  EXPECT_THAT(names(replica.installed(1, kSecond)), IsEmpty());
+  EXPECT_THAT(names(replica.applied(kSecond)), IsEmpty());
   EXPECT_EQ(replica.vote(), std::nullopt);
 }
 
@@ -198,12 +291,27 @@ TEST(Replica, AFencedLifeEnds) {
       names(replica.heard(order_of({1, 2}, Stage::kJoining))), IsEmpty());
 }
 
-TEST(Replica, WhatIsDamagedIsFetchedAnew) {
+TEST(Replica, ACoordinatorOfAnotherRunEndsIt) {
+  auto replica = reducing();
+  auto order = order_of({2, 1}, Stage::kRunning);
+  order.run = 8;
+  const auto tasks = replica.heard(order);
+  EXPECT_EQ(
+      std::get<StopTask>(tasks.back()).reason,
+      "this is run 7, the coordinator is of run 8");
+}
+
+TEST(Replica, WhatIsDamagedIsFetchedAnewAndLeavesTheEpoch) {
   auto replica = reducing();
   EXPECT_THAT(
       names(replica.damaged()),
-      ElementsAre("stop reduce", "fetch 0", "report"));
+      ElementsAre("stop reduce", "catch up 0", "report"));
   EXPECT_EQ(replica.report().held, std::nullopt);
+  EXPECT_EQ(replica.report().suspicion->accused, kMe);
+  // The same attempt is not reduced twice.
+  replica.fetched();
+  EXPECT_THAT(
+      names(replica.installed(1, kFirst)), ElementsAre("compute 1", "report"));
 }
 
 }  // namespace

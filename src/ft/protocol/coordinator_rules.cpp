@@ -1,0 +1,533 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The rules of docs/design/fault_tolerance.md, and what they ask.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "ft/protocol/coordinator.h"
+
+namespace sherd::ft {
+namespace {
+
+std::string name_of(ReplicaId replica) { return str("replica ", replica); }
+
+// How many times its back-off a replica must have trained to be trusted again.
+constexpr int kSteady = 10;
+
+}  // namespace
+
+// ---- questions ----
+
+int Coordinator::replicas_min() const {
+  return std::max(1, options_.replicas_min);
+}
+
+bool Coordinator::is_member(ReplicaId replica) const {
+  return std::any_of(
+      history_.members.begin(), history_.members.end(),
+      [&](const Member& one) { return one.replica == replica; });
+}
+
+bool Coordinator::is_out(const Known& known, Instant now) const {
+  return !known.connected || now < known.out_until;
+}
+
+bool Coordinator::can_train(
+    const Known& known, const StateId& base, Instant now) const {
+  return !is_out(known, now) && known.report.held == base;
+}
+
+// Into a running epoch's next one: it lacks the last step at most.
+bool Coordinator::can_join(const Known& known, Instant now) const {
+  const auto& held = known.report.held;
+  const auto& commit = history_.commit();
+  return !is_out(known, now) && !known.report.leaving && held &&
+      (held == history_.canonical || (commit && *held == commit->base));
+}
+
+// Has it, or can make it from what it reduced.
+bool Coordinator::holds_canonical(const Known& known) const {
+  const auto& vote = known.report.vote;
+  const auto& commit = history_.commit();
+  return known.connected &&
+      (known.report.held == history_.canonical ||
+       (vote && commit && vote->attempt == commit->attempt));
+}
+
+// It does not yet, but it can be expected to: it made it, or was there.
+bool Coordinator::will_hold_canonical(
+    ReplicaId replica, const Known& known) const {
+  const auto& commit = history_.commit();
+  return known.connected && commit && known.report.held == commit->base &&
+      (holds_canonical(known) || is_member(replica));
+}
+
+bool Coordinator::somebody_holds() const {
+  return std::any_of(known_.begin(), known_.end(), [&](const auto& one) {
+    return holds_canonical(one.second);
+  });
+}
+
+bool Coordinator::somebody_will_hold() const {
+  return std::any_of(known_.begin(), known_.end(), [&](const auto& one) {
+    return will_hold_canonical(one.first, one.second);
+  });
+}
+
+// Members of the last epoch keep gradients: their connections may take a moment
+// to come back to a new coordinator.
+bool Coordinator::waits_for_members(Instant now) const {
+  return now < reconnect_until_ && history_.epoch.term < history_.term &&
+      std::any_of(
+             history_.members.begin(), history_.members.end(),
+             [&](const Member& one) {
+               return !counts(one.replica, one.incarnation);
+             });
+}
+
+// What training begins with: where it was, if replicas come from a checkpoint.
+std::optional<StateId> Coordinator::newest_held() const {
+  std::optional<StateId> newest;
+  for (const auto& [replica, known] : known_) {
+    if (known.connected && known.report.held) {
+      newest = std::max(newest.value_or(StateId()), *known.report.held);
+    }
+  }
+  return newest;
+}
+
+Attempt Coordinator::attempt() const {
+  return {history_.epoch, history_.canonical->step + 1};
+}
+
+Coordinator::Votes Coordinator::votes() const {
+  std::map<std::uint64_t, std::vector<ReplicaId>> sums;
+  Votes votes;
+  for (const auto& member : history_.members) {
+    const auto& known = known_.at(member.replica);
+    const auto& vote = known.report.vote;
+    if (counts(member.replica, member.incarnation) && vote &&
+        vote->attempt == attempt() && vote->base == history_.canonical) {
+      sums[vote->gradients].push_back(member.replica);
+      ++votes.count;
+    }
+  }
+  if (sums.empty()) {
+    return votes;
+  }
+  const auto most = std::max_element(
+      sums.begin(), sums.end(), [](const auto& a, const auto& b) {
+        return a.second.size() < b.second.size();
+      });
+  votes.gradients = most->first;
+  const bool majority = 2 * most->second.size() > votes.count;
+  for (const auto& [gradients, replicas] : sums) {
+    if (gradients != most->first) {
+      votes.different =
+          str(name_of(replicas.front()), " has another sum of gradients than ",
+              name_of(most->second.front()));
+      if (majority) {
+        votes.culprits.insert(
+            votes.culprits.end(), replicas.begin(), replicas.end());
+      }
+    }
+  }
+  return votes;
+}
+
+std::string Coordinator::broken() const {
+  if (!complaint_.empty()) {
+    return complaint_;
+  }
+  for (const auto& member : history_.members) {
+    const auto& known = known_.at(member.replica);
+    if (known.report.incarnation != member.incarnation) {
+      return str(name_of(member.replica), " has started anew");
+    }
+    if (!known.connected) {
+      return why_;
+    }
+    const auto& suspicion = known.report.suspicion;
+    if (suspicion && suspicion->epoch == history_.epoch) {
+      return str(
+          name_of(member.replica), " suspects ", name_of(suspicion->accused),
+          ": ", suspicion->reason);
+    }
+    const auto& held = known.report.held;
+    if (!held || (held != history_.canonical && held->step >= attempt().step)) {
+      return str(name_of(member.replica), " has another state");
+    }
+  }
+  if (!somebody_holds()) {
+    return str("nobody holds ", text_of(*history_.canonical));
+  }
+  return {};
+}
+
+std::string Coordinator::plan_broken() const {
+  for (const auto& member : planned_->members) {
+    if (!counts(member.replica, member.incarnation)) {
+      return str(name_of(member.replica), " was lost before it could join");
+    }
+    const auto& report = known_.at(member.replica).report;
+    if (report.leaving) {
+      return str(name_of(member.replica), " leaves");
+    }
+    if (report.suspicion && report.suspicion->epoch == planned_->epoch) {
+      return str(
+          name_of(member.replica), " cannot reach ",
+          name_of(report.suspicion->accused), ": ", report.suspicion->reason);
+    }
+  }
+  return {};
+}
+
+// All of them are connected, and lack what is being committed at most.
+bool Coordinator::plan_is_ready() const {
+  return planned_ && plan_broken().empty() &&
+      std::all_of(
+             planned_->members.begin(), planned_->members.end(),
+             [&](const Member& member) {
+               const auto& report = known_.at(member.replica).report;
+               return report.joined == planned_->epoch &&
+                   (is_member(member.replica) ||
+                    report.held == history_.canonical);
+             });
+}
+
+// Those of the last epoch, if they are enough: who comes anew is planned for, so
+// that nobody waits for it.
+std::vector<Member> Coordinator::next_members(
+    const StateId& base, Instant now) const {
+  std::vector<Member> former;
+  std::vector<Member> all;
+  for (const auto& [replica, known] : known_) {
+    if (!can_train(known, base, now)) {
+      continue;
+    }
+    Member next{replica, known.report.incarnation, {}};
+    bool was_there = false;
+    for (const auto& member : history_.members) {
+      if (member.replica == replica && member.incarnation == next.incarnation) {
+        next.samples = member.samples;
+        was_there = true;
+      }
+    }
+    // Who leaves finishes the step that it has gradients of.
+    if (known.report.leaving && next.samples.empty()) {
+      continue;
+    }
+    all.push_back(next);
+    if (was_there) {
+      former.push_back(next);
+    }
+  }
+  return static_cast<int>(former.size()) < replicas_min() ? all : former;
+}
+
+// ---- rules ----
+
+bool Coordinator::form(Instant now, Decisions& decisions) {
+  const auto base = history_.canonical ? history_.canonical : newest_held();
+  if (!base || !complaint_.empty() || now < form_at_ ||
+      waits_for_members(now)) {
+    return false;
+  }
+  const auto connected = std::count_if(
+      known_.begin(), known_.end(),
+      [](const auto& one) { return one.second.connected; });
+  if (history_.past.empty() && connected < options_.replicas_start &&
+      now < start_at_) {
+    return false;
+  }
+  if (somebody_will_hold() && now < form_at_ + options_.join_timeout) {
+    return false;
+  }
+  auto members = next_members(*base, now);
+  if (static_cast<int>(members.size()) < replicas_min()) {
+    return false;
+  }
+  // Who comes into a step that others have begun follows without samples.
+  if (std::all_of(members.begin(), members.end(), [](const Member& one) {
+        return one.samples.empty();
+      })) {
+    give_samples(members, history_.consumed);
+  }
+  begin_epoch(next_epoch(), *base, std::move(members), why_, now, decisions);
+  phase_ = Phase::kJoining;
+  join_until_ = now + options_.join_timeout;
+  lost_since_.reset();
+  tell_all(str(text_of(history_.epoch), " begins: ", why_), decisions);
+  return true;
+}
+
+bool Coordinator::start(Instant now, Decisions& decisions) {
+  std::vector<ReplicaId> late;
+  for (const auto& member : history_.members) {
+    if (known_.at(member.replica).report.joined != history_.epoch) {
+      late.push_back(member.replica);
+    }
+  }
+  if (late.empty()) {
+    phase_ = Phase::kRunning;
+    tell_all("all have joined", decisions);
+    return true;
+  }
+  if (now < join_until_) {
+    return false;
+  }
+  for (const auto replica : late) {
+    penalise(replica, now);
+    known_.at(replica).out_until =
+        std::max(known_.at(replica).out_until, now + options_.backoff);
+  }
+  close_epoch(
+      str(name_of(late.front()), " has not joined ", text_of(history_.epoch)),
+      now, Duration(0), decisions);
+  return true;
+}
+
+bool Coordinator::commit(Instant now, Decisions& decisions) {
+  const auto votes = this->votes();
+  if (votes.count == 0) {
+    return false;
+  }
+  first_vote_ = first_vote_.value_or(now);
+  const bool all = votes.count == history_.members.size();
+  const bool late = now >= *first_vote_ + options_.vote_timeout;
+  if (!votes.different.empty()) {
+    if (!all && !late) {
+      return false;  // More votes say whose is wrong.
+    }
+    for (const auto culprit : votes.culprits) {
+      penalise(culprit, now);
+    }
+    close_epoch(votes.different, now, Duration(0), decisions);
+    return true;
+  }
+  if (all) {
+    commit_step(
+        votes.gradients,
+        str("all ", votes.count, " members have reduced the same sum"), now,
+        decisions);
+    return true;
+  }
+  // Each vote is one for the whole sum: the others will get it.
+  if (late && static_cast<int>(votes.count) >= replicas_min()) {
+    commit_step(
+        votes.gradients,
+        str(votes.count, " members have the sum, the others are late"), now,
+        decisions);
+    return true;
+  }
+  return false;
+}
+
+// What is complete somewhere is not lost with the epoch.
+void Coordinator::salvage(
+    const std::string& reason, Instant now, Decisions& decisions) {
+  if (phase_ != Phase::kRunning || !complaint_.empty()) {
+    return;
+  }
+  const auto votes = this->votes();
+  if (votes.different.empty() && votes.count > 0 &&
+      static_cast<int>(votes.count) >= replicas_min()) {
+    planned_.reset();
+    commit_step(
+        votes.gradients,
+        str(votes.count, " members have the sum although ", reason), now,
+        decisions);
+  }
+}
+
+bool Coordinator::plan(Instant now, Decisions& decisions) {
+  if (planned_) {
+    auto reason = plan_broken();
+    const bool late = reason.empty() && now >= plan_until_ && !plan_is_ready();
+    if (late) {
+      reason = str(text_of(planned_->epoch), " was not joined by all");
+    }
+    if (reason.empty()) {
+      return false;
+    }
+    for (const auto& member : planned_->members) {
+      if (!is_member(member.replica)) {
+        penalise(member.replica, now);
+        known_.at(member.replica).out_until = now + options_.backoff;
+      }
+    }
+    planned_.reset();
+    tell_all(reason, decisions);
+    return true;
+  }
+  PlannedEpoch next;
+  std::string newcomer;
+  for (const auto& [replica, known] : known_) {
+    if (is_member(replica)) {
+      next.members.push_back({replica, known.report.incarnation, {}});
+    } else if (can_join(known, now)) {
+      next.members.push_back({replica, known.report.incarnation, {}});
+      newcomer = name_of(replica);
+    }
+  }
+  if (newcomer.empty()) {
+    return false;
+  }
+  next.epoch = next_epoch();
+  planned_ = std::move(next);
+  plan_until_ = now + options_.join_timeout;
+  tell_all(str(newcomer, " has caught up"), decisions);
+  return true;
+}
+
+bool Coordinator::roll_back(Instant now, Decisions& decisions) {
+  if (!history_.canonical || !complaint_.empty() || somebody_holds()) {
+    lost_since_.reset();
+    return false;
+  }
+  // Of what anybody holds, the last; sooner what canonical was made from.
+  std::optional<StateId> best;
+  for (const auto& [replica, known] : known_) {
+    const auto& held = known.report.held;
+    if (known.connected && held && history_.knows(*held)) {
+      const auto rank = [&](const StateId& state) {
+        return std::make_pair(history_.on_chain(state), state);
+      };
+      best = !best || rank(*held) > rank(*best) ? held : best;
+    }
+  }
+  if (!best) {
+    lost_since_.reset();
+    return false;
+  }
+  lost_since_ = lost_since_.value_or(now);
+  if (now < *lost_since_ + options_.hold_time) {
+    return false;
+  }
+  why_ =
+      str("nobody has held ", text_of(*history_.canonical), " for ",
+          seconds(options_.hold_time), " s");
+  write(
+      RollbackRecord{next_epoch(), *history_.canonical, *best}, why_,
+      decisions);
+  lost_since_.reset();
+  form_at_ = now;
+  tell_all(why_, decisions);
+  return true;
+}
+
+// ---- what they do ----
+
+void Coordinator::commit_step(
+    std::uint64_t gradients,
+    const std::string& reason,
+    Instant now,
+    Decisions& decisions) {
+  CommitRecord record;
+  auto& commit = record.commit;
+  commit = {attempt(), *history_.canonical, {}, gradients};
+  auto consumed = history_.consumed;
+  std::string leaves;
+  for (const auto& member : history_.members) {
+    record.participants.push_back(
+        {member.replica, member.incarnation, member.samples});
+    consumed.add(member.samples);
+    auto& known = known_.at(member.replica);
+    if (known.report.leaving) {
+      leaves = str(name_of(member.replica), " leaves");
+    }
+    if (now > known.member_since + kSteady * known.backoff) {
+      known.backoff = Duration(0);
+    }
+  }
+  commit.result = {
+      commit.attempt.step,
+      next_lineage(
+          commit.base.lineage, commit.attempt, record.participants, gradients)};
+  const bool switches = leaves.empty() && plan_is_ready();
+  if (leaves.empty() && !switches) {
+    record.next = history_.members;
+    give_samples(record.next, consumed);
+  }
+  // Who comes in now lacks the step that is committed: it follows the next.
+  std::vector<Member> members;
+  if (switches) {
+    std::vector<Member> trained;
+    for (const auto& member : planned_->members) {
+      (is_member(member.replica) ? trained : members).push_back(member);
+    }
+    give_samples(trained, consumed);
+    members.insert(members.end(), trained.begin(), trained.end());
+    std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) {
+      return a.replica < b.replica;
+    });
+  }
+  const auto committed = str(text_of(commit.attempt), " is committed");
+  const auto result = commit.result;
+  write(std::move(record), reason, decisions);
+  first_vote_.reset();
+  if (switches) {
+    const auto epoch = planned_->epoch;
+    begin_epoch(
+        epoch, result, std::move(members), "the planned epoch", now, decisions);
+  }
+  if (!leaves.empty()) {
+    close_epoch(leaves, now, Duration(0), decisions);
+    return;
+  }
+  tell_all(committed, decisions);
+}
+
+void Coordinator::begin_epoch(
+    const Epoch& epoch,
+    const StateId& base,
+    std::vector<Member> members,
+    const std::string& reason,
+    Instant now,
+    Decisions& decisions) {
+  for (const auto& member : members) {
+    if (!is_member(member.replica)) {
+      known_.at(member.replica).member_since = now;
+    }
+  }
+  const auto count = members.size();
+  planned_.reset();
+  write(
+      EpochRecord{epoch, base, config_, std::move(members)},
+      str(count, " replicas; ", reason), decisions);
+}
+
+void Coordinator::close_epoch(
+    const std::string& reason,
+    Instant now,
+    Duration settle,
+    Decisions& decisions) {
+  phase_ = Phase::kForming;
+  why_ = reason;
+  form_at_ = now + settle;
+  planned_.reset();
+  first_vote_.reset();
+  tell_all(str(text_of(history_.epoch), " ends: ", reason), decisions);
+}
+
+// The first time costs nothing.
+void Coordinator::penalise(ReplicaId replica, Instant now) {
+  auto& known = known_.at(replica);
+  known.out_until = now + known.backoff;
+  known.backoff =
+      std::clamp(2 * known.backoff, options_.backoff, options_.backoff_max);
+}
+
+void Coordinator::give_samples(
+    std::vector<Member>& members, const SampleSet& taken) const {
+  auto all = taken;
+  for (auto& member : members) {
+    member.samples = all.lowest_free(options_.samples_per_replica);
+    all.add(member.samples);
+  }
+}
+
+Epoch Coordinator::next_epoch() { return {history_.term, ++number_}; }
+
+}  // namespace sherd::ft
