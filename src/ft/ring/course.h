@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Course decides what a member of a ring sends next and what it may receive: how
+// far each slice of one reduction has come. Older slices go first, so that
+// buckets end in order; a window of slices is under way at once, which bounds
+// what is in flight and what a member must hold that is late with a bucket.
+// Thread rule: a value; pure.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include "ft/ring/schedule.h"
+
+namespace sherd::ft::ring {
+
+class Course {
+ public:
+  // REQUIRES: more than one member; window > 0. `schedule` outlives it.
+  Course(const Schedule& schedule, int window);
+
+  // Buckets below `given` may be sent from. The item to send now; none: all that
+  // is known has been.
+  std::optional<Item> next_to_send(int given) const;
+  // REQUIRES: the item of next_to_send().
+  void sent(const Item& item);
+
+  // Why no such item may arrive now; empty: it may.
+  std::string refusal(const Item& item) const;
+  // REQUIRES: no refusal. Its bytes are here.
+  void arrived(const Item& item);
+  // REQUIRES: it has arrived, and those of its slice before are taken. It is
+  // summed, or copied, and may go on to the next member.
+  void taken(const Item& item);
+
+  // Everything is received, taken and sent.
+  bool finished() const { return first_ == schedule_->slices(); }
+  bool has_arrived() const { return arrived_whole_ == schedule_->slices(); }
+  std::int64_t slices_done() const { return first_; }
+  // The oldest of which this member has sent nothing.
+  std::int64_t next_slice() const;
+
+ private:
+  struct Slice {
+    int sent = 0;
+    int arrived = 0;
+    int taken = 0;
+  };
+  Slice& at(std::int64_t slice);
+  Slice look(std::int64_t slice) const;
+  void drop_ended();
+
+  const Schedule* schedule_;
+  int window_;
+  // Slices from first_ on; those before have come all the way.
+  std::deque<Slice> slices_;
+  std::int64_t first_ = 0;
+  std::int64_t arrived_whole_ = 0;  // All slices before have arrived.
+};
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/ring/digest.h"
+
+#include <algorithm>
+#include "base/check.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace sherd::ft::ring {
+
+Digest::Digest(const std::vector<std::int64_t>& elements)
+    : elements_(elements) {
+  for (const auto count : elements) {
+    first_blocks_.push_back(blocks_.size());
+    for (std::int64_t begin = 0; begin < count; begin += kBlock) {
+      blocks_.push_back({std::min(kBlock, count - begin), 0});
+    }
+  }
+}
+
+void Digest::complete(int bucket, const float* out, const Span& span) {
+  const auto b = static_cast<std::size_t>(bucket);
+  for (auto at = span.begin; at < span.end;) {
+    const auto k = at / kBlock;
+    const auto begin = k * kBlock;
+    const auto end = std::min(begin + kBlock, elements_[b]);
+    const auto stop = std::min(end, span.end);
+    Block& block = blocks_[first_blocks_[b] + static_cast<std::size_t>(k)];
+    block.missing -= stop - at;
+    SHERD_ASSERT(block.missing >= 0, "elements complete twice");
+    if (block.missing == 0) {
+      block.hash = XXH3_64bits(
+          out + begin, static_cast<std::size_t>(end - begin) * sizeof(float));
+    }
+    at = stop;
+  }
+}
+
+std::uint64_t Digest::value() const {
+  std::vector<std::uint64_t> hashes;
+  hashes.reserve(blocks_.size());
+  for (const auto& block : blocks_) {
+    SHERD_ASSERT(block.missing == 0, "a digest of an incomplete sum");
+    hashes.push_back(block.hash);
+  }
+  return XXH3_64bits(hashes.data(), hashes.size() * sizeof(std::uint64_t));
+}
+
+std::uint64_t digest_of(const std::vector<std::span<const float>>& buckets) {
+  std::vector<std::int64_t> elements;
+  elements.reserve(buckets.size());
+  for (const auto& bucket : buckets) {
+    elements.push_back(static_cast<std::int64_t>(bucket.size()));
+  }
+  Digest digest(elements);
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    digest.complete(static_cast<int>(b), buckets[b].data(), {0, elements[b]});
+  }
+  return digest.value();
+}
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The digest of a sum: XXH3 (64 bits) over the XXH3 of each block of kBlock
+// elements, buckets in the order of the layout, each from a new block on. Blocks
+// are hashed as soon as they are complete, while they are in the cache; chunks,
+// members and timing leave no trace. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+#include "ft/ring/schedule.h"
+
+namespace sherd::ft::ring {
+
+constexpr std::int64_t kBlock = 65536;
+
+class Digest {
+ public:
+  explicit Digest(const std::vector<std::int64_t>& elements);
+
+  // These elements of the bucket at `out` have their last value. REQUIRES: each
+  // element is told of once.
+  void complete(int bucket, const float* out, const Span& span);
+  // REQUIRES: all are complete.
+  std::uint64_t value() const;
+
+ private:
+  struct Block {
+    std::int64_t missing = 0;
+    std::uint64_t hash = 0;
+  };
+  std::vector<std::int64_t> elements_;
+  std::vector<std::size_t> first_blocks_;  // Of each bucket.
+  std::vector<Block> blocks_;
+};
+
+// Of a sum that is there as a whole.
+std::uint64_t digest_of(const std::vector<std::span<const float>>& buckets);
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/ring/frame.h"
+
+#include <algorithm>
+#include "net/bytes.h"
+#include "net/crc32c.h"
+
+namespace sherd::ft::ring {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x52524853;  // "SHRR"
+constexpr std::uint16_t kVersion = 1;
+constexpr std::size_t kReasonBytesMax = 400;
+
+// What a stranger may have put into a text must not reach a terminal.
+std::string printable(std::string_view text) {
+  std::string result(text.substr(0, kReasonBytesMax));
+  std::replace_if(
+      result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; },
+      '?');
+  return result;
+}
+
+std::string frame(FrameKind kind, const Epoch& epoch, std::string payload) {
+  SHERD_ASSERT(payload.size() <= kTextBytesMax);
+  FrameHeader header;
+  header.kind = kind;
+  header.epoch = epoch;
+  header.payload_bytes = static_cast<std::uint32_t>(payload.size());
+  header.payload_checksum = net::crc32c(payload);
+  const HeaderBytes bytes = bytes_of(header);
+  return std::string(bytes.data(), bytes.size()) + payload;
+}
+
+}  // namespace
+
+HeaderBytes bytes_of(const FrameHeader& header) {
+  net::ByteWriter out;
+  out.u32(kMagic);
+  out.u16(kVersion);
+  out.u16(static_cast<std::uint16_t>(header.kind));
+  out.u64(header.epoch.term);
+  out.u64(header.epoch.number);
+  out.i64(header.step);
+  out.i64(header.slice);
+  out.u32(header.bucket);
+  out.u16(header.segment);
+  out.u16(header.ring_step);
+  out.i64(header.first_element);
+  out.u32(header.payload_bytes);
+  out.u32(header.payload_checksum);
+  out.u32(0);
+  out.u32(net::crc32c(out.bytes()));
+  SHERD_ASSERT(out.bytes().size() == kHeaderBytes);
+  HeaderBytes bytes = {};
+  std::copy(out.bytes().begin(), out.bytes().end(), bytes.begin());
+  return bytes;
+}
+
+Result<FrameHeader> parse_header(const HeaderBytes& bytes) {
+  const std::string_view view(bytes.data(), bytes.size());
+  net::ByteReader in(view);
+  const auto magic = in.u32("magic");
+  const auto version = in.u16("version");
+  if (magic != kMagic) {
+    return Status(
+        ErrorCode::kPeerMismatch, "expected a frame, found other bytes");
+  }
+  // The checksum first: of a damaged header the version means nothing.
+  constexpr std::size_t kSummed = kHeaderBytes - sizeof(std::uint32_t);
+  net::ByteReader end(view.substr(kSummed));
+  if (end.u32("checksum") != net::crc32c(view.substr(0, kSummed))) {
+    return Status(ErrorCode::kAborted, "checksum of a header is wrong");
+  }
+  if (version != kVersion) {
+    return Status(
+        ErrorCode::kPeerMismatch,
+        str("expected version ", kVersion, ", found version ", version));
+  }
+  FrameHeader header;
+  const auto kind = in.u16("kind");
+  header.epoch.term = in.u64("term");
+  header.epoch.number = in.u64("epoch");
+  header.step = in.i64("step");
+  header.slice = in.i64("slice");
+  header.bucket = in.u32("bucket");
+  header.segment = in.u16("segment");
+  header.ring_step = in.u16("ring step");
+  header.first_element = in.i64("first element");
+  header.payload_bytes = in.u32("payload bytes");
+  header.payload_checksum = in.u32("payload checksum");
+  if (kind < static_cast<std::uint16_t>(FrameKind::kHello) ||
+      kind > static_cast<std::uint16_t>(FrameKind::kEnding)) {
+    return Status(
+        ErrorCode::kPeerMismatch, str("expected a known frame, found ", kind));
+  }
+  header.kind = static_cast<FrameKind>(kind);
+  if (header.kind != FrameKind::kData && header.payload_bytes > kTextBytesMax) {
+    return Status(
+        ErrorCode::kPeerMismatch,
+        str("expected at most ", kTextBytesMax, " bytes, found ",
+            header.payload_bytes));
+  }
+  return header;
+}
+
+std::string frame_of(const Epoch& epoch, const Hello& hello) {
+  net::ByteWriter out;
+  out.u64(hello.run);
+  out.u32(hello.from);
+  out.u64(hello.from_incarnation);
+  out.u32(hello.to);
+  out.u64(hello.to_incarnation);
+  out.u32(hello.shard_rank);
+  out.u32(hello.members);
+  out.u32(hello.window);
+  out.u64(hello.chunk_elements);
+  out.u64(hello.buckets);
+  out.u64(hello.elements);
+  out.u64(hello.layout);
+  return frame(FrameKind::kHello, epoch, out.take());
+}
+
+std::string refusal_frame(const Epoch& epoch, std::string_view reason) {
+  return frame(FrameKind::kRefusal, epoch, printable(reason));
+}
+
+std::string frame_of(const Epoch& epoch, const Ending& ending) {
+  net::ByteWriter out;
+  out.u8(static_cast<std::uint8_t>(ending.fault));
+  out.u32(ending.reporter);
+  out.u32(ending.accused);
+  out.i64(ending.finished_step);
+  out.text(printable(ending.reason));
+  return frame(FrameKind::kEnding, epoch, out.take());
+}
+
+Result<Hello> parse_hello(std::string_view payload) {
+  net::ByteReader in(payload);
+  Hello hello;
+  hello.run = in.u64("run");
+  hello.from = in.u32("replica");
+  hello.from_incarnation = in.u64("incarnation");
+  hello.to = in.u32("replica called");
+  hello.to_incarnation = in.u64("incarnation called");
+  hello.shard_rank = in.u32("shard rank");
+  hello.members = in.u32("members");
+  hello.window = in.u32("window");
+  hello.chunk_elements = in.u64("chunk");
+  hello.buckets = in.u64("buckets");
+  hello.elements = in.u64("elements");
+  hello.layout = in.u64("layout");
+  if (Status status = in.finish("hello of a ring"); !status.ok()) {
+    return status;
+  }
+  return hello;
+}
+
+Result<Ending> parse_ending(std::string_view payload) {
+  net::ByteReader in(payload);
+  Ending ending;
+  ending.fault = static_cast<RingFault>(
+      in.choice("fault", static_cast<std::uint8_t>(RingFault::kResources)));
+  ending.reporter = in.u32("reporter");
+  ending.accused = in.u32("accused");
+  ending.finished_step = in.i64("finished step");
+  ending.reason = printable(in.text("reason", kReasonBytesMax));
+  if (Status status = in.finish("ending of a ring"); !status.ok()) {
+    return status;
+  }
+  return ending;
+}
+
+std::string parse_refusal(std::string_view payload) {
+  return printable(payload);
+}
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bytes on a connection between two neighbours of a ring: frames of a header
+// and a payload, little-endian, each with its checksum. All frames of one
+// connection are of one epoch, which is in every header: what a former epoch
+// still sends never passes for the present. docs/design/ring_reduce.md has the
+// conversation. Thread rule: values and pure functions.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include "base/status.h"
+#include "ft/protocol/identity.h"
+#include "ft/ring/ring_types.h"
+
+namespace sherd::ft::ring {
+
+enum class FrameKind : std::uint16_t {
+  kHello = 1,  // From who dials, and the answer of who is dialled.
+  kRefusal,    // The other answer: a text.
+  kData,
+  kEnding,  // Nothing comes after it.
+};
+
+struct FrameHeader {
+  FrameKind kind = FrameKind::kData;
+  Epoch epoch;
+  // Of kData alone, else zeros.
+  std::int64_t step = 0;  // That the attempt would make.
+  std::int64_t slice = 0;
+  std::uint32_t bucket = 0;
+  std::uint16_t segment = 0;
+  std::uint16_t ring_step = 0;
+  std::int64_t first_element = 0;
+
+  std::uint32_t payload_bytes = 0;
+  std::uint32_t payload_checksum = 0;
+  bool operator==(const FrameHeader&) const = default;
+};
+
+constexpr std::size_t kHeaderBytes = 72;
+using HeaderBytes = std::array<char, kHeaderBytes>;
+
+HeaderBytes bytes_of(const FrameHeader& header);
+// The status says what is wrong with it; kPeerMismatch: another program or
+// version, kAborted: damaged on the way.
+Result<FrameHeader> parse_header(const HeaderBytes& bytes);
+
+// Payloads of anything but data are at most so long.
+constexpr std::size_t kTextBytesMax = 512;
+
+// Who speaks, to whom, and what must be the same on both sides.
+struct Hello {
+  std::uint64_t run = 0;
+  ReplicaId from = 0;
+  Incarnation from_incarnation = 0;
+  ReplicaId to = 0;
+  Incarnation to_incarnation = 0;
+  std::uint32_t shard_rank = 0;
+  std::uint32_t members = 0;
+  std::uint32_t window = 0;
+  std::uint64_t chunk_elements = 0;
+  std::uint64_t buckets = 0;
+  std::uint64_t elements = 0;  // Of all buckets.
+  std::uint64_t layout = 0;    // Hash of their sizes, in order.
+  bool operator==(const Hello&) const = default;
+};
+
+// Why an epoch came to its end.
+struct Ending {
+  RingFault fault = RingFault::kStopped;
+  ReplicaId reporter = 0;  // Who noticed it.
+  ReplicaId accused = 0;
+  // The last step whose reduction the sender has finished under the epoch.
+  std::int64_t finished_step = 0;
+  std::string reason;
+  bool operator==(const Ending&) const = default;
+};
+
+// Whole frames.
+std::string frame_of(const Epoch& epoch, const Hello& hello);
+std::string refusal_frame(const Epoch& epoch, std::string_view reason);
+std::string frame_of(const Epoch& epoch, const Ending& ending);
+
+// Of payloads.
+Result<Hello> parse_hello(std::string_view payload);
+Result<Ending> parse_ending(std::string_view payload);
+std::string parse_refusal(std::string_view payload);
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/ring/kernels.h"
+
+namespace sherd::ft::ring {
+
+void scale(
+    float* __restrict out,
+    const float* __restrict in,
+    float factor,
+    std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = factor * in[i];
+  }
+}
+
+void add_scaled(
+    float* __restrict out,
+    const float* __restrict sum,
+    const float* __restrict in,
+    float factor,
+    std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = sum[i] + factor * in[i];
+  }
+}
+
+void add_zeros(
+    float* __restrict out, const float* __restrict sum, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = sum[i] + 0.0F;
+  }
+}
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/ring/link.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include "base/check.h"
+#include "net/crc32c.h"
+
+namespace sherd::ft::ring {
+namespace {
+
+// A call takes no more, so that its bytes are in the cache for the checksum.
+constexpr std::size_t kReadMax = std::size_t{256} << 10U;
+
+bool is_temporary(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR ||
+      error == ENOBUFS;
+}
+
+}  // namespace
+
+Link::Got Link::read() {
+  SHERD_ASSERT(stage_ != Stage::kPlace, "a payload without a place");
+  if (!problem_.ok()) {
+    return Got::kEnd;
+  }
+  if (stage_ == Stage::kHeader && next_header_bytes_ == kHeaderBytes) {
+    return parse();
+  }
+  if (stage_ == Stage::kPayload && place_left_ == 0) {
+    stage_ = Stage::kHeader;
+    return Got::kFrame;
+  }
+  // The next header comes with the payload before it: one call less.
+  std::array<iovec, 2> parts = {};
+  std::size_t used = 0;
+  const std::size_t wanted = std::min(place_left_, kReadMax);
+  if (stage_ == Stage::kPayload) {
+    parts[used++] = {place_, wanted};
+  }
+  if (stage_ == Stage::kHeader || wanted == place_left_) {
+    parts[used++] = {
+        next_header_.data() + next_header_bytes_,
+        kHeaderBytes - next_header_bytes_};
+  }
+  const ssize_t got =
+      ::readv(socket_.get(), parts.data(), static_cast<int>(used));
+  if (got < 0 && is_temporary(errno)) {
+    return Got::kNothing;
+  }
+  if (got <= 0) {
+    return end(
+        {ErrorCode::kPeerLost,
+         got == 0 ? "closed the connection" : std::strerror(errno)});
+  }
+  took(static_cast<std::size_t>(got));
+  if (stage_ == Stage::kPayload && place_left_ == 0) {
+    stage_ = Stage::kHeader;
+    return Got::kFrame;
+  }
+  if (stage_ == Stage::kHeader && next_header_bytes_ == kHeaderBytes) {
+    return parse();
+  }
+  return Got::kSome;
+}
+
+void Link::took(std::size_t bytes) {
+  if (stage_ == Stage::kPayload) {
+    const std::size_t payload = std::min(bytes, place_left_);
+    checksum_ = net::crc32c(place_, payload, checksum_);
+    place_ += payload;
+    place_left_ -= payload;
+    bytes -= payload;
+  }
+  next_header_bytes_ += bytes;
+}
+
+Link::Got Link::parse() {
+  auto header = parse_header(next_header_);
+  if (!header.ok()) {
+    return end(header.status());
+  }
+  header_ = header.value();
+  next_header_bytes_ = 0;
+  checksum_ = 0;
+  stage_ = Stage::kPlace;
+  return Got::kHeader;
+}
+
+Link::Got Link::end(Status problem) {
+  problem_ = std::move(problem);
+  return Got::kEnd;
+}
+
+void Link::payload_to(void* place) {
+  SHERD_ASSERT(stage_ == Stage::kPlace);
+  stage_ = Stage::kPayload;
+  place_ = static_cast<char*>(place);
+  place_left_ = header_.payload_bytes;
+}
+
+void Link::payload_to_text() {
+  SHERD_ASSERT(header_.payload_bytes <= text_.size());
+  text_bytes_ = header_.payload_bytes;
+  payload_to(text_.data());
+}
+
+void Link::send(
+    const HeaderBytes& header, const void* payload, std::size_t bytes) {
+  SHERD_ASSERT(can_send());
+  header_out_ = header;
+  header_sent_ = 0;
+  payload_ = static_cast<const char*>(payload);
+  payload_left_ = bytes;
+}
+
+void Link::write() {
+  while (wants_to_write()) {
+    std::array<iovec, 3> parts = {};
+    std::size_t used = 0;
+    if (header_left() > 0) {
+      parts[used++] = {header_out_.data() + header_sent_, header_left()};
+    }
+    if (payload_left_ > 0) {
+      // sendmsg() only reads.
+      parts[used++] = {const_cast<char*>(payload_), payload_left_};
+    }
+    if (!words_.empty()) {
+      parts[used++] = {words_.data(), words_.size()};
+    }
+    msghdr message = {};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = used;
+    const ssize_t sent =
+        ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && is_temporary(errno)) {
+      return;
+    }
+    if (sent < 0) {
+      broken_ = true;
+      return;
+    }
+    auto left = static_cast<std::size_t>(sent);
+    const std::size_t of_header = std::min(left, header_left());
+    header_sent_ += of_header;
+    left -= of_header;
+    const std::size_t of_payload = std::min(left, payload_left_);
+    payload_ += of_payload;
+    payload_left_ -= of_payload;
+    words_.erase(0, left - of_payload);
+  }
+}
+
+Link::Rest Link::leave(std::string_view words) {
+  Rest rest;
+  // Damage came from there, but words still go.
+  const bool dead = !problem_.ok() && problem_.code() == ErrorCode::kPeerLost;
+  if (!broken_ && !dead) {
+    if (under_way()) {
+      rest.bytes.append(header_out_.data() + header_sent_, header_left());
+      rest.bytes.append(payload_, payload_left_);
+    }
+    rest.bytes += words_;
+    rest.bytes += words;
+  }
+  rest.socket = std::move(socket_);
+  header_sent_ = kHeaderBytes;
+  payload_left_ = 0;
+  words_.clear();
+  broken_ = true;
+  problem_ = Status(ErrorCode::kAborted, "left");
+  return rest;
+}
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Link is one connection between neighbours of a ring: frames in and out of a
+// socket that never blocks, payloads straight from and to their places. It knows
+// nothing of reductions. Thread rule: one thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include "base/descriptor.h"
+#include "base/status.h"
+#include "ft/ring/frame.h"
+
+namespace sherd::ft::ring {
+
+class Link {
+ public:
+  explicit Link(Descriptor socket) : socket_(std::move(socket)) {}
+
+  int fd() const { return socket_.get(); }
+
+  // ---- receiving ----
+  enum class Got {
+    kNothing,  // There is no more now.
+    kSome,
+    kHeader,  // Of a frame; the next call wants a place for its payload.
+    kFrame,   // Whole; the payload is where it was to go.
+    kEnd,     // Nothing comes any more; problem() says why.
+  };
+  // One system call at most.
+  Got read();
+  const FrameHeader& header() const { return header_; }
+  // After kHeader. The place is written to until kFrame.
+  void payload_to(void* place);
+  // The same, for short payloads, with text() for a place.
+  void payload_to_text();
+  std::string_view text() const { return {text_.data(), text_bytes_}; }
+  // After kFrame: whether the payload has its checksum.
+  bool intact() const { return checksum_ == header_.payload_checksum; }
+  const Status& problem() const { return problem_; }
+
+  // ---- sending ----
+  // After what is under way.
+  void say(std::string frame) { words_ += std::move(frame); }
+  bool can_send() const { return !under_way() && words_.empty() && !broken_; }
+  // REQUIRES: can_send(). The payload is read until can_send() is true again.
+  void send(const HeaderBytes& header, const void* payload, std::size_t bytes);
+  bool wants_to_write() const {
+    return !broken_ && (under_way() || !words_.empty());
+  }
+  // As much as goes. A failure shows in read() alone, since what the peer has
+  // said before may tell more.
+  void write();
+
+  // Gives up the socket, with what must still be sent, so that the peer can tell
+  // the end of a frame, then `words`. No payload's place is read or written after.
+  struct Rest {
+    Descriptor socket;
+    std::string bytes;
+  };
+  Rest leave(std::string_view words);
+
+ private:
+  bool under_way() const { return header_left() + payload_left_ > 0; }
+  std::size_t header_left() const { return kHeaderBytes - header_sent_; }
+  Got parse();
+  Got end(Status problem);
+  void took(std::size_t bytes);
+
+  Descriptor socket_;
+  // Receiving.
+  enum class Stage { kHeader, kPlace, kPayload };
+  Stage stage_ = Stage::kHeader;
+  HeaderBytes next_header_ = {};
+  std::size_t next_header_bytes_ = 0;
+  FrameHeader header_;
+  char* place_ = nullptr;
+  std::size_t place_left_ = 0;
+  std::uint32_t checksum_ = 0;
+  std::array<char, kTextBytesMax> text_ = {};
+  std::size_t text_bytes_ = 0;
+  Status problem_;
+  // Sending.
+  HeaderBytes header_out_ = {};
+  std::size_t header_sent_ = kHeaderBytes;
+  const char* payload_ = nullptr;
+  std::size_t payload_left_ = 0;
+  std::string words_;
+  bool broken_ = false;
+};
+
+}  // namespace sherd::ft::ring

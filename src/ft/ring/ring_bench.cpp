@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Bytes a second of the all-reduce: members of one process on loopback, one
+// bucket of a step after another. `memcpy` is the bound that no machine beats:
+// each byte copied into a socket and out of it, once for each step of the ring.
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
+#include <benchmark/benchmark.h>
+#include "ft/ring/ring.h"
+
+namespace sherd::ft {
+namespace {
+
+// Counts what rings tell, for a thread that waits.
+class Gate {
+ public:
+  void come() {
+    const std::lock_guard lock(mu_);
+    ++count_;
+    changed_.notify_one();
+  }
+  bool wait(int count) {
+    std::unique_lock lock(mu_);
+    const bool all = changed_.wait_for(
+        lock, std::chrono::seconds(60), [&] { return count_ >= count; });
+    count_ = 0;
+    return all;
+  }
+
+ private:
+  std::mutex mu_;
+  std::condition_variable changed_;
+  int count_ = 0;
+};
+
+void reduce(benchmark::State& state) {
+  const auto members = static_cast<std::size_t>(state.range(0));
+  const auto bytes = static_cast<std::size_t>(state.range(1));
+  const auto buckets = static_cast<std::size_t>(state.range(2));
+  const std::size_t count = bytes / sizeof(float);
+  Gate joined;
+  Gate reduced;
+  std::vector<std::unique_ptr<Ring>> rings;
+  std::vector<std::vector<float>> in(members * buckets);
+  std::vector<std::vector<float>> out(members * buckets);
+  RingEpoch epoch{{1, 1}, {}};
+  for (std::size_t m = 0; m < members; ++m) {
+    RingOptions options;
+    options.replica = static_cast<ReplicaId>(m);
+    options.chunk_bytes = static_cast<std::size_t>(state.range(3)) << 10U;
+    rings.push_back(std::make_unique<Ring>(
+        options,
+        RingEvents{
+            [&](Epoch) { joined.come(); },
+            [&](Attempt, std::uint64_t) { reduced.come(); },
+            [](const RingFailure&) {}}));
+    rings[m]->set_run(1);
+    rings[m]->set_layout(
+        std::vector<std::int64_t>(buckets, static_cast<std::int64_t>(count)));
+    epoch.members.push_back(
+        {options.replica, 0, "127.0.0.1", rings[m]->port()});
+  }
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    in[i].assign(count, static_cast<float>(i + 1));
+    out[i].assign(count, 0.0F);
+  }
+  for (auto& ring : rings) {
+    ring->join(epoch);
+  }
+  bool fine = joined.wait(static_cast<int>(members));
+  std::int64_t step = 0;
+  for (auto _ : state) {
+    ++step;
+    for (std::size_t m = 0; m < members && fine; ++m) {
+      for (std::size_t b = 0; b < buckets; ++b) {
+        rings[m]->give(
+            static_cast<int>(b), in[m * buckets + b].data(),
+            out[m * buckets + b].data());
+      }
+      rings[m]->begin({epoch.epoch, step}, std::vector<double>(members, 1.0));
+    }
+    fine = fine && reduced.wait(static_cast<int>(members));
+    if (!fine) {
+      state.SkipWithError("a ring has failed");
+      break;
+    }
+    for (auto& ring : rings) {
+      ring->forget();
+    }
+  }
+  state.SetBytesProcessed(
+      static_cast<std::int64_t>(bytes * buckets) * state.iterations());
+}
+
+void sizes(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"members", "bytes", "buckets", "chunk_KiB"});
+  for (const int members : {2, 3}) {
+    for (const std::int64_t kib : {64, 1024, 16384, 65536}) {
+      bench->Args({members, kib << 10U, 1, 512});
+    }
+    bench->Args({members, 64 << 10, 64, 512});
+    bench->Args({members, 4 << 20, 8, 512});
+  }
+  for (const std::int64_t chunk : {64, 128, 256, 1024, 2048}) {
+    bench->Args({2, 16 << 20, 1, chunk});
+  }
+}
+BENCHMARK(reduce)->Apply(sizes)->UseRealTime()->Unit(benchmark::kMicrosecond);
+
+void copy(benchmark::State& state) {
+  const auto bytes = static_cast<std::size_t>(state.range(0));
+  std::vector<char> from(bytes, 'x');
+  std::vector<char> to(bytes);
+  for (auto _ : state) {
+    std::memcpy(to.data(), from.data(), bytes);
+    benchmark::ClobberMemory();
+  }
+  state.SetBytesProcessed(
+      static_cast<std::int64_t>(bytes) * state.iterations());
+}
+BENCHMARK(copy)
+    ->Name("memcpy")
+    ->RangeMultiplier(16)
+    ->Range(64 << 10, 64 << 20)
+    ->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+}  // namespace sherd::ft
+
+BENCHMARK_MAIN();

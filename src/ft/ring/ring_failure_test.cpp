@@ -1,0 +1,659 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/ring/ring.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "ft/ring/frame.h"
+#include "ft/ring/ring_testing.h"
+#include "ft/ring/socket.h"
+
+namespace sherd::ft::ring {
+namespace {
+
+using testing::HasSubstr;
+
+// A sanitizer slows the ring's thread as it does everything.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kSlowness = 10;
+#else
+constexpr int kSlowness = 1;
+#endif
+
+// ---- a replica in a process of its own ----
+
+// It joins the epoch it is sent, begins step 1 and gives its first buckets. To be
+// made before any ring of this process, whose sockets it would inherit.
+class ChildReplica {
+ public:
+  struct Options {
+    ReplicaId replica = 0;
+    Layout layout;
+    int buckets = 0;  // Of those it gives.
+  };
+  explicit ChildReplica(const Options& options);
+  ~ChildReplica() {
+    kill(SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  ChildReplica(const ChildReplica&) = delete;
+  ChildReplica& operator=(const ChildReplica&) = delete;
+
+  RingMember member() const {
+    return {options_.replica, 100 + options_.replica, "127.0.0.1", port_};
+  }
+  void join(const RingEpoch& epoch) {
+    std::vector<std::uint32_t> words = {
+        static_cast<std::uint32_t>(epoch.epoch.number)};
+    for (const auto& member : epoch.members) {
+      words.push_back(member.replica);
+      words.push_back(member.port);
+    }
+    words.resize(33, 0);
+    words.push_back(static_cast<std::uint32_t>(epoch.members.size()));
+    EXPECT_GT(
+        ::write(
+            channel_.get(), words.data(), words.size() * sizeof(std::uint32_t)),
+        0);
+  }
+  void kill(int signal) { ::kill(pid_, signal); }
+
+ private:
+  [[noreturn]] static void live(const Options& options, int channel);
+
+  Options options_;
+  Descriptor channel_;
+  int pid_ = -1;
+  std::uint16_t port_ = 0;
+};
+
+ChildReplica::ChildReplica(const Options& options) : options_(options) {
+  int ends[2] = {-1, -1};
+  EXPECT_EQ(0, ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
+  channel_ = Descriptor(ends[0]);
+  pid_ = ::fork();
+  if (pid_ == 0) {
+    channel_.close();
+    live(options, ends[1]);
+  }
+  ::close(ends[1]);
+  EXPECT_EQ(
+      static_cast<ssize_t>(sizeof port_),
+      ::read(channel_.get(), &port_, sizeof port_));
+}
+
+void ChildReplica::live(const Options& options, int channel) {
+  RingOptions ring;
+  ring.replica = options.replica;
+  ring.incarnation = 100 + options.replica;
+  ring.chunk_bytes = 4096;
+  ring.slots = 4;
+  TestMember self(ring, options.layout, 1000 + ring.incarnation);
+  const std::uint16_t port = self.ring.port();
+  std::vector<std::uint32_t> words(34);
+  if (::write(channel, &port, sizeof port) < 0) {
+    ::_exit(1);
+  }
+  while (::read(channel, words.data(), words.size() * sizeof(std::uint32_t)) >
+         0) {
+    RingEpoch epoch{{1, words[0]}, {}};
+    for (std::size_t i = 0; i < words[33]; ++i) {
+      epoch.members.push_back(
+          {words[1 + 2 * i], 100 + words[1 + 2 * i], "127.0.0.1",
+           static_cast<std::uint16_t>(words[2 + 2 * i])});
+    }
+    self.ring.join(epoch);
+    if (self.told.joined(epoch.epoch)) {
+      for (std::size_t b = 0; b < static_cast<std::size_t>(options.buckets);
+           ++b) {
+        self.ring.give(
+            static_cast<int>(b), self.in[b].data(), self.out[b].data());
+      }
+      self.ring.begin(
+          {epoch.epoch, 1}, std::vector<double>(epoch.members.size(), 1.0));
+    }
+  }
+  ::_exit(0);
+}
+
+bool reaches(Ring& ring, std::int64_t slices) {
+  const SteadyClock clock;
+  const Instant until = clock.now() + kTestDeadline;
+  while (ring.progress().slices_done < slices) {
+    if (clock.now() > until) {
+      return false;
+    }
+    ::poll(nullptr, 0, 1);
+  }
+  return true;
+}
+
+// Waits until a counter is there: what a peer sees may be before it is counted.
+bool counts(Ring& ring, std::uint64_t RingCounters::* what, std::uint64_t n) {
+  const SteadyClock clock;
+  const Instant until = clock.now() + kTestDeadline;
+  while (ring.counters().*what != n) {
+    if (clock.now() > until) {
+      return false;
+    }
+    ::poll(nullptr, 0, 1);
+  }
+  return true;
+}
+
+void begin_all(Group& group, const Epoch& epoch, std::size_t members) {
+  for (int i = 0; i < group.size(); ++i) {
+    group[i].ring.begin({epoch, 1}, std::vector<double>(members, 1.0));
+  }
+}
+
+// The others accuse `replica` of what is expected, and reduce without it.
+void expect_lost_and_repeat(
+    Group& group, const Epoch& epoch, ReplicaId replica, Instant killed) {
+  const SteadyClock clock;
+  for (int i = 0; i < group.size(); ++i) {
+    const auto failure = group[i].told.failed(epoch);
+    ASSERT_TRUE(failure.has_value());
+    EXPECT_EQ(failure->fault, RingFault::kLost) << failure->reason;
+    EXPECT_EQ(failure->accused, replica) << failure->reason;
+  }
+  EXPECT_LT(seconds(clock.now() - killed), 2.0);
+  const auto next = group.epoch(epoch.number + 1);
+  ASSERT_TRUE(group.join(next));
+  const std::vector<double> weights(
+      static_cast<std::size_t>(group.size()), 1.0);
+  group.begin(next, 1, weights);
+  group.expect_reduced(next, 1, weights);
+}
+
+TEST(RingKill, InReduceScatterIsNoticedByAllAndRepeatedWithout) {
+  // The child gives the first bucket alone: all wait in the second.
+  const Layout layout = {20000, 20000};
+  ChildReplica child({.replica = 4, .layout = layout, .buckets = 1});
+  Group group(4, {.layout = layout});
+  auto epoch = group.epoch(1);
+  epoch.members.insert(epoch.members.begin() + 2, child.member());
+  child.join(epoch);
+  for (int i = 0; i < 4; ++i) {
+    group[i].ring.join(epoch);
+    group[i].give_all();
+  }
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(group[i].told.joined(epoch.epoch));
+  }
+  begin_all(group, epoch.epoch, 5);
+  ASSERT_TRUE(reaches(group[0].ring, 4));
+  const Instant killed = SteadyClock().now();
+  child.kill(SIGKILL);
+  expect_lost_and_repeat(group, epoch.epoch, 4, killed);
+}
+
+TEST(RingKill, InAllGatherIsNoticedAndRepeatedWithout) {
+  const Layout layout = {1000};
+  ChildReplica child({.replica = 1, .layout = layout, .buckets = 1});
+  Group group(1, {.layout = layout});
+  // What the child sends: a greeting, the part to sum, and the sum, which never
+  // arrives.
+  const std::size_t greeting = frame_of(Epoch{}, Hello{}).size();
+  Proxy proxy(
+      group[0].ring.port(),
+      {.hold_at = greeting + kHeaderBytes + 500 * sizeof(float)});
+  auto epoch = group.epoch(1);
+  epoch.members.push_back(child.member());
+  auto seen_by_child = epoch;
+  seen_by_child.members[0].port = proxy.port();
+  child.join(seen_by_child);
+  group[0].ring.join(epoch);
+  ASSERT_TRUE(group[0].told.joined(epoch.epoch));
+  group[0].give_all();
+  begin_all(group, epoch.epoch, 2);
+  ASSERT_TRUE(proxy.holds());
+  EXPECT_EQ(group[0].ring.counters().received_bytes, 500 * sizeof(float));
+  EXPECT_EQ(group[0].ring.progress().waits_for, 1U);
+  const Instant killed = SteadyClock().now();
+  child.kill(SIGKILL);
+  expect_lost_and_repeat(group, epoch.epoch, 1, killed);
+}
+
+TEST(RingKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
+  const Layout layout = {400000};
+  ChildReplica child({.replica = 2, .layout = layout, .buckets = 1});
+  Group group(2, {.layout = layout});
+  auto epoch = group.epoch(1);
+  epoch.members.push_back(child.member());
+  child.join(epoch);
+  for (int i = 0; i < 2; ++i) {
+    group[i].ring.join(epoch);
+    group[i].give_all();
+  }
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(group[i].told.joined(epoch.epoch));
+  }
+  child.kill(SIGSTOP);
+  begin_all(group, epoch.epoch, 3);
+  const SteadyClock clock;
+  for (int i = 0; i < 2; ++i) {
+    const Instant begin = clock.now();
+    group[i].ring.stop(epoch.epoch);
+    EXPECT_LT(seconds(clock.now() - begin), 0.1);
+  }
+  const auto next = group.epoch(2);
+  ASSERT_TRUE(group.join(next));
+  group.begin(next, 1, {1, 1});
+  group.expect_reduced(next, 1, {1, 1});
+  // When it wakes it knocks on nobody's door with success.
+  child.kill(SIGCONT);
+  EXPECT_EQ(group[0].ring.counters().stale_frames, 0U);
+}
+
+// ---- ends in order ----
+
+TEST(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
+  const std::uint64_t seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  const Layout layout = {60000, 1000, 60000};
+  const std::vector<double> weights = {1, 2, 3};
+  const std::size_t before = descriptors();
+  {
+    Group group(3, {.layout = layout, .chunk_bytes = 65536, .slots = 4});
+    const Floats in = group[1].in;
+    const std::size_t idle = descriptors();
+    for (int i = 0; i < 3; ++i) {
+      group[i].give_all();
+    }
+    for (std::uint64_t n = 1; n <= 1000; ++n) {
+      const auto epoch = group.epoch(n);
+      ASSERT_TRUE(group.join(epoch));
+      const auto sent = group[0].ring.counters().sent_bytes;
+      group.begin(epoch, 1, weights);
+      const auto enough = sent + random() % 700000;
+      for (auto polls = random() % 3000;
+           polls > 0 && group[0].ring.counters().sent_bytes < enough;) {
+        --polls;
+      }
+      const int first = static_cast<int>(random() % 3);
+      for (int i = 0; i < 3; ++i) {
+        group[(first + i) % 3].ring.stop(epoch.epoch);
+        // Nobody writes there any more.
+        group[(first + i) % 3].out[0].assign(layout[0], 0.0F);
+      }
+      for (int i = 0; i < 3; ++i) {
+        // Who heard of it before its own turn knows that nobody has died.
+        if (group[i].told.has_failed(epoch.epoch)) {
+          const auto failure = group[i].told.failed(epoch.epoch);
+          ASSERT_EQ(failure->fault, RingFault::kStopped) << failure->reason;
+        }
+        ASSERT_EQ(group[i].out[0], std::vector<float>(layout[0], 0.0F));
+      }
+    }
+    for (int i = 0; i < 3; ++i) {
+      const auto counters = group[i].ring.counters();
+      EXPECT_LT(seconds(counters.stop_p99), 0.01 * kSlowness);
+      RecordProperty(
+          "stop_p99_us_" + std::to_string(i),
+          std::to_string(seconds(counters.stop_p99) * 1e6));
+      EXPECT_EQ(counters.stops, 1000U);
+    }
+    EXPECT_LE(descriptors_down_to(idle), idle);
+    const auto epoch = group.epoch(1001);
+    ASSERT_TRUE(group.join(epoch));
+    group.begin(epoch, 1, weights);
+    group.expect_reduced(epoch, 1, weights);
+    EXPECT_TRUE(same_bits(group[1].in, in));
+  }
+  EXPECT_EQ(descriptors_down_to(before), before);
+}
+
+TEST(RingStop, IsPassedOnToMembersThatAreNoNeighbours) {
+  Group group(7, {.layout = {100000}});
+  const auto epoch = group.epoch(1);
+  ASSERT_TRUE(group.join(epoch));
+  group.begin(epoch, 1, std::vector<double>(7, 1.0));
+  group[3].ring.stop(epoch.epoch);
+  for (const int i : {0, 1, 2, 4, 5, 6}) {
+    const auto failure = group[i].told.failed(epoch.epoch);
+    ASSERT_TRUE(failure.has_value());
+    EXPECT_EQ(failure->fault, RingFault::kStopped);
+    EXPECT_EQ(failure->accused, 3U);
+    EXPECT_EQ(failure->reporter, 3U);
+  }
+  EXPECT_FALSE(group[3].told.has_failed(epoch.epoch));
+}
+
+TEST(RingStop, ARingThatIsDestroyedHasLeftAndIsNotLost) {
+  Group group(2, {.layout = {100000}});
+  auto third = std::make_unique<TestMember>(
+      RingOptions{.replica = 9, .chunk_bytes = 4096, .slots = 4},
+      Layout{100000}, 3);
+  auto epoch = group.epoch(1);
+  epoch.members.push_back({9, 0, "127.0.0.1", third->ring.port()});
+  third->ring.join(epoch);
+  for (int i = 0; i < 2; ++i) {
+    group[i].ring.join(epoch);
+  }
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(group[i].told.joined(epoch.epoch));
+  }
+  begin_all(group, epoch.epoch, 3);
+  third.reset();
+  for (int i = 0; i < 2; ++i) {
+    const auto failure = group[i].told.failed(epoch.epoch);
+    ASSERT_TRUE(failure.has_value());
+    EXPECT_EQ(failure->fault, RingFault::kStopped) << failure->reason;
+    EXPECT_EQ(failure->accused, 9U);
+  }
+}
+
+// ---- damage and disagreement ----
+
+TEST(RingDamage, AByteChangedOnTheWayIsNoticedBeforeItIsUsed) {
+  const std::size_t greeting = frame_of(Epoch{}, Hello{}).size();
+  const std::size_t payload = 500 * sizeof(float);
+  // In a header, in the first and the last byte of a part, in the whole sum.
+  for (const std::size_t at :
+       {greeting + 5, greeting + 30, greeting + kHeaderBytes,
+        greeting + kHeaderBytes + payload - 1,
+        greeting + 2 * kHeaderBytes + payload + 7}) {
+    Group group(2, {.layout = {1000}});
+    Proxy proxy(group[1].ring.port(), {.flip_at = at});
+    auto epoch = group.epoch(1);
+    group[1].ring.join(epoch);
+    epoch.members[1].port = proxy.port();
+    group[0].ring.join(epoch);
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_TRUE(group[i].told.joined(epoch.epoch));
+      group[i].give_all();
+    }
+    begin_all(group, epoch.epoch, 2);
+    for (int i = 0; i < 2; ++i) {
+      const auto failure = group[i].told.failed(epoch.epoch);
+      ASSERT_TRUE(failure.has_value());
+      EXPECT_EQ(failure->fault, RingFault::kChecksum) << failure->reason;
+      EXPECT_EQ(failure->accused, 0U);
+      EXPECT_EQ(failure->reporter, 1U);
+      EXPECT_THAT(failure->reason, HasSubstr("checksum"));
+    }
+  }
+}
+
+TEST(RingDamage, AResizedBucketFailsTheJoinAndNamesBothSides) {
+  Group group(2, {.layout = {10, 20}});
+  TestMember odd(
+      {.replica = 2, .incarnation = 102, .chunk_bytes = 4096, .slots = 4},
+      {10, 21}, 1);
+  auto epoch = group.epoch(1);
+  epoch.members.push_back({2, 102, "127.0.0.1", odd.ring.port()});
+  for (auto* one : {&group[0], &group[1], &odd}) {
+    one->ring.join(epoch);
+  }
+  for (auto* one : {&group[0], &group[1], &odd}) {
+    const auto failure = one->told.failed(epoch.epoch);
+    ASSERT_TRUE(failure.has_value());
+    EXPECT_EQ(failure->fault, RingFault::kMismatch);
+    EXPECT_THAT(failure->reason, HasSubstr("2 buckets of 30 floats"));
+    EXPECT_THAT(failure->reason, HasSubstr("2 buckets of 31 floats"));
+  }
+}
+
+// A neighbour made by hand of member 0, in a ring of two.
+class HandMade {
+ public:
+  explicit HandMade(Group& group) : group_(group) {
+    listening_ = std::move(listen_on("127.0.0.1")).value();
+    hello_.run = kTestRun;
+    hello_.from = 1;
+    hello_.from_incarnation = 101;
+    hello_.to = 0;
+    hello_.to_incarnation = 100;
+    hello_.members = 2;
+    hello_.window = 4;
+    hello_.chunk_elements = 1024;
+  }
+  RingEpoch epoch(std::uint64_t number) {
+    auto epoch = group_.epoch(number, {0});
+    epoch.members.push_back({1, 101, "127.0.0.1", listening_.port});
+    return epoch;
+  }
+  // Takes the call of member 0, and what must be the same from its greeting.
+  void answer(const RingEpoch& epoch) {
+    pollfd ready{listening_.socket.get(), POLLIN, 0};
+    ASSERT_EQ(1, ::poll(&ready, 1, 10000));
+    from_.socket = Descriptor(
+        ::accept4(listening_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const std::string frame = from_.receive(frame_of(Epoch{}, Hello{}).size());
+    const auto theirs = parse_hello(frame.substr(kHeaderBytes));
+    ASSERT_TRUE(theirs.ok());
+    hello_.buckets = theirs.value().buckets;
+    hello_.elements = theirs.value().elements;
+    hello_.layout = theirs.value().layout;
+    ASSERT_TRUE(from_.send(frame_of(epoch.epoch, hello_)));
+  }
+  // Calls member 0.
+  Connected call(const Epoch& epoch) {
+    Connected connected = connect_to(group_[0].ring.port());
+    EXPECT_TRUE(connected.send(frame_of(epoch, hello_)));
+    return connected;
+  }
+  const Hello& hello() const { return hello_; }
+
+ private:
+  Group& group_;
+  Listening listening_;
+  Hello hello_;
+  Connected from_;
+};
+
+std::string text_in(Connected& connected) {
+  const std::string got = connected.receive(100000);
+  return got.size() < kHeaderBytes ? "" : got.substr(kHeaderBytes);
+}
+
+TEST(RingDamage, FramesThatAreSkippedReorderedOrResizedFailWithBothIdeas) {
+  struct Case {
+    void (*change)(FrameHeader&);
+    const char* reason;
+  };
+  const Case cases[] = {
+      {[](FrameHeader& h) { h.slice = 1; },
+       "expected elements 49 to 97 of bucket 1"},
+      {[](FrameHeader& h) { h.ring_step = 1; },
+       "expected step 0 of slice 0, found step 1"},
+      {[](FrameHeader& h) { h.payload_bytes = 196; },
+       "found 49 elements from 50 of bucket 0"},
+      {[](FrameHeader& h) { h.bucket = 1; }, "from 50 of bucket 1"},
+      {[](FrameHeader& h) { h.slice = 1000; }, "expected slices below 2"},
+      {[](FrameHeader& h) { h.step = 2; }, "expected step 1, found 2"},
+      {[](FrameHeader& h) { h.epoch.number = 9; },
+       "expected frames of epoch 1.1, found one of epoch 1.9"}};
+  for (const auto& one : cases) {
+    SCOPED_TRACE(one.reason);
+    Group group(1, {.layout = {100, 98}});
+    HandMade peer(group);
+    const auto epoch = peer.epoch(1);
+    group[0].ring.join(epoch);
+    peer.answer(epoch);
+    Connected to = peer.call(epoch.epoch);
+    ASSERT_TRUE(group[0].told.joined(epoch.epoch));
+    group[0].ring.begin({epoch.epoch, 1}, {1, 1});
+    FrameHeader header;
+    header.epoch = epoch.epoch;
+    header.step = 1;
+    header.segment = 1;
+    header.first_element = 50;
+    header.payload_bytes = 200;
+    one.change(header);
+    const HeaderBytes bytes = bytes_of(header);
+    ASSERT_TRUE(to.send({bytes.data(), bytes.size()}));
+    const auto failure = group[0].told.failed(epoch.epoch);
+    ASSERT_TRUE(failure.has_value());
+    EXPECT_EQ(failure->fault, RingFault::kMismatch);
+    EXPECT_EQ(failure->accused, 1U);
+    EXPECT_THAT(failure->reason, HasSubstr(one.reason));
+  }
+}
+
+// ---- callers that are not expected ----
+
+TEST(RingStrangers, AreClosedAndCountedAndNobodyIsDisturbed) {
+  Group group(2, {.layout = {1000}});
+  std::mt19937_64 random(31);
+  for (int i = 0; i < 20; ++i) {
+    Connected stranger = connect_to(group[0].ring.port());
+    std::string bytes(200, '\0');
+    for (auto& byte : bytes) {
+      byte = static_cast<char>(random());
+    }
+    stranger.send(bytes);
+    EXPECT_EQ(stranger.receive(10), "") << "closed without an answer";
+  }
+  EXPECT_TRUE(counts(group[0].ring, &RingCounters::refused_connections, 20U));
+  // More silent ones than there is room for, and none of them for ever.
+  std::vector<Connected> silent;
+  for (int i = 0; i < 50; ++i) {
+    silent.push_back(connect_to(group[0].ring.port()));
+  }
+  const auto epoch = group.epoch(1);
+  ASSERT_TRUE(group.join(epoch));
+  for (int i = 0; i < 2; ++i) {
+    group[i].give_all();
+  }
+  group.begin(epoch, 1, {1, 1});
+  group.expect_reduced(epoch, 1, {1, 1});
+  for (auto& one : silent) {
+    EXPECT_EQ(one.receive(1), "");
+  }
+  EXPECT_TRUE(counts(group[0].ring, &RingCounters::silent_connections, 50U));
+}
+
+TEST(RingStrangers, OfStaleEpochsOtherRunsAndLivesAreToldWhy) {
+  Group group(1, {.layout = {1000}});
+  HandMade peer(group);
+  const auto epoch = peer.epoch(5);
+  group[0].ring.join(epoch);
+  peer.answer(epoch);
+  Connected to = peer.call(epoch.epoch);
+  ASSERT_TRUE(group[0].told.joined(epoch.epoch));
+
+  Connected stale = peer.call({1, 4});
+  EXPECT_THAT(text_in(stale), HasSubstr("epoch 1.4 is over here"));
+  Connected again = peer.call(epoch.epoch);
+  EXPECT_THAT(text_in(again), HasSubstr("replica 1 is connected already"));
+  const auto as = [&](void (*change)(Hello&)) {
+    Hello hello = peer.hello();
+    change(hello);
+    Connected one = connect_to(group[0].ring.port());
+    EXPECT_TRUE(one.send(frame_of(epoch.epoch, hello)));
+    return text_in(one);
+  };
+  EXPECT_THAT(
+      as([](Hello& h) { h.run = 1; }), HasSubstr("this is another run"));
+  EXPECT_THAT(
+      as([](Hello& h) { h.to_incarnation = 99; }),
+      HasSubstr("this is rank 0 of replica 0 in life 100"));
+  EXPECT_THAT(
+      as([](Hello& h) { h.shard_rank = 1; }), HasSubstr("this is rank 0"));
+  EXPECT_THAT(
+      as([](Hello& h) { h.from_incarnation = 1; }),
+      HasSubstr("expected replica 1 in life 101, found replica 1 in life 1"));
+  EXPECT_TRUE(counts(group[0].ring, &RingCounters::stale_connections, 1U));
+  EXPECT_TRUE(counts(group[0].ring, &RingCounters::refused_connections, 5U));
+  EXPECT_FALSE(group[0].told.has_failed(epoch.epoch));
+}
+
+TEST(RingStrangers, APeerThatIsFasterWaitsForTheEpochToBeKnown) {
+  Group group(2, {.layout = {1000}});
+  const auto epoch = group.epoch(1);
+  group[0].ring.join(epoch);
+  // It has called when this one hears of the epoch.
+  const SteadyClock clock;
+  const Instant until = clock.now() + std::chrono::milliseconds(100);
+  while (clock.now() < until) {
+    EXPECT_FALSE(group[0].told.has_failed(epoch.epoch));
+  }
+  group[1].ring.join(epoch);
+  EXPECT_TRUE(group[0].told.joined(epoch.epoch));
+  EXPECT_TRUE(group[1].told.joined(epoch.epoch));
+}
+
+TEST(RingStrangers, FindNobodyHomeWithoutDescriptorsAndEverybodyAfter) {
+  Group group(2, {.layout = {1000}});
+  const auto epoch = group.epoch(1);
+  rlimit before = {};
+  ASSERT_EQ(0, ::getrlimit(RLIMIT_NOFILE, &before));
+  Connected caller = connect_to(group[0].ring.port());
+  rlimit none = before;
+  none.rlim_cur = 3;
+  ASSERT_EQ(0, ::setrlimit(RLIMIT_NOFILE, &none));
+  group[0].ring.join(epoch);
+  const auto failure = group[0].told.failed(epoch.epoch);
+  ASSERT_EQ(0, ::setrlimit(RLIMIT_NOFILE, &before));
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->fault, RingFault::kResources);
+  EXPECT_EQ(failure->accused, 0U) << "nobody else is to blame";
+  const auto next = group.epoch(2);
+  ASSERT_TRUE(group.join(next));
+}
+
+// ---- members that are not there ----
+
+TEST(RingJoin, AMemberWithoutAProcessIsAccusedAtOnce) {
+  Group group(2, {.layout = {10}});
+  std::uint16_t nobody = 0;
+  {
+    nobody = std::move(listen_on("127.0.0.1")).value().port;
+  }
+  auto epoch = group.epoch(1);
+  epoch.members.push_back({9, 1, "127.0.0.1", nobody});
+  for (int i = 0; i < 2; ++i) {
+    group[i].ring.join(epoch);
+  }
+  for (int i = 0; i < 2; ++i) {
+    const auto failure = group[i].told.failed(epoch.epoch);
+    ASSERT_TRUE(failure.has_value());
+    EXPECT_EQ(failure->fault, RingFault::kUnreachable);
+    EXPECT_EQ(failure->accused, 9U);
+    EXPECT_THAT(failure->reason, HasSubstr("Connection refused"));
+  }
+}
+
+TEST(RingJoin, AMemberThatNeverAnswersIsAccusedAfterTheTimeout) {
+  const auto silent = std::move(listen_on("127.0.0.1")).value();
+  TestMember member(
+      {.replica = 0, .connect_timeout = std::chrono::milliseconds(200)}, {10},
+      1);
+  const RingEpoch epoch{
+      {1, 1},
+      {{0, 0, "127.0.0.1", member.ring.port()},
+       {1, 1, "127.0.0.1", silent.port}}};
+  member.ring.join(epoch);
+  const auto failure = member.told.failed(epoch.epoch);
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->fault, RingFault::kUnreachable);
+  EXPECT_EQ(failure->accused, 1U);
+  EXPECT_THAT(failure->reason, HasSubstr("within 0.2 s"));
+}
+
+TEST(RingJoin, AHostWithoutAnAddressIsNamed) {
+  TestMember member({.replica = 0}, {10}, 1);
+  const RingEpoch epoch{
+      {1, 1},
+      {{0, 0, "127.0.0.1", member.ring.port()}, {1, 1, "no host.invalid", 1}}};
+  member.ring.join(epoch);
+  const auto failure = member.told.failed(epoch.epoch);
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->fault, RingFault::kUnreachable);
+  EXPECT_THAT(failure->reason, HasSubstr("no host.invalid"));
+}
+
+}  // namespace
+}  // namespace sherd::ft::ring

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RingLoop is the thread of a ring: it carries out what callers ask for, moves
+// bytes, and tells events. What it works on belongs to that thread; while it is
+// in an event, it belongs to who holds the mutex, so that an event may take its
+// time, and stop() need not wait for it. Thread rule: any thread.
+#pragma once
+
+#include <poll.h>
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "ft/ring/doorman.h"
+#include "ft/ring/ring.h"
+#include "ft/ring/session.h"
+#include "ft/ring/socket.h"
+
+namespace sherd::ft::ring {
+
+class RingLoop {
+ public:
+  RingLoop(RingOptions options, Listening listening, RingEvents events);
+  ~RingLoop();
+  RingLoop(const RingLoop&) = delete;
+  RingLoop& operator=(const RingLoop&) = delete;
+
+  std::uint16_t port() const { return port_; }
+
+  // Carried out in the order of the calls, and soon.
+  void set_run(std::uint64_t run);
+  void set_layout(std::vector<std::int64_t> elements);
+  void join(Route route);
+  void begin(const Attempt& attempt, std::vector<double> weights);
+  void give(int bucket, const float* in, float* out);
+
+  // Carried out when they return.
+  void stop(const Epoch& epoch);
+  // In two parts: the second waits for what the first asked for.
+  std::uint64_t ask_to_forget();
+  void wait(std::uint64_t request);
+
+  RingCounters counters() const;
+  RingProgress progress() const;
+
+ private:
+  struct Event {
+    Epoch epoch;
+    std::function<void()> tell;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  // REQUIRES, of those that take a lock: mu_ is held by it.
+  std::uint64_t post(Lock& lock, std::function<void()> request);
+  void post(std::function<void()> request);
+  void wait(Lock& lock, std::uint64_t request);
+  void carry_out(Lock& lock);
+
+  void run();
+  bool turn();
+  void publish(Lock& lock);
+  void tell_events();
+  void sleep(bool moved);
+  void fail_all(const std::string& reason);
+
+  // On what belongs to the thread.
+  void do_join(Route route);
+  void do_begin(const Attempt& attempt, std::vector<double> weights);
+  void do_stop(const Epoch& epoch);
+  void do_forget();
+  Doorman::Answer decide(Caller& caller);
+  Doorman::Answer refuse(
+      Caller& caller, std::uint64_t& counter, const std::string& reason);
+  bool advance(Session& session);
+  void remember(const Session& session);
+  Session* session_of(const Epoch& epoch);
+
+  const RingEvents events_;
+  const Descriptor listener_;
+  const std::uint16_t port_;
+  const Descriptor wake_;  // An eventfd.
+  const SteadyClock clock_;
+
+  // The thread's.
+  SessionContext context_;
+  Doorman doorman_;
+  std::map<Epoch, std::unique_ptr<Session>> sessions_;
+  std::map<Epoch, Ending> past_;  // The last ones, for who calls too late.
+  Epoch newest_;
+  std::int64_t last_step_ = -1;  // That an attempt began.
+  std::vector<pollfd> polls_;
+
+  mutable std::mutex mu_;
+  // Guarded by mu_.
+  std::deque<std::function<void()>> requests_;
+  std::uint64_t asked_ = 0;
+  std::uint64_t done_ = 0;
+  bool in_event_ = false;
+  bool quits_ = false;
+  std::deque<Event> untold_;
+  RingCounters counters_;
+  RingProgress progress_;
+  std::array<Duration, 1024> stop_times_{};
+  std::uint64_t stops_ = 0;
+  std::condition_variable changed_;
+
+  std::thread thread_;  // The last: it uses all of the above.
+};
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/ring/ring_testing.h"
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <span>
+#include <thread>
+#include <gtest/gtest.h>
+#include "ft/ring/digest.h"
+#include "ft/ring/socket.h"
+
+namespace sherd::ft::ring {
+
+// ---- what a ring tells ----
+
+RingEvents Told::events() {
+  const auto keep = [this](auto& map, const auto& key, auto value) {
+    const std::lock_guard lock(mu_);
+    map.emplace(key, std::move(value));
+    changed_.notify_all();
+  };
+  return {
+      [=, this](Epoch epoch) { keep(joined_, epoch, true); },
+      [=, this](Attempt attempt, std::uint64_t digest) {
+        keep(reduced_, attempt, digest);
+      },
+      [=, this](const RingFailure& failure) {
+        keep(failed_, failure.epoch, failure);
+      }};
+}
+
+template <typename Map, typename Key>
+std::optional<typename Map::mapped_type> Told::wait(Map& map, const Key& key) {
+  std::unique_lock lock(mu_);
+  if (!changed_.wait_for(
+          lock, kTestDeadline, [&] { return map.contains(key); })) {
+    return std::nullopt;
+  }
+  return map.at(key);
+}
+
+bool Told::joined(const Epoch& epoch) {
+  return wait(joined_, epoch).has_value();
+}
+std::optional<std::uint64_t> Told::reduced(const Attempt& attempt) {
+  return wait(reduced_, attempt);
+}
+std::optional<RingFailure> Told::failed(const Epoch& epoch) {
+  return wait(failed_, epoch);
+}
+bool Told::has_failed(const Epoch& epoch) {
+  const std::lock_guard lock(mu_);
+  return failed_.contains(epoch);
+}
+
+// ---- floats ----
+
+Floats random_buckets(const Layout& layout, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Floats buckets;
+  for (const auto count : layout) {
+    auto& bucket = buckets.emplace_back(static_cast<std::size_t>(count));
+    for (auto& value : bucket) {
+      const auto bits = random();
+      const auto exponent = static_cast<int>(bits % 40) - 20;
+      const auto mantissa =
+          static_cast<float>(static_cast<std::int32_t>(bits >> 32U));
+      value = bits % 101 == 0 ? -0.0F : std::ldexp(mantissa, exponent - 31);
+    }
+  }
+  return buckets;
+}
+
+Floats zero_buckets(const Layout& layout) {
+  Floats buckets;
+  for (const auto count : layout) {
+    buckets.emplace_back(static_cast<std::size_t>(count));
+  }
+  return buckets;
+}
+
+Floats reference(
+    const std::vector<const Floats*>& in, const std::vector<double>& weights) {
+  const std::size_t members = in.size();
+  double sum = 0;
+  for (const double weight : weights) {
+    sum += weight;
+  }
+  Floats out = *in[0];
+  for (std::size_t b = 0; b < out.size(); ++b) {
+    const std::size_t count = out[b].size();
+    // Which segment, by counting: the longer ones come first.
+    std::size_t segment = 0;
+    std::size_t left = count / members + (count % members > 0 ? 1 : 0);
+    for (std::size_t i = 0; i < count; ++i) {
+      while (left == 0) {
+        ++segment;
+        left = count / members + (segment < count % members ? 1 : 0);
+      }
+      --left;
+      for (std::size_t k = 0; k < members; ++k) {
+        const std::size_t m = (segment + k) % members;
+        // Volatile: no compiler fuses what the ring does not.
+        volatile float part = 0;
+        if (weights[m] > 0) {
+          part = static_cast<float>(weights[m] / sum) * (*in[m])[b][i];
+        }
+        out[b][i] = k == 0 ? part : out[b][i] + part;
+      }
+    }
+  }
+  return out;
+}
+
+std::uint64_t digest_of(const Floats& floats) {
+  std::vector<std::span<const float>> buckets(floats.begin(), floats.end());
+  return digest_of(buckets);
+}
+
+bool same_bits(const Floats& a, const Floats& b) {
+  if (a.size() != b.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i].size() != b[i].size() ||
+        (!a[i].empty() &&
+         std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)) !=
+             0)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// ---- groups ----
+
+TestMember::TestMember(
+    RingOptions options, const Layout& layout, std::uint64_t seed)
+    : in(random_buckets(layout, seed)),
+      out(zero_buckets(layout)),
+      ring(std::move(options), told.events()) {
+  ring.set_run(kTestRun);
+  ring.set_layout(layout);
+}
+
+void TestMember::give_all() {
+  for (std::size_t b = 0; b < in.size(); ++b) {
+    ring.give(static_cast<int>(b), in[b].data(), out[b].data());
+  }
+}
+
+Group::Group(int members, const GroupOptions& options) {
+  for (int i = 0; i < members; ++i) {
+    RingOptions ring;
+    ring.replica = static_cast<ReplicaId>(i);
+    ring.incarnation = 100 + static_cast<Incarnation>(i);
+    ring.chunk_bytes = options.chunk_bytes;
+    ring.slots = options.slots;
+    members_.push_back(std::make_unique<TestMember>(
+        ring, options.layout, options.seed * 1000 + ring.incarnation));
+  }
+}
+
+RingEpoch Group::epoch(std::uint64_t number, const std::vector<int>& replicas) {
+  RingEpoch epoch{{1, number}, {}};
+  for (const int r : replicas) {
+    epoch.members.push_back(
+        {static_cast<ReplicaId>(r), 100 + static_cast<Incarnation>(r),
+         "127.0.0.1", (*this)[r].ring.port()});
+  }
+  return epoch;
+}
+
+RingEpoch Group::epoch(std::uint64_t number) {
+  std::vector<int> all;
+  for (int i = 0; i < size(); ++i) {
+    all.push_back(i);
+  }
+  return epoch(number, all);
+}
+
+bool Group::join(const RingEpoch& epoch) {
+  for (const auto& member : epoch.members) {
+    (*this)[static_cast<int>(member.replica)].ring.join(epoch);
+  }
+  for (const auto& member : epoch.members) {
+    if (!(*this)[static_cast<int>(member.replica)].told.joined(epoch.epoch)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Group::begin(
+    const RingEpoch& epoch,
+    std::int64_t step,
+    const std::vector<double>& weights) {
+  for (const auto& member : epoch.members) {
+    (*this)[static_cast<int>(member.replica)].ring.begin(
+        {epoch.epoch, step}, weights);
+  }
+}
+
+Floats Group::expected(
+    const RingEpoch& epoch, const std::vector<double>& weights) {
+  std::vector<const Floats*> in;
+  for (const auto& member : epoch.members) {
+    in.push_back(&(*this)[static_cast<int>(member.replica)].in);
+  }
+  return reference(in, weights);
+}
+
+void Group::expect_reduced(
+    const RingEpoch& epoch,
+    std::int64_t step,
+    const std::vector<double>& weights) {
+  const Floats sum = expected(epoch, weights);
+  for (const auto& member : epoch.members) {
+    auto& one = (*this)[static_cast<int>(member.replica)];
+    const auto digest = one.told.reduced({epoch.epoch, step});
+    ASSERT_TRUE(digest.has_value()) << "replica " << member.replica;
+    EXPECT_TRUE(same_bits(one.out, sum)) << "replica " << member.replica;
+    EXPECT_EQ(*digest, digest_of(sum)) << "replica " << member.replica;
+  }
+}
+
+// ---- this process ----
+
+std::size_t descriptors() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& one :
+       std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++count;
+  }
+  return count;
+}
+
+std::size_t descriptors_down_to(std::size_t count) {
+  const SteadyClock clock;
+  const Instant until = clock.now() + kTestDeadline;
+  std::size_t now = descriptors();
+  while (now > count && clock.now() < until) {
+    ::poll(nullptr, 0, 1);
+    now = descriptors();
+  }
+  return now;
+}
+
+// ---- hand-made peers ----
+
+Connected connect_to(std::uint16_t port) {
+  Connected connected{
+      Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))};
+  const auto address = resolve("127.0.0.1", port).value();
+  EXPECT_EQ(
+      0,
+      ::connect(
+          connected.socket.get(),
+          reinterpret_cast<const sockaddr*>(&address.storage), address.bytes));
+  timeval limit = {};
+  limit.tv_sec = 10;
+  ::setsockopt(
+      connected.socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  return connected;
+}
+
+bool Connected::send(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const auto sent =
+        ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent <= 0) {
+      return false;
+    }
+    bytes.remove_prefix(static_cast<std::size_t>(sent));
+  }
+  return true;
+}
+
+std::string Connected::receive(std::size_t bytes) {
+  std::string got(bytes, '\0');
+  std::size_t have = 0;
+  while (have < bytes) {
+    const auto more = ::recv(socket.get(), &got[have], bytes - have, 0);
+    if (more <= 0) {
+      break;
+    }
+    have += static_cast<std::size_t>(more);
+  }
+  got.resize(have);
+  return got;
+}
+
+// ---- the proxy ----
+
+struct Proxy::State {
+  Listening listening;
+  Descriptor quit;
+  std::uint16_t target = 0;
+  Mischief mischief;
+  std::atomic<bool> holds = false;
+  std::thread thread;
+
+  // Of the caller's bytes, which are done mischief to.
+  std::size_t seen = 0;
+
+  void run();
+  // False: nothing comes from there any more.
+  bool forward(int from, int to, bool of_caller);
+  // Of what the caller has sent: how much goes on, changed.
+  std::size_t spoil(char* bytes, std::size_t count);
+};
+
+std::size_t Proxy::State::spoil(char* bytes, std::size_t count) {
+  const auto before = seen;
+  seen += count;
+  if (mischief.flip_at && *mischief.flip_at >= before &&
+      *mischief.flip_at < seen) {
+    char& byte = bytes[*mischief.flip_at - before];
+    byte = static_cast<char>(~byte);
+  }
+  if (!mischief.hold_at || seen <= *mischief.hold_at) {
+    return count;
+  }
+  // Release: pairs with the acquire in holds().
+  holds.store(true, std::memory_order_release);
+  return before < *mischief.hold_at ? *mischief.hold_at - before : 0;
+}
+
+bool Proxy::State::forward(int from, int to, bool of_caller) {
+  std::array<char, 16384> bytes = {};
+  const auto got = ::recv(from, bytes.data(), bytes.size(), 0);
+  if (got <= 0) {
+    ::shutdown(to, SHUT_WR);
+    return false;
+  }
+  auto count = static_cast<std::size_t>(got);
+  if (of_caller) {
+    count = spoil(bytes.data(), count);
+  }
+  // To nobody, where that side has gone: the other may still have something.
+  ::send(to, bytes.data(), count, MSG_NOSIGNAL);
+  return true;
+}
+
+void Proxy::State::run() {
+  pollfd first[2] = {
+      {listening.socket.get(), POLLIN, 0}, {quit.get(), POLLIN, 0}};
+  ::poll(first, 2, -1);
+  if (first[1].revents != 0) {
+    return;
+  }
+  const Descriptor caller(
+      ::accept4(listening.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const Connected called = connect_to(target);
+  pollfd all[3] = {
+      {caller.get(), POLLIN, 0},
+      {called.socket.get(), POLLIN, 0},
+      {quit.get(), POLLIN, 0}};
+  while (all[0].fd >= 0 || all[1].fd >= 0) {
+    ::poll(all, 3, -1);
+    if (all[2].revents != 0) {
+      return;
+    }
+    if (all[0].revents != 0 &&
+        !forward(caller.get(), called.socket.get(), true)) {
+      all[0].fd = -1;
+    }
+    if (all[1].revents != 0 &&
+        !forward(called.socket.get(), caller.get(), false)) {
+      all[1].fd = -1;
+    }
+  }
+}
+
+Proxy::Proxy(std::uint16_t target, Mischief mischief)
+    : state_(std::make_unique<State>()) {
+  state_->listening = std::move(listen_on("127.0.0.1")).value();
+  state_->quit = Descriptor(::eventfd(0, EFD_CLOEXEC));
+  state_->target = target;
+  state_->mischief = mischief;
+  // The listener is non-blocking, which its poll() makes good.
+  state_->thread = std::thread([this] { state_->run(); });
+}
+
+Proxy::~Proxy() {
+  const std::uint64_t one = 1;
+  EXPECT_EQ(8, ::write(state_->quit.get(), &one, sizeof one));
+  state_->thread.join();
+}
+
+std::uint16_t Proxy::port() const { return state_->listening.port; }
+
+bool Proxy::holds() {
+  const SteadyClock clock;
+  const Instant until = clock.now() + kTestDeadline;
+  while (!state_->holds.load(std::memory_order_acquire)) {
+    if (clock.now() > until) {
+      return false;
+    }
+    ::poll(nullptr, 0, 1);
+  }
+  return true;
+}
+
+}  // namespace sherd::ft::ring

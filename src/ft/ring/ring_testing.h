@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// For tests of rings: a ring with what it has told, groups of them with buckets,
+// and what one process makes of these. Thread rule: one thread, but for what a
+// ring tells.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+#include "base/descriptor.h"
+#include "ft/ring/ring.h"
+
+namespace sherd::ft::ring {
+
+constexpr std::uint64_t kTestRun = 4711;
+constexpr Duration kTestDeadline = std::chrono::seconds(20);
+
+// Waits on a condition variable with the deadline of tests.
+class Told {
+ public:
+  RingEvents events();
+  // Each waits until it is told; nothing: the deadline has passed.
+  bool joined(const Epoch& epoch);
+  std::optional<std::uint64_t> reduced(const Attempt& attempt);
+  std::optional<RingFailure> failed(const Epoch& epoch);
+  // At this moment.
+  bool has_failed(const Epoch& epoch);
+
+ private:
+  template <typename Map, typename Key>
+  std::optional<typename Map::mapped_type> wait(Map& map, const Key& key);
+  std::mutex mu_;
+  std::condition_variable changed_;
+  std::map<Epoch, bool> joined_;
+  std::map<Attempt, std::uint64_t> reduced_;
+  std::map<Epoch, RingFailure> failed_;
+};
+
+using Layout = std::vector<std::int64_t>;
+using Floats = std::vector<std::vector<float>>;  // By bucket.
+
+// Of a seed; ordinary numbers of many sizes, and zeros of both signs.
+Floats random_buckets(const Layout& layout, std::uint64_t seed);
+Floats zero_buckets(const Layout& layout);
+
+// The weighted mean, in ring order: what every member must get, bit for bit.
+Floats reference(
+    const std::vector<const Floats*>& in, const std::vector<double>& weights);
+std::uint64_t digest_of(const Floats& floats);
+bool same_bits(const Floats& a, const Floats& b);
+
+struct TestMember {
+  TestMember(RingOptions options, const Layout& layout, std::uint64_t seed);
+  void give_all();
+
+  Told told;
+  Floats in;
+  Floats out;
+  Ring ring;  // Ends first.
+};
+
+struct GroupOptions {
+  Layout layout;
+  std::size_t chunk_bytes = 4096;
+  int slots = 4;
+  std::uint64_t seed = 1;
+};
+
+// Members with the replica ids 0, 1, ...
+class Group {
+ public:
+  Group(int members, const GroupOptions& options);
+
+  TestMember& operator[](int i) {
+    return *members_[static_cast<std::size_t>(i)];
+  }
+  int size() const { return static_cast<int>(members_.size()); }
+  // Of these replicas, in this order.
+  RingEpoch epoch(std::uint64_t number, const std::vector<int>& replicas);
+  RingEpoch epoch(std::uint64_t number);  // Of all.
+  // False: somebody has not joined.
+  bool join(const RingEpoch& epoch);
+  void begin(
+      const RingEpoch& epoch,
+      std::int64_t step,
+      const std::vector<double>& weights);
+  Floats expected(const RingEpoch& epoch, const std::vector<double>& weights);
+  // All members of it have the expected bits, and told their digest.
+  void expect_reduced(
+      const RingEpoch& epoch,
+      std::int64_t step,
+      const std::vector<double>& weights);
+
+ private:
+  std::vector<std::unique_ptr<TestMember>> members_;
+};
+
+// Open descriptors of this process.
+std::size_t descriptors();
+// Waits until there are at most so many; the number at the end.
+std::size_t descriptors_down_to(std::size_t count);
+
+// ---- for hand-made peers ----
+
+struct Connected {
+  Descriptor socket;  // Blocking, with timeouts of a few seconds.
+  // False: it was closed first.
+  bool send(std::string_view bytes);
+  // What comes until the peer closes it or `bytes` are there.
+  std::string receive(std::size_t bytes);
+};
+Connected connect_to(std::uint16_t port);
+
+// Forwards connections made to it, byte for byte, except for what it is told to
+// do with those of the first one that it gets from its caller's side.
+struct Mischief {
+  std::optional<std::size_t> flip_at = {};  // Inverts this byte.
+  std::optional<std::size_t> hold_at = {};  // Forwards nothing from here on.
+};
+class Proxy {
+ public:
+  Proxy(std::uint16_t target, Mischief mischief);
+  ~Proxy();
+  std::uint16_t port() const;
+  // Waits until it holds bytes back; false: the deadline has passed.
+  bool holds();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/ring/session.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include "base/check.h"
+
+namespace sherd::ft::ring {
+namespace {
+
+// Calls of read() and frames sent in a turn: a chunk or so, after which the
+// thread looks whether it is told to stop.
+constexpr int kReadsMax = 8;
+
+RingShape shape_of(const SessionContext& context, const Route& route) {
+  return {
+      static_cast<int>(route.epoch.members.size()), route.position,
+      static_cast<std::int64_t>(context.options.chunk_bytes / sizeof(float))};
+}
+
+}  // namespace
+
+Session::Session(SessionContext& context, Route route, Instant now)
+    : context_(context),
+      route_(std::move(route)),
+      schedule_(context.elements, shape_of(context, route_)),
+      dial_at_(now),
+      deadline_(now + context.options.connect_timeout),
+      joined_(schedule_.shape().members == 1),
+      now_(now) {
+  reduction_.emplace(schedule_, context.buckets, context.options.slots);
+}
+
+// ---- who is who ----
+
+const RingMember& Session::member(int distance) const {
+  const int count = schedule_.shape().members;
+  return route_.epoch.members[static_cast<std::size_t>(
+      (route_.position + distance + count) % count)];
+}
+
+std::optional<Link>& Session::link(Side side) {
+  return side == Side::kPrev ? prev_ : next_;
+}
+
+ReplicaId Session::replica_of(Side side) const {
+  return member(side == Side::kPrev ? -1 : 1).replica;
+}
+
+// ---- receiving ----
+
+bool Session::read(Side side) {
+  bool moved = false;
+  for (int i = 0; i < kReadsMax && !ended_ && link(side); ++i) {
+    switch (link(side)->read()) {
+      case Link::Got::kNothing:
+        return moved;
+      case Link::Got::kSome:
+        break;
+      case Link::Got::kHeader:
+        read_header(side);
+        break;
+      case Link::Got::kFrame:
+        read_frame(side);
+        break;
+      case Link::Got::kEnd:
+        lose(side, link(side)->problem());
+        break;
+    }
+    moved = true;
+  }
+  return moved;
+}
+
+void Session::read_header(Side side) {
+  const FrameHeader& header = link(side)->header();
+  if (header.epoch != epoch()) {
+    ++context_.counters.stale_frames;
+    end(RingFault::kMismatch, replica_of(side),
+        str("replica ", replica_of(side), ": expected frames of ",
+            text_of(epoch()), ", found one of ", text_of(header.epoch)));
+    return;
+  }
+  if (header.kind == FrameKind::kData && side == Side::kPrev) {
+    read_data_header();
+    return;
+  }
+  const bool answer = side == Side::kNext && !greeted_ &&
+      (header.kind == FrameKind::kHello || header.kind == FrameKind::kRefusal);
+  if (header.kind == FrameKind::kEnding || answer) {
+    link(side)->payload_to_text();
+    return;
+  }
+  end(RingFault::kMismatch, replica_of(side),
+      str("replica ", replica_of(side), ": found a frame of kind ",
+          static_cast<int>(header.kind), ", expected another"));
+}
+
+void Session::read_data_header() {
+  const FrameHeader& header = prev_->header();
+  if (header.step <= finished_step_) {
+    ++context_.counters.stale_frames;
+  }
+  const auto place = header.step <= finished_step_
+      ? Result<float*>(Status(
+            ErrorCode::kPeerMismatch,
+            str("expected a step above ", finished_step_, ", found ",
+                header.step)))
+      : reduction_->place_for(header);
+  if (!place.ok()) {
+    end(RingFault::kMismatch, replica_of(Side::kPrev),
+        str("replica ", replica_of(Side::kPrev), ", step ", header.step, ": ",
+            place.status().message()));
+    return;
+  }
+  prev_->payload_to(place.value());
+}
+
+void Session::read_frame(Side side) {
+  const FrameHeader& header = link(side)->header();
+  if (!link(side)->intact()) {
+    end(RingFault::kChecksum, replica_of(side),
+        str("checksum of a frame of replica ", replica_of(side),
+            " is wrong: step ", header.step, ", bucket ", header.bucket,
+            ", from element ", header.first_element));
+    return;
+  }
+  if (header.kind == FrameKind::kData) {
+    context_.counters.received_bytes += header.payload_bytes;
+    reduction_->arrived();
+    return;
+  }
+  if (header.kind != FrameKind::kEnding) {
+    read_answer();
+    return;
+  }
+  const auto ending = parse_ending(link(side)->text());
+  if (!ending.ok()) {
+    lose(side, ending.status());
+    return;
+  }
+  hear(side, ending.value());
+}
+
+void Session::lose(Side side, Status problem) {
+  const ReplicaId replica = replica_of(side);
+  if (side == Side::kNext && !greeted_ &&
+      problem.code() == ErrorCode::kPeerLost) {
+    // Perhaps it had too many callers.
+    dial_again(now_, problem.message());
+    next_.reset();
+    return;
+  }
+  // A member that ends says why on both sides: perhaps the other one has it.
+  const Side other = side == Side::kPrev ? Side::kNext : Side::kPrev;
+  if (!std::exchange(losing_, true)) {
+    while (!ended_ && link(other) && read(other)) {
+    }
+  }
+  const RingFault fault = problem.code() == ErrorCode::kPeerLost
+      ? RingFault::kLost
+      : problem.code() == ErrorCode::kAborted ? RingFault::kChecksum
+                                              : RingFault::kMismatch;
+  end(fault, replica,
+      str("connection to replica ", replica, ": ", problem.message()));
+}
+
+void Session::hear(Side side, const Ending& ending) {
+  // A member that has the whole sum may go: it has had all it needs from here,
+  // and what it had to say came before these words.
+  if (ending.fault == RingFault::kStopped && begun() &&
+      ending.finished_step >= reduction_->step() &&
+      (side == Side::kNext || reduction_->has_arrived())) {
+    after_reduction_ = ending;
+    context_.farewells.add(link(side)->leave({}));
+    link(side).reset();
+    return;
+  }
+  end(ending);
+}
+
+// ---- reducing ----
+
+void Session::begin(const Weighed& weighed) {
+  const ReplicaId self = context_.options.replica;
+  const double sum =
+      std::accumulate(weighed.weights.begin(), weighed.weights.end(), 0.0);
+  if (!joined_) {
+    end(RingFault::kMismatch, self,
+        "began " + text_of(weighed.attempt) + " before it was joined");
+    return;
+  }
+  if (begun() || weighed.attempt.step <= finished_step_) {
+    end(RingFault::kMismatch, self,
+        str("began ", text_of(weighed.attempt), " after step ",
+            begun() ? reduction_->step() : finished_step_));
+    return;
+  }
+  if (!(sum > 0)) {
+    end(RingFault::kWeights, self,
+        "no member has samples in " + text_of(weighed.attempt));
+    return;
+  }
+  const double own = weighed.weights[static_cast<std::size_t>(route_.position)];
+  auto why = reduction_->begin(
+      weighed.attempt.step,
+      own > 0 ? std::optional<float>(static_cast<float>(own / sum))
+              : std::nullopt);
+  if (!why.empty()) {
+    end(RingFault::kMismatch, replica_of(Side::kPrev),
+        str("replica ", replica_of(Side::kPrev), ": ", why));
+  }
+  again_ = weighed.again;
+}
+
+bool Session::send() {
+  bool moved = false;
+  while (next_ && next_->can_send()) {
+    auto frame = reduction_->next_frame();
+    if (!frame) {
+      break;
+    }
+    frame->header.epoch = epoch();
+    const std::size_t bytes = frame->header.payload_bytes;
+    next_->send(bytes_of(frame->header), frame->payload, bytes);
+    next_->write();
+    context_.counters.sent_bytes += bytes;
+    context_.counters.resent_bytes += again_ ? bytes : 0;
+    moved = true;
+    if (bytes >= context_.options.chunk_bytes / 2) {
+      break;  // Enough for a turn.
+    }
+  }
+  return moved;
+}
+
+void Session::finish() {
+  if (!reduction_->finished() || (next_ && !next_->can_send())) {
+    return;
+  }
+  finished_step_ = reduction_->step();
+  reduced_ = Reduced{{epoch(), finished_step_}, reduction_->digest()};
+  ++context_.counters.reductions;
+  reduction_.emplace(schedule_, context_.buckets, context_.options.slots);
+  if (after_reduction_) {
+    end(*after_reduction_);
+  }
+}
+
+std::optional<Session::Reduced> Session::take_reduced() {
+  return std::exchange(reduced_, std::nullopt);
+}
+
+RingProgress Session::progress() const {
+  RingProgress progress;
+  if (ended_ || !begun()) {
+    return progress;
+  }
+  progress.attempt = Attempt{epoch(), reduction_->step()};
+  progress.slices = schedule_.slices();
+  progress.slices_done = reduction_->slices_done();
+  if (next_ && next_->wants_to_write()) {
+    progress.waits_for = replica_of(Side::kNext);
+  } else if (!reduction_->lacks_bucket() && schedule_.steps() > 0) {
+    progress.waits_for = replica_of(Side::kPrev);
+  }
+  return progress;
+}
+
+// ---- running ----
+
+bool Session::advance(Instant now) {
+  if (ended_) {
+    return false;
+  }
+  now_ = now;
+  bool moved = dial(now);
+  for (const Side side : {Side::kNext, Side::kPrev}) {
+    if (!ended_ && link(side)) {
+      link(side)->write();
+      moved = read(side) || moved;
+    }
+  }
+  if (!ended_) {
+    moved = reduction_->work() || moved;
+    moved = send() || moved;
+    finish();
+  }
+  return moved;
+}
+
+void Session::polls(std::vector<pollfd>& list) const {
+  const auto add = [&](int fd, bool writes) {
+    const int events = writes ? POLLIN | POLLOUT : POLLIN;
+    list.push_back({fd, static_cast<short>(events), 0});
+  };
+  if (dialling_.open()) {
+    add(dialling_.get(), true);
+  }
+  for (const auto* one : {&prev_, &next_}) {
+    if (one->has_value()) {
+      add((*one)->fd(), (*one)->wants_to_write());
+    }
+  }
+}
+
+std::optional<Instant> Session::next_instant() const {
+  if (ended_ || joined_) {
+    return std::nullopt;
+  }
+  return dialling_.open() || next_ ? deadline_ : std::min(deadline_, dial_at_);
+}
+
+// ---- the end ----
+
+void Session::end(RingFault fault, ReplicaId accused, std::string reason) {
+  Ending ending;
+  ending.fault = fault;
+  ending.accused = accused;
+  ending.reporter = context_.options.replica;
+  ending.reason = std::move(reason);
+  end(std::move(ending));
+}
+
+void Session::end(Ending ending) {
+  if (ended_) {
+    return;
+  }
+  ended_ = true;
+  ending.finished_step = finished_step_;
+  ending_ = std::move(ending);
+  const std::string words = frame_of(epoch(), ending_);
+  for (auto* one : {&prev_, &next_}) {
+    if (one->has_value()) {
+      context_.farewells.add((*one)->leave(words));
+      one->reset();
+    }
+  }
+  dialling_.close();
+}
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/ring/socket.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+namespace sherd::ft::ring {
+namespace {
+
+constexpr int kBacklog = 64;
+
+std::uint16_t port_of(const sockaddr_storage& storage) {
+  if (storage.ss_family == AF_INET6) {
+    sockaddr_in6 address = {};
+    std::memcpy(&address, &storage, sizeof address);
+    return ntohs(address.sin6_port);
+  }
+  sockaddr_in address = {};
+  std::memcpy(&address, &storage, sizeof address);
+  return ntohs(address.sin_port);
+}
+
+Status failed(const std::string& what, int error) {
+  return {ErrorCode::kUnavailable, what + ": " + std::strerror(error)};
+}
+
+void set(int socket, int level, int name, int value) {
+  ::setsockopt(socket, level, name, &value, sizeof value);
+}
+
+int whole_seconds(Duration d) {
+  const auto count =
+      std::chrono::duration_cast<std::chrono::seconds>(d).count();
+  return count < 1 ? 1 : static_cast<int>(count);
+}
+
+}  // namespace
+
+Result<SocketAddress> resolve(const std::string& host, std::uint16_t port) {
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error =
+      ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) {
+    return Status(
+        ErrorCode::kUnavailable,
+        "no address for host '" + host + "': " + ::gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(
+      found, &::freeaddrinfo);
+  SocketAddress address;
+  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
+  address.bytes = found->ai_addrlen;
+  return address;
+}
+
+Result<Listening> listen_on(const std::string& host) {
+  const auto address = resolve(host, 0);
+  if (!address.ok()) {
+    return address.status();
+  }
+  sockaddr_storage storage = address.value().storage;
+  socklen_t bytes = address.value().bytes;
+  Listening listening;
+  listening.socket = Descriptor(::socket(
+      storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int fd = listening.socket.get();
+  auto* name = reinterpret_cast<sockaddr*>(&storage);
+  if (fd < 0 || ::bind(fd, name, bytes) != 0 || ::listen(fd, kBacklog) != 0) {
+    return failed("cannot listen on " + host, errno);
+  }
+  bytes = sizeof storage;
+  if (::getsockname(fd, name, &bytes) != 0) {
+    return failed("cannot listen on " + host, errno);
+  }
+  listening.port = port_of(storage);
+  return listening;
+}
+
+void set_peer_options(int socket, const PeerTimers& timers) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(
+      timers.user_timeout);
+  set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(ms.count()));
+  set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(socket, IPPROTO_TCP, TCP_KEEPIDLE, whole_seconds(timers.keep_alive_idle));
+  set(socket, IPPROTO_TCP, TCP_KEEPINTVL,
+      whole_seconds(timers.keep_alive_interval));
+  set(socket, IPPROTO_TCP, TCP_KEEPCNT, timers.keep_alive_probes);
+}
+
+Result<Descriptor> begin_connect(const SocketAddress& address) {
+  Descriptor socket(::socket(
+      address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
+      0));
+  if (!socket.open()) {
+    return failed("no socket", errno);
+  }
+  if (::connect(
+          socket.get(), reinterpret_cast<const sockaddr*>(&address.storage),
+          address.bytes) != 0 &&
+      errno != EINPROGRESS) {
+    // As if it had begun: connect_error() would not tell any more.
+    return Status(ErrorCode::kPeerLost, std::strerror(errno));
+  }
+  return socket;
+}
+
+int connect_error(int socket) {
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  return ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0
+      ? error
+      : errno;
+}
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TCP sockets that never block, with what notices a lost peer switched on.
+// Thread rule: any thread.
+#pragma once
+
+#include <sys/socket.h>
+#include <cstdint>
+#include <string>
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/status.h"
+
+namespace sherd::ft::ring {
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t bytes = 0;
+};
+
+// An IP address, or a name that is looked up, which may take a while.
+Result<SocketAddress> resolve(const std::string& host, std::uint16_t port);
+
+struct Listening {
+  Descriptor socket;
+  std::uint16_t port = 0;
+};
+Result<Listening> listen_on(const std::string& host);
+
+// Both are needed: the user timeout alone notices nothing when all is quiet,
+// keep-alive alone nothing while data is unacknowledged.
+struct PeerTimers {
+  Duration user_timeout = std::chrono::seconds(5);
+  Duration keep_alive_idle = std::chrono::seconds(2);
+  Duration keep_alive_interval = std::chrono::seconds(1);
+  int keep_alive_probes = 3;
+};
+void set_peer_options(int socket, const PeerTimers& timers);
+
+// Begins to connect; the socket is writable when that has ended.
+Result<Descriptor> begin_connect(const SocketAddress& address);
+// 0, or the error number with which it ended.
+int connect_error(int socket);
+
+}  // namespace sherd::ft::ring
