@@ -64,6 +64,59 @@ TEST(Command, WrongUsageExitsWithTwoAndSaysWhy) {
   EXPECT_THAT(refused("run -n 2 --port 65536 true"), HasSubstr("65536"));
 }
 
+TEST(Command, WrongUsageOfReplicasExitsWithTwoAndSaysWhy) {
+  const auto refused = [](const std::string& arguments) {
+    const Outcome outcome = sherd(arguments);
+    EXPECT_EQ(outcome.exit_status, 2) << arguments << "\n" << outcome.shown;
+    return outcome.shown;
+  };
+  EXPECT_THAT(
+      refused("run --replicas 2 true"), HasSubstr("requires --fault-tolerant"));
+  EXPECT_THAT(
+      refused("run -n 2 --spares 1 true"),
+      HasSubstr("--spares requires --fault-tolerant"));
+  const std::string on = "run --fault-tolerant ";
+  EXPECT_THAT(refused(on + "true"), HasSubstr("expected --replicas R"));
+  EXPECT_THAT(
+      refused(on + "--replicas 2 -n 2 true"),
+      AllOf(HasSubstr("--ranks"), HasSubstr("excludes")));
+  EXPECT_THAT(
+      refused(on + "--replicas 0 true"),
+      HasSubstr("at least 1 replica, found 0"));
+  EXPECT_THAT(
+      refused(on + "--replicas 2 --ranks-per-replica 0 true"),
+      HasSubstr("at least 1 rank, found 0"));
+  EXPECT_THAT(
+      refused(on + "--replicas 2 --replicas-min 3 true"),
+      HasSubstr("from 1 to 2, found 3"));
+  EXPECT_THAT(
+      refused(on + "--replicas 2 --coordinator a:1 --replicas-min 2 true"),
+      AllOf(HasSubstr("--coordinator"), HasSubstr("excludes")));
+  EXPECT_THAT(
+      refused(on + "--replicas 2 --port 1000 true"),
+      HasSubstr("expected no port"));
+  EXPECT_THAT(refused("replica"), HasSubstr("subcommand"));
+  EXPECT_THAT(refused("replica drain 1"), HasSubstr("--control"));
+}
+
+TEST(Command, ReplicasRunWithACoordinatorElsewhere) {
+  const Outcome outcome = sherd(
+      "run --fault-tolerant --replicas 2 --ranks-per-replica 2 "
+      "--coordinator 127.0.0.1:9 --secret-file key -- "
+      "sh -c 'echo $SHERD_REPLICA.$RANK $SHERD_COORDINATOR "
+      "$SHERD_SECRET_FILE'");
+  EXPECT_EQ(outcome.exit_status, 0);
+  for (const char* rank : {"0.0", "0.1", "1.0", "1.1"}) {
+    EXPECT_THAT(
+        outcome.shown,
+        HasSubstr(
+            std::string("[r") + rank + "] " + rank + " 127.0.0.1:9 key\n"));
+  }
+  const Outcome nobody = sherd("replica drain 1 --control /no/such/socket");
+  EXPECT_EQ(nobody.exit_status, 1);
+  EXPECT_THAT(nobody.shown, HasSubstr("no launcher"));
+}
+
 TEST(Command, WrongUsageOfBenchExitsWithTwoAndSaysWhy) {
   const auto refused = [](const std::string& arguments) {
     const Outcome outcome = sherd(arguments);

@@ -26,6 +26,8 @@ constexpr int kUsageError = 2;
 std::vector<Subcommand> add_subcommands(CLI::App& app) {
   return {
       add_run(app),
+      add_coordinate(app),
+      add_replica(app),
       add_bench(app),
   };
 }

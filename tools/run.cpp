@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 #include <CLI/CLI.hpp>
+#include <sherd/base/error.h>
 #include <sherd/launch/launch.h>
 #include "subcommand.h"
 
@@ -25,11 +27,16 @@ constexpr const char* kExamples =
     "  sherd run -n 4 ./train --steps 100\n"
     "  sherd run -n 2 --log-dir logs -- python3 train.py --verbose\n"
     "  sherd run -n 2 --port 29500 ./train\n"
+    "  sherd run --fault-tolerant --replicas 3 --ranks-per-replica 2 ./train\n"
     "\n"
-    "Output: each line of a rank is shown after \"[rank 3] \". On a terminal\n"
-    "rank 0 writes to it directly, so that its progress bar works.\n"
+    "Output: each line of a rank is shown after \"[rank 3] \", of a replica's\n"
+    "after \"[r1.0] \". On a terminal rank 0 writes to it directly, so that "
+    "its\n"
+    "progress bar works.\n"
     "Exit status: 0 when all ranks succeed, else that of the first to fail\n"
     "(128 + signal if killed); 127 program not found, 126 not executable,\n"
+    "with --fault-tolerant 0 once a replica is done and the others have "
+    "ended,\n"
     "2 wrong usage.";
 
 // What the command line says, before it becomes LaunchOptions.
@@ -39,16 +46,45 @@ struct RunArguments {
   bool no_bind = false;
   bool no_prefix = false;
   bool no_rank0_tty = false;
+  int ranks = 0;
+  const CLI::Option* ranks_given = nullptr;
+  bool fault_tolerant = false;
+  int ranks_per_replica = 1;
+  launch::ReplicaOptions replicas;
+  const CLI::Option* replicas_given = nullptr;
 };
 
 class RunFormatter : public CLI::Formatter {
  public:
+  // Without what each needs and excludes: groups say it, and errors.
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return option->get_type_size() == 0 ? "" : " " + option->get_type_name();
+  }
   std::string make_usage(
       const CLI::App* /*app*/, std::string name) const override {
     return "Usage: " + name +
-        " -n N [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n\n" + kExplanation;
+        " -n N [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n"
+        "       " +
+        name +
+        " --fault-tolerant --replicas R [OPTIONS] [--] PROGRAM "
+        "[ARGUMENTS...]\n\n" +
+        kExplanation;
   }
 };
+
+void set_replicas(RunArguments& arguments) {
+  LaunchOptions& options = arguments.launch;
+  if (arguments.replicas_given->count() == 0) {
+    throw Error("expected --replicas R with --fault-tolerant, found none");
+  }
+  options.ranks = arguments.ranks_per_replica;
+  options.rank0_owns_stdout = false;
+  options.replicas = arguments.replicas;
+  if (arguments.replicas.coordinator.empty()) {
+    options.replicas->coordinator_command = {
+        std::filesystem::read_symlink("/proc/self/exe").string(), "coordinate"};
+  }
+}
 
 int run(RunArguments arguments, const std::vector<std::string>& program) {
   LaunchOptions& options = arguments.launch;
@@ -66,7 +102,61 @@ int run(RunArguments arguments, const std::vector<std::string>& program) {
   options.stop_grace = std::chrono::milliseconds(
       static_cast<std::int64_t>(arguments.grace_seconds * 1000));
   options.bind_cores = !arguments.no_bind;
+  if (!arguments.fault_tolerant && arguments.ranks_given->count() == 0) {
+    throw Error(
+        "expected --ranks N, or --fault-tolerant with --replicas R, found "
+        "neither");
+  }
+  options.ranks = arguments.ranks;
+  if (arguments.fault_tolerant) {
+    set_replicas(arguments);
+  }
   return launch::run(options);
+}
+
+// What --fault-tolerant brings along.
+void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
+  launch::ReplicaOptions& replicas = arguments.replicas;
+  CLI::Option* on = run_app.add_flag(
+      "--fault-tolerant", arguments.fault_tolerant,
+      "Run replicas that are started again when they die,\n"
+      "and a coordinator for them");
+  const auto add = [&](const char* name, auto& value, const char* type,
+                       const char* description) {
+    return run_app.add_option(name, value, description)
+        ->type_name(type)
+        ->needs(on)
+        ->group("With --fault-tolerant");
+  };
+  arguments.replicas_given =
+      add("--replicas", replicas.replicas, "R", "Number of replicas")
+          ->excludes(run_app.get_option("--ranks"));
+  add("--ranks-per-replica", arguments.ranks_per_replica, "K",
+      "Ranks of each replica (1)");
+  add("--spares", replicas.spares, "N",
+      "Replicas that wait to take the place of a lost one");
+  add("--max-restarts", replicas.restarts_max, "N",
+      "How often one replica is started again (100)");
+  CLI::Option* elsewhere =
+      add("--coordinator", replicas.coordinator, "HOST:PORT",
+          "Use a coordinator that runs elsewhere");
+  add("--replicas-min", replicas.replicas_min, "M",
+      "No step is committed by fewer replicas (1)")
+      ->excludes(elsewhere);
+  add("--samples-per-replica", replicas.samples_per_replica, "S",
+      "What each replica trains in a step (1)")
+      ->excludes(elsewhere);
+  add("--status", replicas.status, "HOST:PORT",
+      "Where the coordinator serves its status page")
+      ->excludes(elsewhere);
+  add("--run-dir", replicas.run_folder, "DIR",
+      "Where the coordinator keeps its log; a run that was\n"
+      "begun there goes on")
+      ->excludes(elsewhere);
+  add("--secret-file", replicas.secret_file, "FILE",
+      "The secret that replicas and coordinator share");
+  add("--control", replicas.control, "PATH",
+      "Make a socket for `sherd replica drain` and `admit`");
 }
 
 }  // namespace
@@ -77,9 +167,10 @@ Subcommand add_run(CLI::App& app) {
       "run", "Start ranks of a program on this host and watch them");
   run_app->formatter(std::make_shared<RunFormatter>());
   run_app->footer(kExamples);
-  run_app->add_option("-n,--ranks", arguments->launch.ranks, "Number of ranks")
-      ->type_name("N")
-      ->required();
+  arguments->ranks_given =
+      run_app->add_option("-n,--ranks", arguments->ranks, "Number of ranks")
+          ->type_name("N");
+  add_replica_options(*run_app, *arguments);
   run_app
       ->add_option(
           "--fake-hosts", arguments->launch.fake_hosts,

@@ -26,6 +26,10 @@ struct Subcommand {
 
 // sherd run: start ranks on this host.
 Subcommand add_run(CLI::App& app);
+// sherd replica: ask a launcher to drain or admit one.
+Subcommand add_replica(CLI::App& app);
+// sherd coordinate: decide for the replicas of a fault-tolerant run.
+Subcommand add_coordinate(CLI::App& app);
 // sherd bench: times beside others.
 Subcommand add_bench(CLI::App& app);
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The coordinator of a fault-tolerant run: one small process, without LibTorch,
+// that decides which replicas train together and which steps are committed, and
+// remembers it in a file. Replicas find it by its address. When it dies, replicas
+// finish what they compute and wait; started again with the same file it goes on
+// where it was. `sherd coordinate` is this function. What it decides and why:
+// docs/design/fault_tolerance.md.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace sherd::ft {
+
+struct CoordinateOptions {
+  // Behaviour. Where replicas connect; port 0 takes a free one. Another address
+  // than this host's own needs a secret or certificates.
+  std::string bind = "127.0.0.1:0";
+  // Behaviour. The file of the log, on a disk of this host; it is made with its
+  // folder when it does not exist. One file for each run, never deleted while the
+  // run lasts: without it nobody knows what was committed.
+  std::string log;
+  // Behaviour. Where the status page, /metrics and /status.json are served; this
+  // host only. Empty: nowhere.
+  std::string status;
+  // Behaviour. Written when it listens, atomically: its address, "host:port",
+  // then the status page's, when there is one, each on a line. Empty: none.
+  std::string ready_file;
+
+  // Behaviour. No step is committed by fewer replicas. Lower trains on through
+  // more failures, with fewer samples a step.
+  int replicas_min = 1;
+  // Behaviour. The first step waits for so many, at least the minimum, or for
+  // start_timeout.
+  int replicas_start = 1;
+  std::chrono::milliseconds start_timeout = std::chrono::seconds(60);
+  // Behaviour. That each replica trains in each step.
+  std::int64_t samples_per_replica = 1;
+
+  // Behaviour. Who may connect: whoever has the bytes of this file, or a
+  // certificate of this authority (PEM files). Not both.
+  std::string secret_file;
+  std::string tls_certificate;
+  std::string tls_key;
+  std::string tls_authority;
+
+  // Performance. A replica that says nothing for so long is lost; shorter takes
+  // replicas for lost that are only late.
+  std::chrono::milliseconds dead_after = std::chrono::seconds(1);
+  // Performance. Failures that come together within it make one new epoch.
+  std::chrono::milliseconds settle = std::chrono::milliseconds(30);
+  // Performance. Members of a new epoch that are not connected to each other by
+  // then are left out.
+  std::chrono::milliseconds join_timeout = std::chrono::seconds(1);
+  // Behaviour. When nobody who has the last step was there for so long, the run
+  // goes back to the newest state that somebody has.
+  std::chrono::milliseconds hold_time = std::chrono::seconds(60);
+  // Performance. A replica that has done nothing for ten times as long as usual,
+  // and for so long, hangs and is left out.
+  std::chrono::milliseconds hang_after = std::chrono::seconds(5);
+  // The same for the first computations, which warm up.
+  std::chrono::milliseconds first_hang_after = std::chrono::seconds(60);
+};
+
+// Runs until SIGINT or SIGTERM and returns 0. Returns 1, having said why on
+// stderr, when the log or an address cannot be had, or when the log belongs to
+// another coordinator that was started later. Throws Error when an option makes
+// no sense. REQUIRES: one thread, and the process has no other: signals are
+// blocked or ignored while this runs, and as before when it returns.
+int coordinate(const CoordinateOptions& options);
+
+}  // namespace sherd::ft

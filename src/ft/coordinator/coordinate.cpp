@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/ft/coordinator.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "ft/coordinator/service.h"
+#include "ft/coordinator/status_server.h"
+#include "net/loop.h"
+#include "net/security.h"
+
+namespace sherd::ft {
+namespace {
+
+// How soon a signal is noticed and the status page is new.
+constexpr Duration kLook = std::chrono::milliseconds(100);
+// Orders tell each replica the addresses of all.
+constexpr std::size_t kOrderBytesMax = std::size_t{64} << 20U;
+
+// Signals that end it in order wait to be taken, here and in threads that are
+// started meanwhile. Whoever read its messages may be gone (SIGPIPE): no reason
+// to end.
+class HeldSignals {
+ public:
+  HeldSignals() {
+    ::sigemptyset(&held_);
+    ::sigaddset(&held_, SIGINT);
+    ::sigaddset(&held_, SIGTERM);
+    ::pthread_sigmask(SIG_BLOCK, &held_, &before_);
+    struct sigaction ignore = {};
+    ignore.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &ignore, &pipe_before_);
+  }
+  ~HeldSignals() {
+    ::sigaction(SIGPIPE, &pipe_before_, nullptr);
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  HeldSignals(const HeldSignals&) = delete;
+  HeldSignals& operator=(const HeldSignals&) = delete;
+
+  // One that has come; 0: none.
+  int take() const {
+    const timespec at_once{};
+    const int signal = ::sigtimedwait(&held_, nullptr, &at_once);
+    return std::max(signal, 0);
+  }
+
+ private:
+  sigset_t held_{};
+  sigset_t before_{};
+  struct sigaction pipe_before_ = {};
+};
+
+net::Security security_of(const CoordinateOptions& options) {
+  const bool tls = !options.tls_certificate.empty() ||
+      !options.tls_key.empty() || !options.tls_authority.empty();
+  SHERD_CHECK(
+      !tls || options.secret_file.empty(),
+      "[ft] expected a secret or certificates, found both");
+  if (!options.secret_file.empty()) {
+    return net::read_shared_secret(options.secret_file);
+  }
+  if (!tls) {
+    return {};
+  }
+  SHERD_CHECK(
+      !options.tls_certificate.empty() && !options.tls_key.empty() &&
+          !options.tls_authority.empty(),
+      "[ft] expected a certificate, its key and the authority's certificate, "
+      "found not all three");
+  return net::mutual_tls(
+      {.certificate = options.tls_certificate,
+       .key = options.tls_key,
+       .authority = options.tls_authority});
+}
+
+void check(const CoordinateOptions& options) {
+  using std::chrono::milliseconds;
+  SHERD_CHECK(
+      !options.log.empty(), "[ft] expected the path of a log, found none");
+  SHERD_CHECK(
+      options.replicas_min >= 1 && options.replicas_start >= 1,
+      "[ft] expected 1 replica or more, found a minimum of ",
+      options.replicas_min, " and ", options.replicas_start, " to start with");
+  SHERD_CHECK(
+      options.samples_per_replica >= 1,
+      "[ft] expected 1 sample for each replica or more, found ",
+      options.samples_per_replica);
+  // A replica reports every 250 ms.
+  SHERD_CHECK(
+      options.dead_after >= milliseconds(500),
+      "[ft] expected replicas to be dead after 500 ms or more, found ",
+      options.dead_after.count());
+  for (const auto time :
+       {options.start_timeout, options.settle, options.join_timeout,
+        options.hold_time, options.hang_after, options.first_hang_after}) {
+    SHERD_CHECK(
+        time >= milliseconds(0), "[ft] expected times of 0 ms or more, found ",
+        time.count());
+  }
+}
+
+std::uint64_t random_run() {
+  std::random_device random;
+  const std::uint64_t run = std::uint64_t{random()} << 32U | random();
+  return std::max(run, std::uint64_t{1});
+}
+
+ServiceOptions service_options(const CoordinateOptions& options) {
+  ServiceOptions service;
+  service.address = net::parse_host_address(options.bind);
+  service.listen.security = security_of(options);
+  service.listen.connection.payload_bytes_max = kOrderBytesMax;
+  service.log = options.log;
+  service.coordinator.run = random_run();
+  service.coordinator.replicas_min = options.replicas_min;
+  service.coordinator.samples_per_replica = options.samples_per_replica;
+  service.coordinator.replicas_start =
+      std::max(options.replicas_start, options.replicas_min);
+  service.coordinator.start_timeout = options.start_timeout;
+  service.coordinator.settle = options.settle;
+  service.coordinator.join_timeout = options.join_timeout;
+  service.coordinator.hold_time = options.hold_time;
+  service.watch.dead_after = options.dead_after;
+  service.watch.hard_floor = options.hang_after;
+  service.watch.first_floor = options.first_hang_after;
+  return service;
+}
+
+// Whoever sees the file sees all of it.
+Status write_ready_file(const std::string& path, const std::string& text) {
+  const std::string part = path + ".part";
+  std::ofstream file(part, std::ios::trunc);
+  file << text << std::flush;
+  if (!file.good() || std::rename(part.c_str(), path.c_str()) != 0) {
+    return {
+        ErrorCode::kUnavailable,
+        str("[ft] cannot write '", path, "': ", std::strerror(errno))};
+  }
+  return {};
+}
+
+class Coordinating {
+ public:
+  explicit Coordinating(const CoordinateOptions& options) : options_(options) {}
+
+  // From the beginning to the end.
+  Status run() {
+    if (auto status = start(); !status.ok()) {
+      return status;
+    }
+    look();
+    loop_.run();
+    return end_;
+  }
+
+ private:
+  Status start() {
+    const ServiceOptions service = service_options(options_);
+    const auto folder = std::filesystem::absolute(options_.log).parent_path();
+    std::error_code ignored;  // Opening the log names the cause.
+    std::filesystem::create_directories(folder, ignored);
+    if (!options_.status.empty()) {
+      auto page = StatusServer::listen(options_.status);
+      if (!page.ok()) {
+        return page.status();
+      }
+      page_ = std::move(page).value();
+      log_info(str("[ft] status at http://", page_->address(), "/"));
+    }
+    auto started = Service::start(loop_, service, [this](const Status& why) {
+      end_ = why;
+      loop_.stop();
+    });
+    if (!started.ok()) {
+      return started.status();
+    }
+    service_ = std::move(started).value();
+    const std::string address = service_->address().text();
+    log_info(
+        str("[ft] coordinator at ", address, ", log '", options_.log, "'"));
+    if (options_.ready_file.empty()) {
+      return {};
+    }
+    return write_ready_file(
+        options_.ready_file,
+        address + "\n" + (page_ ? page_->address() + "\n" : ""));
+  }
+
+  void look() {
+    if (const int signal = signals_.take(); signal != 0) {
+      log_info(str("[ft] coordinator ends: ", ::strsignal(signal)));
+      loop_.stop();
+      return;
+    }
+    if (page_) {
+      page_->show(service_->status());
+    }
+    timer_ = loop_.after(kLook, [this] { look(); });
+  }
+
+  const CoordinateOptions& options_;
+  const HeldSignals signals_;
+  net::Loop loop_;
+  std::unique_ptr<StatusServer> page_;
+  std::unique_ptr<Service> service_;
+  net::Timer timer_;
+  Status end_;
+};
+
+}  // namespace
+
+int coordinate(const CoordinateOptions& options) {
+  check(options);
+  const Status end = Coordinating(options).run();
+  if (!end.ok()) {
+    log_error(end.message());
+  }
+  return end.ok() ? 0 : 1;
+}
+
+}  // namespace sherd::ft

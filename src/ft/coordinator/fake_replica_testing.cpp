@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/coordinator/fake_replica_testing.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "base/hash.h"
+#include "ft/wire/codec.h"
+
+namespace sherd::ft::test {
+namespace {
+
+// What all replicas begin with.
+StateId first_state() { return {0, first_lineage(1, 2)}; }
+
+template <typename... Functions>
+struct Overloaded : Functions... {
+  using Functions::operator()...;
+};
+template <typename... Functions>
+Overloaded(Functions...) -> Overloaded<Functions...>;
+
+}  // namespace
+
+FakeReplica::FakeReplica(net::Loop& loop, const FakeReplicaOptions& options)
+    : loop_(loop),
+      options_(options),
+      machine_(
+          {.replica = options.replica,
+           .incarnation = options.incarnation,
+           .config = 1,
+           .held = first_state()}),
+      random_(options.incarnation) {
+  net::RedialOptions redial;
+  redial.dial.security = options.security;
+  redial_ = std::make_unique<net::Redial>(
+      loop, options.address, redial, [this] { return random_(); },
+      net::RedialHandlers{
+          .on_connected =
+              [this] {
+                ++connected_;
+                send(machine_.report());
+              },
+          .on_frame = [this](const net::Frame& frame) { heard(frame); },
+          .on_lost = [](const Status&) {},
+          .on_failed = [](const Status&) {}});
+  beat();
+}
+
+void FakeReplica::beat() {
+  send(machine_.report());
+  beat_timer_ = loop_.after(options_.beat, [this] { beat(); });
+}
+
+void FakeReplica::send(Report report) {
+  report.progress = progress_;
+  if (!silent_ && connection() != nullptr) {
+    connection()->send(
+        static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
+  }
+}
+
+void FakeReplica::heard(const net::Frame& frame) {
+  const Order order = order_of(frame.payload).value();
+  for (const auto& commit : order.recent) {
+    if (commits_.empty() || commit.attempt > commits_.back().attempt) {
+      commits_.push_back(commit);
+    }
+  }
+  carry_out(machine_.heard(order));
+}
+
+void FakeReplica::later(Duration delay, std::function<void()> work) {
+  std::erase_if(work_, [](const auto& timer) { return !timer.pending(); });
+  work_.push_back(loop_.after(delay, [this, work = std::move(work)] {
+    if (hangs_) {
+      kept_.push_back(work);
+      return;
+    }
+    ++progress_.serial;
+    work();
+  }));
+}
+
+void FakeReplica::go_on() {
+  hangs_ = silent_ = false;
+  for (const auto& work : std::exchange(kept_, {})) {
+    ++progress_.serial;
+    work();
+  }
+}
+
+void FakeReplica::carry_out(const Tasks& tasks) {
+  for (const auto& task : tasks) {
+    carry_out_one(task);
+  }
+}
+
+void FakeReplica::carry_out_one(const Task& task) {
+  std::visit(
+      Overloaded{
+          // Computing takes no time, and what is stopped ends late.
+          [](const auto&) {},
+          [&](const JoinTask& join) {
+            later(Duration(0), [this, epoch = join.epoch] {
+              carry_out(machine_.joined(epoch));
+            });
+          },
+          [&](const ReduceTask& reduce) {
+            progress_.activity = Activity::kReducing;
+            later(options_.step, [this, attempt = reduce.attempt] {
+              progress_.activity = Activity::kWaiting;
+              carry_out(machine_.reduced(
+                  attempt, mix64(static_cast<std::uint64_t>(attempt.step))));
+            });
+          },
+          [&](const ApplyTask& apply) {
+            later(Duration(0), [this, state = apply.commit.result] {
+              carry_out(machine_.applied(state));
+            });
+          },
+          [&](const CatchUpTask& task_of) {
+            fetched_ = task_of.target;
+            later(Duration(0), [this] { carry_out(machine_.fetched()); });
+          },
+          [&](const StopCatchUpTask&) {},
+          [&](const InstallTask& install) {
+            carry_out(machine_.installed(install.serial, fetched_));
+          },
+          [&](const StopTask& stop) { stopped_ = stop.reason; },
+          [&](const ReportTask& report) { send(report.report); }},
+      task);
+}
+
+bool run_until(
+    net::Loop& loop, const std::function<bool()>& done, Duration limit) {
+  const Instant until = loop.now() + limit;
+  net::Timer timer;
+  std::function<void()> look = [&] {
+    if (done() || loop.now() >= until) {
+      loop.stop();
+      return;
+    }
+    timer = loop.after(std::chrono::milliseconds(3), look);
+  };
+  look();
+  loop.run();
+  return done();
+}
+
+}  // namespace sherd::ft::test

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A replica without a model, for tests: the real state machine and connection, and
+// processes which do at once, or after a delay, what they are told. Thread rule:
+// its loop.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+#include "ft/protocol/replica.h"
+#include "net/dial.h"
+#include "net/loop.h"
+
+namespace sherd::ft::test {
+
+struct FakeReplicaOptions {
+  net::HostAddress address;
+  net::Security security{};
+  ReplicaId replica = 0;
+  Incarnation incarnation = 1;
+  Duration beat = std::chrono::milliseconds(100);
+  // That a reduction takes.
+  Duration step = std::chrono::milliseconds(5);
+};
+
+class FakeReplica {
+ public:
+  FakeReplica(net::Loop& loop, const FakeReplicaOptions& options);
+  FakeReplica(const FakeReplica&) = delete;
+  FakeReplica& operator=(const FakeReplica&) = delete;
+
+  // Says nothing any more, and keeps its connection.
+  void fall_silent() { silent_ = true; }
+  // Its training threads do nothing; the thread that reports goes on.
+  void hang() { hangs_ = true; }
+  void go_on();
+  void leave() { carry_out(machine_.leave()); }
+
+  std::int64_t step() const { return machine_.held()->step; }
+  const Replica& machine() const { return machine_; }
+  // Every commit that it has heard of, in order, each once.
+  const std::vector<Commit>& commits() const { return commits_; }
+  // Why it was told to stop; empty: it was not.
+  const std::string& stopped() const { return stopped_; }
+  net::Connection* connection() { return redial_->connection(); }
+  int connected() const { return connected_; }
+
+ private:
+  void carry_out(const Tasks& tasks);
+  void carry_out_one(const Task& task);
+  // As a process that takes `delay` for it.
+  void later(Duration delay, std::function<void()> work);
+  void send(Report report);
+  void beat();
+  void heard(const net::Frame& frame);
+
+  net::Loop& loop_;
+  const FakeReplicaOptions options_;
+  Replica machine_;
+  StateId fetched_;
+  Progress progress_;
+  bool silent_ = false;
+  bool hangs_ = false;
+  int connected_ = 0;
+  std::string stopped_;
+  std::vector<Commit> commits_;
+  std::vector<net::Timer> work_;
+  std::vector<std::function<void()>> kept_;  // While it hangs.
+  net::Timer beat_timer_;
+  std::mt19937_64 random_;
+  std::unique_ptr<net::Redial> redial_;
+};
+
+// Runs the loop until `done`, looking every few milliseconds, or for `limit`;
+// returns done().
+bool run_until(
+    net::Loop& loop,
+    const std::function<bool()>& done,
+    Duration limit = std::chrono::seconds(20));
+
+}  // namespace sherd::ft::test

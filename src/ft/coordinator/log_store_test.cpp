@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/coordinator/log_store.h"
+
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sqlite3.h>
+
+#include "base/check.h"
+#include "ft/coordinator/failing_disk_testing.h"
+#include "support/child_process.h"
+#include "support/scratch_folder.h"
+
+namespace sherd::ft {
+namespace {
+
+namespace fs = std::filesystem;
+using sherd::testing::ScratchFolder;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Store = std::unique_ptr<LogStore>;
+
+Store opened(const std::string& path) {
+  auto store = LogStore::open(path);
+  EXPECT_TRUE(store.ok()) << store.status().message();
+  return std::move(store).value();
+}
+
+std::string refusal(const std::string& path) {
+  const auto store = LogStore::open(path);
+  return store.ok() ? "opened" : store.status().message();
+}
+
+Record term(std::uint64_t number) { return TermRecord{number, 77}; }
+Record life(Incarnation incarnation) { return LifeRecord{0, incarnation}; }
+
+// What another program might do to the file.
+void run_sql(const std::string& path, const char* text) {
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open(path.c_str(), &database), SQLITE_OK);
+  char* error = nullptr;
+  EXPECT_EQ(sqlite3_exec(database, text, nullptr, nullptr, &error), SQLITE_OK)
+      << error;
+  sqlite3_close(database);
+}
+
+std::string bytes_at(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(LogStore, WhatWasAppendedIsThereWhenOpenedAgain) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  {
+    const auto store = opened(path);
+    EXPECT_EQ(store->size(), 0);
+    EXPECT_EQ(store->take_history(), History());
+    EXPECT_TRUE(store->append({term(1), life(5)}).ok());
+    EXPECT_TRUE(store->append({}).ok());
+    EXPECT_TRUE(store->append({life(6)}).ok());
+    EXPECT_EQ(store->size(), 3);
+  }
+  const auto store = opened(path);
+  EXPECT_EQ(store->size(), 3);
+  const History history = store->take_history();
+  EXPECT_EQ(history.term, 1U);
+  EXPECT_EQ(history.run, 77U);
+  EXPECT_EQ(history.lives.at(0).current, 6U);
+}
+
+TEST(LogStore, TheNewestTermAloneMayAppend) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  const auto former = opened(path);
+  ASSERT_TRUE(former->append({term(1)}).ok());
+  const auto successor = opened(path);
+  ASSERT_TRUE(former->append({life(5)}).ok());
+  // It has read less than there is.
+  auto status = successor->append({term(2)});
+  EXPECT_EQ(status.code(), ErrorCode::kFailedPrecondition);
+  const auto again = opened(path);
+  ASSERT_TRUE(again->append({term(2)}).ok());
+  status = former->append({life(6)});
+  EXPECT_EQ(status.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(
+      status.message(),
+      AllOf(HasSubstr(path), HasSubstr("the log belongs to term 2 now")));
+  EXPECT_TRUE(again->append({life(7)}).ok());
+  EXPECT_EQ(opened(path)->size(), 4);
+}
+
+TEST(LogStore, OfTwoThatBeginTheSameTermOneIsRefused) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  const auto one = opened(path);
+  const auto other = opened(path);
+  EXPECT_TRUE(one->append({term(1)}).ok());
+  EXPECT_EQ(other->append({term(1)}).code(), ErrorCode::kFailedPrecondition);
+  EXPECT_TRUE(one->append({life(1)}).ok());
+}
+
+TEST(LogStore, ALockThatIsHeldIsAFailureThatPasses) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  const auto store = opened(path);
+  ASSERT_TRUE(store->append({term(1)}).ok());
+  sqlite3* holder = nullptr;
+  ASSERT_EQ(sqlite3_open(path.c_str(), &holder), SQLITE_OK);
+  ASSERT_EQ(
+      sqlite3_exec(holder, "BEGIN IMMEDIATE", nullptr, nullptr, nullptr),
+      SQLITE_OK);
+  const auto status = store->append({life(1)});
+  EXPECT_EQ(status.code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr("cannot append: database is locked"));
+  sqlite3_close(holder);
+  EXPECT_TRUE(store->append({life(1)}).ok());
+}
+
+// ---- files that are not ours, or are damaged ----
+
+TEST(LogStore, AnotherProgramsDatabaseIsRefusedAndStaysAsItIs) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/photos.db";
+  run_sql(path, "CREATE TABLE photos (name TEXT)");
+  const std::string before = bytes_at(path);
+  EXPECT_THAT(refusal(path), HasSubstr("found another program's database"));
+  EXPECT_EQ(bytes_at(path), before);
+  run_sql(path, "PRAGMA application_id = 1234");
+  EXPECT_THAT(refusal(path), HasSubstr("(1234)"));
+}
+
+TEST(LogStore, AnotherVersionIsRefusedNamingBoth) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  opened(path).reset();
+  run_sql(path, "PRAGMA user_version = 2");
+  EXPECT_THAT(refusal(path), HasSubstr("expected version 1, found 2"));
+}
+
+TEST(LogStore, AFileThatIsNoDatabaseIsRefused) {
+  const ScratchFolder folder;
+  const std::string path = folder.file("text", std::string(5000, 'x'));
+  EXPECT_THAT(
+      refusal(path), HasSubstr("expected an SQLite file, found something"));
+}
+
+TEST(LogStore, ADamagedRecordIsNamed) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  ASSERT_TRUE(opened(path)->append({term(1), life(1), life(2)}).ok());
+  run_sql(path, "UPDATE records SET bytes = zeroblob(9) WHERE sequence = 2");
+  EXPECT_THAT(refusal(path), HasSubstr("the checksum of record 2 is wrong"));
+  run_sql(path, "DELETE FROM records WHERE sequence = 2");
+  EXPECT_THAT(refusal(path), HasSubstr("expected record 2, found 3"));
+}
+
+TEST(LogStore, ARecordThatCannotFollowIsNamed) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  ASSERT_TRUE(opened(path)->append({term(2), term(1)}).ok());
+  EXPECT_THAT(
+      refusal(path),
+      AllOf(
+          HasSubstr("record 2 cannot follow"),
+          HasSubstr("expected a term above 2, found 1")));
+}
+
+TEST(LogStore, AFolderThatIsMissingIsNamed) {
+  EXPECT_THAT(
+      refusal("/nowhere/at/all/log.db"),
+      AllOf(
+          HasSubstr("/nowhere/at/all/log.db"), HasSubstr("cannot open"),
+          HasSubstr("No such file")));
+}
+
+// ---- disks that fail ----
+
+TEST(LogStore, WithoutASyncNothingIsAppended) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  auto store = opened(path);
+  ASSERT_TRUE(store->append({term(1)}).ok());
+  test::fail_syncs(EIO);
+  const auto status = store->append({life(1)});
+  test::fail_syncs(0);
+  EXPECT_EQ(status.code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(
+      status.message(), AllOf(HasSubstr(path), HasSubstr("disk I/O error")));
+  EXPECT_EQ(opened(path)->size(), 1);
+  EXPECT_TRUE(store->append({life(2)}).ok());
+  store.reset();
+  EXPECT_EQ(opened(path)->take_history().lives.at(0).current, 2U);
+}
+
+// A folder of its own in a child, in which it alone sees a small disk.
+std::string in_small_disk(const std::function<std::string(std::string)>& body) {
+  const ScratchFolder folder;
+  const auto report = sherd::test::run_children(
+      {.count = 1}, [&](int, sherd::test::ChildLink& link) {
+        const std::string at = folder.path();
+        if (::unshare(CLONE_NEWNS) != 0 ||
+            ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+            ::mount("tmpfs", at.c_str(), "tmpfs", 0, "size=512k") != 0) {
+          link.report("cannot mount");
+          return 0;
+        }
+        link.report(body(at));
+        return 0;
+      });
+  return report.children[0].result + report.children[0].output;
+}
+
+TEST(LogStoreOnSmallDisks, AppendsAgainWhenThereIsSpaceAgain) {
+  const std::string result = in_small_disk([](const std::string& folder) {
+    const std::string path = folder + "/log.db";
+    const std::string filler = folder + "/filler";
+    std::ofstream(filler) << std::string(300000, 'x');
+    auto store = LogStore::open(path).value();
+    Status status = store->append({term(1)});
+    std::int64_t appended = 1;
+    while (status.ok() && appended < 10000) {
+      status = store->append({life(static_cast<Incarnation>(appended))});
+      appended += status.ok() ? 1 : 0;
+    }
+    std::string text = status.message();
+    fs::remove(filler);
+    if (store->append({life(20000)}).ok() && appended > 1) {
+      text += "; again";
+    }
+    store.reset();
+    const auto again = LogStore::open(path).value();
+    return text + (again->size() == appended + 1 ? "; all there" : "; lost");
+  });
+  if (result == "cannot mount") {
+    GTEST_SKIP() << "expected to mount a tmpfs, which only root may";
+  }
+  EXPECT_THAT(
+      result,
+      AllOf(
+          HasSubstr("cannot append: database or disk is full"),
+          HasSubstr("; again"), HasSubstr("; all there")));
+}
+
+TEST(LogStoreOnSmallDisks, ReadOnlyOnesAreRefused) {
+  const std::string result = in_small_disk([](const std::string& folder) {
+    const std::string path = folder + "/log.db";
+    (void)LogStore::open(path).value()->append({term(1)});
+    if (::mount(
+            nullptr, folder.c_str(), nullptr, MS_REMOUNT | MS_RDONLY,
+            nullptr) != 0) {
+      return std::string("cannot remount: ") + std::strerror(errno);
+    }
+    return refusal(path) + "\n" + refusal(folder + "/other.db");
+  });
+  if (result == "cannot mount") {
+    GTEST_SKIP() << "expected to mount a tmpfs, which only root may";
+  }
+  EXPECT_THAT(
+      result,
+      AllOf(
+          HasSubstr("/log.db': cannot"), HasSubstr("/other.db': cannot open"),
+          HasSubstr("Read-only file system")));
+}
+
+// ---- ends in the midst ----
+
+TEST(LogStoreKilled, WhatWasAcknowledgedIsThere) {
+  const std::uint64_t seed = std::random_device()();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 5; ++round) {
+    const ScratchFolder folder;
+    const std::string path = folder.path() + "/log.db";
+    sherd::test::Strike strike{
+        .child = 0, .point = "goes on", .signal = SIGKILL};
+    strike.later = std::chrono::microseconds(random() % 30000);
+    const auto report = sherd::test::run_children(
+        {.count = 1, .strikes = {strike}},
+        [&](int, sherd::test::ChildLink& link) {
+          const auto store = LogStore::open(path).value();
+          (void)store->append({term(1)});
+          link.reach("goes on");
+          for (Incarnation i = 1; i < 100000; ++i) {
+            if (!store->append({life(2 * i), life(2 * i + 1)}).ok()) {
+              return 1;
+            }
+            link.report(".");
+          }
+          return 0;
+        });
+    EXPECT_EQ(report.children[0].signal, SIGKILL);
+    const auto acknowledged = std::ssize(report.children[0].result);
+    const auto store = opened(path);
+    EXPECT_GE(store->size(), 1 + 2 * acknowledged);
+    // One may have been on the disk already when it was killed; never half.
+    EXPECT_LE(store->size(), 1 + 2 * (acknowledged + 1));
+    EXPECT_EQ(store->size() % 2, 1);
+    EXPECT_TRUE(store->append({term(2)}).ok());
+  }
+}
+
+TEST(LogStoreKilled, ATornTailIsDroppedAndNothingElse) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  const auto store = opened(path);
+  ASSERT_TRUE(store->append({term(1)}).ok());
+  ASSERT_TRUE(store->append({life(1), life(2)}).ok());
+  const auto size_before = bytes_at(path + "-wal").size();
+  ASSERT_TRUE(store->append({life(3), life(4)}).ok());
+  const std::string database = bytes_at(path);
+  const std::string wal = bytes_at(path + "-wal");
+  ASSERT_GT(wal.size(), size_before);
+
+  // Syncs of a disk would take minutes here, and cannot fail.
+  const fs::path memory("/dev/shm");
+  const fs::path parent =
+      fs::is_directory(memory) ? memory : fs::path(folder.path());
+  const fs::path torn = parent / str("sherd_torn_", ::getpid());
+  fs::create_directories(torn);
+  const std::string copy = (torn / "log.db").string();
+  for (auto cut = size_before; cut <= wal.size(); ++cut) {
+    fs::remove(copy + "-shm");
+    std::ofstream(copy, std::ios::binary) << database;
+    std::ofstream(copy + "-wal", std::ios::binary) << wal.substr(0, cut);
+    const auto found = LogStore::open(copy);
+    ASSERT_TRUE(found.ok()) << cut << ": " << found.status().message();
+    const bool whole = cut == wal.size();
+    ASSERT_EQ(found.value()->size(), whole ? 5 : 3) << cut;
+    ASSERT_EQ(
+        found.value()->take_history().lives.at(0).current, whole ? 4U : 2U);
+    if (cut % 97 == 0) {
+      ASSERT_TRUE(found.value()->append({term(2)}).ok()) << cut;
+    }
+  }
+  fs::remove_all(torn);
+}
+
+}  // namespace
+}  // namespace sherd::ft

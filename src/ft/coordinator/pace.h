@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pace is how fast steps are committed. Effective training time is the share of
+// the time since the first commit it has seen in which steps were committed at
+// their usual pace: the time between two commits counts whole up to twice the
+// median of the last 31; of a longer one, a stall, one median counts. The time
+// since the last commit counts in the same way. Thread rule: one thread; a value.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include "base/clock.h"
+
+namespace sherd::ft {
+
+class Pace {
+ public:
+  void committed(Instant now);
+
+  std::int64_t commits() const { return commits_; }
+  // Over the last 31 at most, the time since the last included; 0: fewer than
+  // two were seen.
+  double steps_per_s(Instant now) const;
+  // None before there are two commits.
+  std::optional<double> effective(Instant now) const;
+  // Of all between two commits, and since the last.
+  Duration longest_gap(Instant now) const;
+
+ private:
+  Duration median() const;
+  Duration counted(Duration gap) const;
+
+  std::int64_t commits_ = 0;
+  Instant first_{};
+  Instant last_{};
+  Duration counted_{0};
+  Duration longest_{0};
+  std::deque<Duration> gaps_;  // The last few.
+};
+
+}  // namespace sherd::ft

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/coordinator/run_book.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "ft/coordinator/watch.h"
+
+namespace sherd::ft {
+namespace {
+
+constexpr std::size_t kFailuresMax = 32;
+// Whoever makes up numbers of replicas fills no memory.
+constexpr std::size_t kReplicasMax = 4096;
+constexpr Duration kSlowEvery = std::chrono::minutes(1);
+
+std::string name_of(ReplicaId replica) { return str("replica ", replica); }
+
+}  // namespace
+
+RunBook::Known* RunBook::life(ReplicaId replica, Incarnation incarnation) {
+  const auto found = known_.find(replica);
+  return found != known_.end() &&
+          found->second.report.incarnation == incarnation
+      ? &found->second
+      : nullptr;
+}
+
+void RunBook::heard(
+    const Report& report, const std::string& address, Instant now) {
+  Known* before = life(report.replica, report.incarnation);
+  if (before == nullptr) {
+    if (known_.size() >= kReplicasMax && !known_.contains(report.replica)) {
+      return;
+    }
+    before = &(known_[report.replica] = Known());
+    before->since = now;
+  }
+  const auto& suspicion = report.suspicion;
+  if (suspicion && suspicion != before->report.suspicion) {
+    failed(
+        name_of(suspicion->accused),
+        str(suspicion->reason, " (says ", name_of(report.replica), ")"), now);
+  }
+  before->report = report;
+  before->address = address;
+  before->connected = true;
+}
+
+void RunBook::wrote(
+    const Record& record, const std::string& reason, Instant now) {
+  if (std::holds_alternative<CommitRecord>(record)) {
+    pace_.committed(now);
+    committed_at_ = now;
+    count("commits");
+  } else if (const auto* epoch = std::get_if<EpochRecord>(&record)) {
+    count("epochs");
+    log_info(str("[ft] ", text_of(epoch->epoch), ": ", reason));
+  } else if (const auto* rollback = std::get_if<RollbackRecord>(&record)) {
+    count("rollbacks");
+    failed(
+        "all holders of " + text_of(rollback->lost),
+        str("rolled back to ", text_of(rollback->canonical), ": ", reason),
+        now);
+  } else if (const auto* life = std::get_if<LifeRecord>(&record)) {
+    count("lives");
+    log_info(str("[ft] ", name_of(life->replica), " has started"));
+  }
+}
+
+void RunBook::told(
+    ReplicaId replica, Incarnation incarnation, const Order& order) {
+  if (order.fenced.empty()) {
+    order_ = order;
+    return;
+  }
+  count("fences");
+  Known* known = life(replica, incarnation);
+  if (known != nullptr && !std::exchange(known->fenced, true)) {
+    log_warning(str("[ft] ", name_of(replica), " is fenced: ", order.fenced));
+  }
+}
+
+void RunBook::lost(
+    ReplicaId replica,
+    Incarnation incarnation,
+    const std::string& cause,
+    Instant now) {
+  Known* known = life(replica, incarnation);
+  if (known == nullptr) {
+    return;
+  }
+  known->connected = false;
+  if (!known->report.leaving && !known->fenced) {
+    failed(name_of(replica), cause, now);
+  }
+}
+
+void RunBook::failed(
+    const std::string& culprit, const std::string& cause, Instant now) {
+  count("failures");
+  log_warning(str("[ft] ", culprit, ": ", cause));
+  failures_.push_front({culprit, cause, now});
+  if (failures_.size() > kFailuresMax) {
+    failures_.pop_back();
+  }
+}
+
+void RunBook::slow(ReplicaId replica, const std::string& reason, Instant now) {
+  count("slow_phases");
+  const auto found = known_.find(replica);
+  if (found == known_.end()) {
+    return;
+  }
+  auto& called = found->second.called_slow;
+  if (!called || now - *called >= kSlowEvery) {
+    called = now;
+    log_info(str("[ft] ", name_of(replica), " is slow: ", reason));
+  }
+}
+
+void RunBook::watched(
+    ReplicaId replica, Incarnation incarnation, const Mood& mood) {
+  if (Known* known = life(replica, incarnation); known != nullptr) {
+    known->mood = mood;
+  }
+}
+
+std::string RunBook::state_of(const Known& known) const {
+  if (!known.connected) {
+    return known.report.leaving ? "left" : "lost";
+  }
+  if (known.fenced) {
+    return "fenced";
+  }
+  if (known.mood.hung) {
+    return "hangs";
+  }
+  for (const auto& member : order_.members) {
+    if (member.replica == known.report.replica &&
+        member.incarnation == known.report.incarnation) {
+      return member.samples.empty() ? "follows" : "member";
+    }
+  }
+  return known.report.held == order_.canonical ? "ready" : "behind";
+}
+
+std::string RunBook::stage() const {
+  if (order_.epoch == Epoch()) {
+    return "waiting for replicas";
+  }
+  switch (order_.stage) {
+    case Stage::kJoining:
+      return "joining";
+    case Stage::kRunning:
+      return "running";
+    case Stage::kClosed:
+      return "closed";
+  }
+  return "?";
+}
+
+ReplicaStatus RunBook::show(
+    ReplicaId replica, Known& known, Instant now) const {
+  auto state = state_of(known);
+  if (state != known.state) {
+    known.state = std::move(state);
+    known.since = now;
+  }
+  const auto& held = known.report.held;
+  return {
+      .replica = replica,
+      .incarnation = known.report.incarnation,
+      .state = known.state,
+      .slow = known.mood.slow,
+      .held = held,
+      .lag = order_.canonical.step - (held ? held->step : 0),
+      .activity = text_of(known.report.progress.activity),
+      .address = known.address,
+      .since_s = seconds(now - known.since)};
+}
+
+RunStatus RunBook::status(const Beside& beside, Instant now) {
+  RunStatus status;
+  status.up_s = seconds(now - began_);
+  status.slept_s = seconds(beside.slept);
+  status.complaint = beside.complaint;
+  status.run = order_.run;
+  status.term = order_.term;
+  status.epoch = order_.epoch;
+  status.canonical = order_.canonical;
+  if (beside.history != nullptr) {
+    status.run = beside.history->run;
+    status.term = beside.history->term;
+    status.epoch = beside.history->epoch;
+    status.canonical = beside.history->canonical.value_or(StateId());
+    status.samples = beside.history->consumed.size();
+  }
+  status.stage = stage();
+  status.since_commit_s =
+      seconds(now - (pace_.commits() == 0 ? began_ : committed_at_));
+  status.steps_per_s = pace_.steps_per_s(now);
+  status.longest_gap_s = seconds(pace_.longest_gap(now));
+  status.effective = pace_.effective(now);
+  for (auto& [replica, known] : known_) {
+    status.replicas.push_back(show(replica, known, now));
+  }
+  for (const auto& one : failures_) {
+    status.failures.push_back({seconds(now - one.at), one.culprit, one.cause});
+  }
+  status.counters = counters_;
+  return status;
+}
+
+}  // namespace sherd::ft

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/coordinator/run_book.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace sherd::ft {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class Book : public ::testing::Test {
+ protected:
+  Book() {
+    order_.canonical = {7, {1, 1}};
+    order_.epoch = {1, 2};
+    order_.stage = Stage::kRunning;
+    order_.members = {{0, 1, {{0, 4}}}, {1, 1, {}}};
+    for (ReplicaId replica = 0; replica < 4; ++replica) {
+      report(replica, replica < 3 ? 7 : 5);
+    }
+    book_.told(0, 1, order_);
+  }
+  void report(ReplicaId replica, std::int64_t step) {
+    Report report;
+    report.replica = replica;
+    report.incarnation = 1;
+    report.held = StateId{step, {1, 1}};
+    book_.heard(report, "127.0.0.1:1", now_);
+  }
+  std::vector<std::string> states() {
+    std::vector<std::string> states;
+    for (const auto& one : book_.status({}, now_).replicas) {
+      states.push_back(one.state);
+    }
+    return states;
+  }
+
+  Instant now_ = seconds(10);
+  RunBook book_{now_};
+  Order order_;
+};
+
+TEST_F(Book, EachReplicaHasAState) {
+  EXPECT_THAT(states(), ElementsAre("member", "follows", "ready", "behind"));
+  EXPECT_EQ(book_.status({}, now_).replicas[3].lag, 2);
+  EXPECT_EQ(book_.status({}, now_).stage, "running");
+  book_.watched(0, 1, {.hung = true});
+  book_.lost(2, 1, "closed", now_);
+  Order fence;
+  fence.fenced = "a newer one";
+  book_.told(3, 1, fence);
+  EXPECT_THAT(states(), ElementsAre("hangs", "follows", "lost", "fenced"));
+}
+
+TEST_F(Book, AStateIsAsOldAsItsChange) {
+  (void)states();
+  now_ += seconds(5);
+  EXPECT_EQ(book_.status({}, now_).replicas[0].since_s, 5);
+  book_.lost(0, 1, "closed", now_);
+  EXPECT_EQ(book_.status({}, now_).replicas[0].since_s, 0);
+}
+
+TEST_F(Book, FailuresAreKeptNewestFirstAndNotForEver) {
+  for (int i = 0; i < 100; ++i) {
+    book_.failed("log", std::to_string(i), now_);
+    now_ += seconds(1);
+  }
+  const auto failures = book_.status({}, now_).failures;
+  ASSERT_THAT(failures, SizeIs(32));
+  EXPECT_EQ(failures[0].cause, "99");
+  EXPECT_EQ(failures[0].ago_s, 1);
+}
+
+TEST_F(Book, WhoLeavesOrIsFencedHasNotFailed) {
+  Report leaving;
+  leaving.replica = 1;
+  leaving.incarnation = 1;
+  leaving.leaving = true;
+  book_.heard(leaving, "", now_);
+  book_.lost(1, 1, "closed", now_);
+  Order fence;
+  fence.fenced = "a newer one";
+  book_.told(2, 1, fence);
+  book_.lost(2, 1, "closed", now_);
+  book_.lost(3, 99, "of another life", now_);
+  EXPECT_THAT(book_.status({}, now_).failures, IsEmpty());
+}
+
+TEST_F(Book, ASuspicionIsAFailureOnce) {
+  Report report;
+  report.replica = 1;
+  report.incarnation = 1;
+  report.suspicion = Suspicion{{1, 2}, 2, "reset by peer"};
+  book_.heard(report, "", now_);
+  book_.heard(report, "", now_);
+  const auto failures = book_.status({}, now_).failures;
+  ASSERT_THAT(failures, SizeIs(1));
+  EXPECT_EQ(failures[0].culprit, "replica 2");
+  EXPECT_EQ(failures[0].cause, "reset by peer (says replica 1)");
+}
+
+TEST_F(Book, NumbersThatAreMadeUpFillNoMemory) {
+  for (ReplicaId replica = 0; replica < 10000; ++replica) {
+    report(replica, 0);
+  }
+  EXPECT_THAT(book_.status({}, now_).replicas, SizeIs(4096));
+}
+
+TEST_F(Book, CommitsMakeThePace) {
+  for (int i = 0; i < 11; ++i) {
+    book_.wrote(CommitRecord(), "all have voted", now_);
+    now_ += seconds(2);
+  }
+  now_ -= seconds(2);
+  const auto status = book_.status({}, now_);
+  EXPECT_DOUBLE_EQ(status.steps_per_s, 0.5);
+  EXPECT_EQ(status.counters.at("commits"), 11U);
+  EXPECT_EQ(status.since_commit_s, 0);
+  EXPECT_EQ(status.effective, 1.0);
+}
+
+}  // namespace
+}  // namespace sherd::ft

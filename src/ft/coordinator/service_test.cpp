@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/coordinator/service.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ft/coordinator/failing_disk_testing.h"
+#include "ft/coordinator/fake_replica_testing.h"
+#include "ft/coordinator/log_store.h"
+#include "ft/wire/codec.h"
+#include "support/scratch_folder.h"
+
+namespace sherd::ft {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using test::FakeReplica;
+using test::run_until;
+using ::testing::HasSubstr;
+
+// A coordinator and replicas in one loop, with real sockets and a real log.
+class ServiceTest : public ::testing::Test {
+ protected:
+  ServiceTest() {
+    options_.address = {"127.0.0.1", 0};
+    options_.log = folder_.path() + "/log.db";
+    options_.coordinator.run = 77;
+    options_.coordinator.replicas_start = 3;
+    options_.coordinator.samples_per_replica = 4;
+    options_.coordinator.reconnect_timeout = milliseconds(300);
+  }
+
+  void start() {
+    service_ = Service::start(loop_, options_, [this](const Status& why) {
+                 ended_ = why.message();
+               }).value();
+    options_.address = service_->address();
+  }
+  FakeReplica& add(ReplicaId replica, Incarnation incarnation = 1) {
+    replicas_.push_back(std::make_unique<FakeReplica>(
+        loop_,
+        test::FakeReplicaOptions{
+            .address = options_.address,
+            .replica = replica,
+            .incarnation = incarnation}));
+    return *replicas_.back();
+  }
+  void start_three() {
+    start();
+    for (ReplicaId replica = 0; replica < 3; ++replica) {
+      add(replica);
+    }
+    ASSERT_TRUE(reach(5));
+  }
+  // All of these apply `more` steps beyond the furthest now.
+  bool advance(const std::vector<int>& which, std::int64_t more) {
+    std::int64_t from = 0;
+    for (const auto& one : replicas_) {
+      from = one ? std::max(from, one->step()) : from;
+    }
+    return run_until(loop_, [&] {
+      return std::all_of(which.begin(), which.end(), [&](int at) {
+        return replicas_[static_cast<std::size_t>(at)]->step() >= from + more;
+      });
+    });
+  }
+  bool reach(std::int64_t step) {
+    return run_until(loop_, [&] {
+      return std::all_of(
+          replicas_.begin(), replicas_.end(),
+          [&](const auto& one) { return one->step() >= step; });
+    });
+  }
+  std::string failures() {
+    std::string text;
+    for (const auto& one : service_->status().failures) {
+      text += one.culprit + ": " + one.cause + "\n";
+    }
+    return text;
+  }
+  std::uint64_t counted(const std::string& name) {
+    return service_->status().counters[name];
+  }
+  std::string state_of(ReplicaId replica) {
+    for (const auto& one : service_->status().replicas) {
+      if (one.replica == replica) {
+        return one.state;
+      }
+    }
+    return "unknown";
+  }
+  // What a peer that sends this frame is left with: it is closed, or not.
+  bool closed_after(std::uint16_t type, const std::string& payload) {
+    std::unique_ptr<net::Connection> connection;
+    bool closed = false;
+    net::Dial dial(
+        loop_, options_.address, {},
+        [&](Result<std::unique_ptr<net::Connection>> dialled) {
+          connection = std::move(dialled).value();
+          connection->start(
+              {.on_frame = [](const net::Frame&) {},
+               .on_closed = [&](const Status&) { closed = true; }});
+          connection->send(type, payload);
+        });
+    return run_until(loop_, [&] { return closed; }, seconds(5));
+  }
+
+  const sherd::testing::ScratchFolder folder_;
+  ServiceOptions options_;
+  net::Loop loop_;
+  std::string ended_;
+  std::unique_ptr<Service> service_;
+  std::vector<std::unique_ptr<FakeReplica>> replicas_;
+};
+
+TEST_F(ServiceTest, ThreeReplicasCommitTheSameSteps) {
+  start_three();
+  ASSERT_TRUE(advance({0, 1, 2}, 20));
+  const auto& one = replicas_[0]->commits();
+  const auto& other = replicas_[1]->commits();
+  const auto common = std::min(one.size(), other.size());
+  EXPECT_TRUE(std::equal(
+      one.begin(), one.begin() + static_cast<std::ptrdiff_t>(common),
+      other.begin()));
+  const auto status = service_->status();
+  EXPECT_EQ(status.run, 77U);
+  EXPECT_EQ(status.stage, "running");
+  EXPECT_GE(status.canonical.step, 25);
+  // Each step takes 4 of each.
+  EXPECT_EQ(status.samples, 12 * status.canonical.step);
+  EXPECT_EQ(
+      counted("commits"), static_cast<std::uint64_t>(status.canonical.step));
+  EXPECT_EQ(state_of(2), "member");
+  EXPECT_TRUE(status.failures.empty()) << failures();
+}
+
+TEST_F(ServiceTest, TheLogHasWhatReplicasWereTold) {
+  start_three();
+  std::vector<Commit> told = replicas_[0]->commits();
+  const auto log = LogStore::open(options_.log).value();
+  const History history = log->take_history();
+  for (const auto& commit : told) {
+    EXPECT_TRUE(history.knows(commit.result)) << text_of(commit.attempt);
+  }
+}
+
+TEST_F(ServiceTest, WhoDiesIsNamedAndTheOthersGoOn) {
+  start_three();
+  replicas_[1].reset();
+  ASSERT_TRUE(advance({0, 2}, 5));
+  EXPECT_THAT(failures(), HasSubstr("replica 1: "));
+  EXPECT_EQ(state_of(1), "lost");
+  // It comes back.
+  replicas_[1] = std::make_unique<FakeReplica>(
+      loop_,
+      test::FakeReplicaOptions{
+          .address = options_.address, .replica = 1, .incarnation = 2});
+  EXPECT_TRUE(advance({0, 1, 2}, 5));
+  EXPECT_TRUE(run_until(loop_, [&] { return state_of(1) == "member"; }));
+}
+
+TEST_F(ServiceTest, WhoLeavesIsNoFailure) {
+  start_three();
+  replicas_[1]->leave();
+  ASSERT_TRUE(advance({0, 2}, 5));
+  replicas_[1].reset();
+  ASSERT_TRUE(advance({0, 2}, 5));
+  EXPECT_EQ(failures(), "");
+  EXPECT_EQ(state_of(1), "left");
+}
+
+TEST_F(ServiceTest, WhoIsSilentIsLostInTime) {
+  start_three();
+  const Instant from = loop_.now();
+  replicas_[2]->fall_silent();
+  replicas_[2]->hang();
+  ASSERT_TRUE(advance({0, 1}, 5));
+  EXPECT_GE(loop_.now() - from, milliseconds(900));
+  EXPECT_LT(loop_.now() - from, seconds(4));
+  EXPECT_THAT(failures(), HasSubstr("replica 2: nothing was heard for 1."));
+  EXPECT_EQ(counted("silences"), 1U);
+}
+
+TEST_F(ServiceTest, WhoHangsIsLeftOutUntilItMoves) {
+  options_.watch.hard_floor = milliseconds(700);
+  start_three();
+  replicas_[1]->hang();
+  ASSERT_TRUE(advance({0, 2}, 5));
+  EXPECT_THAT(failures(), HasSubstr("replica 1: it hangs"));
+  EXPECT_TRUE(run_until(loop_, [&] { return state_of(1) == "hangs"; }));
+  EXPECT_EQ(replicas_[1]->connected(), 1);
+  replicas_[1]->go_on();
+  EXPECT_TRUE(advance({0, 1, 2}, 5));
+}
+
+TEST_F(ServiceTest, ANewerLifeFencesTheOlder) {
+  start_three();
+  add(1, 2);
+  EXPECT_TRUE(
+      run_until(loop_, [&] { return !replicas_[1]->stopped().empty(); }));
+  EXPECT_TRUE(advance({0, 2, 3}, 5));
+}
+
+TEST_F(ServiceTest, OfTwoConnectionsOfOneLifeTheNewerCounts) {
+  start_three();
+  auto& twin = add(2);
+  EXPECT_TRUE(run_until(loop_, [&] {
+    return replicas_[2]->connected() > 1 || twin.connected() > 1 ||
+        counted("refusals") > 0;
+  }));
+  replicas_.pop_back();
+  EXPECT_TRUE(advance({0, 1, 2}, 5));
+}
+
+TEST_F(ServiceTest, StrangersFramesCloseTheirConnectionAlone) {
+  start_three();
+  constexpr auto kReport = static_cast<std::uint16_t>(FrameType::kReport);
+  constexpr auto kOrder = static_cast<std::uint16_t>(FrameType::kOrder);
+  Report report;
+  report.replica = 1;
+  report.incarnation = 9;
+  std::string other_version = bytes_of(report);
+  other_version[0] = 2;
+  EXPECT_TRUE(closed_after(99, "hello"));
+  EXPECT_TRUE(closed_after(kOrder, bytes_of(Order())));
+  EXPECT_TRUE(closed_after(kReport, ""));
+  EXPECT_TRUE(closed_after(kReport, "rubbish"));
+  EXPECT_TRUE(closed_after(kReport, other_version));
+  EXPECT_TRUE(closed_after(kReport, bytes_of(report) + "more"));
+  EXPECT_TRUE(closed_after(kReport, std::string((1U << 20U) + 1, '\0')));
+  EXPECT_EQ(counted("refusals"), 7U);
+  EXPECT_TRUE(advance({0, 1, 2}, 5));
+  EXPECT_EQ(failures(), "");
+}
+
+TEST_F(ServiceTest, WhoNeverReportsIsClosed) {
+  options_.first_report_timeout = milliseconds(200);
+  start();
+  bool closed = false;
+  std::unique_ptr<net::Connection> connection;
+  net::Dial dial(
+      loop_, options_.address, {},
+      [&](Result<std::unique_ptr<net::Connection>> dialled) {
+        connection = std::move(dialled).value();
+        connection->start(
+            {.on_frame = [](const net::Frame&) {},
+             .on_closed = [&](const Status&) { closed = true; }});
+      });
+  EXPECT_TRUE(run_until(loop_, [&] { return closed; }));
+}
+
+// ---- the log ----
+
+TEST_F(ServiceTest, ARestartGoesOnWhereItWas) {
+  start_three();
+  const auto before = service_->status();
+  service_.reset();
+  start();
+  EXPECT_EQ(service_->status().term, before.term + 1);
+  EXPECT_EQ(service_->status().canonical, before.canonical);
+  EXPECT_EQ(service_->status().run, 77U);
+  EXPECT_TRUE(advance({0, 1, 2}, 5));
+  for (const auto& one : replicas_) {
+    EXPECT_EQ(one->stopped(), "");
+  }
+}
+
+TEST_F(ServiceTest, WithoutADiskNothingIsCommittedAndAfterwardsItGoesOn) {
+  start_three();
+  test::fail_syncs(EIO);
+  ASSERT_TRUE(
+      run_until(loop_, [&] { return !service_->status().complaint.empty(); }));
+  EXPECT_THAT(service_->status().complaint, HasSubstr("disk I/O error"));
+  const auto steps = [&] {
+    return std::max(
+        {replicas_[0]->step(), replicas_[1]->step(), replicas_[2]->step()});
+  };
+  // Orders that were sent before may be under way.
+  (void)run_until(loop_, [] { return false; }, milliseconds(300));
+  const auto stalled = steps();
+  (void)run_until(loop_, [] { return false; }, milliseconds(500));
+  EXPECT_EQ(steps(), stalled);
+  EXPECT_EQ(ended_, "");
+  test::fail_syncs(0);
+  EXPECT_TRUE(advance({0, 1, 2}, 5));
+  EXPECT_EQ(service_->status().complaint, "");
+  EXPECT_THAT(failures(), HasSubstr("log: [ft] log"));
+  EXPECT_GE(service_->status().term, 2U);
+}
+
+TEST_F(ServiceTest, AnEmptyLogIsNotTheRunThatReplicasKnow) {
+  start_three();
+  service_.reset();
+  for (const char* end : {"", "-wal", "-shm"}) {
+    std::filesystem::remove(options_.log + end);
+  }
+  options_.coordinator.run = 88;
+  start();
+  // All are back, and nothing is made of them.
+  ASSERT_TRUE(run_until(loop_, [&] { return counted("reports") >= 6; }));
+  const auto step = replicas_[0]->step();
+  (void)run_until(loop_, [] { return false; }, milliseconds(500));
+  EXPECT_EQ(replicas_[0]->step(), step);
+  EXPECT_EQ(counted("commits"), 0U);
+  EXPECT_EQ(counted("epochs"), 0U);
+}
+
+TEST_F(ServiceTest, ASuccessorEndsIt) {
+  start_three();
+  {
+    const auto successor = LogStore::open(options_.log).value();
+    const History history = successor->take_history();
+    ASSERT_TRUE(successor->append({TermRecord{history.term + 1, 77}}).ok());
+  }
+  EXPECT_TRUE(run_until(loop_, [&] { return !ended_.empty(); }));
+  EXPECT_THAT(ended_, HasSubstr("the log belongs to term 2 now"));
+}
+
+TEST_F(ServiceTest, ALogThatCannotBeHadIsAFailure) {
+  options_.log = "/nowhere/log.db";
+  const auto started = Service::start(loop_, options_, nullptr);
+  ASSERT_FALSE(started.ok());
+  EXPECT_THAT(started.status().message(), HasSubstr("/nowhere/log.db"));
+}
+
+}  // namespace
+}  // namespace sherd::ft

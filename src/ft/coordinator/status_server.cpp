@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/coordinator/status_server.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "net/host_address.h"
+
+namespace sherd::ft {
+namespace {
+
+constexpr std::size_t kClientsMax = 32;
+constexpr std::size_t kHeadBytesMax = 8192;
+// For all of a connection.
+constexpr Duration kClientTime = std::chrono::seconds(2);
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+};
+
+// Throws Error unless it is this host's own.
+SocketAddress loopback_of(const net::HostAddress& address) {
+  SocketAddress found;
+  const std::string host =
+      address.host == "localhost" ? "127.0.0.1" : address.host;
+  auto* v4 = reinterpret_cast<sockaddr_in*>(&found.storage);
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(&found.storage);
+  bool loopback = false;
+  if (::inet_pton(AF_INET, host.c_str(), &v4->sin_addr) == 1) {
+    loopback = ntohl(v4->sin_addr.s_addr) >> 24U == 127;
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons(address.port);
+    found.size = sizeof(sockaddr_in);
+  } else if (::inet_pton(AF_INET6, host.c_str(), &v6->sin6_addr) == 1) {
+    loopback = IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+    v6->sin6_family = AF_INET6;
+    v6->sin6_port = htons(address.port);
+    found.size = sizeof(sockaddr_in6);
+  }
+  SHERD_CHECK(
+      loopback,
+      "[ft] expected the status page on 127.0.0.1 or [::1], since it "
+      "asks nobody who they are, found '",
+      address.text(), "'");
+  return found;
+}
+
+std::uint16_t port_of(int socket) {
+  SocketAddress address;
+  address.size = sizeof(address.storage);
+  SHERD_ASSERT(::getsockname(socket, address.get(), &address.size) == 0);
+  // At the same place in both families.
+  return ntohs(reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port);
+}
+
+std::string bytes_of(const HttpAnswer& answer) {
+  const char* phrase = answer.code == 200 ? "OK"
+      : answer.code == 404                ? "Not Found"
+      : answer.code == 405                ? "Method Not Allowed"
+                                          : "Bad Request";
+  return str(
+      "HTTP/1.1 ", answer.code, " ", phrase,
+      "\r\nContent-Type: ", answer.content_type,
+      "\r\nContent-Length: ", answer.body.size(),
+      "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+      "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'"
+      "\r\nConnection: close\r\n\r\n",
+      answer.body);
+}
+
+HttpAnswer plain(int code, const char* text) {
+  return {code, "text/plain; charset=utf-8", text};
+}
+
+struct Client {
+  Descriptor socket;
+  Instant until{};
+  std::string head{};
+  std::string answer{};  // What is left of it; empty: the head is not complete.
+};
+
+}  // namespace
+
+HttpAnswer answer_to(const std::string& head, const RunStatus& status) {
+  const std::string_view line =
+      std::string_view(head).substr(0, head.find("\r\n"));
+  const auto path_at = line.find(' ');
+  const auto path_end = line.rfind(" HTTP/1.");
+  if (path_end == std::string_view::npos || path_at >= path_end) {
+    return plain(400, "expected a request of HTTP/1\n");
+  }
+  if (line.substr(0, path_at) != "GET") {
+    return plain(405, "expected GET\n");
+  }
+  auto path = line.substr(path_at + 1, path_end - path_at - 1);
+  path = path.substr(0, path.find('?'));
+  if (path == "/") {
+    return {200, "text/html; charset=utf-8", html_of(status)};
+  }
+  if (path == "/metrics") {
+    return {
+        200, "text/plain; version=0.0.4; charset=utf-8", prometheus_of(status)};
+  }
+  if (path == "/status.json") {
+    return {200, "application/json", json_of(status)};
+  }
+  return plain(404, "expected /, /metrics or /status.json\n");
+}
+
+struct StatusServer::Impl {
+  Descriptor listener;
+  Descriptor stop;  // Readable: the thread is to end.
+  std::string address;
+  std::mutex mutex;  // Of `shown`.
+  RunStatus shown;
+  std::vector<Client> clients;  // The thread's.
+  SteadyClock clock;
+  std::thread thread;
+
+  void run();
+  void accept();
+  // Whether there is more to do for it.
+  bool serve(Client& client);
+  void finish_head(Client& client);
+};
+
+void StatusServer::Impl::run() {
+  while (true) {
+    std::vector<pollfd> polled = {{stop.get(), POLLIN, 0}};
+    const bool room = clients.size() < kClientsMax;
+    polled.push_back(
+        {listener.get(), static_cast<short>(room ? POLLIN : 0), 0});
+    Instant next = clock.now() + std::chrono::hours(1);
+    for (const Client& client : clients) {
+      const short events = client.answer.empty() ? POLLIN : POLLOUT;
+      polled.push_back({client.socket.get(), events, 0});
+      next = std::min(next, client.until);
+    }
+    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(
+        std::max(next - clock.now(), Duration(0)));
+    (void)::poll(polled.data(), polled.size(), static_cast<int>(wait.count()));
+    if (polled[0].revents != 0) {
+      return;
+    }
+    const Instant now = clock.now();
+    // From the back, so that the numbers of those before stay.
+    for (std::size_t i = clients.size(); i-- > 0;) {
+      const bool ready = polled[i + 2].revents != 0;
+      if (now >= clients[i].until || (ready && !serve(clients[i]))) {
+        clients.erase(clients.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+    if (polled[1].revents != 0) {
+      accept();
+    }
+  }
+}
+
+void StatusServer::Impl::accept() {
+  Descriptor socket(::accept4(
+      listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket.open()) {
+    clients.push_back(
+        {.socket = std::move(socket), .until = clock.now() + kClientTime});
+  }
+}
+
+bool StatusServer::Impl::serve(Client& client) {
+  if (client.answer.empty()) {
+    std::array<char, 4096> bytes{};
+    const auto count =
+        ::recv(client.socket.get(), bytes.data(), bytes.size(), 0);
+    if (count <= 0) {
+      return count < 0 && (errno == EAGAIN || errno == EINTR);
+    }
+    client.head.append(bytes.data(), static_cast<std::size_t>(count));
+    finish_head(client);
+  }
+  if (client.answer.empty()) {
+    return true;
+  }
+  const auto count = ::send(
+      client.socket.get(), client.answer.data(), client.answer.size(),
+      MSG_NOSIGNAL);
+  if (count < 0) {
+    return errno == EAGAIN || errno == EINTR;
+  }
+  client.answer.erase(0, static_cast<std::size_t>(count));
+  return !client.answer.empty();
+}
+
+void StatusServer::Impl::finish_head(Client& client) {
+  const auto end = client.head.find("\r\n\r\n");
+  if (end == std::string::npos) {
+    if (client.head.size() > kHeadBytesMax) {
+      client.answer = bytes_of(plain(400, "expected a shorter request\n"));
+    }
+    return;
+  }
+  RunStatus status;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    status = shown;
+  }
+  client.answer = bytes_of(answer_to(client.head.substr(0, end), status));
+}
+
+Result<std::unique_ptr<StatusServer>> StatusServer::listen(
+    const std::string& address) {
+  auto where = net::parse_host_address(address);
+  SocketAddress bound = loopback_of(where);
+  auto impl = std::make_unique<Impl>();
+  impl->listener = Descriptor(::socket(
+      bound.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  impl->stop = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  const int on = 1;
+  if (!impl->listener.open() || !impl->stop.open() ||
+      ::setsockopt(
+          impl->listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) !=
+          0 ||
+      ::bind(impl->listener.get(), bound.get(), bound.size) != 0 ||
+      ::listen(impl->listener.get(), SOMAXCONN) != 0) {
+    return Status(
+        ErrorCode::kUnavailable,
+        str("[ft] cannot show the status at ", where.text(), ": ",
+            std::strerror(errno)));
+  }
+  where.port = port_of(impl->listener.get());
+  impl->address = where.text();
+  // Signals are for those who wait for them.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  impl->thread = std::thread([at = impl.get()] { at->run(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return std::unique_ptr<StatusServer>(new StatusServer(std::move(impl)));
+}
+
+StatusServer::StatusServer(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)) {}
+
+StatusServer::~StatusServer() {
+  const std::uint64_t one = 1;
+  SHERD_ASSERT(::write(impl_->stop.get(), &one, sizeof one) == sizeof one);
+  impl_->thread.join();
+}
+
+const std::string& StatusServer::address() const { return impl_->address; }
+
+void StatusServer::show(RunStatus status) {
+  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  impl_->shown = std::move(status);
+}
+
+}  // namespace sherd::ft

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/coordinator/status_server.h"
+
+#include <string>
+#include <vector>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ft/coordinator/http_testing.h"
+#include "support/error_of.h"
+
+namespace sherd::ft {
+namespace {
+
+using test::all_of;
+using test::answer;
+using test::connected_to;
+using test::say;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::unique_ptr<StatusServer> server() {
+  return StatusServer::listen("127.0.0.1:0").value();
+}
+
+TEST(StatusServer, ShowsWhatItWasGivenLast) {
+  const auto shown = server();
+  RunStatus status;
+  status.canonical.step = 41;
+  shown->show(status);
+  status.canonical.step = 42;
+  shown->show(status);
+  const auto page =
+      answer(shown->address(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_THAT(page, StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(page, HasSubstr("<b>42</b>"));
+  EXPECT_THAT(
+      answer(shown->address(), "GET /metrics HTTP/1.1\r\n\r\n"),
+      HasSubstr("sherd_committed_step 42"));
+  EXPECT_THAT(
+      answer(shown->address(), "GET /status.json HTTP/1.1\r\n\r\n"),
+      HasSubstr("\"step\": 42"));
+}
+
+TEST(StatusServer, RefusesWhatItDoesNotKnow) {
+  const auto shown = server();
+  EXPECT_THAT(
+      answer(shown->address(), "GET /etc/passwd HTTP/1.1\r\n\r\n"),
+      StartsWith("HTTP/1.1 404 Not Found"));
+  EXPECT_THAT(
+      answer(shown->address(), "DELETE / HTTP/1.1\r\n\r\n"),
+      StartsWith("HTTP/1.1 405"));
+  EXPECT_THAT(
+      answer(shown->address(), "\x16\x03\x01\r\n\r\n"),
+      StartsWith("HTTP/1.1 400"));
+}
+
+TEST(StatusServer, ARequestWithoutAnEndIsCutOff) {
+  const auto shown = server();
+  const Descriptor socket = connected_to(shown->address());
+  say(socket, "GET / HTTP/1.1\r\nX: " + std::string(9000, 'x'));
+  EXPECT_THAT(all_of(socket), StartsWith("HTTP/1.1 400"));
+}
+
+TEST(StatusServer, SilentConnectionsKeepNobodyWaiting) {
+  const auto shown = server();
+  std::vector<Descriptor> silent(20);
+  for (auto& one : silent) {
+    one = connected_to(shown->address());
+  }
+  say(silent[0], "GET / HT");
+  EXPECT_THAT(
+      answer(shown->address(), "GET / HTTP/1.1\r\n\r\n"),
+      StartsWith("HTTP/1.1 200"));
+  say(silent[0], "TP/1.1\r\n\r\n");
+  EXPECT_THAT(all_of(silent[0]), StartsWith("HTTP/1.1 200"));
+}
+
+TEST(StatusServer, MoreConnectionsThanItTakesAreServedInTime) {
+  const auto shown = server();
+  std::vector<Descriptor> silent(40);
+  for (auto& one : silent) {
+    one = connected_to(shown->address());
+  }
+  // When those before it have had their time.
+  EXPECT_THAT(
+      answer(shown->address(), "GET / HTTP/1.1\r\n\r\n"),
+      StartsWith("HTTP/1.1 200"));
+}
+
+TEST(StatusServer, ListensOnThisHostAlone) {
+  for (const char* address : {"0.0.0.0:0", "10.1.2.3:80", "[::]:0", "host:1"}) {
+    EXPECT_THAT(
+        sherd::test::error_of([&] { (void)StatusServer::listen(address); }),
+        HasSubstr("expected the status page on 127.0.0.1 or [::1]"))
+        << address;
+  }
+}
+
+TEST(StatusServer, APortThatIsTakenIsAFailure) {
+  const auto first = server();
+  const auto second = StatusServer::listen(first->address());
+  ASSERT_FALSE(second.ok());
+  EXPECT_THAT(second.status().message(), HasSubstr("Address already in use"));
+}
+
+}  // namespace
+}  // namespace sherd::ft

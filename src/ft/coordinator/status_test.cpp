@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/coordinator/status.h"
+
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ft/coordinator/status_server.h"
+
+namespace sherd::ft {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kEvil = "<script>alert(\"1\")</script>";
+
+RunStatus example() {
+  RunStatus status;
+  status.run = 0xfedcba9876543210;
+  status.epoch = {2, 7};
+  status.stage = "running";
+  status.canonical = {12, {1, 2}};
+  status.samples = 144;
+  status.steps_per_s = 4.25;
+  status.effective = 0.875;
+  status.replicas = {
+      {.replica = 0,
+       .incarnation = 9,
+       .state = "member",
+       .held = StateId{12, {1, 2}},
+       .activity = "reducing",
+       .address = "127.0.0.1:4711"},
+      {.replica = 1,
+       .state = "behind",
+       .slow = true,
+       .lag = 3,
+       .address = kEvil}};
+  status.failures = {{1.5, "replica 1", kEvil}};
+  status.counters = {{"commits", 12}};
+  return status;
+}
+
+TEST(StatusPage, ShowsReplicasAndFailures) {
+  const std::string page = html_of(example());
+  EXPECT_THAT(page, HasSubstr("<b>12</b><span>committed step"));
+  EXPECT_THAT(page, HasSubstr("87.5 %"));
+  EXPECT_THAT(page, HasSubstr("127.0.0.1:4711"));
+  EXPECT_THAT(page, HasSubstr("1.5 s ago"));
+  EXPECT_THAT(page, HasSubstr("prefers-color-scheme: dark"));
+  EXPECT_THAT(page, HasSubstr("http-equiv=\"refresh\""));
+}
+
+TEST(StatusPage, WhatOthersSayIsEscaped) {
+  RunStatus status = example();
+  status.complaint = kEvil;
+  status.stage = kEvil;
+  status.replicas[0].state = status.replicas[0].activity = kEvil;
+  status.failures[0].culprit = kEvil;
+  const std::string page = html_of(status);
+  EXPECT_THAT(page, Not(HasSubstr("<script")));
+  EXPECT_THAT(page, HasSubstr("&lt;script&gt;alert(&quot;1&quot;)"));
+}
+
+TEST(StatusPage, ShowsAComplaint) {
+  RunStatus status = example();
+  EXPECT_THAT(html_of(status), Not(HasSubstr("class=\"complaint")));
+  status.complaint = "the disk is full";
+  EXPECT_THAT(html_of(status), HasSubstr("the disk is full"));
+}
+
+TEST(StatusJson, IsReadByAParser) {
+  RunStatus status = example();
+  status.failures[0].cause = "\xff not UTF-8";
+  const auto json = nlohmann::json::parse(json_of(status));
+  EXPECT_EQ(json["run"], "fedcba9876543210");
+  EXPECT_EQ(json["canonical"]["step"], 12);
+  EXPECT_EQ(json["effective_training_time"], 0.875);
+  EXPECT_EQ(json["replicas"][1]["address"], kEvil);
+  EXPECT_TRUE(json["replicas"][1]["held"].is_null());
+  EXPECT_EQ(json["counters"]["commits"], 12);
+}
+
+TEST(StatusMetrics, AreOneSampleALine) {
+  const std::string text = prometheus_of(example());
+  EXPECT_THAT(text, HasSubstr("\nsherd_committed_step 12\n"));
+  EXPECT_THAT(text, HasSubstr("\nsherd_commits_total 12\n"));
+  EXPECT_THAT(text, HasSubstr("# TYPE sherd_commits_total counter\n"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("\nsherd_replica_lag_steps{replica=\"1\",state=\"behind\"} 3"));
+  EXPECT_THAT(text, HasSubstr("\nsherd_effective_training_time_ratio 0.875\n"));
+}
+
+TEST(StatusMetrics, LabelsAreEscaped) {
+  RunStatus status = example();
+  status.replicas[0].state = "a\"b\\c\nd";
+  EXPECT_THAT(prometheus_of(status), HasSubstr("state=\"a\\\"b\\\\c d\""));
+}
+
+TEST(StatusAnswers, DependOnThePath) {
+  const RunStatus status = example();
+  EXPECT_EQ(answer_to("GET / HTTP/1.1", status).code, 200);
+  EXPECT_THAT(
+      answer_to("GET /metrics HTTP/1.1\r\nHost: x", status).content_type,
+      HasSubstr("text/plain; version=0.0.4"));
+  EXPECT_EQ(
+      answer_to("GET /status.json?x=1 HTTP/1.0", status).content_type,
+      "application/json");
+  EXPECT_EQ(answer_to("GET /secret HTTP/1.1", status).code, 404);
+  EXPECT_EQ(answer_to("POST / HTTP/1.1", status).code, 405);
+  EXPECT_EQ(answer_to("GET", status).code, 400);
+  EXPECT_EQ(answer_to("\x16\x03\x01 rubbish", status).code, 400);
+}
+
+}  // namespace
+}  // namespace sherd::ft

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Watch finds replicas that are silent, hang or are slow, from what they say of
+// their training threads. A phase is as long as one serial of a Progress stands;
+// how long is usual is learnt for each life and activity. When many wait for one,
+// that one hangs, not its neighbours. Time is an argument. Thread rule: one
+// thread; a value.
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+#include "base/clock.h"
+#include "ft/protocol/messages.h"
+
+namespace sherd::ft {
+
+struct WatchOptions {
+  // Behaviour. Nothing was heard for so long, four beats: it is lost.
+  Duration dead_after = std::chrono::seconds(1);
+  // A phase is slow above so many usual ones, and above the floor.
+  double soft_factor = 3;
+  Duration soft_floor = std::chrono::milliseconds(500);
+  // It hangs above so many usual ones, and above the floor; the first few
+  // computations of a life may take longer.
+  double hard_factor = 10;
+  Duration hard_floor = std::chrono::seconds(5);
+  Duration first_floor = std::chrono::seconds(60);
+  int first_steps = 5;
+};
+
+struct Finding {
+  enum class Kind {
+    kSilent,  // Lost.
+    kHung,    // To be taken for lost until its serial moves.
+    kSlow,    // To be shown.
+  };
+  Kind kind = Kind::kSilent;
+  ReplicaId replica = 0;
+  Incarnation incarnation = 0;
+  std::string reason;
+};
+
+class Watch {
+ public:
+  explicit Watch(const WatchOptions& options) : options_(options) {}
+
+  void heard(
+      ReplicaId replica,
+      Incarnation incarnation,
+      const Progress& progress,
+      Instant now);
+  // Nothing is expected from this life any more.
+  void ended(ReplicaId replica, Incarnation incarnation);
+
+  // What is new since the last call: each phase is found slow once and hung once.
+  // A silent life is forgotten.
+  std::vector<Finding> tick(Instant now);
+
+  // Found to hang, and has not moved since.
+  bool hung(ReplicaId replica, Incarnation incarnation) const;
+  // Found to be slow in the phase that it is in.
+  bool slow(ReplicaId replica, Incarnation incarnation) const;
+
+ private:
+  using Life = std::pair<ReplicaId, Incarnation>;
+  static constexpr std::size_t kActivities = 6;
+  struct Watched {
+    Progress progress;
+    Instant heard_at{};
+    Instant since{};                                         // This serial.
+    std::array<std::optional<double>, kActivities> usual_s;  // Moving average.
+    int computed = 0;  // Computations that ended.
+    bool slow = false;
+    bool hung = false;
+  };
+
+  std::optional<double> usual_s(const Watched& watched) const;
+  Duration hard_limit(const Watched& watched) const;
+  Duration soft_limit(const Watched& watched) const;
+  bool over_hard_limit(const Watched& watched, Instant now) const;
+  // Where the chain of who waits for whom from `life` ends, by the hard limit.
+  std::optional<Life> culprit(const Life& life, Instant now) const;
+  // The newest life of a replica that is watched.
+  const Life* life_of(ReplicaId replica) const;
+  void find_silent(Instant now, std::vector<Finding>& found);
+  void find_hung(Instant now, std::vector<Finding>& found);
+  void find_slow(Instant now, std::vector<Finding>& found);
+
+  WatchOptions options_;
+  std::map<Life, Watched> watched_;
+  std::map<ReplicaId, Life> newest_;
+};
+
+// "computing".
+std::string text_of(Activity activity);
+
+}  // namespace sherd::ft

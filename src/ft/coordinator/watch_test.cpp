@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/coordinator/watch.h"
+
+#include <string>
+#include <vector>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace sherd::ft {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+// Three replicas which beat every 250 ms.
+class Watched : public ::testing::Test {
+ protected:
+  void says(
+      ReplicaId replica,
+      Activity activity,
+      std::uint64_t serial,
+      std::optional<ReplicaId> waits_for = {}) {
+    said_[replica] = {activity, serial, waits_for};
+  }
+  // Lets time pass with beats; returns all that is found.
+  std::vector<Finding> pass(Duration duration) {
+    std::vector<Finding> all;
+    for (const Instant end = now_ + duration; now_ < end;) {
+      for (const auto& [replica, progress] : said_) {
+        watch_.heard(replica, 1, progress, now_);
+      }
+      now_ += milliseconds(250);
+      for (auto& one : watch_.tick(now_)) {
+        all.push_back(one);
+      }
+    }
+    return all;
+  }
+  // As many steps, of a second each, that all compute.
+  void pass_steps(int count) {
+    for (int i = 0; i < count; ++i) {
+      ++serial_;
+      for (ReplicaId replica = 0; replica < 3; ++replica) {
+        says(replica, Activity::kComputing, serial_);
+      }
+      EXPECT_THAT(pass(milliseconds(750)), IsEmpty());
+      ++serial_;
+      for (ReplicaId replica = 0; replica < 3; ++replica) {
+        says(replica, Activity::kReducing, serial_);
+      }
+      EXPECT_THAT(pass(milliseconds(250)), IsEmpty());
+    }
+  }
+
+  Watch watch_{WatchOptions()};
+  std::map<ReplicaId, Progress> said_;
+  std::uint64_t serial_ = 0;
+  Instant now_ = seconds(100);
+};
+
+TEST_F(Watched, ASilentOneIsFoundOnceAfterItsTime) {
+  pass_steps(1);
+  said_.erase(1);
+  EXPECT_THAT(pass(milliseconds(500)), IsEmpty());
+  const auto found = pass(seconds(3));
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].kind, Finding::Kind::kSilent);
+  EXPECT_EQ(found[0].replica, 1U);
+  EXPECT_THAT(found[0].reason, HasSubstr("nothing was heard for 1.2 s"));
+}
+
+TEST_F(Watched, OneThatEndedIsNotMissed) {
+  pass_steps(1);
+  said_.erase(1);
+  watch_.ended(1, 1);
+  EXPECT_THAT(pass(seconds(3)), IsEmpty());
+}
+
+TEST_F(Watched, OneThatPausesForHalfTheTimeIsNotFound) {
+  pass_steps(1);
+  const auto said = said_;
+  said_.clear();
+  EXPECT_THAT(pass(milliseconds(500)), IsEmpty());
+  said_ = said;
+  EXPECT_THAT(pass(milliseconds(500)), IsEmpty());
+}
+
+TEST_F(Watched, OfAChainOfThoseThatWaitTheLastHangs) {
+  pass_steps(6);
+  ++serial_;
+  says(0, Activity::kReducing, serial_, 1);
+  says(1, Activity::kReducing, serial_, 2);
+  says(2, Activity::kReducing, serial_);
+  EXPECT_THAT(pass(milliseconds(500)), IsEmpty());
+  std::vector<Finding> hung;
+  for (const auto& one : pass(seconds(20))) {
+    if (one.kind == Finding::Kind::kHung) {
+      hung.push_back(one);
+    }
+  }
+  ASSERT_THAT(hung, SizeIs(1));
+  EXPECT_EQ(hung[0].replica, 2U);
+  EXPECT_THAT(hung[0].reason, HasSubstr("reducing for 5."));
+  EXPECT_THAT(hung[0].reason, HasSubstr("replica 0 waits for it"));
+  EXPECT_TRUE(watch_.hung(2, 1));
+  EXPECT_FALSE(watch_.hung(0, 1));
+}
+
+TEST_F(Watched, WhoComputesHasItsOwnLimitWhoeverWaitsForIt) {
+  pass_steps(1);
+  ++serial_;
+  says(0, Activity::kReducing, serial_, 2);
+  says(1, Activity::kReducing, serial_, 2);
+  says(2, Activity::kComputing, serial_ + 7);
+  // Its first computations may take a minute.
+  for (const auto& one : pass(seconds(55))) {
+    EXPECT_EQ(one.kind, Finding::Kind::kSlow) << one.reason;
+    EXPECT_EQ(one.replica, 2U) << one.reason;
+  }
+  const auto found = pass(seconds(10));
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].kind, Finding::Kind::kHung);
+  EXPECT_EQ(found[0].replica, 2U);
+}
+
+TEST_F(Watched, AfterTheFirstStepsComputingHasALimitOfTenUsualOnes) {
+  pass_steps(6);
+  ++serial_;
+  for (ReplicaId replica = 0; replica < 3; ++replica) {
+    says(replica, Activity::kIdle, serial_);
+  }
+  says(1, Activity::kComputing, serial_);
+  const auto slow = pass(seconds(7));
+  ASSERT_THAT(slow, SizeIs(1));
+  EXPECT_EQ(slow[0].kind, Finding::Kind::kSlow);
+  EXPECT_THAT(slow[0].reason, HasSubstr("it usually takes 0.7 s"));
+  const auto hung = pass(seconds(1));
+  ASSERT_THAT(hung, SizeIs(1));
+  EXPECT_EQ(hung[0].kind, Finding::Kind::kHung);
+}
+
+TEST_F(Watched, WhoMovesAgainIsNotHungAnyMore) {
+  pass_steps(6);
+  says(1, Activity::kReducing, ++serial_);
+  (void)pass(seconds(10));
+  EXPECT_TRUE(watch_.hung(1, 1));
+  says(1, Activity::kReducing, ++serial_);
+  (void)pass(milliseconds(250));
+  EXPECT_FALSE(watch_.hung(1, 1));
+}
+
+TEST_F(Watched, WhoWaitsForADecisionNeverHangs) {
+  for (ReplicaId replica = 0; replica < 3; ++replica) {
+    says(replica, Activity::kWaiting, 1);
+  }
+  EXPECT_THAT(pass(seconds(1000)), IsEmpty());
+}
+
+TEST_F(Watched, AmongThoseThatWaitInACircleOneIsFound) {
+  pass_steps(6);
+  ++serial_;
+  says(0, Activity::kReducing, serial_, 1);
+  says(1, Activity::kReducing, serial_, 2);
+  says(2, Activity::kReducing, serial_, 0);
+  const auto found = pass(seconds(6));
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].kind, Finding::Kind::kHung);
+}
+
+TEST_F(Watched, WhoWaitsForOneThatIsDoneHangsItself) {
+  pass_steps(6);
+  ++serial_;
+  says(0, Activity::kReducing, serial_, 1);
+  says(1, Activity::kWaiting, serial_);
+  says(2, Activity::kWaiting, serial_);
+  const auto found = pass(seconds(6));
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].replica, 0U);
+}
+
+TEST_F(Watched, ASlowOneIsShownOnceAPhase) {
+  pass_steps(6);
+  says(1, Activity::kComputing, ++serial_);
+  said_[0].activity = said_[2].activity = Activity::kIdle;
+  EXPECT_THAT(pass(seconds(4)), SizeIs(1));
+  EXPECT_TRUE(watch_.slow(1, 1));
+  says(1, Activity::kIdle, ++serial_);
+  EXPECT_THAT(pass(seconds(1)), IsEmpty());
+  EXPECT_FALSE(watch_.slow(1, 1));
+}
+
+}  // namespace
+}  // namespace sherd::ft

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Random values of the protocol's messages, for tests. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+#include "ft/protocol/messages.h"
+
+namespace sherd::ft::test {
+
+class RandomMessages {
+ public:
+  explicit RandomMessages(std::uint64_t seed) : random_(seed) {}
+
+  Report report() {
+    Report report;
+    report.run = word();
+    report.replica = half();
+    report.incarnation = word();
+    report.config = word();
+    report.held = maybe<StateId>([&] { return state(); });
+    report.joined = epoch();
+    report.vote = maybe<Vote>([&] { return Vote{attempt(), state(), word()}; });
+    report.suspicion =
+        maybe<Suspicion>([&] { return Suspicion{epoch(), half(), text()}; });
+    report.leaving = coin();
+    report.addresses = some<RankAddress>([&] { return address(); });
+    report.progress = {
+        static_cast<Activity>(below(6)), word(),
+        maybe<ReplicaId>([&] { return half(); })};
+    return report;
+  }
+
+  Order order() {
+    Order order;
+    order.run = word();
+    order.term = word();
+    order.canonical = state();
+    order.recent = some<Commit>([&] { return commit(); });
+    order.epoch = epoch();
+    order.stage = static_cast<Stage>(below(3));
+    order.members = members();
+    order.planned =
+        maybe<PlannedEpoch>([&] { return PlannedEpoch{epoch(), members()}; });
+    order.peers = some<Peer>([&] {
+      return Peer{
+          half(), word(), maybe<StateId>([&] { return state(); }),
+          some<RankAddress>([&] { return address(); })};
+    });
+    order.fenced = text();
+    return order;
+  }
+
+  Record record() {
+    switch (below(5)) {
+      case 0:
+        return TermRecord{word(), word()};
+      case 1:
+        return LifeRecord{half(), word()};
+      case 2:
+        return EpochRecord{epoch(), state(), word(), members()};
+      case 3:
+        return CommitRecord{
+            commit(), some<Participant>([&] {
+              return Participant{half(), word(), ranges()};
+            }),
+            members()};
+      default:
+        return RollbackRecord{epoch(), state(), state()};
+    }
+  }
+
+  std::uint64_t below(std::uint64_t end) {
+    return std::uniform_int_distribution<std::uint64_t>(0, end - 1)(random_);
+  }
+
+ private:
+  std::uint64_t word() { return random_(); }
+  std::uint32_t half() { return static_cast<std::uint32_t>(random_()); }
+  std::int64_t positive() { return static_cast<std::int64_t>(word() >> 2U); }
+  bool coin() { return below(2) == 1; }
+  std::string text() { return std::string(below(40), char('a' + below(26))); }
+  Epoch epoch() { return {word(), word()}; }
+  Attempt attempt() { return {epoch(), positive()}; }
+  StateId state() { return {positive(), {word(), word()}}; }
+  RankAddress address() {
+    return {text(), std::uint16_t(word()), std::uint16_t(word())};
+  }
+  Commit commit() { return {attempt(), state(), state(), word()}; }
+  std::vector<SampleRange> ranges() {
+    return some<SampleRange>([&] {
+      const auto begin = positive();
+      return SampleRange{begin, begin + positive() / 2};
+    });
+  }
+  std::vector<Member> members() {
+    return some<Member>([&] { return Member{half(), word(), ranges()}; });
+  }
+  template <typename T>
+  std::optional<T> maybe(const std::function<T()>& make) {
+    return coin() ? std::optional<T>(make()) : std::nullopt;
+  }
+  template <typename T>
+  std::vector<T> some(const std::function<T()>& make) {
+    std::vector<T> all(below(4));
+    for (auto& one : all) {
+      one = make();
+    }
+    return all;
+  }
+
+  std::mt19937_64 random_;
+};
+
+}  // namespace sherd::ft::test

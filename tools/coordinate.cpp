@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <sherd/ft/coordinator.h>
+#include "subcommand.h"
+
+namespace sherd::tools {
+namespace {
+
+using ft::CoordinateOptions;
+
+constexpr const char* kExamples =
+    "Example, three replicas on this host:\n"
+    "  sherd coordinate --bind 127.0.0.1:4300 --log run/coordinator.db \\\n"
+    "    --replicas-start 3 --samples-per-replica 12 --status 127.0.0.1:8080\n"
+    "\n"
+    "Ends in order on Ctrl-C and SIGTERM. When it is killed, start it again\n"
+    "with the same log: replicas wait for it, and no committed step is lost.\n"
+    "Exit status: 0 when it was told to end, 1 when it cannot go on (the log,\n"
+    "an address), 2 wrong usage.";
+
+// Times are given in seconds.
+struct CoordinateArguments {
+  CoordinateOptions options;
+  double start_timeout_s = 60;
+  double dead_after_s = 1;
+  double hold_time_s = 60;
+  double hang_after_s = 5;
+  double first_hang_after_s = 60;
+};
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+void add_text(
+    CLI::App* app,
+    const char* name,
+    std::string& value,
+    const char* type,
+    const char* description) {
+  app->add_option(name, value, description)->type_name(type);
+}
+
+void add_seconds(
+    CLI::App* app, const char* name, double& value, const char* description) {
+  app->add_option(name, value, description)
+      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->type_name("SECONDS");
+}
+
+template <typename Number>
+void add_number(
+    CLI::App* app, const char* name, Number& value, const char* description) {
+  app->add_option(name, value, description)->type_name("N");
+}
+
+void add_addresses(CLI::App* app, CoordinateOptions& options) {
+  add_text(
+      app, "--bind", options.bind, "HOST:PORT",
+      "Where replicas connect (127.0.0.1:0, a free port)");
+  app->add_option(
+         "--log", options.log,
+         "The file that remembers what was committed; made\n"
+         "when there is none. On a disk of this host")
+      ->type_name("FILE")
+      ->required();
+  add_text(
+      app, "--status", options.status, "HOST:PORT",
+      "Serve a status page, /metrics and /status.json;\n"
+      "this host only");
+  add_text(
+      app, "--ready-file", options.ready_file, "FILE",
+      "Write the address that was bound, once it listens,\n"
+      "and in a second line that of the status page");
+  add_text(
+      app, "--secret-file", options.secret_file, "FILE",
+      "Replicas must have the same file; 16 bytes or more");
+  add_text(
+      app, "--tls-cert", options.tls_certificate, "PEM",
+      "Certificate of this coordinator, for mutual TLS");
+  add_text(app, "--tls-key", options.tls_key, "PEM", "Its key");
+  add_text(
+      app, "--tls-ca", options.tls_authority, "PEM",
+      "Who has signed the replicas' certificates");
+}
+
+void add_rules(CLI::App* app, CoordinateArguments& arguments) {
+  CoordinateOptions& options = arguments.options;
+  add_number(
+      app, "--replicas-min", options.replicas_min,
+      "No step is committed by fewer replicas (1)");
+  add_number(
+      app, "--replicas-start", options.replicas_start,
+      "The first step waits for so many (1)");
+  add_seconds(
+      app, "--start-timeout", arguments.start_timeout_s,
+      "... or for so long (60)");
+  add_number(
+      app, "--samples-per-replica", options.samples_per_replica,
+      "That each replica trains in each step (1)");
+  add_seconds(
+      app, "--dead-after", arguments.dead_after_s,
+      "A replica that says nothing for so long is lost (1)");
+  add_seconds(
+      app, "--hang-after", arguments.hang_after_s,
+      "A replica that does nothing for so long, and for\n"
+      "ten times as long as usual, is left out (5)");
+  add_seconds(
+      app, "--first-hang-after", arguments.first_hang_after_s,
+      "The same for its first computations (60)");
+  add_seconds(
+      app, "--hold-time", arguments.hold_time_s,
+      "How long those who alone have the last step may be\n"
+      "away before the run goes back behind it (60)");
+}
+
+int run(CoordinateArguments arguments) {
+  CoordinateOptions& options = arguments.options;
+  options.start_timeout = milliseconds_of(arguments.start_timeout_s);
+  options.dead_after = milliseconds_of(arguments.dead_after_s);
+  options.hold_time = milliseconds_of(arguments.hold_time_s);
+  options.hang_after = milliseconds_of(arguments.hang_after_s);
+  options.first_hang_after = milliseconds_of(arguments.first_hang_after_s);
+  return ft::coordinate(options);
+}
+
+}  // namespace
+
+Subcommand add_coordinate(CLI::App& app) {
+  auto arguments = std::make_shared<CoordinateArguments>();
+  CLI::App* coordinate = app.add_subcommand(
+      "coordinate", "Decide for the replicas of a fault-tolerant run");
+  coordinate->footer(kExamples);
+  add_addresses(coordinate, arguments->options);
+  add_rules(coordinate, *arguments);
+  return {
+      .app = coordinate, .run = [arguments](const std::vector<std::string>&) {
+        return run(*arguments);
+      }};
+}
+
+}  // namespace sherd::tools

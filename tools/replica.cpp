@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <sherd/launch/launch.h>
+#include "subcommand.h"
+
+namespace sherd::tools {
+namespace {
+
+struct ReplicaArguments {
+  std::string control;
+  int replica = 0;
+};
+
+CLI::App* add_request(
+    CLI::App& replica_app,
+    const std::string& name,
+    const std::string& description,
+    ReplicaArguments& arguments) {
+  CLI::App* request = replica_app.add_subcommand(name, description);
+  request->add_option("replica", arguments.replica, "Its number, from 0")
+      ->type_name("N")
+      ->required();
+  request
+      ->add_option(
+          "--control", arguments.control,
+          "The socket that `sherd run --control` made")
+      ->type_name("PATH")
+      ->required();
+  return request;
+}
+
+}  // namespace
+
+Subcommand add_replica(CLI::App& app) {
+  auto arguments = std::make_shared<ReplicaArguments>();
+  CLI::App* replica_app = app.add_subcommand(
+      "replica", "Let a replica of a running job leave, or start it again");
+  replica_app->require_subcommand(1);
+  const CLI::App* drain = add_request(
+      *replica_app, "drain",
+      "Let a replica leave after its step; it stays away", *arguments);
+  add_request(
+      *replica_app, "admit",
+      "Start a replica that has left, or that was given up", *arguments);
+  return {
+      .app = replica_app,
+      .run = [arguments, drain](const std::vector<std::string>& /*none*/) {
+        const std::string answer = drain->parsed()
+            ? launch::drain_replica(arguments->control, arguments->replica)
+            : launch::admit_replica(arguments->control, arguments->replica);
+        std::printf("%s\n", answer.c_str());
+        return 0;
+      }};
+}
+
+}  // namespace sherd::tools
