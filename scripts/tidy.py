@@ -49,6 +49,8 @@ PARTS = {
     "plan": Part(("base",), torch=False),
     "launch": Part(("base", "net", "plan"), torch=False),
     "ft/protocol": Part(("base",), torch=False),
+    "ft/wire": Part(("base", "net", "ft/protocol"), torch=False),
+    "ft/ring": Part(("base", "net", "ft/protocol"), torch=False),
     "sim": Part(("base", "plan", "ft/protocol"), torch=False),
     "comm/shm": Part(("base", "net", "plan"), torch=False),
     "comm/shm_backend": Part(("base", "comm/shm"), torch=True),
@@ -75,7 +77,9 @@ PARTS = {
     "ckpt": Part(
         ("base", "compat", "plan", "comm", "sherd/optim/named_parameters.h"),
         torch=True),
-    "ft/coordinator": Part(("base", "net", "ft/protocol"), torch=False),
+    "ft/coordinator": Part(
+        ("base", "net", "ft/protocol", "ft/wire", "sherd/ft/coordinator.h"),
+        torch=False),
     "ft": Part(
         ("base", "net", "plan", "comm", "ckpt", "ft/protocol",
          "exchange/exchange.h"),
@@ -97,7 +101,7 @@ FOREIGN = ("src/compat/gloo_declarations/",)
 
 FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
-PUBLIC_HEADERS_MAX = 25
+PUBLIC_HEADERS_MAX = 27
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 ALLOW_FILE = "scripts/tidy_allow.txt"
 # Spelt so that this line is not a finding.

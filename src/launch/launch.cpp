@@ -7,7 +7,9 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
+#include "launch/control.h"
 #include "launch/job.h"
+#include "launch/replica_job.h"
 
 namespace sherd::launch {
 namespace {
@@ -53,13 +55,63 @@ void check(const LaunchOptions& options) {
       options.stop_grace.count());
 }
 
+void check_replicas(const LaunchOptions& options) {
+  const ReplicaOptions& replicas = *options.replicas;
+  SHERD_CHECK(
+      replicas.replicas >= 1, "[launch] expected at least 1 replica, found ",
+      replicas.replicas);
+  SHERD_CHECK(
+      replicas.spares >= 0, "[launch] expected at least 0 spares, found ",
+      replicas.spares);
+  SHERD_CHECK(
+      replicas.restarts_max >= 0,
+      "[launch] expected at least 0 restarts, found ", replicas.restarts_max);
+  SHERD_CHECK(
+      replicas.replicas_min >= 1 && replicas.replicas_min <= replicas.replicas,
+      "[launch] expected replicas_min from 1 to ", replicas.replicas,
+      ", found ", replicas.replicas_min);
+  SHERD_CHECK(
+      replicas.samples_per_replica >= 1,
+      "[launch] expected at least 1 sample per replica, found ",
+      replicas.samples_per_replica);
+  SHERD_CHECK(
+      replicas.coordinator.empty() != replicas.coordinator_command.empty(),
+      "[launch] expected the address of a coordinator or the command of one, ",
+      "found ", replicas.coordinator.empty() ? "neither" : "both");
+  SHERD_CHECK(
+      options.port == 0 && options.fake_hosts == 0 &&
+          !options.rank0_owns_stdout,
+      "[launch] expected no port, fake hosts or rank that owns stdout with ",
+      "replicas, found one of them");
+}
+
+std::string ask_or_throw(
+    const std::string& control, const std::string& verb, int replica) {
+  Result<std::string> answer = ask(control, str(verb, " ", replica));
+  SHERD_CHECK_AS(
+      kFailedPrecondition, answer.ok(), "[launch] ", answer.status().message());
+  return std::move(answer).value();
+}
+
 }  // namespace
 
 int run(const LaunchOptions& options) {
   check(options);
+  if (options.replicas) {
+    check_replicas(options);
+  }
   const std::vector<Descriptor> filled = fill_standard_descriptors();
   const SteadyClock clock;
-  return Job(options, clock).run();
+  return options.replicas ? ReplicaJob(options, clock).run()
+                          : Job(options, clock).run();
+}
+
+std::string drain_replica(const std::string& control, int replica) {
+  return ask_or_throw(control, "drain", replica);
+}
+
+std::string admit_replica(const std::string& control, int replica) {
+  return ask_or_throw(control, "admit", replica);
 }
 
 }  // namespace sherd::launch

@@ -98,6 +98,15 @@ struct Outcome {
   std::string err;
 };
 
+// The number after the last `label` in what a launcher showed.
+inline pid_t process_after(const std::string& label, const std::string& text) {
+  const std::size_t at = text.rfind(label);
+  EXPECT_NE(at, std::string::npos) << text;
+  return at == std::string::npos
+      ? -1
+      : static_cast<pid_t>(std::stol(text.substr(at + label.size())));
+}
+
 class LauncherUnderTest {
  public:
   // `stdin_fd` and `stdout_fd` replace the launcher's own; -1: no input, and a
@@ -118,8 +127,7 @@ class LauncherUnderTest {
     pid_ = ::fork();
     if (pid_ == 0) {
       become_launcher(
-          options, streams,
-          {out_out.get(), err_out.get(), alive_out.get()});
+          options, streams, {out_out.get(), err_out.get(), alive_out.get()});
     }
     out_ = std::move(out_in);
     err_ = std::move(err_in);
@@ -137,14 +145,15 @@ class LauncherUnderTest {
   void signal(int number) const { ::kill(pid_, number); }
   void close_stdout() { out_.close(); }
 
-  // False when `text` does not come in time.
-  bool wait_for_out(const std::string& text) {
-    return wait_for(out_.get(), &outcome_.out, text);
+  // False when `text` does not come in time, or not so often.
+  bool wait_for_out(const std::string& text, int times = 1) {
+    return wait_for(out_.get(), &outcome_.out, text, times);
   }
   bool wait_for_err(const std::string& text) {
-    return wait_for(err_.get(), &outcome_.err, text);
+    return wait_for(err_.get(), &outcome_.err, text, 1);
   }
   const std::string& out() const { return outcome_.out; }
+  const std::string& err() const { return outcome_.err; }
 
   // True when no process below the launcher is left before the deadline.
   bool wait_for_death_of_all() const {
@@ -209,9 +218,19 @@ class LauncherUnderTest {
     return count > 0;
   }
 
-  static bool wait_for(int fd, std::string* have, const std::string& text) {
+  static int times_in(const std::string& have, const std::string& text) {
+    int times = 0;
+    for (std::size_t at = have.find(text); at != std::string::npos;
+         at = have.find(text, at + 1)) {
+      ++times;
+    }
+    return times;
+  }
+
+  static bool wait_for(
+      int fd, std::string* have, const std::string& text, int times) {
     const Instant deadline = SteadyClock().now() + kPatience;
-    while (have->find(text) == std::string::npos) {
+    while (times_in(*have, text) < times) {
       if (!wait_readable(fd, deadline) || !read_some(fd, have)) {
         ADD_FAILURE() << "expected '" << text << "', found: " << *have;
         return false;

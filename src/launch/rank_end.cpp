@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/rank_end.h"
 
+#include <csignal>
 #include <cstring>
 #include "base/check.h"
 
@@ -18,6 +19,12 @@ std::string describe(const RankEnd& end) {
         "rank ", end.rank, " was killed by ", describe_signal(end.signal));
   }
   return str("rank ", end.rank, " exited with code ", end.exit_code);
+}
+
+std::string hint_of(const RankEnd& end) {
+  return end.signal == SIGKILL
+      ? "; the kernel sends it too, when memory runs out"
+      : "";
 }
 
 }  // namespace sherd::launch

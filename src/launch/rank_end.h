@@ -24,4 +24,7 @@ std::string describe_signal(int signal);
 // "rank 2 was killed by signal 9 (SIGKILL)".
 std::string describe(const RankEnd& end);
 
+// What the user may not think of, to be added to that; often nothing.
+std::string hint_of(const RankEnd& end);
+
 }  // namespace sherd::launch

@@ -16,6 +16,9 @@ class RankStream {
   // `to` and `last` outlive the stream.
   RankStream(Descriptor pipe, std::string prefix, Sink* to, LastLines* last);
 
+  // Of the lines that come from now on.
+  void set_prefix(const std::string& prefix) { prefix_ = prefix; }
+
   // The descriptor to poll; -1 while there is nothing to wait for: at the end
   // of the stream, or while the sink is full.
   int poll_fd() const;

@@ -85,6 +85,9 @@ struct ExecArguments {
   ::dup2(setup.stdin_fd, STDIN_FILENO);
   ::dup2(setup.stdout_fd, STDOUT_FILENO);
   ::dup2(setup.stderr_fd, STDERR_FILENO);
+  if (setup.kept_fd >= 0) {
+    ::fcntl(setup.kept_fd, F_SETFD, 0);
+  }
   if (::isatty(STDOUT_FILENO) == 1) {
     // The rank is in the background of the terminal it owns; without this,
     // setting the terminal up would stop it.
@@ -109,9 +112,8 @@ cpu_set_t core_set(const std::vector<int>& cores) {
   return set;
 }
 
-StartFailure no_resources(int rank) {
-  return {
-      1, str("cannot start rank ", rank, ": ", std::strerror(errno))};
+StartFailure no_resources(const std::string& name) {
+  return {1, str("cannot start ", name, ": ", std::strerror(errno))};
 }
 
 }  // namespace
@@ -194,7 +196,7 @@ void RankProcess::kill_and_reap() {
 StartOutcome start_rank(const RankSetup& setup, const SignalScope& signals) {
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    return {std::nullopt, no_resources(setup.rank)};
+    return {std::nullopt, no_resources(setup.name)};
   }
   const Descriptor error_in(ends[0]);
   Descriptor error_out(ends[1]);
@@ -203,7 +205,7 @@ StartOutcome start_rank(const RankSetup& setup, const SignalScope& signals) {
       core_set(setup.cores), ::getpid(), error_out.get()};
   const pid_t pid = ::fork();
   if (pid < 0) {
-    return {std::nullopt, no_resources(setup.rank)};
+    return {std::nullopt, no_resources(setup.name)};
   }
   if (pid == 0) {
     become_rank(setup, arguments, signals);
@@ -215,7 +217,7 @@ StartOutcome start_rank(const RankSetup& setup, const SignalScope& signals) {
       static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
   RankProcess process(setup.rank, pid, std::move(exit_event));
   if (process.exit_fd() < 0) {
-    const StartFailure failure = no_resources(setup.rank);
+    const StartFailure failure = no_resources(setup.name);
     process.kill_and_reap();
     return {std::nullopt, failure};
   }

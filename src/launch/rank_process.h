@@ -33,6 +33,7 @@ Program find_program(const std::string& name, const std::string& search_path);
 
 struct RankSetup {
   int rank = 0;
+  std::string name;  // In messages: "rank 3".
   std::string path;
   std::vector<std::string> command;  // Argument 0 first.
   std::vector<std::string> variables;
@@ -40,6 +41,7 @@ struct RankSetup {
   int stdin_fd = 0;
   int stdout_fd = 1;
   int stderr_fd = 2;
+  int kept_fd = -1;  // Stays open in the rank, under its number; -1: none.
 };
 
 // A started rank. Destruction leaves the process alone: end it first.

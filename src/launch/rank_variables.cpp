@@ -18,6 +18,29 @@ int fake_host_of(const RankPlace& place, int rank) {
   return static_cast<int>(std::int64_t{rank} * place.fake_hosts / place.ranks);
 }
 
+using Variables = std::map<std::string, std::string, std::less<>>;
+
+void add_variables_of_replica(const ReplicaPlace& place, Variables& ours) {
+  ours["SHERD_COORDINATOR"] = place.coordinator;
+  ours["SHERD_REPLICAS"] = str(place.replicas);
+  if (place.replica) {
+    ours["SHERD_REPLICA"] = str(*place.replica);
+  } else {
+    ours["SHERD_SPARE"] = str(place.spare_fd);
+  }
+  if (!place.secret_file.empty()) {
+    ours["SHERD_SECRET_FILE"] = place.secret_file;
+  }
+}
+
+// Of an enclosing launcher, and wrong for these ranks.
+bool is_leftover(std::string_view name, const RankPlace& place) {
+  return name == "TORCHELASTIC_USE_AGENT_STORE" ||
+      (place.of_replica &&
+       (name == "SHERD_REPLICA" || name == "SHERD_SPARE" ||
+        name == "SHERD_SECRET_FILE"));
+}
+
 }  // namespace
 
 std::optional<std::string> find_variable(
@@ -34,7 +57,7 @@ std::optional<std::string> find_variable(
 
 std::vector<std::string> variables_of_rank(
     const std::vector<std::string>& base, const RankPlace& place) {
-  std::map<std::string, std::string, std::less<>> ours = {
+  Variables ours = {
       {"RANK", str(place.rank)},       {"WORLD_SIZE", str(place.ranks)},
       {"LOCAL_RANK", str(place.rank)}, {"LOCAL_WORLD_SIZE", str(place.ranks)},
       {"MASTER_ADDR", "127.0.0.1"},    {"MASTER_PORT", str(place.port)}};
@@ -53,17 +76,20 @@ std::vector<std::string> variables_of_rank(
     ours["LOCAL_WORLD_SIZE"] = str(end - first);
   }
   if (!find_variable(base, "OMP_NUM_THREADS")) {
-    ours["OMP_NUM_THREADS"] = str(std::max(1, place.cores / place.ranks));
+    ours["OMP_NUM_THREADS"] = str(std::max(1, place.threads));
+  }
+  if (place.of_replica) {
+    add_variables_of_replica(*place.of_replica, ours);
   }
   std::vector<std::string> variables;
   for (const std::string& entry : base) {
     const std::string_view name = name_of(entry);
-    if (!ours.contains(name) && name != "TORCHELASTIC_USE_AGENT_STORE") {
+    if (!ours.contains(name) && !is_leftover(name, place)) {
       variables.push_back(entry);
     }
   }
   for (const auto& [name, value] : ours) {
-    variables.push_back(name + "=" + value);
+    variables.push_back(str(name, "=", value));
   }
   return variables;
 }

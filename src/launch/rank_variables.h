@@ -11,18 +11,30 @@
 
 namespace sherd::launch {
 
+// What a rank of a fault-tolerant job learns besides its place in its replica.
+struct ReplicaPlace {
+  std::string coordinator;     // host:port
+  std::optional<int> replica;  // None: a spare, which learns it later.
+  int replicas = 1;
+  std::string secret_file;  // Empty: none.
+  int spare_fd = -1;        // Where a spare reads its replica's number.
+};
+
 struct RankPlace {
   int rank = 0;
   int ranks = 1;  // All of them on this host.
   // 0, or hosts that they shall believe to be on: ranks are divided in order.
   int fake_hosts = 0;
-  int port = 0;   // Where rank 0 listens, on 127.0.0.1.
-  int cores = 1;  // Usable by all ranks together.
+  int port = 0;     // Where rank 0 listens, on 127.0.0.1.
+  int threads = 1;  // A rank's share of the cores; 0 counts as 1.
+  std::optional<ReplicaPlace> of_replica{};
 };
 
 // `base` ("NAME=value" each) with RANK, WORLD_SIZE, LOCAL_RANK,
 // LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT replaced, with fake hosts
-// SHERD_FAKE_HOST too, OMP_NUM_THREADS added unless it is there, and traces of
+// SHERD_FAKE_HOST too,
+// of a replica SHERD_COORDINATOR, SHERD_REPLICA (or SHERD_SPARE, a descriptor),
+// SHERD_REPLICAS and SHERD_SECRET_FILE, OMP_NUM_THREADS added unless it is there, and traces of
 // an enclosing torchrun's agent removed: its store does not know these ranks.
 std::vector<std::string> variables_of_rank(
     const std::vector<std::string>& base, const RankPlace& place);

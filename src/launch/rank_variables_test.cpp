@@ -12,7 +12,7 @@ using Strings = std::vector<std::string>;
 
 TEST(RankVariables, AreWhatTheRankReadsBack) {
   const Strings variables = variables_of_rank(
-      {"HOME=/root"}, {.rank = 2, .ranks = 3, .port = 20123, .cores = 8});
+      {"HOME=/root"}, {.rank = 2, .ranks = 3, .port = 20123, .threads = 2});
   const RankEnvironment env = read_rank_environment(
       [&](const char* name) { return find_variable(variables, name); });
   EXPECT_EQ(env.source, "torchrun variables");
@@ -32,7 +32,7 @@ TEST(RankVariables, OfFakeHostsAreThoseOfSeveralHosts) {
   for (int rank = 0; rank < 7; ++rank) {
     const Strings variables = variables_of_rank(
         {"SHERD_FAKE_HOST=9"},
-        {.rank = rank, .ranks = 7, .fake_hosts = 2, .port = 1, .cores = 1});
+        {.rank = rank, .ranks = 7, .fake_hosts = 2, .port = 1});
     const RankEnvironment env = read_rank_environment(
         [&](const char* name) { return find_variable(variables, name); });
     found.push_back(
@@ -47,7 +47,7 @@ TEST(RankVariables, OfFakeHostsAreThoseOfSeveralHosts) {
 TEST(RankVariables, ReplaceThoseOfAnEnclosingLauncher) {
   const Strings variables = variables_of_rank(
       {"RANK=9", "TORCHELASTIC_USE_AGENT_STORE=True", "RANKS=kept"},
-      {.rank = 0, .ranks = 1, .port = 1, .cores = 1});
+      {.rank = 0, .ranks = 1, .port = 1});
   EXPECT_EQ(std::count(variables.begin(), variables.end(), "RANK=9"), 0);
   EXPECT_EQ(find_variable(variables, "RANK"), "0");
   EXPECT_EQ(find_variable(variables, "RANKS"), "kept");
@@ -55,16 +55,53 @@ TEST(RankVariables, ReplaceThoseOfAnEnclosingLauncher) {
 }
 
 TEST(RankVariables, ThreadsAreAShareOfTheCoresUnlessTheUserSaysOtherwise) {
-  const auto threads = [](const Strings& base, int ranks, int cores) {
+  const auto threads = [](const Strings& base, int share) {
     return find_variable(
         variables_of_rank(
-            base, {.rank = 0, .ranks = ranks, .port = 1, .cores = cores}),
+            base, {.rank = 0, .ranks = 2, .port = 1, .threads = share}),
         "OMP_NUM_THREADS");
   };
-  EXPECT_EQ(threads({}, 2, 8), "4");
-  EXPECT_EQ(threads({}, 3, 8), "2");
-  EXPECT_EQ(threads({}, 16, 8), "1");
-  EXPECT_EQ(threads({"OMP_NUM_THREADS=5"}, 2, 8), "5");
+  EXPECT_EQ(threads({}, 4), "4");
+  EXPECT_EQ(threads({}, 0), "1");
+  EXPECT_EQ(threads({"OMP_NUM_THREADS=5"}, 2), "5");
+}
+
+TEST(RankVariables, OfAReplicaNameItAndItsCoordinator) {
+  const Strings enclosing = {
+      "SHERD_REPLICA=9", "SHERD_SPARE=4", "SHERD_SECRET_FILE=/old"};
+  const ReplicaPlace replica = {
+      .coordinator = "127.0.0.1:777",
+      .replica = 2,
+      .replicas = 3,
+      .secret_file = ""};
+  const Strings variables = variables_of_rank(
+      enclosing, {.rank = 1, .ranks = 2, .port = 1, .of_replica = replica});
+  EXPECT_EQ(find_variable(variables, "SHERD_COORDINATOR"), "127.0.0.1:777");
+  EXPECT_EQ(find_variable(variables, "SHERD_REPLICA"), "2");
+  EXPECT_EQ(find_variable(variables, "SHERD_REPLICAS"), "3");
+  EXPECT_FALSE(find_variable(variables, "SHERD_SPARE"));
+  EXPECT_FALSE(find_variable(variables, "SHERD_SECRET_FILE"));
+  // Without replicas these belong to the user.
+  const Strings kept =
+      variables_of_rank(enclosing, {.rank = 0, .ranks = 1, .port = 1});
+  EXPECT_EQ(find_variable(kept, "SHERD_REPLICA"), "9");
+}
+
+TEST(RankVariables, OfASpareNameADescriptorInsteadOfAReplica) {
+  const Strings variables = variables_of_rank(
+      {"SHERD_REPLICA=9"},
+      {.rank = 0,
+       .ranks = 1,
+       .port = 1,
+       .of_replica = ReplicaPlace{
+           .coordinator = "h:1",
+           .replica = {},
+           .replicas = 3,
+           .secret_file = "/s",
+           .spare_fd = 17}});
+  EXPECT_EQ(find_variable(variables, "SHERD_SPARE"), "17");
+  EXPECT_FALSE(find_variable(variables, "SHERD_REPLICA"));
+  EXPECT_EQ(find_variable(variables, "SHERD_SECRET_FILE"), "/s");
 }
 
 TEST(FindVariable, TellsEmptyFromAbsentAndPrefixFromName) {

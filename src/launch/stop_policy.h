@@ -36,9 +36,9 @@ struct StopPolicyOptions {
   Duration kill_patience = std::chrono::seconds(10);
 };
 
-// To whom a signal goes. Signals that end a rank go to all it has started as
+// To whom a signal goes; kFirstRank: rank 0 alone. Signals that end a rank go to all it has started as
 // well; a process that knows nothing of SIGUSR1 would die of it.
-enum class Recipients { kRanks, kGroups };
+enum class Recipients { kRanks, kGroups, kFirstRank };
 
 struct Order {
   int signal = 0;

@@ -27,15 +27,6 @@ class StopTest : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-// The number after `label` in what the launcher showed.
-pid_t process_after(const std::string& label, const std::string& text) {
-  const std::size_t at = text.find(label);
-  EXPECT_NE(at, std::string::npos) << text;
-  return at == std::string::npos
-      ? -1
-      : static_cast<pid_t>(std::stol(text.substr(at + label.size())));
-}
-
 TEST_F(StopTest, FirstFailureEndsTheOthersWithinTwoSecondsAndIsReported) {
   // Rank 0 trains for ever; rank 1 fails once rank 0 runs.
   LauncherUnderTest launcher(ranks_of(

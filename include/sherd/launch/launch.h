@@ -10,6 +10,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +24,45 @@ enum class RankOutput {
   kFiles,     // Written by the ranks to <log_dir>/rank-3.log.
 };
 
+// Fault-tolerant training: LaunchOptions::ranks ranks make one replica, a world of
+// its own, and replicas are started again when they die. Each rank finds
+// SHERD_COORDINATOR (host:port), SHERD_REPLICA and SHERD_REPLICAS set besides the
+// variables of its world.
+struct ReplicaOptions {
+  // Behaviour. How many replicas run.
+  int replicas = 1;
+  // Behaviour. Groups of ranks that start and wait for a replica to be lost,
+  // whose place they take at once: they find SHERD_SPARE instead of
+  // SHERD_REPLICA, the number of a descriptor from which they read their
+  // replica's number, a line. Each costs the memory of a replica.
+  int spares = 0;
+  // Behaviour. How often one replica is started again: at once, then after 1 s,
+  // 2 s and so on to a minute, until it has run for 5 minutes.
+  int restarts_max = 100;
+  // Behaviour. host:port of a coordinator that runs elsewhere; empty: one is
+  // started, and started again whenever it ends.
+  std::string coordinator;
+  // Behaviour. The program of that one, and its first arguments.
+  std::vector<std::string> coordinator_command;
+  // Behaviour. What it is told: no step is committed by fewer replicas; what each
+  // trains in a step; where its status page is served.
+  int replicas_min = 1;
+  std::int64_t samples_per_replica = 1;
+  std::string status = "127.0.0.1:0";
+  // Behaviour. Where its log is kept, and a run goes on that was begun there;
+  // empty: in a temporary folder, which goes with the job.
+  std::string run_folder;
+  // Behaviour. The file of the secret that replicas and coordinator share, passed
+  // on as SHERD_SECRET_FILE; empty: none.
+  std::string secret_file;
+  // Behaviour. Where drain_replica() and admit_replica() reach the launcher: the
+  // path of a socket, of at most 107 bytes; empty: nowhere.
+  std::string control;
+};
+
 struct LaunchOptions {
-  // Behaviour. Number of ranks; more than there are cores is allowed.
+  // Behaviour. Number of ranks, of each replica when there are some; more than
+  // there are cores is allowed.
   int ranks = 1;
   // Behaviour. The program, sought in PATH unless it has a slash, and its
   // arguments.
@@ -49,6 +88,10 @@ struct LaunchOptions {
   // Behaviour. How long ranks may go on after SIGINT, SIGTERM or SIGHUP was
   // passed on to them, for instance to save their state, before SIGKILL.
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);
+  // Behaviour. None: all ranks are one world and end together. With replicas
+  // nobody reads stdin, lines begin with "[r1.0] " (rank 0 of replica 1), and
+  // fake_hosts, port and rank0_owns_stdout stay unset.
+  std::optional<ReplicaOptions> replicas{};
   // Performance. Gives each rank cores of its own when there are enough.
   // Never changes a result.
   bool bind_cores = true;
@@ -66,9 +109,21 @@ struct LaunchOptions {
 // nothing. SIGUSR1 and SIGUSR2 are passed on to the ranks. Signals that were
 // ignored at the call (nohup) stay ignored.
 //
+// With replicas: a rank that fails ends its replica alone, which is started again;
+// the status is 0 once one replica has returned and the others have ended, else
+// that of the last failure, when no replica can be started again. SIGUSR1 asks all
+// replicas to leave.
+//
 // Throws Error when an option makes no sense. REQUIRES: one thread, and the
 // process has no other: signals are blocked and file descriptors inherited
 // while this runs. Both are as before when it returns.
 int run(const LaunchOptions& options);
+
+// Ask the launcher that listens at `control` to let a replica leave after its
+// step, and not to start it again (its rank 0 gets SIGUSR1), or to start one that
+// has left or was given up. Returns what the launcher says; throws Error with its
+// refusal, or when there is no launcher.
+std::string drain_replica(const std::string& control, int replica);
+std::string admit_replica(const std::string& control, int replica);
 
 }  // namespace sherd::launch

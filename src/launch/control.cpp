@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/control.h"
+
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+#include "base/check.h"
+
+namespace sherd::launch {
+namespace {
+
+constexpr std::size_t kTextBytesMax = 1000;
+// The launcher answers from its loop, at once.
+constexpr int kAnswerTimeoutMs = 10000;
+
+Status unavailable(const std::string& path, const std::string& what) {
+  return Status(
+      ErrorCode::kUnavailable, str("control socket '", path, "': ", what));
+}
+
+Result<sockaddr_un> address_of(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof address.sun_path) {
+    return unavailable(
+        path,
+        str("expected a path of at most ", sizeof address.sun_path - 1,
+            " bytes, found ", path.size()));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+Descriptor new_socket() {
+  Descriptor socket(
+      ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  SHERD_CHECK_AS(
+      kUnavailable, socket.open(),
+      "[launch] expected a control socket, found: ", std::strerror(errno));
+  return socket;
+}
+
+bool connect_to(const Descriptor& socket, const sockaddr_un& address) {
+  return ::connect(
+             socket.get(), reinterpret_cast<const sockaddr*>(&address),
+             sizeof address) == 0;
+}
+
+// Replaces a socket to which nobody listens any more.
+Status clear(const std::string& path, const sockaddr_un& address) {
+  if (connect_to(new_socket(), address)) {
+    return unavailable(path, "another launcher listens there");
+  }
+  struct stat status = {};
+  if (::lstat(path.c_str(), &status) == 0) {
+    if (!S_ISSOCK(status.st_mode)) {
+      return unavailable(path, "there is a file that is no socket");
+    }
+    ::unlink(path.c_str());
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<ControlQuestion> parse_question(const std::string& text) {
+  const std::size_t space = text.find(' ');
+  const std::string verb = text.substr(0, space);
+  ControlQuestion question;
+  bool good = space != std::string::npos &&
+      (verb == "drain" || verb == "admit") && text.size() <= kTextBytesMax;
+  if (good) {
+    const char* end = text.data() + text.size();
+    const auto [stop, error] =
+        std::from_chars(text.data() + space + 1, end, question.replica);
+    good = error == std::errc() && stop == end;
+  }
+  if (!good) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        str("expected 'drain N' or 'admit N', found '", text.substr(0, 50),
+            "'"));
+  }
+  question.what = verb == "drain" ? ControlQuestion::What::kDrain
+                                  : ControlQuestion::What::kAdmit;
+  return question;
+}
+
+Result<ControlSocket> ControlSocket::open(const std::string& path) {
+  const Result<sockaddr_un> address = address_of(path);
+  if (!address.ok()) {
+    return address.status();
+  }
+  const Status cleared = clear(path, address.value());
+  if (!cleared.ok()) {
+    return cleared;
+  }
+  Descriptor socket = new_socket();
+  // For this user alone, from the first moment on.
+  const mode_t before = ::umask(0077);
+  const int bound = ::bind(
+      socket.get(), reinterpret_cast<const sockaddr*>(&address.value()),
+      sizeof(sockaddr_un));
+  const int error = errno;
+  ::umask(before);
+  if (bound != 0) {
+    return unavailable(path, std::strerror(error));
+  }
+  return ControlSocket(std::move(socket), path);
+}
+
+ControlSocket::~ControlSocket() {
+  if (socket_.open()) {
+    ::unlink(path_.c_str());
+  }
+}
+
+std::optional<ControlSocket::Question> ControlSocket::take() {
+  Question question;
+  question.from_bytes = sizeof question.from;
+  std::array<char, kTextBytesMax> buffer;  // NOLINT: recvfrom() fills it.
+  const ssize_t count = ::recvfrom(
+      socket_.get(), buffer.data(), buffer.size(), 0,
+      reinterpret_cast<sockaddr*>(&question.from), &question.from_bytes);
+  if (count < 0) {
+    return std::nullopt;
+  }
+  question.text.assign(buffer.data(), static_cast<std::size_t>(count));
+  return question;
+}
+
+void ControlSocket::answer(const Question& question, const std::string& text) {
+  [[maybe_unused]] const auto sent = ::sendto(
+      socket_.get(), text.data(), std::min(text.size(), kTextBytesMax), 0,
+      reinterpret_cast<const sockaddr*>(&question.from), question.from_bytes);
+}
+
+Result<std::string> ask(const std::string& path, const std::string& question) {
+  const Result<sockaddr_un> address = address_of(path);
+  if (!address.ok()) {
+    return address.status();
+  }
+  const Descriptor socket = new_socket();
+  // A bare family lets the system choose a name, to which the answer comes.
+  const sa_family_t family = AF_UNIX;
+  if (::bind(
+          socket.get(), reinterpret_cast<const sockaddr*>(&family),
+          sizeof family) != 0 ||
+      !connect_to(socket, address.value()) ||
+      ::send(socket.get(), question.data(), question.size(), 0) < 0) {
+    return unavailable(path, str("no launcher: ", std::strerror(errno)));
+  }
+  pollfd polled = {socket.get(), POLLIN, 0};
+  std::array<char, kTextBytesMax> buffer;  // NOLINT: recv() fills it.
+  const ssize_t count = ::poll(&polled, 1, kAnswerTimeoutMs) > 0
+      ? ::recv(socket.get(), buffer.data(), buffer.size(), 0)
+      : -1;
+  if (count < 0) {
+    return Status(
+        ErrorCode::kDeadlineExceeded,
+        str("the launcher at '", path, "' did not answer"));
+  }
+  const std::string text(buffer.data(), static_cast<std::size_t>(count));
+  const std::string sentence = text.substr(std::min(
+      text.size(),
+      text.find(' ') == std::string::npos ? text.size() : text.find(' ') + 1));
+  if (!text.starts_with("ok ")) {
+    return Status(ErrorCode::kFailedPrecondition, sentence);
+  }
+  return sentence;
+}
+
+}  // namespace sherd::launch

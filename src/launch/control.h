@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ControlSocket hears what operators ask of a running launcher: datagrams on a
+// socket in the file system, so that the file's owner alone may ask and a client
+// that hangs costs nothing. One question is one datagram, "drain 2"; the answer is
+// another one, "ok ..." or "error ...". Thread rule: one thread.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <optional>
+#include <string>
+#include "base/descriptor.h"
+#include "base/status.h"
+
+namespace sherd::launch {
+
+struct ControlQuestion {
+  enum class What { kDrain, kAdmit };
+  What what = What::kDrain;
+  int replica = 0;
+};
+// Bytes from outside; the failure says what was expected.
+Result<ControlQuestion> parse_question(const std::string& text);
+
+class ControlSocket {
+ public:
+  // Listens at `path`; what a launcher that is gone left there is replaced.
+  // Fails when another one listens, or the path is too long or not writable.
+  static Result<ControlSocket> open(const std::string& path);
+  ControlSocket(ControlSocket&& other) noexcept = default;
+  ControlSocket& operator=(ControlSocket&&) = delete;
+  // Removes the path.
+  ~ControlSocket();
+
+  int fd() const { return socket_.get(); }
+  struct Question {
+    std::string text;
+    sockaddr_un from{};
+    socklen_t from_bytes = 0;
+  };
+  // The next one; never waits.
+  std::optional<Question> take();
+  // An asker who has gone misses it.
+  void answer(const Question& question, const std::string& text);
+
+ private:
+  ControlSocket(Descriptor socket, std::string path)
+      : socket_(std::move(socket)), path_(std::move(path)) {}
+
+  Descriptor socket_;
+  std::string path_;
+};
+
+// Asks and waits for the answer, without "ok "; the failure is the launcher's own
+// refusal, or that there is none.
+Result<std::string> ask(const std::string& path, const std::string& question);
+
+}  // namespace sherd::launch

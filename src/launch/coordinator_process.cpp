@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/coordinator_process.h"
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+#include <utility>
+#include "base/check.h"
+#include "launch/rank_variables.h"
+
+namespace sherd::launch {
+namespace {
+
+// Until it listens for the first time; it may have a long log to read.
+constexpr Duration kStartPatience = std::chrono::seconds(60);
+constexpr Duration kLookEvery = std::chrono::milliseconds(10);
+constexpr Duration kEndPatience = std::chrono::seconds(2);
+constexpr Duration kKillPatience = std::chrono::seconds(10);
+
+}  // namespace
+
+CoordinatorProcess::CoordinatorProcess(
+    const LaunchOptions& options,
+    const std::string& folder,
+    int slot,
+    Supervisor& supervisor)
+    : options_(options),
+      log_(folder + "/coordinator.db"),
+      ready_file_(folder + "/coordinator.address"),
+      slot_(slot),
+      supervisor_(supervisor),
+      status_(options.replicas->status),
+      // Nothing is committed while it is away, and it costs little to start.
+      backoff_(
+          {.first = std::chrono::milliseconds(100),
+           .longest = std::chrono::seconds(5),
+           .well_after = std::chrono::seconds(10)}) {}
+
+void CoordinatorProcess::begin(Instant now) {
+  std::error_code ignored;  // Of an earlier run.
+  std::filesystem::remove(ready_file_, ignored);
+  started_ = now;
+  failure_ = start();
+  if (failure_.message.empty()) {
+    state_ = State::kStarting;
+    deadline_ = now + kLookEvery;
+  }
+}
+
+StartFailure CoordinatorProcess::start() {
+  const ReplicaOptions& replicas = *options_.replicas;
+  ChildSetup setup;
+  RankSetup& process = setup.process;
+  process.rank = slot_;
+  process.name = "the coordinator";
+  const auto path = find_variable(options_.environment, "PATH");
+  const Program program = find_program(
+      replicas.coordinator_command.front(), path.value_or("/usr/bin:/bin"));
+  if (program.path.empty()) {
+    return program.failure;
+  }
+  process.path = program.path;
+  process.command = replicas.coordinator_command;
+  for (const std::string& word :
+       {std::string("--bind"),
+        address_.empty() ? std::string("127.0.0.1:0") : address_,
+        std::string("--log"), log_, std::string("--ready-file"), ready_file_,
+        std::string("--status"), status_, std::string("--replicas-min"),
+        str(replicas.replicas_min), std::string("--replicas-start"),
+        str(replicas.replicas), std::string("--samples-per-replica"),
+        str(replicas.samples_per_replica)}) {
+    process.command.push_back(word);
+  }
+  if (!replicas.secret_file.empty()) {
+    process.command.emplace_back("--secret-file");
+    process.command.push_back(replicas.secret_file);
+  }
+  process.variables = options_.environment;
+  if (options_.output == RankOutput::kFiles) {
+    setup.log = options_.log_dir + "/coordinator.log";
+    setup.continues_log = !address_.empty();
+  } else if (options_.output == RankOutput::kPrefixed) {
+    setup.prefix = "[coordinator] ";
+  }
+  return supervisor_.start(std::move(setup));
+}
+
+void CoordinatorProcess::ended(const RankEnd& end, Instant now) {
+  const std::string how = end.signal != 0
+      ? "was killed by " + describe_signal(end.signal)
+      : str("exited with code ", end.exit_code);
+  deadline_.reset();
+  if (state_ == State::kEnding || state_ == State::kKilled) {
+    state_ = State::kEnded;
+  } else if (state_ == State::kStarting) {
+    state_ = State::kEnded;
+    failure_ = {
+        end.failed() ? end.status() : 1,
+        "the coordinator " + how + " before it listened"};
+  } else {
+    start_later(how, now);
+  }
+}
+
+void CoordinatorProcess::start_later(const std::string& why, Instant now) {
+  const Duration wait = backoff_.ended(now - started_);
+  supervisor_.say(
+      str("the coordinator ", why, "; it is started again ",
+          wait == Duration(0) ? "at once" : str("in ", seconds(wait), " s")));
+  state_ = State::kWaiting;
+  deadline_ = now + wait;
+  if (wait == Duration(0)) {
+    time_passed(now);
+  }
+}
+
+void CoordinatorProcess::time_passed(Instant now) {
+  if (!deadline_ || now < *deadline_) {
+    return;
+  }
+  deadline_.reset();
+  if (state_ == State::kStarting) {
+    look_for_address(now);
+  } else if (state_ == State::kWaiting) {
+    started_ = now;
+    const StartFailure failed = start();
+    if (failed.message.empty()) {
+      state_ = State::kRunning;
+    } else {
+      start_later("could not be started: " + failed.message, now);
+    }
+  } else if (state_ == State::kEnding) {
+    supervisor_.signal(slot_, {SIGKILL, Recipients::kGroups, ""});
+    state_ = State::kKilled;
+    deadline_ = now + kKillPatience;
+  } else if (state_ == State::kKilled) {
+    state_ = State::kEnded;
+  }
+}
+
+// It appears as a whole, with the address in it, and that of the status page.
+void CoordinatorProcess::look_for_address(Instant now) {
+  std::ifstream in(ready_file_);
+  if (in >> address_) {
+    in >> status_;
+    state_ = State::kRunning;
+  } else if (now - started_ < kStartPatience) {
+    deadline_ = now + kLookEvery;
+  } else {
+    failure_ = {
+        1,
+        str("the coordinator did not listen within ", seconds(kStartPatience),
+            " s")};
+  }
+}
+
+void CoordinatorProcess::end(Instant now) {
+  if (state_ == State::kStarting || state_ == State::kRunning) {
+    supervisor_.signal(slot_, {SIGTERM, Recipients::kGroups, ""});
+    state_ = State::kEnding;
+    deadline_ = now + kEndPatience;
+  } else if (state_ == State::kWaiting) {
+    state_ = State::kEnded;
+    deadline_.reset();
+  }
+}
+
+}  // namespace sherd::launch

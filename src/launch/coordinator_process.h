@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CoordinatorProcess keeps the coordinator of a fault-tolerant job running: a
+// child that is started before the replicas and ended after them, and that comes
+// back, on the same log and the same ports, however often it dies. One that has
+// never listened is not tried again: its options or its log are at fault. Thread
+// rule: one thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <sherd/launch/launch.h>
+#include "base/clock.h"
+#include "launch/backoff.h"
+#include "launch/supervisor.h"
+
+namespace sherd::launch {
+
+class CoordinatorProcess {
+ public:
+  // Keeps its log in `folder`. All outlive it.
+  CoordinatorProcess(
+      const LaunchOptions& options,
+      const std::string& folder,
+      int slot,
+      Supervisor& supervisor);
+
+  void begin(Instant now);
+  // REQUIRES: `end` is of its slot.
+  void ended(const RankEnd& end, Instant now);
+  void time_passed(Instant now);
+  std::optional<Instant> deadline() const { return deadline_; }
+  // Asks it to end; it has two seconds, then it is killed, or given up when a
+  // disk that hangs holds it.
+  void end(Instant now);
+
+  // host:port; empty before it has listened for the first time.
+  const std::string& address() const { return address_; }
+  // With a message: it never listened.
+  const StartFailure& failure() const { return failure_; }
+  bool runs() const {
+    return state_ == State::kStarting || state_ == State::kRunning ||
+        state_ == State::kEnding || state_ == State::kKilled;
+  }
+
+ private:
+  // kStarting: until it listens for the first time. kWaiting: to be restarted.
+  enum class State { kStarting, kRunning, kWaiting, kEnding, kKilled, kEnded };
+
+  StartFailure start();
+  void look_for_address(Instant now);
+  void start_later(const std::string& why, Instant now);
+
+  const LaunchOptions& options_;
+  const std::string log_;
+  const std::string ready_file_;
+  const int slot_;
+  Supervisor& supervisor_;
+  State state_ = State::kEnded;
+  std::string status_;  // Where its page is to be.
+  Backoff backoff_;
+  Instant started_{};
+  std::optional<Instant> deadline_;
+  std::string address_;
+  StartFailure failure_;
+};
+
+}  // namespace sherd::launch

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/replica_job.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
+#include <utility>
+#include "base/check.h"
+#include "launch/port.h"
+#include "launch/rank_variables.h"
+
+namespace sherd::launch {
+namespace {
+
+ReplicaPolicyOptions policy_options(const LaunchOptions& options) {
+  ReplicaPolicyOptions result;
+  result.replicas = options.replicas->replicas;
+  result.spares = options.replicas->spares;
+  result.restarts_max = options.replicas->restarts_max;
+  result.ranks = options.ranks;
+  result.stop_grace = options.stop_grace;
+  return result;
+}
+
+std::optional<Instant> earlier(
+    const std::optional<Instant>& a, const std::optional<Instant>& b) {
+  return a && b ? std::min(*a, *b) : a ? a : b;
+}
+
+}  // namespace
+
+ReplicaJob::ReplicaJob(const LaunchOptions& options, const Clock& clock)
+    : options_(options),
+      replicas_(*options.replicas),
+      clock_(clock),
+      supervisor_(clock),
+      policy_(policy_options(options)) {}
+
+ReplicaJob::~ReplicaJob() {
+  if (folder_goes_) {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+}
+
+int ReplicaJob::run() {
+  StartFailure failure = prepare();
+  if (failure.message.empty() && coordinator_) {
+    failure = wait_for_coordinator();
+  }
+  if (!failure.message.empty()) {
+    return give_up(failure);
+  }
+  carry_out(policy_.begin(clock_.now()));
+  while (!policy_.finished()) {
+    step();
+  }
+  if (coordinator_) {
+    // After the replicas: they want to say that they leave.
+    coordinator_->end(clock_.now());
+    while (coordinator_->runs()) {
+      step();
+    }
+  }
+  report();
+  supervisor_.flush();
+  return policy_.exit_status();
+}
+
+StartFailure ReplicaJob::prepare() {
+  plan_ = plan_start(options_, replicas_.replicas * ranks());
+  if (!plan_.failure.message.empty()) {
+    return plan_.failure;
+  }
+  if (options_.output == RankOutput::kFiles) {
+    supervisor_.say(
+        str("the output of the ranks goes to ", options_.log_dir,
+            "/r0.0.log and so on"));
+  }
+  if (replicas_.coordinator.empty()) {
+    const Status made = make_folder();
+    if (!made.ok()) {
+      return {1, made.message()};
+    }
+    const int slot = slot_of(replicas_.replicas + replicas_.spares, 0);
+    coordinator_.emplace(options_, folder_, slot, supervisor_);
+  }
+  // Often within that folder.
+  if (!replicas_.control.empty()) {
+    Result<ControlSocket> control = ControlSocket::open(replicas_.control);
+    if (!control.ok()) {
+      return {1, control.status().message()};
+    }
+    control_.emplace(std::move(control).value());
+  }
+  return {};
+}
+
+Status ReplicaJob::make_folder() {
+  std::error_code error;
+  if (!replicas_.run_folder.empty()) {
+    folder_ = replicas_.run_folder;
+    std::filesystem::create_directories(folder_, error);
+  } else {
+    folder_ = find_variable(options_.environment, "TMPDIR").value_or("/tmp") +
+        "/sherd-run-XXXXXX";
+    folder_goes_ = ::mkdtemp(folder_.data()) != nullptr;
+    error = std::error_code(folder_goes_ ? 0 : errno, std::system_category());
+  }
+  if (error) {
+    return Status(
+        ErrorCode::kUnavailable,
+        str("cannot make the folder of the run, '", folder_,
+            "': ", error.message()));
+  }
+  return {};
+}
+
+StartFailure ReplicaJob::wait_for_coordinator() {
+  coordinator_->begin(clock_.now());
+  while (coordinator_->failure().message.empty() &&
+         coordinator_->address().empty() && policy_.stop_signal() == 0) {
+    step();
+  }
+  return coordinator_->failure();
+}
+
+int ReplicaJob::give_up(const StartFailure& failure) {
+  supervisor_.kill_all();
+  supervisor_.say_error(failure.message);
+  supervisor_.flush();
+  return failure.exit_status;
+}
+
+void ReplicaJob::step() {
+  const Supervisor::Events events =
+      supervisor_.poll_once(deadline(), control_ ? control_->fd() : -1);
+  for (const int signal : events.signals) {
+    carry_out(policy_.signal_received(signal, clock_.now()));
+  }
+  ended(events.ends);
+  if (events.readable) {
+    answer_questions();
+  }
+  carry_out(policy_.time_passed(clock_.now()));
+  if (coordinator_) {
+    coordinator_->time_passed(clock_.now());
+  }
+}
+
+void ReplicaJob::ended(const std::vector<RankEnd>& ends) {
+  std::vector<GroupEnd> of_groups;
+  for (const RankEnd& end : ends) {
+    const int group = end.rank / ranks();
+    if (group == replicas_.replicas + replicas_.spares) {
+      coordinator_->ended(end, clock_.now());
+      continue;
+    }
+    GroupEnd& added = of_groups.emplace_back(GroupEnd{group, end});
+    added.end.rank = end.rank % ranks();
+    spare_ends_.erase(end.rank);
+  }
+  if (!of_groups.empty()) {
+    carry_out(policy_.ranks_ended(of_groups, clock_.now()));
+  }
+}
+
+void ReplicaJob::answer_questions() {
+  while (const auto question = control_->take()) {
+    Result<GroupOrders> orders = answer_to(question->text);
+    if (!orders.ok()) {
+      control_->answer(*question, "error " + orders.status().message());
+      continue;
+    }
+    const std::string reason = orders.value().front().reason;
+    carry_out(std::move(orders).value());
+    control_->answer(*question, "ok " + reason);
+  }
+}
+
+Result<GroupOrders> ReplicaJob::answer_to(const std::string& text) {
+  const Result<ControlQuestion> asked = parse_question(text);
+  if (!asked.ok()) {
+    return asked.status();
+  }
+  const auto [what, replica] = asked.value();
+  return what == ControlQuestion::What::kDrain
+      ? policy_.drain(replica, clock_.now())
+      : policy_.admit(replica, clock_.now());
+}
+
+void ReplicaJob::carry_out(GroupOrders orders) {
+  // Those that follow from a failed start come after the rest.
+  std::deque<GroupOrder> left(
+      std::make_move_iterator(orders.begin()),
+      std::make_move_iterator(orders.end()));
+  for (; !left.empty(); left.pop_front()) {
+    const GroupOrder& order = left.front();
+    if (!order.reason.empty()) {
+      supervisor_.say(order.reason);
+    }
+    if (const auto* signal = std::get_if<SignalGroup>(&order.what)) {
+      signal_group(*signal);
+    } else if (const auto* spare = std::get_if<PromoteSpare>(&order.what)) {
+      promote(*spare);
+    } else if (const auto* start = std::get_if<StartGroup>(&order.what)) {
+      const StartFailure failure = start_group(*start);
+      if (!failure.message.empty()) {
+        const GroupOrders more = policy_.start_failed(
+            start->group, failure.exit_status, failure.message, clock_.now());
+        left.insert(left.end(), more.begin(), more.end());
+      }
+    }
+  }
+}
+
+// All of its ranks, or none.
+StartFailure ReplicaJob::start_group(const StartGroup& order) {
+  const Result<int> port = choose_port(order.group);
+  if (!port.ok()) {
+    return {1, port.status().message()};
+  }
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const StartFailure failure = start_rank_of(order, rank, port.value());
+    if (!failure.message.empty()) {
+      for (int started = 0; started < rank; ++started) {
+        supervisor_.kill_and_reap(slot_of(order.group, started));
+      }
+      return failure;
+    }
+  }
+  return {};
+}
+
+StartFailure ReplicaJob::start_rank_of(
+    const StartGroup& order, int rank, int port) {
+  Descriptor told;  // Where a spare reads which replica it has become.
+  const int slot = slot_of(order.group, rank);
+  if (!order.replica) {
+    int ends[2] = {-1, -1};
+    if (::pipe2(ends, O_CLOEXEC) != 0) {
+      return {1, str("cannot start a spare: ", std::strerror(errno))};
+    }
+    told = Descriptor(ends[0]);
+    spare_ends_[slot] = Descriptor(ends[1]);
+  }
+  const RankPlace place = {
+      .rank = rank,
+      .ranks = ranks(),
+      .port = port,
+      .threads = plan_.cores / (replicas_.replicas * ranks()),
+      .of_replica = ReplicaPlace{
+          .coordinator =
+              coordinator_ ? coordinator_->address() : replicas_.coordinator,
+          .replica = order.replica,
+          .replicas = replicas_.replicas,
+          .secret_file = replicas_.secret_file,
+          .spare_fd = told.get()}};
+  const std::string name = order.replica ? str("r", *order.replica, ".", rank)
+                                         : str("s", order.group, ".", rank);
+  ChildSetup setup = rank_setup(options_, plan_, place, slot, name);
+  setup.process.kept_fd = told.get();
+  if (options_.output == RankOutput::kFiles) {
+    setup.log = str(options_.log_dir, "/", name, ".log");
+    setup.continues_log = !logs_.insert(setup.log).second;
+  }
+  return supervisor_.start(std::move(setup));
+}
+
+void ReplicaJob::promote(const PromoteSpare& order) {
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const int slot = slot_of(order.group, rank);
+    const auto end = spare_ends_.find(slot);
+    if (end == spare_ends_.end()) {
+      continue;  // It has ended, which the policy will hear next.
+    }
+    // A few bytes into an empty pipe: this never waits.
+    const std::string line = str(order.replica, "\n");
+    [[maybe_unused]] const auto written =
+        ::write(end->second.get(), line.data(), line.size());
+    spare_ends_.erase(end);
+    if (options_.output == RankOutput::kPrefixed) {
+      supervisor_.rename(slot, str("[r", order.replica, ".", rank, "] "));
+    }
+  }
+}
+
+void ReplicaJob::signal_group(const SignalGroup& order) const {
+  const bool first = order.order.to == Recipients::kFirstRank;
+  for (int rank = 0; rank < (first ? 1 : ranks()); ++rank) {
+    supervisor_.signal(slot_of(order.group, rank), order.order);
+  }
+}
+
+Result<int> ReplicaJob::choose_port(int group) {
+  ports_.erase(group);
+  while (true) {
+    const Result<int> port = find_free_port(
+        (static_cast<std::uint64_t>(::getpid()) << 32U) + ports_tried_++);
+    const bool taken = port.ok() &&
+        std::any_of(ports_.begin(), ports_.end(),
+                    [&](auto& other) { return other.second == port.value(); });
+    if (!taken) {
+      if (port.ok()) {
+        ports_[group] = port.value();
+      }
+      return port;
+    }
+  }
+}
+
+std::optional<Instant> ReplicaJob::deadline() const {
+  return coordinator_ ? earlier(policy_.deadline(), coordinator_->deadline())
+                      : policy_.deadline();
+}
+
+void ReplicaJob::report() {
+  supervisor_.report_troubles();
+  if (policy_.stop_signal() != 0 || policy_.exit_status() == 0) {
+    return;
+  }
+  const ReplicaPolicy::Failure& failure = policy_.last_failure().value();
+  supervisor_.say_error(
+      failure.what + "; no replica is left that could be started again");
+  if (failure.rank) {
+    supervisor_.report_last_lines(slot_of(failure.group, *failure.rank));
+  }
+}
+
+}  // namespace sherd::launch

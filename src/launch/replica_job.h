@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ReplicaJob is one run of the launcher over replicas that may die and come back,
+// and their coordinator: it carries out what ReplicaPolicy decides. Thread rule:
+// one thread, the only one of the process.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <sherd/launch/launch.h>
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/status.h"
+#include "launch/control.h"
+#include "launch/coordinator_process.h"
+#include "launch/replica_policy.h"
+#include "launch/start_plan.h"
+#include "launch/supervisor.h"
+
+namespace sherd::launch {
+
+class ReplicaJob {
+ public:
+  // Both outlive the job. REQUIRES: options.replicas, and descriptors 0, 1 and 2
+  // are open.
+  ReplicaJob(const LaunchOptions& options, const Clock& clock);
+  ~ReplicaJob();
+  ReplicaJob(const ReplicaJob&) = delete;
+  ReplicaJob& operator=(const ReplicaJob&) = delete;
+
+  // To the end; returns the exit status. Call once.
+  int run();
+
+ private:
+  StartFailure prepare();
+  Status make_folder();
+  // With a message: the job cannot begin.
+  StartFailure wait_for_coordinator();
+  int give_up(const StartFailure& failure);
+  // Waits for something to happen, and deals with it.
+  void step();
+  void ended(const std::vector<RankEnd>& ends);
+  void answer_questions();
+  Result<GroupOrders> answer_to(const std::string& text);
+  void carry_out(GroupOrders orders);
+  StartFailure start_group(const StartGroup& order);
+  StartFailure start_rank_of(const StartGroup& order, int rank, int port);
+  void promote(const PromoteSpare& order);
+  void signal_group(const SignalGroup& order) const;
+  Result<int> choose_port(int group);
+  std::optional<Instant> deadline() const;
+  void report();
+
+  int ranks() const { return options_.ranks; }
+  int slot_of(int group, int rank) const { return group * ranks() + rank; }
+
+  const LaunchOptions& options_;
+  const ReplicaOptions& replicas_;
+  const Clock& clock_;
+  Supervisor supervisor_;  // Slots: slot_of(), then the coordinator.
+  ReplicaPolicy policy_;
+  StartPlan plan_;
+  std::string folder_;                             // Of the coordinator's log.
+  bool folder_goes_ = false;                       // It is a temporary one.
+  std::optional<CoordinatorProcess> coordinator_;  // None: runs elsewhere.
+  std::optional<ControlSocket> control_;
+  std::map<int, int> ports_;  // By group: two must not get one port.
+  std::uint64_t ports_tried_ = 0;
+  std::map<int, Descriptor> spare_ends_;  // By slot: where spares are told.
+  std::set<std::string> logs_;            // Written by this run.
+};
+
+}  // namespace sherd::launch

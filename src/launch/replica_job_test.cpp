@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Replicas and a coordinator as real processes that are killed, drained and
+// admitted. Ranks and the coordinator are shell scripts.
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sherd/base/error.h>
+#include "base/check.h"
+#include "launch/control.h"
+#include "launch/launcher_under_test.h"
+
+namespace sherd::launch {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+// Says what it was told, and that it listens, on a port that it makes up once.
+constexpr const char* kCoordinator =
+    R"(all="$*"
+while [ $# -gt 1 ]; do
+  case $1 in --bind) bind=$2;; --ready-file) ready=$2;; esac
+  shift
+done
+[ "$bind" = 127.0.0.1:0 ] && bind=127.0.0.1:41234
+printf "$bind\n127.0.0.1:41235\n" > "$ready.new" && mv "$ready.new" "$ready"
+echo "pid $$ told $all"
+exec sleep 1000)";
+
+bool runs(pid_t pid) { return ::kill(pid, 0) == 0; }
+
+// Of a process that is no child of this one.
+bool wait_for_end(pid_t pid) {
+  const Descriptor event(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
+  return !event.open() ||
+      wait_readable(event.get(), SteadyClock().now() + kPatience);
+}
+
+std::string label_of(const std::string& name) {
+  return str("[", name, "] pid ");
+}
+
+class ReplicaJobKillTest : public ::testing::Test {
+ protected:
+  // Each rank of each replica runs `script`.
+  LaunchOptions replicas_of(
+      int replicas, int ranks, const std::string& script) const {
+    LaunchOptions options = ranks_of(ranks, script);
+    options.replicas.emplace();
+    options.replicas->replicas = replicas;
+    options.replicas->coordinator_command = {
+        "/bin/sh", "-c", kCoordinator, "coordinator"};
+    options.replicas->run_folder = folder_.path() + "/run";
+    options.replicas->control = folder_.path() + "/run/control";
+    return options;
+  }
+  LaunchOptions sleepers(int replicas, int ranks) const {
+    return replicas_of(replicas, ranks, "echo pid $$; exec sleep 1000");
+  }
+  std::string path(const std::string& name) const {
+    return folder_.path() + "/" + name;
+  }
+  // The first processes of all ranks.
+  static std::map<std::string, pid_t> pids(
+      LauncherUnderTest& launcher, int replicas, int ranks) {
+    std::map<std::string, pid_t> found;
+    for (int replica = 0; replica < replicas; ++replica) {
+      for (int rank = 0; rank < ranks; ++rank) {
+        const std::string name = str("r", replica, ".", rank);
+        launcher.wait_for_out(label_of(name));
+        found[name] = process_after(label_of(name), launcher.out());
+      }
+    }
+    return found;
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(ReplicaJobKillTest, EveryReplicaIsAWorldOfItsOwn) {
+  const Outcome outcome = launch_and_wait(replicas_of(
+      3, 2,
+      "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE replica "
+      "$SHERD_REPLICA/$SHERD_REPLICAS at $SHERD_COORDINATOR port "
+      "$MASTER_PORT"));
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+  std::set<int> ports;
+  for (const int replica : {0, 1, 2}) {
+    for (const int rank : {0, 1}) {
+      const std::string line =
+          str("[r", replica, ".", rank, "] ", rank, "/2 ", rank, "/2 replica ",
+              replica, "/3 at 127.0.0.1:41234 port ");
+      EXPECT_THAT(outcome.out, HasSubstr(line));
+      ports.insert(process_after(line, outcome.out));
+    }
+  }
+  EXPECT_EQ(ports.size(), 3U);
+  EXPECT_THAT(outcome.err, IsEmpty());
+}
+
+TEST_F(ReplicaJobKillTest, OneLostRankRestartsItsReplicaAndNoOther) {
+  LauncherUnderTest launcher(sleepers(3, 2));
+  const auto before = pids(launcher, 3, 2);
+  const Instant struck = SteadyClock().now();
+  ::kill(before.at("r1.1"), SIGKILL);
+  ASSERT_TRUE(launcher.wait_for_out("[r1.0] pid ", 2));
+  ASSERT_TRUE(launcher.wait_for_out("[r1.1] pid ", 2));
+  EXPECT_LT(seconds(SteadyClock().now() - struck), 1.0);
+  for (const auto& [name, pid] : before) {
+    EXPECT_EQ(runs(pid), !name.starts_with("r1.")) << name;
+  }
+  launcher.signal(SIGTERM);
+  const Outcome outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 128 + SIGTERM);
+  EXPECT_THAT(
+      outcome.err,
+      HasSubstr(
+          "replica 1: rank 1 was killed by signal 9 (SIGKILL); the kernel "
+          "sends it too, when memory runs out; replica 1 is started again at "
+          "once"));
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(ReplicaJobKillTest, ASiblingThatIgnoresSigtermDoesNotHoldUpTheRestart) {
+  LauncherUnderTest launcher(replicas_of(
+      2, 2, "[ $RANK = 1 ] && trap '' TERM; echo pid $$; sleep 1000"));
+  const auto before = pids(launcher, 2, 2);
+  const Instant struck = SteadyClock().now();
+  ::kill(before.at("r0.0"), SIGKILL);
+  ASSERT_TRUE(launcher.wait_for_out("[r0.1] pid ", 2));
+  EXPECT_LT(seconds(SteadyClock().now() - struck), 1.5);
+  EXPECT_FALSE(runs(before.at("r0.1")));
+  launcher.signal(SIGINT);
+  ASSERT_TRUE(launcher.wait_for_err("passed signal 2 (SIGINT) on"));
+  launcher.signal(SIGINT);
+  EXPECT_EQ(launcher.finish().exit_status, 128 + SIGINT);
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(ReplicaJobKillTest, AKilledCoordinatorComesBackOnTheSamePortAndLog) {
+  LauncherUnderTest launcher(sleepers(2, 1));
+  const auto ranks = pids(launcher, 2, 1);
+  const std::string label = "[coordinator] pid ";
+  ASSERT_TRUE(launcher.wait_for_out("--bind 127.0.0.1:0"));
+  for (int life = 2; life <= 3; ++life) {
+    ::kill(process_after(label, launcher.out()), SIGKILL);
+    ASSERT_TRUE(launcher.wait_for_out("--bind 127.0.0.1:41234", life - 1));
+    ASSERT_TRUE(launcher.wait_for_out("--status 127.0.0.1:41235", life - 1));
+    ASSERT_TRUE(launcher.wait_for_out(label, life));
+  }
+  for (const auto& [name, pid] : ranks) {
+    EXPECT_TRUE(runs(pid)) << name;
+  }
+  EXPECT_TRUE(launcher.wait_for_out("--log " + path("run/coordinator.db "), 3));
+  launcher.signal(SIGTERM);
+  const Outcome outcome = launcher.finish();
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("the coordinator was killed by signal 9 (SIGKILL); it is "
+                    "started again at once"),
+          HasSubstr("it is started again in 0.1 s")));
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(ReplicaJobKillTest, TheCoordinatorLearnsWhatTheRunIs) {
+  LaunchOptions options = replicas_of(3, 1, "echo $SHERD_SECRET_FILE");
+  options.replicas->replicas_min = 2;
+  options.replicas->samples_per_replica = 12;
+  options.replicas->secret_file = "/my/secret";
+  const Outcome outcome = launch_and_wait(options);
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          HasSubstr("--status 127.0.0.1:0 --replicas-min 2 --replicas-start 3 "
+                    "--samples-per-replica 12 --secret-file /my/secret\n"),
+          HasSubstr("[r2.0] /my/secret\n")));
+}
+
+TEST_F(ReplicaJobKillTest, ACoordinatorThatCannotStartEndsTheJobWithItsStatus) {
+  LaunchOptions options = sleepers(2, 1);
+  options.replicas->coordinator_command = {
+      "/bin/sh", "-c", "echo wrong log >&2; exit 5"};
+  const Outcome outcome = launch_and_wait(options);
+  EXPECT_EQ(outcome.exit_status, 5);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("[coordinator] wrong log\n"),
+          HasSubstr("error: the coordinator exited with code 5 before it "
+                    "listened")));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("pid")));
+  options.replicas->coordinator_command = {"/no/such/program"};
+  EXPECT_EQ(launch_and_wait(options).exit_status, 127);
+}
+
+TEST_F(ReplicaJobKillTest, ASignalWhileTheCoordinatorStartsEndsTheJob) {
+  LaunchOptions options = sleepers(2, 1);
+  options.replicas->coordinator_command = {
+      "/bin/sh", "-c", "echo slow; exec sleep 1000"};
+  LauncherUnderTest launcher(options);
+  ASSERT_TRUE(launcher.wait_for_out("slow"));
+  launcher.signal(SIGINT);
+  EXPECT_EQ(launcher.finish().exit_status, 128 + SIGINT);
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(ReplicaJobKillTest, ACoordinatorElsewhereIsOnlyNamed) {
+  LaunchOptions options = replicas_of(2, 1, "echo at $SHERD_COORDINATOR");
+  options.replicas->coordinator_command.clear();
+  options.replicas->control.clear();  // No folder is made for it.
+  options.replicas->coordinator = "somewhere:77";
+  const Outcome outcome = launch_and_wait(options);
+  EXPECT_EQ(outcome.exit_status, 0);
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          HasSubstr("[r0.0] at somewhere:77\n"),
+          HasSubstr("[r1.0] at somewhere:77\n"),
+          Not(HasSubstr("coordinator]"))));
+}
+
+TEST_F(ReplicaJobKillTest, EndsWithTheLastFailureAndItsLastLines) {
+  LaunchOptions options = replicas_of(
+      2, 1, "echo life of $SHERD_REPLICA >&2; exit $((3 + SHERD_REPLICA))");
+  options.replicas->restarts_max = 1;
+  const Outcome outcome = launch_and_wait(options);
+  EXPECT_THAT(outcome.exit_status, ::testing::AnyOf(3, 4));
+  const std::string last = std::to_string(outcome.exit_status - 3);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("started again 1 times already"),
+          HasSubstr(str("error: replica ", last, ": rank 0 exited with code")),
+          HasSubstr(str("    life of ", last, "\n"))));
+}
+
+TEST_F(ReplicaJobKillTest, OnceOneIsDoneALostOneStaysAway) {
+  ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
+  LauncherUnderTest launcher(replicas_of(
+      2, 1,
+      "echo pid $$; [ $SHERD_REPLICA = 1 ] && exec sleep 1000; read x < " +
+          path("fifo")));
+  const auto before = pids(launcher, 2, 1);
+  std::ofstream(path("fifo")) << "go\n";
+  ASSERT_TRUE(wait_for_end(before.at("r0.0")));
+  ::kill(before.at("r1.0"), SIGKILL);
+  const Outcome outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 0);
+  EXPECT_THAT(
+      outcome.err, HasSubstr("it is not started again, since others are done"));
+}
+
+TEST_F(ReplicaJobKillTest, AProgramThatIsNotThereIsNotTriedAgain) {
+  LaunchOptions options = sleepers(2, 2);
+  options.command = {"no-such-program"};
+  EXPECT_EQ(launch_and_wait(options).exit_status, 127);
+  options.command = {path("script")};
+  std::ofstream(path("script")) << "#!/no/such/interpreter\n";
+  ::chmod(path("script").c_str(), 0755);
+  const Outcome outcome = launch_and_wait(options);
+  EXPECT_EQ(outcome.exit_status, 127);
+  EXPECT_THAT(outcome.err, HasSubstr("replica 0 could not be started"));
+}
+
+TEST_F(ReplicaJobKillTest, AllDieWithAKilledLauncher) {
+  LauncherUnderTest launcher(sleepers(3, 2));
+  pids(launcher, 3, 2);
+  launcher.signal(SIGKILL);
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+  EXPECT_EQ(launcher.finish().signal, SIGKILL);
+}
+
+TEST_F(ReplicaJobKillTest, ReplicasAreDrainedAndAdmitted) {
+  LauncherUnderTest launcher(replicas_of(
+      2, 2,
+      "trap 'echo leaving; exit 0' USR1 TERM; echo pid $$; "
+      "sleep 1000 & wait"));
+  const auto before = pids(launcher, 2, 2);
+  const std::string control = path("run/control");
+  EXPECT_EQ(drain_replica(control, 1), "replica 1 was asked to leave");
+  ASSERT_TRUE(launcher.wait_for_out("[r1.0] leaving\n"));
+  // It trains alone no more, and its sibling learns it as ranks do.
+  ::kill(before.at("r1.1"), SIGTERM);
+  ASSERT_TRUE(launcher.wait_for_err("replica 1 has left"));
+  EXPECT_EQ(admit_replica(control, 1), "replica 1 is admitted");
+  ASSERT_TRUE(launcher.wait_for_out("[r1.1] pid ", 2));
+  EXPECT_TRUE(runs(before.at("r0.0")));
+  EXPECT_THROW(admit_replica(control, 1), Error);
+  EXPECT_THROW(drain_replica(control, 2), Error);
+  EXPECT_THAT(
+      ask(control, "drain").status().message(),
+      HasSubstr("expected 'drain N'"));
+  launcher.signal(SIGTERM);
+  EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
+  EXPECT_FALSE(std::filesystem::exists(control));
+  EXPECT_THROW(drain_replica(control, 1), Error);
+}
+
+TEST_F(ReplicaJobKillTest, ASpareLearnsWhoseShoesItFills) {
+  LaunchOptions options = replicas_of(
+      2, 2,
+      "if [ -n \"$SHERD_SPARE\" ]; then echo waiting; "
+      "read r < /proc/self/fd/$SHERD_SPARE || exit 1; echo pid $$ is $r; "
+      "else echo pid $$; fi; exec sleep 1000");
+  options.replicas->spares = 1;
+  LauncherUnderTest launcher(options);
+  const auto before = pids(launcher, 2, 2);
+  ASSERT_TRUE(launcher.wait_for_out("[s2.0] waiting\n"));
+  ASSERT_TRUE(launcher.wait_for_out("[s2.1] waiting\n"));
+  ::kill(before.at("r0.1"), SIGKILL);
+  for (const char* name : {"r0.0", "r0.1"}) {
+    ASSERT_TRUE(launcher.wait_for_out(label_of(name), 2));
+  }
+  ASSERT_TRUE(launcher.wait_for_out(" is 0\n", 2));
+  // What was replica 0 waits now.
+  ASSERT_TRUE(launcher.wait_for_out("[s0.1] waiting\n"));
+  EXPECT_THAT(launcher.out(), Not(HasSubstr("[s2.0] pid")));
+  launcher.signal(SIGTERM);
+  EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(ReplicaJobKillTest, SparesEndWithTheJob) {
+  LaunchOptions options = replicas_of(
+      2, 1, "[ -z \"$SHERD_SPARE\" ] || exec sleep 1000; echo done");
+  options.replicas->spares = 2;
+  EXPECT_EQ(launch_and_wait(options).exit_status, 0);
+}
+
+TEST_F(ReplicaJobKillTest, LogsOfAllLivesOfARankAreOneFile) {
+  LaunchOptions options =
+      replicas_of(2, 1, "echo life of $SHERD_REPLICA; exit 1");
+  options.output = RankOutput::kFiles;
+  options.log_dir = path("logs");
+  options.replicas->restarts_max = 1;
+  std::filesystem::create_directories(path("logs"));
+  std::ofstream(path("logs/r1.0.log")) << "of an earlier run\n";
+  EXPECT_EQ(launch_and_wait(options).exit_status, 1);
+  std::ifstream in(path("logs/r1.0.log"));
+  const std::string text(std::istreambuf_iterator<char>(in), {});
+  EXPECT_EQ(text, "life of 1\nlife of 1\n");
+  EXPECT_TRUE(std::filesystem::exists(path("logs/coordinator.log")));
+}
+
+TEST_F(ReplicaJobKillTest, OptionsThatMakeNoSenseAreRefused) {
+  const auto refusal = [this](auto&& change) -> std::string {
+    LaunchOptions options = sleepers(2, 1);
+    change(options);
+    try {
+      run(options);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  using Options = LaunchOptions&;
+  EXPECT_THAT(
+      refusal([](Options o) { o.replicas->replicas = 0; }),
+      HasSubstr("at least 1 replica, found 0"));
+  EXPECT_THAT(
+      refusal([](Options o) { o.replicas->spares = -1; }),
+      HasSubstr("spares, found -1"));
+  EXPECT_THAT(
+      refusal([](Options o) { o.replicas->replicas_min = 3; }),
+      HasSubstr("from 1 to 2, found 3"));
+  EXPECT_THAT(
+      refusal([](Options o) { o.replicas->restarts_max = -1; }),
+      HasSubstr("restarts, found -1"));
+  EXPECT_THAT(
+      refusal([](Options o) { o.replicas->samples_per_replica = 0; }),
+      HasSubstr("sample per replica, found 0"));
+  EXPECT_THAT(
+      refusal([](Options o) { o.replicas->coordinator = "a:1"; }),
+      HasSubstr("found both"));
+  EXPECT_THAT(
+      refusal([](Options o) { o.port = 1000; }), HasSubstr("expected no port"));
+}
+
+class Control : public ::testing::Test {
+ protected:
+  std::string path() const { return folder_.path() + "/socket"; }
+  TemporaryFolder folder_;
+};
+
+TEST_F(Control, AnswersAndIsForItsOwnerAlone) {
+  Result<ControlSocket> opened = ControlSocket::open(path());
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  ControlSocket socket = std::move(opened).value();
+  struct stat status = {};
+  ASSERT_EQ(::stat(path().c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777U, 0700U);
+  EXPECT_FALSE(socket.take());
+  EXPECT_THAT(
+      ControlSocket::open(path()).status().message(),
+      HasSubstr("another launcher listens"));
+}
+
+TEST_F(Control, ReplacesASocketThatIsLeftOverAndNothingElse) {
+  Descriptor left(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ASSERT_TRUE(left.open());
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  path().copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(
+      ::bind(
+          left.get(), reinterpret_cast<const sockaddr*>(&address),
+          sizeof address),
+      0);
+  EXPECT_FALSE(ControlSocket::open(path()).ok());  // It lives still.
+  left.close();
+  EXPECT_TRUE(ControlSocket::open(path()).ok());
+  std::ofstream(path()) << "a file\n";
+  EXPECT_THAT(
+      ControlSocket::open(path()).status().message(), HasSubstr("no socket"));
+  EXPECT_THAT(
+      ControlSocket::open(std::string(200, 'x')).status().message(),
+      HasSubstr("at most 107 bytes, found 200"));
+}
+
+TEST_F(Control, QuestionsAreCheckedWhole) {
+  const Result<ControlQuestion> good = parse_question("admit 12");
+  ASSERT_TRUE(good.ok());
+  EXPECT_EQ(good.value().what, ControlQuestion::What::kAdmit);
+  EXPECT_EQ(good.value().replica, 12);
+  for (const char* bad :
+       {"", "drain", "drain ", "drain x", "drain 1x", "drain 1 2", "stop 1",
+        "drain 99999999999", " drain 1"}) {
+    EXPECT_FALSE(parse_question(bad).ok()) << bad;
+  }
+  EXPECT_FALSE(parse_question("drain " + std::string(5000, '0')).ok());
+}
+
+}  // namespace
+}  // namespace sherd::launch

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/replica_policy.h"
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+#include "base/check.h"
+
+namespace sherd::launch {
+namespace {
+
+Status refusal(const std::string& why) {
+  return Status(ErrorCode::kFailedPrecondition, why);
+}
+
+std::string in_words(Duration wait) {
+  return wait == Duration(0) ? "at once" : str("in ", seconds(wait), " s");
+}
+
+}  // namespace
+
+ReplicaPolicy::ReplicaPolicy(const ReplicaPolicyOptions& options)
+    : options_(options) {
+  SHERD_ASSERT(options.replicas >= 1 && options.ranks >= 1);
+  SHERD_ASSERT(options.spares >= 0 && options.restarts_max >= 0);
+  for (int group = 0; group < options.replicas + options.spares; ++group) {
+    Group& added = groups_.emplace_back(
+        Group{.replica = {}, .backoff = Backoff(options.backoff), .life = {}});
+    if (group < options.replicas) {
+      added.replica = group;
+    }
+  }
+}
+
+GroupOrders ReplicaPolicy::begin(Instant now) {
+  GroupOrders orders;
+  for (std::size_t i = 0; i < groups_.size() && stop_signal_ == 0; ++i) {
+    start(i, now, "", orders);
+  }
+  return orders;
+}
+
+GroupOrders ReplicaPolicy::ranks_ended(
+    const std::vector<GroupEnd>& ends, Instant now) {
+  GroupOrders orders;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    std::vector<RankEnd> of_group;
+    for (const GroupEnd& each : ends) {
+      if (each.group == static_cast<int>(i)) {
+        of_group.push_back(each.end);
+      }
+    }
+    if (of_group.empty()) {
+      continue;
+    }
+    SHERD_ASSERT(groups_[i].state == State::kRunning);
+    const auto order = groups_[i].life->ranks_ended(of_group, now);
+    if (order) {  // Its reason is told when all have ended, which is soon.
+      orders.push_back({SignalGroup{static_cast<int>(i), *order}});
+    }
+    if (groups_[i].life->finished()) {
+      life_ended(i, now, orders);
+    }
+  }
+  settle(now, orders);
+  return orders;
+}
+
+GroupOrders ReplicaPolicy::start_failed(
+    int group, int status, const std::string& why, Instant now) {
+  GroupOrders orders;
+  const auto index = static_cast<std::size_t>(group);
+  SHERD_ASSERT(groups_[index].state == State::kRunning);
+  const std::string what = str(name(index), " could not be started: ", why);
+  if (groups_[index].replica) {
+    failure_ = {group, what, std::nullopt, status};
+  }
+  if (groups_[index].restarts == 0) {
+    groups_[index].state = State::kFailed;
+    orders.push_back({std::monostate(), what});
+  } else {
+    start_again(index, what, now, orders);
+  }
+  settle(now, orders);
+  return orders;
+}
+
+GroupOrders ReplicaPolicy::signal_received(int signal, Instant now) {
+  GroupOrders orders;
+  if (signal == SIGUSR1) {
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      if (groups_[i].replica) {
+        ask_to_leave(i, orders);
+      }
+    }
+    settle(now, orders);
+    return orders;
+  }
+  if (signal != SIGUSR2 && stop_signal_ == 0) {
+    stop_signal_ = signal;
+    for (Group& group : groups_) {
+      group.state =
+          group.state == State::kWaiting ? State::kFailed : group.state;
+    }
+  }
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    Group& group = groups_[i];
+    if (group.state == State::kRunning &&
+        (group.replica || signal != SIGUSR2)) {
+      const auto order = group.life->signal_received(signal, now);
+      if (order) {
+        // The same for all of them: one sentence is enough.
+        orders.push_back(
+            {SignalGroup{static_cast<int>(i), *order},
+             orders.empty() ? order->reason : ""});
+      }
+    }
+  }
+  return orders;
+}
+
+GroupOrders ReplicaPolicy::time_passed(Instant now) {
+  GroupOrders orders;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    Group& group = groups_[i];
+    if (group.state == State::kWaiting && now >= group.start_at) {
+      start(i, now, name(i) + " is started again", orders);
+    } else if (group.state == State::kRunning) {
+      const auto order = group.life->time_passed(now);
+      if (order) {
+        orders.push_back(
+            {SignalGroup{static_cast<int>(i), *order},
+             name(i) + ": " + order->reason});
+      }
+      if (group.life->finished()) {  // It gave up waiting.
+        life_ended(i, now, orders);
+      }
+    }
+  }
+  settle(now, orders);
+  return orders;
+}
+
+std::optional<Instant> ReplicaPolicy::deadline() const {
+  std::optional<Instant> first;
+  for (const Group& group : groups_) {
+    std::optional<Instant> mine;
+    if (group.state == State::kWaiting) {
+      mine = group.start_at;
+    } else if (group.state == State::kRunning) {
+      mine = group.life->deadline();
+    }
+    if (mine && (!first || *mine < *first)) {
+      first = mine;
+    }
+  }
+  return first;
+}
+
+Result<GroupOrders> ReplicaPolicy::drain(int replica, Instant now) {
+  if (replica < 0 || replica >= options_.replicas) {
+    return refusal(
+        str("expected a replica from 0 to ", options_.replicas - 1, ", found ",
+            replica));
+  }
+  const std::size_t index = group_of(replica);
+  const State state = groups_[index].state;
+  if (stop_signal_ != 0 || over_) {
+    return refusal("the job is ending");
+  }
+  if (state != State::kRunning && state != State::kWaiting) {
+    return refusal(
+        str("replica ", replica,
+            state == State::kDrained    ? " has left already"
+                : state == State::kDone ? " is done"
+                                        : " is not running"));
+  }
+  GroupOrders orders;
+  ask_to_leave(index, orders);
+  settle(now, orders);
+  return orders;
+}
+
+Result<GroupOrders> ReplicaPolicy::admit(int replica, Instant now) {
+  if (replica < 0 || replica >= options_.replicas) {
+    return refusal(
+        str("expected a replica from 0 to ", options_.replicas - 1, ", found ",
+            replica));
+  }
+  const std::size_t index = group_of(replica);
+  Group& group = groups_[index];
+  if (stop_signal_ != 0 || over_ || any(State::kDone)) {
+    return refusal("the job is ending");
+  }
+  if (group.state == State::kRunning) {
+    return refusal(
+        str("replica ", replica,
+            group.draining ? " is still leaving" : " is running"));
+  }
+  if (group.hangs) {
+    return refusal(
+        str("a process of replica ", replica, " hangs in the kernel"));
+  }
+  group.backoff.reset();
+  group.restarts = 0;
+  GroupOrders orders;
+  start(index, now, name(index) + " is admitted", orders);
+  return orders;
+}
+
+bool ReplicaPolicy::finished() const {
+  return !any(State::kRunning) && !any(State::kWaiting);
+}
+
+int ReplicaPolicy::exit_status() const {
+  SHERD_ASSERT(finished());
+  if (stop_signal_ != 0) {
+    return 128 + stop_signal_;
+  }
+  const bool failed =
+      std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
+        return group.replica && group.state == State::kFailed;
+      });
+  return failed && !any(State::kDone) ? failure_.value().status : 0;
+}
+
+std::optional<int> ReplicaPolicy::replica_of(int group) const {
+  return groups_[static_cast<std::size_t>(group)].replica;
+}
+
+std::size_t ReplicaPolicy::group_of(int replica) const {
+  const auto found = std::find_if(
+      groups_.begin(), groups_.end(),
+      [&](const Group& group) { return group.replica == replica; });
+  // A replica changes hands, it is never without a group.
+  SHERD_ASSERT(found != groups_.end());
+  return static_cast<std::size_t>(found - groups_.begin());
+}
+
+std::string ReplicaPolicy::name(std::size_t index) const {
+  const std::optional<int> replica = groups_[index].replica;
+  return replica ? str("replica ", *replica) : str("spare ", index);
+}
+
+bool ReplicaPolicy::any(State state) const {
+  return std::any_of(groups_.begin(), groups_.end(), [&](const Group& group) {
+    return group.state == state;
+  });
+}
+
+bool ReplicaPolicy::replicas_left() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
+    return group.replica && group.state != State::kDone &&
+        group.state != State::kDrained && group.state != State::kFailed;
+  });
+}
+
+void ReplicaPolicy::start(
+    std::size_t index,
+    Instant now,
+    const std::string& reason,
+    GroupOrders& orders) {
+  Group& group = groups_[index];
+  StopPolicyOptions life;
+  life.ranks = options_.ranks;
+  life.failure_grace = options_.failure_grace;
+  life.stop_grace = options_.stop_grace;
+  group.life.emplace(life);
+  group.state = State::kRunning;
+  group.draining = false;
+  group.started = now;
+  orders.push_back(
+      {StartGroup{static_cast<int>(index), group.replica}, reason});
+}
+
+void ReplicaPolicy::life_ended(
+    std::size_t index, Instant now, GroupOrders& orders) {
+  Group& group = groups_[index];
+  const std::optional<RankEnd> end = group.life->first_failure();
+  const std::string what = name(index) + ": " +
+      (end ? describe(*end) + hint_of(*end) : "all ranks returned");
+  group.hangs = group.life->running() > 0;
+  if (end && group.replica) {
+    failure_ = {static_cast<int>(index), what, end->rank, end->status()};
+  }
+  if (stop_signal_ != 0 || over_ || group.hangs) {
+    group.state = State::kFailed;
+    if (end && group.replica) {
+      orders.push_back(
+          {std::monostate(),
+           what +
+               (group.hangs ? "; a process of it outlives SIGKILL"
+                            : " after it was told to end")});
+    }
+  } else if (!group.replica) {
+    // A spare that ends has not waited, whatever it returned.
+    start_again(index, what, now, orders);
+  } else if (group.draining) {
+    group.state = State::kDrained;
+    orders.push_back(
+        {std::monostate(),
+         end ? what + "; it had been asked to leave"
+             : name(index) + " has left"});
+  } else if (!end) {
+    group.state = State::kDone;
+  } else {
+    failed(index, what, now, orders);
+  }
+}
+
+void ReplicaPolicy::failed(
+    std::size_t index,
+    const std::string& what,
+    Instant now,
+    GroupOrders& orders) {
+  const std::optional<std::size_t> spare = running_spare();
+  if (!spare || any(State::kDone)) {
+    start_again(index, what, now, orders);
+    return;
+  }
+  const int replica = *std::exchange(groups_[index].replica, std::nullopt);
+  groups_[*spare].replica = replica;
+  orders.push_back(
+      {PromoteSpare{static_cast<int>(*spare), replica},
+       str(what, "; spare ", *spare, " takes its place")});
+  start_again(index, "what was replica " + str(replica), now, orders);
+}
+
+void ReplicaPolicy::start_again(
+    std::size_t index,
+    const std::string& what,
+    Instant now,
+    GroupOrders& orders) {
+  Group& group = groups_[index];
+  std::string reason = what;
+  if (any(State::kDone)) {
+    group.state = State::kFailed;
+    reason += "; it is not started again, since others are done";
+  } else if (group.restarts == options_.restarts_max) {
+    group.state = State::kFailed;
+    reason += str("; it was started again ", group.restarts, " times already");
+  } else {
+    const Duration wait = group.backoff.ended(now - group.started);
+    ++group.restarts;
+    reason += str("; ", name(index), " is started again ", in_words(wait));
+    if (wait == Duration(0)) {
+      start(index, now, reason, orders);
+      return;
+    }
+    group.state = State::kWaiting;
+    group.start_at = now + wait;
+  }
+  orders.push_back({std::monostate(), reason});
+}
+
+std::optional<std::size_t> ReplicaPolicy::running_spare() const {
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const Group& group = groups_[i];
+    if (!group.replica && group.state == State::kRunning &&
+        !group.life->first_failure()) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
+void ReplicaPolicy::ask_to_leave(std::size_t index, GroupOrders& orders) {
+  Group& group = groups_[index];
+  if (group.state == State::kWaiting) {
+    group.state = State::kDrained;
+    orders.push_back({std::monostate(), name(index) + " stays away"});
+  } else if (group.state == State::kRunning) {
+    group.draining = true;
+    orders.push_back(
+        {SignalGroup{
+             static_cast<int>(index), {SIGUSR1, Recipients::kFirstRank, ""}},
+         name(index) + " was asked to leave"});
+  }
+}
+
+void ReplicaPolicy::settle(Instant now, GroupOrders& orders) {
+  for (Group& group : groups_) {
+    if (group.state == State::kWaiting && any(State::kDone)) {
+      group.state = State::kFailed;
+    }
+  }
+  if (over_ || stop_signal_ != 0 || replicas_left()) {
+    return;
+  }
+  over_ = true;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    Group& group = groups_[i];
+    if (group.state == State::kRunning) {
+      const auto order = group.life->signal_received(SIGTERM, now);
+      if (order) {
+        orders.push_back({SignalGroup{static_cast<int>(i), *order}});
+      }
+    } else if (group.state == State::kWaiting) {
+      group.state = State::kFailed;
+    }
+  }
+}
+
+}  // namespace sherd::launch

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ReplicaPolicy decides when the replicas of a fault-tolerant job are started,
+// started again, replaced by a spare and told to leave, and when the job is over.
+// It is told what happened and when; the orders that it returns are carried out by
+// ReplicaJob, in tests by nobody. Thread rule: one thread.
+//
+// A group is the processes that are started and ended together, by the table of
+// StopPolicy. It speaks for one replica, or waits as a spare until it takes the
+// place of one. Of a group that speaks for a replica:
+//
+//   its life ends because         and then
+//   all ranks returned 0          done; whoever fails from now on stays away
+//   it was asked to leave         drained, until it is admitted again
+//   the job is stopping           ended
+//   a rank failed, and a spare    the spare takes the replica; the group is
+//   runs                          started again as a spare, after its back-off
+//   a rank failed, otherwise      started again after its back-off
+//   ... too often, or it hangs    failed
+//
+// The job is over when no replica runs or waits for its start.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+#include "base/clock.h"
+#include "base/status.h"
+#include "launch/backoff.h"
+#include "launch/stop_policy.h"
+
+namespace sherd::launch {
+
+struct ReplicaPolicyOptions {
+  int replicas = 1;
+  int spares = 0;
+  int ranks = 1;  // Of each group.
+  // Of each group, before it is given up; admitting it forgets them.
+  int restarts_max = 100;
+  // From a rank's failure to SIGKILL for its siblings. Short: what they hold is
+  // lost anyway, and the replica is missed.
+  Duration failure_grace = std::chrono::milliseconds(200);
+  Duration stop_grace = std::chrono::seconds(30);
+  BackoffOptions backoff{};
+};
+
+// As a spare when there is no replica.
+struct StartGroup {
+  int group = 0;
+  std::optional<int> replica;
+};
+// The spare is told which replica it is from now on.
+struct PromoteSpare {
+  int group = 0;
+  int replica = 0;
+};
+struct SignalGroup {
+  int group = 0;
+  Order order;  // Its reason is not for the user.
+};
+struct GroupOrder {
+  // std::monostate: there is only something to say.
+  std::variant<std::monostate, StartGroup, PromoteSpare, SignalGroup> what;
+  std::string reason{};  // Shown to the user, unless empty.
+};
+using GroupOrders = std::vector<GroupOrder>;
+
+struct GroupEnd {
+  int group = 0;
+  RankEnd end;  // `rank` within the group.
+};
+
+class ReplicaPolicy {
+ public:
+  // REQUIRES: replicas, ranks >= 1; spares, restarts_max >= 0.
+  explicit ReplicaPolicy(const ReplicaPolicyOptions& options);
+
+  // Nothing runs before; a stop signal that came earlier ends the job here.
+  GroupOrders begin(Instant now);
+  // All whose end was noticed at one moment.
+  GroupOrders ranks_ended(const std::vector<GroupEnd>& ends, Instant now);
+  // A group that was to be started has no process. The first start of a group is
+  // not tried again: the program is at fault.
+  GroupOrders start_failed(
+      int group, int status, const std::string& why, Instant now);
+  // SIGUSR1 asks every replica to leave, so that the job ends in order; SIGUSR2
+  // is passed on to the ranks; the others end the job.
+  GroupOrders signal_received(int signal, Instant now);
+  // Does nothing before deadline().
+  GroupOrders time_passed(Instant now);
+  std::optional<Instant> deadline() const;
+
+  // What an operator may ask for; a refusal says why, and changes nothing.
+  Result<GroupOrders> drain(int replica, Instant now);
+  Result<GroupOrders> admit(int replica, Instant now);
+
+  bool finished() const;
+  // The launcher's exit status: 128 + the signal that stopped the job; else 0 when
+  // a replica is done, or all were drained; else that of the last failure.
+  // REQUIRES: finished().
+  int exit_status() const;
+  struct Failure {
+    int group = 0;
+    std::string what;         // "replica 1: rank 0 was killed by ..."
+    std::optional<int> rank;  // Of the group; none: it could not be started.
+    int status = 0;
+  };
+  // Of a replica, not of a spare.
+  const std::optional<Failure>& last_failure() const { return failure_; }
+  int stop_signal() const { return stop_signal_; }
+  // Whom the group speaks for; none: it is a spare.
+  std::optional<int> replica_of(int group) const;
+
+ private:
+  enum class State { kIdle, kRunning, kWaiting, kDone, kDrained, kFailed };
+  struct Group {
+    std::optional<int> replica;
+    State state = State::kIdle;
+    bool draining = false;
+    bool hangs = false;  // A process of it outlived SIGKILL.
+    int restarts = 0;
+    Instant started{};
+    Instant start_at{};
+    Backoff backoff;
+    std::optional<StopPolicy> life;
+  };
+
+  std::size_t group_of(int replica) const;
+  std::string name(std::size_t index) const;
+  bool any(State state) const;
+  // Some replica is, or will be, at work.
+  bool replicas_left() const;
+  void start(
+      std::size_t index,
+      Instant now,
+      const std::string& reason,
+      GroupOrders& orders);
+  void life_ended(std::size_t index, Instant now, GroupOrders& orders);
+  void failed(
+      std::size_t index,
+      const std::string& what,
+      Instant now,
+      GroupOrders& orders);
+  void start_again(
+      std::size_t index,
+      const std::string& what,
+      Instant now,
+      GroupOrders& orders);
+  std::optional<std::size_t> running_spare() const;
+  void ask_to_leave(std::size_t index, GroupOrders& orders);
+  // Ends what has no purpose any more: starts that wait for nothing, spares.
+  void settle(Instant now, GroupOrders& orders);
+
+  const ReplicaPolicyOptions options_;
+  std::vector<Group> groups_;
+  int stop_signal_ = 0;
+  bool over_ = false;  // Spares have been told to end.
+  std::optional<Failure> failure_;
+};
+
+}  // namespace sherd::launch

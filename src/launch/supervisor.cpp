@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include "base/check.h"
+
+namespace sherd::launch {
+namespace {
+
+Status unavailable(const std::string& what) {
+  return Status(ErrorCode::kUnavailable, str(what, ": ", std::strerror(errno)));
+}
+
+bool ends_jobs(int signal) { return signal != SIGUSR1 && signal != SIGUSR2; }
+
+}  // namespace
+
+Supervisor::Supervisor(const Clock& clock)
+    : clock_(clock),
+      one_sink_(same_file(STDOUT_FILENO, STDERR_FILENO)),
+      stdout_(STDOUT_FILENO),
+      stderr_(STDERR_FILENO),
+      nothing_(::open("/dev/null", O_RDWR | O_CLOEXEC)) {}
+
+StartFailure Supervisor::start(ChildSetup setup) {
+  const int slot = setup.process.rank;
+  const auto before = children_.find(slot);
+  SHERD_ASSERT(before == children_.end() || before->second.process.pid() < 0);
+  auto last = std::make_unique<LastLines>();
+  Result<Channels> channels = open_channels(&setup, last.get());
+  if (!channels.ok()) {
+    return {1, channels.status().message()};
+  }
+  Channels opened = std::move(channels).value();
+  StartOutcome started = start_rank(setup.process, signals_);
+  if (!started.process) {
+    return started.failure;
+  }
+  children_.insert_or_assign(
+      slot,
+      Child{
+          std::move(*started.process), setup.process.name, setup.log,
+          std::move(opened.streams), std::move(last)});
+  return {0, ""};
+}
+
+void Supervisor::rename(int slot, const std::string& prefix) {
+  for (RankStream& stream : children_.at(slot).streams) {
+    stream.set_prefix(prefix);
+  }
+}
+
+// Where the child reads and writes, and the launcher's ends of that.
+Result<Supervisor::Channels> Supervisor::open_channels(
+    ChildSetup* setup, LastLines* last) {
+  Channels channels;
+  RankSetup& process = setup->process;
+  Descriptor* to_close = channels.to_close_after_start;
+  // A background process that reads the terminal would be stopped.
+  const bool reads_stdin = setup->reads_stdin && ::isatty(STDIN_FILENO) == 0;
+  process.stdin_fd = reads_stdin ? STDIN_FILENO : nothing_.get();
+  if (!setup->log.empty()) {
+    const int start = setup->continues_log ? 0 : O_TRUNC;
+    to_close[0] = Descriptor(::open(
+        setup->log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | start,
+        0666));
+    if (!to_close[0].open()) {
+      return unavailable(str("cannot write '", setup->log, "'"));
+    }
+    process.stdout_fd = process.stderr_fd = to_close[0].get();
+    return channels;
+  }
+  if (setup->owns_stdout) {
+    process.stdout_fd = STDOUT_FILENO;
+  } else {
+    const Status opened = open_pipe(
+        &process.stdout_fd, &to_close[1], &stdout_, *setup, last,
+        &channels.streams);
+    if (!opened.ok()) {
+      return opened;
+    }
+  }
+  const Status opened = open_pipe(
+      &process.stderr_fd, &to_close[2], &error_sink(), *setup, last,
+      &channels.streams);
+  if (!opened.ok()) {
+    return opened;
+  }
+  return channels;
+}
+
+Status Supervisor::open_pipe(
+    int* child_fd,
+    Descriptor* child_end,
+    Sink* to,
+    const ChildSetup& setup,
+    LastLines* last,
+    std::vector<RankStream>* streams) {
+  int ends[2] = {-1, -1};
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    return unavailable(str("cannot start ", setup.process.name));
+  }
+  *child_end = Descriptor(ends[1]);
+  *child_fd = ends[1];
+  streams->emplace_back(Descriptor(ends[0]), setup.prefix, to, last);
+  return {};
+}
+
+Supervisor::Events Supervisor::poll_once(
+    const std::optional<Instant>& deadline, int also_fd) {
+  std::vector<pollfd> polled = {
+      {signals_.fd(), POLLIN, 0},
+      {stdout_.pending() ? stdout_.fd() : -1, POLLOUT, 0},
+      {stderr_.pending() ? stderr_.fd() : -1, POLLOUT, 0},
+      {also_fd, POLLIN, 0}};
+  for (const auto& [slot, child] : children_) {
+    // Reaped ones need no event; their descriptor stays readable for ever.
+    const bool runs = child.process.pid() > 0;
+    polled.push_back({runs ? child.process.exit_fd() : -1, POLLIN, 0});
+    for (const RankStream& stream : child.streams) {
+      polled.push_back({stream.poll_fd(), POLLIN, 0});
+    }
+  }
+  if (::poll(polled.data(), polled.size(), poll_timeout_ms(deadline)) < 0) {
+    SHERD_ASSERT(errno == EINTR, "poll: ", std::strerror(errno));
+    return {};
+  }
+  if (polled[1].revents != 0) {
+    stdout_.write_some();
+  }
+  if (polled[2].revents != 0) {
+    stderr_.write_some();
+  }
+  bool ended = false;
+  std::size_t next = 4;
+  for (auto& [slot, child] : children_) {
+    ended |= polled[next++].revents != 0;
+    for (RankStream& stream : child.streams) {
+      if (polled[next++].revents != 0) {
+        stream.read_some();
+      }
+      stream.close_if_sink_closed();
+    }
+  }
+  Events events;
+  events.readable = polled[3].revents != 0;
+  if (polled[0].revents != 0) {
+    events.signals = signals_.take();
+  }
+  if (ended) {
+    events.ends = reap_ended();
+  }
+  return events;
+}
+
+int Supervisor::poll_timeout_ms(const std::optional<Instant>& deadline) const {
+  if (!deadline) {
+    return -1;
+  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+      std::max(Duration(0), *deadline - clock_.now()));
+  return static_cast<int>(
+      std::min<std::int64_t>(left.count(), std::numeric_limits<int>::max()));
+}
+
+std::vector<RankEnd> Supervisor::reap_ended() {
+  std::vector<RankEnd> ends;
+  for (auto& [slot, child] : children_) {
+    const std::optional<RankEnd> end = child.process.try_reap();
+    if (end) {
+      ends.push_back(*end);
+      for (RankStream& stream : child.streams) {
+        stream.drain();
+      }
+    }
+  }
+  return ends;
+}
+
+void Supervisor::flush() {
+  while (output_pending()) {
+    const Events events = poll_once(std::nullopt);
+    if (std::any_of(events.signals.begin(), events.signals.end(), ends_jobs)) {
+      abandon_output();
+    }
+  }
+}
+
+void Supervisor::abandon_output() {
+  stdout_.abandon();
+  stderr_.abandon();
+}
+
+void Supervisor::signal(int slot, const Order& order) const {
+  const auto child = children_.find(slot);
+  if (child == children_.end()) {
+    return;
+  }
+  if (order.to == Recipients::kGroups) {
+    child->second.process.signal_group(order.signal);
+  } else {
+    child->second.process.signal_rank(order.signal);
+  }
+}
+
+void Supervisor::kill_and_reap(int slot) {
+  const auto child = children_.find(slot);
+  if (child != children_.end()) {
+    child->second.process.kill_and_reap();
+    for (RankStream& stream : child->second.streams) {
+      stream.drain();
+    }
+  }
+}
+
+void Supervisor::kill_all() {
+  for (const auto& [slot, child] : children_) {
+    kill_and_reap(slot);
+  }
+}
+
+void Supervisor::say(const std::string& sentence) {
+  error_sink().add_line("sherd: ", sentence);
+}
+
+void Supervisor::say_error(const std::string& sentence) {
+  error_sink().add_line("sherd: error: ", sentence);
+}
+
+void Supervisor::report_last_lines(int slot) {
+  const Child& child = children_.at(slot);
+  const bool in_file = !child.log.empty();
+  const LastLines last = in_file ? last_lines_of_file(child.log) : *child.last;
+  const std::string from = in_file ? " in " + child.log : "";
+  if (last.lines().empty()) {
+    say(str(child.name, " wrote nothing", from));
+    return;
+  }
+  say(str("the last lines of ", child.name, from, ":"));
+  for (const std::string& line : last.lines()) {
+    error_sink().add_line("    ", line);
+  }
+}
+
+void Supervisor::report_troubles() {
+  for (const auto& [slot, child] : children_) {
+    if (child.process.pid() > 0) {
+      say_error(
+          str("process ", child.process.pid(),
+              " hangs in the kernel and outlives SIGKILL"));
+    }
+  }
+  for (const Sink* sink : {&stdout_, &stderr_}) {
+    if (sink->error() != 0) {
+      say_error(
+          str("output of the ranks was lost: ", std::strerror(sink->error())));
+    }
+  }
+}
+
+}  // namespace sherd::launch

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Supervisor owns what the launcher's jobs work with: its child processes, their
+// output on its way to the user, the signals, and the one poll() that waits for
+// all of them. It starts, signals and reports; what to do is decided by its
+// callers. A child is known by its slot, a number that its successor may take
+// when it has ended. Thread rule: one thread, the only one of the process.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/status.h"
+#include "launch/lines.h"
+#include "launch/rank_output.h"
+#include "launch/rank_process.h"
+#include "launch/signals.h"
+#include "launch/sink.h"
+#include "launch/stop_policy.h"
+
+namespace sherd::launch {
+
+struct ChildSetup {
+  RankSetup process;  // Its streams are set by start(); `rank` is the slot.
+  // Before each line of its output.
+  std::string prefix;
+  // The file that gets the output instead; empty: none.
+  std::string log;
+  // Goes on with a log that is there, instead of replacing it.
+  bool continues_log = false;
+  bool reads_stdin = false;
+  // Writes to the launcher's own stdout.
+  bool owns_stdout = false;
+};
+
+class Supervisor {
+ public:
+  // `clock` outlives it. REQUIRES: descriptors 0, 1 and 2 are open.
+  explicit Supervisor(const Clock& clock);
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+
+  // No message: it runs. REQUIRES: no process runs in its slot.
+  StartFailure start(ChildSetup setup);
+  // What follows of its output gets this prefix.
+  void rename(int slot, const std::string& prefix);
+
+  struct Events {
+    std::vector<int> signals;
+    std::vector<RankEnd> ends;  // `rank` is the slot.
+    bool readable = false;      // `also_fd` is.
+  };
+  // Waits for something to happen, at most until `deadline`, and passes output
+  // on. `also_fd` is polled too; -1: nothing.
+  Events poll_once(const std::optional<Instant>& deadline, int also_fd = -1);
+  // Until all output has been passed on, or a signal says that nobody wants it.
+  void flush();
+  // Forgets what the reader of stdout or stderr does not take.
+  void abandon_output();
+
+  // Both do nothing for a slot without a process.
+  void signal(int slot, const Order& order) const;
+  void kill_and_reap(int slot);
+  void kill_all();
+
+  // To the user, on stderr.
+  void say(const std::string& sentence);
+  void say_error(const std::string& sentence);
+  void report_last_lines(int slot);
+  // What is wrong with the launcher itself: processes that outlive SIGKILL, and
+  // output that could not be written.
+  void report_troubles();
+
+ private:
+  struct Child {
+    RankProcess process;
+    std::string name;
+    std::string log;
+    std::vector<RankStream> streams;
+    // On the heap: streams point to it while children move.
+    std::unique_ptr<LastLines> last;
+  };
+  // What the start of one child leaves in the launcher's hands.
+  struct Channels {
+    Descriptor to_close_after_start[3];
+    std::vector<RankStream> streams;
+  };
+
+  Result<Channels> open_channels(ChildSetup* setup, LastLines* last);
+  Status open_pipe(
+      int* child_fd,
+      Descriptor* child_end,
+      Sink* to,
+      const ChildSetup& setup,
+      LastLines* last,
+      std::vector<RankStream>* streams);
+  std::vector<RankEnd> reap_ended();
+  int poll_timeout_ms(const std::optional<Instant>& deadline) const;
+  bool output_pending() const { return stdout_.pending() || stderr_.pending(); }
+  Sink& error_sink() { return one_sink_ ? stdout_ : stderr_; }
+
+  const Clock& clock_;
+  const bool one_sink_;  // stdout and stderr are one file: keep their order.
+  Sink stdout_;
+  Sink stderr_;
+  Descriptor nothing_;  // /dev/null, the children's stdin.
+  SignalScope signals_;
+  std::map<int, Child> children_;  // By slot; ended ones stay for the report.
+};
+
+}  // namespace sherd::launch

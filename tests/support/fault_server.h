@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FaultServer is what runs in the process of a FaultProxy: the loop around its
+// connections and the test's commands. Thread rule: one thread.
+#pragma once
+
+#include <poll.h>
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <random>
+#include <vector>
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "support/fault_proxy.h"
+#include "support/fault_stream.h"
+
+namespace sherd::test {
+
+// One message from the test; it is answered when it is in force, kChange when
+// traffic is not `seen` any more. A later command takes the place of that.
+struct FaultCommand {
+  enum class What {
+    kSet,
+    kReset,
+    kClose,
+    kRefuse,
+    kAccept,
+    kTarget,
+    kChange,
+    kNothing,
+  };
+  What what = What::kNothing;
+  Direction direction = Direction::kToTarget;
+  Faults faults;
+  int port = 0;
+  Traffic seen;
+  std::uint64_t serial = 0;
+};
+
+struct FaultAnswer {
+  std::uint64_t serial = 0;  // The command's.
+  Traffic traffic;
+};
+
+class FaultServer {
+ public:
+  // `control` is a SOCK_SEQPACKET socket that carries commands.
+  FaultServer(
+      const FaultProxyOptions& options,
+      Descriptor listener,
+      Descriptor control);
+
+  // Until the test is gone.
+  void run();
+
+ private:
+  struct Connection {
+    Descriptor client;
+    Descriptor target;
+    bool connecting = true;
+    FaultStream streams[2];  // By direction.
+  };
+
+  void poll_once();
+  // Their events, two entries a connection.
+  void add_polled(const Connection& each, std::vector<pollfd>& polled) const;
+  Cut handle(Connection& each, const pollfd& client, const pollfd& target);
+  std::optional<Instant> deadline() const;
+  void obey();
+  void answer(std::uint64_t serial);
+  void accept();
+  // Everything that is due; connections that have ended go.
+  void pump();
+  Cut forward(Connection& each);
+  void cut(Connection& each, Cut how) const;
+  void cut_all(Cut how);
+  std::list<Connection>::iterator remove(std::list<Connection>::iterator each);
+  // Without offsets when they have struck often enough.
+  Faults faults_of(const Connection& each, int direction) const;
+  Traffic traffic() const;
+
+  SteadyClock clock_;
+  std::mt19937_64 random_;
+  int target_port_;
+  Descriptor listener_;
+  Descriptor control_;
+  Faults faults_[2];
+  std::int64_t strikes_left_[2] = {0, 0};  // Meaningful with strikes_max.
+  bool refuses_ = false;
+  std::optional<FaultCommand> waiting_;  // For a change.
+  bool over_ = false;
+  std::list<Connection> connections_;
+  Traffic closed_;  // Of connections that are gone.
+};
+
+}  // namespace sherd::test
