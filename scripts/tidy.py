@@ -50,7 +50,12 @@ PARTS = {
     "launch": Part(("base", "net", "plan"), torch=False),
     "ft/protocol": Part(("base",), torch=False),
     "ft/wire": Part(("base", "net", "ft/protocol"), torch=False),
+    "ft/agent": Part(
+        ("base", "net", "ft/protocol", "ft/wire", "ft/ring", "ft/transfer"),
+        torch=False),
     "ft/ring": Part(("base", "net", "ft/protocol"), torch=False),
+    "ft/transfer": Part(
+        ("base", "net", "ft/protocol", "ft/wire"), torch=False),
     "sim": Part(("base", "plan", "ft/protocol"), torch=False),
     "comm/shm": Part(("base", "net", "plan"), torch=False),
     "comm/shm_backend": Part(("base", "comm/shm"), torch=True),

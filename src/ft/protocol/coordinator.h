@@ -137,6 +137,7 @@ class Coordinator {
   // Why the epoch, or the planned one, cannot go on; empty: it can.
   std::string broken() const;
   std::string plan_broken() const;
+  bool plan_is_joined() const;
   bool plan_is_ready() const;
 
   // Rules, until none has anything to decide.

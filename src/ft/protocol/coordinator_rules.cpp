@@ -183,16 +183,22 @@ std::string Coordinator::plan_broken() const {
   return {};
 }
 
+bool Coordinator::plan_is_joined() const {
+  return std::all_of(
+      planned_->members.begin(), planned_->members.end(),
+      [&](const Member& member) {
+        return known_.at(member.replica).report.joined == planned_->epoch;
+      });
+}
+
 // All of them are connected, and lack what is being committed at most.
 bool Coordinator::plan_is_ready() const {
-  return planned_ && plan_broken().empty() &&
+  return planned_ && plan_broken().empty() && plan_is_joined() &&
       std::all_of(
              planned_->members.begin(), planned_->members.end(),
              [&](const Member& member) {
-               const auto& report = known_.at(member.replica).report;
-               return report.joined == planned_->epoch &&
-                   (is_member(member.replica) ||
-                    report.held == history_.canonical);
+               return is_member(member.replica) ||
+                   known_.at(member.replica).report.held == history_.canonical;
              });
 }
 
@@ -344,8 +350,7 @@ void Coordinator::salvage(
 bool Coordinator::plan(Instant now, Decisions& decisions) {
   if (planned_) {
     auto reason = plan_broken();
-    const bool late = reason.empty() && now >= plan_until_ && !plan_is_ready();
-    if (late) {
+    if (reason.empty() && now >= plan_until_ && !plan_is_joined()) {
       reason = str(text_of(planned_->epoch), " was not joined by all");
     }
     if (reason.empty()) {

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the coordinator and the ranks say, and what becomes of it; catching up is
+// in leader_fetch.cpp.
+#include "ft/agent/leader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "ft/wire/codec.h"
+
+namespace sherd::ft {
+namespace {
+
+// A coordinator that was started again is found at once.
+constexpr Duration kRedialMax = std::chrono::milliseconds(250);
+// For others that still lack the last step, when this replica's program ends.
+constexpr Duration kLinger = std::chrono::seconds(10);
+
+net::RedialOptions redial_options(const net::Security& security) {
+  net::RedialOptions options;
+  options.dial.security = security;
+  options.dial.connection.payload_bytes_max = std::size_t{64} << 20U;
+  options.back_off_max = kRedialMax;
+  return options;
+}
+
+}  // namespace
+
+std::uint64_t digest_of_parts(const std::vector<std::uint64_t>& parts) {
+  Hash64 hash;
+  for (const auto part : parts) {
+    hash.add(part);
+  }
+  return hash.value();
+}
+
+Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
+    : loop_(loop),
+      options_(std::move(options)),
+      send_(std::move(send)),
+      machine_(options_.replica),
+      progress_(ranks()),
+      random_(options_.replica.incarnation),
+      coordinator_(std::make_unique<net::Redial>(
+          loop,
+          options_.coordinator,
+          redial_options(options_.security),
+          [this] { return random_(); },
+          net::RedialHandlers{
+              .on_connected = [this] { report(); },
+              .on_frame =
+                  [this](const net::Frame& frame) { heard_order(frame); },
+              .on_lost =
+                  [](const Status& reason) {
+                    log_warning(str("[ft] ", reason.message()));
+                  }})) {
+  beat();
+}
+
+// ---- the coordinator ----
+
+void Leader::heard_order(const net::Frame& frame) {
+  if (stopped_ || frame.type != static_cast<std::uint16_t>(FrameType::kOrder)) {
+    return;
+  }
+  auto order = order_of(frame.payload);
+  if (!order.ok()) {
+    coordinator_->connection()->close(order.status());
+    return;
+  }
+  if (!run_is_known_ && order.value().fenced.empty()) {
+    run_is_known_ = true;
+    send_all(RunCommand{order.value().run});
+  }
+  carry_out(machine_.heard(order.value()));
+  leave_in_order();
+  end_in_order();
+}
+
+void Leader::report() { on(ReportTask{machine_.report()}); }
+
+void Leader::beat() {
+  report();
+  beat_ = loop_.after(kBeat, [this] { beat(); });
+}
+
+void Leader::on(const ReportTask& task) {
+  auto* connection = coordinator_ ? coordinator_->connection() : nullptr;
+  if (connection == nullptr || stopped_) {
+    return;
+  }
+  auto report = task.report;
+  report.addresses = options_.addresses;
+  report.progress = progress();
+  connection->send(
+      static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
+}
+
+// Of a replica: what the last of its ranks does.
+Progress Leader::progress() const {
+  Progress all = progress_.front();
+  for (std::size_t rank = 1; rank < ranks(); ++rank) {
+    const auto& one = progress_[rank];
+    all.serial += one.serial;
+    if (one.activity == Activity::kComputing ||
+        all.activity == Activity::kWaiting) {
+      all.activity = one.activity;
+    }
+    if (!all.waits_for) {
+      all.waits_for = one.waits_for;
+    }
+  }
+  if (all.activity != Activity::kReducing) {
+    all.waits_for.reset();
+  }
+  return all;
+}
+
+// ---- tasks ----
+
+void Leader::carry_out(const Tasks& tasks) {
+  for (const auto& task : tasks) {
+    std::visit([this](const auto& one) { on(one); }, task);
+  }
+}
+
+void Leader::send_all(const Command& command) {
+  for (std::size_t rank = 0; rank < ranks(); ++rank) {
+    send_(rank, command);
+  }
+}
+
+void Leader::on(const ComputeTask& task) {
+  send_all(ComputeCommand{
+      task.serial, task.base, task.samples,
+      static_cast<int>(machine_.order().members.size())});
+}
+
+void Leader::on(const JoinTask& task) {
+  for (std::size_t rank = 0; rank < ranks(); ++rank) {
+    JoinCommand command{{task.epoch, {}}};
+    for (const auto& member : task.members) {
+      const auto& peers = machine_.order().peers;
+      const auto peer =
+          std::find_if(peers.begin(), peers.end(), [&](const Peer& one) {
+            return one.replica == member.replica &&
+                one.incarnation == member.incarnation &&
+                one.addresses.size() == ranks();
+          });
+      if (peer == peers.end()) {
+        carry_out(machine_.peer_lost(
+            {task.epoch, member.replica,
+             str("it has not said where its ", ranks(), " ranks are")}));
+        return;
+      }
+      const auto& address = peer->addresses[rank];
+      command.epoch.members.push_back(
+          {member.replica, member.incarnation, address.host,
+           address.reduce_port});
+    }
+    send_(rank, command);
+  }
+}
+
+void Leader::on(const ReduceTask& task) {
+  ReduceCommand command{task.attempt, {}};
+  for (const auto& member : task.members) {
+    std::int64_t samples = 0;
+    for (const auto& range : member.samples) {
+      samples += range.size();
+    }
+    command.weights.push_back(static_cast<double>(samples));
+  }
+  send_all(command);
+}
+
+void Leader::on(const StopReduceTask& task) {
+  send_all(StopReduceCommand{task.epoch});
+}
+
+void Leader::on(const ApplyTask& task) {
+  busy_ = true;
+  send_all(ApplyCommand{task.commit});
+}
+
+void Leader::on(const InstallTask& task) {
+  busy_ = true;
+  send_all(InstallCommand{task.serial});
+}
+
+void Leader::on(const StopTask& task) {
+  stopped_ = true;
+  send_all(StopCommand{task.reason});
+}
+
+// What it promised to finish is finished, and nobody counts on it any more.
+void Leader::leave_in_order() {
+  const auto& order = machine_.order();
+  if (stopped_ || !machine_.report().leaving || busy_ ||
+      order.canonical != machine_.held()) {
+    return;
+  }
+  const bool member = std::any_of(
+      order.members.begin(), order.members.end(), [&](const Member& one) {
+        return one.incarnation == options_.replica.incarnation;
+      });
+  if (!member) {
+    stopped_ = true;
+    send_all(StopCommand{});
+  }
+}
+
+// The others have got what it has, or are taking too long.
+void Leader::end_in_order() {
+  const auto& peers = machine_.order().peers;
+  if (!finished_ || stopped_ ||
+      !std::all_of(peers.begin(), peers.end(), [&](const Peer& peer) {
+        return peer.held && peer.held->step >= machine_.held()->step;
+      })) {
+    return;
+  }
+  stopped_ = true;
+  send_all(StopCommand{});
+}
+
+// ---- events ----
+
+void Leader::heard(std::size_t rank, const AgentEvent& event) {
+  if (!stopped_) {
+    std::visit([&](const auto& one) { on(rank, one); }, event);
+    offer_snapshot();
+    leave_in_order();
+  }
+}
+
+void Leader::lost_rank(std::size_t rank, const std::string& reason) {
+  if (!stopped_) {
+    on(StopTask{str("rank ", rank, " of this replica was lost: ", reason)});
+  }
+}
+
+void Leader::on(std::size_t /*rank*/, const JoinedEvent& event) {
+  joined_.erase(joined_.begin(), joined_.lower_bound(machine_.order().epoch));
+  if (++joined_[event.epoch] == ranks()) {
+    carry_out(machine_.joined(event.epoch));
+  }
+}
+
+void Leader::on(std::size_t rank, const ReducedEvent& event) {
+  digests_.erase(digests_.begin(), digests_.lower_bound(event.attempt));
+  auto& digests = digests_[event.attempt];
+  digests[rank] = event.digest;
+  if (digests.size() == ranks()) {
+    std::vector<std::uint64_t> parts;
+    for (const auto& [one, digest] : digests) {
+      parts.push_back(digest);
+    }
+    carry_out(machine_.reduced(event.attempt, digest_of_parts(parts)));
+  }
+}
+
+void Leader::on(std::size_t /*rank*/, const PeerLostEvent& event) {
+  carry_out(machine_.peer_lost(event.suspicion));
+}
+
+// One write after another: the next one begins when all have done this one.
+void Leader::on(std::size_t /*rank*/, const AppliedEvent& event) {
+  if (++applied_ == ranks()) {
+    applied_ = 0;
+    busy_ = false;
+    carry_out(machine_.applied(event.state));
+  }
+}
+
+void Leader::on(std::size_t /*rank*/, const InstalledEvent& event) {
+  if (++installed_ == ranks()) {
+    installed_ = 0;
+    busy_ = false;
+    carry_out(machine_.installed(event.serial, event.state));
+  }
+}
+
+void Leader::on(std::size_t rank, const ProgressEvent& event) {
+  progress_[rank] = event.progress;
+}
+
+void Leader::on(std::size_t /*rank*/, const LeaveEvent&) {
+  carry_out(machine_.leave());
+}
+
+void Leader::on(std::size_t rank, const FinishedEvent&) {
+  if (rank != 0 || finished_) {
+    return;
+  }
+  finished_ = true;
+  linger_ = loop_.after(kLinger, [this] {
+    stopped_ = true;
+    send_all(StopCommand{});
+  });
+  end_in_order();
+}
+
+// ---- snapshots for others ----
+
+void Leader::snapshot_wanted() {
+  snapshot_wanted_ = true;
+  offer_snapshot();
+}
+
+// Between two writes: what all ranks hold then is the same state.
+void Leader::offer_snapshot() {
+  if (snapshot_wanted_ && !busy_ && machine_.held() && !stopped_) {
+    snapshot_wanted_ = false;
+    send_all(SnapshotCommand{*machine_.held()});
+  }
+}
+
+}  // namespace sherd::ft

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Leader speaks for a replica: it reports to the coordinator, runs the protocol's
+// state machine and turns its tasks into commands for all ranks, whose answers
+// count when all have given them. It lives in rank 0, beside that one's RankAgent.
+// Thread rule: its loop.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+#include "ft/agent/commands.h"
+#include "ft/protocol/replica.h"
+#include "ft/transfer/fetch.h"
+#include "net/dial.h"
+#include "net/host_address.h"
+#include "net/loop.h"
+#include "net/security.h"
+
+namespace sherd::ft {
+
+struct LeaderOptions {
+  ReplicaOptions replica;
+  net::HostAddress coordinator;
+  net::Security security{};
+  std::vector<RankAddress> addresses;  // By rank.
+};
+
+class Leader {
+ public:
+  using Send = std::function<void(std::size_t rank, const Command& command)>;
+
+  // Dials the coordinator.
+  Leader(net::Loop& loop, LeaderOptions options, Send send);
+  Leader(const Leader&) = delete;
+  Leader& operator=(const Leader&) = delete;
+
+  void heard(std::size_t rank, const AgentEvent& event);
+  // A rank is gone, and with it the replica.
+  void lost_rank(std::size_t rank, const std::string& reason);
+  // A counterpart wants to fetch what this replica holds.
+  void snapshot_wanted();
+
+ private:
+  // What a fetch tries, one donor after another.
+  struct FetchTry {
+    CatchUpTask task;
+    std::uint64_t serial = 0;
+    std::size_t tries = 0;
+    bool wants_sum = false;
+    std::vector<std::optional<FetchedEvent>> answers;  // By rank.
+  };
+
+  std::size_t ranks() const { return options_.addresses.size(); }
+  void carry_out(const Tasks& tasks);
+  void on(const ComputeTask& task);
+  void on(const JoinTask& task);
+  void on(const ReduceTask& task);
+  void on(const StopReduceTask& task);
+  void on(const ApplyTask& task);
+  void on(const CatchUpTask& task);
+  void on(const StopCatchUpTask& task);
+  void on(const InstallTask& task);
+  void on(const StopTask& task);
+  void on(const ReportTask& task);
+
+  void on(std::size_t rank, const JoinedEvent& event);
+  void on(std::size_t rank, const ReducedEvent& event);
+  void on(std::size_t rank, const PeerLostEvent& event);
+  void on(std::size_t rank, const AppliedEvent& event);
+  void on(std::size_t rank, const FetchedEvent& event);
+  void on(std::size_t rank, const InstalledEvent& event);
+  void on(std::size_t rank, const ProgressEvent& event);
+  void on(std::size_t rank, const LeaveEvent& event);
+  void on(std::size_t rank, const FinishedEvent& event);
+
+  void send_all(const Command& command);
+  void heard_order(const net::Frame& frame);
+  void report();
+  void beat();
+  Progress progress() const;
+  void leave_in_order();
+  void end_in_order();
+  void offer_snapshot();
+
+  void try_next_donor();
+  void fetch_sum_from(const Peer& donor);
+  void fetch_state_from(const Peer& donor);
+  void fetch_done(bool ok);
+
+  net::Loop& loop_;
+  const LeaderOptions options_;
+  const Send send_;
+  Replica machine_;
+  bool run_is_known_ = false;
+  bool busy_ = false;  // What is held is being written.
+  bool snapshot_wanted_ = false;
+  bool finished_ = false;  // Its program makes no more steps.
+  bool stopped_ = false;
+  // How many ranks have said so, and what.
+  std::map<Epoch, std::size_t> joined_;
+  std::map<Attempt, std::map<std::size_t, std::uint64_t>> digests_;
+  std::size_t applied_ = 0;
+  std::size_t installed_ = 0;
+  std::vector<Progress> progress_;
+  std::optional<FetchTry> try_;
+  std::uint64_t fetches_ = 0;
+  std::unique_ptr<Fetch> asking_;
+  net::Timer retry_;
+  net::Timer linger_;
+  net::Timer beat_;
+  std::mt19937_64 random_;
+  std::unique_ptr<net::Redial> coordinator_;
+};
+
+// Of the sums that the ranks of a replica have, each its part.
+std::uint64_t digest_of_parts(const std::vector<std::uint64_t>& parts);
+
+}  // namespace sherd::ft

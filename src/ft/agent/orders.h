@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Orders is the queue between the agent and the thread that trains: what that one
+// has to do, in order. Thread rule: any.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <variant>
+#include "ft/agent/commands.h"
+
+namespace sherd::ft {
+
+// Fetched from another replica: a sum, or a state as a whole.
+struct Fetched {
+  bool is_sum = false;
+  Commit commit;  // Of the sum.
+  StateId state;  // That installing it makes.
+  std::shared_ptr<const std::string> bytes;
+};
+
+struct InstallOrder {
+  std::uint64_t serial = 0;
+  Fetched fetched;
+};
+
+using TrainingOrder = std::variant<
+    ComputeCommand,
+    ApplyCommand,
+    SnapshotCommand,
+    InstallOrder,
+    StopCommand>;
+
+class Orders {
+ public:
+  void push(TrainingOrder order) {
+    const std::lock_guard lock(mutex_);
+    orders_.push_back(std::move(order));
+    came_.notify_one();
+  }
+
+  // The first, which stays. Waits without a deadline: somebody else's death ends
+  // it with an order, and the coordinator notices who hangs.
+  TrainingOrder front() {
+    std::unique_lock lock(mutex_);
+    came_.wait(lock, [this] { return !orders_.empty(); });
+    return orders_.front();
+  }
+
+  void pop() {
+    const std::lock_guard lock(mutex_);
+    orders_.pop_front();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable came_;
+  std::deque<TrainingOrder> orders_;
+};
+
+}  // namespace sherd::ft

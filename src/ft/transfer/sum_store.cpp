@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/transfer/sum_store.h"
+
+#include <algorithm>
+#include <utility>
+#include "base/check.h"
+
+namespace sherd::ft::transfer {
+
+SumStore::SumStore(const Limits& limits) : limits_(limits) {
+  SHERD_ASSERT(limits.kept <= limits.kept_max);
+}
+
+void SumStore::keep(
+    const Commit& commit, std::shared_ptr<const std::string> bytes) {
+  SHERD_ASSERT(bytes != nullptr);
+  while (!sums_.empty() && sums_.back().commit.base.step >= commit.base.step) {
+    sums_.pop_back();
+  }
+  sums_.push_back({commit, std::move(bytes)});
+}
+
+void SumStore::hold(std::int64_t step, Instant until) {
+  Instant& its = held_[step];
+  its = std::max(its, until);
+}
+
+void SumStore::trim(Instant now, std::optional<std::int64_t> step_in_use) {
+  std::erase_if(held_, [&](const auto& one) { return one.second <= now; });
+  std::optional<std::int64_t> from = step_in_use;
+  if (!held_.empty()) {
+    const std::int64_t held = held_.begin()->first;
+    from = std::min(from.value_or(held), held);
+  }
+  const auto is_needed = [&](const KeptSum& sum) {
+    return from.has_value() && sum.commit.base.step >= *from;
+  };
+  while (sums_.size() > limits_.kept_max ||
+         (sums_.size() > limits_.kept && !is_needed(sums_.front()))) {
+    sums_.pop_front();
+  }
+}
+
+const KeptSum* SumStore::find(const StateId& base) const {
+  const auto at = std::find_if(
+      sums_.begin(), sums_.end(),
+      [&](const KeptSum& sum) { return sum.commit.base == base; });
+  return at == sums_.end() ? nullptr : &*at;
+}
+
+std::string SumStore::text() const {
+  if (sums_.empty()) {
+    return "no sums";
+  }
+  return str(
+      "the sums that made steps ", sums_.front().commit.result.step, " to ",
+      sums_.back().commit.result.step);
+}
+
+}  // namespace sherd::ft::transfer

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SumStore decides which sums a rank keeps for replicas that catch up: a few
+// always, and more while somebody has yet to come so far. Thread rule: a value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include "base/clock.h"
+#include "ft/protocol/messages.h"
+
+namespace sherd::ft::transfer {
+
+struct KeptSum {
+  Commit commit;
+  std::shared_ptr<const std::string> bytes;
+};
+
+class SumStore {
+ public:
+  struct Limits {
+    std::size_t kept = 0;
+    std::size_t kept_max = 0;
+  };
+  // REQUIRES: kept <= kept_max.
+  explicit SumStore(const Limits& limits);
+
+  // Behind those that are there. What was kept of its base or later states is
+  // dropped: it was rolled back.
+  void keep(const Commit& commit, std::shared_ptr<const std::string> bytes);
+  // Somebody who has come to `step` needs what follows, until then.
+  void hold(std::int64_t step, Instant until);
+  // Drops what nobody needs; `step_in_use`: somebody has come so far, now.
+  void trim(Instant now, std::optional<std::int64_t> step_in_use);
+
+  // Null: there is none. The next keep() or trim() may end it.
+  const KeptSum* find(const StateId& base) const;
+  // "the sums that made steps 5 to 8".
+  std::string text() const;
+  std::size_t size() const { return sums_.size(); }
+
+ private:
+  const Limits limits_;
+  std::deque<KeptSum> sums_;              // Ascending.
+  std::map<std::int64_t, Instant> held_;  // By step.
+};
+
+}  // namespace sherd::ft::transfer

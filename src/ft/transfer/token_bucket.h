@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TokenBucket limits bytes per second: who has sent more than its time allows
+// waits. What was not sent in the past counts for a tenth of a second at most.
+// Thread rule: a value.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include "base/clock.h"
+
+namespace sherd::ft::transfer {
+
+class TokenBucket {
+ public:
+  // 0: no limit.
+  explicit TokenBucket(std::uint64_t bytes_per_s_max)
+      : rate_(static_cast<double>(bytes_per_s_max)) {}
+
+  // How long from now until something may be sent; 0: now, however much it is.
+  Duration wait(Instant now) const {
+    return std::max(free_at_ - now, Duration(0));
+  }
+  // They were sent. REQUIRES: `now` does not go back.
+  void take(std::uint64_t bytes, Instant now) {
+    if (rate_ == 0) {
+      return;
+    }
+    const double nanoseconds = static_cast<double>(bytes) / rate_ * 1e9;
+    free_at_ = std::max(free_at_, now - kSaved) +
+        Duration(static_cast<std::int64_t>(std::ceil(nanoseconds)));
+  }
+
+ private:
+  static constexpr Duration kSaved = std::chrono::milliseconds(100);
+
+  double rate_;
+  Instant free_at_{0};  // When all that was sent has had its time.
+};
+
+}  // namespace sherd::ft::transfer

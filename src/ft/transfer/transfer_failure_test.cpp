@@ -1,0 +1,507 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <array>
+#include <csignal>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "ft/transfer/digest.h"
+#include "ft/transfer/fetch.h"
+#include "ft/transfer/transfer_messages.h"
+#include "ft/transfer/transfer_server.h"
+#include "ft/transfer/transfer_testing.h"
+#include "support/fault_proxy.h"
+
+namespace sherd::ft {
+
+using namespace transfer;  // NOLINT(google-build-using-namespace): under test.
+
+namespace {
+
+using namespace std::chrono_literals;
+using net::testing::run_for;
+using net::testing::run_until;
+using net::testing::Stranger;
+using ::testing::AllOf;
+using testing::commit_of;
+using ::testing::HasSubstr;
+using testing::Heard;
+using testing::kRun;
+using testing::random_bytes;
+using testing::state_of;
+
+constexpr std::size_t kMebi = std::size_t{1} << 20U;
+const FetchOptions kOptions{.run = kRun};
+
+// A process that runs `body`, whose first word is a port, until it is killed.
+class Child {
+ public:
+  explicit Child(
+      const std::function<void(const std::function<void(std::uint16_t)>&)>&
+          body) {
+    std::array<int, 2> pipe{};
+    SHERD_CHECK(::pipe(pipe.data()) == 0, "no pipe");
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      body([&](std::uint16_t port) {
+        SHERD_CHECK(
+            ::write(pipe[1], &port, sizeof port) == sizeof port, "no parent");
+      });
+      ::_exit(0);
+    }
+    ::close(pipe[1]);
+    const ssize_t count = ::read(pipe[0], &port_, sizeof port_);
+    ::close(pipe[0]);
+    SHERD_CHECK(count == sizeof port_, "the child said no port");
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() {
+    signal(SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  void signal(int number) const { ::kill(pid_, number); }
+  net::HostAddress address() const { return {"127.0.0.1", port_}; }
+
+ private:
+  pid_t pid_ = -1;
+  std::uint16_t port_ = 0;
+};
+
+// Of four megabytes, one of which it sends in a second.
+void be_a_slow_donor(const std::function<void(std::uint16_t)>& tell_port) {
+  net::Loop loop;
+  TransferServer server(loop, {.bytes_per_s_max = kMebi}, [] {});
+  server.set_run(kRun);
+  server.offer(state_of(1), random_bytes(4 * kMebi, 1));
+  tell_port(server.port());
+  run_for(loop, 60s);
+}
+
+TEST(KilledDonor, IsNoticedAtOnce) {
+  const Child donor(be_a_slow_donor);
+  net::Loop loop;
+  Heard<std::string> heard;
+  const auto fetch = fetch_snapshot(
+      loop, donor.address(), kOptions, state_of(1), heard.done());
+  run_for(loop, 500ms);  // Into the midst of it.
+  EXPECT_FALSE(heard.any()) << heard.failure();
+  donor.signal(SIGKILL);
+  const Instant killed = loop.now();
+  ASSERT_TRUE(heard.comes(loop));
+  EXPECT_LT(loop.now() - killed, 1s);
+  EXPECT_EQ(heard.code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(
+      heard.failure(),
+      AllOf(
+          HasSubstr("the state of step 1"), HasSubstr(donor.address().text())));
+}
+
+TEST(StoppedDonor, IsGivenUpInTime) {
+  const Child donor(be_a_slow_donor);
+  net::Loop loop;
+  FetchOptions options = kOptions;
+  options.timeout_without_progress = 700ms;
+  Heard<std::string> heard;
+  const auto fetch =
+      fetch_snapshot(loop, donor.address(), options, state_of(1), heard.done());
+  run_for(loop, 300ms);
+  donor.signal(SIGSTOP);
+  const Instant stopped = loop.now();
+  ASSERT_TRUE(heard.comes(loop));
+  EXPECT_LT(loop.now() - stopped, 3s);
+  EXPECT_EQ(heard.code(), ErrorCode::kDeadlineExceeded);
+  EXPECT_THAT(heard.failure(), HasSubstr("found silence"));
+}
+
+TEST(StoppedDonor, ThatNeverGreetsIsGivenUpInTime) {
+  net::Loop loop;
+  const net::testing::SilentHost host;
+  FetchOptions options = kOptions;
+  options.timeout_without_progress = 200ms;
+  Heard<StateId> heard;
+  const auto fetch = ask_snapshot(loop, host.address(), options, heard.done());
+  ASSERT_TRUE(heard.comes(loop, 5s));
+  EXPECT_EQ(heard.code(), ErrorCode::kDeadlineExceeded);
+}
+
+TEST(KilledFetch, FreesTheSnapshot) {
+  net::Loop loop;
+  TransferServer server(loop, {.kept = 100ms, .bytes_per_s_max = kMebi}, [] {});
+  server.set_run(kRun);
+  auto bytes = random_bytes(4 * kMebi, 1);
+  const std::weak_ptr<const std::string> still = bytes;
+  server.offer(state_of(1), std::move(bytes));
+  const Child fetcher([&](const auto& tell_port) {
+    const net::HostAddress donor{"127.0.0.1", server.port()};
+    tell_port(donor.port);
+    net::Loop own;
+    const auto fetch =
+        fetch_snapshot(own, donor, kOptions, state_of(1), [](const auto&) {});
+    run_for(own, 60s);
+  });
+  ASSERT_TRUE(run_until(loop, [&] { return server.bytes_sent() > 0; }));
+  run_for(loop, 500ms);
+  EXPECT_FALSE(still.expired());
+  fetcher.signal(SIGKILL);
+  EXPECT_TRUE(run_until(loop, [&] { return still.expired(); }, 3s));
+  EXPECT_FALSE(server.busy());
+}
+
+TEST(NoDonor, IsToldAndNothingIsThrown) {
+  net::Loop loop;
+  std::uint16_t port = 0;
+  {
+    const TransferServer gone(loop, {}, [] {});
+    port = gone.port();
+  }
+  Heard<StateId> heard;
+  const auto fetch =
+      ask_snapshot(loop, {"127.0.0.1", port}, kOptions, heard.done());
+  ASSERT_TRUE(heard.comes(loop));
+  EXPECT_EQ(heard.code(), ErrorCode::kUnavailable);
+  // What another process says is its address may not be allowed.
+  Heard<StateId> refused;
+  const auto other =
+      ask_snapshot(loop, {"192.0.2.1", port}, kOptions, refused.done());
+  EXPECT_FALSE(refused.any());
+  ASSERT_TRUE(refused.comes(loop));
+  EXPECT_THAT(refused.failure(), HasSubstr("192.0.2.1"));
+}
+
+TEST(FlippedBit, IsNeverDelivered) {
+  const std::uint64_t seed = std::random_device()();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  net::Loop loop;
+  TransferServer server(loop, {}, [] {});
+  server.set_run(kRun);
+  server.offer(state_of(1), random_bytes(3 * kMebi, seed));
+  test::FaultProxy proxy({.target_port = server.port(), .seed = seed});
+  const net::HostAddress address{
+      "127.0.0.1", static_cast<std::uint16_t>(proxy.port())};
+  for (int i = 0; i < 12; ++i) {
+    // The first of the donor's bytes, and any.
+    const auto offset =
+        static_cast<std::int64_t>(random() % (i % 3 == 0 ? 200 : 3 * kMebi));
+    SCOPED_TRACE(offset);
+    proxy.set(test::Direction::kToClient, {.flip_bit_at = offset});
+    Heard<std::string> heard;
+    const auto fetch =
+        fetch_snapshot(loop, address, kOptions, state_of(1), heard.done());
+    ASSERT_TRUE(heard.comes(loop));
+    EXPECT_NE(heard.failure(), "");
+    EXPECT_THAT(heard.failure(), HasSubstr(address.text()));
+  }
+  proxy.heal();
+  Heard<std::string> heard;
+  const auto fetch =
+      fetch_snapshot(loop, address, kOptions, state_of(1), heard.done());
+  ASSERT_TRUE(heard.comes(loop));
+  EXPECT_TRUE(heard.value() == *random_bytes(3 * kMebi, seed));
+}
+
+// A donor that does as it is told, in chunks of four bytes.
+class FakeDonor {
+ public:
+  explicit FakeDonor(net::Loop& loop) : loop_(loop), server_(loop) {
+    fetch_ = fetch_snapshot(
+        loop, server_.listener->address(), kOptions, state_of(1), heard.done());
+    EXPECT_TRUE(comes(FrameType::kRequest));
+  }
+  // That frame is the next one to come.
+  [[nodiscard]] bool comes(FrameType type) {
+    return run_until(
+               loop_, [&] { return has(at_); }, 5s) &&
+        frame(at_++).type == static_cast<std::uint16_t>(type);
+  }
+  // The place of the next frame, which is to be a wish for a chunk.
+  std::uint64_t wish() {
+    EXPECT_TRUE(comes(FrameType::kWantChunk));
+    return want_chunk_of(frame(at_ - 1).payload).value().place;
+  }
+  void say(FrameType type, const std::string& payload) {
+    server_.ends.at(0)->connection->send(
+        static_cast<std::uint16_t>(type), payload);
+  }
+  void announce(std::uint64_t bytes) {
+    say(FrameType::kAnswer,
+        bytes_of(Answer{
+            .kind = Kind::kFetchSnapshot,
+            .state = state_of(1),
+            .bytes = bytes,
+            .chunk_bytes = 4}));
+  }
+  void give(std::uint64_t place, std::string_view bytes) {
+    say(FrameType::kChunk, bytes_of(Chunk{place, digest_of(bytes), bytes}));
+  }
+  void damage(std::uint64_t place, std::string_view bytes) {
+    say(FrameType::kChunk, bytes_of(Chunk{place, 1, bytes}));
+  }
+  void end(std::string_view bytes) {
+    say(FrameType::kWhole, bytes_of(Whole{digest_of(bytes)}));
+  }
+  std::string failure() {
+    EXPECT_TRUE(heard.comes(loop_));
+    EXPECT_EQ(heard.code(), ErrorCode::kPeerMismatch);
+    return heard.failure();
+  }
+
+  Heard<std::string> heard;
+
+ private:
+  bool has(std::size_t at) const {
+    return !server_.ends.empty() && server_.ends[0]->frames.size() > at;
+  }
+  const net::Frame& frame(std::size_t at) const {
+    return server_.ends[0]->frames[at];
+  }
+
+  net::Loop& loop_;
+  net::testing::Server server_;
+  std::size_t at_ = 0;
+  std::unique_ptr<Fetch> fetch_;
+};
+
+TEST(DamagedChunk, IsAskedForAgainWithThoseBehindIt) {
+  net::Loop loop;
+  FakeDonor donor(loop);
+  donor.announce(26);
+  for (const std::uint64_t place : {0U, 4U, 8U, 12U}) {
+    EXPECT_EQ(donor.wish(), place);
+  }
+  donor.give(0, "abcd");
+  EXPECT_EQ(donor.wish(), 16U);
+  donor.damage(4, "efgh");
+  EXPECT_EQ(donor.wish(), 4U);
+  donor.give(8, "----");  // Was under way, and is not looked at.
+  donor.damage(12, "----");
+  donor.give(16, "----");
+  for (const std::uint64_t place : {8U, 12U, 16U}) {
+    EXPECT_EQ(donor.wish(), place);
+  }
+  donor.give(4, "efgh");
+  donor.give(8, "ijkl");
+  EXPECT_EQ(donor.wish(), 20U);
+  EXPECT_EQ(donor.wish(), 24U);
+  donor.give(12, "mnop");
+  donor.give(16, "qrst");
+  donor.give(20, "uvwx");
+  donor.give(24, "yz");
+  EXPECT_TRUE(donor.comes(FrameType::kWantWhole));
+  EXPECT_FALSE(donor.heard.any());
+  donor.end("abcdefghijklmnopqrstuvwxyz");
+  ASSERT_TRUE(donor.heard.comes(loop));
+  EXPECT_EQ(donor.heard.value(), "abcdefghijklmnopqrstuvwxyz");
+}
+
+TEST(DamagedChunk, ThatIsDamagedTwiceEndsTheFetch) {
+  net::Loop loop;
+  FakeDonor donor(loop);
+  donor.announce(4);
+  EXPECT_EQ(donor.wish(), 0U);
+  donor.damage(0, "abcd");
+  EXPECT_EQ(donor.wish(), 0U);
+  donor.damage(0, "abcd");
+  EXPECT_THAT(
+      donor.failure(),
+      AllOf(HasSubstr("127.0.0.1:"), HasSubstr("a damaged one at 0, twice")));
+}
+
+TEST(DamagedChunk, IsFoundInTheWholeTooAndNothingIsDelivered) {
+  net::Loop loop;
+  FakeDonor donor(loop);
+  donor.announce(4);
+  donor.give(0, "abcd");  // Before it is asked for: refused.
+  EXPECT_THAT(donor.failure(), HasSubstr("expected"));
+  FakeDonor other(loop);
+  other.announce(4);
+  EXPECT_EQ(other.wish(), 0U);
+  other.give(0, "abcd");
+  EXPECT_TRUE(other.comes(FrameType::kWantWhole));
+  other.end("abce");
+  EXPECT_THAT(other.failure(), HasSubstr("expected 4 bytes of digest"));
+}
+
+TEST(StrangeDonor, IsGivenUpWithAReason) {
+  const std::vector<std::function<void(FakeDonor&)>> acts = {
+      [](FakeDonor& donor) { donor.give(4, "abcd"); },
+      [](FakeDonor& donor) { donor.give(0, "abc"); },
+      [](FakeDonor& donor) { donor.give(0, "abcde"); },
+      [](FakeDonor& donor) { donor.end(""); },
+      [](FakeDonor& donor) { donor.announce(8); },
+      [](FakeDonor& donor) { donor.say(FrameType::kWaiting, ""); },
+      [](FakeDonor& donor) { donor.say(FrameType::kChunk, "short"); },
+      [](FakeDonor& donor) { donor.say(static_cast<FrameType>(99), ""); },
+  };
+  net::Loop loop;
+  for (std::size_t i = 0; i < acts.size(); ++i) {
+    SCOPED_TRACE(i);
+    FakeDonor donor(loop);
+    donor.announce(8);
+    EXPECT_EQ(donor.wish(), 0U);
+    acts[i](donor);
+    EXPECT_THAT(donor.failure(), HasSubstr("expected"));
+  }
+}
+
+TEST(StrangeDonor, ThatAnswersSomethingElseIsGivenUp) {
+  net::Loop loop;
+  for (const auto& answer :
+       {Answer{.kind = Kind::kAskSnapshot, .state = state_of(1)},
+        Answer{.kind = Kind::kFetchSum, .commit = commit_of(2)},
+        Answer{.kind = Kind::kFetchSnapshot, .state = state_of(2)},
+        Answer{.kind = Kind::kFetchSnapshot, .state = state_of(1, 2)}}) {
+    FakeDonor donor(loop);
+    donor.say(FrameType::kAnswer, bytes_of(answer));
+    EXPECT_THAT(donor.failure(), HasSubstr("found another one"));
+  }
+  FakeDonor donor(loop);
+  donor.announce(std::uint64_t{1} << 60U);
+  EXPECT_THAT(donor.failure(), HasSubstr("expected at most"));
+}
+
+// Who fetches, frame by frame.
+struct Visitor {
+  explicit Visitor(net::Loop& its_loop)
+      : loop(its_loop), server(its_loop, {}, [] {}) {
+    server.set_run(kRun);
+    server.offer(state_of(1), random_bytes(64 * kMebi, 1));
+  }
+  void connect() {
+    EXPECT_EQ(net::testing::dial(loop, {"127.0.0.1", server.port()}, end), "");
+  }
+  void say(FrameType type, const std::string& payload) {
+    end.connection->send(static_cast<std::uint16_t>(type), payload);
+  }
+  void want(std::uint64_t place) {
+    say(FrameType::kWantChunk, bytes_of(WantChunk{place}));
+  }
+  // The reason, at the connection's end.
+  std::string refusal() {
+    EXPECT_TRUE(run_until(loop, [&] { return end.is_closed(); }));
+    if (end.frames.empty()) {
+      return "";
+    }
+    const auto refusal = refusal_of(end.frames.back().payload);
+    return refusal.ok() ? refusal.value().reason : "";
+  }
+  net::Loop& loop;
+  TransferServer server;
+  net::testing::End end;
+};
+
+const Request kFetchIt{Kind::kFetchSnapshot, kRun, 0, state_of(1), 1000};
+
+TEST(StrangeVisitor, IsRefusedWithAReason) {
+  struct Case {
+    std::function<void(Visitor&)> act;
+    std::string reason;
+  };
+  const std::vector<Case> cases = {
+      {[](Visitor& it) { it.want(0); }, "expected a request first"},
+      {[](Visitor& it) { it.say(static_cast<FrameType>(99), "what"); },
+       "found a frame of type 99"},
+      {[](Visitor& it) { it.say(FrameType::kRequest, "what"); }, "expected"},
+      {[](Visitor& it) {
+         std::string bytes = bytes_of(kFetchIt);
+         bytes[0] = 2;
+         it.say(FrameType::kRequest, bytes);
+       },
+       "expected version 1, found 2"},
+      {[](Visitor& it) {
+         it.say(FrameType::kRequest, bytes_of(kFetchIt));
+         it.say(FrameType::kRequest, bytes_of(kFetchIt));
+       },
+       "expected wishes for chunks after an answer"},
+      {[](Visitor& it) {
+         it.say(FrameType::kRequest, bytes_of(kFetchIt));
+         it.want(1);
+       },
+       "expected the place of a chunk"},
+      {[](Visitor& it) {
+         it.say(FrameType::kRequest, bytes_of(kFetchIt));
+         it.want(64 * kMebi);
+       },
+       "expected the place of a chunk"},
+      {[](Visitor& it) {
+         it.say(FrameType::kRequest, bytes_of(kFetchIt));
+         it.say(FrameType::kWantWhole, "");
+       },
+       "to be fetched before their digest"},
+  };
+  net::Loop loop;
+  for (const auto& one : cases) {
+    SCOPED_TRACE(one.reason);
+    Visitor visitor(loop);
+    visitor.connect();
+    one.act(visitor);
+    EXPECT_THAT(visitor.refusal(), HasSubstr(one.reason));
+    EXPECT_TRUE(run_until(loop, [&] { return !visitor.server.busy(); }));
+  }
+}
+
+TEST(StrangeVisitor, WhoSpeaksNoFramesDisturbsNobody) {
+  net::Loop loop;
+  Visitor visitor(loop);
+  const std::uint64_t seed = std::random_device()();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  for (std::uint64_t i = 0; i < 20; ++i) {
+    const Stranger stranger(visitor.server.port());
+    stranger.send(
+        (i % 2 == 0 ? "" : net::testing::greeting()) +
+        *random_bytes(300, seed + i));
+    std::string heard;
+    EXPECT_TRUE(run_until(loop, [&] { return stranger.ended(heard); }));
+  }
+  visitor.connect();
+  visitor.say(FrameType::kRequest, bytes_of(kFetchIt));
+  EXPECT_TRUE(run_until(loop, [&] { return !visitor.end.frames.empty(); }));
+  EXPECT_TRUE(visitor.server.busy());
+}
+
+TEST(StrangeVisitor, WhoDoesNotReadFillsNoMemory) {
+  net::Loop loop;
+  Visitor visitor(loop);
+  const Stranger stranger(visitor.server.port());
+  stranger.send(net::testing::greeting());
+  stranger.send(net::frame_bytes(
+      {.type = static_cast<std::uint16_t>(FrameType::kRequest),
+       .payload = bytes_of(kFetchIt)}));
+  std::uint64_t place = 0;
+  for (int i = 0; i < 60; ++i) {
+    stranger.send(net::frame_bytes(
+        {.type = static_cast<std::uint16_t>(FrameType::kWantChunk),
+         .payload = bytes_of(WantChunk{place})}));
+    place += kMebi;
+    run_for(loop, 2ms);
+  }
+  EXPECT_GT(visitor.server.bytes_sent(), kMebi);
+  // Sockets take a few megabytes; three chunks wait at most.
+  EXPECT_LT(visitor.server.bytes_sent(), 24 * kMebi);
+}
+
+TEST(StrangeVisitor, TooManyAreTurnedAway) {
+  net::Loop loop;
+  Visitor visitor(loop);
+  std::vector<Heard<std::string>> heard(70);
+  std::vector<std::unique_ptr<Fetch>> fetches;
+  for (auto& one : heard) {  // That wait.
+    fetches.push_back(fetch_snapshot(
+        loop, {"127.0.0.1", visitor.server.port()}, kOptions, state_of(2),
+        one.done()));
+  }
+  const auto count = [&] {
+    return std::count_if(heard.begin(), heard.end(), [](const auto& one) {
+      return one.code() == ErrorCode::kUnavailable;
+    });
+  };
+  EXPECT_TRUE(run_until(loop, [&] { return count() == 6; }));
+  run_for(loop, 50ms);
+  EXPECT_EQ(count(), 6);
+}
+
+}  // namespace
+}  // namespace sherd::ft

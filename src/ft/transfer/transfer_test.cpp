@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "ft/transfer/fetch.h"
+#include "ft/transfer/transfer_messages.h"
+#include "ft/transfer/transfer_server.h"
+#include "ft/transfer/transfer_testing.h"
+
+namespace sherd::ft {
+namespace {
+
+using namespace std::chrono_literals;
+using net::testing::run_for;
+using net::testing::run_until;
+using ::testing::AllOf;
+using testing::commit_of;
+using ::testing::HasSubstr;
+using testing::Heard;
+using testing::kRun;
+using testing::random_bytes;
+using testing::state_of;
+
+constexpr std::size_t kMebi = std::size_t{1} << 20U;
+
+// A server, and who fetches from it, in one loop.
+struct Donor {
+  explicit Donor(TransferServerOptions its = {})
+      : server(loop, with_rank(std::move(its)), [this] {
+          ++wanted;
+          if (on_wanted) {
+            on_wanted();
+          }
+        }) {
+    server.set_run(kRun);
+  }
+  static TransferServerOptions with_rank(TransferServerOptions its) {
+    its.shard_rank = 1;
+    return its;
+  }
+  net::HostAddress address() const { return {"127.0.0.1", server.port()}; }
+
+  Heard<std::string> fetch(const StateId& state) {
+    Heard<std::string> heard;
+    const auto fetch =
+        fetch_snapshot(loop, address(), options, state, heard.done());
+    EXPECT_TRUE(heard.comes(loop));
+    return heard;
+  }
+  Heard<FetchedSum> sum_after(const StateId& base) {
+    Heard<FetchedSum> heard;
+    const auto fetch = fetch_sum(loop, address(), options, base, heard.done());
+    EXPECT_TRUE(heard.comes(loop));
+    return heard;
+  }
+  Heard<StateId> ask() {
+    Heard<StateId> heard;
+    const auto fetch = ask_snapshot(loop, address(), options, heard.done());
+    EXPECT_TRUE(heard.comes(loop));
+    return heard;
+  }
+  void keep(std::int64_t first, std::int64_t last) {
+    for (auto step = first; step <= last; ++step) {
+      server.keep(
+          commit_of(step),
+          random_bytes(1000, static_cast<std::uint64_t>(step)));
+    }
+  }
+
+  net::Loop loop;
+  int wanted = 0;
+  std::function<void()> on_wanted;
+  TransferServer server;
+  FetchOptions options{.run = kRun, .shard_rank = 1};
+};
+
+TEST(FetchSnapshot, BringsTheBytesWhateverTheirNumber) {
+  Donor donor;
+  std::int64_t step = 0;
+  std::uint64_t sent = 0;
+  for (const std::size_t count :
+       {std::size_t{0}, std::size_t{1}, kMebi - 1, kMebi, kMebi + 1, 4 * kMebi,
+        21 * kMebi + 12345}) {
+    SCOPED_TRACE(count);
+    const auto bytes = random_bytes(count, count);
+    donor.server.offer(state_of(++step), bytes);
+    const auto heard = donor.fetch(state_of(step));
+    ASSERT_EQ(heard.failure(), "");
+    EXPECT_TRUE(heard.value() == *bytes);
+    sent += count;
+    EXPECT_EQ(donor.server.bytes_sent(), sent);
+  }
+  EXPECT_EQ(donor.wanted, 0);
+}
+
+TEST(FetchSnapshot, BringsTheSameToSeveralAtATime) {
+  Donor donor;
+  const auto bytes = random_bytes(5 * kMebi + 1, 1);
+  donor.server.offer(state_of(3), bytes);
+  std::vector<Heard<std::string>> heard(5);
+  std::vector<std::unique_ptr<Fetch>> fetches;
+  for (auto& one : heard) {
+    fetches.push_back(fetch_snapshot(
+        donor.loop, donor.address(), donor.options, state_of(3), one.done()));
+  }
+  for (auto& one : heard) {
+    ASSERT_TRUE(one.comes(donor.loop));
+    EXPECT_TRUE(one.value() == *bytes);
+  }
+  EXPECT_EQ(donor.server.bytes_sent(), 5 * bytes->size());
+}
+
+TEST(FetchSnapshot, IsEncryptedWhereThereIsASecret) {
+  const auto secret = net::shared_secret("sixteen bytes at least");
+  Donor donor({.security = secret});
+  donor.server.offer(state_of(3), random_bytes(3 * kMebi, 1));
+  EXPECT_NE(donor.fetch(state_of(3)).failure(), "");
+  donor.options.security = net::shared_secret("another one of some bytes");
+  EXPECT_NE(donor.fetch(state_of(3)).failure(), "");
+  donor.options.security = secret;
+  EXPECT_TRUE(donor.fetch(state_of(3)).value() == *random_bytes(3 * kMebi, 1));
+}
+
+TEST(FetchSnapshot, WaitsForAnOfferLongerThanForADonorThatIsSilent) {
+  Donor donor;
+  donor.options.timeout_without_progress = 400ms;
+  Heard<std::string> heard;
+  const auto fetch = fetch_snapshot(
+      donor.loop, donor.address(), donor.options, state_of(5), heard.done());
+  run_for(donor.loop, 300ms);
+  EXPECT_TRUE(donor.server.busy());
+  donor.server.offer(state_of(4), random_bytes(10, 4));  // To be waited on.
+  run_for(donor.loop, 700ms);
+  EXPECT_FALSE(heard.any()) << heard.failure();
+  donor.server.offer(state_of(5), random_bytes(10, 5));
+  ASSERT_TRUE(heard.comes(donor.loop));
+  EXPECT_EQ(heard.value(), *random_bytes(10, 5));
+  EXPECT_EQ(donor.wanted, 0);
+}
+
+TEST(FetchSnapshot, FailsNamingWhatIsThereWhenItIsNotOfferedInTime) {
+  Donor donor;
+  donor.options.snapshot_timeout = 300ms;
+  donor.server.offer(state_of(4), random_bytes(10, 4));
+  const auto heard = donor.fetch(state_of(5));
+  EXPECT_EQ(heard.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(
+      heard.failure(),
+      AllOf(
+          HasSubstr(donor.address().text()), HasSubstr("expected step 5"),
+          HasSubstr("found a snapshot of step 4")));
+}
+
+TEST(FetchSnapshot, GoesOnWithTheOldBytesWhenANewerIsOffered) {
+  Donor donor;
+  auto old = random_bytes(16 * kMebi, 1);
+  donor.server.offer(state_of(1), old);
+  Heard<std::string> heard;
+  const auto fetch = fetch_snapshot(
+      donor.loop, donor.address(), donor.options, state_of(1), heard.done());
+  ASSERT_TRUE(
+      run_until(donor.loop, [&] { return donor.server.bytes_sent() > 0; }));
+  ASSERT_LT(donor.server.bytes_sent(), old->size());
+  donor.server.offer(state_of(2), random_bytes(10, 2));
+  const auto late = donor.fetch(state_of(1));
+  EXPECT_EQ(late.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(late.failure(), HasSubstr("found a snapshot of step 2"));
+  ASSERT_TRUE(heard.comes(donor.loop));
+  EXPECT_TRUE(heard.value() == *old);
+  const std::weak_ptr<const std::string> still = old;
+  old.reset();
+  EXPECT_TRUE(run_until(donor.loop, [&] { return still.expired(); }));
+}
+
+TEST(FetchSnapshot, OfAnotherLineageIsRefused) {
+  Donor donor;
+  donor.server.offer(state_of(4, 1), random_bytes(10, 4));
+  EXPECT_EQ(donor.fetch(state_of(4, 2)).code(), ErrorCode::kFailedPrecondition);
+}
+
+TEST(Snapshot, IsKeptForAWhileAndWhileSomebodyFetchesIt) {
+  Donor donor({.kept = 300ms, .bytes_per_s_max = kMebi});
+  auto bytes = random_bytes(kMebi, 1);
+  const std::weak_ptr<const std::string> still = bytes;
+  const std::string copy = *bytes;
+  donor.server.offer(state_of(1), std::move(bytes));
+  EXPECT_TRUE(donor.fetch(state_of(1)).value() == copy);  // Nearly a second.
+  EXPECT_EQ(donor.fetch(state_of(1)).failure(), "");
+  EXPECT_TRUE(run_until(donor.loop, [&] { return still.expired(); }, 5s));
+  EXPECT_FALSE(donor.server.busy());
+}
+
+TEST(AskSnapshot, IsAnsweredByTheNextOfferAndCallsOnce) {
+  Donor donor;
+  std::vector<Heard<StateId>> heard(3);
+  std::vector<std::unique_ptr<Fetch>> fetches;
+  for (auto& one : heard) {
+    fetches.push_back(
+        ask_snapshot(donor.loop, donor.address(), donor.options, one.done()));
+  }
+  ASSERT_TRUE(run_until(donor.loop, [&] { return donor.wanted > 0; }));
+  run_for(donor.loop, 50ms);
+  EXPECT_EQ(donor.wanted, 1);
+  donor.server.offer(state_of(8), random_bytes(10, 1));
+  for (auto& one : heard) {
+    ASSERT_TRUE(one.comes(donor.loop));
+    EXPECT_EQ(one.value(), state_of(8));
+  }
+}
+
+TEST(AskSnapshot, MayBeAnsweredInsideTheCall) {
+  Donor donor;
+  donor.on_wanted = [&] {
+    donor.server.offer(state_of(8), random_bytes(10, 1));
+  };
+  EXPECT_EQ(donor.ask().value(), state_of(8));
+  EXPECT_EQ(donor.fetch(state_of(8)).failure(), "");
+}
+
+TEST(AskSnapshot, TakesOneOfThisMomentAndNoOlderOne) {
+  Donor donor({.fresh = 200ms});
+  donor.on_wanted = [&] {
+    donor.server.offer(state_of(10 + donor.wanted), random_bytes(10, 1));
+  };
+  EXPECT_EQ(donor.ask().value(), state_of(11));
+  EXPECT_EQ(donor.ask().value(), state_of(11));
+  EXPECT_EQ(donor.wanted, 1);
+  run_for(donor.loop, 250ms);
+  EXPECT_EQ(donor.ask().value(), state_of(12));
+}
+
+TEST(AskSnapshot, FailsWhenNothingIsOfferedAndCallsAgainForTheNext) {
+  Donor donor;
+  donor.options.snapshot_timeout = 200ms;
+  const auto heard = donor.ask();
+  EXPECT_EQ(heard.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(heard.failure(), HasSubstr("found no snapshot"));
+  (void)donor.ask();
+  EXPECT_EQ(donor.wanted, 2);
+}
+
+TEST(FetchSum, BringsTheCommitAndItsBytes) {
+  Donor donor;
+  donor.keep(1, 2);
+  for (const std::int64_t step : {1, 2}) {
+    const auto heard = donor.sum_after(state_of(step - 1));
+    ASSERT_EQ(heard.failure(), "");
+    EXPECT_EQ(heard.value().commit, commit_of(step));
+    EXPECT_EQ(
+        heard.value().bytes,
+        *random_bytes(1000, static_cast<std::uint64_t>(step)));
+  }
+}
+
+TEST(FetchSum, ThatIsNotThereIsRefusedNamingWhatIs) {
+  Donor donor;
+  donor.keep(1, 5);
+  for (const auto& base : {state_of(2), state_of(5), state_of(3, 9)}) {
+    const auto heard = donor.sum_after(base);
+    EXPECT_EQ(heard.code(), ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(
+        heard.failure(), HasSubstr("found the sums that made steps 4 to 5"));
+  }
+}
+
+TEST(FetchSum, WorksForAllStepsSinceASnapshotThatWasFetched) {
+  Donor donor({.bytes_per_s_max = 4 * kMebi});
+  donor.keep(1, 3);
+  donor.server.offer(state_of(3), random_bytes(kMebi, 1));
+  Heard<std::string> heard;
+  const auto fetch = fetch_snapshot(
+      donor.loop, donor.address(), donor.options, state_of(3), heard.done());
+  ASSERT_TRUE(
+      run_until(donor.loop, [&] { return donor.server.bytes_sent() > 0; }));
+  donor.keep(4, 10);
+  donor.server.offer(state_of(10), random_bytes(10, 1));
+  ASSERT_TRUE(heard.comes(donor.loop));
+  donor.keep(11, 13);
+  for (std::int64_t step = 4; step <= 13; ++step) {
+    EXPECT_EQ(donor.sum_after(state_of(step - 1)).failure(), "");
+  }
+}
+
+TEST(FetchSum, FindsNoMoreOnceNobodyHasCaughtUpForAWhile) {
+  Donor donor({.kept = 300ms});
+  donor.server.offer(state_of(0), random_bytes(10, 1));
+  donor.keep(1, 6);
+  EXPECT_EQ(donor.sum_after(state_of(0)).failure(), "");
+  run_for(donor.loop, 800ms);
+  EXPECT_EQ(
+      donor.sum_after(state_of(3)).code(), ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(donor.sum_after(state_of(5)).failure(), "");
+}
+
+TEST(Fetch, OfAnotherRunOrRankIsRefusedNamingBoth) {
+  Donor donor;
+  donor.server.offer(state_of(1), random_bytes(10, 1));
+  donor.options.run = 5;
+  EXPECT_THAT(
+      donor.fetch(state_of(1)).failure(),
+      HasSubstr("expected run 77, found a request of run 5"));
+  donor.options = {.run = kRun, .shard_rank = 2};
+  const auto heard = donor.fetch(state_of(1));
+  EXPECT_EQ(heard.code(), ErrorCode::kPeerMismatch);
+  EXPECT_THAT(
+      heard.failure(), HasSubstr("expected rank 1, found a request of rank 2"));
+  donor.server.set_run(0);
+  EXPECT_THAT(donor.ask().failure(), HasSubstr("not joined a run yet"));
+  EXPECT_EQ(donor.server.bytes_sent(), 0U);
+}
+
+TEST(Fetch, TakesNoMoreThanItsLimit) {
+  Donor donor;
+  donor.server.offer(state_of(1), random_bytes(1001, 1));
+  donor.options.bytes_max = 1000;
+  const auto heard = donor.fetch(state_of(1));
+  EXPECT_EQ(heard.code(), ErrorCode::kPeerMismatch);
+  EXPECT_THAT(
+      heard.failure(), HasSubstr("expected at most 1000 bytes, found 1001"));
+  EXPECT_EQ(donor.server.bytes_sent(), 0U);
+  donor.options.bytes_max = 1001;
+  EXPECT_EQ(donor.fetch(state_of(1)).failure(), "");
+}
+
+TEST(Fetch, MayBeDestroyedAtAnyTimeAndThenCallsNobody) {
+  Donor donor;
+  const auto bytes = random_bytes(16 * kMebi, 1);
+  donor.server.offer(state_of(1), bytes);
+  for (const std::uint64_t least : {0U, 1U, 3U << 20U, 12U << 20U}) {
+    const std::uint64_t before = donor.server.bytes_sent();
+    Heard<std::string> heard;
+    auto fetch = fetch_snapshot(
+        donor.loop, donor.address(), donor.options, state_of(1), heard.done());
+    ASSERT_TRUE(run_until(donor.loop, [&] {
+      return donor.server.bytes_sent() >= before + least;
+    }));
+    if (heard.any()) {
+      continue;
+    }
+    fetch.reset();
+    EXPECT_TRUE(run_until(donor.loop, [&] { return !donor.server.busy(); }));
+    EXPECT_FALSE(heard.any());
+  }
+}
+
+TEST(Fetch, MayBeDestroyedInItsOwnCall) {
+  Donor donor;
+  donor.server.offer(state_of(1), random_bytes(10, 1));
+  std::unique_ptr<Fetch> fetch;
+  int calls = 0;
+  const auto done = [&](const Result<std::string>&) {
+    ++calls;
+    fetch.reset();
+  };
+  for (const std::int64_t step : {1, 0}) {  // The second one fails.
+    fetch = fetch_snapshot(
+        donor.loop, donor.address(), donor.options, state_of(step), done);
+    EXPECT_TRUE(run_until(donor.loop, [&] { return fetch == nullptr; }));
+  }
+  EXPECT_EQ(calls, 2);
+}
+
+TEST(Bandwidth, IsLimited) {
+  Donor donor({.bytes_per_s_max = kMebi});
+  const auto bytes = random_bytes(kMebi, 1);
+  donor.server.offer(state_of(1), bytes);
+  const Instant begin = donor.loop.now();
+  EXPECT_TRUE(donor.fetch(state_of(1)).value() == *bytes);
+  // But for what was saved up and the last chunk: 0.1 s and an eighth.
+  EXPECT_GE(donor.loop.now() - begin, 770ms);
+}
+
+TEST(Bandwidth, ThatIsLowStillLetsSomethingComeBeforeATimeout) {
+  Donor donor({.bytes_per_s_max = 40'000});
+  donor.options.timeout_without_progress = 800ms;
+  donor.server.offer(state_of(1), random_bytes(60'000, 1));
+  EXPECT_EQ(donor.fetch(state_of(1)).failure(), "");
+}
+
+}  // namespace
+}  // namespace sherd::ft
