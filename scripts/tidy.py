@@ -49,6 +49,9 @@ PARTS = {
     "plan": Part(("base",), torch=False),
     "launch": Part(("base", "net", "plan"), torch=False),
     "ft/protocol": Part(("base",), torch=False),
+    "ft/session": Part(
+        ("base", "net", "comm", "ckpt", "optim", "ft/protocol", "ft/agent"),
+        torch=True),
     "ft/wire": Part(("base", "net", "ft/protocol"), torch=False),
     "ft/agent": Part(
         ("base", "net", "ft/protocol", "ft/wire", "ft/ring", "ft/transfer"),

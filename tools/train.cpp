@@ -8,8 +8,10 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -22,6 +24,7 @@
 #include <sherd/comm/world.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>
+#include <sherd/ft/replica_session.h>
 #include <sherd/models/language_model.h>
 #include <sherd/optim/schedule.h>
 #include <torch/torch.h>
@@ -149,9 +152,13 @@ class TrainJob {
   // Returns the exit status.
   int run() {
     engine_ = std::make_unique<Engine>(*model_, mesh_, config_);
+    const auto last = config_.stop_at > 0 ? config_.stop_at : config_.steps;
+    if (is_replica()) {
+      run_replica(last);
+      return 0;
+    }
     open_folder();
     start_s_ = now_s();
-    const auto last = config_.stop_at > 0 ? config_.stop_at : config_.steps;
     for (std::int64_t step = first_; step < last; ++step) {
       const auto record = take_step(step, last);
       show(record, last);
@@ -179,6 +186,100 @@ class TrainJob {
     checkpoints_.reset();
     engine_->close();
     world_.close();
+  }
+
+  // ---- one replica of several: sherd run --fault-tolerant ----
+
+  static bool is_replica() {
+    return std::getenv("SHERD_COORDINATOR") != nullptr;
+  }
+
+  void run_replica(std::int64_t last) {
+    if (config_.save_every > 0) {
+      throw Error(
+          "--save-every: expected none with --fault-tolerant, whose replicas "
+          "are each other's checkpoints; found " +
+          std::to_string(config_.save_every));
+    }
+    auto options = ft::SessionOptions::from_environment();
+    options.config = to_json(config_, {});
+    CheckpointState state;
+    engine_->add_to(state);
+    state.add_buffers(*model_);
+    double grad_norm = 0;
+    ft::ReplicaSession session(
+        world_, engine_->named_parameters(), std::move(state),
+        [&](std::int64_t step) {
+          grad_norm = engine_->update(
+              learning_rate_at(step - 1, schedule_of(config_)));
+        },
+        options);
+    while (const auto plan = session.begin_step()) {
+      if (plan->step > last) {
+        break;
+      }
+      if (start_s_ == 0) {
+        first_ = plan->step - 1;
+        const auto path =
+            run_path() + "/replica-" + std::to_string(options.replica);
+        std::filesystem::create_directories(path);
+        open_run_folder(path, /*goes_on=*/true);
+        start_s_ = now_s();
+      }
+      auto record = take_part(*plan, session, last);
+      if (record) {
+        record->grad_norm = grad_norm;
+        show(*record, last);
+      }
+    }
+    session.close();
+    finish();
+    close();
+  }
+
+  // None when the step was not made, or by others.
+  std::optional<StepRecord> take_part(
+      const ft::TrainingStep& plan,
+      ft::ReplicaSession& session,
+      std::int64_t last) {
+    StepRecord record{
+        .step = plan.step,
+        .lr = learning_rate_at(plan.step - 1, schedule_of(config_))};
+    const double begin_s = now_s();
+    if (config_.dropout > 0.0) {
+      torch::manual_seed(seed_of(plan.step));
+    }
+    std::vector<std::int64_t> numbers;
+    for (const auto& samples : plan.samples) {
+      for (auto number = samples.begin; number < samples.end; ++number) {
+        numbers.push_back(number);
+      }
+    }
+    double loss_here = 0;
+    if (!numbers.empty()) {
+      const auto batch = batches_.samples(numbers);
+      const auto loss = model_->loss(batch.inputs, batch.targets);
+      loss.backward();
+      loss_here = loss.item<double>();
+    }
+    if (!session.finish_step() || numbers.empty()) {
+      return std::nullopt;
+    }
+    record.step_s = now_s() - begin_s;
+    const auto all = world_.all_gather(
+        {loss_here, static_cast<double>(rss_bytes()), record.step_s});
+    record.loss = mean(all, 0);
+    record.rss_bytes = static_cast<std::int64_t>(largest(all, 1));
+    record.step_s = largest(all, 2);
+    record.tokens_per_s =
+        static_cast<double>(plan.replica_samples * config_.seq) /
+        record.step_s;
+    const bool due =
+        config_.eval_every > 0 && record.step % config_.eval_every == 0;
+    if (due || record.step == last) {
+      record.val_loss = validate();
+    }
+    return record;
   }
 
   // Whether a signal has ended the run. Ranks get signals at different times:
@@ -253,12 +354,16 @@ class TrainJob {
           corpus_->vocabulary());
       first_ = checkpoints_->resume();
     }
+    open_run_folder(path, first_ > 0);
+  }
+
+  void open_run_folder(const std::string& path, bool goes_on) {
     if (!leads()) {
       return;
     }
     const auto config = to_json(config_, about());
-    folder_ = first_ > 0 ? std::make_unique<RunFolder>(path, config, first_)
-                         : std::make_unique<RunFolder>(path, config);
+    folder_ = goes_on ? std::make_unique<RunFolder>(path, config, first_)
+                      : std::make_unique<RunFolder>(path, config);
     say("data   " + corpus_->path() + ": " + std::to_string(corpus_->tokens()) +
         " tokens, hash " + hex(corpus_->hash()));
     say("model  " + config_.model + ", " + std::to_string(parameter_count()) +

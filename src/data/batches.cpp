@@ -124,6 +124,16 @@ std::int64_t GlobalBatches::window_start(std::int64_t sample) const {
   return offset + Permutation(windows, key).at(sample % windows) * length;
 }
 
+Batch GlobalBatches::samples(const std::vector<std::int64_t>& numbers) const {
+  std::vector<std::int64_t> starts;
+  for (const auto number : numbers) {
+    SHERD_CHECK(
+        number >= 0, "[data] expected a sample of at least 0, found ", number);
+    starts.push_back(window_start(number));
+  }
+  return rows_at(training_, starts);
+}
+
 Batch GlobalBatches::at(std::int64_t step) const {
   SHERD_CHECK(
       step >= 0, "[data] expected a step of at least 0, found ", step);

@@ -130,9 +130,12 @@ double Engine::clip() {
   return torch::nn::utils::clip_grad_norm_(parameters, longest_);
 }
 
+NamedParameters Engine::named_parameters() const {
+  return fsdp_ ? fsdp_->named_parameters() : ddp_->named_parameters();
+}
+
 void Engine::add_to(CheckpointState& state) {
-  const auto parameters =
-      fsdp_ ? fsdp_->named_parameters() : ddp_->named_parameters();
+  const auto parameters = named_parameters();
   state.add(parameters);
   state.add("adamw", adamw_, parameters);
   if (muon_) {

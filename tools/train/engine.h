@@ -36,6 +36,9 @@ class Engine {
   // gradient before clipping. Collective.
   double update(double learning_rate);
 
+  // This rank's slices.
+  NamedParameters named_parameters() const;
+
   // What there is to save: parameters and what optimizers remember of them.
   void add_to(CheckpointState& state);
 

@@ -60,6 +60,10 @@ class GlobalBatches {
   // [rank * batch / world_size, (rank + 1) * batch / world_size).
   Batch at(std::int64_t step) const;
 
+  // Rows by their number in the run's endless order, of which at(step) has those
+  // from step * batch on: for who is told what to train.
+  Batch samples(const std::vector<std::int64_t>& numbers) const;
+
   // at(position().step), and moves on by one step.
   Batch next();
 

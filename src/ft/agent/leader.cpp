@@ -192,9 +192,12 @@ void Leader::on(const InstallTask& task) {
   send_all(InstallCommand{task.serial});
 }
 
-void Leader::on(const StopTask& task) {
+void Leader::on(const StopTask& task) { stop(task.reason); }
+
+void Leader::stop(const std::string& reason) {
   stopped_ = true;
-  send_all(StopCommand{task.reason});
+  send_all(StopCommand{reason});
+  coordinator_.reset();
 }
 
 // What it promised to finish is finished, and nobody counts on it any more.
@@ -209,8 +212,7 @@ void Leader::leave_in_order() {
         return one.incarnation == options_.replica.incarnation;
       });
   if (!member) {
-    stopped_ = true;
-    send_all(StopCommand{});
+    stop({});
   }
 }
 
@@ -223,8 +225,7 @@ void Leader::end_in_order() {
       })) {
     return;
   }
-  stopped_ = true;
-  send_all(StopCommand{});
+  stop({});
 }
 
 // ---- events ----
@@ -297,10 +298,7 @@ void Leader::on(std::size_t rank, const FinishedEvent&) {
     return;
   }
   finished_ = true;
-  linger_ = loop_.after(kLinger, [this] {
-    stopped_ = true;
-    send_all(StopCommand{});
-  });
+  linger_ = loop_.after(kLinger, [this] { stop({}); });
   end_in_order();
 }
 

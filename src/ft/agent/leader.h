@@ -84,6 +84,8 @@ class Leader {
   void report();
   void beat();
   Progress progress() const;
+  // Empty: in order.
+  void stop(const std::string& reason);
   void leave_in_order();
   void end_in_order();
   void offer_snapshot();

@@ -60,13 +60,29 @@ void RankAgent::on_snapshot_wanted(std::function<void()> wanted) {
   snapshot_wanted_ = std::move(wanted);
 }
 
+void RankAgent::reach(const char* point, std::int64_t step) const {
+  if (options_.hooks.reach) {
+    options_.hooks.reach(point, step);
+  }
+}
+
 // The ring's thread hands over to the loop.
 RingEvents RankAgent::ring_events() {
   return {
-      .joined = [this](Epoch epoch) { tell(JoinedEvent{epoch}); },
+      .joined =
+          [this](Epoch epoch) {
+            loop_.post([this, epoch] {
+              reach("joined", static_cast<std::int64_t>(epoch.number));
+              tell_(JoinedEvent{epoch});
+            });
+          },
       .reduced =
           [this](Attempt attempt, std::uint64_t digest) {
-            tell(ReducedEvent{attempt, digest});
+            loop_.post([this, attempt, digest] {
+              reach("reduced", attempt.step);
+              tell_(ReducedEvent{attempt, digest});
+              reach("voted", attempt.step);
+            });
           },
       .failed =
           [this](const RingFailure& failure) {
@@ -108,7 +124,17 @@ void RankAgent::on(const RunCommand& command) {
   transfer_->set_run(run_);
 }
 
-void RankAgent::on(const JoinCommand& command) { ring_->join(command.epoch); }
+void RankAgent::on(const JoinCommand& command) {
+  if (!options_.hooks.route) {
+    ring_->join(command.epoch);
+    return;
+  }
+  auto epoch = command.epoch;
+  for (auto& member : epoch.members) {
+    member.port = options_.hooks.route(member.replica, member.port);
+  }
+  ring_->join(std::move(epoch));
+}
 
 void RankAgent::on(const ComputeCommand& command) {
   ring_->forget();
@@ -118,6 +144,7 @@ void RankAgent::on(const ComputeCommand& command) {
 
 void RankAgent::on(const ReduceCommand& command) {
   ring_->begin(command.attempt, command.weights);
+  reach("reducing", command.attempt.step);
 }
 
 void RankAgent::on(const StopReduceCommand& command) {
@@ -143,6 +170,7 @@ FetchOptions RankAgent::fetch_options() const {
 }
 
 void RankAgent::on(const FetchStateCommand& command) {
+  reach("fetching", command.state.step);
   fetched_.reset();
   fetch_ = fetch_snapshot(
       loop_, donor(command.donor), fetch_options(), command.state,
@@ -273,6 +301,7 @@ bool RankAgent::finish(const ComputeCommand& task, const RankProgram& program) {
   activity_.store(Activity::kReducing, std::memory_order_relaxed);
   moves_.fetch_add(1, std::memory_order_relaxed);
   loop_.post([this, serial = task.serial] { give(serial); });
+  reach("given", task.base.step + 1);
   for (;;) {
     const auto order = orders_.front();
     if (const auto* apply = std::get_if<ApplyCommand>(&order)) {
@@ -307,6 +336,7 @@ void RankAgent::end(const RankProgram& program) {
 void RankAgent::make(const ApplyCommand& order, const RankProgram& program) {
   activity_.store(Activity::kApplying, std::memory_order_relaxed);
   moves_.fetch_add(1, std::memory_order_relaxed);
+  reach("committed", order.commit.result.step);
   if (options_.sums_kept > 0) {
     auto bytes = std::make_shared<const std::string>(
         reinterpret_cast<const char*>(sum_.data()),
@@ -317,6 +347,7 @@ void RankAgent::make(const ApplyCommand& order, const RankProgram& program) {
   }
   program.update(order.commit.result.step, sum_.data());
   tell(AppliedEvent{order.commit.result});
+  reach("applied", order.commit.result.step);
 }
 
 void RankAgent::make(const SnapshotCommand& order, const RankProgram& program) {
@@ -324,11 +355,13 @@ void RankAgent::make(const SnapshotCommand& order, const RankProgram& program) {
   loop_.post([this, state = order.state, bytes = std::move(bytes)] {
     transfer_->offer(state, bytes);
   });
+  reach("offered", order.state.step);
 }
 
 void RankAgent::make(const InstallOrder& order, const RankProgram& program) {
   activity_.store(Activity::kFetching, std::memory_order_relaxed);
   const auto& fetched = order.fetched;
+  reach("installing", fetched.state.step);
   if (fetched.is_sum) {
     std::memcpy(sum_.data(), fetched.bytes->data(), fetched.bytes->size());
     program.update(fetched.commit.result.step, sum_.data());
@@ -338,6 +371,7 @@ void RankAgent::make(const InstallOrder& order, const RankProgram& program) {
     program.restore(*fetched.bytes);
   }
   tell(InstalledEvent{order.serial, fetched.state});
+  reach("installed", fetched.state.step);
 }
 
 }  // namespace sherd::ft

@@ -25,6 +25,17 @@
 
 namespace sherd::ft {
 
+// For tests of failures. Empty ones cost nothing.
+struct RankAgentHooks {
+  // At named places, on the thread that is there: the program's at "given",
+  // "committed", "applied", "offered", "installing", "installed"; the loop's at
+  // "joined" (with the epoch's number), "reducing", "reduced", "voted" and
+  // "fetching".
+  std::function<void(const char* point, std::int64_t step)> reach;
+  // Another port of that counterpart's host.
+  std::function<std::uint16_t(ReplicaId to, std::uint16_t port)> route;
+};
+
 struct RankAgentOptions {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
@@ -38,6 +49,7 @@ struct RankAgentOptions {
   int sums_kept = 2;
   // Of a returning replica's fetch; 0: no limit.
   std::uint64_t fetch_bytes_per_s_max = 0;
+  RankAgentHooks hooks{};
 };
 
 // What the program does when it is its turn, on its own thread. What these throw
@@ -95,6 +107,7 @@ class RankAgent {
   void on(const DropFetchCommand& command);
   void on(const InstallCommand& command);
   void on(const StopCommand& command);
+  void reach(const char* point, std::int64_t step) const;
   RingEvents ring_events();
   FetchOptions fetch_options() const;
   net::HostAddress donor(const RankAddress& address) const;

@@ -18,7 +18,7 @@
 namespace sherd::ft {
 namespace {
 
-constexpr std::int64_t kElements = 200000;
+constexpr std::int64_t kElements = 100000;
 constexpr std::int64_t kSamples = 8;
 
 // The coordinator, in a thread.
@@ -231,7 +231,7 @@ TEST(ReplicaAgents, TrainTogetherWithEqualBits) {
 }
 
 TEST(ReplicaAgents, GoOnWithoutTheOneThatDiesAndTakeItBack) {
-  constexpr std::int64_t kSteps = 300;
+  constexpr std::int64_t kSteps = 250;
   for (const int ranks : {1, 2}) {
     Coordination coordination(3);
     Hashes hashes;

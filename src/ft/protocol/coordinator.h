@@ -123,6 +123,7 @@ class Coordinator {
   bool is_member(ReplicaId replica) const;
   bool is_out(const Known& known, Instant now) const;
   bool can_train(const Known& known, const StateId& base, Instant now) const;
+  std::optional<std::int64_t> lag(const Known& known) const;
   bool can_join(const Known& known, Instant now) const;
   bool holds_canonical(const Known& known) const;
   bool will_hold_canonical(ReplicaId replica, const Known& known) const;
@@ -138,7 +139,7 @@ class Coordinator {
   std::string broken() const;
   std::string plan_broken() const;
   bool plan_is_joined() const;
-  bool plan_is_ready() const;
+  bool plan_is_ready(Instant now) const;
 
   // Rules, until none has anything to decide.
   void advance(Instant now, Decisions& decisions);

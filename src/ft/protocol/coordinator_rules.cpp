@@ -15,6 +15,9 @@ std::string name_of(ReplicaId replica) { return str("replica ", replica); }
 // How many times its back-off a replica must have trained to be trusted again.
 constexpr int kSteady = 10;
 
+// Steps that a replica may lack when it comes in.
+constexpr std::int64_t kJoinLag = 4;
+
 }  // namespace
 
 // ---- questions ----
@@ -38,12 +41,19 @@ bool Coordinator::can_train(
   return !is_out(known, now) && known.report.held == base;
 }
 
-// Into a running epoch's next one: it lacks the last step at most.
-bool Coordinator::can_join(const Known& known, Instant now) const {
+// How many steps it lacks; none: it is not on the way to what is canonical.
+std::optional<std::int64_t> Coordinator::lag(const Known& known) const {
   const auto& held = known.report.held;
-  const auto& commit = history_.commit();
-  return !is_out(known, now) && !known.report.leaving && held &&
-      (held == history_.canonical || (commit && *held == commit->base));
+  if (!held || !history_.on_chain(*held)) {
+    return std::nullopt;
+  }
+  return history_.canonical->step - held->step;
+}
+
+// Into a running epoch's next one.
+bool Coordinator::can_join(const Known& known, Instant now) const {
+  return !is_out(known, now) && !known.report.leaving && lag(known) &&
+      *lag(known) <= kJoinLag;
 }
 
 // Has it, or can make it from what it reduced.
@@ -191,14 +201,16 @@ bool Coordinator::plan_is_joined() const {
       });
 }
 
-// All of them are connected, and lack what is being committed at most.
-bool Coordinator::plan_is_ready() const {
+// All of them are connected, and lack little: others will wait for the rest of it.
+// Where steps are faster than sums can be fetched, that is as little as it gets.
+bool Coordinator::plan_is_ready(Instant now) const {
+  const std::int64_t lag_max = now < plan_until_ ? 0 : kJoinLag;
   return planned_ && plan_broken().empty() && plan_is_joined() &&
       std::all_of(
              planned_->members.begin(), planned_->members.end(),
              [&](const Member& member) {
-               return is_member(member.replica) ||
-                   known_.at(member.replica).report.held == history_.canonical;
+               const auto lags = lag(known_.at(member.replica));
+               return is_member(member.replica) || (lags && *lags <= lag_max);
              });
 }
 
@@ -450,7 +462,7 @@ void Coordinator::commit_step(
       commit.attempt.step,
       next_lineage(
           commit.base.lineage, commit.attempt, record.participants, gradients)};
-  const bool switches = leaves.empty() && plan_is_ready();
+  const bool switches = leaves.empty() && plan_is_ready(now);
   if (leaves.empty() && !switches) {
     record.next = history_.members;
     give_samples(record.next, consumed);

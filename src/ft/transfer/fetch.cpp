@@ -355,7 +355,7 @@ std::unique_ptr<Fetch> ask_snapshot(
     std::function<void(Result<StateId>)> done) {
   return std::make_unique<Fetch>(std::make_shared<Fetch::Impl>(
       loop, donor, options, request_for(Kind::kAskSnapshot, options, {}),
-      [done = std::move(done)](Result<Fetched> result) {
+      [done = std::move(done)](const Result<Fetched>& result) {
         done(
             result.ok() ? Result<StateId>(result.value().answer.state)
                         : result.status());

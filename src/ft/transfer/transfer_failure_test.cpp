@@ -127,9 +127,11 @@ TEST(StoppedDonor, ThatNeverGreetsIsGivenUpInTime) {
   EXPECT_EQ(heard.code(), ErrorCode::kDeadlineExceeded);
 }
 
-TEST(KilledFetch, FreesTheSnapshot) {
+void check_that_it_frees_the_snapshot(int signal) {
   net::Loop loop;
-  TransferServer server(loop, {.kept = 100ms, .bytes_per_s_max = kMebi}, [] {});
+  TransferServer server(
+      loop, {.kept = 100ms, .silence_max = 1s, .bytes_per_s_max = kMebi},
+      [] {});
   server.set_run(kRun);
   auto bytes = random_bytes(4 * kMebi, 1);
   const std::weak_ptr<const std::string> still = bytes;
@@ -145,9 +147,17 @@ TEST(KilledFetch, FreesTheSnapshot) {
   ASSERT_TRUE(run_until(loop, [&] { return server.bytes_sent() > 0; }));
   run_for(loop, 500ms);
   EXPECT_FALSE(still.expired());
-  fetcher.signal(SIGKILL);
-  EXPECT_TRUE(run_until(loop, [&] { return still.expired(); }, 3s));
+  fetcher.signal(signal);
+  EXPECT_TRUE(run_until(loop, [&] { return still.expired(); }, 5s));
   EXPECT_FALSE(server.busy());
+}
+
+TEST(KilledFetch, FreesTheSnapshot) {
+  check_that_it_frees_the_snapshot(SIGKILL);
+}
+
+TEST(StoppedFetch, FreesTheSnapshot) {
+  check_that_it_frees_the_snapshot(SIGSTOP);
 }
 
 TEST(NoDonor, IsToldAndNothingIsThrown) {
@@ -213,9 +223,12 @@ class FakeDonor {
   }
   // That frame is the next one to come.
   [[nodiscard]] bool comes(FrameType type) {
-    return run_until(
-               loop_, [&] { return has(at_); }, 5s) &&
-        frame(at_++).type == static_cast<std::uint16_t>(type);
+    if (!run_until(loop_, [&] { return has(at_); })) {
+      return false;
+    }
+    const auto found = static_cast<FrameType>(frame(at_).type);
+    ++at_;
+    return found == type;
   }
   // The place of the next frame, which is to be a wish for a chunk.
   std::uint64_t wish() {
@@ -223,8 +236,10 @@ class FakeDonor {
     return want_chunk_of(frame(at_ - 1).payload).value().place;
   }
   void say(FrameType type, const std::string& payload) {
-    server_.ends.at(0)->connection->send(
-        static_cast<std::uint16_t>(type), payload);
+    say(static_cast<std::uint16_t>(type), payload);
+  }
+  void say(std::uint16_t type, const std::string& payload) {
+    server_.ends.at(0)->connection->send(type, payload);
   }
   void announce(std::uint64_t bytes) {
     say(FrameType::kAnswer,
@@ -314,15 +329,11 @@ TEST(DamagedChunk, IsFoundInTheWholeTooAndNothingIsDelivered) {
   net::Loop loop;
   FakeDonor donor(loop);
   donor.announce(4);
-  donor.give(0, "abcd");  // Before it is asked for: refused.
-  EXPECT_THAT(donor.failure(), HasSubstr("expected"));
-  FakeDonor other(loop);
-  other.announce(4);
-  EXPECT_EQ(other.wish(), 0U);
-  other.give(0, "abcd");
-  EXPECT_TRUE(other.comes(FrameType::kWantWhole));
-  other.end("abce");
-  EXPECT_THAT(other.failure(), HasSubstr("expected 4 bytes of digest"));
+  EXPECT_EQ(donor.wish(), 0U);
+  donor.give(0, "abcd");
+  EXPECT_TRUE(donor.comes(FrameType::kWantWhole));
+  donor.end("abce");
+  EXPECT_THAT(donor.failure(), HasSubstr("expected 4 bytes of digest"));
 }
 
 TEST(StrangeDonor, IsGivenUpWithAReason) {
@@ -334,7 +345,7 @@ TEST(StrangeDonor, IsGivenUpWithAReason) {
       [](FakeDonor& donor) { donor.announce(8); },
       [](FakeDonor& donor) { donor.say(FrameType::kWaiting, ""); },
       [](FakeDonor& donor) { donor.say(FrameType::kChunk, "short"); },
-      [](FakeDonor& donor) { donor.say(static_cast<FrameType>(99), ""); },
+      [](FakeDonor& donor) { donor.say(std::uint16_t{99}, ""); },
   };
   net::Loop loop;
   for (std::size_t i = 0; i < acts.size(); ++i) {
@@ -345,6 +356,13 @@ TEST(StrangeDonor, IsGivenUpWithAReason) {
     acts[i](donor);
     EXPECT_THAT(donor.failure(), HasSubstr("expected"));
   }
+}
+
+TEST(StrangeDonor, ThatSendsBeforeItAnswersIsGivenUp) {
+  net::Loop loop;
+  FakeDonor donor(loop);
+  donor.give(0, "abcd");
+  EXPECT_THAT(donor.failure(), HasSubstr("expected an answer"));
 }
 
 TEST(StrangeDonor, ThatAnswersSomethingElseIsGivenUp) {
@@ -365,28 +383,35 @@ TEST(StrangeDonor, ThatAnswersSomethingElseIsGivenUp) {
 
 // Who fetches, frame by frame.
 struct Visitor {
-  explicit Visitor(net::Loop& its_loop)
-      : loop(its_loop), server(its_loop, {}, [] {}) {
+  explicit Visitor(
+      net::Loop& its_loop, const TransferServerOptions& options = {})
+      : loop(its_loop), server(its_loop, options, [] {}) {
     server.set_run(kRun);
-    server.offer(state_of(1), random_bytes(64 * kMebi, 1));
+    server.offer(
+        state_of(1), std::make_shared<const std::string>(64 * kMebi, 'x'));
   }
   void connect() {
     EXPECT_EQ(net::testing::dial(loop, {"127.0.0.1", server.port()}, end), "");
   }
   void say(FrameType type, const std::string& payload) {
-    end.connection->send(static_cast<std::uint16_t>(type), payload);
+    say(static_cast<std::uint16_t>(type), payload);
+  }
+  void say(std::uint16_t type, const std::string& payload) {
+    end.connection->send(type, payload);
   }
   void want(std::uint64_t place) {
     say(FrameType::kWantChunk, bytes_of(WantChunk{place}));
   }
-  // The reason, at the connection's end.
+  // The reason, when it comes.
   std::string refusal() {
-    EXPECT_TRUE(run_until(loop, [&] { return end.is_closed(); }));
-    if (end.frames.empty()) {
-      return "";
-    }
-    const auto refusal = refusal_of(end.frames.back().payload);
-    return refusal.ok() ? refusal.value().reason : "";
+    const auto comes = [&] {
+      return !end.frames.empty() &&
+          end.frames.back().type ==
+          static_cast<std::uint16_t>(FrameType::kRefusal);
+    };
+    return run_until(loop, comes)
+        ? refusal_of(end.frames.back().payload).value().reason
+        : "none has come";
   }
   net::Loop& loop;
   TransferServer server;
@@ -402,7 +427,7 @@ TEST(StrangeVisitor, IsRefusedWithAReason) {
   };
   const std::vector<Case> cases = {
       {[](Visitor& it) { it.want(0); }, "expected a request first"},
-      {[](Visitor& it) { it.say(static_cast<FrameType>(99), "what"); },
+      {[](Visitor& it) { it.say(std::uint16_t{99}, "what"); },
        "found a frame of type 99"},
       {[](Visitor& it) { it.say(FrameType::kRequest, "what"); }, "expected"},
       {[](Visitor& it) {
@@ -483,11 +508,24 @@ TEST(StrangeVisitor, WhoDoesNotReadFillsNoMemory) {
   EXPECT_LT(visitor.server.bytes_sent(), 24 * kMebi);
 }
 
+TEST(StrangeVisitor, WhoSaysNothingIsGivenUp) {
+  net::Loop loop;
+  Visitor visitor(loop, {.silence_max = 300ms});
+  visitor.connect();
+  EXPECT_THAT(visitor.refusal(), HasSubstr("found silence"));
+  visitor.end.frames.clear();
+  visitor.connect();
+  visitor.say(FrameType::kRequest, bytes_of(kFetchIt));
+  EXPECT_THAT(visitor.refusal(), HasSubstr("found silence"));
+  EXPECT_FALSE(visitor.server.busy());
+}
+
 TEST(StrangeVisitor, TooManyAreTurnedAway) {
   net::Loop loop;
   Visitor visitor(loop);
   std::vector<Heard<std::string>> heard(70);
   std::vector<std::unique_ptr<Fetch>> fetches;
+  fetches.reserve(heard.size());
   for (auto& one : heard) {  // That wait.
     fetches.push_back(fetch_snapshot(
         loop, {"127.0.0.1", visitor.server.port()}, kOptions, state_of(2),

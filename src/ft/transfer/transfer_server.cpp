@@ -19,10 +19,6 @@ namespace {
 
 // How often it tells those who wait that it lives, and drops what is too old.
 constexpr Duration kTick = std::chrono::milliseconds(200);
-// A fetch asks for its next chunk as soon as one comes, and one that has stopped
-// would keep a whole state in memory. On a link that is slower than a chunk in
-// this time there is no catching up.
-constexpr Duration kSilenceMax = std::chrono::seconds(20);
 // Ranks of replicas that come back fetch one thing at a time.
 constexpr std::size_t kSessionsMax = 64;
 // Then other functions of the loop have their turn.
@@ -39,6 +35,16 @@ std::uint32_t chunk_bytes_for(std::uint64_t bytes_per_s_max) {
   }
   return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
       bytes_per_s_max / kChunksPerSecond, kChunkBytesMin, kChunkBytesMax));
+}
+
+SumStore::Limits limits_of(const TransferServerOptions& options) {
+  SHERD_CHECK(
+      0 <= options.sums_kept && options.sums_kept <= options.sums_kept_max,
+      "[ft] expected 0 <= sums_kept <= sums_kept_max, found ",
+      options.sums_kept, " and ", options.sums_kept_max);
+  return {
+      .kept = static_cast<std::size_t>(options.sums_kept),
+      .kept_max = static_cast<std::size_t>(options.sums_kept_max)};
 }
 
 struct Snapshot {
@@ -67,9 +73,7 @@ struct TransferServer::Impl {
       : loop(its_loop),
         options(its_options),
         snapshot_wanted(std::move(call)),
-        sums(
-            {static_cast<std::size_t>(its_options.sums_kept),
-             static_cast<std::size_t>(its_options.sums_kept_max)}),
+        sums(limits_of(its_options)),
         bucket(its_options.bytes_per_s_max) {}
 
   void listen();
@@ -313,10 +317,10 @@ void TransferServer::Impl::tick_visit(Visit& visit, Instant now) {
             " to be offered in time, found ", snapshot_text()));
     return;
   }
-  if (now - session.last_heard() > kSilenceMax) {
+  if (now - session.last_heard() > options.silence_max) {
     session.refuse(
         Why::kBusy,
-        str("expected to hear something within ", seconds(kSilenceMax),
+        str("expected to hear something within ", seconds(options.silence_max),
             " s, found silence"));
     return;
   }

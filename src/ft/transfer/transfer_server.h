@@ -29,6 +29,10 @@ struct TransferServerOptions {
   // A snapshot stays for so long after it was offered or last fetched, and sums
   // for as long after somebody has begun to need them. Costs a state's memory.
   Duration kept = std::chrono::seconds(10);
+  // Who fetches and has not been heard for so long is given up: it would keep a
+  // state in memory. On a link that is slower than a chunk in this time there is
+  // no catching up.
+  Duration silence_max = std::chrono::seconds(20);
   // Who asks for a snapshot gets the last one when it is no older.
   Duration fresh = std::chrono::seconds(1);
   // Sums that are kept though nobody needs them, and at most. Each costs the
@@ -44,8 +48,8 @@ class TransferServer {
   // Listens at once, on a port that is free. `snapshot_wanted` is called from the
   // loop when somebody has asked for a snapshot: offer() is the answer, inside it
   // or later. It may be called again before that, when those who asked have gone.
-  // Throws Error when it cannot listen, and as net::Listener does. The loop
-  // outlives it.
+  // Throws Error when it cannot listen, as net::Listener does, and for numbers of
+  // sums that do not fit each other. The loop outlives it.
   TransferServer(
       net::Loop& loop,
       const TransferServerOptions& options,

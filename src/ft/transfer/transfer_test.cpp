@@ -98,6 +98,7 @@ TEST(FetchSnapshot, BringsTheSameToSeveralAtATime) {
   donor.server.offer(state_of(3), bytes);
   std::vector<Heard<std::string>> heard(5);
   std::vector<std::unique_ptr<Fetch>> fetches;
+  fetches.reserve(heard.size());
   for (auto& one : heard) {
     fetches.push_back(fetch_snapshot(
         donor.loop, donor.address(), donor.options, state_of(3), one.done()));
@@ -193,6 +194,7 @@ TEST(AskSnapshot, IsAnsweredByTheNextOfferAndCallsOnce) {
   Donor donor;
   std::vector<Heard<StateId>> heard(3);
   std::vector<std::unique_ptr<Fetch>> fetches;
+  fetches.reserve(heard.size());
   for (auto& one : heard) {
     fetches.push_back(
         ask_snapshot(donor.loop, donor.address(), donor.options, one.done()));
@@ -357,6 +359,13 @@ TEST(Fetch, MayBeDestroyedInItsOwnCall) {
     EXPECT_TRUE(run_until(donor.loop, [&] { return fetch == nullptr; }));
   }
   EXPECT_EQ(calls, 2);
+}
+
+TEST(TransferServer, RefusesNumbersOfSumsThatCannotBe) {
+  net::Loop loop;
+  for (const int kept : {-1, 65}) {
+    EXPECT_THROW(TransferServer(loop, {.sums_kept = kept}, [] {}), Error);
+  }
 }
 
 TEST(Bandwidth, IsLimited) {

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/toy_rank.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <sstream>
+
+#include "base/check.h"
+#include "ft/agent/replica_agent.h"
+#include "ft/toy_model.h"
+#include "support/delay.h"
+
+namespace sherd::ft::test {
+namespace {
+
+constexpr std::uint64_t kConfig = 5;
+
+int files_in(const char* folder) {
+  const std::filesystem::directory_iterator files(folder);
+  return static_cast<int>(std::distance(begin(files), end(files)));
+}
+
+// The line to the test.
+class Line {
+ public:
+  explicit Line(int socket) : socket_(socket) {}
+
+  void tell(Tale tale) const {
+    tale.at = clock_.now();
+    const auto bytes = bytes_of(tale);
+    (void)::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+  // What the test says next.
+  std::string hear() const {
+    std::array<char, kTaleBytesMax> bytes{};
+    const auto count = ::recv(socket_, bytes.data(), bytes.size(), 0);
+    if (count <= 0) {
+      ::_exit(3);  // The test is gone.
+    }
+    return {bytes.data(), static_cast<std::size_t>(count)};
+  }
+  std::string ask(const Tale& tale) {
+    const std::lock_guard lock(mutex_);
+    tell(tale);
+    return hear();
+  }
+
+ private:
+  int socket_;
+  SteadyClock clock_;
+  std::mutex mutex_;  // One asks after another.
+};
+
+class ToyRank {
+ public:
+  ToyRank(const ToyRankOptions& options, int socket)
+      : options_(options), line_(socket), model_(elements(), options.rank) {}
+
+  int run() {
+    try {
+      start();
+      train();
+      agent_->end(program());
+      tell(Tale::Kind::kDone);
+      agent_.reset();
+      return 0;
+    } catch (const std::exception& error) {
+      Tale tale;
+      tale.kind = Tale::Kind::kFailed;
+      tale.text = error.what();
+      line_.tell(tale);
+      return 1;
+    }
+  }
+
+ private:
+  std::int64_t elements() const {
+    std::int64_t sum = 0;
+    for (const auto count : options_.buckets) {
+      sum += count;
+    }
+    return sum;
+  }
+
+  void start() {
+    ReplicaAgentOptions options;
+    options.rank.replica = options_.replica;
+    options.rank.incarnation = options_.incarnation;
+    options.rank.shard_rank = options_.rank;
+    options.rank.buckets = options_.buckets;
+    options.rank.fetch_bytes_per_s_max = options_.fetch_bytes_per_s_max;
+    options.rank.hooks.reach = [this](const char* point, std::int64_t step) {
+      reach(point, step);
+    };
+    options.rank.hooks.route = options_.route;
+    options.ranks = options_.ranks;
+    options.coordinator = options_.coordinator;
+    options.config = options_.config;
+    options.held = first_state();
+    agent_ = std::make_unique<ReplicaAgent>(std::move(options));
+    Tale tale;
+    tale.kind = Tale::Kind::kAddress;
+    tale.text = agent_->address();
+    std::istringstream all(line_.ask(tale));
+    std::vector<std::string> addresses;
+    for (std::string one; std::getline(all, one);) {
+      addresses.push_back(one);
+    }
+    agent_->start(addresses);
+  }
+
+  void train() {
+    const auto does = program();
+    for (;;) {
+      reach("idle", last_ + 1);
+      const auto task = agent_->next(does);
+      if (!task) {
+        return;
+      }
+      last_ = task->base.step;
+      tell_held(task->base);
+      if (last_ >= options_.steps) {
+        return;
+      }
+      compute(*task);
+      (void)agent_->finish(*task, does);
+    }
+  }
+
+  void compute(const ComputeCommand& task) {
+    if (task.samples.empty()) {
+      return;
+    }
+    Tale tale;
+    tale.kind = Tale::Kind::kComputes;
+    tale.state = task.base;
+    for (const auto& range : task.samples) {
+      tale.samples += range.size();
+    }
+    line_.tell(tale);
+    reach("forward", task.base.step + 1);
+    sherd::test::be_late(options_.step_time / 2);
+    model_.gradients_of(task.samples, agent_->gradients());
+    reach("backward", task.base.step + 1);
+    sherd::test::be_late(options_.step_time / 2);
+    reach("gradients", task.base.step + 1);
+  }
+
+  RankProgram program() {
+    return {
+        .snapshot = [this] { return model_.snapshot(); },
+        .restore = [this](std::string_view bytes) { model_.restore(bytes); },
+        .update =
+            [this](std::int64_t step, const float* gradients) {
+              reach("update", step);
+              model_.update(gradients);
+            }};
+  }
+
+  void tell_held(const StateId& state) const {
+    Tale tale;
+    tale.kind = Tale::Kind::kHolds;
+    tale.state = state;
+    tale.hash = model_.hash();
+    tale.descriptors = files_in("/proc/self/fd");
+    tale.threads = files_in("/proc/self/task");
+    line_.tell(tale);
+  }
+  void tell(Tale::Kind kind) const {
+    Tale tale;
+    tale.kind = kind;
+    line_.tell(tale);
+  }
+
+  void reach(const std::string& point, std::int64_t step) {
+    if (!options_.armed.contains({point, step}) &&
+        !options_.armed.contains({point, -1})) {
+      return;
+    }
+    Tale tale;
+    tale.kind = Tale::Kind::kReached;
+    tale.state.step = step;
+    tale.text = point;
+    obey(line_.ask(tale));
+  }
+
+  // Whatever a program may do in the middle of its work.
+  void obey(const std::string& order) {
+    if (order == "throw") {
+      throw Error("[toy] the user's program has failed");
+    }
+    if (order == "exit") {
+      ::_exit(0);
+    }
+    if (order == "segv") {
+      ::signal(SIGSEGV, SIG_DFL);
+      ::raise(SIGSEGV);
+    }
+    if (order == "abort") {
+      std::abort();
+    }
+    if (order == "leave") {
+      agent_->leave();
+    }
+    if (order == "flip gradient") {
+      agent_->gradients()[1] += 1;
+    }
+    if (order == "flip parameter") {
+      model_.flip_bit(1);
+    }
+    if (order.starts_with("sleep ")) {
+      sherd::test::be_late(
+          std::chrono::milliseconds(std::stoll(order.substr(6))));
+    }
+  }
+
+  const ToyRankOptions options_;
+  Line line_;
+  ToyModel model_;
+  std::unique_ptr<ReplicaAgent> agent_;
+  std::int64_t last_ = 0;
+};
+
+}  // namespace
+
+StateId first_state() { return {0, first_lineage(kConfig, 1)}; }
+
+std::string bytes_of(const Tale& tale) {
+  return str(
+      static_cast<int>(tale.kind), ' ', tale.at.count(), ' ', tale.state.step,
+      ' ', tale.state.lineage.high, ' ', tale.state.lineage.low, ' ', tale.hash,
+      ' ', tale.samples, ' ', tale.descriptors, ' ', tale.threads, ' ',
+      tale.text.substr(0, kTaleBytesMax / 2));
+}
+
+Tale tale_of(const std::string& bytes) {
+  Tale tale;
+  int kind = 0;
+  Instant::rep at = 0;
+  std::istringstream in(bytes);
+  in >> kind >> at >> tale.state.step >> tale.state.lineage.high >>
+      tale.state.lineage.low >> tale.hash >> tale.samples >>
+      tale.descriptors >> tale.threads;
+  SHERD_CHECK(!in.fail(), "[toy] expected a tale, found \"", bytes, "\"");
+  tale.kind = static_cast<Tale::Kind>(kind);
+  tale.at = Instant(at);
+  in.get();
+  std::getline(in, tale.text, '\0');
+  return tale;
+}
+
+int run_toy_rank(const ToyRankOptions& options, int socket) {
+  return ToyRank(options, socket).run();
+}
+
+}  // namespace sherd::ft::test
