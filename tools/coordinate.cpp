@@ -102,6 +102,12 @@ void add_rules(CLI::App* app, CoordinateArguments& arguments) {
   add_number(
       app, "--samples-per-replica", options.samples_per_replica,
       "That each replica trains in each step (1)");
+  add_number(
+      app, "--global-batch", options.global_batch,
+      "Or all together, whoever is missing (0: as above)");
+  add_number(
+      app, "--samples-multiple", options.samples_multiple,
+      "... in shares that it divides: ranks of a replica (1)");
   add_seconds(
       app, "--dead-after", arguments.dead_after_s,
       "A replica that says nothing for so long is lost (1)");

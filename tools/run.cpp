@@ -146,6 +146,9 @@ void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
   add("--samples-per-replica", replicas.samples_per_replica, "S",
       "What each replica trains in a step (1)")
       ->excludes(elsewhere);
+  add("--global-batch", replicas.global_batch, "N",
+      "Or what all train together, whoever is missing")
+      ->excludes(elsewhere);
   add("--status", replicas.status, "HOST:PORT",
       "Where the coordinator serves its status page")
       ->excludes(elsewhere);

@@ -214,7 +214,11 @@ class TrainJob {
               learning_rate_at(step - 1, schedule_of(config_)));
         },
         options);
+    catch_signals();  // From `sherd replica drain`, too.
     while (const auto plan = session.begin_step()) {
+      if (leads() && asked_by_signals() > 0) {
+        session.leave();
+      }
       if (plan->step > last) {
         break;
       }
@@ -233,7 +237,9 @@ class TrainJob {
       }
     }
     session.close();
-    finish();
+    if (start_s_ > 0) {
+      finish();
+    }
     close();
   }
 
@@ -478,7 +484,7 @@ class TrainJob {
 
   void finish() {
     const auto text = sample();
-    if (!leads()) {
+    if (!leads() || folder_->records().empty()) {
       return;
     }
     if (!text.empty()) {

@@ -69,7 +69,9 @@ StartFailure CoordinatorProcess::start() {
         std::string("--status"), status_, std::string("--replicas-min"),
         str(replicas.replicas_min), std::string("--replicas-start"),
         str(replicas.replicas), std::string("--samples-per-replica"),
-        str(replicas.samples_per_replica)}) {
+        str(replicas.samples_per_replica), std::string("--global-batch"),
+        str(replicas.global_batch), std::string("--samples-multiple"),
+        str(options_.ranks)}) {
     process.command.push_back(word);
   }
   if (!replicas.secret_file.empty()) {

@@ -184,7 +184,8 @@ TEST_F(ReplicaJobKillTest, TheCoordinatorLearnsWhatTheRunIs) {
       outcome.out,
       AllOf(
           HasSubstr("--status 127.0.0.1:0 --replicas-min 2 --replicas-start 3 "
-                    "--samples-per-replica 12 --secret-file /my/secret\n"),
+                    "--samples-per-replica 12 --global-batch 0 "
+                    "--samples-multiple 1 --secret-file /my/secret\n"),
           HasSubstr("[r2.0] /my/secret\n")));
 }
 

@@ -36,8 +36,13 @@ struct CoordinateOptions {
   // start_timeout.
   int replicas_start = 1;
   std::chrono::milliseconds start_timeout = std::chrono::seconds(60);
-  // Behaviour. That each replica trains in each step.
+  // Behaviour. That each replica trains in each step: while replicas are missing,
+  // a step has fewer.
   std::int64_t samples_per_replica = 1;
+  // Behaviour. Or all together, whoever is missing: each takes its share, in
+  // multiples of the second, a replica's number of ranks. 0: as above.
+  std::int64_t global_batch = 0;
+  std::int64_t samples_multiple = 1;
 
   // Behaviour. Who may connect: whoever has the bytes of this file, or a
   // certificate of this authority (PEM files). Not both.

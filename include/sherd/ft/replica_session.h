@@ -64,8 +64,9 @@ struct SessionOptions {
   std::int64_t fetch_bytes_per_s_max = 0;
 
   // SHERD_COORDINATOR, SHERD_REPLICA, SHERD_REPLICAS and SHERD_SECRET_FILE, as
-  // `sherd run --fault-tolerant` sets them. Throws Error for one that is missing
-  // or no number.
+  // `sherd run --fault-tolerant` sets them. A spare (SHERD_SPARE) waits here until
+  // it takes the place of a replica: to be called when all else is ready. Throws
+  // Error for one that is missing or no number.
   static SessionOptions from_environment();
 };
 
@@ -118,6 +119,10 @@ class ReplicaSession {
 
   // The last step that this replica has.
   std::int64_t step() const;
+  // Inside `update`: how many samples are in the step that it makes, over all
+  // replicas. The same on each, whenever it makes the step: what a learning rate
+  // may follow while replicas are missing.
+  std::int64_t samples_of_update() const;
 
   // To be called at any time: the replica finishes the step it is in, then
   // begin_step() returns none.

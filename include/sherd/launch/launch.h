@@ -48,6 +48,7 @@ struct ReplicaOptions {
   // trains in a step; where its status page is served.
   int replicas_min = 1;
   std::int64_t samples_per_replica = 1;
+  std::int64_t global_batch = 0;  // Or all together; 0: as above.
   std::string status = "127.0.0.1:0";
   // Behaviour. Where its log is kept, and a run goes on that was begun there;
   // empty: in a temporary folder, which goes with the job.

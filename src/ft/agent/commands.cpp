@@ -114,6 +114,7 @@ void field(F& f, Commit& commit) {
   field(f, commit.base);
   field(f, commit.result);
   f(commit.gradients);
+  f(commit.samples);
 }
 template <typename F>
 void field(F& f, RankAddress& address) {

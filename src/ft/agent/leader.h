@@ -112,6 +112,7 @@ class Leader {
   std::vector<Progress> progress_;
   std::optional<FetchTry> try_;
   std::uint64_t fetches_ = 0;
+  Duration pause_{};  // Before the last try of a fetch.
   std::unique_ptr<Fetch> asking_;
   net::Timer retry_;
   net::Timer linger_;

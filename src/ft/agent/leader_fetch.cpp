@@ -13,16 +13,23 @@
 namespace sherd::ft {
 namespace {
 
-// Before everything is tried again.
-constexpr Duration kPause = std::chrono::milliseconds(100);
+// Before everything is tried again: others may wait for it in the step that is
+// under way.
+constexpr Duration kPauseMin = std::chrono::milliseconds(5);
+constexpr Duration kPauseMax = std::chrono::milliseconds(100);
 
 // Who can help, the best first: those that have come furthest, of these each
-// replica begins with another one.
+// replica begins with another one. The order is of when a step was committed, so
+// who held the same then has the sum since.
 std::vector<Peer> donors_for(
-    const Order& order, const CatchUpTask& task, ReplicaId self) {
+    const Order& order,
+    const CatchUpTask& task,
+    ReplicaId self,
+    bool wants_sum) {
   std::vector<Peer> donors;
   for (const auto& peer : order.peers) {
-    if (peer.replica != self && peer.held && peer.held != task.held) {
+    if (peer.replica != self && peer.held &&
+        (wants_sum || peer.held != task.held)) {
       donors.push_back(peer);
     }
   }
@@ -52,11 +59,13 @@ void Leader::on(const StopCatchUpTask&) {
 
 // Sums of all donors first, they are small; then states.
 void Leader::try_next_donor() {
-  const auto donors =
-      donors_for(machine_.order(), try_->task, options_.replica.replica);
+  auto donors = donors_for(
+      machine_.order(), try_->task, options_.replica.replica, try_->wants_sum);
   if (try_->wants_sum && try_->tries >= donors.size()) {
     try_->wants_sum = false;
     try_->tries = 0;
+    donors = donors_for(
+        machine_.order(), try_->task, options_.replica.replica, false);
   }
   if (try_->tries >= donors.size()) {
     fetch_done(false);
@@ -141,10 +150,12 @@ void Leader::on(std::size_t rank, const FetchedEvent& event) {
 void Leader::fetch_done(bool ok) {
   try_.reset();
   if (ok) {
+    pause_ = kPauseMin;
     carry_out(machine_.fetched());
     return;
   }
-  retry_ = loop_.after(kPause, [this] { carry_out(machine_.fetch_failed()); });
+  pause_ = std::clamp(2 * pause_, kPauseMin, kPauseMax);
+  retry_ = loop_.after(pause_, [this] { carry_out(machine_.fetch_failed()); });
 }
 
 }  // namespace sherd::ft

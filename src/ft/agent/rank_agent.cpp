@@ -345,7 +345,7 @@ void RankAgent::make(const ApplyCommand& order, const RankProgram& program) {
       transfer_->keep(commit, bytes);
     });
   }
-  program.update(order.commit.result.step, sum_.data());
+  program.update(order.commit, sum_.data());
   tell(AppliedEvent{order.commit.result});
   reach("applied", order.commit.result.step);
 }
@@ -364,7 +364,7 @@ void RankAgent::make(const InstallOrder& order, const RankProgram& program) {
   reach("installing", fetched.state.step);
   if (fetched.is_sum) {
     std::memcpy(sum_.data(), fetched.bytes->data(), fetched.bytes->size());
-    program.update(fetched.commit.result.step, sum_.data());
+    program.update(fetched.commit, sum_.data());
     loop_.post(
         [this, fetched] { transfer_->keep(fetched.commit, fetched.bytes); });
   } else {

@@ -58,9 +58,9 @@ struct RankProgram {
   // All that makes this rank's state, as bytes, and back.
   std::function<std::string()> snapshot;
   std::function<void(std::string_view)> restore;
-  // Makes step `step` of the state, with this sum of gradients in place of its
-  // own: all buckets, one behind the other.
-  std::function<void(std::int64_t step, const float* gradients)> update;
+  // Makes the step that was committed, with this sum of gradients: all buckets,
+  // one behind the other.
+  std::function<void(const Commit& commit, const float* gradients)> update;
 };
 
 class RankAgent {

@@ -89,7 +89,7 @@ class ToyModel {
               std::memcpy(momentum_.data(), bytes.data() + kBytes, kBytes);
             },
         .update =
-            [this](std::int64_t, const float* gradients) {
+            [this](const Commit&, const float* gradients) {
               for (std::size_t i = 0; i < kElements; ++i) {
                 momentum_[i] = 0.9F * momentum_[i] + gradients[i];
                 values_[i] -= 0.1F * momentum_[i];
@@ -171,9 +171,10 @@ class ToyReplica {
   ToyReplica& operator=(const ToyReplica&) = delete;
   void wait() { threads_.clear(); }
   void leave() { agents_.front()->leave(); }
-  // Its connections end, as those of a process that is killed.
-  void die() {
-    dead_ = true;
+  // Its connections end, as those of a process that is killed: after a step that
+  // all its ranks have still to come to.
+  void die(std::int64_t step) {
+    dead_from_ = step;
     wait();
     agents_.clear();
   }
@@ -186,10 +187,13 @@ class ToyReplica {
     auto& agent = *agents_[static_cast<std::size_t>(rank)];
     const auto program = model.program();
     try {
-      while (!dead_) {
+      for (;;) {
         const auto task = agent.next(program);
         if (!task || task->base.step >= steps) {
           break;
+        }
+        if (task->base.step >= dead_from_) {
+          return;
         }
         model.gradients_of(task->samples, agent.gradients());
         computed_ += task->samples.empty() ? 0 : 1;
@@ -198,16 +202,14 @@ class ToyReplica {
           hashes.add(rank, task->base.step + 1, model.hash());
         }
       }
-      if (!dead_) {
-        agent.end(program);
-      }
+      agent.end(program);
     } catch (const Error& error) {
       ADD_FAILURE() << error.what();
     }
   }
 
   std::vector<std::unique_ptr<ReplicaAgent>> agents_;
-  std::atomic<bool> dead_{false};
+  std::atomic<std::int64_t> dead_from_{INT64_MAX};
   std::atomic<int> computed_{0};
   std::atomic<int> committed_{0};
   std::vector<std::jthread> threads_;
@@ -244,7 +246,7 @@ TEST(ReplicaAgents, GoOnWithoutTheOneThatDiesAndTakeItBack) {
     while (hashes.last() < 20) {
       std::this_thread::yield();
     }
-    replicas[1]->die();
+    replicas[1]->die(hashes.last() + 5);
     const auto died = hashes.last();
     replicas.push_back(std::make_unique<ToyReplica>(
         coordination.address(), hashes, 1, 201, ranks, kSteps));

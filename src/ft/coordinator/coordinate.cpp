@@ -98,6 +98,11 @@ void check(const CoordinateOptions& options) {
       options.samples_per_replica >= 1,
       "[ft] expected 1 sample for each replica or more, found ",
       options.samples_per_replica);
+  SHERD_CHECK(
+      options.samples_multiple >= 1 && options.global_batch >= 0 &&
+          options.global_batch % options.samples_multiple == 0,
+      "[ft] expected a global batch that ", options.samples_multiple,
+      " divides, found ", options.global_batch);
   // A replica reports every 250 ms.
   SHERD_CHECK(
       options.dead_after >= milliseconds(500),
@@ -127,6 +132,8 @@ ServiceOptions service_options(const CoordinateOptions& options) {
   service.coordinator.run = random_run();
   service.coordinator.replicas_min = options.replicas_min;
   service.coordinator.samples_per_replica = options.samples_per_replica;
+  service.coordinator.samples_in_all = options.global_batch;
+  service.coordinator.samples_multiple = options.samples_multiple;
   service.coordinator.replicas_start =
       std::max(options.replicas_start, options.replicas_min);
   service.coordinator.start_timeout = options.start_timeout;

@@ -26,8 +26,13 @@ struct CoordinatorOptions {
   int replicas_min = 1;
   // Behaviour. Replicas are numbered below it.
   ReplicaId replicas_max = 4096;
-  // Behaviour. Of each replica, in each step.
+  // Behaviour. Of each replica, in each step; a step has fewer while replicas are
+  // missing.
   std::int64_t samples_per_replica = 1;
+  // Behaviour. Or of all together: each takes its share, in multiples of what its
+  // ranks can divide, and the others' while they are missing. 0: as above.
+  std::int64_t samples_in_all = 0;
+  std::int64_t samples_multiple = 1;
   // Behaviour. The first epoch of all waits for so many replicas, or so long.
   int replicas_start = 1;
   Duration start_timeout = std::chrono::seconds(60);

@@ -443,13 +443,16 @@ void Coordinator::commit_step(
     Decisions& decisions) {
   CommitRecord record;
   auto& commit = record.commit;
-  commit = {attempt(), *history_.canonical, {}, gradients};
+  commit = {attempt(), *history_.canonical, {}, gradients, 0};
   auto consumed = history_.consumed;
   std::string leaves;
   for (const auto& member : history_.members) {
     record.participants.push_back(
         {member.replica, member.incarnation, member.samples});
     consumed.add(member.samples);
+    for (const auto& range : member.samples) {
+      commit.samples += range.size();
+    }
     auto& known = known_.at(member.replica);
     if (known.report.leaving) {
       leaves = str(name_of(member.replica), " leaves");
@@ -539,8 +542,15 @@ void Coordinator::penalise(ReplicaId replica, Instant now) {
 void Coordinator::give_samples(
     std::vector<Member>& members, const SampleSet& taken) const {
   auto all = taken;
-  for (auto& member : members) {
-    member.samples = all.lowest_free(options_.samples_per_replica);
+  const auto count = static_cast<std::int64_t>(members.size());
+  // Of as many as there are for all; the first take what cannot be divided.
+  const auto units = options_.samples_in_all / options_.samples_multiple;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto share = units / count + (i < units % count ? 1 : 0);
+    auto& member = members[static_cast<std::size_t>(i)];
+    member.samples = all.lowest_free(
+        options_.samples_in_all > 0 ? share * options_.samples_multiple
+                                    : options_.samples_per_replica);
     all.add(member.samples);
   }
 }

@@ -182,6 +182,28 @@ TEST(Coordinator, CommitsWhatAllHaveReduced) {
       play.order(1).members[1].samples, ElementsAre(SampleRange{24, 32}));
 }
 
+TEST(Coordinator, TheOthersTakeOverAMissingReplicasShare) {
+  auto options = options_of(1, 3);
+  options.samples_in_all = 24;
+  options.samples_multiple = 2;
+  Play play(options);
+  play.begin({0, 1, 2});
+  EXPECT_EQ(play.order(0).members[2].samples[0].size(), 8);
+  play.lose(1);
+  play.wait(kSettle);
+  // This step goes on with what was computed, the next one is whole again.
+  EXPECT_EQ(play.order(0).members[0].samples[0].size(), 8);
+  play.join({0, 2});
+  play.vote(0);
+  play.vote(2);
+  EXPECT_EQ(play.order(0).recent.back().samples, 16);
+  EXPECT_THAT(
+      play.order(0).members[0].samples,
+      ElementsAre(SampleRange{8, 16}, SampleRange{24, 28}));
+  EXPECT_THAT(
+      play.order(0).members[1].samples, ElementsAre(SampleRange{28, 40}));
+}
+
 TEST(Coordinator, ADeathIsANewEpochOfTheSameStepAndSamples) {
   Play play(options_of(1, 3));
   play.begin({0, 1, 2});

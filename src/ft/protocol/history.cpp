@@ -85,6 +85,9 @@ struct Append {
       history.consumed.add(one.samples);
       taken.add(one.samples);
     }
+    SHERD_CHECK(
+        commit.samples == taken.size(), "[ft] log: expected a commit of ",
+        taken.size(), " samples, found one of ", commit.samples);
     history.canonical = commit.result;
     history.members = record.next;
     history.past.push_back({commit.result, commit, taken.ranges()});

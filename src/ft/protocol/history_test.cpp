@@ -18,6 +18,7 @@ CommitRecord commit_of(const History& history, SampleRange samples) {
   CommitRecord record;
   record.participants = participants;
   record.commit.gradients = 99;
+  record.commit.samples = samples.size();
   record.commit.base = *history.canonical;
   record.commit.attempt = {history.epoch, record.commit.base.step + 1};
   record.commit.result = {

@@ -85,6 +85,7 @@ struct Commit {
   StateId base;
   StateId result;
   std::uint64_t gradients = 0;  // Digest of the sum.
+  std::int64_t samples = 0;     // In it.
   bool operator==(const Commit&) const = default;
 };
 

@@ -59,6 +59,7 @@ class ModelAccess {
     add(words, commit.base);
     add(words, commit.result);
     words.push_back(commit.gradients);
+    add(words, commit.samples);
   }
   static void add(Words& words, const Member& member) {
     words.insert(words.end(), {member.replica, member.incarnation});

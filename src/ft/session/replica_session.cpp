@@ -30,6 +30,21 @@ int number_of(const char* name, const std::string& text) {
   return value;
 }
 
+// A spare waits here until it takes a place: the launcher writes the number.
+std::string line_from(int descriptor) {
+  std::string line;
+  char next = 0;
+  while (::read(descriptor, &next, 1) == 1) {
+    if (next == '\n') {
+      return line;
+    }
+    line += next;
+  }
+  throw Error(
+      "[ft] the launcher ended before this spare was needed",
+      ErrorCode::kAborted);
+}
+
 std::uint64_t hash_of(const std::vector<std::string>& texts) {
   Hash64 hash;
   for (const auto& text : texts) {
@@ -64,7 +79,10 @@ SessionOptions SessionOptions::from_environment() {
   };
   SessionOptions options;
   options.coordinator = read("SHERD_COORDINATOR");
-  options.replica = number_of("SHERD_REPLICA", read("SHERD_REPLICA"));
+  const auto spare = lookup("SHERD_SPARE");
+  options.replica = number_of(
+      "SHERD_REPLICA", spare ? line_from(number_of("SHERD_SPARE", *spare))
+                             : read("SHERD_REPLICA"));
   options.replicas = number_of("SHERD_REPLICAS", read("SHERD_REPLICAS"));
   options.secret_file = lookup("SHERD_SECRET_FILE").value_or("");
   return options;
@@ -116,10 +134,9 @@ struct ReplicaSession::Impl {
             [this](std::string_view bytes) {
               restore_state(state, world.rank(), bytes);
             },
-        .update =
-            [this](std::int64_t made, const float* sum) {
-              make_step(made, sum);
-            }};
+        .update = [this](
+                      const Commit& commit,
+                      const float* sum) { make_step(commit, sum); }};
   }
 
   void clear_gradients() {
@@ -143,7 +160,7 @@ struct ReplicaSession::Impl {
   }
 
   // Of the replicas' sum, as if backward had brought it.
-  void make_step(std::int64_t made, const float* sum) {
+  void make_step(const Commit& commit, const float* sum) {
     for (const auto& parameter : parameters) {
       auto gradient = parameter.grad();
       if (!gradient.defined()) {
@@ -155,9 +172,10 @@ struct ReplicaSession::Impl {
           parameter.sizes(), at::kFloat));
       sum += parameter.numel();
     }
-    update(made);
+    samples = commit.samples;
+    update(commit.result.step);
     clear_gradients();
-    step.store(made, std::memory_order_relaxed);
+    step.store(commit.result.step, std::memory_order_relaxed);
   }
 
   const World world;
@@ -167,6 +185,7 @@ struct ReplicaSession::Impl {
   std::vector<at::Tensor> parameters;
   std::int64_t elements = 0;
   std::atomic<std::int64_t> step{0};
+  std::int64_t samples = 0;  // Of the step that is being made.
   RankProgram program;
   std::optional<ComputeCommand> task;
   std::unique_ptr<ReplicaAgent> agent;
@@ -198,8 +217,8 @@ std::optional<TrainingStep> ReplicaSession::begin_step() {
   plan.step = all.task->base.step + 1;
   plan.replica_samples = count_of(all.task->samples);
   plan.replicas = all.task->replicas;
-  for (const auto& range : samples_of_rank(
-           all.task->samples, all.world.rank(), all.world.size())) {
+  for (const auto& range :
+       samples_of_rank(all.task->samples, all.world.rank(), all.world.size())) {
     plan.samples.push_back({range.begin, range.end});
   }
   return plan;
@@ -217,6 +236,10 @@ bool ReplicaSession::finish_step() {
 
 std::int64_t ReplicaSession::step() const {
   return impl_->step.load(std::memory_order_relaxed);
+}
+
+std::int64_t ReplicaSession::samples_of_update() const {
+  return impl_->samples;
 }
 
 void ReplicaSession::leave() { impl_->agent->leave(); }

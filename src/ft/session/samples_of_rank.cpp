@@ -19,8 +19,7 @@ std::vector<SampleRange> samples_of_rank(
     const std::vector<SampleRange>& samples, int rank, int ranks) {
   const auto count = count_of(samples);
   SHERD_CHECK(
-      count % ranks == 0,
-      "[ft] expected samples of a replica that its ", ranks,
+      count % ranks == 0, "[ft] expected samples of a replica that its ", ranks,
       " ranks divide, found ", count, "; see --samples-per-replica");
   const auto each = count / ranks;
   std::int64_t skip = rank * each;

@@ -24,7 +24,8 @@ TEST(SamplesOfRank, AreCutAcrossRanges) {
 TEST(SamplesOfRank, MustBeDivisible) {
   EXPECT_THAT(
       test::error_of([] { samples_of_rank({{0, 3}}, 0, 2); }),
-      HasSubstr("expected samples of a replica that its 2 ranks divide, found 3"));
+      HasSubstr(
+          "expected samples of a replica that its 2 ranks divide, found 3"));
 }
 
 }  // namespace

@@ -175,6 +175,7 @@ void fields(Io& io, Of<Io, Commit>& commit) {
   fields(io, commit.base);
   fields(io, commit.result);
   io.number("a digest", commit.gradients);
+  io.number("samples", commit.samples);
 }
 
 template <typename Io>
