@@ -128,8 +128,8 @@ class ReplicaSession {
   // begin_step() returns none.
   void leave();
 
-  // Collective. No more steps: waits until the others have the last one, 10 s at
-  // most, and ends the connections. The destructor ends them without waiting.
+  // Collective. No more steps: waits until the others have the last one, a minute
+  // at most, and ends the connections. The destructor ends them without waiting.
   void close();
 
  private:

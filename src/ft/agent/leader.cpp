@@ -18,7 +18,7 @@ namespace {
 // A coordinator that was started again is found at once.
 constexpr Duration kRedialMax = std::chrono::milliseconds(250);
 // For others that still lack the last step, when this replica's program ends.
-constexpr Duration kLinger = std::chrono::seconds(10);
+constexpr Duration kLinger = std::chrono::seconds(60);
 
 net::RedialOptions redial_options(const net::Security& security) {
   net::RedialOptions options;
@@ -72,9 +72,15 @@ void Leader::heard_order(const net::Frame& frame) {
     coordinator_->connection()->close(order.status());
     return;
   }
+  const auto run = order.value().run;
   if (!run_is_known_ && order.value().fenced.empty()) {
     run_is_known_ = true;
-    send_all(RunCommand{order.value().run});
+    send_all(RunCommand{run});
+  }
+  if (machine_.order().run != 0 && run != machine_.order().run) {
+    log_warning(
+        str("[ft] expected a coordinator of run ", machine_.order().run,
+            ", found one of run ", run, ": its log is another one"));
   }
   carry_out(machine_.heard(order.value()));
   leave_in_order();
@@ -96,18 +102,23 @@ void Leader::on(const ReportTask& task) {
   auto report = task.report;
   report.addresses = options_.addresses;
   report.progress = progress();
+  report.finished = finished_;
   connection->send(
       static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
 }
 
-// Of a replica: what the last of its ranks does.
+// Of a replica: what the busiest of its ranks does.
 Progress Leader::progress() const {
-  Progress all = progress_.front();
-  for (std::size_t rank = 1; rank < ranks(); ++rank) {
-    const auto& one = progress_[rank];
+  const auto weight = [](Activity activity) {
+    constexpr Activity kOrder[] = {Activity::kIdle,     Activity::kWaiting,
+                                   Activity::kReducing, Activity::kFetching,
+                                   Activity::kApplying, Activity::kComputing};
+    return std::find(std::begin(kOrder), std::end(kOrder), activity) - kOrder;
+  };
+  Progress all;
+  for (const auto& one : progress_) {
     all.serial += one.serial;
-    if (one.activity == Activity::kComputing ||
-        all.activity == Activity::kWaiting) {
+    if (weight(one.activity) > weight(all.activity)) {
       all.activity = one.activity;
     }
     if (!all.waits_for) {
@@ -200,7 +211,8 @@ void Leader::stop(const std::string& reason) {
   coordinator_.reset();
 }
 
-// What it promised to finish is finished, and nobody counts on it any more.
+// What it promised to finish is finished, nobody counts on it any more, and it is
+// not the only one that has what it has.
 void Leader::leave_in_order() {
   const auto& order = machine_.order();
   if (stopped_ || !machine_.report().leaving || busy_ ||
@@ -211,7 +223,16 @@ void Leader::leave_in_order() {
       order.members.begin(), order.members.end(), [&](const Member& one) {
         return one.incarnation == options_.replica.incarnation;
       });
-  if (!member) {
+  const auto others = std::count_if(
+      order.peers.begin(), order.peers.end(), [&](const Peer& one) {
+        return one.incarnation != options_.replica.incarnation;
+      });
+  const bool held =
+      std::any_of(order.peers.begin(), order.peers.end(), [&](const Peer& one) {
+        return one.incarnation != options_.replica.incarnation &&
+            one.held == order.canonical;
+      });
+  if (!member && (held || others == 0)) {
     stop({});
   }
 }
@@ -298,6 +319,7 @@ void Leader::on(std::size_t rank, const FinishedEvent&) {
     return;
   }
   finished_ = true;
+  report();
   linger_ = loop_.after(kLinger, [this] { stop({}); });
   end_in_order();
 }

@@ -18,6 +18,15 @@ namespace {
 constexpr Duration kPauseMin = std::chrono::milliseconds(5);
 constexpr Duration kPauseMax = std::chrono::milliseconds(100);
 
+// Canonical, or what led there: nothing else is worth a fetch.
+bool is_on_the_way(const Order& order, const StateId& state) {
+  return state == order.canonical ||
+      std::any_of(
+             order.recent.begin(), order.recent.end(), [&](const Commit& one) {
+               return one.base == state || one.result == state;
+             });
+}
+
 // Who can help, the best first: those that have come furthest, of these each
 // replica begins with another one. The order is of when a step was committed, so
 // who held the same then has the sum since.
@@ -29,7 +38,8 @@ std::vector<Peer> donors_for(
   std::vector<Peer> donors;
   for (const auto& peer : order.peers) {
     if (peer.replica != self && peer.held &&
-        (wants_sum || peer.held != task.held)) {
+        (wants_sum ||
+         (peer.held != task.held && is_on_the_way(order, *peer.held)))) {
       donors.push_back(peer);
     }
   }
@@ -136,9 +146,14 @@ void Leader::on(std::size_t rank, const FetchedEvent& event) {
       try_->answers.begin(), try_->answers.end(), [&](const auto& answer) {
         return answer->failure.empty() && answer->commit == first;
       });
-  // A sum is what was committed, or nothing.
+  // A sum is what was committed, or nothing; and the donor may be wrong about it.
+  const auto& recent = machine_.order().recent;
+  const auto known = std::find_if(
+      recent.begin(), recent.end(),
+      [&](const Commit& one) { return one.base == first.base; });
   const bool right = !try_->wants_sum ||
       (first.base == try_->task.held &&
+       (known == recent.end() || *known == first) &&
        first.gradients == digest_of_parts(digests));
   if (good && right) {
     fetch_done(true);

@@ -273,7 +273,7 @@ void RankAgent::give(std::uint64_t serial) {
 
 std::optional<ComputeCommand> RankAgent::next(const RankProgram& program) {
   for (;;) {
-    activity_.store(Activity::kIdle, std::memory_order_relaxed);
+    rest();
     const auto order = orders_.front();
     if (const auto* stop = std::get_if<StopCommand>(&order)) {
       if (stop->reason.empty()) {
@@ -307,10 +307,12 @@ bool RankAgent::finish(const ComputeCommand& task, const RankProgram& program) {
     if (const auto* apply = std::get_if<ApplyCommand>(&order)) {
       orders_.pop();
       make(*apply, program);
+      rest();
       return true;
     }
     const auto* snapshot = std::get_if<SnapshotCommand>(&order);
     if (snapshot == nullptr) {
+      rest();
       return false;
     }
     orders_.pop();
@@ -318,8 +320,14 @@ bool RankAgent::finish(const ComputeCommand& task, const RankProgram& program) {
   }
 }
 
-void RankAgent::end(const RankProgram& program) {
+// What the program does for itself, as long as it likes: others wait for it in the
+// next step at the latest.
+void RankAgent::rest() {
   activity_.store(Activity::kIdle, std::memory_order_relaxed);
+}
+
+void RankAgent::end(const RankProgram& program) {
+  rest();
   tell(FinishedEvent{});
   for (;;) {
     const auto order = orders_.front();

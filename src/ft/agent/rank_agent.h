@@ -91,7 +91,7 @@ class RankAgent {
   // step was made; false: they are of no use any more.
   bool finish(const ComputeCommand& task, const RankProgram& program);
   // It makes no more steps. Returns when nobody needs this replica any more, which
-  // takes 10 s at most.
+  // takes a minute at most.
   void end(const RankProgram& program);
 
  private:
@@ -111,6 +111,7 @@ class RankAgent {
   RingEvents ring_events();
   FetchOptions fetch_options() const;
   net::HostAddress donor(const RankAddress& address) const;
+  void rest();
   std::uint64_t digest_of(const std::string& sum) const;
   void give(std::uint64_t serial);
   void fetched(std::uint64_t serial, Result<Fetched> result);

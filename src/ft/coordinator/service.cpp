@@ -240,7 +240,7 @@ void Service::Impl::act_on(const Finding& finding) {
       book.failed(
           str("replica ", finding.replica), "it hangs: " + finding.reason,
           real.now());
-      decide(machine->lost(
+      decide(machine->hangs(
           finding.replica, finding.incarnation, finding.reason, clock.now()));
       return;
     case Finding::Kind::kSilent:
@@ -329,9 +329,7 @@ void Service::Impl::received(SessionId id, const net::Frame& frame) {
   const Instant now = clock.now();
   watch.heard(report.replica, report.incarnation, report.progress, now);
   book.heard(report, sessions.at(id).connection->peer(), real.now());
-  // One that hangs has a thread that still reports: it counts again when the
-  // threads that train have moved.
-  if (machine && !watch.hung(report.replica, report.incarnation)) {
+  if (machine) {
     decide(machine->heard(report, now));
   }
 }

@@ -138,17 +138,26 @@ const Watch::Life* Watch::life_of(ReplicaId replica) const {
   return found == newest_.end() ? nullptr : &found->second;
 }
 
-// Follows waits_for as long as it leads to somebody who is busy, or to one that is
-// known to hang. The end hangs if it is over its own limit: else it may still come.
-// In a circle that is where it began.
+// Follows waits_for to the one that waits for nobody, or that is known to hang. It
+// hangs if it is over its own limit: else it may still come. One that does nothing
+// has none: then it is the limit of who waits for it. In a circle it is where it
+// began.
 std::optional<Watch::Life> Watch::culprit(const Life& life, Instant now) const {
   std::set<Life> seen;
   Life at = life;
   while (seen.insert(at).second && !watched_.at(at).hung) {
     const auto& waits_for = watched_.at(at).progress.waits_for;
     const Life* next = waits_for ? life_of(*waits_for) : nullptr;
-    if (next == nullptr || !busy(watched_.at(*next).progress)) {
+    if (next == nullptr) {
       break;
+    }
+    const auto& other = watched_.at(*next).progress;
+    if (other.activity == Activity::kIdle &&
+        over_hard_limit(watched_.at(at), now)) {
+      return *next;
+    }
+    if (!busy(other)) {
+      break;  // It has what `at` lacks.
     }
     at = *next;
   }

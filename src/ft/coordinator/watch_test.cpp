@@ -181,6 +181,19 @@ TEST_F(Watched, WhoWaitsForOneThatIsDoneHangsItself) {
   EXPECT_EQ(found[0].replica, 0U);
 }
 
+TEST_F(Watched, OneThatDoesNothingWhileOthersWaitForItHangs) {
+  pass_steps(6);
+  ++serial_;
+  says(0, Activity::kReducing, serial_, 1);
+  says(1, Activity::kIdle, serial_);
+  says(2, Activity::kReducing, serial_, 1);
+  const auto found = pass(seconds(6));
+  ASSERT_FALSE(found.empty());
+  for (const auto& one : found) {
+    EXPECT_EQ(one.replica, 1U);
+  }
+}
+
 TEST_F(Watched, ASlowOneIsShownOnceAPhase) {
   pass_steps(6);
   says(1, Activity::kComputing, ++serial_);

@@ -39,6 +39,12 @@ Coordinator::Coordinator(
 
 // Why such a replica has no place here; empty: it has.
 std::string Coordinator::refusal(const Report& report) const {
+  constexpr std::int64_t kStepMax = std::int64_t{1} << 60;
+  if (report.incarnation == 0 ||
+      (report.held &&
+       (report.held->step < 0 || report.held->step > kStepMax))) {
+    return "expected a life other than 0 and a step of a run, found others";
+  }
   if (report.replica >= options_.replicas_max) {
     return str(
         "expected a replica below ", options_.replicas_max, ", found ",
@@ -87,9 +93,15 @@ Decisions Coordinator::heard(const Report& report, Instant now) {
       phase_ != Phase::kForming) {
     penalise(replica, now);
   }
+  count_suspicion(report, now);
+  known.hangs =
+      known.hangs && known.report.progress.serial == report.progress.serial;
   known.report = report;
   known.connected = true;
-  if (report.run == history_.run && report.held &&
+  if (report.finished) {
+    finished_ = report.held;
+  }
+  if (report.run == history_.run && report.held && report.held->step > 0 &&
       !history_.knows(*report.held)) {
     complaint_ =
         str("replica ", replica, " holds ", text_of(*report.held),
@@ -116,6 +128,38 @@ Decisions Coordinator::lost(
   }
   advance(now, decisions);
   return decisions;
+}
+
+Decisions Coordinator::hangs(
+    ReplicaId replica,
+    Incarnation incarnation,
+    const std::string& reason,
+    Instant now) {
+  Decisions decisions;
+  if (!counts(replica, incarnation)) {
+    return decisions;
+  }
+  known_.at(replica).hangs = true;
+  if (is_member(replica) && phase_ != Phase::kForming) {
+    penalise(replica, now);
+    why_ = str("replica ", replica, " hangs: ", reason);
+  }
+  advance(now, decisions);
+  return decisions;
+}
+
+// The first times it may be chance, or the one that suspects.
+void Coordinator::count_suspicion(const Report& report, Instant now) {
+  constexpr int kChances = 3;
+  const auto& suspicion = report.suspicion;
+  const auto& before = known_.at(report.replica).report.suspicion;
+  if (!suspicion || suspicion->epoch != history_.epoch || suspicion == before ||
+      !known_.contains(suspicion->accused)) {
+    return;
+  }
+  if (++suspected_[suspicion->accused] >= kChances) {
+    penalise(suspicion->accused, now);
+  }
 }
 
 Decisions Coordinator::tick(Instant now) {

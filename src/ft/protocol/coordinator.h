@@ -85,6 +85,13 @@ class Coordinator {
       Incarnation incarnation,
       const std::string& reason,
       Instant now);
+  // It is there and does nothing: it is left out until its progress moves, and
+  // still counts as one that holds what it holds.
+  Decisions hangs(
+      ReplicaId replica,
+      Incarnation incarnation,
+      const std::string& reason,
+      Instant now);
   Decisions tick(Instant now);
   // When tick() may have something to decide; none: never, by itself. Later than
   // `now`.
@@ -109,6 +116,7 @@ class Coordinator {
   struct Known {
     Report report;
     bool connected = false;
+    bool hangs = false;
     // It failed its peers: when it may train again, and how long next time.
     Instant out_until{};
     Duration backoff{};
@@ -174,6 +182,8 @@ class Coordinator {
       Duration settle,
       Decisions& decisions);
   void penalise(ReplicaId replica, Instant now);
+  void count_suspicion(const Report& report, Instant now);
+  void end_run(Decisions& decisions);
   void give_samples(std::vector<Member>& members, const SampleSet& taken) const;
   Epoch next_epoch();
   void write(Record record, const std::string& reason, Decisions& decisions);
@@ -191,13 +201,15 @@ class Coordinator {
   std::uint64_t config_ = 0;  // That replicas must have.
   std::string why_;
   std::string complaint_;
-  Instant form_at_{};                  // Not before.
-  Instant start_at_{};                 // With fewer than replicas_start.
-  Instant reconnect_until_{};          // Members of the last epoch may be late.
-  Instant join_until_{};               // While joining.
-  Instant plan_until_{};               // While planned.
-  std::optional<Instant> first_vote_;  // Of the attempt under way.
-  std::optional<Instant> lost_since_;  // No holder of the canonical state.
+  Instant form_at_{};          // Not before.
+  Instant start_at_{};         // With fewer than replicas_start.
+  Instant reconnect_until_{};  // Members of the last epoch may be late.
+  Instant join_until_{};       // While joining.
+  Instant plan_until_{};       // While planned.
+  std::map<ReplicaId, int> suspected_;  // How often, since the last commit.
+  std::optional<StateId> finished_;     // A replica's program ended with it.
+  std::optional<Instant> first_vote_;   // Of the attempt under way.
+  std::optional<Instant> lost_since_;   // No holder of the canonical state.
 };
 
 }  // namespace sherd::ft

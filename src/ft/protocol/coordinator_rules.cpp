@@ -33,7 +33,7 @@ bool Coordinator::is_member(ReplicaId replica) const {
 }
 
 bool Coordinator::is_out(const Known& known, Instant now) const {
-  return !known.connected || now < known.out_until;
+  return !known.connected || known.hangs || now < known.out_until;
 }
 
 bool Coordinator::can_train(
@@ -155,7 +155,7 @@ std::string Coordinator::broken() const {
     if (known.report.incarnation != member.incarnation) {
       return str(name_of(member.replica), " has started anew");
     }
-    if (!known.connected) {
+    if (!known.connected || known.hangs) {
       return why_;
     }
     const auto& suspicion = known.report.suspicion;
@@ -362,8 +362,16 @@ void Coordinator::salvage(
 bool Coordinator::plan(Instant now, Decisions& decisions) {
   if (planned_) {
     auto reason = plan_broken();
-    if (reason.empty() && now >= plan_until_ && !plan_is_joined()) {
+    const bool late = now >= plan_until_;
+    if (reason.empty() && late && !plan_is_joined()) {
       reason = str(text_of(planned_->epoch), " was not joined by all");
+    }
+    for (const auto& member : planned_->members) {
+      const auto& known = known_.at(member.replica);
+      if (reason.empty() && late && !is_member(member.replica) &&
+          !can_join(known, now)) {
+        reason = str(name_of(member.replica), " cannot keep up");
+      }
     }
     if (reason.empty()) {
       return false;
@@ -418,6 +426,10 @@ bool Coordinator::roll_back(Instant now, Decisions& decisions) {
     lost_since_.reset();
     return false;
   }
+  if (finished_ == history_.canonical) {
+    end_run(decisions);
+    return false;
+  }
   lost_since_ = lost_since_.value_or(now);
   if (now < *lost_since_ + options_.hold_time) {
     return false;
@@ -435,6 +447,20 @@ bool Coordinator::roll_back(Instant now, Decisions& decisions) {
 }
 
 // ---- what they do ----
+
+// Programs have ended with the last step, and so has who had it: nobody is to
+// train all of it again.
+void Coordinator::end_run(Decisions& decisions) {
+  for (auto& [replica, known] : known_) {
+    if (known.connected) {
+      Order end = order();
+      end.fenced = str("the run has ended with ", text_of(*history_.canonical));
+      decisions.push_back(
+          {Tell{replica, known.report.incarnation, end}, end.fenced});
+      known.connected = false;
+    }
+  }
+}
 
 void Coordinator::commit_step(
     std::uint64_t gradients,
@@ -487,6 +513,7 @@ void Coordinator::commit_step(
   const auto result = commit.result;
   write(std::move(record), reason, decisions);
   first_vote_.reset();
+  suspected_.clear();
   if (switches) {
     const auto epoch = planned_->epoch;
     begin_epoch(

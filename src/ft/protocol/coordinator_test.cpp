@@ -57,6 +57,10 @@ class Play {
     take(coordinator_.lost(
         replica, report(replica).incarnation, "killed by the test", now_));
   }
+  void hang(ReplicaId replica) {
+    take(coordinator_.hangs(
+        replica, report(replica).incarnation, "it does nothing", now_));
+  }
   void wait(Duration time) {
     now_ += time;
     take(coordinator_.tick(now_));
@@ -421,6 +425,66 @@ History fold(const std::vector<Record>& log) {
     append(history, record);
   }
   return history;
+}
+
+TEST(Coordinator, WhoHangsIsLeftOutAndStillHoldsWhatItHolds) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.hang(1);
+  play.wait(kSettle);
+  EXPECT_THAT(play.members(0), ElementsAre(0));
+  EXPECT_EQ(play.order(1).epoch, play.order(0).epoch);  // It is told.
+  play.join({0});
+  play.vote(0);
+  play.apply({0, 1});
+  play.hang(0);
+  play.lose(1);
+  play.report(2).held = kFirst;
+  play.say(2);
+  play.wait(kHold * 2);
+  // Whoever hangs may wake up.
+  EXPECT_EQ(play.coordinator().history().canonical->step, 1);
+  play.report(0).progress.serial = 1;
+  play.say(0);
+  EXPECT_THAT(play.members(0), ElementsAre(0));
+}
+
+TEST(Coordinator, ALinkThatFailsAgainAndAgainCostsItsEndAPlace) {
+  Play play(options_of(1, 3));
+  play.begin({0, 1, 2});
+  for (int times = 0; times < 4; ++times) {
+    const auto epoch = play.order(0).epoch;
+    play.report(0).suspicion = Suspicion{epoch, 1, "checksum"};
+    play.say(0);
+    play.wait(kSettle);
+    play.join({0, 1, 2});
+  }
+  EXPECT_THAT(play.members(0), ElementsAre(0, 2));
+}
+
+TEST(Coordinator, NobodyTrainsAgainWhatHasEnded) {
+  Play play(options_of(1, 1));
+  play.begin({0});
+  play.vote(0);
+  play.apply({0});
+  play.report(0).finished = true;
+  play.say(0);
+  play.lose(0);
+  play.report(1).held = kFirst;
+  play.say(1);
+  EXPECT_THAT(play.order(1).fenced, HasSubstr("the run has ended with step 1"));
+  play.wait(kHold * 2);
+  EXPECT_EQ(play.coordinator().history().canonical->step, 1);
+}
+
+TEST(Coordinator, OtherFirstValuesAreFetchedOver) {
+  Play play(options_of(1, 1));
+  play.begin({0});
+  play.report(1).run = 1;
+  play.report(1).held = StateId{0, {9, 9}};
+  play.say(1);
+  EXPECT_EQ(play.coordinator().complaint(), "");
+  EXPECT_THAT(play.members(0), ElementsAre(0));
 }
 
 TEST(Coordinator, ANewTermGoesOnFromTheLog) {

@@ -67,6 +67,7 @@ struct Report {
   std::optional<Vote> vote;
   std::optional<Suspicion> suspicion;
   bool leaving = false;                // After the step it is in.
+  bool finished = false;               // Its program makes no more steps.
   std::vector<RankAddress> addresses;  // By rank of the replica.
   Progress progress;
   bool operator==(const Report&) const = default;

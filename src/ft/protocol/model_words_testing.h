@@ -123,7 +123,7 @@ class ModelAccess {
     words.push_back(static_cast<std::uint64_t>(all.phase_));
     for (const auto& [replica, known] : all.known_) {
       add(words, known.report);
-      words.push_back(known.connected ? 1 : 0);
+      words.push_back((known.connected ? 1U : 0U) + (known.hangs ? 2U : 0U));
       add(words, known.out_until);
       add(words, known.backoff);
       add(words, known.member_since);
@@ -131,6 +131,9 @@ class ModelAccess {
     add(words, all.planned_);
     words.push_back(all.number_);
     words.push_back(all.complaint_.empty() ? 0 : 1);
+    for (const auto& [replica, times] : all.suspected_) {
+      words.insert(words.end(), {replica, static_cast<std::uint64_t>(times)});
+    }
     add(words, all.form_at_);
     add(words, all.start_at_);
     add(words, all.reconnect_until_);

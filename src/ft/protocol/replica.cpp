@@ -12,8 +12,14 @@ namespace {
 
 auto age_of(const Order& order) {
   return std::make_tuple(
-      order.term, order.epoch, order.canonical.step, order.stage,
-      order.planned ? order.planned->epoch : Epoch());
+      order.term, order.epoch, order.canonical.step, order.stage);
+}
+
+// A plan may be taken back, and no later one has a lower number.
+bool is_older(const Order& order, const Order& than) {
+  return age_of(order) < age_of(than) ||
+      (age_of(order) == age_of(than) && order.planned && than.planned &&
+       order.planned->epoch < than.planned->epoch);
 }
 
 const Member* find(
@@ -57,18 +63,18 @@ Tasks Replica::heard(const Order& order) {
   if (stopped_ || order.term < order_.term) {
     return tasks;
   }
-  auto reason = order.fenced;
+  // A coordinator with another log has nothing to say here, and what is held may
+  // be all that there is of the run.
   if (run_ != 0 && order.run != run_) {
-    reason =
-        str("this is run ", run_, ", the coordinator is of run ", order.run);
-  }
-  if (!reason.empty()) {
-    stopped_ = true;
-    stop_reducing(tasks);
-    tasks.push_back(StopTask{reason});
     return tasks;
   }
-  if (age_of(order) < age_of(order_)) {
+  if (!order.fenced.empty()) {
+    stopped_ = true;
+    stop_reducing(tasks);
+    tasks.push_back(StopTask{order.fenced});
+    return tasks;
+  }
+  if (is_older(order, order_)) {
     return tasks;
   }
   const auto before = report();

@@ -291,14 +291,23 @@ TEST(Replica, AFencedLifeEnds) {
       names(replica.heard(order_of({1, 2}, Stage::kJoining))), IsEmpty());
 }
 
-TEST(Replica, ACoordinatorOfAnotherRunEndsIt) {
+TEST(Replica, ACoordinatorOfAnotherRunHasNothingToSay) {
   auto replica = reducing();
+  const auto before = replica;
   auto order = order_of({2, 1}, Stage::kRunning);
   order.run = 8;
-  const auto tasks = replica.heard(order);
-  EXPECT_EQ(
-      std::get<StopTask>(tasks.back()).reason,
-      "this is run 7, the coordinator is of run 8");
+  order.fenced = "this is run 8, the replica is of run 7";
+  EXPECT_THAT(names(replica.heard(order)), IsEmpty());
+  EXPECT_TRUE(replica == before);
+}
+
+TEST(Replica, APlanMayBeTakenBack) {
+  auto replica = reducing();
+  auto order = order_of({1, 1}, Stage::kRunning);
+  order.planned = PlannedEpoch{{1, 2}, order.members};
+  replica.heard(order);
+  replica.heard(order_of({1, 1}, Stage::kRunning));
+  EXPECT_FALSE(replica.order().planned.has_value());
 }
 
 TEST(Replica, WhatIsDamagedIsFetchedAnewAndLeavesTheEpoch) {

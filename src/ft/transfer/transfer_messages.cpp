@@ -24,6 +24,7 @@ void write(ByteWriter& out, const Commit& commit) {
   write(out, commit.base);
   write(out, commit.result);
   out.u64(commit.gradients);
+  out.i64(commit.samples);
 }
 
 std::int64_t read_step(ByteReader& in) {
@@ -50,6 +51,7 @@ Commit read_commit(ByteReader& in) {
   commit.base = read_state(in);
   commit.result = read_state(in);
   commit.gradients = in.u64("a digest");
+  commit.samples = in.i64("samples");
   return commit;
 }
 

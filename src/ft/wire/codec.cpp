@@ -203,6 +203,7 @@ void fields(Io& io, Of<Io, Report>& report) {
   io.maybe("a vote", report.vote);
   io.maybe("a suspicion", report.suspicion);
   io.flag("whether it leaves", report.leaving);
+  io.flag("whether it has finished", report.finished);
   io.list("addresses", kAddressList, report.addresses);
   fields(io, report.progress);
 }
