@@ -50,7 +50,8 @@ PARTS = {
     "launch": Part(("base", "net", "plan"), torch=False),
     "ft/protocol": Part(("base",), torch=False),
     "ft/session": Part(
-        ("base", "net", "comm", "ckpt", "optim", "ft/protocol", "ft/agent"),
+        ("base", "net", "comm", "ckpt", "optim", "ft/protocol", "ft/agent",
+         "sherd/ft/replica_session.h"),
         torch=True),
     "ft/wire": Part(("base", "net", "ft/protocol"), torch=False),
     "ft/agent": Part(
@@ -90,7 +91,8 @@ PARTS = {
         torch=False),
     "ft": Part(
         ("base", "net", "plan", "comm", "ckpt", "ft/protocol",
-         "exchange/exchange.h"),
+         "exchange/exchange.h",
+         "sherd/optim/named_parameters.h"),
         torch=True),
 }
 # Every part may throw sherd::Error.

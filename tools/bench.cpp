@@ -104,15 +104,9 @@ void expect_file(const std::string& path, int access, const char* remedy) {
 }
 
 StepPrograms programs(const BenchArguments& arguments) {
-  StepPrograms found;
-  found.sherd = path_of_program("sherd");
-  found.rank = path_of_program("sherd-bench-rank");
+  StepPrograms found = programs_of_ranks();
   found.python = arguments.python;
   found.peer_script = SHERD_BENCH_SOURCE "/bench/peer_rank.py";
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    found.environment.emplace_back(*variable);
-  }
-  expect_file(found.rank, X_OK, "it needs a build with LibTorch");
   if (bench::contenders_of(arguments.step).size() > 2) {
     expect_file(found.peer_script, R_OK, "--peers none does without it");
     if (found.python.find('/') != std::string::npos) {
@@ -239,6 +233,17 @@ void expect_program(const char* name) {
   expect_file(path_of_program(name), X_OK, "it needs a build with LibTorch");
 }
 
+StepPrograms programs_of_ranks() {
+  expect_program("sherd-bench-rank");
+  StepPrograms found;
+  found.sherd = path_of_program("sherd");
+  found.rank = path_of_program("sherd-bench-rank");
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    found.environment.emplace_back(*variable);
+  }
+  return found;
+}
+
 Circumstances circumstances() {
   return {
       .sherd_version = SHERD_VERSION,
@@ -268,12 +273,16 @@ Subcommand add_bench(CLI::App& app) {
   step_app->footer(kExamples);
   add_step_options(*step_app, *arguments);
   const BenchCommand collectives = add_collectives(*bench_app);
+  const BenchCommand faults = add_faults(*bench_app);
   return {
       .app = bench_app,
-      .run = [arguments,
-              collectives](const std::vector<std::string>& /*program*/) {
-        return collectives.app->parsed() ? collectives.run()
-                                         : run_step(*arguments);
+      .run = [=](const std::vector<std::string>& /*program*/) {
+        for (const BenchCommand& other : {collectives, faults}) {
+          if (other.app->parsed()) {
+            return other.run();
+          }
+        }
+        return run_step(*arguments);
       }};
 }
 

@@ -21,12 +21,16 @@ struct BenchCommand {
 
 // sherd bench collectives.
 BenchCommand add_collectives(CLI::App& bench_app);
+// sherd bench faults.
+BenchCommand add_faults(CLI::App& bench_app);
 
 // Throws where times would mean nothing.
 void expect_release_build();
 // Beside this program; throws when there is none.
 std::string path_of_program(const char* name);
 void expect_program(const char* name);
+// What starts ranks, and with which environment; throws when there is none.
+bench::StepPrograms programs_of_ranks();
 bench::Circumstances circumstances();
 void warn_when_busy();
 

@@ -156,12 +156,21 @@ class ToyRank {
 
   RankProgram program() {
     return {
-        .snapshot = [this] { return model_.snapshot(); },
-        .restore = [this](std::string_view bytes) { model_.restore(bytes); },
+        .snapshot =
+            [this] {
+              return model_.snapshot() +
+                  std::string(options_.ballast_bytes, 'b');
+            },
+        .restore =
+            [this](std::string_view bytes) {
+              model_.restore(
+                  bytes.substr(0, bytes.size() - options_.ballast_bytes));
+            },
         .update =
-            [this](std::int64_t step, const float* gradients) {
-              reach("update", step);
+            [this](const Commit& commit, const float* gradients) {
+              reach("update", commit.result.step);
               model_.update(gradients);
+              tell_held(commit.result);
             }};
   }
 
@@ -247,8 +256,8 @@ Tale tale_of(const std::string& bytes) {
   Instant::rep at = 0;
   std::istringstream in(bytes);
   in >> kind >> at >> tale.state.step >> tale.state.lineage.high >>
-      tale.state.lineage.low >> tale.hash >> tale.samples >>
-      tale.descriptors >> tale.threads;
+      tale.state.lineage.low >> tale.hash >> tale.samples >> tale.descriptors >>
+      tale.threads;
   SHERD_CHECK(!in.fail(), "[toy] expected a tale, found \"", bytes, "\"");
   tale.kind = static_cast<Tale::Kind>(kind);
   tale.at = Instant(at);

@@ -29,6 +29,8 @@ struct ToyRankOptions {
   std::vector<std::int64_t> buckets;
   std::uint64_t config = 5;
   std::uint64_t fetch_bytes_per_s_max = 0;
+  // That a state has besides, which sums have not.
+  std::size_t ballast_bytes = 0;
   net::HostAddress coordinator;
   // Where it stops and asks: points, and steps at which; step -1: at each.
   std::set<std::pair<std::string, std::int64_t>> armed;

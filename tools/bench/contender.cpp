@@ -4,9 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
 #include <array>
@@ -14,6 +12,7 @@
 #include <cstring>
 #include <utility>
 #include <sherd/base/error.h>
+#include "bench/child_process.h"
 
 namespace sherd::tools::bench {
 namespace {
@@ -39,43 +38,12 @@ void close_fd(int& fd) {
   }
 }
 
-std::vector<char*> pointers(const std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  result.reserve(strings.size() + 1);
-  for (const auto& text : strings) {
-    result.push_back(const_cast<char*>(text.c_str()));
-  }
-  result.push_back(nullptr);
-  return result;
-}
-
 std::vector<std::string> launch_command(const ContenderSetup& setup) {
   std::vector<std::string> command = {
       setup.sherd,   "run",     "-n",          std::to_string(setup.ranks),
       "--no-prefix", "--grace", kGraceSeconds, "--"};
   command.insert(command.end(), setup.command.begin(), setup.command.end());
   return command;
-}
-
-// In the child; only calls that are safe after fork.
-[[noreturn]] void become(
-    char* const* command,
-    char* const* environment,
-    std::array<int, 3> standard,
-    const sigset_t& mask,
-    pid_t parent) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) {
-    ::_exit(128 + SIGKILL);
-  }
-  // Ctrl-C reaches this group's leader alone, which ends all contenders.
-  ::setpgid(0, 0);
-  for (int fd = 0; fd < 3; ++fd) {
-    ::dup2(standard[static_cast<std::size_t>(fd)], fd);
-  }
-  ::sigprocmask(SIG_SETMASK, &mask, nullptr);
-  ::execve(command[0], command, environment);
-  ::_exit(127);
 }
 
 }  // namespace
@@ -129,16 +97,11 @@ void Contender::start(const ContenderSetup& setup) {
   }
   to_ = in[1];
   from_ = out[0];
-  const auto words = launch_command(setup);
-  const auto command = pointers(words);
-  const auto environment = pointers(setup.environment);
-  const pid_t parent = ::getpid();
-  process_ = ::fork();
-  if (process_ == 0) {
-    become(
-        command.data(), environment.data(), {in[0], out[1], errors_},
-        signals_.mask_before(), parent);
-  }
+  process_ = start_child(
+      {.command = launch_command(setup),
+       .environment = setup.environment,
+       .standard = {in[0], out[1], errors_},
+       .mask = signals_.mask_before()});
   ::close(in[0]);
   ::close(out[1]);
   if (process_ < 0) {
@@ -156,13 +119,7 @@ Contender::~Contender() {
   close_fd(errors_);
 }
 
-int Contender::reap() {
-  int status = 0;
-  while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) {
-  }
-  process_ = -1;
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
+int Contender::reap() { return wait_for_end(std::exchange(process_, -1)); }
 
 std::string Contender::last_lines() const {
   const auto size = ::lseek(errors_, 0, SEEK_END);

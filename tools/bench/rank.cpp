@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-bench-rank: one rank of the contenders "bound" and "sherd". Rank 0 is
-// told by `sherd bench` what to do (protocol.h) and tells the others.
+// sherd-bench-rank: one rank of the contenders "bound" and "sherd", whose rank 0
+// is told by `sherd bench` what to do (protocol.h) and tells the others, or of
+// "replica" (replica_rank.h).
 #include <unistd.h>
 #include <algorithm>
 #include <chrono>
@@ -17,6 +18,7 @@
 #include <torch/torch.h>
 #include "bench/protocol.h"
 #include "bench/rank_main.h"
+#include "bench/replica_rank.h"
 #include "bench/trainee.h"
 #include "bench/work.h"
 
@@ -28,14 +30,6 @@ constexpr auto kIdleDeadline = std::chrono::hours(24 * 7);
 // Enough that nothing is learnt by heart; then they come again.
 constexpr int kBatches = 64;
 
-// SplitMix64's finaliser, as in bench/peer_rank.py.
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31U);
-}
-
 // Random bytes [batch, sequence + 1] of one rank's part of a step.
 at::Tensor bytes_of(const Work& work, int step, const World& world) {
   auto bytes = torch::empty({work.batch, work.sequence + 1}, torch::kLong);
@@ -44,7 +38,7 @@ at::Tensor bytes_of(const Work& work, int step, const World& world) {
       static_cast<std::uint64_t>(step * world.size() + world.rank());
   auto* out = bytes.data_ptr<std::int64_t>();
   for (std::uint64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<std::int64_t>(mix(part * count + i) >> 56U);
+    out[i] = random_byte(part * count + i);
   }
   return bytes;
 }
@@ -145,6 +139,7 @@ class RankLoop {
 int rank_command(int argc, char** argv) {
   CLI::App app("One rank of a contender of `sherd bench`", "sherd-bench-rank");
   TraineeOptions options;
+  ReplicaRankOptions replica;
   app.add_option("--contender", options.contender)->required();
   app.add_option("--layers", options.work.layers)->required();
   app.add_option("--width", options.work.width)->required();
@@ -159,12 +154,23 @@ int rank_command(int argc, char** argv) {
   app.add_option("--budget-bytes", options.budget_bytes);
   app.add_option("--update", options.update);
   app.add_option("--barrier", options.barrier);
+  app.add_option("--folder", replica.folder);
+  app.add_option("--gate", replica.gate);
+  app.add_option("--hash-every", replica.hash_every);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }
   torch::set_num_threads(1);
+  if (options.contender == "replica") {
+    heed_leave_signal();
+    StepFile file(replica.folder, life_name());
+    auto world = World::from_environment();
+    train_as_replica(world, options, replica, file);
+    world.close();
+    return 0;
+  }
   auto world = World::from_environment({.deadline = kIdleDeadline});
   RankLoop(world, options).run();
   world.close();

@@ -99,28 +99,6 @@ std::vector<std::string> rank_command(
   return command;
 }
 
-// The user's, less what must be equal for all: one thread a rank, and a heap
-// that keeps its memory where asked for.
-std::vector<std::string> environment_of(
-    const StepConfig& config, std::vector<std::string> environment) {
-  std::vector<std::pair<std::string, std::string>> ours = {
-      {"OMP_NUM_THREADS=", "1"}, {"MKL_NUM_THREADS=", "1"}};
-  if (config.heap == "kept") {
-    ours.emplace_back("MALLOC_TRIM_THRESHOLD_=", "1000000000000");
-    ours.emplace_back("MALLOC_MMAP_THRESHOLD_=", "1000000000000");
-    // Heaps of other threads, Gloo's for instance, hold 64 MiB each and ask the
-    // kernel for what is larger.
-    ours.emplace_back("MALLOC_ARENA_MAX=", "1");
-  }
-  for (const auto& [name, value] : ours) {
-    std::erase_if(environment, [&](const std::string& entry) {
-      return entry.starts_with(name);
-    });
-    environment.push_back(name + value);
-  }
-  return environment;
-}
-
 // The contenders of one measurement, and what is known of each so far.
 class Race {
  public:
@@ -129,7 +107,8 @@ class Race {
       const StepPrograms& programs,
       const SignalEvents& signals)
       : config_(config) {
-    const auto environment = environment_of(config, programs.environment);
+    const auto environment =
+        contender_environment(programs.environment, config.heap);
     for (const auto& name : contenders_of(config)) {
       const ContenderSetup setup{
           .name = name,
@@ -272,6 +251,26 @@ StepResult run(Race& race, const StepConfig& config, const Progress& progress) {
 }
 
 }  // namespace
+
+std::vector<std::string> contender_environment(
+    std::vector<std::string> environment, const std::string& heap) {
+  std::vector<std::pair<std::string, std::string>> ours = {
+      {"OMP_NUM_THREADS=", "1"}, {"MKL_NUM_THREADS=", "1"}};
+  if (heap == "kept") {
+    ours.emplace_back("MALLOC_TRIM_THRESHOLD_=", "1000000000000");
+    ours.emplace_back("MALLOC_MMAP_THRESHOLD_=", "1000000000000");
+    // Heaps of other threads, Gloo's for instance, hold 64 MiB each and ask the
+    // kernel for what is larger.
+    ours.emplace_back("MALLOC_ARENA_MAX=", "1");
+  }
+  for (const auto& [name, value] : ours) {
+    std::erase_if(environment, [&](const std::string& entry) {
+      return entry.starts_with(name);
+    });
+    environment.push_back(name + value);
+  }
+  return environment;
+}
 
 StepResult measure(
     const StepConfig& config,

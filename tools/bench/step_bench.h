@@ -58,6 +58,11 @@ struct StepPrograms {
   std::vector<std::string> environment;  // "NAME=value" each.
 };
 
+// The user's, less what must be equal for all: one thread a rank, and a heap that
+// keeps its memory where asked for (StepConfig::heap).
+std::vector<std::string> contender_environment(
+    std::vector<std::string> environment, const std::string& heap);
+
 // One contender's times, and what it needed.
 struct Measured {
   std::string name;

@@ -147,24 +147,6 @@ class Bound final : public Trainee {
   std::vector<at::Tensor> steps_;
 };
 
-FullyShardOptions shard_options(const TraineeOptions& options) {
-  FullyShardOptions shard;
-  shard.units = units::of_type<models::BlockImpl>();
-  shard.exchange = tools::exchange_named(options.exchange);
-  if (options.strategy == "shard_grad_op") {
-    shard.strategy = Strategy::kShardGradOp;
-  } else if (options.strategy == "no_shard") {
-    shard.strategy = Strategy::kNoShard;
-  }
-  if (options.dtype == "bf16") {
-    shard.mixed_precision.param_dtype = at::kBFloat16;
-  }
-  if (options.budget_bytes > 0) {
-    shard.budget_bytes = options.budget_bytes;
-  }
-  return shard;
-}
-
 // A model, the handle that distributes it, and sherd's AdamW.
 template <typename Handle>
 class Distributed final : public Trainee {
@@ -197,6 +179,32 @@ class Distributed final : public Trainee {
 };
 
 }  // namespace
+
+FullyShardOptions shard_options(const TraineeOptions& options) {
+  FullyShardOptions shard;
+  shard.units = units::of_type<models::BlockImpl>();
+  shard.exchange = tools::exchange_named(options.exchange);
+  if (options.strategy == "shard_grad_op") {
+    shard.strategy = Strategy::kShardGradOp;
+  } else if (options.strategy == "no_shard") {
+    shard.strategy = Strategy::kNoShard;
+  }
+  if (options.dtype == "bf16") {
+    shard.mixed_precision.param_dtype = at::kBFloat16;
+  }
+  if (options.budget_bytes > 0) {
+    shard.budget_bytes = options.budget_bytes;
+  }
+  return shard;
+}
+
+std::int64_t random_byte(std::uint64_t number) {
+  // SplitMix64's finaliser, as in bench/peer_rank.py.
+  std::uint64_t x = number + 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
+  return static_cast<std::int64_t>((x ^ (x >> 31U)) >> 56U);
+}
 
 std::unique_ptr<Trainee> make_trainee(
     const World& world, const TraineeOptions& options) {

@@ -21,6 +21,7 @@
 #include <ATen/core/Tensor.h>
 #include <sherd/comm/world.h>
 #include <sherd/models/gpt.h>
+#include <sherd/shard/fully_shard.h>
 #include "bench/work.h"
 
 namespace sherd::tools::bench {
@@ -40,6 +41,12 @@ struct TraineeOptions {
   std::string update = "step";    // Of sherd: by "step" or in "backward".
   std::string barrier;            // File of the bound's StepBarrier.
 };
+
+// What fully_shard gets.
+FullyShardOptions shard_options(const TraineeOptions& options);
+
+// The byte of that number in what all contenders train on.
+std::int64_t random_byte(std::uint64_t number);
 
 class Trainee {
  public:

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Cluster is a fault-tolerant run on this host: a coordinator and replicas of some
+// ranks, each a process that is really killed, stopped and started again, and
+// proxies between them where a test wants to spoil connections. A test arms what
+// happens at which point of which rank, runs it, and asks the Outcome. Like the
+// launcher it ends the siblings of a rank that dies. Thread rule: one thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+#include <sherd/ft/coordinator.h>
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "ft/outcome.h"
+#include "ft/toy_rank.h"
+#include "support/fault_proxy.h"
+#include "support/scratch_folder.h"
+
+namespace sherd::ft::test {
+
+struct ClusterOptions {
+  int replicas = 3;
+  int ranks = 1;
+  std::int64_t steps = 30;
+  std::chrono::microseconds step_time{20000};
+  std::vector<std::int64_t> buckets{1500, 2501};
+  std::int64_t samples = 4;  // Of a replica and step.
+  // A replica that is lost is started again, so long after.
+  bool restarts = false;
+  std::chrono::milliseconds restart_after{0};
+  // One that has left in order comes back, too.
+  bool returns = false;
+  bool ends_siblings = true;
+  // Who has not ended so long after the first that has made the last step is not
+  // waited for; 0: all are.
+  std::chrono::milliseconds ends_after_done{0};
+  // Proxies between all pairs of replicas, and to the coordinator.
+  bool links = false;
+  // Proxies before those that states are fetched from.
+  bool fetch_links = false;
+  std::uint64_t fetch_bytes_per_s_max = 0;
+  std::size_t ballast_bytes = 0;
+  // What is not of the cluster's own: its limits and timeouts.
+  CoordinateOptions coordinator{};
+  std::chrono::milliseconds limit{40000};
+};
+
+// When a rank reaches a point, in one life of its replica. The points are those of
+// RankAgentHooks and the program's: "idle", "forward", "backward", "gradients",
+// "update".
+struct Moment {
+  ReplicaId replica = 0;
+  int rank = 0;
+  std::string point;
+  std::int64_t step = 0;  // That it is about to make; -1: whenever.
+  int life = 1;
+};
+
+class Cluster {
+ public:
+  explicit Cluster(const ClusterOptions& options);
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  // ---- the script, before run() or from within ----
+
+  // `act` is called when the moment comes for the first time, and the thread that
+  // reached it waits until it returns; what it returns the rank does: nothing,
+  // "throw", "exit", "segv", "abort", "leave", "sleep MS", "flip gradient" or
+  // "flip parameter".
+  void at(const Moment& moment, std::function<std::string()> act);
+  void kill_at(const Moment& moment);
+  // And continued after so long; 0: never.
+  void stop_at(const Moment& moment, std::chrono::milliseconds lasts);
+  void order_at(const Moment& moment, const std::string& order);
+  // When a rank is the first to hold that step.
+  void when_held(std::int64_t step, std::function<void()> act);
+  void after(Duration time, std::function<void()> act);
+
+  // ---- what it may do ----
+
+  // A new life.
+  void start(ReplicaId replica);
+  void signal(ReplicaId replica, int rank, int number);
+  void signal_all(ReplicaId replica, int number);
+  // Of the last life; it may be woken when there is another.
+  pid_t pid_of(ReplicaId replica, int rank);
+  void wake(pid_t pid);
+  void start_coordinator();
+  void signal_coordinator(int number);
+  // Stops it and starts another on the same log, for all links; then continues
+  // the former one.
+  void start_successor();
+  // And has this replica talk to it alone, until it forgets it again.
+  void wake_former(ReplicaId replica);
+  void forget_former(ReplicaId replica);
+  // With this log in place of its own, for starts to come.
+  void set_log(const std::string& path) { options_.coordinator.log = path; }
+  const std::string& log() const { return options_.coordinator.log; }
+  // For starts to come.
+  void set_config(std::uint64_t config) { config_ = config; }
+  void set_restarts(bool restarts) { options_.restarts = restarts; }
+
+  sherd::test::FaultProxy& link(ReplicaId from, ReplicaId to, int rank = 0);
+  sherd::test::FaultProxy& coordinator_link(ReplicaId replica);
+  sherd::test::FaultProxy& fetch_link(ReplicaId donor, int rank = 0);
+  // Cuts all links between these two; everything arrives after heal().
+  void part(ReplicaId one, ReplicaId other);
+  void heal();
+
+  std::int64_t last_held() const { return last_held_; }
+  bool lives(ReplicaId replica) const;
+  int life_of(ReplicaId replica) const;
+
+  // Until all processes that are not stopped have ended.
+  Outcome run();
+
+ private:
+  struct Process {
+    Life life;
+    Descriptor socket;
+    Descriptor ended;
+    bool stopped = false;
+    bool gone = false;
+  };
+  struct Armed {
+    Moment moment;
+    std::function<std::string()> act;
+    bool done = false;
+  };
+  using Key = std::tuple<ReplicaId, ReplicaId, int>;
+
+  void make_links();
+  void fork_rank(ReplicaId replica, int rank, Incarnation incarnation);
+  ToyRankOptions rank_options(
+      ReplicaId replica, int rank, Incarnation incarnation) const;
+  Process* process(ReplicaId replica, int rank);
+  void turn(Instant until);
+  void run_timers();
+  void listen_to(Process& process);
+  void heard(Process& process, const Tale& tale);
+  void introduce(ReplicaId replica);
+  std::string published(const Process& process);
+  void reached(Process& process, const Tale& tale);
+  void reap(Process& process);
+  void lost(const Process& process);
+  void start_later(ReplicaId replica);
+  bool over() const;
+  void end_coordinator();
+  Outcome outcome(bool in_time);
+
+  const sherd::testing::ScratchFolder folder_;
+  ClusterOptions options_;
+  const SteadyClock clock_;
+  std::uint64_t config_ = 5;
+  std::vector<std::unique_ptr<Process>> processes_;
+  std::vector<std::unique_ptr<Armed>> armed_;
+  std::multimap<Instant, std::function<void()>> timers_;
+  std::multimap<std::int64_t, std::function<void()>> when_held_;
+  std::map<ReplicaId, int> lives_;
+  std::set<ReplicaId> to_start_;
+  std::map<Key, std::unique_ptr<sherd::test::FaultProxy>> links_;
+  std::map<ReplicaId, std::unique_ptr<sherd::test::FaultProxy>> to_coordinator_;
+  std::map<std::pair<ReplicaId, int>, std::unique_ptr<sherd::test::FaultProxy>>
+      fetch_links_;
+  std::vector<pid_t> coordinators_;
+  int former_port_ = 0;
+  Incarnation incarnations_ = 100;
+  std::int64_t last_held_ = -1;
+  Instant struck_at_{0};
+  Instant done_at_{0};  // The first one; 0: none is.
+};
+
+}  // namespace sherd::ft::test

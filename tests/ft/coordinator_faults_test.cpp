@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Coordinators that are killed around a decision, come back with another log, or
+// are two. F26 and F27 are LogStoreKilled and LogStoreOnSmallDisks of
+// ft_coordinator_test.
+#include <chrono>
+#include <csignal>
+#include <random>
+#include <string>
+#include <variant>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "ft/cluster.h"
+#include "support/delay.h"
+
+namespace sherd::ft::test {
+namespace {
+
+using sherd::test::Direction;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+// Until it is back, and replicas have found it; five times.
+constexpr Duration kGap = milliseconds(5000);
+
+// Before, in and after the write: whichever it is, all see the same outcome and
+// nothing is computed again.
+TEST(FaultsCoordinator, F23F24KilledAroundTheWriteNoStepIsLost) {
+  const auto seed = std::random_device{}();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  Cluster cluster({.steps = 90});
+  constexpr int kKills = 10;
+  for (int i = 0; i < kKills; ++i) {
+    const auto later = microseconds(random() % 2000);
+    const auto step = 5 + 8 * i;
+    const auto replica = static_cast<ReplicaId>(i % 3);
+    cluster.at(
+        {.replica = replica, .point = "voted", .step = step}, [&, later] {
+          sherd::test::be_late(later);
+          cluster.signal_coordinator(SIGKILL);
+          cluster.start_coordinator();
+          return std::string();
+        });
+  }
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 1, 2}, .gap_max = kGap});
+  EXPECT_EQ(outcome.history().term, 1U + kKills);
+}
+
+TEST(FaultsCoordinator, F25ACommitThatOneHasHeardIsThatOfAll) {
+  Cluster cluster({.steps = 30, .links = true});
+  cluster.at({.replica = 0, .point = "reducing", .step = 10}, [&] {
+    for (const ReplicaId one : {1U, 2U}) {
+      cluster.coordinator_link(one).set(Direction::kToClient, {.paused = true});
+    }
+    return std::string();
+  });
+  cluster.at({.replica = 0, .point = "committed", .step = 10}, [&] {
+    cluster.signal_coordinator(SIGKILL);
+    for (const ReplicaId one : {1U, 2U}) {
+      cluster.coordinator_link(one).reset_connections();
+    }
+    cluster.heal();
+    cluster.start_coordinator();
+    return std::string();
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 1, 2}, .gap_max = kGap});
+  EXPECT_EQ(outcome.history().term, 2U);
+  EXPECT_EQ(outcome.members_at(10), 3);
+}
+
+TEST(FaultsCoordinator, F28OneThatHasASuccessorDecidesNothingMore) {
+  Cluster cluster({.steps = 120, .links = true});
+  cluster.when_held(10, [&] {
+    cluster.start_successor();
+    cluster.after(milliseconds(300), [&] {
+      cluster.wake_former(0);
+      cluster.signal_all(0, SIGKILL);
+      cluster.start(0);  // Which it has to write down.
+    });
+    cluster.after(milliseconds(600), [&] { cluster.forget_former(0); });
+  });
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {1, 2},
+       .gap_max = kGap,
+       .says = {"the log belongs to term 2"}});
+  EXPECT_EQ(outcome.history().term, 2U);
+}
+
+TEST(FaultsCoordinator, F29WithAnEmptyLogNothingIsCommittedOrLost) {
+  Cluster cluster({.steps = 60});
+  const auto log = cluster.log();
+  cluster.when_held(10, [&] {
+    cluster.signal_coordinator(SIGKILL);
+    cluster.set_log(log + ".empty");
+    cluster.start_coordinator();
+    cluster.after(milliseconds(1500), [&] {
+      cluster.signal_coordinator(SIGKILL);
+      cluster.set_log(log);
+      cluster.start_coordinator();
+    });
+  });
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 1, 2}, .gap_max = kGap, .says = {"is of run"}});
+  for (const auto& record : records_of(log + ".empty")) {
+    EXPECT_FALSE(std::holds_alternative<EpochRecord>(record));
+    EXPECT_FALSE(std::holds_alternative<CommitRecord>(record));
+  }
+}
+
+TEST(FaultsCoordinator, F68ACommitThatIsLateToOneIsWaitedFor) {
+  Cluster cluster({.steps = 30, .links = true});
+  cluster.at({.replica = 1, .point = "reducing", .step = 10}, [&] {
+    cluster.coordinator_link(1).set(
+        Direction::kToClient, {.delay = milliseconds(1500)});
+    cluster.after(milliseconds(300), [&] { cluster.heal(); });
+    return std::string();
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 1, 2}, .gap_max = milliseconds(3300)});
+  EXPECT_EQ(outcome.epochs(), 1);
+}
+
+TEST(FaultsCoordinator, F69ItAndBothNeighboursAreBackAndThereIsOneBranch) {
+  ClusterOptions options;
+  options.steps = 60;
+  options.restarts = true;
+  Cluster cluster(options);
+  cluster.at({.replica = 1, .point = "reducing", .step = 10}, [&] {
+    cluster.signal_coordinator(SIGKILL);
+    cluster.signal_all(0, SIGKILL);
+    cluster.signal_all(2, SIGKILL);
+    cluster.after(milliseconds(200), [&] { cluster.start_coordinator(); });
+    return std::string();
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {1}, .gap_max = kGap});
+  EXPECT_EQ(outcome.rollbacks(), 0);
+}
+
+}  // namespace
+}  // namespace sherd::ft::test

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Replicas that come, come back, leave, or should not have come. F42 is the
+// protocol's own test: each message says all, and may be repeated or late.
+#include <chrono>
+#include <csignal>
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "ft/cluster.h"
+
+namespace sherd::ft::test {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+constexpr Duration kGap = milliseconds(1800);
+
+ClusterOptions with_restarts(std::int64_t steps) {
+  ClusterOptions options;
+  options.steps = steps;
+  options.restarts = true;
+  return options;
+}
+
+class FaultsJoin : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(FaultsJoin, F43AJoinerThatDiesCostsTheOthersNothing) {
+  Cluster cluster(with_restarts(60));
+  cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
+  cluster.kill_at({.replica = 1, .point = GetParam(), .step = -1, .life = 2});
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+  const auto lives = outcome.lives_of(1);
+  ASSERT_EQ(lives.size(), 3U);
+  EXPECT_TRUE(lives.back()->done) << lives.back()->failure;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Points,
+    FaultsJoin,
+    ::testing::Values(
+        "fetching", "installing", "installed", "joined", "forward"),
+    [](const auto& tested) { return std::string(tested.param); });
+
+TEST(FaultsJoining, F44ADonorThatDiesIsReplacedByAnother) {
+  auto options = with_restarts(100);
+  options.ballast_bytes = 500000;
+  options.fetch_bytes_per_s_max = 2000000;
+  Cluster cluster(options);
+  cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
+  bool killed = false;
+  for (const ReplicaId donor : {0U, 2U}) {
+    cluster.at({.replica = donor, .point = "offered", .step = -1}, [&, donor] {
+      if (!std::exchange(killed, true)) {
+        cluster.after(milliseconds(50), [&, donor] {
+          cluster.signal_all(donor, SIGKILL);
+        });
+      }
+      return std::string();
+    });
+  }
+  const auto outcome = cluster.run();
+  outcome.check({});
+  EXPECT_TRUE(killed);
+  for (const ReplicaId one : {0U, 1U, 2U}) {
+    EXPECT_TRUE(outcome.lives_of(one).back()->done) << one;
+  }
+}
+
+TEST(FaultsJoining, F45AFetchThatLastsManyStepsCatchesUpWithoutAStall) {
+  auto options = with_restarts(120);
+  options.ballast_bytes = 500000;  // A quarter of a second: a dozen steps.
+  options.fetch_bytes_per_s_max = 2000000;
+  Cluster cluster(options);
+  cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+  const auto* last = outcome.lives_of(1).back();
+  EXPECT_TRUE(outcome.committed_with(1, last->incarnation));
+}
+
+TEST(FaultsJoining, F46AChunkThatIsDamagedOnTheWayIsFetchedAgain) {
+  auto options = with_restarts(100);
+  options.fetch_links = true;
+  Cluster cluster(options);
+  for (ReplicaId one = 0; one < 3; ++one) {
+    cluster.fetch_link(one).set(
+        sherd::test::Direction::kToClient,
+        {.flip_bit_at = 9000, .strikes_max = 1});
+  }
+  cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+  const auto* last = outcome.lives_of(1).back();
+  EXPECT_TRUE(outcome.committed_with(1, last->incarnation));
+}
+
+TEST(FaultsJoining, F47FourComeBackAndOneMoreDies) {
+  auto options = with_restarts(100);
+  options.replicas = 6;
+  Cluster cluster(options);
+  cluster.when_held(5, [&] {
+    for (ReplicaId one = 1; one < 5; ++one) {
+      cluster.signal_all(one, SIGKILL);
+    }
+  });
+  cluster.when_held(15, [&] { cluster.signal_all(0, SIGKILL); });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {5}, .gap_max = 2 * kGap});
+  EXPECT_EQ(outcome.members_at(100), 6);
+}
+
+TEST(FaultsJoining, F48OneThatFlapsIsKeptOutLongerEachTime) {
+  auto options = with_restarts(150);
+  Cluster cluster(options);
+  constexpr int kFlaps = 5;
+  for (int life = 1; life <= kFlaps; ++life) {
+    cluster.kill_at(
+        {.replica = 1, .point = "backward", .step = -1, .life = life});
+  }
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+}
+
+TEST(FaultsJoining, F49OfTwoLivesOfOneNameTheNewerCounts) {
+  Cluster cluster({.steps = 60});
+  cluster.when_held(10, [&] { cluster.start(1); });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+  const auto lives = outcome.lives_of(1);
+  ASSERT_EQ(lives.size(), 2U);
+  EXPECT_THAT(lives[0]->failure, HasSubstr("was replaced by a newer one"));
+  EXPECT_TRUE(lives[1]->done) << lives[1]->failure;
+  EXPECT_TRUE(outcome.committed_with(1, lives[1]->incarnation));
+}
+
+TEST(FaultsJoining, F50OneOfAnotherConfigurationIsRefusedWithAReason) {
+  Cluster cluster({.steps = 40});
+  cluster.when_held(10, [&] {
+    cluster.set_config(6);
+    cluster.start(3);
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 1, 2}, .gap_max = kGap});
+  EXPECT_EQ(outcome.epochs(), 1);
+  EXPECT_THAT(
+      outcome.lives_of(3).front()->failure,
+      HasSubstr("expected the configuration 5 of the other replicas, found 6"));
+}
+
+TEST(FaultsJoining, F63LeavingAndComingInOrderAbortsNothing) {
+  ClusterOptions options;
+  options.steps = 130;
+  options.returns = true;
+  options.restart_after = milliseconds(200);
+  Cluster cluster(options);
+  for (int life = 1; life <= 5; ++life) {
+    cluster.at(
+        {.replica = 1, .point = "forward", .step = -1, .life = life},
+        [] { return std::string("leave"); });
+  }
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+  const auto lives = outcome.lives_of(1);
+  EXPECT_EQ(lives.size(), 6U);
+  for (const auto* life : lives) {
+    EXPECT_TRUE(life->done) << life->failure;
+  }
+}
+
+}  // namespace
+}  // namespace sherd::ft::test

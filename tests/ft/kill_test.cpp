@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks that are killed at each point of a step: the others go on with a repeated
+// all-reduce, and who died comes back with the same bits.
+#include <chrono>
+#include <csignal>
+#include <random>
+#include <string>
+#include <gtest/gtest.h>
+#include "ft/cluster.h"
+
+namespace sherd::ft::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// Detection, a new epoch, an all-reduce and 100 ms, times five.
+constexpr Duration kGap = milliseconds(1800);
+
+struct Kill {
+  const char* id;
+  const char* point;
+  ReplicaId replica;
+  int rank = 0;
+  int ranks = 1;
+};
+
+std::string name_of(const ::testing::TestParamInfo<Kill>& tested) {
+  return tested.param.id;
+}
+
+class FaultsKill : public ::testing::TestWithParam<Kill> {};
+
+// O1 to O6, O8, O9 for all of F01 to F11.
+TEST_P(FaultsKill, CostsTheOthersARepeatedReductionAndNoStep) {
+  const auto kill = GetParam();
+  ClusterOptions options;
+  options.ranks = kill.ranks;
+  options.steps = 32;
+  options.restarts = true;
+  Cluster cluster(options);
+  cluster.kill_at({kill.replica, kill.rank, kill.point, 10});
+  const auto outcome = cluster.run();
+  std::vector<ReplicaId> survivors;
+  for (ReplicaId one = 0; one < 3; ++one) {
+    if (one != kill.replica) {
+      survivors.push_back(one);
+    }
+  }
+  outcome.check(
+      {.survivors = survivors,
+       .gap_max = kGap,
+       .says = {"replica " + std::to_string(kill.replica)}});
+  // It has come back, and its second life ended well.
+  const auto lives = outcome.lives_of(kill.replica);
+  ASSERT_EQ(lives.size(), 2U * static_cast<std::size_t>(kill.ranks));
+  EXPECT_TRUE(lives.back()->done) << lives.back()->failure;
+  EXPECT_TRUE(outcome.committed_with(kill.replica, lives.back()->incarnation));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Points,
+    FaultsKill,
+    ::testing::Values(
+        Kill{"F01Idle", "idle", 0},
+        Kill{"F02Forward", "forward", 1},
+        Kill{"F03Backward", "backward", 2},
+        Kill{"F03Gradients", "gradients", 0},
+        Kill{"F04Reducing", "reducing", 1},
+        Kill{"F04Given", "given", 2},
+        Kill{"F06Reduced", "reduced", 0},
+        Kill{"F07Voted", "voted", 1},
+        Kill{"F08Committed", "committed", 2},
+        Kill{"F09Update", "update", 0},
+        Kill{"F09Applied", "applied", 1},
+        Kill{"F10LeaderInForward", "forward", 0, 0, 2},
+        Kill{"F10LeaderReduced", "reduced", 1, 0, 2},
+        Kill{"F10LeaderInUpdate", "update", 2, 0, 2},
+        Kill{"F11OtherInBackward", "backward", 2, 1, 2},
+        Kill{"F11OtherReduced", "reduced", 0, 1, 2},
+        Kill{"F11OtherInUpdate", "update", 1, 1, 2}),
+    name_of);
+
+// ---- more than one ----
+
+TEST(FaultsKilled, F12TwoAtOnceInReduceCostOneOrTwoEpochs) {
+  Cluster cluster({.replicas = 4, .steps = 40});
+  cluster.at({.replica = 1, .point = "reducing", .step = 10}, [&] {
+    cluster.signal_all(1, SIGKILL);
+    cluster.signal_all(2, SIGKILL);
+    return std::string();
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 3}, .gap_max = kGap});
+  EXPECT_LE(outcome.epochs(), 3);
+  EXPECT_EQ(outcome.members_at(11), 2);
+}
+
+TEST(FaultsKilled, F13OneMoreDuringTheEpochChange) {
+  Cluster cluster({.replicas = 4, .steps = 40});
+  cluster.kill_at({.replica = 1, .point = "backward", .step = 10});
+  // The second epoch is the first one's change.
+  cluster.kill_at({.replica = 2, .point = "joined", .step = 2});
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 3}, .gap_max = 2 * kGap});
+  EXPECT_LE(outcome.epochs(), 3);
+  EXPECT_EQ(outcome.members_at(40), 2);
+}
+
+TEST(FaultsKilled, F14AllButTheMinimum) {
+  Cluster cluster({.replicas = 4, .steps = 40});
+  cluster.when_held(10, [&] {
+    for (const ReplicaId one : {0U, 1U, 3U}) {
+      cluster.signal_all(one, SIGKILL);
+    }
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {2}, .gap_max = kGap});
+  EXPECT_EQ(outcome.members_at(40), 1);
+}
+
+TEST(FaultsKilled, F15BelowTheMinimumNothingIsCommittedUntilOneIsBack) {
+  ClusterOptions options;
+  options.steps = 40;
+  options.restarts = true;
+  options.restart_after = milliseconds(1000);
+  options.coordinator.replicas_min = 3;
+  Cluster cluster(options);
+  cluster.kill_at({.replica = 1, .point = "gradients", .step = 10});
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 2},
+       .gap_max = options.restart_after + seconds(2),
+       .replicas_min = 3});
+  EXPECT_GE(outcome.longest_gap({0, 2}), options.restart_after);
+}
+
+TEST(FaultsKilled, F16AllOfThemAndTheRunGoesBackToWhatThereIs) {
+  ClusterOptions options;
+  options.steps = 20;
+  options.restarts = true;
+  options.coordinator.hold_time = milliseconds(500);
+  Cluster cluster(options);
+  cluster.when_held(10, [&] {
+    for (ReplicaId one = 0; one < 3; ++one) {
+      cluster.signal_all(one, SIGKILL);
+    }
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.says = {"nobody has held step"}});
+  EXPECT_EQ(outcome.rollbacks(), 1);
+}
+
+TEST(FaultsKilled, F17OneInDoubtWithTheSumBecomesAHolder) {
+  ClusterOptions options;
+  options.steps = 30;
+  options.restarts = true;
+  options.restart_after = milliseconds(300);
+  options.links = true;
+  Cluster cluster(options);
+  // Replica 2 votes and does not hear what became of it.
+  cluster.at({.replica = 2, .point = "reducing", .step = 10}, [&] {
+    cluster.coordinator_link(2).set(
+        sherd::test::Direction::kToClient, {.paused = true});
+    return std::string();
+  });
+  for (const ReplicaId one : {0U, 1U}) {
+    cluster.at({.replica = one, .point = "committed", .step = 10}, [&] {
+      cluster.signal_all(0, SIGKILL);
+      cluster.signal_all(1, SIGKILL);
+      cluster.after(milliseconds(100), [&] { cluster.heal(); });
+      return std::string();
+    });
+  }
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {2}, .gap_max = kGap + milliseconds(400)});
+  EXPECT_EQ(outcome.rollbacks(), 0);
+}
+
+// ---- ends of other kinds ----
+
+class FaultsEnd : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(FaultsEnd, F55AnyOtherEndIsADeathToo) {
+  ClusterOptions options;
+  options.steps = 40;
+  options.restarts = true;
+  Cluster cluster(options);
+  cluster.order_at({.replica = 1, .point = "backward", .step = 10}, GetParam());
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 2},
+       .gap_max = kGap,
+       .says = {"warning: [ft] replica 1: "}});
+  EXPECT_EQ(outcome.lives_of(1).size(), 2U);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Orders,
+    FaultsEnd,
+    ::testing::Values("exit", "segv", "abort", "throw"),
+    [](const auto& tested) { return std::string(tested.param); });
+
+TEST(FaultsKilled, F61AProgramThatThrowsEndsItsReplicaWithItsText) {
+  Cluster cluster({.steps = 30});
+  cluster.order_at({.replica = 1, .point = "update", .step = 10}, "throw");
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+  EXPECT_EQ(
+      outcome.lives_of(1).front()->failure,
+      "[toy] the user's program has failed");
+}
+
+// Without a launcher that ends them.
+TEST(FaultsKilled, F10SiblingsEndByThemselvesInTime) {
+  for (const int rank : {0, 1}) {
+    Cluster cluster({.ranks = 2, .steps = 30, .ends_siblings = false});
+    cluster.kill_at(
+        {.replica = 1, .rank = rank, .point = "backward", .step = 9});
+    const auto outcome = cluster.run();
+    outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+    for (const auto* life : outcome.lives_of(1)) {
+      EXPECT_LT(life->ended_at - outcome.struck_at, seconds(2));
+      EXPECT_NE(life->exit_code, 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sherd::ft::test

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/outcome.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+#include <variant>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sqlite3.h>
+
+#include "base/check.h"
+#include "ft/toy_model.h"
+#include "ft/wire/codec.h"
+
+namespace sherd::ft::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+// What was there before and comes and goes with members: connections of two
+// epochs, a fetch.
+constexpr int kDescriptorsMore = 12;
+constexpr const char* kKinds[] = {"listens", "holds", "computes",
+                                  "reaches", "fails", "is done"};
+
+std::string name_of(const Life& life) {
+  return str(
+      "replica ", life.replica, " rank ", life.rank, " life ", life.life);
+}
+
+// All states that were ever committed, made by one process from the log alone.
+class Replay {
+ public:
+  Replay(const Outcome& outcome, int shard)
+      : outcome_(outcome), shard_(shard), elements_(0) {
+    for (const auto count : outcome.buckets) {
+      elements_ += count;
+    }
+    states_.emplace(first_state(), ToyModel(elements_, shard));
+    for (const auto& record : outcome.log) {
+      if (const auto* commit = std::get_if<CommitRecord>(&record)) {
+        make(*commit);
+      }
+    }
+  }
+  std::optional<std::uint64_t> hash_of(const StateId& state) const {
+    const auto found = states_.find(state);
+    return found == states_.end() ? std::nullopt
+                                  : std::optional(found->second.hash());
+  }
+
+ private:
+  void make(const CommitRecord& record) {
+    const auto base = states_.find(record.commit.base);
+    ASSERT_NE(base, states_.end()) << text_of(record.commit.base);
+    std::vector<Floats> gradients;
+    std::vector<double> weights;
+    for (const auto& member : record.participants) {
+      double samples = 0;
+      for (const auto& range : member.samples) {
+        samples += static_cast<double>(range.size());
+      }
+      weights.push_back(samples);
+      gradients.emplace_back(static_cast<std::size_t>(elements_));
+      base->second.gradients_of(member.samples, gradients.back().data());
+    }
+    ToyModel next = base->second;
+    next.update(weighted_mean(gradients, weights, outcome_.buckets).data());
+    states_.emplace(record.commit.result, std::move(next));
+  }
+
+  const Outcome& outcome_;
+  int shard_;
+  std::int64_t elements_;
+  std::map<StateId, ToyModel> states_;
+};
+
+}  // namespace
+
+std::vector<Record> records_of(const std::string& path) {
+  sqlite3* database = nullptr;
+  sqlite3_stmt* query = nullptr;
+  std::vector<Record> records;
+  const int code =
+      sqlite3_open_v2(path.c_str(), &database, SQLITE_OPEN_READWRITE, nullptr);
+  if (code == SQLITE_OK) {
+    sqlite3_prepare_v2(
+        database, "SELECT bytes FROM records ORDER BY sequence", -1, &query,
+        nullptr);
+    while (query != nullptr && sqlite3_step(query) == SQLITE_ROW) {
+      const auto* bytes =
+          static_cast<const char*>(sqlite3_column_blob(query, 0));
+      const auto size =
+          static_cast<std::size_t>(sqlite3_column_bytes(query, 0));
+      records.push_back(record_of(std::string_view(bytes, size)).value());
+    }
+  }
+  sqlite3_finalize(query);
+  sqlite3_close(database);
+  SHERD_CHECK(!records.empty(), "[ft] expected a log at '", path, "'");
+  return records;
+}
+
+// ---- questions ----
+
+History Outcome::history() const {
+  History history;
+  for (const auto& record : log) {
+    append(history, record);
+  }
+  return history;
+}
+
+std::int64_t Outcome::epochs() const {
+  return std::count_if(log.begin(), log.end(), [](const Record& record) {
+    return std::holds_alternative<EpochRecord>(record);
+  });
+}
+
+std::int64_t Outcome::rollbacks() const {
+  return std::count_if(log.begin(), log.end(), [](const Record& record) {
+    return std::holds_alternative<RollbackRecord>(record);
+  });
+}
+
+// Of what was not rolled back, oldest first.
+std::vector<const CommitRecord*> Outcome::chain() const {
+  std::map<StateId, const CommitRecord*> all;
+  for (const auto& record : log) {
+    if (const auto* commit = std::get_if<CommitRecord>(&record)) {
+      all[commit->commit.result] = commit;
+    }
+  }
+  std::vector<const CommitRecord*> chain;
+  const auto last = history().canonical;
+  for (auto at = all.find(last.value_or(StateId())); at != all.end();
+       at = all.find(at->second->commit.base)) {
+    chain.push_back(at->second);
+  }
+  std::reverse(chain.begin(), chain.end());
+  return chain;
+}
+
+int Outcome::members_at(std::int64_t step) const {
+  for (const auto* commit : chain()) {
+    if (commit->commit.result.step == step) {
+      return static_cast<int>(commit->participants.size());
+    }
+  }
+  return 0;
+}
+
+bool Outcome::committed_with(ReplicaId replica, Incarnation incarnation) const {
+  const auto commits = chain();
+  return std::any_of(commits.begin(), commits.end(), [&](const auto* commit) {
+    return std::any_of(
+        commit->participants.begin(), commit->participants.end(),
+        [&](const Participant& one) {
+          return one.replica == replica && one.incarnation == incarnation &&
+              !one.samples.empty();
+        });
+  });
+}
+
+Duration Outcome::longest_gap(const std::vector<ReplicaId>& survivors) const {
+  std::map<std::int64_t, Instant> held;
+  for (const auto& life : lives) {
+    if (std::find(survivors.begin(), survivors.end(), life.replica) ==
+        survivors.end()) {
+      continue;
+    }
+    for (const auto& tale : life.tales) {
+      if (tale.kind == Tale::Kind::kHolds && tale.state.step > 0) {
+        const auto known = held.emplace(tale.state.step, tale.at).first;
+        known->second = std::min(known->second, tale.at);
+      }
+    }
+  }
+  Duration longest{0};
+  for (auto at = held.begin(); at != held.end(); ++at) {
+    if (at != held.begin()) {
+      longest = std::max(longest, at->second - std::prev(at)->second);
+    }
+  }
+  return longest;
+}
+
+Duration Outcome::recovery() const {
+  std::int64_t before = 0;
+  for (const auto& life : lives) {
+    for (const auto& tale : life.tales) {
+      if (tale.kind == Tale::Kind::kHolds && tale.at < struck_at) {
+        before = std::max(before, tale.state.step);
+      }
+    }
+  }
+  Duration least = Duration::max();
+  for (const auto& life : lives) {
+    for (const auto& tale : life.tales) {
+      if (tale.kind == Tale::Kind::kHolds && tale.state.step > before) {
+        least = std::min(least, tale.at - struck_at);
+      }
+    }
+  }
+  return least;
+}
+
+std::vector<ReplicaId> Outcome::all_replicas() const {
+  std::set<ReplicaId> all;
+  for (const auto& life : lives) {
+    all.insert(life.replica);
+  }
+  return {all.begin(), all.end()};
+}
+
+std::vector<const Life*> Outcome::lives_of(ReplicaId replica) const {
+  std::vector<const Life*> found;
+  for (const auto& life : lives) {
+    if (life.replica == replica) {
+      found.push_back(&life);
+    }
+  }
+  return found;
+}
+
+// ---- oracles ----
+
+void Outcome::check(const Expectation& expected) const {
+  check_log(expected);
+  check_bits();
+  const auto known = history();
+  int unused = 0;
+  for (const auto replica : expected.survivors) {
+    for (const auto* life : lives_of(replica)) {
+      unused += check_survivor(*life);
+    }
+  }
+  EXPECT_LE(unused, expected.unused_max);  // O5
+  if (expected.ends) {
+    EXPECT_TRUE(in_time);
+    EXPECT_GE(known.canonical.value_or(StateId()).step, steps);  // O4
+  }
+  const auto gap = longest_gap(
+      expected.survivors.empty() ? all_replicas() : expected.survivors);
+  if (expected.gap_max > Duration(0)) {
+    EXPECT_LE(seconds(gap), seconds(expected.gap_max));  // O8
+  }
+  for (const auto& part : expected.says) {
+    EXPECT_THAT(coordinator, HasSubstr(part));  // O9
+  }
+  std::printf(
+      "  %lld steps, %lld epochs, %zu processes, longest gap %.0f ms\n",
+      static_cast<long long>(known.canonical.value_or(StateId()).step),
+      static_cast<long long>(epochs()), lives.size(), 1e3 * seconds(gap));
+  if (::testing::Test::HasFailure()) {
+    tell_all();
+  }
+}
+
+void Outcome::tell_all() const {
+  const Instant from = lives.front().tales.front().at;
+  for (const auto& life : lives) {
+    for (const auto& tale : life.tales) {
+      std::printf(
+          "%.1f ms: %s %s step %lld %s\n", 1e3 * seconds(tale.at - from),
+          name_of(life).c_str(), kKinds[static_cast<int>(tale.kind)],
+          static_cast<long long>(tale.state.step), tale.text.c_str());
+    }
+  }
+  std::printf("the coordinator said:\n%s\n", coordinator.c_str());
+  for (const auto& life : lives) {
+    std::printf(
+        "%s (incarnation %llu): exit %d, signal %d, %s%s\n",
+        name_of(life).c_str(),
+        static_cast<unsigned long long>(life.incarnation), life.exit_code,
+        life.signal, life.done ? "done" : "not done",
+        life.failure.empty() ? "" : (": " + life.failure).c_str());
+  }
+}
+
+// O2 and O3: append() refuses what cannot follow, samples that were trained among
+// them.
+void Outcome::check_log(const Expectation& expected) const {
+  std::set<Attempt> attempts;
+  Epoch epoch;
+  std::uint64_t term = 0;
+  for (const auto& record : log) {
+    if (const auto* commit = std::get_if<CommitRecord>(&record)) {
+      EXPECT_TRUE(attempts.insert(commit->commit.attempt).second);
+      EXPECT_EQ(commit->commit.attempt.epoch, epoch);
+      EXPECT_GE(
+          static_cast<int>(commit->participants.size()), expected.replicas_min)
+          << text_of(commit->commit.attempt);
+    } else if (const auto* begins = std::get_if<EpochRecord>(&record)) {
+      EXPECT_GT(begins->epoch, epoch);
+      epoch = begins->epoch;
+    } else if (const auto* starts = std::get_if<TermRecord>(&record)) {
+      EXPECT_GT(starts->term, term);
+      term = starts->term;
+    }
+  }
+  EXPECT_NO_THROW((void)history());
+}
+
+// O1, for the living and the dead; that gradients were of the samples that the log
+// has for them is in the bits, too.
+void Outcome::check_bits() const {
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Replay replay(*this, rank);
+    for (const auto& life : lives) {
+      if (life.rank != rank) {
+        continue;
+      }
+      for (const auto& tale : life.tales) {
+        if (tale.kind != Tale::Kind::kHolds) {
+          continue;
+        }
+        const auto expected = replay.hash_of(tale.state);
+        ASSERT_TRUE(expected.has_value())
+            << name_of(life) << " held " << text_of(tale.state)
+            << ", which was never committed";
+        EXPECT_EQ(*expected, tale.hash)
+            << name_of(life) << " at " << text_of(tale.state);
+      }
+    }
+  }
+}
+
+// O5 and O6.
+int Outcome::check_survivor(const Life& life) const {
+  EXPECT_EQ(life.life, 1) << name_of(life);
+  EXPECT_EQ(life.exit_code, 0) << name_of(life) << ": " << life.failure;
+  std::map<StateId, int> computed;
+  int first_descriptors = 0;
+  const Tale* last = nullptr;
+  for (const auto& tale : life.tales) {
+    if (tale.kind == Tale::Kind::kComputes) {
+      EXPECT_EQ(++computed[tale.state], 1)
+          << name_of(life) << " at " << text_of(tale.state);
+    } else if (tale.kind == Tale::Kind::kHolds) {
+      last = &tale;
+      if (tale.state.step <= 3) {
+        first_descriptors = tale.descriptors;
+      }
+    }
+  }
+  // Each step that it computed was committed with it.
+  int participated = 0;
+  for (const auto* commit : chain()) {
+    for (const auto& one : commit->participants) {
+      participated +=
+          one.incarnation == life.incarnation && !one.samples.empty() ? 1 : 0;
+    }
+  }
+  if (last != nullptr) {
+    EXPECT_LE(last->descriptors, first_descriptors + kDescriptorsMore)
+        << name_of(life);
+  }
+  return static_cast<int>(computed.size()) - participated;
+}
+
+}  // namespace sherd::ft::test

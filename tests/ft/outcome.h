@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Outcome is all that a Cluster's run has left: what each process told, how it
+// ended, and the coordinator's log. Its checks are the oracles O1 to O9, which
+// fail the test. Thread rule: one thread.
+#pragma once
+
+#include <sys/types.h>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+#include "ft/protocol/history.h"
+#include "ft/toy_rank.h"
+
+namespace sherd::ft::test {
+
+// Of one process.
+struct Life {
+  ReplicaId replica = 0;
+  int rank = 0;
+  int life = 1;  // Of its replica, from 1.
+  Incarnation incarnation = 0;
+  pid_t pid = 0;
+  std::vector<Tale> tales;
+  bool done = false;  // It made its last step and left in order.
+  std::string failure;
+  int exit_code = -1;  // -1: a signal.
+  int signal = 0;
+  Instant ended_at{0};
+};
+
+struct Expectation {
+  // Replicas that nothing has happened to.
+  std::vector<ReplicaId> survivors{};
+  // Between two commits that survivors saw; 0: whatever.
+  Duration gap_max{0};
+  // Computations of all survivors together that no commit has used.
+  int unused_max = 0;
+  // Replicas below it commit nothing.
+  int replicas_min = 1;
+  // The last step was made.
+  bool ends = true;
+  // Parts of what the coordinator said.
+  std::vector<std::string> says{};
+};
+
+class Outcome {
+ public:
+  std::vector<Life> lives;
+  std::vector<Record> log;
+  std::string coordinator;  // What it said.
+  bool in_time = false;
+  Instant struck_at{0};  // When the last armed act was done.
+  std::int64_t steps = 0;
+  int ranks = 1;
+  std::vector<std::int64_t> buckets;
+
+  // O1 to O6, O8, O9.
+  void check(const Expectation& expected) const;
+
+  // ---- questions ----
+
+  History history() const;
+  std::int64_t epochs() const;
+  std::int64_t rollbacks() const;
+  // Members of the commit of that step on the chain; 0: there is none.
+  int members_at(std::int64_t step) const;
+  bool committed_with(ReplicaId replica, Incarnation incarnation) const;
+  // From the first commit on; by what the survivors held.
+  Duration longest_gap(const std::vector<ReplicaId>& survivors) const;
+  // From the last strike to the first step that was held after it.
+  Duration recovery() const;
+  std::vector<const Life*> lives_of(ReplicaId replica) const;
+
+ private:
+  std::vector<const CommitRecord*> chain() const;
+  std::vector<ReplicaId> all_replicas() const;
+  void check_log(const Expectation& expected) const;
+  void check_bits() const;
+  // How many of its computations nobody has used.
+  int check_survivor(const Life& life) const;
+  // What happened, for whoever reads of a failure.
+  void tell_all() const;
+};
+
+// Of the database; throws Error when it cannot be read.
+std::vector<Record> records_of(const std::string& path);
+
+}  // namespace sherd::ft::test

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Processes that stand still, for a while or for good, whole or in part.
+#include <chrono>
+#include <csignal>
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "ft/cluster.h"
+
+namespace sherd::ft::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+// Silence is noticed after a second and a beat; then as for who is killed.
+constexpr Duration kSilenceGap = milliseconds(1250 + 1800);
+
+TEST(FaultsStop, F18ForGoodInReduceIsEvictedAndNotItsNeighbour) {
+  Cluster cluster({.steps = 40});
+  cluster.stop_at({.replica = 1, .point = "reducing", .step = 10}, {});
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 2},
+       .gap_max = kSilenceGap,
+       .says = {"warning: [ft] replica 1: nothing was heard for"}});
+  EXPECT_EQ(outcome.epochs(), 2);
+}
+
+TEST(FaultsStop, F19ForHalfTheTimeChangesNothing) {
+  Cluster cluster({.steps = 40});
+  cluster.stop_at(
+      {.replica = 1, .point = "backward", .step = 10}, milliseconds(500));
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 1, 2}});
+  EXPECT_EQ(outcome.epochs(), 1);
+}
+
+TEST(FaultsStop, F20PastEvictionItCatchesUp) {
+  Cluster cluster({.steps = 150});
+  cluster.stop_at(
+      {.replica = 1, .point = "backward", .step = 10}, milliseconds(2000));
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kSilenceGap});
+  EXPECT_EQ(outcome.members_at(20), 2);
+  EXPECT_EQ(outcome.members_at(150), 3);
+}
+
+TEST(FaultsStop, F20PastItsReplacementItIsFenced) {
+  Cluster cluster({.steps = 150});
+  cluster.at({.replica = 1, .point = "backward", .step = 10}, [&] {
+    cluster.signal(1, 0, SIGSTOP);
+    const auto former = cluster.pid_of(1, 0);
+    cluster.after(milliseconds(1300), [&] { cluster.start(1); });
+    cluster.after(milliseconds(2000), [&, former] { cluster.wake(former); });
+    return std::string();
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kSilenceGap});
+  const auto lives = outcome.lives_of(1);
+  ASSERT_EQ(lives.size(), 2U);
+  EXPECT_THAT(lives[0]->failure, HasSubstr("was replaced by a newer one"));
+  EXPECT_TRUE(lives[1]->done) << lives[1]->failure;
+}
+
+TEST(FaultsStop, F21OnlyTheThreadThatTrainsIsEvictedForLackOfProgress) {
+  ClusterOptions options;
+  options.steps = 200;
+  options.coordinator.hang_after = milliseconds(1000);
+  options.coordinator.first_hang_after = milliseconds(1000);
+  Cluster cluster(options);
+  cluster.order_at(
+      {.replica = 1, .point = "backward", .step = 10}, "sleep 3000");
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 2},
+       .gap_max = kSilenceGap,
+       .says = {"replica 1: it hangs: it has been computing for"}});
+  EXPECT_EQ(outcome.members_at(20), 2);
+  EXPECT_EQ(outcome.members_at(200), 3);
+}
+
+TEST(FaultsStop, F21OnlyTheThreadThatReportsIsEvictedForSilence) {
+  Cluster cluster({.steps = 150});
+  cluster.order_at(
+      {.replica = 1, .point = "reducing", .step = 10}, "sleep 2000");
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 2},
+       .gap_max = kSilenceGap,
+       .says = {"replica 1: ", "nothing was heard for"}});
+  EXPECT_EQ(outcome.members_at(150), 3);
+}
+
+TEST(FaultsStop, F22TheCoordinatorStandsStillAndBlamesNobody) {
+  Cluster cluster({.steps = 40});
+  cluster.when_held(10, [&] {
+    cluster.signal_coordinator(SIGSTOP);
+    cluster.after(
+        milliseconds(2000), [&] { cluster.signal_coordinator(SIGCONT); });
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 1, 2}, .gap_max = milliseconds(4800)});
+  EXPECT_EQ(outcome.epochs(), 1);
+  EXPECT_EQ(outcome.history().term, 1U);
+}
+
+}  // namespace
+}  // namespace sherd::ft::test
