@@ -116,6 +116,7 @@ class Chaos {
 
 void run_chaos(ChaosOptions options) {
   std::printf("seed %llu\n", static_cast<unsigned long long>(options.seed));
+  std::fflush(stdout);
   Chaos chaos(options);
   const auto outcome = chaos.run();
   outcome.check({.replicas_min = 2});

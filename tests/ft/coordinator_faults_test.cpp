@@ -29,6 +29,7 @@ constexpr Duration kGap = milliseconds(5000);
 TEST(FaultsCoordinator, F23F24KilledAroundTheWriteNoStepIsLost) {
   const auto seed = std::random_device{}();
   std::printf("seed %u\n", seed);
+  std::fflush(stdout);
   std::mt19937 random(seed);
   Cluster cluster({.steps = 90});
   constexpr int kKills = 10;

@@ -109,7 +109,7 @@ TEST(FaultsJoining, F47FourComeBackAndOneMoreDies) {
   cluster.when_held(15, [&] { cluster.signal_all(0, SIGKILL); });
   const auto outcome = cluster.run();
   outcome.check({.survivors = {5}, .gap_max = 2 * kGap});
-  EXPECT_EQ(outcome.members_at(100), 6);
+  EXPECT_EQ(outcome.members_at(100), 6) << outcome.coordinator;
 }
 
 TEST(FaultsJoining, F48OneThatFlapsIsKeptOutLongerEachTime) {

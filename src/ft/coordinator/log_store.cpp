@@ -324,6 +324,8 @@ Result<std::unique_ptr<LogStore>> LogStore::open(const std::string& path) {
 History LogStore::take_history() { return std::move(impl_->history); }
 std::int64_t LogStore::size() const { return impl_->sequence; }
 
+Status LogStore::check_owner() const { return impl_->check_owner(); }
+
 Status LogStore::append(const std::vector<Record>& records) {
   if (records.empty()) {
     return {};

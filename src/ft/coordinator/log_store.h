@@ -40,6 +40,9 @@ class LogStore {
   // forgotten first. After a sync that failed and a crash they may be there: as
   // if the crash had come before append() returned.
   Status append(const std::vector<Record>& records);
+  // What append() would say of that before it writes: for a coordinator that has
+  // nothing to write and may have been replaced. kUnavailable: the disk.
+  Status check_owner() const;
 
  private:
   struct Impl;

@@ -21,6 +21,7 @@ namespace {
 
 // How often it looks for who is silent.
 constexpr Duration kTick = kBeat / 2;
+constexpr Duration kAskOwner = std::chrono::seconds(1);
 // Ticks that are later than this were missed because the process stood still.
 constexpr Duration kGapMax = std::chrono::milliseconds(500);
 // A report says little; orders, which carry all addresses, may be longer.
@@ -67,6 +68,7 @@ struct Service::Impl {
   net::Timer tick_timer;
   net::Timer machine_timer;
   net::Timer log_timer;
+  Instant owner_asked{};
 
   Status listen();
   Status begin_term();
@@ -213,6 +215,15 @@ void Service::Impl::end(const Status& why) {
 void Service::Impl::tick() {
   tick_timer = loop.after(kTick, [this] { tick(); });
   const Instant now = clock.now();
+  // One that was stopped and replaced may hear nothing that it has to write.
+  if (store && store->size() > 0 && now >= owner_asked + kAskOwner) {
+    owner_asked = now;
+    if (auto status = store->check_owner();
+        !status.ok() && status.code() == ErrorCode::kFailedPrecondition) {
+      log_failed(status);
+      return;
+    }
+  }
   for (const auto& finding : watch.tick(now)) {
     act_on(finding);
   }
