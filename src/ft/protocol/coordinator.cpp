@@ -157,7 +157,12 @@ void Coordinator::count_suspicion(const Report& report, Instant now) {
       !known_.contains(suspicion->accused)) {
     return;
   }
-  if (++suspected_[suspicion->accused] >= kChances) {
+  auto& suspected = suspected_[suspicion->accused];
+  if (suspected.last == suspicion->epoch) {
+    return;
+  }
+  suspected.last = suspicion->epoch;
+  if (++suspected.epochs >= kChances) {
     penalise(suspicion->accused, now);
   }
 }

@@ -123,6 +123,11 @@ class Coordinator {
     Instant member_since{};
     bool operator==(const Known&) const = default;
   };
+  // In how many epochs; whoever says so, one death is one.
+  struct Suspected {
+    int epochs = 0;
+    Epoch last;
+  };
   // Of the attempt under way.
   struct Votes {
     std::size_t count = 0;
@@ -206,10 +211,10 @@ class Coordinator {
   Instant reconnect_until_{};  // Members of the last epoch may be late.
   Instant join_until_{};       // While joining.
   Instant plan_until_{};       // While planned.
-  std::map<ReplicaId, int> suspected_;  // How often, since the last commit.
-  std::optional<StateId> finished_;     // A replica's program ended with it.
-  std::optional<Instant> first_vote_;   // Of the attempt under way.
-  std::optional<Instant> lost_since_;   // No holder of the canonical state.
+  std::map<ReplicaId, Suspected> suspected_;  // Since the last commit.
+  std::optional<StateId> finished_;    // A replica's program ended with it.
+  std::optional<Instant> first_vote_;  // Of the attempt under way.
+  std::optional<Instant> lost_since_;  // No holder of the canonical state.
 };
 
 }  // namespace sherd::ft

@@ -92,7 +92,10 @@ bool Coordinator::waits_for_members(Instant now) const {
       std::any_of(
              history_.members.begin(), history_.members.end(),
              [&](const Member& one) {
-               return !counts(one.replica, one.incarnation);
+               const auto lives = history_.lives.find(one.replica);
+               const bool over = lives != history_.lives.end() &&
+                   lives->second.current != one.incarnation;
+               return !over && !counts(one.replica, one.incarnation);
              });
 }
 

@@ -462,6 +462,17 @@ TEST(Coordinator, ALinkThatFailsAgainAndAgainCostsItsEndAPlace) {
   EXPECT_THAT(play.members(0), ElementsAre(0, 2));
 }
 
+TEST(Coordinator, ADeathThatAllNoticeIsOneSuspicion) {
+  Play play(options_of(1, 4));
+  play.begin({0, 1, 2, 3});
+  for (const ReplicaId replica : {0U, 1U, 2U}) {
+    play.report(replica).suspicion = Suspicion{{1, 1}, 3, "connection reset"};
+    play.say(replica);
+  }
+  play.wait(kSettle);
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1, 2, 3));
+}
+
 TEST(Coordinator, NobodyTrainsAgainWhatHasEnded) {
   Play play(options_of(1, 1));
   play.begin({0});

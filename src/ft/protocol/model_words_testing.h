@@ -131,8 +131,10 @@ class ModelAccess {
     add(words, all.planned_);
     words.push_back(all.number_);
     words.push_back(all.complaint_.empty() ? 0 : 1);
-    for (const auto& [replica, times] : all.suspected_) {
-      words.insert(words.end(), {replica, static_cast<std::uint64_t>(times)});
+    for (const auto& [replica, suspected] : all.suspected_) {
+      words.push_back(replica);
+      words.push_back(static_cast<std::uint64_t>(suspected.epochs));
+      add(words, suspected.last);
     }
     add(words, all.form_at_);
     add(words, all.start_at_);
