@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "ft/protocol/samples.h"
 #include "ft/wire/codec.h"
 
 namespace sherd::ft {
@@ -180,11 +181,7 @@ void Leader::on(const JoinTask& task) {
 void Leader::on(const ReduceTask& task) {
   ReduceCommand command{task.attempt, {}};
   for (const auto& member : task.members) {
-    std::int64_t samples = 0;
-    for (const auto& range : member.samples) {
-      samples += range.size();
-    }
-    command.weights.push_back(static_cast<double>(samples));
+    command.weights.push_back(static_cast<double>(count_of(member.samples)));
   }
   send_all(command);
 }

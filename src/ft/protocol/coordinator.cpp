@@ -117,17 +117,11 @@ Decisions Coordinator::lost(
     Incarnation incarnation,
     const std::string& reason,
     Instant now) {
-  Decisions decisions;
   if (!counts(replica, incarnation)) {
-    return decisions;
+    return {};
   }
   known_.at(replica).connected = false;
-  if (is_member(replica) && phase_ != Phase::kForming) {
-    penalise(replica, now);
-    why_ = str("replica ", replica, " was lost: ", reason);
-  }
-  advance(now, decisions);
-  return decisions;
+  return dropped_out(replica, "was lost: " + reason, now);
 }
 
 Decisions Coordinator::hangs(
@@ -135,14 +129,19 @@ Decisions Coordinator::hangs(
     Incarnation incarnation,
     const std::string& reason,
     Instant now) {
-  Decisions decisions;
   if (!counts(replica, incarnation)) {
-    return decisions;
+    return {};
   }
   known_.at(replica).hangs = true;
+  return dropped_out(replica, "hangs: " + reason, now);
+}
+
+Decisions Coordinator::dropped_out(
+    ReplicaId replica, const std::string& how, Instant now) {
+  Decisions decisions;
   if (is_member(replica) && phase_ != Phase::kForming) {
     penalise(replica, now);
-    why_ = str("replica ", replica, " hangs: ", reason);
+    why_ = str("replica ", replica, " ", how);
   }
   advance(now, decisions);
   return decisions;

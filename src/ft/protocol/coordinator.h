@@ -186,6 +186,7 @@ class Coordinator {
       Instant now,
       Duration settle,
       Decisions& decisions);
+  Decisions dropped_out(ReplicaId replica, const std::string& how, Instant now);
   void penalise(ReplicaId replica, Instant now);
   void count_suspicion(const Report& report, Instant now);
   void end_run(Decisions& decisions);

@@ -479,9 +479,7 @@ void Coordinator::commit_step(
     record.participants.push_back(
         {member.replica, member.incarnation, member.samples});
     consumed.add(member.samples);
-    for (const auto& range : member.samples) {
-      commit.samples += range.size();
-    }
+    commit.samples += count_of(member.samples);
     auto& known = known_.at(member.replica);
     if (known.report.leaving) {
       leaves = str(name_of(member.replica), " leaves");

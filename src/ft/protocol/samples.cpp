@@ -7,6 +7,14 @@
 
 namespace sherd::ft {
 
+std::int64_t count_of(const std::vector<SampleRange>& ranges) {
+  std::int64_t count = 0;
+  for (const auto& range : ranges) {
+    count += range.size();
+  }
+  return count;
+}
+
 void SampleSet::add(const SampleRange& range) {
   SHERD_CHECK(
       range.begin >= 0 && range.begin <= range.end,
@@ -53,12 +61,6 @@ std::vector<SampleRange> SampleSet::lowest_free(std::int64_t count) const {
   return free;
 }
 
-std::int64_t SampleSet::size() const {
-  std::int64_t size = 0;
-  for (const auto& range : ranges_) {
-    size += range.size();
-  }
-  return size;
-}
+std::int64_t SampleSet::size() const { return count_of(ranges_); }
 
 }  // namespace sherd::ft

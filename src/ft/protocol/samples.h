@@ -11,6 +11,9 @@
 
 namespace sherd::ft {
 
+// In all of them together.
+std::int64_t count_of(const std::vector<SampleRange>& ranges);
+
 class SampleSet {
  public:
   SampleSet() = default;

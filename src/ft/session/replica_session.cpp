@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/rank_environment.h"
 #include "ft/agent/replica_agent.h"
+#include "ft/protocol/samples.h"
 #include "ft/session/samples_of_rank.h"
 #include "ft/session/state_bytes.h"
 #include "net/security.h"
@@ -81,8 +82,9 @@ SessionOptions SessionOptions::from_environment() {
   options.coordinator = read("SHERD_COORDINATOR");
   const auto spare = lookup("SHERD_SPARE");
   options.replica = number_of(
-      "SHERD_REPLICA", spare ? line_from(number_of("SHERD_SPARE", *spare))
-                             : read("SHERD_REPLICA"));
+      "SHERD_REPLICA",
+      spare ? line_from(number_of("SHERD_SPARE", *spare))
+            : read("SHERD_REPLICA"));
   options.replicas = number_of("SHERD_REPLICAS", read("SHERD_REPLICAS"));
   options.secret_file = lookup("SHERD_SECRET_FILE").value_or("");
   return options;

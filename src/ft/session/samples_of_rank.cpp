@@ -4,16 +4,9 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "ft/protocol/samples.h"
 
 namespace sherd::ft {
-
-std::int64_t count_of(const std::vector<SampleRange>& samples) {
-  std::int64_t count = 0;
-  for (const auto& range : samples) {
-    count += range.size();
-  }
-  return count;
-}
 
 std::vector<SampleRange> samples_of_rank(
     const std::vector<SampleRange>& samples, int rank, int ranks) {

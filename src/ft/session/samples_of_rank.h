@@ -9,8 +9,6 @@
 
 namespace sherd::ft {
 
-std::int64_t count_of(const std::vector<SampleRange>& samples);
-
 // Neighbouring ranks get neighbouring samples, each as many: `ranks` divides their
 // number.
 std::vector<SampleRange> samples_of_rank(

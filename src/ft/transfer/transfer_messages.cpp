@@ -3,59 +3,15 @@
 
 #include <utility>
 #include "base/check.h"
-#include "net/bytes.h"
+#include "ft/wire/fields.h"
 
 namespace sherd::ft::transfer {
 namespace {
 
-using net::ByteReader;
-using net::ByteWriter;
+using wire::Reader;
+using wire::Writer;
 
-void write(ByteWriter& out, const StateId& state) {
-  out.i64(state.step);
-  out.u64(state.lineage.high);
-  out.u64(state.lineage.low);
-}
-
-void write(ByteWriter& out, const Commit& commit) {
-  out.u64(commit.attempt.epoch.term);
-  out.u64(commit.attempt.epoch.number);
-  out.i64(commit.attempt.step);
-  write(out, commit.base);
-  write(out, commit.result);
-  out.u64(commit.gradients);
-  out.i64(commit.samples);
-}
-
-std::int64_t read_step(ByteReader& in) {
-  const std::int64_t step = in.i64("a step");
-  if (step < 0) {
-    in.fail(str("expected a step of 0 or more, found ", step));
-  }
-  return step;
-}
-
-StateId read_state(ByteReader& in) {
-  StateId state;
-  state.step = read_step(in);
-  state.lineage.high = in.u64("a lineage");
-  state.lineage.low = in.u64("a lineage");
-  return state;
-}
-
-Commit read_commit(ByteReader& in) {
-  Commit commit;
-  commit.attempt.epoch.term = in.u64("a term");
-  commit.attempt.epoch.number = in.u64("an epoch");
-  commit.attempt.step = read_step(in);
-  commit.base = read_state(in);
-  commit.result = read_state(in);
-  commit.gradients = in.u64("a digest");
-  commit.samples = in.i64("samples");
-  return commit;
-}
-
-void read_version(ByteReader& in) {
+void read_version(net::ByteReader& in) {
   const std::uint16_t version = in.u16("the version");
   if (version != kTransferVersion) {
     in.fail(str("expected version ", kTransferVersion, ", found ", version));
@@ -63,12 +19,12 @@ void read_version(ByteReader& in) {
 }
 
 template <typename Enum>
-Enum read_choice(ByteReader& in, const char* what, Enum last) {
+Enum read_choice(net::ByteReader& in, const char* what, Enum last) {
   return static_cast<Enum>(in.choice(what, static_cast<std::uint8_t>(last)));
 }
 
 template <typename T>
-Result<T> finished(ByteReader& in, const char* message, T value) {
+Result<T> finished(net::ByteReader& in, const char* message, T value) {
   if (auto status = in.finish(message); !status.ok()) {
     return status;
   }
@@ -78,42 +34,44 @@ Result<T> finished(ByteReader& in, const char* message, T value) {
 }  // namespace
 
 std::string bytes_of(const Request& request) {
-  ByteWriter out;
+  Writer io;
+  auto& out = io.out;
   out.u16(kTransferVersion);
   out.u8(static_cast<std::uint8_t>(request.kind));
   out.u64(request.run);
   out.u32(request.shard_rank);
-  write(out, request.state);
+  fields<Writer>(io, request.state);
   out.u32(request.wait_ms_max);
   return out.take();
 }
 
 std::string bytes_of(const Refusal& refusal) {
-  ByteWriter out;
+  net::ByteWriter out;
   out.u8(static_cast<std::uint8_t>(refusal.why));
   out.text(std::string_view(refusal.reason).substr(0, kReasonBytesMax));
   return out.take();
 }
 
 std::string bytes_of(const Answer& answer) {
-  ByteWriter out;
+  Writer io;
+  auto& out = io.out;
   out.u16(kTransferVersion);
   out.u8(static_cast<std::uint8_t>(answer.kind));
-  write(out, answer.state);
-  write(out, answer.commit);
+  fields<Writer>(io, answer.state);
+  fields<Writer>(io, answer.commit);
   out.u64(answer.bytes);
   out.u32(answer.chunk_bytes);
   return out.take();
 }
 
 std::string bytes_of(const WantChunk& want) {
-  ByteWriter out;
+  net::ByteWriter out;
   out.u64(want.place);
   return out.take();
 }
 
 std::string bytes_of(const Chunk& chunk) {
-  ByteWriter out;
+  net::ByteWriter out;
   out.u64(chunk.place);
   out.u64(chunk.digest);
   out.raw(chunk.bytes);
@@ -121,25 +79,26 @@ std::string bytes_of(const Chunk& chunk) {
 }
 
 std::string bytes_of(const Whole& whole) {
-  ByteWriter out;
+  net::ByteWriter out;
   out.u64(whole.digest);
   return out.take();
 }
 
 Result<Request> request_of(std::string_view bytes) {
-  ByteReader in(bytes);
+  Reader io{net::ByteReader(bytes)};
+  auto& in = io.in;
   read_version(in);
   Request request;
   request.kind = read_choice(in, "what is asked for", Kind::kFetchSum);
   request.run = in.u64("a run");
   request.shard_rank = in.u32("a rank");
-  request.state = read_state(in);
+  fields<Reader>(io, request.state);
   request.wait_ms_max = in.u32("a time to wait");
   return finished(in, "a request of a transfer", request);
 }
 
 Result<Refusal> refusal_of(std::string_view bytes) {
-  ByteReader in(bytes);
+  net::ByteReader in(bytes);
   Refusal refusal;
   refusal.why = read_choice(in, "why it is refused", Why::kBusy);
   refusal.reason = in.text("a reason", kReasonBytesMax);
@@ -147,12 +106,13 @@ Result<Refusal> refusal_of(std::string_view bytes) {
 }
 
 Result<Answer> answer_of(std::string_view bytes) {
-  ByteReader in(bytes);
+  Reader io{net::ByteReader(bytes)};
+  auto& in = io.in;
   read_version(in);
   Answer answer;
   answer.kind = read_choice(in, "what is answered", Kind::kFetchSum);
-  answer.state = read_state(in);
-  answer.commit = read_commit(in);
+  fields<Reader>(io, answer.state);
+  fields<Reader>(io, answer.commit);
   answer.bytes = in.u64("a length");
   answer.chunk_bytes = in.u32("the length of a chunk");
   if (answer.chunk_bytes == 0 || answer.chunk_bytes > kChunkBytesMax) {
@@ -164,14 +124,14 @@ Result<Answer> answer_of(std::string_view bytes) {
 }
 
 Result<WantChunk> want_chunk_of(std::string_view bytes) {
-  ByteReader in(bytes);
+  net::ByteReader in(bytes);
   WantChunk want;
   want.place = in.u64("a place");
   return finished(in, "a wish of a transfer", want);
 }
 
 Result<Chunk> chunk_of(std::string_view bytes) {
-  ByteReader in(bytes);
+  net::ByteReader in(bytes);
   Chunk chunk;
   chunk.place = in.u64("a place");
   chunk.digest = in.u64("a digest");
@@ -185,7 +145,7 @@ Result<Chunk> chunk_of(std::string_view bytes) {
 }
 
 Result<Whole> whole_of(std::string_view bytes) {
-  ByteReader in(bytes);
+  net::ByteReader in(bytes);
   Whole whole;
   whole.digest = in.u64("a digest");
   return finished(in, "the end of a transfer", whole);

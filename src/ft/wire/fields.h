@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The values that replicas, their ranks and the coordinator tell each other, field
+// by field: each is listed once, for writing and for reading, and for all messages
+// that it is in. Thread rule: pure functions on values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <variant>
+#include <vector>
+#include "base/check.h"
+#include "ft/protocol/messages.h"
+#include "ft/wire/codec.h"
+#include "net/bytes.h"
+
+namespace sherd::ft::wire {
+
+// What is written of a value is listed once, in the functions fields(), for both
+// ways: `io` is a Writer and the value const, or a Reader and it is filled.
+struct Writer;
+struct Reader;
+template <typename Io, typename T>
+using Of = std::conditional_t<std::is_same_v<Io, Writer>, const T, T>;
+
+struct ListLimits {
+  std::size_t elements_max;
+  std::size_t element_bytes;  // At least.
+};
+inline constexpr ListLimits kRangeList{CodecLimits::kRanges, 16};
+inline constexpr ListLimits kMemberList{CodecLimits::kMembers, 16};
+inline constexpr ListLimits kPeerList{CodecLimits::kMembers, 17};
+inline constexpr ListLimits kAddressList{CodecLimits::kAddresses, 8};
+inline constexpr ListLimits kCommitList{CodecLimits::kCommits, 80};
+
+struct Writer {
+  net::ByteWriter out;
+
+  void number(const char*, std::uint64_t value) { out.u64(value); }
+  void number(const char*, std::int64_t value) { out.i64(value); }
+  void number(const char*, std::uint32_t value) { out.u32(value); }
+  void number(const char*, std::uint16_t value) { out.u16(value); }
+  void number(const char*, std::int32_t value) {
+    number({}, std::int64_t{value});
+  }
+  void real(const char*, double value) { out.f64(value); }
+  void flag(const char*, bool value) { out.boolean(value); }
+  template <typename Enum>
+  void choice(const char*, Enum value, Enum) {
+    out.u8(static_cast<std::uint8_t>(value));
+  }
+  void reason(const char*, const std::string& value) {
+    out.text(std::string_view(value).substr(0, CodecLimits::kTextBytes));
+  }
+  void name(const char* what, const std::string& value) {
+    SHERD_CHECK(
+        value.size() <= CodecLimits::kTextBytes, "[ft] expected at most ",
+        CodecLimits::kTextBytes, " bytes of ", what, ", found ", value.size());
+    out.text(value);
+  }
+  template <typename T>
+  void maybe(const char* what, const std::optional<T>& value);
+  template <typename T>
+  void list(
+      const char* what, const ListLimits& limits, const std::vector<T>& value);
+};
+
+struct Reader {
+  net::ByteReader in;
+
+  void number(const char* what, std::uint64_t& value) { value = in.u64(what); }
+  void number(const char* what, std::int64_t& value) {
+    value = in.i64(what);
+    if (value < 0) {
+      in.fail(str("expected 0 or more as ", what, ", found ", value));
+    }
+  }
+  void number(const char* what, std::uint32_t& value) { value = in.u32(what); }
+  void number(const char* what, std::uint16_t& value) { value = in.u16(what); }
+  void number(const char* what, std::int32_t& value) {
+    std::int64_t wide = 0;
+    number(what, wide);
+    if (wide > INT32_MAX) {
+      in.fail(
+          str("expected at most ", INT32_MAX, " as ", what, ", found ", wide));
+    }
+    value = static_cast<std::int32_t>(wide);
+  }
+  void real(const char* what, double& value) { value = in.f64(what); }
+  void flag(const char* what, bool& value) { value = in.boolean(what); }
+  template <typename Enum>
+  void choice(const char* what, Enum& value, Enum last) {
+    value = static_cast<Enum>(in.choice(what, static_cast<std::uint8_t>(last)));
+  }
+  void reason(const char* what, std::string& value) { name(what, value); }
+  void name(const char* what, std::string& value) {
+    value = in.text(what, CodecLimits::kTextBytes);
+  }
+  template <typename T>
+  void maybe(const char* what, std::optional<T>& value);
+  template <typename T>
+  void list(const char* what, const ListLimits& limits, std::vector<T>& value);
+};
+
+// ---- the values of identity.h and messages.h ----
+
+template <typename Io>
+void fields(Io& io, Of<Io, std::uint32_t>& value) {
+  io.number("a replica", value);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, Epoch>& epoch) {
+  io.number("a term", epoch.term);
+  io.number("an epoch", epoch.number);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, Attempt>& attempt) {
+  fields(io, attempt.epoch);
+  io.number("a step", attempt.step);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, StateId>& state) {
+  io.number("a step", state.step);
+  io.number("a lineage", state.lineage.high);
+  io.number("a lineage", state.lineage.low);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, SampleRange>& range) {
+  io.number("the first sample", range.begin);
+  io.number("the end of samples", range.end);
+  if constexpr (std::is_same_v<Io, Reader>) {
+    if (range.begin > range.end) {
+      io.in.fail(
+          str("expected samples in order, found [", range.begin, ", ",
+              range.end, ")"));
+    }
+  }
+}
+
+// Participant and Member have the same.
+template <typename Io, typename T>
+void fields_of_member(Io& io, T& member) {
+  io.number("a replica", member.replica);
+  io.number("an incarnation", member.incarnation);
+  io.list("ranges of samples", kRangeList, member.samples);
+}
+template <typename Io>
+void fields(Io& io, Of<Io, Member>& member) {
+  fields_of_member(io, member);
+}
+template <typename Io>
+void fields(Io& io, Of<Io, Participant>& participant) {
+  fields_of_member(io, participant);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, Vote>& vote) {
+  fields(io, vote.attempt);
+  fields(io, vote.base);
+  io.number("a digest", vote.gradients);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, Suspicion>& suspicion) {
+  fields(io, suspicion.epoch);
+  io.number("a replica", suspicion.accused);
+  io.reason("a reason", suspicion.reason);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, RankAddress>& address) {
+  io.name("a host", address.host);
+  io.number("a port", address.reduce_port);
+  io.number("a port", address.fetch_port);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, Progress>& progress) {
+  io.choice("an activity", progress.activity, Activity::kFetching);
+  io.number("a serial", progress.serial);
+  io.maybe("who is waited for", progress.waits_for);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, Commit>& commit) {
+  fields(io, commit.attempt);
+  fields(io, commit.base);
+  fields(io, commit.result);
+  io.number("a digest", commit.gradients);
+  io.number("samples", commit.samples);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, PlannedEpoch>& planned) {
+  fields(io, planned.epoch);
+  io.list("members", kMemberList, planned.members);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, Peer>& peer) {
+  io.number("a replica", peer.replica);
+  io.number("an incarnation", peer.incarnation);
+  io.maybe("a state", peer.held);
+  io.list("addresses", kAddressList, peer.addresses);
+}
+
+// ---- lists and what may be missing ----
+
+template <typename T>
+void Writer::maybe(const char*, const std::optional<T>& value) {
+  out.boolean(value.has_value());
+  if (value) {
+    fields<Writer>(*this, *value);
+  }
+}
+
+template <typename T>
+void Reader::maybe(const char* what, std::optional<T>& value) {
+  if (in.boolean(what)) {
+    fields<Reader>(*this, value.emplace());
+  }
+}
+
+template <typename T>
+void Writer::list(
+    const char* what, const ListLimits& limits, const std::vector<T>& value) {
+  SHERD_CHECK(
+      value.size() <= limits.elements_max, "[ft] expected at most ",
+      limits.elements_max, " ", what, ", found ", value.size());
+  out.count(value.size());
+  for (const T& one : value) {
+    fields<Writer>(*this, one);
+  }
+}
+
+template <typename T>
+void Reader::list(
+    const char* what, const ListLimits& limits, std::vector<T>& value) {
+  value.resize(in.count(
+      what,
+      {.elements_max = limits.elements_max,
+       .element_bytes = limits.element_bytes}));
+  for (T& one : value) {
+    if (!in.ok()) {
+      return;
+    }
+    fields<Reader>(*this, one);
+  }
+}
+
+// ---- one of several kinds: which, and its fields ----
+
+template <typename Variant>
+void write_kind(Writer& writer, const Variant& value) {
+  writer.out.u8(static_cast<std::uint8_t>(value.index()));
+  std::visit([&](const auto& one) { fields<Writer>(writer, one); }, value);
+}
+
+// The I-th kind, if it is the one that is meant.
+template <typename Variant, std::size_t I = 0>
+void read_kind(Reader& reader, std::size_t kind, Variant& value) {
+  if constexpr (I < std::variant_size_v<Variant>) {
+    if (I == kind) {
+      fields<Reader>(reader, value.template emplace<I>());
+    } else {
+      read_kind<Variant, I + 1>(reader, kind, value);
+    }
+  }
+}
+
+template <typename Variant>
+void read_kind(Reader& reader, const char* what, Variant& value) {
+  const std::size_t kind =
+      reader.in.choice(what, std::variant_size_v<Variant> - 1);
+  read_kind(reader, kind, value);
+}
+
+}  // namespace sherd::ft::wire
