@@ -51,13 +51,14 @@ PARTS = {
     "ft/protocol": Part(("base",), torch=False),
     "ft/session": Part(
         ("base", "net", "comm", "ckpt", "optim", "ft/protocol", "ft/agent",
-         "sherd/ft/replica_session.h"),
+         "sherd/ft/replica_checkpoints.h", "sherd/ft/replica_session.h"),
         torch=True),
     "ft/wire": Part(("base", "net", "ft/protocol"), torch=False),
     "ft/agent": Part(
         ("base", "net", "ft/protocol", "ft/wire", "ft/ring", "ft/transfer"),
         torch=False),
-    "ft/ring": Part(("base", "net", "ft/protocol"), torch=False),
+    "ft/ring": Part(
+        ("base", "net", "comm/shm", "ft/protocol"), torch=False),
     "ft/transfer": Part(
         ("base", "net", "ft/protocol", "ft/wire"), torch=False),
     "sim": Part(("base", "plan", "ft/protocol"), torch=False),
@@ -111,7 +112,7 @@ FOREIGN = ("src/compat/gloo_declarations/",)
 
 FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
-PUBLIC_HEADERS_MAX = 27
+PUBLIC_HEADERS_MAX = 28
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 ALLOW_FILE = "scripts/tidy_allow.txt"
 # Spelt so that this line is not a finding.

@@ -99,6 +99,32 @@ TEST(Command, WrongUsageOfReplicasExitsWithTwoAndSaysWhy) {
   EXPECT_THAT(refused("replica drain 1"), HasSubstr("--control"));
 }
 
+TEST(Command, ACoordinatorsTimesAreThoseOfRun) {
+  const std::string run = "run --fault-tolerant --replicas 2 ";
+  // Which the coordinator refuses, as it would alone.
+  const Outcome outcome = sherd(run + "--dead-after 0.1 true");
+  EXPECT_EQ(outcome.exit_status, 2) << outcome.shown;
+  EXPECT_THAT(outcome.shown, HasSubstr("500 ms or more, found 100"));
+  for (const std::string flag :
+       {"--start-timeout", "--dead-after", "--hang-after", "--first-hang-after",
+        "--hold-time"}) {
+    EXPECT_THAT(sherd(run + flag + " soon true").shown, HasSubstr("soon"))
+        << flag;
+    EXPECT_THAT(
+        sherd(run + "--coordinator a:1 " + flag + " 3 true").shown,
+        AllOf(HasSubstr(flag), HasSubstr("excludes")));
+    EXPECT_THAT(
+        sherd("run -n 2 " + flag + " 3 true").shown,
+        HasSubstr("requires --fault-tolerant"));
+    for (const char* help : {"run --help", "coordinate --help"}) {
+      EXPECT_THAT(sherd(help).shown, HasSubstr(flag + " SECONDS"));
+    }
+  }
+  EXPECT_THAT(
+      sherd("run -n 2 --recover-from-replicas true").shown,
+      HasSubstr("requires --fault-tolerant"));
+}
+
 TEST(Command, ReplicasRunWithACoordinatorElsewhere) {
   const Outcome outcome = sherd(
       "run --fault-tolerant --replicas 2 --ranks-per-replica 2 "

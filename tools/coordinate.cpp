@@ -5,6 +5,7 @@
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/ft/coordinator.h>
+#include "coordinator_flags.h"
 #include "subcommand.h"
 
 namespace sherd::tools {
@@ -25,11 +26,7 @@ constexpr const char* kExamples =
 // Times are given in seconds.
 struct CoordinateArguments {
   CoordinateOptions options;
-  double start_timeout_s = 60;
-  double dead_after_s = 1;
-  double hold_time_s = 60;
-  double hang_after_s = 5;
-  double first_hang_after_s = 60;
+  CoordinatorTimes times;
 };
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
@@ -96,9 +93,6 @@ void add_rules(CLI::App* app, CoordinateArguments& arguments) {
   add_number(
       app, "--replicas-start", options.replicas_start,
       "The first step waits for so many (1)");
-  add_seconds(
-      app, "--start-timeout", arguments.start_timeout_s,
-      "... or for so long (60)");
   add_number(
       app, "--samples-per-replica", options.samples_per_replica,
       "That each replica trains in each step (1)");
@@ -108,29 +102,21 @@ void add_rules(CLI::App* app, CoordinateArguments& arguments) {
   add_number(
       app, "--samples-multiple", options.samples_multiple,
       "... in shares that it divides: ranks of a replica (1)");
-  add_seconds(
-      app, "--dead-after", arguments.dead_after_s,
-      "A replica that says nothing for so long is lost (1)");
-  add_seconds(
-      app, "--hang-after", arguments.hang_after_s,
-      "A replica that does nothing for so long, and for\n"
-      "ten times as long as usual, is left out (5)");
-  add_seconds(
-      app, "--first-hang-after", arguments.first_hang_after_s,
-      "The same for its first computations (60)");
-  add_seconds(
-      app, "--hold-time", arguments.hold_time_s,
-      "How long those who alone have the last step may be\n"
-      "away before the run goes back behind it (60)");
+  app->add_flag(
+      kRecoverFlag, options.recover_from_replicas, kRecoverDescription);
+  for (const auto& flag : kCoordinatorTimeFlags) {
+    add_seconds(app, flag.name, arguments.times.*flag.value, flag.description);
+  }
 }
 
 int run(CoordinateArguments arguments) {
   CoordinateOptions& options = arguments.options;
-  options.start_timeout = milliseconds_of(arguments.start_timeout_s);
-  options.dead_after = milliseconds_of(arguments.dead_after_s);
-  options.hold_time = milliseconds_of(arguments.hold_time_s);
-  options.hang_after = milliseconds_of(arguments.hang_after_s);
-  options.first_hang_after = milliseconds_of(arguments.first_hang_after_s);
+  const CoordinatorTimes& times = arguments.times;
+  options.start_timeout = milliseconds_of(times.start_timeout_s);
+  options.dead_after = milliseconds_of(times.dead_after_s);
+  options.hold_time = milliseconds_of(times.hold_time_s);
+  options.hang_after = milliseconds_of(times.hang_after_s);
+  options.first_hang_after = milliseconds_of(times.first_hang_after_s);
   return ft::coordinate(options);
 }
 

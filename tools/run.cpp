@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
 #include <sherd/launch/launch.h>
+#include "coordinator_flags.h"
 #include "subcommand.h"
 
 namespace sherd::tools {
@@ -35,8 +36,7 @@ constexpr const char* kExamples =
     "progress bar works.\n"
     "Exit status: 0 when all ranks succeed, else that of the first to fail\n"
     "(128 + signal if killed); 127 program not found, 126 not executable,\n"
-    "with --fault-tolerant 0 once a replica is done and the others have "
-    "ended,\n"
+    "with --fault-tolerant 0 when the replica that ended last has succeeded,\n"
     "2 wrong usage.";
 
 // What the command line says, before it becomes LaunchOptions.
@@ -52,6 +52,9 @@ struct RunArguments {
   int ranks_per_replica = 1;
   launch::ReplicaOptions replicas;
   const CLI::Option* replicas_given = nullptr;
+  CoordinatorTimes times;
+  bool recovers = false;
+  std::vector<const CLI::Option*> passed_on;  // To the coordinator.
 };
 
 class RunFormatter : public CLI::Formatter {
@@ -80,6 +83,17 @@ void set_replicas(RunArguments& arguments) {
   options.ranks = arguments.ranks_per_replica;
   options.rank0_owns_stdout = false;
   options.replicas = arguments.replicas;
+  auto& words = options.replicas->coordinator_arguments;
+  for (const CLI::Option* option : arguments.passed_on) {
+    if (option->count() > 0) {
+      words.push_back(option->get_name());
+      words.insert(
+          words.end(), option->results().begin(), option->results().end());
+    }
+  }
+  if (arguments.recovers) {
+    words.emplace_back(kRecoverFlag);
+  }
   if (arguments.replicas.coordinator.empty()) {
     options.replicas->coordinator_command = {
         std::filesystem::read_symlink("/proc/self/exe").string(), "coordinate"};
@@ -156,6 +170,16 @@ void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
       "Where the coordinator keeps its log; a run that was\n"
       "begun there goes on")
       ->excludes(elsewhere);
+  for (const auto& flag : kCoordinatorTimeFlags) {
+    arguments.passed_on.push_back(
+        add(flag.name, arguments.times.*flag.value, "SECONDS", flag.description)
+            ->check(CLI::Range(0.0, 1e6).description(""))
+            ->excludes(elsewhere));
+  }
+  run_app.add_flag(kRecoverFlag, arguments.recovers, kRecoverDescription)
+      ->needs(on)
+      ->excludes(elsewhere)
+      ->group("With --fault-tolerant");
   add("--secret-file", replicas.secret_file, "FILE",
       "The secret that replicas and coordinator share");
   add("--control", replicas.control, "PATH",

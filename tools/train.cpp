@@ -24,6 +24,7 @@
 #include <sherd/comm/world.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>
+#include <sherd/ft/replica_checkpoints.h>
 #include <sherd/ft/replica_session.h>
 #include <sherd/models/language_model.h>
 #include <sherd/optim/schedule.h>
@@ -195,29 +196,33 @@ class TrainJob {
   }
 
   void run_replica(std::int64_t last) {
-    if (config_.save_every > 0) {
-      throw Error(
-          "--save-every: expected none with --fault-tolerant, whose replicas "
-          "are each other's checkpoints; found " +
-          std::to_string(config_.save_every));
-    }
-    auto options = ft::SessionOptions::from_environment();
-    options.config = to_json(config_, {});
+    auto options = replica_options();
     CheckpointState state;
     engine_->add_to(state);
     state.add_buffers(*model_);
-    double grad_norm = 0;
+    auto checkpoints = replica_checkpoints(state);
+    if (checkpoints) {
+      options.held = checkpoints->load();
+    }
+    StepRecord update;  // The last one.
     ft::ReplicaSession session(
         world_, engine_->named_parameters(), std::move(state),
         [&](std::int64_t step) {
-          grad_norm = engine_->update(
-              learning_rate_at(step - 1, schedule_of(config_)));
+          update.lr = learning_rate_at(step - 1, schedule_of(config_));
+          if (config_.lr_scaling != "none") {
+            update.lr *= ft::learning_rate_factor(
+                scaling(), session.samples_of_update(), options.samples_full);
+          }
+          update.grad_norm = engine_->update(update.lr);
         },
         options);
     catch_signals();  // From `sherd replica drain`, too.
     while (const auto plan = session.begin_step()) {
       if (leads() && asked_by_signals() > 0) {
         session.leave();
+      }
+      if (checkpoints) {
+        checkpoints->save_if_due(session, *plan);
       }
       if (plan->step > last) {
         break;
@@ -232,15 +237,62 @@ class TrainJob {
       }
       auto record = take_part(*plan, session, last);
       if (record) {
-        record->grad_norm = grad_norm;
+        record->grad_norm = update.grad_norm;
+        record->lr = update.lr;
         show(*record, last);
       }
     }
+    if (checkpoints) {
+      checkpoints->save(session);
+    }
     session.close();
+    if (checkpoints) {
+      checkpoints->wait();
+    }
     if (start_s_ > 0) {
       finish();
     }
     close();
+  }
+
+  // A spare waits in it.
+  ft::SessionOptions replica_options() const {
+    auto options = ft::SessionOptions::from_environment();
+    options.config = to_json(essence_of(config_), {});
+    if (config_.lr_scaling != "none") {
+      if (options.samples_full == 0) {
+        throw Error(
+            "--lr-scaling: expected SHERD_SAMPLES, the samples of a step that "
+            "lacks no replica, as sherd run sets it; found it unset");
+      }
+      options.config += std::to_string(options.samples_full);
+    }
+    return options;
+  }
+
+  ft::LearningRateScaling scaling() const {
+    return config_.lr_scaling == "linear"
+        ? ft::LearningRateScaling::kLinear
+        : ft::LearningRateScaling::kSquareRoot;
+  }
+
+  std::unique_ptr<ft::ReplicaCheckpoints> replica_checkpoints(
+      CheckpointState state) const {
+    if (config_.save_every == 0) {
+      return nullptr;
+    }
+    if (config_.run.empty()) {
+      throw Error(
+          "--save-every: expected --run DIR with it, where replicas that are "
+          "started again look for checkpoints; found none");
+    }
+    state.values = about_model(config_, corpus_->vocabulary());
+    return std::make_unique<ft::ReplicaCheckpoints>(
+        world_, std::move(state),
+        ft::ReplicaCheckpointOptions{
+            .folder = config_.run + "/checkpoints",
+            .save_every = config_.save_every,
+            .keep_last = static_cast<int>(config_.keep)});
   }
 
   // None when the step was not made, or by others.
@@ -248,9 +300,7 @@ class TrainJob {
       const ft::TrainingStep& plan,
       ft::ReplicaSession& session,
       std::int64_t last) {
-    StepRecord record{
-        .step = plan.step,
-        .lr = learning_rate_at(plan.step - 1, schedule_of(config_))};
+    StepRecord record{.step = plan.step};
     const double begin_s = now_s();
     if (config_.dropout > 0.0) {
       torch::manual_seed(seed_of(plan.step));
@@ -265,6 +315,7 @@ class TrainJob {
     if (!numbers.empty()) {
       const auto batch = batches_.samples(numbers);
       const auto loss = model_->loss(batch.inputs, batch.targets);
+      session.last_backward();
       loss.backward();
       loss_here = loss.item<double>();
     }
@@ -278,8 +329,7 @@ class TrainJob {
     record.rss_bytes = static_cast<std::int64_t>(largest(all, 1));
     record.step_s = largest(all, 2);
     record.tokens_per_s =
-        static_cast<double>(plan.replica_samples * config_.seq) /
-        record.step_s;
+        static_cast<double>(plan.replica_samples * config_.seq) / record.step_s;
     const bool due =
         config_.eval_every > 0 && record.step % config_.eval_every == 0;
     if (due || record.step == last) {

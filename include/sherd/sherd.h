@@ -13,6 +13,7 @@
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>
 #include <sherd/ddp/replicate.h>
+#include <sherd/ft/replica_checkpoints.h>
 #include <sherd/ft/replica_session.h>
 #include <sherd/models/gpt.h>
 #include <sherd/models/language_model.h>

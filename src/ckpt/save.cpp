@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pthread.h>
+#include <atomic>
+#include <chrono>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -9,12 +11,25 @@
 
 #include "base/caught.h"
 #include "base/check.h"
+#include "base/clock.h"
+#include "ckpt/manifest.h"
+#include "ckpt/reader.h"
 #include "ckpt/session.h"
 #include "ckpt/state_access.h"
 
 namespace sherd {
 
 using ckpt::Piece;
+
+namespace {
+
+// For another's save into a shared folder.
+constexpr Duration kPatience = std::chrono::minutes(1);
+constexpr Duration kLookEvery = std::chrono::milliseconds(50);
+// What rank 0 says of a checkpoint.
+constexpr const char* kThere = "there";
+
+}  // namespace
 
 struct CheckpointSaver::Impl {
   Impl(const World& world, const std::string& folder, SaveOptions options)
@@ -25,7 +40,7 @@ struct CheckpointSaver::Impl {
             .rank = world.rank(),
             .size = world.size(),
             .gather = ckpt::make_gather(world),
-            .options = options} {
+            .options = std::move(options)} {
     Status status;
     if (world.rank() == 0) {
       status = prepare();
@@ -37,15 +52,74 @@ struct CheckpointSaver::Impl {
   ~Impl() { (void)join(); }
 
   Status prepare() {
-    auto status = make_lasting_folder(*files, session.folder);
-    if (status.ok()) {
-      auto locked = ckpt::lock_folder(session.folder);
-      status = locked.status();
-      if (locked.ok()) {
-        lock = std::move(locked).value();
-      }
+    const auto status = make_lasting_folder(*files, session.folder);
+    return status.ok() && !session.options.shared
+        ? take_folder(SteadyClock().now())
+        : status;
+  }
+
+  // Locks and cleans it up, when others leave it until then.
+  Status take_folder(Instant deadline) {
+    auto locked = ckpt::lock_folder(session.folder);
+    while (!locked.ok() && SteadyClock().now() < deadline) {
+      std::this_thread::sleep_for(kLookEvery);
+      locked = ckpt::lock_folder(session.folder);
     }
-    return status.ok() ? clean_up(*files, session.folder) : status;
+    if (!locked.ok()) {
+      return locked.status();
+    }
+    lock = std::move(locked).value();
+    return clean_up(*files, session.folder);
+  }
+
+  // Collective: all of a save but its copies.
+  Status write(
+      std::int64_t step,
+      const std::vector<Piece>& pieces,
+      const std::map<std::string, std::string>& values) {
+    if (!session.options.shared) {
+      return save_pieces(session, step, pieces, values);
+    }
+    const auto status = write_shared(step, pieces, values);
+    lock.reset();
+    return status;
+  }
+
+  Status write_shared(
+      std::int64_t step,
+      const std::vector<Piece>& pieces,
+      const std::map<std::string, std::string>& values) {
+    const auto what = str("saving step ", step);
+    Status status;
+    std::string mine;
+    if (session.rank == 0) {
+      status = take_folder(SteadyClock().now() + kPatience);
+      mine = status.ok() && is_there(step, values) ? kThere : "";
+    }
+    status = agree(session, status, what);
+    if (!status.ok()) {
+      return status;
+    }
+    const auto all = session.gather(mine, what);
+    if (!all.ok() || all.value().front() == kThere) {
+      return all.status();
+    }
+    return save_pieces(session, step, pieces, values);
+  }
+
+  // Saved by others; one that cannot be read is not.
+  bool is_there(
+      std::int64_t step,
+      const std::map<std::string, std::string>& values) const {
+    bool there = false;
+    const auto place = session.folder + "/" + ckpt::folder_name(step);
+    const auto read = status_of(
+        [&] {
+          there = ckpt::CheckpointReader(place).manifest().values == values;
+          return Status();
+        },
+        ErrorCode::kUnavailable);
+    return read.ok() && there;
   }
 
   // The copies keep their memory for the next save.
@@ -67,14 +141,17 @@ struct CheckpointSaver::Impl {
     if (writer.joinable()) {
       writer.join();
     }
+    writes.store(false, std::memory_order_relaxed);
     return std::exchange(outcome, {});
   }
 
   const std::unique_ptr<ckpt::Files> files;
   const ckpt::Session session;
-  std::unique_ptr<ckpt::FolderLock> lock;  // Of rank 0.
+  std::unique_ptr<ckpt::FolderLock> lock;  // Of rank 0; shared: while it saves.
   std::vector<at::Tensor> copies;
   Status outcome;  // Of the writer, when it has ended.
+  // A hint: `outcome` is read behind join() alone, which orders memory.
+  std::atomic<bool> writes{false};
   std::thread writer;
 };
 
@@ -100,18 +177,24 @@ void CheckpointSaver::save(std::int64_t step, const CheckpointState& state) {
   auto pieces =
       CheckpointAccess::pieces(state, impl.session.rank, impl.session.size);
   if (!impl.session.options.asynchronous) {
-    save_pieces(impl.session, step, pieces, state.values).throw_if_failed();
+    impl.write(step, pieces, state.values).throw_if_failed();
     return;
   }
   impl.copy(pieces);
+  impl.writes.store(true, std::memory_order_relaxed);
   impl.writer = std::thread(
       [&impl, step, pieces = std::move(pieces), values = state.values] {
-        impl.outcome = save_pieces(impl.session, step, pieces, values);
+        impl.outcome = impl.write(step, pieces, values);
+        impl.writes.store(false, std::memory_order_relaxed);
       });
   ::pthread_setname_np(impl.writer.native_handle(), "sherd-save");
 }
 
 void CheckpointSaver::wait() { impl_->join().throw_if_failed(); }
+
+bool CheckpointSaver::saving() const {
+  return impl_->writes.load(std::memory_order_relaxed);
+}
 
 std::optional<std::string> CheckpointSaver::newest() const {
   const auto& session = impl_->session;

@@ -78,6 +78,9 @@ StartFailure CoordinatorProcess::start() {
     process.command.emplace_back("--secret-file");
     process.command.push_back(replicas.secret_file);
   }
+  process.command.insert(
+      process.command.end(), replicas.coordinator_arguments.begin(),
+      replicas.coordinator_arguments.end());
   process.variables = options_.environment;
   if (options_.output == RankOutput::kFiles) {
     setup.log = options_.log_dir + "/coordinator.log";

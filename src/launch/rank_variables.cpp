@@ -28,6 +28,9 @@ void add_variables_of_replica(const ReplicaPlace& place, Variables& ours) {
   } else {
     ours["SHERD_SPARE"] = str(place.spare_fd);
   }
+  if (place.samples > 0) {
+    ours["SHERD_SAMPLES"] = str(place.samples);
+  }
   if (!place.secret_file.empty()) {
     ours["SHERD_SECRET_FILE"] = place.secret_file;
   }

@@ -4,6 +4,7 @@
 // names of torchrun. Pure. Thread rule: any thread.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,8 +17,9 @@ struct ReplicaPlace {
   std::string coordinator;     // host:port
   std::optional<int> replica;  // None: a spare, which learns it later.
   int replicas = 1;
-  std::string secret_file;  // Empty: none.
-  int spare_fd = -1;        // Where a spare reads its replica's number.
+  std::int64_t samples = 0;  // Of a step that lacks nobody; 0: unknown.
+  std::string secret_file;   // Empty: none.
+  int spare_fd = -1;         // Where a spare reads its replica's number.
 };
 
 struct RankPlace {
@@ -34,8 +36,9 @@ struct RankPlace {
 // LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT replaced, with fake hosts
 // SHERD_FAKE_HOST too,
 // of a replica SHERD_COORDINATOR, SHERD_REPLICA (or SHERD_SPARE, a descriptor),
-// SHERD_REPLICAS and SHERD_SECRET_FILE, OMP_NUM_THREADS added unless it is there, and traces of
-// an enclosing torchrun's agent removed: its store does not know these ranks.
+// SHERD_REPLICAS, SHERD_SAMPLES and SHERD_SECRET_FILE, OMP_NUM_THREADS added
+// unless it is there, and traces of an enclosing torchrun's agent removed: its
+// store does not know these ranks.
 std::vector<std::string> variables_of_rank(
     const std::vector<std::string>& base, const RankPlace& place);
 

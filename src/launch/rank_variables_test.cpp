@@ -97,10 +97,12 @@ TEST(RankVariables, OfASpareNameADescriptorInsteadOfAReplica) {
            .coordinator = "h:1",
            .replica = {},
            .replicas = 3,
+           .samples = 36,
            .secret_file = "/s",
            .spare_fd = 17}});
   EXPECT_EQ(find_variable(variables, "SHERD_SPARE"), "17");
   EXPECT_FALSE(find_variable(variables, "SHERD_REPLICA"));
+  EXPECT_EQ(find_variable(variables, "SHERD_SAMPLES"), "36");
   EXPECT_EQ(find_variable(variables, "SHERD_SECRET_FILE"), "/s");
 }
 

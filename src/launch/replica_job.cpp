@@ -28,6 +28,13 @@ ReplicaPolicyOptions policy_options(const LaunchOptions& options) {
   return result;
 }
 
+// Of a step, when nobody is missing.
+std::int64_t full_samples(const ReplicaOptions& replicas) {
+  return replicas.global_batch > 0
+      ? replicas.global_batch
+      : replicas.samples_per_replica * replicas.replicas;
+}
+
 std::optional<Instant> earlier(
     const std::optional<Instant>& a, const std::optional<Instant>& b) {
   return a && b ? std::min(*a, *b) : a ? a : b;
@@ -260,6 +267,7 @@ StartFailure ReplicaJob::start_rank_of(
               coordinator_ ? coordinator_->address() : replicas_.coordinator,
           .replica = order.replica,
           .replicas = replicas_.replicas,
+          .samples = coordinator_ ? full_samples(replicas_) : 0,
           .secret_file = replicas_.secret_file,
           .spare_fd = told.get()}};
   const std::string name = order.replica ? str("r", *order.replica, ".", rank)

@@ -175,18 +175,21 @@ TEST_F(ReplicaJobKillTest, AKilledCoordinatorComesBackOnTheSamePortAndLog) {
 }
 
 TEST_F(ReplicaJobKillTest, TheCoordinatorLearnsWhatTheRunIs) {
-  LaunchOptions options = replicas_of(3, 1, "echo $SHERD_SECRET_FILE");
+  LaunchOptions options =
+      replicas_of(3, 1, "echo $SHERD_SECRET_FILE $SHERD_SAMPLES");
   options.replicas->replicas_min = 2;
   options.replicas->samples_per_replica = 12;
   options.replicas->secret_file = "/my/secret";
+  options.replicas->coordinator_arguments = {"--dead-after", "3"};
   const Outcome outcome = launch_and_wait(options);
   EXPECT_THAT(
       outcome.out,
       AllOf(
           HasSubstr("--status 127.0.0.1:0 --replicas-min 2 --replicas-start 3 "
                     "--samples-per-replica 12 --global-batch 0 "
-                    "--samples-multiple 1 --secret-file /my/secret\n"),
-          HasSubstr("[r2.0] /my/secret\n")));
+                    "--samples-multiple 1 --secret-file /my/secret "
+                    "--dead-after 3\n"),
+          HasSubstr("[r2.0] /my/secret 36\n")));
 }
 
 TEST_F(ReplicaJobKillTest, ACoordinatorThatCannotStartEndsTheJobWithItsStatus) {
@@ -247,20 +250,38 @@ TEST_F(ReplicaJobKillTest, EndsWithTheLastFailureAndItsLastLines) {
           HasSubstr(str("    life of ", last, "\n"))));
 }
 
-TEST_F(ReplicaJobKillTest, OnceOneIsDoneALostOneStaysAway) {
+TEST_F(ReplicaJobKillTest, OneThatReturnsDoesNotEndTheJobOfTheOthers) {
   ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
+  ASSERT_EQ(::mkfifo(path("end").c_str(), 0600), 0);
   LauncherUnderTest launcher(replicas_of(
       2, 1,
-      "echo pid $$; [ $SHERD_REPLICA = 1 ] && exec sleep 1000; read x < " +
-          path("fifo")));
+      "echo pid $$; [ $SHERD_REPLICA = 1 ] && { read x < " + path("end") +
+          "; exit $x; }; read x < " + path("fifo")));
   const auto before = pids(launcher, 2, 1);
   std::ofstream(path("fifo")) << "go\n";
   ASSERT_TRUE(wait_for_end(before.at("r0.0")));
   ::kill(before.at("r1.0"), SIGKILL);
+  ASSERT_TRUE(launcher.wait_for_out("[r1.0] pid ", 2));
+  std::ofstream(path("end")) << "0\n";
   const Outcome outcome = launcher.finish();
   EXPECT_EQ(outcome.exit_status, 0);
-  EXPECT_THAT(
-      outcome.err, HasSubstr("it is not started again, since others are done"));
+  EXPECT_THAT(outcome.err, HasSubstr("replica 1 is started again at once"));
+}
+
+TEST_F(ReplicaJobKillTest, OneThatReturnsIsNoSuccessOfTheJob) {
+  ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
+  ASSERT_EQ(::mkfifo(path("end").c_str(), 0600), 0);
+  LaunchOptions options = replicas_of(
+      2, 1,
+      "echo pid $$; [ $SHERD_REPLICA = 1 ] && { read x < " + path("end") +
+          "; exit $x; }; read x < " + path("fifo"));
+  options.replicas->restarts_max = 0;
+  LauncherUnderTest launcher(options);
+  const auto before = pids(launcher, 2, 1);
+  std::ofstream(path("fifo")) << "go\n";
+  ASSERT_TRUE(wait_for_end(before.at("r0.0")));
+  std::ofstream(path("end")) << "7\n";
+  EXPECT_EQ(launcher.finish().exit_status, 7);
 }
 
 TEST_F(ReplicaJobKillTest, AProgramThatIsNotThereIsNotTriedAgain) {

@@ -13,6 +13,12 @@ Status refusal(const std::string& why) {
   return Status(ErrorCode::kFailedPrecondition, why);
 }
 
+// What programs return for a command line that they do not understand.
+constexpr int kWrongUsage = 2;
+
+// Of a replica that fails when others are done, to hear whether the run has ended.
+constexpr int kRestartsAfterDone = 3;
+
 std::string in_words(Duration wait) {
   return wait == Duration(0) ? "at once" : str("in ", seconds(wait), " s");
 }
@@ -189,7 +195,7 @@ Result<GroupOrders> ReplicaPolicy::admit(int replica, Instant now) {
   }
   const std::size_t index = group_of(replica);
   Group& group = groups_[index];
-  if (stop_signal_ != 0 || over_ || any(State::kDone)) {
+  if (stop_signal_ != 0 || over_) {
     return refusal("the job is ending");
   }
   if (group.state == State::kRunning) {
@@ -221,7 +227,7 @@ int ReplicaPolicy::exit_status() const {
       std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
         return group.replica && group.state == State::kFailed;
       });
-  return failed && !any(State::kDone) ? failure_.value().status : 0;
+  return failed && !last_was_done_ ? failure_.value().status : 0;
 }
 
 std::optional<int> ReplicaPolicy::replica_of(int group) const {
@@ -245,6 +251,12 @@ std::string ReplicaPolicy::name(std::size_t index) const {
 bool ReplicaPolicy::any(State state) const {
   return std::any_of(groups_.begin(), groups_.end(), [&](const Group& group) {
     return group.state == state;
+  });
+}
+
+bool ReplicaPolicy::replica_runs() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
+    return group.replica && group.state == State::kRunning;
   });
 }
 
@@ -280,6 +292,9 @@ void ReplicaPolicy::life_ended(
   const std::string what = name(index) + ": " +
       (end ? describe(*end) + hint_of(*end) : "all ranks returned");
   group.hangs = group.life->running() > 0;
+  if (group.replica && !group.draining) {
+    last_was_done_ = !end && !group.hangs;
+  }
   if (end && group.replica) {
     failure_ = {static_cast<int>(index), what, end->rank, end->status()};
   }
@@ -303,6 +318,11 @@ void ReplicaPolicy::life_ended(
              : name(index) + " has left"});
   } else if (!end) {
     group.state = State::kDone;
+  } else if (end->exit_code == kWrongUsage && group.restarts == 0) {
+    group.state = State::kFailed;
+    orders.push_back(
+        {std::monostate(),
+         what + ", which is wrong usage; it is not started again"});
   } else {
     failed(index, what, now, orders);
   }
@@ -314,7 +334,7 @@ void ReplicaPolicy::failed(
     Instant now,
     GroupOrders& orders) {
   const std::optional<std::size_t> spare = running_spare();
-  if (!spare || any(State::kDone)) {
+  if (!spare) {
     start_again(index, what, now, orders);
     return;
   }
@@ -333,14 +353,17 @@ void ReplicaPolicy::start_again(
     GroupOrders& orders) {
   Group& group = groups_[index];
   std::string reason = what;
-  if (any(State::kDone)) {
+  const Duration wait = group.backoff.ended(now - group.started);
+  group.restarts_after_done =
+      wait == Duration(0) ? 0 : group.restarts_after_done;
+  if (group.replica && any(State::kDone) &&
+      group.restarts_after_done++ == kRestartsAfterDone) {
     group.state = State::kFailed;
     reason += "; it is not started again, since others are done";
   } else if (group.restarts == options_.restarts_max) {
     group.state = State::kFailed;
     reason += str("; it was started again ", group.restarts, " times already");
   } else {
-    const Duration wait = group.backoff.ended(now - group.started);
     ++group.restarts;
     reason += str("; ", name(index), " is started again ", in_words(wait));
     if (wait == Duration(0)) {
@@ -379,9 +402,11 @@ void ReplicaPolicy::ask_to_leave(std::size_t index, GroupOrders& orders) {
 }
 
 void ReplicaPolicy::settle(Instant now, GroupOrders& orders) {
-  for (Group& group : groups_) {
-    if (group.state == State::kWaiting && any(State::kDone)) {
-      group.state = State::kFailed;
+  // The run has ended: who waits would hear no more than that.
+  if (last_was_done_ && !replica_runs()) {
+    for (Group& group : groups_) {
+      group.state =
+          group.state == State::kWaiting ? State::kFailed : group.state;
     }
   }
   if (over_ || stop_signal_ != 0 || replicas_left()) {

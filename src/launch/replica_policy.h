@@ -10,15 +10,19 @@
 // place of one. Of a group that speaks for a replica:
 //
 //   its life ends because         and then
-//   all ranks returned 0          done; whoever fails from now on stays away
+//   all ranks returned 0          done; the others go on
 //   it was asked to leave         drained, until it is admitted again
 //   the job is stopping           ended
+//   its first life, with code 2   failed: the command line is wrong
 //   a rank failed, and a spare    the spare takes the replica; the group is
 //   runs                          started again as a spare, after its back-off
 //   a rank failed, otherwise      started again after its back-off
 //   ... too often, or it hangs    failed
 //
-// The job is over when no replica runs or waits for its start.
+// Who fails after others are done is started again, too: perhaps they ended too
+// early, and else it hears that the run has ended, and is done. It gets a few
+// chances to hear that. The job is over when no replica runs or waits for its
+// start; when the last that ran was done, nobody is waited for any more.
 #pragma once
 
 #include <optional>
@@ -97,7 +101,8 @@ class ReplicaPolicy {
 
   bool finished() const;
   // The launcher's exit status: 128 + the signal that stopped the job; else 0 when
-  // a replica is done, or all were drained; else that of the last failure.
+  // the replica that ended last was done, since the run has reached its end then,
+  // or all were drained; else that of the last failure.
   // REQUIRES: finished().
   int exit_status() const;
   struct Failure {
@@ -120,6 +125,7 @@ class ReplicaPolicy {
     bool draining = false;
     bool hangs = false;  // A process of it outlived SIGKILL.
     int restarts = 0;
+    int restarts_after_done = 0;  // In a row.
     Instant started{};
     Instant start_at{};
     Backoff backoff;
@@ -129,6 +135,7 @@ class ReplicaPolicy {
   std::size_t group_of(int replica) const;
   std::string name(std::size_t index) const;
   bool any(State state) const;
+  bool replica_runs() const;
   // Some replica is, or will be, at work.
   bool replicas_left() const;
   void start(
@@ -156,6 +163,8 @@ class ReplicaPolicy {
   std::vector<Group> groups_;
   int stop_signal_ = 0;
   bool over_ = false;  // Spares have been told to end.
+  bool last_was_done_ =
+      false;  // Of the replicas that have ended, but drained ones.
   std::optional<Failure> failure_;
 };
 

@@ -141,18 +141,58 @@ TEST(ReplicaPolicy, EndsWithTheLastFailureWhenNoneCanBeStartedAgain) {
   EXPECT_EQ(policy.last_failure()->rank, 0);
 }
 
-TEST(ReplicaPolicy, OnceOneIsDoneOthersAreNotStartedAgain) {
+TEST(ReplicaPolicy, OneThatIsDoneTooEarlyEndsNothing) {
+  ReplicaPolicy policy = three_of_two();
+  finish(policy, 0);
+  EXPECT_EQ(words_of(lose(policy, 1, kStart)), "start 1 as 1");
+  EXPECT_EQ(words_of(policy.admit(0, kStart).value()), "start 0 as 0");
+  finish(policy, 0);
+  finish(policy, 1);
+  finish(policy, 2);
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(ReplicaPolicy, WhenTheLastThatRanIsDoneNobodyIsWaitedFor) {
   ReplicaPolicy policy = three_of_two();
   lose(policy, 2, kStart);
   lose(policy, 2, kStart);
-  EXPECT_TRUE(policy.deadline());
   finish(policy, 0);
-  EXPECT_FALSE(policy.deadline());  // Group 2 does not wait any more.
-  const auto lost = lose(policy, 1, kStart);
-  EXPECT_EQ(words_of(lost), "");
-  EXPECT_THAT(reasons_of(lost), HasSubstr("since others are done"));
+  EXPECT_TRUE(policy.deadline());  // Group 2 waits, and group 1 runs.
+  finish(policy, 1);
+  EXPECT_FALSE(policy.deadline());
   EXPECT_TRUE(policy.finished());
   EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(ReplicaPolicy, TheStatusIsThatOfTheReplicaThatEndedLast) {
+  ReplicaPolicy policy = begun({.replicas = 2, .ranks = 1, .restarts_max = 0});
+  policy.ranks_ended({exited(0, 0, 0)}, kStart);
+  policy.ranks_ended({exited(1, 0, 6)}, kStart);
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 6);  // Nobody has reached the end.
+
+  ReplicaPolicy other = begun({.replicas = 2, .ranks = 1, .restarts_max = 0});
+  other.ranks_ended({exited(1, 0, 6)}, kStart);
+  other.ranks_ended({exited(0, 0, 0)}, kStart);
+  EXPECT_TRUE(other.finished());
+  EXPECT_EQ(other.exit_status(), 0);
+}
+
+TEST(ReplicaPolicy, WhoFailsWhenOthersAreDoneHasThreeChances) {
+  ReplicaPolicy policy = begun({.replicas = 2, .ranks = 1});
+  policy.ranks_ended({exited(0, 0, 0)}, kStart);
+  Instant now = kStart;
+  for (const int wait : {0, 1, 2}) {
+    const auto lost = policy.ranks_ended({exited(1, 0, 6)}, now);
+    now += seconds(wait);
+    const auto later = policy.time_passed(now);
+    EXPECT_EQ(words_of(wait == 0 ? lost : later), "start 1 as 1");
+  }
+  const auto given_up = policy.ranks_ended({exited(1, 0, 6)}, now);
+  EXPECT_THAT(reasons_of(given_up), HasSubstr("since others are done"));
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 6);
 }
 
 TEST(ReplicaPolicy, AFirstStartThatFailsIsNotTriedAgainALaterOneIs) {
@@ -170,6 +210,23 @@ TEST(ReplicaPolicy, AFirstStartThatFailsIsNotTriedAgainALaterOneIs) {
   none.start_failed(0, 126, "not executable", kStart);
   EXPECT_TRUE(none.finished());
   EXPECT_EQ(none.exit_status(), 126);
+}
+
+TEST(ReplicaPolicy, AWrongCommandLineIsNotTriedAgain) {
+  ReplicaPolicy policy = begun({.replicas = 2, .ranks = 1});
+  const auto wrong = policy.ranks_ended({exited(0, 0, 2)}, kStart);
+  EXPECT_EQ(words_of(wrong), "");
+  EXPECT_THAT(reasons_of(wrong), HasSubstr("which is wrong usage"));
+  // Who ran before had a right one.
+  policy.ranks_ended({killed(1, 0)}, kStart);
+  policy.ranks_ended({exited(1, 0, 2)}, kStart);
+  EXPECT_TRUE(policy.deadline());
+  policy.time_passed(*policy.deadline());
+  EXPECT_FALSE(policy.finished());
+  ReplicaPolicy all = begun({.replicas = 2, .ranks = 1});
+  all.ranks_ended({exited(0, 0, 2), exited(1, 0, 2)}, kStart);
+  EXPECT_TRUE(all.finished());
+  EXPECT_EQ(all.exit_status(), 2);
 }
 
 TEST(ReplicaPolicy, AStopSignalEndsAllStartsNothingAndSetsTheStatus) {

@@ -188,7 +188,7 @@ void Runtime::enter(
   const std::lock_guard lock(mu_);
   check_open();
   UnitCache::Visit visit;
-  const bool updates = access::in_backward() && slices_->updates_in_backward();
+  const bool updates = access::in_backward() && slices_->writes_in_backward();
   for (const auto& touch : touches) {
     if (updates) {
       refuse_stale_read(touch, operator_name);
@@ -331,7 +331,7 @@ void Runtime::gradient_arrived(int parameter, const at::Tensor& gradient) {
   }
   if (!gradients_->started()) {
     SHERD_CHECK_AS(
-        kFailedPrecondition, !unpublished_ || !slices_->updates_in_backward(),
+        kFailedPrecondition, !unpublished_ || !slices_->writes_in_backward(),
         "[shard] a second backward before the step of an optimizer that "
         "updates "
         "in backward; call step() after each, or add micro-batches up under "
@@ -390,7 +390,7 @@ void Runtime::backward_ended(std::exception_ptr failure) {
     identity_->check();
   } else if (status.code() != ErrorCode::kAborted) {
     fail(status);
-  } else if (synchronised && slices_->updates_in_backward()) {
+  } else if (synchronised && slices_->writes_in_backward()) {
     const auto told = close_for(
         {ErrorCode::kAborted,
          str(status.message(),

@@ -182,6 +182,13 @@ bool Slices::updates_in_backward() const {
   });
 }
 
+bool Slices::writes_in_backward() const {
+  return std::any_of(updates_.begin(), updates_.end(), [](const auto& each) {
+    const auto update = each.lock();
+    return update != nullptr && update->writes;
+  });
+}
+
 std::vector<exchange::ReduceOptions::Sink> Slices::sinks(UnitId unit) const {
   std::vector<exchange::ReduceOptions::Sink> sinks;
   for (const int s : by_unit_[static_cast<std::size_t>(unit)]) {

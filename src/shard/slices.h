@@ -64,8 +64,10 @@ class Slices : public exchange::ReducedGradients {
   // As NamedParameters::update_in_backward, of slices of parameters that travel
   // alone (exchange); others keep their gradients.
   std::shared_ptr<void> give_update(BackwardUpdate update);
-  // Whether an optimizer updates slices in backward.
+  // Whether an optimizer takes gradients in backward, and whether one updates
+  // slices there.
   bool updates_in_backward() const override;
+  bool writes_in_backward() const;
   // By trainable parameter of the unit, as exchange::ReduceOptions::sinks.
   std::vector<exchange::ReduceOptions::Sink> sinks(UnitId unit) const override;
 

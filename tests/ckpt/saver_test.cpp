@@ -136,6 +136,47 @@ TEST_P(SaverOf, TrainingMayChangeWhatIsSavedBeside) {
   }));
 }
 
+TEST_P(SaverOf, ASharedFolderIsLockedForEachSaveAlone) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto folder = scratch.path() + "/run";
+    const SaveOptions shared{.asynchronous = true, .shared = true};
+    auto numbers = torch::full({1000}, 1.0);
+    auto state = state_of(world, numbers);
+    CheckpointSaver first(world, folder, shared);
+    CheckpointSaver second(world, folder, shared);
+    EXPECT_FALSE(first.saving());
+    first.save(1, state);
+    second.save(2, state);  // When the first has let go of the folder.
+    first.wait();
+    second.wait();
+    EXPECT_FALSE(second.saving());
+    EXPECT_EQ(first.newest(), folder + "/step-2");
+    EXPECT_EQ(verify_checkpoint(folder + "/step-1"), 4000 * world.size());
+  }));
+}
+
+TEST_P(SaverOf, WhatAnotherHasSavedIsNotSavedAgain) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto folder = scratch.path() + "/run";
+    const SaveOptions shared{.shared = true};
+    auto numbers = torch::full({1000}, 1.0);
+    auto state = state_of(world, numbers);
+    state.values["state"] = "one";
+    CheckpointSaver(world, folder, shared).save(1, state);
+    numbers.fill_(2.0);  // As nobody does, so that it shows.
+    CheckpointSaver(world, folder, shared).save(1, state);
+    load_checkpoint(world, folder + "/step-1", state);
+    EXPECT_TRUE((numbers == 1.0).all().item<bool>());
+    numbers.fill_(3.0);
+    state.values["state"] = "another";
+    CheckpointSaver(world, folder, shared).save(1, state);
+    load_checkpoint(world, folder + "/step-1", state);
+    EXPECT_TRUE((numbers == 3.0).all().item<bool>());
+  }));
+}
+
 // Of the folder and all in it.
 void set_clock_of(const std::string& folder, std::chrono::hours from_now) {
   namespace fs = std::filesystem;

@@ -30,6 +30,18 @@ class Chaos {
         random_(options.seed),
         cluster_(cluster_options(options)) {
     cluster_.when_held(3, [this] { strike(); });
+    // In each life, once and again.
+    for (int life = 1; life <= 8; ++life) {
+      for (std::int64_t step = 10; step < options.steps - 60; step += 30) {
+        cluster_.order_at(
+            {.replica = any_replica(),
+             .rank = any_rank(),
+             .point = "gradients",
+             .step = step,
+             .life = life},
+            "nan gradient");
+      }
+    }
   }
   Outcome run() { return cluster_.run(); }
   int strikes() const { return strikes_; }
@@ -44,6 +56,7 @@ class Chaos {
     cluster.restart_after = milliseconds(50);
     cluster.ends_after_done = std::chrono::seconds(8);
     cluster.links = true;
+    cluster.digest_every = 3;
     cluster.coordinator.replicas_min = 2;
     cluster.coordinator.hold_time = milliseconds(3000);
     cluster.coordinator.hang_after = milliseconds(1500);

@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "base/process.h"
+#include "ft/shifted_clock.h"
 
 namespace sherd::ft::test {
 
@@ -25,12 +26,29 @@ using sherd::test::FaultProxy;
 using sherd::test::FaultProxyOptions;
 using std::chrono::milliseconds;
 
-Cluster::Cluster(const ClusterOptions& options) : options_(options) {
+namespace {
+
+// The last one is the coordinator's.
+constexpr int kCoordinatorsClock = kWallClocks - 1;
+int wall_clock_of(ReplicaId replica) {
+  return static_cast<int>(replica) % kCoordinatorsClock;
+}
+
+}  // namespace
+
+Cluster::Cluster(const ClusterOptions& options)
+    : segments_before_(segments()), options_(options), steps_(options.steps) {
   auto& coordinator = options_.coordinator;
-  coordinator.log = folder_.path() + "/coordinator.db";
+  const auto& log_folder = options_.log_folder;
+  coordinator.log =
+      (log_folder.empty() ? folder_.path() : log_folder) + "/coordinator.db";
+  buckets_ = options_.buckets;
   coordinator.ready_file = folder_.path() + "/ready";
   coordinator.replicas_start = options_.replicas;
   coordinator.samples_per_replica = options_.samples;
+  for (int clock = 0; clock < kWallClocks; ++clock) {
+    shift_wall_clock(clock, Duration(0));
+  }
   start_coordinator();
   make_links();
 }
@@ -53,8 +71,9 @@ void Cluster::make_links() {
   const auto port = net::parse_host_address(options_.coordinator.bind).port;
   for (ReplicaId to = 0; to < replicas; ++to) {
     if (options_.links) {
-      to_coordinator_[to] =
-          std::make_unique<FaultProxy>(FaultProxyOptions{.target_port = port});
+      to_coordinator_[to] = std::make_unique<FaultProxy>(FaultProxyOptions{
+          .target_port = port,
+          .segments_lost_per_mille = options_.segments_lost_per_mille});
     }
     for (int rank = 0; rank < options_.ranks; ++rank) {
       if (options_.fetch_links) {
@@ -63,7 +82,8 @@ void Cluster::make_links() {
       }
       for (ReplicaId from = 0; options_.links && from < replicas; ++from) {
         links_[{from, to, rank}] =
-            std::make_unique<FaultProxy>(FaultProxyOptions{});
+            std::make_unique<FaultProxy>(FaultProxyOptions{
+                .segments_lost_per_mille = options_.segments_lost_per_mille});
       }
     }
   }
@@ -154,12 +174,16 @@ ToyRankOptions Cluster::rank_options(
   options.incarnation = incarnation;
   options.rank = rank;
   options.ranks = options_.ranks;
-  options.steps = options_.steps;
+  options.steps = &steps_;
   options.step_time = options_.step_time;
-  options.buckets = options_.buckets;
+  options.buckets = buckets_;
   options.config = config_;
   options.fetch_bytes_per_s_max = options_.fetch_bytes_per_s_max;
+  options.sums_bytes_max = options_.sums_bytes_max;
+  options.warms_up = options_.warms_up;
   options.ballast_bytes = options_.ballast_bytes;
+  options.digest_every = options_.digest_every;
+  options.bad_gradients_stop = options_.bad_gradients_stop;
   options.coordinator = net::parse_host_address(options_.coordinator.bind);
   if (options_.links) {
     options.coordinator.port =
@@ -190,21 +214,31 @@ void Cluster::fork_rank(ReplicaId replica, int rank, Incarnation incarnation) {
   Descriptor its(sockets[1]);
   const std::string said =
       str(folder_.path(), "/replica", replica, ".", rank, ".txt");
+  const auto ahead = ahead_[replica];
+  const bool elsewhere = ahead.count() != 0;
+  SHERD_CHECK(
+      !elsewhere || set_monotonic_clock_ahead(ahead),
+      "[cluster] expected a name space of time");
   const pid_t pid = ::fork();
   if (pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    use_wall_clock(wall_clock_of(replica));
     const Descriptor output(
         ::open(said.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600));
     ::dup2(output.get(), 2);
     ::_exit(run_toy_rank(options, its.get()));
   }
   SHERD_CHECK(pid > 0, "[cluster] expected a process");
+  SHERD_CHECK(
+      !elsewhere || set_monotonic_clock_ahead(std::chrono::seconds(0)),
+      "[cluster] expected the usual name space of time");
   auto process = std::make_unique<Process>();
   process->life.replica = replica;
   process->life.rank = rank;
   process->life.life = life_of(replica);
   process->life.incarnation = incarnation;
   process->life.pid = pid;
+  process->ahead = ahead;
   process->socket = std::move(mine);
   process->ended = open_pidfd(pid);
   processes_.push_back(std::move(process));
@@ -218,6 +252,24 @@ Cluster::Process* Cluster::process(ReplicaId replica, int rank) {
     }
   }
   return nullptr;
+}
+
+std::vector<int> Cluster::ports() const {
+  std::vector<int> ports = {
+      net::parse_host_address(options_.coordinator.bind).port};
+  for (const auto& process : processes_) {
+    if (process->gone || process->life.tales.empty()) {
+      continue;
+    }
+    std::istringstream in(process->life.tales.front().text);
+    std::string host;
+    in >> host;
+    for (int port = 0; in >> port;) {
+      ports.push_back(port);
+    }
+  }
+  std::erase(ports, 0);
+  return ports;
 }
 
 bool Cluster::lives(ReplicaId replica) const {
@@ -253,6 +305,14 @@ void Cluster::wake(pid_t pid) {
   }
 }
 
+void Cluster::shift_wall_clock_of(ReplicaId replica, Duration by) {
+  shift_wall_clock(wall_clock_of(replica), by);
+}
+
+void Cluster::shift_coordinators_wall_clock(Duration by) {
+  shift_wall_clock(kCoordinatorsClock, by);
+}
+
 void Cluster::signal_all(ReplicaId replica, int number) {
   for (int rank = 0; rank < options_.ranks; ++rank) {
     signal(replica, rank, number);
@@ -268,6 +328,7 @@ void Cluster::start_coordinator() {
     const Descriptor output(
         ::open(said.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600));
     ::dup2(output.get(), 2);
+    use_wall_clock(kCoordinatorsClock);
     int status = 1;
     try {
       status = coordinate(options_.coordinator);

@@ -15,11 +15,13 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 #include <sherd/ft/coordinator.h>
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "ft/outcome.h"
+#include "ft/shared_number.h"
 #include "ft/toy_rank.h"
 #include "support/fault_proxy.h"
 #include "support/scratch_folder.h"
@@ -46,8 +48,19 @@ struct ClusterOptions {
   bool links = false;
   // Proxies before those that states are fetched from.
   bool fetch_links = false;
+  // Of segments on `links`; see FaultProxyOptions.
+  int segments_lost_per_mille = 0;
   std::uint64_t fetch_bytes_per_s_max = 0;
+  // See SessionOptions::warm_up.
+  bool warms_up = false;
+  // Of sums, where they are kept and where they are collected.
+  std::uint64_t sums_bytes_max = std::uint64_t{1} << 30U;
   std::size_t ballast_bytes = 0;
+  // Steps from one comparison of states to the next; 0: none.
+  int digest_every = 0;
+  bool bad_gradients_stop = false;  // All; else they are left out.
+  // Where the coordinator's log is; empty: among other files of the test.
+  std::string log_folder{};
   // What is not of the cluster's own: its limits and timeouts.
   CoordinateOptions coordinator{};
   std::chrono::milliseconds limit{40000};
@@ -55,7 +68,7 @@ struct ClusterOptions {
 
 // When a rank reaches a point, in one life of its replica. The points are those of
 // RankAgentHooks and the program's: "idle", "forward", "backward", "gradients",
-// "update".
+// "update", "updated"; and "sum", before the digest of what was reduced is made.
 struct Moment {
   ReplicaId replica = 0;
   int rank = 0;
@@ -75,8 +88,9 @@ class Cluster {
 
   // `act` is called when the moment comes for the first time, and the thread that
   // reached it waits until it returns; what it returns the rank does: nothing,
-  // "throw", "exit", "segv", "abort", "leave", "sleep MS", "flip gradient" or
-  // "flip parameter".
+  // "throw", "exit", "segv", "abort", "leave", "leave in STEPS", "sleep MS", "flip
+  // gradient", "flip parameter", "nan gradient", "spike gradient"; at "sum", "flip
+  // sum".
   void at(const Moment& moment, std::function<std::string()> act);
   void kill_at(const Moment& moment);
   // And continued after so long; 0: never.
@@ -109,6 +123,16 @@ class Cluster {
   // For starts to come.
   void set_config(std::uint64_t config) { config_ = config; }
   void set_restarts(bool restarts) { options_.restarts = restarts; }
+  void set_buckets(std::vector<std::int64_t> buckets) {
+    buckets_ = std::move(buckets);
+  }
+  // At once, for its lives to come, too.
+  void shift_wall_clock_of(ReplicaId replica, Duration by);
+  void shift_coordinators_wall_clock(Duration by);
+  // Of its monotonic clock, for starts to come; see shifted_clock.h.
+  void set_clock_ahead(ReplicaId replica, std::chrono::seconds ahead) {
+    ahead_[replica] = ahead;
+  }
 
   sherd::test::FaultProxy& link(ReplicaId from, ReplicaId to, int rank = 0);
   sherd::test::FaultProxy& coordinator_link(ReplicaId replica);
@@ -117,7 +141,11 @@ class Cluster {
   void part(ReplicaId one, ReplicaId other);
   void heal();
 
+  // All that somebody listens on now.
+  std::vector<int> ports() const;
   std::int64_t last_held() const { return last_held_; }
+  // The last one, for all who run, too. REQUIRES: nobody is near the former.
+  void set_steps(std::int64_t steps) { steps_.set(steps); }
   bool lives(ReplicaId replica) const;
   int life_of(ReplicaId replica) const;
 
@@ -129,6 +157,7 @@ class Cluster {
     Life life;
     Descriptor socket;
     Descriptor ended;
+    Duration ahead{0};  // Of the test's clock.
     bool stopped = false;
     bool gone = false;
   };
@@ -157,16 +186,21 @@ class Cluster {
   bool over() const;
   void end_coordinator();
   Outcome outcome(bool in_time);
+  std::set<std::string> segments_left() const;
 
+  const std::set<std::string> segments_before_;
   const sherd::testing::ScratchFolder folder_;
   ClusterOptions options_;
+  SharedNumber steps_;
   const SteadyClock clock_;
   std::uint64_t config_ = 5;
+  std::vector<std::int64_t> buckets_;
   std::vector<std::unique_ptr<Process>> processes_;
   std::vector<std::unique_ptr<Armed>> armed_;
   std::multimap<Instant, std::function<void()>> timers_;
   std::multimap<std::int64_t, std::function<void()>> when_held_;
   std::map<ReplicaId, int> lives_;
+  std::map<ReplicaId, std::chrono::seconds> ahead_;
   std::set<ReplicaId> to_start_;
   std::map<Key, std::unique_ptr<sherd::test::FaultProxy>> links_;
   std::map<ReplicaId, std::unique_ptr<sherd::test::FaultProxy>> to_coordinator_;

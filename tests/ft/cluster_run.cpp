@@ -97,6 +97,7 @@ void Cluster::listen_to(Process& process) {
 
 void Cluster::heard(Process& process, const Tale& tale) {
   process.life.tales.push_back(tale);
+  process.life.tales.back().at -= process.ahead;
   switch (tale.kind) {
     case Tale::Kind::kAddress:
       introduce(process.life.replica);
@@ -121,7 +122,7 @@ void Cluster::heard(Process& process, const Tale& tale) {
       return;
     case Tale::Kind::kDone:
       process.life.done = true;
-      if (done_at_ == Instant(0) && last_held_ >= options_.steps) {
+      if (done_at_ == Instant(0) && last_held_ >= steps_.get()) {
         done_at_ = clock_.now();
         after(options_.ends_after_done, [] {});
       }
@@ -207,7 +208,7 @@ void Cluster::reap(Process& process) {
   process.life.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   if (!process.life.done) {
     lost(process);
-  } else if (options_.returns && last_held_ < options_.steps) {
+  } else if (options_.returns && last_held_ < steps_.get()) {
     start_later(process.life.replica);
   }
 }
@@ -251,11 +252,25 @@ Outcome Cluster::outcome(bool in_time) {
   std::ifstream said(folder_.path() + "/coordinator.txt");
   outcome.coordinator.assign(std::istreambuf_iterator<char>(said), {});
   outcome.log = records_of(options_.coordinator.log);
+  outcome.segments_left = segments_left();
   outcome.struck_at = struck_at_;
-  outcome.steps = options_.steps;
+  outcome.steps = steps_.get();
   outcome.ranks = options_.ranks;
   outcome.buckets = options_.buckets;
   return outcome;
+}
+
+// Other programs' come and go meanwhile; what is left of this one's stays.
+std::set<std::string> Cluster::segments_left() const {
+  const Instant until = clock_.now() + std::chrono::seconds(10);
+  auto left = segments();
+  do {
+    const auto now = segments();
+    std::erase_if(left, [&](const auto& name) {
+      return segments_before_.contains(name) || !now.contains(name);
+    });
+  } while (!left.empty() && clock_.now() < until);
+  return left;
 }
 
 }  // namespace sherd::ft::test

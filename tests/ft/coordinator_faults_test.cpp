@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Coordinators that are killed around a decision, come back with another log, or
-// are two. F26 and F27 are LogStoreKilled and LogStoreOnSmallDisks of
-// ft_coordinator_test.
+// are two. F26 is LogStoreKilled of ft_coordinator_test; F27 is LogStoreOnSmallDisks
+// there and FaultsSmallDisk here.
 #include <chrono>
 #include <csignal>
 #include <random>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Replicas that come, come back, leave, or should not have come. F42 is the
-// protocol's own test: each message says all, and may be repeated or late.
+// Replicas that come, come back, leave, or should not have come. F48 and F63 at
+// full length are in soak_test.cpp.
 #include <chrono>
 #include <csignal>
 #include <string>
@@ -41,8 +41,57 @@ INSTANTIATE_TEST_SUITE_P(
     Points,
     FaultsJoin,
     ::testing::Values(
-        "fetching", "installing", "installed", "joined", "forward"),
+        "fetching", "installing", "installed", "update", "joined", "forward"),
     [](const auto& tested) { return std::string(tested.param); });
+
+// In per cent of the time that fetching a state takes.
+class FaultsInAFetch : public ::testing::TestWithParam<int> {};
+
+TEST_P(FaultsInAFetch, F43AJoinerThatDiesCostsTheOthersNothing) {
+  auto options = with_restarts(100);
+  options.ballast_bytes = 500000;
+  options.fetch_bytes_per_s_max = 500000;  // Of two donors: half a second.
+  Cluster cluster(options);
+  cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
+  cluster.at({.replica = 1, .point = "fetching", .step = -1, .life = 2}, [&] {
+    cluster.after(
+        milliseconds(5 * GetParam()), [&] { cluster.signal_all(1, SIGKILL); });
+    return std::string();
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+  EXPECT_GE(outcome.lives_of(1).size(), 3U);
+  EXPECT_TRUE(outcome.lives_of(1).back()->done);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    PerCent, FaultsInAFetch, ::testing::Values(50, 99), [](const auto& tested) {
+      return "At" + std::to_string(tested.param);
+    });
+
+// Its first task is of the first values, however far the others are.
+TEST(FaultsJoining, F43OneThatDiesWhileItWarmsUpCostsTheOthersNothing) {
+  auto options = with_restarts(80);
+  options.warms_up = true;
+  options.ballast_bytes = 500000;
+  options.fetch_bytes_per_s_max =
+      1000000;  // Of two donors: a quarter of a second.
+  Cluster cluster(options);
+  cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
+  cluster.kill_at({.replica = 1, .point = "backward", .step = 1, .life = 2});
+  bool warmed_up = false;
+  cluster.at({.replica = 1, .point = "gradients", .step = 1, .life = 3}, [&] {
+    warmed_up = cluster.last_held() > 1;
+    return std::string();
+  });
+  const auto outcome = cluster.run();
+  EXPECT_TRUE(warmed_up);
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+  const auto lives = outcome.lives_of(1);
+  ASSERT_EQ(lives.size(), 3U);
+  EXPECT_TRUE(lives.back()->done) << lives.back()->failure;
+  EXPECT_TRUE(outcome.committed_with(1, lives.back()->incarnation));
+}
 
 TEST(FaultsJoining, F44ADonorThatDiesIsReplacedByAnother) {
   auto options = with_restarts(100);
@@ -81,6 +130,24 @@ TEST(FaultsJoining, F45AFetchThatLastsManyStepsCatchesUpWithoutAStall) {
   EXPECT_TRUE(outcome.committed_with(1, last->incarnation));
 }
 
+// Those that it collects meanwhile have to be enough: donors keep fewer than there
+// are steps in a fetch, and so does it.
+TEST(FaultsJoining, F45AStateSlowerThanAllSumsThatDonorsKeepCatchesUp) {
+  auto options = with_restarts(300);
+  options.buckets = {150, 251};
+  options.ballast_bytes = 1500000;
+  options.fetch_bytes_per_s_max = 375000;  // Of two donors: two seconds.
+  options.sums_bytes_max = std::uint64_t{60} * 401 * 4;
+  options.limit = milliseconds(90000);
+  Cluster cluster(options);
+  cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+  const auto* last = outcome.lives_of(1).back();
+  EXPECT_EQ(last->life, 2);
+  EXPECT_TRUE(outcome.committed_with(1, last->incarnation));
+}
+
 TEST(FaultsJoining, F46AChunkThatIsDamagedOnTheWayIsFetchedAgain) {
   auto options = with_restarts(100);
   options.fetch_links = true;
@@ -95,6 +162,30 @@ TEST(FaultsJoining, F46AChunkThatIsDamagedOnTheWayIsFetchedAgain) {
   outcome.check({.survivors = {0, 2}, .gap_max = kGap});
   const auto* last = outcome.lives_of(1).back();
   EXPECT_TRUE(outcome.committed_with(1, last->incarnation));
+}
+
+TEST(FaultsJoining, F47AStateComesFromAllDonorsOfEachRank) {
+  auto options = with_restarts(120);
+  options.ranks = 2;
+  options.fetch_links = true;
+  options.ballast_bytes = 2000000;
+  options.fetch_bytes_per_s_max = 2000000;  // Of two donors: half a second.
+  Cluster cluster(options);
+  cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+  const auto* last = outcome.lives_of(1).back();
+  EXPECT_TRUE(outcome.committed_with(1, last->incarnation));
+  for (const ReplicaId donor : {0U, 2U}) {
+    for (const int rank : {0, 1}) {
+      EXPECT_GE(
+          cluster.fetch_link(donor, rank)
+              .traffic()
+              .bytes_out[static_cast<int>(sherd::test::Direction::kToClient)],
+          500000)
+          << donor << ' ' << rank;
+    }
+  }
 }
 
 TEST(FaultsJoining, F47FourComeBackAndOneMoreDies) {

@@ -6,8 +6,10 @@
 #include <csignal>
 #include <random>
 #include <string>
+#include <vector>
 #include <gtest/gtest.h>
 #include "ft/cluster.h"
+#include "ft/ring/frame.h"
 
 namespace sherd::ft::test {
 namespace {
@@ -81,6 +83,91 @@ INSTANTIATE_TEST_SUITE_P(
         Kill{"F11OtherReduced", "reduced", 0, 1, 2},
         Kill{"F11OtherInUpdate", "update", 1, 1, 2}),
     name_of);
+
+// ---- while some have the sum and others have not ----
+
+struct GatherKill {
+  int replicas;
+  ReplicaId victim;
+};
+
+// What a member has sent to its neighbour when only the last byte of the sum of
+// this step is missing there: a hello, and each step's frames, there and back.
+std::int64_t bytes_before_the_end(
+    const ClusterOptions& options, std::int64_t step) {
+  const std::int64_t hops = 2 * (options.replicas - 1);
+  std::int64_t of_step = 0;
+  for (const auto elements : options.buckets) {
+    const std::int64_t segment = elements / options.replicas * 4;
+    of_step += hops * (static_cast<std::int64_t>(ring::kHeaderBytes) + segment);
+  }
+  const auto hello = ring::frame_of(Epoch(), ring::Hello()).size();
+  return static_cast<std::int64_t>(hello) + step * of_step - 1;
+}
+
+class FaultsGather : public ::testing::TestWithParam<GatherKill> {};
+
+// The victim's next neighbour lacks the end of the sum, all others have it.
+TEST_P(FaultsGather, F05KilledWhenSomeHaveTheSumThereIsOneDecision) {
+  const auto [replicas, victim] = GetParam();
+  constexpr std::int64_t kStep = 10;
+  ClusterOptions options;
+  options.replicas = replicas;
+  options.steps = 32;
+  options.buckets = {1500, 2508};  // Segments of one size.
+  options.links = true;
+  options.restarts = true;
+  Cluster cluster(options);
+  const auto count = static_cast<ReplicaId>(replicas);
+  const ReplicaId next = (victim + 1) % count;
+  cluster.link(victim, next)
+      .set(
+          sherd::test::Direction::kToTarget,
+          {.black_hole_after = bytes_before_the_end(options, kStep),
+           .strikes_max = 1});
+  int have = 0;
+  bool next_had_it = false;
+  std::vector<ReplicaId> survivors;
+  for (ReplicaId one = 0; one < count; ++one) {
+    if (one == victim) {
+      continue;
+    }
+    survivors.push_back(one);
+    cluster.at({.replica = one, .point = "reduced", .step = kStep}, [&, one] {
+      have += one == next ? 0 : 1;
+      next_had_it = next_had_it || (one == next && have < replicas - 2);
+      if (one != next && have == replicas - 2) {
+        EXPECT_TRUE(cluster.link(victim, next).wait_for([](const auto& now) {
+          return now.strikes[0] == 1;
+        }));
+        cluster.signal_all(victim, SIGKILL);
+        cluster.heal();
+      }
+      return std::string();
+    });
+  }
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = survivors, .gap_max = kGap});
+  EXPECT_EQ(have, replicas - 2);
+  EXPECT_FALSE(next_had_it);
+  EXPECT_EQ(outcome.rollbacks(), 0);
+  EXPECT_TRUE(outcome.lives_of(victim).back()->done);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Victims,
+    FaultsGather,
+    ::testing::Values(
+        GatherKill{3, 0},
+        GatherKill{3, 1},
+        GatherKill{3, 2},
+        GatherKill{4, 0},
+        GatherKill{4, 1},
+        GatherKill{4, 3}),
+    [](const auto& tested) {
+      return "Replica" + std::to_string(tested.param.victim) + "Of" +
+          std::to_string(tested.param.replicas);
+    });
 
 // ---- more than one ----
 

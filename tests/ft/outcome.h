@@ -8,6 +8,8 @@
 #include <sys/types.h>
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 #include "ft/protocol/history.h"
@@ -41,6 +43,8 @@ struct Expectation {
   int replicas_min = 1;
   // The last step was made.
   bool ends = true;
+  // Replicas that may have other bits than the log says.
+  std::vector<ReplicaId> wrong_bits{};
   // Parts of what the coordinator said.
   std::vector<std::string> says{};
 };
@@ -51,6 +55,8 @@ class Outcome {
   std::vector<Record> log;
   std::string coordinator;  // What it said.
   bool in_time = false;
+  // Files of shared memory that nobody has any more.
+  std::set<std::string> segments_left;
   Instant struck_at{0};  // When the last armed act was done.
   std::int64_t steps = 0;
   int ranks = 1;
@@ -60,6 +66,9 @@ class Outcome {
   void check(const Expectation& expected) const;
 
   // ---- questions ----
+
+  // What a rank with this state would have, had no bit gone wrong: by the log.
+  std::optional<std::uint64_t> replayed(const StateId& state, int rank) const;
 
   History history() const;
   std::int64_t epochs() const;
@@ -72,17 +81,23 @@ class Outcome {
   // From the last strike to the first step that was held after it.
   Duration recovery() const;
   std::vector<const Life*> lives_of(ReplicaId replica) const;
+  // What was committed and not rolled back, oldest first.
+  std::vector<const CommitRecord*> chain() const;
 
  private:
-  std::vector<const CommitRecord*> chain() const;
   std::vector<ReplicaId> all_replicas() const;
   void check_log(const Expectation& expected) const;
-  void check_bits() const;
+  // How many states were not what the log makes of them.
+  int check_bits(const std::vector<ReplicaId>& wrong) const;
   // How many of its computations nobody has used.
   int check_survivor(const Life& life) const;
+  void check_leaks(const Life& life) const;
   // What happened, for whoever reads of a failure.
   void tell_all() const;
 };
+
+// Files of shared memory that have a name of sherd's.
+std::set<std::string> segments();
 
 // Of the database; throws Error when it cannot be read.
 std::vector<Record> records_of(const std::string& path);

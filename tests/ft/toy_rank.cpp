@@ -8,12 +8,15 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <sstream>
 
 #include "base/check.h"
+#include "ft/agent/gradient_check.h"
 #include "ft/agent/replica_agent.h"
 #include "ft/toy_model.h"
 #include "support/delay.h"
@@ -23,9 +26,19 @@ namespace {
 
 constexpr std::uint64_t kConfig = 5;
 
+// -1: there is no descriptor left to look with.
 int files_in(const char* folder) {
-  const std::filesystem::directory_iterator files(folder);
-  return static_cast<int>(std::distance(begin(files), end(files)));
+  std::error_code error;
+  const std::filesystem::directory_iterator files(folder, error);
+  return error ? -1 : static_cast<int>(std::distance(begin(files), end(files)));
+}
+
+std::int64_t resident_bytes() {
+  std::ifstream sizes("/proc/self/statm");
+  std::int64_t all = 0;
+  std::int64_t resident = 0;
+  sizes >> all >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
 }
 
 // The line to the test.
@@ -62,7 +75,10 @@ class Line {
 class ToyRank {
  public:
   ToyRank(const ToyRankOptions& options, int socket)
-      : options_(options), line_(socket), model_(elements(), options.rank) {}
+      : options_(options),
+        line_(socket),
+        model_(elements(), options.rank),
+        check_(check_options(options)) {}
 
   int run() {
     try {
@@ -82,6 +98,12 @@ class ToyRank {
   }
 
  private:
+  static GradientCheckOptions check_options(const ToyRankOptions& options) {
+    return {
+        .non_finite = options.bad_gradients_stop ? GradientAction::kStop
+                                                 : GradientAction::kLeaveOut};
+  }
+
   std::int64_t elements() const {
     std::int64_t sum = 0;
     for (const auto count : options_.buckets) {
@@ -96,10 +118,24 @@ class ToyRank {
     options.rank.incarnation = options_.incarnation;
     options.rank.shard_rank = options_.rank;
     options.rank.buckets = options_.buckets;
+    for (std::size_t i = 0; i < options_.buckets.size(); ++i) {
+      options.rank.bucket_names.push_back(str("unit ", i));
+    }
     options.rank.fetch_bytes_per_s_max = options_.fetch_bytes_per_s_max;
+    options.rank.sums_bytes_max = options_.sums_bytes_max;
+    options.warms_up = options_.warms_up;
     options.rank.hooks.reach = [this](const char* point, std::int64_t step) {
       reach(point, step);
     };
+    // Who may spoil a sum shares no memory.
+    if (std::any_of(
+            options_.armed.begin(), options_.armed.end(),
+            [](const auto& armed) { return armed.first == "sum"; })) {
+      options.rank.hooks.spoil = [this](std::int64_t step, float* sum) {
+        return spoil(step, sum);
+      };
+    }
+    options.rank.digest_every = options_.digest_every;
     options.rank.hooks.route = options_.route;
     options.ranks = options_.ranks;
     options.coordinator = options_.coordinator;
@@ -127,12 +163,27 @@ class ToyRank {
       }
       last_ = task->base.step;
       tell_held(task->base);
-      if (last_ >= options_.steps) {
+      if (last_ >= options_.steps->get()) {
         return;
       }
       compute(*task);
-      (void)agent_->finish(*task, does);
+      if (const auto fault = fault_of(*task)) {
+        agent_->give(*task, 0);  // Others have reduced some of it by then.
+        (void)agent_->refuse(*task, *fault, does);
+      } else {
+        (void)agent_->finish(*task, does);
+      }
     }
+  }
+
+  std::optional<GradientFault> fault_of(const ComputeCommand& task) {
+    if (task.samples.empty()) {
+      return std::nullopt;
+    }
+    check_.begin(1);
+    (void)check_.look(
+        0, {agent_->gradients(), static_cast<std::size_t>(elements())});
+    return check_.finish();
   }
 
   void compute(const ComputeCommand& task) {
@@ -146,6 +197,9 @@ class ToyRank {
       tale.samples += range.size();
     }
     line_.tell(tale);
+    if (leaves_at_ == task.base.step) {
+      agent_->leave();
+    }
     reach("forward", task.base.step + 1);
     sherd::test::be_late(options_.step_time / 2);
     model_.gradients_of(task.samples, agent_->gradients());
@@ -171,7 +225,9 @@ class ToyRank {
               reach("update", commit.result.step);
               model_.update(gradients);
               tell_held(commit.result);
-            }};
+              reach("updated", commit.result.step);
+            },
+        .digest = [this] { return model_.hash(); }};
   }
 
   void tell_held(const StateId& state) const {
@@ -181,6 +237,7 @@ class ToyRank {
     tale.hash = model_.hash();
     tale.descriptors = files_in("/proc/self/fd");
     tale.threads = files_in("/proc/self/task");
+    tale.resident_bytes = resident_bytes();
     line_.tell(tale);
   }
   void tell(Tale::Kind kind) const {
@@ -190,15 +247,27 @@ class ToyRank {
   }
 
   void reach(const std::string& point, std::int64_t step) {
-    if (!options_.armed.contains({point, step}) &&
-        !options_.armed.contains({point, -1})) {
-      return;
+    if (is_armed(point, step)) {
+      obey(ask(point, step));
     }
+  }
+  bool is_armed(const std::string& point, std::int64_t step) const {
+    return options_.armed.contains({point, step}) ||
+        options_.armed.contains({point, -1});
+  }
+  std::string ask(const std::string& point, std::int64_t step) {
     Tale tale;
     tale.kind = Tale::Kind::kReached;
     tale.state.step = step;
     tale.text = point;
-    obey(line_.ask(tale));
+    return line_.ask(tale);
+  }
+  bool spoil(std::int64_t step, float* sum) {
+    const bool flips = is_armed("sum", step) && ask("sum", step) == "flip sum";
+    if (flips) {
+      sum[1] += 1;
+    }
+    return flips;
   }
 
   // Whatever a program may do in the middle of its work.
@@ -219,8 +288,16 @@ class ToyRank {
     if (order == "leave") {
       agent_->leave();
     }
+    if (order.starts_with("leave in ")) {
+      leaves_at_ = last_ + std::stoll(order.substr(9));
+    }
     if (order == "flip gradient") {
       agent_->gradients()[1] += 1;
+    }
+    if (order == "nan gradient" || order == "spike gradient") {
+      agent_->gradients()[elements() - 1] = order == "nan gradient"
+          ? std::numeric_limits<float>::quiet_NaN()
+          : 1e7F;
     }
     if (order == "flip parameter") {
       model_.flip_bit(1);
@@ -234,8 +311,10 @@ class ToyRank {
   const ToyRankOptions options_;
   Line line_;
   ToyModel model_;
+  GradientCheck check_;
   std::unique_ptr<ReplicaAgent> agent_;
   std::int64_t last_ = 0;
+  std::int64_t leaves_at_ = -1;
 };
 
 }  // namespace
@@ -247,7 +326,7 @@ std::string bytes_of(const Tale& tale) {
       static_cast<int>(tale.kind), ' ', tale.at.count(), ' ', tale.state.step,
       ' ', tale.state.lineage.high, ' ', tale.state.lineage.low, ' ', tale.hash,
       ' ', tale.samples, ' ', tale.descriptors, ' ', tale.threads, ' ',
-      tale.text.substr(0, kTaleBytesMax / 2));
+      tale.resident_bytes, ' ', tale.text.substr(0, kTaleBytesMax / 2));
 }
 
 Tale tale_of(const std::string& bytes) {
@@ -257,7 +336,7 @@ Tale tale_of(const std::string& bytes) {
   std::istringstream in(bytes);
   in >> kind >> at >> tale.state.step >> tale.state.lineage.high >>
       tale.state.lineage.low >> tale.hash >> tale.samples >> tale.descriptors >>
-      tale.threads;
+      tale.threads >> tale.resident_bytes;
   SHERD_CHECK(!in.fail(), "[toy] expected a tale, found \"", bytes, "\"");
   tale.kind = static_cast<Tale::Kind>(kind);
   tale.at = Instant(at);

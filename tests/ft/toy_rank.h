@@ -15,6 +15,7 @@
 #include <vector>
 #include "base/clock.h"
 #include "ft/protocol/identity.h"
+#include "ft/shared_number.h"
 #include "net/host_address.h"
 
 namespace sherd::ft::test {
@@ -24,11 +25,15 @@ struct ToyRankOptions {
   Incarnation incarnation = 0;
   int rank = 0;
   int ranks = 1;
-  std::int64_t steps = 0;
+  const SharedNumber* steps = nullptr;
   std::chrono::microseconds step_time{20000};
   std::vector<std::int64_t> buckets;
   std::uint64_t config = 5;
   std::uint64_t fetch_bytes_per_s_max = 0;
+  std::uint64_t sums_bytes_max = std::uint64_t{1} << 30U;
+  bool warms_up = false;
+  int digest_every = 0;
+  bool bad_gradients_stop = false;  // All; else they are left out.
   // That a state has besides, which sums have not.
   std::size_t ballast_bytes = 0;
   net::HostAddress coordinator;
@@ -54,6 +59,7 @@ struct Tale {
   std::int64_t samples = 0;
   int descriptors = 0;
   int threads = 0;
+  std::int64_t resident_bytes = 0;
   std::string text;
 };
 

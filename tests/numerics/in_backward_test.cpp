@@ -8,6 +8,9 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <map>
+#include <memory>
+#include <string>
 #include <gmock/gmock.h>
 #include <sherd/optim/adamw.h>
 
@@ -150,6 +153,74 @@ struct Subject {
     adamw.emplace(fsdp->named_parameters(), options);
   }
 };
+
+// What backward has brought, for each slice, and how much of it.
+struct Taken {
+  std::map<std::string, torch::Tensor> sums;
+  std::shared_ptr<void> held;
+
+  explicit Taken(const NamedParameters& named) {
+    BackwardUpdate update;
+    for (const auto& item : named.items) {
+      update.names.push_back(item.name);
+    }
+    update.writes = false;
+    update.update = [this, named, names = update.names](
+                        std::size_t index, std::int64_t begin,
+                        const at::Tensor& part) {
+      auto& sum = sums[names[index]];
+      if (!sum.defined()) {
+        sum = torch::zeros_like(named.items[index].slice);
+      }
+      sum.detach().narrow(0, begin, part.numel()).copy_(part);
+    };
+    held = named.update_in_backward(std::move(update));
+  }
+};
+
+// Nothing is written, so nothing has to be published between two backwards.
+TEST(InBackwardTakes, GradientsAloneAsBackwardWouldShowThem) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    FullyShardOptions shard;
+    shard.units = units::by_name("*");
+    shard.exchange = ExchangeKind::kSharedMemory;
+    Forked shown;
+    Forked taken;
+    auto plain = fully_shard(*shown, world, shard);
+    auto fsdp = fully_shard(*taken, world, shard);
+    for (const int batch : {0, 2}) {
+      forked_loss(shown, batch, world).backward();
+      const auto loss = forked_loss(taken, batch, world);
+      const auto named = fsdp.named_parameters();
+      std::size_t came = 0;
+      {
+        const Taken bag(named);
+        loss.backward();
+        for (std::size_t i = 0; i < named.items.size(); ++i) {
+          const auto& item = named.items[i];
+          const auto sum = bag.sums.find(item.name);
+          const auto& here =
+              sum == bag.sums.end() ? item.slice.grad() : sum->second;
+          const auto& there = plain.named_parameters().items[i].slice.grad();
+          ASSERT_EQ(here.defined(), there.defined()) << item.name;
+          EXPECT_TRUE(!here.defined() || torch::equal(here, there))
+              << item.name << ", batch " << batch;
+        }
+        came = bag.sums.size();
+      }
+      EXPECT_GT(came, 0U);
+      for (const auto& item : named.items) {
+        item.slice.mutable_grad() = torch::ones_like(item.slice);
+      }
+      EXPECT_GT(fsdp.clip_grad_norm(1.0), 1.0);
+      for (auto* handle : {&plain, &fsdp}) {
+        for (const auto& item : handle->named_parameters().items) {
+          item.slice.mutable_grad().reset();
+        }
+      }
+    }
+  }));
+}
 
 TEST(InBackwardRefuses, ClippingWhereNoGradientIsLeft) {
   expect_all_ok(run_ranks(2, [](World world) {

@@ -43,6 +43,10 @@ struct Faults {
   std::int64_t half_close_after = kNever;
   // The lowest bit of this byte is flipped.
   std::int64_t flip_bit_at = kNever;
+  // Of frames (net/frame.h) but the greeting, every so manieth comes again, behind
+  // so many others; for connections to come.
+  std::int64_t frames_again_after = kNever;
+  std::int64_t frames_again_every = 1;
   // On how many connections offsets may strike; 0: on all.
   std::int64_t strikes_max = 0;
 };
@@ -52,6 +56,9 @@ struct FaultCommand;
 struct FaultProxyOptions {
   int target_port = 0;     // On 127.0.0.1.
   std::uint64_t seed = 1;  // Of the jitter.
+  // Of segments that come to the proxy from either end, whatever is in them, so
+  // many are lost, and the kernel has to send them again. See can_lose_segments().
+  int segments_lost_per_mille = 0;
 };
 
 struct Traffic {
@@ -65,6 +72,9 @@ struct Traffic {
 
   bool operator==(const Traffic&) const = default;
 };
+
+// Whether this system's sockets can be made to lose what comes to them.
+bool can_lose_segments();
 
 class FaultProxy {
  public:

@@ -4,11 +4,13 @@
 #include "support/fault_proxy.h"
 
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <cerrno>
 #include <csignal>
 #include <string>
+#include <thread>
 #include <utility>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
@@ -390,6 +392,54 @@ TEST(FaultProxy, LeavesNeitherProcessNorConnectionsBehind) {
   EXPECT_EQ(::kill(pid, 0), -1);
   EXPECT_NE(end_of(client), End::kNone);
   EXPECT_NE(end_of(accepted), End::kNone);
+}
+
+std::string frame_with(const std::string& payload) {
+  std::string header = "SHRD" + std::string(20, '\0');
+  header[12] = static_cast<char>(payload.size());
+  return header + payload;
+}
+
+TEST(FaultProxyFrames, ComeAgainBehindSoManyOthersButForTheGreeting) {
+  const Target target;
+  FaultProxy proxy({.target_port = target.port()});
+  proxy.set(Direction::kToTarget, {.frames_again_after = 2});
+  const Descriptor client = dial(proxy.port());
+  const Descriptor accepted = target.accept();
+  std::string sent;
+  for (const char* payload : {"greeting", "a", "bb", "", "dddd"}) {
+    sent += frame_with(payload);
+  }
+  // However they are cut.
+  send_all(client, sent.substr(0, 30));
+  EXPECT_TRUE(proxy.wait_for(
+      [](const Traffic& traffic) { return traffic.bytes_in[0] == 30; }));
+  send_all(client, sent.substr(30));
+  const auto expected = frame_with("greeting") + frame_with("a") +
+      frame_with("bb") + frame_with("") + frame_with("a") + frame_with("dddd") +
+      frame_with("bb");
+  EXPECT_EQ(text(accepted, expected.size()), expected);
+}
+
+TEST(FaultProxyLoss, OfSegmentsIsMadeGoodByTheKernel) {
+  if (!can_lose_segments()) {
+    GTEST_SKIP() << "sockets cannot be made to lose what comes to them";
+  }
+  const Target target;
+  FaultProxy proxy(
+      {.target_port = target.port(), .segments_lost_per_mille = 100});
+  const Descriptor client = dial(proxy.port());
+  const Descriptor accepted = target.accept();
+  constexpr std::int64_t kBytes = 8 * kMiB;
+  const std::string all = noise(kBytes);
+  std::thread sender([&] { send_all(client, all); });
+  EXPECT_EQ(text(accepted, all.size()), all);
+  sender.join();
+  tcp_info info = {};
+  socklen_t bytes = sizeof info;
+  EXPECT_EQ(
+      ::getsockopt(client.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes), 0);
+  EXPECT_GT(info.tcpi_total_retrans, 0U);
 }
 
 TEST(FaultProxy, OneThatIsGoneIsSaidToBe) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/fault_server.h"
 
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -54,10 +55,33 @@ void close_with_end(Descriptor& socket) {
 
 }  // namespace
 
+// A filter of the socket: a packet that it refuses is as good as lost on its way.
+bool lose_segments(const Descriptor& socket, int per_mille) {
+  constexpr std::uint32_t kAll = std::numeric_limits<std::uint32_t>::max();
+  constexpr auto kDrawn =
+      static_cast<std::uint32_t>(SKF_AD_OFF + SKF_AD_RANDOM);
+  const std::uint32_t lost = kAll / 1000 * static_cast<unsigned>(per_mille);
+  sock_filter steps[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kDrawn),
+      BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, lost, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, kAll), BPF_STMT(BPF_RET | BPF_K, 0)};
+  const sock_fprog filter = {
+      static_cast<unsigned short>(std::size(steps)), steps};
+  return ::setsockopt(
+             socket.get(), SOL_SOCKET, SO_ATTACH_FILTER, &filter,
+             sizeof filter) == 0;
+}
+
+bool can_lose_segments() {
+  return lose_segments(
+      Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), 10);
+}
+
 FaultServer::FaultServer(
     const FaultProxyOptions& options, Descriptor listener, Descriptor control)
     : random_(options.seed),
       target_port_(options.target_port),
+      segments_lost_per_mille_(options.segments_lost_per_mille),
       listener_(std::move(listener)),
       control_(std::move(control)) {}
 
@@ -129,6 +153,10 @@ Cut FaultServer::handle(
     }
     ::getsockopt(each.target.get(), SOL_SOCKET, SO_ERROR, &error, &bytes);
     each.connecting = false;
+    if (segments_lost_per_mille_ > 0) {
+      lose_segments(each.client, segments_lost_per_mille_);
+      lose_segments(each.target, segments_lost_per_mille_);
+    }
     return error == 0 ? Cut::kNone : Cut::kReset;
   }
   const pollfd* from[2] = {&client, &target};

@@ -43,6 +43,9 @@ struct FaultAnswer {
   Traffic traffic;
 };
 
+// What comes to this socket from now on is lost so often. False: it cannot be.
+bool lose_segments(const Descriptor& socket, int per_mille);
+
 class FaultServer {
  public:
   // `control` is a SOCK_SEQPACKET socket that carries commands.
@@ -83,6 +86,7 @@ class FaultServer {
   SteadyClock clock_;
   std::mt19937_64 random_;
   int target_port_;
+  int segments_lost_per_mille_;
   Descriptor listener_;
   Descriptor control_;
   Faults faults_[2];

@@ -50,6 +50,9 @@ Cut FaultStream::take(
     flipped = static_cast<char>(static_cast<unsigned char>(flipped) ^ 1U);
     struck_ = true;
   }
+  if (in_ == 0 && faults.frames_again_after != Faults::kNever) {
+    repeater_.emplace();
+  }
   in_ += count;
   input_over_ = count == 0;
   if (swallows_) {
@@ -60,7 +63,14 @@ Cut FaultStream::take(
     late += Duration(static_cast<std::int64_t>(
         random() % static_cast<std::uint64_t>(faults.jitter.count())));
   }
-  add(std::string(buffer.data(), static_cast<std::size_t>(count)), now + late);
+  std::string bytes(buffer.data(), static_cast<std::size_t>(count));
+  if (repeater_ && !input_over_) {
+    bytes = repeater_->feed(bytes, faults);
+    if (bytes.empty()) {  // Which would be the end of the stream.
+      return Cut::kNone;
+    }
+  }
+  add(std::move(bytes), now + late);
   return Cut::kNone;
 }
 

@@ -14,6 +14,7 @@
 #include <string>
 #include "base/clock.h"
 #include "support/fault_proxy.h"
+#include "support/frame_repeater.h"
 
 namespace sherd::test {
 
@@ -61,6 +62,7 @@ class FaultStream {
   int from_;
   int to_;
   std::deque<Piece> pieces_;
+  std::optional<FrameRepeater> repeater_;
   std::size_t queued_ = 0;
   std::int64_t in_ = 0;
   std::int64_t out_ = 0;

@@ -97,6 +97,7 @@ class ReplicaRank {
       loss = model_->loss(
           bytes.narrow(1, 0, work_.sequence).contiguous(),
           bytes.narrow(1, 1, work_.sequence).contiguous());
+      session_.last_backward();
       loss->backward();
     }
     kind_ = loss ? StepKind::kComputed : StepKind::kFollowed;

@@ -311,6 +311,7 @@ void check(const TrainConfig& config) {
   one_of("model", {"gpt", "llama"}, config.model);
   one_of("dtype", {"fp32", "bf16"}, config.dtype);
   one_of("optimizer", {"adamw", "muon"}, config.optimizer);
+  one_of("lr-scaling", {"none", "linear", "sqrt"}, config.lr_scaling);
   one_of(
       "strategy", {"full_shard", "shard_grad_op", "no_shard", "ddp"},
       config.strategy);
@@ -392,6 +393,8 @@ const std::vector<OptionRow>& option_rows() {
       {"optimizer", "NAME", "adamw; muon: that, but Muon for layers' matrices",
        "Training", &C::optimizer},
       {"lr", "X", "Peak learning rate", "Training", &C::lr},
+      {"lr-scaling", "HOW", "When replicas are missing: none, linear or sqrt",
+       "Training", &C::lr_scaling},
       {"warmup", "N", "Steps of rising rate; a cosine to a tenth follows",
        "Training", &C::warmup},
       {"weight-decay", "X", "On matrices; biases and norms have none",
@@ -428,10 +431,8 @@ const std::vector<OptionRow>& option_rows() {
       {"run", "DIR", "Folder for what the run writes; new: runs/<time>",
        "Output", &C::run},
       {"save-every", "N",
-       "Steps between checkpoints in DIR/checkpoints, which are also made at "
-       "the\n"
-       "end, at SIGUSR1, and at SIGTERM before the run ends; a run with the "
-       "same\n"
+       "Steps between checkpoints in DIR/checkpoints, also made at the end,\n"
+       "at SIGUSR1, and at SIGTERM before the run ends; a run with the same\n"
        "DIR goes on from the newest, on any number of ranks. 0: none",
        "Output", &C::save_every},
       {"keep", "N", "Newest checkpoints that are kept; 0: all", "Output",
@@ -512,6 +513,19 @@ TrainConfig make_config(
     take_flag(config, name, text);
   }
   check(config);
+  return config;
+}
+
+TrainConfig essence_of(TrainConfig config) {
+  const TrainConfig usual;
+  config.run = usual.run;
+  config.save_every = usual.save_every;
+  config.keep = usual.keep;
+  config.eval_every = usual.eval_every;
+  config.eval_batches = usual.eval_batches;
+  config.sample_tokens = usual.sample_tokens;
+  config.quiet = usual.quiet;
+  config.stop_at = usual.stop_at;
   return config;
 }
 

@@ -41,6 +41,7 @@ struct TrainConfig {
   std::int64_t stop_at = 0;  // 0: at `steps`.
   std::string optimizer = "adamw";
   double lr = 2e-3;
+  std::string lr_scaling = "none";  // While replicas are missing.
   std::int64_t warmup = 20;
   double weight_decay = 0.1;
   double clip = 1.0;  // 0: never.
@@ -103,6 +104,10 @@ TrainConfig make_config(
     const std::map<std::string, std::string>& flags,
     const std::string& file_path,
     const std::string& file_text);
+
+// What makes a run what it is: without what may differ between replicas, and from
+// one start to the next, of the same run.
+TrainConfig essence_of(TrainConfig config);
 
 // JSON that make_config() reads back to the same value. `about`: facts of this
 // run, printed as strings.

@@ -74,6 +74,19 @@ TEST(TrainConfig, WhatARunWritesIsReadBackEqual) {
   EXPECT_THAT(text, HasSubstr("\"torch\": \"2.13.0\""));
 }
 
+TEST(TrainConfig, ItsEssenceIsWhatMakesTheNumbers) {
+  TrainConfig config = from_flags(
+      {{"run", "here"},
+       {"save-every", "5"},
+       {"keep", "7"},
+       {"stop-at", "3"},
+       {"eval-every", "2"},
+       {"quiet", "true"}});
+  EXPECT_EQ(essence_of(config), TrainConfig{});
+  config.lr = 1.0;
+  EXPECT_NE(essence_of(config), TrainConfig{});
+}
+
 TEST(TrainConfig, EveryRowHasAUniqueNameAndAText) {
   Flags flags;
   for (const auto& row : option_rows()) {
@@ -172,6 +185,9 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
   EXPECT_THAT(
       flag_refusal("optimizer", "lion"),
       HasSubstr("one of adamw, muon, found 'lion'"));
+  EXPECT_THAT(
+      flag_refusal("lr-scaling", "cubic"),
+      HasSubstr("one of none, linear, sqrt, found 'cubic'"));
   EXPECT_THAT(
       flag_refusal("exchange", "nccl"),
       HasSubstr("one of auto, collective, shm, hierarchical, found 'nccl'"));

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <csignal>
 #include <sherd/base/error.h>
+#include <sherd/ft/replica_checkpoints.h>
 #include <sherd/models/llama.h>
 #include <torch/torch.h>
 
@@ -52,7 +53,8 @@ data::Position position_of(const std::map<std::string, std::string>& values) {
       .corpus_hash = number_in(values, "data.corpus_hash")};
 }
 
-// What `sherd checkpoint export` needs.
+}  // namespace
+
 std::map<std::string, std::string> about_model(
     TrainConfig config, std::int64_t vocabulary) {
   if (config.model == "llama") {
@@ -65,8 +67,6 @@ std::map<std::string, std::string> about_model(
       {"train.config", to_json(config, {})},
       {"train.vocabulary", std::to_string(vocabulary)}};
 }
-
-}  // namespace
 
 RunCheckpoints::RunCheckpoints(
     const World& world,
@@ -93,6 +93,12 @@ std::int64_t RunCheckpoints::resume() {
     return 0;
   }
   const auto report = load_checkpoint(world_, *newest, state_);
+  if (state_.values.contains(ft::kReplicaState)) {
+    throw Error(
+        *newest +
+        ": expected a checkpoint of a run without replicas, found one of "
+        "replicas, which go on with sherd run --fault-tolerant");
+  }
   // One that was imported has no place in any data.
   if (report.step > 0) {
     batches_.restore(position_of(state_.values));

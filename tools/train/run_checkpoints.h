@@ -46,6 +46,10 @@ class RunCheckpoints {
   CheckpointSaver saver_;
 };
 
+// The values of a checkpoint that `sherd checkpoint export` needs.
+std::map<std::string, std::string> about_model(
+    TrainConfig config, std::int64_t vocabulary);
+
 // What signals ask for, so far and on this rank: 1 for a checkpoint (SIGUSR1), 2
 // for one and the end (SIGTERM), 0 for nothing. Asking for it clears a 1.
 void catch_signals();

@@ -131,6 +131,10 @@ struct SaveOptions {
   // of steps that `keep_every` divides. 0: none is removed; no step is special.
   int keep_last = 0;
   std::int64_t keep_every = 0;
+  // Behaviour. Others save into the folder, too, as replicas do: it is locked for
+  // each save alone, which waits for that of others, a minute at most. One of the
+  // same step that is there and has the same values is not saved again.
+  bool shared = false;
   // Performance. A file is no larger, save one of a single tensor.
   std::int64_t file_bytes_max = std::int64_t{4} << 30;
   // Of this rank's part; asynchronous, called by the thread that writes.
@@ -139,7 +143,8 @@ struct SaveOptions {
 
 // Saves into a folder, which belongs to one run at a time: step 100 becomes
 // FOLDER/step-100, in one move when all of it is on the disk. What a killed run
-// left of an incomplete one is removed. Thread rule: one thread.
+// left of an incomplete one is removed, at the start or, in a shared folder,
+// before the next save. Thread rule: one thread.
 class CheckpointSaver {
  public:
   // Collective over the world, which must outlive it. Makes the folder. Throws
@@ -162,6 +167,10 @@ class CheckpointSaver {
 
   // Collective. Until the last save is complete; throws what it failed with.
   void wait();
+
+  // Never waits. Whether this rank still writes its part of an asynchronous save;
+  // others may be faster or slower.
+  bool saving() const;
 
   // Collective. The folder of the newest complete one, the same on every rank.
   std::optional<std::string> newest() const;

@@ -36,6 +36,11 @@ struct CoordinateOptions {
   // start_timeout.
   int replicas_start = 1;
   std::chrono::milliseconds start_timeout = std::chrono::seconds(60);
+  // Behaviour. A new log begins with the newest checkpoint that replicas have
+  // loaded, behind the samples that its steps took: for when the log of their run
+  // is lost. False: with a new log a run begins at its first step, and replicas
+  // that have loaded a later one are refused.
+  bool recover_from_replicas = false;
   // Behaviour. That each replica trains in each step: while replicas are missing,
   // a step has fewer.
   std::int64_t samples_per_replica = 1;

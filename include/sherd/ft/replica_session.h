@@ -16,7 +16,11 @@
 //       sherd::ft::SessionOptions::from_environment());
 //   while (auto step = session.begin_step()) {
 //     for (const auto& samples : step->samples) {
-//       model->loss(rows(samples)).backward();
+//       auto loss = model->loss(rows(samples));
+//       if (&samples == &step->samples.back()) {
+//         session.last_backward();
+//       }
+//       loss.backward();
 //     }
 //     session.finish_step();
 //   }
@@ -40,6 +44,14 @@
 
 namespace sherd::ft {
 
+// What becomes of gradients that a replica has found to be of no use.
+enum class GradientPolicy {
+  kGive,      // They are reduced like others.
+  kLeaveOut,  // The step is made without this replica's, on all of them; its
+              // samples count as taken. As a gradient scaler skips a step.
+  kStop,      // Nothing is committed any more until somebody has looked.
+};
+
 struct SessionOptions {
   // Behaviour. Where `sherd coordinate` listens, "host:port".
   std::string coordinator;
@@ -56,17 +68,47 @@ struct SessionOptions {
   // Behaviour. What else replicas must have in common: those of another text are
   // refused.
   std::string config;
+  // Behaviour. What ReplicaCheckpoints::load() has returned: the state that this
+  // replica begins with. Empty: the first values.
+  std::string held;
+  // Behaviour. Samples of a step in which no replica is missing; 0: unknown.
+  std::int64_t samples_full = 0;
+  // Behaviour. Of gradients with one that is infinite or not a number, on any rank
+  // of the replica. Costs one look at them, as they are copied.
+  GradientPolicy non_finite_gradients = GradientPolicy::kLeaveOut;
+  // Behaviour. Of gradients whose norm on a rank is more than so many times its
+  // usual one, a moving average of this process: what no training does, and bits
+  // that went wrong do. A ratio of 0: no norm is too large.
+  GradientPolicy outlier_gradients = GradientPolicy::kLeaveOut;
+  double norm_ratio_max = 1e4;
+  // Behaviour. A process that has a state to fetch first computes gradients of the
+  // first values meanwhile, of samples like those of others: what a program does for
+  // the first time, as compiling, is done when the others wait for it. The first
+  // begin_step() says so (`warms_up`), and finish_step() returns false. What
+  // forward changes by itself, as running statistics, it changes once more.
+  bool warm_up = false;
+  // Behaviour. After each so many steps replicas compare digests of their
+  // parameters; one that differs from most drops its state and copies another's.
+  // Where there is no majority training stops. Costs reading them once. 0: never.
+  int digest_every = 100;
   // Performance. Sums of past steps that are kept for who lacks them; each costs
   // the memory of this rank's gradients and a copy of them a step. Without any, a
   // replica that missed a step fetches a whole state.
   int sums_kept = 2;
-  // Performance. What a returning replica may take from each rank; 0: no limit.
-  std::int64_t fetch_bytes_per_s_max = 0;
+  // Performance. While another replica catches up, so many bytes of them are kept;
+  // and when this one does, it collects as many. Whose state takes longer to fetch
+  // than both together last never catches up.
+  std::int64_t sums_bytes_max = std::int64_t{4} << 30U;
+  // Performance. Of this rank's state, what others that catch up may take together;
+  // 0: no limit. The default is a twentieth of one core's time here. They fetch from
+  // up to four replicas at once. Sums have no limit.
+  std::int64_t fetch_bytes_per_s_max = 50'000'000;
 
-  // SHERD_COORDINATOR, SHERD_REPLICA, SHERD_REPLICAS and SHERD_SECRET_FILE, as
-  // `sherd run --fault-tolerant` sets them. A spare (SHERD_SPARE) waits here until
-  // it takes the place of a replica: to be called when all else is ready. Throws
-  // Error for one that is missing or no number.
+  // SHERD_COORDINATOR, SHERD_REPLICA, SHERD_REPLICAS, SHERD_SAMPLES and
+  // SHERD_SECRET_FILE, as `sherd run --fault-tolerant` sets them; the last two may
+  // be missing. A spare (SHERD_SPARE) waits here until it takes the place of a
+  // replica: to be called when all else is ready. Throws Error for one that is
+  // missing or no number.
   static SessionOptions from_environment();
 };
 
@@ -83,7 +125,26 @@ struct TrainingStep {
   std::vector<SampleSpan> samples;
   std::int64_t replica_samples = 0;  // Of all its ranks.
   int replicas = 0;                  // That train in it.
+  int place = 0;                     // Of this one among them.
+  // Only of SessionOptions::warm_up: its gradients are thrown away.
+  bool warms_up = false;
 };
+
+// What a learning rate does while replicas are missing, and steps have fewer
+// samples. FT-HSDP's authors found the square root best.
+enum class LearningRateScaling {
+  kNone,        // It stays.
+  kLinear,      // As the number of samples.
+  kSquareRoot,  // As its square root, as the noise of the gradient does.
+};
+
+// What to multiply the rate of a step with: 1 for one of `samples_full`. The same
+// for all replicas, if `samples` is ReplicaSession::samples_of_update(). Throws
+// Error unless both are positive.
+double learning_rate_factor(
+    LearningRateScaling scaling,
+    std::int64_t samples,
+    std::int64_t samples_full);
 
 // Thread rule: one thread, the one that trains; leave() from any.
 class ReplicaSession {
@@ -105,11 +166,17 @@ class ReplicaSession {
   ~ReplicaSession();
 
   // Collective. What to compute next, with `.grad()` cleared; none: the replica
-  // has left. Waits while the coordinator is away or too few replicas are there.
-  // State that was missed has been fetched when it returns. Throws Error when the
-  // replica has no place any more: a newer life of it has come, another
-  // configuration, or one of its ranks was lost.
+  // has left, or the run had ended before it came. Waits while the coordinator is
+  // away or too few replicas are there. State that was missed has been fetched when
+  // it returns. Throws Error when the replica has no place any more: a newer life
+  // of it has come, another configuration, a state that the log does not know, or
+  // one of its ranks was lost.
   std::optional<TrainingStep> begin_step();
+
+  // To be called before the step's last backward, the only one for most: what it
+  // sums within the replica is summed across replicas while it runs. `.grad()`
+  // stays undefined then. Without this word the reduction begins in finish_step().
+  void last_backward();
 
   // Collective. Sums what backward has put into `.grad()`, the mean over the
   // rank's samples, weighted by samples, and waits for the decision. True: the
@@ -119,6 +186,9 @@ class ReplicaSession {
 
   // The last step that this replica has.
   std::int64_t step() const;
+  // Names the state that it holds; equal names are equal bits. Empty between a
+  // begin_step() that fetched one and returned none, and the end.
+  std::string state_name() const;
   // Inside `update`: how many samples are in the step that it makes, over all
   // replicas. The same on each, whenever it makes the step: what a learning rate
   // may follow while replicas are missing.

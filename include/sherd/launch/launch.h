@@ -50,6 +50,7 @@ struct ReplicaOptions {
   std::int64_t samples_per_replica = 1;
   std::int64_t global_batch = 0;  // Or all together; 0: as above.
   std::string status = "127.0.0.1:0";
+  std::vector<std::string> coordinator_arguments;  // More, as they are.
   // Behaviour. Where its log is kept, and a run goes on that was begun there;
   // empty: in a temporary folder, which goes with the job.
   std::string run_folder;
@@ -110,9 +111,9 @@ struct LaunchOptions {
 // nothing. SIGUSR1 and SIGUSR2 are passed on to the ranks. Signals that were
 // ignored at the call (nohup) stay ignored.
 //
-// With replicas: a rank that fails ends its replica alone, which is started again;
-// the status is 0 once one replica has returned and the others have ended, else
-// that of the last failure, when no replica can be started again. SIGUSR1 asks all
+// With replicas: a rank that fails ends its replica alone, which is started again,
+// also when others have returned; the status is 0 when the replica that ended last
+// has returned, else that of the last failure, when none can be started again. SIGUSR1 asks all
 // replicas to leave.
 //
 // Throws Error when an option makes no sense. REQUIRES: one thread, and the

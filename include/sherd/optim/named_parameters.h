@@ -35,6 +35,9 @@ struct BackwardUpdate {
   std::function<void(
       std::size_t index, std::int64_t begin, const at::Tensor& gradient)>
       update;
+  // Whether it writes the slices. If not, they may be read as long as backward
+  // runs, and another backward may follow before they are published.
+  bool writes = true;
 };
 
 // A parameter as its ranks hold it together.

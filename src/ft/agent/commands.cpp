@@ -37,6 +37,7 @@ void fields(Io& io, Of<Io, ComputeCommand>& c) {
   fields(io, c.base);
   io.list("ranges of samples", kRangeList, c.samples);
   io.number("replicas", c.replicas);
+  io.number("a place", c.place);
 }
 inline constexpr ListLimits kWeightList{CodecLimits::kMembers, 8};
 template <typename Io>
@@ -59,7 +60,7 @@ void fields(Io& io, Of<Io, SnapshotCommand>& c) {
 template <typename Io>
 void fields(Io& io, Of<Io, FetchStateCommand>& c) {
   io.number("a serial", c.serial);
-  fields(io, c.donor);
+  io.list("donors", kAddressList, c.donors);
   fields(io, c.state);
 }
 template <typename Io>
@@ -97,6 +98,12 @@ void fields(Io& io, Of<Io, PeerLostEvent>& c) {
 template <typename Io>
 void fields(Io& io, Of<Io, AppliedEvent>& c) {
   fields(io, c.state);
+  io.maybe("a digest", c.digest);
+}
+template <typename Io>
+void fields(Io& io, Of<Io, BadGradientsEvent>& c) {
+  io.number("a serial", c.serial);
+  fields(io, c.fault);
 }
 template <typename Io>
 void fields(Io& io, Of<Io, FetchedEvent>& c) {
@@ -109,6 +116,7 @@ template <typename Io>
 void fields(Io& io, Of<Io, InstalledEvent>& c) {
   io.number("a serial", c.serial);
   fields(io, c.state);
+  io.maybe("a digest", c.digest);
 }
 template <typename Io>
 void fields(Io& io, Of<Io, ProgressEvent>& c) {

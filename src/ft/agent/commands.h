@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -29,10 +30,11 @@ struct JoinCommand {
 };
 // Gradients of these samples of the replica. None: it follows.
 struct ComputeCommand {
-  std::uint64_t serial = 0;
+  std::uint64_t serial = 0;  // 0: to warm up; what comes of it is thrown away.
   StateId base;
   std::vector<SampleRange> samples;
   int replicas = 0;  // That train.
+  int place = 0;     // Of this one among them.
 };
 struct ReduceCommand {
   Attempt attempt;
@@ -49,9 +51,10 @@ struct ApplyCommand {
 struct SnapshotCommand {
   StateId state;
 };
+// Each of the donors has it, or will have.
 struct FetchStateCommand {
   std::uint64_t serial = 0;
-  RankAddress donor;
+  std::vector<RankAddress> donors;
   StateId state;
 };
 // Of the commit that was made from `base`.
@@ -97,6 +100,12 @@ struct PeerLostEvent {
 };
 struct AppliedEvent {
   StateId state;
+  std::optional<StateDigest> digest{};  // Of this rank's part, if it is time.
+};
+// Of this rank's part of the replica's gradients.
+struct BadGradientsEvent {
+  std::uint64_t serial = 0;
+  GradientFault fault;
 };
 struct FetchedEvent {
   std::uint64_t serial = 0;
@@ -107,6 +116,7 @@ struct FetchedEvent {
 struct InstalledEvent {
   std::uint64_t serial = 0;
   StateId state;
+  std::optional<StateDigest> digest{};
 };
 struct ProgressEvent {
   Progress progress;
@@ -125,7 +135,8 @@ using AgentEvent = std::variant<
     InstalledEvent,
     ProgressEvent,
     LeaveEvent,
-    FinishedEvent>;
+    FinishedEvent,
+    BadGradientsEvent>;
 
 // Types of frames within a replica.
 enum class AgentFrame : std::uint16_t {

@@ -36,6 +36,16 @@ TEST(AgentEvents, ComeBackAsTheyWere) {
   const auto event = event_of(bytes_of(AgentEvent(fetched))).value();
   EXPECT_EQ(std::get<FetchedEvent>(event).failure, "not here");
   EXPECT_EQ(std::get<FetchedEvent>(event).commit, kCommit);
+  const AppliedEvent applied{{41, {3, 4}}, StateDigest{{41, {3, 4}}, 9, true}};
+  EXPECT_EQ(
+      std::get<AppliedEvent>(event_of(bytes_of(AgentEvent(applied))).value())
+          .digest,
+      applied.digest);
+  const BadGradientsEvent bad{5, {"not finite", true}};
+  EXPECT_EQ(
+      std::get<BadGradientsEvent>(event_of(bytes_of(AgentEvent(bad))).value())
+          .fault,
+      bad.fault);
   const ProgressEvent progress{{Activity::kReducing, 12, ReplicaId{2}}};
   EXPECT_EQ(
       std::get<ProgressEvent>(event_of(bytes_of(AgentEvent(progress))).value())

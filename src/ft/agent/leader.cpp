@@ -20,6 +20,8 @@ namespace {
 constexpr Duration kRedialMax = std::chrono::milliseconds(250);
 // For others that still lack the last step, when this replica's program ends.
 constexpr Duration kLinger = std::chrono::seconds(60);
+// Beats without a word of a rank, whose agent has something to say in each.
+constexpr std::uint32_t kLongQuiet = 4;
 
 net::RedialOptions redial_options(const net::Security& security) {
   net::RedialOptions options;
@@ -39,12 +41,32 @@ std::uint64_t digest_of_parts(const std::vector<std::uint64_t>& parts) {
   return hash.value();
 }
 
+namespace {
+
+// Of a replica, if all its ranks have made theirs.
+std::optional<StateDigest> digest_of_state(
+    const std::map<std::size_t, std::optional<StateDigest>>& parts) {
+  std::vector<std::uint64_t> digests;
+  for (const auto& [rank, part] : parts) {
+    if (!part) {
+      return std::nullopt;
+    }
+    digests.push_back(part->digest);
+  }
+  auto digest = parts.begin()->second;
+  digest->digest = digest_of_parts(digests);
+  return digest;
+}
+
+}  // namespace
+
 Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
     : loop_(loop),
       options_(std::move(options)),
       send_(std::move(send)),
       machine_(options_.replica),
       progress_(ranks()),
+      quiet_(ranks()),
       random_(options_.replica.incarnation),
       coordinator_(std::make_unique<net::Redial>(
           loop,
@@ -78,12 +100,17 @@ void Leader::heard_order(const net::Frame& frame) {
     run_is_known_ = true;
     send_all(RunCommand{run});
   }
-  if (machine_.order().run != 0 && run != machine_.order().run) {
+  if (machine_.order().run != 0 && run != machine_.order().run &&
+      std::exchange(stranger_, run) != run) {
     log_warning(
         str("[ft] expected a coordinator of run ", machine_.order().run,
             ", found one of run ", run, ": its log is another one"));
   }
+  if (order.value().ended) {
+    log_info(str("[ft] ", order.value().fenced));
+  }
   carry_out(machine_.heard(order.value()));
+  warm_up();
   leave_in_order();
   end_in_order();
 }
@@ -91,6 +118,12 @@ void Leader::heard_order(const net::Frame& frame) {
 void Leader::report() { on(ReportTask{machine_.report()}); }
 
 void Leader::beat() {
+  if (options_.reach) {
+    options_.reach("beat", ++beats_);
+  }
+  for (auto& beats : quiet_) {
+    ++beats;
+  }
   report();
   beat_ = loop_.after(kBeat, [this] { beat(); });
 }
@@ -101,8 +134,10 @@ void Leader::on(const ReportTask& task) {
     return;
   }
   auto report = task.report;
+  report.serial = ++reports_;
   report.addresses = options_.addresses;
   report.progress = progress();
+  report.ranks = progress_of_ranks();
   report.finished = finished_;
   connection->send(
       static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
@@ -117,6 +152,7 @@ Progress Leader::progress() const {
     return std::find(std::begin(kOrder), std::end(kOrder), activity) - kOrder;
   };
   Progress all;
+  all.serial = resumes_;
   for (const auto& one : progress_) {
     all.serial += one.serial;
     if (weight(one.activity) > weight(all.activity)) {
@@ -124,10 +160,20 @@ Progress Leader::progress() const {
     }
     if (!all.waits_for) {
       all.waits_for = one.waits_for;
+      all.to_read = one.to_read;
     }
   }
   if (all.activity != Activity::kReducing) {
     all.waits_for.reset();
+    all.to_read = false;
+  }
+  return all;
+}
+
+std::vector<Progress> Leader::progress_of_ranks() const {
+  auto all = progress_;
+  for (std::size_t rank = 0; rank < ranks(); ++rank) {
+    all[rank].quiet_beats = quiet_[rank];
   }
   return all;
 }
@@ -147,9 +193,15 @@ void Leader::send_all(const Command& command) {
 }
 
 void Leader::on(const ComputeTask& task) {
+  computed_ = true;
+  const auto& members = machine_.order().members;
+  const auto mine =
+      std::find_if(members.begin(), members.end(), [&](const Member& one) {
+        return one.replica == options_.replica.replica;
+      });
   send_all(ComputeCommand{
-      task.serial, task.base, task.samples,
-      static_cast<int>(machine_.order().members.size())});
+      task.serial, task.base, task.samples, static_cast<int>(members.size()),
+      static_cast<int>(mine - members.begin())});
 }
 
 void Leader::on(const JoinTask& task) {
@@ -287,24 +339,34 @@ void Leader::on(std::size_t /*rank*/, const PeerLostEvent& event) {
 }
 
 // One write after another: the next one begins when all have done this one.
-void Leader::on(std::size_t /*rank*/, const AppliedEvent& event) {
-  if (++applied_ == ranks()) {
-    applied_ = 0;
+void Leader::on(std::size_t rank, const AppliedEvent& event) {
+  applied_[rank] = event.digest;
+  if (applied_.size() == ranks()) {
+    const auto digest = digest_of_state(std::exchange(applied_, {}));
     busy_ = false;
-    carry_out(machine_.applied(event.state));
+    carry_out(machine_.applied(event.state, digest));
   }
 }
 
-void Leader::on(std::size_t /*rank*/, const InstalledEvent& event) {
-  if (++installed_ == ranks()) {
-    installed_ = 0;
+void Leader::on(std::size_t rank, const InstalledEvent& event) {
+  installed_[rank] = event.digest;
+  if (installed_.size() == ranks()) {
+    const auto digest = digest_of_state(std::exchange(installed_, {}));
     busy_ = false;
-    carry_out(machine_.installed(event.serial, event.state));
+    carry_out(machine_.installed(event.serial, event.state, digest));
   }
+}
+
+void Leader::on(std::size_t rank, const BadGradientsEvent& event) {
+  auto fault = event.fault;
+  fault.reason = str("rank ", rank, ": ", fault.reason);
+  carry_out(machine_.bad_gradients(event.serial, fault));
 }
 
 void Leader::on(std::size_t rank, const ProgressEvent& event) {
   progress_[rank] = event.progress;
+  // Who took it for one that hangs sees it move.
+  resumes_ += std::exchange(quiet_[rank], 0) >= kLongQuiet ? 1 : 0;
 }
 
 void Leader::on(std::size_t /*rank*/, const LeaveEvent&) {

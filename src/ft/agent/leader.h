@@ -29,6 +29,10 @@ struct LeaderOptions {
   net::HostAddress coordinator;
   net::Security security{};
   std::vector<RankAddress> addresses;  // By rank.
+  // The first task is one to warm up, beside the fetch of a state.
+  bool warms_up = false;
+  // For tests: at each "beat", with its number.
+  std::function<void(const char* point, std::int64_t step)> reach{};
 };
 
 class Leader {
@@ -47,12 +51,20 @@ class Leader {
   void snapshot_wanted();
 
  private:
-  // What a fetch tries, one donor after another.
+  // A donor of which a snapshot is wanted; what it has said.
+  struct Asked {
+    std::vector<RankAddress> addresses;
+    std::unique_ptr<Fetch> fetch;  // Null: it has answered.
+    std::optional<StateId> state;
+  };
+  // What a fetch tries: sums of one donor after another, then states of some
+  // donors together.
   struct FetchTry {
     CatchUpTask task;
     std::uint64_t serial = 0;
     std::size_t tries = 0;
     bool wants_sum = false;
+    std::vector<Asked> asked;                          // For a snapshot.
     std::vector<std::optional<FetchedEvent>> answers;  // By rank.
   };
 
@@ -78,12 +90,14 @@ class Leader {
   void on(std::size_t rank, const ProgressEvent& event);
   void on(std::size_t rank, const LeaveEvent& event);
   void on(std::size_t rank, const FinishedEvent& event);
+  void on(std::size_t rank, const BadGradientsEvent& event);
 
   void send_all(const Command& command);
   void heard_order(const net::Frame& frame);
   void report();
   void beat();
   Progress progress() const;
+  std::vector<Progress> progress_of_ranks() const;
   // Empty: in order.
   void stop(const std::string& reason);
   void leave_in_order();
@@ -92,7 +106,10 @@ class Leader {
 
   void try_next_donor();
   void fetch_sum_from(const Peer& donor);
-  void fetch_state_from(const Peer& donor);
+  void ask_snapshots();
+  void heard_snapshot(std::size_t donor, const Result<StateId>& state);
+  void fetch_state();
+  void warm_up();
   void fetch_done(bool ok);
 
   net::Loop& loop_;
@@ -102,18 +119,25 @@ class Leader {
   bool run_is_known_ = false;
   bool busy_ = false;  // What is held is being written.
   bool snapshot_wanted_ = false;
-  bool finished_ = false;  // Its program makes no more steps.
+  bool finished_ = false;      // Its program makes no more steps.
+  std::uint64_t reports_ = 0;  // Made.
   bool stopped_ = false;
+  bool computed_ = false;  // It has had something to compute.
   // How many ranks have said so, and what.
   std::map<Epoch, std::size_t> joined_;
   std::map<Attempt, std::map<std::size_t, std::uint64_t>> digests_;
-  std::size_t applied_ = 0;
-  std::size_t installed_ = 0;
-  std::vector<Progress> progress_;
+  // By rank, with the digests of their parts.
+  std::map<std::size_t, std::optional<StateDigest>> applied_;
+  std::map<std::size_t, std::optional<StateDigest>> installed_;
+  std::vector<Progress> progress_;    // By rank.
+  std::vector<std::uint32_t> quiet_;  // Beats without a word of it.
+  std::uint64_t resumes_ = 0;         // Of ranks that were quiet for long.
+  std::int64_t beats_ = 0;
+  std::optional<std::uint64_t> stranger_;  // The run of another coordinator.
   std::optional<FetchTry> try_;
   std::uint64_t fetches_ = 0;
-  Duration pause_{};  // Before the last try of a fetch.
-  std::unique_ptr<Fetch> asking_;
+  Duration pause_{};   // Before the last try of a fetch.
+  net::Timer others_;  // While some are asked for a snapshot.
   net::Timer retry_;
   net::Timer linger_;
   net::Timer beat_;

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How a replica catches up: by the sum of the step after the one that it holds,
-// if somebody still has that, or else by a whole state. All ranks fetch from the
-// ranks of one donor.
+// if somebody still has that, or else by a whole state. All ranks fetch from their
+// counterparts in several donors, which are asked for a snapshot at the same
+// moment: most will take it of the same state.
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "base/check.h"
 #include "ft/agent/leader.h"
+#include "ft/transfer/chunk_plan.h"
 
 namespace sherd::ft {
 namespace {
@@ -17,6 +19,10 @@ namespace {
 // under way.
 constexpr Duration kPauseMin = std::chrono::milliseconds(5);
 constexpr Duration kPauseMax = std::chrono::milliseconds(100);
+// Together; each makes a copy of its state.
+constexpr std::size_t kDonorsMax = 4;
+// For the others, when the first has said which state it will give.
+constexpr Duration kOthersMax = std::chrono::milliseconds(300);
 
 // Canonical, or what led there: nothing else is worth a fetch.
 bool is_on_the_way(const Order& order, const StateId& state) {
@@ -56,41 +62,38 @@ std::vector<Peer> donors_for(
 }  // namespace
 
 void Leader::on(const CatchUpTask& task) {
-  try_ = FetchTry{task, 0, 0, task.held.has_value(), {}};
+  others_.cancel();
+  try_.emplace();
+  try_->task = task;
+  try_->wants_sum = task.held.has_value();
   try_next_donor();
 }
 
 void Leader::on(const StopCatchUpTask&) {
   try_.reset();
-  asking_.reset();
+  others_.cancel();
   retry_.cancel();
   send_all(DropFetchCommand{});
 }
 
 // Sums of all donors first, they are small; then states.
 void Leader::try_next_donor() {
-  auto donors = donors_for(
-      machine_.order(), try_->task, options_.replica.replica, try_->wants_sum);
-  if (try_->wants_sum && try_->tries >= donors.size()) {
-    try_->wants_sum = false;
-    try_->tries = 0;
-    donors = donors_for(
-        machine_.order(), try_->task, options_.replica.replica, false);
-  }
-  if (try_->tries >= donors.size()) {
-    fetch_done(false);
+  if (!try_->wants_sum) {
+    ask_snapshots();
     return;
   }
-  const auto& donor = donors[try_->tries++];
-  if (donor.addresses.size() != ranks()) {
-    try_next_donor();
-    return;
+  const auto donors =
+      donors_for(machine_.order(), try_->task, options_.replica.replica, true);
+  while (try_->tries < donors.size()) {
+    const auto& donor = donors[try_->tries++];
+    if (donor.addresses.size() == ranks()) {
+      fetch_sum_from(donor);
+      return;
+    }
   }
-  if (try_->wants_sum) {
-    fetch_sum_from(donor);
-  } else {
-    fetch_state_from(donor);
-  }
+  try_->wants_sum = false;
+  try_->tries = 0;
+  ask_snapshots();
 }
 
 void Leader::fetch_sum_from(const Peer& donor) {
@@ -103,30 +106,101 @@ void Leader::fetch_sum_from(const Peer& donor) {
   }
 }
 
-void Leader::fetch_state_from(const Peer& donor) {
+void Leader::ask_snapshots() {
+  const auto donors =
+      donors_for(machine_.order(), try_->task, options_.replica.replica, false);
+  try_->asked.clear();
+  std::optional<std::int64_t> furthest;
+  for (auto& next = try_->tries;
+       next < donors.size() && try_->asked.size() < kDonorsMax; ++next) {
+    const auto& donor = donors[next];
+    if (furthest && donor.held->step + 1 < *furthest) {
+      break;  // It would copy another state.
+    }
+    if (donor.addresses.size() == ranks()) {
+      furthest = furthest.value_or(donor.held->step);
+      try_->asked.push_back({donor.addresses, nullptr, std::nullopt});
+    }
+  }
+  if (try_->asked.empty()) {
+    fetch_done(false);
+    return;
+  }
+  warm_up();
   FetchOptions options;
   options.run = machine_.order().run;
   options.shard_rank = 0;
   options.security = options_.security;
-  const auto& first = donor.addresses.front();
-  asking_ = ask_snapshot(
-      loop_, net::HostAddress{first.host, first.fetch_port}, options,
-      [this, addresses = donor.addresses](Result<StateId> state) {
-        if (!try_) {
-          return;
-        }
-        if (!state.ok()) {
-          try_next_donor();
-          return;
-        }
-        try_->serial = ++fetches_;
-        try_->answers.assign(ranks(), std::nullopt);
-        for (std::size_t rank = 0; rank < ranks(); ++rank) {
-          send_(
-              rank,
-              FetchStateCommand{try_->serial, addresses[rank], state.value()});
-        }
-      });
+  for (std::size_t i = 0; i < try_->asked.size(); ++i) {
+    const auto& first = try_->asked[i].addresses.front();
+    try_->asked[i].fetch = ask_snapshot(
+        loop_, net::HostAddress{first.host, first.fetch_port}, options,
+        [this, i](const Result<StateId>& state) { heard_snapshot(i, state); });
+  }
+}
+
+void Leader::heard_snapshot(std::size_t donor, const Result<StateId>& state) {
+  auto& asked = try_->asked;
+  asked[donor].fetch.reset();
+  if (state.ok()) {
+    asked[donor].state = state.value();
+  }
+  const bool all = std::all_of(asked.begin(), asked.end(), [](const auto& one) {
+    return one.fetch == nullptr;
+  });
+  if (all) {
+    fetch_state();
+  } else if (state.ok() && !others_.pending()) {
+    others_ = loop_.after(kOthersMax, [this] { fetch_state(); });
+  }
+}
+
+// Of those who will have the state that most will have.
+void Leader::fetch_state() {
+  others_.cancel();
+  std::vector<std::optional<StateId>> states;
+  for (const auto& one : try_->asked) {
+    states.push_back(one.state);
+  }
+  const auto state = states[transfer::majority_of(states)];
+  if (!state) {
+    try_next_donor();
+    return;
+  }
+  try_->serial = ++fetches_;
+  try_->answers.assign(ranks(), std::nullopt);
+  for (std::size_t rank = 0; rank < ranks(); ++rank) {
+    FetchStateCommand command{try_->serial, {}, *state};
+    for (const auto& one : try_->asked) {
+      if (one.state == state) {
+        command.donors.push_back(one.addresses[rank]);
+      }
+    }
+    send_(rank, command);
+  }
+  try_->asked.clear();
+}
+
+// While a state is fetched, with as many samples as a member has, of which perhaps
+// a later order tells. A program that has computed before is warm.
+void Leader::warm_up() {
+  if (!options_.warms_up || computed_ || !try_ || try_->wants_sum) {
+    return;
+  }
+  const auto& members = machine_.order().members;
+  const auto like = std::find_if(
+      members.begin(), members.end(),
+      [](const Member& one) { return !one.samples.empty(); });
+  if (like == members.end()) {
+    return;
+  }
+  computed_ = true;
+  send_all(ComputeCommand{
+      .serial = 0,
+      .base = try_->task.held.value_or(StateId()),
+      .samples = like->samples,
+      .replicas = static_cast<int>(members.size()),
+      .place = static_cast<int>(like - members.begin())});
 }
 
 void Leader::on(std::size_t rank, const FetchedEvent& event) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "ft/ring/digest.h"
 
 namespace sherd::ft {
@@ -19,14 +20,19 @@ std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
   return sum;
 }
 
+bool shares_memory(const RankAgentOptions& options) {
+  return options.shares_memory && !options.hooks.route && !options.hooks.spoil;
+}
+
 }  // namespace
 
 RankAgent::RankAgent(net::Loop& loop, RankAgentOptions options, Tell tell)
     : loop_(loop),
       options_(std::move(options)),
       tell_(std::move(tell)),
-      mine_(static_cast<std::size_t>(sum_of(options_.buckets))),
-      sum_(mine_.size()),
+      memory_(2 * static_cast<std::size_t>(sum_of(options_.buckets))),
+      mine_(memory_.data(), memory_.size() / 2),
+      sum_(memory_.data() + mine_.size(), mine_.size()),
       transfer_(std::make_unique<TransferServer>(
           loop,
           TransferServerOptions{
@@ -34,6 +40,7 @@ RankAgent::RankAgent(net::Loop& loop, RankAgentOptions options, Tell tell)
               .security = options_.security,
               .shard_rank = options_.shard_rank,
               .sums_kept = options_.sums_kept,
+              .sums_bytes_max = options_.sums_bytes_max,
               .bytes_per_s_max = options_.fetch_bytes_per_s_max},
           [this] {
             if (snapshot_wanted_) {
@@ -45,7 +52,8 @@ RankAgent::RankAgent(net::Loop& loop, RankAgentOptions options, Tell tell)
               .bind_host = options_.host,
               .replica = options_.replica,
               .incarnation = options_.incarnation,
-              .shard_rank = options_.shard_rank},
+              .shard_rank = options_.shard_rank,
+              .memory = shares_memory(options_) ? &memory_ : nullptr},
           ring_events())) {
   ring_->set_layout(options_.buckets);
 }
@@ -80,14 +88,18 @@ RingEvents RankAgent::ring_events() {
           [this](Attempt attempt, std::uint64_t digest) {
             loop_.post([this, attempt, digest] {
               reach("reduced", attempt.step);
-              tell_(ReducedEvent{attempt, digest});
+              const bool spoiled = options_.hooks.spoil &&
+                  options_.hooks.spoil(attempt.step, sum_.data());
+              tell_(ReducedEvent{
+                  attempt, spoiled ? digest_of(sum_.data()) : digest});
               reach("voted", attempt.step);
             });
           },
       .failed =
           [this](const RingFailure& failure) {
             tell(PeerLostEvent{
-                {failure.epoch, failure.accused, failure.reason}});
+                {failure.epoch, failure.accused, failure.reason,
+                 failure.reporter}});
           }};
 }
 
@@ -95,21 +107,43 @@ void RankAgent::tell(AgentEvent event) {
   loop_.post([this, event = std::move(event)] { tell_(event); });
 }
 
-// It moves with the program and with the bytes that are reduced.
+// It moves with the program and, when that has computed, with the bytes that are
+// reduced: a backward is one phase, whatever is reduced meanwhile.
 Progress RankAgent::progress() const {
   const auto ring = ring_->progress();
   Progress progress;
   progress.activity = activity_.load(std::memory_order_relaxed);
   constexpr std::uint64_t kSlices = 1U << 24U;
-  progress.serial = moves_.load(std::memory_order_relaxed) * kSlices +
-      static_cast<std::uint64_t>(ring.slices_done);
+  progress.serial = moves_.load(std::memory_order_relaxed) * kSlices;
+  progress.place = place_of(ring);
   if (progress.activity == Activity::kReducing) {
+    progress.serial += static_cast<std::uint64_t>(ring.slices_done);
     progress.waits_for = ring.waits_for;
+    progress.to_read = ring.to_read;
     if (!ring.attempt) {
       progress.activity = Activity::kWaiting;
     }
   }
   return progress;
+}
+
+std::optional<RingPlace> RankAgent::place_of(const RingProgress& ring) const {
+  if (!ring.place) {
+    return std::nullopt;
+  }
+  RingPlace place;
+  place.epoch = ring.place->epoch;
+  place.previous = ring.place->previous;
+  place.next = ring.place->next;
+  place.frames_in = ring.place->frames_in;
+  place.frames_out = ring.place->frames_out;
+  place.bucket = static_cast<std::uint32_t>(ring.bucket);
+  place.slices_done = ring.slices_done;
+  place.slices = ring.slices;
+  if (place.slices > 0 && place.bucket < options_.bucket_names.size()) {
+    place.unit = options_.bucket_names[place.bucket];
+  }
+  return place;
 }
 
 // ---- commands ----
@@ -139,6 +173,10 @@ void RankAgent::on(const JoinCommand& command) {
 void RankAgent::on(const ComputeCommand& command) {
   ring_->forget();
   computing_ = command.serial;
+  given_.assign(options_.buckets.size(), false);
+  if (command.serial != 0) {
+    collector_.reset();  // It has caught up.
+  }
   orders_.push(command);
 }
 
@@ -153,120 +191,43 @@ void RankAgent::on(const StopReduceCommand& command) {
 
 void RankAgent::on(const ApplyCommand& command) { orders_.push(command); }
 
-void RankAgent::on(const SnapshotCommand& command) { orders_.push(command); }
+// Who asks hears at once of which state it will be, and asks others for the same.
+void RankAgent::on(const SnapshotCommand& command) {
+  transfer_->promise(command.state);
+  orders_.push(command);
+}
 
 void RankAgent::on(const StopCommand& command) { orders_.push(command); }
 
-net::HostAddress RankAgent::donor(const RankAddress& address) const {
-  return {address.host, address.fetch_port};
-}
-
-FetchOptions RankAgent::fetch_options() const {
-  FetchOptions options;
-  options.run = run_;
-  options.shard_rank = options_.shard_rank;
-  options.security = options_.security;
-  return options;
-}
-
-void RankAgent::on(const FetchStateCommand& command) {
-  reach("fetching", command.state.step);
-  fetched_.reset();
-  fetch_ = fetch_snapshot(
-      loop_, donor(command.donor), fetch_options(), command.state,
-      [this, serial = command.serial,
-       state = command.state](Result<std::string> bytes) {
-        if (!bytes.ok()) {
-          fetched(serial, bytes.status());
-          return;
-        }
-        fetched(
-            serial,
-            Fetched{
-                false,
-                {},
-                state,
-                std::make_shared<const std::string>(std::move(bytes).value())});
-      });
-}
-
-void RankAgent::on(const FetchSumCommand& command) {
-  fetched_.reset();
-  fetch_ = fetch_sum(
-      loop_, donor(command.donor), fetch_options(), command.base,
-      [this, serial = command.serial](Result<FetchedSum> sum) {
-        if (!sum.ok()) {
-          fetched(serial, sum.status());
-          return;
-        }
-        auto [commit, bytes] = std::move(sum).value();
-        if (bytes.size() != sum_.size() * sizeof(float)) {
-          fetched(
-              serial,
-              Status(
-                  ErrorCode::kPeerMismatch,
-                  str("[ft] expected a sum of ", sum_.size() * sizeof(float),
-                      " bytes, found ", bytes.size())));
-          return;
-        }
-        fetched(
-            serial,
-            Fetched{
-                true, commit, commit.result,
-                std::make_shared<const std::string>(std::move(bytes))});
-      });
-}
-
-void RankAgent::fetched(std::uint64_t serial, Result<Fetched> result) {
-  FetchedEvent event;
-  event.serial = serial;
-  if (!result.ok()) {
-    event.failure = result.status().message();
-  } else {
-    fetched_ = std::move(result).value();
-    if (fetched_->is_sum) {
-      event.commit = fetched_->commit;
-      event.digest = digest_of(*fetched_->bytes);
-    }
-  }
-  tell(std::move(event));
-}
-
-void RankAgent::on(const DropFetchCommand&) {
-  fetch_.reset();
-  fetched_.reset();
-}
-
 void RankAgent::on(const InstallCommand& command) {
   SHERD_ASSERT(fetched_.has_value(), "the leader installs what was fetched");
+  // It is written over the sum, which counterparts might still read.
+  ring_->forget();
   orders_.push(
       InstallOrder{command.serial, *std::exchange(fetched_, std::nullopt)});
 }
 
-// As the ring says it of what it has reduced.
-std::uint64_t RankAgent::digest_of(const std::string& sum) const {
-  std::vector<float> values(sum_.size());
-  std::memcpy(values.data(), sum.data(), sum.size());
+std::uint64_t RankAgent::digest_of(const float* sum) const {
   std::vector<std::span<const float>> buckets;
   std::size_t at = 0;
   for (const auto elements : options_.buckets) {
     const auto count = static_cast<std::size_t>(elements);
-    buckets.emplace_back(values.data() + at, count);
+    buckets.emplace_back(sum + at, count);
     at += count;
   }
   return ring::digest_of(buckets);
 }
 
 // Of the task that was asked for last alone: others have become useless.
-void RankAgent::give(std::uint64_t serial) {
-  if (serial != computing_) {
+void RankAgent::give(std::uint64_t serial, int bucket) {
+  const auto index = static_cast<std::size_t>(bucket);
+  if (serial == 0 || serial != computing_ || given_[index]) {
     return;
   }
-  std::int64_t at = 0;
-  for (std::size_t i = 0; i < options_.buckets.size(); ++i) {
-    ring_->give(static_cast<int>(i), mine_.data() + at, sum_.data() + at);
-    at += options_.buckets[i];
-  }
+  given_[index] = true;
+  const auto begin =
+      sum_of({options_.buckets.begin(), options_.buckets.begin() + bucket});
+  ring_->give(bucket, mine_.data() + begin, sum_.data() + begin);
 }
 
 // ---- the program's ----
@@ -297,11 +258,35 @@ std::optional<ComputeCommand> RankAgent::next(const RankProgram& program) {
   }
 }
 
+void RankAgent::give(const ComputeCommand& task, int bucket) {
+  loop_.post([this, serial = task.serial, bucket] { give(serial, bucket); });
+}
+
 bool RankAgent::finish(const ComputeCommand& task, const RankProgram& program) {
   activity_.store(Activity::kReducing, std::memory_order_relaxed);
   moves_.fetch_add(1, std::memory_order_relaxed);
-  loop_.post([this, serial = task.serial] { give(serial); });
+  for (std::size_t i = 0; i < options_.buckets.size(); ++i) {
+    give(task, static_cast<int>(i));
+  }
   reach("given", task.base.step + 1);
+  return decided(program);
+}
+
+bool RankAgent::refuse(
+    const ComputeCommand& task,
+    const GradientFault& fault,
+    const RankProgram& program) {
+  activity_.store(Activity::kReducing, std::memory_order_relaxed);
+  moves_.fetch_add(1, std::memory_order_relaxed);
+  log_warning(
+      str("[ft] step ", task.base.step + 1,
+          ": gradients are of no use: ", fault.reason));
+  tell(BadGradientsEvent{task.serial, fault});
+  return decided(program);
+}
+
+// What becomes of the gradients that are there.
+bool RankAgent::decided(const RankProgram& program) {
   for (;;) {
     const auto order = orders_.front();
     if (const auto* apply = std::get_if<ApplyCommand>(&order)) {
@@ -354,14 +339,28 @@ void RankAgent::make(const ApplyCommand& order, const RankProgram& program) {
     });
   }
   program.update(order.commit, sum_.data());
-  tell(AppliedEvent{order.commit.result});
+  const auto& state = order.commit.result;
+  tell(AppliedEvent{state, digest_of(state, program)});
   reach("applied", order.commit.result.step);
+}
+
+// If it is time for one.
+std::optional<StateDigest> RankAgent::digest_of(
+    const StateId& state, const RankProgram& program) {
+  if (options_.digest_every <= 0 || !program.digest ||
+      state.step % options_.digest_every != 0) {
+    return std::nullopt;
+  }
+  return StateDigest{state, program.digest(), std::exchange(copied_, false)};
 }
 
 void RankAgent::make(const SnapshotCommand& order, const RankProgram& program) {
   auto bytes = std::make_shared<const std::string>(program.snapshot());
-  loop_.post([this, state = order.state, bytes = std::move(bytes)] {
-    transfer_->offer(state, bytes);
+  worker_.post([this, state = order.state, bytes = std::move(bytes)] {
+    auto digests = transfer_->digests_of(*bytes);
+    loop_.post([this, state, bytes, digests = std::move(digests)] {
+      transfer_->offer(state, bytes, digests);
+    });
   });
   reach("offered", order.state.step);
 }
@@ -375,10 +374,13 @@ void RankAgent::make(const InstallOrder& order, const RankProgram& program) {
     program.update(fetched.commit, sum_.data());
     loop_.post(
         [this, fetched] { transfer_->keep(fetched.commit, fetched.bytes); });
+    tell(InstalledEvent{
+        order.serial, fetched.state, digest_of(fetched.state, program)});
   } else {
     program.restore(*fetched.bytes);
+    copied_ = true;
+    tell(InstalledEvent{order.serial, fetched.state});
   }
-  tell(InstalledEvent{order.serial, fetched.state});
   reach("installed", fetched.state.step);
 }
 

@@ -12,13 +12,17 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 #include "ft/agent/commands.h"
 #include "ft/agent/orders.h"
+#include "ft/agent/worker.h"
 #include "ft/ring/ring.h"
+#include "ft/ring/shared_floats.h"
 #include "ft/transfer/fetch.h"
+#include "ft/transfer/sum_collector.h"
 #include "ft/transfer/transfer_server.h"
 #include "net/loop.h"
 #include "net/security.h"
@@ -30,8 +34,10 @@ struct RankAgentHooks {
   // At named places, on the thread that is there: the program's at "given",
   // "committed", "applied", "offered", "installing", "installed"; the loop's at
   // "joined" (with the epoch's number), "reducing", "reduced", "voted" and
-  // "fetching".
+  // "fetching"; the leader's at "beat" (with its number).
   std::function<void(const char* point, std::int64_t step)> reach;
+  // May change the sum of this step before its digest is made; whether it has.
+  std::function<bool(std::int64_t step, float* sum)> spoil;
   // Another port of that counterpart's host.
   std::function<std::uint16_t(ReplicaId to, std::uint16_t port)> route;
 };
@@ -45,9 +51,19 @@ struct RankAgentOptions {
   net::Security security{};
   // Elements of this rank's gradients, by bucket: as at its counterparts.
   std::vector<std::int64_t> buckets;
-  // Performance. Sums of past steps that are kept for who lacks them.
+  // What each bucket is of, for reports of who waits for what; none: no names.
+  std::vector<std::string> bucket_names{};
+  // Performance. Counterparts on this host read this rank's gradients where they
+  // lie, if they let theirs be read too; what a hook changes goes over TCP.
+  bool shares_memory = true;
+  // Sums of past steps that are kept for who lacks them; and while
+  // somebody catches up, so many bytes of them, at him, too.
   int sums_kept = 2;
-  // Of a returning replica's fetch; 0: no limit.
+  std::uint64_t sums_bytes_max = std::uint64_t{4} << 30U;
+  // Behaviour. After so many steps the program's digest is compared with those of
+  // the other replicas; 0: never.
+  int digest_every = 0;
+  // Of states that others fetch here; 0: no limit.
   std::uint64_t fetch_bytes_per_s_max = 0;
   RankAgentHooks hooks{};
 };
@@ -61,6 +77,8 @@ struct RankProgram {
   // Makes the step that was committed, with this sum of gradients: all buckets,
   // one behind the other.
   std::function<void(const Commit& commit, const float* gradients)> update;
+  // Of what is the same in all replicas; none: it is never compared.
+  std::function<std::uint64_t()> digest{};
 };
 
 class RankAgent {
@@ -87,9 +105,18 @@ class RankAgent {
   std::optional<ComputeCommand> next(const RankProgram& program);
   // Where they belong: all buckets, one behind the other.
   float* gradients() { return mine_.data(); }
-  // They are there. Returns when it is decided what becomes of them: true, and the
+  // Those of one bucket are there, and stay as they are until the step is decided:
+  // they may be reduced while others are computed. From any thread.
+  void give(const ComputeCommand& task, int bucket);
+  // All are there. Returns when it is decided what becomes of them: true, and the
   // step was made; false: they are of no use any more.
   bool finish(const ComputeCommand& task, const RankProgram& program);
+  // Instead, when they are of no use, and those of one bucket at least were not
+  // given: the step is made without this replica's. Returns as finish() does.
+  bool refuse(
+      const ComputeCommand& task,
+      const GradientFault& fault,
+      const RankProgram& program);
   // It makes no more steps. Returns when nobody needs this replica any more, which
   // takes a minute at most.
   void end(const RankProgram& program);
@@ -108,13 +135,18 @@ class RankAgent {
   void on(const InstallCommand& command);
   void on(const StopCommand& command);
   void reach(const char* point, std::int64_t step) const;
+  std::optional<RingPlace> place_of(const RingProgress& ring) const;
   RingEvents ring_events();
   FetchOptions fetch_options() const;
-  net::HostAddress donor(const RankAddress& address) const;
   void rest();
   std::uint64_t digest_of(const std::string& sum) const;
-  void give(std::uint64_t serial);
-  void fetched(std::uint64_t serial, Result<Fetched> result);
+  std::uint64_t digest_of(const float* sum) const;
+  std::optional<StateDigest> digest_of(
+      const StateId& state, const RankProgram& program);
+  bool decided(const RankProgram& program);
+  void give(std::uint64_t serial, int bucket);
+  void fetched_sum(std::uint64_t serial, FetchedSum sum);
+  void failed_to_fetch(std::uint64_t serial, const Status& why);
   // In the loop, later.
   void tell(AgentEvent event);
   void make(const ApplyCommand& order, const RankProgram& program);
@@ -124,18 +156,25 @@ class RankAgent {
   net::Loop& loop_;
   const RankAgentOptions options_;
   const Tell tell_;
-  std::vector<float> mine_;
-  std::vector<float> sum_;
+  // Counterparts on this host may read it until the ring forgets what was given.
+  ring::SharedFloats memory_;
+  const std::span<float> mine_;
+  const std::span<float> sum_;
   Orders orders_;
   std::uint64_t run_ = 0;
   std::uint64_t computing_ = 0;  // The serial of the last ComputeCommand.
+  std::vector<bool> given_;      // Its buckets.
+  // The program's: its state was copied since its last digest.
+  bool copied_ = false;
   std::function<void()> snapshot_wanted_;
   std::unique_ptr<Fetch> fetch_;
+  std::optional<SumCollector> collector_;  // While it catches up.
   std::optional<Fetched> fetched_;
   std::atomic<Activity> activity_{Activity::kIdle};  // The program's.
   std::atomic<std::uint64_t> moves_{0};              // Of the program.
   std::unique_ptr<TransferServer> transfer_;
-  std::unique_ptr<Ring> ring_;  // Last: its thread ends before the rest.
+  std::unique_ptr<Ring> ring_;  // Its thread ends before the rest,
+  Worker worker_;               // and this one first.
 };
 
 }  // namespace sherd::ft

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ReplicaAgent runs the agent of one rank in a thread of its own, which goes on
-// while the program computes: its RankAgent, at rank 0 the Leader, and the
-// connections between rank 0 and the others. Thread rule: the one that trains.
+// while the program computes: its RankAgent, and the connection to rank 0, which
+// has the Leader, in another thread. Thread rule: the one that trains.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
+#include "base/clock.h"
 #include "ft/agent/leader.h"
 #include "ft/agent/rank_agent.h"
 
@@ -17,7 +19,10 @@ namespace sherd::ft {
 struct ReplicaAgentOptions {
   RankAgentOptions rank;
   int ranks = 1;  // Of the replica.
+  // Behaviour. Until all of them have found each other.
+  Duration siblings_timeout = std::chrono::seconds(60);
   // Of rank 0 alone.
+  bool warms_up = false;  // See LeaderOptions.
   net::HostAddress coordinator;
   std::uint64_t config = 0;
   StateId held;
@@ -29,7 +34,7 @@ class ReplicaAgent {
   explicit ReplicaAgent(ReplicaAgentOptions options);
   ReplicaAgent(const ReplicaAgent&) = delete;
   ReplicaAgent& operator=(const ReplicaAgent&) = delete;
-  // Ends the thread, and so all connections.
+  // Ends the threads, and so all connections.
   ~ReplicaAgent();
 
   // Where this rank is reached, for start() of all ranks.
@@ -41,7 +46,12 @@ class ReplicaAgent {
 
   std::optional<ComputeCommand> next(const RankProgram& program);
   float* gradients();
+  void give(const ComputeCommand& task, int bucket);
   bool finish(const ComputeCommand& task, const RankProgram& program);
+  bool refuse(
+      const ComputeCommand& task,
+      const GradientFault& fault,
+      const RankProgram& program);
   void end(const RankProgram& program);
   // The replica leaves after the step it is in: next() will say so.
   void leave();

@@ -130,6 +130,7 @@ ServiceOptions service_options(const CoordinateOptions& options) {
   service.listen.connection.payload_bytes_max = kOrderBytesMax;
   service.log = options.log;
   service.coordinator.run = random_run();
+  service.coordinator.recovers = options.recover_from_replicas;
   service.coordinator.replicas_min = options.replicas_min;
   service.coordinator.samples_per_replica = options.samples_per_replica;
   service.coordinator.samples_in_all = options.global_batch;

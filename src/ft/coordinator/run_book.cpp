@@ -7,7 +7,6 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "ft/coordinator/watch.h"
 
 namespace sherd::ft {
 namespace {
@@ -18,6 +17,25 @@ constexpr std::size_t kReplicasMax = 4096;
 constexpr Duration kSlowEvery = std::chrono::minutes(1);
 
 std::string name_of(ReplicaId replica) { return str("replica ", replica); }
+
+RankStatus status_of(const RankView& rank) {
+  const auto& progress = rank.progress;
+  RankStatus status;
+  status.activity = text_of(progress.activity);
+  status.since_s = seconds(rank.standing);
+  status.quiet_s =
+      progress.quiet_beats >= kQuietBeats ? seconds(quiet_of(progress)) : 0;
+  status.waits_for = progress.waits_for;
+  status.to_read = progress.to_read;
+  if (const auto& place = progress.place) {
+    status.bucket = place->bucket;
+    status.unit = place->unit;
+    status.slices_done = place->slices_done;
+    status.slices = place->slices;
+  }
+  status.does = text_of(rank);
+  return status;
+}
 
 }  // namespace
 
@@ -109,6 +127,12 @@ void RunBook::failed(
   }
 }
 
+void RunBook::noticed(
+    const Notice& notice, const std::string& reason, Instant now) {
+  count(notice.counter);
+  failed(notice.culprit, reason, now);
+}
+
 void RunBook::slow(ReplicaId replica, const std::string& reason, Instant now) {
   count("slow_phases");
   const auto found = known_.find(replica);
@@ -164,14 +188,14 @@ std::string RunBook::stage() const {
 }
 
 ReplicaStatus RunBook::show(
-    ReplicaId replica, Known& known, Instant now) const {
+    ReplicaId replica, Known& known, const Beside& beside, Instant now) const {
   auto state = state_of(known);
   if (state != known.state) {
     known.state = std::move(state);
     known.since = now;
   }
   const auto& held = known.report.held;
-  return {
+  ReplicaStatus shown{
       .replica = replica,
       .incarnation = known.report.incarnation,
       .state = known.state,
@@ -181,6 +205,13 @@ ReplicaStatus RunBook::show(
       .activity = text_of(known.report.progress.activity),
       .address = known.address,
       .since_s = seconds(now - known.since)};
+  if (beside.watch != nullptr) {
+    for (const auto& rank : beside.watch->ranks(
+             replica, known.report.incarnation, beside.watched_at)) {
+      shown.ranks.push_back(status_of(rank));
+    }
+  }
+  return shown;
 }
 
 RunStatus RunBook::status(const Beside& beside, Instant now) {
@@ -206,7 +237,7 @@ RunStatus RunBook::status(const Beside& beside, Instant now) {
   status.longest_gap_s = seconds(pace_.longest_gap(now));
   status.effective = pace_.effective(now);
   for (auto& [replica, known] : known_) {
-    status.replicas.push_back(show(replica, known, now));
+    status.replicas.push_back(show(replica, known, beside, now));
   }
   for (const auto& one : failures_) {
     status.failures.push_back({seconds(now - one.at), one.culprit, one.cause});

@@ -13,6 +13,8 @@
 #include "base/clock.h"
 #include "ft/coordinator/pace.h"
 #include "ft/coordinator/status.h"
+#include "ft/coordinator/watch.h"
+#include "ft/protocol/coordinator.h"
 #include "ft/protocol/history.h"
 #include "ft/protocol/messages.h"
 
@@ -38,6 +40,7 @@ class RunBook {
       const std::string& culprit, const std::string& cause, Instant now);
   // It takes longer than usual: said once a minute.
   void slow(ReplicaId replica, const std::string& reason, Instant now);
+  void noticed(const Notice& notice, const std::string& reason, Instant now);
   void count(const std::string& counter) { ++counters_[counter]; }
 
   struct Mood {
@@ -53,6 +56,9 @@ class RunBook {
     const History* history = nullptr;
     std::string complaint;
     Duration slept{};
+    // What ranks do, by its own clock; null: nobody watches.
+    const Watch* watch = nullptr;
+    Instant watched_at{};
   };
   // Remembers since when each replica is in its state, hence not const.
   RunStatus status(const Beside& beside, Instant now);
@@ -76,7 +82,8 @@ class RunBook {
   Known* life(ReplicaId replica, Incarnation incarnation);
   std::string state_of(const Known& known) const;
   std::string stage() const;
-  ReplicaStatus show(ReplicaId replica, Known& known, Instant now) const;
+  ReplicaStatus show(
+      ReplicaId replica, Known& known, const Beside& beside, Instant now) const;
 
   Instant began_;
   Instant committed_at_{};

@@ -103,6 +103,15 @@ TEST_F(Book, ASuspicionIsAFailureOnce) {
   EXPECT_EQ(failures[0].cause, "reset by peer (says replica 1)");
 }
 
+TEST_F(Book, WhatTheCoordinatorFindsOutIsCountedAndShown) {
+  book_.noticed({"wrong_sums", "replica 2"}, "another sum", now_);
+  const auto status = book_.status({}, now_);
+  EXPECT_EQ(status.counters.at("wrong_sums"), 1U);
+  ASSERT_THAT(status.failures, SizeIs(1));
+  EXPECT_EQ(status.failures[0].culprit, "replica 2");
+  EXPECT_EQ(status.failures[0].cause, "another sum");
+}
+
 TEST_F(Book, NumbersThatAreMadeUpFillNoMemory) {
   for (ReplicaId replica = 0; replica < 10000; ++replica) {
     report(replica, 0);

@@ -119,6 +119,8 @@ Status Service::Impl::carry_out(const Decisions& decisions) {
   for (const auto& decision : decisions) {
     if (const auto* append = std::get_if<AppendRecord>(&decision.what)) {
       book.wrote(append->record, decision.reason, real.now());
+    } else if (const auto* found = std::get_if<Notice>(&decision.what)) {
+      book.noticed(*found, decision.reason, real.now());
     } else {
       tell(std::get<Tell>(decision.what));
     }
@@ -251,6 +253,9 @@ void Service::Impl::act_on(const Finding& finding) {
       book.failed(
           str("replica ", finding.replica), "it hangs: " + finding.reason,
           real.now());
+      if (finding.link) {
+        machine->link_fails(finding.link->from, finding.link->to);
+      }
       decide(machine->hangs(
           finding.replica, finding.incarnation, finding.reason, clock.now()));
       return;
@@ -338,7 +343,8 @@ void Service::Impl::received(SessionId id, const net::Frame& frame) {
   }
   book.count("reports");
   const Instant now = clock.now();
-  watch.heard(report.replica, report.incarnation, report.progress, now);
+  watch.heard(
+      report.replica, report.incarnation, report.progress, report.ranks, now);
   book.heard(report, sessions.at(id).connection->peer(), real.now());
   if (machine) {
     decide(machine->heard(report, now));
@@ -431,7 +437,9 @@ RunStatus Service::status() {
   RunBook::Beside beside{
       .history = nullptr,
       .complaint = impl_->complaint,
-      .slept = impl_->clock.slept()};
+      .slept = impl_->clock.slept(),
+      .watch = &impl_->watch,
+      .watched_at = impl_->clock.now()};
   if (machine) {
     beside.history = &machine->history();
     beside.complaint = machine->complaint();

@@ -25,7 +25,26 @@ nlohmann::json json_of(const StateId& state) {
       {"lineage", hex(state.lineage.high) + hex(state.lineage.low)}};
 }
 
+nlohmann::json json_of(const RankStatus& one) {
+  return {
+      {"activity", one.activity},
+      {"since_s", one.since_s},
+      {"quiet_s", one.quiet_s},
+      {"waits_for",
+       one.waits_for ? nlohmann::json(*one.waits_for) : nlohmann::json()},
+      {"to_read", one.to_read},
+      {"bucket", one.bucket},
+      {"unit", one.unit},
+      {"slices_done", one.slices_done},
+      {"slices", one.slices},
+      {"does", one.does}};
+}
+
 nlohmann::json json_of(const ReplicaStatus& one) {
+  auto ranks = nlohmann::json::array();
+  for (const auto& rank : one.ranks) {
+    ranks.push_back(json_of(rank));
+  }
   return {
       {"replica", one.replica},
       {"incarnation", hex(one.incarnation)},
@@ -35,7 +54,8 @@ nlohmann::json json_of(const ReplicaStatus& one) {
       {"lag", one.lag},
       {"activity", one.activity},
       {"address", one.address},
-      {"since_s", one.since_s}};
+      {"since_s", one.since_s},
+      {"ranks", ranks}};
 }
 
 // Of a label's value.

@@ -14,6 +14,20 @@
 
 namespace sherd::ft {
 
+struct RankStatus {
+  std::string activity;
+  double since_s = 0;  // In which nothing of it has moved.
+  double quiet_s = 0;  // In which its agent has said nothing.
+  std::optional<ReplicaId> waits_for{};
+  bool to_read = false;  // For its reading, else for its bytes.
+  // Of the reduction under way; none of it: 0 slices.
+  std::uint32_t bucket = 0;
+  std::string unit{};  // What the bucket is of.
+  std::int64_t slices_done = 0;
+  std::int64_t slices = 0;
+  std::string does{};  // All of it, as a sentence without its subject.
+};
+
 struct ReplicaStatus {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
@@ -26,6 +40,7 @@ struct ReplicaStatus {
   std::string activity{};
   std::string address{};  // Where its connection comes from.
   double since_s = 0;     // In this state.
+  std::vector<RankStatus> ranks{};
 };
 
 // Of a replica, a link or the log.

@@ -107,6 +107,29 @@ void replicas(std::ostream& out, const RunStatus& status) {
   out << "</table></div>\n";
 }
 
+// Ranks that wait or stand: a step that goes on shows none.
+bool stands(const RankStatus& one) {
+  constexpr double kStandsS = 1;
+  return (one.since_s > kStandsS && one.waits_for) || one.quiet_s > 0;
+}
+
+void waits(std::ostream& out, const RunStatus& status) {
+  out << "<h2>Who waits for whom</h2>\n";
+  bool any = false;
+  for (const auto& replica : status.replicas) {
+    for (std::size_t rank = 0; rank < replica.ranks.size(); ++rank) {
+      const auto& one = replica.ranks[rank];
+      if (stands(one)) {
+        out << (any ? "" : "<ul>\n") << "<li>Replica " << replica.replica
+            << " rank " << rank << ' ' << html_escaped(one.does) << ", since "
+            << span_of(one.since_s) << "</li>\n";
+        any = true;
+      }
+    }
+  }
+  out << (any ? "</ul>\n" : "<p class=\"dim\">Nobody.</p>\n");
+}
+
 void failures(std::ostream& out, const RunStatus& status) {
   out << "<h2>Last failures</h2>\n";
   if (status.failures.empty()) {
@@ -174,6 +197,7 @@ std::string html_of(const RunStatus& status) {
   }
   cards(out, status);
   replicas(out, status);
+  waits(out, status);
   failures(out, status);
   counters(out, status);
   out << "</body></html>\n";

@@ -31,7 +31,17 @@ RunStatus example() {
        .state = "member",
        .held = StateId{12, {1, 2}},
        .activity = "reducing",
-       .address = "127.0.0.1:4711"},
+       .address = "127.0.0.1:4711",
+       .ranks =
+           {{.activity = "idle", .since_s = 5},
+            {.activity = "reducing",
+             .since_s = 6.2,
+             .waits_for = 1,
+             .bucket = 3,
+             .unit = "layers.4",
+             .slices_done = 41,
+             .slices = 96,
+             .does = "waits for the bytes of replica 1"}}},
       {.replica = 1,
        .state = "behind",
        .slow = true,
@@ -52,12 +62,24 @@ TEST(StatusPage, ShowsReplicasAndFailures) {
   EXPECT_THAT(page, HasSubstr("http-equiv=\"refresh\""));
 }
 
+TEST(StatusPage, ShowsRanksThatWaitForLong) {
+  RunStatus status = example();
+  EXPECT_THAT(
+      html_of(status),
+      HasSubstr("Replica 0 rank 1 waits for the bytes of replica 1, since "
+                "6.2 s</li>"));
+  EXPECT_THAT(html_of(status), Not(HasSubstr("rank 0")));
+  status.replicas[0].ranks[1].since_s = 0.5;
+  EXPECT_THAT(html_of(status), HasSubstr("Nobody."));
+}
+
 TEST(StatusPage, WhatOthersSayIsEscaped) {
   RunStatus status = example();
   status.complaint = kEvil;
   status.stage = kEvil;
   status.replicas[0].state = status.replicas[0].activity = kEvil;
   status.failures[0].culprit = kEvil;
+  status.replicas[0].ranks[1].does = kEvil;
   const std::string page = html_of(status);
   EXPECT_THAT(page, Not(HasSubstr("<script")));
   EXPECT_THAT(page, HasSubstr("&lt;script&gt;alert(&quot;1&quot;)"));
@@ -80,6 +102,12 @@ TEST(StatusJson, IsReadByAParser) {
   EXPECT_EQ(json["replicas"][1]["address"], kEvil);
   EXPECT_TRUE(json["replicas"][1]["held"].is_null());
   EXPECT_EQ(json["counters"]["commits"], 12);
+  const auto& rank = json["replicas"][0]["ranks"][1];
+  EXPECT_EQ(rank["waits_for"], 1);
+  EXPECT_EQ(rank["unit"], "layers.4");
+  EXPECT_EQ(rank["slices_done"], 41);
+  EXPECT_TRUE(json["replicas"][0]["ranks"][0]["waits_for"].is_null());
+  EXPECT_TRUE(json["replicas"][1]["ranks"].empty());
 }
 
 TEST(StatusMetrics, AreOneSampleALine) {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <set>
+#include <utility>
 
 #include "base/check.h"
 
@@ -25,40 +25,27 @@ Duration scaled(double factor, double usual_s, Duration floor) {
   return std::max(limit, floor);
 }
 
-std::string tenths(Duration duration) {
-  const auto tenths = duration / std::chrono::milliseconds(100);
-  return str(tenths / 10, ".", tenths % 10, " s");
-}
-
 }  // namespace
-
-std::string text_of(Activity activity) {
-  switch (activity) {
-    case Activity::kIdle:
-      return "idle";
-    case Activity::kComputing:
-      return "computing";
-    case Activity::kReducing:
-      return "reducing";
-    case Activity::kWaiting:
-      return "waiting for a decision";
-    case Activity::kApplying:
-      return "applying";
-    case Activity::kFetching:
-      return "fetching";
-  }
-  return "?";
-}
 
 void Watch::heard(
     ReplicaId replica,
     Incarnation incarnation,
     const Progress& progress,
+    const std::vector<Progress>& ranks,
     Instant now) {
   const Life life{replica, incarnation};
   const auto [found, is_new] = watched_.try_emplace(life);
   Watched& watched = found->second;
   watched.heard_at = now;
+  watched.ranks.resize(ranks.size(), {{}, now});
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    auto& known = watched.ranks[rank];
+    if (known.progress.serial != ranks[rank].serial ||
+        known.progress.activity != ranks[rank].activity) {
+      known.since = now;
+    }
+    known.progress = ranks[rank];
+  }
   if (is_new) {
     watched.progress = progress;
     watched.since = now;
@@ -67,7 +54,7 @@ void Watch::heard(
   }
   if (watched.progress.serial == progress.serial &&
       watched.progress.activity == progress.activity) {
-    watched.progress.waits_for = progress.waits_for;
+    watched.progress = progress;
     return;
   }
   const auto activity = static_cast<std::size_t>(watched.progress.activity);
@@ -104,6 +91,35 @@ bool Watch::slow(ReplicaId replica, Incarnation incarnation) const {
   return found != watched_.end() && found->second.slow;
 }
 
+std::vector<RankView> Watch::ranks(
+    ReplicaId replica, Incarnation incarnation, Instant now) const {
+  const auto found = watched_.find({replica, incarnation});
+  if (found == watched_.end()) {
+    return {};
+  }
+  return view(found->first, now).ranks;
+}
+
+ReplicaView Watch::view(const Life& life, Instant now) const {
+  const auto& watched = watched_.at(life);
+  ReplicaView view;
+  view.replica = life.first;
+  view.waits_for = watched.progress.waits_for;
+  for (const auto& rank : watched.ranks) {
+    view.ranks.push_back({rank.progress, now - rank.since});
+  }
+  return view;
+}
+
+std::string Watch::report_of(const Life& life, Instant now) const {
+  std::vector<ReplicaView> others;
+  for (const auto& [replica, newest] : newest_) {
+    others.push_back(view(newest, now));
+  }
+  const auto report = hang_report(view(life, now), others);
+  return report.empty() ? report : "; " + report;
+}
+
 std::vector<Finding> Watch::tick(Instant now) {
   std::vector<Finding> found;
   find_silent(now, found);
@@ -133,36 +149,75 @@ bool Watch::over_hard_limit(const Watched& watched, Instant now) const {
   return busy(watched.progress) && now - watched.since > hard_limit(watched);
 }
 
+Duration Watch::quiet(const Watched& watched) const {
+  Duration longest{0};
+  for (const auto& rank : watched.ranks) {
+    if (rank.progress.quiet_beats >= kQuietBeats) {
+      longest = std::max(longest, quiet_of(rank.progress));
+    }
+  }
+  return longest;
+}
+
+// What its agents say is old where one of them is silent.
+bool Watch::hangs(const Watched& watched, Instant now) const {
+  const auto silent = quiet(watched);
+  return silent > Duration(0) ? silent > options_.hard_floor
+                              : over_hard_limit(watched, now);
+}
+
+std::optional<DeadLink> Watch::dead_link_of(
+    const std::vector<Life>& lives, Instant now) const {
+  std::vector<ReplicaView> views;
+  for (const auto& life : lives) {
+    if (quiet(watched_.at(life)) == Duration(0)) {
+      views.push_back(view(life, now));
+    }
+  }
+  return dead_link(views);
+}
+
 const Watch::Life* Watch::life_of(ReplicaId replica) const {
   const auto found = newest_.find(replica);
   return found == newest_.end() ? nullptr : &found->second;
 }
 
-// Follows waits_for to the one that waits for nobody, or that is known to hang. It
-// hangs if it is over its own limit: else it may still come. One that does nothing
-// has none: then it is the limit of who waits for it. In a circle it is where it
-// began.
-std::optional<Watch::Life> Watch::culprit(const Life& life, Instant now) const {
-  std::set<Life> seen;
+// Follows waits_for to the one that waits for nobody, that says nothing, or that is
+// known to hang. It hangs if it is over its own limit: else it may still come. One
+// that does nothing has none: then it is the limit of who waits for it. Where
+// something went and has not come, it is who should have got it: in a circle all
+// wait, and nothing else tells them from each other.
+std::optional<Watch::Blame> Watch::culprit(
+    const Life& life, Instant now) const {
+  std::vector<Life> path;
   Life at = life;
-  while (seen.insert(at).second && !watched_.at(at).hung) {
-    const auto& waits_for = watched_.at(at).progress.waits_for;
+  while (std::find(path.begin(), path.end(), at) == path.end()) {
+    path.push_back(at);
+    const auto& watched = watched_.at(at);
+    const auto& waits_for = watched.progress.waits_for;
     const Life* next = waits_for ? life_of(*waits_for) : nullptr;
-    if (next == nullptr) {
+    if (watched.hung || quiet(watched) > Duration(0) || next == nullptr) {
+      path.clear();
       break;
     }
-    const auto& other = watched_.at(*next).progress;
-    if (other.activity == Activity::kIdle &&
-        over_hard_limit(watched_.at(at), now)) {
-      return *next;
+    const auto& other = watched_.at(*next);
+    if (other.progress.activity == Activity::kIdle &&
+        over_hard_limit(watched, now)) {
+      return Blame{*next, std::nullopt};
     }
-    if (!busy(other)) {
-      break;  // It has what `at` lacks.
+    if (!busy(other.progress) && quiet(other) == Duration(0)) {
+      path = {at, *next};  // It has what `at` lacks.
+      break;
     }
     at = *next;
   }
-  return over_hard_limit(watched_.at(at), now) ? std::optional(at)
-                                               : std::nullopt;
+  if (!watched_.at(at).hung && !hangs(watched_.at(at), now)) {
+    return std::nullopt;
+  }
+  const auto link = dead_link_of(path, now);
+  const Life* end = link ? life_of(link->to) : nullptr;
+  return Blame{
+      end != nullptr && busy(watched_.at(*end).progress) ? *end : at, link};
 }
 
 void Watch::find_silent(Instant now, std::vector<Finding>& found) {
@@ -173,7 +228,8 @@ void Watch::find_silent(Instant now, std::vector<Finding>& found) {
       found.push_back(
           {Finding::Kind::kSilent, life.first, life.second,
            str("nothing was heard for ", tenths(now - watched.heard_at),
-               ", the limit is ", tenths(options_.dead_after))});
+               ", the limit is ", tenths(options_.dead_after),
+               report_of(life, now))});
     }
   }
   for (const auto& [replica, incarnation] : silent) {
@@ -181,26 +237,38 @@ void Watch::find_silent(Instant now, std::vector<Finding>& found) {
   }
 }
 
-void Watch::find_hung(Instant now, std::vector<Finding>& found) {
-  for (const auto& [life, waiting] : watched_) {
-    if (waiting.hung || !over_hard_limit(waiting, now)) {
-      continue;
-    }
-    const auto sink = culprit(life, now);
-    if (!sink || watched_.at(*sink).hung) {
-      continue;
-    }
-    Watched& hangs = watched_.at(*sink);
-    hangs.hung = true;
-    std::string reason =
+std::string Watch::why_hung(const Blame& blame, Instant now) const {
+  const auto& hangs = watched_.at(blame.life);
+  std::string reason;
+  if (const auto silent = quiet(hangs); silent > Duration(0)) {
+    reason =
+        str("one of its agents has said nothing for ", tenths(silent),
+            ", the limit is ", tenths(options_.hard_floor));
+  } else {
+    reason =
         str("it has been ", text_of(hangs.progress.activity), " for ",
             tenths(now - hangs.since), ", the limit is ",
             tenths(hard_limit(hangs)));
-    if (*sink != life) {
-      reason += str("; replica ", life.first, " waits for it");
+  }
+  if (blame.link) {
+    reason += "; " + text_of(*blame.link);
+  }
+  return reason + report_of(blame.life, now);
+}
+
+void Watch::find_hung(Instant now, std::vector<Finding>& found) {
+  for (const auto& [life, waiting] : watched_) {
+    if (waiting.hung || !hangs(waiting, now)) {
+      continue;
     }
+    const auto blame = culprit(life, now);
+    if (!blame || watched_.at(blame->life).hung) {
+      continue;
+    }
+    watched_.at(blame->life).hung = true;
     found.push_back(
-        {Finding::Kind::kHung, sink->first, sink->second, std::move(reason)});
+        {Finding::Kind::kHung, blame->life.first, blame->life.second,
+         why_hung(*blame, now), blame->link});
   }
 }
 
@@ -216,7 +284,8 @@ void Watch::find_slow(Instant now, std::vector<Finding>& found) {
         {Finding::Kind::kSlow, life.first, life.second,
          str("it has been ", text_of(watched.progress.activity), " for ",
              tenths(now - watched.since), ", it usually takes ",
-             tenths(scaled(1, *usual_s(watched), Duration(0))))});
+             tenths(scaled(1, *usual_s(watched), Duration(0))),
+             report_of(life, now))});
   }
 }
 

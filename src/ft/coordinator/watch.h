@@ -3,8 +3,8 @@
 // Watch finds replicas that are silent, hang or are slow, from what they say of
 // their training threads. A phase is as long as one serial of a Progress stands;
 // how long is usual is learnt for each life and activity. When many wait for one,
-// that one hangs, not its neighbours. Time is an argument. Thread rule: one
-// thread; a value.
+// that one hangs, not its neighbours; where they wait in a circle, an end of the
+// link that is dead. Time is an argument. Thread rule: one thread; a value.
 #pragma once
 
 #include <array>
@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 #include "base/clock.h"
+#include "ft/coordinator/hang_report.h"
 #include "ft/protocol/messages.h"
 
 namespace sherd::ft {
@@ -42,6 +43,8 @@ struct Finding {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   std::string reason;
+  // That is to blame, for kHung.
+  std::optional<DeadLink> link{};
 };
 
 class Watch {
@@ -52,6 +55,7 @@ class Watch {
       ReplicaId replica,
       Incarnation incarnation,
       const Progress& progress,
+      const std::vector<Progress>& ranks,
       Instant now);
   // Nothing is expected from this life any more.
   void ended(ReplicaId replica, Incarnation incarnation);
@@ -64,12 +68,20 @@ class Watch {
   bool hung(ReplicaId replica, Incarnation incarnation) const;
   // Found to be slow in the phase that it is in.
   bool slow(ReplicaId replica, Incarnation incarnation) const;
+  // What its ranks do; none: it is not watched, or says nothing of them.
+  std::vector<RankView> ranks(
+      ReplicaId replica, Incarnation incarnation, Instant now) const;
 
  private:
   using Life = std::pair<ReplicaId, Incarnation>;
   static constexpr std::size_t kActivities = 6;
+  struct WatchedRank {
+    Progress progress;
+    Instant since{};  // This activity and serial.
+  };
   struct Watched {
     Progress progress;
+    std::vector<WatchedRank> ranks;
     Instant heard_at{};
     Instant since{};                                         // This serial.
     std::array<std::optional<double>, kActivities> usual_s;  // Moving average.
@@ -82,8 +94,22 @@ class Watch {
   Duration hard_limit(const Watched& watched) const;
   Duration soft_limit(const Watched& watched) const;
   bool over_hard_limit(const Watched& watched, Instant now) const;
+  // For how long one of its agents has been silent; 0: none has.
+  Duration quiet(const Watched& watched) const;
+  bool hangs(const Watched& watched, Instant now) const;
+  struct Blame {
+    Life life;
+    std::optional<DeadLink> link;
+  };
   // Where the chain of who waits for whom from `life` ends, by the hard limit.
-  std::optional<Life> culprit(const Life& life, Instant now) const;
+  std::optional<Blame> culprit(const Life& life, Instant now) const;
+  // Between these.
+  std::optional<DeadLink> dead_link_of(
+      const std::vector<Life>& lives, Instant now) const;
+  ReplicaView view(const Life& life, Instant now) const;
+  // Who waits for it, and where.
+  std::string report_of(const Life& life, Instant now) const;
+  std::string why_hung(const Blame& blame, Instant now) const;
   // The newest life of a replica that is watched.
   const Life* life_of(ReplicaId replica) const;
   void find_silent(Instant now, std::vector<Finding>& found);
@@ -94,8 +120,5 @@ class Watch {
   std::map<Life, Watched> watched_;
   std::map<ReplicaId, Life> newest_;
 };
-
-// "computing".
-std::string text_of(Activity activity);
 
 }  // namespace sherd::ft

@@ -30,7 +30,7 @@ class Watched : public ::testing::Test {
     std::vector<Finding> all;
     for (const Instant end = now_ + duration; now_ < end;) {
       for (const auto& [replica, progress] : said_) {
-        watch_.heard(replica, 1, progress, now_);
+        watch_.heard(replica, 1, progress, ranks_[replica], now_);
       }
       now_ += milliseconds(250);
       for (auto& one : watch_.tick(now_)) {
@@ -56,7 +56,40 @@ class Watched : public ::testing::Test {
   }
 
   Watch watch_{WatchOptions()};
+  // Neighbours in a ring in the order of their numbers.
+  void says_rank(
+      ReplicaId replica,
+      const Progress& progress,
+      std::uint64_t frames_in,
+      std::uint64_t frames_out) {
+    auto rank = progress;
+    rank.place = RingPlace{
+        .epoch = {1, 1},
+        .previous = (replica + 2) % 3,
+        .next = (replica + 1) % 3,
+        .frames_in = frames_in,
+        .frames_out = frames_out};
+    ranks_[replica] = {rank};
+  }
+  std::vector<Finding> hangs_in(Duration duration) {
+    std::vector<Finding> hung;
+    for (const auto& one : pass(duration)) {
+      if (one.kind == Finding::Kind::kHung) {
+        hung.push_back(one);
+      }
+    }
+    return hung;
+  }
+  // All reduce and wait for the one before them.
+  void wait_in_a_circle() {
+    ++serial_;
+    for (ReplicaId replica = 0; replica < 3; ++replica) {
+      says(replica, Activity::kReducing, serial_, (replica + 2) % 3);
+    }
+  }
+
   std::map<ReplicaId, Progress> said_;
+  std::map<ReplicaId, std::vector<Progress>> ranks_;
   std::uint64_t serial_ = 0;
   Instant now_ = seconds(100);
 };
@@ -104,7 +137,9 @@ TEST_F(Watched, OfAChainOfThoseThatWaitTheLastHangs) {
   ASSERT_THAT(hung, SizeIs(1));
   EXPECT_EQ(hung[0].replica, 2U);
   EXPECT_THAT(hung[0].reason, HasSubstr("reducing for 5."));
-  EXPECT_THAT(hung[0].reason, HasSubstr("replica 0 waits for it"));
+  EXPECT_THAT(
+      hung[0].reason,
+      HasSubstr("; replica 1 waits for it; replica 0 waits for replica 1"));
   EXPECT_TRUE(watch_.hung(2, 1));
   EXPECT_FALSE(watch_.hung(0, 1));
 }
@@ -168,6 +203,77 @@ TEST_F(Watched, AmongThoseThatWaitInACircleOneIsFound) {
   const auto found = pass(seconds(6));
   ASSERT_THAT(found, SizeIs(1));
   EXPECT_EQ(found[0].kind, Finding::Kind::kHung);
+}
+
+TEST_F(Watched, InACircleItIsTheEndOfTheLinkThatIsDead) {
+  for (ReplicaId from = 0; from < 3; ++from) {
+    pass_steps(6);
+    wait_in_a_circle();
+    for (ReplicaId replica = 0; replica < 3; ++replica) {
+      says_rank(replica, said_[replica], 5, replica == from ? 6 : 5);
+    }
+    const auto hung = hangs_in(seconds(8));
+    ASSERT_THAT(hung, SizeIs(1));
+    const auto to = (from + 1) % 3;
+    EXPECT_EQ(hung[0].replica, to);
+    ASSERT_TRUE(hung[0].link.has_value());
+    EXPECT_EQ(hung[0].link->from, from);
+    EXPECT_EQ(hung[0].link->to, to);
+    EXPECT_THAT(
+        hung[0].reason,
+        HasSubstr("is dead: 1 frame of rank 0 went and has not come"));
+    ranks_.clear();
+  }
+}
+
+TEST_F(Watched, WhoLacksTheLastBytesOfOneThatIsDoneIsAtTheEndOfADeadLink) {
+  pass_steps(6);
+  ++serial_;
+  says(0, Activity::kReducing, serial_, 2);
+  says_rank(0, said_[0], 7, 8);
+  for (const ReplicaId done : {1U, 2U}) {
+    says(done, Activity::kWaiting, serial_);
+    says_rank(done, said_[done], 8, 8);
+  }
+  const auto hung = hangs_in(seconds(6));
+  ASSERT_THAT(hung, SizeIs(1));
+  EXPECT_EQ(hung[0].replica, 0U);
+  ASSERT_TRUE(hung[0].link.has_value());
+  EXPECT_EQ(hung[0].link->from, 2U);
+}
+
+TEST_F(Watched, AnAgentThatSaysNothingHangsWhateverItsReplicaSaidLast) {
+  pass_steps(6);
+  // Its ring stood before it could say that it waits for nobody.
+  wait_in_a_circle();
+  for (ReplicaId replica = 0; replica < 3; ++replica) {
+    says_rank(replica, said_[replica], 5, 5);
+  }
+  ranks_[1].push_back(ranks_[1].front());
+  ranks_[1][1].quiet_beats = 19;
+  EXPECT_THAT(hangs_in(seconds(9)), IsEmpty());
+  ranks_[1][1].quiet_beats = 21;
+  const auto hung = hangs_in(seconds(1));
+  ASSERT_THAT(hung, SizeIs(1));
+  EXPECT_EQ(hung[0].replica, 1U);
+  EXPECT_FALSE(hung[0].link.has_value());
+  EXPECT_THAT(
+      hung[0].reason,
+      HasSubstr("one of its agents has said nothing for 5.2 s, the limit is "
+                "5.0 s; rank 1 has an agent"));
+}
+
+TEST_F(Watched, ShowsForHowLongEachRankHasDoneWhatItDoes) {
+  says(0, Activity::kComputing, 1);
+  ranks_[0] = {{Activity::kComputing, 1, {}}, {Activity::kReducing, 1, {}}};
+  pass(seconds(2));
+  ranks_[0][1].serial = 2;
+  pass(seconds(1));
+  const auto ranks = watch_.ranks(0, 1, now_);
+  ASSERT_THAT(ranks, SizeIs(2));
+  EXPECT_EQ(ranks[0].standing, seconds(3));
+  EXPECT_EQ(ranks[1].standing, seconds(1));
+  EXPECT_THAT(watch_.ranks(0, 2, now_), IsEmpty());
 }
 
 TEST_F(Watched, WhoWaitsForOneThatIsDoneHangsItself) {

@@ -66,7 +66,31 @@ std::string Coordinator::refusal(const Report& report) const {
         "incarnation ", report.incarnation, " of replica ", report.replica,
         " was replaced by a newer one");
   }
-  return {};
+  return refusal_of_loaded(report);
+}
+
+// Neither committed here nor before the log begins.
+bool Coordinator::is_foreign(const StateId& state) const {
+  const auto first =
+      history_.past.empty() ? 0 : history_.past.front().state.step;
+  return state.step > first && !history_.knows(state);
+}
+
+// Who has heard nobody yet has its state from a disk.
+std::string Coordinator::refusal_of_loaded(const Report& report) const {
+  if (report.run != 0 || !report.held || !is_foreign(*report.held)) {
+    return {};
+  }
+  if (!history_.past.empty()) {
+    return str(
+        "expected a checkpoint of this run, or none, found ",
+        text_of(*report.held), ", which it has never committed");
+  }
+  return options_.recovers
+      ? std::string()
+      : str("expected the log of the run that has made ", text_of(*report.held),
+            ", found an empty one; --recover-from-replicas begins a new run "
+            "with it");
 }
 
 Decisions Coordinator::heard(const Report& report, Instant now) {
@@ -86,23 +110,30 @@ Decisions Coordinator::heard(const Report& report, Instant now) {
     write(
         LifeRecord{replica, report.incarnation},
         str("replica ", replica, " has started"), decisions);
+    links_.forget(replica);
   }
   config_ = report.config;
   auto& known = known_[replica];
+  if (known.report.incarnation == report.incarnation &&
+      report.serial < known.report.serial) {
+    return decisions;  // A later one was heard already, and answered.
+  }
   if (is_member(replica) && known.report.incarnation != report.incarnation &&
       phase_ != Phase::kForming) {
     penalise(replica, now);
   }
   count_suspicion(report, now);
-  known.hangs =
-      known.hangs && known.report.progress.serial == report.progress.serial;
+  count_bad_gradients(report, now, decisions);
+  known.hangs = known.hangs &&
+      known.report.progress.serial == report.progress.serial &&
+      known.report.progress.activity == report.progress.activity;
   known.report = report;
   known.connected = true;
+  compare_digests(now, decisions);
   if (report.finished) {
     finished_ = report.held;
   }
-  if (report.run == history_.run && report.held && report.held->step > 0 &&
-      !history_.knows(*report.held)) {
+  if (report.run == history_.run && report.held && is_foreign(*report.held)) {
     complaint_ =
         str("replica ", replica, " holds ", text_of(*report.held),
             ", which the log does not know: it has lost records");
@@ -121,6 +152,10 @@ Decisions Coordinator::lost(
     return {};
   }
   known_.at(replica).connected = false;
+  // Whoever is connected to it may have said so before, and ended the epoch.
+  if (phase_ == Phase::kForming && is_member(replica)) {
+    penalise(replica, now);
+  }
   return dropped_out(replica, "was lost: " + reason, now);
 }
 
@@ -139,6 +174,7 @@ Decisions Coordinator::hangs(
 Decisions Coordinator::dropped_out(
     ReplicaId replica, const std::string& how, Instant now) {
   Decisions decisions;
+  compare_digests(now, decisions);
   if (is_member(replica) && phase_ != Phase::kForming) {
     penalise(replica, now);
     why_ = str("replica ", replica, " ", how);
@@ -152,8 +188,15 @@ void Coordinator::count_suspicion(const Report& report, Instant now) {
   constexpr int kChances = 3;
   const auto& suspicion = report.suspicion;
   const auto& before = known_.at(report.replica).report.suspicion;
-  if (!suspicion || suspicion->epoch != history_.epoch || suspicion == before ||
+  if (!suspicion || suspicion == before ||
       !known_.contains(suspicion->accused)) {
+    return;
+  }
+  if (suspicion->noticed_by && known_.contains(*suspicion->noticed_by)) {
+    links_.suspect(
+        suspicion->accused, *suspicion->noticed_by, suspicion->epoch);
+  }
+  if (suspicion->epoch != history_.epoch) {
     return;
   }
   auto& suspected = suspected_[suspicion->accused];
@@ -219,7 +262,7 @@ std::optional<Instant> Coordinator::next_tick(Instant now) const {
       consider(start_at_);
       consider(reconnect_until_);
       if (lost_since_) {
-        consider(*lost_since_ + options_.hold_time);
+        consider(*lost_since_ + hold_time());
       }
       break;
     case Phase::kJoining:
@@ -271,8 +314,10 @@ void Coordinator::tell(
     ReplicaId replica, const std::string& reason, Decisions& decisions) const {
   const auto& known = known_.at(replica);
   if (known.connected && history_.canonical) {
+    auto said = order();
+    said.wrong = known.wrong;
     decisions.push_back(
-        {Tell{replica, known.report.incarnation, order()}, reason});
+        {Tell{replica, known.report.incarnation, std::move(said)}, reason});
   }
 }
 

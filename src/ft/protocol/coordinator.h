@@ -15,6 +15,7 @@
 #include <vector>
 #include "base/clock.h"
 #include "ft/protocol/history.h"
+#include "ft/protocol/links.h"
 #include "ft/protocol/messages.h"
 
 namespace sherd::ft {
@@ -33,6 +34,8 @@ struct CoordinatorOptions {
   // ranks can divide, and the others' while they are missing. 0: as above.
   std::int64_t samples_in_all = 0;
   std::int64_t samples_multiple = 1;
+  // Behaviour. A new log may begin with what replicas have loaded from a disk.
+  bool recovers = false;
   // Behaviour. The first epoch of all waits for so many replicas, or so long.
   int replicas_start = 1;
   Duration start_timeout = std::chrono::seconds(60);
@@ -61,8 +64,13 @@ struct Tell {
   Incarnation incarnation = 0;
   Order order;
 };
+// For who watches: what was found out, whoever caused it; the reason says how.
+struct Notice {
+  std::string counter;  // Of how often: [a-z_]+.
+  std::string culprit;
+};
 struct Decision {
-  std::variant<AppendRecord, Tell> what;
+  std::variant<AppendRecord, Tell, Notice> what;
   std::string reason;
 };
 using Decisions = std::vector<Decision>;
@@ -92,6 +100,9 @@ class Coordinator {
       Incarnation incarnation,
       const std::string& reason,
       Instant now);
+  // What one of them has sent the other one under the epoch has not come. Decides
+  // nothing by itself: rings to come avoid it when it is so again.
+  void link_fails(ReplicaId one, ReplicaId other);
   Decisions tick(Instant now);
   // When tick() may have something to decide; none: never, by itself. Later than
   // `now`.
@@ -107,7 +118,9 @@ class Coordinator {
   // Why the last epoch ended, or the coordinator began.
   const std::string& why() const { return why_; }
   // Why nothing can be committed until somebody has looked; empty: nothing.
-  const std::string& complaint() const { return complaint_; }
+  const std::string& complaint() const {
+    return complaint_.empty() ? tie_ : complaint_;
+  }
   // Whether it takes this life of the replica for one that is there.
   bool counts(ReplicaId replica, Incarnation incarnation) const;
 
@@ -117,6 +130,10 @@ class Coordinator {
     Report report;
     bool connected = false;
     bool hangs = false;
+    // What it says of a state is not what most say. Until it says something else
+    // it is taken for one that holds nothing.
+    std::optional<StateDigest> wrong{};
+    int bad_gradients = 0;  // Steps in a row.
     // It failed its peers: when it may train again, and how long next time.
     Instant out_until{};
     Duration backoff{};
@@ -138,16 +155,20 @@ class Coordinator {
 
   // Questions.
   std::string refusal(const Report& report) const;
+  std::string refusal_of_loaded(const Report& report) const;
+  bool is_foreign(const StateId& state) const;
   bool is_member(ReplicaId replica) const;
   bool is_out(const Known& known, Instant now) const;
   bool can_train(const Known& known, const StateId& base, Instant now) const;
   std::optional<std::int64_t> lag(const Known& known) const;
   bool can_join(const Known& known, Instant now) const;
+  bool has_bad_gradients(const Member& member) const;
   bool holds_canonical(const Known& known) const;
   bool will_hold_canonical(ReplicaId replica, const Known& known) const;
   bool somebody_holds() const;
   bool somebody_will_hold() const;
   bool waits_for_members(Instant now) const;
+  Duration hold_time() const;
   std::optional<StateId> newest_held() const;
   std::vector<Member> next_members(const StateId& base, Instant now) const;
   Attempt attempt() const;
@@ -156,7 +177,6 @@ class Coordinator {
   // Why the epoch, or the planned one, cannot go on; empty: it can.
   std::string broken() const;
   std::string plan_broken() const;
-  bool plan_is_joined() const;
   bool plan_is_ready(Instant now) const;
 
   // Rules, until none has anything to decide.
@@ -189,8 +209,21 @@ class Coordinator {
   Decisions dropped_out(ReplicaId replica, const std::string& how, Instant now);
   void penalise(ReplicaId replica, Instant now);
   void count_suspicion(const Report& report, Instant now);
+  std::vector<ReplicaId> late_ones(
+      const std::vector<Member>& members, const Epoch& epoch) const;
+  bool suspect_link(
+      const std::vector<Member>& ring,
+      const std::vector<ReplicaId>& late,
+      const Epoch& epoch);
+  bool drop_plan(Instant now, Decisions& decisions);
+  void count_bad_gradients(
+      const Report& report, Instant now, Decisions& decisions);
+  void compare_digests(Instant now, Decisions& decisions);
+  void blame_for_sum(const Votes& votes, Instant now, Decisions& decisions);
+  void complain(const std::string& why, Decisions& decisions);
   void end_run(Decisions& decisions);
   void give_samples(std::vector<Member>& members, const SampleSet& taken) const;
+  SampleRange trained_before(const StateId& base) const;
   Epoch next_epoch();
   void write(Record record, const std::string& reason, Decisions& decisions);
   Order order() const;
@@ -207,15 +240,21 @@ class Coordinator {
   std::uint64_t config_ = 0;  // That replicas must have.
   std::string why_;
   std::string complaint_;
+  std::string tie_;  // Why nobody knows whose bits are right; empty: they are.
+  Links links_;
   Instant form_at_{};          // Not before.
   Instant start_at_{};         // With fewer than replicas_start.
   Instant reconnect_until_{};  // Members of the last epoch may be late.
   Instant join_until_{};       // While joining.
   Instant plan_until_{};       // While planned.
-  std::map<ReplicaId, Suspected> suspected_;  // Since the last commit.
-  std::optional<StateId> finished_;    // A replica's program ended with it.
-  std::optional<Instant> first_vote_;  // Of the attempt under way.
-  std::optional<Instant> lost_since_;  // No holder of the canonical state.
+  // Since the last commit.
+  std::map<ReplicaId, Suspected> suspected_;
+  int ambiguous_sums_ = 0;  // That differ, and no majority says whose is wrong.
+  int barren_ = 0;          // All gradients of a step were bad.
+  std::optional<StateId> finished_;       // A replica's program ended with it.
+  std::optional<Instant> too_few_since_;  // To form an epoch.
+  std::optional<Instant> first_vote_;     // Of the attempt under way.
+  std::optional<Instant> lost_since_;     // No holder of the canonical state.
 };
 
 }  // namespace sherd::ft

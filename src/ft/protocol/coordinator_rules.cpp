@@ -15,6 +15,10 @@ std::string name_of(ReplicaId replica) { return str("replica ", replica); }
 // How many times its back-off a replica must have trained to be trusted again.
 constexpr int kSteady = 10;
 
+// Rounds of samples of one step of which no gradients are of use, before somebody
+// has to look.
+constexpr int kBarrenMax = 3;
+
 // Steps that a replica may lack when it comes in.
 constexpr std::int64_t kJoinLag = 4;
 
@@ -150,8 +154,8 @@ Coordinator::Votes Coordinator::votes() const {
 }
 
 std::string Coordinator::broken() const {
-  if (!complaint_.empty()) {
-    return complaint_;
+  if (!complaint().empty()) {
+    return complaint();
   }
   for (const auto& member : history_.members) {
     const auto& known = known_.at(member.replica);
@@ -166,6 +170,14 @@ std::string Coordinator::broken() const {
       return str(
           name_of(member.replica), " suspects ", name_of(suspicion->accused),
           ": ", suspicion->reason);
+    }
+    if (known.wrong) {
+      return str(name_of(member.replica), " holds wrong bits");
+    }
+    if (has_bad_gradients(member)) {
+      return str(
+          name_of(member.replica), " has gradients of no use: ",
+          known.report.bad_gradients->fault.reason);
     }
     const auto& held = known.report.held;
     if (!held || (held != history_.canonical && held->step >= attempt().step)) {
@@ -196,19 +208,12 @@ std::string Coordinator::plan_broken() const {
   return {};
 }
 
-bool Coordinator::plan_is_joined() const {
-  return std::all_of(
-      planned_->members.begin(), planned_->members.end(),
-      [&](const Member& member) {
-        return known_.at(member.replica).report.joined == planned_->epoch;
-      });
-}
-
 // All of them are connected, and lack little: others will wait for the rest of it.
 // Where steps are faster than sums can be fetched, that is as little as it gets.
 bool Coordinator::plan_is_ready(Instant now) const {
   const std::int64_t lag_max = now < plan_until_ ? 0 : kJoinLag;
-  return planned_ && plan_broken().empty() && plan_is_joined() &&
+  return planned_ && plan_broken().empty() &&
+      late_ones(planned_->members, planned_->epoch).empty() &&
       std::all_of(
              planned_->members.begin(), planned_->members.end(),
              [&](const Member& member) {
@@ -231,8 +236,13 @@ std::vector<Member> Coordinator::next_members(
     bool was_there = false;
     for (const auto& member : history_.members) {
       if (member.replica == replica && member.incarnation == next.incarnation) {
-        next.samples = member.samples;
+        next = member;
         was_there = true;
+        if (has_bad_gradients(member)) {
+          next.left_out.insert(
+              next.left_out.end(), next.samples.begin(), next.samples.end());
+          next.samples.clear();
+        }
       }
     }
     // Who leaves finishes the step that it has gradients of.
@@ -251,7 +261,7 @@ std::vector<Member> Coordinator::next_members(
 
 bool Coordinator::form(Instant now, Decisions& decisions) {
   const auto base = history_.canonical ? history_.canonical : newest_held();
-  if (!base || !complaint_.empty() || now < form_at_ ||
+  if (!base || !complaint().empty() || now < form_at_ ||
       waits_for_members(now)) {
     return false;
   }
@@ -265,15 +275,35 @@ bool Coordinator::form(Instant now, Decisions& decisions) {
   if (somebody_will_hold() && now < form_at_ + options_.join_timeout) {
     return false;
   }
-  auto members = next_members(*base, now);
+  auto members = links_.ring_of(next_members(*base, now));
   if (static_cast<int>(members.size()) < replicas_min()) {
+    too_few_since_ = too_few_since_.value_or(now);
+    return false;
+  }
+  // Others may come back with the one that was lacking, a moment later.
+  const auto since = std::exchange(too_few_since_, std::nullopt);
+  if (since && now > *since + options_.settle) {
+    form_at_ = now + options_.settle;
     return false;
   }
   // Who comes into a step that others have begun follows without samples.
   if (std::all_of(members.begin(), members.end(), [](const Member& one) {
         return one.samples.empty();
       })) {
-    give_samples(members, history_.consumed);
+    auto taken = history_.consumed;
+    bool bad = false;
+    for (const auto& member : members) {
+      taken.add(member.left_out);
+      bad = bad || known_.at(member.replica).report.bad_gradients.has_value();
+    }
+    if (bad && ++barren_ > kBarrenMax) {
+      complain(str("nobody's gradients are of use: ", why_), decisions);
+      return true;
+    }
+    if (history_.past.empty()) {
+      taken.add(trained_before(*base));
+    }
+    give_samples(members, taken);
   }
   begin_epoch(next_epoch(), *base, std::move(members), why_, now, decisions);
   phase_ = Phase::kJoining;
@@ -284,12 +314,7 @@ bool Coordinator::form(Instant now, Decisions& decisions) {
 }
 
 bool Coordinator::start(Instant now, Decisions& decisions) {
-  std::vector<ReplicaId> late;
-  for (const auto& member : history_.members) {
-    if (known_.at(member.replica).report.joined != history_.epoch) {
-      late.push_back(member.replica);
-    }
-  }
+  const auto late = late_ones(history_.members, history_.epoch);
   if (late.empty()) {
     phase_ = Phase::kRunning;
     tell_all("all have joined", decisions);
@@ -298,10 +323,12 @@ bool Coordinator::start(Instant now, Decisions& decisions) {
   if (now < join_until_) {
     return false;
   }
-  for (const auto replica : late) {
-    penalise(replica, now);
-    known_.at(replica).out_until =
-        std::max(known_.at(replica).out_until, now + options_.backoff);
+  if (!suspect_link(history_.members, late, history_.epoch)) {
+    for (const auto replica : late) {
+      penalise(replica, now);
+      known_.at(replica).out_until =
+          std::max(known_.at(replica).out_until, now + options_.backoff);
+    }
   }
   close_epoch(
       str(name_of(late.front()), " has not joined ", text_of(history_.epoch)),
@@ -321,9 +348,7 @@ bool Coordinator::commit(Instant now, Decisions& decisions) {
     if (!all && !late) {
       return false;  // More votes say whose is wrong.
     }
-    for (const auto culprit : votes.culprits) {
-      penalise(culprit, now);
-    }
+    blame_for_sum(votes, now, decisions);
     close_epoch(votes.different, now, Duration(0), decisions);
     return true;
   }
@@ -348,7 +373,11 @@ bool Coordinator::commit(Instant now, Decisions& decisions) {
 // What is complete somewhere is not lost with the epoch.
 void Coordinator::salvage(
     const std::string& reason, Instant now, Decisions& decisions) {
-  if (phase_ != Phase::kRunning || !complaint_.empty()) {
+  const bool wrong = std::any_of(
+      history_.members.begin(), history_.members.end(), [&](const auto& one) {
+        return known_.at(one.replica).wrong.has_value();
+      });
+  if (phase_ != Phase::kRunning || !complaint().empty() || wrong) {
     return;
   }
   const auto votes = this->votes();
@@ -362,32 +391,39 @@ void Coordinator::salvage(
   }
 }
 
+bool Coordinator::drop_plan(Instant now, Decisions& decisions) {
+  auto reason = plan_broken();
+  const bool late = now >= plan_until_;
+  const auto missing = late_ones(planned_->members, planned_->epoch);
+  if (reason.empty() && late && !missing.empty()) {
+    reason = str(text_of(planned_->epoch), " was not joined by all");
+  }
+  for (const auto& member : planned_->members) {
+    const auto& known = known_.at(member.replica);
+    if (reason.empty() && late && !is_member(member.replica) &&
+        !can_join(known, now)) {
+      reason = str(name_of(member.replica), " cannot keep up");
+    }
+  }
+  if (reason.empty()) {
+    return false;
+  }
+  const bool link_is_to_blame =
+      late && suspect_link(planned_->members, missing, planned_->epoch);
+  for (const auto& member : planned_->members) {
+    if (!is_member(member.replica) && !link_is_to_blame) {
+      penalise(member.replica, now);
+      known_.at(member.replica).out_until = now + options_.backoff;
+    }
+  }
+  planned_.reset();
+  tell_all(reason, decisions);
+  return true;
+}
+
 bool Coordinator::plan(Instant now, Decisions& decisions) {
   if (planned_) {
-    auto reason = plan_broken();
-    const bool late = now >= plan_until_;
-    if (reason.empty() && late && !plan_is_joined()) {
-      reason = str(text_of(planned_->epoch), " was not joined by all");
-    }
-    for (const auto& member : planned_->members) {
-      const auto& known = known_.at(member.replica);
-      if (reason.empty() && late && !is_member(member.replica) &&
-          !can_join(known, now)) {
-        reason = str(name_of(member.replica), " cannot keep up");
-      }
-    }
-    if (reason.empty()) {
-      return false;
-    }
-    for (const auto& member : planned_->members) {
-      if (!is_member(member.replica)) {
-        penalise(member.replica, now);
-        known_.at(member.replica).out_until = now + options_.backoff;
-      }
-    }
-    planned_.reset();
-    tell_all(reason, decisions);
-    return true;
+    return drop_plan(now, decisions);
   }
   PlannedEpoch next;
   std::string newcomer;
@@ -403,14 +439,24 @@ bool Coordinator::plan(Instant now, Decisions& decisions) {
     return false;
   }
   next.epoch = next_epoch();
+  next.members = links_.ring_of(std::move(next.members));
   planned_ = std::move(next);
   plan_until_ = now + options_.join_timeout;
   tell_all(str(newcomer, " has caught up"), decisions);
   return true;
 }
 
+// When all replicas have started anew and are there, nobody can come who has more.
+Duration Coordinator::hold_time() const {
+  const bool all_are_here = std::all_of(
+      history_.lives.begin(), history_.lives.end(),
+      [&](const auto& one) { return counts(one.first, one.second.current); });
+  return all_are_here ? std::min(options_.join_timeout, options_.hold_time)
+                      : options_.hold_time;
+}
+
 bool Coordinator::roll_back(Instant now, Decisions& decisions) {
-  if (!history_.canonical || !complaint_.empty() || somebody_holds()) {
+  if (!history_.canonical || !complaint().empty() || somebody_holds()) {
     lost_since_.reset();
     return false;
   }
@@ -434,22 +480,33 @@ bool Coordinator::roll_back(Instant now, Decisions& decisions) {
     return false;
   }
   lost_since_ = lost_since_.value_or(now);
-  if (now < *lost_since_ + options_.hold_time) {
+  if (now < *lost_since_ + hold_time()) {
     return false;
   }
   why_ =
       str("nobody has held ", text_of(*history_.canonical), " for ",
-          seconds(options_.hold_time), " s");
+          seconds(hold_time()), " s");
   write(
       RollbackRecord{next_epoch(), *history_.canonical, *best}, why_,
       decisions);
   lost_since_.reset();
+  too_few_since_.reset();
   form_at_ = now;
   tell_all(why_, decisions);
   return true;
 }
 
 // ---- what they do ----
+
+// By a run that this log knows nothing of: what full steps take. Some may not have
+// been, but none is taken twice.
+SampleRange Coordinator::trained_before(const StateId& base) const {
+  constexpr std::int64_t kSamplesMax = std::int64_t{1} << 62;
+  const auto in_step = options_.samples_in_all > 0
+      ? options_.samples_in_all
+      : options_.samples_per_replica * std::max(options_.replicas_start, 1);
+  return {0, std::min(base.step, kSamplesMax / in_step) * in_step};
+}
 
 // Programs have ended with the last step, and so has who had it: nobody is to
 // train all of it again.
@@ -458,6 +515,7 @@ void Coordinator::end_run(Decisions& decisions) {
     if (known.connected) {
       Order end = order();
       end.fenced = str("the run has ended with ", text_of(*history_.canonical));
+      end.ended = true;
       decisions.push_back(
           {Tell{replica, known.report.incarnation, end}, end.fenced});
       known.connected = false;
@@ -477,12 +535,16 @@ void Coordinator::commit_step(
   std::string leaves;
   for (const auto& member : history_.members) {
     record.participants.push_back(
-        {member.replica, member.incarnation, member.samples});
+        {member.replica, member.incarnation, member.samples, member.left_out});
     consumed.add(member.samples);
+    consumed.add(member.left_out);
     commit.samples += count_of(member.samples);
     auto& known = known_.at(member.replica);
     if (known.report.leaving) {
       leaves = str(name_of(member.replica), " leaves");
+    }
+    if (!member.samples.empty()) {
+      known.bad_gradients = 0;
     }
     if (now > known.member_since + kSteady * known.backoff) {
       known.backoff = Duration(0);
@@ -495,6 +557,9 @@ void Coordinator::commit_step(
   const bool switches = leaves.empty() && plan_is_ready(now);
   if (leaves.empty() && !switches) {
     record.next = history_.members;
+    for (auto& member : record.next) {
+      member.left_out.clear();
+    }
     give_samples(record.next, consumed);
   }
   // Who comes in now lacks the step that is committed: it follows the next.
@@ -502,19 +567,24 @@ void Coordinator::commit_step(
   if (switches) {
     std::vector<Member> trained;
     for (const auto& member : planned_->members) {
-      (is_member(member.replica) ? trained : members).push_back(member);
+      if (is_member(member.replica)) {
+        trained.push_back(member);
+      }
     }
     give_samples(trained, consumed);
-    members.insert(members.end(), trained.begin(), trained.end());
-    std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) {
-      return a.replica < b.replica;
-    });
+    // In the order in which they are connected.
+    auto next = trained.begin();
+    for (const auto& member : planned_->members) {
+      members.push_back(is_member(member.replica) ? *next++ : member);
+    }
   }
   const auto committed = str(text_of(commit.attempt), " is committed");
   const auto result = commit.result;
   write(std::move(record), reason, decisions);
   first_vote_.reset();
   suspected_.clear();
+  ambiguous_sums_ = 0;
+  barren_ = 0;
   if (switches) {
     const auto epoch = planned_->epoch;
     begin_epoch(

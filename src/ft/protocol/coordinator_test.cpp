@@ -1,132 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the coordinator decides, and why. Time is a number here.
-#include "ft/protocol/coordinator.h"
+#include "ft/protocol/coordinator_play_testing.h"
 
 #include <gmock/gmock.h>
 
 namespace sherd::ft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-const StateId kFirst{0, first_lineage(1, 2)};
-constexpr Duration kSettle = std::chrono::milliseconds(30);
-constexpr Duration kJoin = std::chrono::seconds(1);
-constexpr Duration kVote = std::chrono::seconds(2);
-constexpr Duration kHold = std::chrono::seconds(60);
-
-CoordinatorOptions options_of(int replicas_min, int replicas_start) {
-  CoordinatorOptions options;
-  options.replicas_min = replicas_min;
-  options.replicas_start = replicas_start;
-  options.samples_per_replica = 8;
-  return options;
-}
-
-// Plays the replicas of a coordinator, as reports.
-class Play {
- public:
-  explicit Play(const CoordinatorOptions& options, History history = {})
-      : coordinator_(options, std::move(history), now_, decisions_) {
-    take(std::move(decisions_));
-  }
-
-  Report& report(ReplicaId replica) {
-    auto& one = reports_[replica];
-    if (one.incarnation == 0) {
-      one = {
-          .replica = replica,
-          .incarnation = replica + 100,
-          .config = 9,
-          .held = kFirst,
-          .joined = {},
-          .vote = {},
-          .suspicion = {},
-          .addresses = {},
-          .progress = {}};
-    }
-    return one;
-  }
-  void say(ReplicaId replica) {
-    take(coordinator_.heard(report(replica), now_));
-  }
-  void lose(ReplicaId replica) {
-    take(coordinator_.lost(
-        replica, report(replica).incarnation, "killed by the test", now_));
-  }
-  void hang(ReplicaId replica) {
-    take(coordinator_.hangs(
-        replica, report(replica).incarnation, "it does nothing", now_));
-  }
-  void wait(Duration time) {
-    now_ += time;
-    take(coordinator_.tick(now_));
-  }
-  // They join the epoch that they were told of.
-  void join(std::initializer_list<ReplicaId> replicas) {
-    for (const auto replica : replicas) {
-      report(replica).joined = orders_.at(replica).epoch;
-      report(replica).vote.reset();
-      say(replica);
-    }
-  }
-  void vote(ReplicaId replica, std::uint64_t gradients = 5) {
-    const auto& order = orders_.at(replica);
-    report(replica).vote = Vote{
-        {order.epoch, order.canonical.step + 1}, order.canonical, gradients};
-    say(replica);
-  }
-  // They have applied what is canonical.
-  void apply(std::initializer_list<ReplicaId> replicas) {
-    for (const auto replica : replicas) {
-      report(replica).held = order(replica).canonical;
-      report(replica).vote.reset();
-      say(replica);
-    }
-  }
-  void begin(std::initializer_list<ReplicaId> replicas) {
-    for (const auto replica : replicas) {
-      say(replica);
-    }
-    wait(kSettle);
-    join(replicas);
-  }
-
-  const Order& order(ReplicaId replica) const { return orders_.at(replica); }
-  const std::vector<Record>& log() const { return log_; }
-  const std::vector<std::string>& reasons() const { return reasons_; }
-  const Coordinator& coordinator() const { return coordinator_; }
-  std::vector<ReplicaId> members(ReplicaId seen_by) const {
-    std::vector<ReplicaId> members;
-    for (const auto& member : order(seen_by).members) {
-      members.push_back(member.replica);
-    }
-    return members;
-  }
-
- private:
-  void take(Decisions decisions) {
-    for (auto& decision : decisions) {
-      if (const auto* tell = std::get_if<Tell>(&decision.what)) {
-        orders_[tell->replica] = tell->order;
-      } else {
-        log_.push_back(std::get<AppendRecord>(decision.what).record);
-        reasons_.push_back(decision.reason);
-      }
-    }
-  }
-
-  Instant now_{};
-  Decisions decisions_;
-  std::map<ReplicaId, Report> reports_;
-  std::map<ReplicaId, Order> orders_;
-  std::vector<Record> log_;
-  std::vector<std::string> reasons_;
-  Coordinator coordinator_;
-};
 
 TEST(Coordinator, TheFirstEpochWaitsForAllOrForItsTimeout) {
   Play all(options_of(1, 2));
@@ -247,7 +132,23 @@ TEST(Coordinator, BelowTheMinimumNothingIsCommitted) {
   EXPECT_EQ(play.order(0).epoch, (Epoch{1, 1}));
   EXPECT_EQ(play.coordinator().phase(), Coordinator::Phase::kForming);
   play.say(1);  // The same life, connected anew.
+  play.wait(kSettle);
   EXPECT_EQ(play.order(0).epoch, (Epoch{1, 2}));
+}
+
+TEST(Coordinator, WhoHungAndDoesSomethingElseDoesNotHang) {
+  Play play(options_of(2, 2));
+  play.begin({0, 1});
+  play.report(1).progress.activity = Activity::kReducing;
+  play.say(1);
+  play.hang(1);
+  play.wait(kSettle);
+  EXPECT_EQ(play.coordinator().phase(), Coordinator::Phase::kForming);
+  // Nothing was reduced, so nothing was counted: it has stopped waiting alone.
+  play.report(1).progress.activity = Activity::kWaiting;
+  play.say(1);
+  play.wait(kSettle);
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1));
 }
 
 TEST(Coordinator, WhoHasCaughtUpIsPlannedForAndStopsNobody) {
@@ -446,6 +347,7 @@ TEST(Coordinator, WhoHangsIsLeftOutAndStillHoldsWhatItHolds) {
   EXPECT_EQ(play.coordinator().history().canonical->step, 1);
   play.report(0).progress.serial = 1;
   play.say(0);
+  play.wait(kSettle);
   EXPECT_THAT(play.members(0), ElementsAre(0));
 }
 
@@ -473,6 +375,33 @@ TEST(Coordinator, ADeathThatAllNoticeIsOneSuspicion) {
   EXPECT_THAT(play.members(0), ElementsAre(0, 1, 2, 3));
 }
 
+// Of whom its peers speak before its connection ends: it stays out all the same.
+TEST(Coordinator, ADeathThatPeersNoticeFirstIsADeathToo) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  for (const bool again : {false, true}) {
+    play.report(0).suspicion =
+        Suspicion{play.order(0).epoch, 1, "connection reset"};
+    play.say(0);
+    play.lose(1);
+    play.report(0).suspicion = {};
+    play.wait(kSettle);
+    play.join({0});
+    play.report(1).joined = {};
+    play.report(1).held = play.order(0).canonical;
+    play.say(1);
+    EXPECT_EQ(play.order(0).planned.has_value(), !again);
+    if (!again) {
+      for (const ReplicaId replica : {0U, 1U}) {
+        play.report(replica).joined = play.order(0).planned->epoch;
+        play.say(replica);
+      }
+      play.vote(0);
+      play.apply({0, 1});
+    }
+  }
+}
+
 TEST(Coordinator, NobodyTrainsAgainWhatHasEnded) {
   Play play(options_of(1, 1));
   play.begin({0});
@@ -484,6 +413,7 @@ TEST(Coordinator, NobodyTrainsAgainWhatHasEnded) {
   play.report(1).held = kFirst;
   play.say(1);
   EXPECT_THAT(play.order(1).fenced, HasSubstr("the run has ended with step 1"));
+  EXPECT_TRUE(play.order(1).ended);
   play.wait(kHold * 2);
   EXPECT_EQ(play.coordinator().history().canonical->step, 1);
 }
@@ -609,6 +539,22 @@ TEST(Coordinator, RollsBackWhenAllHoldersAreGoneForLong) {
   EXPECT_THAT(play.members(2), ElementsAre(2));
 }
 
+TEST(Coordinator, AReportThatWasOvertakenChangesNothing) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.report(0).serial = 7;
+  play.vote(0);
+  const auto voted = play.report(0);
+  play.report(0).serial = 6;
+  play.report(0).held.reset();
+  play.report(0).vote.reset();
+  play.say(0);
+  EXPECT_EQ(play.order(1).stage, Stage::kRunning);
+  play.report(0) = voted;
+  play.vote(1);
+  EXPECT_EQ(play.coordinator().history().canonical->step, 1);
+}
+
 TEST(Coordinator, AnEmptyLogMeetsReplicasThatHaveTrained) {
   Play play(options_of(1, 1));
   play.report(0).held = StateId{5, {7, 7}};
@@ -622,15 +568,89 @@ TEST(Coordinator, AnEmptyLogMeetsReplicasThatHaveTrained) {
       "the log is empty, but replica 0 is of run 44");
 }
 
-TEST(Coordinator, ANewLogBeginsWithTheNewestCheckpoint) {
-  Play play(options_of(1, 2));
+TEST(Coordinator, ANewLogBeginsWithTheNewestCheckpointWhenItIsToldTo) {
+  auto options = options_of(1, 3);
+  options.recovers = true;
+  Play play(options);
   const StateId saved{5, {7, 7}};
   play.report(0).held = saved;
-  play.say(0);
-  play.say(1);
-  play.wait(kSettle);
+  play.report(1).held = StateId{3, {6, 6}};
+  play.begin({0, 1, 2});
   EXPECT_EQ(play.order(1).canonical, saved);
   EXPECT_THAT(play.members(1), ElementsAre(0));
+  // Behind what five full steps have taken; a rollback gives none of it back.
+  EXPECT_THAT(
+      play.order(0).members[0].samples, ElementsAre(SampleRange{120, 128}));
+  EXPECT_EQ(play.coordinator().history().consumed.size(), 120);
+  EXPECT_EQ(fold(play.log()), play.coordinator().history());
+  // Who has an older one fetches the rest, and is no reason to stop.
+  play.report(1).run = 1;
+  play.say(1);
+  EXPECT_EQ(play.coordinator().complaint(), "");
+  play.vote(0);
+  EXPECT_EQ(play.order(1).canonical.step, 6);
+  EXPECT_EQ(
+      play.order(0).members[0].samples, (std::vector{SampleRange{128, 136}}));
+}
+
+TEST(Coordinator, ANewLogRefusesACheckpointUnlessItIsToldTo) {
+  Play play(options_of(1, 2));
+  play.report(0).held = StateId{5, {7, 7}};
+  play.say(0);
+  EXPECT_THAT(
+      play.order(0).fenced,
+      AllOf(
+          HasSubstr("the log of the run that has made step 5"),
+          HasSubstr("--recover-from-replicas")));
+  EXPECT_EQ(play.coordinator().complaint(), "");
+  EXPECT_FALSE(play.coordinator().counts(0, 100));
+  play.report(0).incarnation = 7;  // Without it, it may come.
+  play.report(0).held = kFirst;
+  play.begin({0, 1});
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1));
+}
+
+TEST(Coordinator, ACheckpointOfAnotherRunIsRefusedAndDisturbsNobody) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.report(2).held = StateId{1, {7, 7}};
+  play.say(2);
+  EXPECT_THAT(
+      play.order(2).fenced,
+      HasSubstr("expected a checkpoint of this run, or none, found step 1"));
+  EXPECT_EQ(play.coordinator().complaint(), "");
+  EXPECT_FALSE(play.coordinator().counts(2, 102));
+  play.vote(0);
+  play.vote(1);
+  EXPECT_EQ(play.order(0).canonical.step, 1);
+  EXPECT_EQ(play.order(0).stage, Stage::kRunning);
+}
+
+TEST(Coordinator, ACheckpointOfTheRunIsWhereItGoesBackTo) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  StateId saved;
+  for (int step = 1; step <= 3; ++step) {
+    play.vote(0);
+    play.vote(1);
+    play.apply({0, 1});
+    saved = step == 2 ? play.order(0).canonical : saved;
+  }
+  for (const ReplicaId replica : {0U, 1U}) {
+    play.lose(replica);
+    play.report(replica).incarnation += 10;
+    play.report(replica).held = saved;
+  }
+  play.say(0);
+  play.wait(kHold / 2);  // Replica 1 may come as it was.
+  EXPECT_EQ(play.coordinator().history().canonical->step, 3);
+  play.say(1);  // Nobody can hold it any more.
+  EXPECT_EQ(play.coordinator().history().canonical, saved);
+  play.wait(kSettle);
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1));
+  // What the lost step took is given out again.
+  EXPECT_THAT(
+      play.order(0).members[0].samples, ElementsAre(SampleRange{32, 40}));
 }
 
 }  // namespace

@@ -52,12 +52,27 @@ struct Append {
         text_of(history.epoch), ", found ", text_of(epoch));
   }
 
+  // A run that goes on behind step 0 has trained all before what it takes first.
+  void take_before(const EpochRecord& first) const {
+    std::optional<std::int64_t> begin;
+    for (const auto& member : first.members) {
+      for (const auto& range : member.samples) {
+        begin = std::min(begin.value_or(range.begin), range.begin);
+      }
+    }
+    if (first.base.step > 0 && begin.value_or(0) > 0) {
+      history.past.back().samples = {{0, *begin}};
+      history.consumed.add(history.past.back().samples);
+    }
+  }
+
   void operator()(const EpochRecord& record) const {
     check_epoch(record.epoch);
     if (!history.canonical) {
       history.canonical = record.base;
       history.config = record.config;
       history.past.push_back({record.base, std::nullopt, {}});
+      take_before(record);
     }
     SHERD_CHECK(
         record.base == *history.canonical && record.config == history.config,
@@ -81,13 +96,17 @@ struct Append {
         "[ft] log: expected a commit of ", text_of(history.epoch), ", found ",
         text_of(commit.attempt), " of ", text_of(commit.base));
     SampleSet taken;
+    std::int64_t trained = 0;
     for (const auto& one : record.participants) {
-      history.consumed.add(one.samples);
-      taken.add(one.samples);
+      for (const auto* samples : {&one.samples, &one.left_out}) {
+        history.consumed.add(*samples);
+        taken.add(*samples);
+      }
+      trained += count_of(one.samples);
     }
     SHERD_CHECK(
-        commit.samples == taken.size(), "[ft] log: expected a commit of ",
-        taken.size(), " samples, found one of ", commit.samples);
+        commit.samples == trained, "[ft] log: expected a commit of ", trained,
+        " samples, found one of ", commit.samples);
     history.canonical = commit.result;
     history.members = record.next;
     history.past.push_back({commit.result, commit, taken.ranges()});

@@ -47,6 +47,28 @@ TEST(History, IsTheFoldOfItsRecords) {
   EXPECT_EQ(history.past.size(), 3U);
 }
 
+TEST(History, SamplesThatAreLeftOutAreTakenAndPartOfTheLineage) {
+  auto history = after_two_commits();
+  auto record = commit_of(history, {16, 24});
+  const auto without = record.commit.result;
+  record.participants.push_back({4, 40, {}, {{24, 32}}});
+  EXPECT_THAT(
+      sherd::test::error_of([&] { append(history, record); }),
+      HasSubstr("expected a commit of"));
+  record.commit.result.lineage = next_lineage(
+      record.commit.base.lineage, record.commit.attempt, record.participants,
+      record.commit.gradients);
+  EXPECT_NE(record.commit.result, without);
+  append(history, record);
+  EXPECT_EQ(history.commit()->samples, 8);
+  EXPECT_THAT(history.consumed.ranges(), ElementsAre(SampleRange{0, 32}));
+  // And free again when the step is gone.
+  append(
+      history,
+      RollbackRecord{{4, 2}, *history.canonical, history.past[2].state});
+  EXPECT_THAT(history.consumed.ranges(), ElementsAre(SampleRange{0, 16}));
+}
+
 TEST(History, ARollbackGivesSamplesBack) {
   auto history = after_two_commits();
   const auto lost = *history.canonical;

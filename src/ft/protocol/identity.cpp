@@ -42,9 +42,14 @@ Lineage next_lineage(
   hash.add(attempt.epoch.term).add(attempt.epoch.number).add(attempt.step);
   for (const auto& one : participants) {
     hash.add(std::uint64_t{one.replica}).add(one.incarnation);
-    hash.add(std::uint64_t{one.samples.size()});
-    for (const auto& range : one.samples) {
-      hash.add(range.begin).add(range.end);
+    constexpr unsigned kLeftOutShift = 32;  // Lists are much shorter.
+    hash.add(
+        std::uint64_t{one.samples.size()} |
+        std::uint64_t{one.left_out.size()} << kLeftOutShift);
+    for (const auto* ranges : {&one.samples, &one.left_out}) {
+      for (const auto& range : *ranges) {
+        hash.add(range.begin).add(range.end);
+      }
     }
   }
   return hash.add(gradients).value();

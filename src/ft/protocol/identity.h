@@ -63,6 +63,8 @@ struct Participant {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   std::vector<SampleRange> samples;
+  // Taken, but not in the sum: their gradients were bad.
+  std::vector<SampleRange> left_out{};
   auto operator<=>(const Participant&) const = default;
 };
 

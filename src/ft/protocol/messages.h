@@ -27,7 +27,35 @@ struct Suspicion {
   Epoch epoch;  // In which it was noticed; nothing is reduced in it any more.
   ReplicaId accused = 0;
   std::string reason;
+  // Who noticed it first, as far as was heard: the other end of the link.
+  std::optional<ReplicaId> noticed_by{};
   bool operator==(const Suspicion&) const = default;
+};
+
+// What most replicas must have in common with it.
+struct StateDigest {
+  StateId state;
+  std::uint64_t digest = 0;  // Of its parameters, over all shards.
+  // It was copied from another replica since its last digest: it says nothing
+  // about whose bits are right.
+  bool copied = false;
+  bool operator==(const StateDigest&) const = default;
+};
+
+struct GradientFault {
+  std::string reason;
+  // All training shall end; else the gradients are left out.
+  bool stop = false;
+  bool operator==(const GradientFault&) const = default;
+};
+
+// Gradients that are of no use: not finite, or far too large. They are in no
+// reduction, nor in a vote.
+struct BadGradients {
+  StateId base;
+  std::vector<SampleRange> samples;
+  GradientFault fault;
+  bool operator==(const BadGradients&) const = default;
 };
 
 // Where one process of a replica is reached by its counterparts.
@@ -47,12 +75,33 @@ enum class Activity {
   kFetching,
 };
 
-// What the training threads of a replica do. It moves when they do, not when the
-// thread that reports does.
+// Where a rank is in the reduction with its counterparts.
+struct RingPlace {
+  Epoch epoch;  // That it is connected for.
+  ReplicaId previous = 0;
+  ReplicaId next = 0;
+  // Frames that have come and gone in it: those that went and have not come say
+  // which link is dead.
+  std::uint64_t frames_in = 0;
+  std::uint64_t frames_out = 0;
+  // Of the attempt under way.
+  std::uint32_t bucket = 0;
+  std::string unit{};  // What the bucket is of; empty: it has no name.
+  std::int64_t slices_done = 0;
+  std::int64_t slices = 0;
+  bool operator==(const RingPlace&) const = default;
+};
+
+// What the training threads of a replica, or of one of its ranks, do. It moves
+// when they do, not when the thread that reports does.
 struct Progress {
   Activity activity = Activity::kIdle;
   std::uint64_t serial = 0;
   std::optional<ReplicaId> waits_for;
+  bool to_read = false;  // It waits for its reading, else for its bytes.
+  // Beats in which the agent of the rank has told its leader nothing.
+  std::uint32_t quiet_beats = 0;
+  std::optional<RingPlace> place{};  // Of a rank.
   bool operator==(const Progress&) const = default;
 };
 
@@ -61,15 +110,19 @@ struct Report {
   std::uint64_t run = 0;  // Whose coordinator it has heard; 0: none yet.
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
+  std::uint64_t serial = 0;     // Of this life's reports. Lower: overtaken.
   std::uint64_t config = 0;     // Hash of what replicas must have in common.
   std::optional<StateId> held;  // None: what it has is damaged.
   Epoch joined;                 // It is connected to the members of this one.
   std::optional<Vote> vote;
   std::optional<Suspicion> suspicion;
+  std::optional<StateDigest> digest{};  // The last one it has made.
+  std::optional<BadGradients> bad_gradients{};
   bool leaving = false;                // After the step it is in.
   bool finished = false;               // Its program makes no more steps.
   std::vector<RankAddress> addresses;  // By rank of the replica.
   Progress progress;
+  std::vector<Progress> ranks{};  // The same, by rank.
   bool operator==(const Report&) const = default;
 };
 
@@ -78,6 +131,8 @@ struct Member {
   Incarnation incarnation = 0;
   // Of the step to make. None: it follows, with zeros.
   std::vector<SampleRange> samples;
+  // Its own that were bad: taken by the step, and not in its sum.
+  std::vector<SampleRange> left_out{};
   bool operator==(const Member&) const = default;
 };
 
@@ -127,8 +182,12 @@ struct Order {
   std::vector<Member> members;  // In ring order.
   std::optional<PlannedEpoch> planned;
   std::vector<Peer> peers;
+  // To the replica: its digest, which is not that of most. What it holds now was
+  // made from wrong bits.
+  std::optional<StateDigest> wrong{};
   // To the replica: it does not count any more, and why.
   std::string fenced;
+  bool ended = false;  // Because all steps of the run are made.
   bool operator==(const Order&) const = default;
 };
 

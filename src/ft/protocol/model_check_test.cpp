@@ -95,6 +95,17 @@ TEST(ProtocolModel, ConnectionsThatEndAndTimeouts) {
        .progress_every = 100});
 }
 
+TEST(ProtocolModel, GradientsThatAreBadOnSomeReplicasOrAll) {
+  expect_safe(
+      {.replicas = 2,
+       .replicas_min = 1,
+       .steps = 1,
+       .epochs = 3,
+       .bad_gradients = 2,
+       .latest_messages = true,
+       .progress_every = 100});
+}
+
 TEST(ProtocolModel, AllHoldersDieAndTheStepIsRolledBack) {
   const auto result = check_model(
       {.replicas = 1,
@@ -120,6 +131,7 @@ TEST(ProtocolModel, RandomWaysWithEveryFault) {
        .coordinator_crashes = 2,
        .coordinator_pauses = 1,
        .damages = 2,
+       .bad_gradients = 2,
        .leaves = 1,
        .partitions = 4,
        .false_losses = 3,
@@ -169,6 +181,18 @@ TEST(ProtocolModel, FindsALogThatTakesRecordsOfOldTerms) {
            .latest_messages = true,
            .mutation = Mutation::kLogTakesOldTerms}),
       "[ft] log: expected");
+}
+
+TEST(ProtocolModel, FindsBadGradientsThatAreReduced) {
+  expect_found(
+      check_model(
+          {.replicas = 2,
+           .steps = 1,
+           .epochs = 1,
+           .bad_gradients = 1,
+           .latest_messages = true,
+           .mutation = Mutation::kBadGradientsCount}),
+      "S7: bad gradients");
 }
 
 TEST(ProtocolModel, FindsACoordinatorThatHasForgottenItsLog) {
@@ -239,6 +263,7 @@ TEST(ProtocolModel, DISABLED_RandomWays) {
          .coordinator_crashes = 3,
          .coordinator_pauses = 2,
          .damages = 2,
+         .bad_gradients = 2,
          .leaves = 1,
          .partitions = 5,
          .false_losses = 4,

@@ -20,6 +20,7 @@ enum class Mutation {
   kStepIsIdentity,      // Two states of one step count as the same.
   kCommitBeforeTheLog,  // Replicas are told before the record is written.
   kLogTakesOldTerms,    // A coordinator that was replaced still writes.
+  kBadGradientsCount,   // A replica reduces what it has found to be of no use.
 };
 
 struct ModelOptions {
@@ -32,6 +33,7 @@ struct ModelOptions {
   int coordinator_crashes = 0;  // Which then starts again.
   int coordinator_pauses = 0;   // It goes on beside the one that replaces it.
   int damages = 0;              // Of parameters, which a replica notices.
+  int bad_gradients = 0;        // It notices them, too.
   int leaves = 0;
   int partitions = 0;    // A replica is cut off from all, for a while.
   int false_losses = 0;  // Connections that end between live ones.

@@ -50,6 +50,15 @@ class ModelAccess {
     add(words, vote.base);
     words.push_back(vote.gradients);
   }
+  static void add(Words& words, const StateDigest& digest) {
+    add(words, digest.state);
+    words.insert(words.end(), {digest.digest, digest.copied ? 1U : 0U});
+  }
+  static void add(Words& words, const BadGradients& bad) {
+    add(words, bad.base);
+    add(words, bad.samples);
+    words.push_back(bad.fault.stop ? 1 : 0);
+  }
   static void add(Words& words, const Suspicion& suspicion) {
     add(words, suspicion.epoch);
     words.push_back(suspicion.accused);
@@ -64,6 +73,7 @@ class ModelAccess {
   static void add(Words& words, const Member& member) {
     words.insert(words.end(), {member.replica, member.incarnation});
     add(words, member.samples);
+    add(words, member.left_out);
   }
   template <typename T>
   static void add(Words& words, const std::optional<T>& maybe) {
@@ -91,6 +101,8 @@ class ModelAccess {
     add(words, report.joined);
     add(words, report.vote);
     add(words, report.suspicion);
+    add(words, report.digest);
+    add(words, report.bad_gradients);
     words.push_back(report.leaving ? 1 : 0);
   }
   static void add(Words& words, const Order& order) {
@@ -104,6 +116,7 @@ class ModelAccess {
     words.push_back(static_cast<std::uint64_t>(order.stage));
     add(words, order.members);
     add(words, order.planned);
+    add(words, order.wrong);
     words.push_back(order.fenced.empty() ? 0 : 1);
   }
   static void add(Words& words, const History& history) {
@@ -124,6 +137,8 @@ class ModelAccess {
     for (const auto& [replica, known] : all.known_) {
       add(words, known.report);
       words.push_back((known.connected ? 1U : 0U) + (known.hangs ? 2U : 0U));
+      add(words, known.wrong);
+      add(words, static_cast<std::int64_t>(known.bad_gradients));
       add(words, known.out_until);
       add(words, known.backoff);
       add(words, known.member_since);
@@ -131,11 +146,20 @@ class ModelAccess {
     add(words, all.planned_);
     words.push_back(all.number_);
     words.push_back(all.complaint_.empty() ? 0 : 1);
+    words.push_back(all.tie_.empty() ? 0 : 1);
+    add(words, static_cast<std::int64_t>(all.ambiguous_sums_));
+    add(words, static_cast<std::int64_t>(all.barren_));
     for (const auto& [replica, suspected] : all.suspected_) {
       words.push_back(replica);
       words.push_back(static_cast<std::uint64_t>(suspected.epochs));
       add(words, suspected.last);
     }
+    for (const auto& [ends, suspected] : all.links_.all()) {
+      words.insert(words.end(), {ends.first, ends.second});
+      words.push_back(static_cast<std::uint64_t>(suspected.epochs));
+      add(words, suspected.last);
+    }
+    add(words, all.too_few_since_);
     add(words, all.form_at_);
     add(words, all.start_at_);
     add(words, all.reconnect_until_);

@@ -283,6 +283,13 @@ void Model::add_replica_faults(
       carry_out(next, one, one.protocol.damaged());
     });
   }
+  if (state.bad_gradients > 0 && !self.computing.empty()) {
+    add(str(r, " has computed what is of no use"),
+        [this](State& next, Process& one) {
+          --next.bad_gradients;
+          computed_badly(next, one);
+        });
+  }
   if (state.leaves > 0) {
     add(str(r, " wants to leave"), [this](State& next, Process& one) {
       --next.leaves;

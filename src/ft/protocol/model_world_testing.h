@@ -50,6 +50,7 @@ struct Contribution {
   std::uint64_t serial = 0;  // Of the task that it was computed for.
   std::uint64_t bits = 0;    // Of the parameters that it was computed from.
   std::vector<SampleRange> samples;
+  bool bad = false;
 };
 
 // One life of a replica.
@@ -112,6 +113,7 @@ struct State {
   int coordinator_crashes = 0;
   int coordinator_pauses = 0;
   int damages = 0;
+  int bad_gradients = 0;
   int leaves = 0;
   int partitions = 0;
   int false_losses = 0;
@@ -144,6 +146,7 @@ class Model {
     state.coordinator_crashes = options_.coordinator_crashes;
     state.coordinator_pauses = options_.coordinator_pauses;
     state.damages = options_.damages;
+    state.bad_gradients = options_.bad_gradients;
     state.leaves = options_.leaves;
     state.partitions = options_.partitions;
     state.false_losses = options_.false_losses;
@@ -193,6 +196,7 @@ class Model {
         state.coordinator_crashes,
         state.coordinator_pauses,
         state.damages,
+        state.bad_gradients,
         state.leaves,
         state.partitions,
         state.false_losses,
@@ -239,7 +243,7 @@ class Model {
   }
 
   static void add(Words& words, const Contribution& part) {
-    words.insert(words.end(), {part.serial, part.bits});
+    words.insert(words.end(), {part.serial, part.bits, part.bad ? 1U : 0U});
     ModelAccess::add(words, part.samples);
   }
   static void add(Words& words, const Process& one) {
@@ -358,8 +362,9 @@ class Model {
     for (std::size_t i = 0; i < std::min(count, decisions.size()); ++i) {
       if (const auto* tell = std::get_if<Tell>(&decisions[i].what)) {
         send_order(state, *tell);
-      } else {
-        written(state, std::get<AppendRecord>(decisions[i].what).record);
+      } else if (
+          const auto* append = std::get_if<AppendRecord>(&decisions[i].what)) {
+        written(state, append->record);
       }
     }
     if (count < decisions.size()) {
@@ -386,6 +391,9 @@ class Model {
     for (const auto& decision : decisions) {
       if (const auto* tell = std::get_if<Tell>(&decision.what)) {
         send_order(state, *tell);
+        continue;
+      }
+      if (std::holds_alternative<Notice>(decision.what)) {
         continue;
       }
       const auto newest = state.disk.term;
@@ -503,6 +511,19 @@ class Model {
     contribute(state, self);
   }
 
+  // They are never given away, and it is told.
+  void computed_badly(State& state, Process& self) const {
+    const auto task = self.computing.front();
+    self.computing.erase(self.computing.begin());
+    if (options_.mutation == Mutation::kBadGradientsCount) {
+      self.gradients = Contribution{task.serial, self.bits, task.samples, true};
+      contribute(state, self);
+    }
+    carry_out(
+        state, self,
+        self.protocol.bad_gradients(task.serial, {"not finite", false}));
+  }
+
   // As soon as there is both a reduction and what goes into it.
   void contribute(State& state, Process& self) const {
     if (!self.reducing || !self.gradients) {
@@ -595,6 +616,9 @@ class Model {
       sum.add(part);
       if (part.samples != one.samples) {
         fail("S6: other samples than were reduced");
+      }
+      if (part.bad) {
+        fail("S7: bad gradients");
       }
       bits.insert(part.bits);
     }

@@ -48,6 +48,8 @@ Report Replica::report() const {
   report.joined = joined_.empty() ? Epoch() : joined_.back();
   report.vote = vote_;
   report.suspicion = suspicion_;
+  report.digest = digest_;
+  report.bad_gradients = bad_gradients_;
   report.leaving = leaving_;
   return report;
 }
@@ -71,7 +73,7 @@ Tasks Replica::heard(const Order& order) {
   if (!order.fenced.empty()) {
     stopped_ = true;
     stop_reducing(tasks);
-    tasks.push_back(StopTask{order.fenced});
+    tasks.push_back(StopTask{order.ended ? std::string() : order.fenced});
     return tasks;
   }
   if (is_older(order, order_)) {
@@ -80,6 +82,10 @@ Tasks Replica::heard(const Order& order) {
   const auto before = report();
   run_ = order.run;
   order_ = order;
+  // While something is written, it comes again with the next order.
+  if (order.wrong && order.wrong == digest_ && !applying_ && !installing_) {
+    return damaged();
+  }
   settle_vote(tasks);
   follow(tasks);
   if (!(report() == before)) {
@@ -131,6 +137,7 @@ void Replica::follow(Tasks& tasks) {
   }
   if (samples_ != mine->samples) {
     samples_ = mine->samples;
+    bad_gradients_.reset();
     tasks.push_back(ComputeTask{++serial_, *held_, *samples_});
   }
   if (order_.stage == Stage::kRunning && has_joined(order_.epoch) &&
@@ -174,6 +181,7 @@ void Replica::stop_reducing(Tasks& tasks) {
 void Replica::forget_gradients() {
   vote_.reset();
   samples_.reset();
+  bad_gradients_.reset();
 }
 
 Tasks Replica::joined(const Epoch& epoch) {
@@ -223,11 +231,24 @@ Tasks Replica::peer_lost(const Suspicion& suspicion) {
   return tasks;
 }
 
-Tasks Replica::applied(const StateId& state) {
+// Nothing is stopped here: the coordinator ends the epoch for all.
+Tasks Replica::bad_gradients(std::uint64_t serial, const GradientFault& fault) {
+  Tasks tasks;
+  if (!stopped_ && serial == serial_ && samples_ && !samples_->empty() &&
+      !vote_ && !bad_gradients_) {
+    bad_gradients_ = BadGradients{*held_, *samples_, fault};
+    tasks.push_back(ReportTask{report()});
+  }
+  return tasks;
+}
+
+Tasks Replica::applied(
+    const StateId& state, const std::optional<StateDigest>& digest) {
   Tasks tasks;
   if (applying_ && applying_->result == state) {
     applying_.reset();
     held_ = state;
+    digest_ = digest ? digest : digest_;
     forget_gradients();
     follow(tasks);
     tasks.push_back(ReportTask{report()});
@@ -253,12 +274,16 @@ Tasks Replica::fetch_failed() {
   return tasks;
 }
 
-Tasks Replica::installed(std::uint64_t serial, const StateId& state) {
+Tasks Replica::installed(
+    std::uint64_t serial,
+    const StateId& state,
+    const std::optional<StateDigest>& digest) {
   Tasks tasks;
   if (installing_ && serial == installs_ && !stopped_) {
     installing_ = false;
     catching_up_.reset();
     held_ = state;
+    digest_ = digest ? digest : digest_;
     forget_gradients();
     follow(tasks);
     tasks.push_back(ReportTask{report()});
@@ -278,6 +303,7 @@ Tasks Replica::damaged() {
   catching_up_.reset();
   installing_ = false;
   held_.reset();
+  digest_.reset();
   forget_gradients();
   follow(tasks);
   tasks.push_back(ReportTask{report()});

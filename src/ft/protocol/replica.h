@@ -56,7 +56,7 @@ struct InstallTask {
 };
 // For good.
 struct StopTask {
-  std::string reason;
+  std::string reason;  // Empty: in order, since the run has ended.
 };
 // Tell the coordinator; also when it is connected anew, and every so often.
 struct ReportTask {
@@ -95,13 +95,20 @@ class Replica {
   // One it is connected to for this epoch is lost, reducing or not, or cannot be
   // reached.
   Tasks peer_lost(const Suspicion& suspicion);
-  Tasks applied(const StateId& state);
+  // With its digest, if that was made.
+  Tasks applied(
+      const StateId& state, const std::optional<StateDigest>& digest = {});
+  // Of the ComputeTask of that number: they are not reduced.
+  Tasks bad_gradients(std::uint64_t serial, const GradientFault& fault);
   // For the last CatchUpTask; or it could not be done, and what it wants is told
   // anew.
   Tasks fetched();
   Tasks fetch_failed();
   // What it holds now.
-  Tasks installed(std::uint64_t serial, const StateId& state);
+  Tasks installed(
+      std::uint64_t serial,
+      const StateId& state,
+      const std::optional<StateDigest>& digest = {});
   // Of parameters, found by their digests.
   Tasks damaged();
   Tasks leave();
@@ -138,7 +145,9 @@ class Replica {
   std::optional<Vote> vote_;
   std::optional<Commit> applying_;  // Until then held_ is what it was.
   std::optional<Suspicion> suspicion_;
-  std::optional<StateId> catching_up_;  // What for.
+  std::optional<StateDigest> digest_;
+  std::optional<BadGradients> bad_gradients_;  // Those that there are.
+  std::optional<StateId> catching_up_;         // What for.
   std::uint64_t installs_ = 0;
   bool installing_ = false;  // Until then nobody knows what it holds.
   bool leaving_ = false;

@@ -134,6 +134,48 @@ TEST(Replica, WhoIsLateWithItsSumAppliesItAllTheSame) {
       names(replica.reduced({{1, 1}, 1}, 99)), ElementsAre("apply", "report"));
 }
 
+TEST(Replica, TellsOfBadGradientsAndFollowsWithoutThem) {
+  auto replica = reducing();
+  EXPECT_THAT(
+      names(replica.bad_gradients(1, {"nan", false})), ElementsAre("report"));
+  EXPECT_EQ(
+      replica.report().bad_gradients->samples,
+      (std::vector<SampleRange>{{8, 16}}));
+  EXPECT_THAT(names(replica.bad_gradients(1, {"nan", false})), IsEmpty());
+  // The next epoch has its samples as left out.
+  auto order = order_of({1, 2}, Stage::kJoining, {});
+  order.members[1].left_out = {{8, 16}};
+  EXPECT_THAT(
+      names(replica.heard(order)),
+      ElementsAre("stop reduce", "join 2", "compute 1", "report"));
+  EXPECT_EQ(replica.report().bad_gradients, std::nullopt);
+}
+
+TEST(Replica, OfGradientsThatNobodyWantsNothingIsTold) {
+  auto replica = reducing();
+  EXPECT_THAT(names(replica.bad_gradients(0, {"nan", false})), IsEmpty());
+  auto done = voting();
+  EXPECT_THAT(names(done.bad_gradients(1, {"nan", false})), IsEmpty());
+}
+
+TEST(Replica, DropsWhatItHoldsWhenItsDigestIsWrong) {
+  auto replica = voting();
+  replica.heard(committed());
+  const StateDigest digest{kSecond, 5};
+  replica.applied(kSecond, digest);
+  EXPECT_EQ(replica.report().digest, digest);
+  auto order = committed();
+  order.wrong = StateDigest{kSecond, 6};
+  EXPECT_THAT(names(replica.heard(order)), IsEmpty());  // Of another one.
+  order.wrong = digest;
+  EXPECT_THAT(
+      names(replica.heard(order)),
+      ElementsAre("stop reduce", "catch up 1", "report"));
+  EXPECT_EQ(replica.held(), std::nullopt);
+  EXPECT_EQ(replica.report().digest, std::nullopt);
+  EXPECT_THAT(names(replica.heard(order)), IsEmpty());  // Told twice.
+}
+
 TEST(Replica, AFailedReductionIsRepeatedFromTheSameGradients) {
   auto replica = reducing();
   EXPECT_THAT(
@@ -269,6 +311,16 @@ TEST(Replica, OlderOrdersChangeNothing) {
   former.fenced = "by one that was replaced itself";
   EXPECT_THAT(names(replica.heard(former)), IsEmpty());
   EXPECT_TRUE(replica == before);
+}
+
+TEST(Replica, EndsInOrderWhenTheRunHas) {
+  Replica replica(kIdentity);
+  auto order = order_of({1, 1}, Stage::kClosed);
+  order.fenced = "the run has ended with step 7";
+  order.ended = true;
+  const auto tasks = replica.heard(order);
+  ASSERT_EQ(tasks.size(), 1U);
+  EXPECT_EQ(std::get<StopTask>(tasks.front()).reason, "");
 }
 
 TEST(Replica, WhatItsProcessesDidTooLateChangesNothing) {

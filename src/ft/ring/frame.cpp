@@ -2,6 +2,8 @@
 #include "ft/ring/frame.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include "net/bytes.h"
 #include "net/crc32c.h"
 
@@ -9,7 +11,7 @@ namespace sherd::ft::ring {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x52524853;  // "SHRR"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint16_t kVersion = 2;
 constexpr std::size_t kReasonBytesMax = 400;
 
 // What a stranger may have put into a text must not reach a terminal.
@@ -49,7 +51,9 @@ HeaderBytes bytes_of(const FrameHeader& header) {
   out.i64(header.first_element);
   out.u32(header.payload_bytes);
   out.u32(header.payload_checksum);
-  out.u32(0);
+  out.u64(header.place);
+  out.u64(header.lease);
+  out.u32(std::bit_cast<std::uint32_t>(header.factor));
   out.u32(net::crc32c(out.bytes()));
   SHERD_ASSERT(out.bytes().size() == kHeaderBytes);
   HeaderBytes bytes = {};
@@ -89,19 +93,33 @@ Result<FrameHeader> parse_header(const HeaderBytes& bytes) {
   header.first_element = in.i64("first element");
   header.payload_bytes = in.u32("payload bytes");
   header.payload_checksum = in.u32("payload checksum");
+  header.place = in.u64("place");
+  header.lease = in.u64("lease");
+  header.factor = std::bit_cast<float>(in.u32("factor"));
   if (kind < static_cast<std::uint16_t>(FrameKind::kHello) ||
       kind > static_cast<std::uint16_t>(FrameKind::kEnding)) {
     return Status(
         ErrorCode::kPeerMismatch, str("expected a known frame, found ", kind));
   }
   header.kind = static_cast<FrameKind>(kind);
-  if (header.kind != FrameKind::kData && header.payload_bytes > kTextBytesMax) {
+  const bool is_text =
+      header.kind != FrameKind::kData && header.kind != FrameKind::kShown;
+  if (is_text && header.payload_bytes > kTextBytesMax) {
     return Status(
         ErrorCode::kPeerMismatch,
         str("expected at most ", kTextBytesMax, " bytes, found ",
             header.payload_bytes));
   }
+  if (!std::isfinite(header.factor) || header.factor < 0) {
+    return Status(
+        ErrorCode::kPeerMismatch,
+        str("expected a factor of 0 or more, found ", header.factor));
+  }
   return header;
+}
+
+std::size_t bytes_after(const FrameHeader& header) {
+  return header.kind == FrameKind::kShown ? 0 : header.payload_bytes;
 }
 
 std::string frame_of(const Epoch& epoch, const Hello& hello) {
@@ -118,6 +136,10 @@ std::string frame_of(const Epoch& epoch, const Hello& hello) {
   out.u64(hello.buckets);
   out.u64(hello.elements);
   out.u64(hello.layout);
+  out.u32(hello.memory.process);
+  out.u32(hello.memory.descriptor);
+  out.u64(hello.memory.bytes);
+  out.u64(hello.memory_key);
   return frame(FrameKind::kHello, epoch, out.take());
 }
 
@@ -150,6 +172,10 @@ Result<Hello> parse_hello(std::string_view payload) {
   hello.buckets = in.u64("buckets");
   hello.elements = in.u64("elements");
   hello.layout = in.u64("layout");
+  hello.memory.process = in.u32("process of the memory");
+  hello.memory.descriptor = in.u32("descriptor of the memory");
+  hello.memory.bytes = in.u64("bytes of the memory");
+  hello.memory_key = in.u64("key of the memory");
   if (Status status = in.finish("hello of a ring"); !status.ok()) {
     return status;
   }

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "ft/protocol/identity.h"
 #include "ft/ring/ring_types.h"
+#include "ft/ring/shared_floats.h"
 
 namespace sherd::ft::ring {
 
@@ -22,13 +23,14 @@ enum class FrameKind : std::uint16_t {
   kHello = 1,  // From who dials, and the answer of who is dialled.
   kRefusal,    // The other answer: a text.
   kData,
+  kShown,   // As kData, but its payload is read in the sender's memory.
   kEnding,  // Nothing comes after it.
 };
 
 struct FrameHeader {
   FrameKind kind = FrameKind::kData;
   Epoch epoch;
-  // Of kData alone, else zeros.
+  // Of kData and kShown alone, else zeros.
   std::int64_t step = 0;  // That the attempt would make.
   std::int64_t slice = 0;
   std::uint32_t bucket = 0;
@@ -37,11 +39,20 @@ struct FrameHeader {
   std::int64_t first_element = 0;
 
   std::uint32_t payload_bytes = 0;
-  std::uint32_t payload_checksum = 0;
+  std::uint32_t payload_checksum = 0;  // 0 of kShown: nothing was sent.
+
+  // Of kShown alone, else zeros: where, under which lease, and what is still to
+  // be multiplied with; 0: nothing.
+  std::uint64_t place = 0;
+  std::uint64_t lease = 0;
+  float factor = 0;
   bool operator==(const FrameHeader&) const = default;
 };
 
-constexpr std::size_t kHeaderBytes = 72;
+// That follow the header.
+std::size_t bytes_after(const FrameHeader& header);
+
+constexpr std::size_t kHeaderBytes = 88;
 using HeaderBytes = std::array<char, kHeaderBytes>;
 
 HeaderBytes bytes_of(const FrameHeader& header);
@@ -66,6 +77,11 @@ struct Hello {
   std::uint64_t buckets = 0;
   std::uint64_t elements = 0;  // Of all buckets.
   std::uint64_t layout = 0;    // Hash of their sizes, in order.
+
+  // May differ. Where the sender's memory is, from who dials, and the key that
+  // was found there, from who answers; 0: none.
+  SharedName memory{};
+  std::uint64_t memory_key = 0;
   bool operator==(const Hello&) const = default;
 };
 

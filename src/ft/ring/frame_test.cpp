@@ -24,6 +24,9 @@ FrameHeader some_header() {
   header.first_element = std::int64_t{1} << 40U;
   header.payload_bytes = 4096;
   header.payload_checksum = 0xdeadbeef;
+  header.place = 1618;
+  header.lease = 33;
+  header.factor = 0.25F;
   return header;
 }
 
@@ -57,7 +60,7 @@ std::string payload_of(const std::string& frame) {
 }
 
 TEST(Frame, AHelloComesBackAsItWasAndNotCutShort) {
-  Hello hello{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  Hello hello{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, {13, 14, 15}, 16};
   const std::string frame = frame_of(Epoch{1, 2}, hello);
   HeaderBytes bytes = {};
   std::memcpy(bytes.data(), frame.data(), kHeaderBytes);

@@ -24,6 +24,28 @@ void add_scaled(
   }
 }
 
+void add_two_scaled(
+    float* __restrict out,
+    const float* __restrict first,
+    float first_factor,
+    const float* __restrict second,
+    float second_factor,
+    std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = first_factor * first[i] + second_factor * second[i];
+  }
+}
+
+void scale_and_add_zeros(
+    float* __restrict out,
+    const float* __restrict in,
+    float factor,
+    std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = factor * in[i] + 0.0F;
+  }
+}
+
 void add_zeros(
     float* __restrict out, const float* __restrict sum, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {

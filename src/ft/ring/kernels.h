@@ -20,6 +20,20 @@ void add_scaled(
     float factor,
     std::int64_t count);
 
+// out = first_factor * first + second_factor * second: as scale() of the first,
+// and then add_scaled().
+void add_two_scaled(
+    float* out,
+    const float* first,
+    float first_factor,
+    const float* second,
+    float second_factor,
+    std::int64_t count);
+
+// out = factor * in + 0: as scale(), and then add_zeros().
+void scale_and_add_zeros(
+    float* out, const float* in, float factor, std::int64_t count);
+
 // out = sum + 0: as add_scaled() with zeros.
 void add_zeros(float* out, const float* sum, std::int64_t count);
 

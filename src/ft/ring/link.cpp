@@ -99,7 +99,7 @@ void Link::payload_to(void* place) {
   SHERD_ASSERT(stage_ == Stage::kPlace);
   stage_ = Stage::kPayload;
   place_ = static_cast<char*>(place);
-  place_left_ = header_.payload_bytes;
+  place_left_ = bytes_after(header_);
 }
 
 void Link::payload_to_text() {

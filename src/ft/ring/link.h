@@ -34,7 +34,8 @@ class Link {
   // One system call at most.
   Got read();
   const FrameHeader& header() const { return header_; }
-  // After kHeader. The place is written to until kFrame.
+  // After kHeader. The place is written to until kFrame; it may be null when no
+  // bytes follow.
   void payload_to(void* place);
   // The same, for short payloads, with text() for a place.
   void payload_to_text();

@@ -14,6 +14,15 @@ std::size_t bytes_of(const Span& span) {
   return static_cast<std::size_t>(span.size()) * sizeof(float);
 }
 
+void set_place(FrameHeader& header, const Item& item, const Piece& piece) {
+  header.slice = item.slice;
+  header.bucket = static_cast<std::uint32_t>(piece.bucket);
+  header.segment = static_cast<std::uint16_t>(piece.segment);
+  header.ring_step = static_cast<std::uint16_t>(item.step);
+  header.first_element = piece.span.begin;
+  header.payload_bytes = static_cast<std::uint32_t>(bytes_of(piece.span));
+}
+
 Status mismatch(std::string reason) {
   return {ErrorCode::kPeerMismatch, std::move(reason)};
 }
@@ -49,48 +58,91 @@ int Reduction::given() const {
   return given_;
 }
 
-void Reduction::contribute(const Piece& piece, const float* sum) {
+bool Reduction::brings_zeros(const Bucket& bucket) const {
+  return !factor_ || bucket.in == nullptr;
+}
+
+void Reduction::begin_sum(const Piece& piece) {
+  const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
+  float* out = bucket.out + piece.span.begin;
+  if (brings_zeros(bucket)) {
+    std::fill_n(out, piece.span.size(), 0.0F);
+  } else {
+    scale(out, bucket.in + piece.span.begin, *factor_, piece.span.size());
+  }
+}
+
+void Reduction::add_to_sum(const Piece& piece, const Part& part) {
   const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
   const auto count = piece.span.size();
   float* out = bucket.out + piece.span.begin;
-  const bool zeros = !factor_ || bucket.in == nullptr;
-  if (sum == nullptr && zeros) {
-    std::fill_n(out, count, 0.0F);
-  } else if (sum == nullptr) {
-    scale(out, bucket.in + piece.span.begin, *factor_, count);
-  } else if (zeros) {
-    add_zeros(out, sum, count);
+  if (brings_zeros(bucket)) {
+    if (part.factor > 0) {
+      scale_and_add_zeros(out, part.floats, part.factor, count);
+    } else {
+      add_zeros(out, part.floats, count);
+    }
+    return;
+  }
+  const float* in = bucket.in + piece.span.begin;
+  if (part.factor > 0) {
+    add_two_scaled(out, part.floats, part.factor, in, *factor_, count);
   } else {
-    add_scaled(out, sum, bucket.in + piece.span.begin, *factor_, count);
+    add_scaled(out, part.floats, in, *factor_, count);
   }
 }
 
 // ---- sending ----
 
-std::optional<Reduction::Outgoing> Reduction::next_frame() {
+// This member's floats themselves, where the next member can read and scale them:
+// a pass over the memory less. Null: it cannot.
+const float* Reduction::shown_part(
+    const Piece& piece, const SharedFloats* shown) const {
+  const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
+  if (shown == nullptr || brings_zeros(bucket) || !(*factor_ > 0)) {
+    return nullptr;
+  }
+  const float* part = bucket.in + piece.span.begin;
+  const auto count = static_cast<std::size_t>(piece.span.size());
+  return shown->place_of(part, count) ? part : nullptr;
+}
+
+std::optional<Reduction::Outgoing> Reduction::next_frame(
+    const SharedFloats* shown) {
   const auto item = begun_ && course_ ? course_->next_to_send(given())
                                       : std::optional<Item>();
   if (!item) {
     return std::nullopt;
   }
   const Piece piece = schedule_.sent(*item);
+  Outgoing frame;
+  FrameHeader& header = frame.header;
   if (item->step == 0) {
-    contribute(piece, nullptr);
+    frame.payload = shown_part(piece, shown);
+    header.factor = frame.payload == nullptr ? 0.0F : *factor_;
+  }
+  if (frame.payload == nullptr) {
+    frame.payload =
+        buckets_[static_cast<std::size_t>(piece.bucket)].out + piece.span.begin;
+    if (item->step == 0) {
+      begin_sum(piece);
+    }
   }
   course_->sent(*item);
-  Outgoing frame;
-  frame.payload =
-      buckets_[static_cast<std::size_t>(piece.bucket)].out + piece.span.begin;
-  frame.header.kind = FrameKind::kData;
-  frame.header.step = *step_;
-  frame.header.slice = item->slice;
-  frame.header.bucket = static_cast<std::uint32_t>(piece.bucket);
-  frame.header.segment = static_cast<std::uint16_t>(piece.segment);
-  frame.header.ring_step = static_cast<std::uint16_t>(item->step);
-  frame.header.first_element = piece.span.begin;
-  frame.header.payload_bytes = static_cast<std::uint32_t>(bytes_of(piece.span));
-  frame.header.payload_checksum =
-      net::crc32c(frame.payload, bytes_of(piece.span));
+  header.step = *step_;
+  set_place(header, *item, piece);
+  const auto place = shown == nullptr
+      ? std::nullopt
+      : shown->place_of(
+            frame.payload, static_cast<std::size_t>(piece.span.size()));
+  if (place) {
+    header.kind = FrameKind::kShown;
+    header.place = *place;
+    header.lease = shown->lease();
+  } else {
+    // Within a host there is nothing on the way that could do damage.
+    header.payload_checksum = net::crc32c(frame.payload, bytes_of(piece.span));
+  }
   return frame;
 }
 
@@ -101,7 +153,7 @@ bool Reduction::can_take(const Item& item) const {
       buckets_[static_cast<std::size_t>(schedule_.bucket_of(item.slice))].given;
 }
 
-Result<float*> Reduction::place_for(const FrameHeader& header) {
+Status Reduction::expect(const FrameHeader& header, Piece& piece) {
   SHERD_ASSERT(course_.has_value());
   if (step_ && header.step != *step_) {
     return mismatch(str("expected step ", *step_, ", found ", header.step));
@@ -110,7 +162,7 @@ Result<float*> Reduction::place_for(const FrameHeader& header) {
   if (auto refusal = course_->refusal(item_); !refusal.empty()) {
     return mismatch(std::move(refusal));
   }
-  const Piece piece = schedule_.received(item_);
+  piece = schedule_.received(item_);
   if (header.bucket != static_cast<std::uint32_t>(piece.bucket) ||
       header.segment != piece.segment ||
       header.first_element != piece.span.begin ||
@@ -121,24 +173,58 @@ Result<float*> Reduction::place_for(const FrameHeader& header) {
             header.first_element, " of bucket ", header.bucket, " in segment ",
             header.segment));
   }
-  step_ = header.step;
-  if (schedule_.reduces(item_.step)) {
-    chunk_ = spare_chunk();
-    return chunk_.get();
-  }
-  if (!can_take(item_)) {
+  if (!schedule_.reduces(item_.step) && !can_take(item_)) {
     return mismatch(
         str("expected no sum of bucket ", piece.bucket,
             " before this member has given it, found ", text_of(piece)));
   }
-  return buckets_[static_cast<std::size_t>(piece.bucket)].out +
-      piece.span.begin;
+  step_ = header.step;
+  return {};
+}
+
+Result<float*> Reduction::place_for(const FrameHeader& header) {
+  Piece piece;
+  if (Status status = expect(header, piece); !status.ok()) {
+    return status;
+  }
+  float* place = nullptr;
+  if (schedule_.reduces(item_.step)) {
+    chunk_ = spare_chunk();
+    place = chunk_.get();
+  } else {
+    place =
+        buckets_[static_cast<std::size_t>(piece.bucket)].out + piece.span.begin;
+  }
+  part_ = {.floats = place};
+  return place;
+}
+
+Status Reduction::expect_shown(
+    const FrameHeader& header, const PeerFloats* memory) {
+  Piece piece;
+  if (Status status = expect(header, piece); !status.ok()) {
+    return status;
+  }
+  const float* floats = memory == nullptr
+      ? nullptr
+      : memory->at(header.place, static_cast<std::size_t>(piece.span.size()));
+  if (floats == nullptr || header.lease == 0) {
+    return mismatch(
+        str("expected ", text_of(piece), " in shared memory, found place ",
+            header.place, " under lease ", header.lease));
+  }
+  if (header.factor > 0 && item_.step != 0) {
+    return mismatch(
+        str("expected a sum at step ", item_.step, ", found a part of it"));
+  }
+  part_ = {floats, memory, header.lease, header.factor};
+  return {};
 }
 
 void Reduction::arrived() {
   course_->arrived(item_);
   if (schedule_.reduces(item_.step)) {
-    held_.push_back({item_, std::move(chunk_)});
+    held_.push_back({item_, std::move(chunk_), part_});
     work();
     return;
   }
@@ -146,7 +232,9 @@ void Reduction::arrived() {
   // since, goes before it.
   while (work()) {
   }
-  take(item_, nullptr);
+  if (!stale_) {
+    take(item_, part_);
+  }
 }
 
 bool Reduction::work() {
@@ -156,26 +244,50 @@ bool Reduction::work() {
   const auto first = std::find_if(
       held_.begin(), held_.end(),
       [&](const Held& held) { return can_take(held.item); });
-  if (first == held_.end()) {
+  if (first == held_.end() || stale_) {
     return false;
   }
-  take(first->item, first->sum.get());
-  spare_.push_back(std::move(first->sum));
+  take(first->item, first->part);
+  if (first->sum) {
+    spare_.push_back(std::move(first->sum));
+  }
   held_.erase(first);
   return true;
 }
 
-void Reduction::take(const Item& item, const float* sum) {
-  const Piece piece = schedule_.received(item);
-  if (sum != nullptr) {
-    contribute(piece, sum);
+// In blocks of the digest, so that what is written is hashed while it is in the
+// cache.
+void Reduction::take(const Item& item, const Part& part) {
+  Piece piece = schedule_.received(item);
+  const Span span = piece.span;
+  Part of_block = part;
+  while (piece.span.begin < span.end) {
+    const auto block_end = (piece.span.begin / kBlock + 1) * kBlock;
+    piece.span.end = std::min(block_end, span.end);
+    take_block(item, piece, of_block);
+    of_block.floats += piece.span.size();
+    piece.span.begin = piece.span.end;
   }
-  if (sum == nullptr || schedule_.completes(item.step)) {
-    digest_.complete(
-        piece.bucket, buckets_[static_cast<std::size_t>(piece.bucket)].out,
-        piece.span);
+  // Not before all has been read: nothing of it has been sent on.
+  if (part.memory != nullptr && !part.memory->holds(part.lease)) {
+    stale_ = true;
+    return;
   }
   course_->taken(item);
+}
+
+void Reduction::take_block(
+    const Item& item, const Piece& piece, const Part& part) {
+  const bool whole = !schedule_.reduces(item.step);
+  float* out = buckets_[static_cast<std::size_t>(piece.bucket)].out;
+  if (!whole) {
+    add_to_sum(piece, part);
+  } else if (part.memory != nullptr) {
+    std::copy_n(part.floats, piece.span.size(), out + piece.span.begin);
+  }
+  if (whole || schedule_.completes(item.step)) {
+    digest_.complete(piece.bucket, out, piece.span);
+  }
 }
 
 bool Reduction::work_alone() {
@@ -184,7 +296,7 @@ bool Reduction::work_alone() {
     return false;
   }
   const Piece piece = schedule_.sent({alone_done_, 0});
-  contribute(piece, nullptr);
+  begin_sum(piece);
   digest_.complete(
       piece.bucket, buckets_[static_cast<std::size_t>(piece.bucket)].out,
       piece.span);

@@ -15,6 +15,7 @@
 #include "ft/ring/digest.h"
 #include "ft/ring/frame.h"
 #include "ft/ring/schedule.h"
+#include "ft/ring/shared_floats.h"
 
 namespace sherd::ft::ring {
 
@@ -44,14 +45,22 @@ class Reduction {
     FrameHeader header;
     const float* payload = nullptr;
   };
-  // The frame to send now, whose payload stays as it is until it has arrived at
-  // the next member; none: nothing is ready.
-  std::optional<Outgoing> next_frame();
+  // The frame to send now, whose payload stays as it is until it has been taken by
+  // the next member; none: nothing is ready. What lies in `shown` is not sent but
+  // read there by the next member; null: it reads nothing.
+  std::optional<Outgoing> next_frame(const SharedFloats* shown);
 
-  // Where the payload is to go. The status names what was expected and found.
+  // Of kData: where the payload is to go. The status names what was expected and
+  // found.
   Result<float*> place_for(const FrameHeader& header);
-  // The payload of the last place_for() is there and intact.
+  // The same of kShown, whose payload is in `memory`, which outlives this; null:
+  // there is none.
+  Status expect_shown(const FrameHeader& header, const PeerFloats* memory);
+  // The payload of the last of these two calls is there and intact.
   void arrived();
+  // The member before has gone on, and what it had shown was not read in time: this
+  // reduction never finishes.
+  bool stale() const { return stale_; }
 
   bool finished() const;
   // Nothing more is to come from the member before.
@@ -63,14 +72,28 @@ class Reduction {
 
  private:
   using Chunk = std::unique_ptr<float[]>;
+  // What the member before has sent, or shows.
+  struct Part {
+    const float* floats = nullptr;
+    // Of kShown alone.
+    const PeerFloats* memory = nullptr;
+    std::uint64_t lease = 0;
+    float factor = 0;  // Still to be multiplied with; 0: nothing.
+  };
   struct Held {
     Item item;
-    Chunk sum;
+    Chunk sum;  // None, where the part is shown.
+    Part part;
   };
+  Status expect(const FrameHeader& header, Piece& piece);
   bool can_take(const Item& item) const;
-  void take(const Item& item, const float* sum);
+  void take(const Item& item, const Part& part);
+  void take_block(const Item& item, const Piece& piece, const Part& part);
   bool work_alone();
-  void contribute(const Piece& piece, const float* sum);
+  void begin_sum(const Piece& piece);
+  void add_to_sum(const Piece& piece, const Part& part);
+  bool brings_zeros(const Bucket& bucket) const;
+  const float* shown_part(const Piece& piece, const SharedFloats* shown) const;
   int given() const;
   Chunk spare_chunk();
 
@@ -86,6 +109,8 @@ class Reduction {
   // Arriving.
   Item item_;
   Chunk chunk_;
+  Part part_;
+  bool stale_ = false;
   std::deque<Held> held_;
   std::vector<Chunk> spare_;
 };

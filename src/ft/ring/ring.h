@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ring is one rank's part in the all-reduce of its replica with the others: out
-// of place, over TCP, under one epoch's members at a time, which change without
+// of place, over TCP and, within a host, through memory that neighbours read where
+// it lies; under one epoch's members at a time, which change without
 // a new process. Buckets that are given stay until they are forgotten, so that a
 // reduction that failed is repeated under the next epoch by begin() alone. One
 // thread of its own moves the bytes, and always reads, so that a rank that is
@@ -59,8 +60,9 @@ class Ring {
   // joined, else it fails; weights for all members, finite, none negative.
   void begin(const Attempt& attempt, std::vector<double> weights);
 
-  // This rank's part of a bucket: `in` stays as it is and `out` is the ring's
-  // until forget(); null `in` stands for zeros. In any order, before or after
+  // This rank's part of a bucket: `in` stays as it is and `out` is the ring's,
+  // also after reduced(), until forget(): neighbours on this host may still read
+  // both. Null `in` stands for zeros. In any order, before or after
   // begin(); they are reduced in the layout's order. REQUIRES: not given yet.
   void give(int bucket, const float* in, float* out);
 

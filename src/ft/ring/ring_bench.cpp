@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Bytes a second of the all-reduce: members of one process on loopback, one
-// bucket of a step after another. `memcpy` is the bound that no machine beats:
-// each byte copied into a socket and out of it, once for each step of the ring.
+// bucket of a step after another, over TCP or with floats that neighbours read
+// where they lie. `cpu_ns_per_byte` is what all members' processors spend, by the
+// byte of a member's bucket: on a busy machine it tells more than the time.
+// `memcpy` is the bound that TCP never beats: each byte copied into a socket and
+// out of it, once for each step of the ring.
+#include <sys/resource.h>
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -10,6 +15,7 @@
 #include <vector>
 #include <benchmark/benchmark.h>
 #include "ft/ring/ring.h"
+#include "ft/ring/shared_floats.h"
 
 namespace sherd::ft {
 namespace {
@@ -36,6 +42,16 @@ class Gate {
   int count_ = 0;
 };
 
+double cpu_seconds() {
+  rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto of = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) +
+        1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return of(usage.ru_utime) + of(usage.ru_stime);
+}
+
 void reduce(benchmark::State& state) {
   const auto members = static_cast<std::size_t>(state.range(0));
   const auto bytes = static_cast<std::size_t>(state.range(1));
@@ -44,13 +60,19 @@ void reduce(benchmark::State& state) {
   Gate joined;
   Gate reduced;
   std::vector<std::unique_ptr<Ring>> rings;
-  std::vector<std::vector<float>> in(members * buckets);
-  std::vector<std::vector<float>> out(members * buckets);
+  // Of each member: its buckets, and then the places of their sums.
+  std::vector<std::unique_ptr<ring::SharedFloats>> floats;
   RingEpoch epoch{{1, 1}, {}};
   for (std::size_t m = 0; m < members; ++m) {
     RingOptions options;
     options.replica = static_cast<ReplicaId>(m);
     options.chunk_bytes = static_cast<std::size_t>(state.range(3)) << 10U;
+    floats.push_back(std::make_unique<ring::SharedFloats>(2 * buckets * count));
+    std::fill_n(floats[m]->data(), buckets * count, static_cast<float>(m + 1));
+    std::fill_n(floats[m]->data() + buckets * count, buckets * count, 0.0F);
+    if (state.range(4) != 0) {
+      options.memory = floats[m].get();
+    }
     rings.push_back(std::make_unique<Ring>(
         options,
         RingEvents{
@@ -63,22 +85,18 @@ void reduce(benchmark::State& state) {
     epoch.members.push_back(
         {options.replica, 0, "127.0.0.1", rings[m]->port()});
   }
-  for (std::size_t i = 0; i < in.size(); ++i) {
-    in[i].assign(count, static_cast<float>(i + 1));
-    out[i].assign(count, 0.0F);
-  }
   for (auto& ring : rings) {
     ring->join(epoch);
   }
   bool fine = joined.wait(static_cast<int>(members));
   std::int64_t step = 0;
+  const double before = cpu_seconds();
   for (auto _ : state) {
     ++step;
     for (std::size_t m = 0; m < members && fine; ++m) {
       for (std::size_t b = 0; b < buckets; ++b) {
-        rings[m]->give(
-            static_cast<int>(b), in[m * buckets + b].data(),
-            out[m * buckets + b].data());
+        float* in = floats[m]->data() + b * count;
+        rings[m]->give(static_cast<int>(b), in, in + buckets * count);
       }
       rings[m]->begin({epoch.epoch, step}, std::vector<double>(members, 1.0));
     }
@@ -91,21 +109,26 @@ void reduce(benchmark::State& state) {
       ring->forget();
     }
   }
-  state.SetBytesProcessed(
-      static_cast<std::int64_t>(bytes * buckets) * state.iterations());
+  const auto all =
+      static_cast<std::int64_t>(bytes * buckets) * state.iterations();
+  state.SetBytesProcessed(all);
+  state.counters["cpu_ns_per_byte"] =
+      (cpu_seconds() - before) * 1e9 / static_cast<double>(all);
 }
 
 void sizes(benchmark::internal::Benchmark* bench) {
-  bench->ArgNames({"members", "bytes", "buckets", "chunk_KiB"});
-  for (const int members : {2, 3}) {
-    for (const std::int64_t kib : {64, 1024, 16384, 65536}) {
-      bench->Args({members, kib << 10U, 1, 512});
+  bench->ArgNames({"members", "bytes", "buckets", "chunk_KiB", "shared"});
+  for (const int shared : {0, 1}) {
+    for (const int members : {2, 3}) {
+      for (const std::int64_t kib : {64, 1024, 16384, 65536}) {
+        bench->Args({members, kib << 10U, 1, 512, shared});
+      }
+      bench->Args({members, 64 << 10, 64, 512, shared});
+      bench->Args({members, 4 << 20, 8, 512, shared});
     }
-    bench->Args({members, 64 << 10, 64, 512});
-    bench->Args({members, 4 << 20, 8, 512});
-  }
-  for (const std::int64_t chunk : {64, 128, 256, 1024, 2048}) {
-    bench->Args({2, 16 << 20, 1, chunk});
+    for (const std::int64_t chunk : {64, 128, 256, 1024, 2048}) {
+      bench->Args({2, 16 << 20, 1, chunk, shared});
+    }
   }
 }
 BENCHMARK(reduce)->Apply(sizes)->UseRealTime()->Unit(benchmark::kMicrosecond);

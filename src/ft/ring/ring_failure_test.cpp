@@ -13,6 +13,7 @@
 #include <utility>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include "ft/ring/child_replica_testing.h"
 #include "ft/ring/frame.h"
 #include "ft/ring/ring_testing.h"
 #include "ft/ring/socket.h"
@@ -28,102 +29,6 @@ constexpr int kSlowness = 10;
 #else
 constexpr int kSlowness = 1;
 #endif
-
-// ---- a replica in a process of its own ----
-
-// It joins the epoch it is sent, begins step 1 and gives its first buckets. To be
-// made before any ring of this process, whose sockets it would inherit.
-class ChildReplica {
- public:
-  struct Options {
-    ReplicaId replica = 0;
-    Layout layout;
-    int buckets = 0;  // Of those it gives.
-  };
-  explicit ChildReplica(const Options& options);
-  ~ChildReplica() {
-    kill(SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  ChildReplica(const ChildReplica&) = delete;
-  ChildReplica& operator=(const ChildReplica&) = delete;
-
-  RingMember member() const {
-    return {options_.replica, 100 + options_.replica, "127.0.0.1", port_};
-  }
-  void join(const RingEpoch& epoch) {
-    std::vector<std::uint32_t> words = {
-        static_cast<std::uint32_t>(epoch.epoch.number)};
-    for (const auto& member : epoch.members) {
-      words.push_back(member.replica);
-      words.push_back(member.port);
-    }
-    words.resize(33, 0);
-    words.push_back(static_cast<std::uint32_t>(epoch.members.size()));
-    EXPECT_GT(
-        ::write(
-            channel_.get(), words.data(), words.size() * sizeof(std::uint32_t)),
-        0);
-  }
-  void kill(int signal) { ::kill(pid_, signal); }
-
- private:
-  [[noreturn]] static void live(const Options& options, int channel);
-
-  Options options_;
-  Descriptor channel_;
-  int pid_ = -1;
-  std::uint16_t port_ = 0;
-};
-
-ChildReplica::ChildReplica(const Options& options) : options_(options) {
-  int ends[2] = {-1, -1};
-  EXPECT_EQ(0, ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
-  channel_ = Descriptor(ends[0]);
-  pid_ = ::fork();
-  if (pid_ == 0) {
-    channel_.close();
-    live(options, ends[1]);
-  }
-  ::close(ends[1]);
-  EXPECT_EQ(
-      static_cast<ssize_t>(sizeof port_),
-      ::read(channel_.get(), &port_, sizeof port_));
-}
-
-void ChildReplica::live(const Options& options, int channel) {
-  RingOptions ring;
-  ring.replica = options.replica;
-  ring.incarnation = 100 + options.replica;
-  ring.chunk_bytes = 4096;
-  ring.slots = 4;
-  TestMember self(ring, options.layout, 1000 + ring.incarnation);
-  const std::uint16_t port = self.ring.port();
-  std::vector<std::uint32_t> words(34);
-  if (::write(channel, &port, sizeof port) < 0) {
-    ::_exit(1);
-  }
-  while (::read(channel, words.data(), words.size() * sizeof(std::uint32_t)) >
-         0) {
-    RingEpoch epoch{{1, words[0]}, {}};
-    for (std::size_t i = 0; i < words[33]; ++i) {
-      epoch.members.push_back(
-          {words[1 + 2 * i], 100 + words[1 + 2 * i], "127.0.0.1",
-           static_cast<std::uint16_t>(words[2 + 2 * i])});
-    }
-    self.ring.join(epoch);
-    if (self.told.joined(epoch.epoch)) {
-      for (std::size_t b = 0; b < static_cast<std::size_t>(options.buckets);
-           ++b) {
-        self.ring.give(
-            static_cast<int>(b), self.in[b].data(), self.out[b].data());
-      }
-      self.ring.begin(
-          {epoch.epoch, 1}, std::vector<double>(epoch.members.size(), 1.0));
-    }
-  }
-  ::_exit(0);
-}
 
 bool reaches(Ring& ring, std::int64_t slices) {
   const SteadyClock clock;
@@ -175,11 +80,27 @@ void expect_lost_and_repeat(
   group.expect_reduced(next, 1, weights);
 }
 
-TEST(RingKill, InReduceScatterIsNoticedByAllAndRepeatedWithout) {
+class RingKill : public testing::TestWithParam<Way> {
+ protected:
+  // Of a child, which is the member that others are not like in a mixed ring.
+  static Memory memory() {
+    return GetParam() == Way::kShared ? Memory::kShared : Memory::kOwn;
+  }
+  // Of the others.
+  static Way way() {
+    return GetParam() == Way::kTcp ? Way::kTcp : Way::kShared;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ways, RingKill, kAllWays, [](const auto& one) {
+  return name_of(one.param);
+});
+
+TEST_P(RingKill, InReduceScatterIsNoticedByAllAndRepeatedWithout) {
   // The child gives the first bucket alone: all wait in the second.
   const Layout layout = {20000, 20000};
-  ChildReplica child({.replica = 4, .layout = layout, .buckets = 1});
-  Group group(4, {.layout = layout});
+  ChildReplica child(
+      {.replica = 4, .layout = layout, .buckets = 1, .memory = memory()});
+  Group group(4, {.layout = layout, .way = way()});
   auto epoch = group.epoch(1);
   epoch.members.insert(epoch.members.begin() + 2, child.member());
   child.join(epoch);
@@ -197,16 +118,17 @@ TEST(RingKill, InReduceScatterIsNoticedByAllAndRepeatedWithout) {
   expect_lost_and_repeat(group, epoch.epoch, 4, killed);
 }
 
-TEST(RingKill, InAllGatherIsNoticedAndRepeatedWithout) {
+TEST_P(RingKill, InAllGatherIsNoticedAndRepeatedWithout) {
   const Layout layout = {1000};
-  ChildReplica child({.replica = 1, .layout = layout, .buckets = 1});
-  Group group(1, {.layout = layout});
+  ChildReplica child(
+      {.replica = 1, .layout = layout, .buckets = 1, .memory = memory()});
+  Group group(1, {.layout = layout, .way = way()});
   // What the child sends: a greeting, the part to sum, and the sum, which never
   // arrives.
   const std::size_t greeting = frame_of(Epoch{}, Hello{}).size();
+  const std::size_t part = GetParam() == Way::kShared ? 0 : 500 * sizeof(float);
   Proxy proxy(
-      group[0].ring.port(),
-      {.hold_at = greeting + kHeaderBytes + 500 * sizeof(float)});
+      group[0].ring.port(), {.hold_at = greeting + kHeaderBytes + part});
   auto epoch = group.epoch(1);
   epoch.members.push_back(child.member());
   auto seen_by_child = epoch;
@@ -224,10 +146,11 @@ TEST(RingKill, InAllGatherIsNoticedAndRepeatedWithout) {
   expect_lost_and_repeat(group, epoch.epoch, 1, killed);
 }
 
-TEST(RingKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
+TEST_P(RingKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
   const Layout layout = {400000};
-  ChildReplica child({.replica = 2, .layout = layout, .buckets = 1});
-  Group group(2, {.layout = layout});
+  ChildReplica child(
+      {.replica = 2, .layout = layout, .buckets = 1, .memory = memory()});
+  Group group(2, {.layout = layout, .way = way()});
   auto epoch = group.epoch(1);
   epoch.members.push_back(child.member());
   child.join(epoch);
@@ -257,7 +180,13 @@ TEST(RingKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
 
 // ---- ends in order ----
 
-TEST(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
+class RingStop : public testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Ways, RingStop, kAllWays, [](const auto& one) {
+  return name_of(one.param);
+});
+
+TEST_P(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
+  constexpr std::uint64_t kRounds = 400;
   const std::uint64_t seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
@@ -265,13 +194,18 @@ TEST(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
   const std::vector<double> weights = {1, 2, 3};
   const std::size_t before = descriptors();
   {
-    Group group(3, {.layout = layout, .chunk_bytes = 65536, .slots = 4});
+    Group group(
+        3,
+        {.layout = layout,
+         .chunk_bytes = 65536,
+         .slots = 4,
+         .way = GetParam()});
     const Floats in = group[1].in;
     const std::size_t idle = descriptors();
     for (int i = 0; i < 3; ++i) {
       group[i].give_all();
     }
-    for (std::uint64_t n = 1; n <= 1000; ++n) {
+    for (std::uint64_t n = 1; n <= kRounds; ++n) {
       const auto epoch = group.epoch(n);
       ASSERT_TRUE(group.join(epoch));
       const auto sent = group[0].ring.counters().sent_bytes;
@@ -293,7 +227,7 @@ TEST(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
           const auto failure = group[i].told.failed(epoch.epoch);
           ASSERT_EQ(failure->fault, RingFault::kStopped) << failure->reason;
         }
-        ASSERT_EQ(group[i].out[0], std::vector<float>(layout[0], 0.0F));
+        ASSERT_EQ(group[i].out[0], Bucketful(layout[0], 0.0F));
       }
     }
     for (int i = 0; i < 3; ++i) {
@@ -302,20 +236,21 @@ TEST(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
       RecordProperty(
           "stop_p99_us_" + std::to_string(i),
           std::to_string(seconds(counters.stop_p99) * 1e6));
-      EXPECT_EQ(counters.stops, 1000U);
+      EXPECT_EQ(counters.stops, kRounds);
     }
     EXPECT_LE(descriptors_down_to(idle), idle);
-    const auto epoch = group.epoch(1001);
+    const auto epoch = group.epoch(kRounds + 1);
     ASSERT_TRUE(group.join(epoch));
     group.begin(epoch, 1, weights);
     group.expect_reduced(epoch, 1, weights);
     EXPECT_TRUE(same_bits(group[1].in, in));
   }
   EXPECT_EQ(descriptors_down_to(before), before);
+  EXPECT_EQ(mappings(), 0U);
 }
 
-TEST(RingStop, IsPassedOnToMembersThatAreNoNeighbours) {
-  Group group(7, {.layout = {100000}});
+TEST_P(RingStop, IsPassedOnToMembersThatAreNoNeighbours) {
+  Group group(7, {.layout = {100000}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   group.begin(epoch, 1, std::vector<double>(7, 1.0));
@@ -330,11 +265,12 @@ TEST(RingStop, IsPassedOnToMembersThatAreNoNeighbours) {
   EXPECT_FALSE(group[3].told.has_failed(epoch.epoch));
 }
 
-TEST(RingStop, ARingThatIsDestroyedHasLeftAndIsNotLost) {
-  Group group(2, {.layout = {100000}});
+TEST_P(RingStop, ARingThatIsDestroyedHasLeftAndIsNotLost) {
+  Group group(2, {.layout = {100000}, .way = GetParam()});
   auto third = std::make_unique<TestMember>(
       RingOptions{.replica = 9, .chunk_bytes = 4096, .slots = 4},
-      Layout{100000}, 3);
+      Layout{100000}, 3,
+      GetParam() == Way::kTcp ? Memory::kOwn : Memory::kShared);
   auto epoch = group.epoch(1);
   epoch.members.push_back({9, 0, "127.0.0.1", third->ring.port()});
   third->ring.join(epoch);
@@ -356,6 +292,37 @@ TEST(RingStop, ARingThatIsDestroyedHasLeftAndIsNotLost) {
 
 // ---- damage and disagreement ----
 
+void expect_damage_noticed(Way way, std::size_t at) {
+  SCOPED_TRACE(testing::Message() << "byte " << at);
+  Group group(2, {.layout = {1000}, .way = way});
+  Proxy proxy(group[1].ring.port(), {.flip_at = at});
+  auto epoch = group.epoch(1);
+  group[1].ring.join(epoch);
+  epoch.members[1].port = proxy.port();
+  group[0].ring.join(epoch);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(group[i].told.joined(epoch.epoch));
+    group[i].give_all();
+  }
+  begin_all(group, epoch.epoch, 2);
+  for (int i = 0; i < 2; ++i) {
+    const auto failure = group[i].told.failed(epoch.epoch);
+    ASSERT_TRUE(failure.has_value());
+    EXPECT_EQ(failure->fault, RingFault::kChecksum) << failure->reason;
+    EXPECT_EQ(failure->accused, 0U);
+    EXPECT_EQ(failure->reporter, 1U);
+    EXPECT_THAT(failure->reason, HasSubstr("checksum"));
+  }
+}
+
+TEST(RingDamage, AByteOfAHeaderOfSharedMemoryIsNoticedBeforeItIsUsed) {
+  const std::size_t greeting = frame_of(Epoch{}, Hello{}).size();
+  for (const std::size_t at :
+       {greeting + 5, greeting + 70, greeting + kHeaderBytes + 80}) {
+    expect_damage_noticed(Way::kShared, at);
+  }
+}
+
 TEST(RingDamage, AByteChangedOnTheWayIsNoticedBeforeItIsUsed) {
   const std::size_t greeting = frame_of(Epoch{}, Hello{}).size();
   const std::size_t payload = 500 * sizeof(float);
@@ -364,25 +331,7 @@ TEST(RingDamage, AByteChangedOnTheWayIsNoticedBeforeItIsUsed) {
        {greeting + 5, greeting + 30, greeting + kHeaderBytes,
         greeting + kHeaderBytes + payload - 1,
         greeting + 2 * kHeaderBytes + payload + 7}) {
-    Group group(2, {.layout = {1000}});
-    Proxy proxy(group[1].ring.port(), {.flip_at = at});
-    auto epoch = group.epoch(1);
-    group[1].ring.join(epoch);
-    epoch.members[1].port = proxy.port();
-    group[0].ring.join(epoch);
-    for (int i = 0; i < 2; ++i) {
-      ASSERT_TRUE(group[i].told.joined(epoch.epoch));
-      group[i].give_all();
-    }
-    begin_all(group, epoch.epoch, 2);
-    for (int i = 0; i < 2; ++i) {
-      const auto failure = group[i].told.failed(epoch.epoch);
-      ASSERT_TRUE(failure.has_value());
-      EXPECT_EQ(failure->fault, RingFault::kChecksum) << failure->reason;
-      EXPECT_EQ(failure->accused, 0U);
-      EXPECT_EQ(failure->reporter, 1U);
-      EXPECT_THAT(failure->reason, HasSubstr("checksum"));
-    }
+    expect_damage_noticed(Way::kTcp, at);
   }
 }
 
@@ -473,6 +422,8 @@ TEST(RingDamage, FramesThatAreSkippedReorderedOrResizedFailWithBothIdeas) {
       {[](FrameHeader& h) { h.bucket = 1; }, "from 50 of bucket 1"},
       {[](FrameHeader& h) { h.slice = 1000; }, "expected slices below 2"},
       {[](FrameHeader& h) { h.step = 2; }, "expected step 1, found 2"},
+      {[](FrameHeader& h) { h.kind = FrameKind::kShown; },
+       "in shared memory, found place 0 under lease 0"},
       {[](FrameHeader& h) { h.epoch.number = 9; },
        "expected frames of epoch 1.1, found one of epoch 1.9"}};
   for (const auto& one : cases) {

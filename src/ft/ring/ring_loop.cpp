@@ -182,6 +182,7 @@ void RingLoop::run() {
         RingFault::kStopped, context_.options.replica,
         str("replica ", context_.options.replica, " has left"));
   }
+  end_lease();
 }
 
 bool RingLoop::turn() {
@@ -247,6 +248,10 @@ void RingLoop::publish(Lock& lock) {
   progress_ = {};
   for (const auto& [epoch, session] : sessions_) {
     if (session->begun()) {
+      progress_ = session->progress();
+      return;
+    }
+    if (!progress_.place) {
       progress_ = session->progress();
     }
   }
@@ -365,6 +370,13 @@ void RingLoop::do_forget() {
     }
   }
   context_.buckets.assign(context_.buckets.size(), {});
+  end_lease();
+}
+
+void RingLoop::end_lease() {
+  if (context_.options.memory != nullptr) {
+    context_.options.memory->end_lease();
+  }
 }
 
 // ---- callers ----
@@ -422,7 +434,7 @@ Doorman::Answer RingLoop::decide(Caller& caller) {
     session->end(RingFault::kMismatch, hello.from, why);
     return refuse(caller, counters.refused_connections, why);
   }
-  session->adopt(std::move(caller.link));
+  session->adopt(std::move(caller.link), hello);
   return Doorman::Answer::kDone;
 }
 

@@ -76,6 +76,7 @@ class RingLoop {
   void do_begin(const Attempt& attempt, std::vector<double> weights);
   void do_stop(const Epoch& epoch);
   void do_forget();
+  void end_lease();
   Doorman::Answer decide(Caller& caller);
   Doorman::Answer refuse(
       Caller& caller, std::uint64_t& counter, const std::string& reason);

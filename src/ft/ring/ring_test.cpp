@@ -6,6 +6,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
@@ -18,11 +19,15 @@ using testing::HasSubstr;
 
 const Layout kRagged = {1000, 0, 1, 2, 5000, 6, 40000, 3};
 
-class RingOf : public testing::TestWithParam<int> {};
+class RingOf : public testing::TestWithParam<std::tuple<int, Way>> {
+ protected:
+  static int members() { return std::get<0>(GetParam()); }
+  static Way way() { return std::get<1>(GetParam()); }
+};
 
 TEST_P(RingOf, AllMembersGetTheBitsThatOneProcessGets) {
-  const int members = GetParam();
-  Group group(members, {.layout = kRagged});
+  const int members = RingOf::members();
+  Group group(members, {.layout = kRagged, .way = way()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   std::vector<double> weights;
@@ -35,8 +40,8 @@ TEST_P(RingOf, AllMembersGetTheBitsThatOneProcessGets) {
 }
 
 TEST_P(RingOf, MembersOfWeightZeroFollowWithoutBeingRead) {
-  const int members = GetParam();
-  Group group(members, {.layout = kRagged});
+  const int members = RingOf::members();
+  Group group(members, {.layout = kRagged, .way = way()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   std::vector<double> weights;
@@ -56,8 +61,8 @@ TEST_P(RingOf, MembersOfWeightZeroFollowWithoutBeingRead) {
 }
 
 TEST_P(RingOf, BucketsMayComeInAnyOrderBeforeAndAfterTheBegin) {
-  const int members = GetParam();
-  Group group(members, {.layout = kRagged});
+  const int members = RingOf::members();
+  Group group(members, {.layout = kRagged, .way = way()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   const std::vector<double> weights(static_cast<std::size_t>(members), 1.0);
@@ -87,8 +92,8 @@ TEST_P(RingOf, BucketsMayComeInAnyOrderBeforeAndAfterTheBegin) {
 }
 
 TEST_P(RingOf, StepsFollowEachOtherUnderOneEpoch) {
-  const int members = GetParam();
-  Group group(members, {.layout = kRagged});
+  const int members = RingOf::members();
+  Group group(members, {.layout = kRagged, .way = way()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   const std::vector<double> weights(static_cast<std::size_t>(members), 2.0);
@@ -108,14 +113,30 @@ TEST_P(RingOf, StepsFollowEachOtherUnderOneEpoch) {
   EXPECT_EQ(group[0].ring.counters().resent_bytes, 0U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Members, RingOf, testing::Values(1, 2, 3, 4, 7));
+INSTANTIATE_TEST_SUITE_P(
+    Members,
+    RingOf,
+    testing::Combine(testing::Values(1, 2, 3, 4, 7), kAllWays),
+    [](const auto& one) {
+      return str(
+          std::get<0>(one.param), "Over", name_of(std::get<1>(one.param)));
+    });
 
-TEST(Ring, ChunksAndSlotsLeaveNoTraceInTheBits) {
+class RingBy : public testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Ways, RingBy, kAllWays, [](const auto& one) {
+  return name_of(one.param);
+});
+
+TEST_P(RingBy, ChunksAndSlotsLeaveNoTraceInTheBits) {
   const std::vector<double> weights = {1, 2, 5};
   for (const std::size_t chunk : {4U, 64U, 1U << 20U}) {
     for (const int slots : {1, 3, 64}) {
       Group group(
-          3, {.layout = {1000, 7}, .chunk_bytes = chunk, .slots = slots});
+          3,
+          {.layout = {1000, 7},
+           .chunk_bytes = chunk,
+           .slots = slots,
+           .way = GetParam()});
       const auto epoch = group.epoch(1);
       ASSERT_TRUE(group.join(epoch));
       for (int i = 0; i < 3; ++i) {
@@ -127,16 +148,16 @@ TEST(Ring, ChunksAndSlotsLeaveNoTraceInTheBits) {
   }
 }
 
-TEST(Ring, ALayoutWithoutElementsIsReducedAtOnce) {
-  Group group(3, {.layout = {0, 0}});
+TEST_P(RingBy, ALayoutWithoutElementsIsReducedAtOnce) {
+  Group group(3, {.layout = {0, 0}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   group.begin(epoch, 1, {1, 1, 1});
   group.expect_reduced(epoch, 1, {1, 1, 1});
 }
 
-TEST(Ring, AMemberThatBeginsLateIsWaitedFor) {
-  Group group(3, {.layout = {100000}});
+TEST_P(RingBy, AMemberThatBeginsLateIsWaitedFor) {
+  Group group(3, {.layout = {100000}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   for (int i = 0; i < 3; ++i) {
@@ -154,8 +175,8 @@ TEST(Ring, AMemberThatBeginsLateIsWaitedFor) {
   group.expect_reduced(epoch, 1, {1, 1, 1});
 }
 
-TEST(Ring, AReductionIsRepeatedWithAMemberLessAndNothingGivenAgain) {
-  Group group(3, {.layout = {200000, 10}});
+TEST_P(RingBy, AReductionIsRepeatedWithAMemberLessAndNothingGivenAgain) {
+  Group group(3, {.layout = {200000, 10}, .way = GetParam()});
   const auto first = group.epoch(1);
   ASSERT_TRUE(group.join(first));
   const Floats before = group[0].in;
@@ -180,8 +201,8 @@ TEST(Ring, AReductionIsRepeatedWithAMemberLessAndNothingGivenAgain) {
   EXPECT_GT(group[0].ring.counters().resent_bytes, 0U);
 }
 
-TEST(Ring, ANewEpochIsJoinedWhileTheOldOneReduces) {
-  Group group(3, {.layout = {50000, 50000}});
+TEST_P(RingBy, ANewEpochIsJoinedWhileTheOldOneReduces) {
+  Group group(3, {.layout = {50000, 50000}, .way = GetParam()});
   const auto old = group.epoch(1, {0, 1});
   ASSERT_TRUE(group.join(old));
   group.begin(old, 1, {1, 1});
@@ -202,9 +223,9 @@ TEST(Ring, ANewEpochIsJoinedWhileTheOldOneReduces) {
   group.expect_reduced(planned, 2, {1, 1, 0});
 }
 
-TEST(Ring, WhoHasTheSumMayGoOnWithoutHarmToWhoHasNot) {
+TEST_P(RingBy, WhoHasTheSumMayGoOnWithoutHarmToWhoHasNot) {
   std::mt19937_64 random(23);
-  Group group(4, {.layout = {30000}});
+  Group group(4, {.layout = {30000}, .way = GetParam()});
   std::uint64_t number = 1;
   auto epoch = group.epoch(number);
   ASSERT_TRUE(group.join(epoch));
@@ -227,8 +248,8 @@ TEST(Ring, WhoHasTheSumMayGoOnWithoutHarmToWhoHasNot) {
   }
 }
 
-TEST(Ring, TheNewestOfSeveralPendingEpochsCounts) {
-  Group group(2, {.layout = {100}});
+TEST_P(RingBy, TheNewestOfSeveralPendingEpochsCounts) {
+  Group group(2, {.layout = {100}, .way = GetParam()});
   const auto lonely = group.epoch(2);  // Only replica 0 hears of it.
   const auto first = group.epoch(1);
   ASSERT_TRUE(group.join(first));
@@ -254,8 +275,8 @@ TEST(Ring, NoWeightAtAllFailsTheAttemptAtEachMember) {
   }
 }
 
-TEST(Ring, ProgressNamesWhoIsWaitedFor) {
-  Group group(2, {.layout = {10}});
+TEST_P(RingBy, ProgressNamesWhoIsWaitedFor) {
+  Group group(2, {.layout = {10}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   group[0].give_all();
@@ -269,6 +290,32 @@ TEST(Ring, ProgressNamesWhoIsWaitedFor) {
   EXPECT_EQ(group[0].ring.progress().waits_for, 1U);
   EXPECT_EQ(group[1].ring.progress().waits_for, std::nullopt);
   EXPECT_EQ(group[1].ring.progress().slices, 1);
+}
+
+// Where they differ while all stand still, a link is dead.
+TEST_P(RingBy, WhatWentToTheNextMemberIsCountedThereAsWhatCame) {
+  Group group(3, {.layout = {30000, 10}, .way = GetParam()});
+  EXPECT_FALSE(group[0].ring.progress().place.has_value());
+  const auto epoch = group.epoch(1);
+  ASSERT_TRUE(group.join(epoch));
+  for (int i = 0; i < 3; ++i) {
+    group[i].give_all();
+  }
+  group.begin(epoch, 1, {1, 1, 1});
+  group.expect_reduced(epoch, 1, {1, 1, 1});
+  for (int i = 0; i < 3; ++i) {
+    const int next = (i + 1) % 3;
+    const auto here = group[i].ring.progress().place;
+    const auto there = group[next].ring.progress().place;
+    ASSERT_TRUE(here.has_value() && there.has_value());
+    EXPECT_EQ(here->epoch, epoch.epoch);
+    EXPECT_EQ(here->next, static_cast<ReplicaId>(next));
+    EXPECT_EQ(there->previous, static_cast<ReplicaId>(i));
+    EXPECT_GT(here->frames_out, 0U);
+    EXPECT_EQ(here->frames_out, there->frames_in);
+  }
+  group[0].ring.stop(epoch.epoch);
+  EXPECT_FALSE(group[0].ring.progress().place.has_value());
 }
 
 TEST(Ring, AnEventMayCallTheRingAndThrow) {

@@ -10,10 +10,13 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <numeric>
 #include <random>
 #include <span>
 #include <thread>
 #include <gtest/gtest.h>
+#include "base/check.h"
 #include "ft/ring/digest.h"
 #include "ft/ring/socket.h"
 
@@ -142,11 +145,53 @@ bool same_bits(const Floats& a, const Floats& b) {
 
 // ---- groups ----
 
+std::string name_of(Way way) {
+  return way == Way::kTcp ? "Tcp" : way == Way::kShared ? "Shared" : "Mixed";
+}
+
+void* SharedResource::do_allocate(std::size_t bytes, std::size_t alignment) {
+  SHERD_ASSERT(
+      alignment <= alignof(float) &&
+          used_ + bytes <= floats_.size() * sizeof(float),
+      "room in the shared memory of a test");
+  void* place = reinterpret_cast<char*>(floats_.data()) + used_;
+  used_ += bytes;
+  return place;
+}
+
+namespace {
+
+std::unique_ptr<SharedResource> memory_for(Memory kind, const Layout& layout) {
+  if (kind == Memory::kOwn) {
+    return nullptr;
+  }
+  const auto sum = std::accumulate(layout.begin(), layout.end(), Layout{0}[0]);
+  // Of `in` and of `out`.
+  return std::make_unique<SharedResource>(2 * static_cast<std::size_t>(sum));
+}
+
+Floats moved_to(SharedResource* memory, const Floats& floats) {
+  Floats moved;
+  for (const auto& bucket : floats) {
+    moved.emplace_back(
+        bucket, memory == nullptr ? std::pmr::get_default_resource() : memory);
+  }
+  return moved;
+}
+
+RingOptions with(RingOptions options, SharedResource* memory) {
+  options.memory = memory == nullptr ? nullptr : &memory->floats();
+  return options;
+}
+
+}  // namespace
+
 TestMember::TestMember(
-    RingOptions options, const Layout& layout, std::uint64_t seed)
-    : in(random_buckets(layout, seed)),
-      out(zero_buckets(layout)),
-      ring(std::move(options), told.events()) {
+    RingOptions options, const Layout& layout, std::uint64_t seed, Memory kind)
+    : memory(memory_for(kind, layout)),
+      in(moved_to(memory.get(), random_buckets(layout, seed))),
+      out(moved_to(memory.get(), zero_buckets(layout))),
+      ring(with(std::move(options), memory.get()), told.events()) {
   ring.set_run(kTestRun);
   ring.set_layout(layout);
 }
@@ -164,8 +209,11 @@ Group::Group(int members, const GroupOptions& options) {
     ring.incarnation = 100 + static_cast<Incarnation>(i);
     ring.chunk_bytes = options.chunk_bytes;
     ring.slots = options.slots;
+    const bool shares =
+        options.way == Way::kShared || (options.way == Way::kMixed && i != 1);
     members_.push_back(std::make_unique<TestMember>(
-        ring, options.layout, options.seed * 1000 + ring.incarnation));
+        ring, options.layout, options.seed * 1000 + ring.incarnation,
+        shares ? Memory::kShared : Memory::kOwn));
   }
 }
 
@@ -243,6 +291,15 @@ std::size_t descriptors() {
   return count;
 }
 
+std::size_t mappings() {
+  std::ifstream maps("/proc/self/maps");
+  std::size_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    count += line.find("memfd:sherd-segment") != std::string::npos ? 1U : 0U;
+  }
+  return count;
+}
+
 std::size_t descriptors_down_to(std::size_t count) {
   const SteadyClock clock;
   const Instant until = clock.now() + kTestDeadline;
@@ -310,6 +367,9 @@ struct Proxy::State {
 
   // Of the caller's bytes, which are done mischief to.
   std::size_t seen = 0;
+  std::string held;
+  bool ended = false;
+  Descriptor go;  // An eventfd: holds them back no longer.
 
   void run();
   // False: nothing comes from there any more.
@@ -329,14 +389,20 @@ std::size_t Proxy::State::spoil(char* bytes, std::size_t count) {
   if (!mischief.hold_at || seen <= *mischief.hold_at) {
     return count;
   }
+  const auto goes = before < *mischief.hold_at ? *mischief.hold_at - before : 0;
+  held.append(bytes + goes, count - goes);
   // Release: pairs with the acquire in holds().
   holds.store(true, std::memory_order_release);
-  return before < *mischief.hold_at ? *mischief.hold_at - before : 0;
+  return goes;
 }
 
 bool Proxy::State::forward(int from, int to, bool of_caller) {
   std::array<char, 16384> bytes = {};
   const auto got = ::recv(from, bytes.data(), bytes.size(), 0);
+  if (got <= 0 && of_caller && mischief.hold_at && mischief.holds_end) {
+    ended = true;
+    return false;
+  }
   if (got <= 0) {
     ::shutdown(to, SHUT_WR);
     return false;
@@ -360,14 +426,23 @@ void Proxy::State::run() {
   const Descriptor caller(
       ::accept4(listening.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
   const Connected called = connect_to(target);
-  pollfd all[3] = {
+  pollfd all[4] = {
       {caller.get(), POLLIN, 0},
       {called.socket.get(), POLLIN, 0},
-      {quit.get(), POLLIN, 0}};
-  while (all[0].fd >= 0 || all[1].fd >= 0) {
-    ::poll(all, 3, -1);
+      {quit.get(), POLLIN, 0},
+      {go.get(), POLLIN, 0}};
+  while (all[0].fd >= 0 || all[1].fd >= 0 || ended) {
+    ::poll(all, 4, -1);
     if (all[2].revents != 0) {
       return;
+    }
+    if (all[3].revents != 0) {
+      all[3].fd = -1;
+      mischief.hold_at.reset();
+      ::send(called.socket.get(), held.data(), held.size(), MSG_NOSIGNAL);
+      if (std::exchange(ended, false)) {
+        ::shutdown(called.socket.get(), SHUT_WR);
+      }
     }
     if (all[0].revents != 0 &&
         !forward(caller.get(), called.socket.get(), true)) {
@@ -384,6 +459,7 @@ Proxy::Proxy(std::uint16_t target, Mischief mischief)
     : state_(std::make_unique<State>()) {
   state_->listening = std::move(listen_on("127.0.0.1")).value();
   state_->quit = Descriptor(::eventfd(0, EFD_CLOEXEC));
+  state_->go = Descriptor(::eventfd(0, EFD_CLOEXEC));
   state_->target = target;
   state_->mischief = mischief;
   // The listener is non-blocking, which its poll() makes good.
@@ -394,6 +470,11 @@ Proxy::~Proxy() {
   const std::uint64_t one = 1;
   EXPECT_EQ(8, ::write(state_->quit.get(), &one, sizeof one));
   state_->thread.join();
+}
+
+void Proxy::release() {
+  const std::uint64_t one = 1;
+  EXPECT_EQ(8, ::write(state_->go.get(), &one, sizeof one));
 }
 
 std::uint16_t Proxy::port() const { return state_->listening.port; }

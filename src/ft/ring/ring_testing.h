@@ -9,11 +9,15 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
+#include <gtest/gtest.h>
 #include "base/descriptor.h"
 #include "ft/ring/ring.h"
+#include "ft/ring/shared_floats.h"
 
 namespace sherd::ft::ring {
 
@@ -42,7 +46,16 @@ class Told {
 };
 
 using Layout = std::vector<std::int64_t>;
-using Floats = std::vector<std::vector<float>>;  // By bucket.
+using Bucketful = std::pmr::vector<float>;  // In shared memory, or anywhere.
+using Floats = std::vector<Bucketful>;      // By bucket.
+
+// How neighbours get each other's floats: all over TCP, all from where they lie,
+// or one member over TCP alone.
+enum class Way { kTcp, kShared, kMixed };
+std::string name_of(Way way);
+// For tests that run over each of them.
+inline const auto kAllWays =
+    testing::Values(Way::kTcp, Way::kShared, Way::kMixed);
 
 // Of a seed; ordinary numbers of many sizes, and zeros of both signs.
 Floats random_buckets(const Layout& layout, std::uint64_t seed);
@@ -54,11 +67,35 @@ Floats reference(
 std::uint64_t digest_of(const Floats& floats);
 bool same_bits(const Floats& a, const Floats& b);
 
+// Hands out memory from front to back; frees nothing.
+class SharedResource : public std::pmr::memory_resource {
+ public:
+  explicit SharedResource(std::size_t floats) : floats_(floats) {}
+  SharedFloats& floats() { return floats_; }
+
+ private:
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override;
+  void do_deallocate(void*, std::size_t, std::size_t) override {}
+  bool do_is_equal(const memory_resource& other) const noexcept override {
+    return this == &other;
+  }
+
+  SharedFloats floats_;
+  std::size_t used_ = 0;
+};
+
+enum class Memory { kOwn, kShared };
+
 struct TestMember {
-  TestMember(RingOptions options, const Layout& layout, std::uint64_t seed);
+  TestMember(
+      RingOptions options,
+      const Layout& layout,
+      std::uint64_t seed,
+      Memory memory = Memory::kOwn);
   void give_all();
 
   Told told;
+  std::unique_ptr<SharedResource> memory;
   Floats in;
   Floats out;
   Ring ring;  // Ends first.
@@ -69,6 +106,7 @@ struct GroupOptions {
   std::size_t chunk_bytes = 4096;
   int slots = 4;
   std::uint64_t seed = 1;
+  Way way = Way::kTcp;
 };
 
 // Members with the replica ids 0, 1, ...
@@ -102,6 +140,8 @@ class Group {
 
 // Open descriptors of this process.
 std::size_t descriptors();
+// Mappings of shared floats in it.
+std::size_t mappings();
 // Waits until there are at most so many; the number at the end.
 std::size_t descriptors_down_to(std::size_t count);
 
@@ -120,7 +160,9 @@ Connected connect_to(std::uint16_t port);
 // do with those of the first one that it gets from its caller's side.
 struct Mischief {
   std::optional<std::size_t> flip_at = {};  // Inverts this byte.
-  std::optional<std::size_t> hold_at = {};  // Forwards nothing from here on.
+  // Forwards nothing from here on, until it is told to.
+  std::optional<std::size_t> hold_at = {};
+  bool holds_end = false;  // Nor that the caller has closed.
 };
 class Proxy {
  public:
@@ -129,6 +171,7 @@ class Proxy {
   std::uint16_t port() const;
   // Waits until it holds bytes back; false: the deadline has passed.
   bool holds();
+  void release();
 
  private:
   struct State;

@@ -14,6 +14,10 @@
 
 namespace sherd::ft {
 
+namespace ring {
+class SharedFloats;
+}
+
 struct RingOptions {
   // Behaviour. Where to listen, as an address or a name of this host.
   std::string bind_host = "127.0.0.1";
@@ -27,7 +31,11 @@ struct RingOptions {
   Duration user_timeout = std::chrono::seconds(5);
   // Then a quiet connection is asked every second whether its peer is there.
   Duration keep_alive_idle = std::chrono::seconds(2);
-  // Performance; the same at all members. What a frame carries: less costs calls,
+  // Performance. What is given from here, neighbours on this host read where it
+  // lies, at a quarter of what TCP costs; they must have some too. Null: nothing.
+  // Outlives the ring.
+  ring::SharedFloats* memory = nullptr;
+  // The same at all members. What a frame carries: less costs calls,
   // more leaves the cache.
   std::size_t chunk_bytes = std::size_t{512} << 10U;
   // Slices of chunks that are under way at once.
@@ -72,6 +80,7 @@ struct RingFailure {
 struct RingCounters {
   std::uint64_t sent_bytes = 0;  // Payloads of data.
   std::uint64_t received_bytes = 0;
+  std::uint64_t shown_bytes = 0;   // Of those received, read in shared memory.
   std::uint64_t resent_bytes = 0;  // In attempts of a step that had one before.
   std::uint64_t reductions = 0;    // Finished.
   std::uint64_t failures = 0;      // Told by failed().
@@ -92,6 +101,18 @@ struct RingProgress {
   std::int64_t slices = 0;
   // Whose bytes, or whose reading, it waits for; none: for this rank's buckets.
   std::optional<ReplicaId> waits_for;
+  bool to_read = false;  // It waits for its reading.
+  int bucket = 0;        // Of the oldest slice that is not done.
+  // In the ring that it is connected in, also between two reductions; none: it
+  // is in none, or alone.
+  struct Place {
+    Epoch epoch;
+    ReplicaId previous = 0;
+    ReplicaId next = 0;
+    std::uint64_t frames_in = 0;  // Of data, since the epoch began.
+    std::uint64_t frames_out = 0;
+  };
+  std::optional<Place> place;
 };
 
 }  // namespace sherd::ft

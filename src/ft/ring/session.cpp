@@ -63,6 +63,9 @@ bool Session::read(Side side) {
         break;
       case Link::Got::kFrame:
         read_frame(side);
+        if (shows_much(side)) {
+          return true;  // It has been read: enough for a turn.
+        }
         break;
       case Link::Got::kEnd:
         lose(side, link(side)->problem());
@@ -71,6 +74,15 @@ bool Session::read(Side side) {
     moved = true;
   }
   return moved;
+}
+
+bool Session::shows_much(Side side) {
+  if (ended_ || !link(side)) {
+    return false;
+  }
+  const FrameHeader& header = link(side)->header();
+  return header.kind == FrameKind::kShown &&
+      header.payload_bytes >= context_.options.chunk_bytes / 2;
 }
 
 void Session::read_header(Side side) {
@@ -84,6 +96,10 @@ void Session::read_header(Side side) {
   }
   if (header.kind == FrameKind::kData && side == Side::kPrev) {
     read_data_header();
+    return;
+  }
+  if (header.kind == FrameKind::kShown && side == Side::kPrev) {
+    read_shown_header();
     return;
   }
   const bool answer = side == Side::kNext && !greeted_ &&
@@ -117,6 +133,32 @@ void Session::read_data_header() {
   prev_->payload_to(place.value());
 }
 
+void Session::read_shown_header() {
+  const FrameHeader& header = prev_->header();
+  Status status;
+  if (header.step <= finished_step_) {
+    ++context_.counters.stale_frames;
+    status = Status(
+        ErrorCode::kPeerMismatch,
+        str("expected a step above ", finished_step_, ", found ", header.step));
+  } else if (!reduction_->stale()) {
+    status = reduction_->expect_shown(
+        header, prev_memory_ ? &*prev_memory_ : nullptr);
+  } else if (header.step != reduction_->step()) {
+    end(RingFault::kStopped, replica_of(Side::kPrev),
+        str("replica ", replica_of(Side::kPrev), " has decided step ",
+            reduction_->step(), " before its sum was read here"));
+    return;
+  }
+  if (!status.ok()) {
+    end(RingFault::kMismatch, replica_of(Side::kPrev),
+        str("replica ", replica_of(Side::kPrev), ", step ", header.step, ": ",
+            status.message()));
+    return;
+  }
+  prev_->payload_to(nullptr);
+}
+
 void Session::read_frame(Side side) {
   const FrameHeader& header = link(side)->header();
   if (!link(side)->intact()) {
@@ -126,9 +168,8 @@ void Session::read_frame(Side side) {
             ", from element ", header.first_element));
     return;
   }
-  if (header.kind == FrameKind::kData) {
-    context_.counters.received_bytes += header.payload_bytes;
-    reduction_->arrived();
+  if (header.kind == FrameKind::kData || header.kind == FrameKind::kShown) {
+    read_part();
     return;
   }
   if (header.kind != FrameKind::kEnding) {
@@ -141,6 +182,18 @@ void Session::read_frame(Side side) {
     return;
   }
   hear(side, ending.value());
+}
+
+void Session::read_part() {
+  const FrameHeader& header = prev_->header();
+  if (reduction_->stale()) {
+    return;
+  }
+  context_.counters.received_bytes += header.payload_bytes;
+  context_.counters.shown_bytes +=
+      header.kind == FrameKind::kShown ? header.payload_bytes : 0;
+  ++frames_in_;
+  reduction_->arrived();
 }
 
 void Session::lose(Side side, Status problem) {
@@ -202,6 +255,9 @@ void Session::begin(const Weighed& weighed) {
         "no member has samples in " + text_of(weighed.attempt));
     return;
   }
+  if (context_.options.memory != nullptr) {
+    context_.options.memory->begin_lease();
+  }
   const double own = weighed.weights[static_cast<std::size_t>(route_.position)];
   auto why = reduction_->begin(
       weighed.attempt.step,
@@ -217,18 +273,21 @@ void Session::begin(const Weighed& weighed) {
 bool Session::send() {
   bool moved = false;
   while (next_ && next_->can_send()) {
-    auto frame = reduction_->next_frame();
+    auto frame =
+        reduction_->next_frame(next_reads_ ? context_.options.memory : nullptr);
     if (!frame) {
       break;
     }
     frame->header.epoch = epoch();
     const std::size_t bytes = frame->header.payload_bytes;
-    next_->send(bytes_of(frame->header), frame->payload, bytes);
+    next_->send(
+        bytes_of(frame->header), frame->payload, bytes_after(frame->header));
     next_->write();
     context_.counters.sent_bytes += bytes;
+    ++frames_out_;
     context_.counters.resent_bytes += again_ ? bytes : 0;
     moved = true;
-    if (bytes >= context_.options.chunk_bytes / 2) {
+    if (bytes_after(frame->header) >= context_.options.chunk_bytes / 2) {
       break;  // Enough for a turn.
     }
   }
@@ -254,14 +313,26 @@ std::optional<Session::Reduced> Session::take_reduced() {
 
 RingProgress Session::progress() const {
   RingProgress progress;
-  if (ended_ || !begun()) {
+  if (ended_ || !joined_) {
+    return progress;
+  }
+  if (schedule_.steps() > 0) {
+    progress.place = RingProgress::Place{
+        epoch(), replica_of(Side::kPrev), replica_of(Side::kNext), frames_in_,
+        frames_out_};
+  }
+  if (!begun()) {
     return progress;
   }
   progress.attempt = Attempt{epoch(), reduction_->step()};
   progress.slices = schedule_.slices();
   progress.slices_done = reduction_->slices_done();
+  if (progress.slices_done < progress.slices) {
+    progress.bucket = schedule_.bucket_of(progress.slices_done);
+  }
   if (next_ && next_->wants_to_write()) {
     progress.waits_for = replica_of(Side::kNext);
+    progress.to_read = true;
   } else if (!reduction_->lacks_bucket() && schedule_.steps() > 0) {
     progress.waits_for = replica_of(Side::kPrev);
   }
@@ -286,6 +357,10 @@ bool Session::advance(Instant now) {
     moved = reduction_->work() || moved;
     moved = send() || moved;
     finish();
+  }
+  // Else the member before is about to say why, or has died.
+  if (!ended_ && reduction_->stale() && !prev_) {
+    end(*after_reduction_);
   }
   return moved;
 }
@@ -328,6 +403,10 @@ void Session::end(Ending ending) {
     return;
   }
   ended_ = true;
+  // Of what was begun: a whole sum is still read by who has not all of it.
+  if (begun() && context_.options.memory != nullptr) {
+    context_.options.memory->end_lease();
+  }
   ending.finished_step = finished_step_;
   ending_ = std::move(ending);
   const std::string words = frame_of(epoch(), ending_);

@@ -19,6 +19,7 @@
 #include "ft/ring/reduction.h"
 #include "ft/ring/ring_types.h"
 #include "ft/ring/schedule.h"
+#include "ft/ring/shared_floats.h"
 #include "ft/ring/socket.h"
 
 namespace sherd::ft::ring {
@@ -63,7 +64,8 @@ class Session {
   // What it does not agree about, naming both sides; empty: nothing.
   std::string disagreement(const Hello& hello) const;
   bool has_previous() const { return prev_.has_value(); }
-  void adopt(Link link);
+  // Reads its memory, if that is of this host and both sides share theirs.
+  void adopt(Link link, const Hello& hello);
 
   // ---- reductions ----
   void begin(const Weighed& weighed);
@@ -101,10 +103,12 @@ class Session {
   bool dialled(Instant now);
   void dial_again(Instant now, const std::string& problem);
   bool read(Side side);
+  bool shows_much(Side side);
   void read_header(Side side);
   void read_frame(Side side);
   void read_data_header();
-  void read_data();
+  void read_shown_header();
+  void read_part();
   void read_answer();
   void lose(Side side, Status problem);
   void hear(Side side, const Ending& ending);
@@ -128,11 +132,15 @@ class Session {
   // A link that has ended in order is gone.
   std::optional<Link> prev_;
   std::optional<Link> next_;
+  std::optional<PeerFloats> prev_memory_;  // Read where it lies.
+  bool next_reads_ = false;                // What lies in this member's.
   // Reducing.
   std::optional<Reduction> reduction_;
   bool again_ = false;
   std::int64_t finished_step_ = -1;
   std::optional<Reduced> reduced_;
+  std::uint64_t frames_in_ = 0;  // Of data.
+  std::uint64_t frames_out_ = 0;
   // A neighbour ends, but has done its part of the reduction under way.
   std::optional<Ending> after_reduction_;
   bool losing_ = false;

@@ -69,6 +69,8 @@ std::string Session::disagreement(const Hello& hello) const {
   own.from_incarnation = hello.from_incarnation;
   own.to = hello.to;
   own.to_incarnation = hello.to_incarnation;
+  own.memory = hello.memory;
+  own.memory_key = hello.memory_key;
   if (own == hello) {
     return {};
   }
@@ -77,11 +79,18 @@ std::string Session::disagreement(const Hello& hello) const {
       hello.from, " has ", layout_text(hello));
 }
 
-void Session::adopt(Link link) {
+void Session::adopt(Link link, const Hello& caller) {
   SHERD_ASSERT(!prev_.has_value());
   Hello hello = own_hello();
   hello.to = member(-1).replica;
   hello.to_incarnation = member(-1).incarnation;
+  if (context_.options.memory != nullptr && caller.memory.bytes > 0) {
+    auto opened = PeerFloats::open(caller.memory);
+    if (opened.ok()) {
+      prev_memory_.emplace(std::move(opened).value());
+      hello.memory_key = prev_memory_->key();
+    }
+  }
   link.say(frame_of(epoch(), hello));
   link.write();
   prev_.emplace(std::move(link));
@@ -142,6 +151,9 @@ bool Session::dialled(Instant now) {
   Hello hello = own_hello();
   hello.to = member(1).replica;
   hello.to_incarnation = member(1).incarnation;
+  if (options.memory != nullptr) {
+    hello.memory = options.memory->name();
+  }
   next_.emplace(std::move(dialling_));
   next_->say(frame_of(epoch(), hello));
   next_->write();
@@ -187,6 +199,8 @@ void Session::read_answer() {
     return;
   }
   greeted_ = true;
+  const SharedFloats* memory = context_.options.memory;
+  next_reads_ = memory != nullptr && hello.value().memory_key == memory->key();
   joined_ = prev_.has_value();
 }
 

@@ -4,22 +4,27 @@
 #include <unistd.h>
 #include <atomic>
 #include <charconv>
-#include <cstring>
+#include <numeric>
 #include <random>
 #include <utility>
-#include <ATen/Functions.h>
 
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/rank_environment.h"
+#include "ft/agent/gradient_check.h"
 #include "ft/agent/replica_agent.h"
 #include "ft/protocol/samples.h"
+#include "ft/session/gradients.h"
 #include "ft/session/samples_of_rank.h"
 #include "ft/session/state_bytes.h"
+#include "ft/session/state_name.h"
 #include "net/security.h"
 
 namespace sherd::ft {
 namespace {
+
+// 4 MiB: enough to hide what a reduction costs at its start and its end.
+constexpr std::int64_t kBucketElements = std::int64_t{1} << 20U;
 
 int number_of(const char* name, const std::string& text) {
   int value = 0;
@@ -61,10 +66,36 @@ Incarnation new_life(const World& world) {
   return std::stoull(world.all_gather_texts(std::to_string(drawn)).front());
 }
 
+GradientCheckOptions check_options(const SessionOptions& options) {
+  const auto action_of = [](GradientPolicy policy) {
+    switch (policy) {
+      case GradientPolicy::kGive:
+        return GradientAction::kGive;
+      case GradientPolicy::kStop:
+        return GradientAction::kStop;
+      case GradientPolicy::kLeaveOut:
+        break;
+    }
+    return GradientAction::kLeaveOut;
+  };
+  return {
+      .non_finite = action_of(options.non_finite_gradients),
+      .outlier = action_of(options.outlier_gradients),
+      .norm_ratio_max = options.norm_ratio_max};
+}
+
 net::Security security_of(const SessionOptions& options) {
   return options.secret_file.empty()
       ? net::Security()
       : net::read_shared_secret(options.secret_file);
+}
+
+std::vector<std::string> names_of(const NamedParameters& parameters) {
+  std::vector<std::string> names;
+  for (const auto& item : parameters.items) {
+    names.push_back(item.name);
+  }
+  return names;
 }
 
 }  // namespace
@@ -86,6 +117,8 @@ SessionOptions SessionOptions::from_environment() {
       spare ? line_from(number_of("SHERD_SPARE", *spare))
             : read("SHERD_REPLICA"));
   options.replicas = number_of("SHERD_REPLICAS", read("SHERD_REPLICAS"));
+  options.samples_full =
+      number_of("SHERD_SAMPLES", lookup("SHERD_SAMPLES").value_or("0"));
   options.secret_file = lookup("SHERD_SECRET_FILE").value_or("");
   return options;
 }
@@ -100,83 +133,80 @@ struct ReplicaSession::Impl {
       : world(of),
         state(std::move(all)),
         update(std::move(how)),
-        options(given) {
-    std::vector<std::int64_t> buckets;
-    for (const auto& item : trained.items) {
-      SHERD_CHECK(
-          item.slice.scalar_type() == at::kFloat && item.slice.is_cpu(),
-          "[ft] ", item.name, ": expected an fp32 tensor on the CPU, found ",
-          c10::toString(item.slice.scalar_type()));
-      parameters.push_back(item.slice);
-      elements += item.slice.numel();
-    }
-    buckets.push_back(elements);
-    const auto texts = world.all_gather_texts(
-        std::to_string(hash_of({state_bytes(state, world.rank())})));
+        options(given),
+        parameters(trained),
+        gradients(trained, kBucketElements),
+        check(check_options(given)) {
     ReplicaAgentOptions starting;
     starting.rank.replica = static_cast<ReplicaId>(options.replica);
     starting.rank.incarnation = new_life(world);
     starting.rank.shard_rank = world.rank();
     starting.rank.host = options.host;
     starting.rank.security = security_of(options);
-    starting.rank.buckets = std::move(buckets);
+    starting.rank.buckets = gradients.layout().buckets();
+    starting.rank.bucket_names =
+        bucket_names(gradients.layout(), names_of(parameters));
+    SHERD_CHECK(
+        options.sums_bytes_max >= 0 && options.fetch_bytes_per_s_max >= 0,
+        "[ft] expected sums_bytes_max and fetch_bytes_per_s_max of 0 or more, "
+        "found ",
+        options.sums_bytes_max, " and ", options.fetch_bytes_per_s_max);
     starting.rank.sums_kept = options.sums_kept;
+    starting.rank.sums_bytes_max =
+        static_cast<std::uint64_t>(options.sums_bytes_max);
+    starting.rank.digest_every = options.digest_every;
     starting.rank.fetch_bytes_per_s_max =
         static_cast<std::uint64_t>(options.fetch_bytes_per_s_max);
     starting.ranks = world.size();
+    starting.warms_up = options.warm_up;
     starting.coordinator = net::parse_host_address(options.coordinator);
     starting.config =
         hash_of({options.config, std::to_string(world.size())}) | 1U;
-    starting.held = {0, first_lineage(starting.config, hash_of(texts))};
+    starting.held = options.held.empty() ? first_state(starting.config)
+                                         : state_named(options.held);
+    held = starting.held;
+    step.store(held->step, std::memory_order_relaxed);
     agent = std::make_unique<ReplicaAgent>(std::move(starting));
     agent->start(world.all_gather_texts(agent->address()));
     program = {
         .snapshot = [this] { return state_bytes(state, world.rank()); },
         .restore =
             [this](std::string_view bytes) {
+              held.reset();  // The next task says what it is.
               restore_state(state, world.rank(), bytes);
             },
         .update = [this](
                       const Commit& commit,
-                      const float* sum) { make_step(commit, sum); }};
+                      const float* sum) { make_step(commit, sum); },
+        .digest = [this] { return parameter_digest(parameters); }};
   }
 
-  void clear_gradients() {
-    for (const auto& parameter : parameters) {
-      parameter.mutable_grad() = at::Tensor();
-    }
+  // Of the values that there are.
+  StateId first_state(std::uint64_t config) const {
+    const auto texts = world.all_gather_texts(
+        std::to_string(hash_of({state_bytes(state, world.rank())})));
+    return {0, first_lineage(config, hash_of(texts))};
   }
 
-  void take_gradients(float* to) const {
-    for (const auto& parameter : parameters) {
-      const auto bytes = static_cast<std::size_t>(parameter.nbytes());
-      const auto& gradient = parameter.grad();
-      if (gradient.defined()) {
-        const auto plain = gradient.contiguous();
-        std::memcpy(to, plain.const_data_ptr<float>(), bytes);
-      } else {
-        std::memset(to, 0, bytes);
-      }
-      to += parameter.numel();
+  // A bucket that is there, while it is in the cache.
+  void give(const ComputeCommand& of, int bucket) {
+    const auto& buckets = gradients.layout().buckets();
+    const auto begin = std::accumulate(
+        buckets.begin(), buckets.begin() + bucket, std::int64_t{0});
+    const auto index = static_cast<std::size_t>(bucket);
+    const auto elements = static_cast<std::size_t>(buckets[index]);
+    if (check.look(index, {agent->gradients() + begin, elements})) {
+      agent->give(of, bucket);
     }
   }
 
   // Of the replicas' sum, as if backward had brought it.
   void make_step(const Commit& commit, const float* sum) {
-    for (const auto& parameter : parameters) {
-      auto gradient = parameter.grad();
-      if (!gradient.defined()) {
-        gradient = at::empty_like(parameter);
-        parameter.mutable_grad() = gradient;
-      }
-      gradient.detach().copy_(at::from_blob(
-          const_cast<float*>(sum),  // Only read.
-          parameter.sizes(), at::kFloat));
-      sum += parameter.numel();
-    }
+    gradients.show(sum);
     samples = commit.samples;
     update(commit.result.step);
-    clear_gradients();
+    gradients.clear();
+    held = commit.result;
     step.store(commit.result.step, std::memory_order_relaxed);
   }
 
@@ -184,10 +214,12 @@ struct ReplicaSession::Impl {
   const CheckpointState state;
   const std::function<void(std::int64_t)> update;
   const SessionOptions options;
-  std::vector<at::Tensor> parameters;
-  std::int64_t elements = 0;
+  const NamedParameters parameters;
+  Gradients gradients;
+  GradientCheck check;
   std::atomic<std::int64_t> step{0};
-  std::int64_t samples = 0;  // Of the step that is being made.
+  std::optional<StateId> held;  // None: what was fetched last has no name yet.
+  std::int64_t samples = 0;     // Of the step that is being made.
   RankProgram program;
   std::optional<ComputeCommand> task;
   std::unique_ptr<ReplicaAgent> agent;
@@ -213,17 +245,30 @@ std::optional<TrainingStep> ReplicaSession::begin_step() {
   if (!all.task) {
     return std::nullopt;
   }
-  all.clear_gradients();
+  all.gradients.begin(
+      all.agent->gradients(),
+      [&all, task = *all.task](int bucket) { all.give(task, bucket); });
+  all.check.begin(all.gradients.layout().buckets().size());
+  all.held = all.task->base;
   all.step.store(all.task->base.step, std::memory_order_relaxed);
   TrainingStep plan;
   plan.step = all.task->base.step + 1;
   plan.replica_samples = count_of(all.task->samples);
   plan.replicas = all.task->replicas;
+  plan.place = all.task->place;
+  plan.warms_up = all.task->serial == 0;
   for (const auto& range :
        samples_of_rank(all.task->samples, all.world.rank(), all.world.size())) {
     plan.samples.push_back({range.begin, range.end});
   }
   return plan;
+}
+
+void ReplicaSession::last_backward() {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, impl_->task.has_value(),
+      "[ft] expected begin_step() before last_backward(), found none");
+  impl_->gradients.last_backward();
 }
 
 bool ReplicaSession::finish_step() {
@@ -232,12 +277,19 @@ bool ReplicaSession::finish_step() {
       kFailedPrecondition, all.task.has_value(),
       "[ft] expected begin_step() before finish_step(), found none");
   const auto task = *std::exchange(all.task, std::nullopt);
-  all.take_gradients(all.agent->gradients());
-  return all.agent->finish(task, all.program);
+  all.gradients.finish();
+  // Who follows brings zeros.
+  const auto fault = task.samples.empty() ? std::nullopt : all.check.finish();
+  return fault ? all.agent->refuse(task, *fault, all.program)
+               : all.agent->finish(task, all.program);
 }
 
 std::int64_t ReplicaSession::step() const {
   return impl_->step.load(std::memory_order_relaxed);
+}
+
+std::string ReplicaSession::state_name() const {
+  return impl_->held ? name_of(*impl_->held) : std::string();
 }
 
 std::int64_t ReplicaSession::samples_of_update() const {

@@ -6,8 +6,12 @@
 #include <ATen/Functions.h>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "ckpt/state_access.h"
 #include "net/bytes.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 namespace sherd::ft {
 namespace {
@@ -40,6 +44,16 @@ std::string state_bytes(const CheckpointState& state, int rank) {
          bytes_of(elements)});
   }
   return out.take();
+}
+
+std::uint64_t parameter_digest(const NamedParameters& parameters) {
+  Hash64 hash;
+  for (const auto& item : parameters.items) {
+    const auto elements = item.slice.contiguous();
+    hash.add(std::uint64_t{
+        XXH3_64bits(elements.const_data_ptr(), bytes_of(elements))});
+  }
+  return hash.value();
 }
 
 void restore_state(

@@ -6,28 +6,20 @@
 
 namespace sherd::ft::transfer {
 
-// Its alignment is the type's own, which new respects.
-struct RunningDigest::State {
-  XXH3_state_t xxh3;
-};
-
 std::uint64_t digest_of(std::string_view bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
-RunningDigest::RunningDigest() : state_(std::make_unique<State>()) {
-  XXH3_64bits_reset(&state_->xxh3);
-}
-
-RunningDigest::~RunningDigest() = default;
-
-void RunningDigest::add(std::string_view bytes) {
-  XXH3_64bits_update(&state_->xxh3, bytes.data(), bytes.size());
-  count_ += bytes.size();
-}
-
-std::uint64_t RunningDigest::value() const {
-  return XXH3_64bits_digest(&state_->xxh3);
+std::vector<std::uint64_t> digests_of_chunks(
+    std::string_view bytes, std::uint32_t chunk_bytes) {
+  std::vector<std::uint64_t> digests;
+  digests.reserve(bytes.size() / chunk_bytes + 1);
+  while (!bytes.empty()) {
+    digests.push_back(digest_of(bytes.substr(0, chunk_bytes)));
+    bytes = bytes.size() > chunk_bytes ? bytes.substr(chunk_bytes)
+                                       : std::string_view();
+  }
+  return digests;
 }
 
 }  // namespace sherd::ft::transfer

@@ -7,9 +7,11 @@
 #include <utility>
 #include "base/caught.h"
 #include "base/check.h"
+#include "base/log.h"
+#include "ft/transfer/chunk_plan.h"
 #include "ft/transfer/digest.h"
+#include "ft/transfer/donor_line.h"
 #include "ft/transfer/transfer_messages.h"
-#include "net/dial.h"
 
 namespace sherd::ft {
 
@@ -21,18 +23,6 @@ struct Fetched {
   Answer answer;
   std::string bytes;
 };
-
-ErrorCode code_of(Why why) {
-  switch (why) {
-    case Why::kNotThere:
-      return ErrorCode::kFailedPrecondition;
-    case Why::kBusy:
-      return ErrorCode::kUnavailable;
-    case Why::kMismatch:
-      break;
-  }
-  return ErrorCode::kPeerMismatch;
-}
 
 std::string text_of(const Request& request) {
   switch (request.kind) {
@@ -48,10 +38,11 @@ std::string text_of(const Request& request) {
 
 Request request_for(
     Kind kind, const FetchOptions& options, const StateId& state) {
+  const Duration time =
+      kind == Kind::kFetchSum ? options.sum_timeout : options.snapshot_timeout;
   const auto wait = std::clamp<std::int64_t>(
-      std::chrono::ceil<std::chrono::milliseconds>(options.snapshot_timeout)
-          .count(),
-      0, std::numeric_limits<std::uint32_t>::max());
+      std::chrono::ceil<std::chrono::milliseconds>(time).count(), 0,
+      std::numeric_limits<std::uint32_t>::max());
   return {
       .kind = kind,
       .run = options.run,
@@ -60,272 +51,298 @@ Request request_for(
       .wait_ms_max = static_cast<std::uint32_t>(wait)};
 }
 
+bool same_bytes(const Answer& one, const Answer& other) {
+  return one.bytes == other.bytes && one.chunk_bytes == other.chunk_bytes &&
+      one.digests == other.digests;
+}
+
+// What is wrong with one of them, or with both.
+std::string difference(const Answer& expected, const Answer& found) {
+  if (expected.bytes != found.bytes ||
+      expected.chunk_bytes != found.chunk_bytes) {
+    return str(
+        "expected ", expected.bytes, " bytes in chunks of ",
+        expected.chunk_bytes, ", found ", found.bytes, " in chunks of ",
+        found.chunk_bytes);
+  }
+  std::size_t first = expected.digests.size();
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < expected.digests.size(); ++i) {
+    if (expected.digests[i] != found.digests[i]) {
+      first = std::min(first, i);
+      ++count;
+    }
+  }
+  return str(
+      "expected equal states, found ", count, " of ", expected.digests.size(),
+      " chunks that differ, the first at byte ", first * expected.chunk_bytes);
+}
+
 }  // namespace
 
-// Dials, asks, and has a few chunks under way until all are there. A chunk that is
-// damaged is asked for again, with those behind it: then they still come in order.
+// Asks all donors. When all have answered, or have had their time, it takes what
+// most of them say for right and wants chunks of those that say the same.
 struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
   using Done = std::function<void(Result<Fetched>)>;
 
+  struct Donor {
+    net::HostAddress address;
+    std::unique_ptr<DonorLine> line;  // Null: it is lost.
+    std::optional<Answer> answer;
+    bool is_right = false;                 // What it has answered.
+    std::optional<std::uint64_t> damaged;  // The last chunk that was.
+  };
+
   Impl(
       net::Loop& its_loop,
-      net::HostAddress its_donor,
       const FetchOptions& its_options,
       const Request& its_request,
       Done call)
       : loop(its_loop),
-        donor(std::move(its_donor)),
         options(its_options),
         request(its_request),
         done(std::move(call)) {}
 
-  void begin();
-  void dial_donor();
-  void connected(std::unique_ptr<net::Connection> its);
-  void watch(Duration time);
+  void begin(const std::vector<net::HostAddress>& addresses);
+  DonorLineHandlers handlers(std::size_t donor);
 
-  void heard(const net::Frame& frame);
-  void heard_answer(const Answer& its);
+  void heard_answer(std::size_t donor, const Answer& answer);
+  void decide_when_all_have_answered();
+  void decide();
   Status take_room();
-  void heard_chunk(const Chunk& chunk);
-  void heard_whole(const Whole& whole);
-  void want_more();
-  void send(FrameType type, const std::string& payload);
+  void use(std::size_t donor);
+  void want_more(std::size_t donor);
+  void heard_chunk(std::size_t donor, const Chunk& chunk);
+  void take(const Chunk& chunk);
+  void heard_damage(std::size_t donor, std::uint64_t place);
 
-  void mismatch(const std::string& reason);
-  void fail(ErrorCode code, const std::string& reason);
+  void lose(std::size_t donor, ErrorCode code, const std::string& reason);
   void finish(Result<Fetched> result);
   void cancel();
 
   net::Loop& loop;
-  const net::HostAddress donor;
   const FetchOptions options;
   const Request request;
   Done done;  // Empty: called, or not to be called any more.
-  std::optional<net::Dial> dial;
-  std::unique_ptr<net::Connection> connection;
-  net::Timer silence;
-
-  std::optional<Answer> answer;
-  std::string bytes;          // That came in order and are checked.
-  RunningDigest digest;       // Of them.
-  std::uint64_t wanted = 0;   // Asked for up to here.
-  std::size_t under_way = 0;  // Chunks that were asked for and did not come.
-  std::size_t to_drop = 0;    // The first of them are asked for again.
-  std::optional<std::uint64_t> damaged;  // The last place that was.
+  std::vector<Donor> donors;
+  net::Timer others;              // Until it is decided.
+  std::optional<std::size_t> by;  // Whose answer is right.
+  std::optional<Answer> right;
+  ChunkPlan plan;
+  std::string bytes;  // Up to the last chunk that came; there may be gaps.
 };
 
-void Fetch::Impl::begin() {
-  SHERD_ASSERT(loop.in_loop() && done);
-  const Status begun = status_of(
-      [this]() -> Status {
-        dial_donor();
-        return {};
-      },
-      ErrorCode::kUnavailable);
-  if (begun.ok()) {
-    return;
-  }
-  loop.post([weak = weak_from_this(), begun] {
-    if (const auto self = weak.lock()) {
-      self->fail(begun.code(), begun.message());
-    }
-  });
-}
-
-void Fetch::Impl::dial_donor() {
-  dial.emplace(
-      loop, donor,
-      net::DialOptions{
-          .security = options.security,
-          .connection = {.payload_bytes_max = kPayloadBytesMax},
-          .timeout = options.timeout_without_progress},
-      [weak =
-           weak_from_this()](Result<std::unique_ptr<net::Connection>> result) {
-        const auto self = weak.lock();
-        if (self == nullptr) {
-          return;
-        }
-        self->dial.reset();
-        if (result.ok()) {
-          self->connected(std::move(result).value());
-        } else {
-          self->fail(result.status().code(), result.status().message());
-        }
-      });
-}
-
-void Fetch::Impl::connected(std::unique_ptr<net::Connection> its) {
-  connection = std::move(its);
-  connection->start(
-      {.on_frame =
-           [weak = weak_from_this()](const net::Frame& frame) {
-             if (const auto self = weak.lock()) {
-               self->heard(frame);
-             }
-           },
-       .on_closed =
-           [weak = weak_from_this()](const Status& reason) {
-             if (const auto self = weak.lock()) {
-               self->fail(reason.code(), reason.message());
-             }
-           }});
-  send(FrameType::kRequest, bytes_of(request));
-  watch(options.timeout_without_progress);
-}
-
-// Looks again when the donor would have been silent for too long.
-void Fetch::Impl::watch(Duration time) {
-  silence = loop.after(time, [this] {
-    const Duration silent = loop.now() - connection->last_heard();
-    if (silent < options.timeout_without_progress) {
-      watch(options.timeout_without_progress - silent);
-      return;
-    }
-    fail(
-        ErrorCode::kDeadlineExceeded,
-        str("expected to hear something within ",
-            seconds(options.timeout_without_progress), " s, found silence"));
-  });
-}
-
-void Fetch::Impl::heard(const net::Frame& frame) {
-  const auto decode = [&](auto decoder, auto next) {
-    const auto message = decoder(frame.payload);
-    if (message.ok()) {
-      next(message.value());
-    } else {
-      mismatch(message.status().message());
-    }
-  };
-  const auto type = static_cast<FrameType>(frame.type);
-  if (type == FrameType::kRefusal) {
-    decode(refusal_of, [&](const Refusal& refusal) {
-      fail(code_of(refusal.why), "refused: " + refusal.reason);
-    });
-  } else if (type == FrameType::kAnswer && !answer) {
-    decode(answer_of, [&](const Answer& its) { heard_answer(its); });
-  } else if (type == FrameType::kChunk && under_way > 0) {
-    decode(chunk_of, [&](const Chunk& chunk) { heard_chunk(chunk); });
-  } else if (
-      type == FrameType::kWhole && answer && bytes.size() == answer->bytes) {
-    decode(whole_of, [&](const Whole& whole) { heard_whole(whole); });
-  } else if (type != FrameType::kWaiting || answer) {
-    mismatch(
-        str("expected ", answer ? "chunks" : "an answer",
-            ", found a frame of type ", frame.type));
+void Fetch::Impl::begin(const std::vector<net::HostAddress>& addresses) {
+  SHERD_ASSERT(loop.in_loop() && done && !addresses.empty());
+  donors.resize(addresses.size());
+  for (std::size_t i = 0; i < donors.size(); ++i) {
+    donors[i].address = addresses[i];
+    donors[i].line = std::make_unique<DonorLine>(
+        loop,
+        DonorLineOptions{
+            .donor = addresses[i],
+            .security = options.security,
+            .silence_max = options.timeout_without_progress},
+        request, handlers(i));
   }
 }
 
-void Fetch::Impl::heard_answer(const Answer& its) {
-  const bool is_sum = its.kind == Kind::kFetchSum;
-  if (its.kind != request.kind ||
-      (request.kind != Kind::kAskSnapshot &&
-       (is_sum ? its.commit.base : its.state) != request.state)) {
-    mismatch("expected an answer to what was asked, found another one");
-    return;
-  }
-  answer = its;
+// The call of `done` may destroy the Fetch, and all lines with it.
+DonorLineHandlers Fetch::Impl::handlers(std::size_t donor) {
+  return {
+      .on_answer =
+          [this, donor](const Answer& answer) {
+            const auto self = shared_from_this();
+            heard_answer(donor, answer);
+          },
+      .on_chunk =
+          [this, donor](const Chunk& chunk) {
+            const auto self = shared_from_this();
+            heard_chunk(donor, chunk);
+          },
+      .on_failed =
+          [this, donor](const Status& reason) {
+            const auto self = shared_from_this();
+            lose(donor, reason.code(), reason.message());
+          }};
+}
+
+void Fetch::Impl::heard_answer(std::size_t donor, const Answer& answer) {
   if (request.kind == Kind::kAskSnapshot) {
-    finish(Fetched{its, {}});
+    finish(Fetched{answer, {}});
     return;
+  }
+  donors[donor].answer = answer;
+  if (right) {
+    use(donor);
+    return;
+  }
+  if (!others.pending()) {
+    others = loop.after(options.others_timeout, [this] {
+      const auto self = shared_from_this();
+      decide();
+    });
+  }
+  decide_when_all_have_answered();
+}
+
+void Fetch::Impl::decide_when_all_have_answered() {
+  const bool all = std::all_of(
+      donors.begin(), donors.end(),
+      [](const Donor& one) { return one.line == nullptr || one.answer; });
+  if (all && !right) {
+    decide();
+  }
+}
+
+void Fetch::Impl::decide() {
+  others.cancel();
+  std::vector<std::optional<Answer>> said;
+  for (const auto& donor : donors) {
+    said.push_back(donor.line != nullptr ? donor.answer : std::nullopt);
+  }
+  by = majority_of(said);
+  right = said[*by];
+  if (!right) {
+    return;  // All who had answered are lost; others are to come.
   }
   if (const Status room = take_room(); !room.ok()) {
-    fail(room.code(), room.message());
+    finish(Status(
+        room.code(),
+        str("[ft] cannot fetch ", text_of(request), " from ",
+            donors[*by].address.text(), ": ", room.message())));
     return;
   }
-  want_more();
+  plan = ChunkPlan(chunks_of(right->bytes, right->chunk_bytes));
+  if (plan.all_came()) {
+    finish(Fetched{*right, {}});
+    return;
+  }
+  for (std::size_t i = 0; i < donors.size(); ++i) {
+    if (said[i]) {
+      use(i);
+    }
+  }
 }
 
 // The system gives memory as it is written, so that a donor that does not send
 // what it has announced costs none, and nothing is moved while it grows.
 Status Fetch::Impl::take_room() {
-  if (answer->bytes > options.bytes_max) {
+  if (right->bytes > options.bytes_max) {
     return {
         ErrorCode::kPeerMismatch,
         str("expected at most ", options.bytes_max, " bytes, found ",
-            answer->bytes)};
+            right->bytes)};
   }
   return status_of(
       [this]() -> Status {
-        bytes.reserve(answer->bytes);
+        bytes.reserve(right->bytes);
         return {};
       },
-      ErrorCode::kUnavailable,
-      str("no memory for ", answer->bytes, " bytes: "));
+      ErrorCode::kUnavailable, str("no memory for ", right->bytes, " bytes: "));
 }
 
-void Fetch::Impl::want_more() {
-  while (under_way < kWindow && wanted < answer->bytes) {
-    send(FrameType::kWantChunk, bytes_of(WantChunk{wanted}));
-    wanted +=
-        std::min<std::uint64_t>(answer->chunk_bytes, answer->bytes - wanted);
-    ++under_way;
+void Fetch::Impl::use(std::size_t donor) {
+  const Answer& its = *donors[donor].answer;
+  if (same_bytes(*right, its)) {
+    donors[donor].is_right = true;
+    want_more(donor);
+    return;
   }
-  if (bytes.size() == answer->bytes) {
-    send(FrameType::kWantWhole, "");
+  lose(
+      donor, ErrorCode::kPeerMismatch,
+      str("it disagrees with ", donors[*by].address.text(), ": ",
+          difference(*right, its)));
+}
+
+void Fetch::Impl::want_more(std::size_t donor) {
+  const auto& its = donors[donor];
+  while (its.line != nullptr && its.is_right &&
+         its.line->under_way() < kWindow) {
+    const auto chunk = plan.next(donor);
+    if (!chunk) {
+      return;
+    }
+    its.line->want(*chunk * right->chunk_bytes);
   }
 }
 
-void Fetch::Impl::heard_chunk(const Chunk& chunk) {
-  --under_way;
-  if (to_drop > 0) {
-    --to_drop;
-    want_more();
+void Fetch::Impl::heard_chunk(std::size_t donor, const Chunk& chunk) {
+  const std::uint64_t index = chunk.place / right->chunk_bytes;
+  const bool is_right = digest_of(chunk.bytes) == chunk.digest &&
+      (right->digests.empty() || right->digests[index] == chunk.digest);
+  if (!is_right) {
+    heard_damage(donor, chunk.place);
     return;
   }
-  const std::uint64_t place = bytes.size();
-  const std::uint64_t count =
-      std::min<std::uint64_t>(answer->chunk_bytes, answer->bytes - place);
-  if (chunk.place != place || chunk.bytes.size() != count) {
-    mismatch(
-        str("expected a chunk of ", count, " bytes at ", place, ", found ",
-            chunk.bytes.size(), " bytes at ", chunk.place));
+  take(chunk);
+  plan.came(index);
+  if (plan.all_came()) {
+    finish(Fetched{std::move(*right), std::move(bytes)});
     return;
   }
-  if (digest_of(chunk.bytes) == chunk.digest) {
+  want_more(donor);
+}
+
+void Fetch::Impl::take(const Chunk& chunk) {
+  const auto place = static_cast<std::size_t>(chunk.place);
+  const std::size_t end = place + chunk.bytes.size();
+  if (place == bytes.size()) {
     bytes.append(chunk.bytes);
-    digest.add(chunk.bytes);
-  } else if (damaged == place) {
-    mismatch(
+    return;
+  }
+  if (bytes.size() < end) {
+    bytes.resize(end);
+  }
+  std::copy(
+      chunk.bytes.begin(), chunk.bytes.end(),
+      bytes.begin() + static_cast<std::ptrdiff_t>(place));
+}
+
+void Fetch::Impl::heard_damage(std::size_t donor, std::uint64_t place) {
+  auto& its = donors[donor];
+  const std::uint64_t index = place / right->chunk_bytes;
+  if (its.damaged == index) {
+    plan.damaged(index);
+    lose(
+        donor, ErrorCode::kPeerMismatch,
         str("expected chunks that fit their digests, found a damaged one at ",
             place, ", twice"));
     return;
-  } else {
-    damaged = place;
-    to_drop = under_way;
-    wanted = place;
   }
-  want_more();
+  log_warning(
+      str("[ft] a chunk of ", text_of(request), " from ", its.address.text(),
+          " is damaged, at byte ", place, ": it is asked for again"));
+  its.damaged = index;
+  plan.damaged(index);
+  want_more(donor);
 }
 
-void Fetch::Impl::heard_whole(const Whole& whole) {
-  if (whole.digest != digest.value()) {
-    mismatch(
-        str("expected ", bytes.size(), " bytes of digest ", whole.digest,
-            ", found ", digest.value()));
+void Fetch::Impl::lose(
+    std::size_t donor, ErrorCode code, const std::string& reason) {
+  donors[donor].line.reset();
+  const auto text =
+      str("[ft] cannot fetch ", text_of(request), " from ",
+          donors[donor].address.text(), ": ", reason);
+  const bool any = std::any_of(
+      donors.begin(), donors.end(),
+      [](const Donor& one) { return one.line != nullptr; });
+  if (!any) {
+    finish(Status(code, text));
     return;
   }
-  finish(Fetched{*answer, std::move(bytes)});
-}
-
-void Fetch::Impl::send(FrameType type, const std::string& payload) {
-  connection->send(static_cast<std::uint16_t>(type), payload);
-}
-
-void Fetch::Impl::mismatch(const std::string& reason) {
-  fail(ErrorCode::kPeerMismatch, reason);
-}
-
-void Fetch::Impl::fail(ErrorCode code, const std::string& reason) {
-  finish(Status(
-      code,
-      str("[ft] cannot fetch ", text_of(request), " from ", donor.text(), ": ",
-          reason)));
+  log_warning(text + "; others go on");
+  if (!right) {
+    decide_when_all_have_answered();
+    return;
+  }
+  plan.lost(donor);
+  for (std::size_t i = 0; i < donors.size(); ++i) {
+    want_more(i);
+  }
 }
 
 void Fetch::Impl::finish(Result<Fetched> result) {
-  // `call` may destroy the Fetch.
   const auto self = shared_from_this();
   const Done call = std::exchange(done, nullptr);
   cancel();
@@ -337,44 +354,49 @@ void Fetch::Impl::finish(Result<Fetched> result) {
 void Fetch::Impl::cancel() {
   SHERD_ASSERT(loop.in_loop());
   done = nullptr;
-  silence.cancel();
-  dial.reset();
-  connection.reset();
+  others.cancel();
+  for (auto& donor : donors) {
+    donor.line.reset();
+  }
 }
 
-Fetch::Fetch(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {
-  impl_->begin();
-}
+Fetch::Fetch(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Fetch::~Fetch() { impl_->cancel(); }
+
+bool Fetch::answered() const { return impl_->right.has_value(); }
 
 std::unique_ptr<Fetch> ask_snapshot(
     net::Loop& loop,
     const net::HostAddress& donor,
     const FetchOptions& options,
     std::function<void(Result<StateId>)> done) {
-  return std::make_unique<Fetch>(std::make_shared<Fetch::Impl>(
-      loop, donor, options, request_for(Kind::kAskSnapshot, options, {}),
+  const auto impl = std::make_shared<Fetch::Impl>(
+      loop, options, request_for(Kind::kAskSnapshot, options, {}),
       [done = std::move(done)](const Result<Fetched>& result) {
         done(
             result.ok() ? Result<StateId>(result.value().answer.state)
                         : result.status());
-      }));
+      });
+  impl->begin({donor});
+  return std::make_unique<Fetch>(impl);
 }
 
 std::unique_ptr<Fetch> fetch_snapshot(
     net::Loop& loop,
-    const net::HostAddress& donor,
+    const std::vector<net::HostAddress>& donors,
     const FetchOptions& options,
     const StateId& state,
     std::function<void(Result<std::string>)> done) {
-  return std::make_unique<Fetch>(std::make_shared<Fetch::Impl>(
-      loop, donor, options, request_for(Kind::kFetchSnapshot, options, state),
+  const auto impl = std::make_shared<Fetch::Impl>(
+      loop, options, request_for(Kind::kFetchSnapshot, options, state),
       [done = std::move(done)](Result<Fetched> result) {
         done(
             result.ok() ? Result<std::string>(std::move(result).value().bytes)
                         : result.status());
-      }));
+      });
+  impl->begin(donors);
+  return std::make_unique<Fetch>(impl);
 }
 
 std::unique_ptr<Fetch> fetch_sum(
@@ -383,8 +405,8 @@ std::unique_ptr<Fetch> fetch_sum(
     const FetchOptions& options,
     const StateId& base,
     std::function<void(Result<FetchedSum>)> done) {
-  return std::make_unique<Fetch>(std::make_shared<Fetch::Impl>(
-      loop, donor, options, request_for(Kind::kFetchSum, options, base),
+  const auto impl = std::make_shared<Fetch::Impl>(
+      loop, options, request_for(Kind::kFetchSum, options, base),
       [done = std::move(done)](Result<Fetched> result) {
         if (!result.ok()) {
           done(result.status());
@@ -392,7 +414,9 @@ std::unique_ptr<Fetch> fetch_sum(
         }
         Fetched fetched = std::move(result).value();
         done(FetchedSum{fetched.answer.commit, std::move(fetched.bytes)});
-      }));
+      });
+  impl->begin({donor});
+  return std::make_unique<Fetch>(impl);
 }
 
 }  // namespace sherd::ft

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a rank that catches up fetches from its counterpart in another replica, a
-// donor: its TransferServer answers. Bytes are what the donor offered, or there
-// are none: each chunk and the whole are checked. Thread rule: their loop.
+// What a rank that catches up fetches from its counterparts in other replicas, its
+// donors: their TransferServers answer. Bytes are what a donor offered, or there
+// are none: each chunk is checked. Thread rule: their loop.
 //
-// Why there are none is told by the code, and names the donor:
+// Why there are none is told by the code, and names a donor:
 //   kFailedPrecondition  it has not what was asked for; the sentence says what it
 //                        has. Another state or another donor may do.
 //   kPeerMismatch        another run or rank, bytes that are damaged or too many.
@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 #include "base/clock.h"
 #include "base/status.h"
 #include "ft/protocol/messages.h"
@@ -35,8 +36,11 @@ struct FetchOptions {
   // A donor from which nothing has come for so long is given up.
   Duration timeout_without_progress = std::chrono::seconds(5);
   // How long a donor that is there may take until it has a snapshot: a step, and
-  // a copy.
+  // a copy; and how long the others may take behind the first.
   Duration snapshot_timeout = std::chrono::seconds(60);
+  Duration others_timeout = std::chrono::seconds(1);
+  // How long a donor may take until it has a sum; 0: it has it, or refuses.
+  Duration sum_timeout{0};
   // More is refused before memory is taken for it.
   std::size_t bytes_max = std::size_t{64} << 30U;
 };
@@ -49,6 +53,9 @@ class Fetch {
   Fetch(const Fetch&) = delete;
   Fetch& operator=(const Fetch&) = delete;
   ~Fetch();
+
+  // A donor has what was asked for: bytes are coming.
+  bool answered() const;
 
  private:
   const std::shared_ptr<Impl> impl_;
@@ -65,10 +72,13 @@ std::unique_ptr<Fetch> ask_snapshot(
     const FetchOptions& options,
     std::function<void(Result<StateId>)> done);
 
-// A rank's part of that snapshot; waits until the donor has offered it.
+// A rank's part of that snapshot, of which every donor gives a part; waits until
+// they have offered it. One that dies costs what it was asked for and had not
+// given. Where donors do not have the same bytes, a warning says so, and those of
+// most of them are taken. Fails when no donor is left.
 std::unique_ptr<Fetch> fetch_snapshot(
     net::Loop& loop,
-    const net::HostAddress& donor,
+    const std::vector<net::HostAddress>& donors,
     const FetchOptions& options,
     const StateId& state,
     std::function<void(Result<std::string>)> done);
@@ -78,7 +88,7 @@ struct FetchedSum {
   std::string bytes;
 };
 
-// A rank's part of the sum that was committed on `base`. Does not wait for it.
+// A rank's part of the sum that was committed on `base`.
 std::unique_ptr<Fetch> fetch_sum(
     net::Loop& loop,
     const net::HostAddress& donor,

@@ -3,6 +3,7 @@
 
 #include <utility>
 #include "base/check.h"
+#include "ft/transfer/digest.h"
 
 namespace sherd::ft::transfer {
 namespace {
@@ -34,8 +35,6 @@ void Session::heard(const net::Frame& frame) {
     heard_request(frame);
   } else if (stage_ == Stage::kServed && type == FrameType::kWantChunk) {
     heard_wish(frame);
-  } else if (stage_ == Stage::kServed && type == FrameType::kWantWhole) {
-    heard_want_whole();
   } else {
     refuse(
         Why::kMismatch,
@@ -81,19 +80,6 @@ void Session::heard_wish(const net::Frame& frame) {
   handlers_.on_wish();
 }
 
-void Session::heard_want_whole() {
-  // Reading all that was not sent would stop the loop.
-  if (digest_.count() != bytes_->size()) {
-    refuse(
-        Why::kMismatch,
-        str("expected all of ", bytes_->size(),
-            " bytes to be fetched before their digest, found ",
-            digest_.count()));
-    return;
-  }
-  send(FrameType::kWhole, bytes_of(Whole{digest_.value()}));
-}
-
 void Session::tell(const StateId& state) {
   SHERD_ASSERT(stage_ == Stage::kWaits);
   stage_ = Stage::kEnded;
@@ -106,7 +92,7 @@ void Session::tell(const StateId& state) {
 void Session::serve(Answer answer, std::shared_ptr<const std::string> bytes) {
   SHERD_ASSERT(stage_ == Stage::kWaits && bytes != nullptr);
   stage_ = Stage::kServed;
-  answer_ = answer;
+  answer_ = std::move(answer);
   answer_.bytes = bytes->size();
   bytes_ = std::move(bytes);
   send(FrameType::kAnswer, bytes_of(answer_));
@@ -140,14 +126,12 @@ std::size_t Session::send_chunk() {
   wishes_.pop_front();
   const auto bytes =
       std::string_view(*bytes_).substr(place, answer_.chunk_bytes);
-  // A chunk that is asked for again has been counted.
-  if (place == digest_.count()) {
-    digest_.add(bytes);
-  }
+  const std::uint64_t digest = answer_.digests.empty()
+      ? digest_of(bytes)
+      : answer_.digests[place / answer_.chunk_bytes];
   send(
       FrameType::kChunk,
-      bytes_of(
-          Chunk{.place = place, .digest = digest_of(bytes), .bytes = bytes}));
+      bytes_of(Chunk{.place = place, .digest = digest, .bytes = bytes}));
   return bytes.size();
 }
 

@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include "base/clock.h"
-#include "ft/transfer/digest.h"
 #include "ft/transfer/transfer_messages.h"
 #include "net/connection.h"
 
@@ -47,7 +46,8 @@ class Session {
 
   // Answers. REQUIRES: waits().
   void tell(const StateId& state);
-  // Shares the bytes until the session's end. answer.bytes is set.
+  // Shares the bytes until the session's end. answer.bytes is set. Chunks go out
+  // with the digests that the answer has, or that they have then.
   void serve(Answer answer, std::shared_ptr<const std::string> bytes);
   void say_waiting();
   // Ends it with that reason, if it is open.
@@ -55,6 +55,8 @@ class Session {
 
   // What is_served(); null before.
   const std::shared_ptr<const std::string>& bytes() const { return bytes_; }
+  // Of a state, not of a sum. REQUIRES: request().
+  bool is_of_state() const { return request_->kind != Kind::kFetchSum; }
   // Sums after this step are what it will need next. REQUIRES: is_served().
   std::int64_t step() const;
 
@@ -71,7 +73,6 @@ class Session {
   void heard(const net::Frame& frame);
   void heard_request(const net::Frame& frame);
   void heard_wish(const net::Frame& frame);
-  void heard_want_whole();
   void send(FrameType type, const std::string& payload);
 
   const std::unique_ptr<net::Connection> connection_;
@@ -81,7 +82,6 @@ class Session {
   Answer answer_;
   std::shared_ptr<const std::string> bytes_;
   std::deque<std::uint64_t> wishes_;  // Places.
-  RunningDigest digest_;              // Of what was sent in order.
 };
 
 }  // namespace sherd::ft::transfer

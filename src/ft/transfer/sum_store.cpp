@@ -7,16 +7,16 @@
 
 namespace sherd::ft::transfer {
 
-SumStore::SumStore(const Limits& limits) : limits_(limits) {
-  SHERD_ASSERT(limits.kept <= limits.kept_max);
-}
+SumStore::SumStore(const Limits& limits) : limits_(limits) {}
 
 void SumStore::keep(
     const Commit& commit, std::shared_ptr<const std::string> bytes) {
   SHERD_ASSERT(bytes != nullptr);
   while (!sums_.empty() && sums_.back().commit.base.step >= commit.base.step) {
+    bytes_ -= sums_.back().bytes->size();
     sums_.pop_back();
   }
+  bytes_ += bytes->size();
   sums_.push_back({commit, std::move(bytes)});
 }
 
@@ -35,8 +35,9 @@ void SumStore::trim(Instant now, std::optional<std::int64_t> step_in_use) {
   const auto is_needed = [&](const KeptSum& sum) {
     return from.has_value() && sum.commit.base.step >= *from;
   };
-  while (sums_.size() > limits_.kept_max ||
-         (sums_.size() > limits_.kept && !is_needed(sums_.front()))) {
+  while (sums_.size() > limits_.kept &&
+         (bytes_ > limits_.bytes_max || !is_needed(sums_.front()))) {
+    bytes_ -= sums_.front().bytes->size();
     sums_.pop_front();
   }
 }
@@ -46,6 +47,11 @@ const KeptSum* SumStore::find(const StateId& base) const {
       sums_.begin(), sums_.end(),
       [&](const KeptSum& sum) { return sum.commit.base == base; });
   return at == sums_.end() ? nullptr : &*at;
+}
+
+bool SumStore::may_come(const StateId& base) const {
+  return sums_.empty() || base == sums_.back().commit.result ||
+      base.step > sums_.back().commit.result.step;
 }
 
 std::string SumStore::text() const {

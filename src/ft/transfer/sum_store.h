@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SumStore decides which sums a rank keeps for replicas that catch up: a few
-// always, and more while somebody has yet to come so far. Thread rule: a value.
+// always, and while somebody has yet to come so far as many as there is room for.
+// Thread rule: a value.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +25,9 @@ struct KeptSum {
 class SumStore {
  public:
   struct Limits {
-    std::size_t kept = 0;
-    std::size_t kept_max = 0;
+    std::size_t kept = 0;         // However many bytes they are.
+    std::uint64_t bytes_max = 0;  // Of all, when there are more.
   };
-  // REQUIRES: kept <= kept_max.
   explicit SumStore(const Limits& limits);
 
   // Behind those that are there. What was kept of its base or later states is
@@ -40,13 +40,17 @@ class SumStore {
 
   // Null: there is none. The next keep() or trim() may end it.
   const KeptSum* find(const StateId& base) const;
+  // That sum is not there and may come: it is behind the last one.
+  bool may_come(const StateId& base) const;
   // "the sums that made steps 5 to 8".
   std::string text() const;
   std::size_t size() const { return sums_.size(); }
+  std::uint64_t bytes() const { return bytes_; }
 
  private:
   const Limits limits_;
   std::deque<KeptSum> sums_;              // Ascending.
+  std::uint64_t bytes_ = 0;               // Of them.
   std::map<std::int64_t, Instant> held_;  // By step.
 };
 

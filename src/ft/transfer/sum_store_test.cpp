@@ -36,7 +36,7 @@ void keep(SumStore& store, std::int64_t first, std::int64_t last) {
 using Steps = std::vector<std::int64_t>;
 
 TEST(SumStore, KeepsTheLastFewWhenNobodyNeedsMore) {
-  SumStore store({.kept = 2, .kept_max = 5});
+  SumStore store({.kept = 2, .bytes_max = 40});
   EXPECT_EQ(store.text(), "no sums");
   keep(store, 1, 4);
   store.trim(Instant(1s), kNobody);
@@ -45,14 +45,14 @@ TEST(SumStore, KeepsTheLastFewWhenNobodyNeedsMore) {
 }
 
 TEST(SumStore, MayKeepNone) {
-  SumStore store({.kept = 0, .kept_max = 5});
+  SumStore store({.kept = 0, .bytes_max = 40});
   keep(store, 1, 2);
   store.trim(Instant(1s), kNobody);
   EXPECT_EQ(store.size(), 0U);
 }
 
 TEST(SumStore, KeepsWhatFollowsAStateInUse) {
-  SumStore store({.kept = 1, .kept_max = 5});
+  SumStore store({.kept = 1, .bytes_max = 40});
   keep(store, 1, 4);
   store.trim(Instant(1s), 2);
   EXPECT_EQ(steps(store), (Steps{3, 4}));
@@ -60,15 +60,15 @@ TEST(SumStore, KeepsWhatFollowsAStateInUse) {
   EXPECT_EQ(steps(store), (Steps{4}));
 }
 
-TEST(SumStore, KeepsNoMoreThanItsMaximumWhoeverNeedsThem) {
-  SumStore store({.kept = 1, .kept_max = 3});
+TEST(SumStore, KeepsNoMoreBytesThanItsMaximumWhoeverNeedsThem) {
+  SumStore store({.kept = 1, .bytes_max = 24});
   keep(store, 1, 6);
   store.trim(Instant(1s), 0);
   EXPECT_EQ(steps(store), (Steps{4, 5, 6}));
 }
 
 TEST(SumStore, HoldsUntilTheTimeGiven) {
-  SumStore store({.kept = 1, .kept_max = 9});
+  SumStore store({.kept = 1, .bytes_max = 72});
   store.hold(3, Instant(5s));
   store.hold(2, Instant(4s));
   store.hold(3, Instant(1s));  // It takes nothing back.
@@ -82,7 +82,7 @@ TEST(SumStore, HoldsUntilTheTimeGiven) {
 }
 
 TEST(SumStore, DropsWhatWasRolledBack) {
-  SumStore store({.kept = 9, .kept_max = 9});
+  SumStore store({.kept = 9, .bytes_max = 72});
   keep(store, 1, 5);
   Commit other = commit_of(4);
   other.result = state_of(4, 2);
@@ -94,7 +94,7 @@ TEST(SumStore, DropsWhatWasRolledBack) {
 }
 
 TEST(SumStore, FindsByTheWholeState) {
-  SumStore store({.kept = 9, .kept_max = 9});
+  SumStore store({.kept = 9, .bytes_max = 72});
   keep(store, 1, 5);
   EXPECT_NE(store.find(state_of(2)), nullptr);
   EXPECT_EQ(store.find(state_of(2, 8)), nullptr);

@@ -85,7 +85,7 @@ TEST(KilledDonor, IsNoticedAtOnce) {
   net::Loop loop;
   Heard<std::string> heard;
   const auto fetch = fetch_snapshot(
-      loop, donor.address(), kOptions, state_of(1), heard.done());
+      loop, {donor.address()}, kOptions, state_of(1), heard.done());
   run_for(loop, 500ms);  // Into the midst of it.
   EXPECT_FALSE(heard.any()) << heard.failure();
   donor.signal(SIGKILL);
@@ -99,14 +99,117 @@ TEST(KilledDonor, IsNoticedAtOnce) {
           HasSubstr("the state of step 1"), HasSubstr(donor.address().text())));
 }
 
+// Its own server, from which half a state comes in a second or more.
+struct SlowDonor {
+  explicit SlowDonor(net::Loop& loop, std::uint64_t seed = 1)
+      : server(loop, {.bytes_per_s_max = kMebi}, [] {}) {
+    server.set_run(kRun);
+    server.offer(state_of(1), random_bytes(4 * kMebi, seed));
+  }
+  net::HostAddress address() const { return {"127.0.0.1", server.port()}; }
+  TransferServer server;
+};
+
+TEST(KilledDonor, OfSeveralCostsOnlyWhatItHadNotGiven) {
+  const Child killed(be_a_slow_donor);
+  net::Loop loop;
+  const SlowDonor other(loop);
+  Heard<std::string> heard;
+  const auto fetch = fetch_snapshot(
+      loop, {killed.address(), other.address()}, kOptions, state_of(1),
+      heard.done());
+  ASSERT_TRUE(
+      run_until(loop, [&] { return other.server.bytes_sent() >= kMebi; }, 10s));
+  EXPECT_FALSE(heard.any()) << heard.failure();
+  killed.signal(SIGKILL);
+  ASSERT_TRUE(heard.comes(loop));
+  EXPECT_TRUE(heard.value() == *random_bytes(4 * kMebi, 1));
+  // It gives the rest, and what has come already is not fetched again.
+  EXPECT_LT(other.server.bytes_sent(), 4 * kMebi);
+}
+
+TEST(StoppedDonor, OfSeveralIsGivenUpAndTheOthersGoOn) {
+  const Child stopped(be_a_slow_donor);
+  net::Loop loop;
+  const SlowDonor other(loop);
+  FetchOptions options = kOptions;
+  options.timeout_without_progress = 700ms;
+  Heard<std::string> heard;
+  const auto fetch = fetch_snapshot(
+      loop, {stopped.address(), other.address()}, options, state_of(1),
+      heard.done());
+  ASSERT_TRUE(
+      run_until(loop, [&] { return other.server.bytes_sent() > 0; }, 10s));
+  stopped.signal(SIGSTOP);
+  ASSERT_TRUE(heard.comes(loop));
+  EXPECT_TRUE(heard.value() == *random_bytes(4 * kMebi, 1));
+}
+
+TEST(KilledDonor, OfSeveralAllOfWhomDieEndsTheFetch) {
+  const Child one(be_a_slow_donor);
+  const Child other(be_a_slow_donor);
+  net::Loop loop;
+  Heard<std::string> heard;
+  const auto fetch = fetch_snapshot(
+      loop, {one.address(), other.address()}, kOptions, state_of(1),
+      heard.done());
+  run_for(loop, 500ms);
+  one.signal(SIGKILL);
+  other.signal(SIGKILL);
+  ASSERT_TRUE(heard.comes(loop));
+  EXPECT_EQ(heard.code(), ErrorCode::kPeerLost);
+}
+
+TEST(DonorsThatDisagree, AreReportedAndMostOfThemAreRight) {
+  net::Loop loop;
+  const SlowDonor wrong(loop, 2);
+  const SlowDonor right(loop, 1);
+  const SlowDonor third(loop, 1);
+  ::testing::internal::CaptureStderr();
+  Heard<std::string> heard;
+  const auto fetch = fetch_snapshot(
+      loop, {wrong.address(), right.address(), third.address()}, kOptions,
+      state_of(1), heard.done());
+  EXPECT_TRUE(heard.comes(loop));
+  const auto said = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(heard.value() == *random_bytes(4 * kMebi, 1));
+  EXPECT_EQ(wrong.server.bytes_sent(), 0U);
+  EXPECT_THAT(
+      said,
+      AllOf(
+          HasSubstr(wrong.address().text() + ": it disagrees with"),
+          HasSubstr("found 32 of 32 chunks that differ, the first at byte 0")));
+}
+
+TEST(DonorsThatDisagree, AreReportedWhenOneAnswersLate) {
+  net::Loop loop;
+  const SlowDonor first(loop, 1);
+  TransferServer late(loop, {.bytes_per_s_max = kMebi}, [] {});
+  late.set_run(kRun);
+  FetchOptions options = kOptions;
+  options.others_timeout = 100ms;
+  ::testing::internal::CaptureStderr();
+  Heard<std::string> heard;
+  const auto fetch = fetch_snapshot(
+      loop, {first.address(), {"127.0.0.1", late.port()}}, options, state_of(1),
+      heard.done());
+  EXPECT_TRUE(
+      run_until(loop, [&] { return first.server.bytes_sent() > 0; }, 10s));
+  late.offer(state_of(1), random_bytes(4 * kMebi, 2));
+  EXPECT_TRUE(heard.comes(loop));
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(), HasSubstr("it disagrees with"));
+  EXPECT_TRUE(heard.value() == *random_bytes(4 * kMebi, 1));
+}
+
 TEST(StoppedDonor, IsGivenUpInTime) {
   const Child donor(be_a_slow_donor);
   net::Loop loop;
   FetchOptions options = kOptions;
   options.timeout_without_progress = 700ms;
   Heard<std::string> heard;
-  const auto fetch =
-      fetch_snapshot(loop, donor.address(), options, state_of(1), heard.done());
+  const auto fetch = fetch_snapshot(
+      loop, {donor.address()}, options, state_of(1), heard.done());
   run_for(loop, 300ms);
   donor.signal(SIGSTOP);
   const Instant stopped = loop.now();
@@ -141,7 +244,7 @@ void check_that_it_frees_the_snapshot(int signal) {
     tell_port(donor.port);
     net::Loop own;
     const auto fetch =
-        fetch_snapshot(own, donor, kOptions, state_of(1), [](const auto&) {});
+        fetch_snapshot(own, {donor}, kOptions, state_of(1), [](const auto&) {});
     run_for(own, 60s);
   });
   ASSERT_TRUE(run_until(loop, [&] { return server.bytes_sent() > 0; }));
@@ -200,7 +303,7 @@ TEST(FlippedBit, IsNeverDelivered) {
     proxy.set(test::Direction::kToClient, {.flip_bit_at = offset});
     Heard<std::string> heard;
     const auto fetch =
-        fetch_snapshot(loop, address, kOptions, state_of(1), heard.done());
+        fetch_snapshot(loop, {address}, kOptions, state_of(1), heard.done());
     ASSERT_TRUE(heard.comes(loop));
     EXPECT_NE(heard.failure(), "");
     EXPECT_THAT(heard.failure(), HasSubstr(address.text()));
@@ -208,7 +311,7 @@ TEST(FlippedBit, IsNeverDelivered) {
   proxy.heal();
   Heard<std::string> heard;
   const auto fetch =
-      fetch_snapshot(loop, address, kOptions, state_of(1), heard.done());
+      fetch_snapshot(loop, {address}, kOptions, state_of(1), heard.done());
   ASSERT_TRUE(heard.comes(loop));
   EXPECT_TRUE(heard.value() == *random_bytes(3 * kMebi, seed));
 }
@@ -218,7 +321,8 @@ class FakeDonor {
  public:
   explicit FakeDonor(net::Loop& loop) : loop_(loop), server_(loop) {
     fetch_ = fetch_snapshot(
-        loop, server_.listener->address(), kOptions, state_of(1), heard.done());
+        loop, {server_.listener->address()}, kOptions, state_of(1),
+        heard.done());
     EXPECT_TRUE(comes(FrameType::kRequest));
   }
   // That frame is the next one to come.
@@ -241,22 +345,20 @@ class FakeDonor {
   void say(std::uint16_t type, const std::string& payload) {
     server_.ends.at(0)->connection->send(type, payload);
   }
-  void announce(std::uint64_t bytes) {
+  void announce(const std::string& whole) {
     say(FrameType::kAnswer,
         bytes_of(Answer{
             .kind = Kind::kFetchSnapshot,
             .state = state_of(1),
-            .bytes = bytes,
-            .chunk_bytes = 4}));
+            .bytes = whole.size(),
+            .chunk_bytes = 4,
+            .digests = digests_of_chunks(whole, 4)}));
   }
   void give(std::uint64_t place, std::string_view bytes) {
     say(FrameType::kChunk, bytes_of(Chunk{place, digest_of(bytes), bytes}));
   }
   void damage(std::uint64_t place, std::string_view bytes) {
     say(FrameType::kChunk, bytes_of(Chunk{place, 1, bytes}));
-  }
-  void end(std::string_view bytes) {
-    say(FrameType::kWhole, bytes_of(Whole{digest_of(bytes)}));
   }
   std::string failure() {
     EXPECT_TRUE(heard.comes(loop_));
@@ -280,10 +382,10 @@ class FakeDonor {
   std::unique_ptr<Fetch> fetch_;
 };
 
-TEST(DamagedChunk, IsAskedForAgainWithThoseBehindIt) {
+TEST(DamagedChunk, IsAskedForAgain) {
   net::Loop loop;
   FakeDonor donor(loop);
-  donor.announce(26);
+  donor.announce("abcdefghijklmnopqrstuvwxyz");
   for (const std::uint64_t place : {0U, 4U, 8U, 12U}) {
     EXPECT_EQ(donor.wish(), place);
   }
@@ -291,23 +393,15 @@ TEST(DamagedChunk, IsAskedForAgainWithThoseBehindIt) {
   EXPECT_EQ(donor.wish(), 16U);
   donor.damage(4, "efgh");
   EXPECT_EQ(donor.wish(), 4U);
-  donor.give(8, "----");  // Was under way, and is not looked at.
-  donor.damage(12, "----");
-  donor.give(16, "----");
-  for (const std::uint64_t place : {8U, 12U, 16U}) {
-    EXPECT_EQ(donor.wish(), place);
-  }
-  donor.give(4, "efgh");
   donor.give(8, "ijkl");
-  EXPECT_EQ(donor.wish(), 20U);
-  EXPECT_EQ(donor.wish(), 24U);
   donor.give(12, "mnop");
   donor.give(16, "qrst");
+  EXPECT_EQ(donor.wish(), 20U);
+  EXPECT_EQ(donor.wish(), 24U);
+  donor.give(4, "efgh");
   donor.give(20, "uvwx");
-  donor.give(24, "yz");
-  EXPECT_TRUE(donor.comes(FrameType::kWantWhole));
   EXPECT_FALSE(donor.heard.any());
-  donor.end("abcdefghijklmnopqrstuvwxyz");
+  donor.give(24, "yz");
   ASSERT_TRUE(donor.heard.comes(loop));
   EXPECT_EQ(donor.heard.value(), "abcdefghijklmnopqrstuvwxyz");
 }
@@ -315,7 +409,7 @@ TEST(DamagedChunk, IsAskedForAgainWithThoseBehindIt) {
 TEST(DamagedChunk, ThatIsDamagedTwiceEndsTheFetch) {
   net::Loop loop;
   FakeDonor donor(loop);
-  donor.announce(4);
+  donor.announce("abcd");
   EXPECT_EQ(donor.wish(), 0U);
   donor.damage(0, "abcd");
   EXPECT_EQ(donor.wish(), 0U);
@@ -325,15 +419,15 @@ TEST(DamagedChunk, ThatIsDamagedTwiceEndsTheFetch) {
       AllOf(HasSubstr("127.0.0.1:"), HasSubstr("a damaged one at 0, twice")));
 }
 
-TEST(DamagedChunk, IsFoundInTheWholeTooAndNothingIsDelivered) {
+TEST(DamagedChunk, IsOneThatIsNotWhatWasAnnouncedToo) {
   net::Loop loop;
   FakeDonor donor(loop);
-  donor.announce(4);
+  donor.announce("abcd");
   EXPECT_EQ(donor.wish(), 0U);
-  donor.give(0, "abcd");
-  EXPECT_TRUE(donor.comes(FrameType::kWantWhole));
-  donor.end("abce");
-  EXPECT_THAT(donor.failure(), HasSubstr("expected 4 bytes of digest"));
+  donor.give(0, "abce");
+  EXPECT_EQ(donor.wish(), 0U);
+  donor.give(0, "abce");
+  EXPECT_THAT(donor.failure(), HasSubstr("a damaged one at 0, twice"));
 }
 
 TEST(StrangeDonor, IsGivenUpWithAReason) {
@@ -341,8 +435,7 @@ TEST(StrangeDonor, IsGivenUpWithAReason) {
       [](FakeDonor& donor) { donor.give(4, "abcd"); },
       [](FakeDonor& donor) { donor.give(0, "abc"); },
       [](FakeDonor& donor) { donor.give(0, "abcde"); },
-      [](FakeDonor& donor) { donor.end(""); },
-      [](FakeDonor& donor) { donor.announce(8); },
+      [](FakeDonor& donor) { donor.announce("abcdefgh"); },
       [](FakeDonor& donor) { donor.say(FrameType::kWaiting, ""); },
       [](FakeDonor& donor) { donor.say(FrameType::kChunk, "short"); },
       [](FakeDonor& donor) { donor.say(std::uint16_t{99}, ""); },
@@ -351,7 +444,7 @@ TEST(StrangeDonor, IsGivenUpWithAReason) {
   for (std::size_t i = 0; i < acts.size(); ++i) {
     SCOPED_TRACE(i);
     FakeDonor donor(loop);
-    donor.announce(8);
+    donor.announce("abcdefgh");
     EXPECT_EQ(donor.wish(), 0U);
     acts[i](donor);
     EXPECT_THAT(donor.failure(), HasSubstr("expected"));
@@ -377,8 +470,14 @@ TEST(StrangeDonor, ThatAnswersSomethingElseIsGivenUp) {
     EXPECT_THAT(donor.failure(), HasSubstr("found another one"));
   }
   FakeDonor donor(loop);
-  donor.announce(std::uint64_t{1} << 60U);
-  EXPECT_THAT(donor.failure(), HasSubstr("expected at most"));
+  donor.say(
+      FrameType::kAnswer,
+      bytes_of(Answer{
+          .kind = Kind::kFetchSnapshot,
+          .state = state_of(1),
+          .bytes = std::uint64_t{1} << 60U,
+          .chunk_bytes = 4}));
+  EXPECT_THAT(donor.failure(), HasSubstr("chunks, found 0"));
 }
 
 // Who fetches, frame by frame.
@@ -432,10 +531,10 @@ TEST(StrangeVisitor, IsRefusedWithAReason) {
       {[](Visitor& it) { it.say(FrameType::kRequest, "what"); }, "expected"},
       {[](Visitor& it) {
          std::string bytes = bytes_of(kFetchIt);
-         bytes[0] = 2;
+         bytes[0] = 3;
          it.say(FrameType::kRequest, bytes);
        },
-       "expected version 1, found 2"},
+       "expected version 2, found 3"},
       {[](Visitor& it) {
          it.say(FrameType::kRequest, bytes_of(kFetchIt));
          it.say(FrameType::kRequest, bytes_of(kFetchIt));
@@ -451,11 +550,6 @@ TEST(StrangeVisitor, IsRefusedWithAReason) {
          it.want(64 * kMebi);
        },
        "expected the place of a chunk"},
-      {[](Visitor& it) {
-         it.say(FrameType::kRequest, bytes_of(kFetchIt));
-         it.say(FrameType::kWantWhole, "");
-       },
-       "to be fetched before their digest"},
   };
   net::Loop loop;
   for (const auto& one : cases) {
@@ -528,7 +622,7 @@ TEST(StrangeVisitor, TooManyAreTurnedAway) {
   fetches.reserve(heard.size());
   for (auto& one : heard) {  // That wait.
     fetches.push_back(fetch_snapshot(
-        loop, {"127.0.0.1", visitor.server.port()}, kOptions, state_of(2),
+        loop, {{"127.0.0.1", visitor.server.port()}}, kOptions, state_of(2),
         one.done()));
   }
   const auto count = [&] {

@@ -31,6 +31,21 @@ Result<T> finished(net::ByteReader& in, const char* message, T value) {
   return value;
 }
 
+// One for each chunk, where there are any.
+void read_digests(net::ByteReader& in, Answer& answer) {
+  const auto count =
+      in.count("digests", {.elements_max = kDigestsMax, .element_bytes = 8});
+  for (std::size_t i = 0; i < count; ++i) {
+    answer.digests.push_back(in.u64("a digest"));
+  }
+  if (in.ok() && answer.kind == Kind::kFetchSnapshot &&
+      count != chunks_of(answer.bytes, answer.chunk_bytes)) {
+    in.fail(str(
+        "expected the digests of ", chunks_of(answer.bytes, answer.chunk_bytes),
+        " chunks, found ", count));
+  }
+}
+
 }  // namespace
 
 std::string bytes_of(const Request& request) {
@@ -61,6 +76,10 @@ std::string bytes_of(const Answer& answer) {
   fields<Writer>(io, answer.commit);
   out.u64(answer.bytes);
   out.u32(answer.chunk_bytes);
+  out.count(answer.digests.size());
+  for (const auto digest : answer.digests) {
+    out.u64(digest);
+  }
   return out.take();
 }
 
@@ -75,12 +94,6 @@ std::string bytes_of(const Chunk& chunk) {
   out.u64(chunk.place);
   out.u64(chunk.digest);
   out.raw(chunk.bytes);
-  return out.take();
-}
-
-std::string bytes_of(const Whole& whole) {
-  net::ByteWriter out;
-  out.u64(whole.digest);
   return out.take();
 }
 
@@ -120,7 +133,8 @@ Result<Answer> answer_of(std::string_view bytes) {
         str("expected chunks of 1 to ", kChunkBytesMax, " bytes, found ",
             answer.chunk_bytes));
   }
-  return finished(in, "an answer of a transfer", answer);
+  read_digests(in, answer);
+  return finished(in, "an answer of a transfer", std::move(answer));
 }
 
 Result<WantChunk> want_chunk_of(std::string_view bytes) {
@@ -142,13 +156,6 @@ Result<Chunk> chunk_of(std::string_view bytes) {
   }
   chunk.bytes = in.raw("a chunk", in.ok() ? in.left() : 0);
   return finished(in, "a chunk of a transfer", chunk);
-}
-
-Result<Whole> whole_of(std::string_view bytes) {
-  net::ByteReader in(bytes);
-  Whole whole;
-  whole.digest = in.u64("a digest");
-  return finished(in, "the end of a transfer", whole);
 }
 
 }  // namespace sherd::ft::transfer

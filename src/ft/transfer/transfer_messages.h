@@ -9,9 +9,9 @@
 //                             <-   Answer, or Refusal at any time
 //   WantChunk, kWindow at most ->
 //                             <-   Chunk, in the order of the asking
-//   WantWhole, after all       ->
-//                             <-   Whole, the digest of all bytes
 //
+// The answer for a snapshot has the digests of all its chunks: who fetches from
+// several donors compares them before it takes chunks from all.
 // The other fields of a message that begins with another version are unknown; a
 // Refusal is the same in all. Thread rule: values and pure functions.
 #pragma once
@@ -20,18 +20,26 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 #include "base/status.h"
 #include "ft/protocol/messages.h"
 
 namespace sherd::ft::transfer {
 
-constexpr std::uint16_t kTransferVersion = 1;
+constexpr std::uint16_t kTransferVersion = 2;
 constexpr std::size_t kChunkBytesMax = std::size_t{1} << 20U;
 // Chunks that are asked for and have not come: hides the way there and back.
 constexpr std::size_t kWindow = 4;
-// Of a frame's payload: a chunk with its place and digest.
-constexpr std::size_t kPayloadBytesMax = kChunkBytesMax + 16;
+// In an answer: 128 GiB in the longest chunks.
+constexpr std::size_t kDigestsMax = kChunkBytesMax / 8;
+// Of a frame's payload: a chunk with its place and digest, or an answer.
+constexpr std::size_t kPayloadBytesMax = kChunkBytesMax + 1024;
 constexpr std::size_t kReasonBytesMax = 4096;
+
+constexpr std::uint64_t chunks_of(
+    std::uint64_t bytes, std::uint32_t chunk_bytes) {
+  return bytes / chunk_bytes + (bytes % chunk_bytes == 0 ? 0 : 1);
+}
 
 enum class FrameType : std::uint16_t {
   kRequest = 1,
@@ -40,8 +48,6 @@ enum class FrameType : std::uint16_t {
   kAnswer,
   kWantChunk,
   kChunk,
-  kWantWhole,
-  kWhole,
 };
 
 enum class Kind : std::uint8_t {
@@ -55,7 +61,7 @@ struct Request {
   std::uint64_t run = 0;
   std::uint32_t shard_rank = 0;
   StateId state;
-  std::uint32_t wait_ms_max = 0;  // For a snapshot.
+  std::uint32_t wait_ms_max = 0;  // Until it is there.
   bool operator==(const Request&) const = default;
 };
 
@@ -78,6 +84,8 @@ struct Answer {
   // To be fetched; of kAskSnapshot none.
   std::uint64_t bytes = 0;
   std::uint32_t chunk_bytes = 1;  // The last chunk may be shorter.
+  // Of a snapshot's chunks, in their order.
+  std::vector<std::uint64_t> digests{};
   bool operator==(const Answer&) const = default;
 };
 
@@ -93,17 +101,11 @@ struct Chunk {
   bool operator==(const Chunk&) const = default;
 };
 
-struct Whole {
-  std::uint64_t digest = 0;
-  bool operator==(const Whole&) const = default;
-};
-
 std::string bytes_of(const Request& request);
 std::string bytes_of(const Refusal& refusal);  // A long reason is cut.
 std::string bytes_of(const Answer& answer);
 std::string bytes_of(const WantChunk& want);
 std::string bytes_of(const Chunk& chunk);
-std::string bytes_of(const Whole& whole);
 
 // A failure, kPeerMismatch, says what was expected and found.
 Result<Request> request_of(std::string_view bytes);
@@ -111,6 +113,5 @@ Result<Refusal> refusal_of(std::string_view bytes);
 Result<Answer> answer_of(std::string_view bytes);
 Result<WantChunk> want_chunk_of(std::string_view bytes);
 Result<Chunk> chunk_of(std::string_view bytes);
-Result<Whole> whole_of(std::string_view bytes);
 
 }  // namespace sherd::ft::transfer

@@ -17,7 +17,7 @@ using testing::state_of;
 const Request kRequest{Kind::kFetchSum, 7, 3, state_of(12), 60000};
 const Refusal kRefusal{Why::kBusy, "too many"};
 const Answer kAnswer{
-    Kind::kFetchSnapshot, state_of(4), commit_of(9), 1U << 30U, 4096};
+    Kind::kFetchSnapshot, state_of(4), commit_of(9), 9000, 4096, {7, 8, 9}};
 
 // Bytes that end too early are refused everywhere, and those that go on.
 template <typename T, typename Decode>
@@ -37,7 +37,6 @@ TEST(TransferMessages, ComeBackAsTheyWereAndAreRefusedWhenCut) {
   check(kRefusal, refusal_of);
   check(kAnswer, answer_of);
   check(WantChunk{std::numeric_limits<std::uint64_t>::max()}, want_chunk_of);
-  check(Whole{99}, whole_of);
 }
 
 TEST(TransferMessages, ChunkTakesAllThatFollows) {
@@ -54,7 +53,7 @@ TEST(TransferMessages, AnotherVersionIsNamed) {
   bytes[0] = 9;
   EXPECT_THAT(
       request_of(bytes + "more").status().message(),
-      HasSubstr("expected version 1, found 9"));
+      HasSubstr("expected version 2, found 9"));
   bytes = bytes_of(kAnswer);
   bytes[0] = 9;
   EXPECT_FALSE(answer_of(bytes).ok());
@@ -77,21 +76,34 @@ TEST(TransferMessages, ValuesOutOfRangeAreRefused) {
   }
 }
 
+TEST(TransferMessages, AnAnswerHasOneDigestOfEachChunk) {
+  Answer answer = kAnswer;
+  answer.digests.pop_back();
+  EXPECT_THAT(
+      answer_of(bytes_of(answer)).status().message(),
+      HasSubstr("expected the digests of 3 chunks, found 2"));
+  answer.kind = Kind::kFetchSum;
+  answer.digests.clear();
+  EXPECT_EQ(answer_of(bytes_of(answer)).value(), answer);
+  answer.digests.resize(kDigestsMax + 1);
+  EXPECT_FALSE(answer_of(bytes_of(answer)).ok());
+}
+
 TEST(TransferMessages, LongReasonIsCut) {
   const Refusal refusal{Why::kNotThere, std::string(100'000, 'x')};
   EXPECT_EQ(
       refusal_of(bytes_of(refusal)).value().reason.size(), kReasonBytesMax);
 }
 
-TEST(TransferDigest, OfPiecesIsThatOfTheWhole) {
+TEST(TransferDigest, OfChunksIsThatOfEach) {
   const auto bytes = testing::random_bytes(10'000, 3);
-  RunningDigest running;
-  EXPECT_EQ(running.value(), digest_of(""));
-  for (std::size_t at = 0; at < bytes->size(); at += 777) {
-    running.add(std::string_view(*bytes).substr(at, 777));
+  EXPECT_TRUE(digests_of_chunks("", 4096).empty());
+  const auto digests = digests_of_chunks(*bytes, 4096);
+  ASSERT_EQ(digests.size(), chunks_of(bytes->size(), 4096));
+  for (std::size_t i = 0; i < digests.size(); ++i) {
+    EXPECT_EQ(
+        digests[i], digest_of(std::string_view(*bytes).substr(4096 * i, 4096)));
   }
-  EXPECT_EQ(running.count(), bytes->size());
-  EXPECT_EQ(running.value(), digest_of(*bytes));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 #include "base/check.h"
+#include "ft/transfer/digest.h"
 #include "ft/transfer/session.h"
 #include "ft/transfer/sum_store.h"
 #include "ft/transfer/token_bucket.h"
@@ -28,28 +29,34 @@ constexpr Duration kRoomWait = std::chrono::milliseconds(1);
 constexpr std::uint64_t kChunkBytesMin = 4096;
 constexpr std::uint64_t kChunksPerSecond = 8;
 
-// Of one chunk, so that under a low limit something comes often enough.
-std::uint32_t chunk_bytes_for(std::uint64_t bytes_per_s_max) {
-  if (bytes_per_s_max == 0) {
-    return kChunkBytesMax;
+// Of one chunk, so that under a low limit something comes often enough; and not so
+// short that there are more digests than an answer has room for.
+std::uint32_t chunk_bytes_for(
+    std::uint64_t bytes, std::uint64_t bytes_per_s_max) {
+  std::uint64_t chunk = kChunkBytesMax;
+  if (bytes_per_s_max > 0) {
+    chunk = std::clamp<std::uint64_t>(
+        bytes_per_s_max / kChunksPerSecond, kChunkBytesMin, kChunkBytesMax);
   }
-  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
-      bytes_per_s_max / kChunksPerSecond, kChunkBytesMin, kChunkBytesMax));
+  while (chunk < kChunkBytesMax && bytes / chunk >= kDigestsMax) {
+    chunk = std::min<std::uint64_t>(2 * chunk, kChunkBytesMax);
+  }
+  return static_cast<std::uint32_t>(chunk);
 }
 
 SumStore::Limits limits_of(const TransferServerOptions& options) {
   SHERD_CHECK(
-      0 <= options.sums_kept && options.sums_kept <= options.sums_kept_max,
-      "[ft] expected 0 <= sums_kept <= sums_kept_max, found ",
-      options.sums_kept, " and ", options.sums_kept_max);
+      0 <= options.sums_kept, "[ft] expected 0 <= sums_kept, found ",
+      options.sums_kept);
   return {
       .kept = static_cast<std::size_t>(options.sums_kept),
-      .kept_max = static_cast<std::size_t>(options.sums_kept_max)};
+      .bytes_max = options.sums_bytes_max};
 }
 
 struct Snapshot {
   StateId state;
   std::shared_ptr<const std::string> bytes;
+  std::vector<std::uint64_t> digests;
   Instant offered{0};
   Instant until{0};
 };
@@ -84,12 +91,14 @@ struct TransferServer::Impl {
   void ask_snapshot(Visit& visit);
   void fetch_snapshot(Visit& visit);
   void fetch_sum(Visit& visit);
+  bool answer_sum(Visit& visit);
   void wait(Visit& visit);
   bool answer(Visit& visit);
   std::string snapshot_text() const;
+  void tell_askers(const StateId& state);
 
   void send_chunks();
-  Visits::iterator next_to_send();
+  Visits::iterator next_to_send(bool states_wait);
   void tick();
   void tick_visit(Visit& visit, Instant now);
   void trim(Instant now);
@@ -99,6 +108,7 @@ struct TransferServer::Impl {
   const std::function<void()> snapshot_wanted;
   std::uint64_t run = 0;
   std::optional<Snapshot> snapshot;
+  std::optional<StateId> promised;  // Of the snapshot that is to come.
   SumStore sums;
   TokenBucket bucket;
   std::uint64_t bytes_sent = 0;
@@ -179,6 +189,10 @@ void TransferServer::Impl::requested(Visit& visit, const Request& request) {
 }
 
 void TransferServer::Impl::ask_snapshot(Visit& visit) {
+  if (promised) {
+    visit.session.tell(*promised);
+    return;
+  }
   const Instant now = loop.now();
   if (snapshot && now - snapshot->offered <= options.fresh) {
     snapshot->until = std::max(snapshot->until, now + options.kept);
@@ -217,7 +231,9 @@ bool TransferServer::Impl::answer(Visit& visit) {
     visit.session.serve(
         {.kind = Kind::kFetchSnapshot,
          .state = wanted,
-         .chunk_bytes = chunk_bytes_for(options.bytes_per_s_max)},
+         .chunk_bytes =
+             chunk_bytes_for(snapshot->bytes->size(), options.bytes_per_s_max),
+         .digests = snapshot->digests},
         snapshot->bytes);
     return true;
   }
@@ -231,19 +247,31 @@ bool TransferServer::Impl::answer(Visit& visit) {
 }
 
 void TransferServer::Impl::fetch_sum(Visit& visit) {
-  const StateId& base = visit.session.request()->state;
-  const KeptSum* sum = sums.find(base);
-  if (sum == nullptr) {
-    visit.session.refuse(
-        Why::kNotThere,
-        str("expected the sum after ", text_of(base), ", found ", sums.text()));
-    return;
+  if (!answer_sum(visit)) {
+    wait(visit);
   }
-  visit.session.serve(
-      {.kind = Kind::kFetchSum,
-       .commit = sum->commit,
-       .chunk_bytes = chunk_bytes_for(options.bytes_per_s_max)},
-      sum->bytes);
+}
+
+// With the sum, or for good; false: it may come, and is waited for.
+bool TransferServer::Impl::answer_sum(Visit& visit) {
+  const Request& request = *visit.session.request();
+  if (const KeptSum* sum = sums.find(request.state)) {
+    visit.session.serve(
+        {.kind = Kind::kFetchSum,
+         .commit = sum->commit,
+         .chunk_bytes =
+             chunk_bytes_for(sum->bytes->size(), options.bytes_per_s_max)},
+        sum->bytes);
+    return true;
+  }
+  if (request.wait_ms_max > 0 && sums.may_come(request.state)) {
+    return false;
+  }
+  visit.session.refuse(
+      Why::kNotThere,
+      str("expected the sum after ", text_of(request.state), ", found ",
+          sums.text()));
+  return true;
 }
 
 std::string TransferServer::Impl::snapshot_text() const {
@@ -251,24 +279,36 @@ std::string TransferServer::Impl::snapshot_text() const {
                   : "no snapshot";
 }
 
+void TransferServer::Impl::tell_askers(const StateId& state) {
+  for (const auto& visit : visits) {
+    if (visit->session.waits() &&
+        visit->session.request()->kind == Kind::kAskSnapshot) {
+      visit->session.tell(state);
+    }
+  }
+}
+
 void TransferServer::Impl::send_chunks() {
   for (int i = 0; i < kChunksAtOnce; ++i) {
-    const auto at = next_to_send();
+    const Instant now = loop.now();
+    const Duration wait = bucket.wait(now);
+    const auto at = next_to_send(wait > Duration(0));
     if (at == visits.end()) {
       return;
     }
     Session& session = (*at)->session;
+    if (session.is_of_state() && wait > Duration(0)) {
+      sending = loop.after(wait, [this] { send_chunks(); });
+      return;
+    }
     if (!session.wants_chunk()) {
       sending = loop.after(kRoomWait, [this] { send_chunks(); });
       return;
     }
-    const Instant now = loop.now();
-    if (const Duration wait = bucket.wait(now); wait > Duration(0)) {
-      sending = loop.after(wait, [this] { send_chunks(); });
-      return;
-    }
     const std::size_t count = session.send_chunk();
-    bucket.take(count, now);
+    if (session.is_of_state()) {
+      bucket.take(count, now);
+    }
     bytes_sent += count;
     visits.splice(visits.end(), visits, at);
   }
@@ -276,17 +316,23 @@ void TransferServer::Impl::send_chunks() {
 }
 
 // Of those who want a chunk, the one whose last is longest ago; one that has no
-// room only when all have none.
-Visits::iterator TransferServer::Impl::next_to_send() {
-  const auto at = std::find_if(
-      visits.begin(), visits.end(),
-      [](const auto& one) { return one->session.wants_chunk(); });
-  if (at != visits.end()) {
-    return at;
-  }
-  return std::find_if(visits.begin(), visits.end(), [](const auto& one) {
-    return one->session.has_wishes();
+// room, or waits for its limit, only when all do.
+Visits::iterator TransferServer::Impl::next_to_send(bool states_wait) {
+  const auto find = [&](auto is_right) {
+    return std::find_if(visits.begin(), visits.end(), [&](const auto& one) {
+      return one->session.has_wishes() && is_right(one->session);
+    });
+  };
+  const auto may = [&](const Session& session) {
+    return !states_wait || !session.is_of_state();
+  };
+  auto at = find([&](const Session& session) {
+    return may(session) && session.wants_chunk();
   });
+  if (at == visits.end()) {
+    at = find(may);
+  }
+  return at != visits.end() ? at : find([](const Session&) { return true; });
 }
 
 void TransferServer::Impl::tick() {
@@ -314,7 +360,8 @@ void TransferServer::Impl::tick_visit(Visit& visit, Instant now) {
             session.request()->kind == Kind::kAskSnapshot
                 ? "a snapshot"
                 : text_of(session.request()->state),
-            " to be offered in time, found ", snapshot_text()));
+            " to be there in time, found ",
+            session.is_of_state() ? snapshot_text() : sums.text()));
     return;
   }
   if (now - session.last_heard() > options.silence_max) {
@@ -336,6 +383,9 @@ void TransferServer::Impl::trim(Instant now) {
   };
   if (snapshot) {
     use(snapshot->state.step);
+  }
+  if (promised) {
+    use(promised->step);
   }
   for (const auto& visit : visits) {
     if (visit->session.is_served()) {
@@ -365,28 +415,53 @@ void TransferServer::set_run(std::uint64_t run) {
   impl_->run = run;
 }
 
+void TransferServer::promise(const StateId& state) {
+  SHERD_ASSERT(impl_->loop.in_loop());
+  impl_->promised = state;
+  impl_->tell_askers(state);
+}
+
 void TransferServer::offer(
-    const StateId& state, std::shared_ptr<const std::string> bytes) {
+    const StateId& state,
+    std::shared_ptr<const std::string> bytes,
+    std::vector<std::uint64_t> digests) {
   SHERD_ASSERT(impl_->loop.in_loop() && bytes != nullptr);
   const Instant now = impl_->loop.now();
-  impl_->snapshot =
-      Snapshot{state, std::move(bytes), now, now + impl_->options.kept};
+  impl_->promised.reset();
+  impl_->snapshot = Snapshot{
+      state, std::move(bytes), std::move(digests), now,
+      now + impl_->options.kept};
+  impl_->tell_askers(state);
   for (const auto& visit : impl_->visits) {
-    if (!visit->session.waits()) {
-      continue;
-    }
-    if (visit->session.request()->kind == Kind::kAskSnapshot) {
-      visit->session.tell(state);
-    } else {
+    if (visit->session.waits() &&
+        visit->session.request()->kind == Kind::kFetchSnapshot) {
       (void)impl_->answer(*visit);
     }
   }
+}
+
+void TransferServer::offer(
+    const StateId& state, std::shared_ptr<const std::string> bytes) {
+  SHERD_ASSERT(bytes != nullptr);
+  auto digests = digests_of(*bytes);
+  offer(state, std::move(bytes), std::move(digests));
+}
+
+std::vector<std::uint64_t> TransferServer::digests_of(
+    const std::string& bytes) const {
+  return digests_of_chunks(
+      bytes, chunk_bytes_for(bytes.size(), impl_->options.bytes_per_s_max));
 }
 
 void TransferServer::keep(
     const Commit& commit, std::shared_ptr<const std::string> bytes) {
   SHERD_ASSERT(impl_->loop.in_loop() && bytes != nullptr);
   impl_->sums.keep(commit, std::move(bytes));
+  for (const auto& visit : impl_->visits) {
+    if (visit->session.waits() && !visit->session.is_of_state()) {
+      impl_->answer_sum(*visit);
+    }
+  }
   impl_->trim(impl_->loop.now());
 }
 

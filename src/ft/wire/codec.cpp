@@ -13,15 +13,19 @@ void fields(Io& io, Of<Io, Report>& report) {
   io.number("a run", report.run);
   io.number("a replica", report.replica);
   io.number("an incarnation", report.incarnation);
+  io.number("a serial", report.serial);
   io.number("a configuration", report.config);
   io.maybe("a state", report.held);
   fields(io, report.joined);
   io.maybe("a vote", report.vote);
   io.maybe("a suspicion", report.suspicion);
+  io.maybe("a digest", report.digest);
+  io.maybe("bad gradients", report.bad_gradients);
   io.flag("whether it leaves", report.leaving);
   io.flag("whether it has finished", report.finished);
   io.list("addresses", kAddressList, report.addresses);
   fields(io, report.progress);
+  io.list("progress of ranks", kProgressList, report.ranks);
 }
 
 template <typename Io>
@@ -35,7 +39,9 @@ void fields(Io& io, Of<Io, Order>& order) {
   io.list("members", kMemberList, order.members);
   io.maybe("a planned epoch", order.planned);
   io.list("peers", kPeerList, order.peers);
+  io.maybe("a digest", order.wrong);
   io.reason("a reason", order.fenced);
+  io.flag("whether the run has ended", order.ended);
 }
 
 template <typename Io>

@@ -35,6 +35,7 @@ inline constexpr ListLimits kRangeList{CodecLimits::kRanges, 16};
 inline constexpr ListLimits kMemberList{CodecLimits::kMembers, 16};
 inline constexpr ListLimits kPeerList{CodecLimits::kMembers, 17};
 inline constexpr ListLimits kAddressList{CodecLimits::kAddresses, 8};
+inline constexpr ListLimits kProgressList{CodecLimits::kAddresses, 16};
 inline constexpr ListLimits kCommitList{CodecLimits::kCommits, 80};
 
 struct Writer {
@@ -151,6 +152,7 @@ void fields_of_member(Io& io, T& member) {
   io.number("a replica", member.replica);
   io.number("an incarnation", member.incarnation);
   io.list("ranges of samples", kRangeList, member.samples);
+  io.list("ranges of samples", kRangeList, member.left_out);
 }
 template <typename Io>
 void fields(Io& io, Of<Io, Member>& member) {
@@ -173,6 +175,27 @@ void fields(Io& io, Of<Io, Suspicion>& suspicion) {
   fields(io, suspicion.epoch);
   io.number("a replica", suspicion.accused);
   io.reason("a reason", suspicion.reason);
+  io.maybe("who noticed it", suspicion.noticed_by);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, StateDigest>& digest) {
+  fields(io, digest.state);
+  io.number("a digest", digest.digest);
+  io.flag("whether it was copied", digest.copied);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, GradientFault>& fault) {
+  io.reason("a reason", fault.reason);
+  io.flag("whether to stop", fault.stop);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, BadGradients>& bad) {
+  fields(io, bad.base);
+  io.list("ranges of samples", kRangeList, bad.samples);
+  fields(io, bad.fault);
 }
 
 template <typename Io>
@@ -183,10 +206,26 @@ void fields(Io& io, Of<Io, RankAddress>& address) {
 }
 
 template <typename Io>
+void fields(Io& io, Of<Io, RingPlace>& place) {
+  fields(io, place.epoch);
+  io.number("a replica", place.previous);
+  io.number("a replica", place.next);
+  io.number("frames that came", place.frames_in);
+  io.number("frames that went", place.frames_out);
+  io.number("a bucket", place.bucket);
+  io.reason("a unit", place.unit);
+  io.number("slices that are done", place.slices_done);
+  io.number("slices", place.slices);
+}
+
+template <typename Io>
 void fields(Io& io, Of<Io, Progress>& progress) {
   io.choice("an activity", progress.activity, Activity::kFetching);
   io.number("a serial", progress.serial);
   io.maybe("who is waited for", progress.waits_for);
+  io.flag("whether it is to read", progress.to_read);
+  io.number("beats", progress.quiet_beats);
+  io.maybe("a place in a ring", progress.place);
 }
 
 template <typename Io>

@@ -21,17 +21,23 @@ class RandomMessages {
     report.run = word();
     report.replica = half();
     report.incarnation = word();
+    report.serial = word();
     report.config = word();
     report.held = maybe<StateId>([&] { return state(); });
     report.joined = epoch();
     report.vote = maybe<Vote>([&] { return Vote{attempt(), state(), word()}; });
-    report.suspicion =
-        maybe<Suspicion>([&] { return Suspicion{epoch(), half(), text()}; });
+    report.suspicion = maybe<Suspicion>([&] {
+      return Suspicion{
+          epoch(), half(), text(), maybe<ReplicaId>([&] { return half(); })};
+    });
+    report.digest = maybe<StateDigest>([&] { return digest(); });
+    report.bad_gradients = maybe<BadGradients>(
+        [&] { return BadGradients{state(), ranges(), {text(), coin()}}; });
     report.leaving = coin();
+    report.finished = coin();
     report.addresses = some<RankAddress>([&] { return address(); });
-    report.progress = {
-        static_cast<Activity>(below(6)), word(),
-        maybe<ReplicaId>([&] { return half(); })};
+    report.progress = progress();
+    report.ranks = some<Progress>([&] { return progress(); });
     return report;
   }
 
@@ -51,7 +57,9 @@ class RandomMessages {
           half(), word(), maybe<StateId>([&] { return state(); }),
           some<RankAddress>([&] { return address(); })};
     });
+    order.wrong = maybe<StateDigest>([&] { return digest(); });
     order.fenced = text();
+    order.ended = coin();
     return order;
   }
 
@@ -66,7 +74,7 @@ class RandomMessages {
       case 3:
         return CommitRecord{
             commit(), some<Participant>([&] {
-              return Participant{half(), word(), ranges()};
+              return Participant{half(), word(), ranges(), ranges()};
             }),
             members()};
       default:
@@ -86,9 +94,23 @@ class RandomMessages {
   std::string text() { return std::string(below(40), char('a' + below(26))); }
   Epoch epoch() { return {word(), word()}; }
   Attempt attempt() { return {epoch(), positive()}; }
+  StateDigest digest() { return {state(), word(), coin()}; }
   StateId state() { return {positive(), {word(), word()}}; }
   RankAddress address() {
     return {text(), std::uint16_t(word()), std::uint16_t(word())};
+  }
+  Progress progress() {
+    Progress progress;
+    progress.activity = static_cast<Activity>(below(6));
+    progress.serial = word();
+    progress.waits_for = maybe<ReplicaId>([&] { return half(); });
+    progress.to_read = coin();
+    progress.quiet_beats = half();
+    progress.place = maybe<RingPlace>([&] {
+      return RingPlace{epoch(), half(), half(),     word(),    word(),
+                       half(),  text(), positive(), positive()};
+    });
+    return progress;
   }
   Commit commit() { return {attempt(), state(), state(), word()}; }
   std::vector<SampleRange> ranges() {
@@ -98,7 +120,8 @@ class RandomMessages {
     });
   }
   std::vector<Member> members() {
-    return some<Member>([&] { return Member{half(), word(), ranges()}; });
+    return some<Member>(
+        [&] { return Member{half(), word(), ranges(), ranges()}; });
   }
   template <typename T>
   std::optional<T> maybe(const std::function<T()>& make) {

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checkpoints of replicas, for when all of them are lost. One replica after
+// another saves what all hold, and each begins with the newest there is:
+//
+//   sherd::ft::ReplicaCheckpoints checkpoints(
+//       world, state, {.folder = "run/checkpoints", .save_every = 100});
+//   auto options = sherd::ft::SessionOptions::from_environment();
+//   options.held = checkpoints.load();
+//   sherd::ft::ReplicaSession session(world, parameters, state, update, options);
+//   while (auto step = session.begin_step()) {
+//     checkpoints.save_if_due(session, *step);
+//     ...
+//   }
+//   checkpoints.save(session);
+//   session.close();
+//   checkpoints.wait();
+//
+// A disk that fails costs a checkpoint and no step. Concepts:
+// docs/guide/fault_tolerance.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <sherd/ckpt/checkpoint.h>
+#include <sherd/comm/world.h>
+#include <sherd/ft/replica_session.h>
+
+namespace sherd::ft {
+
+// The value of a checkpoint, CheckpointContent::values, that names the state of the
+// run: those of replicas alone have it.
+inline constexpr const char* kReplicaState = "ft.state";
+
+struct ReplicaCheckpointOptions {
+  // Behaviour. The same for all replicas, on a disk that they share; where each
+  // host has its own, a replica finds what was saved on its host.
+  std::string folder;
+  // Behaviour. Steps from one to the next; 0: none but those of save(). Each replica
+  // keeps a copy of its state from its first turn on, which is what it writes.
+  std::int64_t save_every = 0;
+  // Behaviour. Older ones are removed when another is complete; 0: none is.
+  int keep_last = 2;
+};
+
+// Thread rule: one thread, the one that trains.
+class ReplicaCheckpoints {
+ public:
+  // Collective over `world`, the ranks of this replica, which must outlive it.
+  // `state` is that of the session. Makes the folder. Throws Error when it cannot
+  // be made, and for options that make no sense.
+  ReplicaCheckpoints(
+      const World& world,
+      CheckpointState state,
+      const ReplicaCheckpointOptions& options);
+  ReplicaCheckpoints(const ReplicaCheckpoints&) = delete;
+  ReplicaCheckpoints& operator=(const ReplicaCheckpoints&) = delete;
+  // Waits until this rank's part of what is being saved is written.
+  ~ReplicaCheckpoints();
+
+  // Collective, before the session: reads the newest one that can be read into the
+  // state. Returns what SessionOptions::held is to be; empty where there is none
+  // yet, or only an imported one, whose values training begins with. Throws Error,
+  // naming what is wrong with the newest, when there are some and none can be
+  // read, as when they are of another model.
+  std::string load();
+
+  // Collective, after begin_step(). When a checkpoint is due and it is this
+  // replica's turn, copies the state, which a thread writes beside training. What
+  // fails is a warning. One at a time: when the last one is still being written,
+  // this one is left out, with a warning.
+  void save_if_due(const ReplicaSession& session, const TrainingStep& step);
+
+  // Collective, between two steps or behind the last. The same at once and whoever's
+  // turn it is; what another replica has saved meanwhile is not saved again.
+  void save(const ReplicaSession& session);
+
+  // Collective. Until what is being saved is complete, or has failed.
+  void wait();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sherd::ft

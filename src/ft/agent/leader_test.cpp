@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a leader says and hears at its start, before there is anything to train:
+// over real sockets, with a coordinator of a few lines.
+#include "ft/agent/leader.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "ft/agent/replica_agent.h"
+#include "ft/wire/codec.h"
+#include "net/listener.h"
+#include "net/loop.h"
+
+namespace sherd::ft {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+const StateId kFirst{0, first_lineage(5, 1)};
+
+// Answers each report with what the test makes of it, until it has had enough.
+class Coordinating {
+ public:
+  using Answer = std::function<Order(const Report& report)>;
+  explicit Coordinating(net::Loop& loop) : loop_(loop) {
+    net::ListenHandlers handlers;
+    handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
+      connection_ = std::move(one);
+      connection_->start(
+          {[this](const net::Frame& frame) { heard(frame); },
+           [](const Status&) {}});
+    };
+    listener_ =
+        net::Listener::listen(loop, {"127.0.0.1", 0}, {}, handlers).value();
+  }
+  net::HostAddress address() const { return listener_->address(); }
+  const std::vector<Report>& reports() const { return reports_; }
+
+  // Runs the loop.
+  void serve(std::size_t reports, Answer answer) {
+    enough_ = reports;
+    answer_ = std::move(answer);
+    const auto late = loop_.after(std::chrono::seconds(20), [this] {
+      ADD_FAILURE() << "expected " << enough_ << " reports in time, found "
+                    << reports_.size();
+      loop_.stop();
+    });
+    loop_.run();
+  }
+
+ private:
+  void heard(const net::Frame& frame) {
+    reports_.push_back(report_of(frame.payload).value());
+    connection_->send(
+        static_cast<std::uint16_t>(FrameType::kOrder),
+        bytes_of(answer_(reports_.back())));
+    if (reports_.size() >= enough_) {
+      loop_.stop();
+    }
+  }
+
+  net::Loop& loop_;
+  std::unique_ptr<net::Listener> listener_;
+  std::unique_ptr<net::Connection> connection_;
+  std::vector<Report> reports_;
+  std::size_t enough_ = 0;
+  Answer answer_;
+};
+
+Order order_of_run(std::uint64_t run) {
+  Order order;
+  order.run = run;
+  order.term = 1;
+  order.canonical = kFirst;
+  return order;
+}
+
+LeaderOptions options_of(const Coordinating& coordinator, std::size_t ranks) {
+  LeaderOptions options;
+  options.replica = {
+      .replica = 0, .incarnation = 7, .config = 5, .held = kFirst};
+  options.coordinator = coordinator.address();
+  options.addresses.resize(ranks, {"127.0.0.1", 1, 2});
+  return options;
+}
+
+std::size_t count_of(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos;
+       at = text.find(part, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+TEST(Leader, SaysOnceThatACoordinatorIsOfAnotherRun) {
+  net::Loop loop;
+  Coordinating coordinator(loop);
+  Leader leader(
+      loop, options_of(coordinator, 1), [](std::size_t, const Command&) {});
+  ::testing::internal::CaptureStderr();
+  std::uint64_t run = 1;
+  coordinator.serve(
+      6, [&](const Report&) { return order_of_run(std::exchange(run, 2)); });
+  const auto said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(
+      count_of(said, "expected a coordinator of run 1, found one of run 2"), 1U)
+      << said;
+}
+
+TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
+  net::Loop loop;
+  Coordinating coordinator(loop);
+  Leader leader(
+      loop, options_of(coordinator, 2), [](std::size_t, const Command&) {});
+  Progress computing{Activity::kComputing, 5, {}};
+  leader.heard(0, ProgressEvent{computing});
+  Progress waiting{Activity::kReducing, 6, ReplicaId{3}};
+  leader.heard(1, ProgressEvent{waiting});
+  net::Timer timer;
+  std::function<void()> say = [&] {
+    leader.heard(0, ProgressEvent{computing});
+    timer = loop.after(milliseconds(100), say);
+  };
+  say();
+  coordinator.serve(7, [](const Report&) { return order_of_run(1); });
+  const auto last = coordinator.reports().back();
+  ASSERT_EQ(last.ranks.size(), 2U);
+  EXPECT_EQ(last.ranks[0].activity, Activity::kComputing);
+  EXPECT_LE(last.ranks[0].quiet_beats, 2U);
+  EXPECT_EQ(last.ranks[1].waits_for, ReplicaId{3});
+  EXPECT_GE(last.ranks[1].quiet_beats, 4U);
+  // Who speaks again has moved, whatever it does.
+  leader.heard(1, ProgressEvent{waiting});
+  coordinator.serve(8, [](const Report&) { return order_of_run(1); });
+  EXPECT_EQ(coordinator.reports().back().ranks[1].quiet_beats, 1U);
+  EXPECT_GT(coordinator.reports().back().progress.serial, last.progress.serial);
+}
+
+// ---- ranks that do not find each other ----
+
+ReplicaAgentOptions agent_options(int rank) {
+  ReplicaAgentOptions options;
+  options.rank.incarnation = 7;
+  options.rank.shard_rank = rank;
+  options.rank.buckets = {4};
+  options.ranks = 3;
+  options.siblings_timeout = milliseconds(300);
+  options.coordinator = {"127.0.0.1", 1};
+  return options;
+}
+
+std::string failure_of(ReplicaAgent& agent) {
+  try {
+    (void)agent.next({});
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "it did not fail";
+}
+
+TEST(ReplicaAgentStart, RankZeroNamesTheRanksThatDoNotCome) {
+  ReplicaAgent first(agent_options(0));
+  ReplicaAgent second(agent_options(1));
+  ReplicaAgent third(agent_options(2));
+  const std::vector<std::string> all = {
+      first.address(), second.address(), third.address()};
+  first.start(all);
+  third.start(all);
+  EXPECT_THAT(
+      failure_of(first),
+      HasSubstr("expected all 3 ranks of this replica within 0.3 s, found none "
+                "of rank 1"));
+  EXPECT_THAT(failure_of(third), HasSubstr("rank 0 of this replica was lost"));
+}
+
+TEST(ReplicaAgentStart, AnotherRankDoesNotWaitForeverForRankZero) {
+  ReplicaAgent first(agent_options(0));
+  ReplicaAgent second(agent_options(1));
+  ReplicaAgent third(agent_options(2));
+  second.start({first.address(), second.address(), third.address()});
+  EXPECT_THAT(
+      failure_of(second),
+      HasSubstr("rank 0 of this replica was lost: it has not answered within "
+                "0.3 s"));
+}
+
+}  // namespace
+}  // namespace sherd::ft

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Worker does, in a thread of its own and in their order, what would hold up a
+// loop: reading all of a state or a sum for its digest. Thread rule: any.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+
+namespace sherd::ft {
+
+class Worker {
+ public:
+  Worker();
+  // Waits for what has begun and drops the rest.
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // It does not throw.
+  void post(std::function<void()> work);
+
+ private:
+  void run(const std::stop_token& stop);
+
+  std::mutex mutex_;
+  std::condition_variable_any came_;
+  std::deque<std::function<void()>> works_;
+  std::jthread thread_;  // Last: it uses the others.
+};
+
+}  // namespace sherd::ft

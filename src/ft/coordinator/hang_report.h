@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who waits for whom, for which bytes of which unit, as sentences; and which link
+// is dead where replicas wait for each other in a circle. Made of what all ranks
+// say of themselves. Thread rule: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+#include "base/clock.h"
+#include "ft/protocol/messages.h"
+#include "ft/wire/codec.h"
+
+namespace sherd::ft {
+
+struct RankView {
+  Progress progress;
+  Duration standing{};  // How long its activity and serial have not changed.
+};
+
+struct ReplicaView {
+  ReplicaId replica = 0;
+  std::vector<RankView> ranks;  // None: it says nothing of them.
+  // Of the replica as a whole.
+  std::optional<ReplicaId> waits_for{};
+};
+
+// A beat or two are late under load.
+inline constexpr std::uint32_t kQuietBeats = 4;
+// For how long the agent of the rank has been silent.
+inline Duration quiet_of(const Progress& progress) {
+  return progress.quiet_beats * kBeat;
+}
+
+// Those of the replica that the others wait for: the ranks that have moved least.
+// All of them where none is behind.
+std::vector<std::size_t> ranks_behind(const ReplicaView& replica);
+
+// "waits for the bytes of replica 0 in bucket 3 (layers.4), 41 of 96 slices done",
+// "has been computing for 6.2 s".
+std::string text_of(const RankView& rank);
+
+// What the culprit's ranks do and who waits for it, directly or not: "rank 1 has
+// been computing for 6.2 s; replica 0 rank 1 waits for its bytes in bucket 3
+// (layers.4), 41 of 96 slices done". Of many that wait the first few are named.
+std::string hang_report(
+    const ReplicaView& culprit, const std::vector<ReplicaView>& others);
+
+// Of a ring that stands still.
+struct DeadLink {
+  ReplicaId from = 0;
+  ReplicaId to = 0;
+  std::size_t rank = 0;
+  std::uint64_t frames = 0;  // That went and have not come.
+};
+// Whoever always reads has got all that was sent to it: where frames are missing,
+// the link or its end is dead. The first one; none: nothing is missing between
+// these.
+std::optional<DeadLink> dead_link(const std::vector<ReplicaView>& replicas);
+std::string text_of(const DeadLink& link);
+
+// "computing".
+std::string text_of(Activity activity);
+// "6.2 s".
+std::string tenths(Duration duration);
+
+}  // namespace sherd::ft

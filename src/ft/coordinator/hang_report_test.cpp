@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/coordinator/hang_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace sherd::ft {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+RankView rank(Activity activity, std::uint64_t serial = 0) {
+  RankView view;
+  view.progress.activity = activity;
+  view.progress.serial = serial;
+  view.standing = milliseconds(6230);
+  return view;
+}
+
+RankView waiting_rank(ReplicaId waits_for, bool to_read = false) {
+  RankView view = rank(Activity::kReducing, 7);
+  view.progress.waits_for = waits_for;
+  view.progress.to_read = to_read;
+  view.progress.place = RingPlace{
+      .epoch = {1, 1},
+      .bucket = 3,
+      .unit = "layers.4",
+      .slices_done = 41,
+      .slices = 96};
+  return view;
+}
+
+// With a connection from `previous` and one to `next`.
+ReplicaView in_ring(
+    ReplicaId replica,
+    ReplicaId previous,
+    ReplicaId next,
+    std::uint64_t frames_in,
+    std::uint64_t frames_out) {
+  auto view = waiting_rank(previous);
+  view.progress.place->previous = previous;
+  view.progress.place->next = next;
+  view.progress.place->frames_in = frames_in;
+  view.progress.place->frames_out = frames_out;
+  return {replica, {view}};
+}
+
+TEST(HangReport, SaysWhichRankComputesAndWhoWaitsForItInWhichUnit) {
+  const ReplicaView culprit{
+      2, {waiting_rank(1), rank(Activity::kComputing, 6)}};
+  const ReplicaView waits{0, {rank(Activity::kWaiting, 9), waiting_rank(2)}};
+  EXPECT_EQ(
+      hang_report(culprit, {waits, culprit}),
+      "rank 1 has been computing for 6.2 s; replica 0 rank 1 waits for its "
+      "bytes in bucket 3 (layers.4), 41 of 96 slices done");
+}
+
+TEST(HangReport, ThoseThatWaitForItComeBeforeThoseThatWaitForThem) {
+  const ReplicaView culprit{2, {rank(Activity::kComputing)}};
+  EXPECT_EQ(
+      hang_report(culprit, {{1, {waiting_rank(0)}}, {0, {waiting_rank(2)}}}),
+      "rank 0 has been computing for 6.2 s; replica 0 rank 0 waits for its "
+      "bytes in bucket 3 (layers.4), 41 of 96 slices done; replica 1 rank 0 "
+      "waits for the bytes of replica 0 in bucket 3 (layers.4), 41 of 96 "
+      "slices "
+      "done");
+}
+
+TEST(HangReport, ReadingIsNotBytesAndABucketNeedsNoName) {
+  auto waits = waiting_rank(2, true);
+  waits.progress.place->unit.clear();
+  EXPECT_THAT(
+      hang_report({2, {rank(Activity::kReducing)}}, {{0, {waits}}}),
+      HasSubstr("waits for its reading in bucket 3, 41 of 96 slices done"));
+}
+
+TEST(HangReport, AnAgentThatSaysNothingIsBehindWhateverItSaidLast) {
+  auto stopped = waiting_rank(0);
+  stopped.progress.serial = 100;
+  stopped.progress.quiet_beats = 21;
+  const ReplicaView culprit{1, {rank(Activity::kWaiting, 5), stopped}};
+  EXPECT_THAT(ranks_behind(culprit), ElementsAre(1U));
+  EXPECT_THAT(
+      hang_report(culprit, {}),
+      StartsWith("rank 1 has an agent that has said nothing for 5.2 s"));
+}
+
+TEST(HangReport, RanksThatAreAsFarAsEachOtherAreAllNamedInOne) {
+  const ReplicaView culprit{
+      1, {rank(Activity::kComputing), rank(Activity::kComputing)}};
+  EXPECT_THAT(ranks_behind(culprit), ElementsAre(0U, 1U));
+  EXPECT_THAT(
+      hang_report(culprit, {}), StartsWith("none of its ranks is behind: "));
+}
+
+TEST(HangReport, OfReplicasWithoutRanksSaysWhatItCan) {
+  ReplicaView waits{0, {}};
+  waits.waits_for = 1;
+  EXPECT_EQ(hang_report({1, {}}, {waits}), "replica 0 waits for it");
+  EXPECT_THAT(hang_report({1, {}}, {}), IsEmpty());
+}
+
+TEST(HangReport, NamesTheFirstOfManyThatWait) {
+  std::vector<ReplicaView> others;
+  for (ReplicaId replica = 1; replica < 101; ++replica) {
+    others.push_back({replica, {waiting_rank(replica - 1)}});
+  }
+  const auto report = hang_report({0, {rank(Activity::kComputing)}}, others);
+  EXPECT_THAT(report, HasSubstr("; replica 1 rank 0 waits for its bytes"));
+  EXPECT_THAT(report, HasSubstr("; 92 more ranks wait"));
+  EXPECT_THAT(report, Not(HasSubstr("replica 50")));
+}
+
+TEST(DeadLink, IsWhereFramesWentAndHaveNotCome) {
+  const auto link = dead_link(
+      {in_ring(0, 2, 1, 5, 6), in_ring(1, 0, 2, 4, 5), in_ring(2, 1, 0, 5, 5)});
+  ASSERT_TRUE(link.has_value());
+  EXPECT_EQ(link->from, 0U);
+  EXPECT_EQ(link->to, 1U);
+  EXPECT_EQ(
+      text_of(*link),
+      "the link from replica 0 to replica 1 is dead: 2 frames of rank 0 went "
+      "and have not come");
+}
+
+TEST(DeadLink, NothingIsMissingBetweenThoseThatGotAll) {
+  EXPECT_FALSE(dead_link({in_ring(0, 1, 1, 5, 6), in_ring(1, 0, 0, 6, 5)}));
+}
+
+TEST(DeadLink, IsNotBetweenThoseOfDifferentEpochsOrOtherNeighbours) {
+  auto late = in_ring(1, 0, 2, 1, 1);
+  late.ranks[0].progress.place->epoch = {1, 2};
+  EXPECT_FALSE(dead_link({in_ring(0, 2, 1, 5, 6), late}));
+  EXPECT_FALSE(dead_link({in_ring(0, 2, 3, 5, 6), in_ring(1, 0, 2, 1, 1)}));
+  EXPECT_FALSE(dead_link({{0, {}}, {1, {rank(Activity::kReducing)}}}));
+}
+
+}  // namespace
+}  // namespace sherd::ft

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What becomes of wrong bits: of sums, of states and of gradients.
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "ft/protocol/coordinator.h"
+#include "ft/protocol/digests.h"
+
+namespace sherd::ft {
+namespace {
+
+// Repeated reductions of one step whose sums differ, before somebody has to look.
+constexpr int kAmbiguousMax = 8;
+
+std::string name_of(ReplicaId replica) { return str("replica ", replica); }
+
+}  // namespace
+
+// Of what it is to compute, or has computed.
+bool Coordinator::has_bad_gradients(const Member& member) const {
+  const auto& bad = known_.at(member.replica).report.bad_gradients;
+  return bad && bad->base == history_.canonical &&
+      bad->samples == member.samples && !member.samples.empty();
+}
+
+// The first times its samples are to blame, perhaps: they are left out of the step.
+// After that they are for others.
+void Coordinator::count_bad_gradients(
+    const Report& report, Instant now, Decisions& decisions) {
+  constexpr int kChances = 3;
+  auto& known = known_.at(report.replica);
+  const auto& bad = report.bad_gradients;
+  if (!bad || bad == known.report.bad_gradients ||
+      bad->base != history_.canonical || !is_member(report.replica)) {
+    return;
+  }
+  decisions.push_back(
+      {Notice{"bad_gradients", name_of(report.replica)}, bad->fault.reason});
+  if (bad->fault.stop) {
+    complain(
+        str(name_of(report.replica), " has gradients of no use for step ",
+            bad->base.step + 1, ": ", bad->fault.reason),
+        decisions);
+  }
+  if (++known.bad_gradients > kChances) {
+    penalise(report.replica, now);
+  }
+}
+
+void Coordinator::complain(const std::string& why, Decisions& decisions) {
+  complaint_ = why;
+  decisions.push_back({Notice{"stops", "the run"}, why});
+}
+
+// By every new report, and when somebody is not there any more.
+void Coordinator::compare_digests(Instant now, Decisions& decisions) {
+  std::vector<DigestClaim> claims;
+  for (auto& [replica, known] : known_) {
+    if (known.wrong != known.report.digest) {
+      known.wrong.reset();
+    }
+    if (known.connected && !known.hangs && !known.wrong) {
+      // Who is no member copies what it lacks.
+      const auto& held = known.report.held;
+      claims.push_back(
+          {replica, is_member(replica) ? held : std::nullopt,
+           known.report.digest});
+    }
+  }
+  auto verdict = judge(claims);
+  for (const auto& [replica, reason] : verdict.wrong) {
+    known_.at(replica).wrong = known_.at(replica).report.digest;
+    penalise(replica, now);
+    decisions.push_back({Notice{"wrong_states", name_of(replica)}, reason});
+  }
+  for (auto& [replica, known] : known_) {
+    if (known.wrong) {
+      known.report.held.reset();
+      known.report.vote.reset();
+    }
+  }
+  if (tie_.empty() && !verdict.tie.empty()) {
+    decisions.push_back({Notice{"wrong_states", "a replica"}, verdict.tie});
+  }
+  tie_ = std::move(verdict.tie);
+}
+
+void Coordinator::blame_for_sum(
+    const Votes& votes, Instant now, Decisions& decisions) {
+  for (const auto culprit : votes.culprits) {
+    penalise(culprit, now);
+    decisions.push_back(
+        {Notice{"wrong_sums", name_of(culprit)}, votes.different});
+  }
+  if (votes.culprits.empty()) {
+    decisions.push_back({Notice{"wrong_sums", "a replica"}, votes.different});
+    if (++ambiguous_sums_ > kAmbiguousMax) {
+      complain(
+          str(votes.different,
+              ", again and again, and no majority says whose "
+              "is right"),
+          decisions);
+    }
+  }
+}
+
+}  // namespace sherd::ft

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which links the coordinator suspects; Links says what becomes of it.
+#include <algorithm>
+
+#include "ft/protocol/coordinator.h"
+
+namespace sherd::ft {
+
+void Coordinator::link_fails(ReplicaId one, ReplicaId other) {
+  links_.suspect(one, other, history_.epoch);
+}
+
+// Who is not connected for it yet.
+std::vector<ReplicaId> Coordinator::late_ones(
+    const std::vector<Member>& members, const Epoch& epoch) const {
+  std::vector<ReplicaId> late;
+  for (const auto& member : members) {
+    if (known_.at(member.replica).report.joined != epoch) {
+      late.push_back(member.replica);
+    }
+  }
+  return late;
+}
+
+// Two neighbours and nobody else are not connected: it is their link. True: the
+// next ring will avoid it, and neither is to blame.
+bool Coordinator::suspect_link(
+    const std::vector<Member>& ring,
+    const std::vector<ReplicaId>& late,
+    const Epoch& epoch) {
+  // Among fewer each is next to each.
+  constexpr std::size_t kOtherRings = 4;
+  if (late.size() != 2 || ring.size() < kOtherRings) {
+    return false;
+  }
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    const auto one = ring[i].replica;
+    const auto next = ring[(i + 1) % ring.size()].replica;
+    if (std::minmax(one, next) == std::minmax(late[0], late[1])) {
+      return links_.suspect(one, next, epoch);
+    }
+  }
+  return false;
+}
+
+}  // namespace sherd::ft

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plays the replicas of a coordinator, for tests of what it decides. Time is a
+// number here. Thread rule: one thread.
+#pragma once
+
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+#include "ft/protocol/coordinator.h"
+
+namespace sherd::ft {
+
+inline const StateId kFirst{0, first_lineage(1, 2)};
+inline constexpr Duration kSettle = std::chrono::milliseconds(30);
+inline constexpr Duration kJoin = std::chrono::seconds(1);
+inline constexpr Duration kVote = std::chrono::seconds(2);
+inline constexpr Duration kHold = std::chrono::seconds(60);
+
+inline CoordinatorOptions options_of(int replicas_min, int replicas_start) {
+  CoordinatorOptions options;
+  options.replicas_min = replicas_min;
+  options.replicas_start = replicas_start;
+  options.samples_per_replica = 8;
+  return options;
+}
+
+// Plays the replicas of a coordinator, as reports.
+class Play {
+ public:
+  explicit Play(const CoordinatorOptions& options, History history = {})
+      : coordinator_(options, std::move(history), now_, decisions_) {
+    take(std::move(decisions_));
+  }
+
+  Report& report(ReplicaId replica) {
+    auto& one = reports_[replica];
+    if (one.incarnation == 0) {
+      one = {
+          .replica = replica,
+          .incarnation = replica + 100,
+          .config = 9,
+          .held = kFirst,
+          .joined = {},
+          .vote = {},
+          .suspicion = {},
+          .addresses = {},
+          .progress = {}};
+    }
+    return one;
+  }
+  void say(ReplicaId replica) {
+    take(coordinator_.heard(report(replica), now_));
+  }
+  void lose(ReplicaId replica) {
+    take(coordinator_.lost(
+        replica, report(replica).incarnation, "killed by the test", now_));
+  }
+  void hang(ReplicaId replica) {
+    take(coordinator_.hangs(
+        replica, report(replica).incarnation, "it does nothing", now_));
+  }
+  void link_fails(ReplicaId one, ReplicaId other) {
+    coordinator_.link_fails(one, other);
+  }
+  void wait(Duration time) {
+    now_ += time;
+    take(coordinator_.tick(now_));
+  }
+  // They join the epoch that they were told of.
+  void join(std::initializer_list<ReplicaId> replicas) {
+    for (const auto replica : replicas) {
+      report(replica).joined = orders_.at(replica).epoch;
+      report(replica).vote.reset();
+      say(replica);
+    }
+  }
+  void vote(ReplicaId replica, std::uint64_t gradients = 5) {
+    const auto& order = orders_.at(replica);
+    report(replica).vote = Vote{
+        {order.epoch, order.canonical.step + 1}, order.canonical, gradients};
+    say(replica);
+  }
+  // They have applied what is canonical.
+  void apply(std::initializer_list<ReplicaId> replicas) {
+    for (const auto replica : replicas) {
+      report(replica).held = order(replica).canonical;
+      report(replica).vote.reset();
+      say(replica);
+    }
+  }
+  void begin(std::initializer_list<ReplicaId> replicas) {
+    for (const auto replica : replicas) {
+      say(replica);
+    }
+    wait(kSettle);
+    join(replicas);
+  }
+
+  const Order& order(ReplicaId replica) const { return orders_.at(replica); }
+  const std::vector<Record>& log() const { return log_; }
+  const std::vector<std::string>& reasons() const { return reasons_; }
+  const std::vector<std::string>& notices() const { return notices_; }
+  const Coordinator& coordinator() const { return coordinator_; }
+  std::vector<ReplicaId> members(ReplicaId seen_by) const {
+    std::vector<ReplicaId> members;
+    for (const auto& member : order(seen_by).members) {
+      members.push_back(member.replica);
+    }
+    return members;
+  }
+
+ private:
+  void take(Decisions decisions) {
+    for (auto& decision : decisions) {
+      if (const auto* tell = std::get_if<Tell>(&decision.what)) {
+        orders_[tell->replica] = tell->order;
+      } else if (const auto* found = std::get_if<Notice>(&decision.what)) {
+        notices_.push_back(
+            found->counter + " " + found->culprit + ": " + decision.reason);
+      } else {
+        log_.push_back(std::get<AppendRecord>(decision.what).record);
+        reasons_.push_back(decision.reason);
+      }
+    }
+  }
+
+  Instant now_{};
+  Decisions decisions_;
+  std::map<ReplicaId, Report> reports_;
+  std::map<ReplicaId, Order> orders_;
+  std::vector<Record> log_;
+  std::vector<std::string> reasons_;
+  std::vector<std::string> notices_;
+  Coordinator coordinator_;
+};
+
+}  // namespace sherd::ft

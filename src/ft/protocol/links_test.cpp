@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/protocol/links.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+#include <gmock/gmock.h>
+
+namespace sherd::ft {
+namespace {
+
+using ::testing::ElementsAre;
+
+std::vector<Member> members_of(ReplicaId count) {
+  std::vector<Member> members;
+  for (ReplicaId replica = 0; replica < count; ++replica) {
+    members.push_back({replica, replica + 100, {{replica, replica + 1}}});
+  }
+  return members;
+}
+
+std::vector<ReplicaId> names_of(const std::vector<Member>& members) {
+  std::vector<ReplicaId> names;
+  for (const auto& member : members) {
+    names.push_back(member.replica);
+  }
+  return names;
+}
+
+int bad_links(const Links& links, const std::vector<Member>& ring) {
+  int bad = 0;
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    const auto& next = ring[(i + 1) % ring.size()];
+    bad += links.bad(ring[i].replica, next.replica) ? 1 : 0;
+  }
+  return bad;
+}
+
+void make_bad(Links& links, ReplicaId one, ReplicaId other) {
+  links.suspect(one, other, {1, 1});
+  links.suspect(one, other, {1, 2});
+}
+
+TEST(Links, AreBadWhenSuspectedInTwoEpochs) {
+  Links links;
+  EXPECT_FALSE(links.suspect(0, 1, {1, 3}));
+  EXPECT_FALSE(links.suspect(1, 0, {1, 3}));  // The other end says so, too.
+  EXPECT_FALSE(links.suspect(1, 0, {1, 2}));  // It comes late.
+  EXPECT_FALSE(links.bad(0, 1));
+  EXPECT_TRUE(links.suspect(1, 0, {1, 4}));
+  EXPECT_TRUE(links.bad(0, 1));
+  EXPECT_TRUE(links.bad(1, 0));
+  EXPECT_FALSE(links.suspect(0, 1, {1, 5}));  // It is bad already.
+  EXPECT_FALSE(links.bad(0, 2));
+}
+
+TEST(Links, OfWhoStartsAnewAreForgotten) {
+  Links links;
+  make_bad(links, 0, 1);
+  make_bad(links, 2, 3);
+  links.forget(1);
+  EXPECT_FALSE(links.bad(0, 1));
+  EXPECT_TRUE(links.bad(2, 3));
+}
+
+TEST(Links, NobodyIsAtOddsWithItself) {
+  Links links;
+  make_bad(links, 1, 1);
+  EXPECT_TRUE(links.all().empty());
+}
+
+TEST(Links, ARingOfGoodLinksStaysAsItIs) {
+  Links links;
+  make_bad(links, 0, 2);
+  EXPECT_EQ(links.ring_of(members_of(4)), members_of(4));
+}
+
+TEST(Links, FourMembersGoRoundABadLink) {
+  Links links;
+  make_bad(links, 0, 1);
+  const auto ring = links.ring_of(members_of(4));
+  EXPECT_THAT(names_of(ring), ElementsAre(0, 2, 1, 3));
+  // Each keeps what is its own.
+  EXPECT_EQ(ring[1], members_of(4)[2]);
+}
+
+TEST(Links, FewerThanFourHaveNoOtherRing) {
+  Links links;
+  make_bad(links, 0, 1);
+  for (ReplicaId count = 0; count < 4; ++count) {
+    EXPECT_EQ(links.ring_of(members_of(count)), members_of(count));
+  }
+}
+
+TEST(Links, AnyOneBadLinkIsAvoidedInAnyRing) {
+  for (ReplicaId count = 4; count <= 9; ++count) {
+    for (ReplicaId one = 0; one < count; ++one) {
+      for (ReplicaId other = one + 1; other < count; ++other) {
+        Links links;
+        make_bad(links, one, other);
+        const auto ring = links.ring_of(members_of(count));
+        EXPECT_EQ(bad_links(links, ring), 0)
+            << count << ": " << one << '-' << other;
+        auto sorted = names_of(ring);
+        std::sort(sorted.begin(), sorted.end());
+        EXPECT_EQ(sorted, names_of(members_of(count)));
+      }
+    }
+  }
+}
+
+TEST(Links, AReplicaWithoutGoodLinksSpoilsNoOthers) {
+  Links links;
+  for (ReplicaId other = 1; other < 6; ++other) {
+    make_bad(links, 0, other);
+  }
+  EXPECT_EQ(bad_links(links, links.ring_of(members_of(6))), 2);
+}
+
+// Ore: each has good links to half of the others at least.
+TEST(Links, ManyBadLinksAreAvoidedWhereEachHasGoodOnesToHalfOfTheRing) {
+  const auto seed = std::random_device()();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  for (int i = 0; i < 300; ++i) {
+    const auto count = static_cast<ReplicaId>(4 + random() % 13);
+    Links links;
+    std::vector<ReplicaId> bad_of(count, 0);
+    for (int tries = 0; tries < 200; ++tries) {
+      const auto one = static_cast<ReplicaId>(random() % count);
+      const auto other = static_cast<ReplicaId>(random() % count);
+      const auto bad_max = count - 1 - (count + 1) / 2;
+      if (one != other && !links.bad(one, other) && bad_of[one] < bad_max &&
+          bad_of[other] < bad_max) {
+        ++bad_of[one];
+        ++bad_of[other];
+        make_bad(links, one, other);
+      }
+    }
+    EXPECT_EQ(bad_links(links, links.ring_of(members_of(count))), 0);
+  }
+}
+
+TEST(Links, MadeUpOnesFillNoMemory) {
+  Links links;
+  for (ReplicaId one = 0; one < 100; ++one) {
+    for (ReplicaId other = 1000; other < 1100; ++other) {
+      links.suspect(one, other, {1, 1});
+    }
+  }
+  EXPECT_EQ(links.all().size(), 4096U);
+}
+
+}  // namespace
+}  // namespace sherd::ft

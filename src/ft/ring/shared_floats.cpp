@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/ring/shared_floats.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <unistd.h>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+#include "base/check.h"
+#include "base/descriptor.h"
+#include "base/log.h"
+
+#if defined(__SANITIZE_THREAD__)
+// It knows no fences; what they are for is in other mappings, which it does not
+// see either.
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+
+namespace sherd::ft::ring {
+namespace {
+
+using comm::shm::Segment;
+
+// A segment begins with a page of its own for these; floats follow.
+enum Word : std::size_t { kKey, kLease, kWords };
+
+std::size_t first_float() {
+  return comm::shm::whole_pages(kWords * sizeof(std::uint64_t));
+}
+
+std::uint64_t& word(const Segment& segment, Word which) {
+  return segment.at<std::uint64_t>(0, kWords)[which];
+}
+
+std::uint64_t draw() {
+  std::uint64_t number = 0;
+  while (number == 0) {
+    const auto got = ::getrandom(&number, sizeof number, 0);
+    SHERD_ASSERT(
+        got == sizeof number || (got < 0 && errno == EINTR),
+        "getrandom never fails");
+  }
+  return number;
+}
+
+std::string link_text(const std::string& path) {
+  std::array<char, 256> text = {};
+  const auto size = ::readlink(path.c_str(), text.data(), text.size());
+  return size < 0 ? std::string()
+                  : std::string(text.data(), static_cast<std::size_t>(size));
+}
+
+Status elsewhere(std::string reason) {
+  return {ErrorCode::kUnavailable, std::move(reason)};
+}
+
+}  // namespace
+
+// ---- the owner's ----
+
+SharedFloats::SharedFloats(std::size_t count) : count_(count), key_(draw()) {
+  auto made = Segment::create(
+      {.bytes = first_float() + count * sizeof(float), .huge_pages = true});
+  if (!made.ok()) {
+    log_warning(
+        str("neighbours on this host get this rank's gradients over TCP: ",
+            made.status().message()));
+    private_.resize(count);
+    floats_ = private_.data();
+    return;
+  }
+  segment_ = std::move(made).value();
+  word(segment_, kKey) = key_;
+  floats_ = segment_.at<float>(first_float(), count).data();
+}
+
+SharedName SharedFloats::name() const {
+  if (segment_.data() == nullptr) {
+    return {};
+  }
+  return {
+      static_cast<std::uint32_t>(::getpid()),
+      static_cast<std::uint32_t>(segment_.descriptor()), segment_.bytes()};
+}
+
+std::optional<std::uint64_t> SharedFloats::place_of(
+    const float* floats, std::size_t count) const {
+  // As numbers: pointers into different objects have no order.
+  const auto begin = reinterpret_cast<std::uintptr_t>(floats_);
+  const auto at = reinterpret_cast<std::uintptr_t>(floats);
+  if (segment_.data() == nullptr || at < begin ||
+      (at - begin) % sizeof(float) != 0) {
+    return std::nullopt;
+  }
+  const std::size_t place = (at - begin) / sizeof(float);
+  if (place > count_ || count > count_ - place) {
+    return std::nullopt;
+  }
+  return place;
+}
+
+void SharedFloats::begin_lease() { publish(++leases_); }
+
+void SharedFloats::end_lease() { publish(0); }
+
+void SharedFloats::publish(std::uint64_t lease) {
+  lease_ = lease;
+  if (segment_.data() == nullptr) {
+    return;
+  }
+  std::atomic_ref(word(segment_, kLease))
+      .store(lease, std::memory_order_relaxed);
+  // Before all writes that follow; pairs with the fence in holds(): who has read
+  // one of those does not find the former lease.
+  std::atomic_thread_fence(std::memory_order_release);
+}
+
+// ---- a reader's ----
+
+Result<PeerFloats> PeerFloats::open(const SharedName& name) {
+  const std::string process = str("/proc/", name.process);
+  // A network of its own stands for a host of its own.
+  const std::string network = link_text("/proc/self/ns/net");
+  if (network.empty() || link_text(process + "/ns/net") != network) {
+    return elsewhere(
+        str("expected process ", name.process,
+            " in the network of this one, found none that may be looked at"));
+  }
+  const std::string path = str(process, "/fd/", name.descriptor);
+  // Before it is opened, which may do something where it is anything else.
+  const std::string found = link_text(path);
+  if (!found.starts_with("/memfd:sherd-segment")) {
+    return elsewhere(
+        str("expected a shared segment at ", path, ", found '", found, "'"));
+  }
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!file.open()) {
+    return elsewhere(str(path, ": ", std::strerror(errno)));
+  }
+  if (name.bytes < first_float()) {
+    return elsewhere(
+        str("expected a segment of ", first_float(), " bytes and more, found ",
+            name.bytes));
+  }
+  auto mapped = Segment::from_descriptor(
+      std::move(file), {.bytes = static_cast<std::size_t>(name.bytes)});
+  if (!mapped.ok()) {
+    return mapped.status();
+  }
+  PeerFloats peer(std::move(mapped).value());
+  Status status = peer.segment_.make_read_only(
+      0, comm::shm::whole_pages(peer.segment_.bytes()));
+  if (!status.ok()) {
+    return status;
+  }
+  return peer;
+}
+
+std::uint64_t PeerFloats::key() const { return word(segment_, kKey); }
+
+const float* PeerFloats::at(std::uint64_t place, std::size_t count) const {
+  const std::size_t all = (segment_.bytes() - first_float()) / sizeof(float);
+  if (place > all || count > all - place) {
+    return nullptr;
+  }
+  const auto offset = static_cast<std::size_t>(place) * sizeof(float);
+  return segment_.at<float>(first_float() + offset, count).data();
+}
+
+bool PeerFloats::holds(std::uint64_t lease) const {
+  // After all reads that came before; pairs with the fence in publish().
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return std::atomic_ref(word(segment_, kLease))
+             .load(std::memory_order_relaxed) == lease &&
+      lease != 0;
+}
+
+}  // namespace sherd::ft::ring

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the gradients of a rank's slices lie, one behind the other, and in which
+// bucket of the all-reduce. The last slices come first: so does backward. Thread
+// rule: a value; pure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sherd::ft {
+
+class GradientLayout {
+ public:
+  // A bucket ends with the slice that fills it; there is at least one, and it may
+  // be empty. REQUIRES: bucket_elements > 0.
+  GradientLayout(
+      const std::vector<std::int64_t>& slices, std::int64_t bucket_elements);
+
+  std::int64_t begin_of(std::size_t slice) const { return begins_[slice]; }
+  int bucket_of(std::size_t slice) const { return bucket_of_[slice]; }
+  // Elements, by bucket.
+  const std::vector<std::int64_t>& buckets() const { return buckets_; }
+
+ private:
+  std::vector<std::int64_t> begins_;
+  std::vector<int> bucket_of_;
+  std::vector<std::int64_t> buckets_;
+};
+
+// What each bucket is of, for people: "h.0.ln_1.weight", or "h.0.ln_1.weight to
+// h.3.mlp.c_fc.bias". REQUIRES: the names of its slices.
+std::vector<std::string> bucket_names(
+    const GradientLayout& layout, const std::vector<std::string>& slices);
+
+}  // namespace sherd::ft

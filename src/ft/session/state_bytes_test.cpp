@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/session/state_bytes.h"
+
+#include <cstring>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace sherd::ft {
+namespace {
+
+class ParameterDigest : public ::testing::Test {
+ protected:
+  ParameterDigest() {
+    parameters_.items.push_back({"weight", torch::arange(1000, torch::kFloat)});
+    parameters_.items.push_back({"bias", torch::zeros({7})});
+  }
+  std::uint64_t digest() const { return parameter_digest(parameters_); }
+
+  NamedParameters parameters_;
+};
+
+TEST_F(ParameterDigest, IsThatOfEqualBitsWhereverTheyLie) {
+  const auto before = digest();
+  EXPECT_EQ(digest(), before);
+  auto& weight = parameters_.items[0].slice;
+  weight = torch::stack({weight, weight}, 1).select(1, 1);
+  ASSERT_FALSE(weight.is_contiguous());
+  EXPECT_EQ(digest(), before);
+}
+
+TEST_F(ParameterDigest, SeesEachBit) {
+  const auto before = digest();
+  for (const std::int64_t at : {0, 499, 999}) {
+    for (unsigned bit = 0; bit < 32; ++bit) {
+      auto* place = parameters_.items[0].slice.data_ptr<float>() + at;
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, place, sizeof bits);
+      const std::uint32_t flipped = bits ^ (1U << bit);
+      std::memcpy(place, &flipped, sizeof bits);
+      EXPECT_NE(digest(), before) << at << " bit " << bit;
+      std::memcpy(place, &bits, sizeof bits);
+    }
+  }
+  EXPECT_EQ(digest(), before);
+}
+
+TEST_F(ParameterDigest, SeesWhichParameterItIs) {
+  const auto before = digest();
+  std::swap(parameters_.items[0], parameters_.items[1]);
+  EXPECT_NE(digest(), before);
+}
+
+}  // namespace
+}  // namespace sherd::ft

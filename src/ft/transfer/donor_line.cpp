@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/transfer/donor_line.h"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <string>
+#include <utility>
+#include "base/caught.h"
+#include "base/check.h"
+#include "net/dial.h"
+
+namespace sherd::ft::transfer {
+namespace {
+
+ErrorCode code_of(Why why) {
+  switch (why) {
+    case Why::kNotThere:
+      return ErrorCode::kFailedPrecondition;
+    case Why::kBusy:
+      return ErrorCode::kUnavailable;
+    case Why::kMismatch:
+      break;
+  }
+  return ErrorCode::kPeerMismatch;
+}
+
+}  // namespace
+
+struct DonorLine::Impl : std::enable_shared_from_this<DonorLine::Impl> {
+  Impl(
+      net::Loop& its_loop,
+      DonorLineOptions its_options,
+      const Request& its_request,
+      DonorLineHandlers its_handlers)
+      : loop(its_loop),
+        options(std::move(its_options)),
+        request(its_request),
+        handlers(std::move(its_handlers)) {}
+
+  void begin();
+  void dial_donor();
+  void connected(std::unique_ptr<net::Connection> its);
+  void watch(Duration time);
+  void heard(const net::Frame& frame);
+  void heard_answer(const Answer& its);
+  void heard_chunk(const Chunk& chunk);
+  void mismatch(const std::string& reason);
+  void fail(ErrorCode code, const std::string& reason);
+  void close();
+
+  net::Loop& loop;
+  const DonorLineOptions options;
+  const Request request;
+  const DonorLineHandlers handlers;
+  bool closed = false;  // Nobody is called any more.
+  std::optional<net::Dial> dial;
+  std::unique_ptr<net::Connection> connection;
+  net::Timer silence;
+  Instant wanted_since{0};  // Before, nothing was expected.
+  std::optional<Answer> answer;
+  std::deque<std::uint64_t> wanted;  // Places.
+};
+
+// What another process says is its address may not even be allowed.
+void DonorLine::Impl::begin() {
+  SHERD_ASSERT(loop.in_loop());
+  const Status begun = status_of(
+      [this]() -> Status {
+        dial_donor();
+        return {};
+      },
+      ErrorCode::kUnavailable);
+  if (begun.ok()) {
+    return;
+  }
+  loop.post([weak = weak_from_this(), begun] {
+    if (const auto self = weak.lock()) {
+      self->fail(begun.code(), begun.message());
+    }
+  });
+}
+
+void DonorLine::Impl::dial_donor() {
+  dial.emplace(
+      loop, options.donor,
+      net::DialOptions{
+          .security = options.security,
+          .connection = {.payload_bytes_max = kPayloadBytesMax},
+          .timeout = options.silence_max},
+      [weak =
+           weak_from_this()](Result<std::unique_ptr<net::Connection>> result) {
+        const auto self = weak.lock();
+        if (self == nullptr) {
+          return;
+        }
+        self->dial.reset();
+        if (result.ok()) {
+          self->connected(std::move(result).value());
+        } else {
+          self->fail(result.status().code(), result.status().message());
+        }
+      });
+}
+
+void DonorLine::Impl::connected(std::unique_ptr<net::Connection> its) {
+  connection = std::move(its);
+  connection->start(
+      {.on_frame =
+           [weak = weak_from_this()](const net::Frame& frame) {
+             if (const auto self = weak.lock()) {
+               self->heard(frame);
+             }
+           },
+       .on_closed =
+           [weak = weak_from_this()](const Status& reason) {
+             if (const auto self = weak.lock()) {
+               self->fail(reason.code(), reason.message());
+             }
+           }});
+  connection->send(
+      static_cast<std::uint16_t>(FrameType::kRequest), bytes_of(request));
+  watch(options.silence_max);
+}
+
+// Looks again when the donor would have been silent for too long.
+void DonorLine::Impl::watch(Duration time) {
+  silence = loop.after(time, [this] {
+    const bool idle = answer && wanted.empty();
+    const Duration silent = idle
+        ? Duration(0)
+        : loop.now() - std::max(connection->last_heard(), wanted_since);
+    if (silent < options.silence_max) {
+      watch(options.silence_max - silent);
+      return;
+    }
+    fail(
+        ErrorCode::kDeadlineExceeded,
+        str("expected to hear something within ", seconds(options.silence_max),
+            " s, found silence"));
+  });
+}
+
+void DonorLine::Impl::heard(const net::Frame& frame) {
+  const auto decode = [&](auto decoder, auto next) {
+    const auto message = decoder(frame.payload);
+    if (message.ok()) {
+      next(message.value());
+    } else {
+      mismatch(message.status().message());
+    }
+  };
+  const auto self = shared_from_this();  // Handlers may destroy the line.
+  const auto type = static_cast<FrameType>(frame.type);
+  if (type == FrameType::kRefusal) {
+    decode(refusal_of, [&](const Refusal& refusal) {
+      fail(code_of(refusal.why), "refused: " + refusal.reason);
+    });
+  } else if (type == FrameType::kAnswer && !answer) {
+    decode(answer_of, [&](const Answer& its) { heard_answer(its); });
+  } else if (type == FrameType::kChunk && !wanted.empty()) {
+    decode(chunk_of, [&](const Chunk& chunk) { heard_chunk(chunk); });
+  } else if (type != FrameType::kWaiting || answer) {
+    mismatch(
+        str("expected ", answer ? "chunks" : "an answer",
+            ", found a frame of type ", frame.type));
+  }
+}
+
+void DonorLine::Impl::heard_answer(const Answer& its) {
+  const bool is_sum = its.kind == Kind::kFetchSum;
+  if (its.kind != request.kind ||
+      (request.kind != Kind::kAskSnapshot &&
+       (is_sum ? its.commit.base : its.state) != request.state)) {
+    mismatch("expected an answer to what was asked, found another one");
+    return;
+  }
+  answer = its;
+  handlers.on_answer(*answer);
+}
+
+void DonorLine::Impl::heard_chunk(const Chunk& chunk) {
+  const std::uint64_t place = wanted.front();
+  const std::uint64_t count =
+      std::min<std::uint64_t>(answer->chunk_bytes, answer->bytes - place);
+  if (chunk.place != place || chunk.bytes.size() != count) {
+    mismatch(
+        str("expected a chunk of ", count, " bytes at ", place, ", found ",
+            chunk.bytes.size(), " bytes at ", chunk.place));
+    return;
+  }
+  wanted.pop_front();
+  handlers.on_chunk(chunk);
+}
+
+void DonorLine::Impl::mismatch(const std::string& reason) {
+  fail(ErrorCode::kPeerMismatch, reason);
+}
+
+void DonorLine::Impl::fail(ErrorCode code, const std::string& reason) {
+  if (closed) {
+    return;
+  }
+  const auto self = shared_from_this();
+  close();
+  handlers.on_failed(Status(code, reason));
+}
+
+void DonorLine::Impl::close() {
+  SHERD_ASSERT(loop.in_loop());
+  closed = true;
+  silence.cancel();
+  dial.reset();
+  connection.reset();
+}
+
+DonorLine::DonorLine(
+    net::Loop& loop,
+    const DonorLineOptions& options,
+    const Request& request,
+    DonorLineHandlers handlers)
+    : impl_(
+          std::make_shared<Impl>(loop, options, request, std::move(handlers))) {
+  impl_->begin();
+}
+
+DonorLine::~DonorLine() { impl_->close(); }
+
+void DonorLine::want(std::uint64_t place) {
+  SHERD_ASSERT(
+      impl_->answer && !impl_->closed && impl_->wanted.size() < kWindow);
+  if (impl_->wanted.empty()) {
+    impl_->wanted_since = impl_->loop.now();
+  }
+  impl_->wanted.push_back(place);
+  impl_->connection->send(
+      static_cast<std::uint16_t>(FrameType::kWantChunk),
+      bytes_of(WantChunk{place}));
+}
+
+std::size_t DonorLine::under_way() const { return impl_->wanted.size(); }
+
+}  // namespace sherd::ft::transfer

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/transfer/sum_collector.h"
+
+#include <chrono>
+#include <utility>
+#include "base/check.h"
+
+namespace sherd::ft {
+namespace {
+
+// For a step: a donor that is there says so meanwhile.
+constexpr Duration kStepMax = std::chrono::minutes(10);
+
+}  // namespace
+
+SumCollector::SumCollector(
+    net::Loop& loop, SumCollectorOptions options, const StateId& state)
+    : loop_(loop), options_(std::move(options)), next_(state) {
+  SHERD_ASSERT(!options_.donors.empty());
+  collect();
+}
+
+bool SumCollector::take(
+    const StateId& base, const net::HostAddress& donor, Done done) {
+  taker_ = nullptr;
+  handing_over_.cancel();
+  while (!sums_.empty() && sums_.front().commit.base.step < base.step) {
+    (void)pop();
+  }
+  if (!sums_.empty() && sums_.front().commit.base == base) {
+    handing_over_ = loop_.after(
+        Duration(0),
+        [done = std::move(done), sum = std::make_shared<FetchedSum>(pop())] {
+          done(std::move(*sum));
+        });
+    return true;
+  }
+  if (!sums_.empty() || next_ != base) {
+    return false;
+  }
+  taker_ = std::move(done);
+  if (!fetch_ || !fetch_->answered()) {
+    fetch_from(donor, Duration(0));
+  }
+  return true;
+}
+
+// Ends when all donors have failed: what is wanted then is asked for by take().
+void SumCollector::collect() {
+  if (bytes_ < options_.bytes_max && failures_ < options_.donors.size()) {
+    fetch_from(options_.donors[donor_], kStepMax);
+  }
+}
+
+void SumCollector::fetch_from(
+    const net::HostAddress& donor, Duration sum_timeout) {
+  FetchOptions options = options_.fetch;
+  options.sum_timeout = sum_timeout;
+  fetch_ = fetch_sum(
+      loop_, donor, options, next_,
+      [this](Result<FetchedSum> result) { came(std::move(result)); });
+}
+
+void SumCollector::came(Result<FetchedSum> result) {
+  fetch_.reset();
+  if (!result.ok()) {
+    ++failures_;
+    donor_ = (donor_ + 1) % options_.donors.size();
+    collect();
+    if (taker_) {
+      hand_over(std::move(result));  // It may destroy this.
+    }
+    return;
+  }
+  failures_ = 0;
+  next_ = result.value().commit.result;
+  if (taker_) {
+    collect();
+    hand_over(std::move(result));
+    return;
+  }
+  bytes_ += result.value().bytes.size();
+  sums_.push_back(std::move(result).value());
+  collect();
+}
+
+void SumCollector::hand_over(Result<FetchedSum> result) {
+  const Done taker = std::exchange(taker_, nullptr);
+  taker(std::move(result));
+}
+
+// There is room for another one then.
+FetchedSum SumCollector::pop() {
+  FetchedSum sum = std::move(sums_.front());
+  sums_.pop_front();
+  bytes_ -= sum.bytes.size();
+  if (!fetch_) {
+    collect();
+  }
+  return sum;
+}
+
+}  // namespace sherd::ft

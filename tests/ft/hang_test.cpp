@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Hangs are told with the rank that stands and those that wait for it; who works
+// for long in an agent is not taken for silent; a link that is dead is named, and
+// avoided where another ring is possible.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <string>
+#include <variant>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "ft/cluster.h"
+
+namespace sherd::ft::test {
+namespace {
+
+using sherd::test::Direction;
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr Duration kGap = milliseconds(1250 + 1800);
+
+ClusterOptions of_two_ranks() {
+  ClusterOptions options;
+  options.ranks = 2;
+  options.steps = 60;
+  options.coordinator.hang_after = milliseconds(1000);
+  options.coordinator.first_hang_after = milliseconds(1000);
+  return options;
+}
+
+// Its leader lives and reports; the whole process of the other rank stands.
+TEST(FaultsHang, F18OfARankThatStandsInReduceTheAgentIsNamed) {
+  Cluster cluster(of_two_ranks());
+  cluster.stop_at(
+      {.replica = 1, .rank = 1, .point = "reducing", .step = 10}, {});
+  // Nobody waits for what is left of it.
+  cluster.when_held(60, [&] { cluster.signal(1, 0, SIGKILL); });
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 2},
+       .gap_max = kGap,
+       .says = {
+           "replica 1: it hangs: one of its agents has said nothing for",
+           "; rank 1 has an agent that has said nothing for"}});
+  EXPECT_EQ(outcome.members_at(60), 2);
+}
+
+TEST(FaultsHang, F21TheReportNamesTheRankThatComputesAndWhoWaitsForWhichUnit) {
+  auto options = of_two_ranks();
+  options.steps = 200;
+  Cluster cluster(options);
+  cluster.order_at(
+      {.replica = 1, .rank = 1, .point = "backward", .step = 10}, "sleep 3000");
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 2},
+       .gap_max = kGap,
+       .says = {
+           "replica 1: it hangs: it has been computing for",
+           "; rank 1 has been computing for",
+           "; replica 2 rank 1 waits for its bytes in bucket 0 (unit 0), 0 of "
+           "2 slices done"}});
+  EXPECT_THAT(outcome.coordinator, Not(HasSubstr("replica 0: it hangs")));
+  EXPECT_THAT(outcome.coordinator, Not(HasSubstr("replica 2: it hangs")));
+  EXPECT_EQ(outcome.members_at(200), 3);
+}
+
+TEST(FaultsHang, F21OnlyTheThreadThatReportsIsEvictedForSilence) {
+  Cluster cluster({.steps = 150});
+  cluster.order_at({.replica = 1, .point = "beat", .step = 6}, "sleep 2000");
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 2},
+       .gap_max = kGap,
+       .says = {"replica 1: nothing was heard for"}});
+  EXPECT_EQ(outcome.members_at(150), 3);
+}
+
+TEST(FaultsHang, AnAgentThatIsBusyForLongerThanTheDeadAreSilentIsNotEvicted) {
+  Cluster cluster({.steps = 40});
+  cluster.order_at(
+      {.replica = 1, .point = "reducing", .step = 10}, "sleep 1600");
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 1, 2}, .gap_max = kGap});
+  EXPECT_EQ(outcome.epochs(), 1);
+}
+
+TEST(FaultsHang, AnAgentThatStandsForGoodIsEvictedAndComesBackWhenItWakes) {
+  ClusterOptions options;
+  options.steps = 200;
+  options.coordinator.hang_after = milliseconds(1000);
+  options.coordinator.first_hang_after = milliseconds(1000);
+  Cluster cluster(options);
+  cluster.order_at(
+      {.replica = 1, .point = "reducing", .step = 10}, "sleep 3000");
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 2},
+       .gap_max = kGap,
+       .says = {
+           "replica 1: it hangs: one of its agents has said nothing for",
+           "; rank 0 has an agent that has said nothing for"}});
+  EXPECT_EQ(outcome.members_at(200), 3);
+}
+
+bool are_neighbours(
+    const std::vector<Participant>& ring, ReplicaId one, ReplicaId other) {
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    const auto next = ring[(i + 1) % ring.size()].replica;
+    if (std::minmax(ring[i].replica, next) == std::minmax(one, other)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+TEST(FaultsHang, F32AmongFourTheRingGoesRoundALinkThatDropsOneDirection) {
+  ClusterOptions options;
+  options.replicas = 4;
+  options.steps = 250;
+  options.links = true;
+  options.coordinator.hang_after = milliseconds(1000);
+  options.coordinator.first_hang_after = milliseconds(1000);
+  Cluster cluster(options);
+  cluster.at({.replica = 0, .point = "reducing", .step = 10}, [&] {
+    cluster.link(0, 1).set(Direction::kToTarget, {.black_hole_after = 0});
+    return std::string();
+  });
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 2, 3},
+       .gap_max = kGap,
+       .says = {
+           "replica 1: it hangs: it has been reducing for",
+           "the link from replica 0 to replica 1 is dead: "}});
+  const CommitRecord* last = nullptr;
+  for (const auto& record : outcome.log) {
+    const auto* commit = std::get_if<CommitRecord>(&record);
+    last = commit != nullptr ? commit : last;
+  }
+  ASSERT_NE(last, nullptr);
+  EXPECT_EQ(last->participants.size(), 4U);
+  EXPECT_FALSE(are_neighbours(last->participants, 0, 1));
+}
+
+}  // namespace
+}  // namespace sherd::ft::test

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Messages between replicas and the coordinator that come twice, at once or behind
+// later ones: votes, joins, commits, all of them. Nothing is done twice, and nothing
+// that is over is done again.
+#include <csignal>
+#include <string>
+#include <gtest/gtest.h>
+#include "ft/cluster.h"
+
+namespace sherd::ft::test {
+namespace {
+
+using sherd::test::Direction;
+using std::chrono::milliseconds;
+
+// That of a death, and a report that is taken for the newest until the next comes.
+constexpr Duration kGap = milliseconds(1800 + 2 * 250);
+
+struct Repeat {
+  const char* id;
+  std::int64_t every;          // So manieth message.
+  std::int64_t reports_after;  // Other reports that come before it does again.
+  std::int64_t orders_after;
+  std::int64_t epochs_more;
+};
+
+class FaultsRepeat : public ::testing::TestWithParam<Repeat> {};
+
+TEST_P(FaultsRepeat, F42MessagesThatComeAgainAreNotObeyedAgain) {
+  ClusterOptions options;
+  options.steps = 80;
+  options.links = true;
+  options.restarts = true;
+  Cluster cluster(options);
+  const auto& repeat = GetParam();
+  for (ReplicaId one = 0; one < 3; ++one) {
+    cluster.coordinator_link(one).set(
+        Direction::kToTarget,
+        {.frames_again_after = repeat.reports_after,
+         .frames_again_every = repeat.every});
+    cluster.coordinator_link(one).set(
+        Direction::kToClient,
+        {.frames_again_after = repeat.orders_after,
+         .frames_again_every = repeat.every});
+  }
+  // So that epochs are joined, left and planned, too.
+  cluster.kill_at({.replica = 1, .point = "reducing", .step = 10});
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
+  const auto lives = outcome.lives_of(1);
+  ASSERT_EQ(lives.size(), 2U);
+  EXPECT_TRUE(outcome.committed_with(1, lives.back()->incarnation));
+  EXPECT_EQ(outcome.rollbacks(), 0);
+  // One without it, one with it again; reports that are late, which no connection
+  // brings by itself, may cost some, but no step.
+  EXPECT_LE(outcome.epochs(), 3 + repeat.epochs_more) << outcome.coordinator;
+  const auto traffic = cluster.coordinator_link(0).traffic();
+  for (const int direction : {0, 1}) {
+    EXPECT_GT(traffic.bytes_out[direction], traffic.bytes_in[direction]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Orders,
+    FaultsRepeat,
+    ::testing::Values(
+        Repeat{"AtOnce", 1, 0, 0, 0},
+        Repeat{"OrdersLate", 1, 0, 7, 0},
+        Repeat{"ReportsLate", 11, 2, 0, 5},
+        Repeat{"BothLate", 13, 40, 60, 5}),
+    [](const auto& tested) { return std::string(tested.param.id); });
+
+}  // namespace
+}  // namespace sherd::ft::test

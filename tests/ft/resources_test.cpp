@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Replicas that run out of what the system gives, at the moment when they need some
+// of it: a new epoch is new connections, a return a whole state. Neither starts a
+// thread.
+#include <sys/resource.h>
+#include <unistd.h>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <gtest/gtest.h>
+#include "ft/cluster.h"
+
+namespace sherd::ft::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Two epochs, one after the other: without the one that died, then without the one
+// that cannot connect.
+constexpr Duration kGap = milliseconds(2 * 1800);
+
+// False: it has ended.
+bool limit(pid_t pid, decltype(RLIMIT_AS) resource, rlim_t value) {
+  rlimit limit = {};
+  if (::prlimit(pid, resource, nullptr, &limit) != 0) {
+    return false;
+  }
+  limit.rlim_cur = std::min(value, limit.rlim_max);
+  return ::prlimit(pid, resource, &limit, nullptr) == 0;
+}
+
+// No others than those that it has, and none in the place of one that it closes:
+// the lowest ones are the test's own, which it has inherited.
+void allow_no_descriptor(pid_t pid) {
+  const auto folder = "/proc/" + std::to_string(pid) + "/fd/";
+  constexpr rlim_t kLimit = 10;
+  for (rlim_t one = 0; one < kLimit; ++one) {
+    EXPECT_TRUE(std::filesystem::is_symlink(folder + std::to_string(one)));
+  }
+  EXPECT_TRUE(limit(pid, RLIMIT_NOFILE, kLimit));
+}
+
+// Neither the stack of a thread nor a large block.
+void allow_no_memory(pid_t pid) {
+  std::ifstream sizes("/proc/" + std::to_string(pid) + "/statm");
+  rlim_t pages = 0;
+  sizes >> pages;
+  const auto page = static_cast<rlim_t>(::sysconf(_SC_PAGESIZE));
+  EXPECT_TRUE(limit(pid, RLIMIT_AS, pages * page));
+}
+
+TEST(FaultsResources, F54WithoutDescriptorsItAloneIsLeftOutUntilItHasSome) {
+  ClusterOptions options;
+  options.steps = 200;
+  options.ends_after_done = std::chrono::seconds(20);
+  Cluster cluster(options);
+  cluster.at({.replica = 2, .point = "backward", .step = 10}, [&] {
+    const auto pid = cluster.pid_of(1, 0);
+    allow_no_descriptor(pid);
+    cluster.signal_all(2, SIGKILL);
+    cluster.after(milliseconds(1000), [pid] {
+      EXPECT_TRUE(limit(pid, RLIMIT_NOFILE, 1024));
+    });
+    return std::string();
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0}, .gap_max = kGap});
+  const auto* poor = outcome.lives_of(1).back();
+  EXPECT_TRUE(poor->done) << poor->failure;
+  EXPECT_EQ(poor->life, 1);
+  EXPECT_EQ(outcome.members_at(200), 2) << outcome.coordinator;
+}
+
+// One that comes back takes a whole state, and has no room for it: it tries again,
+// or ends.
+TEST(FaultsResources, F54WithoutMemoryItAloneIsLeftOutUntilItHasSome) {
+  ClusterOptions options;
+  options.steps = 200;
+  options.restarts = true;
+  options.ballast_bytes = std::size_t{2} << 20U;
+  Cluster cluster(options);
+  cluster.kill_at({.replica = 2, .point = "backward", .step = 10});
+  cluster.at({.replica = 2, .point = "fetching", .step = -1, .life = 2}, [&] {
+    const auto pid = cluster.pid_of(2, 0);
+    allow_no_memory(pid);
+    cluster.after(milliseconds(1000), [pid] {
+      (void)limit(pid, RLIMIT_AS, RLIM_INFINITY);
+    });
+    return std::string();
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 1}, .gap_max = kGap});
+  const auto* last = outcome.lives_of(2).back();
+  EXPECT_TRUE(last->done) << last->failure;
+  EXPECT_TRUE(outcome.committed_with(2, last->incarnation));
+}
+
+}  // namespace
+}  // namespace sherd::ft::test

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/run_summary.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace sherd::ft::test {
+namespace {
+
+// When any replica first had each step.
+std::map<std::int64_t, Instant> first_held(const Outcome& outcome) {
+  std::map<std::int64_t, Instant> held;
+  for (const auto& life : outcome.lives) {
+    for (const auto& tale : life.tales) {
+      if (tale.kind == Tale::Kind::kHolds && tale.state.step > 0) {
+        const auto known = held.emplace(tale.state.step, tale.at).first;
+        known->second = std::min(known->second, tale.at);
+      }
+    }
+  }
+  return held;
+}
+
+std::int64_t fewest_in_a_minute(const std::map<std::int64_t, Instant>& held) {
+  constexpr Duration kMinute = std::chrono::minutes(1);
+  std::vector<Instant> times;
+  for (const auto& [step, at] : held) {
+    times.push_back(at);
+  }
+  std::sort(times.begin(), times.end());
+  std::int64_t fewest = -1;
+  for (const Instant begin : times) {
+    if (begin + kMinute > times.back()) {
+      break;
+    }
+    // Right behind a commit, where a stall begins.
+    const auto from = std::upper_bound(times.begin(), times.end(), begin);
+    const auto to =
+        std::upper_bound(times.begin(), times.end(), begin + kMinute);
+    const std::int64_t count = to - from;
+    fewest = fewest < 0 ? count : std::min(fewest, count);
+  }
+  return fewest;
+}
+
+void count_samples(const Outcome& outcome, RunSummary& summary) {
+  std::vector<SampleRange> ranges;
+  for (const auto* commit : outcome.chain()) {
+    for (const auto& one : commit->participants) {
+      ranges.insert(ranges.end(), one.samples.begin(), one.samples.end());
+    }
+  }
+  std::sort(ranges.begin(), ranges.end());
+  std::int64_t next = 0;
+  for (const auto& range : ranges) {
+    summary.samples += range.size();
+    summary.samples_lost += std::max<std::int64_t>(range.begin - next, 0);
+    summary.samples_repeated +=
+        std::clamp<std::int64_t>(next - range.begin, 0, range.size());
+    next = std::max(next, range.end);
+  }
+}
+
+// How long each replica was at each of its steps that were committed with it.
+std::vector<Duration> times_of_steps(const Outcome& outcome) {
+  std::set<std::pair<Incarnation, StateId>> trained;
+  for (const auto* commit : outcome.chain()) {
+    for (const auto& one : commit->participants) {
+      if (!one.samples.empty()) {
+        trained.insert({one.incarnation, commit->commit.base});
+      }
+    }
+  }
+  std::vector<Duration> times;
+  for (const auto& life : outcome.lives) {
+    const Tale* base = nullptr;  // Where it is told that it holds it.
+    for (const auto& tale : life.tales) {
+      if (life.rank != 0 || tale.kind != Tale::Kind::kHolds ||
+          (base != nullptr && tale.state == base->state)) {
+        continue;
+      }
+      if (base != nullptr &&
+          trained.contains({life.incarnation, base->state})) {
+        times.push_back(tale.at - base->at);
+      }
+      base = &tale;
+    }
+  }
+  return times;
+}
+
+double effective_time(const Outcome& outcome, double all_seconds) {
+  auto times = times_of_steps(outcome);
+  if (times.empty()) {
+    return 0;
+  }
+  std::sort(times.begin(), times.end());
+  const Duration usual = times[times.size() / 2];
+  double sum = 0;
+  for (const Duration time : times) {
+    sum += seconds(time > 2 * usual ? usual : time);
+  }
+  return sum / all_seconds;
+}
+
+}  // namespace
+
+RunSummary summary_of(const Outcome& outcome, int replicas) {
+  RunSummary summary;
+  const auto held = first_held(outcome);
+  if (held.empty()) {
+    return summary;
+  }
+  summary.steps = held.rbegin()->first;
+  summary.seconds = seconds(held.rbegin()->second - held.begin()->second);
+  summary.commits_in_a_minute_min = fewest_in_a_minute(held);
+  count_samples(outcome, summary);
+  summary.effective = effective_time(outcome, summary.seconds * replicas);
+  return summary;
+}
+
+}  // namespace sherd::ft::test

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SharedNumber is one that a test's children see change. It is made before they are
+// forked. Thread rule: any thread.
+#pragma once
+
+#include <sys/mman.h>
+#include <atomic>
+#include <cstdint>
+#include <new>
+#include "base/check.h"
+
+namespace sherd::ft::test {
+
+class SharedNumber {
+ public:
+  explicit SharedNumber(std::int64_t value) {
+    void* memory = ::mmap(
+        nullptr, sizeof *number_, PROT_READ | PROT_WRITE,
+        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    SHERD_CHECK(memory != MAP_FAILED, "[test] expected a page, found none");
+    number_ = new (memory) std::atomic<std::int64_t>(value);
+  }
+  ~SharedNumber() { ::munmap(number_, sizeof *number_); }
+  SharedNumber(const SharedNumber&) = delete;
+  SharedNumber& operator=(const SharedNumber&) = delete;
+
+  // Nothing else is read because of it: no order is needed.
+  std::int64_t get() const { return number_->load(std::memory_order_relaxed); }
+  void set(std::int64_t value) {
+    number_->store(value, std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<std::int64_t>* number_ = nullptr;
+};
+
+}  // namespace sherd::ft::test

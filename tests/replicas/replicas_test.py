@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas of LibTorch ranks train as plain hybrid sharding does, whoever dies.
+
+  replicas_test.py CASE SHERD SCRATCH
+
+CASE is undisturbed, coordinator_killed, rank_killed or all_killed; SHERD the built
+command; SCRATCH a folder that is replaced. Trains a small model as two replicas of two
+ranks, once by `--replicate 2` and once fault-tolerant. As long as the same samples
+are in each step, every number must be the same to the last bit.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+TIMEOUT_S = 100
+STEPS = 40
+REPLICAS = 2
+SAMPLES = 16  # Of each replica.
+JOB = (
+    "train", "--steps", str(STEPS), "--layers", "2", "--width", "160",
+    "--heads", "2", "--seq", "16", "--sample-tokens", "0", "--data",
+    str(pathlib.Path(__file__).resolve().parent.parent.parent / "LICENSE"),
+)  # fmt: skip
+
+
+def environment():
+    """This process's variables, without those of another launcher."""
+    foreign = ("OMPI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "MASTER_", "LOCAL_", "SHERD_")
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(foreign) and name not in ("RANK", "WORLD_SIZE")
+    }
+    return clean | {"OMP_NUM_THREADS": "1"}
+
+
+def records(folder):
+    """The whole lines of a run's metrics, by step: the last life's."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return {record["step"]: record for record in map(json.loads, lines)}
+
+
+def wait_for(what, found):
+    """Until found() is something, which is returned."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        if result := found():
+            return result
+        time.sleep(0.005)
+    sys.exit(f"expected {what} within {TIMEOUT_S} s")
+
+
+def processes_below(pid):
+    """[(pid, words)] of all descendants."""
+    found = []
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            try:
+                words = pathlib.Path(f"/proc/{child}/cmdline").read_text().split("\0")
+                found += [(int(child), words), *processes_below(child)]
+            except (FileNotFoundError, ProcessLookupError):
+                pass  # It has ended meanwhile.
+    return found
+
+
+def environment_of(pid):
+    text = pathlib.Path(f"/proc/{pid}/environ").read_text()
+    return dict(item.split("=", 1) for item in text.split("\0") if "=" in item)
+
+
+def coordinator_below(pid):
+    below = [child for child, words in processes_below(pid) if "coordinate" in words]
+    return below[0] if below else None
+
+
+def rank_below(pid, replica, rank):
+    for child, words in processes_below(pid):
+        has = environment_of(child)
+        if has.get("SHERD_REPLICA") == replica and has.get("RANK") == rank:
+            return child
+    return None
+
+
+def plain(sherd, run):
+    ranks = 2 * REPLICAS
+    command = [sherd, "run", "-n", str(ranks), "--", sherd, *JOB, "--run", str(run)]
+    command += ["--replicate", str(REPLICAS), "--batch", str(REPLICAS * SAMPLES)]
+    subprocess.run(command, env=environment(), check=True, timeout=TIMEOUT_S)
+    return records(run)
+
+
+def fault_tolerant(sherd, run, disturb, samples, more=()):
+    """The records of each replica; disturb(launcher's pid, folders) meanwhile."""
+    command = [sherd, "run", "--fault-tolerant", "--replicas", str(REPLICAS)]
+    command += ["--ranks-per-replica", "2", *samples, "--"]
+    command += [sherd, *JOB, "--batch", str(SAMPLES), "--run", str(run), *more]
+    folders = [run / f"replica-{replica}" for replica in range(REPLICAS)]
+    launcher = subprocess.Popen(command, env=environment(), start_new_session=True)
+    try:
+        disturb(launcher.pid, folders)
+        status = launcher.wait(timeout=TIMEOUT_S)
+    finally:
+        if launcher.poll() is None:
+            launcher.terminate()
+            launcher.wait()
+    if status != 0:
+        sys.exit(f"the run ended with {status}")
+    return [records(folder) for folder in folders]
+
+
+def expect_same(replicas, whole):
+    """Each replica's samples are a part of the other run's."""
+    for step, record in whole.items():
+        parts = [replica[step] for replica in replicas]
+        values = [each["grad_norm"] for each in [*parts, record]]
+        if len(set(values)) != 1:
+            sys.exit(f"step {step}: expected one norm, found {values}")
+        # Means over other numbers of ranks: rounded otherwise.
+        for name in ("loss", "val_loss") if "val_loss" in record else ("loss",):
+            mean = sum(part[name] for part in parts) / len(parts)
+            if abs(mean - record[name]) > 1e-6:
+                sys.exit(f"step {step}: expected {name} {record[name]}, found {mean}")
+
+
+def undisturbed(sherd, scratch):
+    whole = plain(sherd, scratch / "plain")
+    samples = ("--samples-per-replica", str(SAMPLES))
+    replicas = fault_tolerant(sherd, scratch / "ft", lambda *_: None, samples)
+    assert len(whole) == STEPS
+    expect_same(replicas, whole)
+
+
+def coordinator_killed(sherd, scratch):
+    whole = plain(sherd, scratch / "plain")
+
+    def disturb(launcher, folders):
+        wait_for("five steps", lambda: 5 in records(folders[0]))
+        coordinator = coordinator_below(launcher)
+        if coordinator is None:
+            sys.exit("expected a coordinator, found none")
+        os.kill(coordinator, signal.SIGKILL)
+
+    samples = ("--samples-per-replica", str(SAMPLES))
+    expect_same(fault_tolerant(sherd, scratch / "ft", disturb, samples), whole)
+
+
+def rank_killed(sherd, scratch):
+    """What it did not bring is trained later, by others: in another order."""
+    whole = plain(sherd, scratch / "plain")
+
+    def disturb(launcher, folders):
+        wait_for("five steps", lambda: 5 in records(folders[0]))
+        rank = rank_below(launcher, "1", "1")
+        if rank is None:
+            sys.exit("expected rank 1 of replica 1, found none")
+        os.kill(rank, signal.SIGKILL)
+
+    samples = ("--global-batch", str(REPLICAS * SAMPLES))
+    replicas = fault_tolerant(sherd, scratch / "ft", disturb, samples)
+    last = [replica[max(replica)] for replica in replicas]
+    if max(replicas[0]) != STEPS:
+        sys.exit(f"expected {STEPS} steps, found {max(replicas[0])}")
+    for step in set(replicas[0]) & set(replicas[1]):
+        norms = [replica[step]["grad_norm"] for replica in replicas]
+        if norms[0] != norms[1]:
+            sys.exit(f"step {step}: expected equal norms, found {norms}")
+    if abs(last[0]["val_loss"] - whole[STEPS]["val_loss"]) > 0.2:
+        sys.exit(f"expected a loss as {whole[STEPS]}, found {last[0]}")
+
+
+def all_killed(sherd, scratch):
+    """F16: the run goes on from the disk, and no number tells."""
+    whole = plain(sherd, scratch / "plain")
+    run = scratch / "ft"
+
+    def disturb(launcher, folders):
+        wait_for("a checkpoint", (run / "checkpoints" / "step-10").exists)
+        ranks = [pid for pid, _ in processes_below(launcher) if "RANK" in environment_of(pid)]
+        if len(ranks) != 2 * REPLICAS:
+            sys.exit(f"expected {2 * REPLICAS} ranks, found {len(ranks)}")
+        for rank in ranks:
+            os.kill(rank, signal.SIGKILL)
+
+    samples = ("--samples-per-replica", str(SAMPLES))
+    expect_same(fault_tolerant(sherd, run, disturb, samples, ("--save-every", "10")), whole)
+
+
+def main():
+    all_cases = (undisturbed, coordinator_killed, rank_killed, all_killed)
+    cases = {each.__name__: each for each in all_cases}
+    if len(sys.argv) != 4 or sys.argv[1] not in cases:
+        sys.exit(__doc__)
+    scratch = pathlib.Path(sys.argv[3])
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    cases[sys.argv[1]](sys.argv[2], scratch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Flags of a coordinator that `sherd coordinate` takes and `sherd run` passes on,
+// with the same words. Thread rule: values.
+#pragma once
+
+#include <array>
+
+namespace sherd::tools {
+
+struct CoordinatorTimes {
+  double start_timeout_s = 60;
+  double dead_after_s = 1;
+  double hang_after_s = 5;
+  double first_hang_after_s = 60;
+  double hold_time_s = 60;
+};
+
+struct CoordinatorTimeFlag {
+  const char* name;
+  double CoordinatorTimes::* value;
+  const char* description;
+};
+
+inline constexpr std::array<CoordinatorTimeFlag, 5> kCoordinatorTimeFlags = {{
+    {"--start-timeout", &CoordinatorTimes::start_timeout_s,
+     "The first step waits for all replicas, or for so\n"
+     "long (60)"},
+    {"--dead-after", &CoordinatorTimes::dead_after_s,
+     "A replica that says nothing for so long is lost (1)"},
+    {"--hang-after", &CoordinatorTimes::hang_after_s,
+     "A replica that does nothing for so long, and for\n"
+     "ten times as long as usual, is left out (5)"},
+    {"--first-hang-after", &CoordinatorTimes::first_hang_after_s,
+     "The same for its first computations (60)"},
+    {"--hold-time", &CoordinatorTimes::hold_time_s,
+     "How long those who alone have the last step may be\n"
+     "away before the run goes back behind it (60)"},
+}};
+
+inline constexpr const char* kRecoverFlag = "--recover-from-replicas";
+inline constexpr const char* kRecoverDescription =
+    "A new log may begin with the newest checkpoint that\n"
+    "replicas have loaded: when the log of the run is lost";
+
+}  // namespace sherd::tools
