@@ -155,8 +155,7 @@ class TrainJob {
     engine_ = std::make_unique<Engine>(*model_, mesh_, config_);
     const auto last = config_.stop_at > 0 ? config_.stop_at : config_.steps;
     if (is_replica()) {
-      run_replica(last);
-      return 0;
+      return run_replica(last);
     }
     open_folder();
     start_s_ = now_s();
@@ -195,7 +194,8 @@ class TrainJob {
     return std::getenv("SHERD_COORDINATOR") != nullptr;
   }
 
-  void run_replica(std::int64_t last) {
+  // Returns the exit status.
+  int run_replica(std::int64_t last) {
     auto options = replica_options();
     CheckpointState state;
     engine_->add_to(state);
@@ -217,8 +217,10 @@ class TrainJob {
         },
         options);
     catch_signals();  // From `sherd replica drain`, too.
+    bool leaves = false;
     while (const auto plan = session.begin_step()) {
       if (leads() && asked_by_signals() > 0) {
+        leaves = true;
         session.leave();
       }
       if (checkpoints) {
@@ -252,7 +254,10 @@ class TrainJob {
     if (start_s_ > 0) {
       finish();
     }
+    const bool all_leave = world_.all_gather({leaves ? 1.0 : 0.0})[0][0] > 0;
+    const bool left = all_leave && session.step() < last;
     close();
+    return left ? kTerminated : 0;
   }
 
   // A spare waits in it.

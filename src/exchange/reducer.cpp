@@ -162,8 +162,9 @@ Status Reducer::arrived(int parameter, const at::Tensor& gradient, bool fresh) {
         ErrorCode::kFailedPrecondition,
         str("[exchange] parameter ",
             parameters_[static_cast<std::size_t>(parameter)].name,
-            " has a second gradient in one backward, after an optimizer has "
-            "updated it; construct the optimizer without in_backward")};
+            " has a second gradient in one backward, after an optimizer, or a "
+            "sum across replicas, has taken the first; use neither in_backward "
+            "nor last_backward()")};
   }
   const auto t = static_cast<std::size_t>(target.trainable);
   if (gradient.defined()) {

@@ -189,7 +189,8 @@ def all_killed(sherd, scratch):
         for rank in ranks:
             os.kill(rank, signal.SIGKILL)
 
-    samples = ("--samples-per-replica", str(SAMPLES))
+    # Nobody goes on alone.
+    samples = ("--samples-per-replica", str(SAMPLES), "--replicas-min", "2")
     expect_same(fault_tolerant(sherd, run, disturb, samples, ("--save-every", "10")), whole)
 
 

@@ -124,7 +124,7 @@ struct TrainingStep {
   // This rank's. None: the replica follows, and computes nothing.
   std::vector<SampleSpan> samples;
   std::int64_t replica_samples = 0;  // Of all its ranks.
-  int replicas = 0;                  // That train in it.
+  int replicas = 0;                  // In it, also those that follow.
   int place = 0;                     // Of this one among them.
   // Only of SessionOptions::warm_up: its gradients are thrown away.
   bool warms_up = false;
@@ -176,6 +176,8 @@ class ReplicaSession {
   // To be called before the step's last backward, the only one for most: what it
   // sums within the replica is summed across replicas while it runs. `.grad()`
   // stays undefined then. Without this word the reduction begins in finish_step().
+  // Not for models in which one backward brings a parameter two gradients, such as
+  // those of reentrant checkpoints: backward throws.
   void last_backward();
 
   // Collective. Sums what backward has put into `.grad()`, the mean over the

@@ -33,7 +33,7 @@ struct ComputeCommand {
   std::uint64_t serial = 0;  // 0: to warm up; what comes of it is thrown away.
   StateId base;
   std::vector<SampleRange> samples;
-  int replicas = 0;  // That train.
+  int replicas = 0;  // Members, also those that follow.
   int place = 0;     // Of this one among them.
 };
 struct ReduceCommand {

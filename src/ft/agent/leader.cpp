@@ -288,9 +288,14 @@ void Leader::leave_in_order() {
 
 // The others have got what it has, or are taking too long.
 void Leader::end_in_order() {
+  if (!finished_ || stopped_) {
+    return;
+  }
+  if (!machine_.held()) {
+    return;  // What it had was wrong: it fetches another.
+  }
   const auto& peers = machine_.order().peers;
-  if (!finished_ || stopped_ ||
-      !std::all_of(peers.begin(), peers.end(), [&](const Peer& peer) {
+  if (!std::all_of(peers.begin(), peers.end(), [&](const Peer& peer) {
         return peer.held && peer.held->step >= machine_.held()->step;
       })) {
     return;
@@ -379,7 +384,12 @@ void Leader::on(std::size_t rank, const FinishedEvent&) {
   }
   finished_ = true;
   report();
-  linger_ = loop_.after(kLinger, [this] { stop({}); });
+  linger_ = loop_.after(kLinger, [this] {
+    stop(
+        machine_.held()
+            ? ""
+            : "its parameters are not those of the others after its last step");
+  });
   end_in_order();
 }
 

@@ -136,8 +136,9 @@ class Leader {
   std::optional<std::uint64_t> stranger_;  // The run of another coordinator.
   std::optional<FetchTry> try_;
   std::uint64_t fetches_ = 0;
-  Duration pause_{};   // Before the last try of a fetch.
-  net::Timer others_;  // While some are asked for a snapshot.
+  std::string fetch_failure_;  // The last that was told.
+  Duration pause_{};           // Before the last try of a fetch.
+  net::Timer others_;          // While some are asked for a snapshot.
   net::Timer retry_;
   net::Timer linger_;
   net::Timer beat_;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "ft/agent/leader.h"
 #include "ft/transfer/chunk_plan.h"
 
@@ -63,6 +64,7 @@ std::vector<Peer> donors_for(
 
 void Leader::on(const CatchUpTask& task) {
   others_.cancel();
+  retry_.cancel();
   try_.emplace();
   try_->task = task;
   try_->wants_sum = task.held.has_value();
@@ -231,9 +233,16 @@ void Leader::on(std::size_t rank, const FetchedEvent& event) {
        first.gradients == digest_of_parts(digests));
   if (good && right) {
     fetch_done(true);
-  } else {
-    try_next_donor();
+    return;
   }
+  for (const auto& answer : try_->answers) {
+    // Once: the same is tried again soon.
+    if (!answer->failure.empty() && answer->failure != fetch_failure_) {
+      fetch_failure_ = answer->failure;
+      log_warning(str("[ft] not fetched: ", fetch_failure_));
+    }
+  }
+  try_next_donor();
 }
 
 void Leader::fetch_done(bool ok) {

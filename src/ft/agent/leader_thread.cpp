@@ -121,7 +121,13 @@ struct LeaderThread::Impl {
     deadline = loop.after(options.siblings_timeout, [this] { give_up(); });
   }
 
-  // Those that came hear of it by the end of their connections.
+  // They hear of it by the end of their connections.
+  void forget_siblings() {
+    rank_of.clear();
+    siblings.clear();
+    guests.clear();
+  }
+
   void give_up() {
     std::string missing;
     for (std::size_t i = 1; i < static_cast<std::size_t>(options.ranks); ++i) {
@@ -132,9 +138,9 @@ struct LeaderThread::Impl {
     const std::string why = str(
         "expected all ", options.ranks, " ranks of this replica within ",
         seconds(options.siblings_timeout), " s, found none of rank ", missing);
-    rank_of.clear();
-    siblings.clear();
-    guests.clear();
+    started = false;  // Who comes later finds nobody.
+    listener.reset();
+    forget_siblings();
     own(StopCommand{why});
   }
 
@@ -175,6 +181,7 @@ struct LeaderThread::Impl {
       loop.run();
     } catch (const std::exception& error) {
       log_error(str("[ft] the leader ended: ", error.what()));
+      forget_siblings();
       own(StopCommand{error.what()});
     }
   }

@@ -316,12 +316,18 @@ void RankAgent::end(const RankProgram& program) {
   tell(FinishedEvent{});
   for (;;) {
     const auto order = orders_.front();
-    if (std::holds_alternative<StopCommand>(order)) {
+    if (const auto* stop = std::get_if<StopCommand>(&order)) {
+      if (!stop->reason.empty()) {
+        throw Error("[ft] " + stop->reason, ErrorCode::kAborted);
+      }
       return;
     }
     orders_.pop();
     if (const auto* snapshot = std::get_if<SnapshotCommand>(&order)) {
       make(*snapshot, program);
+    } else if (const auto* install = std::get_if<InstallOrder>(&order)) {
+      make(*install, program);  // What it had was wrong.
+      rest();
     }
   }
 }
@@ -355,7 +361,12 @@ std::optional<StateDigest> RankAgent::digest_of(
 }
 
 void RankAgent::make(const SnapshotCommand& order, const RankProgram& program) {
+  // Others may wait for this rank meanwhile: it works.
+  const auto before =
+      activity_.exchange(Activity::kComputing, std::memory_order_relaxed);
   auto bytes = std::make_shared<const std::string>(program.snapshot());
+  activity_.store(before, std::memory_order_relaxed);
+  moves_.fetch_add(1, std::memory_order_relaxed);
   worker_.post([this, state = order.state, bytes = std::move(bytes)] {
     auto digests = transfer_->digests_of(*bytes);
     loop_.post([this, state, bytes, digests = std::move(digests)] {

@@ -17,7 +17,7 @@ namespace sherd::ft {
 namespace {
 
 constexpr int kApplicationId = 0x73687264;  // "shrd".
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 // For another coordinator that is in a transaction; one that was stopped there
 // holds the lock for longer.
 constexpr int kBusyMs = 1000;

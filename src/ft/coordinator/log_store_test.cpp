@@ -147,8 +147,8 @@ TEST(LogStore, AnotherVersionIsRefusedNamingBoth) {
   const ScratchFolder folder;
   const std::string path = folder.path() + "/log.db";
   opened(path).reset();
-  run_sql(path, "PRAGMA user_version = 2");
-  EXPECT_THAT(refusal(path), HasSubstr("expected version 1, found 2"));
+  run_sql(path, "PRAGMA user_version = 9");
+  EXPECT_THAT(refusal(path), HasSubstr("expected version 2, found 9"));
 }
 
 TEST(LogStore, AFileThatIsNoDatabaseIsRefused) {

@@ -38,6 +38,7 @@ struct Session {
   Instant since{};
   // Whose it is, by its first report; none also when another one took over.
   std::optional<Life> life{};
+  std::uint64_t serial = 0;  // Of its last report.
 };
 
 }  // namespace
@@ -341,6 +342,11 @@ void Service::Impl::received(SessionId id, const net::Frame& frame) {
   if (!belongs(id, report)) {
     return;
   }
+  auto& last = sessions.at(id).serial;
+  if (report.serial < last) {
+    return;  // It was overtaken.
+  }
+  last = report.serial;
   book.count("reports");
   const Instant now = clock.now();
   watch.heard(

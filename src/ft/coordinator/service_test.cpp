@@ -227,7 +227,7 @@ TEST_F(ServiceTest, StrangersFramesCloseTheirConnectionAlone) {
   report.replica = 1;
   report.incarnation = 9;
   std::string other_version = bytes_of(report);
-  other_version[0] = 2;
+  other_version[0] = 9;
   EXPECT_TRUE(closed_after(99, "hello"));
   EXPECT_TRUE(closed_after(kOrder, bytes_of(Order())));
   EXPECT_TRUE(closed_after(kReport, ""));

@@ -40,7 +40,7 @@ void Watch::heard(
   watched.ranks.resize(ranks.size(), {{}, now});
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     auto& known = watched.ranks[rank];
-    if (known.progress.serial != ranks[rank].serial ||
+    if (known.progress.serial < ranks[rank].serial ||
         known.progress.activity != ranks[rank].activity) {
       known.since = now;
     }
@@ -52,7 +52,8 @@ void Watch::heard(
     newest_[replica] = life;
     return;
   }
-  if (watched.progress.serial == progress.serial &&
+  // A serial goes back when a reduction is given up, which is no progress.
+  if (watched.progress.serial >= progress.serial &&
       watched.progress.activity == progress.activity) {
     watched.progress = progress;
     return;
@@ -201,6 +202,10 @@ std::optional<Watch::Blame> Watch::culprit(
       break;
     }
     const auto& other = watched_.at(*next);
+    if (!busy(other.progress) && quiet(other) == Duration(0) &&
+        now - other.since <= hard_limit(watched)) {
+      return std::nullopt;  // It has moved: `at` may say so in a moment.
+    }
     if (other.progress.activity == Activity::kIdle &&
         over_hard_limit(watched, now)) {
       return Blame{*next, std::nullopt};

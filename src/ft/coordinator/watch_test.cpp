@@ -300,6 +300,32 @@ TEST_F(Watched, OneThatDoesNothingWhileOthersWaitForItHangs) {
   }
 }
 
+// What the one that waits says may be a beat old.
+TEST_F(Watched, OneThatHasJustMovedIsNotBlamed) {
+  pass_steps(6);
+  ++serial_;
+  says(0, Activity::kReducing, serial_, 1);
+  says(1, Activity::kComputing, serial_);
+  says(2, Activity::kReducing, serial_, 1);
+  for (const auto& one : pass(seconds(6))) {
+    EXPECT_EQ(one.kind, Finding::Kind::kSlow) << one.reason;
+  }
+  says(1, Activity::kIdle, ++serial_);
+  EXPECT_THAT(pass(seconds(1)), IsEmpty());
+  EXPECT_THAT(pass(seconds(6)), SizeIs(1));
+}
+
+TEST_F(Watched, AReductionThatIsGivenUpIsNoProgress) {
+  pass_steps(6);
+  says(1, Activity::kComputing, serial_ += 9);
+  said_[0].activity = said_[2].activity = Activity::kIdle;
+  (void)pass(seconds(8));
+  EXPECT_TRUE(watch_.hung(1, 1));
+  says(1, Activity::kComputing, serial_ - 1);
+  (void)pass(seconds(1));
+  EXPECT_TRUE(watch_.hung(1, 1));
+}
+
 TEST_F(Watched, ASlowOneIsShownOnceAPhase) {
   pass_steps(6);
   says(1, Activity::kComputing, ++serial_);

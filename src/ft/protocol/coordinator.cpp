@@ -124,13 +124,14 @@ Decisions Coordinator::heard(const Report& report, Instant now) {
   }
   count_suspicion(report, now);
   count_bad_gradients(report, now, decisions);
-  known.hangs = known.hangs &&
-      known.report.progress.serial == report.progress.serial &&
+  // A serial goes back when a reduction is given up, which is no progress.
+  known.hangs = known.hangs && known.report.incarnation == report.incarnation &&
+      known.report.progress.serial >= report.progress.serial &&
       known.report.progress.activity == report.progress.activity;
   known.report = report;
   known.connected = true;
   compare_digests(now, decisions);
-  if (report.finished) {
+  if (report.finished && report.held) {
     finished_ = report.held;
   }
   if (report.run == history_.run && report.held && is_foreign(*report.held)) {
@@ -151,7 +152,12 @@ Decisions Coordinator::lost(
   if (!counts(replica, incarnation)) {
     return {};
   }
-  known_.at(replica).connected = false;
+  auto& known = known_.at(replica);
+  known.connected = false;
+  if (std::find(tied_.begin(), tied_.end(), replica) != tied_.end()) {
+    // The others go on with theirs: should this life come back, it drops its own.
+    known.wrong = known.report.digest;
+  }
   // Whoever is connected to it may have said so before, and ended the epoch.
   if (phase_ == Phase::kForming && is_member(replica)) {
     penalise(replica, now);

@@ -199,7 +199,6 @@ class Coordinator {
       const StateId& base,
       std::vector<Member> members,
       const std::string& reason,
-      Instant now,
       Decisions& decisions);
   void close_epoch(
       const std::string& reason,
@@ -241,6 +240,7 @@ class Coordinator {
   std::string why_;
   std::string complaint_;
   std::string tie_;  // Why nobody knows whose bits are right; empty: they are.
+  std::vector<ReplicaId> tied_;  // Between whom.
   Links links_;
   Instant form_at_{};          // Not before.
   Instant start_at_{};         // With fewer than replicas_start.

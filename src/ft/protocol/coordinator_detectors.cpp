@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What becomes of wrong bits: of sums, of states and of gradients.
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,7 @@ void Coordinator::count_bad_gradients(
   }
   if (++known.bad_gradients > kChances) {
     penalise(report.replica, now);
+    known.out_until = std::max(known.out_until, now + options_.backoff);
   }
 }
 
@@ -85,6 +87,7 @@ void Coordinator::compare_digests(Instant now, Decisions& decisions) {
     decisions.push_back({Notice{"wrong_states", "a replica"}, verdict.tie});
   }
   tie_ = std::move(verdict.tie);
+  tied_ = std::move(verdict.tied);
 }
 
 void Coordinator::blame_for_sum(

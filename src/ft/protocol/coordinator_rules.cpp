@@ -277,6 +277,14 @@ bool Coordinator::form(Instant now, Decisions& decisions) {
   }
   auto members = links_.ring_of(next_members(*base, now));
   if (static_cast<int>(members.size()) < replicas_min()) {
+    // Whoever could join them has ended; who lacks the last step gets it first.
+    if (finished_ && finished_ == history_.canonical &&
+        std::all_of(known_.begin(), known_.end(), [&](const auto& one) {
+          return !one.second.connected || one.second.report.held == finished_;
+        })) {
+      end_run(decisions);
+      return false;
+    }
     too_few_since_ = too_few_since_.value_or(now);
     return false;
   }
@@ -305,7 +313,12 @@ bool Coordinator::form(Instant now, Decisions& decisions) {
     }
     give_samples(members, taken);
   }
-  begin_epoch(next_epoch(), *base, std::move(members), why_, now, decisions);
+  for (const auto& member : members) {
+    if (!is_member(member.replica)) {
+      known_.at(member.replica).member_since = now;
+    }
+  }
+  begin_epoch(next_epoch(), *base, std::move(members), why_, decisions);
   phase_ = Phase::kJoining;
   join_until_ = now + options_.join_timeout;
   lost_since_.reset();
@@ -413,7 +426,8 @@ bool Coordinator::drop_plan(Instant now, Decisions& decisions) {
   for (const auto& member : planned_->members) {
     if (!is_member(member.replica) && !link_is_to_blame) {
       penalise(member.replica, now);
-      known_.at(member.replica).out_until = now + options_.backoff;
+      auto& until = known_.at(member.replica).out_until;
+      until = std::max(until, now + options_.backoff);
     }
   }
   planned_.reset();
@@ -502,9 +516,11 @@ bool Coordinator::roll_back(Instant now, Decisions& decisions) {
 // been, but none is taken twice.
 SampleRange Coordinator::trained_before(const StateId& base) const {
   constexpr std::int64_t kSamplesMax = std::int64_t{1} << 62;
-  const auto in_step = options_.samples_in_all > 0
-      ? options_.samples_in_all
-      : options_.samples_per_replica * std::max(options_.replicas_start, 1);
+  const auto in_step =
+      options_.samples_in_all > 0 ? options_.samples_in_all
+                                  : options_.samples_per_replica *
+          std::max<std::int64_t>(options_.replicas_start,
+                                 static_cast<std::int64_t>(known_.size()));
   return {0, std::min(base.step, kSamplesMax / in_step) * in_step};
 }
 
@@ -569,6 +585,8 @@ void Coordinator::commit_step(
     for (const auto& member : planned_->members) {
       if (is_member(member.replica)) {
         trained.push_back(member);
+      } else {
+        known_.at(member.replica).member_since = now;
       }
     }
     give_samples(trained, consumed);
@@ -588,7 +606,7 @@ void Coordinator::commit_step(
   if (switches) {
     const auto epoch = planned_->epoch;
     begin_epoch(
-        epoch, result, std::move(members), "the planned epoch", now, decisions);
+        epoch, result, std::move(members), "the planned epoch", decisions);
   }
   if (!leaves.empty()) {
     close_epoch(leaves, now, Duration(0), decisions);
@@ -602,13 +620,7 @@ void Coordinator::begin_epoch(
     const StateId& base,
     std::vector<Member> members,
     const std::string& reason,
-    Instant now,
     Decisions& decisions) {
-  for (const auto& member : members) {
-    if (!is_member(member.replica)) {
-      known_.at(member.replica).member_since = now;
-    }
-  }
   const auto count = members.size();
   planned_.reset();
   write(
@@ -632,6 +644,7 @@ void Coordinator::close_epoch(
 // The first time costs nothing.
 void Coordinator::penalise(ReplicaId replica, Instant now) {
   auto& known = known_.at(replica);
+  known.member_since = now;  // It makes good by training well from here on.
   known.out_until = now + known.backoff;
   known.backoff =
       std::clamp(2 * known.backoff, options_.backoff, options_.backoff_max);

@@ -418,6 +418,24 @@ TEST(Coordinator, NobodyTrainsAgainWhatHasEnded) {
   EXPECT_EQ(play.coordinator().history().canonical->step, 1);
 }
 
+TEST(Coordinator, WhoHasTheLastStepDoesNotWaitForThoseThatHaveEnded) {
+  Play play(options_of(2, 2));
+  play.begin({0, 1});
+  play.vote(0);
+  play.vote(1);
+  play.apply({0, 1});
+  for (const ReplicaId replica : {0U, 1U}) {
+    play.report(replica).finished = true;
+    play.say(replica);
+  }
+  play.lose(0);
+  play.lose(1);
+  play.report(2).held = play.order(0).canonical;
+  play.say(2);
+  play.wait(std::chrono::seconds(2));
+  EXPECT_TRUE(play.order(2).ended);
+}
+
 TEST(Coordinator, OtherFirstValuesAreFetchedOver) {
   Play play(options_of(1, 1));
   play.begin({0});
@@ -537,6 +555,36 @@ TEST(Coordinator, RollsBackWhenAllHoldersAreGoneForLong) {
   EXPECT_THAT(play.order(2).members[0].samples, ElementsAre(SampleRange{0, 8}));
   play.say(0);  // Held what was lost: another branch now.
   EXPECT_THAT(play.members(2), ElementsAre(2));
+}
+
+TEST(Coordinator, ANewLifeDoesNotHangAsTheOldOneDid) {
+  Play play(options_of(2, 2));
+  play.begin({0, 1});
+  play.hang(1);
+  EXPECT_EQ(play.coordinator().phase(), Coordinator::Phase::kForming);
+  play.lose(1);
+  play.report(1).incarnation += 10;
+  play.say(1);
+  play.wait(std::chrono::seconds(2));
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1));
+}
+
+TEST(Coordinator, AReductionThatIsGivenUpIsNoProgressOfOneThatHangs) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.report(1).progress.activity = Activity::kComputing;
+  play.report(1).progress.serial = 9;
+  play.say(1);
+  play.hang(1);
+  play.report(1).progress.serial = 8;
+  play.say(1);
+  play.wait(std::chrono::seconds(2));
+  EXPECT_THAT(play.members(0), ElementsAre(0));
+  play.join({0});
+  EXPECT_FALSE(play.order(0).planned.has_value());
+  play.report(1).progress.serial = 9;
+  play.say(1);
+  EXPECT_TRUE(play.order(0).planned.has_value());
 }
 
 TEST(Coordinator, AReportThatWasOvertakenChangesNothing) {

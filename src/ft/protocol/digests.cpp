@@ -60,6 +60,11 @@ void judge(
         str(names_of(groups), " hold different bits at ", text_of(state),
             ", and no majority says whose are right: end those that you do "
             "not trust, and they come back with a copy of the others'");
+    for (const auto& [digest, claims] : groups) {
+      for (const auto& one : claims) {
+        verdict.tied.push_back(one.replica);
+      }
+    }
   }
 }
 

@@ -28,6 +28,7 @@ struct DigestVerdict {
   // Why nobody can say whose bits are right; empty: nothing differs, or most agree,
   // or those who know more are still to come.
   std::string tie;
+  std::vector<ReplicaId> tied;  // Between whom.
 };
 
 // Most are more than half of those that made the state by themselves, and two at

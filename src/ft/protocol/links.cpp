@@ -35,12 +35,15 @@ bool turn(const Links& links, Members& ring) {
 // One bad link less; false: none can be mended.
 bool mend(const Links& links, Members& ring) {
   for (std::size_t i = 0; i < ring.size(); ++i) {
+    const auto before = (i + ring.size() - 1) % ring.size();
+    if (!links.bad(ring[before].replica, ring[i].replica)) {
+      continue;
+    }
     Members turned = ring;
     std::rotate(
         turned.begin(), turned.begin() + static_cast<std::ptrdiff_t>(i),
         turned.end());
-    if (links.bad(turned.back().replica, turned.front().replica) &&
-        turn(links, turned)) {
+    if (turn(links, turned)) {
       ring = std::move(turned);
       return true;
     }

@@ -106,11 +106,23 @@ TEST(RingShared, WhoReadsASumAfterItsOwnerHasWrittenThereDoesNotVoteForIt) {
   const auto failure = group[1].told.failed(held.epoch.epoch);
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->fault, RingFault::kStopped);
-  EXPECT_EQ(failure->accused, 0U);
+  EXPECT_EQ(failure->accused, 1U);
   EXPECT_THAT(
       failure->reason,
       HasSubstr("replica 0 has decided step 1 before its sum was read here"));
   EXPECT_EQ(group[1].ring.counters().reductions, 0U);
+}
+
+TEST(RingShared, WhoReadsASumTooLateDoesNotWaitForTheNextOne) {
+  Held held(1);
+  auto& group = held.group;
+  held.reduce();
+  ASSERT_TRUE(group[0].told.reduced(held.attempt).has_value());
+  group[0].ring.forget();  // And its program has ended.
+  held.proxy.release();
+  const auto failure = group[1].told.failed(held.epoch.epoch);
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->accused, 1U);
 }
 
 TEST(RingShared, TheSameWhereItsOwnerBeginsAgainInAnotherEpoch) {

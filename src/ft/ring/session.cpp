@@ -13,6 +13,9 @@ namespace {
 // thread looks whether it is told to stop.
 constexpr int kReadsMax = 8;
 
+// For who has gone on to say why.
+constexpr Duration kLastWords = std::chrono::milliseconds(100);
+
 RingShape shape_of(const SessionContext& context, const Route& route) {
   return {
       static_cast<int>(route.epoch.members.size()), route.position,
@@ -145,9 +148,7 @@ void Session::read_shown_header() {
     status = reduction_->expect_shown(
         header, prev_memory_ ? &*prev_memory_ : nullptr);
   } else if (header.step != reduction_->step()) {
-    end(RingFault::kStopped, replica_of(Side::kPrev),
-        str("replica ", replica_of(Side::kPrev), " has decided step ",
-            reduction_->step(), " before its sum was read here"));
+    end_late();
     return;
   }
   if (!status.ok()) {
@@ -184,15 +185,22 @@ void Session::read_frame(Side side) {
   hear(side, ending.value());
 }
 
+// Nobody else is to blame.
+void Session::end_late() {
+  end(RingFault::kStopped, context_.options.replica,
+      str("replica ", replica_of(Side::kPrev), " has decided step ",
+          reduction_->step(), " before its sum was read here"));
+}
+
 void Session::read_part() {
   const FrameHeader& header = prev_->header();
+  ++frames_in_;
   if (reduction_->stale()) {
     return;
   }
   context_.counters.received_bytes += header.payload_bytes;
   context_.counters.shown_bytes +=
       header.kind == FrameKind::kShown ? header.payload_bytes : 0;
-  ++frames_in_;
   reduction_->arrived();
 }
 
@@ -358,9 +366,14 @@ bool Session::advance(Instant now) {
     moved = send() || moved;
     finish();
   }
-  // Else the member before is about to say why, or has died.
-  if (!ended_ && reduction_->stale() && !prev_) {
-    end(*after_reduction_);
+  // The member before is about to say why, or has died, or goes on without us.
+  if (!ended_ && reduction_->stale()) {
+    late_until_ = late_until_.value_or(now + kLastWords);
+    if (!prev_) {
+      end(*after_reduction_);
+    } else if (now >= *late_until_) {
+      end_late();
+    }
   }
   return moved;
 }
@@ -381,6 +394,9 @@ void Session::polls(std::vector<pollfd>& list) const {
 }
 
 std::optional<Instant> Session::next_instant() const {
+  if (!ended_ && late_until_) {
+    return late_until_;
+  }
   if (ended_ || joined_) {
     return std::nullopt;
   }

@@ -109,6 +109,7 @@ class Session {
   void read_data_header();
   void read_shown_header();
   void read_part();
+  void end_late();
   void read_answer();
   void lose(Side side, Status problem);
   void hear(Side side, const Ending& ending);
@@ -123,6 +124,7 @@ class Session {
   Descriptor dialling_;
   Instant dial_at_;
   Instant deadline_;
+  std::optional<Instant> late_until_;  // A sum was not read in time.
   Duration pause_ = std::chrono::milliseconds(10);
   std::string dial_problem_;
   bool greeted_ = false;  // The next member has answered.

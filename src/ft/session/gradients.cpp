@@ -37,6 +37,21 @@ Gradients::Gradients(
   for (std::size_t i = 0; i < slices_.size(); ++i) {
     slices_[i].parameter = parameters_.items[i].slice;
   }
+  if (parameters_.update_in_backward) {
+    // Throws when an optimizer has: it would make steps that nobody has decided.
+    (void)parameters_.update_in_backward(all_of([](auto...) {}));
+  }
+}
+
+BackwardUpdate Gradients::all_of(
+    decltype(BackwardUpdate::update) update) const {
+  BackwardUpdate all;
+  for (const auto& item : parameters_.items) {
+    all.names.push_back(item.name);
+  }
+  all.update = std::move(update);
+  all.writes = false;
+  return all;
 }
 
 void Gradients::begin(float* to, std::function<void(int bucket)> give) {
@@ -57,9 +72,7 @@ void Gradients::last_backward() {
   if (!parameters_.update_in_backward || taken_) {
     return;
   }
-  BackwardUpdate update;
   for (std::size_t i = 0; i < slices_.size(); ++i) {
-    update.names.push_back(parameters_.items[i].name);
     const auto& gradient = slices_[i].parameter.grad();
     if (gradient.defined()) {
       // It is taken away where this backward brings sums.
@@ -70,11 +83,10 @@ void Gradients::last_backward() {
           bytes_of(gradient.numel()));
     }
   }
-  update.update = [this](
-                      std::size_t index, std::int64_t begin,
-                      const at::Tensor& part) { bring(index, begin, part); };
-  update.writes = false;
-  taken_ = parameters_.update_in_backward(std::move(update));
+  taken_ = parameters_.update_in_backward(all_of(
+      [this](std::size_t index, std::int64_t begin, const at::Tensor& part) {
+        bring(index, begin, part);
+      }));
 }
 
 void Gradients::bring(

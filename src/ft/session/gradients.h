@@ -21,7 +21,8 @@ namespace sherd::ft {
 
 class Gradients {
  public:
-  // Throws Error for slices that are not fp32 on the CPU.
+  // Throws Error for slices that are not fp32 on the CPU, or that an optimizer
+  // updates in backward.
   Gradients(const NamedParameters& parameters, std::int64_t bucket_elements);
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
@@ -47,6 +48,7 @@ class Gradients {
     bool earlier = false;  // Backwards before the last one have brought some.
     std::atomic<std::int64_t> came{0};  // Elements, in the last backward.
   };
+  BackwardUpdate all_of(decltype(BackwardUpdate::update) update) const;
   at::Tensor place_of_sum(std::size_t index) const;
   void bring(std::size_t index, std::int64_t begin, const at::Tensor& part);
   void count(std::size_t index, std::int64_t elements);

@@ -8,6 +8,7 @@
 #include <vector>
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
+#include "base/check.h"
 #include "support/error_of.h"
 
 namespace sherd::ft {
@@ -162,6 +163,18 @@ TEST(Gradients, TheSumIsShownWhereRanksSeeEachOthers) {
   const Floats sum = {8, 9};
   gradients.show(sum.data());
   EXPECT_EQ(values_of(whole), (Floats{0, 8, 9, 0, 0, 0}));
+}
+
+TEST(Gradients, NoOptimizerUpdatesInBackward) {
+  NamedParameters named;
+  named.items.push_back({"w", at::zeros({2})});
+  named.update_in_backward =
+      [](const BackwardUpdate&) -> std::shared_ptr<void> {
+    throw Error(
+        "[shard] parameter w is updated in backward by another optimizer");
+  };
+  const auto error = error_of([&] { Gradients gradients(named, 100); });
+  EXPECT_NE(error.find("another optimizer"), std::string::npos) << error;
 }
 
 TEST(Gradients, OnlyFloatsOnTheCpu) {

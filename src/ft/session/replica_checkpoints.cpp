@@ -16,6 +16,11 @@
 #include "ft/session/state_name.h"
 
 namespace sherd::ft {
+namespace {
+
+const std::string kUnreadable = "! ";  // Before the reason.
+
+}  // namespace
 
 struct ReplicaCheckpoints::Impl {
   Impl(
@@ -39,21 +44,26 @@ struct ReplicaCheckpoints::Impl {
     }
   }
 
-  // Of complete checkpoints, newest first: as rank 0 sees them.
+  // Of complete checkpoints, newest first: as rank 0 sees them. A folder that
+  // cannot be read is not one without checkpoints: the run would begin anew.
   std::vector<std::int64_t> steps() const {
     std::string mine;
     if (world.rank() == 0) {
       const auto files = ckpt::make_posix_files();
       const auto found = ckpt::complete_steps(*files, options.folder);
       if (!found.ok()) {
-        warn(found.status().message());
+        mine = kUnreadable + found.status().message();
       }
       for (const auto step :
            found.ok() ? found.value() : std::vector<std::int64_t>()) {
         mine += str(step, ' ');
       }
     }
-    std::istringstream in(world.all_gather_texts(mine).front());
+    const auto first = world.all_gather_texts(mine).front();
+    SHERD_CHECK_AS(
+        kUnavailable, !first.starts_with(kUnreadable), "[ft] expected to list ",
+        options.folder, ", found: ", first.substr(kUnreadable.size()));
+    std::istringstream in(first);
     std::vector<std::int64_t> steps;
     for (std::int64_t step = 0; in >> step;) {
       steps.push_back(step);
@@ -176,6 +186,7 @@ void ReplicaCheckpoints::save_if_due(
 }
 
 void ReplicaCheckpoints::save(const ReplicaSession& session) {
+  impl_->wait();  // The last is not to be left out.
   impl_->begin_save(session.step(), session.state_name());
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <set>
 #include <utility>
 #include "base/caught.h"
 #include "base/check.h"
@@ -89,8 +90,8 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
     net::HostAddress address;
     std::unique_ptr<DonorLine> line;  // Null: it is lost.
     std::optional<Answer> answer;
-    bool is_right = false;                 // What it has answered.
-    std::optional<std::uint64_t> damaged;  // The last chunk that was.
+    bool is_right = false;            // What it has answered.
+    std::set<std::uint64_t> damaged;  // Chunks that were.
   };
 
   Impl(
@@ -302,7 +303,7 @@ void Fetch::Impl::take(const Chunk& chunk) {
 void Fetch::Impl::heard_damage(std::size_t donor, std::uint64_t place) {
   auto& its = donors[donor];
   const std::uint64_t index = place / right->chunk_bytes;
-  if (its.damaged == index) {
+  if (!its.damaged.insert(index).second) {
     plan.damaged(index);
     lose(
         donor, ErrorCode::kPeerMismatch,
@@ -313,7 +314,6 @@ void Fetch::Impl::heard_damage(std::size_t donor, std::uint64_t place) {
   log_warning(
       str("[ft] a chunk of ", text_of(request), " from ", its.address.text(),
           " is damaged, at byte ", place, ": it is asked for again"));
-  its.damaged = index;
   plan.damaged(index);
   want_more(donor);
 }

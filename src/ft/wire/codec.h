@@ -18,7 +18,7 @@
 namespace sherd::ft {
 
 // Of the bytes below. Another one is refused, naming both.
-inline constexpr std::uint16_t kCodecVersion = 1;
+inline constexpr std::uint16_t kCodecVersion = 2;
 
 // Types of frames between replicas and the coordinator.
 enum class FrameType : std::uint16_t { kReport = 1, kOrder = 2 };

@@ -77,7 +77,7 @@ TEST(Codec, AnotherVersionIsRefusedNamingBoth) {
   bytes[0] = 9;
   EXPECT_THAT(
       report_of(bytes).status().message(),
-      HasSubstr("a report: expected version 1, found 9"));
+      HasSubstr("a report: expected version 2, found 9"));
 }
 
 TEST(Codec, AMessageOfAnotherKindIsRefused) {
