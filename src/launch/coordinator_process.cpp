@@ -31,11 +31,12 @@ CoordinatorProcess::CoordinatorProcess(
       slot_(slot),
       supervisor_(supervisor),
       status_(options.replicas->status),
-      // Nothing is committed while it is away, and it costs little to start.
+      // Nothing is committed while it is away, and it costs little to start: one
+      // that has served for as long as it takes to begin a term was well.
       backoff_(
           {.first = std::chrono::milliseconds(100),
            .longest = std::chrono::seconds(5),
-           .well_after = std::chrono::seconds(10)}) {}
+           .well_after = std::chrono::seconds(2)}) {}
 
 void CoordinatorProcess::begin(Instant now) {
   std::error_code ignored;  // Of an earlier run.

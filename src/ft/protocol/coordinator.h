@@ -194,6 +194,7 @@ class Coordinator {
       const std::string& reason,
       Instant now,
       Decisions& decisions);
+  std::vector<Member> members_of_plan(const SampleSet& consumed, Instant now);
   void begin_epoch(
       const Epoch& epoch,
       const StateId& base,

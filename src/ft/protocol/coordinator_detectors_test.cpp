@@ -257,5 +257,37 @@ TEST(Detectors, ThePolicyMayStopTheRun) {
   EXPECT_EQ(play.coordinator().phase(), Coordinator::Phase::kForming);
 }
 
+// ---- who hangs ----
+
+TEST(Detectors, ANewLifeDoesNotHangAsTheOldOneDid) {
+  Play play(options_of(2, 2));
+  play.begin({0, 1});
+  play.hang(1);
+  EXPECT_EQ(play.coordinator().phase(), Coordinator::Phase::kForming);
+  play.lose(1);
+  play.report(1).incarnation += 10;
+  play.say(1);
+  play.wait(std::chrono::seconds(2));
+  EXPECT_THAT(play.members(0), ElementsAre(0, 1));
+}
+
+TEST(Detectors, AReductionThatIsGivenUpIsNoProgressOfOneThatHangs) {
+  Play play(options_of(1, 2));
+  play.begin({0, 1});
+  play.report(1).progress.activity = Activity::kComputing;
+  play.report(1).progress.serial = 9;
+  play.say(1);
+  play.hang(1);
+  play.report(1).progress.serial = 8;
+  play.say(1);
+  play.wait(std::chrono::seconds(2));
+  EXPECT_THAT(play.members(0), ElementsAre(0));
+  play.join({0});
+  EXPECT_FALSE(play.order(0).planned.has_value());
+  play.report(1).progress.serial = 9;
+  play.say(1);
+  EXPECT_TRUE(play.order(0).planned.has_value());
+}
+
 }  // namespace
 }  // namespace sherd::ft

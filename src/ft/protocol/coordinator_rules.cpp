@@ -539,6 +539,27 @@ void Coordinator::end_run(Decisions& decisions) {
   }
 }
 
+// Who comes in now lacks the step that is committed: it follows the next.
+std::vector<Member> Coordinator::members_of_plan(
+    const SampleSet& consumed, Instant now) {
+  std::vector<Member> trained;
+  for (const auto& member : planned_->members) {
+    if (is_member(member.replica)) {
+      trained.push_back(member);
+    } else {
+      known_.at(member.replica).member_since = now;
+    }
+  }
+  give_samples(trained, consumed);
+  // In the order in which they are connected.
+  std::vector<Member> members;
+  auto next = trained.begin();
+  for (const auto& member : planned_->members) {
+    members.push_back(is_member(member.replica) ? *next++ : member);
+  }
+  return members;
+}
+
 void Coordinator::commit_step(
     std::uint64_t gradients,
     const std::string& reason,
@@ -578,24 +599,8 @@ void Coordinator::commit_step(
     }
     give_samples(record.next, consumed);
   }
-  // Who comes in now lacks the step that is committed: it follows the next.
-  std::vector<Member> members;
-  if (switches) {
-    std::vector<Member> trained;
-    for (const auto& member : planned_->members) {
-      if (is_member(member.replica)) {
-        trained.push_back(member);
-      } else {
-        known_.at(member.replica).member_since = now;
-      }
-    }
-    give_samples(trained, consumed);
-    // In the order in which they are connected.
-    auto next = trained.begin();
-    for (const auto& member : planned_->members) {
-      members.push_back(is_member(member.replica) ? *next++ : member);
-    }
-  }
+  auto members =
+      switches ? members_of_plan(consumed, now) : std::vector<Member>();
   const auto committed = str(text_of(commit.attempt), " is committed");
   const auto result = commit.result;
   write(std::move(record), reason, decisions);
