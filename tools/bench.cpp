@@ -124,12 +124,7 @@ int run_step(const BenchArguments& arguments) {
   expect_release_build();
   const Circumstances found = circumstances();
   warn_when_busy();
-  const bool shows_progress = ::isatty(STDERR_FILENO) == 1;
-  const auto progress = [&](const std::string& what) {
-    if (shows_progress) {
-      std::fprintf(stderr, "\r\033[K%s", what.c_str());
-    }
-  };
+  const auto progress = progress_line();
   try {
     const bench::SignalEvents signals;
     const auto result =
@@ -262,6 +257,15 @@ void warn_when_busy() {
         "wait for each other say little then\n",
         found.c_str());
   }
+}
+
+bench::Progress progress_line() {
+  if (::isatty(STDERR_FILENO) != 1) {
+    return [](const std::string& /*what*/) {};
+  }
+  return [](const std::string& what) {
+    std::fprintf(stderr, "\r\033[K%s", what.c_str());
+  };
 }
 
 Subcommand add_bench(CLI::App& app) {

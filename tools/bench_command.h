@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 #include "bench/report.h"
+#include "bench/step_bench.h"
 
 namespace CLI {
 class App;
@@ -33,5 +34,7 @@ void expect_program(const char* name);
 bench::StepPrograms programs_of_ranks();
 bench::Circumstances circumstances();
 void warn_when_busy();
+// Shows on a terminal what is under way, in one line; "" clears it.
+bench::Progress progress_line();
 
 }  // namespace sherd::tools

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <unistd.h>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -74,12 +73,7 @@ int run(const Arguments& arguments) {
   bench::check(arguments.config);
   expect_release_build();
   warn_when_busy();
-  const bool shows_progress = ::isatty(STDERR_FILENO) == 1;
-  const auto progress = [&](const std::string& what) {
-    if (shows_progress) {
-      std::fprintf(stderr, "\r\033[K%s", what.c_str());
-    }
-  };
+  const auto progress = progress_line();
   try {
     return measure(arguments, progress);
   } catch (const bench::Interrupted& interrupted) {

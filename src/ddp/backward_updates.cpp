@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/backward_updates.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "access/param_key.h"
@@ -10,20 +9,22 @@
 namespace sherd::ddp {
 
 BackwardUpdates::BackwardUpdates(const std::vector<Named>& parameters)
-    : parameters_(parameters), places_(parameters.size()) {}
+    : parameters_(parameters), places_(parameters.size()) {
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    by_name_.emplace(parameters[p].name, p);
+  }
+}
 
 std::shared_ptr<void> BackwardUpdates::take(BackwardUpdate given) {
   const auto update = std::make_shared<BackwardUpdate>(std::move(given));
   std::vector<std::pair<std::size_t, std::size_t>> found;  // Parameter, index.
   for (std::size_t i = 0; i < update->names.size(); ++i) {
     const auto& name = update->names[i];
-    const auto parameter = std::find_if(
-        parameters_.begin(), parameters_.end(),
-        [&](const Named& each) { return each.name == name; });
-    if (parameter == parameters_.end()) {
+    const auto known = by_name_.find(name);
+    if (known == by_name_.end()) {
       continue;
     }
-    const auto p = static_cast<std::size_t>(parameter - parameters_.begin());
+    const auto p = known->second;
     SHERD_CHECK_AS(
         kFailedPrecondition, places_[p].update.expired(), "[ddp] parameter ",
         name, " is updated in backward by another optimizer already");

@@ -7,6 +7,8 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
+#include <unordered_map>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/optim/named_parameters.h>
@@ -31,7 +33,8 @@ class BackwardUpdates {
     std::size_t index = 0;  // In its names.
   };
   const std::vector<Named>& parameters_;
-  std::vector<Place> places_;  // By parameter.
+  std::unordered_map<std::string, std::size_t> by_name_;  // Parameters.
+  std::vector<Place> places_;                             // By parameter.
 };
 
 }  // namespace sherd::ddp

@@ -58,6 +58,7 @@ Slices::Slices(
     }
     parts_.back().slice = static_cast<int>(slices_.size());
     by_unit_[unit].push_back(static_cast<int>(slices_.size()));
+    by_name_.emplace(slice.name, slices_.size());
     slices_.push_back(std::move(slice));
   }
 }
@@ -148,16 +149,15 @@ std::shared_ptr<void> Slices::give_update(BackwardUpdate given) {
   const auto update = std::make_shared<BackwardUpdate>(std::move(given));
   std::vector<Slice*> named;
   for (const auto& name : update->names) {
-    const auto slice = std::find_if(
-        slices_.begin(), slices_.end(),
-        [&](const Slice& each) { return each.name == name; });
+    const auto found = by_name_.find(name);
     SHERD_CHECK(
-        slice != slices_.end(), "[shard] an update in backward of ", name,
+        found != by_name_.end(), "[shard] an update in backward of ", name,
         ", of which this rank has no slice");
+    auto& slice = slices_[found->second];
     SHERD_CHECK_AS(
-        kFailedPrecondition, slice->update.expired(), "[shard] parameter ",
-        name, " is updated in backward by another optimizer already");
-    named.push_back(&*slice);
+        kFailedPrecondition, slice.update.expired(), "[shard] parameter ", name,
+        " is updated in backward by another optimizer already");
+    named.push_back(&slice);
   }
   for (std::size_t i = 0; i < named.size(); ++i) {
     const auto& parameter =

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/optim/named_parameters.h>
@@ -77,6 +78,7 @@ class Slices : public exchange::ReducedGradients {
  private:
   const ModelUnits& model_;
   std::vector<Slice> slices_;
+  std::unordered_map<std::string, std::size_t> by_name_;  // In slices_.
   std::vector<std::weak_ptr<const BackwardUpdate>> updates_;
   std::vector<std::vector<int>> by_unit_;  // Positions in slices_.
   struct Part {

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdio>
 #include <random>
-#include "bench/replica_contender.h"
 #include "bench/statistics.h"
 
 namespace sherd::tools::bench {
@@ -38,18 +37,11 @@ std::vector<KillTarget> targets_of(const FaultsConfig& config) {
   return targets;
 }
 
-ReplicaContenderSetup setup_of(
+ReplicaContenderSetup hashed_setup(
     const FaultsConfig& config, const StepPrograms& programs) {
-  return {
-      .sherd = programs.sherd,
-      .rank = programs.rank,
-      .work = work_of(config),
-      .shape = {.replicas = config.replicas, .ranks = config.ranks},
-      .exchange = config.exchange,
-      .hash_every = config.work == "tiny" ? 1 : 5,
-      .gated = false,
-      .folder = config.folder,
-      .environment = contender_environment(programs.environment, "kept")};
+  auto setup = replica_setup(config, programs);
+  setup.hash_every = config.work == "tiny" ? 1 : 5;
+  return setup;
 }
 
 std::string sentence_of(const FaultFigures& fault) {
@@ -77,7 +69,7 @@ class FaultsRun {
       : config_(config),
         progress_(progress),
         shape_{.replicas = config.replicas, .ranks = config.ranks},
-        contender_(setup_of(config, programs), signals),
+        contender_(hashed_setup(config, programs), signals),
         random_(config.seed) {}
 
   FaultsResult run() {

@@ -6,12 +6,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 #include "bench/contender.h"
 #include "bench/fault_figures.h"
+#include "bench/replica_contender.h"
 #include "bench/step_bench.h"
 #include "bench/work.h"
 
@@ -44,6 +44,9 @@ void check(const FaultsConfig& config);
 
 // With the batch that was asked for.
 Work work_of(const FaultsConfig& config);
+// Neither hashed nor gated.
+ReplicaContenderSetup replica_setup(
+    const FaultsConfig& config, const StepPrograms& programs);
 
 struct FaultsResult {
   std::vector<FaultFigures> faults;
@@ -73,8 +76,6 @@ std::vector<double> gaps_of(const FaultsResult& result, KillTarget target);
 // What is known of them.
 std::vector<double> returns_of(const FaultsResult& result);
 std::vector<double> throughputs_of(const FaultsResult& result);
-
-using Progress = std::function<void(const std::string&)>;
 
 // Throws Error when the run ends or does not recover, and Interrupted; nothing is
 // left running then.

@@ -79,6 +79,18 @@ Work work_of(const FaultsConfig& config) {
   return work;
 }
 
+ReplicaContenderSetup replica_setup(
+    const FaultsConfig& config, const StepPrograms& programs) {
+  return {
+      .sherd = programs.sherd,
+      .rank = programs.rank,
+      .work = work_of(config),
+      .shape = {.replicas = config.replicas, .ranks = config.ranks},
+      .exchange = config.exchange,
+      .folder = config.folder,
+      .environment = contender_environment(programs.environment, "kept")};
+}
+
 std::vector<double> gaps_of(const FaultsResult& result, KillTarget target) {
   std::vector<double> gaps;
   for (const auto& fault : result.faults) {

@@ -5,7 +5,6 @@
 #include <utility>
 #include "bench/fault_figures.h"
 #include "bench/faults_bench.h"
-#include "bench/replica_contender.h"
 #include "bench/statistics.h"
 
 namespace sherd::tools::bench {
@@ -39,18 +38,11 @@ ContenderSetup plain_setup(
       .environment = contender_environment(programs.environment, "kept")};
 }
 
-ReplicaContenderSetup replica_setup(
+ReplicaContenderSetup gated_setup(
     const FaultsConfig& config, const StepPrograms& programs) {
-  return {
-      .sherd = programs.sherd,
-      .rank = programs.rank,
-      .work = work_of(config),
-      .shape = {.replicas = config.replicas, .ranks = config.ranks},
-      .exchange = config.exchange,
-      .hash_every = 0,
-      .gated = true,
-      .folder = config.folder,
-      .environment = contender_environment(programs.environment, "kept")};
+  auto setup = replica_setup(config, programs);
+  setup.gated = true;
+  return setup;
 }
 
 class CostRace {
@@ -61,7 +53,7 @@ class CostRace {
       const SignalEvents& signals)
       : shape_{.replicas = config.replicas, .ranks = config.ranks},
         plain_(plain_setup(config, programs), signals),
-        replicas_(replica_setup(config, programs), signals) {}
+        replicas_(gated_setup(config, programs), signals) {}
 
   // One after the other: who waits is not to be taken for one that hangs.
   void warm_up() {

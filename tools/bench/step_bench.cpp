@@ -218,8 +218,6 @@ class Race {
   std::vector<Entry> entries_;
 };
 
-using Progress = std::function<void(const std::string&)>;
-
 StepResult run(Race& race, const StepConfig& config, const Progress& progress) {
   StepResult result;
   result.block_steps = config.block_steps > 0

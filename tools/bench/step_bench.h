@@ -76,6 +76,9 @@ struct Measured {
   std::int64_t rank_steps = 0;
 };
 
+// Takes what is under way, in a few words; "" at the end.
+using Progress = std::function<void(const std::string&)>;
+
 struct StepResult {
   std::vector<Measured> contenders;  // The bound first.
   int block_steps = 0;

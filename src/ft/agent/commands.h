@@ -145,6 +145,10 @@ enum class AgentFrame : std::uint16_t {
   kEvent = 3,
 };
 
+inline std::uint16_t type_of(AgentFrame frame) {
+  return static_cast<std::uint16_t>(frame);
+}
+
 std::string bytes_of(const Command& command);
 std::string bytes_of(const AgentEvent& event);
 Result<Command> command_of(std::string_view bytes);

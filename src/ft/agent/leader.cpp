@@ -288,19 +288,16 @@ void Leader::leave_in_order() {
 
 // The others have got what it has, or are taking too long.
 void Leader::end_in_order() {
-  if (!finished_ || stopped_) {
+  // One that holds nothing had a wrong state: it fetches another.
+  if (!finished_ || stopped_ || !machine_.held()) {
     return;
-  }
-  if (!machine_.held()) {
-    return;  // What it had was wrong: it fetches another.
   }
   const auto& peers = machine_.order().peers;
-  if (!std::all_of(peers.begin(), peers.end(), [&](const Peer& peer) {
+  if (std::all_of(peers.begin(), peers.end(), [&](const Peer& peer) {
         return peer.held && peer.held->step >= machine_.held()->step;
       })) {
-    return;
+    stop({});
   }
-  stop({});
 }
 
 // ---- events ----

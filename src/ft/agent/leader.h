@@ -64,6 +64,7 @@ class Leader {
     std::uint64_t serial = 0;
     std::size_t tries = 0;
     bool wants_sum = false;
+    std::string failure{};                             // Of the last donor.
     std::vector<Asked> asked;                          // For a snapshot.
     std::vector<std::optional<FetchedEvent>> answers;  // By rank.
   };

@@ -236,17 +236,20 @@ void Leader::on(std::size_t rank, const FetchedEvent& event) {
     return;
   }
   for (const auto& answer : try_->answers) {
-    // Once: the same is tried again soon.
-    if (!answer->failure.empty() && answer->failure != fetch_failure_) {
-      fetch_failure_ = answer->failure;
-      log_warning(str("[ft] not fetched: ", fetch_failure_));
+    if (!answer->failure.empty()) {
+      try_->failure = answer->failure;
     }
   }
   try_next_donor();
 }
 
+// Each failure once: the same is tried again soon.
 void Leader::fetch_done(bool ok) {
-  try_.reset();
+  const auto failure = std::exchange(try_, std::nullopt)->failure;
+  if (!ok && !failure.empty() &&
+      std::exchange(fetch_failure_, failure) != failure) {
+    log_warning(str("[ft] not fetched: ", failure));
+  }
   if (ok) {
     pause_ = kPauseMin;
     carry_out(machine_.fetched());

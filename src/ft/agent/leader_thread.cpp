@@ -14,13 +14,6 @@
 #include "net/loop.h"
 
 namespace sherd::ft {
-namespace {
-
-std::uint16_t type_of(AgentFrame frame) {
-  return static_cast<std::uint16_t>(frame);
-}
-
-}  // namespace
 
 struct LeaderThread::Impl {
   Impl(LeaderThreadOptions given, std::function<void(const Command&)> takes)

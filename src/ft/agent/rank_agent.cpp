@@ -2,6 +2,7 @@
 #include "ft/agent/rank_agent.h"
 
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -13,11 +14,7 @@ namespace sherd::ft {
 namespace {
 
 std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
-  std::int64_t sum = 0;
-  for (const auto number : numbers) {
-    sum += number;
-  }
-  return sum;
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
 }
 
 bool shares_memory(const RankAgentOptions& options) {
@@ -225,22 +222,34 @@ void RankAgent::give(std::uint64_t serial, int bucket) {
     return;
   }
   given_[index] = true;
-  const auto begin =
-      sum_of({options_.buckets.begin(), options_.buckets.begin() + bucket});
-  ring_->give(bucket, mine_.data() + begin, sum_.data() + begin);
+  const auto* mine = gradients(bucket).data();
+  ring_->give(bucket, mine, sum_.data() + (mine - mine_.data()));
 }
 
 // ---- the program's ----
+
+std::span<const float> RankAgent::gradients(int bucket) const {
+  const auto begin = options_.buckets.begin();
+  const auto at = std::accumulate(begin, begin + bucket, std::int64_t{0});
+  return mine_.subspan(
+      static_cast<std::size_t>(at), static_cast<std::size_t>(begin[bucket]));
+}
+
+// In order; else it throws.
+bool RankAgent::has_left(const TrainingOrder& order) const {
+  const auto* stop = std::get_if<StopCommand>(&order);
+  if (stop != nullptr && !stop->reason.empty()) {
+    throw Error("[ft] " + stop->reason, ErrorCode::kAborted);
+  }
+  return stop != nullptr;
+}
 
 std::optional<ComputeCommand> RankAgent::next(const RankProgram& program) {
   for (;;) {
     rest();
     const auto order = orders_.front();
-    if (const auto* stop = std::get_if<StopCommand>(&order)) {
-      if (stop->reason.empty()) {
-        return std::nullopt;
-      }
-      throw Error("[ft] " + stop->reason, ErrorCode::kAborted);
+    if (has_left(order)) {
+      return std::nullopt;
     }
     orders_.pop();
     moves_.fetch_add(1, std::memory_order_relaxed);
@@ -263,8 +272,7 @@ void RankAgent::give(const ComputeCommand& task, int bucket) {
 }
 
 bool RankAgent::finish(const ComputeCommand& task, const RankProgram& program) {
-  activity_.store(Activity::kReducing, std::memory_order_relaxed);
-  moves_.fetch_add(1, std::memory_order_relaxed);
+  enter(Activity::kReducing);
   for (std::size_t i = 0; i < options_.buckets.size(); ++i) {
     give(task, static_cast<int>(i));
   }
@@ -276,8 +284,7 @@ bool RankAgent::refuse(
     const ComputeCommand& task,
     const GradientFault& fault,
     const RankProgram& program) {
-  activity_.store(Activity::kReducing, std::memory_order_relaxed);
-  moves_.fetch_add(1, std::memory_order_relaxed);
+  enter(Activity::kReducing);
   log_warning(
       str("[ft] step ", task.base.step + 1,
           ": gradients are of no use: ", fault.reason));
@@ -305,6 +312,11 @@ bool RankAgent::decided(const RankProgram& program) {
   }
 }
 
+void RankAgent::enter(Activity activity) {
+  activity_.store(activity, std::memory_order_relaxed);
+  moves_.fetch_add(1, std::memory_order_relaxed);
+}
+
 // What the program does for itself, as long as it likes: others wait for it in the
 // next step at the latest.
 void RankAgent::rest() {
@@ -316,10 +328,7 @@ void RankAgent::end(const RankProgram& program) {
   tell(FinishedEvent{});
   for (;;) {
     const auto order = orders_.front();
-    if (const auto* stop = std::get_if<StopCommand>(&order)) {
-      if (!stop->reason.empty()) {
-        throw Error("[ft] " + stop->reason, ErrorCode::kAborted);
-      }
+    if (has_left(order)) {
       return;
     }
     orders_.pop();
@@ -333,8 +342,7 @@ void RankAgent::end(const RankProgram& program) {
 }
 
 void RankAgent::make(const ApplyCommand& order, const RankProgram& program) {
-  activity_.store(Activity::kApplying, std::memory_order_relaxed);
-  moves_.fetch_add(1, std::memory_order_relaxed);
+  enter(Activity::kApplying);
   reach("committed", order.commit.result.step);
   if (options_.sums_kept > 0) {
     auto bytes = std::make_shared<const std::string>(

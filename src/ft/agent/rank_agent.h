@@ -105,6 +105,7 @@ class RankAgent {
   std::optional<ComputeCommand> next(const RankProgram& program);
   // Where they belong: all buckets, one behind the other.
   float* gradients() { return mine_.data(); }
+  std::span<const float> gradients(int bucket) const;
   // Those of one bucket are there, and stay as they are until the step is decided:
   // they may be reduced while others are computed. From any thread.
   void give(const ComputeCommand& task, int bucket);
@@ -138,7 +139,9 @@ class RankAgent {
   std::optional<RingPlace> place_of(const RingProgress& ring) const;
   RingEvents ring_events();
   FetchOptions fetch_options() const;
+  void enter(Activity activity);
   void rest();
+  bool has_left(const TrainingOrder& order) const;
   std::uint64_t digest_of(const std::string& sum) const;
   std::uint64_t digest_of(const float* sum) const;
   std::optional<StateDigest> digest_of(

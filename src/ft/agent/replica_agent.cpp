@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/agent/replica_agent.h"
 
-#include <charconv>
-#include <map>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -14,10 +12,6 @@
 
 namespace sherd::ft {
 namespace {
-
-std::uint16_t type_of(AgentFrame frame) {
-  return static_cast<std::uint16_t>(frame);
-}
 
 // Of a rank, as text: "host reduce fetch control".
 struct RankText {
@@ -207,6 +201,10 @@ std::optional<ComputeCommand> ReplicaAgent::next(const RankProgram& program) {
 }
 
 float* ReplicaAgent::gradients() { return impl_->rank.gradients(); }
+
+std::span<const float> ReplicaAgent::gradients(int bucket) const {
+  return impl_->rank.gradients(bucket);
+}
 
 void ReplicaAgent::give(const ComputeCommand& task, int bucket) {
   impl_->rank.give(task, bucket);

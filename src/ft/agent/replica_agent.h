@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 #include "base/clock.h"
@@ -46,6 +47,7 @@ class ReplicaAgent {
 
   std::optional<ComputeCommand> next(const RankProgram& program);
   float* gradients();
+  std::span<const float> gradients(int bucket) const;
   void give(const ComputeCommand& task, int bucket);
   bool finish(const ComputeCommand& task, const RankProgram& program);
   bool refuse(

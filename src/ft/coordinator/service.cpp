@@ -38,7 +38,6 @@ struct Session {
   Instant since{};
   // Whose it is, by its first report; none also when another one took over.
   std::optional<Life> life{};
-  std::uint64_t serial = 0;  // Of its last report.
 };
 
 }  // namespace
@@ -342,11 +341,9 @@ void Service::Impl::received(SessionId id, const net::Frame& frame) {
   if (!belongs(id, report)) {
     return;
   }
-  auto& last = sessions.at(id).serial;
-  if (report.serial < last) {
-    return;  // It was overtaken.
+  if (machine && machine->is_overtaken(report)) {
+    return;
   }
-  last = report.serial;
   book.count("reports");
   const Instant now = clock.now();
   watch.heard(

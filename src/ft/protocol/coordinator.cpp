@@ -93,8 +93,18 @@ std::string Coordinator::refusal_of_loaded(const Report& report) const {
             "with it");
 }
 
+bool Coordinator::is_overtaken(const Report& report) const {
+  const auto known = known_.find(report.replica);
+  return known != known_.end() &&
+      known->second.report.incarnation == report.incarnation &&
+      report.serial < known->second.report.serial;
+}
+
 Decisions Coordinator::heard(const Report& report, Instant now) {
   Decisions decisions;
+  if (is_overtaken(report)) {
+    return decisions;
+  }
   const auto replica = report.replica;
   if (const auto reason = refusal(report); !reason.empty()) {
     Order fence = order();
@@ -114,10 +124,6 @@ Decisions Coordinator::heard(const Report& report, Instant now) {
   }
   config_ = report.config;
   auto& known = known_[replica];
-  if (known.report.incarnation == report.incarnation &&
-      report.serial < known.report.serial) {
-    return decisions;  // A later one was heard already, and answered.
-  }
   if (is_member(replica) && known.report.incarnation != report.incarnation &&
       phase_ != Phase::kForming) {
     penalise(replica, now);

@@ -123,6 +123,8 @@ class Coordinator {
   }
   // Whether it takes this life of the replica for one that is there.
   bool counts(ReplicaId replica, Incarnation incarnation) const;
+  // A later one of this life was heard already, and answered.
+  bool is_overtaken(const Report& report) const;
 
  private:
   friend class ModelAccess;  // The model checker's.

@@ -22,6 +22,14 @@ std::vector<std::int64_t> sizes_of(const NamedParameters& parameters) {
   return sizes;
 }
 
+std::vector<std::string> names_of(const NamedParameters& parameters) {
+  std::vector<std::string> names;
+  for (const auto& item : parameters.items) {
+    names.push_back(item.name);
+  }
+  return names;
+}
+
 std::size_t bytes_of(std::int64_t elements) {
   return static_cast<std::size_t>(elements) * sizeof(float);
 }
@@ -31,6 +39,7 @@ std::size_t bytes_of(std::int64_t elements) {
 Gradients::Gradients(
     const NamedParameters& parameters, std::int64_t bucket_elements)
     : parameters_(parameters),
+      names_(names_of(parameters)),
       layout_(sizes_of(parameters), bucket_elements),
       slices_(parameters.items.size()),
       lacks_(layout_.buckets().size()) {
@@ -45,13 +54,7 @@ Gradients::Gradients(
 
 BackwardUpdate Gradients::all_of(
     decltype(BackwardUpdate::update) update) const {
-  BackwardUpdate all;
-  for (const auto& item : parameters_.items) {
-    all.names.push_back(item.name);
-  }
-  all.update = std::move(update);
-  all.writes = false;
-  return all;
+  return {.names = names_, .update = std::move(update), .writes = false};
 }
 
 void Gradients::begin(float* to, std::function<void(int bucket)> give) {
@@ -73,20 +76,25 @@ void Gradients::last_backward() {
     return;
   }
   for (std::size_t i = 0; i < slices_.size(); ++i) {
-    const auto& gradient = slices_[i].parameter.grad();
-    if (gradient.defined()) {
-      // It is taken away where this backward brings sums.
-      slices_[i].earlier = true;
-      std::memcpy(
-          to_ + layout_.begin_of(i),
-          gradient.contiguous().const_data_ptr<float>(),
-          bytes_of(gradient.numel()));
-    }
+    // It is taken away where this backward brings sums.
+    slices_[i].earlier = take_shown(i);
   }
   taken_ = parameters_.update_in_backward(all_of(
       [this](std::size_t index, std::int64_t begin, const at::Tensor& part) {
         bring(index, begin, part);
       }));
+}
+
+// From `.grad()`; false: there is none.
+bool Gradients::take_shown(std::size_t index) {
+  const auto& gradient = slices_[index].parameter.grad();
+  if (gradient.defined()) {
+    std::memcpy(
+        to_ + layout_.begin_of(index),
+        gradient.contiguous().const_data_ptr<float>(),
+        bytes_of(gradient.numel()));
+  }
+  return gradient.defined();
 }
 
 void Gradients::bring(
@@ -126,17 +134,11 @@ void Gradients::finish() {
       continue;
     }
     SHERD_CHECK_AS(
-        kFailedPrecondition, came == 0, "[ft] ", parameters_.items[i].name,
+        kFailedPrecondition, came == 0, "[ft] ", names_[i],
         ": expected gradients of ", elements, " elements, found ", came,
         ": a backward broke off");
-    float* place = to_ + layout_.begin_of(i);
-    const auto& gradient = slice.parameter.grad();
-    if (gradient.defined()) {
-      std::memcpy(
-          place, gradient.contiguous().const_data_ptr<float>(),
-          bytes_of(elements));
-    } else if (!slice.earlier) {
-      std::memset(place, 0, bytes_of(elements));
+    if (!take_shown(i) && !slice.earlier) {
+      std::memset(to_ + layout_.begin_of(i), 0, bytes_of(elements));
     }
     count(i, elements);
   }
@@ -146,8 +148,7 @@ void Gradients::finish() {
 at::Tensor Gradients::place_of_sum(std::size_t index) const {
   const auto& parameter = slices_[index].parameter;
   for (const auto& whole : parameters_.whole.items) {
-    if (whole.name == parameters_.items[index].name &&
-        whole.gradient.defined()) {
+    if (whole.name == names_[index] && whole.gradient.defined()) {
       return whole.gradient.view({-1}).narrow(
           0, whole.slice_begin, parameter.numel());
     }

@@ -28,6 +28,8 @@ class Gradients {
   Gradients& operator=(const Gradients&) = delete;
 
   const GradientLayout& layout() const { return layout_; }
+  // Of the slices.
+  const std::vector<std::string>& names() const { return names_; }
 
   // Of a step: to where, in the layout's order, and whom to tell of a bucket that
   // is there. Clears `.grad()`.
@@ -50,10 +52,12 @@ class Gradients {
   };
   BackwardUpdate all_of(decltype(BackwardUpdate::update) update) const;
   at::Tensor place_of_sum(std::size_t index) const;
+  bool take_shown(std::size_t index);
   void bring(std::size_t index, std::int64_t begin, const at::Tensor& part);
   void count(std::size_t index, std::int64_t elements);
 
   const NamedParameters parameters_;
+  const std::vector<std::string> names_;
   const GradientLayout layout_;
   std::vector<Slice> slices_;
   std::vector<std::atomic<std::int64_t>> lacks_;  // Elements, by bucket.

@@ -4,7 +4,6 @@
 #include <unistd.h>
 #include <atomic>
 #include <charconv>
-#include <numeric>
 #include <random>
 #include <utility>
 
@@ -90,14 +89,6 @@ net::Security security_of(const SessionOptions& options) {
       : net::read_shared_secret(options.secret_file);
 }
 
-std::vector<std::string> names_of(const NamedParameters& parameters) {
-  std::vector<std::string> names;
-  for (const auto& item : parameters.items) {
-    names.push_back(item.name);
-  }
-  return names;
-}
-
 }  // namespace
 
 SessionOptions SessionOptions::from_environment() {
@@ -145,7 +136,7 @@ struct ReplicaSession::Impl {
     starting.rank.security = security_of(options);
     starting.rank.buckets = gradients.layout().buckets();
     starting.rank.bucket_names =
-        bucket_names(gradients.layout(), names_of(parameters));
+        bucket_names(gradients.layout(), gradients.names());
     SHERD_CHECK(
         options.sums_bytes_max >= 0 && options.fetch_bytes_per_s_max >= 0,
         "[ft] expected sums_bytes_max and fetch_bytes_per_s_max of 0 or more, "
@@ -190,12 +181,8 @@ struct ReplicaSession::Impl {
 
   // A bucket that is there, while it is in the cache.
   void give(const ComputeCommand& of, int bucket) {
-    const auto& buckets = gradients.layout().buckets();
-    const auto begin = std::accumulate(
-        buckets.begin(), buckets.begin() + bucket, std::int64_t{0});
-    const auto index = static_cast<std::size_t>(bucket);
-    const auto elements = static_cast<std::size_t>(buckets[index]);
-    if (check.look(index, {agent->gradients() + begin, elements})) {
+    if (check.look(
+            static_cast<std::size_t>(bucket), agent->gradients(bucket))) {
       agent->give(of, bucket);
     }
   }

@@ -6,33 +6,20 @@
 
 #include <cstdint>
 #include <string>
-#include "base/check.h"
-
-namespace sherd::ft {
-namespace {
-
-template <typename T>
-void check(const Result<T>& result, const std::string& bytes) {
-  if (!result.ok()) {
-    SHERD_ASSERT(!result.status().message().empty(), "no reason");
-    return;
-  }
-  SHERD_ASSERT(bytes_of(result.value()) == bytes, "not what was read");
-}
-
-}  // namespace
-}  // namespace sherd::ft
+#include "support/round_trip.h"
 
 // NOLINTNEXTLINE(readability-identifier-naming): libFuzzer's name.
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
+  using sherd::test::check_round_trip;
   using namespace sherd::ft;  // NOLINT(google-build-using-namespace)
-  // As it is, and after the version, which few inputs would begin with.
+  // As it is, and after the version.
   const std::string whole(data, data + size);
-  for (const std::string& bytes : {whole, std::string("\x01\0", 2) + whole}) {
-    check(report_of(bytes), bytes);
-    check(order_of(bytes), bytes);
-    check(record_of(bytes), bytes);
+  for (const std::string& bytes :
+       {whole, sherd::test::with_version(kCodecVersion, whole)}) {
+    check_round_trip(report_of(bytes), bytes);
+    check_round_trip(order_of(bytes), bytes);
+    check_round_trip(record_of(bytes), bytes);
   }
   return 0;
 }
