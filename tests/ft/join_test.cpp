@@ -165,7 +165,7 @@ TEST(FaultsJoining, F46AChunkThatIsDamagedOnTheWayIsFetchedAgain) {
 }
 
 TEST(FaultsJoining, F47AStateComesFromAllDonorsOfEachRank) {
-  auto options = with_restarts(120);
+  auto options = with_restarts(300);
   options.ranks = 2;
   options.fetch_links = true;
   options.ballast_bytes = 2000000;

@@ -66,6 +66,10 @@ SignalEvents::SignalEvents() {
 }
 
 SignalEvents::~SignalEvents() {
+  // One more of those that were taken for an interrupt, as timeout(1) sends, does
+  // not kill on the way out.
+  while (take() != 0) {
+  }
   ::sigaction(SIGPIPE, &pipe_before_, nullptr);
   ::sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
   close_fd(fd_);

@@ -95,6 +95,7 @@ struct LeaderThread::Impl {
       lost(rank_number, reason.message());
     }
     guests.erase(number);
+    end_if_nobody_is_left();
   }
 
   void lost(std::size_t rank_number, const std::string& reason) {
@@ -165,6 +166,26 @@ struct LeaderThread::Impl {
     } else if (const auto sibling = siblings.find(to);
                sibling != siblings.end()) {
       sibling->second->send(type_of(AgentFrame::kCommand), bytes_of(command));
+      // Not at once: bytes of it that nobody reads any more would take the command
+      // away from it.
+      if (std::holds_alternative<StopCommand>(command)) {
+        sibling->second->finish(
+            Status(ErrorCode::kAborted, "[ft] it was told to stop"));
+      }
+    }
+  }
+
+  // Those that were told to stop have heard it before this thread ends.
+  void end() {
+    ending = true;
+    listener.reset();
+    std::erase_if(guests, [](const auto& one) { return one.second->open(); });
+    end_if_nobody_is_left();
+  }
+
+  void end_if_nobody_is_left() {
+    if (ending && guests.empty()) {
+      loop.stop();
     }
   }
 
@@ -184,6 +205,7 @@ struct LeaderThread::Impl {
   net::Loop loop;
   std::unique_ptr<net::Listener> listener;
   bool started = false;
+  bool ending = false;
   std::uint64_t connections = 0;
   std::map<std::uint64_t, std::unique_ptr<net::Connection>> guests;
   std::map<std::uint64_t, std::size_t> rank_of;           // Of guests.
@@ -199,7 +221,7 @@ LeaderThread::LeaderThread(
     : impl_(std::make_unique<Impl>(std::move(options), std::move(own))) {}
 
 LeaderThread::~LeaderThread() {
-  impl_->loop.stop();
+  impl_->loop.post([impl = impl_.get()] { impl->end(); });
   if (impl_->thread.joinable()) {
     impl_->thread.join();
   }

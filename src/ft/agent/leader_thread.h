@@ -33,7 +33,8 @@ class LeaderThread {
   // there is nobody to lead. Listens. Throws Error when it cannot.
   LeaderThread(
       LeaderThreadOptions options, std::function<void(const Command&)> own);
-  // Ends the thread, and so all connections.
+  // Ends the thread, and so all connections: at once, or as soon as those that
+  // were told to stop have heard it (a second at most).
   ~LeaderThread();
   LeaderThread(const LeaderThread&) = delete;
   LeaderThread& operator=(const LeaderThread&) = delete;
