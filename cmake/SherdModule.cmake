@@ -26,6 +26,14 @@ function(sherd_set_flags target)
   endif()
 endfunction()
 
+# A file that sees LibTorch pays 11 s for templates its headers leave pending, so
+# several share them. GCC then takes a file's own types for those of a header.
+function(sherd_compile_together target batch)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
+  target_compile_options(${target} PRIVATE
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endfunction()
+
 function(sherd_check_all_tests_built)
   file(GLOB found RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS *_test.cpp)
   foreach(file ${found})
@@ -47,15 +55,14 @@ function(sherd_add_test name)
   if(ARG_TORCH)
     target_link_libraries(${name} PRIVATE sherd_torch)
     sherd_use_torch_pch(${name})
-    # A file that sees LibTorch pays 11 s for templates its headers leave pending,
-    # so several share them; nothing of a test's own code needs more than -O1.
+    # Nothing of a test's own code needs more than -O1.
     target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
     # Fewer together where files of more than a batch use the same names.
     set(batch 8)
     if(name MATCHES "^(shard|numerics|multiproc|failure|ddp_ranks)_test$")
       set(batch 4)
     endif()
-    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
+    sherd_compile_together(${name} ${batch})
   endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   if(NOT ARG_TIMEOUT)
@@ -124,6 +131,9 @@ function(sherd_add_module name)
   target_link_libraries(${target} ${scope} ${ARG_DEPS})
   if(ARG_TORCH)
     target_link_libraries(${target} ${scope} sherd_torch)
+    if(ARG_SOURCES)
+      sherd_compile_together(${target} 4)
+    endif()
   endif()
   sherd_check_all_tests_built(${ARG_TESTS})
   if(ARG_TESTS AND SHERD_TESTS)

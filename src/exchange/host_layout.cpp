@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "exchange/page.h"
 #include "exchange/shared_layout.h"
 #include "exchange/shared_sums.h"
 #include "plan/arithmetic.h"
@@ -12,7 +13,6 @@ namespace {
 
 using plan::round_up;
 
-constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kLine = static_cast<std::int64_t>(comm::shm::kCacheLine);
 // Slots of the largest unit that a region is expected to hold at once.
 constexpr std::int64_t kSlotsTouched = 4;

@@ -8,12 +8,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "exchange/page.h"
 #include "plan/arithmetic.h"
 
 namespace sherd::exchange {
 namespace {
-
-constexpr std::int64_t kPage = 4096;
 
 std::int64_t pages(std::int64_t bytes) {
   return plan::round_up(std::max<std::int64_t>(bytes, 1), kPage);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/host_places.h"
+#include "exchange/page.h"
 
 #include <sys/mman.h>
 
@@ -8,8 +9,6 @@
 
 namespace sherd::exchange {
 namespace {
-
-constexpr std::int64_t kPage = 4096;
 
 // Of two ranks and three units.
 class HostPlacesTest : public ::testing::Test {

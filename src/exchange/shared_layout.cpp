@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "exchange/page.h"
 #include "plan/arithmetic.h"
 
 namespace sherd::exchange {
@@ -11,7 +12,6 @@ namespace {
 
 using plan::round_up;
 
-constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kSlotAlignment = 128;
 // Slots of the largest unit that a region is expected to hold at once.
 constexpr std::int64_t kSlotsTouched = 4;

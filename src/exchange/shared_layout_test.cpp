@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <gtest/gtest.h>
 #include "exchange/contract.h"
+#include "exchange/page.h"
 
 namespace sherd::exchange {
 namespace {
-
-constexpr std::int64_t kPage = 4096;
 
 using Bytes = std::vector<bool>;
 

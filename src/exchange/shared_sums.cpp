@@ -12,7 +12,7 @@ namespace sherd::exchange {
 namespace {
 
 // How long the thread sleeps before it looks whether it shall stop.
-constexpr std::chrono::milliseconds kDoze{2};
+constexpr std::chrono::milliseconds kThreadDoze{2};
 
 }  // namespace
 
@@ -95,7 +95,7 @@ Status SharedSums::sum_when_posted(const Pending& pending) {
     if (stopping_) {
       return {ErrorCode::kFailedPrecondition, "[exchange] it was closed"};
     }
-    missing->counter.sleep_below(missing->number, kDoze);
+    missing->counter.sleep_below(missing->number, kThreadDoze);
   }
   sum(pending);
   slots_.post_summed(pending.unit, pending.number);

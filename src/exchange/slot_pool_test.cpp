@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/slot_pool.h"
+#include "exchange/page.h"
 
 #include <cstdint>
 #include <cstring>
@@ -9,8 +10,6 @@
 
 namespace sherd::exchange {
 namespace {
-
-constexpr std::int64_t kPage = 4096;
 
 TEST(SlotPool, LendsAlignedMemoryThatCanBeWritten) {
   SlotPool pool;

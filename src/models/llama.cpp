@@ -17,7 +17,7 @@
 namespace sherd::models {
 namespace {
 
-constexpr double kInitialDeviation = 0.02;
+constexpr double kWeightDeviation = 0.02;
 constexpr std::int64_t kIntermediateMultiple = 256;
 
 // With the values that 0 stands for.
@@ -211,7 +211,7 @@ at::Tensor LlamaImpl::forward(const at::Tensor& ids) {
 }
 
 double LlamaImpl::initial_deviation(const std::string& /*name*/) const {
-  return kInitialDeviation;
+  return kWeightDeviation;
 }
 
 }  // namespace sherd::models

@@ -10,19 +10,19 @@
 namespace sherd {
 namespace {
 
-constexpr const char* kOwner = "AdamW";
+constexpr const char* kAdamW = "AdamW";
 constexpr std::size_t kExpAvg = 0;
 constexpr std::size_t kExpAvgSq = 1;
 
 void check_beta(const char* what, double beta) {
   SHERD_CHECK(
-      beta >= 0.0 && beta < 1.0, "[optim] ", kOwner, ": expected ", what,
+      beta >= 0.0 && beta < 1.0, "[optim] ", kAdamW, ": expected ", what,
       " in [0, 1), found ", beta);
 }
 
 AdamWOptions checked(AdamWOptions options) {
-  optim::check_not_negative(kOwner, "learning_rate", options.learning_rate);
-  optim::check_not_negative(kOwner, "epsilon", options.epsilon);
+  optim::check_not_negative(kAdamW, "learning_rate", options.learning_rate);
+  optim::check_not_negative(kAdamW, "epsilon", options.epsilon);
   check_beta("beta1", options.beta1);
   check_beta("beta2", options.beta2);
   return options;
@@ -35,7 +35,7 @@ struct AdamW::Impl {
       : options(checked(given)),
         slices(
             std::move(parameters),
-            {.owner = kOwner,
+            {.owner = kAdamW,
              .state_tensors = 2,
              .counts_updates = true,
              // With epsilon 0 padding would become 0 / 0.
@@ -78,7 +78,7 @@ void AdamW::step() {
 void AdamW::zero_grad() { impl_->slices.zero_grad(); }
 
 void AdamW::set_learning_rate(double learning_rate) {
-  optim::check_not_negative(kOwner, "learning_rate", learning_rate);
+  optim::check_not_negative(kAdamW, "learning_rate", learning_rate);
   impl_->options.learning_rate = learning_rate;
 }
 

@@ -15,26 +15,26 @@
 namespace sherd {
 namespace {
 
-constexpr const char* kOwner = "Muon";
+constexpr const char* kMuon = "Muon";
 constexpr int kIterationsEnd = 100;  // PyTorch's.
 
 MuonOptions checked(const MuonOptions& options) {
-  optim::check_not_negative(kOwner, "learning_rate", options.learning_rate);
-  optim::check_not_negative(kOwner, "weight_decay", options.weight_decay);
+  optim::check_not_negative(kMuon, "learning_rate", options.learning_rate);
+  optim::check_not_negative(kMuon, "weight_decay", options.weight_decay);
   SHERD_CHECK(
-      options.momentum >= 0.0 && options.momentum < 1.0, "[optim] ", kOwner,
+      options.momentum >= 0.0 && options.momentum < 1.0, "[optim] ", kMuon,
       ": expected momentum in [0, 1), found ", options.momentum);
   SHERD_CHECK(
       options.iterations >= 1 && options.iterations < kIterationsEnd,
-      "[optim] ", kOwner, ": expected iterations in [1, ", kIterationsEnd,
+      "[optim] ", kMuon, ": expected iterations in [1, ", kIterationsEnd,
       "), found ", options.iterations);
   SHERD_CHECK(
-      options.epsilon > 0.0, "[optim] ", kOwner,
+      options.epsilon > 0.0, "[optim] ", kMuon,
       ": expected epsilon above 0, found ", options.epsilon);
   SHERD_CHECK(
       options.iteration_dtype == at::kBFloat16 ||
           options.iteration_dtype == at::kFloat,
-      "[optim] ", kOwner,
+      "[optim] ", kMuon,
       ": expected iteration_dtype to be BFloat16 or Float, found ",
       options.iteration_dtype);
   return options;
@@ -67,7 +67,7 @@ struct Matrix {
 
 Matrix matrix_of(const WholeParameter& parameter) {
   SHERD_CHECK(
-      parameter.shape.size() == 2, "[optim] ", kOwner,
+      parameter.shape.size() == 2, "[optim] ", kMuon,
       ": expected parameters of 2 dimensions, found \"", parameter.name,
       "\" of shape ", at::IntArrayRef(parameter.shape),
       "; give it to another optimizer (sherd::split)");
@@ -92,15 +92,15 @@ struct Muon::Impl {
       }
     }
     SHERD_CHECK(
-        !whole.items.empty(), "[optim] ", kOwner,
+        !whole.items.empty(), "[optim] ", kMuon,
         ": expected at least one parameter, found none");
     SHERD_CHECK(
-        whole.ranks == 1 || whole.meet, "[optim] ", kOwner,
+        whole.ranks == 1 || whole.meet, "[optim] ", kMuon,
         ": expected gradients that ranks share "
         "(FullyShardOptions::share_gradients), found \"",
         whole.items.front().name, "\" cut among ", whole.ranks,
         " ranks with private ones");
-    optim::check_slices(kOwner, parameters.items);
+    optim::check_slices(kMuon, parameters.items);
     std::vector<std::int64_t> costs;
     for (const auto& parameter : whole.items) {
       auto matrix = matrix_of(parameter);
@@ -159,7 +159,7 @@ std::vector<bool> Muon::Impl::agree_on_gradients() const {
       continue;
     }
     const auto gradient =
-        optim::usable_gradient(kOwner, {matrix.name, matrix.slice});
+        optim::usable_gradient(kMuon, {matrix.name, matrix.slice});
     (gradient.defined() ? has : lacks)[m] = 1.0;
     if (!gradient.defined()) {
       continue;
@@ -175,7 +175,7 @@ std::vector<bool> Muon::Impl::agree_on_gradients() const {
   std::vector<bool> due;
   for (std::size_t m = 0; m < matrices.size(); ++m) {
     SHERD_CHECK(
-        has[m] == 0.0 || lacks[m] == 0.0, "[optim] ", kOwner,
+        has[m] == 0.0 || lacks[m] == 0.0, "[optim] ", kMuon,
         ": expected a gradient of \"", matrices[m].name,
         "\" on every rank or on none, found some ranks without");
     due.push_back(has[m] != 0.0);
@@ -248,7 +248,7 @@ void Muon::zero_grad() {
 }
 
 void Muon::set_learning_rate(double learning_rate) {
-  optim::check_not_negative(kOwner, "learning_rate", learning_rate);
+  optim::check_not_negative(kMuon, "learning_rate", learning_rate);
   impl_->options.learning_rate = learning_rate;
 }
 
@@ -270,10 +270,10 @@ at::Tensor Muon::momentum_buffer(const std::string& name) {
       matrices.begin(), matrices.end(),
       [&](const Matrix& matrix) { return matrix.name == name; });
   SHERD_CHECK(
-      found != matrices.end(), "[optim] ", kOwner,
+      found != matrices.end(), "[optim] ", kMuon,
       ": expected the name of one of its matrices, found \"", name, "\"");
   SHERD_CHECK(
-      impl_->owns(*found), "[optim] ", kOwner, ": expected a matrix of rank ",
+      impl_->owns(*found), "[optim] ", kMuon, ": expected a matrix of rank ",
       impl_->parameters.whole.rank, ", found \"", name, "\", which rank ",
       found->owner, " of those that share it has");
   if (!found->momentum.defined()) {

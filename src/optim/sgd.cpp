@@ -10,13 +10,13 @@
 namespace sherd {
 namespace {
 
-constexpr const char* kOwner = "Sgd";
+constexpr const char* kSgd = "Sgd";
 
 SgdOptions checked(SgdOptions options) {
-  optim::check_not_negative(kOwner, "learning_rate", options.learning_rate);
-  optim::check_not_negative(kOwner, "momentum", options.momentum);
+  optim::check_not_negative(kSgd, "learning_rate", options.learning_rate);
+  optim::check_not_negative(kSgd, "momentum", options.momentum);
   SHERD_CHECK(
-      !options.nesterov || options.momentum > 0.0, "[optim] ", kOwner,
+      !options.nesterov || options.momentum > 0.0, "[optim] ", kSgd,
       ": expected momentum above 0 with nesterov, found ", options.momentum);
   return options;
 }
@@ -28,7 +28,7 @@ struct Sgd::Impl {
       : options(checked(given)),
         slices(
             std::move(parameters),
-            {.owner = kOwner,
+            {.owner = kSgd,
              .state_tensors = given.momentum > 0.0 ? 1U : 0U,
              .weight_decay = given.weight_decay,
              .groups = given.groups}) {}
@@ -64,7 +64,7 @@ void Sgd::step() {
 void Sgd::zero_grad() { impl_->slices.zero_grad(); }
 
 void Sgd::set_learning_rate(double learning_rate) {
-  optim::check_not_negative(kOwner, "learning_rate", learning_rate);
+  optim::check_not_negative(kSgd, "learning_rate", learning_rate);
   impl_->options.learning_rate = learning_rate;
 }
 
@@ -74,7 +74,7 @@ std::vector<std::string> Sgd::names() const { return impl_->slices.names(); }
 
 at::Tensor Sgd::momentum_buffer(const std::string& name) {
   SHERD_CHECK(
-      impl_->options.momentum > 0.0, "[optim] ", kOwner,
+      impl_->options.momentum > 0.0, "[optim] ", kSgd,
       ": expected momentum above 0 to ask for a buffer, found 0");
   return impl_->slices.state(name, 0);
 }

@@ -49,7 +49,7 @@ StateId state_named(const std::string& name) {
     }
   }
   throw Error(
-      str("[ft] expected the name of a state, such as \"", name_of({}),
+      str("[ft] expected the name of a state, such as \"", name_of(StateId()),
           "\", found \"", name, "\""));
 }
 
