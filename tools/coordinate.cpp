@@ -45,7 +45,7 @@ void add_text(
 void add_seconds(
     CLI::App* app, const char* name, double& value, const char* description) {
   app->add_option(name, value, description)
-      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->check(check_seconds)
       ->type_name("SECONDS");
 }
 

@@ -40,7 +40,8 @@ TEST(CoordinateCommand, WrongUsageExitsWithTwoAndSaysWhy) {
   EXPECT_THAT(
       refused(log + "--bind 0.0.0.0:0"), HasSubstr("a shared secret or"));
   EXPECT_THAT(refused(log + "--replicas-min 0"), HasSubstr("a minimum of 0"));
-  EXPECT_THAT(refused(log + "--dead-after 0.1"), HasSubstr("found 100"));
+  EXPECT_THAT(refused(log + "--dead-after 0.1"), HasSubstr("found 100 ms"));
+  EXPECT_THAT(refused(log + "--dead-after nan"), HasSubstr("found nan"));
   EXPECT_THAT(refused(log + "--secret-file /nowhere"), HasSubstr("/nowhere"));
 }
 

@@ -5,8 +5,20 @@
 #pragma once
 
 #include <array>
+#include <cstdlib>
+#include <string>
 
 namespace sherd::tools {
+
+// For CLI11, whose own range lets "nan" through.
+inline std::string check_seconds(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  const bool is_number = end != text.c_str() && *end == '\0';
+  return is_number && value >= 0 && value <= 1e6
+      ? ""
+      : "expected seconds from 0 to 1000000, found " + text;
+}
 
 struct CoordinatorTimes {
   double start_timeout_s = 60;
@@ -24,8 +36,8 @@ struct CoordinatorTimeFlag {
 
 inline constexpr std::array<CoordinatorTimeFlag, 5> kCoordinatorTimeFlags = {{
     {"--start-timeout", &CoordinatorTimes::start_timeout_s,
-     "The first step waits for all replicas, or for so\n"
-     "long (60)"},
+     "How long the first step waits for replicas that are\n"
+     "not there yet (60)"},
     {"--dead-after", &CoordinatorTimes::dead_after_s,
      "A replica that says nothing for so long is lost (1)"},
     {"--hang-after", &CoordinatorTimes::hang_after_s,

@@ -28,7 +28,8 @@ constexpr const char* kExamples =
     "  sherd run -n 4 ./train --steps 100\n"
     "  sherd run -n 2 --log-dir logs -- python3 train.py --verbose\n"
     "  sherd run -n 2 --port 29500 ./train\n"
-    "  sherd run --fault-tolerant --replicas 3 --ranks-per-replica 2 ./train\n"
+    "  sherd run --fault-tolerant --replicas 3 --samples-per-replica 8 "
+    "./train\n"
     "\n"
     "Output: each line of a rank is shown after \"[rank 3] \", of a replica's\n"
     "after \"[r1.0] \". On a terminal rank 0 writes to it directly, so that "
@@ -158,13 +159,15 @@ void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
       "No step is committed by fewer replicas (1)")
       ->excludes(elsewhere);
   add("--samples-per-replica", replicas.samples_per_replica, "S",
-      "What each replica trains in a step (1)")
+      "What each replica trains in a step, a multiple of\n"
+      "its ranks (K)")
       ->excludes(elsewhere);
   add("--global-batch", replicas.global_batch, "N",
       "Or what all train together, whoever is missing")
       ->excludes(elsewhere);
   add("--status", replicas.status, "HOST:PORT",
-      "Where the coordinator serves its status page")
+      "Where the coordinator serves its status page, on\n"
+      "this host (127.0.0.1 and a free port)")
       ->excludes(elsewhere);
   add("--run-dir", replicas.run_folder, "DIR",
       "Where the coordinator keeps its log; a run that was\n"
@@ -173,7 +176,7 @@ void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
   for (const auto& flag : kCoordinatorTimeFlags) {
     arguments.passed_on.push_back(
         add(flag.name, arguments.times.*flag.value, "SECONDS", flag.description)
-            ->check(CLI::Range(0.0, 1e6).description(""))
+            ->check(check_seconds)
             ->excludes(elsewhere));
   }
   run_app.add_flag(kRecoverFlag, arguments.recovers, kRecoverDescription)
@@ -231,7 +234,7 @@ Subcommand add_run(CLI::App& app) {
           "--grace", arguments->grace_seconds,
           "How long ranks may go on after Ctrl-C or SIGTERM\n"
           "before they are killed (30)")
-      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->check(check_seconds)
       ->type_name("SECONDS");
   return {
       .app = run_app,

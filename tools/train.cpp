@@ -34,6 +34,7 @@
 #include "train/config.h"
 #include "train/curve.h"
 #include "train/engine.h"
+#include "train/leave_when_asked.h"
 #include "train/model.h"
 #include "train/progress.h"
 #include "train/run_checkpoints.h"
@@ -217,12 +218,11 @@ class TrainJob {
         },
         options);
     catch_signals();  // From `sherd replica drain`, too.
-    bool leaves = false;
+    std::optional<LeaveWhenAsked> leaving;
+    if (leads()) {
+      leaving.emplace(session);
+    }
     while (const auto plan = session.begin_step()) {
-      if (leads() && asked_by_signals() > 0) {
-        leaves = true;
-        session.leave();
-      }
       if (checkpoints) {
         checkpoints->save_if_due(session, *plan);
       }
@@ -254,6 +254,8 @@ class TrainJob {
     if (start_s_ > 0) {
       finish();
     }
+    const bool leaves = leaving && leaving->asked();
+    leaving.reset();
     const bool all_leave = world_.all_gather({leaves ? 1.0 : 0.0})[0][0] > 0;
     const bool left = all_leave && session.step() < last;
     close();
@@ -429,8 +431,7 @@ class TrainJob {
         " tokens, hash " + hex(corpus_->hash()));
     say("model  " + config_.model + ", " + std::to_string(parameter_count()) +
         " parameters; " + std::to_string(world_.size()) +
-        (world_.size() == 1 ? " rank" : " ranks") + ", batch " +
-        std::to_string(config_.batch) + " x " + std::to_string(config_.seq));
+        (world_.size() == 1 ? " rank" : " ranks") + ", " + batch_text());
     say("run    " + folder_->path());
     if (first_ > 0) {
       say("goes on behind step " + std::to_string(first_));
@@ -492,6 +493,7 @@ class TrainJob {
       write_curve();
     }
     trained_s_ += record.step_s;
+    trained_tokens_ += record.tokens_per_s * record.step_s;
     const double done = static_cast<double>(record.step - first_);
     const double per_step_s = (now_s() - start_s_) / done;
     print(progress_.update(
@@ -499,7 +501,7 @@ class TrainJob {
          .steps = last,
          .loss = record.loss,
          .val_loss = val_loss_,
-         .tokens_per_s = tokens_per_s(record.step - first_),
+         .tokens_per_s = tokens_per_s(),
          .rss_bytes = record.rss_bytes,
          .seconds_left = per_step_s * static_cast<double>(last - record.step)},
         record.val_loss.has_value(), now_s(), terminal_columns()));
@@ -512,10 +514,15 @@ class TrainJob {
         static_cast<std::uint64_t>(world_.rank());
   }
 
-  double tokens_per_s(std::int64_t steps) const {
-    return trained_s_ > 0
-        ? static_cast<double>(steps * config_.batch * config_.seq) / trained_s_
-        : 0.0;
+  // A replica is told its samples in each step.
+  std::string batch_text() const {
+    return (is_replica() ? "samples as told"
+                         : "batch " + std::to_string(config_.batch)) +
+        " x " + std::to_string(config_.seq);
+  }
+
+  double tokens_per_s() const {
+    return trained_s_ > 0 ? trained_tokens_ / trained_s_ : 0.0;
   }
 
   void write_curve() const {
@@ -523,9 +530,8 @@ class TrainJob {
     char facts[160];
     std::snprintf(
         facts, sizeof(facts),
-        "%" PRId64 " steps of batch %" PRId64 " x %" PRId64
-        ", %d rank%s; last loss %.3f, validation %.3f",
-        last.step, config_.batch, config_.seq, world_.size(),
+        "%" PRId64 " steps of %s, %d rank%s; last loss %.3f, validation %.3f",
+        last.step, batch_text().c_str(), world_.size(),
         world_.size() == 1 ? "" : "s", last.loss,
         last.val_loss.value_or(std::nan("")));
     folder_->write(
@@ -550,7 +556,7 @@ class TrainJob {
     std::snprintf(
         summary, sizeof(summary),
         "done   loss %.3f, validation %.3f, %.0f tokens/s, %s", last.loss,
-        last.val_loss.value_or(std::nan("")), tokens_per_s(last.step - first_),
+        last.val_loss.value_or(std::nan("")), tokens_per_s(),
         format_duration(now_s() - start_s_).c_str());
     say(summary);
     say("curve  " + folder_->path() + "/curve.html");
@@ -613,6 +619,7 @@ class TrainJob {
   int asked_ = 0;           // By signals, of any rank.
   double start_s_ = 0;
   double trained_s_ = 0;
+  double trained_tokens_ = 0;
 };
 
 // What a flag of CLI11 itself, --help or an unknown one, ends with.

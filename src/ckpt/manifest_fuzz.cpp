@@ -115,21 +115,6 @@ std::string manifest_text(FuzzBytes& bytes) {
   return to_json(manifest);
 }
 
-// Up to four bytes, mostly into others that JSON likes. Whether there were any.
-bool damage_bytes(std::string& text, FuzzBytes& bytes) {
-  // The NUL at its end is one of them.
-  constexpr auto kLiked = std::to_array("{}[]:,\"\\ -.0123456789etfn_\n\xff");
-  const int damages = bytes.next() % 5;
-  for (int i = 0; i < damages; ++i) {
-    const std::size_t at =
-        (bytes.next() + std::size_t{256} * bytes.next()) % text.size();
-    const std::uint8_t byte = bytes.next();
-    text[at] = byte < 192 ? kLiked[byte % kLiked.size()]
-                          : static_cast<char>(bytes.next());
-  }
-  return damages > 0;
-}
-
 // Another value in the place of one.
 bool damage_value(std::string& text, FuzzBytes& bytes) {
   auto flat = Json::parse(text).flatten();
@@ -151,8 +136,9 @@ void run(FuzzBytes bytes) {
     return;
   }
   auto text = part ? part_text(bytes) : manifest_text(bytes);
-  const bool damaged =
-      kind / 2 % 4 == 1 ? damage_value(text, bytes) : damage_bytes(text, bytes);
+  const bool damaged = kind / 2 % 4 == 1
+      ? damage_value(text, bytes)
+      : test::damage(text, bytes, test::kLikedInJson);
   const bool read = check(text);
   SHERD_ASSERT(read || damaged, "refused what was written: ", text);
 }

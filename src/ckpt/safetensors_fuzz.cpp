@@ -76,10 +76,7 @@ std::vector<TensorInfo> tensors_of(FuzzBytes& bytes) {
   return tensors;
 }
 
-// Damages up to four bytes, mostly into others that JSON likes.
 void check_damaged(FuzzBytes bytes) {
-  // The NUL at its end is one of them.
-  constexpr auto kLiked = std::to_array("{}[]:,\"\\ -.0123456789etfn_\n\xff");
   auto tensors = tensors_of(bytes);
   const bool metadata = bytes.next() % 2 == 1;
   std::string file = header_bytes(
@@ -88,16 +85,9 @@ void check_damaged(FuzzBytes bytes) {
                : std::map<std::string, std::string>{});
   const std::int64_t file_bytes =
       std::ssize(file) + (tensors.empty() ? 0 : tensors.back().end);
-  const int damages = bytes.next() % 5;
-  for (int i = 0; i < damages; ++i) {
-    const std::size_t at =
-        (bytes.next() + std::size_t{256} * bytes.next()) % file.size();
-    const std::uint8_t byte = bytes.next();
-    file[at] = byte < 192 ? kLiked[byte % kLiked.size()]
-                          : static_cast<char>(bytes.next());
-  }
+  const bool damaged = test::damage(file, bytes, test::kLikedInJson);
   const bool read = check_file(file, file_bytes);
-  SHERD_ASSERT(read || damages > 0, "refused what was written");
+  SHERD_ASSERT(read || damaged, "refused what was written");
 }
 
 }  // namespace

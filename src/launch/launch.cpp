@@ -71,9 +71,14 @@ void check_replicas(const LaunchOptions& options) {
       "[launch] expected replicas_min from 1 to ", replicas.replicas,
       ", found ", replicas.replicas_min);
   SHERD_CHECK(
-      replicas.samples_per_replica >= 1,
-      "[launch] expected at least 1 sample per replica, found ",
-      replicas.samples_per_replica);
+      replicas.samples_per_replica >= 0 &&
+          replicas.samples_per_replica % options.ranks == 0,
+      "[launch] expected samples per replica that its ", options.ranks,
+      " ranks divide, found ", replicas.samples_per_replica);
+  SHERD_CHECK(
+      replicas.global_batch >= 0 && replicas.global_batch % options.ranks == 0,
+      "[launch] expected a global batch that the ", options.ranks,
+      " ranks of a replica divide, found ", replicas.global_batch);
   SHERD_CHECK(
       replicas.coordinator.empty() != replicas.coordinator_command.empty(),
       "[launch] expected the address of a coordinator or the command of one, ",
@@ -95,10 +100,14 @@ std::string ask_or_throw(
 
 }  // namespace
 
-int run(const LaunchOptions& options) {
-  check(options);
+int run(const LaunchOptions& given) {
+  check(given);
+  LaunchOptions options = given;
   if (options.replicas) {
     check_replicas(options);
+    if (options.replicas->samples_per_replica == 0) {
+      options.replicas->samples_per_replica = options.ranks;
+    }
   }
   const std::vector<Descriptor> filled = fill_standard_descriptors();
   const SteadyClock clock;

@@ -192,6 +192,16 @@ TEST_F(ReplicaJobKillTest, TheCoordinatorLearnsWhatTheRunIs) {
           HasSubstr("[r2.0] /my/secret 36\n")));
 }
 
+TEST_F(ReplicaJobKillTest, EachRankHasASampleWhereNothingElseIsSaid) {
+  const Outcome outcome =
+      launch_and_wait(replicas_of(3, 2, "echo $SHERD_SAMPLES"));
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          HasSubstr("--samples-per-replica 2 --global-batch 0 "),
+          HasSubstr("[r2.1] 6\n")));
+}
+
 TEST_F(ReplicaJobKillTest, ACoordinatorThatCannotStartEndsTheJobWithItsStatus) {
   LaunchOptions options = sleepers(2, 1);
   options.replicas->coordinator_command = {
@@ -401,8 +411,14 @@ TEST_F(ReplicaJobKillTest, OptionsThatMakeNoSenseAreRefused) {
       refusal([](Options o) { o.replicas->restarts_max = -1; }),
       HasSubstr("restarts, found -1"));
   EXPECT_THAT(
-      refusal([](Options o) { o.replicas->samples_per_replica = 0; }),
-      HasSubstr("sample per replica, found 0"));
+      refusal([](Options o) {
+        o.ranks = 2;
+        o.replicas->samples_per_replica = 3;
+      }),
+      HasSubstr("samples per replica that its 2 ranks divide, found 3"));
+  EXPECT_THAT(
+      refusal([](Options o) { o.replicas->global_batch = -3; }),
+      HasSubstr("ranks of a replica divide, found -3"));
   EXPECT_THAT(
       refusal([](Options o) { o.replicas->coordinator = "a:1"; }),
       HasSubstr("found both"));

@@ -23,9 +23,11 @@ namespace sherd::net {
 constexpr std::uint16_t kGreetingType = 0xffff;
 
 struct ConnectionOptions {
-  // Behaviour. A longer payload is not sent, and ends the connection when it
-  // comes.
+  // Behaviour. A longer payload is not sent.
   std::size_t payload_bytes_max = std::size_t{16} << 20U;
+  // One that comes and is longer ends the connection, by its header alone: what
+  // each peer can make this process keep. 0: as payload_bytes_max.
+  std::size_t received_bytes_max = 0;
   // What may wait for a peer that reads too slowly: then the connection ends.
   // Costs that memory, of each such peer.
   std::size_t send_queue_bytes_max = std::size_t{64} << 20U;

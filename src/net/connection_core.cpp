@@ -12,6 +12,17 @@ namespace {
 constexpr std::size_t kReadBytes = std::size_t{64} << 10U;
 // A buffer that grew above this for one large frame is given back.
 constexpr std::size_t kKeptBytes = std::size_t{1} << 20U;
+// Of a greeting. Longer than any, so that a wrong one can be told; strangers
+// fill no more.
+constexpr std::size_t kGreetingBytesMax = 64;
+
+FrameLimits limits_of(const ConnectionOptions& options) {
+  return {
+      .payload_bytes_max = options.received_bytes_max > 0
+          ? options.received_bytes_max
+          : options.payload_bytes_max,
+      .first_bytes_max = kGreetingBytesMax};
+}
 
 }  // namespace
 
@@ -27,7 +38,7 @@ ConnectionCore::ConnectionCore(
       peer_(std::move(peer)),
       options_(options),
       buffer_(kReadBytes),
-      reader_(options.payload_bytes_max),
+      reader_(limits_of(options)),
       last_heard_(loop.now()) {}
 
 void ConnectionCore::greet(

@@ -95,6 +95,37 @@ TEST(Connection, IsClosedByAFrameAboveTheLimit) {
       server.ends[0]->reason(), HasSubstr("at most 100 bytes, found 101"));
 }
 
+TEST(Connection, MayReceiveLessThanItSends) {
+  Loop loop;
+  Server server(
+      loop,
+      {.connection = {.payload_bytes_max = 1000, .received_bytes_max = 100}});
+  const testing::Stranger peer(server.listener->address().port);
+  peer.send(
+      testing::greeting() +
+      frame_bytes({.type = 1, .payload = std::string(100, 'x')}));
+  ASSERT_TRUE(run_until(loop, [&] {
+    return !server.ends.empty() && !server.ends[0]->frames.empty();
+  }));
+  server.ends[0]->connection->send(1, std::string(1000, 'x'));
+  peer.send(frame_bytes({.type = 1, .payload = std::string(101, 'x')})
+                .substr(0, kFrameHeaderBytes));
+  ASSERT_TRUE(run_until(loop, [&] { return server.ends[0]->is_closed(); }));
+  EXPECT_THAT(
+      server.ends[0]->reason(), HasSubstr("at most 100 bytes, found 101"));
+}
+
+TEST(Connection, HasNoRoomForMoreThanAGreetingFirst) {
+  Loop loop;
+  Server server(loop);
+  const testing::Stranger stranger(server.listener->address().port);
+  stranger.send(
+      frame_bytes({.type = kGreetingType, .payload = std::string(1000, 'x')})
+          .substr(0, kFrameHeaderBytes));
+  ASSERT_TRUE(run_until(loop, [&] { return !server.refused.empty(); }));
+  EXPECT_THAT(server.refused[0], HasSubstr("at most 64 bytes, found 1000"));
+}
+
 TEST(Connection, TellsItsEndOnceWithTheFirstReason) {
   Loop loop;
   Pair pair(loop);

@@ -125,10 +125,10 @@ Status FrameReader::read_header() {
   if (crc != crc32c(came.substr(0, kHeaderCrcAt))) {
     return wrong("checksum of a frame's header differs: its bytes are damaged");
   }
-  if (payload_bytes_ > payload_bytes_max_) {
-    return wrong(str(
-        "expected payloads of at most ", payload_bytes_max_, " bytes, found ",
-        payload_bytes_, " in a frame of type ", frame_.type));
+  if (payload_bytes_ > limit_) {
+    return wrong(
+        str("expected payloads of at most ", limit_, " bytes, found ",
+            payload_bytes_, " in a frame of type ", frame_.type));
   }
   return {};
 }
@@ -156,6 +156,7 @@ Status FrameReader::read_payload(std::vector<Frame>& frames) {
   }
   frames.push_back(std::exchange(frame_, {}));
   header_bytes_ = 0;
+  limit_ = payload_bytes_max_;
   return {};
 }
 

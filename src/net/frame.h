@@ -43,10 +43,22 @@ void append_frame(
     std::string& bytes, std::uint16_t type, std::string_view payload);
 std::string frame_bytes(const Frame& frame);
 
+struct FrameLimits {
+  // Behaviour. A longer payload is refused, by its header.
+  std::size_t payload_bytes_max = 0;
+  // The same for the first frame, whose sender nobody knows yet; 0: as others.
+  std::size_t first_bytes_max = 0;
+};
+
 class FrameReader {
  public:
+  explicit FrameReader(const FrameLimits& limits)
+      : payload_bytes_max_(limits.payload_bytes_max),
+        limit_(
+            limits.first_bytes_max > 0 ? limits.first_bytes_max
+                                       : limits.payload_bytes_max) {}
   explicit FrameReader(std::size_t payload_bytes_max)
-      : payload_bytes_max_(payload_bytes_max) {}
+      : FrameReader(FrameLimits{.payload_bytes_max = payload_bytes_max}) {}
 
   // Takes all bytes, the next ones of the stream, and appends the frames that
   // they complete. A failure says what is wrong with the stream: wrong magic,
@@ -66,6 +78,7 @@ class FrameReader {
   void keep(std::string_view bytes);
 
   const std::size_t payload_bytes_max_;
+  std::size_t limit_;  // Of the frame that is read.
   std::array<char, kFrameHeaderBytes> header_{};
   std::size_t header_bytes_ = 0;  // That have come.
   // Of the header, once it is complete.

@@ -113,6 +113,17 @@ TEST(Frame, AboveTheLimitIsRefusedByItsHeader) {
   EXPECT_EQ(frames.size(), 1U);
 }
 
+TEST(FrameReader, HasALimitOfItsOwnForTheFirstFrame) {
+  const std::string fits = frame_bytes({.payload = std::string(8, 'a')});
+  const std::string over = frame_bytes({.payload = std::string(9, 'a')});
+  const FrameLimits limits{.payload_bytes_max = 100, .first_bytes_max = 8};
+  Frames frames;
+  EXPECT_TRUE(FrameReader(limits).take(fits + over, frames).ok());
+  EXPECT_EQ(frames.size(), 2U);
+  EXPECT_FALSE(FrameReader(limits).take(over, frames).ok());
+  EXPECT_EQ(frames.size(), 2U);
+}
+
 TEST(FrameReader, GivesFramesBeforeAFailureAndNoneAfterIt) {
   const std::string good = frame_bytes({.type = 1, .payload = "good"});
   FrameReader reader(kMax);

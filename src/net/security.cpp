@@ -46,6 +46,18 @@ Security read_shared_secret(const std::string& path) {
   return shared_secret(std::move(secret));
 }
 
+Security security_of(const std::string& secret_file, const TlsFiles& files) {
+  const bool certified = !files.certificate.empty() || !files.key.empty() ||
+      !files.authority.empty();
+  SHERD_CHECK(
+      !certified || secret_file.empty(),
+      "[net] expected a secret or certificates, found both");
+  if (!secret_file.empty()) {
+    return read_shared_secret(secret_file);
+  }
+  return certified ? mutual_tls(files) : Security();
+}
+
 Security mutual_tls(TlsFiles files) {
   SHERD_CHECK(
       !files.certificate.empty() && !files.key.empty() &&

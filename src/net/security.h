@@ -39,6 +39,10 @@ Security read_shared_secret(const std::string& path);
 // The files are read when somebody listens or dials.
 Security mutual_tls(TlsFiles files);
 
+// What a user gives: the file of a secret, or all three of certificates, or none
+// of them. Throws Error for others, and as read_shared_secret().
+Security security_of(const std::string& secret_file, const TlsFiles& files);
+
 // Of an IP address, without port: 127.0.0.0/8 and ::1.
 bool is_loopback(const std::string& ip);
 

@@ -101,7 +101,7 @@ TEST(BenchKills, AnInterruptEndsAllRanks) {
 
   const auto outcome = bench(
       "--replicas 2 --ranks 1 --kills 1000 --folder '" + kept + "'",
-      "timeout --preserve-status -s INT 5");
+      "timeout --preserve-status -s INT 15");
 
   EXPECT_EQ(outcome.exit_status, 130) << outcome.shown;
   EXPECT_THAT(outcome.shown, HasSubstr("every rank has been ended"));

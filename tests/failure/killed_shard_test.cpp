@@ -3,25 +3,19 @@
 // Replicas of two ranks each that shard their model: a rank that is killed while
 // its sibling is inside a collective of the replica takes its replica with it at
 // once, and the others, whose rings it was in, train on (F66).
-#include <poll.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
-#include <fstream>
 #include <string>
 #include <vector>
 #include <gtest/gtest.h>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/ft/coordinator.h>
 #include <sherd/ft/replica_session.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/shard/fully_shard.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include "base/clock.h"
 #include "base/hash.h"
+#include "support/coordinator_process.h"
 #include "support/ranks.h"
 #include "support/scratch_folder.h"
 #include "support/small_models.h"
@@ -36,42 +30,6 @@ constexpr int kRanks = 2;
 constexpr std::size_t kLayers = 4;
 constexpr std::int64_t kSteps = 40;
 constexpr std::int64_t kStruck = 10;
-
-// On a free port, until it goes.
-class CoordinatorProcess {
- public:
-  CoordinatorProcess() {
-    ft::CoordinateOptions options;
-    options.log = folder_.path() + "/coordinator.db";
-    options.ready_file = folder_.path() + "/ready";
-    options.replicas_start = kReplicas;
-    options.samples_per_replica = kRanks;
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      ::_exit(ft::coordinate(options));
-    }
-    const SteadyClock clock;
-    const Instant until = clock.now() + 10s;
-    while (::access(options.ready_file.c_str(), R_OK) != 0 &&
-           clock.now() < until) {
-      ::poll(nullptr, 0, 1);
-    }
-    std::ifstream(options.ready_file) >> address_;
-  }
-  ~CoordinatorProcess() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  CoordinatorProcess(const CoordinatorProcess&) = delete;
-  CoordinatorProcess& operator=(const CoordinatorProcess&) = delete;
-  const std::string& address() const { return address_; }
-
- private:
-  const testing::ScratchFolder folder_;
-  pid_t pid_ = -1;
-  std::string address_;
-};
 
 struct ShardKill {
   int replica;
@@ -102,8 +60,8 @@ class ShardedReplica {
       if (plan->step > kSteps) {
         break;
       }
-      for (const auto& samples : plan->samples) {
-        compute(*plan, samples.begin);
+      if (!plan->samples.empty()) {
+        compute(*plan, plan->samples.front().begin);
       }
       (void)session_.finish_step();
     }
@@ -187,7 +145,10 @@ class KilledShard : public ::testing::TestWithParam<ShardKill> {};
 TEST_P(KilledShard, F66TakesItsReplicaWithItAndNoOther) {
   const auto given = GetParam();
   const testing::ScratchFolder folder;
-  const CoordinatorProcess coordinator;
+  ft::CoordinateOptions coordinating;
+  coordinating.replicas_start = kReplicas;
+  coordinating.samples_per_replica = kRanks;
+  const CoordinatorProcess coordinator(coordinating);
   ASSERT_FALSE(coordinator.address().empty());
   RankOptions options;
   options.strikes = {

@@ -77,6 +77,15 @@ struct Moment {
   int life = 1;
 };
 
+// A life of a replica, or a later one, that computes a step above `above`: one that
+// has come back.
+struct Return {
+  ReplicaId replica = 0;
+  int life = 2;
+  std::int64_t above = 0;
+  std::int64_t more = 20;  // Steps until the end of the run.
+};
+
 class Cluster {
  public:
   explicit Cluster(const ClusterOptions& options);
@@ -99,6 +108,9 @@ class Cluster {
   // When a rank is the first to hold that step.
   void when_held(std::int64_t step, std::function<void()> act);
   void after(Duration time, std::function<void()> act);
+  // The run ends behind this return, and behind all that are asked for, in place of
+  // ClusterOptions::steps: how long one is kept out is not counted in steps.
+  void end_behind(const Return& awaited);
 
   // ---- what it may do ----
 
@@ -180,6 +192,7 @@ class Cluster {
   void introduce(ReplicaId replica);
   std::string published(const Process& process);
   void reached(Process& process, const Tale& tale);
+  void computes(const Life& life, std::int64_t step);
   void reap(Process& process);
   void lost(const Process& process);
   void start_later(ReplicaId replica);
@@ -199,6 +212,7 @@ class Cluster {
   std::vector<std::unique_ptr<Armed>> armed_;
   std::multimap<Instant, std::function<void()>> timers_;
   std::multimap<std::int64_t, std::function<void()>> when_held_;
+  std::vector<Return> awaited_;
   std::map<ReplicaId, int> lives_;
   std::map<ReplicaId, std::chrono::seconds> ahead_;
   std::set<ReplicaId> to_start_;

@@ -113,6 +113,7 @@ void Cluster::heard(Process& process, const Tale& tale) {
       }
       return;
     case Tale::Kind::kComputes:
+      computes(process.life, tale.state.step + 1);
       return;
     case Tale::Kind::kReached:
       reached(process, tale);
@@ -127,6 +128,24 @@ void Cluster::heard(Process& process, const Tale& tale) {
         after(options_.ends_after_done, [] {});
       }
       return;
+  }
+}
+
+void Cluster::end_behind(const Return& awaited) {
+  awaited_.push_back(awaited);
+  steps_.set(std::int64_t{1} << 40);
+}
+
+void Cluster::computes(const Life& life, std::int64_t step) {
+  std::int64_t more = 0;
+  std::erase_if(awaited_, [&](const Return& one) {
+    const bool is_back = one.replica == life.replica && one.life <= life.life &&
+        one.above < step;
+    more = is_back ? one.more : more;
+    return is_back;
+  });
+  if (more > 0 && awaited_.empty()) {
+    steps_.set(last_held_ + more);
   }
 }
 

@@ -41,7 +41,8 @@ void redirect(const std::string& path) {
 DiskCluster::DiskCluster(const DiskClusterOptions& options)
     : options_(options),
       folder_(
-          options.folder.empty() ? scratch_.emplace().path() : options.folder) {
+          options.folder.empty() ? scratch_.emplace().path() : options.folder),
+      kills_left_(options.kills_max) {
   std::tie(told_, tell_) = make_pipe();
   std::tie(waits_, release_) = make_pipe();
   std::filesystem::create_directories(folder_);
@@ -103,6 +104,7 @@ void DiskCluster::start(int replica) {
   if (options.life == 1) {
     options.fault = options_.fault;
     options.fault_at = options_.fault_at;
+    options.kills_left = &kills_left_;
   }
   for (options.rank = 0; options.rank < options_.ranks; ++options.rank) {
     fork_rank(options);

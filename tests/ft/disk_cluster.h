@@ -18,6 +18,7 @@
 #include "base/descriptor.h"
 #include "ft/disk_rank.h"
 #include "ft/protocol/history.h"
+#include "ft/shared_number.h"
 #include "support/scratch_folder.h"
 
 namespace sherd::ft::test {
@@ -32,7 +33,8 @@ struct DiskClusterOptions {
   // Of each replica's first life.
   DiskFault fault = DiskFault::kNone;
   std::string fault_at{};
-  std::int64_t nan_at = 0;  // Of replica 1; see DiskRankOptions.
+  std::int64_t kills_max = 1000;  // By the fault, of all replicas together.
+  std::int64_t nan_at = 0;        // Of replica 1; see DiskRankOptions.
 };
 
 class DiskCluster {
@@ -98,6 +100,7 @@ class DiskCluster {
   std::optional<sherd::testing::ScratchFolder> scratch_;
   const DiskClusterOptions options_;
   const std::string folder_;
+  SharedNumber kills_left_;
   Descriptor told_;
   Descriptor tell_;
   Descriptor waits_;

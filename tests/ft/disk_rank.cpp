@@ -26,6 +26,7 @@ using sherd::ft::test::DiskFault;
 // Of the process.
 DiskFault fault = DiskFault::kNone;
 std::string fault_at;
+sherd::ft::test::SharedNumber* kills_left = nullptr;
 int fault_release = -1;
 
 bool concerns(std::string_view path) {
@@ -53,7 +54,8 @@ ssize_t write(int file, const void* bytes, size_t count) {
     errno = ENOSPC;
     return -1;
   }
-  if (fault == DiskFault::kKillInWrite && count > 1 && concerns(file)) {
+  if (fault == DiskFault::kKillInWrite && count > 1 && concerns(file) &&
+      kills_left->take_one()) {
     ::syscall(SYS_write, file, bytes, count / 2);
     ::raise(SIGKILL);
   }
@@ -70,7 +72,8 @@ int fsync(int file) {
 }
 
 int rename(const char* from, const char* to) noexcept {
-  if (fault == DiskFault::kKillBeforeRename && concerns(from)) {
+  if (fault == DiskFault::kKillBeforeRename && concerns(from) &&
+      kills_left->take_one()) {
     ::raise(SIGKILL);
   }
   return static_cast<int>(::syscall(SYS_rename, from, to));
@@ -197,6 +200,7 @@ int run_disk_rank(const DiskRankOptions& options) {
   set("SHERD_REPLICAS", std::to_string(options.replicas));
   fault = options.fault;
   fault_at = options.fault_at;
+  kills_left = options.kills_left;
   fault_release = options.release;
   torch::set_num_threads(1);
   DiskRank rank(options);

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include "ft/shared_number.h"
 
 namespace sherd::ft::test {
 
@@ -35,8 +36,10 @@ struct DiskRankOptions {
   std::int64_t nan_at = 0;  // Step of which the gradients are not numbers.
   DiskFault fault = DiskFault::kNone;
   std::string fault_at;  // Part of the paths that it concerns.
-  int release = -1;      // A descriptor.
-  int tell = -1;         // Another one.
+  // How many processes it may still kill.
+  SharedNumber* kills_left = nullptr;
+  int release = -1;  // A descriptor.
+  int tell = -1;     // Another one.
 };
 
 // What it tells: "REPLICA RANK LIFE WHAT ...", where WHAT is "loaded" or "holds",

@@ -39,10 +39,10 @@ TEST_P(FaultsKill, CostsTheOthersARepeatedReductionAndNoStep) {
   const auto kill = GetParam();
   ClusterOptions options;
   options.ranks = kill.ranks;
-  options.steps = 32;
   options.restarts = true;
   Cluster cluster(options);
   cluster.kill_at({kill.replica, kill.rank, kill.point, 10});
+  cluster.end_behind({.replica = kill.replica});
   const auto outcome = cluster.run();
   std::vector<ReplicaId> survivors;
   for (ReplicaId one = 0; one < 3; ++one) {
@@ -113,7 +113,6 @@ TEST_P(FaultsGather, F05KilledWhenSomeHaveTheSumThereIsOneDecision) {
   constexpr std::int64_t kStep = 10;
   ClusterOptions options;
   options.replicas = replicas;
-  options.steps = 32;
   options.buckets = {1500, 2508};  // Segments of one size.
   options.links = true;
   options.restarts = true;
@@ -125,6 +124,7 @@ TEST_P(FaultsGather, F05KilledWhenSomeHaveTheSumThereIsOneDecision) {
           sherd::test::Direction::kToTarget,
           {.black_hole_after = bytes_before_the_end(options, kStep),
            .strikes_max = 1});
+  cluster.end_behind({.replica = victim});
   int have = 0;
   bool next_had_it = false;
   std::vector<ReplicaId> survivors;

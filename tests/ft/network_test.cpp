@@ -110,6 +110,11 @@ TEST(FaultsLoss, F38OfOneSegmentInAHundredEvictsNobody) {
   auto options = with_links();
   options.steps = 100;
   options.segments_lost_per_mille = 10;
+  // What is lost twice or thrice in a row is late, not away.
+  options.coordinator.dead_after = milliseconds(3000);
+  options.coordinator.join_timeout = milliseconds(5000);
+  options.coordinator.hang_after = milliseconds(5000);
+  options.coordinator.first_hang_after = milliseconds(5000);
   Cluster cluster(options);
   const SteadyClock clock;
   const Instant begin = clock.now();

@@ -15,7 +15,6 @@ constexpr Duration kSilenceGap = milliseconds(1250 + 1800);
 
 TEST(FaultsPartition, F30TheSideOfTheCoordinatorGoesOnAndTheOtherCatchesUp) {
   ClusterOptions options;
-  options.steps = 130;
   options.links = true;
   options.coordinator.replicas_min = 2;
   Cluster cluster(options);
@@ -23,13 +22,14 @@ TEST(FaultsPartition, F30TheSideOfTheCoordinatorGoesOnAndTheOtherCatchesUp) {
     cluster.part(2, 0);
     cluster.part(2, 1);
     cluster.coordinator_link(2).set_both({.paused = true});
-    cluster.after(milliseconds(1700), [&] { cluster.heal(); });
   });
+  cluster.when_held(20, [&] { cluster.heal(); });
+  cluster.end_behind({.replica = 2, .life = 1, .above = 20});
   const auto outcome = cluster.run();
   outcome.check(
       {.survivors = {0, 1}, .gap_max = kSilenceGap, .replicas_min = 2});
   EXPECT_EQ(outcome.members_at(20), 2);
-  EXPECT_EQ(outcome.members_at(130), 3);
+  EXPECT_EQ(outcome.members_at(outcome.steps), 3);
 }
 
 TEST(FaultsPartition, F31WithTheMinorityNothingIsCommittedAndNothingLost) {
@@ -57,20 +57,21 @@ TEST(FaultsPartition, F31WithTheMinorityNothingIsCommittedAndNothingLost) {
 
 TEST(FaultsPartition, F33OneCutFromTheCoordinatorAloneCommitsNothingAlone) {
   ClusterOptions options;
-  options.steps = 120;
   options.links = true;
   Cluster cluster(options);
   cluster.at({.replica = 1, .point = "reducing", .step = 10}, [&] {
     cluster.coordinator_link(1).set_both({.paused = true});
-    cluster.after(milliseconds(1700), [&] { cluster.heal(); });
     return std::string();
   });
+  cluster.when_held(20, [&] { cluster.heal(); });
+  cluster.end_behind({.replica = 1, .life = 1, .above = 20});
   const auto outcome = cluster.run();
   outcome.check(
       {.survivors = {0, 2},
        .gap_max = kSilenceGap,
        .says = {"nothing was heard for"}});
-  EXPECT_EQ(outcome.members_at(120), 3);
+  EXPECT_EQ(outcome.members_at(20), 2);
+  EXPECT_EQ(outcome.members_at(outcome.steps), 3);
 }
 
 }  // namespace

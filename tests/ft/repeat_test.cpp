@@ -29,7 +29,6 @@ class FaultsRepeat : public ::testing::TestWithParam<Repeat> {};
 
 TEST_P(FaultsRepeat, F42MessagesThatComeAgainAreNotObeyedAgain) {
   ClusterOptions options;
-  options.steps = 80;
   options.links = true;
   options.restarts = true;
   Cluster cluster(options);
@@ -46,6 +45,7 @@ TEST_P(FaultsRepeat, F42MessagesThatComeAgainAreNotObeyedAgain) {
   }
   // So that epochs are joined, left and planned, too.
   cluster.kill_at({.replica = 1, .point = "reducing", .step = 10});
+  cluster.end_behind({.replica = 1, .more = 50});
   const auto outcome = cluster.run();
   outcome.check({.survivors = {0, 2}, .gap_max = kGap});
   const auto lives = outcome.lives_of(1);

@@ -54,31 +54,30 @@ void allow_no_memory(pid_t pid) {
 
 TEST(FaultsResources, F54WithoutDescriptorsItAloneIsLeftOutUntilItHasSome) {
   ClusterOptions options;
-  options.steps = 200;
   options.ends_after_done = std::chrono::seconds(20);
   Cluster cluster(options);
   cluster.at({.replica = 2, .point = "backward", .step = 10}, [&] {
     const auto pid = cluster.pid_of(1, 0);
     allow_no_descriptor(pid);
     cluster.signal_all(2, SIGKILL);
-    cluster.after(milliseconds(1000), [pid] {
+    cluster.after(milliseconds(600), [pid] {
       EXPECT_TRUE(limit(pid, RLIMIT_NOFILE, 1024));
     });
     return std::string();
   });
+  cluster.end_behind({.replica = 1, .life = 1, .above = 11});
   const auto outcome = cluster.run();
   outcome.check({.survivors = {0}, .gap_max = kGap});
   const auto* poor = outcome.lives_of(1).back();
   EXPECT_TRUE(poor->done) << poor->failure;
   EXPECT_EQ(poor->life, 1);
-  EXPECT_EQ(outcome.members_at(200), 2) << outcome.coordinator;
+  EXPECT_EQ(outcome.members_at(outcome.steps), 2) << outcome.coordinator;
 }
 
 // One that comes back takes a whole state, and has no room for it: it tries again,
 // or ends.
 TEST(FaultsResources, F54WithoutMemoryItAloneIsLeftOutUntilItHasSome) {
   ClusterOptions options;
-  options.steps = 200;
   options.restarts = true;
   options.ballast_bytes = std::size_t{2} << 20U;
   Cluster cluster(options);
@@ -91,6 +90,7 @@ TEST(FaultsResources, F54WithoutMemoryItAloneIsLeftOutUntilItHasSome) {
     });
     return std::string();
   });
+  cluster.end_behind({.replica = 2});
   const auto outcome = cluster.run();
   outcome.check({.survivors = {0, 1}, .gap_max = kGap});
   const auto* last = outcome.lives_of(2).back();

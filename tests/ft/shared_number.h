@@ -30,6 +30,15 @@ class SharedNumber {
   void set(std::int64_t value) {
     number_->store(value, std::memory_order_relaxed);
   }
+  // One less, unless it was 0; whether it is.
+  bool take_one() {
+    auto value = get();
+    while (value > 0 &&
+           !number_->compare_exchange_weak(
+               value, value - 1, std::memory_order_relaxed)) {
+    }
+    return value > 0;
+  }
 
  private:
   std::atomic<std::int64_t>* number_ = nullptr;

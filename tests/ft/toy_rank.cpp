@@ -216,7 +216,7 @@ class ToyRank {
                   std::string(options_.ballast_bytes, 'b');
             },
         .restore =
-            [this](std::string_view bytes) {
+            [this](const StateId&, std::string_view bytes) {
               model_.restore(
                   bytes.substr(0, bytes.size() - options_.ballast_bytes));
             },

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FuzzBytes hands out a fuzzer's input byte by byte. A value. Thread rule: one
-// thread.
+// FuzzBytes hands out a fuzzer's input byte by byte, and damage() spoils by it what
+// is right. A value. Thread rule: one thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -26,11 +27,41 @@ class FuzzBytes {
     return byte;
   }
 
+  // Of a recipe: the next eight bytes.
+  std::uint64_t seed() {
+    std::uint64_t seed = 0;
+    for (std::size_t i = 0; i < sizeof seed; ++i) {
+      seed = seed << 8U | next();
+    }
+    return seed;
+  }
+
   // What next() has not given.
   std::string rest() const { return {bytes_.begin(), bytes_.end()}; }
 
  private:
   std::span<const std::uint8_t> bytes_;
 };
+
+// What is worth trying in numbers and in JSON; the NUL at the end is one of them.
+inline constexpr auto kLikedInNumbers = std::to_array("\x01\x7f\x80\xff");
+inline constexpr auto kLikedInJson =
+    std::to_array("{}[]:,\"\\ -.0123456789etfn_\n\xff");
+
+// Up to four bytes, mostly into one of `liked`. Whether there were any.
+inline bool damage(
+    std::span<char> bytes,
+    FuzzBytes& input,
+    std::span<const char> liked = kLikedInNumbers) {
+  const int damages = bytes.empty() ? 0 : input.next() % 5;
+  for (int i = 0; i < damages; ++i) {
+    const std::size_t low = input.next();
+    const std::size_t at = low + std::size_t{256} * input.next();
+    const std::uint8_t byte = input.next();
+    bytes[at % bytes.size()] = byte < 192 ? liked[byte % liked.size()]
+                                          : static_cast<char>(input.next());
+  }
+  return damages > 0;
+}
 
 }  // namespace sherd::test

@@ -1,23 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // For fuzzers of decoders: what is read of any bytes is refused with a sentence, or
-// is written again as the same bytes. Thread rule: pure functions.
+// is written again as the same bytes; what was written and not damaged is read.
+// Thread rule: pure functions.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include "base/check.h"
 #include "base/status.h"
+#include "support/fuzz_bytes.h"
 
 namespace sherd::test {
 
-template <typename T>
-void check_round_trip(const Result<T>& result, const std::string& bytes) {
+// Whether it was read.
+template <typename T, typename Bytes>
+bool check_round_trip(const Result<T>& result, const Bytes& bytes) {
   if (!result.ok()) {
     SHERD_ASSERT(!result.status().message().empty(), "no reason");
-    return;
+    return false;
   }
   SHERD_ASSERT(bytes_of(result.value()) == bytes, "not what was read");
+  return true;
+}
+
+template <auto decode>
+bool comes_back(const std::string& bytes) {
+  return check_round_trip(decode(bytes), bytes);
+}
+
+// Of bytes as a peer writes them, damaged as the input says, or not. `check` says
+// whether they were read.
+template <typename Bytes, typename Check>
+void check_damaged(Bytes bytes, Check check, FuzzBytes& input) {
+  const bool damaged = damage(bytes, input);
+  const bool read = check(bytes);
+  SHERD_ASSERT(read || damaged, "refused what was written");
 }
 
 // With the version in front that few inputs would begin with.

@@ -17,10 +17,12 @@ class ScratchFolder {
  public:
   ScratchFolder() {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    // Parallel test processes must not share it, hence the process id.
+    // Parallel test processes must not share it, hence the process id, nor two
+    // folders of one test.
+    static int made = 0;
     path_ = std::filesystem::path(::testing::TempDir()) /
-        ("sherd_" + std::to_string(::getpid()) + "_" +
-         (test != nullptr ? test->name() : "suite"));
+        ("sherd_" + std::to_string(::getpid()) + "_" + std::to_string(++made) +
+         "_" + (test != nullptr ? test->name() : "suite"));
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
   }

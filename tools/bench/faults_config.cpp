@@ -2,6 +2,7 @@
 #include "bench/faults_bench.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <sherd/base/error.h>
 #include "bench/statistics.h"
 
@@ -13,9 +14,10 @@ constexpr double kThroughputMin = 0.9;
 
 void expect_at_least(const char* flag, double least, double found) {
   if (!(found >= least)) {
-    throw Error(
-        std::string("[bench] ") + flag + ": expected at least " +
-        std::to_string(least) + ", found " + std::to_string(found));
+    char text[64];
+    std::snprintf(
+        text, sizeof text, ": expected at least %g, found %g", least, found);
+    throw Error(std::string("[bench] ") + flag + text);
   }
 }
 

@@ -78,7 +78,8 @@ struct CoordinateOptions {
 // stderr, when the log or an address cannot be had, or when the log belongs to
 // another coordinator that was started later. Throws Error when an option makes
 // no sense. REQUIRES: one thread, and the process has no other: signals are
-// blocked or ignored while this runs, and as before when it returns.
+// blocked or ignored while this runs, and as before when it returns. It raises the
+// process's soft limit of descriptors to the hard one, and leaves it there.
 int coordinate(const CoordinateOptions& options);
 
 }  // namespace sherd::ft

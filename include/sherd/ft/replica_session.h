@@ -15,11 +15,9 @@
 //       [&](std::int64_t step) { fsdp.clip_grad_norm(1.0); adamw.step(); },
 //       sherd::ft::SessionOptions::from_environment());
 //   while (auto step = session.begin_step()) {
-//     for (const auto& samples : step->samples) {
-//       auto loss = model->loss(rows(samples));
-//       if (&samples == &step->samples.back()) {
-//         session.last_backward();
-//       }
+//     if (!step->samples.empty()) {  // Else it follows.
+//       auto loss = model->loss(rows(step->samples));  // One batch of all.
+//       session.last_backward();
 //       loss.backward();
 //     }
 //     session.finish_step();
@@ -57,14 +55,17 @@ struct SessionOptions {
   std::string coordinator;
   // Behaviour. The number of this replica; each has its own, below 4096.
   int replica = 0;
-  // Behaviour. Replicas that the job is meant to have: what learning rates may be
-  // scaled by.
+  // Behaviour. Replicas that the job is meant to have: for the program alone.
   int replicas = 1;
   // Behaviour. An address of this host at which the other replicas reach it.
   std::string host = "127.0.0.1";
-  // Behaviour. The file whose bytes the coordinator knows, too; empty: none, on
-  // one host only.
+  // Behaviour. How coordinator and replicas know each other: the file of a secret
+  // that all have, or a certificate, its key and the certificate of the authority
+  // of all (PEM files). None: on one host only.
   std::string secret_file;
+  std::string tls_certificate;
+  std::string tls_key;
+  std::string tls_authority;
   // Behaviour. What else replicas must have in common: those of another text are
   // refused.
   std::string config;
@@ -104,11 +105,12 @@ struct SessionOptions {
   // up to four replicas at once. Sums have no limit.
   std::int64_t fetch_bytes_per_s_max = 50'000'000;
 
-  // SHERD_COORDINATOR, SHERD_REPLICA, SHERD_REPLICAS, SHERD_SAMPLES and
-  // SHERD_SECRET_FILE, as `sherd run --fault-tolerant` sets them; the last two may
-  // be missing. A spare (SHERD_SPARE) waits here until it takes the place of a
-  // replica: to be called when all else is ready. Throws Error for one that is
-  // missing or no number.
+  // SHERD_COORDINATOR and SHERD_REPLICA; where they are set, SHERD_REPLICAS,
+  // SHERD_SAMPLES (samples_full), SHERD_HOST, SHERD_SECRET_FILE, SHERD_TLS_CERT,
+  // SHERD_TLS_KEY and SHERD_TLS_CA. `sherd run --fault-tolerant` sets those that it
+  // knows. A spare (SHERD_SPARE) waits here until it takes the place of a replica:
+  // to be called when all else is ready. Throws Error for one that is missing or no
+  // number.
   static SessionOptions from_environment();
 };
 
@@ -121,11 +123,14 @@ struct SampleSpan {
 
 struct TrainingStep {
   std::int64_t step = 0;  // That it makes, counted from 1.
-  // This rank's. None: the replica follows, and computes nothing.
+  // This rank's; each rank of the replica has as many. None: the replica follows,
+  // and computes nothing. After failures they may lie in several spans, in more on
+  // one rank than on another: make one batch of them, or micro-batches whose number
+  // follows from how many samples there are.
   std::vector<SampleSpan> samples;
   std::int64_t replica_samples = 0;  // Of all its ranks.
   int replicas = 0;                  // In it, also those that follow.
-  int place = 0;                     // Of this one among them.
+  int place = 0;                     // Of this one among them, from 0.
   // Only of SessionOptions::warm_up: its gradients are thrown away.
   bool warms_up = false;
 };
@@ -151,10 +156,12 @@ class ReplicaSession {
  public:
   // Collective over `world`, the ranks of this replica. Every replica has as many
   // ranks, equal first values, and adds the same to `state`: all that makes a
-  // step what it is, parameters included. `update` makes a step of `.grad()` of
+  // step what it is, parameters included. `parameters` are fp32 on the CPU, and no
+  // optimizer updates them in backward. `update` makes a step of `.grad()` of
   // the parameters: clipping, schedule, optimizer; it is called for each step
-  // once, also for those that this replica has missed. Throws Error for options
-  // that make no sense.
+  // once, also for those that this replica has missed. Throws Error for other
+  // parameters, for options that make no sense, for files that cannot be read, and
+  // for a host or a coordinator beyond this host without a secret or certificates.
   ReplicaSession(
       const World& world,
       const NamedParameters& parameters,
@@ -168,9 +175,10 @@ class ReplicaSession {
   // Collective. What to compute next, with `.grad()` cleared; none: the replica
   // has left, or the run had ended before it came. Waits while the coordinator is
   // away or too few replicas are there. State that was missed has been fetched when
-  // it returns. Throws Error when the replica has no place any more: a newer life
-  // of it has come, another configuration, a state that the log does not know, or
-  // one of its ranks was lost.
+  // it returns. Throws Error (kAborted) when the replica has no place any more: a
+  // newer life of it has come, another configuration, a state that the log does not
+  // know, or one of its ranks was lost; (kInvalidArgument) when its ranks do not
+  // divide its samples; and what `update` throws.
   std::optional<TrainingStep> begin_step();
 
   // To be called before the step's last backward, the only one for most: what it
@@ -180,28 +188,31 @@ class ReplicaSession {
   // those of reentrant checkpoints: backward throws.
   void last_backward();
 
-  // Collective. Sums what backward has put into `.grad()`, the mean over the
-  // rank's samples, weighted by samples, and waits for the decision. True: the
-  // step is made, `update` was called. False: nothing was; the next begin_step()
-  // says what to do.
+  // Collective. Sums what backward has put into `.grad()`, this rank's shard of the
+  // mean over the replica's samples, weighted by samples, and waits for the
+  // decision. True: the step is made, `update` was called. False: nothing was; the
+  // next begin_step() says what to do. Throws what `update` throws, and when a
+  // backward broke off.
   bool finish_step();
 
   // The last step that this replica has.
   std::int64_t step() const;
-  // Names the state that it holds; equal names are equal bits. Empty between a
-  // begin_step() that fetched one and returned none, and the end.
+  // Names the state that it holds, "step 300 of " and 32 hexadecimal digits; equal
+  // names are equal bits.
   std::string state_name() const;
   // Inside `update`: how many samples are in the step that it makes, over all
-  // replicas. The same on each, whenever it makes the step: what a learning rate
+  // replicas; 0 before the first. The same on each, whenever it makes the step: what a learning rate
   // may follow while replicas are missing.
   std::int64_t samples_of_update() const;
 
   // To be called at any time: the replica finishes the step it is in, then
-  // begin_step() returns none.
+  // begin_step() returns none. After close() it does nothing.
   void leave();
 
   // Collective. No more steps: waits until the others have the last one, a minute
   // at most, and ends the connections. The destructor ends them without waiting.
+  // What is called afterwards throws Error (kFailedPrecondition), but for leave(),
+  // close() again, and what only asks.
   void close();
 
  private:

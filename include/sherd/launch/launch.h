@@ -47,7 +47,8 @@ struct ReplicaOptions {
   // Behaviour. What it is told: no step is committed by fewer replicas; what each
   // trains in a step; where its status page is served.
   int replicas_min = 1;
-  std::int64_t samples_per_replica = 1;
+  // Its ranks divide it; 0: one for each.
+  std::int64_t samples_per_replica = 0;
   std::int64_t global_batch = 0;  // Or all together; 0: as above.
   std::string status = "127.0.0.1:0";
   std::vector<std::string> coordinator_arguments;  // More, as they are.

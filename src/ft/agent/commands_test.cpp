@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/agent/commands.h"
 
+#include <set>
 #include <gmock/gmock.h>
+#include "ft/agent/commands_testing.h"
 
 namespace sherd::ft {
 namespace {
@@ -51,6 +53,35 @@ TEST(AgentEvents, ComeBackAsTheyWere) {
       std::get<ProgressEvent>(event_of(bytes_of(AgentEvent(progress))).value())
           .progress,
       progress.progress);
+}
+
+// How many kinds came of `make`, each written again as the same bytes.
+template <auto decode, typename Make>
+std::size_t kinds_that_come_back(Make make) {
+  std::set<std::size_t> kinds;
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    test::RandomMessages random(seed);
+    const auto value = make(random);
+    kinds.insert(value.index());
+    const std::string bytes = bytes_of(value);
+    const auto again = decode(bytes);
+    EXPECT_TRUE(again.ok()) << again.status().message();
+    EXPECT_TRUE(again.ok() && bytes_of(again.value()) == bytes)
+        << "kind " << value.index();
+  }
+  return kinds.size();
+}
+
+TEST(AgentCommands, EachKindIsWrittenAgainAsTheSameBytes) {
+  EXPECT_EQ(
+      kinds_that_come_back<command_of>(test::random_command),
+      std::variant_size_v<Command>);
+}
+
+TEST(AgentEvents, EachKindIsWrittenAgainAsTheSameBytes) {
+  EXPECT_EQ(
+      kinds_that_come_back<event_of>(test::random_event),
+      std::variant_size_v<AgentEvent>);
 }
 
 TEST(AgentCommands, WhatIsCutOrLongerIsRefused) {

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "ft/protocol/samples.h"
 #include "ft/wire/codec.h"
+#include "ft/wire/texts.h"
 
 namespace sherd::ft {
 namespace {
@@ -74,29 +75,44 @@ Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
           redial_options(options_.security),
           [this] { return random_(); },
           net::RedialHandlers{
-              .on_connected = [this] { report(); },
+              .on_connected =
+                  [this] {
+                    unreached_.clear();
+                    report();
+                  },
               .on_frame =
                   [this](const net::Frame& frame) { heard_order(frame); },
               .on_lost =
                   [](const Status& reason) {
                     log_warning(str("[ft] ", reason.message()));
-                  }})) {
+                  },
+              .on_failed =
+                  [this](const Status& reason) { not_reached(reason); }})) {
   beat();
 }
 
 // ---- the coordinator ----
 
+// Each reason once: it is tried again and again.
+void Leader::not_reached(const Status& reason) {
+  if (std::exchange(unreached_, reason.message()) != reason.message()) {
+    log_warning(str(
+        "[ft] no coordinator yet: ", reason.message(), "; it is tried again"));
+  }
+}
+
 void Leader::heard_order(const net::Frame& frame) {
   if (stopped_ || frame.type != static_cast<std::uint16_t>(FrameType::kOrder)) {
     return;
   }
-  auto order = order_of(frame.payload);
-  if (!order.ok()) {
-    coordinator_->connection()->close(order.status());
+  auto decoded = order_of(frame.payload);
+  if (!decoded.ok()) {
+    coordinator_->connection()->close(decoded.status());
     return;
   }
-  const auto run = order.value().run;
-  if (!run_is_known_ && order.value().fenced.empty()) {
+  const Order order = with_printable_texts(std::move(decoded).value());
+  const auto run = order.run;
+  if (!run_is_known_ && order.fenced.empty()) {
     run_is_known_ = true;
     send_all(RunCommand{run});
   }
@@ -106,10 +122,10 @@ void Leader::heard_order(const net::Frame& frame) {
         str("[ft] expected a coordinator of run ", machine_.order().run,
             ", found one of run ", run, ": its log is another one"));
   }
-  if (order.value().ended) {
-    log_info(str("[ft] ", order.value().fenced));
+  if (order.ended) {
+    log_info(str("[ft] ", order.fenced));
   }
-  carry_out(machine_.heard(order.value()));
+  carry_out(machine_.heard(order));
   warm_up();
   leave_in_order();
   end_in_order();
@@ -261,27 +277,27 @@ void Leader::stop(const std::string& reason) {
 }
 
 // What it promised to finish is finished, nobody counts on it any more, and it is
-// not the only one that has what it has.
+// not the only one that has what it has. One that holds nothing had a wrong state,
+// which is not to be left behind as its last.
 void Leader::leave_in_order() {
   const auto& order = machine_.order();
-  if (stopped_ || !machine_.report().leaving || busy_ ||
-      order.canonical != machine_.held()) {
+  if (stopped_ || !machine_.report().leaving || busy_ || !machine_.held()) {
     return;
   }
+  const auto id = options_.replica.incarnation;
   const bool member = std::any_of(
-      order.members.begin(), order.members.end(), [&](const Member& one) {
-        return one.incarnation == options_.replica.incarnation;
-      });
+      order.members.begin(), order.members.end(),
+      [&](const Member& one) { return one.incarnation == id; });
   const auto others = std::count_if(
-      order.peers.begin(), order.peers.end(), [&](const Peer& one) {
-        return one.incarnation != options_.replica.incarnation;
-      });
+      order.peers.begin(), order.peers.end(),
+      [&](const Peer& one) { return one.incarnation != id; });
   const bool held =
       std::any_of(order.peers.begin(), order.peers.end(), [&](const Peer& one) {
-        return one.incarnation != options_.replica.incarnation &&
-            one.held == order.canonical;
+        return one.incarnation != id && one.held == order.canonical;
       });
-  if (!member && (held || others == 0)) {
+  const bool is_first = order.term == 0;  // It has heard nobody.
+  const bool is_last = others == 0 && order.canonical == machine_.held();
+  if (!member && (held || is_first || is_last)) {
     stop({});
   }
 }

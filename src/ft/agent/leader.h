@@ -96,6 +96,7 @@ class Leader {
   void send_all(const Command& command);
   void heard_order(const net::Frame& frame);
   void report();
+  void not_reached(const Status& reason);
   void beat();
   Progress progress() const;
   std::vector<Progress> progress_of_ranks() const;
@@ -138,6 +139,7 @@ class Leader {
   std::optional<FetchTry> try_;
   std::uint64_t fetches_ = 0;
   std::string fetch_failure_;  // The last that was told.
+  std::string unreached_;      // Why there is no coordinator, as was told.
   Duration pause_{};           // Before the last try of a fetch.
   net::Timer others_;          // While some are asked for a snapshot.
   net::Timer retry_;

@@ -65,7 +65,7 @@ std::vector<Peer> donors_for(
 void Leader::on(const CatchUpTask& task) {
   others_.cancel();
   retry_.cancel();
-  try_.emplace();
+  try_ = FetchTry();
   try_->task = task;
   try_->wants_sum = task.held.has_value();
   try_next_donor();

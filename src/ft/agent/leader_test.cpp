@@ -4,15 +4,21 @@
 // over real sockets, with a coordinator of a few lines.
 #include "ft/agent/leader.h"
 
+#include <poll.h>
+#include <sys/socket.h>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "ft/agent/replica_agent.h"
+#include "ft/ring/socket.h"
 #include "ft/wire/codec.h"
+#include "net/frame.h"
 #include "net/listener.h"
 #include "net/loop.h"
 
@@ -114,6 +120,22 @@ TEST(Leader, SaysOnceThatACoordinatorIsOfAnotherRun) {
       << said;
 }
 
+TEST(Leader, SaysOnceWhyThereIsNoCoordinator) {
+  net::Loop loop;
+  LeaderOptions options;
+  options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
+  options.coordinator = {"127.0.0.1", 1};  // Nobody listens.
+  options.addresses.resize(1, {"127.0.0.1", 1, 2});
+  ::testing::internal::CaptureStderr();
+  Leader leader(loop, options, [](std::size_t, const Command&) {});
+  // Several tries, each in half a second at most.
+  const auto enough = loop.after(milliseconds(700), [&] { loop.stop(); });
+  loop.run();
+  const auto said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(count_of(said, "no coordinator yet: "), 1U) << said;
+  EXPECT_EQ(count_of(said, "127.0.0.1:1"), 1U) << said;
+}
+
 TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   net::Loop loop;
   Coordinating coordinator(loop);
@@ -141,6 +163,85 @@ TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   coordinator.serve(8, [](const Report&) { return order_of_run(1); });
   EXPECT_EQ(coordinator.reports().back().ranks[1].quiet_beats, 1U);
   EXPECT_GT(coordinator.reports().back().progress.serial, last.progress.serial);
+}
+
+// ---- other versions ----
+
+// Greets and answers in frames of a later minor version, for one connection, in a
+// thread of its own: a Connection would write this version. Stops the loop once it
+// has heard that it was understood.
+class NewerCoordinator {
+ public:
+  explicit NewerCoordinator(net::Loop& loop)
+      : loop_(loop),
+        listening_(std::move(ring::listen_on("127.0.0.1")).value()),
+        thread_([this] { serve(); }) {}
+  net::HostAddress address() const { return {"127.0.0.1", listening_.port}; }
+  // Of the last report.
+  std::uint64_t run() const { return run_.load(std::memory_order_relaxed); }
+
+  static constexpr std::uint64_t kRun = 9;
+
+ private:
+  static void say(
+      const Descriptor& socket, std::uint16_t type, std::string payload) {
+    const auto bytes = net::frame_bytes(
+        {.type = type,
+         .version_minor = net::kVersionMinor + 1,
+         .payload = std::move(payload)});
+    (void)::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+  void serve() {
+    constexpr std::uint16_t kGreeting = 0xffff;
+    pollfd ready{listening_.socket.get(), POLLIN, 0};
+    if (::poll(&ready, 1, 20000) != 1) {
+      return;
+    }
+    const Descriptor socket(
+        ::accept4(listening_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    say(socket, kGreeting, "accepted");
+    net::FrameReader reader(std::size_t{1} << 20U);
+    std::vector<net::Frame> frames;
+    char bytes[4096];
+    for (;;) {
+      const auto count = ::recv(socket.get(), bytes, sizeof bytes, 0);
+      if (count <= 0 ||
+          !reader.take({bytes, static_cast<std::size_t>(count)}, frames).ok()) {
+        return;
+      }
+      for (const auto& frame : std::exchange(frames, {})) {
+        if (frame.type == static_cast<std::uint16_t>(FrameType::kReport)) {
+          const auto run = report_of(frame.payload).value().run;
+          run_.store(run, std::memory_order_relaxed);
+          if (run == kRun) {
+            loop_.post([this] { loop_.stop(); });
+          }
+          say(socket, static_cast<std::uint16_t>(FrameType::kOrder),
+              bytes_of(order_of_run(kRun)));
+        }
+      }
+    }
+  }
+
+  net::Loop& loop_;
+  ring::Listening listening_;
+  // Nothing else is read because of it.
+  std::atomic<std::uint64_t> run_{0};
+  std::jthread thread_;
+};
+
+// Another major version is FrameReader's.
+TEST(Leader, F70UnderstandsACoordinatorOfANewerMinorVersion) {
+  net::Loop loop;
+  NewerCoordinator coordinator(loop);
+  LeaderOptions options;
+  options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
+  options.coordinator = coordinator.address();
+  options.addresses.resize(1, {"127.0.0.1", 1, 2});
+  const Leader leader(loop, options, [](std::size_t, const Command&) {});
+  const auto late = loop.after(std::chrono::seconds(20), [&] { loop.stop(); });
+  loop.run();
+  EXPECT_EQ(coordinator.run(), NewerCoordinator::kRun);
 }
 
 // ---- ranks that do not find each other ----

@@ -16,6 +16,11 @@
 namespace sherd::ft {
 
 struct LeaderThread::Impl {
+  struct Guest {
+    std::unique_ptr<net::Connection> connection;
+    net::Timer deadline;  // Of its hello.
+  };
+
   Impl(LeaderThreadOptions given, std::function<void(const Command&)> takes)
       : options(std::move(given)), own(std::move(takes)) {
     if (options.ranks > 1) {
@@ -30,7 +35,13 @@ struct LeaderThread::Impl {
     handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
       const auto number = ++connections;
       auto* connection = one.get();
-      guests[number] = std::move(one);
+      auto& guest = guests[number];
+      guest.connection = std::move(one);
+      guest.deadline = loop.after(options.hello_timeout, [connection] {
+        connection->close(
+            {ErrorCode::kDeadlineExceeded,
+             "[ft] expected to hear which rank it is, found silence"});
+      });
       connection->start(
           {[this, number](const net::Frame& frame) {
              guest_says(number, frame);
@@ -52,7 +63,7 @@ struct LeaderThread::Impl {
     }
     const auto event = event_of(frame.payload);
     if (frame.type != type_of(AgentFrame::kEvent) || !event.ok()) {
-      guests.at(number)->close(
+      guests.at(number).connection->close(
           Status(ErrorCode::kPeerMismatch, "[ft] expected an event"));
       return;
     }
@@ -61,6 +72,7 @@ struct LeaderThread::Impl {
 
   // "rank incarnation".
   void greet(std::uint64_t number, const net::Frame& frame) {
+    auto& guest = guests.at(number);
     std::istringstream in(frame.payload);
     std::size_t rank_number = 0;
     Incarnation incarnation = 0;
@@ -70,13 +82,14 @@ struct LeaderThread::Impl {
         rank_number < static_cast<std::size_t>(options.ranks) &&
         !siblings.contains(rank_number);
     if (!expected) {
-      guests.at(number)->close(Status(
+      guest.connection->close(Status(
           ErrorCode::kPeerMismatch,
           "[ft] expected a rank of this replica, found a stranger"));
       return;
     }
+    guest.deadline.cancel();
     rank_of[number] = rank_number;
-    siblings[rank_number] = guests.at(number).get();
+    siblings[rank_number] = guest.connection.get();
     if (started && all_are_there()) {
       lead();
     }
@@ -179,7 +192,10 @@ struct LeaderThread::Impl {
   void end() {
     ending = true;
     listener.reset();
-    std::erase_if(guests, [](const auto& one) { return one.second->open(); });
+    rank_of.clear();
+    siblings.clear();
+    std::erase_if(
+        guests, [](const auto& one) { return one.second.connection->open(); });
     end_if_nobody_is_left();
   }
 
@@ -207,7 +223,7 @@ struct LeaderThread::Impl {
   bool started = false;
   bool ending = false;
   std::uint64_t connections = 0;
-  std::map<std::uint64_t, std::unique_ptr<net::Connection>> guests;
+  std::map<std::uint64_t, Guest> guests;
   std::map<std::uint64_t, std::size_t> rank_of;           // Of guests.
   std::map<std::size_t, net::Connection*> siblings;       // By rank.
   std::vector<std::pair<std::size_t, AgentEvent>> early;  // Before it leads.

@@ -25,6 +25,8 @@ struct LeaderThreadOptions {
   int ranks = 1;
   // Until all of them have come.
   Duration siblings_timeout = std::chrono::seconds(60);
+  // Until one that has come says which it is.
+  Duration hello_timeout = std::chrono::seconds(5);
 };
 
 class LeaderThread {

@@ -396,7 +396,7 @@ void RankAgent::make(const InstallOrder& order, const RankProgram& program) {
     tell(InstalledEvent{
         order.serial, fetched.state, digest_of(fetched.state, program)});
   } else {
-    program.restore(*fetched.bytes);
+    program.restore(fetched.state, *fetched.bytes);
     copied_ = true;
     tell(InstalledEvent{order.serial, fetched.state});
   }

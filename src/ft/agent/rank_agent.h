@@ -73,7 +73,7 @@ struct RankAgentOptions {
 struct RankProgram {
   // All that makes this rank's state, as bytes, and back.
   std::function<std::string()> snapshot;
-  std::function<void(std::string_view)> restore;
+  std::function<void(const StateId& state, std::string_view bytes)> restore;
   // Makes the step that was committed, with this sum of gradients: all buckets,
   // one behind the other.
   std::function<void(const Commit& commit, const float* gradients)> update;

@@ -24,12 +24,13 @@ constexpr std::int64_t kSamples = 8;
 // The coordinator, in a thread.
 class Coordination {
  public:
-  explicit Coordination(int replicas) {
+  explicit Coordination(int replicas, int replicas_min = 1) {
     ServiceOptions options;
     options.address = {"127.0.0.1", 0};
     options.log = folder_.path() + "/coordinator.db";
     options.coordinator.run = 77;
     options.coordinator.replicas_start = replicas;
+    options.coordinator.replicas_min = replicas_min;
     options.coordinator.samples_per_replica = kSamples;
     service_ = Service::start(loop_, options, [](const Status&) {}).value();
     thread_ = std::jthread([this] { loop_.run(); });
@@ -83,7 +84,7 @@ class ToyModel {
               return bytes;
             },
         .restore =
-            [this](std::string_view bytes) {
+            [this](const StateId&, std::string_view bytes) {
               ASSERT_EQ(bytes.size(), 2 * kBytes);
               std::memcpy(values_.data(), bytes.data(), kBytes);
               std::memcpy(momentum_.data(), bytes.data() + kBytes, kBytes);
@@ -230,6 +231,24 @@ TEST(ReplicaAgents, TrainTogetherWithEqualBits) {
     }
     EXPECT_EQ(hashes.last(), 20);
   }
+}
+
+TEST(ReplicaAgents, LeaveWhileTheyWaitForOthers) {
+  constexpr std::int64_t kSteps = 1000000;
+  Coordination coordination(2, 2);
+  Hashes hashes;
+  ToyReplica first(coordination.address(), hashes, 0, 100, 1, kSteps);
+  first.leave();  // Nothing has begun.
+  first.wait();
+  ToyReplica one(coordination.address(), hashes, 0, 101, 1, kSteps);
+  ToyReplica other(coordination.address(), hashes, 1, 102, 1, kSteps);
+  while (hashes.last() < 5) {
+    std::this_thread::yield();
+  }
+  one.leave();
+  one.wait();
+  other.leave();  // It is too few.
+  other.wait();
 }
 
 TEST(ReplicaAgents, GoOnWithoutTheOneThatDiesAndTakeItBack) {

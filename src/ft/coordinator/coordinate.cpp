@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/ft/coordinator.h>
 
+#include <sys/resource.h>
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -63,27 +64,14 @@ class HeldSignals {
   struct sigaction pipe_before_ = {};
 };
 
-net::Security security_of(const CoordinateOptions& options) {
-  const bool tls = !options.tls_certificate.empty() ||
-      !options.tls_key.empty() || !options.tls_authority.empty();
-  SHERD_CHECK(
-      !tls || options.secret_file.empty(),
-      "[ft] expected a secret or certificates, found both");
-  if (!options.secret_file.empty()) {
-    return net::read_shared_secret(options.secret_file);
+// Each connection of a replica takes a descriptor. Whoever cannot have more goes
+// on with what there is.
+void allow_many_connections() {
+  rlimit files = {};
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    (void)::setrlimit(RLIMIT_NOFILE, &files);
   }
-  if (!tls) {
-    return {};
-  }
-  SHERD_CHECK(
-      !options.tls_certificate.empty() && !options.tls_key.empty() &&
-          !options.tls_authority.empty(),
-      "[ft] expected a certificate, its key and the authority's certificate, "
-      "found not all three");
-  return net::mutual_tls(
-      {.certificate = options.tls_certificate,
-       .key = options.tls_key,
-       .authority = options.tls_authority});
 }
 
 void check(const CoordinateOptions& options) {
@@ -95,19 +83,22 @@ void check(const CoordinateOptions& options) {
       "[ft] expected 1 replica or more, found a minimum of ",
       options.replicas_min, " and ", options.replicas_start, " to start with");
   SHERD_CHECK(
-      options.samples_per_replica >= 1,
-      "[ft] expected 1 sample for each replica or more, found ",
-      options.samples_per_replica);
-  SHERD_CHECK(
       options.samples_multiple >= 1 && options.global_batch >= 0 &&
           options.global_batch % options.samples_multiple == 0,
-      "[ft] expected a global batch that ", options.samples_multiple,
-      " divides, found ", options.global_batch);
+      "[ft] expected a global batch of 0 or more that ",
+      options.samples_multiple, " divides, found ", options.global_batch);
+  SHERD_CHECK(
+      options.samples_per_replica >= 1 &&
+          (options.global_batch > 0 ||
+           options.samples_per_replica % options.samples_multiple == 0),
+      "[ft] expected 1 sample for each replica or more that ",
+      options.samples_multiple, " divides, found ",
+      options.samples_per_replica);
   // A replica reports every 250 ms.
   SHERD_CHECK(
       options.dead_after >= milliseconds(500),
       "[ft] expected replicas to be dead after 500 ms or more, found ",
-      options.dead_after.count());
+      options.dead_after.count(), " ms");
   for (const auto time :
        {options.start_timeout, options.settle, options.join_timeout,
         options.hold_time, options.hang_after, options.first_hang_after}) {
@@ -126,7 +117,11 @@ std::uint64_t random_run() {
 ServiceOptions service_options(const CoordinateOptions& options) {
   ServiceOptions service;
   service.address = net::parse_host_address(options.bind);
-  service.listen.security = security_of(options);
+  service.listen.security = net::security_of(
+      options.secret_file,
+      {.certificate = options.tls_certificate,
+       .key = options.tls_key,
+       .authority = options.tls_authority});
   service.listen.connection.payload_bytes_max = kOrderBytesMax;
   service.log = options.log;
   service.coordinator.run = random_run();
@@ -232,6 +227,7 @@ class Coordinating {
 
 int coordinate(const CoordinateOptions& options) {
   check(options);
+  allow_many_connections();
   const Status end = Coordinating(options).run();
   if (!end.ok()) {
     log_error(end.message());

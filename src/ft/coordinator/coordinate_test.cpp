@@ -5,8 +5,10 @@
 
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 #include <memory>
@@ -56,6 +58,7 @@ class Process {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
+  pid_t pid() const { return pid_; }
   void signal(int number) const { ::kill(pid_, number); }
   // Its exit code, -1 when a signal ended it, -2 when it did not end in time.
   int wait() {
@@ -202,6 +205,19 @@ TEST_F(CoordinateKilled, OneThatHasASuccessorEndsWhenItWakes) {
   check_log();
 }
 
+TEST_F(CoordinateKilled, ItTakesAllDescriptorsThatItMayHave) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = std::min<rlim_t>(before.rlim_max, 128);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  const auto process = start();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit has{};
+  ASSERT_EQ(::prlimit(process->pid(), RLIMIT_NOFILE, nullptr, &has), 0);
+  EXPECT_EQ(has.rlim_cur, before.rlim_max);
+}
+
 TEST_F(CoordinateKilled, OptionsThatMakeNoSenseAreRefused) {
   const auto refusal = [](const CoordinateOptions& options) {
     return sherd::test::error_of([&] { (void)coordinate(options); });
@@ -223,7 +239,9 @@ TEST_F(CoordinateKilled, OptionsThatMakeNoSenseAreRefused) {
   EXPECT_THAT(refusal(options), HasSubstr("expected the status page on"));
   options.status.clear();
   options.tls_key = "key.pem";
-  EXPECT_THAT(refusal(options), HasSubstr("found not all three"));
+  EXPECT_THAT(
+      refusal(options),
+      HasSubstr("expected files of a certificate, its key and the authority"));
   options.secret_file = "secret";
   EXPECT_THAT(refusal(options), HasSubstr("found both"));
 }

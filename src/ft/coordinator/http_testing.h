@@ -15,8 +15,11 @@
 
 namespace sherd::ft::test {
 
-inline Descriptor connected_to(const std::string& address) {
-  Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+inline Descriptor new_socket() {
+  return Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+}
+
+inline void connect(const Descriptor& socket, const std::string& address) {
   sockaddr_in to{};
   to.sin_family = AF_INET;
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -25,6 +28,11 @@ inline Descriptor connected_to(const std::string& address) {
       ::connect(socket.get(), reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
   const timeval limit{10, 0};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+}
+
+inline Descriptor connected_to(const std::string& address) {
+  Descriptor socket = new_socket();
+  connect(socket, address);
   return socket;
 }
 

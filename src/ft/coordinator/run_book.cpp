@@ -47,18 +47,37 @@ RunBook::Known* RunBook::life(ReplicaId replica, Incarnation incarnation) {
       : nullptr;
 }
 
+// A life of it that counts.
+bool RunBook::is_there(ReplicaId replica) const {
+  const auto found = known_.find(replica);
+  return found != known_.end() && found->second.connected &&
+      !found->second.fenced;
+}
+
+// Its neighbours lose it all the same.
+bool RunBook::goes_in_order(ReplicaId replica) const {
+  const auto found = known_.find(replica);
+  return found != known_.end() &&
+      (found->second.report.leaving || found->second.report.finished);
+}
+
 void RunBook::heard(
-    const Report& report, const std::string& address, Instant now) {
+    const Report& report,
+    const std::string& address,
+    Instant now,
+    bool has_place) {
   Known* before = life(report.replica, report.incarnation);
   if (before == nullptr) {
-    if (known_.size() >= kReplicasMax && !known_.contains(report.replica)) {
+    if (report.replica >= kReplicasMax ||
+        (!has_place && is_there(report.replica))) {
       return;
     }
     before = &(known_[report.replica] = Known());
     before->since = now;
   }
   const auto& suspicion = report.suspicion;
-  if (suspicion && suspicion != before->report.suspicion) {
+  if (suspicion && suspicion != before->report.suspicion &&
+      !goes_in_order(suspicion->accused)) {
     failed(
         name_of(suspicion->accused),
         str(suspicion->reason, " (says ", name_of(report.replica), ")"), now);
@@ -96,9 +115,8 @@ void RunBook::told(
     return;
   }
   count("fences");
-  Known* known = life(replica, incarnation);
-  if (known != nullptr && !std::exchange(known->fenced, true)) {
-    log_warning(str("[ft] ", name_of(replica), " is fenced: ", order.fenced));
+  if (Known* known = life(replica, incarnation)) {
+    known->fenced = true;
   }
 }
 
@@ -112,7 +130,7 @@ void RunBook::lost(
     return;
   }
   known->connected = false;
-  if (!known->report.leaving && !known->fenced) {
+  if (!known->fenced && !goes_in_order(replica)) {
     failed(name_of(replica), cause, now);
   }
 }
@@ -155,7 +173,9 @@ void RunBook::watched(
 
 std::string RunBook::state_of(const Known& known) const {
   if (!known.connected) {
-    return known.report.leaving ? "left" : "lost";
+    return known.report.finished ? "done"
+        : known.report.leaving   ? "left"
+                                 : "lost";
   }
   if (known.fenced) {
     return "fenced";

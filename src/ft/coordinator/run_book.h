@@ -24,12 +24,18 @@ class RunBook {
  public:
   explicit RunBook(Instant now) : began_(now) {}
 
-  // From a connection of `address`.
-  void heard(const Report& report, const std::string& address, Instant now);
+  // From a connection of `address`. One without a place, as of a former life, is
+  // not shown instead of one that counts.
+  void heard(
+      const Report& report,
+      const std::string& address,
+      Instant now,
+      bool has_place = true);
   // On the disk.
   void wrote(const Record& record, const std::string& reason, Instant now);
   void told(ReplicaId replica, Incarnation incarnation, const Order& order);
-  // Its connection ended. A failure, unless it said that it leaves or was fenced.
+  // Its connection ended. A failure, unless it said that it leaves or has finished,
+  // or was fenced.
   void lost(
       ReplicaId replica,
       Incarnation incarnation,
@@ -80,6 +86,8 @@ class RunBook {
     Instant at{};
   };
   Known* life(ReplicaId replica, Incarnation incarnation);
+  bool is_there(ReplicaId replica) const;
+  bool goes_in_order(ReplicaId replica) const;
   std::string state_of(const Known& known) const;
   std::string stage() const;
   ReplicaStatus show(

@@ -90,6 +90,36 @@ TEST_F(Book, WhoLeavesOrIsFencedHasNotFailed) {
   EXPECT_THAT(book_.status({}, now_).failures, IsEmpty());
 }
 
+TEST_F(Book, WhoHasFinishedHasNotFailedWhoeverLosesIt) {
+  Report finished;
+  finished.replica = 1;
+  finished.incarnation = 1;
+  finished.finished = true;
+  book_.heard(finished, "", now_);
+  book_.lost(1, 1, "closed", now_);
+  Report other;
+  other.replica = 0;
+  other.incarnation = 1;
+  other.suspicion = Suspicion{{1, 2}, 1, "replica 1 has left"};
+  book_.heard(other, "", now_);
+  EXPECT_THAT(book_.status({}, now_).failures, IsEmpty());
+  EXPECT_EQ(states()[1], "done");
+}
+
+TEST_F(Book, OneThatIsRefusedIsNotShownInsteadOfOneThatCounts) {
+  Report former;
+  former.replica = 0;
+  former.incarnation = 9;
+  book_.heard(former, "", now_, /*has_place=*/false);
+  EXPECT_EQ(states()[0], "member");
+  former.replica = 5;  // There is no other.
+  book_.heard(former, "", now_, /*has_place=*/false);
+  EXPECT_THAT(states(), SizeIs(5));
+  former.replica = 1U << 30U;
+  book_.heard(former, "", now_, /*has_place=*/false);
+  EXPECT_THAT(states(), SizeIs(5));
+}
+
 TEST_F(Book, ASuspicionIsAFailureOnce) {
   Report report;
   report.replica = 1;

@@ -14,6 +14,7 @@
 #include "ft/coordinator/log_store.h"
 #include "ft/coordinator/run_book.h"
 #include "ft/wire/codec.h"
+#include "ft/wire/texts.h"
 #include "net/connection.h"
 
 namespace sherd::ft {
@@ -38,6 +39,8 @@ struct Session {
   Instant since{};
   // Whose it is, by its first report; none also when another one took over.
   std::optional<Life> life{};
+  bool fenced = false;   // As was said.
+  bool refused = false;  // The same.
 };
 
 }  // namespace
@@ -137,8 +140,13 @@ void Service::Impl::decide(const Decisions& decisions) {
 }
 
 void Service::Impl::tell(const Tell& tell) {
-  book.told(tell.replica, tell.incarnation, tell.order);
   const auto found = lives.find({tell.replica, tell.incarnation});
+  if (found != lives.end() && !tell.order.fenced.empty() &&
+      !std::exchange(sessions.at(found->second).fenced, true)) {
+    log_warning(
+        str("[ft] replica ", tell.replica, " is fenced: ", tell.order.fenced));
+  }
+  book.told(tell.replica, tell.incarnation, tell.order);
   if (found == lives.end()) {
     return;  // It will hear the same when it is back.
   }
@@ -283,8 +291,10 @@ void Service::Impl::close_silent_sessions(Instant now) {
 // ---- connections ----
 
 Status Service::Impl::listen() {
+  auto listen_options = options.listen;
+  listen_options.connection.received_bytes_max = kReportBytesMax;
   auto listening = net::Listener::listen(
-      loop, options.address, options.listen,
+      loop, options.address, listen_options,
       {.on_connection =
            [this](std::unique_ptr<net::Connection> connection) {
              connected(std::move(connection));
@@ -325,19 +335,12 @@ void Service::Impl::received(SessionId id, const net::Frame& frame) {
             frame.type));
     return;
   }
-  if (frame.payload.size() > kReportBytesMax) {
-    refuse(
-        id,
-        str("expected a report of at most ", kReportBytesMax, " bytes, found ",
-            frame.payload.size()));
-    return;
-  }
-  const auto decoded = report_of(frame.payload);
+  auto decoded = report_of(frame.payload);
   if (!decoded.ok()) {
     refuse(id, decoded.status().message());
     return;
   }
-  const Report& report = decoded.value();
+  const Report report = with_printable_texts(std::move(decoded).value());
   if (!belongs(id, report)) {
     return;
   }
@@ -346,9 +349,13 @@ void Service::Impl::received(SessionId id, const net::Frame& frame) {
   }
   book.count("reports");
   const Instant now = clock.now();
-  watch.heard(
-      report.replica, report.incarnation, report.progress, report.ranks, now);
-  book.heard(report, sessions.at(id).connection->peer(), real.now());
+  // One that is refused, as a former life that wakes, is not the replica.
+  const bool has_place = !machine || machine->has_place(report);
+  if (has_place) {
+    watch.heard(
+        report.replica, report.incarnation, report.progress, report.ranks, now);
+  }
+  book.heard(report, sessions.at(id).connection->peer(), real.now(), has_place);
   if (machine) {
     decide(machine->heard(report, now));
   }
@@ -386,16 +393,23 @@ bool Service::Impl::belongs(SessionId id, const Report& report) {
 }
 
 void Service::Impl::refuse(SessionId id, const std::string& why) {
+  Session& session = sessions.at(id);
+  session.refused = true;
   book.count("refusals");
-  const auto& connection = *sessions.at(id).connection;
-  log_warning(str("[ft] closing ", connection.peer(), ": ", why));
-  sessions.at(id).connection->close(Status(ErrorCode::kPeerMismatch, why));
+  log_warning(str("[ft] closing ", session.connection->peer(), ": ", why));
+  session.connection->close(Status(ErrorCode::kPeerMismatch, why));
 }
 
 void Service::Impl::closed(SessionId id, const Status& reason) {
   const auto life = sessions.at(id).life;
+  const bool refused = sessions.at(id).refused;
   sessions.erase(id);
   if (!life) {
+    // Bytes that are no frame, or one that is too long.
+    if (!refused && reason.code() == ErrorCode::kPeerMismatch) {
+      book.count("refusals");
+      log_warning(str("[ft] ", reason.message()));
+    }
     return;
   }
   lives.erase(*life);

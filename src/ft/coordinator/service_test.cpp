@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/coordinator/service.h"
 
+#include <sys/socket.h>
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <memory>
@@ -12,8 +14,10 @@
 
 #include "ft/coordinator/failing_disk_testing.h"
 #include "ft/coordinator/fake_replica_testing.h"
+#include "ft/coordinator/http_testing.h"
 #include "ft/coordinator/log_store.h"
 #include "ft/wire/codec.h"
+#include "net/connection_core.h"
 #include "support/scratch_folder.h"
 
 namespace sherd::ft {
@@ -24,6 +28,7 @@ using std::chrono::seconds;
 using test::FakeReplica;
 using test::run_until;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A coordinator and replicas in one loop, with real sockets and a real log.
 class ServiceTest : public ::testing::Test {
@@ -190,6 +195,8 @@ TEST_F(ServiceTest, WhoIsSilentIsLostInTime) {
 
 TEST_F(ServiceTest, WhoHangsIsLeftOutUntilItMoves) {
   options_.watch.hard_floor = milliseconds(700);
+  options_.coordinator.vote_timeout =
+      seconds(30);  // Nothing goes on without it.
   start_three();
   replicas_[1]->hang();
   ASSERT_TRUE(advance({0, 2}, 5));
@@ -206,6 +213,42 @@ TEST_F(ServiceTest, ANewerLifeFencesTheOlder) {
   EXPECT_TRUE(
       run_until(loop_, [&] { return !replicas_[1]->stopped().empty(); }));
   EXPECT_TRUE(advance({0, 2, 3}, 5));
+}
+
+// Whoever waits for the replica would be taken for the one that hangs.
+TEST_F(ServiceTest, AGuestOfAnotherRunTakesNobodysPlace) {
+  options_.watch.hard_floor = milliseconds(700);
+  options_.coordinator.vote_timeout =
+      seconds(30);  // Nothing goes on without it.
+  options_.watch.first_floor = milliseconds(700);
+  start_three();
+  std::unique_ptr<net::Connection> guest;
+  std::string fence;
+  Report report;
+  report.replica = 1;
+  report.incarnation = 99;
+  report.run = 5;
+  net::Dial dial(
+      loop_, options_.address, {},
+      [&](Result<std::unique_ptr<net::Connection>> dialled) {
+        guest = std::move(dialled).value();
+        guest->start(
+            {.on_frame =
+                 [&](const net::Frame& frame) {
+                   fence = order_of(frame.payload).value().fenced;
+                 },
+             .on_closed = [](const Status&) {}});
+        guest->send(
+            static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
+      });
+  ASSERT_TRUE(run_until(loop_, [&] { return !fence.empty(); }));
+  EXPECT_THAT(fence, HasSubstr("this is run 77, the replica is of run 5"));
+  EXPECT_EQ(state_of(1), "member");
+  replicas_[1]->hang();
+  ASSERT_TRUE(advance({0, 2}, 5));
+  EXPECT_THAT(failures(), HasSubstr("replica 1: it hangs"));
+  EXPECT_THAT(failures(), Not(HasSubstr("replica 0: it hangs")));
+  EXPECT_THAT(failures(), Not(HasSubstr("replica 2: it hangs")));
 }
 
 TEST_F(ServiceTest, OfTwoConnectionsOfOneLifeTheNewerCounts) {
@@ -238,6 +281,51 @@ TEST_F(ServiceTest, StrangersFramesCloseTheirConnectionAlone) {
   EXPECT_EQ(counted("refusals"), 7U);
   EXPECT_TRUE(advance({0, 1, 2}, 5));
   EXPECT_EQ(failures(), "");
+}
+
+// Who is nobody yet has no room for what it promises.
+TEST_F(ServiceTest, AReportThatIsTooLongIsRefusedByItsHeader) {
+  options_.listen.connection.payload_bytes_max = std::size_t{64} << 20U;
+  options_.first_report_timeout = seconds(60);
+  start();
+  const Descriptor socket = test::connected_to(options_.address.text());
+  test::say(
+      socket,
+      net::frame_bytes(
+          {.type = net::kGreetingType,
+           .payload = std::string(net::greeting_of(net::Side::kDialled))}) +
+          net::frame_bytes(
+              {.type = static_cast<std::uint16_t>(FrameType::kReport),
+               .payload = std::string(std::size_t{2} << 20U, '\0')})
+              .substr(0, net::kFrameHeaderBytes));
+  EXPECT_TRUE(run_until(loop_, [&] { return counted("refusals") == 1; }));
+  std::array<char, 4096> bytes{};
+  EXPECT_TRUE(run_until(loop_, [&] {
+    return ::recv(socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) == 0;
+  }));
+}
+
+// They go to the log, the page and whoever looks at them.
+TEST_F(ServiceTest, TextsOfReportsAreMadePrintable) {
+  start();
+  std::unique_ptr<net::Connection> guest;
+  Report report;
+  report.replica = 1;
+  report.incarnation = 1;
+  report.suspicion = Suspicion{{1, 2}, 2, "gone\x1b[2J\nsherd: all is well"};
+  net::Dial dial(
+      loop_, options_.address, {},
+      [&](Result<std::unique_ptr<net::Connection>> dialled) {
+        guest = std::move(dialled).value();
+        guest->start(
+            {.on_frame = [](const net::Frame&) {},
+             .on_closed = [](const Status&) {}});
+        guest->send(
+            static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
+      });
+  ASSERT_TRUE(run_until(loop_, [&] { return counted("failures") == 1; }));
+  EXPECT_EQ(
+      failures(), "replica 2: gone?[2J?sherd: all is well (says replica 1)\n");
 }
 
 TEST_F(ServiceTest, WhoNeverReportsIsClosed) {

@@ -29,6 +29,9 @@ constexpr std::size_t kClientsMax = 32;
 constexpr std::size_t kHeadBytesMax = 8192;
 // For all of a connection.
 constexpr Duration kClientTime = std::chrono::seconds(2);
+// After accept() itself has failed: descriptors have run out, and who waits to be
+// accepted goes on waiting.
+constexpr Duration kAcceptAgainAfter = std::chrono::milliseconds(100);
 
 struct SocketAddress {
   sockaddr_storage storage{};
@@ -131,7 +134,8 @@ struct StatusServer::Impl {
   std::string address;
   std::mutex mutex;  // Of `shown`.
   RunStatus shown;
-  std::vector<Client> clients;  // The thread's.
+  std::vector<Client> clients;  // The thread's, as what follows.
+  Instant accept_again{};       // Nobody is accepted before.
   SteadyClock clock;
   std::thread thread;
 
@@ -145,10 +149,12 @@ struct StatusServer::Impl {
 void StatusServer::Impl::run() {
   while (true) {
     std::vector<pollfd> polled = {{stop.get(), POLLIN, 0}};
-    const bool room = clients.size() < kClientsMax;
+    const Instant from = clock.now();
+    const bool accepts = clients.size() < kClientsMax && from >= accept_again;
     polled.push_back(
-        {listener.get(), static_cast<short>(room ? POLLIN : 0), 0});
-    Instant next = clock.now() + std::chrono::hours(1);
+        {listener.get(), static_cast<short>(accepts ? POLLIN : 0), 0});
+    Instant next =
+        from < accept_again ? accept_again : from + std::chrono::hours(1);
     for (const Client& client : clients) {
       const short events = client.answer.empty() ? POLLIN : POLLOUT;
       polled.push_back({client.socket.get(), events, 0});
@@ -180,6 +186,10 @@ void StatusServer::Impl::accept() {
   if (socket.open()) {
     clients.push_back(
         {.socket = std::move(socket), .until = clock.now() + kClientTime});
+  } else if (
+      errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
+      errno == ENOMEM) {
+    accept_again = clock.now() + kAcceptAgainAfter;
   }
 }
 

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/coordinator/status_server.h"
 
+#include <poll.h>
+#include <sys/resource.h>
+#include <algorithm>
+#include <chrono>
+#include <ctime>
 #include <string>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/clock.h"
 #include "ft/coordinator/http_testing.h"
 #include "support/error_of.h"
 
@@ -86,6 +92,37 @@ TEST(StatusServer, MoreConnectionsThanItTakesAreServedInTime) {
   EXPECT_THAT(
       answer(shown->address(), "GET / HTTP/1.1\r\n\r\n"),
       StartsWith("HTTP/1.1 200"));
+}
+
+Duration cpu_time() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) +
+      std::chrono::nanoseconds(time.tv_nsec);
+}
+
+// Who cannot be accepted is to be accepted still.
+TEST(StatusServer, WithoutDescriptorsItWaitsForSomeAndDoesNothing) {
+  const auto shown = server();
+  const Descriptor socket = test::new_socket();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 3;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  test::connect(socket, shown->address());
+  say(socket, "GET / HTTP/1.1\r\n\r\n");
+  // The least of three: time that the host takes away may be counted, too.
+  Duration spent = std::chrono::seconds(1);
+  for (int i = 0; i < 3; ++i) {
+    const Duration from = cpu_time();
+    pollfd polled{socket.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&polled, 1, 300), 0) << "nobody can answer yet";
+    spent = std::min(spent, cpu_time() - from);
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_LT(spent, std::chrono::milliseconds(15));
+  EXPECT_THAT(all_of(socket), StartsWith("HTTP/1.1 200"));
 }
 
 TEST(StatusServer, ListensOnThisHostAlone) {

@@ -77,7 +77,13 @@ void Watch::ended(ReplicaId replica, Incarnation incarnation) {
   const Life life{replica, incarnation};
   watched_.erase(life);
   const auto newest = newest_.find(replica);
-  if (newest != newest_.end() && newest->second == life) {
+  if (newest == newest_.end() || newest->second != life) {
+    return;
+  }
+  const auto other = watched_.lower_bound({replica, 0});
+  if (other != watched_.end() && other->first.first == replica) {
+    newest->second = other->first;
+  } else {
     newest_.erase(newest);
   }
 }

@@ -112,6 +112,18 @@ TEST_F(Watched, OneThatEndedIsNotMissed) {
   EXPECT_THAT(pass(seconds(3)), IsEmpty());
 }
 
+TEST_F(Watched, AFormerLifeThatComesAndGoesHidesNobody) {
+  pass_steps(6);
+  watch_.heard(1, 9, {}, {}, now_);
+  watch_.ended(1, 9);
+  ++serial_;
+  says(0, Activity::kReducing, serial_, 1);
+  says(1, Activity::kComputing, serial_);
+  says(2, Activity::kReducing, serial_, 1);
+  // It has more time than who waits for it.
+  EXPECT_THAT(hangs_in(seconds(6)), IsEmpty());
+}
+
 TEST_F(Watched, OneThatPausesForHalfTheTimeIsNotFound) {
   pass_steps(1);
   const auto said = said_;

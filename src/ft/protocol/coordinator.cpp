@@ -136,6 +136,9 @@ Decisions Coordinator::heard(const Report& report, Instant now) {
       known.report.progress.activity == report.progress.activity;
   known.report = report;
   known.connected = true;
+  if (report.leaving && is_tied(replica)) {
+    known.wrong = report.digest;  // Whoever asked it to trusts it less.
+  }
   compare_digests(now, decisions);
   if (report.finished && report.held) {
     finished_ = report.held;
@@ -160,7 +163,7 @@ Decisions Coordinator::lost(
   }
   auto& known = known_.at(replica);
   known.connected = false;
-  if (std::find(tied_.begin(), tied_.end(), replica) != tied_.end()) {
+  if (is_tied(replica)) {
     // The others go on with theirs: should this life come back, it drops its own.
     known.wrong = known.report.digest;
   }

@@ -123,6 +123,9 @@ class Coordinator {
   }
   // Whether it takes this life of the replica for one that is there.
   bool counts(ReplicaId replica, Incarnation incarnation) const;
+  // It is the replica's, not that of a former life, another run or configuration:
+  // those hear so, and count for nothing.
+  bool has_place(const Report& report) const { return refusal(report).empty(); }
   // A later one of this life was heard already, and answered.
   bool is_overtaken(const Report& report) const;
 
@@ -220,6 +223,7 @@ class Coordinator {
   bool drop_plan(Instant now, Decisions& decisions);
   void count_bad_gradients(
       const Report& report, Instant now, Decisions& decisions);
+  bool is_tied(ReplicaId replica) const;
   void compare_digests(Instant now, Decisions& decisions);
   void blame_for_sum(const Votes& votes, Instant now, Decisions& decisions);
   void complain(const std::string& why, Decisions& decisions);

@@ -56,6 +56,10 @@ void Coordinator::complain(const std::string& why, Decisions& decisions) {
   decisions.push_back({Notice{"stops", "the run"}, why});
 }
 
+bool Coordinator::is_tied(ReplicaId replica) const {
+  return std::find(tied_.begin(), tied_.end(), replica) != tied_.end();
+}
+
 // By every new report, and when somebody is not there any more.
 void Coordinator::compare_digests(Instant now, Decisions& decisions) {
   std::vector<DigestClaim> claims;

@@ -140,6 +140,20 @@ TEST(Detectors, TwoThatDifferStopTrainingUntilOneIsEnded) {
   EXPECT_THAT(play.coordinator().complaint(), IsEmpty());
 }
 
+TEST(Detectors, OfTwoThatDifferTheOneThatIsAskedToLeaveIsWrong) {
+  auto play = after_a_step(options_of(1, 2), 2);
+  digest(play, 0, 7);
+  digest(play, 1, 8);
+  for (const ReplicaId replica :
+       {0U, 1U}) {  // Of the second there is no other.
+    play.report(replica).leaving = true;
+    play.say(replica);
+  }
+  EXPECT_TRUE(play.order(0).wrong.has_value());
+  EXPECT_FALSE(play.order(1).wrong.has_value());
+  EXPECT_THAT(play.coordinator().complaint(), IsEmpty());
+}
+
 TEST(Detectors, WhoStillCopiesIsNoWitnessToWaitFor) {
   auto play = after_a_step(options_of(1, 2), 2);
   play.say(2);  // Holds the first values.

@@ -19,9 +19,6 @@ constexpr int kSteady = 10;
 // has to look.
 constexpr int kBarrenMax = 3;
 
-// Steps that a replica may lack when it comes in.
-constexpr std::int64_t kJoinLag = 4;
-
 }  // namespace
 
 // ---- questions ----
@@ -52,12 +49,6 @@ std::optional<std::int64_t> Coordinator::lag(const Known& known) const {
     return std::nullopt;
   }
   return history_.canonical->step - held->step;
-}
-
-// Into a running epoch's next one.
-bool Coordinator::can_join(const Known& known, Instant now) const {
-  return !is_out(known, now) && !known.report.leaving && lag(known) &&
-      *lag(known) <= kJoinLag;
 }
 
 // Has it, or can make it from what it reduced.
@@ -179,6 +170,9 @@ std::string Coordinator::broken() const {
           name_of(member.replica), " has gradients of no use: ",
           known.report.bad_gradients->fault.reason);
     }
+    if (phase_ == Phase::kRunning && known.report.joined < history_.epoch) {
+      return str(name_of(member.replica), " is not connected any more");
+    }
     const auto& held = known.report.held;
     if (!held || (held != history_.canonical && held->step >= attempt().step)) {
       return str(name_of(member.replica), " has another state");
@@ -188,38 +182,6 @@ std::string Coordinator::broken() const {
     return str("nobody holds ", text_of(*history_.canonical));
   }
   return {};
-}
-
-std::string Coordinator::plan_broken() const {
-  for (const auto& member : planned_->members) {
-    if (!counts(member.replica, member.incarnation)) {
-      return str(name_of(member.replica), " was lost before it could join");
-    }
-    const auto& report = known_.at(member.replica).report;
-    if (report.leaving) {
-      return str(name_of(member.replica), " leaves");
-    }
-    if (report.suspicion && report.suspicion->epoch == planned_->epoch) {
-      return str(
-          name_of(member.replica), " cannot reach ",
-          name_of(report.suspicion->accused), ": ", report.suspicion->reason);
-    }
-  }
-  return {};
-}
-
-// All of them are connected, and lack little: others will wait for the rest of it.
-// Where steps are faster than sums can be fetched, that is as little as it gets.
-bool Coordinator::plan_is_ready(Instant now) const {
-  const std::int64_t lag_max = now < plan_until_ ? 0 : kJoinLag;
-  return planned_ && plan_broken().empty() &&
-      late_ones(planned_->members, planned_->epoch).empty() &&
-      std::all_of(
-             planned_->members.begin(), planned_->members.end(),
-             [&](const Member& member) {
-               const auto lags = lag(known_.at(member.replica));
-               return is_member(member.replica) || (lags && *lags <= lag_max);
-             });
 }
 
 // Those of the last epoch, if they are enough: who comes anew is planned for, so
@@ -404,67 +366,15 @@ void Coordinator::salvage(
   }
 }
 
-bool Coordinator::drop_plan(Instant now, Decisions& decisions) {
-  auto reason = plan_broken();
-  const bool late = now >= plan_until_;
-  const auto missing = late_ones(planned_->members, planned_->epoch);
-  if (reason.empty() && late && !missing.empty()) {
-    reason = str(text_of(planned_->epoch), " was not joined by all");
-  }
-  for (const auto& member : planned_->members) {
-    const auto& known = known_.at(member.replica);
-    if (reason.empty() && late && !is_member(member.replica) &&
-        !can_join(known, now)) {
-      reason = str(name_of(member.replica), " cannot keep up");
-    }
-  }
-  if (reason.empty()) {
-    return false;
-  }
-  const bool link_is_to_blame =
-      late && suspect_link(planned_->members, missing, planned_->epoch);
-  for (const auto& member : planned_->members) {
-    if (!is_member(member.replica) && !link_is_to_blame) {
-      penalise(member.replica, now);
-      auto& until = known_.at(member.replica).out_until;
-      until = std::max(until, now + options_.backoff);
-    }
-  }
-  planned_.reset();
-  tell_all(reason, decisions);
-  return true;
-}
-
-bool Coordinator::plan(Instant now, Decisions& decisions) {
-  if (planned_) {
-    return drop_plan(now, decisions);
-  }
-  PlannedEpoch next;
-  std::string newcomer;
-  for (const auto& [replica, known] : known_) {
-    if (is_member(replica)) {
-      next.members.push_back({replica, known.report.incarnation, {}});
-    } else if (can_join(known, now)) {
-      next.members.push_back({replica, known.report.incarnation, {}});
-      newcomer = name_of(replica);
-    }
-  }
-  if (newcomer.empty()) {
-    return false;
-  }
-  next.epoch = next_epoch();
-  next.members = links_.ring_of(std::move(next.members));
-  planned_ = std::move(next);
-  plan_until_ = now + options_.join_timeout;
-  tell_all(str(newcomer, " has caught up"), decisions);
-  return true;
-}
-
-// When all replicas have started anew and are there, nobody can come who has more.
+// When all replicas have started anew and are there, nobody can come who has more;
+// but one that installs what it has fetched may be about to hold it.
 Duration Coordinator::hold_time() const {
   const bool all_are_here = std::all_of(
-      history_.lives.begin(), history_.lives.end(),
-      [&](const auto& one) { return counts(one.first, one.second.current); });
+      history_.lives.begin(), history_.lives.end(), [&](const auto& one) {
+        return counts(one.first, one.second.current) &&
+            known_.at(one.first).report.progress.activity !=
+            Activity::kFetching;
+      });
   return all_are_here ? std::min(options_.join_timeout, options_.hold_time)
                       : options_.hold_time;
 }
@@ -472,6 +382,10 @@ Duration Coordinator::hold_time() const {
 bool Coordinator::roll_back(Instant now, Decisions& decisions) {
   if (!history_.canonical || !complaint().empty() || somebody_holds()) {
     lost_since_.reset();
+    return false;
+  }
+  if (finished_ == history_.canonical) {
+    end_run(decisions);
     return false;
   }
   // Of what anybody holds, the last; sooner what canonical was made from.
@@ -487,10 +401,6 @@ bool Coordinator::roll_back(Instant now, Decisions& decisions) {
   }
   if (!best) {
     lost_since_.reset();
-    return false;
-  }
-  if (finished_ == history_.canonical) {
-    end_run(decisions);
     return false;
   }
   lost_since_ = lost_since_.value_or(now);
@@ -537,27 +447,6 @@ void Coordinator::end_run(Decisions& decisions) {
       known.connected = false;
     }
   }
-}
-
-// Who comes in now lacks the step that is committed: it follows the next.
-std::vector<Member> Coordinator::members_of_plan(
-    const SampleSet& consumed, Instant now) {
-  std::vector<Member> trained;
-  for (const auto& member : planned_->members) {
-    if (is_member(member.replica)) {
-      trained.push_back(member);
-    } else {
-      known_.at(member.replica).member_since = now;
-    }
-  }
-  give_samples(trained, consumed);
-  // In the order in which they are connected.
-  std::vector<Member> members;
-  auto next = trained.begin();
-  for (const auto& member : planned_->members) {
-    members.push_back(is_member(member.replica) ? *next++ : member);
-  }
-  return members;
 }
 
 void Coordinator::commit_step(

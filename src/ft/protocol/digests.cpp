@@ -84,8 +84,9 @@ DigestVerdict judge(const std::vector<DigestClaim>& claims) {
     }
     // Who is on its way there will say more.
     const auto to_come = std::count_if(
-        claims.begin(), claims.end(), [&](const DigestClaim& one) {
-          return one.held && one.held->step < state.step;
+        claims.begin(), claims.end(),
+        [step = state.step](const DigestClaim& one) {
+          return one.held && one.held->step < step;
         });
     judge(state, groups, static_cast<std::size_t>(to_come), verdict);
   }

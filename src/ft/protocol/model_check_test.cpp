@@ -106,6 +106,19 @@ TEST(ProtocolModel, GradientsThatAreBadOnSomeReplicasOrAll) {
        .progress_every = 100});
 }
 
+// One is dead, and the other holds nothing: the dead one has to come back.
+TEST(ProtocolModel, WhoHoldsNothingIsNotEnough) {
+  expect_safe(
+      {.replicas = 2,
+       .replicas_min = 1,
+       .steps = 1,
+       .epochs = 1,
+       .crashes = 1,
+       .damages = 1,
+       .latest_messages = true,
+       .progress_every = 7});
+}
+
 TEST(ProtocolModel, AllHoldersDieAndTheStepIsRolledBack) {
   const auto result = check_model(
       {.replicas = 1,

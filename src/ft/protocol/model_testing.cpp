@@ -12,6 +12,19 @@
 namespace sherd::ft {
 namespace {
 
+// They can make a step by themselves. Who leaves goes when its step is made, and
+// where nobody holds anything, somebody has to bring it.
+bool are_enough(const ModelOptions& options, const State& state) {
+  const auto& all = state.replicas;
+  const auto stay = std::count_if(all.begin(), all.end(), [](const auto& one) {
+    return one.alive && !one.protocol.report().leaving;
+  });
+  return stay >= std::max(1, options.replicas_min) &&
+      std::any_of(all.begin(), all.end(), [](const Process& one) {
+           return one.alive && one.protocol.held();
+         });
+}
+
 // What is left out of the search: one long breath from a state, without faults.
 // Nobody starts anew where enough live.
 bool goes_on(const Model& model, const ModelOptions& options, State state) {
@@ -24,11 +37,9 @@ bool goes_on(const Model& model, const ModelOptions& options, State state) {
     // Everything that can happen does, so that nothing is put off for ever.
     constexpr int kTurns = 200;
     for (int i = 0; i < kTurns && !model.done(state); ++i) {
-      const auto alive = std::count_if(
-          state.replicas.begin(), state.replicas.end(),
-          [](const Process& one) { return one.alive; });
-      auto choices = model.progress(state, /*beats=*/true);
-      if (alive >= std::max(1, options.replicas_min)) {
+      // Then nothing is on its way any more, and timeouts end.
+      auto choices = model.progress(state, /*beats=*/i < kTurns / 2);
+      if (are_enough(options, state)) {
         std::erase_if(choices, [](const Model::Choice& one) {
           return one.name.ends_with(" starts anew");
         });

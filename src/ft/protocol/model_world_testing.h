@@ -507,6 +507,9 @@ class Model {
   void computed(State& state, Process& self) const {
     const auto task = self.computing.front();
     self.computing.erase(self.computing.begin());
+    if (task.serial != ModelAccess::serial(self.protocol)) {
+      return;  // Zeros of a later task may be there already.
+    }
     self.gradients = Contribution{task.serial, self.bits, task.samples};
     contribute(state, self);
   }

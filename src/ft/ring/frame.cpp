@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include "base/printable.h"
 #include "net/bytes.h"
 #include "net/crc32c.h"
 
@@ -13,15 +14,6 @@ namespace {
 constexpr std::uint32_t kMagic = 0x52524853;  // "SHRR"
 constexpr std::uint16_t kVersion = 2;
 constexpr std::size_t kReasonBytesMax = 400;
-
-// What a stranger may have put into a text must not reach a terminal.
-std::string printable(std::string_view text) {
-  std::string result(text.substr(0, kReasonBytesMax));
-  std::replace_if(
-      result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; },
-      '?');
-  return result;
-}
 
 std::string frame(FrameKind kind, const Epoch& epoch, std::string payload) {
   SHERD_ASSERT(payload.size() <= kTextBytesMax);
@@ -144,7 +136,7 @@ std::string frame_of(const Epoch& epoch, const Hello& hello) {
 }
 
 std::string refusal_frame(const Epoch& epoch, std::string_view reason) {
-  return frame(FrameKind::kRefusal, epoch, printable(reason));
+  return frame(FrameKind::kRefusal, epoch, printable(reason, kReasonBytesMax));
 }
 
 std::string frame_of(const Epoch& epoch, const Ending& ending) {
@@ -153,7 +145,7 @@ std::string frame_of(const Epoch& epoch, const Ending& ending) {
   out.u32(ending.reporter);
   out.u32(ending.accused);
   out.i64(ending.finished_step);
-  out.text(printable(ending.reason));
+  out.text(printable(ending.reason, kReasonBytesMax));
   return frame(FrameKind::kEnding, epoch, out.take());
 }
 
@@ -190,7 +182,8 @@ Result<Ending> parse_ending(std::string_view payload) {
   ending.reporter = in.u32("reporter");
   ending.accused = in.u32("accused");
   ending.finished_step = in.i64("finished step");
-  ending.reason = printable(in.text("reason", kReasonBytesMax));
+  ending.reason =
+      printable(in.text("reason", kReasonBytesMax), kReasonBytesMax);
   if (Status status = in.finish("ending of a ring"); !status.ok()) {
     return status;
   }
@@ -198,7 +191,7 @@ Result<Ending> parse_ending(std::string_view payload) {
 }
 
 std::string parse_refusal(std::string_view payload) {
-  return printable(payload);
+  return printable(payload, kReasonBytesMax);
 }
 
 }  // namespace sherd::ft::ring

@@ -1,28 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Any bytes are a header, and the payload of each kind of frame: they are refused
-// with a sentence, or written again as the same bytes. Nothing is thrown.
+// with a sentence, or written again as the same bytes. So are the bytes of real
+// ones of which some are damaged; if none is, they are read. Nothing is thrown.
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include "base/check.h"
 #include "ft/ring/frame.h"
+#include "ft/ring/frame_testing.h"
 #include "net/bytes.h"
 #include "net/crc32c.h"
+#include "support/round_trip.h"
 
 namespace sherd::ft::ring {
 namespace {
 
-void check(const HeaderBytes& bytes) {
-  const auto header = parse_header(bytes);
-  if (!header.ok()) {
-    SHERD_ASSERT(!header.status().message().empty(), "no reason");
-    return;
-  }
-  SHERD_ASSERT(
-      parse_header(bytes_of(header.value())).value() == header.value(),
-      "not what was read");
-}
+using sherd::test::check_damaged;
+using sherd::test::check_round_trip;
 
 // As a neighbour might have written it: with magic, version and checksum.
 HeaderBytes with_checksum(HeaderBytes bytes) {
@@ -35,14 +30,11 @@ HeaderBytes with_checksum(HeaderBytes bytes) {
   return bytes;
 }
 
-template <typename T>
-void check(const Result<T>& result, const std::string& payload) {
-  if (!result.ok()) {
-    SHERD_ASSERT(!result.status().message().empty(), "no reason");
-    return;
-  }
-  const auto again = frame_of(Epoch{}, result.value()).substr(kHeaderBytes);
-  SHERD_ASSERT(again.size() == payload.size(), "not what was read");
+// Whether it was read, with the checksum that it should have.
+bool check_header(const HeaderBytes& bytes) {
+  check_round_trip(parse_header(bytes), bytes);
+  const HeaderBytes summed = with_checksum(bytes);
+  return check_round_trip(parse_header(summed), summed);
 }
 
 void check_readable(const std::string& text) {
@@ -53,12 +45,88 @@ void check_readable(const std::string& text) {
       "a terminal would obey it");
 }
 
-void check_payload(const std::string& payload) {
-  check(parse_hello(payload), payload);
+// The same, but for what a terminal would obey.
+void check_again(const std::string& again, const std::string& payload) {
+  SHERD_ASSERT(
+      std::equal(
+          again.begin(), again.end(), payload.begin(), payload.end(),
+          [](char now, char before) { return now == before || now == '?'; }),
+      "not what was read");
+}
+
+// Whether it was read.
+template <auto parse>
+bool check_payload(const std::string& payload) {
+  const auto result = parse(payload);
+  if (!result.ok()) {
+    SHERD_ASSERT(!result.status().message().empty(), "no reason");
+    return false;
+  }
+  check_again(frame_of(Epoch{}, result.value()).substr(kHeaderBytes), payload);
+  return true;
+}
+
+bool check_ending(const std::string& payload) {
   const auto ending = parse_ending(payload);
-  check(ending, payload);
   check_readable(ending.ok() ? ending.value().reason : std::string());
-  check_readable(parse_refusal(payload));
+  return check_payload<parse_ending>(payload);
+}
+
+bool check_refusal(const std::string& payload) {
+  const std::string reason = parse_refusal(payload);
+  check_readable(reason);
+  check_again(reason, payload.substr(0, reason.size()));
+  return reason.size() == payload.size();
+}
+
+void check_payloads(const std::string& payload) {
+  (void)check_payload<parse_hello>(payload);
+  (void)check_ending(payload);
+  (void)check_refusal(payload);
+}
+
+using Check = bool (*)(const std::string&);
+
+void check_frame(
+    const std::string& frame, Check check, sherd::test::FuzzBytes& input) {
+  HeaderBytes header = {};
+  std::copy_n(frame.begin(), header.size(), header.begin());
+  check_damaged(header, check_header, input);
+  check_damaged(frame.substr(kHeaderBytes), check, input);
+}
+
+void check_frames(sherd::test::FuzzBytes input) {
+  test::RandomMessages random(input.seed());
+  check_damaged(bytes_of(random_header(random)), check_header, input);
+  const Epoch epoch = random.epoch();
+  check_frame(
+      frame_of(epoch, random_hello(random)), check_payload<parse_hello>, input);
+  check_frame(frame_of(epoch, random_ending(random)), check_ending, input);
+  check_frame(refusal_frame(epoch, random.text()), check_refusal, input);
+}
+
+// As they are, and nearer to what they shall be.
+void check_bytes(const std::string& whole) {
+  HeaderBytes header = {};
+  std::copy_n(
+      whole.begin(), std::min(whole.size(), header.size()), header.begin());
+  (void)check_header(header);
+  // A kind that there is, which few inputs would have.
+  header[6] = static_cast<char>(static_cast<unsigned char>(header[6]) % 6);
+  header[7] = 0;
+  (void)check_header(header);
+  check_payloads(whole);
+  // As long as a hello is, or as the text of an ending says.
+  const auto hello_bytes = frame_of(Epoch(), Hello()).size() - kHeaderBytes;
+  check_payloads(
+      (whole + std::string(hello_bytes, 'x')).substr(0, hello_bytes));
+  net::ByteWriter ending;
+  ending.u8(static_cast<std::uint8_t>(whole.size() % 8));
+  ending.u32(1);
+  ending.u32(2);
+  ending.i64(3);
+  ending.text(whole);
+  check_payloads(ending.take());
 }
 
 }  // namespace
@@ -68,26 +136,7 @@ void check_payload(const std::string& payload) {
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
   using namespace sherd::ft::ring;  // NOLINT(google-build-using-namespace)
-  const std::string whole(data, data + size);
-  HeaderBytes header = {};
-  std::copy_n(data, std::min(size, header.size()), header.begin());
-  check(header);
-  check(with_checksum(header));
-  // A kind that there is, which few inputs would have.
-  header[6] = static_cast<char>(header[6] % 6);
-  header[7] = 0;
-  check(with_checksum(header));
-  // As it is, and as long as a hello is, or as the text of an ending says.
-  check_payload(whole);
-  const auto hello_bytes =
-      frame_of(sherd::ft::Epoch(), Hello()).size() - kHeaderBytes;
-  check_payload((whole + std::string(hello_bytes, 'x')).substr(0, hello_bytes));
-  sherd::net::ByteWriter ending;
-  ending.u8(static_cast<std::uint8_t>(size % 8));
-  ending.u32(1);
-  ending.u32(2);
-  ending.i64(3);
-  ending.text(whole);
-  check_payload(ending.take());
+  check_bytes(std::string(data, data + size));
+  check_frames(sherd::test::FuzzBytes({data, size}));
   return 0;
 }

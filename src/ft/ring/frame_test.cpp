@@ -8,6 +8,7 @@
 #include <span>
 #include <gtest/gtest.h>
 #include "ft/ring/digest.h"
+#include "ft/ring/frame_testing.h"
 #include "ft/ring/kernels.h"
 
 namespace sherd::ft::ring {
@@ -57,6 +58,19 @@ TEST(Frame, RandomBytesAreRefused) {
 
 std::string payload_of(const std::string& frame) {
   return frame.substr(kHeaderBytes);
+}
+
+TEST(Frame, AnyValuesComeBackAsTheyWere) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    test::RandomMessages random(seed);
+    const FrameHeader header = random_header(random);
+    EXPECT_EQ(parse_header(bytes_of(header)).value(), header);
+    const Hello hello = random_hello(random);
+    EXPECT_EQ(parse_hello(payload_of(frame_of(Epoch{}, hello))).value(), hello);
+    const Ending ending = random_ending(random);
+    EXPECT_EQ(
+        parse_ending(payload_of(frame_of(Epoch{}, ending))).value(), ending);
+  }
 }
 
 TEST(Frame, AHelloComesBackAsItWasAndNotCutShort) {

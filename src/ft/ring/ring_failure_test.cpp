@@ -23,11 +23,12 @@ namespace {
 
 using testing::HasSubstr;
 
-// A sanitizer slows the ring's thread as it does everything.
+// On few cores, where the thread that is waited for may have to wait for its turn.
+// A sanitizer slows it besides, as it does everything.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kSlowness = 10;
 #else
-constexpr int kSlowness = 1;
+constexpr int kSlowness = 5;
 #endif
 
 bool reaches(Ring& ring, std::int64_t slices) {
@@ -167,7 +168,7 @@ TEST_P(RingKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
   for (int i = 0; i < 2; ++i) {
     const Instant begin = clock.now();
     group[i].ring.stop(epoch.epoch);
-    EXPECT_LT(seconds(clock.now() - begin), 0.1);
+    EXPECT_LT(seconds(clock.now() - begin), 0.1 * kSlowness);
   }
   const auto next = group.epoch(2);
   ASSERT_TRUE(group.join(next));

@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <atomic>
 #include <charconv>
+#include <mutex>
 #include <random>
 #include <utility>
 
@@ -84,9 +85,11 @@ GradientCheckOptions check_options(const SessionOptions& options) {
 }
 
 net::Security security_of(const SessionOptions& options) {
-  return options.secret_file.empty()
-      ? net::Security()
-      : net::read_shared_secret(options.secret_file);
+  return net::security_of(
+      options.secret_file,
+      {.certificate = options.tls_certificate,
+       .key = options.tls_key,
+       .authority = options.tls_authority});
 }
 
 }  // namespace
@@ -107,10 +110,15 @@ SessionOptions SessionOptions::from_environment() {
       "SHERD_REPLICA",
       spare ? line_from(number_of("SHERD_SPARE", *spare))
             : read("SHERD_REPLICA"));
-  options.replicas = number_of("SHERD_REPLICAS", read("SHERD_REPLICAS"));
+  options.replicas =
+      number_of("SHERD_REPLICAS", lookup("SHERD_REPLICAS").value_or("1"));
   options.samples_full =
       number_of("SHERD_SAMPLES", lookup("SHERD_SAMPLES").value_or("0"));
+  options.host = lookup("SHERD_HOST").value_or(options.host);
   options.secret_file = lookup("SHERD_SECRET_FILE").value_or("");
+  options.tls_certificate = lookup("SHERD_TLS_CERT").value_or("");
+  options.tls_key = lookup("SHERD_TLS_KEY").value_or("");
+  options.tls_authority = lookup("SHERD_TLS_CA").value_or("");
   return options;
 }
 
@@ -155,16 +163,15 @@ struct ReplicaSession::Impl {
         hash_of({options.config, std::to_string(world.size())}) | 1U;
     starting.held = options.held.empty() ? first_state(starting.config)
                                          : state_named(options.held);
-    held = starting.held;
-    step.store(held->step, std::memory_order_relaxed);
+    now_holds(starting.held);
     agent = std::make_unique<ReplicaAgent>(std::move(starting));
     agent->start(world.all_gather_texts(agent->address()));
     program = {
         .snapshot = [this] { return state_bytes(state, world.rank()); },
         .restore =
-            [this](std::string_view bytes) {
-              held.reset();  // The next task says what it is.
+            [this](const StateId& fetched, std::string_view bytes) {
               restore_state(state, world.rank(), bytes);
+              now_holds(fetched);
             },
         .update = [this](
                       const Commit& commit,
@@ -177,6 +184,12 @@ struct ReplicaSession::Impl {
     const auto texts = world.all_gather_texts(
         std::to_string(hash_of({state_bytes(state, world.rank())})));
     return {0, first_lineage(config, hash_of(texts))};
+  }
+
+  void expect_open(const char* called) const {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, agent, "[ft] expected an open session, found ",
+        called, " after close()");
   }
 
   // A bucket that is there, while it is in the cache.
@@ -193,8 +206,12 @@ struct ReplicaSession::Impl {
     samples = commit.samples;
     update(commit.result.step);
     gradients.clear();
-    held = commit.result;
-    step.store(commit.result.step, std::memory_order_relaxed);
+    now_holds(commit.result);
+  }
+
+  void now_holds(const StateId& which) {
+    held = which;
+    step.store(which.step, std::memory_order_relaxed);
   }
 
   const World world;
@@ -205,11 +222,12 @@ struct ReplicaSession::Impl {
   Gradients gradients;
   GradientCheck check;
   std::atomic<std::int64_t> step{0};
-  std::optional<StateId> held;  // None: what was fetched last has no name yet.
-  std::int64_t samples = 0;     // Of the step that is being made.
+  StateId held;
+  std::int64_t samples = 0;  // Of the step that is being made.
   RankProgram program;
   std::optional<ComputeCommand> task;
-  std::unique_ptr<ReplicaAgent> agent;
+  std::unique_ptr<ReplicaAgent> agent;  // Null after close().
+  std::mutex closing;                   // leave() comes from any thread.
 };
 
 ReplicaSession::ReplicaSession(
@@ -225,6 +243,7 @@ ReplicaSession::~ReplicaSession() = default;
 
 std::optional<TrainingStep> ReplicaSession::begin_step() {
   auto& all = *impl_;
+  all.expect_open("begin_step()");
   SHERD_CHECK_AS(
       kFailedPrecondition, !all.task,
       "[ft] expected finish_step() after begin_step(), found another one");
@@ -236,8 +255,7 @@ std::optional<TrainingStep> ReplicaSession::begin_step() {
       all.agent->gradients(),
       [&all, task = *all.task](int bucket) { all.give(task, bucket); });
   all.check.begin(all.gradients.layout().buckets().size());
-  all.held = all.task->base;
-  all.step.store(all.task->base.step, std::memory_order_relaxed);
+  all.now_holds(all.task->base);
   TrainingStep plan;
   plan.step = all.task->base.step + 1;
   plan.replica_samples = count_of(all.task->samples);
@@ -275,19 +293,28 @@ std::int64_t ReplicaSession::step() const {
   return impl_->step.load(std::memory_order_relaxed);
 }
 
-std::string ReplicaSession::state_name() const {
-  return impl_->held ? name_of(*impl_->held) : std::string();
-}
+std::string ReplicaSession::state_name() const { return name_of(impl_->held); }
 
 std::int64_t ReplicaSession::samples_of_update() const {
   return impl_->samples;
 }
 
-void ReplicaSession::leave() { impl_->agent->leave(); }
+void ReplicaSession::leave() {
+  const std::lock_guard lock(impl_->closing);
+  if (impl_->agent) {
+    impl_->agent->leave();
+  }
+}
 
 void ReplicaSession::close() {
-  impl_->agent->end(impl_->program);
-  impl_->agent.reset();
+  auto& all = *impl_;
+  if (!all.agent) {
+    return;
+  }
+  all.task.reset();
+  all.agent->end(all.program);
+  const std::lock_guard lock(all.closing);
+  all.agent.reset();
 }
 
 }  // namespace sherd::ft

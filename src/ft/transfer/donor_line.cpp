@@ -8,6 +8,8 @@
 #include <utility>
 #include "base/caught.h"
 #include "base/check.h"
+#include "base/printable.h"
+#include "ft/wire/texts.h"
 #include "net/dial.h"
 
 namespace sherd::ft::transfer {
@@ -154,7 +156,9 @@ void DonorLine::Impl::heard(const net::Frame& frame) {
   const auto type = static_cast<FrameType>(frame.type);
   if (type == FrameType::kRefusal) {
     decode(refusal_of, [&](const Refusal& refusal) {
-      fail(code_of(refusal.why), "refused: " + refusal.reason);
+      fail(
+          code_of(refusal.why),
+          "refused: " + printable(refusal.reason, kShownBytesMax));
     });
   } else if (type == FrameType::kAnswer && !answer) {
     decode(answer_of, [&](const Answer& its) { heard_answer(its); });

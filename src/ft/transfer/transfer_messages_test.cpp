@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "ft/transfer/digest.h"
+#include "ft/transfer/transfer_messages_testing.h"
 #include "ft/transfer/transfer_testing.h"
 
 namespace sherd::ft::transfer {
@@ -37,6 +38,18 @@ TEST(TransferMessages, ComeBackAsTheyWereAndAreRefusedWhenCut) {
   check(kRefusal, refusal_of);
   check(kAnswer, answer_of);
   check(WantChunk{std::numeric_limits<std::uint64_t>::max()}, want_chunk_of);
+}
+
+TEST(TransferMessages, OfAnyValuesComeBackAsTheyWere) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    test::RandomMessages random(seed);
+    const Request request = random_request(random);
+    EXPECT_EQ(request_of(bytes_of(request)).value(), request);
+    const Refusal refusal = random_refusal(random);
+    EXPECT_EQ(refusal_of(bytes_of(refusal)).value(), refusal);
+    const Answer answer = random_answer(random);
+    EXPECT_EQ(answer_of(bytes_of(answer)).value(), answer);
+  }
 }
 
 TEST(TransferMessages, ChunkTakesAllThatFollows) {

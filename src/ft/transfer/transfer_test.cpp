@@ -123,14 +123,14 @@ TEST(FetchSnapshot, IsEncryptedWhereThereIsASecret) {
 
 TEST(FetchSnapshot, WaitsForAnOfferLongerThanForADonorThatIsSilent) {
   Donor donor;
-  donor.options.timeout_without_progress = 400ms;
+  donor.options.timeout_without_progress = 1200ms;
   Heard<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, {donor.address()}, donor.options, state_of(5), heard.done());
   run_for(donor.loop, 300ms);
   EXPECT_TRUE(donor.server.busy());
   donor.server.offer(state_of(4), random_bytes(10, 4));  // To be waited on.
-  run_for(donor.loop, 700ms);
+  run_for(donor.loop, 1500ms);
   EXPECT_FALSE(heard.any()) << heard.failure();
   donor.server.offer(state_of(5), random_bytes(10, 5));
   ASSERT_TRUE(heard.comes(donor.loop));
@@ -279,14 +279,14 @@ TEST(AskSnapshot, MayBeAnsweredInsideTheCall) {
 }
 
 TEST(AskSnapshot, TakesOneOfThisMomentAndNoOlderOne) {
-  Donor donor({.fresh = 200ms});
+  Donor donor({.fresh = 600ms});
   donor.on_wanted = [&] {
     donor.server.offer(state_of(10 + donor.wanted), random_bytes(10, 1));
   };
   EXPECT_EQ(donor.ask().value(), state_of(11));
   EXPECT_EQ(donor.ask().value(), state_of(11));
   EXPECT_EQ(donor.wanted, 1);
-  run_for(donor.loop, 250ms);
+  run_for(donor.loop, 650ms);
   EXPECT_EQ(donor.ask().value(), state_of(12));
 }
 
@@ -367,11 +367,11 @@ TEST(FetchSum, WorksForAllStepsSinceASnapshotThatWasFetched) {
 }
 
 TEST(FetchSum, FindsNoMoreOnceNobodyHasCaughtUpForAWhile) {
-  Donor donor({.kept = 300ms});
+  Donor donor({.kept = 900ms});
   donor.server.offer(state_of(0), random_bytes(10, 1));
   donor.keep(1, 6);
   EXPECT_EQ(donor.sum_after(state_of(0)).failure(), "");
-  run_for(donor.loop, 800ms);
+  run_for(donor.loop, 1500ms);
   EXPECT_EQ(
       donor.sum_after(state_of(3)).code(), ErrorCode::kFailedPrecondition);
   EXPECT_EQ(donor.sum_after(state_of(5)).failure(), "");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random values of the protocol's messages, for tests. Thread rule: one thread.
+// Random values of the protocol's messages and of what they are made of, for tests
+// and fuzzers. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +27,10 @@ class RandomMessages {
     report.held = maybe<StateId>([&] { return state(); });
     report.joined = epoch();
     report.vote = maybe<Vote>([&] { return Vote{attempt(), state(), word()}; });
-    report.suspicion = maybe<Suspicion>([&] {
-      return Suspicion{
-          epoch(), half(), text(), maybe<ReplicaId>([&] { return half(); })};
-    });
+    report.suspicion = maybe<Suspicion>([&] { return suspicion(); });
     report.digest = maybe<StateDigest>([&] { return digest(); });
     report.bad_gradients = maybe<BadGradients>(
-        [&] { return BadGradients{state(), ranges(), {text(), coin()}}; });
+        [&] { return BadGradients{state(), ranges(), fault()}; });
     report.leaving = coin();
     report.finished = coin();
     report.addresses = some<RankAddress>([&] { return address(); });
@@ -82,18 +80,25 @@ class RandomMessages {
     }
   }
 
+  // ---- what they are made of ----
+
   std::uint64_t below(std::uint64_t end) {
     return std::uniform_int_distribution<std::uint64_t>(0, end - 1)(random_);
   }
-
- private:
   std::uint64_t word() { return random_(); }
   std::uint32_t half() { return static_cast<std::uint32_t>(random_()); }
   std::int64_t positive() { return static_cast<std::int64_t>(word() >> 2U); }
   bool coin() { return below(2) == 1; }
-  std::string text() { return std::string(below(40), char('a' + below(26))); }
+  std::string text() {
+    const auto letter = static_cast<char>('a' + below(26));
+    return std::string(below(40), letter);
+  }
   Epoch epoch() { return {word(), word()}; }
   Attempt attempt() { return {epoch(), positive()}; }
+  GradientFault fault() { return {text(), coin()}; }
+  Suspicion suspicion() {
+    return {epoch(), half(), text(), maybe<ReplicaId>([&] { return half(); })};
+  }
   StateDigest digest() { return {state(), word(), coin()}; }
   StateId state() { return {positive(), {word(), word()}}; }
   RankAddress address() {
@@ -112,7 +117,7 @@ class RandomMessages {
     });
     return progress;
   }
-  Commit commit() { return {attempt(), state(), state(), word()}; }
+  Commit commit() { return {attempt(), state(), state(), word(), positive()}; }
   std::vector<SampleRange> ranges() {
     return some<SampleRange>([&] {
       const auto begin = positive();
@@ -136,6 +141,7 @@ class RandomMessages {
     return all;
   }
 
+ private:
   std::mt19937_64 random_;
 };
 

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How those who have caught up come in: an epoch that is planned while another runs,
+// joined by all, and begun by a commit.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "ft/protocol/coordinator.h"
+
+namespace sherd::ft {
+namespace {
+
+std::string name_of(ReplicaId replica) { return str("replica ", replica); }
+
+// Steps that a replica may lack when it comes in.
+constexpr std::int64_t kJoinLag = 4;
+
+}  // namespace
+
+// Into a running epoch's next one.
+bool Coordinator::can_join(const Known& known, Instant now) const {
+  return !is_out(known, now) && !known.report.leaving && lag(known) &&
+      *lag(known) <= kJoinLag;
+}
+
+std::string Coordinator::plan_broken() const {
+  for (const auto& member : planned_->members) {
+    if (!counts(member.replica, member.incarnation)) {
+      return str(name_of(member.replica), " was lost before it could join");
+    }
+    const auto& report = known_.at(member.replica).report;
+    if (report.leaving) {
+      return str(name_of(member.replica), " leaves");
+    }
+    if (report.suspicion && report.suspicion->epoch == planned_->epoch) {
+      return str(
+          name_of(member.replica), " cannot reach ",
+          name_of(report.suspicion->accused), ": ", report.suspicion->reason);
+    }
+  }
+  return {};
+}
+
+// All of them are connected, and lack little: others will wait for the rest of it.
+// Where steps are faster than sums can be fetched, that is as little as it gets.
+bool Coordinator::plan_is_ready(Instant now) const {
+  const std::int64_t lag_max = now < plan_until_ ? 0 : kJoinLag;
+  return planned_ && plan_broken().empty() &&
+      late_ones(planned_->members, planned_->epoch).empty() &&
+      std::all_of(
+             planned_->members.begin(), planned_->members.end(),
+             [&](const Member& member) {
+               const auto lags = lag(known_.at(member.replica));
+               return is_member(member.replica) || (lags && *lags <= lag_max);
+             });
+}
+
+// Who comes in now lacks the step that is committed: it follows the next.
+std::vector<Member> Coordinator::members_of_plan(
+    const SampleSet& consumed, Instant now) {
+  std::vector<Member> trained;
+  for (const auto& member : planned_->members) {
+    if (is_member(member.replica)) {
+      trained.push_back(member);
+    } else {
+      known_.at(member.replica).member_since = now;
+    }
+  }
+  give_samples(trained, consumed);
+  // In the order in which they are connected.
+  std::vector<Member> members;
+  auto next = trained.begin();
+  for (const auto& member : planned_->members) {
+    members.push_back(is_member(member.replica) ? *next++ : member);
+  }
+  return members;
+}
+
+bool Coordinator::drop_plan(Instant now, Decisions& decisions) {
+  auto reason = plan_broken();
+  const bool late = now >= plan_until_;
+  const auto missing = late_ones(planned_->members, planned_->epoch);
+  if (reason.empty() && late && !missing.empty()) {
+    reason = str(text_of(planned_->epoch), " was not joined by all");
+  }
+  for (const auto& member : planned_->members) {
+    const auto& known = known_.at(member.replica);
+    if (reason.empty() && late && !is_member(member.replica) &&
+        !can_join(known, now)) {
+      reason = str(name_of(member.replica), " cannot keep up");
+    }
+  }
+  if (reason.empty()) {
+    return false;
+  }
+  const bool link_is_to_blame =
+      late && suspect_link(planned_->members, missing, planned_->epoch);
+  for (const auto& member : planned_->members) {
+    if (!is_member(member.replica) && !link_is_to_blame) {
+      penalise(member.replica, now);
+      auto& until = known_.at(member.replica).out_until;
+      until = std::max(until, now + options_.backoff);
+    }
+  }
+  planned_.reset();
+  tell_all(reason, decisions);
+  return true;
+}
+
+bool Coordinator::plan(Instant now, Decisions& decisions) {
+  // With the step that is under way the epoch ends, and whatever was planned.
+  if (std::any_of(
+          history_.members.begin(), history_.members.end(),
+          [&](const Member& one) {
+            return known_.at(one.replica).report.leaving;
+          })) {
+    return false;
+  }
+  if (planned_) {
+    return drop_plan(now, decisions);
+  }
+  // Rings have room for two epochs: who has not begun this one would give it up.
+  if (std::any_of(
+          history_.members.begin(), history_.members.end(),
+          [&](const Member& one) {
+            return known_.at(one.replica).report.held != history_.canonical;
+          })) {
+    return false;
+  }
+  PlannedEpoch next;
+  std::string newcomer;
+  for (const auto& [replica, known] : known_) {
+    if (is_member(replica)) {
+      next.members.push_back({replica, known.report.incarnation, {}});
+    } else if (can_join(known, now)) {
+      next.members.push_back({replica, known.report.incarnation, {}});
+      newcomer = name_of(replica);
+    }
+  }
+  if (newcomer.empty()) {
+    return false;
+  }
+  next.epoch = next_epoch();
+  next.members = links_.ring_of(std::move(next.members));
+  planned_ = std::move(next);
+  plan_until_ = now + options_.join_timeout;
+  tell_all(str(newcomer, " has caught up"), decisions);
+  return true;
+}
+
+}  // namespace sherd::ft

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A replica of one rank with a model, by itself: what a session allows, and how it
+// and the coordinator know each other.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sherd/ckpt/checkpoint.h>
+#include <sherd/ft/replica_session.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/shard/fully_shard.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include "net/net_testing.h"
+#include "support/coordinator_process.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+#include "support/scratch_folder.h"
+#include "support/small_models.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+class LoneReplica {
+ public:
+  LoneReplica(const World& world, const ft::SessionOptions& options)
+      : model_(2, 6),
+        fsdp_(fully_shard(*model_, world)),
+        adamw_(fsdp_.named_parameters(), {.learning_rate = 1e-3}),
+        session_(
+            world,
+            fsdp_.named_parameters(),
+            state(),
+            [this](std::int64_t) { adamw_.step(); },
+            options) {}
+
+  void train(std::int64_t steps) {
+    while (const auto plan = session_.begin_step()) {
+      if (plan->step > steps) {
+        break;
+      }
+      const auto first = plan->samples.front().begin;
+      auto x = integer_rows(static_cast<int>(first), 0, 6);
+      x = model_->layer(1).forward(model_->layer(0).forward(x));
+      model_->head(x).sum().backward();
+      EXPECT_TRUE(session_.finish_step());
+    }
+    session_.close();
+  }
+  ft::ReplicaSession& session() { return session_; }
+
+ private:
+  CheckpointState state() {
+    CheckpointState all;
+    all.add(fsdp_.named_parameters());
+    all.add("adamw", adamw_, fsdp_.named_parameters());
+    return all;
+  }
+
+  Chain model_;
+  FullyShardedDataParallel fsdp_;
+  AdamW adamw_;
+  ft::ReplicaSession session_;
+};
+
+void run_alone(
+    const ft::SessionOptions& options,
+    const std::function<void(LoneReplica&)>& body) {
+  const testing::ScratchFolder folder;
+  expect_all_ok(run_processes(1, [&](int, Rank&) {
+    const auto store =
+        c10::make_intrusive<c10d::FileStore>(folder.path() + "/store", 1);
+    const auto world = World::from_store(store, 0, 1, test_world_options());
+    LoneReplica replica(world, options);
+    body(replica);
+  }));
+}
+
+TEST(Session, AfterCloseNothingBegins) {
+  const CoordinatorProcess coordinator({});
+  ft::SessionOptions options;
+  options.coordinator = coordinator.address();
+  run_alone(options, [](LoneReplica& replica) {
+    replica.train(3);
+    auto& session = replica.session();
+    EXPECT_EQ(session.step(), 3);
+    EXPECT_THAT(session.state_name(), HasSubstr("step 3 of "));
+    EXPECT_THAT(
+        error_of([&] { (void)session.begin_step(); }),
+        HasSubstr("found begin_step() after close()"));
+    EXPECT_THAT(
+        error_of([&] { (void)session.finish_step(); }),
+        HasSubstr("expected begin_step() before finish_step()"));
+    session.leave();
+    session.close();
+  });
+}
+
+TEST(Session, CertificatesOfOneAuthorityAreEnough) {
+  const testing::ScratchFolder folder;
+  const auto mine = net::testing::make_certificate(folder.path(), "one");
+  const auto other =
+      net::testing::make_certificate_of(folder.path(), "other", "one");
+  ft::CoordinateOptions coordinating;
+  coordinating.tls_certificate = mine.certificate;
+  coordinating.tls_key = mine.key;
+  coordinating.tls_authority = mine.authority;
+  const CoordinatorProcess coordinator(coordinating);
+  ft::SessionOptions options;
+  options.coordinator = coordinator.address();
+  options.tls_certificate = other.certificate;
+  options.tls_key = other.key;
+  options.tls_authority = other.authority;
+  run_alone(options, [](LoneReplica& replica) {
+    replica.train(3);
+    EXPECT_EQ(replica.session().step(), 3);
+  });
+}
+
+}  // namespace
+}  // namespace sherd::test
