@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 #include <gmock/gmock.h>
@@ -29,6 +30,46 @@ using test::FakeReplica;
 using test::run_until;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+// A peer that says one frame, or nothing, and keeps what it hears.
+class Guest {
+ public:
+  Guest(
+      net::Loop& loop,
+      const net::HostAddress& address,
+      std::optional<net::Frame> says)
+      : dial_(
+            loop,
+            address,
+            {},
+            [this, says = std::move(says)](
+                Result<std::unique_ptr<net::Connection>> dialled) {
+              connection_ = std::move(dialled).value();
+              connection_->start(
+                  {.on_frame =
+                       [this](const net::Frame& frame) {
+                         heard_.push_back(frame);
+                       },
+                   .on_closed = [this](const Status&) { closed_ = true; }});
+              if (says) {
+                connection_->send(says->type, says->payload);
+              }
+            }) {}
+  const std::vector<net::Frame>& heard() const { return heard_; }
+  bool closed() const { return closed_; }
+
+ private:
+  std::unique_ptr<net::Connection> connection_;
+  std::vector<net::Frame> heard_;
+  bool closed_ = false;
+  net::Dial dial_;
+};
+
+net::Frame frame_of(const Report& report) {
+  return {
+      .type = static_cast<std::uint16_t>(FrameType::kReport),
+      .payload = bytes_of(report)};
+}
 
 // A coordinator and replicas in one loop, with real sockets and a real log.
 class ServiceTest : public ::testing::Test {
@@ -103,18 +144,9 @@ class ServiceTest : public ::testing::Test {
   }
   // What a peer that sends this frame is left with: it is closed, or not.
   bool closed_after(std::uint16_t type, const std::string& payload) {
-    std::unique_ptr<net::Connection> connection;
-    bool closed = false;
-    net::Dial dial(
-        loop_, options_.address, {},
-        [&](Result<std::unique_ptr<net::Connection>> dialled) {
-          connection = std::move(dialled).value();
-          connection->start(
-              {.on_frame = [](const net::Frame&) {},
-               .on_closed = [&](const Status&) { closed = true; }});
-          connection->send(type, payload);
-        });
-    return run_until(loop_, [&] { return closed; }, seconds(5));
+    const Guest guest(
+        loop_, options_.address, net::Frame{.type = type, .payload = payload});
+    return run_until(loop_, [&] { return guest.closed(); }, seconds(5));
   }
 
   const sherd::testing::ScratchFolder folder_;
@@ -222,27 +254,15 @@ TEST_F(ServiceTest, AGuestOfAnotherRunTakesNobodysPlace) {
       seconds(30);  // Nothing goes on without it.
   options_.watch.first_floor = milliseconds(700);
   start_three();
-  std::unique_ptr<net::Connection> guest;
-  std::string fence;
   Report report;
   report.replica = 1;
   report.incarnation = 99;
   report.run = 5;
-  net::Dial dial(
-      loop_, options_.address, {},
-      [&](Result<std::unique_ptr<net::Connection>> dialled) {
-        guest = std::move(dialled).value();
-        guest->start(
-            {.on_frame =
-                 [&](const net::Frame& frame) {
-                   fence = order_of(frame.payload).value().fenced;
-                 },
-             .on_closed = [](const Status&) {}});
-        guest->send(
-            static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
-      });
-  ASSERT_TRUE(run_until(loop_, [&] { return !fence.empty(); }));
-  EXPECT_THAT(fence, HasSubstr("this is run 77, the replica is of run 5"));
+  const Guest guest(loop_, options_.address, frame_of(report));
+  ASSERT_TRUE(run_until(loop_, [&] { return !guest.heard().empty(); }));
+  EXPECT_THAT(
+      order_of(guest.heard().front().payload).value().fenced,
+      HasSubstr("this is run 77, the replica is of run 5"));
   EXPECT_EQ(state_of(1), "member");
   replicas_[1]->hang();
   ASSERT_TRUE(advance({0, 2}, 5));
@@ -308,21 +328,11 @@ TEST_F(ServiceTest, AReportThatIsTooLongIsRefusedByItsHeader) {
 // They go to the log, the page and whoever looks at them.
 TEST_F(ServiceTest, TextsOfReportsAreMadePrintable) {
   start();
-  std::unique_ptr<net::Connection> guest;
   Report report;
   report.replica = 1;
   report.incarnation = 1;
   report.suspicion = Suspicion{{1, 2}, 2, "gone\x1b[2J\nsherd: all is well"};
-  net::Dial dial(
-      loop_, options_.address, {},
-      [&](Result<std::unique_ptr<net::Connection>> dialled) {
-        guest = std::move(dialled).value();
-        guest->start(
-            {.on_frame = [](const net::Frame&) {},
-             .on_closed = [](const Status&) {}});
-        guest->send(
-            static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
-      });
+  const Guest guest(loop_, options_.address, frame_of(report));
   ASSERT_TRUE(run_until(loop_, [&] { return counted("failures") == 1; }));
   EXPECT_EQ(
       failures(), "replica 2: gone?[2J?sherd: all is well (says replica 1)\n");
@@ -331,17 +341,8 @@ TEST_F(ServiceTest, TextsOfReportsAreMadePrintable) {
 TEST_F(ServiceTest, WhoNeverReportsIsClosed) {
   options_.first_report_timeout = milliseconds(200);
   start();
-  bool closed = false;
-  std::unique_ptr<net::Connection> connection;
-  net::Dial dial(
-      loop_, options_.address, {},
-      [&](Result<std::unique_ptr<net::Connection>> dialled) {
-        connection = std::move(dialled).value();
-        connection->start(
-            {.on_frame = [](const net::Frame&) {},
-             .on_closed = [&](const Status&) { closed = true; }});
-      });
-  EXPECT_TRUE(run_until(loop_, [&] { return closed; }));
+  const Guest guest(loop_, options_.address, std::nullopt);
+  EXPECT_TRUE(run_until(loop_, [&] { return guest.closed(); }));
 }
 
 // ---- the log ----

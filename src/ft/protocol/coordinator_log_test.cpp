@@ -227,7 +227,8 @@ TEST(CoordinatorLog, WhoInstallsWhatIsLackingIsWaitedFor) {
   EXPECT_EQ(play.coordinator().history().canonical->step, 1);
 }
 
-TEST(CoordinatorLog, NobodyTrainsAgainWhatHasEnded) {
+// Its only replica has ended with step 1, and gone.
+Play after_the_end() {
   Play play(options_of(1, 1));
   play.begin({0});
   play.vote(0);
@@ -235,6 +236,11 @@ TEST(CoordinatorLog, NobodyTrainsAgainWhatHasEnded) {
   play.report(0).finished = true;
   play.say(0);
   play.lose(0);
+  return play;
+}
+
+TEST(CoordinatorLog, NobodyTrainsAgainWhatHasEnded) {
+  auto play = after_the_end();
   play.report(1).held = kFirst;
   play.say(1);
   EXPECT_THAT(play.order(1).fenced, HasSubstr("the run has ended with step 1"));
@@ -244,13 +250,7 @@ TEST(CoordinatorLog, NobodyTrainsAgainWhatHasEnded) {
 }
 
 TEST(CoordinatorLog, WhoHoldsNothingHearsThatTheRunHasEnded) {
-  Play play(options_of(1, 1));
-  play.begin({0});
-  play.vote(0);
-  play.apply({0});
-  play.report(0).finished = true;
-  play.say(0);
-  play.lose(0);
+  auto play = after_the_end();
   play.report(1).held.reset();  // Its bits were wrong: it had begun to fetch.
   play.say(1);
   EXPECT_TRUE(play.order(1).ended);
