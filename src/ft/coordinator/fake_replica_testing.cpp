@@ -91,6 +91,14 @@ void FakeReplica::go_on() {
   }
 }
 
+void FakeReplica::enter(Activity activity) {
+  progress_.activity = activity;
+  if (hangs_in_ == activity) {
+    hangs_ = true;
+    hangs_in_.reset();
+  }
+}
+
 void FakeReplica::carry_out(const Tasks& tasks) {
   for (const auto& task : tasks) {
     carry_out_one(task);
@@ -108,15 +116,17 @@ void FakeReplica::carry_out_one(const Task& task) {
             });
           },
           [&](const ReduceTask& reduce) {
-            progress_.activity = Activity::kReducing;
+            enter(Activity::kReducing);
             later(options_.step, [this, attempt = reduce.attempt] {
-              progress_.activity = Activity::kWaiting;
+              enter(Activity::kWaiting);
               carry_out(machine_.reduced(
                   attempt, mix64(static_cast<std::uint64_t>(attempt.step))));
             });
           },
           [&](const ApplyTask& apply) {
+            enter(Activity::kApplying);
             later(Duration(0), [this, state = apply.commit.result] {
+              enter(Activity::kWaiting);
               carry_out(machine_.applied(state));
             });
           },

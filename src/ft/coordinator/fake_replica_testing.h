@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -37,6 +38,8 @@ class FakeReplica {
   void fall_silent() { silent_ = true; }
   // Its training threads do nothing; the thread that reports goes on.
   void hang() { hangs_ = true; }
+  // The same, from the next time on that they begin with this.
+  void hang_in(Activity activity) { hangs_in_ = activity; }
   void go_on();
   void leave() { carry_out(machine_.leave()); }
 
@@ -52,6 +55,7 @@ class FakeReplica {
  private:
   void carry_out(const Tasks& tasks);
   void carry_out_one(const Task& task);
+  void enter(Activity activity);
   // As a process that takes `delay` for it.
   void later(Duration delay, std::function<void()> work);
   void send(Report report);
@@ -65,6 +69,7 @@ class FakeReplica {
   Progress progress_;
   bool silent_ = false;
   bool hangs_ = false;
+  std::optional<Activity> hangs_in_;
   int connected_ = 0;
   std::string stopped_;
   std::vector<Commit> commits_;

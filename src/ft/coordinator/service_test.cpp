@@ -225,19 +225,29 @@ TEST_F(ServiceTest, WhoIsSilentIsLostInTime) {
   EXPECT_EQ(counted("silences"), 1U);
 }
 
-TEST_F(ServiceTest, WhoHangsIsLeftOutUntilItMoves) {
+class ServiceHang : public ServiceTest,
+                    public ::testing::WithParamInterface<Activity> {};
+
+TEST_P(ServiceHang, WhoHangsIsLeftOutUntilItMoves) {
   options_.watch.hard_floor = milliseconds(700);
   options_.coordinator.vote_timeout =
       seconds(30);  // Nothing goes on without it.
   start_three();
-  replicas_[1]->hang();
+  replicas_[1]->hang_in(GetParam());
+  ASSERT_TRUE(run_until(loop_, [&] { return state_of(1) == "hangs"; }));
   ASSERT_TRUE(advance({0, 2}, 5));
   EXPECT_THAT(failures(), HasSubstr("replica 1: it hangs"));
-  EXPECT_TRUE(run_until(loop_, [&] { return state_of(1) == "hangs"; }));
   EXPECT_EQ(replicas_[1]->connected(), 1);
   replicas_[1]->go_on();
   EXPECT_TRUE(advance({0, 1, 2}, 5));
 }
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    ServiceHang,
+    ::testing::Values(Activity::kReducing, Activity::kApplying),
+    [](const auto& of) {
+      return of.param == Activity::kReducing ? "Reducing" : "Applying";
+    });
 
 TEST_F(ServiceTest, ANewerLifeFencesTheOlder) {
   start_three();
