@@ -149,7 +149,7 @@ TEST(Connection, TellsItsEndOnceWithTheFirstReason) {
 TEST(Connection, FinishesWithWhatWaits) {
   for (const Security& security : {Security(), a_secret()}) {
     Loop loop;
-    Pair pair(loop, {}, security);
+    Pair pair(loop, {.finish_timeout = 20s}, security);
     const std::string large(std::size_t{8} << 20U, 'x');
     pair.client.connection->send(1, large);
     pair.client.connection->send(2, "the last word");
@@ -168,7 +168,7 @@ TEST(Connection, FinishesWithWhatWaits) {
 
 TEST(Connection, FinishesAlsoWhenItsOwnerHasGone) {
   Loop loop;
-  Pair pair(loop);
+  Pair pair(loop, {.finish_timeout = 20s});
   const std::string large(std::size_t{8} << 20U, 'x');
   pair.client.connection->send(1, large);
   pair.client.connection->finish(kEnough);
@@ -332,7 +332,11 @@ class PeerProcess {
 TEST(KilledPeer, IsNoticedAtOnce) {
   for (const Security& security : {Security(), a_secret()}) {
     Loop loop;
-    Server server(loop, {.security = security});
+    // No timeout notices it before the limit below.
+    Server server(
+        loop,
+        {.security = security,
+         .connection = {.user_timeout = 60s, .keep_alive_idle = 60s}});
     const PeerProcess peer(server.listener->address(), security);
     ASSERT_TRUE(run_until(loop, [&] {
       return !server.ends.empty() && !server.ends[0]->frames.empty();
@@ -341,7 +345,7 @@ TEST(KilledPeer, IsNoticedAtOnce) {
     const Instant killed = loop.now();
     peer.signal(SIGKILL);
     ASSERT_TRUE(run_until(loop, [&] { return server.ends[0]->is_closed(); }));
-    EXPECT_LT(loop.now() - killed, 2s);
+    EXPECT_LT(loop.now() - killed, 15s);
     EXPECT_EQ(server.ends[0]->closed[0].code(), ErrorCode::kPeerLost);
   }
 }

@@ -21,10 +21,6 @@ using testing::run_for;
 using testing::run_until;
 using testing::Server;
 
-HostAddress unused_address(Loop& loop) {
-  return Server(loop).listener->address();
-}
-
 TEST(BackOff, DoublesFromMinToMaxAndBeginsAnew) {
   BackOff back_off({.min = 50ms, .max = 300ms});
   std::vector<Duration> waits;
@@ -61,15 +57,17 @@ TEST(Dial, ConnectsByName) {
 TEST(Dial, SaysWhomItCannotReach) {
   Loop loop;
   End client;
-  const HostAddress nobody = unused_address(loop);
+  const testing::UnusedPort unused;
+  const HostAddress nobody = unused.address();
   EXPECT_THAT(
       testing::dial(loop, nobody, client),
       AllOf(
           HasSubstr("cannot connect to " + nobody.text()),
           HasSubstr("refused")));
   EXPECT_THAT(
-      testing::dial(loop, {"no-such-host.invalid", 1}, client),
-      HasSubstr("cannot find the address of no-such-host.invalid"));
+      // With an empty label no server of names is asked for it.
+      testing::dial(loop, {"no..such-host.invalid", 1}, client),
+      HasSubstr("cannot find the address of no..such-host.invalid"));
 }
 
 TEST(Dial, EndsAtItsDeadlineWhenTheHostIsSilent) {
@@ -180,9 +178,10 @@ TEST(Redial, DialsAgainAfterItsOwnClose) {
 
 TEST(Redial, WaitsLongerAfterEachFailure) {
   Loop loop;
-  const HostAddress nobody = unused_address(loop);
+  const testing::UnusedPort unused;
   const Kept kept(
-      loop, nobody, {.dial = {}, .back_off_min = 10ms, .back_off_max = 1s});
+      loop, unused.address(),
+      {.dial = {}, .back_off_min = 10ms, .back_off_max = 1s});
   // At least 0, 5, 15 and 35 ms after the first one.
   const Instant begin = loop.now();
   ASSERT_TRUE(run_until(loop, [&] { return kept.failed.size() == 4; }));

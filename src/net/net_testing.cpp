@@ -158,18 +158,23 @@ bool Stranger::ended(std::string& heard) const {
 
 namespace {
 
-// Listens on a free port, which it tells.
-Descriptor listening_socket(HostAddress& at) {
+// Takes a free port, which it tells.
+Descriptor bound_socket(HostAddress& at) {
   Descriptor socket = new_socket();
   auto address = loopback(0);
   socklen_t bytes = sizeof address;
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   SHERD_CHECK(
       ::bind(socket.get(), generic, bytes) == 0 &&
-          ::listen(socket.get(), 8) == 0 &&
           ::getsockname(socket.get(), generic, &bytes) == 0,
       "no port");
   at = {"127.0.0.1", ntohs(address.sin_port)};
+  return socket;
+}
+
+Descriptor listening_socket(HostAddress& at) {
+  Descriptor socket = bound_socket(at);
+  SHERD_CHECK(::listen(socket.get(), 8) == 0, "no listener");
   return socket;
 }
 
@@ -195,6 +200,8 @@ bool move_bytes(
 }
 
 }  // namespace
+
+UnusedPort::UnusedPort() : socket_(bound_socket(address_)) {}
 
 SilentHost::SilentHost() : socket_(listening_socket(address_)) {}
 

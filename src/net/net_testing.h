@@ -106,6 +106,17 @@ class Wiretap {
   Descriptor listener_;
 };
 
+// A port that is taken, and on which nobody listens.
+class UnusedPort {
+ public:
+  UnusedPort();
+  HostAddress address() const { return address_; }
+
+ private:
+  HostAddress address_;
+  Descriptor socket_;
+};
+
 // A listening socket that never accepts or says anything.
 class SilentHost {
  public:

@@ -107,7 +107,7 @@ TEST(LeaderThread, WhoIsToldToStopHearsItWhenRank0GoesAtOnce) {
 
 TEST(LeaderThread, WhoDoesNotSayWhichRankItIsIsClosed) {
   auto options = options_of_two();
-  options.hello_timeout = std::chrono::milliseconds(200);
+  options.hello_timeout = std::chrono::milliseconds(2500);
   LeaderThread leader(std::move(options), [](const Command&) {});
   leader.start({{}, {}});
   net::Loop loop;

@@ -142,7 +142,7 @@ class ToyReplica {
       ReplicaId replica,
       Incarnation incarnation,
       int ranks,
-      std::int64_t steps) {
+      const std::atomic<std::int64_t>& steps) {
     for (int rank = 0; rank < ranks; ++rank) {
       ReplicaAgentOptions options;
       options.rank.replica = replica;
@@ -164,7 +164,7 @@ class ToyReplica {
     }
     for (int rank = 0; rank < ranks; ++rank) {
       threads_.emplace_back(
-          [this, rank, &hashes, steps] { train(rank, hashes, steps); });
+          [this, rank, &hashes, &steps] { train(rank, hashes, steps); });
     }
   }
   ~ToyReplica() { wait(); }
@@ -183,7 +183,7 @@ class ToyReplica {
   int committed() const { return committed_; }
 
  private:
-  void train(int rank, Hashes& hashes, std::int64_t steps) {
+  void train(int rank, Hashes& hashes, const std::atomic<std::int64_t>& steps) {
     ToyModel model(rank);
     auto& agent = *agents_[static_cast<std::size_t>(rank)];
     const auto program = model.program();
@@ -217,13 +217,15 @@ class ToyReplica {
 };
 
 TEST(ReplicaAgents, TrainTogetherWithEqualBits) {
+  const std::atomic<std::int64_t> steps{20};
   for (const int ranks : {1, 2}) {
     Coordination coordination(3);
     Hashes hashes;
     std::vector<std::unique_ptr<ToyReplica>> replicas;
     for (ReplicaId replica = 0; replica < 3; ++replica) {
       replicas.push_back(std::make_unique<ToyReplica>(
-          coordination.address(), hashes, replica, 100 + replica, ranks, 20));
+          coordination.address(), hashes, replica, 100 + replica, ranks,
+          steps));
     }
     for (const auto& replica : replicas) {
       replica->wait();
@@ -234,14 +236,14 @@ TEST(ReplicaAgents, TrainTogetherWithEqualBits) {
 }
 
 TEST(ReplicaAgents, LeaveWhileTheyWaitForOthers) {
-  constexpr std::int64_t kSteps = 1000000;
+  const std::atomic<std::int64_t> steps{1000000};
   Coordination coordination(2, 2);
   Hashes hashes;
-  ToyReplica first(coordination.address(), hashes, 0, 100, 1, kSteps);
+  ToyReplica first(coordination.address(), hashes, 0, 100, 1, steps);
   first.leave();  // Nothing has begun.
   first.wait();
-  ToyReplica one(coordination.address(), hashes, 0, 101, 1, kSteps);
-  ToyReplica other(coordination.address(), hashes, 1, 102, 1, kSteps);
+  ToyReplica one(coordination.address(), hashes, 0, 101, 1, steps);
+  ToyReplica other(coordination.address(), hashes, 1, 102, 1, steps);
   while (hashes.last() < 5) {
     std::this_thread::yield();
   }
@@ -252,34 +254,38 @@ TEST(ReplicaAgents, LeaveWhileTheyWaitForOthers) {
 }
 
 TEST(ReplicaAgents, GoOnWithoutTheOneThatDiesAndTakeItBack) {
-  constexpr std::int64_t kSteps = 250;
   for (const int ranks : {1, 2}) {
+    std::atomic<std::int64_t> steps{INT64_MAX};
     Coordination coordination(3);
     Hashes hashes;
     std::vector<std::unique_ptr<ToyReplica>> replicas;
     for (ReplicaId replica = 0; replica < 3; ++replica) {
       replicas.push_back(std::make_unique<ToyReplica>(
           coordination.address(), hashes, replica, 100 + replica, ranks,
-          kSteps));
+          steps));
     }
     while (hashes.last() < 20) {
       std::this_thread::yield();
     }
-    replicas[1]->die(hashes.last() + 5);
+    replicas[1]->die(hashes.last() + 50);
     const auto died = hashes.last();
     replicas.push_back(std::make_unique<ToyReplica>(
-        coordination.address(), hashes, 1, 201, ranks, kSteps));
+        coordination.address(), hashes, 1, 201, ranks, steps));
+    while (replicas[3]->committed() < 5) {
+      std::this_thread::yield();
+    }
+    steps = hashes.last() + 200;  // None of them is there yet.
     for (const auto& replica : replicas) {
       replica->wait();
     }
-    EXPECT_EQ(hashes.last(), kSteps);
+    EXPECT_EQ(hashes.last(), steps);
     EXPECT_GT(replicas[3]->computed(), 0);
     std::printf(
         "died at %lld, its next life made %d steps\n",
         static_cast<long long>(died), replicas[3]->committed());
     // Who lived has computed each step once.
-    EXPECT_LE(replicas[0]->computed(), kSteps * ranks);
-    EXPECT_LE(replicas[2]->computed(), kSteps * ranks);
+    EXPECT_LE(replicas[0]->computed(), steps * ranks);
+    EXPECT_LE(replicas[2]->computed(), steps * ranks);
   }
 }
 

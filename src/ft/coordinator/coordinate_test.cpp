@@ -178,6 +178,8 @@ TEST_F(CoordinateKilled, ItsStatusIsServedBesides) {
 }
 
 TEST_F(CoordinateKilled, OneThatWasStoppedForAWhileBlamesNobody) {
+  // The stop is longer; a moment in which this process does not run is not.
+  options_.dead_after = options_.join_timeout = milliseconds(2500);
   auto process = start();
   add_three();
   const auto step = replicas_[0]->step();

@@ -26,6 +26,7 @@ void ChildReplica::live(const Options& options, int channel) {
   ring.incarnation = 100 + options.replica;
   ring.chunk_bytes = 4096;
   ring.slots = 4;
+  ring.connect_timeout = kTestDeadline;
   TestMember self(
       ring, options.layout, 1000 + ring.incarnation, options.memory);
   const std::uint16_t port = self.ring.port();

@@ -57,7 +57,8 @@ void Farewells::advance(Instant now) {
     if (!leaving.until) {
       leaving.until = now + kPatience;
     }
-    return now >= *leaving.until || step(leaving);
+    // As far as it goes, also when this process has stood still meanwhile.
+    return step(leaving) || now >= *leaving.until;
   });
 }
 

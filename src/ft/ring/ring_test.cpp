@@ -185,6 +185,16 @@ TEST_P(RingBy, AReductionIsRepeatedWithAMemberLessAndNothingGivenAgain) {
   }
   // Replica 2 never gives, and goes.
   group.begin(first, 7, {1, 2, 3});
+  const SteadyClock clock;
+  const Instant until = clock.now() + kTestDeadline;
+  for (const int i : {0, 1}) {  // They have begun.
+    const auto begun = [&] {
+      const auto counters = group[i].ring.counters();
+      return counters.sent_bytes + counters.shown_bytes > 0;
+    };
+    while (!begun() && clock.now() < until) {
+    }
+  }
   group[2].ring.stop(first.epoch);
   for (const int i : {0, 1}) {
     const auto failure = group[i].told.failed(first.epoch);

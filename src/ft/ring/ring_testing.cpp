@@ -209,6 +209,7 @@ Group::Group(int members, const GroupOptions& options) {
     ring.incarnation = 100 + static_cast<Incarnation>(i);
     ring.chunk_bytes = options.chunk_bytes;
     ring.slots = options.slots;
+    ring.connect_timeout = kTestDeadline;
     const bool shares =
         options.way == Way::kShared || (options.way == Way::kMixed && i != 1);
     members_.push_back(std::make_unique<TestMember>(

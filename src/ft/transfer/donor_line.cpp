@@ -59,6 +59,7 @@ struct DonorLine::Impl : std::enable_shared_from_this<DonorLine::Impl> {
   std::optional<net::Dial> dial;
   std::unique_ptr<net::Connection> connection;
   net::Timer silence;
+  bool suspected = false;   // Of being silent, once.
   Instant wanted_since{0};  // Before, nothing was expected.
   std::optional<Answer> answer;
   std::deque<std::uint64_t> wanted;  // Places.
@@ -133,7 +134,13 @@ void DonorLine::Impl::watch(Duration time) {
         ? Duration(0)
         : loop.now() - std::max(connection->last_heard(), wanted_since);
     if (silent < options.silence_max) {
+      suspected = false;
       watch(options.silence_max - silent);
+      return;
+    }
+    // This process may have stood still itself: what came meanwhile is read first.
+    if (!std::exchange(suspected, true)) {
+      watch(options.silence_max / 8);
       return;
     }
     fail(

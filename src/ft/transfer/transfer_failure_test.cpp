@@ -91,7 +91,7 @@ TEST(KilledDonor, IsNoticedAtOnce) {
   donor.signal(SIGKILL);
   const Instant killed = loop.now();
   ASSERT_TRUE(heard.comes(loop));
-  EXPECT_LT(loop.now() - killed, 1s);
+  EXPECT_LT(loop.now() - killed, 4s);
   EXPECT_EQ(heard.code(), ErrorCode::kPeerLost);
   EXPECT_THAT(
       heard.failure(),
@@ -238,7 +238,6 @@ void check_that_it_frees_the_snapshot(int signal) {
   server.set_run(kRun);
   auto bytes = random_bytes(4 * kMebi, 1);
   const std::weak_ptr<const std::string> still = bytes;
-  server.offer(state_of(1), std::move(bytes));
   const Child fetcher([&](const auto& tell_port) {
     const net::HostAddress donor{"127.0.0.1", server.port()};
     tell_port(donor.port);
@@ -247,6 +246,8 @@ void check_that_it_frees_the_snapshot(int signal) {
         fetch_snapshot(own, {donor}, kOptions, state_of(1), [](const auto&) {});
     run_for(own, 60s);
   });
+  ASSERT_TRUE(run_until(loop, [&] { return server.busy(); }));
+  server.offer(state_of(1), std::move(bytes));
   ASSERT_TRUE(run_until(loop, [&] { return server.bytes_sent() > 0; }));
   run_for(loop, 500ms);
   EXPECT_FALSE(still.expired());

@@ -138,6 +138,25 @@ TEST(FetchSnapshot, WaitsForAnOfferLongerThanForADonorThatIsSilent) {
   EXPECT_EQ(donor.wanted, 0);
 }
 
+// What donors said meanwhile is read before they are taken for silent.
+TEST(FetchSnapshot, GoesOnAfterThisProcessStoodStill) {
+  Donor donor;
+  donor.options.timeout_without_progress = 1200ms;
+  Heard<std::string> heard;
+  const auto fetch = fetch_snapshot(
+      donor.loop, {donor.address()}, donor.options, state_of(5), heard.done());
+  ASSERT_TRUE(run_until(donor.loop, [&] { return donor.server.busy(); }));
+  run_for(donor.loop, 50ms);
+  const Instant until = donor.loop.now() + 1500ms;
+  while (donor.loop.now() < until) {
+  }
+  run_for(donor.loop, 500ms);
+  EXPECT_FALSE(heard.any()) << heard.failure();
+  donor.server.offer(state_of(5), random_bytes(10, 5));
+  ASSERT_TRUE(heard.comes(donor.loop));
+  EXPECT_EQ(heard.value(), *random_bytes(10, 5));
+}
+
 TEST(FetchSnapshot, FailsNamingWhatIsThereWhenItIsNotOfferedInTime) {
   Donor donor;
   donor.options.snapshot_timeout = 300ms;
@@ -179,12 +198,12 @@ TEST(FetchSnapshot, OfAnotherLineageIsRefused) {
 }
 
 TEST(Snapshot, IsKeptForAWhileAndWhileSomebodyFetchesIt) {
-  Donor donor({.kept = 300ms, .bytes_per_s_max = kMebi});
-  auto bytes = random_bytes(kMebi, 1);
+  Donor donor({.kept = 1500ms, .bytes_per_s_max = kMebi});
+  auto bytes = random_bytes(2 * kMebi, 1);
   const std::weak_ptr<const std::string> still = bytes;
   const std::string copy = *bytes;
   donor.server.offer(state_of(1), std::move(bytes));
-  EXPECT_TRUE(donor.fetch(state_of(1)).value() == copy);  // Nearly a second.
+  EXPECT_TRUE(donor.fetch(state_of(1)).value() == copy);  // Longer than that.
   EXPECT_EQ(donor.fetch(state_of(1)).failure(), "");
   EXPECT_TRUE(run_until(donor.loop, [&] { return still.expired(); }, 5s));
   EXPECT_FALSE(donor.server.busy());
@@ -279,14 +298,14 @@ TEST(AskSnapshot, MayBeAnsweredInsideTheCall) {
 }
 
 TEST(AskSnapshot, TakesOneOfThisMomentAndNoOlderOne) {
-  Donor donor({.fresh = 600ms});
+  Donor donor({.fresh = 2500ms});
   donor.on_wanted = [&] {
     donor.server.offer(state_of(10 + donor.wanted), random_bytes(10, 1));
   };
   EXPECT_EQ(donor.ask().value(), state_of(11));
   EXPECT_EQ(donor.ask().value(), state_of(11));
   EXPECT_EQ(donor.wanted, 1);
-  run_for(donor.loop, 650ms);
+  run_for(donor.loop, 2600ms);
   EXPECT_EQ(donor.ask().value(), state_of(12));
 }
 
