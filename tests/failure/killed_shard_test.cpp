@@ -148,6 +148,8 @@ TEST_P(KilledShard, F66TakesItsReplicaWithItAndNoOther) {
   ft::CoordinateOptions coordinating;
   coordinating.replicas_start = kReplicas;
   coordinating.samples_per_replica = kRanks;
+  coordinating.dead_after =
+      std::chrono::seconds(10);  // Whoever dies is closed.
   const CoordinatorProcess coordinator(coordinating);
   ASSERT_FALSE(coordinator.address().empty());
   RankOptions options;

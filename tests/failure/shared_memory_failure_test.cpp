@@ -228,7 +228,7 @@ TEST(SharedMemoryFailure, AStoppedRankIsNotResponding) {
   constexpr int kStopped = 1;
   RankOptions options;
   options.close_world = false;
-  options.world.deadline = 1s;
+  options.world.deadline = 3s;
   options.strikes = {
       {.child = kStopped,
        .point = "warm",
@@ -249,7 +249,7 @@ TEST(SharedMemoryFailure, AStoppedRankIsNotResponding) {
                 HasSubstr("unit ")));
       },
       options);
-  expect_survivors(report, kStopped, 4s);
+  expect_survivors(report, kStopped, 10s);
 }
 
 // A raw pointer may write this rank's slice, if only by mistake, and never that

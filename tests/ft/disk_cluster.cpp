@@ -51,6 +51,8 @@ DiskCluster::DiskCluster(const DiskClusterOptions& options)
   coordinator.ready_file = folder_ + "/ready";
   coordinator.replicas_start = options_.replicas;
   coordinator.samples_per_replica = options_.ranks;
+  coordinator.dead_after = std::chrono::seconds(10);  // Whoever dies is closed.
+  steps = options_.steps;
   start_coordinator();
 }
 
@@ -93,7 +95,7 @@ void DiskCluster::start(int replica) {
   options.ranks = options_.ranks;
   options.port = sherd::test::free_port();
   options.life = ++lives_[replica];
-  options.steps = options_.steps;
+  options.steps = steps;
   options.save_every = options_.save_every;
   options.keep = options_.keep;
   options.coordinator = coordinator.bind;

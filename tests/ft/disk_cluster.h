@@ -60,6 +60,7 @@ class DiskCluster {
   std::string checkpoints;
   std::map<int, std::string> checkpoints_of;  // Instead, of some replicas.
   int width = 16;
+  std::int64_t steps = 0;  // As in the options, at first.
 
   // Until `enough`; false, and a failure of the test, when it takes too long.
   bool run_until(const std::function<bool()>& enough);

@@ -26,7 +26,7 @@ using ::testing::StartsWith;
 namespace fs = std::filesystem;
 
 // More than are made while a test looks and kills.
-constexpr std::int64_t kLong = 100;
+constexpr std::int64_t kEndless = std::int64_t{1} << 40;
 
 History history_of(const std::vector<Record>& log) {
   History history;
@@ -65,11 +65,12 @@ TEST_P(FaultsDiskOf, F16AllAreKilledAndTheRunGoesOnFromTheDisk) {
   DiskCluster cluster(
       {.folder = scratch_.path() + "/run",
        .ranks = GetParam().ranks,
-       .steps = kLong});
+       .steps = kEndless});
   cluster.start_all();
   ASSERT_TRUE(cluster.run_until(
       [&] { return cluster.made() >= 13 && cluster.saved(10); }));
   cluster.kill_all();
+  cluster.steps = cluster.made() + 20;
   if (GetParam().coordinator_too) {
     cluster.kill_coordinator();
     cluster.start_coordinator();
@@ -81,7 +82,7 @@ TEST_P(FaultsDiskOf, F16AllAreKilledAndTheRunGoesOnFromTheDisk) {
   EXPECT_THAT(cluster.loaded(), Each(cluster.loaded().front()));
   const auto log = cluster.log();
   const auto history = history_of(log);
-  EXPECT_EQ(history.canonical->step, kLong);
+  EXPECT_EQ(history.canonical->step, cluster.steps);
   const auto rollbacks = rollbacks_in(log);
   ASSERT_THAT(rollbacks, SizeIs(1));
   const auto back = rollbacks.front().canonical.step;
@@ -90,8 +91,8 @@ TEST_P(FaultsDiskOf, F16AllAreKilledAndTheRunGoesOnFromTheDisk) {
   EXPECT_THAT(cluster.loaded().front(), StartsWith(str("step ", back, " of ")));
   // What the lost steps took was given out again.
   EXPECT_THAT(history.consumed.ranges(), SizeIs(1));
-  EXPECT_EQ(history.consumed.size(), kLong * 3 * GetParam().ranks);
-  EXPECT_TRUE(cluster.saved(kLong));
+  EXPECT_EQ(history.consumed.size(), cluster.steps * 3 * GetParam().ranks);
+  EXPECT_TRUE(cluster.saved(cluster.steps));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -175,12 +176,14 @@ TEST_P(FaultsDiskFails, F51ThePreviousOneLoads) {
   ASSERT_TRUE(good.run_until_done());
   good.kill_coordinator();
   cluster.start_coordinator();
+  cluster.steps = kEndless;
   cluster.start_all();
   const bool kills = GetParam().fault != DiskFault::kFull;
   ASSERT_TRUE(cluster.run_until([&] {
     return cluster.made() >= 16 || (kills && cluster.ranks_alive() < 3);
   }));
   cluster.kill_all();
+  cluster.steps = 30;
   cluster.start_all();
   ASSERT_TRUE(cluster.run_until_done());
   ASSERT_THAT(cluster.loaded(), SizeIs(6));
@@ -199,12 +202,13 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& tested) { return std::string(tested.param.id); });
 
 TEST_F(FaultsDisk, F51ATornFileIsRefusedAndThePreviousOneLoads) {
-  DiskCluster cluster({.folder = scratch_.path() + "/run", .steps = kLong});
+  DiskCluster cluster({.folder = scratch_.path() + "/run", .steps = kEndless});
   cluster.start_all();
   ASSERT_TRUE(
       cluster.run_until([&] { return cluster.saved(5) && cluster.saved(10); }));
   cluster.kill_all();
-  for (std::int64_t step = 10; step <= kLong; step += 5) {
+  cluster.steps = cluster.made() + 20;
+  for (std::int64_t step = 10; step <= cluster.made(); step += 5) {
     for (const auto& file : cluster.saved(step)
              ? fs::directory_iterator(cluster.path_of(step))
              : fs::directory_iterator()) {
@@ -218,7 +222,7 @@ TEST_F(FaultsDisk, F51ATornFileIsRefusedAndThePreviousOneLoads) {
   EXPECT_THAT(cluster.said(), HasSubstr("not loaded: "));
   ASSERT_THAT(cluster.loaded(), SizeIs(3));
   EXPECT_THAT(cluster.loaded(), Each(StartsWith("step 5 of ")));
-  EXPECT_EQ(history_of(cluster.log()).canonical->step, kLong);
+  EXPECT_EQ(history_of(cluster.log()).canonical->step, cluster.steps);
 }
 
 // Nothing comes back from the disk until all steps are made.

@@ -229,10 +229,11 @@ TEST(FaultsKilled, F16AllOfThemAndTheRunGoesBackToWhatThereIs) {
   options.restarts = true;
   options.coordinator.hold_time = milliseconds(500);
   Cluster cluster(options);
-  cluster.when_held(10, [&] {
+  cluster.at({.replica = 0, .point = "backward", .step = 11}, [&] {
     for (ReplicaId one = 0; one < 3; ++one) {
       cluster.signal_all(one, SIGKILL);
     }
+    return std::string();
   });
   const auto outcome = cluster.run();
   outcome.check({.says = {"nobody has held step"}});

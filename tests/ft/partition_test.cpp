@@ -18,10 +18,11 @@ TEST(FaultsPartition, F30TheSideOfTheCoordinatorGoesOnAndTheOtherCatchesUp) {
   options.links = true;
   options.coordinator.replicas_min = 2;
   Cluster cluster(options);
-  cluster.when_held(10, [&] {
+  cluster.at({.replica = 2, .point = "reducing", .step = 11}, [&] {
     cluster.part(2, 0);
     cluster.part(2, 1);
     cluster.coordinator_link(2).set_both({.paused = true});
+    return std::string();
   });
   cluster.when_held(20, [&] { cluster.heal(); });
   cluster.end_behind({.replica = 2, .life = 1, .above = 20});

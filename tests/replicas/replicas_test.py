@@ -10,6 +10,7 @@ ranks, once by `--replicate 2` and once fault-tolerant. As long as the same samp
 are in each step, every number must be the same to the last bit.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -22,6 +23,7 @@ import time
 TIMEOUT_S = 100
 STEPS = 40
 STEPS_TO_COME_BACK = 200  # In which a replica is started again and catches up.
+GONE = (FileNotFoundError, ProcessLookupError)  # It has ended meanwhile.
 REPLICAS = 2
 SAMPLES = 16  # Of each replica.
 JOB = (
@@ -59,16 +61,23 @@ def wait_for(what, found):
     sys.exit(f"expected {what} within {TIMEOUT_S} s")
 
 
+def children_of(pid):
+    """Of its threads that have not ended meanwhile."""
+    children = []
+    with contextlib.suppress(*GONE):
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(*GONE):
+                children += (task / "children").read_text().split()
+    return children
+
+
 def processes_below(pid):
     """[(pid, words)] of all descendants."""
     found = []
-    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            try:
-                words = pathlib.Path(f"/proc/{child}/cmdline").read_text().split("\0")
-                found += [(int(child), words), *processes_below(child)]
-            except (FileNotFoundError, ProcessLookupError):
-                pass  # It has ended meanwhile.
+    for child in children_of(pid):
+        with contextlib.suppress(*GONE):
+            words = pathlib.Path(f"/proc/{child}/cmdline").read_text().split("\0")
+            found += [(int(child), words), *processes_below(child)]
     return found
 
 
@@ -143,7 +152,8 @@ def undisturbed(sherd, scratch):
 
 
 def coordinator_killed(sherd, scratch):
-    whole = plain(sherd, scratch / "plain")
+    steps = STEPS_TO_COME_BACK
+    whole = plain(sherd, scratch / "plain", steps)
 
     def disturb(launcher, folders):
         wait_for("five steps", lambda: 5 in records(folders[0]))
@@ -152,8 +162,9 @@ def coordinator_killed(sherd, scratch):
             sys.exit("expected a coordinator, found none")
         os.kill(coordinator, signal.SIGKILL)
 
-    samples = ("--samples-per-replica", str(SAMPLES))
-    expect_same(fault_tolerant(sherd, scratch / "ft", disturb, samples), whole)
+    # Nobody goes on alone.
+    samples = ("--samples-per-replica", str(SAMPLES), "--replicas-min", "2")
+    expect_same(fault_tolerant(sherd, scratch / "ft", disturb, samples, steps=steps), whole)
 
 
 def rank_killed(sherd, scratch):
@@ -184,7 +195,8 @@ def rank_killed(sherd, scratch):
 
 def all_killed(sherd, scratch):
     """F16: the run goes on from the disk, and no number tells."""
-    whole = plain(sherd, scratch / "plain")
+    steps = STEPS_TO_COME_BACK
+    whole = plain(sherd, scratch / "plain", steps)
     run = scratch / "ft"
 
     def disturb(launcher, folders):
@@ -193,11 +205,13 @@ def all_killed(sherd, scratch):
         if len(ranks) != 2 * REPLICAS:
             sys.exit(f"expected {2 * REPLICAS} ranks, found {len(ranks)}")
         for rank in ranks:
-            os.kill(rank, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # With its sibling.
+                os.kill(rank, signal.SIGKILL)
 
     # Nobody goes on alone.
     samples = ("--samples-per-replica", str(SAMPLES), "--replicas-min", "2")
-    expect_same(fault_tolerant(sherd, run, disturb, samples, ("--save-every", "10")), whole)
+    saves = ("--save-every", "10")
+    expect_same(fault_tolerant(sherd, run, disturb, samples, saves, steps), whole)
 
 
 def main():
