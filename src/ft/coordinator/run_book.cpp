@@ -16,8 +16,6 @@ constexpr std::size_t kFailuresMax = 32;
 constexpr std::size_t kReplicasMax = 4096;
 constexpr Duration kSlowEvery = std::chrono::minutes(1);
 
-std::string name_of(ReplicaId replica) { return str("replica ", replica); }
-
 RankStatus status_of(const RankView& rank) {
   const auto& progress = rank.progress;
   RankStatus status;

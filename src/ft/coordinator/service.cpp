@@ -259,8 +259,7 @@ void Service::Impl::act_on(const Finding& finding) {
       }
       book.count("hangs");
       book.failed(
-          str("replica ", finding.replica), "it hangs: " + finding.reason,
-          real.now());
+          name_of(finding.replica), "it hangs: " + finding.reason, real.now());
       if (finding.link) {
         machine->link_fails(finding.link->from, finding.link->to);
       }

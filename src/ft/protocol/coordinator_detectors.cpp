@@ -15,8 +15,6 @@ namespace {
 // Repeated reductions of one step whose sums differ, before somebody has to look.
 constexpr int kAmbiguousMax = 8;
 
-std::string name_of(ReplicaId replica) { return str("replica ", replica); }
-
 }  // namespace
 
 // Of what it is to compute, or has computed.

@@ -11,8 +11,6 @@
 namespace sherd::ft {
 namespace {
 
-std::string name_of(ReplicaId replica) { return str("replica ", replica); }
-
 // Steps that a replica may lack when it comes in.
 constexpr std::int64_t kJoinLag = 4;
 

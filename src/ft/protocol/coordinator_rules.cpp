@@ -10,8 +10,6 @@
 namespace sherd::ft {
 namespace {
 
-std::string name_of(ReplicaId replica) { return str("replica ", replica); }
-
 // How many times its back-off a replica must have trained to be trusted again.
 constexpr int kSteady = 10;
 

@@ -55,6 +55,8 @@ Lineage next_lineage(
   return hash.add(gradients).value();
 }
 
+std::string name_of(ReplicaId replica) { return str("replica ", replica); }
+
 std::string text_of(const Epoch& epoch) {
   return str("epoch ", epoch.term, ".", epoch.number);
 }

@@ -79,7 +79,9 @@ Lineage next_lineage(
     const std::vector<Participant>& participants,
     std::uint64_t gradients);
 
-// For messages: "epoch 2.7", "step 12 (5f0c...)", "step 12 of epoch 2.7".
+// For messages: "replica 2", "epoch 2.7", "step 12 (5f0c...)", "step 12 of
+// epoch 2.7".
+std::string name_of(ReplicaId replica);
 std::string text_of(const Epoch& epoch);
 std::string text_of(const StateId& state);
 std::string text_of(const Attempt& attempt);
