@@ -75,7 +75,8 @@ inline int checked_root(std::int64_t root, int ranks, const char* name) {
   return static_cast<int>(root);
 }
 
-// One after another; stops at the first failure, as every rank does.
+// One after another; stops at the first failure, as every rank does. Copies go
+// back when all are done: a part reads no other one's results.
 template <typename Part>
 auto run_all(std::vector<Part> parts) {
   return [parts = std::move(parts)](Stage& stage, Duration deadline) {
@@ -83,6 +84,11 @@ auto run_all(std::vector<Part> parts) {
     for (auto part = parts.begin(); part != parts.end() && outcome.ok();
          ++part) {
       outcome = part->run(stage, deadline);
+    }
+    if (outcome.ok()) {
+      for (const Part& part : parts) {
+        part.give_back();
+      }
     }
     return outcome;
   };

@@ -23,14 +23,14 @@ struct Moved {
   std::vector<TensorBytes> outputs{};
 
   Status run(Stage& stage, Duration deadline) const {
-    Status outcome = move(
+    return move(
         stage, {.what = text, .deadline = deadline},
         {.sources = to, .targets = from, .one_source = one_source});
-    for (auto out = outputs.begin(); out != outputs.end() && outcome.ok();
-         ++out) {
-      out->give_back();
+  }
+  void give_back() const {
+    for (const auto& output : outputs) {
+      output.give_back();
     }
-    return outcome;
   }
 };
 
@@ -44,36 +44,86 @@ std::vector<Bytes> nothing(int ranks) {
   return std::vector<Bytes>(static_cast<std::size_t>(ranks));
 }
 
-// One output that holds a piece of each rank.
-Moved gathered(const at::Tensor& output, const at::Tensor& input, int ranks) {
-  constexpr const char* kName = "all_gather";
-  expect_same_type(output, input.scalar_type(), kName);
+constexpr const char* kAllGather = "all_gather";
+
+void expect_room(const at::Tensor& output, const at::Tensor& input, int ranks) {
+  expect_same_type(output, input.scalar_type(), kAllGather);
   SHERD_CHECK(
-      output.numel() == input.numel() * ranks, "[comm] ", kName,
+      output.numel() == input.numel() * ranks, "[comm] ", kAllGather,
       ": expected room for ", input.numel() * ranks, " elements, ",
       input.numel(), " of each rank, found ", output.numel());
-  Moved part{.text = call_text(kName, input.scalar_type()), .one_source = true};
+}
+
+// One output that holds a piece of each rank.
+Moved gathered(
+    const at::Tensor& output,
+    const at::Tensor& input,
+    int ranks,
+    Writes writes) {
+  Moved part{
+      .text = call_text(kAllGather, input.scalar_type()), .one_source = true};
   part.inputs = inputs_of({input});
-  part.outputs = outputs_of({output});
+  part.outputs = outputs_of({output}, writes);
   part.to.assign(static_cast<std::size_t>(ranks), part.inputs[0].bytes());
   part.from = cut(part.outputs[0].bytes(), ranks);
   return part;
+}
+
+// Several at once, each of an input.
+std::vector<Moved> gathered(
+    const std::vector<at::Tensor>& outputs,
+    const std::vector<at::Tensor>& inputs,
+    int rank,
+    int ranks) {
+  CallMemory memory;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    expect_room(outputs[i], inputs[i], ranks);
+    memory.writes(outputs[i]);
+    memory.reads_beside(
+        inputs[i],
+        cut(extent_of(outputs[i]), ranks)[static_cast<std::size_t>(rank)]);
+  }
+  const Writes writes = memory.when();
+  std::vector<Moved> parts;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    parts.push_back(gathered(outputs[i], inputs[i], ranks, writes));
+  }
+  return parts;
 }
 
 // An output for each rank.
 Moved gathered(
     const std::vector<at::Tensor>& outputs,
     const at::Tensor& input,
-    const char* name) {
+    const char* name,
+    Writes writes) {
   for (const auto& output : outputs) {
     expect_same_type(output, input.scalar_type(), name);
   }
   Moved part{.text = call_text(name, input.scalar_type()), .one_source = true};
   part.inputs = inputs_of({input});
-  part.outputs = outputs_of(outputs);
+  part.outputs = outputs_of(outputs, writes);
   part.to.assign(outputs.size(), part.inputs[0].bytes());
   part.from = bytes_of(part.outputs);
   return part;
+}
+
+// A piece for each rank; that of this one may lie where it is to come.
+Writes writes_of_lists(
+    const std::vector<at::Tensor>& outputs,
+    const std::vector<at::Tensor>& inputs,
+    const at::Tensor& own_output,
+    std::size_t own_input) {
+  CallMemory memory;
+  memory.writes(outputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (i == own_input) {
+      memory.reads_beside(inputs[i], extent_of(own_output));
+    } else {
+      memory.reads(inputs[i]);
+    }
+  }
+  return memory.when();
 }
 
 // Pieces along the first dimension: equal ones, or as `sizes` say.
@@ -147,8 +197,9 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather(
   auto& places = only(outputs, kName);
   const auto& input = only(inputs, kName);
   expect_count(places.size(), count(), kName);
-  expect_elements(
-      places[static_cast<std::size_t>(rank_)], input.numel(), kName);
+  const auto& own = places[static_cast<std::size_t>(rank_)];
+  expect_elements(own, input.numel(), kName);
+  const Writes writes = writes_of_lists(places, inputs, own, 0);
   return issue(
       {.type = OpType::ALLGATHER,
        .title = "shm:all_gather",
@@ -156,7 +207,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather(
        .outputs = places,
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_one(gathered(places, input, kName))});
+       .run = run_one(gathered(places, input, kName, writes))});
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(
@@ -168,7 +219,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(
        .outputs = {output},
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_one(gathered(output, input, count()))});
+       .run = run_all(gathered({output}, {input}, rank_, count()))});
 }
 
 // outputs[rank][i] of inputs[i].
@@ -178,20 +229,26 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_coalesced(
     const c10d::AllgatherOptions& opts) {
   constexpr const char* kName = "all_gather_coalesced";
   expect_count(outputs.size(), count(), kName);
-  std::vector<Moved> parts;
+  CallMemory memory;
   std::vector<at::Tensor> results;
   for (const auto& list : outputs) {
     expect_count(list.size(), inputs.size(), kName);
     results.insert(results.end(), list.begin(), list.end());
+    memory.writes(list);
   }
+  const auto& own = outputs[static_cast<std::size_t>(rank_)];
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    expect_elements(own[i], inputs[i].numel(), kName);
+    memory.reads_beside(inputs[i], extent_of(own[i]));
+  }
+  const Writes writes = memory.when();
+  std::vector<Moved> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     std::vector<at::Tensor> places;
     for (const auto& list : outputs) {
       places.push_back(list[i]);
     }
-    expect_elements(
-        places[static_cast<std::size_t>(rank_)], inputs[i].numel(), kName);
-    parts.push_back(gathered(places, inputs[i], kName));
+    parts.push_back(gathered(places, inputs[i], kName, writes));
   }
   return issue(
       {.type = OpType::ALLGATHER_COALESCED,
@@ -208,10 +265,6 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_into_tensor_coalesced(
     std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& opts) {
   expect_count(outputs.size(), inputs.size(), "all_gather_coalesced");
-  std::vector<Moved> parts;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    parts.push_back(gathered(outputs[i], inputs[i], count()));
-  }
   return issue(
       {.type = OpType::ALLGATHER_COALESCED,
        .title = "shm:all_gather_into_tensor_coalesced",
@@ -219,7 +272,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_into_tensor_coalesced(
        .outputs = outputs,
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_all(std::move(parts))});
+       .run = run_all(gathered(outputs, inputs, rank_, count()))});
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::gather(
@@ -241,9 +294,9 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::gather(
     for (const auto& place : places) {
       expect_same_type(place, input.scalar_type(), kName);
     }
-    expect_elements(
-        places[static_cast<std::size_t>(rank_)], input.numel(), kName);
-    part.outputs = outputs_of(places);
+    const auto& own = places[static_cast<std::size_t>(rank_)];
+    expect_elements(own, input.numel(), kName);
+    part.outputs = outputs_of(places, writes_of_lists(places, inputs, own, 0));
     part.from = bytes_of(part.outputs);
   }
   return issue(
@@ -265,10 +318,8 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::scatter(
   const int root = checked_root(opts.rootRank, count(), kName);
   Moved part{
       .text = call_text(kName, output.scalar_type(), str("root ", root))};
-  part.outputs = outputs_of(outputs);
   part.to = nothing(count());
   part.from = nothing(count());
-  part.from[static_cast<std::size_t>(root)] = part.outputs[0].bytes();
   std::vector<at::Tensor> pieces;
   if (root == rank_) {
     pieces = only(inputs, kName);
@@ -281,6 +332,11 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::scatter(
     part.inputs = inputs_of(pieces);
     part.to = bytes_of(part.inputs);
   }
+  part.outputs = outputs_of(
+      outputs,
+      writes_of_lists(
+          outputs, pieces, output, static_cast<std::size_t>(rank_)));
+  part.from[static_cast<std::size_t>(root)] = part.outputs[0].bytes();
   return issue(
       {.type = OpType::SCATTER,
        .title = "shm:scatter",
@@ -300,8 +356,11 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(
   constexpr const char* kName = "all_to_all";
   expect_same_type(output, input.scalar_type(), kName);
   Moved part{.text = call_text(kName, input.scalar_type())};
+  CallMemory memory;
+  memory.writes(output);
+  memory.reads(input);
   part.inputs = inputs_of({input});
-  part.outputs = outputs_of({output});
+  part.outputs = outputs_of({output}, memory.when());
   part.to =
       pieces_of(input, part.inputs[0].bytes(), input_split_sizes, count());
   part.from =
@@ -331,12 +390,12 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall(
     expect_same_type(inputs[r], dtype, kName);
     expect_same_type(outputs[r], dtype, kName);
   }
-  expect_elements(
-      outputs[static_cast<std::size_t>(rank_)],
-      inputs[static_cast<std::size_t>(rank_)].numel(), kName);
+  const auto own = static_cast<std::size_t>(rank_);
+  expect_elements(outputs[own], inputs[own].numel(), kName);
   Moved part{.text = call_text(kName, dtype)};
   part.inputs = inputs_of(inputs);
-  part.outputs = outputs_of(outputs);
+  part.outputs =
+      outputs_of(outputs, writes_of_lists(outputs, inputs, outputs[own], own));
   part.to = bytes_of(part.inputs);
   part.from = bytes_of(part.outputs);
   return issue(

@@ -18,21 +18,23 @@ struct InPlace {
   TensorBytes tensor;
   Share share = Share::kAll;
   int root = 0;
+  bool written = true;
 
   Status run(Stage& stage, Duration deadline) const {
     const auto slices =
         cut_elements(tensor.bytes(), fold.element_bytes, stage.ranks());
-    Status outcome = reduce(
+    return reduce(
         stage, {.what = text, .deadline = deadline},
         {.slices = slices,
          .share = share,
          .root = root,
          .element_bytes = fold.element_bytes,
          .fold = fold.fold});
-    if (outcome.ok() && (share == Share::kAll || root == stage.rank())) {
+  }
+  void give_back() const {
+    if (written) {
       tensor.give_back();
     }
-    return outcome;
   }
 };
 
@@ -47,46 +49,68 @@ struct Scattered {
     const auto slices = inputs.size() == 1
         ? cut(inputs[0].bytes(), stage.ranks())
         : bytes_of(inputs);
-    Status outcome = reduce(
+    return reduce(
         stage, {.what = text, .deadline = deadline},
         {.slices = slices,
          .target = output.bytes(),
          .element_bytes = fold.element_bytes,
          .fold = fold.fold});
-    if (outcome.ok()) {
-      output.give_back();
-    }
-    return outcome;
   }
+  void give_back() const { output.give_back(); }
 };
 
 InPlace all_reduce_of(
-    const at::Tensor& tensor, const c10d::ReduceOp& op, int ranks) {
+    const at::Tensor& tensor,
+    const c10d::ReduceOp& op,
+    int ranks,
+    Writes writes = Writes::kDirectly) {
   const auto dtype = tensor.scalar_type();
   return {
       .text = call_text("all_reduce", dtype, name_of(op)),
       .fold = fold_of(op, dtype, ranks),
-      .tensor = TensorBytes::in_place(tensor)};
+      .tensor = TensorBytes::in_place(tensor, writes)};
 }
 
-// `input` holds a piece for each rank.
-Scattered scattered(
-    const at::Tensor& output,
-    const at::Tensor& input,
-    const c10d::ReduceOp& op,
-    int ranks) {
-  constexpr const char* kName = "reduce_scatter";
-  const auto dtype = output.scalar_type();
-  expect_same_type(input, dtype, kName);
+constexpr const char* kReduceScatter = "reduce_scatter";
+
+void expect_pieces(
+    const at::Tensor& output, const at::Tensor& input, int ranks) {
+  expect_same_type(input, output.scalar_type(), kReduceScatter);
   SHERD_CHECK(
-      input.numel() == output.numel() * ranks, "[comm] ", kName, ": expected ",
-      output.numel() * ranks, " elements, ", output.numel(),
+      input.numel() == output.numel() * ranks, "[comm] ", kReduceScatter,
+      ": expected ", output.numel() * ranks, " elements, ", output.numel(),
       " for each rank, found ", input.numel());
-  return {
-      .text = call_text(kName, dtype, name_of(op)),
-      .fold = fold_of(op, dtype, ranks),
-      .inputs = inputs_of({input}),
-      .output = TensorBytes::output(output)};
+}
+
+// Each input holds a piece for each rank; that of this one may lie where the
+// output is, because nobody else reads it.
+std::vector<Scattered> scattered(
+    const std::vector<at::Tensor>& outputs,
+    const std::vector<at::Tensor>& inputs,
+    const c10d::ReduceOp& op,
+    int rank,
+    int ranks) {
+  CallMemory memory;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    expect_pieces(outputs[i], inputs[i], ranks);
+    memory.writes(outputs[i]);
+    const auto own = cut(extent_of(inputs[i]), ranks);
+    if (!same_place(
+            own[static_cast<std::size_t>(rank)], extent_of(outputs[i]))) {
+      memory.reads(inputs[i]);
+    }
+  }
+  const Writes writes = memory.when();
+  std::vector<Scattered> parts;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const auto dtype = outputs[i].scalar_type();
+    parts.push_back(
+        {.text = call_text(kReduceScatter, dtype, name_of(op)),
+         .fold = fold_of(op, dtype, ranks),
+         .inputs = inputs_of({inputs[i]}),
+         .output = TensorBytes::output(outputs[i], writes)});
+  }
+  return parts;
 }
 
 }  // namespace
@@ -108,9 +132,12 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(
 c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce_coalesced(
     std::vector<at::Tensor>& tensors,
     const c10d::AllreduceCoalescedOptions& opts) {
+  CallMemory memory;
+  memory.writes(tensors);
+  const Writes writes = memory.when();
   std::vector<InPlace> parts;
   for (const auto& tensor : tensors) {
-    parts.push_back(all_reduce_of(tensor, opts.reduceOp, count()));
+    parts.push_back(all_reduce_of(tensor, opts.reduceOp, count(), writes));
   }
   return issue(
       {.type = OpType::ALLREDUCE_COALESCED,
@@ -125,12 +152,17 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce_coalesced(
 c10::intrusive_ptr<c10d::Work> ShmBackend::reduce(
     std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) {
   const auto& tensor = only(tensors, "reduce");
-  InPlace part = all_reduce_of(tensor, opts.reduceOp, count());
-  part.root = checked_root(opts.rootRank, count(), "reduce");
-  part.share = Share::kRoot;
-  part.text = call_text(
-      "reduce", tensor.scalar_type(),
-      str(name_of(opts.reduceOp), ", root ", part.root));
+  const auto dtype = tensor.scalar_type();
+  const int root = checked_root(opts.rootRank, count(), "reduce");
+  InPlace part{
+      .text = call_text(
+          "reduce", dtype, str(name_of(opts.reduceOp), ", root ", root)),
+      .fold = fold_of(opts.reduceOp, dtype, count()),
+      .tensor = root == rank_ ? TensorBytes::in_place(tensor)
+                              : TensorBytes::input(tensor),
+      .share = Share::kRoot,
+      .root = root,
+      .written = root == rank_};
   return issue(
       {.type = OpType::REDUCE,
        .title = "shm:reduce",
@@ -145,21 +177,23 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter(
     std::vector<at::Tensor>& outputs,
     std::vector<std::vector<at::Tensor>>& inputs,
     const c10d::ReduceScatterOptions& opts) {
-  constexpr const char* kName = "reduce_scatter";
-  const auto& output = only(outputs, kName);
-  auto& pieces = only(inputs, kName);
-  expect_count(pieces.size(), count(), kName);
+  const auto& output = only(outputs, kReduceScatter);
+  auto& pieces = only(inputs, kReduceScatter);
+  expect_count(pieces.size(), count(), kReduceScatter);
+  const auto own = static_cast<std::size_t>(rank_);
   const auto dtype = output.scalar_type();
-  for (const auto& piece : pieces) {
-    expect_same_type(piece, dtype, kName);
+  CallMemory memory;
+  memory.writes(output);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    expect_same_type(pieces[i], dtype, kReduceScatter);
+    memory.reads_beside(pieces[i], i == own ? extent_of(output) : Bytes());
   }
-  expect_elements(
-      output, pieces[static_cast<std::size_t>(rank_)].numel(), kName);
+  expect_elements(output, pieces[own].numel(), kReduceScatter);
   Scattered part{
-      .text = call_text(kName, dtype, name_of(opts.reduceOp)),
+      .text = call_text(kReduceScatter, dtype, name_of(opts.reduceOp)),
       .fold = fold_of(opts.reduceOp, dtype, count()),
       .inputs = inputs_of(pieces),
-      .output = TensorBytes::output(output)};
+      .output = TensorBytes::output(output, memory.when())};
   return issue(
       {.type = OpType::REDUCE_SCATTER,
        .title = "shm:reduce_scatter",
@@ -181,8 +215,8 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_reduce_scatter_base(
        .outputs = {output},
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_all(std::vector<Scattered>{
-           scattered(output, input, opts.reduceOp, count())})});
+       .run = run_all(
+           scattered({output}, {input}, opts.reduceOp, rank_, count()))});
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter_tensor_coalesced(
@@ -190,10 +224,6 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter_tensor_coalesced(
     std::vector<at::Tensor>& inputs,
     const c10d::ReduceScatterOptions& opts) {
   expect_count(outputs.size(), inputs.size(), "reduce_scatter_coalesced");
-  std::vector<Scattered> parts;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    parts.push_back(scattered(outputs[i], inputs[i], opts.reduceOp, count()));
-  }
   return issue(
       {.type = OpType::REDUCE_SCATTER_TENSOR_COALESCED,
        .title = "shm:reduce_scatter_tensor_coalesced",
@@ -201,7 +231,8 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter_tensor_coalesced(
        .outputs = outputs,
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_all(std::move(parts))});
+       .run =
+           run_all(scattered(outputs, inputs, opts.reduceOp, rank_, count()))});
 }
 
 }  // namespace sherd::comm::shm

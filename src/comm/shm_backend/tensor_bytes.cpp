@@ -2,9 +2,11 @@
 #include "comm/shm_backend/tensor_bytes.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include "base/check.h"
 
 namespace sherd::comm::shm {
@@ -18,27 +20,58 @@ void check(const at::Tensor& tensor) {
       tensor.defined() ? tensor.toString() : std::string("an undefined one"));
 }
 
+void check_written(const at::Tensor& tensor) {
+  check(tensor);
+  SHERD_CHECK(
+      tensor.numel() == 0 ||
+          at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
+      "[comm] expected an output with a place for each element, found ",
+      tensor.toString(), " of sizes ", tensor.sizes(), " and strides ",
+      tensor.strides(), ", as of expand(); clone() it before");
+}
+
+// Whether the bytes at its address are its elements in order: not so where it
+// has gaps, or is the conjugate or the negative of what lies there.
+bool lies_dense(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+at::Tensor copy_of(const at::Tensor& tensor, bool with_content) {
+  auto copy = at::empty_like(
+      tensor, tensor.options().requires_grad(false),
+      at::MemoryFormat::Contiguous);
+  if (with_content) {
+    copy.copy_(tensor);
+  }
+  return copy;
+}
+
 }  // namespace
 
 TensorBytes::TensorBytes(at::Tensor tensor, at::Tensor dense)
     : tensor_(std::move(tensor)), dense_(std::move(dense)) {}
 
+// Copies are made in inference mode, which writes to all tensors: elsewhere
+// those made in it refuse a thread that is not, and leaves refuse one that
+// records gradients. Versions of other tensors are counted up as usual.
 TensorBytes TensorBytes::input(const at::Tensor& tensor) {
   check(tensor);
-  return {tensor, tensor.contiguous()};
+  const c10::InferenceMode any_thread;
+  return {tensor, lies_dense(tensor) ? tensor : copy_of(tensor, true)};
 }
 
-TensorBytes TensorBytes::in_place(const at::Tensor& tensor) {
-  return input(tensor);
+TensorBytes TensorBytes::in_place(const at::Tensor& tensor, Writes writes) {
+  check_written(tensor);
+  const c10::InferenceMode any_thread;
+  const bool direct = writes == Writes::kDirectly && lies_dense(tensor);
+  return {tensor, direct ? tensor : copy_of(tensor, true)};
 }
 
-TensorBytes TensorBytes::output(const at::Tensor& tensor) {
-  check(tensor);
-  return {
-      tensor,
-      tensor.is_contiguous()
-          ? tensor
-          : at::empty_like(tensor, at::MemoryFormat::Contiguous)};
+TensorBytes TensorBytes::output(const at::Tensor& tensor, Writes writes) {
+  check_written(tensor);
+  const c10::InferenceMode any_thread;
+  const bool direct = writes == Writes::kDirectly && lies_dense(tensor);
+  return {tensor, direct ? tensor : copy_of(tensor, false)};
 }
 
 Bytes TensorBytes::bytes() const {
@@ -49,7 +82,7 @@ Bytes TensorBytes::bytes() const {
 
 void TensorBytes::give_back() const {
   if (!dense_.is_same(tensor_)) {
-    const c10::NoGradGuard no_grad;
+    const c10::InferenceMode any_thread;
     tensor_.copy_(dense_);
   }
 }
@@ -62,10 +95,11 @@ std::vector<TensorBytes> inputs_of(const std::vector<at::Tensor>& tensors) {
   return all;
 }
 
-std::vector<TensorBytes> outputs_of(const std::vector<at::Tensor>& tensors) {
+std::vector<TensorBytes> outputs_of(
+    const std::vector<at::Tensor>& tensors, Writes writes) {
   std::vector<TensorBytes> all;
   for (const auto& tensor : tensors) {
-    all.push_back(TensorBytes::output(tensor));
+    all.push_back(TensorBytes::output(tensor, writes));
   }
   return all;
 }
@@ -76,6 +110,69 @@ std::vector<Bytes> bytes_of(const std::vector<TensorBytes>& tensors) {
     all.push_back(tensor.bytes());
   }
   return all;
+}
+
+Bytes extent_of(const at::Tensor& tensor) {
+  check(tensor);
+  if (tensor.numel() == 0) {
+    return {};
+  }
+  std::int64_t last = 0;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    last += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  return {
+      static_cast<std::byte*>(tensor.data_ptr()),
+      (static_cast<std::size_t>(last) + 1) * tensor.element_size()};
+}
+
+void CallMemory::add(Bytes bytes, bool written) {
+  if (!bytes.empty()) {
+    ranges_.push_back({bytes.data(), bytes.data() + bytes.size(), written});
+  }
+}
+
+void CallMemory::reads(const at::Tensor& tensor) {
+  const Bytes bytes = extent_of(tensor);
+  if (lies_dense(tensor)) {
+    add(bytes, false);
+  }
+}
+
+void CallMemory::reads_beside(const at::Tensor& tensor, Bytes own) {
+  if (!same_place(extent_of(tensor), own)) {
+    reads(tensor);
+  }
+}
+
+void CallMemory::writes(const at::Tensor& tensor) {
+  add(extent_of(tensor), true);
+}
+
+void CallMemory::writes(const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    writes(tensor);
+  }
+}
+
+Writes CallMemory::when() const {
+  auto ranges = ranges_;
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
+    return std::less<>()(a.begin, b.begin);
+  });
+  // How far those reach that begin before: all, and what is written.
+  const std::byte* any = nullptr;
+  const std::byte* written = nullptr;
+  for (const Range& range : ranges) {
+    if (std::less<>()(range.begin, range.written ? any : written)) {
+      return Writes::kAtTheEnd;
+    }
+    any = std::max(any, range.end, std::less<>());
+    if (range.written) {
+      written = std::max(written, range.end, std::less<>());
+    }
+  }
+  return Writes::kDirectly;
 }
 
 std::vector<Bytes> cut(Bytes whole, int parts) {
