@@ -351,21 +351,36 @@ class Guest {
   Result<HostSegment> run();
 
  private:
-  Result<Channel> find_host() const;
+  Result<HostSegment> take_part();
+  Result<Channel> find_host();
   Status take_segment(Channel& host);
   // Waits for the host's last word; ok when it is "joined".
   Status await_outcome(Channel& host);
-  // Why the host is gone: what it left in the store, else that it died.
-  Status host_is_gone() const;
-  Status explain(const Status& failed) const;
+  // Why the host is gone: what it left in the store, else that it died. Notes
+  // where it left another offer than the one that this rank took.
+  Status host_is_gone();
+  Status explain(const Status& failed);
 
   const Meeting& meeting_;
+  std::string offer_;  // Where the host said that it listens.
+  bool offered_again_ = false;
   Instant until_{0};  // Of the host's answers.
   Segment segment_;
   std::unique_ptr<Peers> peers_;
 };
 
+// A host that has given up may have begun anew meanwhile.
 Result<HostSegment> Guest::run() {
+  Result<HostSegment> outcome = take_part();
+  while (!outcome.ok() && offered_again_ &&
+         meeting_.clock.now() < meeting_.until) {
+    offered_again_ = false;
+    outcome = take_part();
+  }
+  return outcome;
+}
+
+Result<HostSegment> Guest::take_part() {
   Result<Channel> found = find_host();
   if (!found.ok()) {
     return found.status();
@@ -391,7 +406,7 @@ Result<HostSegment> Guest::run() {
   return failed;
 }
 
-Result<Channel> Guest::find_host() const {
+Result<Channel> Guest::find_host() {
   const Duration rest = meeting_.until - meeting_.clock.now();
   const Result<std::string> text =
       meeting_.options.store.get(meeting_.options.key, rest);
@@ -405,8 +420,9 @@ Result<Channel> Guest::find_host() const {
   if (auto told = failure_from_text(text.value())) {
     return *std::move(told);
   }
+  offer_ = text.value();
   Result<Channel> host =
-      Channel::connect(text.value(), meeting_.clock, meeting_.until);
+      Channel::connect(offer_, meeting_.clock, meeting_.until);
   if (!host.ok() && host.status().code() == ErrorCode::kUnavailable) {
     return host_is_gone();
   }
@@ -447,7 +463,7 @@ Status Guest::await_outcome(Channel& host) {
   return failure_from_text(last.value().text).value_or(Status());
 }
 
-Status Guest::explain(const Status& failed) const {
+Status Guest::explain(const Status& failed) {
   if (failed.code() == ErrorCode::kPeerLost) {
     return host_is_gone();
   }
@@ -460,13 +476,14 @@ Status Guest::explain(const Status& failed) const {
   return failed;
 }
 
-Status Guest::host_is_gone() const {
+Status Guest::host_is_gone() {
   const Result<std::string> text =
       meeting_.options.store.get(meeting_.options.key, kReasonPatience);
   if (text.ok()) {
     if (auto told = failure_from_text(text.value())) {
       return *std::move(told);
     }
+    offered_again_ = text.value() != offer_;
   }
   return meeting_.died(0);
 }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <csignal>
 #include <sstream>
+#include <utility>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "comm/shm/descriptor_passing.h"
@@ -240,6 +241,28 @@ TEST(Join, AHostThatStopsIsNotResponding) {
       AllOf(
           StartsWith(code_text(ErrorCode::kDeadlineExceeded)),
           HasSubstr("rank 0 is not responding")));
+}
+
+// The offer that a guest reads may be gone when it calls, and the next one be
+// there: it is not taken for a host that has died.
+TEST(Join, AGuestOfAnOfferThatWasReplacedTakesTheNext) {
+  TestStore store;
+  const auto report = test::run_apart(2, [&](int rank, ChildLink& link) {
+    JoinOptions options = options_of(rank, 2, store);
+    bool first = true;
+    if (rank == 1) {
+      options.store.get = [&](const std::string&,
+                              Duration at_most) -> Result<std::string> {
+        return std::exchange(first, false)
+            ? Result<std::string>(std::string("sherd-nobody"))
+            : store.get(at_most);
+      };
+    }
+    return join_and_report(options, link);
+  });
+  test::expect_all_ok(report);
+  EXPECT_EQ(report.children[0].result, "ok");
+  EXPECT_EQ(report.children[1].result, "ok");
 }
 
 TEST(Join, AHostThatNeverOffersIsNamed) {
