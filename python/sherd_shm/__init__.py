@@ -5,21 +5,26 @@ one host over shared memory.
     import sherd_shm
     torch.distributed.init_process_group("shm")
 
-Importing it registers the backend. docs/design/shm_backend.md
+Importing it registers the backend. PyTorch offers monitored_barrier() for Gloo
+only; every call of this backend names the rank that died or does not come.
+docs/design/shm_backend.md
 """
 
 import atexit
-import weakref
 
 import torch.distributed
 
 from . import _shm
 
-_open = weakref.WeakSet()
+_open = _shm.OpenBackends()
+
+# A rank that ends in order has left, it has not died: the others may still be
+# at work with what it gave them.
+atexit.register(_open.shutdown)
 
 
 def _create(options, _unused):
-    backend = _shm.create(
+    return _open.create(
         options.store,
         options.group_rank,
         options.group_size,
@@ -27,16 +32,6 @@ def _create(options, _unused):
         names=options.global_ranks_in_group or [],
         single_copy=True,
     )
-    _open.add(backend)
-    return backend
-
-
-# A rank that ends in order has left, it has not died: the others may still be
-# at work with what it gave them.
-@atexit.register
-def _leave():
-    for backend in list(_open):
-        backend.shutdown()
 
 
 torch.distributed.Backend.register_backend(

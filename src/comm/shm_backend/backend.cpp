@@ -37,7 +37,22 @@ ShmBackend::ShmBackend(
   init();
 }
 
-ShmBackend::~ShmBackend() { shutdown(); }
+ShmBackend::~ShmBackend() {
+  if (group_ != nullptr) {
+    release_resources();
+  }
+}
+
+void ShmBackend::release_resources() {
+  if (options_->unlocked) {
+    options_->unlocked([this] { shutdown(); });
+  } else {
+    shutdown();
+  }
+  post_.reset();
+  line_.reset();
+  group_.reset();
+}
 
 bool ShmBackend::single_copy() const { return group_->stage.single_copy(); }
 
@@ -107,6 +122,8 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(
   auto options = c10::make_intrusive<ShmBackendOptions>(
       opts == nullptr ? options_->timeout : opts->timeout);
   options->stage = options_->stage;
+  options->unlocked = options_->unlocked;
+  options->made = options_->made;
   const auto& names = options_->global_ranks_in_group;
   for (const int r : ranks) {
     SHERD_CHECK(
@@ -116,9 +133,13 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(
         names.empty() ? static_cast<std::uint64_t>(r)
                       : names[static_cast<std::size_t>(r)]);
   }
-  return c10::make_intrusive<ShmBackend>(
+  auto part = c10::make_intrusive<ShmBackend>(
       store, static_cast<int>(own - ranks.begin()),
       static_cast<int>(ranks.size()), std::move(options));
+  if (options_->made) {
+    options_->made(part);
+  }
+  return part;
 }
 
 }  // namespace sherd::comm::shm

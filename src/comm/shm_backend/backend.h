@@ -10,6 +10,7 @@
 // docs/design/shm_backend.md
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,9 @@ struct ShmBackendOptions final : c10d::Backend::Options {
 
   // Equal on every rank.
   StageOptions stage{};
+  // As in ShmGroupOptions; also of what split() makes.
+  std::function<void(const std::function<void()>& block)> unlocked{};
+  std::function<void(const c10::intrusive_ptr<c10d::Backend>&)> made{};
 };
 
 class ShmBackend final : public c10d::Backend {
@@ -43,6 +47,9 @@ class ShmBackend final : public c10d::Backend {
       int size,
       c10::intrusive_ptr<ShmBackendOptions> options);
   ~ShmBackend() override;
+  // For intrusive_ptr: ends what is open when the last reference goes. Weak ones
+  // keep the object itself.
+  void release_resources() override;
 
   // Whether the kernel lets ranks copy from each other.
   bool single_copy() const;

@@ -17,7 +17,13 @@ c10::intrusive_ptr<c10d::Backend> make_shm_backend(
   made->global_ranks_in_group.assign(
       options.names.begin(), options.names.end());
   made->stage.single_copy = options.single_copy;
-  return c10::make_intrusive<ShmBackend>(store, rank, size, std::move(made));
+  made->unlocked = options.unlocked;
+  made->made = options.made;
+  auto backend = c10::make_intrusive<ShmBackend>(store, rank, size, made);
+  if (options.made) {
+    options.made(backend);
+  }
+  return backend;
 }
 
 }  // namespace sherd

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <vector>
 #include <c10/util/intrusive_ptr.h>
 
@@ -27,10 +28,18 @@ struct ShmGroupOptions {
   // Copies from process to process where the kernel allows it; false: through
   // the segment only.
   bool single_copy = true;
+  // For a program with a lock of its own that callbacks of works need, such as
+  // Python's. A backend that is dropped ends its work and joins its threads:
+  // `unlocked` runs that, `block`, once, without the lock, or not at all in a
+  // forked child, which is not the rank; empty: as it is.
+  std::function<void(const std::function<void()>& block)> unlocked{};
+  // Is told of every backend: this one, and those split off it. May be empty.
+  std::function<void(const c10::intrusive_ptr<c10d::Backend>&)> made{};
 };
 
-// Collective over `size` ranks: the ones that share `store`, which must hold no
-// keys of an earlier group. Throws Error, on every rank, when they are not all
+// Collective over `size` ranks: the ones that share `store`. A store may serve
+// one group after another, whatever became of those before, when each rank
+// makes a backend once for each. Throws Error, on every rank, when they are not all
 // on this host, when memory is short, or naming a rank that does not come.
 c10::intrusive_ptr<c10d::Backend> make_shm_backend(
     const c10::intrusive_ptr<c10d::Store>& store,
