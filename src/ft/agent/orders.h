@@ -57,6 +57,9 @@ class Orders {
   }
 
  private:
+  // push() adds to orders_ and notifies with mutex_ held, under which the one
+  // thread that waits, the one that trains, looks whether there is any. Whatever
+  // ends a rank pushes a StopCommand, so the last wait ends, too.
   std::mutex mutex_;
   std::condition_variable came_;
   std::deque<TrainingOrder> orders_;

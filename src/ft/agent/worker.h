@@ -27,6 +27,8 @@ class Worker {
  private:
   void run(const std::stop_token& stop);
 
+  // post() adds to works_ and notifies with mutex_ held, under which the one
+  // thread that waits looks whether there is any; a stop notifies it too.
   std::mutex mutex_;
   std::condition_variable_any came_;
   std::deque<std::function<void()>> works_;

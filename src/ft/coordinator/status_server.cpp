@@ -130,7 +130,8 @@ HttpAnswer answer_to(const std::string& head, const RunStatus& status) {
 
 struct StatusServer::Impl {
   Descriptor listener;
-  Descriptor stop;  // Readable: the thread is to end.
+  // Readable from the end on, since nobody reads it: the thread is to end.
+  Descriptor stop;
   std::string address;
   std::mutex mutex;  // Of `shown`.
   RunStatus shown;

@@ -37,6 +37,8 @@ class Gate {
   }
 
  private:
+  // come() counts and notifies the one thread that waits with mu_ held, under
+  // which that one reads the count.
   std::mutex mu_;
   std::condition_variable changed_;
   int count_ = 0;

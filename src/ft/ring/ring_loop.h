@@ -87,7 +87,9 @@ class RingLoop {
   const RingEvents events_;
   const Descriptor listener_;
   const std::uint16_t port_;
-  const Descriptor wake_;  // An eventfd.
+  // An eventfd, which post() writes after it has added a request: poll() finds it
+  // readable until it is read, and requests are looked at after that.
+  const Descriptor wake_;
   const SteadyClock clock_;
 
   // The thread's.
@@ -100,7 +102,9 @@ class RingLoop {
   std::vector<pollfd> polls_;
 
   mutable std::mutex mu_;
-  // Guarded by mu_.
+  // Guarded by mu_. wait() reads done_ and in_event_; who raises done_ or sets
+  // in_event_ notifies all before it lets go of mu_. A request that no thread
+  // looks at, since that one is in an event, is carried out by who waits for it.
   std::deque<std::function<void()>> requests_;
   std::uint64_t asked_ = 0;
   std::uint64_t done_ = 0;

@@ -59,6 +59,13 @@ std::optional<std::uint64_t> Told::reduced(const Attempt& attempt) {
 std::optional<RingFailure> Told::failed(const Epoch& epoch) {
   return wait(failed_, epoch);
 }
+bool Told::reduced_unless_failed(const Attempt& attempt) {
+  std::unique_lock lock(mu_);
+  changed_.wait_for(lock, kTestDeadline, [&] {
+    return reduced_.contains(attempt) || failed_.contains(attempt.epoch);
+  });
+  return reduced_.contains(attempt);
+}
 bool Told::has_failed(const Epoch& epoch) {
   const std::lock_guard lock(mu_);
   return failed_.contains(epoch);

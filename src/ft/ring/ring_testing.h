@@ -32,12 +32,16 @@ class Told {
   bool joined(const Epoch& epoch);
   std::optional<std::uint64_t> reduced(const Attempt& attempt);
   std::optional<RingFailure> failed(const Epoch& epoch);
+  // The same, for either: whether it was reduced.
+  bool reduced_unless_failed(const Attempt& attempt);
   // At this moment.
   bool has_failed(const Epoch& epoch);
 
  private:
   template <typename Map, typename Key>
   std::optional<typename Map::mapped_type> wait(Map& map, const Key& key);
+  // An event adds to a map and notifies with mu_ held, under which a wait looks
+  // into that map; events end before this does, for their ring goes first.
   std::mutex mu_;
   std::condition_variable changed_;
   std::map<Epoch, bool> joined_;

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Members that were stopped in mid reduction and go on when the others have given
+// it up and use its memory for something else. docs/design/ring_reduce.md
+#include "ft/ring/ring.h"
+
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <csignal>
+#include <random>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "base/check.h"
+#include "ft/ring/ring_testing.h"
+
+namespace sherd::ft::ring {
+namespace {
+
+constexpr int kMoments = 50;
+constexpr float kGuard = 1e30F;
+const Layout kLayout = {200000, 200000};
+// What each member receives, of sums and of parts of them.
+constexpr std::uint64_t kReceivedBytes = std::uint64_t{400000} * 4 * 4 / 3;
+
+// When the late member is stopped: at so many bytes of the first one's, in a ring
+// of such chunks. With long ones all frames are soon on their way, and little is
+// left to be done but to read them.
+struct Moment {
+  std::uint64_t received_bytes = 0;
+  std::size_t chunk_bytes = 4096;
+};
+constexpr ReplicaId kLate = 2;
+
+std::uint64_t seed_of(ReplicaId replica) { return 1000 + replica; }
+
+Floats expected_sum() {
+  std::vector<Floats> in;
+  for (ReplicaId replica = 0; replica <= kLate; ++replica) {
+    in.push_back(random_buckets(kLayout, seed_of(replica)));
+  }
+  return reference({&in[0], &in[1], &in[2]}, {1, 1, 1});
+}
+
+std::unique_ptr<TestMember> make_member(
+    ReplicaId replica, Memory memory, const Moment& moment) {
+  RingOptions options;
+  options.replica = replica;
+  options.incarnation = 100 + replica;
+  options.chunk_bytes = moment.chunk_bytes;
+  options.slots = 4;
+  options.connect_timeout = kTestDeadline;
+  return std::make_unique<TestMember>(
+      options, kLayout, seed_of(replica), memory);
+}
+
+struct Ports {
+  std::uint16_t port[kLate + 1] = {};
+};
+
+RingEpoch epoch_of(const Ports& ports) {
+  RingEpoch epoch{{1, 1}, {}};
+  for (ReplicaId replica = 0; replica <= kLate; ++replica) {
+    epoch.members.push_back(
+        {replica, 100 + replica, "127.0.0.1", ports.port[replica]});
+  }
+  return epoch;
+}
+
+// What became of the late member's reduction.
+enum class Verdict : char { kFailed = 'f', kRight = 'r', kWrong = 'w' };
+
+// A process of its own, that reduces once and says what came of it.
+class LateMember {
+ public:
+  // To be made before any ring of this process, whose sockets it would inherit.
+  LateMember(Memory memory, const Moment& moment) {
+    int ends[2] = {-1, -1};
+    SHERD_CHECK(
+        ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0,
+        "no sockets");
+    channel_ = Descriptor(ends[0]);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      channel_.close();
+      live(memory, moment, ends[1]);
+    }
+    ::close(ends[1]);
+    SHERD_CHECK(
+        ::read(channel_.get(), &port_, sizeof port_) == sizeof port_,
+        "the late member said no port");
+  }
+  LateMember(const LateMember&) = delete;
+  LateMember& operator=(const LateMember&) = delete;
+  ~LateMember() {
+    signal(SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+  std::uint16_t port() const { return port_; }
+  void begin(const Ports& ports) const {
+    SHERD_CHECK(
+        ::write(channel_.get(), &ports, sizeof ports) == sizeof ports,
+        "the late member has gone");
+  }
+  void signal(int number) const { ::kill(pid_, number); }
+  // It has done with its ring when it says so; nothing: it has died.
+  std::optional<Verdict> verdict() const {
+    char letter = 0;
+    return ::read(channel_.get(), &letter, 1) == 1
+        ? std::optional(static_cast<Verdict>(letter))
+        : std::nullopt;
+  }
+
+ private:
+  [[noreturn]] static void live(
+      Memory memory, const Moment& moment, int channel) {
+    auto self = make_member(kLate, memory, moment);
+    const std::uint16_t port = self->ring.port();
+    Ports ports;
+    if (::write(channel, &port, sizeof port) < 0 ||
+        ::read(channel, &ports, sizeof ports) != sizeof ports) {
+      ::_exit(1);
+    }
+    const RingEpoch epoch = epoch_of(ports);
+    self->ring.join(epoch);
+    self->give_all();
+    if (!self->told.joined(epoch.epoch)) {
+      ::_exit(1);
+    }
+    self->ring.begin({epoch.epoch, 1}, {1, 1, 1});
+    const bool reduced = self->told.reduced_unless_failed({epoch.epoch, 1});
+    const Verdict verdict = !reduced           ? Verdict::kFailed
+        : same_bits(self->out, expected_sum()) ? Verdict::kRight
+                                               : Verdict::kWrong;
+    self.reset();
+    const char letter = static_cast<char>(verdict);
+    ::_exit(::write(channel, &letter, 1) == 1 ? 0 : 1);
+  }
+
+  Descriptor channel_;
+  int pid_ = -1;
+  std::uint16_t port_ = 0;
+};
+
+// Two members of this process and a late one, which is stopped at the moment.
+struct StoppedInside {
+  StoppedInside(Memory memory, const Moment& moment) : late(memory, moment) {
+    Ports ports;
+    for (ReplicaId replica = 0; replica < kLate; ++replica) {
+      members.push_back(make_member(replica, memory, moment));
+      ports.port[replica] = members.back()->ring.port();
+    }
+    ports.port[kLate] = late.port();
+    epoch = epoch_of(ports);
+    late.begin(ports);
+    for (auto& member : members) {
+      member->ring.join(epoch);
+      member->give_all();
+    }
+    for (auto& member : members) {
+      EXPECT_TRUE(member->told.joined(epoch.epoch));
+      member->ring.begin({epoch.epoch, 1}, {1, 1, 1});
+    }
+    const SteadyClock clock;
+    const Instant until = clock.now() + kTestDeadline;
+    while (members[0]->ring.counters().received_bytes < moment.received_bytes &&
+           clock.now() < until) {
+    }
+    late.signal(SIGSTOP);
+  }
+
+  LateMember late;
+  std::vector<std::unique_ptr<TestMember>> members;
+  RingEpoch epoch;
+};
+
+void fill(Floats& floats) {
+  for (auto& bucket : floats) {
+    std::fill(bucket.begin(), bucket.end(), kGuard);
+  }
+}
+
+bool is_filled(const Floats& floats) {
+  return std::all_of(floats.begin(), floats.end(), [](const Bucketful& bucket) {
+    return std::all_of(bucket.begin(), bucket.end(), [](float value) {
+      return value == kGuard;
+    });
+  });
+}
+
+class RingLate : public testing::TestWithParam<Memory> {
+ protected:
+  RingLate() {
+    std::printf("seed %llu\n", static_cast<unsigned long long>(seed_));
+  }
+  // Anywhere in what is to come, or when the first member has all of it.
+  Moment moment() {
+    const std::size_t chunks[] = {4096, 65536, 524288};
+    const bool at_end = random_() % 2 == 0;
+    return {
+        at_end ? kReceivedBytes - 1000 : random_() % kReceivedBytes,
+        chunks[random_() % 3]};
+  }
+
+  const std::uint64_t seed_ = std::random_device()();
+
+ private:
+  std::mt19937_64 random_{seed_};
+};
+INSTANTIATE_TEST_SUITE_P(
+    Ways,
+    RingLate,
+    testing::Values(Memory::kOwn, Memory::kShared),
+    [](const auto& one) {
+      return std::string(one.param == Memory::kOwn ? "Tcp" : "Shared");
+    });
+
+TEST_P(
+    RingLate, AStoppedMemberNeitherGetsNorWritesWhatTheOthersWroteAfterwards) {
+  int failed = 0;
+  for (int i = 0; i < kMoments; ++i) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed_ << ", moment " << i);
+    StoppedInside ring(GetParam(), moment());
+    for (auto& member : ring.members) {
+      member->ring.stop(ring.epoch.epoch);
+      member->ring.forget();
+      fill(member->in);
+      fill(member->out);
+    }
+    ring.late.signal(SIGCONT);
+    const auto verdict = ring.late.verdict();
+    ASSERT_TRUE(verdict.has_value());
+    EXPECT_NE(*verdict, Verdict::kWrong);
+    failed += *verdict == Verdict::kFailed ? 1 : 0;
+    for (const auto& member : ring.members) {
+      EXPECT_TRUE(is_filled(member->in) && is_filled(member->out));
+    }
+  }
+  // Who lacks nothing any more has the right sum, however late. Not all are.
+  EXPECT_GT(failed, 0);
+  RecordProperty("failed", failed);
+}
+
+TEST_P(RingLate, AStoppedMemberHearsOfTheEndAfterTheOthersHaveUnmappedAll) {
+  for (int i = 0; i < kMoments / 5; ++i) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed_ << ", moment " << i);
+    StoppedInside ring(GetParam(), moment());
+    ring.members.clear();
+    EXPECT_EQ(mappings(), 0U);
+    ring.late.signal(SIGCONT);
+    const auto verdict = ring.late.verdict();
+    ASSERT_TRUE(verdict.has_value());
+    EXPECT_NE(*verdict, Verdict::kWrong);
+  }
+}
+
+}  // namespace
+}  // namespace sherd::ft::ring

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes that are stopped in the midst of a transfer and go on when the other
+// side has given them up and uses the memory for something else.
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <random>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "base/check.h"
+#include "base/descriptor.h"
+#include "ft/transfer/fetch.h"
+#include "ft/transfer/transfer_server.h"
+#include "ft/transfer/transfer_testing.h"
+
+namespace sherd::ft {
+namespace {
+
+using namespace std::chrono_literals;
+using net::testing::run_for;
+using net::testing::run_until;
+using testing::commit_of;
+using testing::Heard;
+using testing::kRun;
+using testing::random_bytes;
+using testing::state_of;
+
+constexpr std::size_t kMoments = 50;
+constexpr std::size_t kBytes = std::size_t{2} << 20U;
+constexpr char kGuard = 0x5a;
+
+// A forked process that is told a port, or tells one, and says a letter at last.
+class Process {
+ public:
+  // The two ends of its channel are what `body` gets and what is kept here.
+  explicit Process(const std::function<void(int channel)>& body) {
+    std::array<int, 2> ends{};
+    SHERD_CHECK(
+        ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) ==
+            0,
+        "no sockets");
+    channel_ = Descriptor(ends[0]);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      channel_.close();
+      body(ends[1]);
+      ::_exit(0);
+    }
+    ::close(ends[1]);
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  ~Process() {
+    signal(SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+  void signal(int number) const { ::kill(pid_, number); }
+  void tell(std::uint16_t port) const {
+    SHERD_CHECK(
+        ::write(channel_.get(), &port, sizeof port) == sizeof port,
+        "the process has gone");
+  }
+  std::uint16_t port() const {
+    std::uint16_t port = 0;
+    SHERD_CHECK(
+        ::read(channel_.get(), &port, sizeof port) == sizeof port,
+        "the process said no port");
+    return port;
+  }
+  // 0: it has died without one.
+  char letter() const {
+    char letter = 0;
+    return ::read(channel_.get(), &letter, 1) == 1 ? letter : '\0';
+  }
+
+ private:
+  Descriptor channel_;
+  int pid_ = -1;
+};
+
+using Processes = std::vector<std::unique_ptr<Process>>;
+
+// A state, whose bytes are held back a little, and a sum.
+enum class What { kState, kSum };
+
+class TransferLate : public ::testing::TestWithParam<What> {
+ protected:
+  TransferLate() {
+    std::printf("seed %llu\n", static_cast<unsigned long long>(seed_));
+  }
+  bool is_state() const { return GetParam() == What::kState; }
+
+  // Each is stopped at a moment of its own, while the loop goes on.
+  void stop_at_moments(net::Loop& loop, const Processes& processes) {
+    std::vector<std::pair<Duration, const Process*>> stops;
+    for (const auto& process : processes) {
+      stops.emplace_back(
+          std::chrono::microseconds(random_() % 100'000), process.get());
+    }
+    std::sort(stops.begin(), stops.end());
+    const Instant begin = loop.now();
+    for (const auto& [later, process] : stops) {
+      run_for(loop, std::max(begin + later - loop.now(), Duration(0)));
+      process->signal(SIGSTOP);
+    }
+  }
+
+  const std::uint64_t seed_ = std::random_device()();
+
+ private:
+  std::mt19937_64 random_{seed_};
+};
+INSTANTIATE_TEST_SUITE_P(
+    Kinds,
+    TransferLate,
+    ::testing::Values(What::kState, What::kSum),
+    [](const auto& one) {
+      return std::string(one.param == What::kState ? "State" : "Sum");
+    });
+
+// With `bytes`, and the sums that come after the first one refused.
+TransferServerOptions serving(What what) {
+  TransferServerOptions options;
+  options.kept = 100ms;
+  options.silence_max = 150ms;
+  options.sums_kept = 1;
+  // All fifty states take some tenths of a second.
+  options.bytes_per_s_max = what == What::kState ? 300 * kBytes : 0;
+  return options;
+}
+
+void fill(std::string& bytes) { std::fill(bytes.begin(), bytes.end(), kGuard); }
+
+bool is_filled(const std::string& bytes) {
+  return std::all_of(
+      bytes.begin(), bytes.end(), [](char byte) { return byte == kGuard; });
+}
+
+std::unique_ptr<Fetch> fetch(
+    What what,
+    net::Loop& loop,
+    const net::HostAddress& donor,
+    const FetchOptions& options,
+    const std::function<void(Result<std::string>)>& done) {
+  if (what == What::kState) {
+    return fetch_snapshot(loop, {donor}, options, state_of(1), done);
+  }
+  return fetch_sum(
+      loop, donor, options, state_of(0), [done](Result<FetchedSum> sum) {
+        done(
+            sum.ok() ? Result<std::string>(std::move(sum).value().bytes)
+                     : sum.status());
+      });
+}
+
+// Fetches once from the port it is told; says 'r' for the right bytes, 'w' for
+// others, 'f' for a failure.
+void be_a_fetcher(What what, int channel) {
+  std::uint16_t port = 0;
+  SHERD_CHECK(::read(channel, &port, sizeof port) == sizeof port, "no port");
+  net::Loop loop;
+  Heard<std::string> heard;
+  const auto under_way =
+      fetch(what, loop, {"127.0.0.1", port}, {.run = kRun}, heard.done());
+  (void)heard.comes(loop);
+  const char letter = !heard.any() || heard.code() ? 'f'
+      : heard.value() == *random_bytes(kBytes, 1)  ? 'r'
+                                                   : 'w';
+  SHERD_CHECK(::write(channel, &letter, 1) == 1, "nobody listens");
+}
+
+TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
+  SCOPED_TRACE(::testing::Message() << "seed " << seed_);
+  Processes fetchers;
+  for (std::size_t i = 0; i < kMoments; ++i) {
+    fetchers.push_back(std::make_unique<Process>(
+        [this](int channel) { be_a_fetcher(GetParam(), channel); }));
+  }
+  net::Loop loop;
+  TransferServer server(loop, serving(GetParam()), [] {});
+  server.set_run(kRun);
+  const auto bytes = std::make_shared<std::string>(*random_bytes(kBytes, 1));
+  if (is_state()) {
+    server.offer(state_of(1), bytes);
+  } else {
+    server.keep(commit_of(1), bytes);
+  }
+  for (const auto& fetcher : fetchers) {
+    fetcher->tell(server.port());
+  }
+  stop_at_moments(loop, fetchers);
+
+  // The donor gives all of them up, and lets go of the bytes for newer ones.
+  const auto newer = random_bytes(1, 2);
+  ASSERT_TRUE(run_until(loop, [&] { return !server.busy(); }, 20s));
+  if (is_state()) {
+    server.offer(state_of(9), newer);
+  } else {
+    server.keep(commit_of(2), newer);
+  }
+  ASSERT_TRUE(run_until(loop, [&] { return bytes.use_count() == 1; }, 20s));
+  fill(*bytes);
+
+  std::string letters;
+  for (const auto& fetcher : fetchers) {
+    fetcher->signal(SIGCONT);
+  }
+  ASSERT_TRUE(run_until(loop, [&] { return !server.busy(); }, 20s));
+  run_for(loop, 50ms);
+  for (const auto& fetcher : fetchers) {
+    letters += fetcher->letter();
+  }
+  // Who had received all of it when it was stopped may have it.
+  EXPECT_THAT(letters, ::testing::Each(::testing::AnyOf('f', 'r')));
+  EXPECT_THAT(letters, ::testing::Contains('f'));
+  EXPECT_TRUE(is_filled(*bytes));
+}
+
+// Offers for good, and tells its port.
+void be_a_donor(What what, int channel) {
+  net::Loop loop;
+  TransferServer server(
+      loop, {.bytes_per_s_max = what == What::kState ? 20 * kBytes : 0}, [] {});
+  server.set_run(kRun);
+  server.offer(state_of(1), random_bytes(kBytes, 1));
+  server.keep(commit_of(1), random_bytes(kBytes, 1));
+  const std::uint16_t port = server.port();
+  SHERD_CHECK(::write(channel, &port, sizeof port) == sizeof port, "no parent");
+  run_for(loop, 60s);
+}
+
+TEST_P(TransferLate, AStoppedDonorIsGivenUpAndChangesNothingAfterwards) {
+  SCOPED_TRACE(::testing::Message() << "seed " << seed_);
+  Processes donors;
+  for (std::size_t i = 0; i < kMoments; ++i) {
+    donors.push_back(std::make_unique<Process>(
+        [this](int channel) { be_a_donor(GetParam(), channel); }));
+  }
+  net::Loop loop;
+  FetchOptions options{.run = kRun};
+  options.timeout_without_progress = 150ms;
+  std::vector<net::HostAddress> addresses;
+  std::vector<Heard<std::string>> heard(kMoments);
+  std::vector<std::unique_ptr<Fetch>> fetches;
+  for (std::size_t i = 0; i < kMoments; ++i) {
+    addresses.push_back({"127.0.0.1", donors[i]->port()});
+    fetches.push_back(
+        fetch(GetParam(), loop, addresses[i], options, heard[i].done()));
+  }
+  stop_at_moments(loop, donors);
+  const auto right = random_bytes(kBytes, 1);
+  int given_up = 0;
+  std::vector<std::string> kept;
+  for (const auto& one : heard) {
+    ASSERT_TRUE(one.comes(loop));
+    if (one.code()) {
+      EXPECT_EQ(one.code(), ErrorCode::kDeadlineExceeded) << one.failure();
+      ++given_up;
+      continue;
+    }
+    EXPECT_TRUE(one.value() == *right);
+    kept.push_back(one.value());
+    fill(kept.back());
+  }
+  EXPECT_GT(given_up, 0);
+
+  // They go on, and whatever they still send is nobody's: who asks again gets it
+  // from the beginning, and nobody is told twice.
+  for (const auto& donor : donors) {
+    donor->signal(SIGCONT);
+  }
+  for (std::size_t i = 0; i < kMoments; i += 10) {
+    Heard<std::string> again;
+    const auto second =
+        fetch(GetParam(), loop, addresses[i], {.run = kRun}, again.done());
+    ASSERT_TRUE(again.comes(loop));
+    ASSERT_FALSE(again.code()) << again.failure();
+    EXPECT_TRUE(again.value() == *right);
+  }
+  EXPECT_TRUE(std::all_of(kept.begin(), kept.end(), is_filled));
+}
+
+}  // namespace
+}  // namespace sherd::ft
