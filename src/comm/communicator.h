@@ -13,6 +13,8 @@
 // When any rank of the group is lost, every wait of the group ends, also one
 // for a rank that is well: the job cannot go on. The first failure is kept and
 // is what every later wait returns; then the group is only good for abandon().
+// When a failure is returned, tensors are the caller's again: a late peer writes
+// nothing into them, and gets nothing that is written there afterwards.
 #pragma once
 
 #include <chrono>

@@ -2,6 +2,7 @@
 //
 // Real processes are killed, stopped or give up, and the others must say who
 // was lost first, in bounded time.
+#include <sys/mman.h>
 #include <unistd.h>
 #include <atomic>
 #include <csignal>
@@ -340,6 +341,57 @@ TEST(StoppedRank, IsNamedByThoseWhoOnlySawItsVictimEnd) {
       report[2].output,
       HasSubstr("rank 1 was lost: it did not answer rank 0 within 1 s; rank 2 "
                 "waited for numbers with rank 0"));
+}
+
+// Rank 0's wait fails since rank 2 has died, in the middle of a message of rank 1,
+// which is well but stopped, and sends the rest when nobody wants it any more.
+TEST(StoppedRank, WritesNothingIntoWhatItsPeerHasGivenUp) {
+  void* page = ::mmap(
+      nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE,
+      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  auto& late_has_ended = *static_cast<std::atomic<int>*>(page);
+  const RankReport report = run_ranks(
+      3,
+      [&](World world, Rank&) {
+        const auto pid = [&](std::size_t rank) {
+          return static_cast<pid_t>(world.impl()->records.at(rank).pid);
+        };
+        Communicator comm(world, "c", {0, 1, 2});
+        auto t = torch::full({kHuge}, world.rank(), torch::kFloat);
+        comm.barrier("start").throw_if_failed();
+        if (world.rank() == 2) {
+          for (;;) {
+            ::pause();
+          }
+        }
+        if (world.rank() == 1) {
+          Pending rest = comm.send(t, 0, 0);
+          EXPECT_FALSE(comm.wait(rest, "the rest").ok());
+          late_has_ended = 1;
+          return;
+        }
+        Pending rest = comm.receive(t, 1, 0);
+        const volatile float* first = t.data_ptr<float>();
+        while (*first == 0.0F) {
+          continue;
+        }
+        ::kill(pid(1), SIGSTOP);
+        ::kill(pid(2), SIGKILL);
+        const Status status = comm.wait(rest, "the rest");
+        EXPECT_THAT(status.message(), HasSubstr("rank 2 was lost: it died"));
+        t.fill_(7);
+        ::kill(pid(1), SIGCONT);
+        while (late_has_ended == 0) {
+          std::this_thread::yield();
+        }
+        EXPECT_TRUE(torch::equal(t, torch::full_like(t, 7)));
+      },
+      {.close_world = false});
+  EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
+  EXPECT_EQ(report[1].exit_code, 0) << report[1].output;
+  EXPECT_EQ(report[2].signal, SIGKILL);
+  ::munmap(page, sizeof(std::atomic<int>));
 }
 
 TEST(RankThatGivesUp, IsNamedWithItsReason) {

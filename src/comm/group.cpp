@@ -81,6 +81,7 @@ class Group::Impl {
   bool lost() const { return watch_.first_lost(options_.ranks).has_value(); }
   Status fail(const Pending& pending, const std::string& what, Instant began);
   Status keep(const Status& failure);
+  void end_messages();
   std::string doing(const std::string& what, int peer) const;
   void interrupt();
   void abort_waits();
@@ -95,6 +96,10 @@ class Group::Impl {
   int subscription_ = 0;
   int own_tag_ = 0;
 
+  // Held from a failure until nothing of the group is read or written any more,
+  // so that a second thread that fails returns no sooner. Never taken while
+  // holding mu_.
+  std::mutex ending_;
   mutable std::mutex mu_;
   // Guarded by mu_:
   Status failure_;  // The first one.
@@ -241,7 +246,7 @@ Status Group::Impl::wait(Pending& pending, const std::string& what) {
 Status Group::Impl::fail(
     const Pending& pending, const std::string& what, Instant began) {
   if (auto first = failure(); !first.ok()) {
-    return first;
+    return keep(first);
   }
   std::optional<Loss> loss = watch_.first_lost(options_.ranks);
   const bool late = clock_.now() - began >= options_.deadline;
@@ -265,17 +270,26 @@ Status Group::Impl::fail(
           context)));
 }
 
+// Returns the first failure, when all messages have ended with it: the caller
+// may use the memory of its tensors for something else then, while a peer that
+// is late may still send, and receive.
 Status Group::Impl::keep(const Status& failure) {
-  const std::lock_guard<std::mutex> lock(mu_);
-  if (failure_.ok()) {
+  const std::lock_guard<std::mutex> ending(ending_);
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (!failure_.ok()) {
+      return failure_;
+    }
     failure_ = failure;
   }
-  return failure_;
+  end_messages();
+  return failure;
 }
 
 // ---- the end ----
 
 void Group::Impl::abandon(const Status& why) {
+  const std::lock_guard<std::mutex> ending(ending_);
   bool gave_up = false;
   {
     const std::lock_guard<std::mutex> lock(mu_);
@@ -295,6 +309,13 @@ void Group::Impl::abandon(const Status& why) {
     // Peers see the connections break and look for the reason on our board.
     watch_.give_up(why.ok() ? "gave up" : str("gave up: ", why.message()));
   }
+  end_messages();
+}
+
+// Gloo reads and writes the memory of a message until its connection is closed.
+// The handles go after that: a connection in the middle of a message without
+// one would never come to its end.
+void Group::Impl::end_messages() {
   break_connections();
   const std::lock_guard<std::mutex> lock(mu_);
   outstanding_.clear();

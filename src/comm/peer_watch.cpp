@@ -35,9 +35,13 @@ struct PeerWatch::Impl {
   NoticeBoard& own_board;
   std::map<int, Peer> peers;   // By rank; constant after construction.
   bool some_unwatched = false;  // The same.
+  // Written once by stop() and never read: poll() finds it readable from then on.
   const Descriptor stop_event{::eventfd(0, EFD_CLOEXEC)};
 
   mutable std::mutex mu;
+  // record() alone changes `lost`, with mu held, and notifies all after it has
+  // let go: who waits has looked at `lost` under mu and sleeps by then, or finds
+  // the change. Callers of record() end before this does.
   mutable std::condition_variable changed;
   // Guarded by mu. In order of notice; `cause` is what brought `rank` down.
   struct Entry {

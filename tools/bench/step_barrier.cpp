@@ -23,7 +23,9 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kDeadline = std::chrono::minutes(1);
 constexpr auto kSpin = std::chrono::milliseconds(5);
 
-// std::atomic's own wait() does not reach other processes.
+// std::atomic's own wait() does not reach other processes. No wake is lost: who
+// arrives adds to the word and then wakes, and the kernel lets nobody sleep for
+// whom the word is no longer what it has read.
 void sleep_while(std::atomic<unsigned>& word, unsigned value) {
   const timespec one_second = {1, 0};
   ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &one_second, nullptr, 0);
