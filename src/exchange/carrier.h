@@ -5,7 +5,7 @@
 // bytes. By messages alone (message_carrier.h), or by memory inside a host and
 // messages between hosts (host_carrier.h). Made when the ranks' models are
 // known to be equal. Thread rule: one thread, save gather(), of the thread that
-// gathers, and abandon(), of any. docs/design/exchange.md
+// gathers. docs/design/exchange.md
 #pragma once
 
 #include <cstdint>
@@ -64,7 +64,9 @@ class Carrier {
   // The next reduction of a unit is none of a late round.
   virtual void backward_ended() {}
 
-  // Ends what does not wait on a link.
+  // Ends what was started; when it returns, gradients and what they are summed
+  // into are neither read nor written any more. REQUIRES: the links were
+  // abandoned.
   virtual void abandon(const Status& why) = 0;
   virtual void add_to(ExchangeCounters& counters) const = 0;
 };

@@ -230,12 +230,15 @@ class CollectiveExchange final : public Exchange {
     return error_;
   }
 
+  // When it returns, the caller's memory and what it can see of this exchange's
+  // are neither read nor written any more. Links end first: waits end with them.
   void abandon(const Status& why) {
     gather_->abandon(why);
     reduce_->abandon(why);
     if (carrier_) {
       carrier_->abandon(why);
     }
+    worker_.settle();
   }
 
   // Every rank has found the same difference, from the same messages. None may

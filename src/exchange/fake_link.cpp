@@ -48,6 +48,9 @@ struct FakeNetwork::State {
   FakeOptions options;
   const SteadyClock clock;
   mutable std::mutex mu;
+  // A wait reads lanes, ranks and any_lost; who adds a message or marks a rank
+  // gone or lost notifies all before it lets go of mu. Time alone makes messages
+  // due, so waits end when theirs is.
   std::condition_variable changed;
   // Guarded by mu:
   std::map<LaneName, Lane> lanes;

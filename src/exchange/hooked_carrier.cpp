@@ -104,7 +104,11 @@ class HookedCarrier final : public Carrier {
   bool reducing() const override { return worker_.busy(); }
   void backward_ended() override { reduced_once_.clear(); }
 
-  void abandon(const Status& why) override { inner_->abandon(why); }
+  // The hook's messages end with the link.
+  void abandon(const Status& why) override {
+    inner_->abandon(why);
+    worker_.settle();
+  }
 
   void add_to(ExchangeCounters& counters) const override {
     inner_->add_to(counters);

@@ -75,7 +75,10 @@ class HostCarrier final : public Carrier {
   Status finish() override { return sums_->finish(); }
   bool reducing() const override { return sums_->under_way(); }
 
-  void abandon(const Status& why) override { leave(why); }
+  void abandon(const Status& why) override {
+    leave(why);
+    sums_->settle();
+  }
   void add_to(ExchangeCounters& counters) const override {
     memories_.add_to(counters);
     sums_->add_to(counters);

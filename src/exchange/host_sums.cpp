@@ -210,6 +210,12 @@ Status HostSums::finish() {
   return status;
 }
 
+// The one that sums posts to the other.
+void HostSums::settle() {
+  summer_.settle();
+  completer_.settle();
+}
+
 void HostSums::add_to(ExchangeCounters& counters) const {
   counters.gradient_bytes += slots_.bytes();
   counters.gradient_bytes_peak += slots_.bytes_peak();

@@ -46,6 +46,9 @@ class HostSums {
   Status progress();
   // Waits until everything started is summed here.
   Status finish();
+  // Waits until nothing is summed any more. REQUIRES: the link was abandoned, and
+  // this rank has given up, which ends waits for peers.
+  void settle();
 
   // The units summed since it was last asked, in that order.
   std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }

@@ -94,7 +94,7 @@ class MessageCarrier final : public Carrier {
   Status finish() override { return reductions_.finish(); }
   bool reducing() const override { return reductions_.under_way(); }
 
-  void abandon(const Status&) override {}
+  void abandon(const Status&) override { reductions_.settle(); }
 
   void add_to(ExchangeCounters& counters) const override {
     memories_.add_to(counters);

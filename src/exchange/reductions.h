@@ -44,6 +44,10 @@ class Reductions {
   // has all of them.
   Status finish();
 
+  // Waits until nothing is summed any more. REQUIRES: the link was abandoned,
+  // which ends waits for peers.
+  void settle() { worker_.settle(); }
+
  private:
   // Part of this rank's slice: what every rank has for it, by rank.
   struct Sum {

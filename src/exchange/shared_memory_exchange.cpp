@@ -565,12 +565,17 @@ Status SharedMemoryExchange::fail(const Status& status) {
   return error_;
 }
 
+// Afterwards memory that the caller has is its own again: the thread that sums
+// would go on when a late rank posts.
 void SharedMemoryExchange::leave(const Status& why) {
   if (segment_ && !std::exchange(left_, true)) {
     if (why.ok()) {
       segment_->peers().leave();
     } else {
       segment_->peers().give_up(why.message());
+    }
+    if (sums_) {
+      sums_->stop();
     }
   }
 }

@@ -90,16 +90,28 @@ bool SharedSums::try_sum(const Pending& pending) {
 
 Status SharedSums::sum_when_posted(const Pending& pending) {
   const at::NoGradGuard no_grad;
-  while (const auto missing = slots_.missing(
-             pending.unit, pending.number, &SharedSlot::posted)) {
-    if (stopping_) {
+  for (;;) {
+    const auto missing =
+        slots_.missing(pending.unit, pending.number, &SharedSlot::posted);
+    // Relaxed: who sets it waits for this job to end.
+    if (stopping_.load(std::memory_order_relaxed)) {
       return {ErrorCode::kFailedPrecondition, "[exchange] it was closed"};
+    }
+    if (!missing) {
+      break;
     }
     missing->counter.sleep_below(missing->number, kThreadDoze);
   }
   sum(pending);
   slots_.post_summed(pending.unit, pending.number);
   return {};
+}
+
+void SharedSums::stop() {
+  stopping_.store(true, std::memory_order_relaxed);
+  if (worker_) {
+    worker_->settle();
+  }
 }
 
 void SharedSums::wait_for_thread(std::chrono::milliseconds time) {

@@ -26,7 +26,7 @@ class SharedSums {
   // `units` must outlive it. `thread`: one of its own waits for the other ranks
   // and sums, in the order of posts, instead of progress().
   SharedSums(SharedSlots::Place place, const SharedUnits& units, bool thread);
-  ~SharedSums() { stopping_ = true; }
+  ~SharedSums() { stop(); }
   SharedSums(const SharedSums&) = delete;
   SharedSums& operator=(const SharedSums&) = delete;
 
@@ -36,6 +36,10 @@ class SharedSums {
 
   // Sums what all ranks have posted, takes what all have summed. Never waits.
   void progress();
+  // Nothing is summed any more when it returns: gradients are neither read nor
+  // written, and no sink is called, whatever other ranks still post. REQUIRES:
+  // not called in a sink; of the calls above none follows.
+  void stop();
   // Of the thread's sums; progress() goes no further after it.
   Status failure() const { return worker_ ? worker_->failure() : Status(); }
   // Until the thread has made the oldest sum under way, or that long.

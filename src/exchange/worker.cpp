@@ -41,6 +41,12 @@ Status Worker::wait(std::uint64_t number) {
   return failure_;
 }
 
+void Worker::settle() {
+  std::unique_lock lock(mu_);
+  const auto last = posted_;
+  changed_.wait(lock, [&] { return ended_ >= last; });
+}
+
 bool Worker::wait_for(std::uint64_t number, std::chrono::milliseconds time) {
   std::unique_lock lock(mu_);
   return changed_.wait_for(lock, time, [&] { return ended_ >= number; });

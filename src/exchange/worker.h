@@ -36,6 +36,10 @@ class Worker {
   // any job so far, or success.
   [[nodiscard]] Status wait(std::uint64_t number);
 
+  // Returns when every job posted so far has ended. REQUIRES: not called in a
+  // job.
+  void settle();
+
   // Whether that job and all before it ended within that time.
   bool wait_for(std::uint64_t number, std::chrono::milliseconds time);
 
@@ -52,6 +56,9 @@ class Worker {
   void run(const std::stop_token& stop);
 
   mutable std::mutex mu_;
+  // Whoever changes one of those below holds mu_ and notifies all before it lets
+  // go: post() after a new job, run() after the end of one. A stop notifies too.
+  // Waits read nothing else, so none misses its change.
   std::condition_variable_any changed_;
   // Guarded by mu_:
   std::deque<Job> jobs_;
