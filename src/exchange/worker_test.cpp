@@ -45,6 +45,26 @@ TEST(Worker, AWaitMayHaveAnEnd) {
   EXPECT_EQ(worker.ended(), 1U);
 }
 
+TEST(Worker, IsSettledWhenTheJobUnderWayAndThoseBehindItHaveEnded) {
+  Worker worker("test");
+  worker.settle();  // Nothing was posted.
+  std::latch has_begun(1);
+  bool ended = false;
+  worker.post([&] {
+    has_begun.count_down();
+    ended = true;
+    return Status(ErrorCode::kPeerLost, "given up");
+  });
+  worker.post([&] {
+    ended = false;
+    return Status();
+  });
+  has_begun.wait();
+  worker.settle();
+  EXPECT_TRUE(ended);
+  EXPECT_FALSE(worker.busy());
+}
+
 TEST(Worker, TheFirstFailureEndsTheWorkAndStays) {
   Worker worker("test");
   bool ran = false;
