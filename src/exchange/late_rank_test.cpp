@@ -86,12 +86,14 @@ class Steps {
     given_.fill_(value);
     for (const auto& memory : memories_) {
       memory.gradient.fill_(value);
+      memory.shard.fill_(value);
     }
   }
   bool own_is(float value) const {
     return all_are(given_, value) &&
         std::ranges::all_of(memories_, [&](const ShardMemory& memory) {
-             return all_are(memory.gradient, value);
+             return all_are(memory.gradient, value) &&
+                 all_are(memory.shard, value);
            });
   }
   // Frees what lies in the memory of the exchange.

@@ -566,7 +566,9 @@ Status SharedMemoryExchange::fail(const Status& status) {
 }
 
 // Afterwards memory that the caller has is its own again: the thread that sums
-// would go on when a late rank posts.
+// would go on when a late rank posts, and shards lie where late ranks still read
+// them. Where the kernel refuses that, they hear of the failure all the same, but
+// may have read what was written after it.
 void SharedMemoryExchange::leave(const Status& why) {
   if (segment_ && !std::exchange(left_, true)) {
     if (why.ok()) {
@@ -577,6 +579,7 @@ void SharedMemoryExchange::leave(const Status& why) {
     if (sums_) {
       sums_->stop();
     }
+    (void)segment_->make_private(0, comm::shm::whole_pages(segment_->bytes()));
   }
 }
 

@@ -72,6 +72,9 @@ class HostSegment {
   Status make_read_only(std::size_t offset, std::size_t bytes) const {
     return segment_.make_read_only(head_bytes(peers_->ranks()) + offset, bytes);
   }
+  Status make_private(std::size_t offset, std::size_t bytes) const {
+    return segment_.make_private(head_bytes(peers_->ranks()) + offset, bytes);
+  }
 
   // What comes before the caller's memory: whole pages.
   static std::size_t head_bytes(int ranks);

@@ -265,6 +265,20 @@ Status Segment::make_read_only(std::size_t offset, std::size_t bytes) const {
       : unavailable(bytes, "mprotect");
 }
 
+// Other threads that use the range meanwhile find one mapping or the other.
+Status Segment::make_private(std::size_t offset, std::size_t bytes) const {
+  SHERD_ASSERT(
+      offset % page_bytes() == 0 && bytes % page_bytes() == 0 &&
+          offset <= bytes_ && bytes <= whole_pages(bytes_) - offset,
+      "range outside of the segment, or of no whole pages");
+  const void* mapped = ::mmap(
+      base_ + offset, bytes, PROT_READ | PROT_WRITE,
+      MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file_.get(),
+      static_cast<off_t>(offset));
+  return mapped != MAP_FAILED ? Status()
+                              : unavailable(bytes, "a private mapping");
+}
+
 Segment::Segment(Segment&& other) noexcept
     : file_(std::move(other.file_)),
       base_(std::exchange(other.base_, nullptr)),

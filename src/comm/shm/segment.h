@@ -72,6 +72,13 @@ class Segment {
   // kernel has no more mappings. REQUIRES: whole pages that lie inside.
   Status make_read_only(std::size_t offset, std::size_t bytes) const;
 
+  // From now on nobody else sees what this process writes into the range, and it
+  // may write all of it. Addresses stay, contents too; of others' writes it sees
+  // those in pages that it has not written itself since. Costs memory for the
+  // pages that are written. kUnavailable, and nothing has changed, when the
+  // kernel refuses. REQUIRES: as make_read_only().
+  Status make_private(std::size_t offset, std::size_t bytes) const;
+
   // `count` objects from `offset` on; zeros until somebody writes.
   // REQUIRES: the range lies inside, `offset` suits T's alignment.
   template <typename T>

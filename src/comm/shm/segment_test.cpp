@@ -258,6 +258,24 @@ TEST(SegmentDeathTest, AWriteToWhatIsOnlyReadDiesAndIsSeenByNobody) {
   EXPECT_DEATH((void)two.make_read_only(page, 4 * page), "no whole pages");
 }
 
+TEST(Segment, WhatIsWrittenPrivatelyIsSeenByNobodyElse) {
+  const std::size_t page = whole_pages(1);
+  const SegmentOptions options{.bytes = 3 * page};
+  const Segment one = Segment::create(options).value();
+  const Segment two = Segment::from_descriptor(copy_of(one), options).value();
+  one.at<int>(page, 1)[0] = 1;
+  ASSERT_TRUE(two.make_read_only(page, page).ok());
+  ASSERT_TRUE(two.make_private(page, 2 * page).ok());
+
+  EXPECT_EQ(two.at<int>(page, 1)[0], 1);
+  two.at<int>(page, 1)[0] = 2;
+  EXPECT_EQ(one.at<int>(page, 1)[0], 1);
+  one.at<int>(page, 1)[0] = 3;
+  EXPECT_EQ(two.at<int>(page, 1)[0], 2);
+  two.at<int>(0, 1)[0] = 4;
+  EXPECT_EQ(one.at<int>(0, 1)[0], 4) << "outside of the range";
+}
+
 TEST(SegmentDeathTest, ARangeOutsideIsABug) {
   const Segment segment = Segment::create({.bytes = 4096}).value();
   EXPECT_DEATH(segment.at<std::uint64_t>(4096, 1), "outside of the segment");
