@@ -21,16 +21,51 @@ bool may_differ(const Wish& a, const Wish& b) {
       a.backward == b.backward;
 }
 
+// Without the numbers that tell equal wishes apart.
+std::string plain(const Wish& wish, std::span<const std::string> unit_names) {
+  switch (wish.kind) {
+    case WishKind::kUnshard: {
+      const auto unit = static_cast<std::size_t>(wish.unit);
+      const auto name =
+          unit < unit_names.size() ? unit_names[unit] : std::to_string(unit);
+      return str(
+          "unshard unit ", name,
+          wish.full_precision != 0 ? " in full precision" : "",
+          wish.in_backward != 0 ? " in backward" : " in forward");
+    }
+    case WishKind::kEndBackward:
+      return "end the backward";
+    case WishKind::kAllReduce:
+      if (wish.op == static_cast<std::uint32_t>(ReduceOp::kSame)) {
+        return "begin a step";
+      }
+      return str(
+          "all-reduce ", wish.numel, " numbers to their ",
+          wish.op == static_cast<std::uint32_t>(ReduceOp::kMax) ? "largest"
+                                                                : "sum");
+  }
+  return "do something unknown";
+}
+
 Agreement mismatch(
     std::span<const Wish> wishes,
     std::size_t other,
     std::span<const int> world_ranks,
     std::span<const std::string> unit_names) {
+  const auto& mine = wishes[0];
+  const auto& theirs = wishes[other];
+  const bool told_apart = mine.generation == theirs.generation &&
+      mine.backward == theirs.backward &&
+      plain(mine, unit_names) != plain(theirs, unit_names);
+  const auto say = [&](const Wish& wish) {
+    return told_apart ? plain(wish, unit_names) : describe(wish, unit_names);
+  };
+  const auto rule = rule_broken_by(mine);
   return {
-      Verdict::kMismatch, wishes[0],
+      Verdict::kMismatch, mine,
       str("ranks went different ways: rank ", world_ranks[0], " wants to ",
-          describe(wishes[0], unit_names), ", rank ", world_ranks[other],
-          " wants to ", describe(wishes[other], unit_names))};
+          say(mine), ", rank ", world_ranks[other], " wants to ", say(theirs),
+          rule.empty() ? rule_broken_by(theirs) : rule)};
 }
 
 }  // namespace
@@ -57,34 +92,23 @@ Agreement agree(
   return {Verdict::kServe, *first, ""};
 }
 
+std::string rule_broken_by(const Wish& wish) {
+  if (wish.kind != WishKind::kUnshard || wish.in_backward != 0) {
+    return "";
+  }
+  return wish.full_precision != 0
+      ? "; every rank calls summon_full_parameters(), or none"
+      : "; every rank makes every forward, an evaluation too, and uses the "
+        "same units in it: where one rank alone reads parameters, let it do "
+        "so inside summon_full_parameters({.read_only = true}), which every "
+        "rank opens";
+}
+
 std::string describe(
     const Wish& wish, std::span<const std::string> unit_names) {
-  const auto tail =
-      str(" (step ", wish.sequence, ", generation ", wish.generation,
-          ", backward ", wish.backward, ")");
-  switch (wish.kind) {
-    case WishKind::kUnshard: {
-      const auto unit = static_cast<std::size_t>(wish.unit);
-      const auto name =
-          unit < unit_names.size() ? unit_names[unit] : std::to_string(unit);
-      return str(
-          "unshard unit ", name,
-          wish.full_precision != 0 ? " in full precision" : "",
-          wish.in_backward != 0 ? " in backward" : " in forward", tail);
-    }
-    case WishKind::kEndBackward:
-      return "end the backward" + tail;
-    case WishKind::kAllReduce:
-      if (wish.op == static_cast<std::uint32_t>(ReduceOp::kSame)) {
-        return "begin a step" + tail;
-      }
-      return str(
-          "all-reduce ", wish.numel, " numbers to their ",
-          wish.op == static_cast<std::uint32_t>(ReduceOp::kMax) ? "largest"
-                                                                : "sum",
-          tail);
-  }
-  return "do something unknown" + tail;
+  return str(
+      plain(wish, unit_names), " (step ", wish.sequence, ", generation ",
+      wish.generation, ", backward ", wish.backward, ")");
 }
 
 }  // namespace sherd::exchange

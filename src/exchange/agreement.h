@@ -56,6 +56,10 @@ Agreement agree(
     std::span<const int> world_ranks,
     std::span<const std::string> unit_names);
 
+// What the user is told when others want something else, or nothing: the tail
+// of a sentence, beginning with "; ". Empty where there is no such rule.
+std::string rule_broken_by(const Wish& wish);
+
 // e.g. "unshard unit h.3 in backward (step 7, generation 2, backward 12)".
 std::string describe(const Wish& wish, std::span<const std::string> unit_names);
 

@@ -60,6 +60,32 @@ TEST(Agreement, AnyDifferenceInForwardIsAMismatchThatNamesBothRanks) {
           Not(HasSubstr("rank 11"))));
 }
 
+TEST(Agreement, AMismatchTellsTheRuleAndNumbersOnlyWhereNothingElseDiffers) {
+  const auto end = other(WishKind::kEndBackward);
+  const auto sum = other(WishKind::kAllReduce);
+  auto summon = unshard(1, false);
+  summon.full_precision = 1;
+  for (const auto& wishes :
+       {std::vector<Wish>{unshard(1, false), end, end},
+        std::vector<Wish>{end, end, unshard(1, false)}}) {
+    EXPECT_THAT(
+        agreed(wishes).reason,
+        AllOf(
+            HasSubstr("every rank makes every forward, an evaluation too"),
+            HasSubstr("summon_full_parameters({.read_only = true})"),
+            Not(HasSubstr("generation"))));
+  }
+  EXPECT_THAT(
+      agreed({summon, end, end}).reason,
+      HasSubstr("every rank calls summon_full_parameters()"));
+  EXPECT_THAT(agreed({sum, end, end}).reason, Not(HasSubstr("every rank")));
+  auto later = sum;
+  ++later.generation;
+  EXPECT_THAT(
+      agreed({sum, later, later}).reason,
+      AllOf(HasSubstr("generation 2"), HasSubstr("generation 3")));
+}
+
 TEST(Agreement, InBackwardTheLowestRankIsServedFirst) {
   const auto agreement =
       agreed({unshard(2, true), unshard(1, true), unshard(1, true)});

@@ -261,7 +261,11 @@ class CollectiveExchange final : public Exchange {
     auto all = swap_bytes(
         bytes_of(&mine, sizeof(Wish)), kWishTag, "an answer to " + text(mine));
     if (!all.ok()) {
-      return all.status();
+      const auto& failure = all.status();
+      const bool late = failure.code() == ErrorCode::kDeadlineExceeded;
+      return late
+          ? Status(failure.code(), failure.message() + rule_broken_by(mine))
+          : failure;
     }
     std::vector<Wish> wishes(all.value().size());
     for (std::size_t r = 0; r < wishes.size(); ++r) {

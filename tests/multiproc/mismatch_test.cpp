@@ -3,6 +3,7 @@
 // Ranks that go different ways, or that hold different models: an error on
 // every rank that names what differs and who, never a hang (T39).
 #include "base/clock.h"
+#include "comm/world_impl.h"
 #include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
@@ -18,6 +19,7 @@ using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
+using testing::Not;
 
 // Survivors of a mismatch have nothing to close in order.
 RankOptions broken(std::chrono::milliseconds deadline = 20s) {
@@ -127,6 +129,55 @@ TEST_P(Mismatch, T39MoreEvaluationOnOneRankWhileTheOthersTrainOn) {
             HasSubstr("rank 0 wants to unshard unit layers.0"),
             HasSubstr(text(last) + " wants to unshard unit layers.3"));
       });
+}
+
+TEST_P(Mismatch, AnEvaluationOnOneRankTellsTheRule) {
+  const auto train = [](Chain& model, FullyShardedDataParallel& fsdp) {
+    for (int step = 0; step < 2; ++step) {
+      visit(model, {0, 1, 2, 3}).backward();
+      fsdp.publish();
+    }
+  };
+  expect_mismatch(
+      Step::kPlanned,
+      [&](Chain& model, FullyShardedDataParallel& fsdp) {
+        fsdp.publish();
+        train(model, fsdp);
+      },
+      [&](Chain& model, FullyShardedDataParallel& fsdp) {
+        fsdp.publish();
+        {
+          const torch::NoGradGuard no_grad;
+          visit(model, {0, 1, 2, 3});
+        }
+        train(model, fsdp);
+      },
+      [](int) {
+        return AllOf(
+            HasSubstr("every rank makes every forward, an evaluation too"),
+            HasSubstr("summon_full_parameters({.read_only = true})"),
+            Not(HasSubstr("generation")));
+      });
+}
+
+// The others do something else, and nothing but the deadline ends the wait.
+TEST_P(Mismatch, AnEvaluationThatNobodyAnswersTellsTheRuleAtTheDeadline) {
+  const int ranks = GetParam();
+  expect_all_ok(run_ranks(
+      ranks,
+      [&](World world) {
+        auto model = chain();
+        auto fsdp = fully_shard(*model, world, over_messages());
+        if (world.rank() < ranks - 1) {
+          EXPECT_TRUE(world.impl()->watch->wait_lost(20s));
+          return;
+        }
+        const torch::NoGradGuard no_grad;
+        EXPECT_THAT(
+            error_of([&] { visit(model, {0, 1}); }),
+            HasSubstr("every rank makes every forward, an evaluation too"));
+      },
+      broken(1s)));
 }
 
 TEST_P(Mismatch, T39OneRankClipsWhileTheOthersGoForward) {

@@ -114,6 +114,35 @@ TEST_P(Summon, T43GradientsOfTheShardsSurviveAScope) {
   }));
 }
 
+// The rule for whatever one rank alone does with a model.
+TEST_P(Summon, InAScopeOfAllRanksOneMayEvaluateAlone) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto kind : {ExchangeKind::kAuto, ExchangeKind::kCollective}) {
+      FullyShardOptions options;
+      options.exchange = kind;
+      Chain reference(3, 6), model(3, 6);
+      auto fsdp = fully_shard(*model, world, options);
+      const auto leaves = unique_parameters(*reference);
+      const auto step_reference = sign_steps()(tensors_of(leaves));
+      const auto step_shards = sign_steps()(fsdp.parameters());
+      for (int batch = 0; batch < 3; ++batch) {
+        reference_backward<Chain>(reference, leaves, chain_loss, batch, world);
+        chain_loss(model, batch, world.rank()).backward();
+        step_reference();
+        step_shards();
+        const auto scope = fsdp.summon_full_parameters({.read_only = true});
+        if (world.rank() == batch % world.size()) {
+          const torch::NoGradGuard no_grad;
+          expect_close(
+              chain_loss(model, 9, 0), chain_loss(reference, 9, 0), 0.0,
+              "evaluation");
+        }
+      }
+      expect_parameters(leaves, *model, fsdp, 0.0);
+    }
+  }));
+}
+
 TEST_P(Summon, T43InAReadOnlyScopeWritesAreRefused) {
   if (GetParam() == 1) {
     return;  // There the parameters are the model's own.
