@@ -181,6 +181,7 @@ Communicator::Communicator(
 Communicator::~Communicator() {
   auto& world = *world_.impl();
   if (!world.closed && group_ && group_->failure().ok()) {
+    group_->leave();
     world.retired.push_back({name_, std::move(group_)});
   }
 }
@@ -298,5 +299,6 @@ Result<std::vector<std::string>> Communicator::all_gather(
 }
 
 void Communicator::abandon(const Status& why) { group_->abandon(why); }
+void Communicator::leave() { group_->leave(); }
 
 }  // namespace sherd::comm

@@ -49,9 +49,10 @@ class Communicator {
       const World& world,
       c10::intrusive_ptr<c10d::Backend> backend,
       std::vector<int> ranks);
-  // Never waits. The connections stay until every member has come this far and
-  // connects something else, or until World::close(), because a peer may not
-  // have received the last message yet; after a failure they end at once.
+  // Never waits, and leaves, see leave(). The connections stay until every
+  // member has come this far and connects something else, or until
+  // World::close(), because a peer may not have received the last message yet;
+  // after a failure they end at once.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -88,6 +89,12 @@ class Communicator {
   // for this rank fail at once and name the cause, which is this group's first
   // failure, else this rank for the reason `why`. Idempotent, not collective.
   void abandon(const Status& why = {});
+
+  // This rank is done in order: a peer that waits for anything which it has not
+  // sent fails within a fraction of a second, naming it. Never waits, idempotent,
+  // not collective; tells nobody while something that was started here was not
+  // waited for. Only abandon() may follow.
+  void leave();
 
  private:
   World world_;  // Its watch outlives the group.

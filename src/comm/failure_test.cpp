@@ -12,6 +12,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include "base/check.h"
 #include "comm/communicator.h"
 #include "comm/sigpipe_guard.h"
 #include "comm/world_impl.h"
@@ -27,7 +28,9 @@ using test::RankOptions;
 using test::RankReport;
 using test::run_ranks;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Matcher;
 using ::testing::Not;
 
 constexpr auto kNoticedWithin = 2s;
@@ -460,10 +463,100 @@ TEST(RankThatLeaves, IsOnlyAnErrorForThoseWhoNeedIt) {
         const Status status = comm.wait(none, "batch");
         EXPECT_EQ(status.code(), ErrorCode::kPeerLost);
         EXPECT_THAT(
-            status.message(), HasSubstr("rank 1 was lost: it left the job"));
+            status.message(),
+            HasSubstr("rank 1 was lost: it closed its end of c and takes part "
+                      "no more"));
       },
       {.close_world = false});
   expect_all_ok(report);
+}
+
+// A world of these ranks beside the one that the test ends by; on one host, or
+// on as many as there are ranks.
+World inner_world(const World& outer, const std::string& name, bool one_host) {
+  const HostIdentity other{.hostname = str("host-", outer.rank())};
+  return make_world(
+      c10::make_intrusive<c10d::PrefixStore>(name, outer.impl()->store),
+      outer.rank(), outer.size(), {.deadline = 10min},
+      one_host ? HostIdentity::of_this_process() : other, "127.0.0.1");
+}
+
+// What rank 1 has not come to: it closes. No process ends and no deadline passes,
+// which would tell the others as well.
+TEST(RankThatCloses, FailsWhoWaitsForItAndIsNamed) {
+  using Body = std::function<void(World&, Communicator&)>;
+  const std::vector<Body> bodies{
+      [](World& world, Communicator&) { world.barrier(); },
+      [](World& world, Communicator&) { (void)world.all_gather({1, 2, 3}); },
+      [](World& world, Communicator&) { (void)world.all_gather_texts("text"); },
+      [](World& world, Communicator&) { world.broadcast({some(1000)}); },
+      [](World&, Communicator& c) { c.barrier("step").throw_if_failed(); },
+      [](World&, Communicator& c) {
+        c.all_reduce(some(), ReduceOp::kSum, "sum").throw_if_failed();
+      },
+      [](World&, Communicator& c) { wait_around_the_ring(c, "batch"); },
+      [](World& world, Communicator&) {
+        Communicator second(world, "second", {0, 1, 2});
+      }};
+  const RankReport report = run_ranks(3, [&](World outer) {
+    for (std::size_t n = 0; n < 2 * bodies.size(); ++n) {
+      const Body& body = bodies[n / 2];
+      SCOPED_TRACE(n);
+      {
+        World world = inner_world(outer, str("inner-", n), n % 2 == 0);
+        auto comm =
+            std::make_unique<Communicator>(world, "c", std::vector{0, 1, 2});
+        world.barrier();
+        std::string error;
+        try {
+          if (world.rank() == 1) {
+            comm.reset();
+            world.close();
+          } else {
+            body(world, *comm);
+          }
+        } catch (const Error& caught) {
+          error = caught.what();
+        }
+        // Rank 1 hears of those who failed that they went, and so may one who
+        // waits for them and cannot read why.
+        EXPECT_THAT(
+            error,
+            world.rank() == 1
+                ? Matcher<std::string>(HasSubstr(" was lost: it "))
+                : AnyOf(
+                      HasSubstr("rank 1 was lost: it closed its "),
+                      HasSubstr("; rank 1 had closed its ")));
+      }
+      outer.barrier();
+    }
+  });
+  expect_all_ok(report);
+}
+
+TEST(RankThatCloses, DisturbsNobodyWhoStillReceivesWhatItSent) {
+  expect_all_ok(run_ranks(3, [](World world) {
+    auto comm = std::make_unique<Communicator>(world, "c", everybody(world));
+    auto t = world.rank() == 1 ? some(kHuge / 16) : torch::zeros({kHuge / 16});
+    std::vector<Pending> under_way;
+    for (int peer = 0; peer < 3; ++peer) {
+      if (world.rank() == 1 && peer != 1) {
+        under_way.push_back(comm->send(t, peer, 0));
+      } else if (peer == 1 && world.rank() != 1) {
+        under_way.push_back(comm->receive(t, 1, 0));
+      }
+    }
+    if (world.rank() != 1) {
+      // Rank 1 is likely to have left when this rank begins to wait.
+      world.impl()->watch->wait_lost(300ms);
+    }
+    for (auto& one : under_way) {
+      comm->wait(one, "weights").throw_if_failed();
+    }
+    EXPECT_EQ(t.sum().item<float>(), static_cast<float>(t.numel()));
+    comm.reset();
+    world.close();
+  }));
 }
 
 TEST(ClosedWorld, HasNoLosses) {

@@ -2,6 +2,8 @@
 #include "comm/group.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -25,6 +27,15 @@ constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 // Receives of these tags are never answered.
 constexpr int kPoisonTag = Group::kOwnTags + (1 << 29);
 constexpr int kProbeTag = kPoisonTag + 1;
+constexpr int kFarewellTag = kPoisonTag + 2;
+constexpr int kClosedTag = kPoisonTag + 3;
+// What a farewell says.
+constexpr std::uint8_t kInOrder = 1;
+constexpr std::uint8_t kByException = 2;
+// A wait for a peer that has left: what it sent has come, and needs no time.
+constexpr milliseconds kNoTime(1);
+// Connections are probed at every so many ticks of the watch.
+constexpr int kTicksPerProbe = 5;
 
 }  // namespace
 
@@ -40,7 +51,11 @@ class Group::Impl {
       const GroupOptions& options,
       c10::intrusive_ptr<c10d::Backend> backend,
       PeerWatch& watch)
-      : options_(options), backend_(std::move(backend)), watch_(watch) {
+      : options_(options),
+        backend_(std::move(backend)),
+        watch_(watch),
+        heard_(at::zeros(
+            {static_cast<std::int64_t>(options.ranks.size())}, at::kByte)) {
     const auto& ranks = options_.ranks;
     const auto own = std::find(ranks.begin(), ranks.end(), options_.own_rank);
     SHERD_ASSERT(own != ranks.end(), "a group is made by its members");
@@ -48,6 +63,7 @@ class Group::Impl {
     has_unwatched_ = std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
       return rank != options_.own_rank && !watch_.watches(rank);
     });
+    listen_for_farewells();
     subscription_ = watch_.subscribe([this] { interrupt(); });
   }
 
@@ -71,20 +87,35 @@ class Group::Impl {
   enum class Direction { kSend, kReceive };
   Pending start(
       Direction direction, const at::Tensor& tensor, int peer, int tag);
-  Status wait(Pending& pending, const std::string& what);
+  // Whether a peer that has left sent what is waited for before it left, or as
+  // its farewell, or sends it after that.
+  enum class Leaver { kIsDone, kSaysSo, kGoesOn };
+  Status wait(
+      Pending& pending,
+      const std::string& what,
+      Leaver leaver = Leaver::kIsDone);
   void abandon(const Status& why);
+  void leave();
+  Status close(const std::string& what, const std::function<void()>& at_last);
 
  private:
   enum class Outcome { kComplete, kInterrupted, kBroken };
-  Outcome wait_once(Operation& operation, milliseconds limit);
-  void probe_unwatched();
+  Outcome wait_once(const Pending& pending, milliseconds limit);
+  void probe_unwatched(int needed);
   bool lost() const { return watch_.first_lost(options_.ranks).has_value(); }
+  void listen_for_farewells();
+  void say_farewell();
+  std::uint8_t farewell_of(int peer) const;
+  bool has_left(int peer) const { return farewell_of(peer) != 0; }
+  std::optional<Loss> left_in_order(int peer) const;
+  std::string likely_reason(int peer) const;
   Status fail(const Pending& pending, const std::string& what, Instant began);
   Status keep(const Status& failure);
   void end_messages();
   std::string doing(const std::string& what, int peer) const;
   void interrupt();
-  void abort_waits();
+  enum class Waits { kAll, kForLeavers };
+  void abort_waits(Waits which);
   void break_connections();
 
   const GroupOptions options_;
@@ -95,6 +126,10 @@ class Group::Impl {
   bool has_unwatched_ = false;  // Members whose death only connections show.
   int subscription_ = 0;
   int own_tag_ = 0;
+  std::atomic<int> ticks_ = 0;
+  // The farewell of each member, 0 until it comes; the backend writes it.
+  const at::Tensor heard_;
+  std::vector<OperationPtr> farewells_;  // Receives of those, by member.
 
   // Held from a failure until nothing of the group is read or written any more,
   // so that a second thread that fails returns no sooner. Never taken while
@@ -104,10 +139,11 @@ class Group::Impl {
   // Guarded by mu_:
   Status failure_;  // The first one.
   bool abandoned_ = false;
+  bool left_ = false;
   // Until waited for: c10d cancels an operation whose last handle goes.
   std::vector<OperationPtr> outstanding_;
-  // Works some thread of ours waits in, to be interrupted.
-  std::vector<Operation*> waits_;
+  // What some thread of ours waits in, to be interrupted.
+  std::vector<const Pending*> waits_;
 };
 
 std::string Group::Impl::doing(const std::string& what, int peer) const {
@@ -152,43 +188,45 @@ Pending Group::Impl::start(
 
 // Ends with the operation, a loss, a tick of the watch or the limit.
 Group::Impl::Outcome Group::Impl::wait_once(
-    Operation& operation, milliseconds limit) {
+    const Pending& pending, milliseconds limit) {
   {
     const std::lock_guard<std::mutex> lock(mu_);
     if (abandoned_) {
       return Outcome::kInterrupted;
     }
-    waits_.push_back(&operation);
+    waits_.push_back(&pending);
   }
   Outcome outcome = Outcome::kInterrupted;
   // From here on interrupt() and abandon() find this wait; a loss recorded
   // before is found here.
   if (!lost()) {
     try {
-      outcome = operation.work->wait(limit) ? Outcome::kComplete
-                                            : Outcome::kInterrupted;
+      outcome = pending.work->work->wait(limit) ? Outcome::kComplete
+                                                : Outcome::kInterrupted;
     } catch (const std::exception&) {
       outcome = Outcome::kBroken;
     }
   }
   const std::lock_guard<std::mutex> lock(mu_);
-  waits_.erase(std::find(waits_.begin(), waits_.end(), &operation));
+  waits_.erase(std::find(waits_.begin(), waits_.end(), &pending));
   return outcome;
 }
 
 void Group::Impl::interrupt() {
-  if (!has_unwatched_ && !lost()) {
-    return;  // A tick, and nothing that only looking around would show.
-  }
+  const bool probe = has_unwatched_ && ++ticks_ % kTicksPerProbe == 0;
+  const bool all = probe || lost();
   const std::lock_guard<std::mutex> lock(mu_);
-  abort_waits();
+  abort_waits(all ? Waits::kAll : Waits::kForLeavers);
 }
 
 // REQUIRES: mu_ is held.
-void Group::Impl::abort_waits() {
-  for (const Operation* operation : waits_) {
+void Group::Impl::abort_waits(Waits which) {
+  for (const Pending* pending : waits_) {
+    if (which == Waits::kForLeavers && !has_left(pending->peer)) {
+      continue;
+    }
     try {
-      operation->work->abort();
+      pending->work->work->abort();
     } catch (const std::exception&) {
       // A backend whose work cannot be aborted: its deadline ends the wait.
       continue;
@@ -197,8 +235,8 @@ void Group::Impl::abort_waits() {
 }
 
 // A message under way is not told that its connection broke. Starting another
-// on that connection is.
-void Group::Impl::probe_unwatched() {
+// on that connection is. Who has left in order may close it, save `needed`.
+void Group::Impl::probe_unwatched(int needed) {
   const SigpipeGuard no_sigpipe;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == index_ || watch_.watches(world_rank(peer))) {
@@ -208,12 +246,15 @@ void Group::Impl::probe_unwatched() {
     try {
       backend_->recv(tensors, peer, kProbeTag);
     } catch (const std::exception&) {
-      watch_.explain_closed(world_rank(peer), kPatience);
+      if (peer == needed || !has_left(peer)) {
+        watch_.explain_closed(world_rank(peer), kPatience);
+      }
     }
   }
 }
 
-Status Group::Impl::wait(Pending& pending, const std::string& what) {
+Status Group::Impl::wait(
+    Pending& pending, const std::string& what, Leaver leaver) {
   const Instant began = clock_.now();
   if (pending.failed || (pending.work != nullptr && !failure().ok())) {
     return fail(pending, what, began);
@@ -228,9 +269,11 @@ Status Group::Impl::wait(Pending& pending, const std::string& what) {
     if (rest <= milliseconds(0) || lost() || !failure().ok()) {
       break;
     }
-    outcome = wait_once(*pending.work, rest);
-    if (outcome == Outcome::kInterrupted && has_unwatched_) {
-      probe_unwatched();
+    const bool in_vain = leaver == Leaver::kIsDone && has_left(pending.peer);
+    outcome = wait_once(pending, in_vain ? std::min(rest, kNoTime) : rest);
+    const bool left = leaver == Leaver::kIsDone && has_left(pending.peer);
+    if (outcome == Outcome::kInterrupted && has_unwatched_ && !left) {
+      probe_unwatched(leaver == Leaver::kGoesOn ? pending.peer : -1);
     }
   }
   if (outcome != Outcome::kComplete) {
@@ -262,12 +305,15 @@ Status Group::Impl::fail(
             context)));
   }
   if (!loss) {
+    loss = left_in_order(pending.peer);
+  }
+  if (!loss) {
     loss = watch_.explain_closed(world_rank(pending.peer), kPatience);
   }
   return keep(Status(
       loss->gave_up ? ErrorCode::kAborted : ErrorCode::kPeerLost,
       str("[comm] rank ", loss->rank, " was lost: it ", loss->how, "; ",
-          context)));
+          context, likely_reason(pending.peer))));
 }
 
 // Returns the first failure, when all messages have ended with it: the caller
@@ -284,6 +330,120 @@ Status Group::Impl::keep(const Status& failure) {
   }
   end_messages();
   return failure;
+}
+
+// ---- farewells ----
+
+void Group::Impl::listen_for_farewells() {
+  farewells_.resize(options_.ranks.size());
+  if (backend_ == nullptr || options_.name.empty()) {
+    return;
+  }
+  const SigpipeGuard no_sigpipe;
+  for (int peer = 0; peer < size(); ++peer) {
+    std::vector<at::Tensor> tensors{heard_.narrow(0, peer, 1)};
+    try {
+      farewells_[static_cast<std::size_t>(peer)] = peer == index_
+          ? nullptr
+          : std::make_shared<Operation>(Operation{
+                backend_->recv(tensors, peer, kFarewellTag), tensors[0]});
+    } catch (const std::exception&) {
+      continue;  // The connection is broken: who needs the peer finds out.
+    }
+  }
+}
+
+// The byte is written by the backend's thread after everything that the peer
+// sent before, whose waits find it under the backend's own lock.
+std::uint8_t Group::Impl::farewell_of(int peer) const {
+  auto* heard = static_cast<std::uint8_t*>(heard_.mutable_data_ptr());
+  return std::atomic_ref<std::uint8_t>(heard[peer])
+      .load(std::memory_order_acquire);
+}
+
+// Why a wait for `peer` was in vain, if that is because it has left. The other
+// groups and ranks are told.
+std::optional<Loss> Group::Impl::left_in_order(int peer) const {
+  if (!has_left(peer)) {
+    return std::nullopt;
+  }
+  watch_.report(
+      {world_rank(peer),
+       str("closed ", options_.name,
+           farewell_of(peer) == kByException ? " because of an exception"
+                                             : " and takes part no more")});
+  return watch_.first_lost({world_rank(peer)});
+}
+
+// Where `peer` has no board that tells why it closed its connection: the likely
+// reason, if another member has left before.
+std::string Group::Impl::likely_reason(int peer) const {
+  for (int other = 0; other < size(); ++other) {
+    if (other != peer && has_left(other) && !watch_.watches(world_rank(peer))) {
+      return str("; rank ", world_rank(other), " had closed ", options_.name);
+    }
+  }
+  return "";
+}
+
+void Group::Impl::leave() {
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (!outstanding_.empty()) {
+      return;
+    }
+  }
+  say_farewell();
+}
+
+void Group::Impl::say_farewell() {
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (left_ || !failure_.ok() || options_.name.empty()) {
+      return;
+    }
+    left_ = true;
+  }
+  const at::Tensor farewell = at::empty({1}, at::kByte);
+  farewell.fill_(std::uncaught_exceptions() > 0 ? kByException : kInOrder);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != index_) {
+      start(Direction::kSend, farewell, peer, kFarewellTag);
+    }
+  }
+}
+
+Status Group::Impl::close(
+    const std::string& what, const std::function<void()>& at_last) {
+  say_farewell();
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == index_) {
+      continue;
+    }
+    Pending farewell{
+        .work = farewells_[static_cast<std::size_t>(peer)], .peer = peer};
+    farewell.failed = farewell.work == nullptr;
+    if (auto status = wait(farewell, what, Leaver::kSaysSo); !status.ok()) {
+      return status;
+    }
+  }
+  if (index_ != 0) {
+    Pending closed =
+        start(Direction::kReceive, at::empty({1}, at::kByte), 0, kClosedTag);
+    return wait(closed, what, Leaver::kGoesOn);
+  }
+  at_last();
+  std::vector<Pending> told;
+  for (int peer = 1; peer < size(); ++peer) {
+    told.push_back(
+        start(Direction::kSend, at::zeros({1}, at::kByte), peer, kClosedTag));
+  }
+  Status first;
+  for (auto& one : told) {
+    auto status = wait(one, what, Leaver::kGoesOn);
+    first = first.ok() ? status : first;
+  }
+  return first;
 }
 
 // ---- the end ----
@@ -303,7 +463,7 @@ void Group::Impl::abandon(const Status& why) {
           str("[comm] rank ", options_.own_rank,
               " gave up: ", why.ok() ? "no reason given" : why.message()));
     }
-    abort_waits();
+    abort_waits(Waits::kAll);
   }
   if (gave_up) {
     // Peers see the connections break and look for the reason on our board.
@@ -366,6 +526,11 @@ Status Group::wait(Pending& pending, const std::string& what) {
   return impl_->wait(pending, what);
 }
 void Group::abandon(const Status& why) { impl_->abandon(why); }
+void Group::leave() { impl_->leave(); }
+Status Group::close(
+    const std::string& what, const std::function<void()>& at_last) {
+  return impl_->close(what, at_last);
+}
 
 // Dissemination: in round k a rank tells the one 2^k ahead; after ceil(log2 W)
 // rounds everybody has heard, directly or not, from everybody.

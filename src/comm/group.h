@@ -8,14 +8,18 @@
 //
 // Gloo facts this rests on (pinned by group_test.cpp): a timed-out wait breaks
 // every connection of the group; Work::abort() makes a wait return false and
-// breaks nothing; a message under way when its connection breaks is never told;
-// memory of a message is read and written until then. Hence the first failure
-// breaks all connections of the group before anybody hears of it.
-// Thread rule: one thread starts, one (the same or another) waits; abandon() and
-// the watch's interrupt() from any.
+// breaks nothing; a message under way when its connection breaks is never told.
+//
+// A rank that is done with a group says farewell: one byte to every member, by
+// the connections that carry everything else, so that whoever has it has all
+// that was sent before. Who waits for such a rank after that waits in vain, and
+// fails at the watch's next tick.
+// Thread rule: one thread starts, one (the same or another) waits; abandon(),
+// leave() and the watch's interrupt() from any.
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +48,9 @@ struct GroupOptions {
   std::vector<int> ranks;  // World ranks, ascending.
   int own_rank = 0;        // World rank; REQUIRES: one of `ranks`.
   std::chrono::milliseconds deadline{0};
+  // What a member closes when it leaves, for errors: "its World". Empty: the
+  // backend is somebody else's, and members say no farewells.
+  std::string name{};
 };
 
 class Group {
@@ -69,6 +76,14 @@ class Group {
   Status wait(Pending& pending, const std::string& what);
   Status barrier(const std::string& what);
   void abandon(const Status& why);
+
+  // Says farewell: this rank starts nothing more in this group, and whoever
+  // waits for it fails. Never waits, tells nobody once the group has failed or
+  // while a message is under way that was not waited for. Idempotent.
+  void leave();
+  // Collective: leaves, and returns when every member has left. Member 0 calls
+  // `at_last` in between: after all have left, and before any other returns.
+  Status close(const std::string& what, const std::function<void()>& at_last);
 
   // The first failure, or success.
   Status failure() const;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/clock.h"
@@ -22,6 +23,22 @@ namespace sherd {
 namespace {
 
 using std::chrono::milliseconds;
+
+constexpr const char* kWorldGroup = "world";
+
+// Set by a rank that closes its world, and so joins no other group any more.
+std::string closing_key(int rank) { return str("closing/", rank); }
+
+// A store to connect through, for as long as that takes. The backend keeps it
+// for life; the store behind it must not live that long, since with it goes the
+// port that the next world of this process needs.
+class BorrowedStore final : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+
+  // REQUIRES: nobody is using it. Afterwards it is an empty store of its own.
+  void give_back() { store_ = c10::make_intrusive<c10d::HashStore>(); }
+};
 
 // The address this host would send from to reach `host`; empty when there is
 // none. A connected UDP socket knows it and sends nothing.
@@ -84,6 +101,20 @@ void World::Impl::check_well(
       " s of rank ", rank);
 }
 
+// Throws when rank `missing` has left the world, or is about to, without having
+// set its key of group `name`.
+void World::Impl::check_comes(
+    const std::string& name, int missing, const std::string& key) const {
+  const bool left = watch->has_ended(missing);
+  const bool closes =
+      name != kWorldGroup && store->check({closing_key(missing)});
+  SHERD_CHECK_AS(
+      kPeerLost, !(left || closes) || store->check({key}), "[comm] rank ",
+      missing, " was lost: it ",
+      left ? "left the job" : "closed its World and takes part no more",
+      "; rank ", rank, " waited for group '", name, "' with it");
+}
+
 // Every member shows that it has come to `stage` ("connects", "connected") and
 // waits for the others: before connecting, because Gloo looks at nothing else
 // while it waits for a missing one; after, because a rank that has all its own
@@ -101,6 +132,7 @@ std::vector<std::string> World::Impl::await_members(
   for (const int r : ranks) {
     while (!comm::wait_for_key(*store, key(r), options.deadline)) {
       check_well(name, ranks, r, end);
+      check_comes(name, r, key(r));
     }
     notes.push_back(store->get_to_str(key(r)));
   }
@@ -156,21 +188,23 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
   }
   gloo.device = device;
   const auto index = std::find(ranks.begin(), ranks.end(), rank);
+  const auto borrowed =
+      c10::make_intrusive<BorrowedStore>("group/" + name, store);
   // Gloo goes on trying to connect to a rank that has died meanwhile.
   auto backend = comm::start_to_leave_behind(
-      [prefixed =
-           c10::make_intrusive<c10d::PrefixStore>("group/" + name, store),
-       own = static_cast<int>(index - ranks.begin()),
+      [borrowed, own = static_cast<int>(index - ranks.begin()),
        count = static_cast<int>(ranks.size()), gloo] {
         const comm::SigpipeGuard inherited_by_its_threads;
-        return compat::make_gloo_backend(prefixed, own, count, gloo);
+        return compat::make_gloo_backend(borrowed, own, count, gloo);
       });
   const Instant end = SteadyClock().now() + options.deadline;
   constexpr milliseconds kSlice(20);
   while (backend.wait_for(kSlice) != std::future_status::ready) {
     check_well(name, ranks, ranks.at(ranks.front() == rank ? 1 : 0), end);
   }
-  return backend.get();
+  auto connected = backend.get();
+  borrowed->give_back();
+  return connected;
 }
 
 std::unique_ptr<comm::Group> World::Impl::make_group(
@@ -190,7 +224,13 @@ std::unique_ptr<comm::Group> World::Impl::make_group(
         ranks, await_members("connects", name, ranks, retired_names()));
     auto backend = connect(name, ranks);
     await_members("connected", name, ranks, "1");
-    return make_group(ranks, std::move(backend), deadline);
+    return std::make_unique<comm::Group>(
+        comm::GroupOptions{
+            .ranks = ranks,
+            .own_rank = rank,
+            .deadline = deadline,
+            .name = name == kWorldGroup ? "its World" : "its end of " + name},
+        std::move(backend), *watch);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -216,12 +256,21 @@ std::unique_ptr<comm::Group> World::Impl::make_group(
       std::move(backend), *watch);
 }
 
+void World::Impl::tell_of_closing() {
+  try {
+    store->set(closing_key(rank), "1");
+  } catch (const std::exception&) {
+    // The store is lost, and with it the rank that keeps it: closing finds out.
+    return;
+  }
+}
+
 comm::Group& World::Impl::all_ranks() {
   SHERD_CHECK(!closed, "[comm] expected an open world, found it closed");
   if (barrier_group == nullptr) {
     std::vector<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
-    barrier_group = make_group("world", ranks, options.deadline);
+    barrier_group = make_group(kWorldGroup, ranks, options.deadline);
   }
   return *barrier_group;
 }

@@ -20,7 +20,7 @@
 namespace sherd::comm {
 namespace {
 
-constexpr int kTickMs = 500;
+constexpr int kTickMs = 100;
 
 }  // namespace
 
@@ -33,9 +33,7 @@ struct PeerWatch::Impl {
 
   const int own_rank;
   NoticeBoard& own_board;
-  std::map<int, Peer> peers;   // By rank; constant after construction.
-  bool some_unwatched = false;  // The same.
-  // Written once by stop() and never read: poll() finds it readable from then on.
+  std::map<int, Peer> peers;  // By rank; constant after construction.
   const Descriptor stop_event{::eventfd(0, EFD_CLOEXEC)};
 
   mutable std::mutex mu;
@@ -155,8 +153,7 @@ void PeerWatch::Impl::run() {
     }
   }
   for (;;) {
-    const int ready =
-        ::poll(fds.data(), fds.size(), some_unwatched ? kTickMs : -1);
+    const int ready = ::poll(fds.data(), fds.size(), kTickMs);
     if ((ready < 0 && errno != EINTR) || fds[0].revents != 0) {
       return;
     }
@@ -180,9 +177,8 @@ PeerWatch::PeerWatch(
     if (record.rank != own_rank && same_pids(record.host, own.host)) {
       impl_->add_peer(record);
     }
-    impl_->some_unwatched |= record.rank != own_rank && !watches(record.rank);
   }
-  if (!impl_->peers.empty() || impl_->some_unwatched) {
+  if (records.size() > 1) {
     impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });
   }
 }
@@ -265,6 +261,12 @@ int PeerWatch::subscribe(std::function<void()> look_around) {
 void PeerWatch::unsubscribe(int handle) {
   const std::lock_guard<std::mutex> lock(impl_->callbacks_mu);
   impl_->callbacks.erase(handle);
+}
+
+bool PeerWatch::has_ended(int rank) const {
+  const auto it = impl_->peers.find(rank);
+  return it != impl_->peers.end() && it->second.board != nullptr &&
+      it->second.board->read().end != Notice::End::kNone;
 }
 
 bool PeerWatch::watches(int rank) const {

@@ -7,8 +7,8 @@
 // that left in order is not lost, and one that died because it had seen
 // another rank lost does not count as the first (a killed rank brings down its
 // neighbours within milliseconds; the error must name the cause).
-// Its thread "peer-watch" sleeps until a process ends (with ranks of other
-// hosts it also ticks, see subscribe()). Thread rule: any thread.
+// Its thread "peer-watch" sleeps until a process ends, and ticks, see
+// subscribe(). Thread rule: any thread.
 #pragma once
 
 #include <chrono>
@@ -62,12 +62,15 @@ class PeerWatch {
   // kept.
   void give_up(const std::string& how);
 
-  // `look_around` runs after each loss, on the thread that noticed it, and,
-  // when some rank is not watched, twice a second on the watch's thread. It
-  // must not block or call subscribe(). Returns a handle for unsubscribe(),
+  // `look_around` runs after each loss, on the thread that noticed it, and ten
+  // times a second on the watch's thread, for what only looking shows. It must
+  // not block or call subscribe(). Returns a handle for unsubscribe(),
   // which waits for a running call to end.
   int subscribe(std::function<void()> look_around);
   void unsubscribe(int handle);
+
+  // Whether the board of `rank` says that it is gone, in order or not.
+  bool has_ended(int rank) const;
 
   // Whether `rank` is watched through its process.
   bool watches(int rank) const;

@@ -66,21 +66,29 @@ class Meeting {
   }
 
   void claim_rank() {
-    const std::string text = mine_.to_text();
+    // With the time, two worlds of one process are told apart.
+    const std::string text = str(mine_.to_text(), clock_.now().count(), "\n");
     const std::string there =
         store_.compareSet(rank_key(mine_.rank), "", text);
     if (there == text) {
       return;
     }
     const auto other = RankRecord::from_text(there);
+    const bool ours = other.ok() && is_this_process(other.value());
     throw Error(
         str("[comm] expected one process per rank, found a second rank ",
             mine_.rank, ": pid ", mine_.pid, " on ", mine_.host.hostname,
             other.ok() ? str(" beside pid ", other.value().pid, " on ",
                              other.value().host.hostname)
                        : "",
-            " (is another job using the same port?)"),
+            ours ? " (this process: was its earlier World not closed?)"
+                 : " (is another job using the same port?)"),
         ErrorCode::kPeerMismatch);
+  }
+
+  bool is_this_process(const RankRecord& other) const {
+    return other.pid == mine_.pid && other.start_ticks == mine_.start_ticks &&
+        same_pids(other.host, mine_.host);
   }
 
   RankRecord read_record(int rank) {

@@ -104,7 +104,9 @@ StorePtr open_server(const RankEnvironment& env, milliseconds deadline) {
   } catch (const std::exception& error) {
     throw Error(
         str("[comm] rank 0 expected to listen on port ", env.master_port,
-            ", which is in use or not allowed: ", first_line_of(error)),
+            ", which is in use (by a World of this process that was not "
+            "closed?) or not allowed: ",
+            first_line_of(error)),
         ErrorCode::kUnavailable);
   }
 }

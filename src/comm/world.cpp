@@ -9,6 +9,7 @@
 #include "base/rank_environment.h"
 #include "comm/rendezvous.h"
 #include "comm/store_connect.h"
+#include "comm/store_wait.h"
 #include "comm/world_impl.h"
 
 namespace sherd {
@@ -28,6 +29,24 @@ void check_options(const WorldOptions& options) {
 // the former ones are still there.
 std::string store_prefix(const EnvironmentLookup& lookup) {
   return "sherd-attempt-" + lookup("TORCHELASTIC_RESTART_COUNT").value_or("0");
+}
+
+// In a launcher's store: how many worlds of the job were closed.
+constexpr const char* kWorldsClosed = "sherd/worlds-closed";
+
+// A store that outlives a world keeps its keys; the next one has others. Ranks
+// read the same number: it changes before any rank returns from close().
+c10::intrusive_ptr<c10d::Store> store_of_next_world(
+    const c10::intrusive_ptr<c10d::Store>& job) {
+  std::int64_t closed = 0;
+  try {
+    closed = job->add(kWorldsClosed, 0);
+  } catch (const std::exception& error) {
+    throw Error(
+        "[comm] the launcher's store was lost: " + comm::first_line_of(error),
+        ErrorCode::kPeerLost);
+  }
+  return c10::make_intrusive<c10d::PrefixStore>(str("world-", closed), job);
 }
 
 // Gives every member its peers' rows, which have their lengths already.
@@ -69,14 +88,19 @@ World World::from_environment(const WorldOptions& options) {
     world.impl_->options = options;
     return world;
   }
-  auto store = c10::make_intrusive<c10d::PrefixStore>(
-      store_prefix(lookup),
-      comm::connect_store(env, options.rendezvous_deadline));
+  const c10::intrusive_ptr<c10d::Store> store =
+      c10::make_intrusive<c10d::PrefixStore>(
+          store_prefix(lookup),
+          comm::connect_store(env, options.rendezvous_deadline));
   auto host = comm::HostIdentity::of_this_process();
   host.fake = env.fake_host ? str(*env.fake_host) : "";
-  return comm::make_world(
-      std::move(store), env.rank, env.world_size, options, host,
-      env.master_addr);
+  auto world = comm::make_world(
+      env.agent_store ? store_of_next_world(store) : store, env.rank,
+      env.world_size, options, host, env.master_addr);
+  if (env.agent_store) {
+    world.impl_->job_store = store;
+  }
+  return world;
 }
 
 World World::from_store(
@@ -212,16 +236,37 @@ void World::close() {
     return;
   }
   if (size() > 1) {
-    impl_->all_ranks().barrier("World::close").throw_if_failed();
+    impl_->tell_of_closing();
+    auto& group = impl_->all_ranks();
+    // The store ends when everybody has come and before anybody goes on, who
+    // may make another world at once.
+    const auto status =
+        group.close("World::close", [this] { impl_->end_store(); });
+    if (!status.ok()) {
+      group.abandon(status);  // Ranks that wait in theirs hear at once.
+      status.throw_if_failed();
+    }
   }
-  // Everybody has come: from here on a rank that ends is in order, and none
-  // needs the store, which goes with rank 0.
+  // Everybody has come: from here on a rank that ends is in order.
   impl_->closed = true;
   impl_->watch->stop();
   impl_->board.post_end(comm::Notice::End::kLeft);
   impl_->retired.clear();
   impl_->barrier_group.reset();
-  impl_->store.reset();
+  impl_->end_store();
+}
+
+void World::Impl::end_store() {
+  try {
+    if (job_store != nullptr && rank == 0) {
+      job_store->add(kWorldsClosed, 1);
+    }
+  } catch (const std::exception&) {
+    // The launcher's store has ended before its ranks: there is no next world.
+    job_store.reset();
+  }
+  job_store.reset();
+  store.reset();
 }
 
 World::Impl::~Impl() {

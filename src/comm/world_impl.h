@@ -50,6 +50,8 @@ struct World::Impl {
   std::set<std::string> group_names;  // Used up: keys stay behind.
   int made = 0;                       // Handed out by next_number().
   bool closed = false;
+  // A launcher's store, which outlives this world; else null.
+  c10::intrusive_ptr<c10d::Store> job_store;
 
   ~Impl();
 
@@ -66,12 +68,19 @@ struct World::Impl {
       std::chrono::milliseconds deadline);
   comm::Group& all_ranks();
 
+  // Ranks that connect a group with this one hear that it never comes.
+  void tell_of_closing();
+  // Lets the store go, which ends it if this process keeps it.
+  void end_store();
+
  private:
   void check_well(
       const std::string& name,
       const std::vector<int>& ranks,
       int missing,
       Instant end) const;
+  void check_comes(
+      const std::string& name, int missing, const std::string& key) const;
   std::vector<std::string> await_members(
       const std::string& stage,
       const std::string& name,

@@ -13,7 +13,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/check.h"
+#include "comm/communicator.h"
 #include "comm/world_impl.h"
+#include "support/delay.h"
 #include "support/ranks.h"
 
 namespace sherd {
@@ -125,6 +127,66 @@ TEST(World, MeetsInAnAgentsStoreAgainAfterARestart) {
     world.close();
     client.add(c10::str("ended/", index), 1);
   }));
+}
+
+// Init, work, close, and again, with ranks that are late where it may matter.
+// Handles of the worlds before, and their connections, are still there.
+void make_worlds(int rank, int size, const Variables& variables) {
+  set_environment(variables);
+  std::vector<std::shared_ptr<comm::Communicator>> kept;
+  for (int i = 0; i < 3; ++i) {
+    World world = World::from_environment(test::test_world_options());
+    const auto comm = kept.emplace_back(std::make_shared<comm::Communicator>(
+        world, "c", Mesh(world).shard_ranks()));
+    const auto all = world.all_gather({100.0 * i + rank});
+    for (int r = 0; r < size; ++r) {
+      EXPECT_EQ(all[static_cast<std::size_t>(r)][0], 100.0 * i + r);
+    }
+    comm->barrier("work").throw_if_failed();
+    test::be_late(rank == i % size ? 30ms : 0ms);
+    world.close();
+    test::be_late(rank == (i + 1) % size ? 30ms : 0ms);
+  }
+}
+
+TEST(World, IsMadeAgainOnceTheFirstIsClosed) {
+  for (const int w : {1, 2, 3}) {
+    const int port = test::free_port();
+    expect_all_ok(run_processes(w, [&](int rank, Rank&) {
+      make_worlds(rank, w, torchrun_variables(rank, w, port));
+    }));
+  }
+}
+
+// The agent's store keeps the keys of the worlds before.
+TEST(World, IsMadeAgainInAnAgentsStoreOnceTheFirstIsClosed) {
+  for (const int w : {2, 3}) {
+    const int port = test::free_port();
+    expect_all_ok(run_processes(w + 1, [&](int rank, Rank&) {
+      c10d::TCPStoreOptions options;
+      options.port = static_cast<std::uint16_t>(port);
+      options.isServer = rank == w;
+      options.waitWorkers = false;
+      c10d::TCPStore store("127.0.0.1", options);
+      if (rank == w) {
+        for (int r = 0; r < w; ++r) {
+          store.wait({c10::str("ended/", r)}, 20s);
+        }
+        return;
+      }
+      auto variables = torchrun_variables(rank, w, port);
+      variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+      make_worlds(rank, w, variables);
+      // One that is open lets no other be made beside it.
+      World open = World::from_environment(test::test_world_options());
+      open.barrier();
+      EXPECT_THAT(
+          error_of(test::test_world_options()).what(),
+          HasSubstr("was its earlier World not closed?"));
+      open.close();
+      store.add(c10::str("ended/", rank), 1);
+    }));
+  }
 }
 
 TEST(World, NamesAPortThatIsInUse) {

@@ -666,6 +666,10 @@ void Replica::close() {
   }
   keyed_.release();
   exchange_->close(Status());  // Changes nothing after a failure.
+  communicator_->leave();
+  if (buffer_link_) {
+    buffer_link_->leave();
+  }
 }
 
 }  // namespace sherd::ddp

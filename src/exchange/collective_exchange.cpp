@@ -189,6 +189,7 @@ class CollectiveExchange final : public Exchange {
       (void)fail(reason);
     } else if (error_.ok()) {
       error_ = {ErrorCode::kFailedPrecondition, "[exchange] it was closed"};
+      leave();
     }
   }
 
@@ -239,6 +240,20 @@ class CollectiveExchange final : public Exchange {
       carrier_->abandon(why);
     }
     worker_.settle();
+  }
+
+  // Every step of peers begins with a wish, and that of this rank never comes:
+  // they are told so on the link of wishes. A gather under way goes first.
+  void leave() {
+    reduce_->leave();
+    if (!worker_.busy()) {
+      gather_->leave();
+      return;
+    }
+    worker_.post([this] {
+      gather_->leave();
+      return Status();
+    });
   }
 
   // Every rank has found the same difference, from the same messages. None may

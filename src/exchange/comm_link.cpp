@@ -49,6 +49,7 @@ class CommLink final : public Link {
     return via_.all_gather(mine, what);
   }
   void abandon(const Status& why) override { via_.abandon(why); }
+  void leave() override { via_.leave(); }
 
  private:
   comm::Communicator via_;

@@ -228,6 +228,33 @@ TEST_P(ExchangeFailure, LeavingInOrderDisturbsNobodyInTheLastStep) {
   });
 }
 
+// A rank that makes fewer steps than others. No deadline ends their wait.
+TEST_P(ExchangeFailure, WhoClosesInOrderIsNamedByThoseWhoGoOn) {
+  const int first = ranks() - 1;
+  Marks ended;
+  const RunOptions patient{
+      .deadline = std::chrono::minutes(10), .disorderly = true};
+  with().run(patient, [&](Seat& seat) {
+    const auto model = plain_model(owners());
+    open(seat, model);
+    run_backward(*seat.exchange, model, seat.rank);
+    expect_sums(*seat.exchange, model, seat.rank, ranks());
+    if (seat.rank == first) {
+      seat.exchange->close(Status());
+      // Neither its end nor that of its connections tells the others.
+      for (int rank = 0; rank < first; ++rank) {
+        ended.wait_for(rank);
+      }
+      return;
+    }
+    const auto status = until_noticed(seat, model);
+    EXPECT_EQ(status.code(), ErrorCode::kPeerLost) << status.message();
+    EXPECT_THAT(status.message(), HasSubstr(rank_name(first)));
+    expect_closed(*seat.exchange, model, status);
+    ended.set(seat.rank);
+  });
+}
+
 TEST_P(ExchangeFailure, DestructionWithWorkUnderWayFailsThoseWhoNeedIt) {
   Marks ended;
   with().run({.disorderly = true}, [&](Seat& seat) {

@@ -309,6 +309,11 @@ class FakeLink final : public Link {
     }
   }
 
+  void leave() override {
+    const std::lock_guard lock(state_->mu);
+    state_->leave(rank_, "left");
+  }
+
  private:
   std::shared_ptr<State> state_;
   const int rank_;

@@ -62,6 +62,7 @@ class CountingLink final : public Link {
     return inner_->all_gather(mine, what);
   }
   void abandon(const Status& why) override { inner_->abandon(why); }
+  void leave() override { inner_->leave(); }
 
  private:
   std::unique_ptr<Link> inner_;

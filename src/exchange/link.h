@@ -59,6 +59,11 @@ class Link {
   // Nothing waits any longer, peers that wait for this rank fail and are told
   // `why`. Idempotent, not collective.
   virtual void abandon(const Status& why) = 0;
+
+  // This rank is done in order: peers that wait for what it has not sent fail.
+  // Never waits. Idempotent, not collective; of any thread while no other starts
+  // transfers. Only abandon() may follow.
+  virtual void leave() = 0;
 };
 
 }  // namespace sherd::exchange

@@ -27,6 +27,7 @@ class SoloLink final : public Link {
     return std::vector<std::string>{mine};
   }
   void abandon(const Status& /*why*/) override {}
+  void leave() override {}
 
  private:
   static std::unique_ptr<Transfer> nobody(int peer) {

@@ -42,7 +42,8 @@ class World {
   // Open MPI's variables; with none of them set the world is this one process.
   // Collective: returns when all ranks have met. Throws Error, on every rank
   // that arrived, when a variable is malformed, the port is taken, ranks
-  // disagree on the world size, or one does not arrive in time.
+  // disagree on the world size, or one does not arrive in time. A process may
+  // make another world once every rank has closed the one before.
   static World from_environment(const WorldOptions& options = {});
 
   // The same over a store that exists already (tests, other launchers).
@@ -81,7 +82,9 @@ class World {
   void broadcast(const std::vector<at::Tensor>& tensors) const;
 
   // Collective. Ends the connections in order; afterwards only getters work.
-  // Destroy communicators and models first. Throws Error when a rank was lost.
+  // Destroy or close communicators and models first. A rank that calls it while
+  // others wait for it elsewhere ends their wait: they throw and name it. Throws
+  // Error when a rank was lost.
   // Destruction without close() is safe and never waits, but a peer that still
   // needs this rank gets an error that says it left.
   void close();
