@@ -21,6 +21,12 @@ bool may_differ(const Wish& a, const Wish& b) {
       a.backward == b.backward;
 }
 
+// As the first forward of a step does.
+bool begins_step(const Wish& wish) {
+  return wish.kind == WishKind::kAllReduce &&
+      wish.op == static_cast<std::uint32_t>(ReduceOp::kSame);
+}
+
 // Without the numbers that tell equal wishes apart.
 std::string plain(const Wish& wish, std::span<const std::string> unit_names) {
   switch (wish.kind) {
@@ -36,7 +42,7 @@ std::string plain(const Wish& wish, std::span<const std::string> unit_names) {
     case WishKind::kEndBackward:
       return "end the backward";
     case WishKind::kAllReduce:
-      if (wish.op == static_cast<std::uint32_t>(ReduceOp::kSame)) {
+      if (begins_step(wish)) {
         return "begin a step";
       }
       return str(
@@ -93,7 +99,8 @@ Agreement agree(
 }
 
 std::string rule_broken_by(const Wish& wish) {
-  if (wish.kind != WishKind::kUnshard || wish.in_backward != 0) {
+  const bool gathers = wish.kind == WishKind::kUnshard && wish.in_backward == 0;
+  if (!gathers && !begins_step(wish)) {
     return "";
   }
   return wish.full_precision != 0

@@ -5,6 +5,7 @@
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include "exchange/exchange.h"
 
 namespace sherd::exchange {
 namespace {
@@ -79,6 +80,11 @@ TEST(Agreement, AMismatchTellsTheRuleAndNumbersOnlyWhereNothingElseDiffers) {
       agreed({summon, end, end}).reason,
       HasSubstr("every rank calls summon_full_parameters()"));
   EXPECT_THAT(agreed({sum, end, end}).reason, Not(HasSubstr("every rank")));
+  auto begin = sum;
+  begin.op = static_cast<std::uint32_t>(ReduceOp::kSame);
+  EXPECT_THAT(
+      agreed({end, begin, end}).reason,
+      HasSubstr("every rank makes every forward"));
   auto later = sum;
   ++later.generation;
   EXPECT_THAT(
