@@ -48,10 +48,25 @@ void check_shard(const NamedShard& shard) {
       "[ckpt] ", shard.name, ": expected elements of a tensor of ",
       ckpt::numel_of(shard.shape), ", found ", elements.numel(), " at ",
       shard.begin);
+  SHERD_CHECK(
+      shard.copies == Copies::kEqual || shard.ranks == 1, "[ckpt] ", shard.name,
+      ": expected a tensor that every rank has whole with Copies::kRank0, "
+      "found one that ",
+      shard.ranks, " ranks hold together");
 }
 
 plan::ElementRange range_of(const NamedShard& shard) {
   return {shard.begin, shard.begin + shard.elements.numel()};
+}
+
+// The part of this rank's elements that it saves. Parts of tensors that differ
+// would make one that no rank has had.
+plan::ElementRange share_to_save(const NamedShard& shard, int rank, int size) {
+  if (shard.copies == Copies::kRank0) {
+    return rank == 0 ? range_of(shard) : plan::ElementRange{};
+  }
+  return plan::share_of(
+      range_of(shard), rank / shard.ranks, size / shard.ranks);
 }
 
 at::Tensor flat(const at::Tensor& tensor) { return tensor.detach().view({-1}); }
@@ -99,7 +114,8 @@ void CheckpointState::add_buffers(const torch::nn::Module& module) {
       add(kModel,
           {.name = buffer.key(),
            .shape = buffer.value().sizes().vec(),
-           .elements = buffer.value()});
+           .elements = buffer.value(),
+           .copies = Copies::kRank0});
     }
   }
 }
@@ -179,8 +195,7 @@ std::vector<ckpt::Piece> CheckpointAccess::pieces(
         ": expected a number of ranks that divides the world's ", size,
         ", found ", shard.ranks);
     const auto mine = range_of(shard);
-    const auto share =
-        plan::share_of(mine, rank / shard.ranks, size / shard.ranks);
+    const auto share = share_to_save(shard, rank, size);
     const bool nothing = ckpt::numel_of(shard.shape) == 0;
     if (share.empty() && !(nothing && rank == 0)) {
       continue;

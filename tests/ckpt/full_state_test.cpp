@@ -88,6 +88,72 @@ TEST_P(FullState, T45IsOnRankZeroAloneAndLoadsIntoAPlainModel) {
   }));
 }
 
+// Running statistics are those of a rank's own rows; a mixture would be nobody's.
+TEST_P(FullState, BuffersAreThoseOfRankZero) {
+  const ScratchFolder scratch;
+  const auto folder = scratch.path() + "/run";
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    auto model = three_layers();
+    auto fsdp = fully_shard(*model, world);
+    const auto x = torch::arange(12.0F).view({4, 3}) * (1 + world.rank());
+    for (int pass = 0; pass <= world.rank(); ++pass) {
+      const torch::NoGradGuard no_grad;
+      model->forward(x);
+    }
+    std::map<std::string, torch::Tensor> first;
+    for (const auto& item : model->named_buffers()) {
+      first[item.key()] = item.value().clone();
+      world.broadcast({first[item.key()]});
+    }
+    EXPECT_EQ(
+        torch::equal(
+            model->named_buffers()["1.running_mean"], first["1.running_mean"]),
+        world.rank() == 0);
+    CheckpointState state;
+    state.add_buffers(*model);
+    CheckpointSaver saver(world, folder);
+    saver.save(1, state);
+    gather_full_state(
+        world, state,
+        [&](const std::string&, const std::string& name,
+            const torch::Tensor& tensor) {
+          if (first.contains(name)) {
+            EXPECT_TRUE(torch::equal(tensor, first[name])) << name;
+          }
+        });
+    for (auto& buffer : model->buffers()) {
+      buffer.fill_(9);
+    }
+    load_checkpoint(world, folder + "/step-1", state);
+    for (const auto& item : model->named_buffers()) {
+      EXPECT_TRUE(torch::equal(item.value(), first[item.key()])) << item.key();
+    }
+    // As what `state.add` says.
+    const auto mine = torch::full({5}, 1.0 + world.rank());
+    CheckpointState own;
+    own.add(
+        "mine",
+        {.name = "t",
+         .shape = {5},
+         .elements = mine,
+         .copies = Copies::kRank0});
+    saver.save(2, own);
+    load_checkpoint(world, folder + "/step-2", own);
+    EXPECT_TRUE(torch::equal(mine, torch::ones({5})));
+    EXPECT_THAT(
+        error_of([&] {
+          own.add(
+              "mine",
+              {.name = "u",
+               .shape = {10},
+               .elements = mine,
+               .ranks = 2,
+               .copies = Copies::kRank0});
+        }),
+        HasSubstr("expected a tensor that every rank has whole"));
+  }));
+}
+
 // The others hear of it, and the world is good for more.
 TEST_P(FullState, T45AVisitThatThrowsIsToldToAll) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {

@@ -41,6 +41,12 @@ class Optimizer;
 
 namespace sherd {
 
+// What a checkpoint saves of a tensor that several ranks hold.
+enum class Copies {
+  kEqual,  // They are equal: each rank saves a part of its own.
+  kRank0,  // They may differ: rank 0 saves its own, and loading gives it to all.
+};
+
 // A tensor as this rank holds it: elements [begin, begin + elements.numel()) of
 // the flattened tensor of that shape.
 struct NamedShard {
@@ -51,6 +57,7 @@ struct NamedShard {
   // Ranks that hold the tensor together; the others hold copies of theirs, in
   // groups of as many ranks that are neighbours. 1: every rank has all of it.
   int ranks = 1;
+  Copies copies = Copies::kEqual;  // kRank0 needs `ranks` of 1.
 };
 
 // What a checkpoint keeps, as far as this rank holds it. It shares memory with
@@ -65,7 +72,9 @@ class CheckpointState {
   // Of fully_shard or replicate, as section "model"; loading publishes.
   void add(const NamedParameters& parameters);
 
-  // Those of the module, which every rank has whole, in section "model".
+  // Those of the module, which every rank has whole, in section "model". Where
+  // ranks differ, as running statistics do, rank 0's are saved, and all ranks
+  // have those after loading.
   void add_buffers(const torch::nn::Module& module);
 
   // What one of sherd's optimizers remembers, as tensors "exp_avg.NAME"; that of
