@@ -52,12 +52,17 @@ bool InitialValues::synchronised() const {
   return options_.sync_module_states && world_.size() > 1;
 }
 
+bool InitialValues::compares() const {
+  return options_.compare_initial_values && !options_.sync_module_states &&
+      world_.size() > 1;
+}
+
 bool InitialValues::lacks_a_source(const Item& item) const {
   const bool from_rank_0 = synchronised() && world_.rank() != 0;
   return item.tensor.is_meta() && !options_.initialise && !from_rank_0;
 }
 
-void InitialValues::check() const {
+void InitialValues::check() {
   if (synchronised()) {
     check_buffers();
   }
@@ -69,6 +74,49 @@ void InitialValues::check() const {
       "is on the meta device",
       "; expected options.initialise, which writes its value, or a tensor with "
       "memory");
+  if (world_.size() > 1 && !options_.sync_module_states) {
+    agree_when_to_compare();
+  }
+  if (compares() && !compares_at_end_) {
+    for (std::size_t item = 0; item < items_.size(); ++item) {
+      note_value(item);
+    }
+    check_equal();
+  }
+}
+
+void InitialValues::agree_when_to_compare() {
+  const bool meta = std::any_of(
+      items_.begin(), items_.end(),
+      [](const Item& item) { return item.tensor.is_meta(); });
+  const auto all = world_.all_gather(
+      {options_.compare_initial_values ? 1.0 : 0.0, meta ? 1.0 : 0.0});
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    SHERD_CHECK_AS(
+        kPeerMismatch, all[rank][0] == all[0][0],
+        "[shard] ranks disagree on options.compare_initial_values: rank 0 has ",
+        all[0][0] != 0.0, ", rank ", rank, " has ", all[rank][0] != 0.0);
+    compares_at_end_ = compares_at_end_ || all[rank][1] != 0.0;
+  }
+}
+
+void InitialValues::note_value(std::size_t item) {
+  digests_.push_back(
+      {str(kind_of(item), items_[item].name),
+       comm::digest_of(items_[item].tensor)});
+}
+
+// Shards of different models would make one that no rank has had.
+void InitialValues::check_equal() const {
+  const auto different = comm::difference_between(world_, digests_);
+  SHERD_CHECK_AS(
+      kPeerMismatch, different.empty(),
+      "[shard] ranks hold different initial values: ", different,
+      "; expected equal ones: call torch::manual_seed() with one number on all "
+      "ranks before the model is made, read one file, or set "
+      "options.sync_module_states, which gives all ranks those of rank 0 (or "
+      "options.compare_initial_values = false, where a checkpoint is loaded "
+      "next)");
 }
 
 // Ranks have equal parameters by now; a broadcast for each buffer needs equal
@@ -112,6 +160,9 @@ void InitialValues::give_item(std::size_t item) {
       plain.copy_(value);
     }
   }
+  if (compares() && compares_at_end_) {
+    note_value(item);
+  }
 }
 
 // Goes on after an exception: peers count on this rank's part in what follows.
@@ -140,6 +191,13 @@ void InitialValues::finish() {
   throw_where_found(
       failed_, "has no value: options.initialise threw",
       failed_ < 0 ? "" : ": " + failure_);
+  if (compares() && compares_at_end_) {
+    check_equal();
+  }
+}
+
+const char* InitialValues::kind_of(std::size_t item) const {
+  return item < parameters_ ? "parameter " : "buffer ";
 }
 
 void InitialValues::throw_where_found(
@@ -149,7 +207,7 @@ void InitialValues::throw_where_found(
   const auto all = world_.all_gather({static_cast<double>(mine)});
   const auto describe = [&](std::size_t item) {
     return str(
-        item < parameters_ ? "parameter " : "buffer ",
+        kind_of(item),
         item < items_.size() ? items_[item].name : "that only others have");
   };
   SHERD_CHECK(

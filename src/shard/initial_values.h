@@ -2,8 +2,9 @@
 //
 // The values of a module's parameters and buffers before training: those it
 // came with; of what is on the meta device, what options.initialise writes;
-// rank 0's where that is asked for. Given one after another, so that whoever
-// keeps a slice of each holds one whole tensor at a time.
+// rank 0's where that is asked for, else the same on every rank, which they
+// compare. Given one after another, so that whoever keeps a slice of each holds
+// one whole tensor at a time.
 // Thread rule: one thread. Why failures wait for finish(): docs/design/runtime.md.
 #pragma once
 
@@ -14,6 +15,7 @@
 #include <sherd/comm/world.h>
 #include <sherd/shard/fully_shard.h>
 #include <torch/nn/module.h>
+#include "comm/equal_values.h"
 #include "shard/model_units.h"
 
 namespace sherd::shard {
@@ -29,8 +31,9 @@ class InitialValues {
       const FullyShardOptions& options);
 
   // Collective. Throws Error, on every rank, when on any rank something is on
-  // the meta device and nobody says what its values are.
-  void check() const;
+  // the meta device and nobody says what its values are, and when ranks hold
+  // different values of what has memory on all of them.
+  void check();
 
   // The parameter, by its place in ModelUnits, is real and has its value on
   // return; the same tensor object. Where initialise threw, here or for an
@@ -39,7 +42,7 @@ class InitialValues {
   void give(int parameter);
 
   // Collective. The same for the buffers. Throws Error, on every rank, when
-  // initialise threw on any.
+  // initialise threw on any, and when it wrote different values.
   void finish();
 
  private:
@@ -49,8 +52,13 @@ class InitialValues {
   };
 
   bool synchronised() const;
+  bool compares() const;
   void check_buffers() const;
+  void check_equal() const;
+  void agree_when_to_compare();
+  void note_value(std::size_t item);
   bool lacks_a_source(const Item& item) const;
+  const char* kind_of(std::size_t item) const;
   void give_item(std::size_t item);
   void initialise(std::size_t item, const at::Tensor& value);
   // Each rank's number of an item, or -1; throws when there is one.
@@ -63,7 +71,9 @@ class InitialValues {
   const FullyShardOptions& options_;
   std::vector<Item> items_;  // Parameters, then buffers.
   std::size_t parameters_ = 0;
-  std::ptrdiff_t failed_ = -1;  // The first item whose initialise threw.
+  std::vector<comm::NamedDigest> digests_;  // By item, when ranks compare.
+  bool compares_at_end_ = false;  // Some rank has something on the meta device.
+  std::ptrdiff_t failed_ = -1;    // The first item whose initialise threw.
   std::string failure_;
 };
 

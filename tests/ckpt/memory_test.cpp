@@ -45,9 +45,15 @@ std::int64_t growth(const std::function<void()>& action) {
   return bytes_in_status("VmHWM") - before;
 }
 
+// The same on every rank.
+torch::nn::Sequential seeded_linear(std::int64_t in, std::int64_t out) {
+  torch::manual_seed(1);
+  return torch::nn::Sequential(torch::nn::Linear(in, out));
+}
+
 struct LargeState {
   explicit LargeState(const World& world)
-      : model(torch::nn::Linear(kWidth, world.size() * kRows)),
+      : model(seeded_linear(kWidth, world.size() * kRows)),
         fsdp(fully_shard(*model, world)),
         adamw(fsdp.named_parameters()) {
     model->forward(torch::ones({1, kWidth})).sum().backward();

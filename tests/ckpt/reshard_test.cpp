@@ -139,6 +139,7 @@ TEST_P(CheckpointNames, T44AreComparedStrictlyOrReported) {
   const ScratchFolder scratch;
   const auto folder = scratch.path() + "/run";
   expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    torch::manual_seed(1);
     torch::nn::Sequential small(torch::nn::Linear(3, 5));
     torch::nn::Sequential large(
         torch::nn::Linear(3, 5), torch::nn::BatchNorm1d(5));

@@ -241,12 +241,21 @@ TEST_P(Handle, TwoShardedModelsTrainSideBySide) {
 
 // ---- an optimizer over the wrong parameters ----
 
+// Those of the module itself are refused: module_gradients_test.cpp.
+std::vector<torch::Tensor> copies_of(Chain& model) {
+  std::vector<torch::Tensor> copies;
+  for (const auto& parameter : model->parameters()) {
+    copies.push_back(parameter.detach().clone().requires_grad_());
+  }
+  return copies;
+}
+
 RankReport train_with(bool right, int ranks, int backwards) {
   return run_ranks(ranks, [&](World world) {
     Chain model(2, 6);
+    const auto copies = copies_of(model);
     auto fsdp = fully_shard(*model, world);
-    torch::optim::SGD sgd(
-        right ? fsdp.parameters() : model->parameters(), 0.25);
+    torch::optim::SGD sgd(right ? fsdp.parameters() : copies, 0.25);
     for (int batch = 0; batch < backwards; ++batch) {
       chain_loss(model, batch, world.rank()).backward();
       sgd.step();
@@ -256,7 +265,7 @@ RankReport train_with(bool right, int ranks, int backwards) {
   });
 }
 
-TEST_P(Handle, AnOptimizerOverTheModelsParametersIsWarnedOfAfter64Backwards) {
+TEST_P(Handle, AnOptimizerOverOtherTensorsIsWarnedOfAfter64Backwards) {
   const auto report = train_with(false, GetParam(), 64);
   expect_all_ok(report);
   const auto& said = report[0].output;
@@ -284,6 +293,7 @@ TEST_P(Handle, TheRightOptimizerIsNotWarnedOf) {
 TEST(HandleOfATinyModel, ARankThatOwnsNothingWarnsOfNothing) {
   const auto report = run_ranks(4, [](World world) {
     torch::nn::Linear linear(torch::nn::LinearOptions(2, 1).bias(false));
+    fill_with_integers(*linear);
     auto fsdp = fully_shard(*linear, world);
     torch::optim::SGD sgd(fsdp.parameters(), 0.5);
     for (int batch = 0; batch < 3; ++batch) {

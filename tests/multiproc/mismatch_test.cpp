@@ -386,6 +386,82 @@ TEST_P(Disagreement, AGranularityIsNamed) {
       "unit layers.0 cut at [0, ", "unit layers.0 cut at [0, ");
 }
 
+// ---- values ----
+
+torch::nn::Sequential two_layers(std::uint64_t seed) {
+  torch::manual_seed(seed);
+  return torch::nn::Sequential(
+      torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4),
+      torch::nn::Linear(4, 2));
+}
+
+std::string sharding_error(
+    torch::nn::Sequential& model,
+    const Mesh& mesh,
+    const FullyShardOptions& options = {}) {
+  return error_of([&] { fully_shard(*model, mesh, options).close(); });
+}
+
+TEST_P(Disagreement, InitialValuesAreNamedBeforeAnythingChanges) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const int last = world.size() - 1;
+    const auto seeded = [&](int rank, std::uint64_t seed) {
+      return two_layers(world.rank() == rank ? seed : 0);
+    };
+    for (const auto strategy : {Strategy::kFullShard, Strategy::kNoShard}) {
+      for (const int replicate : {1, world.size()}) {
+        const Mesh mesh(world, {.replicate = replicate});
+        auto model = two_layers(static_cast<std::uint64_t>(world.rank()));
+        const auto bits = model->parameters()[0].detach().clone();
+        EXPECT_THAT(
+            sharding_error(model, mesh, {.strategy = strategy}),
+            AllOf(
+                HasSubstr("different initial values: parameter 0.weight: rank "
+                          "0 holds one value, rank"),
+                HasSubstr("4 of 9 tensors differ"),
+                HasSubstr("torch::manual_seed()"),
+                HasSubstr("options.sync_module_states")));
+        EXPECT_TRUE(torch::equal(model->parameters()[0].detach(), bits));
+        model->forward(torch::ones({2, 3})).sum().backward();  // Plain still.
+      }
+    }
+    auto model = two_layers(0);
+    if (world.rank() == last) {
+      const torch::NoGradGuard no_grad;
+      model->named_parameters()["2.bias"][1] += 1e-6;
+    }
+    EXPECT_THAT(
+        sharding_error(model, Mesh(world)),
+        AllOf(
+            HasSubstr("parameter 2.bias: rank"),
+            HasSubstr(text(last) + " another (1 of 9")));
+    model = two_layers(0);
+    if (world.rank() == last) {
+      model->named_buffers()["1.running_mean"][0] = 1;
+    }
+    EXPECT_THAT(
+        sharding_error(model, Mesh(world)),
+        HasSubstr("buffer 1.running_mean: rank"));
+    // Rank 0's are given to all; or the user knows better.
+    model = seeded(last, 7);
+    EXPECT_EQ(
+        sharding_error(model, Mesh(world), {.sync_module_states = true}),
+        "no error");
+    model = seeded(last, 7);
+    EXPECT_EQ(
+        sharding_error(model, Mesh(world), {.compare_initial_values = false}),
+        "no error");
+    model = two_layers(0);
+    EXPECT_THAT(
+        sharding_error(
+            model, Mesh(world),
+            {.compare_initial_values = world.rank() != last}),
+        HasSubstr("disagree on options.compare_initial_values"));
+    model = two_layers(0);
+    EXPECT_EQ(sharding_error(model, Mesh(world)), "no error");
+  }));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Worlds,
     Disagreement,

@@ -341,6 +341,45 @@ TEST_P(DeferredInit, AnExceptionInInitialiseIsAnErrorOnEveryRank) {
   }
 }
 
+TEST_P(DeferredInit, DifferentValuesFromInitialiseAreNamedOnEveryRank) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const int last = world.size() - 1;
+    const Mixture like;
+    for (const std::string differs :
+         {"layers.0.bias", "layers.1.running_var"}) {
+      auto model = on_meta(Mixture());
+      FullyShardOptions options;
+      options.initialise = [&](const std::string& name, const at::Tensor& to) {
+        values_of(like)(name, to);
+        if (name == differs && world.rank() == last && last > 0) {
+          to.add_(1);
+        }
+      };
+      const auto error =
+          error_of([&] { fully_shard(*model, world, options).close(); });
+      if (last == 0) {
+        EXPECT_EQ(error, "no error");
+      } else {
+        EXPECT_THAT(
+            error,
+            AllOf(
+                HasSubstr(differs + ": rank"),
+                HasSubstr("rank " + std::to_string(last) + " another (1 of ")));
+      }
+    }
+    // What is on the meta device on one rank alone is compared, too.
+    auto model = Mixture();
+    if (world.rank() == last) {
+      to_meta(model->scale);
+    }
+    FullyShardOptions options;
+    options.initialise = values_of(like);
+    EXPECT_EQ(
+        error_of([&] { fully_shard(*model, world, options).close(); }),
+        "no error");
+  }));
+}
+
 TEST_P(DeferredInit, T49DifferentBuffersAreNamedOnEveryRank) {
   if (GetParam() == 1) {
     return;
