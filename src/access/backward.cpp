@@ -2,6 +2,7 @@
 #include "access/backward.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -104,6 +105,12 @@ void tell(const Listeners& listeners, const std::exception_ptr& failure) {
   }
 }
 
+// Outermost ones.
+std::atomic<int>& backwards_under_way() {
+  static std::atomic<int> count{0};
+  return count;
+}
+
 // The root is an intrusive_ptr or, in older LibTorch, a shared_ptr.
 template <typename Method>
 struct TypesOf;
@@ -133,6 +140,7 @@ class BackwardEngine final : public torch::autograd::Engine {
     }
     Scope scope{std::exchange(waiting(), {})};
     starting() = &scope;
+    backwards_under_way().fetch_add(1, std::memory_order_relaxed);
     torch::autograd::variable_list results;
     std::exception_ptr failure;
     try {
@@ -143,6 +151,8 @@ class BackwardEngine final : public torch::autograd::Engine {
     }
     starting() = nullptr;  // Set still if no task was ever made.
     scopes().end(&scope);
+    // Release, with any_backward(): its gradients are in their places.
+    backwards_under_way().fetch_sub(1, std::memory_order_release);
     tell(scope.listeners, failure);
     if (failure) {
       std::rethrow_exception(failure);
@@ -268,6 +278,10 @@ std::string reason_of(const std::exception_ptr& failure) {
 
 bool records_gradients() {
   return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
+}
+
+bool any_backward() {
+  return backwards_under_way().load(std::memory_order_acquire) > 0;
 }
 
 bool in_backward() {

@@ -48,6 +48,10 @@ std::string reason_of(const std::exception_ptr& failure);
 // inference mode.
 bool records_gradients();
 
+// Whether some thread is inside an outermost backward of sherd's engine. Not so
+// on the thread that tells listeners of the end of one, unless others are.
+bool any_backward();
+
 // True on a thread that runs a node of some backward (or autograd::grad).
 bool in_backward();
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 #include <utility>
-#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace sherd::access {
@@ -44,7 +44,50 @@ PostAccumulateGradHook* hook_of(const at::Tensor& parameter) {
       : impl::post_acc_grad_hooks(parameter).get();
 }
 
+class CallFirst final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit CallFirst(std::function<void()> call) : call_(std::move(call)) {}
+
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    call_();
+    return gradients;
+  }
+
+ private:
+  const std::function<void()> call_;
+};
+
+// A hook of the node that accumulates. It keeps the node, which LibTorch forgets
+// between two backwards.
+class BeforeGradient {
+ public:
+  BeforeGradient(const at::Tensor& parameter, std::function<void()> call)
+      : accumulator_(impl::grad_accumulator(parameter)) {
+    auto hook = std::make_unique<CallFirst>(std::move(call));
+    hook_ = hook.get();
+    accumulator_->add_pre_hook(std::move(hook));
+  }
+  ~BeforeGradient() {
+    std::erase_if(accumulator_->pre_hooks(), [this](const auto& hook) {
+      return hook.get() == hook_;
+    });
+  }
+  BeforeGradient(const BeforeGradient&) = delete;
+  BeforeGradient& operator=(const BeforeGradient&) = delete;
+
+ private:
+  // An intrusive_ptr or, in older LibTorch, a shared_ptr.
+  const decltype(impl::grad_accumulator(at::Tensor())) accumulator_;
+  const torch::autograd::FunctionPreHook* hook_;
+};
+
 }  // namespace
+
+std::shared_ptr<void> call_before_gradient(
+    const at::Tensor& parameter, std::function<void()> call) {
+  return std::make_shared<BeforeGradient>(parameter, std::move(call));
+}
 
 void set_gradient_hook(const at::Tensor& parameter, GradientTaker taker) {
   std::unique_ptr<PostAccumulateGradHook> before;
@@ -59,8 +102,8 @@ void set_gradient_hook(const at::Tensor& parameter, GradientTaker taker) {
 bool has_gradient_hook(const at::Tensor& parameter) {
   // A tensor that never needed gradients has no place for hooks.
   return impl::get_autograd_meta(parameter) != nullptr &&
-      dynamic_cast<TakeGradient*>(
-          impl::post_acc_grad_hooks(parameter).get()) != nullptr;
+      dynamic_cast<TakeGradient*>(impl::post_acc_grad_hooks(parameter).get()) !=
+      nullptr;
 }
 
 void remove_gradient_hook(const at::Tensor& parameter) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Takes a parameter's gradient the moment autograd has accumulated it. A hook
+// Takes a parameter's gradient the moment autograd has accumulated it, and tells
+// of the moment before. A hook
 // that is already there (LibTorch keeps one per tensor) runs first and stays.
 // Thread rule: set and removed when no backward runs; called from whatever
 // thread runs the backward, for one parameter also concurrently when several
@@ -8,6 +9,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <ATen/core/Tensor.h>
 
 namespace sherd::access {
@@ -25,5 +27,12 @@ bool has_gradient_hook(const at::Tensor& parameter);
 
 // Puts back what was there before set_gradient_hook().
 void remove_gradient_hook(const at::Tensor& parameter);
+
+// Calls `call` in each backward before autograd adds to the parameter's
+// `.grad()`, on the thread that will, for as long as what it returns lives.
+// Unlike a hook of the tensor it stays when a user sets one.
+// REQUIRES: `parameter` is a leaf that needs gradients.
+std::shared_ptr<void> call_before_gradient(
+    const at::Tensor& parameter, std::function<void()> call);
 
 }  // namespace sherd::access

@@ -10,6 +10,7 @@
 // Mechanism and measurements: docs/design/access.md.
 #pragma once
 
+#include <functional>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include "access/managed_storage.h"
@@ -33,6 +34,20 @@ void adopt(
 // The same for a parameter that stays where it is, with the strides it has.
 // REQUIRES: `storage` is filled with the bytes of the parameter's own storage.
 void adopt_in_place(const at::Tensor& parameter, const ManagedStorage& storage);
+
+// A tensor of the sizes and dtype of `like` that carries the key and lies at the
+// beginning of `storage`. `dropped` is called once, by whoever gives up the last
+// reference to it, which views of it are not; it must not throw. REQUIRES: `like`
+// is no inference tensor.
+at::Tensor make_placeholder(
+    const at::Tensor& like,
+    const ManagedStorage& storage,
+    std::function<void()> dropped);
+
+bool is_placeholder(const at::Tensor& tensor);
+
+// From now on `dropped` is not called. REQUIRES: it is a placeholder.
+void forget_placeholder(const at::Tensor& placeholder);
 
 // Gives a tensor back to plain LibTorch: `parameter` becomes `plain`, without
 // key, keeping the tensor object.

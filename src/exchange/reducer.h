@@ -78,6 +78,13 @@ class Reducer {
   // Keeps the gradient, in full size and at least fp32, for the next backward
   // whose gradients are reduced.
   void keep(int parameter, const at::Tensor& gradient);
+  bool keeps(int parameter) const {
+    return kept_[static_cast<std::size_t>(parameter)].defined();
+  }
+  // What was kept of the parameter is forgotten.
+  void drop_kept(int parameter) {
+    kept_[static_cast<std::size_t>(parameter)].reset();
+  }
 
   // The end of a backward whose gradients were kept: waits for every rank. With
   // a reason in `aborted` every rank drops all it has kept. Otherwise as

@@ -8,6 +8,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "access/gradient_hook.h"
+#include "access/param_key.h"
 #include "base/check.h"
 #include "shard/clip.h"
 
@@ -65,7 +66,63 @@ void LocalEngine::start() {
           });
     }
   }
+  watch_module_gradients();
   idle_.remember(defined_only(slices_));
+}
+
+void LocalEngine::watch_module_gradients() {
+  access::install_param_key();  // Placeholders have it, parameters do not.
+  access::install_backward_engine();
+  const auto weak = weak_from_this();
+  module_gradients_ = std::make_unique<ModuleGradients>(
+      model_,
+      ModuleGradients::Callbacks{
+          .hide =
+              [weak] {
+                if (const auto self = weak.lock()) {
+                  const std::lock_guard lock(self->mu_);
+                  for (const int lost : self->module_gradients_->hide()) {
+                    self->clear_gradient(lost);
+                  }
+                }
+              },
+          .check_identity =
+              [weak](int parameter) {
+                if (const auto self = weak.lock()) {
+                  self->check_identity(static_cast<std::size_t>(parameter));
+                }
+              },
+          .dropped =
+              [weak](int parameter, std::uint64_t showing) {
+                if (const auto self = weak.lock()) {
+                  const std::lock_guard lock(self->mu_);
+                  if (self->module_gradients_->was_dropped(
+                          parameter, showing)) {
+                    self->clear_gradient(parameter);
+                  }
+                }
+              }});
+}
+
+void LocalEngine::clear_gradient(int parameter) {
+  if (const auto& slice = slices_[static_cast<std::size_t>(parameter)];
+      slice.defined()) {
+    slice.mutable_grad().reset();
+  }
+}
+
+void LocalEngine::backward_ended(std::exception_ptr /*failure*/) {
+  const std::lock_guard lock(mu_);
+  armed_in_backward_ = false;
+  if (closed_ || access::any_backward()) {
+    return;  // Another may be about to add to a `.grad()`.
+  }
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    if (model_.parameters[p].trainable >= 0 && slices_[p].defined() &&
+        slices_[p].grad().defined()) {
+      module_gradients_->show(static_cast<int>(p));
+    }
+  }
 }
 
 void LocalEngine::check_identity(std::size_t parameter) const {
@@ -87,6 +144,7 @@ void LocalEngine::gradient_arrived(int parameter, at::Tensor gradient) {
   }
   check_identity(p);
   const std::lock_guard lock(mu_);
+  armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
   const at::NoGradGuard no_grad;
   auto dense = gradient.is_sparse() ? gradient.to_dense() : std::move(gradient);
   // No view in autograd's eyes: optimizers detach_() gradients in place.
@@ -186,6 +244,9 @@ void LocalEngine::close() {
     return;
   }
   closed_ = true;
+  if (module_gradients_) {  // Not if it never started.
+    module_gradients_->close();
+  }
   if (gradients_ > trainable()) {  // More than one backward.
     warn_if_idle();
   }

@@ -11,13 +11,16 @@
 #include <mutex>
 #include <string>
 #include <vector>
+#include "access/backward.h"
 #include "shard/idle.h"
 #include "shard/model_units.h"
+#include "shard/module_gradients.h"
 #include "shard/sharding_engine.h"
 
 namespace sherd::shard {
 
 class LocalEngine final : public ShardingEngine,
+                          public access::BackwardListener,
                           public std::enable_shared_from_this<LocalEngine> {
  public:
   explicit LocalEngine(ModelUnits model);
@@ -28,6 +31,10 @@ class LocalEngine final : public ShardingEngine,
   // Sets the gradient hooks.
   void start();
 
+  // access::BackwardListener
+  void backward_ended(std::exception_ptr failure) override;
+
+  // ShardingEngine
   NamedParameters named_parameters() override;
   double clip_grad_norm(double max_norm, const ClipOptions& options) override;
   void publish() override;
@@ -44,6 +51,8 @@ class LocalEngine final : public ShardingEngine,
 
  private:
   void gradient_arrived(int parameter, at::Tensor gradient);
+  void watch_module_gradients();
+  void clear_gradient(int parameter);
   void check_identity(std::size_t parameter) const;
   std::int64_t trainable() const;
   void warn_if_idle();
@@ -51,6 +60,8 @@ class LocalEngine final : public ShardingEngine,
   std::mutex mu_;
   ModelUnits model_;
   std::vector<at::Tensor> slices_;  // By parameter; empty ones undefined.
+  std::unique_ptr<ModuleGradients> module_gradients_;
+  bool armed_in_backward_ = false;
   IdleOptimizer idle_;
   std::int64_t gradients_ = 0;
   bool published_ = false;

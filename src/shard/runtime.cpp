@@ -112,6 +112,7 @@ void Runtime::start(const std::function<void(int parameter)>& give_value) {
           });
     }
   }
+  watch_module_gradients();
   idle_.remember(slices_->tensors());
 }
 
@@ -358,6 +359,7 @@ void Runtime::backward_ended(std::exception_ptr failure) {
   const std::lock_guard lock(mu_);
   armed_ = false;
   armed_in_backward_ = false;
+  hide_module_gradients();
   if (closed_ || !error_.ok()) {
     return;  // Whoever caused it has thrown.
   }
@@ -387,6 +389,7 @@ void Runtime::backward_ended(std::exception_ptr failure) {
       // No plan is compared there, and forwards may run on some ranks alone.
       (void)same_everywhere(0);
     }
+    show_module_gradients();
     identity_->check();
   } else if (status.code() != ErrorCode::kAborted) {
     fail(status);
@@ -659,6 +662,9 @@ void Runtime::close() {
     return;
   }
   closed_ = true;
+  if (module_gradients_) {  // Not if it never started.
+    module_gradients_->close();
+  }
   if (error_.ok() && !published_by_hand_ && backwards_ > 1 &&
       idle_.change_due() && !idle_.changed(slices_->tensors())) {
     idle_.warn(backwards_);

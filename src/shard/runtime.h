@@ -25,6 +25,7 @@
 #include "shard/identity.h"
 #include "shard/idle.h"
 #include "shard/model_units.h"
+#include "shard/module_gradients.h"
 #include "shard/shard_memory.h"
 #include "shard/sharding_engine.h"
 #include "shard/slices.h"
@@ -122,6 +123,10 @@ class Runtime final : public ShardingEngine,
   void note_visit(const UnitCache::Visit& visit);
   void gradient_arrived(int parameter, const at::Tensor& gradient);
   void order_reductions();
+  void watch_module_gradients();
+  void hide_module_gradients();
+  void show_module_gradients();
+  void clear_gradient(int parameter);
   int& scopes_of(NoSyncAxis axis);
   void synchronised_backward_ended();
   std::shared_ptr<void> claim_publishing();
@@ -144,6 +149,7 @@ class Runtime final : public ShardingEngine,
   std::unique_ptr<Summon> summon_;
   std::unique_ptr<exchange::Reducer> gradients_;
   std::unique_ptr<Identity> identity_;
+  std::unique_ptr<ModuleGradients> module_gradients_;
 
   Status error_;  // Not ok: an operation failed, and the exchange is closed.
   bool closed_ = false;       // By the user.

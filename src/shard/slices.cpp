@@ -27,11 +27,15 @@ Slices::Slices(
     exchange::Exchange& exchange,
     int rank,
     bool owner_of_all)
-    : model_(model), by_unit_(model.units.size()) {
+    : model_(model),
+      by_unit_(model.units.size()),
+      parameters_(model.units.size()),
+      used_(model.parameters.size(), false) {
   const c10::InferenceMode off(false);
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     const auto& parameter = model.parameters[p];
     const auto unit = static_cast<std::size_t>(parameter.unit);
+    parameters_[unit].push_back(static_cast<int>(p));
     const auto& flat =
         model.units[unit].flats[static_cast<std::size_t>(parameter.flat)];
     const auto part = owner_of_all
@@ -105,6 +109,9 @@ void Slices::take_changes(
 std::vector<bool> Slices::accumulation(UnitId unit) {
   const at::NoGradGuard no_grad;
   const auto u = static_cast<std::size_t>(unit);
+  for (const int p : parameters_[u]) {
+    used_[static_cast<std::size_t>(p)] = false;
+  }
   std::vector<bool> any(model_.units[u].flats.size(), false);
   const auto flat_of = [&](const Slice& slice) {
     return static_cast<std::size_t>(
@@ -134,6 +141,13 @@ std::vector<bool> Slices::accumulation(UnitId unit) {
 }
 
 void Slices::set_gradients(UnitId unit, const std::vector<bool>& used) {
+  for (const int p : parameters_[static_cast<std::size_t>(unit)]) {
+    const int trainable =
+        model_.parameters[static_cast<std::size_t>(p)].trainable;
+    if (trainable >= 0 && used[static_cast<std::size_t>(trainable)]) {
+      used_[static_cast<std::size_t>(p)] = true;
+    }
+  }
   for (const int s : by_unit_[static_cast<std::size_t>(unit)]) {
     auto& slice = slices_[static_cast<std::size_t>(s)];
     const int trainable =
@@ -208,7 +222,26 @@ std::vector<exchange::ReduceOptions::Sink> Slices::sinks(UnitId unit) const {
   return sinks;
 }
 
+bool Slices::has_gradient(int parameter) const {
+  const auto p = static_cast<std::size_t>(parameter);
+  const int slice = parts_[p].slice;
+  return used_[p] ||
+      (slice >= 0 &&
+       slices_[static_cast<std::size_t>(slice)].tensor.grad().defined());
+}
+
+void Slices::clear_gradient(int parameter) {
+  const auto p = static_cast<std::size_t>(parameter);
+  used_[p] = false;
+  if (parts_[p].slice >= 0) {
+    slices_[static_cast<std::size_t>(parts_[p].slice)]
+        .tensor.mutable_grad()
+        .reset();
+  }
+}
+
 void Slices::clear_gradients() {
+  used_.assign(used_.size(), false);
   for (auto& slice : slices_) {
     slice.tensor.mutable_grad().reset();
   }

@@ -72,7 +72,11 @@ class Slices : public exchange::ReducedGradients {
   // By trainable parameter of the unit, as exchange::ReduceOptions::sinks.
   std::vector<exchange::ReduceOptions::Sink> sinks(UnitId unit) const override;
 
-  // Forgets all gradients.
+  // Whether the last backward brought the parameter a gradient on some rank, or
+  // this rank's slice has one still.
+  bool has_gradient(int parameter) const;
+  // Forgets that of one parameter, or all.
+  void clear_gradient(int parameter);
   void clear_gradients() override;
 
  private:
@@ -85,7 +89,9 @@ class Slices : public exchange::ReducedGradients {
     std::int64_t begin = 0;  // In the parameter.
     int slice = -1;          // In slices_; -1: nothing owned.
   };
-  std::vector<Part> parts_;  // By parameter.
+  std::vector<Part> parts_;                   // By parameter.
+  std::vector<std::vector<int>> parameters_;  // By unit.
+  std::vector<bool> used_;  // By parameter, in the last backward.
 };
 
 }  // namespace sherd::shard

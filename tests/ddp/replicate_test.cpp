@@ -105,6 +105,38 @@ TEST_P(Replicate, SherdsAdamWTakesTheNamedParameters) {
   }));
 }
 
+// By way of the module, as on one device; fully_shard refuses the former.
+TEST_P(Replicate, T50TheModulesGradientsAreClippedAndClearedAsOnOneDevice) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const bool view : {true, false}) {
+      IntegerMlp model, reference;
+      auto options = small_buckets();
+      options.gradient_as_bucket_view = view;
+      auto ddp = replicate(*model, world, options);
+      const auto leaves = unique_parameters(*reference);
+      torch::optim::SGD sgd(model->parameters(), 0.5);
+      torch::optim::SGD reference_sgd(reference->parameters(), 0.5);
+      for (int batch = 0; batch < 4; ++batch) {
+        reference_backward<IntegerMlp>(
+            reference, leaves, integer_loss, batch, world);
+        integer_loss(model, batch, world.rank()).backward();
+        const double norm =
+            torch::nn::utils::clip_grad_norm_(model->parameters(), 0.75);
+        EXPECT_EQ(
+            norm,
+            torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.75));
+        EXPECT_GT(norm, 0.75);
+        expect_same_gradients(*model, leaves);
+        sgd.step();
+        reference_sgd.step();
+        model->zero_grad(/*set_to_none=*/batch % 2 == 0);
+        reference->zero_grad(/*set_to_none=*/batch % 2 == 0);
+      }
+      expect_same_parameters(*model, leaves);
+    }
+  }));
+}
+
 // Reductions of the last layers are under way, or done, while backward is still at
 // the first: by the order of events.
 TEST_P(Replicate, T50BucketsLeaveWhileBackwardGoesOn) {
