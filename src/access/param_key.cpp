@@ -8,6 +8,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
 #include <sherd/access/touch.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 #include "access/activation_cast.h"
 #include "access/operator_class.h"
@@ -196,63 +197,31 @@ c10::intrusive_ptr<c10::TensorImpl> keyed(
   return impl;
 }
 
-class Placeholder final : public c10::TensorImpl {
- public:
-  Placeholder(
-      const at::Tensor& like,
-      const ManagedStorage& storage,
-      std::function<void()> dropped)
-      : TensorImpl(
-            c10::Storage(storage.storage()),
-            like.key_set().add(kParamKey),
-            like.dtype()),
-        dropped_(std::move(dropped)) {
-    set_sizes_contiguous(like.sizes());
+// Older LibTorch has no such fields.
+void move_grad_dtype(auto& from, auto& to) {
+  if constexpr (requires { from.grad_dtype_; }) {
+    to.grad_dtype_ = from.grad_dtype_;
+    to.allow_grad_dtype_mismatch_ = from.allow_grad_dtype_mismatch_;
   }
-  // Without weak references LibTorch destroys it at once, with them it releases
-  // first.
-  ~Placeholder() override { tell(); }
-  Placeholder(const Placeholder&) = delete;
-  Placeholder& operator=(const Placeholder&) = delete;
-
-  void release_resources() override {
-    tell();
-    TensorImpl::release_resources();
-  }
-
-  void forget() { dropped_ = nullptr; }
-
- private:
-  void tell() {
-    if (const auto dropped = std::exchange(dropped_, nullptr)) {
-      dropped();
-    }
-  }
-
-  std::function<void()> dropped_;
-};
-
-Placeholder* placeholder_of(const at::Tensor& tensor) {
-  return dynamic_cast<Placeholder*>(tensor.unsafeGetTensorImpl());
 }
 
 }  // namespace
 
-at::Tensor make_placeholder(
-    const at::Tensor& like,
-    const ManagedStorage& storage,
-    std::function<void()> dropped) {
-  const c10::InferenceMode off(false);
-  return at::Tensor(
-      c10::make_intrusive<Placeholder>(like, storage, std::move(dropped)));
-}
-
-bool is_placeholder(const at::Tensor& tensor) {
-  return placeholder_of(tensor) != nullptr;
-}
-
-void forget_placeholder(const at::Tensor& placeholder) {
-  placeholder_of(placeholder)->forget();
+void forget_base(const at::Tensor& parameter) {
+  auto* view = torch::autograd::impl::get_view_autograd_meta(parameter);
+  if (view == nullptr) {
+    return;
+  }
+  auto plain = std::make_unique<torch::autograd::AutogradMeta>();
+  plain->requires_grad_ = parameter.requires_grad();
+  plain->name_ = std::move(view->name_);
+  plain->grad_ = std::move(view->grad_);
+  plain->grad_accumulator_ = std::move(view->grad_accumulator_);
+  plain->hooks_ = std::move(view->hooks_);
+  plain->cpp_hooks_list_ = std::move(view->cpp_hooks_list_);
+  plain->post_acc_grad_hooks_ = std::move(view->post_acc_grad_hooks_);
+  move_grad_dtype(*view, *plain);
+  parameter.unsafeGetTensorImpl()->set_autograd_meta(std::move(plain));
 }
 
 void adopt(
@@ -265,6 +234,7 @@ void adopt(
   auto impl = keyed(
       parameter.options().dtype(dtype).requires_grad(false), storage, offset);
   impl->set_sizes_contiguous(parameter.sizes());
+  forget_base(parameter);
   parameter.set_data(at::Tensor(std::move(impl)));
 }
 

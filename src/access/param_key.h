@@ -21,6 +21,13 @@ namespace sherd::access {
 // with_param_key(): an operator on a keyed tensor without a fallback fails.
 void install_param_key();
 
+// Makes a leaf that is a view to autograd, as register_parameter("w", x.t()) has
+// it, one that is none. A view keeps the bytes of what it views; and a view of it
+// loses its history when the leaf's version moves before the view is used, since
+// autograd then makes that history anew from `x`, which trains nothing. Hooks, the
+// gradient and a cached accumulator stay.
+void forget_base(const at::Tensor& parameter);
+
 // Makes `parameter` a view of `flat`, at `offset` elements, that carries the
 // key. The tensor object, its hooks and its place in modules stay; a cached
 // gradient accumulator stays when the dtype does. Its old bytes are dropped.

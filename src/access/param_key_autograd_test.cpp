@@ -131,6 +131,33 @@ TEST(ShardedAutograd, ViewsKeptAcrossSteps) {
   });
 }
 
+// As register_parameter("w", x.t()) makes it. Autograd makes the history of a view
+// anew, from the end of a chain of views, when the version has moved meanwhile.
+TEST(ShardedAutograd, AParameterMadeAsAViewIsNoneAnyMore) {
+  auto base = at::randn({4, 3});
+  const auto w = base.t().requires_grad_();
+  const c10::weak_intrusive_ptr<c10::StorageImpl> old(
+      c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+          base.storage().unsafeGetStorageImpl()));
+  base.reset();
+  int hooks = 0;
+  w.register_hook([&](const at::Tensor& gradient) {
+    ++hooks;
+    return gradient;
+  });
+  UnitCache cache(1);
+  cache.add_unit({w});
+  EXPECT_TRUE(old.expired()) << "the parameter keeps its old bytes";
+  EXPECT_FALSE(w.is_view());
+  EXPECT_TRUE(w.is_leaf() && w.requires_grad());
+  const auto view = w.t();
+  w.unsafeGetTensorImpl()->bump_version();  // Publishing does.
+  at::ones({2, 4}).mm(view).sum().backward();
+  ASSERT_TRUE(w.grad().defined());
+  EXPECT_TRUE(w.grad().equal(at::full({3, 4}, 2.0)));
+  EXPECT_EQ(hooks, 1);
+}
+
 // Saves the weight and computes its backward by hand.
 struct ScaledMm : torch::autograd::Function<ScaledMm> {
   static at::Tensor forward(

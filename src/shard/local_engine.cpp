@@ -41,6 +41,7 @@ LocalEngine::LocalEngine(ModelUnits model) : model_(std::move(model)) {
     if (parameter.tensor.numel() == 0) {
       continue;
     }
+    access::forget_base(parameter.tensor);
     if (!parameter.tensor.is_contiguous()) {
       parameter.tensor.set_data(parameter.tensor.detach().contiguous());
     }
