@@ -44,7 +44,7 @@ bool BackwardUpdates::run(
     return false;
   }
   const access::SilentScope silent;  // These uses are the engine's own.
-  update->update(places_[parameter].index, 0, average.view({-1}));
+  update->update(places_[parameter].index, 0, average.contiguous().view({-1}));
   return true;
 }
 

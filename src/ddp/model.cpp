@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include <c10/util/strides.h>
 #include <torch/nn/modules/embedding.h>
 
 #include "access/gradient_hook.h"
@@ -39,6 +40,19 @@ void check_trainable(const std::string& name, const at::Tensor& tensor) {
       access::tag_of(tensor) == nullptr && !access::has_gradient_hook(tensor),
       "[ddp] parameter ", name,
       " belongs to another handle; expected a module that none manages");
+}
+
+// Equal where elements lie alike: along a dimension of one element nothing lies,
+// and its stride may be any number.
+std::vector<std::int64_t> memory_strides(const at::Tensor& tensor) {
+  auto strides = tensor.strides().vec();
+  const auto contiguous = c10::contiguous_strides(tensor.sizes());
+  for (std::size_t d = 0; d < strides.size(); ++d) {
+    if (tensor.numel() == 0 || tensor.sizes()[d] == 1) {
+      strides[d] = contiguous[d];
+    }
+  }
+  return strides;
 }
 
 std::set<const c10::TensorImpl*> with_sparse_gradients(
@@ -122,9 +136,11 @@ std::vector<std::string> describe(const Model& model) {
     for (const auto& item : items) {
       lines.push_back(
           str(what, " ", item.name, " ", item.tensor.sizes(), " ",
-              c10::toString(item.tensor.scalar_type())));
+              c10::toString(item.tensor.scalar_type()), " with strides ",
+              at::IntArrayRef(memory_strides(item.tensor))));
     }
   };
+  add("parameter", model.trainable);
   add("parameter with sparse gradient", model.sparse);
   add("frozen parameter", model.frozen);
   add("buffer", model.buffers);

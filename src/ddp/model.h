@@ -35,7 +35,8 @@ Model take_model(
 // Throws Error for a name that is none of model.trainable.
 void check_delayed(const Model& model, const std::vector<std::string>& delayed);
 
-// Lines on what is synchronised but not reduced, for ranks to agree on.
+// Lines on all of it, for ranks to agree on: also on strides, since values and
+// gradients travel in the order of memory.
 std::vector<std::string> describe(const Model& model);
 
 struct Buckets {

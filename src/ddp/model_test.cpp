@@ -49,8 +49,29 @@ TEST(ReplicaModel, TakesWhatIsTiedOnceAndTellsFrozenFromTrainable) {
   EXPECT_THAT(
       describe(model),
       ElementsAre(
+          HasSubstr("table [3, 3]"), HasSubstr("b.weight"), HasSubstr("b.bias"),
           HasSubstr("a.bias [3]"), HasSubstr("norm.running_mean [3] Float"),
           HasSubstr("running_var"), HasSubstr("num_batches_tracked [] Long")));
+}
+
+TEST(ReplicaModel, TellsOfStridesWhereElementsLie) {
+  const auto line = [](const at::Tensor& tensor) {
+    Model model;
+    model.frozen.push_back({"w", tensor});
+    return describe(model).front();
+  };
+  const auto matrix = torch::zeros({2, 3});
+  EXPECT_EQ(
+      line(matrix), "frozen parameter w [2, 3] Float with strides [3, 1]");
+  EXPECT_THAT(line(matrix.t()), HasSubstr("[3, 2] Float with strides [1, 3]"));
+  const auto image = torch::zeros({4, 3, 2, 2});
+  EXPECT_NE(line(image), line(image.to(at::MemoryFormat::ChannelsLast)));
+  const auto pixel = torch::zeros({4, 3, 1, 1});
+  EXPECT_EQ(line(pixel), line(pixel.as_strided({4, 3, 1, 1}, {3, 1, 9, 7})));
+  const auto row = torch::zeros({1, 3});
+  EXPECT_EQ(line(row), line(row.as_strided({1, 3}, {7, 1})));
+  const auto none = torch::zeros({0, 3});
+  EXPECT_EQ(line(none), line(torch::zeros({3, 0}).t()));
 }
 
 TEST(ReplicaModel, LeavesOutWhatIsIgnored) {
