@@ -197,6 +197,46 @@ c10::intrusive_ptr<c10::TensorImpl> keyed(
   return impl;
 }
 
+class Placeholder final : public c10::TensorImpl {
+ public:
+  Placeholder(
+      const at::Tensor& like,
+      const ManagedStorage& storage,
+      std::function<void()> dropped)
+      : TensorImpl(
+            c10::Storage(storage.storage()),
+            like.key_set().add(kParamKey),
+            like.dtype()),
+        dropped_(std::move(dropped)) {
+    set_sizes_contiguous(like.sizes());
+  }
+  // Without weak references LibTorch destroys it at once, with them it releases
+  // first.
+  ~Placeholder() override { tell(); }
+  Placeholder(const Placeholder&) = delete;
+  Placeholder& operator=(const Placeholder&) = delete;
+
+  void release_resources() override {
+    tell();
+    TensorImpl::release_resources();
+  }
+
+  void forget() { dropped_ = nullptr; }
+
+ private:
+  void tell() {
+    if (const auto dropped = std::exchange(dropped_, nullptr)) {
+      dropped();
+    }
+  }
+
+  std::function<void()> dropped_;
+};
+
+Placeholder* placeholder_of(const at::Tensor& tensor) {
+  return dynamic_cast<Placeholder*>(tensor.unsafeGetTensorImpl());
+}
+
 // Older LibTorch has no such fields.
 void move_grad_dtype(auto& from, auto& to) {
   if constexpr (requires { from.grad_dtype_; }) {
@@ -206,6 +246,23 @@ void move_grad_dtype(auto& from, auto& to) {
 }
 
 }  // namespace
+
+at::Tensor make_placeholder(
+    const at::Tensor& like,
+    const ManagedStorage& storage,
+    std::function<void()> dropped) {
+  const c10::InferenceMode off(false);
+  return at::Tensor(
+      c10::make_intrusive<Placeholder>(like, storage, std::move(dropped)));
+}
+
+bool is_placeholder(const at::Tensor& tensor) {
+  return placeholder_of(tensor) != nullptr;
+}
+
+void forget_placeholder(const at::Tensor& placeholder) {
+  placeholder_of(placeholder)->forget();
+}
 
 void forget_base(const at::Tensor& parameter) {
   auto* view = torch::autograd::impl::get_view_autograd_meta(parameter);

@@ -7,6 +7,7 @@
 
 #include <sherd/ckpt/checkpoint.h>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <nlohmann/json.hpp>
 
@@ -133,6 +134,7 @@ class FullState {
   }
 
   at::Tensor receive(const std::vector<Source>& sources) {
+    const at::NoGradGuard no_grad;  // Reading is no forward.
     const auto& first = sources.front();
     auto whole = at::empty(
         first.shape,

@@ -128,14 +128,15 @@ class Load {
     const auto dtype = ckpt::dtype_named(
         found->second.dtype,
         str(reader_.folder(), ": ", target.section, " ", shard.name));
-    const bool same = dtype == shard.elements.scalar_type();
-    const auto into = same
+    const bool as_stored =
+        dtype == shard.elements.scalar_type() && shard.elements.is_contiguous();
+    const auto into = as_stored
         ? shard.elements
         : at::empty(shard.elements.sizes(), at::TensorOptions().dtype(dtype));
     bytes_ += reader_.read(
         found->first, {shard.begin, shard.begin + into.numel()}, rank_,
         into.mutable_data_ptr());
-    if (!same) {
+    if (!as_stored) {
       shard.elements.copy_(into);
     }
     if (target.loaded) {

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
 #include "base/check.h"
@@ -33,15 +35,18 @@ void check_section(const std::string& section) {
 void check_shard(const NamedShard& shard) {
   const auto& elements = shard.elements;
   SHERD_CHECK(
-      elements.defined() && elements.is_contiguous() &&
+      elements.defined() && elements.layout() == at::kStrided &&
           elements.device().is_cpu() &&
           !ckpt::name_of(elements.scalar_type()).empty(),
       "[ckpt] ", shard.name,
-      ": expected a contiguous CPU tensor of a dtype that safetensors has, "
-      "found ",
-      elements.defined() ? str(elements.device().str(), " ",
-                               c10::toString(elements.scalar_type()))
+      ": expected a dense CPU tensor of a dtype that safetensors has, found ",
+      elements.defined() ? str(elements.layout(), " ", elements.device().str(),
+                               " ", c10::toString(elements.scalar_type()))
                          : std::string("none"));
+  SHERD_CHECK(
+      at::has_internal_overlap(elements) != at::MemOverlap::Yes, "[ckpt] ",
+      shard.name, ": expected elements with memory of their own, found shape ",
+      elements.sizes(), " with strides ", elements.strides());
   SHERD_CHECK(
       shard.begin >= 0 && shard.ranks >= 1 &&
           shard.begin + elements.numel() <= ckpt::numel_of(shard.shape),
@@ -69,7 +74,11 @@ plan::ElementRange share_to_save(const NamedShard& shard, int rank, int size) {
       range_of(shard), rank / shard.ranks, size / shard.ranks);
 }
 
-at::Tensor flat(const at::Tensor& tensor) { return tensor.detach().view({-1}); }
+// The same memory, 1-D where elements lie in order.
+at::Tensor in_place(const at::Tensor& tensor) {
+  const auto plain = tensor.detach();
+  return plain.is_contiguous() ? plain.view({-1}) : plain;
+}
 
 }  // namespace
 
@@ -80,7 +89,7 @@ void CheckpointState::add(const std::string& section, NamedShard shard) {
       names_.insert({section, shard.name}).second,
       "[ckpt] expected each name once in section ", section, ", found ",
       shard.name, " again");
-  shard.elements = flat(shard.elements);
+  shard.elements = in_place(shard.elements);
   shards_.emplace_back(section, std::move(shard));
 }
 
@@ -178,7 +187,7 @@ std::vector<std::pair<std::string, NamedShard>> CheckpointAccess::states(
           tensor.tensor.numel() != shard.elements.numel()) {
         shard.begin = 0;
       }
-      shard.elements = flat(tensor.tensor);
+      shard.elements = in_place(tensor.tensor);
       check_shard(shard);
       shards.emplace_back(lazy.section, std::move(shard));
     }
@@ -188,6 +197,7 @@ std::vector<std::pair<std::string, NamedShard>> CheckpointAccess::states(
 
 std::vector<ckpt::Piece> CheckpointAccess::pieces(
     const CheckpointState& state, int rank, int size) {
+  const at::NoGradGuard no_grad;  // Reading is no forward.
   std::vector<ckpt::Piece> pieces;
   for (auto& [section, shard] : states(state, /*all=*/false)) {
     SHERD_CHECK(
@@ -205,7 +215,7 @@ std::vector<ckpt::Piece> CheckpointAccess::pieces(
          .name = shard.name,
          .shape = shard.shape,
          .range = share,
-         .elements = shard.elements.narrow(
+         .elements = shard.elements.contiguous().view({-1}).narrow(
              0, share.begin - mine.begin, share.numel())});
   }
   for (const auto& [name, generator] : state.generators_) {

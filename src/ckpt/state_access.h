@@ -24,7 +24,7 @@ class CheckpointAccess {
   // What a rank wants to have; `optional` may be missing in a checkpoint.
   struct Target {
     std::string section;
-    NamedShard shard;
+    NamedShard shard;  // Its elements are 1-D where they lie in order.
     bool optional = false;
     // Takes what was read; unset: it lies where it belongs. Any thread.
     std::function<void(const at::Tensor&)> loaded = nullptr;

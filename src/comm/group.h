@@ -8,7 +8,9 @@
 //
 // Gloo facts this rests on (pinned by group_test.cpp): a timed-out wait breaks
 // every connection of the group; Work::abort() makes a wait return false and
-// breaks nothing; a message under way when its connection breaks is never told.
+// breaks nothing; a message under way when its connection breaks is never told;
+// memory of a message is read and written until then. Hence the first failure
+// breaks all connections of the group before anybody hears of it.
 //
 // A rank that is done with a group says farewell: one byte to every member, by
 // the connections that carry everything else, so that whoever has it has all

@@ -53,7 +53,9 @@ struct NamedShard {
   std::string name;
   std::vector<std::int64_t> shape;
   std::int64_t begin = 0;
-  at::Tensor elements;  // Contiguous, on the CPU.
+  // On the CPU, none in the memory of another; read and written in the order of
+  // their indices, whatever their strides.
+  at::Tensor elements;
   // Ranks that hold the tensor together; the others hold copies of theirs, in
   // groups of as many ranks that are neighbours. 1: every rank has all of it.
   int ranks = 1;

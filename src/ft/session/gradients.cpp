@@ -144,7 +144,8 @@ void Gradients::finish() {
   }
 }
 
-// Where ranks see each other's gradients, they expect them there.
+// Where ranks see each other's gradients, they expect them there. Contiguous, as
+// sums are, whatever the parameter's strides.
 at::Tensor Gradients::place_of_sum(std::size_t index) const {
   const auto& parameter = slices_[index].parameter;
   for (const auto& whole : parameters_.whole.items) {
@@ -156,7 +157,7 @@ at::Tensor Gradients::place_of_sum(std::size_t index) const {
   const auto& gradient = parameter.grad();
   return gradient.defined() && gradient.is_contiguous()
       ? gradient
-      : at::empty_like(parameter);
+      : at::empty(parameter.sizes(), parameter.options().requires_grad(false));
 }
 
 void Gradients::show(const float* sum) {

@@ -165,6 +165,17 @@ TEST(Gradients, TheSumIsShownWhereRanksSeeEachOthers) {
   EXPECT_EQ(values_of(whole), (Floats{0, 8, 9, 0, 0, 0}));
 }
 
+TEST(Gradients, TheSumIsShownInTheOrderOfIndicesWhateverTheStrides) {
+  NamedParameters named;
+  named.items.push_back({"w", at::zeros({2, 3}).t()});
+  Gradients gradients(named, 100);
+  const Floats sum = {1, 2, 3, 4, 5, 6};
+  gradients.show(sum.data());
+  EXPECT_EQ(
+      values_of(named.items[0].slice.grad().contiguous()),
+      (Floats{1, 2, 3, 4, 5, 6}));
+}
+
 TEST(Gradients, NoOptimizerUpdatesInBackward) {
   NamedParameters named;
   named.items.push_back({"w", at::zeros({2})});

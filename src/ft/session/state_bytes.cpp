@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 
 #include "base/check.h"
 #include "base/hash.h"
@@ -32,11 +33,12 @@ std::string name_of(const CheckpointAccess::Target& target) {
 }  // namespace
 
 std::string state_bytes(const CheckpointState& state, int rank) {
+  const at::NoGradGuard no_grad;  // Reading is no forward.
   net::ByteWriter out;
   const auto targets = CheckpointAccess::targets(state, rank);
   out.count(targets.size());
   for (const auto& target : targets) {
-    const auto& elements = target.shard.elements;
+    const auto elements = target.shard.elements.contiguous();
     out.text(name_of(target));
     out.u64(bytes_of(elements));
     out.raw(
@@ -76,15 +78,20 @@ void restore_state(
     found.push_back(in.raw("a tensor", expected));
   }
   in.finish("a state").throw_if_failed();
+  const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < targets.size(); ++i) {
     const auto& target = targets[i];
-    auto elements = target.loaded ? at::empty_like(target.shard.elements)
-                                  : target.shard.elements;
+    const auto& place = target.shard.elements;
+    const bool direct = !target.loaded && place.is_contiguous();
+    const auto elements =
+        direct ? place : at::empty(place.sizes(), place.options());
     if (!found[i].empty()) {
       std::memcpy(elements.data_ptr(), found[i].data(), found[i].size());
     }
     if (target.loaded) {
       target.loaded(elements);
+    } else if (!direct) {
+      place.copy_(elements);
     }
   }
   CheckpointAccess::publish(state);

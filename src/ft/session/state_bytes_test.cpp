@@ -50,5 +50,29 @@ TEST_F(ParameterDigest, SeesWhichParameterItIs) {
   EXPECT_NE(digest(), before);
 }
 
+TEST(StateBytes, AreInTheOrderOfIndicesWhateverTheStrides) {
+  const auto state_of = [](const torch::Tensor& elements) {
+    CheckpointState state;
+    state.add(
+        "model",
+        {.name = "w", .shape = elements.sizes().vec(), .elements = elements});
+    return state;
+  };
+  const auto values = torch::arange(12, torch::kFloat).view({3, 4});
+  const auto plain = values.clone();
+  const auto transposed = values.t().contiguous().t();
+  const auto apart = torch::zeros({3, 8}).slice(1, 0, 8, 2);
+  apart.copy_(values);
+  for (const auto& from : {plain, transposed, apart}) {
+    const auto bytes = state_bytes(state_of(from), 0);
+    for (const auto& to : {plain, transposed, apart}) {
+      const auto place = torch::empty_strided({3, 4}, to.strides()).zero_();
+      restore_state(state_of(place), 0, bytes);
+      EXPECT_TRUE(torch::equal(place, values))
+          << from.strides() << " to " << to.strides();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sherd::ft
