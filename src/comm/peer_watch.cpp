@@ -10,10 +10,11 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include "base/check.h"
-#include "base/descriptor.h"
 #include "base/clock.h"
+#include "base/descriptor.h"
 #include "base/process.h"
 #include "comm/notice_board.h"
 
@@ -34,6 +35,7 @@ struct PeerWatch::Impl {
   const int own_rank;
   NoticeBoard& own_board;
   std::map<int, Peer> peers;  // By rank; constant after construction.
+  // Written once by stop() and never read: poll() finds it readable from then on.
   const Descriptor stop_event{::eventfd(0, EFD_CLOEXEC)};
 
   mutable std::mutex mu;
@@ -84,11 +86,13 @@ void PeerWatch::Impl::add_peer(const RankRecord& record) {
 }
 
 // Why `rank` is or will be lost, going by the boards alone. Nothing when it
-// left in order or has posted nothing. Follows blame from board to board; the
-// number of ranks bounds the walk, because ranks may blame each other.
+// left in order or has posted nothing. Follows blame from board to board until
+// it comes back to a rank: one that has left while others went on finds them
+// ended later, for its own sake, and what they said first is the cause.
 std::optional<Loss> PeerWatch::Impl::explanation(int rank) const {
   std::optional<Loss> cause;
-  for (std::size_t hops = 0; hops <= peers.size(); ++hops) {
+  std::set<int> visited;
+  while (visited.insert(rank).second) {
     const auto it = peers.find(rank);
     if (it == peers.end() || it->second.board == nullptr) {
       break;
@@ -98,6 +102,9 @@ std::optional<Loss> PeerWatch::Impl::explanation(int rank) const {
       break;
     }
     const bool own_fault = notice.trouble->rank == rank;
+    if (!own_fault && visited.contains(notice.trouble->rank)) {
+      break;
+    }
     cause = Loss{notice.trouble->rank, notice.trouble->how, own_fault};
     if (own_fault) {
       break;
@@ -111,8 +118,7 @@ std::optional<Loss> PeerWatch::Impl::explanation(int rank) const {
 
 void PeerWatch::Impl::process_ended(int rank) {
   const auto& board = peers.at(rank).board;
-  const bool left =
-      board != nullptr && board->read().end == Notice::End::kLeft;
+  const bool left = board != nullptr && board->read().end == Notice::End::kLeft;
   if (left) {
     return;
   }
@@ -128,9 +134,11 @@ void PeerWatch::Impl::record(int rank, const Loss& cause) {
     if (known) {
       return;
     }
+    // Posted first: whoever finds the loss here may end this process at once,
+    // and then the board alone tells the others why.
+    own_board.post_trouble(cause.rank, cause.how);
     lost.push_back({rank, cause});
   }
-  own_board.post_trouble(cause.rank, cause.how);
   changed.notify_all();
   call_subscribers();
 }
@@ -183,9 +191,7 @@ PeerWatch::PeerWatch(
   }
 }
 
-PeerWatch::~PeerWatch() {
-  stop();
-}
+PeerWatch::~PeerWatch() { stop(); }
 
 std::optional<Loss> PeerWatch::first_lost(const std::vector<int>& ranks) const {
   const std::lock_guard<std::mutex> lock(impl_->mu);
@@ -243,9 +249,7 @@ Loss PeerWatch::explain_closed(int rank, std::chrono::milliseconds patience) {
   return first_lost({rank}).value_or(cause);
 }
 
-void PeerWatch::report(const Loss& loss) {
-  impl_->record(loss.rank, loss);
-}
+void PeerWatch::report(const Loss& loss) { impl_->record(loss.rank, loss); }
 
 void PeerWatch::give_up(const std::string& how) {
   impl_->own_board.post_trouble(impl_->own_rank, how);

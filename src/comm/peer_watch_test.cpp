@@ -132,12 +132,16 @@ TEST_F(PeerWatchTest, FollowsBlameToItsRoot) {
   EXPECT_TRUE(watch.first_lost({1}));
 }
 
-TEST_F(PeerWatchTest, BlameInACircleEnds) {
-  Peer one(1, [](NoticeBoard& b) { b.post_trouble(2, "was silent"); });
-  Peer two(2, [](NoticeBoard& b) { b.post_trouble(1, "was silent"); });
-  PeerWatch watch(0, records({&one, &two}), board);
+// Rank 2 closed, rank 1 ended because of that, and rank 2 saw it end.
+TEST_F(PeerWatchTest, BlameInACircleEndsWithWhatWasSaidFirst) {
+  Peer one(1, [](NoticeBoard& b) { b.post_trouble(2, "closed"); });
+  Peer two(2, [](NoticeBoard& b) { b.post_trouble(1, "died"); });
+  Peer three(3, nothing);
+  PeerWatch watch(0, records({&one, &two, &three}), board);
   one.kill();
-  EXPECT_TRUE(watch.wait_lost(5s));
+  ASSERT_TRUE(watch.wait_lost(5s));
+  EXPECT_EQ(watch.first_lost()->rank, 2);
+  EXPECT_EQ(watch.first_lost()->how, "closed");
 }
 
 TEST_F(PeerWatchTest, APeerThatBlamesUsDied) {

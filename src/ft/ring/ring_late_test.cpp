@@ -218,8 +218,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(one.param == Memory::kOwn ? "Tcp" : "Shared");
     });
 
-TEST_P(
-    RingLate, AStoppedMemberNeitherGetsNorWritesWhatTheOthersWroteAfterwards) {
+TEST_P(RingLate, AStoppedMemberNeitherGetsNorWritesWhatCameLater) {
   int failed = 0;
   for (int i = 0; i < kMoments; ++i) {
     SCOPED_TRACE(testing::Message() << "seed " << seed_ << ", moment " << i);
