@@ -21,27 +21,69 @@ std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 }  // namespace
 
-Barrier::Barrier(std::span<CounterCell> arrived, const Waiter& waiter)
-    : arrived_(arrived), waiter_(waiter) {
+Barrier::Barrier(std::span<CounterCell> cells, Peers& peers)
+    : cells_(cells), peers_(&peers) {
   SHERD_ASSERT(
-      arrived.size() == index(waiter.peers().ranks()), "a cell for each rank");
+      cells.size() == Barrier::cells(peers.ranks()), "two cells for each rank");
 }
 
 // A counter for each rank instead of one for all: a wait in vain then knows
 // who is missing, and arriving ranks do not fight for one line.
-Status Barrier::arrive_and_wait(std::string_view what) {
+Status Barrier::arrive_and_wait(const Waiter& waiter, Awaited what) {
   if (!failure_.ok()) {
     return failure_;
   }
   ++round_;
-  const int own = waiter_.peers().rank();
-  arrived(own).post(round_);
-  for (int r = 0; r < static_cast<int>(arrived_.size()) && failure_.ok(); ++r) {
-    if (r != own) {
-      failure_ = waiter_.wait(arrived(r), round_, {.rank = r, .what = what});
-    }
+  arrived(peers_->rank()).post(round_);
+  failure_ = await(waiter, what);
+  if (!failure_.ok()) {
+    give_up_in(round_, failure_);
   }
   return failure_;
+}
+
+// Each begins with its neighbour, so that not all look at the same rank.
+// A rank that gave up in a later round had seen this one through, so what it
+// brought to this one counts.
+Status Barrier::await(const Waiter& waiter, Awaited what) const {
+  const int ranks = peers_->ranks();
+  for (int i = 1; i < ranks; ++i) {
+    what.rank = (peers_->rank() + i) % ranks;
+    Status outcome = waiter.wait(arrived(what.rank), round_, what);
+    if (outcome.ok() && !arrived(what.rank).reached(round_)) {
+      outcome = Status(
+          ErrorCode::kAborted,
+          str("[comm] ", what.what, " was aborted by ",
+              peers_->name(peers_->rank())));
+    }
+    if (!outcome.ok()) {
+      return outcome;
+    }
+  }
+  for (int r = 0; r < ranks; ++r) {
+    const std::uint64_t last = gave_up(r).value();
+    if (last != 0 && last <= round_) {
+      Status trouble = peers_->look();
+      return trouble.ok()
+          ? Status(
+                ErrorCode::kAborted,
+                str("[comm] ", peers_->name(r), " gave up ", what.what))
+          : trouble;
+    }
+  }
+  return {};
+}
+
+void Barrier::give_up(const Status& why) {
+  if (failure_.ok()) {
+    failure_ = why;
+    give_up_in(round_ + 1, why);
+  }
+}
+
+void Barrier::give_up_in(std::uint64_t round, const Status& why) {
+  peers_->give_up(why.message());
+  gave_up(peers_->rank()).post(round);
 }
 
 std::size_t Cells::stride(std::size_t cell_bytes) {
@@ -50,19 +92,21 @@ std::size_t Cells::stride(std::size_t cell_bytes) {
 }
 
 std::size_t Cells::bytes(int ranks, std::size_t cell_bytes) {
-  return index(ranks) * (sizeof(CounterCell) + 2 * stride(cell_bytes));
+  return Barrier::cells(ranks) * sizeof(CounterCell) +
+      2 * index(ranks) * stride(cell_bytes);
 }
 
 Cells::Cells(
     std::span<std::byte> memory, std::size_t cell_bytes, const Waiter& waiter)
     : buffers_(
-          memory.data() + index(waiter.peers().ranks()) * sizeof(CounterCell)),
+          memory.data() +
+          Barrier::cells(waiter.peers().ranks()) * sizeof(CounterCell)),
       cell_bytes_(cell_bytes),
       waiter_(waiter),
       barrier_(
           {reinterpret_cast<CounterCell*>(memory.data()),
-           index(waiter.peers().ranks())},
-          waiter) {
+           Barrier::cells(waiter.peers().ranks())},
+          waiter.peers()) {
   SHERD_ASSERT(
       memory.size() >= bytes(waiter.peers().ranks(), cell_bytes) &&
           reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
@@ -92,7 +136,7 @@ Status Cells::all_gather_bytes(
   if (!own.empty()) {
     std::memcpy(mine + sizeof(head), own.data(), own.size());
   }
-  failure_ = barrier_.arrive_and_wait(what);
+  failure_ = barrier_.arrive_and_wait(waiter_, {.what = what});
   if (!failure_.ok()) {
     return failure_;
   }

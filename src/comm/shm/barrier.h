@@ -3,8 +3,10 @@
 // Barrier makes ranks wait for each other; Cells makes each rank's few bytes
 // known to all. Both are collective: every rank calls them equally often, in
 // the same order. The first failure is kept and returned ever after, for the
-// ranks are no longer in step. They refer to memory of a segment, which must
-// outlive them. Thread rule: one thread each.
+// ranks are no longer in step. A rank that has given up says in which round, so
+// that a rank that comes to this round late fails too, although all have
+// arrived. They refer to memory of a segment, which must outlive them. Thread
+// rule: one thread each. docs/design/shared_memory.md
 #pragma once
 
 #include <cstddef>
@@ -20,24 +22,43 @@ namespace sherd::comm::shm {
 
 class Barrier {
  public:
-  // `arrived`: a cell for each rank, the same ones everywhere, zeros before the
-  // first round.
-  Barrier(std::span<CounterCell> arrived, const Waiter& waiter);
+  // Counters of the segment for `ranks` ranks.
+  static std::size_t cells(int ranks) {
+    return 2 * static_cast<std::size_t>(ranks);
+  }
 
-  // Returns ok when every rank has called it for this round: all they wrote
-  // before is visible. `what` names the barrier in messages.
-  Status arrive_and_wait(std::string_view what);
+  // `cells`: as many as cells() says, the same ones everywhere, zeros before
+  // the first round. `peers` must outlive it.
+  Barrier(std::span<CounterCell> cells, Peers& peers);
+
+  // Returns ok when every rank has called it for this round and none of them
+  // has given up in this round or before: all they wrote before is visible.
+  // Else the first trouble of any rank, as Waiter::wait() gives it, or kAborted
+  // when what.or_counter ends the wait; this rank has then given up.
+  // what.rank is not used.
+  Status arrive_and_wait(const Waiter& waiter, Awaited what);
+
+  // Says that this rank comes to no further round: `why` for the others, which
+  // fail in the round after this one at the latest.
+  void give_up(const Status& why);
 
   // Rounds that this rank has begun.
   std::uint64_t round() const { return round_; }
-  // The same of any rank.
+  // The same for any rank.
   Counter arrived(int rank) const {
-    return Counter(arrived_[static_cast<std::size_t>(rank)]);
+    return Counter(cells_[static_cast<std::size_t>(rank)]);
   }
 
  private:
-  std::span<CounterCell> arrived_;
-  Waiter waiter_;
+  // The round in which `rank` gave up; 0: it has not.
+  Counter gave_up(int rank) const {
+    return Counter(cells_[static_cast<std::size_t>(peers_->ranks() + rank)]);
+  }
+  Status await(const Waiter& waiter, Awaited what) const;
+  void give_up_in(std::uint64_t round, const Status& why);
+
+  std::span<CounterCell> cells_;
+  Peers* peers_;
   std::uint64_t round_ = 0;
   Status failure_;
 };

@@ -26,11 +26,15 @@ Waiter waiter_of(Peers& peers) { return {peers, kClock, {.deadline = 30s}}; }
 
 // Cells in its bytes; a counter for each rank and one of run_forked().
 Table table_of(int ranks) {
-  return {ranks, index(ranks) + 1, Cells::bytes(ranks, kCellBytes)};
+  return {ranks, Barrier::cells(ranks) + 1, Cells::bytes(ranks, kCellBytes)};
 }
 
 std::span<CounterCell> barrier_cells(const Table& table) {
-  return table.cells().first(index(table.ranks));
+  return table.cells().first(Barrier::cells(table.ranks));
+}
+
+Status meet(Barrier& barrier, Peers& peers, std::string_view what) {
+  return barrier.arrive_and_wait(waiter_of(peers), {.what = what});
 }
 
 TEST(Barrier, NobodyPassesBeforeAllHaveArrived) {
@@ -38,14 +42,14 @@ TEST(Barrier, NobodyPassesBeforeAllHaveArrived) {
     const Table table = table_of(ranks);
     std::vector<int> round_of(index(ranks), 0);  // Plain: TSan looks on.
     test::run_threads(table, [&](int rank, Peers& peers) {
-      Barrier barrier(barrier_cells(table), waiter_of(peers));
+      Barrier barrier(barrier_cells(table), peers);
       for (int round = 1; round <= 200; ++round) {
         round_of[index(rank)] = round;
-        ASSERT_TRUE(barrier.arrive_and_wait("the test").ok());
+        ASSERT_TRUE(meet(barrier, peers, "the test").ok());
         for (const int other : round_of) {
           EXPECT_EQ(other, round);
         }
-        ASSERT_TRUE(barrier.arrive_and_wait("the test").ok());
+        ASSERT_TRUE(meet(barrier, peers, "the test").ok());
       }
       EXPECT_EQ(barrier.round(), 400U);
     });
@@ -57,13 +61,13 @@ TEST(Barrier, NamesTheDeadRankWithinASecondAndStaysBroken) {
   const auto report = test::run_forked(
       table,
       [&](int rank, Peers& peers, ChildLink& link) {
-        Barrier barrier(barrier_cells(table), waiter_of(peers));
-        barrier.arrive_and_wait("the start").throw_if_failed();
+        Barrier barrier(barrier_cells(table), peers);
+        meet(barrier, peers, "the start").throw_if_failed();
         if (rank == 1) {
           link.reach("here");
         }
-        link.report(barrier.arrive_and_wait("the end").message());
-        link.report("|" + barrier.arrive_and_wait("the end").message());
+        link.report(meet(barrier, peers, "the end").message());
+        link.report("|" + meet(barrier, peers, "the end").message());
         return 0;
       },
       {{.child = 1, .point = "here", .signal = SIGKILL}});
@@ -75,6 +79,30 @@ TEST(Barrier, NamesTheDeadRankWithinASecondAndStaysBroken) {
     EXPECT_EQ(end.result, str(first, "|", first));
     EXPECT_LT(end.ended_at - report.struck_at, 1s);
   }
+}
+
+// Rank 0 gives up the round for which it waits; rank 1, which comes later, finds
+// everybody there and fails all the same, but not in the round before.
+TEST(Barrier, WhoComesLateToAGivenUpRoundFailsToo) {
+  const Table table = table_of(2);
+  Peers first(table.peers_memory(), {.rank = 0, .ranks = 2});
+  Peers second(table.peers_memory(), {.rank = 1, .ranks = 2});
+  first.enter();
+  second.enter();
+  Barrier impatient(barrier_cells(table), first);
+  Barrier late(barrier_cells(table), second);
+  const Waiter waiter(first, kClock, {.deadline = 1ms});
+  Counter(barrier_cells(table)[1]).post(1);  // Rank 1 is in the first round.
+  ASSERT_TRUE(impatient.arrive_and_wait(waiter, {.what = "the first"}).ok());
+  const Status given_up =
+      impatient.arrive_and_wait(waiter, {.what = "the second"});
+  EXPECT_THAT(given_up.message(), HasSubstr("timed out after"));
+
+  EXPECT_TRUE(meet(late, second, "the first").ok());
+  const Status failed = meet(late, second, "the second");
+
+  EXPECT_EQ(failed.code(), ErrorCode::kDeadlineExceeded);
+  EXPECT_THAT(failed.message(), HasSubstr("rank 1 is not responding"));
 }
 
 double value_of(int rank, int round) { return rank + round * 0.125; }

@@ -51,8 +51,9 @@ struct Reduction {
 
 // kPeerMismatch on every rank, and nothing has moved, when calls differ or
 // pieces do not fit; the next call may follow. Any other failure is the first
-// trouble of any rank, stays, and leaves targets undefined; no rank touches
-// memory of this one any more.
+// trouble of any rank, stays, and leaves targets undefined. The caller may then
+// reuse or free its memory: no rank writes it any more, and one that still reads
+// it gets an error (peer_memory.h).
 Status move(Stage& stage, const Call& call, const Movement& movement);
 Status reduce(Stage& stage, const Call& call, const Reduction& reduction);
 // Returns when every rank has called it.

@@ -161,7 +161,7 @@ TEST(SharedMailbox, LongMessagesComePieceByPieceInAnyOrder) {
   constexpr std::size_t kLong = 50000;
   const Table table(2, 0, Mailbox::bytes(2));
   test::run_threads(table, [&](int rank, Peers& peers) {
-    Mailbox mailbox(table.data(), peers, kClock, {0, 0}, {});
+    Mailbox mailbox(table.data(), peers, kClock, {});
     const int other = 1 - rank;
     const Instant until = kClock.now() + kCall.deadline;
     int done = 0;

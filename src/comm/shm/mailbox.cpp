@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 #include "base/check.h"
-#include "comm/shm/single_copy.h"
 
 namespace sherd::comm::shm {
 namespace {
@@ -29,12 +28,11 @@ Mailbox::Mailbox(
     Bytes memory,
     Peers& peers,
     const Clock& clock,
-    std::vector<int> pids,
     const MailboxOptions& options)
     : memory_(memory),
       peers_(&peers),
       clock_(&clock),
-      pids_(std::move(pids)),
+      peer_memory_(peers, clock),
       options_(options),
       others_(index(peers.ranks())) {
   SHERD_ASSERT(
@@ -60,12 +58,44 @@ void Mailbox::finish(Parcel message, const Status& outcome, int source) {
   ended.source = source;
 }
 
+Mailbox::TypeText Mailbox::type_text(std::string_view type) {
+  TypeText text{};
+  copy_bytes(type.data(), text.data(), std::min(type.size(), kTypeMax));
+  return text;
+}
+
+// Empty when the message fits into the room for it. The same words at both ends.
+std::string Mailbox::mismatch(
+    std::uint64_t room,
+    const TypeText& room_type,
+    std::uint64_t found,
+    const TypeText& found_type) {
+  if (found <= room && found_type == room_type) {
+    return {};
+  }
+  return str(
+      "expected at most ", room, " bytes of ", room_type.data(),
+      ", for which the receiver has room, found ", found, " bytes of ",
+      found_type.data());
+}
+
 void Mailbox::send(Parcel message) {
+  Status refused = peers_->look();
+  if (refused.ok() && peers_->has_left(message.peer)) {
+    refused = Status(
+        ErrorCode::kPeerLost,
+        str("[comm] ", peers_->name(message.peer), " has left"));
+  }
+  if (!refused.ok()) {
+    finish(std::move(message), refused, peers_->rank());
+    return;
+  }
   Peer& peer = others_[index(message.peer)];
   Letter letter{};
   letter.id = next_id_++;
   letter.bytes = message.bytes.size();
   letter.tag = message.tag;
+  letter.type = type_text(message.type);
   const bool is_short = message.bytes.size() <= kShortBytes;
   if (is_short) {
     copy_bytes(
@@ -127,7 +157,8 @@ bool Mailbox::take_letters(int rank) {
         .id = letter.id,
         .bytes = letter.bytes,
         .address = letter.address,
-        .tag = static_cast<int>(letter.tag)};
+        .tag = static_cast<int>(letter.tag),
+        .type = letter.type};
     if (letter.address == 0) {
       const auto size =
           std::min<std::size_t>(letter.bytes, letter.content.size());
@@ -178,8 +209,10 @@ void Mailbox::handle(int rank, const Reply& reply) {
     const Status why(
         ErrorCode::kPeerMismatch,
         str("[comm] send of tag ", message.tag, " to ", peers_->name(rank),
-            ": expected ", reply.room, " bytes, for which it has room, found ",
-            message.bytes.size()));
+            ": ",
+            mismatch(
+                reply.room, reply.type, message.bytes.size(),
+                type_text(message.type))));
     finish(std::move(message), why, peers_->rank());
   } else {
     finish(std::move(message), {}, peers_->rank());
@@ -244,26 +277,40 @@ bool Mailbox::receive_from(int rank, Parcel& message) {
   const Arrived letter = std::move(*found);
   peer.arrived.erase(found);
   const bool is_short = letter.address == 0;
+  const std::size_t room = message.bytes.size();
+  const TypeText type = type_text(message.type);
+  const std::string unlike = mismatch(room, type, letter.bytes, letter.type);
+  const auto reply = [&](std::uint64_t what) {
+    peer.replies_waiting.push_back(
+        {.id = letter.id, .what = what, .room = room, .type = type});
+  };
   Status outcome;
-  if (letter.bytes != message.bytes.size()) {
+  if (!unlike.empty()) {
     outcome = Status(
         ErrorCode::kPeerMismatch,
         str("[comm] receive of tag ", message.tag, " of ", peers_->name(rank),
-            ": expected ", message.bytes.size(), " bytes, found ",
-            letter.bytes));
+            ": ", unlike));
     if (!is_short) {
-      peer.replies_waiting.push_back(
-          {.id = letter.id, .what = kMismatch, .room = message.bytes.size()});
+      reply(kMismatch);
     }
-  } else if (is_short) {
+    finish(std::move(message), outcome, rank);
+    return true;
+  }
+  message.bytes = message.bytes.first(letter.bytes);
+  if (is_short) {
     copy_bytes(
         letter.content.data(), message.bytes.data(), message.bytes.size());
   } else if (options_.single_copy) {
-    outcome = copy_from(
-        {.pid = pids_[index(rank)], .address = letter.address}, message.bytes);
-    peer.replies_waiting.push_back({.id = letter.id, .what = kDone, .room = 0});
+    outcome = peer_memory_.read(rank, letter.address, message.bytes);
+    reply(kDone);
+    post_waiting(rank);
+    // The sender revokes its memory, then looks for this reply once more: where
+    // its call fails for want of the reply, this one fails too.
+    if (outcome.ok()) {
+      outcome = peer_memory_.still_lent(rank);
+    }
   } else {
-    peer.replies_waiting.push_back({.id = letter.id, .what = kPull, .room = 0});
+    reply(kPull);
     Stream& stream = peer.incoming.emplace_back();
     stream.message = std::move(message);
     stream.id = letter.id;
@@ -338,27 +385,43 @@ void Mailbox::look() {
             ErrorCode::kPeerLost,
             str("[comm] ", peers_->name(r), " has left")));
   }
-  const Instant now = clock_->now();
-  for (const Parcel& message : receives_) {
-    if (trouble.ok() && now >= message.until) {
-      if (message.peer == Parcel::kAnyRank) {
-        peers_->give_up("a message of any rank did not come in time");
-        trouble = peers_->look();
-      } else {
-        trouble = peers_->blame(message.peer);
-      }
-    }
-  }
-  for (int r = 0; r < peers_->ranks() && trouble.ok(); ++r) {
-    for (const auto& [id, message] : others_[index(r)].sent) {
-      if (trouble.ok() && now >= message.until) {
-        trouble = peers_->blame(r);
-      }
-    }
+  if (trouble.ok()) {
+    trouble = blame_for_late();
   }
   if (!trouble.ok()) {
     end_all(trouble);
   }
+}
+
+// Whoever keeps a message waiting beyond its time; ok when nobody does.
+Status Mailbox::blame_for_late() {
+  const Instant now = clock_->now();
+  const auto is_late = [&](const Parcel& message) {
+    return now >= message.until;
+  };
+  const auto is_late_stream = [&](const Stream& stream) {
+    return is_late(stream.message);
+  };
+  for (const Parcel& message : receives_) {
+    if (is_late(message) && message.peer == Parcel::kAnyRank) {
+      peers_->give_up("a receive from any rank timed out");
+      return peers_->look();
+    }
+    if (is_late(message)) {
+      return peers_->blame(message.peer);
+    }
+  }
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    const Peer& peer = others_[index(r)];
+    if (std::any_of(
+            peer.sent.begin(), peer.sent.end(),
+            [&](const auto& each) { return is_late(each.second); }) ||
+        std::ranges::any_of(peer.outgoing, is_late_stream) ||
+        std::ranges::any_of(peer.incoming, is_late_stream)) {
+      return peers_->blame(r);
+    }
+  }
+  return {};
 }
 
 void Mailbox::end_of(int rank, const Status& why) {
@@ -393,7 +456,24 @@ void Mailbox::end_of(int rank, const Status& why) {
   }
 }
 
+// Before anybody hears that a message has failed and reuses its memory. Not
+// where nothing is lent: a receiver may still be about to look for the mark
+// after a message that both have seen through.
+void Mailbox::revoke_lent() {
+  if (std::ranges::all_of(
+          others_, [](const Peer& peer) { return peer.sent.empty(); })) {
+    return;
+  }
+  peers_->revoke_memory();
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    if (r != peers_->rank()) {
+      take_replies(r);
+    }
+  }
+}
+
 void Mailbox::end_all(const Status& why) {
+  revoke_lent();
   for (int r = 0; r < peers_->ranks(); ++r) {
     end_of(r, why);
   }

@@ -3,8 +3,9 @@
 // Mailbox carries messages with tags between any two ranks of a segment, beside
 // and independent of collectives. A short message travels with its letter, and
 // its sender is done at once. A long one stays where it is until the receiver,
-// which has matched the letter, copies it directly, or asks for it piece by
-// piece where the kernel forbids that. Rings between two ranks are short, but
+// which has matched the letter, copies it directly (peer_memory.h), or asks for
+// it piece by piece where the kernel forbids that. A message may be shorter than
+// the room for it, but not of another type. Rings between two ranks are short, but
 // both ends keep what waits in memory of their own, so nothing that is not
 // received yet holds up what is. Refers to memory of a segment, which must
 // outlive it. Thread rule: one thread at a time; ring() any.
@@ -17,11 +18,14 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 #include "base/clock.h"
 #include "base/status.h"
 #include "comm/shm/counter.h"
+#include "comm/shm/peer_memory.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/stage.h"
 
@@ -32,7 +36,12 @@ struct Parcel {
 
   int peer = 0;  // Another rank; when received, kAnyRank too.
   int tag = 0;
-  Bytes bytes{};  // Until `done` they must stay; those of what is sent as well.
+  // What the bytes are, e.g. "Float": both ends must say the same. What is
+  // longer than kTypeMax is cut.
+  std::string_view type{};
+  // What is sent, or room for what is received, of which a shorter message
+  // fills the beginning. Must stay until `done`.
+  Bytes bytes{};
   Instant until{0};
   // To be called once, with who sent it.
   std::function<void(const Status& outcome, int source)> done{};
@@ -51,16 +60,16 @@ class Mailbox {
   static std::size_t bytes(int ranks);
 
   // `memory`: as long as bytes() says, aligned to kCacheLine, zeros at first.
-  // `pids`: of the processes, by rank. `peers` and `clock` must outlive it.
+  // `peers` and `clock` must outlive it.
   Mailbox(
       Bytes memory,
       Peers& peers,
       const Clock& clock,
-      std::vector<int> pids,
       const MailboxOptions& options);
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
+  // Fails at once where the receiver has died or left, or the group has ended.
   void send(Parcel message);
   void receive(Parcel message);
 
@@ -69,7 +78,7 @@ class Mailbox {
   // Ends what waits in vain, with the error that all ranks of the group have:
   // for a dead or silent rank everything, for one that has left what is of it.
   void look();
-  // Ends everything.
+  // Ends everything, and revokes the memory that this rank lent.
   void end_all(const Status& why);
   bool idle() const;
   // What has ended since the last call; the caller calls each one's `done`, when
@@ -88,17 +97,22 @@ class Mailbox {
  private:
   static constexpr std::size_t kSlots = 16;
   static constexpr std::size_t kStreamBytes = std::size_t{64} << 10;
+  static constexpr std::size_t kTypeMax = 23;
+  using TypeText = std::array<char, kTypeMax + 1>;  // Ends with a zero.
   struct Letter {
     std::uint64_t id;
     std::uint64_t bytes;
     std::uint64_t address;
     std::int64_t tag;
+    TypeText type;
     std::array<std::byte, kShortBytes> content;
   };
   struct Reply {
     std::uint64_t id;
     std::uint64_t what;
-    std::uint64_t room;  // Of kMismatch.
+    // Of kMismatch: what the receiver has room for.
+    std::uint64_t room;
+    TypeText type;
   };
   static constexpr std::uint64_t kDone = 1;
   static constexpr std::uint64_t kPull = 2;
@@ -120,6 +134,7 @@ class Mailbox {
     std::uint64_t bytes = 0;
     std::uint64_t address = 0;
     int tag = 0;
+    TypeText type{};
     std::vector<std::byte> content{};
   };
   struct Stream {
@@ -146,14 +161,22 @@ class Mailbox {
   bool take_pieces(int rank);
   bool match();
   bool receive_from(int rank, Parcel& message);
+  static TypeText type_text(std::string_view type);
+  static std::string mismatch(
+      std::uint64_t room,
+      const TypeText& room_type,
+      std::uint64_t found,
+      const TypeText& found_type);
   void handle(int rank, const Reply& reply);
+  Status blame_for_late();
+  void revoke_lent();
   void end_of(int rank, const Status& why);
   void finish(Parcel message, const Status& outcome, int source);
 
   Bytes memory_;
   Peers* peers_;
   const Clock* clock_;
-  const std::vector<int> pids_;
+  const PeerMemory peer_memory_;
   const MailboxOptions options_;
   std::vector<Peer> others_;  // By rank.
   std::list<Parcel> receives_;

@@ -205,6 +205,25 @@ bool Peers::has_ended(int rank) const {
       ::poll(&process, 1, 0) > 0;
 }
 
+// As a writer of a seqlock: what the caller writes to its memory afterwards
+// must not become visible before the mark. A release store alone orders only
+// what comes before it, hence the fence behind it. Pairs with the fence in
+// has_revoked_memory().
+void Peers::revoke_memory() {
+  std::atomic_ref(record(options_.rank).memory_revoked)
+      .store(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+// As a reader of a seqlock: the fence keeps this load behind the loads of the
+// copy. If the copy saw anything that was written after the mark, this load
+// sees the mark.
+bool Peers::has_revoked_memory(int rank) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return std::atomic_ref(record(rank).memory_revoked)
+             .load(std::memory_order_seq_cst) != 0;
+}
+
 // The first one stays: a rank that fails because of another one's death ends
 // soon after, and must not be taken for the cause. It has recorded the cause
 // before it ends, so nobody can see its end without seeing the cause.
@@ -231,7 +250,7 @@ std::optional<Status> Peers::trouble() const {
       return Status(
           ErrorCode::kDeadlineExceeded,
           str("[comm] ", name(t.rank), " is not responding, ", name(t.witness),
-              " waited for it"));
+              " timed out waiting for it"));
     case Trouble::kGaveUp:
       break;
   }

@@ -28,7 +28,8 @@ struct alignas(kCacheLine) PeerRecord {
   std::uint64_t pid_namespace;  // Process ids mean the same only within one.
   std::uint32_t awaits;         // 0, or 1 + the rank it sleeps for.
   std::uint32_t why_taken;      // A thread has begun to write `why`.
-  std::array<char, 352> why;    // Of giving up; ends with a zero.
+  std::uint32_t memory_revoked;
+  std::array<char, 348> why;  // Why it gave up; ends with a zero.
 };
 
 struct alignas(kCacheLine) PeersHead {
@@ -85,6 +86,15 @@ class Peers {
   bool has_left(int rank) const;
   // Whether its process has ended, left or not. REQUIRES: watch().
   bool has_ended(int rank) const;
+
+  // The process id of `rank`. REQUIRES: it has entered.
+  int process(int rank) const { return record(rank).pid; }
+  // Says that memory of this process which other ranks were told to read may
+  // be reused from now on. Called before a call that lent memory fails.
+  void revoke_memory();
+  // Whether `rank` has called revoke_memory(). Asked after memory of `rank` has
+  // been read: if the answer is no, what was read is what it lent.
+  bool has_revoked_memory(int rank) const;
 
  private:
   int culprit(int rank) const;

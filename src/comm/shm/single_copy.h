@@ -23,7 +23,14 @@ struct RemoteBytes {
 // kFailedPrecondition where the kernel refuses, kPeerLost when there is no such
 // process, kUnavailable for anything else. On failure part may have been copied.
 Status copy_from(const RemoteBytes& source, std::span<std::byte> target);
-Status copy_to(const RemoteBytes& target, std::span<const std::byte> source);
+// Writes `source`, and then `number` to eight bytes at `mark` of the same
+// process, in one call of the kernel: a process that is stopped by a signal in
+// the meantime stops after both.
+Status copy_to(
+    const RemoteBytes& target,
+    std::span<const std::byte> source,
+    std::uint64_t mark,
+    std::uint64_t number);
 
 // Lets processes of the same user copy from and to this one where only
 // ancestors may (Yama's ptrace_scope 1); and takes that back.

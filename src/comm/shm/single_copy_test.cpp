@@ -30,8 +30,12 @@ TEST(SingleCopy, ReadsAndWritesAProcess) {
   ASSERT_TRUE(outcome.ok()) << outcome.message();
   EXPECT_EQ(here, there);
   here = {7, 8, 9};
-  ASSERT_TRUE(copy_to(remote, std::as_bytes(std::span(here))).ok());
+  std::uint64_t mark = 0;
+  ASSERT_TRUE(
+      copy_to(remote, std::as_bytes(std::span(here)), address_of(&mark), 5)
+          .ok());
   EXPECT_EQ(there, here);
+  EXPECT_EQ(mark, 5U);
 }
 
 TEST(SingleCopy, NoBytesNeedNoProcess) {

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm/stage.h"
 
-#include <unistd.h>
 #include <algorithm>
 #include <utility>
 #include <vector>
 #include "base/check.h"
 #include "comm/shm/segment.h"
+#include "comm/shm/single_copy.h"
+#include "comm/shm/waiter.h"
 
 namespace sherd::comm::shm {
 namespace {
 
-// How long a rank that fails waits until no other one copies from or to its
-// memory any more, or for the cause of a copy that failed. Ranks notice a
-// failure within slices of 5 ms.
-constexpr Duration kEndOfCopies = std::chrono::milliseconds(300);
-constexpr std::uint64_t kStopped = 1;
+// A write of another rank's takes microseconds; longer only while that rank is
+// not given a core.
+constexpr Duration kEndOfWrites = std::chrono::seconds(30);
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
@@ -27,17 +26,16 @@ std::size_t lines(std::size_t bytes) {
 
 // Where things lie in the memory of a stage.
 struct Stage::Places {
-  std::size_t arrived = 0;
-  std::size_t stopped = 0;
-  std::size_t records = 0;
+  std::size_t cores = 0;  // The barrier comes first.
+  std::size_t writes = 0;
   std::size_t announcements = 0;  // Two.
   std::size_t buffers = 0;        // Two a rank.
   std::size_t end = 0;
 
   Places(int ranks, const StageOptions& options) {
-    stopped = arrived + index(ranks) * sizeof(CounterCell);
-    records = stopped + index(ranks) * sizeof(CounterCell);
-    announcements = records + lines(index(ranks) * sizeof(RankRecord));
+    cores = Barrier::cells(ranks) * sizeof(CounterCell);
+    writes = cores + lines(index(ranks) * sizeof(cpu_set_t));
+    announcements = writes + PeerWriter::bytes(ranks);
     buffers = whole_pages(announcements + 2 * Announcements::bytes(ranks));
     end = buffers + 2 * index(ranks) * options.buffer_bytes;
   }
@@ -49,7 +47,21 @@ std::size_t Stage::bytes(int ranks, const StageOptions& options) {
 
 Stage::Stage(
     Bytes memory, Peers& peers, const Clock& clock, const StageOptions& options)
-    : memory_(memory), peers_(&peers), clock_(&clock), options_(options) {
+    : memory_(memory),
+      peers_(&peers),
+      clock_(&clock),
+      options_(options),
+      peer_memory_(peers, clock),
+      peer_writer_(
+          memory.subspan(
+              Places(peers.ranks(), options).writes,
+              PeerWriter::bytes(peers.ranks())),
+          peers,
+          clock),
+      barrier_(
+          {reinterpret_cast<CounterCell*>(memory.data()),
+           Barrier::cells(peers.ranks())},
+          peers) {
   SHERD_ASSERT(
       memory.size() >= bytes(peers.ranks(), options) &&
           reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
@@ -59,30 +71,11 @@ Stage::Stage(
       "a line of the buffer for each rank");
 }
 
-Counter Stage::arrived(int rank) const {
-  auto* cells = reinterpret_cast<CounterCell*>(memory_.data());
-  return Counter(cells[index(rank)]);
-}
-
-Counter Stage::stopped(int rank) const {
-  auto* cells = reinterpret_cast<CounterCell*>(
-      memory_.data() + Places(ranks(), options_).stopped);
-  return Counter(cells[index(rank)]);
-}
-
-std::span<Stage::RankRecord> Stage::records() const {
+std::span<cpu_set_t> Stage::cores() const {
   return {
-      reinterpret_cast<RankRecord*>(
-          memory_.data() + Places(ranks(), options_).records),
+      reinterpret_cast<cpu_set_t*>(
+          memory_.data() + Places(ranks(), options_).cores),
       index(ranks())};
-}
-
-std::vector<int> Stage::processes() const {
-  std::vector<int> all;
-  for (const RankRecord& each : records()) {
-    all.push_back(each.pid);
-  }
-  return all;
 }
 
 Announcements Stage::announcements() const {
@@ -130,30 +123,11 @@ Status Stage::meet() {
   if (!failure_.ok()) {
     return failure_;
   }
-  ++meetings_;
-  copies_end_at_ = meetings_;
-  arrived(rank()).post(meetings_);
   const Waiter waiter(*peers_, *clock_, {.deadline = deadline_, .spin = spin_});
-  for (int i = 1; i < ranks(); ++i) {
-    const int r = (rank() + i) % ranks();
-    Status outcome = waiter.wait(
-        arrived(r), meetings_,
-        {.rank = r,
-         .what = what_.data(),
-         .or_counter = Counter(aborted_),
-         .or_value = 1});
-    if (outcome.ok() && !arrived(r).reached(meetings_)) {
-      outcome = Status(
-          ErrorCode::kAborted,
-          str("[comm] ", what_.data(), " was aborted by ",
-              peers_->name(rank())));
-    }
-    if (!outcome.ok()) {
-      return fail(std::move(outcome));
-    }
-  }
-  copies_end_at_ = meetings_ + 1;
-  return {};
+  Status outcome = barrier_.arrive_and_wait(
+      waiter,
+      {.what = what_.data(), .or_counter = Counter(aborted_), .or_value = 1});
+  return outcome.ok() ? outcome : fail(std::move(outcome));
 }
 
 Status Stage::meet_and_compare() {
@@ -169,41 +143,27 @@ Status Stage::meet_and_compare() {
 
 void Stage::abort() { Counter(aborted_).post(1); }
 
+// The order matters: the others learn why, then that this rank has given up,
+// then that its memory is no longer lent; only when nobody writes it any more
+// may the caller go on.
 Status Stage::fail(Status why) {
   if (failure_.ok()) {
     failure_ = std::move(why);
-    peers_->give_up(failure_.message());
-    stopped(rank()).post(kStopped);
-    await_end_of_copies();
+    barrier_.give_up(failure_);
+    peers_->revoke_memory();
+    peer_writer_.await_end(kEndOfWrites);
   }
   return failure_;
 }
 
-// A rank copies only between two meetings: no more when it has come to the
-// next one (to this one, when that was never complete), has failed or ended.
-bool Stage::may_still_copy(int rank) const {
-  return !stopped(rank).reached(kStopped) &&
-      !arrived(rank).reached(copies_end_at_) && !peers_->has_ended(rank);
-}
-
-void Stage::await_end_of_copies() {
-  const Instant limit = clock_->now() + kEndOfCopies;
-  for (int r = 0; r < ranks() && single_copy_; ++r) {
-    while (r != rank() && may_still_copy(r) && clock_->now() < limit) {
-      stopped(r).sleep_below(kStopped, std::chrono::milliseconds(5));
-    }
-  }
-}
-
-RemoteBytes Stage::remote(int rank, int piece_of, std::size_t offset) const {
-  return {
-      .pid = records()[index(rank)].pid,
-      .address = announcements().addresses(rank)[index(piece_of)] + offset};
+std::uint64_t Stage::address(int rank, int piece_of, std::size_t offset) const {
+  return announcements().addresses(rank)[index(piece_of)] + offset;
 }
 
 Status Stage::read(int rank, int piece_of, std::size_t offset, Bytes target) {
-  Status copied = copy_from(remote(rank, piece_of, offset), target);
-  return copied.ok() ? copied : copy_failed(rank, copied);
+  Status outcome =
+      peer_memory_.read(rank, address(rank, piece_of, offset), target);
+  return outcome.ok() ? outcome : fail(std::move(outcome));
 }
 
 Status Stage::write(
@@ -211,19 +171,9 @@ Status Stage::write(
     int piece_of,
     std::size_t offset,
     std::span<const std::byte> source) {
-  Status copied = copy_to(remote(rank, piece_of, offset), source);
-  return copied.ok() ? copied : copy_failed(rank, copied);
-}
-
-// A process loses its memory a moment before it is seen to have ended.
-Status Stage::copy_failed(int rank, const Status& why) {
-  const Instant limit = clock_->now() + kEndOfCopies;
-  Status trouble = peers_->look();
-  while (trouble.ok() && clock_->now() < limit) {
-    stopped(rank).sleep_below(kStopped, std::chrono::milliseconds(5));
-    trouble = peers_->look();
-  }
-  return fail(trouble.ok() ? why : std::move(trouble));
+  Status outcome =
+      peer_writer_.write(rank, address(rank, piece_of, offset), source);
+  return outcome.ok() ? outcome : fail(std::move(outcome));
 }
 
 // --- What the kernel allows.
@@ -248,7 +198,8 @@ Status Stage::probe(Duration deadline, bool& allowed) {
     std::uint64_t found = 0;
     const bool read =
         copy_from(
-            remote(r, rank(), 0), std::as_writable_bytes(std::span(&found, 1)))
+            {.pid = peers_->process(r), .address = address(r, rank(), 0)},
+            std::as_writable_bytes(std::span(&found, 1)))
             .ok();
     if (!read || found - index(r) != secret - index(rank())) {
       could = std::byte{0};
@@ -263,21 +214,21 @@ Status Stage::probe(Duration deadline, bool& allowed) {
   return failed;
 }
 
-// Tells the others who this is, and whether there is a core for each.
+// Finds out whether there is a core for each.
 Status Stage::meet_first(Duration deadline) {
-  RankRecord& own = records()[index(rank())];
-  own.pid = ::getpid();
-  if (::sched_getaffinity(0, sizeof(own.cores), &own.cores) != 0) {
-    CPU_ZERO(&own.cores);
+  cpu_set_t& own = cores()[index(rank())];
+  if (::sched_getaffinity(0, sizeof(own), &own) != 0) {
+    CPU_ZERO(&own);
   }
+  peer_writer_.open();
   Status failed = begin({.what = "opening", .deadline = deadline}, {}, {});
   if (failed.ok()) {
     failed = meet();
   }
   cpu_set_t all;
   CPU_ZERO(&all);
-  for (const RankRecord& each : records()) {
-    CPU_OR(&all, &all, &each.cores);
+  for (const cpu_set_t& each : cores()) {
+    CPU_OR(&all, &all, &each);
   }
   // Else it would keep who is awaited from running.
   spin_ = CPU_COUNT(&all) >= ranks() ? options_.spin : Duration(0);

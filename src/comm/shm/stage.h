@@ -19,10 +19,10 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "comm/shm/announcement.h"
+#include "comm/shm/barrier.h"
 #include "comm/shm/counter.h"
+#include "comm/shm/peer_memory.h"
 #include "comm/shm/peers.h"
-#include "comm/shm/single_copy.h"
-#include "comm/shm/waiter.h"
 
 namespace sherd::comm::shm {
 
@@ -74,9 +74,6 @@ class Stage {
   int rank() const { return peers_->rank(); }
   int ranks() const { return peers_->ranks(); }
   const StageOptions& options() const { return options_; }
-  // Process ids, by rank. After open().
-  std::vector<int> processes() const;
-
   // Begins a collective: says what this rank has for each other one, and for
   // how many bytes of each it has room. The buffers are free from then on.
   Status begin(
@@ -86,7 +83,7 @@ class Stage {
   // Meets, and compares what all have said: kPeerMismatch on every rank, and
   // the next collective may follow, when it does not fit together.
   Status meet_and_compare();
-  // Returns when all ranks have called it.
+  // Returns when all ranks have called it and none has given up meanwhile.
   Status meet();
   // Turns to the other buffers. Between meet() and writing to them.
   void next_round() { ++round_; }
@@ -97,8 +94,8 @@ class Stage {
   // This round's buffer of `rank`.
   std::byte* buffer(int rank) const;
 
-  // What `rank` announced for `piece_of`, from `offset` on.
-  // REQUIRES: as largest_piece().
+  // What `rank` announced for `piece_of`, from `offset` on. After a failure the
+  // group has ended. REQUIRES: as largest_piece().
   Status read(int rank, int piece_of, std::size_t offset, Bytes target);
   Status write(
       int rank,
@@ -111,37 +108,29 @@ class Stage {
   void abort();
 
   const Status& failure() const { return failure_; }
-  // Ends the group for all ranks.
+  // Ends the group for all ranks, and takes back the memory that this rank lent:
+  // when it returns, nobody writes it any more.
   Status fail(Status why);
 
  private:
-  Counter arrived(int rank) const;
-  Counter stopped(int rank) const;
   Announcements announcements() const;
-  RemoteBytes remote(int rank, int piece_of, std::size_t offset) const;
-  Status copy_failed(int rank, const Status& why);
-  bool may_still_copy(int rank) const;
-  void await_end_of_copies();
+  std::uint64_t address(int rank, int piece_of, std::size_t offset) const;
   Status meet_first(Duration deadline);
   Status probe(Duration deadline, bool& allowed);
-  // What each rank says once.
-  struct RankRecord {
-    std::int32_t pid;
-    cpu_set_t cores;
-  };
-  std::span<RankRecord> records() const;
+  std::span<cpu_set_t> cores() const;  // By rank.
   struct Places;
 
   Bytes memory_;
   Peers* peers_;
   const Clock* clock_;
   const StageOptions options_;
+  const PeerMemory peer_memory_;
+  PeerWriter peer_writer_;
+  Barrier barrier_;
   bool single_copy_ = false;
   Duration spin_{0};
   std::uint64_t calls_ = 0;
   std::uint64_t round_ = 0;
-  std::uint64_t meetings_ = 0;
-  std::uint64_t copies_end_at_ = 0;  // The meeting after which nobody copies.
   Duration deadline_{0};
   std::array<char, Announcements::kTextMax + 1> what_{};
   Status failure_;

@@ -95,11 +95,14 @@ Status Waiter::describe(
     const Awaited& awaited) const {
   const std::string number =
       awaited.number < 0 ? std::string() : str(" ", awaited.number);
+  const char* const limit = trouble.code() == ErrorCode::kDeadlineExceeded
+      ? " (timed out after "
+      : " (timeout ";
   return {
       trouble.code(),
       str(trouble.message(), "; awaited ", awaited.what, number, " of ",
           peers_->name(awaited.rank), ", expected ", value, ", found ", found,
-          " (limit ", seconds(options_.deadline), " s)")};
+          limit, seconds(options_.deadline), " s)")};
 }
 
 }  // namespace sherd::comm::shm

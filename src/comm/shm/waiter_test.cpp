@@ -140,7 +140,8 @@ TEST(Waiter, AStoppedRankIsNotRespondingForEverybody) {
         AllOf(
             ::testing::StartsWith(
                 str(static_cast<int>(ErrorCode::kDeadlineExceeded), " ")),
-            HasSubstr("rank 2 is not responding, rank 0 waited for it")));
+            HasSubstr(
+                "rank 2 is not responding, rank 0 timed out waiting for it")));
     EXPECT_LT(end.ended_at - report.struck_at, 2s);
   }
 }
@@ -183,7 +184,7 @@ TEST(Peers, ARingOfWaitsBlamesTheOneThatWasWaitedFor) {
   }
   EXPECT_THAT(
       peers[0]->blame(1).message(),
-      HasSubstr("rank 1 is not responding, rank 0 waited for it"));
+      HasSubstr("rank 1 is not responding, rank 0 timed out waiting for it"));
 }
 
 TEST(Waiter, TheDeadlineCountsFromTheLastProgress) {

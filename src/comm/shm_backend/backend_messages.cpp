@@ -35,6 +35,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::send(
   post_->send(
       {.peer = checked_peer(destination, rank_, size_, "send"),
        .tag = tag,
+       .type = c10::toString(tensor.scalar_type()),
        .bytes = input.bytes(),
        .until = group_->clock.now() + options_->timeout},
       work);
@@ -44,7 +45,8 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::send(
 c10::intrusive_ptr<c10d::Work> ShmBackend::receive(
     c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag) {
   const auto& tensor = only(tensors, "recv");
-  const auto output = TensorBytes::output(tensor);
+  // Both ways: a message may be shorter, and what it does not fill stays.
+  const auto output = TensorBytes::in_place(tensor);
   const auto work = c10::make_intrusive<ShmWork>(
       WorkOptions{
           .rank = rank_,
@@ -56,6 +58,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::receive(
   post_->receive(
       {.peer = source,
        .tag = tag,
+       .type = c10::toString(tensor.scalar_type()),
        .bytes = output.bytes(),
        .until = group_->clock.now() + options_->timeout},
       work, [output] { output.give_back(); });

@@ -87,7 +87,9 @@ TEST(ShmFailure, ASilentRankIsNamedAfterTheTimeout) {
         }
         EXPECT_THAT(
             error_of([&] { all_reduce(ranked, 100); }),
-            HasSubstr("rank 2 is not responding"));
+            AllOf(
+                HasSubstr("rank 2 is not responding"),
+                HasSubstr("timed out after 0.5 s")));
       },
       {.strikes = {{.child = 2, .point = "here", .signal = SIGSTOP}}});
   for (int r = 0; r < 2; ++r) {
@@ -175,6 +177,71 @@ TEST(ShmFailure, ClosingWithWorkUnderWayEndsItOnEveryRank) {
       ranked.prefixed("test")->wait({"dropped"});
       EXPECT_THAT(
           error_of([&] { all_reduce(ranked, 10); }), HasSubstr("rank 0"));
+    }
+  }));
+}
+
+// --- A rank gives a call up and reuses its memory before the other one comes.
+
+enum class Way { kTimesOut, kAborts, kDropsTheBackend };
+
+using Operation = std::function<c10::intrusive_ptr<c10d::Work>(
+    ShmBackend&, std::vector<torch::Tensor>&)>;
+
+// The error of rank 0's call, whose tensor is its own again afterwards.
+std::string give_up(
+    c10::intrusive_ptr<ShmBackend> shm,
+    const Operation& operation,
+    std::vector<torch::Tensor>& tensors,
+    Way way) {
+  const auto work = operation(*shm, tensors);
+  if (way == Way::kAborts) {
+    shm->abort();
+  } else if (way == Way::kDropsTheBackend) {
+    shm.reset();
+  }
+  return error_of([&] { work->wait(); });
+}
+
+void late_rank_fails(Ranked& ranked, const Operation& operation, Way way) {
+  static int cases = 0;
+  const auto store = ranked.prefixed("case" + std::to_string(++cases));
+  auto shm = c10::make_intrusive<ShmBackend>(
+      store, ranked.rank(), 2, c10::make_intrusive<ShmBackendOptions>(200ms));
+  std::vector<torch::Tensor> tensors = {torch::ones({1'000'000})};
+  if (ranked.rank() == 0) {
+    EXPECT_NE(give_up(std::move(shm), operation, tensors, way), "no error");
+    tensors[0].fill_(7);
+    store->set("given up", "1");
+    store->wait({"late rank has ended"});
+    EXPECT_TRUE(tensors[0].eq(7).all().item<bool>());
+  } else {
+    store->wait({"given up"});
+    const auto error = error_of([&] { operation(*shm, tensors)->wait(); });
+    EXPECT_THAT(error, HasSubstr("rank 0"));
+    store->set("late rank has ended", "1");
+  }
+}
+
+TEST(ShmFailure, WhoComesAfterACallWasGivenUpFailsAndWritesNothing) {
+  const std::vector<Operation> operations = {
+      [](ShmBackend& shm, auto& tensors) { return shm.allreduce(tensors, {}); },
+      [](ShmBackend& shm, auto& tensors) {
+        std::vector<torch::Tensor> small = {tensors[0].narrow(0, 0, 10)};
+        return shm.allreduce(small, {});
+      },
+      [](ShmBackend& shm, auto& tensors) { return shm.reduce(tensors, {}); },
+      [](ShmBackend& shm, auto& tensors) { return shm.broadcast(tensors, {}); },
+      [](ShmBackend& shm, auto& tensors) {
+        return shm.getRank() == 0 ? shm.send(tensors, 1, 0)
+                                  : shm.recv(tensors, 0, 0);
+      }};
+  test::expect_all_ok(run_ranked(2, {}, [&](Ranked& ranked, Rank&) {
+    for (const auto& operation : operations) {
+      for (const auto way :
+           {Way::kTimesOut, Way::kAborts, Way::kDropsTheBackend}) {
+        late_rank_fails(ranked, operation, way);
+      }
     }
   }));
 }

@@ -2,6 +2,7 @@
 #include <array>
 #include <csignal>
 #include <gmock/gmock.h>
+#include "base/clock.h"
 #include "comm/shm_backend/backend.h"
 #include "comm/shm_backend/testing.h"
 #include "support/error_of.h"
@@ -23,13 +24,13 @@ torch::Tensor content(int from, int to, int tag, std::int64_t size) {
   return torch::arange(size, torch::kFloat32) + from * 7 + to * 3 + tag;
 }
 
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using Message = c10::intrusive_ptr<c10d::Work>;
 
-WorkPtr send(Ranked& ranked, torch::Tensor tensor, int to, int tag) {
+Message send(Ranked& ranked, torch::Tensor tensor, int to, int tag) {
   std::vector<torch::Tensor> tensors = {std::move(tensor)};
   return ranked.shm().send(tensors, to, tag);
 }
-WorkPtr receive(Ranked& ranked, torch::Tensor tensor, int from, int tag) {
+Message receive(Ranked& ranked, torch::Tensor tensor, int from, int tag) {
   std::vector<torch::Tensor> tensors = {std::move(tensor)};
   return ranked.shm().recv(tensors, from, tag);
 }
@@ -44,7 +45,7 @@ TEST(ShmMessages, AnyOrderOfTagsAndRanks) {
           run_ranked(ranks, {.stage = stage}, [](Ranked& ranked, Rank&) {
             const int own = ranked.rank();
             for (const auto size : kMessageSizes) {
-              std::vector<WorkPtr> works;
+              std::vector<Message> works;
               for (int tag = 0; tag < kTags; ++tag) {
                 for (int r = 0; r < ranked.ranks(); ++r) {
                   if (r != own) {
@@ -73,7 +74,7 @@ TEST(ShmMessages, AnyOrderOfTagsAndRanks) {
 
 TEST(ShmMessages, OneTagKeepsItsOrder) {
   test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
-    std::vector<WorkPtr> works;
+    std::vector<Message> works;
     for (int n = 0; n < 50; ++n) {
       const std::int64_t size = n % 2 == 0 ? 3 : 3000;
       if (ranked.rank() == 0) {
@@ -128,20 +129,119 @@ TEST(ShmMessages, AreIndependentOfCollectives) {
   }));
 }
 
-TEST(ShmMessages, DifferentSizesAreAnErrorOnBothEnds) {
+// Rank 0 sends what does not suit the tensor of rank 1: on both ends an error
+// with the same words, and the group goes on.
+TEST(ShmMessages, WhatDoesNotFitIsAnErrorOnBothEnds) {
+  struct Case {
+    torch::Tensor sent;
+    torch::Tensor room;
+    const char* error;
+  };
   test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
-    if (ranked.rank() == 0) {
-      EXPECT_THAT(
-          error_of([&] { send(ranked, torch::ones({1000}), 1, 3)->wait(); }),
-          HasSubstr("expected 4004 bytes"));
-    } else {
-      EXPECT_THAT(
-          error_of(
-              [&] { receive(ranked, torch::empty({1001}), 0, 3)->wait(); }),
-          HasSubstr("tag 3 of rank 0: expected 4004 bytes, found 4000"));
+    const std::vector<Case> cases = {
+        {torch::ones({1001}), torch::zeros({1000}),
+         "expected at most 4000 bytes of Float, for which the receiver has "
+         "room, found 4004 bytes of Float"},
+        {torch::ones({1000}, torch::kInt32), torch::zeros({1000}),
+         "expected at most 4000 bytes of Float, for which the receiver has "
+         "room, found 4000 bytes of Int"}};
+    for (const auto& each : cases) {
+      const auto error = error_of([&] {
+        if (ranked.rank() == 0) {
+          send(ranked, each.sent, 1, 3)->wait();
+        } else {
+          receive(ranked, each.room, 0, 3)->wait();
+        }
+      });
+      EXPECT_THAT(error, HasSubstr(each.error));
+      EXPECT_EQ(each.room.count_nonzero().item<std::int64_t>(), 0);
+      ranked.shm().barrier({})->wait();
     }
-    ranked.shm().barrier({})->wait();
   }));
+}
+
+TEST(ShmMessages, AShorterMessageFillsTheBeginning) {
+  for (const auto& stage : test::all_ways()) {
+    test::expect_all_ok(
+        run_ranked(2, {.stage = stage}, [](Ranked& ranked, Rank&) {
+          for (const std::int64_t size : {10, 5'000, 100'000}) {
+            if (ranked.rank() == 0) {
+              send(ranked, torch::ones({size}), 1, 3)->wait();
+              continue;
+            }
+            auto room = torch::full({2, size}, 7.0F).t();  // With gaps.
+            receive(ranked, room, 0, 3)->wait();
+            const auto flat = room.contiguous().flatten();
+            EXPECT_TRUE(flat.narrow(0, 0, size).eq(1).all().item<bool>());
+            EXPECT_TRUE(flat.narrow(0, size, size).eq(7).all().item<bool>());
+          }
+        }));
+  }
+}
+
+// A message that would travel with its letter needs nobody to take it, so the
+// sender looks itself.
+TEST(ShmMessages, AShortSendToADeadRankIsAnError) {
+  const auto report = run_ranked(
+      2, {},
+      [](Ranked& ranked, Rank& self) {
+        if (ranked.rank() == 1) {
+          self.reach("here");
+        }
+        std::string error = "no error";
+        const SteadyClock clock;
+        const auto limit = clock.now() + 10s;
+        while (error == "no error" && clock.now() < limit) {
+          error =
+              error_of([&] { send(ranked, torch::ones({4}), 1, 0)->wait(); });
+        }
+        EXPECT_THAT(error, HasSubstr("rank 1 has died"));
+        EXPECT_THAT(
+            error_of([&] { send(ranked, torch::ones({4}), 1, 0)->wait(); }),
+            HasSubstr("rank 1 has died"));
+      },
+      {.strikes = {{.child = 1, .point = "here", .signal = SIGKILL}}});
+  EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
+}
+
+TEST(ShmMessages, AShortSendToARankThatHasLeftIsAnError) {
+  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+    if (ranked.rank() == 1) {
+      ranked.drop();
+      ranked.prefixed("test")->set("left", "1");
+      ranked.prefixed("test")->wait({"done"});
+    } else {
+      ranked.prefixed("test")->wait({"left"});
+      EXPECT_THAT(
+          error_of([&] { send(ranked, torch::ones({4}), 1, 0)->wait(); }),
+          HasSubstr("rank 1 has left"));
+      ranked.prefixed("test")->set("done", "1");
+    }
+  }));
+}
+
+TEST(ShmMessages, ARankThatDiesAmongLargeReceivesIsNamed) {
+  const auto report = run_ranked(
+      2, {},
+      [](Ranked& ranked, Rank& self) {
+        if (ranked.rank() == 1) {
+          self.reach("here");
+        }
+        const auto error = error_of([&] {
+          auto tensor = torch::ones({1'000'000});
+          for (;;) {
+            if (ranked.rank() == 1) {
+              send(ranked, tensor, 0, 0)->wait();
+            } else {
+              receive(ranked, tensor, 1, 0)->wait();
+            }
+          }
+        });
+        EXPECT_THAT(error, HasSubstr("rank 1 has died"));
+      },
+      {.strikes = {
+           {.child = 1, .point = "here", .signal = SIGKILL, .later = 20ms}}});
+  EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
 }
 
 TEST(ShmMessages, ADeadRankIsNamedWithinASecond) {
@@ -172,7 +272,9 @@ TEST(ShmMessages, ASilentRankIsNamedAfterTheTimeout) {
           EXPECT_THAT(
               error_of(
                   [&] { receive(ranked, torch::empty({10}), 1, 0)->wait(); }),
-              HasSubstr("rank 1 is not responding"));
+              ::testing::AllOf(
+                  HasSubstr("rank 1 is not responding"),
+                  HasSubstr("timed out")));
           ranked.prefixed("test")->set("done", "1");
         } else {
           ranked.prefixed("test")->wait({"done"});

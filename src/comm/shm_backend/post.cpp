@@ -14,12 +14,6 @@ namespace {
 constexpr Duration kLook = std::chrono::milliseconds(5);
 constexpr Duration kIdle = std::chrono::milliseconds(500);
 
-std::exception_ptr exception_of(const Status& status) {
-  return status.ok()
-      ? nullptr
-      : std::make_exception_ptr(Error(status.message(), status.code()));
-}
-
 }  // namespace
 
 Post::Post(std::shared_ptr<Group> group)
@@ -28,7 +22,6 @@ Post::Post(std::shared_ptr<Group> group)
           group_->mailbox_memory(),
           group_->segment.peers(),
           group_->clock,
-          group_->stage.processes(),
           {.single_copy = group_->stage.single_copy()}) {}
 
 void Post::send(Parcel message, const WorkPtr& work) {
@@ -47,10 +40,15 @@ void Post::receive(
   message.done = [work, received = std::move(received)](
                      const Status& outcome, int source) {
     work->source_ = source;
-    if (outcome.ok()) {
-      received();
+    std::exception_ptr failure = exception_of(outcome);
+    if (!failure) {
+      try {
+        received();
+      } catch (...) {
+        failure = std::current_exception();
+      }
     }
-    work->complete(exception_of(outcome));
+    work->complete(failure);
   };
   const std::lock_guard lock(mutex_);
   start();
@@ -100,18 +98,20 @@ void Post::serve() {
 }
 
 void Post::stop() {
+  std::thread thread;
   {
     std::unique_lock lock(mutex_);
     stopped_ = true;
+    thread.swap(thread_);
     mailbox_.end_all(
         Status(ErrorCode::kAborted, "[comm] the group was shut down before"));
     complete_ended(lock);
     mailbox_.ring();
   }
-  if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();  // Stopped by a callback that it runs.
-  } else if (thread_.joinable()) {
-    thread_.join();
+  if (thread.get_id() == std::this_thread::get_id()) {
+    thread.detach();  // Stopped by a callback that it runs.
+  } else if (thread.joinable()) {
+    thread.join();
   }
 }
 

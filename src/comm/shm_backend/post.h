@@ -19,13 +19,14 @@ class Post : public std::enable_shared_from_this<Post> {
   explicit Post(std::shared_ptr<Group> group);
 
   // Completes `work` when the message has arrived, or may be forgotten by its
-  // sender. `received` is called before, of what has arrived.
+  // sender. `received` is called before, when a message has arrived; what it
+  // throws is the outcome of `work`.
   void send(Parcel message, const WorkPtr& work);
   void receive(
       Parcel message, const WorkPtr& work, std::function<void()> received);
 
   // Ends what is under way, with an error; joins the thread. REQUIRES: called
-  // before the last reference goes; not by two threads at once.
+  // before the last reference goes.
   void stop();
 
  private:

@@ -9,13 +9,12 @@
 #include "base/check.h"
 
 namespace sherd::comm::shm {
-namespace {
 
 std::exception_ptr exception_of(const Status& status) {
-  return std::make_exception_ptr(Error(status.message(), status.code()));
+  return status.ok()
+      ? nullptr
+      : std::make_exception_ptr(Error(status.message(), status.code()));
 }
-
-}  // namespace
 
 ShmWork::ShmWork(WorkOptions options, std::function<Status()> run)
     : Work(
@@ -40,8 +39,7 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
 
 std::exception_ptr ShmWork::carry_out() {
   try {
-    const Status outcome = run_();
-    return outcome.ok() ? nullptr : exception_of(outcome);
+    return exception_of(run_());
   } catch (...) {
     return std::current_exception();
   }
@@ -73,33 +71,37 @@ void WorkLine::issue(const WorkPtr& work, bool at_once) {
         self->serve();
       });
     }
+    if (!at_once) {
+      changed_.notify_all();
+    }
   }
   if (at_once) {
     help(*work);
-  } else {
-    changed_.notify_all();
   }
 }
 
 WorkPtr WorkLine::take() {
-  if (busy_ || line_.empty()) {
+  if (carrier_ != std::thread::id() || line_.empty()) {
     return nullptr;
   }
-  busy_ = true;
+  carrier_ = std::this_thread::get_id();
   WorkPtr first = std::move(line_.front());
   line_.pop_front();
   return first;
 }
 
-// Completed when others may go on: callbacks of the future may issue further
-// operations and wait for them.
-void WorkLine::carry_out(const WorkPtr& work) {
+// Completed after others may go on, since callbacks of the future may issue
+// further operations and wait for them: hence two changes, and two notices.
+void WorkLine::carry_out(
+    std::unique_lock<std::mutex>& lock, const WorkPtr& work) {
+  lock.unlock();
   const std::exception_ptr failure = work->carry_out();
-  {
-    const std::lock_guard lock(mutex_);
-    busy_ = false;
-  }
+  lock.lock();
+  carrier_ = std::thread::id();
+  changed_.notify_all();
+  lock.unlock();
   work->complete(failure);
+  lock.lock();
   changed_.notify_all();
 }
 
@@ -114,11 +116,8 @@ void WorkLine::serve() {
 void WorkLine::work_until(const std::function<bool()>& done) {
   std::unique_lock lock(mutex_);
   while (!done()) {
-    const WorkPtr first = take();
-    if (first) {
-      lock.unlock();
-      carry_out(first);
-      lock.lock();
+    if (const WorkPtr first = take()) {
+      carry_out(lock, first);
     } else {
       changed_.wait(lock);
     }
@@ -127,25 +126,34 @@ void WorkLine::work_until(const std::function<bool()>& done) {
 
 void WorkLine::stop() {
   std::deque<WorkPtr> left;
-  bool under_way = false;
+  std::thread thread;
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     stopped_ = true;
     left.swap(line_);
-    under_way = busy_;
+    thread.swap(thread_);
+    changed_.notify_all();
+    if (carrier_ != std::thread::id()) {
+      abort_();
+      // Unless a callback within the operation stops the line it is part of.
+      changed_.wait(lock, [&] {
+        return carrier_ == std::thread::id() ||
+            carrier_ == std::this_thread::get_id();
+      });
+    }
   }
-  if (under_way || !left.empty()) {
-    abort_();
-  }
-  changed_.notify_all();
   for (const WorkPtr& work : left) {
     work->complete(exception_of(
         Status(ErrorCode::kAborted, "[comm] the group was shut down before")));
   }
-  if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();  // Stopped by a callback that it runs.
-  } else if (thread_.joinable()) {
-    thread_.join();
+  {
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();  // To who waits for what was left.
+  }
+  if (thread.get_id() == std::this_thread::get_id()) {
+    thread.detach();  // Stopped by a callback that it runs.
+  } else if (thread.joinable()) {
+    thread.join();
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,6 +24,9 @@ namespace sherd::comm::shm {
 
 class Post;
 class WorkLine;
+
+// What a work that ends so throws; null when it is ok.
+std::exception_ptr exception_of(const Status& status);
 
 struct WorkOptions {
   int rank = 0;
@@ -39,7 +43,8 @@ class ShmWork final : public c10d::Work {
   ShmWork(WorkOptions options, std::function<Status()> run);
 
   // Carries it out, and what is before it, when nobody else does so; not when
-  // there is a timeout, which could not end that.
+  // there is a timeout, which could not end that. A wait that times out ends
+  // nothing: the operation goes on, and its tensors stay lent to it.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
@@ -58,7 +63,7 @@ class ShmWork final : public c10d::Work {
   const std::vector<at::Tensor> outputs_;
   const std::uint64_t sequence_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
-  int source_ = -1;  // Of what was received. Set before it is completed.
+  int source_ = -1;  // Who sent what was received. Set before it is completed.
   std::weak_ptr<WorkLine> line_;  // Set before anybody else sees it.
 };
 
@@ -77,24 +82,30 @@ class WorkLine : public std::enable_shared_from_this<WorkLine> {
   // Carries operations out until `work` is done.
   void help(ShmWork& work);
 
-  // Ends what is under way or waits in line, with an error; joins the thread.
-  // Later operations fail. REQUIRES: called before the last reference goes; not
-  // by two threads at once.
+  // Ends what is under way or waits in line, with an error, and returns when it
+  // has ended: no tensor is read or written afterwards. Joins the thread. Later
+  // operations fail. REQUIRES: called before the last reference goes.
   void stop();
 
  private:
   void serve();
   // `done` is asked with mutex_ held.
   void work_until(const std::function<bool()>& done);
-  // Takes the first one out, unless it is being carried out or there is none.
+  // Takes the first one out, unless one is being carried out or there is none.
   WorkPtr take();
-  void carry_out(const WorkPtr& work);
+  // Carries `work` out, with `lock` released meanwhile.
+  void carry_out(std::unique_lock<std::mutex>& lock, const WorkPtr& work);
 
   const std::function<void()> abort_;
+  // Guards what follows. A thread sleeps on changed_ only after it has found,
+  // with mutex_ held, that what it waits for has not come and that it can take
+  // nothing out. Whoever changes either (the line, carrier_, stopped_, or that a
+  // work is completed) locks mutex_ afterwards and then notifies all, so the
+  // sleeper has either seen the change or is woken by it.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<WorkPtr> line_;
-  bool busy_ = false;  // Some thread carries one out.
+  std::thread::id carrier_{};  // Who carries one out; none: nobody does.
   bool stopped_ = false;
   // Started with the first one that nobody waits for; keeps a reference.
   std::thread thread_;
