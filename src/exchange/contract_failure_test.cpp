@@ -252,6 +252,11 @@ TEST_P(ExchangeFailure, WhoClosesInOrderIsNamedByThoseWhoGoOn) {
     EXPECT_THAT(status.message(), HasSubstr(rank_name(first)));
     expect_closed(*seat.exchange, model, status);
     ended.set(seat.rank);
+    // A process that ends here could be taken for the cause by those who have
+    // not noticed yet.
+    for (int rank = 0; rank < first; ++rank) {
+      ended.wait_for(rank);
+    }
   });
 }
 
