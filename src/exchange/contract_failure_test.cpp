@@ -231,6 +231,7 @@ TEST_P(ExchangeFailure, LeavingInOrderDisturbsNobodyInTheLastStep) {
 // A rank that makes fewer steps than others. No deadline ends their wait.
 TEST_P(ExchangeFailure, WhoClosesInOrderIsNamedByThoseWhoGoOn) {
   const int first = ranks() - 1;
+  Marks stepped;
   Marks ended;
   const RunOptions patient{
       .deadline = std::chrono::minutes(10), .disorderly = true};
@@ -239,6 +240,11 @@ TEST_P(ExchangeFailure, WhoClosesInOrderIsNamedByThoseWhoGoOn) {
     open(seat, model);
     run_backward(*seat.exchange, model, seat.rank);
     expect_sums(*seat.exchange, model, seat.rank, ranks());
+    // A rank that fails in its next step gives up, also for those who are late.
+    stepped.set(seat.rank);
+    for (int rank = 0; rank < ranks(); ++rank) {
+      stepped.wait_for(rank);
+    }
     if (seat.rank == first) {
       seat.exchange->close(Status());
       // Neither its end nor that of its connections tells the others.
