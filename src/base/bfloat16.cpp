@@ -36,7 +36,7 @@ SHERD_INLINE void narrow(
 }
 
 // A few vectors at a time, which stay in registers from input to input.
-constexpr std::size_t kHeld = 64;
+constexpr std::size_t kRegisterElements = 64;
 
 SHERD_INLINE void put(float number, std::uint16_t& to) {
   to = narrowed(number);
@@ -67,8 +67,8 @@ SHERD_INLINE void sum(
     std::size_t count,
     Out* to) {
   std::size_t i = 0;
-  for (; i + kHeld <= count; i += kHeld) {
-    sum_piece<kHeld>(inputs, begin + i, to + i);
+  for (; i + kRegisterElements <= count; i += kRegisterElements) {
+    sum_piece<kRegisterElements>(inputs, begin + i, to + i);
   }
   for (; i < count; ++i) {
     sum_piece<1>(inputs, begin + i, to + i);

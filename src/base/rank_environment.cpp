@@ -28,9 +28,9 @@ std::optional<int> parse_int(std::string_view text) {
 }
 
 // Reads variables of one lookup with the range each must lie in.
-class Reader {
+class EnvironmentReader {
  public:
-  explicit Reader(const EnvironmentLookup& lookup) : lookup_(lookup) {}
+  explicit EnvironmentReader(const EnvironmentLookup& lookup) : lookup_(lookup) {}
 
   std::optional<std::string> text(const char* name) const {
     std::optional<std::string> value = lookup_(name);
@@ -80,7 +80,7 @@ bool one_host(const RankEnvironment& env) {
   return env.local_world_size == env.world_size;
 }
 
-void take_master(const Reader& read, RankEnvironment* env) {
+void take_master(const EnvironmentReader& read, RankEnvironment* env) {
   if (const auto addr = read.text("MASTER_ADDR")) {
     env->master_addr = *addr;
   }
@@ -89,7 +89,7 @@ void take_master(const Reader& read, RankEnvironment* env) {
   }
 }
 
-void take_local_of_torchrun(const Reader& read, RankEnvironment* env) {
+void take_local_of_torchrun(const EnvironmentReader& read, RankEnvironment* env) {
   const auto size = read.integer("LOCAL_WORLD_SIZE", 1, env->world_size);
   env->local_world_size = size.value_or(env->world_size);
   const auto local =
@@ -109,7 +109,7 @@ void take_local_of_torchrun(const Reader& read, RankEnvironment* env) {
       " (several hosts), found it unset");
 }
 
-RankEnvironment from_torchrun(const Reader& read) {
+RankEnvironment from_torchrun(const EnvironmentReader& read) {
   RankEnvironment env;
   env.source = "torchrun variables";
   env.world_size = read.required("WORLD_SIZE", "RANK", 1, INT_MAX);
@@ -129,7 +129,7 @@ RankEnvironment from_torchrun(const Reader& read) {
   return env;
 }
 
-RankEnvironment from_open_mpi(const Reader& read) {
+RankEnvironment from_open_mpi(const EnvironmentReader& read) {
   constexpr const char* kRank = "OMPI_COMM_WORLD_RANK";
   constexpr const char* kSize = "OMPI_COMM_WORLD_SIZE";
   RankEnvironment env;
@@ -197,7 +197,7 @@ std::optional<std::string> first_host(const std::string& nodes) {
   return nodes.substr(0, open) + nodes.substr(open + 1, end - open - 1);
 }
 
-std::optional<std::string> slurm_master(const Reader& read) {
+std::optional<std::string> slurm_master(const EnvironmentReader& read) {
   // Rank 0 runs on the first node of the step. srun's own address comes last:
   // srun may have been called on a login node, where no rank runs.
   for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
@@ -210,7 +210,7 @@ std::optional<std::string> slurm_master(const Reader& read) {
   return read.text("SLURM_LAUNCH_NODE_IPADDR");
 }
 
-int slurm_local_world_size(const Reader& read, int world_size) {
+int slurm_local_world_size(const EnvironmentReader& read, int world_size) {
   const int node = read.integer("SLURM_NODEID", 0, INT_MAX).value_or(0);
   for (const char* name :
        {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
@@ -225,7 +225,7 @@ int slurm_local_world_size(const Reader& read, int world_size) {
       world_size);
 }
 
-RankEnvironment from_slurm(const Reader& read) {
+RankEnvironment from_slurm(const EnvironmentReader& read) {
   RankEnvironment env;
   env.source = "Slurm";
   env.world_size = read.required("SLURM_NTASKS", "SLURM_PROCID", 1, INT_MAX);
@@ -255,7 +255,7 @@ RankEnvironment from_slurm(const Reader& read) {
 // SLURM_NTASKS too, though no ranks were started. A batch script has no step
 // (what srun starts from it inherits ENVIRONMENT=BATCH but has a step); an
 // interactive shell has a step with a reserved number.
-bool slurm_shell(const Reader& read) {
+bool slurm_shell(const EnvironmentReader& read) {
   constexpr std::string_view kInteractiveStep = "4294967290";
   constexpr std::string_view kBatchStep = "4294967291";
   const std::string step = read.text("SLURM_STEP_ID").value_or("");
@@ -276,7 +276,7 @@ EnvironmentLookup process_environment() {
 
 namespace {
 
-RankEnvironment from_launcher(const Reader& read) {
+RankEnvironment from_launcher(const EnvironmentReader& read) {
   if (read.has("RANK") || read.has("WORLD_SIZE")) {
     return from_torchrun(read);
   }
@@ -292,7 +292,7 @@ RankEnvironment from_launcher(const Reader& read) {
 }  // namespace
 
 RankEnvironment read_rank_environment(const EnvironmentLookup& lookup) {
-  const Reader read(lookup);
+  const EnvironmentReader read(lookup);
   RankEnvironment env = from_launcher(read);
   env.fake_host = read.integer("SHERD_FAKE_HOST", 0, env.world_size - 1);
   return env;

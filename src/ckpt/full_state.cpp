@@ -11,7 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <nlohmann/json.hpp>
 
-#include "base/caught.h"
+#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/session.h"

@@ -9,7 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 
-#include "base/caught.h"
+#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "ckpt/manifest.h"

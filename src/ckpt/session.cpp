@@ -7,7 +7,7 @@
 #include <utility>
 #include <nlohmann/json.hpp>
 
-#include "base/caught.h"
+#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "comm/communicator.h"

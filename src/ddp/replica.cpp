@@ -11,7 +11,7 @@
 #include <ATen/ops/empty_strided.h>
 
 #include "access/param_key.h"
-#include "base/caught.h"
+#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/rank_environment.h"
 #include "ddp/hook_group.h"

@@ -10,7 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include "base/caught.h"
+#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "exchange/worker.h"
 

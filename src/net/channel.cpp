@@ -8,7 +8,7 @@
 #include <chrono>
 #include <utility>
 #include "base/check.h"
-#include "net/asio_parts.h"
+#include "net/asio_headers.h"
 #include "net/host_address.h"
 
 namespace sherd::net {

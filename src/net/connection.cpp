@@ -23,7 +23,7 @@ void Connection::close(Status why) { core_->close(std::move(why)); }
 void Connection::finish(Status why) { core_->finish(std::move(why)); }
 bool Connection::open() const { return core_->open(); }
 const std::string& Connection::peer() const { return core_->peer(); }
-Instant Connection::last_heard() const { return core_->last_heard(); }
+Instant Connection::last_received() const { return core_->last_received(); }
 std::size_t Connection::unsent_bytes() const { return core_->unsent_bytes(); }
 
 }  // namespace sherd::net

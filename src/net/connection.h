@@ -79,7 +79,7 @@ class Connection {
   // "10.0.0.7:52133".
   const std::string& peer() const;
   // When bytes came last.
-  Instant last_heard() const;
+  Instant last_received() const;
   // That wait to be sent.
   std::size_t unsent_bytes() const;
 

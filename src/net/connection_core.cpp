@@ -39,7 +39,7 @@ ConnectionCore::ConnectionCore(
       options_(options),
       buffer_(kReadBytes),
       reader_(limits_of(options)),
-      last_heard_(loop.now()) {}
+      last_received_(loop.now()) {}
 
 void ConnectionCore::greet(
     Duration timeout, std::function<void(const Status&)> done) {
@@ -75,7 +75,7 @@ void ConnectionCore::start(ConnectionHandlers handlers) {
   loop_.post([self = shared_from_this()] {
     self->deliver();
     if (self->stage_ == Stage::kClosed) {
-      self->tell_end();
+      self->notify_closed();
     } else {
       self->read();
     }
@@ -123,11 +123,11 @@ void ConnectionCore::write() {
   channel_->write(
       writing_,
       [self = shared_from_this()](const std::error_code& error, std::size_t) {
-        self->written(error);
+        self->on_written(error);
       });
 }
 
-void ConnectionCore::written(const std::error_code& error) {
+void ConnectionCore::on_written(const std::error_code& error) {
   write_under_way_ = false;
   writing_.clear();
   if (writing_.capacity() > kKeptBytes) {
@@ -158,11 +158,11 @@ void ConnectionCore::read() {
       [self = shared_from_this()](
           const std::error_code& error, std::size_t count) {
         self->read_under_way_ = false;
-        self->heard(error, count);
+        self->on_read(error, count);
       });
 }
 
-void ConnectionCore::heard(const std::error_code& error, std::size_t count) {
+void ConnectionCore::on_read(const std::error_code& error, std::size_t count) {
   if (stage_ == Stage::kClosed) {
     return;
   }
@@ -170,14 +170,14 @@ void ConnectionCore::heard(const std::error_code& error, std::size_t count) {
     close(write_failure_.ok() ? ended(error) : write_failure_);
     return;
   }
-  last_heard_ = loop_.now();
+  last_received_ = loop_.now();
   const Status status = stage_ == Stage::kFinishing
       ? Status()
-      : reader_.take({buffer_.data(), count}, came_);
-  std::move(came_.begin(), came_.end(), std::back_inserter(undelivered_));
-  came_.clear();
+      : reader_.take({buffer_.data(), count}, received_);
+  std::move(received_.begin(), received_.end(), std::back_inserter(undelivered_));
+  received_.clear();
   if (stage_ == Stage::kGreeting && !undelivered_.empty()) {
-    take_greeting();
+    check_greeting();
   }
   deliver();
   if (!status.ok()) {
@@ -186,7 +186,7 @@ void ConnectionCore::heard(const std::error_code& error, std::size_t count) {
   read();
 }
 
-void ConnectionCore::take_greeting() {
+void ConnectionCore::check_greeting() {
   const Frame first = std::move(undelivered_.front());
   undelivered_.pop_front();
   std::string found;
@@ -238,7 +238,7 @@ void ConnectionCore::close(Status why) {
   queued_.clear();
   deadline_.cancel();
   channel_->close();
-  loop_.post([self = shared_from_this()] { self->tell_end(); });
+  loop_.post([self = shared_from_this()] { self->notify_closed(); });
 }
 
 void ConnectionCore::finish(Status why) {
@@ -271,7 +271,7 @@ void ConnectionCore::abandon() {
 
 // Who is told: the one that waits for the greeting, or the handlers; before
 // start() nobody yet.
-void ConnectionCore::tell_end() {
+void ConnectionCore::notify_closed() {
   if (abandoned_) {
     return;
   }

@@ -50,7 +50,7 @@ class ConnectionCore : public std::enable_shared_from_this<ConnectionCore> {
     return stage_ == Stage::kWaiting || stage_ == Stage::kOpen;
   }
   const std::string& peer() const { return peer_; }
-  Instant last_heard() const { return last_heard_; }
+  Instant last_received() const { return last_received_; }
   std::size_t unsent_bytes() const { return queued_.size() + writing_.size(); }
 
  private:
@@ -64,12 +64,12 @@ class ConnectionCore : public std::enable_shared_from_this<ConnectionCore> {
 
   void queue(std::uint16_t type, std::string_view payload);
   void write();
-  void written(const std::error_code& error);
+  void on_written(const std::error_code& error);
   void read();
-  void heard(const std::error_code& error, std::size_t count);
-  void take_greeting();
+  void on_read(const std::error_code& error, std::size_t count);
+  void check_greeting();
   void deliver();
-  void tell_end();
+  void notify_closed();
   Status ended(const std::error_code& error) const;
 
   Loop& loop_;
@@ -92,9 +92,9 @@ class ConnectionCore : public std::enable_shared_from_this<ConnectionCore> {
   std::vector<char> buffer_;
   bool read_under_way_ = false;
   FrameReader reader_;
-  std::vector<Frame> came_;
+  std::vector<Frame> received_;
   std::deque<Frame> undelivered_;
-  Instant last_heard_{0};
+  Instant last_received_{0};
 };
 
 }  // namespace sherd::net

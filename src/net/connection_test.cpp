@@ -16,12 +16,12 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::error_of;
-using testing::End;
+using testing::TestEndpoint;
 using ::testing::HasSubstr;
-using testing::Pair;
+using testing::ConnectedPair;
 using testing::run_for;
 using testing::run_until;
-using testing::Server;
+using testing::TestServer;
 
 const Status kEnough{ErrorCode::kAborted, "enough"};
 
@@ -31,7 +31,7 @@ TEST(Connection, CarriesManyFramesBothWaysInOrder) {
   for (const Security& security : {Security(), a_secret()}) {
     constexpr std::size_t kCount = 5000;
     Loop loop;
-    Pair pair(loop, {}, security);
+    ConnectedPair pair(loop, {}, security);
     for (std::size_t i = 0; i < kCount; ++i) {
       const std::string payload(i % 300, static_cast<char>('a' + i % 26));
       pair.client.connection->send(static_cast<std::uint16_t>(i), payload);
@@ -54,7 +54,7 @@ TEST(Connection, CarriesManyFramesBothWaysInOrder) {
 TEST(Connection, CarriesALargeFrame) {
   for (const Security& security : {Security(), a_secret()}) {
     Loop loop;
-    Pair pair(loop, {}, security);
+    ConnectedPair pair(loop, {}, security);
     std::string payload(std::size_t{16} << 20U, '\0');
     for (std::size_t i = 0; i < payload.size(); ++i) {
       payload[i] = static_cast<char>(i * 7 + i / 1000);
@@ -68,7 +68,7 @@ TEST(Connection, CarriesALargeFrame) {
 
 TEST(Connection, RefusesToSendWhatThePeerWouldRefuse) {
   Loop loop;
-  Pair pair(loop, {.payload_bytes_max = 100});
+  ConnectedPair pair(loop, {.payload_bytes_max = 100});
   Connection& connection = *pair.client.connection;
   EXPECT_EQ(
       error_of([&] { connection.send(1, std::string(101, 'x')); }),
@@ -83,8 +83,8 @@ TEST(Connection, RefusesToSendWhatThePeerWouldRefuse) {
 
 TEST(Connection, IsClosedByAFrameAboveTheLimit) {
   Loop loop;
-  Server server(loop, {.connection = {.payload_bytes_max = 100}});
-  End client;
+  TestServer server(loop, {.connection = {.payload_bytes_max = 100}});
+  TestEndpoint client;
   ASSERT_EQ(testing::dial(loop, server.listener->address(), client), "");
   client.connection->send(1, "fits");
   client.connection->send(1, std::string(101, 'x'));
@@ -97,10 +97,10 @@ TEST(Connection, IsClosedByAFrameAboveTheLimit) {
 
 TEST(Connection, MayReceiveLessThanItSends) {
   Loop loop;
-  Server server(
+  TestServer server(
       loop,
       {.connection = {.payload_bytes_max = 1000, .received_bytes_max = 100}});
-  const testing::Stranger peer(server.listener->address().port);
+  const testing::RawClient peer(server.listener->address().port);
   peer.send(
       testing::greeting() +
       frame_bytes({.type = 1, .payload = std::string(100, 'x')}));
@@ -117,8 +117,8 @@ TEST(Connection, MayReceiveLessThanItSends) {
 
 TEST(Connection, HasNoRoomForMoreThanAGreetingFirst) {
   Loop loop;
-  Server server(loop);
-  const testing::Stranger stranger(server.listener->address().port);
+  TestServer server(loop);
+  const testing::RawClient stranger(server.listener->address().port);
   stranger.send(
       frame_bytes({.type = kGreetingType, .payload = std::string(1000, 'x')})
           .substr(0, kFrameHeaderBytes));
@@ -128,7 +128,7 @@ TEST(Connection, HasNoRoomForMoreThanAGreetingFirst) {
 
 TEST(Connection, TellsItsEndOnceWithTheFirstReason) {
   Loop loop;
-  Pair pair(loop);
+  ConnectedPair pair(loop);
   Connection& connection = *pair.client.connection;
   connection.close(kEnough);
   connection.close({ErrorCode::kAborted, "more than enough"});
@@ -149,7 +149,7 @@ TEST(Connection, TellsItsEndOnceWithTheFirstReason) {
 TEST(Connection, FinishesWithWhatWaits) {
   for (const Security& security : {Security(), a_secret()}) {
     Loop loop;
-    Pair pair(loop, {.finish_timeout = 20s}, security);
+    ConnectedPair pair(loop, {.finish_timeout = 20s}, security);
     const std::string large(std::size_t{8} << 20U, 'x');
     pair.client.connection->send(1, large);
     pair.client.connection->send(2, "the last word");
@@ -168,7 +168,7 @@ TEST(Connection, FinishesWithWhatWaits) {
 
 TEST(Connection, FinishesAlsoWhenItsOwnerHasGone) {
   Loop loop;
-  Pair pair(loop, {.finish_timeout = 20s});
+  ConnectedPair pair(loop, {.finish_timeout = 20s});
   const std::string large(std::size_t{8} << 20U, 'x');
   pair.client.connection->send(1, large);
   pair.client.connection->finish(kEnough);
@@ -181,11 +181,11 @@ TEST(Connection, FinishesAlsoWhenItsOwnerHasGone) {
 TEST(Connection, MayBeDestroyedInItsHandlers) {
   for (const bool by_frame : {true, false}) {
     Loop loop;
-    Server server(loop);
-    End unused;
+    TestServer server(loop);
+    TestEndpoint unused;
     std::unique_ptr<Connection> client;
     auto owned = std::make_shared<int>(0);  // By the handlers.
-    const Dial dial(
+    const Connector dial(
         loop, server.listener->address(), {},
         [&](Result<std::unique_ptr<Connection>> result) {
           client = std::move(result).value();
@@ -226,13 +226,13 @@ TEST(Connection, KeepsFramesAndItsEndUntilItIsStarted) {
                                  },
                              .on_refused = {}})
                             .value();
-  End client;
+  TestEndpoint client;
   ASSERT_EQ(testing::dial(loop, listener->address(), client), "");
   client.connection->send(1, "early");
   client.connection->finish(kEnough);
   ASSERT_TRUE(run_until(loop, [&] { return accepted != nullptr; }));
   run_for(loop, 20ms);
-  End late;
+  TestEndpoint late;
   late.start(std::move(accepted));
   ASSERT_TRUE(run_until(loop, [&] { return late.is_closed(); }));
   ASSERT_EQ(late.frames.size(), 1U);
@@ -241,8 +241,8 @@ TEST(Connection, KeepsFramesAndItsEndUntilItIsStarted) {
 
 TEST(Connection, EndsWhenThePeerEndsItsSide) {
   Loop loop;
-  Server server(loop);
-  const testing::Stranger peer(server.listener->address().port);
+  TestServer server(loop);
+  const testing::RawClient peer(server.listener->address().port);
   std::string bytes = testing::greeting();
   append_frame(bytes, 1, "whole");
   append_frame(bytes, 2, "cut");
@@ -260,8 +260,8 @@ TEST(Connection, EndsWhenThePeerEndsItsSide) {
 
 TEST(Connection, RefusesASecondGreeting) {
   Loop loop;
-  Server server(loop);
-  const testing::Stranger peer(server.listener->address().port);
+  TestServer server(loop);
+  const testing::RawClient peer(server.listener->address().port);
   peer.send(testing::greeting() + testing::greeting());
   ASSERT_TRUE(run_until(loop, [&] {
     return !server.ends.empty() && server.ends[0]->is_closed();
@@ -272,7 +272,7 @@ TEST(Connection, RefusesASecondGreeting) {
 TEST(Connection, EndsWhenTooMuchWaitsForThePeer) {
   Loop loop;
   constexpr std::size_t kMax = std::size_t{1} << 20U;
-  Pair pair(loop, {.send_queue_bytes_max = kMax});
+  ConnectedPair pair(loop, {.send_queue_bytes_max = kMax});
   const std::string payload(kMax / 4, 'x');
   for (int i = 0; i < 3; ++i) {
     pair.client.connection->send(1, payload);
@@ -288,16 +288,16 @@ TEST(Connection, EndsWhenTooMuchWaitsForThePeer) {
 
 TEST(Connection, KnowsWhenItLastHeardAndOfWhom) {
   Loop loop;
-  Pair pair(loop);
+  ConnectedPair pair(loop);
   EXPECT_EQ(
       pair.client.connection->peer(), pair.server.listener->address().text());
   const Instant before = loop.now();
-  EXPECT_LE(pair.client.connection->last_heard(), before);
+  EXPECT_LE(pair.client.connection->last_received(), before);
   run_for(loop, 2ms);
   pair.accepted().connection->send(1, "");
   ASSERT_TRUE(run_until(loop, [&] { return !pair.client.frames.empty(); }));
-  EXPECT_GT(pair.client.connection->last_heard(), before);
-  EXPECT_LE(pair.client.connection->last_heard(), loop.now());
+  EXPECT_GT(pair.client.connection->last_received(), before);
+  EXPECT_LE(pair.client.connection->last_received(), loop.now());
 }
 
 // A process that connects to the port, says one thing and lives until it is
@@ -311,7 +311,7 @@ class PeerProcess {
     }
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     Loop loop;
-    End end;
+    TestEndpoint end;
     testing::dial(loop, address, end, {.security = security});
     end.connection->send(1, "here");
     run_for(loop, 60s);
@@ -333,7 +333,7 @@ TEST(KilledPeer, IsNoticedAtOnce) {
   for (const Security& security : {Security(), a_secret()}) {
     Loop loop;
     // No timeout notices it before the limit below.
-    Server server(
+    TestServer server(
         loop,
         {.security = security,
          .connection = {.user_timeout = 60s, .keep_alive_idle = 60s}});
@@ -352,7 +352,7 @@ TEST(KilledPeer, IsNoticedAtOnce) {
 
 TEST(StoppedPeer, IsNoticedByTheUserTimeoutWhenDataWaits) {
   Loop loop;
-  Server server(loop, {.connection = {.user_timeout = 500ms}});
+  TestServer server(loop, {.connection = {.user_timeout = 500ms}});
   const PeerProcess peer(server.listener->address(), {});
   ASSERT_TRUE(run_until(loop, [&] {
     return !server.ends.empty() && !server.ends[0]->frames.empty();

@@ -5,7 +5,7 @@
 #include <deque>
 #include <utility>
 #include "base/check.h"
-#include "net/asio_parts.h"
+#include "net/asio_headers.h"
 #include "net/connection_core.h"
 
 namespace sherd::net {
@@ -16,7 +16,7 @@ constexpr auto kAcceptAgainAfter = std::chrono::milliseconds(100);
 }  // namespace
 
 struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
-  Impl(Loop& its_loop, const ListenOptions& its_options, ListenHandlers to_call)
+  Impl(Loop& its_loop, const ListenerOptions& its_options, ListenerHandlers to_call)
       : loop(its_loop),
         options(its_options),
         handlers(std::move(to_call)),
@@ -31,8 +31,8 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
   void refuse(const Status& reason);
 
   Loop& loop;
-  const ListenOptions options;
-  const ListenHandlers handlers;
+  const ListenerOptions options;
+  const ListenerHandlers handlers;
   const std::shared_ptr<TlsContext> tls;
   Tcp::acceptor acceptor;
   Timer accept_again;
@@ -132,8 +132,8 @@ void Listener::Impl::refuse(const Status& reason) {
 Result<std::unique_ptr<Listener>> Listener::listen(
     Loop& loop,
     const HostAddress& address,
-    const ListenOptions& options,
-    ListenHandlers handlers) {
+    const ListenerOptions& options,
+    ListenerHandlers handlers) {
   SHERD_ASSERT(loop.in_loop() && handlers.on_connection);
   SHERD_CHECK(
       options.unfinished_max > 0,

@@ -19,7 +19,7 @@
 
 namespace sherd::net {
 
-struct ListenOptions {
+struct ListenerOptions {
   // Behaviour.
   Security security{};
   ConnectionOptions connection{};
@@ -30,7 +30,7 @@ struct ListenOptions {
   std::size_t unfinished_max = 64;
 };
 
-struct ListenHandlers {
+struct ListenerHandlers {
   // To be started.
   std::function<void(std::unique_ptr<Connection>)> on_connection;
   // Why somebody was turned away, or could not be accepted. May be empty.
@@ -48,8 +48,8 @@ class Listener {
   static Result<std::unique_ptr<Listener>> listen(
       Loop& loop,
       const HostAddress& address,
-      const ListenOptions& options,
-      ListenHandlers handlers);
+      const ListenerOptions& options,
+      ListenerHandlers handlers);
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
   // Listens no more; connections that were handed over go on. Also in its own

@@ -13,17 +13,17 @@ namespace {
 using namespace std::chrono_literals;
 using test::error_of;
 using ::testing::AllOf;
-using testing::End;
+using testing::TestEndpoint;
 using testing::greeting;
 using ::testing::HasSubstr;
 using testing::run_for;
 using testing::run_until;
-using testing::Server;
-using testing::Stranger;
+using testing::TestServer;
+using testing::RawClient;
 
 // The listener takes somebody who knows how, whatever was before.
-void expect_alive(Loop& loop, Server& server) {
-  End client;
+void expect_alive(Loop& loop, TestServer& server) {
+  TestEndpoint client;
   const std::size_t before = server.ends.size();
   EXPECT_EQ(testing::dial(loop, server.listener->address(), client), "");
   EXPECT_TRUE(run_until(loop, [&] { return server.ends.size() > before; }));
@@ -31,14 +31,14 @@ void expect_alive(Loop& loop, Server& server) {
 
 TEST(Listener, TellsThePortThatItGot) {
   Loop loop;
-  const Server server(loop);
+  const TestServer server(loop);
   EXPECT_EQ(server.listener->address().host, "127.0.0.1");
   EXPECT_NE(server.listener->address().port, 0);
 }
 
 TEST(Listener, TakesNamesAndIpv6) {
   Loop loop;
-  const Server named(loop, {}, {"localhost", 0});
+  const TestServer named(loop, {}, {"localhost", 0});
   EXPECT_NE(named.listener->address().port, 0);
   const auto six = Listener::listen(
       loop, {"::1", 0}, {}, {.on_connection = [](auto) {}, .on_refused = {}});
@@ -50,7 +50,7 @@ TEST(Listener, TakesNamesAndIpv6) {
 
 TEST(Listener, RefusesAPortThatIsTaken) {
   Loop loop;
-  const Server server(loop);
+  const TestServer server(loop);
   const auto second = Listener::listen(
       loop, server.listener->address(), {},
       {.on_connection = [](auto) {}, .on_refused = {}});
@@ -67,24 +67,24 @@ TEST(Listener, RefusesAnAddressBeyondThisHostWithoutSecurity) {
   Loop loop;
   for (const char* host : {"0.0.0.0", "::", "192.0.2.1"}) {
     EXPECT_THAT(
-        error_of([&] { const Server server(loop, {}, {host, 0}); }),
+        error_of([&] { const TestServer server(loop, {}, {host, 0}); }),
         AllOf(
             HasSubstr("expected a shared secret or certificates"),
             HasSubstr(host)));
   }
-  const Server allowed(
+  const TestServer allowed(
       loop, {.security = shared_secret("0123456789abcdef")}, {"0.0.0.0", 0});
   EXPECT_NE(allowed.listener->address().port, 0);
 }
 
 TEST(Listener, ClosesAFrameWithAnyByteDamagedAndLivesOn) {
   Loop loop;
-  Server server(loop);
+  TestServer server(loop);
   const std::string good = frame_bytes({.type = 5, .payload = "payload"});
   for (std::size_t at = 0; at < good.size(); ++at) {
     std::string bytes = good;
     bytes[at] = static_cast<char>(bytes[at] ^ 0x10);
-    const Stranger peer(server.listener->address().port);
+    const RawClient peer(server.listener->address().port);
     peer.send(greeting() + bytes);
     ASSERT_TRUE(run_until(loop, [&] {
       return server.ends.size() == at + 1 && server.ends[at]->is_closed();
@@ -110,9 +110,9 @@ TEST(Listener, ClosesStrangersWithAReasonAndLivesOn) {
       {frame_bytes({.type = kGreetingType, .payload = ""}), "another one"},
       {frame_bytes({.type = 1, .payload = "?"}), "found a frame of type 1"}};
   Loop loop;
-  Server server(loop);
+  TestServer server(loop);
   for (std::size_t i = 0; i < cases.size(); ++i) {
-    const Stranger stranger(server.listener->address().port);
+    const RawClient stranger(server.listener->address().port);
     stranger.send(cases[i].bytes);
     std::string heard;
     ASSERT_TRUE(run_until(loop, [&] { return stranger.ended(heard); }));
@@ -132,7 +132,7 @@ TEST(Listener, LivesOnAfterRandomBytes) {
   for (const Security& security :
        {Security(), shared_secret("0123456789abcdef")}) {
     Loop loop;
-    Server server(loop, {.security = security});
+    TestServer server(loop, {.security = security});
     for (std::size_t i = 0; i < 50; ++i) {
       std::string bytes(1 + random() % 3000, '\0');
       for (char& byte : bytes) {
@@ -140,7 +140,7 @@ TEST(Listener, LivesOnAfterRandomBytes) {
       }
       const bool after_greeting =
           security.kind == Security::Kind::kNone && i % 2 == 0;
-      const Stranger stranger(server.listener->address().port);
+      const RawClient stranger(server.listener->address().port);
       stranger.send((after_greeting ? greeting() : "") + bytes);
       stranger.end_writing();
       std::string heard;
@@ -149,7 +149,7 @@ TEST(Listener, LivesOnAfterRandomBytes) {
     EXPECT_TRUE(run_until(loop, [&] {
       return server.listener->refused() + server.ends.size() == 50;
     }));
-    End client;
+    TestEndpoint client;
     EXPECT_EQ(
         testing::dial(
             loop, server.listener->address(), client, {.security = security}),
@@ -161,9 +161,9 @@ TEST(Listener, DropsThoseThatSayNothing) {
   for (const Security& security :
        {Security(), shared_secret("0123456789abcdef")}) {
     Loop loop;
-    Server server(loop, {.security = security, .greeting_timeout = 100ms});
-    const Stranger silent(server.listener->address().port);
-    const Stranger slow(server.listener->address().port);
+    TestServer server(loop, {.security = security, .greeting_timeout = 100ms});
+    const RawClient silent(server.listener->address().port);
+    const RawClient slow(server.listener->address().port);
     slow.send("S");
     const Instant begin = loop.now();
     std::string heard;
@@ -176,12 +176,12 @@ TEST(Listener, DropsThoseThatSayNothing) {
 
 TEST(Listener, LetsNewOnesInWhenSilentOnesAreMany) {
   Loop loop;
-  Server server(loop, {.greeting_timeout = 60s, .unfinished_max = 4});
-  std::vector<std::unique_ptr<Stranger>> silent;
+  TestServer server(loop, {.greeting_timeout = 60s, .unfinished_max = 4});
+  std::vector<std::unique_ptr<RawClient>> silent;
   silent.reserve(10);
   for (int i = 0; i < 10; ++i) {
     silent.push_back(
-        std::make_unique<Stranger>(server.listener->address().port));
+        std::make_unique<RawClient>(server.listener->address().port));
   }
   ASSERT_TRUE(run_until(loop, [&] { return server.refused.size() == 6; }));
   EXPECT_THAT(server.refused[0], HasSubstr("made way for others"));
@@ -191,19 +191,19 @@ TEST(Listener, LetsNewOnesInWhenSilentOnesAreMany) {
 
 TEST(Listener, LeavesConnectionsAloneWhenItGoes) {
   Loop loop;
-  Server server(loop);
-  End client;
+  TestServer server(loop);
+  TestEndpoint client;
   const HostAddress address = server.listener->address();
   ASSERT_EQ(testing::dial(loop, address, client), "");
   ASSERT_TRUE(run_until(loop, [&] { return !server.ends.empty(); }));
-  const Stranger unfinished(address.port);
+  const RawClient unfinished(address.port);
   run_for(loop, 20ms);
   server.listener.reset();
   client.connection->send(1, "still there");
   EXPECT_TRUE(run_until(loop, [&] { return !server.ends[0]->frames.empty(); }));
   std::string heard;
   EXPECT_TRUE(run_until(loop, [&] { return unfinished.ended(heard); }));
-  End late;
+  TestEndpoint late;
   EXPECT_THAT(
       testing::dial(loop, address, late), HasSubstr("Connection refused"));
 }

@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 #include "base/check.h"
-#include "net/asio_parts.h"
+#include "net/asio_headers.h"
 
 namespace sherd::net {
 

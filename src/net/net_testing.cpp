@@ -44,7 +44,7 @@ void run_for(Loop& loop, Duration time) {
   run_until(loop, [] { return false; }, time);
 }
 
-void End::start(std::unique_ptr<Connection> its) {
+void TestEndpoint::start(std::unique_ptr<Connection> its) {
   connection = std::move(its);
   connection->start(
       {.on_frame = [this](Frame frame) { frames.push_back(std::move(frame)); },
@@ -52,16 +52,16 @@ void End::start(std::unique_ptr<Connection> its) {
            [this](const Status& reason) { closed.push_back(reason); }});
 }
 
-Server::Server(Loop& loop, const ListenOptions& options)
-    : Server(loop, options, {"127.0.0.1", 0}) {}
+TestServer::TestServer(Loop& loop, const ListenerOptions& options)
+    : TestServer(loop, options, {"127.0.0.1", 0}) {}
 
-Server::Server(
-    Loop& loop, const ListenOptions& options, const HostAddress& address) {
+TestServer::TestServer(
+    Loop& loop, const ListenerOptions& options, const HostAddress& address) {
   auto result = Listener::listen(
       loop, address, options,
       {.on_connection =
            [this](std::unique_ptr<Connection> connection) {
-             ends.push_back(std::make_unique<End>());
+             ends.push_back(std::make_unique<TestEndpoint>());
              ends.back()->start(std::move(connection));
            },
        .on_refused =
@@ -74,10 +74,10 @@ Server::Server(
 std::string dial(
     Loop& loop,
     const HostAddress& address,
-    End& end,
-    const DialOptions& options) {
+    TestEndpoint& end,
+    const ConnectorOptions& options) {
   std::optional<std::string> message;
-  const Dial one(
+  const Connector one(
       loop, address, options, [&](Result<std::unique_ptr<Connection>> result) {
         message = result.ok() ? "" : result.status().message();
         if (result.ok()) {
@@ -88,7 +88,7 @@ std::string dial(
   return message.value_or("no answer");
 }
 
-Pair::Pair(
+ConnectedPair::ConnectedPair(
     Loop& loop, const ConnectionOptions& options, const Security& security)
     : server(loop, {.security = security, .connection = options}) {
   const std::string failure = dial(
@@ -135,16 +135,16 @@ std::string greeting() {
        .payload = std::string(greeting_of(Side::kDialled))});
 }
 
-Stranger::Stranger(std::uint16_t port) : socket_(connected_socket(port)) {}
+RawClient::RawClient(std::uint16_t port) : socket_(connected_socket(port)) {}
 
-void Stranger::send(std::string_view bytes) const {
+void RawClient::send(std::string_view bytes) const {
   // The other side may have closed it already.
   (void)::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
-void Stranger::end_writing() const { ::shutdown(socket_.get(), SHUT_WR); }
+void RawClient::end_writing() const { ::shutdown(socket_.get(), SHUT_WR); }
 
-bool Stranger::ended(std::string& heard) const {
+bool RawClient::ended(std::string& heard) const {
   std::array<char, 4096> buffer{};
   while (true) {
     const ssize_t count =
@@ -205,10 +205,10 @@ UnusedPort::UnusedPort() : socket_(bound_socket(address_)) {}
 
 SilentHost::SilentHost() : socket_(listening_socket(address_)) {}
 
-Wiretap::Wiretap(std::uint16_t listener_port)
+RecordingProxy::RecordingProxy(std::uint16_t listener_port)
     : listener_port_(listener_port), socket_(listening_socket(address_)) {}
 
-void Wiretap::pump() {
+void RecordingProxy::pump() {
   if (!client_.open()) {
     client_ =
         Descriptor(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 #include "base/descriptor.h"
-#include "net/dial.h"
+#include "net/connector.h"
 #include "net/listener.h"
 
 namespace sherd::net::testing {
@@ -25,7 +25,7 @@ bool run_until(
 void run_for(Loop& loop, Duration time);
 
 // One end of a connection, with all that it hears.
-struct End {
+struct TestEndpoint {
   std::unique_ptr<Connection> connection;
   std::vector<Frame> frames;
   std::vector<Status> closed;
@@ -39,12 +39,12 @@ struct End {
 };
 
 // A listener on loopback that keeps whom it accepts.
-struct Server {
-  explicit Server(Loop& loop, const ListenOptions& options = {});
-  Server(Loop& loop, const ListenOptions& options, const HostAddress& address);
+struct TestServer {
+  explicit TestServer(Loop& loop, const ListenerOptions& options = {});
+  TestServer(Loop& loop, const ListenerOptions& options, const HostAddress& address);
 
   std::unique_ptr<Listener> listener;
-  std::vector<std::unique_ptr<End>> ends;  // In the order of their greetings.
+  std::vector<std::unique_ptr<TestEndpoint>> ends;  // In the order of their greetings.
   std::vector<std::string> refused;
 };
 
@@ -52,28 +52,28 @@ struct Server {
 std::string dial(
     Loop& loop,
     const HostAddress& address,
-    End& end,
-    const DialOptions& options = {});
+    TestEndpoint& end,
+    const ConnectorOptions& options = {});
 
 // A server and a client, connected. The test fails if they cannot be.
-struct Pair {
-  explicit Pair(
+struct ConnectedPair {
+  explicit ConnectedPair(
       Loop& loop,
       const ConnectionOptions& options = {},
       const Security& security = {});
-  Server server;
-  End client;
-  End& accepted() { return *server.ends.at(0); }
+  TestServer server;
+  TestEndpoint client;
+  TestEndpoint& accepted() { return *server.ends.at(0); }
 };
 
 // What a dialling side sends first.
 std::string greeting();
 
 // A socket of somebody who knows nothing of frames.
-class Stranger {
+class RawClient {
  public:
   // Connected to a port of 127.0.0.1; the other side need not accept yet.
-  explicit Stranger(std::uint16_t port);
+  explicit RawClient(std::uint16_t port);
   void send(std::string_view bytes) const;
   void end_writing() const;
   // Its side's end has come; what came before is in `heard`.
@@ -86,9 +86,9 @@ class Stranger {
 
 // Stands between a client and a listener on 127.0.0.1, for one connection, and
 // sees all that goes by.
-class Wiretap {
+class RecordingProxy {
  public:
-  explicit Wiretap(std::uint16_t listener_port);
+  explicit RecordingProxy(std::uint16_t listener_port);
   HostAddress address() const { return address_; }
   // Moves what has come; to be called again and again.
   void pump();

@@ -7,7 +7,7 @@
 #include <iterator>
 #include <utility>
 #include "base/check.h"
-#include "net/asio_parts.h"
+#include "net/asio_headers.h"
 
 namespace sherd::net {
 namespace {

@@ -14,12 +14,12 @@ using ::sherd::testing::ScratchFolder;
 using test::error_of;
 using ::testing::AllOf;
 using ::testing::AnyOf;
-using testing::End;
+using testing::TestEndpoint;
 using ::testing::HasSubstr;
 using testing::make_certificate;
 using testing::make_certificate_of;
 using testing::run_until;
-using testing::Server;
+using testing::TestServer;
 
 const std::string kSecret = "a secret of this run";
 
@@ -70,8 +70,8 @@ TEST(Security, ReadsASecretWithoutItsLineEnd) {
 }
 
 // What the two sides say when they meet.
-struct Meeting {
-  Meeting(const Security& listening, const Security& dialling)
+struct HandshakeOutcome {
+  HandshakeOutcome(const Security& listening, const Security& dialling)
       : server(loop, {.security = listening}) {
     dialled = testing::dial(
         loop, server.listener->address(), client, {.security = dialling});
@@ -98,19 +98,19 @@ struct Meeting {
         loop, server.listener->address(), client, {.security = security});
   }
   Loop loop;
-  Server server;
-  End client;
+  TestServer server;
+  TestEndpoint client;
   std::string dialled;
 };
 
 TEST(SharedSecret, LetsThoseInWhoHaveIt) {
-  Meeting meeting(shared_secret(kSecret), shared_secret(kSecret));
+  HandshakeOutcome meeting(shared_secret(kSecret), shared_secret(kSecret));
   EXPECT_EQ(meeting.dialled, "");
   EXPECT_TRUE(meeting.talk());
 }
 
 TEST(SharedSecret, KeepsThoseOutWhoHaveAnother) {
-  Meeting meeting(
+  HandshakeOutcome meeting(
       shared_secret(kSecret), shared_secret("another one altogether"));
   EXPECT_THAT(
       meeting.dialled, HasSubstr("expected the same secret on both sides"));
@@ -121,7 +121,7 @@ TEST(SharedSecret, KeepsThoseOutWhoHaveAnother) {
 }
 
 TEST(SharedSecret, KeepsThoseOutWhoHaveNone) {
-  Meeting meeting(shared_secret(kSecret), {});
+  HandshakeOutcome meeting(shared_secret(kSecret), {});
   EXPECT_THAT(
       meeting.dialled, HasSubstr("it may want a secret or certificate"));
   EXPECT_THAT(meeting.refused(), HasSubstr("expected TLS, found other bytes"));
@@ -130,7 +130,7 @@ TEST(SharedSecret, KeepsThoseOutWhoHaveNone) {
 }
 
 TEST(SharedSecret, IsNotShownToAServerWithoutOne) {
-  Meeting meeting({}, shared_secret(kSecret));
+  HandshakeOutcome meeting({}, shared_secret(kSecret));
   EXPECT_THAT(
       meeting.dialled, HasSubstr("the peer has no secret or certificate"));
   EXPECT_THAT(meeting.refused(), HasSubstr("TLS"));
@@ -161,10 +161,10 @@ struct Tapped {
     });
   }
   Loop loop;
-  Server server;
-  testing::Wiretap tap;
-  End client;
-  Dial dial;
+  TestServer server;
+  testing::RecordingProxy tap;
+  TestEndpoint client;
+  Connector dial;
 };
 
 TEST(SharedSecret, HidesFramesAndItself) {
@@ -203,9 +203,9 @@ TEST(SharedSecret, ClosesWhatWasChangedOnItsWay) {
 TEST(SharedSecret, RefusesWhatIsReplayed) {
   Tapped tapped(shared_secret(kSecret));
   tapped.client.connection->send(1, "once");
-  Server& server = tapped.server;
+  TestServer& server = tapped.server;
   ASSERT_TRUE(tapped.until([&] { return !server.ends[0]->frames.empty(); }));
-  const testing::Stranger thief(server.listener->address().port);
+  const testing::RawClient thief(server.listener->address().port);
   thief.send(tapped.tap.to_listener);
   ASSERT_TRUE(tapped.until([&] { return !server.refused.empty(); }));
   EXPECT_EQ(server.ends.size(), 1U);
@@ -215,7 +215,7 @@ TEST(MutualTls, LetsThoseInOfTheSameAuthority) {
   const ScratchFolder folder;
   const TlsFiles one = make_certificate(folder.path(), "one");
   const TlsFiles two = make_certificate_of(folder.path(), "two", "one");
-  Meeting meeting(mutual_tls(one), mutual_tls(two));
+  HandshakeOutcome meeting(mutual_tls(one), mutual_tls(two));
   EXPECT_EQ(meeting.dialled, "");
   EXPECT_TRUE(meeting.talk());
 }
@@ -227,7 +227,7 @@ TEST(MutualTls, KeepsThoseOutOfAnother) {
   // Trusts the listener, and is not trusted by it.
   const TlsFiles liar{foreign.certificate, foreign.key, one.authority};
   for (const TlsFiles& files : {foreign, liar}) {
-    Meeting meeting(mutual_tls(one), mutual_tls(files));
+    HandshakeOutcome meeting(mutual_tls(one), mutual_tls(files));
     EXPECT_THAT(
         meeting.dialled,
         HasSubstr("expected certificates of the same authority"));
@@ -244,7 +244,7 @@ TEST(MutualTls, KeepsThoseOutWhoHaveOnlyASecretOrNothing) {
   const Security files = mutual_tls(make_certificate(folder.path(), "one"));
   for (const Security& other : {Security(), shared_secret(kSecret)}) {
     for (const bool files_listen : {true, false}) {
-      Meeting meeting(
+      HandshakeOutcome meeting(
           files_listen ? files : other, files_listen ? other : files);
       EXPECT_NE(meeting.dialled, "");
       EXPECT_NE(meeting.refused(), "");
@@ -275,7 +275,7 @@ TEST(MutualTls, RefusesFilesThatAreNone) {
   for (const Case& one : cases) {
     EXPECT_THAT(
         error_of(
-            [&] { const Server s(loop, {.security = mutual_tls(one.files)}); }),
+            [&] { const TestServer s(loop, {.security = mutual_tls(one.files)}); }),
         HasSubstr(one.expected));
   }
   EXPECT_THAT(

@@ -4,7 +4,7 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include "base/check.h"
-#include "net/asio_parts.h"
+#include "net/asio_headers.h"
 #include "net/tls_context.h"
 
 namespace sherd::net {

@@ -72,7 +72,7 @@ std::vector<std::string> strange_words(std::mt19937& random) {
         {.type = static_cast<std::uint16_t>(FrameType::kReport),
          .payload = bytes_of(one)});
   };
-  std::string hello = ring::frame_of(Epoch{1, 1}, ring::Hello());
+  std::string hello = ring::frame_of(Epoch{1, 1}, ring::Handshake());
   std::string other_ring = hello;
   other_ring[4] = 9;
   return {

@@ -101,7 +101,7 @@ std::int64_t bytes_before_the_end(
     const std::int64_t segment = elements / options.replicas * 4;
     of_step += hops * (static_cast<std::int64_t>(ring::kHeaderBytes) + segment);
   }
-  const auto hello = ring::frame_of(Epoch(), ring::Hello()).size();
+  const auto hello = ring::frame_of(Epoch(), ring::Handshake()).size();
   return static_cast<std::int64_t>(hello) + step * of_step - 1;
 }
 

@@ -26,7 +26,7 @@ struct RunCommand {
 };
 // Connect to the counterparts in these replicas.
 struct JoinCommand {
-  RingEpoch epoch;
+  RingMembership epoch;
 };
 // Gradients of these samples of the replica. None: it follows.
 struct ComputeCommand {

@@ -15,7 +15,7 @@ inline int random_int(RandomMessages& random) {
   return static_cast<int>(random.half() >> 1U);
 }
 
-inline RingEpoch random_ring(RandomMessages& random) {
+inline RingMembership random_ring(RandomMessages& random) {
   return {random.epoch(), random.some<RingMember>([&] {
             return RingMember{
                 random.half(), random.word(), random.text(),

@@ -24,8 +24,8 @@ constexpr Duration kLinger = std::chrono::seconds(60);
 // Beats without a word of a rank, whose agent has something to say in each.
 constexpr std::uint32_t kLongQuiet = 4;
 
-net::RedialOptions redial_options(const net::Security& security) {
-  net::RedialOptions options;
+net::ReconnectingClientOptions redial_options(const net::Security& security) {
+  net::ReconnectingClientOptions options;
   options.dial.security = security;
   options.dial.connection.payload_bytes_max = std::size_t{64} << 20U;
   options.back_off_max = kRedialMax;
@@ -69,12 +69,12 @@ Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
       progress_(ranks()),
       quiet_(ranks()),
       random_(options_.replica.incarnation),
-      coordinator_(std::make_unique<net::Redial>(
+      coordinator_(std::make_unique<net::ReconnectingClient>(
           loop,
           options_.coordinator,
           redial_options(options_.security),
           [this] { return random_(); },
-          net::RedialHandlers{
+          net::ReconnectingClientHandlers{
               .on_connected =
                   [this] {
                     unreached_.clear();

@@ -17,7 +17,7 @@
 #include "ft/agent/commands.h"
 #include "ft/protocol/replica.h"
 #include "ft/transfer/fetch.h"
-#include "net/dial.h"
+#include "net/connector.h"
 #include "net/host_address.h"
 #include "net/loop.h"
 #include "net/security.h"
@@ -146,7 +146,7 @@ class Leader {
   net::Timer linger_;
   net::Timer beat_;
   std::mt19937_64 random_;
-  std::unique_ptr<net::Redial> coordinator_;
+  std::unique_ptr<net::ReconnectingClient> coordinator_;
 };
 
 // Of the sums that the ranks of a replica have, each its part.

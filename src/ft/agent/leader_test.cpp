@@ -35,7 +35,7 @@ class Coordinating {
  public:
   using Answer = std::function<Order(const Report& report)>;
   explicit Coordinating(net::Loop& loop) : loop_(loop) {
-    net::ListenHandlers handlers;
+    net::ListenerHandlers handlers;
     handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
       connection_ = std::move(one);
       connection_->start(
@@ -224,7 +224,7 @@ class NewerCoordinator {
   }
 
   net::Loop& loop_;
-  ring::Listening listening_;
+  ring::ListeningSocket listening_;
   // Nothing else is read because of it.
   std::atomic<std::uint64_t> run_{0};
   std::jthread thread_;

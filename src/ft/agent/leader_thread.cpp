@@ -29,9 +29,9 @@ struct LeaderThread::Impl {
   }
 
   void listen() {
-    net::ListenOptions listening;
+    net::ListenerOptions listening;
     listening.security = options.leader.security;
-    net::ListenHandlers handlers;
+    net::ListenerHandlers handlers;
     handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
       const auto number = ++connections;
       auto* connection = one.get();

@@ -11,7 +11,7 @@
 #include <variant>
 #include <gtest/gtest.h>
 #include "base/check.h"
-#include "net/dial.h"
+#include "net/connector.h"
 #include "net/loop.h"
 
 namespace sherd::ft {
@@ -67,7 +67,7 @@ class Guest {
   bool has_ended_ = false;
   std::promise<std::string> end_;
   std::unique_ptr<net::Connection> connection_;
-  net::Dial dial_;
+  net::Connector dial_;
 };
 
 LeaderThreadOptions options_of_two() {

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "ft/ring/digest.h"
+#include "ft/ring/block_digest.h"
 
 namespace sherd::ft {
 namespace {
@@ -125,15 +125,15 @@ Progress RankAgent::progress() const {
 }
 
 std::optional<RingPlace> RankAgent::place_of(const RingProgress& ring) const {
-  if (!ring.place) {
+  if (!ring.neighbours) {
     return std::nullopt;
   }
   RingPlace place;
-  place.epoch = ring.place->epoch;
-  place.previous = ring.place->previous;
-  place.next = ring.place->next;
-  place.frames_in = ring.place->frames_in;
-  place.frames_out = ring.place->frames_out;
+  place.epoch = ring.neighbours->epoch;
+  place.previous = ring.neighbours->previous;
+  place.next = ring.neighbours->next;
+  place.frames_in = ring.neighbours->frames_in;
+  place.frames_out = ring.neighbours->frames_out;
   place.bucket = static_cast<std::uint32_t>(ring.bucket);
   place.slices_done = ring.slices_done;
   place.slices = ring.slices;

@@ -22,7 +22,7 @@
 #include "ft/ring/ring.h"
 #include "ft/ring/shared_floats.h"
 #include "ft/transfer/fetch.h"
-#include "ft/transfer/sum_collector.h"
+#include "ft/transfer/sum_prefetcher.h"
 #include "ft/transfer/transfer_server.h"
 #include "net/loop.h"
 #include "net/security.h"
@@ -171,7 +171,7 @@ class RankAgent {
   bool copied_ = false;
   std::function<void()> snapshot_wanted_;
   std::unique_ptr<Fetch> fetch_;
-  std::optional<SumCollector> collector_;  // While it catches up.
+  std::optional<SumPrefetcher> collector_;  // While it catches up.
   std::optional<Fetched> fetched_;
   std::atomic<Activity> activity_{Activity::kIdle};  // The program's.
   std::atomic<std::uint64_t> moves_{0};              // Of the program.

@@ -55,7 +55,7 @@ void RankAgent::on(const FetchStateCommand& command) {
     options.bytes_max = sum_.size() * sizeof(float);
     collector_.emplace(
         loop_,
-        SumCollectorOptions{
+        SumPrefetcherOptions{
             .donors = std::move(donors),
             .fetch = options,
             .bytes_max = options_.sums_bytes_max},

@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "ft/agent/leader_thread.h"
-#include "net/dial.h"
+#include "net/connector.h"
 
 namespace sherd::ft {
 namespace {
@@ -85,9 +85,9 @@ struct ReplicaAgent::Impl {
   // ---- the others: they go to rank 0 ----
 
   void dial(const RankText& first) {
-    net::DialOptions dialling;
+    net::ConnectorOptions dialling;
     dialling.security = options.rank.security;
-    dialled = std::make_unique<net::Dial>(
+    dialled = std::make_unique<net::Connector>(
         loop, net::HostAddress{first.address.host, first.control_port},
         dialling, [this](Result<std::unique_ptr<net::Connection>> made) {
           if (!made.ok()) {
@@ -157,7 +157,7 @@ struct ReplicaAgent::Impl {
   const ReplicaAgentOptions options;
   net::Loop loop;
   RankAgent rank;
-  std::unique_ptr<net::Dial> dialled;
+  std::unique_ptr<net::Connector> dialled;
   std::unique_ptr<net::Connection> to_leader;
   net::Timer deadline;
   net::Timer beats;

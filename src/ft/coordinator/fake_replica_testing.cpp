@@ -32,11 +32,11 @@ FakeReplica::FakeReplica(net::Loop& loop, const FakeReplicaOptions& options)
            .config = 1,
            .held = first_state()}),
       random_(options.incarnation) {
-  net::RedialOptions redial;
+  net::ReconnectingClientOptions redial;
   redial.dial.security = options.security;
-  redial_ = std::make_unique<net::Redial>(
+  redial_ = std::make_unique<net::ReconnectingClient>(
       loop, options.address, redial, [this] { return random_(); },
-      net::RedialHandlers{
+      net::ReconnectingClientHandlers{
           .on_connected =
               [this] {
                 ++connected_;

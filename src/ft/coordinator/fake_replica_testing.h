@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 #include "ft/protocol/replica.h"
-#include "net/dial.h"
+#include "net/connector.h"
 #include "net/loop.h"
 
 namespace sherd::ft::test {
@@ -77,7 +77,7 @@ class FakeReplica {
   std::vector<std::function<void()>> kept_;  // While it hangs.
   net::Timer beat_timer_;
   std::mt19937_64 random_;
-  std::unique_ptr<net::Redial> redial_;
+  std::unique_ptr<net::ReconnectingClient> redial_;
 };
 
 // Runs the loop until `done`, looking every few milliseconds, or for `limit`;

@@ -23,7 +23,7 @@ namespace sherd::ft {
 struct ServiceOptions {
   // Behaviour. Where replicas connect; port 0: any.
   net::HostAddress address;
-  net::ListenOptions listen;
+  net::ListenerOptions listen;
   // Behaviour. The log's file.
   std::string log;
   CoordinatorOptions coordinator;

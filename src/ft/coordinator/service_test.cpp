@@ -62,7 +62,7 @@ class Guest {
   std::unique_ptr<net::Connection> connection_;
   std::vector<net::Frame> heard_;
   bool closed_ = false;
-  net::Dial dial_;
+  net::Connector dial_;
 };
 
 net::Frame frame_of(const Report& report) {

@@ -36,14 +36,14 @@ void ChildReplica::live(const Options& options, int channel) {
   }
   while (::read(channel, words.data(), words.size() * sizeof(std::uint32_t)) >
          0) {
-    RingEpoch epoch{{1, words[0]}, {}};
+    RingMembership epoch{{1, words[0]}, {}};
     for (std::size_t i = 0; i < words[33]; ++i) {
       epoch.members.push_back(
           {words[1 + 2 * i], 100 + words[1 + 2 * i], "127.0.0.1",
            static_cast<std::uint16_t>(words[2 + 2 * i])});
     }
     self.ring.join(epoch);
-    if (self.told.joined(epoch.epoch)) {
+    if (self.events_seen.joined(epoch.epoch)) {
       for (std::size_t b = 0; b < static_cast<std::size_t>(options.buckets);
            ++b) {
         self.ring.give(

@@ -35,7 +35,7 @@ class ChildReplica {
   RingMember member() const {
     return {options_.replica, 100 + options_.replica, "127.0.0.1", port_};
   }
-  void join(const RingEpoch& epoch) {
+  void join(const RingMembership& epoch) {
     std::vector<std::uint32_t> words = {
         static_cast<std::uint32_t>(epoch.epoch.number)};
     for (const auto& member : epoch.members) {

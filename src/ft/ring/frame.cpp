@@ -88,14 +88,14 @@ Result<FrameHeader> parse_header(const HeaderBytes& bytes) {
   header.place = in.u64("place");
   header.lease = in.u64("lease");
   header.factor = std::bit_cast<float>(in.u32("factor"));
-  if (kind < static_cast<std::uint16_t>(FrameKind::kHello) ||
+  if (kind < static_cast<std::uint16_t>(FrameKind::kHandshake) ||
       kind > static_cast<std::uint16_t>(FrameKind::kEnding)) {
     return Status(
         ErrorCode::kPeerMismatch, str("expected a known frame, found ", kind));
   }
   header.kind = static_cast<FrameKind>(kind);
   const bool is_text =
-      header.kind != FrameKind::kData && header.kind != FrameKind::kShown;
+      header.kind != FrameKind::kData && header.kind != FrameKind::kSharedData;
   if (is_text && header.payload_bytes > kTextBytesMax) {
     return Status(
         ErrorCode::kPeerMismatch,
@@ -111,28 +111,28 @@ Result<FrameHeader> parse_header(const HeaderBytes& bytes) {
 }
 
 std::size_t bytes_after(const FrameHeader& header) {
-  return header.kind == FrameKind::kShown ? 0 : header.payload_bytes;
+  return header.kind == FrameKind::kSharedData ? 0 : header.payload_bytes;
 }
 
-std::string frame_of(const Epoch& epoch, const Hello& hello) {
+std::string frame_of(const Epoch& epoch, const Handshake& handshake) {
   net::ByteWriter out;
-  out.u64(hello.run);
-  out.u32(hello.from);
-  out.u64(hello.from_incarnation);
-  out.u32(hello.to);
-  out.u64(hello.to_incarnation);
-  out.u32(hello.shard_rank);
-  out.u32(hello.members);
-  out.u32(hello.window);
-  out.u64(hello.chunk_elements);
-  out.u64(hello.buckets);
-  out.u64(hello.elements);
-  out.u64(hello.layout);
-  out.u32(hello.memory.process);
-  out.u32(hello.memory.descriptor);
-  out.u64(hello.memory.bytes);
-  out.u64(hello.memory_key);
-  return frame(FrameKind::kHello, epoch, out.take());
+  out.u64(handshake.run);
+  out.u32(handshake.from);
+  out.u64(handshake.from_incarnation);
+  out.u32(handshake.to);
+  out.u64(handshake.to_incarnation);
+  out.u32(handshake.shard_rank);
+  out.u32(handshake.members);
+  out.u32(handshake.window);
+  out.u64(handshake.chunk_elements);
+  out.u64(handshake.buckets);
+  out.u64(handshake.elements);
+  out.u64(handshake.layout);
+  out.u32(handshake.memory.process);
+  out.u32(handshake.memory.descriptor);
+  out.u64(handshake.memory.bytes);
+  out.u64(handshake.memory_key);
+  return frame(FrameKind::kHandshake, epoch, out.take());
 }
 
 std::string refusal_frame(const Epoch& epoch, std::string_view reason) {
@@ -149,29 +149,29 @@ std::string frame_of(const Epoch& epoch, const Ending& ending) {
   return frame(FrameKind::kEnding, epoch, out.take());
 }
 
-Result<Hello> parse_hello(std::string_view payload) {
+Result<Handshake> parse_handshake(std::string_view payload) {
   net::ByteReader in(payload);
-  Hello hello;
-  hello.run = in.u64("run");
-  hello.from = in.u32("replica");
-  hello.from_incarnation = in.u64("incarnation");
-  hello.to = in.u32("replica called");
-  hello.to_incarnation = in.u64("incarnation called");
-  hello.shard_rank = in.u32("shard rank");
-  hello.members = in.u32("members");
-  hello.window = in.u32("window");
-  hello.chunk_elements = in.u64("chunk");
-  hello.buckets = in.u64("buckets");
-  hello.elements = in.u64("elements");
-  hello.layout = in.u64("layout");
-  hello.memory.process = in.u32("process of the memory");
-  hello.memory.descriptor = in.u32("descriptor of the memory");
-  hello.memory.bytes = in.u64("bytes of the memory");
-  hello.memory_key = in.u64("key of the memory");
+  Handshake handshake;
+  handshake.run = in.u64("run");
+  handshake.from = in.u32("replica");
+  handshake.from_incarnation = in.u64("incarnation");
+  handshake.to = in.u32("replica called");
+  handshake.to_incarnation = in.u64("incarnation called");
+  handshake.shard_rank = in.u32("shard rank");
+  handshake.members = in.u32("members");
+  handshake.window = in.u32("window");
+  handshake.chunk_elements = in.u64("chunk");
+  handshake.buckets = in.u64("buckets");
+  handshake.elements = in.u64("elements");
+  handshake.layout = in.u64("layout");
+  handshake.memory.process = in.u32("process of the memory");
+  handshake.memory.descriptor = in.u32("descriptor of the memory");
+  handshake.memory.bytes = in.u64("bytes of the memory");
+  handshake.memory_key = in.u64("key of the memory");
   if (Status status = in.finish("hello of a ring"); !status.ok()) {
     return status;
   }
-  return hello;
+  return handshake;
 }
 
 Result<Ending> parse_ending(std::string_view payload) {

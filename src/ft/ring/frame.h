@@ -20,17 +20,17 @@
 namespace sherd::ft::ring {
 
 enum class FrameKind : std::uint16_t {
-  kHello = 1,  // From who dials, and the answer of who is dialled.
+  kHandshake = 1,  // From who dials, and the answer of who is dialled.
   kRefusal,    // The other answer: a text.
   kData,
-  kShown,   // As kData, but its payload is read in the sender's memory.
+  kSharedData,   // As kData, but its payload is read in the sender's memory.
   kEnding,  // Nothing comes after it.
 };
 
 struct FrameHeader {
   FrameKind kind = FrameKind::kData;
   Epoch epoch;
-  // Of kData and kShown alone, else zeros.
+  // Of kData and kSharedData alone, else zeros.
   std::int64_t step = 0;  // That the attempt would make.
   std::int64_t slice = 0;
   std::uint32_t bucket = 0;
@@ -39,9 +39,9 @@ struct FrameHeader {
   std::int64_t first_element = 0;
 
   std::uint32_t payload_bytes = 0;
-  std::uint32_t payload_checksum = 0;  // 0 of kShown: nothing was sent.
+  std::uint32_t payload_checksum = 0;  // 0 of kSharedData: nothing was sent.
 
-  // Of kShown alone, else zeros: where, under which lease, and what is still to
+  // Of kSharedData alone, else zeros: where, under which lease, and what is still to
   // be multiplied with; 0: nothing.
   std::uint64_t place = 0;
   std::uint64_t lease = 0;
@@ -64,7 +64,7 @@ Result<FrameHeader> parse_header(const HeaderBytes& bytes);
 constexpr std::size_t kTextBytesMax = 512;
 
 // Who speaks, to whom, and what must be the same on both sides.
-struct Hello {
+struct Handshake {
   std::uint64_t run = 0;
   ReplicaId from = 0;
   Incarnation from_incarnation = 0;
@@ -80,9 +80,9 @@ struct Hello {
 
   // May differ. Where the sender's memory is, from who dials, and the key that
   // was found there, from who answers; 0: none.
-  SharedName memory{};
+  IpcHandle memory{};
   std::uint64_t memory_key = 0;
-  bool operator==(const Hello&) const = default;
+  bool operator==(const Handshake&) const = default;
 };
 
 // Why an epoch came to its end.
@@ -97,12 +97,12 @@ struct Ending {
 };
 
 // Whole frames.
-std::string frame_of(const Epoch& epoch, const Hello& hello);
+std::string frame_of(const Epoch& epoch, const Handshake& handshake);
 std::string refusal_frame(const Epoch& epoch, std::string_view reason);
 std::string frame_of(const Epoch& epoch, const Ending& ending);
 
 // Of payloads.
-Result<Hello> parse_hello(std::string_view payload);
+Result<Handshake> parse_handshake(std::string_view payload);
 Result<Ending> parse_ending(std::string_view payload);
 std::string parse_refusal(std::string_view payload);
 

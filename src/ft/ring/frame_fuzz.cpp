@@ -80,7 +80,7 @@ bool check_refusal(const std::string& payload) {
 }
 
 void check_payloads(const std::string& payload) {
-  (void)check_payload<parse_hello>(payload);
+  (void)check_payload<parse_handshake>(payload);
   (void)check_ending(payload);
   (void)check_refusal(payload);
 }
@@ -100,7 +100,7 @@ void check_frames(sherd::test::FuzzBytes input) {
   check_damaged(bytes_of(random_header(random)), check_header, input);
   const Epoch epoch = random.epoch();
   check_frame(
-      frame_of(epoch, random_hello(random)), check_payload<parse_hello>, input);
+      frame_of(epoch, random_handshake(random)), check_payload<parse_handshake>, input);
   check_frame(frame_of(epoch, random_ending(random)), check_ending, input);
   check_frame(refusal_frame(epoch, random.text()), check_refusal, input);
 }
@@ -116,8 +116,8 @@ void check_bytes(const std::string& whole) {
   header[7] = 0;
   (void)check_header(header);
   check_payloads(whole);
-  // As long as a hello is, or as the text of an ending says.
-  const auto hello_bytes = frame_of(Epoch(), Hello()).size() - kHeaderBytes;
+  // As long as a handshake is, or as the text of an ending says.
+  const auto hello_bytes = frame_of(Epoch(), Handshake()).size() - kHeaderBytes;
   check_payloads(
       (whole + std::string(hello_bytes, 'x')).substr(0, hello_bytes));
   net::ByteWriter ending;

@@ -7,7 +7,7 @@
 #include <random>
 #include <span>
 #include <gtest/gtest.h>
-#include "ft/ring/digest.h"
+#include "ft/ring/block_digest.h"
 #include "ft/ring/frame_testing.h"
 #include "ft/ring/kernels.h"
 
@@ -65,8 +65,8 @@ TEST(Frame, AnyValuesComeBackAsTheyWere) {
     test::RandomMessages random(seed);
     const FrameHeader header = random_header(random);
     EXPECT_EQ(parse_header(bytes_of(header)).value(), header);
-    const Hello hello = random_hello(random);
-    EXPECT_EQ(parse_hello(payload_of(frame_of(Epoch{}, hello))).value(), hello);
+    const Handshake handshake = random_handshake(random);
+    EXPECT_EQ(parse_handshake(payload_of(frame_of(Epoch{}, handshake))).value(), handshake);
     const Ending ending = random_ending(random);
     EXPECT_EQ(
         parse_ending(payload_of(frame_of(Epoch{}, ending))).value(), ending);
@@ -74,23 +74,23 @@ TEST(Frame, AnyValuesComeBackAsTheyWere) {
 }
 
 TEST(Frame, AHelloComesBackAsItWasAndNotCutShort) {
-  Hello hello{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, {13, 14, 15}, 16};
-  const std::string frame = frame_of(Epoch{1, 2}, hello);
+  Handshake handshake{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, {13, 14, 15}, 16};
+  const std::string frame = frame_of(Epoch{1, 2}, handshake);
   HeaderBytes bytes = {};
   std::memcpy(bytes.data(), frame.data(), kHeaderBytes);
   const auto header = parse_header(bytes);
   ASSERT_TRUE(header.ok());
-  EXPECT_EQ(header.value().kind, FrameKind::kHello);
+  EXPECT_EQ(header.value().kind, FrameKind::kHandshake);
   EXPECT_EQ(header.value().epoch, (Epoch{1, 2}));
   const std::string payload = payload_of(frame);
   EXPECT_EQ(header.value().payload_bytes, payload.size());
-  const auto back = parse_hello(payload);
+  const auto back = parse_handshake(payload);
   ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back.value(), hello);
+  EXPECT_EQ(back.value(), handshake);
   for (std::size_t n = 0; n < payload.size(); ++n) {
-    EXPECT_FALSE(parse_hello(payload.substr(0, n)).ok());
+    EXPECT_FALSE(parse_handshake(payload.substr(0, n)).ok());
   }
-  EXPECT_FALSE(parse_hello(payload + '\0').ok());
+  EXPECT_FALSE(parse_handshake(payload + '\0').ok());
 }
 
 TEST(Frame, AnEndingKeepsItsWordsWithinBoundsAndReadable) {
@@ -147,9 +147,9 @@ TEST(Kernels, ZerosChangeTheSignOfZeroAlone) {
 
 // ---- digests ----
 
-TEST(Digest, IsTheSameHoweverThePartsCome) {
+TEST(BlockDigest, IsTheSameHoweverThePartsCome) {
   std::mt19937_64 random(13);
-  const std::vector<std::int64_t> layout = {0, 1, kBlock, kBlock * 2 + 5, 7};
+  const std::vector<std::int64_t> layout = {0, 1, kDigestBlockElements, kDigestBlockElements * 2 + 5, 7};
   std::vector<std::vector<float>> floats;
   std::vector<std::span<const float>> whole;
   for (const auto count : layout) {
@@ -163,7 +163,7 @@ TEST(Digest, IsTheSameHoweverThePartsCome) {
   for (int round = 0; round < 20; ++round) {
     struct Part {
       int bucket;
-      Span span;
+      FloatRange span;
     };
     std::vector<Part> parts;
     for (std::size_t b = 0; b < layout.size(); ++b) {
@@ -175,7 +175,7 @@ TEST(Digest, IsTheSameHoweverThePartsCome) {
       }
     }
     std::shuffle(parts.begin(), parts.end(), random);
-    Digest digest(layout);
+    BlockDigest digest(layout);
     for (const auto& part : parts) {
       digest.complete(
           part.bucket, floats[static_cast<std::size_t>(part.bucket)].data(),

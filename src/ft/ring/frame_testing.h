@@ -18,7 +18,7 @@ inline std::uint16_t random_short(RandomMessages& random) {
 inline ring::FrameHeader random_header(RandomMessages& random) {
   ring::FrameHeader header;
   header.kind =
-      random.coin() ? ring::FrameKind::kData : ring::FrameKind::kShown;
+      random.coin() ? ring::FrameKind::kData : ring::FrameKind::kSharedData;
   header.epoch = random.epoch();
   header.step = random.positive();
   header.slice = random.positive();
@@ -34,7 +34,7 @@ inline ring::FrameHeader random_header(RandomMessages& random) {
   return header;
 }
 
-inline ring::Hello random_hello(RandomMessages& random) {
+inline ring::Handshake random_handshake(RandomMessages& random) {
   return {
       random.word(),
       random.half(),

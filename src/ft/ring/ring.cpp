@@ -53,7 +53,7 @@ RingOptions checked(RingOptions options) {
   return options;
 }
 
-ring::Listening listening(const std::string& host) {
+ring::ListeningSocket listening(const std::string& host) {
   auto result = ring::listen_on(host);
   SHERD_CHECK_AS(kUnavailable, result.ok(), "[ft] ", result.status().message());
   return std::move(result).value();
@@ -110,7 +110,7 @@ void Ring::set_layout(std::vector<std::int64_t> elements) {
   impl_->loop_.set_layout(std::move(elements));
 }
 
-void Ring::join(RingEpoch epoch) {
+void Ring::join(RingMembership epoch) {
   const auto& members = epoch.members;
   const auto own = std::find_if(
       members.begin(), members.end(), [&](const RingMember& member) {

@@ -53,7 +53,7 @@ class Ring {
   // Connects to the neighbours, in the background, while an older epoch may still
   // reduce. There is room for the oldest epoch and the newest one: one between
   // them is given up. REQUIRES: this rank is a member; later than all before.
-  void join(RingEpoch epoch);
+  void join(RingMembership epoch);
 
   // Begins to reduce, and ends older epochs. weights[i] is of member i; a member
   // of weight 0 brings zeros, whatever it has given. REQUIRES: the epoch was

@@ -64,7 +64,7 @@ void reduce(benchmark::State& state) {
   std::vector<std::unique_ptr<Ring>> rings;
   // Of each member: its buckets, and then the places of their sums.
   std::vector<std::unique_ptr<ring::SharedFloats>> floats;
-  RingEpoch epoch{{1, 1}, {}};
+  RingMembership epoch{{1, 1}, {}};
   for (std::size_t m = 0; m < members; ++m) {
     RingOptions options;
     options.replica = static_cast<ReplicaId>(m);

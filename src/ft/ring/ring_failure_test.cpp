@@ -56,7 +56,7 @@ bool counts(Ring& ring, std::uint64_t RingCounters::* what, std::uint64_t n) {
   return true;
 }
 
-void begin_all(Group& group, const Epoch& epoch, std::size_t members) {
+void begin_all(RingGroup& group, const Epoch& epoch, std::size_t members) {
   for (int i = 0; i < group.size(); ++i) {
     group[i].ring.begin({epoch, 1}, std::vector<double>(members, 1.0));
   }
@@ -64,10 +64,10 @@ void begin_all(Group& group, const Epoch& epoch, std::size_t members) {
 
 // The others accuse `replica` of what is expected, and reduce without it.
 void expect_lost_and_repeat(
-    Group& group, const Epoch& epoch, ReplicaId replica, Instant killed) {
+    RingGroup& group, const Epoch& epoch, ReplicaId replica, Instant killed) {
   const SteadyClock clock;
   for (int i = 0; i < group.size(); ++i) {
-    const auto failure = group[i].told.failed(epoch);
+    const auto failure = group[i].events_seen.failed(epoch);
     ASSERT_TRUE(failure.has_value());
     EXPECT_EQ(failure->fault, RingFault::kLost) << failure->reason;
     EXPECT_EQ(failure->accused, replica) << failure->reason;
@@ -81,18 +81,18 @@ void expect_lost_and_repeat(
   group.expect_reduced(next, 1, weights);
 }
 
-class RingKill : public testing::TestWithParam<Way> {
+class RingKill : public testing::TestWithParam<DataPath> {
  protected:
   // Of a child, which is the member that others are not like in a mixed ring.
   static Memory memory() {
-    return GetParam() == Way::kShared ? Memory::kShared : Memory::kOwn;
+    return GetParam() == DataPath::kShared ? Memory::kShared : Memory::kOwn;
   }
   // Of the others.
-  static Way way() {
-    return GetParam() == Way::kTcp ? Way::kTcp : Way::kShared;
+  static DataPath way() {
+    return GetParam() == DataPath::kTcp ? DataPath::kTcp : DataPath::kShared;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Ways, RingKill, kAllWays, [](const auto& one) {
+INSTANTIATE_TEST_SUITE_P(Ways, RingKill, kAllDataPaths, [](const auto& one) {
   return name_of(one.param);
 });
 
@@ -101,7 +101,7 @@ TEST_P(RingKill, InReduceScatterIsNoticedByAllAndRepeatedWithout) {
   const Layout layout = {20000, 20000};
   ChildReplica child(
       {.replica = 4, .layout = layout, .buckets = 1, .memory = memory()});
-  Group group(4, {.layout = layout, .way = way()});
+  RingGroup group(4, {.layout = layout, .way = way()});
   auto epoch = group.epoch(1);
   epoch.members.insert(epoch.members.begin() + 2, child.member());
   child.join(epoch);
@@ -110,7 +110,7 @@ TEST_P(RingKill, InReduceScatterIsNoticedByAllAndRepeatedWithout) {
     group[i].give_all();
   }
   for (int i = 0; i < 4; ++i) {
-    ASSERT_TRUE(group[i].told.joined(epoch.epoch));
+    ASSERT_TRUE(group[i].events_seen.joined(epoch.epoch));
   }
   begin_all(group, epoch.epoch, 5);
   ASSERT_TRUE(reaches(group[0].ring, 4));
@@ -123,11 +123,11 @@ TEST_P(RingKill, InAllGatherIsNoticedAndRepeatedWithout) {
   const Layout layout = {1000};
   ChildReplica child(
       {.replica = 1, .layout = layout, .buckets = 1, .memory = memory()});
-  Group group(1, {.layout = layout, .way = way()});
+  RingGroup group(1, {.layout = layout, .way = way()});
   // What the child sends: a greeting, the part to sum, and the sum, which never
   // arrives.
-  const std::size_t greeting = frame_of(Epoch{}, Hello{}).size();
-  const std::size_t part = GetParam() == Way::kShared ? 0 : 500 * sizeof(float);
+  const std::size_t greeting = frame_of(Epoch{}, Handshake{}).size();
+  const std::size_t part = GetParam() == DataPath::kShared ? 0 : 500 * sizeof(float);
   Proxy proxy(
       group[0].ring.port(), {.hold_at = greeting + kHeaderBytes + part});
   auto epoch = group.epoch(1);
@@ -136,7 +136,7 @@ TEST_P(RingKill, InAllGatherIsNoticedAndRepeatedWithout) {
   seen_by_child.members[0].port = proxy.port();
   child.join(seen_by_child);
   group[0].ring.join(epoch);
-  ASSERT_TRUE(group[0].told.joined(epoch.epoch));
+  ASSERT_TRUE(group[0].events_seen.joined(epoch.epoch));
   group[0].give_all();
   begin_all(group, epoch.epoch, 2);
   ASSERT_TRUE(proxy.holds());
@@ -152,7 +152,7 @@ TEST_P(RingKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
   const Layout layout = {400000};
   ChildReplica child(
       {.replica = 2, .layout = layout, .buckets = 1, .memory = memory()});
-  Group group(2, {.layout = layout, .way = way()});
+  RingGroup group(2, {.layout = layout, .way = way()});
   auto epoch = group.epoch(1);
   epoch.members.push_back(child.member());
   child.join(epoch);
@@ -161,7 +161,7 @@ TEST_P(RingKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
     group[i].give_all();
   }
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(group[i].told.joined(epoch.epoch));
+    ASSERT_TRUE(group[i].events_seen.joined(epoch.epoch));
   }
   child.kill(SIGSTOP);
   begin_all(group, epoch.epoch, 3);
@@ -182,8 +182,8 @@ TEST_P(RingKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
 
 // ---- ends in order ----
 
-class RingStop : public testing::TestWithParam<Way> {};
-INSTANTIATE_TEST_SUITE_P(Ways, RingStop, kAllWays, [](const auto& one) {
+class RingStop : public testing::TestWithParam<DataPath> {};
+INSTANTIATE_TEST_SUITE_P(Ways, RingStop, kAllDataPaths, [](const auto& one) {
   return name_of(one.param);
 });
 
@@ -196,7 +196,7 @@ TEST_P(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
   const std::vector<double> weights = {1, 2, 3};
   const std::size_t before = descriptors();
   {
-    Group group(
+    RingGroup group(
         3,
         {.layout = layout,
          .chunk_bytes = 65536,
@@ -225,11 +225,11 @@ TEST_P(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
       }
       for (int i = 0; i < 3; ++i) {
         // Who heard of it before its own turn knows that nobody has died.
-        if (group[i].told.has_failed(epoch.epoch)) {
-          const auto failure = group[i].told.failed(epoch.epoch);
+        if (group[i].events_seen.has_failed(epoch.epoch)) {
+          const auto failure = group[i].events_seen.failed(epoch.epoch);
           ASSERT_EQ(failure->fault, RingFault::kStopped) << failure->reason;
         }
-        ASSERT_EQ(group[i].out[0], Bucketful(layout[0], 0.0F));
+        ASSERT_EQ(group[i].out[0], BucketValues(layout[0], 0.0F));
       }
     }
     for (int i = 0; i < 3; ++i) {
@@ -252,27 +252,27 @@ TEST_P(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
 }
 
 TEST_P(RingStop, IsPassedOnToMembersThatAreNoNeighbours) {
-  Group group(7, {.layout = {100000}, .way = GetParam()});
+  RingGroup group(7, {.layout = {100000}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   group.begin(epoch, 1, std::vector<double>(7, 1.0));
   group[3].ring.stop(epoch.epoch);
   for (const int i : {0, 1, 2, 4, 5, 6}) {
-    const auto failure = group[i].told.failed(epoch.epoch);
+    const auto failure = group[i].events_seen.failed(epoch.epoch);
     ASSERT_TRUE(failure.has_value());
     EXPECT_EQ(failure->fault, RingFault::kStopped);
     EXPECT_EQ(failure->accused, 3U);
     EXPECT_EQ(failure->reporter, 3U);
   }
-  EXPECT_FALSE(group[3].told.has_failed(epoch.epoch));
+  EXPECT_FALSE(group[3].events_seen.has_failed(epoch.epoch));
 }
 
 TEST_P(RingStop, ARingThatIsDestroyedHasLeftAndIsNotLost) {
-  Group group(2, {.layout = {100000}, .way = GetParam()});
+  RingGroup group(2, {.layout = {100000}, .way = GetParam()});
   auto third = std::make_unique<TestMember>(
       RingOptions{.replica = 9, .chunk_bytes = 4096, .slots = 4},
       Layout{100000}, 3,
-      GetParam() == Way::kTcp ? Memory::kOwn : Memory::kShared);
+      GetParam() == DataPath::kTcp ? Memory::kOwn : Memory::kShared);
   auto epoch = group.epoch(1);
   epoch.members.push_back({9, 0, "127.0.0.1", third->ring.port()});
   third->ring.join(epoch);
@@ -280,12 +280,12 @@ TEST_P(RingStop, ARingThatIsDestroyedHasLeftAndIsNotLost) {
     group[i].ring.join(epoch);
   }
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(group[i].told.joined(epoch.epoch));
+    ASSERT_TRUE(group[i].events_seen.joined(epoch.epoch));
   }
   begin_all(group, epoch.epoch, 3);
   third.reset();
   for (int i = 0; i < 2; ++i) {
-    const auto failure = group[i].told.failed(epoch.epoch);
+    const auto failure = group[i].events_seen.failed(epoch.epoch);
     ASSERT_TRUE(failure.has_value());
     EXPECT_EQ(failure->fault, RingFault::kStopped) << failure->reason;
     EXPECT_EQ(failure->accused, 9U);
@@ -294,21 +294,21 @@ TEST_P(RingStop, ARingThatIsDestroyedHasLeftAndIsNotLost) {
 
 // ---- damage and disagreement ----
 
-void expect_damage_noticed(Way way, std::size_t at) {
+void expect_damage_noticed(DataPath way, std::size_t at) {
   SCOPED_TRACE(testing::Message() << "byte " << at);
-  Group group(2, {.layout = {1000}, .way = way});
+  RingGroup group(2, {.layout = {1000}, .way = way});
   Proxy proxy(group[1].ring.port(), {.flip_at = at});
   auto epoch = group.epoch(1);
   group[1].ring.join(epoch);
   epoch.members[1].port = proxy.port();
   group[0].ring.join(epoch);
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(group[i].told.joined(epoch.epoch));
+    ASSERT_TRUE(group[i].events_seen.joined(epoch.epoch));
     group[i].give_all();
   }
   begin_all(group, epoch.epoch, 2);
   for (int i = 0; i < 2; ++i) {
-    const auto failure = group[i].told.failed(epoch.epoch);
+    const auto failure = group[i].events_seen.failed(epoch.epoch);
     ASSERT_TRUE(failure.has_value());
     EXPECT_EQ(failure->fault, RingFault::kChecksum) << failure->reason;
     EXPECT_EQ(failure->accused, 0U);
@@ -318,27 +318,27 @@ void expect_damage_noticed(Way way, std::size_t at) {
 }
 
 TEST(RingDamage, AByteOfAHeaderOfSharedMemoryIsNoticedBeforeItIsUsed) {
-  const std::size_t greeting = frame_of(Epoch{}, Hello{}).size();
+  const std::size_t greeting = frame_of(Epoch{}, Handshake{}).size();
   for (const std::size_t at :
        {greeting + 5, greeting + 70, greeting + kHeaderBytes + 80}) {
-    expect_damage_noticed(Way::kShared, at);
+    expect_damage_noticed(DataPath::kShared, at);
   }
 }
 
 TEST(RingDamage, AByteChangedOnTheWayIsNoticedBeforeItIsUsed) {
-  const std::size_t greeting = frame_of(Epoch{}, Hello{}).size();
+  const std::size_t greeting = frame_of(Epoch{}, Handshake{}).size();
   const std::size_t payload = 500 * sizeof(float);
   // In a header, in the first and the last byte of a part, in the whole sum.
   for (const std::size_t at :
        {greeting + 5, greeting + 30, greeting + kHeaderBytes,
         greeting + kHeaderBytes + payload - 1,
         greeting + 2 * kHeaderBytes + payload + 7}) {
-    expect_damage_noticed(Way::kTcp, at);
+    expect_damage_noticed(DataPath::kTcp, at);
   }
 }
 
 TEST(RingDamage, AResizedBucketFailsTheJoinAndNamesBothSides) {
-  Group group(2, {.layout = {10, 20}});
+  RingGroup group(2, {.layout = {10, 20}});
   TestMember odd(
       {.replica = 2, .incarnation = 102, .chunk_bytes = 4096, .slots = 4},
       {10, 21}, 1);
@@ -348,7 +348,7 @@ TEST(RingDamage, AResizedBucketFailsTheJoinAndNamesBothSides) {
     one->ring.join(epoch);
   }
   for (auto* one : {&group[0], &group[1], &odd}) {
-    const auto failure = one->told.failed(epoch.epoch);
+    const auto failure = one->events_seen.failed(epoch.epoch);
     ASSERT_TRUE(failure.has_value());
     EXPECT_EQ(failure->fault, RingFault::kMismatch);
     EXPECT_THAT(failure->reason, HasSubstr("2 buckets of 30 floats"));
@@ -357,9 +357,9 @@ TEST(RingDamage, AResizedBucketFailsTheJoinAndNamesBothSides) {
 }
 
 // A neighbour made by hand of member 0, in a ring of two.
-class HandMade {
+class ScriptedPeer {
  public:
-  explicit HandMade(Group& group) : group_(group) {
+  explicit ScriptedPeer(RingGroup& group) : group_(group) {
     listening_ = std::move(listen_on("127.0.0.1")).value();
     hello_.run = kTestRun;
     hello_.from = 1;
@@ -370,19 +370,19 @@ class HandMade {
     hello_.window = 4;
     hello_.chunk_elements = 1024;
   }
-  RingEpoch epoch(std::uint64_t number) {
+  RingMembership epoch(std::uint64_t number) {
     auto epoch = group_.epoch(number, {0});
     epoch.members.push_back({1, 101, "127.0.0.1", listening_.port});
     return epoch;
   }
   // Takes the call of member 0, and what must be the same from its greeting.
-  void answer(const RingEpoch& epoch) {
+  void answer(const RingMembership& epoch) {
     pollfd ready{listening_.socket.get(), POLLIN, 0};
     ASSERT_EQ(1, ::poll(&ready, 1, 10000));
     from_.socket = Descriptor(
         ::accept4(listening_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    const std::string frame = from_.receive(frame_of(Epoch{}, Hello{}).size());
-    const auto theirs = parse_hello(frame.substr(kHeaderBytes));
+    const std::string frame = from_.receive(frame_of(Epoch{}, Handshake{}).size());
+    const auto theirs = parse_handshake(frame.substr(kHeaderBytes));
     ASSERT_TRUE(theirs.ok());
     hello_.buckets = theirs.value().buckets;
     hello_.elements = theirs.value().elements;
@@ -395,12 +395,12 @@ class HandMade {
     EXPECT_TRUE(connected.send(frame_of(epoch, hello_)));
     return connected;
   }
-  const Hello& hello() const { return hello_; }
+  const Handshake& handshake() const { return hello_; }
 
  private:
-  Group& group_;
-  Listening listening_;
-  Hello hello_;
+  RingGroup& group_;
+  ListeningSocket listening_;
+  Handshake hello_;
   Connected from_;
 };
 
@@ -424,19 +424,19 @@ TEST(RingDamage, FramesThatAreSkippedReorderedOrResizedFailWithBothIdeas) {
       {[](FrameHeader& h) { h.bucket = 1; }, "from 50 of bucket 1"},
       {[](FrameHeader& h) { h.slice = 1000; }, "expected slices below 2"},
       {[](FrameHeader& h) { h.step = 2; }, "expected step 1, found"},
-      {[](FrameHeader& h) { h.kind = FrameKind::kShown; },
+      {[](FrameHeader& h) { h.kind = FrameKind::kSharedData; },
        "in shared memory, found place 0 under lease 0"},
       {[](FrameHeader& h) { h.epoch.number = 9; },
        "expected frames of epoch 1.1, found one of epoch 1.9"}};
   for (const auto& one : cases) {
     SCOPED_TRACE(one.reason);
-    Group group(1, {.layout = {100, 98}});
-    HandMade peer(group);
+    RingGroup group(1, {.layout = {100, 98}});
+    ScriptedPeer peer(group);
     const auto epoch = peer.epoch(1);
     group[0].ring.join(epoch);
     peer.answer(epoch);
     Connected to = peer.call(epoch.epoch);
-    ASSERT_TRUE(group[0].told.joined(epoch.epoch));
+    ASSERT_TRUE(group[0].events_seen.joined(epoch.epoch));
     group[0].ring.begin({epoch.epoch, 1}, {1, 1});
     FrameHeader header;
     header.epoch = epoch.epoch;
@@ -447,7 +447,7 @@ TEST(RingDamage, FramesThatAreSkippedReorderedOrResizedFailWithBothIdeas) {
     one.change(header);
     const HeaderBytes bytes = bytes_of(header);
     ASSERT_TRUE(to.send({bytes.data(), bytes.size()}));
-    const auto failure = group[0].told.failed(epoch.epoch);
+    const auto failure = group[0].events_seen.failed(epoch.epoch);
     ASSERT_TRUE(failure.has_value());
     EXPECT_EQ(failure->fault, RingFault::kMismatch);
     EXPECT_EQ(failure->accused, 1U);
@@ -458,7 +458,7 @@ TEST(RingDamage, FramesThatAreSkippedReorderedOrResizedFailWithBothIdeas) {
 // ---- callers that are not expected ----
 
 TEST(RingStrangers, AreClosedAndCountedAndNobodyIsDisturbed) {
-  Group group(2, {.layout = {1000}});
+  RingGroup group(2, {.layout = {1000}});
   std::mt19937_64 random(31);
   for (int i = 0; i < 20; ++i) {
     Connected stranger = connect_to(group[0].ring.port());
@@ -489,57 +489,57 @@ TEST(RingStrangers, AreClosedAndCountedAndNobodyIsDisturbed) {
 }
 
 TEST(RingStrangers, OfStaleEpochsOtherRunsAndLivesAreToldWhy) {
-  Group group(1, {.layout = {1000}});
-  HandMade peer(group);
+  RingGroup group(1, {.layout = {1000}});
+  ScriptedPeer peer(group);
   const auto epoch = peer.epoch(5);
   group[0].ring.join(epoch);
   peer.answer(epoch);
   Connected to = peer.call(epoch.epoch);
-  ASSERT_TRUE(group[0].told.joined(epoch.epoch));
+  ASSERT_TRUE(group[0].events_seen.joined(epoch.epoch));
 
   Connected stale = peer.call({1, 4});
   EXPECT_THAT(text_in(stale), HasSubstr("epoch 1.4 is over here"));
   Connected again = peer.call(epoch.epoch);
   EXPECT_THAT(text_in(again), HasSubstr("replica 1 is connected already"));
-  const auto as = [&](void (*change)(Hello&)) {
-    Hello hello = peer.hello();
-    change(hello);
+  const auto as = [&](void (*change)(Handshake&)) {
+    Handshake handshake = peer.handshake();
+    change(handshake);
     Connected one = connect_to(group[0].ring.port());
-    EXPECT_TRUE(one.send(frame_of(epoch.epoch, hello)));
+    EXPECT_TRUE(one.send(frame_of(epoch.epoch, handshake)));
     return text_in(one);
   };
   EXPECT_THAT(
-      as([](Hello& h) { h.run = 1; }), HasSubstr("this is another run"));
+      as([](Handshake& h) { h.run = 1; }), HasSubstr("this is another run"));
   EXPECT_THAT(
-      as([](Hello& h) { h.to_incarnation = 99; }),
+      as([](Handshake& h) { h.to_incarnation = 99; }),
       HasSubstr("this is rank 0 of replica 0 in life 100"));
   EXPECT_THAT(
-      as([](Hello& h) { h.shard_rank = 1; }), HasSubstr("this is rank 0"));
+      as([](Handshake& h) { h.shard_rank = 1; }), HasSubstr("this is rank 0"));
   EXPECT_THAT(
-      as([](Hello& h) { h.from_incarnation = 1; }),
+      as([](Handshake& h) { h.from_incarnation = 1; }),
       HasSubstr("expected replica 1 in life 101, found replica 1 in life 1"));
   EXPECT_TRUE(counts(group[0].ring, &RingCounters::stale_connections, 1U));
   EXPECT_TRUE(counts(group[0].ring, &RingCounters::refused_connections, 5U));
-  EXPECT_FALSE(group[0].told.has_failed(epoch.epoch));
+  EXPECT_FALSE(group[0].events_seen.has_failed(epoch.epoch));
 }
 
 TEST(RingStrangers, APeerThatIsFasterWaitsForTheEpochToBeKnown) {
-  Group group(2, {.layout = {1000}});
+  RingGroup group(2, {.layout = {1000}});
   const auto epoch = group.epoch(1);
   group[0].ring.join(epoch);
   // It has called when this one hears of the epoch.
   const SteadyClock clock;
   const Instant until = clock.now() + std::chrono::milliseconds(100);
   while (clock.now() < until) {
-    EXPECT_FALSE(group[0].told.has_failed(epoch.epoch));
+    EXPECT_FALSE(group[0].events_seen.has_failed(epoch.epoch));
   }
   group[1].ring.join(epoch);
-  EXPECT_TRUE(group[0].told.joined(epoch.epoch));
-  EXPECT_TRUE(group[1].told.joined(epoch.epoch));
+  EXPECT_TRUE(group[0].events_seen.joined(epoch.epoch));
+  EXPECT_TRUE(group[1].events_seen.joined(epoch.epoch));
 }
 
 TEST(RingStrangers, FindNobodyHomeWithoutDescriptorsAndEverybodyAfter) {
-  Group group(2, {.layout = {1000}});
+  RingGroup group(2, {.layout = {1000}});
   const auto epoch = group.epoch(1);
   rlimit before = {};
   ASSERT_EQ(0, ::getrlimit(RLIMIT_NOFILE, &before));
@@ -548,7 +548,7 @@ TEST(RingStrangers, FindNobodyHomeWithoutDescriptorsAndEverybodyAfter) {
   none.rlim_cur = 3;
   ASSERT_EQ(0, ::setrlimit(RLIMIT_NOFILE, &none));
   group[0].ring.join(epoch);
-  const auto failure = group[0].told.failed(epoch.epoch);
+  const auto failure = group[0].events_seen.failed(epoch.epoch);
   ASSERT_EQ(0, ::setrlimit(RLIMIT_NOFILE, &before));
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->fault, RingFault::kResources);
@@ -560,7 +560,7 @@ TEST(RingStrangers, FindNobodyHomeWithoutDescriptorsAndEverybodyAfter) {
 // ---- members that are not there ----
 
 TEST(RingJoin, AMemberWithoutAProcessIsAccusedAtOnce) {
-  Group group(2, {.layout = {10}});
+  RingGroup group(2, {.layout = {10}});
   std::uint16_t nobody = 0;
   {
     nobody = std::move(listen_on("127.0.0.1")).value().port;
@@ -571,7 +571,7 @@ TEST(RingJoin, AMemberWithoutAProcessIsAccusedAtOnce) {
     group[i].ring.join(epoch);
   }
   for (int i = 0; i < 2; ++i) {
-    const auto failure = group[i].told.failed(epoch.epoch);
+    const auto failure = group[i].events_seen.failed(epoch.epoch);
     ASSERT_TRUE(failure.has_value());
     EXPECT_EQ(failure->fault, RingFault::kUnreachable);
     EXPECT_EQ(failure->accused, 9U);
@@ -584,12 +584,12 @@ TEST(RingJoin, AMemberThatNeverAnswersIsAccusedAfterTheTimeout) {
   TestMember member(
       {.replica = 0, .connect_timeout = std::chrono::milliseconds(200)}, {10},
       1);
-  const RingEpoch epoch{
+  const RingMembership epoch{
       {1, 1},
       {{0, 0, "127.0.0.1", member.ring.port()},
        {1, 1, "127.0.0.1", silent.port}}};
   member.ring.join(epoch);
-  const auto failure = member.told.failed(epoch.epoch);
+  const auto failure = member.events_seen.failed(epoch.epoch);
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->fault, RingFault::kUnreachable);
   EXPECT_EQ(failure->accused, 1U);
@@ -598,11 +598,11 @@ TEST(RingJoin, AMemberThatNeverAnswersIsAccusedAfterTheTimeout) {
 
 TEST(RingJoin, AHostWithoutAnAddressIsNamed) {
   TestMember member({.replica = 0}, {10}, 1);
-  const RingEpoch epoch{
+  const RingMembership epoch{
       {1, 1},
       {{0, 0, "127.0.0.1", member.ring.port()}, {1, 1, "no host.invalid", 1}}};
   member.ring.join(epoch);
-  const auto failure = member.told.failed(epoch.epoch);
+  const auto failure = member.events_seen.failed(epoch.epoch);
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->fault, RingFault::kUnreachable);
   EXPECT_THAT(failure->reason, HasSubstr("no host.invalid"));

@@ -59,8 +59,8 @@ struct Ports {
   std::uint16_t port[kLate + 1] = {};
 };
 
-RingEpoch epoch_of(const Ports& ports) {
-  RingEpoch epoch{{1, 1}, {}};
+RingMembership epoch_of(const Ports& ports) {
+  RingMembership epoch{{1, 1}, {}};
   for (ReplicaId replica = 0; replica <= kLate; ++replica) {
     epoch.members.push_back(
         {replica, 100 + replica, "127.0.0.1", ports.port[replica]});
@@ -124,14 +124,14 @@ class LateMember {
         ::read(channel, &ports, sizeof ports) != sizeof ports) {
       ::_exit(1);
     }
-    const RingEpoch epoch = epoch_of(ports);
+    const RingMembership epoch = epoch_of(ports);
     self->ring.join(epoch);
     self->give_all();
-    if (!self->told.joined(epoch.epoch)) {
+    if (!self->events_seen.joined(epoch.epoch)) {
       ::_exit(1);
     }
     self->ring.begin({epoch.epoch, 1}, {1, 1, 1});
-    const bool reduced = self->told.reduced_unless_failed({epoch.epoch, 1});
+    const bool reduced = self->events_seen.reduced_unless_failed({epoch.epoch, 1});
     const Verdict verdict = !reduced           ? Verdict::kFailed
         : same_bits(self->out, expected_sum()) ? Verdict::kRight
                                                : Verdict::kWrong;
@@ -161,7 +161,7 @@ struct StoppedInside {
       member->give_all();
     }
     for (auto& member : members) {
-      EXPECT_TRUE(member->told.joined(epoch.epoch));
+      EXPECT_TRUE(member->events_seen.joined(epoch.epoch));
       member->ring.begin({epoch.epoch, 1}, {1, 1, 1});
     }
     const SteadyClock clock;
@@ -174,7 +174,7 @@ struct StoppedInside {
 
   LateMember late;
   std::vector<std::unique_ptr<TestMember>> members;
-  RingEpoch epoch;
+  RingMembership epoch;
 };
 
 void fill(Floats& floats) {
@@ -184,7 +184,7 @@ void fill(Floats& floats) {
 }
 
 bool is_filled(const Floats& floats) {
-  return std::all_of(floats.begin(), floats.end(), [](const Bucketful& bucket) {
+  return std::all_of(floats.begin(), floats.end(), [](const BucketValues& bucket) {
     return std::all_of(bucket.begin(), bucket.end(), [](float value) {
       return value == kGuard;
     });

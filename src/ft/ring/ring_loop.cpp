@@ -29,13 +29,13 @@ Descriptor make_wake() {
 
 }  // namespace
 
-RingLoop::RingLoop(RingOptions options, Listening listening, RingEvents events)
+RingLoop::RingLoop(RingOptions options, ListeningSocket listening, RingEvents events)
     : events_(std::move(events)),
       listener_(std::move(listening.socket)),
       port_(listening.port),
       wake_(make_wake()),
       context_(std::move(options)),
-      doorman_(context_.options, context_.counters),
+      handshakes_(context_.options, context_.counters),
       thread_([this] { run(); }) {}
 
 RingLoop::~RingLoop() {
@@ -177,8 +177,8 @@ void RingLoop::run() {
     tell_events();
     sleep(moved);
   }
-  for (auto& [epoch, session] : sessions_) {
-    session->end(
+  for (auto& [epoch, communicator] : communicators_) {
+    communicator->end(
         RingFault::kStopped, context_.options.replica,
         str("replica ", context_.options.replica, " has left"));
   }
@@ -187,39 +187,39 @@ void RingLoop::run() {
 
 bool RingLoop::turn() {
   const Instant now = clock_.now();
-  doorman_.advance(now);
-  doorman_.show([this](Caller& caller) { return decide(caller); });
-  context_.farewells.advance(now);
+  handshakes_.advance(now);
+  handshakes_.decide_ready([this](IncomingPeer& caller) { return decide(caller); });
+  context_.closing.advance(now);
   bool moved = false;
-  for (auto it = sessions_.begin(); it != sessions_.end();) {
+  for (auto it = communicators_.begin(); it != communicators_.end();) {
     moved = advance(*it->second) || moved;
-    it = it->second->ended() ? sessions_.erase(it) : std::next(it);
+    it = it->second->ended() ? communicators_.erase(it) : std::next(it);
   }
   return moved;
 }
 
-bool RingLoop::advance(Session& session) {
-  const bool moved = session.advance(clock_.now());
-  const Epoch epoch = session.epoch();
+bool RingLoop::advance(RingCommunicator& communicator) {
+  const bool moved = communicator.advance(clock_.now());
+  const Epoch epoch = communicator.epoch();
   std::vector<Event> events;
-  if (session.take_joined()) {
+  if (communicator.take_joined()) {
     events.push_back({epoch, [this, epoch] {
                         if (events_.joined) {
                           events_.joined(epoch);
                         }
                       }});
   }
-  if (const auto reduced = session.take_reduced()) {
+  if (const auto reduced = communicator.take_reduced()) {
     events.push_back({epoch, [this, reduced] {
                         if (events_.reduced) {
                           events_.reduced(reduced->attempt, reduced->digest);
                         }
                       }});
   }
-  if (session.ended()) {
-    remember(session);
+  if (communicator.ended()) {
+    remember(communicator);
     ++context_.counters.failures;
-    const Ending& ending = session.ending();
+    const Ending& ending = communicator.ending();
     const RingFailure failure{
         epoch, ending.fault, ending.accused, ending.reporter, ending.reason};
     events.push_back({epoch, [this, failure] {
@@ -235,8 +235,8 @@ bool RingLoop::advance(Session& session) {
   return moved || !events.empty();
 }
 
-void RingLoop::remember(const Session& session) {
-  past_[session.epoch()] = session.ending();
+void RingLoop::remember(const RingCommunicator& communicator) {
+  past_[communicator.epoch()] = communicator.ending();
   if (past_.size() > kPastMax) {
     past_.erase(past_.begin());
   }
@@ -246,13 +246,13 @@ void RingLoop::publish(Lock& lock) {
   SHERD_ASSERT(lock.owns_lock());
   counters_ = context_.counters;
   progress_ = {};
-  for (const auto& [epoch, session] : sessions_) {
-    if (session->begun()) {
-      progress_ = session->progress();
+  for (const auto& [epoch, communicator] : communicators_) {
+    if (communicator->begun()) {
+      progress_ = communicator->progress();
       return;
     }
-    if (!progress_.place) {
-      progress_ = session->progress();
+    if (!progress_.neighbours) {
+      progress_ = communicator->progress();
     }
   }
 }
@@ -282,21 +282,21 @@ void RingLoop::tell_events() {
 void RingLoop::sleep(bool moved) {
   polls_.clear();
   polls_.push_back({wake_.get(), POLLIN, 0});
-  const bool lets_in = doorman_.lets_in(clock_.now());
-  polls_.push_back({lets_in ? listener_.get() : -1, POLLIN, 0});
-  doorman_.polls(polls_);
-  context_.farewells.polls(polls_);
+  const bool accepts = handshakes_.accepts(clock_.now());
+  polls_.push_back({accepts ? listener_.get() : -1, POLLIN, 0});
+  handshakes_.polls(polls_);
+  context_.closing.polls(polls_);
   std::optional<Instant> until;
   const auto no_later_than = [&](std::optional<Instant> instant) {
     if (instant) {
       until = std::min(until.value_or(*instant), *instant);
     }
   };
-  no_later_than(doorman_.next_instant());
-  no_later_than(context_.farewells.next_instant());
-  for (const auto& [epoch, session] : sessions_) {
-    session->polls(polls_);
-    no_later_than(session->next_instant());
+  no_later_than(handshakes_.next_instant());
+  no_later_than(context_.closing.next_instant());
+  for (const auto& [epoch, communicator] : communicators_) {
+    communicator->polls(polls_);
+    no_later_than(communicator->next_instant());
   }
   int timeout_ms = moved ? 0 : -1;
   if (!moved && until) {
@@ -310,60 +310,60 @@ void RingLoop::sleep(bool moved) {
     [[maybe_unused]] const auto got = ::read(wake_.get(), &count, sizeof count);
   }
   if ((polls_[1].revents & POLLIN) != 0) {
-    doorman_.let_in(listener_.get(), clock_.now());
+    handshakes_.accept_waiting(listener_.get(), clock_.now());
   }
 }
 
 void RingLoop::fail_all(const std::string& reason) {
-  for (auto& [epoch, session] : sessions_) {
-    session->end(RingFault::kResources, context_.options.replica, reason);
+  for (auto& [epoch, communicator] : communicators_) {
+    communicator->end(RingFault::kResources, context_.options.replica, reason);
   }
 }
 
 // ---- epochs ----
 
-Session* RingLoop::session_of(const Epoch& epoch) {
-  const auto found = sessions_.find(epoch);
-  return found == sessions_.end() ? nullptr : found->second.get();
+RingCommunicator* RingLoop::communicator_of(const Epoch& epoch) {
+  const auto found = communicators_.find(epoch);
+  return found == communicators_.end() ? nullptr : found->second.get();
 }
 
 void RingLoop::do_join(Route route) {
   newest_ = route.epoch.epoch;
   // The oldest may still reduce; of those that wait for it the newest counts.
-  while (sessions_.size() > 1) {
-    do_stop(std::prev(sessions_.end())->first);
+  while (communicators_.size() > 1) {
+    do_stop(std::prev(communicators_.end())->first);
   }
-  sessions_[newest_] =
-      std::make_unique<Session>(context_, std::move(route), clock_.now());
+  communicators_[newest_] =
+      std::make_unique<RingCommunicator>(context_, std::move(route), clock_.now());
 }
 
 void RingLoop::do_begin(const Attempt& attempt, std::vector<double> weights) {
-  while (!sessions_.empty() && sessions_.begin()->first < attempt.epoch) {
-    do_stop(sessions_.begin()->first);
+  while (!communicators_.empty() && communicators_.begin()->first < attempt.epoch) {
+    do_stop(communicators_.begin()->first);
   }
-  if (Session* session = session_of(attempt.epoch)) {
-    session->begin({attempt, std::move(weights), attempt.step == last_step_});
+  if (RingCommunicator* communicator = communicator_of(attempt.epoch)) {
+    communicator->begin({attempt, std::move(weights), attempt.step == last_step_});
     last_step_ = attempt.step;
   }
 }
 
 void RingLoop::do_stop(const Epoch& epoch) {
-  if (Session* session = session_of(epoch)) {
-    session->end(
+  if (RingCommunicator* communicator = communicator_of(epoch)) {
+    communicator->end(
         RingFault::kStopped, context_.options.replica,
         str("replica ", context_.options.replica, " has stopped ",
             text_of(epoch)));
-    remember(*session);
-    sessions_.erase(epoch);
+    remember(*communicator);
+    communicators_.erase(epoch);
   }
   std::erase_if(
       untold_, [&](const Event& event) { return event.epoch == epoch; });
 }
 
 void RingLoop::do_forget() {
-  for (auto& [epoch, session] : sessions_) {
-    if (session->begun()) {
-      session->end(
+  for (auto& [epoch, communicator] : communicators_) {
+    if (communicator->begun()) {
+      communicator->end(
           RingFault::kStopped, context_.options.replica,
           str("replica ", context_.options.replica, " has decided the step of ",
               text_of(epoch)));
@@ -381,61 +381,61 @@ void RingLoop::end_lease() {
 
 // ---- callers ----
 
-Doorman::Answer RingLoop::refuse(
-    Caller& caller, std::uint64_t& counter, const std::string& reason) {
+HandshakeQueue::Disposition RingLoop::refuse(
+    IncomingPeer& caller, std::uint64_t& counter, const std::string& reason) {
   ++counter;
-  context_.farewells.add(
-      caller.link.leave(refusal_frame(caller.epoch, reason)));
-  return Doorman::Answer::kDone;
+  context_.closing.add(
+      caller.link.detach(refusal_frame(caller.epoch, reason)));
+  return HandshakeQueue::Disposition::kDone;
 }
 
-Doorman::Answer RingLoop::decide(Caller& caller) {
+HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
   auto& counters = context_.counters;
   const auto& options = context_.options;
-  const Hello& hello = caller.hello;
+  const Handshake& handshake = caller.handshake;
   if (context_.run == 0) {
-    return Doorman::Answer::kWait;
+    return HandshakeQueue::Disposition::kWait;
   }
-  if (hello.run != context_.run) {
+  if (handshake.run != context_.run) {
     return refuse(caller, counters.refused_connections, "this is another run");
   }
-  if (hello.to != options.replica ||
-      hello.to_incarnation != options.incarnation ||
-      hello.shard_rank != static_cast<std::uint32_t>(options.shard_rank)) {
+  if (handshake.to != options.replica ||
+      handshake.to_incarnation != options.incarnation ||
+      handshake.shard_rank != static_cast<std::uint32_t>(options.shard_rank)) {
     return refuse(
         caller, counters.refused_connections,
         str("this is rank ", options.shard_rank, " of replica ",
             options.replica, " in life ", options.incarnation));
   }
   if (caller.epoch > newest_) {
-    return Doorman::Answer::kWait;
+    return HandshakeQueue::Disposition::kWait;
   }
-  Session* session = session_of(caller.epoch);
+  RingCommunicator* communicator = communicator_of(caller.epoch);
   if (const auto past = past_.find(caller.epoch); past != past_.end()) {
     // So that it accuses who is to blame.
     ++counters.stale_connections;
-    context_.farewells.add(
-        caller.link.leave(frame_of(caller.epoch, past->second)));
-    return Doorman::Answer::kDone;
+    context_.closing.add(
+        caller.link.detach(frame_of(caller.epoch, past->second)));
+    return HandshakeQueue::Disposition::kDone;
   }
-  if (session == nullptr) {
+  if (communicator == nullptr) {
     return refuse(
         caller, counters.stale_connections,
         str(text_of(caller.epoch), " is over here"));
   }
-  auto why = session->stranger(hello);
-  if (why.empty() && session->has_previous()) {
-    why = str("replica ", hello.from, " is connected already");
+  auto why = communicator->identity_mismatch(handshake);
+  if (why.empty() && communicator->has_previous()) {
+    why = str("replica ", handshake.from, " is connected already");
   }
   if (!why.empty()) {
     return refuse(caller, counters.refused_connections, why);
   }
-  if (why = session->disagreement(hello); !why.empty()) {
-    session->end(RingFault::kMismatch, hello.from, why);
+  if (why = communicator->configuration_mismatch(handshake); !why.empty()) {
+    communicator->end(RingFault::kMismatch, handshake.from, why);
     return refuse(caller, counters.refused_connections, why);
   }
-  session->adopt(std::move(caller.link), hello);
-  return Doorman::Answer::kDone;
+  communicator->accept_previous(std::move(caller.link), handshake);
+  return HandshakeQueue::Disposition::kDone;
 }
 
 }  // namespace sherd::ft::ring

@@ -19,16 +19,16 @@
 #include <vector>
 #include "base/clock.h"
 #include "base/descriptor.h"
-#include "ft/ring/doorman.h"
+#include "ft/ring/handshake_queue.h"
 #include "ft/ring/ring.h"
-#include "ft/ring/session.h"
+#include "ft/ring/ring_communicator.h"
 #include "ft/ring/socket.h"
 
 namespace sherd::ft::ring {
 
 class RingLoop {
  public:
-  RingLoop(RingOptions options, Listening listening, RingEvents events);
+  RingLoop(RingOptions options, ListeningSocket listening, RingEvents events);
   ~RingLoop();
   RingLoop(const RingLoop&) = delete;
   RingLoop& operator=(const RingLoop&) = delete;
@@ -77,12 +77,12 @@ class RingLoop {
   void do_stop(const Epoch& epoch);
   void do_forget();
   void end_lease();
-  Doorman::Answer decide(Caller& caller);
-  Doorman::Answer refuse(
-      Caller& caller, std::uint64_t& counter, const std::string& reason);
-  bool advance(Session& session);
-  void remember(const Session& session);
-  Session* session_of(const Epoch& epoch);
+  HandshakeQueue::Disposition decide(IncomingPeer& caller);
+  HandshakeQueue::Disposition refuse(
+      IncomingPeer& caller, std::uint64_t& counter, const std::string& reason);
+  bool advance(RingCommunicator& communicator);
+  void remember(const RingCommunicator& communicator);
+  RingCommunicator* communicator_of(const Epoch& epoch);
 
   const RingEvents events_;
   const Descriptor listener_;
@@ -93,9 +93,9 @@ class RingLoop {
   const SteadyClock clock_;
 
   // The thread's.
-  SessionContext context_;
-  Doorman doorman_;
-  std::map<Epoch, std::unique_ptr<Session>> sessions_;
+  RingContext context_;
+  HandshakeQueue handshakes_;
+  std::map<Epoch, std::unique_ptr<RingCommunicator>> communicators_;
   std::map<Epoch, Ending> past_;  // The last ones, for who calls too late.
   Epoch newest_;
   std::int64_t last_step_ = -1;  // That an attempt began.

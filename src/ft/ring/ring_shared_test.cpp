@@ -18,13 +18,13 @@ namespace {
 
 using testing::HasSubstr;
 
-class RingWay : public testing::TestWithParam<Way> {};
-INSTANTIATE_TEST_SUITE_P(Ways, RingWay, kAllWays, [](const auto& one) {
+class RingWay : public testing::TestWithParam<DataPath> {};
+INSTANTIATE_TEST_SUITE_P(Ways, RingWay, kAllDataPaths, [](const auto& one) {
   return name_of(one.param);
 });
 
 TEST_P(RingWay, IsChosenForEachConnectionByItself) {
-  Group group(3, {.layout = {3000}, .way = GetParam()});
+  RingGroup group(3, {.layout = {3000}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   for (int i = 0; i < 3; ++i) {
@@ -36,34 +36,34 @@ TEST_P(RingWay, IsChosenForEachConnectionByItself) {
     const auto counters = group[i].ring.counters();
     // In a mixed ring it is replica 1 that shares nothing.
     const bool shared =
-        GetParam() == Way::kShared || (GetParam() == Way::kMixed && i == 0);
+        GetParam() == DataPath::kShared || (GetParam() == DataPath::kMixed && i == 0);
     EXPECT_EQ(counters.received_bytes, 4 * 1000 * sizeof(float));
-    EXPECT_EQ(counters.shown_bytes, shared ? counters.received_bytes : 0U)
+    EXPECT_EQ(counters.shared_bytes, shared ? counters.received_bytes : 0U)
         << "replica " << i;
   }
 }
 
 TEST_P(RingWay, SumsThatLieElsewhereGoOverTcp) {
-  Group group(2, {.layout = {3000}, .way = GetParam()});
+  RingGroup group(2, {.layout = {3000}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   Floats elsewhere = zero_buckets({3000});
   group[0].ring.give(0, group[0].in[0].data(), elsewhere[0].data());
   group[1].give_all();
   group.begin(epoch, 1, {1, 1});
-  ASSERT_TRUE(group[1].told.reduced({epoch.epoch, 1}).has_value());
-  ASSERT_TRUE(group[0].told.reduced({epoch.epoch, 1}).has_value());
+  ASSERT_TRUE(group[1].events_seen.reduced({epoch.epoch, 1}).has_value());
+  ASSERT_TRUE(group[0].events_seen.reduced({epoch.epoch, 1}).has_value());
   const Floats sum = group.expected(epoch, {1, 1});
   EXPECT_TRUE(same_bits(group[1].out, sum));
   EXPECT_TRUE(same_bits(elsewhere, sum));
 }
 
 // Two members, of which the second hears nothing of the first from a frame on.
-struct Held {
-  explicit Held(int frames)
+struct RingWithHeldFrames {
+  explicit RingWithHeldFrames(int frames)
       : proxy(
             group[1].ring.port(),
-            {.hold_at = frame_of(Epoch{}, Hello{}).size() +
+            {.hold_at = frame_of(Epoch{}, Handshake{}).size() +
                  static_cast<std::size_t>(frames) * kHeaderBytes,
              .holds_end = true}) {}
 
@@ -73,7 +73,7 @@ struct Held {
     group[1].ring.join(epoch);
     group[0].ring.join(seen);
     for (int i = 0; i < 2; ++i) {
-      ASSERT_TRUE(group[i].told.joined(epoch.epoch));
+      ASSERT_TRUE(group[i].events_seen.joined(epoch.epoch));
       group[i].give_all();
     }
     group.begin(epoch, 1, {1, 1});
@@ -83,17 +83,17 @@ struct Held {
     std::fill(floats[0].begin(), floats[0].end(), 1e30F);
   }
 
-  Group group{2, {.layout = {1000}, .way = Way::kShared}};
-  const RingEpoch epoch = group.epoch(1);
+  RingGroup group{2, {.layout = {1000}, .way = DataPath::kShared}};
+  const RingMembership epoch = group.epoch(1);
   const Attempt attempt{epoch.epoch, 1};
   Proxy proxy;
 };
 
 TEST(RingShared, WhoReadsASumAfterItsOwnerHasWrittenThereDoesNotVoteForIt) {
-  Held held(1);  // The part to add arrives, the sum does not.
+  RingWithHeldFrames held(1);  // The part to add arrives, the sum does not.
   auto& group = held.group;
   held.reduce();
-  ASSERT_TRUE(group[0].told.reduced(held.attempt).has_value());
+  ASSERT_TRUE(group[0].events_seen.reduced(held.attempt).has_value());
 
   // It goes on, without the other one's vote.
   group[0].ring.forget();
@@ -103,7 +103,7 @@ TEST(RingShared, WhoReadsASumAfterItsOwnerHasWrittenThereDoesNotVoteForIt) {
   group[0].ring.begin({held.epoch.epoch, 2}, {1, 1});
   held.proxy.release();
 
-  const auto failure = group[1].told.failed(held.epoch.epoch);
+  const auto failure = group[1].events_seen.failed(held.epoch.epoch);
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->fault, RingFault::kStopped);
   EXPECT_EQ(failure->accused, 1U);
@@ -114,32 +114,32 @@ TEST(RingShared, WhoReadsASumAfterItsOwnerHasWrittenThereDoesNotVoteForIt) {
 }
 
 TEST(RingShared, WhoReadsASumTooLateDoesNotWaitForTheNextOne) {
-  Held held(1);
+  RingWithHeldFrames held(1);
   auto& group = held.group;
   held.reduce();
-  ASSERT_TRUE(group[0].told.reduced(held.attempt).has_value());
+  ASSERT_TRUE(group[0].events_seen.reduced(held.attempt).has_value());
   group[0].ring.forget();  // And its program has ended.
   held.proxy.release();
-  const auto failure = group[1].told.failed(held.epoch.epoch);
+  const auto failure = group[1].events_seen.failed(held.epoch.epoch);
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->accused, 1U);
 }
 
 TEST(RingShared, TheSameWhereItsOwnerBeginsAgainInAnotherEpoch) {
-  Held held(1);
+  RingWithHeldFrames held(1);
   auto& group = held.group;
   held.reduce();
-  ASSERT_TRUE(group[0].told.reduced(held.attempt).has_value());
+  ASSERT_TRUE(group[0].events_seen.reduced(held.attempt).has_value());
 
   group[0].ring.stop(held.epoch.epoch);
   const auto alone = group.epoch(2, {0});
   group[0].ring.join(alone);
-  ASSERT_TRUE(group[0].told.joined(alone.epoch));
+  ASSERT_TRUE(group[0].events_seen.joined(alone.epoch));
   group[0].ring.begin({alone.epoch, 1}, {1});
-  ASSERT_TRUE(group[0].told.reduced({alone.epoch, 1}).has_value());
+  ASSERT_TRUE(group[0].events_seen.reduced({alone.epoch, 1}).has_value());
   held.proxy.release();
 
-  const auto failure = group[1].told.failed(held.epoch.epoch);
+  const auto failure = group[1].events_seen.failed(held.epoch.epoch);
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->fault, RingFault::kStopped);
   EXPECT_EQ(failure->accused, 0U);
@@ -147,10 +147,10 @@ TEST(RingShared, TheSameWhereItsOwnerBeginsAgainInAnotherEpoch) {
 }
 
 TEST(RingShared, ASumIsStillReadAfterItsOwnerHasLeftTheEpoch) {
-  Held held(1);
+  RingWithHeldFrames held(1);
   auto& group = held.group;
   held.reduce();
-  ASSERT_TRUE(group[0].told.reduced(held.attempt).has_value());
+  ASSERT_TRUE(group[0].events_seen.reduced(held.attempt).has_value());
   group[0].ring.stop(held.epoch.epoch);
   held.proxy.release();
   group.expect_reduced(held.epoch, 1, {1, 1});
@@ -158,14 +158,14 @@ TEST(RingShared, ASumIsStillReadAfterItsOwnerHasLeftTheEpoch) {
 
 TEST(RingShared, APartThatWasHeldIsNotTakenAfterItsOwnerHasStopped) {
   // Both frames arrive of three; the second member has not given anything.
-  Held held(1);
+  RingWithHeldFrames held(1);
   auto& group = held.group;
   auto seen = held.epoch;
   seen.members[1].port = held.proxy.port();
   group[1].ring.join(held.epoch);
   group[0].ring.join(seen);
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(group[i].told.joined(held.epoch.epoch));
+    ASSERT_TRUE(group[i].events_seen.joined(held.epoch.epoch));
   }
   group[0].give_all();
   group.begin(held.epoch, 1, {1, 1});
@@ -182,7 +182,7 @@ TEST(RingShared, APartThatWasHeldIsNotTakenAfterItsOwnerHasStopped) {
   ASSERT_TRUE(held.proxy.holds());  // The words of the stop.
   held.proxy.release();
 
-  const auto failure = group[1].told.failed(held.epoch.epoch);
+  const auto failure = group[1].events_seen.failed(held.epoch.epoch);
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->fault, RingFault::kStopped);
   EXPECT_EQ(failure->accused, 0U);
@@ -213,7 +213,7 @@ TEST(RingSharedKill, F56InMidCopyIsNoticedAndRepeatedAndLeavesNoSegment) {
          .layout = layout,
          .buckets = 2,
          .memory = Memory::kShared});
-    Group group(2, {.layout = layout, .way = Way::kShared});
+    RingGroup group(2, {.layout = layout, .way = DataPath::kShared});
     const Floats in = group[0].in;
     auto epoch = group.epoch(1);
     epoch.members.insert(
@@ -225,7 +225,7 @@ TEST(RingSharedKill, F56InMidCopyIsNoticedAndRepeatedAndLeavesNoSegment) {
       group[i].give_all();
     }
     for (int i = 0; i < 2; ++i) {
-      ASSERT_TRUE(group[i].told.joined(epoch.epoch));
+      ASSERT_TRUE(group[i].events_seen.joined(epoch.epoch));
       group[i].ring.begin({epoch.epoch, 1}, {1, 1, 1});
     }
     // Somewhere in the first nine tenths of what is to come, behind the first
@@ -239,11 +239,11 @@ TEST(RingSharedKill, F56InMidCopyIsNoticedAndRepeatedAndLeavesNoSegment) {
     const Instant killed = clock.now();
     child.kill(SIGKILL);
     for (int i = 0; i < 2; ++i) {
-      const auto failure = group[i].told.failed(epoch.epoch);
+      const auto failure = group[i].events_seen.failed(epoch.epoch);
       ASSERT_TRUE(failure.has_value());
       EXPECT_EQ(failure->fault, RingFault::kLost) << failure->reason;
       EXPECT_EQ(failure->accused, 2U) << failure->reason;
-      EXPECT_GT(group[i].ring.counters().shown_bytes, 0U);
+      EXPECT_GT(group[i].ring.counters().shared_bytes, 0U);
       EXPECT_FALSE(group[i].ring.progress().attempt.has_value());
     }
     EXPECT_LT(seconds(clock.now() - killed), 4.0);

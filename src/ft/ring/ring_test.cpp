@@ -19,15 +19,15 @@ using testing::HasSubstr;
 
 const Layout kRagged = {1000, 0, 1, 2, 5000, 6, 40000, 3};
 
-class RingOf : public testing::TestWithParam<std::tuple<int, Way>> {
+class RingOf : public testing::TestWithParam<std::tuple<int, DataPath>> {
  protected:
   static int members() { return std::get<0>(GetParam()); }
-  static Way way() { return std::get<1>(GetParam()); }
+  static DataPath way() { return std::get<1>(GetParam()); }
 };
 
 TEST_P(RingOf, AllMembersGetTheBitsThatOneProcessGets) {
   const int members = RingOf::members();
-  Group group(members, {.layout = kRagged, .way = way()});
+  RingGroup group(members, {.layout = kRagged, .way = way()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   std::vector<double> weights;
@@ -41,7 +41,7 @@ TEST_P(RingOf, AllMembersGetTheBitsThatOneProcessGets) {
 
 TEST_P(RingOf, MembersOfWeightZeroFollowWithoutBeingRead) {
   const int members = RingOf::members();
-  Group group(members, {.layout = kRagged, .way = way()});
+  RingGroup group(members, {.layout = kRagged, .way = way()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   std::vector<double> weights;
@@ -62,7 +62,7 @@ TEST_P(RingOf, MembersOfWeightZeroFollowWithoutBeingRead) {
 
 TEST_P(RingOf, BucketsMayComeInAnyOrderBeforeAndAfterTheBegin) {
   const int members = RingOf::members();
-  Group group(members, {.layout = kRagged, .way = way()});
+  RingGroup group(members, {.layout = kRagged, .way = way()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   const std::vector<double> weights(static_cast<std::size_t>(members), 1.0);
@@ -93,7 +93,7 @@ TEST_P(RingOf, BucketsMayComeInAnyOrderBeforeAndAfterTheBegin) {
 
 TEST_P(RingOf, StepsFollowEachOtherUnderOneEpoch) {
   const int members = RingOf::members();
-  Group group(members, {.layout = kRagged, .way = way()});
+  RingGroup group(members, {.layout = kRagged, .way = way()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   const std::vector<double> weights(static_cast<std::size_t>(members), 2.0);
@@ -116,14 +116,14 @@ TEST_P(RingOf, StepsFollowEachOtherUnderOneEpoch) {
 INSTANTIATE_TEST_SUITE_P(
     Members,
     RingOf,
-    testing::Combine(testing::Values(1, 2, 3, 4, 7), kAllWays),
+    testing::Combine(testing::Values(1, 2, 3, 4, 7), kAllDataPaths),
     [](const auto& one) {
       return str(
           std::get<0>(one.param), "Over", name_of(std::get<1>(one.param)));
     });
 
-class RingBy : public testing::TestWithParam<Way> {};
-INSTANTIATE_TEST_SUITE_P(Ways, RingBy, kAllWays, [](const auto& one) {
+class RingBy : public testing::TestWithParam<DataPath> {};
+INSTANTIATE_TEST_SUITE_P(Ways, RingBy, kAllDataPaths, [](const auto& one) {
   return name_of(one.param);
 });
 
@@ -131,7 +131,7 @@ TEST_P(RingBy, ChunksAndSlotsLeaveNoTraceInTheBits) {
   const std::vector<double> weights = {1, 2, 5};
   for (const std::size_t chunk : {4U, 64U, 1U << 20U}) {
     for (const int slots : {1, 3, 64}) {
-      Group group(
+      RingGroup group(
           3,
           {.layout = {1000, 7},
            .chunk_bytes = chunk,
@@ -149,7 +149,7 @@ TEST_P(RingBy, ChunksAndSlotsLeaveNoTraceInTheBits) {
 }
 
 TEST_P(RingBy, ALayoutWithoutElementsIsReducedAtOnce) {
-  Group group(3, {.layout = {0, 0}, .way = GetParam()});
+  RingGroup group(3, {.layout = {0, 0}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   group.begin(epoch, 1, {1, 1, 1});
@@ -157,7 +157,7 @@ TEST_P(RingBy, ALayoutWithoutElementsIsReducedAtOnce) {
 }
 
 TEST_P(RingBy, AMemberThatBeginsLateIsWaitedFor) {
-  Group group(3, {.layout = {100000}, .way = GetParam()});
+  RingGroup group(3, {.layout = {100000}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   for (int i = 0; i < 3; ++i) {
@@ -176,7 +176,7 @@ TEST_P(RingBy, AMemberThatBeginsLateIsWaitedFor) {
 }
 
 TEST_P(RingBy, AReductionIsRepeatedWithAMemberLessAndNothingGivenAgain) {
-  Group group(3, {.layout = {200000, 10}, .way = GetParam()});
+  RingGroup group(3, {.layout = {200000, 10}, .way = GetParam()});
   const auto first = group.epoch(1);
   ASSERT_TRUE(group.join(first));
   const Floats before = group[0].in;
@@ -190,14 +190,14 @@ TEST_P(RingBy, AReductionIsRepeatedWithAMemberLessAndNothingGivenAgain) {
   for (const int i : {0, 1}) {  // They have begun.
     const auto begun = [&] {
       const auto counters = group[i].ring.counters();
-      return counters.sent_bytes + counters.shown_bytes > 0;
+      return counters.sent_bytes + counters.shared_bytes > 0;
     };
     while (!begun() && clock.now() < until) {
     }
   }
   group[2].ring.stop(first.epoch);
   for (const int i : {0, 1}) {
-    const auto failure = group[i].told.failed(first.epoch);
+    const auto failure = group[i].events_seen.failed(first.epoch);
     ASSERT_TRUE(failure.has_value());
     EXPECT_EQ(failure->fault, RingFault::kStopped);
     EXPECT_EQ(failure->accused, 2U);
@@ -212,7 +212,7 @@ TEST_P(RingBy, AReductionIsRepeatedWithAMemberLessAndNothingGivenAgain) {
 }
 
 TEST_P(RingBy, ANewEpochIsJoinedWhileTheOldOneReduces) {
-  Group group(3, {.layout = {50000, 50000}, .way = GetParam()});
+  RingGroup group(3, {.layout = {50000, 50000}, .way = GetParam()});
   const auto old = group.epoch(1, {0, 1});
   ASSERT_TRUE(group.join(old));
   group.begin(old, 1, {1, 1});
@@ -235,7 +235,7 @@ TEST_P(RingBy, ANewEpochIsJoinedWhileTheOldOneReduces) {
 
 TEST_P(RingBy, WhoHasTheSumMayGoOnWithoutHarmToWhoHasNot) {
   std::mt19937_64 random(23);
-  Group group(4, {.layout = {30000}, .way = GetParam()});
+  RingGroup group(4, {.layout = {30000}, .way = GetParam()});
   std::uint64_t number = 1;
   auto epoch = group.epoch(number);
   ASSERT_TRUE(group.join(epoch));
@@ -246,7 +246,7 @@ TEST_P(RingBy, WhoHasTheSumMayGoOnWithoutHarmToWhoHasNot) {
     group.begin(epoch, step, {1, 1, 1, 1});
     // The first that has it leaves at once, the others are nearly there.
     const int leader = static_cast<int>(random() % 4);
-    ASSERT_TRUE(group[leader].told.reduced({epoch.epoch, step}).has_value());
+    ASSERT_TRUE(group[leader].events_seen.reduced({epoch.epoch, step}).has_value());
     group[leader].ring.stop(epoch.epoch);
     group.expect_reduced(epoch, step, {1, 1, 1, 1});
     for (int i = 0; i < 4; ++i) {
@@ -259,7 +259,7 @@ TEST_P(RingBy, WhoHasTheSumMayGoOnWithoutHarmToWhoHasNot) {
 }
 
 TEST_P(RingBy, TheNewestOfSeveralPendingEpochsCounts) {
-  Group group(2, {.layout = {100}, .way = GetParam()});
+  RingGroup group(2, {.layout = {100}, .way = GetParam()});
   const auto lonely = group.epoch(2);  // Only replica 0 hears of it.
   const auto first = group.epoch(1);
   ASSERT_TRUE(group.join(first));
@@ -270,23 +270,23 @@ TEST_P(RingBy, TheNewestOfSeveralPendingEpochsCounts) {
   group[1].give_all();
   group.begin(newest, 1, {1, 1});
   group.expect_reduced(newest, 1, {1, 1});
-  EXPECT_FALSE(group[0].told.has_failed(lonely.epoch));
+  EXPECT_FALSE(group[0].events_seen.has_failed(lonely.epoch));
 }
 
 TEST(Ring, NoWeightAtAllFailsTheAttemptAtEachMember) {
-  Group group(2, {.layout = {10}});
+  RingGroup group(2, {.layout = {10}});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   group.begin(epoch, 1, {0, 0});
   for (int i = 0; i < 2; ++i) {
-    const auto failure = group[i].told.failed(epoch.epoch);
+    const auto failure = group[i].events_seen.failed(epoch.epoch);
     ASSERT_TRUE(failure.has_value());
     EXPECT_EQ(failure->fault, RingFault::kWeights);
   }
 }
 
 TEST_P(RingBy, ProgressNamesWhoIsWaitedFor) {
-  Group group(2, {.layout = {10}, .way = GetParam()});
+  RingGroup group(2, {.layout = {10}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   group[0].give_all();
@@ -304,8 +304,8 @@ TEST_P(RingBy, ProgressNamesWhoIsWaitedFor) {
 
 // Where they differ while all stand still, a link is dead.
 TEST_P(RingBy, WhatWentToTheNextMemberIsCountedThereAsWhatCame) {
-  Group group(3, {.layout = {30000, 10}, .way = GetParam()});
-  EXPECT_FALSE(group[0].ring.progress().place.has_value());
+  RingGroup group(3, {.layout = {30000, 10}, .way = GetParam()});
+  EXPECT_FALSE(group[0].ring.progress().neighbours.has_value());
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   for (int i = 0; i < 3; ++i) {
@@ -315,8 +315,8 @@ TEST_P(RingBy, WhatWentToTheNextMemberIsCountedThereAsWhatCame) {
   group.expect_reduced(epoch, 1, {1, 1, 1});
   for (int i = 0; i < 3; ++i) {
     const int next = (i + 1) % 3;
-    const auto here = group[i].ring.progress().place;
-    const auto there = group[next].ring.progress().place;
+    const auto here = group[i].ring.progress().neighbours;
+    const auto there = group[next].ring.progress().neighbours;
     ASSERT_TRUE(here.has_value() && there.has_value());
     EXPECT_EQ(here->epoch, epoch.epoch);
     EXPECT_EQ(here->next, static_cast<ReplicaId>(next));
@@ -325,19 +325,19 @@ TEST_P(RingBy, WhatWentToTheNextMemberIsCountedThereAsWhatCame) {
     EXPECT_EQ(here->frames_out, there->frames_in);
   }
   group[0].ring.stop(epoch.epoch);
-  EXPECT_FALSE(group[0].ring.progress().place.has_value());
+  EXPECT_FALSE(group[0].ring.progress().neighbours.has_value());
 }
 
 TEST(Ring, AnEventMayCallTheRingAndThrow) {
   // The event of the first epoch's end joins the next one.
-  Group group(2, {.layout = {10}});
+  RingGroup group(2, {.layout = {10}});
   const auto first = group.epoch(1);
   ASSERT_TRUE(group.join(first));
   RingOptions options;
   options.replica = 7;
   Ring* self = nullptr;
-  Told told;
-  RingEvents events = told.events();
+  EventRecorder events_seen;
+  RingEvents events = events_seen.events();
   auto joined = events.joined;
   events.joined = [&, joined](Epoch epoch) {
     self->stop(epoch);
@@ -349,14 +349,14 @@ TEST(Ring, AnEventMayCallTheRingAndThrow) {
   self = &ring;
   ring.set_run(kTestRun);
   ring.join({{1, 1}, {{7, 0, "127.0.0.1", ring.port()}}});
-  ASSERT_TRUE(told.joined({1, 1}));
+  ASSERT_TRUE(events_seen.joined({1, 1}));
   ring.join({{1, 2}, {{7, 0, "127.0.0.1", ring.port()}}});
-  EXPECT_TRUE(told.joined({1, 2}));
+  EXPECT_TRUE(events_seen.joined({1, 2}));
   EXPECT_EQ(ring.counters().stops, 2U);
 }
 
 TEST(Ring, CallersMistakesAreNamed) {
-  Group group(2, {.layout = {10}});
+  RingGroup group(2, {.layout = {10}});
   auto& ring = group[0].ring;
   const auto message = [](auto&& call) -> std::string {
     try {

@@ -17,14 +17,14 @@
 #include <thread>
 #include <gtest/gtest.h>
 #include "base/check.h"
-#include "ft/ring/digest.h"
+#include "ft/ring/block_digest.h"
 #include "ft/ring/socket.h"
 
 namespace sherd::ft::ring {
 
 // ---- what a ring tells ----
 
-RingEvents Told::events() {
+RingEvents EventRecorder::events() {
   const auto keep = [this](auto& map, const auto& key, auto value) {
     const std::lock_guard lock(mu_);
     map.emplace(key, std::move(value));
@@ -41,7 +41,7 @@ RingEvents Told::events() {
 }
 
 template <typename Map, typename Key>
-std::optional<typename Map::mapped_type> Told::wait(Map& map, const Key& key) {
+std::optional<typename Map::mapped_type> EventRecorder::wait(Map& map, const Key& key) {
   std::unique_lock lock(mu_);
   if (!changed_.wait_for(
           lock, kTestDeadline, [&] { return map.contains(key); })) {
@@ -50,23 +50,23 @@ std::optional<typename Map::mapped_type> Told::wait(Map& map, const Key& key) {
   return map.at(key);
 }
 
-bool Told::joined(const Epoch& epoch) {
+bool EventRecorder::joined(const Epoch& epoch) {
   return wait(joined_, epoch).has_value();
 }
-std::optional<std::uint64_t> Told::reduced(const Attempt& attempt) {
+std::optional<std::uint64_t> EventRecorder::reduced(const Attempt& attempt) {
   return wait(reduced_, attempt);
 }
-std::optional<RingFailure> Told::failed(const Epoch& epoch) {
+std::optional<RingFailure> EventRecorder::failed(const Epoch& epoch) {
   return wait(failed_, epoch);
 }
-bool Told::reduced_unless_failed(const Attempt& attempt) {
+bool EventRecorder::reduced_unless_failed(const Attempt& attempt) {
   std::unique_lock lock(mu_);
   changed_.wait_for(lock, kTestDeadline, [&] {
     return reduced_.contains(attempt) || failed_.contains(attempt.epoch);
   });
   return reduced_.contains(attempt);
 }
-bool Told::has_failed(const Epoch& epoch) {
+bool EventRecorder::has_failed(const Epoch& epoch) {
   const std::lock_guard lock(mu_);
   return failed_.contains(epoch);
 }
@@ -152,8 +152,8 @@ bool same_bits(const Floats& a, const Floats& b) {
 
 // ---- groups ----
 
-std::string name_of(Way way) {
-  return way == Way::kTcp ? "Tcp" : way == Way::kShared ? "Shared" : "Mixed";
+std::string name_of(DataPath way) {
+  return way == DataPath::kTcp ? "Tcp" : way == DataPath::kShared ? "Shared" : "Mixed";
 }
 
 void* SharedResource::do_allocate(std::size_t bytes, std::size_t alignment) {
@@ -198,7 +198,7 @@ TestMember::TestMember(
     : memory(memory_for(kind, layout)),
       in(moved_to(memory.get(), random_buckets(layout, seed))),
       out(moved_to(memory.get(), zero_buckets(layout))),
-      ring(with(std::move(options), memory.get()), told.events()) {
+      ring(with(std::move(options), memory.get()), events_seen.events()) {
   ring.set_run(kTestRun);
   ring.set_layout(layout);
 }
@@ -209,7 +209,7 @@ void TestMember::give_all() {
   }
 }
 
-Group::Group(int members, const GroupOptions& options) {
+RingGroup::RingGroup(int members, const RingGroupOptions& options) {
   for (int i = 0; i < members; ++i) {
     RingOptions ring;
     ring.replica = static_cast<ReplicaId>(i);
@@ -218,15 +218,15 @@ Group::Group(int members, const GroupOptions& options) {
     ring.slots = options.slots;
     ring.connect_timeout = kTestDeadline;
     const bool shares =
-        options.way == Way::kShared || (options.way == Way::kMixed && i != 1);
+        options.way == DataPath::kShared || (options.way == DataPath::kMixed && i != 1);
     members_.push_back(std::make_unique<TestMember>(
         ring, options.layout, options.seed * 1000 + ring.incarnation,
         shares ? Memory::kShared : Memory::kOwn));
   }
 }
 
-RingEpoch Group::epoch(std::uint64_t number, const std::vector<int>& replicas) {
-  RingEpoch epoch{{1, number}, {}};
+RingMembership RingGroup::epoch(std::uint64_t number, const std::vector<int>& replicas) {
+  RingMembership epoch{{1, number}, {}};
   for (const int r : replicas) {
     epoch.members.push_back(
         {static_cast<ReplicaId>(r), 100 + static_cast<Incarnation>(r),
@@ -235,7 +235,7 @@ RingEpoch Group::epoch(std::uint64_t number, const std::vector<int>& replicas) {
   return epoch;
 }
 
-RingEpoch Group::epoch(std::uint64_t number) {
+RingMembership RingGroup::epoch(std::uint64_t number) {
   std::vector<int> all;
   for (int i = 0; i < size(); ++i) {
     all.push_back(i);
@@ -243,20 +243,20 @@ RingEpoch Group::epoch(std::uint64_t number) {
   return epoch(number, all);
 }
 
-bool Group::join(const RingEpoch& epoch) {
+bool RingGroup::join(const RingMembership& epoch) {
   for (const auto& member : epoch.members) {
     (*this)[static_cast<int>(member.replica)].ring.join(epoch);
   }
   for (const auto& member : epoch.members) {
-    if (!(*this)[static_cast<int>(member.replica)].told.joined(epoch.epoch)) {
+    if (!(*this)[static_cast<int>(member.replica)].events_seen.joined(epoch.epoch)) {
       return false;
     }
   }
   return true;
 }
 
-void Group::begin(
-    const RingEpoch& epoch,
+void RingGroup::begin(
+    const RingMembership& epoch,
     std::int64_t step,
     const std::vector<double>& weights) {
   for (const auto& member : epoch.members) {
@@ -265,8 +265,8 @@ void Group::begin(
   }
 }
 
-Floats Group::expected(
-    const RingEpoch& epoch, const std::vector<double>& weights) {
+Floats RingGroup::expected(
+    const RingMembership& epoch, const std::vector<double>& weights) {
   std::vector<const Floats*> in;
   for (const auto& member : epoch.members) {
     in.push_back(&(*this)[static_cast<int>(member.replica)].in);
@@ -274,14 +274,14 @@ Floats Group::expected(
   return reference(in, weights);
 }
 
-void Group::expect_reduced(
-    const RingEpoch& epoch,
+void RingGroup::expect_reduced(
+    const RingMembership& epoch,
     std::int64_t step,
     const std::vector<double>& weights) {
   const Floats sum = expected(epoch, weights);
   for (const auto& member : epoch.members) {
     auto& one = (*this)[static_cast<int>(member.replica)];
-    const auto digest = one.told.reduced({epoch.epoch, step});
+    const auto digest = one.events_seen.reduced({epoch.epoch, step});
     ASSERT_TRUE(digest.has_value()) << "replica " << member.replica;
     EXPECT_TRUE(same_bits(one.out, sum)) << "replica " << member.replica;
     EXPECT_EQ(*digest, digest_of(sum)) << "replica " << member.replica;
@@ -366,14 +366,14 @@ std::string Connected::receive(std::size_t bytes) {
 // ---- the proxy ----
 
 struct Proxy::State {
-  Listening listening;
+  ListeningSocket listening;
   Descriptor quit;
   std::uint16_t target = 0;
-  Mischief mischief;
+  InjectedFault fault;
   std::atomic<bool> holds = false;
   std::thread thread;
 
-  // Of the caller's bytes, which are done mischief to.
+  // Counts the caller's bytes, into which the fault is injected.
   std::size_t seen = 0;
   std::string held;
   bool ended = false;
@@ -389,15 +389,15 @@ struct Proxy::State {
 std::size_t Proxy::State::spoil(char* bytes, std::size_t count) {
   const auto before = seen;
   seen += count;
-  if (mischief.flip_at && *mischief.flip_at >= before &&
-      *mischief.flip_at < seen) {
-    char& byte = bytes[*mischief.flip_at - before];
+  if (fault.flip_at && *fault.flip_at >= before &&
+      *fault.flip_at < seen) {
+    char& byte = bytes[*fault.flip_at - before];
     byte = static_cast<char>(~byte);
   }
-  if (!mischief.hold_at || seen <= *mischief.hold_at) {
+  if (!fault.hold_at || seen <= *fault.hold_at) {
     return count;
   }
-  const auto goes = before < *mischief.hold_at ? *mischief.hold_at - before : 0;
+  const auto goes = before < *fault.hold_at ? *fault.hold_at - before : 0;
   held.append(bytes + goes, count - goes);
   // Release: pairs with the acquire in holds().
   holds.store(true, std::memory_order_release);
@@ -407,7 +407,7 @@ std::size_t Proxy::State::spoil(char* bytes, std::size_t count) {
 bool Proxy::State::forward(int from, int to, bool of_caller) {
   std::array<char, 16384> bytes = {};
   const auto got = ::recv(from, bytes.data(), bytes.size(), 0);
-  if (got <= 0 && of_caller && mischief.hold_at && mischief.holds_end) {
+  if (got <= 0 && of_caller && fault.hold_at && fault.holds_end) {
     ended = true;
     return false;
   }
@@ -446,7 +446,7 @@ void Proxy::State::run() {
     }
     if (all[3].revents != 0) {
       all[3].fd = -1;
-      mischief.hold_at.reset();
+      fault.hold_at.reset();
       ::send(called.socket.get(), held.data(), held.size(), MSG_NOSIGNAL);
       if (std::exchange(ended, false)) {
         ::shutdown(called.socket.get(), SHUT_WR);
@@ -463,13 +463,13 @@ void Proxy::State::run() {
   }
 }
 
-Proxy::Proxy(std::uint16_t target, Mischief mischief)
+Proxy::Proxy(std::uint16_t target, InjectedFault fault)
     : state_(std::make_unique<State>()) {
   state_->listening = std::move(listen_on("127.0.0.1")).value();
   state_->quit = Descriptor(::eventfd(0, EFD_CLOEXEC));
   state_->go = Descriptor(::eventfd(0, EFD_CLOEXEC));
   state_->target = target;
-  state_->mischief = mischief;
+  state_->fault = fault;
   // The listener is non-blocking, which its poll() makes good.
   state_->thread = std::thread([this] { state_->run(); });
 }

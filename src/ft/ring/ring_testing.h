@@ -25,7 +25,7 @@ constexpr std::uint64_t kTestRun = 4711;
 constexpr Duration kTestDeadline = std::chrono::seconds(20);
 
 // Waits on a condition variable with the deadline of tests.
-class Told {
+class EventRecorder {
  public:
   RingEvents events();
   // Each waits until it is told; nothing: the deadline has passed.
@@ -50,16 +50,16 @@ class Told {
 };
 
 using Layout = std::vector<std::int64_t>;
-using Bucketful = std::pmr::vector<float>;  // In shared memory, or anywhere.
-using Floats = std::vector<Bucketful>;      // By bucket.
+using BucketValues = std::pmr::vector<float>;  // In shared memory, or anywhere.
+using Floats = std::vector<BucketValues>;      // By bucket.
 
 // How neighbours get each other's floats: all over TCP, all from where they lie,
 // or one member over TCP alone.
-enum class Way { kTcp, kShared, kMixed };
-std::string name_of(Way way);
+enum class DataPath { kTcp, kShared, kMixed };
+std::string name_of(DataPath way);
 // For tests that run over each of them.
-inline const auto kAllWays =
-    testing::Values(Way::kTcp, Way::kShared, Way::kMixed);
+inline const auto kAllDataPaths =
+    testing::Values(DataPath::kTcp, DataPath::kShared, DataPath::kMixed);
 
 // Of a seed; ordinary numbers of many sizes, and zeros of both signs.
 Floats random_buckets(const Layout& layout, std::uint64_t seed);
@@ -98,43 +98,43 @@ struct TestMember {
       Memory memory = Memory::kOwn);
   void give_all();
 
-  Told told;
+  EventRecorder events_seen;
   std::unique_ptr<SharedResource> memory;
   Floats in;
   Floats out;
   Ring ring;  // Ends first.
 };
 
-struct GroupOptions {
+struct RingGroupOptions {
   Layout layout;
   std::size_t chunk_bytes = 4096;
   int slots = 4;
   std::uint64_t seed = 1;
-  Way way = Way::kTcp;
+  DataPath way = DataPath::kTcp;
 };
 
 // Members with the replica ids 0, 1, ...
-class Group {
+class RingGroup {
  public:
-  Group(int members, const GroupOptions& options);
+  RingGroup(int members, const RingGroupOptions& options);
 
   TestMember& operator[](int i) {
     return *members_[static_cast<std::size_t>(i)];
   }
   int size() const { return static_cast<int>(members_.size()); }
   // Of these replicas, in this order.
-  RingEpoch epoch(std::uint64_t number, const std::vector<int>& replicas);
-  RingEpoch epoch(std::uint64_t number);  // Of all.
+  RingMembership epoch(std::uint64_t number, const std::vector<int>& replicas);
+  RingMembership epoch(std::uint64_t number);  // Of all.
   // False: somebody has not joined.
-  bool join(const RingEpoch& epoch);
+  bool join(const RingMembership& epoch);
   void begin(
-      const RingEpoch& epoch,
+      const RingMembership& epoch,
       std::int64_t step,
       const std::vector<double>& weights);
-  Floats expected(const RingEpoch& epoch, const std::vector<double>& weights);
+  Floats expected(const RingMembership& epoch, const std::vector<double>& weights);
   // All members of it have the expected bits, and told their digest.
   void expect_reduced(
-      const RingEpoch& epoch,
+      const RingMembership& epoch,
       std::int64_t step,
       const std::vector<double>& weights);
 
@@ -162,7 +162,7 @@ Connected connect_to(std::uint16_t port);
 
 // Forwards connections made to it, byte for byte, except for what it is told to
 // do with those of the first one that it gets from its caller's side.
-struct Mischief {
+struct InjectedFault {
   std::optional<std::size_t> flip_at = {};  // Inverts this byte.
   // Forwards nothing from here on, until it is told to.
   std::optional<std::size_t> hold_at = {};
@@ -170,7 +170,7 @@ struct Mischief {
 };
 class Proxy {
  public:
-  Proxy(std::uint16_t target, Mischief mischief);
+  Proxy(std::uint16_t target, InjectedFault fault);
   ~Proxy();
   std::uint16_t port() const;
   // Waits until it holds bytes back; false: the deadline has passed.

@@ -49,7 +49,7 @@ struct RingMember {
   std::uint16_t port = 0;
 };
 
-struct RingEpoch {
+struct RingMembership {
   Epoch epoch;
   std::vector<RingMember> members;  // In ring order.
 };
@@ -80,7 +80,7 @@ struct RingFailure {
 struct RingCounters {
   std::uint64_t sent_bytes = 0;  // Payloads of data.
   std::uint64_t received_bytes = 0;
-  std::uint64_t shown_bytes = 0;   // Of those received, read in shared memory.
+  std::uint64_t shared_bytes = 0;   // Of those received, read in shared memory.
   std::uint64_t resent_bytes = 0;  // In attempts of a step that had one before.
   std::uint64_t reductions = 0;    // Finished.
   std::uint64_t failures = 0;      // Told by failed().
@@ -105,14 +105,14 @@ struct RingProgress {
   int bucket = 0;        // Of the oldest slice that is not done.
   // In the ring that it is connected in, also between two reductions; none: it
   // is in none, or alone.
-  struct Place {
+  struct Neighbours {
     Epoch epoch;
     ReplicaId previous = 0;
     ReplicaId next = 0;
     std::uint64_t frames_in = 0;  // Of data, since the epoch began.
     std::uint64_t frames_out = 0;
   };
-  std::optional<Place> place;
+  std::optional<Neighbours> neighbours;
 };
 
 }  // namespace sherd::ft

@@ -78,7 +78,7 @@ SharedFloats::SharedFloats(std::size_t count) : count_(count), key_(draw()) {
   floats_ = segment_.at<float>(first_float(), count).data();
 }
 
-SharedName SharedFloats::name() const {
+IpcHandle SharedFloats::name() const {
   if (segment_.data() == nullptr) {
     return {};
   }
@@ -121,7 +121,7 @@ void SharedFloats::publish(std::uint64_t lease) {
 
 // ---- a reader's ----
 
-Result<PeerFloats> PeerFloats::open(const SharedName& name) {
+Result<PeerFloats> PeerFloats::open(const IpcHandle& name) {
   const std::string process = str("/proc/", name.process);
   // A network of its own stands for a host of its own.
   const std::string network = link_text("/proc/self/ns/net");

@@ -19,11 +19,11 @@
 namespace sherd::ft::ring {
 
 // Where a process of this host finds it, if it may.
-struct SharedName {
+struct IpcHandle {
   std::uint32_t process = 0;
   std::uint32_t descriptor = 0;
   std::uint64_t bytes = 0;  // 0: nowhere.
-  bool operator==(const SharedName&) const = default;
+  bool operator==(const IpcHandle&) const = default;
 };
 
 class SharedFloats {
@@ -37,7 +37,7 @@ class SharedFloats {
   float* data() { return floats_; }
   std::size_t size() const { return count_; }
 
-  SharedName name() const;
+  IpcHandle name() const;
   // Drawn when it is made, and written into it: who knows it has opened it. Never
   // 0; of private floats nobody knows it.
   std::uint64_t key() const { return key_; }
@@ -67,7 +67,7 @@ class PeerFloats {
  public:
   // Maps it, to be read alone. The status says why not: another host or network
   // namespace, no right to, or something else of that name.
-  static Result<PeerFloats> open(const SharedName& name);
+  static Result<PeerFloats> open(const IpcHandle& name);
 
   std::uint64_t key() const;
   // Null: they do not lie inside.

@@ -74,27 +74,27 @@ TEST(SharedFloats, ALeaseHoldsUntilItIsOverOrTheNextOneBegins) {
 
 TEST(SharedFloats, NothingElseOfThatNameIsOpened) {
   const SharedFloats floats(10);
-  const SharedName name = floats.name();
+  const IpcHandle name = floats.name();
   const Descriptor other(::memfd_create("of somebody else", MFD_CLOEXEC));
   int ends[2] = {-1, -1};
   ASSERT_EQ(0, ::pipe2(ends, O_CLOEXEC));
   const Descriptor in(ends[0]);
   const Descriptor out(ends[1]);
-  const auto why = [](SharedName changed) {
+  const auto why = [](IpcHandle changed) {
     const auto opened = PeerFloats::open(changed);
     return opened.ok() ? "nothing" : opened.status().message();
   };
   const auto with_descriptor = [&](int fd) {
-    SharedName changed = name;
+    IpcHandle changed = name;
     changed.descriptor = static_cast<std::uint32_t>(fd);
     return changed;
   };
   const auto with_bytes = [&](std::uint64_t bytes) {
-    SharedName changed = name;
+    IpcHandle changed = name;
     changed.bytes = bytes;
     return changed;
   };
-  SharedName nobody = name;
+  IpcHandle nobody = name;
   nobody.process = 0x7fffffff;
 
   EXPECT_THAT(why(with_descriptor(in.get())), HasSubstr("found 'pipe:"));
@@ -137,13 +137,13 @@ TEST(SharedFloats, OfAKilledProcessStayAsTheyWereAndGoWithTheirLastReader) {
     SharedFloats floats(100);
     floats.data()[50] = 4.0F;
     floats.begin_lease();
-    const SharedName name = floats.name();
+    const IpcHandle name = floats.name();
     if (::write(ends[1], &name, sizeof name) == sizeof name) {
       ::pause();
     }
     ::_exit(1);
   }
-  SharedName name;
+  IpcHandle name;
   ASSERT_EQ(
       static_cast<ssize_t>(sizeof name), ::read(ends[0], &name, sizeof name));
   ::close(ends[0]);

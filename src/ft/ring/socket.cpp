@@ -61,14 +61,14 @@ Result<SocketAddress> resolve(const std::string& host, std::uint16_t port) {
   return address;
 }
 
-Result<Listening> listen_on(const std::string& host) {
+Result<ListeningSocket> listen_on(const std::string& host) {
   const auto address = resolve(host, 0);
   if (!address.ok()) {
     return address.status();
   }
   sockaddr_storage storage = address.value().storage;
   socklen_t bytes = address.value().bytes;
-  Listening listening;
+  ListeningSocket listening;
   listening.socket = Descriptor(::socket(
       storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int fd = listening.socket.get();
@@ -84,7 +84,7 @@ Result<Listening> listen_on(const std::string& host) {
   return listening;
 }
 
-void set_peer_options(int socket, const PeerTimers& timers) {
+void set_peer_options(int socket, const TcpTimeouts& timers) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(
       timers.user_timeout);
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);

@@ -21,21 +21,21 @@ struct SocketAddress {
 // An IP address, or a name that is looked up, which may take a while.
 Result<SocketAddress> resolve(const std::string& host, std::uint16_t port);
 
-struct Listening {
+struct ListeningSocket {
   Descriptor socket;
   std::uint16_t port = 0;
 };
-Result<Listening> listen_on(const std::string& host);
+Result<ListeningSocket> listen_on(const std::string& host);
 
 // Both are needed: the user timeout alone notices nothing when all is quiet,
 // keep-alive alone nothing while data is unacknowledged.
-struct PeerTimers {
+struct TcpTimeouts {
   Duration user_timeout = std::chrono::seconds(5);
   Duration keep_alive_idle = std::chrono::seconds(2);
   Duration keep_alive_interval = std::chrono::seconds(1);
   int keep_alive_probes = 3;
 };
-void set_peer_options(int socket, const PeerTimers& timers);
+void set_peer_options(int socket, const TcpTimeouts& timers);
 
 // Begins to connect; the socket is writable when that has ended.
 Result<Descriptor> begin_connect(const SocketAddress& address);

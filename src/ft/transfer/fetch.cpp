@@ -6,12 +6,12 @@
 #include <optional>
 #include <set>
 #include <utility>
-#include "base/caught.h"
+#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "ft/transfer/chunk_plan.h"
 #include "ft/transfer/digest.h"
-#include "ft/transfer/donor_line.h"
+#include "ft/transfer/donor_connection.h"
 #include "ft/transfer/transfer_messages.h"
 
 namespace sherd::ft {
@@ -21,26 +21,26 @@ using namespace transfer;  // NOLINT(google-build-using-namespace): its own.
 namespace {
 
 struct Fetched {
-  Answer answer;
+  TransferAnswer answer;
   std::string bytes;
 };
 
-std::string text_of(const Request& request) {
+std::string text_of(const TransferRequest& request) {
   switch (request.kind) {
-    case Kind::kAskSnapshot:
+    case RequestKind::kAskSnapshot:
       return "a snapshot";
-    case Kind::kFetchSnapshot:
+    case RequestKind::kFetchSnapshot:
       return str("the state of ", text_of(request.state));
-    case Kind::kFetchSum:
+    case RequestKind::kFetchSum:
       break;
   }
   return str("the sum after ", text_of(request.state));
 }
 
-Request request_for(
-    Kind kind, const FetchOptions& options, const StateId& state) {
+TransferRequest request_for(
+    RequestKind kind, const FetchOptions& options, const StateId& state) {
   const Duration time =
-      kind == Kind::kFetchSum ? options.sum_timeout : options.snapshot_timeout;
+      kind == RequestKind::kFetchSum ? options.sum_timeout : options.snapshot_timeout;
   const auto wait = std::clamp<std::int64_t>(
       std::chrono::ceil<std::chrono::milliseconds>(time).count(), 0,
       std::numeric_limits<std::uint32_t>::max());
@@ -52,13 +52,13 @@ Request request_for(
       .wait_ms_max = static_cast<std::uint32_t>(wait)};
 }
 
-bool same_bytes(const Answer& one, const Answer& other) {
+bool same_bytes(const TransferAnswer& one, const TransferAnswer& other) {
   return one.bytes == other.bytes && one.chunk_bytes == other.chunk_bytes &&
       one.digests == other.digests;
 }
 
 // What is wrong with one of them, or with both.
-std::string difference(const Answer& expected, const Answer& found) {
+std::string difference(const TransferAnswer& expected, const TransferAnswer& found) {
   if (expected.bytes != found.bytes ||
       expected.chunk_bytes != found.chunk_bytes) {
     return str(
@@ -88,8 +88,8 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
 
   struct Donor {
     net::HostAddress address;
-    std::unique_ptr<DonorLine> line;  // Null: it is lost.
-    std::optional<Answer> answer;
+    std::unique_ptr<DonorConnection> connection;  // Null: it is lost.
+    std::optional<TransferAnswer> answer;
     bool is_right = false;            // What it has answered.
     std::set<std::uint64_t> damaged;  // Chunks that were.
   };
@@ -97,7 +97,7 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
   Impl(
       net::Loop& its_loop,
       const FetchOptions& its_options,
-      const Request& its_request,
+      const TransferRequest& its_request,
       Done call)
       : loop(its_loop),
         options(its_options),
@@ -105,17 +105,17 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
         done(std::move(call)) {}
 
   void begin(const std::vector<net::HostAddress>& addresses);
-  DonorLineHandlers handlers(std::size_t donor);
+  DonorConnectionHandlers handlers(std::size_t donor);
 
-  void heard_answer(std::size_t donor, const Answer& answer);
+  void receive_answer(std::size_t donor, const TransferAnswer& answer);
   void decide_when_all_have_answered();
   void decide();
   Status take_room();
   void use(std::size_t donor);
   void want_more(std::size_t donor);
-  void heard_chunk(std::size_t donor, const Chunk& chunk);
+  void receive_chunk(std::size_t donor, const Chunk& chunk);
   void take(const Chunk& chunk);
-  void heard_damage(std::size_t donor, std::uint64_t place);
+  void handle_damaged_chunk(std::size_t donor, std::uint64_t place);
 
   void lose(std::size_t donor, ErrorCode code, const std::string& reason);
   void finish(Result<Fetched> result);
@@ -123,12 +123,12 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
 
   net::Loop& loop;
   const FetchOptions options;
-  const Request request;
+  const TransferRequest request;
   Done done;  // Empty: called, or not to be called any more.
   std::vector<Donor> donors;
   net::Timer others;              // Until it is decided.
   std::optional<std::size_t> by;  // Whose answer is right.
-  std::optional<Answer> right;
+  std::optional<TransferAnswer> right;
   ChunkPlan plan;
   std::string bytes;  // Up to the last chunk that came; there may be gaps.
 };
@@ -138,9 +138,9 @@ void Fetch::Impl::begin(const std::vector<net::HostAddress>& addresses) {
   donors.resize(addresses.size());
   for (std::size_t i = 0; i < donors.size(); ++i) {
     donors[i].address = addresses[i];
-    donors[i].line = std::make_unique<DonorLine>(
+    donors[i].connection = std::make_unique<DonorConnection>(
         loop,
-        DonorLineOptions{
+        DonorConnectionOptions{
             .donor = addresses[i],
             .security = options.security,
             .silence_max = options.timeout_without_progress},
@@ -149,17 +149,17 @@ void Fetch::Impl::begin(const std::vector<net::HostAddress>& addresses) {
 }
 
 // The call of `done` may destroy the Fetch, and all lines with it.
-DonorLineHandlers Fetch::Impl::handlers(std::size_t donor) {
+DonorConnectionHandlers Fetch::Impl::handlers(std::size_t donor) {
   return {
       .on_answer =
-          [this, donor](const Answer& answer) {
+          [this, donor](const TransferAnswer& answer) {
             const auto self = shared_from_this();
-            heard_answer(donor, answer);
+            receive_answer(donor, answer);
           },
       .on_chunk =
           [this, donor](const Chunk& chunk) {
             const auto self = shared_from_this();
-            heard_chunk(donor, chunk);
+            receive_chunk(donor, chunk);
           },
       .on_failed =
           [this, donor](const Status& reason) {
@@ -168,8 +168,8 @@ DonorLineHandlers Fetch::Impl::handlers(std::size_t donor) {
           }};
 }
 
-void Fetch::Impl::heard_answer(std::size_t donor, const Answer& answer) {
-  if (request.kind == Kind::kAskSnapshot) {
+void Fetch::Impl::receive_answer(std::size_t donor, const TransferAnswer& answer) {
+  if (request.kind == RequestKind::kAskSnapshot) {
     finish(Fetched{answer, {}});
     return;
   }
@@ -190,7 +190,7 @@ void Fetch::Impl::heard_answer(std::size_t donor, const Answer& answer) {
 void Fetch::Impl::decide_when_all_have_answered() {
   const bool all = std::all_of(
       donors.begin(), donors.end(),
-      [](const Donor& one) { return one.line == nullptr || one.answer; });
+      [](const Donor& one) { return one.connection == nullptr || one.answer; });
   if (all && !right) {
     decide();
   }
@@ -198,9 +198,9 @@ void Fetch::Impl::decide_when_all_have_answered() {
 
 void Fetch::Impl::decide() {
   others.cancel();
-  std::vector<std::optional<Answer>> said;
+  std::vector<std::optional<TransferAnswer>> said;
   for (const auto& donor : donors) {
-    said.push_back(donor.line != nullptr ? donor.answer : std::nullopt);
+    said.push_back(donor.connection != nullptr ? donor.answer : std::nullopt);
   }
   by = majority_of(said);
   right = said[*by];
@@ -244,7 +244,7 @@ Status Fetch::Impl::take_room() {
 }
 
 void Fetch::Impl::use(std::size_t donor) {
-  const Answer& its = *donors[donor].answer;
+  const TransferAnswer& its = *donors[donor].answer;
   if (same_bytes(*right, its)) {
     donors[donor].is_right = true;
     want_more(donor);
@@ -258,22 +258,22 @@ void Fetch::Impl::use(std::size_t donor) {
 
 void Fetch::Impl::want_more(std::size_t donor) {
   const auto& its = donors[donor];
-  while (its.line != nullptr && its.is_right &&
-         its.line->under_way() < kWindow) {
+  while (its.connection != nullptr && its.is_right &&
+         its.connection->under_way() < kWindow) {
     const auto chunk = plan.next(donor);
     if (!chunk) {
       return;
     }
-    its.line->want(*chunk * right->chunk_bytes);
+    its.connection->request_chunk(*chunk * right->chunk_bytes);
   }
 }
 
-void Fetch::Impl::heard_chunk(std::size_t donor, const Chunk& chunk) {
+void Fetch::Impl::receive_chunk(std::size_t donor, const Chunk& chunk) {
   const std::uint64_t index = chunk.place / right->chunk_bytes;
   const bool is_right = digest_of(chunk.bytes) == chunk.digest &&
       (right->digests.empty() || right->digests[index] == chunk.digest);
   if (!is_right) {
-    heard_damage(donor, chunk.place);
+    handle_damaged_chunk(donor, chunk.place);
     return;
   }
   take(chunk);
@@ -300,7 +300,7 @@ void Fetch::Impl::take(const Chunk& chunk) {
       bytes.begin() + static_cast<std::ptrdiff_t>(place));
 }
 
-void Fetch::Impl::heard_damage(std::size_t donor, std::uint64_t place) {
+void Fetch::Impl::handle_damaged_chunk(std::size_t donor, std::uint64_t place) {
   auto& its = donors[donor];
   const std::uint64_t index = place / right->chunk_bytes;
   if (!its.damaged.insert(index).second) {
@@ -320,13 +320,13 @@ void Fetch::Impl::heard_damage(std::size_t donor, std::uint64_t place) {
 
 void Fetch::Impl::lose(
     std::size_t donor, ErrorCode code, const std::string& reason) {
-  donors[donor].line.reset();
+  donors[donor].connection.reset();
   const auto text =
       str("[ft] cannot fetch ", text_of(request), " from ",
           donors[donor].address.text(), ": ", reason);
   const bool any = std::any_of(
       donors.begin(), donors.end(),
-      [](const Donor& one) { return one.line != nullptr; });
+      [](const Donor& one) { return one.connection != nullptr; });
   if (!any) {
     finish(Status(code, text));
     return;
@@ -356,7 +356,7 @@ void Fetch::Impl::cancel() {
   done = nullptr;
   others.cancel();
   for (auto& donor : donors) {
-    donor.line.reset();
+    donor.connection.reset();
   }
 }
 
@@ -372,7 +372,7 @@ std::unique_ptr<Fetch> ask_snapshot(
     const FetchOptions& options,
     std::function<void(Result<StateId>)> done) {
   const auto impl = std::make_shared<Fetch::Impl>(
-      loop, options, request_for(Kind::kAskSnapshot, options, {}),
+      loop, options, request_for(RequestKind::kAskSnapshot, options, {}),
       [done = std::move(done)](const Result<Fetched>& result) {
         done(
             result.ok() ? Result<StateId>(result.value().answer.state)
@@ -389,7 +389,7 @@ std::unique_ptr<Fetch> fetch_snapshot(
     const StateId& state,
     std::function<void(Result<std::string>)> done) {
   const auto impl = std::make_shared<Fetch::Impl>(
-      loop, options, request_for(Kind::kFetchSnapshot, options, state),
+      loop, options, request_for(RequestKind::kFetchSnapshot, options, state),
       [done = std::move(done)](Result<Fetched> result) {
         done(
             result.ok() ? Result<std::string>(std::move(result).value().bytes)
@@ -406,7 +406,7 @@ std::unique_ptr<Fetch> fetch_sum(
     const StateId& base,
     std::function<void(Result<FetchedSum>)> done) {
   const auto impl = std::make_shared<Fetch::Impl>(
-      loop, options, request_for(Kind::kFetchSum, options, base),
+      loop, options, request_for(RequestKind::kFetchSum, options, base),
       [done = std::move(done)](Result<Fetched> result) {
         if (!result.ok()) {
           done(result.status());

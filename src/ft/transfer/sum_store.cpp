@@ -32,7 +32,7 @@ void SumStore::trim(Instant now, std::optional<std::int64_t> step_in_use) {
     const std::int64_t held = held_.begin()->first;
     from = std::min(from.value_or(held), held);
   }
-  const auto is_needed = [&](const KeptSum& sum) {
+  const auto is_needed = [&](const StoredSum& sum) {
     return from.has_value() && sum.commit.base.step >= *from;
   };
   while (sums_.size() > limits_.kept &&
@@ -42,10 +42,10 @@ void SumStore::trim(Instant now, std::optional<std::int64_t> step_in_use) {
   }
 }
 
-const KeptSum* SumStore::find(const StateId& base) const {
+const StoredSum* SumStore::find(const StateId& base) const {
   const auto at = std::find_if(
       sums_.begin(), sums_.end(),
-      [&](const KeptSum& sum) { return sum.commit.base == base; });
+      [&](const StoredSum& sum) { return sum.commit.base == base; });
   return at == sums_.end() ? nullptr : &*at;
 }
 

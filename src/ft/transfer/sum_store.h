@@ -17,7 +17,7 @@
 
 namespace sherd::ft::transfer {
 
-struct KeptSum {
+struct StoredSum {
   Commit commit;
   std::shared_ptr<const std::string> bytes;
 };
@@ -39,7 +39,7 @@ class SumStore {
   void trim(Instant now, std::optional<std::int64_t> step_in_use);
 
   // Null: there is none. The next keep() or trim() may end it.
-  const KeptSum* find(const StateId& base) const;
+  const StoredSum* find(const StateId& base) const;
   // That sum is not there and may come: it is behind the last one.
   bool may_come(const StateId& base) const;
   // "the sums that made steps 5 to 8".
@@ -49,7 +49,7 @@ class SumStore {
 
  private:
   const Limits limits_;
-  std::deque<KeptSum> sums_;              // Ascending.
+  std::deque<StoredSum> sums_;              // Ascending.
   std::uint64_t bytes_ = 0;               // Of them.
   std::map<std::int64_t, Instant> held_;  // By step.
 };

@@ -22,11 +22,11 @@ namespace {
 using namespace std::chrono_literals;
 using net::testing::run_for;
 using net::testing::run_until;
-using net::testing::Stranger;
+using net::testing::RawClient;
 using ::testing::AllOf;
 using testing::commit_of;
 using ::testing::HasSubstr;
-using testing::Heard;
+using testing::CapturedResult;
 using testing::kRun;
 using testing::random_bytes;
 using testing::state_of;
@@ -83,7 +83,7 @@ void be_a_slow_donor(const std::function<void(std::uint16_t)>& tell_port) {
 TEST(KilledDonor, IsNoticedAtOnce) {
   const Child donor(be_a_slow_donor);
   net::Loop loop;
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       loop, {donor.address()}, kOptions, state_of(1), heard.done());
   run_for(loop, 500ms);  // Into the midst of it.
@@ -114,7 +114,7 @@ TEST(KilledDonor, OfSeveralCostsOnlyWhatItHadNotGiven) {
   const Child killed(be_a_slow_donor);
   net::Loop loop;
   const SlowDonor other(loop);
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       loop, {killed.address(), other.address()}, kOptions, state_of(1),
       heard.done());
@@ -134,7 +134,7 @@ TEST(StoppedDonor, OfSeveralIsGivenUpAndTheOthersGoOn) {
   const SlowDonor other(loop);
   FetchOptions options = kOptions;
   options.timeout_without_progress = 700ms;
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       loop, {stopped.address(), other.address()}, options, state_of(1),
       heard.done());
@@ -149,7 +149,7 @@ TEST(KilledDonor, OfSeveralAllOfWhomDieEndsTheFetch) {
   const Child one(be_a_slow_donor);
   const Child other(be_a_slow_donor);
   net::Loop loop;
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       loop, {one.address(), other.address()}, kOptions, state_of(1),
       heard.done());
@@ -166,7 +166,7 @@ TEST(DonorsThatDisagree, AreReportedAndMostOfThemAreRight) {
   const SlowDonor right(loop, 1);
   const SlowDonor third(loop, 1);
   ::testing::internal::CaptureStderr();
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       loop, {wrong.address(), right.address(), third.address()}, kOptions,
       state_of(1), heard.done());
@@ -189,7 +189,7 @@ TEST(DonorsThatDisagree, AreReportedWhenOneAnswersLate) {
   FetchOptions options = kOptions;
   options.others_timeout = 100ms;
   ::testing::internal::CaptureStderr();
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       loop, {first.address(), {"127.0.0.1", late.port()}}, options, state_of(1),
       heard.done());
@@ -207,7 +207,7 @@ TEST(StoppedDonor, IsGivenUpInTime) {
   net::Loop loop;
   FetchOptions options = kOptions;
   options.timeout_without_progress = 700ms;
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       loop, {donor.address()}, options, state_of(1), heard.done());
   run_for(loop, 300ms);
@@ -224,7 +224,7 @@ TEST(StoppedDonor, ThatNeverGreetsIsGivenUpInTime) {
   const net::testing::SilentHost host;
   FetchOptions options = kOptions;
   options.timeout_without_progress = 200ms;
-  Heard<StateId> heard;
+  CapturedResult<StateId> heard;
   const auto fetch = ask_snapshot(loop, host.address(), options, heard.done());
   ASSERT_TRUE(heard.comes(loop, 5s));
   EXPECT_EQ(heard.code(), ErrorCode::kDeadlineExceeded);
@@ -271,13 +271,13 @@ TEST(NoDonor, IsToldAndNothingIsThrown) {
     const TransferServer gone(loop, {}, [] {});
     port = gone.port();
   }
-  Heard<StateId> heard;
+  CapturedResult<StateId> heard;
   const auto fetch =
       ask_snapshot(loop, {"127.0.0.1", port}, kOptions, heard.done());
   ASSERT_TRUE(heard.comes(loop));
   EXPECT_EQ(heard.code(), ErrorCode::kUnavailable);
   // What another process says is its address may not be allowed.
-  Heard<StateId> refused;
+  CapturedResult<StateId> refused;
   const auto other =
       ask_snapshot(loop, {"192.0.2.1", port}, kOptions, refused.done());
   EXPECT_FALSE(refused.any());
@@ -302,7 +302,7 @@ TEST(FlippedBit, IsNeverDelivered) {
         static_cast<std::int64_t>(random() % (i % 3 == 0 ? 200 : 3 * kMebi));
     SCOPED_TRACE(offset);
     proxy.set(test::Direction::kToClient, {.flip_bit_at = offset});
-    Heard<std::string> heard;
+    CapturedResult<std::string> heard;
     const auto fetch =
         fetch_snapshot(loop, {address}, kOptions, state_of(1), heard.done());
     ASSERT_TRUE(heard.comes(loop));
@@ -310,7 +310,7 @@ TEST(FlippedBit, IsNeverDelivered) {
     EXPECT_THAT(heard.failure(), HasSubstr(address.text()));
   }
   proxy.heal();
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch =
       fetch_snapshot(loop, {address}, kOptions, state_of(1), heard.done());
   ASSERT_TRUE(heard.comes(loop));
@@ -324,42 +324,42 @@ class FakeDonor {
     fetch_ = fetch_snapshot(
         loop, {server_.listener->address()}, kOptions, state_of(1),
         heard.done());
-    EXPECT_TRUE(comes(FrameType::kRequest));
+    EXPECT_TRUE(comes(TransferFrameType::kRequest));
   }
   // That frame is the next one to come.
-  [[nodiscard]] bool comes(FrameType type) {
+  [[nodiscard]] bool comes(TransferFrameType type) {
     if (!run_until(loop_, [&] { return has(at_); })) {
       return false;
     }
-    const auto found = static_cast<FrameType>(frame(at_).type);
+    const auto found = static_cast<TransferFrameType>(frame(at_).type);
     ++at_;
     return found == type;
   }
   // The place of the next frame, which is to be a wish for a chunk.
   std::uint64_t wish() {
-    EXPECT_TRUE(comes(FrameType::kWantChunk));
-    return want_chunk_of(frame(at_ - 1).payload).value().place;
+    EXPECT_TRUE(comes(TransferFrameType::kChunkRequest));
+    return chunk_request_of(frame(at_ - 1).payload).value().place;
   }
-  void say(FrameType type, const std::string& payload) {
+  void say(TransferFrameType type, const std::string& payload) {
     say(static_cast<std::uint16_t>(type), payload);
   }
   void say(std::uint16_t type, const std::string& payload) {
     server_.ends.at(0)->connection->send(type, payload);
   }
   void announce(const std::string& whole) {
-    say(FrameType::kAnswer,
-        bytes_of(Answer{
-            .kind = Kind::kFetchSnapshot,
+    say(TransferFrameType::kAnswer,
+        bytes_of(TransferAnswer{
+            .kind = RequestKind::kFetchSnapshot,
             .state = state_of(1),
             .bytes = whole.size(),
             .chunk_bytes = 4,
             .digests = digests_of_chunks(whole, 4)}));
   }
   void give(std::uint64_t place, std::string_view bytes) {
-    say(FrameType::kChunk, bytes_of(Chunk{place, digest_of(bytes), bytes}));
+    say(TransferFrameType::kChunk, bytes_of(Chunk{place, digest_of(bytes), bytes}));
   }
   void damage(std::uint64_t place, std::string_view bytes) {
-    say(FrameType::kChunk, bytes_of(Chunk{place, 1, bytes}));
+    say(TransferFrameType::kChunk, bytes_of(Chunk{place, 1, bytes}));
   }
   std::string failure() {
     EXPECT_TRUE(heard.comes(loop_));
@@ -367,7 +367,7 @@ class FakeDonor {
     return heard.failure();
   }
 
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
 
  private:
   bool has(std::size_t at) const {
@@ -378,7 +378,7 @@ class FakeDonor {
   }
 
   net::Loop& loop_;
-  net::testing::Server server_;
+  net::testing::TestServer server_;
   std::size_t at_ = 0;
   std::unique_ptr<Fetch> fetch_;
 };
@@ -437,8 +437,8 @@ TEST(StrangeDonor, IsGivenUpWithAReason) {
       [](FakeDonor& donor) { donor.give(0, "abc"); },
       [](FakeDonor& donor) { donor.give(0, "abcde"); },
       [](FakeDonor& donor) { donor.announce("abcdefgh"); },
-      [](FakeDonor& donor) { donor.say(FrameType::kWaiting, ""); },
-      [](FakeDonor& donor) { donor.say(FrameType::kChunk, "short"); },
+      [](FakeDonor& donor) { donor.say(TransferFrameType::kWaiting, ""); },
+      [](FakeDonor& donor) { donor.say(TransferFrameType::kChunk, "short"); },
       [](FakeDonor& donor) { donor.say(std::uint16_t{99}, ""); },
   };
   net::Loop loop;
@@ -462,19 +462,19 @@ TEST(StrangeDonor, ThatSendsBeforeItAnswersIsGivenUp) {
 TEST(StrangeDonor, ThatAnswersSomethingElseIsGivenUp) {
   net::Loop loop;
   for (const auto& answer :
-       {Answer{.kind = Kind::kAskSnapshot, .state = state_of(1)},
-        Answer{.kind = Kind::kFetchSum, .commit = commit_of(2)},
-        Answer{.kind = Kind::kFetchSnapshot, .state = state_of(2)},
-        Answer{.kind = Kind::kFetchSnapshot, .state = state_of(1, 2)}}) {
+       {TransferAnswer{.kind = RequestKind::kAskSnapshot, .state = state_of(1)},
+        TransferAnswer{.kind = RequestKind::kFetchSum, .commit = commit_of(2)},
+        TransferAnswer{.kind = RequestKind::kFetchSnapshot, .state = state_of(2)},
+        TransferAnswer{.kind = RequestKind::kFetchSnapshot, .state = state_of(1, 2)}}) {
     FakeDonor donor(loop);
-    donor.say(FrameType::kAnswer, bytes_of(answer));
+    donor.say(TransferFrameType::kAnswer, bytes_of(answer));
     EXPECT_THAT(donor.failure(), HasSubstr("found another one"));
   }
   FakeDonor donor(loop);
   donor.say(
-      FrameType::kAnswer,
-      bytes_of(Answer{
-          .kind = Kind::kFetchSnapshot,
+      TransferFrameType::kAnswer,
+      bytes_of(TransferAnswer{
+          .kind = RequestKind::kFetchSnapshot,
           .state = state_of(1),
           .bytes = std::uint64_t{1} << 60U,
           .chunk_bytes = 4}));
@@ -482,8 +482,8 @@ TEST(StrangeDonor, ThatAnswersSomethingElseIsGivenUp) {
 }
 
 // Who fetches, frame by frame.
-struct Visitor {
-  explicit Visitor(
+struct TestRequester {
+  explicit TestRequester(
       net::Loop& its_loop, const TransferServerOptions& options = {})
       : loop(its_loop), server(its_loop, options, [] {}) {
     server.set_run(kRun);
@@ -493,21 +493,21 @@ struct Visitor {
   void connect() {
     EXPECT_EQ(net::testing::dial(loop, {"127.0.0.1", server.port()}, end), "");
   }
-  void say(FrameType type, const std::string& payload) {
+  void say(TransferFrameType type, const std::string& payload) {
     say(static_cast<std::uint16_t>(type), payload);
   }
   void say(std::uint16_t type, const std::string& payload) {
     end.connection->send(type, payload);
   }
-  void want(std::uint64_t place) {
-    say(FrameType::kWantChunk, bytes_of(WantChunk{place}));
+  void request_chunk(std::uint64_t place) {
+    say(TransferFrameType::kChunkRequest, bytes_of(ChunkRequest{place}));
   }
   // The reason, when it comes.
   std::string refusal() {
     const auto comes = [&] {
       return !end.frames.empty() &&
           end.frames.back().type ==
-          static_cast<std::uint16_t>(FrameType::kRefusal);
+          static_cast<std::uint16_t>(TransferFrameType::kRefusal);
     };
     return run_until(loop, comes)
         ? refusal_of(end.frames.back().payload).value().reason
@@ -515,47 +515,47 @@ struct Visitor {
   }
   net::Loop& loop;
   TransferServer server;
-  net::testing::End end;
+  net::testing::TestEndpoint end;
 };
 
-const Request kFetchIt{Kind::kFetchSnapshot, kRun, 0, state_of(1), 1000};
+const TransferRequest kFetchIt{RequestKind::kFetchSnapshot, kRun, 0, state_of(1), 1000};
 
 TEST(StrangeVisitor, IsRefusedWithAReason) {
   struct Case {
-    std::function<void(Visitor&)> act;
+    std::function<void(TestRequester&)> act;
     std::string reason;
   };
   const std::vector<Case> cases = {
-      {[](Visitor& it) { it.want(0); }, "expected a request first"},
-      {[](Visitor& it) { it.say(std::uint16_t{99}, "what"); },
+      {[](TestRequester& it) { it.request_chunk(0); }, "expected a request first"},
+      {[](TestRequester& it) { it.say(std::uint16_t{99}, "what"); },
        "found a frame of type 99"},
-      {[](Visitor& it) { it.say(FrameType::kRequest, "what"); }, "expected"},
-      {[](Visitor& it) {
+      {[](TestRequester& it) { it.say(TransferFrameType::kRequest, "what"); }, "expected"},
+      {[](TestRequester& it) {
          std::string bytes = bytes_of(kFetchIt);
          bytes[0] = 3;
-         it.say(FrameType::kRequest, bytes);
+         it.say(TransferFrameType::kRequest, bytes);
        },
        "expected version 2, found 3"},
-      {[](Visitor& it) {
-         it.say(FrameType::kRequest, bytes_of(kFetchIt));
-         it.say(FrameType::kRequest, bytes_of(kFetchIt));
+      {[](TestRequester& it) {
+         it.say(TransferFrameType::kRequest, bytes_of(kFetchIt));
+         it.say(TransferFrameType::kRequest, bytes_of(kFetchIt));
        },
        "expected wishes for chunks after an answer"},
-      {[](Visitor& it) {
-         it.say(FrameType::kRequest, bytes_of(kFetchIt));
-         it.want(1);
+      {[](TestRequester& it) {
+         it.say(TransferFrameType::kRequest, bytes_of(kFetchIt));
+         it.request_chunk(1);
        },
        "expected the place of a chunk"},
-      {[](Visitor& it) {
-         it.say(FrameType::kRequest, bytes_of(kFetchIt));
-         it.want(64 * kMebi);
+      {[](TestRequester& it) {
+         it.say(TransferFrameType::kRequest, bytes_of(kFetchIt));
+         it.request_chunk(64 * kMebi);
        },
        "expected the place of a chunk"},
   };
   net::Loop loop;
   for (const auto& one : cases) {
     SCOPED_TRACE(one.reason);
-    Visitor visitor(loop);
+    TestRequester visitor(loop);
     visitor.connect();
     one.act(visitor);
     EXPECT_THAT(visitor.refusal(), HasSubstr(one.reason));
@@ -565,11 +565,11 @@ TEST(StrangeVisitor, IsRefusedWithAReason) {
 
 TEST(StrangeVisitor, WhoSpeaksNoFramesDisturbsNobody) {
   net::Loop loop;
-  Visitor visitor(loop);
+  TestRequester visitor(loop);
   const std::uint64_t seed = std::random_device()();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   for (std::uint64_t i = 0; i < 20; ++i) {
-    const Stranger stranger(visitor.server.port());
+    const RawClient stranger(visitor.server.port());
     stranger.send(
         (i % 2 == 0 ? "" : net::testing::greeting()) +
         *random_bytes(300, seed + i));
@@ -577,24 +577,24 @@ TEST(StrangeVisitor, WhoSpeaksNoFramesDisturbsNobody) {
     EXPECT_TRUE(run_until(loop, [&] { return stranger.ended(heard); }));
   }
   visitor.connect();
-  visitor.say(FrameType::kRequest, bytes_of(kFetchIt));
+  visitor.say(TransferFrameType::kRequest, bytes_of(kFetchIt));
   EXPECT_TRUE(run_until(loop, [&] { return !visitor.end.frames.empty(); }));
   EXPECT_TRUE(visitor.server.busy());
 }
 
 TEST(StrangeVisitor, WhoDoesNotReadFillsNoMemory) {
   net::Loop loop;
-  Visitor visitor(loop);
-  const Stranger stranger(visitor.server.port());
+  TestRequester visitor(loop);
+  const RawClient stranger(visitor.server.port());
   stranger.send(net::testing::greeting());
   stranger.send(net::frame_bytes(
-      {.type = static_cast<std::uint16_t>(FrameType::kRequest),
+      {.type = static_cast<std::uint16_t>(TransferFrameType::kRequest),
        .payload = bytes_of(kFetchIt)}));
   std::uint64_t place = 0;
   for (int i = 0; i < 60; ++i) {
     stranger.send(net::frame_bytes(
-        {.type = static_cast<std::uint16_t>(FrameType::kWantChunk),
-         .payload = bytes_of(WantChunk{place})}));
+        {.type = static_cast<std::uint16_t>(TransferFrameType::kChunkRequest),
+         .payload = bytes_of(ChunkRequest{place})}));
     place += kMebi;
     run_for(loop, 2ms);
   }
@@ -605,20 +605,20 @@ TEST(StrangeVisitor, WhoDoesNotReadFillsNoMemory) {
 
 TEST(StrangeVisitor, WhoSaysNothingIsGivenUp) {
   net::Loop loop;
-  Visitor visitor(loop, {.silence_max = 300ms});
+  TestRequester visitor(loop, {.silence_max = 300ms});
   visitor.connect();
   EXPECT_THAT(visitor.refusal(), HasSubstr("found silence"));
   visitor.end.frames.clear();
   visitor.connect();
-  visitor.say(FrameType::kRequest, bytes_of(kFetchIt));
+  visitor.say(TransferFrameType::kRequest, bytes_of(kFetchIt));
   EXPECT_THAT(visitor.refusal(), HasSubstr("found silence"));
   EXPECT_FALSE(visitor.server.busy());
 }
 
 TEST(StrangeVisitor, TooManyAreTurnedAway) {
   net::Loop loop;
-  Visitor visitor(loop);
-  std::vector<Heard<std::string>> heard(70);
+  TestRequester visitor(loop);
+  std::vector<CapturedResult<std::string>> heard(70);
   std::vector<std::unique_ptr<Fetch>> fetches;
   fetches.reserve(heard.size());
   for (auto& one : heard) {  // That wait.

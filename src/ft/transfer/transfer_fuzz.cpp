@@ -19,7 +19,7 @@ void check_bytes(const std::string& bytes) {
   (void)comes_back<request_of>(bytes);
   (void)comes_back<refusal_of>(bytes);
   (void)comes_back<answer_of>(bytes);
-  (void)comes_back<want_chunk_of>(bytes);
+  (void)comes_back<chunk_request_of>(bytes);
   (void)comes_back<chunk_of>(bytes);
 }
 
@@ -31,7 +31,7 @@ void check_messages(sherd::test::FuzzBytes input) {
       bytes_of(random_refusal(random)), comes_back<refusal_of>, input);
   check_damaged(bytes_of(random_answer(random)), comes_back<answer_of>, input);
   check_damaged(
-      bytes_of(WantChunk{random.word()}), comes_back<want_chunk_of>, input);
+      bytes_of(ChunkRequest{random.word()}), comes_back<chunk_request_of>, input);
   const std::string text = random.text();
   check_damaged(
       bytes_of(Chunk{random.word(), random.word(), text}), comes_back<chunk_of>,

@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 using net::testing::run_for;
 using net::testing::run_until;
 using testing::commit_of;
-using testing::Heard;
+using testing::CapturedResult;
 using testing::kRun;
 using testing::random_bytes;
 using testing::state_of;
@@ -166,7 +166,7 @@ void be_a_fetcher(What what, int channel) {
   std::uint16_t port = 0;
   SHERD_CHECK(::read(channel, &port, sizeof port) == sizeof port, "no port");
   net::Loop loop;
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto under_way =
       fetch(what, loop, {"127.0.0.1", port}, {.run = kRun}, heard.done());
   (void)heard.comes(loop);
@@ -247,7 +247,7 @@ TEST_P(TransferLate, AStoppedDonorIsGivenUpAndChangesNothingAfterwards) {
   FetchOptions options{.run = kRun};
   options.timeout_without_progress = 150ms;
   std::vector<net::HostAddress> addresses;
-  std::vector<Heard<std::string>> heard(kMoments);
+  std::vector<CapturedResult<std::string>> heard(kMoments);
   std::vector<std::unique_ptr<Fetch>> fetches;
   for (std::size_t i = 0; i < kMoments; ++i) {
     addresses.push_back({"127.0.0.1", donors[i]->port()});
@@ -277,7 +277,7 @@ TEST_P(TransferLate, AStoppedDonorIsGivenUpAndChangesNothingAfterwards) {
     donor->signal(SIGCONT);
   }
   for (std::size_t i = 0; i < kMoments; i += 10) {
-    Heard<std::string> again;
+    CapturedResult<std::string> again;
     const auto second =
         fetch(GetParam(), loop, addresses[i], {.run = kRun}, again.done());
     ASSERT_TRUE(again.comes(loop));

@@ -32,7 +32,7 @@ Result<T> finished(net::ByteReader& in, const char* message, T value) {
 }
 
 // One for each chunk, where there are any.
-void read_digests(net::ByteReader& in, Answer& answer) {
+void read_digests(net::ByteReader& in, TransferAnswer& answer) {
   const auto count =
       in.count("digests", {.elements_max = kDigestsMax, .element_bytes = 8});
   for (std::size_t i = 0; i < count; ++i) {
@@ -41,7 +41,7 @@ void read_digests(net::ByteReader& in, Answer& answer) {
   if (!in.ok()) {
     return;  // Then chunk_bytes may be 0.
   }
-  const auto expected = answer.kind == Kind::kFetchSnapshot
+  const auto expected = answer.kind == RequestKind::kFetchSnapshot
       ? chunks_of(answer.bytes, answer.chunk_bytes)
       : 0;
   if (count != expected) {
@@ -52,7 +52,7 @@ void read_digests(net::ByteReader& in, Answer& answer) {
 
 }  // namespace
 
-std::string bytes_of(const Request& request) {
+std::string bytes_of(const TransferRequest& request) {
   Writer io;
   auto& out = io.out;
   out.u16(kTransferVersion);
@@ -71,7 +71,7 @@ std::string bytes_of(const Refusal& refusal) {
   return out.take();
 }
 
-std::string bytes_of(const Answer& answer) {
+std::string bytes_of(const TransferAnswer& answer) {
   Writer io;
   auto& out = io.out;
   out.u16(kTransferVersion);
@@ -87,7 +87,7 @@ std::string bytes_of(const Answer& answer) {
   return out.take();
 }
 
-std::string bytes_of(const WantChunk& want) {
+std::string bytes_of(const ChunkRequest& want) {
   net::ByteWriter out;
   out.u64(want.place);
   return out.take();
@@ -101,12 +101,12 @@ std::string bytes_of(const Chunk& chunk) {
   return out.take();
 }
 
-Result<Request> request_of(std::string_view bytes) {
+Result<TransferRequest> request_of(std::string_view bytes) {
   Reader io{net::ByteReader(bytes)};
   auto& in = io.in;
   read_version(in);
-  Request request;
-  request.kind = read_choice(in, "what is asked for", Kind::kFetchSum);
+  TransferRequest request;
+  request.kind = read_choice(in, "what is asked for", RequestKind::kFetchSum);
   request.run = in.u64("a run");
   request.shard_rank = in.u32("a rank");
   fields<Reader>(io, request.state);
@@ -117,17 +117,17 @@ Result<Request> request_of(std::string_view bytes) {
 Result<Refusal> refusal_of(std::string_view bytes) {
   net::ByteReader in(bytes);
   Refusal refusal;
-  refusal.why = read_choice(in, "why it is refused", Why::kBusy);
+  refusal.why = read_choice(in, "why it is refused", RefusalReason::kBusy);
   refusal.reason = in.text("a reason", kReasonBytesMax);
   return finished(in, "a refusal of a transfer", std::move(refusal));
 }
 
-Result<Answer> answer_of(std::string_view bytes) {
+Result<TransferAnswer> answer_of(std::string_view bytes) {
   Reader io{net::ByteReader(bytes)};
   auto& in = io.in;
   read_version(in);
-  Answer answer;
-  answer.kind = read_choice(in, "what is answered", Kind::kFetchSum);
+  TransferAnswer answer;
+  answer.kind = read_choice(in, "what is answered", RequestKind::kFetchSum);
   fields<Reader>(io, answer.state);
   fields<Reader>(io, answer.commit);
   answer.bytes = in.u64("a length");
@@ -141,9 +141,9 @@ Result<Answer> answer_of(std::string_view bytes) {
   return finished(in, "an answer of a transfer", std::move(answer));
 }
 
-Result<WantChunk> want_chunk_of(std::string_view bytes) {
+Result<ChunkRequest> chunk_request_of(std::string_view bytes) {
   net::ByteReader in(bytes);
-  WantChunk want;
+  ChunkRequest want;
   want.place = in.u64("a place");
   return finished(in, "a wish of a transfer", want);
 }

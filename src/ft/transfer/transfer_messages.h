@@ -4,10 +4,10 @@
 // One connection carries one request:
 //
 //   fetch                          server
-//   Request                    ->
+//   TransferRequest                    ->
 //                             <-   Waiting, while a snapshot is to be offered
-//                             <-   Answer, or Refusal at any time
-//   WantChunk, kWindow at most ->
+//                             <-   TransferAnswer, or Refusal at any time
+//   ChunkRequest, kWindow at most ->
 //                             <-   Chunk, in the order of the asking
 //
 // The answer for a snapshot has the digests of all its chunks: who fetches from
@@ -41,44 +41,44 @@ constexpr std::uint64_t chunks_of(
   return bytes / chunk_bytes + (bytes % chunk_bytes == 0 ? 0 : 1);
 }
 
-enum class FrameType : std::uint16_t {
+enum class TransferFrameType : std::uint16_t {
   kRequest = 1,
   kWaiting,
   kRefusal,
   kAnswer,
-  kWantChunk,
+  kChunkRequest,
   kChunk,
 };
 
-enum class Kind : std::uint8_t {
+enum class RequestKind : std::uint8_t {
   kAskSnapshot,    // Answered by the state that it is of.
   kFetchSnapshot,  // Of `state`.
   kFetchSum,       // With `state` as its base.
 };
 
-struct Request {
-  Kind kind = Kind::kAskSnapshot;
+struct TransferRequest {
+  RequestKind kind = RequestKind::kAskSnapshot;
   std::uint64_t run = 0;
   std::uint32_t shard_rank = 0;
   StateId state;
   std::uint32_t wait_ms_max = 0;  // Until it is there.
-  bool operator==(const Request&) const = default;
+  bool operator==(const TransferRequest&) const = default;
 };
 
-enum class Why : std::uint8_t {
+enum class RefusalReason : std::uint8_t {
   kNotThere,  // What was asked for.
   kMismatch,  // Run, rank, version, or something that is never said.
   kBusy,
 };
 
 struct Refusal {
-  Why why = Why::kNotThere;
+  RefusalReason why = RefusalReason::kNotThere;
   std::string reason;
   bool operator==(const Refusal&) const = default;
 };
 
-struct Answer {
-  Kind kind = Kind::kAskSnapshot;
+struct TransferAnswer {
+  RequestKind kind = RequestKind::kAskSnapshot;
   StateId state{};  // Of the snapshot.
   Commit commit{};  // Of the sum.
   // To be fetched; of kAskSnapshot none.
@@ -86,12 +86,12 @@ struct Answer {
   std::uint32_t chunk_bytes = 1;  // The last chunk may be shorter.
   // Of a snapshot's chunks, in their order.
   std::vector<std::uint64_t> digests{};
-  bool operator==(const Answer&) const = default;
+  bool operator==(const TransferAnswer&) const = default;
 };
 
-struct WantChunk {
+struct ChunkRequest {
   std::uint64_t place = 0;  // Of its first byte.
-  bool operator==(const WantChunk&) const = default;
+  bool operator==(const ChunkRequest&) const = default;
 };
 
 struct Chunk {
@@ -101,17 +101,17 @@ struct Chunk {
   bool operator==(const Chunk&) const = default;
 };
 
-std::string bytes_of(const Request& request);
+std::string bytes_of(const TransferRequest& request);
 std::string bytes_of(const Refusal& refusal);  // A long reason is cut.
-std::string bytes_of(const Answer& answer);
-std::string bytes_of(const WantChunk& want);
+std::string bytes_of(const TransferAnswer& answer);
+std::string bytes_of(const ChunkRequest& want);
 std::string bytes_of(const Chunk& chunk);
 
 // A failure, kPeerMismatch, says what was expected and found.
-Result<Request> request_of(std::string_view bytes);
+Result<TransferRequest> request_of(std::string_view bytes);
 Result<Refusal> refusal_of(std::string_view bytes);
-Result<Answer> answer_of(std::string_view bytes);
-Result<WantChunk> want_chunk_of(std::string_view bytes);
+Result<TransferAnswer> answer_of(std::string_view bytes);
+Result<ChunkRequest> chunk_request_of(std::string_view bytes);
 Result<Chunk> chunk_of(std::string_view bytes);
 
 }  // namespace sherd::ft::transfer

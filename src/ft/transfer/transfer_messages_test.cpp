@@ -15,10 +15,10 @@ using testing::commit_of;
 using ::testing::HasSubstr;
 using testing::state_of;
 
-const Request kRequest{Kind::kFetchSum, 7, 3, state_of(12), 60000};
-const Refusal kRefusal{Why::kBusy, "too many"};
-const Answer kAnswer{
-    Kind::kFetchSnapshot, state_of(4), commit_of(9), 9000, 4096, {7, 8, 9}};
+const TransferRequest kRequest{RequestKind::kFetchSum, 7, 3, state_of(12), 60000};
+const Refusal kRefusal{RefusalReason::kBusy, "too many"};
+const TransferAnswer kAnswer{
+    RequestKind::kFetchSnapshot, state_of(4), commit_of(9), 9000, 4096, {7, 8, 9}};
 
 // Bytes that end too early are refused everywhere, and those that go on.
 template <typename T, typename Decode>
@@ -37,17 +37,17 @@ TEST(TransferMessages, ComeBackAsTheyWereAndAreRefusedWhenCut) {
   check(kRequest, request_of);
   check(kRefusal, refusal_of);
   check(kAnswer, answer_of);
-  check(WantChunk{std::numeric_limits<std::uint64_t>::max()}, want_chunk_of);
+  check(ChunkRequest{std::numeric_limits<std::uint64_t>::max()}, chunk_request_of);
 }
 
 TEST(TransferMessages, OfAnyValuesComeBackAsTheyWere) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     test::RandomMessages random(seed);
-    const Request request = random_request(random);
+    const TransferRequest request = random_request(random);
     EXPECT_EQ(request_of(bytes_of(request)).value(), request);
     const Refusal refusal = random_refusal(random);
     EXPECT_EQ(refusal_of(bytes_of(refusal)).value(), refusal);
-    const Answer answer = random_answer(random);
+    const TransferAnswer answer = random_answer(random);
     EXPECT_EQ(answer_of(bytes_of(answer)).value(), answer);
   }
 }
@@ -73,13 +73,13 @@ TEST(TransferMessages, AnotherVersionIsNamed) {
 }
 
 TEST(TransferMessages, ValuesOutOfRangeAreRefused) {
-  Request request = kRequest;
+  TransferRequest request = kRequest;
   request.state.step = -1;
   EXPECT_FALSE(request_of(bytes_of(request)).ok());
   std::string bytes = bytes_of(kRequest);
   bytes[2] = 3;  // What is asked for.
   EXPECT_FALSE(request_of(bytes).ok());
-  Answer answer = kAnswer;
+  TransferAnswer answer = kAnswer;
   for (const std::uint32_t count :
        {0U, static_cast<std::uint32_t>(kChunkBytesMax + 1)}) {
     answer.chunk_bytes = count;
@@ -90,12 +90,12 @@ TEST(TransferMessages, ValuesOutOfRangeAreRefused) {
 }
 
 TEST(TransferMessages, AnAnswerHasOneDigestOfEachChunk) {
-  Answer answer = kAnswer;
+  TransferAnswer answer = kAnswer;
   answer.digests.pop_back();
   EXPECT_THAT(
       answer_of(bytes_of(answer)).status().message(),
       HasSubstr("expected the digests of 3 chunks, found 2"));
-  answer.kind = Kind::kFetchSum;
+  answer.kind = RequestKind::kFetchSum;
   answer.digests.clear();
   EXPECT_EQ(answer_of(bytes_of(answer)).value(), answer);
   answer.digests.resize(kDigestsMax + 1);
@@ -103,7 +103,7 @@ TEST(TransferMessages, AnAnswerHasOneDigestOfEachChunk) {
 }
 
 TEST(TransferMessages, LongReasonIsCut) {
-  const Refusal refusal{Why::kNotThere, std::string(100'000, 'x')};
+  const Refusal refusal{RefusalReason::kNotThere, std::string(100'000, 'x')};
   EXPECT_EQ(
       refusal_of(bytes_of(refusal)).value().reason.size(), kReasonBytesMax);
 }

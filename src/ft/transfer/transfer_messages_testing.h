@@ -10,26 +10,26 @@
 
 namespace sherd::ft::test {
 
-inline transfer::Request random_request(RandomMessages& random) {
+inline transfer::TransferRequest random_request(RandomMessages& random) {
   return {
-      static_cast<transfer::Kind>(random.below(3)), random.word(),
+      static_cast<transfer::RequestKind>(random.below(3)), random.word(),
       random.half(), random.state(), random.half()};
 }
 
 inline transfer::Refusal random_refusal(RandomMessages& random) {
-  return {static_cast<transfer::Why>(random.below(3)), random.text()};
+  return {static_cast<transfer::RefusalReason>(random.below(3)), random.text()};
 }
 
 // Of few chunks, also short ones.
-inline transfer::Answer random_answer(RandomMessages& random) {
-  transfer::Answer answer;
-  answer.kind = static_cast<transfer::Kind>(random.below(3));
+inline transfer::TransferAnswer random_answer(RandomMessages& random) {
+  transfer::TransferAnswer answer;
+  answer.kind = static_cast<transfer::RequestKind>(random.below(3));
   answer.state = random.state();
   answer.commit = random.commit();
   answer.bytes = random.word();
   answer.chunk_bytes = static_cast<std::uint32_t>(
       1 + random.below(transfer::kChunkBytesMax >> random.below(20)));
-  if (answer.kind == transfer::Kind::kFetchSnapshot) {
+  if (answer.kind == transfer::RequestKind::kFetchSnapshot) {
     answer.bytes = random.below(4 * std::uint64_t{answer.chunk_bytes} + 1);
     answer.digests.resize(
         transfer::chunks_of(answer.bytes, answer.chunk_bytes), random.word());

@@ -7,7 +7,7 @@
 #include <utility>
 #include "base/check.h"
 #include "ft/transfer/digest.h"
-#include "ft/transfer/session.h"
+#include "ft/transfer/requester_connection.h"
 #include "ft/transfer/sum_store.h"
 #include "ft/transfer/token_bucket.h"
 #include "net/listener.h"
@@ -21,7 +21,7 @@ namespace {
 // How often it tells those who wait that it lives, and drops what is too old.
 constexpr Duration kTick = std::chrono::milliseconds(200);
 // Ranks of replicas that come back fetch one thing at a time.
-constexpr std::size_t kSessionsMax = 64;
+constexpr std::size_t kRequestersMax = 64;
 // Then other functions of the loop have their turn.
 constexpr int kChunksAtOnce = 4;
 // When nobody who wants a chunk has room for it: a connection does not tell.
@@ -61,14 +61,14 @@ struct Snapshot {
   Instant until{0};
 };
 
-struct Visit {
-  explicit Visit(std::unique_ptr<net::Connection> connection)
-      : session(std::move(connection)) {}
-  Session session;
+struct Requester {
+  explicit Requester(std::unique_ptr<net::Connection> connection)
+      : connection(std::move(connection)) {}
+  RequesterConnection connection;
   Instant waits_until{0};
 };
 
-using Visits = std::list<std::unique_ptr<Visit>>;
+using Requesters = std::list<std::unique_ptr<Requester>>;
 
 }  // namespace
 
@@ -85,22 +85,22 @@ struct TransferServer::Impl {
 
   void listen();
   void accept(std::unique_ptr<net::Connection> connection);
-  void closed(Visit& visit);
+  void closed(Requester& requester);
 
-  void requested(Visit& visit, const Request& request);
-  void ask_snapshot(Visit& visit);
-  void fetch_snapshot(Visit& visit);
-  void fetch_sum(Visit& visit);
-  bool answer_sum(Visit& visit);
-  void wait(Visit& visit);
-  bool answer(Visit& visit);
+  void requested(Requester& requester, const TransferRequest& request);
+  void ask_snapshot(Requester& requester);
+  void fetch_snapshot(Requester& requester);
+  void fetch_sum(Requester& requester);
+  bool answer_sum(Requester& requester);
+  void wait(Requester& requester);
+  bool answer(Requester& requester);
   std::string snapshot_text() const;
   void tell_askers(const StateId& state);
 
   void send_chunks();
-  Visits::iterator next_to_send(bool states_wait);
+  Requesters::iterator next_to_send(bool states_wait);
   void tick();
-  void tick_visit(Visit& visit, Instant now);
+  void tick_requester(Requester& requester, Instant now);
   void trim(Instant now);
 
   net::Loop& loop;
@@ -112,7 +112,7 @@ struct TransferServer::Impl {
   SumStore sums;
   TokenBucket bucket;
   std::uint64_t bytes_sent = 0;
-  Visits visits;  // Who was sent a chunk goes to the end.
+  Requesters requesters;  // Who was sent a chunk goes to the end.
   std::unique_ptr<net::Listener> listener;
   net::Timer ticks;
   net::Timer sending;
@@ -131,105 +131,105 @@ void TransferServer::Impl::listen() {
 }
 
 void TransferServer::Impl::accept(std::unique_ptr<net::Connection> connection) {
-  const bool full = visits.size() >= kSessionsMax;
-  if (visits.size() >= 2 * kSessionsMax) {
+  const bool full = requesters.size() >= kRequestersMax;
+  if (requesters.size() >= 2 * kRequestersMax) {
     return;  // Too many even to tell each.
   }
-  visits.push_back(std::make_unique<Visit>(std::move(connection)));
-  Visit& visit = *visits.back();
-  visit.session.start(
-      {.on_request = [this, &visit](
-                         const Request& request) { requested(visit, request); },
-       .on_wish = [this] { send_chunks(); },
-       .on_closed = [this, &visit] { closed(visit); }});
+  requesters.push_back(std::make_unique<Requester>(std::move(connection)));
+  Requester& requester = *requesters.back();
+  requester.connection.start(
+      {.on_request = [this, &requester](
+                         const TransferRequest& request) { requested(requester, request); },
+       .on_chunk_requested = [this] { send_chunks(); },
+       .on_closed = [this, &requester] { closed(requester); }});
   if (full) {
-    visit.session.refuse(
-        Why::kBusy,
-        str("expected at most ", kSessionsMax, " at a time, found more"));
+    requester.connection.refuse(
+        RefusalReason::kBusy,
+        str("expected at most ", kRequestersMax, " at a time, found more"));
   }
 }
 
-void TransferServer::Impl::closed(Visit& visit) {
-  if (visit.session.is_served()) {
+void TransferServer::Impl::closed(Requester& requester) {
+  if (requester.connection.is_served()) {
     // It may be back for what follows.
-    sums.hold(visit.session.step(), loop.now() + options.kept);
+    sums.hold(requester.connection.step(), loop.now() + options.kept);
   }
-  visits.remove_if([&](const auto& one) { return one.get() == &visit; });
+  requesters.remove_if([&](const auto& one) { return one.get() == &requester; });
 }
 
-void TransferServer::Impl::requested(Visit& visit, const Request& request) {
+void TransferServer::Impl::requested(Requester& requester, const TransferRequest& request) {
   if (run == 0) {
-    visit.session.refuse(Why::kNotThere, "it has not joined a run yet");
+    requester.connection.refuse(RefusalReason::kNotThere, "it has not joined a run yet");
     return;
   }
   if (request.run != run) {
-    visit.session.refuse(
-        Why::kMismatch,
+    requester.connection.refuse(
+        RefusalReason::kMismatch,
         str("expected run ", run, ", found a request of run ", request.run));
     return;
   }
   if (request.shard_rank != static_cast<std::uint32_t>(options.shard_rank)) {
-    visit.session.refuse(
-        Why::kMismatch,
+    requester.connection.refuse(
+        RefusalReason::kMismatch,
         str("expected rank ", options.shard_rank, ", found a request of rank ",
             request.shard_rank));
     return;
   }
   switch (request.kind) {
-    case Kind::kAskSnapshot:
-      ask_snapshot(visit);
+    case RequestKind::kAskSnapshot:
+      ask_snapshot(requester);
       return;
-    case Kind::kFetchSnapshot:
-      fetch_snapshot(visit);
+    case RequestKind::kFetchSnapshot:
+      fetch_snapshot(requester);
       return;
-    case Kind::kFetchSum:
-      fetch_sum(visit);
+    case RequestKind::kFetchSum:
+      fetch_sum(requester);
       return;
   }
 }
 
-void TransferServer::Impl::ask_snapshot(Visit& visit) {
+void TransferServer::Impl::ask_snapshot(Requester& requester) {
   if (promised) {
-    visit.session.tell(*promised);
+    requester.connection.tell(*promised);
     return;
   }
   const Instant now = loop.now();
   if (snapshot && now - snapshot->offered <= options.fresh) {
     snapshot->until = std::max(snapshot->until, now + options.kept);
-    visit.session.tell(snapshot->state);
+    requester.connection.tell(snapshot->state);
     return;
   }
   const bool is_wanted = std::any_of(
-      visits.begin(), visits.end(), [&](const std::unique_ptr<Visit>& other) {
-        return other.get() != &visit && other->session.waits() &&
-            other->session.request()->kind == Kind::kAskSnapshot;
+      requesters.begin(), requesters.end(), [&](const std::unique_ptr<Requester>& other) {
+        return other.get() != &requester && other->connection.waits() &&
+            other->connection.request()->kind == RequestKind::kAskSnapshot;
       });
-  wait(visit);
+  wait(requester);
   if (!is_wanted) {
     snapshot_wanted();  // Which may offer one at once.
   }
 }
 
-void TransferServer::Impl::fetch_snapshot(Visit& visit) {
-  if (!answer(visit)) {
-    wait(visit);
+void TransferServer::Impl::fetch_snapshot(Requester& requester) {
+  if (!answer(requester)) {
+    wait(requester);
   }
 }
 
-void TransferServer::Impl::wait(Visit& visit) {
-  visit.waits_until = loop.now() +
-      std::chrono::milliseconds(visit.session.request()->wait_ms_max);
+void TransferServer::Impl::wait(Requester& requester) {
+  requester.waits_until = loop.now() +
+      std::chrono::milliseconds(requester.connection.request()->wait_ms_max);
 }
 
 // With the snapshot that there is; false: another one is to come.
-bool TransferServer::Impl::answer(Visit& visit) {
-  const StateId& wanted = visit.session.request()->state;
+bool TransferServer::Impl::answer(Requester& requester) {
+  const StateId& wanted = requester.connection.request()->state;
   if (!snapshot) {
     return false;
   }
   if (snapshot->state == wanted) {
-    visit.session.serve(
-        {.kind = Kind::kFetchSnapshot,
+    requester.connection.serve(
+        {.kind = RequestKind::kFetchSnapshot,
          .state = wanted,
          .chunk_bytes =
              chunk_bytes_for(snapshot->bytes->size(), options.bytes_per_s_max),
@@ -240,24 +240,24 @@ bool TransferServer::Impl::answer(Visit& visit) {
   if (snapshot->state.step < wanted.step) {
     return false;
   }
-  visit.session.refuse(
-      Why::kNotThere,
+  requester.connection.refuse(
+      RefusalReason::kNotThere,
       str("expected ", text_of(wanted), ", found ", snapshot_text()));
   return true;
 }
 
-void TransferServer::Impl::fetch_sum(Visit& visit) {
-  if (!answer_sum(visit)) {
-    wait(visit);
+void TransferServer::Impl::fetch_sum(Requester& requester) {
+  if (!answer_sum(requester)) {
+    wait(requester);
   }
 }
 
 // With the sum, or for good; false: it may come, and is waited for.
-bool TransferServer::Impl::answer_sum(Visit& visit) {
-  const Request& request = *visit.session.request();
-  if (const KeptSum* sum = sums.find(request.state)) {
-    visit.session.serve(
-        {.kind = Kind::kFetchSum,
+bool TransferServer::Impl::answer_sum(Requester& requester) {
+  const TransferRequest& request = *requester.connection.request();
+  if (const StoredSum* sum = sums.find(request.state)) {
+    requester.connection.serve(
+        {.kind = RequestKind::kFetchSum,
          .commit = sum->commit,
          .chunk_bytes =
              chunk_bytes_for(sum->bytes->size(), options.bytes_per_s_max)},
@@ -267,8 +267,8 @@ bool TransferServer::Impl::answer_sum(Visit& visit) {
   if (request.wait_ms_max > 0 && sums.may_come(request.state)) {
     return false;
   }
-  visit.session.refuse(
-      Why::kNotThere,
+  requester.connection.refuse(
+      RefusalReason::kNotThere,
       str("expected the sum after ", text_of(request.state), ", found ",
           sums.text()));
   return true;
@@ -280,10 +280,10 @@ std::string TransferServer::Impl::snapshot_text() const {
 }
 
 void TransferServer::Impl::tell_askers(const StateId& state) {
-  for (const auto& visit : visits) {
-    if (visit->session.waits() &&
-        visit->session.request()->kind == Kind::kAskSnapshot) {
-      visit->session.tell(state);
+  for (const auto& requester : requesters) {
+    if (requester->connection.waits() &&
+        requester->connection.request()->kind == RequestKind::kAskSnapshot) {
+      requester->connection.tell(state);
     }
   }
 }
@@ -293,53 +293,53 @@ void TransferServer::Impl::send_chunks() {
     const Instant now = loop.now();
     const Duration wait = bucket.wait(now);
     const auto at = next_to_send(wait > Duration(0));
-    if (at == visits.end()) {
+    if (at == requesters.end()) {
       return;
     }
-    Session& session = (*at)->session;
-    if (session.is_of_state() && wait > Duration(0)) {
+    RequesterConnection& connection = (*at)->connection;
+    if (connection.is_of_state() && wait > Duration(0)) {
       sending = loop.after(wait, [this] { send_chunks(); });
       return;
     }
-    if (!session.wants_chunk()) {
+    if (!connection.can_send_chunk()) {
       sending = loop.after(kRoomWait, [this] { send_chunks(); });
       return;
     }
-    const std::size_t count = session.send_chunk();
-    if (session.is_of_state()) {
+    const std::size_t count = connection.send_chunk();
+    if (connection.is_of_state()) {
       bucket.take(count, now);
     }
     bytes_sent += count;
-    visits.splice(visits.end(), visits, at);
+    requesters.splice(requesters.end(), requesters, at);
   }
   sending = loop.after(Duration(0), [this] { send_chunks(); });
 }
 
 // Of those who want a chunk, the one whose last is longest ago; one that has no
 // room, or waits for its limit, only when all do.
-Visits::iterator TransferServer::Impl::next_to_send(bool states_wait) {
+Requesters::iterator TransferServer::Impl::next_to_send(bool states_wait) {
   const auto find = [&](auto is_right) {
-    return std::find_if(visits.begin(), visits.end(), [&](const auto& one) {
-      return one->session.has_wishes() && is_right(one->session);
+    return std::find_if(requesters.begin(), requesters.end(), [&](const auto& one) {
+      return one->connection.has_chunk_requests() && is_right(one->connection);
     });
   };
-  const auto may = [&](const Session& session) {
-    return !states_wait || !session.is_of_state();
+  const auto may = [&](const RequesterConnection& connection) {
+    return !states_wait || !connection.is_of_state();
   };
-  auto at = find([&](const Session& session) {
-    return may(session) && session.wants_chunk();
+  auto at = find([&](const RequesterConnection& connection) {
+    return may(connection) && connection.can_send_chunk();
   });
-  if (at == visits.end()) {
+  if (at == requesters.end()) {
     at = find(may);
   }
-  return at != visits.end() ? at : find([](const Session&) { return true; });
+  return at != requesters.end() ? at : find([](const RequesterConnection&) { return true; });
 }
 
 void TransferServer::Impl::tick() {
   ticks = loop.after(kTick, [this] { tick(); });
   const Instant now = loop.now();
-  for (const auto& visit : visits) {
-    tick_visit(*visit, now);
+  for (const auto& requester : requesters) {
+    tick_requester(*requester, now);
   }
   if (snapshot && snapshot->until <= now) {
     snapshot.reset();
@@ -347,31 +347,31 @@ void TransferServer::Impl::tick() {
   trim(now);
 }
 
-void TransferServer::Impl::tick_visit(Visit& visit, Instant now) {
-  Session& session = visit.session;
-  if (session.waits()) {
-    if (now < visit.waits_until) {
-      session.say_waiting();
+void TransferServer::Impl::tick_requester(Requester& requester, Instant now) {
+  RequesterConnection& connection = requester.connection;
+  if (connection.waits()) {
+    if (now < requester.waits_until) {
+      connection.send_waiting();
       return;
     }
-    session.refuse(
-        Why::kNotThere,
+    connection.refuse(
+        RefusalReason::kNotThere,
         str("expected ",
-            session.request()->kind == Kind::kAskSnapshot
+            connection.request()->kind == RequestKind::kAskSnapshot
                 ? "a snapshot"
-                : text_of(session.request()->state),
+                : text_of(connection.request()->state),
             " to be there in time, found ",
-            session.is_of_state() ? snapshot_text() : sums.text()));
+            connection.is_of_state() ? snapshot_text() : sums.text()));
     return;
   }
-  if (now - session.last_heard() > options.silence_max) {
-    session.refuse(
-        Why::kBusy,
+  if (now - connection.last_received() > options.silence_max) {
+    connection.refuse(
+        RefusalReason::kBusy,
         str("expected to hear something within ", seconds(options.silence_max),
             " s, found silence"));
     return;
   }
-  if (snapshot && session.is_served() && session.bytes() == snapshot->bytes) {
+  if (snapshot && connection.is_served() && connection.bytes() == snapshot->bytes) {
     snapshot->until = now + options.kept;
   }
 }
@@ -387,9 +387,9 @@ void TransferServer::Impl::trim(Instant now) {
   if (promised) {
     use(promised->step);
   }
-  for (const auto& visit : visits) {
-    if (visit->session.is_served()) {
-      use(visit->session.step());
+  for (const auto& requester : requesters) {
+    if (requester->connection.is_served()) {
+      use(requester->connection.step());
     }
   }
   sums.trim(now, step);
@@ -432,10 +432,10 @@ void TransferServer::offer(
       state, std::move(bytes), std::move(digests), now,
       now + impl_->options.kept};
   impl_->tell_askers(state);
-  for (const auto& visit : impl_->visits) {
-    if (visit->session.waits() &&
-        visit->session.request()->kind == Kind::kFetchSnapshot) {
-      (void)impl_->answer(*visit);
+  for (const auto& requester : impl_->requesters) {
+    if (requester->connection.waits() &&
+        requester->connection.request()->kind == RequestKind::kFetchSnapshot) {
+      (void)impl_->answer(*requester);
     }
   }
 }
@@ -457,9 +457,9 @@ void TransferServer::keep(
     const Commit& commit, std::shared_ptr<const std::string> bytes) {
   SHERD_ASSERT(impl_->loop.in_loop() && bytes != nullptr);
   impl_->sums.keep(commit, std::move(bytes));
-  for (const auto& visit : impl_->visits) {
-    if (visit->session.waits() && !visit->session.is_of_state()) {
-      impl_->answer_sum(*visit);
+  for (const auto& requester : impl_->requesters) {
+    if (requester->connection.waits() && !requester->connection.is_of_state()) {
+      impl_->answer_sum(*requester);
     }
   }
   impl_->trim(impl_->loop.now());
@@ -469,9 +469,9 @@ std::uint64_t TransferServer::bytes_sent() const { return impl_->bytes_sent; }
 
 bool TransferServer::busy() const {
   return std::any_of(
-      impl_->visits.begin(), impl_->visits.end(), [](const auto& one) {
-        return one->session.open() &&
-            (one->session.waits() || one->session.is_served());
+      impl_->requesters.begin(), impl_->requesters.end(), [](const auto& one) {
+        return one->connection.open() &&
+            (one->connection.waits() || one->connection.is_served());
       });
 }
 

@@ -15,7 +15,7 @@ using net::testing::run_until;
 using ::testing::AllOf;
 using testing::commit_of;
 using ::testing::HasSubstr;
-using testing::Heard;
+using testing::CapturedResult;
 using testing::kRun;
 using testing::random_bytes;
 using testing::state_of;
@@ -39,21 +39,21 @@ struct Donor {
   }
   net::HostAddress address() const { return {"127.0.0.1", server.port()}; }
 
-  Heard<std::string> fetch(const StateId& state) {
-    Heard<std::string> heard;
+  CapturedResult<std::string> fetch(const StateId& state) {
+    CapturedResult<std::string> heard;
     const auto fetch =
         fetch_snapshot(loop, {address()}, options, state, heard.done());
     EXPECT_TRUE(heard.comes(loop));
     return heard;
   }
-  Heard<FetchedSum> sum_after(const StateId& base) {
-    Heard<FetchedSum> heard;
+  CapturedResult<FetchedSum> sum_after(const StateId& base) {
+    CapturedResult<FetchedSum> heard;
     const auto fetch = fetch_sum(loop, address(), options, base, heard.done());
     EXPECT_TRUE(heard.comes(loop));
     return heard;
   }
-  Heard<StateId> ask() {
-    Heard<StateId> heard;
+  CapturedResult<StateId> ask() {
+    CapturedResult<StateId> heard;
     const auto fetch = ask_snapshot(loop, address(), options, heard.done());
     EXPECT_TRUE(heard.comes(loop));
     return heard;
@@ -96,7 +96,7 @@ TEST(FetchSnapshot, BringsTheSameToSeveralAtATime) {
   Donor donor;
   const auto bytes = random_bytes(5 * kMebi + 1, 1);
   donor.server.offer(state_of(3), bytes);
-  std::vector<Heard<std::string>> heard(5);
+  std::vector<CapturedResult<std::string>> heard(5);
   std::vector<std::unique_ptr<Fetch>> fetches;
   fetches.reserve(heard.size());
   for (auto& one : heard) {
@@ -124,7 +124,7 @@ TEST(FetchSnapshot, IsEncryptedWhereThereIsASecret) {
 TEST(FetchSnapshot, WaitsForAnOfferLongerThanForADonorThatIsSilent) {
   Donor donor;
   donor.options.timeout_without_progress = 1200ms;
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, {donor.address()}, donor.options, state_of(5), heard.done());
   run_for(donor.loop, 300ms);
@@ -142,7 +142,7 @@ TEST(FetchSnapshot, WaitsForAnOfferLongerThanForADonorThatIsSilent) {
 TEST(FetchSnapshot, GoesOnAfterThisProcessStoodStill) {
   Donor donor;
   donor.options.timeout_without_progress = 1200ms;
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, {donor.address()}, donor.options, state_of(5), heard.done());
   ASSERT_TRUE(run_until(donor.loop, [&] { return donor.server.busy(); }));
@@ -174,7 +174,7 @@ TEST(FetchSnapshot, GoesOnWithTheOldBytesWhenANewerIsOffered) {
   Donor donor;
   auto old = random_bytes(16 * kMebi, 1);
   donor.server.offer(state_of(1), old);
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, {donor.address()}, donor.options, state_of(1), heard.done());
   ASSERT_TRUE(
@@ -222,7 +222,7 @@ TEST(FetchSnapshot, TakesChunksOfAllWhoHaveTheState) {
     others.back()->offer(state_of(1), bytes);
     addresses.push_back({"127.0.0.1", others.back()->port()});
   }
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, addresses, donor.options, state_of(1), heard.done());
   ASSERT_TRUE(heard.comes(donor.loop));
@@ -243,7 +243,7 @@ TEST(FetchSnapshot, DoesNotWaitLongForASecondDonor) {
   TransferServer late(
       donor.loop, TransferServerOptions{.shard_rank = 1}, [] {});
   late.set_run(kRun);
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, {{"127.0.0.1", late.port()}, donor.address()}, donor.options,
       state_of(1), heard.done());
@@ -257,7 +257,7 @@ TEST(AskSnapshot, IsToldAtOnceOfOneThatIsPromised) {
   EXPECT_EQ(donor.ask().value(), state_of(8));
   EXPECT_EQ(donor.ask().value(), state_of(8));
   EXPECT_EQ(donor.wanted, 1);
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, {donor.address()}, donor.options, state_of(8), heard.done());
   run_for(donor.loop, 50ms);
@@ -271,7 +271,7 @@ TEST(AskSnapshot, IsToldAtOnceOfOneThatIsPromised) {
 
 TEST(AskSnapshot, IsAnsweredByTheNextOfferAndCallsOnce) {
   Donor donor;
-  std::vector<Heard<StateId>> heard(3);
+  std::vector<CapturedResult<StateId>> heard(3);
   std::vector<std::unique_ptr<Fetch>> fetches;
   fetches.reserve(heard.size());
   for (auto& one : heard) {
@@ -350,10 +350,10 @@ TEST(FetchSum, WaitsForOneThatIsToComeWhenAskedTo) {
   // Never comes: another one has been made of an older state.
   EXPECT_EQ(
       donor.sum_after(state_of(0, 9)).code(), ErrorCode::kFailedPrecondition);
-  Heard<FetchedSum> heard;
+  CapturedResult<FetchedSum> heard;
   const auto fetch = fetch_sum(
       donor.loop, donor.address(), donor.options, state_of(3), heard.done());
-  Heard<FetchedSum> rolled_back;
+  CapturedResult<FetchedSum> rolled_back;
   const auto other = fetch_sum(
       donor.loop, donor.address(), donor.options, state_of(4, 9),
       rolled_back.done());
@@ -371,7 +371,7 @@ TEST(FetchSum, WorksForAllStepsSinceASnapshotThatWasFetched) {
   Donor donor({.bytes_per_s_max = 4 * kMebi});
   donor.keep(1, 3);
   donor.server.offer(state_of(3), random_bytes(kMebi, 1));
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, {donor.address()}, donor.options, state_of(3), heard.done());
   ASSERT_TRUE(
@@ -432,7 +432,7 @@ TEST(Fetch, MayBeDestroyedAtAnyTimeAndThenCallsNobody) {
   donor.server.offer(state_of(1), bytes);
   for (const std::uint64_t least : {0U, 1U, 3U << 20U, 12U << 20U}) {
     const std::uint64_t before = donor.server.bytes_sent();
-    Heard<std::string> heard;
+    CapturedResult<std::string> heard;
     auto fetch = fetch_snapshot(
         donor.loop, {donor.address()}, donor.options, state_of(1),
         heard.done());
@@ -483,7 +483,7 @@ TEST(Bandwidth, IsLimited) {
 TEST(Bandwidth, OfSumsIsNotLimited) {
   Donor donor({.bytes_per_s_max = 5000});
   donor.server.offer(state_of(1), random_bytes(50'000, 1));
-  Heard<std::string> heard;
+  CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, {donor.address()}, donor.options, state_of(1), heard.done());
   ASSERT_TRUE(

@@ -45,7 +45,7 @@ inline std::shared_ptr<const std::string> random_bytes(
 
 // What `done` was called with.
 template <typename T>
-class Heard {
+class CapturedResult {
  public:
   std::function<void(Result<T>)> done() {
     return [this](Result<T> result) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SumCollector fetches the sums that follow a state, one after another and as they
+// SumPrefetcher fetches the sums that follow a state, one after another and as they
 // are made, while the state itself is on its way or older sums are applied: who is
 // slower than the others' steps at fetching a state still catches up. It keeps
 // them until they are taken, up to a limit; from there on the donors have to. Thread
@@ -17,7 +17,7 @@
 
 namespace sherd::ft {
 
-struct SumCollectorOptions {
+struct SumPrefetcherOptions {
   // Any of them will do: the next one, when one fails.
   std::vector<net::HostAddress> donors;
   FetchOptions fetch{};
@@ -25,15 +25,15 @@ struct SumCollectorOptions {
   std::uint64_t bytes_max = 0;
 };
 
-class SumCollector {
+class SumPrefetcher {
  public:
   using Done = std::function<void(Result<FetchedSum>)>;
 
   // Begins with the sum after `state`. The loop outlives it.
-  SumCollector(
-      net::Loop& loop, SumCollectorOptions options, const StateId& state);
-  SumCollector(const SumCollector&) = delete;
-  SumCollector& operator=(const SumCollector&) = delete;
+  SumPrefetcher(
+      net::Loop& loop, SumPrefetcherOptions options, const StateId& state);
+  SumPrefetcher(const SumPrefetcher&) = delete;
+  SumPrefetcher& operator=(const SumPrefetcher&) = delete;
 
   // The sum after `base`, which is there or the next one to come: then `done` hears
   // it later, once, unless there is another take() first, and what was before it is
@@ -51,7 +51,7 @@ class SumCollector {
   FetchedSum pop();
 
   net::Loop& loop_;
-  const SumCollectorOptions options_;
+  const SumPrefetcherOptions options_;
   StateId next_;  // What is fetched is the sum after it.
   std::deque<FetchedSum> sums_;
   std::uint64_t bytes_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/ring/digest.h"
+#include "ft/ring/block_digest.h"
 
 #include <algorithm>
 #include "base/check.h"
@@ -9,22 +9,22 @@
 
 namespace sherd::ft::ring {
 
-Digest::Digest(const std::vector<std::int64_t>& elements)
+BlockDigest::BlockDigest(const std::vector<std::int64_t>& elements)
     : elements_(elements) {
   for (const auto count : elements) {
     first_blocks_.push_back(blocks_.size());
-    for (std::int64_t begin = 0; begin < count; begin += kBlock) {
-      blocks_.push_back({std::min(kBlock, count - begin), 0});
+    for (std::int64_t begin = 0; begin < count; begin += kDigestBlockElements) {
+      blocks_.push_back({std::min(kDigestBlockElements, count - begin), 0});
     }
   }
 }
 
-void Digest::complete(int bucket, const float* out, const Span& span) {
+void BlockDigest::complete(int bucket, const float* out, const FloatRange& span) {
   const auto b = static_cast<std::size_t>(bucket);
   for (auto at = span.begin; at < span.end;) {
-    const auto k = at / kBlock;
-    const auto begin = k * kBlock;
-    const auto end = std::min(begin + kBlock, elements_[b]);
+    const auto k = at / kDigestBlockElements;
+    const auto begin = k * kDigestBlockElements;
+    const auto end = std::min(begin + kDigestBlockElements, elements_[b]);
     const auto stop = std::min(end, span.end);
     Block& block = blocks_[first_blocks_[b] + static_cast<std::size_t>(k)];
     block.missing -= stop - at;
@@ -37,7 +37,7 @@ void Digest::complete(int bucket, const float* out, const Span& span) {
   }
 }
 
-std::uint64_t Digest::value() const {
+std::uint64_t BlockDigest::value() const {
   std::vector<std::uint64_t> hashes;
   hashes.reserve(blocks_.size());
   for (const auto& block : blocks_) {
@@ -53,7 +53,7 @@ std::uint64_t digest_of(const std::vector<std::span<const float>>& buckets) {
   for (const auto& bucket : buckets) {
     elements.push_back(static_cast<std::int64_t>(bucket.size()));
   }
-  Digest digest(elements);
+  BlockDigest digest(elements);
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     digest.complete(static_cast<int>(b), buckets[b].data(), {0, elements[b]});
   }

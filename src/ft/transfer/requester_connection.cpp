@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/transfer/session.h"
+#include "ft/transfer/requester_connection.h"
 
 #include <utility>
 #include "base/check.h"
@@ -14,13 +14,13 @@ constexpr std::size_t kUnsentBytesMax = 2 * kChunkBytesMax;
 
 }  // namespace
 
-Session::Session(std::unique_ptr<net::Connection> connection)
+RequesterConnection::RequesterConnection(std::unique_ptr<net::Connection> connection)
     : connection_(std::move(connection)) {}
 
-void Session::start(SessionHandlers handlers) {
+void RequesterConnection::start(RequesterHandlers handlers) {
   handlers_ = std::move(handlers);
   connection_->start(
-      {.on_frame = [this](const net::Frame& frame) { heard(frame); },
+      {.on_frame = [this](const net::Frame& frame) { receive(frame); },
        .on_closed =
            [this](const Status& /*who fetches knows*/) {
              // It may destroy this.
@@ -29,15 +29,15 @@ void Session::start(SessionHandlers handlers) {
            }});
 }
 
-void Session::heard(const net::Frame& frame) {
-  const auto type = static_cast<FrameType>(frame.type);
-  if (stage_ == Stage::kNew && type == FrameType::kRequest) {
-    heard_request(frame);
-  } else if (stage_ == Stage::kServed && type == FrameType::kWantChunk) {
-    heard_wish(frame);
+void RequesterConnection::receive(const net::Frame& frame) {
+  const auto type = static_cast<TransferFrameType>(frame.type);
+  if (stage_ == Stage::kNew && type == TransferFrameType::kRequest) {
+    receive_request(frame);
+  } else if (stage_ == Stage::kServed && type == TransferFrameType::kChunkRequest) {
+    receive_chunk_request(frame);
   } else {
     refuse(
-        Why::kMismatch,
+        RefusalReason::kMismatch,
         str("expected ",
             stage_ == Stage::kNew ? "a request first"
                                   : "wishes for chunks after an answer",
@@ -45,10 +45,10 @@ void Session::heard(const net::Frame& frame) {
   }
 }
 
-void Session::heard_request(const net::Frame& frame) {
+void RequesterConnection::receive_request(const net::Frame& frame) {
   const auto request = request_of(frame.payload);
   if (!request.ok()) {
-    refuse(Why::kMismatch, request.status().message());
+    refuse(RefusalReason::kMismatch, request.status().message());
     return;
   }
   request_ = request.value();
@@ -56,86 +56,86 @@ void Session::heard_request(const net::Frame& frame) {
   handlers_.on_request(*request_);
 }
 
-void Session::heard_wish(const net::Frame& frame) {
-  const auto want = want_chunk_of(frame.payload);
+void RequesterConnection::receive_chunk_request(const net::Frame& frame) {
+  const auto want = chunk_request_of(frame.payload);
   if (!want.ok()) {
-    refuse(Why::kMismatch, want.status().message());
+    refuse(RefusalReason::kMismatch, want.status().message());
     return;
   }
   const std::uint64_t place = want.value().place;
   if (place >= bytes_->size() || place % answer_.chunk_bytes != 0) {
     refuse(
-        Why::kMismatch,
+        RefusalReason::kMismatch,
         str("expected the place of a chunk of ", answer_.chunk_bytes,
             " bytes below ", bytes_->size(), ", found ", place));
     return;
   }
-  if (wishes_.size() >= kWindow) {
+  if (chunk_requests_.size() >= kWindow) {
     refuse(
-        Why::kMismatch,
+        RefusalReason::kMismatch,
         str("expected at most ", kWindow, " wishes at a time, found more"));
     return;
   }
-  wishes_.push_back(place);
-  handlers_.on_wish();
+  chunk_requests_.push_back(place);
+  handlers_.on_chunk_requested();
 }
 
-void Session::tell(const StateId& state) {
+void RequesterConnection::tell(const StateId& state) {
   SHERD_ASSERT(stage_ == Stage::kWaits);
   stage_ = Stage::kEnded;
   send(
-      FrameType::kAnswer,
-      bytes_of(Answer{.kind = request_->kind, .state = state}));
+      TransferFrameType::kAnswer,
+      bytes_of(TransferAnswer{.kind = request_->kind, .state = state}));
   connection_->finish({ErrorCode::kAborted, "[ft] it has its answer"});
 }
 
-void Session::serve(Answer answer, std::shared_ptr<const std::string> bytes) {
+void RequesterConnection::serve(TransferAnswer answer, std::shared_ptr<const std::string> bytes) {
   SHERD_ASSERT(stage_ == Stage::kWaits && bytes != nullptr);
   stage_ = Stage::kServed;
   answer_ = std::move(answer);
   answer_.bytes = bytes->size();
   bytes_ = std::move(bytes);
-  send(FrameType::kAnswer, bytes_of(answer_));
+  send(TransferFrameType::kAnswer, bytes_of(answer_));
 }
 
-void Session::say_waiting() { send(FrameType::kWaiting, ""); }
+void RequesterConnection::send_waiting() { send(TransferFrameType::kWaiting, ""); }
 
-void Session::refuse(Why why, const std::string& reason) {
+void RequesterConnection::refuse(RefusalReason why, const std::string& reason) {
   if (!open()) {
     return;
   }
   stage_ = Stage::kEnded;
-  wishes_.clear();
-  send(FrameType::kRefusal, bytes_of(Refusal{why, reason}));
+  chunk_requests_.clear();
+  send(TransferFrameType::kRefusal, bytes_of(Refusal{why, reason}));
   connection_->finish({ErrorCode::kAborted, "[ft] it was refused"});
 }
 
-std::int64_t Session::step() const {
+std::int64_t RequesterConnection::step() const {
   SHERD_ASSERT(stage_ == Stage::kServed);
-  return answer_.kind == Kind::kFetchSum ? answer_.commit.result.step
+  return answer_.kind == RequestKind::kFetchSum ? answer_.commit.result.step
                                          : answer_.state.step;
 }
 
-bool Session::wants_chunk() const {
-  return has_wishes() && connection_->unsent_bytes() <= kUnsentBytesMax;
+bool RequesterConnection::can_send_chunk() const {
+  return has_chunk_requests() && connection_->unsent_bytes() <= kUnsentBytesMax;
 }
 
-std::size_t Session::send_chunk() {
-  SHERD_ASSERT(wants_chunk());
-  const std::uint64_t place = wishes_.front();
-  wishes_.pop_front();
+std::size_t RequesterConnection::send_chunk() {
+  SHERD_ASSERT(can_send_chunk());
+  const std::uint64_t place = chunk_requests_.front();
+  chunk_requests_.pop_front();
   const auto bytes =
       std::string_view(*bytes_).substr(place, answer_.chunk_bytes);
   const std::uint64_t digest = answer_.digests.empty()
       ? digest_of(bytes)
       : answer_.digests[place / answer_.chunk_bytes];
   send(
-      FrameType::kChunk,
+      TransferFrameType::kChunk,
       bytes_of(Chunk{.place = place, .digest = digest, .bytes = bytes}));
   return bytes.size();
 }
 
-void Session::send(FrameType type, const std::string& payload) {
+void RequesterConnection::send(TransferFrameType type, const std::string& payload) {
   connection_->send(static_cast<std::uint16_t>(type), payload);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/ring/schedule.h"
+#include "ft/ring/ring_schedule.h"
 
 #include <algorithm>
 #include <deque>
@@ -9,19 +9,19 @@
 #include <string>
 #include <tuple>
 #include <gtest/gtest.h>
-#include "ft/ring/course.h"
+#include "ft/ring/send_schedule.h"
 
 namespace sherd::ft::ring {
 namespace {
 
 const std::vector<std::int64_t> kRagged = {0, 1, 2, 5, 64, 0, 97, 1000, 3};
 
-TEST(Schedule, SegmentsAreInOrderAndDifferByOneAtMost) {
+TEST(RingSchedule, SegmentsAreInOrderAndDifferByOneAtMost) {
   for (const int members : {1, 2, 3, 4, 7}) {
     for (const std::int64_t elements : {0, 1, 6, 7, 8, 1000}) {
       std::int64_t end = 0;
       for (int s = 0; s < members; ++s) {
-        const Span span = segment_of(elements, members, s);
+        const FloatRange span = segment_of(elements, members, s);
         EXPECT_EQ(span.begin, end);
         EXPECT_GE(span.size(), elements / members);
         EXPECT_LE(span.size(), elements / members + 1);
@@ -32,11 +32,11 @@ TEST(Schedule, SegmentsAreInOrderAndDifferByOneAtMost) {
   }
 }
 
-TEST(Schedule, WhatIsSentIsWhatTheNextMemberReceives) {
+TEST(RingSchedule, WhatIsSentIsWhatTheNextMemberReceives) {
   for (const int members : {2, 3, 4, 7}) {
     for (int p = 0; p < members; ++p) {
-      const Schedule here(kRagged, {members, p, 10});
-      const Schedule next(kRagged, {members, (p + 1) % members, 10});
+      const RingSchedule here(kRagged, {members, p, 10});
+      const RingSchedule next(kRagged, {members, (p + 1) % members, 10});
       for (std::int64_t slice = 0; slice < here.slices(); ++slice) {
         for (int step = 0; step < here.steps(); ++step) {
           EXPECT_EQ(here.sent({slice, step}), next.received({slice, step}));
@@ -50,14 +50,14 @@ TEST(Schedule, WhatIsSentIsWhatTheNextMemberReceives) {
   }
 }
 
-TEST(Schedule, SlicesCoverEachElementOnce) {
+TEST(RingSchedule, SlicesCoverEachElementOnce) {
   for (const int members : {1, 2, 3, 4, 7}) {
-    const Schedule schedule(kRagged, {members, 0, 10});
+    const RingSchedule schedule(kRagged, {members, 0, 10});
     std::set<std::pair<int, std::int64_t>> seen;
     for (std::int64_t slice = 0; slice < schedule.slices(); ++slice) {
       for (int step = 0; step < members; ++step) {
         // A member's first steps go over all segments.
-        const Piece piece = schedule.sent({slice, step});
+        const BucketRange piece = schedule.sent({slice, step});
         EXPECT_LE(piece.span.size(), 10);
         for (auto i = piece.span.begin; i < piece.span.end; ++i) {
           EXPECT_TRUE(seen.emplace(piece.bucket, i).second);
@@ -72,25 +72,25 @@ TEST(Schedule, SlicesCoverEachElementOnce) {
   }
 }
 
-TEST(Schedule, BucketsWithoutElementsHaveNoSlices) {
-  EXPECT_EQ(Schedule({0, 0}, {3, 1, 10}).slices(), 0);
-  EXPECT_EQ(Schedule({}, {3, 1, 10}).slices(), 0);
-  EXPECT_EQ(Schedule({0, 31, 0}, {3, 1, 10}).slices(), 2);
-  EXPECT_EQ(Schedule({0, 31, 0}, {3, 1, 10}).bucket_of(1), 1);
+TEST(RingSchedule, BucketsWithoutElementsHaveNoSlices) {
+  EXPECT_EQ(RingSchedule({0, 0}, {3, 1, 10}).slices(), 0);
+  EXPECT_EQ(RingSchedule({}, {3, 1, 10}).slices(), 0);
+  EXPECT_EQ(RingSchedule({0, 31, 0}, {3, 1, 10}).slices(), 2);
+  EXPECT_EQ(RingSchedule({0, 31, 0}, {3, 1, 10}).bucket_of(1), 1);
 }
 
-// ---- Course, against members who know only what they were sent ----
+// ---- SendSchedule, against members who know only what they were sent ----
 
 // What an element of a piece is made of: members in the order of the sum.
 using Sum = std::string;
 
 struct Model {
-  Schedule schedule;
-  Course course;
+  RingSchedule schedule;
+  SendSchedule send_schedule;
   int given = 0;
   std::map<std::pair<int, std::int64_t>, Sum> out;  // By bucket and element.
   struct Frame {
-    Item item;
+    SliceStep item;
     std::vector<Sum> sums;
   };
   std::deque<Frame> inbox;
@@ -98,17 +98,17 @@ struct Model {
   std::size_t held_max = 0;
 
   Model(int members, int position, int window)
-      : schedule(kRagged, {members, position, 10}), course(schedule, window) {}
+      : schedule(kRagged, {members, position, 10}), send_schedule(schedule, window) {}
 
   char name() const {
     return static_cast<char>('a' + schedule.shape().position);
   }
   bool send(Model& next) {
-    const auto item = course.next_to_send(given);
+    const auto item = send_schedule.next_to_send(given);
     if (!item) {
       return false;
     }
-    const Piece piece = schedule.sent(*item);
+    const BucketRange piece = schedule.sent(*item);
     Frame frame{*item, {}};
     for (auto i = piece.span.begin; i < piece.span.end; ++i) {
       auto& sum = out[{piece.bucket, i}];
@@ -117,7 +117,7 @@ struct Model {
       }
       frame.sums.push_back(sum);
     }
-    course.sent(*item);
+    send_schedule.sent(*item);
     next.inbox.push_back(std::move(frame));
     return true;
   }
@@ -127,8 +127,8 @@ struct Model {
     }
     Frame frame = std::move(inbox.front());
     inbox.pop_front();
-    EXPECT_EQ(course.refusal(frame.item), "");
-    course.arrived(frame.item);
+    EXPECT_EQ(send_schedule.refusal(frame.item), "");
+    send_schedule.arrived(frame.item);
     held.push_back(std::move(frame));
     held_max = std::max(held_max, held.size());
     return true;
@@ -141,7 +141,7 @@ struct Model {
     if (first == held.end()) {
       return false;
     }
-    const Piece piece = schedule.received(first->item);
+    const BucketRange piece = schedule.received(first->item);
     for (auto i = piece.span.begin; i < piece.span.end; ++i) {
       Sum sum = first->sums[static_cast<std::size_t>(i - piece.span.begin)];
       if (schedule.reduces(first->item.step)) {
@@ -149,7 +149,7 @@ struct Model {
       }
       out[{piece.bucket, i}] = sum;
     }
-    course.taken(first->item);
+    send_schedule.taken(first->item);
     held.erase(first);
     return true;
   }
@@ -164,11 +164,11 @@ void run_course(int members, int window, std::uint64_t seed) {
   for (int p = 0; p < members; ++p) {
     ring.emplace_back(members, p, window);
   }
-  // Course points at its schedule.
+  // SendSchedule points at its schedule.
   for (auto& model : ring) {
-    model.course = Course(model.schedule, window);
+    model.send_schedule = SendSchedule(model.schedule, window);
   }
-  const auto unfinished = [](const Model& m) { return !m.course.finished(); };
+  const auto unfinished = [](const Model& m) { return !m.send_schedule.finished(); };
   int idle = 0;
   while (std::any_of(ring.begin(), ring.end(), unfinished) && idle < 1000) {
     const auto p = random() % ring.size();
@@ -191,8 +191,8 @@ void run_course(int members, int window, std::uint64_t seed) {
     idle = moved ? 0 : idle + 1;
   }
   for (auto& model : ring) {
-    EXPECT_TRUE(model.course.finished());
-    EXPECT_TRUE(model.course.has_arrived());
+    EXPECT_TRUE(model.send_schedule.finished());
+    EXPECT_TRUE(model.send_schedule.has_arrived());
     EXPECT_LE(
         model.held_max,
         static_cast<std::size_t>(window * model.schedule.steps()));
@@ -203,7 +203,7 @@ void run_course(int members, int window, std::uint64_t seed) {
         for (int k = 0; k < members; ++k) {
           sum += static_cast<char>('a' + (s + k) % members);
         }
-        const Span span = segment_of(kRagged[b], members, s);
+        const FloatRange span = segment_of(kRagged[b], members, s);
         for (auto i = span.begin; i < span.end; ++i) {
           EXPECT_EQ((model.out[{static_cast<int>(b), i}]), sum);
         }
@@ -212,7 +212,7 @@ void run_course(int members, int window, std::uint64_t seed) {
   }
 }
 
-TEST(Course, EndsWithTheSameOrderOfSumsInWhateverOrderThingsHappen) {
+TEST(SendSchedule, EndsWithTheSameOrderOfSumsInWhateverOrderThingsHappen) {
   for (const int members : {2, 3, 4, 7}) {
     for (const int window : {1, 2, 5, 100}) {
       for (std::uint64_t seed = 1; seed <= 20; ++seed) {
@@ -222,40 +222,40 @@ TEST(Course, EndsWithTheSameOrderOfSumsInWhateverOrderThingsHappen) {
   }
 }
 
-TEST(Course, WaitsForABucketThatIsLateAndSendsNoLaterOne) {
-  const Schedule schedule({30, 30}, {3, 0, 10});
-  Course course(schedule, 8);
-  EXPECT_FALSE(course.next_to_send(0).has_value());
-  ASSERT_EQ(course.next_to_send(1), (Item{0, 0}));
-  course.sent({0, 0});
-  EXPECT_FALSE(course.next_to_send(1).has_value());
-  EXPECT_EQ(course.next_to_send(2), (Item{1, 0}));
+TEST(SendSchedule, WaitsForABucketThatIsLateAndSendsNoLaterOne) {
+  const RingSchedule schedule({30, 30}, {3, 0, 10});
+  SendSchedule send_schedule(schedule, 8);
+  EXPECT_FALSE(send_schedule.next_to_send(0).has_value());
+  ASSERT_EQ(send_schedule.next_to_send(1), (SliceStep{0, 0}));
+  send_schedule.sent({0, 0});
+  EXPECT_FALSE(send_schedule.next_to_send(1).has_value());
+  EXPECT_EQ(send_schedule.next_to_send(2), (SliceStep{1, 0}));
 }
 
-TEST(Course, SendsOlderSlicesFirstAndOnlyAWindowOfThem) {
-  const Schedule schedule({90}, {3, 0, 10});
-  Course course(schedule, 2);
-  course.sent(*course.next_to_send(1));
-  course.sent(*course.next_to_send(1));
-  EXPECT_FALSE(course.next_to_send(1).has_value()) << "a window is under way";
-  course.arrived({0, 0});
-  course.taken({0, 0});
-  EXPECT_EQ(course.next_to_send(1), (Item{0, 1}));
+TEST(SendSchedule, SendsOlderSlicesFirstAndOnlyAWindowOfThem) {
+  const RingSchedule schedule({90}, {3, 0, 10});
+  SendSchedule send_schedule(schedule, 2);
+  send_schedule.sent(*send_schedule.next_to_send(1));
+  send_schedule.sent(*send_schedule.next_to_send(1));
+  EXPECT_FALSE(send_schedule.next_to_send(1).has_value()) << "a window is under way";
+  send_schedule.arrived({0, 0});
+  send_schedule.taken({0, 0});
+  EXPECT_EQ(send_schedule.next_to_send(1), (SliceStep{0, 1}));
 }
 
-TEST(Course, RefusesWhatIsSkippedRepeatedOrAhead) {
-  const Schedule schedule({90}, {3, 0, 10});
-  Course course(schedule, 2);
-  EXPECT_EQ(course.refusal({0, 0}), "");
-  EXPECT_EQ(course.refusal({1, 0}), "");
-  EXPECT_EQ(course.refusal({0, 1}), "expected step 0 of slice 0, found step 1");
+TEST(SendSchedule, RefusesWhatIsSkippedRepeatedOrAhead) {
+  const RingSchedule schedule({90}, {3, 0, 10});
+  SendSchedule send_schedule(schedule, 2);
+  EXPECT_EQ(send_schedule.refusal({0, 0}), "");
+  EXPECT_EQ(send_schedule.refusal({1, 0}), "");
+  EXPECT_EQ(send_schedule.refusal({0, 1}), "expected step 0 of slice 0, found step 1");
   EXPECT_EQ(
-      course.refusal({2, 0}),
+      send_schedule.refusal({2, 0}),
       "expected at most 2 slices under way from slice 0 on, found slice 2");
-  course.arrived({0, 0});
-  EXPECT_EQ(course.refusal({0, 0}), "expected step 1 of slice 0, found step 0");
-  for (const Item wrong : {Item{-1, 0}, Item{3, 0}, Item{0, 4}, Item{0, -1}}) {
-    EXPECT_NE(course.refusal(wrong), "");
+  send_schedule.arrived({0, 0});
+  EXPECT_EQ(send_schedule.refusal({0, 0}), "expected step 1 of slice 0, found step 0");
+  for (const SliceStep wrong : {SliceStep{-1, 0}, SliceStep{3, 0}, SliceStep{0, 4}, SliceStep{0, -1}}) {
+    EXPECT_NE(send_schedule.refusal(wrong), "");
   }
 }
 

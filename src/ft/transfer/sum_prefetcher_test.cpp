@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/transfer/sum_collector.h"
+#include "ft/transfer/sum_prefetcher.h"
 
 #include <optional>
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 using net::testing::run_for;
 using net::testing::run_until;
 using testing::commit_of;
-using testing::Heard;
+using testing::CapturedResult;
 using testing::kRun;
 using testing::random_bytes;
 using testing::state_of;
@@ -33,7 +33,7 @@ struct Collecting {
     options.run = kRun;
     collector.emplace(
         loop,
-        SumCollectorOptions{
+        SumPrefetcherOptions{
             .donors = {address(0), address(1)},
             .fetch = options,
             .bytes_max = bytes_max},
@@ -58,12 +58,12 @@ struct Collecting {
         loop, [&] { return collector->bytes() == sums * kSumBytes; }, 10s);
   }
   // The sum of that step is taken; false: it is neither there nor to come.
-  bool take(std::int64_t step, Heard<FetchedSum>& heard, std::size_t donor) {
+  bool take(std::int64_t step, CapturedResult<FetchedSum>& heard, std::size_t donor) {
     return collector->take(state_of(step - 1), address(donor), heard.done());
   }
   void expect(std::int64_t step, std::size_t donor = 0) {
     SCOPED_TRACE(step);
-    Heard<FetchedSum> heard;
+    CapturedResult<FetchedSum> heard;
     ASSERT_TRUE(take(step, heard, donor));
     EXPECT_FALSE(heard.any());  // Later.
     ASSERT_TRUE(heard.comes(loop));
@@ -76,10 +76,10 @@ struct Collecting {
 
   net::Loop loop;
   std::array<std::optional<TransferServer>, 2> donors;
-  std::optional<SumCollector> collector;
+  std::optional<SumPrefetcher> collector;
 };
 
-TEST(SumCollector, HasEachSumAsSoonAsItIsMade) {
+TEST(SumPrefetcher, HasEachSumAsSoonAsItIsMade) {
   Collecting all;
   for (std::int64_t step = 11; step <= 20; ++step) {
     all.make(step, step);
@@ -91,7 +91,7 @@ TEST(SumCollector, HasEachSumAsSoonAsItIsMade) {
   EXPECT_EQ(all.collector->bytes(), 0U);
 }
 
-TEST(SumCollector, StopsAtItsLimitAndGoesOnWhenThereIsRoom) {
+TEST(SumPrefetcher, StopsAtItsLimitAndGoesOnWhenThereIsRoom) {
   Collecting all(3 * kSumBytes);
   all.make(11, 18);
   ASSERT_TRUE(all.has(3));
@@ -102,7 +102,7 @@ TEST(SumCollector, StopsAtItsLimitAndGoesOnWhenThereIsRoom) {
   }
 }
 
-TEST(SumCollector, GoesOnWithAnotherDonorWhenOneIsLost) {
+TEST(SumPrefetcher, GoesOnWithAnotherDonorWhenOneIsLost) {
   Collecting all;
   all.make(11, 12);
   ASSERT_TRUE(all.has(2));
@@ -112,9 +112,9 @@ TEST(SumCollector, GoesOnWithAnotherDonorWhenOneIsLost) {
   all.expect(11, 1);
 }
 
-TEST(SumCollector, HandsOverWhatIsStillToCome) {
+TEST(SumPrefetcher, HandsOverWhatIsStillToCome) {
   Collecting all;
-  Heard<FetchedSum> early;
+  CapturedResult<FetchedSum> early;
   ASSERT_TRUE(all.take(11, early, 0));  // That donor refuses.
   ASSERT_TRUE(early.comes(all.loop));
   EXPECT_EQ(early.code(), ErrorCode::kFailedPrecondition);
@@ -127,11 +127,11 @@ TEST(SumCollector, HandsOverWhatIsStillToCome) {
   EXPECT_EQ(all.collector->bytes(), 0U);
 }
 
-TEST(SumCollector, KnowsNothingOfOtherStates) {
+TEST(SumPrefetcher, KnowsNothingOfOtherStates) {
   Collecting all;
   all.make(11, 13);
   ASSERT_TRUE(all.has(3));
-  Heard<FetchedSum> heard;
+  CapturedResult<FetchedSum> heard;
   EXPECT_FALSE(
       all.collector->take(state_of(11, 9), all.address(0), heard.done()));
   EXPECT_FALSE(all.collector->take(state_of(5), all.address(0), heard.done()));
@@ -139,7 +139,7 @@ TEST(SumCollector, KnowsNothingOfOtherStates) {
   all.expect(13);
 }
 
-TEST(SumCollector, EndsWhenNobodyIsLeftAndMayBeAskedAgain) {
+TEST(SumPrefetcher, EndsWhenNobodyIsLeftAndMayBeAskedAgain) {
   Collecting all;
   for (auto& donor : all.donors) {
     donor.reset();
@@ -148,14 +148,14 @@ TEST(SumCollector, EndsWhenNobodyIsLeftAndMayBeAskedAgain) {
   TransferServer other(all.loop, {}, [] {});
   other.set_run(kRun);
   other.keep(commit_of(11), random_bytes(kSumBytes, 11));
-  Heard<FetchedSum> heard;
+  CapturedResult<FetchedSum> heard;
   ASSERT_TRUE(all.collector->take(
       state_of(10), {"127.0.0.1", other.port()}, heard.done()));
   ASSERT_TRUE(heard.comes(all.loop));
   EXPECT_EQ(heard.failure(), "");
 }
 
-TEST(SumCollector, HandsOverTheRightOneWhenTheNextOneComesMeanwhile) {
+TEST(SumPrefetcher, HandsOverTheRightOneWhenTheNextOneComesMeanwhile) {
   Collecting all;
   all.make(11, 11);
   for (std::int64_t step = 11; step <= 400; ++step) {
@@ -169,12 +169,12 @@ TEST(SumCollector, HandsOverTheRightOneWhenTheNextOneComesMeanwhile) {
   }
 }
 
-TEST(SumCollector, CallsOnlyWhoTookLast) {
+TEST(SumPrefetcher, CallsOnlyWhoTookLast) {
   Collecting all;
   all.make(11, 12);
   ASSERT_TRUE(all.has(2));
-  Heard<FetchedSum> dropped;
-  Heard<FetchedSum> heard;
+  CapturedResult<FetchedSum> dropped;
+  CapturedResult<FetchedSum> heard;
   ASSERT_TRUE(all.take(11, dropped, 0));
   ASSERT_TRUE(all.take(12, heard, 0));
   ASSERT_TRUE(heard.comes(all.loop));

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/ring/course.h"
+#include "ft/ring/send_schedule.h"
 
 #include <algorithm>
 #include "base/check.h"
 
 namespace sherd::ft::ring {
 
-Course::Course(const Schedule& schedule, int window)
+SendSchedule::SendSchedule(const RingSchedule& schedule, int window)
     : schedule_(&schedule), window_(window) {
   SHERD_ASSERT(schedule.steps() > 0 && window > 0);
 }
 
-Course::Slice Course::look(std::int64_t slice) const {
+SendSchedule::Slice SendSchedule::look(std::int64_t slice) const {
   const auto i = static_cast<std::size_t>(slice - first_);
   return i < slices_.size() ? slices_[i] : Slice{};
 }
 
-Course::Slice& Course::at(std::int64_t slice) {
+SendSchedule::Slice& SendSchedule::at(std::int64_t slice) {
   SHERD_ASSERT(slice >= first_ && slice < schedule_->slices());
   const auto i = static_cast<std::size_t>(slice - first_);
   if (i >= slices_.size()) {
@@ -25,7 +25,7 @@ Course::Slice& Course::at(std::int64_t slice) {
   return slices_[i];
 }
 
-std::optional<Item> Course::next_to_send(int given) const {
+std::optional<SliceStep> SendSchedule::next_to_send(int given) const {
   const auto end = std::min(first_ + window_, schedule_->slices());
   for (auto slice = first_; slice < end; ++slice) {
     const Slice state = look(slice);
@@ -34,30 +34,30 @@ std::optional<Item> Course::next_to_send(int given) const {
       if (schedule_->bucket_of(slice) >= given) {
         return std::nullopt;
       }
-      return Item{slice, 0};
+      return SliceStep{slice, 0};
     }
     if (state.sent < schedule_->steps() && state.taken >= state.sent) {
-      return Item{slice, state.sent};
+      return SliceStep{slice, state.sent};
     }
   }
   return std::nullopt;
 }
 
-std::int64_t Course::next_slice() const {
+std::int64_t SendSchedule::next_slice() const {
   const auto begun = std::find_if(
       slices_.begin(), slices_.end(),
       [](const Slice& slice) { return slice.sent == 0; });
   return first_ + (begun - slices_.begin());
 }
 
-void Course::sent(const Item& item) {
+void SendSchedule::sent(const SliceStep& item) {
   Slice& state = at(item.slice);
   SHERD_ASSERT(item.step == state.sent && item.step < schedule_->steps());
   ++state.sent;
   drop_ended();
 }
 
-std::string Course::refusal(const Item& item) const {
+std::string SendSchedule::refusal(const SliceStep& item) const {
   if (item.slice < 0 || item.slice >= schedule_->slices() || item.step < 0 ||
       item.step >= schedule_->steps()) {
     return str(
@@ -81,7 +81,7 @@ std::string Course::refusal(const Item& item) const {
   return {};
 }
 
-void Course::arrived(const Item& item) {
+void SendSchedule::arrived(const SliceStep& item) {
   SHERD_ASSERT(refusal(item).empty());
   ++at(item.slice).arrived;
   const int steps = schedule_->steps();
@@ -91,14 +91,14 @@ void Course::arrived(const Item& item) {
   }
 }
 
-void Course::taken(const Item& item) {
+void SendSchedule::taken(const SliceStep& item) {
   Slice& state = at(item.slice);
   SHERD_ASSERT(item.step == state.taken && state.taken < state.arrived);
   ++state.taken;
   drop_ended();
 }
 
-void Course::drop_ended() {
+void SendSchedule::drop_ended() {
   const int steps = schedule_->steps();
   while (!slices_.empty() && slices_.front().sent == steps &&
          slices_.front().taken == steps) {

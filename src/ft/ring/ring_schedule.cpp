@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/ring/schedule.h"
+#include "ft/ring/ring_schedule.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,7 @@
 
 namespace sherd::ft::ring {
 
-Span segment_of(std::int64_t elements, int members, int segment) {
+FloatRange segment_of(std::int64_t elements, int members, int segment) {
   const std::int64_t size = elements / members;
   const std::int64_t longer = elements % members;  // The first so many.
   const std::int64_t begin =
@@ -15,7 +15,7 @@ Span segment_of(std::int64_t elements, int members, int segment) {
   return {begin, begin + size + (segment < longer ? 1 : 0)};
 }
 
-Schedule::Schedule(std::vector<std::int64_t> elements, RingShape shape)
+RingSchedule::RingSchedule(std::vector<std::int64_t> elements, RingShape shape)
     : elements_(std::move(elements)), shape_(shape), first_slices_{0} {
   SHERD_ASSERT(
       shape.members > 0 && shape.position >= 0 &&
@@ -31,37 +31,37 @@ Schedule::Schedule(std::vector<std::int64_t> elements, RingShape shape)
   }
 }
 
-int Schedule::bucket_of(std::int64_t slice) const {
+int RingSchedule::bucket_of(std::int64_t slice) const {
   SHERD_ASSERT(slice >= 0 && slice < slices());
   const auto after =
       std::upper_bound(first_slices_.begin(), first_slices_.end(), slice);
   return static_cast<int>(after - first_slices_.begin()) - 1;
 }
 
-Piece Schedule::piece(std::int64_t slice, int segment) const {
+BucketRange RingSchedule::piece(std::int64_t slice, int segment) const {
   const int bucket = bucket_of(slice);
   const auto b = static_cast<std::size_t>(bucket);
-  const Span whole = segment_of(elements_[b], shape_.members, segment);
+  const FloatRange whole = segment_of(elements_[b], shape_.members, segment);
   const auto chunk = slice - first_slices_[b];
-  Span span;
+  FloatRange span;
   span.begin = std::min(whole.begin + chunk * shape_.chunk_elements, whole.end);
   span.end = std::min(span.begin + shape_.chunk_elements, whole.end);
   return {bucket, segment, span};
 }
 
-Piece Schedule::sent(const Item& item) const {
+BucketRange RingSchedule::sent(const SliceStep& item) const {
   const int members = shape_.members;
   return piece(
       item.slice, (shape_.position - item.step + 2 * members) % members);
 }
 
-Piece Schedule::received(const Item& item) const {
+BucketRange RingSchedule::received(const SliceStep& item) const {
   const int members = shape_.members;
   return piece(
       item.slice, (shape_.position - 1 - item.step + 2 * members) % members);
 }
 
-std::string text_of(const Piece& piece) {
+std::string text_of(const BucketRange& piece) {
   if (piece.span.size() == 0) {
     return str("no elements of bucket ", piece.bucket);
   }

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/transfer/donor_line.h"
+#include "ft/transfer/donor_connection.h"
 
 #include <algorithm>
 #include <deque>
 #include <optional>
 #include <string>
 #include <utility>
-#include "base/caught.h"
+#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/printable.h"
 #include "ft/wire/texts.h"
-#include "net/dial.h"
+#include "net/connector.h"
 
 namespace sherd::ft::transfer {
 namespace {
 
-ErrorCode code_of(Why why) {
+ErrorCode code_of(RefusalReason why) {
   switch (why) {
-    case Why::kNotThere:
+    case RefusalReason::kNotThere:
       return ErrorCode::kFailedPrecondition;
-    case Why::kBusy:
+    case RefusalReason::kBusy:
       return ErrorCode::kUnavailable;
-    case Why::kMismatch:
+    case RefusalReason::kMismatch:
       break;
   }
   return ErrorCode::kPeerMismatch;
@@ -29,12 +29,12 @@ ErrorCode code_of(Why why) {
 
 }  // namespace
 
-struct DonorLine::Impl : std::enable_shared_from_this<DonorLine::Impl> {
+struct DonorConnection::Impl : std::enable_shared_from_this<DonorConnection::Impl> {
   Impl(
       net::Loop& its_loop,
-      DonorLineOptions its_options,
-      const Request& its_request,
-      DonorLineHandlers its_handlers)
+      DonorConnectionOptions its_options,
+      const TransferRequest& its_request,
+      DonorConnectionHandlers its_handlers)
       : loop(its_loop),
         options(std::move(its_options)),
         request(its_request),
@@ -44,29 +44,29 @@ struct DonorLine::Impl : std::enable_shared_from_this<DonorLine::Impl> {
   void dial_donor();
   void connected(std::unique_ptr<net::Connection> its);
   void watch(Duration time);
-  void heard(const net::Frame& frame);
-  void heard_answer(const Answer& its);
-  void heard_chunk(const Chunk& chunk);
+  void receive(const net::Frame& frame);
+  void receive_answer(const TransferAnswer& its);
+  void receive_chunk(const Chunk& chunk);
   void mismatch(const std::string& reason);
   void fail(ErrorCode code, const std::string& reason);
   void close();
 
   net::Loop& loop;
-  const DonorLineOptions options;
-  const Request request;
-  const DonorLineHandlers handlers;
+  const DonorConnectionOptions options;
+  const TransferRequest request;
+  const DonorConnectionHandlers handlers;
   bool closed = false;  // Nobody is called any more.
-  std::optional<net::Dial> dial;
+  std::optional<net::Connector> dial;
   std::unique_ptr<net::Connection> connection;
   net::Timer silence;
   bool suspected = false;   // Of being silent, once.
   Instant wanted_since{0};  // Before, nothing was expected.
-  std::optional<Answer> answer;
+  std::optional<TransferAnswer> answer;
   std::deque<std::uint64_t> wanted;  // Places.
 };
 
 // What another process says is its address may not even be allowed.
-void DonorLine::Impl::begin() {
+void DonorConnection::Impl::begin() {
   SHERD_ASSERT(loop.in_loop());
   const Status begun = status_of(
       [this]() -> Status {
@@ -84,10 +84,10 @@ void DonorLine::Impl::begin() {
   });
 }
 
-void DonorLine::Impl::dial_donor() {
+void DonorConnection::Impl::dial_donor() {
   dial.emplace(
       loop, options.donor,
-      net::DialOptions{
+      net::ConnectorOptions{
           .security = options.security,
           .connection = {.payload_bytes_max = kPayloadBytesMax},
           .timeout = options.silence_max},
@@ -106,13 +106,13 @@ void DonorLine::Impl::dial_donor() {
       });
 }
 
-void DonorLine::Impl::connected(std::unique_ptr<net::Connection> its) {
+void DonorConnection::Impl::connected(std::unique_ptr<net::Connection> its) {
   connection = std::move(its);
   connection->start(
       {.on_frame =
            [weak = weak_from_this()](const net::Frame& frame) {
              if (const auto self = weak.lock()) {
-               self->heard(frame);
+               self->receive(frame);
              }
            },
        .on_closed =
@@ -122,17 +122,17 @@ void DonorLine::Impl::connected(std::unique_ptr<net::Connection> its) {
              }
            }});
   connection->send(
-      static_cast<std::uint16_t>(FrameType::kRequest), bytes_of(request));
+      static_cast<std::uint16_t>(TransferFrameType::kRequest), bytes_of(request));
   watch(options.silence_max);
 }
 
 // Looks again when the donor would have been silent for too long.
-void DonorLine::Impl::watch(Duration time) {
+void DonorConnection::Impl::watch(Duration time) {
   silence = loop.after(time, [this] {
     const bool idle = answer && wanted.empty();
     const Duration silent = idle
         ? Duration(0)
-        : loop.now() - std::max(connection->last_heard(), wanted_since);
+        : loop.now() - std::max(connection->last_received(), wanted_since);
     if (silent < options.silence_max) {
       suspected = false;
       watch(options.silence_max - silent);
@@ -150,7 +150,7 @@ void DonorLine::Impl::watch(Duration time) {
   });
 }
 
-void DonorLine::Impl::heard(const net::Frame& frame) {
+void DonorConnection::Impl::receive(const net::Frame& frame) {
   const auto decode = [&](auto decoder, auto next) {
     const auto message = decoder(frame.payload);
     if (message.ok()) {
@@ -160,28 +160,28 @@ void DonorLine::Impl::heard(const net::Frame& frame) {
     }
   };
   const auto self = shared_from_this();  // Handlers may destroy the line.
-  const auto type = static_cast<FrameType>(frame.type);
-  if (type == FrameType::kRefusal) {
+  const auto type = static_cast<TransferFrameType>(frame.type);
+  if (type == TransferFrameType::kRefusal) {
     decode(refusal_of, [&](const Refusal& refusal) {
       fail(
           code_of(refusal.why),
           "refused: " + printable(refusal.reason, kShownBytesMax));
     });
-  } else if (type == FrameType::kAnswer && !answer) {
-    decode(answer_of, [&](const Answer& its) { heard_answer(its); });
-  } else if (type == FrameType::kChunk && !wanted.empty()) {
-    decode(chunk_of, [&](const Chunk& chunk) { heard_chunk(chunk); });
-  } else if (type != FrameType::kWaiting || answer) {
+  } else if (type == TransferFrameType::kAnswer && !answer) {
+    decode(answer_of, [&](const TransferAnswer& its) { receive_answer(its); });
+  } else if (type == TransferFrameType::kChunk && !wanted.empty()) {
+    decode(chunk_of, [&](const Chunk& chunk) { receive_chunk(chunk); });
+  } else if (type != TransferFrameType::kWaiting || answer) {
     mismatch(
         str("expected ", answer ? "chunks" : "an answer",
             ", found a frame of type ", frame.type));
   }
 }
 
-void DonorLine::Impl::heard_answer(const Answer& its) {
-  const bool is_sum = its.kind == Kind::kFetchSum;
+void DonorConnection::Impl::receive_answer(const TransferAnswer& its) {
+  const bool is_sum = its.kind == RequestKind::kFetchSum;
   if (its.kind != request.kind ||
-      (request.kind != Kind::kAskSnapshot &&
+      (request.kind != RequestKind::kAskSnapshot &&
        (is_sum ? its.commit.base : its.state) != request.state)) {
     mismatch("expected an answer to what was asked, found another one");
     return;
@@ -190,7 +190,7 @@ void DonorLine::Impl::heard_answer(const Answer& its) {
   handlers.on_answer(*answer);
 }
 
-void DonorLine::Impl::heard_chunk(const Chunk& chunk) {
+void DonorConnection::Impl::receive_chunk(const Chunk& chunk) {
   const std::uint64_t place = wanted.front();
   const std::uint64_t count =
       std::min<std::uint64_t>(answer->chunk_bytes, answer->bytes - place);
@@ -204,11 +204,11 @@ void DonorLine::Impl::heard_chunk(const Chunk& chunk) {
   handlers.on_chunk(chunk);
 }
 
-void DonorLine::Impl::mismatch(const std::string& reason) {
+void DonorConnection::Impl::mismatch(const std::string& reason) {
   fail(ErrorCode::kPeerMismatch, reason);
 }
 
-void DonorLine::Impl::fail(ErrorCode code, const std::string& reason) {
+void DonorConnection::Impl::fail(ErrorCode code, const std::string& reason) {
   if (closed) {
     return;
   }
@@ -217,7 +217,7 @@ void DonorLine::Impl::fail(ErrorCode code, const std::string& reason) {
   handlers.on_failed(Status(code, reason));
 }
 
-void DonorLine::Impl::close() {
+void DonorConnection::Impl::close() {
   SHERD_ASSERT(loop.in_loop());
   closed = true;
   silence.cancel();
@@ -225,19 +225,19 @@ void DonorLine::Impl::close() {
   connection.reset();
 }
 
-DonorLine::DonorLine(
+DonorConnection::DonorConnection(
     net::Loop& loop,
-    const DonorLineOptions& options,
-    const Request& request,
-    DonorLineHandlers handlers)
+    const DonorConnectionOptions& options,
+    const TransferRequest& request,
+    DonorConnectionHandlers handlers)
     : impl_(
           std::make_shared<Impl>(loop, options, request, std::move(handlers))) {
   impl_->begin();
 }
 
-DonorLine::~DonorLine() { impl_->close(); }
+DonorConnection::~DonorConnection() { impl_->close(); }
 
-void DonorLine::want(std::uint64_t place) {
+void DonorConnection::request_chunk(std::uint64_t place) {
   SHERD_ASSERT(
       impl_->answer && !impl_->closed && impl_->wanted.size() < kWindow);
   if (impl_->wanted.empty()) {
@@ -245,10 +245,10 @@ void DonorLine::want(std::uint64_t place) {
   }
   impl_->wanted.push_back(place);
   impl_->connection->send(
-      static_cast<std::uint16_t>(FrameType::kWantChunk),
-      bytes_of(WantChunk{place}));
+      static_cast<std::uint16_t>(TransferFrameType::kChunkRequest),
+      bytes_of(ChunkRequest{place}));
 }
 
-std::size_t DonorLine::under_way() const { return impl_->wanted.size(); }
+std::size_t DonorConnection::under_way() const { return impl_->wanted.size(); }
 
 }  // namespace sherd::ft::transfer

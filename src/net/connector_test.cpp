@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "net/dial.h"
+#include "net/connector.h"
 
 #include <optional>
 #include <gmock/gmock.h>
@@ -15,11 +15,11 @@ using namespace std::chrono_literals;
 using test::error_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
-using testing::End;
+using testing::TestEndpoint;
 using ::testing::HasSubstr;
 using testing::run_for;
 using testing::run_until;
-using testing::Server;
+using testing::TestServer;
 
 TEST(BackOff, DoublesFromMinToMaxAndBeginsAnew) {
   BackOff back_off({.min = 50ms, .max = 300ms});
@@ -46,17 +46,17 @@ TEST(BackOff, WaitsAtLeastHalfWhateverTheRandomNumber) {
   EXPECT_EQ(least.wait(50000000), 50ms);
 }
 
-TEST(Dial, ConnectsByName) {
+TEST(Connector, ConnectsByName) {
   Loop loop;
-  Server server(loop);
-  End client;
+  TestServer server(loop);
+  TestEndpoint client;
   const HostAddress named{"localhost", server.listener->address().port};
   EXPECT_EQ(testing::dial(loop, named, client), "");
 }
 
-TEST(Dial, SaysWhomItCannotReach) {
+TEST(Connector, SaysWhomItCannotReach) {
   Loop loop;
-  End client;
+  TestEndpoint client;
   const testing::UnusedPort unused;
   const HostAddress nobody = unused.address();
   EXPECT_THAT(
@@ -70,11 +70,11 @@ TEST(Dial, SaysWhomItCannotReach) {
       HasSubstr("cannot find the address of no..such-host.invalid"));
 }
 
-TEST(Dial, EndsAtItsDeadlineWhenTheHostIsSilent) {
+TEST(Connector, EndsAtItsDeadlineWhenTheHostIsSilent) {
   for (const Security& security :
        {Security(), shared_secret("0123456789abcdef")}) {
     Loop loop;
-    End client;
+    TestEndpoint client;
     const testing::SilentHost host;
     const Instant begin = loop.now();
     EXPECT_THAT(
@@ -87,33 +87,33 @@ TEST(Dial, EndsAtItsDeadlineWhenTheHostIsSilent) {
   }
 }
 
-TEST(Dial, RefusesAnAddressBeyondThisHostWithoutSecurity) {
+TEST(Connector, RefusesAnAddressBeyondThisHostWithoutSecurity) {
   Loop loop;
   EXPECT_THAT(
       error_of([&] {
-        const Dial dial(loop, {"192.0.2.1", 80}, {}, [](auto) { FAIL(); });
+        const Connector dial(loop, {"192.0.2.1", 80}, {}, [](auto) { FAIL(); });
       }),
       AllOf(HasSubstr("192.0.2.1"), HasSubstr("shared secret")));
 }
 
-TEST(Dial, HearsNothingOnceItIsDestroyed) {
+TEST(Connector, HearsNothingOnceItIsDestroyed) {
   Loop loop;
-  Server server(loop);
+  TestServer server(loop);
   const testing::SilentHost silent;
   const auto never = [](auto) { FAIL(); };
-  auto first = std::make_optional<Dial>(
-      loop, server.listener->address(), DialOptions(), never);
+  auto first = std::make_optional<Connector>(
+      loop, server.listener->address(), ConnectorOptions(), never);
   auto second =
-      std::make_optional<Dial>(loop, silent.address(), DialOptions(), never);
+      std::make_optional<Connector>(loop, silent.address(), ConnectorOptions(), never);
   first.reset();
   run_for(loop, 20ms);
   second.reset();  // In its greeting.
   run_for(loop, 20ms);
 }
 
-// A Redial and what it told.
+// A ReconnectingClient and what it told.
 struct Kept {
-  Kept(Loop& loop, const HostAddress& address, const RedialOptions& options)
+  Kept(Loop& loop, const HostAddress& address, const ReconnectingClientOptions& options)
       : redial(
             loop,
             address,
@@ -135,14 +135,14 @@ struct Kept {
   std::vector<Frame> frames;
   std::vector<std::string> lost;
   std::vector<std::string> failed;
-  Redial redial;
+  ReconnectingClient redial;
 };
 
-RedialOptions quick() { return {.back_off_min = 5ms, .back_off_max = 40ms}; }
+ReconnectingClientOptions quick() { return {.back_off_min = 5ms, .back_off_max = 40ms}; }
 
-TEST(Redial, ComesBackWhenTheListenerDoes) {
+TEST(ReconnectingClient, ComesBackWhenTheListenerDoes) {
   Loop loop;
-  std::optional<Server> server(std::in_place, loop);
+  std::optional<TestServer> server(std::in_place, loop);
   const HostAddress address = server->listener->address();
   Kept kept(loop, address, quick());
   for (int life = 1; life <= 3; ++life) {
@@ -161,13 +161,13 @@ TEST(Redial, ComesBackWhenTheListenerDoes) {
         run_until(loop, [&] { return kept.failed.size() > failed + 1; }));
     EXPECT_EQ(static_cast<int>(kept.lost.size()), life);
     EXPECT_EQ(kept.redial.connection(), nullptr);
-    server.emplace(loop, ListenOptions(), address);
+    server.emplace(loop, ListenerOptions(), address);
   }
 }
 
-TEST(Redial, DialsAgainAfterItsOwnClose) {
+TEST(ReconnectingClient, DialsAgainAfterItsOwnClose) {
   Loop loop;
-  const Server server(loop);
+  const TestServer server(loop);
   Kept kept(loop, server.listener->address(), quick());
   ASSERT_TRUE(run_until(loop, [&] { return kept.connected == 1; }));
   kept.redial.connection()->close({ErrorCode::kAborted, "silent for 1 s"});
@@ -176,7 +176,7 @@ TEST(Redial, DialsAgainAfterItsOwnClose) {
   EXPECT_TRUE(kept.failed.empty());
 }
 
-TEST(Redial, WaitsLongerAfterEachFailure) {
+TEST(ReconnectingClient, WaitsLongerAfterEachFailure) {
   Loop loop;
   const testing::UnusedPort unused;
   const Kept kept(
@@ -189,19 +189,19 @@ TEST(Redial, WaitsLongerAfterEachFailure) {
   EXPECT_EQ(kept.randoms, 4U);
 }
 
-TEST(Redial, MayBeDestroyedInItsHandlers) {
+TEST(ReconnectingClient, MayBeDestroyedInItsHandlers) {
   Loop loop;
-  Server server(loop);
-  std::unique_ptr<Redial> redial;
+  TestServer server(loop);
+  std::unique_ptr<ReconnectingClient> redial;
   int told = 0;
   const auto end = [&] {
     ++told;
     redial.reset();
   };
   const auto make = [&](bool at_once) {
-    redial = std::make_unique<Redial>(
+    redial = std::make_unique<ReconnectingClient>(
         loop, server.listener->address(), quick(), [] { return 0; },
-        RedialHandlers{
+        ReconnectingClientHandlers{
             .on_connected =
                 [&, at_once] {
                   if (at_once) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reduction is one attempt at one member: it puts what Course allows into
+// RingAllReduce is one attempt at one member: it puts what SendSchedule allows into
 // practice on the buckets' floats, and knows no sockets. It may begin to receive
 // before its member has begun. Thread rule: one thread.
 #pragma once
@@ -11,10 +11,10 @@
 #include <optional>
 #include <string>
 #include <vector>
-#include "ft/ring/course.h"
-#include "ft/ring/digest.h"
+#include "ft/ring/send_schedule.h"
+#include "ft/ring/block_digest.h"
 #include "ft/ring/frame.h"
-#include "ft/ring/schedule.h"
+#include "ft/ring/ring_schedule.h"
 #include "ft/ring/shared_floats.h"
 
 namespace sherd::ft::ring {
@@ -26,11 +26,11 @@ struct Bucket {
   float* out = nullptr;
 };
 
-class Reduction {
+class RingAllReduce {
  public:
   // Both outlive it.
-  Reduction(
-      const Schedule& schedule, const std::vector<Bucket>& buckets, int window);
+  RingAllReduce(
+      const RingSchedule& schedule, const std::vector<Bucket>& buckets, int window);
 
   // `factor` is of this member's floats; none: it brings zeros. The string says
   // why not: others have begun another step.
@@ -53,9 +53,9 @@ class Reduction {
   // Of kData: where the payload is to go. The status names what was expected and
   // found.
   Result<float*> place_for(const FrameHeader& header);
-  // The same of kShown, whose payload is in `memory`, which outlives this; null:
+  // The same of kSharedData, whose payload is in `memory`, which outlives this; null:
   // there is none.
-  Status expect_shown(const FrameHeader& header, const PeerFloats* memory);
+  Status expect_shared_data(const FrameHeader& header, const PeerFloats* memory);
   // The payload of the last of these two calls is there and intact.
   void arrived();
   // The member before has gone on, and what it had shown was not read in time: this
@@ -64,7 +64,7 @@ class Reduction {
 
   bool finished() const;
   // Nothing more is to come from the member before.
-  bool has_arrived() const { return !course_ || course_->has_arrived(); }
+  bool has_arrived() const { return !send_schedule_ || send_schedule_->has_arrived(); }
   std::uint64_t digest() const { return digest_.value(); }
   std::int64_t slices_done() const;
   // A bucket of this member is what the next slice lacks.
@@ -73,45 +73,45 @@ class Reduction {
  private:
   using Chunk = std::unique_ptr<float[]>;
   // What the member before has sent, or shows.
-  struct Part {
+  struct Input {
     const float* floats = nullptr;
-    // Of kShown alone.
+    // Of kSharedData alone.
     const PeerFloats* memory = nullptr;
     std::uint64_t lease = 0;
     float factor = 0;  // Still to be multiplied with; 0: nothing.
   };
-  struct Held {
-    Item item;
+  struct DeferredInput {
+    SliceStep item;
     Chunk sum;  // None, where the part is shown.
-    Part part;
+    Input part;
   };
-  Status expect(const FrameHeader& header, Piece& piece);
-  bool can_take(const Item& item) const;
-  void take(const Item& item, const Part& part);
-  void take_block(const Item& item, const Piece& piece, const Part& part);
+  Status expect(const FrameHeader& header, BucketRange& piece);
+  bool can_take(const SliceStep& item) const;
+  void take(const SliceStep& item, const Input& part);
+  void take_block(const SliceStep& item, const BucketRange& piece, const Input& part);
   bool work_alone();
-  void begin_sum(const Piece& piece);
-  void add_to_sum(const Piece& piece, const Part& part);
+  void begin_sum(const BucketRange& piece);
+  void add_to_sum(const BucketRange& piece, const Input& part);
   bool brings_zeros(const Bucket& bucket) const;
-  const float* shown_part(const Piece& piece, const SharedFloats* shown) const;
+  const float* shared_input(const BucketRange& piece, const SharedFloats* shown) const;
   int given() const;
   Chunk spare_chunk();
 
-  const Schedule& schedule_;
+  const RingSchedule& schedule_;
   const std::vector<Bucket>& buckets_;
-  std::optional<Course> course_;  // None: the ring has one member.
-  Digest digest_;
+  std::optional<SendSchedule> send_schedule_;  // None: the ring has one member.
+  BlockDigest digest_;
   bool begun_ = false;
   std::optional<std::int64_t> step_;
   std::optional<float> factor_;
   std::int64_t alone_done_ = 0;  // Slices, where there is one member.
   mutable int given_ = 0;
   // Arriving.
-  Item item_;
+  SliceStep item_;
   Chunk chunk_;
-  Part part_;
+  Input part_;
   bool stale_ = false;
-  std::deque<Held> held_;
+  std::deque<DeferredInput> held_;
   std::vector<Chunk> spare_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/transfer/sum_collector.h"
+#include "ft/transfer/sum_prefetcher.h"
 
 #include <chrono>
 #include <utility>
@@ -13,14 +13,14 @@ constexpr Duration kStepMax = std::chrono::minutes(10);
 
 }  // namespace
 
-SumCollector::SumCollector(
-    net::Loop& loop, SumCollectorOptions options, const StateId& state)
+SumPrefetcher::SumPrefetcher(
+    net::Loop& loop, SumPrefetcherOptions options, const StateId& state)
     : loop_(loop), options_(std::move(options)), next_(state) {
   SHERD_ASSERT(!options_.donors.empty());
   collect();
 }
 
-bool SumCollector::take(
+bool SumPrefetcher::take(
     const StateId& base, const net::HostAddress& donor, Done done) {
   taker_ = nullptr;
   handing_over_.cancel();
@@ -46,13 +46,13 @@ bool SumCollector::take(
 }
 
 // Ends when all donors have failed: what is wanted then is asked for by take().
-void SumCollector::collect() {
+void SumPrefetcher::collect() {
   if (bytes_ < options_.bytes_max && failures_ < options_.donors.size()) {
     fetch_from(options_.donors[donor_], kStepMax);
   }
 }
 
-void SumCollector::fetch_from(
+void SumPrefetcher::fetch_from(
     const net::HostAddress& donor, Duration sum_timeout) {
   FetchOptions options = options_.fetch;
   options.sum_timeout = sum_timeout;
@@ -61,7 +61,7 @@ void SumCollector::fetch_from(
       [this](Result<FetchedSum> result) { came(std::move(result)); });
 }
 
-void SumCollector::came(Result<FetchedSum> result) {
+void SumPrefetcher::came(Result<FetchedSum> result) {
   fetch_.reset();
   if (!result.ok()) {
     ++failures_;
@@ -84,13 +84,13 @@ void SumCollector::came(Result<FetchedSum> result) {
   collect();
 }
 
-void SumCollector::hand_over(Result<FetchedSum> result) {
+void SumPrefetcher::hand_over(Result<FetchedSum> result) {
   const Done taker = std::exchange(taker_, nullptr);
   taker(std::move(result));
 }
 
 // There is room for another one then.
-FetchedSum SumCollector::pop() {
+FetchedSum SumPrefetcher::pop() {
   FetchedSum sum = std::move(sums_.front());
   sums_.pop_front();
   bytes_ -= sum.bytes.size();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Link is one connection between neighbours of a ring: frames in and out of a
+// FramedSocket is one connection between neighbours of a ring: frames in and out of a
 // socket that never blocks, payloads straight from and to their places. It knows
 // nothing of reductions. Thread rule: one thread.
 #pragma once
@@ -17,14 +17,14 @@
 
 namespace sherd::ft::ring {
 
-class Link {
+class FramedSocket {
  public:
-  explicit Link(Descriptor socket) : socket_(std::move(socket)) {}
+  explicit FramedSocket(Descriptor socket) : socket_(std::move(socket)) {}
 
   int fd() const { return socket_.get(); }
 
   // ---- receiving ----
-  enum class Got {
+  enum class ReadEvent {
     kNothing,  // There is no more now.
     kSome,
     kHeader,  // Of a frame; the next call wants a place for its payload.
@@ -32,13 +32,13 @@ class Link {
     kEnd,     // Nothing comes any more; problem() says why.
   };
   // One system call at most.
-  Got read();
+  ReadEvent read();
   const FrameHeader& header() const { return header_; }
   // After kHeader. The place is written to until kFrame; it may be null when no
   // bytes follow.
-  void payload_to(void* place);
+  void receive_into(void* place);
   // The same, for short payloads, with text() for a place.
-  void payload_to_text();
+  void receive_text();
   std::string_view text() const { return {text_.data(), text_bytes_}; }
   // After kFrame: whether the payload has its checksum.
   bool intact() const { return checksum_ == header_.payload_checksum; }
@@ -46,12 +46,12 @@ class Link {
 
   // ---- sending ----
   // After what is under way.
-  void say(std::string frame) { words_ += std::move(frame); }
-  bool can_send() const { return !under_way() && words_.empty() && !broken_; }
+  void queue_frame(std::string frame) { queued_frames_ += std::move(frame); }
+  bool can_send() const { return !under_way() && queued_frames_.empty() && !broken_; }
   // REQUIRES: can_send(). The payload is read until can_send() is true again.
   void send(const HeaderBytes& header, const void* payload, std::size_t bytes);
   bool wants_to_write() const {
-    return !broken_ && (under_way() || !words_.empty());
+    return !broken_ && (under_way() || !queued_frames_.empty());
   }
   // As much as goes. A failure shows in read() alone, since what the peer has
   // said before may tell more.
@@ -59,17 +59,17 @@ class Link {
 
   // Gives up the socket, with what must still be sent, so that the peer can tell
   // the end of a frame, then `words`. No payload's place is read or written after.
-  struct Rest {
+  struct Unsent {
     Descriptor socket;
     std::string bytes;
   };
-  Rest leave(std::string_view words);
+  Unsent detach(std::string_view words);
 
  private:
   bool under_way() const { return header_left() + payload_left_ > 0; }
   std::size_t header_left() const { return kHeaderBytes - header_sent_; }
-  Got parse();
-  Got end(Status problem);
+  ReadEvent parse();
+  ReadEvent end(Status problem);
   void took(std::size_t bytes);
 
   Descriptor socket_;
@@ -90,7 +90,7 @@ class Link {
   std::size_t header_sent_ = kHeaderBytes;
   const char* payload_ = nullptr;
   std::size_t payload_left_ = 0;
-  std::string words_;
+  std::string queued_frames_;
   bool broken_ = false;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Doorman keeps connections of whom nobody knows yet who they are, until they
+// HandshakeQueue keeps connections of whom nobody knows yet who they are, until they
 // have said so, and those that came for an epoch this rank has not heard of: a
 // peer may be faster than the coordinator's word. There is a bound on both,
 // in number and in time. Thread rule: one thread.
@@ -13,39 +13,39 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "ft/ring/frame.h"
-#include "ft/ring/link.h"
+#include "ft/ring/framed_socket.h"
 #include "ft/ring/ring_types.h"
 
 namespace sherd::ft::ring {
 
-struct Caller {
-  Link link;
+struct IncomingPeer {
+  FramedSocket link;
   Epoch epoch;
-  Hello hello;
+  Handshake handshake;
 };
 
-class Doorman {
+class HandshakeQueue {
  public:
   // `options` and `counters` outlive it.
-  Doorman(const RingOptions& options, RingCounters& counters)
+  HandshakeQueue(const RingOptions& options, RingCounters& counters)
       : options_(options), counters_(counters) {}
 
   // All that wait at the listener, at most a few in a turn.
-  void let_in(int listener, Instant now);
+  void accept_waiting(int listener, Instant now);
   // For a moment, when there was no descriptor left: they wait in the kernel.
-  bool lets_in(Instant now) const { return now >= closed_until_; }
+  bool accepts(Instant now) const { return now >= closed_until_; }
   void advance(Instant now);
 
-  enum class Answer {
+  enum class Disposition {
     kWait,  // Not yet.
     kDone,  // The caller's link was taken, or it was refused.
   };
   // Shows each caller that has said who it is. REQUIRES: `decide` does not call
-  // the doorman.
+  // the handshake_queue.
   template <typename Decide>
-  void show(Decide&& decide) {
-    std::erase_if(guests_, [&](Guest& guest) {
-      return guest.caller && decide(*guest.caller) == Answer::kDone;
+  void decide_ready(Decide&& decide) {
+    std::erase_if(pending_, [&](PendingHandshake& pending) {
+      return pending.caller && decide(*pending.caller) == Disposition::kDone;
     });
   }
 
@@ -53,18 +53,18 @@ class Doorman {
   std::optional<Instant> next_instant() const;
 
  private:
-  struct Guest {
-    std::optional<Link> link;      // Until it has said who it is.
-    std::optional<Caller> caller;  // From then on.
+  struct PendingHandshake {
+    std::optional<FramedSocket> link;      // Until it has said who it is.
+    std::optional<IncomingPeer> caller;  // From then on.
     Instant until{};
   };
   // Whether to drop it.
-  bool listen_to(Guest& guest, Instant now);
-  void make_room();
+  bool read_handshake(PendingHandshake& pending, Instant now);
+  void evict_oldest();
 
   const RingOptions& options_;
   RingCounters& counters_;
-  std::deque<Guest> guests_;  // Oldest first.
+  std::deque<PendingHandshake> pending_;  // Oldest first.
   Instant closed_until_{};
 };
 

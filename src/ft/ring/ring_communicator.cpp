@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/ring/session.h"
+#include "ft/ring/ring_communicator.h"
 
 #include <algorithm>
 #include <numeric>
@@ -16,7 +16,7 @@ constexpr int kReadsMax = 8;
 // For who has gone on to say why.
 constexpr Duration kLastWords = std::chrono::milliseconds(100);
 
-RingShape shape_of(const SessionContext& context, const Route& route) {
+RingShape shape_of(const RingContext& context, const Route& route) {
   return {
       static_cast<int>(route.epoch.members.size()), route.position,
       static_cast<std::int64_t>(context.options.chunk_bytes / sizeof(float))};
@@ -24,7 +24,7 @@ RingShape shape_of(const SessionContext& context, const Route& route) {
 
 }  // namespace
 
-Session::Session(SessionContext& context, Route route, Instant now)
+RingCommunicator::RingCommunicator(RingContext& context, Route route, Instant now)
     : context_(context),
       route_(std::move(route)),
       schedule_(context.elements, shape_of(context, route_)),
@@ -32,46 +32,46 @@ Session::Session(SessionContext& context, Route route, Instant now)
       deadline_(now + context.options.connect_timeout),
       joined_(schedule_.shape().members == 1),
       now_(now) {
-  reduction_.emplace(schedule_, context.buckets, context.options.slots);
+  all_reduce_.emplace(schedule_, context.buckets, context.options.slots);
 }
 
 // ---- who is who ----
 
-const RingMember& Session::member(int distance) const {
+const RingMember& RingCommunicator::member(int distance) const {
   const int count = schedule_.shape().members;
   return route_.epoch.members[static_cast<std::size_t>(
       (route_.position + distance + count) % count)];
 }
 
-std::optional<Link>& Session::link(Side side) {
+std::optional<FramedSocket>& RingCommunicator::link(Side side) {
   return side == Side::kPrev ? prev_ : next_;
 }
 
-ReplicaId Session::replica_of(Side side) const {
+ReplicaId RingCommunicator::replica_of(Side side) const {
   return member(side == Side::kPrev ? -1 : 1).replica;
 }
 
 // ---- receiving ----
 
-bool Session::read(Side side) {
+bool RingCommunicator::read(Side side) {
   bool moved = false;
   for (int i = 0; i < kReadsMax && !ended_ && link(side); ++i) {
     switch (link(side)->read()) {
-      case Link::Got::kNothing:
+      case FramedSocket::ReadEvent::kNothing:
         return moved;
-      case Link::Got::kSome:
+      case FramedSocket::ReadEvent::kSome:
         break;
-      case Link::Got::kHeader:
+      case FramedSocket::ReadEvent::kHeader:
         read_header(side);
         break;
-      case Link::Got::kFrame:
+      case FramedSocket::ReadEvent::kFrame:
         read_frame(side);
-        if (shows_much(side)) {
+        if (read_large_shared_frame(side)) {
           return true;  // It has been read: enough for a turn.
         }
         break;
-      case Link::Got::kEnd:
-        lose(side, link(side)->problem());
+      case FramedSocket::ReadEvent::kEnd:
+        on_connection_lost(side, link(side)->problem());
         break;
     }
     moved = true;
@@ -79,16 +79,16 @@ bool Session::read(Side side) {
   return moved;
 }
 
-bool Session::shows_much(Side side) {
+bool RingCommunicator::read_large_shared_frame(Side side) {
   if (ended_ || !link(side)) {
     return false;
   }
   const FrameHeader& header = link(side)->header();
-  return header.kind == FrameKind::kShown &&
+  return header.kind == FrameKind::kSharedData &&
       header.payload_bytes >= context_.options.chunk_bytes / 2;
 }
 
-void Session::read_header(Side side) {
+void RingCommunicator::read_header(Side side) {
   const FrameHeader& header = link(side)->header();
   if (header.epoch != epoch()) {
     ++context_.counters.stale_frames;
@@ -101,14 +101,14 @@ void Session::read_header(Side side) {
     read_data_header();
     return;
   }
-  if (header.kind == FrameKind::kShown && side == Side::kPrev) {
-    read_shown_header();
+  if (header.kind == FrameKind::kSharedData && side == Side::kPrev) {
+    read_shared_data_header();
     return;
   }
   const bool answer = side == Side::kNext && !greeted_ &&
-      (header.kind == FrameKind::kHello || header.kind == FrameKind::kRefusal);
+      (header.kind == FrameKind::kHandshake || header.kind == FrameKind::kRefusal);
   if (header.kind == FrameKind::kEnding || answer) {
-    link(side)->payload_to_text();
+    link(side)->receive_text();
     return;
   }
   end(RingFault::kMismatch, replica_of(side),
@@ -116,7 +116,7 @@ void Session::read_header(Side side) {
           static_cast<int>(header.kind), ", expected another"));
 }
 
-void Session::read_data_header() {
+void RingCommunicator::read_data_header() {
   const FrameHeader& header = prev_->header();
   if (header.step <= finished_step_) {
     ++context_.counters.stale_frames;
@@ -126,17 +126,17 @@ void Session::read_data_header() {
             ErrorCode::kPeerMismatch,
             str("expected a step above ", finished_step_, ", found ",
                 header.step)))
-      : reduction_->place_for(header);
+      : all_reduce_->place_for(header);
   if (!place.ok()) {
     end(RingFault::kMismatch, replica_of(Side::kPrev),
         str("replica ", replica_of(Side::kPrev), ", step ", header.step, ": ",
             place.status().message()));
     return;
   }
-  prev_->payload_to(place.value());
+  prev_->receive_into(place.value());
 }
 
-void Session::read_shown_header() {
+void RingCommunicator::read_shared_data_header() {
   const FrameHeader& header = prev_->header();
   Status status;
   if (header.step <= finished_step_) {
@@ -144,10 +144,10 @@ void Session::read_shown_header() {
     status = Status(
         ErrorCode::kPeerMismatch,
         str("expected a step above ", finished_step_, ", found ", header.step));
-  } else if (!reduction_->stale()) {
-    status = reduction_->expect_shown(
+  } else if (!all_reduce_->stale()) {
+    status = all_reduce_->expect_shared_data(
         header, prev_memory_ ? &*prev_memory_ : nullptr);
-  } else if (header.step != reduction_->step()) {
+  } else if (header.step != all_reduce_->step()) {
     end_late();
     return;
   }
@@ -157,10 +157,10 @@ void Session::read_shown_header() {
             status.message()));
     return;
   }
-  prev_->payload_to(nullptr);
+  prev_->receive_into(nullptr);
 }
 
-void Session::read_frame(Side side) {
+void RingCommunicator::read_frame(Side side) {
   const FrameHeader& header = link(side)->header();
   if (!link(side)->intact()) {
     end(RingFault::kChecksum, replica_of(side),
@@ -169,8 +169,8 @@ void Session::read_frame(Side side) {
             ", from element ", header.first_element));
     return;
   }
-  if (header.kind == FrameKind::kData || header.kind == FrameKind::kShown) {
-    read_part();
+  if (header.kind == FrameKind::kData || header.kind == FrameKind::kSharedData) {
+    on_data();
     return;
   }
   if (header.kind != FrameKind::kEnding) {
@@ -179,32 +179,32 @@ void Session::read_frame(Side side) {
   }
   const auto ending = parse_ending(link(side)->text());
   if (!ending.ok()) {
-    lose(side, ending.status());
+    on_connection_lost(side, ending.status());
     return;
   }
-  hear(side, ending.value());
+  on_peer_ending(side, ending.value());
 }
 
 // Nobody else is to blame.
-void Session::end_late() {
+void RingCommunicator::end_late() {
   end(RingFault::kStopped, context_.options.replica,
       str("replica ", replica_of(Side::kPrev), " has decided step ",
-          reduction_->step(), " before its sum was read here"));
+          all_reduce_->step(), " before its sum was read here"));
 }
 
-void Session::read_part() {
+void RingCommunicator::on_data() {
   const FrameHeader& header = prev_->header();
   ++frames_in_;
-  if (reduction_->stale()) {
+  if (all_reduce_->stale()) {
     return;
   }
   context_.counters.received_bytes += header.payload_bytes;
-  context_.counters.shown_bytes +=
-      header.kind == FrameKind::kShown ? header.payload_bytes : 0;
-  reduction_->arrived();
+  context_.counters.shared_bytes +=
+      header.kind == FrameKind::kSharedData ? header.payload_bytes : 0;
+  all_reduce_->arrived();
 }
 
-void Session::lose(Side side, Status problem) {
+void RingCommunicator::on_connection_lost(Side side, Status problem) {
   const ReplicaId replica = replica_of(side);
   if (side == Side::kNext && !greeted_ &&
       problem.code() == ErrorCode::kPeerLost) {
@@ -227,14 +227,14 @@ void Session::lose(Side side, Status problem) {
       str("connection to replica ", replica, ": ", problem.message()));
 }
 
-void Session::hear(Side side, const Ending& ending) {
+void RingCommunicator::on_peer_ending(Side side, const Ending& ending) {
   // A member that has the whole sum may go: it has had all it needs from here,
   // and what it had to say came before these words.
   if (ending.fault == RingFault::kStopped && begun() &&
-      ending.finished_step >= reduction_->step() &&
-      (side == Side::kNext || reduction_->has_arrived())) {
+      ending.finished_step >= all_reduce_->step() &&
+      (side == Side::kNext || all_reduce_->has_arrived())) {
     after_reduction_ = ending;
-    context_.farewells.add(link(side)->leave({}));
+    context_.closing.add(link(side)->detach({}));
     link(side).reset();
     return;
   }
@@ -243,46 +243,46 @@ void Session::hear(Side side, const Ending& ending) {
 
 // ---- reducing ----
 
-void Session::begin(const Weighed& weighed) {
+void RingCommunicator::begin(const WeightedAttempt& weighted) {
   const ReplicaId self = context_.options.replica;
   const double sum =
-      std::accumulate(weighed.weights.begin(), weighed.weights.end(), 0.0);
+      std::accumulate(weighted.weights.begin(), weighted.weights.end(), 0.0);
   if (!joined_) {
     end(RingFault::kMismatch, self,
-        "began " + text_of(weighed.attempt) + " before it was joined");
+        "began " + text_of(weighted.attempt) + " before it was joined");
     return;
   }
-  if (begun() || weighed.attempt.step <= finished_step_) {
+  if (begun() || weighted.attempt.step <= finished_step_) {
     end(RingFault::kMismatch, self,
-        str("began ", text_of(weighed.attempt), " after step ",
-            begun() ? reduction_->step() : finished_step_));
+        str("began ", text_of(weighted.attempt), " after step ",
+            begun() ? all_reduce_->step() : finished_step_));
     return;
   }
   if (!(sum > 0)) {
     end(RingFault::kWeights, self,
-        "no member has samples in " + text_of(weighed.attempt));
+        "no member has samples in " + text_of(weighted.attempt));
     return;
   }
   if (context_.options.memory != nullptr) {
     context_.options.memory->begin_lease();
   }
-  const double own = weighed.weights[static_cast<std::size_t>(route_.position)];
-  auto why = reduction_->begin(
-      weighed.attempt.step,
+  const double own = weighted.weights[static_cast<std::size_t>(route_.position)];
+  auto why = all_reduce_->begin(
+      weighted.attempt.step,
       own > 0 ? std::optional<float>(static_cast<float>(own / sum))
               : std::nullopt);
   if (!why.empty()) {
     end(RingFault::kMismatch, replica_of(Side::kPrev),
         str("replica ", replica_of(Side::kPrev), ": ", why));
   }
-  again_ = weighed.again;
+  again_ = weighted.again;
 }
 
-bool Session::send() {
+bool RingCommunicator::send() {
   bool moved = false;
   while (next_ && next_->can_send()) {
     auto frame =
-        reduction_->next_frame(next_reads_ ? context_.options.memory : nullptr);
+        all_reduce_->next_frame(next_reads_ ? context_.options.memory : nullptr);
     if (!frame) {
       break;
     }
@@ -302,46 +302,46 @@ bool Session::send() {
   return moved;
 }
 
-void Session::finish() {
-  if (!reduction_->finished() || (next_ && !next_->can_send())) {
+void RingCommunicator::finish() {
+  if (!all_reduce_->finished() || (next_ && !next_->can_send())) {
     return;
   }
-  finished_step_ = reduction_->step();
-  reduced_ = Reduced{{epoch(), finished_step_}, reduction_->digest()};
+  finished_step_ = all_reduce_->step();
+  reduced_ = Reduced{{epoch(), finished_step_}, all_reduce_->digest()};
   ++context_.counters.reductions;
-  reduction_.emplace(schedule_, context_.buckets, context_.options.slots);
+  all_reduce_.emplace(schedule_, context_.buckets, context_.options.slots);
   if (after_reduction_) {
     end(*after_reduction_);
   }
 }
 
-std::optional<Session::Reduced> Session::take_reduced() {
+std::optional<RingCommunicator::Reduced> RingCommunicator::take_reduced() {
   return std::exchange(reduced_, std::nullopt);
 }
 
-RingProgress Session::progress() const {
+RingProgress RingCommunicator::progress() const {
   RingProgress progress;
   if (ended_ || !joined_) {
     return progress;
   }
   if (schedule_.steps() > 0) {
-    progress.place = RingProgress::Place{
+    progress.neighbours = RingProgress::Neighbours{
         epoch(), replica_of(Side::kPrev), replica_of(Side::kNext), frames_in_,
         frames_out_};
   }
   if (!begun()) {
     return progress;
   }
-  progress.attempt = Attempt{epoch(), reduction_->step()};
+  progress.attempt = Attempt{epoch(), all_reduce_->step()};
   progress.slices = schedule_.slices();
-  progress.slices_done = reduction_->slices_done();
+  progress.slices_done = all_reduce_->slices_done();
   if (progress.slices_done < progress.slices) {
     progress.bucket = schedule_.bucket_of(progress.slices_done);
   }
   if (next_ && next_->wants_to_write()) {
     progress.waits_for = replica_of(Side::kNext);
     progress.to_read = true;
-  } else if (!reduction_->lacks_bucket() && schedule_.steps() > 0) {
+  } else if (!all_reduce_->lacks_bucket() && schedule_.steps() > 0) {
     progress.waits_for = replica_of(Side::kPrev);
   }
   return progress;
@@ -349,7 +349,7 @@ RingProgress Session::progress() const {
 
 // ---- running ----
 
-bool Session::advance(Instant now) {
+bool RingCommunicator::advance(Instant now) {
   if (ended_) {
     return false;
   }
@@ -362,12 +362,12 @@ bool Session::advance(Instant now) {
     }
   }
   if (!ended_) {
-    moved = reduction_->work() || moved;
+    moved = all_reduce_->work() || moved;
     moved = send() || moved;
     finish();
   }
   // The member before is about to say why, or has died, or goes on without us.
-  if (!ended_ && reduction_->stale()) {
+  if (!ended_ && all_reduce_->stale()) {
     late_until_ = late_until_.value_or(now + kLastWords);
     if (!prev_) {
       end(*after_reduction_);
@@ -378,7 +378,7 @@ bool Session::advance(Instant now) {
   return moved;
 }
 
-void Session::polls(std::vector<pollfd>& list) const {
+void RingCommunicator::polls(std::vector<pollfd>& list) const {
   const auto add = [&](int fd, bool writes) {
     const int events = writes ? POLLIN | POLLOUT : POLLIN;
     list.push_back({fd, static_cast<short>(events), 0});
@@ -393,7 +393,7 @@ void Session::polls(std::vector<pollfd>& list) const {
   }
 }
 
-std::optional<Instant> Session::next_instant() const {
+std::optional<Instant> RingCommunicator::next_instant() const {
   if (!ended_ && late_until_) {
     return late_until_;
   }
@@ -405,7 +405,7 @@ std::optional<Instant> Session::next_instant() const {
 
 // ---- the end ----
 
-void Session::end(RingFault fault, ReplicaId accused, std::string reason) {
+void RingCommunicator::end(RingFault fault, ReplicaId accused, std::string reason) {
   Ending ending;
   ending.fault = fault;
   ending.accused = accused;
@@ -414,7 +414,7 @@ void Session::end(RingFault fault, ReplicaId accused, std::string reason) {
   end(std::move(ending));
 }
 
-void Session::end(Ending ending) {
+void RingCommunicator::end(Ending ending) {
   if (ended_) {
     return;
   }
@@ -428,7 +428,7 @@ void Session::end(Ending ending) {
   const std::string words = frame_of(epoch(), ending_);
   for (auto* one : {&prev_, &next_}) {
     if (one->has_value()) {
-      context_.farewells.add((*one)->leave(words));
+      context_.closing.add((*one)->detach(words));
       one->reset();
     }
   }

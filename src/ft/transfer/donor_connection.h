@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DonorLine is the connection of one who fetches to one donor: it dials, asks, and
+// DonorConnection is the connection of one who fetches to one donor: it dials, asks, and
 // then for chunks, a few at a time; that each is what was wanted is checked here,
 // what is in it is not. Its owner may destroy it whenever it likes, also in its
 // handlers. Thread rule: its loop.
@@ -19,7 +19,7 @@
 
 namespace sherd::ft::transfer {
 
-struct DonorLineOptions {
+struct DonorConnectionOptions {
   net::HostAddress donor;
   net::Security security{};
   // Of the donor, while something is expected of it.
@@ -27,28 +27,28 @@ struct DonorLineOptions {
 };
 
 // None is called from inside a call of the line.
-struct DonorLineHandlers {
+struct DonorConnectionHandlers {
   // Once.
-  std::function<void(const Answer& answer)> on_answer;
+  std::function<void(const TransferAnswer& answer)> on_answer;
   // In the order of the asking.
   std::function<void(const Chunk& chunk)> on_chunk;
   // Once, and nothing after it. The reason does not name the donor.
   std::function<void(const Status& reason)> on_failed;
 };
 
-class DonorLine {
+class DonorConnection {
  public:
-  DonorLine(
+  DonorConnection(
       net::Loop& loop,
-      const DonorLineOptions& options,
-      const Request& request,
-      DonorLineHandlers handlers);
-  DonorLine(const DonorLine&) = delete;
-  DonorLine& operator=(const DonorLine&) = delete;
-  ~DonorLine();
+      const DonorConnectionOptions& options,
+      const TransferRequest& request,
+      DonorConnectionHandlers handlers);
+  DonorConnection(const DonorConnection&) = delete;
+  DonorConnection& operator=(const DonorConnection&) = delete;
+  ~DonorConnection();
 
   // REQUIRES: it has answered, and under_way() < kWindow.
-  void want(std::uint64_t place);
+  void request_chunk(std::uint64_t place);
   // Chunks that are wanted and have not come.
   std::size_t under_way() const;
 

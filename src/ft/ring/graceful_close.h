@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Farewells sends the last words on connections that are given up, without
+// GracefulClose sends the last words on connections that are given up, without
 // anybody waiting for it: a frame cut short would look like a death, and a socket
 // closed with bytes unread makes the kernel throw away what was sent. After a
 // fraction of a second they are closed in any case. Thread rule: one thread.
@@ -13,28 +13,28 @@
 #include <string>
 #include <vector>
 #include "base/clock.h"
-#include "ft/ring/link.h"
+#include "ft/ring/framed_socket.h"
 
 namespace sherd::ft::ring {
 
-class Farewells {
+class GracefulClose {
  public:
   // As much as goes is sent at once. The oldest is closed when there are many.
-  void add(Link::Rest rest);
+  void add(FramedSocket::Unsent rest);
   void advance(Instant now);
   void polls(std::vector<pollfd>& list) const;
   std::optional<Instant> next_instant() const;
 
  private:
-  struct Leaving {
-    Link::Rest rest;
+  struct ClosingSocket {
+    FramedSocket::Unsent rest;
     std::size_t sent = 0;
     bool said = false;
     std::optional<Instant> until;  // Counts from the next advance().
   };
   // Whether it is over.
-  static bool step(Leaving& leaving);
-  std::deque<Leaving> leaving_;
+  static bool step(ClosingSocket& socket);
+  std::deque<ClosingSocket> closing_;
 };
 
 }  // namespace sherd::ft::ring

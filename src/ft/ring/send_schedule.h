@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Course decides what a member of a ring sends next and what it may receive: how
+// SendSchedule decides what a member of a ring sends next and what it may receive: how
 // far each slice of one reduction has come. Older slices go first, so that
 // buckets end in order; a window of slices is under way at once, which bounds
 // what is in flight and what a member must hold that is late with a bucket.
@@ -11,28 +11,28 @@
 #include <deque>
 #include <optional>
 #include <string>
-#include "ft/ring/schedule.h"
+#include "ft/ring/ring_schedule.h"
 
 namespace sherd::ft::ring {
 
-class Course {
+class SendSchedule {
  public:
   // REQUIRES: more than one member; window > 0. `schedule` outlives it.
-  Course(const Schedule& schedule, int window);
+  SendSchedule(const RingSchedule& schedule, int window);
 
   // Buckets below `given` may be sent from. The item to send now; none: all that
   // is known has been.
-  std::optional<Item> next_to_send(int given) const;
+  std::optional<SliceStep> next_to_send(int given) const;
   // REQUIRES: the item of next_to_send().
-  void sent(const Item& item);
+  void sent(const SliceStep& item);
 
   // Why no such item may arrive now; empty: it may.
-  std::string refusal(const Item& item) const;
+  std::string refusal(const SliceStep& item) const;
   // REQUIRES: no refusal. Its bytes are here.
-  void arrived(const Item& item);
+  void arrived(const SliceStep& item);
   // REQUIRES: it has arrived, and those of its slice before are taken. It is
   // summed, or copied, and may go on to the next member.
-  void taken(const Item& item);
+  void taken(const SliceStep& item);
 
   // Everything is received, taken and sent.
   bool finished() const { return first_ == schedule_->slices(); }
@@ -51,7 +51,7 @@ class Course {
   Slice look(std::int64_t slice) const;
   void drop_ended();
 
-  const Schedule* schedule_;
+  const RingSchedule* schedule_;
   int window_;
   // Slices from first_ on; those before have come all the way.
   std::deque<Slice> slices_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dial makes one connection; Redial keeps one: it dials again whenever the
+// Connector makes one connection; ReconnectingClient keeps one: it dials again whenever the
 // connection has ended or could not be made. Their owner may destroy them
 // whenever it likes, also in their handlers. Thread rule: their loop.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace sherd::net {
 
-struct DialOptions {
+struct ConnectorOptions {
   // Behaviour.
   Security security{};
   ConnectionOptions connection{};
@@ -26,38 +26,38 @@ struct DialOptions {
   Duration timeout = std::chrono::seconds(5);
 };
 
-class Dial {
+class Connector {
  public:
   using Done = std::function<void(Result<std::unique_ptr<Connection>>)>;
   // `done` hears once, later, from the loop: a connection to be started, or why
   // there is none. Throws Error for an IP address beyond this host without
   // security (for a name `done` hears it), and for secrets and files that
   // cannot be used. The loop outlives it.
-  Dial(
+  Connector(
       Loop& loop,
       const HostAddress& address,
-      const DialOptions& options,
+      const ConnectorOptions& options,
       Done done);
-  Dial(const Dial&) = delete;
-  Dial& operator=(const Dial&) = delete;
+  Connector(const Connector&) = delete;
+  Connector& operator=(const Connector&) = delete;
   // Gives up, and `done` hears nothing.
-  ~Dial();
+  ~Connector();
 
  private:
   struct Impl;
   const std::shared_ptr<Impl> impl_;
 };
 
-struct RedialOptions {
+struct ReconnectingClientOptions {
   // Behaviour.
-  DialOptions dial{};
+  ConnectorOptions dial{};
   // Between two tries: doubles from min to max, and begins anew with a
   // connection.
   Duration back_off_min = std::chrono::milliseconds(50);
   Duration back_off_max = std::chrono::seconds(2);
 };
 
-struct RedialHandlers {
+struct ReconnectingClientHandlers {
   // There is a connection, started already: connection() is it.
   std::function<void()> on_connected;
   std::function<void(Frame frame)> on_frame;
@@ -67,19 +67,19 @@ struct RedialHandlers {
   std::function<void(const Status& reason)> on_failed{};
 };
 
-class Redial {
+class ReconnectingClient {
  public:
-  // Dials at once. `random` is asked before each wait. Throws as Dial does.
-  Redial(
+  // Dials at once. `random` is asked before each wait. Throws as Connector does.
+  ReconnectingClient(
       Loop& loop,
       const HostAddress& address,
-      const RedialOptions& options,
+      const ReconnectingClientOptions& options,
       std::function<std::uint64_t()> random,
-      RedialHandlers handlers);
-  Redial(const Redial&) = delete;
-  Redial& operator=(const Redial&) = delete;
+      ReconnectingClientHandlers handlers);
+  ReconnectingClient(const ReconnectingClient&) = delete;
+  ReconnectingClient& operator=(const ReconnectingClient&) = delete;
   // Closes the connection, and no handler is called any more.
-  ~Redial();
+  ~ReconnectingClient();
 
   // Null while there is none. Whoever closes it, on_lost hears of it.
   Connection* connection();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/ring/reduction.h"
+#include "ft/ring/ring_all_reduce.h"
 
 #include <algorithm>
 #include <utility>
@@ -10,11 +10,11 @@
 namespace sherd::ft::ring {
 namespace {
 
-std::size_t bytes_of(const Span& span) {
+std::size_t bytes_of(const FloatRange& span) {
   return static_cast<std::size_t>(span.size()) * sizeof(float);
 }
 
-void set_place(FrameHeader& header, const Item& item, const Piece& piece) {
+void set_place(FrameHeader& header, const SliceStep& item, const BucketRange& piece) {
   header.slice = item.slice;
   header.bucket = static_cast<std::uint32_t>(piece.bucket);
   header.segment = static_cast<std::uint16_t>(piece.segment);
@@ -29,15 +29,15 @@ Status mismatch(std::string reason) {
 
 }  // namespace
 
-Reduction::Reduction(
-    const Schedule& schedule, const std::vector<Bucket>& buckets, int window)
+RingAllReduce::RingAllReduce(
+    const RingSchedule& schedule, const std::vector<Bucket>& buckets, int window)
     : schedule_(schedule), buckets_(buckets), digest_(schedule.elements()) {
   if (schedule.steps() > 0) {
-    course_.emplace(schedule, window);
+    send_schedule_.emplace(schedule, window);
   }
 }
 
-std::string Reduction::begin(std::int64_t step, std::optional<float> factor) {
+std::string RingAllReduce::begin(std::int64_t step, std::optional<float> factor) {
   SHERD_ASSERT(!begun_);
   if (step_ && *step_ != step) {
     return str("expected step ", step, ", found step ", *step_);
@@ -48,7 +48,7 @@ std::string Reduction::begin(std::int64_t step, std::optional<float> factor) {
   return {};
 }
 
-int Reduction::given() const {
+int RingAllReduce::given() const {
   const auto& elements = schedule_.elements();
   while (static_cast<std::size_t>(given_) < elements.size() &&
          (elements[static_cast<std::size_t>(given_)] == 0 ||
@@ -58,11 +58,11 @@ int Reduction::given() const {
   return given_;
 }
 
-bool Reduction::brings_zeros(const Bucket& bucket) const {
+bool RingAllReduce::brings_zeros(const Bucket& bucket) const {
   return !factor_ || bucket.in == nullptr;
 }
 
-void Reduction::begin_sum(const Piece& piece) {
+void RingAllReduce::begin_sum(const BucketRange& piece) {
   const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
   float* out = bucket.out + piece.span.begin;
   if (brings_zeros(bucket)) {
@@ -72,7 +72,7 @@ void Reduction::begin_sum(const Piece& piece) {
   }
 }
 
-void Reduction::add_to_sum(const Piece& piece, const Part& part) {
+void RingAllReduce::add_to_sum(const BucketRange& piece, const Input& part) {
   const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
   const auto count = piece.span.size();
   float* out = bucket.out + piece.span.begin;
@@ -96,8 +96,8 @@ void Reduction::add_to_sum(const Piece& piece, const Part& part) {
 
 // This member's floats themselves, where the next member can read and scale them:
 // a pass over the memory less. Null: it cannot.
-const float* Reduction::shown_part(
-    const Piece& piece, const SharedFloats* shown) const {
+const float* RingAllReduce::shared_input(
+    const BucketRange& piece, const SharedFloats* shown) const {
   const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
   if (shown == nullptr || brings_zeros(bucket) || !(*factor_ > 0)) {
     return nullptr;
@@ -107,18 +107,18 @@ const float* Reduction::shown_part(
   return shown->place_of(part, count) ? part : nullptr;
 }
 
-std::optional<Reduction::Outgoing> Reduction::next_frame(
+std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
     const SharedFloats* shown) {
-  const auto item = begun_ && course_ ? course_->next_to_send(given())
-                                      : std::optional<Item>();
+  const auto item = begun_ && send_schedule_ ? send_schedule_->next_to_send(given())
+                                      : std::optional<SliceStep>();
   if (!item) {
     return std::nullopt;
   }
-  const Piece piece = schedule_.sent(*item);
+  const BucketRange piece = schedule_.sent(*item);
   Outgoing frame;
   FrameHeader& header = frame.header;
   if (item->step == 0) {
-    frame.payload = shown_part(piece, shown);
+    frame.payload = shared_input(piece, shown);
     header.factor = frame.payload == nullptr ? 0.0F : *factor_;
   }
   if (frame.payload == nullptr) {
@@ -128,7 +128,7 @@ std::optional<Reduction::Outgoing> Reduction::next_frame(
       begin_sum(piece);
     }
   }
-  course_->sent(*item);
+  send_schedule_->sent(*item);
   header.step = *step_;
   set_place(header, *item, piece);
   const auto place = shown == nullptr
@@ -136,7 +136,7 @@ std::optional<Reduction::Outgoing> Reduction::next_frame(
       : shown->place_of(
             frame.payload, static_cast<std::size_t>(piece.span.size()));
   if (place) {
-    header.kind = FrameKind::kShown;
+    header.kind = FrameKind::kSharedData;
     header.place = *place;
     header.lease = shown->lease();
   } else {
@@ -148,18 +148,18 @@ std::optional<Reduction::Outgoing> Reduction::next_frame(
 
 // ---- receiving ----
 
-bool Reduction::can_take(const Item& item) const {
+bool RingAllReduce::can_take(const SliceStep& item) const {
   return begun_ &&
       buckets_[static_cast<std::size_t>(schedule_.bucket_of(item.slice))].given;
 }
 
-Status Reduction::expect(const FrameHeader& header, Piece& piece) {
-  SHERD_ASSERT(course_.has_value());
+Status RingAllReduce::expect(const FrameHeader& header, BucketRange& piece) {
+  SHERD_ASSERT(send_schedule_.has_value());
   if (step_ && header.step != *step_) {
     return mismatch(str("expected step ", *step_, ", found ", header.step));
   }
   item_ = {header.slice, header.ring_step};
-  if (auto refusal = course_->refusal(item_); !refusal.empty()) {
+  if (auto refusal = send_schedule_->refusal(item_); !refusal.empty()) {
     return mismatch(std::move(refusal));
   }
   piece = schedule_.received(item_);
@@ -182,8 +182,8 @@ Status Reduction::expect(const FrameHeader& header, Piece& piece) {
   return {};
 }
 
-Result<float*> Reduction::place_for(const FrameHeader& header) {
-  Piece piece;
+Result<float*> RingAllReduce::place_for(const FrameHeader& header) {
+  BucketRange piece;
   if (Status status = expect(header, piece); !status.ok()) {
     return status;
   }
@@ -199,9 +199,9 @@ Result<float*> Reduction::place_for(const FrameHeader& header) {
   return place;
 }
 
-Status Reduction::expect_shown(
+Status RingAllReduce::expect_shared_data(
     const FrameHeader& header, const PeerFloats* memory) {
-  Piece piece;
+  BucketRange piece;
   if (Status status = expect(header, piece); !status.ok()) {
     return status;
   }
@@ -221,8 +221,8 @@ Status Reduction::expect_shown(
   return {};
 }
 
-void Reduction::arrived() {
-  course_->arrived(item_);
+void RingAllReduce::arrived() {
+  send_schedule_->arrived(item_);
   if (schedule_.reduces(item_.step)) {
     held_.push_back({item_, std::move(chunk_), part_});
     work();
@@ -237,13 +237,13 @@ void Reduction::arrived() {
   }
 }
 
-bool Reduction::work() {
-  if (!course_) {
+bool RingAllReduce::work() {
+  if (!send_schedule_) {
     return work_alone();
   }
   const auto first = std::find_if(
       held_.begin(), held_.end(),
-      [&](const Held& held) { return can_take(held.item); });
+      [&](const DeferredInput& held) { return can_take(held.item); });
   if (first == held_.end() || stale_) {
     return false;
   }
@@ -257,12 +257,12 @@ bool Reduction::work() {
 
 // In blocks of the digest, so that what is written is hashed while it is in the
 // cache.
-void Reduction::take(const Item& item, const Part& part) {
-  Piece piece = schedule_.received(item);
-  const Span span = piece.span;
-  Part of_block = part;
+void RingAllReduce::take(const SliceStep& item, const Input& part) {
+  BucketRange piece = schedule_.received(item);
+  const FloatRange span = piece.span;
+  Input of_block = part;
   while (piece.span.begin < span.end) {
-    const auto block_end = (piece.span.begin / kBlock + 1) * kBlock;
+    const auto block_end = (piece.span.begin / kDigestBlockElements + 1) * kDigestBlockElements;
     piece.span.end = std::min(block_end, span.end);
     take_block(item, piece, of_block);
     of_block.floats += piece.span.size();
@@ -273,11 +273,11 @@ void Reduction::take(const Item& item, const Part& part) {
     stale_ = true;
     return;
   }
-  course_->taken(item);
+  send_schedule_->taken(item);
 }
 
-void Reduction::take_block(
-    const Item& item, const Piece& piece, const Part& part) {
+void RingAllReduce::take_block(
+    const SliceStep& item, const BucketRange& piece, const Input& part) {
   const bool whole = !schedule_.reduces(item.step);
   float* out = buckets_[static_cast<std::size_t>(piece.bucket)].out;
   if (!whole) {
@@ -290,12 +290,12 @@ void Reduction::take_block(
   }
 }
 
-bool Reduction::work_alone() {
+bool RingAllReduce::work_alone() {
   if (!begun_ || alone_done_ == schedule_.slices() ||
       schedule_.bucket_of(alone_done_) >= given()) {
     return false;
   }
-  const Piece piece = schedule_.sent({alone_done_, 0});
+  const BucketRange piece = schedule_.sent({alone_done_, 0});
   begin_sum(piece);
   digest_.complete(
       piece.bucket, buckets_[static_cast<std::size_t>(piece.bucket)].out,
@@ -304,7 +304,7 @@ bool Reduction::work_alone() {
   return true;
 }
 
-Reduction::Chunk Reduction::spare_chunk() {
+RingAllReduce::Chunk RingAllReduce::spare_chunk() {
   if (spare_.empty()) {
     // Not zeroed: it is read only where bytes have come.
     return Chunk(std::make_unique_for_overwrite<float[]>(
@@ -315,17 +315,17 @@ Reduction::Chunk Reduction::spare_chunk() {
   return chunk;
 }
 
-bool Reduction::finished() const {
+bool RingAllReduce::finished() const {
   return begun_ &&
-      (course_ ? course_->finished() : alone_done_ == schedule_.slices());
+      (send_schedule_ ? send_schedule_->finished() : alone_done_ == schedule_.slices());
 }
 
-std::int64_t Reduction::slices_done() const {
-  return course_ ? course_->slices_done() : alone_done_;
+std::int64_t RingAllReduce::slices_done() const {
+  return send_schedule_ ? send_schedule_->slices_done() : alone_done_;
 }
 
-bool Reduction::lacks_bucket() const {
-  const auto next = course_ ? course_->next_slice() : alone_done_;
+bool RingAllReduce::lacks_bucket() const {
+  const auto next = send_schedule_ ? send_schedule_->next_slice() : alone_done_;
   return next < schedule_.slices() && schedule_.bucket_of(next) >= given();
 }
 

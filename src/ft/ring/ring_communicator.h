@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Session is one epoch at one member: it connects to the next member, is given
+// RingCommunicator is one epoch at one member: it connects to the next member, is given
 // the connection of the previous one, and carries reductions until the first
 // thing goes wrong or it is told to end. Its connections end with it. How two
 // members end an epoch is in docs/design/ring_reduce.md. Thread rule: one thread.
@@ -13,63 +13,63 @@
 #include <utility>
 #include <vector>
 #include "base/clock.h"
-#include "ft/ring/farewell.h"
+#include "ft/ring/graceful_close.h"
 #include "ft/ring/frame.h"
-#include "ft/ring/link.h"
-#include "ft/ring/reduction.h"
+#include "ft/ring/framed_socket.h"
+#include "ft/ring/ring_all_reduce.h"
 #include "ft/ring/ring_types.h"
-#include "ft/ring/schedule.h"
+#include "ft/ring/ring_schedule.h"
 #include "ft/ring/shared_floats.h"
 #include "ft/ring/socket.h"
 
 namespace sherd::ft::ring {
 
-// What all sessions of a rank have in common; outlives them.
-struct SessionContext {
-  explicit SessionContext(RingOptions given) : options(std::move(given)) {}
+// What all communicators of a rank have in common; outlives them.
+struct RingContext {
+  explicit RingContext(RingOptions given) : options(std::move(given)) {}
 
   const RingOptions options;
   std::uint64_t run = 0;
   std::vector<std::int64_t> elements;
   std::vector<Bucket> buckets;
   RingCounters counters;
-  Farewells farewells;
+  GracefulClose closing;
 };
 
 // An epoch, and how its next member is reached.
 struct Route {
-  RingEpoch epoch;
+  RingMembership epoch;
   int position = 0;
   SocketAddress next;
   std::string problem;  // There is no address.
 };
 
-struct Weighed {
+struct WeightedAttempt {
   Attempt attempt;
   std::vector<double> weights;  // Of the members.
   bool again = false;           // The step had an attempt before.
 };
 
-class Session {
+class RingCommunicator {
  public:
-  Session(SessionContext& context, Route route, Instant now);
+  RingCommunicator(RingContext& context, Route route, Instant now);
 
   const Epoch& epoch() const { return route_.epoch.epoch; }
   // True once: both neighbours are connected.
-  bool take_joined() { return joined_ && !std::exchange(told_joined_, true); }
+  bool take_joined() { return joined_ && !std::exchange(joined_reported_, true); }
 
   // ---- the previous member's connection ----
-  // Why it is not from there; empty: it is. Then adopt() or end() is next.
-  std::string stranger(const Hello& hello) const;
+  // Why it is not from there; empty: it is. Then accept_previous() or end() is next.
+  std::string identity_mismatch(const Handshake& handshake) const;
   // What it does not agree about, naming both sides; empty: nothing.
-  std::string disagreement(const Hello& hello) const;
+  std::string configuration_mismatch(const Handshake& handshake) const;
   bool has_previous() const { return prev_.has_value(); }
   // Reads its memory, if that is of this host and both sides share theirs.
-  void adopt(Link link, const Hello& hello);
+  void accept_previous(FramedSocket link, const Handshake& handshake);
 
   // ---- reductions ----
-  void begin(const Weighed& weighed);
-  bool begun() const { return reduction_->begun(); }
+  void begin(const WeightedAttempt& weighted);
+  bool begun() const { return all_reduce_->begun(); }
   struct Reduced {
     Attempt attempt;
     std::uint64_t digest = 0;
@@ -93,33 +93,33 @@ class Session {
  private:
   enum class Side { kPrev, kNext };
   const RingMember& member(int distance) const;
-  std::optional<Link>& link(Side side);
+  std::optional<FramedSocket>& link(Side side);
   ReplicaId replica_of(Side side) const;
-  Hello own_hello() const;
+  Handshake own_handshake() const;
   // Between the members, or with who is asked.
-  std::string differences(const Hello& hello) const;
+  std::string differences(const Handshake& handshake) const;
 
   bool dial(Instant now);
   bool dialled(Instant now);
   void dial_again(Instant now, const std::string& problem);
   bool read(Side side);
-  bool shows_much(Side side);
+  bool read_large_shared_frame(Side side);
   void read_header(Side side);
   void read_frame(Side side);
   void read_data_header();
-  void read_shown_header();
-  void read_part();
+  void read_shared_data_header();
+  void on_data();
   void end_late();
   void read_answer();
-  void lose(Side side, Status problem);
-  void hear(Side side, const Ending& ending);
+  void on_connection_lost(Side side, Status problem);
+  void on_peer_ending(Side side, const Ending& ending);
   bool send();
   void finish();
   void end(Ending ending);
 
-  SessionContext& context_;
+  RingContext& context_;
   const Route route_;
-  const Schedule schedule_;
+  const RingSchedule schedule_;
   // Connecting.
   Descriptor dialling_;
   Instant dial_at_;
@@ -129,15 +129,15 @@ class Session {
   std::string dial_problem_;
   bool greeted_ = false;  // The next member has answered.
   bool joined_ = false;
-  bool told_joined_ = false;
+  bool joined_reported_ = false;
   Instant now_;
   // A link that has ended in order is gone.
-  std::optional<Link> prev_;
-  std::optional<Link> next_;
+  std::optional<FramedSocket> prev_;
+  std::optional<FramedSocket> next_;
   std::optional<PeerFloats> prev_memory_;  // Read where it lies.
   bool next_reads_ = false;                // What lies in this member's.
   // Reducing.
-  std::optional<Reduction> reduction_;
+  std::optional<RingAllReduce> all_reduce_;
   bool again_ = false;
   std::int64_t finished_step_ = -1;
   std::optional<Reduced> reduced_;

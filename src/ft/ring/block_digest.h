@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The digest of a sum: XXH3 (64 bits) over the XXH3 of each block of kBlock
+// The digest of a sum: XXH3 (64 bits) over the XXH3 of each block of kDigestBlockElements
 // elements, buckets in the order of the layout, each from a new block on. Blocks
 // are hashed as soon as they are complete, while they are in the cache; chunks,
 // members and timing leave no trace. Thread rule: one thread.
@@ -9,19 +9,19 @@
 #include <cstdint>
 #include <span>
 #include <vector>
-#include "ft/ring/schedule.h"
+#include "ft/ring/ring_schedule.h"
 
 namespace sherd::ft::ring {
 
-constexpr std::int64_t kBlock = 65536;
+constexpr std::int64_t kDigestBlockElements = 65536;
 
-class Digest {
+class BlockDigest {
  public:
-  explicit Digest(const std::vector<std::int64_t>& elements);
+  explicit BlockDigest(const std::vector<std::int64_t>& elements);
 
   // These elements of the bucket at `out` have their last value. REQUIRES: each
   // element is told of once.
-  void complete(int bucket, const float* out, const Span& span);
+  void complete(int bucket, const float* out, const FloatRange& span);
   // REQUIRES: all are complete.
   std::uint64_t value() const;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a session comes to its neighbours; the rest of it is in session.cpp.
-#include "ft/ring/session.h"
+// How a communicator comes to its neighbours; the rest of it is in ring_communicator.cpp.
+#include "ft/ring/ring_communicator.h"
 
 #include <poll.h>
 #include <algorithm>
@@ -24,80 +24,80 @@ std::uint64_t hash_of(const std::vector<std::int64_t>& elements) {
   return hash.value();
 }
 
-std::string layout_text(const Hello& hello) {
+std::string layout_text(const Handshake& handshake) {
   return str(
-      hello.buckets, " buckets of ", hello.elements, " floats (layout ",
-      std::hex, hello.layout, std::dec, ") in chunks of ", hello.chunk_elements,
-      ", ", hello.window, " at once, between ", hello.members, " members");
+      handshake.buckets, " buckets of ", handshake.elements, " floats (layout ",
+      std::hex, handshake.layout, std::dec, ") in chunks of ", handshake.chunk_elements,
+      ", ", handshake.window, " at once, between ", handshake.members, " members");
 }
 
 }  // namespace
 
-Hello Session::own_hello() const {
+Handshake RingCommunicator::own_handshake() const {
   const auto& options = context_.options;
-  Hello hello;
-  hello.run = context_.run;
-  hello.from = options.replica;
-  hello.from_incarnation = options.incarnation;
-  hello.shard_rank = static_cast<std::uint32_t>(options.shard_rank);
-  hello.members = static_cast<std::uint32_t>(schedule_.shape().members);
-  hello.window = static_cast<std::uint32_t>(options.slots);
-  hello.chunk_elements =
+  Handshake handshake;
+  handshake.run = context_.run;
+  handshake.from = options.replica;
+  handshake.from_incarnation = options.incarnation;
+  handshake.shard_rank = static_cast<std::uint32_t>(options.shard_rank);
+  handshake.members = static_cast<std::uint32_t>(schedule_.shape().members);
+  handshake.window = static_cast<std::uint32_t>(options.slots);
+  handshake.chunk_elements =
       static_cast<std::uint64_t>(schedule_.shape().chunk_elements);
-  hello.buckets = context_.elements.size();
-  hello.elements = static_cast<std::uint64_t>(std::accumulate(
+  handshake.buckets = context_.elements.size();
+  handshake.elements = static_cast<std::uint64_t>(std::accumulate(
       context_.elements.begin(), context_.elements.end(), std::int64_t{0}));
-  hello.layout = hash_of(context_.elements);
-  return hello;
+  handshake.layout = hash_of(context_.elements);
+  return handshake;
 }
 
-std::string Session::stranger(const Hello& hello) const {
+std::string RingCommunicator::identity_mismatch(const Handshake& handshake) const {
   const RingMember& prev = member(-1);
-  if (hello.from != prev.replica ||
-      hello.from_incarnation != prev.incarnation) {
+  if (handshake.from != prev.replica ||
+      handshake.from_incarnation != prev.incarnation) {
     return str(
         "expected replica ", prev.replica, " in life ", prev.incarnation,
-        ", found replica ", hello.from, " in life ", hello.from_incarnation);
+        ", found replica ", handshake.from, " in life ", handshake.from_incarnation);
   }
   return {};
 }
 
-std::string Session::disagreement(const Hello& hello) const {
-  Hello own = own_hello();
+std::string RingCommunicator::configuration_mismatch(const Handshake& handshake) const {
+  Handshake own = own_handshake();
   const std::string ours = layout_text(own);
-  own.from = hello.from;
-  own.from_incarnation = hello.from_incarnation;
-  own.to = hello.to;
-  own.to_incarnation = hello.to_incarnation;
-  own.memory = hello.memory;
-  own.memory_key = hello.memory_key;
-  if (own == hello) {
+  own.from = handshake.from;
+  own.from_incarnation = handshake.from_incarnation;
+  own.to = handshake.to;
+  own.to_incarnation = handshake.to_incarnation;
+  own.memory = handshake.memory;
+  own.memory_key = handshake.memory_key;
+  if (own == handshake) {
     return {};
   }
   return str(
       "replica ", context_.options.replica, " has ", ours, ", replica ",
-      hello.from, " has ", layout_text(hello));
+      handshake.from, " has ", layout_text(handshake));
 }
 
-void Session::adopt(Link link, const Hello& caller) {
+void RingCommunicator::accept_previous(FramedSocket link, const Handshake& caller) {
   SHERD_ASSERT(!prev_.has_value());
-  Hello hello = own_hello();
-  hello.to = member(-1).replica;
-  hello.to_incarnation = member(-1).incarnation;
+  Handshake handshake = own_handshake();
+  handshake.to = member(-1).replica;
+  handshake.to_incarnation = member(-1).incarnation;
   if (context_.options.memory != nullptr && caller.memory.bytes > 0) {
     auto opened = PeerFloats::open(caller.memory);
     if (opened.ok()) {
       prev_memory_.emplace(std::move(opened).value());
-      hello.memory_key = prev_memory_->key();
+      handshake.memory_key = prev_memory_->key();
     }
   }
-  link.say(frame_of(epoch(), hello));
+  link.queue_frame(frame_of(epoch(), handshake));
   link.write();
   prev_.emplace(std::move(link));
   joined_ = greeted_;
 }
 
-bool Session::dial(Instant now) {
+bool RingCommunicator::dial(Instant now) {
   if (joined_) {
     return false;
   }
@@ -132,7 +132,7 @@ bool Session::dial(Instant now) {
   return true;
 }
 
-bool Session::dialled(Instant now) {
+bool RingCommunicator::dialled(Instant now) {
   pollfd ready{dialling_.get(), POLLOUT, 0};
   if (::poll(&ready, 1, 0) <= 0) {
     return false;
@@ -148,19 +148,19 @@ bool Session::dialled(Instant now) {
       dialling_.get(),
       {.user_timeout = options.user_timeout,
        .keep_alive_idle = options.keep_alive_idle});
-  Hello hello = own_hello();
-  hello.to = member(1).replica;
-  hello.to_incarnation = member(1).incarnation;
+  Handshake handshake = own_handshake();
+  handshake.to = member(1).replica;
+  handshake.to_incarnation = member(1).incarnation;
   if (options.memory != nullptr) {
-    hello.memory = options.memory->name();
+    handshake.memory = options.memory->name();
   }
   next_.emplace(std::move(dialling_));
-  next_->say(frame_of(epoch(), hello));
+  next_->queue_frame(frame_of(epoch(), handshake));
   next_->write();
   return true;
 }
 
-void Session::dial_again(Instant now, const std::string& problem) {
+void RingCommunicator::dial_again(Instant now, const std::string& problem) {
   // Its process listens from its beginning to its end: a refused connection will
   // not be accepted later.
   if (problem == std::strerror(ECONNREFUSED)) {
@@ -174,33 +174,33 @@ void Session::dial_again(Instant now, const std::string& problem) {
   pause_ = std::min(2 * pause_, kPauseMax);
 }
 
-void Session::read_answer() {
+void RingCommunicator::read_answer() {
   const ReplicaId next = replica_of(Side::kNext);
   if (next_->header().kind == FrameKind::kRefusal) {
     end(RingFault::kMismatch, next,
         str("replica ", next, " refuses: ", parse_refusal(next_->text())));
     return;
   }
-  const auto hello = parse_hello(next_->text());
-  if (!hello.ok()) {
-    lose(Side::kNext, hello.status());
+  const auto handshake = parse_handshake(next_->text());
+  if (!handshake.ok()) {
+    on_connection_lost(Side::kNext, handshake.status());
     return;
   }
-  if (hello.value().from != next ||
-      hello.value().from_incarnation != member(1).incarnation) {
+  if (handshake.value().from != next ||
+      handshake.value().from_incarnation != member(1).incarnation) {
     end(RingFault::kMismatch, next,
         str("expected replica ", next, " in life ", member(1).incarnation,
             " at ", member(1).host, ":", member(1).port, ", found replica ",
-            hello.value().from, " in life ", hello.value().from_incarnation));
+            handshake.value().from, " in life ", handshake.value().from_incarnation));
     return;
   }
-  if (auto why = disagreement(hello.value()); !why.empty()) {
+  if (auto why = configuration_mismatch(handshake.value()); !why.empty()) {
     end(RingFault::kMismatch, next, std::move(why));
     return;
   }
   greeted_ = true;
   const SharedFloats* memory = context_.options.memory;
-  next_reads_ = memory != nullptr && hello.value().memory_key == memory->key();
+  next_reads_ = memory != nullptr && handshake.value().memory_key == memory->key();
   joined_ = prev_.has_value();
 }
 

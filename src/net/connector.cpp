@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "net/dial.h"
+#include "net/connector.h"
 
 #include <optional>
 #include <utility>
 #include <vector>
-#include "base/caught.h"
+#include "base/status_from_exception.h"
 #include "base/check.h"
-#include "net/asio_parts.h"
+#include "net/asio_headers.h"
 #include "net/back_off.h"
 #include "net/connection_core.h"
 
 namespace sherd::net {
 
 // From the name to addresses, from them to a socket, from that to a greeting.
-struct Dial::Impl : std::enable_shared_from_this<Dial::Impl> {
+struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
   Impl(
-      Loop& its_loop, HostAddress to, const DialOptions& its_options, Done call)
+      Loop& its_loop, HostAddress to, const ConnectorOptions& its_options, Done call)
       : loop(its_loop),
         address(std::move(to)),
         options(its_options),
@@ -34,7 +34,7 @@ struct Dial::Impl : std::enable_shared_from_this<Dial::Impl> {
 
   Loop& loop;
   const HostAddress address;
-  const DialOptions options;
+  const ConnectorOptions options;
   Done done;  // Empty: called, or not to be called any more.
   const std::shared_ptr<TlsContext> tls;
   Tcp::resolver resolver;
@@ -44,7 +44,7 @@ struct Dial::Impl : std::enable_shared_from_this<Dial::Impl> {
   Timer deadline;
 };
 
-void Dial::Impl::begin() {
+void Connector::Impl::begin() {
   std::error_code error;
   const auto ip = asio::ip::make_address(address.host, error);
   if (!error) {
@@ -66,7 +66,7 @@ void Dial::Impl::begin() {
   }
 }
 
-void Dial::Impl::resolve() {
+void Connector::Impl::resolve() {
   resolver.async_resolve(
       address.host, std::to_string(address.port),
       [self = shared_from_this()](
@@ -102,7 +102,7 @@ void Dial::Impl::resolve() {
       });
 }
 
-void Dial::Impl::connect(const std::vector<Tcp::endpoint>& endpoints) {
+void Connector::Impl::connect(const std::vector<Tcp::endpoint>& endpoints) {
   asio::async_connect(
       socket, endpoints,
       [self = shared_from_this()](
@@ -121,7 +121,7 @@ void Dial::Impl::connect(const std::vector<Tcp::endpoint>& endpoints) {
       });
 }
 
-void Dial::Impl::connected(const Tcp::endpoint& peer) {
+void Connector::Impl::connected(const Tcp::endpoint& peer) {
   core = std::make_shared<ConnectionCore>(
       loop,
       make_channel(std::move(socket), options.connection, tls, Side::kDialled),
@@ -139,20 +139,20 @@ void Dial::Impl::connected(const Tcp::endpoint& peer) {
       });
 }
 
-void Dial::Impl::fail(Status why) {
+void Connector::Impl::fail(Status why) {
   give_up();
   tell(std::move(why));
 }
 
-void Dial::Impl::tell(Result<std::unique_ptr<Connection>> result) {
+void Connector::Impl::tell(Result<std::unique_ptr<Connection>> result) {
   deadline.cancel();
-  // It may destroy the Dial; whoever calls this shares the rest.
+  // It may destroy the Connector; whoever calls this shares the rest.
   if (const Done call = std::exchange(done, nullptr)) {
     call(std::move(result));
   }
 }
 
-void Dial::Impl::give_up() {
+void Connector::Impl::give_up() {
   deadline.cancel();
   resolver.cancel();
   std::error_code ignored;
@@ -162,29 +162,29 @@ void Dial::Impl::give_up() {
   }
 }
 
-Dial::Dial(
+Connector::Connector(
     Loop& loop,
     const HostAddress& address,
-    const DialOptions& options,
+    const ConnectorOptions& options,
     Done done)
     : impl_(std::make_shared<Impl>(loop, address, options, std::move(done))) {
   SHERD_ASSERT(loop.in_loop() && impl_->done);
   impl_->begin();
 }
 
-Dial::~Dial() {
+Connector::~Connector() {
   SHERD_ASSERT(impl_->loop.in_loop());
   impl_->done = nullptr;
   impl_->give_up();
 }
 
-struct Redial::Impl : std::enable_shared_from_this<Redial::Impl> {
+struct ReconnectingClient::Impl : std::enable_shared_from_this<ReconnectingClient::Impl> {
   Impl(
       Loop& its_loop,
       HostAddress to,
-      const RedialOptions& its_options,
+      const ReconnectingClientOptions& its_options,
       std::function<std::uint64_t()> its_random,
-      RedialHandlers to_call)
+      ReconnectingClientHandlers to_call)
       : loop(its_loop),
         address(std::move(to)),
         options(its_options),
@@ -200,17 +200,17 @@ struct Redial::Impl : std::enable_shared_from_this<Redial::Impl> {
 
   Loop& loop;
   const HostAddress address;
-  const RedialOptions options;
+  const ReconnectingClientOptions options;
   const std::function<std::uint64_t()> random;
-  const RedialHandlers handlers;
+  const ReconnectingClientHandlers handlers;
   BackOff back_off;
   // At most one of them is there.
-  std::optional<Dial> dial;
+  std::optional<Connector> dial;
   std::unique_ptr<Connection> connection;
   Timer next_try;
 };
 
-void Redial::Impl::dial_now() {
+void ReconnectingClient::Impl::dial_now() {
   dial.emplace(
       loop, address, options.dial,
       [weak = weak_from_this()](Result<std::unique_ptr<Connection>> result) {
@@ -221,7 +221,7 @@ void Redial::Impl::dial_now() {
       });
 }
 
-void Redial::Impl::dial_later() {
+void ReconnectingClient::Impl::dial_later() {
   next_try = loop.after(back_off.wait(random()), [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (self == nullptr) {
@@ -240,7 +240,7 @@ void Redial::Impl::dial_later() {
   });
 }
 
-void Redial::Impl::dialled(Result<std::unique_ptr<Connection>> result) {
+void ReconnectingClient::Impl::dialled(Result<std::unique_ptr<Connection>> result) {
   if (!result.ok()) {
     failed(result.status());
     return;
@@ -263,25 +263,25 @@ void Redial::Impl::dialled(Result<std::unique_ptr<Connection>> result) {
   handlers.on_connected();
 }
 
-void Redial::Impl::lost(const Status& reason) {
+void ReconnectingClient::Impl::lost(const Status& reason) {
   connection.reset();
   dial_later();
   handlers.on_lost(reason);
 }
 
-void Redial::Impl::failed(const Status& reason) {
+void ReconnectingClient::Impl::failed(const Status& reason) {
   dial_later();
   if (handlers.on_failed) {
     handlers.on_failed(reason);
   }
 }
 
-Redial::Redial(
+ReconnectingClient::ReconnectingClient(
     Loop& loop,
     const HostAddress& address,
-    const RedialOptions& options,
+    const ReconnectingClientOptions& options,
     std::function<std::uint64_t()> random,
-    RedialHandlers handlers)
+    ReconnectingClientHandlers handlers)
     : impl_(std::make_shared<Impl>(
           loop, address, options, std::move(random), std::move(handlers))) {
   SHERD_ASSERT(
@@ -290,13 +290,13 @@ Redial::Redial(
   impl_->dial_now();
 }
 
-Redial::~Redial() {
+ReconnectingClient::~ReconnectingClient() {
   SHERD_ASSERT(impl_->loop.in_loop());
   impl_->dial.reset();
   impl_->connection.reset();
   impl_->next_try.cancel();
 }
 
-Connection* Redial::connection() { return impl_->connection.get(); }
+Connection* ReconnectingClient::connection() { return impl_->connection.get(); }
 
 }  // namespace sherd::net

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Schedule says which floats go round a ring of members, and in which order of
+// RingSchedule says which floats go round a ring of members, and in which order of
 // members each is summed. A bucket is cut into as many segments as there are
 // members; segment s begins at member s, is summed on its way round (reduce),
 // and goes round once more when it is complete (gather). A slice is a chunk of
@@ -16,30 +16,30 @@
 namespace sherd::ft::ring {
 
 // Elements [begin, end) of a bucket.
-struct Span {
+struct FloatRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   std::int64_t size() const { return end - begin; }
-  bool operator==(const Span&) const = default;
+  bool operator==(const FloatRange&) const = default;
 };
 
 // Sizes differ by one at most, and depend on nothing else: which member begins
 // the sum of an element never changes with chunks or timing.
-Span segment_of(std::int64_t elements, int members, int segment);
+FloatRange segment_of(std::int64_t elements, int members, int segment);
 
 // What one frame carries: a slice's piece at a step of its way, 0 to steps - 1.
-struct Item {
+struct SliceStep {
   std::int64_t slice = 0;
   int step = 0;
-  auto operator<=>(const Item&) const = default;
+  auto operator<=>(const SliceStep&) const = default;
 };
 
 // Where an item lies.
-struct Piece {
+struct BucketRange {
   int bucket = 0;
   int segment = 0;
-  Span span;
-  bool operator==(const Piece&) const = default;
+  FloatRange span;
+  bool operator==(const BucketRange&) const = default;
 };
 
 struct RingShape {
@@ -48,10 +48,10 @@ struct RingShape {
   std::int64_t chunk_elements = 1;  // At most so many to a frame.
 };
 
-class Schedule {
+class RingSchedule {
  public:
   // REQUIRES: no size is negative; 0 <= position < members; chunk_elements > 0.
-  Schedule(std::vector<std::int64_t> elements, RingShape shape);
+  RingSchedule(std::vector<std::int64_t> elements, RingShape shape);
 
   const std::vector<std::int64_t>& elements() const { return elements_; }
   const RingShape& shape() const { return shape_; }
@@ -62,8 +62,8 @@ class Schedule {
   int bucket_of(std::int64_t slice) const;
 
   // What this member sends and receives.
-  Piece sent(const Item& item) const;
-  Piece received(const Item& item) const;
+  BucketRange sent(const SliceStep& item) const;
+  BucketRange received(const SliceStep& item) const;
   // Received items up to here are summed, later ones complete already.
   bool reduces(int received_step) const {
     return received_step < shape_.members - 1;
@@ -74,7 +74,7 @@ class Schedule {
   }
 
  private:
-  Piece piece(std::int64_t slice, int segment) const;
+  BucketRange piece(std::int64_t slice, int segment) const;
 
   std::vector<std::int64_t> elements_;
   RingShape shape_;
@@ -83,6 +83,6 @@ class Schedule {
 };
 
 // "elements 0 to 99 of bucket 3".
-std::string text_of(const Piece& piece);
+std::string text_of(const BucketRange& piece);
 
 }  // namespace sherd::ft::ring

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/ring/link.h"
+#include "ft/ring/framed_socket.h"
 
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -22,17 +22,17 @@ bool is_temporary(int error) {
 
 }  // namespace
 
-Link::Got Link::read() {
+FramedSocket::ReadEvent FramedSocket::read() {
   SHERD_ASSERT(stage_ != Stage::kPlace, "a payload without a place");
   if (!problem_.ok()) {
-    return Got::kEnd;
+    return ReadEvent::kEnd;
   }
   if (stage_ == Stage::kHeader && next_header_bytes_ == kHeaderBytes) {
     return parse();
   }
   if (stage_ == Stage::kPayload && place_left_ == 0) {
     stage_ = Stage::kHeader;
-    return Got::kFrame;
+    return ReadEvent::kFrame;
   }
   // The next header comes with the payload before it: one call less.
   std::array<iovec, 2> parts = {};
@@ -49,7 +49,7 @@ Link::Got Link::read() {
   const ssize_t got =
       ::readv(socket_.get(), parts.data(), static_cast<int>(used));
   if (got < 0 && is_temporary(errno)) {
-    return Got::kNothing;
+    return ReadEvent::kNothing;
   }
   if (got <= 0) {
     return end(
@@ -59,15 +59,15 @@ Link::Got Link::read() {
   took(static_cast<std::size_t>(got));
   if (stage_ == Stage::kPayload && place_left_ == 0) {
     stage_ = Stage::kHeader;
-    return Got::kFrame;
+    return ReadEvent::kFrame;
   }
   if (stage_ == Stage::kHeader && next_header_bytes_ == kHeaderBytes) {
     return parse();
   }
-  return Got::kSome;
+  return ReadEvent::kSome;
 }
 
-void Link::took(std::size_t bytes) {
+void FramedSocket::took(std::size_t bytes) {
   if (stage_ == Stage::kPayload) {
     const std::size_t payload = std::min(bytes, place_left_);
     checksum_ = net::crc32c(place_, payload, checksum_);
@@ -78,7 +78,7 @@ void Link::took(std::size_t bytes) {
   next_header_bytes_ += bytes;
 }
 
-Link::Got Link::parse() {
+FramedSocket::ReadEvent FramedSocket::parse() {
   auto header = parse_header(next_header_);
   if (!header.ok()) {
     return end(header.status());
@@ -87,28 +87,28 @@ Link::Got Link::parse() {
   next_header_bytes_ = 0;
   checksum_ = 0;
   stage_ = Stage::kPlace;
-  return Got::kHeader;
+  return ReadEvent::kHeader;
 }
 
-Link::Got Link::end(Status problem) {
+FramedSocket::ReadEvent FramedSocket::end(Status problem) {
   problem_ = std::move(problem);
-  return Got::kEnd;
+  return ReadEvent::kEnd;
 }
 
-void Link::payload_to(void* place) {
+void FramedSocket::receive_into(void* place) {
   SHERD_ASSERT(stage_ == Stage::kPlace);
   stage_ = Stage::kPayload;
   place_ = static_cast<char*>(place);
   place_left_ = bytes_after(header_);
 }
 
-void Link::payload_to_text() {
+void FramedSocket::receive_text() {
   SHERD_ASSERT(header_.payload_bytes <= text_.size());
   text_bytes_ = header_.payload_bytes;
-  payload_to(text_.data());
+  receive_into(text_.data());
 }
 
-void Link::send(
+void FramedSocket::send(
     const HeaderBytes& header, const void* payload, std::size_t bytes) {
   SHERD_ASSERT(can_send());
   header_out_ = header;
@@ -117,7 +117,7 @@ void Link::send(
   payload_left_ = bytes;
 }
 
-void Link::write() {
+void FramedSocket::write() {
   while (wants_to_write()) {
     std::array<iovec, 3> parts = {};
     std::size_t used = 0;
@@ -128,8 +128,8 @@ void Link::write() {
       // sendmsg() only reads.
       parts[used++] = {const_cast<char*>(payload_), payload_left_};
     }
-    if (!words_.empty()) {
-      parts[used++] = {words_.data(), words_.size()};
+    if (!queued_frames_.empty()) {
+      parts[used++] = {queued_frames_.data(), queued_frames_.size()};
     }
     msghdr message = {};
     message.msg_iov = parts.data();
@@ -150,12 +150,12 @@ void Link::write() {
     const std::size_t of_payload = std::min(left, payload_left_);
     payload_ += of_payload;
     payload_left_ -= of_payload;
-    words_.erase(0, left - of_payload);
+    queued_frames_.erase(0, left - of_payload);
   }
 }
 
-Link::Rest Link::leave(std::string_view words) {
-  Rest rest;
+FramedSocket::Unsent FramedSocket::detach(std::string_view words) {
+  Unsent rest;
   // Damage came from there, but words still go.
   const bool dead = !problem_.ok() && problem_.code() == ErrorCode::kPeerLost;
   if (!broken_ && !dead) {
@@ -163,13 +163,13 @@ Link::Rest Link::leave(std::string_view words) {
       rest.bytes.append(header_out_.data() + header_sent_, header_left());
       rest.bytes.append(payload_, payload_left_);
     }
-    rest.bytes += words_;
+    rest.bytes += queued_frames_;
     rest.bytes += words;
   }
   rest.socket = std::move(socket_);
   header_sent_ = kHeaderBytes;
   payload_left_ = 0;
-  words_.clear();
+  queued_frames_.clear();
   broken_ = true;
   problem_ = Status(ErrorCode::kAborted, "left");
   return rest;

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/ring/handshake_queue.h"
+
+#include <sys/socket.h>
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+#include "ft/ring/socket.h"
+
+namespace sherd::ft::ring {
+namespace {
+
+constexpr std::size_t kPendingMax = 32;
+constexpr int kAcceptsMax = 8;
+constexpr Duration kExhaustedPause = std::chrono::milliseconds(50);
+constexpr Duration kHandshakeTimeout = std::chrono::seconds(1);
+
+}  // namespace
+
+void HandshakeQueue::accept_waiting(int listener, Instant now) {
+  for (int i = 0; i < kAcceptsMax; ++i) {
+    Descriptor socket(
+        ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket.open()) {
+      const bool exhausted = errno == EMFILE || errno == ENFILE ||
+          errno == ENOBUFS || errno == ENOMEM;
+      closed_until_ = exhausted ? now + kExhaustedPause : Instant{};
+      return;
+    }
+    set_peer_options(
+        socket.get(),
+        {.user_timeout = options_.user_timeout,
+         .keep_alive_idle = options_.keep_alive_idle});
+    evict_oldest();
+    PendingHandshake pending;
+    pending.link.emplace(std::move(socket));
+    pending.until = now + kHandshakeTimeout;
+    pending_.push_back(std::move(pending));
+  }
+}
+
+void HandshakeQueue::evict_oldest() {
+  if (pending_.size() < kPendingMax) {
+    return;
+  }
+  // Members speak at once, so that the oldest silent one is hardly one.
+  auto oldest = std::find_if(
+      pending_.begin(), pending_.end(),
+      [](const PendingHandshake& pending) { return !pending.caller; });
+  if (oldest == pending_.end()) {
+    oldest = pending_.begin();
+  }
+  ++(oldest->caller ? counters_.refused_connections
+                    : counters_.silent_connections);
+  pending_.erase(oldest);
+}
+
+void HandshakeQueue::advance(Instant now) {
+  std::erase_if(pending_, [&](PendingHandshake& pending) { return read_handshake(pending, now); });
+}
+
+bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
+  if (now >= pending.until) {
+    ++(pending.caller ? counters_.stale_connections
+                    : counters_.silent_connections);
+    return true;
+  }
+  if (pending.caller) {
+    // It has nothing to say before it is answered: only its end may come.
+    const bool silent = pending.caller->link.read() == FramedSocket::ReadEvent::kNothing;
+    counters_.refused_connections += silent ? 0 : 1;
+    return !silent;
+  }
+  for (;;) {
+    const auto got = pending.link->read();
+    if (got == FramedSocket::ReadEvent::kNothing) {
+      return false;
+    }
+    const auto& header = pending.link->header();
+    if (got == FramedSocket::ReadEvent::kEnd ||
+        (got == FramedSocket::ReadEvent::kHeader && header.kind != FrameKind::kHandshake)) {
+      ++counters_.refused_connections;
+      return true;
+    }
+    if (got == FramedSocket::ReadEvent::kHeader) {
+      pending.link->receive_text();
+    }
+    if (got == FramedSocket::ReadEvent::kFrame) {
+      break;
+    }
+  }
+  const auto handshake = parse_handshake(pending.link->text());
+  if (!handshake.ok() || !pending.link->intact()) {
+    ++counters_.refused_connections;
+    return true;
+  }
+  const Epoch epoch = pending.link->header().epoch;
+  pending.caller = IncomingPeer{std::move(*pending.link), epoch, handshake.value()};
+  pending.link.reset();
+  pending.until = now + options_.connect_timeout;
+  return false;
+}
+
+void HandshakeQueue::polls(std::vector<pollfd>& list) const {
+  for (const auto& pending : pending_) {
+    const int fd = pending.caller ? pending.caller->link.fd() : pending.link->fd();
+    list.push_back({fd, POLLIN, 0});
+  }
+}
+
+std::optional<Instant> HandshakeQueue::next_instant() const {
+  std::optional<Instant> next;
+  if (closed_until_ != Instant{}) {
+    next = closed_until_;
+  }
+  for (const auto& pending : pending_) {
+    next = std::min(next.value_or(pending.until), pending.until);
+  }
+  return next;
+}
+
+}  // namespace sherd::ft::ring
