@@ -15,8 +15,8 @@ namespace sherd::ckpt {
 namespace {
 
 // A module as an archive nests it.
-struct Node {
-  std::map<std::string, std::unique_ptr<Node>> children;
+struct ModuleNode {
+  std::map<std::string, std::unique_ptr<ModuleNode>> children;
   std::map<std::string, at::Tensor> tensors;
 
   void add(const std::string& name, const at::Tensor& tensor) {
@@ -27,7 +27,7 @@ struct Node {
     }
     auto& child = children[name.substr(0, dot)];
     if (child == nullptr) {
-      child = std::make_unique<Node>();
+      child = std::make_unique<ModuleNode>();
     }
     child->add(name.substr(dot + 1), tensor);
   }
@@ -77,7 +77,7 @@ NamedTensors read_archive(const std::string& path) {
 
 void write_archive(const std::string& path, const NamedTensors& tensors) {
   const at::NoGradGuard no_grad;
-  Node root;
+  ModuleNode root;
   for (const auto& [name, tensor] : tensors) {
     root.add(name, tensor);
   }

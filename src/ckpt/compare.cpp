@@ -61,7 +61,7 @@ CheckpointDifference compare_checkpoints(
   const ckpt::CheckpointReader a(first);
   const ckpt::CheckpointReader b(second);
   CheckpointDifference difference;
-  ckpt::Meter meter(progress, a.tensor_bytes());
+  ckpt::ProgressMeter meter(progress, a.tensor_bytes());
   for (const auto& [key, tensor] : a.tensors()) {
     const auto bytes =
         ckpt::numel_of(tensor.shape) * ckpt::element_bytes(tensor.dtype);

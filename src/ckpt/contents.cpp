@@ -15,7 +15,7 @@
 #include "ckpt/progress.h"
 #include "ckpt/reader.h"
 #include "ckpt/safetensors.h"
-#include "ckpt/session.h"
+#include "ckpt/save_protocol.h"
 
 namespace sherd {
 namespace {
@@ -28,9 +28,9 @@ void write_section(
     const ckpt::CheckpointReader& reader,
     const Sections::value_type& section,
     const MergeOptions& options,
-    ckpt::Files& files,
+    ckpt::FileSystem& files,
     const std::string& path,
-    ckpt::Meter& meter) {
+    ckpt::ProgressMeter& meter) {
   std::vector<ckpt::TensorInfo> infos;
   for (const auto& [name, tensor] : section.second) {
     infos.push_back(
@@ -62,7 +62,7 @@ void archive_section(
     const Sections::value_type& section,
     const MergeOptions& options,
     const std::string& path,
-    ckpt::Meter& meter) {
+    ckpt::ProgressMeter& meter) {
   ckpt::NamedTensors tensors;
   for (const auto& [name, stored] : section.second) {
     const auto tensor = reader.read_whole({section.first, name});
@@ -76,7 +76,7 @@ void archive_section(
 void add_archived(
     const std::string& path,
     const ImportOptions& options,
-    std::vector<ckpt::Piece>& pieces) {
+    std::vector<ckpt::TensorPiece>& pieces) {
   for (const auto& [found, tensor] : ckpt::read_archive(path)) {
     const auto name = options.rename ? options.rename(found) : found;
     if (!name.empty()) {
@@ -95,7 +95,7 @@ void add_pieces(
     const MappedFile& file,
     const std::string& path,
     const ImportOptions& options,
-    std::vector<ckpt::Piece>& pieces) {
+    std::vector<ckpt::TensorPiece>& pieces) {
   const auto bytes = file.bytes();
   const auto header =
       ckpt::parse_header(bytes, static_cast<std::int64_t>(bytes.size()), path);
@@ -127,7 +127,7 @@ std::vector<std::string> import_checkpoint(
     const std::string& folder,
     const ImportOptions& options) {
   std::vector<MappedFile> mapped;
-  std::vector<ckpt::Piece> pieces;
+  std::vector<ckpt::TensorPiece> pieces;
   for (const auto& path : files) {
     if (ckpt::is_archive(path)) {
       add_archived(path, options, pieces);
@@ -136,7 +136,7 @@ std::vector<std::string> import_checkpoint(
     mapped.push_back(MappedFile::open(path).value());
     add_pieces(mapped.back(), path, options, pieces);
   }
-  const auto disk = ckpt::make_posix_files();
+  const auto disk = ckpt::make_posix_file_system();
   disk->make_folder(folder).throw_if_failed();
   const auto place = folder + "/" + ckpt::folder_name(0);
   SHERD_CHECK_AS(
@@ -144,10 +144,10 @@ std::vector<std::string> import_checkpoint(
       ": expected a folder without a checkpoint of step 0, found one");
   const auto lock = ckpt::lock_folder(folder);
   lock.status().throw_if_failed();
-  const ckpt::Session session{
+  const ckpt::SaveContext session{
       .files = *disk,
       .folder = folder,
-      .gather = ckpt::make_gather(World::single()),
+      .gather = ckpt::make_private_all_gather(World::single()),
       .options = {.progress = options.progress}};
   save_pieces(session, 0, pieces, options.values).throw_if_failed();
   std::vector<std::string> names;
@@ -158,7 +158,7 @@ std::vector<std::string> import_checkpoint(
 }
 
 std::optional<std::string> newest_checkpoint(const std::string& folder) {
-  const auto files = ckpt::make_posix_files();
+  const auto files = ckpt::make_posix_file_system();
   const auto steps = ckpt::complete_steps(*files, folder);
   return steps.value().empty()
       ? std::nullopt
@@ -185,7 +185,7 @@ CheckpointContent checkpoint_content(const std::string& folder) {
          .name = key.second,
          .dtype = tensor.dtype,
          .shape = tensor.shape,
-         .parts = static_cast<int>(tensor.places.size())});
+         .parts = static_cast<int>(tensor.pieces.size())});
   }
   return content;
 }
@@ -200,7 +200,7 @@ std::vector<std::string> merge_checkpoint(
     const std::string& to,
     const MergeOptions& options) {
   const ckpt::CheckpointReader reader(folder);
-  const auto files = ckpt::make_posix_files();
+  const auto files = ckpt::make_posix_file_system();
   files->make_folder(to).throw_if_failed();
   const auto there = files->list(to);
   SHERD_CHECK_AS(
@@ -217,7 +217,7 @@ std::vector<std::string> merge_checkpoint(
   SHERD_CHECK(
       !sections.empty(), "[ckpt] ", folder, ": expected a section ",
       options.section, ", found none");
-  ckpt::Meter meter(options.progress, bytes);
+  ckpt::ProgressMeter meter(options.progress, bytes);
   std::vector<std::string> written;
   for (const auto& section : sections) {
     written.push_back(

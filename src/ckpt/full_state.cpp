@@ -14,29 +14,29 @@
 #include "base/status_from_exception.h"
 #include "base/check.h"
 #include "ckpt/dtypes.h"
-#include "ckpt/session.h"
+#include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
 #include "comm/communicator.h"
 
 namespace sherd {
 namespace {
 
-using ckpt::Piece;
+using ckpt::TensorPiece;
 
 constexpr const char* kWhat = "gathering a full state";
 constexpr int kTag = 0;  // Messages between two ranks keep their order.
 
 // A piece that some rank has.
-struct Source {
+struct PieceSource {
   int rank = 0;
   std::size_t piece = 0;  // Of the rank's.
   std::string dtype;
   std::vector<std::int64_t> shape;  // Of the whole tensor.
   plan::ElementRange range;
 };
-using Sources = std::map<ckpt::TensorKey, std::vector<Source>>;
+using Sources = std::map<ckpt::TensorKey, std::vector<PieceSource>>;
 
-std::string text_of(const std::vector<Piece>& pieces) {
+std::string text_of(const std::vector<TensorPiece>& pieces) {
   auto json = nlohmann::json::array();
   for (const auto& piece : pieces) {
     json.push_back(
@@ -89,9 +89,9 @@ void check(const Sources& sources) {
   }
 }
 
-class FullState {
+class FullStateGather {
  public:
-  FullState(const World& world, std::vector<Piece> pieces, Sources sources)
+  FullStateGather(const World& world, std::vector<TensorPiece> pieces, Sources sources)
       : rank_(world.rank()),
         pieces_(std::move(pieces)),
         sources_(std::move(sources)) {
@@ -124,7 +124,7 @@ class FullState {
   }
 
  private:
-  void send(const std::vector<Source>& sources) {
+  void send(const std::vector<PieceSource>& sources) {
     for (const auto& source : sources) {
       if (source.rank == rank_) {
         auto sent = via_->send(pieces_[source.piece].elements, 0, kTag);
@@ -133,7 +133,7 @@ class FullState {
     }
   }
 
-  at::Tensor receive(const std::vector<Source>& sources) {
+  at::Tensor receive(const std::vector<PieceSource>& sources) {
     const at::NoGradGuard no_grad;  // Reading is no forward.
     const auto& first = sources.front();
     auto whole = at::empty(
@@ -153,7 +153,7 @@ class FullState {
   }
 
   const int rank_;
-  const std::vector<Piece> pieces_;
+  const std::vector<TensorPiece> pieces_;
   const Sources sources_;
   std::optional<comm::Communicator> via_;
 };
@@ -164,20 +164,20 @@ void gather_full_state(
     const World& world,
     const CheckpointState& state,
     const FullTensorVisitor& visit) {
-  const auto files = ckpt::make_posix_files();
-  const ckpt::Session session{
+  const auto files = ckpt::make_posix_file_system();
+  const ckpt::SaveContext session{
       .files = *files,
       .folder = {},
       .rank = world.rank(),
       .size = world.size(),
-      .gather = ckpt::gather_over(world),
+      .gather = ckpt::all_gather_over(world),
       .options = {}};
   auto pieces = CheckpointAccess::pieces(state, world.rank(), world.size());
   const auto texts = session.gather(text_of(pieces), kWhat);
   texts.status().throw_if_failed();
   auto sources = sources_of(texts.value());
   check(sources);
-  FullState full(world, std::move(pieces), std::move(sources));
+  FullStateGather full(world, std::move(pieces), std::move(sources));
   const auto mine = status_of(
       [&] { return full.run(visit); }, ErrorCode::kFailedPrecondition);
   agree(session, mine, kWhat).throw_if_failed();

@@ -14,13 +14,13 @@
 #include "base/cores.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/reader.h"
-#include "ckpt/session.h"
+#include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
 
 namespace sherd {
 namespace {
 
-using Target = CheckpointAccess::Target;
+using LoadTarget = CheckpointAccess::LoadTarget;
 
 // A disk is faster when asked for several things at a time.
 constexpr std::size_t kThreadsMax = 4;
@@ -40,9 +40,9 @@ std::string list_of(const std::vector<std::string>& names) {
       : text;
 }
 
-class Load {
+class CheckpointLoader {
  public:
-  Load(
+  CheckpointLoader(
       const std::string& folder,
       const CheckpointState& state,
       const LoadOptions& options,
@@ -82,13 +82,13 @@ class Load {
   void compare_names() {
     report_.step = reader_.manifest().step;
     report_.world_size = reader_.manifest().world_size;
-    for (const auto& key : CheckpointAccess::certain(state_)) {
+    for (const auto& key : CheckpointAccess::required_names(state_)) {
       if (!reader_.tensors().contains(key)) {
         report_.missing.push_back(text_of(key));
       }
     }
     for (const auto& [key, tensor] : reader_.tensors()) {
-      if (!CheckpointAccess::knows(state_, key)) {
+      if (!CheckpointAccess::may_contain(state_, key)) {
         report_.unexpected.push_back(text_of(key));
       }
     }
@@ -103,7 +103,7 @@ class Load {
         list_of(report_.unexpected));
   }
 
-  void read_all(std::vector<Target>& targets, std::atomic<std::size_t>& next) {
+  void read_all(std::vector<LoadTarget>& targets, std::atomic<std::size_t>& next) {
     const at::NoGradGuard no_grad;
     for (auto i = next.fetch_add(1); i < targets.size();
          i = next.fetch_add(1)) {
@@ -111,7 +111,7 @@ class Load {
     }
   }
 
-  void read(Target& target) {
+  void read(LoadTarget& target) {
     auto& shard = target.shard;
     const auto found = reader_.tensors().find({target.section, shard.name});
     if (found == reader_.tensors().end()) {
@@ -159,18 +159,18 @@ LoadReport load_checkpoint(
     const std::string& folder,
     CheckpointState& state,
     const LoadOptions& options) {
-  const auto files = ckpt::make_posix_files();
-  const ckpt::Session session{
+  const auto files = ckpt::make_posix_file_system();
+  const ckpt::SaveContext session{
       .files = *files,
       .folder = folder,
       .rank = world.rank(),
       .size = world.size(),
-      .gather = ckpt::gather_over(world),
+      .gather = ckpt::all_gather_over(world),
       .options = {}};
   LoadReport report;
   const auto mine = status_of(
       [&] {
-        Load load(folder, state, options, world.rank());
+        CheckpointLoader load(folder, state, options, world.rank());
         report = load.run();
         state.values = load.manifest().values;
         return Status();

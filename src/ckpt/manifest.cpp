@@ -22,9 +22,9 @@ constexpr int kDepthMax = 8;
 constexpr std::int64_t kElementsMax = std::int64_t{1} << 56;
 
 // Reads fields of one object, and says where something is wrong.
-class Fields {
+class JsonFields {
  public:
-  Fields(const Json& json, std::string where)
+  JsonFields(const Json& json, std::string where)
       : json_(json), where_(std::move(where)) {
     SHERD_CHECK(
         json.is_object(), where_, ": expected an object, found ",
@@ -105,7 +105,7 @@ Json parse(const std::string& text, const std::string& path) {
   }
 }
 
-void check_format(const Fields& fields) {
+void check_format(const JsonFields& fields) {
   SHERD_CHECK(
       fields.text("format") == kFormat, fields.wrong("format", kFormat));
   SHERD_CHECK(
@@ -113,7 +113,7 @@ void check_format(const Fields& fields) {
       fields.wrong("version", "1, the one this sherd knows"));
 }
 
-std::vector<std::int64_t> shape_of(const Fields& fields) {
+std::vector<std::int64_t> shape_of(const JsonFields& fields) {
   std::vector<std::int64_t> shape;
   std::int64_t numel = 1;
   for (const auto& size : fields.list("shape")) {
@@ -130,7 +130,7 @@ std::vector<std::int64_t> shape_of(const Fields& fields) {
 }
 
 SavedTensor tensor_of(
-    const Fields& fields, const std::vector<SavedFile>& files) {
+    const JsonFields& fields, const std::vector<SavedFile>& files) {
   SavedTensor tensor;
   tensor.section = fields.text("section");
   tensor.name = fields.text("name");
@@ -222,7 +222,7 @@ std::int64_t bytes_of(const SavedTensor& tensor) {
   return tensor.range.numel() * element_bytes(tensor.dtype);
 }
 
-std::string to_json(const Part& part) {
+std::string to_json(const PartManifest& part) {
   Json json = {{"format", kFormat}, {"version", kFormatVersion}};
   json["files"] = Json::array();
   for (const auto& file : part.files) {
@@ -250,14 +250,14 @@ std::string to_json(const Manifest& manifest) {
   return json.dump(1) + "\n";
 }
 
-Part parse_part(const std::string& text, const std::string& path) {
+PartManifest parse_part(const std::string& text, const std::string& path) {
   const auto json = parse(text, path);
-  const Fields fields(json, "[ckpt] " + path);
+  const JsonFields fields(json, "[ckpt] " + path);
   check_format(fields);
-  Part part;
+  PartManifest part;
   std::set<std::string> names;
   for (const auto& entry : fields.list("files")) {
-    const Fields file(entry, str(fields.where(), ": file ", part.files.size()));
+    const JsonFields file(entry, str(fields.where(), ": file ", part.files.size()));
     part.files.push_back(
         {.name = file.file_name("name"), .bytes = file.count("bytes")});
     SHERD_CHECK(
@@ -266,7 +266,7 @@ Part parse_part(const std::string& text, const std::string& path) {
   }
   std::set<std::pair<std::string, std::string>> tensors;
   for (const auto& entry : fields.list("tensors")) {
-    const Fields tensor(
+    const JsonFields tensor(
         entry, str(fields.where(), ": tensor ", part.tensors.size()));
     part.tensors.push_back(tensor_of(tensor, part.files));
     SHERD_CHECK(
@@ -279,7 +279,7 @@ Part parse_part(const std::string& text, const std::string& path) {
 
 Manifest parse_manifest(const std::string& text, const std::string& path) {
   const auto json = parse(text, path);
-  const Fields fields(json, "[ckpt] " + path);
+  const JsonFields fields(json, "[ckpt] " + path);
   check_format(fields);
   Manifest manifest;
   manifest.step = fields.count("step");
@@ -295,7 +295,7 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
     manifest.values[name] = value.get<std::string>();
   }
   for (const auto& entry : fields.list("parts")) {
-    const Fields part(
+    const JsonFields part(
         entry, str(fields.where(), ": part ", manifest.parts.size()));
     const auto sums = part.checksums("xxh3");
     SHERD_CHECK(sums.size() == 1, part.wrong("xxh3", "one checksum"));

@@ -36,38 +36,38 @@ struct SavedFile {
   bool operator==(const SavedFile&) const = default;
 };
 
-struct Part {
+struct PartManifest {
   std::vector<SavedFile> files;
   std::vector<SavedTensor> tensors;
-  bool operator==(const Part&) const = default;
+  bool operator==(const PartManifest&) const = default;
 };
 
 // Of the JSON of one part.
-struct PartFile {
+struct PartEntry {
   std::string name;
   std::int64_t bytes = 0;
   std::uint64_t checksum = 0;
-  bool operator==(const PartFile&) const = default;
+  bool operator==(const PartEntry&) const = default;
 };
 
 struct Manifest {
   std::int64_t step = 0;
   int world_size = 1;
   std::map<std::string, std::string> values;  // Whatever the program keeps.
-  std::vector<PartFile> parts;                // By rank.
+  std::vector<PartEntry> parts;                // By rank.
   bool operator==(const Manifest&) const = default;
 };
 
 std::int64_t numel_of(const std::vector<std::int64_t>& shape);
 std::int64_t bytes_of(const SavedTensor& tensor);
 
-std::string to_json(const Part& part);
+std::string to_json(const PartManifest& part);
 std::string to_json(const Manifest& manifest);
 
 // `path` is for messages. Throw Error naming it, what was expected and what was
 // found, for anything that to_json() does not make: also names that lead out of
 // the folder, and ranges that do not fit their tensor or file.
-Part parse_part(const std::string& text, const std::string& path);
+PartManifest parse_part(const std::string& text, const std::string& path);
 Manifest parse_manifest(const std::string& text, const std::string& path);
 
 std::string part_name(int rank);  // "part-00003.json"

@@ -25,7 +25,7 @@ using test::FuzzBytes;
 
 using Json = nlohmann::ordered_json;
 
-void check_promises(const Part& part) {
+void check_promises(const PartManifest& part) {
   for (const auto& tensor : part.tensors) {
     const auto& file = part.files.at(static_cast<std::size_t>(tensor.file));
     const auto numel = numel_of(tensor.shape);
@@ -71,7 +71,7 @@ std::string fuzz_name(FuzzBytes& bytes) {
 
 std::string part_text(FuzzBytes& bytes) {
   constexpr std::array<const char*, 4> kDtypes = {"F32", "BF16", "U8", "C64"};
-  Part part;
+  PartManifest part;
   for (int i = bytes.next() % 4; i >= 0; --i) {
     part.files.push_back(
         {.name = str("file", i), .bytes = bytes.next() * 4096});

@@ -23,8 +23,8 @@ using ManifestJson = nlohmann::ordered_json;
 
 constexpr std::int64_t kManifestElements = 300'000;  // Of F32: two chunks.
 
-Part manifest_part() {
-  Part part;
+PartManifest manifest_part() {
+  PartManifest part;
   part.files = {
       {.name = "model-00000-000.safetensors", .bytes = 1'300'000},
       {.name = "empty.safetensors", .bytes = 0}};
@@ -153,7 +153,7 @@ std::vector<ManifestJson> manifest_path_tricks() {
 }
 
 TEST(Manifest, APartComesBackFromItsJson) {
-  for (const auto& part : {manifest_part(), Part{}}) {
+  for (const auto& part : {manifest_part(), PartManifest{}}) {
     EXPECT_EQ(parse_part(to_json(part), "p"), part);
   }
 }

@@ -16,19 +16,19 @@
 namespace sherd::ckpt {
 namespace {
 
-using Group = std::vector<const Piece*>;
+using Group = std::vector<const TensorPiece*>;
 
-std::int64_t bytes_of(const Piece& piece) {
+std::int64_t bytes_of(const TensorPiece& piece) {
   return static_cast<std::int64_t>(piece.elements.nbytes());
 }
 
-bool is_whole(const Piece& piece) {
+bool is_whole(const TensorPiece& piece) {
   return piece.range.numel() == numel_of(piece.shape);
 }
 
 // Pieces of one file each: of one section, in the order given.
 std::vector<Group> files_of(
-    const std::vector<Piece>& pieces, std::int64_t bytes_max) {
+    const std::vector<TensorPiece>& pieces, std::int64_t bytes_max) {
   std::map<std::string, std::vector<Group>> by_section;
   std::vector<std::string> sections;
   std::map<std::string, std::int64_t> filled;
@@ -72,10 +72,10 @@ std::map<std::string, std::string> metadata_of(const Group& group) {
 
 class PartWriter {
  public:
-  PartWriter(Files& files, std::string folder, const PartOptions& options)
+  PartWriter(FileSystem& files, std::string folder, const PartOptions& options)
       : files_(files), folder_(std::move(folder)), options_(options) {}
 
-  Result<PartFile> write(const std::vector<Piece>& pieces) {
+  Result<PartEntry> write(const std::vector<TensorPiece>& pieces) {
     std::set<std::pair<std::string, std::string>> names;
     for (const auto& piece : pieces) {
       SHERD_CHECK(
@@ -87,7 +87,7 @@ class PartWriter {
     for (const auto& piece : pieces) {
       bytes += bytes_of(piece);
     }
-    Meter meter(options_.progress, bytes);
+    ProgressMeter meter(options_.progress, bytes);
     for (const auto& group : files_of(pieces, options_.file_bytes_max)) {
       if (auto status = write_group(group, meter); !status.ok()) {
         return status;
@@ -102,14 +102,14 @@ class PartWriter {
     if (auto status = files_.sync_folder(folder_); !status.ok()) {
       return status;
     }
-    return PartFile{
+    return PartEntry{
         .name = name,
         .bytes = static_cast<std::int64_t>(json.size()),
         .checksum = checksum(json.data(), json.size())};
   }
 
  private:
-  Status write_group(const Group& group, Meter& meter) {
+  Status write_group(const Group& group, ProgressMeter& meter) {
     std::vector<TensorInfo> infos;
     for (const auto* piece : group) {
       infos.push_back(
@@ -142,7 +142,7 @@ class PartWriter {
 
   // Chunk by chunk, so that it is in the cache when it is copied.
   Status write_piece(
-      OutputFile& out, const Piece& piece, std::int64_t offset, Meter& meter) {
+      OutputFile& out, const TensorPiece& piece, std::int64_t offset, ProgressMeter& meter) {
     SavedTensor saved{
         .section = piece.section,
         .name = piece.name,
@@ -166,25 +166,25 @@ class PartWriter {
     return {};
   }
 
-  Files& files_;
+  FileSystem& files_;
   const std::string folder_;
   const PartOptions options_;
   std::map<std::string, int> files_in_section_;
-  Part part_;
+  PartManifest part_;
 };
 
 }  // namespace
 
-Result<PartFile> write_part(
-    Files& files,
+Result<PartEntry> write_part(
+    FileSystem& files,
     const std::string& folder,
-    const std::vector<Piece>& pieces,
+    const std::vector<TensorPiece>& pieces,
     const PartOptions& options) {
   return PartWriter(files, folder, options).write(pieces);
 }
 
 Status write_file(
-    Files& files, const std::string& path, const std::string& content) {
+    FileSystem& files, const std::string& path, const std::string& content) {
   auto file = files.create(path);
   if (!file.ok()) {
     return file.status();

@@ -12,13 +12,13 @@
 #include <ATen/core/Tensor.h>
 #include <sherd/ckpt/checkpoint.h>
 #include "base/status.h"
-#include "ckpt/files.h"
+#include "ckpt/file_system.h"
 #include "ckpt/manifest.h"
 
 namespace sherd::ckpt {
 
 // What this rank saves of a tensor.
-struct Piece {
+struct TensorPiece {
   std::string section;
   std::string name;
   std::vector<std::int64_t> shape;  // Of the whole tensor.
@@ -32,14 +32,14 @@ struct PartOptions {
   CheckpointProgress progress = nullptr;
 };
 
-Result<PartFile> write_part(
-    Files& files,
+Result<PartEntry> write_part(
+    FileSystem& files,
     const std::string& folder,
-    const std::vector<Piece>& pieces,
+    const std::vector<TensorPiece>& pieces,
     const PartOptions& options);
 
 // A file with this content, synced.
 Status write_file(
-    Files& files, const std::string& path, const std::string& content);
+    FileSystem& files, const std::string& path, const std::string& content);
 
 }  // namespace sherd::ckpt

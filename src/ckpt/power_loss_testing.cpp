@@ -35,7 +35,7 @@ std::vector<std::string> power_loss_names(const std::string& path) {
 }  // namespace
 
 // A file or a folder. One whose name was moved is the same node.
-struct PowerLossFiles::Node {
+struct PowerLossFileSystem::Node {
   using Names = std::map<std::string, Handle>;
 
   bool folder = false;
@@ -50,15 +50,15 @@ struct PowerLossFiles::Node {
   void changed() { changes.push_back(names); }
 };
 
-struct PowerLossFiles::Place {
+struct PowerLossFileSystem::PathEntry {
   Handle parent;  // None: there is no such folder.
   std::string name;
   Handle node;  // None: there is nothing of that name.
 };
 
-class PowerLossFiles::Output final : public OutputFile {
+class PowerLossFileSystem::Output final : public OutputFile {
  public:
-  Output(PowerLossFiles& files, Handle node, std::string path)
+  Output(PowerLossFileSystem& files, Handle node, std::string path)
       : files_(files), node_(std::move(node)), path_(std::move(path)) {}
 
   Status write(const void* bytes, std::size_t count) override {
@@ -83,41 +83,41 @@ class PowerLossFiles::Output final : public OutputFile {
   }
 
  private:
-  PowerLossFiles& files_;
+  PowerLossFileSystem& files_;
   const Handle node_;
   const std::string path_;
 };
 
-PowerLossFiles::PowerLossFiles(const PowerLossOptions& options)
+PowerLossFileSystem::PowerLossFileSystem(const PowerLossOptions& options)
     : options_(options),
       random_(options.seed),
       root_(std::make_shared<Node>()) {
   root_->folder = true;
 }
 
-PowerLossFiles::~PowerLossFiles() = default;
+PowerLossFileSystem::~PowerLossFileSystem() = default;
 
-void PowerLossFiles::go_on(const PowerLossOptions& options) {
+void PowerLossFileSystem::go_on(const PowerLossOptions& options) {
   const std::lock_guard lock(mutex_);
   options_ = options;
   operations_ = 0;
   random_.seed(options.seed);
 }
 
-std::int64_t PowerLossFiles::operations() const {
+std::int64_t PowerLossFileSystem::operations() const {
   const std::lock_guard lock(mutex_);
   return operations_;
 }
 
-bool PowerLossFiles::lost() const {
+bool PowerLossFileSystem::lost() const {
   return options_.lost_at >= 0 && operations_ > options_.lost_at;
 }
 
-std::uint64_t PowerLossFiles::chance(std::uint64_t limit) {
+std::uint64_t PowerLossFileSystem::chance(std::uint64_t limit) {
   return random_() % limit;
 }
 
-Status PowerLossFiles::count(
+Status PowerLossFileSystem::count(
     const std::string& action, const std::string& path) {
   const auto now = operations_++;
   if (lost()) {
@@ -128,7 +128,7 @@ Status PowerLossFiles::count(
       : Status();
 }
 
-PowerLossFiles::Handle PowerLossFiles::find(const std::string& path) const {
+PowerLossFileSystem::Handle PowerLossFileSystem::find(const std::string& path) const {
   auto node = root_;
   for (const auto& name : power_loss_names(path)) {
     const auto found = node->names.find(name);
@@ -140,9 +140,9 @@ PowerLossFiles::Handle PowerLossFiles::find(const std::string& path) const {
   return node;
 }
 
-PowerLossFiles::Place PowerLossFiles::place_of(const std::string& path) const {
+PowerLossFileSystem::PathEntry PowerLossFileSystem::place_of(const std::string& path) const {
   const fs::path whole(path);
-  Place place{
+  PathEntry place{
       .parent = find(whole.parent_path().string()),
       .name = whole.filename().string(),
       .node = nullptr};
@@ -154,7 +154,7 @@ PowerLossFiles::Place PowerLossFiles::place_of(const std::string& path) const {
   return place;
 }
 
-Status PowerLossFiles::make_folder(const std::string& path) {
+Status PowerLossFileSystem::make_folder(const std::string& path) {
   const std::lock_guard lock(mutex_);
   auto status = count("make folder", path);
   if (!status.ok()) {
@@ -176,7 +176,7 @@ Status PowerLossFiles::make_folder(const std::string& path) {
   return {};
 }
 
-Result<std::unique_ptr<OutputFile>> PowerLossFiles::create(
+Result<std::unique_ptr<OutputFile>> PowerLossFileSystem::create(
     const std::string& path) {
   const std::lock_guard lock(mutex_);
   if (auto status = count("create", path); !status.ok()) {
@@ -198,7 +198,7 @@ Result<std::unique_ptr<OutputFile>> PowerLossFiles::create(
       std::make_unique<Output>(*this, std::move(node), path));
 }
 
-Status PowerLossFiles::sync_folder(const std::string& path) {
+Status PowerLossFileSystem::sync_folder(const std::string& path) {
   const std::lock_guard lock(mutex_);
   if (auto status = count("sync folder", path); !status.ok()) {
     return status;
@@ -212,7 +212,7 @@ Status PowerLossFiles::sync_folder(const std::string& path) {
   return {};
 }
 
-Status PowerLossFiles::rename(const std::string& from, const std::string& to) {
+Status PowerLossFileSystem::rename(const std::string& from, const std::string& to) {
   const std::lock_guard lock(mutex_);
   if (auto status = count("rename " + from + " to", to); !status.ok()) {
     return status;
@@ -233,16 +233,16 @@ Status PowerLossFiles::rename(const std::string& from, const std::string& to) {
   return {};
 }
 
-Status PowerLossFiles::remove(const std::string& path) {
+Status PowerLossFileSystem::remove(const std::string& path) {
   const std::lock_guard lock(mutex_);
   const auto place = place_of(path);
   return place.node ? remove_tree(place, path) : count("remove", path);
 }
 
 // What is in a folder first, in any order, as systems do it.
-Status PowerLossFiles::remove_tree(
-    const Place& place, const std::string& path) {
-  std::vector<Place> below;
+Status PowerLossFileSystem::remove_tree(
+    const PathEntry& place, const std::string& path) {
+  std::vector<PathEntry> below;
   for (const auto& [name, node] : place.node->names) {
     below.push_back({.parent = place.node, .name = name, .node = node});
   }
@@ -260,7 +260,7 @@ Status PowerLossFiles::remove_tree(
   return status;
 }
 
-Result<bool> PowerLossFiles::exists(const std::string& path) {
+Result<bool> PowerLossFileSystem::exists(const std::string& path) {
   const std::lock_guard lock(mutex_);
   if (lost()) {
     return power_loss_failed("look for", path, "the power is lost");
@@ -268,7 +268,7 @@ Result<bool> PowerLossFiles::exists(const std::string& path) {
   return find(path) != nullptr;
 }
 
-Result<std::vector<std::string>> PowerLossFiles::list(const std::string& path) {
+Result<std::vector<std::string>> PowerLossFileSystem::list(const std::string& path) {
   const std::lock_guard lock(mutex_);
   if (lost()) {
     return power_loss_failed("list", path, "the power is lost");
@@ -282,7 +282,7 @@ Result<std::vector<std::string>> PowerLossFiles::list(const std::string& path) {
   return names;
 }
 
-Result<std::int64_t> PowerLossFiles::free_bytes(const std::string& path) {
+Result<std::int64_t> PowerLossFileSystem::free_bytes(const std::string& path) {
   const std::lock_guard lock(mutex_);
   if (lost()) {
     return power_loss_failed("ask for the free space of", path, "lost");
@@ -290,12 +290,12 @@ Result<std::int64_t> PowerLossFiles::free_bytes(const std::string& path) {
   return options_.free_bytes;
 }
 
-void PowerLossFiles::materialise(const std::string& folder, Unsynced unsynced) {
+void PowerLossFileSystem::materialise(const std::string& folder, Unsynced unsynced) {
   const std::lock_guard lock(mutex_);
   write_node(*root_, folder, unsynced);
 }
 
-void PowerLossFiles::write_node(
+void PowerLossFileSystem::write_node(
     const Node& node, const std::string& path, Unsynced unsynced) {
   if (!node.folder) {
     auto content =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PowerLossFiles is a file system in memory that loses power. A file's content
+// PowerLossFileSystem is a file system in memory that loses power. A file's content
 // and the names in a folder each have two versions: what the kernel shows, and
 // what is on the disk, which only sync() and sync_folder() bring up to date. The
 // root, which all paths begin at, is always there. Thread rule: any thread.
@@ -12,7 +12,7 @@
 #include <random>
 #include <string>
 #include <vector>
-#include "ckpt/files.h"
+#include "ckpt/file_system.h"
 
 namespace sherd::ckpt {
 
@@ -37,12 +37,12 @@ enum class Unsynced {
   kAll,  // The power stayed; the process was killed.
 };
 
-class PowerLossFiles final : public Files {
+class PowerLossFileSystem final : public FileSystem {
  public:
-  explicit PowerLossFiles(const PowerLossOptions& options = {});
-  ~PowerLossFiles() override;
-  PowerLossFiles(const PowerLossFiles&) = delete;
-  PowerLossFiles& operator=(const PowerLossFiles&) = delete;
+  explicit PowerLossFileSystem(const PowerLossOptions& options = {});
+  ~PowerLossFileSystem() override;
+  PowerLossFileSystem(const PowerLossFileSystem&) = delete;
+  PowerLossFileSystem& operator=(const PowerLossFileSystem&) = delete;
 
   // The next process, on the same kernel: counts from 0 again.
   void go_on(const PowerLossOptions& options);
@@ -67,15 +67,15 @@ class PowerLossFiles final : public Files {
  private:
   struct Node;
   class Output;
-  struct Place;
+  struct PathEntry;
   using Handle = std::shared_ptr<Node>;
 
   // All of them under mutex_.
   Status count(const std::string& action, const std::string& path);
   bool lost() const;
   Handle find(const std::string& path) const;
-  Place place_of(const std::string& path) const;
-  Status remove_tree(const Place& place, const std::string& path);
+  PathEntry place_of(const std::string& path) const;
+  Status remove_tree(const PathEntry& place, const std::string& path);
   void write_node(const Node& node, const std::string& path, Unsynced unsynced);
   std::uint64_t chance(std::uint64_t limit);
 

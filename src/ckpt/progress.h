@@ -8,10 +8,10 @@
 
 namespace sherd::ckpt {
 
-class Meter {
+class ProgressMeter {
  public:
   // `report` may be empty, and must outlive it.
-  Meter(const CheckpointProgress& report, std::int64_t bytes)
+  ProgressMeter(const CheckpointProgress& report, std::int64_t bytes)
       : report_(report), bytes_(bytes) {}
 
   void add(std::int64_t bytes) {

@@ -18,7 +18,7 @@
 #include "ckpt/checksum.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/safetensors.h"
-#include "plan/reshard.h"
+#include "plan/checkpoint_reads.h"
 
 namespace sherd::ckpt {
 namespace {
@@ -32,7 +32,7 @@ std::string content_of(const std::string& path) {
 }  // namespace
 
 // A range of bytes of one saved tensor.
-struct CheckpointReader::Wanted {
+struct CheckpointReader::ReadRequest {
   const SavedTensor& tensor;
   std::string path;
   int fd = -1;
@@ -102,7 +102,7 @@ void CheckpointReader::collect() {
     for (std::size_t t = 0; t < parts_[p].tensors.size(); ++t) {
       const auto& piece = parts_[p].tensors[t];
       auto& tensor = tensors_[{piece.section, piece.name}];
-      if (tensor.places.empty()) {
+      if (tensor.pieces.empty()) {
         tensor.dtype = piece.dtype;
         tensor.shape = piece.shape;
       }
@@ -110,15 +110,15 @@ void CheckpointReader::collect() {
           tensor.dtype == piece.dtype && tensor.shape == piece.shape, "[ckpt] ",
           folder_, "/", manifest_.parts[p].name, ": ", piece.section, " ",
           piece.name, " has another dtype or shape than in ",
-          manifest_.parts[static_cast<std::size_t>(tensor.places.front().part)]
+          manifest_.parts[static_cast<std::size_t>(tensor.pieces.front().part)]
               .name);
-      tensor.places.push_back({static_cast<int>(p), static_cast<int>(t)});
+      tensor.pieces.push_back({static_cast<int>(p), static_cast<int>(t)});
     }
   }
 }
 
 const SavedTensor& CheckpointReader::saved(
-    const StoredTensor::Place& place) const {
+    const StoredTensor::PieceIndex& place) const {
   return parts_[static_cast<std::size_t>(place.part)]
       .tensors[static_cast<std::size_t>(place.tensor)];
 }
@@ -126,7 +126,7 @@ const SavedTensor& CheckpointReader::saved(
 std::vector<plan::SavedPiece> CheckpointReader::pieces_of(
     const StoredTensor& tensor) const {
   std::vector<plan::SavedPiece> pieces;
-  for (const auto& place : tensor.places) {
+  for (const auto& place : tensor.pieces) {
     pieces.push_back({.range = saved(place).range, .file = place.part});
   }
   return pieces;
@@ -151,7 +151,7 @@ std::int64_t CheckpointReader::read(
   const auto size = element_bytes(tensor.dtype);
   std::int64_t bytes = 0;
   for (const auto& one : plan.reads) {
-    auto wanted = all_of(tensor.places[static_cast<std::size_t>(one.piece)]);
+    auto wanted = all_of(tensor.pieces[static_cast<std::size_t>(one.piece)]);
     const auto first = wanted.tensor.range.begin;
     wanted.begin = (one.range.begin - first) * size;
     wanted.end = (one.range.end - first) * size;
@@ -170,8 +170,8 @@ at::Tensor CheckpointReader::read_whole(const TensorKey& key) const {
   return tensor;
 }
 
-CheckpointReader::Wanted CheckpointReader::all_of(
-    const StoredTensor::Place& place) const {
+CheckpointReader::ReadRequest CheckpointReader::all_of(
+    const StoredTensor::PieceIndex& place) const {
   const auto& tensor = saved(place);
   const auto part = static_cast<std::size_t>(place.part);
   const auto file = static_cast<std::size_t>(tensor.file);
@@ -194,11 +194,11 @@ std::int64_t CheckpointReader::tensor_bytes() const {
 
 std::int64_t CheckpointReader::verify(
     const CheckpointProgress& progress) const {
-  Meter meter(progress, tensor_bytes());
+  ProgressMeter meter(progress, tensor_bytes());
   std::vector<char> room(static_cast<std::size_t>(kChunkBytes));
   std::int64_t bytes = 0;
   for (const auto& [key, tensor] : tensors_) {
-    for (const auto& place : tensor.places) {
+    for (const auto& place : tensor.pieces) {
       const auto wanted = all_of(place);
       for (std::int64_t chunk = 0; chunk < chunks_of(wanted.end); ++chunk) {
         const auto count = read_chunk(wanted, chunk, room.data());
@@ -247,7 +247,7 @@ void CheckpointReader::compare_header(
   }
 }
 
-std::int64_t CheckpointReader::read_bytes(const Wanted& wanted) const {
+std::int64_t CheckpointReader::read_bytes(const ReadRequest& wanted) const {
   std::int64_t bytes = 0;
   std::vector<char> room;
   const auto first = wanted.begin / kChunkBytes;
@@ -270,7 +270,7 @@ std::int64_t CheckpointReader::read_bytes(const Wanted& wanted) const {
 }
 
 std::int64_t CheckpointReader::read_chunk(
-    const Wanted& wanted, std::int64_t chunk, char* room) const {
+    const ReadRequest& wanted, std::int64_t chunk, char* room) const {
   const auto begin = chunk * kChunkBytes;
   const auto count = std::min(kChunkBytes, bytes_of(wanted.tensor) - begin);
   pread_all(wanted, wanted.tensor.offset + begin, count, room);
@@ -284,7 +284,7 @@ std::int64_t CheckpointReader::read_chunk(
 }
 
 void CheckpointReader::pread_all(
-    const Wanted& wanted, std::int64_t at, std::int64_t count, char* to) const {
+    const ReadRequest& wanted, std::int64_t at, std::int64_t count, char* to) const {
   while (count > 0) {
     const auto done =
         ::pread(wanted.fd, to, static_cast<std::size_t>(count), at);

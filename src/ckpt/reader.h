@@ -14,7 +14,7 @@
 #include "base/descriptor.h"
 #include "ckpt/manifest.h"
 #include "ckpt/progress.h"
-#include "plan/reshard.h"
+#include "plan/checkpoint_reads.h"
 
 namespace sherd::ckpt {
 
@@ -22,11 +22,11 @@ namespace sherd::ckpt {
 struct StoredTensor {
   std::string dtype;
   std::vector<std::int64_t> shape;
-  struct Place {
+  struct PieceIndex {
     int part = 0;
     int tensor = 0;  // Of the part's.
   };
-  std::vector<Place> places;
+  std::vector<PieceIndex> pieces;
 };
 
 using TensorKey = std::pair<std::string, std::string>;  // Section, name.
@@ -43,7 +43,7 @@ class CheckpointReader {
 
   const std::string& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
-  const std::vector<Part>& parts() const { return parts_; }
+  const std::vector<PartManifest>& parts() const { return parts_; }
   const std::map<TensorKey, StoredTensor>& tensors() const { return tensors_; }
 
   // Writes the elements of the range, in the tensor's dtype, to `to`. Of copies
@@ -68,25 +68,25 @@ class CheckpointReader {
   std::int64_t tensor_bytes() const;
 
  private:
-  struct Wanted;
+  struct ReadRequest;
   std::vector<plan::SavedPiece> pieces_of(const StoredTensor& tensor) const;
-  const SavedTensor& saved(const StoredTensor::Place& place) const;
-  std::int64_t read_bytes(const Wanted& wanted) const;
+  const SavedTensor& saved(const StoredTensor::PieceIndex& place) const;
+  std::int64_t read_bytes(const ReadRequest& wanted) const;
   std::int64_t read_chunk(
-      const Wanted& wanted, std::int64_t chunk, char* room) const;
+      const ReadRequest& wanted, std::int64_t chunk, char* room) const;
   void pread_all(
-      const Wanted& wanted,
+      const ReadRequest& wanted,
       std::int64_t at,
       std::int64_t count,
       char* to) const;
-  Wanted all_of(const StoredTensor::Place& place) const;
+  ReadRequest all_of(const StoredTensor::PieceIndex& place) const;
   void compare_header(std::size_t part, std::size_t file) const;
   void open_files();
   void collect();
 
   const std::string folder_;
   Manifest manifest_;
-  std::vector<Part> parts_;
+  std::vector<PartManifest> parts_;
   std::map<TensorKey, StoredTensor> tensors_;
   std::vector<std::vector<Descriptor>> files_;  // By part, by file.
 };

@@ -13,7 +13,7 @@
 #include "base/check.h"
 #include "ckpt/checksum.h"
 #include "ckpt/save_testing.h"
-#include "plan/reshard.h"
+#include "plan/checkpoint_reads.h"
 #include "support/error_of.h"
 #include "support/scratch_folder.h"
 
@@ -28,9 +28,9 @@ using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 // A real checkpoint of two ranks: a tensor of four chunks, two of each rank.
-class Reader : public ::testing::Test {
+class CheckpointReading : public ::testing::Test {
  protected:
-  Reader() {
+  CheckpointReading() {
     auto pieces = save_shares({{key_, whole_}}, 2);
     for (auto& mine : pieces) {  // Of which both have copies.
       mine.push_back(save_piece({"optimizer", "step"}, step_, {0, 3}));
@@ -60,7 +60,7 @@ class Reader : public ::testing::Test {
   }
 
   const testing::ScratchFolder scratch_;
-  const std::unique_ptr<Files> files_ = make_posix_files();
+  const std::unique_ptr<FileSystem> files_ = make_posix_file_system();
   const std::string good_ = scratch_.path() + "/step-1";
   const TensorKey key_ = {"model", "weight"};
   const at::Tensor whole_ = at::arange(360'000, at::kLong);
@@ -71,7 +71,7 @@ class Reader : public ::testing::Test {
 constexpr const char* kReaderFile0 = "/model-00000-000.safetensors";
 constexpr const char* kReaderFile1 = "/model-00001-000.safetensors";
 
-TEST_F(Reader, DamageIsNamedWithFileAndByte) {
+TEST_F(CheckpointReading, DamageIsNamedWithFileAndByte) {
   EXPECT_EQ(after([](const std::string&) {}), kSaveSame);
   EXPECT_THAT(
       after([&](const std::string& copy) {
@@ -89,7 +89,7 @@ TEST_F(Reader, DamageIsNamedWithFileAndByte) {
       HasSubstr(str("copy", kReaderFile0, ": ")));
 }
 
-TEST_F(Reader, FilesOfAnotherLengthAreNamedWithIt) {
+TEST_F(CheckpointReading, FilesOfAnotherLengthAreNamedWithIt) {
   const auto bytes = fs::file_size(good_ + kReaderFile1);
   const auto resized = [&](std::uintmax_t to) {
     return after([&](const std::string& copy) {
@@ -106,7 +106,7 @@ TEST_F(Reader, FilesOfAnotherLengthAreNamedWithIt) {
   }
 }
 
-TEST_F(Reader, MissingFilesAreNamed) {
+TEST_F(CheckpointReading, MissingFilesAreNamed) {
   for (const auto* name :
        {kReaderFile0, kReaderFile1, "/part-00001.json",
         "/optimizer-00000-000.safetensors"}) {
@@ -122,7 +122,7 @@ TEST_F(Reader, MissingFilesAreNamed) {
       HasSubstr(str("copy", kReaderFile1, ": ")));
 }
 
-TEST_F(Reader, WithoutItsManifestItIsNoCheckpoint) {
+TEST_F(CheckpointReading, WithoutItsManifestItIsNoCheckpoint) {
   EXPECT_THAT(
       after([](const std::string& copy) {
         fs::remove(copy + "/checkpoint.json");
@@ -133,7 +133,7 @@ TEST_F(Reader, WithoutItsManifestItIsNoCheckpoint) {
       HasSubstr("copy: expected a complete checkpoint, found no such folder"));
 }
 
-TEST_F(Reader, DamagedJsonIsNamed) {
+TEST_F(CheckpointReading, DamagedJsonIsNamed) {
   for (const std::string name :
        {"/checkpoint.json", "/part-00000.json", "/part-00001.json"}) {
     const auto bytes = static_cast<std::int64_t>(fs::file_size(good_ + name));
@@ -159,7 +159,7 @@ TEST_F(Reader, DamagedJsonIsNamed) {
   }
 }
 
-TEST_F(Reader, DamageElsewhereIsNotNoticedUntilItIsRead) {
+TEST_F(CheckpointReading, DamageElsewhereIsNotNoticedUntilItIsRead) {
   flip(good_ + kReaderFile1, offset_ + kChunkBytes);
   const CheckpointReader reader(good_);
   const auto chunk = kChunkBytes / 8;
@@ -184,7 +184,7 @@ TEST_F(Reader, DamageElsewhereIsNotNoticedUntilItIsRead) {
   }
 }
 
-TEST_F(Reader, ReadsWholeChunksAndSaysHowManyBytes) {
+TEST_F(CheckpointReading, ReadsWholeChunksAndSaysHowManyBytes) {
   const CheckpointReader reader(good_);
   const auto bytes = [&](plan::ElementRange range) {
     std::vector<std::int64_t> room(static_cast<std::size_t>(range.numel()) + 1);
@@ -197,7 +197,7 @@ TEST_F(Reader, ReadsWholeChunksAndSaysHowManyBytes) {
   EXPECT_EQ(bytes({0, 360'000}), 360'000 * 8);
 }
 
-TEST_F(Reader, ReadsAnyRange) {
+TEST_F(CheckpointReading, ReadsAnyRange) {
   const auto whole = at::arange(360'000, at::kLong);
   const auto copy = at::arange(11, at::kInt);
   const TensorKey key{"model", "weight"};
@@ -229,7 +229,7 @@ TEST_F(Reader, ReadsAnyRange) {
   }
 }
 
-TEST_F(Reader, ElementsThatNobodySavedAreNamed) {
+TEST_F(CheckpointReading, ElementsThatNobodySavedAreNamed) {
   const TensorKey key{"model", "weight"};
   const auto whole = at::arange(10, at::kInt);
   const SavePieces pieces = {
@@ -254,7 +254,7 @@ TEST_F(Reader, ElementsThatNobodySavedAreNamed) {
       HasSubstr("step-5: expected model bias, found none"));
 }
 
-TEST_F(Reader, PartsThatContradictEachOtherAreNamed) {
+TEST_F(CheckpointReading, PartsThatContradictEachOtherAreNamed) {
   const TensorKey key{"model", "weight"};
   const auto whole = at::arange(10, at::kInt);
   const SavePieces pieces = {

@@ -78,9 +78,9 @@ std::int64_t tensor_bytes(const TensorInfo& info, const std::string& where) {
 // Reads that part of JSON which the format uses, from front to back. Nothing
 // nests deeper than the caller asks for, and a list that is too long is refused
 // before it is stored. Texts are left to the JSON library, with their escapes.
-class Reader {
+class HeaderParser {
  public:
-  Reader(std::string_view json, std::string where)
+  HeaderParser(std::string_view json, std::string where)
       : json_(json), where_(std::move(where)) {}
 
   // Calls `value` with each key and its place; reads the value.
@@ -107,7 +107,7 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-void Reader::check(
+void HeaderParser::check(
     bool right, std::string_view expected, std::size_t at) const {
   SHERD_CHECK(
       right, where_, "expected ", expected, ", found ",
@@ -115,24 +115,24 @@ void Reader::check(
       " at byte ", at + kLengthBytes);
 }
 
-std::size_t Reader::skip_space() {
+std::size_t HeaderParser::skip_space() {
   at_ = std::min(json_.find_first_not_of(" \t\n\r", at_), json_.size());
   return at_;
 }
 
-bool Reader::take(char c) {
+bool HeaderParser::take(char c) {
   const bool found = skip_space() < json_.size() && json_[at_] == c;
   at_ += found ? 1 : 0;
   return found;
 }
 
-void Reader::expect(const char* quoted) {
+void HeaderParser::expect(const char* quoted) {
   const bool found = take(quoted[1]);
   check(found, quoted, at_);
 }
 
 template <typename Value>
-void Reader::object(const Value& value) {
+void HeaderParser::object(const Value& value) {
   expect("'{'");
   std::set<std::string> keys;
   if (take('}')) {
@@ -148,7 +148,7 @@ void Reader::object(const Value& value) {
   expect("'}'");
 }
 
-std::vector<std::int64_t> Reader::whole_numbers(std::size_t count_max) {
+std::vector<std::int64_t> HeaderParser::whole_numbers(std::size_t count_max) {
   std::vector<std::int64_t> numbers;
   expect("'['");
   if (take(']')) {
@@ -164,7 +164,7 @@ std::vector<std::int64_t> Reader::whole_numbers(std::size_t count_max) {
   return numbers;
 }
 
-std::int64_t Reader::whole_number() {
+std::int64_t HeaderParser::whole_number() {
   const std::size_t start = skip_space();
   at_ = std::min(json_.find_first_not_of("+-.0123456789Ee", at_), json_.size());
   const auto token = json_.substr(start, at_ - start);
@@ -179,7 +179,7 @@ std::int64_t Reader::whole_number() {
   return static_cast<std::int64_t>(value);
 }
 
-std::string Reader::text() {
+std::string HeaderParser::text() {
   const std::size_t start = skip_space();
   check(start < json_.size() && json_[start] == '"', "a text", start);
   std::size_t last = start + 1;
@@ -193,7 +193,7 @@ std::string Reader::text() {
   return value.get<std::string>();
 }
 
-void Reader::end() const {
+void HeaderParser::end() const {
   const auto left = json_.find_first_not_of(' ', at_);
   check(left == json_.npos, "only spaces behind the JSON", left);
 }
@@ -201,7 +201,7 @@ void Reader::end() const {
 // What one tensor says about itself, checked; its place among the others is for
 // check_cover().
 TensorInfo read_tensor(
-    Reader& reader, const std::string& name, const std::string& where) {
+    HeaderParser& reader, const std::string& name, const std::string& where) {
   check_name(name, where);
   TensorInfo info;
   info.name = name;
@@ -232,7 +232,7 @@ TensorInfo read_tensor(
 }
 
 SafetensorsHeader read_json(std::string_view json, const std::string& where) {
-  Reader reader(json, where);
+  HeaderParser reader(json, where);
   reader.check(json.front() == '{', "a header that begins with '{'", 0);
   SafetensorsHeader header;
   reader.object([&](const std::string& key, std::size_t /*at*/) {

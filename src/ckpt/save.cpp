@@ -14,32 +14,32 @@
 #include "base/clock.h"
 #include "ckpt/manifest.h"
 #include "ckpt/reader.h"
-#include "ckpt/session.h"
+#include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
 
 namespace sherd {
 
-using ckpt::Piece;
+using ckpt::TensorPiece;
 
 namespace {
 
 // For another's save into a shared folder.
-constexpr Duration kPatience = std::chrono::minutes(1);
-constexpr Duration kLookEvery = std::chrono::milliseconds(50);
+constexpr Duration kLockTimeout = std::chrono::minutes(1);
+constexpr Duration kLockPollInterval = std::chrono::milliseconds(50);
 // What rank 0 says of a checkpoint.
-constexpr const char* kThere = "there";
+constexpr const char* kAlreadySaved = "there";
 
 }  // namespace
 
 struct CheckpointSaver::Impl {
   Impl(const World& world, const std::string& folder, SaveOptions options)
-      : files(ckpt::make_posix_files()),
+      : files(ckpt::make_posix_file_system()),
         session{
             .files = *files,
             .folder = folder,
             .rank = world.rank(),
             .size = world.size(),
-            .gather = ckpt::make_gather(world),
+            .gather = ckpt::make_private_all_gather(world),
             .options = std::move(options)} {
     Status status;
     if (world.rank() == 0) {
@@ -52,7 +52,7 @@ struct CheckpointSaver::Impl {
   ~Impl() { (void)join(); }
 
   Status prepare() {
-    const auto status = make_lasting_folder(*files, session.folder);
+    const auto status = make_durable_folder(*files, session.folder);
     return status.ok() && !session.options.shared
         ? take_folder(SteadyClock().now())
         : status;
@@ -62,7 +62,7 @@ struct CheckpointSaver::Impl {
   Status take_folder(Instant deadline) {
     auto locked = ckpt::lock_folder(session.folder);
     while (!locked.ok() && SteadyClock().now() < deadline) {
-      std::this_thread::sleep_for(kLookEvery);
+      std::this_thread::sleep_for(kLockPollInterval);
       locked = ckpt::lock_folder(session.folder);
     }
     if (!locked.ok()) {
@@ -75,7 +75,7 @@ struct CheckpointSaver::Impl {
   // Collective: all of a save but its copies.
   Status write(
       std::int64_t step,
-      const std::vector<Piece>& pieces,
+      const std::vector<TensorPiece>& pieces,
       const std::map<std::string, std::string>& values) {
     if (!session.options.shared) {
       return save_pieces(session, step, pieces, values);
@@ -87,28 +87,28 @@ struct CheckpointSaver::Impl {
 
   Status write_shared(
       std::int64_t step,
-      const std::vector<Piece>& pieces,
+      const std::vector<TensorPiece>& pieces,
       const std::map<std::string, std::string>& values) {
     const auto what = str("saving step ", step);
     Status status;
     std::string mine;
     if (session.rank == 0) {
-      status = take_folder(SteadyClock().now() + kPatience);
-      mine = status.ok() && is_there(step, values) ? kThere : "";
+      status = take_folder(SteadyClock().now() + kLockTimeout);
+      mine = status.ok() && is_already_saved(step, values) ? kAlreadySaved : "";
     }
     status = agree(session, status, what);
     if (!status.ok()) {
       return status;
     }
     const auto all = session.gather(mine, what);
-    if (!all.ok() || all.value().front() == kThere) {
+    if (!all.ok() || all.value().front() == kAlreadySaved) {
       return all.status();
     }
     return save_pieces(session, step, pieces, values);
   }
 
   // Saved by others; one that cannot be read is not.
-  bool is_there(
+  bool is_already_saved(
       std::int64_t step,
       const std::map<std::string, std::string>& values) const {
     bool there = false;
@@ -123,7 +123,7 @@ struct CheckpointSaver::Impl {
   }
 
   // The copies keep their memory for the next save.
-  void copy(std::vector<Piece>& pieces) {
+  void copy(std::vector<TensorPiece>& pieces) {
     const at::NoGradGuard no_grad;
     copies.resize(pieces.size());
     for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -145,8 +145,8 @@ struct CheckpointSaver::Impl {
     return std::exchange(outcome, {});
   }
 
-  const std::unique_ptr<ckpt::Files> files;
-  const ckpt::Session session;
+  const std::unique_ptr<ckpt::FileSystem> files;
+  const ckpt::SaveContext session;
   std::unique_ptr<ckpt::FolderLock> lock;  // Of rank 0; shared: while it saves.
   std::vector<at::Tensor> copies;
   Status outcome;  // Of the writer, when it has ended.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Saving over a file system that loses power at any operation.
-#include "ckpt/session.h"
+#include "ckpt/save_protocol.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -53,7 +53,7 @@ SaveTensors save_few_tensors(int value) {
 
 // What a run finds that begins after this.
 SaveSteps save_steps_after_clean_up(const std::string& folder) {
-  const auto files = make_posix_files();
+  const auto files = make_posix_file_system();
   const auto status = clean_up(*files, folder);
   EXPECT_TRUE(status.ok()) << status.message();
   for (const auto& name : files->list(folder).value()) {
@@ -62,9 +62,9 @@ SaveSteps save_steps_after_clean_up(const std::string& folder) {
   return complete_steps(*files, folder).value();
 }
 
-std::unique_ptr<PowerLossFiles> save_disk() {
-  auto files = std::make_unique<PowerLossFiles>();
-  make_lasting_folder(*files, kSaveFolder).throw_if_failed();
+std::unique_ptr<PowerLossFileSystem> save_disk() {
+  auto files = std::make_unique<PowerLossFileSystem>();
+  make_durable_folder(*files, kSaveFolder).throw_if_failed();
   return files;
 }
 
@@ -77,7 +77,7 @@ struct SaveStory {
   SaveOptions options = {.file_bytes_max = kSaveMiB};
 };
 
-std::unique_ptr<PowerLossFiles> save_before(const SaveStory& story) {
+std::unique_ptr<PowerLossFileSystem> save_before(const SaveStory& story) {
   auto files = save_disk();
   for (const auto& [step, tensors] : story.before) {
     EXPECT_TRUE(
@@ -87,7 +87,7 @@ std::unique_ptr<PowerLossFiles> save_before(const SaveStory& story) {
   return files;
 }
 
-Status save_now(Files& files, const SaveStory& story) {
+Status save_now(FileSystem& files, const SaveStory& story) {
   return save_one(
       files, save_shares(story.tensors, story.ranks),
       {.step = story.step, .options = story.options});
@@ -376,20 +376,20 @@ TEST(Save, NoRoomIsToldBeforeAnythingIsWritten) {
 
 TEST(Save, FoldersThatLastSurviveALossOfPower) {
   const testing::ScratchFolder scratch;
-  PowerLossFiles files;
-  ASSERT_TRUE(make_lasting_folder(files, "a/b/c").ok());
-  ASSERT_TRUE(make_lasting_folder(files, "/a/b/d/").ok());
+  PowerLossFileSystem files;
+  ASSERT_TRUE(make_durable_folder(files, "a/b/c").ok());
+  ASSERT_TRUE(make_durable_folder(files, "/a/b/d/").ok());
   ASSERT_TRUE(files.make_folder("a/b/e").ok());
   files.materialise(scratch.path(), Unsynced::kNothing);
   EXPECT_TRUE(fs::is_directory(scratch.path() + "/a/b/c"));
   EXPECT_TRUE(fs::is_directory(scratch.path() + "/a/b/d"));
   EXPECT_FALSE(fs::exists(scratch.path() + "/a/b/e"));
 
-  const auto real = make_posix_files();
-  EXPECT_TRUE(make_lasting_folder(*real, scratch.path() + "/x/y/").ok());
+  const auto real = make_posix_file_system();
+  EXPECT_TRUE(make_durable_folder(*real, scratch.path() + "/x/y/").ok());
   EXPECT_TRUE(fs::is_directory(scratch.path() + "/x/y"));
   files.go_on({.lost_at = 0});
-  EXPECT_FALSE(make_lasting_folder(files, "/f/g").ok());
+  EXPECT_FALSE(make_durable_folder(files, "/f/g").ok());
 }
 
 }  // namespace

@@ -9,19 +9,19 @@
 
 #include "base/check.h"
 #include "ckpt/dtypes.h"
-#include "plan/reshard.h"
+#include "plan/checkpoint_reads.h"
 #include "support/error_of.h"
 
 namespace sherd::ckpt {
 namespace {
 
 // Where ranks hand each other their texts.
-class SaveMeeting {
+class ThreadAllGather {
  public:
-  explicit SaveMeeting(int ranks)
+  explicit ThreadAllGather(int ranks)
       : barrier_(ranks), texts_(static_cast<std::size_t>(ranks)) {}
 
-  Gather gather(int rank) {
+  TextAllGather gather(int rank) {
     return [this, rank](
                const std::string& mine,
                const std::string&) -> Result<std::vector<std::string>> {
@@ -40,7 +40,7 @@ class SaveMeeting {
 
 }  // namespace
 
-Piece save_piece(
+TensorPiece save_piece(
     const TensorKey& key, const at::Tensor& tensor, plan::ElementRange range) {
   return {
       .section = key.first,
@@ -65,14 +65,14 @@ SavePieces save_shares(const SaveTensors& tensors, int ranks) {
 }
 
 std::vector<Status> save_all(
-    Files& files, const SavePieces& pieces, const SaveJob& job) {
+    FileSystem& files, const SavePieces& pieces, const SaveJob& job) {
   const auto ranks = static_cast<int>(pieces.size());
-  SaveMeeting meeting(ranks);
+  ThreadAllGather meeting(ranks);
   std::vector<Status> statuses(pieces.size());
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      const Session session{
+      const SaveContext session{
           .files = files,
           .folder = job.folder,
           .rank = rank,
@@ -87,7 +87,7 @@ std::vector<Status> save_all(
   return statuses;
 }
 
-Status save_one(Files& files, const SavePieces& pieces, const SaveJob& job) {
+Status save_one(FileSystem& files, const SavePieces& pieces, const SaveJob& job) {
   const auto statuses = save_all(files, pieces, job);
   for (const auto& status : statuses) {
     EXPECT_EQ(status.message(), statuses.front().message());

@@ -12,18 +12,18 @@
 #include <ATen/core/Tensor.h>
 #include "base/status.h"
 #include "ckpt/reader.h"
-#include "ckpt/session.h"
+#include "ckpt/save_protocol.h"
 
 namespace sherd::ckpt {
 
 using SaveTensors = std::map<TensorKey, at::Tensor>;
-using SavePieces = std::vector<std::vector<Piece>>;  // By rank.
+using SavePieces = std::vector<std::vector<TensorPiece>>;  // By rank.
 
 // Power loss may take the folder above it too.
 inline constexpr const char* kSaveFolder = "run/checkpoints";
 inline constexpr std::int64_t kSaveMiB = std::int64_t{1} << 20;
 
-Piece save_piece(
+TensorPiece save_piece(
     const TensorKey& key, const at::Tensor& tensor, plan::ElementRange range);
 
 // Each rank has its share.
@@ -38,10 +38,10 @@ struct SaveJob {
 
 // What each rank gets.
 std::vector<Status> save_all(
-    Files& files, const SavePieces& pieces, const SaveJob& job);
+    FileSystem& files, const SavePieces& pieces, const SaveJob& job);
 
 // Expects the same of every rank.
-Status save_one(Files& files, const SavePieces& pieces, const SaveJob& job);
+Status save_one(FileSystem& files, const SavePieces& pieces, const SaveJob& job);
 
 at::Tensor save_read(
     const CheckpointReader& reader,

@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/state_access.h"
-#include "plan/reshard.h"
+#include "plan/checkpoint_reads.h"
 
 namespace sherd {
 namespace {
@@ -137,14 +137,14 @@ void CheckpointState::add_generator(
       generator.defined() ? name + " again" : "none as " + name);
 }
 
-void CheckpointState::add_lazily(
+void CheckpointState::add_optimizer(
     const std::string& section,
     const NamedParameters& parameters,
     Tensors tensors) {
   check_section(section);
-  Lazy lazy{.section = section, .slices = {}, .tensors = std::move(tensors)};
+  OptimizerState entry{.section = section, .slices = {}, .tensors = std::move(tensors)};
   for (const auto& item : parameters.whole.items) {
-    lazy.slices[item.name] = {
+    entry.slices[item.name] = {
         .name = item.name,
         .shape = item.shape,
         .begin = item.slice_begin,
@@ -152,26 +152,26 @@ void CheckpointState::add_lazily(
         .ranks = parameters.whole.ranks};
   }
   for (const auto& item : parameters.items) {
-    auto& slice = lazy.slices[item.name];
+    auto& slice = entry.slices[item.name];
     if (slice.name.empty()) {
       slice.name = item.name;
       slice.shape = item.slice.sizes().vec();
     }
     slice.elements = item.slice.detach();
   }
-  lazy_.push_back(std::move(lazy));
+  optimizers_.push_back(std::move(entry));
 }
 
 // The slice's part of what the optimizer keeps for the parameter: as the slice, a
 // whole matrix, or one number, which comes with the parameter's first element.
-std::vector<std::pair<std::string, NamedShard>> CheckpointAccess::states(
+std::vector<std::pair<std::string, NamedShard>> CheckpointAccess::all_shards(
     const CheckpointState& state, bool all) {
   auto shards = state.shards_;
-  for (const auto& lazy : state.lazy_) {
-    for (const auto& tensor : lazy.tensors(all)) {
-      const auto found = lazy.slices.find(tensor.parameter);
+  for (const auto& entry : state.optimizers_) {
+    for (const auto& tensor : entry.tensors(all)) {
+      const auto found = entry.slices.find(tensor.parameter);
       SHERD_CHECK(
-          found != lazy.slices.end(), "[ckpt] section ", lazy.section,
+          found != entry.slices.end(), "[ckpt] section ", entry.section,
           " has state of ", tensor.parameter,
           ", which is none of the parameters it was added with");
       NamedShard shard = found->second;
@@ -189,17 +189,17 @@ std::vector<std::pair<std::string, NamedShard>> CheckpointAccess::states(
       }
       shard.elements = in_place(tensor.tensor);
       check_shard(shard);
-      shards.emplace_back(lazy.section, std::move(shard));
+      shards.emplace_back(entry.section, std::move(shard));
     }
   }
   return shards;
 }
 
-std::vector<ckpt::Piece> CheckpointAccess::pieces(
+std::vector<ckpt::TensorPiece> CheckpointAccess::pieces(
     const CheckpointState& state, int rank, int size) {
   const at::NoGradGuard no_grad;  // Reading is no forward.
-  std::vector<ckpt::Piece> pieces;
-  for (auto& [section, shard] : states(state, /*all=*/false)) {
+  std::vector<ckpt::TensorPiece> pieces;
+  for (auto& [section, shard] : all_shards(state, /*all=*/false)) {
     SHERD_CHECK(
         size % shard.ranks == 0, "[ckpt] ", shard.name,
         ": expected a number of ranks that divides the world's ", size,
@@ -230,11 +230,11 @@ std::vector<ckpt::Piece> CheckpointAccess::pieces(
   return pieces;
 }
 
-std::vector<CheckpointAccess::Target> CheckpointAccess::targets(
+std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::targets(
     const CheckpointState& state, int rank) {
-  std::vector<Target> targets;
+  std::vector<LoadTarget> targets;
   const auto certain = state.shards_.size();
-  for (auto& [section, shard] : states(state, /*all=*/true)) {
+  for (auto& [section, shard] : all_shards(state, /*all=*/true)) {
     const bool optional = targets.size() >= certain;
     targets.push_back({section, std::move(shard), optional});
   }
@@ -254,12 +254,12 @@ std::vector<CheckpointAccess::Target> CheckpointAccess::targets(
   return targets;
 }
 
-const std::set<ckpt::TensorKey>& CheckpointAccess::certain(
+const std::set<ckpt::TensorKey>& CheckpointAccess::required_names(
     const CheckpointState& state) {
   return state.names_;
 }
 
-bool CheckpointAccess::knows(
+bool CheckpointAccess::may_contain(
     const CheckpointState& state, const ckpt::TensorKey& key) {
   const auto& section = key.first;
   const auto& name = key.second;
@@ -273,9 +273,9 @@ bool CheckpointAccess::knows(
   const auto dot = name.find('.');
   return dot != std::string::npos &&
       std::any_of(
-             state.lazy_.begin(), state.lazy_.end(), [&](const auto& lazy) {
-               return lazy.section == section &&
-                   lazy.slices.contains(name.substr(dot + 1));
+             state.optimizers_.begin(), state.optimizers_.end(), [&](const auto& entry) {
+               return entry.section == section &&
+                   entry.slices.contains(name.substr(dot + 1));
              });
 }
 

@@ -24,9 +24,9 @@ namespace optim = torch::optim;
 
 // The state of one parameter, as tensors that share its memory; what is not there
 // yet is made. State lies where it is for as long as the optimizer has it.
-class Fields {
+class OptimizerStateTensors {
  public:
-  Fields(const NamedParameter& parameter, std::vector<OptimizerTensor>& into)
+  OptimizerStateTensors(const NamedParameter& parameter, std::vector<OptimizerTensor>& into)
       : parameter_(parameter), into_(into) {}
 
   void add(const char* key, at::Tensor& tensor) {
@@ -59,7 +59,7 @@ State& made(std::unique_ptr<optim::OptimizerParamState>& state) {
 using StatePtr = std::unique_ptr<optim::OptimizerParamState>;
 
 template <typename State>
-void add_adam(StatePtr& found, bool amsgrad, Fields& fields) {
+void add_adam(StatePtr& found, bool amsgrad, OptimizerStateTensors& fields) {
   auto& state = made<State>(found);
   fields.add("step", state.step());
   fields.add("exp_avg", state.exp_avg());
@@ -79,7 +79,7 @@ bool is_known(const optim::OptimizerOptions& given) {
 }
 
 void add_fields(
-    const optim::OptimizerOptions& given, StatePtr& found, Fields& fields) {
+    const optim::OptimizerOptions& given, StatePtr& found, OptimizerStateTensors& fields) {
   if (const auto* adamw = dynamic_cast<const optim::AdamWOptions*>(&given)) {
     add_adam<optim::AdamWParamState>(found, adamw->amsgrad(), fields);
   } else if (
@@ -131,7 +131,7 @@ std::vector<OptimizerTensor> tensors_of(
       if (!all && states.find(key) == states.end()) {
         continue;
       }
-      Fields fields(*named->second, tensors);
+      OptimizerStateTensors fields(*named->second, tensors);
       add_fields(group.options(), states[key], fields);
     }
   }
@@ -150,7 +150,7 @@ void CheckpointState::add(
         "[ckpt] expected Adam, AdamW, SGD, RMSprop or Adagrad of torch::optim, "
         "or an optimizer of sherd, found another");
   }
-  add_lazily(
+  add_optimizer(
       section, parameters, [&optimizer, items = parameters.items](bool all) {
         return tensors_of(optimizer, items, all);
       });

@@ -12,7 +12,7 @@
 namespace sherd::plan {
 namespace {
 
-struct Open {
+struct OpenBucket {
   std::vector<int> items;
   std::int64_t bytes = 0;
   std::size_t first = 0;  // Position of the first item in the order.
@@ -45,7 +45,7 @@ std::vector<std::vector<int>> assign_buckets(
       order.size() == items.size(), "[plan] expected an order of ",
       items.size(), " items, found ", order.size());
   std::vector<std::vector<int>> full;
-  std::map<int, Open> open;  // By kind.
+  std::map<int, OpenBucket> open;  // By kind.
   for (std::size_t i = 0; i < order.size(); ++i) {
     const auto& item = items[static_cast<std::size_t>(order[i])];
     if (item.alone) {

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "plan/arithmetic.h"
-#include "plan/test_random.h"
+#include "plan/random_testing.h"
 
 namespace sherd::plan {
 namespace {

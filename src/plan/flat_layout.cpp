@@ -7,7 +7,7 @@
 #include "plan/arithmetic.h"
 #include "plan/equal_counts.h"
 #include "plan/padding_reason.h"
-#include "plan/unequal_cuts.h"
+#include "plan/shard_cuts.h"
 
 namespace sherd::plan {
 namespace {
@@ -146,7 +146,7 @@ FlatLayout plan_flat_layout(
     cut_equal(layout, parameters, options, alignments);
   } else {
     layout.cuts =
-        unequal_cuts(layout, parameters, options.ranks, alignments.slice);
+        shard_cuts(layout, parameters, options.ranks, alignments.slice);
   }
   layout.padding.reason = padding_reason(
       layout, parameters,

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
-#include "plan/test_random.h"
+#include "plan/random_testing.h"
 
 namespace sherd::plan {
 namespace {

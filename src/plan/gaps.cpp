@@ -26,7 +26,7 @@ void insert(std::vector<UnitId>& units, UnitId unit) {
 
 }  // namespace
 
-UnitSets present_units(const PresenceInput& input) {
+UnitSets present_units(const PresentUnitsInput& input) {
   UnitSets present = input.visits;
   std::vector<std::int64_t> room;
   room.reserve(present.size());

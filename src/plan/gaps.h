@@ -36,7 +36,7 @@ struct GapProblem {
   int visits() const { return static_cast<int>(room.size()); }
 };
 
-struct PresenceInput {
+struct PresentUnitsInput {
   const UnitSets& visits;
   std::span<const std::int64_t> unit_bytes;
   std::span<const std::int64_t> budget_bytes;
@@ -48,7 +48,7 @@ struct PresenceInput {
 // gather can run ahead of its use. Nearer uses go first; a unit whose use is
 // farther is there at every visit until then or not at all.
 // REQUIRES: each visit fits its budget.
-UnitSets present_units(const PresenceInput& input);
+UnitSets present_units(const PresentUnitsInput& input);
 
 // REQUIRES: the units present fit the budget of each visit.
 GapProblem gap_problem(

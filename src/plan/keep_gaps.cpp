@@ -6,22 +6,22 @@
 #include <optional>
 #include <utility>
 #include "base/check.h"
-#include "plan/nearest_ends.h"
+#include "plan/farthest_next_use.h"
 
 namespace sherd::plan {
 namespace {
 
 // A move costs a walk over the gaps: the whole search stays below 0.3 s for a step
 // of 1000 visits, and far below where the bound says that nothing is left to gain.
-constexpr int kMovesMax = 1000;
+constexpr int kExchangesMax = 1000;
 
 // Which gap makes room at a visit where there is too little.
-enum class Victim { kEndsLast, kFewestBytes };
+enum class DropRule { kEndsLast, kFewestBytes };
 
 // The gaps bridged, with the room they leave.
-class Choice {
+class KeptGaps {
  public:
-  explicit Choice(const GapProblem& problem)
+  explicit KeptGaps(const GapProblem& problem)
       : problem_(&problem),
         kept_(problem.gaps.size(), false),
         room_(problem.room) {}
@@ -52,11 +52,11 @@ class Choice {
 
   // Gives up other gaps until those over the same visits as `gap`, which is
   // kept, are within the room. REQUIRES: `gap` alone is.
-  void make_room_for(std::size_t gap, Victim rule) {
+  void make_room_for(std::size_t gap, DropRule rule) {
     const Gap& g = problem_->gaps[gap];
     for (int visit = g.begin; visit < g.end; ++visit) {
       while (room_[place(visit)] < 0) {
-        set(victim_at(static_cast<int>(place(visit)), gap, rule), false);
+        set(gap_to_drop_at(static_cast<int>(place(visit)), gap, rule), false);
       }
     }
   }
@@ -75,7 +75,7 @@ class Choice {
   }
 
   // The first one of equals.
-  std::size_t victim_at(int visit, std::size_t but, Victim rule) const {
+  std::size_t gap_to_drop_at(int visit, std::size_t but, DropRule rule) const {
     std::optional<std::size_t> best;
     std::int64_t best_rank = 0;
     for (std::size_t gap = 0; gap < kept_.size(); ++gap) {
@@ -84,7 +84,7 @@ class Choice {
         continue;
       }
       const std::int64_t rank =
-          rule == Victim::kEndsLast ? left : -problem_->gaps[gap].bytes;
+          rule == DropRule::kEndsLast ? left : -problem_->gaps[gap].bytes;
       if (!best || rank > best_rank) {
         best = gap;
         best_rank = rank;
@@ -102,7 +102,7 @@ class Choice {
 
 // The gaps that can be kept at all, the largest first.
 std::vector<std::size_t> candidates_of(const GapProblem& problem) {
-  const Choice none(problem);
+  const KeptGaps none(problem);
   std::vector<std::size_t> gaps;
   for (std::size_t gap = 0; gap < problem.gaps.size(); ++gap) {
     if (none.fits(gap)) {
@@ -116,11 +116,11 @@ std::vector<std::size_t> candidates_of(const GapProblem& problem) {
   return gaps;
 }
 
-class Improvement {
+class LocalSearch {
  public:
-  explicit Improvement(const GapProblem& problem)
+  explicit LocalSearch(const GapProblem& problem)
       : candidates_(candidates_of(problem)), best_(problem) {
-    const std::vector<bool> kept = keep_nearest_ends(problem);
+    const std::vector<bool> kept = keep_by_farthest_next_use(problem);
     std::int64_t bytes = 0;
     for (std::size_t gap = 0; gap < kept.size(); ++gap) {
       bytes += problem.gaps[gap].bytes;
@@ -129,7 +129,7 @@ class Improvement {
       }
     }
     fill(best_);
-    kept_bytes_max_ = bytes - missed_bytes_bound(problem);
+    kept_bytes_max_ = bytes - missed_bytes_lower_bound(problem);
   }
 
   std::vector<bool> run() {
@@ -140,10 +140,10 @@ class Improvement {
         if (best_.kept(gap)) {
           better |= try_without(gap);
         } else {
-          better |= try_with(gap, Victim::kEndsLast) ||
-              try_with(gap, Victim::kFewestBytes);
+          better |= try_with(gap, DropRule::kEndsLast) ||
+              try_with(gap, DropRule::kFewestBytes);
         }
-        if (best_.kept_bytes() == kept_bytes_max_ || moves_ >= kMovesMax) {
+        if (best_.kept_bytes() == kept_bytes_max_ || exchanges_ >= kExchangesMax) {
           return best_.kept();
         }
       }
@@ -152,26 +152,26 @@ class Improvement {
   }
 
  private:
-  bool try_with(std::size_t gap, Victim rule) {
-    Choice next = best_;
+  bool try_with(std::size_t gap, DropRule rule) {
+    KeptGaps next = best_;
     next.set(gap, true);
     next.make_room_for(gap, rule);
-    return take_if_better(std::move(next));
+    return accept_if_better(std::move(next));
   }
 
   bool try_without(std::size_t gap) {
-    Choice next = best_;
+    KeptGaps next = best_;
     next.set(gap, false);
     for (const std::size_t other : candidates_) {
       if (other != gap && !next.kept(other) && next.fits(other)) {
         next.set(other, true);
       }
     }
-    return take_if_better(std::move(next));
+    return accept_if_better(std::move(next));
   }
 
-  bool take_if_better(Choice next) {
-    ++moves_;
+  bool accept_if_better(KeptGaps next) {
+    ++exchanges_;
     fill(next);
     if (next.kept_bytes() <= best_.kept_bytes()) {
       return false;
@@ -180,7 +180,7 @@ class Improvement {
     return true;
   }
 
-  void fill(Choice& choice) const {
+  void fill(KeptGaps& choice) const {
     for (const std::size_t gap : candidates_) {
       if (!choice.kept(gap) && choice.fits(gap)) {
         choice.set(gap, true);
@@ -189,15 +189,15 @@ class Improvement {
   }
 
   const std::vector<std::size_t> candidates_;
-  Choice best_;
+  KeptGaps best_;
   std::int64_t kept_bytes_max_ = 0;
-  int moves_ = 0;
+  int exchanges_ = 0;
 };
 
 }  // namespace
 
 std::vector<bool> keep_gaps(const GapProblem& problem) {
-  return Improvement(problem).run();
+  return LocalSearch(problem).run();
 }
 
 }  // namespace sherd::plan

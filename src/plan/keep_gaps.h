@@ -13,7 +13,7 @@
 namespace sherd::plan {
 
 // By gap: bridged. The bytes of the bridged gaps over a visit are at most its
-// room. Never fewer bytes than keep_nearest_ends().
+// room. Never fewer bytes than keep_by_farthest_next_use().
 std::vector<bool> keep_gaps(const GapProblem& problem);
 
 }  // namespace sherd::plan

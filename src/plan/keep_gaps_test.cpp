@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 #include <gtest/gtest.h>
-#include "plan/nearest_ends.h"
+#include "plan/farthest_next_use.h"
 #include "plan/schedule_testing.h"
 
 namespace sherd::plan {
@@ -49,12 +49,12 @@ TEST(KeepGaps, StaysWithinTheRoomAndBetweenRuleAndBound) {
          .units_max = 12,
          .visits_max = 40,
          .ahead_visits_max = 2}));
-    const std::vector<bool> rule = keep_nearest_ends(problem);
+    const std::vector<bool> rule = keep_by_farthest_next_use(problem);
     const std::vector<bool> kept = keep_gaps(problem);
     ASSERT_TRUE(within_room(problem, rule));
     ASSERT_TRUE(within_room(problem, kept));
     ASSERT_LE(missed_bytes(problem, kept), missed_bytes(problem, rule));
-    ASSERT_LE(missed_bytes_bound(problem), missed_bytes(problem, kept));
+    ASSERT_LE(missed_bytes_lower_bound(problem), missed_bytes(problem, kept));
   });
 }
 
@@ -123,7 +123,7 @@ RuleAndExchanges measure(bool carried) {
     const std::int64_t found =
         make_unit_schedule(input).value().report.gathered_bytes;
     const std::int64_t gained =
-        missed_bytes(problem, keep_nearest_ends(problem)) -
+        missed_bytes(problem, keep_by_farthest_next_use(problem)) -
         missed_bytes(problem, keep_gaps(problem));
     result.rule.add(found + gained, least);
     result.exchanges.add(found, least);
@@ -172,7 +172,7 @@ TEST(KeepGaps, LongListsEndWithinTwoThousandthsOfTheBound) {
     const ScheduleReport report = make_unit_schedule(input).value().report;
     const GapProblem problem = problem_of(input);
     const std::int64_t gained =
-        missed_bytes(problem, keep_nearest_ends(problem)) -
+        missed_bytes(problem, keep_by_farthest_next_use(problem)) -
         missed_bytes(problem, keep_gaps(problem));
     rule.add(report.gathered_bytes + gained, report.lower_bound_bytes);
     exchanges.add(report.gathered_bytes, report.lower_bound_bytes);

@@ -21,7 +21,7 @@ constexpr int kNever = -1;
 
 // Of a unit that is there at the visits begin, ..., end - 1; those from `visits`
 // on are in the next step.
-struct Stay {
+struct SlotLifetime {
   int begin = 0;
   int end = 0;
   std::int64_t bytes = 0;  // Rounded up to the alignment.
@@ -30,8 +30,8 @@ struct Stay {
 };
 
 // The stays of a schedule, and where the schedule names them.
-struct Stays {
-  std::vector<Stay> all;
+struct SlotLifetimes {
+  std::vector<SlotLifetime> all;
   std::vector<std::size_t> initial;
   std::vector<std::vector<std::size_t>> unshard;
 };
@@ -50,7 +50,7 @@ std::vector<int> first_reshards(
 
 // Backwards, so that the end of each stay is known when its begin is met. The
 // last stay of a unit in `initial` goes on into the next step.
-Stays stays_of(const ScheduleInput& input, const UnitSchedule& schedule) {
+SlotLifetimes lifetimes_of(const ScheduleInput& input, const UnitSchedule& schedule) {
   const int visits = static_cast<int>(input.visits.size());
   const std::vector<int> first = first_reshards(input, schedule);
   const auto bytes_of = [&](std::size_t unit) {
@@ -61,7 +61,7 @@ Stays stays_of(const ScheduleInput& input, const UnitSchedule& schedule) {
     const std::size_t u = static_cast<std::size_t>(unit);
     end[u] = visits + std::max(first[u], 0);
   }
-  Stays stays;
+  SlotLifetimes stays;
   stays.unshard.resize(schedule.before.size());
   std::vector<std::size_t> last(input.unit_bytes.size());
   for (int visit = visits - 1; visit >= 0; --visit) {
@@ -90,8 +90,8 @@ Stays stays_of(const ScheduleInput& input, const UnitSchedule& schedule) {
 }
 
 // On the circle of visits.
-bool meet(const Stay& a, const Stay& b, int visits) {
-  const auto overlap = [](const Stay& x, const Stay& y, int shift) {
+bool meet(const SlotLifetime& a, const SlotLifetime& b, int visits) {
+  const auto overlap = [](const SlotLifetime& x, const SlotLifetime& y, int shift) {
     return x.begin < y.end + shift && y.begin + shift < x.end;
   };
   return overlap(a, b, 0) || overlap(a, b, visits) || overlap(a, b, -visits);
@@ -117,7 +117,7 @@ std::int64_t lowest_hole(
 }
 
 Packing pack(
-    const std::vector<Stay>& stays,
+    const std::vector<SlotLifetime>& stays,
     const std::vector<std::size_t>& order,
     int visits) {
   Packing packing{.offsets = std::vector<std::int64_t>(stays.size())};
@@ -142,9 +142,9 @@ Packing pack(
 }
 
 // What no packing can do with less than: the most bytes at one visit.
-std::int64_t packed_bytes_min(const std::vector<Stay>& stays, int visits) {
+std::int64_t packed_bytes_min(const std::vector<SlotLifetime>& stays, int visits) {
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(visits));
-  for (const Stay& stay : stays) {
+  for (const SlotLifetime& stay : stays) {
     for (int visit = stay.begin; visit < stay.end; ++visit) {
       bytes[static_cast<std::size_t>(visit % visits)] += stay.bytes;
     }
@@ -154,15 +154,15 @@ std::int64_t packed_bytes_min(const std::vector<Stay>& stays, int visits) {
 
 // The best of a few orders. By begin, equal units lose nothing; long or large
 // ones first leave fewer holes among unequal ones.
-Packing pack_best(const std::vector<Stay>& stays, int visits) {
+Packing pack_best(const std::vector<SlotLifetime>& stays, int visits) {
   using Rank = std::array<std::int64_t, 3>;  // The smallest goes first.
-  const std::array<std::function<Rank(const Stay&)>, 4> ranks = {
-      [&](const Stay& s) {
+  const std::array<std::function<Rank(const SlotLifetime&)>, 4> ranks = {
+      [&](const SlotLifetime& s) {
         return Rank{s.end > visits ? 0 : 1, s.begin, -s.bytes};
       },
-      [](const Stay& s) { return Rank{-s.length(), -s.bytes, s.begin}; },
-      [](const Stay& s) { return Rank{-s.bytes, s.begin, 0}; },
-      [](const Stay& s) { return Rank{-s.bytes, -s.length(), s.begin}; }};
+      [](const SlotLifetime& s) { return Rank{-s.length(), -s.bytes, s.begin}; },
+      [](const SlotLifetime& s) { return Rank{-s.bytes, s.begin, 0}; },
+      [](const SlotLifetime& s) { return Rank{-s.bytes, -s.length(), s.begin}; }};
   const std::int64_t least = packed_bytes_min(stays, visits);
   Packing best{
       .offsets = {}, .arena_bytes = std::numeric_limits<std::int64_t>::max()};
@@ -230,7 +230,7 @@ std::optional<PlacedSchedule> better(
 
 Placement place_units(
     const ScheduleInput& input, const UnitSchedule& schedule) {
-  const Stays stays = stays_of(input, schedule);
+  const SlotLifetimes stays = lifetimes_of(input, schedule);
   const Packing packing =
       pack_best(stays.all, static_cast<int>(input.visits.size()));
   const auto offsets_of = [&](const std::vector<std::size_t>& list) {

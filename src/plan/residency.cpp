@@ -39,13 +39,13 @@ Residency::State& Residency::state(UnitId unit) {
   return states_[static_cast<std::size_t>(unit)];
 }
 
-Result<Decision> Residency::visit(std::span<const UnitId> units) {
+Result<ResidencyDecision> Residency::visit(std::span<const UnitId> units) {
   std::for_each(units.begin(), units.end(), [&](UnitId u) { check_exists(u); });
   const std::int64_t needed_bytes = pinned_bytes_ + mark_set(units);
   if (Status floor = check_floor(needed_bytes); !floor.ok()) {
     return floor;
   }
-  Decision decision;
+  ResidencyDecision decision;
   grow_budget(needed_bytes, decision);
   visit_bytes_max_ = std::max(visit_bytes_max_, needed_bytes);
 
@@ -106,7 +106,7 @@ Status Residency::check_floor(std::int64_t needed_bytes) const {
 
 // A preset was computed for an assumed visit; a larger one shifts it. It never
 // needs more than all units.
-void Residency::grow_budget(std::int64_t needed_bytes, Decision& decision) {
+void Residency::grow_budget(std::int64_t needed_bytes, ResidencyDecision& decision) {
   if (!budget_.bytes || !budget_.assumed_visit_bytes ||
       needed_bytes <= *budget_.assumed_visit_bytes) {
     return;
@@ -121,7 +121,7 @@ void Residency::grow_budget(std::int64_t needed_bytes, Decision& decision) {
   }
 }
 
-void Residency::make_room(std::int64_t fetch_bytes, Decision& decision) {
+void Residency::make_room(std::int64_t fetch_bytes, ResidencyDecision& decision) {
   if (!budget_.bytes || resident_bytes_ + fetch_bytes <= *budget_.bytes) {
     return;
   }
@@ -143,7 +143,7 @@ void Residency::use_set(std::span<const UnitId> units) {
   }
 }
 
-std::string Residency::reason_of(const Decision& decision) const {
+std::string Residency::reason_of(const ResidencyDecision& decision) const {
   if (decision.fetch.empty() && !decision.grown_budget_bytes) {
     return "whole already";
   }

@@ -18,7 +18,7 @@
 
 namespace sherd::plan {
 
-struct Decision {
+struct ResidencyDecision {
   // To reshard, least recently used first; all before the first fetch.
   std::vector<UnitId> evict;
   // To unshard, in the order of the visit.
@@ -51,7 +51,7 @@ class Residency {
   // fixed budget: kInvalidArgument with a sentence that names the bytes needed,
   // the units, the budget and the remedy, and nothing has changed.
   // Throws when a unit does not exist, with nothing changed.
-  Result<Decision> visit(std::span<const UnitId> units);
+  Result<ResidencyDecision> visit(std::span<const UnitId> units);
 
   // A pinned unit stays whole. Pins count: as many unpins free it.
   // REQUIRES of pin: resident. REQUIRES of unpin: pinned.
@@ -94,10 +94,10 @@ class Residency {
   void check_exists(UnitId unit) const;
   std::int64_t mark_set(std::span<const UnitId> units);
   Status check_floor(std::int64_t needed_bytes) const;
-  void grow_budget(std::int64_t needed_bytes, Decision& decision);
-  void make_room(std::int64_t fetch_bytes, Decision& decision);
+  void grow_budget(std::int64_t needed_bytes, ResidencyDecision& decision);
+  void make_room(std::int64_t fetch_bytes, ResidencyDecision& decision);
   void use_set(std::span<const UnitId> units);
-  std::string reason_of(const Decision& decision) const;
+  std::string reason_of(const ResidencyDecision& decision) const;
   std::vector<UnitId> resident_by_last_use() const;
   void forget(UnitId unit);
 

@@ -7,7 +7,7 @@
 #include <set>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "plan/test_random.h"
+#include "plan/random_testing.h"
 
 namespace sherd::plan {
 namespace {
@@ -24,14 +24,14 @@ Budget fixed(std::int64_t bytes) {
   return {.bytes = bytes, .reason = "test"};
 }
 
-Decision visit(Residency& residency, const Units& units) {
+ResidencyDecision visit(Residency& residency, const Units& units) {
   return residency.visit(units).value();
 }
 
 TEST(Residency, FetchesWhatIsMissingAndKeepsTheRest) {
   Residency residency({10, 20, 30}, fixed(60));
   EXPECT_THAT(visit(residency, {2, 0, 2}).fetch, ElementsAre(2, 0));
-  const Decision again = visit(residency, {0, 1});
+  const ResidencyDecision again = visit(residency, {0, 1});
   EXPECT_THAT(again.fetch, ElementsAre(1));
   EXPECT_THAT(again.evict, IsEmpty());
   EXPECT_EQ(residency.resident_bytes(), 60);
@@ -47,7 +47,7 @@ TEST(Residency, EvictsTheLeastRecentlyUsedFirst) {
   visit(residency, {1});
   visit(residency, {2});
   visit(residency, {0});
-  const Decision decision = visit(residency, {3});
+  const ResidencyDecision decision = visit(residency, {3});
   EXPECT_THAT(decision.evict, ElementsAre(1, 2));
   EXPECT_TRUE(residency.resident(0));
   EXPECT_THAT(
@@ -83,7 +83,7 @@ TEST(Residency, AVisitAboveAFixedBudgetNamesTheFloorAndChangesNothing) {
   visit(residency, {1});
   residency.pin(1);
 
-  const Result<Decision> refused = residency.visit(Units{2, 0});
+  const Result<ResidencyDecision> refused = residency.visit(Units{2, 0});
 
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), ErrorCode::kInvalidArgument);
@@ -108,7 +108,7 @@ TEST(Residency, ALargerVisitThanAssumedGrowsAPreset) {
   Residency residency(units, full_shard_budget({.bytes = units}));
   EXPECT_FALSE(visit(residency, {0}).grown_budget_bytes.has_value());
 
-  const Decision larger = visit(residency, {1, 2});
+  const ResidencyDecision larger = visit(residency, {1, 2});
 
   EXPECT_EQ(larger.grown_budget_bytes, 30);
   EXPECT_EQ(residency.budget_bytes(), 30);
@@ -253,7 +253,7 @@ void visit_both(Residency& residency, ReferenceLru& lru, TestRandom& random) {
   Units evicted;
   Units fetched;
   const bool fits = lru.visit(units, evicted, fetched);
-  const Result<Decision> decision = residency.visit(units);
+  const Result<ResidencyDecision> decision = residency.visit(units);
   ASSERT_EQ(decision.ok(), fits);
   if (fits) {
     ASSERT_EQ(decision.value().evict, evicted);

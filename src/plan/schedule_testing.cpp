@@ -180,7 +180,7 @@ class Player {
   }
 
  private:
-  void act(const Actions& actions) {
+  void act(const VisitActions& actions) {
     const std::vector<UnitId>& set = input_.visits[visit_];
     const auto visited = [&](UnitId unit) {
       return std::binary_search(set.begin(), set.end(), unit);
@@ -266,7 +266,7 @@ class Arena {
  private:
   void step() {
     for (std::size_t visit = 0; visit < schedule_.before.size(); ++visit) {
-      const Actions& actions = schedule_.before[visit];
+      const VisitActions& actions = schedule_.before[visit];
       for (const UnitId unit : actions.reshard) {
         begin_.erase(unit);
       }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 #include "plan/placement.h"
-#include "plan/test_random.h"
+#include "plan/random_testing.h"
 #include "plan/unit_schedule.h"
 
 namespace sherd::plan {

@@ -50,9 +50,9 @@ void StepFollower::begin_step(bool training, bool follow) {
   SHERD_ASSERT(!in_step_);
   record_ = {.training = training, .visits = {}, .backward_ends = {}};
   in_step_ = true;
-  may_follow_ = follow;
+  ranks_agree_ = follow;
   departed_ = false;
-  planned_all_ = false;
+  planned_throughout_ = false;
   plan_ = nullptr;
   next_ = 0;
 }
@@ -75,10 +75,10 @@ void StepFollower::choose_plan() {
         });
   }
   plan_ = found == plans_.end() ? nullptr : &*found;
-  planned_all_ = plan_ != nullptr;
+  planned_throughout_ = plan_ != nullptr;
 }
 
-Move StepFollower::visit(const std::vector<UnitId>& units, bool in_backward) {
+DueActions StepFollower::visit(const std::vector<UnitId>& units, bool in_backward) {
   SHERD_ASSERT(in_step_ && !units.empty());
   const StepVisit visit{units, in_backward};
   auto& visits = record_.visits;
@@ -91,8 +91,8 @@ Move StepFollower::visit(const std::vector<UnitId>& units, bool in_backward) {
   if (visits.size() < kVisitsMax) {
     visits.push_back(visit);
   }
-  Move move;
-  if (visits.size() == 1 && may_follow_) {
+  DueActions move;
+  if (visits.size() == 1 && ranks_agree_) {
     choose_plan();
     if (plan_ != nullptr) {
       move.whole = plan_->schedule.initial;
@@ -106,7 +106,7 @@ Move StepFollower::visit(const std::vector<UnitId>& units, bool in_backward) {
     return move;
   }
   depart();
-  plan_ = begun_alike();
+  plan_ = plan_with_same_beginning();
   if (plan_ != nullptr) {
     next_ = visits.size() - 1;
     move.whole = whole_before(*plan_, next_);
@@ -134,7 +134,7 @@ std::size_t StepFollower::segment_end() const {
 }
 
 // The latest visit included, and no end of a backward between.
-const StepPlan* StepFollower::begun_alike() const {
+const StepPlan* StepFollower::plan_with_same_beginning() const {
   const auto& seen = record_.visits;
   const auto& ended = record_.backward_ends;
   const auto found =
@@ -153,7 +153,7 @@ const StepPlan* StepFollower::begun_alike() const {
 
 void StepFollower::leave() {
   plan_ = nullptr;
-  planned_all_ = false;
+  planned_throughout_ = false;
 }
 
 void StepFollower::depart() {
@@ -172,8 +172,8 @@ std::vector<PlannedActions> StepFollower::advance(std::size_t next) {
   return actions;
 }
 
-Move StepFollower::end_backward() {
-  Move move;
+DueActions StepFollower::end_backward() {
+  DueActions move;
   if (!in_step_) {
     return move;  // Of a rank whose loss does not depend on the model.
   }
@@ -200,7 +200,7 @@ void StepFollower::end_step(std::int64_t budget_bytes) {
     return;
   }
   ++counters_.steps;
-  if (planned_all_) {
+  if (planned_throughout_) {
     ++counters_.steps_planned;
     return;
   }

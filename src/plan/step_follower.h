@@ -21,12 +21,12 @@
 namespace sherd::plan {
 
 struct PlannedActions {
-  const Actions* actions = nullptr;  // Of a plan: until the step ends.
+  const VisitActions* actions = nullptr;  // Of a plan: until the step ends.
   bool in_backward = false;          // Of the visit they precede.
 };
 
 // In this order.
-struct Move {
+struct DueActions {
   // Set where a plan begins: what it takes to be whole; anything else is to be
   // dropped, what is missing to be gathered.
   std::optional<std::vector<UnitId>> whole;
@@ -61,9 +61,9 @@ class StepFollower {
   // What the plan does before this visit; nothing without a plan, and where the
   // visit is not ahead in it: then the rest of the step has none, or another
   // one that began alike. REQUIRES: in a step; units ascending, not empty.
-  Move visit(const std::vector<UnitId>& units, bool in_backward);
+  DueActions visit(const std::vector<UnitId>& units, bool in_backward);
   // What the plan does up to there, visited or not.
-  Move end_backward();
+  DueActions end_backward();
   // The rest of the step has no plan, on any rank.
   void leave();
   // The same for this rank alone, which others have to learn of.
@@ -85,17 +85,17 @@ class StepFollower {
  private:
   void choose_plan();
   std::optional<std::size_t> find_ahead(const StepVisit& visit) const;
-  const StepPlan* begun_alike() const;
+  const StepPlan* plan_with_same_beginning() const;
   std::size_t segment_end() const;
   std::vector<PlannedActions> advance(std::size_t next);
 
   const StepPlanOptions options_;
   std::list<StepPlan> plans_;  // Latest used first.
-  StepRecord record_;
+  StepTrace record_;
   bool in_step_ = false;
-  bool may_follow_ = false;
+  bool ranks_agree_ = false;
   bool departed_ = false;
-  bool planned_all_ = false;
+  bool planned_throughout_ = false;
   const StepPlan* plan_ = nullptr;
   std::size_t next_ = 0;  // The first position whose actions are to come.
   FollowerCounters counters_;

@@ -9,7 +9,7 @@
 namespace sherd::plan {
 
 std::optional<StepPlan> make_step_plan(
-    const StepRecord& record,
+    const StepTrace& record,
     const StepPlanOptions& options,
     std::int64_t budget_bytes) {
   ScheduleInput input;

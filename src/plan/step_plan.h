@@ -22,17 +22,17 @@ struct StepVisit {
 
 // What was visited from one publish to the next, or, without a backward, until
 // the first visit came round again.
-struct StepRecord {
+struct StepTrace {
   bool training = true;  // The first visit recorded gradients.
   std::vector<StepVisit> visits;
   // How many visits had been when a backward ended; one number per backward.
   std::vector<std::size_t> backward_ends;
 
-  bool operator==(const StepRecord&) const = default;
+  bool operator==(const StepTrace&) const = default;
 };
 
 struct StepPlan {
-  StepRecord record;
+  StepTrace record;
   UnitSchedule schedule;
   std::uint64_t fingerprint = 0;
 };
@@ -45,7 +45,7 @@ struct StepPlanOptions {
 
 // Nothing when a visit does not fit the budget.
 std::optional<StepPlan> make_step_plan(
-    const StepRecord& record,
+    const StepTrace& record,
     const StepPlanOptions& options,
     std::int64_t budget_bytes);
 

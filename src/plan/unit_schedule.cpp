@@ -10,7 +10,7 @@
 #include "plan/budget.h"
 #include "plan/gaps.h"
 #include "plan/keep_gaps.h"
-#include "plan/nearest_ends.h"
+#include "plan/farthest_next_use.h"
 
 namespace sherd::plan {
 namespace {
@@ -143,9 +143,9 @@ std::vector<UnitId> by_need(
   return ordered;
 }
 
-std::vector<Actions> actions_of(
+std::vector<VisitActions> actions_of(
     const ScheduleInput& input, const Residents& residents) {
-  std::vector<Actions> before;
+  std::vector<VisitActions> before;
   const std::vector<UnitId>* now = &residents.initial;
   for (std::size_t visit = 0; visit < residents.at.size(); ++visit) {
     const std::vector<UnitId>& next = residents.at[visit];
@@ -199,7 +199,7 @@ std::int64_t lower_bound(const ScheduleInput& input) {
     }
   }
   return first_bytes +
-      missed_bytes_bound(gap_problem(
+      missed_bytes_lower_bound(gap_problem(
           input.visits, input.unit_bytes, input.budget_bytes, input.carried));
 }
 

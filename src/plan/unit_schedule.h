@@ -32,7 +32,7 @@ struct ScheduleInput {
 
 // Before a visit: first reshard all of the one, then start unsharding the other,
 // each in this order.
-struct Actions {
+struct VisitActions {
   // Ascending; none of the visit itself.
   std::vector<UnitId> reshard;
   // What the visit itself needs and is not there yet comes first, then what is
@@ -62,7 +62,7 @@ struct UnitSchedule {
   // no use any more. In the first step the caller gathers these itself.
   std::vector<UnitId> initial;
   // By visit.
-  std::vector<Actions> before;
+  std::vector<VisitActions> before;
   ScheduleReport report;
 };
 

@@ -304,7 +304,7 @@ TEST(UnitSchedule, EachFieldChangesTheFingerprint) {
   }
 }
 
-// --- Actions and edges -------------------------------------------------------
+// --- VisitActions and edges -------------------------------------------------------
 
 TEST(UnitSchedule, IssuesInTheOrderOfNeed) {
   const UnitSchedule schedule =

@@ -109,7 +109,7 @@ void UnitCache::begin_step(bool training) {
   follower_.begin_step(training, agree && !by_hand_);
 }
 
-void UnitCache::carry_out(const plan::Move& move) {
+void UnitCache::carry_out(const plan::DueActions& move) {
   if (move.whole) {
     enter_plan(*move.whole);
   }

@@ -97,7 +97,7 @@ class UnitCache {
   }
   void begin_step(bool training);
   void enter_plan(const std::vector<UnitId>& whole);
-  void carry_out(const plan::Move& move);
+  void carry_out(const plan::DueActions& move);
   bool start(UnitId unit, bool in_backward);
   void request(
       UnitId unit,

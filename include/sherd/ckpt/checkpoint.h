@@ -88,7 +88,7 @@ class CheckpointState {
       const std::string& section,
       Optimizer& optimizer,
       const NamedParameters& parameters) {
-    add_lazily(section, parameters, [&optimizer](bool all) {
+    add_optimizer(section, parameters, [&optimizer](bool all) {
       return optimizer.tensors(all);
     });
   }
@@ -111,12 +111,12 @@ class CheckpointState {
  private:
   friend class CheckpointAccess;
   using Tensors = std::function<std::vector<OptimizerTensor>(bool all)>;
-  struct Lazy {
+  struct OptimizerState {
     std::string section;
     std::map<std::string, NamedShard> slices;  // By parameter.
     Tensors tensors;
   };
-  void add_lazily(
+  void add_optimizer(
       const std::string& section,
       const NamedParameters& parameters,
       Tensors tensors);
@@ -124,7 +124,7 @@ class CheckpointState {
   std::vector<std::pair<std::string, NamedShard>> shards_;
   // Section and name of those, and of what lies on other ranks alone.
   std::set<std::pair<std::string, std::string>> names_;
-  std::vector<Lazy> lazy_;
+  std::vector<OptimizerState> optimizers_;
   std::map<std::string, at::Generator> generators_;
   std::vector<std::function<void()>> publish_;
 };

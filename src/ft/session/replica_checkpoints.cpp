@@ -9,9 +9,9 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "ckpt/files.h"
+#include "ckpt/file_system.h"
 #include "ckpt/manifest.h"
-#include "ckpt/session.h"
+#include "ckpt/save_protocol.h"
 #include "ft/session/save_turn.h"
 #include "ft/session/state_name.h"
 
@@ -49,7 +49,7 @@ struct ReplicaCheckpoints::Impl {
   std::vector<std::int64_t> steps() const {
     std::string mine;
     if (world.rank() == 0) {
-      const auto files = ckpt::make_posix_files();
+      const auto files = ckpt::make_posix_file_system();
       const auto found = ckpt::complete_steps(*files, options.folder);
       if (!found.ok()) {
         mine = kUnreadable + found.status().message();

@@ -24,7 +24,7 @@ std::size_t bytes_of(const at::Tensor& tensor) {
 }
 
 // "adamw exp_avg.h.0.weight", and what it is.
-std::string name_of(const CheckpointAccess::Target& target) {
+std::string name_of(const CheckpointAccess::LoadTarget& target) {
   return str(
       target.section, ' ', target.shard.name, ' ',
       c10::toString(target.shard.elements.scalar_type()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ckpt/session.h"
+#include "ckpt/save_protocol.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -24,10 +24,10 @@ constexpr const char* kRemoving = ".removing-";
 constexpr std::int64_t kSpareBytes = std::int64_t{1} << 20;
 
 // What a rank tells the others at the end of a stage.
-struct Word {
+struct RankOutcome {
   Status status;
   std::int64_t number = 0;
-  PartFile part = {};
+  PartEntry part = {};
 
   std::string text() const {
     Json json = {
@@ -43,20 +43,20 @@ struct Word {
   }
 };
 
-Word word_of(const std::string& text) {
+RankOutcome outcome_of(const std::string& text) {
   const auto json = Json::parse(text);
-  Word word;
-  word.number = json.at("number").get<std::int64_t>();
-  word.part = {
+  RankOutcome outcome;
+  outcome.number = json.at("number").get<std::int64_t>();
+  outcome.part = {
       .name = json.at("name").get<std::string>(),
       .bytes = json.at("bytes").get<std::int64_t>(),
       .checksum = json.at("checksum").get<std::uint64_t>()};
   if (json.contains("error")) {
-    word.status = {
+    outcome.status = {
         static_cast<ErrorCode>(json.at("code").get<int>()),
         json.at("error").get<std::string>()};
   }
-  return word;
+  return outcome;
 }
 
 void warn_if_failed(const Status& status) {
@@ -72,31 +72,31 @@ Status guarded(Action&& action) {
 }
 
 // Every rank's, when none has failed.
-Result<std::vector<Word>> exchange(
-    const Session& session, const Word& mine, const std::string& what) {
+Result<std::vector<RankOutcome>> all_gather_outcomes(
+    const SaveContext& session, const RankOutcome& mine, const std::string& what) {
   const auto texts = session.gather(mine.text(), what);
   if (!texts.ok()) {
     return texts.status();
   }
-  std::vector<Word> words;
+  std::vector<RankOutcome> outcomes;
   for (const auto& text : texts.value()) {
-    words.push_back(word_of(text));
-    const auto& status = words.back().status;
+    outcomes.push_back(outcome_of(text));
+    const auto& status = outcomes.back().status;
     if (!status.ok()) {
       const bool alone = session.size == 1;
       return Status(
           status.code(),
           alone ? status.message()
-                : str("[ckpt] ", what, ": rank ", words.size() - 1,
+                : str("[ckpt] ", what, ": rank ", outcomes.size() - 1,
                       " failed: ", status.message()));
     }
   }
-  return words;
+  return outcomes;
 }
 
-class Save {
+class SaveProtocol {
  public:
-  Save(const Session& session, std::int64_t step)
+  SaveProtocol(const SaveContext& session, std::int64_t step)
       : session_(session),
         files_(session.files),
         step_(step),
@@ -105,17 +105,17 @@ class Save {
         what_(str("saving step ", step)) {}
 
   Status run(
-      const std::vector<Piece>& pieces,
+      const std::vector<TensorPiece>& pieces,
       const std::map<std::string, std::string>& values) {
     auto status = begin(pieces);
-    std::vector<Word> parts;
+    std::vector<RankOutcome> parts;
     if (status.ok()) {
       status = write(pieces, parts);
     }
     if (status.ok()) {
       status = complete(parts, values);
     }
-    if (!status.ok() && leads()) {
+    if (!status.ok() && is_rank_zero()) {
       // It says no more than the failure; the next start tries it again.
       (void)files_.remove(temporary_);
     }
@@ -123,32 +123,32 @@ class Save {
   }
 
  private:
-  bool leads() const { return session_.rank == 0; }
+  bool is_rank_zero() const { return session_.rank == 0; }
 
   // An empty folder with room for all.
-  Status begin(const std::vector<Piece>& pieces) {
-    Word mine;
+  Status begin(const std::vector<TensorPiece>& pieces) {
+    RankOutcome mine;
     mine.number = std::accumulate(
         pieces.begin(), pieces.end(), std::int64_t{0},
-        [](std::int64_t sum, const Piece& piece) {
+        [](std::int64_t sum, const TensorPiece& piece) {
           return sum + static_cast<std::int64_t>(piece.elements.nbytes());
         });
-    if (leads()) {
+    if (is_rank_zero()) {
       mine.status = files_.remove(temporary_);
       mine.status =
           mine.status.ok() ? files_.make_folder(temporary_) : mine.status;
     }
-    const auto words = exchange(session_, mine, what_);
-    return words.ok() ? check_room(words.value()) : words.status();
+    const auto outcomes = all_gather_outcomes(session_, mine, what_);
+    return outcomes.ok() ? check_room(outcomes.value()) : outcomes.status();
   }
 
-  Status check_room(const std::vector<Word>& words) {
+  Status check_room(const std::vector<RankOutcome>& outcomes) {
     std::int64_t needed = kSpareBytes;
-    for (const auto& word : words) {
-      needed += word.number;
+    for (const auto& outcome : outcomes) {
+      needed += outcome.number;
     }
     Status status;
-    if (leads()) {
+    if (is_rank_zero()) {
       const auto free = files_.free_bytes(session_.folder);
       status = free.status();
       if (free.ok() && free.value() < needed) {
@@ -161,48 +161,48 @@ class Save {
     return agree(session_, status, what_);
   }
 
-  Status write(const std::vector<Piece>& pieces, std::vector<Word>& parts) {
-    Word mine;
+  Status write(const std::vector<TensorPiece>& pieces, std::vector<RankOutcome>& parts) {
+    RankOutcome mine;
     mine.status = guarded([&] {
       const auto part = write_part(
           files_, temporary_, pieces,
           {.rank = session_.rank,
            .file_bytes_max = session_.options.file_bytes_max,
            .progress = session_.options.progress});
-      mine.part = part.ok() ? part.value() : PartFile();
+      mine.part = part.ok() ? part.value() : PartEntry();
       return part.status();
     });
-    auto words = exchange(session_, mine, what_);
-    if (!words.ok()) {
-      return words.status();
+    auto outcomes = all_gather_outcomes(session_, mine, what_);
+    if (!outcomes.ok()) {
+      return outcomes.status();
     }
-    parts = std::move(words).value();
+    parts = std::move(outcomes).value();
     return {};
   }
 
   Status complete(
-      const std::vector<Word>& parts,
+      const std::vector<RankOutcome>& parts,
       const std::map<std::string, std::string>& values) {
     Status status;
-    if (leads()) {
+    if (is_rank_zero()) {
       Manifest manifest{
           .step = step_,
           .world_size = session_.size,
           .values = values,
           .parts = {}};
-      for (const auto& word : parts) {
-        manifest.parts.push_back(word.part);
+      for (const auto& outcome : parts) {
+        manifest.parts.push_back(outcome.part);
       }
-      status = guarded([&] { return put_in_place(to_json(manifest)); });
+      status = guarded([&] { return move_into_place(to_json(manifest)); });
     }
     status = agree(session_, status, what_);
-    if (status.ok() && leads()) {
+    if (status.ok() && is_rank_zero()) {
       remove_old_ones();
     }
     return status;
   }
 
-  Status put_in_place(const std::string& manifest) {
+  Status move_into_place(const std::string& manifest) {
     const auto place = session_.folder + "/" + name_;
     const auto old = session_.folder + "/" + kOld + name_;
     auto status =
@@ -271,8 +271,8 @@ class Save {
     warn_if_failed(status);
   }
 
-  const Session& session_;
-  Files& files_;
+  const SaveContext& session_;
+  FileSystem& files_;
   const std::int64_t step_;
   const std::string name_;
   const std::string temporary_;
@@ -281,7 +281,7 @@ class Save {
 
 }  // namespace
 
-Gather make_gather(const World& world) {
+TextAllGather make_private_all_gather(const World& world) {
   if (world.size() == 1) {
     return [](const std::string& mine, const std::string&) {
       return std::vector<std::string>{mine};
@@ -294,19 +294,19 @@ Gather make_gather(const World& world) {
   };
 }
 
-Gather gather_over(const World& world) {
+TextAllGather all_gather_over(const World& world) {
   return [&world](const std::string& mine, const std::string& /*what*/) {
     return Result(world.all_gather_texts(mine));
   };
 }
 
 Status agree(
-    const Session& session, const Status& mine, const std::string& what) {
-  return exchange(session, {.status = mine}, what).status();
+    const SaveContext& session, const Status& mine, const std::string& what) {
+  return all_gather_outcomes(session, {.status = mine}, what).status();
 }
 
 Result<std::vector<std::int64_t>> complete_steps(
-    Files& files, const std::string& folder) {
+    FileSystem& files, const std::string& folder) {
   const auto names = files.list(folder);
   if (!names.ok()) {
     return names.status();
@@ -330,7 +330,7 @@ Result<std::vector<std::int64_t>> complete_steps(
   return steps;
 }
 
-Status make_lasting_folder(Files& files, const std::string& path) {
+Status make_durable_folder(FileSystem& files, const std::string& path) {
   namespace fs = std::filesystem;
   std::vector<std::string> above;  // Of those that are not there yet.
   for (fs::path missing(path); missing.has_relative_path();
@@ -349,7 +349,7 @@ Status make_lasting_folder(Files& files, const std::string& path) {
   return status;
 }
 
-Status clean_up(Files& files, const std::string& folder) {
+Status clean_up(FileSystem& files, const std::string& folder) {
   const auto names = files.list(folder);
   if (!names.ok() || names.value().empty()) {
     return names.status();
@@ -377,11 +377,11 @@ Status clean_up(Files& files, const std::string& folder) {
 }
 
 Status save_pieces(
-    const Session& session,
+    const SaveContext& session,
     std::int64_t step,
-    const std::vector<Piece>& pieces,
+    const std::vector<TensorPiece>& pieces,
     const std::map<std::string, std::string>& values) {
-  return Save(session, step).run(pieces, values);
+  return SaveProtocol(session, step).run(pieces, values);
 }
 
 }  // namespace sherd::ckpt

@@ -15,10 +15,10 @@ namespace sherd::plan {
 // By gap: bridged. The bytes of the bridged gaps over a visit are at most its
 // room. No choice bridges more when units are equal and no gap crosses the step
 // boundary.
-std::vector<bool> keep_nearest_ends(const GapProblem& problem);
+std::vector<bool> keep_by_farthest_next_use(const GapProblem& problem);
 
 // No choice leaves gaps of fewer bytes, not even one that bridges parts of them.
 // Some choice of parts reaches it when no gap crosses the step boundary.
-std::int64_t missed_bytes_bound(const GapProblem& problem);
+std::int64_t missed_bytes_lower_bound(const GapProblem& problem);
 
 }  // namespace sherd::plan

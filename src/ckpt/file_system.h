@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files is what saving a checkpoint needs of a file system: the seam at which
+// FileSystem is what saving a checkpoint needs of a file system: the seam at which
 // tests lose power. What was written is on the disk when its file was synced, and
 // found there when the folder was. Thread rule: one thread.
 #pragma once
@@ -24,9 +24,9 @@ class OutputFile {
 };
 
 // Failures are kUnavailable and name the path and the system's reason.
-class Files {
+class FileSystem {
  public:
-  virtual ~Files() = default;
+  virtual ~FileSystem() = default;
 
   // And those above it. One that is there is fine.
   [[nodiscard]] virtual Status make_folder(const std::string& path) = 0;
@@ -49,7 +49,7 @@ class Files {
       const std::string& path) = 0;
 };
 
-std::unique_ptr<Files> make_posix_files();
+std::unique_ptr<FileSystem> make_posix_file_system();
 
 // Whoever holds it is the only one; it ends with the process, however that ends.
 class FolderLock {

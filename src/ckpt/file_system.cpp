@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ckpt/files.h"
+#include "ckpt/file_system.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -67,7 +67,7 @@ class PosixFile final : public OutputFile {
   const std::string path_;
 };
 
-class PosixFiles final : public Files {
+class PosixFileSystem final : public FileSystem {
  public:
   Status make_folder(const std::string& path) override {
     std::error_code error;
@@ -149,8 +149,8 @@ class LockedFile final : public FolderLock {
 
 }  // namespace
 
-std::unique_ptr<Files> make_posix_files() {
-  return std::make_unique<PosixFiles>();
+std::unique_ptr<FileSystem> make_posix_file_system() {
+  return std::make_unique<PosixFileSystem>();
 }
 
 Result<std::unique_ptr<FolderLock>> lock_folder(const std::string& path) {

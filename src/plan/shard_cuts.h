@@ -15,7 +15,7 @@ namespace sherd::plan {
 
 // ranks + 1 ascending values from 0 to layout.numel; reads offsets, numels and
 // numel of `layout`. REQUIRES: `parameters` are the layout's own.
-std::vector<std::int64_t> unequal_cuts(
+std::vector<std::int64_t> shard_cuts(
     const FlatLayout& layout,
     std::span<const FlatParameter> parameters,
     int ranks,

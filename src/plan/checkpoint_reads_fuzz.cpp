@@ -3,7 +3,7 @@
 // Any bytes are a checkpoint and a range wanted of it. Ranges that make no
 // sense must be refused; of the others each wanted element must be read once or
 // be missing, in as few reads as any other way takes, also far from element 0.
-#include "plan/reshard.h"
+#include "plan/checkpoint_reads.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/reshard.h"
+#include "plan/checkpoint_reads.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -11,24 +11,24 @@ namespace sherd::plan {
 namespace {
 
 // What of a piece is wanted.
-struct Offer {
+struct Candidate {
   ElementRange range;  // Not empty.
   int file = 0;
   int piece = 0;
 };
 
-// The offers that reach furthest so far.
-struct Furthest {
+// The candidates that reach furthest so far.
+struct FurthestCandidates {
   std::int64_t end = 0;
   std::vector<int> pieces;
 
-  void add(const Offer& offer) {
-    if (offer.range.end > end) {
-      end = offer.range.end;
+  void add(const Candidate& candidate) {
+    if (candidate.range.end > end) {
+      end = candidate.range.end;
       pieces.clear();
     }
-    if (offer.range.end == end) {
-      pieces.push_back(offer.piece);
+    if (candidate.range.end == end) {
+      pieces.push_back(candidate.piece);
     }
   }
 };
@@ -43,35 +43,35 @@ void check_range(const ElementRange& range, const What&... what) {
 // By begin, so that one pass finds them as they become usable; copies by file,
 // so that neither the order of the pieces nor where they begin before what is
 // wanted changes which file a reader gets.
-std::vector<Offer> offers_of(
+std::vector<Candidate> candidates_of(
     std::span<const SavedPiece> pieces, const ElementRange& wanted) {
-  std::vector<Offer> offers;
+  std::vector<Candidate> candidates;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const ElementRange& range = pieces[i].range;
     check_range(range, "piece ", i);
     const ElementRange part{
         std::max(range.begin, wanted.begin), std::min(range.end, wanted.end)};
     if (part.begin < part.end) {
-      offers.push_back(
+      candidates.push_back(
           {.range = part,
            .file = pieces[i].file,
            .piece = static_cast<int>(i)});
     }
   }
-  std::sort(offers.begin(), offers.end(), [](const Offer& a, const Offer& b) {
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
     return std::tie(a.range.begin, a.file, a.piece) <
         std::tie(b.range.begin, b.file, b.piece);
   });
-  return offers;
+  return candidates;
 }
 
-// Which of n equal offers. The remainder by n would send ranks 0, n, 2n, ... to
+// Which of n equal candidates. The remainder by n would send ranks 0, n, 2n, ... to
 // one file, and these want the same where n divides the shard axis. The sum of
 // the digits in base n does better. Ranks kn to kn + n - 1 differ in the last
 // digit alone. And for n = 2^b it is the sum of 2^(i mod b) over the set bits
 // i: n ranks that differ in b neighbouring bits add these, rotated, to
 // what they have in common, which gives each remainder once.
-std::size_t choice_of(int reader, std::size_t n) {
+std::size_t spread_choice(int reader, std::size_t n) {
   std::size_t sum = 0;
   if (n > 1) {
     for (auto left = static_cast<std::size_t>(reader); left > 0; left /= n) {
@@ -83,27 +83,27 @@ std::size_t choice_of(int reader, std::size_t n) {
 
 }  // namespace
 
-// To take at each position the offer that reaches furthest is best: whatever
+// To take at each position the candidate that reaches furthest is best: whatever
 // else is taken there, the rest of another cover also covers what is left.
 ReadPlan plan_reads(
     std::span<const SavedPiece> pieces, ElementRange wanted, int reader) {
   check_range(wanted, "the range wanted");
   SHERD_CHECK(
       reader >= 0, "[plan] expected a reader of at least 0, found ", reader);
-  const std::vector<Offer> offers = offers_of(pieces, wanted);
+  const std::vector<Candidate> candidates = candidates_of(pieces, wanted);
   ReadPlan plan;
-  Furthest furthest{.end = wanted.begin, .pieces = {}};
-  auto next = offers.begin();
+  FurthestCandidates furthest{.end = wanted.begin, .pieces = {}};
+  auto next = candidates.begin();
   for (std::int64_t at = wanted.begin; at < wanted.end; at = furthest.end) {
-    for (; next != offers.end() && next->range.begin <= at; ++next) {
+    for (; next != candidates.end() && next->range.begin <= at; ++next) {
       furthest.add(*next);
     }
     if (furthest.end > at) {
-      const auto choice = choice_of(reader, furthest.pieces.size());
+      const auto choice = spread_choice(reader, furthest.pieces.size());
       plan.reads.push_back(
           {.piece = furthest.pieces[choice], .range = {at, furthest.end}});
     } else {
-      furthest.end = next != offers.end() ? next->range.begin : wanted.end;
+      furthest.end = next != candidates.end() ? next->range.begin : wanted.end;
       plan.missing.push_back({at, furthest.end});
     }
   }

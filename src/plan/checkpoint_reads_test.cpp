@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/reshard.h"
+#include "plan/checkpoint_reads.h"
 
 #include <algorithm>
 #include <limits>
@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
 #include "base/check.h"
-#include "plan/test_random.h"
+#include "plan/random_testing.h"
 #include "support/error_of.h"
 
 namespace sherd::plan {

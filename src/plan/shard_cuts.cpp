@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/unequal_cuts.h"
+#include "plan/shard_cuts.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -20,9 +20,9 @@ std::size_t parameter_at(const FlatLayout& layout, std::int64_t element) {
 }
 
 // Chooses the cuts of a packed flat, one boundary at a time.
-class UnequalCuts {
+class ShardCuts {
  public:
-  UnequalCuts(
+  ShardCuts(
       const FlatLayout& layout,
       std::span<const FlatParameter> parameters,
       int ranks,
@@ -97,13 +97,13 @@ class UnequalCuts {
 
 }  // namespace
 
-std::vector<std::int64_t> unequal_cuts(
+std::vector<std::int64_t> shard_cuts(
     const FlatLayout& layout,
     std::span<const FlatParameter> parameters,
     int ranks,
     std::int64_t slice_alignment) {
   std::vector<std::int64_t> cuts{0};
-  const UnequalCuts cutter(layout, parameters, ranks, slice_alignment);
+  const ShardCuts cutter(layout, parameters, ranks, slice_alignment);
   for (int rank = 1; rank < ranks; ++rank) {
     cuts.push_back(layout.numel == 0 ? 0 : cutter.cut(rank));
     SHERD_ASSERT(cuts.back() >= cuts[cuts.size() - 2], "cuts ascend");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/nearest_ends.h"
+#include "plan/farthest_next_use.h"
 
 #include <algorithm>
 #include <iterator>
@@ -56,15 +56,15 @@ class OpenGaps {
   std::int64_t bytes_ = 0;
 };
 
-bool crosses_boundary(const GapProblem& problem, const Gap& gap) {
+bool crosses_step_boundary(const GapProblem& problem, const Gap& gap) {
   return gap.end > problem.visits();
 }
 
 // As if begun in the step before.
-void add_boundary_gaps(const GapProblem& problem, OpenGaps& open) {
+void add_gaps_over_step_boundary(const GapProblem& problem, OpenGaps& open) {
   for (std::size_t g = 0; g < problem.gaps.size(); ++g) {
     const Gap& gap = problem.gaps[g];
-    if (crosses_boundary(problem, gap)) {
+    if (crosses_step_boundary(problem, gap)) {
       open.add({gap.end - problem.visits(), gap.bytes, g});
     }
   }
@@ -74,10 +74,10 @@ void add_boundary_gaps(const GapProblem& problem, OpenGaps& open) {
 
 // One step. A gap over the boundary is there at both ends of the step or not at
 // all: once its head gave way, its tail is not begun.
-std::vector<bool> keep_nearest_ends(const GapProblem& problem) {
+std::vector<bool> keep_by_farthest_next_use(const GapProblem& problem) {
   std::vector<bool> kept(problem.gaps.size(), true);
   OpenGaps open;
-  add_boundary_gaps(problem, open);
+  add_gaps_over_step_boundary(problem, open);
   std::size_t next = 0;
   for (int visit = 0; visit < problem.visits(); ++visit) {
     open.remove_ended(visit);
@@ -97,9 +97,9 @@ std::vector<bool> keep_nearest_ends(const GapProblem& problem) {
 // what the last one leaves were lost at no cost. A schedule repeated so often
 // misses at most as much there as its boundary gaps and all others miss in each
 // step; so the mean, rounded up, is a bound for one step.
-std::int64_t missed_bytes_bound(const GapProblem& problem) {
+std::int64_t missed_bytes_lower_bound(const GapProblem& problem) {
   OpenGaps open;
-  add_boundary_gaps(problem, open);
+  add_gaps_over_step_boundary(problem, open);
   const int steps = open.bytes() > 0 ? kBoundSteps : 1;
   std::int64_t missed = 0;
   for (int step = 0; step < steps; ++step) {
@@ -109,7 +109,7 @@ std::int64_t missed_bytes_bound(const GapProblem& problem) {
       for (; next < problem.gaps.size() && problem.gaps[next].begin == visit;
            ++next) {
         const Gap& gap = problem.gaps[next];
-        if (step + 1 < steps || !crosses_boundary(problem, gap)) {
+        if (step + 1 < steps || !crosses_step_boundary(problem, gap)) {
           open.add({start + gap.end, gap.bytes, next});
         }
       }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/unequal_cuts.h"
+#include "plan/shard_cuts.h"
 
 #include <algorithm>
 #include <limits>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "plan/test_random.h"
+#include "plan/random_testing.h"
 
 namespace sherd::plan {
 namespace {
@@ -70,7 +70,7 @@ Case random_case(TestRandom& random) {
   return c;
 }
 
-TEST(UnequalCuts, EachCutIsTheLegalPlaceNearestToItsEvenShareOrAligned) {
+TEST(ShardCuts, EachCutIsTheLegalPlaceNearestToItsEvenShareOrAligned) {
   for_seeds(1000, [](TestRandom& random) {
     const Case c = random_case(random);
     const FlatLayout layout = plan_flat_layout(c.parameters, c.options);
@@ -92,7 +92,7 @@ TEST(UnequalCuts, EachCutIsTheLegalPlaceNearestToItsEvenShareOrAligned) {
   });
 }
 
-TEST(UnequalCuts, TheLargestShardIsBestToWithinOneBlock) {
+TEST(ShardCuts, TheLargestShardIsBestToWithinOneBlock) {
   for_seeds(1000, [](TestRandom& random) {
     const Case c = random_case(random);
     const FlatLayout layout = plan_flat_layout(c.parameters, c.options);
@@ -107,7 +107,7 @@ TEST(UnequalCuts, TheLargestShardIsBestToWithinOneBlock) {
   });
 }
 
-TEST(UnequalCuts, FineGrainedFlatsAreEvenToOneElement) {
+TEST(ShardCuts, FineGrainedFlatsAreEvenToOneElement) {
   for (const int ranks : {1, 2, 3, 4, 7}) {
     const FlatLayout layout = plan_flat_layout(
         Parameters{{"w", 1000}}, {.ranks = ranks, .slice_alignment_bytes = 4});
@@ -118,7 +118,7 @@ TEST(UnequalCuts, FineGrainedFlatsAreEvenToOneElement) {
   }
 }
 
-TEST(UnequalCuts, LargeFlatsAreCutOnAlignedPlaces) {
+TEST(ShardCuts, LargeFlatsAreCutOnAlignedPlaces) {
   const FlatLayout layout =
       plan_flat_layout(Parameters{{"a", 100003}, {"b", 99999}}, {.ranks = 7});
   for (int rank = 0; rank < 7; ++rank) {
@@ -128,13 +128,13 @@ TEST(UnequalCuts, LargeFlatsAreCutOnAlignedPlaces) {
   }
 }
 
-TEST(UnequalCuts, TinyFlatsAreSpreadRatherThanAligned) {
+TEST(ShardCuts, TinyFlatsAreSpreadRatherThanAligned) {
   const FlatLayout layout =
       plan_flat_layout(Parameters{{"w", 12}}, {.ranks = 4});
   EXPECT_THAT(layout.cuts, ::testing::ElementsAre(0, 3, 6, 9, 12));
 }
 
-TEST(UnequalCuts, AlignmentNeverSplitsABlock) {
+TEST(ShardCuts, AlignmentNeverSplitsABlock) {
   // Rows of 33 elements: only every 32nd row starts on 128 bytes.
   const FlatLayout layout =
       plan_flat_layout(Parameters{{"w", 33 * 1000, 33}}, {.ranks = 3});
@@ -142,7 +142,7 @@ TEST(UnequalCuts, AlignmentNeverSplitsABlock) {
       layout.cuts, ::testing::ElementsAre(0, 333 * 33, 667 * 33, 33000));
 }
 
-TEST(UnequalCuts, OneBlockGoesToOneRankAndTheOthersAreEmpty) {
+TEST(ShardCuts, OneBlockGoesToOneRankAndTheOthersAreEmpty) {
   const FlatLayout layout =
       plan_flat_layout(Parameters{{"w", 1000, 1000}}, {.ranks = 4});
   int owners = 0;
