@@ -21,7 +21,7 @@
 namespace sherd::tools {
 namespace {
 
-using bench::Circumstances;
+using bench::BenchmarkContext;
 using bench::StepConfig;
 using bench::StepPrograms;
 
@@ -122,11 +122,11 @@ StepPrograms programs(const BenchArguments& arguments) {
 int run_step(const BenchArguments& arguments) {
   bench::check(arguments.step);
   expect_release_build();
-  const Circumstances found = circumstances();
+  const BenchmarkContext found = benchmark_context();
   warn_when_busy();
   const auto progress = progress_line();
   try {
-    const bench::SignalEvents signals;
+    const bench::StopSignalFd signals;
     const auto result =
         bench::measure(arguments.step, programs(arguments), signals, progress);
     progress("");
@@ -239,7 +239,7 @@ StepPrograms programs_of_ranks() {
   return found;
 }
 
-Circumstances circumstances() {
+BenchmarkContext benchmark_context() {
   return {
       .sherd_version = SHERD_VERSION,
       .commit = commit(),
@@ -259,7 +259,7 @@ void warn_when_busy() {
   }
 }
 
-bench::Progress progress_line() {
+bench::ProgressCallback progress_line() {
   if (::isatty(STDERR_FILENO) != 1) {
     return [](const std::string& /*what*/) {};
   }

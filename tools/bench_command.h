@@ -32,9 +32,9 @@ std::string path_of_program(const char* name);
 void expect_program(const char* name);
 // What starts ranks, and with which environment; throws when there is none.
 bench::StepPrograms programs_of_ranks();
-bench::Circumstances circumstances();
+bench::BenchmarkContext benchmark_context();
 void warn_when_busy();
 // Shows on a terminal what is under way, in one line; "" clears it.
-bench::Progress progress_line();
+bench::ProgressCallback progress_line();
 
 }  // namespace sherd::tools

@@ -89,7 +89,7 @@ std::vector<bench::CollectiveTimes> times_of(const Arguments& arguments) {
 int run(const Arguments& arguments) {
   expect_release_build();
   expect_program("sherd-bench-collectives");
-  const bench::Circumstances found = circumstances();
+  const bench::BenchmarkContext found = benchmark_context();
   warn_when_busy();
   const auto all = times_of(arguments);
   if (!arguments.json_only) {

@@ -43,7 +43,7 @@ template <typename Result>
 void show(
     const Arguments& arguments,
     const Result& result,
-    const bench::Circumstances& found) {
+    const bench::BenchmarkContext& found) {
   if (!arguments.json_only) {
     std::fputs(
         bench::table_of(arguments.config, result, found).c_str(), stdout);
@@ -51,10 +51,10 @@ void show(
   std::puts(bench::json_of(arguments.config, result, found).c_str());
 }
 
-int measure(const Arguments& arguments, const bench::Progress& progress) {
-  const auto found = circumstances();
+int measure(const Arguments& arguments, const bench::ProgressCallback& progress) {
+  const auto found = benchmark_context();
   const auto programs = programs_of_ranks();
-  const bench::SignalEvents signals;
+  const bench::StopSignalFd signals;
   if (arguments.cost) {
     const auto result =
         bench::measure_cost(arguments.config, programs, signals, progress);

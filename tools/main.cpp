@@ -32,24 +32,24 @@ std::vector<Subcommand> add_subcommands(CLI::App& app) {
   };
 }
 
-struct Program {
+struct ExternalCommand {
   const char* name;
   const char* description;
 };
-constexpr Program kPrograms[] = {
+constexpr ExternalCommand kPrograms[] = {
     {"train", "Train a model (one rank; `sherd run` starts several)"},
     {"checkpoint", "Inspect, verify and merge checkpoints"},
 };
 
 // Where sherd-NAME would be.
-std::string path_of(const Program& program) {
+std::string path_of(const ExternalCommand& program) {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
   return (self.parent_path() / (std::string("sherd-") + program.name)).string();
 }
 
 // Becomes sherd-NAME; returns only when that cannot be.
-int become(const Program& program, char** argv) {
+int exec_program(const ExternalCommand& program, char** argv) {
   const std::string path = path_of(program);
   ::execv(path.c_str(), argv + 1);
   std::fprintf(
@@ -117,9 +117,9 @@ int run_command(int argc, char** argv) {
   app.set_version_flag("--version", "sherd " SHERD_VERSION);
   app.require_subcommand(1);
   std::string more;
-  for (const Program& program : kPrograms) {
+  for (const ExternalCommand& program : kPrograms) {
     if (argc > 1 && std::strcmp(argv[1], program.name) == 0) {
-      return become(program, argv);
+      return exec_program(program, argv);
     }
     if (::access(path_of(program).c_str(), X_OK) == 0) {
       app.add_subcommand(program.name, program.description);

@@ -33,10 +33,10 @@
 #include "train/command_line.h"
 #include "train/config.h"
 #include "train/curve.h"
-#include "train/engine.h"
-#include "train/leave_when_asked.h"
+#include "train/training_engine.h"
+#include "train/leave_signal_watcher.h"
 #include "train/model.h"
-#include "train/progress.h"
+#include "train/progress_display.h"
 #include "train/run_checkpoints.h"
 #include "train/run_folder.h"
 
@@ -153,7 +153,7 @@ class TrainJob {
 
   // Returns the exit status.
   int run() {
-    engine_ = std::make_unique<Engine>(*model_, mesh_, config_);
+    engine_ = std::make_unique<TrainingEngine>(*model_, mesh_, config_);
     const auto last = config_.stop_at > 0 ? config_.stop_at : config_.steps;
     if (is_replica()) {
       return run_replica(last);
@@ -205,7 +205,7 @@ class TrainJob {
     if (checkpoints) {
       options.held = checkpoints->load();
     }
-    StepRecord update;  // The last one.
+    StepMetrics update;  // The last one.
     ft::ReplicaSession session(
         world_, engine_->named_parameters(), std::move(state),
         [&](std::int64_t step) {
@@ -217,8 +217,8 @@ class TrainJob {
           update.grad_norm = engine_->update(update.lr);
         },
         options);
-    catch_signals();  // From `sherd replica drain`, too.
-    std::optional<LeaveWhenAsked> leaving;
+    install_signal_handlers();  // From `sherd replica drain`, too.
+    std::optional<LeaveSignalWatcher> leaving;
     if (leads()) {
       leaving.emplace(session);
     }
@@ -265,7 +265,7 @@ class TrainJob {
   // A spare waits in it.
   ft::SessionOptions replica_options() const {
     auto options = ft::SessionOptions::from_environment();
-    options.config = to_json(essence_of(config_), {});
+    options.config = to_json(replica_invariant_config(config_), {});
     if (config_.lr_scaling != "none") {
       if (options.samples_full == 0) {
         throw Error(
@@ -293,7 +293,7 @@ class TrainJob {
           "--save-every: expected --run DIR with it, where replicas that are "
           "started again look for checkpoints; found none");
     }
-    state.values = about_model(config_, corpus_->vocabulary());
+    state.values = model_metadata(config_, corpus_->vocabulary());
     return std::make_unique<ft::ReplicaCheckpoints>(
         world_, std::move(state),
         ft::ReplicaCheckpointOptions{
@@ -303,11 +303,11 @@ class TrainJob {
   }
 
   // None when the step was not made, or by others.
-  std::optional<StepRecord> take_part(
+  std::optional<StepMetrics> take_part(
       const ft::TrainingStep& plan,
       ft::ReplicaSession& session,
       std::int64_t last) {
-    StepRecord record{.step = plan.step};
+    StepMetrics record{.step = plan.step};
     const double begin_s = now_s();
     if (config_.dropout > 0.0) {
       torch::manual_seed(seed_of(plan.step));
@@ -411,7 +411,7 @@ class TrainJob {
   void open_folder() {
     const auto path = run_path();
     if (config_.save_every > 0) {
-      catch_signals();
+      install_signal_handlers();
       checkpoints_.emplace(
           world_, config_, path, *model_, *engine_, batches_,
           corpus_->vocabulary());
@@ -453,8 +453,8 @@ class TrainJob {
     return mean(world_.all_gather({sum / static_cast<double>(count)}), 0);
   }
 
-  StepRecord take_step(std::int64_t step, std::int64_t last) {
-    StepRecord record{
+  StepMetrics take_step(std::int64_t step, std::int64_t last) {
+    StepMetrics record{
         .step = step + 1, .lr = learning_rate_at(step, schedule_of(config_))};
     const double begin_s = now_s();
     if (config_.dropout > 0.0) {  // So that a run that goes on draws the same.
@@ -467,7 +467,7 @@ class TrainJob {
     record.step_s = now_s() - begin_s;
     const auto all = world_.all_gather(
         {loss.item<double>(), static_cast<double>(rss_bytes()), record.step_s,
-         static_cast<double>(asked_by_signals())});
+         static_cast<double>(take_signal_request())});
     asked_ = static_cast<int>(largest(all, 3));
     // Equal rows on every rank: the mean of the means is the batch's.
     record.loss = mean(all, 0);
@@ -483,7 +483,7 @@ class TrainJob {
     return record;
   }
 
-  void show(const StepRecord& record, std::int64_t last) {
+  void show(const StepMetrics& record, std::int64_t last) {
     if (!leads()) {
       return;
     }
@@ -610,8 +610,8 @@ class TrainJob {
   const std::unique_ptr<data::Corpus> corpus_;
   data::GlobalBatches batches_;
   const std::shared_ptr<models::LanguageModel> model_;
-  Progress progress_;
-  std::unique_ptr<Engine> engine_;
+  ProgressDisplay progress_;
+  std::unique_ptr<TrainingEngine> engine_;
   std::unique_ptr<RunFolder> folder_;  // Rank 0 only.
   std::optional<double> val_loss_;
   std::optional<RunCheckpoints> checkpoints_;

@@ -33,7 +33,7 @@ def stop(process):
             process.wait()
 
 
-class GrowingFile:
+class TailedFile:
     """Whole lines that a writer appends; a file that was made anew is read from
     its start again."""
 
@@ -116,7 +116,7 @@ class TorchftRun(Run):
             words, f"{name}.log",
             env=environment() | {"TORCHFT_LIGHTHOUSE": self.address},
         )  # fmt: skip
-        self.files[replica] = GrowingFile(self.folder / f"{name}.jsonl")
+        self.files[replica] = TailedFile(self.folder / f"{name}.jsonl")
 
     def kill(self, replica):
         self.processes[replica].kill()
@@ -196,7 +196,7 @@ class SherdRun(Run):
                 env=environment(),
             )  # fmt: skip
         self.files = [
-            GrowingFile(folder / "run" / f"replica-{r}" / "metrics.jsonl")
+            TailedFile(folder / "run" / f"replica-{r}" / "metrics.jsonl")
             for r in range(work.replicas)
         ]
 

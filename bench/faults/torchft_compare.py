@@ -67,7 +67,7 @@ def schedule(work, seed):
     ]
 
 
-class Striker:
+class FaultInjector:
     """Kills when it is time, and only when all replicas are there."""
 
     def __init__(self, run, plan):
@@ -89,9 +89,9 @@ class Striker:
         if self.due_s is None and self.run.last_step(watched) >= step:
             self.due_s = now_s + phase_s
         if self.due_s is not None and now_s >= self.due_s:
-            self.strike(victim, watched)
+            self.inject(victim, watched)
 
-    def strike(self, victim, watched):
+    def inject(self, victim, watched):
         kill = Kill(time.monotonic(), victim, self.run.last_step(watched))
         self.run.journal.kills.append(kill)
         self.run.kill(victim)
@@ -104,12 +104,12 @@ class Striker:
 def measure(system, work, seed, folder):
     folder.mkdir(parents=True)
     run = start(system, work, folder)
-    striker = Striker(run, schedule(work, seed))
+    injector = FaultInjector(run, schedule(work, seed))
     begin_s = time.monotonic()
     try:
         while not run.over() and time.monotonic() < begin_s + work.limit_s:
             run.look()
-            striker.turn(time.monotonic())
+            injector.turn(time.monotonic())
             time.sleep(POLL_S)
         run.look()
         end_s = time.monotonic()
@@ -124,7 +124,7 @@ def measure(system, work, seed, folder):
         "replicas": work.replicas,
         "seed": seed,
         "failures": failures(run.journal, end_s),
-        "kills_missed": len(striker.plan),
+        "kills_missed": len(injector.plan),
         "run_s": end_s - begin_s,
         "in_time": in_time,
         "unasked_deaths": run.deaths,

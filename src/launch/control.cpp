@@ -69,16 +69,16 @@ Status clear(const std::string& path, const sockaddr_un& address) {
 
 }  // namespace
 
-Result<ControlQuestion> parse_question(const std::string& text) {
+Result<ControlRequest> parse_control_request(const std::string& text) {
   const std::size_t space = text.find(' ');
   const std::string verb = text.substr(0, space);
-  ControlQuestion question;
+  ControlRequest request;
   bool good = space != std::string::npos &&
       (verb == "drain" || verb == "admit") && text.size() <= kTextBytesMax;
   if (good) {
     const char* end = text.data() + text.size();
     const auto [stop, error] =
-        std::from_chars(text.data() + space + 1, end, question.replica);
+        std::from_chars(text.data() + space + 1, end, request.replica);
     good = error == std::errc() && stop == end;
   }
   if (!good) {
@@ -87,9 +87,9 @@ Result<ControlQuestion> parse_question(const std::string& text) {
         str("expected 'drain N' or 'admit N', found '", text.substr(0, 50),
             "'"));
   }
-  question.what = verb == "drain" ? ControlQuestion::What::kDrain
-                                  : ControlQuestion::What::kAdmit;
-  return question;
+  request.what = verb == "drain" ? ControlRequest::What::kDrain
+                                  : ControlRequest::What::kAdmit;
+  return request;
 }
 
 Result<ControlSocket> ControlSocket::open(const std::string& path) {
@@ -121,27 +121,27 @@ ControlSocket::~ControlSocket() {
   }
 }
 
-std::optional<ControlSocket::Question> ControlSocket::take() {
-  Question question;
-  question.from_bytes = sizeof question.from;
+std::optional<ControlSocket::Datagram> ControlSocket::receive() {
+  Datagram request;
+  request.from_bytes = sizeof request.from;
   std::array<char, kTextBytesMax> buffer;  // NOLINT: recvfrom() fills it.
   const ssize_t count = ::recvfrom(
       socket_.get(), buffer.data(), buffer.size(), 0,
-      reinterpret_cast<sockaddr*>(&question.from), &question.from_bytes);
+      reinterpret_cast<sockaddr*>(&request.from), &request.from_bytes);
   if (count < 0) {
     return std::nullopt;
   }
-  question.text.assign(buffer.data(), static_cast<std::size_t>(count));
-  return question;
+  request.text.assign(buffer.data(), static_cast<std::size_t>(count));
+  return request;
 }
 
-void ControlSocket::answer(const Question& question, const std::string& text) {
+void ControlSocket::reply(const Datagram& request, const std::string& text) {
   [[maybe_unused]] const auto sent = ::sendto(
       socket_.get(), text.data(), std::min(text.size(), kTextBytesMax), 0,
-      reinterpret_cast<const sockaddr*>(&question.from), question.from_bytes);
+      reinterpret_cast<const sockaddr*>(&request.from), request.from_bytes);
 }
 
-Result<std::string> ask(const std::string& path, const std::string& question) {
+Result<std::string> send_control_request(const std::string& path, const std::string& request) {
   const Result<sockaddr_un> address = address_of(path);
   if (!address.ok()) {
     return address.status();
@@ -153,7 +153,7 @@ Result<std::string> ask(const std::string& path, const std::string& question) {
           socket.get(), reinterpret_cast<const sockaddr*>(&family),
           sizeof family) != 0 ||
       !connect_to(socket, address.value()) ||
-      ::send(socket.get(), question.data(), question.size(), 0) < 0) {
+      ::send(socket.get(), request.data(), request.size(), 0) < 0) {
     return unavailable(path, str("no launcher: ", std::strerror(errno)));
   }
   pollfd polled = {socket.get(), POLLIN, 0};

@@ -15,13 +15,13 @@
 
 namespace sherd::launch {
 
-struct ControlQuestion {
+struct ControlRequest {
   enum class What { kDrain, kAdmit };
   What what = What::kDrain;
   int replica = 0;
 };
 // Bytes from outside; the failure says what was expected.
-Result<ControlQuestion> parse_question(const std::string& text);
+Result<ControlRequest> parse_control_request(const std::string& text);
 
 class ControlSocket {
  public:
@@ -34,15 +34,15 @@ class ControlSocket {
   ~ControlSocket();
 
   int fd() const { return socket_.get(); }
-  struct Question {
+  struct Datagram {
     std::string text;
     sockaddr_un from{};
     socklen_t from_bytes = 0;
   };
   // The next one; never waits.
-  std::optional<Question> take();
+  std::optional<Datagram> receive();
   // An asker who has gone misses it.
-  void answer(const Question& question, const std::string& text);
+  void reply(const Datagram& request, const std::string& text);
 
  private:
   ControlSocket(Descriptor socket, std::string path)
@@ -54,6 +54,6 @@ class ControlSocket {
 
 // Asks and waits for the answer, without "ok "; the failure is the launcher's own
 // refusal, or that there is none.
-Result<std::string> ask(const std::string& path, const std::string& question);
+Result<std::string> send_control_request(const std::string& path, const std::string& request);
 
 }  // namespace sherd::launch

@@ -13,10 +13,10 @@ namespace sherd::launch {
 namespace {
 
 // Until it listens for the first time; it may have a long log to read.
-constexpr Duration kStartPatience = std::chrono::seconds(60);
-constexpr Duration kLookEvery = std::chrono::milliseconds(10);
-constexpr Duration kEndPatience = std::chrono::seconds(2);
-constexpr Duration kKillPatience = std::chrono::seconds(10);
+constexpr Duration kStartTimeout = std::chrono::seconds(60);
+constexpr Duration kPollInterval = std::chrono::milliseconds(10);
+constexpr Duration kStopTimeout = std::chrono::seconds(2);
+constexpr Duration kKillTimeout = std::chrono::seconds(10);
 
 }  // namespace
 
@@ -45,18 +45,18 @@ void CoordinatorProcess::begin(Instant now) {
   failure_ = start();
   if (failure_.message.empty()) {
     state_ = State::kStarting;
-    deadline_ = now + kLookEvery;
+    deadline_ = now + kPollInterval;
   }
 }
 
 StartFailure CoordinatorProcess::start() {
   const ReplicaOptions& replicas = *options_.replicas;
-  ChildSetup setup;
-  RankSetup& process = setup.process;
+  SupervisedProcessSpec setup;
+  ProcessSpec& process = setup.process;
   process.rank = slot_;
   process.name = "the coordinator";
   const auto path = find_variable(options_.environment, "PATH");
-  const Program program = find_program(
+  const ProgramLookup program = find_program(
       replicas.coordinator_command.front(), path.value_or("/usr/bin:/bin"));
   if (program.path.empty()) {
     return program.failure;
@@ -92,7 +92,7 @@ StartFailure CoordinatorProcess::start() {
   return supervisor_.start(std::move(setup));
 }
 
-void CoordinatorProcess::ended(const RankEnd& end, Instant now) {
+void CoordinatorProcess::ended(const RankExit& end, Instant now) {
   const std::string how = end.signal != 0
       ? "was killed by " + describe_signal(end.signal)
       : str("exited with code ", end.exit_code);
@@ -127,7 +127,7 @@ void CoordinatorProcess::time_passed(Instant now) {
   }
   deadline_.reset();
   if (state_ == State::kStarting) {
-    look_for_address(now);
+    read_ready_file(now);
   } else if (state_ == State::kWaiting) {
     started_ = now;
     const StartFailure failed = start();
@@ -137,35 +137,35 @@ void CoordinatorProcess::time_passed(Instant now) {
       start_later("could not be started: " + failed.message, now);
     }
   } else if (state_ == State::kEnding) {
-    supervisor_.signal(slot_, {SIGKILL, Recipients::kGroups, ""});
+    supervisor_.signal(slot_, {SIGKILL, SignalTarget::kGroups, ""});
     state_ = State::kKilled;
-    deadline_ = now + kKillPatience;
+    deadline_ = now + kKillTimeout;
   } else if (state_ == State::kKilled) {
     state_ = State::kEnded;
   }
 }
 
 // It appears as a whole, with the address in it, and that of the status page.
-void CoordinatorProcess::look_for_address(Instant now) {
+void CoordinatorProcess::read_ready_file(Instant now) {
   std::ifstream in(ready_file_);
   if (in >> address_) {
     in >> status_;
     state_ = State::kRunning;
-  } else if (now - started_ < kStartPatience) {
-    deadline_ = now + kLookEvery;
+  } else if (now - started_ < kStartTimeout) {
+    deadline_ = now + kPollInterval;
   } else {
     failure_ = {
         1,
-        str("the coordinator did not listen within ", seconds(kStartPatience),
+        str("the coordinator did not listen within ", seconds(kStartTimeout),
             " s")};
   }
 }
 
 void CoordinatorProcess::end(Instant now) {
   if (state_ == State::kStarting || state_ == State::kRunning) {
-    supervisor_.signal(slot_, {SIGTERM, Recipients::kGroups, ""});
+    supervisor_.signal(slot_, {SIGTERM, SignalTarget::kGroups, ""});
     state_ = State::kEnding;
-    deadline_ = now + kEndPatience;
+    deadline_ = now + kStopTimeout;
   } else if (state_ == State::kWaiting) {
     state_ = State::kEnded;
     deadline_.reset();

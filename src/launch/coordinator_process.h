@@ -27,7 +27,7 @@ class CoordinatorProcess {
 
   void begin(Instant now);
   // REQUIRES: `end` is of its slot.
-  void ended(const RankEnd& end, Instant now);
+  void ended(const RankExit& end, Instant now);
   void time_passed(Instant now);
   std::optional<Instant> deadline() const { return deadline_; }
   // Asks it to end; it has two seconds, then it is killed, or given up when a
@@ -48,7 +48,7 @@ class CoordinatorProcess {
   enum class State { kStarting, kRunning, kWaiting, kEnding, kKilled, kEnded };
 
   StartFailure start();
-  void look_for_address(Instant now);
+  void read_ready_file(Instant now);
   void start_later(const std::string& why, Instant now);
 
   const LaunchOptions& options_;

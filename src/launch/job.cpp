@@ -57,14 +57,14 @@ StartFailure Job::start_all() {
 }
 
 StartFailure Job::start_ranks(const StartPlan& plan, int port) {
-  RankPlace place = {
+  RankVariables place = {
       .ranks = options_.ranks,
       .fake_hosts = options_.fake_hosts,
       .port = port,
       .threads = plan.cores / options_.ranks};
   for (; place.rank < place.ranks; ++place.rank) {
-    ChildSetup setup =
-        rank_setup(options_, plan, place, place.rank, str("rank ", place.rank));
+    SupervisedProcessSpec setup =
+        rank_process_spec(options_, plan, place, place.rank, str("rank ", place.rank));
     setup.reads_stdin = place.rank == 0;
     setup.owns_stdout = place.rank == 0 && options_.rank0_owns_stdout;
     if (options_.output == RankOutput::kFiles) {
@@ -109,25 +109,25 @@ void Job::watch() {
   }
 }
 
-void Job::carry_out(const std::optional<Order>& order) {
-  if (!order) {
+void Job::carry_out(const std::optional<SignalRequest>& action) {
+  if (!action) {
     return;
   }
-  supervisor_.say(order->reason);
+  supervisor_.say(action->reason);
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    supervisor_.signal(rank, *order);
+    supervisor_.signal(rank, *action);
   }
 }
 
 void Job::report() {
-  supervisor_.report_troubles();
-  const std::optional<RankEnd>& failure = policy_.first_failure();
+  supervisor_.report_problems();
+  const std::optional<RankExit>& failure = policy_.first_failure();
   if (failure) {
     const char* when = policy_.stop_signal() != 0 ? " after it was told to end"
         : options_.ranks > 1                      ? " and was the first to fail"
                                                   : "";
     supervisor_.say_error(describe(*failure) + when + hint_of(*failure));
-    supervisor_.report_last_lines(failure->rank);
+    supervisor_.report_output_tail(failure->rank);
   }
 }
 

@@ -32,7 +32,7 @@ class Job {
   void say_where_output_goes();
   Result<int> choose_port() const;
   void watch();
-  void carry_out(const std::optional<Order>& order);
+  void carry_out(const std::optional<SignalRequest>& action);
   void report();
   std::string log_path(int rank) const;
 

@@ -90,9 +90,9 @@ void check_replicas(const LaunchOptions& options) {
       "replicas, found one of them");
 }
 
-std::string ask_or_throw(
+std::string send_or_throw(
     const std::string& control, const std::string& verb, int replica) {
-  Result<std::string> answer = ask(control, str(verb, " ", replica));
+  Result<std::string> answer = send_control_request(control, str(verb, " ", replica));
   SHERD_CHECK_AS(
       kFailedPrecondition, answer.ok(), "[launch] ", answer.status().message());
   return std::move(answer).value();
@@ -116,11 +116,11 @@ int run(const LaunchOptions& given) {
 }
 
 std::string drain_replica(const std::string& control, int replica) {
-  return ask_or_throw(control, "drain", replica);
+  return send_or_throw(control, "drain", replica);
 }
 
 std::string admit_replica(const std::string& control, int replica) {
-  return ask_or_throw(control, "admit", replica);
+  return send_or_throw(control, "admit", replica);
 }
 
 }  // namespace sherd::launch

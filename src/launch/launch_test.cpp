@@ -13,7 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
-#include "launch/cores.h"
+#include "launch/core_binding.h"
 #include "launch/launcher_under_test.h"
 
 namespace sherd::launch {
@@ -50,7 +50,7 @@ TEST(Launch, EveryRankLearnsItsPlace) {
     options.environment.push_back("MINE=kept");
     options.environment.push_back("OMP_NUM_THREADS=3");
     options.environment.push_back("RANK=77");
-    const Outcome outcome = launch_and_wait(options);
+    const LauncherResult outcome = launch_and_wait(options);
     EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
     std::multiset<std::string> expected;
     for (int rank = 0; rank < ranks; ++rank) {
@@ -65,7 +65,7 @@ TEST(Launch, EveryRankLearnsItsPlace) {
 }
 
 TEST(Launch, RanksShareAFreePortAndDivideThreads) {
-  const Outcome outcome =
+  const LauncherResult outcome =
       launch_and_wait(ranks_of(2, "echo $MASTER_PORT $OMP_NUM_THREADS"));
   int port[2] = {};
   int threads[2] = {};
@@ -116,9 +116,9 @@ std::map<int, std::vector<int>> cores_seen(bool bind, int ranks) {
 }
 
 TEST(Launch, RanksGetCoresOfTheirOwnWhenThereAreEnough) {
-  const std::vector<Core> cores = usable_cores();
+  const std::vector<CpuCore> cores = usable_cores();
   std::vector<int> all;
-  for (const Core& core : cores) {
+  for (const CpuCore& core : cores) {
     all.push_back(core.number);
   }
   const int count = static_cast<int>(cores.size());
@@ -133,7 +133,7 @@ TEST(Launch, RanksGetCoresOfTheirOwnWhenThereAreEnough) {
 }
 
 TEST(Launch, ManyMoreRanksThanCoresAreAllowed) {
-  const Outcome outcome = launch_and_wait(ranks_of(40, "echo here"));
+  const LauncherResult outcome = launch_and_wait(ranks_of(40, "echo here"));
   EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
   EXPECT_EQ(lines_of(outcome.out).size(), 40U);
 }
@@ -146,7 +146,7 @@ TEST(Launch, ArgumentsArriveUntouched) {
 }
 
 TEST(Launch, StreamsStayApartAndUnfinishedLinesAreShown) {
-  const Outcome outcome = launch_and_wait(
+  const LauncherResult outcome = launch_and_wait(
       ranks_of(1, "echo out; echo err >&2; printf unfinished"));
   EXPECT_EQ(outcome.out, "[rank 0] out\n[rank 0] unfinished\n");
   EXPECT_EQ(outcome.err, "[rank 0] err\n");
@@ -161,7 +161,7 @@ TEST(Launch, PlainOutputHasNoPrefix) {
 TEST(Launch, ThousandsOfLinesArriveWholeAndInOrderPerRank) {
   constexpr int kRanks = 4;
   constexpr int kLines = 20000;
-  const Outcome outcome = launch_and_wait(ranks_of(kRanks, "seq 1 20000"));
+  const LauncherResult outcome = launch_and_wait(ranks_of(kRanks, "seq 1 20000"));
   EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
   int next[kRanks] = {1, 1, 1, 1};
   std::istringstream in(outcome.out);
@@ -181,7 +181,7 @@ TEST(Launch, ThousandsOfLinesArriveWholeAndInOrderPerRank) {
 }
 
 TEST(Launch, OneLineMuchLargerThanAPipePasses) {
-  const Outcome outcome = launch_and_wait(
+  const LauncherResult outcome = launch_and_wait(
       ranks_of(2, "head -c 1000000 /dev/zero | tr '\\0' x; echo; echo end"));
   EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
   EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), 'x'), 2000000);
@@ -190,10 +190,10 @@ TEST(Launch, OneLineMuchLargerThanAPipePasses) {
 
 TEST(Launch, AReaderThatComesLateLosesNothing) {
   // Far more than pipes and queues hold: the ranks wait for the reader.
-  LauncherUnderTest launcher(ranks_of(
+  LauncherProcess launcher(ranks_of(
       2, "seq 1 400000; [ $RANK = 1 ] || echo written >&2"));
   ASSERT_TRUE(launcher.wait_for_out("[rank 0] 1\n"));
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   EXPECT_EQ(outcome.exit_status, 0);
   EXPECT_EQ(
       std::count(outcome.out.begin(), outcome.out.end(), '\n'), 800000);
@@ -201,7 +201,7 @@ TEST(Launch, AReaderThatComesLateLosesNothing) {
 }
 
 TEST(Launch, AClosedStdoutIsClosedForTheRanksToo) {
-  LauncherUnderTest launcher(ranks_of(1, "exec yes"));
+  LauncherProcess launcher(ranks_of(1, "exec yes"));
   ASSERT_TRUE(launcher.wait_for_out("[rank 0] y\n"));
   launcher.close_stdout();
   EXPECT_EQ(launcher.finish().exit_status, 128 + SIGPIPE);
@@ -209,11 +209,11 @@ TEST(Launch, AClosedStdoutIsClosedForTheRanksToo) {
 
 TEST(Launch, RankZeroAloneReadsStdin) {
   auto [read_end, write_end] = make_pipe();
-  LauncherUnderTest launcher(
+  LauncherProcess launcher(
       ranks_of(3, "cat; echo done"), {.stdin_fd = read_end.get()});
   ASSERT_EQ(::write(write_end.get(), "hello\n", 6), 6);
   write_end.close();
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   EXPECT_EQ(
       lines_of(outcome.out),
       (std::multiset<std::string>{
@@ -233,11 +233,11 @@ TEST(Launch, RankZeroDrawsOnTheTerminalItself) {
       2, "if [ $RANK = 0 ]; then printf '1%%\\r2%%\\n'; test -t 1; "
          "else echo other; fi");
   options.rank0_owns_stdout = true;
-  LauncherUnderTest launcher(options, {.stdout_fd = screen.get()});
+  LauncherProcess launcher(options, {.stdout_fd = screen.get()});
   EXPECT_EQ(launcher.finish().exit_status, 0);
   // The kernel hands terminal output over in pieces and in its own time.
   std::string shown;
-  const Instant deadline = SteadyClock().now() + kPatience;
+  const Instant deadline = SteadyClock().now() + kTestTimeout;
   while ((shown.find("[rank 1] other") == std::string::npos ||
           shown.find("1%\r2%\r\n") == std::string::npos) &&
          wait_readable(terminal.get(), deadline)) {
@@ -257,7 +257,7 @@ TEST(Launch, LogFilesHoldBothStreamsAndTheReportReadsThem) {
       2, "echo out $RANK; echo err $RANK >&2; exit $((RANK * 4))");
   options.output = RankOutput::kFiles;
   options.log_dir = folder.path() + "/deep/logs";
-  const Outcome outcome = launch_and_wait(options);
+  const LauncherResult outcome = launch_and_wait(options);
   EXPECT_EQ(outcome.exit_status, 4);
   EXPECT_THAT(outcome.out, IsEmpty());
   EXPECT_EQ(file_text(options.log_dir + "/rank-1.log"), "out 1\nerr 1\n");
@@ -275,16 +275,16 @@ TEST(Launch, UnwritableLogFolderIsAnErrorBeforeAnythingStarts) {
   LaunchOptions options = ranks_of(2, "echo started");
   options.output = RankOutput::kFiles;
   options.log_dir = folder.path() + "/file/logs";
-  const Outcome outcome = launch_and_wait(options);
+  const LauncherResult outcome = launch_and_wait(options);
   EXPECT_EQ(outcome.exit_status, 1);
   EXPECT_THAT(outcome.err, HasSubstr(options.log_dir));
 }
 
 TEST(Launch, PortInUseIsAnErrorBeforeAnythingStarts) {
-  const Listener listener;
+  const OccupiedPort listener;
   LaunchOptions options = ranks_of(2, "echo started");
   options.port = listener.port();
-  const Outcome outcome = launch_and_wait(options);
+  const LauncherResult outcome = launch_and_wait(options);
   EXPECT_EQ(outcome.exit_status, 1);
   EXPECT_THAT(
       outcome.err,
@@ -299,7 +299,7 @@ TEST(Launch, ProgramsThatCannotRunAreNamed) {
     options.command = {program};
     return launch_and_wait(options);
   };
-  const Outcome absent = outcome_of("no-such-program");
+  const LauncherResult absent = outcome_of("no-such-program");
   EXPECT_EQ(absent.exit_status, 127);
   EXPECT_THAT(absent.err, HasSubstr("'no-such-program'"));
   EXPECT_EQ(outcome_of(folder.path()).exit_status, 126);
@@ -308,11 +308,11 @@ TEST(Launch, ProgramsThatCannotRunAreNamed) {
   const std::string script = folder.path() + "/script";
   std::ofstream(script) << "#!/no/such/interpreter\n";
   ::chmod(script.c_str(), 0755);
-  const Outcome no_interpreter = outcome_of(script);
+  const LauncherResult no_interpreter = outcome_of(script);
   EXPECT_EQ(no_interpreter.exit_status, 127);
   EXPECT_THAT(no_interpreter.err, HasSubstr("interpreter"));
   std::ofstream(script) << "echo no first line\n";
-  const Outcome no_format = outcome_of(script);
+  const LauncherResult no_format = outcome_of(script);
   EXPECT_EQ(no_format.exit_status, 126);
   EXPECT_THAT(no_format.err, HasSubstr("#!/bin/sh"));
 }

@@ -26,7 +26,7 @@
 namespace sherd::launch {
 
 // Generous: the machine may be busy. Bounds in claims are separate.
-constexpr Duration kPatience = std::chrono::seconds(60);
+constexpr Duration kTestTimeout = std::chrono::seconds(60);
 
 class TemporaryFolder {
  public:
@@ -48,9 +48,9 @@ class TemporaryFolder {
 };
 
 // Another process's server, as far as the launcher can tell.
-class Listener {
+class OccupiedPort {
  public:
-  Listener() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  OccupiedPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -91,7 +91,7 @@ inline LaunchOptions ranks_of(int ranks, const std::string& script) {
   return options;
 }
 
-struct Outcome {
+struct LauncherResult {
   int exit_status = -1;  // -1: killed, or not ended in time.
   int signal = 0;
   std::string out;
@@ -107,7 +107,7 @@ inline pid_t process_after(const std::string& label, const std::string& text) {
       : static_cast<pid_t>(std::stol(text.substr(at + label.size())));
 }
 
-class LauncherUnderTest {
+class LauncherProcess {
  public:
   // `stdin_fd` and `stdout_fd` replace the launcher's own; -1: no input, and a
   // pipe that the test reads. `ignored` is a signal ignored as by nohup.
@@ -117,9 +117,9 @@ class LauncherUnderTest {
     int ignored = 0;
   };
 
-  explicit LauncherUnderTest(const LaunchOptions& options)
-      : LauncherUnderTest(options, Streams()) {}
-  LauncherUnderTest(const LaunchOptions& options, const Streams& streams) {
+  explicit LauncherProcess(const LaunchOptions& options)
+      : LauncherProcess(options, Streams()) {}
+  LauncherProcess(const LaunchOptions& options, const Streams& streams) {
     auto [out_in, out_out] = make_pipe();
     auto [err_in, err_out] = make_pipe();
     // Not closed by exec: every process below the launcher holds it open.
@@ -133,14 +133,14 @@ class LauncherUnderTest {
     err_ = std::move(err_in);
     alive_ = std::move(alive_in);
   }
-  ~LauncherUnderTest() {
+  ~LauncherProcess() {
     if (pid_ > 0) {  // A test failed: leave nothing behind.
       ::kill(pid_, SIGKILL);
       ::waitpid(pid_, nullptr, 0);
     }
   }
-  LauncherUnderTest(const LauncherUnderTest&) = delete;
-  LauncherUnderTest& operator=(const LauncherUnderTest&) = delete;
+  LauncherProcess(const LauncherProcess&) = delete;
+  LauncherProcess& operator=(const LauncherProcess&) = delete;
 
   void signal(int number) const { ::kill(pid_, number); }
   void close_stdout() { out_.close(); }
@@ -157,12 +157,12 @@ class LauncherUnderTest {
 
   // True when no process below the launcher is left before the deadline.
   bool wait_for_death_of_all() const {
-    return wait_readable(alive_.get(), SteadyClock().now() + kPatience);
+    return wait_readable(alive_.get(), SteadyClock().now() + kTestTimeout);
   }
 
   // Reads all output and waits for the launcher.
-  Outcome finish() {
-    const Instant deadline = SteadyClock().now() + kPatience;
+  LauncherResult finish() {
+    const Instant deadline = SteadyClock().now() + kTestTimeout;
     while ((out_.open() || err_.open()) && SteadyClock().now() < deadline) {
       pollfd polled[2] = {{out_.get(), POLLIN, 0}, {err_.get(), POLLIN, 0}};
       ::poll(polled, 2, 1000);
@@ -229,7 +229,7 @@ class LauncherUnderTest {
 
   static bool wait_for(
       int fd, std::string* have, const std::string& text, int times) {
-    const Instant deadline = SteadyClock().now() + kPatience;
+    const Instant deadline = SteadyClock().now() + kTestTimeout;
     while (times_in(*have, text) < times) {
       if (!wait_readable(fd, deadline) || !read_some(fd, have)) {
         ADD_FAILURE() << "expected '" << text << "', found: " << *have;
@@ -243,11 +243,11 @@ class LauncherUnderTest {
   Descriptor out_;
   Descriptor err_;
   Descriptor alive_;
-  Outcome outcome_;
+  LauncherResult outcome_;
 };
 
-inline Outcome launch_and_wait(const LaunchOptions& options) {
-  return LauncherUnderTest(options).finish();
+inline LauncherResult launch_and_wait(const LaunchOptions& options) {
+  return LauncherProcess(options).finish();
 }
 
 }  // namespace sherd::launch

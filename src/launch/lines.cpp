@@ -37,7 +37,7 @@ std::vector<std::string> LineSplitter::finish() {
   return {std::exchange(begun_, {})};
 }
 
-void LastLines::add(const std::string& line) {
+void OutputTail::add(const std::string& line) {
   if (lines_.size() == kCount) {
     lines_.pop_front();
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LineSplitter cuts a stream of bytes into lines; LastLines remembers the end
+// LineSplitter cuts a stream of bytes into lines; OutputTail remembers the end
 // of a rank's output for the report about its failure. Both bound their memory
 // whatever a rank writes. Thread rule: one thread.
 #pragma once
@@ -30,7 +30,7 @@ class LineSplitter {
   bool after_return_ = false;  // A \n now belongs to the \r before it.
 };
 
-class LastLines {
+class OutputTail {
  public:
   static constexpr std::size_t kCount = 20;
   static constexpr std::size_t kLineBytesMax = 1000;

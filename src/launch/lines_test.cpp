@@ -47,12 +47,12 @@ TEST(LineSplitter, CutsLinesThatNeverEnd) {
   EXPECT_THAT(splitter.finish(), ElementsAre("xxxxx"));
 }
 
-TEST(LastLines, KeepsTheLastTwentyAndCutsLongOnes) {
-  LastLines last;
+TEST(OutputTail, KeepsTheLastTwentyAndCutsLongOnes) {
+  OutputTail last;
   for (int i = 0; i < 50; ++i) {
     last.add(std::to_string(i));
   }
-  ASSERT_EQ(last.lines().size(), LastLines::kCount);
+  ASSERT_EQ(last.lines().size(), OutputTail::kCount);
   EXPECT_EQ(last.lines().front(), "30");
   EXPECT_EQ(last.lines().back(), "49");
   last.add(std::string(5000, 'x'));

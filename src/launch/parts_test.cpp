@@ -14,8 +14,8 @@
 #include "base/descriptor.h"
 #include "launch/launcher_under_test.h"
 #include "launch/port.h"
-#include "launch/rank_process.h"
-#include "launch/sink.h"
+#include "launch/child_process.h"
+#include "launch/line_writer.h"
 
 namespace sherd::launch {
 namespace {
@@ -38,7 +38,7 @@ TEST(Descriptor, MoveAssignmentClosesTheOldOne) {
 }
 
 TEST(Port, OneThatIsListenedOnIsRefusedByName) {
-  const Listener listener;
+  const OccupiedPort listener;
   const Status refused = check_port_free(listener.port());
   EXPECT_EQ(refused.code(), ErrorCode::kUnavailable);
   EXPECT_THAT(
@@ -73,18 +73,18 @@ TEST_F(FindProgram, SearchesPathForAPlainName) {
 }
 
 TEST_F(FindProgram, NamesWhatIsMissing) {
-  const Program absent = find_program("tool", folder_.path());
+  const ProgramLookup absent = find_program("tool", folder_.path());
   EXPECT_EQ(absent.failure.exit_status, 127);
   EXPECT_THAT(absent.failure.message, HasSubstr("'tool'"));
   const std::string path = folder_.path() + "/absent";
-  const Program no_file = find_program(path, "");
+  const ProgramLookup no_file = find_program(path, "");
   EXPECT_EQ(no_file.failure.exit_status, 127);
   EXPECT_THAT(no_file.failure.message, HasSubstr(path));
 }
 
 TEST_F(FindProgram, TellsAFileThatCannotBeExecuted) {
   const std::string path = make("data", 0644);
-  const Program by_path = find_program(path, "");
+  const ProgramLookup by_path = find_program(path, "");
   EXPECT_EQ(by_path.failure.exit_status, 126);
   EXPECT_THAT(by_path.failure.message, HasSubstr("not executable"));
   EXPECT_EQ(find_program("data", folder_.path()).failure.exit_status, 126);

@@ -14,13 +14,13 @@ std::string_view name_of(std::string_view entry) {
 }
 
 // Ranks in order, as evenly as may be.
-int fake_host_of(const RankPlace& place, int rank) {
+int fake_host_of(const RankVariables& place, int rank) {
   return static_cast<int>(std::int64_t{rank} * place.fake_hosts / place.ranks);
 }
 
 using Variables = std::map<std::string, std::string, std::less<>>;
 
-void add_variables_of_replica(const ReplicaPlace& place, Variables& ours) {
+void add_variables_of_replica(const ReplicaVariables& place, Variables& ours) {
   ours["SHERD_COORDINATOR"] = place.coordinator;
   ours["SHERD_REPLICAS"] = str(place.replicas);
   if (place.replica) {
@@ -37,7 +37,7 @@ void add_variables_of_replica(const ReplicaPlace& place, Variables& ours) {
 }
 
 // Of an enclosing launcher, and wrong for these ranks.
-bool is_leftover(std::string_view name, const RankPlace& place) {
+bool is_leftover(std::string_view name, const RankVariables& place) {
   return name == "TORCHELASTIC_USE_AGENT_STORE" ||
       (place.of_replica &&
        (name == "SHERD_REPLICA" || name == "SHERD_SPARE" ||
@@ -59,7 +59,7 @@ std::optional<std::string> find_variable(
 }
 
 std::vector<std::string> variables_of_rank(
-    const std::vector<std::string>& base, const RankPlace& place) {
+    const std::vector<std::string>& base, const RankVariables& place) {
   Variables ours = {
       {"RANK", str(place.rank)},       {"WORLD_SIZE", str(place.ranks)},
       {"LOCAL_RANK", str(place.rank)}, {"LOCAL_WORLD_SIZE", str(place.ranks)},

@@ -13,7 +13,7 @@
 namespace sherd::launch {
 
 // What a rank of a fault-tolerant job learns besides its place in its replica.
-struct ReplicaPlace {
+struct ReplicaVariables {
   std::string coordinator;     // host:port
   std::optional<int> replica;  // None: a spare, which learns it later.
   int replicas = 1;
@@ -22,14 +22,14 @@ struct ReplicaPlace {
   int spare_fd = -1;         // Where a spare reads its replica's number.
 };
 
-struct RankPlace {
+struct RankVariables {
   int rank = 0;
   int ranks = 1;  // All of them on this host.
   // 0, or hosts that they shall believe to be on: ranks are divided in order.
   int fake_hosts = 0;
   int port = 0;     // Where rank 0 listens, on 127.0.0.1.
   int threads = 1;  // A rank's share of the cores; 0 counts as 1.
-  std::optional<ReplicaPlace> of_replica{};
+  std::optional<ReplicaVariables> of_replica{};
 };
 
 // `base` ("NAME=value" each) with RANK, WORLD_SIZE, LOCAL_RANK,
@@ -40,7 +40,7 @@ struct RankPlace {
 // unless it is there, and traces of an enclosing torchrun's agent removed: its
 // store does not know these ranks.
 std::vector<std::string> variables_of_rank(
-    const std::vector<std::string>& base, const RankPlace& place);
+    const std::vector<std::string>& base, const RankVariables& place);
 
 // The value of `name` among "NAME=value" entries; the first one counts, as in
 // getenv.

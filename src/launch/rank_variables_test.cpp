@@ -69,7 +69,7 @@ TEST(RankVariables, ThreadsAreAShareOfTheCoresUnlessTheUserSaysOtherwise) {
 TEST(RankVariables, OfAReplicaNameItAndItsCoordinator) {
   const Strings enclosing = {
       "SHERD_REPLICA=9", "SHERD_SPARE=4", "SHERD_SECRET_FILE=/old"};
-  const ReplicaPlace replica = {
+  const ReplicaVariables replica = {
       .coordinator = "127.0.0.1:777",
       .replica = 2,
       .replicas = 3,
@@ -93,7 +93,7 @@ TEST(RankVariables, OfASpareNameADescriptorInsteadOfAReplica) {
       {.rank = 0,
        .ranks = 1,
        .port = 1,
-       .of_replica = ReplicaPlace{
+       .of_replica = ReplicaVariables{
            .coordinator = "h:1",
            .replica = {},
            .replicas = 3,

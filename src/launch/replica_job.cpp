@@ -18,8 +18,8 @@
 namespace sherd::launch {
 namespace {
 
-ReplicaPolicyOptions policy_options(const LaunchOptions& options) {
-  ReplicaPolicyOptions result;
+RestartPolicyOptions policy_options(const LaunchOptions& options) {
+  RestartPolicyOptions result;
   result.replicas = options.replicas->replicas;
   result.spares = options.replicas->spares;
   result.restarts_max = options.replicas->restarts_max;
@@ -50,7 +50,7 @@ ReplicaJob::ReplicaJob(const LaunchOptions& options, const Clock& clock)
       policy_(policy_options(options)) {}
 
 ReplicaJob::~ReplicaJob() {
-  if (folder_goes_) {
+  if (folder_is_temporary_) {
     std::error_code ignored;
     std::filesystem::remove_all(folder_, ignored);
   }
@@ -117,8 +117,8 @@ Status ReplicaJob::make_folder() {
   } else {
     folder_ = find_variable(options_.environment, "TMPDIR").value_or("/tmp") +
         "/sherd-run-XXXXXX";
-    folder_goes_ = ::mkdtemp(folder_.data()) != nullptr;
-    error = std::error_code(folder_goes_ ? 0 : errno, std::system_category());
+    folder_is_temporary_ = ::mkdtemp(folder_.data()) != nullptr;
+    error = std::error_code(folder_is_temporary_ ? 0 : errno, std::system_category());
   }
   if (error) {
     return Status(
@@ -153,7 +153,7 @@ void ReplicaJob::step() {
   }
   ended(events.ends);
   if (events.readable) {
-    answer_questions();
+    serve_control_requests();
   }
   carry_out(policy_.time_passed(clock_.now()));
   if (coordinator_) {
@@ -161,15 +161,15 @@ void ReplicaJob::step() {
   }
 }
 
-void ReplicaJob::ended(const std::vector<RankEnd>& ends) {
-  std::vector<GroupEnd> of_groups;
-  for (const RankEnd& end : ends) {
+void ReplicaJob::ended(const std::vector<RankExit>& ends) {
+  std::vector<GroupRankExit> of_groups;
+  for (const RankExit& end : ends) {
     const int group = end.rank / ranks();
     if (group == replicas_.replicas + replicas_.spares) {
       coordinator_->ended(end, clock_.now());
       continue;
     }
-    GroupEnd& added = of_groups.emplace_back(GroupEnd{group, end});
+    GroupRankExit& added = of_groups.emplace_back(GroupRankExit{group, end});
     added.end.rank = end.rank % ranks();
     spare_ends_.erase(end.rank);
   }
@@ -178,48 +178,48 @@ void ReplicaJob::ended(const std::vector<RankEnd>& ends) {
   }
 }
 
-void ReplicaJob::answer_questions() {
-  while (const auto question = control_->take()) {
-    Result<GroupOrders> orders = answer_to(question->text);
-    if (!orders.ok()) {
-      control_->answer(*question, "error " + orders.status().message());
+void ReplicaJob::serve_control_requests() {
+  while (const auto request = control_->receive()) {
+    Result<GroupActions> actions = act_on_request(request->text);
+    if (!actions.ok()) {
+      control_->reply(*request, "error " + actions.status().message());
       continue;
     }
-    const std::string reason = orders.value().front().reason;
-    carry_out(std::move(orders).value());
-    control_->answer(*question, "ok " + reason);
+    const std::string reason = actions.value().front().reason;
+    carry_out(std::move(actions).value());
+    control_->reply(*request, "ok " + reason);
   }
 }
 
-Result<GroupOrders> ReplicaJob::answer_to(const std::string& text) {
-  const Result<ControlQuestion> asked = parse_question(text);
+Result<GroupActions> ReplicaJob::act_on_request(const std::string& text) {
+  const Result<ControlRequest> asked = parse_control_request(text);
   if (!asked.ok()) {
     return asked.status();
   }
   const auto [what, replica] = asked.value();
-  return what == ControlQuestion::What::kDrain
+  return what == ControlRequest::What::kDrain
       ? policy_.drain(replica, clock_.now())
       : policy_.admit(replica, clock_.now());
 }
 
-void ReplicaJob::carry_out(GroupOrders orders) {
+void ReplicaJob::carry_out(GroupActions actions) {
   // Those that follow from a failed start come after the rest.
-  std::deque<GroupOrder> left(
-      std::make_move_iterator(orders.begin()),
-      std::make_move_iterator(orders.end()));
+  std::deque<GroupAction> left(
+      std::make_move_iterator(actions.begin()),
+      std::make_move_iterator(actions.end()));
   for (; !left.empty(); left.pop_front()) {
-    const GroupOrder& order = left.front();
-    if (!order.reason.empty()) {
-      supervisor_.say(order.reason);
+    const GroupAction& action = left.front();
+    if (!action.reason.empty()) {
+      supervisor_.say(action.reason);
     }
-    if (const auto* signal = std::get_if<SignalGroup>(&order.what)) {
+    if (const auto* signal = std::get_if<SignalGroup>(&action.what)) {
       signal_group(*signal);
-    } else if (const auto* spare = std::get_if<PromoteSpare>(&order.what)) {
+    } else if (const auto* spare = std::get_if<PromoteSpare>(&action.what)) {
       promote(*spare);
-    } else if (const auto* start = std::get_if<StartGroup>(&order.what)) {
+    } else if (const auto* start = std::get_if<StartGroup>(&action.what)) {
       const StartFailure failure = start_group(*start);
       if (!failure.message.empty()) {
-        const GroupOrders more = policy_.start_failed(
+        const GroupActions more = policy_.start_failed(
             start->group, failure.exit_status, failure.message, clock_.now());
         left.insert(left.end(), more.begin(), more.end());
       }
@@ -228,16 +228,16 @@ void ReplicaJob::carry_out(GroupOrders orders) {
 }
 
 // All of its ranks, or none.
-StartFailure ReplicaJob::start_group(const StartGroup& order) {
-  const Result<int> port = choose_port(order.group);
+StartFailure ReplicaJob::start_group(const StartGroup& action) {
+  const Result<int> port = choose_port(action.group);
   if (!port.ok()) {
     return {1, port.status().message()};
   }
   for (int rank = 0; rank < ranks(); ++rank) {
-    const StartFailure failure = start_rank_of(order, rank, port.value());
+    const StartFailure failure = start_rank_of(action, rank, port.value());
     if (!failure.message.empty()) {
       for (int started = 0; started < rank; ++started) {
-        supervisor_.kill_and_reap(slot_of(order.group, started));
+        supervisor_.kill_and_reap(slot_of(action.group, started));
       }
       return failure;
     }
@@ -246,10 +246,10 @@ StartFailure ReplicaJob::start_group(const StartGroup& order) {
 }
 
 StartFailure ReplicaJob::start_rank_of(
-    const StartGroup& order, int rank, int port) {
+    const StartGroup& action, int rank, int port) {
   Descriptor told;  // Where a spare reads which replica it has become.
-  const int slot = slot_of(order.group, rank);
-  if (!order.replica) {
+  const int slot = slot_of(action.group, rank);
+  if (!action.replica) {
     int ends[2] = {-1, -1};
     if (::pipe2(ends, O_CLOEXEC) != 0) {
       return {1, str("cannot start a spare: ", std::strerror(errno))};
@@ -257,23 +257,23 @@ StartFailure ReplicaJob::start_rank_of(
     told = Descriptor(ends[0]);
     spare_ends_[slot] = Descriptor(ends[1]);
   }
-  const RankPlace place = {
+  const RankVariables place = {
       .rank = rank,
       .ranks = ranks(),
       .port = port,
       .threads = plan_.cores / (replicas_.replicas * ranks()),
-      .of_replica = ReplicaPlace{
+      .of_replica = ReplicaVariables{
           .coordinator =
               coordinator_ ? coordinator_->address() : replicas_.coordinator,
-          .replica = order.replica,
+          .replica = action.replica,
           .replicas = replicas_.replicas,
           .samples = coordinator_ ? full_samples(replicas_) : 0,
           .secret_file = replicas_.secret_file,
           .spare_fd = told.get()}};
-  const std::string name = order.replica ? str("r", *order.replica, ".", rank)
-                                         : str("s", order.group, ".", rank);
-  ChildSetup setup = rank_setup(options_, plan_, place, slot, name);
-  setup.process.kept_fd = told.get();
+  const std::string name = action.replica ? str("r", *action.replica, ".", rank)
+                                         : str("s", action.group, ".", rank);
+  SupervisedProcessSpec setup = rank_process_spec(options_, plan_, place, slot, name);
+  setup.process.inherited_fd = told.get();
   if (options_.output == RankOutput::kFiles) {
     setup.log = str(options_.log_dir, "/", name, ".log");
     setup.continues_log = !logs_.insert(setup.log).second;
@@ -281,28 +281,28 @@ StartFailure ReplicaJob::start_rank_of(
   return supervisor_.start(std::move(setup));
 }
 
-void ReplicaJob::promote(const PromoteSpare& order) {
+void ReplicaJob::promote(const PromoteSpare& action) {
   for (int rank = 0; rank < ranks(); ++rank) {
-    const int slot = slot_of(order.group, rank);
+    const int slot = slot_of(action.group, rank);
     const auto end = spare_ends_.find(slot);
     if (end == spare_ends_.end()) {
       continue;  // It has ended, which the policy will hear next.
     }
     // A few bytes into an empty pipe: this never waits.
-    const std::string line = str(order.replica, "\n");
+    const std::string line = str(action.replica, "\n");
     [[maybe_unused]] const auto written =
         ::write(end->second.get(), line.data(), line.size());
     spare_ends_.erase(end);
     if (options_.output == RankOutput::kPrefixed) {
-      supervisor_.rename(slot, str("[r", order.replica, ".", rank, "] "));
+      supervisor_.rename(slot, str("[r", action.replica, ".", rank, "] "));
     }
   }
 }
 
-void ReplicaJob::signal_group(const SignalGroup& order) const {
-  const bool first = order.order.to == Recipients::kFirstRank;
+void ReplicaJob::signal_group(const SignalGroup& action) const {
+  const bool first = action.action.to == SignalTarget::kFirstRank;
   for (int rank = 0; rank < (first ? 1 : ranks()); ++rank) {
-    supervisor_.signal(slot_of(order.group, rank), order.order);
+    supervisor_.signal(slot_of(action.group, rank), action.action);
   }
 }
 
@@ -329,15 +329,15 @@ std::optional<Instant> ReplicaJob::deadline() const {
 }
 
 void ReplicaJob::report() {
-  supervisor_.report_troubles();
+  supervisor_.report_problems();
   if (policy_.stop_signal() != 0 || policy_.exit_status() == 0) {
     return;
   }
-  const ReplicaPolicy::Failure& failure = policy_.last_failure().value();
+  const RestartPolicy::Failure& failure = policy_.last_failure().value();
   supervisor_.say_error(
       failure.what + "; no replica is left that could be started again");
   if (failure.rank) {
-    supervisor_.report_last_lines(slot_of(failure.group, *failure.rank));
+    supervisor_.report_output_tail(slot_of(failure.group, *failure.rank));
   }
 }
 

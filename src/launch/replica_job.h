@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ReplicaJob is one run of the launcher over replicas that may die and come back,
-// and their coordinator: it carries out what ReplicaPolicy decides. Thread rule:
+// and their coordinator: it carries out what RestartPolicy decides. Thread rule:
 // one thread, the only one of the process.
 #pragma once
 
@@ -16,7 +16,7 @@
 #include "base/status.h"
 #include "launch/control.h"
 #include "launch/coordinator_process.h"
-#include "launch/replica_policy.h"
+#include "launch/restart_policy.h"
 #include "launch/start_plan.h"
 #include "launch/supervisor.h"
 
@@ -42,14 +42,14 @@ class ReplicaJob {
   int give_up(const StartFailure& failure);
   // Waits for something to happen, and deals with it.
   void step();
-  void ended(const std::vector<RankEnd>& ends);
-  void answer_questions();
-  Result<GroupOrders> answer_to(const std::string& text);
-  void carry_out(GroupOrders orders);
-  StartFailure start_group(const StartGroup& order);
-  StartFailure start_rank_of(const StartGroup& order, int rank, int port);
-  void promote(const PromoteSpare& order);
-  void signal_group(const SignalGroup& order) const;
+  void ended(const std::vector<RankExit>& ends);
+  void serve_control_requests();
+  Result<GroupActions> act_on_request(const std::string& text);
+  void carry_out(GroupActions actions);
+  StartFailure start_group(const StartGroup& action);
+  StartFailure start_rank_of(const StartGroup& action, int rank, int port);
+  void promote(const PromoteSpare& action);
+  void signal_group(const SignalGroup& action) const;
   Result<int> choose_port(int group);
   std::optional<Instant> deadline() const;
   void report();
@@ -61,10 +61,10 @@ class ReplicaJob {
   const ReplicaOptions& replicas_;
   const Clock& clock_;
   Supervisor supervisor_;  // Slots: slot_of(), then the coordinator.
-  ReplicaPolicy policy_;
+  RestartPolicy policy_;
   StartPlan plan_;
   std::string folder_;                             // Of the coordinator's log.
-  bool folder_goes_ = false;                       // It is a temporary one.
+  bool folder_is_temporary_ = false;                       // It is a temporary one.
   std::optional<CoordinatorProcess> coordinator_;  // None: runs elsewhere.
   std::optional<ControlSocket> control_;
   std::map<int, int> ports_;  // By group: two must not get one port.

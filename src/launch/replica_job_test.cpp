@@ -44,7 +44,7 @@ bool runs(pid_t pid) { return ::kill(pid, 0) == 0; }
 bool wait_for_end(pid_t pid) {
   const Descriptor event(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
   return !event.open() ||
-      wait_readable(event.get(), SteadyClock().now() + kPatience);
+      wait_readable(event.get(), SteadyClock().now() + kTestTimeout);
 }
 
 std::string label_of(const std::string& name) {
@@ -73,7 +73,7 @@ class ReplicaJobKillTest : public ::testing::Test {
   }
   // The first processes of all ranks.
   static std::map<std::string, pid_t> pids(
-      LauncherUnderTest& launcher, int replicas, int ranks) {
+      LauncherProcess& launcher, int replicas, int ranks) {
     std::map<std::string, pid_t> found;
     for (int replica = 0; replica < replicas; ++replica) {
       for (int rank = 0; rank < ranks; ++rank) {
@@ -89,7 +89,7 @@ class ReplicaJobKillTest : public ::testing::Test {
 };
 
 TEST_F(ReplicaJobKillTest, EveryReplicaIsAWorldOfItsOwn) {
-  const Outcome outcome = launch_and_wait(replicas_of(
+  const LauncherResult outcome = launch_and_wait(replicas_of(
       3, 2,
       "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE replica "
       "$SHERD_REPLICA/$SHERD_REPLICAS at $SHERD_COORDINATOR port "
@@ -110,7 +110,7 @@ TEST_F(ReplicaJobKillTest, EveryReplicaIsAWorldOfItsOwn) {
 }
 
 TEST_F(ReplicaJobKillTest, OneLostRankRestartsItsReplicaAndNoOther) {
-  LauncherUnderTest launcher(sleepers(3, 2));
+  LauncherProcess launcher(sleepers(3, 2));
   const auto before = pids(launcher, 3, 2);
   const Instant struck = SteadyClock().now();
   ::kill(before.at("r1.1"), SIGKILL);
@@ -121,7 +121,7 @@ TEST_F(ReplicaJobKillTest, OneLostRankRestartsItsReplicaAndNoOther) {
     EXPECT_EQ(runs(pid), !name.starts_with("r1.")) << name;
   }
   launcher.signal(SIGTERM);
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   EXPECT_EQ(outcome.exit_status, 128 + SIGTERM);
   EXPECT_THAT(
       outcome.err,
@@ -133,7 +133,7 @@ TEST_F(ReplicaJobKillTest, OneLostRankRestartsItsReplicaAndNoOther) {
 }
 
 TEST_F(ReplicaJobKillTest, ASiblingThatIgnoresSigtermDoesNotHoldUpTheRestart) {
-  LauncherUnderTest launcher(replicas_of(
+  LauncherProcess launcher(replicas_of(
       2, 2, "[ $RANK = 1 ] && trap '' TERM; echo pid $$; sleep 1000"));
   const auto before = pids(launcher, 2, 2);
   const Instant struck = SteadyClock().now();
@@ -149,7 +149,7 @@ TEST_F(ReplicaJobKillTest, ASiblingThatIgnoresSigtermDoesNotHoldUpTheRestart) {
 }
 
 TEST_F(ReplicaJobKillTest, AKilledCoordinatorComesBackOnTheSamePortAndLog) {
-  LauncherUnderTest launcher(sleepers(2, 1));
+  LauncherProcess launcher(sleepers(2, 1));
   const auto ranks = pids(launcher, 2, 1);
   const std::string label = "[coordinator] pid ";
   ASSERT_TRUE(launcher.wait_for_out("--bind 127.0.0.1:0"));
@@ -164,7 +164,7 @@ TEST_F(ReplicaJobKillTest, AKilledCoordinatorComesBackOnTheSamePortAndLog) {
   }
   EXPECT_TRUE(launcher.wait_for_out("--log " + path("run/coordinator.db "), 3));
   launcher.signal(SIGTERM);
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   EXPECT_THAT(
       outcome.err,
       AllOf(
@@ -181,7 +181,7 @@ TEST_F(ReplicaJobKillTest, TheCoordinatorLearnsWhatTheRunIs) {
   options.replicas->samples_per_replica = 12;
   options.replicas->secret_file = "/my/secret";
   options.replicas->coordinator_arguments = {"--dead-after", "3"};
-  const Outcome outcome = launch_and_wait(options);
+  const LauncherResult outcome = launch_and_wait(options);
   EXPECT_THAT(
       outcome.out,
       AllOf(
@@ -193,7 +193,7 @@ TEST_F(ReplicaJobKillTest, TheCoordinatorLearnsWhatTheRunIs) {
 }
 
 TEST_F(ReplicaJobKillTest, EachRankHasASampleWhereNothingElseIsSaid) {
-  const Outcome outcome =
+  const LauncherResult outcome =
       launch_and_wait(replicas_of(3, 2, "echo $SHERD_SAMPLES"));
   EXPECT_THAT(
       outcome.out,
@@ -206,7 +206,7 @@ TEST_F(ReplicaJobKillTest, ACoordinatorThatCannotStartEndsTheJobWithItsStatus) {
   LaunchOptions options = sleepers(2, 1);
   options.replicas->coordinator_command = {
       "/bin/sh", "-c", "echo wrong log >&2; exit 5"};
-  const Outcome outcome = launch_and_wait(options);
+  const LauncherResult outcome = launch_and_wait(options);
   EXPECT_EQ(outcome.exit_status, 5);
   EXPECT_THAT(
       outcome.err,
@@ -223,7 +223,7 @@ TEST_F(ReplicaJobKillTest, ASignalWhileTheCoordinatorStartsEndsTheJob) {
   LaunchOptions options = sleepers(2, 1);
   options.replicas->coordinator_command = {
       "/bin/sh", "-c", "echo slow; exec sleep 1000"};
-  LauncherUnderTest launcher(options);
+  LauncherProcess launcher(options);
   ASSERT_TRUE(launcher.wait_for_out("slow"));
   launcher.signal(SIGINT);
   EXPECT_EQ(launcher.finish().exit_status, 128 + SIGINT);
@@ -235,7 +235,7 @@ TEST_F(ReplicaJobKillTest, ACoordinatorElsewhereIsOnlyNamed) {
   options.replicas->coordinator_command.clear();
   options.replicas->control.clear();  // No folder is made for it.
   options.replicas->coordinator = "somewhere:77";
-  const Outcome outcome = launch_and_wait(options);
+  const LauncherResult outcome = launch_and_wait(options);
   EXPECT_EQ(outcome.exit_status, 0);
   EXPECT_THAT(
       outcome.out,
@@ -249,7 +249,7 @@ TEST_F(ReplicaJobKillTest, EndsWithTheLastFailureAndItsLastLines) {
   LaunchOptions options = replicas_of(
       2, 1, "echo life of $SHERD_REPLICA >&2; exit $((3 + SHERD_REPLICA))");
   options.replicas->restarts_max = 1;
-  const Outcome outcome = launch_and_wait(options);
+  const LauncherResult outcome = launch_and_wait(options);
   EXPECT_THAT(outcome.exit_status, ::testing::AnyOf(3, 4));
   const std::string last = std::to_string(outcome.exit_status - 3);
   EXPECT_THAT(
@@ -263,7 +263,7 @@ TEST_F(ReplicaJobKillTest, EndsWithTheLastFailureAndItsLastLines) {
 TEST_F(ReplicaJobKillTest, OneThatReturnsDoesNotEndTheJobOfTheOthers) {
   ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
   ASSERT_EQ(::mkfifo(path("end").c_str(), 0600), 0);
-  LauncherUnderTest launcher(replicas_of(
+  LauncherProcess launcher(replicas_of(
       2, 1,
       "echo pid $$; [ $SHERD_REPLICA = 1 ] && { read x < " + path("end") +
           "; exit $x; }; read x < " + path("fifo")));
@@ -273,7 +273,7 @@ TEST_F(ReplicaJobKillTest, OneThatReturnsDoesNotEndTheJobOfTheOthers) {
   ::kill(before.at("r1.0"), SIGKILL);
   ASSERT_TRUE(launcher.wait_for_out("[r1.0] pid ", 2));
   std::ofstream(path("end")) << "0\n";
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   EXPECT_EQ(outcome.exit_status, 0);
   EXPECT_THAT(outcome.err, HasSubstr("replica 1 is started again at once"));
 }
@@ -286,7 +286,7 @@ TEST_F(ReplicaJobKillTest, OneThatReturnsIsNoSuccessOfTheJob) {
       "echo pid $$; [ $SHERD_REPLICA = 1 ] && { read x < " + path("end") +
           "; exit $x; }; read x < " + path("fifo"));
   options.replicas->restarts_max = 0;
-  LauncherUnderTest launcher(options);
+  LauncherProcess launcher(options);
   const auto before = pids(launcher, 2, 1);
   std::ofstream(path("fifo")) << "go\n";
   ASSERT_TRUE(wait_for_end(before.at("r0.0")));
@@ -301,13 +301,13 @@ TEST_F(ReplicaJobKillTest, AProgramThatIsNotThereIsNotTriedAgain) {
   options.command = {path("script")};
   std::ofstream(path("script")) << "#!/no/such/interpreter\n";
   ::chmod(path("script").c_str(), 0755);
-  const Outcome outcome = launch_and_wait(options);
+  const LauncherResult outcome = launch_and_wait(options);
   EXPECT_EQ(outcome.exit_status, 127);
   EXPECT_THAT(outcome.err, HasSubstr("replica 0 could not be started"));
 }
 
 TEST_F(ReplicaJobKillTest, AllDieWithAKilledLauncher) {
-  LauncherUnderTest launcher(sleepers(3, 2));
+  LauncherProcess launcher(sleepers(3, 2));
   pids(launcher, 3, 2);
   launcher.signal(SIGKILL);
   EXPECT_TRUE(launcher.wait_for_death_of_all());
@@ -315,7 +315,7 @@ TEST_F(ReplicaJobKillTest, AllDieWithAKilledLauncher) {
 }
 
 TEST_F(ReplicaJobKillTest, ReplicasAreDrainedAndAdmitted) {
-  LauncherUnderTest launcher(replicas_of(
+  LauncherProcess launcher(replicas_of(
       2, 2,
       "trap 'echo leaving; exit 0' USR1 TERM; echo pid $$; "
       "sleep 1000 & wait"));
@@ -332,7 +332,7 @@ TEST_F(ReplicaJobKillTest, ReplicasAreDrainedAndAdmitted) {
   EXPECT_THROW(admit_replica(control, 1), Error);
   EXPECT_THROW(drain_replica(control, 2), Error);
   EXPECT_THAT(
-      ask(control, "drain").status().message(),
+      send_control_request(control, "drain").status().message(),
       HasSubstr("expected 'drain N'"));
   launcher.signal(SIGTERM);
   EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
@@ -347,7 +347,7 @@ TEST_F(ReplicaJobKillTest, ASpareLearnsWhoseShoesItFills) {
       "read r < /proc/self/fd/$SHERD_SPARE || exit 1; echo pid $$ is $r; "
       "else echo pid $$; fi; exec sleep 1000");
   options.replicas->spares = 1;
-  LauncherUnderTest launcher(options);
+  LauncherProcess launcher(options);
   const auto before = pids(launcher, 2, 2);
   ASSERT_TRUE(launcher.wait_for_out("[s2.0] waiting\n"));
   ASSERT_TRUE(launcher.wait_for_out("[s2.1] waiting\n"));
@@ -439,7 +439,7 @@ TEST_F(Control, AnswersAndIsForItsOwnerAlone) {
   struct stat status = {};
   ASSERT_EQ(::stat(path().c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777U, 0700U);
-  EXPECT_FALSE(socket.take());
+  EXPECT_FALSE(socket.receive());
   EXPECT_THAT(
       ControlSocket::open(path()).status().message(),
       HasSubstr("another launcher listens"));
@@ -468,16 +468,16 @@ TEST_F(Control, ReplacesASocketThatIsLeftOverAndNothingElse) {
 }
 
 TEST_F(Control, QuestionsAreCheckedWhole) {
-  const Result<ControlQuestion> good = parse_question("admit 12");
+  const Result<ControlRequest> good = parse_control_request("admit 12");
   ASSERT_TRUE(good.ok());
-  EXPECT_EQ(good.value().what, ControlQuestion::What::kAdmit);
+  EXPECT_EQ(good.value().what, ControlRequest::What::kAdmit);
   EXPECT_EQ(good.value().replica, 12);
   for (const char* bad :
        {"", "drain", "drain ", "drain x", "drain 1x", "drain 1 2", "stop 1",
         "drain 99999999999", " drain 1"}) {
-    EXPECT_FALSE(parse_question(bad).ok()) << bad;
+    EXPECT_FALSE(parse_control_request(bad).ok()) << bad;
   }
-  EXPECT_FALSE(parse_question("drain " + std::string(5000, '0')).ok());
+  EXPECT_FALSE(parse_control_request("drain " + std::string(5000, '0')).ok());
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <system_error>
 #include "base/check.h"
-#include "launch/cores.h"
+#include "launch/core_binding.h"
 
 namespace sherd::launch {
 namespace {
@@ -29,7 +29,7 @@ StartFailure make_log_folder(const LaunchOptions& options) {
 StartPlan plan_start(const LaunchOptions& options, int ranks) {
   StartPlan plan;
   const auto path = find_variable(options.environment, "PATH");
-  const Program program = find_program(
+  const ProgramLookup program = find_program(
       options.command.front(), path.value_or("/usr/local/bin:/usr/bin:/bin"));
   if (program.path.empty()) {
     plan.failure = program.failure;
@@ -37,7 +37,7 @@ StartPlan plan_start(const LaunchOptions& options, int ranks) {
   }
   plan.path = program.path;
   plan.failure = make_log_folder(options);
-  const std::vector<Core> cores = usable_cores();
+  const std::vector<CpuCore> cores = usable_cores();
   plan.cores = static_cast<int>(cores.size());
   if (options.bind_cores) {
     plan.division = divide_cores(cores, ranks);
@@ -45,13 +45,13 @@ StartPlan plan_start(const LaunchOptions& options, int ranks) {
   return plan;
 }
 
-ChildSetup rank_setup(
+SupervisedProcessSpec rank_process_spec(
     const LaunchOptions& options,
     const StartPlan& plan,
-    const RankPlace& place,
+    const RankVariables& place,
     int slot,
     const std::string& name) {
-  ChildSetup setup;
+  SupervisedProcessSpec setup;
   setup.process.rank = slot;
   setup.process.name = name;
   setup.process.path = plan.path;

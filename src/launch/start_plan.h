@@ -9,7 +9,7 @@
 #include <vector>
 #include <sherd/launch/launch.h>
 #include "base/status.h"
-#include "launch/rank_process.h"
+#include "launch/child_process.h"
 #include "launch/rank_variables.h"
 #include "launch/supervisor.h"
 
@@ -27,10 +27,10 @@ struct StartPlan {
 StartPlan plan_start(const LaunchOptions& options, int ranks);
 
 // A rank called `name` in slot `slot`, which has the cores of that number.
-ChildSetup rank_setup(
+SupervisedProcessSpec rank_process_spec(
     const LaunchOptions& options,
     const StartPlan& plan,
-    const RankPlace& place,
+    const RankVariables& place,
     int slot,
     const std::string& name);
 

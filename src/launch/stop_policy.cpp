@@ -13,22 +13,22 @@ StopPolicy::StopPolicy(const StopPolicyOptions& options)
   SHERD_ASSERT(options.ranks >= 1);
 }
 
-std::optional<Order> StopPolicy::ranks_ended(
-    const std::vector<RankEnd>& ends, Instant now) {
+std::optional<SignalRequest> StopPolicy::ranks_ended(
+    const std::vector<RankExit>& ends, Instant now) {
   running_ -= static_cast<int>(ends.size());
   SHERD_ASSERT(running_ >= 0, "more ranks ended than were started");
-  std::vector<RankEnd> failures;
+  std::vector<RankExit> failures;
   std::copy_if(
       ends.begin(), ends.end(), std::back_inserter(failures),
-      [this](const RankEnd& end) {
-        return end.failed() && !was_asked_for(end);
+      [this](const RankExit& end) {
+        return end.failed() && !was_requested(end);
       });
   if (failure_ || failures.empty()) {
     return std::nullopt;
   }
   const auto killed = std::find_if(
       failures.begin(), failures.end(),
-      [](const RankEnd& end) { return end.signal != 0; });
+      [](const RankExit& end) { return end.signal != 0; });
   failure_ = killed == failures.end() ? failures.front() : *killed;
   if (state_ != State::kRunning || running_ == 0) {
     return std::nullopt;  // The others end already, in their own time.
@@ -36,19 +36,19 @@ std::optional<Order> StopPolicy::ranks_ended(
   state_ = State::kEnding;
   deadline_ = now + options_.failure_grace;
   sent_.push_back(SIGTERM);
-  return Order{
-      SIGTERM, Recipients::kGroups,
+  return SignalRequest{
+      SIGTERM, SignalTarget::kGroups,
       str(describe(*failure_), "; ending the other ranks still running (",
           running_, ")")};
 }
 
-std::optional<Order> StopPolicy::signal_received(int signal, Instant now) {
+std::optional<SignalRequest> StopPolicy::signal_received(int signal, Instant now) {
   if (finished() || state_ == State::kKilled) {
     return std::nullopt;
   }
   if (signal == SIGUSR1 || signal == SIGUSR2) {
-    return Order{
-        signal, Recipients::kRanks,
+    return SignalRequest{
+        signal, SignalTarget::kRanks,
         str("passed ", describe_signal(signal), " on to the ranks")};
   }
   if (state_ == State::kEnding && signal == SIGINT) {
@@ -60,13 +60,13 @@ std::optional<Order> StopPolicy::signal_received(int signal, Instant now) {
     deadline_ = now + options_.stop_grace;
   }
   sent_.push_back(signal);
-  return Order{
-      signal, Recipients::kGroups,
+  return SignalRequest{
+      signal, SignalTarget::kGroups,
       str("passed ", describe_signal(signal), " on to the ranks, which have ",
           seconds(*deadline_ - now), " s to end")};
 }
 
-std::optional<Order> StopPolicy::time_passed(Instant now) {
+std::optional<SignalRequest> StopPolicy::time_passed(Instant now) {
   if (finished() || !deadline_ || now < *deadline_) {
     return std::nullopt;
   }
@@ -86,16 +86,16 @@ int StopPolicy::exit_status() const {
   return failure_ ? failure_->status() : 0;
 }
 
-Order StopPolicy::kill(const std::string& why, Instant now) {
+SignalRequest StopPolicy::kill(const std::string& why, Instant now) {
   state_ = State::kKilled;
-  deadline_ = now + options_.kill_patience;
+  deadline_ = now + options_.kill_timeout;
   sent_.push_back(SIGKILL);
-  return {SIGKILL, Recipients::kGroups, why + "; killing them"};
+  return {SIGKILL, SignalTarget::kGroups, why + "; killing them"};
 }
 
 // An end by a signal that was sent is no failure of the rank; one by anything
 // else is, say while it saves its state.
-bool StopPolicy::was_asked_for(const RankEnd& end) const {
+bool StopPolicy::was_requested(const RankExit& end) const {
   return std::any_of(sent_.begin(), sent_.end(), [&](int signal) {
     return end.status() == 128 + signal;
   });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StopPolicy decides when ranks are told to end, and with what exit status the
-// launcher ends. It is told what happened and when; the orders it returns are
+// launcher ends. It is told what happened and when; the actions it returns are
 // carried out by launch.cpp, in tests by nobody. Thread rule: one thread.
 //
 //   state     event                               order           next state
@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 #include "base/clock.h"
-#include "launch/rank_end.h"
+#include "launch/rank_exit.h"
 
 namespace sherd::launch {
 
@@ -33,16 +33,16 @@ struct StopPolicyOptions {
   // From a signal to the launcher to SIGKILL for the ranks.
   Duration stop_grace = std::chrono::seconds(30);
   // From SIGKILL to giving up on a rank that still does not end.
-  Duration kill_patience = std::chrono::seconds(10);
+  Duration kill_timeout = std::chrono::seconds(10);
 };
 
 // To whom a signal goes; kFirstRank: rank 0 alone. Signals that end a rank go to all it has started as
 // well; a process that knows nothing of SIGUSR1 would die of it.
-enum class Recipients { kRanks, kGroups, kFirstRank };
+enum class SignalTarget { kRanks, kGroups, kFirstRank };
 
-struct Order {
+struct SignalRequest {
   int signal = 0;
-  Recipients to = Recipients::kGroups;
+  SignalTarget to = SignalTarget::kGroups;
   std::string reason;  // One sentence, shown to the user.
 };
 
@@ -54,11 +54,11 @@ class StopPolicy {
   // All ranks whose end was noticed at one moment. Among them a killed one
   // counts as the first to fail: an exit code is often only the echo of a
   // crash elsewhere.
-  std::optional<Order> ranks_ended(
-      const std::vector<RankEnd>& ends, Instant now);
-  std::optional<Order> signal_received(int signal, Instant now);
+  std::optional<SignalRequest> ranks_ended(
+      const std::vector<RankExit>& ends, Instant now);
+  std::optional<SignalRequest> signal_received(int signal, Instant now);
   // Does nothing before deadline().
-  std::optional<Order> time_passed(Instant now);
+  std::optional<SignalRequest> time_passed(Instant now);
 
   // When time_passed() has something to do.
   std::optional<Instant> deadline() const {
@@ -67,7 +67,7 @@ class StopPolicy {
   bool finished() const { return running_ == 0 || state_ == State::kGivenUp; }
   int running() const { return running_; }
   // The rank that failed first and not because it was told to end.
-  const std::optional<RankEnd>& first_failure() const { return failure_; }
+  const std::optional<RankExit>& first_failure() const { return failure_; }
   // The signal that ended the job, 0 when none did.
   int stop_signal() const { return stop_signal_; }
   // The launcher's exit status. REQUIRES: finished().
@@ -76,15 +76,15 @@ class StopPolicy {
  private:
   enum class State { kRunning, kEnding, kKilled, kGivenUp };
 
-  Order kill(const std::string& why, Instant now);
-  bool was_asked_for(const RankEnd& end) const;
+  SignalRequest kill(const std::string& why, Instant now);
+  bool was_requested(const RankExit& end) const;
 
   const StopPolicyOptions options_;
   State state_ = State::kRunning;
   int running_;
   int stop_signal_ = 0;
   std::vector<int> sent_;  // Signals that told the ranks to end.
-  std::optional<RankEnd> failure_;
+  std::optional<RankExit> failure_;
   std::optional<Instant> deadline_;
 };
 

@@ -13,8 +13,8 @@ using ::testing::HasSubstr;
 
 constexpr Instant kStart = std::chrono::hours(7);
 
-RankEnd exited(int rank, int code) { return {.rank = rank, .exit_code = code}; }
-RankEnd killed(int rank, int signal) {
+RankExit exited(int rank, int code) { return {.rank = rank, .exit_code = code}; }
+RankExit killed(int rank, int signal) {
   return {.rank = rank, .signal = signal};
 }
 
@@ -36,11 +36,11 @@ TEST(StopPolicy, SuccessOfAllIsSuccessAndNeedsNoOrder) {
 
 TEST(StopPolicy, FirstFailureEndsTheOthersThenKillsThem) {
   StopPolicy policy = policy_of(3);
-  const auto order = policy.ranks_ended({exited(2, 7)}, kStart);
-  ASSERT_TRUE(order);
-  EXPECT_EQ(order->signal, SIGTERM);
-  EXPECT_EQ(order->to, Recipients::kGroups);
-  EXPECT_THAT(order->reason, HasSubstr("rank 2 exited with code 7"));
+  const auto action = policy.ranks_ended({exited(2, 7)}, kStart);
+  ASSERT_TRUE(action);
+  EXPECT_EQ(action->signal, SIGTERM);
+  EXPECT_EQ(action->to, SignalTarget::kGroups);
+  EXPECT_THAT(action->reason, HasSubstr("rank 2 exited with code 7"));
 
   ASSERT_EQ(policy.deadline(), kStart + milliseconds(1000));
   EXPECT_FALSE(policy.time_passed(kStart + milliseconds(999)));
@@ -77,10 +77,10 @@ TEST(StopPolicy, FailureOfTheLastRankNeedsNoOrder) {
 TEST(StopPolicy, UserSignalsArePassedOnToRanksAndChangeNothing) {
   StopPolicy policy = policy_of(1);
   for (const int signal : {SIGUSR1, SIGUSR2}) {
-    const auto order = policy.signal_received(signal, kStart);
-    ASSERT_TRUE(order);
-    EXPECT_EQ(order->signal, signal);
-    EXPECT_EQ(order->to, Recipients::kRanks);
+    const auto action = policy.signal_received(signal, kStart);
+    ASSERT_TRUE(action);
+    EXPECT_EQ(action->signal, signal);
+    EXPECT_EQ(action->to, SignalTarget::kRanks);
   }
   EXPECT_FALSE(policy.deadline());
   policy.ranks_ended({exited(0, 0)}, kStart);
@@ -90,10 +90,10 @@ TEST(StopPolicy, UserSignalsArePassedOnToRanksAndChangeNothing) {
 TEST(StopPolicy, StopSignalsArePassedOnAndSetTheStatus) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     StopPolicy policy = policy_of(3);
-    const auto order = policy.signal_received(signal, kStart);
-    ASSERT_TRUE(order);
-    EXPECT_EQ(order->signal, signal);
-    EXPECT_EQ(order->to, Recipients::kGroups);
+    const auto action = policy.signal_received(signal, kStart);
+    ASSERT_TRUE(action);
+    EXPECT_EQ(action->signal, signal);
+    EXPECT_EQ(action->to, SignalTarget::kGroups);
     EXPECT_EQ(policy.deadline(), kStart + milliseconds(30000));
     // One saves and exits 0, one dies, one says so in its exit code.
     EXPECT_FALSE(policy.ranks_ended({exited(0, 0)}, kStart));
@@ -121,7 +121,7 @@ TEST(StopPolicy, SecondInterruptKills) {
   const auto kill = policy.signal_received(SIGINT, kStart);
   ASSERT_TRUE(kill);
   EXPECT_EQ(kill->signal, SIGKILL);
-  EXPECT_EQ(kill->to, Recipients::kGroups);
+  EXPECT_EQ(kill->to, SignalTarget::kGroups);
   EXPECT_FALSE(policy.signal_received(SIGINT, kStart));
   policy.ranks_ended({killed(0, SIGKILL)}, kStart);
   EXPECT_FALSE(policy.first_failure());
@@ -131,9 +131,9 @@ TEST(StopPolicy, SecondInterruptKills) {
 TEST(StopPolicy, AnotherStopSignalIsPassedOnWithoutMoreTime) {
   StopPolicy policy = policy_of(1);
   policy.signal_received(SIGINT, kStart);
-  const auto order = policy.signal_received(SIGTERM, kStart + milliseconds(5));
-  ASSERT_TRUE(order);
-  EXPECT_EQ(order->signal, SIGTERM);
+  const auto action = policy.signal_received(SIGTERM, kStart + milliseconds(5));
+  ASSERT_TRUE(action);
+  EXPECT_EQ(action->signal, SIGTERM);
   EXPECT_EQ(policy.deadline(), kStart + milliseconds(30000));
   policy.ranks_ended({killed(0, SIGTERM)}, kStart);
   EXPECT_EQ(policy.exit_status(), 128 + SIGINT);
@@ -158,7 +158,7 @@ TEST(StopPolicy, SignalsAfterTheEndAreIgnored) {
   EXPECT_EQ(policy.exit_status(), 0);
 }
 
-TEST(RankEnd, SpeaksOfSignalsByNumberAndName) {
+TEST(RankExit, SpeaksOfSignalsByNumberAndName) {
   EXPECT_EQ(
       describe(killed(2, SIGKILL)), "rank 2 was killed by signal 9 (SIGKILL)");
   EXPECT_EQ(describe(exited(0, 3)), "rank 0 exited with code 3");

@@ -29,14 +29,14 @@ class StopTest : public ::testing::Test {
 
 TEST_F(StopTest, FirstFailureEndsTheOthersWithinTwoSecondsAndIsReported) {
   // Rank 0 trains for ever; rank 1 fails once rank 0 runs.
-  LauncherUnderTest launcher(ranks_of(
+  LauncherProcess launcher(ranks_of(
       2,
       "if [ $RANK = 0 ]; then echo ready > " + fifo() +
           "; exec sleep 1000; fi; read x < " + fifo() +
           "; echo loss is nan; echo bad weights >&2; exit 42"));
   ASSERT_TRUE(launcher.wait_for_out("loss is nan"));
   const Instant failed = SteadyClock().now();
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   EXPECT_LT(seconds(SteadyClock().now() - failed), 2.0);
   EXPECT_EQ(outcome.exit_status, 42);
   EXPECT_THAT(
@@ -50,14 +50,14 @@ TEST_F(StopTest, FirstFailureEndsTheOthersWithinTwoSecondsAndIsReported) {
 
 TEST_F(StopTest, ARankThatIgnoresSigtermIsKilledWithinTwoSeconds) {
   const Instant begun = SteadyClock().now();
-  LauncherUnderTest launcher(ranks_of(
+  LauncherProcess launcher(ranks_of(
       2,
       "if [ $RANK = 0 ]; then trap '' TERM; echo ready > " + fifo() +
           "; sleep 1000; exit 0; fi; read x < " + fifo() +
           "; echo failing; exit 3"));
   ASSERT_TRUE(launcher.wait_for_out("failing"));
   const Instant failed = SteadyClock().now();
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   const Instant ended = SteadyClock().now();
   EXPECT_GE(seconds(ended - begun), 1.0);  // The grace was granted.
   EXPECT_LT(seconds(ended - failed), 2.0);
@@ -67,13 +67,13 @@ TEST_F(StopTest, ARankThatIgnoresSigtermIsKilledWithinTwoSeconds) {
 }
 
 TEST_F(StopTest, AKilledRankIsNamedWithItsSignal) {
-  LauncherUnderTest launcher(ranks_of(3, "echo pid $$; exec sleep 1000"));
+  LauncherProcess launcher(ranks_of(3, "echo pid $$; exec sleep 1000"));
   for (const char* rank : {"0", "1", "2"}) {
     ASSERT_TRUE(launcher.wait_for_out("[rank " + std::string(rank) + "] pid "));
   }
   ASSERT_TRUE(launcher.wait_for_out("\n"));
   ::kill(process_after("[rank 2] pid ", launcher.out()), SIGKILL);
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   EXPECT_EQ(outcome.exit_status, 128 + SIGKILL);
   EXPECT_THAT(
       outcome.err, HasSubstr("rank 2 was killed by signal 9 (SIGKILL)"));
@@ -81,7 +81,7 @@ TEST_F(StopTest, AKilledRankIsNamedWithItsSignal) {
 }
 
 TEST_F(StopTest, TheReportKeepsOnlyTheLastLines) {
-  const Outcome outcome = launch_and_wait(ranks_of(1, "seq 1 1000; exit 1"));
+  const LauncherResult outcome = launch_and_wait(ranks_of(1, "seq 1 1000; exit 1"));
   EXPECT_THAT(
       outcome.err,
       AllOf(
@@ -90,7 +90,7 @@ TEST_F(StopTest, TheReportKeepsOnlyTheLastLines) {
 }
 
 TEST_F(StopTest, ARankWithoutOutputIsSaidToHaveWrittenNothing) {
-  const Outcome outcome = launch_and_wait(ranks_of(1, "exit 5"));
+  const LauncherResult outcome = launch_and_wait(ranks_of(1, "exit 5"));
   EXPECT_EQ(outcome.exit_status, 5);
   EXPECT_THAT(outcome.err, HasSubstr("rank 0 wrote nothing"));
 }
@@ -98,7 +98,7 @@ TEST_F(StopTest, ARankWithoutOutputIsSaidToHaveWrittenNothing) {
 TEST_F(StopTest, GrandchildrenDoNotSurviveARank) {
   // Ranks succeed or fail; what they started in the background ends too.
   for (const char* end : {"exit 0", "exit 3", "kill -9 $$"}) {
-    LauncherUnderTest launcher(
+    LauncherProcess launcher(
         ranks_of(2, std::string("sleep 1000 & sleep 1000 & ") + end));
     launcher.finish();
     EXPECT_TRUE(launcher.wait_for_death_of_all()) << end;
@@ -106,7 +106,7 @@ TEST_F(StopTest, GrandchildrenDoNotSurviveARank) {
 }
 
 TEST_F(StopTest, GrandchildrenEndWithTheirRankWhenAnotherFails) {
-  LauncherUnderTest launcher(ranks_of(
+  LauncherProcess launcher(ranks_of(
       2,
       "if [ $RANK = 0 ]; then sh -c 'trap \"\" TERM; echo ready > " + fifo() +
           "; sleep 1000' & wait; fi; read x < " + fifo() + "; exit 3"));
@@ -115,12 +115,12 @@ TEST_F(StopTest, GrandchildrenEndWithTheirRankWhenAnotherFails) {
 }
 
 TEST_F(StopTest, SigtermIsPassedOnAndRanksMaySaveTheirState) {
-  LauncherUnderTest launcher(ranks_of(
+  LauncherProcess launcher(ranks_of(
       2, "trap 'echo saved; exit 0' TERM; sleep 1000 & echo ready; wait"));
   ASSERT_TRUE(launcher.wait_for_out("[rank 0] ready\n"));
   ASSERT_TRUE(launcher.wait_for_out("[rank 1] ready\n"));
   launcher.signal(SIGTERM);
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   EXPECT_EQ(outcome.exit_status, 128 + SIGTERM);
   EXPECT_THAT(
       outcome.out,
@@ -132,7 +132,7 @@ TEST_F(StopTest, SigtermIsPassedOnAndRanksMaySaveTheirState) {
 
 TEST_F(StopTest, EveryStopSignalEndsTheJobWithItsStatus) {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
-    LauncherUnderTest launcher(ranks_of(1, "echo ready; exec sleep 1000"));
+    LauncherProcess launcher(ranks_of(1, "echo ready; exec sleep 1000"));
     ASSERT_TRUE(launcher.wait_for_out("ready\n"));
     launcher.signal(number);
     EXPECT_EQ(launcher.finish().exit_status, 128 + number);
@@ -141,7 +141,7 @@ TEST_F(StopTest, EveryStopSignalEndsTheJobWithItsStatus) {
 
 TEST_F(StopTest, UserSignalsReachTheRankAndNotItsHelpers) {
   for (const char* name : {"USR1", "USR2"}) {
-    LauncherUnderTest launcher(ranks_of(
+    LauncherProcess launcher(ranks_of(
         2,
         std::string("sleep 1000 & helper=$!; trap 'echo got; kill -0 "
                     "$helper && exit 0; exit 1' ") +
@@ -149,7 +149,7 @@ TEST_F(StopTest, UserSignalsReachTheRankAndNotItsHelpers) {
     ASSERT_TRUE(launcher.wait_for_out("[rank 0] ready\n"));
     ASSERT_TRUE(launcher.wait_for_out("[rank 1] ready\n"));
     launcher.signal(std::string(name) == "USR1" ? SIGUSR1 : SIGUSR2);
-    const Outcome outcome = launcher.finish();
+    const LauncherResult outcome = launcher.finish();
     EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
     EXPECT_THAT(
         outcome.out,
@@ -158,7 +158,7 @@ TEST_F(StopTest, UserSignalsReachTheRankAndNotItsHelpers) {
 }
 
 TEST_F(StopTest, SecondInterruptKillsRanksThatIgnoreTheFirst) {
-  LauncherUnderTest launcher(
+  LauncherProcess launcher(
       ranks_of(2, "trap '' INT; echo ready; sleep 1000"));
   ASSERT_TRUE(launcher.wait_for_out("[rank 0] ready\n"));
   ASSERT_TRUE(launcher.wait_for_out("[rank 1] ready\n"));
@@ -172,20 +172,20 @@ TEST_F(StopTest, SecondInterruptKillsRanksThatIgnoreTheFirst) {
 TEST_F(StopTest, RanksThatDoNotEndInTheirGraceAreKilled) {
   LaunchOptions options = ranks_of(1, "trap '' TERM; echo ready; sleep 1000");
   options.stop_grace = std::chrono::milliseconds(100);
-  LauncherUnderTest launcher(options);
+  LauncherProcess launcher(options);
   ASSERT_TRUE(launcher.wait_for_out("ready\n"));
   launcher.signal(SIGTERM);
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   EXPECT_EQ(outcome.exit_status, 128 + SIGTERM);
   EXPECT_THAT(outcome.err, HasSubstr("ranks still running: 1; killing them"));
 }
 
 TEST_F(StopTest, ACrashWhileStoppingIsReported) {
-  LauncherUnderTest launcher(ranks_of(
+  LauncherProcess launcher(ranks_of(
       1, "trap 'echo disk full; exit 9' TERM; sleep 1000 & echo ready; wait"));
   ASSERT_TRUE(launcher.wait_for_out("ready\n"));
   launcher.signal(SIGTERM);
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   EXPECT_EQ(outcome.exit_status, 128 + SIGTERM);
   EXPECT_THAT(
       outcome.err,
@@ -195,20 +195,20 @@ TEST_F(StopTest, ACrashWhileStoppingIsReported) {
 }
 
 TEST_F(StopTest, ASignalThatWasIgnoredStaysIgnored) {
-  LauncherUnderTest launcher(
+  LauncherProcess launcher(
       ranks_of(
           1, "trap 'echo got; exit 0' USR1; sleep 1000 & echo ready; wait"),
       {.ignored = SIGHUP});
   ASSERT_TRUE(launcher.wait_for_out("ready\n"));
   launcher.signal(SIGHUP);
   launcher.signal(SIGUSR1);
-  const Outcome outcome = launcher.finish();
+  const LauncherResult outcome = launcher.finish();
   EXPECT_EQ(outcome.exit_status, 0);
   EXPECT_THAT(outcome.err, Not(HasSubstr("SIGHUP")));
 }
 
 TEST_F(StopTest, AStalledReaderDoesNotKeepTheLauncherFromItsSignals) {
-  LauncherUnderTest launcher(ranks_of(2, "exec yes"));
+  LauncherProcess launcher(ranks_of(2, "exec yes"));
   ASSERT_TRUE(launcher.wait_for_out("y\n"));
   launcher.signal(SIGTERM);  // From here on nobody reads stdout.
   ASSERT_TRUE(launcher.wait_for_err("SIGTERM"));
@@ -217,7 +217,7 @@ TEST_F(StopTest, AStalledReaderDoesNotKeepTheLauncherFromItsSignals) {
 }
 
 TEST_F(StopTest, RanksDieWithAKilledLauncher) {
-  LauncherUnderTest launcher(ranks_of(3, "echo ready; exec sleep 1000"));
+  LauncherProcess launcher(ranks_of(3, "echo ready; exec sleep 1000"));
   for (const char* rank : {"0", "1", "2"}) {
     ASSERT_TRUE(
         launcher.wait_for_out("[rank " + std::string(rank) + "] ready\n"));

@@ -30,17 +30,17 @@ Supervisor::Supervisor(const Clock& clock)
       stderr_(STDERR_FILENO),
       nothing_(::open("/dev/null", O_RDWR | O_CLOEXEC)) {}
 
-StartFailure Supervisor::start(ChildSetup setup) {
+StartFailure Supervisor::start(SupervisedProcessSpec setup) {
   const int slot = setup.process.rank;
   const auto before = children_.find(slot);
   SHERD_ASSERT(before == children_.end() || before->second.process.pid() < 0);
-  auto last = std::make_unique<LastLines>();
+  auto last = std::make_unique<OutputTail>();
   Result<Channels> channels = open_channels(&setup, last.get());
   if (!channels.ok()) {
     return {1, channels.status().message()};
   }
   Channels opened = std::move(channels).value();
-  StartOutcome started = start_rank(setup.process, signals_);
+  SpawnResult started = spawn_process(setup.process, signals_);
   if (!started.process) {
     return started.failure;
   }
@@ -53,16 +53,16 @@ StartFailure Supervisor::start(ChildSetup setup) {
 }
 
 void Supervisor::rename(int slot, const std::string& prefix) {
-  for (RankStream& stream : children_.at(slot).streams) {
+  for (OutputForwarder& stream : children_.at(slot).streams) {
     stream.set_prefix(prefix);
   }
 }
 
 // Where the child reads and writes, and the launcher's ends of that.
 Result<Supervisor::Channels> Supervisor::open_channels(
-    ChildSetup* setup, LastLines* last) {
+    SupervisedProcessSpec* setup, OutputTail* last) {
   Channels channels;
-  RankSetup& process = setup->process;
+  ProcessSpec& process = setup->process;
   Descriptor* to_close = channels.to_close_after_start;
   // A background process that reads the terminal would be stopped.
   const bool reads_stdin = setup->reads_stdin && ::isatty(STDIN_FILENO) == 0;
@@ -100,10 +100,10 @@ Result<Supervisor::Channels> Supervisor::open_channels(
 Status Supervisor::open_pipe(
     int* child_fd,
     Descriptor* child_end,
-    Sink* to,
-    const ChildSetup& setup,
-    LastLines* last,
-    std::vector<RankStream>* streams) {
+    LineWriter* to,
+    const SupervisedProcessSpec& setup,
+    OutputTail* last,
+    std::vector<OutputForwarder>* streams) {
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) {
     return unavailable(str("cannot start ", setup.process.name));
@@ -125,7 +125,7 @@ Supervisor::Events Supervisor::poll_once(
     // Reaped ones need no event; their descriptor stays readable for ever.
     const bool runs = child.process.pid() > 0;
     polled.push_back({runs ? child.process.exit_fd() : -1, POLLIN, 0});
-    for (const RankStream& stream : child.streams) {
+    for (const OutputForwarder& stream : child.streams) {
       polled.push_back({stream.poll_fd(), POLLIN, 0});
     }
   }
@@ -143,7 +143,7 @@ Supervisor::Events Supervisor::poll_once(
   std::size_t next = 4;
   for (auto& [slot, child] : children_) {
     ended |= polled[next++].revents != 0;
-    for (RankStream& stream : child.streams) {
+    for (OutputForwarder& stream : child.streams) {
       if (polled[next++].revents != 0) {
         stream.read_some();
       }
@@ -171,13 +171,13 @@ int Supervisor::poll_timeout_ms(const std::optional<Instant>& deadline) const {
       std::min<std::int64_t>(left.count(), std::numeric_limits<int>::max()));
 }
 
-std::vector<RankEnd> Supervisor::reap_ended() {
-  std::vector<RankEnd> ends;
+std::vector<RankExit> Supervisor::reap_ended() {
+  std::vector<RankExit> ends;
   for (auto& [slot, child] : children_) {
-    const std::optional<RankEnd> end = child.process.try_reap();
+    const std::optional<RankExit> end = child.process.try_reap();
     if (end) {
       ends.push_back(*end);
-      for (RankStream& stream : child.streams) {
+      for (OutputForwarder& stream : child.streams) {
         stream.drain();
       }
     }
@@ -199,15 +199,15 @@ void Supervisor::abandon_output() {
   stderr_.abandon();
 }
 
-void Supervisor::signal(int slot, const Order& order) const {
+void Supervisor::signal(int slot, const SignalRequest& action) const {
   const auto child = children_.find(slot);
   if (child == children_.end()) {
     return;
   }
-  if (order.to == Recipients::kGroups) {
-    child->second.process.signal_group(order.signal);
+  if (action.to == SignalTarget::kGroups) {
+    child->second.process.signal_group(action.signal);
   } else {
-    child->second.process.signal_rank(order.signal);
+    child->second.process.signal_process(action.signal);
   }
 }
 
@@ -215,7 +215,7 @@ void Supervisor::kill_and_reap(int slot) {
   const auto child = children_.find(slot);
   if (child != children_.end()) {
     child->second.process.kill_and_reap();
-    for (RankStream& stream : child->second.streams) {
+    for (OutputForwarder& stream : child->second.streams) {
       stream.drain();
     }
   }
@@ -235,10 +235,10 @@ void Supervisor::say_error(const std::string& sentence) {
   error_sink().add_line("sherd: error: ", sentence);
 }
 
-void Supervisor::report_last_lines(int slot) {
+void Supervisor::report_output_tail(int slot) {
   const Child& child = children_.at(slot);
   const bool in_file = !child.log.empty();
-  const LastLines last = in_file ? last_lines_of_file(child.log) : *child.last;
+  const OutputTail last = in_file ? tail_of_file(child.log) : *child.last;
   const std::string from = in_file ? " in " + child.log : "";
   if (last.lines().empty()) {
     say(str(child.name, " wrote nothing", from));
@@ -250,7 +250,7 @@ void Supervisor::report_last_lines(int slot) {
   }
 }
 
-void Supervisor::report_troubles() {
+void Supervisor::report_problems() {
   for (const auto& [slot, child] : children_) {
     if (child.process.pid() > 0) {
       say_error(
@@ -258,7 +258,7 @@ void Supervisor::report_troubles() {
               " hangs in the kernel and outlives SIGKILL"));
     }
   }
-  for (const Sink* sink : {&stdout_, &stderr_}) {
+  for (const LineWriter* sink : {&stdout_, &stderr_}) {
     if (sink->error() != 0) {
       say_error(
           str("output of the ranks was lost: ", std::strerror(sink->error())));

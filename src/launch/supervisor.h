@@ -16,16 +16,16 @@
 #include "base/descriptor.h"
 #include "base/status.h"
 #include "launch/lines.h"
-#include "launch/rank_output.h"
-#include "launch/rank_process.h"
-#include "launch/signals.h"
-#include "launch/sink.h"
+#include "launch/output_forwarder.h"
+#include "launch/child_process.h"
+#include "launch/signal_fd.h"
+#include "launch/line_writer.h"
 #include "launch/stop_policy.h"
 
 namespace sherd::launch {
 
-struct ChildSetup {
-  RankSetup process;  // Its streams are set by start(); `rank` is the slot.
+struct SupervisedProcessSpec {
+  ProcessSpec process;  // Its streams are set by start(); `rank` is the slot.
   // Before each line of its output.
   std::string prefix;
   // The file that gets the output instead; empty: none.
@@ -45,13 +45,13 @@ class Supervisor {
   Supervisor& operator=(const Supervisor&) = delete;
 
   // No message: it runs. REQUIRES: no process runs in its slot.
-  StartFailure start(ChildSetup setup);
+  StartFailure start(SupervisedProcessSpec setup);
   // What follows of its output gets this prefix.
   void rename(int slot, const std::string& prefix);
 
   struct Events {
     std::vector<int> signals;
-    std::vector<RankEnd> ends;  // `rank` is the slot.
+    std::vector<RankExit> ends;  // `rank` is the slot.
     bool readable = false;      // `also_fd` is.
   };
   // Waits for something to happen, at most until `deadline`, and passes output
@@ -63,52 +63,52 @@ class Supervisor {
   void abandon_output();
 
   // Both do nothing for a slot without a process.
-  void signal(int slot, const Order& order) const;
+  void signal(int slot, const SignalRequest& action) const;
   void kill_and_reap(int slot);
   void kill_all();
 
   // To the user, on stderr.
   void say(const std::string& sentence);
   void say_error(const std::string& sentence);
-  void report_last_lines(int slot);
+  void report_output_tail(int slot);
   // What is wrong with the launcher itself: processes that outlive SIGKILL, and
   // output that could not be written.
-  void report_troubles();
+  void report_problems();
 
  private:
   struct Child {
-    RankProcess process;
+    ChildProcess process;
     std::string name;
     std::string log;
-    std::vector<RankStream> streams;
+    std::vector<OutputForwarder> streams;
     // On the heap: streams point to it while children move.
-    std::unique_ptr<LastLines> last;
+    std::unique_ptr<OutputTail> last;
   };
   // What the start of one child leaves in the launcher's hands.
   struct Channels {
     Descriptor to_close_after_start[3];
-    std::vector<RankStream> streams;
+    std::vector<OutputForwarder> streams;
   };
 
-  Result<Channels> open_channels(ChildSetup* setup, LastLines* last);
+  Result<Channels> open_channels(SupervisedProcessSpec* setup, OutputTail* last);
   Status open_pipe(
       int* child_fd,
       Descriptor* child_end,
-      Sink* to,
-      const ChildSetup& setup,
-      LastLines* last,
-      std::vector<RankStream>* streams);
-  std::vector<RankEnd> reap_ended();
+      LineWriter* to,
+      const SupervisedProcessSpec& setup,
+      OutputTail* last,
+      std::vector<OutputForwarder>* streams);
+  std::vector<RankExit> reap_ended();
   int poll_timeout_ms(const std::optional<Instant>& deadline) const;
   bool output_pending() const { return stdout_.pending() || stderr_.pending(); }
-  Sink& error_sink() { return one_sink_ ? stdout_ : stderr_; }
+  LineWriter& error_sink() { return one_sink_ ? stdout_ : stderr_; }
 
   const Clock& clock_;
   const bool one_sink_;  // stdout and stderr are one file: keep their order.
-  Sink stdout_;
-  Sink stderr_;
+  LineWriter stdout_;
+  LineWriter stderr_;
   Descriptor nothing_;  // /dev/null, the children's stdin.
-  SignalScope signals_;
+  SignalFd signals_;
   std::map<int, Child> children_;  // By slot; ended ones stay for the report.
 };
 

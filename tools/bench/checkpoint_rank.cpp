@@ -27,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-struct Plan {
+struct RankFlags {
   std::string folder = "bench-checkpoint";
   double gigabytes = 1.0;  // Of all ranks.
   int rounds = 7;
@@ -51,16 +51,16 @@ void forget(const std::string& path) {
   }
 }
 
-class Race {
+class InterleavedRun {
  public:
-  Race(const World& world, const Plan& plan)
+  InterleavedRun(const World& world, const RankFlags& flags)
       : world_(world),
-        plan_(plan),
-        saver_(world, plan.folder, {.keep_last = 1}) {
+        flags_(flags),
+        saver_(world, flags.folder, {.keep_last = 1}) {
     // Shards of real models are multiples, too.
     const auto elements =
         static_cast<std::int64_t>(
-            plan.gigabytes * 1e9 / 4 / world.size() / kTensors) /
+            flags.gigabytes * 1e9 / 4 / world.size() / kTensors) /
         1024 * 1024;
     for (int i = 0; i < kTensors; ++i) {
       tensors_.push_back(torch::rand({elements}));
@@ -129,7 +129,7 @@ class Race {
   }
   double plain_read() {
     const auto path = plain_path();
-    forget(plan_.folder);
+    forget(flags_.folder);
     return time([&] {
       const int fd = ::open(path.c_str(), O_RDONLY);
       for (const auto& tensor : tensors_) {
@@ -150,11 +150,11 @@ class Race {
   static constexpr int kTensors = 48;
 
   std::string plain_path() const {
-    return plan_.folder + "/plain-" + std::to_string(world_.rank());
+    return flags_.folder + "/plain-" + std::to_string(world_.rank());
   }
 
   const World& world_;
-  const Plan plan_;
+  const RankFlags flags_;
   CheckpointSaver saver_;
   std::vector<at::Tensor> tensors_;
   std::vector<at::Tensor> room_;
@@ -177,10 +177,10 @@ void print(
 
 int checkpoint_command(int argc, char** argv) {
   CLI::App app("Speed of saving and loading", "sherd-bench-checkpoint");
-  Plan plan;
-  app.add_option("--folder", plan.folder, "On the disk in question");
-  app.add_option("--gigabytes", plan.gigabytes)->check(CLI::PositiveNumber);
-  app.add_option("--rounds", plan.rounds)->check(CLI::PositiveNumber);
+  RankFlags flags;
+  app.add_option("--folder", flags.folder, "On the disk in question");
+  app.add_option("--gigabytes", flags.gigabytes)->check(CLI::PositiveNumber);
+  app.add_option("--rounds", flags.rounds)->check(CLI::PositiveNumber);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -189,32 +189,32 @@ int checkpoint_command(int argc, char** argv) {
   torch::set_num_threads(1);
   auto world = World::from_environment();
   {
-    Race race(world, plan);
+    InterleavedRun measurement(world, flags);
     std::vector<double> save, write, load, read, copy;
-    race.save();
-    race.copy();
-    for (int round = 0; round < plan.rounds; ++round) {
+    measurement.save();
+    measurement.copy();
+    for (int round = 0; round < flags.rounds; ++round) {
       for (const auto i :
            order_of_round(2, static_cast<std::uint64_t>(round))) {
-        i == 0 ? save.push_back(race.save())
-               : write.push_back(race.plain_write());
+        i == 0 ? save.push_back(measurement.save())
+               : write.push_back(measurement.plain_write());
       }
       for (const auto i :
            order_of_round(2, static_cast<std::uint64_t>(round))) {
-        i == 0 ? load.push_back(race.load())
-               : read.push_back(race.plain_read());
+        i == 0 ? load.push_back(measurement.load())
+               : read.push_back(measurement.plain_read());
       }
-      copy.push_back(race.copy());
+      copy.push_back(measurement.copy());
     }
     if (world.rank() == 0) {
-      print("save", save, write, plan.gigabytes);
-      print("load", load, read, plan.gigabytes);
+      print("save", save, write, flags.gigabytes);
+      print("load", load, read, flags.gigabytes);
       std::printf("one copy of a rank's tensors: %.3f s\n", median(copy));
     }
   }
   world.barrier();
   if (world.rank() == 0) {
-    fs::remove_all(plan.folder);
+    fs::remove_all(flags.folder);
   }
   world.close();
   return 0;

@@ -20,10 +20,10 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 }
 
 // In the child; only calls that are safe after fork.
-[[noreturn]] void become(
+[[noreturn]] void exec_child(
     char* const* command,
     char* const* environment,
-    const ChildSetup& setup,
+    const BenchProcessSpec& setup,
     pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) {
@@ -40,13 +40,13 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 
 }  // namespace
 
-pid_t start_child(const ChildSetup& setup) {
+pid_t start_child(const BenchProcessSpec& setup) {
   const auto command = pointers(setup.command);
   const auto environment = pointers(setup.environment);
   const pid_t parent = ::getpid();
   const pid_t process = ::fork();
   if (process == 0) {
-    become(command.data(), environment.data(), setup, parent);
+    exec_child(command.data(), environment.data(), setup, parent);
   }
   return process;
 }

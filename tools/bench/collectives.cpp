@@ -100,10 +100,10 @@ std::optional<CollectiveTimes> parse_times(const std::string& line) {
 std::string table_of(
     int ranks,
     const std::vector<CollectiveTimes>& all,
-    const Circumstances& circumstances) {
-  std::string table = "sherd " + circumstances.sherd_version + " (" +
-      circumstances.commit + "), " + circumstances.build + ", " +
-      circumstances.machine + "\n" + std::to_string(ranks) +
+    const BenchmarkContext& context) {
+  std::string table = "sherd " + context.sherd_version + " (" +
+      context.commit + "), " + context.build + ", " +
+      context.machine + "\n" + std::to_string(ranks) +
       " ranks; medians in ms; how many times as fast as others shm is, with "
       "95 % intervals\n\n" +
       format("%-14s %-5s %8s %10s %10s %10s %10s  %-21s %s\n", "operation",
@@ -136,13 +136,13 @@ std::string table_of(
 std::string json_of(
     int ranks,
     const std::vector<CollectiveTimes>& all,
-    const Circumstances& circumstances) {
+    const BenchmarkContext& context) {
   Json result;
   result["bench"] = "collectives";
   result["ranks"] = ranks;
-  result["commit"] = circumstances.commit;
-  result["build"] = circumstances.build;
-  result["machine"] = circumstances.machine;
+  result["commit"] = context.commit;
+  result["build"] = context.build;
+  result["machine"] = context.machine;
   result["cases"] = Json::array();
   for (const auto& each : cases_of(all)) {
     Json entry;

@@ -35,12 +35,12 @@ std::optional<CollectiveTimes> parse_times(const std::string& line);
 std::string table_of(
     int ranks,
     const std::vector<CollectiveTimes>& all,
-    const Circumstances& circumstances);
+    const BenchmarkContext& context);
 
 // One line without its end.
 std::string json_of(
     int ranks,
     const std::vector<CollectiveTimes>& all,
-    const Circumstances& circumstances);
+    const BenchmarkContext& context);
 
 }  // namespace sherd::tools::bench

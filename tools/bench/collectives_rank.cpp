@@ -28,7 +28,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-struct Plan {
+struct RankFlags {
   int rounds = 15;
   double block_ms = 30;
   std::int64_t bytes_min = std::int64_t{64} << 10;
@@ -50,7 +50,7 @@ int number_of(const char* name) {
 using OpenDeepSpeed = void (*)(int size, int rank, char* address, char* port);
 using DeepSpeed = void (*)(void* tensor);
 
-struct Job {
+struct Backends {
   int rank = 0;
   int ranks = 1;
   BackendPtr shm;
@@ -77,8 +77,8 @@ DeepSpeed open_deepspeed(const std::string& path, int rank, int ranks) {
   return all_reduce;
 }
 
-Job connect(const Plan& plan) {
-  Job job;
+Backends connect(const RankFlags& flags) {
+  Backends job;
   job.rank = number_of("RANK");
   job.ranks = number_of("WORLD_SIZE");
   c10d::TCPStoreOptions options;
@@ -94,18 +94,18 @@ Job connect(const Plan& plan) {
       c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   job.gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
       named("gloo"), job.rank, job.ranks, gloo);
-  if (!plan.deepspeed.empty()) {
+  if (!flags.deepspeed.empty()) {
     job.shm->barrier()->wait();
-    job.deepspeed = open_deepspeed(plan.deepspeed, job.rank, job.ranks);
+    job.deepspeed = open_deepspeed(flags.deepspeed, job.rank, job.ranks);
   }
   return job;
 }
 
 // A collective of `bytes` on its own tensors.
-class Case {
+class CollectiveCase {
  public:
-  Case(
-      const Job& job,
+  CollectiveCase(
+      const Backends& job,
       std::string operation,
       c10::ScalarType dtype,
       std::int64_t bytes)
@@ -161,7 +161,7 @@ class Case {
   }
 
  private:
-  const Job& job_;
+  const Backends& job_;
   const std::string operation_;
   torch::Tensor whole_;
   torch::Tensor part_;
@@ -173,7 +173,7 @@ struct Runner {
   std::function<void()> run;
 };
 
-double block_ms(const Job& job, const std::function<void()>& run, int count) {
+double block_ms(const Backends& job, const std::function<void()>& run, int count) {
   run();  // Another contender has filled the caches.
   job.shm->barrier()->wait();
   const auto begin = Clock::now();
@@ -186,7 +186,7 @@ double block_ms(const Job& job, const std::function<void()>& run, int count) {
 }
 
 // How many times fit into a block, as rank 0 finds.
-int count_for(const Job& job, const std::function<void()>& run, double wanted) {
+int count_for(const Backends& job, const std::function<void()>& run, double wanted) {
   const double once = block_ms(job, run, 2);
   auto count = torch::full(
       {1}, std::max<std::int64_t>(1, static_cast<std::int64_t>(wanted / once)));
@@ -196,11 +196,11 @@ int count_for(const Job& job, const std::function<void()>& run, double wanted) {
 }
 
 void measure(
-    const Job& job,
-    const Plan& plan,
+    const Backends& job,
+    const RankFlags& flags,
     const CollectiveTimes& what,
     c10::ScalarType dtype) {
-  Case tried(job, what.operation, dtype, what.bytes);
+  CollectiveCase tried(job, what.operation, dtype, what.bytes);
   tried.check(job.shm, "shm");
   tried.check(job.gloo, "gloo");
   std::vector<Runner> runners = {
@@ -214,9 +214,9 @@ void measure(
   std::vector<int> counts;
   for (std::size_t i = 0; i < runners.size(); ++i) {
     times[i].contender = runners[i].name;
-    counts.push_back(count_for(job, runners[i].run, plan.block_ms));
+    counts.push_back(count_for(job, runners[i].run, flags.block_ms));
   }
-  for (int round = 0; round < plan.rounds; ++round) {
+  for (int round = 0; round < flags.rounds; ++round) {
     for (const auto i :
          order_of_round(runners.size(), static_cast<std::uint64_t>(round))) {
       times[i].round_ms.push_back(block_ms(job, runners[i].run, counts[i]));
@@ -228,7 +228,7 @@ void measure(
   }
 }
 
-void measure_all(const Job& job, const Plan& plan) {
+void measure_all(const Backends& job, const RankFlags& flags) {
   torch::set_num_threads(1);
   for (const char* operation : {"all_reduce", "all_gather", "reduce_scatter"}) {
     for (const auto& [dtype, name] :
@@ -237,10 +237,10 @@ void measure_all(const Job& job, const Plan& plan) {
            bytes <= std::int64_t{64} << 20; bytes *= 4) {
         // 64 KiB, 1, 16 and 64 MiB.
         if (bytes != std::int64_t{256} << 10 &&
-            bytes != std::int64_t{4} << 20 && bytes >= plan.bytes_min &&
-            bytes <= plan.bytes_max) {
+            bytes != std::int64_t{4} << 20 && bytes >= flags.bytes_min &&
+            bytes <= flags.bytes_max) {
           measure(
-              job, plan,
+              job, flags,
               {.operation = operation,
                .dtype = name,
                .bytes = bytes,
@@ -258,16 +258,16 @@ void measure_all(const Job& job, const Plan& plan) {
 int main(int argc, char** argv) {
   using namespace sherd::tools::bench;
   CLI::App app("One rank of sherd bench collectives");
-  Plan plan;
-  app.add_option("--rounds", plan.rounds);
-  app.add_option("--block-ms", plan.block_ms);
-  app.add_option("--bytes-min", plan.bytes_min);
-  app.add_option("--bytes-max", plan.bytes_max);
-  app.add_option("--deepspeed", plan.deepspeed);
+  RankFlags flags;
+  app.add_option("--rounds", flags.rounds);
+  app.add_option("--block-ms", flags.block_ms);
+  app.add_option("--bytes-min", flags.bytes_min);
+  app.add_option("--bytes-max", flags.bytes_max);
+  app.add_option("--deepspeed", flags.deepspeed);
   CLI11_PARSE(app, argc, argv);
   try {
-    const Job job = connect(plan);
-    measure_all(job, plan);
+    const Backends job = connect(flags);
+    measure_all(job, flags);
     job.gloo->barrier()->wait();
     return 0;
   } catch (const std::exception& error) {

@@ -37,14 +37,14 @@ std::vector<KillTarget> targets_of(const FaultsConfig& config) {
   return targets;
 }
 
-ReplicaContenderSetup hashed_setup(
+FaultTolerantJobSpec hashed_setup(
     const FaultsConfig& config, const StepPrograms& programs) {
   auto setup = replica_setup(config, programs);
   setup.hash_every = config.work == "tiny" ? 1 : 5;
   return setup;
 }
 
-std::string sentence_of(const FaultFigures& fault) {
+std::string sentence_of(const FaultMetrics& fault) {
   char text[160];
   if (fault.kill.target == KillTarget::kCoordinator) {
     std::snprintf(
@@ -64,8 +64,8 @@ class FaultsRun {
   FaultsRun(
       const FaultsConfig& config,
       const StepPrograms& programs,
-      const SignalEvents& signals,
-      const Progress& progress)
+      const StopSignalFd& signals,
+      const ProgressCallback& progress)
       : config_(config),
         progress_(progress),
         shape_{.replicas = config.replicas, .ranks = config.ranks},
@@ -81,14 +81,14 @@ class FaultsRun {
     std::vector<double> usual;
     const auto targets = targets_of(config_);
     FaultsResult result;
-    std::vector<Kill> kills;
+    std::vector<InjectedKill> kills;
     for (const auto target : targets) {
       usual.push_back(usual_s());
-      const auto kill = strike(target, usual.back());
+      const auto kill = inject(target, usual.back());
       kills.push_back(kill);
       recover(kill);
       result.faults.push_back(
-          figures_of(contender_.lives(), kill, shape_, monotonic_s()));
+          metrics_of(contender_.logs(), kill, shape_, monotonic_s()));
       progress_(
           std::to_string(kills.size()) + " of " +
           std::to_string(targets.size()) + ", " +
@@ -97,11 +97,11 @@ class FaultsRun {
     usual.push_back(usual_s());
     const double end_s = monotonic_s();
     contender_.end(kEndDeadline);
-    const auto& lives = contender_.lives();
+    const auto& logs = contender_.logs();
     result.step_s = median(usual);
-    result.discarded_steps = discarded_steps(lives, kills, end_s);
-    result.hashes = compare_hashes(lives);
-    result.steps = step_of_all(lives, shape_);
+    result.discarded_steps = discarded_steps(logs, kills, end_s);
+    result.hashes = compare_hashes(logs);
+    result.steps = step_of_all(logs, shape_);
     result.seconds = end_s - begin_s;
     return result;
   }
@@ -110,19 +110,19 @@ class FaultsRun {
   void wait_for_steps(double since_s, int steps, seconds deadline) {
     contender_.wait_until(
         std::to_string(steps) + " steps of every rank", deadline, [&] {
-          return have_computed(contender_.lives(), shape_, since_s, steps);
+          return have_computed(contender_.logs(), shape_, since_s, steps);
         });
   }
 
   // Since the last fault.
   double usual_s() const {
-    return usual_step_s(contender_.lives(), quiet_since_s_, monotonic_s())
+    return usual_step_s(contender_.logs(), quiet_since_s_, monotonic_s())
         .value_or(0.0);
   }
 
   // Anywhere within a step.
-  Kill strike(KillTarget target, double usual_s) {
-    Kill kill{.target = target, .usual_s = usual_s};
+  InjectedKill inject(KillTarget target, double usual_s) {
+    InjectedKill kill{.target = target, .usual_s = usual_s};
     kill.replica = static_cast<int>(
         random_() % static_cast<std::uint64_t>(shape_.replicas));
     kill.rank =
@@ -136,12 +136,12 @@ class FaultsRun {
     return kill;
   }
 
-  void recover(const Kill& kill) {
+  void recover(const InjectedKill& kill) {
     if (kill.target == KillTarget::kRank) {
       contender_.wait_until(
           "replica " + std::to_string(kill.replica) + " to come back",
           kReturnDeadline, [&] {
-            return return_time_s(contender_.lives(), kill, shape_.ranks)
+            return return_time_s(contender_.logs(), kill, shape_.ranks)
                 .has_value();
           });
     } else {
@@ -153,9 +153,9 @@ class FaultsRun {
   }
 
   const FaultsConfig& config_;
-  const Progress& progress_;
+  const ProgressCallback& progress_;
   const JobShape shape_;
-  ReplicaContender contender_;
+  FaultTolerantJob contender_;
   std::mt19937_64 random_;
   double quiet_since_s_ = 0.0;
 };
@@ -165,8 +165,8 @@ class FaultsRun {
 FaultsResult measure_faults(
     const FaultsConfig& config,
     const StepPrograms& programs,
-    const SignalEvents& signals,
-    const Progress& progress) {
+    const StopSignalFd& signals,
+    const ProgressCallback& progress) {
   return FaultsRun(config, programs, signals, progress).run();
 }
 

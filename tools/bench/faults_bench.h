@@ -9,11 +9,11 @@
 #include <optional>
 #include <string>
 #include <vector>
-#include "bench/contender.h"
-#include "bench/fault_figures.h"
-#include "bench/replica_contender.h"
+#include "bench/contender_job.h"
+#include "bench/fault_metrics.h"
+#include "bench/fault_tolerant_job.h"
 #include "bench/step_bench.h"
-#include "bench/work.h"
+#include "bench/workload.h"
 
 namespace sherd::tools::bench {
 
@@ -43,22 +43,22 @@ struct FaultsConfig {
 void check(const FaultsConfig& config);
 
 // With the batch that was asked for.
-Work work_of(const FaultsConfig& config);
+Workload workload_of(const FaultsConfig& config);
 // Neither hashed nor gated.
-ReplicaContenderSetup replica_setup(
+FaultTolerantJobSpec replica_setup(
     const FaultsConfig& config, const StepPrograms& programs);
 
 struct FaultsResult {
-  std::vector<FaultFigures> faults;
+  std::vector<FaultMetrics> faults;
   double step_s = 0.0;  // Without faults.
   int discarded_steps = 0;
-  Comparison hashes{};
+  HashComparison hashes{};
   std::int64_t steps = 0;
   double seconds = 0.0;
 };
 
 // Whether it is as it should be; nothing where nothing was measured.
-struct FaultBars {
+struct FaultCriteria {
   double gap_s_max = 0.0;  // 2 steps and 0.5 s; of the median.
   std::optional<bool> gap;
   std::optional<bool> coordinator_gap;  // At most 2 s; of the median.
@@ -69,7 +69,7 @@ struct FaultBars {
         throughput.value_or(true) && nothing_lost;
   }
 };
-FaultBars bars_of(const FaultsResult& result);
+FaultCriteria check_criteria(const FaultsResult& result);
 
 // Gaps of kills of that target, in order.
 std::vector<double> gaps_of(const FaultsResult& result, KillTarget target);
@@ -82,8 +82,8 @@ std::vector<double> throughputs_of(const FaultsResult& result);
 FaultsResult measure_faults(
     const FaultsConfig& config,
     const StepPrograms& programs,
-    const SignalEvents& signals,
-    const Progress& progress);
+    const StopSignalFd& signals,
+    const ProgressCallback& progress);
 
 struct CostResult {
   // Medians of the rounds.
@@ -95,14 +95,14 @@ struct CostResult {
 };
 
 // Of the pairs of blocks.
-Estimate cost_of(const CostResult& result);
+MedianEstimate cost_of(const CostResult& result);
 
 // As measure_faults. Both runs are alive at once; one waits while the other takes
 // its block.
 CostResult measure_cost(
     const FaultsConfig& config,
     const StepPrograms& programs,
-    const SignalEvents& signals,
-    const Progress& progress);
+    const StopSignalFd& signals,
+    const ProgressCallback& progress);
 
 }  // namespace sherd::tools::bench

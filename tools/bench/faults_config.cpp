@@ -51,7 +51,7 @@ std::optional<bool> at_most(const std::vector<double>& values, double bar) {
 }  // namespace
 
 void check(const FaultsConfig& config) {
-  work_named(config.work);
+  workload_named(config.work);
   expect_at_least("--batch", 0, static_cast<double>(config.batch));
   // A survivor.
   expect_at_least("--replicas", 2, config.replicas);
@@ -73,20 +73,20 @@ void check(const FaultsConfig& config) {
   expect_one_of("--exchange", {"auto", "collective", "shm"}, config.exchange);
 }
 
-Work work_of(const FaultsConfig& config) {
-  auto work = work_named(config.work);
+Workload workload_of(const FaultsConfig& config) {
+  auto work = workload_named(config.work);
   if (config.batch > 0) {
     work.batch = config.batch;
   }
   return work;
 }
 
-ReplicaContenderSetup replica_setup(
+FaultTolerantJobSpec replica_setup(
     const FaultsConfig& config, const StepPrograms& programs) {
   return {
       .sherd = programs.sherd,
       .rank = programs.rank,
-      .work = work_of(config),
+      .work = workload_of(config),
       .shape = {.replicas = config.replicas, .ranks = config.ranks},
       .exchange = config.exchange,
       .folder = config.folder,
@@ -123,20 +123,20 @@ std::vector<double> throughputs_of(const FaultsResult& result) {
   return throughputs;
 }
 
-FaultBars bars_of(const FaultsResult& result) {
-  FaultBars bars;
-  bars.gap_s_max = 2 * result.step_s + 0.5;
-  bars.gap = at_most(gaps_of(result, KillTarget::kRank), bars.gap_s_max);
-  bars.coordinator_gap =
+FaultCriteria check_criteria(const FaultsResult& result) {
+  FaultCriteria criteria;
+  criteria.gap_s_max = 2 * result.step_s + 0.5;
+  criteria.gap = at_most(gaps_of(result, KillTarget::kRank), criteria.gap_s_max);
+  criteria.coordinator_gap =
       at_most(gaps_of(result, KillTarget::kCoordinator), kCoordinatorGapMax_s);
   if (const auto throughputs = throughputs_of(result); !throughputs.empty()) {
-    bars.throughput = median(throughputs) >= kThroughputMin;
+    criteria.throughput = median(throughputs) >= kThroughputMin;
   }
-  bars.nothing_lost = sum_of_lost(result) == 0;
-  return bars;
+  criteria.nothing_lost = sum_of_lost(result) == 0;
+  return criteria;
 }
 
-Estimate cost_of(const CostResult& result) {
+MedianEstimate cost_of(const CostResult& result) {
   return estimate_median(ratios(result.fault_tolerant_ms, result.plain_ms));
 }
 

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <map>
 #include <utility>
-#include "bench/fault_figures.h"
+#include "bench/fault_metrics.h"
 #include "bench/faults_bench.h"
 #include "bench/statistics.h"
 
@@ -18,7 +18,7 @@ constexpr seconds kEndDeadline(60);
 // Before anything is timed: caches and allocators warm up.
 constexpr int kFirstSteps = 6;
 
-ContenderSetup plain_setup(
+ContenderJobSpec plain_setup(
     const FaultsConfig& config, const StepPrograms& programs) {
   std::vector<std::string> command = {
       programs.rank,
@@ -28,7 +28,7 @@ ContenderSetup plain_setup(
       config.exchange,
       "--replicate",
       std::to_string(config.replicas)};
-  const auto work = flags_of(work_of(config));
+  const auto work = flags_of(workload_of(config));
   command.insert(command.end(), work.begin(), work.end());
   return {
       .name = "plain",
@@ -38,19 +38,19 @@ ContenderSetup plain_setup(
       .environment = contender_environment(programs.environment, "kept")};
 }
 
-ReplicaContenderSetup gated_setup(
+FaultTolerantJobSpec gated_setup(
     const FaultsConfig& config, const StepPrograms& programs) {
   auto setup = replica_setup(config, programs);
   setup.gated = true;
   return setup;
 }
 
-class CostRace {
+class CostMeasurement {
  public:
-  CostRace(
+  CostMeasurement(
       const FaultsConfig& config,
       const StepPrograms& programs,
-      const SignalEvents& signals)
+      const StopSignalFd& signals)
       : shape_{.replicas = config.replicas, .ranks = config.ranks},
         plain_(plain_setup(config, programs), signals),
         replicas_(gated_setup(config, programs), signals) {}
@@ -90,14 +90,14 @@ class CostRace {
     taken_ += steps;
     replicas_.open_until(taken_);
     replicas_.wait_until("step " + std::to_string(taken_), kBlockDeadline, [&] {
-      return step_of_all(replicas_.lives(), shape_) >= taken_;
+      return step_of_all(replicas_.logs(), shape_) >= taken_;
     });
-    return step_times_ms(replicas_.lives(), first, taken_);
+    return step_times_ms(replicas_.logs(), first, taken_);
   }
 
   const JobShape shape_;
-  Contender plain_;
-  ReplicaContender replicas_;
+  ContenderJob plain_;
+  FaultTolerantJob replicas_;
   std::int64_t taken_ = 0;
 };
 
@@ -106,11 +106,11 @@ class CostRace {
 CostResult measure_cost(
     const FaultsConfig& config,
     const StepPrograms& programs,
-    const SignalEvents& signals,
-    const Progress& progress) {
-  CostRace race(config, programs, signals);
+    const StopSignalFd& signals,
+    const ProgressCallback& progress) {
+  CostMeasurement measurement(config, programs, signals);
   progress("starting");
-  race.warm_up();
+  measurement.warm_up();
   const StopLimits limits{
       .interval_width = config.interval_width,
       .rounds_max = config.rounds_max,
@@ -119,16 +119,16 @@ CostResult measure_cost(
   result.block_steps = config.block_steps;
   const double begin_s = monotonic_s();
   while (result.why_stopped.empty()) {
-    race.run_round(result);
+    measurement.run_round(result);
     result.seconds = monotonic_s() - begin_s;
     const auto cost = cost_of(result);
     const auto rounds = static_cast<int>(result.plain_ms.size());
-    result.why_stopped = why_stop({cost}, rounds, result.seconds, limits);
+    result.why_stopped = stop_reason({cost}, rounds, result.seconds, limits);
     progress(
         "round " + std::to_string(rounds) + ", ratio " +
         std::to_string(cost.median));
   }
-  race.end();
+  measurement.end();
   return result;
 }
 

@@ -34,7 +34,7 @@ std::string text_of(const std::vector<double>& values) {
 }
 
 // Nothing while the interval is too wide to say.
-std::optional<bool> cost_met(const Estimate& ratio) {
+std::optional<bool> cost_met(const MedianEstimate& ratio) {
   if (ratio.low > kCostMax) {
     return false;
   }
@@ -46,20 +46,20 @@ std::string cell(const std::optional<double>& value) {
 }
 
 std::string head_of(
-    const FaultsConfig& config, const Circumstances& circumstances) {
-  const auto work = work_of(config);
+    const FaultsConfig& config, const BenchmarkContext& context) {
+  const auto work = workload_of(config);
   return "work     " + work.name + ", batch " + std::to_string(work.batch) +
       format(" a rank, %.1f million parameters\n",
              static_cast<double>(parameters_of(work)) / 1e6) +
       "job      " + std::to_string(config.replicas) + " replicas of " +
       std::to_string(config.ranks) +
       (config.ranks == 1 ? " rank, " : " ranks, ") + config.exchange +
-      " exchange\n" + "machine  " + circumstances.machine + "\n" +
-      "build    sherd " + circumstances.sherd_version + ", commit " +
-      circumstances.commit + ", " + circumstances.build + "\n";
+      " exchange\n" + "machine  " + context.machine + "\n" +
+      "build    sherd " + context.sherd_version + ", commit " +
+      context.commit + ", " + context.build + "\n";
 }
 
-std::string row_of(const FaultFigures& fault) {
+std::string row_of(const FaultMetrics& fault) {
   const bool of_rank = fault.kill.target == KillTarget::kRank;
   return (of_rank
               ? format(
@@ -97,10 +97,10 @@ Json median_or_null(const std::vector<double>& values) {
   return values.empty() ? Json(nullptr) : number(median(values));
 }
 
-void put_circumstances(
-    Json& json, const FaultsConfig& config, const Circumstances& found) {
+void put_context(
+    Json& json, const FaultsConfig& config, const BenchmarkContext& found) {
   json["work"] = config.work;
-  json["batch"] = work_of(config).batch;
+  json["batch"] = workload_of(config).batch;
   json["replicas"] = config.replicas;
   json["ranks"] = config.ranks;
   json["exchange"] = config.exchange;
@@ -122,15 +122,15 @@ Json of_ranks(const FaultsResult& result, Member member) {
   return json;
 }
 
-void put_bars(Json& json, const FaultBars& bars) {
+void put_criteria(Json& json, const FaultCriteria& criteria) {
   const auto put = [&](const char* name, std::optional<bool> met) {
     json[name] = met ? Json(*met) : Json(nullptr);
   };
-  put("gap_met", bars.gap);
-  put("coordinator_gap_met", bars.coordinator_gap);
-  put("throughput_met", bars.throughput);
-  put("nothing_lost", bars.nothing_lost);
-  put("bars_met", bars.all());
+  put("gap_met", criteria.gap);
+  put("coordinator_gap_met", criteria.coordinator_gap);
+  put("throughput_met", criteria.throughput);
+  put("nothing_lost", criteria.nothing_lost);
+  put("bars_met", criteria.all());
 }
 
 }  // namespace
@@ -138,9 +138,9 @@ void put_bars(Json& json, const FaultBars& bars) {
 std::string table_of(
     const FaultsConfig& config,
     const FaultsResult& result,
-    const Circumstances& circumstances) {
-  const auto bars = bars_of(result);
-  std::string text = head_of(config, circumstances) +
+    const BenchmarkContext& context) {
+  const auto criteria = check_criteria(result);
+  std::string text = head_of(config, context) +
       format("run      %ld steps in %.0f s, seed %ld\n\n",
              static_cast<long>(result.steps), result.seconds,
              static_cast<long>(config.seed)) +
@@ -151,40 +151,40 @@ std::string table_of(
   text += format("\nstep without faults    %.3f s\n", result.step_s);
   text += "gap                    " +
       text_of(gaps_of(result, KillTarget::kRank)) +
-      format(" s, at most %.2f", bars.gap_s_max) + verdict(bars.gap);
+      format(" s, at most %.2f", criteria.gap_s_max) + verdict(criteria.gap);
   text += "gap, coordinator       " +
       text_of(gaps_of(result, KillTarget::kCoordinator)) + " s, at most 2" +
-      verdict(bars.coordinator_gap);
+      verdict(criteria.coordinator_gap);
   text += "back after             " + text_of(returns_of(result)) + " s\n";
   text += "throughput meanwhile   " + text_of(throughputs_of(result)) +
-      ", at least 0.9" + verdict(bars.throughput);
+      ", at least 0.9" + verdict(criteria.throughput);
   text += format(
       "discarded steps %d, divergences %d of %d states compared",
       result.discarded_steps, result.hashes.divergences,
       result.hashes.compared);
-  return text + verdict(bars.nothing_lost);
+  return text + verdict(criteria.nothing_lost);
 }
 
 std::string json_of(
     const FaultsConfig& config,
     const FaultsResult& result,
-    const Circumstances& circumstances) {
-  const auto bars = bars_of(result);
+    const BenchmarkContext& context) {
+  const auto criteria = check_criteria(result);
   int lost = 0;
   for (const auto& fault : result.faults) {
     lost += fault.survivors_lost;
   }
   Json json;
   json["step_s"] = number(result.step_s);
-  json["gap_s"] = of_ranks(result, &FaultFigures::gap_s);
+  json["gap_s"] = of_ranks(result, &FaultMetrics::gap_s);
   json["coordinator_gap_s"] =
       numbers(gaps_of(result, KillTarget::kCoordinator));
-  json["restart_s"] = of_ranks(result, &FaultFigures::restart_s);
-  json["return_s"] = of_ranks(result, &FaultFigures::return_s);
+  json["restart_s"] = of_ranks(result, &FaultMetrics::restart_s);
+  json["return_s"] = of_ranks(result, &FaultMetrics::return_s);
   json["throughput_while_returning"] =
-      of_ranks(result, &FaultFigures::throughput);
+      of_ranks(result, &FaultMetrics::throughput);
   json["gap_s_median"] = median_or_null(gaps_of(result, KillTarget::kRank));
-  json["gap_s_max"] = number(bars.gap_s_max);
+  json["gap_s_max"] = number(criteria.gap_s_max);
   json["coordinator_gap_s_median"] =
       median_or_null(gaps_of(result, KillTarget::kCoordinator));
   json["throughput_median"] = median_or_null(throughputs_of(result));
@@ -192,21 +192,21 @@ std::string json_of(
   json["divergences"] = result.hashes.divergences;
   json["states_compared"] = result.hashes.compared;
   json["survivors_lost"] = lost;
-  put_bars(json, bars);
+  put_criteria(json, criteria);
   json["kills"] = result.faults.size();
   json["seed"] = config.seed;
   json["steps"] = result.steps;
   json["seconds"] = number(result.seconds);
-  put_circumstances(json, config, circumstances);
+  put_context(json, config, context);
   return json.dump();
 }
 
 std::string table_of(
     const FaultsConfig& config,
     const CostResult& result,
-    const Circumstances& circumstances) {
+    const BenchmarkContext& context) {
   const auto ratio = cost_of(result);
-  return head_of(config, circumstances) +
+  return head_of(config, context) +
       format("rounds   %d of %d timed steps each, %.0f s; ",
              static_cast<int>(result.plain_ms.size()), result.block_steps,
              result.seconds) +
@@ -222,9 +222,9 @@ std::string table_of(
 std::string json_of(
     const FaultsConfig& config,
     const CostResult& result,
-    const Circumstances& circumstances) {
+    const BenchmarkContext& context) {
   Json json;
-  const auto put = [&](const std::string& name, const Estimate& found) {
+  const auto put = [&](const std::string& name, const MedianEstimate& found) {
     json[name] = number(found.median);
     json[name + "_low"] = number(found.low);
     json[name + "_high"] = number(found.high);
@@ -239,7 +239,7 @@ std::string json_of(
   json["block_steps"] = result.block_steps;
   json["seconds"] = number(result.seconds);
   json["why_stopped"] = result.why_stopped;
-  put_circumstances(json, config, circumstances);
+  put_context(json, config, context);
   return json.dump();
 }
 

@@ -14,20 +14,20 @@ namespace sherd::tools::bench {
 std::string table_of(
     const FaultsConfig& config,
     const FaultsResult& result,
-    const Circumstances& circumstances);
+    const BenchmarkContext& context);
 std::string table_of(
     const FaultsConfig& config,
     const CostResult& result,
-    const Circumstances& circumstances);
+    const BenchmarkContext& context);
 
 // One line without its end. What was not measured is null.
 std::string json_of(
     const FaultsConfig& config,
     const FaultsResult& result,
-    const Circumstances& circumstances);
+    const BenchmarkContext& context);
 std::string json_of(
     const FaultsConfig& config,
     const CostResult& result,
-    const Circumstances& circumstances);
+    const BenchmarkContext& context);
 
 }  // namespace sherd::tools::bench

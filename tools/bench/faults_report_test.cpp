@@ -12,13 +12,13 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const Circumstances kCircumstances{
+const BenchmarkContext kCircumstances{
     .sherd_version = "0.1.0",
     .commit = "abc",
     .build = "Release",
     .machine = "a machine"};
 
-FaultFigures of_rank(double gap_s, std::optional<double> throughput) {
+FaultMetrics of_rank(double gap_s, std::optional<double> throughput) {
   return {
       .kill = {.replica = 1, .rank = 1, .time_s = 10.0, .usual_s = 0.25},
       .gap_s = gap_s,
@@ -27,7 +27,7 @@ FaultFigures of_rank(double gap_s, std::optional<double> throughput) {
       .throughput = throughput};
 }
 
-FaultFigures of_coordinator(double gap_s) {
+FaultMetrics of_coordinator(double gap_s) {
   return {
       .kill = {.target = KillTarget::kCoordinator, .usual_s = 0.25},
       .gap_s = gap_s};
@@ -173,8 +173,8 @@ TEST(FaultsConfig, WrongFlagsAreNamed) {
 }
 
 TEST(FaultsConfig, TheBatchIsTheWorksUnlessGiven) {
-  EXPECT_EQ(work_of({.work = "small"}).batch, 4);
-  EXPECT_EQ(work_of({.work = "small", .batch = 9}).batch, 9);
+  EXPECT_EQ(workload_of({.work = "small"}).batch, 4);
+  EXPECT_EQ(workload_of({.work = "small", .batch = 9}).batch, 9);
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ std::optional<std::int64_t> parse_pss(const std::string& smaps_rollup) {
   return std::nullopt;
 }
 
-std::optional<ProcessUse> parse_use(const std::string& stat) {
+std::optional<ProcessUsage> parse_usage(const std::string& stat) {
   // PID (NAME) STATE ...; a name may hold anything. proc(5) counts fields from
   // 1: minor faults are 10, user mode 14, kernel 15.
   const auto end_of_name = stat.rfind(')');
@@ -47,13 +47,13 @@ std::optional<ProcessUse> parse_use(const std::string& stat) {
   if (!in) {
     return std::nullopt;
   }
-  return ProcessUse{.faults = fields[10], .ticks = fields[14] + fields[15]};
+  return ProcessUsage{.faults = fields[10], .ticks = fields[14] + fields[15]};
 }
 
-ProcessUse use_of(const std::vector<int>& processes) {
-  ProcessUse sum;
+ProcessUsage usage_of(const std::vector<int>& processes) {
+  ProcessUsage sum;
   for (const int process : processes) {
-    const auto one = parse_use(text_of(process, "stat")).value_or(ProcessUse{});
+    const auto one = parse_usage(text_of(process, "stat")).value_or(ProcessUsage{});
     sum.faults += one.faults;
     sum.ticks += one.ticks;
   }

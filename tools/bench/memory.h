@@ -20,16 +20,16 @@ namespace sherd::tools::bench {
 std::optional<std::int64_t> parse_pss(const std::string& smaps_rollup);
 
 // Since the process began.
-struct ProcessUse {
+struct ProcessUsage {
   std::int64_t faults = 0;  // Minor ones.
   std::int64_t ticks = 0;  // Of processor time, in user mode and in the kernel.
 };
 
 // From the text of /proc/PID/stat. Nothing when it is none.
-std::optional<ProcessUse> parse_use(const std::string& stat);
+std::optional<ProcessUsage> parse_usage(const std::string& stat);
 
 // Of these processes together; one that has ended counts nothing.
-ProcessUse use_of(const std::vector<int>& processes);
+ProcessUsage usage_of(const std::vector<int>& processes);
 std::int64_t pss_bytes(const std::vector<int>& processes);
 
 }  // namespace sherd::tools::bench

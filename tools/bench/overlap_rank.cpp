@@ -19,7 +19,7 @@
 #include <torch/torch.h>
 #include "bench/rank_main.h"
 #include "bench/statistics.h"
-#include "bench/trainee.h"
+#include "bench/step_runner.h"
 
 namespace sherd::tools::bench {
 namespace {
@@ -32,7 +32,7 @@ double ms_since(Clock::time_point begin) {
 }
 
 // Set between backwards only.
-class Wait final : public CommHook {
+class DelayHook final : public CommHook {
  public:
   std::string name() const override { return "wait"; }
   void reduce(GradientBucket& bucket, HookGroup& /*group*/) override {
@@ -46,21 +46,21 @@ class Wait final : public CommHook {
   double ms_per_byte = 0;
 };
 
-struct Plan {
+struct RankFlags {
   std::string work = "wide";
   int rounds = 21;
   int steps = 3;  // Of each block, behind one that does not count.
   std::vector<double> waits = {0.5, 0.9, 1.0, 1.1, 2.0};  // Of a backward.
 };
 
-class Race {
+class InterleavedRun {
  public:
-  Race(const World& world, const Plan& plan)
+  InterleavedRun(const World& world, const RankFlags& flags)
       : world_(world),
-        work_(work_named(plan.work)),
-        steps_(plan.steps),
+        work_(workload_named(flags.work)),
+        steps_(flags.steps),
         model_(model_config(work_)),
-        wait_(std::make_shared<Wait>()),
+        wait_(std::make_shared<DelayHook>()),
         ddp_(replicate(*model_, world, {.hook = wait_})),
         bytes_(gradient_bytes()) {}
 
@@ -95,10 +95,10 @@ class Race {
   }
 
   const World& world_;
-  const Work work_;
+  const Workload work_;
   const int steps_;
   models::Gpt model_;
-  std::shared_ptr<Wait> wait_;
+  std::shared_ptr<DelayHook> wait_;
   DistributedDataParallel ddp_;
   const double bytes_;
 };
@@ -106,7 +106,7 @@ class Race {
 // Longer than any backward: what is left of it is the exchange's own time.
 constexpr double kLongWait = 4.0;
 
-std::string text_of(const Estimate& found) {
+std::string text_of(const MedianEstimate& found) {
   char text[64];
   std::snprintf(
       text, sizeof text, "%.3f (%.3f-%.3f)", found.median, found.low,
@@ -117,36 +117,36 @@ std::string text_of(const Estimate& found) {
 // By contender: a wait each, then the long one, then none.
 using Times = std::vector<std::vector<double>>;
 
-Times run(Race& race, const Plan& plan, double backward_ms) {
-  Times times(plan.waits.size() + 2);
-  for (int round = 0; round < plan.rounds; ++round) {
+Times run(InterleavedRun& measurement, const RankFlags& flags, double backward_ms) {
+  Times times(flags.waits.size() + 2);
+  for (int round = 0; round < flags.rounds; ++round) {
     for (const auto i :
          order_of_round(times.size(), static_cast<std::uint64_t>(round))) {
-      double part = i < plan.waits.size() ? plan.waits[i] : 0.0;
-      part = i == plan.waits.size() ? kLongWait : part;
-      times[i].push_back(race.block(part * backward_ms));
+      double part = i < flags.waits.size() ? flags.waits[i] : 0.0;
+      part = i == flags.waits.size() ? kLongWait : part;
+      times[i].push_back(measurement.block(part * backward_ms));
     }
   }
   return times;
 }
 
-void measure(const World& world, const Plan& plan) {
-  Race race(world, plan);
-  race.block(0);
-  const double backward_ms = race.block(0);
-  const auto times = run(race, plan, backward_ms);
+void measure(const World& world, const RankFlags& flags) {
+  InterleavedRun measurement(world, flags);
+  measurement.block(0);
+  const double backward_ms = measurement.block(0);
+  const auto times = run(measurement, flags, backward_ms);
   if (world.rank() != 0) {
     return;
   }
   const auto& plain = times.back();
   const double own_ms =
-      median(times[plan.waits.size()]) - kLongWait * backward_ms;
+      median(times[flags.waits.size()]) - kLongWait * backward_ms;
   std::printf(
       "%s, %d ranks: backward %.0f ms; the exchange itself %.0f ms\n"
       "exchange   backward with it   time / max(backward, exchange)\n",
-      plan.work.c_str(), world.size(), median(plain), own_ms);
-  for (std::size_t i = 0; i < plan.waits.size(); ++i) {
-    const double exchange_ms = plan.waits[i] * backward_ms + own_ms;
+      flags.work.c_str(), world.size(), median(plain), own_ms);
+  for (std::size_t i = 0; i < flags.waits.size(); ++i) {
+    const double exchange_ms = flags.waits[i] * backward_ms + own_ms;
     std::vector<double> longer;
     for (const double one : plain) {
       longer.push_back(std::max(one, exchange_ms));
@@ -160,12 +160,12 @@ void measure(const World& world, const Plan& plan) {
 int overlap_command(int argc, char** argv) {
   CLI::App app(
       "How much of a slow exchange backward hides", "sherd-bench-overlap");
-  Plan plan;
-  app.add_option("--work", plan.work, "wide, small or tiny");
-  app.add_option("--rounds", plan.rounds)->check(CLI::PositiveNumber);
-  app.add_option("--steps", plan.steps, "Of each block")
+  RankFlags flags;
+  app.add_option("--work", flags.work, "wide, small or tiny");
+  app.add_option("--rounds", flags.rounds)->check(CLI::PositiveNumber);
+  app.add_option("--steps", flags.steps, "Of each block")
       ->check(CLI::PositiveNumber);
-  app.add_option("--waits", plan.waits, "In backwards")
+  app.add_option("--waits", flags.waits, "In backwards")
       ->check(CLI::PositiveNumber);
   try {
     app.parse(argc, argv);
@@ -174,7 +174,7 @@ int overlap_command(int argc, char** argv) {
   }
   torch::set_num_threads(1);
   auto world = World::from_environment();
-  measure(world, plan);
+  measure(world, flags);
   world.close();
   return 0;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // sherd-bench-rank: one rank of the contenders "bound" and "sherd", whose rank 0
-// is told by `sherd bench` what to do (protocol.h) and tells the others, or of
+// is told by `sherd bench` what to do (contender_protocol.h) and tells the others, or of
 // "replica" (replica_rank.h).
 #include <unistd.h>
 #include <algorithm>
@@ -16,11 +16,11 @@
 #include <sherd/base/error.h>
 #include <sherd/comm/world.h>
 #include <torch/torch.h>
-#include "bench/protocol.h"
+#include "bench/contender_protocol.h"
 #include "bench/rank_main.h"
 #include "bench/replica_rank.h"
-#include "bench/trainee.h"
-#include "bench/work.h"
+#include "bench/step_runner.h"
+#include "bench/workload.h"
 
 namespace sherd::tools::bench {
 namespace {
@@ -31,7 +31,7 @@ constexpr auto kIdleDeadline = std::chrono::hours(24 * 7);
 constexpr int kBatches = 64;
 
 // Random bytes [batch, sequence + 1] of one rank's part of a step.
-at::Tensor bytes_of(const Work& work, int step, const World& world) {
+at::Tensor bytes_of(const Workload& work, int step, const World& world) {
   auto bytes = torch::empty({work.batch, work.sequence + 1}, torch::kLong);
   const auto count = static_cast<std::uint64_t>(bytes.numel());
   const auto part =
@@ -45,8 +45,8 @@ at::Tensor bytes_of(const Work& work, int step, const World& world) {
 
 class RankLoop {
  public:
-  RankLoop(const World& world, const TraineeOptions& options)
-      : world_(world), trainee_(make_trainee(world, options)) {
+  RankLoop(const World& world, const StepRunnerOptions& options)
+      : world_(world), runner_(make_step_runner(world, options)) {
     const auto length = options.work.sequence;
     for (int step = 0; step < kBatches; ++step) {
       const auto bytes = bytes_of(options.work, step, world);
@@ -57,7 +57,7 @@ class RankLoop {
 
   void run() {
     const auto processes = world_.all_gather({static_cast<double>(::getpid())});
-    Ready ready{.torch_version = TORCH_VERSION, .processes = {}};
+    ReadyReply ready{.torch_version = TORCH_VERSION, .processes = {}};
     for (const auto& process : processes) {
       ready.processes.push_back(static_cast<int>(process.front()));
     }
@@ -65,7 +65,7 @@ class RankLoop {
     while (const int steps = next_steps()) {
       answer(line_of(take(steps)));
     }
-    trainee_->close();
+    runner_->close();
   }
 
  private:
@@ -91,14 +91,14 @@ class RankLoop {
     return static_cast<int>(world_.all_gather({steps}).front().front());
   }
 
-  Ran take(int steps) {
+  StepsReply take(int steps) {
     using Clock = std::chrono::steady_clock;
     std::vector<double> step_ms;
     std::vector<double> losses;
     world_.barrier();
     auto before = Clock::now();
     for (int i = 0; i < steps; ++i) {
-      losses.push_back(trainee_->step(
+      losses.push_back(runner_->step(
           inputs_[next_ % kBatches], targets_[next_ % kBatches]));
       ++next_;
       const auto now = Clock::now();
@@ -110,10 +110,10 @@ class RankLoop {
   }
 
   // The slowest rank's time and the mean loss of each step.
-  Ran over_ranks(
+  StepsReply over_ranks(
       const std::vector<double>& step_ms,
       const std::vector<double>& losses) const {
-    Ran ran{
+    StepsReply ran{
         .step_ms = std::vector<double>(step_ms.size()),
         .losses = std::vector<double>(losses.size())};
     for (const auto& one : world_.all_gather(step_ms)) {
@@ -130,7 +130,7 @@ class RankLoop {
   }
 
   const World& world_;
-  std::unique_ptr<Trainee> trainee_;
+  std::unique_ptr<StepRunner> runner_;
   std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> targets_;
   std::size_t next_ = 0;
@@ -138,7 +138,7 @@ class RankLoop {
 
 int rank_command(int argc, char** argv) {
   CLI::App app("One rank of a contender of `sherd bench`", "sherd-bench-rank");
-  TraineeOptions options;
+  StepRunnerOptions options;
   ReplicaRankOptions replica;
   app.add_option("--contender", options.contender)->required();
   app.add_option("--layers", options.work.layers)->required();
@@ -164,8 +164,8 @@ int rank_command(int argc, char** argv) {
   }
   torch::set_num_threads(1);
   if (options.contender == "replica") {
-    heed_leave_signal();
-    StepFile file(replica.folder, life_name());
+    install_leave_signal_handler();
+    StepLogWriter file(replica.folder, step_log_name());
     auto world = World::from_environment();
     train_as_replica(world, options, replica, file);
     world.close();

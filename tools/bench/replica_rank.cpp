@@ -14,7 +14,7 @@
 #include <sherd/shard/fully_shard.h>
 #include <torch/torch.h>
 #include "bench/step_gate.h"
-#include "bench/work.h"
+#include "bench/workload.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -34,14 +34,14 @@ class ReplicaRank {
  public:
   ReplicaRank(
       const World& world,
-      const TraineeOptions& trainee,
+      const StepRunnerOptions& runner,
       const ReplicaRankOptions& options,
-      StepFile& file)
-      : work_(trainee.work),
+      StepLogWriter& file)
+      : work_(runner.work),
         options_(options),
         file_(file),
-        model_(model_config(trainee.work)),
-        fsdp_(fully_shard(*model_, world, shard_options(trainee))),
+        model_(model_config(runner.work)),
+        fsdp_(fully_shard(*model_, world, shard_options(runner))),
         adamw_(fsdp_.named_parameters(), {.learning_rate = kLearningRate}),
         session_(
             world,
@@ -100,15 +100,15 @@ class ReplicaRank {
       session_.last_backward();
       loss->backward();
     }
-    kind_ = loss ? StepKind::kComputed : StepKind::kFollowed;
+    kind_ = loss ? StepEventKind::kComputed : StepEventKind::kFollowed;
     const bool made = session_.finish_step();
-    kind_ = StepKind::kReplayed;
+    kind_ = StepEventKind::kReplayed;
     if (!loss) {
       return;
     }
     loss->item<double>();  // As every training loop reads it.
     if (!made) {
-      file_.add({.kind = StepKind::kDropped, .step = plan.step});
+      file_.add({.kind = StepEventKind::kDropped, .step = plan.step});
     }
   }
 
@@ -157,10 +157,10 @@ class ReplicaRank {
     return XXH3_64bits(parts.data(), parts.size() * sizeof(std::uint64_t));
   }
 
-  const Work work_;
+  const Workload work_;
   const ReplicaRankOptions options_;
-  StepFile& file_;
-  StepKind kind_ = StepKind::kReplayed;  // Of the next update.
+  StepLogWriter& file_;
+  StepEventKind kind_ = StepEventKind::kReplayed;  // Of the next update.
   models::Gpt model_;
   FullyShardedDataParallel fsdp_;
   AdamW adamw_;
@@ -170,7 +170,7 @@ class ReplicaRank {
 
 }  // namespace
 
-void heed_leave_signal() {
+void install_leave_signal_handler() {
   struct sigaction action = {};
   action.sa_handler = [](int) {
     leave_asked.store(true, std::memory_order_relaxed);
@@ -179,7 +179,7 @@ void heed_leave_signal() {
   ::sigaction(SIGUSR1, &action, nullptr);
 }
 
-LifeName life_name() {
+StepLogName step_log_name() {
   return {
       .replica = number_in("SHERD_REPLICA"),
       .rank = number_in("RANK"),
@@ -188,10 +188,10 @@ LifeName life_name() {
 
 void train_as_replica(
     const World& world,
-    const TraineeOptions& trainee,
+    const StepRunnerOptions& runner,
     const ReplicaRankOptions& options,
-    StepFile& file) {
-  ReplicaRank(world, trainee, options, file).run();
+    StepLogWriter& file) {
+  ReplicaRank(world, runner, options, file).run();
 }
 
 }  // namespace sherd::tools::bench

@@ -2,14 +2,14 @@
 //
 // The contender "replica": a rank of a fault-tolerant run, started by `sherd run
 // --fault-tolerant`, that trains the same GPT as the others until it is asked to
-// leave, and writes down what becomes of each step (step_lines.h). Thread rule:
+// leave, and writes down what becomes of each step (step_log.h). Thread rule:
 // one thread.
 #pragma once
 
 #include <string>
 #include <sherd/comm/world.h>
-#include "bench/step_files.h"
-#include "bench/trainee.h"
+#include "bench/step_log_files.h"
+#include "bench/step_runner.h"
 
 namespace sherd::tools::bench {
 
@@ -25,17 +25,17 @@ struct ReplicaRankOptions {
 
 // To be called before anything else that takes time: from now on SIGUSR1 asks to
 // leave, and does not kill.
-void heed_leave_signal();
+void install_leave_signal_handler();
 
 // Of this process, as the launcher says.
-LifeName life_name();
+StepLogName step_log_name();
 
 // Collective over the ranks of the replica; returns when it has left. Throws
 // Error when the replica has no place any more.
 void train_as_replica(
     const World& world,
-    const TraineeOptions& trainee,
+    const StepRunnerOptions& runner,
     const ReplicaRankOptions& options,
-    StepFile& file);
+    StepLogWriter& file);
 
 }  // namespace sherd::tools::bench

@@ -12,14 +12,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-const Measured* find(const StepResult& result, const std::string& name) {
+const ContenderResult* find(const StepResult& result, const std::string& name) {
   const auto found = std::find_if(
       result.contenders.begin(), result.contenders.end(),
-      [&](const Measured& each) { return each.name == name; });
+      [&](const ContenderResult& each) { return each.name == name; });
   return found == result.contenders.end() ? nullptr : &*found;
 }
 
-Estimate ratio_of(const Measured& a, const Measured& b) {
+MedianEstimate ratio_of(const ContenderResult& a, const ContenderResult& b) {
   return estimate_median(ratios(a.round_ms, b.round_ms));
 }
 
@@ -31,7 +31,7 @@ std::string format(const char* pattern, Numbers... numbers) {
   return text;
 }
 
-std::string interval_text(const Estimate& estimate, int digits) {
+std::string interval_text(const MedianEstimate& estimate, int digits) {
   if (!std::isfinite(estimate.low)) {
     return "open";  // Fewer than 6 rounds.
   }
@@ -39,16 +39,16 @@ std::string interval_text(const Estimate& estimate, int digits) {
 }
 
 // For one rank in one step.
-double per_step(double sum, const Measured& measured) {
+double per_step(double sum, const ContenderResult& measured) {
   return sum /
       static_cast<double>(std::max<std::int64_t>(measured.rank_steps, 1));
 }
 
-double faults_of(const Measured& measured) {
+double faults_of(const ContenderResult& measured) {
   return per_step(static_cast<double>(measured.faults), measured);
 }
 
-std::string row_of(const Measured& measured, const Measured& bound) {
+std::string row_of(const ContenderResult& measured, const ContenderResult& bound) {
   const auto time = estimate_median(measured.round_ms);
   std::string row = format(
       "%-7s %9.2f  %-17s %8.2f %8.2f", measured.name.c_str(), time.median,
@@ -76,7 +76,7 @@ Json number(double value) {
   return std::stod(format("%.5g", value));
 }
 
-void put(Json& json, const std::string& name, const Estimate& estimate) {
+void put(Json& json, const std::string& name, const MedianEstimate& estimate) {
   json[name] = number(estimate.median);
   json[name + "_low"] = number(estimate.low);
   json[name + "_high"] = number(estimate.high);
@@ -89,7 +89,7 @@ void put_null(Json& json, const std::string& name) {
 }
 
 void put_ratio(
-    Json& json, const std::string& name, const Measured* a, const Measured* b) {
+    Json& json, const std::string& name, const ContenderResult* a, const ContenderResult* b) {
   if (a != nullptr && b != nullptr) {
     put(json, name, ratio_of(*a, *b));
   } else {
@@ -102,8 +102,8 @@ void put_ratio(
 std::string table_of(
     const StepConfig& config,
     const StepResult& result,
-    const Circumstances& circumstances) {
-  const auto work = work_named(config.work);
+    const BenchmarkContext& context) {
+  const auto work = workload_named(config.work);
   std::string text = format(
       "work     %s: %d layers, width %d, %d heads, sequence %d, batch %d a "
       "rank, %.1f million parameters\n",
@@ -120,9 +120,9 @@ std::string table_of(
       (config.budget.empty() ? "" : ", budget " + config.budget) + ", " +
       config.exchange + " exchange, " + config.heap + " heap" +
       (config.update == "step" ? "" : ", AdamW in backward") + "\n";
-  text += "machine  " + circumstances.machine + "\n";
-  text += "build    sherd " + circumstances.sherd_version + ", commit " +
-      circumstances.commit + ", " + circumstances.build + ", LibTorch " +
+  text += "machine  " + context.machine + "\n";
+  text += "build    sherd " + context.sherd_version + ", commit " +
+      context.commit + ", " + context.build + ", LibTorch " +
       result.contenders.front().torch_version + "\n";
   text += format(
       "rounds   %d of %d timed steps a contender, %.0f s; %s\n\n",
@@ -149,7 +149,7 @@ std::string table_of(
 std::string json_of(
     const StepConfig& config,
     const StepResult& result,
-    const Circumstances& circumstances) {
+    const BenchmarkContext& context) {
   Json json;
   const auto* bound = find(result, "bound");
   const auto* sherd = find(result, "sherd");
@@ -193,10 +193,10 @@ std::string json_of(
   json["rounds"] = result.rounds;
   json["seconds"] = number(result.seconds);
   json["why_stopped"] = result.why_stopped;
-  json["sherd_version"] = circumstances.sherd_version;
-  json["commit"] = circumstances.commit;
-  json["build"] = circumstances.build;
-  json["machine"] = circumstances.machine;
+  json["sherd_version"] = context.sherd_version;
+  json["commit"] = context.commit;
+  json["build"] = context.build;
+  json["machine"] = context.machine;
   return json.dump();
 }
 

@@ -10,7 +10,7 @@
 namespace sherd::tools::bench {
 
 // Where it was measured, and what.
-struct Circumstances {
+struct BenchmarkContext {
   std::string sherd_version;
   std::string commit;   // Of the checkout; "unknown" outside one.
   std::string build;    // "Release, GNU 12.2.0".
@@ -21,13 +21,13 @@ struct Circumstances {
 std::string table_of(
     const StepConfig& config,
     const StepResult& result,
-    const Circumstances& circumstances);
+    const BenchmarkContext& context);
 
 // One line without its end. Times, ratios and intervals of contenders that did
 // not run are null, and so is an interval that too few rounds leave open.
 std::string json_of(
     const StepConfig& config,
     const StepResult& result,
-    const Circumstances& circumstances);
+    const BenchmarkContext& context);
 
 }  // namespace sherd::tools::bench

@@ -12,8 +12,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Measured measured(const std::string& name, double ms, int rounds) {
-  Measured result{
+ContenderResult measured(const std::string& name, double ms, int rounds) {
+  ContenderResult result{
       .name = name,
       .torch_version = "2.13.0",
       .step_ms = {},
@@ -41,7 +41,7 @@ StepResult result_of(int rounds) {
 }
 
 constexpr int kRounds = 7;
-const Circumstances kCircumstances{
+const BenchmarkContext kCircumstances{
     .sherd_version = "0.1.0",
     .commit = "abc",
     .build = "Release",

@@ -46,7 +46,7 @@ double median(const std::vector<double>& values) {
   return quantile(values, 0.5);
 }
 
-Estimate estimate_median(const std::vector<double>& values) {
+MedianEstimate estimate_median(const std::vector<double>& values) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const int k = order_of_interval(static_cast<int>(values.size()));
   if (k == 0) {
@@ -82,13 +82,13 @@ std::vector<std::size_t> order_of_round(
   return order;
 }
 
-std::string why_stop(
-    const std::vector<Estimate>& ratios_to_bound,
+std::string stop_reason(
+    const std::vector<MedianEstimate>& ratios_to_bound,
     int rounds,
     double seconds,
     const StopLimits& limits) {
   char text[96];
-  const auto narrow = [&](const Estimate& ratio) {
+  const auto narrow = [&](const MedianEstimate& ratio) {
     return ratio.width() <= limits.interval_width;
   };
   if (std::all_of(ratios_to_bound.begin(), ratios_to_bound.end(), narrow)) {

@@ -20,7 +20,7 @@ double quantile(std::vector<double> values, double q);
 double median(const std::vector<double>& values);
 
 // A median and its 95 % confidence interval.
-struct Estimate {
+struct MedianEstimate {
   double median = 0.0;
   double low = 0.0;
   double high = 0.0;
@@ -34,7 +34,7 @@ struct Estimate {
 // lies between them with a probability of at least 0.95, whatever the
 // distribution is (binomial, p = 1/2). Below 6 values none is that sure: low
 // and high are then minus and plus infinity. REQUIRES: values is not empty.
-Estimate estimate_median(const std::vector<double>& values);
+MedianEstimate estimate_median(const std::vector<double>& values);
 
 // Element by element. REQUIRES: equally many.
 std::vector<double> ratios(
@@ -53,8 +53,8 @@ struct StopLimits {
 // Why measuring ends after this many rounds; empty: it goes on. Looking after
 // each round makes the true confidence of the intervals a little less than
 // they say.
-std::string why_stop(
-    const std::vector<Estimate>& ratios_to_bound,
+std::string stop_reason(
+    const std::vector<MedianEstimate>& ratios_to_bound,
     int rounds,
     double seconds,
     const StopLimits& limits);

@@ -99,18 +99,18 @@ constexpr StopLimits kLimits{
     .interval_width = 0.02, .rounds_max = 30, .seconds_max = 600};
 
 TEST(WhyStop, TheWidestIntervalDecides) {
-  const Estimate narrow{.median = 2.0, .low = 1.99, .high = 2.02};
-  const Estimate wide{.median = 2.0, .low = 1.97, .high = 2.02};
-  EXPECT_THAT(why_stop({narrow, wide}, 9, 60, kLimits), IsEmpty());
+  const MedianEstimate narrow{.median = 2.0, .low = 1.99, .high = 2.02};
+  const MedianEstimate wide{.median = 2.0, .low = 1.97, .high = 2.02};
+  EXPECT_THAT(stop_reason({narrow, wide}, 9, 60, kLimits), IsEmpty());
   EXPECT_THAT(
-      why_stop({narrow, narrow}, 9, 60, kLimits), HasSubstr("within 0.02"));
+      stop_reason({narrow, narrow}, 9, 60, kLimits), HasSubstr("within 0.02"));
 }
 
 TEST(WhyStop, LimitsEndItWhateverTheIntervals) {
   const auto open = estimate_median({1, 2});
-  EXPECT_THAT(why_stop({open}, 29, 599, kLimits), IsEmpty());
-  EXPECT_THAT(why_stop({open}, 30, 599, kLimits), HasSubstr("30 rounds"));
-  EXPECT_THAT(why_stop({open}, 29, 600, kLimits), HasSubstr("10 minutes"));
+  EXPECT_THAT(stop_reason({open}, 29, 599, kLimits), IsEmpty());
+  EXPECT_THAT(stop_reason({open}, 30, 599, kLimits), HasSubstr("30 rounds"));
+  EXPECT_THAT(stop_reason({open}, 29, 600, kLimits), HasSubstr("10 minutes"));
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ constexpr seconds kStopDeadline(15);
 constexpr int kFirstSteps = 5;
 constexpr int kStepBarrierBytes = 4096;
 
-double widest(const std::vector<Estimate>& estimates) {
+double widest(const std::vector<MedianEstimate>& estimates) {
   double width = 0.0;
   for (const auto& estimate : estimates) {
     width = std::max(width, estimate.width());
@@ -72,7 +72,7 @@ std::vector<std::string> rank_command(
   if (name == "fsdp2" || name == "ddp") {
     command = {programs.python, programs.peer_script};
   }
-  const auto work = flags_of(work_named(config.work));
+  const auto work = flags_of(workload_named(config.work));
   command.insert(command.end(), work.begin(), work.end());
   for (const auto& word :
        {std::string("--contender"), name, std::string("--strategy"),
@@ -100,17 +100,17 @@ std::vector<std::string> rank_command(
 }
 
 // The contenders of one measurement, and what is known of each so far.
-class Race {
+class InterleavedRun {
  public:
-  Race(
+  InterleavedRun(
       const StepConfig& config,
       const StepPrograms& programs,
-      const SignalEvents& signals)
+      const StopSignalFd& signals)
       : config_(config) {
     const auto environment =
         contender_environment(programs.environment, config.heap);
     for (const auto& name : contenders_of(config)) {
-      const ContenderSetup setup{
+      const ContenderJobSpec setup{
           .name = name,
           .sherd = programs.sherd,
           .ranks = config.ranks,
@@ -118,7 +118,7 @@ class Race {
           .environment = environment};
       auto& entry = entries_.emplace_back();
       entry.measured.name = name;
-      entry.contender = std::make_unique<Contender>(setup, signals);
+      entry.contender = std::make_unique<ContenderJob>(setup, signals);
     }
   }
 
@@ -162,10 +162,10 @@ class Race {
         order_of_round(entries_.size(), static_cast<std::uint64_t>(round));
     for (const auto index : order) {
       auto& [contender, measured, processes] = entries_[index];
-      const auto before = use_of(processes);
+      const auto before = usage_of(processes);
       // One more step first: another contender has filled the caches.
       auto step_ms = contender->run(steps + 1, kBlockDeadline).step_ms;
-      const auto after = use_of(processes);
+      const auto after = usage_of(processes);
       measured.faults += after.faults - before.faults;
       measured.cpu_ms += 1e3 * static_cast<double>(after.ticks - before.ticks) /
           static_cast<double>(::sysconf(_SC_CLK_TCK));
@@ -178,8 +178,8 @@ class Race {
   }
 
   // Of each contender but the bound.
-  std::vector<Estimate> ratios_to_bound() const {
-    std::vector<Estimate> result;
+  std::vector<MedianEstimate> ratios_to_bound() const {
+    std::vector<MedianEstimate> result;
     for (std::size_t i = 1; i < entries_.size(); ++i) {
       result.push_back(estimate_median(ratios(
           entries_[i].measured.round_ms, entries_[0].measured.round_ms)));
@@ -197,8 +197,8 @@ class Race {
     }
   }
 
-  std::vector<Measured> end() {
-    std::vector<Measured> result;
+  std::vector<ContenderResult> end() {
+    std::vector<ContenderResult> result;
     for (auto& entry : entries_) {
       entry.contender->end(kEndDeadline);
       result.push_back(std::move(entry.measured));
@@ -208,8 +208,8 @@ class Race {
 
  private:
   struct Entry {
-    std::unique_ptr<Contender> contender;
-    Measured measured;
+    std::unique_ptr<ContenderJob> contender;
+    ContenderResult measured;
     std::vector<int> processes;
   };
 
@@ -218,33 +218,33 @@ class Race {
   std::vector<Entry> entries_;
 };
 
-StepResult run(Race& race, const StepConfig& config, const Progress& progress) {
+StepResult run(InterleavedRun& measurement, const StepConfig& config, const ProgressCallback& progress) {
   StepResult result;
   result.block_steps = config.block_steps > 0
       ? config.block_steps
-      : work_named(config.work).block_steps;
+      : workload_named(config.work).block_steps;
   progress("starting");
-  race.wait_until_ready();
+  measurement.wait_until_ready();
   progress("comparing losses");
-  race.compare_losses();
+  measurement.compare_losses();
   progress("measuring memory");
-  race.measure_memory(result.block_steps + 1);
+  measurement.measure_memory(result.block_steps + 1);
   const StopLimits limits{
       .interval_width = config.interval_width,
       .rounds_max = config.rounds_max,
       .seconds_max = config.minutes_max * 60.0};
   const auto begin = Clock::now();
   while (result.why_stopped.empty()) {
-    race.run_round(result.rounds, result.block_steps);
+    measurement.run_round(result.rounds, result.block_steps);
     ++result.rounds;
     result.seconds = seconds_since(begin);
-    const auto found = race.ratios_to_bound();
-    result.why_stopped = why_stop(found, result.rounds, result.seconds, limits);
+    const auto found = measurement.ratios_to_bound();
+    result.why_stopped = stop_reason(found, result.rounds, result.seconds, limits);
     progress(
         "round " + std::to_string(result.rounds) + ", widest interval " +
         std::to_string(widest(found)));
   }
-  result.contenders = race.end();
+  result.contenders = measurement.end();
   return result;
 }
 
@@ -273,13 +273,13 @@ std::vector<std::string> contender_environment(
 StepResult measure(
     const StepConfig& config,
     const StepPrograms& programs,
-    const SignalEvents& signals,
+    const StopSignalFd& signals,
     const std::function<void(const std::string&)>& progress) {
-  Race race(config, programs, signals);
+  InterleavedRun measurement(config, programs, signals);
   try {
-    return run(race, config, progress);
+    return run(measurement, config, progress);
   } catch (...) {
-    race.stop();
+    measurement.stop();
     throw;
   }
 }

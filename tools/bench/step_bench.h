@@ -9,9 +9,9 @@
 #include <functional>
 #include <string>
 #include <vector>
-#include "bench/contender.h"
+#include "bench/contender_job.h"
 #include "bench/statistics.h"
-#include "bench/work.h"
+#include "bench/workload.h"
 
 namespace sherd::tools::bench {
 
@@ -64,7 +64,7 @@ std::vector<std::string> contender_environment(
     std::vector<std::string> environment, const std::string& heap);
 
 // One contender's times, and what it needed.
-struct Measured {
+struct ContenderResult {
   std::string name;
   std::string torch_version;
   std::vector<double> step_ms;      // Every timed step.
@@ -77,10 +77,10 @@ struct Measured {
 };
 
 // Takes what is under way, in a few words; "" at the end.
-using Progress = std::function<void(const std::string&)>;
+using ProgressCallback = std::function<void(const std::string&)>;
 
 struct StepResult {
-  std::vector<Measured> contenders;  // The bound first.
+  std::vector<ContenderResult> contenders;  // The bound first.
   int block_steps = 0;
   int rounds = 0;
   double seconds = 0.0;  // Measuring, without starting.
@@ -93,7 +93,7 @@ struct StepResult {
 StepResult measure(
     const StepConfig& config,
     const StepPrograms& programs,
-    const SignalEvents& signals,
+    const StopSignalFd& signals,
     const std::function<void(const std::string&)>& progress);
 
 }  // namespace sherd::tools::bench

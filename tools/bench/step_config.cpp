@@ -59,7 +59,7 @@ std::int64_t budget_bytes_of(const StepConfig& config) {
 }
 
 void check(const StepConfig& config) {
-  work_named(config.work);
+  workload_named(config.work);
   expect_one_of("--mode", {"fsdp", "ddp"}, config.mode);
   expect_one_of(
       "--exchange", {"auto", "collective", "shm", "hierarchical"},

@@ -114,10 +114,10 @@ TEST(StepConfig, PeersTakePartWhereTheyHaveTheSameTask) {
   EXPECT_THAT(contenders_of(config), ElementsAre("bound", "sherd"));
 }
 
-TEST(Work, WideHas43MillionParameters) {
+TEST(Workload, WideHas43MillionParameters) {
   // 6 blocks of 7,087,872, two tables of 256 and 64 rows, a norm, the head.
   EXPECT_EQ(
-      parameters_of(work_named("wide")),
+      parameters_of(workload_named("wide")),
       6 * 7'087'872 + (256 + 64) * 768 + 2 * 768 + 256 * 768);
 }
 

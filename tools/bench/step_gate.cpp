@@ -18,8 +18,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kBytes = 4096;
 // Only the first step after a pause waits, and that is not timed.
-constexpr auto kLookEvery = std::chrono::milliseconds(1);
-constexpr auto kPatience = std::chrono::minutes(10);
+constexpr auto kPollInterval = std::chrono::milliseconds(1);
+constexpr auto kTimeout = std::chrono::minutes(10);
 
 }  // namespace
 
@@ -49,7 +49,7 @@ void StepGate::open_until(std::int64_t step) {
 }
 
 void StepGate::wait_for(std::int64_t step) const {
-  const auto deadline = Clock::now() + kPatience;
+  const auto deadline = Clock::now() + kTimeout;
   const std::atomic_ref<std::int64_t> open(*page_);
   while (open.load(std::memory_order_relaxed) < step) {
     if (Clock::now() > deadline) {
@@ -58,7 +58,7 @@ void StepGate::wait_for(std::int64_t step) const {
               " to be allowed within ten minutes",
           ErrorCode::kDeadlineExceeded);
     }
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(kPollInterval);
   }
 }
 

@@ -35,7 +35,7 @@ void add_train_options(CLI::App& app, CommandLine& line) {
          "--config", line.config_path,
          "JSON file with these options; flags win over it")
       ->type_name("FILE");
-  for (const auto& row : option_rows()) {
+  for (const auto& row : option_specs()) {
     const std::string name = row.name;
     const std::string flag = "--" + name;
     if (*row.value == '\0') {

@@ -39,7 +39,7 @@ bool parse_whole(std::string_view text, T& value) {
   return failure == std::errc() && stop == end;
 }
 
-const char* expected_for(const OptionRow& row) {
+const char* expected_for(const OptionSpec& row) {
   return std::visit(
       [](auto member) {
         using T = std::remove_reference_t<
@@ -50,7 +50,7 @@ const char* expected_for(const OptionRow& row) {
           return "a whole number";
         } else if constexpr (std::is_same_v<T, double>) {
           return "a number";
-        } else if constexpr (std::is_same_v<T, Bytes>) {
+        } else if constexpr (std::is_same_v<T, ByteSize>) {
           return "a size such as 512MiB";
         } else {
           return "a text";
@@ -73,7 +73,7 @@ bool read(std::string_view text, std::string& value) {
   value = text;
   return true;
 }
-bool read(std::string_view text, Bytes& value) {
+bool read(std::string_view text, ByteSize& value) {
   value = parse_bytes(text);
   return true;
 }
@@ -110,7 +110,7 @@ bool read(const Json& json, std::string& value) {
   value = json.get<std::string>();
   return true;
 }
-bool read(const Json& json, Bytes& value) {
+bool read(const Json& json, ByteSize& value) {
   if (json.is_string()) {
     value = parse_bytes(json.get<std::string>());
     return true;
@@ -119,13 +119,13 @@ bool read(const Json& json, Bytes& value) {
 }
 
 template <typename Source>
-bool set(TrainConfig& config, const OptionRow& row, const Source& source) {
+bool set(TrainConfig& config, const OptionSpec& row, const Source& source) {
   return std::visit(
       [&](auto member) { return read(source, config.*member); }, row.member);
 }
 
-const OptionRow* find_row(std::string_view name) {
-  for (const auto& row : option_rows()) {
+const OptionSpec* find_row(std::string_view name) {
+  for (const auto& row : option_specs()) {
     if (name == row.name) {
       return &row;
     }
@@ -340,11 +340,11 @@ void check(const TrainConfig& config) {
   }
 }
 
-struct Unit {
+struct SizeSuffix {
   const char* name;  // Lower case.
   std::int64_t bytes;
 };
-constexpr std::array<Unit, 9> kUnits = {{
+constexpr std::array<SizeSuffix, 9> kSizeSuffixes = {{
     {"gib", 1LL << 30},
     {"mib", 1LL << 20},
     {"kib", 1LL << 10},
@@ -358,9 +358,9 @@ constexpr std::array<Unit, 9> kUnits = {{
 
 }  // namespace
 
-const std::vector<OptionRow>& option_rows() {
+const std::vector<OptionSpec>& option_specs() {
   using C = TrainConfig;
-  static const std::vector<OptionRow> kRows = {
+  static const std::vector<OptionSpec> kRows = {
       {"model", "NAME", "Model family: gpt or llama", "Model", &C::model},
       {"layers", "N", "Transformer blocks", "Model", &C::layers},
       {"width", "N", "Width of the residual stream", "Model", &C::width},
@@ -448,14 +448,14 @@ const std::vector<OptionRow>& option_rows() {
   return kRows;
 }
 
-std::string text_of(const OptionRow& row, const TrainConfig& config) {
+std::string text_of(const OptionSpec& row, const TrainConfig& config) {
   return std::visit(
       [&](auto member) -> std::string {
         const auto& value = config.*member;
         using T = std::remove_cvref_t<decltype(value)>;
         if constexpr (std::is_same_v<T, std::string>) {
           return value;
-        } else if constexpr (std::is_same_v<T, Bytes>) {
+        } else if constexpr (std::is_same_v<T, ByteSize>) {
           return format_bytes(value);
         } else {
           return Json(value).dump();
@@ -464,7 +464,7 @@ std::string text_of(const OptionRow& row, const TrainConfig& config) {
       row.member);
 }
 
-Bytes parse_bytes(std::string_view text) {
+ByteSize parse_bytes(std::string_view text) {
   std::string unit;
   auto number = text;
   while (!number.empty() && (number.back() < '0' || number.back() > '9')) {
@@ -476,7 +476,7 @@ Bytes parse_bytes(std::string_view text) {
     unit.erase(unit.begin());
   }
   double value = 0;
-  for (const auto& [name, bytes] : kUnits) {
+  for (const auto& [name, bytes] : kSizeSuffixes) {
     if (unit == name && parse_whole(number, value) && value >= 0.0 &&
         value * static_cast<double>(bytes) < 0x1p63) {
       // Whole numbers stay exact above 2^53.
@@ -490,8 +490,8 @@ Bytes parse_bytes(std::string_view text) {
   refuse("size", "a size such as 512MiB", in_quotes(text));
 }
 
-std::string format_bytes(Bytes bytes) {
-  constexpr std::array<Unit, 3> kNames = {
+std::string format_bytes(ByteSize bytes) {
+  constexpr std::array<SizeSuffix, 3> kNames = {
       {{"GiB", 1LL << 30}, {"MiB", 1LL << 20}, {"KiB", 1LL << 10}}};
   for (const auto& [name, size] : kNames) {
     if (bytes.count != 0 && bytes.count % size == 0) {
@@ -516,7 +516,7 @@ TrainConfig make_config(
   return config;
 }
 
-TrainConfig essence_of(TrainConfig config) {
+TrainConfig replica_invariant_config(TrainConfig config) {
   const TrainConfig usual;
   config.run = usual.run;
   config.save_every = usual.save_every;
@@ -533,12 +533,12 @@ std::string to_json(
     const TrainConfig& config,
     const std::map<std::string, std::string>& about) {
   Json json = Json::object();
-  for (const auto& row : option_rows()) {
+  for (const auto& row : option_specs()) {
     std::visit(
         [&](auto member) {
           const auto& value = config.*member;
           using T = std::remove_cvref_t<decltype(value)>;
-          if constexpr (std::is_same_v<T, Bytes>) {
+          if constexpr (std::is_same_v<T, ByteSize>) {
             json[row.name] = format_bytes(value);
           } else {
             json[row.name] = value;

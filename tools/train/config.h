@@ -16,9 +16,9 @@
 namespace sherd::tools {
 
 // A size that people write as 512MiB.
-struct Bytes {
+struct ByteSize {
   std::int64_t count = 0;
-  bool operator==(const Bytes&) const = default;
+  bool operator==(const ByteSize&) const = default;
 };
 
 struct TrainConfig {
@@ -33,7 +33,7 @@ struct TrainConfig {
   double dropout = 0.0;
 
   std::string data;  // Empty: LibTorch's headers.
-  Bytes data_bytes;  // 0: all, or 8 MB of the headers.
+  ByteSize data_bytes;  // 0: all, or 8 MB of the headers.
   std::int64_t batch = 12;
   std::int64_t seed = 0;
 
@@ -49,7 +49,7 @@ struct TrainConfig {
   bool recompute_activations = false;
   std::string dtype = "fp32";
   std::string strategy = "full_shard";
-  Bytes budget;  // 0: what the strategy says.
+  ByteSize budget;  // 0: what the strategy says.
   std::string exchange = "auto";
   std::int64_t replicate = 1;
   std::string hook = "none";
@@ -66,7 +66,7 @@ struct TrainConfig {
   bool operator==(const TrainConfig&) const = default;
 };
 
-struct OptionRow {
+struct OptionSpec {
   const char* name;   // As flag "--name" and as key of the file.
   const char* value;  // What stands for the value in the help; "" for a flag.
   const char* help;
@@ -76,23 +76,23 @@ struct OptionRow {
       double TrainConfig::*,
       bool TrainConfig::*,
       std::string TrainConfig::*,
-      Bytes TrainConfig::*>
+      ByteSize TrainConfig::*>
       member;
 };
 
 // In the order of the help.
-const std::vector<OptionRow>& option_rows();
+const std::vector<OptionSpec>& option_specs();
 
 // The value of an option as a user would write it; "" when it is empty.
-std::string text_of(const OptionRow& row, const TrainConfig& config);
+std::string text_of(const OptionSpec& row, const TrainConfig& config);
 
 // "512MiB", "1.5GB", "4096": KiB, MiB, GiB are powers of 1024, KB, MB, GB (in
 // either case) of 1000. Throws Error, naming the text, unless the whole is a
 // size that fits 63 bits.
-Bytes parse_bytes(std::string_view text);
+ByteSize parse_bytes(std::string_view text);
 
 // The value in the largest binary unit that keeps it whole: "512MiB".
-std::string format_bytes(Bytes bytes);
+std::string format_bytes(ByteSize bytes);
 
 // Flags win over the file, the file over the defaults. `flags` maps names
 // without dashes to what the user wrote; `file_text` is JSON, empty without
@@ -107,7 +107,7 @@ TrainConfig make_config(
 
 // What makes a run what it is: without what may differ between replicas, and from
 // one start to the next, of the same run.
-TrainConfig essence_of(TrainConfig config);
+TrainConfig replica_invariant_config(TrainConfig config);
 
 // JSON that make_config() reads back to the same value. `about`: facts of this
 // run, printed as strings.

@@ -82,14 +82,14 @@ TEST(TrainConfig, ItsEssenceIsWhatMakesTheNumbers) {
        {"stop-at", "3"},
        {"eval-every", "2"},
        {"quiet", "true"}});
-  EXPECT_EQ(essence_of(config), TrainConfig{});
+  EXPECT_EQ(replica_invariant_config(config), TrainConfig{});
   config.lr = 1.0;
-  EXPECT_NE(essence_of(config), TrainConfig{});
+  EXPECT_NE(replica_invariant_config(config), TrainConfig{});
 }
 
 TEST(TrainConfig, EveryRowHasAUniqueNameAndAText) {
   Flags flags;
-  for (const auto& row : option_rows()) {
+  for (const auto& row : option_specs()) {
     EXPECT_TRUE(flags.emplace(row.name, text_of(row, {})).second) << row.name;
     EXPECT_STRNE(row.help, "");
   }
@@ -243,7 +243,7 @@ TEST(TrainConfig, WhatIsLlamasIsRefusedForGpt) {
       HasSubstr("--intermediate: expected 0 with --model gpt"));
 }
 
-TEST(Bytes, AreReadInBothKindsOfUnits) {
+TEST(ByteSize, AreReadInBothKindsOfUnits) {
   EXPECT_EQ(parse_bytes("0").count, 0);
   EXPECT_EQ(parse_bytes("4096").count, 4096);
   EXPECT_EQ(parse_bytes("4096B").count, 4096);
@@ -256,7 +256,7 @@ TEST(Bytes, AreReadInBothKindsOfUnits) {
       parse_bytes("9223372036854774784").count, 9'223'372'036'854'774'784);
 }
 
-TEST(Bytes, WhatIsNoSizeIsRefused) {
+TEST(ByteSize, WhatIsNoSizeIsRefused) {
   for (const char* text :
        {"", "MiB", "-1", "1XB", "1 2MiB", "nan", "inf", "1e30GiB", "0x10",
         "9223372036854775808", "8589934592GiB"}) {
@@ -266,7 +266,7 @@ TEST(Bytes, WhatIsNoSizeIsRefused) {
   }
 }
 
-TEST(Bytes, FormattedOnesAreReadBack) {
+TEST(ByteSize, FormattedOnesAreReadBack) {
   for (const std::int64_t count :
        {0LL, 1LL, 1024LL, 1536LL, 512LL << 20, 3LL << 30, 8'000'000LL}) {
     EXPECT_EQ(parse_bytes(format_bytes({count})).count, count);

@@ -109,7 +109,7 @@ struct Axes {
   Scale y;
 };
 
-Axes axes_of(const std::vector<StepRecord>& records) {
+Axes axes_of(const std::vector<StepMetrics>& records) {
   double last = 1;
   double low = std::numeric_limits<double>::infinity();
   double high = -low;
@@ -181,7 +181,7 @@ std::string draw_axes(const Axes& axes) {
 }
 
 std::string draw_curves(
-    const Axes& axes, const std::vector<StepRecord>& records) {
+    const Axes& axes, const std::vector<StepMetrics>& records) {
   std::string training;
   std::string validation;
   std::string dots;
@@ -207,7 +207,7 @@ nlohmann::json scale_json(const Axes& axes) {
   return {{"width", kWidth}, {"x", one(axes.x)}, {"y", one(axes.y)}};
 }
 
-nlohmann::json points_json(const std::vector<StepRecord>& records) {
+nlohmann::json points_json(const std::vector<StepMetrics>& records) {
   auto points = nlohmann::json::array();
   for (const auto& record : records) {
     points.push_back(
@@ -245,11 +245,11 @@ std::vector<double> round_ticks(double low, double high, int count) {
 std::string curve_html(
     const std::string& title,
     const std::vector<std::string>& facts,
-    const std::vector<StepRecord>& records) {
-  std::vector<StepRecord> shown;
+    const std::vector<StepMetrics>& records) {
+  std::vector<StepMetrics> shown;
   std::copy_if(
       records.begin(), records.end(), std::back_inserter(shown),
-      [](const StepRecord& record) { return std::isfinite(record.loss); });
+      [](const StepMetrics& record) { return std::isfinite(record.loss); });
   const auto axes = axes_of(shown);
   std::string html = "<!doctype html>\n<html lang='en'><head><meta charset="
       "'utf-8'><meta name='viewport' content='width=device-width'>\n<title>" +

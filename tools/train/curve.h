@@ -8,7 +8,7 @@
 
 #include <string>
 #include <vector>
-#include "train/step_record.h"
+#include "train/step_metrics.h"
 
 namespace sherd::tools {
 
@@ -17,7 +17,7 @@ namespace sherd::tools {
 std::string curve_html(
     const std::string& title,
     const std::vector<std::string>& facts,
-    const std::vector<StepRecord>& records);
+    const std::vector<StepMetrics>& records);
 
 // At most about `count` round numbers (1, 2 or 5 times a power of ten apart)
 // inside [low, high], ascending. REQUIRES: low < high, count >= 1.

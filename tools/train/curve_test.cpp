@@ -15,10 +15,10 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::vector<StepRecord> falling(std::int64_t steps) {
-  std::vector<StepRecord> records;
+std::vector<StepMetrics> falling(std::int64_t steps) {
+  std::vector<StepMetrics> records;
   for (std::int64_t step = 1; step <= steps; ++step) {
-    StepRecord record{
+    StepMetrics record{
         .step = step, .loss = 2.0 + 3.5 / static_cast<double>(step)};
     if (step % 10 == 0) {
       record.val_loss = record.loss + 0.25;
@@ -54,7 +54,7 @@ TEST(Curve, TextIsEscaped) {
 TEST(Curve, SurvivesNothingOneStepAndLossesThatAreNoNumbers) {
   auto records = falling(2);
   records[1].loss = std::numeric_limits<double>::quiet_NaN();
-  for (const auto& some : {std::vector<StepRecord>{}, falling(1), records}) {
+  for (const auto& some : {std::vector<StepMetrics>{}, falling(1), records}) {
     const auto html = curve_html("run", {}, some);
     EXPECT_THAT(html, Not(HasSubstr("nan")));
     EXPECT_THAT(html, Not(HasSubstr("inf")));

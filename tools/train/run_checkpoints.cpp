@@ -55,7 +55,7 @@ data::Position position_of(const std::map<std::string, std::string>& values) {
 
 }  // namespace
 
-std::map<std::string, std::string> about_model(
+std::map<std::string, std::string> model_metadata(
     TrainConfig config, std::int64_t vocabulary) {
   if (config.model == "llama") {
     config.kv_heads = config.kv_heads > 0 ? config.kv_heads : config.heads;
@@ -73,12 +73,12 @@ RunCheckpoints::RunCheckpoints(
     const TrainConfig& config,
     const std::string& run_path,
     const torch::nn::Module& model,
-    Engine& engine,
+    TrainingEngine& engine,
     data::GlobalBatches& batches,
     std::int64_t vocabulary)
     : world_(world),
       batches_(batches),
-      about_(about_model(config, vocabulary)),
+      about_(model_metadata(config, vocabulary)),
       saver_(
           world,
           run_path + "/checkpoints",
@@ -112,7 +112,7 @@ void RunCheckpoints::save(std::int64_t step) {
   saver_.save(step, state_);
 }
 
-void catch_signals() {
+void install_signal_handlers() {
   struct sigaction action = {};
   action.sa_handler = ask;
   action.sa_flags = SA_RESTART;
@@ -120,7 +120,7 @@ void catch_signals() {
   ::sigaction(SIGUSR1, &action, nullptr);
 }
 
-int asked_by_signals() {
+int take_signal_request() {
   int checkpoint = 1;
   return asked.compare_exchange_strong(checkpoint, 0, std::memory_order_relaxed)
       ? 1

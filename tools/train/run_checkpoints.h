@@ -13,7 +13,7 @@
 #include <sherd/comm/world.h>
 #include <sherd/data/batches.h>
 #include "train/config.h"
-#include "train/engine.h"
+#include "train/training_engine.h"
 
 namespace sherd::tools {
 
@@ -25,7 +25,7 @@ class RunCheckpoints {
       const TrainConfig& config,
       const std::string& run_path,
       const torch::nn::Module& model,
-      Engine& engine,
+      TrainingEngine& engine,
       data::GlobalBatches& batches,
       std::int64_t vocabulary);
 
@@ -47,12 +47,12 @@ class RunCheckpoints {
 };
 
 // The values of a checkpoint that `sherd checkpoint export` needs.
-std::map<std::string, std::string> about_model(
+std::map<std::string, std::string> model_metadata(
     TrainConfig config, std::int64_t vocabulary);
 
 // What signals ask for, so far and on this rank: 1 for a checkpoint (SIGUSR1), 2
 // for one and the end (SIGTERM), 0 for nothing. Asking for it clears a 1.
-void catch_signals();
-int asked_by_signals();
+void install_signal_handlers();
+int take_signal_request();
 
 }  // namespace sherd::tools

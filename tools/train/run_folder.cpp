@@ -55,7 +55,7 @@ std::string new_run_path(const std::string& parent, std::int64_t unix_time_s) {
   return path;
 }
 
-std::string metrics_line(const StepRecord& record) {
+std::string metrics_line(const StepMetrics& record) {
   nlohmann::ordered_json json = {{"step", record.step}, {"loss", record.loss}};
   if (record.val_loss.has_value()) {
     json["val_loss"] = *record.val_loss;
@@ -68,11 +68,11 @@ std::string metrics_line(const StepRecord& record) {
   return json.dump();
 }
 
-StepRecord parse_metrics_line(
+StepMetrics parse_metrics_line(
     const std::string& line, const std::string& path) {
   try {
     const auto json = nlohmann::json::parse(line);
-    StepRecord record{
+    StepMetrics record{
         .step = json.at("step").get<std::int64_t>(),
         .loss = json.at("loss").get<double>(),
         .lr = json.at("lr").get<double>(),
@@ -124,7 +124,7 @@ void RunFolder::open(const std::string& config_json) {
   }
 }
 
-void RunFolder::add(const StepRecord& record) {
+void RunFolder::add(const StepMetrics& record) {
   errno = 0;
   metrics_ << metrics_line(record) << '\n';
   metrics_.flush();

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <string>
 #include <vector>
-#include "train/step_record.h"
+#include "train/step_metrics.h"
 
 namespace sherd::tools {
 
@@ -18,9 +18,9 @@ namespace sherd::tools {
 std::string new_run_path(const std::string& parent, std::int64_t unix_time_s);
 
 // One line of JSON, without the newline.
-std::string metrics_line(const StepRecord& record);
+std::string metrics_line(const StepMetrics& record);
 // What it says. Throws Error, naming the path, for another one.
-StepRecord parse_metrics_line(const std::string& line, const std::string& path);
+StepMetrics parse_metrics_line(const std::string& line, const std::string& path);
 
 class RunFolder {
  public:
@@ -41,10 +41,10 @@ class RunFolder {
   const std::string& path() const { return path_; }
 
   // Appends a line to metrics.jsonl. Throws Error when the disk refuses it.
-  void add(const StepRecord& record);
+  void add(const StepMetrics& record);
 
   // Everything added so far.
-  const std::vector<StepRecord>& records() const { return records_; }
+  const std::vector<StepMetrics>& records() const { return records_; }
 
   // Writes a whole file, replacing it in one move: a reader sees the old or
   // the new one. Throws Error like add().
@@ -55,7 +55,7 @@ class RunFolder {
 
   const std::string path_;
   std::ofstream metrics_;
-  std::vector<StepRecord> records_;
+  std::vector<StepMetrics> records_;
 };
 
 }  // namespace sherd::tools

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LineWriter writes whole lines to a descriptor that may be slow (a terminal, a
+// pager) without stopping the launcher: lines queue here and leave when poll()
+// says there is room. It does not own the descriptor and leaves its flags
+// alone, because other processes share them. Thread rule: one thread.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace sherd::launch {
+
+class LineWriter {
+ public:
+  // Above this the launcher reads no more from ranks, so that a slow reader
+  // slows them down, as it would without a launcher.
+  static constexpr std::size_t kPendingBytesMax = std::size_t{1} << 20U;
+
+  explicit LineWriter(int fd);
+  LineWriter(const LineWriter&) = delete;
+  LineWriter& operator=(const LineWriter&) = delete;
+
+  int fd() const { return fd_; }
+  // Queues prefix, line and an end of line; nothing once the sink is broken.
+  void add_line(std::string_view prefix, std::string_view line);
+  bool pending() const { return written_ < pending_.size(); }
+  bool full() const { return pending_.size() - written_ > kPendingBytesMax; }
+  // Writes some of what is pending. REQUIRES: poll() found room.
+  void write_some();
+  // Forgets what is pending and all that is added later.
+  void abandon();
+
+  // The reader has gone (EPIPE).
+  bool closed() const { return closed_; }
+  // Any other error: lines are lost, the ranks should not be.
+  int error() const { return error_; }
+
+ private:
+  const int fd_;
+  bool is_file_;  // A write never waits for a reader.
+  bool closed_ = false;
+  bool abandoned_ = false;
+  int error_ = 0;
+  std::string pending_;
+  std::size_t written_ = 0;  // Of pending_, gone already.
+};
+
+// Whether both descriptors lead to the same terminal, pipe or file.
+bool same_file(int a, int b);
+
+}  // namespace sherd::launch

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/output_forwarder.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <fstream>
+#include <utility>
+
+namespace sherd::launch {
+namespace {
+
+constexpr std::size_t kReadBytes = std::size_t{64} << 10U;
+
+}  // namespace
+
+OutputForwarder::OutputForwarder(
+    Descriptor pipe, std::string prefix, LineWriter* to, OutputTail* last)
+    : pipe_(std::move(pipe)),
+      prefix_(std::move(prefix)),
+      to_(to),
+      last_(last) {}
+
+int OutputForwarder::poll_fd() const { return to_->full() ? -1 : pipe_.get(); }
+
+void OutputForwarder::read_some() {
+  std::array<char, kReadBytes> buffer;  // NOLINT: read() fills it.
+  const ssize_t count = ::read(pipe_.get(), buffer.data(), buffer.size());
+  if (count > 0) {
+    pass_on(splitter_.add({buffer.data(), static_cast<std::size_t>(count)}));
+  } else if (count == 0 || errno != EINTR) {
+    pass_on(splitter_.finish());
+    pipe_.close();
+  }
+}
+
+void OutputForwarder::drain() {
+  int held = 0;
+  while (pipe_.open() && ::ioctl(pipe_.get(), FIONREAD, &held) == 0 &&
+         held > 0) {
+    read_some();
+  }
+  pass_on(splitter_.finish());
+  pipe_.close();
+}
+
+void OutputForwarder::close_if_sink_closed() {
+  if (to_->closed()) {
+    pipe_.close();
+  }
+}
+
+void OutputForwarder::pass_on(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) {
+    to_->add_line(prefix_, line);
+    last_->add(line);
+  }
+}
+
+OutputTail tail_of_file(const std::string& path) {
+  OutputTail last;
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  if (!in) {
+    return last;
+  }
+  const auto end = static_cast<std::streamoff>(in.tellg());
+  const auto begin =
+      std::max<std::streamoff>(0, end - static_cast<int>(kReadBytes));
+  in.seekg(begin);
+  std::string tail(static_cast<std::size_t>(end - begin), '\0');
+  in.read(tail.data(), static_cast<std::streamsize>(tail.size()));
+  LineSplitter splitter;
+  for (const auto& lines : {splitter.add(tail), splitter.finish()}) {
+    for (const std::string& line : lines) {
+      last.add(line);
+    }
+  }
+  return last;
+}
+
+}  // namespace sherd::launch

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// OutputForwarder carries one stream (stdout or stderr) of one rank from its pipe to
+// a sink, line by line, and remembers the last lines. Thread rule: one thread.
+#pragma once
+
+#include <string>
+#include "base/descriptor.h"
+#include "launch/lines.h"
+#include "launch/line_writer.h"
+
+namespace sherd::launch {
+
+class OutputForwarder {
+ public:
+  // `to` and `last` outlive the stream.
+  OutputForwarder(Descriptor pipe, std::string prefix, LineWriter* to, OutputTail* last);
+
+  // Of the lines that come from now on.
+  void set_prefix(const std::string& prefix) { prefix_ = prefix; }
+
+  // The descriptor to poll; -1 while there is nothing to wait for: at the end
+  // of the stream, or while the sink is full.
+  int poll_fd() const;
+  // Passes on one buffer of what the pipe holds. REQUIRES: poll() said it is
+  // readable or hung up.
+  void read_some();
+  // Passes on what the pipe holds now, and a last line without an end, and
+  // closes it. Does not wait for writers that outlive the rank.
+  void drain();
+  // Closes the pipe when the sink's reader has gone, so that the rank meets the
+  // closed pipe that it would have met without a launcher.
+  void close_if_sink_closed();
+
+ private:
+  void pass_on(const std::vector<std::string>& lines);
+
+  Descriptor pipe_;
+  std::string prefix_;
+  LineWriter* to_;
+  OutputTail* last_;
+  LineSplitter splitter_;
+};
+
+// The last lines of a log file; none when it cannot be read.
+OutputTail tail_of_file(const std::string& path);
+
+}  // namespace sherd::launch

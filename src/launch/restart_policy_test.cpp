@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/restart_policy.h"
+
+#include <csignal>
+#include <sstream>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace sherd::launch {
+namespace {
+
+using std::chrono::hours;
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr Instant kStart = hours(7);
+
+GroupRankExit exited(int group, int rank, int code) {
+  return {group, {.rank = rank, .exit_code = code}};
+}
+GroupRankExit killed(int group, int rank, int signal = SIGKILL) {
+  return {group, {.rank = rank, .signal = signal}};
+}
+
+// "start 1 as 1; signal 0: 15 to groups; spare 3 is 1".
+std::string words_of(const GroupActions& actions) {
+  std::ostringstream out;
+  for (const GroupAction& action : actions) {
+    if (std::holds_alternative<std::monostate>(action.what)) {
+      continue;
+    }
+    out << (out.str().empty() ? "" : "; ");
+    if (const auto* start = std::get_if<StartGroup>(&action.what)) {
+      out << "start " << start->group << " as "
+          << (start->replica ? std::to_string(*start->replica) : "spare");
+    } else if (const auto* spare = std::get_if<PromoteSpare>(&action.what)) {
+      out << "spare " << spare->group << " is " << spare->replica;
+    } else if (const auto* signal = std::get_if<SignalGroup>(&action.what)) {
+      out << "signal " << signal->group << ": " << signal->action.signal;
+      out
+          << (signal->action.to == SignalTarget::kFirstRank   ? " to rank 0"
+                  : signal->action.to == SignalTarget::kRanks ? " to ranks"
+                                                           : "");
+    }
+  }
+  return out.str();
+}
+
+std::string reasons_of(const GroupActions& actions) {
+  std::string reasons;
+  for (const GroupAction& action : actions) {
+    reasons += action.reason + "\n";
+  }
+  return reasons;
+}
+
+RestartPolicy begun(RestartPolicyOptions options) {
+  RestartPolicy policy(options);
+  policy.begin(kStart);
+  return policy;
+}
+RestartPolicy three_of_two() { return begun({.replicas = 3, .ranks = 2}); }
+
+// Both ranks of the group end as killed.
+GroupActions lose(RestartPolicy& policy, int group, Instant now) {
+  return policy.ranks_ended({killed(group, 0), killed(group, 1)}, now);
+}
+GroupActions finish(RestartPolicy& policy, int group, Instant now = kStart) {
+  return policy.ranks_ended({exited(group, 0, 0), exited(group, 1, 0)}, now);
+}
+
+TEST(RestartPolicy, StartsAllAndIsOverWhenAllAreDone) {
+  RestartPolicy policy({.replicas = 3, .ranks = 2});
+  EXPECT_EQ(
+      words_of(policy.begin(kStart)),
+      "start 0 as 0; start 1 as 1; start 2 as 2");
+  EXPECT_FALSE(policy.deadline());
+  EXPECT_EQ(words_of(finish(policy, 0)), "");
+  EXPECT_EQ(words_of(finish(policy, 1)), "");
+  EXPECT_FALSE(policy.finished());
+  EXPECT_EQ(words_of(policy.ranks_ended({exited(2, 1, 0)}, kStart)), "");
+  EXPECT_FALSE(policy.finished());
+  policy.ranks_ended({exited(2, 0, 0)}, kStart);
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(RestartPolicy, ALostRankEndsItsReplicaAloneWhichStartsAgainAtOnce) {
+  RestartPolicy policy = three_of_two();
+  const auto ending = policy.ranks_ended({killed(1, 1)}, kStart);
+  EXPECT_EQ(words_of(ending), "signal 1: 15");
+  EXPECT_EQ(policy.deadline(), kStart + milliseconds(200));
+  EXPECT_EQ(
+      words_of(policy.time_passed(kStart + milliseconds(200))), "signal 1: 9");
+  const auto again =
+      policy.ranks_ended({killed(1, 0)}, kStart + milliseconds(210));
+  EXPECT_EQ(words_of(again), "start 1 as 1");
+  EXPECT_THAT(
+      reasons_of(again),
+      AllOf(
+          HasSubstr("replica 1: rank 1 was killed by signal 9 (SIGKILL)"),
+          HasSubstr("replica 1 is started again at once")));
+}
+
+TEST(RestartPolicy, AReplicaThatFlapsWaitsTwiceAsLongEachTimeUpToAMinute) {
+  RestartPolicy policy = three_of_two();
+  Instant now = kStart;
+  EXPECT_EQ(words_of(lose(policy, 2, now)), "start 2 as 2");
+  for (const int wait : {1, 2, 4, 8, 16, 32, 60, 60, 60}) {
+    now += seconds(1);
+    EXPECT_EQ(words_of(lose(policy, 2, now)), "");
+    EXPECT_EQ(policy.deadline(), now + seconds(wait));
+    now += seconds(wait);
+    EXPECT_EQ(words_of(policy.time_passed(now - milliseconds(1))), "");
+    EXPECT_EQ(words_of(policy.time_passed(now)), "start 2 as 2");
+  }
+  // Others have a back-off of their own.
+  EXPECT_EQ(words_of(lose(policy, 1, now)), "start 1 as 1");
+  // After five minutes without a failure it begins anew.
+  now += minutes(5);
+  EXPECT_EQ(words_of(lose(policy, 2, now)), "start 2 as 2");
+  EXPECT_EQ(words_of(lose(policy, 2, now)), "");
+  EXPECT_EQ(policy.deadline(), now + seconds(1));
+}
+
+TEST(RestartPolicy, EndsWithTheLastFailureWhenNoneCanBeStartedAgain) {
+  RestartPolicy policy = begun({.replicas = 2, .ranks = 1, .restarts_max = 1});
+  policy.ranks_ended({exited(0, 0, 3)}, kStart);
+  const auto given_up = policy.ranks_ended({exited(0, 0, 4)}, kStart);
+  EXPECT_THAT(reasons_of(given_up), HasSubstr("started again 1 times already"));
+  EXPECT_FALSE(policy.finished());
+  policy.ranks_ended({exited(1, 0, 5)}, kStart);
+  policy.ranks_ended({exited(1, 0, 6)}, kStart);
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 6);
+  EXPECT_EQ(policy.last_failure()->group, 1);
+  EXPECT_EQ(policy.last_failure()->rank, 0);
+}
+
+TEST(RestartPolicy, OneThatIsDoneTooEarlyEndsNothing) {
+  RestartPolicy policy = three_of_two();
+  finish(policy, 0);
+  EXPECT_EQ(words_of(lose(policy, 1, kStart)), "start 1 as 1");
+  EXPECT_EQ(words_of(policy.admit(0, kStart).value()), "start 0 as 0");
+  finish(policy, 0);
+  finish(policy, 1);
+  finish(policy, 2);
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(RestartPolicy, WhenTheLastThatRanIsDoneNobodyIsWaitedFor) {
+  RestartPolicy policy = three_of_two();
+  lose(policy, 2, kStart);
+  lose(policy, 2, kStart);
+  finish(policy, 0);
+  EXPECT_TRUE(policy.deadline());  // Group 2 waits, and group 1 runs.
+  finish(policy, 1);
+  EXPECT_FALSE(policy.deadline());
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(RestartPolicy, TheStatusIsThatOfTheReplicaThatEndedLast) {
+  RestartPolicy policy = begun({.replicas = 2, .ranks = 1, .restarts_max = 0});
+  policy.ranks_ended({exited(0, 0, 0)}, kStart);
+  policy.ranks_ended({exited(1, 0, 6)}, kStart);
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 6);  // Nobody has reached the end.
+
+  RestartPolicy other = begun({.replicas = 2, .ranks = 1, .restarts_max = 0});
+  other.ranks_ended({exited(1, 0, 6)}, kStart);
+  other.ranks_ended({exited(0, 0, 0)}, kStart);
+  EXPECT_TRUE(other.finished());
+  EXPECT_EQ(other.exit_status(), 0);
+}
+
+TEST(RestartPolicy, WhoFailsWhenOthersAreDoneHasThreeChances) {
+  RestartPolicy policy = begun({.replicas = 2, .ranks = 1});
+  policy.ranks_ended({exited(0, 0, 0)}, kStart);
+  Instant now = kStart;
+  for (const int wait : {0, 1, 2}) {
+    const auto lost = policy.ranks_ended({exited(1, 0, 6)}, now);
+    now += seconds(wait);
+    const auto later = policy.time_passed(now);
+    EXPECT_EQ(words_of(wait == 0 ? lost : later), "start 1 as 1");
+  }
+  const auto given_up = policy.ranks_ended({exited(1, 0, 6)}, now);
+  EXPECT_THAT(reasons_of(given_up), HasSubstr("since others are done"));
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 6);
+}
+
+TEST(RestartPolicy, AFirstStartThatFailsIsNotTriedAgainALaterOneIs) {
+  RestartPolicy policy = begun({.replicas = 2, .ranks = 1});
+  policy.start_failed(0, 126, "not executable", kStart);
+  EXPECT_FALSE(policy.deadline());
+  EXPECT_EQ(
+      words_of(policy.ranks_ended({killed(1, 0)}, kStart)), "start 1 as 1");
+  const auto later = policy.start_failed(1, 1, "no memory", kStart);
+  EXPECT_EQ(policy.deadline(), kStart + seconds(1));
+  EXPECT_THAT(
+      reasons_of(later),
+      HasSubstr("replica 1 could not be started: no memory"));
+  RestartPolicy none = begun({.replicas = 1, .ranks = 1});
+  none.start_failed(0, 126, "not executable", kStart);
+  EXPECT_TRUE(none.finished());
+  EXPECT_EQ(none.exit_status(), 126);
+}
+
+TEST(RestartPolicy, AWrongCommandLineIsNotTriedAgain) {
+  RestartPolicy policy = begun({.replicas = 2, .ranks = 1});
+  const auto wrong = policy.ranks_ended({exited(0, 0, 2)}, kStart);
+  EXPECT_EQ(words_of(wrong), "");
+  EXPECT_THAT(reasons_of(wrong), HasSubstr("which is wrong usage"));
+  // Who ran before had a right one.
+  policy.ranks_ended({killed(1, 0)}, kStart);
+  policy.ranks_ended({exited(1, 0, 2)}, kStart);
+  EXPECT_TRUE(policy.deadline());
+  policy.time_passed(*policy.deadline());
+  EXPECT_FALSE(policy.finished());
+  RestartPolicy all = begun({.replicas = 2, .ranks = 1});
+  all.ranks_ended({exited(0, 0, 2), exited(1, 0, 2)}, kStart);
+  EXPECT_TRUE(all.finished());
+  EXPECT_EQ(all.exit_status(), 2);
+}
+
+TEST(RestartPolicy, AStopSignalEndsAllStartsNothingAndSetsTheStatus) {
+  RestartPolicy policy = three_of_two();
+  lose(policy, 2, kStart);
+  lose(policy, 2, kStart);
+  const auto actions = policy.signal_received(SIGTERM, kStart);
+  EXPECT_EQ(words_of(actions), "signal 0: 15; signal 1: 15");
+  EXPECT_EQ(policy.deadline(), kStart + seconds(30));
+  EXPECT_EQ(words_of(finish(policy, 0)), "");
+  EXPECT_EQ(words_of(policy.ranks_ended({killed(1, 0, SIGTERM)}, kStart)), "");
+  EXPECT_EQ(words_of(policy.time_passed(kStart + seconds(30))), "signal 1: 9");
+  policy.ranks_ended({killed(1, 1)}, kStart + seconds(30));
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 128 + SIGTERM);
+}
+
+TEST(RestartPolicy, ASecondInterruptKills) {
+  RestartPolicy policy = begun({.replicas = 2, .ranks = 1});
+  policy.signal_received(SIGINT, kStart);
+  EXPECT_EQ(
+      words_of(policy.signal_received(SIGINT, kStart)),
+      "signal 0: 9; signal 1: 9");
+}
+
+TEST(RestartPolicy, AStopSignalBeforeTheBeginningStartsNothing) {
+  RestartPolicy policy({.replicas = 2, .ranks = 1});
+  policy.signal_received(SIGINT, kStart);
+  EXPECT_EQ(words_of(policy.begin(kStart)), "");
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 128 + SIGINT);
+}
+
+TEST(RestartPolicy, ADrainedReplicaStaysAwayUntilItIsAdmitted) {
+  RestartPolicy policy = three_of_two();
+  EXPECT_EQ(
+      words_of(policy.drain(2, kStart).value()), "signal 2: 10 to rank 0");
+  EXPECT_THAT(
+      policy.admit(2, kStart).status().message(),
+      HasSubstr("replica 2 is still leaving"));
+  EXPECT_EQ(words_of(finish(policy, 2)), "");
+  // It is not done: who fails is started again.
+  EXPECT_EQ(words_of(lose(policy, 1, kStart)), "start 1 as 1");
+  EXPECT_THAT(
+      policy.drain(2, kStart).status().message(), HasSubstr("left already"));
+  EXPECT_EQ(words_of(policy.admit(2, kStart).value()), "start 2 as 2");
+  EXPECT_THAT(
+      policy.admit(2, kStart).status().message(), HasSubstr("is running"));
+}
+
+TEST(RestartPolicy, ADrainedReplicaThatIsKilledStaysAwayToo) {
+  RestartPolicy policy = three_of_two();
+  policy.drain(0, kStart).value();
+  const auto left = lose(policy, 0, kStart);
+  EXPECT_EQ(words_of(left), "");
+  EXPECT_THAT(reasons_of(left), HasSubstr("it had been asked to leave"));
+  EXPECT_FALSE(policy.finished());
+}
+
+TEST(RestartPolicy, AdmittingForgetsEarlierFailures) {
+  RestartPolicy policy = begun({.replicas = 2, .ranks = 1, .restarts_max = 1});
+  policy.ranks_ended({killed(0, 0)}, kStart);
+  policy.ranks_ended({killed(0, 0)}, kStart);
+  EXPECT_FALSE(policy.deadline());
+  EXPECT_EQ(words_of(policy.admit(0, kStart).value()), "start 0 as 0");
+  EXPECT_EQ(
+      words_of(policy.ranks_ended({killed(0, 0)}, kStart)), "start 0 as 0");
+}
+
+TEST(RestartPolicy, ReplicasThatThereAreNotAreRefusedByNumber) {
+  RestartPolicy policy = three_of_two();
+  for (const int replica : {-1, 3}) {
+    EXPECT_THAT(
+        policy.drain(replica, kStart).status().message(),
+        HasSubstr("from 0 to 2, found " + std::to_string(replica)));
+    EXPECT_FALSE(policy.admit(replica, kStart).ok());
+  }
+}
+
+TEST(RestartPolicy, DrainingAllEndsTheJobWithZeroWhateverFailedBefore) {
+  RestartPolicy policy = three_of_two();
+  lose(policy, 1, kStart);
+  EXPECT_EQ(
+      words_of(policy.signal_received(SIGUSR1, kStart)),
+      "signal 0: 10 to rank 0; signal 1: 10 to rank 0; signal 2: 10 to rank 0");
+  for (const int group : {0, 1, 2}) {
+    EXPECT_FALSE(policy.finished());
+    finish(policy, group);
+  }
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(RestartPolicy, ASpareTakesThePlaceAndTheLostGroupBecomesASpare) {
+  RestartPolicy policy({.replicas = 2, .spares = 1, .ranks = 2});
+  EXPECT_EQ(
+      words_of(policy.begin(kStart)),
+      "start 0 as 0; start 1 as 1; start 2 as spare");
+  const auto actions = lose(policy, 1, kStart);
+  EXPECT_EQ(words_of(actions), "spare 2 is 1; start 1 as spare");
+  EXPECT_THAT(reasons_of(actions), HasSubstr("spare 2 takes its place"));
+  EXPECT_EQ(policy.replica_of(2), 1);
+  EXPECT_FALSE(policy.replica_of(1));
+  // Drained by its replica's number, wherever that runs.
+  EXPECT_EQ(
+      words_of(policy.drain(1, kStart).value()), "signal 2: 10 to rank 0");
+}
+
+TEST(RestartPolicy, WithoutARunningSpareAReplicaIsStartedAgain) {
+  RestartPolicy policy = begun({.replicas = 2, .spares = 1, .ranks = 2});
+  lose(policy, 2, kStart);
+  lose(policy, 2, kStart);  // The spare waits for its start.
+  EXPECT_EQ(words_of(lose(policy, 0, kStart)), "start 0 as 0");
+}
+
+TEST(RestartPolicy, SparesEndWhenTheReplicasHave) {
+  RestartPolicy policy = begun({.replicas = 1, .spares = 1, .ranks = 2});
+  EXPECT_EQ(words_of(finish(policy, 0)), "signal 1: 15");
+  EXPECT_FALSE(policy.finished());
+  policy.ranks_ended({killed(1, 0, SIGTERM), killed(1, 1, SIGTERM)}, kStart);
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(RestartPolicy, ASpareThatReturnsIsNoSuccess) {
+  RestartPolicy policy = begun({.replicas = 1, .spares = 1, .ranks = 2});
+  EXPECT_EQ(words_of(finish(policy, 1)), "start 1 as spare");
+  EXPECT_EQ(
+      words_of(lose(policy, 0, kStart)), "spare 1 is 0; start 0 as spare");
+}
+
+TEST(RestartPolicy, OneThatOutlivesSigkillIsNotStartedASecondTime) {
+  RestartPolicy policy = begun({.replicas = 2, .ranks = 2});
+  policy.ranks_ended({exited(0, 0, 9)}, kStart);
+  policy.time_passed(kStart + milliseconds(200));
+  const auto given_up = policy.time_passed(kStart + seconds(11));
+  EXPECT_EQ(words_of(given_up), "");
+  EXPECT_THAT(reasons_of(given_up), HasSubstr("outlives SIGKILL"));
+  EXPECT_THAT(policy.admit(0, kStart).status().message(), HasSubstr("hangs"));
+  EXPECT_FALSE(policy.finished());
+}
+
+TEST(Backoff, StartsAtNothingDoublesAndForgetsAfterAGoodRun) {
+  Backoff backoff(
+      {.first = milliseconds(50),
+       .longest = milliseconds(150),
+       .well_after = seconds(10)});
+  EXPECT_EQ(backoff.ended(seconds(1)), Duration(0));
+  EXPECT_EQ(backoff.ended(seconds(1)), milliseconds(50));
+  EXPECT_EQ(backoff.ended(seconds(1)), milliseconds(100));
+  EXPECT_EQ(backoff.ended(seconds(1)), milliseconds(150));
+  EXPECT_EQ(backoff.ended(seconds(1)), milliseconds(150));
+  EXPECT_EQ(backoff.ended(seconds(10)), Duration(0));
+  EXPECT_EQ(backoff.ended(seconds(1)), milliseconds(50));
+  backoff.reset();
+  EXPECT_EQ(backoff.ended(seconds(1)), Duration(0));
+}
+
+}  // namespace
+}  // namespace sherd::launch

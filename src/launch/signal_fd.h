@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SignalFd turns the signals that concern a job into readable events for as
+// long as it lives: SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, less those that
+// are ignored (nohup, background jobs of scripts). It ignores SIGPIPE.
+// Thread rule: one thread, the only one of the process.
+#pragma once
+
+#include <csignal>
+#include <vector>
+#include "base/descriptor.h"
+
+namespace sherd::launch {
+
+class SignalFd {
+ public:
+  // Throws Error when the system has no descriptor left.
+  SignalFd();
+  ~SignalFd();
+  SignalFd(const SignalFd&) = delete;
+  SignalFd& operator=(const SignalFd&) = delete;
+
+  // Readable when a signal has arrived.
+  int fd() const { return events_.get(); }
+  // Those that arrived since the last call, in order; never waits.
+  std::vector<int> take();
+
+  // As found at construction, for a child to restore before exec. Safe between
+  // fork and exec.
+  void restore() const;
+
+ private:
+  sigset_t mask_before_ = {};
+  struct sigaction pipe_before_ = {};
+  Descriptor events_;
+};
+
+}  // namespace sherd::launch

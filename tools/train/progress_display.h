@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a training run shows while it runs: a bar that is redrawn on a terminal,
+// one plain line now and then elsewhere. Decides what to print and when; time,
+// the width of the terminal and the printing are the caller's. Thread rule: one
+// thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace sherd::tools {
+
+struct ProgressState {
+  std::int64_t step = 0;  // Steps done.
+  std::int64_t steps = 0;
+  double loss = 0;
+  std::optional<double> val_loss = std::nullopt;  // The last one measured.
+  double tokens_per_s = 0;
+  std::int64_t rss_bytes = 0;  // Of the rank with most.
+  double seconds_left = 0;
+};
+
+// "step 120/200 | loss 2.413 | val 2.602 | 5.1k tokens/s | 412 MiB/rank |
+// 0:21 left", on one line.
+std::string progress_line(const ProgressState& state);
+
+// The same behind a bar, at most `columns` wide: what does not fit is left out
+// from the right, the bar first.
+std::string progress_bar(const ProgressState& state, int columns);
+
+// "0:07", "12:34", "1:02:03".
+std::string format_duration(double seconds);
+
+enum class ProgressStyle { kSilent, kLines, kBar };
+
+class ProgressDisplay {
+ public:
+  // Lines appear at most every `line_interval_s`, save for the first step, the
+  // last, and steps that were validated.
+  explicit ProgressDisplay(ProgressStyle style, double line_interval_s = 5.0);
+
+  // What to write to the output now; often nothing.
+  std::string update(
+      const ProgressState& state, bool validated, double now_s, int columns);
+
+  // Ends a bar that is on the screen, so that other text can follow.
+  std::string finish();
+
+ private:
+  const ProgressStyle style_;
+  const double line_interval_s_;
+  double last_s_ = 0;
+  bool shown_ = false;
+};
+
+}  // namespace sherd::tools

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/training_engine.h"
+
+#include <limits>
+#include <string>
+#include <vector>
+#include <sherd/base/error.h>
+#include <torch/torch.h>
+#include "exchange_kind_flag.h"
+
+namespace sherd::tools {
+namespace {
+
+// As GPT-2's descendants have it: a shorter memory of squares than Adam's.
+constexpr double kBeta1 = 0.9;
+constexpr double kBeta2 = 0.95;
+
+Strategy strategy_of(const TrainConfig& config) {
+  if (config.strategy == "shard_grad_op") {
+    return Strategy::kShardGradOp;
+  }
+  return config.strategy == "no_shard" ? Strategy::kNoShard
+                                       : Strategy::kFullShard;
+}
+
+FullyShardOptions shard_options(
+    const models::LanguageModel& model, const TrainConfig& config) {
+  FullyShardOptions options;
+  options.initialise = [&](const std::string& name, const at::Tensor& value) {
+    model.reset_parameter(name, value);
+  };
+  options.strategy = strategy_of(config);
+  options.exchange = tools::parse_exchange_kind(config.exchange);
+  options.share_gradients = config.optimizer == "muon";
+  if (config.dtype == "bf16") {
+    options.mixed_precision.param_dtype = at::kBFloat16;
+  }
+  if (config.budget.count > 0) {
+    options.budget_bytes = config.budget.count;
+  }
+  return options;
+}
+
+AdamWOptions adamw_options(const TrainConfig& config) {
+  AdamWOptions options;
+  options.learning_rate = config.lr;
+  options.beta1 = kBeta1;
+  options.beta2 = kBeta2;
+  options.weight_decay = config.weight_decay;
+  options.groups = {
+      {.names = {"*.bias", "*ln_*", "*norm.weight"}, .weight_decay = 0.0}};
+  return options;
+}
+
+// The rate is AdamW's.
+MuonOptions muon_options(const TrainConfig& config) {
+  MuonOptions options;
+  options.learning_rate = config.lr;
+  options.weight_decay = config.weight_decay;
+  options.scale = MuonScale::kMatchRmsAdamW;
+  return options;
+}
+
+// Inside blocks of Gpt, of Llama. Muon is not for embeddings and the head.
+std::vector<std::string> muon_patterns(const TrainConfig& config) {
+  return config.optimizer == "muon"
+      ? std::vector<std::string>{"h.*.c_*.weight", "*layers.*_proj.weight"}
+      : std::vector<std::string>{};
+}
+
+CommHookPtr hook_of(const TrainConfig& config) {
+  if (config.hook == "mean") {
+    return all_reduce_mean();
+  }
+  if (config.hook == "power_sgd") {
+    return power_sgd({.rank = config.hook_rank});
+  }
+  return config.hook == "none"
+      ? nullptr
+      : compress(config.hook == "bf16" ? at::kBFloat16 : at::kHalf);
+}
+
+}  // namespace
+
+Mesh mesh_of(const World& world, const TrainConfig& config) {
+  if (world.size() % config.replicate != 0) {
+    throw Error(
+        "--replicate: expected a number that divides the " +
+        std::to_string(world.size()) + " ranks, found " +
+        std::to_string(config.replicate));
+  }
+  return Mesh(world, {.replicate = static_cast<int>(config.replicate)});
+}
+
+TrainingEngine::TrainingEngine(
+    models::LanguageModel& model, const Mesh& mesh, const TrainConfig& config)
+    : parameters_(
+          split(distribute(model, mesh, config), muon_patterns(config))),
+      adamw_(parameters_.rest, adamw_options(config)),
+      max_norm_(
+          config.clip > 0.0 ? config.clip
+                            : std::numeric_limits<double>::infinity()) {
+  if (config.optimizer == "muon") {
+    muon_.emplace(parameters_.matching, muon_options(config));
+  }
+}
+
+NamedParameters TrainingEngine::distribute(
+    models::LanguageModel& model, const Mesh& mesh, const TrainConfig& config) {
+  if (config.strategy == "ddp") {
+    ddp_.emplace(replicate(
+        model, mesh.world(),
+        {.exchange = tools::parse_exchange_kind(config.exchange),
+         .hook = hook_of(config)}));
+    return ddp_->named_parameters();
+  }
+  fsdp_.emplace(fully_shard(model, mesh, shard_options(model, config)));
+  return fsdp_->named_parameters();
+}
+
+// Every rank of a replicated model has the whole gradient.
+double TrainingEngine::clip() {
+  if (fsdp_) {
+    return fsdp_->clip_grad_norm(max_norm_);
+  }
+  std::vector<at::Tensor> parameters;
+  for (const auto& item : ddp_->named_parameters().items) {
+    parameters.push_back(item.slice);
+  }
+  return torch::nn::utils::clip_grad_norm_(parameters, max_norm_);
+}
+
+NamedParameters TrainingEngine::named_parameters() const {
+  return fsdp_ ? fsdp_->named_parameters() : ddp_->named_parameters();
+}
+
+void TrainingEngine::add_to(CheckpointState& state) {
+  const auto parameters = named_parameters();
+  state.add(parameters);
+  state.add("adamw", adamw_, parameters);
+  if (muon_) {
+    state.add("muon", *muon_, parameters);
+  }
+}
+
+void TrainingEngine::close() {
+  if (fsdp_) {
+    fsdp_->close();
+  } else {
+    ddp_->close();
+  }
+}
+
+double TrainingEngine::update(double learning_rate) {
+  const double norm = clip();
+  if (muon_) {
+    muon_->set_learning_rate(learning_rate);
+    muon_->step();
+  }
+  adamw_.set_learning_rate(learning_rate);
+  adamw_.step();
+  adamw_.zero_grad();
+  return norm;
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TrainingEngine is all that `sherd train` does to make a plain model a distributed
+// one, in the order in which a program does it: shard or replicate the model,
+// build an optimizer over its parameters, and after each backward clip, step and
+// clear.
+// Thread rule: one thread; model must outlive it.
+#pragma once
+
+#include <optional>
+#include <sherd/ckpt/checkpoint.h>
+#include <sherd/comm/world.h>
+#include <sherd/ddp/replicate.h>
+#include <sherd/models/language_model.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/optim/muon.h>
+#include <sherd/shard/fully_shard.h>
+#include "train/config.h"
+
+namespace sherd::tools {
+
+// Throws Error unless --replicate divides the number of ranks.
+Mesh mesh_of(const World& world, const TrainConfig& config);
+
+class TrainingEngine {
+ public:
+  // Collective. Gives the model its initial values. Throws Error as fully_shard
+  // and replicate do.
+  TrainingEngine(
+      models::LanguageModel& model,
+      const Mesh& mesh,
+      const TrainConfig& config);
+
+  // After backward: clips the gradient, takes one optimizer step at this
+  // learning rate and clears the gradients. Returns the norm of the whole
+  // gradient before clipping. Collective.
+  double update(double learning_rate);
+
+  // This rank's slices.
+  NamedParameters named_parameters() const;
+
+  // What there is to save: parameters and what optimizers remember of them.
+  void add_to(CheckpointState& state);
+
+  void close();
+
+ private:
+  NamedParameters distribute(
+      models::LanguageModel& model,
+      const Mesh& mesh,
+      const TrainConfig& config);
+  double clip();
+
+  std::optional<FullyShardedDataParallel> fsdp_;  // Or:
+  std::optional<DistributedDataParallel> ddp_;
+  const SplitParameters parameters_;  // Muon's, and AdamW's.
+  std::optional<Muon> muon_;
+  AdamW adamw_;
+  const double max_norm_;
+};
+
+}  // namespace sherd::tools
