@@ -120,19 +120,19 @@ void Cluster::heal() {
 
 // ---- the script ----
 
-void Cluster::at(const Moment& moment, std::function<std::string()> act) {
+void Cluster::at(const Trigger& moment, std::function<std::string()> act) {
   armed_.push_back(
-      std::make_unique<Armed>(Armed{moment, std::move(act), false}));
+      std::make_unique<ArmedTrigger>(ArmedTrigger{moment, std::move(act), false}));
 }
 
-void Cluster::kill_at(const Moment& moment) {
+void Cluster::kill_at(const Trigger& moment) {
   at(moment, [this, moment] {
     signal(moment.replica, moment.rank, SIGKILL);
     return std::string();
   });
 }
 
-void Cluster::stop_at(const Moment& moment, milliseconds lasts) {
+void Cluster::stop_at(const Trigger& moment, milliseconds lasts) {
   at(moment, [this, moment, lasts] {
     signal(moment.replica, moment.rank, SIGSTOP);
     if (lasts > milliseconds(0)) {
@@ -144,7 +144,7 @@ void Cluster::stop_at(const Moment& moment, milliseconds lasts) {
   });
 }
 
-void Cluster::order_at(const Moment& moment, const std::string& order) {
+void Cluster::order_at(const Trigger& moment, const std::string& order) {
   at(moment, [order] { return order; });
 }
 
@@ -258,10 +258,10 @@ std::vector<int> Cluster::ports() const {
   std::vector<int> ports = {
       net::parse_host_address(options_.coordinator.bind).port};
   for (const auto& process : processes_) {
-    if (process->gone || process->life.tales.empty()) {
+    if (process->gone || process->life.trace.empty()) {
       continue;
     }
-    std::istringstream in(process->life.tales.front().text);
+    std::istringstream in(process->life.trace.front().text);
     std::string host;
     in >> host;
     for (int port = 0; in >> port;) {

@@ -67,9 +67,9 @@ struct ClusterOptions {
 };
 
 // When a rank reaches a point, in one life of its replica. The points are those of
-// RankAgentHooks and the program's: "idle", "forward", "backward", "gradients",
+// RankAgentTestHooks and the program's: "idle", "forward", "backward", "gradients",
 // "update", "updated"; and "sum", before the digest of what was reduced is made.
-struct Moment {
+struct Trigger {
   ReplicaId replica = 0;
   int rank = 0;
   std::string point;
@@ -79,7 +79,7 @@ struct Moment {
 
 // A life of a replica, or a later one, that computes a step above `above`: one that
 // has come back.
-struct Return {
+struct Rejoin {
   ReplicaId replica = 0;
   int life = 2;
   std::int64_t above = 0;
@@ -100,17 +100,17 @@ class Cluster {
   // "throw", "exit", "segv", "abort", "leave", "leave in STEPS", "sleep MS", "flip
   // gradient", "flip parameter", "nan gradient", "spike gradient"; at "sum", "flip
   // sum".
-  void at(const Moment& moment, std::function<std::string()> act);
-  void kill_at(const Moment& moment);
+  void at(const Trigger& moment, std::function<std::string()> act);
+  void kill_at(const Trigger& moment);
   // And continued after so long; 0: never.
-  void stop_at(const Moment& moment, std::chrono::milliseconds lasts);
-  void order_at(const Moment& moment, const std::string& order);
+  void stop_at(const Trigger& moment, std::chrono::milliseconds lasts);
+  void order_at(const Trigger& moment, const std::string& order);
   // When a rank is the first to hold that step.
   void when_held(std::int64_t step, std::function<void()> act);
   void after(Duration time, std::function<void()> act);
   // The run ends behind this return, and behind all that are asked for, in place of
   // ClusterOptions::steps: how long one is kept out is not counted in steps.
-  void end_behind(const Return& awaited);
+  void end_behind(const Rejoin& awaited);
 
   // ---- what it may do ----
 
@@ -173,8 +173,8 @@ class Cluster {
     bool stopped = false;
     bool gone = false;
   };
-  struct Armed {
-    Moment moment;
+  struct ArmedTrigger {
+    Trigger moment;
     std::function<std::string()> act;
     bool done = false;
   };
@@ -188,10 +188,10 @@ class Cluster {
   void turn(Instant until);
   void run_timers();
   void listen_to(Process& process);
-  void heard(Process& process, const Tale& tale);
+  void heard(Process& process, const TraceEvent& event);
   void introduce(ReplicaId replica);
   std::string published(const Process& process);
-  void reached(Process& process, const Tale& tale);
+  void reached(Process& process, const TraceEvent& event);
   void computes(const Life& life, std::int64_t step);
   void reap(Process& process);
   void lost(const Process& process);
@@ -209,10 +209,10 @@ class Cluster {
   std::uint64_t config_ = 5;
   std::vector<std::int64_t> buckets_;
   std::vector<std::unique_ptr<Process>> processes_;
-  std::vector<std::unique_ptr<Armed>> armed_;
+  std::vector<std::unique_ptr<ArmedTrigger>> armed_;
   std::multimap<Instant, std::function<void()>> timers_;
   std::multimap<std::int64_t, std::function<void()>> when_held_;
-  std::vector<Return> awaited_;
+  std::vector<Rejoin> awaited_;
   std::map<ReplicaId, int> lives_;
   std::map<ReplicaId, std::chrono::seconds> ahead_;
   std::set<ReplicaId> to_start_;

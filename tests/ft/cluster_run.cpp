@@ -84,26 +84,26 @@ void Cluster::run_timers() {
 // ---- what ranks tell ----
 
 void Cluster::listen_to(Process& process) {
-  std::array<char, kTaleBytesMax> bytes{};
+  std::array<char, kTraceEventBytesMax> bytes{};
   for (;;) {
     const auto count =
         ::recv(process.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (count <= 0) {
       return;
     }
-    heard(process, tale_of({bytes.data(), static_cast<std::size_t>(count)}));
+    heard(process, trace_event_of({bytes.data(), static_cast<std::size_t>(count)}));
   }
 }
 
-void Cluster::heard(Process& process, const Tale& tale) {
-  process.life.tales.push_back(tale);
-  process.life.tales.back().at -= process.ahead;
-  switch (tale.kind) {
-    case Tale::Kind::kAddress:
+void Cluster::heard(Process& process, const TraceEvent& event) {
+  process.life.trace.push_back(event);
+  process.life.trace.back().at -= process.ahead;
+  switch (event.kind) {
+    case TraceEvent::Kind::kAddress:
       introduce(process.life.replica);
       return;
-    case Tale::Kind::kHolds:
-      while (last_held_ < tale.state.step) {
+    case TraceEvent::Kind::kHolds:
+      while (last_held_ < event.state.step) {
         ++last_held_;
         const auto [begin, end] = when_held_.equal_range(last_held_);
         for (auto at = begin; at != end; ++at) {
@@ -112,16 +112,16 @@ void Cluster::heard(Process& process, const Tale& tale) {
         }
       }
       return;
-    case Tale::Kind::kComputes:
-      computes(process.life, tale.state.step + 1);
+    case TraceEvent::Kind::kComputes:
+      computes(process.life, event.state.step + 1);
       return;
-    case Tale::Kind::kReached:
-      reached(process, tale);
+    case TraceEvent::Kind::kReached:
+      reached(process, event);
       return;
-    case Tale::Kind::kFailed:
-      process.life.failure = tale.text;
+    case TraceEvent::Kind::kFailed:
+      process.life.failure = event.text;
       return;
-    case Tale::Kind::kDone:
+    case TraceEvent::Kind::kDone:
       process.life.done = true;
       if (done_at_ == Instant(0) && last_held_ >= steps_.get()) {
         done_at_ = clock_.now();
@@ -131,14 +131,14 @@ void Cluster::heard(Process& process, const Tale& tale) {
   }
 }
 
-void Cluster::end_behind(const Return& awaited) {
+void Cluster::end_behind(const Rejoin& awaited) {
   awaited_.push_back(awaited);
   steps_.set(std::int64_t{1} << 40);
 }
 
 void Cluster::computes(const Life& life, std::int64_t step) {
   std::int64_t more = 0;
-  std::erase_if(awaited_, [&](const Return& one) {
+  std::erase_if(awaited_, [&](const Rejoin& one) {
     const bool is_back = one.replica == life.replica && one.life <= life.life &&
         one.above < step;
     more = is_back ? one.more : more;
@@ -151,7 +151,7 @@ void Cluster::computes(const Life& life, std::int64_t step) {
 
 // What others are to know of where it listens: perhaps proxies.
 std::string Cluster::published(const Process& process) {
-  std::istringstream in(process.life.tales.front().text);
+  std::istringstream in(process.life.trace.front().text);
   std::string host;
   int reduce = 0;
   int fetch = 0;
@@ -177,7 +177,7 @@ void Cluster::introduce(ReplicaId replica) {
   std::vector<Process*> ranks;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     auto* one = process(replica, rank);
-    if (one == nullptr || one->life.tales.empty()) {
+    if (one == nullptr || one->life.trace.empty()) {
       return;
     }
     ranks.push_back(one);
@@ -191,7 +191,7 @@ void Cluster::introduce(ReplicaId replica) {
   }
 }
 
-void Cluster::reached(Process& process, const Tale& tale) {
+void Cluster::reached(Process& process, const TraceEvent& event) {
   std::string order;
   // The script may grow meanwhile.
   for (std::size_t i = 0; i < armed_.size(); ++i) {
@@ -200,8 +200,8 @@ void Cluster::reached(Process& process, const Tale& tale) {
     const auto& life = process.life;
     if (!armed.done && moment.replica == life.replica &&
         moment.rank == life.rank && moment.life == life.life &&
-        moment.point == tale.text &&
-        (moment.step == tale.state.step || moment.step == -1)) {
+        moment.point == event.text &&
+        (moment.step == event.state.step || moment.step == -1)) {
       armed.done = true;
       struck_at_ = clock_.now();
       order = armed.act();

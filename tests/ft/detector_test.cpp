@@ -29,13 +29,13 @@ constexpr Duration kGap = std::chrono::milliseconds(1800);
 void expect_agreement(const Outcome& outcome, std::int64_t from) {
   std::map<std::pair<int, StateId>, std::uint64_t> hashes;
   for (const auto& life : outcome.lives) {
-    for (const auto& tale : life.tales) {
-      if (tale.kind == Tale::Kind::kHolds && tale.state.step >= from) {
+    for (const auto& event : life.trace) {
+      if (event.kind == TraceEvent::Kind::kHolds && event.state.step >= from) {
         const auto known =
-            hashes.emplace(std::make_pair(life.rank, tale.state), tale.hash)
+            hashes.emplace(std::make_pair(life.rank, event.state), event.hash)
                 .first;
-        EXPECT_EQ(known->second, tale.hash)
-            << "replica " << life.replica << " at " << text_of(tale.state);
+        EXPECT_EQ(known->second, event.hash)
+            << "replica " << life.replica << " at " << text_of(event.state);
       }
     }
   }
@@ -164,14 +164,14 @@ TEST(Detector, StatesThatAreEqualCostNoEpoch) {
 
 // ---- T3: gradients before they are reduced ----
 
-struct Bad {
+struct BadGradientCase {
   const char* name;
   const char* order;
   const char* says;
   int ranks;
 };
 
-class DetectorGradient : public ::testing::TestWithParam<Bad> {};
+class DetectorGradient : public ::testing::TestWithParam<BadGradientCase> {};
 
 TEST_P(DetectorGradient, F59ABadOneIsLeftOutOfTheStepAndTheLogSaysSo) {
   const auto bad = GetParam();
@@ -202,9 +202,9 @@ INSTANTIATE_TEST_SUITE_P(
     Kinds,
     DetectorGradient,
     ::testing::Values(
-        Bad{"Nan", "nan gradient", "infinite or not a number", 1},
-        Bad{"Spike", "spike gradient", "their norm is", 1},
-        Bad{"NanOfOneOfTwoRanks", "nan gradient", "not a number", 2}),
+        BadGradientCase{"Nan", "nan gradient", "infinite or not a number", 1},
+        BadGradientCase{"Spike", "spike gradient", "their norm is", 1},
+        BadGradientCase{"NanOfOneOfTwoRanks", "nan gradient", "not a number", 2}),
     [](const auto& tested) { return std::string(tested.param.name); });
 
 TEST(Detector, F59WhereAllAreBadOtherSamplesAreTrained) {
@@ -251,10 +251,10 @@ TEST(Detector, F60APlausibleFlipInAGradientIsMissedByAllAlike) {
   EXPECT_EQ(outcome.epochs(), 1);
   // All have the same bits, and not those that they should have.
   expect_agreement(outcome, 0);
-  for (const auto& tale : outcome.lives.front().tales) {
-    if (tale.kind == Tale::Kind::kHolds) {
-      const bool right = outcome.replayed(tale.state, 0) == tale.hash;
-      EXPECT_EQ(right, tale.state.step < 10) << text_of(tale.state);
+  for (const auto& event : outcome.lives.front().trace) {
+    if (event.kind == TraceEvent::Kind::kHolds) {
+      const bool right = outcome.replayed(event.state, 0) == event.hash;
+      EXPECT_EQ(right, event.state.step < 10) << text_of(event.state);
     }
   }
 }

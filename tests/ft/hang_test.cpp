@@ -59,7 +59,7 @@ TEST(FaultsHang, F21TheReportNamesTheRankThatComputesAndWhoWaitsForWhichUnit) {
   // Phases that are shorter than a beat are taken to be as long, at most.
   outcome.check(
       {.survivors = {0, 2},
-       .gap_max = kGap + 10 * kBeat,
+       .gap_max = kGap + 10 * kHeartbeatInterval,
        .says = {
            "replica 1: it hangs: it has been computing for",
            "; rank 1 has been computing for",

@@ -249,9 +249,9 @@ TEST(FaultsJoining, F47FourComeBackAndOneMoreDies) {
 
 // The end of time, when there is none.
 Instant first_computation(const Life& life) {
-  for (const auto& tale : life.tales) {
-    if (tale.kind == Tale::Kind::kComputes) {
-      return tale.at;
+  for (const auto& event : life.trace) {
+    if (event.kind == TraceEvent::Kind::kComputes) {
+      return event.at;
     }
   }
   ADD_FAILURE() << "life " << life.life << " has computed nothing";
@@ -274,7 +274,7 @@ TEST(FaultsJoining, F48OneThatFlapsIsKeptOutLongerEachTime) {
   milliseconds kept_out(1000);
   for (std::size_t i = 2; i < lives.size(); ++i) {
     EXPECT_GE(
-        first_computation(*lives[i]) - lives[i - 1]->tales.back().at, kept_out)
+        first_computation(*lives[i]) - lives[i - 1]->trace.back().at, kept_out)
         << "life " << lives[i]->life;
     kept_out *= 2;
   }

@@ -198,10 +198,10 @@ Duration Outcome::longest_gap(const std::vector<ReplicaId>& survivors) const {
         survivors.end()) {
       continue;
     }
-    for (const auto& tale : life.tales) {
-      if (tale.kind == Tale::Kind::kHolds && tale.state.step > 0) {
-        const auto known = held.emplace(tale.state.step, tale.at).first;
-        known->second = std::min(known->second, tale.at);
+    for (const auto& event : life.trace) {
+      if (event.kind == TraceEvent::Kind::kHolds && event.state.step > 0) {
+        const auto known = held.emplace(event.state.step, event.at).first;
+        known->second = std::min(known->second, event.at);
       }
     }
   }
@@ -217,17 +217,17 @@ Duration Outcome::longest_gap(const std::vector<ReplicaId>& survivors) const {
 Duration Outcome::recovery() const {
   std::int64_t before = 0;
   for (const auto& life : lives) {
-    for (const auto& tale : life.tales) {
-      if (tale.kind == Tale::Kind::kHolds && tale.at < struck_at) {
-        before = std::max(before, tale.state.step);
+    for (const auto& event : life.trace) {
+      if (event.kind == TraceEvent::Kind::kHolds && event.at < struck_at) {
+        before = std::max(before, event.state.step);
       }
     }
   }
   Duration least = Duration::max();
   for (const auto& life : lives) {
-    for (const auto& tale : life.tales) {
-      if (tale.kind == Tale::Kind::kHolds && tale.state.step > before) {
-        least = std::min(least, tale.at - struck_at);
+    for (const auto& event : life.trace) {
+      if (event.kind == TraceEvent::Kind::kHolds && event.state.step > before) {
+        least = std::min(least, event.at - struck_at);
       }
     }
   }
@@ -300,14 +300,14 @@ void Outcome::check(const Expectation& expected) const {
 void Outcome::tell_all() const {
   Instant from = Instant::max();
   for (const auto& life : lives) {
-    from = life.tales.empty() ? from : std::min(from, life.tales.front().at);
+    from = life.trace.empty() ? from : std::min(from, life.trace.front().at);
   }
   for (const auto& life : lives) {
-    for (const auto& tale : life.tales) {
+    for (const auto& event : life.trace) {
       std::printf(
-          "%.1f ms: %s %s step %lld %s\n", 1e3 * seconds(tale.at - from),
-          name_of(life).c_str(), kKinds[static_cast<int>(tale.kind)],
-          static_cast<long long>(tale.state.step), tale.text.c_str());
+          "%.1f ms: %s %s step %lld %s\n", 1e3 * seconds(event.at - from),
+          name_of(life).c_str(), kKinds[static_cast<int>(event.kind)],
+          static_cast<long long>(event.state.step), event.text.c_str());
     }
   }
   std::printf("the coordinator said:\n%s\n", coordinator.c_str());
@@ -356,17 +356,17 @@ int Outcome::check_bits(const std::vector<ReplicaId>& wrong) const {
           std::find(wrong.begin(), wrong.end(), life.replica) != wrong.end()) {
         continue;
       }
-      for (const auto& tale : life.tales) {
-        if (tale.kind != Tale::Kind::kHolds) {
+      for (const auto& event : life.trace) {
+        if (event.kind != TraceEvent::Kind::kHolds) {
           continue;
         }
-        const auto expected = replay.hash_of(tale.state);
+        const auto expected = replay.hash_of(event.state);
         EXPECT_TRUE(expected.has_value())
-            << name_of(life) << " held " << text_of(tale.state)
+            << name_of(life) << " held " << text_of(event.state)
             << ", which was never committed";
-        EXPECT_EQ(expected.value_or(tale.hash), tale.hash)
-            << name_of(life) << " at " << text_of(tale.state);
-        divergences += expected == tale.hash ? 0 : 1;
+        EXPECT_EQ(expected.value_or(event.hash), event.hash)
+            << name_of(life) << " at " << text_of(event.state);
+        divergences += expected == event.hash ? 0 : 1;
       }
     }
   }
@@ -377,11 +377,11 @@ int Outcome::check_bits(const std::vector<ReplicaId>& wrong) const {
 void Outcome::check_leaks(const Life& life) const {
   constexpr int kSettled = 6;
   int held = 0;
-  const Tale* first = nullptr;
-  const Tale* last = nullptr;
-  for (const auto& tale : life.tales) {
-    if (tale.kind == Tale::Kind::kHolds) {
-      last = &tale;
+  const TraceEvent* first = nullptr;
+  const TraceEvent* last = nullptr;
+  for (const auto& event : life.trace) {
+    if (event.kind == TraceEvent::Kind::kHolds) {
+      last = &event;
       first = ++held <= kSettled ? last : first;
     }
   }
@@ -403,10 +403,10 @@ int Outcome::check_survivor(const Life& life) const {
   EXPECT_EQ(life.life, 1) << name_of(life);
   EXPECT_EQ(life.exit_code, 0) << name_of(life) << ": " << life.failure;
   std::map<StateId, int> computed;
-  for (const auto& tale : life.tales) {
-    if (tale.kind == Tale::Kind::kComputes) {
-      EXPECT_EQ(++computed[tale.state], 1)
-          << name_of(life) << " at " << text_of(tale.state);
+  for (const auto& event : life.trace) {
+    if (event.kind == TraceEvent::Kind::kComputes) {
+      EXPECT_EQ(++computed[event.state], 1)
+          << name_of(life) << " at " << text_of(event.state);
     }
   }
   // Each step that it computed was committed with it.

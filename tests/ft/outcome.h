@@ -24,7 +24,7 @@ struct Life {
   int life = 1;  // Of its replica, from 1.
   Incarnation incarnation = 0;
   pid_t pid = 0;
-  std::vector<Tale> tales;
+  std::vector<TraceEvent> trace;
   bool done = false;  // It made its last step and left in order.
   std::string failure;
   int exit_code = -1;  // -1: a signal.

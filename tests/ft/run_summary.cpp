@@ -14,10 +14,10 @@ namespace {
 std::map<std::int64_t, Instant> first_held(const Outcome& outcome) {
   std::map<std::int64_t, Instant> held;
   for (const auto& life : outcome.lives) {
-    for (const auto& tale : life.tales) {
-      if (tale.kind == Tale::Kind::kHolds && tale.state.step > 0) {
-        const auto known = held.emplace(tale.state.step, tale.at).first;
-        known->second = std::min(known->second, tale.at);
+    for (const auto& event : life.trace) {
+      if (event.kind == TraceEvent::Kind::kHolds && event.state.step > 0) {
+        const auto known = held.emplace(event.state.step, event.at).first;
+        known->second = std::min(known->second, event.at);
       }
     }
   }
@@ -76,17 +76,17 @@ std::vector<Duration> times_of_steps(const Outcome& outcome) {
   }
   std::vector<Duration> times;
   for (const auto& life : outcome.lives) {
-    const Tale* base = nullptr;  // Where it is told that it holds it.
-    for (const auto& tale : life.tales) {
-      if (life.rank != 0 || tale.kind != Tale::Kind::kHolds ||
-          (base != nullptr && tale.state == base->state)) {
+    const TraceEvent* base = nullptr;  // Where it is told that it holds it.
+    for (const auto& event : life.trace) {
+      if (life.rank != 0 || event.kind != TraceEvent::Kind::kHolds ||
+          (base != nullptr && event.state == base->state)) {
         continue;
       }
       if (base != nullptr &&
           trained.contains({life.incarnation, base->state})) {
-        times.push_back(tale.at - base->at);
+        times.push_back(event.at - base->at);
       }
-      base = &tale;
+      base = &event;
     }
   }
   return times;

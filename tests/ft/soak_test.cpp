@@ -22,7 +22,7 @@ using std::chrono::seconds;
 constexpr int kReplicas = 3;
 constexpr int kRanks = 2;
 
-struct Struck {
+struct InjectedFaults {
   int ranks = 0;
   int coordinators = 0;
   int partitions = 0;
@@ -49,7 +49,7 @@ class Soak {
     struck_.frames = strikes();
     return outcome;
   }
-  const Struck& struck() const { return struck_; }
+  const InjectedFaults& struck() const { return struck_; }
 
  private:
   static ClusterOptions cluster_options(seconds lasts) {
@@ -154,7 +154,7 @@ class Soak {
 
   std::mt19937_64 random_;
   Cluster cluster_;
-  Struck struck_;
+  InjectedFaults struck_;
   bool ends_ = false;
 };
 
@@ -196,9 +196,9 @@ TEST(FaultsChaos, DISABLED_SoakDivergesNothingAndLosesNoSample) {
 }
 
 Duration time_until_it_computes(const Life& life) {
-  for (const auto& tale : life.tales) {
-    if (tale.kind == Tale::Kind::kComputes) {
-      return tale.at - life.tales.front().at;
+  for (const auto& event : life.trace) {
+    if (event.kind == TraceEvent::Kind::kComputes) {
+      return event.at - life.trace.front().at;
     }
   }
   return Duration::max();

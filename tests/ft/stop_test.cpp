@@ -91,7 +91,7 @@ TEST(FaultsStop, F21OnlyTheThreadThatTrainsIsEvictedForLackOfProgress) {
   // Phases that are shorter than a beat are taken to be as long, at most.
   outcome.check(
       {.survivors = {0, 2},
-       .gap_max = kSilenceGap + 10 * kBeat,
+       .gap_max = kSilenceGap + 10 * kHeartbeatInterval,
        .says = {"replica 1: it hangs: it has been computing for"}});
   EXPECT_EQ(outcome.members_at(60), 2);
   EXPECT_EQ(outcome.members_at(outcome.steps), 3);

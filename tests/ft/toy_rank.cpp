@@ -46,23 +46,23 @@ class Line {
  public:
   explicit Line(int socket) : socket_(socket) {}
 
-  void tell(Tale tale) const {
-    tale.at = clock_.now();
-    const auto bytes = bytes_of(tale);
+  void tell(TraceEvent event) const {
+    event.at = clock_.now();
+    const auto bytes = bytes_of(event);
     (void)::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
   // What the test says next.
   std::string hear() const {
-    std::array<char, kTaleBytesMax> bytes{};
+    std::array<char, kTraceEventBytesMax> bytes{};
     const auto count = ::recv(socket_, bytes.data(), bytes.size(), 0);
     if (count <= 0) {
       ::_exit(3);  // The test is gone.
     }
     return {bytes.data(), static_cast<std::size_t>(count)};
   }
-  std::string ask(const Tale& tale) {
+  std::string ask(const TraceEvent& event) {
     const std::lock_guard lock(mutex_);
-    tell(tale);
+    tell(event);
     return hear();
   }
 
@@ -85,14 +85,14 @@ class ToyRank {
       start();
       train();
       agent_->end(program());
-      tell(Tale::Kind::kDone);
+      tell(TraceEvent::Kind::kDone);
       agent_.reset();
       return 0;
     } catch (const std::exception& error) {
-      Tale tale;
-      tale.kind = Tale::Kind::kFailed;
-      tale.text = error.what();
-      line_.tell(tale);
+      TraceEvent event;
+      event.kind = TraceEvent::Kind::kFailed;
+      event.text = error.what();
+      line_.tell(event);
       return 1;
     }
   }
@@ -142,10 +142,10 @@ class ToyRank {
     options.config = options_.config;
     options.held = first_state();
     agent_ = std::make_unique<ReplicaAgent>(std::move(options));
-    Tale tale;
-    tale.kind = Tale::Kind::kAddress;
-    tale.text = agent_->address();
-    std::istringstream all(line_.ask(tale));
+    TraceEvent event;
+    event.kind = TraceEvent::Kind::kAddress;
+    event.text = agent_->address();
+    std::istringstream all(line_.ask(event));
     std::vector<std::string> addresses;
     for (std::string one; std::getline(all, one);) {
       addresses.push_back(one);
@@ -181,7 +181,7 @@ class ToyRank {
       return std::nullopt;
     }
     check_.begin(1);
-    (void)check_.look(
+    (void)check_.inspect(
         0, {agent_->gradients(), static_cast<std::size_t>(elements())});
     return check_.finish();
   }
@@ -190,13 +190,13 @@ class ToyRank {
     if (task.samples.empty()) {
       return;
     }
-    Tale tale;
-    tale.kind = Tale::Kind::kComputes;
-    tale.state = task.base;
+    TraceEvent event;
+    event.kind = TraceEvent::Kind::kComputes;
+    event.state = task.base;
     for (const auto& range : task.samples) {
-      tale.samples += range.size();
+      event.samples += range.size();
     }
-    line_.tell(tale);
+    line_.tell(event);
     if (leaves_at_ == task.base.step) {
       agent_->leave();
     }
@@ -208,7 +208,7 @@ class ToyRank {
     reach("gradients", task.base.step + 1);
   }
 
-  RankProgram program() {
+  TrainingCallbacks program() {
     return {
         .snapshot =
             [this] {
@@ -231,19 +231,19 @@ class ToyRank {
   }
 
   void tell_held(const StateId& state) const {
-    Tale tale;
-    tale.kind = Tale::Kind::kHolds;
-    tale.state = state;
-    tale.hash = model_.hash();
-    tale.descriptors = files_in("/proc/self/fd");
-    tale.threads = files_in("/proc/self/task");
-    tale.resident_bytes = resident_bytes();
-    line_.tell(tale);
+    TraceEvent event;
+    event.kind = TraceEvent::Kind::kHolds;
+    event.state = state;
+    event.hash = model_.hash();
+    event.descriptors = files_in("/proc/self/fd");
+    event.threads = files_in("/proc/self/task");
+    event.resident_bytes = resident_bytes();
+    line_.tell(event);
   }
-  void tell(Tale::Kind kind) const {
-    Tale tale;
-    tale.kind = kind;
-    line_.tell(tale);
+  void tell(TraceEvent::Kind kind) const {
+    TraceEvent event;
+    event.kind = kind;
+    line_.tell(event);
   }
 
   void reach(const std::string& point, std::int64_t step) {
@@ -256,11 +256,11 @@ class ToyRank {
         options_.armed.contains({point, -1});
   }
   std::string ask(const std::string& point, std::int64_t step) {
-    Tale tale;
-    tale.kind = Tale::Kind::kReached;
-    tale.state.step = step;
-    tale.text = point;
-    return line_.ask(tale);
+    TraceEvent event;
+    event.kind = TraceEvent::Kind::kReached;
+    event.state.step = step;
+    event.text = point;
+    return line_.ask(event);
   }
   bool spoil(std::int64_t step, float* sum) {
     const bool flips = is_armed("sum", step) && ask("sum", step) == "flip sum";
@@ -321,28 +321,28 @@ class ToyRank {
 
 StateId first_state() { return {0, first_lineage(kConfig, 1)}; }
 
-std::string bytes_of(const Tale& tale) {
+std::string bytes_of(const TraceEvent& event) {
   return str(
-      static_cast<int>(tale.kind), ' ', tale.at.count(), ' ', tale.state.step,
-      ' ', tale.state.lineage.high, ' ', tale.state.lineage.low, ' ', tale.hash,
-      ' ', tale.samples, ' ', tale.descriptors, ' ', tale.threads, ' ',
-      tale.resident_bytes, ' ', tale.text.substr(0, kTaleBytesMax / 2));
+      static_cast<int>(event.kind), ' ', event.at.count(), ' ', event.state.step,
+      ' ', event.state.lineage.high, ' ', event.state.lineage.low, ' ', event.hash,
+      ' ', event.samples, ' ', event.descriptors, ' ', event.threads, ' ',
+      event.resident_bytes, ' ', event.text.substr(0, kTraceEventBytesMax / 2));
 }
 
-Tale tale_of(const std::string& bytes) {
-  Tale tale;
+TraceEvent trace_event_of(const std::string& bytes) {
+  TraceEvent event;
   int kind = 0;
   Instant::rep at = 0;
   std::istringstream in(bytes);
-  in >> kind >> at >> tale.state.step >> tale.state.lineage.high >>
-      tale.state.lineage.low >> tale.hash >> tale.samples >> tale.descriptors >>
-      tale.threads >> tale.resident_bytes;
+  in >> kind >> at >> event.state.step >> event.state.lineage.high >>
+      event.state.lineage.low >> event.hash >> event.samples >> event.descriptors >>
+      event.threads >> event.resident_bytes;
   SHERD_CHECK(!in.fail(), "[toy] expected a tale, found \"", bytes, "\"");
-  tale.kind = static_cast<Tale::Kind>(kind);
-  tale.at = Instant(at);
+  event.kind = static_cast<TraceEvent::Kind>(kind);
+  event.at = Instant(at);
   in.get();
-  std::getline(in, tale.text, '\0');
-  return tale;
+  std::getline(in, event.text, '\0');
+  return event;
 }
 
 int run_toy_rank(const ToyRankOptions& options, int socket) {

@@ -43,7 +43,7 @@ struct ToyRankOptions {
 };
 
 // What a rank tells.
-struct Tale {
+struct TraceEvent {
   enum class Kind {
     kAddress,  // Its text.
     kHolds,    // A state, with the hash of what it is.
@@ -63,11 +63,11 @@ struct Tale {
   std::string text;
 };
 
-std::string bytes_of(const Tale& tale);
-Tale tale_of(const std::string& bytes);
+std::string bytes_of(const TraceEvent& event);
+TraceEvent trace_event_of(const std::string& bytes);
 
 // Of a message: at most so long.
-inline constexpr std::size_t kTaleBytesMax = 8192;
+inline constexpr std::size_t kTraceEventBytesMax = 8192;
 
 // That all begin with.
 StateId first_state();

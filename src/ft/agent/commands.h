@@ -119,14 +119,14 @@ struct InstalledEvent {
   std::optional<StateDigest> digest{};
 };
 struct ProgressEvent {
-  Progress progress;
+  TrainingProgress progress;
 };
 // The program of this rank wants the replica to leave.
 struct LeaveEvent {};
 // The program of this rank makes no more steps; others may still need what it has.
 struct FinishedEvent {};
 
-using AgentEvent = std::variant<
+using RankEvent = std::variant<
     JoinedEvent,
     ReducedEvent,
     PeerLostEvent,
@@ -139,19 +139,19 @@ using AgentEvent = std::variant<
     BadGradientsEvent>;
 
 // Types of frames within a replica.
-enum class AgentFrame : std::uint16_t {
+enum class RankFrame : std::uint16_t {
   kHello = 1,  // Of a rank: its number, as text.
   kCommand = 2,
   kEvent = 3,
 };
 
-inline std::uint16_t type_of(AgentFrame frame) {
+inline std::uint16_t type_of(RankFrame frame) {
   return static_cast<std::uint16_t>(frame);
 }
 
 std::string bytes_of(const Command& command);
-std::string bytes_of(const AgentEvent& event);
+std::string bytes_of(const RankEvent& event);
 Result<Command> command_of(std::string_view bytes);
-Result<AgentEvent> event_of(std::string_view bytes);
+Result<RankEvent> event_of(std::string_view bytes);
 
 }  // namespace sherd::ft

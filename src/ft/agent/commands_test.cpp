@@ -35,22 +35,22 @@ TEST(AgentCommands, ComeBackAsTheyWere) {
 
 TEST(AgentEvents, ComeBackAsTheyWere) {
   const FetchedEvent fetched{3, "not here", kCommit, 7};
-  const auto event = event_of(bytes_of(AgentEvent(fetched))).value();
+  const auto event = event_of(bytes_of(RankEvent(fetched))).value();
   EXPECT_EQ(std::get<FetchedEvent>(event).failure, "not here");
   EXPECT_EQ(std::get<FetchedEvent>(event).commit, kCommit);
   const AppliedEvent applied{{41, {3, 4}}, StateDigest{{41, {3, 4}}, 9, true}};
   EXPECT_EQ(
-      std::get<AppliedEvent>(event_of(bytes_of(AgentEvent(applied))).value())
+      std::get<AppliedEvent>(event_of(bytes_of(RankEvent(applied))).value())
           .digest,
       applied.digest);
   const BadGradientsEvent bad{5, {"not finite", true}};
   EXPECT_EQ(
-      std::get<BadGradientsEvent>(event_of(bytes_of(AgentEvent(bad))).value())
+      std::get<BadGradientsEvent>(event_of(bytes_of(RankEvent(bad))).value())
           .fault,
       bad.fault);
   const ProgressEvent progress{{Activity::kReducing, 12, ReplicaId{2}}};
   EXPECT_EQ(
-      std::get<ProgressEvent>(event_of(bytes_of(AgentEvent(progress))).value())
+      std::get<ProgressEvent>(event_of(bytes_of(RankEvent(progress))).value())
           .progress,
       progress.progress);
 }
@@ -81,7 +81,7 @@ TEST(AgentCommands, EachKindIsWrittenAgainAsTheSameBytes) {
 TEST(AgentEvents, EachKindIsWrittenAgainAsTheSameBytes) {
   EXPECT_EQ(
       kinds_that_come_back<event_of>(test::random_event),
-      std::variant_size_v<AgentEvent>);
+      std::variant_size_v<RankEvent>);
 }
 
 TEST(AgentCommands, WhatIsCutOrLongerIsRefused) {

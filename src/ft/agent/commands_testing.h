@@ -59,11 +59,11 @@ inline Command random_command(RandomMessages& random) {
   }
 }
 
-inline AgentEvent random_event(RandomMessages& random) {
+inline RankEvent random_event(RandomMessages& random) {
   const auto digest = [&] {
     return random.maybe<StateDigest>([&] { return random.digest(); });
   };
-  switch (random.below(std::variant_size_v<AgentEvent>)) {
+  switch (random.below(std::variant_size_v<RankEvent>)) {
     case 0:
       return JoinedEvent{random.epoch()};
     case 1:

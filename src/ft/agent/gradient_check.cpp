@@ -39,8 +39,8 @@ float squares_of(std::span<const float> block) {
 }
 
 // Where the squares are too large for single precision, or something is wrong.
-GradientLook look_closely_at(std::span<const float> block) {
-  GradientLook look;
+GradientStats exact_gradient_stats(std::span<const float> block) {
+  GradientStats look;
   for (const float one : block) {
     if (std::isfinite(one)) {
       look.squares += double{one} * double{one};
@@ -51,7 +51,7 @@ GradientLook look_closely_at(std::span<const float> block) {
   return look;
 }
 
-void add(GradientLook& all, const GradientLook& one) {
+void add(GradientStats& all, const GradientStats& one) {
   all.squares += one.squares;
   all.finite = all.finite && one.finite;
 }
@@ -66,15 +66,15 @@ std::optional<GradientFault> fault_of(
 
 }  // namespace
 
-GradientLook look_at(std::span<const float> gradients) {
-  GradientLook all;
+GradientStats gradient_stats(std::span<const float> gradients) {
+  GradientStats all;
   while (!gradients.empty()) {
     const auto block = gradients.first(std::min(kBlock, gradients.size()));
     gradients = gradients.subspan(block.size());
     const float squares = squares_of(block);
     add(all,
-        std::isfinite(squares) ? GradientLook{squares, true}
-                               : look_closely_at(block));
+        std::isfinite(squares) ? GradientStats{squares, true}
+                               : exact_gradient_stats(block));
   }
   return all;
 }
@@ -94,8 +94,8 @@ void GradientCheck::begin(std::size_t parts) {
   all_ = {};
 }
 
-bool GradientCheck::look(std::size_t part, std::span<const float> gradients) {
-  const auto found = look_at(gradients);
+bool GradientCheck::inspect(std::size_t part, std::span<const float> gradients) {
+  const auto found = gradient_stats(gradients);
   const std::lock_guard lock(mutex_);
   SHERD_ASSERT(part < came_.size(), "a part of gradients that was not begun");
   if (came_[part]) {

@@ -2,7 +2,7 @@
 //
 // GradientCheck looks at a rank's gradients before they are given away: whether
 // they are finite, and whether their norm is far from what it usually was. It
-// reads them once, where they were written a moment ago. Thread rule: look() from
+// reads them once, where they were written a moment ago. Thread rule: inspect() from
 // any thread, the rest from the one that trains.
 #pragma once
 
@@ -31,11 +31,11 @@ struct GradientCheckOptions {
   double norm_ratio_max = 1e4;
 };
 
-struct GradientLook {
+struct GradientStats {
   double squares = 0;  // Their sum, of those that are finite.
   bool finite = true;
 };
-GradientLook look_at(std::span<const float> gradients);
+GradientStats gradient_stats(std::span<const float> gradients);
 
 class GradientCheck {
  public:
@@ -49,7 +49,7 @@ class GradientCheck {
   // Whether this part may be given away at once: not when it is bad, and not the
   // last one, so that nothing is reduced before finish() has judged. Of each part
   // the first call counts. REQUIRES: the part was begun.
-  bool look(std::size_t part, std::span<const float> gradients);
+  bool inspect(std::size_t part, std::span<const float> gradients);
   // All parts have come. What is wrong with them; none: they are what is usual
   // from now on.
   std::optional<GradientFault> finish();
@@ -64,7 +64,7 @@ class GradientCheck {
   // Guarded by mutex_.
   std::vector<bool> came_;
   std::size_t to_come_ = 0;
-  GradientLook all_;
+  GradientStats all_;
 };
 
 }  // namespace sherd::ft

@@ -23,7 +23,7 @@ using Floats = std::vector<float>;
 std::optional<GradientFault> fault_of(
     GradientCheck& check, const Floats& gradients) {
   check.begin(1);
-  EXPECT_FALSE(check.look(0, gradients));
+  EXPECT_FALSE(check.inspect(0, gradients));
   return check.finish();
 }
 
@@ -34,29 +34,29 @@ GradientCheck& used_to(GradientCheck& check, float value) {
   return check;
 }
 
-TEST(GradientLook, SumsSquaresOfAnyLength) {
+TEST(GradientStats, SumsSquaresOfAnyLength) {
   for (const std::size_t size : {0U, 1U, 15U, 16U, 17U, 4096U, 4097U, 10000U}) {
-    const auto look = look_at(Floats(size, 2));
+    const auto look = gradient_stats(Floats(size, 2));
     EXPECT_TRUE(look.finite);
     EXPECT_DOUBLE_EQ(look.squares, 4.0 * static_cast<double>(size));
   }
 }
 
-TEST(GradientLook, FindsOneThatIsNotFiniteWhereverItIs) {
+TEST(GradientStats, FindsOneThatIsNotFiniteWhereverItIs) {
   for (const float bad : {kInf, -kInf, kNan}) {
     for (const std::size_t at : {0U, 17U, 4095U, 4096U, 9998U, 9999U}) {
       Floats gradients(10000, 1);
       gradients[at] = bad;
-      EXPECT_FALSE(look_at(gradients).finite) << bad << " at " << at;
-      EXPECT_DOUBLE_EQ(look_at(gradients).squares, 9999);
+      EXPECT_FALSE(gradient_stats(gradients).finite) << bad << " at " << at;
+      EXPECT_DOUBLE_EQ(gradient_stats(gradients).squares, 9999);
     }
   }
 }
 
-TEST(GradientLook, IsNotFooledBySquaresThatOverflow) {
+TEST(GradientStats, IsNotFooledBySquaresThatOverflow) {
   Floats gradients(5000, 1);
   gradients[4999] = std::numeric_limits<float>::max();
-  const auto look = look_at(gradients);
+  const auto look = gradient_stats(gradients);
   EXPECT_TRUE(look.finite);
   EXPECT_GT(look.squares, 1e76);
 }
@@ -117,11 +117,11 @@ TEST(GradientCheck, DoesWhatItIsTold) {
 TEST(GradientCheck, HoldsBackWhatIsBadAndTheLastPart) {
   GradientCheck check({});
   check.begin(4);
-  EXPECT_TRUE(check.look(2, Floats(5, 1)));
-  EXPECT_FALSE(check.look(1, Floats{kNan}));
-  EXPECT_TRUE(check.look(3, Floats(5, 1)));
-  EXPECT_FALSE(check.look(3, Floats(5, 1)));  // Was there.
-  EXPECT_FALSE(check.look(0, Floats(5, 1)));
+  EXPECT_TRUE(check.inspect(2, Floats(5, 1)));
+  EXPECT_FALSE(check.inspect(1, Floats{kNan}));
+  EXPECT_TRUE(check.inspect(3, Floats(5, 1)));
+  EXPECT_FALSE(check.inspect(3, Floats(5, 1)));  // Was there.
+  EXPECT_FALSE(check.inspect(0, Floats(5, 1)));
   EXPECT_TRUE(check.finish());
 }
 

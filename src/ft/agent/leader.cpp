@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "ft/protocol/samples.h"
 #include "ft/wire/codec.h"
-#include "ft/wire/texts.h"
+#include "ft/wire/printable_messages.h"
 
 namespace sherd::ft {
 namespace {
@@ -22,7 +22,7 @@ constexpr Duration kRedialMax = std::chrono::milliseconds(250);
 // For others that still lack the last step, when this replica's program ends.
 constexpr Duration kLinger = std::chrono::seconds(60);
 // Beats without a word of a rank, whose agent has something to say in each.
-constexpr std::uint32_t kLongQuiet = 4;
+constexpr std::uint32_t kSilentAfterHeartbeats = 4;
 
 net::ReconnectingClientOptions redial_options(const net::Security& security) {
   net::ReconnectingClientOptions options;
@@ -67,7 +67,7 @@ Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
       send_(std::move(send)),
       machine_(options_.replica),
       progress_(ranks()),
-      quiet_(ranks()),
+      missed_heartbeats_(ranks()),
       random_(options_.replica.incarnation),
       coordinator_(std::make_unique<net::ReconnectingClient>(
           loop,
@@ -81,14 +81,14 @@ Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
                     report();
                   },
               .on_frame =
-                  [this](const net::Frame& frame) { heard_order(frame); },
+                  [this](const net::Frame& frame) { received_view(frame); },
               .on_lost =
                   [](const Status& reason) {
                     log_warning(str("[ft] ", reason.message()));
                   },
               .on_failed =
                   [this](const Status& reason) { not_reached(reason); }})) {
-  beat();
+  send_heartbeat();
 }
 
 // ---- the coordinator ----
@@ -101,31 +101,31 @@ void Leader::not_reached(const Status& reason) {
   }
 }
 
-void Leader::heard_order(const net::Frame& frame) {
-  if (stopped_ || frame.type != static_cast<std::uint16_t>(FrameType::kOrder)) {
+void Leader::received_view(const net::Frame& frame) {
+  if (stopped_ || frame.type != static_cast<std::uint16_t>(FrameType::kRunView)) {
     return;
   }
-  auto decoded = order_of(frame.payload);
+  auto decoded = run_view_of(frame.payload);
   if (!decoded.ok()) {
     coordinator_->connection()->close(decoded.status());
     return;
   }
-  const Order order = with_printable_texts(std::move(decoded).value());
-  const auto run = order.run;
-  if (!run_is_known_ && order.fenced.empty()) {
+  const RunView view = with_printable_texts(std::move(decoded).value());
+  const auto run = view.run;
+  if (!run_is_known_ && view.fenced.empty()) {
     run_is_known_ = true;
     send_all(RunCommand{run});
   }
-  if (machine_.order().run != 0 && run != machine_.order().run &&
-      std::exchange(stranger_, run) != run) {
+  if (machine_.view().run != 0 && run != machine_.view().run &&
+      std::exchange(other_run_, run) != run) {
     log_warning(
-        str("[ft] expected a coordinator of run ", machine_.order().run,
+        str("[ft] expected a coordinator of run ", machine_.view().run,
             ", found one of run ", run, ": its log is another one"));
   }
-  if (order.ended) {
-    log_info(str("[ft] ", order.fenced));
+  if (view.ended) {
+    log_info(str("[ft] ", view.fenced));
   }
-  carry_out(machine_.heard(order));
+  carry_out(machine_.received(view));
   warm_up();
   leave_in_order();
   end_in_order();
@@ -133,15 +133,15 @@ void Leader::heard_order(const net::Frame& frame) {
 
 void Leader::report() { on(ReportTask{machine_.report()}); }
 
-void Leader::beat() {
+void Leader::send_heartbeat() {
   if (options_.reach) {
     options_.reach("beat", ++beats_);
   }
-  for (auto& beats : quiet_) {
+  for (auto& beats : missed_heartbeats_) {
     ++beats;
   }
   report();
-  beat_ = loop_.after(kBeat, [this] { beat(); });
+  heartbeat_ = loop_.after(kHeartbeatInterval, [this] { send_heartbeat(); });
 }
 
 void Leader::on(const ReportTask& task) {
@@ -160,15 +160,15 @@ void Leader::on(const ReportTask& task) {
 }
 
 // Of a replica: what the busiest of its ranks does.
-Progress Leader::progress() const {
+TrainingProgress Leader::progress() const {
   const auto weight = [](Activity activity) {
     constexpr Activity kOrder[] = {Activity::kIdle,     Activity::kWaiting,
                                    Activity::kReducing, Activity::kFetching,
                                    Activity::kApplying, Activity::kComputing};
     return std::find(std::begin(kOrder), std::end(kOrder), activity) - kOrder;
   };
-  Progress all;
-  all.serial = resumes_;
+  TrainingProgress all;
+  all.serial = recovered_ranks_;
   for (const auto& one : progress_) {
     all.serial += one.serial;
     if (weight(one.activity) > weight(all.activity)) {
@@ -186,10 +186,10 @@ Progress Leader::progress() const {
   return all;
 }
 
-std::vector<Progress> Leader::progress_of_ranks() const {
+std::vector<TrainingProgress> Leader::progress_of_ranks() const {
   auto all = progress_;
   for (std::size_t rank = 0; rank < ranks(); ++rank) {
-    all[rank].quiet_beats = quiet_[rank];
+    all[rank].missed_heartbeats = missed_heartbeats_[rank];
   }
   return all;
 }
@@ -210,7 +210,7 @@ void Leader::send_all(const Command& command) {
 
 void Leader::on(const ComputeTask& task) {
   computed_ = true;
-  const auto& members = machine_.order().members;
+  const auto& members = machine_.view().members;
   const auto mine =
       std::find_if(members.begin(), members.end(), [&](const Member& one) {
         return one.replica == options_.replica.replica;
@@ -224,9 +224,9 @@ void Leader::on(const JoinTask& task) {
   for (std::size_t rank = 0; rank < ranks(); ++rank) {
     JoinCommand command{{task.epoch, {}}};
     for (const auto& member : task.members) {
-      const auto& peers = machine_.order().peers;
+      const auto& peers = machine_.view().peers;
       const auto peer =
-          std::find_if(peers.begin(), peers.end(), [&](const Peer& one) {
+          std::find_if(peers.begin(), peers.end(), [&](const LiveReplica& one) {
             return one.replica == member.replica &&
                 one.incarnation == member.incarnation &&
                 one.addresses.size() == ranks();
@@ -280,23 +280,23 @@ void Leader::stop(const std::string& reason) {
 // not the only one that has what it has. One that holds nothing had a wrong state,
 // which is not to be left behind as its last.
 void Leader::leave_in_order() {
-  const auto& order = machine_.order();
+  const auto& view = machine_.view();
   if (stopped_ || !machine_.report().leaving || busy_ || !machine_.held()) {
     return;
   }
   const auto id = options_.replica.incarnation;
   const bool member = std::any_of(
-      order.members.begin(), order.members.end(),
+      view.members.begin(), view.members.end(),
       [&](const Member& one) { return one.incarnation == id; });
   const auto others = std::count_if(
-      order.peers.begin(), order.peers.end(),
-      [&](const Peer& one) { return one.incarnation != id; });
+      view.peers.begin(), view.peers.end(),
+      [&](const LiveReplica& one) { return one.incarnation != id; });
   const bool held =
-      std::any_of(order.peers.begin(), order.peers.end(), [&](const Peer& one) {
-        return one.incarnation != id && one.held == order.canonical;
+      std::any_of(view.peers.begin(), view.peers.end(), [&](const LiveReplica& one) {
+        return one.incarnation != id && one.held == view.canonical;
       });
-  const bool is_first = order.term == 0;  // It has heard nobody.
-  const bool is_last = others == 0 && order.canonical == machine_.held();
+  const bool is_first = view.term == 0;  // It has heard nobody.
+  const bool is_last = others == 0 && view.canonical == machine_.held();
   if (!member && (held || is_first || is_last)) {
     stop({});
   }
@@ -308,8 +308,8 @@ void Leader::end_in_order() {
   if (!finished_ || stopped_ || !machine_.held()) {
     return;
   }
-  const auto& peers = machine_.order().peers;
-  if (std::all_of(peers.begin(), peers.end(), [&](const Peer& peer) {
+  const auto& peers = machine_.view().peers;
+  if (std::all_of(peers.begin(), peers.end(), [&](const LiveReplica& peer) {
         return peer.held && peer.held->step >= machine_.held()->step;
       })) {
     stop({});
@@ -318,7 +318,7 @@ void Leader::end_in_order() {
 
 // ---- events ----
 
-void Leader::heard(std::size_t rank, const AgentEvent& event) {
+void Leader::received(std::size_t rank, const RankEvent& event) {
   if (!stopped_) {
     std::visit([&](const auto& one) { on(rank, one); }, event);
     offer_snapshot();
@@ -333,7 +333,7 @@ void Leader::lost_rank(std::size_t rank, const std::string& reason) {
 }
 
 void Leader::on(std::size_t /*rank*/, const JoinedEvent& event) {
-  joined_.erase(joined_.begin(), joined_.lower_bound(machine_.order().epoch));
+  joined_.erase(joined_.begin(), joined_.lower_bound(machine_.view().epoch));
   if (++joined_[event.epoch] == ranks()) {
     carry_out(machine_.joined(event.epoch));
   }
@@ -384,7 +384,7 @@ void Leader::on(std::size_t rank, const BadGradientsEvent& event) {
 void Leader::on(std::size_t rank, const ProgressEvent& event) {
   progress_[rank] = event.progress;
   // Who took it for one that hangs sees it move.
-  resumes_ += std::exchange(quiet_[rank], 0) >= kLongQuiet ? 1 : 0;
+  recovered_ranks_ += std::exchange(missed_heartbeats_[rank], 0) >= kSilentAfterHeartbeats ? 1 : 0;
 }
 
 void Leader::on(std::size_t /*rank*/, const LeaveEvent&) {

@@ -25,7 +25,7 @@
 namespace sherd::ft {
 
 struct LeaderOptions {
-  ReplicaOptions replica;
+  ReplicaIdentity replica;
   net::HostAddress coordinator;
   net::Security security{};
   std::vector<RankAddress> addresses;  // By rank.
@@ -44,7 +44,7 @@ class Leader {
   Leader(const Leader&) = delete;
   Leader& operator=(const Leader&) = delete;
 
-  void heard(std::size_t rank, const AgentEvent& event);
+  void received(std::size_t rank, const RankEvent& event);
   // A rank is gone, and with it the replica.
   void lost_rank(std::size_t rank, const std::string& reason);
   // A counterpart wants to fetch what this replica holds.
@@ -52,20 +52,20 @@ class Leader {
 
  private:
   // A donor of which a snapshot is wanted; what it has said.
-  struct Asked {
+  struct SnapshotDonor {
     std::vector<RankAddress> addresses;
     std::unique_ptr<Fetch> fetch;  // Null: it has answered.
     std::optional<StateId> state;
   };
   // What a fetch tries: sums of one donor after another, then states of some
   // donors together.
-  struct FetchTry {
+  struct CatchUpAttempt {
     CatchUpTask task;
     std::uint64_t serial = 0;
     std::size_t tries = 0;
     bool wants_sum = false;
     std::string failure{};                             // Of the last donor.
-    std::vector<Asked> asked;                          // For a snapshot.
+    std::vector<SnapshotDonor> asked;                          // For a snapshot.
     std::vector<std::optional<FetchedEvent>> answers;  // By rank.
   };
 
@@ -94,12 +94,12 @@ class Leader {
   void on(std::size_t rank, const BadGradientsEvent& event);
 
   void send_all(const Command& command);
-  void heard_order(const net::Frame& frame);
+  void received_view(const net::Frame& frame);
   void report();
   void not_reached(const Status& reason);
-  void beat();
-  Progress progress() const;
-  std::vector<Progress> progress_of_ranks() const;
+  void send_heartbeat();
+  TrainingProgress progress() const;
+  std::vector<TrainingProgress> progress_of_ranks() const;
   // Empty: in order.
   void stop(const std::string& reason);
   void leave_in_order();
@@ -107,7 +107,7 @@ class Leader {
   void offer_snapshot();
 
   void try_next_donor();
-  void fetch_sum_from(const Peer& donor);
+  void fetch_sum_from(const LiveReplica& donor);
   void ask_snapshots();
   void heard_snapshot(std::size_t donor, const Result<StateId>& state);
   void fetch_state();
@@ -131,12 +131,12 @@ class Leader {
   // By rank, with the digests of their parts.
   std::map<std::size_t, std::optional<StateDigest>> applied_;
   std::map<std::size_t, std::optional<StateDigest>> installed_;
-  std::vector<Progress> progress_;    // By rank.
-  std::vector<std::uint32_t> quiet_;  // Beats without a word of it.
-  std::uint64_t resumes_ = 0;         // Of ranks that were quiet for long.
+  std::vector<TrainingProgress> progress_;    // By rank.
+  std::vector<std::uint32_t> missed_heartbeats_;  // Beats without a word of it.
+  std::uint64_t recovered_ranks_ = 0;         // Of ranks that were quiet for long.
   std::int64_t beats_ = 0;
-  std::optional<std::uint64_t> stranger_;  // The run of another coordinator.
-  std::optional<FetchTry> try_;
+  std::optional<std::uint64_t> other_run_;  // The run of another coordinator.
+  std::optional<CatchUpAttempt> catch_up_;
   std::uint64_t fetches_ = 0;
   std::string fetch_failure_;  // The last that was told.
   std::string unreached_;      // Why there is no coordinator, as was told.
@@ -144,7 +144,7 @@ class Leader {
   net::Timer others_;          // While some are asked for a snapshot.
   net::Timer retry_;
   net::Timer linger_;
-  net::Timer beat_;
+  net::Timer heartbeat_;
   std::mt19937_64 random_;
   std::unique_ptr<net::ReconnectingClient> coordinator_;
 };

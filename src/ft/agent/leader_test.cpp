@@ -31,15 +31,15 @@ using ::testing::HasSubstr;
 const StateId kFirst{0, first_lineage(5, 1)};
 
 // Answers each report with what the test makes of it, until it has had enough.
-class Coordinating {
+class CoordinatedLeader {
  public:
-  using Answer = std::function<Order(const Report& report)>;
-  explicit Coordinating(net::Loop& loop) : loop_(loop) {
+  using Answer = std::function<RunView(const Report& report)>;
+  explicit CoordinatedLeader(net::Loop& loop) : loop_(loop) {
     net::ListenerHandlers handlers;
     handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
       connection_ = std::move(one);
       connection_->start(
-          {[this](const net::Frame& frame) { heard(frame); },
+          {[this](const net::Frame& frame) { received(frame); },
            [](const Status&) {}});
     };
     listener_ =
@@ -61,10 +61,10 @@ class Coordinating {
   }
 
  private:
-  void heard(const net::Frame& frame) {
+  void received(const net::Frame& frame) {
     reports_.push_back(report_of(frame.payload).value());
     connection_->send(
-        static_cast<std::uint16_t>(FrameType::kOrder),
+        static_cast<std::uint16_t>(FrameType::kRunView),
         bytes_of(answer_(reports_.back())));
     if (reports_.size() >= enough_) {
       loop_.stop();
@@ -79,15 +79,15 @@ class Coordinating {
   Answer answer_;
 };
 
-Order order_of_run(std::uint64_t run) {
-  Order order;
-  order.run = run;
-  order.term = 1;
-  order.canonical = kFirst;
-  return order;
+RunView order_of_run(std::uint64_t run) {
+  RunView view;
+  view.run = run;
+  view.term = 1;
+  view.canonical = kFirst;
+  return view;
 }
 
-LeaderOptions options_of(const Coordinating& coordinator, std::size_t ranks) {
+LeaderOptions options_of(const CoordinatedLeader& coordinator, std::size_t ranks) {
   LeaderOptions options;
   options.replica = {
       .replica = 0, .incarnation = 7, .config = 5, .held = kFirst};
@@ -107,7 +107,7 @@ std::size_t count_of(const std::string& text, const std::string& part) {
 
 TEST(Leader, SaysOnceThatACoordinatorIsOfAnotherRun) {
   net::Loop loop;
-  Coordinating coordinator(loop);
+  CoordinatedLeader coordinator(loop);
   Leader leader(
       loop, options_of(coordinator, 1), [](std::size_t, const Command&) {});
   ::testing::internal::CaptureStderr();
@@ -138,16 +138,16 @@ TEST(Leader, SaysOnceWhyThereIsNoCoordinator) {
 
 TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   net::Loop loop;
-  Coordinating coordinator(loop);
+  CoordinatedLeader coordinator(loop);
   Leader leader(
       loop, options_of(coordinator, 2), [](std::size_t, const Command&) {});
-  Progress computing{Activity::kComputing, 5, {}};
-  leader.heard(0, ProgressEvent{computing});
-  Progress waiting{Activity::kReducing, 6, ReplicaId{3}};
-  leader.heard(1, ProgressEvent{waiting});
+  TrainingProgress computing{Activity::kComputing, 5, {}};
+  leader.received(0, ProgressEvent{computing});
+  TrainingProgress waiting{Activity::kReducing, 6, ReplicaId{3}};
+  leader.received(1, ProgressEvent{waiting});
   net::Timer timer;
   std::function<void()> say = [&] {
-    leader.heard(0, ProgressEvent{computing});
+    leader.received(0, ProgressEvent{computing});
     timer = loop.after(milliseconds(100), say);
   };
   say();
@@ -155,13 +155,13 @@ TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   const auto last = coordinator.reports().back();
   ASSERT_EQ(last.ranks.size(), 2U);
   EXPECT_EQ(last.ranks[0].activity, Activity::kComputing);
-  EXPECT_LE(last.ranks[0].quiet_beats, 2U);
+  EXPECT_LE(last.ranks[0].missed_heartbeats, 2U);
   EXPECT_EQ(last.ranks[1].waits_for, ReplicaId{3});
-  EXPECT_GE(last.ranks[1].quiet_beats, 4U);
+  EXPECT_GE(last.ranks[1].missed_heartbeats, 4U);
   // Who speaks again has moved, whatever it does.
-  leader.heard(1, ProgressEvent{waiting});
+  leader.received(1, ProgressEvent{waiting});
   coordinator.serve(8, [](const Report&) { return order_of_run(1); });
-  EXPECT_EQ(coordinator.reports().back().ranks[1].quiet_beats, 1U);
+  EXPECT_EQ(coordinator.reports().back().ranks[1].missed_heartbeats, 1U);
   EXPECT_GT(coordinator.reports().back().progress.serial, last.progress.serial);
 }
 
@@ -216,7 +216,7 @@ class NewerCoordinator {
           if (run == kRun) {
             loop_.post([this] { loop_.stop(); });
           }
-          say(socket, static_cast<std::uint16_t>(FrameType::kOrder),
+          say(socket, static_cast<std::uint16_t>(FrameType::kRunView),
               bytes_of(order_of_run(kRun)));
         }
       }

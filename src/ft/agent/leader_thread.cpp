@@ -16,7 +16,7 @@
 namespace sherd::ft {
 
 struct LeaderThread::Impl {
-  struct Guest {
+  struct IncomingRank {
     std::unique_ptr<net::Connection> connection;
     net::Timer deadline;  // Of its hello.
   };
@@ -35,7 +35,7 @@ struct LeaderThread::Impl {
     handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
       const auto number = ++connections;
       auto* connection = one.get();
-      auto& guest = guests[number];
+      auto& guest = incoming[number];
       guest.connection = std::move(one);
       guest.deadline = loop.after(options.hello_timeout, [connection] {
         connection->close(
@@ -44,10 +44,10 @@ struct LeaderThread::Impl {
       });
       connection->start(
           {[this, number](const net::Frame& frame) {
-             guest_says(number, frame);
+             on_frame(number, frame);
            },
            [this, number](const Status& reason) {
-             guest_ends(number, reason);
+             on_closed(number, reason);
            }});
     };
     listener =
@@ -55,29 +55,29 @@ struct LeaderThread::Impl {
             .value();
   }
 
-  void guest_says(std::uint64_t number, const net::Frame& frame) {
+  void on_frame(std::uint64_t number, const net::Frame& frame) {
     const auto known = rank_of.find(number);
     if (known == rank_of.end()) {
-      greet(number, frame);
+      identify(number, frame);
       return;
     }
     const auto event = event_of(frame.payload);
-    if (frame.type != type_of(AgentFrame::kEvent) || !event.ok()) {
-      guests.at(number).connection->close(
+    if (frame.type != type_of(RankFrame::kEvent) || !event.ok()) {
+      incoming.at(number).connection->close(
           Status(ErrorCode::kPeerMismatch, "[ft] expected an event"));
       return;
     }
-    heard(known->second, event.value());
+    received(known->second, event.value());
   }
 
   // "rank incarnation".
-  void greet(std::uint64_t number, const net::Frame& frame) {
-    auto& guest = guests.at(number);
+  void identify(std::uint64_t number, const net::Frame& frame) {
+    auto& guest = incoming.at(number);
     std::istringstream in(frame.payload);
     std::size_t rank_number = 0;
     Incarnation incarnation = 0;
     in >> rank_number >> incarnation;
-    const bool expected = frame.type == type_of(AgentFrame::kHello) && in &&
+    const bool expected = frame.type == type_of(RankFrame::kHello) && in &&
         incarnation == options.leader.replica.incarnation && rank_number > 0 &&
         rank_number < static_cast<std::size_t>(options.ranks) &&
         !siblings.contains(rank_number);
@@ -99,7 +99,7 @@ struct LeaderThread::Impl {
     return siblings.size() + 1 == static_cast<std::size_t>(options.ranks);
   }
 
-  void guest_ends(std::uint64_t number, const Status& reason) {
+  void on_closed(std::uint64_t number, const Status& reason) {
     const auto known = rank_of.find(number);
     if (known != rank_of.end()) {
       const auto rank_number = known->second;
@@ -107,7 +107,7 @@ struct LeaderThread::Impl {
       rank_of.erase(known);
       lost(rank_number, reason.message());
     }
-    guests.erase(number);
+    incoming.erase(number);
     end_if_nobody_is_left();
   }
 
@@ -132,7 +132,7 @@ struct LeaderThread::Impl {
   void forget_siblings() {
     rank_of.clear();
     siblings.clear();
-    guests.clear();
+    incoming.clear();
   }
 
   void give_up() {
@@ -155,19 +155,19 @@ struct LeaderThread::Impl {
   void lead() {
     deadline.cancel();
     for (const auto& [to, sibling] : siblings) {
-      sibling->send(type_of(AgentFrame::kHello), "0");
+      sibling->send(type_of(RankFrame::kHello), "0");
     }
     leader = std::make_unique<Leader>(
         loop, options.leader,
         [this](std::size_t to, const Command& command) { send(to, command); });
     for (const auto& [from, event] : std::exchange(early, {})) {
-      leader->heard(from, event);
+      leader->received(from, event);
     }
   }
 
-  void heard(std::size_t from, const AgentEvent& event) {
+  void received(std::size_t from, const RankEvent& event) {
     if (leader) {
-      leader->heard(from, event);
+      leader->received(from, event);
     } else {
       early.emplace_back(from, event);
     }
@@ -178,7 +178,7 @@ struct LeaderThread::Impl {
       own(command);
     } else if (const auto sibling = siblings.find(to);
                sibling != siblings.end()) {
-      sibling->second->send(type_of(AgentFrame::kCommand), bytes_of(command));
+      sibling->second->send(type_of(RankFrame::kCommand), bytes_of(command));
       // Not at once: bytes of it that nobody reads any more would take the command
       // away from it.
       if (std::holds_alternative<StopCommand>(command)) {
@@ -195,12 +195,12 @@ struct LeaderThread::Impl {
     rank_of.clear();
     siblings.clear();
     std::erase_if(
-        guests, [](const auto& one) { return one.second.connection->open(); });
+        incoming, [](const auto& one) { return one.second.connection->open(); });
     end_if_nobody_is_left();
   }
 
   void end_if_nobody_is_left() {
-    if (ending && guests.empty()) {
+    if (ending && incoming.empty()) {
       loop.stop();
     }
   }
@@ -223,10 +223,10 @@ struct LeaderThread::Impl {
   bool started = false;
   bool ending = false;
   std::uint64_t connections = 0;
-  std::map<std::uint64_t, Guest> guests;
-  std::map<std::uint64_t, std::size_t> rank_of;           // Of guests.
+  std::map<std::uint64_t, IncomingRank> incoming;
+  std::map<std::uint64_t, std::size_t> rank_of;           // Of incoming.
   std::map<std::size_t, net::Connection*> siblings;       // By rank.
-  std::vector<std::pair<std::size_t, AgentEvent>> early;  // Before it leads.
+  std::vector<std::pair<std::size_t, RankEvent>> early;  // Before it leads.
   std::unique_ptr<Leader> leader;
   net::Timer deadline;
   std::jthread thread;
@@ -253,8 +253,8 @@ void LeaderThread::start(std::vector<RankAddress> addresses) {
   impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });
 }
 
-void LeaderThread::tell(const AgentEvent& event) {
-  impl_->loop.post([impl = impl_.get(), event] { impl->heard(0, event); });
+void LeaderThread::tell(const RankEvent& event) {
+  impl_->loop.post([impl = impl_.get(), event] { impl->received(0, event); });
 }
 
 void LeaderThread::snapshot_wanted() {

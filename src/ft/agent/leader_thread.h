@@ -47,7 +47,7 @@ class LeaderThread {
   void start(std::vector<RankAddress> addresses);
 
   // From rank 0.
-  void tell(const AgentEvent& event);
+  void tell(const RankEvent& event);
   void snapshot_wanted();
 
  private:

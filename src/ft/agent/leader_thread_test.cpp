@@ -21,9 +21,9 @@ constexpr Incarnation kIncarnation = 9;
 
 // Rank 1, until it is told to stop or loses its leader; or, with another hello,
 // somebody else.
-class Guest {
+class TestClient {
  public:
-  Guest(
+  TestClient(
       net::Loop& loop,
       std::uint16_t port,
       std::string hello = str("1 ", kIncarnation))
@@ -42,14 +42,14 @@ class Guest {
  private:
   void meet() {
     connection_->start(
-        {[this](const net::Frame& frame) { heard(frame); },
+        {[this](const net::Frame& frame) { received(frame); },
          [this](const Status& why) { ends("lost: " + why.message()); }});
     if (!hello_.empty()) {
-      connection_->send(type_of(AgentFrame::kHello), hello_);
+      connection_->send(type_of(RankFrame::kHello), hello_);
     }
   }
-  void heard(const net::Frame& frame) {
-    if (frame.type == type_of(AgentFrame::kHello)) {
+  void received(const net::Frame& frame) {
+    if (frame.type == type_of(RankFrame::kHello)) {
       return;
     }
     const auto command = command_of(frame.payload).value();
@@ -95,7 +95,7 @@ TEST(LeaderThread, WhoIsToldToStopHearsItWhenRank0GoesAtOnce) {
     leader->start({{}, {}});
     leader->tell(FinishedEvent{});  // So there is nothing to do for rank 1.
     net::Loop loop;
-    Guest rank_1(loop, leader->port());
+    TestClient rank_1(loop, leader->port());
     auto end = rank_1.end();
     std::jthread thread([&] { loop.run(); });
     rank_0_stops.get_future().wait();
@@ -111,8 +111,8 @@ TEST(LeaderThread, WhoDoesNotSayWhichRankItIsIsClosed) {
   LeaderThread leader(std::move(options), [](const Command&) {});
   leader.start({{}, {}});
   net::Loop loop;
-  Guest rank_1(loop, leader.port());
-  Guest silent(loop, leader.port(), "");
+  TestClient rank_1(loop, leader.port());
+  TestClient silent(loop, leader.port(), "");
   auto end_of_rank_1 = rank_1.end();
   auto end = silent.end();
   std::jthread thread([&] { loop.run(); });

@@ -23,13 +23,13 @@ bool shares_memory(const RankAgentOptions& options) {
 
 }  // namespace
 
-RankAgent::RankAgent(net::Loop& loop, RankAgentOptions options, Tell tell)
+RankAgent::RankAgent(net::Loop& loop, RankAgentOptions options, OnRankEvent tell)
     : loop_(loop),
       options_(std::move(options)),
       tell_(std::move(tell)),
       memory_(2 * static_cast<std::size_t>(sum_of(options_.buckets))),
-      mine_(memory_.data(), memory_.size() / 2),
-      sum_(memory_.data() + mine_.size(), mine_.size()),
+      own_gradients_(memory_.data(), memory_.size() / 2),
+      sum_(memory_.data() + own_gradients_.size(), own_gradients_.size()),
       transfer_(std::make_unique<TransferServer>(
           loop,
           TransferServerOptions{
@@ -100,18 +100,18 @@ RingEvents RankAgent::ring_events() {
           }};
 }
 
-void RankAgent::tell(AgentEvent event) {
+void RankAgent::tell(RankEvent event) {
   loop_.post([this, event = std::move(event)] { tell_(event); });
 }
 
 // It moves with the program and, when that has computed, with the bytes that are
 // reduced: a backward is one phase, whatever is reduced meanwhile.
-Progress RankAgent::progress() const {
+TrainingProgress RankAgent::progress() const {
   const auto ring = ring_->progress();
-  Progress progress;
+  TrainingProgress progress;
   progress.activity = activity_.load(std::memory_order_relaxed);
   constexpr std::uint64_t kSlices = 1U << 24U;
-  progress.serial = moves_.load(std::memory_order_relaxed) * kSlices;
+  progress.serial = activity_changes_.load(std::memory_order_relaxed) * kSlices;
   progress.place = place_of(ring);
   if (progress.activity == Activity::kReducing) {
     progress.serial += static_cast<std::uint64_t>(ring.slices_done);
@@ -124,11 +124,11 @@ Progress RankAgent::progress() const {
   return progress;
 }
 
-std::optional<RingPlace> RankAgent::place_of(const RingProgress& ring) const {
+std::optional<RingPosition> RankAgent::place_of(const RingProgress& ring) const {
   if (!ring.neighbours) {
     return std::nullopt;
   }
-  RingPlace place;
+  RingPosition place;
   place.epoch = ring.neighbours->epoch;
   place.previous = ring.neighbours->previous;
   place.next = ring.neighbours->next;
@@ -174,7 +174,7 @@ void RankAgent::on(const ComputeCommand& command) {
   if (command.serial != 0) {
     collector_.reset();  // It has caught up.
   }
-  orders_.push(command);
+  queue_.push(command);
 }
 
 void RankAgent::on(const ReduceCommand& command) {
@@ -186,22 +186,22 @@ void RankAgent::on(const StopReduceCommand& command) {
   ring_->stop(command.epoch);
 }
 
-void RankAgent::on(const ApplyCommand& command) { orders_.push(command); }
+void RankAgent::on(const ApplyCommand& command) { queue_.push(command); }
 
 // Who asks hears at once of which state it will be, and asks others for the same.
 void RankAgent::on(const SnapshotCommand& command) {
   transfer_->promise(command.state);
-  orders_.push(command);
+  queue_.push(command);
 }
 
-void RankAgent::on(const StopCommand& command) { orders_.push(command); }
+void RankAgent::on(const StopCommand& command) { queue_.push(command); }
 
 void RankAgent::on(const InstallCommand& command) {
   SHERD_ASSERT(fetched_.has_value(), "the leader installs what was fetched");
   // It is written over the sum, which counterparts might still read.
   ring_->forget();
-  orders_.push(
-      InstallOrder{command.serial, *std::exchange(fetched_, std::nullopt)});
+  queue_.push(
+      InstallFetchedTask{command.serial, *std::exchange(fetched_, std::nullopt)});
 }
 
 std::uint64_t RankAgent::digest_of(const float* sum) const {
@@ -223,7 +223,7 @@ void RankAgent::give(std::uint64_t serial, int bucket) {
   }
   given_[index] = true;
   const auto* mine = gradients(bucket).data();
-  ring_->give(bucket, mine, sum_.data() + (mine - mine_.data()));
+  ring_->give(bucket, mine, sum_.data() + (mine - own_gradients_.data()));
 }
 
 // ---- the program's ----
@@ -231,36 +231,36 @@ void RankAgent::give(std::uint64_t serial, int bucket) {
 std::span<const float> RankAgent::gradients(int bucket) const {
   const auto begin = options_.buckets.begin();
   const auto at = std::accumulate(begin, begin + bucket, std::int64_t{0});
-  return mine_.subspan(
+  return own_gradients_.subspan(
       static_cast<std::size_t>(at), static_cast<std::size_t>(begin[bucket]));
 }
 
 // In order; else it throws.
-bool RankAgent::has_left(const TrainingOrder& order) const {
-  const auto* stop = std::get_if<StopCommand>(&order);
+bool RankAgent::has_left(const TrainingTask& task) const {
+  const auto* stop = std::get_if<StopCommand>(&task);
   if (stop != nullptr && !stop->reason.empty()) {
     throw Error("[ft] " + stop->reason, ErrorCode::kAborted);
   }
   return stop != nullptr;
 }
 
-std::optional<ComputeCommand> RankAgent::next(const RankProgram& program) {
+std::optional<ComputeCommand> RankAgent::next(const TrainingCallbacks& program) {
   for (;;) {
-    rest();
-    const auto order = orders_.front();
-    if (has_left(order)) {
+    set_idle();
+    const auto task = queue_.front();
+    if (has_left(task)) {
       return std::nullopt;
     }
-    orders_.pop();
-    moves_.fetch_add(1, std::memory_order_relaxed);
-    if (const auto* compute = std::get_if<ComputeCommand>(&order)) {
+    queue_.pop();
+    activity_changes_.fetch_add(1, std::memory_order_relaxed);
+    if (const auto* compute = std::get_if<ComputeCommand>(&task)) {
       activity_.store(Activity::kComputing, std::memory_order_relaxed);
       return *compute;
     }
-    if (const auto* install = std::get_if<InstallOrder>(&order)) {
-      make(*install, program);
-    } else if (const auto* snapshot = std::get_if<SnapshotCommand>(&order)) {
-      make(*snapshot, program);
+    if (const auto* install = std::get_if<InstallFetchedTask>(&task)) {
+      execute(*install, program);
+    } else if (const auto* snapshot = std::get_if<SnapshotCommand>(&task)) {
+      execute(*snapshot, program);
     } else {
       SHERD_ASSERT(false, "a sum is applied by who reduced it");
     }
@@ -271,96 +271,96 @@ void RankAgent::give(const ComputeCommand& task, int bucket) {
   loop_.post([this, serial = task.serial, bucket] { give(serial, bucket); });
 }
 
-bool RankAgent::finish(const ComputeCommand& task, const RankProgram& program) {
-  enter(Activity::kReducing);
+bool RankAgent::finish(const ComputeCommand& task, const TrainingCallbacks& program) {
+  set_activity(Activity::kReducing);
   for (std::size_t i = 0; i < options_.buckets.size(); ++i) {
     give(task, static_cast<int>(i));
   }
   reach("given", task.base.step + 1);
-  return decided(program);
+  return wait_for_decision(program);
 }
 
 bool RankAgent::refuse(
     const ComputeCommand& task,
     const GradientFault& fault,
-    const RankProgram& program) {
-  enter(Activity::kReducing);
+    const TrainingCallbacks& program) {
+  set_activity(Activity::kReducing);
   log_warning(
       str("[ft] step ", task.base.step + 1,
           ": gradients are of no use: ", fault.reason));
   tell(BadGradientsEvent{task.serial, fault});
-  return decided(program);
+  return wait_for_decision(program);
 }
 
 // What becomes of the gradients that are there.
-bool RankAgent::decided(const RankProgram& program) {
+bool RankAgent::wait_for_decision(const TrainingCallbacks& program) {
   for (;;) {
-    const auto order = orders_.front();
-    if (const auto* apply = std::get_if<ApplyCommand>(&order)) {
-      orders_.pop();
-      make(*apply, program);
-      rest();
+    const auto task = queue_.front();
+    if (const auto* apply = std::get_if<ApplyCommand>(&task)) {
+      queue_.pop();
+      execute(*apply, program);
+      set_idle();
       return true;
     }
-    const auto* snapshot = std::get_if<SnapshotCommand>(&order);
+    const auto* snapshot = std::get_if<SnapshotCommand>(&task);
     if (snapshot == nullptr) {
-      rest();
+      set_idle();
       return false;
     }
-    orders_.pop();
-    make(*snapshot, program);
+    queue_.pop();
+    execute(*snapshot, program);
   }
 }
 
-void RankAgent::enter(Activity activity) {
+void RankAgent::set_activity(Activity activity) {
   activity_.store(activity, std::memory_order_relaxed);
-  moves_.fetch_add(1, std::memory_order_relaxed);
+  activity_changes_.fetch_add(1, std::memory_order_relaxed);
 }
 
 // What the program does for itself, as long as it likes: others wait for it in the
 // next step at the latest.
-void RankAgent::rest() {
+void RankAgent::set_idle() {
   activity_.store(Activity::kIdle, std::memory_order_relaxed);
 }
 
-void RankAgent::end(const RankProgram& program) {
-  rest();
+void RankAgent::end(const TrainingCallbacks& program) {
+  set_idle();
   tell(FinishedEvent{});
   for (;;) {
-    const auto order = orders_.front();
-    if (has_left(order)) {
+    const auto task = queue_.front();
+    if (has_left(task)) {
       return;
     }
-    orders_.pop();
-    if (const auto* snapshot = std::get_if<SnapshotCommand>(&order)) {
-      make(*snapshot, program);
-    } else if (const auto* install = std::get_if<InstallOrder>(&order)) {
-      make(*install, program);  // What it had was wrong.
-      rest();
+    queue_.pop();
+    if (const auto* snapshot = std::get_if<SnapshotCommand>(&task)) {
+      execute(*snapshot, program);
+    } else if (const auto* install = std::get_if<InstallFetchedTask>(&task)) {
+      execute(*install, program);  // What it had was wrong.
+      set_idle();
     }
   }
 }
 
-void RankAgent::make(const ApplyCommand& order, const RankProgram& program) {
-  enter(Activity::kApplying);
-  reach("committed", order.commit.result.step);
+void RankAgent::execute(const ApplyCommand& task, const TrainingCallbacks& program) {
+  set_activity(Activity::kApplying);
+  reach("committed", task.commit.result.step);
   if (options_.sums_kept > 0) {
     auto bytes = std::make_shared<const std::string>(
         reinterpret_cast<const char*>(sum_.data()),
         sum_.size() * sizeof(float));
-    loop_.post([this, commit = order.commit, bytes = std::move(bytes)] {
+    loop_.post([this, commit = task.commit, bytes = std::move(bytes)] {
       transfer_->keep(commit, bytes);
     });
   }
-  program.update(order.commit, sum_.data());
-  const auto& state = order.commit.result;
+  program.update(task.commit, sum_.data());
+  const auto& state = task.commit.result;
   tell(AppliedEvent{state, digest_of(state, program)});
-  reach("applied", order.commit.result.step);
+  reach("applied", task.commit.result.step);
 }
 
 // If it is time for one.
 std::optional<StateDigest> RankAgent::digest_of(
-    const StateId& state, const RankProgram& program) {
+    const StateId& state, const TrainingCallbacks& program) {
   if (options_.digest_every <= 0 || !program.digest ||
       state.step % options_.digest_every != 0) {
     return std::nullopt;
@@ -368,25 +368,25 @@ std::optional<StateDigest> RankAgent::digest_of(
   return StateDigest{state, program.digest(), std::exchange(copied_, false)};
 }
 
-void RankAgent::make(const SnapshotCommand& order, const RankProgram& program) {
+void RankAgent::execute(const SnapshotCommand& task, const TrainingCallbacks& program) {
   // Others may wait for this rank meanwhile: it works.
   const auto before =
       activity_.exchange(Activity::kComputing, std::memory_order_relaxed);
   auto bytes = std::make_shared<const std::string>(program.snapshot());
   activity_.store(before, std::memory_order_relaxed);
-  moves_.fetch_add(1, std::memory_order_relaxed);
-  worker_.post([this, state = order.state, bytes = std::move(bytes)] {
+  activity_changes_.fetch_add(1, std::memory_order_relaxed);
+  digests_thread_.post([this, state = task.state, bytes = std::move(bytes)] {
     auto digests = transfer_->digests_of(*bytes);
     loop_.post([this, state, bytes, digests = std::move(digests)] {
       transfer_->offer(state, bytes, digests);
     });
   });
-  reach("offered", order.state.step);
+  reach("offered", task.state.step);
 }
 
-void RankAgent::make(const InstallOrder& order, const RankProgram& program) {
+void RankAgent::execute(const InstallFetchedTask& task, const TrainingCallbacks& program) {
   activity_.store(Activity::kFetching, std::memory_order_relaxed);
-  const auto& fetched = order.fetched;
+  const auto& fetched = task.fetched;
   reach("installing", fetched.state.step);
   if (fetched.is_sum) {
     std::memcpy(sum_.data(), fetched.bytes->data(), fetched.bytes->size());
@@ -394,11 +394,11 @@ void RankAgent::make(const InstallOrder& order, const RankProgram& program) {
     loop_.post(
         [this, fetched] { transfer_->keep(fetched.commit, fetched.bytes); });
     tell(InstalledEvent{
-        order.serial, fetched.state, digest_of(fetched.state, program)});
+        task.serial, fetched.state, digest_of(fetched.state, program)});
   } else {
     program.restore(fetched.state, *fetched.bytes);
     copied_ = true;
-    tell(InstalledEvent{order.serial, fetched.state});
+    tell(InstalledEvent{task.serial, fetched.state});
   }
   reach("installed", fetched.state.step);
 }

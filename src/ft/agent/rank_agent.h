@@ -17,8 +17,8 @@
 #include <string_view>
 #include <vector>
 #include "ft/agent/commands.h"
-#include "ft/agent/orders.h"
-#include "ft/agent/worker.h"
+#include "ft/agent/training_queue.h"
+#include "ft/agent/digest_thread.h"
 #include "ft/ring/ring.h"
 #include "ft/ring/shared_floats.h"
 #include "ft/transfer/fetch.h"
@@ -30,7 +30,7 @@
 namespace sherd::ft {
 
 // For tests of failures. Empty ones cost nothing.
-struct RankAgentHooks {
+struct RankAgentTestHooks {
   // At named places, on the thread that is there: the program's at "given",
   // "committed", "applied", "offered", "installing", "installed"; the loop's at
   // "joined" (with the epoch's number), "reducing", "reduced", "voted" and
@@ -65,12 +65,12 @@ struct RankAgentOptions {
   int digest_every = 0;
   // Of states that others fetch here; 0: no limit.
   std::uint64_t fetch_bytes_per_s_max = 0;
-  RankAgentHooks hooks{};
+  RankAgentTestHooks hooks{};
 };
 
 // What the program does when it is its turn, on its own thread. What these throw
 // ends the program's wait.
-struct RankProgram {
+struct TrainingCallbacks {
   // All that makes this rank's state, as bytes, and back.
   std::function<std::string()> snapshot;
   std::function<void(const StateId& state, std::string_view bytes)> restore;
@@ -83,10 +83,10 @@ struct RankProgram {
 
 class RankAgent {
  public:
-  using Tell = std::function<void(AgentEvent)>;
+  using OnRankEvent = std::function<void(RankEvent)>;
 
   // `tell` is called in the loop.
-  RankAgent(net::Loop& loop, RankAgentOptions options, Tell tell);
+  RankAgent(net::Loop& loop, RankAgentOptions options, OnRankEvent tell);
   RankAgent(const RankAgent&) = delete;
   RankAgent& operator=(const RankAgent&) = delete;
   // REQUIRES: the loop does not run any more.
@@ -96,31 +96,31 @@ class RankAgent {
   // A counterpart of a returning replica wants a snapshot; rank 0's to hear.
   void on_snapshot_wanted(std::function<void()> wanted);
   void take(const Command& command);
-  Progress progress() const;
+  TrainingProgress progress() const;
 
   // ---- the program's ----
 
   // The next gradients to compute; none: this replica has left in order. Throws
   // Error when it has no place any more, with the reason.
-  std::optional<ComputeCommand> next(const RankProgram& program);
+  std::optional<ComputeCommand> next(const TrainingCallbacks& program);
   // Where they belong: all buckets, one behind the other.
-  float* gradients() { return mine_.data(); }
+  float* gradients() { return own_gradients_.data(); }
   std::span<const float> gradients(int bucket) const;
   // Those of one bucket are there, and stay as they are until the step is decided:
   // they may be reduced while others are computed. From any thread.
   void give(const ComputeCommand& task, int bucket);
   // All are there. Returns when it is decided what becomes of them: true, and the
   // step was made; false: they are of no use any more.
-  bool finish(const ComputeCommand& task, const RankProgram& program);
+  bool finish(const ComputeCommand& task, const TrainingCallbacks& program);
   // Instead, when they are of no use, and those of one bucket at least were not
   // given: the step is made without this replica's. Returns as finish() does.
   bool refuse(
       const ComputeCommand& task,
       const GradientFault& fault,
-      const RankProgram& program);
+      const TrainingCallbacks& program);
   // It makes no more steps. Returns when nobody needs this replica any more, which
   // takes a minute at most.
-  void end(const RankProgram& program);
+  void end(const TrainingCallbacks& program);
 
  private:
   void on(const RunCommand& command);
@@ -136,34 +136,34 @@ class RankAgent {
   void on(const InstallCommand& command);
   void on(const StopCommand& command);
   void reach(const char* point, std::int64_t step) const;
-  std::optional<RingPlace> place_of(const RingProgress& ring) const;
+  std::optional<RingPosition> place_of(const RingProgress& ring) const;
   RingEvents ring_events();
   FetchOptions fetch_options() const;
-  void enter(Activity activity);
-  void rest();
-  bool has_left(const TrainingOrder& order) const;
+  void set_activity(Activity activity);
+  void set_idle();
+  bool has_left(const TrainingTask& task) const;
   std::uint64_t digest_of(const std::string& sum) const;
   std::uint64_t digest_of(const float* sum) const;
   std::optional<StateDigest> digest_of(
-      const StateId& state, const RankProgram& program);
-  bool decided(const RankProgram& program);
+      const StateId& state, const TrainingCallbacks& program);
+  bool wait_for_decision(const TrainingCallbacks& program);
   void give(std::uint64_t serial, int bucket);
   void fetched_sum(std::uint64_t serial, FetchedSum sum);
   void failed_to_fetch(std::uint64_t serial, const Status& why);
   // In the loop, later.
-  void tell(AgentEvent event);
-  void make(const ApplyCommand& order, const RankProgram& program);
-  void make(const SnapshotCommand& order, const RankProgram& program);
-  void make(const InstallOrder& order, const RankProgram& program);
+  void tell(RankEvent event);
+  void execute(const ApplyCommand& task, const TrainingCallbacks& program);
+  void execute(const SnapshotCommand& task, const TrainingCallbacks& program);
+  void execute(const InstallFetchedTask& task, const TrainingCallbacks& program);
 
   net::Loop& loop_;
   const RankAgentOptions options_;
-  const Tell tell_;
+  const OnRankEvent tell_;
   // Counterparts on this host may read it until the ring forgets what was given.
   ring::SharedFloats memory_;
-  const std::span<float> mine_;
+  const std::span<float> own_gradients_;
   const std::span<float> sum_;
-  Orders orders_;
+  TrainingQueue queue_;
   std::uint64_t run_ = 0;
   std::uint64_t computing_ = 0;  // The serial of the last ComputeCommand.
   std::vector<bool> given_;      // Its buckets.
@@ -172,12 +172,12 @@ class RankAgent {
   std::function<void()> snapshot_wanted_;
   std::unique_ptr<Fetch> fetch_;
   std::optional<SumPrefetcher> collector_;  // While it catches up.
-  std::optional<Fetched> fetched_;
+  std::optional<FetchedState> fetched_;
   std::atomic<Activity> activity_{Activity::kIdle};  // The program's.
-  std::atomic<std::uint64_t> moves_{0};              // Of the program.
+  std::atomic<std::uint64_t> activity_changes_{0};              // Of the program.
   std::unique_ptr<TransferServer> transfer_;
   std::unique_ptr<Ring> ring_;  // Its thread ends before the rest,
-  Worker worker_;               // and this one first.
+  DigestThread digests_thread_;               // and this one first.
 };
 
 }  // namespace sherd::ft

@@ -40,7 +40,7 @@ void RankAgent::on(const FetchStateCommand& command) {
           failed_to_fetch(serial, bytes.status());
           return;
         }
-        fetched_ = Fetched{
+        fetched_ = FetchedState{
             .is_sum = false,
             .commit = {},
             .state = state,
@@ -90,12 +90,12 @@ void RankAgent::fetched_sum(std::uint64_t serial, FetchedSum sum) {
                 " bytes, found ", sum.bytes.size())));
     return;
   }
-  fetched_ = Fetched{
+  fetched_ = FetchedState{
       .is_sum = true,
       .commit = sum.commit,
       .state = sum.commit.result,
       .bytes = std::make_shared<const std::string>(std::move(sum.bytes))};
-  worker_.post([this, serial, commit = sum.commit, bytes = fetched_->bytes] {
+  digests_thread_.post([this, serial, commit = sum.commit, bytes = fetched_->bytes] {
     FetchedEvent event;
     event.serial = serial;
     event.commit = commit;

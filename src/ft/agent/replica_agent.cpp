@@ -14,19 +14,19 @@ namespace sherd::ft {
 namespace {
 
 // Of a rank, as text: "host reduce fetch control".
-struct RankText {
+struct RankEndpoints {
   RankAddress address;
   std::uint16_t control_port = 0;
 };
 
-std::string text_of(const RankText& rank) {
+std::string text_of(const RankEndpoints& rank) {
   return str(
       rank.address.host, ' ', rank.address.reduce_port, ' ',
       rank.address.fetch_port, ' ', rank.control_port);
 }
 
-RankText rank_text_of(const std::string& text) {
-  RankText rank;
+RankEndpoints rank_text_of(const std::string& text) {
+  RankEndpoints rank;
   std::istringstream in(text);
   in >> rank.address.host >> rank.address.reduce_port >>
       rank.address.fetch_port >> rank.control_port;
@@ -40,7 +40,7 @@ RankText rank_text_of(const std::string& text) {
 struct ReplicaAgent::Impl {
   explicit Impl(ReplicaAgentOptions given)
       : options(std::move(given)),
-        rank(loop, options.rank, [this](const AgentEvent& event) {
+        rank(loop, options.rank, [this](const RankEvent& event) {
           tell(event);
         }) {
     if (leads()) {
@@ -84,7 +84,7 @@ struct ReplicaAgent::Impl {
 
   // ---- the others: they go to rank 0 ----
 
-  void dial(const RankText& first) {
+  void dial(const RankEndpoints& first) {
     net::ConnectorOptions dialling;
     dialling.security = options.rank.security;
     dialled = std::make_unique<net::Connector>(
@@ -99,7 +99,7 @@ struct ReplicaAgent::Impl {
               {[this](const net::Frame& frame) { leader_says(frame); },
                [this](const Status& reason) { lost_leader(reason); }});
           to_leader->send(
-              type_of(AgentFrame::kHello),
+              type_of(RankFrame::kHello),
               str(options.rank.shard_rank, ' ', options.rank.incarnation));
         });
     deadline = loop.after(options.siblings_timeout, [this] {
@@ -111,12 +111,12 @@ struct ReplicaAgent::Impl {
   }
 
   void leader_says(const net::Frame& frame) {
-    if (frame.type == type_of(AgentFrame::kHello)) {
+    if (frame.type == type_of(RankFrame::kHello)) {
       deadline.cancel();
       return;
     }
     const auto command = command_of(frame.payload);
-    if (frame.type != type_of(AgentFrame::kCommand) || !command.ok()) {
+    if (frame.type != type_of(RankFrame::kCommand) || !command.ok()) {
       to_leader->close(
           Status(ErrorCode::kPeerMismatch, "[ft] expected a command"));
       return;
@@ -131,18 +131,18 @@ struct ReplicaAgent::Impl {
 
   // ---- both ----
 
-  void tell(const AgentEvent& event) {
+  void tell(const RankEvent& event) {
     if (leader) {
       leader->tell(event);
     } else if (to_leader) {
-      to_leader->send(type_of(AgentFrame::kEvent), bytes_of(event));
+      to_leader->send(type_of(RankFrame::kEvent), bytes_of(event));
     }
   }
 
-  void beat() {
+  void send_heartbeat() {
     tell(ProgressEvent{rank.progress()});
     constexpr Duration kEvery = std::chrono::milliseconds(100);
-    beats = loop.after(kEvery, [this] { beat(); });
+    beats = loop.after(kEvery, [this] { send_heartbeat(); });
   }
 
   void run() {
@@ -171,7 +171,7 @@ ReplicaAgent::ReplicaAgent(ReplicaAgentOptions options)
 ReplicaAgent::~ReplicaAgent() = default;
 
 std::string ReplicaAgent::address() const {
-  RankText mine{impl_->rank.address(), 0};
+  RankEndpoints mine{impl_->rank.address(), 0};
   if (impl_->leader) {
     mine.control_port = impl_->leader->port();
   }
@@ -192,11 +192,11 @@ void ReplicaAgent::start(const std::vector<std::string>& addresses) {
   } else {
     impl_->dial(rank_text_of(addresses.front()));
   }
-  impl_->beat();
+  impl_->send_heartbeat();
   impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });
 }
 
-std::optional<ComputeCommand> ReplicaAgent::next(const RankProgram& program) {
+std::optional<ComputeCommand> ReplicaAgent::next(const TrainingCallbacks& program) {
   return impl_->rank.next(program);
 }
 
@@ -211,18 +211,18 @@ void ReplicaAgent::give(const ComputeCommand& task, int bucket) {
 }
 
 bool ReplicaAgent::finish(
-    const ComputeCommand& task, const RankProgram& program) {
+    const ComputeCommand& task, const TrainingCallbacks& program) {
   return impl_->rank.finish(task, program);
 }
 
 bool ReplicaAgent::refuse(
     const ComputeCommand& task,
     const GradientFault& fault,
-    const RankProgram& program) {
+    const TrainingCallbacks& program) {
   return impl_->rank.refuse(task, fault, program);
 }
 
-void ReplicaAgent::end(const RankProgram& program) { impl_->rank.end(program); }
+void ReplicaAgent::end(const TrainingCallbacks& program) { impl_->rank.end(program); }
 
 void ReplicaAgent::leave() {
   impl_->loop.post([this] { impl_->tell(LeaveEvent{}); });

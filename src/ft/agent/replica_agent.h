@@ -45,16 +45,16 @@ class ReplicaAgent {
 
   // ---- when it has started ----
 
-  std::optional<ComputeCommand> next(const RankProgram& program);
+  std::optional<ComputeCommand> next(const TrainingCallbacks& program);
   float* gradients();
   std::span<const float> gradients(int bucket) const;
   void give(const ComputeCommand& task, int bucket);
-  bool finish(const ComputeCommand& task, const RankProgram& program);
+  bool finish(const ComputeCommand& task, const TrainingCallbacks& program);
   bool refuse(
       const ComputeCommand& task,
       const GradientFault& fault,
-      const RankProgram& program);
-  void end(const RankProgram& program);
+      const TrainingCallbacks& program);
+  void end(const TrainingCallbacks& program);
   // The replica leaves after the step it is in: next() will say so.
   void leave();
 

@@ -12,7 +12,7 @@
 #include <thread>
 #include <gmock/gmock.h>
 #include "base/hash.h"
-#include "ft/coordinator/service.h"
+#include "ft/coordinator/coordinator_server.h"
 #include "support/scratch_folder.h"
 
 namespace sherd::ft {
@@ -25,14 +25,14 @@ constexpr std::int64_t kSamples = 8;
 class Coordination {
  public:
   explicit Coordination(int replicas, int replicas_min = 1) {
-    ServiceOptions options;
+    CoordinatorServerOptions options;
     options.address = {"127.0.0.1", 0};
     options.log = folder_.path() + "/coordinator.db";
     options.coordinator.run = 77;
     options.coordinator.replicas_start = replicas;
     options.coordinator.replicas_min = replicas_min;
     options.coordinator.samples_per_replica = kSamples;
-    service_ = Service::start(loop_, options, [](const Status&) {}).value();
+    service_ = CoordinatorServer::start(loop_, options, [](const Status&) {}).value();
     thread_ = std::jthread([this] { loop_.run(); });
   }
   ~Coordination() {
@@ -46,7 +46,7 @@ class Coordination {
  private:
   const sherd::testing::ScratchFolder folder_;
   net::Loop loop_;
-  std::unique_ptr<Service> service_;
+  std::unique_ptr<CoordinatorServer> service_;
   std::jthread thread_;
 };
 
@@ -74,7 +74,7 @@ class ToyModel {
       to[i] = count > 0 ? sum / static_cast<float>(count) : 0;
     }
   }
-  RankProgram program() {
+  TrainingCallbacks program() {
     return {
         .snapshot =
             [this] {

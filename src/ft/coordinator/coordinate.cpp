@@ -17,7 +17,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "ft/coordinator/service.h"
+#include "ft/coordinator/coordinator_server.h"
 #include "ft/coordinator/status_server.h"
 #include "net/loop.h"
 #include "net/security.h"
@@ -26,16 +26,16 @@ namespace sherd::ft {
 namespace {
 
 // How soon a signal is noticed and the status page is new.
-constexpr Duration kLook = std::chrono::milliseconds(100);
+constexpr Duration kPollInterval = std::chrono::milliseconds(100);
 // Orders tell each replica the addresses of all.
 constexpr std::size_t kOrderBytesMax = std::size_t{64} << 20U;
 
 // Signals that end it in order wait to be taken, here and in threads that are
 // started meanwhile. Whoever read its messages may be gone (SIGPIPE): no reason
 // to end.
-class HeldSignals {
+class BlockedSignals {
  public:
-  HeldSignals() {
+  BlockedSignals() {
     ::sigemptyset(&held_);
     ::sigaddset(&held_, SIGINT);
     ::sigaddset(&held_, SIGTERM);
@@ -44,12 +44,12 @@ class HeldSignals {
     ignore.sa_handler = SIG_IGN;
     ::sigaction(SIGPIPE, &ignore, &pipe_before_);
   }
-  ~HeldSignals() {
+  ~BlockedSignals() {
     ::sigaction(SIGPIPE, &pipe_before_, nullptr);
     ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
-  HeldSignals(const HeldSignals&) = delete;
-  HeldSignals& operator=(const HeldSignals&) = delete;
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
 
   // One that has come; 0: none.
   int take() const {
@@ -114,8 +114,8 @@ std::uint64_t random_run() {
   return std::max(run, std::uint64_t{1});
 }
 
-ServiceOptions service_options(const CoordinateOptions& options) {
-  ServiceOptions service;
+CoordinatorServerOptions service_options(const CoordinateOptions& options) {
+  CoordinatorServerOptions service;
   service.address = net::parse_host_address(options.bind);
   service.listen.security = net::security_of(
       options.secret_file,
@@ -136,9 +136,9 @@ ServiceOptions service_options(const CoordinateOptions& options) {
   service.coordinator.settle = options.settle;
   service.coordinator.join_timeout = options.join_timeout;
   service.coordinator.hold_time = options.hold_time;
-  service.watch.dead_after = options.dead_after;
-  service.watch.hard_floor = options.hang_after;
-  service.watch.first_floor = options.first_hang_after;
+  service.detector.dead_after = options.dead_after;
+  service.detector.hard_floor = options.hang_after;
+  service.detector.first_floor = options.first_hang_after;
   return service;
 }
 
@@ -155,23 +155,23 @@ Status write_ready_file(const std::string& path, const std::string& text) {
   return {};
 }
 
-class Coordinating {
+class CoordinatorMain {
  public:
-  explicit Coordinating(const CoordinateOptions& options) : options_(options) {}
+  explicit CoordinatorMain(const CoordinateOptions& options) : options_(options) {}
 
   // From the beginning to the end.
   Status run() {
     if (auto status = start(); !status.ok()) {
       return status;
     }
-    look();
+    poll();
     loop_.run();
     return end_;
   }
 
  private:
   Status start() {
-    const ServiceOptions service = service_options(options_);
+    const CoordinatorServerOptions service = service_options(options_);
     const auto folder = std::filesystem::absolute(options_.log).parent_path();
     std::error_code ignored;  // Opening the log names the cause.
     std::filesystem::create_directories(folder, ignored);
@@ -183,7 +183,7 @@ class Coordinating {
       page_ = std::move(page).value();
       log_info(str("[ft] status at http://", page_->address(), "/"));
     }
-    auto started = Service::start(loop_, service, [this](const Status& why) {
+    auto started = CoordinatorServer::start(loop_, service, [this](const Status& why) {
       end_ = why;
       loop_.stop();
     });
@@ -202,7 +202,7 @@ class Coordinating {
         address + "\n" + (page_ ? page_->address() + "\n" : ""));
   }
 
-  void look() {
+  void poll() {
     if (const int signal = signals_.take(); signal != 0) {
       log_info(str("[ft] coordinator ends: ", ::strsignal(signal)));
       loop_.stop();
@@ -211,14 +211,14 @@ class Coordinating {
     if (page_) {
       page_->show(service_->status());
     }
-    timer_ = loop_.after(kLook, [this] { look(); });
+    timer_ = loop_.after(kPollInterval, [this] { poll(); });
   }
 
   const CoordinateOptions& options_;
-  const HeldSignals signals_;
+  const BlockedSignals signals_;
   net::Loop loop_;
   std::unique_ptr<StatusServer> page_;
-  std::unique_ptr<Service> service_;
+  std::unique_ptr<CoordinatorServer> service_;
   net::Timer timer_;
   Status end_;
 };
@@ -228,7 +228,7 @@ class Coordinating {
 int coordinate(const CoordinateOptions& options) {
   check(options);
   allow_many_connections();
-  const Status end = Coordinating(options).run();
+  const Status end = CoordinatorMain(options).run();
   if (!end.ok()) {
     log_error(end.message());
   }

@@ -42,7 +42,7 @@ FakeReplica::FakeReplica(net::Loop& loop, const FakeReplicaOptions& options)
                 ++connected_;
                 send(machine_.report());
               },
-          .on_frame = [this](const net::Frame& frame) { heard(frame); },
+          .on_frame = [this](const net::Frame& frame) { received(frame); },
           .on_lost = [](const Status&) {},
           .on_failed = [](const Status&) {}});
   beat();
@@ -61,14 +61,14 @@ void FakeReplica::send(Report report) {
   }
 }
 
-void FakeReplica::heard(const net::Frame& frame) {
-  const Order order = order_of(frame.payload).value();
-  for (const auto& commit : order.recent) {
+void FakeReplica::received(const net::Frame& frame) {
+  const RunView view = run_view_of(frame.payload).value();
+  for (const auto& commit : view.recent) {
     if (commits_.empty() || commit.attempt > commits_.back().attempt) {
       commits_.push_back(commit);
     }
   }
-  carry_out(machine_.heard(order));
+  carry_out(machine_.received(view));
 }
 
 void FakeReplica::later(Duration delay, std::function<void()> work) {

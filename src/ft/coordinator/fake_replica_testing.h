@@ -60,13 +60,13 @@ class FakeReplica {
   void later(Duration delay, std::function<void()> work);
   void send(Report report);
   void beat();
-  void heard(const net::Frame& frame);
+  void received(const net::Frame& frame);
 
   net::Loop& loop_;
   const FakeReplicaOptions options_;
   Replica machine_;
   StateId fetched_;
-  Progress progress_;
+  TrainingProgress progress_;
   bool silent_ = false;
   bool hangs_ = false;
   std::optional<Activity> hangs_in_;

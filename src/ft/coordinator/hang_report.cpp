@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kNamedMax = 8;
 constexpr std::size_t kUnitCharsMax = 120;
 
-std::string place_text(const Progress& progress) {
+std::string place_text(const TrainingProgress& progress) {
   const auto& place = progress.place;
   if (!place || place->slices == 0) {
     return {};
@@ -26,18 +26,18 @@ std::string place_text(const Progress& progress) {
 }
 
 // "its bytes", "the bytes of replica 0".
-std::string wanted(const Progress& progress, std::optional<ReplicaId> culprit) {
+std::string wanted(const TrainingProgress& progress, std::optional<ReplicaId> culprit) {
   const char* what = progress.to_read ? "reading" : "bytes";
   return progress.waits_for == culprit
       ? str("its ", what)
       : str("the ", what, " of replica ", *progress.waits_for);
 }
 
-std::string does(const RankView& rank, std::optional<ReplicaId> culprit) {
+std::string does(const RankActivity& rank, std::optional<ReplicaId> culprit) {
   const auto& progress = rank.progress;
-  if (progress.quiet_beats >= kQuietBeats) {
+  if (progress.missed_heartbeats >= kSilentAfterHeartbeats) {
     return str(
-        "has an agent that has said nothing for ", tenths(quiet_of(progress)),
+        "has an agent that has said nothing for ", tenths(silence_of(progress)),
         ", it was ", text_of(progress.activity), " before");
   }
   if (progress.waits_for) {
@@ -50,11 +50,11 @@ std::string does(const RankView& rank, std::optional<ReplicaId> culprit) {
 
 // What can be told of one that waits.
 std::vector<std::string> waits_of(
-    const ReplicaView& one, ReplicaId culprit, bool directly) {
+    const ReplicaActivity& one, ReplicaId culprit, bool directly) {
   std::vector<std::string> said;
   for (std::size_t rank = 0; rank < one.ranks.size(); ++rank) {
     const auto& progress = one.ranks[rank].progress;
-    if (progress.waits_for && progress.quiet_beats < kQuietBeats &&
+    if (progress.waits_for && progress.missed_heartbeats < kSilentAfterHeartbeats &&
         (progress.waits_for == culprit) == directly) {
       said.push_back(
           str("replica ", one.replica, " rank ", rank, " ",
@@ -71,7 +71,7 @@ std::vector<std::string> waits_of(
   return said;
 }
 
-std::string text_of_culprit(const ReplicaView& culprit) {
+std::string text_of_culprit(const ReplicaActivity& culprit) {
   const auto behind = ranks_behind(culprit);
   if (behind.empty()) {
     return {};
@@ -89,7 +89,7 @@ std::string text_of_culprit(const ReplicaView& culprit) {
 
 // Frames of this rank that `from` has sent and `to` has not got.
 std::uint64_t missing(
-    const ReplicaView& from, const ReplicaView& to, std::size_t rank) {
+    const ReplicaActivity& from, const ReplicaActivity& to, std::size_t rank) {
   if (rank >= to.ranks.size() || !to.ranks[rank].progress.place) {
     return 0;
   }
@@ -127,7 +127,7 @@ std::string tenths(Duration duration) {
   return str(tenths / 10, ".", tenths % 10, " s");
 }
 
-std::string text_of(const RankView& rank) { return does(rank, std::nullopt); }
+std::string text_of(const RankActivity& rank) { return does(rank, std::nullopt); }
 
 std::string text_of(const DeadLink& link) {
   return str(
@@ -137,12 +137,12 @@ std::string text_of(const DeadLink& link) {
       " not come");
 }
 
-std::vector<std::size_t> ranks_behind(const ReplicaView& replica) {
+std::vector<std::size_t> ranks_behind(const ReplicaActivity& replica) {
   const auto& ranks = replica.ranks;
   std::vector<std::size_t> behind;
   // An agent that says nothing is behind whatever it said last.
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (ranks[rank].progress.quiet_beats >= kQuietBeats) {
+    if (ranks[rank].progress.missed_heartbeats >= kSilentAfterHeartbeats) {
       behind.push_back(rank);
     }
   }
@@ -162,7 +162,7 @@ std::vector<std::size_t> ranks_behind(const ReplicaView& replica) {
 }
 
 std::string hang_report(
-    const ReplicaView& culprit, const std::vector<ReplicaView>& others) {
+    const ReplicaActivity& culprit, const std::vector<ReplicaActivity>& others) {
   std::vector<std::string> all;
   if (auto its = text_of_culprit(culprit); !its.empty()) {
     all.push_back(std::move(its));
@@ -190,8 +190,8 @@ std::string hang_report(
   return report;
 }
 
-std::optional<DeadLink> dead_link(const std::vector<ReplicaView>& replicas) {
-  std::map<ReplicaId, const ReplicaView*> by_name;
+std::optional<DeadLink> dead_link(const std::vector<ReplicaActivity>& replicas) {
+  std::map<ReplicaId, const ReplicaActivity*> by_name;
   for (const auto& one : replicas) {
     by_name[one.replica] = &one;
   }

@@ -15,38 +15,38 @@
 
 namespace sherd::ft {
 
-struct RankView {
-  Progress progress;
+struct RankActivity {
+  TrainingProgress progress;
   Duration standing{};  // How long its activity and serial have not changed.
 };
 
-struct ReplicaView {
+struct ReplicaActivity {
   ReplicaId replica = 0;
-  std::vector<RankView> ranks;  // None: it says nothing of them.
+  std::vector<RankActivity> ranks;  // None: it says nothing of them.
   // Of the replica as a whole.
   std::optional<ReplicaId> waits_for{};
 };
 
 // A beat or two are late under load.
-inline constexpr std::uint32_t kQuietBeats = 4;
+inline constexpr std::uint32_t kSilentAfterHeartbeats = 4;
 // For how long the agent of the rank has been silent.
-inline Duration quiet_of(const Progress& progress) {
-  return progress.quiet_beats * kBeat;
+inline Duration silence_of(const TrainingProgress& progress) {
+  return progress.missed_heartbeats * kHeartbeatInterval;
 }
 
 // Those of the replica that the others wait for: the ranks that have moved least.
 // All of them where none is behind.
-std::vector<std::size_t> ranks_behind(const ReplicaView& replica);
+std::vector<std::size_t> ranks_behind(const ReplicaActivity& replica);
 
 // "waits for the bytes of replica 0 in bucket 3 (layers.4), 41 of 96 slices done",
 // "has been computing for 6.2 s".
-std::string text_of(const RankView& rank);
+std::string text_of(const RankActivity& rank);
 
 // What the culprit's ranks do and who waits for it, directly or not: "rank 1 has
 // been computing for 6.2 s; replica 0 rank 1 waits for its bytes in bucket 3
 // (layers.4), 41 of 96 slices done". Of many that wait the first few are named.
 std::string hang_report(
-    const ReplicaView& culprit, const std::vector<ReplicaView>& others);
+    const ReplicaActivity& culprit, const std::vector<ReplicaActivity>& others);
 
 // Of a ring that stands still.
 struct DeadLink {
@@ -58,7 +58,7 @@ struct DeadLink {
 // Whoever always reads has got all that was sent to it: where frames are missing,
 // the link or its end is dead. The first one; none: nothing is missing between
 // these.
-std::optional<DeadLink> dead_link(const std::vector<ReplicaView>& replicas);
+std::optional<DeadLink> dead_link(const std::vector<ReplicaActivity>& replicas);
 std::string text_of(const DeadLink& link);
 
 // "computing".

@@ -14,19 +14,19 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-RankView rank(Activity activity, std::uint64_t serial = 0) {
-  RankView view;
+RankActivity rank(Activity activity, std::uint64_t serial = 0) {
+  RankActivity view;
   view.progress.activity = activity;
   view.progress.serial = serial;
   view.standing = milliseconds(6230);
   return view;
 }
 
-RankView waiting_rank(ReplicaId waits_for, bool to_read = false) {
-  RankView view = rank(Activity::kReducing, 7);
+RankActivity waiting_rank(ReplicaId waits_for, bool to_read = false) {
+  RankActivity view = rank(Activity::kReducing, 7);
   view.progress.waits_for = waits_for;
   view.progress.to_read = to_read;
-  view.progress.place = RingPlace{
+  view.progress.place = RingPosition{
       .epoch = {1, 1},
       .bucket = 3,
       .unit = "layers.4",
@@ -36,7 +36,7 @@ RankView waiting_rank(ReplicaId waits_for, bool to_read = false) {
 }
 
 // With a connection from `previous` and one to `next`.
-ReplicaView in_ring(
+ReplicaActivity in_ring(
     ReplicaId replica,
     ReplicaId previous,
     ReplicaId next,
@@ -51,9 +51,9 @@ ReplicaView in_ring(
 }
 
 TEST(HangReport, SaysWhichRankComputesAndWhoWaitsForItInWhichUnit) {
-  const ReplicaView culprit{
+  const ReplicaActivity culprit{
       2, {waiting_rank(1), rank(Activity::kComputing, 6)}};
-  const ReplicaView waits{0, {rank(Activity::kWaiting, 9), waiting_rank(2)}};
+  const ReplicaActivity waits{0, {rank(Activity::kWaiting, 9), waiting_rank(2)}};
   EXPECT_EQ(
       hang_report(culprit, {waits, culprit}),
       "rank 1 has been computing for 6.2 s; replica 0 rank 1 waits for its "
@@ -61,7 +61,7 @@ TEST(HangReport, SaysWhichRankComputesAndWhoWaitsForItInWhichUnit) {
 }
 
 TEST(HangReport, ThoseThatWaitForItComeBeforeThoseThatWaitForThem) {
-  const ReplicaView culprit{2, {rank(Activity::kComputing)}};
+  const ReplicaActivity culprit{2, {rank(Activity::kComputing)}};
   EXPECT_EQ(
       hang_report(culprit, {{1, {waiting_rank(0)}}, {0, {waiting_rank(2)}}}),
       "rank 0 has been computing for 6.2 s; replica 0 rank 0 waits for its "
@@ -82,8 +82,8 @@ TEST(HangReport, ReadingIsNotBytesAndABucketNeedsNoName) {
 TEST(HangReport, AnAgentThatSaysNothingIsBehindWhateverItSaidLast) {
   auto stopped = waiting_rank(0);
   stopped.progress.serial = 100;
-  stopped.progress.quiet_beats = 21;
-  const ReplicaView culprit{1, {rank(Activity::kWaiting, 5), stopped}};
+  stopped.progress.missed_heartbeats = 21;
+  const ReplicaActivity culprit{1, {rank(Activity::kWaiting, 5), stopped}};
   EXPECT_THAT(ranks_behind(culprit), ElementsAre(1U));
   EXPECT_THAT(
       hang_report(culprit, {}),
@@ -91,7 +91,7 @@ TEST(HangReport, AnAgentThatSaysNothingIsBehindWhateverItSaidLast) {
 }
 
 TEST(HangReport, RanksThatAreAsFarAsEachOtherAreAllNamedInOne) {
-  const ReplicaView culprit{
+  const ReplicaActivity culprit{
       1, {rank(Activity::kComputing), rank(Activity::kComputing)}};
   EXPECT_THAT(ranks_behind(culprit), ElementsAre(0U, 1U));
   EXPECT_THAT(
@@ -99,14 +99,14 @@ TEST(HangReport, RanksThatAreAsFarAsEachOtherAreAllNamedInOne) {
 }
 
 TEST(HangReport, OfReplicasWithoutRanksSaysWhatItCan) {
-  ReplicaView waits{0, {}};
+  ReplicaActivity waits{0, {}};
   waits.waits_for = 1;
   EXPECT_EQ(hang_report({1, {}}, {waits}), "replica 0 waits for it");
   EXPECT_THAT(hang_report({1, {}}, {}), IsEmpty());
 }
 
 TEST(HangReport, NamesTheFirstOfManyThatWait) {
-  std::vector<ReplicaView> others;
+  std::vector<ReplicaActivity> others;
   for (ReplicaId replica = 1; replica < 101; ++replica) {
     others.push_back({replica, {waiting_rank(replica - 1)}});
   }

@@ -70,7 +70,7 @@ std::string label_escaped(const std::string& text) {
   return escaped;
 }
 
-class Metrics {
+class PrometheusText {
  public:
   template <typename Value>
   void add(
@@ -133,7 +133,7 @@ std::string json_of(const RunStatus& status) {
 }
 
 std::string prometheus_of(const RunStatus& status) {
-  Metrics metrics;
+  PrometheusText metrics;
   metrics.add("up_seconds", "gauge", "Age of the coordinator", status.up_s);
   metrics.add(
       "deciding", "gauge", "0: the log cannot be written",

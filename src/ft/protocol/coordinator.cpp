@@ -22,17 +22,17 @@ Coordinator::Coordinator(
     const CoordinatorOptions& options,
     History history,
     Instant now,
-    Decisions& decisions)
+    CoordinatorDecisions& decisions)
     : options_(options),
       history_(std::move(history)),
       number_(history_.epoch.number),
       config_(history_.config),
-      why_("the coordinator has started"),
+      epoch_ended_because_("the coordinator has started"),
       form_at_(now + options.settle),
       start_at_(now + options.start_timeout),
       reconnect_until_(now + options.reconnect_timeout) {
   const auto run = history_.run == 0 ? options.run : history_.run;
-  write(TermRecord{history_.term + 1, run}, why_, decisions);
+  write(TermRecord{history_.term + 1, run}, epoch_ended_because_, decisions);
 }
 
 // ---- what comes in ----
@@ -94,22 +94,22 @@ std::string Coordinator::refusal_of_loaded(const Report& report) const {
 }
 
 bool Coordinator::is_overtaken(const Report& report) const {
-  const auto known = known_.find(report.replica);
-  return known != known_.end() &&
+  const auto known = replicas_.find(report.replica);
+  return known != replicas_.end() &&
       known->second.report.incarnation == report.incarnation &&
       report.serial < known->second.report.serial;
 }
 
-Decisions Coordinator::heard(const Report& report, Instant now) {
-  Decisions decisions;
+CoordinatorDecisions Coordinator::received(const Report& report, Instant now) {
+  CoordinatorDecisions decisions;
   if (is_overtaken(report)) {
     return decisions;
   }
   const auto replica = report.replica;
   if (const auto reason = refusal(report); !reason.empty()) {
-    Order fence = order();
+    RunView fence = view();
     fence.fenced = reason;
-    decisions.push_back({Tell{replica, report.incarnation, fence}, reason});
+    decisions.push_back({SendView{replica, report.incarnation, fence}, reason});
     if (history_.past.empty() && report.run != 0) {
       complaint_ = str(
           "the log is empty, but replica ", replica, " is of run ", report.run);
@@ -118,12 +118,12 @@ Decisions Coordinator::heard(const Report& report, Instant now) {
   }
   if (history_.lives[replica].current != report.incarnation) {
     write(
-        LifeRecord{replica, report.incarnation},
+        IncarnationRecord{replica, report.incarnation},
         str("replica ", replica, " has started"), decisions);
-    links_.forget(replica);
+    link_faults_.forget(replica);
   }
   config_ = report.config;
-  auto& known = known_[replica];
+  auto& known = replicas_[replica];
   if (is_member(replica) && known.report.incarnation != report.incarnation &&
       phase_ != Phase::kForming) {
     penalise(replica, now);
@@ -136,7 +136,7 @@ Decisions Coordinator::heard(const Report& report, Instant now) {
       known.report.progress.activity == report.progress.activity;
   known.report = report;
   known.connected = true;
-  if (report.leaving && is_tied(replica)) {
+  if (report.leaving && is_undecided(replica)) {
     known.wrong = report.digest;  // Whoever asked it to trusts it less.
   }
   compare_digests(now, decisions);
@@ -153,7 +153,7 @@ Decisions Coordinator::heard(const Report& report, Instant now) {
   return decisions;
 }
 
-Decisions Coordinator::lost(
+CoordinatorDecisions Coordinator::lost(
     ReplicaId replica,
     Incarnation incarnation,
     const std::string& reason,
@@ -161,9 +161,9 @@ Decisions Coordinator::lost(
   if (!counts(replica, incarnation)) {
     return {};
   }
-  auto& known = known_.at(replica);
+  auto& known = replicas_.at(replica);
   known.connected = false;
-  if (is_tied(replica)) {
+  if (is_undecided(replica)) {
     // The others go on with theirs: should this life come back, it drops its own.
     known.wrong = known.report.digest;
   }
@@ -171,10 +171,10 @@ Decisions Coordinator::lost(
   if (phase_ == Phase::kForming && is_member(replica)) {
     penalise(replica, now);
   }
-  return dropped_out(replica, "was lost: " + reason, now);
+  return remove_from_epoch(replica, "was lost: " + reason, now);
 }
 
-Decisions Coordinator::hangs(
+CoordinatorDecisions Coordinator::hangs(
     ReplicaId replica,
     Incarnation incarnation,
     const std::string& reason,
@@ -182,17 +182,17 @@ Decisions Coordinator::hangs(
   if (!counts(replica, incarnation)) {
     return {};
   }
-  known_.at(replica).hangs = true;
-  return dropped_out(replica, "hangs: " + reason, now);
+  replicas_.at(replica).hangs = true;
+  return remove_from_epoch(replica, "hangs: " + reason, now);
 }
 
-Decisions Coordinator::dropped_out(
+CoordinatorDecisions Coordinator::remove_from_epoch(
     ReplicaId replica, const std::string& how, Instant now) {
-  Decisions decisions;
+  CoordinatorDecisions decisions;
   compare_digests(now, decisions);
   if (is_member(replica) && phase_ != Phase::kForming) {
     penalise(replica, now);
-    why_ = str("replica ", replica, " ", how);
+    epoch_ended_because_ = str("replica ", replica, " ", how);
   }
   advance(now, decisions);
   return decisions;
@@ -200,15 +200,15 @@ Decisions Coordinator::dropped_out(
 
 // The first times it may be chance, or the one that suspects.
 void Coordinator::count_suspicion(const Report& report, Instant now) {
-  constexpr int kChances = 3;
+  constexpr int kTolerated = 3;
   const auto& suspicion = report.suspicion;
-  const auto& before = known_.at(report.replica).report.suspicion;
+  const auto& before = replicas_.at(report.replica).report.suspicion;
   if (!suspicion || suspicion == before ||
-      !known_.contains(suspicion->accused)) {
+      !replicas_.contains(suspicion->accused)) {
     return;
   }
-  if (suspicion->noticed_by && known_.contains(*suspicion->noticed_by)) {
-    links_.suspect(
+  if (suspicion->noticed_by && replicas_.contains(*suspicion->noticed_by)) {
+    link_faults_.suspect(
         suspicion->accused, *suspicion->noticed_by, suspicion->epoch);
   }
   if (suspicion->epoch != history_.epoch) {
@@ -219,18 +219,18 @@ void Coordinator::count_suspicion(const Report& report, Instant now) {
     return;
   }
   suspected.last = suspicion->epoch;
-  if (++suspected.epochs >= kChances) {
+  if (++suspected.epochs >= kTolerated) {
     penalise(suspicion->accused, now);
   }
 }
 
-Decisions Coordinator::tick(Instant now) {
-  Decisions decisions;
+CoordinatorDecisions Coordinator::tick(Instant now) {
+  CoordinatorDecisions decisions;
   advance(now, decisions);
   return decisions;
 }
 
-void Coordinator::advance(Instant now, Decisions& decisions) {
+void Coordinator::advance(Instant now, CoordinatorDecisions& decisions) {
   bool decided = true;
   while (decided) {
     decided = false;
@@ -255,8 +255,8 @@ void Coordinator::advance(Instant now, Decisions& decisions) {
 }
 
 bool Coordinator::counts(ReplicaId replica, Incarnation incarnation) const {
-  const auto found = known_.find(replica);
-  return found != known_.end() && found->second.connected &&
+  const auto found = replicas_.find(replica);
+  return found != replicas_.end() && found->second.connected &&
       found->second.report.incarnation == incarnation;
 }
 
@@ -267,7 +267,7 @@ std::optional<Instant> Coordinator::next_tick(Instant now) const {
       next = next ? std::min(*next, at) : at;
     }
   };
-  for (const auto& [replica, known] : known_) {
+  for (const auto& [replica, known] : replicas_) {
     consider(known.out_until);
   }
   switch (phase_) {
@@ -298,47 +298,47 @@ std::optional<Instant> Coordinator::next_tick(Instant now) const {
 // ---- what goes out ----
 
 void Coordinator::write(
-    Record record, const std::string& reason, Decisions& decisions) {
+    Record record, const std::string& reason, CoordinatorDecisions& decisions) {
   append(history_, record);
   decisions.push_back({AppendRecord{std::move(record)}, reason});
 }
 
-Order Coordinator::order() const {
-  Order order;
-  order.run = history_.run;
-  order.term = history_.term;
-  order.canonical = history_.canonical.value_or(StateId());
-  order.recent = history_.recent(kRecent);
-  order.epoch = history_.epoch;
-  order.planned = planned_;
+RunView Coordinator::view() const {
+  RunView view;
+  view.run = history_.run;
+  view.term = history_.term;
+  view.canonical = history_.canonical.value_or(StateId());
+  view.recent = history_.recent(kRecent);
+  view.epoch = history_.epoch;
+  view.planned = planned_;
   if (phase_ != Phase::kForming) {
-    order.members = history_.members;
-    order.stage = phase_ == Phase::kRunning ? Stage::kRunning : Stage::kJoining;
+    view.members = history_.members;
+    view.stage = phase_ == Phase::kRunning ? EpochStage::kRunning : EpochStage::kJoining;
   }
-  for (const auto& [replica, known] : known_) {
+  for (const auto& [replica, known] : replicas_) {
     const auto& report = known.report;
     if (known.connected && !report.addresses.empty()) {
-      order.peers.push_back(
+      view.peers.push_back(
           {replica, report.incarnation, report.held, report.addresses});
     }
   }
-  return order;
+  return view;
 }
 
 void Coordinator::tell(
-    ReplicaId replica, const std::string& reason, Decisions& decisions) const {
-  const auto& known = known_.at(replica);
+    ReplicaId replica, const std::string& reason, CoordinatorDecisions& decisions) const {
+  const auto& known = replicas_.at(replica);
   if (known.connected && history_.canonical) {
-    auto said = order();
+    auto said = view();
     said.wrong = known.wrong;
     decisions.push_back(
-        {Tell{replica, known.report.incarnation, std::move(said)}, reason});
+        {SendView{replica, known.report.incarnation, std::move(said)}, reason});
   }
 }
 
 void Coordinator::tell_all(
-    const std::string& reason, Decisions& decisions) const {
-  for (const auto& [replica, known] : known_) {
+    const std::string& reason, CoordinatorDecisions& decisions) const {
+  for (const auto& [replica, known] : replicas_) {
     tell(replica, reason, decisions);
   }
 }

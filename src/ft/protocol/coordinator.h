@@ -15,7 +15,7 @@
 #include <vector>
 #include "base/clock.h"
 #include "ft/protocol/history.h"
-#include "ft/protocol/links.h"
+#include "ft/protocol/link_faults.h"
 #include "ft/protocol/messages.h"
 
 namespace sherd::ft {
@@ -59,21 +59,21 @@ struct CoordinatorOptions {
 struct AppendRecord {
   Record record;
 };
-struct Tell {
+struct SendView {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
-  Order order;
+  RunView view;
 };
 // For who watches: what was found out, whoever caused it; the reason says how.
-struct Notice {
+struct DetectedFault {
   std::string counter;  // Of how often: [a-z_]+.
   std::string culprit;
 };
-struct Decision {
-  std::variant<AppendRecord, Tell, Notice> what;
+struct CoordinatorDecision {
+  std::variant<AppendRecord, SendView, DetectedFault> what;
   std::string reason;
 };
-using Decisions = std::vector<Decision>;
+using CoordinatorDecisions = std::vector<CoordinatorDecision>;
 
 class Coordinator {
  public:
@@ -82,20 +82,20 @@ class Coordinator {
       const CoordinatorOptions& options,
       History history,
       Instant now,
-      Decisions& decisions);
+      CoordinatorDecisions& decisions);
 
   // REQUIRES: lives of one replica are heard in the order of their connections;
   // what a former connection still brings is dropped.
-  Decisions heard(const Report& report, Instant now);
+  CoordinatorDecisions received(const Report& report, Instant now);
   // The connection ended, or nothing was heard for too long, or it hangs.
-  Decisions lost(
+  CoordinatorDecisions lost(
       ReplicaId replica,
       Incarnation incarnation,
       const std::string& reason,
       Instant now);
   // It is there and does nothing: it is left out until its progress moves, and
   // still counts as one that holds what it holds.
-  Decisions hangs(
+  CoordinatorDecisions hangs(
       ReplicaId replica,
       Incarnation incarnation,
       const std::string& reason,
@@ -103,7 +103,7 @@ class Coordinator {
   // What one of them has sent the other one under the epoch has not come. Decides
   // nothing by itself: rings to come avoid it when it is so again.
   void link_fails(ReplicaId one, ReplicaId other);
-  Decisions tick(Instant now);
+  CoordinatorDecisions tick(Instant now);
   // When tick() may have something to decide; none: never, by itself. Later than
   // `now`.
   std::optional<Instant> next_tick(Instant now) const;
@@ -116,10 +116,10 @@ class Coordinator {
   Phase phase() const { return phase_; }
   const History& history() const { return history_; }
   // Why the last epoch ended, or the coordinator began.
-  const std::string& why() const { return why_; }
+  const std::string& why() const { return epoch_ended_because_; }
   // Why nothing can be committed until somebody has looked; empty: nothing.
   const std::string& complaint() const {
-    return complaint_.empty() ? tie_ : complaint_;
+    return complaint_.empty() ? undecided_digests_ : complaint_;
   }
   // Whether it takes this life of the replica for one that is there.
   bool counts(ReplicaId replica, Incarnation incarnation) const;
@@ -131,7 +131,7 @@ class Coordinator {
 
  private:
   friend class ModelAccess;  // The model checker's.
-  struct Known {
+  struct ReplicaEntry {
     Report report;
     bool connected = false;
     bool hangs = false;
@@ -143,10 +143,10 @@ class Coordinator {
     Instant out_until{};
     Duration backoff{};
     Instant member_since{};
-    bool operator==(const Known&) const = default;
+    bool operator==(const ReplicaEntry&) const = default;
   };
   // In how many epochs; whoever says so, one death is one.
-  struct Suspected {
+  struct SuspicionCount {
     int epochs = 0;
     Epoch last;
   };
@@ -163,13 +163,13 @@ class Coordinator {
   std::string refusal_of_loaded(const Report& report) const;
   bool is_foreign(const StateId& state) const;
   bool is_member(ReplicaId replica) const;
-  bool is_out(const Known& known, Instant now) const;
-  bool can_train(const Known& known, const StateId& base, Instant now) const;
-  std::optional<std::int64_t> lag(const Known& known) const;
-  bool can_join(const Known& known, Instant now) const;
+  bool is_out(const ReplicaEntry& known, Instant now) const;
+  bool can_train(const ReplicaEntry& known, const StateId& base, Instant now) const;
+  std::optional<std::int64_t> lag(const ReplicaEntry& known) const;
+  bool can_join(const ReplicaEntry& known, Instant now) const;
   bool has_bad_gradients(const Member& member) const;
-  bool holds_canonical(const Known& known) const;
-  bool will_hold_canonical(ReplicaId replica, const Known& known) const;
+  bool holds_canonical(const ReplicaEntry& known) const;
+  bool will_hold_canonical(ReplicaId replica, const ReplicaEntry& known) const;
   bool somebody_holds() const;
   bool somebody_will_hold() const;
   bool waits_for_members(Instant now) const;
@@ -185,79 +185,79 @@ class Coordinator {
   bool plan_is_ready(Instant now) const;
 
   // Rules, until none has anything to decide.
-  void advance(Instant now, Decisions& decisions);
-  bool form(Instant now, Decisions& decisions);
-  bool roll_back(Instant now, Decisions& decisions);
-  bool start(Instant now, Decisions& decisions);
-  bool commit(Instant now, Decisions& decisions);
-  bool plan(Instant now, Decisions& decisions);
+  void advance(Instant now, CoordinatorDecisions& decisions);
+  bool form(Instant now, CoordinatorDecisions& decisions);
+  bool roll_back(Instant now, CoordinatorDecisions& decisions);
+  bool start(Instant now, CoordinatorDecisions& decisions);
+  bool commit(Instant now, CoordinatorDecisions& decisions);
+  bool plan(Instant now, CoordinatorDecisions& decisions);
 
   // What they do.
-  void salvage(const std::string& reason, Instant now, Decisions& decisions);
+  void salvage(const std::string& reason, Instant now, CoordinatorDecisions& decisions);
   void commit_step(
       std::uint64_t gradients,
       const std::string& reason,
       Instant now,
-      Decisions& decisions);
+      CoordinatorDecisions& decisions);
   std::vector<Member> members_of_plan(const SampleSet& consumed, Instant now);
   void begin_epoch(
       const Epoch& epoch,
       const StateId& base,
       std::vector<Member> members,
       const std::string& reason,
-      Decisions& decisions);
+      CoordinatorDecisions& decisions);
   void close_epoch(
       const std::string& reason,
       Instant now,
       Duration settle,
-      Decisions& decisions);
-  Decisions dropped_out(ReplicaId replica, const std::string& how, Instant now);
+      CoordinatorDecisions& decisions);
+  CoordinatorDecisions remove_from_epoch(ReplicaId replica, const std::string& how, Instant now);
   void penalise(ReplicaId replica, Instant now);
   void count_suspicion(const Report& report, Instant now);
-  std::vector<ReplicaId> late_ones(
+  std::vector<ReplicaId> unjoined_members(
       const std::vector<Member>& members, const Epoch& epoch) const;
   bool suspect_link(
       const std::vector<Member>& ring,
       const std::vector<ReplicaId>& late,
       const Epoch& epoch);
-  bool drop_plan(Instant now, Decisions& decisions);
+  bool drop_plan(Instant now, CoordinatorDecisions& decisions);
   void count_bad_gradients(
-      const Report& report, Instant now, Decisions& decisions);
-  bool is_tied(ReplicaId replica) const;
-  void compare_digests(Instant now, Decisions& decisions);
-  void blame_for_sum(const Votes& votes, Instant now, Decisions& decisions);
-  void complain(const std::string& why, Decisions& decisions);
-  void end_run(Decisions& decisions);
-  void give_samples(std::vector<Member>& members, const SampleSet& taken) const;
+      const Report& report, Instant now, CoordinatorDecisions& decisions);
+  bool is_undecided(ReplicaId replica) const;
+  void compare_digests(Instant now, CoordinatorDecisions& decisions);
+  void blame_for_sum(const Votes& votes, Instant now, CoordinatorDecisions& decisions);
+  void stop_run(const std::string& why, CoordinatorDecisions& decisions);
+  void end_run(CoordinatorDecisions& decisions);
+  void assign_samples(std::vector<Member>& members, const SampleSet& taken) const;
   SampleRange trained_before(const StateId& base) const;
   Epoch next_epoch();
-  void write(Record record, const std::string& reason, Decisions& decisions);
-  Order order() const;
+  void write(Record record, const std::string& reason, CoordinatorDecisions& decisions);
+  RunView view() const;
   void tell(
-      ReplicaId replica, const std::string& reason, Decisions& decisions) const;
-  void tell_all(const std::string& reason, Decisions& decisions) const;
+      ReplicaId replica, const std::string& reason, CoordinatorDecisions& decisions) const;
+  void tell_all(const std::string& reason, CoordinatorDecisions& decisions) const;
 
   CoordinatorOptions options_;
   History history_;
   Phase phase_ = Phase::kForming;
-  std::map<ReplicaId, Known> known_;
+  std::map<ReplicaId, ReplicaEntry> replicas_;
   std::optional<PlannedEpoch> planned_;
   std::uint64_t number_ = 0;  // Of epochs, the last that was given out.
   std::uint64_t config_ = 0;  // That replicas must have.
-  std::string why_;
+  std::string epoch_ended_because_;
   std::string complaint_;
-  std::string tie_;  // Why nobody knows whose bits are right; empty: they are.
-  std::vector<ReplicaId> tied_;  // Between whom.
-  Links links_;
+  std::string undecided_digests_;  // Why nobody knows whose bits are right; empty: they are.
+  std::vector<ReplicaId> undecided_replicas_;  // Between whom.
+  LinkFaults link_faults_;
   Instant form_at_{};          // Not before.
   Instant start_at_{};         // With fewer than replicas_start.
   Instant reconnect_until_{};  // Members of the last epoch may be late.
   Instant join_until_{};       // While joining.
   Instant plan_until_{};       // While planned.
   // Since the last commit.
-  std::map<ReplicaId, Suspected> suspected_;
+  std::map<ReplicaId, SuspicionCount> suspected_;
   int ambiguous_sums_ = 0;  // That differ, and no majority says whose is wrong.
-  int barren_ = 0;          // All gradients of a step were bad.
+  int steps_without_gradients_ = 0;          // All gradients of a step were bad.
   std::optional<StateId> finished_;       // A replica's program ended with it.
   std::optional<Instant> too_few_since_;  // To form an epoch.
   std::optional<Instant> first_vote_;     // Of the attempt under way.

@@ -17,7 +17,7 @@ constexpr std::int64_t kJoinLag = 4;
 }  // namespace
 
 // Into a running epoch's next one.
-bool Coordinator::can_join(const Known& known, Instant now) const {
+bool Coordinator::can_join(const ReplicaEntry& known, Instant now) const {
   return !is_out(known, now) && !known.report.leaving && lag(known) &&
       *lag(known) <= kJoinLag;
 }
@@ -27,7 +27,7 @@ std::string Coordinator::plan_broken() const {
     if (!counts(member.replica, member.incarnation)) {
       return str(name_of(member.replica), " was lost before it could join");
     }
-    const auto& report = known_.at(member.replica).report;
+    const auto& report = replicas_.at(member.replica).report;
     if (report.leaving) {
       return str(name_of(member.replica), " leaves");
     }
@@ -45,11 +45,11 @@ std::string Coordinator::plan_broken() const {
 bool Coordinator::plan_is_ready(Instant now) const {
   const std::int64_t lag_max = now < plan_until_ ? 0 : kJoinLag;
   return planned_ && plan_broken().empty() &&
-      late_ones(planned_->members, planned_->epoch).empty() &&
+      unjoined_members(planned_->members, planned_->epoch).empty() &&
       std::all_of(
              planned_->members.begin(), planned_->members.end(),
              [&](const Member& member) {
-               const auto lags = lag(known_.at(member.replica));
+               const auto lags = lag(replicas_.at(member.replica));
                return is_member(member.replica) || (lags && *lags <= lag_max);
              });
 }
@@ -62,10 +62,10 @@ std::vector<Member> Coordinator::members_of_plan(
     if (is_member(member.replica)) {
       trained.push_back(member);
     } else {
-      known_.at(member.replica).member_since = now;
+      replicas_.at(member.replica).member_since = now;
     }
   }
-  give_samples(trained, consumed);
+  assign_samples(trained, consumed);
   // In the order in which they are connected.
   std::vector<Member> members;
   auto next = trained.begin();
@@ -75,15 +75,15 @@ std::vector<Member> Coordinator::members_of_plan(
   return members;
 }
 
-bool Coordinator::drop_plan(Instant now, Decisions& decisions) {
+bool Coordinator::drop_plan(Instant now, CoordinatorDecisions& decisions) {
   auto reason = plan_broken();
   const bool late = now >= plan_until_;
-  const auto missing = late_ones(planned_->members, planned_->epoch);
+  const auto missing = unjoined_members(planned_->members, planned_->epoch);
   if (reason.empty() && late && !missing.empty()) {
     reason = str(text_of(planned_->epoch), " was not joined by all");
   }
   for (const auto& member : planned_->members) {
-    const auto& known = known_.at(member.replica);
+    const auto& known = replicas_.at(member.replica);
     if (reason.empty() && late && !is_member(member.replica) &&
         !can_join(known, now)) {
       reason = str(name_of(member.replica), " cannot keep up");
@@ -97,7 +97,7 @@ bool Coordinator::drop_plan(Instant now, Decisions& decisions) {
   for (const auto& member : planned_->members) {
     if (!is_member(member.replica) && !link_is_to_blame) {
       penalise(member.replica, now);
-      auto& until = known_.at(member.replica).out_until;
+      auto& until = replicas_.at(member.replica).out_until;
       until = std::max(until, now + options_.backoff);
     }
   }
@@ -106,12 +106,12 @@ bool Coordinator::drop_plan(Instant now, Decisions& decisions) {
   return true;
 }
 
-bool Coordinator::plan(Instant now, Decisions& decisions) {
+bool Coordinator::plan(Instant now, CoordinatorDecisions& decisions) {
   // With the step that is under way the epoch ends, and whatever was planned.
   if (std::any_of(
           history_.members.begin(), history_.members.end(),
           [&](const Member& one) {
-            return known_.at(one.replica).report.leaving;
+            return replicas_.at(one.replica).report.leaving;
           })) {
     return false;
   }
@@ -122,13 +122,13 @@ bool Coordinator::plan(Instant now, Decisions& decisions) {
   if (std::any_of(
           history_.members.begin(), history_.members.end(),
           [&](const Member& one) {
-            return known_.at(one.replica).report.held != history_.canonical;
+            return replicas_.at(one.replica).report.held != history_.canonical;
           })) {
     return false;
   }
   PlannedEpoch next;
   std::string newcomer;
-  for (const auto& [replica, known] : known_) {
+  for (const auto& [replica, known] : replicas_) {
     if (is_member(replica)) {
       next.members.push_back({replica, known.report.incarnation, {}});
     } else if (can_join(known, now)) {
@@ -140,7 +140,7 @@ bool Coordinator::plan(Instant now, Decisions& decisions) {
     return false;
   }
   next.epoch = next_epoch();
-  next.members = links_.ring_of(std::move(next.members));
+  next.members = link_faults_.ring_of(std::move(next.members));
   planned_ = std::move(next);
   plan_until_ = now + options_.join_timeout;
   tell_all(str(newcomer, " has caught up"), decisions);

@@ -11,11 +11,11 @@ namespace sherd::ft {
 namespace {
 
 // How many times its back-off a replica must have trained to be trusted again.
-constexpr int kSteady = 10;
+constexpr int kTrustAfterBackoffs = 10;
 
 // Rounds of samples of one step of which no gradients are of use, before somebody
 // has to look.
-constexpr int kBarrenMax = 3;
+constexpr int kStepsWithoutGradientsMax = 3;
 
 }  // namespace
 
@@ -31,17 +31,17 @@ bool Coordinator::is_member(ReplicaId replica) const {
       [&](const Member& one) { return one.replica == replica; });
 }
 
-bool Coordinator::is_out(const Known& known, Instant now) const {
+bool Coordinator::is_out(const ReplicaEntry& known, Instant now) const {
   return !known.connected || known.hangs || now < known.out_until;
 }
 
 bool Coordinator::can_train(
-    const Known& known, const StateId& base, Instant now) const {
+    const ReplicaEntry& known, const StateId& base, Instant now) const {
   return !is_out(known, now) && known.report.held == base;
 }
 
 // How many steps it lacks; none: it is not on the way to what is canonical.
-std::optional<std::int64_t> Coordinator::lag(const Known& known) const {
+std::optional<std::int64_t> Coordinator::lag(const ReplicaEntry& known) const {
   const auto& held = known.report.held;
   if (!held || !history_.on_chain(*held)) {
     return std::nullopt;
@@ -50,7 +50,7 @@ std::optional<std::int64_t> Coordinator::lag(const Known& known) const {
 }
 
 // Has it, or can make it from what it reduced.
-bool Coordinator::holds_canonical(const Known& known) const {
+bool Coordinator::holds_canonical(const ReplicaEntry& known) const {
   const auto& vote = known.report.vote;
   const auto& commit = history_.commit();
   return known.connected &&
@@ -60,20 +60,20 @@ bool Coordinator::holds_canonical(const Known& known) const {
 
 // It does not yet, but it can be expected to: it made it, or was there.
 bool Coordinator::will_hold_canonical(
-    ReplicaId replica, const Known& known) const {
+    ReplicaId replica, const ReplicaEntry& known) const {
   const auto& commit = history_.commit();
   return known.connected && commit && known.report.held == commit->base &&
       (holds_canonical(known) || is_member(replica));
 }
 
 bool Coordinator::somebody_holds() const {
-  return std::any_of(known_.begin(), known_.end(), [&](const auto& one) {
+  return std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
     return holds_canonical(one.second);
   });
 }
 
 bool Coordinator::somebody_will_hold() const {
-  return std::any_of(known_.begin(), known_.end(), [&](const auto& one) {
+  return std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
     return will_hold_canonical(one.first, one.second);
   });
 }
@@ -95,7 +95,7 @@ bool Coordinator::waits_for_members(Instant now) const {
 // What training begins with: where it was, if replicas come from a checkpoint.
 std::optional<StateId> Coordinator::newest_held() const {
   std::optional<StateId> newest;
-  for (const auto& [replica, known] : known_) {
+  for (const auto& [replica, known] : replicas_) {
     if (known.connected && known.report.held) {
       newest = std::max(newest.value_or(StateId()), *known.report.held);
     }
@@ -111,7 +111,7 @@ Coordinator::Votes Coordinator::votes() const {
   std::map<std::uint64_t, std::vector<ReplicaId>> sums;
   Votes votes;
   for (const auto& member : history_.members) {
-    const auto& known = known_.at(member.replica);
+    const auto& known = replicas_.at(member.replica);
     const auto& vote = known.report.vote;
     if (counts(member.replica, member.incarnation) && vote &&
         vote->attempt == attempt() && vote->base == history_.canonical) {
@@ -147,12 +147,12 @@ std::string Coordinator::broken() const {
     return complaint();
   }
   for (const auto& member : history_.members) {
-    const auto& known = known_.at(member.replica);
+    const auto& known = replicas_.at(member.replica);
     if (known.report.incarnation != member.incarnation) {
       return str(name_of(member.replica), " has started anew");
     }
     if (!known.connected || known.hangs) {
-      return why_;
+      return epoch_ended_because_;
     }
     const auto& suspicion = known.report.suspicion;
     if (suspicion && suspicion->epoch == history_.epoch) {
@@ -188,7 +188,7 @@ std::vector<Member> Coordinator::next_members(
     const StateId& base, Instant now) const {
   std::vector<Member> former;
   std::vector<Member> all;
-  for (const auto& [replica, known] : known_) {
+  for (const auto& [replica, known] : replicas_) {
     if (!can_train(known, base, now)) {
       continue;
     }
@@ -219,14 +219,14 @@ std::vector<Member> Coordinator::next_members(
 
 // ---- rules ----
 
-bool Coordinator::form(Instant now, Decisions& decisions) {
+bool Coordinator::form(Instant now, CoordinatorDecisions& decisions) {
   const auto base = history_.canonical ? history_.canonical : newest_held();
   if (!base || !complaint().empty() || now < form_at_ ||
       waits_for_members(now)) {
     return false;
   }
   const auto connected = std::count_if(
-      known_.begin(), known_.end(),
+      replicas_.begin(), replicas_.end(),
       [](const auto& one) { return one.second.connected; });
   if (history_.past.empty() && connected < options_.replicas_start &&
       now < start_at_) {
@@ -235,11 +235,11 @@ bool Coordinator::form(Instant now, Decisions& decisions) {
   if (somebody_will_hold() && now < form_at_ + options_.join_timeout) {
     return false;
   }
-  auto members = links_.ring_of(next_members(*base, now));
+  auto members = link_faults_.ring_of(next_members(*base, now));
   if (static_cast<int>(members.size()) < replicas_min()) {
     // Whoever could join them has ended; who lacks the last step gets it first.
     if (finished_ && finished_ == history_.canonical &&
-        std::all_of(known_.begin(), known_.end(), [&](const auto& one) {
+        std::all_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
           return !one.second.connected || one.second.report.held == finished_;
         })) {
       end_run(decisions);
@@ -262,32 +262,32 @@ bool Coordinator::form(Instant now, Decisions& decisions) {
     bool bad = false;
     for (const auto& member : members) {
       taken.add(member.left_out);
-      bad = bad || known_.at(member.replica).report.bad_gradients.has_value();
+      bad = bad || replicas_.at(member.replica).report.bad_gradients.has_value();
     }
-    if (bad && ++barren_ > kBarrenMax) {
-      complain(str("nobody's gradients are of use: ", why_), decisions);
+    if (bad && ++steps_without_gradients_ > kStepsWithoutGradientsMax) {
+      stop_run(str("nobody's gradients are of use: ", epoch_ended_because_), decisions);
       return true;
     }
     if (history_.past.empty()) {
       taken.add(trained_before(*base));
     }
-    give_samples(members, taken);
+    assign_samples(members, taken);
   }
   for (const auto& member : members) {
     if (!is_member(member.replica)) {
-      known_.at(member.replica).member_since = now;
+      replicas_.at(member.replica).member_since = now;
     }
   }
-  begin_epoch(next_epoch(), *base, std::move(members), why_, decisions);
+  begin_epoch(next_epoch(), *base, std::move(members), epoch_ended_because_, decisions);
   phase_ = Phase::kJoining;
   join_until_ = now + options_.join_timeout;
   lost_since_.reset();
-  tell_all(str(text_of(history_.epoch), " begins: ", why_), decisions);
+  tell_all(str(text_of(history_.epoch), " begins: ", epoch_ended_because_), decisions);
   return true;
 }
 
-bool Coordinator::start(Instant now, Decisions& decisions) {
-  const auto late = late_ones(history_.members, history_.epoch);
+bool Coordinator::start(Instant now, CoordinatorDecisions& decisions) {
+  const auto late = unjoined_members(history_.members, history_.epoch);
   if (late.empty()) {
     phase_ = Phase::kRunning;
     tell_all("all have joined", decisions);
@@ -299,8 +299,8 @@ bool Coordinator::start(Instant now, Decisions& decisions) {
   if (!suspect_link(history_.members, late, history_.epoch)) {
     for (const auto replica : late) {
       penalise(replica, now);
-      known_.at(replica).out_until =
-          std::max(known_.at(replica).out_until, now + options_.backoff);
+      replicas_.at(replica).out_until =
+          std::max(replicas_.at(replica).out_until, now + options_.backoff);
     }
   }
   close_epoch(
@@ -309,7 +309,7 @@ bool Coordinator::start(Instant now, Decisions& decisions) {
   return true;
 }
 
-bool Coordinator::commit(Instant now, Decisions& decisions) {
+bool Coordinator::commit(Instant now, CoordinatorDecisions& decisions) {
   const auto votes = this->votes();
   if (votes.count == 0) {
     return false;
@@ -345,10 +345,10 @@ bool Coordinator::commit(Instant now, Decisions& decisions) {
 
 // What is complete somewhere is not lost with the epoch.
 void Coordinator::salvage(
-    const std::string& reason, Instant now, Decisions& decisions) {
+    const std::string& reason, Instant now, CoordinatorDecisions& decisions) {
   const bool wrong = std::any_of(
       history_.members.begin(), history_.members.end(), [&](const auto& one) {
-        return known_.at(one.replica).wrong.has_value();
+        return replicas_.at(one.replica).wrong.has_value();
       });
   if (phase_ != Phase::kRunning || !complaint().empty() || wrong) {
     return;
@@ -370,14 +370,14 @@ Duration Coordinator::hold_time() const {
   const bool all_are_here = std::all_of(
       history_.lives.begin(), history_.lives.end(), [&](const auto& one) {
         return counts(one.first, one.second.current) &&
-            known_.at(one.first).report.progress.activity !=
+            replicas_.at(one.first).report.progress.activity !=
             Activity::kFetching;
       });
   return all_are_here ? std::min(options_.join_timeout, options_.hold_time)
                       : options_.hold_time;
 }
 
-bool Coordinator::roll_back(Instant now, Decisions& decisions) {
+bool Coordinator::roll_back(Instant now, CoordinatorDecisions& decisions) {
   if (!history_.canonical || !complaint().empty() || somebody_holds()) {
     lost_since_.reset();
     return false;
@@ -388,7 +388,7 @@ bool Coordinator::roll_back(Instant now, Decisions& decisions) {
   }
   // Of what anybody holds, the last; sooner what canonical was made from.
   std::optional<StateId> best;
-  for (const auto& [replica, known] : known_) {
+  for (const auto& [replica, known] : replicas_) {
     const auto& held = known.report.held;
     if (known.connected && held && history_.knows(*held)) {
       const auto rank = [&](const StateId& state) {
@@ -405,16 +405,16 @@ bool Coordinator::roll_back(Instant now, Decisions& decisions) {
   if (now < *lost_since_ + hold_time()) {
     return false;
   }
-  why_ =
+  epoch_ended_because_ =
       str("nobody has held ", text_of(*history_.canonical), " for ",
           seconds(hold_time()), " s");
   write(
-      RollbackRecord{next_epoch(), *history_.canonical, *best}, why_,
+      RollbackRecord{next_epoch(), *history_.canonical, *best}, epoch_ended_because_,
       decisions);
   lost_since_.reset();
   too_few_since_.reset();
   form_at_ = now;
-  tell_all(why_, decisions);
+  tell_all(epoch_ended_because_, decisions);
   return true;
 }
 
@@ -428,20 +428,20 @@ SampleRange Coordinator::trained_before(const StateId& base) const {
       options_.samples_in_all > 0 ? options_.samples_in_all
                                   : options_.samples_per_replica *
           std::max<std::int64_t>(options_.replicas_start,
-                                 static_cast<std::int64_t>(known_.size()));
+                                 static_cast<std::int64_t>(replicas_.size()));
   return {0, std::min(base.step, kSamplesMax / in_step) * in_step};
 }
 
 // Programs have ended with the last step, and so has who had it: nobody is to
 // train all of it again.
-void Coordinator::end_run(Decisions& decisions) {
-  for (auto& [replica, known] : known_) {
+void Coordinator::end_run(CoordinatorDecisions& decisions) {
+  for (auto& [replica, known] : replicas_) {
     if (known.connected) {
-      Order end = order();
+      RunView end = view();
       end.fenced = str("the run has ended with ", text_of(*history_.canonical));
       end.ended = true;
       decisions.push_back(
-          {Tell{replica, known.report.incarnation, end}, end.fenced});
+          {SendView{replica, known.report.incarnation, end}, end.fenced});
       known.connected = false;
     }
   }
@@ -451,7 +451,7 @@ void Coordinator::commit_step(
     std::uint64_t gradients,
     const std::string& reason,
     Instant now,
-    Decisions& decisions) {
+    CoordinatorDecisions& decisions) {
   CommitRecord record;
   auto& commit = record.commit;
   commit = {attempt(), *history_.canonical, {}, gradients, 0};
@@ -463,14 +463,14 @@ void Coordinator::commit_step(
     consumed.add(member.samples);
     consumed.add(member.left_out);
     commit.samples += count_of(member.samples);
-    auto& known = known_.at(member.replica);
+    auto& known = replicas_.at(member.replica);
     if (known.report.leaving) {
       leaves = str(name_of(member.replica), " leaves");
     }
     if (!member.samples.empty()) {
       known.bad_gradients = 0;
     }
-    if (now > known.member_since + kSteady * known.backoff) {
+    if (now > known.member_since + kTrustAfterBackoffs * known.backoff) {
       known.backoff = Duration(0);
     }
   }
@@ -484,7 +484,7 @@ void Coordinator::commit_step(
     for (auto& member : record.next) {
       member.left_out.clear();
     }
-    give_samples(record.next, consumed);
+    assign_samples(record.next, consumed);
   }
   auto members =
       switches ? members_of_plan(consumed, now) : std::vector<Member>();
@@ -494,7 +494,7 @@ void Coordinator::commit_step(
   first_vote_.reset();
   suspected_.clear();
   ambiguous_sums_ = 0;
-  barren_ = 0;
+  steps_without_gradients_ = 0;
   if (switches) {
     const auto epoch = planned_->epoch;
     begin_epoch(
@@ -512,7 +512,7 @@ void Coordinator::begin_epoch(
     const StateId& base,
     std::vector<Member> members,
     const std::string& reason,
-    Decisions& decisions) {
+    CoordinatorDecisions& decisions) {
   const auto count = members.size();
   planned_.reset();
   write(
@@ -524,9 +524,9 @@ void Coordinator::close_epoch(
     const std::string& reason,
     Instant now,
     Duration settle,
-    Decisions& decisions) {
+    CoordinatorDecisions& decisions) {
   phase_ = Phase::kForming;
-  why_ = reason;
+  epoch_ended_because_ = reason;
   form_at_ = now + settle;
   planned_.reset();
   first_vote_.reset();
@@ -535,14 +535,14 @@ void Coordinator::close_epoch(
 
 // The first time costs nothing.
 void Coordinator::penalise(ReplicaId replica, Instant now) {
-  auto& known = known_.at(replica);
+  auto& known = replicas_.at(replica);
   known.member_since = now;  // It makes good by training well from here on.
   known.out_until = now + known.backoff;
   known.backoff =
       std::clamp(2 * known.backoff, options_.backoff, options_.backoff_max);
 }
 
-void Coordinator::give_samples(
+void Coordinator::assign_samples(
     std::vector<Member>& members, const SampleSet& taken) const {
   auto all = taken;
   const auto count = static_cast<std::int64_t>(members.size());

@@ -11,7 +11,7 @@
 namespace sherd::ft {
 namespace {
 
-using Claims = std::vector<DigestClaim>;
+using Claims = std::vector<ReportedDigest>;
 
 // Of one state, by digest.
 using Groups = std::map<std::uint64_t, Claims>;
@@ -29,7 +29,7 @@ std::string names_of(const Groups& groups) {
 std::size_t own(const Claims& claims) {
   return static_cast<std::size_t>(std::count_if(
       claims.begin(), claims.end(),
-      [](const DigestClaim& one) { return !one.digest->copied; }));
+      [](const ReportedDigest& one) { return !one.digest->copied; }));
 }
 
 void judge(
@@ -70,7 +70,7 @@ void judge(
 
 }  // namespace
 
-DigestVerdict judge(const std::vector<DigestClaim>& claims) {
+DigestVerdict judge(const std::vector<ReportedDigest>& claims) {
   std::map<StateId, Groups> states;
   for (const auto& claim : claims) {
     if (claim.digest) {
@@ -85,7 +85,7 @@ DigestVerdict judge(const std::vector<DigestClaim>& claims) {
     // Who is on its way there will say more.
     const auto to_come = std::count_if(
         claims.begin(), claims.end(),
-        [step = state.step](const DigestClaim& one) {
+        [step = state.step](const ReportedDigest& one) {
           return one.held && one.held->step < step;
         });
     judge(state, groups, static_cast<std::size_t>(to_come), verdict);

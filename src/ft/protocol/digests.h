@@ -11,7 +11,7 @@
 
 namespace sherd::ft {
 
-struct DigestClaim {
+struct ReportedDigest {
   ReplicaId replica = 0;
   // That it makes the next ones of, by itself; none: it does not.
   std::optional<StateId> held;
@@ -33,6 +33,6 @@ struct DigestVerdict {
 
 // Most are more than half of those that made the state by themselves, and two at
 // least: a replica that has copied it may have copied what is wrong.
-DigestVerdict judge(const std::vector<DigestClaim>& claims);
+DigestVerdict judge(const std::vector<ReportedDigest>& claims);
 
 }  // namespace sherd::ft

@@ -15,7 +15,7 @@ using ::testing::IsEmpty;
 const StateId kState{10, {5, 6}};
 const StateId kBefore{9, {3, 4}};
 
-DigestClaim claim_of(
+ReportedDigest claim_of(
     ReplicaId replica, std::uint64_t digest, bool copied = false) {
   return {replica, kState, StateDigest{kState, digest, copied}};
 }
@@ -48,22 +48,22 @@ TEST(Digests, OfTwoNobodyKnowsWhoIsRight) {
 }
 
 TEST(Digests, WhoIsStillToComeIsWaitedFor) {
-  const DigestClaim late{2, kBefore};
+  const ReportedDigest late{2, kBefore};
   const auto verdict = judge({claim_of(0, 7), claim_of(1, 8), late});
   EXPECT_THAT(wrong(verdict), IsEmpty());
   EXPECT_THAT(verdict.tie, IsEmpty());
 }
 
 TEST(Digests, AMajorityOfAllNeedsNobodyElse) {
-  const DigestClaim late{3, kBefore};
+  const ReportedDigest late{3, kBefore};
   const auto verdict = judge(
       {claim_of(0, 7), claim_of(1, 7), claim_of(2, 7), claim_of(4, 8), late});
   EXPECT_THAT(wrong(verdict), ElementsAre(4));
 }
 
 TEST(Digests, WhoWillNeverSayIsNotWaitedFor) {
-  const DigestClaim came_later{2, StateId{11, {7, 8}}};
-  const DigestClaim damaged{3, std::nullopt};
+  const ReportedDigest came_later{2, StateId{11, {7, 8}}};
+  const ReportedDigest damaged{3, std::nullopt};
   const auto verdict =
       judge({claim_of(0, 7), claim_of(1, 8), came_later, damaged});
   EXPECT_THAT(verdict.tie, HasSubstr("different bits"));
@@ -85,7 +85,7 @@ TEST(Digests, ACopyIsNoWitness) {
 }
 
 TEST(Digests, DifferentStatesAreNotCompared) {
-  const DigestClaim before{1, kState, StateDigest{kBefore, 8}};
+  const ReportedDigest before{1, kState, StateDigest{kBefore, 8}};
   const auto verdict = judge({claim_of(0, 7), before});
   EXPECT_THAT(wrong(verdict), IsEmpty());
   EXPECT_THAT(verdict.tie, IsEmpty());

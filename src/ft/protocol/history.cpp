@@ -9,8 +9,8 @@ namespace sherd::ft {
 namespace {
 
 // By step, as they lie; none: not among them.
-std::vector<History::Past>::const_iterator find(
-    const std::vector<History::Past>& past, const StateId& state) {
+std::vector<History::CommittedState>::const_iterator find(
+    const std::vector<History::CommittedState>& past, const StateId& state) {
   const auto found = std::lower_bound(
       past.begin(), past.end(), state.step,
       [](const auto& one, std::int64_t step) { return one.state.step < step; });
@@ -32,7 +32,7 @@ struct Append {
     history.run = record.run;
   }
 
-  void operator()(const LifeRecord& record) const {
+  void operator()(const IncarnationRecord& record) const {
     auto& lives = history.lives[record.replica];
     SHERD_CHECK(
         record.incarnation != 0 && record.incarnation != lives.current &&
@@ -121,7 +121,7 @@ struct Append {
         "found one from ",
         text_of(record.lost), " to ", text_of(record.canonical));
     // What leads there from where the two ways part.
-    std::vector<History::Past> way;
+    std::vector<History::CommittedState> way;
     auto to = record.canonical;
     while (!history.on_chain(to)) {
       way.push_back(history.lost.extract(to).mapped());

@@ -15,31 +15,31 @@
 namespace sherd::ft {
 
 // The lives of one replica.
-struct Lives {
+struct Incarnations {
   Incarnation current = 0;
   std::set<Incarnation> former;
-  bool operator==(const Lives&) const = default;
+  bool operator==(const Incarnations&) const = default;
 };
 
 struct History {
   std::uint64_t term = 0;  // 0: the log is empty.
   std::uint64_t run = 0;
   std::uint64_t config = 0;  // Known, as the rest, from the first epoch on.
-  std::map<ReplicaId, Lives> lives;
+  std::map<ReplicaId, Incarnations> lives;
   Epoch epoch;
   std::optional<StateId> canonical;
   std::vector<Member> members;  // With the samples of the step to come.
   SampleSet consumed;           // By canonical and what it was made from.
   // All that was committed and not rolled back, oldest first; the last is
   // canonical. About 100 bytes a step.
-  struct Past {
+  struct CommittedState {
     StateId state;
     std::optional<Commit> commit;      // That made it; none: the first.
     std::vector<SampleRange> samples;  // That it took, merged.
-    bool operator==(const Past&) const = default;
+    bool operator==(const CommittedState&) const = default;
   };
-  std::vector<Past> past;
-  std::map<StateId, Past> lost;  // What was rolled back.
+  std::vector<CommittedState> past;
+  std::map<StateId, CommittedState> lost;  // What was rolled back.
 
   // Whether it is canonical, or canonical was made from it.
   bool on_chain(const StateId& state) const;

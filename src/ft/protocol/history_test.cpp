@@ -120,12 +120,12 @@ TEST(History, TellsTheLastCommitsInOrder) {
 TEST(History, ANewLifeEndsTheOneBefore) {
   History history;
   append(history, TermRecord{1, 7});
-  append(history, LifeRecord{3, 30});
-  append(history, LifeRecord{3, 31});
+  append(history, IncarnationRecord{3, 30});
+  append(history, IncarnationRecord{3, 31});
   EXPECT_EQ(history.lives.at(3).current, 31U);
   EXPECT_TRUE(history.lives.at(3).former.contains(30));
   EXPECT_THAT(
-      test::error_of([&] { append(history, LifeRecord{3, 30}); }),
+      test::error_of([&] { append(history, IncarnationRecord{3, 30}); }),
       HasSubstr("expected a new life of replica 3, found 30"));
 }
 

@@ -76,7 +76,7 @@ enum class Activity {
 };
 
 // Where a rank is in the reduction with its counterparts.
-struct RingPlace {
+struct RingPosition {
   Epoch epoch;  // That it is connected for.
   ReplicaId previous = 0;
   ReplicaId next = 0;
@@ -89,20 +89,20 @@ struct RingPlace {
   std::string unit{};  // What the bucket is of; empty: it has no name.
   std::int64_t slices_done = 0;
   std::int64_t slices = 0;
-  bool operator==(const RingPlace&) const = default;
+  bool operator==(const RingPosition&) const = default;
 };
 
 // What the training threads of a replica, or of one of its ranks, do. It moves
 // when they do, not when the thread that reports does.
-struct Progress {
+struct TrainingProgress {
   Activity activity = Activity::kIdle;
   std::uint64_t serial = 0;
   std::optional<ReplicaId> waits_for;
   bool to_read = false;  // It waits for its reading, else for its bytes.
   // Beats in which the agent of the rank has told its leader nothing.
-  std::uint32_t quiet_beats = 0;
-  std::optional<RingPlace> place{};  // Of a rank.
-  bool operator==(const Progress&) const = default;
+  std::uint32_t missed_heartbeats = 0;
+  std::optional<RingPosition> place{};  // Of a rank.
+  bool operator==(const TrainingProgress&) const = default;
 };
 
 // From a replica.
@@ -121,8 +121,8 @@ struct Report {
   bool leaving = false;                // After the step it is in.
   bool finished = false;               // Its program makes no more steps.
   std::vector<RankAddress> addresses;  // By rank of the replica.
-  Progress progress;
-  std::vector<Progress> ranks{};  // The same, by rank.
+  TrainingProgress progress;
+  std::vector<TrainingProgress> ranks{};  // The same, by rank.
   bool operator==(const Report&) const = default;
 };
 
@@ -145,7 +145,7 @@ struct Commit {
   bool operator==(const Commit&) const = default;
 };
 
-enum class Stage {
+enum class EpochStage {
   kJoining,  // Members connect to each other.
   kRunning,  // All have: they may reduce.
   kClosed,   // Nothing of it is committed any more; the next one is to come.
@@ -160,17 +160,17 @@ struct PlannedEpoch {
 };
 
 // A replica that is there.
-struct Peer {
+struct LiveReplica {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   std::optional<StateId> held;
   std::vector<RankAddress> addresses;
-  bool operator==(const Peer&) const = default;
+  bool operator==(const LiveReplica&) const = default;
 };
 
 // From the coordinator, to one replica. Later ones are higher in (term, epoch,
 // step of canonical, stage, planned epoch).
-struct Order {
+struct RunView {
   std::uint64_t run = 0;
   std::uint64_t term = 0;
   // The last committed state; its `held` decides what a replica lacks.
@@ -178,17 +178,17 @@ struct Order {
   // That led there, oldest first; the last made it. None after a rollback.
   std::vector<Commit> recent;
   Epoch epoch;
-  Stage stage = Stage::kClosed;
+  EpochStage stage = EpochStage::kClosed;
   std::vector<Member> members;  // In ring order.
   std::optional<PlannedEpoch> planned;
-  std::vector<Peer> peers;
+  std::vector<LiveReplica> peers;
   // To the replica: its digest, which is not that of most. What it holds now was
   // made from wrong bits.
   std::optional<StateDigest> wrong{};
   // To the replica: it does not count any more, and why.
   std::string fenced;
   bool ended = false;  // Because all steps of the run are made.
-  bool operator==(const Order&) const = default;
+  bool operator==(const RunView&) const = default;
 };
 
 // ---- the log: in order, each on the disk before anybody is told ----
@@ -201,10 +201,10 @@ struct TermRecord {
 };
 
 // A replica has started; its lives before do not count any more.
-struct LifeRecord {
+struct IncarnationRecord {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
-  bool operator==(const LifeRecord&) const = default;
+  bool operator==(const IncarnationRecord&) const = default;
 };
 
 // No attempt of an older epoch is committed any more.
@@ -233,6 +233,6 @@ struct RollbackRecord {
 };
 
 using Record = std::
-    variant<TermRecord, LifeRecord, EpochRecord, CommitRecord, RollbackRecord>;
+    variant<TermRecord, IncarnationRecord, EpochRecord, CommitRecord, RollbackRecord>;
 
 }  // namespace sherd::ft

@@ -15,28 +15,28 @@ namespace sherd::ft {
 // Everything that decides, as numbers; not the texts.
 class ModelAccess {
  public:
-  using Words = std::vector<std::uint64_t>;
+  using StateWords = std::vector<std::uint64_t>;
 
-  static void add(Words& words, std::uint64_t number) {
+  static void add(StateWords& words, std::uint64_t number) {
     words.push_back(number);
   }
-  static void add(Words& words, const Epoch& epoch) {
+  static void add(StateWords& words, const Epoch& epoch) {
     words.insert(words.end(), {epoch.term, epoch.number});
   }
-  static void add(Words& words, const StateId& state) {
+  static void add(StateWords& words, const StateId& state) {
     words.insert(
         words.end(),
         {static_cast<std::uint64_t>(state.step), state.lineage.high,
          state.lineage.low});
   }
-  static void add(Words& words, const Attempt& attempt) {
+  static void add(StateWords& words, const Attempt& attempt) {
     add(words, attempt.epoch);
     words.push_back(static_cast<std::uint64_t>(attempt.step));
   }
-  static void add(Words& words, std::int64_t number) {
+  static void add(StateWords& words, std::int64_t number) {
     words.push_back(static_cast<std::uint64_t>(number));
   }
-  static void add(Words& words, const std::vector<SampleRange>& samples) {
+  static void add(StateWords& words, const std::vector<SampleRange>& samples) {
     words.push_back(samples.size());
     for (const auto& range : samples) {
       words.insert(
@@ -45,57 +45,57 @@ class ModelAccess {
            static_cast<std::uint64_t>(range.end)});
     }
   }
-  static void add(Words& words, const Vote& vote) {
+  static void add(StateWords& words, const Vote& vote) {
     add(words, vote.attempt);
     add(words, vote.base);
     words.push_back(vote.gradients);
   }
-  static void add(Words& words, const StateDigest& digest) {
+  static void add(StateWords& words, const StateDigest& digest) {
     add(words, digest.state);
     words.insert(words.end(), {digest.digest, digest.copied ? 1U : 0U});
   }
-  static void add(Words& words, const BadGradients& bad) {
+  static void add(StateWords& words, const BadGradients& bad) {
     add(words, bad.base);
     add(words, bad.samples);
     words.push_back(bad.fault.stop ? 1 : 0);
   }
-  static void add(Words& words, const Suspicion& suspicion) {
+  static void add(StateWords& words, const Suspicion& suspicion) {
     add(words, suspicion.epoch);
     words.push_back(suspicion.accused);
   }
-  static void add(Words& words, const Commit& commit) {
+  static void add(StateWords& words, const Commit& commit) {
     add(words, commit.attempt);
     add(words, commit.base);
     add(words, commit.result);
     words.push_back(commit.gradients);
     add(words, commit.samples);
   }
-  static void add(Words& words, const Member& member) {
+  static void add(StateWords& words, const Member& member) {
     words.insert(words.end(), {member.replica, member.incarnation});
     add(words, member.samples);
     add(words, member.left_out);
   }
   template <typename T>
-  static void add(Words& words, const std::optional<T>& maybe) {
+  static void add(StateWords& words, const std::optional<T>& maybe) {
     words.push_back(maybe ? 1 : 0);
     if (maybe) {
       add(words, *maybe);
     }
   }
-  static void add(Words& words, const std::vector<Member>& members) {
+  static void add(StateWords& words, const std::vector<Member>& members) {
     words.push_back(members.size());
     for (const auto& member : members) {
       add(words, member);
     }
   }
-  static void add(Words& words, const Instant& instant) {
+  static void add(StateWords& words, const Instant& instant) {
     words.push_back(static_cast<std::uint64_t>(instant.count()));
   }
-  static void add(Words& words, const PlannedEpoch& planned) {
+  static void add(StateWords& words, const PlannedEpoch& planned) {
     add(words, planned.epoch);
     add(words, planned.members);
   }
-  static void add(Words& words, const Report& report) {
+  static void add(StateWords& words, const Report& report) {
     words.insert(words.end(), {report.run, report.replica, report.incarnation});
     add(words, report.held);
     add(words, report.joined);
@@ -105,21 +105,21 @@ class ModelAccess {
     add(words, report.bad_gradients);
     words.push_back(report.leaving ? 1 : 0);
   }
-  static void add(Words& words, const Order& order) {
-    words.push_back(order.term);
-    add(words, order.canonical);
-    add(words, static_cast<std::int64_t>(order.recent.size()));
-    for (const auto& commit : order.recent) {
+  static void add(StateWords& words, const RunView& view) {
+    words.push_back(view.term);
+    add(words, view.canonical);
+    add(words, static_cast<std::int64_t>(view.recent.size()));
+    for (const auto& commit : view.recent) {
       add(words, commit);
     }
-    add(words, order.epoch);
-    words.push_back(static_cast<std::uint64_t>(order.stage));
-    add(words, order.members);
-    add(words, order.planned);
-    add(words, order.wrong);
-    words.push_back(order.fenced.empty() ? 0 : 1);
+    add(words, view.epoch);
+    words.push_back(static_cast<std::uint64_t>(view.stage));
+    add(words, view.members);
+    add(words, view.planned);
+    add(words, view.wrong);
+    words.push_back(view.fenced.empty() ? 0 : 1);
   }
-  static void add(Words& words, const History& history) {
+  static void add(StateWords& words, const History& history) {
     words.push_back(history.term);
     for (const auto& [replica, lives] : history.lives) {
       words.insert(words.end(), {replica, lives.current, lives.former.size()});
@@ -131,10 +131,10 @@ class ModelAccess {
     add(words, history.consumed.ranges());
     words.push_back(history.lost.size());
   }
-  static void add(Words& words, const Coordinator& all) {
+  static void add(StateWords& words, const Coordinator& all) {
     add(words, all.history_);
     words.push_back(static_cast<std::uint64_t>(all.phase_));
-    for (const auto& [replica, known] : all.known_) {
+    for (const auto& [replica, known] : all.replicas_) {
       add(words, known.report);
       words.push_back((known.connected ? 1U : 0U) + (known.hangs ? 2U : 0U));
       add(words, known.wrong);
@@ -146,15 +146,15 @@ class ModelAccess {
     add(words, all.planned_);
     words.push_back(all.number_);
     words.push_back(all.complaint_.empty() ? 0 : 1);
-    words.push_back(all.tie_.empty() ? 0 : 1);
+    words.push_back(all.undecided_digests_.empty() ? 0 : 1);
     add(words, static_cast<std::int64_t>(all.ambiguous_sums_));
-    add(words, static_cast<std::int64_t>(all.barren_));
+    add(words, static_cast<std::int64_t>(all.steps_without_gradients_));
     for (const auto& [replica, suspected] : all.suspected_) {
       words.push_back(replica);
       words.push_back(static_cast<std::uint64_t>(suspected.epochs));
       add(words, suspected.last);
     }
-    for (const auto& [ends, suspected] : all.links_.all()) {
+    for (const auto& [ends, suspected] : all.link_faults_.all()) {
       words.insert(words.end(), {ends.first, ends.second});
       words.push_back(static_cast<std::uint64_t>(suspected.epochs));
       add(words, suspected.last);
@@ -168,14 +168,14 @@ class ModelAccess {
     add(words, all.first_vote_);
     add(words, all.lost_since_);
   }
-  static void add(Words& words, const Replica& one) {
+  static void add(StateWords& words, const Replica& one) {
     add(words, one.report());
-    add(words, one.order_);
+    add(words, one.view_);
     add(words, one.joining_);
     for (const auto& epoch : one.joined_) {
       add(words, epoch);
     }
-    add(words, one.spoiled_);
+    add(words, one.abandoned_epoch_);
     add(words, one.samples_);
     words.push_back(one.serial_ * 2 + (one.stopped_ ? 1U : 0U));
     add(words, one.reducing_);
@@ -185,12 +185,12 @@ class ModelAccess {
   }
 
   static const Report& last_report(const Coordinator& one, ReplicaId replica) {
-    return one.known_.at(replica).report;
+    return one.replicas_.at(replica).report;
   }
   static std::uint64_t serial(const Replica& one) { return one.serial_; }
   // Whether it takes no part any more in what is reduced under the epoch.
   static bool has_left(const Replica& one, const Epoch& epoch) {
-    return one.spoiled_ >= epoch;
+    return one.abandoned_epoch_ >= epoch;
   }
 };
 

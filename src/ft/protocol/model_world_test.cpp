@@ -10,9 +10,9 @@ namespace sherd::ft {
 namespace {
 
 // Plays one way, choice by choice.
-class Way {
+class ScriptedPath {
  public:
-  explicit Way(const ModelOptions& options)
+  explicit ScriptedPath(const ModelOptions& options)
       : model_(options), state_(model_.first()) {}
 
   bool can(const std::string& name) const {
@@ -37,7 +37,7 @@ class Way {
 
 // What is computed for a task that is over ends later than one that needs nothing.
 TEST(ProtocolWorld, AnOldTaskThatEndsTakesNothingFromTheLastOne) {
-  Way way(
+  ScriptedPath way(
       {.steps = 1,
        .epochs = 1000,
        .crashes = 1,

@@ -3,7 +3,7 @@
 
 namespace sherd::ft {
 
-Decisions Model::hear(State& state, Report report) const {
+CoordinatorDecisions Model::hear(State& state, Report report) const {
   auto& coordinator = *state.coordinator;
   const auto& canonical = coordinator.history().canonical;
   if (options_.mutation == Mutation::kStepIsIdentity && canonical) {
@@ -14,7 +14,7 @@ Decisions Model::hear(State& state, Report report) const {
       report.vote->base = *canonical;
     }
   }
-  return coordinator.heard(report, state.now);
+  return coordinator.received(report, state.now);
 }
 
 void Model::deliver(State& state, const Message& message) const {
@@ -22,13 +22,13 @@ void Model::deliver(State& state, const Message& message) const {
   if (!self.alive || self.incarnation != message.incarnation) {
     return;
   }
-  auto order = message.order;
+  auto view = message.view;
   if (options_.mutation == Mutation::kStepIsIdentity && self.protocol.held() &&
       !self.protocol.vote() &&
-      self.protocol.held()->step == order.canonical.step) {
-    order.canonical = *self.protocol.held();
+      self.protocol.held()->step == view.canonical.step) {
+    view.canonical = *self.protocol.held();
   }
-  carry_out(state, self, self.protocol.heard(order));
+  carry_out(state, self, self.protocol.received(view));
 }
 
 void Model::add_coordinator_choices(
@@ -151,7 +151,7 @@ void Model::add_what_it_does(
             one.fetched = {held, bits};
             return one.protocol.fetched();
           });
-    } else if (target != self.protocol.order().canonical) {
+    } else if (target != self.protocol.view().canonical) {
       add(" cannot fetch", [](Process& one) {
         one.catching_up.reset();
         return one.protocol.fetch_failed();
@@ -172,12 +172,12 @@ void Model::add_what_it_does(
                          reduced(next, next.replicas[r]);
                        }});
   }
-  const auto& order = self.protocol.order();
-  if (!order.members.empty() &&
-      !ModelAccess::has_left(self.protocol, order.epoch) &&
-      is_broken(state, order.epoch, order.members)) {
+  const auto& view = self.protocol.view();
+  if (!view.members.empty() &&
+      !ModelAccess::has_left(self.protocol, view.epoch) &&
+      is_broken(state, view.epoch, view.members)) {
     add(" loses a peer", [](Process& one) {
-      return one.protocol.peer_lost({one.protocol.order().epoch, 0, "lost"});
+      return one.protocol.peer_lost({one.protocol.view().epoch, 0, "lost"});
     });
   }
 }
@@ -238,7 +238,7 @@ void Model::add_coordinator_faults(
     if (message.to_coordinator) {
       add(str("the former coordinator hears ", message.replica),
           [report = message.report](State& next) {
-            return next.former->heard(report, next.now);
+            return next.former->received(report, next.now);
           });
     }
   }
@@ -270,7 +270,7 @@ void Model::add_replica_faults(
       });
     });
   }
-  if (self.protocol.order().term == 0) {
+  if (self.protocol.view().term == 0) {
     return;
   }
   if (state.damages > 0) {

@@ -21,7 +21,7 @@
 
 namespace sherd::ft {
 
-using Words = ModelAccess::Words;
+using StateWords = ModelAccess::StateWords;
 
 inline constexpr Duration kTimeout = std::chrono::seconds(1);
 inline constexpr Instant kExpiry = std::chrono::hours(1);
@@ -35,7 +35,7 @@ struct FingerprintHash {
   std::size_t operator()(const Fingerprint& one) const { return one.low; }
 };
 
-inline Fingerprint fingerprint_of(const Words& words) {
+inline Fingerprint fingerprint_of(const StateWords& words) {
   std::uint64_t high = 0x9e3779b97f4a7c15ULL;
   std::uint64_t low = 0xcbf29ce484222325ULL;
   for (const auto word : words) {
@@ -94,8 +94,8 @@ struct Message {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   Report report;
-  Order order;
-  Words words;  // Identity, without texts.
+  RunView view;
+  StateWords words;  // Identity, without texts.
 };
 
 struct State {
@@ -166,7 +166,7 @@ class Model {
   }
 
   Fingerprint fingerprint(const State& state) const {
-    Words words;
+    StateWords words;
     words.reserve(512);
     words.push_back(state.coordinator ? 1 : 0);
     if (state.coordinator) {
@@ -234,7 +234,7 @@ class Model {
   static Incarnation life(ReplicaId replica, Incarnation count) {
     return (Incarnation{replica} + 1) * 100 + count;
   }
-  static ReplicaOptions identity(ReplicaId replica, Incarnation count) {
+  static ReplicaIdentity identity(ReplicaId replica, Incarnation count) {
     return {
         .replica = replica,
         .incarnation = life(replica, count),
@@ -242,11 +242,11 @@ class Model {
         .held = first_state()};
   }
 
-  static void add(Words& words, const Contribution& part) {
+  static void add(StateWords& words, const Contribution& part) {
     words.insert(words.end(), {part.serial, part.bits, part.bad ? 1U : 0U});
     ModelAccess::add(words, part.samples);
   }
-  static void add(Words& words, const Process& one) {
+  static void add(StateWords& words, const Process& one) {
     words.insert(
         words.end(),
         {one.incarnation, one.alive ? 1U : 0U, one.cut ? 1U : 0U, one.bits,
@@ -314,12 +314,12 @@ class Model {
         .replica = from.protocol.report().replica,
         .incarnation = from.incarnation,
         .report = from.protocol.report(),
-        .order = {},
+        .view = {},
         .words = {1}};
     ModelAccess::add(message.words, message.report);
     return message;
   }
-  void send_order(State& state, const Tell& tell) const {
+  void send_order(State& state, const SendView& tell) const {
     if (state.replicas[tell.replica].cut) {
       return;
     }
@@ -328,9 +328,9 @@ class Model {
         .replica = tell.replica,
         .incarnation = tell.incarnation,
         .report = {},
-        .order = tell.order,
+        .view = tell.view,
         .words = {2, tell.replica, tell.incarnation}};
-    ModelAccess::add(message.words, tell.order);
+    ModelAccess::add(message.words, tell.view);
     put(state, std::move(message));
   }
 
@@ -352,15 +352,15 @@ class Model {
   }
 
   // Carries out the first `count` of them; then it is killed, if that is not all.
-  void carry_out(State& state, Decisions decisions, std::size_t count) const {
+  void carry_out(State& state, CoordinatorDecisions decisions, std::size_t count) const {
     if (options_.mutation == Mutation::kCommitBeforeTheLog) {
       std::stable_partition(
-          decisions.begin(), decisions.end(), [](const Decision& one) {
-            return std::holds_alternative<Tell>(one.what);
+          decisions.begin(), decisions.end(), [](const CoordinatorDecision& one) {
+            return std::holds_alternative<SendView>(one.what);
           });
     }
     for (std::size_t i = 0; i < std::min(count, decisions.size()); ++i) {
-      if (const auto* tell = std::get_if<Tell>(&decisions[i].what)) {
+      if (const auto* tell = std::get_if<SendView>(&decisions[i].what)) {
         send_order(state, *tell);
       } else if (
           const auto* append = std::get_if<AppendRecord>(&decisions[i].what)) {
@@ -386,14 +386,14 @@ class Model {
 
   // What one says that was replaced, and does not know it. It ends where the log
   // refuses its record.
-  void carry_out_former(State& state, const Decisions& decisions) const {
+  void carry_out_former(State& state, const CoordinatorDecisions& decisions) const {
     const auto term = state.former->history().term;
     for (const auto& decision : decisions) {
-      if (const auto* tell = std::get_if<Tell>(&decision.what)) {
+      if (const auto* tell = std::get_if<SendView>(&decision.what)) {
         send_order(state, *tell);
         continue;
       }
-      if (std::holds_alternative<Notice>(decision.what)) {
+      if (std::holds_alternative<DetectedFault>(decision.what)) {
         continue;
       }
       const auto newest = state.disk.term;
@@ -430,7 +430,7 @@ class Model {
       state.disk.term = term;
       state.disk.run = 1;
     }
-    Decisions decisions;
+    CoordinatorDecisions decisions;
     state.coordinator.emplace(
         coordinator_options(), state.disk, state.now, decisions);
     carry_out(state, decisions, decisions.size());
@@ -570,12 +570,12 @@ class Model {
     carry_out(state, self, self.protocol.reduced(reduce.attempt, sum));
     if (options_.mutation == Mutation::kApplyWithoutCommit &&
         self.protocol.vote()) {
-      Order forged = self.protocol.order();
+      RunView forged = self.protocol.view();
       const auto base = *self.protocol.held();
       forged.canonical = {
           base.step + 1, next_lineage(base.lineage, reduce.attempt, {}, sum)};
       forged.recent = {{reduce.attempt, base, forged.canonical, sum}};
-      carry_out(state, self, self.protocol.heard(forged));
+      carry_out(state, self, self.protocol.received(forged));
     }
   }
 
@@ -665,7 +665,7 @@ class Model {
       const State& state, std::size_t r, std::vector<Choice>& choices) const;
   void add_faults(const State& state, std::vector<Choice>& choices) const;
   void deliver(State& state, const Message& message) const;
-  Decisions hear(State& state, Report report) const;
+  CoordinatorDecisions hear(State& state, Report report) const;
   static bool is_informed(const State& state);
 };
 

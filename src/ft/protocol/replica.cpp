@@ -10,20 +10,20 @@
 namespace sherd::ft {
 namespace {
 
-auto age_of(const Order& order) {
+auto age_of(const RunView& view) {
   return std::make_tuple(
-      order.term, order.epoch, order.canonical.step, order.stage);
+      view.term, view.epoch, view.canonical.step, view.stage);
 }
 
 // A plan may be taken back, and no later one has a lower number.
-bool is_older(const Order& order, const Order& than) {
-  return age_of(order) < age_of(than) ||
-      (age_of(order) == age_of(than) && order.planned && than.planned &&
-       order.planned->epoch < than.planned->epoch);
+bool is_older(const RunView& view, const RunView& than) {
+  return age_of(view) < age_of(than) ||
+      (age_of(view) == age_of(than) && view.planned && than.planned &&
+       view.planned->epoch < than.planned->epoch);
 }
 
 const Member* find(
-    const std::vector<Member>& members, const ReplicaOptions& who) {
+    const std::vector<Member>& members, const ReplicaIdentity& who) {
   for (const auto& member : members) {
     if (member.replica == who.replica &&
         member.incarnation == who.incarnation) {
@@ -35,15 +35,15 @@ const Member* find(
 
 }  // namespace
 
-Replica::Replica(const ReplicaOptions& options)
-    : is_(options), held_(options.held) {}
+Replica::Replica(const ReplicaIdentity& options)
+    : identity_(options), held_(options.held) {}
 
 Report Replica::report() const {
   Report report;
   report.run = run_;
-  report.replica = is_.replica;
-  report.incarnation = is_.incarnation;
-  report.config = is_.config;
+  report.replica = identity_.replica;
+  report.incarnation = identity_.incarnation;
+  report.config = identity_.config;
   report.held = held_;
   report.joined = joined_.empty() ? Epoch() : joined_.back();
   report.vote = vote_;
@@ -54,36 +54,36 @@ Report Replica::report() const {
   return report;
 }
 
-const Member* Replica::place() const { return find(order_.members, is_); }
+const Member* Replica::own_member() const { return find(view_.members, identity_); }
 
 bool Replica::has_joined(const Epoch& epoch) const {
   return std::find(joined_.begin(), joined_.end(), epoch) != joined_.end();
 }
 
-Tasks Replica::heard(const Order& order) {
+Tasks Replica::received(const RunView& view) {
   Tasks tasks;
-  if (stopped_ || order.term < order_.term) {
+  if (stopped_ || view.term < view_.term) {
     return tasks;
   }
   // A coordinator with another log has nothing to say here, and what is held may
   // be all that there is of the run.
-  if (run_ != 0 && order.run != run_) {
+  if (run_ != 0 && view.run != run_) {
     return tasks;
   }
-  if (!order.fenced.empty()) {
+  if (!view.fenced.empty()) {
     stopped_ = true;
     stop_reducing(tasks);
-    tasks.push_back(StopTask{order.ended ? std::string() : order.fenced});
+    tasks.push_back(StopTask{view.ended ? std::string() : view.fenced});
     return tasks;
   }
-  if (is_older(order, order_)) {
+  if (is_older(view, view_)) {
     return tasks;
   }
   const auto before = report();
-  run_ = order.run;
-  order_ = order;
+  run_ = view.run;
+  view_ = view;
   // While something is written, it comes again with the next order.
-  if (order.wrong && order.wrong == digest_ && !applying_ && !installing_) {
+  if (view.wrong && view.wrong == digest_ && !applying_ && !installing_) {
     return damaged();
   }
   settle_vote(tasks);
@@ -99,7 +99,7 @@ void Replica::settle_vote(Tasks& tasks) {
   if (!vote_ || applying_) {
     return;
   }
-  for (const auto& commit : order_.recent) {
+  for (const auto& commit : view_.recent) {
     if (commit.attempt == vote_->attempt && commit.base == vote_->base &&
         commit.gradients == vote_->gradients) {
       applying_ = commit;
@@ -107,8 +107,8 @@ void Replica::settle_vote(Tasks& tasks) {
       return;
     }
   }
-  if (order_.epoch > vote_->attempt.epoch ||
-      order_.canonical.step > vote_->base.step) {
+  if (view_.epoch > vote_->attempt.epoch ||
+      view_.canonical.step > vote_->base.step) {
     // Not committed, or not with this sum, and never will be.
     vote_.reset();
   }
@@ -116,7 +116,7 @@ void Replica::settle_vote(Tasks& tasks) {
 
 void Replica::follow(Tasks& tasks) {
   if (reducing_ &&
-      (order_.epoch != reducing_->epoch || order_.stage == Stage::kClosed)) {
+      (view_.epoch != reducing_->epoch || view_.stage == EpochStage::kClosed)) {
     stop_reducing(tasks);
   }
   join(tasks);
@@ -124,14 +124,14 @@ void Replica::follow(Tasks& tasks) {
   if (vote_ || applying_ || reducing_ || installing_) {
     return;
   }
-  if (held_ != order_.canonical) {
+  if (held_ != view_.canonical) {
     catch_up(tasks);
     return;
   }
   if (std::exchange(catching_up_, std::nullopt)) {
     tasks.push_back(StopCatchUpTask());
   }
-  const auto* mine = place();
+  const auto* mine = own_member();
   if (mine == nullptr) {
     return;
   }
@@ -140,24 +140,24 @@ void Replica::follow(Tasks& tasks) {
     bad_gradients_.reset();
     tasks.push_back(ComputeTask{++serial_, *held_, *samples_});
   }
-  if (order_.stage == Stage::kRunning && has_joined(order_.epoch) &&
-      spoiled_ < order_.epoch) {
-    reducing_ = Attempt{order_.epoch, held_->step + 1};
-    tasks.push_back(ReduceTask{*reducing_, order_.members});
+  if (view_.stage == EpochStage::kRunning && has_joined(view_.epoch) &&
+      abandoned_epoch_ < view_.epoch) {
+    reducing_ = Attempt{view_.epoch, held_->step + 1};
+    tasks.push_back(ReduceTask{*reducing_, view_.members});
   }
 }
 
 // What is planned is joined beside what is under way.
 void Replica::join(Tasks& tasks) {
   const auto go = [&](const Epoch& epoch, const std::vector<Member>& members) {
-    if (epoch > joining_ && find(members, is_) != nullptr) {
+    if (epoch > joining_ && find(members, identity_) != nullptr) {
       joining_ = epoch;
       tasks.push_back(JoinTask{epoch, members});
     }
   };
-  go(order_.epoch, order_.members);
-  if (order_.planned) {
-    go(order_.planned->epoch, order_.planned->members);
+  go(view_.epoch, view_.members);
+  if (view_.planned) {
+    go(view_.planned->epoch, view_.planned->members);
   }
 }
 
@@ -166,13 +166,13 @@ void Replica::catch_up(Tasks& tasks) {
   if (catching_up_) {
     return;  // One after another: it ends, or fails.
   }
-  catching_up_ = order_.canonical;
-  tasks.push_back(CatchUpTask{held_, order_.canonical});
+  catching_up_ = view_.canonical;
+  tasks.push_back(CatchUpTask{held_, view_.canonical});
 }
 
 void Replica::stop_reducing(Tasks& tasks) {
   if (reducing_) {
-    spoiled_ = std::max(spoiled_, reducing_->epoch);
+    abandoned_epoch_ = std::max(abandoned_epoch_, reducing_->epoch);
     tasks.push_back(StopReduceTask{reducing_->epoch});
     reducing_.reset();
   }
@@ -187,9 +187,9 @@ void Replica::forget_gradients() {
 Tasks Replica::joined(const Epoch& epoch) {
   Tasks tasks;
   if (!stopped_ && epoch == joining_ && !has_joined(epoch) &&
-      epoch >= order_.epoch) {
+      epoch >= view_.epoch) {
     std::erase_if(
-        joined_, [&](const Epoch& one) { return one < order_.epoch; });
+        joined_, [&](const Epoch& one) { return one < view_.epoch; });
     joined_.push_back(epoch);
     follow(tasks);
     tasks.push_back(ReportTask{report()});
@@ -213,18 +213,18 @@ Tasks Replica::peer_lost(const Suspicion& suspicion) {
   Tasks tasks;
   const auto& epoch = suspicion.epoch;
   const bool concerns = epoch == joining_ || has_joined(epoch);
-  if (stopped_ || !concerns || epoch <= spoiled_) {
+  if (stopped_ || !concerns || epoch <= abandoned_epoch_) {
     return tasks;
   }
   if (reducing_ && reducing_->epoch == epoch) {
     stop_reducing(tasks);
   }
-  if (epoch == order_.epoch) {
-    spoiled_ = std::max(spoiled_, epoch);
+  if (epoch == view_.epoch) {
+    abandoned_epoch_ = std::max(abandoned_epoch_, epoch);
   }
   std::erase(joined_, epoch);
   // One of the epoch under way ends what is planned, too.
-  if (!suspicion_ || suspicion_->epoch != order_.epoch) {
+  if (!suspicion_ || suspicion_->epoch != view_.epoch) {
     suspicion_ = suspicion;
   }
   tasks.push_back(ReportTask{report()});
@@ -297,8 +297,8 @@ Tasks Replica::damaged() {
     return tasks;
   }
   stop_reducing(tasks);
-  spoiled_ = std::max(spoiled_, order_.epoch);
-  suspicion_ = Suspicion{order_.epoch, is_.replica, "its own state is damaged"};
+  abandoned_epoch_ = std::max(abandoned_epoch_, view_.epoch);
+  suspicion_ = Suspicion{view_.epoch, identity_.replica, "its own state is damaged"};
   applying_.reset();
   catching_up_.reset();
   installing_ = false;

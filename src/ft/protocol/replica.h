@@ -75,19 +75,19 @@ using Task = std::variant<
     ReportTask>;
 using Tasks = std::vector<Task>;
 
-struct ReplicaOptions {
+struct ReplicaIdentity {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;  // Not 0.
   std::uint64_t config = 0;
   StateId held;
-  bool operator==(const ReplicaOptions&) const = default;
+  bool operator==(const ReplicaIdentity&) const = default;
 };
 
 class Replica {
  public:
-  explicit Replica(const ReplicaOptions& options);
+  explicit Replica(const ReplicaIdentity& options);
 
-  Tasks heard(const Order& order);
+  Tasks received(const RunView& view);
 
   // What its processes have done. What comes too late changes nothing.
   Tasks joined(const Epoch& epoch);
@@ -116,13 +116,13 @@ class Replica {
   Report report() const;
   const std::optional<StateId>& held() const { return held_; }
   const std::optional<Vote>& vote() const { return vote_; }
-  const Order& order() const { return order_; }
+  const RunView& view() const { return view_; }
 
   bool operator==(const Replica&) const = default;
 
  private:
   friend class ModelAccess;     // The model checker's.
-  const Member* place() const;  // Its own, in the order; null: none.
+  const Member* own_member() const;  // Its own, in the order; null: none.
   bool has_joined(const Epoch& epoch) const;
   void settle_vote(Tasks& tasks);
   void follow(Tasks& tasks);
@@ -131,13 +131,13 @@ class Replica {
   void stop_reducing(Tasks& tasks);
   void forget_gradients();
 
-  ReplicaOptions is_;
+  ReplicaIdentity identity_;
   std::uint64_t run_ = 0;
   std::optional<StateId> held_;
-  Order order_;  // The last; at first of term 0.
+  RunView view_;  // The last; at first of term 0.
   Epoch joining_;
   std::vector<Epoch> joined_;  // The one under way and the planned one.
-  Epoch spoiled_;  // Nothing is reduced in it or before it any more.
+  Epoch abandoned_epoch_;  // Nothing is reduced in it or before it any more.
   // The gradients that there are, or will be: of these samples, of held_.
   std::optional<std::vector<SampleRange>> samples_;
   std::uint64_t serial_ = 0;

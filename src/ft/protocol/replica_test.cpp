@@ -16,20 +16,20 @@ const StateId kFirst{0, first_lineage(1, 2)};
 const StateId kSecond{1, {5, 6}};
 constexpr ReplicaId kMe = 1;
 constexpr Incarnation kLife = 11;
-const ReplicaOptions kIdentity = {
+const ReplicaIdentity kIdentity = {
     .replica = kMe, .incarnation = kLife, .config = 9, .held = kFirst};
 const Commit kCommit = {{{1, 1}, 1}, kFirst, kSecond, 99};
 
-Order order_of(
-    Epoch epoch, Stage stage, std::vector<SampleRange> samples = {{8, 16}}) {
-  Order order;
-  order.run = 7;
-  order.term = epoch.term;
-  order.canonical = kFirst;
-  order.epoch = epoch;
-  order.stage = stage;
-  order.members = {{0, 10, {{0, 8}}}, {kMe, kLife, std::move(samples)}};
-  return order;
+RunView run_view_of(
+    Epoch epoch, EpochStage stage, std::vector<SampleRange> samples = {{8, 16}}) {
+  RunView view;
+  view.run = 7;
+  view.term = epoch.term;
+  view.canonical = kFirst;
+  view.epoch = epoch;
+  view.stage = stage;
+  view.members = {{0, 10, {{0, 8}}}, {kMe, kLife, std::move(samples)}};
+  return view;
 }
 
 // "compute 1", "join 1.1", ...: what there is to do.
@@ -68,10 +68,10 @@ std::vector<std::string> names(const Tasks& tasks) {
 // In epoch 1.1, all joined.
 Replica reducing() {
   Replica replica(kIdentity);
-  replica.heard(order_of({1, 1}, Stage::kJoining));
+  replica.received(run_view_of({1, 1}, EpochStage::kJoining));
   replica.joined({1, 1});
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 1}, Stage::kRunning))),
+      names(replica.received(run_view_of({1, 1}, EpochStage::kRunning))),
       ElementsAre("reduce 1"));
   return replica;
 }
@@ -83,23 +83,23 @@ Replica voting() {
 }
 
 // After kCommit, with the samples of the next step.
-Order committed() {
-  auto order = order_of({1, 1}, Stage::kRunning, {{16, 24}});
-  order.canonical = kSecond;
-  order.recent = {kCommit};
-  return order;
+RunView committed() {
+  auto view = run_view_of({1, 1}, EpochStage::kRunning, {{16, 24}});
+  view.canonical = kSecond;
+  view.recent = {kCommit};
+  return view;
 }
 
 TEST(Replica, ComputesWhileItJoinsAndReducesWhileItComputes) {
   Replica replica(kIdentity);
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 1}, Stage::kJoining))),
+      names(replica.received(run_view_of({1, 1}, EpochStage::kJoining))),
       ElementsAre("join 1", "compute 1", "report"));
   EXPECT_EQ(replica.report().run, 7U);
   EXPECT_THAT(names(replica.joined({1, 1})), ElementsAre("report"));
   EXPECT_EQ(replica.report().joined, (Epoch{1, 1}));
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 1}, Stage::kRunning))),
+      names(replica.received(run_view_of({1, 1}, EpochStage::kRunning))),
       ElementsAre("reduce 1"));
 }
 
@@ -107,12 +107,12 @@ TEST(Replica, AppliesWhatWasCommittedAndNothingElse) {
   auto replica = voting();
   EXPECT_EQ(replica.report().vote->gradients, 99U);
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 1}, Stage::kRunning))), IsEmpty());
-  EXPECT_THAT(names(replica.heard(committed())), ElementsAre("apply"));
+      names(replica.received(run_view_of({1, 1}, EpochStage::kRunning))), IsEmpty());
+  EXPECT_THAT(names(replica.received(committed())), ElementsAre("apply"));
   // Until it has: what it says is what it holds.
   EXPECT_EQ(replica.report().held, kFirst);
   EXPECT_TRUE(replica.report().vote.has_value());
-  EXPECT_THAT(names(replica.heard(committed())), IsEmpty());  // Told twice.
+  EXPECT_THAT(names(replica.received(committed())), IsEmpty());  // Told twice.
   EXPECT_THAT(
       names(replica.applied(kSecond)),
       ElementsAre("compute 2", "reduce 1", "report"));
@@ -122,14 +122,14 @@ TEST(Replica, AppliesWhatWasCommittedAndNothingElse) {
 
 TEST(Replica, AppliesNoOtherSumOfItsAttempt) {
   auto replica = voting();
-  auto order = committed();
-  order.recent[0].gradients = 98;
-  EXPECT_THAT(names(replica.heard(order)), ElementsAre("catch up 1", "report"));
+  auto view = committed();
+  view.recent[0].gradients = 98;
+  EXPECT_THAT(names(replica.received(view)), ElementsAre("catch up 1", "report"));
 }
 
 TEST(Replica, WhoIsLateWithItsSumAppliesItAllTheSame) {
   auto replica = reducing();
-  EXPECT_THAT(names(replica.heard(committed())), IsEmpty());
+  EXPECT_THAT(names(replica.received(committed())), IsEmpty());
   EXPECT_THAT(
       names(replica.reduced({{1, 1}, 1}, 99)), ElementsAre("apply", "report"));
 }
@@ -143,10 +143,10 @@ TEST(Replica, TellsOfBadGradientsAndFollowsWithoutThem) {
       (std::vector<SampleRange>{{8, 16}}));
   EXPECT_THAT(names(replica.bad_gradients(1, {"nan", false})), IsEmpty());
   // The next epoch has its samples as left out.
-  auto order = order_of({1, 2}, Stage::kJoining, {});
-  order.members[1].left_out = {{8, 16}};
+  auto view = run_view_of({1, 2}, EpochStage::kJoining, {});
+  view.members[1].left_out = {{8, 16}};
   EXPECT_THAT(
-      names(replica.heard(order)),
+      names(replica.received(view)),
       ElementsAre("stop reduce", "join 2", "compute 1", "report"));
   EXPECT_EQ(replica.report().bad_gradients, std::nullopt);
 }
@@ -160,20 +160,20 @@ TEST(Replica, OfGradientsThatNobodyWantsNothingIsTold) {
 
 TEST(Replica, DropsWhatItHoldsWhenItsDigestIsWrong) {
   auto replica = voting();
-  replica.heard(committed());
+  replica.received(committed());
   const StateDigest digest{kSecond, 5};
   replica.applied(kSecond, digest);
   EXPECT_EQ(replica.report().digest, digest);
-  auto order = committed();
-  order.wrong = StateDigest{kSecond, 6};
-  EXPECT_THAT(names(replica.heard(order)), IsEmpty());  // Of another one.
-  order.wrong = digest;
+  auto view = committed();
+  view.wrong = StateDigest{kSecond, 6};
+  EXPECT_THAT(names(replica.received(view)), IsEmpty());  // Of another one.
+  view.wrong = digest;
   EXPECT_THAT(
-      names(replica.heard(order)),
+      names(replica.received(view)),
       ElementsAre("stop reduce", "catch up 1", "report"));
   EXPECT_EQ(replica.held(), std::nullopt);
   EXPECT_EQ(replica.report().digest, std::nullopt);
-  EXPECT_THAT(names(replica.heard(order)), IsEmpty());  // Told twice.
+  EXPECT_THAT(names(replica.received(view)), IsEmpty());  // Told twice.
 }
 
 TEST(Replica, AFailedReductionIsRepeatedFromTheSameGradients) {
@@ -183,35 +183,35 @@ TEST(Replica, AFailedReductionIsRepeatedFromTheSameGradients) {
       ElementsAre("stop reduce", "report"));
   EXPECT_EQ(replica.report().suspicion->accused, 0U);
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 2}, Stage::kJoining))),
+      names(replica.received(run_view_of({1, 2}, EpochStage::kJoining))),
       ElementsAre("join 2"));
   replica.joined({1, 2});
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 2}, Stage::kRunning))),
+      names(replica.received(run_view_of({1, 2}, EpochStage::kRunning))),
       ElementsAre("reduce 2"));
 }
 
 TEST(Replica, NoticesALostPeerBeforeItReduces) {
   Replica replica(kIdentity);
-  replica.heard(order_of({1, 1}, Stage::kJoining));
+  replica.received(run_view_of({1, 1}, EpochStage::kJoining));
   replica.joined({1, 1});
   EXPECT_THAT(
       names(replica.peer_lost({{1, 1}, 0, "reset"})), ElementsAre("report"));
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 1}, Stage::kRunning))), IsEmpty());
+      names(replica.received(run_view_of({1, 1}, EpochStage::kRunning))), IsEmpty());
 }
 
 TEST(Replica, JoinsWhatIsPlannedBesideWhatItReduces) {
   auto replica = reducing();
-  auto order = order_of({1, 1}, Stage::kRunning);
-  order.planned = PlannedEpoch{{1, 2}, order.members};
-  EXPECT_THAT(names(replica.heard(order)), ElementsAre("join 2"));
+  auto view = run_view_of({1, 1}, EpochStage::kRunning);
+  view.planned = PlannedEpoch{{1, 2}, view.members};
+  EXPECT_THAT(names(replica.received(view)), ElementsAre("join 2"));
   EXPECT_THAT(names(replica.joined({1, 2})), ElementsAre("report"));
   EXPECT_EQ(replica.report().joined, (Epoch{1, 2}));
   replica.reduced({{1, 1}, 1}, 99);
   auto next = committed();
   next.epoch = {1, 2};
-  EXPECT_THAT(names(replica.heard(next)), ElementsAre("apply"));
+  EXPECT_THAT(names(replica.received(next)), ElementsAre("apply"));
   EXPECT_THAT(
       names(replica.applied(kSecond)),
       ElementsAre("compute 2", "reduce 2", "report"));
@@ -219,9 +219,9 @@ TEST(Replica, JoinsWhatIsPlannedBesideWhatItReduces) {
 
 TEST(Replica, WhatItSuspectsUnderWayOutlivesWhatItSuspectsOfAPlan) {
   auto replica = reducing();
-  auto order = order_of({1, 1}, Stage::kRunning);
-  order.planned = PlannedEpoch{{1, 2}, order.members};
-  replica.heard(order);
+  auto view = run_view_of({1, 1}, EpochStage::kRunning);
+  view.planned = PlannedEpoch{{1, 2}, view.members};
+  replica.received(view);
   replica.damaged();
   replica.peer_lost({{1, 2}, 0, "refused"});
   EXPECT_EQ(replica.report().suspicion->epoch, (Epoch{1, 1}));
@@ -230,41 +230,41 @@ TEST(Replica, WhatItSuspectsUnderWayOutlivesWhatItSuspectsOfAPlan) {
 TEST(Replica, AVoteOfAnEpochThatIsOverIsDroppedTheGradientsAreNot) {
   auto replica = voting();
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 2}, Stage::kJoining))),
+      names(replica.received(run_view_of({1, 2}, EpochStage::kJoining))),
       ElementsAre("join 2", "report"));
   EXPECT_EQ(replica.vote(), std::nullopt);
   replica.joined({1, 2});
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 2}, Stage::kRunning))),
+      names(replica.received(run_view_of({1, 2}, EpochStage::kRunning))),
       ElementsAre("reduce 2"));
 }
 
 TEST(Replica, KeepsAnUndecidedVoteWhileTheCoordinatorIsAway) {
   auto replica = voting();
   // A new term that has no epoch of its own yet.
-  auto order = order_of({1, 1}, Stage::kClosed);
-  order.term = 2;
-  order.members.clear();
-  EXPECT_THAT(names(replica.heard(order)), IsEmpty());
+  auto view = run_view_of({1, 1}, EpochStage::kClosed);
+  view.term = 2;
+  view.members.clear();
+  EXPECT_THAT(names(replica.received(view)), IsEmpty());
   EXPECT_TRUE(replica.vote().has_value());
-  order.canonical = kSecond;
-  order.recent = {kCommit};
-  EXPECT_THAT(names(replica.heard(order)), ElementsAre("apply"));
+  view.canonical = kSecond;
+  view.recent = {kCommit};
+  EXPECT_THAT(names(replica.received(view)), ElementsAre("apply"));
 }
 
 TEST(Replica, CatchesUpAndInstallsWhatItFetched) {
   auto replica = reducing();
-  auto order = committed();
-  order.epoch = {1, 3};
-  order.members.pop_back();
+  auto view = committed();
+  view.epoch = {1, 3};
+  view.members.pop_back();
   EXPECT_THAT(
-      names(replica.heard(order)), ElementsAre("stop reduce", "catch up 1"));
+      names(replica.received(view)), ElementsAre("stop reduce", "catch up 1"));
   EXPECT_THAT(names(replica.fetch_failed()), ElementsAre("catch up 1"));
   EXPECT_THAT(names(replica.fetched()), ElementsAre("install"));
   EXPECT_EQ(replica.held(), kFirst);
   // Nothing else begins meanwhile, whatever is canonical.
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 4}, Stage::kJoining))),
+      names(replica.received(run_view_of({1, 4}, EpochStage::kJoining))),
       ElementsAre("join 4"));
   EXPECT_THAT(
       names(replica.installed(1, kSecond)),
@@ -274,12 +274,12 @@ TEST(Replica, CatchesUpAndInstallsWhatItFetched) {
 
 TEST(Replica, StopsCatchingUpWhenItsOwnStateIsCanonicalAgain) {
   Replica replica(kIdentity);
-  auto order = committed();
-  order.members.clear();
-  EXPECT_THAT(names(replica.heard(order)), ElementsAre("catch up 1", "report"));
-  auto back = order_of({1, 2}, Stage::kClosed);
+  auto view = committed();
+  view.members.clear();
+  EXPECT_THAT(names(replica.received(view)), ElementsAre("catch up 1", "report"));
+  auto back = run_view_of({1, 2}, EpochStage::kClosed);
   EXPECT_THAT(
-      names(replica.heard(back)),
+      names(replica.received(back)),
       UnorderedElementsAre("stop catching up", "join 2", "compute 1"));
   EXPECT_THAT(names(replica.fetched()), IsEmpty());
   EXPECT_EQ(replica.held(), kFirst);
@@ -287,17 +287,17 @@ TEST(Replica, StopsCatchingUpWhenItsOwnStateIsCanonicalAgain) {
 
 TEST(Replica, FollowsWithoutSamples) {
   Replica replica(kIdentity);
-  replica.heard(order_of({1, 1}, Stage::kJoining, {}));
+  replica.received(run_view_of({1, 1}, EpochStage::kJoining, {}));
   replica.joined({1, 1});
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 1}, Stage::kRunning, {}))),
+      names(replica.received(run_view_of({1, 1}, EpochStage::kRunning, {}))),
       ElementsAre("reduce 1"));
 }
 
 TEST(Replica, ComputesAnewForOtherSamples) {
   auto replica = reducing();
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 2}, Stage::kJoining, {{0, 8}}))),
+      names(replica.received(run_view_of({1, 2}, EpochStage::kJoining, {{0, 8}}))),
       ElementsAre("stop reduce", "join 2", "compute 1"));
 }
 
@@ -305,27 +305,27 @@ TEST(Replica, OlderOrdersChangeNothing) {
   auto replica = reducing();
   const auto before = replica;
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 1}, Stage::kJoining))), IsEmpty());
-  auto former = order_of({1, 7}, Stage::kRunning);
+      names(replica.received(run_view_of({1, 1}, EpochStage::kJoining))), IsEmpty());
+  auto former = run_view_of({1, 7}, EpochStage::kRunning);
   former.term = 0;
   former.fenced = "by one that was replaced itself";
-  EXPECT_THAT(names(replica.heard(former)), IsEmpty());
+  EXPECT_THAT(names(replica.received(former)), IsEmpty());
   EXPECT_TRUE(replica == before);
 }
 
 TEST(Replica, EndsInOrderWhenTheRunHas) {
   Replica replica(kIdentity);
-  auto order = order_of({1, 1}, Stage::kClosed);
-  order.fenced = "the run has ended with step 7";
-  order.ended = true;
-  const auto tasks = replica.heard(order);
+  auto view = run_view_of({1, 1}, EpochStage::kClosed);
+  view.fenced = "the run has ended with step 7";
+  view.ended = true;
+  const auto tasks = replica.received(view);
   ASSERT_EQ(tasks.size(), 1U);
   EXPECT_EQ(std::get<StopTask>(tasks.front()).reason, "");
 }
 
 TEST(Replica, WhatItsProcessesDidTooLateChangesNothing) {
   auto replica = reducing();
-  replica.heard(order_of({1, 2}, Stage::kJoining));
+  replica.received(run_view_of({1, 2}, EpochStage::kJoining));
   EXPECT_THAT(names(replica.reduced({{1, 1}, 1}, 99)), IsEmpty());
   EXPECT_THAT(names(replica.peer_lost({{1, 1}, 0, "late"})), IsEmpty());
   EXPECT_THAT(names(replica.joined({1, 1})), IsEmpty());
@@ -336,30 +336,30 @@ TEST(Replica, WhatItsProcessesDidTooLateChangesNothing) {
 
 TEST(Replica, AFencedLifeEnds) {
   auto replica = reducing();
-  auto order = order_of({1, 1}, Stage::kRunning);
-  order.fenced = "replaced";
-  EXPECT_THAT(names(replica.heard(order)), ElementsAre("stop reduce", "stop"));
+  auto view = run_view_of({1, 1}, EpochStage::kRunning);
+  view.fenced = "replaced";
+  EXPECT_THAT(names(replica.received(view)), ElementsAre("stop reduce", "stop"));
   EXPECT_THAT(
-      names(replica.heard(order_of({1, 2}, Stage::kJoining))), IsEmpty());
+      names(replica.received(run_view_of({1, 2}, EpochStage::kJoining))), IsEmpty());
 }
 
 TEST(Replica, ACoordinatorOfAnotherRunHasNothingToSay) {
   auto replica = reducing();
   const auto before = replica;
-  auto order = order_of({2, 1}, Stage::kRunning);
-  order.run = 8;
-  order.fenced = "this is run 8, the replica is of run 7";
-  EXPECT_THAT(names(replica.heard(order)), IsEmpty());
+  auto view = run_view_of({2, 1}, EpochStage::kRunning);
+  view.run = 8;
+  view.fenced = "this is run 8, the replica is of run 7";
+  EXPECT_THAT(names(replica.received(view)), IsEmpty());
   EXPECT_TRUE(replica == before);
 }
 
 TEST(Replica, APlanMayBeTakenBack) {
   auto replica = reducing();
-  auto order = order_of({1, 1}, Stage::kRunning);
-  order.planned = PlannedEpoch{{1, 2}, order.members};
-  replica.heard(order);
-  replica.heard(order_of({1, 1}, Stage::kRunning));
-  EXPECT_FALSE(replica.order().planned.has_value());
+  auto view = run_view_of({1, 1}, EpochStage::kRunning);
+  view.planned = PlannedEpoch{{1, 2}, view.members};
+  replica.received(view);
+  replica.received(run_view_of({1, 1}, EpochStage::kRunning));
+  EXPECT_FALSE(replica.view().planned.has_value());
 }
 
 TEST(Replica, WhatIsDamagedIsFetchedAnewAndLeavesTheEpoch) {

@@ -12,7 +12,7 @@
 #include "ckpt/file_system.h"
 #include "ckpt/manifest.h"
 #include "ckpt/save_protocol.h"
-#include "ft/session/save_turn.h"
+#include "ft/session/save_schedule.h"
 #include "ft/session/state_name.h"
 
 namespace sherd::ft {
@@ -176,7 +176,7 @@ void ReplicaCheckpoints::save_if_due(
     const ReplicaSession& session, const TrainingStep& step) {
   const auto held = step.step - 1;
   if (!step.warms_up &&
-      is_turn(
+      saves_now(
           {.step = held,
            .save_every = impl_->options.save_every,
            .place = step.place,

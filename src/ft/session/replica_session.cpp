@@ -14,7 +14,7 @@
 #include "ft/agent/gradient_check.h"
 #include "ft/agent/replica_agent.h"
 #include "ft/protocol/samples.h"
-#include "ft/session/gradients.h"
+#include "ft/session/replica_gradients.h"
 #include "ft/session/samples_of_rank.h"
 #include "ft/session/state_bytes.h"
 #include "ft/session/state_name.h"
@@ -194,7 +194,7 @@ struct ReplicaSession::Impl {
 
   // A bucket that is there, while it is in the cache.
   void give(const ComputeCommand& of, int bucket) {
-    if (check.look(
+    if (check.inspect(
             static_cast<std::size_t>(bucket), agent->gradients(bucket))) {
       agent->give(of, bucket);
     }
@@ -219,12 +219,12 @@ struct ReplicaSession::Impl {
   const std::function<void(std::int64_t)> update;
   const SessionOptions options;
   const NamedParameters parameters;
-  Gradients gradients;
+  ReplicaGradients gradients;
   GradientCheck check;
   std::atomic<std::int64_t> step{0};
   StateId held;
   std::int64_t samples = 0;  // Of the step that is being made.
-  RankProgram program;
+  TrainingCallbacks program;
   std::optional<ComputeCommand> task;
   std::unique_ptr<ReplicaAgent> agent;  // Null after close().
   std::mutex closing;                   // leave() comes from any thread.

@@ -9,7 +9,7 @@
 #include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/printable.h"
-#include "ft/wire/texts.h"
+#include "ft/wire/printable_messages.h"
 #include "net/connector.h"
 
 namespace sherd::ft::transfer {

@@ -8,8 +8,8 @@
 namespace sherd::ft::transfer {
 namespace {
 
-using wire::Reader;
-using wire::Writer;
+using wire::FieldReader;
+using wire::FieldWriter;
 
 void read_version(net::ByteReader& in) {
   const std::uint16_t version = in.u16("the version");
@@ -53,13 +53,13 @@ void read_digests(net::ByteReader& in, TransferAnswer& answer) {
 }  // namespace
 
 std::string bytes_of(const TransferRequest& request) {
-  Writer io;
+  FieldWriter io;
   auto& out = io.out;
   out.u16(kTransferVersion);
   out.u8(static_cast<std::uint8_t>(request.kind));
   out.u64(request.run);
   out.u32(request.shard_rank);
-  fields<Writer>(io, request.state);
+  fields<FieldWriter>(io, request.state);
   out.u32(request.wait_ms_max);
   return out.take();
 }
@@ -72,12 +72,12 @@ std::string bytes_of(const Refusal& refusal) {
 }
 
 std::string bytes_of(const TransferAnswer& answer) {
-  Writer io;
+  FieldWriter io;
   auto& out = io.out;
   out.u16(kTransferVersion);
   out.u8(static_cast<std::uint8_t>(answer.kind));
-  fields<Writer>(io, answer.state);
-  fields<Writer>(io, answer.commit);
+  fields<FieldWriter>(io, answer.state);
+  fields<FieldWriter>(io, answer.commit);
   out.u64(answer.bytes);
   out.u32(answer.chunk_bytes);
   out.count(answer.digests.size());
@@ -102,14 +102,14 @@ std::string bytes_of(const Chunk& chunk) {
 }
 
 Result<TransferRequest> request_of(std::string_view bytes) {
-  Reader io{net::ByteReader(bytes)};
+  FieldReader io{net::ByteReader(bytes)};
   auto& in = io.in;
   read_version(in);
   TransferRequest request;
   request.kind = read_choice(in, "what is asked for", RequestKind::kFetchSum);
   request.run = in.u64("a run");
   request.shard_rank = in.u32("a rank");
-  fields<Reader>(io, request.state);
+  fields<FieldReader>(io, request.state);
   request.wait_ms_max = in.u32("a time to wait");
   return finished(in, "a request of a transfer", request);
 }
@@ -123,13 +123,13 @@ Result<Refusal> refusal_of(std::string_view bytes) {
 }
 
 Result<TransferAnswer> answer_of(std::string_view bytes) {
-  Reader io{net::ByteReader(bytes)};
+  FieldReader io{net::ByteReader(bytes)};
   auto& in = io.in;
   read_version(in);
   TransferAnswer answer;
   answer.kind = read_choice(in, "what is answered", RequestKind::kFetchSum);
-  fields<Reader>(io, answer.state);
-  fields<Reader>(io, answer.commit);
+  fields<FieldReader>(io, answer.state);
+  fields<FieldReader>(io, answer.commit);
   answer.bytes = in.u64("a length");
   answer.chunk_bytes = in.u32("the length of a chunk");
   if (answer.chunk_bytes == 0 || answer.chunk_bytes > kChunkBytesMax) {

@@ -9,7 +9,7 @@ namespace wire {
 // ---- messages and records ----
 
 template <typename Io>
-void fields(Io& io, Of<Io, Report>& report) {
+void fields(Io& io, Field<Io, Report>& report) {
   io.number("a run", report.run);
   io.number("a replica", report.replica);
   io.number("an incarnation", report.incarnation);
@@ -29,35 +29,35 @@ void fields(Io& io, Of<Io, Report>& report) {
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, Order>& order) {
-  io.number("a run", order.run);
-  io.number("a term", order.term);
-  fields(io, order.canonical);
-  io.list("commits", kCommitList, order.recent);
-  fields(io, order.epoch);
-  io.choice("a stage", order.stage, Stage::kClosed);
-  io.list("members", kMemberList, order.members);
-  io.maybe("a planned epoch", order.planned);
-  io.list("peers", kPeerList, order.peers);
-  io.maybe("a digest", order.wrong);
-  io.reason("a reason", order.fenced);
-  io.flag("whether the run has ended", order.ended);
+void fields(Io& io, Field<Io, RunView>& view) {
+  io.number("a run", view.run);
+  io.number("a term", view.term);
+  fields(io, view.canonical);
+  io.list("commits", kCommitList, view.recent);
+  fields(io, view.epoch);
+  io.choice("a stage", view.stage, EpochStage::kClosed);
+  io.list("members", kMemberList, view.members);
+  io.maybe("a planned epoch", view.planned);
+  io.list("peers", kPeerList, view.peers);
+  io.maybe("a digest", view.wrong);
+  io.reason("a reason", view.fenced);
+  io.flag("whether the run has ended", view.ended);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, TermRecord>& record) {
+void fields(Io& io, Field<Io, TermRecord>& record) {
   io.number("a term", record.term);
   io.number("a run", record.run);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, LifeRecord>& record) {
+void fields(Io& io, Field<Io, IncarnationRecord>& record) {
   io.number("a replica", record.replica);
   io.number("an incarnation", record.incarnation);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, EpochRecord>& record) {
+void fields(Io& io, Field<Io, EpochRecord>& record) {
   fields(io, record.epoch);
   fields(io, record.base);
   io.number("a configuration", record.config);
@@ -65,14 +65,14 @@ void fields(Io& io, Of<Io, EpochRecord>& record) {
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, CommitRecord>& record) {
+void fields(Io& io, Field<Io, CommitRecord>& record) {
   fields(io, record.commit);
   io.list("participants", kMemberList, record.participants);
   io.list("members", kMemberList, record.next);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, RollbackRecord>& record) {
+void fields(Io& io, Field<Io, RollbackRecord>& record) {
   fields(io, record.epoch);
   fields(io, record.lost);
   fields(io, record.canonical);
@@ -82,10 +82,10 @@ void fields(Io& io, Of<Io, RollbackRecord>& record) {
 
 namespace {
 
-using wire::Reader;
-using wire::Writer;
+using wire::FieldReader;
+using wire::FieldWriter;
 
-void read_version(Reader& reader) {
+void read_version(FieldReader& reader) {
   const std::uint16_t version = reader.in.u16("the version");
   if (version != kCodecVersion) {
     reader.in.fail(
@@ -95,18 +95,18 @@ void read_version(Reader& reader) {
 
 template <typename T>
 std::string written(const T& value) {
-  Writer writer;
+  FieldWriter writer;
   writer.out.u16(kCodecVersion);
-  fields<Writer>(writer, value);
+  fields<FieldWriter>(writer, value);
   return writer.out.take();
 }
 
 template <typename T>
 Result<T> read(const char* what, std::string_view bytes) {
-  Reader reader{net::ByteReader(bytes)};
+  FieldReader reader{net::ByteReader(bytes)};
   read_version(reader);
   T value;
-  fields<Reader>(reader, value);
+  fields<FieldReader>(reader, value);
   if (auto status = reader.in.finish(what); !status.ok()) {
     return status;
   }
@@ -116,10 +116,10 @@ Result<T> read(const char* what, std::string_view bytes) {
 }  // namespace
 
 std::string bytes_of(const Report& report) { return written(report); }
-std::string bytes_of(const Order& order) { return written(order); }
+std::string bytes_of(const RunView& view) { return written(view); }
 
 std::string bytes_of(const Record& record) {
-  Writer writer;
+  FieldWriter writer;
   writer.out.u16(kCodecVersion);
   wire::write_kind(writer, record);
   return writer.out.take();
@@ -129,12 +129,12 @@ Result<Report> report_of(std::string_view bytes) {
   return read<Report>("a report", bytes);
 }
 
-Result<Order> order_of(std::string_view bytes) {
-  return read<Order>("an order", bytes);
+Result<RunView> run_view_of(std::string_view bytes) {
+  return read<RunView>("an order", bytes);
 }
 
 Result<Record> record_of(std::string_view bytes) {
-  Reader reader{net::ByteReader(bytes)};
+  FieldReader reader{net::ByteReader(bytes)};
   read_version(reader);
   Record record;
   wire::read_kind(reader, "the kind of a record", record);

@@ -21,11 +21,11 @@ namespace sherd::ft {
 inline constexpr std::uint16_t kCodecVersion = 2;
 
 // Types of frames between replicas and the coordinator.
-enum class FrameType : std::uint16_t { kReport = 1, kOrder = 2 };
+enum class FrameType : std::uint16_t { kReport = 1, kRunView = 2 };
 
 // A replica reports when something is new, and this often: the coordinator takes
 // one that is silent for four beats for lost.
-inline constexpr Duration kBeat = std::chrono::milliseconds(250);
+inline constexpr Duration kHeartbeatInterval = std::chrono::milliseconds(250);
 
 struct CodecLimits {
   static constexpr std::size_t kMembers = 4096;  // And peers, participants.
@@ -38,12 +38,12 @@ struct CodecLimits {
 // Reasons that are too long are cut. Throws Error for a list or a host's name
 // above its limit.
 std::string bytes_of(const Report& report);
-std::string bytes_of(const Order& order);
+std::string bytes_of(const RunView& view);
 std::string bytes_of(const Record& record);
 
 // A failure says what was expected and found.
 Result<Report> report_of(std::string_view bytes);
-Result<Order> order_of(std::string_view bytes);
+Result<RunView> run_view_of(std::string_view bytes);
 Result<Record> record_of(std::string_view bytes);
 
 }  // namespace sherd::ft

@@ -18,14 +18,14 @@ using sherd::test::comes_back;
 
 void check_bytes(const std::string& bytes) {
   (void)comes_back<report_of>(bytes);
-  (void)comes_back<order_of>(bytes);
+  (void)comes_back<run_view_of>(bytes);
   (void)comes_back<record_of>(bytes);
 }
 
 void check_messages(sherd::test::FuzzBytes input) {
   test::RandomMessages random(input.seed());
   check_damaged(bytes_of(random.report()), comes_back<report_of>, input);
-  check_damaged(bytes_of(random.order()), comes_back<order_of>, input);
+  check_damaged(bytes_of(random.view()), comes_back<run_view_of>, input);
   check_damaged(bytes_of(random.record()), comes_back<record_of>, input);
 }
 

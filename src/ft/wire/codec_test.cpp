@@ -26,10 +26,10 @@ TEST(Codec, EveryValueComesBack) {
   RandomMessages random(seed_of_test());
   for (int i = 0; i < 2000; ++i) {
     const Report report = random.report();
-    const Order order = random.order();
+    const RunView view = random.view();
     const Record record = random.record();
     EXPECT_EQ(report_of(bytes_of(report)).value(), report);
-    EXPECT_EQ(order_of(bytes_of(order)).value(), order);
+    EXPECT_EQ(run_view_of(bytes_of(view)).value(), view);
     EXPECT_EQ(record_of(bytes_of(record)).value(), record);
   }
 }
@@ -38,19 +38,19 @@ TEST(Codec, RefusesEveryTruncationAndEveryAddition) {
   RandomMessages random(seed_of_test());
   for (int i = 0; i < 20; ++i) {
     const std::string report = bytes_of(random.report());
-    const std::string order = bytes_of(random.order());
+    const std::string view = bytes_of(random.view());
     const std::string record = bytes_of(random.record());
     for (std::size_t size = 0; size < report.size(); ++size) {
       EXPECT_FALSE(report_of(report.substr(0, size)).ok()) << size;
     }
-    for (std::size_t size = 0; size < order.size(); ++size) {
-      EXPECT_FALSE(order_of(order.substr(0, size)).ok()) << size;
+    for (std::size_t size = 0; size < view.size(); ++size) {
+      EXPECT_FALSE(run_view_of(view.substr(0, size)).ok()) << size;
     }
     for (std::size_t size = 0; size < record.size(); ++size) {
       EXPECT_FALSE(record_of(record.substr(0, size)).ok()) << size;
     }
     EXPECT_FALSE(report_of(report + '\0').ok());
-    EXPECT_FALSE(order_of(order + '\0').ok());
+    EXPECT_FALSE(run_view_of(view + '\0').ok());
     EXPECT_FALSE(record_of(record + '\0').ok());
   }
 }
@@ -58,12 +58,12 @@ TEST(Codec, RefusesEveryTruncationAndEveryAddition) {
 TEST(Codec, RandomBytesAreRefusedOrComeBack) {
   RandomMessages random(seed_of_test());
   for (int i = 0; i < 5000; ++i) {
-    std::string bytes = bytes_of(random.order());
+    std::string bytes = bytes_of(random.view());
     for (auto damages = 1 + random.below(4); damages > 0; --damages) {
       bytes[random.below(bytes.size())] = static_cast<char>(random.below(256));
     }
-    if (const auto order = order_of(bytes); order.ok()) {
-      EXPECT_EQ(bytes_of(order.value()), bytes);
+    if (const auto view = run_view_of(bytes); view.ok()) {
+      EXPECT_EQ(bytes_of(view.value()), bytes);
     }
     if (const auto record = record_of(bytes); record.ok()) {
       EXPECT_EQ(bytes_of(record.value()), bytes);
@@ -81,12 +81,12 @@ TEST(Codec, AnotherVersionIsRefusedNamingBoth) {
 }
 
 TEST(Codec, AMessageOfAnotherKindIsRefused) {
-  EXPECT_FALSE(report_of(bytes_of(Order())).ok());
-  EXPECT_FALSE(order_of(bytes_of(Report())).ok());
+  EXPECT_FALSE(report_of(bytes_of(RunView())).ok());
+  EXPECT_FALSE(run_view_of(bytes_of(Report())).ok());
 }
 
 TEST(Codec, AnUnknownKindOfRecordIsRefused) {
-  std::string bytes = bytes_of(Record(LifeRecord{3, 4}));
+  std::string bytes = bytes_of(Record(IncarnationRecord{3, 4}));
   bytes[2] = 5;
   EXPECT_THAT(
       record_of(bytes).status().message(),
@@ -94,13 +94,13 @@ TEST(Codec, AnUnknownKindOfRecordIsRefused) {
 }
 
 TEST(Codec, AnUnknownStageIsRefused) {
-  const Order order;
-  std::string bytes = bytes_of(order);
+  const RunView view;
+  std::string bytes = bytes_of(view);
   // Version, run, term, state, no commits, epoch.
   constexpr std::size_t kStage = 2 + 8 + 8 + 24 + 4 + 16;
   bytes[kStage] = 3;
   EXPECT_THAT(
-      order_of(bytes).status().message(),
+      run_view_of(bytes).status().message(),
       HasSubstr("expected at most 2 as a stage, found 3"));
 }
 
@@ -120,41 +120,41 @@ TEST(Codec, NegativeStepsAreRefused) {
 }
 
 TEST(Codec, ALengthAboveTheLimitIsRefusedBeforeMemoryIsTaken) {
-  std::string bytes = bytes_of(Order());
+  std::string bytes = bytes_of(RunView());
   // Version, run, term, state.
   constexpr std::size_t kCommits = 2 + 8 + 8 + 24;
   bytes.replace(kCommits, 4, "\xff\xff\xff\xff", 4);
   EXPECT_THAT(
-      order_of(bytes).status().message(),
+      run_view_of(bytes).status().message(),
       HasSubstr("expected at most 1024 commits, found 4294967295"));
   // Within the limit, but more than there are bytes for.
   bytes.replace(kCommits, 4, std::string("\x00\x04\x00\x00", 4));
   EXPECT_THAT(
-      order_of(bytes).status().message(),
+      run_view_of(bytes).status().message(),
       HasSubstr("expected 1024 commits of at least 80 bytes each"));
 }
 
 TEST(Codec, TheLargestListsComeBack) {
-  Order order;
-  order.members.resize(CodecLimits::kMembers);
-  order.recent.resize(CodecLimits::kCommits);
-  order.members.back().samples.resize(CodecLimits::kRanges);
-  EXPECT_EQ(order_of(bytes_of(order)).value(), order);
+  RunView view;
+  view.members.resize(CodecLimits::kMembers);
+  view.recent.resize(CodecLimits::kCommits);
+  view.members.back().samples.resize(CodecLimits::kRanges);
+  EXPECT_EQ(run_view_of(bytes_of(view)).value(), view);
 }
 
 TEST(Codec, ListsAboveTheLimitAreNotWritten) {
-  Order order;
-  order.members.resize(CodecLimits::kMembers + 1);
+  RunView view;
+  view.members.resize(CodecLimits::kMembers + 1);
   EXPECT_THAT(
-      sherd::test::error_of([&] { (void)bytes_of(order); }),
+      sherd::test::error_of([&] { (void)bytes_of(view); }),
       HasSubstr("expected at most 4096 members, found 4097"));
 }
 
 TEST(Codec, AReasonThatIsTooLongIsCut) {
-  Order order;
-  order.fenced = std::string(CodecLimits::kTextBytes + 5, 'x');
+  RunView view;
+  view.fenced = std::string(CodecLimits::kTextBytes + 5, 'x');
   EXPECT_EQ(
-      order_of(bytes_of(order)).value().fenced,
+      run_view_of(bytes_of(view)).value().fenced,
       std::string(CodecLimits::kTextBytes, 'x'));
 }
 

@@ -21,11 +21,11 @@
 namespace sherd::ft::wire {
 
 // What is written of a value is listed once, in the functions fields(), for both
-// ways: `io` is a Writer and the value const, or a Reader and it is filled.
-struct Writer;
-struct Reader;
+// ways: `io` is a FieldWriter and the value const, or a FieldReader and it is filled.
+struct FieldWriter;
+struct FieldReader;
 template <typename Io, typename T>
-using Of = std::conditional_t<std::is_same_v<Io, Writer>, const T, T>;
+using Field = std::conditional_t<std::is_same_v<Io, FieldWriter>, const T, T>;
 
 struct ListLimits {
   std::size_t elements_max;
@@ -38,7 +38,7 @@ inline constexpr ListLimits kAddressList{CodecLimits::kAddresses, 8};
 inline constexpr ListLimits kProgressList{CodecLimits::kAddresses, 16};
 inline constexpr ListLimits kCommitList{CodecLimits::kCommits, 80};
 
-struct Writer {
+struct FieldWriter {
   net::ByteWriter out;
 
   void number(const char*, std::uint64_t value) { out.u64(value); }
@@ -70,7 +70,7 @@ struct Writer {
       const char* what, const ListLimits& limits, const std::vector<T>& value);
 };
 
-struct Reader {
+struct FieldReader {
   net::ByteReader in;
 
   void number(const char* what, std::uint64_t& value) { value = in.u64(what); }
@@ -110,34 +110,34 @@ struct Reader {
 // ---- the values of identity.h and messages.h ----
 
 template <typename Io>
-void fields(Io& io, Of<Io, std::uint32_t>& value) {
+void fields(Io& io, Field<Io, std::uint32_t>& value) {
   io.number("a replica", value);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, Epoch>& epoch) {
+void fields(Io& io, Field<Io, Epoch>& epoch) {
   io.number("a term", epoch.term);
   io.number("an epoch", epoch.number);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, Attempt>& attempt) {
+void fields(Io& io, Field<Io, Attempt>& attempt) {
   fields(io, attempt.epoch);
   io.number("a step", attempt.step);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, StateId>& state) {
+void fields(Io& io, Field<Io, StateId>& state) {
   io.number("a step", state.step);
   io.number("a lineage", state.lineage.high);
   io.number("a lineage", state.lineage.low);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, SampleRange>& range) {
+void fields(Io& io, Field<Io, SampleRange>& range) {
   io.number("the first sample", range.begin);
   io.number("the end of samples", range.end);
-  if constexpr (std::is_same_v<Io, Reader>) {
+  if constexpr (std::is_same_v<Io, FieldReader>) {
     if (range.begin > range.end) {
       io.in.fail(
           str("expected samples in order, found [", range.begin, ", ",
@@ -155,23 +155,23 @@ void fields_of_member(Io& io, T& member) {
   io.list("ranges of samples", kRangeList, member.left_out);
 }
 template <typename Io>
-void fields(Io& io, Of<Io, Member>& member) {
+void fields(Io& io, Field<Io, Member>& member) {
   fields_of_member(io, member);
 }
 template <typename Io>
-void fields(Io& io, Of<Io, Participant>& participant) {
+void fields(Io& io, Field<Io, Participant>& participant) {
   fields_of_member(io, participant);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, Vote>& vote) {
+void fields(Io& io, Field<Io, Vote>& vote) {
   fields(io, vote.attempt);
   fields(io, vote.base);
   io.number("a digest", vote.gradients);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, Suspicion>& suspicion) {
+void fields(Io& io, Field<Io, Suspicion>& suspicion) {
   fields(io, suspicion.epoch);
   io.number("a replica", suspicion.accused);
   io.reason("a reason", suspicion.reason);
@@ -179,34 +179,34 @@ void fields(Io& io, Of<Io, Suspicion>& suspicion) {
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, StateDigest>& digest) {
+void fields(Io& io, Field<Io, StateDigest>& digest) {
   fields(io, digest.state);
   io.number("a digest", digest.digest);
   io.flag("whether it was copied", digest.copied);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, GradientFault>& fault) {
+void fields(Io& io, Field<Io, GradientFault>& fault) {
   io.reason("a reason", fault.reason);
   io.flag("whether to stop", fault.stop);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, BadGradients>& bad) {
+void fields(Io& io, Field<Io, BadGradients>& bad) {
   fields(io, bad.base);
   io.list("ranges of samples", kRangeList, bad.samples);
   fields(io, bad.fault);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, RankAddress>& address) {
+void fields(Io& io, Field<Io, RankAddress>& address) {
   io.name("a host", address.host);
   io.number("a port", address.reduce_port);
   io.number("a port", address.fetch_port);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, RingPlace>& place) {
+void fields(Io& io, Field<Io, RingPosition>& place) {
   fields(io, place.epoch);
   io.number("a replica", place.previous);
   io.number("a replica", place.next);
@@ -219,17 +219,17 @@ void fields(Io& io, Of<Io, RingPlace>& place) {
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, Progress>& progress) {
+void fields(Io& io, Field<Io, TrainingProgress>& progress) {
   io.choice("an activity", progress.activity, Activity::kFetching);
   io.number("a serial", progress.serial);
   io.maybe("who is waited for", progress.waits_for);
   io.flag("whether it is to read", progress.to_read);
-  io.number("beats", progress.quiet_beats);
+  io.number("beats", progress.missed_heartbeats);
   io.maybe("a place in a ring", progress.place);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, Commit>& commit) {
+void fields(Io& io, Field<Io, Commit>& commit) {
   fields(io, commit.attempt);
   fields(io, commit.base);
   fields(io, commit.result);
@@ -238,13 +238,13 @@ void fields(Io& io, Of<Io, Commit>& commit) {
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, PlannedEpoch>& planned) {
+void fields(Io& io, Field<Io, PlannedEpoch>& planned) {
   fields(io, planned.epoch);
   io.list("members", kMemberList, planned.members);
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, Peer>& peer) {
+void fields(Io& io, Field<Io, LiveReplica>& peer) {
   io.number("a replica", peer.replica);
   io.number("an incarnation", peer.incarnation);
   io.maybe("a state", peer.held);
@@ -254,34 +254,34 @@ void fields(Io& io, Of<Io, Peer>& peer) {
 // ---- lists and what may be missing ----
 
 template <typename T>
-void Writer::maybe(const char*, const std::optional<T>& value) {
+void FieldWriter::maybe(const char*, const std::optional<T>& value) {
   out.boolean(value.has_value());
   if (value) {
-    fields<Writer>(*this, *value);
+    fields<FieldWriter>(*this, *value);
   }
 }
 
 template <typename T>
-void Reader::maybe(const char* what, std::optional<T>& value) {
+void FieldReader::maybe(const char* what, std::optional<T>& value) {
   if (in.boolean(what)) {
-    fields<Reader>(*this, value.emplace());
+    fields<FieldReader>(*this, value.emplace());
   }
 }
 
 template <typename T>
-void Writer::list(
+void FieldWriter::list(
     const char* what, const ListLimits& limits, const std::vector<T>& value) {
   SHERD_CHECK(
       value.size() <= limits.elements_max, "[ft] expected at most ",
       limits.elements_max, " ", what, ", found ", value.size());
   out.count(value.size());
   for (const T& one : value) {
-    fields<Writer>(*this, one);
+    fields<FieldWriter>(*this, one);
   }
 }
 
 template <typename T>
-void Reader::list(
+void FieldReader::list(
     const char* what, const ListLimits& limits, std::vector<T>& value) {
   value.resize(in.count(
       what,
@@ -291,24 +291,24 @@ void Reader::list(
     if (!in.ok()) {
       return;
     }
-    fields<Reader>(*this, one);
+    fields<FieldReader>(*this, one);
   }
 }
 
 // ---- one of several kinds: which, and its fields ----
 
 template <typename Variant>
-void write_kind(Writer& writer, const Variant& value) {
+void write_kind(FieldWriter& writer, const Variant& value) {
   writer.out.u8(static_cast<std::uint8_t>(value.index()));
-  std::visit([&](const auto& one) { fields<Writer>(writer, one); }, value);
+  std::visit([&](const auto& one) { fields<FieldWriter>(writer, one); }, value);
 }
 
 // The I-th kind, if it is the one that is meant.
 template <typename Variant, std::size_t I = 0>
-void read_kind(Reader& reader, std::size_t kind, Variant& value) {
+void read_kind(FieldReader& reader, std::size_t kind, Variant& value) {
   if constexpr (I < std::variant_size_v<Variant>) {
     if (I == kind) {
-      fields<Reader>(reader, value.template emplace<I>());
+      fields<FieldReader>(reader, value.template emplace<I>());
     } else {
       read_kind<Variant, I + 1>(reader, kind, value);
     }
@@ -316,7 +316,7 @@ void read_kind(Reader& reader, std::size_t kind, Variant& value) {
 }
 
 template <typename Variant>
-void read_kind(Reader& reader, const char* what, Variant& value) {
+void read_kind(FieldReader& reader, const char* what, Variant& value) {
   const std::size_t kind =
       reader.in.choice(what, std::variant_size_v<Variant> - 1);
   read_kind(reader, kind, value);

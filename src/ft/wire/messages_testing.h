@@ -35,30 +35,30 @@ class RandomMessages {
     report.finished = coin();
     report.addresses = some<RankAddress>([&] { return address(); });
     report.progress = progress();
-    report.ranks = some<Progress>([&] { return progress(); });
+    report.ranks = some<TrainingProgress>([&] { return progress(); });
     return report;
   }
 
-  Order order() {
-    Order order;
-    order.run = word();
-    order.term = word();
-    order.canonical = state();
-    order.recent = some<Commit>([&] { return commit(); });
-    order.epoch = epoch();
-    order.stage = static_cast<Stage>(below(3));
-    order.members = members();
-    order.planned =
+  RunView view() {
+    RunView view;
+    view.run = word();
+    view.term = word();
+    view.canonical = state();
+    view.recent = some<Commit>([&] { return commit(); });
+    view.epoch = epoch();
+    view.stage = static_cast<EpochStage>(below(3));
+    view.members = members();
+    view.planned =
         maybe<PlannedEpoch>([&] { return PlannedEpoch{epoch(), members()}; });
-    order.peers = some<Peer>([&] {
-      return Peer{
+    view.peers = some<LiveReplica>([&] {
+      return LiveReplica{
           half(), word(), maybe<StateId>([&] { return state(); }),
           some<RankAddress>([&] { return address(); })};
     });
-    order.wrong = maybe<StateDigest>([&] { return digest(); });
-    order.fenced = text();
-    order.ended = coin();
-    return order;
+    view.wrong = maybe<StateDigest>([&] { return digest(); });
+    view.fenced = text();
+    view.ended = coin();
+    return view;
   }
 
   Record record() {
@@ -66,7 +66,7 @@ class RandomMessages {
       case 0:
         return TermRecord{word(), word()};
       case 1:
-        return LifeRecord{half(), word()};
+        return IncarnationRecord{half(), word()};
       case 2:
         return EpochRecord{epoch(), state(), word(), members()};
       case 3:
@@ -104,15 +104,15 @@ class RandomMessages {
   RankAddress address() {
     return {text(), std::uint16_t(word()), std::uint16_t(word())};
   }
-  Progress progress() {
-    Progress progress;
+  TrainingProgress progress() {
+    TrainingProgress progress;
     progress.activity = static_cast<Activity>(below(6));
     progress.serial = word();
     progress.waits_for = maybe<ReplicaId>([&] { return half(); });
     progress.to_read = coin();
-    progress.quiet_beats = half();
-    progress.place = maybe<RingPlace>([&] {
-      return RingPlace{epoch(), half(), half(),     word(),    word(),
+    progress.missed_heartbeats = half();
+    progress.place = maybe<RingPosition>([&] {
+      return RingPosition{epoch(), half(), half(),     word(),    word(),
                        half(),  text(), positive(), positive()};
     });
     return progress;

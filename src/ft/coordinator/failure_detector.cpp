@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/coordinator/watch.h"
+#include "ft/coordinator/failure_detector.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace {
 constexpr double kLastWeight = 0.2;
 
 // Who waits for the coordinator, or for nothing, has no deadline.
-bool busy(const Progress& progress) {
+bool busy(const TrainingProgress& progress) {
   return progress.activity != Activity::kIdle &&
       progress.activity != Activity::kWaiting;
 }
@@ -27,15 +27,15 @@ Duration scaled(double factor, double usual_s, Duration floor) {
 
 }  // namespace
 
-void Watch::heard(
+void FailureDetector::received(
     ReplicaId replica,
     Incarnation incarnation,
-    const Progress& progress,
-    const std::vector<Progress>& ranks,
+    const TrainingProgress& progress,
+    const std::vector<TrainingProgress>& ranks,
     Instant now) {
   const Life life{replica, incarnation};
   const auto [found, is_new] = watched_.try_emplace(life);
-  Watched& watched = found->second;
+  MonitoredReplica& watched = found->second;
   watched.heard_at = now;
   watched.ranks.resize(ranks.size(), {{}, now});
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -73,7 +73,7 @@ void Watch::heard(
   watched.hung = false;
 }
 
-void Watch::ended(ReplicaId replica, Incarnation incarnation) {
+void FailureDetector::ended(ReplicaId replica, Incarnation incarnation) {
   const Life life{replica, incarnation};
   watched_.erase(life);
   const auto newest = newest_.find(replica);
@@ -88,17 +88,17 @@ void Watch::ended(ReplicaId replica, Incarnation incarnation) {
   }
 }
 
-bool Watch::hung(ReplicaId replica, Incarnation incarnation) const {
+bool FailureDetector::hung(ReplicaId replica, Incarnation incarnation) const {
   const auto found = watched_.find({replica, incarnation});
   return found != watched_.end() && found->second.hung;
 }
 
-bool Watch::slow(ReplicaId replica, Incarnation incarnation) const {
+bool FailureDetector::slow(ReplicaId replica, Incarnation incarnation) const {
   const auto found = watched_.find({replica, incarnation});
   return found != watched_.end() && found->second.slow;
 }
 
-std::vector<RankView> Watch::ranks(
+std::vector<RankActivity> FailureDetector::ranks(
     ReplicaId replica, Incarnation incarnation, Instant now) const {
   const auto found = watched_.find({replica, incarnation});
   if (found == watched_.end()) {
@@ -107,9 +107,9 @@ std::vector<RankView> Watch::ranks(
   return view(found->first, now).ranks;
 }
 
-ReplicaView Watch::view(const Life& life, Instant now) const {
+ReplicaActivity FailureDetector::view(const Life& life, Instant now) const {
   const auto& watched = watched_.at(life);
-  ReplicaView view;
+  ReplicaActivity view;
   view.replica = life.first;
   view.waits_for = watched.progress.waits_for;
   for (const auto& rank : watched.ranks) {
@@ -118,8 +118,8 @@ ReplicaView Watch::view(const Life& life, Instant now) const {
   return view;
 }
 
-std::string Watch::report_of(const Life& life, Instant now) const {
-  std::vector<ReplicaView> others;
+std::string FailureDetector::report_of(const Life& life, Instant now) const {
+  std::vector<ReplicaActivity> others;
   for (const auto& [replica, newest] : newest_) {
     others.push_back(view(newest, now));
   }
@@ -127,7 +127,7 @@ std::string Watch::report_of(const Life& life, Instant now) const {
   return report.empty() ? report : "; " + report;
 }
 
-std::vector<Finding> Watch::tick(Instant now) {
+std::vector<Finding> FailureDetector::tick(Instant now) {
   std::vector<Finding> found;
   find_silent(now, found);
   find_hung(now, found);
@@ -135,11 +135,11 @@ std::vector<Finding> Watch::tick(Instant now) {
   return found;
 }
 
-std::optional<double> Watch::usual_s(const Watched& watched) const {
+std::optional<double> FailureDetector::usual_s(const MonitoredReplica& watched) const {
   return watched.usual_s[static_cast<std::size_t>(watched.progress.activity)];
 }
 
-Duration Watch::hard_limit(const Watched& watched) const {
+Duration FailureDetector::hard_limit(const MonitoredReplica& watched) const {
   const bool first = watched.progress.activity == Activity::kComputing &&
       watched.computed < options_.first_steps;
   return scaled(
@@ -147,35 +147,35 @@ Duration Watch::hard_limit(const Watched& watched) const {
       first ? options_.first_floor : options_.hard_floor);
 }
 
-Duration Watch::soft_limit(const Watched& watched) const {
+Duration FailureDetector::soft_limit(const MonitoredReplica& watched) const {
   return scaled(
       options_.soft_factor, usual_s(watched).value_or(0), options_.soft_floor);
 }
 
-bool Watch::over_hard_limit(const Watched& watched, Instant now) const {
+bool FailureDetector::over_hard_limit(const MonitoredReplica& watched, Instant now) const {
   return busy(watched.progress) && now - watched.since > hard_limit(watched);
 }
 
-Duration Watch::quiet(const Watched& watched) const {
+Duration FailureDetector::quiet(const MonitoredReplica& watched) const {
   Duration longest{0};
   for (const auto& rank : watched.ranks) {
-    if (rank.progress.quiet_beats >= kQuietBeats) {
-      longest = std::max(longest, quiet_of(rank.progress));
+    if (rank.progress.missed_heartbeats >= kSilentAfterHeartbeats) {
+      longest = std::max(longest, silence_of(rank.progress));
     }
   }
   return longest;
 }
 
 // What its agents say is old where one of them is silent.
-bool Watch::hangs(const Watched& watched, Instant now) const {
+bool FailureDetector::hangs(const MonitoredReplica& watched, Instant now) const {
   const auto silent = quiet(watched);
   return silent > Duration(0) ? silent > options_.hard_floor
                               : over_hard_limit(watched, now);
 }
 
-std::optional<DeadLink> Watch::dead_link_of(
+std::optional<DeadLink> FailureDetector::dead_link_of(
     const std::vector<Life>& lives, Instant now) const {
-  std::vector<ReplicaView> views;
+  std::vector<ReplicaActivity> views;
   for (const auto& life : lives) {
     if (quiet(watched_.at(life)) == Duration(0)) {
       views.push_back(view(life, now));
@@ -184,7 +184,7 @@ std::optional<DeadLink> Watch::dead_link_of(
   return dead_link(views);
 }
 
-const Watch::Life* Watch::life_of(ReplicaId replica) const {
+const FailureDetector::Life* FailureDetector::life_of(ReplicaId replica) const {
   const auto found = newest_.find(replica);
   return found == newest_.end() ? nullptr : &found->second;
 }
@@ -194,7 +194,7 @@ const Watch::Life* Watch::life_of(ReplicaId replica) const {
 // that does nothing has none: then it is the limit of who waits for it. Where
 // something went and has not come, it is who should have got it: in a circle all
 // wait, and nothing else tells them from each other.
-std::optional<Watch::Blame> Watch::culprit(
+std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
     const Life& life, Instant now) const {
   std::vector<Life> path;
   Life at = life;
@@ -214,7 +214,7 @@ std::optional<Watch::Blame> Watch::culprit(
     }
     if (other.progress.activity == Activity::kIdle &&
         over_hard_limit(watched, now)) {
-      return Blame{*next, std::nullopt};
+      return HangCulprit{*next, std::nullopt};
     }
     if (!busy(other.progress) && quiet(other) == Duration(0)) {
       path = {at, *next};  // It has what `at` lacks.
@@ -227,11 +227,11 @@ std::optional<Watch::Blame> Watch::culprit(
   }
   const auto link = dead_link_of(path, now);
   const Life* end = link ? life_of(link->to) : nullptr;
-  return Blame{
+  return HangCulprit{
       end != nullptr && busy(watched_.at(*end).progress) ? *end : at, link};
 }
 
-void Watch::find_silent(Instant now, std::vector<Finding>& found) {
+void FailureDetector::find_silent(Instant now, std::vector<Finding>& found) {
   std::vector<Life> silent;
   for (const auto& [life, watched] : watched_) {
     if (now - watched.heard_at > options_.dead_after) {
@@ -248,7 +248,7 @@ void Watch::find_silent(Instant now, std::vector<Finding>& found) {
   }
 }
 
-std::string Watch::why_hung(const Blame& blame, Instant now) const {
+std::string FailureDetector::why_hung(const HangCulprit& blame, Instant now) const {
   const auto& hangs = watched_.at(blame.life);
   std::string reason;
   if (const auto silent = quiet(hangs); silent > Duration(0)) {
@@ -267,7 +267,7 @@ std::string Watch::why_hung(const Blame& blame, Instant now) const {
   return reason + report_of(blame.life, now);
 }
 
-void Watch::find_hung(Instant now, std::vector<Finding>& found) {
+void FailureDetector::find_hung(Instant now, std::vector<Finding>& found) {
   for (const auto& [life, waiting] : watched_) {
     if (waiting.hung || !hangs(waiting, now)) {
       continue;
@@ -284,7 +284,7 @@ void Watch::find_hung(Instant now, std::vector<Finding>& found) {
 }
 
 // Who waits for another is not slow itself.
-void Watch::find_slow(Instant now, std::vector<Finding>& found) {
+void FailureDetector::find_slow(Instant now, std::vector<Finding>& found) {
   for (auto& [life, watched] : watched_) {
     if (watched.slow || !busy(watched.progress) || watched.progress.waits_for ||
         !usual_s(watched) || now - watched.since <= soft_limit(watched)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/wire/texts.h"
+#include "ft/wire/printable_messages.h"
 
 #include <cstdint>
 #include <random>
@@ -40,29 +40,29 @@ TEST(Texts, OfAReportAreFitForATerminal) {
 }
 
 TEST(Texts, OfAnOrderAreFitForATerminal) {
-  Order order;
-  order.fenced = kBad;
-  order.peers = {{1, 1, {}, {{kBad, 1, 2}}}};
-  const Order clean = with_printable_texts(order);
+  RunView view;
+  view.fenced = kBad;
+  view.peers = {{1, 1, {}, {{kBad, 1, 2}}}};
+  const RunView clean = with_printable_texts(view);
   EXPECT_EQ(clean.fenced, kGood);
   EXPECT_EQ(clean.peers[0].addresses[0].host, kGood);
   EXPECT_THAT(bytes_of(clean), Not(HasSubstr("\x1b[")));
 }
 
 TEST(Texts, AreCut) {
-  Order order;
-  order.fenced = std::string(CodecLimits::kTextBytes, 'x');
+  RunView view;
+  view.fenced = std::string(CodecLimits::kTextBytes, 'x');
   EXPECT_EQ(
-      with_printable_texts(order).fenced, std::string(kShownBytesMax, 'x'));
+      with_printable_texts(view).fenced, std::string(kShownBytesMax, 'x'));
 }
 
 TEST(Texts, ThatAreFitAreLeftAloneAndSoIsAllElse) {
   test::RandomMessages random(std::random_device{}());
   for (int i = 0; i < 200; ++i) {
     const Report report = random.report();
-    const Order order = random.order();
+    const RunView view = random.view();
     EXPECT_EQ(with_printable_texts(report), report);
-    EXPECT_EQ(with_printable_texts(order), order);
+    EXPECT_EQ(with_printable_texts(view), view);
   }
 }
 

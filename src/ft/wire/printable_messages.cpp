@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/wire/texts.h"
+#include "ft/wire/printable_messages.h"
 
 #include <string>
 #include <vector>
@@ -16,7 +16,7 @@ void clean(std::vector<RankAddress>& addresses) {
   }
 }
 
-void clean(Progress& progress) {
+void clean(TrainingProgress& progress) {
   if (progress.place) {
     clean(progress.place->unit);
   }
@@ -39,12 +39,12 @@ Report with_printable_texts(Report report) {
   return report;
 }
 
-Order with_printable_texts(Order order) {
-  clean(order.fenced);
-  for (auto& peer : order.peers) {
+RunView with_printable_texts(RunView view) {
+  clean(view.fenced);
+  for (auto& peer : view.peers) {
     clean(peer.addresses);
   }
-  return order;
+  return view;
 }
 
 }  // namespace sherd::ft

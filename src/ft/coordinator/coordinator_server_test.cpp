@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/coordinator/service.h"
+#include "ft/coordinator/coordinator_server.h"
 
 #include <sys/socket.h>
 #include <algorithm>
@@ -32,9 +32,9 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // A peer that says one frame, or nothing, and keeps what it hears.
-class Guest {
+class TestClient {
  public:
-  Guest(
+  TestClient(
       net::Loop& loop,
       const net::HostAddress& address,
       std::optional<net::Frame> says)
@@ -55,7 +55,7 @@ class Guest {
                 connection_->send(says->type, says->payload);
               }
             }) {}
-  const std::vector<net::Frame>& heard() const { return heard_; }
+  const std::vector<net::Frame>& received() const { return heard_; }
   bool closed() const { return closed_; }
 
  private:
@@ -82,11 +82,11 @@ class ServiceTest : public ::testing::Test {
     options_.coordinator.samples_per_replica = 4;
     options_.coordinator.reconnect_timeout = milliseconds(300);
     // They cannot beat while the loop of all waits for the disk.
-    options_.watch.dead_after = seconds(10);
+    options_.detector.dead_after = seconds(10);
   }
 
   void start() {
-    service_ = Service::start(loop_, options_, [this](const Status& why) {
+    service_ = CoordinatorServer::start(loop_, options_, [this](const Status& why) {
                  ended_ = why.message();
                }).value();
     options_.address = service_->address();
@@ -146,16 +146,16 @@ class ServiceTest : public ::testing::Test {
   }
   // What a peer that sends this frame is left with: it is closed, or not.
   bool closed_after(std::uint16_t type, const std::string& payload) {
-    const Guest guest(
+    const TestClient guest(
         loop_, options_.address, net::Frame{.type = type, .payload = payload});
     return run_until(loop_, [&] { return guest.closed(); }, seconds(5));
   }
 
   const sherd::testing::ScratchFolder folder_;
-  ServiceOptions options_;
+  CoordinatorServerOptions options_;
   net::Loop loop_;
   std::string ended_;
-  std::unique_ptr<Service> service_;
+  std::unique_ptr<CoordinatorServer> service_;
   std::vector<std::unique_ptr<FakeReplica>> replicas_;
 };
 
@@ -216,7 +216,7 @@ TEST_F(ServiceTest, WhoLeavesIsNoFailure) {
 }
 
 TEST_F(ServiceTest, WhoIsSilentIsLostInTime) {
-  options_.watch.dead_after = seconds(1);
+  options_.detector.dead_after = seconds(1);
   start_three();
   replicas_[2]->fall_silent();
   replicas_[2]->hang();
@@ -229,7 +229,7 @@ class ServiceHang : public ServiceTest,
                     public ::testing::WithParamInterface<Activity> {};
 
 TEST_P(ServiceHang, WhoHangsIsLeftOutUntilItMoves) {
-  options_.watch.hard_floor = milliseconds(700);
+  options_.detector.hard_floor = milliseconds(700);
   options_.coordinator.vote_timeout =
       seconds(30);  // Nothing goes on without it.
   start_three();
@@ -259,19 +259,19 @@ TEST_F(ServiceTest, ANewerLifeFencesTheOlder) {
 
 // Whoever waits for the replica would be taken for the one that hangs.
 TEST_F(ServiceTest, AGuestOfAnotherRunTakesNobodysPlace) {
-  options_.watch.hard_floor = milliseconds(700);
+  options_.detector.hard_floor = milliseconds(700);
   options_.coordinator.vote_timeout =
       seconds(30);  // Nothing goes on without it.
-  options_.watch.first_floor = milliseconds(700);
+  options_.detector.first_floor = milliseconds(700);
   start_three();
   Report report;
   report.replica = 1;
   report.incarnation = 99;
   report.run = 5;
-  const Guest guest(loop_, options_.address, frame_of(report));
-  ASSERT_TRUE(run_until(loop_, [&] { return !guest.heard().empty(); }));
+  const TestClient guest(loop_, options_.address, frame_of(report));
+  ASSERT_TRUE(run_until(loop_, [&] { return !guest.received().empty(); }));
   EXPECT_THAT(
-      order_of(guest.heard().front().payload).value().fenced,
+      run_view_of(guest.received().front().payload).value().fenced,
       HasSubstr("this is run 77, the replica is of run 5"));
   EXPECT_EQ(state_of(1), "member");
   replicas_[1]->hang();
@@ -295,14 +295,14 @@ TEST_F(ServiceTest, OfTwoConnectionsOfOneLifeTheNewerCounts) {
 TEST_F(ServiceTest, StrangersFramesCloseTheirConnectionAlone) {
   start_three();
   constexpr auto kReport = static_cast<std::uint16_t>(FrameType::kReport);
-  constexpr auto kOrder = static_cast<std::uint16_t>(FrameType::kOrder);
+  constexpr auto kRunView = static_cast<std::uint16_t>(FrameType::kRunView);
   Report report;
   report.replica = 1;
   report.incarnation = 9;
   std::string other_version = bytes_of(report);
   other_version[0] = 9;
   EXPECT_TRUE(closed_after(99, "hello"));
-  EXPECT_TRUE(closed_after(kOrder, bytes_of(Order())));
+  EXPECT_TRUE(closed_after(kRunView, bytes_of(RunView())));
   EXPECT_TRUE(closed_after(kReport, ""));
   EXPECT_TRUE(closed_after(kReport, "rubbish"));
   EXPECT_TRUE(closed_after(kReport, other_version));
@@ -342,7 +342,7 @@ TEST_F(ServiceTest, TextsOfReportsAreMadePrintable) {
   report.replica = 1;
   report.incarnation = 1;
   report.suspicion = Suspicion{{1, 2}, 2, "gone\x1b[2J\nsherd: all is well"};
-  const Guest guest(loop_, options_.address, frame_of(report));
+  const TestClient guest(loop_, options_.address, frame_of(report));
   ASSERT_TRUE(run_until(loop_, [&] { return counted("failures") == 1; }));
   EXPECT_EQ(
       failures(), "replica 2: gone?[2J?sherd: all is well (says replica 1)\n");
@@ -351,7 +351,7 @@ TEST_F(ServiceTest, TextsOfReportsAreMadePrintable) {
 TEST_F(ServiceTest, WhoNeverReportsIsClosed) {
   options_.first_report_timeout = milliseconds(200);
   start();
-  const Guest guest(loop_, options_.address, std::nullopt);
+  const TestClient guest(loop_, options_.address, std::nullopt);
   EXPECT_TRUE(run_until(loop_, [&] { return guest.closed(); }));
 }
 
@@ -424,7 +424,7 @@ TEST_F(ServiceTest, ASuccessorEndsIt) {
 
 TEST_F(ServiceTest, ALogThatCannotBeHadIsAFailure) {
   options_.log = "/nowhere/log.db";
-  const auto started = Service::start(loop_, options_, nullptr);
+  const auto started = CoordinatorServer::start(loop_, options_, nullptr);
   ASSERT_FALSE(started.ok());
   EXPECT_THAT(started.status().message(), HasSubstr("/nowhere/log.db"));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Watch finds replicas that are silent, hang or are slow, from what they say of
-// their training threads. A phase is as long as one serial of a Progress stands;
+// FailureDetector finds replicas that are silent, hang or are slow, from what they say of
+// their training threads. A phase is as long as one serial of a TrainingProgress stands;
 // how long is usual is learnt for each life and activity. When many wait for one,
 // that one hangs, not its neighbours; where they wait in a circle, an end of the
 // link that is dead. Time is an argument. Thread rule: one thread; a value.
@@ -19,7 +19,7 @@
 
 namespace sherd::ft {
 
-struct WatchOptions {
+struct FailureDetectorOptions {
   // Behaviour. Nothing was heard for so long, four beats: it is lost.
   Duration dead_after = std::chrono::seconds(1);
   // A phase is slow above so many usual ones, and above the floor.
@@ -47,15 +47,15 @@ struct Finding {
   std::optional<DeadLink> link{};
 };
 
-class Watch {
+class FailureDetector {
  public:
-  explicit Watch(const WatchOptions& options) : options_(options) {}
+  explicit FailureDetector(const FailureDetectorOptions& options) : options_(options) {}
 
-  void heard(
+  void received(
       ReplicaId replica,
       Incarnation incarnation,
-      const Progress& progress,
-      const std::vector<Progress>& ranks,
+      const TrainingProgress& progress,
+      const std::vector<TrainingProgress>& ranks,
       Instant now);
   // Nothing is expected from this life any more.
   void ended(ReplicaId replica, Incarnation incarnation);
@@ -69,19 +69,19 @@ class Watch {
   // Found to be slow in the phase that it is in.
   bool slow(ReplicaId replica, Incarnation incarnation) const;
   // What its ranks do; none: it is not watched, or says nothing of them.
-  std::vector<RankView> ranks(
+  std::vector<RankActivity> ranks(
       ReplicaId replica, Incarnation incarnation, Instant now) const;
 
  private:
   using Life = std::pair<ReplicaId, Incarnation>;
   static constexpr std::size_t kActivities = 6;
-  struct WatchedRank {
-    Progress progress;
+  struct MonitoredRank {
+    TrainingProgress progress;
     Instant since{};  // This activity and serial.
   };
-  struct Watched {
-    Progress progress;
-    std::vector<WatchedRank> ranks;
+  struct MonitoredReplica {
+    TrainingProgress progress;
+    std::vector<MonitoredRank> ranks;
     Instant heard_at{};
     Instant since{};                                         // This serial.
     std::array<std::optional<double>, kActivities> usual_s;  // Moving average.
@@ -90,34 +90,34 @@ class Watch {
     bool hung = false;
   };
 
-  std::optional<double> usual_s(const Watched& watched) const;
-  Duration hard_limit(const Watched& watched) const;
-  Duration soft_limit(const Watched& watched) const;
-  bool over_hard_limit(const Watched& watched, Instant now) const;
+  std::optional<double> usual_s(const MonitoredReplica& watched) const;
+  Duration hard_limit(const MonitoredReplica& watched) const;
+  Duration soft_limit(const MonitoredReplica& watched) const;
+  bool over_hard_limit(const MonitoredReplica& watched, Instant now) const;
   // For how long one of its agents has been silent; 0: none has.
-  Duration quiet(const Watched& watched) const;
-  bool hangs(const Watched& watched, Instant now) const;
-  struct Blame {
+  Duration quiet(const MonitoredReplica& watched) const;
+  bool hangs(const MonitoredReplica& watched, Instant now) const;
+  struct HangCulprit {
     Life life;
     std::optional<DeadLink> link;
   };
   // Where the chain of who waits for whom from `life` ends, by the hard limit.
-  std::optional<Blame> culprit(const Life& life, Instant now) const;
+  std::optional<HangCulprit> culprit(const Life& life, Instant now) const;
   // Between these.
   std::optional<DeadLink> dead_link_of(
       const std::vector<Life>& lives, Instant now) const;
-  ReplicaView view(const Life& life, Instant now) const;
+  ReplicaActivity view(const Life& life, Instant now) const;
   // Who waits for it, and where.
   std::string report_of(const Life& life, Instant now) const;
-  std::string why_hung(const Blame& blame, Instant now) const;
+  std::string why_hung(const HangCulprit& blame, Instant now) const;
   // The newest life of a replica that is watched.
   const Life* life_of(ReplicaId replica) const;
   void find_silent(Instant now, std::vector<Finding>& found);
   void find_hung(Instant now, std::vector<Finding>& found);
   void find_slow(Instant now, std::vector<Finding>& found);
 
-  WatchOptions options_;
-  std::map<Life, Watched> watched_;
+  FailureDetectorOptions options_;
+  std::map<Life, MonitoredReplica> watched_;
   std::map<ReplicaId, Life> newest_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Orders is the queue between the agent and the thread that trains: what that one
+// TrainingQueue is the queue between the agent and the thread that trains: what that one
 // has to do, in order. Thread rule: any.
 #pragma once
 
@@ -16,53 +16,53 @@
 namespace sherd::ft {
 
 // Fetched from another replica: a sum, or a state as a whole.
-struct Fetched {
+struct FetchedState {
   bool is_sum = false;
   Commit commit;  // Of the sum.
   StateId state;  // That installing it makes.
   std::shared_ptr<const std::string> bytes;
 };
 
-struct InstallOrder {
+struct InstallFetchedTask {
   std::uint64_t serial = 0;
-  Fetched fetched;
+  FetchedState fetched;
 };
 
-using TrainingOrder = std::variant<
+using TrainingTask = std::variant<
     ComputeCommand,
     ApplyCommand,
     SnapshotCommand,
-    InstallOrder,
+    InstallFetchedTask,
     StopCommand>;
 
-class Orders {
+class TrainingQueue {
  public:
-  void push(TrainingOrder order) {
+  void push(TrainingTask task) {
     const std::lock_guard lock(mutex_);
-    orders_.push_back(std::move(order));
+    queue_.push_back(std::move(task));
     came_.notify_one();
   }
 
   // The first, which stays. Waits without a deadline: somebody else's death ends
   // it with an order, and the coordinator notices who hangs.
-  TrainingOrder front() {
+  TrainingTask front() {
     std::unique_lock lock(mutex_);
-    came_.wait(lock, [this] { return !orders_.empty(); });
-    return orders_.front();
+    came_.wait(lock, [this] { return !queue_.empty(); });
+    return queue_.front();
   }
 
   void pop() {
     const std::lock_guard lock(mutex_);
-    orders_.pop_front();
+    queue_.pop_front();
   }
 
  private:
-  // push() adds to orders_ and notifies with mutex_ held, under which the one
+  // push() adds to queue_ and notifies with mutex_ held, under which the one
   // thread that waits, the one that trains, looks whether there is any. Whatever
   // ends a rank pushes a StopCommand, so the last wait ends, too.
   std::mutex mutex_;
   std::condition_variable came_;
-  std::deque<TrainingOrder> orders_;
+  std::deque<TrainingTask> queue_;
 };
 
 }  // namespace sherd::ft

@@ -10,14 +10,14 @@
 
 namespace sherd::ft {
 
-struct SaveTurn {
+struct SaveSchedule {
   std::int64_t step = 0;        // That is held.
   std::int64_t save_every = 0;  // 0: never.
   int place = 0;                // Of this replica among those that train.
   int replicas = 1;             // How many they are.
 };
 
-inline bool is_turn(const SaveTurn& turn) {
+inline bool saves_now(const SaveSchedule& turn) {
   return turn.save_every > 0 && turn.step > 0 && turn.replicas > 0 &&
       turn.step % turn.save_every == 0 &&
       turn.step / turn.save_every % turn.replicas == turn.place;

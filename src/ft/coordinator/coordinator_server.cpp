@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/coordinator/service.h"
+#include "ft/coordinator/coordinator_server.h"
 
 #include <algorithm>
 #include <map>
@@ -12,29 +12,29 @@
 #include "base/log.h"
 #include "ft/coordinator/awake_clock.h"
 #include "ft/coordinator/log_store.h"
-#include "ft/coordinator/run_book.h"
+#include "ft/coordinator/status_board.h"
 #include "ft/wire/codec.h"
-#include "ft/wire/texts.h"
+#include "ft/wire/printable_messages.h"
 #include "net/connection.h"
 
 namespace sherd::ft {
 namespace {
 
 // How often it looks for who is silent.
-constexpr Duration kTick = kBeat / 2;
+constexpr Duration kTick = kHeartbeatInterval / 2;
 constexpr Duration kAskOwner = std::chrono::seconds(1);
 // Ticks that are later than this were missed because the process stood still.
 constexpr Duration kGapMax = std::chrono::milliseconds(500);
 // A report says little; orders, which carry all addresses, may be longer.
 constexpr std::size_t kReportBytesMax = std::size_t{1} << 20U;
 // Waiting for their first report, or fenced.
-constexpr std::size_t kSessionsMax = 16384;
+constexpr std::size_t kConnectionsMax = 16384;
 
 using Life = std::pair<ReplicaId, Incarnation>;
 // Counts connections: a later one is higher.
-using SessionId = std::uint64_t;
+using ConnectionId = std::uint64_t;
 
-struct Session {
+struct ReplicaConnection {
   std::unique_ptr<net::Connection> connection;
   Instant since{};
   // Whose it is, by its first report; none also when another one took over.
@@ -45,16 +45,16 @@ struct Session {
 
 }  // namespace
 
-struct Service::Impl {
-  Impl(net::Loop& of, const ServiceOptions& given)
+struct CoordinatorServer::Impl {
+  Impl(net::Loop& of, const CoordinatorServerOptions& given)
       : loop(of),
         options(given),
         clock(real, kGapMax),
-        watch(given.watch),
-        book(real.now()) {}
+        detector(given.detector),
+        board(real.now()) {}
 
   net::Loop& loop;
-  const ServiceOptions options;
+  const CoordinatorServerOptions options;
   std::function<void(const Status&)> on_end;
   const SteadyClock real;
   const AwakeClock clock;  // Of all that decides.
@@ -62,11 +62,11 @@ struct Service::Impl {
   std::optional<Coordinator> machine;  // None: the log cannot be written.
   std::string complaint;
   Duration log_retry{};
-  Watch watch;
-  RunBook book;
-  SessionId last_session = 0;
-  std::map<SessionId, Session> sessions;
-  std::map<Life, SessionId> lives;  // Where each is reached.
+  FailureDetector detector;
+  StatusBoard board;
+  ConnectionId last_connection = 0;
+  std::map<ConnectionId, ReplicaConnection> connections;
+  std::map<Life, ConnectionId> lives;  // Where each is reached.
   std::unique_ptr<net::Listener> listener;
   net::Timer tick_timer;
   net::Timer machine_timer;
@@ -75,28 +75,28 @@ struct Service::Impl {
 
   Status listen();
   Status begin_term();
-  Status carry_out(const Decisions& decisions);
-  void decide(const Decisions& decisions);
-  void tell(const Tell& tell);
+  Status carry_out(const CoordinatorDecisions& decisions);
+  void decide(const CoordinatorDecisions& decisions);
+  void tell(const SendView& tell);
   void schedule();
   void tick();
   void act_on(const Finding& finding);
-  void close_silent_sessions(Instant now);
+  void close_silent_connections(Instant now);
   void log_failed(const Status& status);
   void retry_log();
   void end(const Status& why);
 
   void connected(std::unique_ptr<net::Connection> connection);
-  void received(SessionId id, const net::Frame& frame);
-  bool belongs(SessionId id, const Report& report);
-  void refuse(SessionId id, const std::string& why);
-  void closed(SessionId id, const Status& reason);
+  void received(ConnectionId id, const net::Frame& frame);
+  bool belongs(ConnectionId id, const Report& report);
+  void refuse(ConnectionId id, const std::string& why);
+  void closed(ConnectionId id, const Status& reason);
 };
 
 // ---- the log and the machine ----
 
-Status Service::Impl::begin_term() {
-  Decisions decisions;
+Status CoordinatorServer::Impl::begin_term() {
+  CoordinatorDecisions decisions;
   machine.emplace(
       options.coordinator, store->take_history(), clock.now(), decisions);
   auto status = carry_out(decisions);
@@ -109,7 +109,7 @@ Status Service::Impl::begin_term() {
 }
 
 // All records of a batch are on the disk before anybody is told anything.
-Status Service::Impl::carry_out(const Decisions& decisions) {
+Status CoordinatorServer::Impl::carry_out(const CoordinatorDecisions& decisions) {
   std::vector<Record> records;
   for (const auto& decision : decisions) {
     if (const auto* append = std::get_if<AppendRecord>(&decision.what)) {
@@ -121,17 +121,17 @@ Status Service::Impl::carry_out(const Decisions& decisions) {
   }
   for (const auto& decision : decisions) {
     if (const auto* append = std::get_if<AppendRecord>(&decision.what)) {
-      book.wrote(append->record, decision.reason, real.now());
-    } else if (const auto* found = std::get_if<Notice>(&decision.what)) {
-      book.noticed(*found, decision.reason, real.now());
+      board.wrote(append->record, decision.reason, real.now());
+    } else if (const auto* found = std::get_if<DetectedFault>(&decision.what)) {
+      board.noticed(*found, decision.reason, real.now());
     } else {
-      tell(std::get<Tell>(decision.what));
+      tell(std::get<SendView>(decision.what));
     }
   }
   return {};
 }
 
-void Service::Impl::decide(const Decisions& decisions) {
+void CoordinatorServer::Impl::decide(const CoordinatorDecisions& decisions) {
   if (auto status = carry_out(decisions); !status.ok()) {
     log_failed(status);
     return;
@@ -139,30 +139,30 @@ void Service::Impl::decide(const Decisions& decisions) {
   schedule();
 }
 
-void Service::Impl::tell(const Tell& tell) {
+void CoordinatorServer::Impl::tell(const SendView& tell) {
   const auto found = lives.find({tell.replica, tell.incarnation});
-  if (found != lives.end() && !tell.order.fenced.empty() &&
-      !std::exchange(sessions.at(found->second).fenced, true)) {
+  if (found != lives.end() && !tell.view.fenced.empty() &&
+      !std::exchange(connections.at(found->second).fenced, true)) {
     log_warning(
-        str("[ft] replica ", tell.replica, " is fenced: ", tell.order.fenced));
+        str("[ft] replica ", tell.replica, " is fenced: ", tell.view.fenced));
   }
-  book.told(tell.replica, tell.incarnation, tell.order);
+  board.told(tell.replica, tell.incarnation, tell.view);
   if (found == lives.end()) {
     return;  // It will hear the same when it is back.
   }
   try {
-    sessions.at(found->second)
+    connections.at(found->second)
         .connection->send(
-            static_cast<std::uint16_t>(FrameType::kOrder),
-            bytes_of(tell.order));
-    book.count("orders");
+            static_cast<std::uint16_t>(FrameType::kRunView),
+            bytes_of(tell.view));
+    board.count("orders");
   } catch (const Error& error) {
     // Too long: what others have reported shall not end the coordinator.
     refuse(found->second, error.what());
   }
 }
 
-void Service::Impl::schedule() {
+void CoordinatorServer::Impl::schedule() {
   const Instant now = clock.now();
   const auto next = machine ? machine->next_tick(now) : std::nullopt;
   if (!next) {
@@ -178,7 +178,7 @@ void Service::Impl::schedule() {
 }
 
 // What the machine believes is ahead of the log now: it is forgotten.
-void Service::Impl::log_failed(const Status& status) {
+void CoordinatorServer::Impl::log_failed(const Status& status) {
   machine.reset();
   store.reset();
   machine_timer.cancel();
@@ -187,15 +187,15 @@ void Service::Impl::log_failed(const Status& status) {
     return;
   }
   if (complaint != status.message()) {
-    book.failed("log", status.message(), real.now());
+    board.failed("log", status.message(), real.now());
   }
-  book.count("log_failures");
+  board.count("log_failures");
   complaint = status.message();
   log_timer = loop.after(log_retry, [this] { retry_log(); });
   log_retry = std::min(2 * log_retry, options.log_retry_max);
 }
 
-void Service::Impl::retry_log() {
+void CoordinatorServer::Impl::retry_log() {
   auto opened = LogStore::open(options.log);
   if (!opened.ok()) {
     log_failed(opened.status());
@@ -209,7 +209,7 @@ void Service::Impl::retry_log() {
   log_info(str("[ft] the log can be written again: '", options.log, "'"));
 }
 
-void Service::Impl::end(const Status& why) {
+void CoordinatorServer::Impl::end(const Status& why) {
   complaint = why.message();
   tick_timer.cancel();
   log_timer.cancel();
@@ -222,7 +222,7 @@ void Service::Impl::end(const Status& why) {
 
 // ---- watching ----
 
-void Service::Impl::tick() {
+void CoordinatorServer::Impl::tick() {
   tick_timer = loop.after(kTick, [this] { tick(); });
   const Instant now = clock.now();
   // One that was stopped and replaced may hear nothing that it has to write.
@@ -234,31 +234,31 @@ void Service::Impl::tick() {
       return;
     }
   }
-  for (const auto& finding : watch.tick(now)) {
+  for (const auto& finding : detector.tick(now)) {
     act_on(finding);
   }
-  for (const auto& [life, session] : lives) {
+  for (const auto& [life, entry] : lives) {
     const auto& [replica, incarnation] = life;
-    book.watched(
+    board.watched(
         replica, incarnation,
-        {.hung = watch.hung(replica, incarnation),
-         .slow = watch.slow(replica, incarnation)});
+        {.hung = detector.hung(replica, incarnation),
+         .slow = detector.slow(replica, incarnation)});
   }
-  close_silent_sessions(now);
+  close_silent_connections(now);
 }
 
-void Service::Impl::act_on(const Finding& finding) {
+void CoordinatorServer::Impl::act_on(const Finding& finding) {
   switch (finding.kind) {
     case Finding::Kind::kSlow:
-      book.slow(finding.replica, finding.reason, real.now());
+      board.slow(finding.replica, finding.reason, real.now());
       return;
     case Finding::Kind::kHung:
       // One that is fenced has nothing to do, or nobody asks for it.
       if (!machine || !machine->counts(finding.replica, finding.incarnation)) {
         return;
       }
-      book.count("hangs");
-      book.failed(
+      board.count("hangs");
+      board.failed(
           name_of(finding.replica), "it hangs: " + finding.reason, real.now());
       if (finding.link) {
         machine->link_fails(finding.link->from, finding.link->to);
@@ -267,10 +267,10 @@ void Service::Impl::act_on(const Finding& finding) {
           finding.replica, finding.incarnation, finding.reason, clock.now()));
       return;
     case Finding::Kind::kSilent:
-      book.count("silences");
+      board.count("silences");
       const auto found = lives.find({finding.replica, finding.incarnation});
       if (found != lives.end()) {
-        sessions.at(found->second)
+        connections.at(found->second)
             .connection->close(
                 Status(ErrorCode::kDeadlineExceeded, finding.reason));
       }
@@ -278,10 +278,10 @@ void Service::Impl::act_on(const Finding& finding) {
   }
 }
 
-void Service::Impl::close_silent_sessions(Instant now) {
-  for (const auto& [id, session] : sessions) {
-    if (!session.life && session.connection->open() &&
-        now - session.since > options.first_report_timeout) {
+void CoordinatorServer::Impl::close_silent_connections(Instant now) {
+  for (const auto& [id, entry] : connections) {
+    if (!entry.life && entry.connection->open() &&
+        now - entry.since > options.first_report_timeout) {
       refuse(id, "expected a report in time, found none");
     }
   }
@@ -289,7 +289,7 @@ void Service::Impl::close_silent_sessions(Instant now) {
 
 // ---- connections ----
 
-Status Service::Impl::listen() {
+Status CoordinatorServer::Impl::listen() {
   auto listen_options = options.listen;
   listen_options.connection.received_bytes_max = kReportBytesMax;
   auto listening = net::Listener::listen(
@@ -300,7 +300,7 @@ Status Service::Impl::listen() {
            },
        .on_refused =
            [this](const Status& reason) {
-             book.count("strangers");
+             board.count("strangers");
              log_warning("[ft] " + reason.message());
            }});
   if (!listening.ok()) {
@@ -310,22 +310,22 @@ Status Service::Impl::listen() {
   return {};
 }
 
-void Service::Impl::connected(std::unique_ptr<net::Connection> connection) {
-  book.count("connections");
-  if (sessions.size() >= kSessionsMax) {
-    book.count("refusals");
+void CoordinatorServer::Impl::connected(std::unique_ptr<net::Connection> connection) {
+  board.count("connections");
+  if (connections.size() >= kConnectionsMax) {
+    board.count("refusals");
     return;  // Destroying it closes it.
   }
-  const SessionId id = ++last_session;
-  Session& session = sessions[id];
-  session.connection = std::move(connection);
-  session.since = clock.now();
-  session.connection->start(
+  const ConnectionId id = ++last_connection;
+  ReplicaConnection& entry = connections[id];
+  entry.connection = std::move(connection);
+  entry.since = clock.now();
+  entry.connection->start(
       {.on_frame = [this, id](const net::Frame& frame) { received(id, frame); },
        .on_closed = [this, id](const Status& why) { closed(id, why); }});
 }
 
-void Service::Impl::received(SessionId id, const net::Frame& frame) {
+void CoordinatorServer::Impl::received(ConnectionId id, const net::Frame& frame) {
   constexpr auto kReport = static_cast<std::uint16_t>(FrameType::kReport);
   if (frame.type != kReport) {
     refuse(
@@ -346,33 +346,33 @@ void Service::Impl::received(SessionId id, const net::Frame& frame) {
   if (machine && machine->is_overtaken(report)) {
     return;
   }
-  book.count("reports");
+  board.count("reports");
   const Instant now = clock.now();
   // One that is refused, as a former life that wakes, is not the replica.
   const bool has_place = !machine || machine->has_place(report);
   if (has_place) {
-    watch.heard(
+    detector.received(
         report.replica, report.incarnation, report.progress, report.ranks, now);
   }
-  book.heard(report, sessions.at(id).connection->peer(), real.now(), has_place);
+  board.received(report, connections.at(id).connection->peer(), real.now(), has_place);
   if (machine) {
-    decide(machine->heard(report, now));
+    decide(machine->received(report, now));
   }
 }
 
 // Binds a connection to the life of its first report. What a former connection
 // still brings is refused, so that the machine hears lives in their order.
-bool Service::Impl::belongs(SessionId id, const Report& report) {
-  Session& session = sessions.at(id);
+bool CoordinatorServer::Impl::belongs(ConnectionId id, const Report& report) {
+  ReplicaConnection& entry = connections.at(id);
   const Life life{report.replica, report.incarnation};
-  if (session.life) {
-    if (*session.life != life) {
+  if (entry.life) {
+    if (*entry.life != life) {
       refuse(
           id,
-          str("expected reports of replica ", session.life->first,
+          str("expected reports of replica ", entry.life->first,
               ", found one of replica ", life.first, " or of another life"));
     }
-    return *session.life == life;
+    return *entry.life == life;
   }
   // All lives of this replica.
   for (auto at = lives.lower_bound({life.first, 0});
@@ -383,37 +383,37 @@ bool Service::Impl::belongs(SessionId id, const Report& report) {
     }
   }
   if (const auto found = lives.find(life); found != lives.end()) {
-    sessions.at(found->second).life.reset();
+    connections.at(found->second).life.reset();
     refuse(found->second, "it has a newer connection");
   }
   lives[life] = id;
-  session.life = life;
+  entry.life = life;
   return true;
 }
 
-void Service::Impl::refuse(SessionId id, const std::string& why) {
-  Session& session = sessions.at(id);
-  session.refused = true;
-  book.count("refusals");
-  log_warning(str("[ft] closing ", session.connection->peer(), ": ", why));
-  session.connection->close(Status(ErrorCode::kPeerMismatch, why));
+void CoordinatorServer::Impl::refuse(ConnectionId id, const std::string& why) {
+  ReplicaConnection& entry = connections.at(id);
+  entry.refused = true;
+  board.count("refusals");
+  log_warning(str("[ft] closing ", entry.connection->peer(), ": ", why));
+  entry.connection->close(Status(ErrorCode::kPeerMismatch, why));
 }
 
-void Service::Impl::closed(SessionId id, const Status& reason) {
-  const auto life = sessions.at(id).life;
-  const bool refused = sessions.at(id).refused;
-  sessions.erase(id);
+void CoordinatorServer::Impl::closed(ConnectionId id, const Status& reason) {
+  const auto life = connections.at(id).life;
+  const bool refused = connections.at(id).refused;
+  connections.erase(id);
   if (!life) {
     // Bytes that are no frame, or one that is too long.
     if (!refused && reason.code() == ErrorCode::kPeerMismatch) {
-      book.count("refusals");
+      board.count("refusals");
       log_warning(str("[ft] ", reason.message()));
     }
     return;
   }
   lives.erase(*life);
-  watch.ended(life->first, life->second);
-  book.lost(life->first, life->second, reason.message(), real.now());
+  detector.ended(life->first, life->second);
+  board.lost(life->first, life->second, reason.message(), real.now());
   if (machine) {
     decide(machine->lost(
         life->first, life->second, reason.message(), clock.now()));
@@ -422,12 +422,12 @@ void Service::Impl::closed(SessionId id, const Status& reason) {
 
 // ---- the service ----
 
-Service::Service(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Service::~Service() = default;
+CoordinatorServer::CoordinatorServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CoordinatorServer::~CoordinatorServer() = default;
 
-Result<std::unique_ptr<Service>> Service::start(
+Result<std::unique_ptr<CoordinatorServer>> CoordinatorServer::start(
     net::Loop& loop,
-    const ServiceOptions& options,
+    const CoordinatorServerOptions& options,
     std::function<void(const Status& why)> on_end) {
   auto impl = std::make_unique<Impl>(loop, options);
   auto opened = LogStore::open(options.log);
@@ -443,24 +443,24 @@ Result<std::unique_ptr<Service>> Service::start(
     return status;
   }
   impl->tick();
-  return std::unique_ptr<Service>(new Service(std::move(impl)));
+  return std::unique_ptr<CoordinatorServer>(new CoordinatorServer(std::move(impl)));
 }
 
-net::HostAddress Service::address() const { return impl_->listener->address(); }
+net::HostAddress CoordinatorServer::address() const { return impl_->listener->address(); }
 
-RunStatus Service::status() {
+RunStatus CoordinatorServer::status() {
   const auto& machine = impl_->machine;
-  RunBook::Beside beside{
+  StatusBoard::StatusSources sources{
       .history = nullptr,
       .complaint = impl_->complaint,
       .slept = impl_->clock.slept(),
-      .watch = &impl_->watch,
+      .detector = &impl_->detector,
       .watched_at = impl_->clock.now()};
   if (machine) {
-    beside.history = &machine->history();
-    beside.complaint = machine->complaint();
+    sources.history = &machine->history();
+    sources.complaint = machine->complaint();
   }
-  return impl_->book.status(beside, impl_->real.now());
+  return impl_->board.status(sources, impl_->real.now());
 }
 
 }  // namespace sherd::ft

@@ -19,7 +19,7 @@ constexpr int kAmbiguousMax = 8;
 
 // Of what it is to compute, or has computed.
 bool Coordinator::has_bad_gradients(const Member& member) const {
-  const auto& bad = known_.at(member.replica).report.bad_gradients;
+  const auto& bad = replicas_.at(member.replica).report.bad_gradients;
   return bad && bad->base == history_.canonical &&
       bad->samples == member.samples && !member.samples.empty();
 }
@@ -27,41 +27,41 @@ bool Coordinator::has_bad_gradients(const Member& member) const {
 // The first times its samples are to blame, perhaps: they are left out of the step.
 // After that they are for others.
 void Coordinator::count_bad_gradients(
-    const Report& report, Instant now, Decisions& decisions) {
-  constexpr int kChances = 3;
-  auto& known = known_.at(report.replica);
+    const Report& report, Instant now, CoordinatorDecisions& decisions) {
+  constexpr int kTolerated = 3;
+  auto& known = replicas_.at(report.replica);
   const auto& bad = report.bad_gradients;
   if (!bad || bad == known.report.bad_gradients ||
       bad->base != history_.canonical || !is_member(report.replica)) {
     return;
   }
   decisions.push_back(
-      {Notice{"bad_gradients", name_of(report.replica)}, bad->fault.reason});
+      {DetectedFault{"bad_gradients", name_of(report.replica)}, bad->fault.reason});
   if (bad->fault.stop) {
-    complain(
+    stop_run(
         str(name_of(report.replica), " has gradients of no use for step ",
             bad->base.step + 1, ": ", bad->fault.reason),
         decisions);
   }
-  if (++known.bad_gradients > kChances) {
+  if (++known.bad_gradients > kTolerated) {
     penalise(report.replica, now);
     known.out_until = std::max(known.out_until, now + options_.backoff);
   }
 }
 
-void Coordinator::complain(const std::string& why, Decisions& decisions) {
+void Coordinator::stop_run(const std::string& why, CoordinatorDecisions& decisions) {
   complaint_ = why;
-  decisions.push_back({Notice{"stops", "the run"}, why});
+  decisions.push_back({DetectedFault{"stops", "the run"}, why});
 }
 
-bool Coordinator::is_tied(ReplicaId replica) const {
-  return std::find(tied_.begin(), tied_.end(), replica) != tied_.end();
+bool Coordinator::is_undecided(ReplicaId replica) const {
+  return std::find(undecided_replicas_.begin(), undecided_replicas_.end(), replica) != undecided_replicas_.end();
 }
 
 // By every new report, and when somebody is not there any more.
-void Coordinator::compare_digests(Instant now, Decisions& decisions) {
-  std::vector<DigestClaim> claims;
-  for (auto& [replica, known] : known_) {
+void Coordinator::compare_digests(Instant now, CoordinatorDecisions& decisions) {
+  std::vector<ReportedDigest> claims;
+  for (auto& [replica, known] : replicas_) {
     if (known.wrong != known.report.digest) {
       known.wrong.reset();
     }
@@ -75,34 +75,34 @@ void Coordinator::compare_digests(Instant now, Decisions& decisions) {
   }
   auto verdict = judge(claims);
   for (const auto& [replica, reason] : verdict.wrong) {
-    known_.at(replica).wrong = known_.at(replica).report.digest;
+    replicas_.at(replica).wrong = replicas_.at(replica).report.digest;
     penalise(replica, now);
-    decisions.push_back({Notice{"wrong_states", name_of(replica)}, reason});
+    decisions.push_back({DetectedFault{"wrong_states", name_of(replica)}, reason});
   }
-  for (auto& [replica, known] : known_) {
+  for (auto& [replica, known] : replicas_) {
     if (known.wrong) {
       known.report.held.reset();
       known.report.vote.reset();
     }
   }
-  if (tie_.empty() && !verdict.tie.empty()) {
-    decisions.push_back({Notice{"wrong_states", "a replica"}, verdict.tie});
+  if (undecided_digests_.empty() && !verdict.tie.empty()) {
+    decisions.push_back({DetectedFault{"wrong_states", "a replica"}, verdict.tie});
   }
-  tie_ = std::move(verdict.tie);
-  tied_ = std::move(verdict.tied);
+  undecided_digests_ = std::move(verdict.tie);
+  undecided_replicas_ = std::move(verdict.tied);
 }
 
 void Coordinator::blame_for_sum(
-    const Votes& votes, Instant now, Decisions& decisions) {
+    const Votes& votes, Instant now, CoordinatorDecisions& decisions) {
   for (const auto culprit : votes.culprits) {
     penalise(culprit, now);
     decisions.push_back(
-        {Notice{"wrong_sums", name_of(culprit)}, votes.different});
+        {DetectedFault{"wrong_sums", name_of(culprit)}, votes.different});
   }
   if (votes.culprits.empty()) {
-    decisions.push_back({Notice{"wrong_sums", "a replica"}, votes.different});
+    decisions.push_back({DetectedFault{"wrong_sums", "a replica"}, votes.different});
     if (++ambiguous_sums_ > kAmbiguousMax) {
-      complain(
+      stop_run(
           str(votes.different,
               ", again and again, and no majority says whose "
               "is right"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/coordinator/run_book.h"
+#include "ft/coordinator/status_board.h"
 
 #include <algorithm>
 #include <utility>
@@ -16,13 +16,13 @@ constexpr std::size_t kFailuresMax = 32;
 constexpr std::size_t kReplicasMax = 4096;
 constexpr Duration kSlowEvery = std::chrono::minutes(1);
 
-RankStatus status_of(const RankView& rank) {
+RankStatus status_of(const RankActivity& rank) {
   const auto& progress = rank.progress;
   RankStatus status;
   status.activity = text_of(progress.activity);
   status.since_s = seconds(rank.standing);
   status.quiet_s =
-      progress.quiet_beats >= kQuietBeats ? seconds(quiet_of(progress)) : 0;
+      progress.missed_heartbeats >= kSilentAfterHeartbeats ? seconds(silence_of(progress)) : 0;
   status.waits_for = progress.waits_for;
   status.to_read = progress.to_read;
   if (const auto& place = progress.place) {
@@ -37,40 +37,40 @@ RankStatus status_of(const RankView& rank) {
 
 }  // namespace
 
-RunBook::Known* RunBook::life(ReplicaId replica, Incarnation incarnation) {
-  const auto found = known_.find(replica);
-  return found != known_.end() &&
+StatusBoard::ReplicaRow* StatusBoard::life(ReplicaId replica, Incarnation incarnation) {
+  const auto found = rows_.find(replica);
+  return found != rows_.end() &&
           found->second.report.incarnation == incarnation
       ? &found->second
       : nullptr;
 }
 
 // A life of it that counts.
-bool RunBook::is_there(ReplicaId replica) const {
-  const auto found = known_.find(replica);
-  return found != known_.end() && found->second.connected &&
+bool StatusBoard::is_there(ReplicaId replica) const {
+  const auto found = rows_.find(replica);
+  return found != rows_.end() && found->second.connected &&
       !found->second.fenced;
 }
 
 // Its neighbours lose it all the same.
-bool RunBook::goes_in_order(ReplicaId replica) const {
-  const auto found = known_.find(replica);
-  return found != known_.end() &&
+bool StatusBoard::goes_in_order(ReplicaId replica) const {
+  const auto found = rows_.find(replica);
+  return found != rows_.end() &&
       (found->second.report.leaving || found->second.report.finished);
 }
 
-void RunBook::heard(
+void StatusBoard::received(
     const Report& report,
     const std::string& address,
     Instant now,
     bool has_place) {
-  Known* before = life(report.replica, report.incarnation);
+  ReplicaRow* before = life(report.replica, report.incarnation);
   if (before == nullptr) {
     if (report.replica >= kReplicasMax ||
         (!has_place && is_there(report.replica))) {
       return;
     }
-    before = &(known_[report.replica] = Known());
+    before = &(rows_[report.replica] = ReplicaRow());
     before->since = now;
   }
   const auto& suspicion = report.suspicion;
@@ -85,7 +85,7 @@ void RunBook::heard(
   before->connected = true;
 }
 
-void RunBook::wrote(
+void StatusBoard::wrote(
     const Record& record, const std::string& reason, Instant now) {
   if (std::holds_alternative<CommitRecord>(record)) {
     pace_.committed(now);
@@ -100,30 +100,30 @@ void RunBook::wrote(
         "all holders of " + text_of(rollback->lost),
         str("rolled back to ", text_of(rollback->canonical), ": ", reason),
         now);
-  } else if (const auto* life = std::get_if<LifeRecord>(&record)) {
+  } else if (const auto* life = std::get_if<IncarnationRecord>(&record)) {
     count("lives");
     log_info(str("[ft] ", name_of(life->replica), " has started"));
   }
 }
 
-void RunBook::told(
-    ReplicaId replica, Incarnation incarnation, const Order& order) {
-  if (order.fenced.empty()) {
-    order_ = order;
+void StatusBoard::told(
+    ReplicaId replica, Incarnation incarnation, const RunView& view) {
+  if (view.fenced.empty()) {
+    view_ = view;
     return;
   }
   count("fences");
-  if (Known* known = life(replica, incarnation)) {
+  if (ReplicaRow* known = life(replica, incarnation)) {
     known->fenced = true;
   }
 }
 
-void RunBook::lost(
+void StatusBoard::lost(
     ReplicaId replica,
     Incarnation incarnation,
     const std::string& cause,
     Instant now) {
-  Known* known = life(replica, incarnation);
+  ReplicaRow* known = life(replica, incarnation);
   if (known == nullptr) {
     return;
   }
@@ -133,7 +133,7 @@ void RunBook::lost(
   }
 }
 
-void RunBook::failed(
+void StatusBoard::failed(
     const std::string& culprit, const std::string& cause, Instant now) {
   count("failures");
   log_warning(str("[ft] ", culprit, ": ", cause));
@@ -143,16 +143,16 @@ void RunBook::failed(
   }
 }
 
-void RunBook::noticed(
-    const Notice& notice, const std::string& reason, Instant now) {
+void StatusBoard::noticed(
+    const DetectedFault& notice, const std::string& reason, Instant now) {
   count(notice.counter);
   failed(notice.culprit, reason, now);
 }
 
-void RunBook::slow(ReplicaId replica, const std::string& reason, Instant now) {
+void StatusBoard::slow(ReplicaId replica, const std::string& reason, Instant now) {
   count("slow_phases");
-  const auto found = known_.find(replica);
-  if (found == known_.end()) {
+  const auto found = rows_.find(replica);
+  if (found == rows_.end()) {
     return;
   }
   auto& called = found->second.called_slow;
@@ -162,14 +162,14 @@ void RunBook::slow(ReplicaId replica, const std::string& reason, Instant now) {
   }
 }
 
-void RunBook::watched(
-    ReplicaId replica, Incarnation incarnation, const Mood& mood) {
-  if (Known* known = life(replica, incarnation); known != nullptr) {
-    known->mood = mood;
+void StatusBoard::watched(
+    ReplicaId replica, Incarnation incarnation, const LivenessState& liveness) {
+  if (ReplicaRow* known = life(replica, incarnation); known != nullptr) {
+    known->liveness = liveness;
   }
 }
 
-std::string RunBook::state_of(const Known& known) const {
+std::string StatusBoard::state_of(const ReplicaRow& known) const {
   if (!known.connected) {
     return known.report.finished ? "done"
         : known.report.leaving   ? "left"
@@ -178,35 +178,35 @@ std::string RunBook::state_of(const Known& known) const {
   if (known.fenced) {
     return "fenced";
   }
-  if (known.mood.hung) {
+  if (known.liveness.hung) {
     return "hangs";
   }
-  for (const auto& member : order_.members) {
+  for (const auto& member : view_.members) {
     if (member.replica == known.report.replica &&
         member.incarnation == known.report.incarnation) {
       return member.samples.empty() ? "follows" : "member";
     }
   }
-  return known.report.held == order_.canonical ? "ready" : "behind";
+  return known.report.held == view_.canonical ? "ready" : "behind";
 }
 
-std::string RunBook::stage() const {
-  if (order_.epoch == Epoch()) {
+std::string StatusBoard::stage() const {
+  if (view_.epoch == Epoch()) {
     return "waiting for replicas";
   }
-  switch (order_.stage) {
-    case Stage::kJoining:
+  switch (view_.stage) {
+    case EpochStage::kJoining:
       return "joining";
-    case Stage::kRunning:
+    case EpochStage::kRunning:
       return "running";
-    case Stage::kClosed:
+    case EpochStage::kClosed:
       return "closed";
   }
   return "?";
 }
 
-ReplicaStatus RunBook::show(
-    ReplicaId replica, Known& known, const Beside& beside, Instant now) const {
+ReplicaStatus StatusBoard::show(
+    ReplicaId replica, ReplicaRow& known, const StatusSources& sources, Instant now) const {
   auto state = state_of(known);
   if (state != known.state) {
     known.state = std::move(state);
@@ -217,36 +217,36 @@ ReplicaStatus RunBook::show(
       .replica = replica,
       .incarnation = known.report.incarnation,
       .state = known.state,
-      .slow = known.mood.slow,
+      .slow = known.liveness.slow,
       .held = held,
-      .lag = order_.canonical.step - (held ? held->step : 0),
+      .lag = view_.canonical.step - (held ? held->step : 0),
       .activity = text_of(known.report.progress.activity),
       .address = known.address,
       .since_s = seconds(now - known.since)};
-  if (beside.watch != nullptr) {
-    for (const auto& rank : beside.watch->ranks(
-             replica, known.report.incarnation, beside.watched_at)) {
+  if (sources.detector != nullptr) {
+    for (const auto& rank : sources.detector->ranks(
+             replica, known.report.incarnation, sources.watched_at)) {
       shown.ranks.push_back(status_of(rank));
     }
   }
   return shown;
 }
 
-RunStatus RunBook::status(const Beside& beside, Instant now) {
+RunStatus StatusBoard::status(const StatusSources& sources, Instant now) {
   RunStatus status;
   status.up_s = seconds(now - began_);
-  status.slept_s = seconds(beside.slept);
-  status.complaint = beside.complaint;
-  status.run = order_.run;
-  status.term = order_.term;
-  status.epoch = order_.epoch;
-  status.canonical = order_.canonical;
-  if (beside.history != nullptr) {
-    status.run = beside.history->run;
-    status.term = beside.history->term;
-    status.epoch = beside.history->epoch;
-    status.canonical = beside.history->canonical.value_or(StateId());
-    status.samples = beside.history->consumed.size();
+  status.slept_s = seconds(sources.slept);
+  status.complaint = sources.complaint;
+  status.run = view_.run;
+  status.term = view_.term;
+  status.epoch = view_.epoch;
+  status.canonical = view_.canonical;
+  if (sources.history != nullptr) {
+    status.run = sources.history->run;
+    status.term = sources.history->term;
+    status.epoch = sources.history->epoch;
+    status.canonical = sources.history->canonical.value_or(StateId());
+    status.samples = sources.history->consumed.size();
   }
   status.stage = stage();
   status.since_commit_s =
@@ -254,8 +254,8 @@ RunStatus RunBook::status(const Beside& beside, Instant now) {
   status.steps_per_s = pace_.steps_per_s(now);
   status.longest_gap_s = seconds(pace_.longest_gap(now));
   status.effective = pace_.effective(now);
-  for (auto& [replica, known] : known_) {
-    status.replicas.push_back(show(replica, known, beside, now));
+  for (auto& [replica, known] : rows_) {
+    status.replicas.push_back(show(replica, known, sources, now));
   }
   for (const auto& one : failures_) {
     status.failures.push_back({seconds(now - one.at), one.culprit, one.cause});

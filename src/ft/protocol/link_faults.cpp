@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/protocol/links.h"
+#include "ft/protocol/link_faults.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +20,7 @@ using Members = std::vector<Member>;
 // Ring links a-b and c-d become a-c and b-d when what lies from b to c is turned
 // round, and no other link changes. Here a is the last and b the first. False:
 // there is no place where both new ones are good.
-bool turn(const Links& links, Members& ring) {
+bool turn(const LinkFaults& links, Members& ring) {
   for (std::size_t c = 1; c + 2 < ring.size(); ++c) {
     if (!links.bad(ring.back().replica, ring[c].replica) &&
         !links.bad(ring.front().replica, ring[c + 1].replica)) {
@@ -33,7 +33,7 @@ bool turn(const Links& links, Members& ring) {
 }
 
 // One bad link less; false: none can be mended.
-bool mend(const Links& links, Members& ring) {
+bool mend(const LinkFaults& links, Members& ring) {
   for (std::size_t i = 0; i < ring.size(); ++i) {
     const auto before = (i + ring.size() - 1) % ring.size();
     if (!links.bad(ring[before].replica, ring[i].replica)) {
@@ -53,7 +53,7 @@ bool mend(const Links& links, Members& ring) {
 
 }  // namespace
 
-bool Links::suspect(ReplicaId one, ReplicaId other, const Epoch& epoch) {
+bool LinkFaults::suspect(ReplicaId one, ReplicaId other, const Epoch& epoch) {
   const auto key = key_of(one, other);
   if (one == other || (all_.size() >= kLinksMax && !all_.contains(key))) {
     return false;
@@ -67,13 +67,13 @@ bool Links::suspect(ReplicaId one, ReplicaId other, const Epoch& epoch) {
   return suspected.epochs == kBad;
 }
 
-void Links::forget(ReplicaId replica) {
+void LinkFaults::forget(ReplicaId replica) {
   std::erase_if(all_, [&](const auto& one) {
     return one.first.first == replica || one.first.second == replica;
   });
 }
 
-bool Links::bad(ReplicaId one, ReplicaId other) const {
+bool LinkFaults::bad(ReplicaId one, ReplicaId other) const {
   const auto found = all_.find(key_of(one, other));
   return found != all_.end() && found->second.epochs >= kBad;
 }
@@ -82,7 +82,7 @@ bool Links::bad(ReplicaId one, ReplicaId other) const {
 // have a bad link have together good links to as many as there are members, all
 // can be mended (Palmer's proof of Ore's theorem): with one bad link, from four
 // members on.
-std::vector<Member> Links::ring_of(std::vector<Member> members) const {
+std::vector<Member> LinkFaults::ring_of(std::vector<Member> members) const {
   if (all_.empty() || members.size() < 4) {
     return members;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/session/save_turn.h"
+#include "ft/session/save_schedule.h"
 
 #include <map>
 #include <gtest/gtest.h>
@@ -7,13 +7,13 @@
 namespace sherd::ft {
 namespace {
 
-TEST(SaveTurn, OneReplicaSavesWhatIsDueAndTheyTakeTurns) {
+TEST(SaveSchedule, OneReplicaSavesWhatIsDueAndTheyTakeTurns) {
   for (const int replicas : {1, 2, 3, 4, 7}) {
     std::map<int, int> saves;
     for (std::int64_t step = 0; step <= 10 * 7 * 12; ++step) {
       int savers = 0;
       for (int place = 0; place < replicas; ++place) {
-        const bool mine = is_turn(
+        const bool mine = saves_now(
             {.step = step,
              .save_every = 10,
              .place = place,
@@ -29,9 +29,9 @@ TEST(SaveTurn, OneReplicaSavesWhatIsDueAndTheyTakeTurns) {
   }
 }
 
-TEST(SaveTurn, NeverWithoutAnInterval) {
+TEST(SaveSchedule, NeverWithoutAnInterval) {
   for (std::int64_t step = 0; step < 5; ++step) {
-    EXPECT_FALSE(is_turn({.step = step}));
+    EXPECT_FALSE(saves_now({.step = step}));
   }
 }
 

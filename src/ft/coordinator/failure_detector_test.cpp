@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/coordinator/watch.h"
+#include "ft/coordinator/failure_detector.h"
 
 #include <string>
 #include <vector>
@@ -30,7 +30,7 @@ class Watched : public ::testing::Test {
     std::vector<Finding> all;
     for (const Instant end = now_ + duration; now_ < end;) {
       for (const auto& [replica, progress] : said_) {
-        watch_.heard(replica, 1, progress, ranks_[replica], now_);
+        watch_.received(replica, 1, progress, ranks_[replica], now_);
       }
       now_ += milliseconds(250);
       for (auto& one : watch_.tick(now_)) {
@@ -55,15 +55,15 @@ class Watched : public ::testing::Test {
     }
   }
 
-  Watch watch_{WatchOptions()};
+  FailureDetector watch_{FailureDetectorOptions()};
   // Neighbours in a ring in the order of their numbers.
   void says_rank(
       ReplicaId replica,
-      const Progress& progress,
+      const TrainingProgress& progress,
       std::uint64_t frames_in,
       std::uint64_t frames_out) {
     auto rank = progress;
-    rank.place = RingPlace{
+    rank.place = RingPosition{
         .epoch = {1, 1},
         .previous = (replica + 2) % 3,
         .next = (replica + 1) % 3,
@@ -88,8 +88,8 @@ class Watched : public ::testing::Test {
     }
   }
 
-  std::map<ReplicaId, Progress> said_;
-  std::map<ReplicaId, std::vector<Progress>> ranks_;
+  std::map<ReplicaId, TrainingProgress> said_;
+  std::map<ReplicaId, std::vector<TrainingProgress>> ranks_;
   std::uint64_t serial_ = 0;
   Instant now_ = seconds(100);
 };
@@ -114,7 +114,7 @@ TEST_F(Watched, OneThatEndedIsNotMissed) {
 
 TEST_F(Watched, AFormerLifeThatComesAndGoesHidesNobody) {
   pass_steps(6);
-  watch_.heard(1, 9, {}, {}, now_);
+  watch_.received(1, 9, {}, {}, now_);
   watch_.ended(1, 9);
   ++serial_;
   says(0, Activity::kReducing, serial_, 1);
@@ -262,9 +262,9 @@ TEST_F(Watched, AnAgentThatSaysNothingHangsWhateverItsReplicaSaidLast) {
     says_rank(replica, said_[replica], 5, 5);
   }
   ranks_[1].push_back(ranks_[1].front());
-  ranks_[1][1].quiet_beats = 19;
+  ranks_[1][1].missed_heartbeats = 19;
   EXPECT_THAT(hangs_in(seconds(9)), IsEmpty());
-  ranks_[1][1].quiet_beats = 21;
+  ranks_[1][1].missed_heartbeats = 21;
   const auto hung = hangs_in(seconds(1));
   ASSERT_THAT(hung, SizeIs(1));
   EXPECT_EQ(hung[0].replica, 1U);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Service is what surrounds the state machine of the coordinator: it hears replicas
+// CoordinatorServer is what surrounds the state machine of the coordinator: it hears replicas
 // over connections, has the machine decide, writes records to the log before it
 // tells anybody what follows from them, and watches for those that are silent or
 // hang. While the log cannot be written nothing is decided; afterwards a new term
@@ -12,7 +12,7 @@
 #include <string>
 #include "base/status.h"
 #include "ft/coordinator/status.h"
-#include "ft/coordinator/watch.h"
+#include "ft/coordinator/failure_detector.h"
 #include "ft/protocol/coordinator.h"
 #include "net/host_address.h"
 #include "net/listener.h"
@@ -20,14 +20,14 @@
 
 namespace sherd::ft {
 
-struct ServiceOptions {
+struct CoordinatorServerOptions {
   // Behaviour. Where replicas connect; port 0: any.
   net::HostAddress address;
   net::ListenerOptions listen;
   // Behaviour. The log's file.
   std::string log;
   CoordinatorOptions coordinator;
-  WatchOptions watch;
+  FailureDetectorOptions detector;
   // Behaviour. Who is connected must report within it.
   Duration first_report_timeout = std::chrono::seconds(5);
   // Behaviour. Between two tries when the log cannot be written; doubles from
@@ -36,19 +36,19 @@ struct ServiceOptions {
   Duration log_retry_max = std::chrono::seconds(2);
 };
 
-class Service {
+class CoordinatorServer {
  public:
   // `on_end` hears, from the loop and once, why it cannot go on: the log belongs
   // to another coordinator now, or is damaged. The loop outlives the service.
   // Throws Error for options that make no sense.
-  static Result<std::unique_ptr<Service>> start(
+  static Result<std::unique_ptr<CoordinatorServer>> start(
       net::Loop& loop,
-      const ServiceOptions& options,
+      const CoordinatorServerOptions& options,
       std::function<void(const Status& why)> on_end);
   // Closes all connections.
-  ~Service();
-  Service(const Service&) = delete;
-  Service& operator=(const Service&) = delete;
+  ~CoordinatorServer();
+  CoordinatorServer(const CoordinatorServer&) = delete;
+  CoordinatorServer& operator=(const CoordinatorServer&) = delete;
 
   // With the port that it has.
   net::HostAddress address() const;
@@ -56,7 +56,7 @@ class Service {
 
  private:
   struct Impl;
-  explicit Service(std::unique_ptr<Impl> impl);
+  explicit CoordinatorServer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/agent/worker.h"
+#include "ft/agent/digest_thread.h"
 
 #include <future>
 #include <vector>
@@ -8,8 +8,8 @@
 namespace sherd::ft {
 namespace {
 
-TEST(Worker, DoesOneAfterAnotherInItsOwnThread) {
-  Worker worker;
+TEST(DigestThread, DoesOneAfterAnotherInItsOwnThread) {
+  DigestThread worker;
   std::vector<int> done;
   std::promise<std::thread::id> last;
   for (int i = 0; i < 100; ++i) {
@@ -25,13 +25,13 @@ TEST(Worker, DoesOneAfterAnotherInItsOwnThread) {
   EXPECT_EQ(done[37], 37);
 }
 
-TEST(Worker, WaitsAtItsEndForWhatHasBegun) {
+TEST(DigestThread, WaitsAtItsEndForWhatHasBegun) {
   std::promise<void> begun;
   std::promise<void> go_on;
   bool done = false;
   std::thread helper;
   {
-    Worker worker;
+    DigestThread worker;
     worker.post([&] {
       begun.set_value();
       go_on.get_future().wait();

@@ -16,6 +16,6 @@ inline constexpr std::size_t kShownBytesMax = 1000;
 
 // The same message with printable texts.
 Report with_printable_texts(Report report);
-Order with_printable_texts(Order order);
+RunView with_printable_texts(RunView view);
 
 }  // namespace sherd::ft

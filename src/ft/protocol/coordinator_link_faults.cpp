@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which links the coordinator suspects; Links says what becomes of it.
+// Which links the coordinator suspects; LinkFaults says what becomes of it.
 #include <algorithm>
 
 #include "ft/protocol/coordinator.h"
@@ -8,15 +8,15 @@
 namespace sherd::ft {
 
 void Coordinator::link_fails(ReplicaId one, ReplicaId other) {
-  links_.suspect(one, other, history_.epoch);
+  link_faults_.suspect(one, other, history_.epoch);
 }
 
 // Who is not connected for it yet.
-std::vector<ReplicaId> Coordinator::late_ones(
+std::vector<ReplicaId> Coordinator::unjoined_members(
     const std::vector<Member>& members, const Epoch& epoch) const {
   std::vector<ReplicaId> late;
   for (const auto& member : members) {
-    if (known_.at(member.replica).report.joined != epoch) {
+    if (replicas_.at(member.replica).report.joined != epoch) {
       late.push_back(member.replica);
     }
   }
@@ -38,7 +38,7 @@ bool Coordinator::suspect_link(
     const auto one = ring[i].replica;
     const auto next = ring[(i + 1) % ring.size()].replica;
     if (std::minmax(one, next) == std::minmax(late[0], late[1])) {
-      return links_.suspect(one, next, epoch);
+      return link_faults_.suspect(one, next, epoch);
     }
   }
   return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Worker does, in a thread of its own and in their order, what would hold up a
+// DigestThread does, in a thread of its own and in their order, what would hold up a
 // loop: reading all of a state or a sum for its digest. Thread rule: any.
 #pragma once
 
@@ -13,13 +13,13 @@
 
 namespace sherd::ft {
 
-class Worker {
+class DigestThread {
  public:
-  Worker();
+  DigestThread();
   // Waits for what has begun and drops the rest.
-  ~Worker();
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
+  ~DigestThread();
+  DigestThread(const DigestThread&) = delete;
+  DigestThread& operator=(const DigestThread&) = delete;
 
   // It does not throw.
   void post(std::function<void()> work);
@@ -27,11 +27,11 @@ class Worker {
  private:
   void run(const std::stop_token& stop);
 
-  // post() adds to works_ and notifies with mutex_ held, under which the one
+  // post() adds to jobs_ and notifies with mutex_ held, under which the one
   // thread that waits looks whether there is any; a stop notifies it too.
   std::mutex mutex_;
   std::condition_variable_any came_;
-  std::deque<std::function<void()>> works_;
+  std::deque<std::function<void()>> jobs_;
   std::jthread thread_;  // Last: it uses the others.
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/protocol/links.h"
+#include "ft/protocol/link_faults.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -27,7 +27,7 @@ std::vector<ReplicaId> names_of(const std::vector<Member>& members) {
   return names;
 }
 
-int bad_links(const Links& links, const std::vector<Member>& ring) {
+int bad_links(const LinkFaults& links, const std::vector<Member>& ring) {
   int bad = 0;
   for (std::size_t i = 0; i < ring.size(); ++i) {
     const auto& next = ring[(i + 1) % ring.size()];
@@ -36,13 +36,13 @@ int bad_links(const Links& links, const std::vector<Member>& ring) {
   return bad;
 }
 
-void make_bad(Links& links, ReplicaId one, ReplicaId other) {
+void make_bad(LinkFaults& links, ReplicaId one, ReplicaId other) {
   links.suspect(one, other, {1, 1});
   links.suspect(one, other, {1, 2});
 }
 
-TEST(Links, AreBadWhenSuspectedInTwoEpochs) {
-  Links links;
+TEST(LinkFaults, AreBadWhenSuspectedInTwoEpochs) {
+  LinkFaults links;
   EXPECT_FALSE(links.suspect(0, 1, {1, 3}));
   EXPECT_FALSE(links.suspect(1, 0, {1, 3}));  // The other end says so, too.
   EXPECT_FALSE(links.suspect(1, 0, {1, 2}));  // It comes late.
@@ -54,8 +54,8 @@ TEST(Links, AreBadWhenSuspectedInTwoEpochs) {
   EXPECT_FALSE(links.bad(0, 2));
 }
 
-TEST(Links, OfWhoStartsAnewAreForgotten) {
-  Links links;
+TEST(LinkFaults, OfWhoStartsAnewAreForgotten) {
+  LinkFaults links;
   make_bad(links, 0, 1);
   make_bad(links, 2, 3);
   links.forget(1);
@@ -63,20 +63,20 @@ TEST(Links, OfWhoStartsAnewAreForgotten) {
   EXPECT_TRUE(links.bad(2, 3));
 }
 
-TEST(Links, NobodyIsAtOddsWithItself) {
-  Links links;
+TEST(LinkFaults, NobodyIsAtOddsWithItself) {
+  LinkFaults links;
   make_bad(links, 1, 1);
   EXPECT_TRUE(links.all().empty());
 }
 
-TEST(Links, ARingOfGoodLinksStaysAsItIs) {
-  Links links;
+TEST(LinkFaults, ARingOfGoodLinksStaysAsItIs) {
+  LinkFaults links;
   make_bad(links, 0, 2);
   EXPECT_EQ(links.ring_of(members_of(4)), members_of(4));
 }
 
-TEST(Links, FourMembersGoRoundABadLink) {
-  Links links;
+TEST(LinkFaults, FourMembersGoRoundABadLink) {
+  LinkFaults links;
   make_bad(links, 0, 1);
   const auto ring = links.ring_of(members_of(4));
   EXPECT_THAT(names_of(ring), ElementsAre(0, 2, 1, 3));
@@ -84,19 +84,19 @@ TEST(Links, FourMembersGoRoundABadLink) {
   EXPECT_EQ(ring[1], members_of(4)[2]);
 }
 
-TEST(Links, FewerThanFourHaveNoOtherRing) {
-  Links links;
+TEST(LinkFaults, FewerThanFourHaveNoOtherRing) {
+  LinkFaults links;
   make_bad(links, 0, 1);
   for (ReplicaId count = 0; count < 4; ++count) {
     EXPECT_EQ(links.ring_of(members_of(count)), members_of(count));
   }
 }
 
-TEST(Links, AnyOneBadLinkIsAvoidedInAnyRing) {
+TEST(LinkFaults, AnyOneBadLinkIsAvoidedInAnyRing) {
   for (ReplicaId count = 4; count <= 9; ++count) {
     for (ReplicaId one = 0; one < count; ++one) {
       for (ReplicaId other = one + 1; other < count; ++other) {
-        Links links;
+        LinkFaults links;
         make_bad(links, one, other);
         const auto ring = links.ring_of(members_of(count));
         EXPECT_EQ(bad_links(links, ring), 0)
@@ -109,8 +109,8 @@ TEST(Links, AnyOneBadLinkIsAvoidedInAnyRing) {
   }
 }
 
-TEST(Links, AReplicaWithoutGoodLinksSpoilsNoOthers) {
-  Links links;
+TEST(LinkFaults, AReplicaWithoutGoodLinksSpoilsNoOthers) {
+  LinkFaults links;
   for (ReplicaId other = 1; other < 6; ++other) {
     make_bad(links, 0, other);
   }
@@ -118,13 +118,13 @@ TEST(Links, AReplicaWithoutGoodLinksSpoilsNoOthers) {
 }
 
 // Ore: each has good links to half of the others at least.
-TEST(Links, ManyBadLinksAreAvoidedWhereEachHasGoodOnesToHalfOfTheRing) {
+TEST(LinkFaults, ManyBadLinksAreAvoidedWhereEachHasGoodOnesToHalfOfTheRing) {
   const auto seed = std::random_device()();
   std::printf("seed %u\n", seed);
   std::mt19937 random(seed);
   for (int i = 0; i < 300; ++i) {
     const auto count = static_cast<ReplicaId>(4 + random() % 13);
-    Links links;
+    LinkFaults links;
     std::vector<ReplicaId> bad_of(count, 0);
     for (int tries = 0; tries < 200; ++tries) {
       const auto one = static_cast<ReplicaId>(random() % count);
@@ -141,8 +141,8 @@ TEST(Links, ManyBadLinksAreAvoidedWhereEachHasGoodOnesToHalfOfTheRing) {
   }
 }
 
-TEST(Links, MadeUpOnesFillNoMemory) {
-  Links links;
+TEST(LinkFaults, MadeUpOnesFillNoMemory) {
+  LinkFaults links;
   for (ReplicaId one = 0; one < 100; ++one) {
     for (ReplicaId other = 1000; other < 1100; ++other) {
       links.suspect(one, other, {1, 1});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Links remembers between which replicas nothing came through, and orders rings so
+// LinkFaults remembers between which replicas nothing came through, and orders rings so
 // that those are not neighbours. A link is bad when it was suspected in two epochs;
 // it is good again when one of its ends starts anew. What it says makes rings
 // better and decides nothing else. Thread rule: values.
@@ -14,7 +14,7 @@
 
 namespace sherd::ft {
 
-class Links {
+class LinkFaults {
  public:
   // Both directions of a connection need the link. In one epoch it counts once,
   // whoever says so. True: it has become bad just now.
@@ -28,16 +28,16 @@ class Links {
   // was where it has none. Equal ones for equal arguments.
   std::vector<Member> ring_of(std::vector<Member> members) const;
 
-  // Links that were suspected, and how often.
-  struct Suspected {
+  // How often each link was suspected.
+  struct SuspicionCount {
     int epochs = 0;
     Epoch last;
-    bool operator==(const Suspected&) const = default;
+    bool operator==(const SuspicionCount&) const = default;
   };
-  using All = std::map<std::pair<ReplicaId, ReplicaId>, Suspected>;
+  using All = std::map<std::pair<ReplicaId, ReplicaId>, SuspicionCount>;
   const All& all() const { return all_; }
 
-  bool operator==(const Links&) const = default;
+  bool operator==(const LinkFaults&) const = default;
 
  private:
   All all_;  // By the lower number, then the higher.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/session/gradients.h"
+#include "ft/session/replica_gradients.h"
 
 #include <cstring>
 #include <utility>
@@ -36,13 +36,13 @@ std::size_t bytes_of(std::int64_t elements) {
 
 }  // namespace
 
-Gradients::Gradients(
+ReplicaGradients::ReplicaGradients(
     const NamedParameters& parameters, std::int64_t bucket_elements)
     : parameters_(parameters),
       names_(names_of(parameters)),
       layout_(sizes_of(parameters), bucket_elements),
       slices_(parameters.items.size()),
-      lacks_(layout_.buckets().size()) {
+      missing_elements_(layout_.buckets().size()) {
   for (std::size_t i = 0; i < slices_.size(); ++i) {
     slices_[i].parameter = parameters_.items[i].slice;
   }
@@ -52,12 +52,12 @@ Gradients::Gradients(
   }
 }
 
-BackwardUpdate Gradients::all_of(
+BackwardUpdate ReplicaGradients::all_of(
     decltype(BackwardUpdate::update) update) const {
   return {.names = names_, .update = std::move(update), .writes = false};
 }
 
-void Gradients::begin(float* to, std::function<void(int bucket)> give) {
+void ReplicaGradients::begin(float* to, std::function<void(int bucket)> give) {
   taken_.reset();
   clear();
   to_ = to;
@@ -66,27 +66,27 @@ void Gradients::begin(float* to, std::function<void(int bucket)> give) {
     slice.earlier = false;
     slice.came.store(0, std::memory_order_relaxed);
   }
-  for (std::size_t i = 0; i < lacks_.size(); ++i) {
-    lacks_[i].store(layout_.buckets()[i], std::memory_order_relaxed);
+  for (std::size_t i = 0; i < missing_elements_.size(); ++i) {
+    missing_elements_[i].store(layout_.buckets()[i], std::memory_order_relaxed);
   }
 }
 
-void Gradients::last_backward() {
+void ReplicaGradients::last_backward() {
   if (!parameters_.update_in_backward || taken_) {
     return;
   }
   for (std::size_t i = 0; i < slices_.size(); ++i) {
     // It is taken away where this backward brings sums.
-    slices_[i].earlier = take_shown(i);
+    slices_[i].earlier = copy_from_grad(i);
   }
   taken_ = parameters_.update_in_backward(all_of(
       [this](std::size_t index, std::int64_t begin, const at::Tensor& part) {
-        bring(index, begin, part);
+        add_part(index, begin, part);
       }));
 }
 
 // From `.grad()`; false: there is none.
-bool Gradients::take_shown(std::size_t index) {
+bool ReplicaGradients::copy_from_grad(std::size_t index) {
   const auto& gradient = slices_[index].parameter.grad();
   if (gradient.defined()) {
     std::memcpy(
@@ -97,7 +97,7 @@ bool Gradients::take_shown(std::size_t index) {
   return gradient.defined();
 }
 
-void Gradients::bring(
+void ReplicaGradients::add_part(
     std::size_t index, std::int64_t begin, const at::Tensor& part) {
   auto& slice = slices_[index];
   const auto came =
@@ -116,15 +116,15 @@ void Gradients::bring(
 }
 
 // Who brings the last of a bucket sees what others have brought.
-void Gradients::count(std::size_t index, std::int64_t elements) {
+void ReplicaGradients::count(std::size_t index, std::int64_t elements) {
   const auto bucket = layout_.bucket_of(index);
-  auto& lacks = lacks_[static_cast<std::size_t>(bucket)];
+  auto& lacks = missing_elements_[static_cast<std::size_t>(bucket)];
   if (lacks.fetch_sub(elements, std::memory_order_acq_rel) == elements) {
     give_(bucket);
   }
 }
 
-void Gradients::finish() {
+void ReplicaGradients::finish() {
   taken_.reset();
   for (std::size_t i = 0; i < slices_.size(); ++i) {
     const auto& slice = slices_[i];
@@ -137,7 +137,7 @@ void Gradients::finish() {
         kFailedPrecondition, came == 0, "[ft] ", names_[i],
         ": expected gradients of ", elements, " elements, found ", came,
         ": a backward broke off");
-    if (!take_shown(i) && !slice.earlier) {
+    if (!copy_from_grad(i) && !slice.earlier) {
       std::memset(to_ + layout_.begin_of(i), 0, bytes_of(elements));
     }
     count(i, elements);
@@ -146,7 +146,7 @@ void Gradients::finish() {
 
 // Where ranks see each other's gradients, they expect them there. Contiguous, as
 // sums are, whatever the parameter's strides.
-at::Tensor Gradients::place_of_sum(std::size_t index) const {
+at::Tensor ReplicaGradients::sum_tensor(std::size_t index) const {
   const auto& parameter = slices_[index].parameter;
   for (const auto& whole : parameters_.whole.items) {
     if (whole.name == names_[index] && whole.gradient.defined()) {
@@ -160,11 +160,11 @@ at::Tensor Gradients::place_of_sum(std::size_t index) const {
       : at::empty(parameter.sizes(), parameter.options().requires_grad(false));
 }
 
-void Gradients::show(const float* sum) {
+void ReplicaGradients::show(const float* sum) {
   for (std::size_t i = 0; i < slices_.size(); ++i) {
     auto& slice = slices_[i];
     if (!slice.sum.defined()) {
-      slice.sum = place_of_sum(i);
+      slice.sum = sum_tensor(i);
     }
     std::memcpy(
         slice.sum.mutable_data_ptr<float>(), sum + layout_.begin_of(i),
@@ -173,7 +173,7 @@ void Gradients::show(const float* sum) {
   }
 }
 
-void Gradients::clear() {
+void ReplicaGradients::clear() {
   for (const auto& slice : slices_) {
     slice.parameter.mutable_grad() = at::Tensor();
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients brings a rank's gradients to where the all-reduce across replicas
+// ReplicaGradients brings a rank's gradients to where the all-reduce across replicas
 // takes them, bucket by bucket, while backward still runs if it is told which one
 // is the step's last; and shows the sum as `.grad()`. Thread rule: the one that
 // trains, but backward's own threads bring their sums.
@@ -19,13 +19,13 @@
 
 namespace sherd::ft {
 
-class Gradients {
+class ReplicaGradients {
  public:
   // Throws Error for slices that are not fp32 on the CPU, or that an optimizer
   // updates in backward.
-  Gradients(const NamedParameters& parameters, std::int64_t bucket_elements);
-  Gradients(const Gradients&) = delete;
-  Gradients& operator=(const Gradients&) = delete;
+  ReplicaGradients(const NamedParameters& parameters, std::int64_t bucket_elements);
+  ReplicaGradients(const ReplicaGradients&) = delete;
+  ReplicaGradients& operator=(const ReplicaGradients&) = delete;
 
   const GradientLayout& layout() const { return layout_; }
   // Of the slices.
@@ -44,23 +44,23 @@ class Gradients {
   void clear();
 
  private:
-  struct Slice {
+  struct SliceState {
     at::Tensor parameter;
     at::Tensor sum;        // Shown as `.grad()`; undefined until then.
     bool earlier = false;  // Backwards before the last one have brought some.
     std::atomic<std::int64_t> came{0};  // Elements, in the last backward.
   };
   BackwardUpdate all_of(decltype(BackwardUpdate::update) update) const;
-  at::Tensor place_of_sum(std::size_t index) const;
-  bool take_shown(std::size_t index);
-  void bring(std::size_t index, std::int64_t begin, const at::Tensor& part);
+  at::Tensor sum_tensor(std::size_t index) const;
+  bool copy_from_grad(std::size_t index);
+  void add_part(std::size_t index, std::int64_t begin, const at::Tensor& part);
   void count(std::size_t index, std::int64_t elements);
 
   const NamedParameters parameters_;
   const std::vector<std::string> names_;
   const GradientLayout layout_;
-  std::vector<Slice> slices_;
-  std::vector<std::atomic<std::int64_t>> lacks_;  // Elements, by bucket.
+  std::vector<SliceState> slices_;
+  std::vector<std::atomic<std::int64_t>> missing_elements_;  // Elements, by bucket.
   float* to_ = nullptr;
   std::function<void(int bucket)> give_;
   std::shared_ptr<void> taken_;  // Backward's sums, while it lives.

@@ -28,9 +28,9 @@ inline CoordinatorOptions options_of(int replicas_min, int replicas_start) {
 }
 
 // Plays the replicas of a coordinator, as reports.
-class Play {
+class CoordinatorScript {
  public:
-  explicit Play(const CoordinatorOptions& options, History history = {})
+  explicit CoordinatorScript(const CoordinatorOptions& options, History history = {})
       : coordinator_(options, std::move(history), now_, decisions_) {
     take(std::move(decisions_));
   }
@@ -52,7 +52,7 @@ class Play {
     return one;
   }
   void say(ReplicaId replica) {
-    take(coordinator_.heard(report(replica), now_));
+    take(coordinator_.received(report(replica), now_));
   }
   void lose(ReplicaId replica) {
     take(coordinator_.lost(
@@ -78,15 +78,15 @@ class Play {
     }
   }
   void vote(ReplicaId replica, std::uint64_t gradients = 5) {
-    const auto& order = orders_.at(replica);
+    const auto& view = orders_.at(replica);
     report(replica).vote = Vote{
-        {order.epoch, order.canonical.step + 1}, order.canonical, gradients};
+        {view.epoch, view.canonical.step + 1}, view.canonical, gradients};
     say(replica);
   }
   // They have applied what is canonical.
   void apply(std::initializer_list<ReplicaId> replicas) {
     for (const auto replica : replicas) {
-      report(replica).held = order(replica).canonical;
+      report(replica).held = view(replica).canonical;
       report(replica).vote.reset();
       say(replica);
     }
@@ -99,25 +99,25 @@ class Play {
     join(replicas);
   }
 
-  const Order& order(ReplicaId replica) const { return orders_.at(replica); }
+  const RunView& view(ReplicaId replica) const { return orders_.at(replica); }
   const std::vector<Record>& log() const { return log_; }
   const std::vector<std::string>& reasons() const { return reasons_; }
   const std::vector<std::string>& notices() const { return notices_; }
   const Coordinator& coordinator() const { return coordinator_; }
   std::vector<ReplicaId> members(ReplicaId seen_by) const {
     std::vector<ReplicaId> members;
-    for (const auto& member : order(seen_by).members) {
+    for (const auto& member : view(seen_by).members) {
       members.push_back(member.replica);
     }
     return members;
   }
 
  private:
-  void take(Decisions decisions) {
+  void take(CoordinatorDecisions decisions) {
     for (auto& decision : decisions) {
-      if (const auto* tell = std::get_if<Tell>(&decision.what)) {
-        orders_[tell->replica] = tell->order;
-      } else if (const auto* found = std::get_if<Notice>(&decision.what)) {
+      if (const auto* tell = std::get_if<SendView>(&decision.what)) {
+        orders_[tell->replica] = tell->view;
+      } else if (const auto* found = std::get_if<DetectedFault>(&decision.what)) {
         notices_.push_back(
             found->counter + " " + found->culprit + ": " + decision.reason);
       } else {
@@ -128,9 +128,9 @@ class Play {
   }
 
   Instant now_{};
-  Decisions decisions_;
+  CoordinatorDecisions decisions_;
   std::map<ReplicaId, Report> reports_;
-  std::map<ReplicaId, Order> orders_;
+  std::map<ReplicaId, RunView> orders_;
   std::vector<Record> log_;
   std::vector<std::string> reasons_;
   std::vector<std::string> notices_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/session/gradients.h"
+#include "ft/session/replica_gradients.h"
 
 #include <cstring>
 #include <memory>
@@ -60,7 +60,7 @@ class GradientsOf : public testing::Test {
   std::weak_ptr<BackwardUpdate> backward_;
   Floats memory_ = Floats(5, -1);  // b, then a.
   std::vector<int> given_;
-  Gradients gradients_{named(*this), 1};
+  ReplicaGradients gradients_{named(*this), 1};
 };
 
 TEST_F(GradientsOf, WithoutAWordAllIsGivenAtTheEnd) {
@@ -154,21 +154,21 @@ TEST_F(GradientsOf, TheSumIsShownInTheLayoutsOrder) {
   EXPECT_FALSE(a_.grad().defined());
 }
 
-TEST(Gradients, TheSumIsShownWhereRanksSeeEachOthers) {
+TEST(ReplicaGradients, TheSumIsShownWhereRanksSeeEachOthers) {
   const auto whole = at::zeros({2, 3});
   NamedParameters named;
   named.items.push_back({"w", at::zeros({2})});
   named.whole.items.push_back({"w", {2, 3}, 1, whole});
-  Gradients gradients(named, 100);
+  ReplicaGradients gradients(named, 100);
   const Floats sum = {8, 9};
   gradients.show(sum.data());
   EXPECT_EQ(values_of(whole), (Floats{0, 8, 9, 0, 0, 0}));
 }
 
-TEST(Gradients, TheSumIsShownInTheOrderOfIndicesWhateverTheStrides) {
+TEST(ReplicaGradients, TheSumIsShownInTheOrderOfIndicesWhateverTheStrides) {
   NamedParameters named;
   named.items.push_back({"w", at::zeros({2, 3}).t()});
-  Gradients gradients(named, 100);
+  ReplicaGradients gradients(named, 100);
   const Floats sum = {1, 2, 3, 4, 5, 6};
   gradients.show(sum.data());
   EXPECT_EQ(
@@ -176,7 +176,7 @@ TEST(Gradients, TheSumIsShownInTheOrderOfIndicesWhateverTheStrides) {
       (Floats{1, 2, 3, 4, 5, 6}));
 }
 
-TEST(Gradients, NoOptimizerUpdatesInBackward) {
+TEST(ReplicaGradients, NoOptimizerUpdatesInBackward) {
   NamedParameters named;
   named.items.push_back({"w", at::zeros({2})});
   named.update_in_backward =
@@ -184,14 +184,14 @@ TEST(Gradients, NoOptimizerUpdatesInBackward) {
     throw Error(
         "[shard] parameter w is updated in backward by another optimizer");
   };
-  const auto error = error_of([&] { Gradients gradients(named, 100); });
+  const auto error = error_of([&] { ReplicaGradients gradients(named, 100); });
   EXPECT_NE(error.find("another optimizer"), std::string::npos) << error;
 }
 
-TEST(Gradients, OnlyFloatsOnTheCpu) {
+TEST(ReplicaGradients, OnlyFloatsOnTheCpu) {
   NamedParameters named;
   named.items.push_back({"w", at::zeros({2}, at::kDouble)});
-  const auto error = error_of([&] { Gradients gradients(named, 100); });
+  const auto error = error_of([&] { ReplicaGradients gradients(named, 100); });
   EXPECT_NE(error.find("w: expected an fp32 tensor"), std::string::npos)
       << error;
 }

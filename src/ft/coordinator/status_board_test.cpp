@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/coordinator/run_book.h"
+#include "ft/coordinator/status_board.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,21 +15,21 @@ using ::testing::SizeIs;
 class Book : public ::testing::Test {
  protected:
   Book() {
-    order_.canonical = {7, {1, 1}};
-    order_.epoch = {1, 2};
-    order_.stage = Stage::kRunning;
-    order_.members = {{0, 1, {{0, 4}}}, {1, 1, {}}};
+    view_.canonical = {7, {1, 1}};
+    view_.epoch = {1, 2};
+    view_.stage = EpochStage::kRunning;
+    view_.members = {{0, 1, {{0, 4}}}, {1, 1, {}}};
     for (ReplicaId replica = 0; replica < 4; ++replica) {
       report(replica, replica < 3 ? 7 : 5);
     }
-    book_.told(0, 1, order_);
+    book_.told(0, 1, view_);
   }
   void report(ReplicaId replica, std::int64_t step) {
     Report report;
     report.replica = replica;
     report.incarnation = 1;
     report.held = StateId{step, {1, 1}};
-    book_.heard(report, "127.0.0.1:1", now_);
+    book_.received(report, "127.0.0.1:1", now_);
   }
   std::vector<std::string> states() {
     std::vector<std::string> states;
@@ -40,8 +40,8 @@ class Book : public ::testing::Test {
   }
 
   Instant now_ = seconds(10);
-  RunBook book_{now_};
-  Order order_;
+  StatusBoard book_{now_};
+  RunView view_;
 };
 
 TEST_F(Book, EachReplicaHasAState) {
@@ -50,7 +50,7 @@ TEST_F(Book, EachReplicaHasAState) {
   EXPECT_EQ(book_.status({}, now_).stage, "running");
   book_.watched(0, 1, {.hung = true});
   book_.lost(2, 1, "closed", now_);
-  Order fence;
+  RunView fence;
   fence.fenced = "a newer one";
   book_.told(3, 1, fence);
   EXPECT_THAT(states(), ElementsAre("hangs", "follows", "lost", "fenced"));
@@ -80,9 +80,9 @@ TEST_F(Book, WhoLeavesOrIsFencedHasNotFailed) {
   leaving.replica = 1;
   leaving.incarnation = 1;
   leaving.leaving = true;
-  book_.heard(leaving, "", now_);
+  book_.received(leaving, "", now_);
   book_.lost(1, 1, "closed", now_);
-  Order fence;
+  RunView fence;
   fence.fenced = "a newer one";
   book_.told(2, 1, fence);
   book_.lost(2, 1, "closed", now_);
@@ -95,13 +95,13 @@ TEST_F(Book, WhoHasFinishedHasNotFailedWhoeverLosesIt) {
   finished.replica = 1;
   finished.incarnation = 1;
   finished.finished = true;
-  book_.heard(finished, "", now_);
+  book_.received(finished, "", now_);
   book_.lost(1, 1, "closed", now_);
   Report other;
   other.replica = 0;
   other.incarnation = 1;
   other.suspicion = Suspicion{{1, 2}, 1, "replica 1 has left"};
-  book_.heard(other, "", now_);
+  book_.received(other, "", now_);
   EXPECT_THAT(book_.status({}, now_).failures, IsEmpty());
   EXPECT_EQ(states()[1], "done");
 }
@@ -110,13 +110,13 @@ TEST_F(Book, OneThatIsRefusedIsNotShownInsteadOfOneThatCounts) {
   Report former;
   former.replica = 0;
   former.incarnation = 9;
-  book_.heard(former, "", now_, /*has_place=*/false);
+  book_.received(former, "", now_, /*has_place=*/false);
   EXPECT_EQ(states()[0], "member");
   former.replica = 5;  // There is no other.
-  book_.heard(former, "", now_, /*has_place=*/false);
+  book_.received(former, "", now_, /*has_place=*/false);
   EXPECT_THAT(states(), SizeIs(5));
   former.replica = 1U << 30U;
-  book_.heard(former, "", now_, /*has_place=*/false);
+  book_.received(former, "", now_, /*has_place=*/false);
   EXPECT_THAT(states(), SizeIs(5));
 }
 
@@ -125,8 +125,8 @@ TEST_F(Book, ASuspicionIsAFailureOnce) {
   report.replica = 1;
   report.incarnation = 1;
   report.suspicion = Suspicion{{1, 2}, 2, "reset by peer"};
-  book_.heard(report, "", now_);
-  book_.heard(report, "", now_);
+  book_.received(report, "", now_);
+  book_.received(report, "", now_);
   const auto failures = book_.status({}, now_).failures;
   ASSERT_THAT(failures, SizeIs(1));
   EXPECT_EQ(failures[0].culprit, "replica 2");
