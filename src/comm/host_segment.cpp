@@ -33,7 +33,7 @@ Status lost_store(const World::Impl& impl, const std::exception& error) {
 shm::StringStore strings_of(const World& world, const Clock& clock) {
   const auto impl = world.impl();
   shm::StringStore strings;
-  strings.look = [impl] {
+  strings.check_others = [impl] {
     const auto loss = impl->watch->first_lost();
     return loss ? lost(*loss) : Status();
   };
@@ -95,7 +95,7 @@ Result<shm::HostSegment> share_memory(
             " is on another than rank ", world.rank()));
   }
   const SteadyClock clock;
-  shm::JoinOptions options;
+  shm::SegmentJoinOptions options;
   options.rank = static_cast<int>(
       std::find(ranks.begin(), ranks.end(), world.rank()) - ranks.begin());
   options.ranks = static_cast<int>(ranks.size());

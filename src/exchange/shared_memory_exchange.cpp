@@ -289,7 +289,7 @@ class SharedMemoryExchange final : public Exchange {
   std::optional<comm::shm::Waiter> waiter_;
   bool left_ = false;
   RankState* states_ = nullptr;            // By rank; in the segment.
-  std::optional<comm::shm::Cells> cells_;  // For steps of all ranks.
+  std::optional<comm::shm::SmallAllGather> cells_;  // For steps of all ranks.
   std::int64_t cell_bytes_ = 0;
   std::optional<SharedUnits> memory_;
   std::optional<SharedSums> sums_;
@@ -318,7 +318,7 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
   cell_bytes_ = static_cast<std::int64_t>(sizeof(StepHead)) +
       std::max<std::int64_t>(note_.encode(model_).numel(), kPayloadBytesMin);
   const auto cells = static_cast<std::int64_t>(
-      comm::shm::Cells::bytes(size(), static_cast<std::size_t>(cell_bytes_)));
+      comm::shm::SmallAllGather::bytes(size(), static_cast<std::size_t>(cell_bytes_)));
   const auto states = static_cast<std::int64_t>(sizeof(RankState)) * size();
   const auto slots = static_cast<std::int64_t>(sizeof(SharedSlot)) * size() *
       static_cast<std::int64_t>(model_.units.size());
@@ -391,8 +391,8 @@ Status SharedMemoryExchange::wait_for_owners(UnitId unit) {
         published, published_,
         {.rank = rank,
          .what = what,
-         .or_counter = coming,
-         .or_value = cells_->round() + 1});
+         .cancel_counter = coming,
+         .cancel_value = cells_->round() + 1});
     if (!status.ok()) {
       return status;
     }
@@ -430,7 +430,7 @@ void SharedMemoryExchange::make_way(int under_way_max) {
     if (const auto missing = sums_->missing()) {
       missing->counter.sleep_below(missing->number, kDoze);
       waited_in_vain_ =
-          clock_.now() - began > patience || !segment_->peers().look().ok();
+          clock_.now() - began > patience || !segment_->peers().check().ok();
     } else {
       sums_->wait_for_thread(kDoze);
     }
@@ -461,8 +461,8 @@ Status SharedMemoryExchange::finish_sums() {
         missing->counter, missing->number,
         {.rank = missing->rank,
          .what = what,
-         .or_counter = arrived,
-         .or_value = next});
+         .cancel_counter = arrived,
+         .cancel_value = next});
     if (!status.ok()) {
       return status;
     }
@@ -579,7 +579,7 @@ void SharedMemoryExchange::leave(const Status& why) {
     if (sums_) {
       sums_->stop();
     }
-    (void)segment_->make_private(0, comm::shm::whole_pages(segment_->bytes()));
+    (void)segment_->make_private(0, comm::shm::round_up_to_pages(segment_->bytes()));
   }
 }
 

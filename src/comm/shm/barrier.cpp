@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cells have two buffers a rank, used in turns, and one barrier a round: write
+// SmallAllGather has two buffers a rank, used in turns, and one barrier a round: write
 // buffer n % 2, barrier n, read everybody's buffer n % 2. No second barrier is
 // needed before the buffer is written again, in round n + 2:
 //   A rank that writes in round n + 2 has passed barrier n + 1, so every rank
@@ -29,7 +29,7 @@ Barrier::Barrier(std::span<CounterCell> cells, Peers& peers)
 
 // A counter for each rank instead of one for all: a wait in vain then knows
 // who is missing, and arriving ranks do not fight for one line.
-Status Barrier::arrive_and_wait(const Waiter& waiter, Awaited what) {
+Status Barrier::arrive_and_wait(const Waiter& waiter, WaitTarget what) {
   if (!failure_.ok()) {
     return failure_;
   }
@@ -45,7 +45,7 @@ Status Barrier::arrive_and_wait(const Waiter& waiter, Awaited what) {
 // Each begins with its neighbour, so that not all look at the same rank.
 // A rank that gave up in a later round had seen this one through, so what it
 // brought to this one counts.
-Status Barrier::await(const Waiter& waiter, Awaited what) const {
+Status Barrier::await(const Waiter& waiter, WaitTarget what) const {
   const int ranks = peers_->ranks();
   for (int i = 1; i < ranks; ++i) {
     what.rank = (peers_->rank() + i) % ranks;
@@ -63,7 +63,7 @@ Status Barrier::await(const Waiter& waiter, Awaited what) const {
   for (int r = 0; r < ranks; ++r) {
     const std::uint64_t last = gave_up(r).value();
     if (last != 0 && last <= round_) {
-      Status trouble = peers_->look();
+      Status trouble = peers_->check();
       return trouble.ok()
           ? Status(
                 ErrorCode::kAborted,
@@ -86,17 +86,17 @@ void Barrier::give_up_in(std::uint64_t round, const Status& why) {
   gave_up(peers_->rank()).post(round);
 }
 
-std::size_t Cells::stride(std::size_t cell_bytes) {
+std::size_t SmallAllGather::stride(std::size_t cell_bytes) {
   const std::size_t used = sizeof(CellHead) + cell_bytes;
   return (used + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
 
-std::size_t Cells::bytes(int ranks, std::size_t cell_bytes) {
+std::size_t SmallAllGather::bytes(int ranks, std::size_t cell_bytes) {
   return Barrier::cells(ranks) * sizeof(CounterCell) +
       2 * index(ranks) * stride(cell_bytes);
 }
 
-Cells::Cells(
+SmallAllGather::SmallAllGather(
     std::span<std::byte> memory, std::size_t cell_bytes, const Waiter& waiter)
     : buffers_(
           memory.data() +
@@ -113,11 +113,11 @@ Cells::Cells(
       "memory for all cells");
 }
 
-std::byte* Cells::cell(int rank, std::uint64_t round) const {
+std::byte* SmallAllGather::cell(int rank, std::uint64_t round) const {
   return buffers_ + (2 * index(rank) + round % 2) * stride(cell_bytes_);
 }
 
-Status Cells::all_gather_bytes(
+Status SmallAllGather::all_gather_bytes(
     std::span<const std::byte> own,
     std::span<std::byte> all,
     std::string_view what) {

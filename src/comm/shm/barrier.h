@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Barrier makes ranks wait for each other; Cells makes each rank's few bytes
+// Barrier makes ranks wait for each other; SmallAllGather makes each rank's few bytes
 // known to all. Both are collective: every rank calls them equally often, in
 // the same order. The first failure is kept and returned ever after, for the
 // ranks are no longer in step. A rank that has given up says in which round, so
@@ -34,9 +34,9 @@ class Barrier {
   // Returns ok when every rank has called it for this round and none of them
   // has given up in this round or before: all they wrote before is visible.
   // Else the first trouble of any rank, as Waiter::wait() gives it, or kAborted
-  // when what.or_counter ends the wait; this rank has then given up.
+  // when what.cancel_counter ends the wait; this rank has then given up.
   // what.rank is not used.
-  Status arrive_and_wait(const Waiter& waiter, Awaited what);
+  Status arrive_and_wait(const Waiter& waiter, WaitTarget what);
 
   // Says that this rank comes to no further round: `why` for the others, which
   // fail in the round after this one at the latest.
@@ -54,7 +54,7 @@ class Barrier {
   Counter gave_up(int rank) const {
     return Counter(cells_[static_cast<std::size_t>(peers_->ranks() + rank)]);
   }
-  Status await(const Waiter& waiter, Awaited what) const;
+  Status await(const Waiter& waiter, WaitTarget what) const;
   void give_up_in(std::uint64_t round, const Status& why);
 
   std::span<CounterCell> cells_;
@@ -63,14 +63,14 @@ class Barrier {
   Status failure_;
 };
 
-class Cells {
+class SmallAllGather {
  public:
   // Bytes of segment for `ranks` cells of up to `cell_bytes`.
   static std::size_t bytes(int ranks, std::size_t cell_bytes);
 
   // `memory`: as long as bytes() says, aligned to kCacheLine, the same
   // everywhere, zeros before the first round.
-  Cells(
+  SmallAllGather(
       std::span<std::byte> memory,
       std::size_t cell_bytes,
       const Waiter& waiter);

@@ -24,9 +24,9 @@ std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 Waiter waiter_of(Peers& peers) { return {peers, kClock, {.deadline = 30s}}; }
 
-// Cells in its bytes; a counter for each rank and one of run_forked().
+// SmallAllGather in its bytes; a counter for each rank and one of run_forked().
 Table table_of(int ranks) {
-  return {ranks, Barrier::cells(ranks) + 1, Cells::bytes(ranks, kCellBytes)};
+  return {ranks, Barrier::cells(ranks) + 1, SmallAllGather::bytes(ranks, kCellBytes)};
 }
 
 std::span<CounterCell> barrier_cells(const Table& table) {
@@ -110,7 +110,7 @@ double value_of(int rank, int round) { return rank + round * 0.125; }
 // Many rounds without a barrier in between, ranks out of step by a random time.
 std::string gather_rounds(
     const Table& table, int rank, Peers& peers, int rounds) {
-  Cells cells(table.data(), kCellBytes, waiter_of(peers));
+  SmallAllGather cells(table.data(), kCellBytes, waiter_of(peers));
   std::mt19937_64 random(index(rank));
   for (int round = 1; round <= rounds; ++round) {
     const std::vector<double> own(1 + index(round) % 20, value_of(rank, round));
@@ -131,7 +131,7 @@ std::string gather_rounds(
   return "";
 }
 
-TEST(Cells, GatherInRankOrderOverThreads) {
+TEST(SmallAllGather, GatherInRankOrderOverThreads) {
   for (const int ranks : {1, 2, 3, 4, 7}) {
     const Table table = table_of(ranks);
     test::run_threads(table, [&](int rank, Peers& peers) {
@@ -140,7 +140,7 @@ TEST(Cells, GatherInRankOrderOverThreads) {
   }
 }
 
-TEST(Cells, GatherInRankOrderOverProcesses) {
+TEST(SmallAllGather, GatherInRankOrderOverProcesses) {
   for (const int ranks : {1, 2, 3, 4, 7}) {
     const Table table = table_of(ranks);
     test::expect_all_ok(
@@ -153,10 +153,10 @@ TEST(Cells, GatherInRankOrderOverProcesses) {
   }
 }
 
-TEST(Cells, GatherNothingAndAsMuchAsFits) {
+TEST(SmallAllGather, GatherNothingAndAsMuchAsFits) {
   const Table table = table_of(3);
   test::run_threads(table, [&](int rank, Peers& peers) {
-    Cells cells(table.data(), kCellBytes, waiter_of(peers));
+    SmallAllGather cells(table.data(), kCellBytes, waiter_of(peers));
     EXPECT_TRUE(cells.all_gather<char>({}, {}, "nothing").ok());
     const std::vector<char> own(kCellBytes, static_cast<char>('a' + rank));
     std::vector<char> all(3 * kCellBytes);
@@ -168,10 +168,10 @@ TEST(Cells, GatherNothingAndAsMuchAsFits) {
   });
 }
 
-TEST(Cells, DifferentSizesAreTheSameErrorOnAllRanks) {
+TEST(SmallAllGather, DifferentSizesAreTheSameErrorOnAllRanks) {
   const Table table = table_of(3);
   test::run_threads(table, [&](int rank, Peers& peers) {
-    Cells cells(table.data(), kCellBytes, waiter_of(peers));
+    SmallAllGather cells(table.data(), kCellBytes, waiter_of(peers));
     const std::vector<char> own(rank == 1 ? 5 : 4);
     std::vector<char> all(3 * own.size(), 'x');
 

@@ -28,15 +28,15 @@ void copy_bytes(const std::byte* from, std::byte* to, std::size_t bytes) {
 
 class Reduce {
  public:
-  Reduce(Stage& stage, const Reduction& reduction)
-      : stage_(stage),
-        reduction_(reduction),
-        own_(index(stage.rank())),
+  Reduce(ShmCommunicator& communicator, const ReduceArguments& arguments)
+      : communicator_(communicator),
+        arguments_(arguments),
+        own_(index(communicator.rank())),
         round_bytes_(
-            stage.options().buffer_bytes / index(stage.ranks()) / kCacheLine *
+            communicator.options().buffer_bytes / index(communicator.ranks()) / kCacheLine *
             kCacheLine) {}
 
-  Status run(const Call& call);
+  Status run(const CollectiveCall& call);
 
  private:
   // Where the result of the own slice goes on this rank; null: nowhere.
@@ -44,7 +44,7 @@ class Reduce {
   bool gets_results(int rank) const;
   bool alone() const;
   std::byte* place(int source, int slice) const {
-    return stage_.buffer(source) + index(slice) * round_bytes_;
+    return communicator_.buffer(source) + index(slice) * round_bytes_;
   }
 
   void put(std::size_t offset) const;
@@ -59,43 +59,43 @@ class Reduce {
       std::size_t offset, std::size_t bytes, std::vector<std::byte>& scratch);
   Status finish_directly();
 
-  Stage& stage_;
-  const Reduction& reduction_;
+  ShmCommunicator& communicator_;
+  const ReduceArguments& arguments_;
   const std::size_t own_;
   const std::size_t round_bytes_;
 };
 
 std::byte* Reduce::target() const {
-  return reduction_.share == Share::kOwner ? reduction_.target.data()
-      : gets_results(stage_.rank())        ? reduction_.slices[own_].data()
+  return arguments_.recipients == ResultRecipients::kOwner ? arguments_.target.data()
+      : gets_results(communicator_.rank())        ? arguments_.slices[own_].data()
                                            : nullptr;
 }
 
 bool Reduce::gets_results(int rank) const {
-  return reduction_.share == Share::kAll ||
-      (reduction_.share == Share::kRoot && rank == reduction_.root);
+  return arguments_.recipients == ResultRecipients::kAll ||
+      (arguments_.recipients == ResultRecipients::kRoot && rank == arguments_.root);
 }
 
 // The same on all ranks whose slices fit together.
 bool Reduce::alone() const {
   std::size_t all = 0;
-  for (const Bytes slice : reduction_.slices) {
+  for (const Bytes slice : arguments_.slices) {
     all += slice.size();
   }
-  return reduction_.share == Share::kAll &&
+  return arguments_.recipients == ResultRecipients::kAll &&
       all <=
       std::min(
-          stage_.options().sum_alone_bytes_max, stage_.options().buffer_bytes);
+          communicator_.options().sum_alone_bytes_max, communicator_.options().buffer_bytes);
 }
 
 // --- Through the segment, a part of every slice a round.
 
 void Reduce::put(std::size_t offset) const {
-  for (int r = 0; r < stage_.ranks(); ++r) {
-    const Bytes slice = reduction_.slices[index(r)];
-    if (r != stage_.rank() && offset < slice.size()) {
+  for (int r = 0; r < communicator_.ranks(); ++r) {
+    const Bytes slice = arguments_.slices[index(r)];
+    if (r != communicator_.rank() && offset < slice.size()) {
       copy_bytes(
-          slice.data() + offset, place(stage_.rank(), r),
+          slice.data() + offset, place(communicator_.rank(), r),
           std::min(round_bytes_, slice.size() - offset));
     }
   }
@@ -104,31 +104,31 @@ void Reduce::put(std::size_t offset) const {
 // What others shall get goes where nobody else puts anything: the place of the
 // own slice in the own buffer.
 void Reduce::fold(std::size_t offset) const {
-  const Bytes slice = reduction_.slices[own_];
+  const Bytes slice = arguments_.slices[own_];
   if (offset >= slice.size()) {
     return;
   }
   const std::size_t bytes = std::min(round_bytes_, slice.size() - offset);
   std::vector<const std::byte*> inputs;
-  for (int r = 0; r < stage_.ranks(); ++r) {
+  for (int r = 0; r < communicator_.ranks(); ++r) {
     inputs.push_back(
-        r == stage_.rank() ? slice.data() + offset : place(r, stage_.rank()));
+        r == communicator_.rank() ? slice.data() + offset : place(r, communicator_.rank()));
   }
-  std::byte* const shared = place(stage_.rank(), stage_.rank());
+  std::byte* const shared = place(communicator_.rank(), communicator_.rank());
   std::byte* const out = target() == nullptr ? shared : target() + offset;
-  reduction_.fold(inputs, bytes / reduction_.element_bytes, out);
-  if (reduction_.share != Share::kOwner && out != shared) {
+  arguments_.kernel(inputs, bytes / arguments_.element_bytes, out);
+  if (arguments_.recipients != ResultRecipients::kOwner && out != shared) {
     copy_bytes(out, shared, bytes);
   }
 }
 
 void Reduce::take(std::size_t offset) const {
-  if (!gets_results(stage_.rank())) {
+  if (!gets_results(communicator_.rank())) {
     return;
   }
-  for (int i = 1; i < stage_.ranks(); ++i) {
-    const int r = (stage_.rank() + i) % stage_.ranks();
-    const Bytes slice = reduction_.slices[index(r)];
+  for (int i = 1; i < communicator_.ranks(); ++i) {
+    const int r = (communicator_.rank() + i) % communicator_.ranks();
+    const Bytes slice = arguments_.slices[index(r)];
     if (offset < slice.size()) {
       copy_bytes(
           place(r, r), slice.data() + offset,
@@ -139,11 +139,11 @@ void Reduce::take(std::size_t offset) const {
 
 Status Reduce::finish_in_rounds() const {
   const std::size_t all =
-      std::max(stage_.largest_piece(), reduction_.slices[own_].size());
+      std::max(communicator_.largest_piece(), arguments_.slices[own_].size());
   for (std::size_t done = 0;; done += round_bytes_) {
     fold(done);
-    if (reduction_.share != Share::kOwner) {
-      if (Status s = stage_.meet(); !s.ok()) {
+    if (arguments_.recipients != ResultRecipients::kOwner) {
+      if (Status s = communicator_.meet(); !s.ok()) {
         return s;
       }
       take(done);
@@ -151,9 +151,9 @@ Status Reduce::finish_in_rounds() const {
     if (done + round_bytes_ >= all) {
       return {};
     }
-    stage_.next_round();
+    communicator_.next_round();
     put(done + round_bytes_);
-    if (Status s = stage_.meet(); !s.ok()) {
+    if (Status s = communicator_.meet(); !s.ok()) {
       return s;
     }
   }
@@ -162,8 +162,8 @@ Status Reduce::finish_in_rounds() const {
 // --- Through the segment, all at once, everybody folds everything.
 
 void Reduce::put_all() const {
-  std::byte* to = stage_.buffer(stage_.rank());
-  for (const Bytes slice : reduction_.slices) {
+  std::byte* to = communicator_.buffer(communicator_.rank());
+  for (const Bytes slice : arguments_.slices) {
     copy_bytes(slice.data(), to, slice.size());
     to += slice.size();
   }
@@ -171,15 +171,15 @@ void Reduce::put_all() const {
 
 void Reduce::fold_all() const {
   std::size_t offset = 0;
-  std::vector<const std::byte*> inputs(index(stage_.ranks()));
-  for (const Bytes slice : reduction_.slices) {
-    for (int r = 0; r < stage_.ranks(); ++r) {
+  std::vector<const std::byte*> inputs(index(communicator_.ranks()));
+  for (const Bytes slice : arguments_.slices) {
+    for (int r = 0; r < communicator_.ranks(); ++r) {
       inputs[index(r)] =
-          r == stage_.rank() ? slice.data() : stage_.buffer(r) + offset;
+          r == communicator_.rank() ? slice.data() : communicator_.buffer(r) + offset;
     }
     if (!slice.empty()) {
-      reduction_.fold(
-          inputs, slice.size() / reduction_.element_bytes, slice.data());
+      arguments_.kernel(
+          inputs, slice.size() / arguments_.element_bytes, slice.data());
     }
     offset += slice.size();
   }
@@ -190,12 +190,12 @@ void Reduce::fold_all() const {
 Status Reduce::fold_block(
     std::size_t offset, std::size_t bytes, std::vector<std::byte>& scratch) {
   std::vector<const std::byte*> inputs;
-  for (int r = 0; r < stage_.ranks(); ++r) {
+  for (int r = 0; r < communicator_.ranks(); ++r) {
     std::byte* const block = scratch.data() + index(r) * kBlockBytes;
     inputs.push_back(
-        r == stage_.rank() ? reduction_.slices[own_].data() + offset : block);
-    if (r != stage_.rank()) {
-      Status s = stage_.read(r, stage_.rank(), offset, {block, bytes});
+        r == communicator_.rank() ? arguments_.slices[own_].data() + offset : block);
+    if (r != communicator_.rank()) {
+      Status s = communicator_.read(r, communicator_.rank(), offset, {block, bytes});
       if (!s.ok()) {
         return s;
       }
@@ -204,11 +204,11 @@ Status Reduce::fold_block(
   std::byte* const out = target() == nullptr
       ? scratch.data() + own_ * kBlockBytes
       : target() + offset;
-  reduction_.fold(inputs, bytes / reduction_.element_bytes, out);
-  for (int i = 1; i < stage_.ranks(); ++i) {
-    const int r = (stage_.rank() + i) % stage_.ranks();
+  arguments_.kernel(inputs, bytes / arguments_.element_bytes, out);
+  for (int i = 1; i < communicator_.ranks(); ++i) {
+    const int r = (communicator_.rank() + i) % communicator_.ranks();
     if (gets_results(r)) {
-      if (Status s = stage_.write(r, stage_.rank(), offset, {out, bytes});
+      if (Status s = communicator_.write(r, communicator_.rank(), offset, {out, bytes});
           !s.ok()) {
         return s;
       }
@@ -218,8 +218,8 @@ Status Reduce::fold_block(
 }
 
 Status Reduce::finish_directly() {
-  const std::size_t all = reduction_.slices[own_].size();
-  std::vector<std::byte> scratch(index(stage_.ranks()) * kBlockBytes);
+  const std::size_t all = arguments_.slices[own_].size();
+  std::vector<std::byte> scratch(index(communicator_.ranks()) * kBlockBytes);
   for (std::size_t done = 0; done < all; done += kBlockBytes) {
     const Status s =
         fold_block(done, std::min(kBlockBytes, all - done), scratch);
@@ -227,23 +227,23 @@ Status Reduce::finish_directly() {
       return s;
     }
   }
-  return stage_.meet();  // Nobody reads of this rank, or writes, any more.
+  return communicator_.meet();  // Nobody reads of this rank, or writes, any more.
 }
 
-Status Reduce::run(const Call& call) {
-  const auto slices = reduction_.slices;
+Status Reduce::run(const CollectiveCall& call) {
+  const auto slices = arguments_.slices;
   SHERD_ASSERT(
-      kCacheLine % reduction_.element_bytes == 0 &&
-          (reduction_.share != Share::kOwner ||
-           reduction_.target.size() == slices[own_].size()),
+      kCacheLine % arguments_.element_bytes == 0 &&
+          (arguments_.recipients != ResultRecipients::kOwner ||
+           arguments_.target.size() == slices[own_].size()),
       "whole elements, and room for the result");
   const std::vector<std::size_t> wanted(slices.size(), slices[own_].size());
-  Status outcome = stage_.begin(call, slices, wanted);
+  Status outcome = communicator_.begin(call, slices, wanted);
   if (!outcome.ok()) {
     return outcome;
   }
   const std::size_t direct_from =
-      stage_.single_copy() ? stage_.options().single_copy_bytes_min : SIZE_MAX;
+      communicator_.single_copy() ? communicator_.options().single_copy_bytes_min : SIZE_MAX;
   std::size_t largest = 0;
   for (const Bytes slice : slices) {
     largest = std::max(largest, slice.size());
@@ -254,7 +254,7 @@ Status Reduce::run(const Call& call) {
   } else if (largest < direct_from) {
     put(0);
   }
-  outcome = stage_.meet_and_compare();
+  outcome = communicator_.meet_and_compare();
   if (!outcome.ok()) {
     return outcome;
   }
@@ -267,8 +267,8 @@ Status Reduce::run(const Call& call) {
 
 }  // namespace
 
-Status reduce(Stage& stage, const Call& call, const Reduction& reduction) {
-  return Reduce(stage, reduction).run(call);
+Status reduce(ShmCommunicator& communicator, const CollectiveCall& call, const ReduceArguments& arguments) {
+  return Reduce(communicator, arguments).run(call);
 }
 
 }  // namespace sherd::comm::shm

@@ -8,7 +8,7 @@
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "comm/shm/mailbox.h"
+#include "comm/shm/p2p_channel.h"
 #include "comm/shm/testing.h"
 
 namespace sherd::comm::shm {
@@ -18,9 +18,9 @@ using test::Table;
 using Numbers = std::vector<std::uint32_t>;
 
 const SteadyClock kClock;
-const Call kCall{.what = "the test", .deadline = std::chrono::seconds(30)};
+const CollectiveCall kCall{.what = "the test", .deadline = std::chrono::seconds(30)};
 // Many rounds for a few hundred numbers.
-const StageOptions kOptions{
+const ShmCommunicatorOptions kOptions{
     .single_copy = false, .buffer_bytes = 4096, .sum_alone_bytes_max = 64};
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
@@ -38,20 +38,20 @@ Numbers numbers(int from, int to, std::size_t size) {
   return all;
 }
 
-void on_stages(int ranks, const std::function<void(Stage&)>& body) {
-  const Table table(ranks, 0, Stage::bytes(ranks, kOptions));
+void on_communicators(int ranks, const std::function<void(ShmCommunicator&)>& body) {
+  const Table table(ranks, 0, ShmCommunicator::bytes(ranks, kOptions));
   test::run_threads(table, [&](int, Peers& peers) {
-    Stage stage(table.data(), peers, kClock, kOptions);
-    ASSERT_TRUE(stage.open(kCall.deadline).ok());
-    body(stage);
+    ShmCommunicator communicator(table.data(), peers, kClock, kOptions);
+    ASSERT_TRUE(communicator.open(kCall.deadline).ok());
+    body(communicator);
   });
 }
 
 TEST(SharedCollectives, EveryPieceGoesWhereItBelongs) {
   for (const int ranks : {1, 2, 3, 4, 7}) {
-    on_stages(ranks, [&](Stage& stage) {
+    on_communicators(ranks, [&](ShmCommunicator& communicator) {
       for (const std::size_t most : {0, 3, 700}) {
-        const int own = stage.rank();
+        const int own = communicator.rank();
         const auto size = [&](int from, int to) {
           return most == 0 ? 0 : most + index(3 * from + to);
         };
@@ -68,7 +68,7 @@ TEST(SharedCollectives, EveryPieceGoesWhereItBelongs) {
           targets.push_back(bytes_of(in[index(r)]));
         }
         ASSERT_TRUE(
-            move(stage, kCall, {.sources = sources, .targets = targets}).ok());
+            all_to_all(communicator, kCall, {.sources = sources, .targets = targets}).ok());
         for (int r = 0; r < ranks; ++r) {
           EXPECT_EQ(in[index(r)], numbers(r, own, size(r, own)));
         }
@@ -93,11 +93,11 @@ void fold_in_order(
 
 TEST(SharedCollectives, SlicesAreFoldedInRankOrder) {
   for (const int ranks : {1, 2, 3, 4, 7}) {
-    on_stages(ranks, [&](Stage& stage) {
+    on_communicators(ranks, [&](ShmCommunicator& communicator) {
       for (const std::size_t each : {0, 1, 700}) {
-        for (const Share share : {Share::kOwner, Share::kAll, Share::kRoot}) {
+        for (const ResultRecipients recipients : {ResultRecipients::kOwner, ResultRecipients::kAll, ResultRecipients::kRoot}) {
           const std::size_t all = each * index(ranks);
-          const Numbers brought = numbers(stage.rank(), 0, all);
+          const Numbers brought = numbers(communicator.rank(), 0, all);
           Numbers own = brought;
           Numbers target(each);
           std::vector<Bytes> slices;
@@ -107,13 +107,13 @@ TEST(SharedCollectives, SlicesAreFoldedInRankOrder) {
           }
           const int root = ranks - 1;
           ASSERT_TRUE(reduce(
-                          stage, kCall,
+                          communicator, kCall,
                           {.slices = slices,
                            .target = bytes_of(target),
-                           .share = share,
+                           .recipients = recipients,
                            .root = root,
                            .element_bytes = 4,
-                           .fold = fold_in_order})
+                           .kernel = fold_in_order})
                           .ok());
           Numbers expected(all, 0);
           for (int r = 0; r < ranks; ++r) {
@@ -122,14 +122,14 @@ TEST(SharedCollectives, SlicesAreFoldedInRankOrder) {
               expected[i] = expected[i] * 31 + of_rank[i];
             }
           }
-          if (share == Share::kOwner) {
+          if (recipients == ResultRecipients::kOwner) {
             const auto begin = expected.begin() +
-                static_cast<std::ptrdiff_t>(each * index(stage.rank()));
+                static_cast<std::ptrdiff_t>(each * index(communicator.rank()));
             EXPECT_EQ(
                 target,
                 Numbers(begin, begin + static_cast<std::ptrdiff_t>(each)));
             EXPECT_EQ(own, brought);
-          } else if (share == Share::kAll || stage.rank() == root) {
+          } else if (recipients == ResultRecipients::kAll || communicator.rank() == root) {
             EXPECT_EQ(own, expected);
           } else {
             EXPECT_EQ(own, brought);
@@ -141,27 +141,27 @@ TEST(SharedCollectives, SlicesAreFoldedInRankOrder) {
 }
 
 TEST(SharedCollectives, AMismatchMovesNothingAndTheNextCallWorks) {
-  on_stages(3, [](Stage& stage) {
-    Numbers own = numbers(stage.rank(), 0, stage.rank() == 1 ? 6 : 5);
+  on_communicators(3, [](ShmCommunicator& communicator) {
+    Numbers own = numbers(communicator.rank(), 0, communicator.rank() == 1 ? 6 : 5);
     const Numbers before = own;
     const std::vector<Bytes> slices(3, bytes_of(own));
     const Status outcome = reduce(
-        stage, kCall,
+        communicator, kCall,
         {.slices = slices,
-         .share = Share::kAll,
+         .recipients = ResultRecipients::kAll,
          .element_bytes = 4,
-         .fold = fold_in_order});
+         .kernel = fold_in_order});
     EXPECT_EQ(outcome.code(), ErrorCode::kPeerMismatch);
     EXPECT_EQ(own, before);
-    EXPECT_TRUE(barrier(stage, kCall).ok());
+    EXPECT_TRUE(barrier(communicator, kCall).ok());
   });
 }
 
-TEST(SharedMailbox, LongMessagesComePieceByPieceInAnyOrder) {
+TEST(SharedP2pChannel, LongMessagesComePieceByPieceInAnyOrder) {
   constexpr std::size_t kLong = 50000;
-  const Table table(2, 0, Mailbox::bytes(2));
+  const Table table(2, 0, P2pChannel::bytes(2));
   test::run_threads(table, [&](int rank, Peers& peers) {
-    Mailbox mailbox(table.data(), peers, kClock, {});
+    P2pChannel channel(table.data(), peers, kClock, {});
     const int other = 1 - rank;
     const Instant until = kClock.now() + kCall.deadline;
     int done = 0;
@@ -176,13 +176,13 @@ TEST(SharedMailbox, LongMessagesComePieceByPieceInAnyOrder) {
       in.emplace_back(out.back().size(), 0U);
     }
     for (int tag = 0; tag < 20; ++tag) {
-      mailbox.send(
+      channel.send(
           {.peer = other,
            .tag = tag,
            .bytes = bytes_of(out[index(tag)]),
            .until = until,
            .done = count});
-      mailbox.receive(
+      channel.receive(
           {.peer = other,
            .tag = 19 - tag,
            .bytes = bytes_of(in[index(19 - tag)]),
@@ -190,21 +190,21 @@ TEST(SharedMailbox, LongMessagesComePieceByPieceInAnyOrder) {
            .done = count});
     }
     while (done < 40 && kClock.now() < until) {
-      const std::uint64_t heard = mailbox.bell().value();
-      while (mailbox.progress()) {
+      const std::uint64_t rung = channel.doorbell().value();
+      while (channel.progress()) {
       }
-      for (auto& ended : mailbox.take_ended()) {
+      for (auto& ended : channel.take_ended()) {
         ended.message.done(ended.outcome, ended.source);
       }
       if (done < 40) {
-        mailbox.bell().sleep_below(heard + 1, std::chrono::milliseconds(5));
+        channel.doorbell().sleep_below(rung + 1, std::chrono::milliseconds(5));
       }
     }
     EXPECT_EQ(done, 40);
     for (int tag = 0; tag < 20; ++tag) {
       EXPECT_EQ(in[index(tag)], numbers(other, tag, in[index(tag)].size()));
     }
-    EXPECT_TRUE(mailbox.idle());
+    EXPECT_TRUE(channel.idle());
   });
 }
 

@@ -17,7 +17,7 @@
 
 namespace sherd::comm::shm {
 
-// Cells lie this far apart: processors fetch lines of 64 bytes in pairs.
+// Counters lie this far apart: processors fetch lines of 64 bytes in pairs.
 inline constexpr std::size_t kCacheLine = 128;
 
 // Zeros are a counter at 0. Alone on its line, so that who posts one does not

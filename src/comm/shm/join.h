@@ -28,10 +28,10 @@ struct StringStore {
       get{};
   // A failure when one is lost who need not be among the ranks that join, but
   // whom they cannot do without. Asked while rank 0 waits; may be empty.
-  std::function<Status()> look{};
+  std::function<Status()> check_others{};
 };
 
-struct JoinOptions {
+struct SegmentJoinOptions {
   // Behaviour. The place of this process among those that share.
   int rank = 0;
   int ranks = 1;
@@ -90,6 +90,6 @@ class HostSegment {
 // kPeerMismatch for other options, kUnavailable for memory that cannot be had.
 // Either way nothing is left behind.
 Result<HostSegment> join_segment(
-    const JoinOptions& options, const Clock& clock);
+    const SegmentJoinOptions& options, const Clock& clock);
 
 }  // namespace sherd::comm::shm

@@ -7,9 +7,9 @@
 #include <utility>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "comm/shm/descriptor_passing.h"
-#include "comm/shm/join_text.h"
-#include "comm/shm/memory_left.h"
+#include "comm/shm/unix_socket.h"
+#include "comm/shm/join_messages.h"
+#include "comm/shm/available_memory.h"
 #include "comm/shm/testing.h"
 #include "comm/shm/waiter.h"
 
@@ -28,7 +28,7 @@ const SteadyClock kClock;
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-JoinOptions options_of(int rank, int ranks, TestStore& store) {
+SegmentJoinOptions options_of(int rank, int ranks, TestStore& store) {
   return {
       .rank = rank,
       .ranks = ranks,
@@ -50,7 +50,7 @@ std::string code_text(ErrorCode code) {
 
 // Joins and reports the outcome as text.
 int join_and_report(
-    const JoinOptions& options, ChildLink& link, const Clock& clock = kClock) {
+    const SegmentJoinOptions& options, ChildLink& link, const Clock& clock = kClock) {
   link.report(text_of(join_segment(options, clock).status()));
   return 0;
 }
@@ -135,7 +135,7 @@ TEST(Join, ARankThatDiesAtAnyPointIsNamedOnAllOthers) {
       TestStore store;
       const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
         const DeadlyClock deadly(rank == victim ? reading : 0);
-        JoinOptions options = options_of(rank, 3, store);
+        SegmentJoinOptions options = options_of(rank, 3, store);
         options.deadline = 1s;
         Result<HostSegment> joined = join_segment(options, deadly);
         if (rank == victim) {
@@ -173,15 +173,15 @@ TEST(Join, ARankThatDiesInTheMiddleEndsItForAllAtOnce) {
   const auto report = test::run_apart(
       4,
       [&](int rank, ChildLink& link) {
-        const JoinOptions options = options_of(rank, 4, store);
+        const SegmentJoinOptions options = options_of(rank, 4, store);
         if (rank != 3) {
           return join_and_report(options, link);
         }
-        Channel host =
-            Channel::connect(store.get(20s).value(), kClock, kClock.now() + 20s)
+        UnixConnection host =
+            UnixConnection::connect(store.get(20s).value(), kClock, kClock.now() + 20s)
                 .value();
         host
-            .send(Hello{
+            .send(JoinRequest{
                 .rank = 3, .ranks = 4, .bytes = 8192, .reserve_bytes = 1 << 20}
                       .to_text())
             .throw_if_failed();
@@ -204,7 +204,7 @@ TEST(Join, ARankThatDiesInTheMiddleEndsItForAllAtOnce) {
 TEST(Join, ARankThatDoesNotComeIsNamedOnAllOthers) {
   TestStore store;
   const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
-    JoinOptions options = options_of(rank, 3, store);
+    SegmentJoinOptions options = options_of(rank, 3, store);
     options.deadline = 1s;
     return rank == 2 ? 0 : join_and_report(options, link);
   });
@@ -218,12 +218,12 @@ TEST(Join, ARankThatDoesNotComeIsNamedOnAllOthers) {
   }
 }
 
-TEST(Join, AHostThatStopsIsNotResponding) {
+TEST(Join, ALeaderThatStopsIsNotResponding) {
   TestStore store;
   const auto report = test::run_apart(
       2,
       [&](int rank, ChildLink& link) {
-        JoinOptions options = options_of(rank, 2, store);
+        SegmentJoinOptions options = options_of(rank, 2, store);
         options.deadline = 200ms;
         if (rank == 0) {
           options.store.put = [&](const std::string&, const std::string& v) {
@@ -243,12 +243,12 @@ TEST(Join, AHostThatStopsIsNotResponding) {
           HasSubstr("rank 0 is not responding")));
 }
 
-// The offer that a guest reads may be gone when it calls, and the next one be
+// The offer that a follower reads may be gone when it calls, and the next one be
 // there: it is not taken for a host that has died.
-TEST(Join, AGuestOfAnOfferThatWasReplacedTakesTheNext) {
+TEST(Join, AFollowerOfAnOfferThatWasReplacedTakesTheNext) {
   TestStore store;
   const auto report = test::run_apart(2, [&](int rank, ChildLink& link) {
-    JoinOptions options = options_of(rank, 2, store);
+    SegmentJoinOptions options = options_of(rank, 2, store);
     bool first = true;
     if (rank == 1) {
       options.store.get = [&](const std::string&,
@@ -265,10 +265,10 @@ TEST(Join, AGuestOfAnOfferThatWasReplacedTakesTheNext) {
   EXPECT_EQ(report.children[1].result, "ok");
 }
 
-TEST(Join, AHostThatNeverOffersIsNamed) {
+TEST(Join, ALeaderThatNeverOffersIsNamed) {
   TestStore store;
   const auto report = test::run_apart(2, [&](int rank, ChildLink& link) {
-    JoinOptions options = options_of(rank, 2, store);
+    SegmentJoinOptions options = options_of(rank, 2, store);
     options.deadline = 100ms;
     options.names = {6, 7};
     return rank == 0 ? 0 : join_and_report(options, link);
@@ -282,7 +282,7 @@ TEST(Join, AHostThatNeverOffersIsNamed) {
 TEST(Join, MemoryThatCannotBeHadIsTheSameErrorOnAllRanks) {
   TestStore store;
   const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
-    JoinOptions options = options_of(rank, 3, store);
+    SegmentJoinOptions options = options_of(rank, 3, store);
     options.segment.bytes = std::size_t{1} << 50U;
     options.segment.reserve_bytes = 0;
     return join_and_report(options, link);
@@ -300,7 +300,7 @@ TEST(Join, MemoryThatCannotBeHadIsTheSameErrorOnAllRanks) {
 TEST(Join, OptionsThatDifferAreNamedOnAllRanks) {
   TestStore store;
   const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
-    JoinOptions options = options_of(rank, 3, store);
+    SegmentJoinOptions options = options_of(rank, 3, store);
     options.names = {4, 5, 6};
     if (rank == 2) {
       options.segment.bytes = 4096;
@@ -320,7 +320,7 @@ TEST(Join, OptionsThatDifferAreNamedOnAllRanks) {
 TEST(Join, TwoProcessesOfOneRankAreRefused) {
   TestStore store;
   const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
-    JoinOptions options = options_of(rank, 3, store);
+    SegmentJoinOptions options = options_of(rank, 3, store);
     options.rank = rank == 2 ? 1 : rank;
     return join_and_report(options, link);
   });
@@ -339,15 +339,15 @@ TEST(Join, AStrangerDoesNotDisturb) {
   const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
     if (rank == 2) {
       const std::string address = store.get(20s).value();
-      Channel host =
-          Channel::connect(address, kClock, kClock.now() + 20s).value();
+      UnixConnection host =
+          UnixConnection::connect(address, kClock, kClock.now() + 20s).value();
       host.send("GET / HTTP/1.1").throw_if_failed();
       const auto end = host.receive(kClock, kClock.now() + 20s);
       table.counter(0).post(1);
       link.report("refused");
       return end.status().code() == ErrorCode::kPeerLost ? 0 : 1;
     }
-    JoinOptions options = options_of(rank, 2, store);
+    SegmentJoinOptions options = options_of(rank, 2, store);
     if (rank == 1) {
       // Comes when the stranger has been refused, with a mute one before it.
       options.store.get = [&](const std::string&, Duration at_most) {
@@ -356,8 +356,8 @@ TEST(Join, AStrangerDoesNotDisturb) {
           table.counter(0).sleep_below(1, 1s);
         }
         auto address = store.get(at_most);
-        Channel mute =
-            Channel::connect(address.value(), kClock, kClock.now() + 20s)
+        UnixConnection mute =
+            UnixConnection::connect(address.value(), kClock, kClock.now() + 20s)
                 .value();
         return address;
       };
@@ -373,16 +373,16 @@ TEST(Join, AStrangerDoesNotDisturb) {
 TEST(Join, ASingleRankNeedsNoStore) {
   HostSegment alone = join_segment({.segment = {.bytes = 100}}, kClock).value();
   EXPECT_EQ(alone.bytes(), 100U);
-  EXPECT_TRUE(alone.peers().look().ok());
+  EXPECT_TRUE(alone.peers().check().ok());
 }
 
 TEST(Join, OptionsThatMakeNoSenseAreRefused) {
-  for (const JoinOptions& wrong : {
-           JoinOptions{.rank = 1, .ranks = 1},
-           JoinOptions{.rank = -1, .ranks = 1},
-           JoinOptions{.rank = 0, .ranks = 0},
-           JoinOptions{.rank = 0, .ranks = 1, .names = {1, 2}},
-           JoinOptions{.segment = {.bytes = ~std::size_t{0}}},
+  for (const SegmentJoinOptions& wrong : {
+           SegmentJoinOptions{.rank = 1, .ranks = 1},
+           SegmentJoinOptions{.rank = -1, .ranks = 1},
+           SegmentJoinOptions{.rank = 0, .ranks = 0},
+           SegmentJoinOptions{.rank = 0, .ranks = 1, .names = {1, 2}},
+           SegmentJoinOptions{.segment = {.bytes = ~std::size_t{0}}},
        }) {
     EXPECT_EQ(
         join_segment(wrong, kClock).status().code(),

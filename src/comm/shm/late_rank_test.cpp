@@ -20,7 +20,7 @@
 #include "base/descriptor.h"
 #include "base/process.h"
 #include "comm/shm/collectives.h"
-#include "comm/shm/mailbox.h"
+#include "comm/shm/p2p_channel.h"
 #include "comm/shm/testing.h"
 
 namespace sherd::comm::shm {
@@ -106,7 +106,7 @@ void add(
 // the right numbers.
 class Calls {
  public:
-  explicit Calls(Stage& stage) : stage_(stage), own_(stage.rank()) {}
+  explicit Calls(ShmCommunicator& communicator) : communicator_(communicator), own_(communicator.rank()) {}
 
   Lent lent{kCount};
 
@@ -115,36 +115,36 @@ class Calls {
     const std::size_t count = call % 3 == 2 ? 512 : kCount;
     switch (call % 5) {
       case 0:
-        return reduced(call, count, Share::kAll);
+        return reduced(call, count, ResultRecipients::kAll);
       case 1:
-        return reduced(call, count, Share::kRoot);
+        return reduced(call, count, ResultRecipients::kRoot);
       case 2:
-        return reduced(call, count, Share::kOwner);
+        return reduced(call, count, ResultRecipients::kOwner);
       case 3:
         return gathered(call, count);
       default:
-        return barrier(stage_, {.what = "barrier", .deadline = kPatience});
+        return barrier(communicator_, {.what = "barrier", .deadline = kPatience});
     }
   }
 
  private:
-  Status reduced(std::uint64_t call, std::size_t count, Share share) {
+  Status reduced(std::uint64_t call, std::size_t count, ResultRecipients recipients) {
     const std::size_t half = count / 2;
     const std::size_t mine = static_cast<std::size_t>(own_) * half;
     const std::vector<Bytes> slices = {
         lent.bytes(0, half), lent.bytes(half, half)};
     const Numbers target = Numbers(target_).first(half);
     Status outcome = reduce(
-        stage_, {.what = "reduce", .deadline = kPatience},
+        communicator_, {.what = "reduce", .deadline = kPatience},
         {.slices = slices,
          .target = std::as_writable_bytes(target),
-         .share = share,
+         .recipients = recipients,
          .root = kLateRank,
          .element_bytes = sizeof(Number),
-         .fold = add});
-    if (outcome.ok() && share == Share::kOwner) {
+         .kernel = add});
+    if (outcome.ok() && recipients == ResultRecipients::kOwner) {
       EXPECT_TRUE(is_sum(target, call, mine));
-    } else if (outcome.ok() && (share == Share::kAll || own_ == kLateRank)) {
+    } else if (outcome.ok() && (recipients == ResultRecipients::kAll || own_ == kLateRank)) {
       EXPECT_TRUE(is_sum(lent.numbers().first(count), call, 0));
     }
     return outcome;
@@ -156,8 +156,8 @@ class Calls {
     const Numbers target = Numbers(target_).first(count);
     targets[static_cast<std::size_t>(1 - own_)] =
         std::as_writable_bytes(target);
-    Status outcome = move(
-        stage_, {.what = "all-gather", .deadline = kPatience},
+    Status outcome = all_to_all(
+        communicator_, {.what = "all-gather", .deadline = kPatience},
         {.sources = sources, .targets = targets, .one_source = true});
     for (std::size_t i = 0; i < count && outcome.ok(); ++i) {
       if (target[i] != value(1 - own_, call, i)) {
@@ -168,7 +168,7 @@ class Calls {
     return outcome;
   }
 
-  Stage& stage_;
+  ShmCommunicator& communicator_;
   const int own_;
   std::vector<Number> target_ = std::vector<Number>(kCount);
 };
@@ -277,14 +277,14 @@ void at_every_moment(
   }
 }
 
-void collectives_fail_on_both(const StageOptions& options) {
+void collectives_fail_on_both(const ShmCommunicatorOptions& options) {
   at_every_moment(
-      Stage::bytes(2, options), 0,
+      ShmCommunicator::bytes(2, options), 0,
       [&](int moment, const Table& table, Peers& peers, ChildLink& link) {
-        Stage stage(table.data(), peers, kClock, options);
-        stage.open(10s).throw_if_failed();
-        reach_calls(stage.rank(), link);
-        Calls calls(stage);
+        ShmCommunicator communicator(table.data(), peers, kClock, options);
+        communicator.open(10s).throw_if_failed();
+        reach_calls(communicator.rank(), link);
+        Calls calls(communicator);
         std::uint64_t call = 0;
         Status outcome;
         {
@@ -294,7 +294,7 @@ void collectives_fail_on_both(const StageOptions& options) {
           }
         }
         link.report(text_of(call, outcome));
-        if (stage.rank() != kLateRank) {
+        if (communicator.rank() != kLateRank) {
           reuse_memory(calls.lent, moment, peers);
         }
       });
@@ -312,17 +312,17 @@ TEST(LateRank, CollectivesThroughTheSegmentFailOnBoth) {
 }
 
 // Moves messages until `done` says that one has ended.
-void run_until(Mailbox& mailbox, const bool& done) {
+void run_until(P2pChannel& channel, const bool& done) {
   while (!done) {
-    const std::uint64_t heard = mailbox.bell().value();
-    while (mailbox.progress()) {
+    const std::uint64_t rung = channel.doorbell().value();
+    while (channel.progress()) {
     }
-    mailbox.look();
-    for (auto& ended : mailbox.take_ended()) {
+    channel.check_peers();
+    for (auto& ended : channel.take_ended()) {
       ended.message.done(ended.outcome, ended.source);
     }
     if (!done) {
-      mailbox.bell().sleep_below(heard + 1, 5ms);
+      channel.doorbell().sleep_below(rung + 1, 5ms);
     }
   }
 }
@@ -332,9 +332,9 @@ void run_until(Mailbox& mailbox, const bool& done) {
 // which the sender of the next one has set meanwhile. It has the right numbers.
 void messages_fail_on_both(bool single_copy) {
   at_every_moment(
-      Mailbox::bytes(2), single_copy ? 1 : 0,
+      P2pChannel::bytes(2), single_copy ? 1 : 0,
       [&](int moment, const Table& table, Peers& peers, ChildLink& link) {
-        Mailbox mailbox(
+        P2pChannel channel(
             table.data(), peers, kClock, {.single_copy = single_copy});
         const bool late = peers.rank() == kLateRank;
         reach_calls(peers.rank(), link);
@@ -344,7 +344,7 @@ void messages_fail_on_both(bool single_copy) {
         while (outcome.ok()) {
           ++call;
           bool done = false;
-          Parcel message{
+          P2pMessage message{
               .peer = 1 - peers.rank(),
               .bytes = lent.bytes(0, kCount),
               .until = kClock.now() + kPatience,
@@ -353,13 +353,13 @@ void messages_fail_on_both(bool single_copy) {
                 done = true;
               }};
           if (late) {
-            mailbox.receive(std::move(message));
+            channel.receive(std::move(message));
           } else {
             fill(lent.numbers(), 0, call);
-            mailbox.send(std::move(message));
+            channel.send(std::move(message));
           }
-          mailbox.ring();
-          run_until(mailbox, done);
+          channel.ring_doorbell();
+          run_until(channel, done);
           if (late && outcome.ok()) {
             EXPECT_EQ(lent.numbers().front(), value(0, call, 0));
             EXPECT_EQ(lent.numbers().back(), value(0, call, kCount - 1));

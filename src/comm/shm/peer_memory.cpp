@@ -37,7 +37,7 @@ Status PeerMemory::still_lent(int rank) const {
 Status PeerMemory::cause(int rank, const Status& copied) const {
   const Instant limit = clock_->now() + kCauseAppears;
   for (;;) {
-    Status trouble = peers_->look();
+    Status trouble = peers_->check();
     if (!trouble.ok()) {
       return trouble;
     }
@@ -60,7 +60,7 @@ Status PeerMemory::cause(int rank, const Status& copied) const {
 
 std::size_t PeerWriter::bytes(int ranks) {
   return index(ranks) *
-      (lines(index(ranks) * sizeof(Writes)) + lines(sizeof(std::uint64_t)));
+      (lines(index(ranks) * sizeof(WriteCounts)) + lines(sizeof(std::uint64_t)));
 }
 
 PeerWriter::PeerWriter(
@@ -76,14 +76,14 @@ PeerWriter::PeerWriter(
 }
 
 // A row for each writer, so that no two write one line.
-PeerWriter::Writes& PeerWriter::writes(int from, int to) const {
-  const std::size_t row = lines(index(peers_->ranks()) * sizeof(Writes));
-  return reinterpret_cast<Writes*>(
+PeerWriter::WriteCounts& PeerWriter::writes(int from, int to) const {
+  const std::size_t row = lines(index(peers_->ranks()) * sizeof(WriteCounts));
+  return reinterpret_cast<WriteCounts*>(
       memory_.data() + index(from) * row)[index(to)];
 }
 
 std::uint64_t& PeerWriter::base_of(int rank) const {
-  const std::size_t row = lines(index(peers_->ranks()) * sizeof(Writes));
+  const std::size_t row = lines(index(peers_->ranks()) * sizeof(WriteCounts));
   return *reinterpret_cast<std::uint64_t*>(
       memory_.data() + index(peers_->ranks()) * row +
       index(rank) * lines(sizeof(std::uint64_t)));
@@ -98,7 +98,7 @@ void PeerWriter::open() {
 // the owner waits for this write; M before R, and nothing is written.
 Status PeerWriter::write(
     int rank, std::uint64_t address, std::span<const std::byte> source) {
-  Writes& own = writes(peers_->rank(), rank);
+  WriteCounts& own = writes(peers_->rank(), rank);
   const std::atomic_ref begun(own.begun);
   const std::atomic_ref ended(own.ended);
   const std::uint64_t mark = base_of(rank) +
@@ -121,7 +121,7 @@ Status PeerWriter::write(
 }
 
 bool PeerWriter::may_still_write(int rank) const {
-  Writes& its = writes(rank, peers_->rank());
+  WriteCounts& its = writes(rank, peers_->rank());
   const std::uint64_t begun =
       std::atomic_ref(its.begun).load(std::memory_order_seq_cst);  // A above.
   return std::atomic_ref(its.ended).load(std::memory_order_acquire) != begun &&

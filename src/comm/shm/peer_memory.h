@@ -60,7 +60,7 @@ class PeerWriter {
   // in this process.
   void open();
 
-  // Writes `source` to `address` of `rank`. Errors as of PeerMemory::read(), and
+  // WriteCounts `source` to `address` of `rank`. Errors as of PeerMemory::read(), and
   // part may have been written, but nothing after `rank` has revoked its memory
   // and await_end() has returned there.
   Status write(
@@ -75,11 +75,11 @@ class PeerWriter {
 
  private:
   // From one rank to another. Numbers of writes.
-  struct Writes {
+  struct WriteCounts {
     std::uint64_t begun;  // By the writer.
     std::uint64_t ended;  // By the kernel, or the writer after a failure.
   };
-  Writes& writes(int from, int to) const;
+  WriteCounts& writes(int from, int to) const;
   std::uint64_t& base_of(int rank) const;
   bool may_still_write(int rank) const;
 

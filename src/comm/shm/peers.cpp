@@ -127,7 +127,7 @@ Status Peers::watch() {
   return {};
 }
 
-Status Peers::look() {
+Status Peers::check() {
   if (auto known = trouble()) {
     return *std::move(known);
   }

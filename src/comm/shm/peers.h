@@ -70,7 +70,7 @@ class Peers {
   // The first trouble of anybody, after a look at the processes: "rank 2 has
   // died" (kPeerLost), "rank 2 is not responding" (kDeadlineExceeded), "rank 2
   // gave up: ..." (kAborted). Once not ok it stays the same. A few us.
-  Status look();
+  Status check();
 
   // Says that a thread of this process sleeps until `rank` posts; nothing: for
   // nobody. Several threads overwrite each other: it only helps blame().

@@ -13,7 +13,7 @@
 #include <limits>
 #include <optional>
 #include <utility>
-#include "comm/shm/memory_left.h"
+#include "comm/shm/available_memory.h"
 
 namespace sherd::comm::shm {
 namespace {
@@ -74,7 +74,7 @@ Status lengthen(
   Status possible = within_file_limit(bytes);
   if (possible.ok()) {
     possible =
-        enough_memory(bytes - *found - untouched, memory_left(read_small_file));
+        check_available_memory(bytes - *found - untouched, available_memory(read_small_file));
   }
   if (!possible.ok()) {
     return possible;
@@ -105,7 +105,7 @@ Status check_sizes(const SegmentOptions& options) {
 
 }  // namespace
 
-std::size_t whole_pages(std::size_t bytes) {
+std::size_t round_up_to_pages(std::size_t bytes) {
   return round_up(bytes, page_bytes());
 }
 
@@ -168,7 +168,7 @@ Result<Segment> Segment::from_descriptor(
 // it is longer, so growing needs no second mapping in any process.
 Status Segment::map(const SegmentOptions& options) {
   const std::size_t most =
-      whole_pages(std::max(options.bytes, options.reserve_bytes));
+      round_up_to_pages(std::max(options.bytes, options.reserve_bytes));
   // Huge pages need an aligned address, so look for one in a larger range.
   const std::size_t room = most + kHugePage;
   void* found = ::mmap(
@@ -258,7 +258,7 @@ Status Segment::touch(std::size_t offset, std::size_t bytes) const {
 Status Segment::make_read_only(std::size_t offset, std::size_t bytes) const {
   SHERD_ASSERT(
       offset % page_bytes() == 0 && bytes % page_bytes() == 0 &&
-          offset <= bytes_ && bytes <= whole_pages(bytes_) - offset,
+          offset <= bytes_ && bytes <= round_up_to_pages(bytes_) - offset,
       "range outside of the segment, or of no whole pages");
   return ::mprotect(base_ + offset, bytes, PROT_READ) == 0
       ? Status()
@@ -269,7 +269,7 @@ Status Segment::make_read_only(std::size_t offset, std::size_t bytes) const {
 Status Segment::make_private(std::size_t offset, std::size_t bytes) const {
   SHERD_ASSERT(
       offset % page_bytes() == 0 && bytes % page_bytes() == 0 &&
-          offset <= bytes_ && bytes <= whole_pages(bytes_) - offset,
+          offset <= bytes_ && bytes <= round_up_to_pages(bytes_) - offset,
       "range outside of the segment, or of no whole pages");
   const void* mapped = ::mmap(
       base_ + offset, bytes, PROT_READ | PROT_WRITE,

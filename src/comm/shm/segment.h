@@ -107,6 +107,6 @@ class Segment {
 
 // `bytes` rounded up to whole pages: where a part begins that is touched, or
 // protected, on its own.
-std::size_t whole_pages(std::size_t bytes);
+std::size_t round_up_to_pages(std::size_t bytes);
 
 }  // namespace sherd::comm::shm

@@ -10,7 +10,7 @@
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "comm/shm/memory_left.h"
+#include "comm/shm/available_memory.h"
 #include "support/child_process.h"
 
 namespace sherd::comm::shm {
@@ -27,8 +27,8 @@ Descriptor copy_of(const Segment& segment) {
 
 // Pages of the segment that are in memory.
 std::size_t resident_pages(const Segment& segment, std::size_t bytes) {
-  const std::size_t page = whole_pages(1);
-  std::vector<unsigned char> present(whole_pages(bytes) / page);
+  const std::size_t page = round_up_to_pages(1);
+  std::vector<unsigned char> present(round_up_to_pages(bytes) / page);
   EXPECT_EQ(::mincore(segment.data(), bytes, present.data()), 0);
   std::size_t count = 0;
   for (const unsigned char p : present) {
@@ -64,15 +64,15 @@ TEST(Segment, IsSharedWithForkedProcesses) {
 }
 
 TEST(Segment, TakesPagesOnlyWhenTouched) {
-  const std::size_t bytes = 64 * whole_pages(1);
+  const std::size_t bytes = 64 * round_up_to_pages(1);
   const Segment segment = Segment::create({.bytes = bytes}).value();
   EXPECT_EQ(resident_pages(segment, bytes), 0U);
-  segment.at<int>(10 * whole_pages(1), 1)[0] = 7;
+  segment.at<int>(10 * round_up_to_pages(1), 1)[0] = 7;
 
-  ASSERT_TRUE(segment.touch(8 * whole_pages(1), 4 * whole_pages(1)).ok());
+  ASSERT_TRUE(segment.touch(8 * round_up_to_pages(1), 4 * round_up_to_pages(1)).ok());
 
   EXPECT_EQ(resident_pages(segment, bytes), 4U);
-  EXPECT_EQ(segment.at<int>(10 * whole_pages(1), 1)[0], 7);  // Contents stay.
+  EXPECT_EQ(segment.at<int>(10 * round_up_to_pages(1), 1)[0], 7);  // Contents stay.
   EXPECT_TRUE(segment.touch(0, 0).ok());
   EXPECT_TRUE(segment.touch(1, bytes - 1).ok());
   EXPECT_EQ(resident_pages(segment, bytes), 64U);
@@ -148,7 +148,7 @@ TEST(Segment, RefusesMoreThanTheMemoryLeftAndNamesBothNumbers) {
 
 TEST(Segment, ARefusalToGrowChangesNothing) {
   const std::size_t twice_the_memory =
-      2 * memory_left(read_small_file).value().bytes;
+      2 * available_memory(read_small_file).value().bytes;
   Segment segment =
       Segment::create({.bytes = 4096, .reserve_bytes = twice_the_memory})
           .value();
@@ -240,7 +240,7 @@ TEST(Segment, HugePagesAreARequestOnly) {
 }
 
 TEST(SegmentDeathTest, AWriteToWhatIsOnlyReadDiesAndIsSeenByNobody) {
-  const std::size_t page = whole_pages(1);
+  const std::size_t page = round_up_to_pages(1);
   const SegmentOptions options{.bytes = 4 * page};
   const Segment one = Segment::create(options).value();
   const Segment two = Segment::from_descriptor(copy_of(one), options).value();
@@ -259,7 +259,7 @@ TEST(SegmentDeathTest, AWriteToWhatIsOnlyReadDiesAndIsSeenByNobody) {
 }
 
 TEST(Segment, WhatIsWrittenPrivatelyIsSeenByNobodyElse) {
-  const std::size_t page = whole_pages(1);
+  const std::size_t page = round_up_to_pages(1);
   const SegmentOptions options{.bytes = 3 * page};
   const Segment one = Segment::create(options).value();
   const Segment two = Segment::from_descriptor(copy_of(one), options).value();

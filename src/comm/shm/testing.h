@@ -187,7 +187,7 @@ class TestStore {
 };
 
 // Time that stands still unless told.
-class InventedClock final : public Clock {
+class ManualClock final : public Clock {
  public:
   Instant now() const override { return now_ += step; }
   Instant step{0};  // Passes with each look.

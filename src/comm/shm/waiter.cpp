@@ -25,7 +25,7 @@ void relax() {
 }  // namespace
 
 Status Waiter::wait(
-    Counter counter, std::uint64_t value, const Awaited& awaited) const {
+    Counter counter, std::uint64_t value, const WaitTarget& awaited) const {
   SHERD_ASSERT(awaited.rank != peers_->rank(), "nobody waits for itself");
   if (counter.reached(value) || spin(counter, value)) {
     return {};
@@ -53,18 +53,18 @@ bool Waiter::spin(Counter counter, std::uint64_t value) const {
 }
 
 Status Waiter::wait_asleep(
-    Counter counter, std::uint64_t value, const Awaited& awaited) const {
+    Counter counter, std::uint64_t value, const WaitTarget& awaited) const {
   std::uint64_t seen = counter.value();
   Instant limit = clock_->now() + options_.deadline;
   for (;;) {
     counter.sleep_below(value, std::min(kSlice, limit - clock_->now()));
     // Looks at the others before the counter: who has posted and then died or
     // left was seen in this order, so what it posted counts.
-    Status trouble = peers_->look();
+    Status trouble = peers_->check();
     const bool left = peers_->has_left(awaited.rank);
     const std::uint64_t found = counter.value();
     const bool in_vain =
-        awaited.or_counter && awaited.or_counter->reached(awaited.or_value);
+        awaited.cancel_counter && awaited.cancel_counter->reached(awaited.cancel_value);
     if (found >= value || in_vain) {
       return {};
     }
@@ -92,7 +92,7 @@ Status Waiter::describe(
     const Status& trouble,
     std::uint64_t found,
     std::uint64_t value,
-    const Awaited& awaited) const {
+    const WaitTarget& awaited) const {
   const std::string number =
       awaited.number < 0 ? std::string() : str(" ", awaited.number);
   const char* const limit = trouble.code() == ErrorCode::kDeadlineExceeded

@@ -24,13 +24,13 @@ struct WaitOptions {
 };
 
 // Who is waited for, and for what: only for messages, nothing is allocated.
-struct Awaited {
+struct WaitTarget {
   int rank = 0;
   std::string_view what{};   // "the gradients of unit".
   std::int64_t number = -1;  // The unit; negative: none.
   // Ends the wait, too, within milliseconds: a sign that waiting is in vain.
-  std::optional<Counter> or_counter{};
-  std::uint64_t or_value = 0;
+  std::optional<Counter> cancel_counter{};
+  std::uint64_t cancel_value = 0;
 };
 
 class Waiter {
@@ -41,7 +41,7 @@ class Waiter {
 
   Peers& peers() const { return *peers_; }
 
-  // Waits until `counter` has reached `value`, or awaited.or_counter its own;
+  // Waits until `counter` has reached `value`, or awaited.cancel_counter its own;
   // then the outcome is ok, whoever
   // has died. Else within milliseconds the first trouble of any rank, naming
   // it; kPeerLost when the awaited rank has left without reaching `value`; and
@@ -50,17 +50,17 @@ class Waiter {
   // wait on the segment then ends with this too.
   // REQUIRES: awaited.rank is another rank.
   Status wait(
-      Counter counter, std::uint64_t value, const Awaited& awaited) const;
+      Counter counter, std::uint64_t value, const WaitTarget& awaited) const;
 
  private:
   bool spin(Counter counter, std::uint64_t value) const;
   Status wait_asleep(
-      Counter counter, std::uint64_t value, const Awaited& awaited) const;
+      Counter counter, std::uint64_t value, const WaitTarget& awaited) const;
   Status describe(
       const Status& trouble,
       std::uint64_t found,
       std::uint64_t value,
-      const Awaited& awaited) const;
+      const WaitTarget& awaited) const;
 
   Peers* peers_;
   const Clock* clock_;

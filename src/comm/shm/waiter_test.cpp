@@ -191,7 +191,7 @@ TEST(Waiter, TheDeadlineCountsFromTheLastProgress) {
   const Table table = table_of(2);
   Peers own(table.peers_memory(), {.rank = 0, .ranks = 2});
   // Each look at the clock takes 10 s and the deadline is 25 s.
-  test::InventedClock clock;
+  test::ManualClock clock;
   clock.step = 10s;
   const Waiter waiter(own, clock, {.deadline = 25s, .spin = Duration(0)});
   Counter counter = table.counter(0);
@@ -234,7 +234,7 @@ TEST(Waiter, WhatADeadRankHasPostedCounts) {
         while (::kill(process, 0) == 0) {
           table.counter(0).sleep_below(8, 1ms);
         }
-        EXPECT_EQ(peers.look().code(), ErrorCode::kPeerLost);
+        EXPECT_EQ(peers.check().code(), ErrorCode::kPeerLost);
         return wait_in_vain(table, peers, link, 1, 30s);
       },
       {{.child = 1, .point = "posted", .signal = SIGKILL}});
@@ -257,7 +257,7 @@ TEST(Waiter, ARankThatLeftIsTroubleOnlyToWhoWaitsForIt) {
         while (::kill(process, 0) == 0) {
           table.counter(0).sleep_below(1, 1ms);
         }
-        const Status look = peers.look();
+        const Status look = peers.check();
         link.report(look.message() + "/");
         if (rank == 1) {
           wait_in_vain(table, peers, link, 2, 30s);
@@ -303,12 +303,12 @@ TEST(Peers, ARecycledProcessIdIsADeadRank) {
   records[1].pid = ::getppid();
   records[1].start_ticks = process_start_ticks(::getppid());
   own.watch().throw_if_failed();
-  EXPECT_TRUE(own.look().ok());
+  EXPECT_TRUE(own.check().ok());
 
   ++records[1].start_ticks;
   Peers again(table.peers_memory(), {.rank = 0, .ranks = 2});
   again.watch().throw_if_failed();
-  EXPECT_EQ(again.look().message(), "[comm] rank 1 has died");
+  EXPECT_EQ(again.check().message(), "[comm] rank 1 has died");
 }
 
 TEST(Peers, AnotherNamespaceOfProcessIdsIsRefused) {

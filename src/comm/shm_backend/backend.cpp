@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <utility>
 #include "base/check.h"
-#include "comm/shm_backend/backend_issue.h"
-#include "comm/shm_backend/group.h"
-#include "comm/shm_backend/post.h"
+#include "comm/shm_backend/collective_operation.h"
+#include "comm/shm_backend/shm_group.h"
+#include "comm/shm_backend/p2p_worker.h"
 #include "comm/shm_backend/work.h"
 
 namespace sherd::comm::shm {
@@ -19,7 +19,7 @@ ShmBackend::ShmBackend(
   SHERD_CHECK(
       size >= 1 && rank >= 0 && rank < size,
       "[comm] expected a rank from 0 to ", size - 1, ", found ", rank);
-  GroupOptions group;
+  ShmGroupJoinOptions group;
   group.rank = rank;
   group.ranks = size;
   for (const auto r : options_->global_ranks_in_group) {
@@ -29,11 +29,11 @@ ShmBackend::ShmBackend(
       group.names.empty() ||
           group.names.size() == static_cast<std::size_t>(size),
       "[comm] expected ", size, " global ranks, found ", group.names.size());
-  group.stage = options_->stage;
+  group.communicator = options_->communicator;
   group.deadline = options_->timeout;
-  group_ = join_group(store, group);
-  line_ = std::make_shared<WorkLine>([g = group_] { g->stage.abort(); });
-  post_ = std::make_shared<Post>(group_);
+  group_ = join_shm_group(store, group);
+  queue_ = std::make_shared<WorkQueue>([g = group_] { g->communicator.abort(); });
+  p2p_ = std::make_shared<P2pWorker>(group_);
   init();
 }
 
@@ -49,12 +49,12 @@ void ShmBackend::release_resources() {
   } else {
     shutdown();
   }
-  post_.reset();
-  line_.reset();
+  p2p_.reset();
+  queue_.reset();
   group_.reset();
 }
 
-bool ShmBackend::single_copy() const { return group_->stage.single_copy(); }
+bool ShmBackend::single_copy() const { return group_->communicator.single_copy(); }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
   return c10::static_intrusive_pointer_cast<Options>(options_);
@@ -65,19 +65,19 @@ void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 void ShmBackend::shutdown() {
-  line_->stop();
-  post_->stop();
+  queue_->stop();
+  p2p_->stop();
   group_->segment.peers().leave();
 }
 
 void ShmBackend::abort() {
-  group_->stage.abort();
+  group_->communicator.abort();
   group_->segment.peers().give_up("it aborted the group");
-  line_->stop();
-  post_->stop();
+  queue_->stop();
+  p2p_->stop();
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::issue(Issue issue) {
+c10::intrusive_ptr<c10d::Work> ShmBackend::issue(CollectiveOperation issue) {
   const auto timeout =
       issue.timeout.count() > 0 ? issue.timeout : options_->timeout;
   ++sequence_;
@@ -90,9 +90,9 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::issue(Issue issue) {
           .outputs = std::move(issue.outputs),
           .sequence = sequence_},
       [group = group_, run = std::move(issue.run), timeout] {
-        return run(group->stage, timeout);
+        return run(group->communicator, timeout);
       });
-  line_->issue(work, !issue.async);
+  queue_->issue(work, !issue.async);
   return work;
 }
 
@@ -105,9 +105,9 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::barrier(
        .outputs = {},
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = [](Stage& stage, Duration deadline) {
+       .run = [](ShmCommunicator& communicator, Duration deadline) {
          return shm::barrier(
-             stage, {.what = "barrier()", .deadline = deadline});
+             communicator, {.what = "barrier()", .deadline = deadline});
        }});
 }
 
@@ -121,7 +121,7 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(
   }
   auto options = c10::make_intrusive<ShmBackendOptions>(
       opts == nullptr ? options_->timeout : opts->timeout);
-  options->stage = options_->stage;
+  options->communicator = options_->communicator;
   options->unlocked = options_->unlocked;
   options->made = options_->made;
   const auto& names = options_->global_ranks_in_group;

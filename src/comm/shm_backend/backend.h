@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A c10d backend for CPU tensors of ranks on one host, over shared memory:
-// collectives of stage.h and collectives.h behind c10d's names. Collectives are
+// collectives of shm_communicator.h and collectives.h behind c10d's names. Collectives are
 // carried out in the order in which they were issued; work is asynchronous and
 // ends with an error that names the rank at fault when one dies, leaves, or is
 // silent beyond the timeout; then the whole group has ended. Ranks that call
@@ -16,13 +16,13 @@
 #include <vector>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include "comm/shm/stage.h"
+#include "comm/shm/shm_communicator.h"
 
 namespace sherd::comm::shm {
 
-class Post;
-class WorkLine;
-struct Group;  // The segment and what lies in it; in group.h.
+class P2pWorker;
+class WorkQueue;
+struct ShmGroup;  // The segment and what lies in it; in shm_group.h.
 
 struct ShmBackendOptions final : c10d::Backend::Options {
   explicit ShmBackendOptions(
@@ -30,7 +30,7 @@ struct ShmBackendOptions final : c10d::Backend::Options {
       : Options("shm", wait_at_most) {}
 
   // Equal on every rank.
-  StageOptions stage{};
+  ShmCommunicatorOptions communicator{};
   // As in ShmGroupOptions; also of what split() makes.
   std::function<void(const std::function<void()>& block)> unlocked{};
   std::function<void(const c10::intrusive_ptr<c10d::Backend>&)> made{};
@@ -140,16 +140,16 @@ class ShmBackend final : public c10d::Backend {
       const c10::intrusive_ptr<Options>& opts) override;
 
  private:
-  struct Issue;
-  c10::intrusive_ptr<c10d::Work> issue(Issue issue);
+  struct CollectiveOperation;
+  c10::intrusive_ptr<c10d::Work> issue(CollectiveOperation issue);
   c10::intrusive_ptr<c10d::Work> receive(
       c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag);
   int count() const { return size_; }
 
   const c10::intrusive_ptr<ShmBackendOptions> options_;
-  std::shared_ptr<Group> group_;
-  std::shared_ptr<WorkLine> line_;
-  std::shared_ptr<Post> post_;
+  std::shared_ptr<ShmGroup> group_;
+  std::shared_ptr<WorkQueue> queue_;
+  std::shared_ptr<P2pWorker> p2p_;
   std::uint64_t sequence_ = 0;
 };
 

@@ -3,8 +3,8 @@
 // all-reduce, reduce and reduce-scatter.
 #include <utility>
 #include "base/check.h"
-#include "comm/shm_backend/backend_issue.h"
-#include "comm/shm_backend/fold.h"
+#include "comm/shm_backend/collective_operation.h"
+#include "comm/shm_backend/reduce_kernels.h"
 
 namespace sherd::comm::shm {
 namespace {
@@ -12,62 +12,62 @@ namespace {
 using c10d::OpType;
 
 // One tensor that becomes the fold of all ranks' on all of them, or on root.
-struct InPlace {
+struct AllReduceOperation {
   std::string text;
-  TypedFold fold;
+  TypedReduceKernel kernel;
   TensorBytes tensor;
-  Share share = Share::kAll;
+  ResultRecipients recipients = ResultRecipients::kAll;
   int root = 0;
   bool written = true;
 
-  Status run(Stage& stage, Duration deadline) const {
+  Status run(ShmCommunicator& communicator, Duration deadline) const {
     const auto slices =
-        cut_elements(tensor.bytes(), fold.element_bytes, stage.ranks());
+        cut_elements(tensor.bytes(), kernel.element_bytes, communicator.ranks());
     return reduce(
-        stage, {.what = text, .deadline = deadline},
+        communicator, {.what = text, .deadline = deadline},
         {.slices = slices,
-         .share = share,
+         .recipients = recipients,
          .root = root,
-         .element_bytes = fold.element_bytes,
-         .fold = fold.fold});
+         .element_bytes = kernel.element_bytes,
+         .kernel = kernel.kernel});
   }
-  void give_back() const {
+  void copy_back() const {
     if (written) {
-      tensor.give_back();
+      tensor.copy_back();
     }
   }
 };
 
 // Pieces for all ranks, of which each gets the fold of its own.
-struct Scattered {
+struct ReduceScatterOperation {
   std::string text;
-  TypedFold fold;
+  TypedReduceKernel kernel;
   std::vector<TensorBytes> inputs;  // One for each rank, or one for all.
   TensorBytes output;
 
-  Status run(Stage& stage, Duration deadline) const {
+  Status run(ShmCommunicator& communicator, Duration deadline) const {
     const auto slices = inputs.size() == 1
-        ? cut(inputs[0].bytes(), stage.ranks())
+        ? cut(inputs[0].bytes(), communicator.ranks())
         : bytes_of(inputs);
     return reduce(
-        stage, {.what = text, .deadline = deadline},
+        communicator, {.what = text, .deadline = deadline},
         {.slices = slices,
          .target = output.bytes(),
-         .element_bytes = fold.element_bytes,
-         .fold = fold.fold});
+         .element_bytes = kernel.element_bytes,
+         .kernel = kernel.kernel});
   }
-  void give_back() const { output.give_back(); }
+  void copy_back() const { output.copy_back(); }
 };
 
-InPlace all_reduce_of(
+AllReduceOperation all_reduce_of(
     const at::Tensor& tensor,
     const c10d::ReduceOp& op,
     int ranks,
-    Writes writes = Writes::kDirectly) {
+    WriteTiming writes = WriteTiming::kDirectly) {
   const auto dtype = tensor.scalar_type();
   return {
-      .text = call_text("all_reduce", dtype, name_of(op)),
-      .fold = fold_of(op, dtype, ranks),
+      .text = call_text("all_reduce", dtype, reduce_op_name(op)),
+      .kernel = reduce_kernel_of(op, dtype, ranks),
       .tensor = TensorBytes::in_place(tensor, writes)};
 }
 
@@ -84,7 +84,7 @@ void expect_pieces(
 
 // Each input holds a piece for each rank; that of this one may lie where the
 // output is, because nobody else reads it.
-std::vector<Scattered> scattered(
+std::vector<ReduceScatterOperation> reduce_scatter_operations(
     const std::vector<at::Tensor>& outputs,
     const std::vector<at::Tensor>& inputs,
     const c10d::ReduceOp& op,
@@ -100,13 +100,13 @@ std::vector<Scattered> scattered(
       memory.reads(inputs[i]);
     }
   }
-  const Writes writes = memory.when();
-  std::vector<Scattered> parts;
+  const WriteTiming writes = memory.write_timing();
+  std::vector<ReduceScatterOperation> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const auto dtype = outputs[i].scalar_type();
     parts.push_back(
-        {.text = call_text(kReduceScatter, dtype, name_of(op)),
-         .fold = fold_of(op, dtype, ranks),
+        {.text = call_text(kReduceScatter, dtype, reduce_op_name(op)),
+         .kernel = reduce_kernel_of(op, dtype, ranks),
          .inputs = inputs_of({inputs[i]}),
          .output = TensorBytes::output(outputs[i], writes)});
   }
@@ -117,7 +117,7 @@ std::vector<Scattered> scattered(
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(
     std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
-  const auto& tensor = only(tensors, "all_reduce");
+  const auto& tensor = single_element(tensors, "all_reduce");
   return issue(
       {.type = OpType::ALLREDUCE,
        .title = "shm:all_reduce",
@@ -125,7 +125,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(
        .outputs = tensors,
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_all(std::vector<InPlace>{
+       .run = run_all(std::vector<AllReduceOperation>{
            all_reduce_of(tensor, opts.reduceOp, count())})});
 }
 
@@ -134,8 +134,8 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce_coalesced(
     const c10d::AllreduceCoalescedOptions& opts) {
   CallMemory memory;
   memory.writes(tensors);
-  const Writes writes = memory.when();
-  std::vector<InPlace> parts;
+  const WriteTiming writes = memory.write_timing();
+  std::vector<AllReduceOperation> parts;
   for (const auto& tensor : tensors) {
     parts.push_back(all_reduce_of(tensor, opts.reduceOp, count(), writes));
   }
@@ -151,16 +151,16 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce_coalesced(
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::reduce(
     std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) {
-  const auto& tensor = only(tensors, "reduce");
+  const auto& tensor = single_element(tensors, "reduce");
   const auto dtype = tensor.scalar_type();
   const int root = checked_root(opts.rootRank, count(), "reduce");
-  InPlace part{
+  AllReduceOperation part{
       .text = call_text(
-          "reduce", dtype, str(name_of(opts.reduceOp), ", root ", root)),
-      .fold = fold_of(opts.reduceOp, dtype, count()),
+          "reduce", dtype, str(reduce_op_name(opts.reduceOp), ", root ", root)),
+      .kernel = reduce_kernel_of(opts.reduceOp, dtype, count()),
       .tensor = root == rank_ ? TensorBytes::in_place(tensor)
                               : TensorBytes::input(tensor),
-      .share = Share::kRoot,
+      .recipients = ResultRecipients::kRoot,
       .root = root,
       .written = root == rank_};
   return issue(
@@ -170,15 +170,15 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce(
        .outputs = tensors,
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_all(std::vector<InPlace>{std::move(part)})});
+       .run = run_all(std::vector<AllReduceOperation>{std::move(part)})});
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter(
     std::vector<at::Tensor>& outputs,
     std::vector<std::vector<at::Tensor>>& inputs,
     const c10d::ReduceScatterOptions& opts) {
-  const auto& output = only(outputs, kReduceScatter);
-  auto& pieces = only(inputs, kReduceScatter);
+  const auto& output = single_element(outputs, kReduceScatter);
+  auto& pieces = single_element(inputs, kReduceScatter);
   expect_count(pieces.size(), count(), kReduceScatter);
   const auto own = static_cast<std::size_t>(rank_);
   const auto dtype = output.scalar_type();
@@ -186,14 +186,14 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter(
   memory.writes(output);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     expect_same_type(pieces[i], dtype, kReduceScatter);
-    memory.reads_beside(pieces[i], i == own ? extent_of(output) : Bytes());
+    memory.reads_unless_at(pieces[i], i == own ? extent_of(output) : Bytes());
   }
   expect_elements(output, pieces[own].numel(), kReduceScatter);
-  Scattered part{
-      .text = call_text(kReduceScatter, dtype, name_of(opts.reduceOp)),
-      .fold = fold_of(opts.reduceOp, dtype, count()),
+  ReduceScatterOperation part{
+      .text = call_text(kReduceScatter, dtype, reduce_op_name(opts.reduceOp)),
+      .kernel = reduce_kernel_of(opts.reduceOp, dtype, count()),
       .inputs = inputs_of(pieces),
-      .output = TensorBytes::output(output, memory.when())};
+      .output = TensorBytes::output(output, memory.write_timing())};
   return issue(
       {.type = OpType::REDUCE_SCATTER,
        .title = "shm:reduce_scatter",
@@ -201,7 +201,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter(
        .outputs = outputs,
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_all(std::vector<Scattered>{std::move(part)})});
+       .run = run_all(std::vector<ReduceScatterOperation>{std::move(part)})});
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::_reduce_scatter_base(
@@ -216,7 +216,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_reduce_scatter_base(
        .timeout = opts.timeout,
        .async = opts.asyncOp,
        .run = run_all(
-           scattered({output}, {input}, opts.reduceOp, rank_, count()))});
+           reduce_scatter_operations({output}, {input}, opts.reduceOp, rank_, count()))});
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter_tensor_coalesced(
@@ -232,7 +232,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter_tensor_coalesced(
        .timeout = opts.timeout,
        .async = opts.asyncOp,
        .run =
-           run_all(scattered(outputs, inputs, opts.reduceOp, rank_, count()))});
+           run_all(reduce_scatter_operations(outputs, inputs, opts.reduceOp, rank_, count()))});
 }
 
 }  // namespace sherd::comm::shm

@@ -11,8 +11,8 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::Rank;
-using test::Ranked;
-using test::run_ranked;
+using test::BackendRank;
+using test::run_backend_ranks;
 
 // Nothing, one element, less than a line a rank, several buffers' worth.
 constexpr std::array<std::int64_t, 5> kSizes = {0, 1, 13, 5000, 150001};
@@ -36,12 +36,12 @@ bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
 
 // Every size and dtype, every way to travel, every number of ranks.
 void over_everything(
-    const std::function<void(Ranked&, std::int64_t size, c10::ScalarType)>&
+    const std::function<void(BackendRank&, std::int64_t size, c10::ScalarType)>&
         body) {
   for (const int ranks : test::kWorlds) {
-    for (const auto& stage : test::all_ways()) {
+    for (const auto& communicator : test::all_transfer_paths()) {
       test::expect_all_ok(
-          run_ranked(ranks, {.stage = stage}, [&](Ranked& ranked, Rank&) {
+          run_backend_ranks(ranks, {.communicator = communicator}, [&](BackendRank& ranked, Rank&) {
             for (const auto size : kSizes) {
               for (const auto dtype : kTypes) {
                 SCOPED_TRACE(
@@ -55,7 +55,7 @@ void over_everything(
 }
 
 std::vector<torch::Tensor> empty_list(
-    const Ranked& ranked, std::int64_t size, c10::ScalarType dtype) {
+    const BackendRank& ranked, std::int64_t size, c10::ScalarType dtype) {
   std::vector<torch::Tensor> list;
   for (int r = 0; r < ranked.ranks(); ++r) {
     list.push_back(torch::full({size}, -1, dtype));
@@ -64,7 +64,7 @@ std::vector<torch::Tensor> empty_list(
 }
 
 TEST(ShmBackend, AllReducesAsGlooDoes) {
-  over_everything([](Ranked& ranked, std::int64_t size, c10::ScalarType dtype) {
+  over_everything([](BackendRank& ranked, std::int64_t size, c10::ScalarType dtype) {
     const auto input = numbers(ranked.rank(), size, dtype);
     std::vector<torch::Tensor> ours = {input.clone()};
     std::vector<torch::Tensor> gloos = {input.clone()};
@@ -77,7 +77,7 @@ TEST(ShmBackend, AllReducesAsGlooDoes) {
 }
 
 TEST(ShmBackend, AllGathersInRankOrder) {
-  over_everything([](Ranked& ranked, std::int64_t size, c10::ScalarType dtype) {
+  over_everything([](BackendRank& ranked, std::int64_t size, c10::ScalarType dtype) {
     std::vector<torch::Tensor> input = {numbers(ranked.rank(), size, dtype)};
     std::vector<std::vector<torch::Tensor>> ours = {
         empty_list(ranked, size, dtype)};
@@ -93,7 +93,7 @@ TEST(ShmBackend, AllGathersInRankOrder) {
 }
 
 TEST(ShmBackend, ReduceScattersWhatRanksBring) {
-  over_everything([](Ranked& ranked, std::int64_t size, c10::ScalarType dtype) {
+  over_everything([](BackendRank& ranked, std::int64_t size, c10::ScalarType dtype) {
     const auto ranks = ranked.ranks();
     auto input = numbers(ranked.rank(), size * ranks, dtype);
     auto list = input.chunk(ranks);
@@ -115,7 +115,7 @@ TEST(ShmBackend, ReduceScattersWhatRanksBring) {
 }
 
 TEST(ShmBackend, BroadcastsFromEveryRoot) {
-  over_everything([](Ranked& ranked, std::int64_t size, c10::ScalarType dtype) {
+  over_everything([](BackendRank& ranked, std::int64_t size, c10::ScalarType dtype) {
     for (int root = 0; root < ranked.ranks(); ++root) {
       std::vector<torch::Tensor> tensor = {numbers(ranked.rank(), size, dtype)};
       ranked.shm().broadcast(tensor, {.rootRank = root})->wait();
@@ -126,7 +126,7 @@ TEST(ShmBackend, BroadcastsFromEveryRoot) {
 
 // The bits of rank order in fp32, whatever the way; Gloo's order is another.
 TEST(ShmBackend, SumsInRankOrderInFp32) {
-  over_everything([](Ranked& ranked, std::int64_t size, c10::ScalarType dtype) {
+  over_everything([](BackendRank& ranked, std::int64_t size, c10::ScalarType dtype) {
     const auto of_rank = [&](int r) {
       torch::manual_seed(r);
       return torch::randn({size}).to(dtype);
@@ -143,7 +143,7 @@ TEST(ShmBackend, SumsInRankOrderInFp32) {
 
 TEST(ShmBackend, BarrierHoldsUntilAllHaveCome) {
   for (const int ranks : test::kWorlds) {
-    test::expect_all_ok(run_ranked(ranks, {}, [](Ranked& ranked, Rank&) {
+    test::expect_all_ok(run_backend_ranks(ranks, {}, [](BackendRank& ranked, Rank&) {
       for (int round = 0; round < 20; ++round) {
         EXPECT_TRUE(ranked.shm().barrier({})->wait());
       }

@@ -13,12 +13,12 @@ namespace {
 using namespace std::chrono_literals;
 using sherd::test::error_of;
 using test::Rank;
-using test::Ranked;
-using test::run_ranked;
+using test::BackendRank;
+using test::run_backend_ranks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-void all_reduce(Ranked& ranked, std::int64_t size) {
+void all_reduce(BackendRank& ranked, std::int64_t size) {
   std::vector<torch::Tensor> tensor = {torch::ones({size})};
   ranked.shm().allreduce(tensor, {})->wait();
 }
@@ -29,9 +29,9 @@ constexpr std::array<std::int64_t, 3> kSizesOfEachWay = {8, 100'000, 4'000'000};
 TEST(ShmFailure, EveryRankNamesTheDeadOneWithinASecond) {
   for (const auto size : kSizesOfEachWay) {
     for (const int ranks : {2, 4}) {
-      const auto report = run_ranked(
+      const auto report = run_backend_ranks(
           ranks, {},
-          [&](Ranked& ranked, Rank& self) {
+          [&](BackendRank& ranked, Rank& self) {
             all_reduce(ranked, size);
             if (ranked.rank() == 1) {
               self.reach("here");
@@ -57,9 +57,9 @@ TEST(ShmFailure, EveryRankNamesTheDeadOneWithinASecond) {
 }
 
 TEST(ShmFailure, ARankThatDiesAmongCopiesIsNamed) {
-  const auto report = run_ranked(
-      3, {.stage = {.single_copy_bytes_min = 1, .sum_alone_bytes_max = 0}},
-      [&](Ranked& ranked, Rank& self) {
+  const auto report = run_backend_ranks(
+      3, {.communicator = {.single_copy_bytes_min = 1, .sum_alone_bytes_max = 0}},
+      [&](BackendRank& ranked, Rank& self) {
         if (ranked.rank() == 2) {
           // Dies while the others copy from it, or soon after.
           std::thread([] { ::raise(SIGKILL); }).detach();
@@ -79,9 +79,9 @@ TEST(ShmFailure, ARankThatDiesAmongCopiesIsNamed) {
 }
 
 TEST(ShmFailure, ASilentRankIsNamedAfterTheTimeout) {
-  const auto report = run_ranked(
+  const auto report = run_backend_ranks(
       3, {.timeout = 500ms},
-      [](Ranked& ranked, Rank& self) {
+      [](BackendRank& ranked, Rank& self) {
         if (ranked.rank() == 2) {
           self.reach("here");
         }
@@ -98,7 +98,7 @@ TEST(ShmFailure, ASilentRankIsNamedAfterTheTimeout) {
 }
 
 TEST(ShmFailure, AWaitWithATimeoutEndsWithIt) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     std::vector<torch::Tensor> tensor = {torch::ones({10})};
     if (ranked.rank() == 0) {
       const auto work = ranked.shm().allreduce(tensor, {});
@@ -115,7 +115,7 @@ TEST(ShmFailure, AWaitWithATimeoutEndsWithIt) {
 }
 
 TEST(ShmFailure, ARankThatHasLeftIsNamed) {
-  test::expect_all_ok(run_ranked(3, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(3, {}, [](BackendRank& ranked, Rank&) {
     all_reduce(ranked, 10);
     if (ranked.rank() == 1) {
       ranked.drop();
@@ -133,9 +133,9 @@ TEST(ShmFailure, ARankThatHasLeftIsNamed) {
 
 // Every rank says the same, nobody hangs, and the group goes on.
 TEST(ShmFailure, DifferentSizesAreAnErrorOnEveryRank) {
-  for (const auto& stage : test::all_ways()) {
+  for (const auto& communicator : test::all_transfer_paths()) {
     test::expect_all_ok(
-        run_ranked(3, {.stage = stage}, [](Ranked& ranked, Rank&) {
+        run_backend_ranks(3, {.communicator = communicator}, [](BackendRank& ranked, Rank&) {
           const std::int64_t size = ranked.rank() == 2 ? 90'000 : 70'000;
           EXPECT_THAT(
               error_of([&] { all_reduce(ranked, size); }),
@@ -148,7 +148,7 @@ TEST(ShmFailure, DifferentSizesAreAnErrorOnEveryRank) {
 }
 
 TEST(ShmFailure, DifferentCallsAreAnErrorOnEveryRank) {
-  test::expect_all_ok(run_ranked(3, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(3, {}, [](BackendRank& ranked, Rank&) {
     const auto error = error_of([&] {
       if (ranked.rank() == 1) {
         ranked.shm().barrier({})->wait();
@@ -165,7 +165,7 @@ TEST(ShmFailure, DifferentCallsAreAnErrorOnEveryRank) {
 }
 
 TEST(ShmFailure, ClosingWithWorkUnderWayEndsItOnEveryRank) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     std::vector<torch::Tensor> tensor = {torch::ones({10})};
     if (ranked.rank() == 0) {
       const auto work = ranked.shm().allreduce(tensor, {});
@@ -203,7 +203,7 @@ std::string give_up(
   return error_of([&] { work->wait(); });
 }
 
-void late_rank_fails(Ranked& ranked, const Operation& operation, Way way) {
+void late_rank_fails(BackendRank& ranked, const Operation& operation, Way way) {
   static int cases = 0;
   const auto store = ranked.prefixed("case" + std::to_string(++cases));
   auto shm = c10::make_intrusive<ShmBackend>(
@@ -236,7 +236,7 @@ TEST(ShmFailure, WhoComesAfterACallWasGivenUpFailsAndWritesNothing) {
         return shm.getRank() == 0 ? shm.send(tensors, 1, 0)
                                   : shm.recv(tensors, 0, 0);
       }};
-  test::expect_all_ok(run_ranked(2, {}, [&](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [&](BackendRank& ranked, Rank&) {
     for (const auto& operation : operations) {
       for (const auto way :
            {Way::kTimesOut, Way::kAborts, Way::kDropsTheBackend}) {
@@ -247,7 +247,7 @@ TEST(ShmFailure, WhoComesAfterACallWasGivenUpFailsAndWritesNothing) {
 }
 
 TEST(ShmFailure, BadTensorsAreRefusedBeforeAnythingIsAwaited) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     auto input = torch::ones({4});
     auto small = torch::ones({7});
     auto other = torch::ones({8}, torch::kInt64);

@@ -23,11 +23,11 @@ std::string first_line_of(const std::exception& error) {
 
 }  // namespace
 
-std::string JoinNote::to_text() const { return str(attempt, " ", text); }
+std::string JoinAttemptRecord::to_text() const { return str(attempt, " ", text); }
 
-std::optional<JoinNote> JoinNote::from_text(const std::string& text) {
+std::optional<JoinAttemptRecord> JoinAttemptRecord::from_text(const std::string& text) {
   std::istringstream in(text);
-  JoinNote note;
+  JoinAttemptRecord note;
   if (!(in >> note.attempt) || note.attempt < 1 || in.get() != ' ') {
     return std::nullopt;
   }
@@ -35,19 +35,19 @@ std::optional<JoinNote> JoinNote::from_text(const std::string& text) {
   return note;
 }
 
-bool JoinNote::concerns(std::int64_t taken_part) const {
+bool JoinAttemptRecord::concerns(std::int64_t taken_part) const {
   return attempt > taken_part && text != over();
 }
 
-const char* JoinNote::over() { return "over"; }
+const char* JoinAttemptRecord::over() { return "over"; }
 
-JoinAttempts::JoinAttempts(
+JoinAttemptStore::JoinAttemptStore(
     c10::intrusive_ptr<c10d::Store> store, int rank, const Clock& clock)
     : store_(std::move(store)),
       taken_part_key_(str(kKey, "/rank ", rank)),
       clock_(clock) {}
 
-StringStore JoinAttempts::strings() {
+StringStore JoinAttemptStore::strings() {
   StringStore strings;
   strings.put = [this](const std::string& /*key*/, const std::string& value) {
     return put(value);
@@ -58,14 +58,14 @@ StringStore JoinAttempts::strings() {
   return strings;
 }
 
-void JoinAttempts::end() { static_cast<void>(put(JoinNote::over())); }
+void JoinAttemptStore::end() { static_cast<void>(put(JoinAttemptRecord::over())); }
 
-Status JoinAttempts::put(const std::string& text) {
+Status JoinAttemptStore::put(const std::string& text) {
   try {
     if (attempt_ == 0) {
       attempt_ = store_->add(str(kKey, "/attempts"), 1);
     }
-    store_->set(kKey, JoinNote{.attempt = attempt_, .text = text}.to_text());
+    store_->set(kKey, JoinAttemptRecord{.attempt = attempt_, .text = text}.to_text());
   } catch (const std::exception& error) {
     return {
         ErrorCode::kPeerLost,
@@ -74,16 +74,16 @@ Status JoinAttempts::put(const std::string& text) {
   return {};
 }
 
-std::optional<JoinNote> JoinAttempts::next_note(Duration at_most) {
+std::optional<JoinAttemptRecord> JoinAttemptStore::next_note(Duration at_most) {
   store_->wait(
       {kKey},
       std::max(
           std::chrono::milliseconds(1),
           std::chrono::duration_cast<std::chrono::milliseconds>(at_most)));
-  return JoinNote::from_text(store_->get_to_str(kKey));
+  return JoinAttemptRecord::from_text(store_->get_to_str(kKey));
 }
 
-Result<std::string> JoinAttempts::get(Duration at_most) {
+Result<std::string> JoinAttemptStore::get(Duration at_most) {
   const Instant until = clock_.now() + at_most;
   try {
     if (!taken_part_) {

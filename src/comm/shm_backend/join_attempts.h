@@ -19,25 +19,25 @@
 namespace sherd::comm::shm {
 
 // What rank 0 says of an attempt, as in "3 sherd-5e1f...".
-struct JoinNote {
+struct JoinAttemptRecord {
   std::int64_t attempt = 0;
   std::string text{};
 
   std::string to_text() const;
   // Nothing unless `text` is one.
-  static std::optional<JoinNote> from_text(const std::string& text);
+  static std::optional<JoinAttemptRecord> from_text(const std::string& text);
   // Whether a rank whose last attempt was `taken_part` has to hear it.
   bool concerns(std::int64_t taken_part) const;
   // What it says of an attempt that all have joined.
   static const char* over();
 };
 
-class JoinAttempts {
+class JoinAttemptStore {
  public:
   static constexpr const char* kKey = "sherd/segment";
 
   // `clock` outlives it. One for each attempt of this rank.
-  JoinAttempts(
+  JoinAttemptStore(
       c10::intrusive_ptr<c10d::Store> store, int rank, const Clock& clock);
 
   // For one join; not beyond this object.
@@ -49,7 +49,7 @@ class JoinAttempts {
   Status put(const std::string& text);
   Result<std::string> get(Duration at_most);
   // Waits until there is a note, whatever it says.
-  std::optional<JoinNote> next_note(Duration at_most);
+  std::optional<JoinAttemptRecord> next_note(Duration at_most);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string taken_part_key_;

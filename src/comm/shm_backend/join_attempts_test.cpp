@@ -17,39 +17,39 @@ using sherd::test::error_of;
 using test::Rank;
 using ::testing::HasSubstr;
 
-TEST(JoinNote, IsANumberAndAText) {
-  EXPECT_EQ((JoinNote{.attempt = 3, .text = "a b"}).to_text(), "3 a b");
-  const auto note = JoinNote::from_text("12 failed 3 [comm] rank 2\nhas died");
+TEST(JoinAttemptRecord, IsANumberAndAText) {
+  EXPECT_EQ((JoinAttemptRecord{.attempt = 3, .text = "a b"}).to_text(), "3 a b");
+  const auto note = JoinAttemptRecord::from_text("12 failed 3 [comm] rank 2\nhas died");
   EXPECT_EQ(note->attempt, 12);
   EXPECT_EQ(note->text, "failed 3 [comm] rank 2\nhas died");
   for (const auto* wrong : {"", "3", "sherd-7", "0 a", "-1 a", " x"}) {
-    EXPECT_FALSE(JoinNote::from_text(wrong)) << wrong;
+    EXPECT_FALSE(JoinAttemptRecord::from_text(wrong)) << wrong;
   }
 }
 
-TEST(JoinNote, ConcernsThoseWhoHaveNotTakenPartYet) {
-  const JoinNote offer{.attempt = 2, .text = "sherd-7"};
+TEST(JoinAttemptRecord, ConcernsThoseWhoHaveNotTakenPartYet) {
+  const JoinAttemptRecord offer{.attempt = 2, .text = "sherd-7"};
   EXPECT_TRUE(offer.concerns(0));
   EXPECT_TRUE(offer.concerns(1));
   EXPECT_FALSE(offer.concerns(2));
   EXPECT_FALSE(offer.concerns(3));
-  EXPECT_FALSE((JoinNote{.attempt = 2, .text = JoinNote::over()}).concerns(0));
+  EXPECT_FALSE((JoinAttemptRecord{.attempt = 2, .text = JoinAttemptRecord::over()}).concerns(0));
 }
 
-// The ranks of one store in turn, each attempt a new object, as in join_group().
+// The ranks of one store in turn, each attempt a new object, as in join_shm_group().
 class OneStore {
  public:
   StringStore strings_of(int rank) {
-    attempts_.push_back(std::make_unique<JoinAttempts>(store_, rank, clock_));
+    attempts_.push_back(std::make_unique<JoinAttemptStore>(store_, rank, clock_));
     return attempts_.back()->strings();
   }
-  JoinAttempts& last() { return *attempts_.back(); }
+  JoinAttemptStore& last() { return *attempts_.back(); }
 
  private:
   const c10::intrusive_ptr<c10d::Store> store_ =
       c10::make_intrusive<c10d::HashStore>();
   const SteadyClock clock_;
-  std::vector<std::unique_ptr<JoinAttempts>> attempts_;
+  std::vector<std::unique_ptr<JoinAttemptStore>> attempts_;
 };
 
 std::string heard(const StringStore& strings) {
@@ -57,7 +57,7 @@ std::string heard(const StringStore& strings) {
   return found.ok() ? found.value() : found.status().message();
 }
 
-TEST(JoinAttempts, ARankDoesNotHearTwiceOfOneAttempt) {
+TEST(JoinAttemptStore, ARankDoesNotHearTwiceOfOneAttempt) {
   OneStore store;
   const auto first = store.strings_of(0);
   first.put("", "first").throw_if_failed();
@@ -75,10 +75,10 @@ TEST(JoinAttempts, ARankDoesNotHearTwiceOfOneAttempt) {
   EXPECT_EQ(heard(store.strings_of(2)), "second");
 }
 
-TEST(JoinAttempts, ARankThatIsNewDoesNotHearOfWhatIsOver) {
+TEST(JoinAttemptStore, ARankThatIsNewDoesNotHearOfWhatIsOver) {
   OneStore store;
   const auto first = store.strings_of(0);
-  JoinAttempts& attempts = store.last();
+  JoinAttemptStore& attempts = store.last();
   first.put("", "first").throw_if_failed();
   attempts.end();
   const auto other = store.strings_of(1);
@@ -101,9 +101,9 @@ class Rejoining {
   c10::intrusive_ptr<ShmBackend> form(
       int ranks,
       std::chrono::milliseconds timeout = 20s,
-      std::size_t buffer_bytes = StageOptions().buffer_bytes) const {
+      std::size_t buffer_bytes = ShmCommunicatorOptions().buffer_bytes) const {
     auto options = c10::make_intrusive<ShmBackendOptions>(timeout);
-    options->stage.buffer_bytes = buffer_bytes;
+    options->communicator.buffer_bytes = buffer_bytes;
     return c10::make_intrusive<ShmBackend>(
         named("group"), rank_, ranks, options);
   }

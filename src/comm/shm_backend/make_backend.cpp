@@ -16,7 +16,7 @@ c10::intrusive_ptr<c10d::Backend> make_shm_backend(
       c10::make_intrusive<comm::shm::ShmBackendOptions>(options.timeout);
   made->global_ranks_in_group.assign(
       options.names.begin(), options.names.end());
-  made->stage.single_copy = options.single_copy;
+  made->communicator.single_copy = options.single_copy;
   made->unlocked = options.unlocked;
   made->made = options.made;
   auto backend = c10::make_intrusive<ShmBackend>(store, rank, size, made);

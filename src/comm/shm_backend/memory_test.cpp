@@ -14,20 +14,20 @@ namespace {
 
 using sherd::test::error_of;
 using test::Rank;
-using test::Ranked;
-using test::run_ranked;
+using test::BackendRank;
+using test::run_backend_ranks;
 using ::testing::HasSubstr;
 using Tensors = std::vector<torch::Tensor>;
 
 // --- Which calls write at the end.
 
-Writes writes_of(const Tensors& written, const Tensors& read) {
+WriteTiming writes_of(const Tensors& written, const Tensors& read) {
   CallMemory memory;
   memory.writes(written);
   for (const auto& tensor : read) {
     memory.reads(tensor);
   }
-  return memory.when();
+  return memory.write_timing();
 }
 
 TEST(CallMemory, WritesAtTheEndWhatIsAlsoReadOrWrittenTwice) {
@@ -35,33 +35,33 @@ TEST(CallMemory, WritesAtTheEndWhatIsAlsoReadOrWrittenTwice) {
   const auto at = [&](int begin, int size) {
     return all.narrow(0, begin, size);
   };
-  EXPECT_EQ(writes_of({}, {}), Writes::kDirectly);
-  EXPECT_EQ(writes_of({at(0, 4), at(8, 4)}, {at(4, 4)}), Writes::kDirectly);
-  EXPECT_EQ(writes_of({at(0, 4)}, {at(4, 4), at(4, 8)}), Writes::kDirectly);
-  EXPECT_EQ(writes_of({at(0, 4)}, {at(3, 4)}), Writes::kAtTheEnd);
-  EXPECT_EQ(writes_of({at(3, 4)}, {at(0, 4)}), Writes::kAtTheEnd);
-  EXPECT_EQ(writes_of({at(0, 12)}, {at(5, 1)}), Writes::kAtTheEnd);
-  EXPECT_EQ(writes_of({at(5, 1)}, {at(0, 12), at(2, 1)}), Writes::kAtTheEnd);
-  EXPECT_EQ(writes_of({at(0, 4), at(0, 4)}, {}), Writes::kAtTheEnd);
-  EXPECT_EQ(writes_of({at(0, 4), at(2, 0)}, {at(1, 0)}), Writes::kDirectly);
+  EXPECT_EQ(writes_of({}, {}), WriteTiming::kDirectly);
+  EXPECT_EQ(writes_of({at(0, 4), at(8, 4)}, {at(4, 4)}), WriteTiming::kDirectly);
+  EXPECT_EQ(writes_of({at(0, 4)}, {at(4, 4), at(4, 8)}), WriteTiming::kDirectly);
+  EXPECT_EQ(writes_of({at(0, 4)}, {at(3, 4)}), WriteTiming::kAtTheEnd);
+  EXPECT_EQ(writes_of({at(3, 4)}, {at(0, 4)}), WriteTiming::kAtTheEnd);
+  EXPECT_EQ(writes_of({at(0, 12)}, {at(5, 1)}), WriteTiming::kAtTheEnd);
+  EXPECT_EQ(writes_of({at(5, 1)}, {at(0, 12), at(2, 1)}), WriteTiming::kAtTheEnd);
+  EXPECT_EQ(writes_of({at(0, 4), at(0, 4)}, {}), WriteTiming::kAtTheEnd);
+  EXPECT_EQ(writes_of({at(0, 4), at(2, 0)}, {at(1, 0)}), WriteTiming::kDirectly);
 }
 
 TEST(CallMemory, CountsTheGapsOfWhatIsWritten) {
   const auto all = torch::zeros({4, 4});
   const auto column = all.select(1, 1);
-  EXPECT_EQ(writes_of({column}, {all[1].narrow(0, 2, 2)}), Writes::kAtTheEnd);
+  EXPECT_EQ(writes_of({column}, {all[1].narrow(0, 2, 2)}), WriteTiming::kAtTheEnd);
   // What has gaps is read from a copy.
-  EXPECT_EQ(writes_of({all[1]}, {column}), Writes::kDirectly);
+  EXPECT_EQ(writes_of({all[1]}, {column}), WriteTiming::kDirectly);
 }
 
 TEST(CallMemory, TheOwnPieceMayLieWhereItsResultComesTo) {
   const auto all = torch::zeros({8});
   CallMemory memory;
   memory.writes(all);
-  memory.reads_beside(all.narrow(0, 4, 4), extent_of(all.narrow(0, 4, 4)));
-  EXPECT_EQ(memory.when(), Writes::kDirectly);
-  memory.reads_beside(all.narrow(0, 3, 4), extent_of(all.narrow(0, 4, 4)));
-  EXPECT_EQ(memory.when(), Writes::kAtTheEnd);
+  memory.reads_unless_at(all.narrow(0, 4, 4), extent_of(all.narrow(0, 4, 4)));
+  EXPECT_EQ(memory.write_timing(), WriteTiming::kDirectly);
+  memory.reads_unless_at(all.narrow(0, 3, 4), extent_of(all.narrow(0, 4, 4)));
+  EXPECT_EQ(memory.write_timing(), WriteTiming::kAtTheEnd);
 }
 
 // --- Inputs and outputs of one call that share memory.
@@ -192,9 +192,9 @@ std::vector<Shared> shared_calls() {
 // What the same operands give that share nothing, the last output winning, is
 // what they give that do, and what Gloo gives.
 TEST(ShmMemory, OperandsThatShareMemoryGiveWhatSeparateOnesDo) {
-  for (const auto& stage : test::all_ways()) {
+  for (const auto& communicator : test::all_transfer_paths()) {
     test::expect_all_ok(
-        run_ranked(2, {.stage = stage}, [](Ranked& ranked, Rank&) {
+        run_backend_ranks(2, {.communicator = communicator}, [](BackendRank& ranked, Rank&) {
           const int rank = ranked.rank();
           for (const std::int64_t unit : {3, 40'000}) {
             const auto start =
@@ -230,7 +230,7 @@ TEST(ShmMemory, OperandsThatShareMemoryGiveWhatSeparateOnesDo) {
 // --- What cannot be written, and what only some threads can write.
 
 TEST(ShmMemory, AnOutputWithSeveralElementsAtOnePlaceIsRefusedAtOnce) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     auto expanded = torch::ones({1}).expand({4});
     auto input = torch::ones({2});
     Tensors one = {expanded};
@@ -258,9 +258,9 @@ torch::Tensor inference_tensor_with_gaps() {
   return torch::ones({300, 5}).t();
 }
 
-// Post's thread, the group's own and one that waits: none is in inference mode.
+// P2pWorker's thread, the group's own and one that waits: none is in inference mode.
 TEST(ShmMemory, InferenceTensorsAreWrittenByEveryThread) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     const int other = 1 - ranked.rank();
     const auto expected = torch::arange(1500.0F).view({5, 300});
     Tensors received = {inference_tensor_with_gaps()};
@@ -288,7 +288,7 @@ TEST(ShmMemory, InferenceTensorsAreWrittenByEveryThread) {
 // Others that record gradients are as they were: a leaf may be received into,
 // and Autograd learns that what it saved has changed.
 TEST(ShmMemory, WritingCountsTheVersionOfOtherTensors) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     auto leaf = torch::ones({5, 3}).t().requires_grad_();
     const auto version = leaf._version();
     const auto product = leaf * leaf;
@@ -304,7 +304,7 @@ TEST(ShmMemory, WritingCountsTheVersionOfOtherTensors) {
 }
 
 TEST(ShmMemory, ConjugatesMoveAsTheirValues) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     const auto value = torch::complex(torch::ones({3}), torch::ones({3}));
     auto memory = ranked.rank() == 0 ? value.clone() : torch::zeros_like(value);
     Tensors tensors = {memory.conj()};

@@ -13,11 +13,11 @@ namespace {
 using namespace std::chrono_literals;
 using sherd::test::error_of;
 using test::Rank;
-using test::Ranked;
-using test::run_ranked;
+using test::BackendRank;
+using test::run_backend_ranks;
 using ::testing::HasSubstr;
 
-// With the letter, directly or in one piece, in several pieces.
+// With the header, directly or in one piece, in several pieces.
 constexpr std::array<std::int64_t, 4> kMessageSizes = {0, 10, 5'000, 100'000};
 
 torch::Tensor content(int from, int to, int tag, std::int64_t size) {
@@ -26,11 +26,11 @@ torch::Tensor content(int from, int to, int tag, std::int64_t size) {
 
 using Message = c10::intrusive_ptr<c10d::Work>;
 
-Message send(Ranked& ranked, torch::Tensor tensor, int to, int tag) {
+Message send(BackendRank& ranked, torch::Tensor tensor, int to, int tag) {
   std::vector<torch::Tensor> tensors = {std::move(tensor)};
   return ranked.shm().send(tensors, to, tag);
 }
-Message receive(Ranked& ranked, torch::Tensor tensor, int from, int tag) {
+Message receive(BackendRank& ranked, torch::Tensor tensor, int from, int tag) {
   std::vector<torch::Tensor> tensors = {std::move(tensor)};
   return ranked.shm().recv(tensors, from, tag);
 }
@@ -39,10 +39,10 @@ Message receive(Ranked& ranked, torch::Tensor tensor, int from, int tag) {
 // tags in the opposite order.
 TEST(ShmMessages, AnyOrderOfTagsAndRanks) {
   constexpr int kTags = 40;
-  for (const auto& stage : test::all_ways()) {
+  for (const auto& communicator : test::all_transfer_paths()) {
     for (const int ranks : {2, 3, 4}) {
       test::expect_all_ok(
-          run_ranked(ranks, {.stage = stage}, [](Ranked& ranked, Rank&) {
+          run_backend_ranks(ranks, {.communicator = communicator}, [](BackendRank& ranked, Rank&) {
             const int own = ranked.rank();
             for (const auto size : kMessageSizes) {
               std::vector<Message> works;
@@ -73,7 +73,7 @@ TEST(ShmMessages, AnyOrderOfTagsAndRanks) {
 }
 
 TEST(ShmMessages, OneTagKeepsItsOrder) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     std::vector<Message> works;
     for (int n = 0; n < 50; ++n) {
       const std::int64_t size = n % 2 == 0 ? 3 : 3000;
@@ -92,7 +92,7 @@ TEST(ShmMessages, OneTagKeepsItsOrder) {
 }
 
 TEST(ShmMessages, FromAnyRankSaysFromWhich) {
-  test::expect_all_ok(run_ranked(4, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(4, {}, [](BackendRank& ranked, Rank&) {
     if (ranked.rank() != 0) {
       send(ranked, content(ranked.rank(), 0, 1, 2000), 0, 1)->wait();
       return;
@@ -112,7 +112,7 @@ TEST(ShmMessages, FromAnyRankSaysFromWhich) {
 
 // A rank that waits for a message holds up no collective, and the reverse.
 TEST(ShmMessages, AreIndependentOfCollectives) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     std::vector<torch::Tensor> sum = {torch::ones({100})};
     auto found = torch::empty({4, 5}).t();
     const auto sent = torch::arange(20.0F).view({5, 4});
@@ -137,7 +137,7 @@ TEST(ShmMessages, WhatDoesNotFitIsAnErrorOnBothEnds) {
     torch::Tensor room;
     const char* error;
   };
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     const std::vector<Case> cases = {
         {torch::ones({1001}), torch::zeros({1000}),
          "expected at most 4000 bytes of Float, for which the receiver has "
@@ -161,9 +161,9 @@ TEST(ShmMessages, WhatDoesNotFitIsAnErrorOnBothEnds) {
 }
 
 TEST(ShmMessages, AShorterMessageFillsTheBeginning) {
-  for (const auto& stage : test::all_ways()) {
+  for (const auto& communicator : test::all_transfer_paths()) {
     test::expect_all_ok(
-        run_ranked(2, {.stage = stage}, [](Ranked& ranked, Rank&) {
+        run_backend_ranks(2, {.communicator = communicator}, [](BackendRank& ranked, Rank&) {
           for (const std::int64_t size : {10, 5'000, 100'000}) {
             if (ranked.rank() == 0) {
               send(ranked, torch::ones({size}), 1, 3)->wait();
@@ -179,12 +179,12 @@ TEST(ShmMessages, AShorterMessageFillsTheBeginning) {
   }
 }
 
-// A message that would travel with its letter needs nobody to take it, so the
+// A message that would travel with its header needs nobody to take it, so the
 // sender looks itself.
 TEST(ShmMessages, AShortSendToADeadRankIsAnError) {
-  const auto report = run_ranked(
+  const auto report = run_backend_ranks(
       2, {},
-      [](Ranked& ranked, Rank& self) {
+      [](BackendRank& ranked, Rank& self) {
         if (ranked.rank() == 1) {
           self.reach("here");
         }
@@ -205,7 +205,7 @@ TEST(ShmMessages, AShortSendToADeadRankIsAnError) {
 }
 
 TEST(ShmMessages, AShortSendToARankThatHasLeftIsAnError) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     if (ranked.rank() == 1) {
       ranked.drop();
       ranked.prefixed("test")->set("left", "1");
@@ -221,9 +221,9 @@ TEST(ShmMessages, AShortSendToARankThatHasLeftIsAnError) {
 }
 
 TEST(ShmMessages, ARankThatDiesAmongLargeReceivesIsNamed) {
-  const auto report = run_ranked(
+  const auto report = run_backend_ranks(
       2, {},
-      [](Ranked& ranked, Rank& self) {
+      [](BackendRank& ranked, Rank& self) {
         if (ranked.rank() == 1) {
           self.reach("here");
         }
@@ -246,9 +246,9 @@ TEST(ShmMessages, ARankThatDiesAmongLargeReceivesIsNamed) {
 
 TEST(ShmMessages, ADeadRankIsNamedWithinASecond) {
   for (const std::int64_t size : {10, 100'000}) {
-    const auto report = run_ranked(
+    const auto report = run_backend_ranks(
         3, {},
-        [&](Ranked& ranked, Rank& self) {
+        [&](BackendRank& ranked, Rank& self) {
           if (ranked.rank() == 2) {
             self.reach("here");
           }
@@ -267,7 +267,7 @@ TEST(ShmMessages, ADeadRankIsNamedWithinASecond) {
 
 TEST(ShmMessages, ASilentRankIsNamedAfterTheTimeout) {
   test::expect_all_ok(
-      run_ranked(2, {.timeout = 300ms}, [](Ranked& ranked, Rank&) {
+      run_backend_ranks(2, {.timeout = 300ms}, [](BackendRank& ranked, Rank&) {
         if (ranked.rank() == 0) {
           EXPECT_THAT(
               error_of(
@@ -283,7 +283,7 @@ TEST(ShmMessages, ASilentRankIsNamedAfterTheTimeout) {
 }
 
 TEST(ShmMessages, WhatWasSentBeforeLeavingArrives) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     if (ranked.rank() == 0) {
       send(ranked, content(0, 1, 0, 10), 1, 0)->wait();
       ranked.drop();

@@ -13,8 +13,8 @@ namespace {
 
 using c10d::ReduceOp;
 using test::Rank;
-using test::Ranked;
-using test::run_ranked;
+using test::BackendRank;
+using test::run_backend_ranks;
 
 constexpr std::array<std::int64_t, 3> kOperandSizes = {0, 13, 30'001};
 
@@ -24,11 +24,11 @@ torch::Tensor numbers(int rank, std::int64_t size) {
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-void over_worlds(const std::function<void(Ranked&, std::int64_t)>& body) {
+void over_worlds(const std::function<void(BackendRank&, std::int64_t)>& body) {
   for (const int ranks : test::kWorlds) {
-    for (const auto& stage : test::all_ways()) {
+    for (const auto& communicator : test::all_transfer_paths()) {
       test::expect_all_ok(
-          run_ranked(ranks, {.stage = stage}, [&](Ranked& ranked, Rank&) {
+          run_backend_ranks(ranks, {.communicator = communicator}, [&](BackendRank& ranked, Rank&) {
             for (const auto size : kOperandSizes) {
               SCOPED_TRACE(str(ranks, " ranks, ", size));
               body(ranked, size);
@@ -39,7 +39,7 @@ void over_worlds(const std::function<void(Ranked&, std::int64_t)>& body) {
 }
 
 TEST(ShmOperations, GatherAndScatter) {
-  over_worlds([](Ranked& ranked, std::int64_t size) {
+  over_worlds([](BackendRank& ranked, std::int64_t size) {
     const int root = ranked.ranks() - 1;
     std::vector<torch::Tensor> own = {numbers(ranked.rank(), size)};
     std::vector<torch::Tensor> back = {torch::full({size}, -1.0F)};
@@ -60,7 +60,7 @@ TEST(ShmOperations, GatherAndScatter) {
 }
 
 TEST(ShmOperations, ReduceLeavesOtherRanksAlone) {
-  over_worlds([](Ranked& ranked, std::int64_t size) {
+  over_worlds([](BackendRank& ranked, std::int64_t size) {
     const int root = ranked.ranks() / 2;
     std::vector<torch::Tensor> tensor = {numbers(ranked.rank(), size)};
     c10d::ReduceOptions options;
@@ -76,7 +76,7 @@ TEST(ShmOperations, ReduceLeavesOtherRanksAlone) {
 }
 
 TEST(ShmOperations, AllToAllEqualAndRagged) {
-  over_worlds([](Ranked& ranked, std::int64_t size) {
+  over_worlds([](BackendRank& ranked, std::int64_t size) {
     const int ranks = ranked.ranks();
     std::vector<torch::Tensor> in;
     std::vector<torch::Tensor> out;
@@ -107,7 +107,7 @@ TEST(ShmOperations, AllToAllEqualAndRagged) {
 }
 
 TEST(ShmOperations, CoalescedOnesAreManyInOne) {
-  over_worlds([](Ranked& ranked, std::int64_t size) {
+  over_worlds([](BackendRank& ranked, std::int64_t size) {
     const int ranks = ranked.ranks();
     std::vector<torch::Tensor> own = {
         numbers(ranked.rank(), size), numbers(ranked.rank() + 50, 5)};
@@ -136,7 +136,7 @@ TEST(ShmOperations, CoalescedOnesAreManyInOne) {
 }
 
 TEST(ShmOperations, TensorsWithGapsKeepTheirStrides) {
-  test::expect_all_ok(run_ranked(3, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(3, {}, [](BackendRank& ranked, Rank&) {
     const auto values = torch::arange(12.0F).view({3, 4});
     auto tensor = torch::full({4, 6}, 7.0F);
     auto view = tensor.narrow(1, 0, 3).t();  // 3 by 4, every second column.
@@ -167,7 +167,7 @@ TEST(ShmOperations, EveryDtypeAndOperation) {
       {ReduceOp::BAND, [](auto& a, auto& b) { return a.bitwise_and(b); }},
       {ReduceOp::BOR, [](auto& a, auto& b) { return a.bitwise_or(b); }},
       {ReduceOp::BXOR, [](auto& a, auto& b) { return a.bitwise_xor(b); }}};
-  test::expect_all_ok(run_ranked(3, {}, [&](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(3, {}, [&](BackendRank& ranked, Rank&) {
     for (const auto dtype :
          {torch::kUInt8, torch::kInt8, torch::kInt16, torch::kInt32,
           torch::kInt64, torch::kBool, torch::kFloat16, torch::kBFloat16,
@@ -193,7 +193,7 @@ TEST(ShmOperations, EveryDtypeAndOperation) {
 }
 
 TEST(ShmOperations, MeansAndFactorsAndComplexNumbers) {
-  test::expect_all_ok(run_ranked(3, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(3, {}, [](BackendRank& ranked, Rank&) {
     for (const auto dtype :
          {torch::kFloat16, torch::kBFloat16, torch::kFloat32,
           torch::kFloat64}) {
@@ -219,7 +219,7 @@ TEST(ShmOperations, MeansAndFactorsAndComplexNumbers) {
 }
 
 TEST(ShmOperations, ASplitGroupIsOneOfItsOwn) {
-  test::expect_all_ok(run_ranked(4, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(4, {}, [](BackendRank& ranked, Rank&) {
     const std::vector<int> members = {3, 1};
     const auto half =
         ranked.shm().split(ranked.prefixed("half"), members, nullptr);
@@ -236,7 +236,7 @@ TEST(ShmOperations, ASplitGroupIsOneOfItsOwn) {
 }
 
 TEST(ShmOperations, AFutureBringsTheResult) {
-  test::expect_all_ok(run_ranked(2, {}, [](Ranked& ranked, Rank&) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     std::vector<torch::Tensor> tensor = {torch::ones({3})};
     auto next = torch::zeros({3});
     const auto work = ranked.shm().allreduce(tensor, {});

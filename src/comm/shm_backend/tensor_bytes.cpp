@@ -32,7 +32,7 @@ void check_written(const at::Tensor& tensor) {
 
 // Whether the bytes at its address are its elements in order: not so where it
 // has gaps, or is the conjugate or the negative of what lies there.
-bool lies_dense(const at::Tensor& tensor) {
+bool is_dense_in_memory(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
@@ -57,20 +57,20 @@ TensorBytes::TensorBytes(at::Tensor tensor, at::Tensor dense)
 TensorBytes TensorBytes::input(const at::Tensor& tensor) {
   check(tensor);
   const c10::InferenceMode any_thread;
-  return {tensor, lies_dense(tensor) ? tensor : copy_of(tensor, true)};
+  return {tensor, is_dense_in_memory(tensor) ? tensor : copy_of(tensor, true)};
 }
 
-TensorBytes TensorBytes::in_place(const at::Tensor& tensor, Writes writes) {
+TensorBytes TensorBytes::in_place(const at::Tensor& tensor, WriteTiming writes) {
   check_written(tensor);
   const c10::InferenceMode any_thread;
-  const bool direct = writes == Writes::kDirectly && lies_dense(tensor);
+  const bool direct = writes == WriteTiming::kDirectly && is_dense_in_memory(tensor);
   return {tensor, direct ? tensor : copy_of(tensor, true)};
 }
 
-TensorBytes TensorBytes::output(const at::Tensor& tensor, Writes writes) {
+TensorBytes TensorBytes::output(const at::Tensor& tensor, WriteTiming writes) {
   check_written(tensor);
   const c10::InferenceMode any_thread;
-  const bool direct = writes == Writes::kDirectly && lies_dense(tensor);
+  const bool direct = writes == WriteTiming::kDirectly && is_dense_in_memory(tensor);
   return {tensor, direct ? tensor : copy_of(tensor, false)};
 }
 
@@ -80,7 +80,7 @@ Bytes TensorBytes::bytes() const {
       static_cast<std::size_t>(dense_.nbytes())};
 }
 
-void TensorBytes::give_back() const {
+void TensorBytes::copy_back() const {
   if (!dense_.is_same(tensor_)) {
     const c10::InferenceMode any_thread;
     tensor_.copy_(dense_);
@@ -96,7 +96,7 @@ std::vector<TensorBytes> inputs_of(const std::vector<at::Tensor>& tensors) {
 }
 
 std::vector<TensorBytes> outputs_of(
-    const std::vector<at::Tensor>& tensors, Writes writes) {
+    const std::vector<at::Tensor>& tensors, WriteTiming writes) {
   std::vector<TensorBytes> all;
   for (const auto& tensor : tensors) {
     all.push_back(TensorBytes::output(tensor, writes));
@@ -134,12 +134,12 @@ void CallMemory::add(Bytes bytes, bool written) {
 
 void CallMemory::reads(const at::Tensor& tensor) {
   const Bytes bytes = extent_of(tensor);
-  if (lies_dense(tensor)) {
+  if (is_dense_in_memory(tensor)) {
     add(bytes, false);
   }
 }
 
-void CallMemory::reads_beside(const at::Tensor& tensor, Bytes own) {
+void CallMemory::reads_unless_at(const at::Tensor& tensor, Bytes own) {
   if (!same_place(extent_of(tensor), own)) {
     reads(tensor);
   }
@@ -155,7 +155,7 @@ void CallMemory::writes(const std::vector<at::Tensor>& tensors) {
   }
 }
 
-Writes CallMemory::when() const {
+WriteTiming CallMemory::write_timing() const {
   auto ranges = ranges_;
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
     return std::less<>()(a.begin, b.begin);
@@ -165,14 +165,14 @@ Writes CallMemory::when() const {
   const std::byte* written = nullptr;
   for (const Range& range : ranges) {
     if (std::less<>()(range.begin, range.written ? any : written)) {
-      return Writes::kAtTheEnd;
+      return WriteTiming::kAtTheEnd;
     }
     any = std::max(any, range.end, std::less<>());
     if (range.written) {
       written = std::max(written, range.end, std::less<>());
     }
   }
-  return Writes::kDirectly;
+  return WriteTiming::kDirectly;
 }
 
 std::vector<Bytes> cut(Bytes whole, int parts) {

@@ -14,7 +14,7 @@ namespace sherd::comm::shm {
 
 // When what a call brings reaches its outputs: while the call runs, where they
 // have no gaps, or when all of the call is done.
-enum class Writes { kDirectly, kAtTheEnd };
+enum class WriteTiming { kDirectly, kAtTheEnd };
 
 class TensorBytes {
  public:
@@ -23,14 +23,14 @@ class TensorBytes {
   // expanded tensor do.
   static TensorBytes input(const at::Tensor& tensor);
   static TensorBytes output(
-      const at::Tensor& tensor, Writes writes = Writes::kDirectly);
+      const at::Tensor& tensor, WriteTiming writes = WriteTiming::kDirectly);
   static TensorBytes in_place(
-      const at::Tensor& tensor, Writes writes = Writes::kDirectly);
+      const at::Tensor& tensor, WriteTiming writes = WriteTiming::kDirectly);
 
   Bytes bytes() const;
-  // Writes what lies in the copy to the tensor. Of what is written. Works on
+  // WriteTiming what lies in the copy to the tensor. Of what is written. Works on
   // every thread, also for inference tensors and for leaves that need gradients.
-  void give_back() const;
+  void copy_back() const;
 
  private:
   TensorBytes(at::Tensor tensor, at::Tensor dense);
@@ -41,7 +41,7 @@ class TensorBytes {
 
 std::vector<TensorBytes> inputs_of(const std::vector<at::Tensor>& tensors);
 std::vector<TensorBytes> outputs_of(
-    const std::vector<at::Tensor>& tensors, Writes writes = Writes::kDirectly);
+    const std::vector<at::Tensor>& tensors, WriteTiming writes = WriteTiming::kDirectly);
 std::vector<Bytes> bytes_of(const std::vector<TensorBytes>& tensors);
 
 // Where the tensor lies, gaps included; nothing when it has no elements.
@@ -61,12 +61,12 @@ class CallMemory {
   void reads(const at::Tensor& tensor);
   // Nothing where it lies at `own`: the piece of a rank for itself may lie where
   // its result comes to, because nobody else reads or writes it.
-  void reads_beside(const at::Tensor& tensor, Bytes own);
+  void reads_unless_at(const at::Tensor& tensor, Bytes own);
   void writes(const at::Tensor& tensor);
   void writes(const std::vector<at::Tensor>& tensors);
 
   // At the end where something is written that is also read, or written twice.
-  Writes when() const;
+  WriteTiming write_timing() const;
 
  private:
   struct Range {

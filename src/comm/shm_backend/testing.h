@@ -27,14 +27,14 @@ using sherd::test::RankReport;
 // World sizes that every operation is tried on.
 inline constexpr std::array kWorlds = {1, 2, 3, 4, 7};
 
-struct Setup {
-  StageOptions stage{};
+struct BackendSetup {
+  ShmCommunicatorOptions communicator{};
   std::chrono::milliseconds timeout = std::chrono::seconds(20);
 };
 
 // How large messages travel: directly; through one buffer in several rounds;
 // and everything directly, even a byte.
-inline std::vector<StageOptions> all_ways() {
+inline std::vector<ShmCommunicatorOptions> all_transfer_paths() {
   constexpr std::size_t kSmall = std::size_t{16} << 10;
   return {
       {},
@@ -44,14 +44,14 @@ inline std::vector<StageOptions> all_ways() {
       {.single_copy_bytes_min = 1, .sum_alone_bytes_max = 0}};
 }
 
-class Ranked {
+class BackendRank {
  public:
-  Ranked(const std::string& folder, int rank, int ranks, const Setup& setup)
+  BackendRank(const std::string& folder, int rank, int ranks, const BackendSetup& setup)
       : store_(c10::make_intrusive<c10d::FileStore>(folder + "/store", ranks)),
         rank_(rank),
         ranks_(ranks) {
     auto options = c10::make_intrusive<ShmBackendOptions>(setup.timeout);
-    options->stage = setup.stage;
+    options->communicator = setup.communicator;
     shm_ =
         c10::make_intrusive<ShmBackend>(prefixed("shm"), rank, ranks, options);
   }
@@ -83,16 +83,16 @@ class Ranked {
 };
 
 // Runs `body` on forked ranks.
-inline RankReport run_ranked(
+inline RankReport run_backend_ranks(
     int ranks,
-    const Setup& setup,
-    const std::function<void(Ranked&, Rank&)>& body,
+    const BackendSetup& setup,
+    const std::function<void(BackendRank&, Rank&)>& body,
     const RankOptions& options = {}) {
   const sherd::testing::ScratchFolder folder;
   return sherd::test::run_processes(
       ranks,
       [&](int index, Rank& self) {
-        Ranked ranked(folder.path(), index, ranks, setup);
+        BackendRank ranked(folder.path(), index, ranks, setup);
         body(ranked, self);
       },
       options);

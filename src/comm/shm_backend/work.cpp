@@ -30,8 +30,8 @@ ShmWork::ShmWork(WorkOptions options, std::function<Status()> run)
 
 bool ShmWork::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout) {
-    if (const auto line = line_.lock()) {
-      line->help(*this);
+    if (const auto queue = queue_.lock()) {
+      queue->run_until_done(*this);
     }
   }
   return Work::wait(timeout);
@@ -55,16 +55,16 @@ void ShmWork::complete(std::exception_ptr failure) {
   }
 }
 
-WorkLine::WorkLine(std::function<void()> abort) : abort_(std::move(abort)) {}
+WorkQueue::WorkQueue(std::function<void()> abort) : abort_(std::move(abort)) {}
 
-void WorkLine::issue(const WorkPtr& work, bool at_once) {
-  work->line_ = weak_from_this();
+void WorkQueue::issue(const WorkPtr& work, bool at_once) {
+  work->queue_ = weak_from_this();
   {
     const std::lock_guard lock(mutex_);
     SHERD_CHECK_AS(
         kFailedPrecondition, !stopped_,
         "[comm] expected an open group, found it shut down");
-    line_.push_back(work);
+    queue_.push_back(work);
     if (!at_once && !thread_.joinable()) {
       thread_ = std::thread([self = shared_from_this()] {
         ::pthread_setname_np(::pthread_self(), "sherd-shm");
@@ -76,28 +76,28 @@ void WorkLine::issue(const WorkPtr& work, bool at_once) {
     }
   }
   if (at_once) {
-    help(*work);
+    run_until_done(*work);
   }
 }
 
-WorkPtr WorkLine::take() {
-  if (carrier_ != std::thread::id() || line_.empty()) {
+WorkPtr WorkQueue::take() {
+  if (runner_ != std::thread::id() || queue_.empty()) {
     return nullptr;
   }
-  carrier_ = std::this_thread::get_id();
-  WorkPtr first = std::move(line_.front());
-  line_.pop_front();
+  runner_ = std::this_thread::get_id();
+  WorkPtr first = std::move(queue_.front());
+  queue_.pop_front();
   return first;
 }
 
 // Completed after others may go on, since callbacks of the future may issue
 // further operations and wait for them: hence two changes, and two notices.
-void WorkLine::carry_out(
+void WorkQueue::carry_out(
     std::unique_lock<std::mutex>& lock, const WorkPtr& work) {
   lock.unlock();
   const std::exception_ptr failure = work->carry_out();
   lock.lock();
-  carrier_ = std::thread::id();
+  runner_ = std::thread::id();
   changed_.notify_all();
   lock.unlock();
   work->complete(failure);
@@ -105,15 +105,15 @@ void WorkLine::carry_out(
   changed_.notify_all();
 }
 
-void WorkLine::help(ShmWork& work) {
+void WorkQueue::run_until_done(ShmWork& work) {
   work_until([&] { return work.isCompleted(); });
 }
 
-void WorkLine::serve() {
+void WorkQueue::serve() {
   work_until([&] { return stopped_; });
 }
 
-void WorkLine::work_until(const std::function<bool()>& done) {
+void WorkQueue::work_until(const std::function<bool()>& done) {
   std::unique_lock lock(mutex_);
   while (!done()) {
     if (const WorkPtr first = take()) {
@@ -124,21 +124,21 @@ void WorkLine::work_until(const std::function<bool()>& done) {
   }
 }
 
-void WorkLine::stop() {
+void WorkQueue::stop() {
   std::deque<WorkPtr> left;
   std::thread thread;
   {
     std::unique_lock lock(mutex_);
     stopped_ = true;
-    left.swap(line_);
+    left.swap(queue_);
     thread.swap(thread_);
     changed_.notify_all();
-    if (carrier_ != std::thread::id()) {
+    if (runner_ != std::thread::id()) {
       abort_();
-      // Unless a callback within the operation stops the line it is part of.
+      // Unless a callback within the operation stops the queue it is part of.
       changed_.wait(lock, [&] {
-        return carrier_ == std::thread::id() ||
-            carrier_ == std::this_thread::get_id();
+        return runner_ == std::thread::id() ||
+            runner_ == std::this_thread::get_id();
       });
     }
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ShmWork is an operation of the shm backend; WorkLine carries the operations
+// ShmWork is an operation of the shm backend; WorkQueue carries the operations
 // of a group out one after another, in the order they were issued: on its own
 // thread, or on that of a caller that waits, whoever is there first. So an
 // operation that is waited for at once costs no switch of threads. Messages are
-// works, too, that Post completes. A ShmWork keeps its tensors until it is done.
+// works, too, that P2pWorker completes. A ShmWork keeps its tensors until it is done.
 // Thread rule: any thread.
 #pragma once
 
@@ -22,8 +22,8 @@
 
 namespace sherd::comm::shm {
 
-class Post;
-class WorkLine;
+class P2pWorker;
+class WorkQueue;
 
 // What a work that ends so throws; null when it is ok.
 std::exception_ptr exception_of(const Status& status);
@@ -54,8 +54,8 @@ class ShmWork final : public c10d::Work {
   int sourceRank() const override { return source_; }
 
  private:
-  friend class Post;
-  friend class WorkLine;
+  friend class P2pWorker;
+  friend class WorkQueue;
   std::exception_ptr carry_out();
   void complete(std::exception_ptr failure);
 
@@ -64,25 +64,25 @@ class ShmWork final : public c10d::Work {
   const std::uint64_t sequence_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   int source_ = -1;  // Who sent what was received. Set before it is completed.
-  std::weak_ptr<WorkLine> line_;  // Set before anybody else sees it.
+  std::weak_ptr<WorkQueue> queue_;  // Set before anybody else sees it.
 };
 
 using WorkPtr = c10::intrusive_ptr<ShmWork>;
 
-class WorkLine : public std::enable_shared_from_this<WorkLine> {
+class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
  public:
   // `abort` makes the operation under way end soon.
-  explicit WorkLine(std::function<void()> abort);
-  WorkLine(const WorkLine&) = delete;
-  WorkLine& operator=(const WorkLine&) = delete;
+  explicit WorkQueue(std::function<void()> abort);
+  WorkQueue(const WorkQueue&) = delete;
+  WorkQueue& operator=(const WorkQueue&) = delete;
 
   // Appends it. `at_once`: returns when it is done.
   void issue(const WorkPtr& work, bool at_once);
 
   // Carries operations out until `work` is done.
-  void help(ShmWork& work);
+  void run_until_done(ShmWork& work);
 
-  // Ends what is under way or waits in line, with an error, and returns when it
+  // Ends what is under way or waits in the queue, with an error, and returns when it
   // has ended: no tensor is read or written afterwards. Joins the thread. Later
   // operations fail. REQUIRES: called before the last reference goes.
   void stop();
@@ -99,13 +99,13 @@ class WorkLine : public std::enable_shared_from_this<WorkLine> {
   const std::function<void()> abort_;
   // Guards what follows. A thread sleeps on changed_ only after it has found,
   // with mutex_ held, that what it waits for has not come and that it can take
-  // nothing out. Whoever changes either (the line, carrier_, stopped_, or that a
+  // nothing out. Whoever changes either (the queue, runner_, stopped_, or that a
   // work is completed) locks mutex_ afterwards and then notifies all, so the
   // sleeper has either seen the change or is woken by it.
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<WorkPtr> line_;
-  std::thread::id carrier_{};  // Who carries one out; none: nobody does.
+  std::deque<WorkPtr> queue_;
+  std::thread::id runner_{};  // Who carries one out; none: nobody does.
   bool stopped_ = false;
   // Started with the first one that nobody waits for; keeps a reference.
   std::thread thread_;

@@ -21,9 +21,9 @@ WorkPtr nothing_to_do() {
       [] { return Status(); });
 }
 
-// Two threads wait for each of `count` operations, beside the line's own.
+// Two threads wait for each of `count` operations, beside the queue's own.
 void wait_for_each(int count) {
-  const auto line = std::make_shared<WorkLine>([] {});
+  const auto queue = std::make_shared<WorkQueue>([] {});
   WorkPtr current;
   std::atomic<int> issued{0};
   std::array<std::atomic<int>, 2> waited{};
@@ -40,7 +40,7 @@ void wait_for_each(int count) {
   std::jthread second([&] { follow(waited[1]); });
   for (int n = 1; n <= count; ++n) {
     current = nothing_to_do();
-    line->issue(current, /*at_once=*/n % 3 == 0);
+    queue->issue(current, /*at_once=*/n % 3 == 0);
     issued.store(n, std::memory_order_release);
     for (const auto& done : waited) {
       while (done.load(std::memory_order_acquire) < n) {
@@ -48,7 +48,7 @@ void wait_for_each(int count) {
       }
     }
   }
-  line->stop();
+  queue->stop();
 }
 
 // A wait that nobody wakes would hold up the whole program, so that ends then.
@@ -60,17 +60,17 @@ void wait_for_each_within(int count, std::chrono::seconds limit) {
   }
 }
 
-TEST(WorkLine, EveryWaitReturns) { wait_for_each_within(100'000, 120s); }
+TEST(WorkQueue, EveryWaitReturns) { wait_for_each_within(100'000, 120s); }
 
 // For `make soak`.
-TEST(WorkLine, DISABLED_EveryOfTwoMillionWaitsReturns) {
+TEST(WorkQueue, DISABLED_EveryOfTwoMillionWaitsReturns) {
   wait_for_each_within(2'000'000, 1800s);
 }
 
-// A waits for the second operation while the line's thread is in a callback of
+// A waits for the second operation while the queue's thread is in a callback of
 // the first one, which returns only after the second one is done.
-TEST(WorkLine, WaitsGoOnWhileACallbackRuns) {
-  const auto line = std::make_shared<WorkLine>([] {});
+TEST(WorkQueue, WaitsGoOnWhileACallbackRuns) {
+  const auto queue = std::make_shared<WorkQueue>([] {});
   std::promise<void> in_callback;
   std::promise<void> second_done;
   const WorkPtr first = nothing_to_do();
@@ -80,22 +80,22 @@ TEST(WorkLine, WaitsGoOnWhileACallbackRuns) {
   });
   const WorkPtr second = nothing_to_do();
 
-  line->issue(first, /*at_once=*/false);
+  queue->issue(first, /*at_once=*/false);
   in_callback.get_future().wait();
-  line->issue(second, /*at_once=*/true);
+  queue->issue(second, /*at_once=*/true);
   second_done.set_value();
 
   EXPECT_TRUE(first->wait());
-  line->stop();
+  queue->stop();
 }
 
 // stop() returns only when no operation touches its tensors any more, also when
 // a waiting thread carries one out.
-TEST(WorkLine, StopWaitsForAnOperationOfAWaitingThread) {
+TEST(WorkQueue, StopWaitsForAnOperationOfAWaitingThread) {
   std::promise<void> begun;
   std::promise<void> aborted;
   std::atomic<bool> touches_tensors{false};
-  const auto line = std::make_shared<WorkLine>([&] { aborted.set_value(); });
+  const auto queue = std::make_shared<WorkQueue>([&] { aborted.set_value(); });
   const auto work = c10::make_intrusive<ShmWork>(
       WorkOptions{.type = c10d::OpType::BARRIER, .title = "long"}, [&] {
         touches_tensors = true;
@@ -105,22 +105,22 @@ TEST(WorkLine, StopWaitsForAnOperationOfAWaitingThread) {
         return Status(ErrorCode::kAborted, "aborted");
       });
   auto waiting = std::async(std::launch::async, [&] {
-    line->issue(work, /*at_once=*/true);
+    queue->issue(work, /*at_once=*/true);
     work->wait();
   });
   begun.get_future().wait();
 
-  line->stop();
+  queue->stop();
 
   EXPECT_FALSE(touches_tensors);
   EXPECT_ANY_THROW(waiting.get());
 }
 
 // Those that never began fail, and who waits for them hears of it.
-TEST(WorkLine, StopEndsWhatWaitsInLine) {
+TEST(WorkQueue, StopEndsWhatWaitsInLine) {
   std::promise<void> begun;
   std::promise<void> aborted;
-  const auto line = std::make_shared<WorkLine>([&] { aborted.set_value(); });
+  const auto queue = std::make_shared<WorkQueue>([&] { aborted.set_value(); });
   const auto first = c10::make_intrusive<ShmWork>(
       WorkOptions{.type = c10d::OpType::BARRIER, .title = "long"}, [&] {
         begun.set_value();
@@ -128,16 +128,16 @@ TEST(WorkLine, StopEndsWhatWaitsInLine) {
         return Status();
       });
   const WorkPtr second = nothing_to_do();
-  line->issue(first, /*at_once=*/false);
+  queue->issue(first, /*at_once=*/false);
   begun.get_future().wait();
-  line->issue(second, /*at_once=*/false);
+  queue->issue(second, /*at_once=*/false);
   auto waiting = std::async(std::launch::async, [&] { second->wait(); });
 
-  line->stop();
+  queue->stop();
 
   EXPECT_TRUE(first->wait());
   EXPECT_ANY_THROW(waiting.get());
-  EXPECT_ANY_THROW(line->issue(nothing_to_do(), false));
+  EXPECT_ANY_THROW(queue->issue(nothing_to_do(), false));
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ using comm::shm::Segment;
 enum Word : std::size_t { kKey, kLease, kWords };
 
 std::size_t first_float() {
-  return comm::shm::whole_pages(kWords * sizeof(std::uint64_t));
+  return comm::shm::round_up_to_pages(kWords * sizeof(std::uint64_t));
 }
 
 std::uint64_t& word(const Segment& segment, Word which) {
@@ -153,7 +153,7 @@ Result<PeerFloats> PeerFloats::open(const IpcHandle& name) {
   }
   PeerFloats peer(std::move(mapped).value());
   Status status = peer.segment_.make_read_only(
-      0, comm::shm::whole_pages(peer.segment_.bytes()));
+      0, comm::shm::round_up_to_pages(peer.segment_.bytes()));
   if (!status.ok()) {
     return status;
   }

@@ -15,22 +15,22 @@
 
 namespace sherd::comm::shm {
 
-struct Message {
+struct UnixMessage {
   std::string text{};
   Descriptor descriptor{};  // Not open when none came with the text.
 };
 
 // One end of a connection.
-class Channel {
+class UnixConnection {
  public:
   static constexpr std::size_t kTextMax = 1024;
 
   // kUnavailable when nobody listens at `address`, kPeerMismatch when another
   // user does, kDeadlineExceeded when it is `until`.
-  static Result<Channel> connect(
+  static Result<UnixConnection> connect(
       const std::string& address, const Clock& clock, Instant until);
 
-  explicit Channel(Descriptor socket) : socket_(std::move(socket)) {}
+  explicit UnixConnection(Descriptor socket) : socket_(std::move(socket)) {}
 
   // Never waits. Passes a copy of `descriptor` unless it is negative. A text
   // longer than kTextMax is cut. kPeerLost when the other end has closed.
@@ -38,10 +38,10 @@ class Channel {
 
   // The next message, or nothing yet. kPeerLost when the other end has closed
   // and everything it sent was received.
-  Result<std::optional<Message>> try_receive();
+  Result<std::optional<UnixMessage>> try_receive();
 
   // Waits for the next message; kDeadlineExceeded when it is `until`.
-  Result<Message> receive(const Clock& clock, Instant until);
+  Result<UnixMessage> receive(const Clock& clock, Instant until);
 
   // For poll().
   int descriptor() const { return socket_.get(); }
@@ -50,20 +50,20 @@ class Channel {
   Descriptor socket_;
 };
 
-class Listener {
+class UnixListener {
  public:
   // At a new address that cannot be guessed.
-  static Result<Listener> open();
+  static Result<UnixListener> open();
 
   const std::string& address() const { return address_; }
   int descriptor() const { return socket_.get(); }  // For poll().
 
   // The next connection of a process of this user, or nothing yet. Those of
   // other users are closed.
-  Result<std::optional<Channel>> try_accept();
+  Result<std::optional<UnixConnection>> try_accept();
 
  private:
-  Listener(Descriptor socket, std::string address)
+  UnixListener(Descriptor socket, std::string address)
       : socket_(std::move(socket)), address_(std::move(address)) {}
 
   Descriptor socket_;

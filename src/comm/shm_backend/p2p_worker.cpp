@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm_backend/post.h"
+#include "comm/shm_backend/p2p_worker.h"
 
 #include <pthread.h>
 #include <utility>
 #include "base/check.h"
-#include "comm/shm_backend/group.h"
+#include "comm/shm_backend/shm_group.h"
 
 namespace sherd::comm::shm {
 namespace {
 
 // How often it looks whether everybody is alive while messages are under way,
-// and at all: the bell wakes it when there is something to do.
+// and at all: the doorbell wakes it when there is something to do.
 constexpr Duration kLook = std::chrono::milliseconds(5);
 constexpr Duration kIdle = std::chrono::milliseconds(500);
 
 }  // namespace
 
-Post::Post(std::shared_ptr<Group> group)
+P2pWorker::P2pWorker(std::shared_ptr<ShmGroup> group)
     : group_(std::move(group)),
-      mailbox_(
-          group_->mailbox_memory(),
+      channel_(
+          group_->p2p_memory(),
           group_->segment.peers(),
           group_->clock,
-          {.single_copy = group_->stage.single_copy()}) {}
+          {.single_copy = group_->communicator.single_copy()}) {}
 
-void Post::send(Parcel message, const WorkPtr& work) {
+void P2pWorker::send(P2pMessage message, const WorkPtr& work) {
   message.done = [work](const Status& outcome, int /*source*/) {
     work->complete(exception_of(outcome));
   };
   std::unique_lock lock(mutex_);
   start();
-  mailbox_.send(std::move(message));
+  channel_.send(std::move(message));
   complete_ended(lock);
-  mailbox_.ring();
+  channel_.ring_doorbell();
 }
 
-void Post::receive(
-    Parcel message, const WorkPtr& work, std::function<void()> received) {
+void P2pWorker::receive(
+    P2pMessage message, const WorkPtr& work, std::function<void()> received) {
   message.done = [work, received = std::move(received)](
                      const Status& outcome, int source) {
     work->source_ = source;
@@ -52,11 +52,11 @@ void Post::receive(
   };
   const std::lock_guard lock(mutex_);
   start();
-  mailbox_.receive(std::move(message));
-  mailbox_.ring();
+  channel_.receive(std::move(message));
+  channel_.ring_doorbell();
 }
 
-void Post::start() {
+void P2pWorker::start() {
   SHERD_CHECK_AS(
       kFailedPrecondition, !stopped_,
       "[comm] expected an open group, found it shut down");
@@ -69,8 +69,8 @@ void Post::start() {
 }
 
 // Without the lock: callbacks may issue other messages.
-void Post::complete_ended(std::unique_lock<std::mutex>& lock) {
-  auto ended = mailbox_.take_ended();
+void P2pWorker::complete_ended(std::unique_lock<std::mutex>& lock) {
+  auto ended = channel_.take_ended();
   lock.unlock();
   for (auto& each : ended) {
     each.message.done(each.outcome, each.source);
@@ -79,34 +79,34 @@ void Post::complete_ended(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
-void Post::serve() {
+void P2pWorker::serve() {
   std::unique_lock lock(mutex_);
   while (!stopped_) {
-    const Counter bell = mailbox_.bell();
-    const std::uint64_t heard = bell.value();
-    while (mailbox_.progress()) {
+    const Counter doorbell = channel_.doorbell();
+    const std::uint64_t rung = doorbell.value();
+    while (channel_.progress()) {
     }
     complete_ended(lock);
-    const Duration at_most = mailbox_.idle() ? kIdle : kLook;
+    const Duration at_most = channel_.idle() ? kIdle : kLook;
     lock.unlock();
-    bell.sleep_below(heard + 1, at_most);
+    doorbell.sleep_below(rung + 1, at_most);
     lock.lock();
-    if (!bell.reached(heard + 1) && !mailbox_.idle()) {
-      mailbox_.look();
+    if (!doorbell.reached(rung + 1) && !channel_.idle()) {
+      channel_.check_peers();
     }
   }
 }
 
-void Post::stop() {
+void P2pWorker::stop() {
   std::thread thread;
   {
     std::unique_lock lock(mutex_);
     stopped_ = true;
     thread.swap(thread_);
-    mailbox_.end_all(
+    channel_.end_all(
         Status(ErrorCode::kAborted, "[comm] the group was shut down before"));
     complete_ended(lock);
-    mailbox_.ring();
+    channel_.ring_doorbell();
   }
   if (thread.get_id() == std::this_thread::get_id()) {
     thread.detach();  // Stopped by a callback that it runs.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/descriptor_passing.h"
+#include "comm/shm/unix_socket.h"
 
 #include <poll.h>
 #include <sys/random.h>
@@ -96,7 +96,7 @@ int poll_ms(Instant now, Instant until) {
   return static_cast<int>(std::min<std::int64_t>(rest, kMost));
 }
 
-Result<Channel> Channel::connect(
+Result<UnixConnection> UnixConnection::connect(
     const std::string& text, const Clock& clock, Instant until) {
   const auto address = abstract_address(text);
   if (!address) {
@@ -127,10 +127,10 @@ Result<Channel> Channel::connect(
         str("[comm] expected a process of user ", ::geteuid(),
             " at the Unix socket, found another user's"));
   }
-  return Channel(std::move(socket));
+  return UnixConnection(std::move(socket));
 }
 
-Status Channel::send(std::string_view text, int descriptor) {
+Status UnixConnection::send(std::string_view text, int descriptor) {
   text = text.substr(0, kTextMax);
   iovec part{const_cast<char*>(text.data()), text.size()};
   msghdr message = {};
@@ -156,8 +156,8 @@ Status Channel::send(std::string_view text, int descriptor) {
   return errno == EPIPE || errno == ECONNRESET ? closed() : failed("sendmsg");
 }
 
-Result<std::optional<Message>> Channel::try_receive() {
-  Message received;
+Result<std::optional<UnixMessage>> UnixConnection::try_receive() {
+  UnixMessage received;
   received.text.resize(kTextMax);
   iovec part{received.text.data(), received.text.size()};
   Control control = {};
@@ -171,7 +171,7 @@ Result<std::optional<Message>> Channel::try_receive() {
     size = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
   } while (size < 0 && errno == EINTR);
   if (size < 0 && errno == EAGAIN) {
-    return std::optional<Message>();
+    return std::optional<UnixMessage>();
   }
   if (size == 0 || (size < 0 && errno == ECONNRESET)) {
     return closed();
@@ -193,16 +193,16 @@ Result<std::optional<Message>> Channel::try_receive() {
         ErrorCode::kUnavailable,
         "[comm] expected room for one more descriptor (ulimit -n), found none");
   }
-  return std::optional<Message>(std::move(received));
+  return std::optional<UnixMessage>(std::move(received));
 }
 
-Result<Message> Channel::receive(const Clock& clock, Instant until) {
+Result<UnixMessage> UnixConnection::receive(const Clock& clock, Instant until) {
   for (;;) {
-    Result<std::optional<Message>> next = try_receive();
+    Result<std::optional<UnixMessage>> next = try_receive();
     if (!next.ok()) {
       return next.status();
     }
-    if (std::optional<Message> found = std::move(next).value()) {
+    if (std::optional<UnixMessage> found = std::move(next).value()) {
       return std::move(*found);
     }
     const Instant now = clock.now();
@@ -216,7 +216,7 @@ Result<Message> Channel::receive(const Clock& clock, Instant until) {
   }
 }
 
-Result<Listener> Listener::open() {
+Result<UnixListener> UnixListener::open() {
   Descriptor socket(::socket(AF_UNIX, kKind, 0));
   if (!socket.open()) {
     return failed("socket");
@@ -229,21 +229,21 @@ Result<Listener> Listener::open() {
   if (::listen(socket.get(), SOMAXCONN) != 0) {
     return failed("listen");
   }
-  return Listener(std::move(socket), name);
+  return UnixListener(std::move(socket), name);
 }
 
-Result<std::optional<Channel>> Listener::try_accept() {
+Result<std::optional<UnixConnection>> UnixListener::try_accept() {
   for (;;) {
     Descriptor socket(::accept4(
         socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.open()) {
       if (is_same_user(socket)) {
-        return std::optional<Channel>(Channel(std::move(socket)));
+        return std::optional<UnixConnection>(UnixConnection(std::move(socket)));
       }
       continue;
     }
     if (errno == EAGAIN) {
-      return std::optional<Channel>();
+      return std::optional<UnixConnection>();
     }
     if (errno != EINTR && errno != ECONNABORTED) {
       return failed("accept");

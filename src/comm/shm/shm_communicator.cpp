@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/stage.h"
+#include "comm/shm/shm_communicator.h"
 
 #include <algorithm>
 #include <utility>
@@ -24,29 +24,29 @@ std::size_t lines(std::size_t bytes) {
 
 }  // namespace
 
-// Where things lie in the memory of a stage.
-struct Stage::Places {
+// Where things lie in the memory of a communicator.
+struct ShmCommunicator::Layout {
   std::size_t cores = 0;  // The barrier comes first.
   std::size_t writes = 0;
   std::size_t announcements = 0;  // Two.
   std::size_t buffers = 0;        // Two a rank.
   std::size_t end = 0;
 
-  Places(int ranks, const StageOptions& options) {
+  Layout(int ranks, const ShmCommunicatorOptions& options) {
     cores = Barrier::cells(ranks) * sizeof(CounterCell);
     writes = cores + lines(index(ranks) * sizeof(cpu_set_t));
     announcements = writes + PeerWriter::bytes(ranks);
-    buffers = whole_pages(announcements + 2 * Announcements::bytes(ranks));
+    buffers = round_up_to_pages(announcements + 2 * Announcements::bytes(ranks));
     end = buffers + 2 * index(ranks) * options.buffer_bytes;
   }
 };
 
-std::size_t Stage::bytes(int ranks, const StageOptions& options) {
-  return Places(ranks, options).end;
+std::size_t ShmCommunicator::bytes(int ranks, const ShmCommunicatorOptions& options) {
+  return Layout(ranks, options).end;
 }
 
-Stage::Stage(
-    Bytes memory, Peers& peers, const Clock& clock, const StageOptions& options)
+ShmCommunicator::ShmCommunicator(
+    Bytes memory, Peers& peers, const Clock& clock, const ShmCommunicatorOptions& options)
     : memory_(memory),
       peers_(&peers),
       clock_(&clock),
@@ -54,7 +54,7 @@ Stage::Stage(
       peer_memory_(peers, clock),
       peer_writer_(
           memory.subspan(
-              Places(peers.ranks(), options).writes,
+              Layout(peers.ranks(), options).writes,
               PeerWriter::bytes(peers.ranks())),
           peers,
           clock),
@@ -65,34 +65,34 @@ Stage::Stage(
   SHERD_ASSERT(
       memory.size() >= bytes(peers.ranks(), options) &&
           reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
-      "memory for the stage");
+      "memory for the communicator");
   SHERD_ASSERT(
       options.buffer_bytes >= index(peers.ranks()) * kCacheLine,
       "a line of the buffer for each rank");
 }
 
-std::span<cpu_set_t> Stage::cores() const {
+std::span<cpu_set_t> ShmCommunicator::cores() const {
   return {
       reinterpret_cast<cpu_set_t*>(
-          memory_.data() + Places(ranks(), options_).cores),
+          memory_.data() + Layout(ranks(), options_).cores),
       index(ranks())};
 }
 
-Announcements Stage::announcements() const {
+Announcements ShmCommunicator::announcements() const {
   const std::size_t bytes = Announcements::bytes(ranks());
   return {
       memory_.subspan(
-          Places(ranks(), options_).announcements + calls_ % 2 * bytes, bytes),
+          Layout(ranks(), options_).announcements + calls_ % 2 * bytes, bytes),
       ranks()};
 }
 
-std::byte* Stage::buffer(int rank) const {
-  return memory_.data() + Places(ranks(), options_).buffers +
+std::byte* ShmCommunicator::buffer(int rank) const {
+  return memory_.data() + Layout(ranks(), options_).buffers +
       (2 * index(rank) + round_ % 2) * options_.buffer_bytes;
 }
 
-Status Stage::begin(
-    const Call& call,
+Status ShmCommunicator::begin(
+    const CollectiveCall& call,
     std::span<const Bytes> offered,
     std::span<const std::size_t> wanted) {
   if (!failure_.ok()) {
@@ -119,18 +119,18 @@ Status Stage::begin(
   return {};
 }
 
-Status Stage::meet() {
+Status ShmCommunicator::meet() {
   if (!failure_.ok()) {
     return failure_;
   }
   const Waiter waiter(*peers_, *clock_, {.deadline = deadline_, .spin = spin_});
   Status outcome = barrier_.arrive_and_wait(
       waiter,
-      {.what = what_.data(), .or_counter = Counter(aborted_), .or_value = 1});
+      {.what = what_.data(), .cancel_counter = Counter(aborted_), .cancel_value = 1});
   return outcome.ok() ? outcome : fail(std::move(outcome));
 }
 
-Status Stage::meet_and_compare() {
+Status ShmCommunicator::meet_and_compare() {
   if (Status failed = meet(); !failed.ok()) {
     return failed;
   }
@@ -141,12 +141,12 @@ Status Stage::meet_and_compare() {
       : Status(ErrorCode::kPeerMismatch, std::move(sentence));
 }
 
-void Stage::abort() { Counter(aborted_).post(1); }
+void ShmCommunicator::abort() { Counter(aborted_).post(1); }
 
 // The order matters: the others learn why, then that this rank has given up,
 // then that its memory is no longer lent; only when nobody writes it any more
 // may the caller go on.
-Status Stage::fail(Status why) {
+Status ShmCommunicator::fail(Status why) {
   if (failure_.ok()) {
     failure_ = std::move(why);
     barrier_.give_up(failure_);
@@ -156,17 +156,17 @@ Status Stage::fail(Status why) {
   return failure_;
 }
 
-std::uint64_t Stage::address(int rank, int piece_of, std::size_t offset) const {
+std::uint64_t ShmCommunicator::address(int rank, int piece_of, std::size_t offset) const {
   return announcements().addresses(rank)[index(piece_of)] + offset;
 }
 
-Status Stage::read(int rank, int piece_of, std::size_t offset, Bytes target) {
+Status ShmCommunicator::read(int rank, int piece_of, std::size_t offset, Bytes target) {
   Status outcome =
       peer_memory_.read(rank, address(rank, piece_of, offset), target);
   return outcome.ok() ? outcome : fail(std::move(outcome));
 }
 
-Status Stage::write(
+Status ShmCommunicator::write(
     int rank,
     int piece_of,
     std::size_t offset,
@@ -179,13 +179,13 @@ Status Stage::write(
 // --- What the kernel allows.
 
 // Each reads a number of each other one, and tells whether it could.
-Status Stage::probe(Duration deadline, bool& allowed) {
+Status ShmCommunicator::probe(Duration deadline, bool& allowed) {
   const std::uint64_t secret = 0x5ca1ab1e00000000ULL + index(rank());
   std::uint64_t own = secret;
   std::vector<Bytes> offered(
       index(ranks()), std::as_writable_bytes(std::span(&own, 1)));
   const std::vector<std::size_t> wanted(index(ranks()), sizeof(own));
-  const Call call{.what = "opening", .deadline = deadline};
+  const CollectiveCall call{.what = "opening", .deadline = deadline};
   Status failed = begin(call, offered, wanted);
   if (failed.ok()) {
     failed = meet_and_compare();
@@ -215,7 +215,7 @@ Status Stage::probe(Duration deadline, bool& allowed) {
 }
 
 // Finds out whether there is a core for each.
-Status Stage::meet_first(Duration deadline) {
+Status ShmCommunicator::meet_first(Duration deadline) {
   cpu_set_t& own = cores()[index(rank())];
   if (::sched_getaffinity(0, sizeof(own), &own) != 0) {
     CPU_ZERO(&own);
@@ -235,7 +235,7 @@ Status Stage::meet_first(Duration deadline) {
   return failed;
 }
 
-Status Stage::open(Duration deadline) {
+Status ShmCommunicator::open(Duration deadline) {
   Status failed = meet_first(deadline);
   if (!failed.ok() || ranks() == 1 || !options_.single_copy) {
     return failed;

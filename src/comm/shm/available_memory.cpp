@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/memory_left.h"
+#include "comm/shm/available_memory.h"
 
 #include <fstream>
 #include <sstream>
@@ -38,7 +38,7 @@ std::uint64_t minus(std::uint64_t a, std::uint64_t b) {
   return a > b ? a - b : 0;
 }
 
-void keep_least(std::optional<MemoryLeft>& least, MemoryLeft found) {
+void keep_least(std::optional<AvailableMemory>& least, AvailableMemory found) {
   if (!least || found.bytes < least->bytes) {
     least = std::move(found);
   }
@@ -54,7 +54,7 @@ void look_at_group(
     const ReadFile& read_file,
     const std::string& folder,
     const GroupFiles& files,
-    std::optional<MemoryLeft>& least) {
+    std::optional<AvailableMemory>& least) {
   const auto limit = number_in(read_file, folder + files.limit);
   const auto used = number_in(read_file, folder + files.used);
   if (!limit || !used) {
@@ -75,7 +75,7 @@ void look_at_groups(
     const std::string& mount,
     std::string group,
     const GroupFiles& files,
-    std::optional<MemoryLeft>& least) {
+    std::optional<AvailableMemory>& least) {
   while (!group.empty() && group.back() == '/') {
     group.pop_back();
   }
@@ -100,8 +100,8 @@ std::optional<std::string> read_small_file(const std::string& path) {
   return text.str();
 }
 
-std::optional<MemoryLeft> memory_left(const ReadFile& read_file) {
-  std::optional<MemoryLeft> least;
+std::optional<AvailableMemory> available_memory(const ReadFile& read_file) {
+  std::optional<AvailableMemory> least;
   const std::string host = read_file("/proc/meminfo").value_or("");
   if (const auto available = field(host, "MemAvailable:")) {
     keep_least(
@@ -146,8 +146,8 @@ std::optional<MemoryLeft> memory_left(const ReadFile& read_file) {
   return least;
 }
 
-Status enough_memory(
-    std::uint64_t wanted_bytes, const std::optional<MemoryLeft>& left) {
+Status check_available_memory(
+    std::uint64_t wanted_bytes, const std::optional<AvailableMemory>& left) {
   if (!left || wanted_bytes <= left->bytes) {
     return {};
   }

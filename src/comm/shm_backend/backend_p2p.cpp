@@ -3,9 +3,9 @@
 // send and receive.
 #include <utility>
 #include "base/check.h"
-#include "comm/shm_backend/backend_issue.h"
-#include "comm/shm_backend/group.h"
-#include "comm/shm_backend/post.h"
+#include "comm/shm_backend/collective_operation.h"
+#include "comm/shm_backend/shm_group.h"
+#include "comm/shm_backend/p2p_worker.h"
 
 namespace sherd::comm::shm {
 namespace {
@@ -21,7 +21,7 @@ int checked_peer(int peer, int own, int ranks, const char* name) {
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::send(
     std::vector<at::Tensor>& tensors, int destination, int tag) {
-  const auto& tensor = only(tensors, "send");
+  const auto& tensor = single_element(tensors, "send");
   const auto input = TensorBytes::input(tensor);
   const auto work = c10::make_intrusive<ShmWork>(
       WorkOptions{
@@ -32,7 +32,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::send(
           .outputs = tensors},
       // Only to keep the bytes.
       [input] { return Status(); });
-  post_->send(
+  p2p_->send(
       {.peer = checked_peer(destination, rank_, size_, "send"),
        .tag = tag,
        .type = c10::toString(tensor.scalar_type()),
@@ -44,7 +44,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::send(
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::receive(
     c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag) {
-  const auto& tensor = only(tensors, "recv");
+  const auto& tensor = single_element(tensors, "recv");
   // Both ways: a message may be shorter, and what it does not fill stays.
   const auto output = TensorBytes::in_place(tensor);
   const auto work = c10::make_intrusive<ShmWork>(
@@ -55,13 +55,13 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::receive(
           .inputs = {},
           .outputs = tensors},
       nullptr);
-  post_->receive(
+  p2p_->receive(
       {.peer = source,
        .tag = tag,
        .type = c10::toString(tensor.scalar_type()),
        .bytes = output.bytes(),
        .until = group_->clock.now() + options_->timeout},
-      work, [output] { output.give_back(); });
+      work, [output] { output.copy_back(); });
   return work;
 }
 
@@ -76,7 +76,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::recvAnysource(
     std::vector<at::Tensor>& tensors, int tag) {
   SHERD_CHECK(
       size_ > 1, "[comm] recv: expected another rank in the group, found none");
-  return receive(c10d::OpType::RECVANYSOURCE, tensors, Parcel::kAnyRank, tag);
+  return receive(c10d::OpType::RECVANYSOURCE, tensors, P2pMessage::kAnyRank, tag);
 }
 
 }  // namespace sherd::comm::shm

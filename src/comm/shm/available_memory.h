@@ -14,7 +14,7 @@
 
 namespace sherd::comm::shm {
 
-struct MemoryLeft {
+struct AvailableMemory {
   std::uint64_t bytes = 0;
   std::string source{};  // What says so, e.g. "MemAvailable of /proc/meminfo".
 };
@@ -27,10 +27,10 @@ std::optional<std::string> read_small_file(const std::string& path);
 // The least of what the host has (swap not counted: a step that swaps is no
 // use), what it may still promise where it does not overcommit, and what the
 // control groups of this process leave. Nothing where no file tells.
-std::optional<MemoryLeft> memory_left(const ReadFile& read_file);
+std::optional<AvailableMemory> available_memory(const ReadFile& read_file);
 
 // kUnavailable, naming both numbers, when `wanted_bytes` exceed `left`.
-Status enough_memory(
-    std::uint64_t wanted_bytes, const std::optional<MemoryLeft>& left);
+Status check_available_memory(
+    std::uint64_t wanted_bytes, const std::optional<AvailableMemory>& left);
 
 }  // namespace sherd::comm::shm

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm_backend/fold.h"
+#include "comm/shm_backend/reduce_kernels.h"
 
 #include <algorithm>
 #include <array>
@@ -22,15 +22,15 @@ constexpr std::size_t kBlock = 2048;
 
 // What elements are folded in.
 template <typename T>
-struct Wide {
+struct AccumulatorOf {
   using Type = T;
 };
 template <>
-struct Wide<c10::BFloat16> {
+struct AccumulatorOf<c10::BFloat16> {
   using Type = float;
 };
 template <>
-struct Wide<c10::Half> {
+struct AccumulatorOf<c10::Half> {
   using Type = float;
 };
 
@@ -103,7 +103,7 @@ void fold_block(
     T* out,
     const Load& load,
     const Finish& finish) {
-  using W = typename Wide<T>::Type;
+  using W = typename AccumulatorOf<T>::Type;
   const Combine combine;
   const T* first = at<T>(inputs[0]) + begin;
   if (inputs.size() == 2) {  // Nothing to hold in between.
@@ -160,7 +160,7 @@ void fold_bfloat16_block(
 }
 
 template <typename T, typename Combine, typename Load, typename Finish>
-Fold fold_with(Load load, Finish finish) {
+ReduceKernel fold_with(Load load, Finish finish) {
   return [load, finish](Inputs inputs, std::size_t elements, std::byte* out) {
     auto* typed = reinterpret_cast<T*>(out);
     for (std::size_t i = 0; i < elements; i += kBlock) {
@@ -177,7 +177,7 @@ Fold fold_with(Load load, Finish finish) {
 constexpr auto kAsItIs = [](auto x) { return x; };
 
 template <typename T, typename Combine>
-Fold plain() {
+ReduceKernel plain() {
   return fold_with<T, Combine>(kAsItIs, kAsItIs);
 }
 
@@ -194,11 +194,11 @@ void sum_of_bfloat16(Inputs inputs, std::size_t elements, std::byte* out) {
 [[noreturn]] void refuse(Op::RedOpType op, c10::ScalarType dtype) {
   throw Error(
       str("[comm] expected a reduce operation that shm has for ",
-          c10::toString(dtype), ", found ", name_of(op)));
+          c10::toString(dtype), ", found ", reduce_op_name(op)));
 }
 
 template <typename T>
-Fold numbers(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
+ReduceKernel numbers(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
   switch (op) {
     case Op::SUM:
       if constexpr (std::is_same_v<T, c10::BFloat16>) {
@@ -227,7 +227,7 @@ Fold numbers(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
         break;
     }
   } else {
-    using W = typename Wide<T>::Type;
+    using W = typename AccumulatorOf<T>::Type;
     const auto number = static_cast<W>(parameter);
     if (op == Op::AVG) {
       return fold_with<T, Add>(
@@ -241,7 +241,7 @@ Fold numbers(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
 }
 
 // Bytes that are 0 or 1.
-Fold truths(Op::RedOpType op) {
+ReduceKernel truths(Op::RedOpType op) {
   switch (op) {
     case Op::SUM:
     case Op::MAX:
@@ -258,7 +258,7 @@ Fold truths(Op::RedOpType op) {
   }
 }
 
-Fold fold_for(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
+ReduceKernel kernel_for_dtype(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
   using c10::ScalarType;
   switch (dtype) {
     case ScalarType::Float:
@@ -288,7 +288,7 @@ Fold fold_for(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
 
 }  // namespace
 
-TypedFold fold_of(const Op& op, c10::ScalarType dtype, int ranks) {
+TypedReduceKernel reduce_kernel_of(const Op& op, c10::ScalarType dtype, int ranks) {
   // What sums are divided by, or elements multiplied with.
   double parameter = ranks;
   if (op.op_ == Op::PREMUL_SUM) {
@@ -307,10 +307,10 @@ TypedFold fold_of(const Op& op, c10::ScalarType dtype, int ranks) {
     }
     dtype = c10::toRealValueType(dtype);
   }
-  return {fold_for(op.op_, dtype, parameter), c10::elementSize(dtype)};
+  return {kernel_for_dtype(op.op_, dtype, parameter), c10::elementSize(dtype)};
 }
 
-std::string name_of(Op::RedOpType op) {
+std::string reduce_op_name(Op::RedOpType op) {
   switch (op) {
     case Op::SUM:
       return "sum";

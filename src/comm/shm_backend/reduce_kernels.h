@@ -12,8 +12,8 @@
 
 namespace sherd::comm::shm {
 
-struct TypedFold {
-  Fold fold{};
+struct TypedReduceKernel {
+  ReduceKernel kernel{};
   std::size_t element_bytes = 1;
 };
 
@@ -21,9 +21,9 @@ struct TypedFold {
 // PREMUL_SUM multiplies before; both are for floating-point numbers. Booleans:
 // SUM and MAX are "or", PRODUCT and MIN "and". Integers wrap. Complex numbers:
 // SUM, AVG and PREMUL_SUM.
-TypedFold fold_of(const c10d::ReduceOp& op, c10::ScalarType dtype, int ranks);
+TypedReduceKernel reduce_kernel_of(const c10d::ReduceOp& op, c10::ScalarType dtype, int ranks);
 
 // "sum".
-std::string name_of(c10d::ReduceOp::RedOpType op);
+std::string reduce_op_name(c10d::ReduceOp::RedOpType op);
 
 }  // namespace sherd::comm::shm

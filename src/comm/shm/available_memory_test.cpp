@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/memory_left.h"
+#include "comm/shm/available_memory.h"
 
 #include <map>
 #include <gmock/gmock.h>
@@ -21,19 +21,19 @@ constexpr const char* kMeminfo =
     "MemTotal:       1000 kB\nMemFree: 5 kB\nMemAvailable:    800 kB\n"
     "CommitLimit:     500 kB\nCommitted_AS:    450 kB\n";
 
-TEST(MemoryLeft, IsWhatTheHostHasAvailable) {
-  const auto left = memory_left(files({{"/proc/meminfo", kMeminfo}}));
+TEST(AvailableMemory, IsWhatTheHostHasAvailable) {
+  const auto left = available_memory(files({{"/proc/meminfo", kMeminfo}}));
 
   ASSERT_TRUE(left.has_value());
   EXPECT_EQ(left->bytes, 800U * 1024);
   EXPECT_THAT(left->source, HasSubstr("MemAvailable"));
 }
 
-TEST(MemoryLeft, CountsPromisesOnlyWhereTheHostDoesNotOvercommit) {
-  const auto strict = memory_left(files(
+TEST(AvailableMemory, CountsPromisesOnlyWhereTheHostDoesNotOvercommit) {
+  const auto strict = available_memory(files(
       {{"/proc/meminfo", kMeminfo},
        {"/proc/sys/vm/overcommit_memory", "2\n"}}));
-  const auto usual = memory_left(files(
+  const auto usual = available_memory(files(
       {{"/proc/meminfo", kMeminfo},
        {"/proc/sys/vm/overcommit_memory", "1\n"}}));
 
@@ -41,9 +41,9 @@ TEST(MemoryLeft, CountsPromisesOnlyWhereTheHostDoesNotOvercommit) {
   EXPECT_EQ(usual->bytes, 800U * 1024);
 }
 
-TEST(MemoryLeft, ALimitOfAnyGroupAboveBinds) {
+TEST(AvailableMemory, ALimitOfAnyGroupAboveBinds) {
   const std::string root = "/sys/fs/cgroup";
-  const auto left = memory_left(files({
+  const auto left = available_memory(files({
       {"/proc/meminfo", kMeminfo},
       {"/proc/self/cgroup", "0::/jobs/one\n"},
       {root + "/jobs/one/memory.max", "max\n"},
@@ -57,9 +57,9 @@ TEST(MemoryLeft, ALimitOfAnyGroupAboveBinds) {
   EXPECT_EQ(left->source, root + "/jobs/memory.max");
 }
 
-TEST(MemoryLeft, KnowsTheFirstVersionOfControlGroups) {
+TEST(AvailableMemory, KnowsTheFirstVersionOfControlGroups) {
   const std::string root = "/sys/fs/cgroup/memory";
-  const auto left = memory_left(files({
+  const auto left = available_memory(files({
       {"/proc/meminfo", kMeminfo},
       {"/proc/self/cgroup", "4:cpu:/\n3:memory:/\n"},
       {root + "/memory.limit_in_bytes", "5000"},
@@ -69,26 +69,26 @@ TEST(MemoryLeft, KnowsTheFirstVersionOfControlGroups) {
   EXPECT_EQ(left->bytes, 0U);  // Over the limit: nothing, not 2^64.
 }
 
-TEST(MemoryLeft, IsUnknownWhereNoFileTells) {
-  EXPECT_FALSE(memory_left(files({})).has_value());
-  EXPECT_FALSE(memory_left(files({{"/proc/meminfo", "MemAvailable: lots"}}))
+TEST(AvailableMemory, IsUnknownWhereNoFileTells) {
+  EXPECT_FALSE(available_memory(files({})).has_value());
+  EXPECT_FALSE(available_memory(files({{"/proc/meminfo", "MemAvailable: lots"}}))
                    .has_value());
-  EXPECT_TRUE(enough_memory(std::uint64_t{1} << 60U, std::nullopt).ok());
+  EXPECT_TRUE(check_available_memory(std::uint64_t{1} << 60U, std::nullopt).ok());
 }
 
-TEST(MemoryLeft, ARefusalNamesBothNumbersAndTheSource) {
-  const MemoryLeft left{.bytes = 4096, .source = "the test"};
+TEST(AvailableMemory, ARefusalNamesBothNumbersAndTheSource) {
+  const AvailableMemory left{.bytes = 4096, .source = "the test"};
 
-  EXPECT_TRUE(enough_memory(4096, left).ok());
-  const Status refused = enough_memory(4097, left);
+  EXPECT_TRUE(check_available_memory(4096, left).ok());
+  const Status refused = check_available_memory(4097, left);
 
   EXPECT_EQ(refused.code(), ErrorCode::kUnavailable);
   EXPECT_THAT(refused.message(), HasSubstr("expected 4097 bytes"));
   EXPECT_THAT(refused.message(), HasSubstr("found 4096 available (the test)"));
 }
 
-TEST(MemoryLeft, ThisHostTells) {
-  const auto left = memory_left(read_small_file);
+TEST(AvailableMemory, ThisHostTells) {
+  const auto left = available_memory(read_small_file);
   ASSERT_TRUE(left.has_value());
   EXPECT_GT(left->bytes, 0U);
 }

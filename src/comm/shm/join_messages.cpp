@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/join_text.h"
+#include "comm/shm/join_messages.h"
 
 #include <sstream>
 #include "base/check.h"
@@ -7,28 +7,28 @@
 namespace sherd::comm::shm {
 namespace {
 
-constexpr const char* kHello = "sherd-join-1";
+constexpr const char* kJoinRequest = "sherd-join-1";
 constexpr const char* kFailed = "failed";
 
 }  // namespace
 
-std::string Hello::to_text() const {
-  return str(kHello, " ", rank, " ", ranks, " ", bytes, " ", reserve_bytes);
+std::string JoinRequest::to_text() const {
+  return str(kJoinRequest, " ", rank, " ", ranks, " ", bytes, " ", reserve_bytes);
 }
 
-std::optional<Hello> Hello::from_text(const std::string& text) {
+std::optional<JoinRequest> JoinRequest::from_text(const std::string& text) {
   std::istringstream in(text);
   std::string magic;
-  Hello h;
+  JoinRequest h;
   const bool whole = static_cast<bool>(
       in >> magic >> h.rank >> h.ranks >> h.bytes >> h.reserve_bytes);
-  if (!whole || magic != kHello || h.rank < 0) {
+  if (!whole || magic != kJoinRequest || h.rank < 0) {
     return std::nullopt;
   }
   return h;
 }
 
-std::string Hello::difference(const Hello& other) const {
+std::string JoinRequest::difference(const JoinRequest& other) const {
   const auto differs = [](const char* what, auto own, auto others) {
     return own == others ? std::string()
                          : str(what, ": ", own, ", found ", others);

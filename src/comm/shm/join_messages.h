@@ -12,7 +12,7 @@
 namespace sherd::comm::shm {
 
 // A rank's first message: who it is and what it expects.
-struct Hello {
+struct JoinRequest {
   int rank = 0;
   int ranks = 1;
   std::uint64_t bytes = 0;
@@ -20,11 +20,11 @@ struct Hello {
 
   std::string to_text() const;
   // Nothing unless `text` is one.
-  static std::optional<Hello> from_text(const std::string& text);
+  static std::optional<JoinRequest> from_text(const std::string& text);
 
   // What `other` expects unlike this one, e.g. "bytes: 8, found 9"; nothing
   // when they agree.
-  std::string difference(const Hello& other) const;
+  std::string difference(const JoinRequest& other) const;
 };
 
 // A failure as others are told it, e.g. "failed 3 [comm] rank 2 ...".

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stage is where the ranks of a group meet for a collective: each announces
+// ShmCommunicator is where the ranks of a group meet for a collective: each announces
 // what it brings, all meet, all compare, then bytes move through buffers of the
 // segment or directly between processes, and they meet again. Refers to memory
 // of a segment, which must outlive it. Thread rule: one thread.
@@ -29,7 +29,7 @@ namespace sherd::comm::shm {
 using Bytes = std::span<std::byte>;
 
 // Equal on every rank.
-struct StageOptions {
+struct ShmCommunicatorOptions {
   // Behaviour. Whether to copy from process to process where that is allowed.
   bool single_copy = true;
   // Performance. What a rank brings through the segment at a time; there are
@@ -44,27 +44,27 @@ struct StageOptions {
   Duration spin = std::chrono::microseconds(50);
 };
 
-struct Call {
+struct CollectiveCall {
   // Operation, dtype, root, in words: what all ranks must agree on.
   std::string_view what{};
   // How long one rank may keep the others waiting.
   Duration deadline = std::chrono::seconds(60);
 };
 
-class Stage {
+class ShmCommunicator {
  public:
   // Bytes of segment.
-  static std::size_t bytes(int ranks, const StageOptions& options);
+  static std::size_t bytes(int ranks, const ShmCommunicatorOptions& options);
 
   // `memory`: as long as bytes() says, aligned to kCacheLine, zeros at first.
   // `peers` and `clock` must outlive it.
-  Stage(
+  ShmCommunicator(
       Bytes memory,
       Peers& peers,
       const Clock& clock,
-      const StageOptions& options);
-  Stage(const Stage&) = delete;
-  Stage& operator=(const Stage&) = delete;
+      const ShmCommunicatorOptions& options);
+  ShmCommunicator(const ShmCommunicator&) = delete;
+  ShmCommunicator& operator=(const ShmCommunicator&) = delete;
 
   // Collective, first of all: finds out what the kernel allows.
   Status open(Duration deadline);
@@ -73,11 +73,11 @@ class Stage {
 
   int rank() const { return peers_->rank(); }
   int ranks() const { return peers_->ranks(); }
-  const StageOptions& options() const { return options_; }
+  const ShmCommunicatorOptions& options() const { return options_; }
   // Begins a collective: says what this rank has for each other one, and for
   // how many bytes of each it has room. The buffers are free from then on.
   Status begin(
-      const Call& call,
+      const CollectiveCall& call,
       std::span<const Bytes> offered,
       std::span<const std::size_t> wanted);
   // Meets, and compares what all have said: kPeerMismatch on every rank, and
@@ -118,12 +118,12 @@ class Stage {
   Status meet_first(Duration deadline);
   Status probe(Duration deadline, bool& allowed);
   std::span<cpu_set_t> cores() const;  // By rank.
-  struct Places;
+  struct Layout;
 
   Bytes memory_;
   Peers* peers_;
   const Clock* clock_;
-  const StageOptions options_;
+  const ShmCommunicatorOptions options_;
   const PeerMemory peer_memory_;
   PeerWriter peer_writer_;
   Barrier barrier_;

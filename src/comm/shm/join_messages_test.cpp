@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/join_text.h"
+#include "comm/shm/join_messages.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,32 +7,32 @@
 namespace sherd::comm::shm {
 namespace {
 
-constexpr Hello kHello{
+constexpr JoinRequest kJoinRequest{
     .rank = 2, .ranks = 4, .bytes = 1000, .reserve_bytes = 2000};
 
 TEST(JoinText, AHelloComesBackAsItWas) {
-  const auto back = Hello::from_text(kHello.to_text());
+  const auto back = JoinRequest::from_text(kJoinRequest.to_text());
   ASSERT_TRUE(back.has_value());
   EXPECT_EQ(back->rank, 2);
-  EXPECT_EQ(kHello.difference(*back), "");
+  EXPECT_EQ(kJoinRequest.difference(*back), "");
 }
 
 TEST(JoinText, NothingElseIsAHello) {
   for (const char* text :
-       {"", "hello", "sherd-join-1 2 4 1000", "sherd-join-0 2 4 1000 2000",
+       {"", "request", "sherd-join-1 2 4 1000", "sherd-join-0 2 4 1000 2000",
         "sherd-join-1 -1 4 1000 2000", "sherd-join-1 two 4 1000 2000"}) {
-    EXPECT_FALSE(Hello::from_text(text).has_value()) << text;
+    EXPECT_FALSE(JoinRequest::from_text(text).has_value()) << text;
   }
 }
 
 TEST(JoinText, NamesWhatDiffers) {
-  Hello other = kHello;
+  JoinRequest other = kJoinRequest;
   other.reserve_bytes = 0;
-  EXPECT_EQ(kHello.difference(other), "reserve_bytes: 2000, found 0");
+  EXPECT_EQ(kJoinRequest.difference(other), "reserve_bytes: 2000, found 0");
   other.bytes = 999;
-  EXPECT_EQ(kHello.difference(other), "bytes: 1000, found 999");
+  EXPECT_EQ(kJoinRequest.difference(other), "bytes: 1000, found 999");
   other.ranks = 3;
-  EXPECT_EQ(kHello.difference(other), "ranks: 4, found 3");
+  EXPECT_EQ(kJoinRequest.difference(other), "ranks: 4, found 3");
 }
 
 TEST(JoinText, AFailureComesBackAsItWas) {

@@ -15,14 +15,14 @@
 
 namespace sherd::comm::shm {
 
-struct ShmBackend::Issue {
+struct ShmBackend::CollectiveOperation {
   c10d::OpType type;
   const char* title;
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
   std::chrono::milliseconds timeout;
   bool async = true;
-  std::function<Status(Stage& stage, Duration deadline)> run;
+  std::function<Status(ShmCommunicator& communicator, Duration deadline)> run;
 };
 
 // "all_gather(Float)".
@@ -39,7 +39,7 @@ inline std::string call_text(
 
 // The only tensor, or list, of `all`: c10d's calls have one for each device.
 template <typename T>
-T& only(std::vector<T>& all, const char* name) {
+T& single_element(std::vector<T>& all, const char* name) {
   SHERD_CHECK(
       all.size() == 1, "[comm] ", name, ": expected 1 tensor, found ",
       all.size());
@@ -79,15 +79,15 @@ inline int checked_root(std::int64_t root, int ranks, const char* name) {
 // back when all are done: a part reads no other one's results.
 template <typename Part>
 auto run_all(std::vector<Part> parts) {
-  return [parts = std::move(parts)](Stage& stage, Duration deadline) {
+  return [parts = std::move(parts)](ShmCommunicator& communicator, Duration deadline) {
     Status outcome;
     for (auto part = parts.begin(); part != parts.end() && outcome.ok();
          ++part) {
-      outcome = part->run(stage, deadline);
+      outcome = part->run(communicator, deadline);
     }
     if (outcome.ok()) {
       for (const Part& part : parts) {
-        part.give_back();
+        part.copy_back();
       }
     }
     return outcome;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/mailbox.h"
+#include "comm/shm/p2p_channel.h"
 
 #include <algorithm>
 #include <cstring>
@@ -19,16 +19,16 @@ void copy_bytes(const void* from, void* to, std::size_t bytes) {
 
 }  // namespace
 
-std::size_t Mailbox::bytes(int ranks) {
+std::size_t P2pChannel::bytes(int ranks) {
   return index(ranks) * sizeof(CounterCell) +
-      index(ranks) * index(ranks) * sizeof(Lane);
+      index(ranks) * index(ranks) * sizeof(PairQueue);
 }
 
-Mailbox::Mailbox(
+P2pChannel::P2pChannel(
     Bytes memory,
     Peers& peers,
     const Clock& clock,
-    const MailboxOptions& options)
+    const P2pChannelOptions& options)
     : memory_(memory),
       peers_(&peers),
       clock_(&clock),
@@ -38,34 +38,34 @@ Mailbox::Mailbox(
   SHERD_ASSERT(
       memory.size() >= bytes(peers.ranks()) &&
           reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
-      "memory for all lanes");
+      "memory for all pair queues");
 }
 
-Counter Mailbox::bell_of(int rank) const {
+Counter P2pChannel::doorbell_of(int rank) const {
   return Counter(reinterpret_cast<CounterCell*>(memory_.data())[index(rank)]);
 }
 
-Mailbox::Lane& Mailbox::lane(int from, int to) const {
-  auto* lanes = reinterpret_cast<Lane*>(
+P2pChannel::PairQueue& P2pChannel::pair_queue(int from, int to) const {
+  auto* pair_queues = reinterpret_cast<PairQueue*>(
       memory_.data() + index(peers_->ranks()) * sizeof(CounterCell));
-  return lanes[index(from) * index(peers_->ranks()) + index(to)];
+  return pair_queues[index(from) * index(peers_->ranks()) + index(to)];
 }
 
-void Mailbox::finish(Parcel message, const Status& outcome, int source) {
+void P2pChannel::finish(P2pMessage message, const Status& outcome, int source) {
   Ended& ended = ended_.emplace_back();
   ended.message = std::move(message);
   ended.outcome = outcome;
   ended.source = source;
 }
 
-Mailbox::TypeText Mailbox::type_text(std::string_view type) {
+P2pChannel::TypeText P2pChannel::type_text(std::string_view type) {
   TypeText text{};
   copy_bytes(type.data(), text.data(), std::min(type.size(), kTypeMax));
   return text;
 }
 
 // Empty when the message fits into the room for it. The same words at both ends.
-std::string Mailbox::mismatch(
+std::string P2pChannel::mismatch(
     std::uint64_t room,
     const TypeText& room_type,
     std::uint64_t found,
@@ -79,8 +79,8 @@ std::string Mailbox::mismatch(
       found_type.data());
 }
 
-void Mailbox::send(Parcel message) {
-  Status refused = peers_->look();
+void P2pChannel::send(P2pMessage message) {
+  Status refused = peers_->check();
   if (refused.ok() && peers_->has_left(message.peer)) {
     refused = Status(
         ErrorCode::kPeerLost,
@@ -90,48 +90,48 @@ void Mailbox::send(Parcel message) {
     finish(std::move(message), refused, peers_->rank());
     return;
   }
-  Peer& peer = others_[index(message.peer)];
-  Letter letter{};
-  letter.id = next_id_++;
-  letter.bytes = message.bytes.size();
-  letter.tag = message.tag;
-  letter.type = type_text(message.type);
+  PeerQueues& peer = others_[index(message.peer)];
+  MessageHeader header{};
+  header.id = next_id_++;
+  header.bytes = message.bytes.size();
+  header.tag = message.tag;
+  header.type = type_text(message.type);
   const bool is_short = message.bytes.size() <= kShortBytes;
   if (is_short) {
     copy_bytes(
-        message.bytes.data(), letter.content.data(), message.bytes.size());
+        message.bytes.data(), header.content.data(), message.bytes.size());
   } else {
-    letter.address = reinterpret_cast<std::uintptr_t>(message.bytes.data());
+    header.address = reinterpret_cast<std::uintptr_t>(message.bytes.data());
   }
   const int to = message.peer;
-  peer.letters_waiting.push_back(letter);
+  peer.headers_waiting.push_back(header);
   if (is_short) {
     post_waiting(to);
     finish(std::move(message), {}, peers_->rank());
   } else {
-    peer.sent.emplace(letter.id, std::move(message));
+    peer.sent.emplace(header.id, std::move(message));
     post_waiting(to);
   }
 }
 
-void Mailbox::receive(Parcel message) {
+void P2pChannel::receive(P2pMessage message) {
   receives_.push_back(std::move(message));
 }
 
-bool Mailbox::idle() const {
+bool P2pChannel::idle() const {
   return receives_.empty() &&
-      std::all_of(others_.begin(), others_.end(), [](const Peer& peer) {
-           return peer.letters_waiting.empty() &&
+      std::all_of(others_.begin(), others_.end(), [](const PeerQueues& peer) {
+           return peer.headers_waiting.empty() &&
                peer.replies_waiting.empty() && peer.sent.empty() &&
                peer.outgoing.empty() && peer.incoming.empty();
          });
 }
 
-bool Mailbox::progress() {
+bool P2pChannel::progress() {
   bool moved = false;
   for (int r = 0; r < peers_->ranks(); ++r) {
     if (r != peers_->rank()) {
-      moved = take_letters(r) || moved;
+      moved = take_headers(r) || moved;
       moved = take_replies(r) || moved;
     }
   }
@@ -146,25 +146,25 @@ bool Mailbox::progress() {
   return moved;
 }
 
-bool Mailbox::take_letters(int rank) {
-  Lane& from = lane(rank, peers_->rank());
-  Counter taken(from.letters_taken);
-  const std::uint64_t posted = Counter(from.letters_posted).value();
+bool P2pChannel::take_headers(int rank) {
+  PairQueue& from = pair_queue(rank, peers_->rank());
+  Counter taken(from.headers_taken);
+  const std::uint64_t posted = Counter(from.headers_posted).value();
   const std::uint64_t begin = taken.value();
   for (std::uint64_t n = begin; n < posted; ++n) {
-    const Letter& letter = from.letters[n % kSlots];
-    Arrived arrived{
-        .id = letter.id,
-        .bytes = letter.bytes,
-        .address = letter.address,
-        .tag = static_cast<int>(letter.tag),
-        .type = letter.type};
-    if (letter.address == 0) {
+    const MessageHeader& header = from.headers[n % kSlots];
+    ReceivedHeader arrived{
+        .id = header.id,
+        .bytes = header.bytes,
+        .address = header.address,
+        .tag = static_cast<int>(header.tag),
+        .type = header.type};
+    if (header.address == 0) {
       const auto size =
-          std::min<std::size_t>(letter.bytes, letter.content.size());
+          std::min<std::size_t>(header.bytes, header.content.size());
       arrived.content.assign(
-          letter.content.begin(),
-          letter.content.begin() + static_cast<std::ptrdiff_t>(size));
+          header.content.begin(),
+          header.content.begin() + static_cast<std::ptrdiff_t>(size));
     }
     others_[index(rank)].arrived.push_back(std::move(arrived));
   }
@@ -172,12 +172,12 @@ bool Mailbox::take_letters(int rank) {
     return false;
   }
   taken.post(posted);
-  bell_of(rank).advance();  // Slots are free.
+  doorbell_of(rank).advance();  // Slots are free.
   return true;
 }
 
-bool Mailbox::take_replies(int rank) {
-  Lane& from = lane(rank, peers_->rank());
+bool P2pChannel::take_replies(int rank) {
+  PairQueue& from = pair_queue(rank, peers_->rank());
   Counter taken(from.replies_taken);
   const std::uint64_t posted = Counter(from.replies_posted).value();
   const std::uint64_t begin = taken.value();
@@ -189,20 +189,20 @@ bool Mailbox::take_replies(int rank) {
   if (posted == begin) {
     return false;
   }
-  bell_of(rank).advance();
+  doorbell_of(rank).advance();
   return true;
 }
 
-void Mailbox::handle(int rank, const Reply& reply) {
-  Peer& peer = others_[index(rank)];
+void P2pChannel::handle(int rank, const Reply& reply) {
+  PeerQueues& peer = others_[index(rank)];
   const auto found = peer.sent.find(reply.id);
   if (found == peer.sent.end()) {
     return;  // Ended meanwhile.
   }
-  Parcel message = std::move(found->second);
+  P2pMessage message = std::move(found->second);
   peer.sent.erase(found);
   if (reply.what == kPull) {
-    Stream& stream = peer.outgoing.emplace_back();
+    ChunkedTransfer& stream = peer.outgoing.emplace_back();
     stream.message = std::move(message);
     stream.id = reply.id;
   } else if (reply.what == kMismatch) {
@@ -219,17 +219,17 @@ void Mailbox::handle(int rank, const Reply& reply) {
   }
 }
 
-bool Mailbox::post_waiting(int rank) {
-  Peer& peer = others_[index(rank)];
-  Lane& to = lane(peers_->rank(), rank);
-  Counter letters(to.letters_posted);
+bool P2pChannel::post_waiting(int rank) {
+  PeerQueues& peer = others_[index(rank)];
+  PairQueue& to = pair_queue(peers_->rank(), rank);
+  Counter headers(to.headers_posted);
   Counter replies(to.replies_posted);
   bool posted = false;
-  while (!peer.letters_waiting.empty() &&
-         letters.value() - Counter(to.letters_taken).value() < kSlots) {
-    to.letters[letters.value() % kSlots] = peer.letters_waiting.front();
-    peer.letters_waiting.pop_front();
-    letters.post(letters.value() + 1);
+  while (!peer.headers_waiting.empty() &&
+         headers.value() - Counter(to.headers_taken).value() < kSlots) {
+    to.headers[headers.value() % kSlots] = peer.headers_waiting.front();
+    peer.headers_waiting.pop_front();
+    headers.post(headers.value() + 1);
     posted = true;
   }
   while (!peer.replies_waiting.empty() &&
@@ -240,18 +240,18 @@ bool Mailbox::post_waiting(int rank) {
     posted = true;
   }
   if (posted) {
-    bell_of(rank).advance();
+    doorbell_of(rank).advance();
   }
   return posted;
 }
 
-// In the order in which they were asked for; that of letters with one tag is
+// In the order in which they were asked for; that of headers with one tag is
 // the sender's.
-bool Mailbox::match() {
+bool P2pChannel::match() {
   bool moved = false;
   for (auto next = receives_.begin(); next != receives_.end();) {
     const auto here = next++;
-    const bool any = here->peer == Parcel::kAnyRank;
+    const bool any = here->peer == P2pMessage::kAnyRank;
     for (int i = 1; i <= (any ? peers_->ranks() - 1 : 1); ++i) {
       const int from =
           any ? (peers_->rank() + i) % peers_->ranks() : here->peer;
@@ -265,24 +265,24 @@ bool Mailbox::match() {
   return moved;
 }
 
-// False when no such letter has arrived; else the message is on its way.
-bool Mailbox::receive_from(int rank, Parcel& message) {
-  Peer& peer = others_[index(rank)];
+// False when no such header has arrived; else the message is on its way.
+bool P2pChannel::receive_from(int rank, P2pMessage& message) {
+  PeerQueues& peer = others_[index(rank)];
   const auto found = std::find_if(
       peer.arrived.begin(), peer.arrived.end(),
-      [&](const Arrived& letter) { return letter.tag == message.tag; });
+      [&](const ReceivedHeader& header) { return header.tag == message.tag; });
   if (found == peer.arrived.end()) {
     return false;
   }
-  const Arrived letter = std::move(*found);
+  const ReceivedHeader header = std::move(*found);
   peer.arrived.erase(found);
-  const bool is_short = letter.address == 0;
+  const bool is_short = header.address == 0;
   const std::size_t room = message.bytes.size();
   const TypeText type = type_text(message.type);
-  const std::string unlike = mismatch(room, type, letter.bytes, letter.type);
+  const std::string unlike = mismatch(room, type, header.bytes, header.type);
   const auto reply = [&](std::uint64_t what) {
     peer.replies_waiting.push_back(
-        {.id = letter.id, .what = what, .room = room, .type = type});
+        {.id = header.id, .what = what, .room = room, .type = type});
   };
   Status outcome;
   if (!unlike.empty()) {
@@ -296,12 +296,12 @@ bool Mailbox::receive_from(int rank, Parcel& message) {
     finish(std::move(message), outcome, rank);
     return true;
   }
-  message.bytes = message.bytes.first(letter.bytes);
+  message.bytes = message.bytes.first(header.bytes);
   if (is_short) {
     copy_bytes(
-        letter.content.data(), message.bytes.data(), message.bytes.size());
+        header.content.data(), message.bytes.data(), message.bytes.size());
   } else if (options_.single_copy) {
-    outcome = peer_memory_.read(rank, letter.address, message.bytes);
+    outcome = peer_memory_.read(rank, header.address, message.bytes);
     reply(kDone);
     post_waiting(rank);
     // The sender revokes its memory, then looks for this reply once more: where
@@ -311,9 +311,9 @@ bool Mailbox::receive_from(int rank, Parcel& message) {
     }
   } else {
     reply(kPull);
-    Stream& stream = peer.incoming.emplace_back();
+    ChunkedTransfer& stream = peer.incoming.emplace_back();
     stream.message = std::move(message);
-    stream.id = letter.id;
+    stream.id = header.id;
     return true;
   }
   finish(std::move(message), outcome, rank);
@@ -321,55 +321,55 @@ bool Mailbox::receive_from(int rank, Parcel& message) {
 }
 
 // A piece is filled when the one before is taken.
-bool Mailbox::fill_pieces(int rank) {
-  Peer& peer = others_[index(rank)];
-  Lane& to = lane(peers_->rank(), rank);
+bool P2pChannel::fill_pieces(int rank) {
+  PeerQueues& peer = others_[index(rank)];
+  PairQueue& to = pair_queue(peers_->rank(), rank);
   Counter filled(to.pieces_filled);
   if (peer.outgoing.empty() ||
       filled.value() != Counter(to.pieces_taken).value()) {
     return false;
   }
-  Stream& stream = peer.outgoing.front();
+  ChunkedTransfer& stream = peer.outgoing.front();
   const Bytes all = stream.message.bytes;
   const std::size_t bytes = std::min(kStreamBytes, all.size() - stream.moved);
   copy_bytes(all.data() + stream.moved, to.piece.data(), bytes);
   stream.moved += bytes;
   filled.post(filled.value() + 1);
-  bell_of(rank).advance();
+  doorbell_of(rank).advance();
   if (stream.moved == all.size()) {
-    Parcel message = std::move(stream.message);
+    P2pMessage message = std::move(stream.message);
     peer.outgoing.pop_front();
     finish(std::move(message), {}, peers_->rank());
   }
   return true;
 }
 
-bool Mailbox::take_pieces(int rank) {
-  Peer& peer = others_[index(rank)];
-  Lane& from = lane(rank, peers_->rank());
+bool P2pChannel::take_pieces(int rank) {
+  PeerQueues& peer = others_[index(rank)];
+  PairQueue& from = pair_queue(rank, peers_->rank());
   Counter taken(from.pieces_taken);
   if (peer.incoming.empty() ||
       taken.value() == Counter(from.pieces_filled).value()) {
     return false;
   }
-  Stream& stream = peer.incoming.front();
+  ChunkedTransfer& stream = peer.incoming.front();
   const Bytes all = stream.message.bytes;
   const std::size_t bytes = std::min(kStreamBytes, all.size() - stream.moved);
   copy_bytes(from.piece.data(), all.data() + stream.moved, bytes);
   stream.moved += bytes;
   taken.post(taken.value() + 1);
-  bell_of(rank).advance();
+  doorbell_of(rank).advance();
   if (stream.moved == all.size()) {
-    Parcel message = std::move(stream.message);
+    P2pMessage message = std::move(stream.message);
     peer.incoming.pop_front();
     finish(std::move(message), {}, rank);
   }
   return true;
 }
 
-void Mailbox::look() {
+void P2pChannel::check_peers() {
   // Before the last progress: what a rank posted before it ended counts.
-  Status trouble = peers_->look();
+  Status trouble = peers_->check();
   std::vector<int> left;
   for (int r = 0; r < peers_->ranks(); ++r) {
     if (r != peers_->rank() && peers_->has_left(r)) {
@@ -379,14 +379,14 @@ void Mailbox::look() {
   while (progress()) {
   }
   for (const int r : left) {
-    end_of(
+    end_messages_of(
         r,
         Status(
             ErrorCode::kPeerLost,
             str("[comm] ", peers_->name(r), " has left")));
   }
   if (trouble.ok()) {
-    trouble = blame_for_late();
+    trouble = blame_late_peer();
   }
   if (!trouble.ok()) {
     end_all(trouble);
@@ -394,25 +394,25 @@ void Mailbox::look() {
 }
 
 // Whoever keeps a message waiting beyond its time; ok when nobody does.
-Status Mailbox::blame_for_late() {
+Status P2pChannel::blame_late_peer() {
   const Instant now = clock_->now();
-  const auto is_late = [&](const Parcel& message) {
+  const auto is_late = [&](const P2pMessage& message) {
     return now >= message.until;
   };
-  const auto is_late_stream = [&](const Stream& stream) {
+  const auto is_late_stream = [&](const ChunkedTransfer& stream) {
     return is_late(stream.message);
   };
-  for (const Parcel& message : receives_) {
-    if (is_late(message) && message.peer == Parcel::kAnyRank) {
+  for (const P2pMessage& message : receives_) {
+    if (is_late(message) && message.peer == P2pMessage::kAnyRank) {
       peers_->give_up("a receive from any rank timed out");
-      return peers_->look();
+      return peers_->check();
     }
     if (is_late(message)) {
       return peers_->blame(message.peer);
     }
   }
   for (int r = 0; r < peers_->ranks(); ++r) {
-    const Peer& peer = others_[index(r)];
+    const PeerQueues& peer = others_[index(r)];
     if (std::any_of(
             peer.sent.begin(), peer.sent.end(),
             [&](const auto& each) { return is_late(each.second); }) ||
@@ -424,20 +424,20 @@ Status Mailbox::blame_for_late() {
   return {};
 }
 
-void Mailbox::end_of(int rank, const Status& why) {
-  Peer& peer = others_[index(rank)];
-  std::vector<Parcel> ended;
+void P2pChannel::end_messages_of(int rank, const Status& why) {
+  PeerQueues& peer = others_[index(rank)];
+  std::vector<P2pMessage> ended;
   for (auto& [id, message] : peer.sent) {
     ended.push_back(std::move(message));
   }
   for (auto* streams : {&peer.outgoing, &peer.incoming}) {
-    for (Stream& stream : *streams) {
+    for (ChunkedTransfer& stream : *streams) {
       ended.push_back(std::move(stream.message));
     }
     streams->clear();
   }
   peer.sent.clear();
-  peer.letters_waiting.clear();
+  peer.headers_waiting.clear();
   peer.replies_waiting.clear();
   // Of any rank: while another one may still send.
   bool others_left = true;
@@ -446,12 +446,12 @@ void Mailbox::end_of(int rank, const Status& why) {
   }
   for (auto next = receives_.begin(); next != receives_.end();) {
     const auto here = next++;
-    if (here->peer == rank || (others_left && here->peer == Parcel::kAnyRank)) {
+    if (here->peer == rank || (others_left && here->peer == P2pMessage::kAnyRank)) {
       ended.push_back(std::move(*here));
       receives_.erase(here);
     }
   }
-  for (Parcel& message : ended) {
+  for (P2pMessage& message : ended) {
     finish(std::move(message), why, rank);
   }
 }
@@ -459,9 +459,9 @@ void Mailbox::end_of(int rank, const Status& why) {
 // Before anybody hears that a message has failed and reuses its memory. Not
 // where nothing is lent: a receiver may still be about to look for the mark
 // after a message that both have seen through.
-void Mailbox::revoke_lent() {
+void P2pChannel::revoke_lent() {
   if (std::ranges::all_of(
-          others_, [](const Peer& peer) { return peer.sent.empty(); })) {
+          others_, [](const PeerQueues& peer) { return peer.sent.empty(); })) {
     return;
   }
   peers_->revoke_memory();
@@ -472,14 +472,14 @@ void Mailbox::revoke_lent() {
   }
 }
 
-void Mailbox::end_all(const Status& why) {
+void P2pChannel::end_all(const Status& why) {
   revoke_lent();
   for (int r = 0; r < peers_->ranks(); ++r) {
-    end_of(r, why);
+    end_messages_of(r, why);
   }
-  std::list<Parcel> ended;
+  std::list<P2pMessage> ended;
   ended.swap(receives_);
-  for (Parcel& message : ended) {
+  for (P2pMessage& message : ended) {
     finish(std::move(message), why, peers_->rank());
   }
 }

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 #include "base/check.h"
-#include "comm/shm_backend/backend_issue.h"
+#include "comm/shm_backend/collective_operation.h"
 
 namespace sherd::comm::shm {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 using c10d::OpType;
 
 // Tensors whose bytes move.
-struct Moved {
+struct AllToAllOperation {
   std::string text;
   // A piece for each rank, and of each rank.
   std::vector<Bytes> to{};
@@ -22,20 +22,20 @@ struct Moved {
   std::vector<TensorBytes> inputs{};
   std::vector<TensorBytes> outputs{};
 
-  Status run(Stage& stage, Duration deadline) const {
-    return move(
-        stage, {.what = text, .deadline = deadline},
+  Status run(ShmCommunicator& communicator, Duration deadline) const {
+    return all_to_all(
+        communicator, {.what = text, .deadline = deadline},
         {.sources = to, .targets = from, .one_source = one_source});
   }
-  void give_back() const {
+  void copy_back() const {
     for (const auto& output : outputs) {
-      output.give_back();
+      output.copy_back();
     }
   }
 };
 
-auto run_one(Moved part) {
-  std::vector<Moved> parts;
+auto run_one(AllToAllOperation part) {
+  std::vector<AllToAllOperation> parts;
   parts.push_back(std::move(part));
   return run_all(std::move(parts));
 }
@@ -55,12 +55,12 @@ void expect_room(const at::Tensor& output, const at::Tensor& input, int ranks) {
 }
 
 // One output that holds a piece of each rank.
-Moved gathered(
+AllToAllOperation all_gather_operation(
     const at::Tensor& output,
     const at::Tensor& input,
     int ranks,
-    Writes writes) {
-  Moved part{
+    WriteTiming writes) {
+  AllToAllOperation part{
       .text = call_text(kAllGather, input.scalar_type()), .one_source = true};
   part.inputs = inputs_of({input});
   part.outputs = outputs_of({output}, writes);
@@ -70,7 +70,7 @@ Moved gathered(
 }
 
 // Several at once, each of an input.
-std::vector<Moved> gathered(
+std::vector<AllToAllOperation> all_gather_operation(
     const std::vector<at::Tensor>& outputs,
     const std::vector<at::Tensor>& inputs,
     int rank,
@@ -79,28 +79,28 @@ std::vector<Moved> gathered(
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     expect_room(outputs[i], inputs[i], ranks);
     memory.writes(outputs[i]);
-    memory.reads_beside(
+    memory.reads_unless_at(
         inputs[i],
         cut(extent_of(outputs[i]), ranks)[static_cast<std::size_t>(rank)]);
   }
-  const Writes writes = memory.when();
-  std::vector<Moved> parts;
+  const WriteTiming writes = memory.write_timing();
+  std::vector<AllToAllOperation> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    parts.push_back(gathered(outputs[i], inputs[i], ranks, writes));
+    parts.push_back(all_gather_operation(outputs[i], inputs[i], ranks, writes));
   }
   return parts;
 }
 
 // An output for each rank.
-Moved gathered(
+AllToAllOperation all_gather_operation(
     const std::vector<at::Tensor>& outputs,
     const at::Tensor& input,
     const char* name,
-    Writes writes) {
+    WriteTiming writes) {
   for (const auto& output : outputs) {
     expect_same_type(output, input.scalar_type(), name);
   }
-  Moved part{.text = call_text(name, input.scalar_type()), .one_source = true};
+  AllToAllOperation part{.text = call_text(name, input.scalar_type()), .one_source = true};
   part.inputs = inputs_of({input});
   part.outputs = outputs_of(outputs, writes);
   part.to.assign(outputs.size(), part.inputs[0].bytes());
@@ -109,7 +109,7 @@ Moved gathered(
 }
 
 // A piece for each rank; that of this one may lie where it is to come.
-Writes writes_of_lists(
+WriteTiming write_timing_of_lists(
     const std::vector<at::Tensor>& outputs,
     const std::vector<at::Tensor>& inputs,
     const at::Tensor& own_output,
@@ -118,12 +118,12 @@ Writes writes_of_lists(
   memory.writes(outputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (i == own_input) {
-      memory.reads_beside(inputs[i], extent_of(own_output));
+      memory.reads_unless_at(inputs[i], extent_of(own_output));
     } else {
       memory.reads(inputs[i]);
     }
   }
-  return memory.when();
+  return memory.write_timing();
 }
 
 // Pieces along the first dimension: equal ones, or as `sizes` say.
@@ -164,9 +164,9 @@ std::vector<Bytes> pieces_of(
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::broadcast(
     std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) {
-  const auto& tensor = only(tensors, "broadcast");
+  const auto& tensor = single_element(tensors, "broadcast");
   const int root = checked_root(opts.rootRank, count(), "broadcast");
-  Moved part{
+  AllToAllOperation part{
       .text = call_text("broadcast", tensor.scalar_type(), str("root ", root)),
       .one_source = true};
   part.to = nothing(count());
@@ -194,12 +194,12 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather(
     std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& opts) {
   constexpr const char* kName = "all_gather";
-  auto& places = only(outputs, kName);
-  const auto& input = only(inputs, kName);
+  auto& places = single_element(outputs, kName);
+  const auto& input = single_element(inputs, kName);
   expect_count(places.size(), count(), kName);
   const auto& own = places[static_cast<std::size_t>(rank_)];
   expect_elements(own, input.numel(), kName);
-  const Writes writes = writes_of_lists(places, inputs, own, 0);
+  const WriteTiming writes = write_timing_of_lists(places, inputs, own, 0);
   return issue(
       {.type = OpType::ALLGATHER,
        .title = "shm:all_gather",
@@ -207,7 +207,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather(
        .outputs = places,
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_one(gathered(places, input, kName, writes))});
+       .run = run_one(all_gather_operation(places, input, kName, writes))});
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(
@@ -219,7 +219,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(
        .outputs = {output},
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_all(gathered({output}, {input}, rank_, count()))});
+       .run = run_all(all_gather_operation({output}, {input}, rank_, count()))});
 }
 
 // outputs[rank][i] of inputs[i].
@@ -239,16 +239,16 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_coalesced(
   const auto& own = outputs[static_cast<std::size_t>(rank_)];
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     expect_elements(own[i], inputs[i].numel(), kName);
-    memory.reads_beside(inputs[i], extent_of(own[i]));
+    memory.reads_unless_at(inputs[i], extent_of(own[i]));
   }
-  const Writes writes = memory.when();
-  std::vector<Moved> parts;
+  const WriteTiming writes = memory.write_timing();
+  std::vector<AllToAllOperation> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     std::vector<at::Tensor> places;
     for (const auto& list : outputs) {
       places.push_back(list[i]);
     }
-    parts.push_back(gathered(places, inputs[i], kName, writes));
+    parts.push_back(all_gather_operation(places, inputs[i], kName, writes));
   }
   return issue(
       {.type = OpType::ALLGATHER_COALESCED,
@@ -272,7 +272,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_into_tensor_coalesced(
        .outputs = outputs,
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_all(gathered(outputs, inputs, rank_, count()))});
+       .run = run_all(all_gather_operation(outputs, inputs, rank_, count()))});
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::gather(
@@ -280,23 +280,23 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::gather(
     std::vector<at::Tensor>& inputs,
     const c10d::GatherOptions& opts) {
   constexpr const char* kName = "gather";
-  const auto& input = only(inputs, kName);
+  const auto& input = single_element(inputs, kName);
   const int root = checked_root(opts.rootRank, count(), kName);
-  Moved part{.text = call_text(kName, input.scalar_type(), str("root ", root))};
+  AllToAllOperation part{.text = call_text(kName, input.scalar_type(), str("root ", root))};
   part.inputs = inputs_of(inputs);
   part.to = nothing(count());
   part.from = nothing(count());
   part.to[static_cast<std::size_t>(root)] = part.inputs[0].bytes();
   std::vector<at::Tensor> places;
   if (root == rank_) {
-    places = only(outputs, kName);
+    places = single_element(outputs, kName);
     expect_count(places.size(), count(), kName);
     for (const auto& place : places) {
       expect_same_type(place, input.scalar_type(), kName);
     }
     const auto& own = places[static_cast<std::size_t>(rank_)];
     expect_elements(own, input.numel(), kName);
-    part.outputs = outputs_of(places, writes_of_lists(places, inputs, own, 0));
+    part.outputs = outputs_of(places, write_timing_of_lists(places, inputs, own, 0));
     part.from = bytes_of(part.outputs);
   }
   return issue(
@@ -314,15 +314,15 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::scatter(
     std::vector<std::vector<at::Tensor>>& inputs,
     const c10d::ScatterOptions& opts) {
   constexpr const char* kName = "scatter";
-  const auto& output = only(outputs, kName);
+  const auto& output = single_element(outputs, kName);
   const int root = checked_root(opts.rootRank, count(), kName);
-  Moved part{
+  AllToAllOperation part{
       .text = call_text(kName, output.scalar_type(), str("root ", root))};
   part.to = nothing(count());
   part.from = nothing(count());
   std::vector<at::Tensor> pieces;
   if (root == rank_) {
-    pieces = only(inputs, kName);
+    pieces = single_element(inputs, kName);
     expect_count(pieces.size(), count(), kName);
     for (const auto& piece : pieces) {
       expect_same_type(piece, output.scalar_type(), kName);
@@ -334,7 +334,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::scatter(
   }
   part.outputs = outputs_of(
       outputs,
-      writes_of_lists(
+      write_timing_of_lists(
           outputs, pieces, output, static_cast<std::size_t>(rank_)));
   part.from[static_cast<std::size_t>(root)] = part.outputs[0].bytes();
   return issue(
@@ -355,12 +355,12 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(
     const c10d::AllToAllOptions& opts) {
   constexpr const char* kName = "all_to_all";
   expect_same_type(output, input.scalar_type(), kName);
-  Moved part{.text = call_text(kName, input.scalar_type())};
+  AllToAllOperation part{.text = call_text(kName, input.scalar_type())};
   CallMemory memory;
   memory.writes(output);
   memory.reads(input);
   part.inputs = inputs_of({input});
-  part.outputs = outputs_of({output}, memory.when());
+  part.outputs = outputs_of({output}, memory.write_timing());
   part.to =
       pieces_of(input, part.inputs[0].bytes(), input_split_sizes, count());
   part.from =
@@ -392,10 +392,10 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall(
   }
   const auto own = static_cast<std::size_t>(rank_);
   expect_elements(outputs[own], inputs[own].numel(), kName);
-  Moved part{.text = call_text(kName, dtype)};
+  AllToAllOperation part{.text = call_text(kName, dtype)};
   part.inputs = inputs_of(inputs);
   part.outputs =
-      outputs_of(outputs, writes_of_lists(outputs, inputs, outputs[own], own));
+      outputs_of(outputs, write_timing_of_lists(outputs, inputs, outputs[own], own));
   part.to = bytes_of(part.inputs);
   part.from = bytes_of(part.outputs);
   return issue(

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Post moves the messages of a backend: a mailbox and the thread that looks
+// P2pWorker moves the messages of a backend: a channel and the thread that looks
 // after it, which is started with the first message. Thread rule: any thread.
 #pragma once
 
 #include <memory>
 #include <mutex>
 #include <thread>
-#include "comm/shm/mailbox.h"
+#include "comm/shm/p2p_channel.h"
 #include "comm/shm_backend/work.h"
 
 namespace sherd::comm::shm {
 
-struct Group;
+struct ShmGroup;
 
-class Post : public std::enable_shared_from_this<Post> {
+class P2pWorker : public std::enable_shared_from_this<P2pWorker> {
  public:
-  explicit Post(std::shared_ptr<Group> group);
+  explicit P2pWorker(std::shared_ptr<ShmGroup> group);
 
   // Completes `work` when the message has arrived, or may be forgotten by its
   // sender. `received` is called before, when a message has arrived; what it
   // throws is the outcome of `work`.
-  void send(Parcel message, const WorkPtr& work);
+  void send(P2pMessage message, const WorkPtr& work);
   void receive(
-      Parcel message, const WorkPtr& work, std::function<void()> received);
+      P2pMessage message, const WorkPtr& work, std::function<void()> received);
 
   // Ends what is under way, with an error; joins the thread. REQUIRES: called
   // before the last reference goes.
@@ -34,9 +34,9 @@ class Post : public std::enable_shared_from_this<Post> {
   void serve();
   void complete_ended(std::unique_lock<std::mutex>& lock);
 
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<ShmGroup> group_;
   std::mutex mutex_;
-  Mailbox mailbox_;
+  P2pChannel channel_;
   bool stopped_ = false;
   std::thread thread_;  // Keeps a reference.
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/descriptor_passing.h"
+#include "comm/shm/unix_socket.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -9,7 +9,7 @@
 #include <csignal>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "comm/shm/memory_left.h"
+#include "comm/shm/available_memory.h"
 #include "support/child_process.h"
 
 namespace sherd::comm::shm {
@@ -19,23 +19,23 @@ using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
 struct Pair {
-  Channel one;
-  Channel two;
+  UnixConnection one;
+  UnixConnection two;
 };
 
 Pair connected() {
   const SteadyClock clock;
-  Listener listener = Listener::open().value();
-  Channel one =
-      Channel::connect(listener.address(), clock, clock.now() + 10s).value();
+  UnixListener listener = UnixListener::open().value();
+  UnixConnection one =
+      UnixConnection::connect(listener.address(), clock, clock.now() + 10s).value();
   return {std::move(one), std::move(listener.try_accept().value()).value()};
 }
 
 TEST(DescriptorPassing, ADescriptorArrivesInAnotherProcess) {
   const SteadyClock clock;
-  Listener listener = Listener::open().value();
+  UnixListener listener = UnixListener::open().value();
   const Descriptor file(::memfd_create("test", MFD_CLOEXEC));
-  ASSERT_EQ(::write(file.get(), "hello", 5), 5);
+  ASSERT_EQ(::write(file.get(), "request", 5), 5);
 
   const auto report =
       test::run_children({.count = 2}, [&](int index, test::ChildLink& link) {
@@ -43,13 +43,13 @@ TEST(DescriptorPassing, ADescriptorArrivesInAnotherProcess) {
         if (index == 0) {
           pollfd fd{listener.descriptor(), POLLIN, 0};
           ::poll(&fd, 1, 20000);
-          Channel peer = std::move(listener.try_accept().value()).value();
+          UnixConnection peer = std::move(listener.try_accept().value()).value();
           peer.send("take this", file.get()).throw_if_failed();
           return 0;
         }
-        Channel peer =
-            Channel::connect(listener.address(), clock, until).value();
-        Message got = peer.receive(clock, until).value();
+        UnixConnection peer =
+            UnixConnection::connect(listener.address(), clock, until).value();
+        UnixMessage got = peer.receive(clock, until).value();
         char text[6] = {};
         const auto n = ::pread(got.descriptor.get(), text, 5, 0);
         const bool private_here =
@@ -59,7 +59,7 @@ TEST(DescriptorPassing, ADescriptorArrivesInAnotherProcess) {
       });
 
   EXPECT_EQ(report.children[1].exit_code, 0);
-  EXPECT_EQ(report.children[1].result, "take this/hello");
+  EXPECT_EQ(report.children[1].result, "take this/request");
 }
 
 TEST(DescriptorPassing, MessagesStayApartAndInOrder) {
@@ -75,7 +75,7 @@ TEST(DescriptorPassing, MessagesStayApartAndInOrder) {
 TEST(DescriptorPassing, ATextThatIsTooLongIsCut) {
   auto [one, two] = connected();
   ASSERT_TRUE(one.send(std::string(5000, 'x')).ok());
-  EXPECT_EQ(two.try_receive().value()->text.size(), Channel::kTextMax);
+  EXPECT_EQ(two.try_receive().value()->text.size(), UnixConnection::kTextMax);
 }
 
 TEST(DescriptorPassing, WhatWasSentBeforeTheEndStillArrives) {
@@ -83,7 +83,7 @@ TEST(DescriptorPassing, WhatWasSentBeforeTheEndStillArrives) {
   auto [one, two] = connected();
   ASSERT_TRUE(one.send("last words").ok());
   {
-    const Channel gone = std::move(one);
+    const UnixConnection gone = std::move(one);
   }
 
   EXPECT_EQ(two.receive(clock, clock.now() + 10s).value().text, "last words");
@@ -95,7 +95,7 @@ TEST(DescriptorPassing, WhatWasSentBeforeTheEndStillArrives) {
 
 TEST(DescriptorPassing, AKilledProcessIsSeenAtOnce) {
   const SteadyClock clock;
-  Listener listener = Listener::open().value();
+  UnixListener listener = UnixListener::open().value();
 
   const auto report = test::run_children(
       {.count = 2,
@@ -104,13 +104,13 @@ TEST(DescriptorPassing, AKilledProcessIsSeenAtOnce) {
         const Instant until = clock.now() + 20s;
         if (index == 1) {
           const auto peer =
-              Channel::connect(listener.address(), clock, until).value();
+              UnixConnection::connect(listener.address(), clock, until).value();
           link.reach("connected");
           return 1;
         }
         pollfd fd{listener.descriptor(), POLLIN, 0};
         ::poll(&fd, 1, 20000);
-        Channel peer = std::move(listener.try_accept().value()).value();
+        UnixConnection peer = std::move(listener.try_accept().value()).value();
         const auto end = peer.receive(clock, until);
         return end.status().code() == ErrorCode::kPeerLost ? 0 : 1;
       });
@@ -131,14 +131,14 @@ TEST(DescriptorPassing, NothingIsLeftOfAListener) {
   const SteadyClock clock;
   std::string address;
   {
-    const Listener listener = Listener::open().value();
+    const UnixListener listener = UnixListener::open().value();
     address = listener.address();
     EXPECT_THAT(*read_small_file("/proc/net/unix"), HasSubstr("@" + address));
   }
   EXPECT_THAT(
       *read_small_file("/proc/net/unix"), ::testing::Not(HasSubstr(address)));
   EXPECT_EQ(
-      Channel::connect(address, clock, clock.now() + 10s).status().code(),
+      UnixConnection::connect(address, clock, clock.now() + 10s).status().code(),
       ErrorCode::kUnavailable);
 }
 
@@ -146,7 +146,7 @@ TEST(DescriptorPassing, AddressesThatMakeNoSenseAreRefused) {
   const SteadyClock clock;
   for (const std::string& address : {std::string(), std::string(200, 'a')}) {
     EXPECT_EQ(
-        Channel::connect(address, clock, clock.now() + 10s).status().code(),
+        UnixConnection::connect(address, clock, clock.now() + 10s).status().code(),
         ErrorCode::kUnavailable);
   }
 }
@@ -175,12 +175,12 @@ TEST(OtherUsers, AreKeptOut) {
   const auto report =
       test::run_children({.count = 1}, [](int, test::ChildLink&) {
         const SteadyClock clock;
-        Listener own = Listener::open().value();
+        UnixListener own = UnixListener::open().value();
         if (::seteuid(65534) != 0) {
           return 1;
         }
         const auto to_other =
-            Channel::connect(own.address(), clock, clock.now() + 10s);
+            UnixConnection::connect(own.address(), clock, clock.now() + 10s);
         if (to_other.status().code() != ErrorCode::kPeerMismatch) {
           return 2;
         }
