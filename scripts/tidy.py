@@ -79,7 +79,7 @@ PARTS = {
         torch=True),
     "ddp": Part(
         ("base", "compat", "plan", "access", "comm",
-         "exchange/comm_link.h", "exchange/exchange.h", "exchange/link_group.h",
+         "exchange/c10d_transport.h", "exchange/exchange.h", "exchange/collectives.h",
          "exchange/make_exchange.h",
          "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h"),

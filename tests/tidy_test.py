@@ -115,9 +115,9 @@ class Includes(unittest.TestCase):
                          ["src/misc/a.cpp:1: include"])
 
     def test_the_message_says_what_is_allowed(self):
-        tree = {"src/shard/a.cpp": CPP + '#include "exchange/fake_link.h"\n'}
+        tree = {"src/shard/a.cpp": CPP + '#include "exchange/fake_transport.h"\n'}
         text = [f.text for f in tidy.check(tree) if f.rule == "include"][0]
-        self.assertIn("exchange/fake_link.h", text)
+        self.assertIn("exchange/fake_transport.h", text)
         self.assertIn("exchange/exchange.h, exchange/make_exchange.h", text)
 
 

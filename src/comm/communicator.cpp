@@ -22,7 +22,7 @@ constexpr std::int64_t kDirectBytesMax = 32 << 10;
 // Operations of one collective step, waited for together.
 class Batch {
  public:
-  Batch(Group& group, const std::string& what) : group_(group), what_(what) {}
+  Batch(C10dGroup& group, const std::string& what) : group_(group), what_(what) {}
   void send(const at::Tensor& t, int peer, int tag) {
     pending_.push_back(group_.send(t, peer, tag));
   }
@@ -42,7 +42,7 @@ class Batch {
   }
 
  private:
-  Group& group_;
+  C10dGroup& group_;
   const std::string& what_;
   std::vector<Pending> pending_;
 };
@@ -89,7 +89,7 @@ std::string text_of(const at::Tensor& bytes) {
 }
 
 Status all_reduce_direct(
-    Group& group,
+    C10dGroup& group,
     const at::Tensor& flat,
     ReduceOp op,
     const std::string& what) {
@@ -113,7 +113,7 @@ Status all_reduce_direct(
 // Each rank combines one slice and sends it to all: 2 (W - 1) / W of the bytes,
 // the least possible.
 Status all_reduce_by_slices(
-    Group& group,
+    C10dGroup& group,
     const at::Tensor& flat,
     ReduceOp op,
     const std::string& what) {
@@ -194,14 +194,14 @@ int Communicator::world_rank(int index) const {
 
 Pending Communicator::send(const at::Tensor& tensor, int peer, int tag) {
   SHERD_CHECK(
-      tag >= 0 && tag < Group::kOwnTags, "[comm] expected a tag below 2^30, ",
+      tag >= 0 && tag < C10dGroup::kOwnTags, "[comm] expected a tag below 2^30, ",
       "found ", tag);
   return group_->send(tensor, peer, tag);
 }
 
 Pending Communicator::receive(const at::Tensor& tensor, int peer, int tag) {
   SHERD_CHECK(
-      tag >= 0 && tag < Group::kOwnTags, "[comm] expected a tag below 2^30, ",
+      tag >= 0 && tag < C10dGroup::kOwnTags, "[comm] expected a tag below 2^30, ",
       "found ", tag);
   return group_->receive(tensor, peer, tag);
 }

@@ -26,7 +26,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <sherd/comm/world.h>
 #include "base/status.h"
-#include "comm/group.h"
+#include "comm/c10d_group.h"
 
 namespace sherd::comm {
 
@@ -99,7 +99,7 @@ class Communicator {
  private:
   World world_;  // Its watch outlives the group.
   std::string name_;
-  std::unique_ptr<Group> group_;
+  std::unique_ptr<C10dGroup> group_;
 };
 
 }  // namespace sherd::comm

@@ -16,7 +16,7 @@ namespace {
 // The store goes with a rank, whose loss is the better reason.
 constexpr std::chrono::milliseconds kLossPatience{500};
 
-Status lost(const Loss& loss) {
+Status lost(const PeerLoss& loss) {
   return {
       ErrorCode::kPeerLost,
       str("[comm] rank ", loss.rank, " was lost: it ", loss.how)};

@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/process.h"
-#include "comm/notice_board.h"
+#include "comm/exit_status_page.h"
 
 namespace sherd::comm {
 namespace {
@@ -29,11 +29,11 @@ struct PeerWatch::Impl {
   struct Peer {
     int rank;
     std::unique_ptr<Descriptor> process;  // Null: cannot be watched.
-    std::unique_ptr<NoticeBoard> board;   // Null: unreadable.
+    std::unique_ptr<ExitStatusPage> board;   // Null: unreadable.
   };
 
   const int own_rank;
-  NoticeBoard& own_board;
+  ExitStatusPage& own_board;
   std::map<int, Peer> peers;  // By rank; constant after construction.
   // Written once by stop() and never read: poll() finds it readable from then on.
   const Descriptor stop_event{::eventfd(0, EFD_CLOEXEC)};
@@ -46,7 +46,7 @@ struct PeerWatch::Impl {
   // Guarded by mu. In order of notice; `cause` is what brought `rank` down.
   struct Entry {
     int rank;
-    Loss cause;
+    PeerLoss cause;
   };
   std::vector<Entry> lost;
   // Held while callbacks run, so that unsubscribe() waits for them. Never
@@ -57,12 +57,12 @@ struct PeerWatch::Impl {
 
   std::jthread thread;
 
-  Impl(int own, NoticeBoard& board) : own_rank(own), own_board(board) {}
+  Impl(int own, ExitStatusPage& board) : own_rank(own), own_board(board) {}
 
   void add_peer(const RankRecord& record);
-  std::optional<Loss> explanation(int rank) const;
+  std::optional<PeerLoss> explanation(int rank) const;
   void process_ended(int rank);
-  void record(int rank, const Loss& cause);
+  void record(int rank, const PeerLoss& cause);
   void call_subscribers();
   void run();
 };
@@ -71,7 +71,7 @@ void PeerWatch::Impl::add_peer(const RankRecord& record) {
   Peer peer{
       .rank = record.rank,
       .process = std::make_unique<Descriptor>(open_pidfd(record.pid)),
-      .board = NoticeBoard::open(record.pid, record.notice_board_fd)};
+      .board = ExitStatusPage::open(record.pid, record.exit_status_fd)};
   const bool same_process = record.start_ticks == 0 ||
       process_start_ticks(record.pid) == record.start_ticks;
   const bool gone =
@@ -89,15 +89,15 @@ void PeerWatch::Impl::add_peer(const RankRecord& record) {
 // left in order or has posted nothing. Follows blame from board to board until
 // it comes back to a rank: one that has left while others went on finds them
 // ended later, for its own sake, and what they said first is the cause.
-std::optional<Loss> PeerWatch::Impl::explanation(int rank) const {
-  std::optional<Loss> cause;
+std::optional<PeerLoss> PeerWatch::Impl::explanation(int rank) const {
+  std::optional<PeerLoss> cause;
   std::set<int> visited;
   while (visited.insert(rank).second) {
     const auto it = peers.find(rank);
     if (it == peers.end() || it->second.board == nullptr) {
       break;
     }
-    const Notice notice = it->second.board->read();
+    const ExitStatus notice = it->second.board->read();
     if (!notice.trouble) {
       break;
     }
@@ -105,7 +105,7 @@ std::optional<Loss> PeerWatch::Impl::explanation(int rank) const {
     if (!own_fault && visited.contains(notice.trouble->rank)) {
       break;
     }
-    cause = Loss{notice.trouble->rank, notice.trouble->how, own_fault};
+    cause = PeerLoss{notice.trouble->rank, notice.trouble->how, own_fault};
     if (own_fault) {
       break;
     }
@@ -118,14 +118,14 @@ std::optional<Loss> PeerWatch::Impl::explanation(int rank) const {
 
 void PeerWatch::Impl::process_ended(int rank) {
   const auto& board = peers.at(rank).board;
-  const bool left = board != nullptr && board->read().end == Notice::End::kLeft;
+  const bool left = board != nullptr && board->read().end == ExitStatus::End::kLeft;
   if (left) {
     return;
   }
-  record(rank, explanation(rank).value_or(Loss{rank, "died"}));
+  record(rank, explanation(rank).value_or(PeerLoss{rank, "died"}));
 }
 
-void PeerWatch::Impl::record(int rank, const Loss& cause) {
+void PeerWatch::Impl::record(int rank, const PeerLoss& cause) {
   {
     const std::lock_guard<std::mutex> lock(mu);
     const bool known = std::any_of(
@@ -136,7 +136,7 @@ void PeerWatch::Impl::record(int rank, const Loss& cause) {
     }
     // Posted first: whoever finds the loss here may end this process at once,
     // and then the board alone tells the others why.
-    own_board.post_trouble(cause.rank, cause.how);
+    own_board.record_failure(cause.rank, cause.how);
     lost.push_back({rank, cause});
   }
   changed.notify_all();
@@ -178,7 +178,7 @@ void PeerWatch::Impl::run() {
 }
 
 PeerWatch::PeerWatch(
-    int own_rank, const std::vector<RankRecord>& records, NoticeBoard& board)
+    int own_rank, const std::vector<RankRecord>& records, ExitStatusPage& board)
     : impl_(std::make_unique<Impl>(own_rank, board)) {
   const RankRecord& own = records.at(static_cast<std::size_t>(own_rank));
   for (const RankRecord& record : records) {
@@ -193,7 +193,7 @@ PeerWatch::PeerWatch(
 
 PeerWatch::~PeerWatch() { stop(); }
 
-std::optional<Loss> PeerWatch::first_lost(const std::vector<int>& ranks) const {
+std::optional<PeerLoss> PeerWatch::first_lost(const std::vector<int>& ranks) const {
   const std::lock_guard<std::mutex> lock(impl_->mu);
   for (const Impl::Entry& entry : impl_->lost) {
     if (std::find(ranks.begin(), ranks.end(), entry.rank) != ranks.end()) {
@@ -203,39 +203,39 @@ std::optional<Loss> PeerWatch::first_lost(const std::vector<int>& ranks) const {
   return std::nullopt;
 }
 
-std::optional<Loss> PeerWatch::first_lost() const {
+std::optional<PeerLoss> PeerWatch::first_lost() const {
   const std::lock_guard<std::mutex> lock(impl_->mu);
   return impl_->lost.empty() ? std::nullopt
-                             : std::optional<Loss>(impl_->lost.front().cause);
+                             : std::optional<PeerLoss>(impl_->lost.front().cause);
 }
 
-std::optional<Loss> PeerWatch::wait_lost(
+std::optional<PeerLoss> PeerWatch::wait_lost(
     std::chrono::milliseconds timeout) const {
   std::unique_lock<std::mutex> lock(impl_->mu);
   impl_->changed.wait_for(
       lock, timeout, [this] { return !impl_->lost.empty(); });
   return impl_->lost.empty() ? std::nullopt
-                             : std::optional<Loss>(impl_->lost.front().cause);
+                             : std::optional<PeerLoss>(impl_->lost.front().cause);
 }
 
-Loss PeerWatch::explain_closed(int rank, std::chrono::milliseconds patience) {
+PeerLoss PeerWatch::explain_closed(int rank, std::chrono::milliseconds patience) {
   constexpr std::chrono::milliseconds kSlice(2);
   const SteadyClock clock;
   const Instant give_up = clock.now() + patience;
   const bool can_learn = impl_->peers.contains(rank);
-  Loss cause{rank, "closed its connection"};
+  PeerLoss cause{rank, "closed its connection"};
   while (can_learn) {
     if (const auto known = first_lost({rank})) {
       return *known;
     }
-    const Notice notice = impl_->peers.at(rank).board != nullptr
+    const ExitStatus notice = impl_->peers.at(rank).board != nullptr
         ? impl_->peers.at(rank).board->read()
-        : Notice();
+        : ExitStatus();
     if (const auto found = impl_->explanation(rank)) {
       cause = *found;
       break;
     }
-    if (notice.end == Notice::End::kLeft) {
+    if (notice.end == ExitStatus::End::kLeft) {
       cause.how = "left the job";
       break;
     }
@@ -249,10 +249,10 @@ Loss PeerWatch::explain_closed(int rank, std::chrono::milliseconds patience) {
   return first_lost({rank}).value_or(cause);
 }
 
-void PeerWatch::report(const Loss& loss) { impl_->record(loss.rank, loss); }
+void PeerWatch::report(const PeerLoss& loss) { impl_->record(loss.rank, loss); }
 
 void PeerWatch::give_up(const std::string& how) {
-  impl_->own_board.post_trouble(impl_->own_rank, how);
+  impl_->own_board.record_failure(impl_->own_rank, how);
 }
 
 int PeerWatch::subscribe(std::function<void()> look_around) {
@@ -270,7 +270,7 @@ void PeerWatch::unsubscribe(int handle) {
 bool PeerWatch::has_ended(int rank) const {
   const auto it = impl_->peers.find(rank);
   return it != impl_->peers.end() && it->second.board != nullptr &&
-      it->second.board->read().end != Notice::End::kNone;
+      it->second.board->read().end != ExitStatus::End::kNone;
 }
 
 bool PeerWatch::watches(int rank) const {

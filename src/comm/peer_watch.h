@@ -3,7 +3,7 @@
 // PeerWatch tells which ranks of the job are lost and which was lost first. It
 // watches the processes of this host through pidfds, so a death is seen within
 // a millisecond even by ranks that talk to nobody; for ranks of other hosts it
-// knows what report() is told. When a rank dies, its notice board is read: one
+// knows what report() is told. When a rank dies, its exit status page is read: one
 // that left in order is not lost, and one that died because it had seen
 // another rank lost does not count as the first (a killed rank brings down its
 // neighbours within milliseconds; the error must name the cause).
@@ -21,9 +21,9 @@
 
 namespace sherd::comm {
 
-class NoticeBoard;
+class ExitStatusPage;
 
-struct Loss {
+struct PeerLoss {
   int rank;
   std::string how;  // After "rank 3 ": "died", "gave up: out of memory".
   bool gave_up = false;  // It ended by its own decision and said why.
@@ -35,29 +35,29 @@ class PeerWatch {
   // `records` is by rank and holds this rank too. A peer that is dead already
   // is lost at once. `board` is this rank's own and must outlive the watch.
   PeerWatch(
-      int own_rank, const std::vector<RankRecord>& records, NoticeBoard& board);
+      int own_rank, const std::vector<RankRecord>& records, ExitStatusPage& board);
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
 
   // The cause of the first loss among `ranks` (which the cause itself need not
   // be a member of); nothing while all of them are well.
-  std::optional<Loss> first_lost(const std::vector<int>& ranks) const;
+  std::optional<PeerLoss> first_lost(const std::vector<int>& ranks) const;
   // The same over all ranks.
-  std::optional<Loss> first_lost() const;
+  std::optional<PeerLoss> first_lost() const;
   // Waits for it; nothing when `timeout` passed.
-  std::optional<Loss> wait_lost(std::chrono::milliseconds timeout) const;
+  std::optional<PeerLoss> wait_lost(std::chrono::milliseconds timeout) const;
 
   // For evidence the watch cannot see, a connection that `rank` closed: waits
-  // up to `patience` for what explains it (its death, its notice board) and
+  // up to `patience` for what explains it (its death, its exit status page) and
   // records that, else records "closed its connection". Returns the cause.
-  Loss explain_closed(int rank, std::chrono::milliseconds patience);
+  PeerLoss explain_closed(int rank, std::chrono::milliseconds patience);
 
-  // Records that `rank` is lost, tells the own notice board, and wakes
+  // Records that `rank` is lost, tells the own exit status page, and wakes
   // everybody. Later reports of the same rank change nothing.
-  void report(const Loss& loss);
+  void report(const PeerLoss& loss);
 
-  // Tells the own notice board that this rank ends its part by its own
+  // Tells the own exit status page that this rank ends its part by its own
   // decision, e.g. how = "gave up: out of memory". Only the first trouble is
   // kept.
   void give_up(const std::string& how);

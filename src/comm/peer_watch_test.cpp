@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "base/check.h"
-#include "comm/notice_board.h"
+#include "comm/exit_status_page.h"
 #include "comm/rank_record.h"
 
 namespace sherd::comm {
@@ -24,12 +24,12 @@ using namespace std::chrono_literals;
 // be killed. Ranks are 0 for the test's own process, then one per peer.
 class Peer {
  public:
-  Peer(int rank, const std::function<void(NoticeBoard&)>& post) {
+  Peer(int rank, const std::function<void(ExitStatusPage&)>& post) {
     int record_pipe[2];
     SHERD_CHECK(::pipe(record_pipe) == 0, "[test] pipe");
     pid_ = ::fork();
     if (pid_ == 0) {
-      NoticeBoard board;
+      ExitStatusPage board;
       const std::string text =
           RankRecord::of_this_process(
               rank, 8, board.fd(), HostIdentity::of_this_process())
@@ -67,7 +67,7 @@ class Peer {
   RankRecord record_;
 };
 
-void nothing(NoticeBoard& /*board*/) {}
+void nothing(ExitStatusPage& /*board*/) {}
 
 class PeerWatchTest : public ::testing::Test {
  protected:
@@ -79,7 +79,7 @@ class PeerWatchTest : public ::testing::Test {
     }
     return all;
   }
-  NoticeBoard board;
+  ExitStatusPage board;
 };
 
 TEST_F(PeerWatchTest, RecordsDeathsInOrderAndCallsBack) {
@@ -108,7 +108,7 @@ TEST_F(PeerWatchTest, RecordsDeathsInOrderAndCallsBack) {
 }
 
 TEST_F(PeerWatchTest, APeerThatLeftIsNotLost) {
-  Peer one(1, [](NoticeBoard& b) { b.post_end(Notice::End::kLeft); });
+  Peer one(1, [](ExitStatusPage& b) { b.record_end(ExitStatus::End::kLeft); });
   PeerWatch watch(0, records({&one}), board);
   one.kill();
   EXPECT_FALSE(watch.wait_lost(50ms));
@@ -117,11 +117,11 @@ TEST_F(PeerWatchTest, APeerThatLeftIsNotLost) {
 }
 
 TEST_F(PeerWatchTest, FollowsBlameToItsRoot) {
-  Peer one(1, [](NoticeBoard& b) { b.post_trouble(2, "closed"); });
-  Peer two(2, [](NoticeBoard& b) { b.post_trouble(3, "closed"); });
-  Peer three(3, [](NoticeBoard& b) {
-    b.post_trouble(3, "gave up: out of memory");
-    b.post_end(Notice::End::kGaveUp);
+  Peer one(1, [](ExitStatusPage& b) { b.record_failure(2, "closed"); });
+  Peer two(2, [](ExitStatusPage& b) { b.record_failure(3, "closed"); });
+  Peer three(3, [](ExitStatusPage& b) {
+    b.record_failure(3, "gave up: out of memory");
+    b.record_end(ExitStatus::End::kGaveUp);
   });
   PeerWatch watch(0, records({&one, &two, &three}), board);
   one.kill();
@@ -134,8 +134,8 @@ TEST_F(PeerWatchTest, FollowsBlameToItsRoot) {
 
 // Rank 2 closed, rank 1 ended because of that, and rank 2 saw it end.
 TEST_F(PeerWatchTest, BlameInACircleEndsWithWhatWasSaidFirst) {
-  Peer one(1, [](NoticeBoard& b) { b.post_trouble(2, "closed"); });
-  Peer two(2, [](NoticeBoard& b) { b.post_trouble(1, "died"); });
+  Peer one(1, [](ExitStatusPage& b) { b.record_failure(2, "closed"); });
+  Peer two(2, [](ExitStatusPage& b) { b.record_failure(1, "died"); });
   Peer three(3, nothing);
   PeerWatch watch(0, records({&one, &two, &three}), board);
   one.kill();
@@ -145,7 +145,7 @@ TEST_F(PeerWatchTest, BlameInACircleEndsWithWhatWasSaidFirst) {
 }
 
 TEST_F(PeerWatchTest, APeerThatBlamesUsDied) {
-  Peer one(1, [](NoticeBoard& b) { b.post_trouble(0, "was silent"); });
+  Peer one(1, [](ExitStatusPage& b) { b.record_failure(0, "was silent"); });
   PeerWatch watch(0, records({&one}), board);
   one.kill();
   ASSERT_TRUE(watch.wait_lost(5s));
@@ -194,29 +194,29 @@ TEST_F(PeerWatchTest, TicksForRanksItCannotWatch) {
   EXPECT_EQ(watch.first_lost()->how, "closed its connection");
 }
 
-TEST(NoticeBoard, KeepsTheFirstOfEach) {
-  NoticeBoard board;
-  EXPECT_EQ(board.read().end, Notice::End::kNone);
+TEST(ExitStatusPage, KeepsTheFirstOfEach) {
+  ExitStatusPage board;
+  EXPECT_EQ(board.read().end, ExitStatus::End::kNone);
   EXPECT_FALSE(board.read().trouble);
-  board.post_trouble(3, std::string(2000, 'x'));
-  board.post_trouble(4, "later");
-  board.post_end(Notice::End::kGaveUp);
-  board.post_end(Notice::End::kLeft);
-  EXPECT_EQ(board.read().end, Notice::End::kGaveUp);
+  board.record_failure(3, std::string(2000, 'x'));
+  board.record_failure(4, "later");
+  board.record_end(ExitStatus::End::kGaveUp);
+  board.record_end(ExitStatus::End::kLeft);
+  EXPECT_EQ(board.read().end, ExitStatus::End::kGaveUp);
   EXPECT_EQ(board.read().trouble->rank, 3);
   EXPECT_EQ(board.read().trouble->how, std::string(479, 'x'));
 }
 
-TEST(NoticeBoard, IsReadThroughTheProcessAndOnlyIfItIsOne) {
-  NoticeBoard board;
+TEST(ExitStatusPage, IsReadThroughTheProcessAndOnlyIfItIsOne) {
+  ExitStatusPage board;
   const int pid = static_cast<int>(::getpid());
-  const auto reader = NoticeBoard::open(pid, board.fd());
+  const auto reader = ExitStatusPage::open(pid, board.fd());
   ASSERT_NE(reader, nullptr);
-  board.post_trouble(1, "died");
+  board.record_failure(1, "died");
   EXPECT_EQ(reader->read().trouble->how, "died");
-  EXPECT_EQ(NoticeBoard::open(pid, -1), nullptr);
-  EXPECT_EQ(NoticeBoard::open(pid, 0), nullptr);
-  EXPECT_EQ(NoticeBoard::open(0, board.fd()), nullptr);
+  EXPECT_EQ(ExitStatusPage::open(pid, -1), nullptr);
+  EXPECT_EQ(ExitStatusPage::open(pid, 0), nullptr);
+  EXPECT_EQ(ExitStatusPage::open(0, board.fd()), nullptr);
 }
 
 TEST(RankRecord, TravelsAsText) {
@@ -230,7 +230,7 @@ TEST(RankRecord, TravelsAsText) {
   EXPECT_EQ(read.pid, ::getpid());
   EXPECT_EQ(read.start_ticks, mine.start_ticks);
   EXPECT_GT(read.start_ticks, 0U);
-  EXPECT_EQ(read.notice_board_fd, 17);
+  EXPECT_EQ(read.exit_status_fd, 17);
   EXPECT_TRUE(same_pids(read.host, mine.host));
 }
 

@@ -47,7 +47,7 @@ HostIdentity HostIdentity::of_this_process() {
 }
 
 RankRecord RankRecord::of_this_process(
-    int rank, int world_size, int notice_board_fd, const HostIdentity& host) {
+    int rank, int world_size, int exit_status_fd, const HostIdentity& host) {
   const int pid = static_cast<int>(::getpid());
   return {
       .rank = rank,
@@ -55,13 +55,13 @@ RankRecord RankRecord::of_this_process(
       .host = host,
       .pid = pid,
       .start_ticks = process_start_ticks(pid),
-      .notice_board_fd = notice_board_fd};
+      .exit_status_fd = exit_status_fd};
 }
 
 std::string RankRecord::to_text() const {
   return str(
       kMagic, "\n", rank, " ", world_size, " ", pid, " ", start_ticks, " ",
-      notice_board_fd, "\n", host.hostname, "\n", host.boot_id, "\n",
+      exit_status_fd, "\n", host.hostname, "\n", host.boot_id, "\n",
       host.pid_namespace, "\n", host.fake, "\n");
 }
 
@@ -76,7 +76,7 @@ Result<RankRecord> RankRecord::from_text(const std::string& text) {
   std::istringstream fields(numbers);
   const bool parsed = static_cast<bool>(
       fields >> r.rank >> r.world_size >> r.pid >> r.start_ticks >>
-      r.notice_board_fd);
+      r.exit_status_fd);
   if (!whole || !parsed || magic != kMagic || r.rank < 0 ||
       r.rank >= r.world_size || r.pid <= 0) {
     return Status(

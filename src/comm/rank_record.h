@@ -31,11 +31,11 @@ struct RankRecord {
   // Start time of the process in clock ticks since boot. With it a recycled
   // process id is not mistaken for the rank. 0: unknown.
   std::uint64_t start_ticks = 0;
-  int notice_board_fd = -1;  // In the rank's own table of descriptors.
+  int exit_status_fd = -1;  // In the rank's own table of descriptors.
 
   // This process as `rank`; `host` is an argument so that tests can invent it.
   static RankRecord of_this_process(
-      int rank, int world_size, int notice_board_fd, const HostIdentity& host);
+      int rank, int world_size, int exit_status_fd, const HostIdentity& host);
 
   std::string to_text() const;
   // kInvalidArgument when `text` is not one.

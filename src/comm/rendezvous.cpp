@@ -28,9 +28,9 @@ std::string rank_key(int rank) {
   return str("sherd/rank/", rank);
 }
 
-class Meeting {
+class Rendezvous {
  public:
-  Meeting(c10d::Store& store, const RankRecord& mine, milliseconds deadline)
+  Rendezvous(c10d::Store& store, const RankRecord& mine, milliseconds deadline)
       : store_(store),
         mine_(mine),
         deadline_(deadline),
@@ -203,10 +203,10 @@ class Meeting {
 
 }  // namespace
 
-std::vector<RankRecord> meet(
+std::vector<RankRecord> rendezvous(
     c10d::Store& store, const RankRecord& mine, milliseconds deadline) {
   try {
-    return Meeting(store, mine, deadline).run();
+    return Rendezvous(store, mine, deadline).run();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -21,7 +21,7 @@ namespace sherd::comm {
 // kPeerMismatch when ranks disagree on the world size or two claim one rank,
 // kDeadlineExceeded naming the ranks that did not arrive, kPeerLost when the
 // store goes away meanwhile.
-std::vector<RankRecord> meet(
+std::vector<RankRecord> rendezvous(
     c10d::Store& store,
     const RankRecord& mine,
     std::chrono::milliseconds deadline);

@@ -15,7 +15,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/check.h"
 #include "base/clock.h"
-#include "comm/left_behind.h"
+#include "comm/detached_call.h"
 #include "comm/store_wait.h"
 
 namespace sherd::comm {
@@ -79,7 +79,7 @@ StorePtr speak_to_server(const RankEnvironment& env, milliseconds deadline) {
   tcp.port = static_cast<std::uint16_t>(env.master_port);
   tcp.waitWorkers = false;
   tcp.timeout = deadline;
-  auto store = start_to_leave_behind([host = env.master_addr, tcp]() {
+  auto store = start_detached([host = env.master_addr, tcp]() {
     return StorePtr(c10::make_intrusive<c10d::TCPStore>(host, tcp));
   });
   if (store.wait_for(deadline) != std::future_status::ready) {
@@ -96,7 +96,7 @@ StorePtr open_server(const RankEnvironment& env, milliseconds deadline) {
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<std::uint16_t>(env.master_port);
   tcp.isServer = true;
-  // meet() waits for the ranks, and names those that do not come.
+  // rendezvous() waits for the ranks, and names those that do not come.
   tcp.waitWorkers = false;
   tcp.timeout = deadline;
   try {

@@ -52,7 +52,7 @@ c10::intrusive_ptr<c10d::Store> store_of_next_world(
 // Gives every member its peers' rows, which have their lengths already.
 template <typename Row>
 void exchange_all(
-    comm::Group& group,
+    comm::C10dGroup& group,
     std::vector<Row>& rows,
     c10::ScalarType dtype,
     const char* what) {
@@ -142,7 +142,7 @@ World comm::make_world(
   impl->store = std::move(store);
   const auto mine =
       RankRecord::of_this_process(rank, size, impl->board.fd(), host);
-  impl->records = meet(*impl->store, mine, options.rendezvous_deadline);
+  impl->records = rendezvous(*impl->store, mine, options.rendezvous_deadline);
   impl->local_size = 0;
   for (const RankRecord& record : impl->records) {
     if (same_host(record.host, host)) {
@@ -236,7 +236,7 @@ void World::close() {
     return;
   }
   if (size() > 1) {
-    impl_->tell_of_closing();
+    impl_->announce_closing();
     auto& group = impl_->all_ranks();
     // The store ends when everybody has come and before anybody goes on, who
     // may make another world at once.
@@ -250,7 +250,7 @@ void World::close() {
   // Everybody has come: from here on a rank that ends is in order.
   impl_->closed = true;
   impl_->watch->stop();
-  impl_->board.post_end(comm::Notice::End::kLeft);
+  impl_->board.record_end(comm::ExitStatus::End::kLeft);
   impl_->retired.clear();
   impl_->barrier_group.reset();
   impl_->end_store();
@@ -271,11 +271,11 @@ void World::Impl::end_store() {
 
 World::Impl::~Impl() {
   if (std::uncaught_exceptions() > 0) {
-    board.post_trouble(rank, "ended by an exception");
+    board.record_failure(rank, "ended by an exception");
   }
-  board.post_end(
-      board.read().trouble ? comm::Notice::End::kGaveUp
-                           : comm::Notice::End::kLeft);
+  board.record_end(
+      board.read().trouble ? comm::ExitStatus::End::kGaveUp
+                           : comm::ExitStatus::End::kLeft);
 }
 
 }  // namespace sherd

@@ -12,8 +12,8 @@
 #include <c10/util/intrusive_ptr.h>
 #include <sherd/comm/world.h>
 #include "base/clock.h"
-#include "comm/group.h"
-#include "comm/notice_board.h"
+#include "comm/c10d_group.h"
+#include "comm/exit_status_page.h"
 #include "comm/peer_watch.h"
 #include "comm/rank_record.h"
 #include "compat/gloo_backend.h"
@@ -35,15 +35,15 @@ struct World::Impl {
 
   c10::intrusive_ptr<c10d::Store> store;  // Null with one rank.
   std::vector<comm::RankRecord> records;  // By rank.
-  comm::NoticeBoard board;
+  comm::ExitStatusPage board;
   std::unique_ptr<comm::PeerWatch> watch;
   // Of communicators that are gone here, while peers may still be receiving.
   struct Retired {
     std::string name;  // Empty: of a backend that was handed in.
-    std::unique_ptr<comm::Group> group;
+    std::unique_ptr<comm::C10dGroup> group;
   };
   std::vector<Retired> retired;
-  std::unique_ptr<comm::Group> barrier_group;  // All ranks; made when needed.
+  std::unique_ptr<comm::C10dGroup> barrier_group;  // All ranks; made when needed.
   // Of the connections within a host, and of the others; made when needed.
   std::shared_ptr<compat::GlooDevice> device_of_host;
   std::shared_ptr<compat::GlooDevice> device_between_hosts;
@@ -57,29 +57,29 @@ struct World::Impl {
 
   // Collective over `ranks`: connects them; `deadline` is of waits afterwards.
   // Throws Error.
-  std::unique_ptr<comm::Group> make_group(
+  std::unique_ptr<comm::C10dGroup> make_group(
       const std::string& name,
       const std::vector<int>& ranks,
       std::chrono::milliseconds deadline);
   // The same over a backend that is connected already.
-  std::unique_ptr<comm::Group> make_group(
+  std::unique_ptr<comm::C10dGroup> make_group(
       const std::vector<int>& ranks,
       c10::intrusive_ptr<c10d::Backend> backend,
       std::chrono::milliseconds deadline);
-  comm::Group& all_ranks();
+  comm::C10dGroup& all_ranks();
 
   // Ranks that connect a group with this one hear that it never comes.
-  void tell_of_closing();
+  void announce_closing();
   // Lets the store go, which ends it if this process keeps it.
   void end_store();
 
  private:
-  void check_well(
+  void check_none_lost(
       const std::string& name,
       const std::vector<int>& ranks,
       int missing,
       Instant end) const;
-  void check_comes(
+  void check_will_join(
       const std::string& name, int missing, const std::string& key) const;
   std::vector<std::string> await_members(
       const std::string& stage,
@@ -87,7 +87,7 @@ struct World::Impl {
       const std::vector<int>& ranks,
       const std::string& note);
   std::string retired_names() const;
-  void free_retired(
+  void free_retired_groups(
       const std::vector<int>& ranks, const std::vector<std::string>& notes);
   c10::intrusive_ptr<c10d::Backend> connect(
       const std::string& name, const std::vector<int>& ranks);

@@ -33,14 +33,14 @@ bool asks_to_compare_calls(const EnvironmentLookup& environment) {
 }
 
 LinkHookGroup::LinkHookGroup(
-    exchange::Link& link, const std::string& what, bool compares_calls)
-    : link_(link),
+    exchange::Transport& transport, const std::string& what, bool compares_calls)
+    : transport_(transport),
       what_(what),
-      all_(link, what_),
+      all_(transport, what_),
       compares_calls_(compares_calls) {}
 
 void LinkHookGroup::take(
-    exchange::LinkGroup& group, Call call, const at::Tensor& tensor) {
+    exchange::Collectives& group, Call call, const at::Tensor& tensor) {
   SHERD_CHECK(
       tensor.defined() && tensor.is_contiguous() && tensor.device().is_cpu(),
       "[ddp] a hook gave a tensor to its group that cannot be sent; expected a "
@@ -60,7 +60,7 @@ void LinkHookGroup::take(
     SHERD_CHECK_AS(
         kFailedPrecondition, theirs == numbers_of(mine),
         "[ddp] a hook's calls differ, for ", what_, ": rank ",
-        link_.world_rank(link_.index()), " has ", text_of(numbers_of(mine)),
+        transport_.world_rank(transport_.index()), " has ", text_of(numbers_of(mine)),
         ", rank ", group.world_rank(static_cast<int>(member)), " ",
         text_of(theirs), "; expected the same on all ranks");
   }
@@ -80,7 +80,7 @@ void LinkHookGroup::all_reduce_mean(
       "[ddp] a hook named ranks to reduce among; expected ascending ones of "
       "the ",
       size(), " with rank ", rank());
-  exchange::LinkGroup group(link_, ranks, what_);
+  exchange::Collectives group(transport_, ranks, what_);
   take(group, Call::kAllReduce, tensor);
   if (group.size() > 1) {
     group.all_reduce(tensor, 1.0 / static_cast<double>(group.size()))

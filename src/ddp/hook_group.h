@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ranks of a hook, over an exchange's link. Thread rule: as HookGroup.
+// The ranks of a hook, over an exchange's transport. Thread rule: as HookGroup.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <vector>
 #include <sherd/ddp/comm_hook.h>
 #include "base/rank_environment.h"
-#include "exchange/link_group.h"
+#include "exchange/collectives.h"
 
 namespace sherd::ddp {
 
@@ -16,7 +16,7 @@ class LinkHookGroup final : public HookGroup {
  public:
   // `what` is reduced, for messages. `compares_calls`: the same on all ranks.
   LinkHookGroup(
-      exchange::Link& link, const std::string& what, bool compares_calls);
+      exchange::Transport& transport, const std::string& what, bool compares_calls);
 
   int rank() const override { return all_.index(); }
   int size() const override { return all_.size(); }
@@ -31,11 +31,11 @@ class LinkHookGroup final : public HookGroup {
  private:
   enum class Call : std::int64_t { kAllReduce, kAllGather };
   // Checks the tensor; where calls are compared, with the group's.
-  void take(exchange::LinkGroup& group, Call call, const at::Tensor& tensor);
+  void take(exchange::Collectives& group, Call call, const at::Tensor& tensor);
 
-  exchange::Link& link_;
+  exchange::Transport& transport_;
   const std::string what_;
-  exchange::LinkGroup all_;
+  exchange::Collectives all_;
   const bool compares_calls_;
   std::int64_t bytes_ = 0;
 };

@@ -99,7 +99,7 @@ void Replica::connect(const Mesh& mesh) {
   }
   communicator_ = std::make_unique<comm::Communicator>(world_, name_, ranks_);
   if (options_.buffer_hook) {
-    buffer_link_ = exchange::make_comm_link(world_, name_ + "/buffers", ranks_);
+    buffer_transport_ = exchange::make_c10d_transport(world_, name_ + "/buffers", ranks_);
   }
   open(order);
 }
@@ -116,7 +116,7 @@ void Replica::open(const std::vector<int>& order) {
   exchange_ = make_exchange();
   exchange::ModelSpec spec;
   spec.units = buckets_.units;
-  spec.placement = exchange::Placement::kReplicate;
+  spec.placement = exchange::ModelPlacement::kReplicate;
   spec.own_shards = false;
   spec.overwrites_gradients = true;
   spec.agreed = describe(model_);
@@ -144,19 +144,19 @@ std::unique_ptr<exchange::Exchange> Replica::make_exchange() {
     return exchange::make_exchange(world_, name, ranks_, kind);
   }
   kind_ = exchange::text_of(ExchangeKind::kCollective);
-  return exchange::make_hooked_exchange(
+  return exchange::make_comm_hook_exchange(
       world_, name, ranks_,
       str(options_.hook->name(), compares_calls_ ? ", calls compared" : ""),
       [this](
           plan::UnitId unit, const std::vector<at::Tensor>& flats,
-          exchange::Link& link) {
-        run_hook(unit, flats.at(0), link);
+          exchange::Transport& transport) {
+        run_hook(unit, flats.at(0), transport);
         return Status();
       });
 }
 
 void Replica::run_hook(
-    plan::UnitId unit, const at::Tensor& gradients, exchange::Link& link) {
+    plan::UnitId unit, const at::Tensor& gradients, exchange::Transport& transport) {
   const auto u = static_cast<std::size_t>(unit);
   GradientBucket bucket;
   bucket.index = unit;
@@ -169,7 +169,7 @@ void Replica::run_hook(
         {model_.trainable[index].name, place_in(gradients, index)});
   }
   LinkHookGroup group(
-      link, "gradients of " + buckets_.units[u].name, compares_calls_);
+      transport, "gradients of " + buckets_.units[u].name, compares_calls_);
   options_.hook->reduce(bucket, group);
   hook_bytes_ += group.bytes();
   if (divisor() != size()) {
@@ -225,8 +225,8 @@ void Replica::fail(const Status& status) {
     error_ = status;
     exchange_->close(status);
     communicator_->abandon(status);
-    if (buffer_link_) {
-      buffer_link_->abandon(status);
+    if (buffer_transport_) {
+      buffer_transport_->abandon(status);
     }
   }
   status.throw_if_failed();
@@ -462,7 +462,7 @@ void Replica::run_buffer_hook() {
   for (const auto& buffer : model_.buffers) {
     buffers.emplace_back(buffer.name, buffer.tensor);
   }
-  LinkHookGroup group(*buffer_link_, "buffers", compares_calls_);
+  LinkHookGroup group(*buffer_transport_, "buffers", compares_calls_);
   const auto status = status_of(
       [&] {
         options_.buffer_hook(buffers, group);
@@ -596,7 +596,7 @@ void Replica::set_mesh(const Mesh& mesh) {
   }
   exchange_.reset();
   communicator_.reset();
-  buffer_link_.reset();
+  buffer_transport_.reset();
   gradients_.clear();
   error_ = {};
   armed_ = false;
@@ -667,8 +667,8 @@ void Replica::close() {
   keyed_.release();
   exchange_->close(Status());  // Changes nothing after a failure.
   communicator_->leave();
-  if (buffer_link_) {
-    buffer_link_->leave();
+  if (buffer_transport_) {
+    buffer_transport_->leave();
   }
 }
 

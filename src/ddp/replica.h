@@ -25,9 +25,9 @@
 #include "ddp/keyed_parameters.h"
 #include "ddp/model.h"
 #include "ddp/step_clock.h"
-#include "exchange/comm_link.h"
+#include "exchange/c10d_transport.h"
 #include "exchange/exchange.h"
-#include "exchange/link_group.h"
+#include "exchange/collectives.h"
 #include "exchange/reducer.h"
 
 namespace sherd::ddp {
@@ -94,7 +94,7 @@ class Replica final : public access::Listener,
   std::unique_ptr<exchange::Exchange> make_exchange();
   // On the exchange's thread.
   void run_hook(
-      plan::UnitId unit, const at::Tensor& gradients, exchange::Link& link);
+      plan::UnitId unit, const at::Tensor& gradients, exchange::Transport& transport);
   void check_not_thawed() const;
   void gradient_arrived(std::size_t p, at::Tensor gradient);
   // Whether this backward is one of all ranks. Asks them, in a join scope.
@@ -136,7 +136,7 @@ class Replica final : public access::Listener,
   KeyedParameters keyed_;  // The trainable ones, then the sparse ones.
   BackwardUpdates updates_;
   std::unique_ptr<comm::Communicator> communicator_;
-  std::unique_ptr<exchange::Link> buffer_link_;  // Of options_.buffer_hook.
+  std::unique_ptr<exchange::Transport> buffer_transport_;  // Of options_.buffer_hook.
   bool compares_calls_ = false;                  // Of hooks.
   Buckets buckets_;
   std::unique_ptr<exchange::Exchange> exchange_;  // Null: a world of one.

@@ -17,34 +17,34 @@ using testing::Not;
 const std::vector<int> kThree{10, 11, 12};  // World ranks of the group.
 const std::vector<std::string> kUnits{"(root)", "h.0", "h.1"};
 
-Wish unshard(int unit, bool in_backward) {
-  Wish wish;
-  wish.kind = WishKind::kUnshard;
-  wish.unit = unit;
-  wish.in_backward = in_backward ? 1 : 0;
-  wish.sequence = 5;
-  wish.generation = 2;
-  wish.backward = 3;
-  return wish;
+CollectiveRequest unshard(int unit, bool in_backward) {
+  CollectiveRequest request;
+  request.kind = CollectiveKind::kUnshard;
+  request.unit = unit;
+  request.in_backward = in_backward ? 1 : 0;
+  request.sequence = 5;
+  request.generation = 2;
+  request.backward = 3;
+  return request;
 }
 
-Wish other(WishKind kind) {
-  Wish wish = unshard(-1, false);
-  wish.kind = kind;
-  return wish;
+CollectiveRequest other(CollectiveKind kind) {
+  CollectiveRequest request = unshard(-1, false);
+  request.kind = kind;
+  return request;
 }
 
-Agreement agreed(const std::vector<Wish>& wishes) {
-  return agree(wishes, kThree, kUnits);
+Agreement agreed(const std::vector<CollectiveRequest>& requests) {
+  return agree(requests, kThree, kUnits);
 }
 
 TEST(Agreement, EqualWishesAreGrantedTogether) {
-  for (const auto& wish :
-       {unshard(1, false), unshard(1, true), other(WishKind::kEndBackward),
-        other(WishKind::kAllReduce)}) {
-    const auto agreement = agreed({wish, wish, wish});
-    EXPECT_EQ(agreement.verdict, Verdict::kTogether);
-    EXPECT_EQ(agreement.wish, wish);
+  for (const auto& request :
+       {unshard(1, false), unshard(1, true), other(CollectiveKind::kEndBackward),
+        other(CollectiveKind::kAllReduce)}) {
+    const auto agreement = agreed({request, request, request});
+    EXPECT_EQ(agreement.verdict, AgreementOutcome::kAllAgree);
+    EXPECT_EQ(agreement.request, request);
     EXPECT_EQ(agreement.reason, "");
   }
 }
@@ -52,7 +52,7 @@ TEST(Agreement, EqualWishesAreGrantedTogether) {
 TEST(Agreement, AnyDifferenceInForwardIsAMismatchThatNamesBothRanks) {
   const auto agreement =
       agreed({unshard(1, false), unshard(1, false), unshard(2, false)});
-  EXPECT_EQ(agreement.verdict, Verdict::kMismatch);
+  EXPECT_EQ(agreement.verdict, AgreementOutcome::kMismatch);
   EXPECT_THAT(
       agreement.reason,
       AllOf(
@@ -62,15 +62,15 @@ TEST(Agreement, AnyDifferenceInForwardIsAMismatchThatNamesBothRanks) {
 }
 
 TEST(Agreement, AMismatchTellsTheRuleAndNumbersOnlyWhereNothingElseDiffers) {
-  const auto end = other(WishKind::kEndBackward);
-  const auto sum = other(WishKind::kAllReduce);
+  const auto end = other(CollectiveKind::kEndBackward);
+  const auto sum = other(CollectiveKind::kAllReduce);
   auto summon = unshard(1, false);
   summon.full_precision = 1;
-  for (const auto& wishes :
-       {std::vector<Wish>{unshard(1, false), end, end},
-        std::vector<Wish>{end, end, unshard(1, false)}}) {
+  for (const auto& requests :
+       {std::vector<CollectiveRequest>{unshard(1, false), end, end},
+        std::vector<CollectiveRequest>{end, end, unshard(1, false)}}) {
     EXPECT_THAT(
-        agreed(wishes).reason,
+        agreed(requests).reason,
         AllOf(
             HasSubstr("every rank makes every forward, an evaluation too"),
             HasSubstr("summon_full_parameters({.read_only = true})"),
@@ -81,7 +81,7 @@ TEST(Agreement, AMismatchTellsTheRuleAndNumbersOnlyWhereNothingElseDiffers) {
       HasSubstr("every rank calls summon_full_parameters()"));
   EXPECT_THAT(agreed({sum, end, end}).reason, Not(HasSubstr("every rank")));
   auto begin = sum;
-  begin.op = static_cast<std::uint32_t>(ReduceOp::kSame);
+  begin.op = static_cast<std::uint32_t>(ScalarReduceOp::kSame);
   EXPECT_THAT(
       agreed({end, begin, end}).reason,
       HasSubstr("every rank makes every forward"));
@@ -95,42 +95,42 @@ TEST(Agreement, AMismatchTellsTheRuleAndNumbersOnlyWhereNothingElseDiffers) {
 TEST(Agreement, InBackwardTheLowestRankIsServedFirst) {
   const auto agreement =
       agreed({unshard(2, true), unshard(1, true), unshard(1, true)});
-  EXPECT_EQ(agreement.verdict, Verdict::kServe);
-  EXPECT_EQ(agreement.wish, unshard(2, true));
+  EXPECT_EQ(agreement.verdict, AgreementOutcome::kAssist);
+  EXPECT_EQ(agreement.request, unshard(2, true));
 }
 
 TEST(Agreement, RanksAtTheEndServeThoseStillInside) {
-  const auto end = other(WishKind::kEndBackward);
+  const auto end = other(CollectiveKind::kEndBackward);
   const auto agreement = agreed({end, unshard(1, true), end});
-  EXPECT_EQ(agreement.verdict, Verdict::kServe);
-  EXPECT_EQ(agreement.wish, unshard(1, true));
+  EXPECT_EQ(agreement.verdict, AgreementOutcome::kAssist);
+  EXPECT_EQ(agreement.request, unshard(1, true));
 }
 
 TEST(Agreement, OnlyOneBackwardOfOneGenerationMayDiffer) {
   for (const auto change :
-       {+[](Wish& w) { ++w.sequence; }, +[](Wish& w) { ++w.generation; },
-        +[](Wish& w) { ++w.backward; }, +[](Wish& w) { w.in_backward = 0; },
-        +[](Wish& w) { w.kind = WishKind::kAllReduce; }}) {
+       {+[](CollectiveRequest& w) { ++w.sequence; }, +[](CollectiveRequest& w) { ++w.generation; },
+        +[](CollectiveRequest& w) { ++w.backward; }, +[](CollectiveRequest& w) { w.in_backward = 0; },
+        +[](CollectiveRequest& w) { w.kind = CollectiveKind::kAllReduce; }}) {
     auto odd = unshard(1, true);
     change(odd);
     EXPECT_EQ(
         agreed({unshard(1, true), odd, unshard(1, true)}).verdict,
-        Verdict::kMismatch);
+        AgreementOutcome::kMismatch);
     EXPECT_EQ(
         agreed({odd, unshard(1, true), unshard(1, true)}).verdict,
-        Verdict::kMismatch);
+        AgreementOutcome::kMismatch);
   }
 }
 
 TEST(Agreement, AllReducesMustAgreeInNumbersAndOperation) {
-  auto two = other(WishKind::kAllReduce);
+  auto two = other(CollectiveKind::kAllReduce);
   two.numel = 2;
   auto largest = two;
   largest.op = 1;
   auto three = two;
   three.numel = 3;
-  EXPECT_EQ(agreed({two, three, two}).verdict, Verdict::kMismatch);
-  EXPECT_EQ(agreed({two, two, largest}).verdict, Verdict::kMismatch);
+  EXPECT_EQ(agreed({two, three, two}).verdict, AgreementOutcome::kMismatch);
+  EXPECT_EQ(agreed({two, two, largest}).verdict, AgreementOutcome::kMismatch);
 }
 
 TEST(Agreement, WithoutANameAUnitIsItsNumber) {
@@ -161,21 +161,21 @@ TEST(Agreement, EveryMixOfBackwardsEnds) {
     std::uint64_t rounds = 0;
     for (;; ++rounds) {
       ASSERT_LE(rounds, gathers);
-      std::vector<Wish> wishes;
+      std::vector<CollectiveRequest> requests;
       for (std::size_t r = 0; r < 3; ++r) {
-        wishes.push_back(
+        requests.push_back(
             at[r] < programs[r].size() ? unshard(programs[r][at[r]], true)
-                                       : other(WishKind::kEndBackward));
-        wishes.back().sequence = rounds;
+                                       : other(CollectiveKind::kEndBackward));
+        requests.back().sequence = rounds;
       }
-      const auto agreement = agreed(wishes);
-      ASSERT_NE(agreement.verdict, Verdict::kMismatch) << agreement.reason;
-      if (agreement.wish.kind == WishKind::kEndBackward) {
-        EXPECT_EQ(agreement.verdict, Verdict::kTogether);
+      const auto agreement = agreed(requests);
+      ASSERT_NE(agreement.verdict, AgreementOutcome::kMismatch) << agreement.reason;
+      if (agreement.request.kind == CollectiveKind::kEndBackward) {
+        EXPECT_EQ(agreement.verdict, AgreementOutcome::kAllAgree);
         break;
       }
       for (std::size_t r = 0; r < 3; ++r) {
-        at[r] += wishes[r] == agreement.wish ? 1 : 0;
+        at[r] += requests[r] == agreement.request ? 1 : 0;
       }
     }
     for (std::size_t r = 0; r < 3; ++r) {

@@ -18,8 +18,8 @@ std::vector<std::string> run_on_gloo(
       ranks, options, body);
 }
 
-std::vector<Contender> gloos() {
-  std::vector<Contender> all;
+std::vector<ExchangeUnderTest> gloos() {
+  std::vector<ExchangeUnderTest> all;
   for (const int ranks : {2, 3, 4, 7}) {
     all.push_back({"On", ranks, run_on_gloo});
   }
@@ -48,7 +48,7 @@ std::string bytes_of_a_step(Seat& seat) {
   };
   auto norm = at::full(
       {1}, 0.1 * seat.rank, at::TensorOptions().dtype(c10::ScalarType::Double));
-  seat.exchange->all_reduce(norm, ReduceOp::kSum).throw_if_failed();
+  seat.exchange->all_reduce(norm, ScalarReduceOp::kSum).throw_if_failed();
   add(norm);
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {

@@ -8,28 +8,28 @@
 
 #include "base/check.h"
 #include "exchange/agreement.h"
-#include "exchange/backward_note.h"
-#include "exchange/link_group.h"
-#include "exchange/message_carrier.h"
+#include "exchange/backward_status.h"
+#include "exchange/collectives.h"
+#include "exchange/message_unit_transport.h"
 #include "exchange/numbers.h"
-#include "exchange/worker.h"
+#include "exchange/worker_thread.h"
 
 namespace sherd::exchange {
 namespace {
 
-// Tags of the gather link, beside those of flats. Messages of one peer and tag
+// Tags of the gather transport, beside those of flats. Messages of one peer and tag
 // keep their order, so tags need no sequence.
-constexpr int kWishTag = 0;
+constexpr int kRequestTag = 0;
 constexpr int kPayloadTag = 1;
 static_assert(kPayloadTag < kFlatTag);
 
 class CollectiveExchange final : public Exchange {
  public:
   CollectiveExchange(
-      std::unique_ptr<Link> gather,
-      std::unique_ptr<Link> reduce,
-      MakeCarrier make_carrier)
-      : make_carrier_(std::move(make_carrier)),
+      std::unique_ptr<Transport> gather,
+      std::unique_ptr<Transport> reduce,
+      MakeUnitTransport make_unit_transport)
+      : make_unit_transport_(std::move(make_unit_transport)),
         gather_(std::move(gather)),
         reduce_(std::move(reduce)) {
     for (int i = 0; i < gather_->size(); ++i) {
@@ -39,7 +39,7 @@ class CollectiveExchange final : public Exchange {
   // Connections may outlive this object, messages under way may not: they read
   // and write memory that goes with it.
   ~CollectiveExchange() override {
-    const bool reducing = carrier_ && carrier_->reducing();
+    const bool reducing = unit_transport_ && unit_transport_->reducing();
     if (reducing || worker_.busy()) {
       abandon(
           {ErrorCode::kPeerLost,
@@ -58,26 +58,26 @@ class CollectiveExchange final : public Exchange {
     if (auto status = compare_models(*gather_, model_); !status.ok()) {
       return fail(status);
     }
-    auto carrier = make_carrier_(model_, gather_, reduce_);
-    if (!carrier.ok()) {
-      return fail(carrier.status());
+    auto unit_transport = make_unit_transport_(model_, gather_, reduce_);
+    if (!unit_transport.ok()) {
+      return fail(unit_transport.status());
     }
-    carrier_ = std::move(carrier).value();
+    unit_transport_ = std::move(unit_transport).value();
     return {};
   }
 
   ShardMemory shard_memory(UnitId unit, int flat) override {
-    return carrier_->shard(unit, flat);
+    return unit_transport_->shard(unit, flat);
   }
 
   Status start_unshard(UnitId unit, const UnshardOptions& options) override {
     if (!error_.ok()) {
       return error_;
     }
-    const auto place = carrier_->open_unit(unit, options, generation_);
-    const bool is_new = places_.emplace(unit, place).second;
+    const auto place = unit_transport_->open_unit(unit, options, generation_);
+    const bool is_new = unsharded_.emplace(unit, place).second;
     SHERD_ASSERT(is_new, "a unit is gathered that is whole");
-    if (model_.placement == Placement::kReplicate) {
+    if (model_.placement == ModelPlacement::kReplicate) {
       return {};
     }
     const bool full = options.precision == Precision::kFull;
@@ -85,12 +85,12 @@ class CollectiveExchange final : public Exchange {
     counters_.unsharded_bytes += full
         ? flat_offsets(spec(unit), &FlatSpec::shard_dtype).back()
         : unit_bytes(spec(unit));
-    Wish wish;
-    wish.full_precision = full ? 1 : 0;
-    wish.kind = WishKind::kUnshard;
-    wish.unit = unit;
-    wish.in_backward = options.in_backward ? 1 : 0;
-    started_[unit] = post(wish, place, nullptr);
+    CollectiveRequest request;
+    request.full_precision = full ? 1 : 0;
+    request.kind = CollectiveKind::kUnshard;
+    request.unit = unit;
+    request.in_backward = options.in_backward ? 1 : 0;
+    started_[unit] = post(request, place, nullptr);
     return {};
   }
 
@@ -104,28 +104,28 @@ class CollectiveExchange final : public Exchange {
       }
     }
     std::vector<void*> addresses;
-    for (const auto& flat : places_.at(unit)->flats) {
+    for (const auto& flat : unsharded_.at(unit)->flats) {
       addresses.push_back(flat.data_ptr());
     }
     return addresses;
   }
 
   void reshard(UnitId unit) override {
-    const auto place = places_.extract(unit);
+    const auto place = unsharded_.extract(unit);
     SHERD_ASSERT(!place.empty(), "a unit is dropped that is not whole");
-    carrier_->drop_unit(unit, *place.mapped());
+    unit_transport_->drop_unit(unit, *place.mapped());
   }
 
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
-    return carrier_->gradient_slot(unit);
+    return unit_transport_->gradient_slot(unit);
   }
 
   Status start_reduce(UnitId unit, const ReduceOptions& options) override {
     if (!error_.ok()) {
       return error_;
     }
-    carrier_->start_reduce(unit, options);
-    note_.mark_used(unit, options.used);
+    unit_transport_->start_reduce(unit, options);
+    backward_status_.mark_used(unit, options.used);
     ++counters_.reduces;
     look();
     return error_;
@@ -135,24 +135,24 @@ class CollectiveExchange final : public Exchange {
     if (!error_.ok()) {
       return error_;
     }
-    note_.late = end.late;
-    note_.aborted = end.aborted;
-    note_.hearsay = end.hearsay;
-    note_.departed = end.departed;
+    backward_status_.late = end.late;
+    backward_status_.aborted = end.aborted;
+    backward_status_.relayed_from_peer = end.relayed_from_peer;
+    backward_status_.departed = end.departed;
     for (std::size_t u = 0; u < end.used.size(); ++u) {
-      note_.mark_used(static_cast<UnitId>(u), end.used[u]);
+      backward_status_.mark_used(static_cast<UnitId>(u), end.used[u]);
     }
-    const auto notes = finish_backward();
-    if (!notes.ok()) {
-      return fail(notes.status());
+    const auto statuses = finish_backward();
+    if (!statuses.ok()) {
+      return fail(statuses.status());
     }
-    note_ = {};
+    backward_status_ = {};
     ++backward_;
-    auto outcome = combine_notes(model_, notes.value(), ranks_);
+    auto outcome = combine_backward_statuses(model_, statuses.value(), ranks_);
     if (!outcome.ok() ||
         std::ranges::find(outcome.value().late, true) ==
             outcome.value().late.end()) {
-      carrier_->backward_ended();
+      unit_transport_->backward_ended();
     }
     return outcome;
   }
@@ -160,28 +160,28 @@ class CollectiveExchange final : public Exchange {
   Status publish(std::uint64_t generation) override {
     generation_ = generation;
     if (error_.ok()) {
-      carrier_->publish(generation);
+      unit_transport_->publish(generation);
     }
     return error_;
   }
 
-  Status all_reduce(const at::Tensor& values, ReduceOp op) override {
+  Status all_reduce(const at::Tensor& values, ScalarReduceOp op) override {
     if (!error_.ok()) {
       return error_;
     }
-    Wish wish;
-    wish.kind = WishKind::kAllReduce;
-    wish.numel = static_cast<std::uint32_t>(values.numel());
-    wish.op = static_cast<std::uint32_t>(op);
+    CollectiveRequest request;
+    request.kind = CollectiveKind::kAllReduce;
+    request.numel = static_cast<std::uint32_t>(values.numel());
+    request.op = static_cast<std::uint32_t>(op);
     const auto job =
-        post(wish, nullptr, [&] { return reduce_values(values, op); });
+        post(request, nullptr, [&] { return reduce_values(values, op); });
     auto status = worker_.wait(job);
     return status.ok() ? status : fail(status);
   }
 
   std::vector<UnitId> progress() override {
     look();
-    return carrier_ ? carrier_->take_ended() : std::vector<UnitId>();
+    return unit_transport_ ? unit_transport_->take_ended() : std::vector<UnitId>();
   }
 
   void close(const Status& reason) override {
@@ -194,8 +194,8 @@ class CollectiveExchange final : public Exchange {
   }
 
   const ExchangeCounters& counters() const override {
-    if (carrier_) {
-      carrier_->add_to(counters_);
+    if (unit_transport_) {
+      unit_transport_->add_to(counters_);
     }
     return counters_;
   }
@@ -210,7 +210,7 @@ class CollectiveExchange final : public Exchange {
     if (!error_.ok()) {
       return;
     }
-    auto status = carrier_->progress();
+    auto status = unit_transport_->progress();
     if (status.ok()) {
       status = worker_.failure();
     }
@@ -219,7 +219,7 @@ class CollectiveExchange final : public Exchange {
     }
   }
 
-  // The first failure closes both links and stays. A link calls a peer that
+  // The first failure closes both transports and stays. A transport calls a peer that
   // closed by itself kAborted, which here would mean "usable".
   Status fail(const Status& status) {
     if (error_.ok()) {
@@ -236,14 +236,14 @@ class CollectiveExchange final : public Exchange {
   void abandon(const Status& why) {
     gather_->abandon(why);
     reduce_->abandon(why);
-    if (carrier_) {
-      carrier_->abandon(why);
+    if (unit_transport_) {
+      unit_transport_->abandon(why);
     }
     worker_.settle();
   }
 
-  // Every step of peers begins with a wish, and that of this rank never comes:
-  // they are told so on the link of wishes. A gather under way goes first.
+  // Every step of peers begins with a request, and that of this rank never comes:
+  // they are told so on the transport of requests. A gather under way goes first.
   void leave() {
     reduce_->leave();
     if (!worker_.busy()) {
@@ -260,21 +260,21 @@ class CollectiveExchange final : public Exchange {
   // close before all have those messages: who still waits would find a lost
   // rank instead. What becomes of the second round does not matter, hence no
   // third one.
-  Status known_to_all(Status difference) {
-    (void)swap_bytes(bytes_of("", 1), kPayloadTag, "the same difference");
+  Status after_all_know(Status difference) {
+    (void)all_gather_bytes(bytes_of("", 1), kPayloadTag, "the same difference");
     return difference;
   }
 
   // Sends `mine` to every peer and receives as many bytes from each, by rank.
-  Result<std::vector<at::Tensor>> swap_bytes(
+  Result<std::vector<at::Tensor>> all_gather_bytes(
       const at::Tensor& mine, int tag, const std::string& what) {
-    return LinkGroup(*gather_, what, tag).all_gather(mine);
+    return Collectives(*gather_, what, tag).all_gather(mine);
   }
 
-  Result<std::vector<Wish>> swap_wishes(Wish& mine) {
+  Result<std::vector<CollectiveRequest>> all_gather_requests(CollectiveRequest& mine) {
     mine.sequence = sequence_++;
-    auto all = swap_bytes(
-        bytes_of(&mine, sizeof(Wish)), kWishTag, "an answer to " + text(mine));
+    auto all = all_gather_bytes(
+        bytes_of(&mine, sizeof(CollectiveRequest)), kRequestTag, "an answer to " + text(mine));
     if (!all.ok()) {
       const auto& failure = all.status();
       const bool late = failure.code() == ErrorCode::kDeadlineExceeded;
@@ -282,154 +282,154 @@ class CollectiveExchange final : public Exchange {
           ? Status(failure.code(), failure.message() + rule_broken_by(mine))
           : failure;
     }
-    std::vector<Wish> wishes(all.value().size());
-    for (std::size_t r = 0; r < wishes.size(); ++r) {
-      std::memcpy(&wishes[r], all.value()[r].const_data_ptr(), sizeof(Wish));
+    std::vector<CollectiveRequest> requests(all.value().size());
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      std::memcpy(&requests[r], all.value()[r].const_data_ptr(), sizeof(CollectiveRequest));
     }
-    return wishes;
+    return requests;
   }
 
-  std::string text(const Wish& wish) const {
-    return exchange::describe(wish, unit_names_);
+  std::string text(const CollectiveRequest& request) const {
+    return exchange::describe(request, unit_names_);
   }
 
-  // Has the worker fulfil the wish, with `place` for the unit, and then do
+  // Has the worker run_when_agreed the request, with `place` for the unit, and then do
   // `rest`, if there is one.
   std::uint64_t post(
-      Wish wish, std::shared_ptr<UnitPlace> place, Worker::Job rest) {
-    wish.generation = generation_;
-    wish.backward = backward_;
+      CollectiveRequest request, std::shared_ptr<UnshardedUnit> place, WorkerThread::Job rest) {
+    request.generation = generation_;
+    request.backward = backward_;
     return worker_.post(
-        [this, wish, place = std::move(place), rest = std::move(rest)] {
-          auto status = fulfil(wish, place.get());
+        [this, request, place = std::move(place), rest = std::move(rest)] {
+          auto status = run_when_agreed(request, place.get());
           return status.ok() && rest ? rest() : status;
         });
   }
 
   // Of the worker, as are those below it.
-  // Wishes until the wish is granted, serving those of others meanwhile.
-  Status fulfil(Wish wish, UnitPlace* place) {
+  // Requests until the request is granted, serving those of others meanwhile.
+  Status run_when_agreed(CollectiveRequest request, UnshardedUnit* place) {
     while (true) {
-      const auto wishes = swap_wishes(wish);
-      if (!wishes.ok()) {
-        return wishes.status();
+      const auto requests = all_gather_requests(request);
+      if (!requests.ok()) {
+        return requests.status();
       }
-      const auto agreement = agree(wishes.value(), ranks_, unit_names_);
-      if (agreement.verdict == Verdict::kMismatch) {
-        return known_to_all(
+      const auto agreement = agree(requests.value(), ranks_, unit_names_);
+      if (agreement.verdict == AgreementOutcome::kMismatch) {
+        return after_all_know(
             {ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason});
       }
-      served_ = served_ || agreement.verdict == Verdict::kServe;
-      if (agreement.wish.kind == WishKind::kUnshard) {
+      assisted_ = assisted_ || agreement.verdict == AgreementOutcome::kAssist;
+      if (agreement.request.kind == CollectiveKind::kUnshard) {
         auto status = gather(
-            agreement.wish, wishes.value(),
-            agreement.wish == wish ? place : nullptr);
+            agreement.request, requests.value(),
+            agreement.request == request ? place : nullptr);
         if (!status.ok()) {
           return status;
         }
       }
-      if (agreement.wish == wish) {
+      if (agreement.request == request) {
         return {};
       }
     }
   }
 
   Status gather(
-      const Wish& wish, const std::vector<Wish>& wishes, UnitPlace* place) {
-    Gather gather{
-        .unit = wish.unit,
+      const CollectiveRequest& request, const std::vector<CollectiveRequest>& requests, UnshardedUnit* place) {
+    AgreedGather gather{
+        .unit = request.unit,
         .precision =
-            wish.full_precision != 0 ? Precision::kFull : Precision::kParameter,
-        .generation = wish.generation,
+            request.full_precision != 0 ? Precision::kFull : Precision::kParameter,
+        .generation = request.generation,
         .wanted = {},
-        .what = text(wish)};
-    for (const auto& theirs : wishes) {
-      gather.wanted.push_back(theirs == wish);
+        .what = text(request)};
+    for (const auto& theirs : requests) {
+      gather.wanted.push_back(theirs == request);
     }
-    return carrier_->gather(gather, place);
+    return unit_transport_->gather(gather, place);
   }
 
-  // Returns the notes of all ranks.
+  // Returns the statuses of all ranks.
   Result<std::vector<at::Tensor>> finish_backward() {
-    Wish wish;
-    wish.kind = WishKind::kEndBackward;
-    if (auto status = worker_.wait(post(wish, nullptr, nullptr));
+    CollectiveRequest request;
+    request.kind = CollectiveKind::kEndBackward;
+    if (auto status = worker_.wait(post(request, nullptr, nullptr));
         !status.ok()) {
       return status;
     }
-    if (auto status = carrier_->finish(); !status.ok()) {
+    if (auto status = unit_transport_->finish(); !status.ok()) {
       return status;
     }
-    std::vector<at::Tensor> notes;
+    std::vector<at::Tensor> statuses;
     const auto job = worker_.post([&] {
       // All ranks have seen the same: gathers differed.
-      note_.departed = std::exchange(served_, false) || note_.departed;
-      auto all = swap_bytes(
-          note_.encode(model_), kPayloadTag, "the end of the backward");
+      backward_status_.departed = std::exchange(assisted_, false) || backward_status_.departed;
+      auto all = all_gather_bytes(
+          backward_status_.encode(model_), kPayloadTag, "the end of the backward");
       if (all.ok()) {
-        notes = all.value();
+        statuses = all.value();
       }
       return all.status();
     });
     if (auto status = worker_.wait(job); !status.ok()) {
       return status;
     }
-    return notes;
+    return statuses;
   }
 
-  Status reduce_values(const at::Tensor& values, ReduceOp op) {
+  Status reduce_values(const at::Tensor& values, ScalarReduceOp op) {
     SHERD_ASSERT(
         values.scalar_type() == c10::ScalarType::Double &&
         values.is_contiguous());
-    auto all = swap_bytes(
+    auto all = all_gather_bytes(
         bytes_of(values.const_data_ptr(), values.nbytes()), kPayloadTag,
         "an all-reduce");
     if (!all.ok()) {
       return all.status();
     }
-    combine_numbers(all.value(), op, values);
+    combine_scalars(all.value(), op, values);
     return {};
   }
 
   ModelSpec model_;
-  const MakeCarrier make_carrier_;
-  // The carrier goes last, with the links: messages under way end before their
+  const MakeUnitTransport make_unit_transport_;
+  // The unit_transport goes last, with the transports: messages under way end before their
   // buffers go.
-  std::unique_ptr<Carrier> carrier_;
-  const std::shared_ptr<Link> gather_;
-  const std::shared_ptr<Link> reduce_;
+  std::unique_ptr<UnitTransport> unit_transport_;
+  const std::shared_ptr<Transport> gather_;
+  const std::shared_ptr<Transport> reduce_;
   std::vector<int> ranks_;  // World ranks, for messages.
   std::vector<std::string> unit_names_;
   std::map<UnitId, std::uint64_t> started_;              // The worker's jobs.
-  std::map<UnitId, std::shared_ptr<UnitPlace>> places_;  // Of open units.
-  BackwardNote note_;
+  std::map<UnitId, std::shared_ptr<UnshardedUnit>> unsharded_;  // Of open units.
+  BackwardStatus backward_status_;
   std::uint64_t generation_ = 0;
   std::uint64_t backward_ = 0;
   Status error_;
   mutable ExchangeCounters counters_;
   std::uint64_t sequence_ = 0;     // The worker's.
-  bool served_ = false;            // Too, while it works.
-  Worker worker_{"sherd-gather"};  // The last member: its jobs use the others.
+  bool assisted_ = false;            // Too, while it works.
+  WorkerThread worker_{"sherd-gather"};  // The last member: its jobs use the others.
 };
 
 }  // namespace
 
 std::unique_ptr<Exchange> make_collective_exchange(
-    std::unique_ptr<Link> gather, std::unique_ptr<Link> reduce) {
-  return make_exchange_by(
+    std::unique_ptr<Transport> gather, std::unique_ptr<Transport> reduce) {
+  return make_collective_exchange_with(
       std::move(gather), std::move(reduce),
       [](const auto& model, const auto& gathers,
-         const auto& reductions) -> Result<std::unique_ptr<Carrier>> {
-        return make_message_carrier(model, gathers, reductions);
+         const auto& reductions) -> Result<std::unique_ptr<UnitTransport>> {
+        return make_message_unit_transport(model, gathers, reductions);
       });
 }
 
-std::unique_ptr<Exchange> make_exchange_by(
-    std::unique_ptr<Link> gather,
-    std::unique_ptr<Link> reduce,
-    MakeCarrier make_carrier) {
+std::unique_ptr<Exchange> make_collective_exchange_with(
+    std::unique_ptr<Transport> gather,
+    std::unique_ptr<Transport> reduce,
+    MakeUnitTransport make_unit_transport) {
   return std::make_unique<CollectiveExchange>(
-      std::move(gather), std::move(reduce), std::move(make_carrier));
+      std::move(gather), std::move(reduce), std::move(make_unit_transport));
 }
 
 }  // namespace sherd::exchange

@@ -2,30 +2,30 @@
 //
 // CollectiveExchange moves units between processes by point-to-point messages
 // straight from and into the flats, which takes unequal shards without padding,
-// over two links: one for gathers and agreement, one for gradients, each with a
-// thread that waits. Before each collective step ranks exchange their wishes
+// over two transports: one for gathers and agreement, one for gradients, each with a
+// thread that waits. Before each collective step ranks exchange their requests
 // (agreement.h), so that a rank which goes another way is an error on all of
-// them at once, and not a hang. What moves the bytes then is a Carrier, of
+// them at once, and not a hang. What moves the bytes then is a UnitTransport, of
 // which there are others.
 // Thread rule: see Exchange. Protocol: docs/design/exchange.md.
 #pragma once
 
 #include <memory>
-#include "exchange/carrier.h"
+#include "exchange/unit_transport.h"
 #include "exchange/exchange.h"
-#include "exchange/link.h"
+#include "exchange/transport.h"
 
 namespace sherd::exchange {
 
-// Two links over the same ranks, so that gathers and gradients do not wait for
+// Two transports over the same ranks, so that gathers and gradients do not wait for
 // each other.
 std::unique_ptr<Exchange> make_collective_exchange(
-    std::unique_ptr<Link> gather, std::unique_ptr<Link> reduce);
+    std::unique_ptr<Transport> gather, std::unique_ptr<Transport> reduce);
 
-// The same agreement, with bytes moved by another carrier.
-std::unique_ptr<Exchange> make_exchange_by(
-    std::unique_ptr<Link> gather,
-    std::unique_ptr<Link> reduce,
-    MakeCarrier make_carrier);
+// The same agreement, with bytes moved by another unit_transport.
+std::unique_ptr<Exchange> make_collective_exchange_with(
+    std::unique_ptr<Transport> gather,
+    std::unique_ptr<Transport> reduce,
+    MakeUnitTransport make_unit_transport);
 
 }  // namespace sherd::exchange

@@ -4,7 +4,7 @@
 // contract_*_test.cpp and are compiled once. An implementation joins by saying
 // how to run a body on several ranks and naming its contenders:
 //
-//   std::vector<Contender> mine() {...}
+//   std::vector<ExchangeUnderTest> mine() {...}
 //   SHERD_EXCHANGE_CONTRACT(Mine, testing::ValuesIn(mine()));
 //
 // see fake_contract_test.cpp and collective_contract_test.cpp. Bodies run in
@@ -51,7 +51,7 @@ struct RunOptions {
   bool disorderly = false;
 };
 
-struct Contender {
+struct ExchangeUnderTest {
   std::string name;
   int ranks = 2;
   // Runs the body on all ranks and returns their results. Failures and
@@ -59,7 +59,7 @@ struct Contender {
   std::function<std::vector<std::string>(int, const RunOptions&, const Body&)>
       run_on;
   bool one_sided = false;  // Exchange::one_sided().
-  bool replicates = true;  // Takes Placement::kReplicate.
+  bool replicates = true;  // Takes ModelPlacement::kReplicate.
   // Sums are made host by host: ranks on each, in rank order; empty: one host.
   std::vector<int> hosts{};
   // Ranks are so many groups, one after the other, each of which has all shards;
@@ -82,13 +82,13 @@ struct Contender {
   }
 };
 
-inline void PrintTo(const Contender& contender, std::ostream* out) {
+inline void PrintTo(const ExchangeUnderTest& contender, std::ostream* out) {
   *out << contender.name << contender.ranks << "Ranks";
 }
 
-class ExchangeTest : public testing::TestWithParam<Contender> {
+class ExchangeTest : public testing::TestWithParam<ExchangeUnderTest> {
  protected:
-  const Contender& with() const { return GetParam(); }
+  const ExchangeUnderTest& with() const { return GetParam(); }
   int ranks() const { return GetParam().ranks; }
   int replicas() const { return GetParam().replicas; }
   // How many ranks own different shards; rank r has shard r % owners().
@@ -103,7 +103,7 @@ class ExchangeNumbers : public ExchangeTest {};
 class ExchangeMismatch : public ExchangeTest {};
 class ExchangeFailure : public ExchangeTest {};
 
-inline std::string name_of(const testing::TestParamInfo<Contender>& info) {
+inline std::string name_of(const testing::TestParamInfo<ExchangeUnderTest>& info) {
   return info.param.name + std::to_string(info.param.ranks) + "Ranks";
 }
 

@@ -176,8 +176,8 @@ TEST_P(ExchangeNumbers, SumAndMaxGiveEveryRankTheSameBits) {
         {0.0 + seat.rank, -5.0 - seat.rank,
          -std::numeric_limits<double>::infinity()},
         torch::kDouble);
-    seat.exchange->all_reduce(sum, ReduceOp::kSum).throw_if_failed();
-    seat.exchange->all_reduce(max, ReduceOp::kMax).throw_if_failed();
+    seat.exchange->all_reduce(sum, ScalarReduceOp::kSum).throw_if_failed();
+    seat.exchange->all_reduce(max, ScalarReduceOp::kMax).throw_if_failed();
     EXPECT_DOUBLE_EQ(sum[0].item<double>(), 0.1 * ranks() * (ranks() + 1) / 2);
     EXPECT_EQ(sum[2].item<double>(), -0.5 * ranks() * (ranks() - 1));
     EXPECT_EQ(max[0].item<double>(), ranks() - 1);
@@ -195,7 +195,7 @@ TEST_P(ExchangeNumbers, ManyNumbersAreReducedAlike) {
   with().run([&](Seat& seat) {
     open(seat, plain_model(owners()));
     auto values = torch::arange(3000, torch::kDouble).add(seat.rank);
-    seat.exchange->all_reduce(values, ReduceOp::kMax).throw_if_failed();
+    seat.exchange->all_reduce(values, ScalarReduceOp::kMax).throw_if_failed();
     EXPECT_TRUE(torch::equal(
         values, torch::arange(3000, torch::kDouble).add(ranks() - 1)));
   });
@@ -205,7 +205,7 @@ TEST_P(ExchangeNumbers, ANanOfAnyRankReachesAll) {
   const auto results = with().run([&](Seat& seat) {
     open(seat, plain_model(owners()));
     for (int ill = 0; ill < ranks(); ++ill) {
-      for (const auto op : {ReduceOp::kSum, ReduceOp::kMax}) {
+      for (const auto op : {ScalarReduceOp::kSum, ScalarReduceOp::kMax}) {
         auto values = torch::ones({1}, torch::kDouble);
         if (seat.rank == ill) {
           values.fill_(std::numeric_limits<double>::quiet_NaN());
@@ -227,7 +227,7 @@ TEST_P(ExchangeNumbers, SameTellsEveryRankWhichAreEqual) {
     for (int other = 0; other < ranks(); ++other) {
       const double odd = seat.rank == other ? 1.0 : 0.0;
       auto values = torch::tensor({7.0, odd, -0.5}, torch::kDouble);
-      seat.exchange->all_reduce(values, ReduceOp::kSame).throw_if_failed();
+      seat.exchange->all_reduce(values, ScalarReduceOp::kSame).throw_if_failed();
       EXPECT_EQ(values[0].item<double>(), 1);
       EXPECT_EQ(values[1].item<double>(), ranks() == 1 ? 1 : 0);
       EXPECT_EQ(values[2].item<double>(), 1);
@@ -273,7 +273,7 @@ TEST_P(ExchangeNumbers, MayLieBetweenBackwards) {
     for (int round = 0; round < 3; ++round) {
       run_backward(*seat.exchange, model, seat.rank, round);
       auto values = torch::full({4}, round + seat.rank, torch::kDouble);
-      seat.exchange->all_reduce(values, ReduceOp::kMax).throw_if_failed();
+      seat.exchange->all_reduce(values, ScalarReduceOp::kMax).throw_if_failed();
       EXPECT_EQ(values[3].item<double>(), round + ranks() - 1);
       expect_sums(*seat.exchange, model, seat.rank, ranks(), round);
     }

@@ -23,7 +23,7 @@ void expect_closed(
   auto values = torch::zeros({2}, torch::kDouble);
   for (const auto& status : std::array{
            exchange.start_unshard(1, {}), exchange.wait_for_unshard(1).status(),
-           exchange.publish(9), exchange.all_reduce(values, ReduceOp::kSum),
+           exchange.publish(9), exchange.all_reduce(values, ScalarReduceOp::kSum),
            exchange.end_backward(backward_end(model)).status()}) {
     EXPECT_FALSE(status.ok());
     EXPECT_EQ(status.message(), first.message());
@@ -105,7 +105,7 @@ Status until_noticed(Seat& seat, const ModelSpec& model) {
       status = seat.exchange->end_backward(backward_end(model)).status();
     }
     if (status.ok()) {
-      status = seat.exchange->all_reduce(values, ReduceOp::kSum);
+      status = seat.exchange->all_reduce(values, ScalarReduceOp::kSum);
     }
     if (status.ok()) {
       status = seat.exchange->publish(round);
@@ -290,7 +290,7 @@ TEST_P(ExchangeFailure, DestructionWithWorkUnderWayFailsThoseWhoNeedIt) {
     }
     const auto status =
         seat.exchange->end_backward(backward_end(model)).status();
-    // Its last wish may have come, which is no end of a backward.
+    // Its last request may have come, which is no end of a backward.
     EXPECT_THAT(
         status.code(), AnyOf(ErrorCode::kPeerLost, ErrorCode::kPeerMismatch));
     EXPECT_THAT(status.message(), HasSubstr("rank 0"));

@@ -16,7 +16,7 @@ constexpr RunOptions kDisorderly{.disorderly = true};
 
 // With several replicas a rank may know it by way of one that gave up.
 void expect_mismatch(
-    const Contender& with,
+    const ExchangeUnderTest& with,
     const Status& status,
     const std::vector<std::string>& named) {
   ASSERT_FALSE(status.ok());
@@ -42,7 +42,7 @@ TEST_P(ExchangeMismatch, DifferentModelsAreNamedByTheirFirstDifference) {
       {[](ModelSpec& m) { m.units[2].flats[0].trainable = false; }, "frozen"},
       {[](ModelSpec& m) { m.units[2].name = "third"; }, "third"},
       {[](ModelSpec& m) { m.units.pop_back(); }, "u2"},
-      {[](ModelSpec& m) { m.placement = Placement::kReplicate; }, "replicate"},
+      {[](ModelSpec& m) { m.placement = ModelPlacement::kReplicate; }, "replicate"},
       {[](ModelSpec& m) { m.unsharded_bytes_max = 12345; }, "12345"},
       {[](ModelSpec& m) { m.share_gradients = true; }, "shared gradients"},
       // As when ranks ask for different granularities: same sizes, other cuts.
@@ -173,7 +173,7 @@ TEST_P(ExchangeMismatch, DifferentStepsAreNamed) {
     if (seat.rank == ranks() - 1) {
       auto values = torch::zeros({3}, torch::kDouble);
       expect_mismatch(
-          with(), seat.exchange->all_reduce(values, ReduceOp::kSum),
+          with(), seat.exchange->all_reduce(values, ScalarReduceOp::kSum),
           {"all-reduce 3", "end the backward"});
       return;
     }
@@ -193,7 +193,7 @@ TEST_P(ExchangeMismatch, AllReducesMustAgreeInSizeAndOperation) {
     open(seat, plain_model(owners()));
     auto values = torch::zeros({seat.rank == 0 ? 2 : 3}, torch::kDouble);
     expect_mismatch(
-        with(), seat.exchange->all_reduce(values, ReduceOp::kSum),
+        with(), seat.exchange->all_reduce(values, ScalarReduceOp::kSum),
         {"all-reduce 2", "all-reduce 3"});
   });
   with().run(kDisorderly, [&](Seat& seat) {
@@ -202,7 +202,7 @@ TEST_P(ExchangeMismatch, AllReducesMustAgreeInSizeAndOperation) {
     expect_mismatch(
         with(),
         seat.exchange->all_reduce(
-            values, seat.rank == 0 ? ReduceOp::kSum : ReduceOp::kMax),
+            values, seat.rank == 0 ? ScalarReduceOp::kSum : ScalarReduceOp::kMax),
         {"sum", "largest"});
   });
 }

@@ -49,7 +49,7 @@ at::Tensor sum_of_hosts(
 // sums, sent as gradients are, in the order of replicas.
 template <typename Sum>
 at::Tensor expected_sum(
-    const Contender& with,
+    const ExchangeUnderTest& with,
     const ModelSpec& model,
     UnitId unit,
     int flat,
@@ -99,7 +99,7 @@ TEST_P(ExchangeReduce, SharedGradientsAreWholeOnEveryRank) {
     for (int salt = 0; salt < 3; ++salt) {
       run_backward(exchange, model, seat.rank, salt);
       expect_sums(exchange, model, seat.rank, ranks(), salt);
-      exchange.all_reduce(number, ReduceOp::kMax).throw_if_failed();
+      exchange.all_reduce(number, ScalarReduceOp::kMax).throw_if_failed();
       for (std::size_t u = 0; u < model.units.size(); ++u) {
         for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
           const auto unit = static_cast<UnitId>(u);
@@ -115,7 +115,7 @@ TEST_P(ExchangeReduce, SharedGradientsAreWholeOnEveryRank) {
           }
         }
       }
-      exchange.all_reduce(number, ReduceOp::kMax).throw_if_failed();
+      exchange.all_reduce(number, ScalarReduceOp::kMax).throw_if_failed();
     }
   });
 }
@@ -298,7 +298,7 @@ TEST_P(ExchangeReduce, ReplicatedGradientsAreWholeOnEveryRank) {
   }
   with().run([&](Seat& seat) {
     auto model = mixed_model(owners());
-    model.placement = Placement::kReplicate;
+    model.placement = ModelPlacement::kReplicate;
     open(seat, model);
     for (int round = 0; round < 2; ++round) {
       run_backward(*seat.exchange, model, seat.rank, round);
@@ -444,7 +444,7 @@ TEST_P(ExchangeReduce, LargeGradientsMayLieOutsideTheSlot) {
         const auto& layout = unit.flats[f].layout;
         for (int p = 0; p < layout.parameters(); ++p) {
           const auto i = static_cast<std::size_t>(p);
-          if (travels_alone(unit.flats[f], p) &&
+          if (may_bypass_slot(unit.flats[f], p) &&
               (seat.rank + round + p) % 2 == 0) {
             auto part = slot[f].narrow(0, layout.offsets[i], layout.numels[i]);
             options.gradients[first + i] = part.clone();
@@ -469,7 +469,7 @@ TEST_P(ExchangeReduce, GradientsOutsideTheSlotGoWhenTheyAreSummed) {
   }
   with().run([&](Seat& seat) {
     auto model = make_model(owners(), {{{.numels = {40'000}}}});
-    model.placement = Placement::kReplicate;
+    model.placement = ModelPlacement::kReplicate;
     open(seat, model);
     const auto slot = seat.exchange->gradient_slot(0);
     auto gradient = at::ones({40'000});

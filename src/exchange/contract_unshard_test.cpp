@@ -158,7 +158,7 @@ TEST_P(ExchangeUnshard, AReplicatedUnitIsItsShard) {
   }
   with().run([&](Seat& seat) {
     auto model = mixed_model(owners());
-    model.placement = Placement::kReplicate;
+    model.placement = ModelPlacement::kReplicate;
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 3);
     for (std::size_t u = 0; u < model.units.size(); ++u) {
@@ -258,7 +258,7 @@ TEST_P(ExchangeUnshard, AReplicatedUnitThatIsWholeIsRefreshedByAPublish) {
   with().run([&](Seat& seat) {
     auto model = make_model(
         owners(), {{{.numels = {90}, .param_dtype = at::kBFloat16}}});
-    model.placement = Placement::kReplicate;
+    model.placement = ModelPlacement::kReplicate;
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 1);
     seat.exchange->start_unshard(0, {}).throw_if_failed();

@@ -63,7 +63,7 @@ plan::ElementRange owned(
   const auto& layout = model.units.at(static_cast<std::size_t>(unit))
                            .flats.at(static_cast<std::size_t>(flat))
                            .layout;
-  return model.placement == Placement::kReplicate
+  return model.placement == ModelPlacement::kReplicate
       ? plan::ElementRange{0, layout.numel}
       : layout.shard(rank);
 }
@@ -74,7 +74,7 @@ bool is_cast(const UnitSpec& unit) {
       [](const FlatSpec& flat) { return flat.is_cast(); });
 }
 
-bool travels_alone(const FlatSpec& flat, int parameter) {
+bool may_bypass_slot(const FlatSpec& flat, int parameter) {
   return flat.layout.numels.at(static_cast<std::size_t>(parameter)) *
       static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype())) >=
       kAloneBytes;
@@ -94,7 +94,7 @@ std::vector<std::string> describe(const ModelSpec& model) {
   }
   lines.push_back(
       str("placement ",
-          model.placement == Placement::kShard ? "shard" : "replicate",
+          model.placement == ModelPlacement::kShard ? "shard" : "replicate",
           model.own_shards ? "" : " of no shards",
           model.own_gradients ? "" : " of no gradients",
           model.share_gradients ? " of shared gradients" : "", ", budget ",

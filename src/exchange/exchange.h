@@ -25,7 +25,7 @@ namespace sherd::exchange {
 using plan::UnitId;
 
 // Where parameters, gradients and optimizer state of the shard axis live.
-enum class Placement {
+enum class ModelPlacement {
   kShard,      // Each rank owns its slice of every flat.
   kReplicate,  // Each rank owns everything; gradients are all-reduced.
 };
@@ -61,7 +61,7 @@ struct UnitSpec {
 
 struct ModelSpec {
   std::vector<UnitSpec> units;
-  Placement placement = Placement::kShard;
+  ModelPlacement placement = ModelPlacement::kShard;
   // Without shards there are no whole units; without sharded gradients every
   // reduction says where its sum goes (ReduceOptions::into).
   bool own_shards = true;
@@ -93,7 +93,7 @@ std::vector<std::int64_t> flat_offsets(const UnitSpec& unit, FlatDtype dtype);
 // Whether the gradient of the flat's parameter may be given as a tensor of its
 // own instead of being written into the slot: it is large, where a copy costs
 // more than a message. The same on every rank.
-bool travels_alone(const FlatSpec& flat, int parameter);
+bool may_bypass_slot(const FlatSpec& flat, int parameter);
 // Lines, in order, of what ranks must agree on.
 std::vector<std::string> describe(const ModelSpec& model);
 
@@ -143,8 +143,8 @@ struct ReduceOptions {
   // 0 on, if any rank has a gradient. Called once every rank has started this
   // reduction; may write the shard. Adds nothing up over backwards.
   // REQUIRES: takes_sinks(), a parameter that travels alone.
-  using Sink = std::function<void(std::int64_t begin, const at::Tensor& sum)>;
-  std::vector<Sink> sinks;
+  using GradientSink = std::function<void(std::int64_t begin, const at::Tensor& sum)>;
+  std::vector<GradientSink> sinks;
   // Sums over the shard axis only, and keeps the sum for the next reduction of
   // this unit that is not partial; until then the parameters count as unused.
   // REQUIRES: a replicate axis.
@@ -161,7 +161,7 @@ struct BackwardEnd {
   // unit all the same, with zeros.
   std::string aborted;
   // `aborted` is what this rank heard of another, a whole sentence.
-  bool hearsay = false;
+  bool relayed_from_peer = false;
   // By unit: gradients came after its reduction and need one more round.
   std::vector<bool> late;
   // This rank gathered other units than was planned.
@@ -180,7 +180,7 @@ struct BackwardOutcome {
   bool diverged = false;
 };
 
-enum class ReduceOp {
+enum class ScalarReduceOp {
   kSum,
   // The same, but ranks with equal shards count once: for sums over elements.
   kSumOverOwners,
@@ -251,7 +251,7 @@ class Exchange {
   // Collective, in place: a few contiguous fp64 numbers, the same bits on every
   // rank.
   [[nodiscard]] virtual Status all_reduce(
-      const at::Tensor& values, ReduceOp op) = 0;
+      const at::Tensor& values, ScalarReduceOp op) = 0;
 
   // Does what can be done without waiting. Returns the units whose sums are
   // made here since the last call; replicas may lack other ranks' parts yet.

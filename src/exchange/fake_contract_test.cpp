@@ -4,13 +4,13 @@
 // late by what the seed says.
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_fakes_testing.h"
-#include "exchange/solo_link.h"
+#include "exchange/single_rank_transport.h"
 
 namespace sherd::exchange::contract {
 namespace {
 
-std::vector<Contender> fakes() {
-  std::vector<Contender> all;
+std::vector<ExchangeUnderTest> fakes() {
+  std::vector<ExchangeUnderTest> all;
   for (const int ranks : {2, 3, 4, 7}) {
     for (const std::uint64_t seed : {0U, 1U, 2U}) {
       FakeOptions fake;
@@ -37,13 +37,13 @@ std::vector<std::string> run_alone(
     int /*ranks*/, const RunOptions& /*options*/, const Body& body) {
   Seat seat;
   seat.exchange =
-      make_collective_exchange(make_solo_link(0), make_solo_link(0));
+      make_collective_exchange(make_single_rank_transport(0), make_single_rank_transport(0));
   seat.meet = [] {};
   body(seat);
   return {seat.result};
 }
 
-const auto kAlone = testing::Values(Contender{"Alone", 1, run_alone});
+const auto kAlone = testing::Values(ExchangeUnderTest{"Alone", 1, run_alone});
 INSTANTIATE_TEST_SUITE_P(Solo, ExchangeUnshard, kAlone, name_of);
 INSTANTIATE_TEST_SUITE_P(Solo, ExchangeReduce, kAlone, name_of);
 INSTANTIATE_TEST_SUITE_P(Solo, ExchangeNumbers, kAlone, name_of);

@@ -4,13 +4,13 @@
 // SIGKILL.
 #include "exchange/contract_processes_testing.h"
 
-#include "exchange/comm_link.h"
+#include "exchange/c10d_transport.h"
 #include "exchange/hierarchical_exchange.h"
 
 namespace sherd::exchange::contract {
 namespace {
 
-Contender on_hosts(const std::string& name, const std::vector<int>& hosts) {
+ExchangeUnderTest on_hosts(const std::string& name, const std::vector<int>& hosts) {
   const int ranks = std::accumulate(hosts.begin(), hosts.end(), 0);
   return {
       .name = name,
@@ -21,14 +21,14 @@ Contender on_hosts(const std::string& name, const std::vector<int>& hosts) {
                 [](const World& world, const std::vector<int>& all) {
                   return make_hierarchical_exchange(
                       world, "contract",
-                      make_comm_link(world, "contract/gather", all));
+                      make_c10d_transport(world, "contract/gather", all));
                 },
                 count, options, body, hosts);
           },
       .hosts = hosts};
 }
 
-std::vector<Contender> hierarchies() {
+std::vector<ExchangeUnderTest> hierarchies() {
   return {
       on_hosts("OneHost", {2}), on_hosts("TwoHosts", {1, 1}),
       on_hosts("TwoPairs", {2, 2}), on_hosts("ThreeHosts", {1, 1, 1}),

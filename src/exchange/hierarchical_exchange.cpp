@@ -7,14 +7,14 @@
 
 #include "comm/hosts.h"
 #include "exchange/collective_exchange.h"
-#include "exchange/comm_link.h"
-#include "exchange/host_carrier.h"
-#include "exchange/message_carrier.h"
+#include "exchange/c10d_transport.h"
+#include "exchange/hierarchical_unit_transport.h"
+#include "exchange/message_unit_transport.h"
 
 namespace sherd::exchange {
 
 std::unique_ptr<Exchange> make_hierarchical_exchange(
-    const World& world, const std::string& name, std::unique_ptr<Link> gather) {
+    const World& world, const std::string& name, std::unique_ptr<Transport> gather) {
   std::vector<int> ranks;
   for (int i = 0; i < gather->size(); ++i) {
     ranks.push_back(gather->world_rank(i));
@@ -26,16 +26,16 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
           std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
     }
   }
-  return make_exchange_by(
+  return make_collective_exchange_with(
       std::move(gather),
-      make_comm_link(
+      make_c10d_transport(
           world, name + "/reduce", ranks, 2 * world.options().deadline),
       [=](const ModelSpec& model, const auto& gathers,
-          const auto& sums) -> Result<std::unique_ptr<Carrier>> {
-        if (model.placement == Placement::kReplicate) {
-          return make_message_carrier(model, gathers, sums);
+          const auto& sums) -> Result<std::unique_ptr<UnitTransport>> {
+        if (model.placement == ModelPlacement::kReplicate) {
+          return make_message_unit_transport(model, gathers, sums);
         }
-        return make_host_carrier(world, name, hosts, model, gathers, sums);
+        return make_hierarchical_unit_transport(world, name, hosts, model, gathers, sums);
       });
 }
 

@@ -12,11 +12,11 @@
 
 #include "comm/hosts.h"
 #include "exchange/collective_exchange.h"
-#include "exchange/comm_link.h"
+#include "exchange/c10d_transport.h"
 #include "exchange/contract_processes_testing.h"
-#include "exchange/host_carrier.h"
+#include "exchange/hierarchical_unit_transport.h"
 #include "exchange/make_exchange.h"
-#include "exchange/message_carrier.h"
+#include "exchange/message_unit_transport.h"
 
 namespace sherd::exchange {
 namespace {
@@ -31,7 +31,7 @@ std::vector<std::string> run_on(
   return run_in_processes(
       [](const World& world, const std::vector<int>& all) {
         return make_hierarchical_exchange(
-            world, "test", make_comm_link(world, "test/gather", all));
+            world, "test", make_c10d_transport(world, "test/gather", all));
       },
       std::accumulate(hosts.begin(), hosts.end(), 0), options, body, hosts);
 }
@@ -39,9 +39,9 @@ std::vector<std::string> run_on(
 // ---- bytes ----
 
 // Counts what is received with tags of flats.
-class CountingLink final : public Link {
+class CountingTransport final : public Transport {
  public:
-  CountingLink(std::unique_ptr<Link> inner, int first_tag, std::int64_t& bytes)
+  CountingTransport(std::unique_ptr<Transport> inner, int first_tag, std::int64_t& bytes)
       : inner_(std::move(inner)), first_tag_(first_tag), bytes_(bytes) {}
 
   int index() const override { return inner_->index(); }
@@ -65,9 +65,9 @@ class CountingLink final : public Link {
   void leave() override { inner_->leave(); }
 
  private:
-  std::unique_ptr<Link> inner_;
+  std::unique_ptr<Transport> inner_;
   const int first_tag_;
-  std::int64_t& bytes_;  // Outlives the link.
+  std::int64_t& bytes_;  // Outlives the transport.
 };
 
 struct Received {
@@ -81,14 +81,14 @@ std::vector<Received> received_by_hosts(
     const Hosts& hosts, const std::function<ModelSpec(int ranks)>& make_model) {
   Received mine;  // Of the process that counts.
   const auto make = [&](const World& world, const std::vector<int>& all) {
-    return make_exchange_by(
-        std::make_unique<CountingLink>(
-            make_comm_link(world, "gather", all), kFlatTag, mine.units),
-        std::make_unique<CountingLink>(
-            make_comm_link(world, "reduce", all), 0, mine.gradients),
+    return make_collective_exchange_with(
+        std::make_unique<CountingTransport>(
+            make_c10d_transport(world, "gather", all), kFlatTag, mine.units),
+        std::make_unique<CountingTransport>(
+            make_c10d_transport(world, "reduce", all), 0, mine.gradients),
         [world, all](
             const ModelSpec& model, const auto& gather, const auto& reduce) {
-          return make_host_carrier(
+          return make_hierarchical_unit_transport(
               world, "units", comm::ranks_by_host(world, all), model, gather,
               reduce);
         });
@@ -233,7 +233,7 @@ void expect_named_in_time(bool blind_hosts) {
         seat.rank = world.rank();
         seat.ranks = 4;
         seat.exchange = make_hierarchical_exchange(
-            world, "test", make_comm_link(world, "test/gather", {0, 1, 2, 3}));
+            world, "test", make_c10d_transport(world, "test/gather", {0, 1, 2, 3}));
         const auto model = plain_model(4);
         open(seat, model);
         if (seat.rank == 3) {

@@ -5,7 +5,7 @@
 
 #include "exchange/page.h"
 #include "exchange/shared_layout.h"
-#include "exchange/shared_sums.h"
+#include "exchange/shared_memory_reductions.h"
 #include "plan/arithmetic.h"
 
 namespace sherd::exchange {
@@ -31,11 +31,11 @@ HostLayout plan_host_layout(const ModelSpec& model, int local_ranks) {
     return begin;
   };
   const auto units = static_cast<std::int64_t>(model.units.size());
-  layout.board = reserve(sizeof(PlaceBoard), kLine);
+  layout.board = reserve(sizeof(GatherBufferRecord), kLine);
   layout.states = reserve(
-      local_ranks * static_cast<std::int64_t>(sizeof(GatherState)), kLine);
+      local_ranks * static_cast<std::int64_t>(sizeof(GatherProgress)), kLine);
   layout.slots = reserve(
-      local_ranks * units * static_cast<std::int64_t>(sizeof(SharedSlot)),
+      local_ranks * units * static_cast<std::int64_t>(sizeof(SharedSlotState)),
       kLine);
   layout.dropped = reserve(
       local_ranks * units * static_cast<std::int64_t>(sizeof(std::uint64_t)),

@@ -14,13 +14,13 @@ namespace sherd::exchange {
 
 // One a host. Written by its first rank; no gather is agreed on before all have
 // read what the one before it brought here.
-struct PlaceBoard {
+struct GatherBufferRecord {
   comm::shm::CounterCell placed;  // Gathers that have a place.
   std::int64_t begin;             // Of the last one's, in the unit region.
 };
 
 // One a rank. Pairs: its part of the unit is written before, and read after.
-struct GatherState {
+struct GatherProgress {
   comm::shm::CounterCell arrived;  // Gathers to which it has added its part.
   // Of the board: allocated for whole units, save what only others read.
   std::int64_t slot_bytes;
@@ -28,9 +28,9 @@ struct GatherState {
 
 struct HostLayout {
   // From the start of the segment, in bytes.
-  std::int64_t board = 0;    // PlaceBoard.
-  std::int64_t states = 0;   // GatherState by local rank.
-  std::int64_t slots = 0;    // SharedSlot by local rank, by unit.
+  std::int64_t board = 0;    // GatherBufferRecord.
+  std::int64_t states = 0;   // GatherProgress by local rank.
+  std::int64_t slots = 0;    // SharedSlotState by local rank, by unit.
   std::int64_t dropped = 0;  // std::uint64_t by local rank, by unit.
   std::int64_t units = 0;    // Places for whole units.
   std::int64_t unit_region_bytes = 0;

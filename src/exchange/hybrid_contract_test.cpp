@@ -16,10 +16,10 @@ struct Axes {
   int replica = 0;  // Of this rank.
   std::vector<int> within;
   std::vector<int> across;
-  HybridPlace place;
+  MeshPosition place;
 };
 
-// As Contender::both_axes says.
+// As ExchangeUnderTest::both_axes says.
 Axes axes_of(int rank, int ranks, int replicas, bool both_axes) {
   const int shards = ranks / replicas;
   const auto rank_of = [&](int replica, int shard) {
@@ -48,7 +48,7 @@ std::unique_ptr<Exchange> hybrid_over(
       self.network.exchange(self.rank, "across", axes.across), axes.place);
 }
 
-Contender on_fake(
+ExchangeUnderTest on_fake(
     int replicas, int shards, std::uint64_t seed, bool both_axes = false) {
   const auto run = [=](int ranks, const RunOptions& options, const Body& body) {
     FakeOptions fake;
@@ -75,7 +75,7 @@ struct Kinds {
   bool both_axes = false;
 };
 
-Contender on_processes(
+ExchangeUnderTest on_processes(
     const std::string& name, int shards, int replicas, const Kinds& kinds) {
   const auto run = [=](int ranks, const RunOptions& options, const Body& body) {
     return run_in_processes(
@@ -105,7 +105,7 @@ Contender on_processes(
 constexpr auto kMessages = Kind::kCollective;
 constexpr auto kShared = Kind::kSharedMemory;
 
-std::vector<Contender> hybrids() {
+std::vector<ExchangeUnderTest> hybrids() {
   return {
       on_fake(2, 2, 0),
       on_fake(2, 3, 1),

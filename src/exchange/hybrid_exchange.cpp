@@ -11,8 +11,8 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
-#include "exchange/segments.h"
-#include "exchange/slot_pool.h"
+#include "exchange/gradient_chunks.h"
+#include "exchange/buffer_pool.h"
 
 namespace sherd::exchange {
 namespace {
@@ -38,7 +38,7 @@ class HybridExchange final : public Exchange {
   HybridExchange(
       std::unique_ptr<Exchange> within,
       std::unique_ptr<Exchange> across,
-      const HybridPlace& place)
+      const MeshPosition& place)
       : place_(place), within_(std::move(within)), across_(std::move(across)) {}
   ~HybridExchange() override {
     if (error_.ok() && (reducing_ || !gathering_.empty())) {
@@ -62,9 +62,9 @@ class HybridExchange final : public Exchange {
     }
     if (status.ok()) {
       // Each replica is of one mind: the others learn of one that is not.
-      status = across_->all_reduce(number(), ReduceOp::kMax);
+      status = across_->all_reduce(number(), ScalarReduceOp::kMax);
     }
-    if (status.ok() && model.placement == Placement::kReplicate) {
+    if (status.ok() && model.placement == ModelPlacement::kReplicate) {
       status = {
           ErrorCode::kInvalidArgument,
           "[exchange] replicated units have no shard axis; expected sharded "
@@ -132,18 +132,18 @@ class HybridExchange final : public Exchange {
     return keep(status.ok() ? within_->publish(generation) : status);
   }
 
-  Status all_reduce(const at::Tensor& values, ReduceOp op) override {
+  Status all_reduce(const at::Tensor& values, ScalarReduceOp op) override {
     if (!error_.ok()) {
       return error_;
     }
     auto status = begin();
-    if (status.ok() && op == ReduceOp::kSame) {
+    if (status.ok() && op == ScalarReduceOp::kSame) {
       return keep(compare(values));
     }
     if (status.ok()) {
       status = within_->all_reduce(values, op);
     }
-    const bool done = op == ReduceOp::kSumOverOwners && !place_.both_axes;
+    const bool done = op == ScalarReduceOp::kSumOverOwners && !place_.both_axes;
     if (status.ok() && !done) {
       status = across_->all_reduce(values, op);
     }
@@ -223,7 +223,7 @@ class HybridExchange final : public Exchange {
     if (std::exchange(begun_, true)) {
       return {};
     }
-    auto status = meet_owners();
+    auto status = barrier_across_owners();
     if (status.ok()) {
       status = gather_shards();
     }
@@ -233,7 +233,7 @@ class HybridExchange final : public Exchange {
         ? within_->publish(0)
         : status;
   }
-  Status meet_owners();
+  Status barrier_across_owners();
   Status gather_shards();
   const std::vector<at::Tensor>& partial(UnitId unit);
   void release(const std::vector<UnitId>& units);
@@ -244,9 +244,9 @@ class HybridExchange final : public Exchange {
   Result<BackwardOutcome> settle(const Result<BackwardOutcome>& everywhere);
   Status compare(const at::Tensor& values);
 
-  const HybridPlace place_;
+  const MeshPosition place_;
   ModelSpec model_;  // Of `across_`.
-  SlotPool partial_pool_;
+  BufferPool partial_pool_;
   std::vector<UnitState> units_;
   std::unique_ptr<Exchange> within_;
   // The last but for values: its messages are of what the others own.
@@ -321,12 +321,12 @@ Status HybridExchange::gather_shards() {
     across_->reshard(unit);
   }
   // Shards were read where their owners write: nobody does before all have.
-  return status.ok() ? meet_owners() : status;
+  return status.ok() ? barrier_across_owners() : status;
 }
 
-Status HybridExchange::meet_owners() {
+Status HybridExchange::barrier_across_owners() {
   return place_.both_axes && across_->one_sided()
-      ? across_->all_reduce(number(), ReduceOp::kMax)
+      ? across_->all_reduce(number(), ScalarReduceOp::kMax)
       : Status();
 }
 
@@ -411,16 +411,16 @@ Status HybridExchange::sum_across(const Waiting& waiting) {
     }
     const auto first = options.gradients.size();
     options.gradients.resize(first + flats[f].names.size());
-    for (const auto& segment : segments_of(flats[f])) {
+    for (const auto& chunk : chunks_of(flats[f])) {
       const auto from =
-          waiting.sums[f].narrow(0, segment.range.begin, segment.range.numel());
-      if (segment.parameter >= 0 &&
+          waiting.sums[f].narrow(0, chunk.range.begin, chunk.range.numel());
+      if (chunk.parameter >= 0 &&
           from.scalar_type() == slot[f].scalar_type()) {
-        options.gradients[first + static_cast<std::size_t>(segment.parameter)] =
+        options.gradients[first + static_cast<std::size_t>(chunk.parameter)] =
             from;
       } else {
         slot[f]
-            .narrow(0, segment.range.begin, segment.range.numel())
+            .narrow(0, chunk.range.begin, chunk.range.numel())
             .copy_(from);
       }
     }
@@ -455,7 +455,7 @@ Result<BackwardOutcome> HybridExchange::end_backward(const BackwardEnd& end) {
     next.used = here.value().used;
   } else {
     next.aborted = here.status().message();
-    next.hearsay = true;
+    next.relayed_from_peer = true;
   }
   if (!status.ok()) {
     return keep(status);
@@ -500,7 +500,7 @@ Result<BackwardOutcome> HybridExchange::settle(
 // A rank whose replica is not of one mind brings a number that equals none.
 Status HybridExchange::compare(const at::Tensor& values) {
   const auto mine = values.clone();
-  if (auto status = within_->all_reduce(values, ReduceOp::kSame);
+  if (auto status = within_->all_reduce(values, ScalarReduceOp::kSame);
       !status.ok()) {
     return status;
   }
@@ -511,7 +511,7 @@ Status HybridExchange::compare(const at::Tensor& values) {
           std::numeric_limits<double>::quiet_NaN();
     }
   }
-  auto status = across_->all_reduce(mine, ReduceOp::kSame);
+  auto status = across_->all_reduce(mine, ScalarReduceOp::kSame);
   values.copy_(mine);
   return status;
 }
@@ -521,7 +521,7 @@ Status HybridExchange::compare(const at::Tensor& values) {
 std::unique_ptr<Exchange> make_hybrid_exchange(
     std::unique_ptr<Exchange> within,
     std::unique_ptr<Exchange> across,
-    const HybridPlace& place) {
+    const MeshPosition& place) {
   return std::make_unique<HybridExchange>(
       std::move(within), std::move(across), place);
 }

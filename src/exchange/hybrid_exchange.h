@@ -16,10 +16,10 @@
 
 namespace sherd::exchange {
 
-// `across` must take Placement::kReplicate, or kShard with place.both_axes. Both are owned, and not open yet.
+// `across` must take ModelPlacement::kReplicate, or kShard with place.both_axes. Both are owned, and not open yet.
 std::unique_ptr<Exchange> make_hybrid_exchange(
     std::unique_ptr<Exchange> within,
     std::unique_ptr<Exchange> across,
-    const HybridPlace& place);
+    const MeshPosition& place);
 
 }  // namespace sherd::exchange

@@ -59,7 +59,7 @@ class Axis final : public Exchange {
   Status publish(std::uint64_t generation) override {
     return next_->publish(generation);
   }
-  Status all_reduce(const at::Tensor& values, ReduceOp op) override {
+  Status all_reduce(const at::Tensor& values, ScalarReduceOp op) override {
     note("all-reduce");
     return next_->all_reduce(values, op);
   }
@@ -221,10 +221,10 @@ TEST(HybridExchange, T10OwnersAreThoseOfOneReplica) {
     auto& exchange = *hybrid.both;
     const auto& events = hybrid.events;
     auto values = torch::full({1}, self.rank % 2 + 1.0, torch::kDouble);
-    exchange.all_reduce(values, ReduceOp::kSumOverOwners).throw_if_failed();
+    exchange.all_reduce(values, ScalarReduceOp::kSumOverOwners).throw_if_failed();
     EXPECT_EQ(values.item<double>(), 3.0);
     EXPECT_THAT(events, ElementsAre("within all-reduce"));
-    exchange.all_reduce(values, ReduceOp::kSum).throw_if_failed();
+    exchange.all_reduce(values, ScalarReduceOp::kSum).throw_if_failed();
     EXPECT_EQ(values.item<double>(), 12.0);
   });
 }

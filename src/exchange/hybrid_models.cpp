@@ -8,7 +8,7 @@ namespace {
 constexpr std::int64_t kCutElements = 16;
 
 plan::FlatLayout layout_within(
-    const plan::FlatLayout& of, const HybridPlace& place) {
+    const plan::FlatLayout& of, const MeshPosition& place) {
   if (!place.both_axes) {
     return of;
   }
@@ -21,7 +21,7 @@ plan::FlatLayout layout_within(
 }
 
 plan::FlatLayout layout_across(
-    const plan::FlatLayout& of, const HybridPlace& place) {
+    const plan::FlatLayout& of, const MeshPosition& place) {
   const auto within = layout_within(of, place);
   const auto shard = within.shard(place.shard_index);
   plan::FlatLayout layout;
@@ -48,7 +48,7 @@ plan::FlatLayout layout_across(
 
 }  // namespace
 
-ModelSpec model_within(const ModelSpec& model, const HybridPlace& place) {
+ModelSpec model_within(const ModelSpec& model, const MeshPosition& place) {
   ModelSpec within = model;
   within.own_gradients = !place.both_axes;
   if (place.both_axes) {
@@ -62,10 +62,10 @@ ModelSpec model_within(const ModelSpec& model, const HybridPlace& place) {
   return within;
 }
 
-ModelSpec model_across(const ModelSpec& model, const HybridPlace& place) {
+ModelSpec model_across(const ModelSpec& model, const MeshPosition& place) {
   ModelSpec across = model;
   across.placement =
-      place.both_axes ? Placement::kShard : Placement::kReplicate;
+      place.both_axes ? ModelPlacement::kShard : ModelPlacement::kReplicate;
   across.own_shards = place.both_axes;
   across.own_gradients = place.both_axes;
   for (auto& unit : across.units) {

@@ -9,7 +9,7 @@
 
 namespace sherd::exchange {
 
-struct HybridPlace {
+struct MeshPosition {
   int shard_index = 0;  // Of this rank, on the shard axis.
   int replicas = 1;
   // Owners are the ranks of both axes instead of those of the shard axis: the
@@ -20,12 +20,12 @@ struct HybridPlace {
 
 // Flats are cut as the model's, or where every shard of the first owner of a
 // rank begins; gradients are then summed to where each reduction says.
-ModelSpec model_within(const ModelSpec& model, const HybridPlace& place);
+ModelSpec model_within(const ModelSpec& model, const MeshPosition& place);
 
 // Flats are what this rank has of those of model_within(): every parameter is
 // there, in the same order, with the elements that lie in the shard, which may
 // be none. They are cut as the model is, or, where replicas are equal, evenly;
 // then there are only gradients, replicated. These travel as those of `model`.
-ModelSpec model_across(const ModelSpec& model, const HybridPlace& place);
+ModelSpec model_across(const ModelSpec& model, const MeshPosition& place);
 
 }  // namespace sherd::exchange

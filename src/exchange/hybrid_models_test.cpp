@@ -18,7 +18,7 @@ TEST(HybridModels, HasEveryParameterWithWhatLiesInTheShard) {
   for (int shard = 0; shard < 3; ++shard) {
     const auto across =
         model_across(model, {.shard_index = shard, .replicas = 2});
-    EXPECT_EQ(across.placement, Placement::kReplicate);
+    EXPECT_EQ(across.placement, ModelPlacement::kReplicate);
     EXPECT_FALSE(across.own_shards);
     EXPECT_FALSE(across.own_gradients);
     std::size_t parameter = 0;
@@ -68,13 +68,13 @@ TEST(HybridModels, OverBothAxesTheModelsCutsAreKept) {
       6, {{{.numels = {90, 33}}, {.numels = {64}, .granularity = 64}}});
   for (const int replicas : {2, 3}) {
     for (int owner = 0; owner < 6; ++owner) {
-      const HybridPlace place{
+      const MeshPosition place{
           .shard_index = owner / replicas,
           .replicas = replicas,
           .both_axes = true};
       const auto within = model_within(model, place);
       const auto across = model_across(model, place);
-      EXPECT_EQ(across.placement, Placement::kShard);
+      EXPECT_EQ(across.placement, ModelPlacement::kShard);
       for (std::size_t f = 0; f < 2; ++f) {
         const auto& whole = model.units[0].flats[f].layout;
         const auto outer = within.units[0].flats[f].layout;

@@ -3,7 +3,7 @@
 // Ranks that are stopped at any moment of a step and go on when their peer has
 // given them up and uses its memory for something else. Steps of several pairs of
 // ranks at a time, each pair with an exchange of its own.
-#include "exchange/comm_link.h"
+#include "exchange/c10d_transport.h"
 #include "exchange/contract.h"
 #include "exchange/shared_memory_exchange.h"
 #include "support/ranks.h"
@@ -44,16 +44,16 @@ ModelSpec late_model() {
 std::unique_ptr<Exchange> make(
     Via via, const World& world, int pair, bool sum_thread) {
   const std::vector<int> ranks = {2 * pair, 2 * pair + 1};
-  const auto link = [&](const char* what, std::chrono::milliseconds deadline) {
-    return make_comm_link(world, str("pair", pair, what), ranks, deadline);
+  const auto transport = [&](const char* what, std::chrono::milliseconds deadline) {
+    return make_c10d_transport(world, str("pair", pair, what), ranks, deadline);
   };
   if (via == Via::kMessages) {
-    auto gather = link("/gather", deadline_of(via));
+    auto gather = transport("/gather", deadline_of(via));
     return make_collective_exchange(
-        std::move(gather), link("/reduce", deadline_of(via)));
+        std::move(gather), transport("/reduce", deadline_of(via)));
   }
   return make_shared_memory_exchange(
-      world, str("pair", pair), link("/link", 20s), {.sum_thread = sum_thread});
+      world, str("pair", pair), transport("/transport", 20s), {.sum_thread = sum_thread});
 }
 
 bool all_are(const at::Tensor& values, double value) {
@@ -122,7 +122,7 @@ class Steps {
       EXPECT_TRUE(all_are(memory.gradient, 2 * step_ + 3)) << "step " << step_;
     }
     auto number = torch::full({1}, step_, torch::kDouble);
-    status = exchange_.all_reduce(number, ReduceOp::kSum);
+    status = exchange_.all_reduce(number, ScalarReduceOp::kSum);
     if (status.ok()) {
       ++meetings_;
       EXPECT_EQ(number.item<double>(), 2 * step_);

@@ -10,12 +10,12 @@
 #include "base/cores.h"
 #include "comm/hosts.h"
 #include "exchange/collective_exchange.h"
-#include "exchange/comm_link.h"
+#include "exchange/c10d_transport.h"
 #include "exchange/hierarchical_exchange.h"
 #include "exchange/hybrid_exchange.h"
-#include "exchange/message_carrier.h"
+#include "exchange/message_unit_transport.h"
 #include "exchange/shared_memory_exchange.h"
-#include "exchange/solo_link.h"
+#include "exchange/single_rank_transport.h"
 #include "exchange/sum_thread.h"
 
 namespace sherd::exchange {
@@ -45,8 +45,8 @@ Kind asked_for(Kind wanted, const EnvironmentLookup& environment) {
 }
 
 void check_all_chose(
-    Link& link, const std::vector<int>& ranks, const std::string& mine) {
-  const auto all = link.all_gather(mine, "the kind of exchange");
+    Transport& transport, const std::vector<int>& ranks, const std::string& mine) {
+  const auto all = transport.all_gather(mine, "the kind of exchange");
   all.status().throw_if_failed();
   for (std::size_t i = 1; i < ranks.size(); ++i) {
     SHERD_CHECK_AS(
@@ -115,13 +115,13 @@ std::unique_ptr<Exchange> make_exchange(
   SHERD_ASSERT(kind != Kind::kAuto);
   if (ranks.size() == 1) {
     return make_collective_exchange(
-        make_solo_link(ranks.front()), make_solo_link(ranks.front()));
+        make_single_rank_transport(ranks.front()), make_single_rank_transport(ranks.front()));
   }
-  auto link = make_comm_link(world, name + "/gather", ranks);
-  check_all_chose(*link, ranks, text_of(kind));
+  auto transport = make_c10d_transport(world, name + "/gather", ranks);
+  check_all_chose(*transport, ranks, text_of(kind));
   if (kind == Kind::kSharedMemory) {
     return make_shared_memory_exchange(
-        world, name, std::move(link),
+        world, name, std::move(transport),
         {.sum_thread = sums_have_a_thread(
              {.cores = static_cast<int>(allowed_cores().size()),
               .ranks = static_cast<int>(ranks.size()),
@@ -129,27 +129,27 @@ std::unique_ptr<Exchange> make_exchange(
              process_environment())});
   }
   if (kind == Kind::kHierarchical) {
-    return make_hierarchical_exchange(world, name, std::move(link));
+    return make_hierarchical_exchange(world, name, std::move(transport));
   }
   return make_collective_exchange(
-      std::move(link), make_comm_link(world, name + "/reduce", ranks));
+      std::move(transport), make_c10d_transport(world, name + "/reduce", ranks));
 }
 
-std::unique_ptr<Exchange> make_hooked_exchange(
+std::unique_ptr<Exchange> make_comm_hook_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
     const std::string& hook,
     ReduceUnit reduce) {
-  auto link = make_comm_link(world, name + "/gather", ranks);
-  check_all_chose(*link, ranks, "hook " + hook);
-  return make_exchange_by(
-      std::move(link), make_comm_link(world, name + "/reduce", ranks),
+  auto transport = make_c10d_transport(world, name + "/gather", ranks);
+  check_all_chose(*transport, ranks, "hook " + hook);
+  return make_collective_exchange_with(
+      std::move(transport), make_c10d_transport(world, name + "/reduce", ranks),
       [reduce = std::move(reduce)](
           const auto& model, const auto& gathers,
-          const auto& reductions) -> Result<std::unique_ptr<Carrier>> {
-        return make_hooked_carrier(
-            model, make_message_carrier(model, gathers, reductions), reductions,
+          const auto& reductions) -> Result<std::unique_ptr<UnitTransport>> {
+        return make_comm_hook_unit_transport(
+            model, make_message_unit_transport(model, gathers, reductions), reductions,
             reduce);
       });
 }

@@ -12,7 +12,7 @@
 #include <sherd/comm/world.h>
 #include "base/rank_environment.h"
 #include "exchange/exchange.h"
-#include "exchange/hooked_carrier.h"
+#include "exchange/comm_hook_unit_transport.h"
 
 namespace sherd::exchange {
 
@@ -56,7 +56,7 @@ std::unique_ptr<Exchange> make_exchange(
 // The same by messages, for replicas: `reduce` reduces gradients instead of the
 // exchange. Throws Error, on all ranks, also when they differ in `hook`, its
 // name.
-std::unique_ptr<Exchange> make_hooked_exchange(
+std::unique_ptr<Exchange> make_comm_hook_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
@@ -66,7 +66,7 @@ std::unique_ptr<Exchange> make_hooked_exchange(
 struct MeshExchangeOptions {
   Kind within = Kind::kCollective;  // Of the shard axis.
   Kind across = Kind::kCollective;  // Of the replicate axis; not hierarchical.
-  bool both_axes = false;           // As HybridPlace.
+  bool both_axes = false;           // As MeshPosition.
 };
 
 // Collective over all ranks of the mesh. With one replica as above, otherwise a

@@ -10,13 +10,13 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
-#include "exchange/backward_note.h"
+#include "exchange/backward_status.h"
 
 namespace sherd::exchange {
 namespace {
 
-double combine(double a, double b, ReduceOp op) {
-  if (op != ReduceOp::kMax) {
+double combine(double a, double b, ScalarReduceOp op) {
+  if (op != ScalarReduceOp::kMax) {
     return a + b;
   }
   return b > a || std::isnan(b) ? b : a;
@@ -32,8 +32,8 @@ at::Tensor bytes_of(const void* data, std::size_t size) {
   return bytes;
 }
 
-void combine_numbers(
-    std::span<const at::Tensor> bytes, ReduceOp op, const at::Tensor& values) {
+void combine_scalars(
+    std::span<const at::Tensor> bytes, ScalarReduceOp op, const at::Tensor& values) {
   SHERD_ASSERT(
       values.scalar_type() == c10::ScalarType::Double &&
       values.is_contiguous());
@@ -45,14 +45,14 @@ void combine_numbers(
     SHERD_ASSERT(bytes[r].nbytes() == values.nbytes());
     std::memcpy(theirs.data(), bytes[r].const_data_ptr(), values.nbytes());
     for (std::size_t i = 0; i < theirs.size(); ++i) {
-      if (op == ReduceOp::kSame) {
+      if (op == ScalarReduceOp::kSame) {
         same[i] = same[i] != 0.0 && theirs[i] == mine[i] ? 1.0 : 0.0;
       } else {
         out[i] = r == 0 ? theirs[i] : combine(out[i], theirs[i], op);
       }
     }
   }
-  if (op == ReduceOp::kSame) {
+  if (op == ScalarReduceOp::kSame) {
     std::copy(same.begin(), same.end(), out);
   }
 }
@@ -60,16 +60,16 @@ void combine_numbers(
 // Every rank finds the same difference, from the same messages. None may close
 // before all have those messages, hence the second round: who still waits would
 // find a lost rank instead.
-Status compare_models(Link& link, const ModelSpec& model) {
+Status compare_models(Transport& transport, const ModelSpec& model) {
   std::vector<int> ranks;
-  for (int i = 0; i < link.size(); ++i) {
-    ranks.push_back(link.world_rank(i));
+  for (int i = 0; i < transport.size(); ++i) {
+    ranks.push_back(transport.world_rank(i));
   }
   std::string mine;
   for (const auto& line : describe(model)) {
     mine += line + "\n";
   }
-  const auto all = link.all_gather(mine, "comparing the model between ranks");
+  const auto all = transport.all_gather(mine, "comparing the model between ranks");
   if (!all.ok()) {
     return all.status();
   }
@@ -77,7 +77,7 @@ Status compare_models(Link& link, const ModelSpec& model) {
   if (difference.empty()) {
     return {};
   }
-  (void)link.all_gather("", "the same difference");
+  (void)transport.all_gather("", "the same difference");
   return {ErrorCode::kPeerMismatch, difference};
 }
 

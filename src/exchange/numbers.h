@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What every exchange makes of the ranks' numbers and models, once it has them
-// all. Thread rule: pure functions, save compare_models(), which uses the link.
+// all. Thread rule: pure functions, save compare_models(), which uses the transport.
 #pragma once
 
 #include <span>
 #include <ATen/core/Tensor.h>
 #include "base/status.h"
 #include "exchange/exchange.h"
-#include "exchange/link.h"
+#include "exchange/transport.h"
 
 namespace sherd::exchange {
 
@@ -17,11 +17,11 @@ at::Tensor bytes_of(const void* data, std::size_t size);
 
 // `values`, fp64 and contiguous, become what `op` makes of the bytes of all
 // ranks' values, by rank; the same bits everywhere. A NaN of any rank stays.
-void combine_numbers(
-    std::span<const at::Tensor> bytes, ReduceOp op, const at::Tensor& values);
+void combine_scalars(
+    std::span<const at::Tensor> bytes, ScalarReduceOp op, const at::Tensor& values);
 
 // Collective. kPeerMismatch on every rank, naming the first difference and the
 // ranks, when models differ.
-[[nodiscard]] Status compare_models(Link& link, const ModelSpec& model);
+[[nodiscard]] Status compare_models(Transport& transport, const ModelSpec& model);
 
 }  // namespace sherd::exchange

@@ -50,7 +50,7 @@ Reducer::Reducer(
     const auto& flat = units[u].flats[static_cast<std::size_t>(parameter.flat)];
     targets_.push_back(
         {parameter.unit, parameter.flat,
-         travels_alone(flat, parameter.position), parameter.trainable,
+         may_bypass_slot(flat, parameter.position), parameter.trainable,
          flat.layout.offsets[static_cast<std::size_t>(parameter.position)]});
     if (parameter.trainable >= 0) {
       trainable_[u].resize(std::max(

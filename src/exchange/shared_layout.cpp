@@ -52,7 +52,7 @@ SharedLayout plan_shared_layout(
     const ModelSpec& model, int ranks, std::int64_t reserved_bytes) {
   SharedLayout layout;
   std::int64_t at = round_up(reserved_bytes, kPage);
-  const bool sharded = model.placement == Placement::kShard;
+  const bool sharded = model.placement == ModelPlacement::kShard;
   const bool gradients_inside = !sharded || model.share_gradients;
   std::int64_t gradients = 0;  // Of one region.
   std::int64_t slots = 0;

@@ -95,7 +95,7 @@ TEST(SharedLayout, ARankOnlyReadsThePagesInWhichItHasNothing) {
     model.share_gradients = true;
     expect_pages(model, ranks);
     model.share_gradients = false;
-    model.placement = Placement::kReplicate;
+    model.placement = ModelPlacement::kReplicate;
     expect_pages(model, ranks);
     model.own_shards = false;
     model.own_gradients = false;

@@ -2,22 +2,22 @@
 //
 // The contract suite over shared memory: ranks are processes, and die by
 // SIGKILL.
-#include "exchange/comm_link.h"
+#include "exchange/c10d_transport.h"
 #include "exchange/contract_processes_testing.h"
 #include "exchange/shared_memory_exchange.h"
-#include "exchange/solo_link.h"
+#include "exchange/single_rank_transport.h"
 
 namespace sherd::exchange::contract {
 namespace {
 
-Contender shared_memory(int ranks, bool sum_thread = false) {
+ExchangeUnderTest shared_memory(int ranks, bool sum_thread = false) {
   const auto run = [=](int n, const RunOptions& options, const Body& body) {
     return run_in_processes(
         [=](const World& world, const std::vector<int>& all) {
           return make_shared_memory_exchange(
               world, "contract",
-              all.size() == 1 ? make_solo_link(0)
-                              : make_comm_link(world, "contract/link", all),
+              all.size() == 1 ? make_single_rank_transport(0)
+                              : make_c10d_transport(world, "contract/transport", all),
               {.sum_thread = sum_thread});
         },
         n, options, body);
@@ -29,7 +29,7 @@ Contender shared_memory(int ranks, bool sum_thread = false) {
       .one_sided = true};
 }
 
-std::vector<Contender> shared_memories() {
+std::vector<ExchangeUnderTest> shared_memories() {
   return {
       shared_memory(2), shared_memory(3), shared_memory(4), shared_memory(7),
       shared_memory(3, /*sum_thread=*/true)};

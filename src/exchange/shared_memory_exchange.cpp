@@ -17,10 +17,10 @@
 #include "comm/shm/barrier.h"
 #include "comm/shm/waiter.h"
 #include "exchange/agreement.h"
-#include "exchange/backward_note.h"
+#include "exchange/backward_status.h"
 #include "exchange/numbers.h"
 #include "exchange/shared_layout.h"
-#include "exchange/shared_sums.h"
+#include "exchange/shared_memory_reductions.h"
 
 namespace sherd::exchange {
 namespace {
@@ -45,8 +45,8 @@ struct RankState {
 };
 
 // What a rank brings to a step of all ranks: this, a payload, and zeros.
-struct StepHead {
-  Wish wish;
+struct StepHeader {
+  CollectiveRequest request;
   std::uint64_t bytes;  // Of the payload.
 };
 
@@ -55,7 +55,7 @@ class SharedMemoryExchange final : public Exchange {
   SharedMemoryExchange(
       const World& world,
       const std::string& name,
-      std::unique_ptr<Link> control,
+      std::unique_ptr<Transport> control,
       const SharedMemoryOptions& options)
       : world_(world),
         name_(name),
@@ -139,9 +139,9 @@ class SharedMemoryExchange final : public Exchange {
       return error_;
     }
     begin();
-    make_way(options.under_way_max);
+    wait_for_room(options.under_way_max);
     sums_->post(unit, options);
-    note_.mark_used(unit, options.used);
+    backward_status_.mark_used(unit, options.used);
     ++counters_.reduces;
     sums_->progress();
     return {};
@@ -152,20 +152,20 @@ class SharedMemoryExchange final : public Exchange {
       return error_;
     }
     begin();
-    note_.late = end.late;
-    note_.aborted = end.aborted;
-    note_.hearsay = end.hearsay;
-    note_.departed = end.departed;
+    backward_status_.late = end.late;
+    backward_status_.aborted = end.aborted;
+    backward_status_.relayed_from_peer = end.relayed_from_peer;
+    backward_status_.departed = end.departed;
     for (std::size_t u = 0; u < end.used.size(); ++u) {
-      note_.mark_used(static_cast<UnitId>(u), end.used[u]);
+      backward_status_.mark_used(static_cast<UnitId>(u), end.used[u]);
     }
     Counter(state(me()).coming).post(cells_->round() + 1);
     auto status = finish_sums();
-    std::vector<at::Tensor> notes;
+    std::vector<at::Tensor> statuses;
     if (status.ok()) {
-      Wish wish;
-      wish.kind = WishKind::kEndBackward;
-      auto all = meet(wish, note_.encode(model_));
+      CollectiveRequest request;
+      request.kind = CollectiveKind::kEndBackward;
+      auto all = all_gather_step(request, backward_status_.encode(model_));
       status = all.status();
       if (const auto missing = sums_->missing(); status.ok() && missing) {
         status = {
@@ -175,16 +175,16 @@ class SharedMemoryExchange final : public Exchange {
                 " has not reduced unit ", spec(missing->unit).name)};
       }
       if (all.ok()) {
-        notes = std::move(all).value();
+        statuses = std::move(all).value();
       }
     }
     if (!status.ok()) {
       return fail(status);
     }
-    note_ = {};
+    backward_status_ = {};
     ++backward_;
     sums_->progress();
-    return combine_notes(model_, notes, ranks_);
+    return combine_backward_statuses(model_, statuses, ranks_);
   }
 
   Status publish(std::uint64_t generation) override {
@@ -197,27 +197,27 @@ class SharedMemoryExchange final : public Exchange {
     return {};
   }
 
-  Status all_reduce(const at::Tensor& values, ReduceOp op) override {
+  Status all_reduce(const at::Tensor& values, ScalarReduceOp op) override {
     if (!error_.ok()) {
       return error_;
     }
     begin();
-    Wish wish;
-    wish.kind = WishKind::kAllReduce;
-    wish.numel = static_cast<std::uint32_t>(values.numel());
-    wish.op = static_cast<std::uint32_t>(op);
+    CollectiveRequest request;
+    request.kind = CollectiveKind::kAllReduce;
+    request.numel = static_cast<std::uint32_t>(values.numel());
+    request.op = static_cast<std::uint32_t>(op);
     const auto room =
-        (cell_bytes_ - static_cast<std::int64_t>(sizeof(StepHead))) /
+        (cell_bytes_ - static_cast<std::int64_t>(sizeof(StepHeader))) /
         static_cast<std::int64_t>(sizeof(double));
     std::int64_t at = 0;
     do {
       const auto part =
           values.narrow(0, at, std::min(room, values.numel() - at));
-      auto all = meet(wish, bytes_of(part.const_data_ptr(), part.nbytes()));
+      auto all = all_gather_step(request, bytes_of(part.const_data_ptr(), part.nbytes()));
       if (!all.ok()) {
         return fail(all.status());
       }
-      combine_numbers(all.value(), op, part);
+      combine_scalars(all.value(), op, part);
       at += room;
     } while (at < values.numel());
     return {};
@@ -253,7 +253,7 @@ class SharedMemoryExchange final : public Exchange {
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
-  bool replicates() const { return model_.placement == Placement::kReplicate; }
+  bool replicates() const { return model_.placement == ModelPlacement::kReplicate; }
   int size() const { return control_->size(); }
   int me() const { return control_->index(); }
   RankState& state(int rank) const {
@@ -269,16 +269,16 @@ class SharedMemoryExchange final : public Exchange {
   void begin();
   void publish_shards();
   Status wait_for_owners(UnitId unit);
-  void make_way(int under_way_max);
+  void wait_for_room(int under_way_max);
   Status finish_sums();
   Status copy_in_full(UnitId unit, std::vector<at::Tensor>& into);
-  Result<std::vector<at::Tensor>> meet(Wish wish, const at::Tensor& payload);
+  Result<std::vector<at::Tensor>> all_gather_step(CollectiveRequest request, const at::Tensor& payload);
   Status fail(const Status& status);
   void leave(const Status& why);
 
   const World world_;
   const std::string name_;
-  std::unique_ptr<Link> control_;
+  std::unique_ptr<Transport> control_;
   const SharedMemoryOptions options_;
   std::vector<int> ranks_;  // World ranks.
   ModelSpec model_;
@@ -292,12 +292,12 @@ class SharedMemoryExchange final : public Exchange {
   std::optional<comm::shm::SmallAllGather> cells_;  // For steps of all ranks.
   std::int64_t cell_bytes_ = 0;
   std::optional<SharedUnits> memory_;
-  std::optional<SharedSums> sums_;
+  std::optional<SharedMemoryReductions> sums_;
   std::map<UnitId, std::vector<at::Tensor>> full_;
-  BackwardNote note_;
+  BackwardStatus backward_status_;
   const SteadyClock clock_;
   bool begun_ = false;
-  bool waited_in_vain_ = false;  // In this backward.
+  bool room_wait_timed_out_ = false;  // In this backward.
   std::uint64_t published_ = 0;  // Times.
   std::uint64_t seen_ = 0;       // Of all ranks, at least.
   std::uint64_t generation_ = 0;
@@ -315,12 +315,12 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
   if (!status.ok()) {
     return fail(status);
   }
-  cell_bytes_ = static_cast<std::int64_t>(sizeof(StepHead)) +
-      std::max<std::int64_t>(note_.encode(model_).numel(), kPayloadBytesMin);
+  cell_bytes_ = static_cast<std::int64_t>(sizeof(StepHeader)) +
+      std::max<std::int64_t>(backward_status_.encode(model_).numel(), kPayloadBytesMin);
   const auto cells = static_cast<std::int64_t>(
       comm::shm::SmallAllGather::bytes(size(), static_cast<std::size_t>(cell_bytes_)));
   const auto states = static_cast<std::int64_t>(sizeof(RankState)) * size();
-  const auto slots = static_cast<std::int64_t>(sizeof(SharedSlot)) * size() *
+  const auto slots = static_cast<std::int64_t>(sizeof(SharedSlotState)) * size() *
       static_cast<std::int64_t>(model_.units.size());
   layout_ = plan_shared_layout(model_, size(), cells + states + slots);
   auto segment = comm::share_memory(
@@ -347,12 +347,12 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
         static_cast<std::size_t>(range.begin),
         static_cast<std::size_t>(range.end - range.begin));
   }
-  SharedSlots::Place place{
+  SharedGradientSlots::Mapping place{
       .model = &model_,
       .rank = me(),
       .regions = {},
       .region_bytes = layout_.slot_region_bytes,
-      .slots = reinterpret_cast<SharedSlot*>(base() + cells + states)};
+      .slots = reinterpret_cast<SharedSlotState*>(base() + cells + states)};
   for (const auto region : layout_.slot_regions) {
     place.regions.push_back(base() + region);
   }
@@ -420,16 +420,16 @@ Status SharedMemoryExchange::wait_for_owners(UnitId unit) {
 
 // Peers that do other things first may wait for what this rank does next, hence
 // not for ever.
-void SharedMemoryExchange::make_way(int under_way_max) {
+void SharedMemoryExchange::wait_for_room(int under_way_max) {
   const auto began = clock_.now();
   const auto patience =
       std::min<Duration>(kPatience, world_.options().deadline / 4);
-  while (under_way_max > 0 && !waited_in_vain_ &&
+  while (under_way_max > 0 && !room_wait_timed_out_ &&
          sums_->under_way() >= under_way_max) {
     sums_->progress();
     if (const auto missing = sums_->missing()) {
       missing->counter.sleep_below(missing->number, kDoze);
-      waited_in_vain_ =
+      room_wait_timed_out_ =
           clock_.now() - began > patience || !segment_->peers().check().ok();
     } else {
       sums_->wait_for_thread(kDoze);
@@ -441,7 +441,7 @@ void SharedMemoryExchange::make_way(int under_way_max) {
 }
 
 Status SharedMemoryExchange::finish_sums() {
-  waited_in_vain_ = false;
+  room_wait_timed_out_ = false;
   for (sums_->progress(); sums_->under_way() > 0; sums_->progress()) {
     if (auto failure = sums_->failure(); !failure.ok()) {
       return failure;
@@ -475,36 +475,36 @@ Status SharedMemoryExchange::finish_sums() {
 
 // A step of all ranks, who tell each other which one it is. Returns the
 // payloads, by rank.
-Result<std::vector<at::Tensor>> SharedMemoryExchange::meet(
-    Wish wish, const at::Tensor& payload) {
-  wish.sequence = cells_->round();
-  wish.generation = generation_;
-  wish.backward = backward_;
+Result<std::vector<at::Tensor>> SharedMemoryExchange::all_gather_step(
+    CollectiveRequest request, const at::Tensor& payload) {
+  request.sequence = cells_->round();
+  request.generation = generation_;
+  request.backward = backward_;
   Counter(state(me()).coming).post(cells_->round() + 1);
   const auto bytes = static_cast<std::size_t>(cell_bytes_);
-  SHERD_ASSERT(sizeof(StepHead) + payload.nbytes() <= bytes);
+  SHERD_ASSERT(sizeof(StepHeader) + payload.nbytes() <= bytes);
   std::vector<std::byte> mine(bytes);
   std::vector<std::byte> all(bytes * ranks_.size());
-  const StepHead head{wish, payload.nbytes()};
+  const StepHeader head{request, payload.nbytes()};
   std::memcpy(mine.data(), &head, sizeof(head));
   std::memcpy(
       mine.data() + sizeof(head), payload.const_data_ptr(), payload.nbytes());
   const auto status = cells_->all_gather_bytes(
-      mine, all, "an answer to " + exchange::describe(wish, unit_names_));
+      mine, all, "an answer to " + exchange::describe(request, unit_names_));
   if (!status.ok()) {
     return status;
   }
-  std::vector<Wish> wishes;
+  std::vector<CollectiveRequest> requests;
   std::vector<at::Tensor> payloads;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     const auto* theirs = all.data() + rank * bytes;
-    StepHead their_head;
+    StepHeader their_head;
     std::memcpy(&their_head, theirs, sizeof(their_head));
-    wishes.push_back(their_head.wish);
+    requests.push_back(their_head.request);
     payloads.push_back(bytes_of(theirs + sizeof(their_head), their_head.bytes));
   }
-  const auto agreement = agree(wishes, ranks_, unit_names_);
-  if (agreement.verdict != Verdict::kTogether) {
+  const auto agreement = agree(requests, ranks_, unit_names_);
+  if (agreement.verdict != AgreementOutcome::kAllAgree) {
     return Status(ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason);
   }
   return payloads;
@@ -518,10 +518,10 @@ Status SharedMemoryExchange::copy_in_full(
   const auto shown = [&](int rank) {
     return base() + layout_.slot_regions[static_cast<std::size_t>(rank)];
   };
-  Wish wish;
-  wish.kind = WishKind::kUnshard;
-  wish.unit = unit;
-  wish.full_precision = 1;
+  CollectiveRequest request;
+  request.kind = CollectiveKind::kUnshard;
+  request.unit = unit;
+  request.full_precision = 1;
   const auto nothing = bytes_of("", 0);
   const bool cast = is_cast(spec(unit));
   for (std::size_t f = 0; cast && f < spec(unit).flats.size(); ++f) {
@@ -530,7 +530,7 @@ Status SharedMemoryExchange::copy_in_full(
         shown(me()) + offsets[f], shard.const_data_ptr(), shard.nbytes());
   }
   if (cast) {
-    if (auto all = meet(wish, nothing); !all.ok()) {
+    if (auto all = all_gather_step(request, nothing); !all.ok()) {
       return all.status();
     }
   }
@@ -550,7 +550,7 @@ Status SharedMemoryExchange::copy_in_full(
       std::memcpy(part.mutable_data_ptr(), from, part.nbytes());
     }
   }
-  return meet(wish, nothing).status();
+  return all_gather_step(request, nothing).status();
 }
 
 // The first failure stays, and is told to who waits for this rank.
@@ -588,7 +588,7 @@ void SharedMemoryExchange::leave(const Status& why) {
 std::unique_ptr<Exchange> make_shared_memory_exchange(
     const World& world,
     const std::string& name,
-    std::unique_ptr<Link> control,
+    std::unique_ptr<Transport> control,
     const SharedMemoryOptions& options) {
   return std::make_unique<SharedMemoryExchange>(
       world, name, std::move(control), options);

@@ -12,7 +12,7 @@
 #include <string>
 #include <sherd/comm/world.h>
 #include "exchange/exchange.h"
-#include "exchange/link.h"
+#include "exchange/transport.h"
 
 namespace sherd::exchange {
 
@@ -27,7 +27,7 @@ struct SharedMemoryOptions {
 std::unique_ptr<Exchange> make_shared_memory_exchange(
     const World& world,
     const std::string& name,
-    std::unique_ptr<Link> control,
+    std::unique_ptr<Transport> control,
     const SharedMemoryOptions& options = {});
 
 }  // namespace sherd::exchange

@@ -58,7 +58,7 @@ Runtime::Runtime(
   exchange::ModelSpec model_spec;
   model_spec.units = model_.units;
   model_spec.placement =
-      replicate ? exchange::Placement::kReplicate : exchange::Placement::kShard;
+      replicate ? exchange::ModelPlacement::kReplicate : exchange::ModelPlacement::kShard;
   model_spec.share_gradients = options_.share_gradients;
   model_spec.unsharded_bytes_max = budget.bytes.value_or(0);
   exchange_->open(model_spec).throw_if_failed();
@@ -263,7 +263,7 @@ bool Runtime::same_everywhere(std::uint64_t print) {
   half[1] = static_cast<double>(print & kLow);
   half[2] = static_cast<double>(flags >> 32U);
   half[3] = static_cast<double>(flags & kLow);
-  const auto status = exchange_->all_reduce(halves, exchange::ReduceOp::kSame);
+  const auto status = exchange_->all_reduce(halves, exchange::ScalarReduceOp::kSame);
   if (!status.ok()) {
     fail(status);
   }
@@ -288,7 +288,7 @@ void Runtime::refuse_different_flags() {
     const bool set = model_.parameters[p].tensor.requires_grad();
     flag[p * ranks + static_cast<std::size_t>(world_rank())] = set ? 1.0 : 0.0;
   }
-  const auto status = exchange_->all_reduce(flags, exchange::ReduceOp::kSum);
+  const auto status = exchange_->all_reduce(flags, exchange::ScalarReduceOp::kSum);
   if (!status.ok()) {
     fail(status);
   }
@@ -431,7 +431,7 @@ void Runtime::warn_of_idle_optimizer() {
       {2}, changed ? 1.0 : 0.0,
       at::TensorOptions().dtype(c10::ScalarType::Double));
   found.mutable_data_ptr<double>()[1] = idle_.change_due() ? 1.0 : 0.0;
-  const auto status = exchange_->all_reduce(found, exchange::ReduceOp::kMax);
+  const auto status = exchange_->all_reduce(found, exchange::ScalarReduceOp::kMax);
   if (!status.ok()) {
     fail(status);
   }
@@ -489,7 +489,7 @@ std::shared_ptr<void> Runtime::give_update(BackwardUpdate update) {
 void Runtime::meet(const at::Tensor& numbers) {
   const std::lock_guard lock(mu_);
   check_open();
-  auto status = exchange_->all_reduce(numbers, exchange::ReduceOp::kMax);
+  auto status = exchange_->all_reduce(numbers, exchange::ScalarReduceOp::kMax);
   if (!status.ok()) {
     fail(status);
   }
@@ -506,8 +506,8 @@ double Runtime::clip_grad_norm(double max_norm, const ClipOptions& options) {
     if (options_.strategy == Strategy::kNoShard) {
       return;  // Every rank has all gradients already.
     }
-    const auto op = std::isinf(options.p) ? exchange::ReduceOp::kMax
-                                          : exchange::ReduceOp::kSumOverOwners;
+    const auto op = std::isinf(options.p) ? exchange::ScalarReduceOp::kMax
+                                          : exchange::ScalarReduceOp::kSumOverOwners;
     if (auto status = exchange_->all_reduce(value, op); !status.ok()) {
       fail(status);
     }

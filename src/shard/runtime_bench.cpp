@@ -19,7 +19,7 @@
 #include <vector>
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
-#include "exchange/fake_link.h"
+#include "exchange/fake_transport.h"
 #include "shard/runtime.h"
 
 namespace sherd::shard {

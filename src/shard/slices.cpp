@@ -179,7 +179,7 @@ std::shared_ptr<void> Slices::give_update(BackwardUpdate given) {
     const auto& flat = model_.units[static_cast<std::size_t>(parameter.unit)]
                            .flats[static_cast<std::size_t>(parameter.flat)];
     if (parameter.trainable >= 0 &&
-        exchange::travels_alone(flat, parameter.position)) {
+        exchange::may_bypass_slot(flat, parameter.position)) {
       named[i]->update = update;
       named[i]->update_index = i;
       named[i]->tensor.mutable_grad().reset();
@@ -203,8 +203,8 @@ bool Slices::writes_in_backward() const {
   });
 }
 
-std::vector<exchange::ReduceOptions::Sink> Slices::sinks(UnitId unit) const {
-  std::vector<exchange::ReduceOptions::Sink> sinks;
+std::vector<exchange::ReduceOptions::GradientSink> Slices::sinks(UnitId unit) const {
+  std::vector<exchange::ReduceOptions::GradientSink> sinks;
   for (const int s : by_unit_[static_cast<std::size_t>(unit)]) {
     const auto& slice = slices_[static_cast<std::size_t>(s)];
     const auto update = slice.update.lock();

@@ -26,8 +26,8 @@ struct World {
             self,
             spec_of(
                 model,
-                replicate ? exchange::Placement::kReplicate
-                          : exchange::Placement::kShard))),
+                replicate ? exchange::ModelPlacement::kReplicate
+                          : exchange::ModelPlacement::kShard))),
         slices(model, *exchange, self.rank, replicate) {}
 
   std::vector<bool> all_used() const { return std::vector<bool>(6, true); }

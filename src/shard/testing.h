@@ -56,7 +56,7 @@ inline torch::Tensor loss_of(Net& net, const torch::Tensor& x) {
 
 inline exchange::ModelSpec spec_of(
     const ModelUnits& model,
-    exchange::Placement placement = exchange::Placement::kShard) {
+    exchange::ModelPlacement placement = exchange::ModelPlacement::kShard) {
   exchange::ModelSpec spec;
   spec.units = model.units;
   spec.placement = placement;

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/backward_status.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+
+#include <ATen/ops/zeros.h>
+
+#include "base/check.h"
+
+namespace sherd::exchange {
+namespace {
+
+constexpr std::size_t kReasonBytes = 512;
+
+std::size_t trainable_parameters(const UnitSpec& unit) {
+  std::size_t count = 0;
+  for (const auto& flat : unit.flats) {
+    count += flat.trainable ? flat.names.size() : 0;
+  }
+  return count;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+}  // namespace
+
+void BackwardStatus::mark_used(UnitId unit, const std::vector<bool>& used_here) {
+  const auto u = static_cast<std::size_t>(unit);
+  used.resize(std::max(used.size(), u + 1));
+  auto& marks = used[u];
+  marks.resize(std::max(marks.size(), used_here.size()));
+  for (std::size_t i = 0; i < used_here.size(); ++i) {
+    marks[i] = marks[i] || used_here[i];
+  }
+}
+
+at::Tensor BackwardStatus::encode(const ModelSpec& model) const {
+  std::vector<std::uint8_t> bytes;
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    bytes.push_back(u < late.size() && late[u] ? 1 : 0);
+    for (std::size_t i = 0; i < trainable_parameters(model.units[u]); ++i) {
+      const bool marked = u < used.size() && i < used[u].size() && used[u][i];
+      bytes.push_back(marked ? 1 : 0);
+    }
+  }
+  bytes.push_back(departed ? 1 : 0);
+  bytes.push_back(relayed_from_peer ? 1 : 0);
+  const auto begin = bytes.size();
+  bytes.resize(begin + kReasonBytes, 0);
+  // The last byte stays zero and ends the text.
+  std::memcpy(
+      bytes.data() + begin, aborted.data(),
+      std::min(aborted.size(), kReasonBytes - 1));
+  auto tensor = at::zeros(
+      {static_cast<std::int64_t>(bytes.size())},
+      at::TensorOptions().dtype(c10::ScalarType::Byte));
+  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+Result<BackwardOutcome> combine_backward_statuses(
+    const ModelSpec& model,
+    std::span<const at::Tensor> statuses,
+    std::span<const int> world_ranks) {
+  BackwardOutcome outcome;
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    outcome.late.push_back(false);
+    outcome.used.emplace_back(trainable_parameters(model.units[u]), false);
+  }
+  for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
+    const auto* byte = statuses[rank].const_data_ptr<std::uint8_t>();
+    for (std::size_t u = 0; u < model.units.size(); ++u) {
+      const bool late = *byte++ != 0;
+      outcome.late[u] = outcome.late[u] || late;
+      for (auto mark : outcome.used[u]) {
+        const bool used_there = *byte++ != 0;
+        mark = mark || used_there;
+      }
+    }
+    const bool departed_there = *byte++ != 0;
+    outcome.diverged = outcome.diverged || departed_there;
+    const bool relayed_from_peer = *byte++ != 0;
+    if (*byte != 0) {
+      const auto* reason = reinterpret_cast<const char*>(byte);
+      return Status(
+          ErrorCode::kAborted,
+          relayed_from_peer ? reason
+                  : str("[exchange] rank ", world_ranks[rank],
+                        " gave this backward up: ", reason));
+    }
+  }
+  return outcome;
+}
+
+std::string first_difference(
+    std::span<const std::string> descriptions,
+    std::span<const int> world_ranks) {
+  const auto expected = lines_of(descriptions[0]);
+  for (std::size_t r = 1; r < descriptions.size(); ++r) {
+    if (descriptions[r] == descriptions[0]) {
+      continue;
+    }
+    const auto found = lines_of(descriptions[r]);
+    std::size_t i = 0;
+    while (i < expected.size() && i < found.size() && expected[i] == found[i]) {
+      ++i;
+    }
+    const auto line = [&](const std::vector<std::string>& lines) {
+      return i < lines.size() ? lines[i] : std::string("nothing more");
+    };
+    return str(
+        "[exchange] ranks disagree on the model: rank ", world_ranks[0],
+        " has ", line(expected), "; rank ", world_ranks[r], " has ",
+        line(found));
+  }
+  return "";
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What ranks tell each other at the end of a backward, and what they compare
+// when they open: small, the same size on every rank. Pure.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include "exchange/exchange.h"
+
+namespace sherd::exchange {
+
+struct BackwardStatus {
+  std::vector<std::vector<bool>> used;  // By unit, by trainable parameter.
+  std::vector<bool> late;               // By unit.
+  std::string aborted;
+  bool relayed_from_peer = false;  // `aborted` names its rank itself.
+  bool departed = false;
+
+  void mark_used(UnitId unit, const std::vector<bool>& used_here);
+
+  // uint8, 1-D; as long for every note of one model.
+  at::Tensor encode(const ModelSpec& model) const;
+};
+
+// From the encoded statuses of all ranks, by index. kAborted, naming the first
+// rank that gave up and its reason, when one did.
+Result<BackwardOutcome> combine_backward_statuses(
+    const ModelSpec& model,
+    std::span<const at::Tensor> statuses,
+    std::span<const int> world_ranks);
+
+// Descriptions of one model by its ranks: empty when they are equal, else a
+// sentence with the first line that differs and the ranks.
+std::string first_difference(
+    std::span<const std::string> descriptions,
+    std::span<const int> world_ranks);
+
+}  // namespace sherd::exchange

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/comm_hook_unit_transport.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "base/status_from_exception.h"
+#include "base/check.h"
+#include "exchange/worker_thread.h"
+
+namespace sherd::exchange {
+namespace {
+
+class CommHookUnitTransport final : public UnitTransport {
+ public:
+  CommHookUnitTransport(
+      const ModelSpec& model,
+      std::unique_ptr<UnitTransport> inner,
+      std::shared_ptr<Transport> transport,
+      ReduceUnit reduce)
+      : model_(model),
+        inner_(std::move(inner)),
+        transport_(std::move(transport)),
+        reduce_(std::move(reduce)) {
+    SHERD_ASSERT(model.placement == ModelPlacement::kReplicate);
+  }
+
+  ShardMemory shard(UnitId unit, int flat) const override {
+    return inner_->shard(unit, flat);
+  }
+  std::shared_ptr<UnshardedUnit> open_unit(
+      UnitId unit,
+      const UnshardOptions& options,
+      std::uint64_t generation) override {
+    return inner_->open_unit(unit, options, generation);
+  }
+  Status gather(const AgreedGather& gather, UnshardedUnit* place) override {
+    return inner_->gather(gather, place);
+  }
+  void drop_unit(UnitId unit, const UnshardedUnit& place) override {
+    inner_->drop_unit(unit, place);
+  }
+  void publish(std::uint64_t generation) override {
+    inner_->publish(generation);
+  }
+
+  std::vector<at::Tensor> gradient_slot(UnitId unit) override {
+    auto& slot = slots_[unit];
+    if (!slot.empty()) {
+      return slot;
+    }
+    const bool in_place = may_reduce_in_place(unit);
+    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+      const auto& flat = spec(unit).flats[f];
+      if (!flat.trainable) {
+        slot.emplace_back();
+      } else if (in_place) {
+        slot.push_back(inner_->shard(unit, static_cast<int>(f)).gradient);
+      } else {
+        slot.push_back(at::empty(
+            {flat.layout.numel}, at::TensorOptions().dtype(flat.slot_dtype())));
+        bytes_ += static_cast<std::int64_t>(slot.back().nbytes());
+      }
+    }
+    bytes_peak_ = std::max(bytes_peak_, bytes_);
+    return slot;
+  }
+
+  void start_reduce(UnitId unit, const ReduceOptions& options) override {
+    wait_for_room(options.under_way_max);
+    reduced_once_.insert(unit);
+    auto slot = slots_.extract(unit);
+    SHERD_ASSERT(!slot.empty());
+    last_job_ = worker_.post(
+        [this, unit, options, flats = std::move(slot.mapped())]() mutable {
+          return reduce(unit, options, std::move(flats));
+        });
+    under_way_peak_ = std::max(
+        under_way_peak_,
+        static_cast<std::int64_t>(last_job_ - worker_.ended()));
+  }
+
+  Status progress() override {
+    const std::lock_guard lock(mu_);
+    ended_.insert(ended_.end(), reduced_.begin(), reduced_.end());
+    reduced_.clear();
+    bytes_ -= std::exchange(bytes_given_back_, 0);
+    return worker_.failure();
+  }
+  std::vector<UnitId> take_ended() override {
+    return std::exchange(ended_, {});
+  }
+  Status finish() override {
+    auto status = worker_.wait(last_job_);
+    (void)progress();
+    return status;
+  }
+  bool reducing() const override { return worker_.busy(); }
+  void backward_ended() override { reduced_once_.clear(); }
+
+  // The hook's messages end with the transport.
+  void abandon(const Status& why) override {
+    inner_->abandon(why);
+    worker_.settle();
+  }
+
+  void add_to(ExchangeCounters& counters) const override {
+    inner_->add_to(counters);
+    counters.gradient_bytes = bytes_;
+    counters.gradient_bytes_peak = bytes_peak_;
+    counters.reduces_under_way_peak = under_way_peak_;
+  }
+
+ private:
+  const UnitSpec& spec(UnitId unit) const {
+    return model_.units[static_cast<std::size_t>(unit)];
+  }
+
+  // A late round adds to what the first has left there.
+  bool may_reduce_in_place(UnitId unit) const {
+    const auto& flats = spec(unit).flats;
+    return model_.overwrites_gradients && !reduced_once_.contains(unit) &&
+        std::all_of(flats.begin(), flats.end(), [](const FlatSpec& flat) {
+             return !flat.trainable || flat.slot_dtype() == flat.dtype;
+           });
+  }
+
+  // Ranks reduce in the same order, so that the oldest always ends.
+  void wait_for_room(int under_way_max) {
+    if (under_way_max > 0 &&
+        last_job_ >= static_cast<std::uint64_t>(under_way_max)) {
+      (void)worker_.wait(
+          last_job_ + 1 - static_cast<std::uint64_t>(under_way_max));
+    }
+  }
+
+  // Of the worker.
+  Status reduce(
+      UnitId unit,
+      const ReduceOptions& options,
+      std::vector<at::Tensor> flats) {
+    const at::NoGradGuard no_grad;
+    take_alone(unit, options, flats);
+    std::vector<at::Tensor> trainable;
+    for (const auto& flat : flats) {
+      if (flat.defined()) {
+        trainable.push_back(flat);
+      }
+    }
+    if (auto status = status_of(
+            [&] { return reduce_(unit, trainable, *transport_); },
+            ErrorCode::kFailedPrecondition,
+            str("[exchange] the hook that reduces ", spec(unit).name,
+                " failed: "));
+        !status.ok()) {
+      return status;
+    }
+    std::int64_t bytes = 0;
+    for (std::size_t f = 0; f < flats.size(); ++f) {
+      if (!flats[f].defined()) {
+        continue;
+      }
+      const auto out = inner_->shard(unit, static_cast<int>(f)).gradient;
+      if (out.is_alias_of(flats[f])) {
+        continue;
+      }
+      options.accumulate.at(f) ? out.add_(flats[f]) : out.copy_(flats[f]);
+      bytes += static_cast<std::int64_t>(flats[f].nbytes());
+    }
+    const std::lock_guard lock(mu_);
+    reduced_.push_back(unit);
+    bytes_given_back_ += bytes;
+    return {};
+  }
+
+  void take_alone(
+      UnitId unit,
+      const ReduceOptions& options,
+      const std::vector<at::Tensor>& flats) {
+    std::size_t first = 0;
+    for (std::size_t f = 0; f < flats.size(); ++f) {
+      const auto& layout = spec(unit).flats[f].layout;
+      for (std::size_t p = 0; flats[f].defined() && p < layout.numels.size();
+           ++p, ++first) {
+        if (first < options.gradients.size() &&
+            options.gradients[first].defined()) {
+          flats[f]
+              .narrow(0, layout.offsets[p], layout.numels[p])
+              .copy_(options.gradients[first]);
+        }
+      }
+    }
+  }
+
+  const ModelSpec& model_;
+  const std::unique_ptr<UnitTransport> inner_;
+  const std::shared_ptr<Transport> transport_;
+  const ReduceUnit reduce_;
+  std::map<UnitId, std::vector<at::Tensor>> slots_;  // Open ones.
+  std::set<UnitId> reduced_once_;                    // In this backward.
+  std::vector<UnitId> ended_;
+  std::uint64_t last_job_ = 0;
+  std::int64_t under_way_peak_ = 0;
+  std::int64_t bytes_ = 0;
+  std::int64_t bytes_peak_ = 0;
+  std::mutex mu_;
+  // Guarded by mu_:
+  std::vector<UnitId> reduced_;
+  std::int64_t bytes_given_back_ = 0;
+  WorkerThread worker_{"sherd-hook"};  // The last member: its jobs use the others.
+};
+
+}  // namespace
+
+std::unique_ptr<UnitTransport> make_comm_hook_unit_transport(
+    const ModelSpec& model,
+    std::unique_ptr<UnitTransport> inner,
+    std::shared_ptr<Transport> transport,
+    ReduceUnit reduce) {
+  return std::make_unique<CommHookUnitTransport>(
+      model, std::move(inner), std::move(transport), std::move(reduce));
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HierarchicalReductions reduces gradients over ranks of several hosts. A rank posts its slot
+// in the memory of its host; who stands in for a rank there (host_map.h) sums
+// that rank's slice over the slots of the host, in rank order, and sends it the
+// sum; the owner adds the sums of all hosts, in their order. So the bits depend
+// on which ranks share a host, and on nothing else. Sums travel in the precision
+// they are made in. Two threads: one sums what the host has, one waits for what
+// other hosts send.
+// Thread rule: one thread. Ordering: docs/design/hierarchical.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+#include "comm/shm/waiter.h"
+#include "exchange/host_topology.h"
+#include "exchange/transport.h"
+#include "exchange/private_buffers.h"
+#include "exchange/shared_gradient_slots.h"
+#include "exchange/worker_thread.h"
+
+namespace sherd::exchange {
+
+class HierarchicalReductions {
+ public:
+  // All must outlive it.
+  struct Parts {
+    const ModelSpec* model;
+    const HostTopology* map;
+    PrivateBuffers* memories;  // Sharded gradients, and room for what is sent.
+    Transport* via;
+    const comm::shm::Waiter* waiter;
+  };
+  // Ranks of `place` are local ones.
+  HierarchicalReductions(Parts parts, SharedGradientSlots::Mapping place);
+
+  // As in Exchange.
+  std::vector<at::Tensor> slot(UnitId unit) { return slots_.slot(unit); }
+  void start(UnitId unit, const ReduceOptions& options);
+  // Takes memory back, tells the first failure so far. Never waits.
+  Status progress();
+  // Waits until everything started is summed here.
+  Status finish();
+  // Waits until nothing is summed any more. REQUIRES: the transport was abandoned, and
+  // this rank has given up, which ends waits for peers.
+  void settle();
+
+  // The units summed since it was last asked, in that order.
+  std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
+
+  bool under_way() const { return completed() < started_; }
+  // After PrivateBuffers::add_to().
+  void add_to(ExchangeCounters& counters) const;
+
+ private:
+  // What this host has for the slice of one rank.
+  struct HostSum {
+    std::size_t flat = 0;
+    int owner = 0;
+    at::Tensor sum;
+  };
+  struct Reduction {
+    UnitId unit = 0;
+    std::uint64_t number = 0;
+    ReduceOptions options;
+    PrivateBuffers::Slot staging;
+    std::vector<HostSum> sums;
+    // By flat, by host: what each has for this rank's slice.
+    std::vector<std::vector<at::Tensor>> own;
+    Transfers transfers;
+    bool summed = false;  // Else it failed.
+  };
+  const UnitSpec& spec(UnitId unit) const {
+    return parts_.model->units[static_cast<std::size_t>(unit)];
+  }
+  int tag(UnitId unit, std::size_t flat) const;
+  std::uint64_t completed() const { return completer_.ended(); }
+  void wait_for_room(int under_way_max);
+  void reclaim();
+  void stage(Reduction& reduction);
+  void receive(Reduction& reduction);
+
+  // Of the thread that sums.
+  Status sum_here(const std::shared_ptr<Reduction>& reduction);
+  // Of the thread that waits.
+  Status complete(const Reduction& reduction);
+
+  const Parts parts_;
+  const std::vector<int> first_flat_;
+  SharedGradientSlots slots_;
+  std::vector<UnitId> ended_;  // Not asked for yet.
+  std::uint64_t started_ = 0;
+  bool room_wait_timed_out_ = false;  // Since the last finish().
+  std::int64_t under_way_peak_ = 0;
+  std::mutex transport_mu_;  // Held to start a transfer.
+  std::mutex mu_;
+  // Guarded by mu_: completed, staging not yet given back.
+  std::vector<std::shared_ptr<Reduction>> completed_;
+  // The last members: their jobs use the others. The one that sums posts to the
+  // other, so it ends first.
+  WorkerThread completer_{"sherd-reduce"};
+  WorkerThread summer_{"sherd-sum"};
+};
+
+}  // namespace sherd::exchange

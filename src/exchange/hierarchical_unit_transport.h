@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks of several hosts: each host has one place for a whole unit, into which
+// every byte from elsewhere is received once, straight from the transport; gradients
+// are summed inside a host before they leave it. Shards are private to ranks.
+// Thread rule: as UnitTransport. docs/design/hierarchical.md
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+#include <sherd/comm/world.h>
+#include "exchange/unit_transport.h"
+
+namespace sherd::exchange {
+
+// Collective over the transports' ranks, under a `name` unique in this world.
+// `hosts`: those ranks by host (comm/hosts.h). Fails on every rank when the
+// memory cannot be had on one of the hosts.
+Result<std::unique_ptr<UnitTransport>> make_hierarchical_unit_transport(
+    const World& world,
+    const std::string& name,
+    const std::vector<std::vector<int>>& hosts,
+    const ModelSpec& model,
+    const std::shared_ptr<Transport>& gather,
+    const std::shared_ptr<Transport>& reduce);
+
+}  // namespace sherd::exchange

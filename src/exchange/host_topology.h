@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who moves whose bytes when ranks of several hosts share units. Each host has
+// one rank that stands in for a rank of another host: it alone receives that
+// rank's shards there, and sends it what its host has of its gradients. So
+// every byte enters a host once, and stand-ins share the work. Pure; ranks are
+// positions in the group. Thread rule: a value.
+#pragma once
+
+#include <vector>
+
+namespace sherd::exchange {
+
+class HostTopology {
+ public:
+  // Ranks by host, each 0, 1, ... in exactly one of them.
+  HostTopology(std::vector<std::vector<int>> hosts, int rank);
+
+  int rank() const { return rank_; }
+  int host() const { return host_of(rank_); }
+  int hosts() const { return static_cast<int>(hosts_.size()); }
+  // Of this host; positions among them are local ranks.
+  const std::vector<int>& neighbours() const { return on(host()); }
+  int local_rank() const { return local_of(rank_); }
+  int local_ranks() const { return static_cast<int>(neighbours().size()); }
+
+  int host_of(int rank) const { return places_[index(rank)].host; }
+  int local_of(int rank) const { return places_[index(rank)].local; }
+  const std::vector<int>& on(int host) const { return hosts_[index(host)]; }
+
+  // Who stands in for `rank` on `host`; at home, itself.
+  int proxy_of(int rank, int host) const;
+  // For whom this rank stands in, itself included, ascending.
+  const std::vector<int>& proxied_ranks() const { return proxied_ranks_; }
+
+ private:
+  struct Position {
+    int host = 0;
+    int local = 0;
+  };
+  static std::size_t index(int i) { return static_cast<std::size_t>(i); }
+
+  std::vector<std::vector<int>> hosts_;
+  std::vector<Position> places_;  // By rank.
+  int rank_;
+  std::vector<int> proxied_ranks_;
+};
+
+}  // namespace sherd::exchange

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/message_reductions.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <ATen/ops/from_blob.h>
+
+#include "exchange/rank_order_sum.h"
+
+namespace sherd::exchange {
+namespace {
+
+constexpr std::int64_t kPieceAlignment = 64;
+constexpr std::chrono::seconds kPatience{1};
+
+// Of one staged piece, rounded up so that the next one is aligned.
+std::int64_t piece_bytes(
+    const FlatSpec& flat, const plan::ElementRange& range) {
+  const auto bytes = range.numel() *
+      static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
+  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+}
+
+}  // namespace
+
+std::vector<int> first_flats(const ModelSpec& model) {
+  std::vector<int> first;
+  int flats = 0;
+  for (const auto& unit : model.units) {
+    first.push_back(flats);
+    flats += static_cast<int>(unit.flats.size());
+  }
+  return first;
+}
+
+MessageReductions::MessageReductions(const ModelSpec& model, Transport& via, PrivateBuffers& memories)
+    : model_(model),
+      via_(via),
+      memories_(memories),
+      first_flat_(first_flats(model)),
+      worker_("sherd-reduce") {
+  for (const auto& unit : model.units) {
+    for (const auto& flat : unit.flats) {
+      chunks_.push_back(
+          flat.trainable ? chunks_of(flat) : std::vector<GradientChunk>());
+    }
+  }
+}
+
+const std::vector<GradientChunk>& MessageReductions::chunks(
+    UnitId unit, std::size_t flat) const {
+  return chunks_[static_cast<std::size_t>(tag(unit, flat))];
+}
+
+const UnitSpec& MessageReductions::spec(UnitId unit) const {
+  return model_.units[static_cast<std::size_t>(unit)];
+}
+
+int MessageReductions::tag(UnitId unit, std::size_t flat) const {
+  return first_flat_[static_cast<std::size_t>(unit)] + static_cast<int>(flat);
+}
+
+std::int64_t MessageReductions::staging_bytes(UnitId unit) const {
+  std::int64_t bytes = 0;
+  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+    const auto& flat = spec(unit).flats[f];
+    const auto own = flat.layout.shard(via_.index());
+    for (const auto& chunk : chunks(unit, f)) {
+      bytes += piece_bytes(flat, intersection(chunk.range, own)) *
+          (via_.size() - 1);
+    }
+  }
+  return bytes;
+}
+
+// A peer that is behind sends what is waited for in any case. One that does
+// other things first may wait for something that this rank does next.
+void MessageReductions::wait_for_room(int under_way_max) {
+  const auto most = static_cast<std::uint64_t>(under_way_max);
+  if (most > 0 && last_job_ >= most && !room_wait_timed_out_) {
+    room_wait_timed_out_ = !worker_.wait_for(last_job_ + 1 - most, kPatience);
+  }
+}
+
+void MessageReductions::start(UnitId unit, const ReduceOptions& options) {
+  wait_for_room(options.under_way_max);
+  reclaim();
+  const auto shared = std::make_shared<Reduction>();
+  auto& reduction = *shared;
+  reduction.unit = unit;
+  reduction.options = options;
+  reduction.slot = memories_.take_gradients(unit);
+  reduction.staging = memories_.borrow_staging(staging_bytes(unit));
+  post_unit(reduction);
+  last_job_ = worker_.post([this, shared] {
+    auto status = complete(*shared);
+    shared->summed = status.ok();
+    const std::lock_guard lock(mu_);
+    summed_.push_back(shared);
+    return status;
+  });
+  under_way_peak_ = std::max(
+      under_way_peak_, static_cast<std::int64_t>(last_job_ - worker_.ended()));
+}
+
+void MessageReductions::post_unit(Reduction& reduction) {
+  auto* staging = static_cast<char*>(reduction.staging.memory);
+  const auto& given = reduction.options.gradients;
+  std::size_t first_parameter = 0;  // Of the flat, among the trainable ones.
+  for (std::size_t f = 0; f < spec(reduction.unit).flats.size(); ++f) {
+    const auto& flat = spec(reduction.unit).flats[f];
+    for (const auto& chunk : chunks(reduction.unit, f)) {
+      const auto p =
+          first_parameter + static_cast<std::size_t>(chunk.parameter);
+      const bool elsewhere =
+          chunk.parameter >= 0 && p < given.size() && given[p].defined();
+      post_segment(
+          reduction, f, chunk,
+          elsewhere ? given[p]
+                    : reduction.slot.flats[f].narrow(
+                          0, chunk.range.begin, chunk.range.numel()),
+          staging);
+    }
+    first_parameter += flat.trainable ? flat.names.size() : 0;
+  }
+}
+
+// `gradient` has the chunk's elements; every rank gets those it owns.
+void MessageReductions::post_segment(
+    Reduction& reduction,
+    std::size_t f,
+    const GradientChunk& chunk,
+    const at::Tensor& gradient,
+    char*& staging) {
+  const auto& flat = spec(reduction.unit).flats[f];
+  SHERD_ASSERT(gradient.numel() == chunk.range.numel());
+  const auto part_of = [&](int rank) {
+    const auto part = intersection(chunk.range, flat.layout.shard(rank));
+    return gradient.narrow(0, part.begin - chunk.range.begin, part.numel());
+  };
+  Sum sum;
+  sum.flat = f;
+  sum.range = intersection(chunk.range, flat.layout.shard(via_.index()));
+  for (int peer = 0; peer < via_.size(); ++peer) {
+    const auto part = part_of(peer);
+    if (peer == via_.index()) {
+      sum.pieces.push_back(part);
+      continue;
+    }
+    const int tag_of_flat = tag(reduction.unit, f);
+    reduction.transfers.push_back(via_.send(part, peer, tag_of_flat));
+    if (sum.range.empty()) {
+      continue;
+    }
+    sum.pieces.push_back(
+        at::from_blob(staging, {sum.range.numel()}, gradient.options()));
+    staging += piece_bytes(flat, sum.range);
+    reduction.transfers.push_back(
+        via_.receive(sum.pieces.back(), peer, tag_of_flat));
+  }
+  if (!sum.range.empty()) {
+    reduction.sums.push_back(std::move(sum));
+  }
+}
+
+Status MessageReductions::progress() {
+  reclaim();
+  return worker_.failure();
+}
+
+void MessageReductions::reclaim() {
+  std::vector<std::shared_ptr<Reduction>> summed;
+  {
+    const std::lock_guard lock(mu_);
+    summed.swap(summed_);
+  }
+  for (const auto& reduction : summed) {
+    memories_.release(reduction->slot);
+    memories_.release(reduction->staging);
+    if (!reduction->summed) {
+      continue;
+    }
+    ended_.push_back(reduction->unit);
+    if (model_.placement == ModelPlacement::kReplicate) {
+      // Gradients that travelled alone are still held here, all of a model's
+      // where it is replicated.
+      reduction->sums.clear();
+      reduction->transfers.clear();
+      reduction->options.gradients.clear();
+      share(*reduction);
+      shared_.push_back(reduction);
+    }
+  }
+}
+
+at::Tensor MessageReductions::sum_of(
+    const Reduction& reduction,
+    std::size_t f,
+    const plan::ElementRange& range) const {
+  const auto flat = static_cast<int>(f);
+  const auto& into = reduction.options.into;
+  const auto& all =
+      into.empty() ? memories_.shard(reduction.unit, flat).gradient : into[f];
+  return all.narrow(
+      0, range.begin - memories_.owned(reduction.unit, flat).begin,
+      range.numel());
+}
+
+Status MessageReductions::complete(const Reduction& reduction) {
+  auto status = wait_all(
+      reduction.transfers, "gradients of unit " + spec(reduction.unit).name);
+  if (!status.ok()) {
+    return status;
+  }
+  for (const auto& sum : reduction.sums) {
+    sum_in_rank_order(
+        sum.pieces, reduction.options.scale,
+        reduction.options.accumulate.at(sum.flat),
+        sum_of(reduction, sum.flat, sum.range));
+  }
+  return status;
+}
+
+Status MessageReductions::finish() {
+  auto status = worker_.wait(last_job_);
+  room_wait_timed_out_ = false;
+  reclaim();
+  if (status.ok()) {
+    status = wait_all(sharing_, "gradients that every rank keeps");
+  }
+  if (status.ok()) {
+    sharing_.clear();
+    shared_.clear();
+  }
+  return status;
+}
+
+// Gradients of this unit have been sent and received under the same tag before,
+// on both sides. Where the sum goes to where they lay, they are sent by now.
+void MessageReductions::share(const Reduction& reduction) {
+  const auto& flats = spec(reduction.unit).flats;
+  for (std::size_t f = 0; f < flats.size(); ++f) {
+    if (!flats[f].trainable) {
+      continue;
+    }
+    const auto part_of = [&](int rank) {
+      return sum_of(reduction, f, flats[f].layout.shard(rank));
+    };
+    for (int peer = 0; peer < via_.size(); ++peer) {
+      if (peer != via_.index()) {
+        const int tag_of_flat = tag(reduction.unit, f);
+        sharing_.push_back(via_.send(part_of(via_.index()), peer, tag_of_flat));
+        sharing_.push_back(via_.receive(part_of(peer), peer, tag_of_flat));
+      }
+    }
+  }
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// MessageReductions carries gradients between processes: each rank sends every peer
+// its part of a slot and sums what the peers sent for its own. Started at any
+// time and in any order, since messages are told apart by flat; waited for and
+// summed in the order started, by a thread of its own, while backward goes on.
+// Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+#include "exchange/transport.h"
+#include "exchange/private_buffers.h"
+#include "exchange/gradient_chunks.h"
+#include "exchange/worker_thread.h"
+
+namespace sherd::exchange {
+
+// Positions of a model's flats in one sequence, unit after unit.
+std::vector<int> first_flats(const ModelSpec& model);
+
+class MessageReductions {
+ public:
+  // All must outlive it.
+  MessageReductions(const ModelSpec& model, Transport& via, PrivateBuffers& memories);
+
+  // Takes the unit's gradient slot. Waits as options.under_way_max says.
+  void start(UnitId unit, const ReduceOptions& options);
+
+  // Takes back the memory of what is summed, and tells the first failure so
+  // far. Never waits.
+  Status progress();
+
+  // The units summed since it was last asked, in that order.
+  std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
+
+  bool under_way() const { return worker_.busy() || !shared_.empty(); }
+  std::int64_t under_way_peak() const { return under_way_peak_; }
+
+  // Waits until all are summed and, where gradients are replicated, every rank
+  // has all of them.
+  Status finish();
+
+  // Waits until nothing is summed any more. REQUIRES: the transport was abandoned,
+  // which ends waits for peers.
+  void settle() { worker_.settle(); }
+
+ private:
+  // Part of this rank's slice: what every rank has for it, by rank.
+  struct Sum {
+    std::size_t flat = 0;
+    plan::ElementRange range;  // Of the flat.
+    std::vector<at::Tensor> pieces;
+  };
+  struct Reduction {
+    UnitId unit = 0;
+    ReduceOptions options;
+    PrivateBuffers::Slot slot;
+    PrivateBuffers::Slot staging;
+    std::vector<Sum> sums;
+    Transfers transfers;
+    bool summed = false;  // Else it failed.
+  };
+
+  const UnitSpec& spec(UnitId unit) const;
+  int tag(UnitId unit, std::size_t flat) const;
+  const std::vector<GradientChunk>& chunks(UnitId unit, std::size_t flat) const;
+  std::int64_t staging_bytes(UnitId unit) const;
+  void wait_for_room(int under_way_max);
+  void post_unit(Reduction& reduction);
+  void post_segment(
+      Reduction& reduction,
+      std::size_t flat,
+      const GradientChunk& chunk,
+      const at::Tensor& gradient,
+      char*& staging);
+  Status complete(const Reduction& reduction);
+  void reclaim();
+  // Of where the sum goes; REQUIRES: owned by this rank.
+  at::Tensor sum_of(
+      const Reduction& reduction,
+      std::size_t flat,
+      const plan::ElementRange& range) const;
+  void share(const Reduction& reduction);
+
+  const ModelSpec& model_;
+  Transport& via_;
+  PrivateBuffers& memories_;
+  const std::vector<int> first_flat_;
+  std::vector<std::vector<GradientChunk>> chunks_;  // By flat of the model.
+  std::vector<UnitId> ended_;                   // Not asked for yet.
+  // Replicated: summed here since the last finish(), sent to and received from
+  // the other ranks.
+  std::vector<std::shared_ptr<Reduction>> shared_;
+  Transfers sharing_;
+  std::uint64_t last_job_ = 0;   // All jobs are reductions.
+  bool room_wait_timed_out_ = false;  // Since the last finish().
+  std::int64_t under_way_peak_ = 0;
+  std::mutex mu_;
+  // Guarded by mu_: by the worker done with, memory not yet given back.
+  std::vector<std::shared_ptr<Reduction>> summed_;
+  WorkerThread worker_;  // The last member: its jobs use the others.
+};
+
+}  // namespace sherd::exchange

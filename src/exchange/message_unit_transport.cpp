@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/message_unit_transport.h"
+
+#include <cstring>
+
+#include "exchange/private_buffers.h"
+#include "exchange/message_reductions.h"
+
+namespace sherd::exchange {
+namespace {
+
+class MessageUnitTransport final : public UnitTransport {
+ public:
+  MessageUnitTransport(
+      const ModelSpec& model,
+      std::shared_ptr<Transport> gather,
+      std::shared_ptr<Transport> reduce)
+      : model_(model),
+        memories_(model, gather->index()),
+        gather_(std::move(gather)),
+        reduce_(std::move(reduce)),
+        reductions_(model, *reduce_, memories_),
+        first_flat_(first_flats(model)) {}
+
+  ShardMemory shard(UnitId unit, int flat) const override {
+    return memories_.shard(unit, flat);
+  }
+
+  std::shared_ptr<UnshardedUnit> open_unit(
+      UnitId unit,
+      const UnshardOptions& options,
+      std::uint64_t generation) override {
+    memories_.set_unsharded_bytes_max(options.unsharded_bytes_max);
+    auto place = std::make_shared<UnshardedUnit>();
+    place->precision = options.precision;
+    place->flats = memories_.open_unit(unit, options.precision);
+    if (replicates()) {
+      refresh(unit, generation);
+    }
+    return place;
+  }
+
+  Status gather(const AgreedGather& gather, UnshardedUnit* place) override {
+    Transfers transfers;
+    for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
+      const auto& layout = spec(gather.unit).flats[f].layout;
+      const int tag = kFlatTag + static_cast<int>(f) +
+          first_flat_[static_cast<std::size_t>(gather.unit)];
+      const auto shard = memories_.published_shard(
+          gather.unit, static_cast<int>(f), gather.precision,
+          gather.generation);
+      for (int peer = 0; peer < gather_->size(); ++peer) {
+        const bool here = peer == gather_->index();
+        if (!here && gather.wanted[static_cast<std::size_t>(peer)]) {
+          transfers.push_back(gather_->send(shard, peer, tag));
+        }
+        if (place == nullptr) {
+          continue;
+        }
+        const auto range = layout.shard(peer);
+        const auto part = place->flats[f].narrow(0, range.begin, range.numel());
+        if (here) {
+          std::memcpy(
+              part.mutable_data_ptr(), shard.const_data_ptr(), shard.nbytes());
+        } else {
+          transfers.push_back(gather_->receive(part, peer, tag));
+        }
+      }
+    }
+    return wait_all(transfers, gather.what);
+  }
+
+  void drop_unit(UnitId unit, const UnshardedUnit&) override {
+    memories_.drop_unit(unit);
+  }
+
+  void publish(std::uint64_t generation) override {
+    const auto units = static_cast<UnitId>(model_.units.size());
+    for (UnitId unit = 0; replicates() && unit < units; ++unit) {
+      if (memories_.unit_is_open(unit)) {
+        refresh(unit, generation);
+      }
+    }
+  }
+
+  std::vector<at::Tensor> gradient_slot(UnitId unit) override {
+    return memories_.open_gradients(unit);
+  }
+  void start_reduce(UnitId unit, const ReduceOptions& options) override {
+    reductions_.start(unit, options);
+  }
+  Status progress() override { return reductions_.progress(); }
+  std::vector<UnitId> take_ended() override { return reductions_.take_ended(); }
+  Status finish() override { return reductions_.finish(); }
+  bool reducing() const override { return reductions_.under_way(); }
+
+  void abandon(const Status&) override { reductions_.settle(); }
+
+  void add_to(ExchangeCounters& counters) const override {
+    memories_.add_to(counters);
+    counters.reduces_under_way_peak = reductions_.under_way_peak();
+  }
+
+ private:
+  const UnitSpec& spec(UnitId unit) const {
+    return model_.units[static_cast<std::size_t>(unit)];
+  }
+  bool replicates() const { return model_.placement == ModelPlacement::kReplicate; }
+
+  // A replicated unit is the cast of its shards: brings it up to date.
+  void refresh(UnitId unit, std::uint64_t generation) {
+    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+      (void)memories_.published_shard(
+          unit, static_cast<int>(f), Precision::kParameter, generation);
+    }
+  }
+
+  // The memories come first: messages under way end before their buffers go.
+  const ModelSpec& model_;
+  PrivateBuffers memories_;
+  const std::shared_ptr<Transport> gather_;
+  const std::shared_ptr<Transport> reduce_;
+  MessageReductions reductions_;
+  const std::vector<int> first_flat_;
+};
+
+}  // namespace
+
+std::unique_ptr<UnitTransport> make_message_unit_transport(
+    const ModelSpec& model,
+    const std::shared_ptr<Transport>& gather,
+    const std::shared_ptr<Transport>& reduce) {
+  return std::make_unique<MessageUnitTransport>(model, gather, reduce);
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/private_buffers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include "base/check.h"
+
+namespace sherd::exchange {
+namespace {
+
+at::Tensor tensor_at(void* memory, std::int64_t numel, c10::ScalarType dtype) {
+  return at::from_blob(memory, {numel}, at::TensorOptions().dtype(dtype));
+}
+
+// LibTorch uses helper threads from 32,768 elements on, and the thread that
+// gathers would get a set of its own, beside those that compute.
+constexpr std::int64_t kCastBlock = 32'704;
+
+void cast_in_blocks(const at::Tensor& from, const at::Tensor& to) {
+  for (std::int64_t at = 0; at < from.numel(); at += kCastBlock) {
+    const auto count = std::min(kCastBlock, from.numel() - at);
+    to.narrow(0, at, count).copy_(from.narrow(0, at, count));
+  }
+}
+
+}  // namespace
+
+PrivateBuffers::PrivateBuffers(const ModelSpec& model, int rank)
+    : model_(model), rank_(rank), unit_pool_(model.unsharded_bytes_max) {
+  shards_.resize(model.units.size());
+  cast_shards_.resize(model.units.size());
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    const auto unit = static_cast<UnitId>(u);
+    for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
+      const auto& flat = model.units[u].flats[f];
+      const auto numel = owned(unit, static_cast<int>(f)).numel();
+      const auto options = at::TensorOptions().dtype(flat.dtype);
+      shards_[u].push_back(
+          {model.own_shards ? at::zeros({numel}, options) : at::Tensor(),
+           model.own_gradients && flat.trainable ? at::zeros({numel}, options)
+                                                 : at::Tensor()});
+      auto& cast = cast_shards_[u].emplace_back();
+      if (model.own_shards && flat.is_cast()) {
+        cast.values = at::empty(
+            {numel}, at::TensorOptions().dtype(flat.unsharded_dtype()));
+      }
+    }
+  }
+}
+
+const UnitSpec& PrivateBuffers::spec(UnitId unit) const {
+  return model_.units.at(static_cast<std::size_t>(unit));
+}
+
+plan::ElementRange PrivateBuffers::owned(UnitId unit, int flat) const {
+  return exchange::owned(model_, unit, flat, rank_);
+}
+
+ShardMemory PrivateBuffers::shard(UnitId unit, int flat) const {
+  return shards_.at(static_cast<std::size_t>(unit))
+      .at(static_cast<std::size_t>(flat));
+}
+
+at::Tensor PrivateBuffers::published_shard(
+    UnitId unit, int flat, Precision precision, std::uint64_t generation) {
+  const auto& shard = shards_.at(static_cast<std::size_t>(unit))
+                          .at(static_cast<std::size_t>(flat))
+                          .shard;
+  auto& cast = cast_shards_.at(static_cast<std::size_t>(unit))
+                   .at(static_cast<std::size_t>(flat));
+  if (precision == Precision::kFull || !cast.values.defined()) {
+    return shard;
+  }
+  if (cast.generation != generation) {
+    cast_in_blocks(shard, cast.values);
+    cast.generation = generation;
+  }
+  return cast.values;
+}
+
+PrivateBuffers::Slot PrivateBuffers::unit_slot(UnitId unit, Precision precision) {
+  const auto& flats = spec(unit).flats;
+  Slot slot;
+  if (precision == Precision::kFull && is_cast(spec(unit))) {
+    for (const auto& flat : flats) {
+      slot.flats.push_back(at::empty(
+          {flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
+    }
+    return slot;
+  }
+  const auto offsets = flat_offsets(spec(unit), &FlatSpec::unsharded_dtype);
+  slot.memory = unit_pool_.borrow(offsets.back());
+  for (std::size_t f = 0; f < flats.size(); ++f) {
+    slot.flats.push_back(tensor_at(
+        static_cast<char*>(slot.memory) + offsets[f], flats[f].layout.numel,
+        flats[f].unsharded_dtype()));
+  }
+  return slot;
+}
+
+PrivateBuffers::Slot PrivateBuffers::gradient_slot(UnitId unit) {
+  const auto& flats = spec(unit).flats;
+  const auto offsets = flat_offsets(spec(unit), &FlatSpec::slot_dtype);
+  Slot slot;
+  slot.memory = gradient_pool_.borrow(offsets.back());
+  for (std::size_t f = 0; f < flats.size(); ++f) {
+    slot.flats.push_back(
+        flats[f].trainable ? tensor_at(
+                                 static_cast<char*>(slot.memory) + offsets[f],
+                                 flats[f].layout.numel, flats[f].slot_dtype())
+                           : at::Tensor());
+  }
+  return slot;
+}
+
+const std::vector<at::Tensor>& PrivateBuffers::open_unit(
+    UnitId unit, Precision precision) {
+  SHERD_ASSERT(!units_.contains(unit));
+  if (model_.placement == ModelPlacement::kReplicate) {
+    const auto u = static_cast<std::size_t>(unit);
+    Slot slot;
+    for (std::size_t f = 0; f < shards_[u].size(); ++f) {
+      const auto& cast = cast_shards_[u][f].values;
+      slot.flats.push_back(
+          precision == Precision::kParameter && cast.defined()
+              ? cast
+              : shards_[u][f].shard);
+    }
+    return units_.emplace(unit, std::move(slot)).first->second.flats;
+  }
+  return units_.emplace(unit, unit_slot(unit, precision)).first->second.flats;
+}
+
+const std::vector<at::Tensor>& PrivateBuffers::unit(UnitId unit) const {
+  return units_.at(unit).flats;
+}
+
+void PrivateBuffers::drop_unit(UnitId unit) {
+  const auto found = units_.find(unit);
+  SHERD_ASSERT(found != units_.end());
+  if (found->second.memory != nullptr) {
+    unit_pool_.give_back(found->second.memory);
+  }
+  units_.erase(found);
+}
+
+const std::vector<at::Tensor>& PrivateBuffers::open_gradients(UnitId unit) {
+  auto found = gradients_.find(unit);
+  if (found == gradients_.end()) {
+    found = gradients_.emplace(unit, gradient_slot(unit)).first;
+  }
+  return found->second.flats;
+}
+
+PrivateBuffers::Slot PrivateBuffers::take_gradients(UnitId unit) {
+  auto node = gradients_.extract(unit);
+  SHERD_ASSERT(!node.empty(), "a unit is reduced without a gradient slot");
+  return std::move(node.mapped());
+}
+
+PrivateBuffers::Slot PrivateBuffers::borrow_staging(std::int64_t bytes) {
+  Slot slot;
+  slot.memory = bytes > 0 ? gradient_pool_.borrow(bytes) : nullptr;
+  return slot;
+}
+
+void PrivateBuffers::release(Slot& slot) {
+  slot.flats.clear();
+  if (slot.memory != nullptr) {
+    gradient_pool_.give_back(std::exchange(slot.memory, nullptr));
+  }
+}
+
+void PrivateBuffers::add_to(ExchangeCounters& counters) const {
+  counters.slot_bytes = unit_pool_.allocated_bytes();
+  counters.slot_bytes_peak = unit_pool_.allocated_bytes_peak();
+  counters.gradient_bytes = gradient_pool_.allocated_bytes();
+  counters.gradient_bytes_peak = gradient_pool_.allocated_bytes_peak();
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The three memories of an exchange that keeps them private to its process:
+// shards, unsharded units, gradient slots. Only addresses and sizes; moves
+// nothing. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+#include "exchange/exchange.h"
+#include "exchange/buffer_pool.h"
+
+namespace sherd::exchange {
+
+class PrivateBuffers {
+ public:
+  PrivateBuffers(const ModelSpec& model, int rank);
+
+  ShardMemory shard(UnitId unit, int flat) const;
+  // This rank's elements of the flat: all of it when replicated.
+  plan::ElementRange owned(UnitId unit, int flat) const;
+
+  // For slots of units; 0: no limit.
+  void set_unsharded_bytes_max(std::int64_t bytes) {
+    unit_pool_.set_bytes_max(bytes);
+  }
+  // What others get of this rank's shard: the shard, or its elements as whole
+  // units have them, cast once a `generation` and kept. Of the thread that
+  // gathers.
+  at::Tensor published_shard(
+      UnitId unit, int flat, Precision precision, std::uint64_t generation);
+  // A slot for the whole unit, as one 1-D tensor per flat. A replicated unit's
+  // slot is its (published) shard.
+  const std::vector<at::Tensor>& open_unit(
+      UnitId unit, Precision precision = Precision::kParameter);
+  const std::vector<at::Tensor>& unit(UnitId unit) const;
+  bool unit_is_open(UnitId unit) const { return units_.contains(unit); }
+  void drop_unit(UnitId unit);
+
+  // A gradient slot (undefined tensors where frozen), or the one already open.
+  const std::vector<at::Tensor>& open_gradients(UnitId unit);
+  // Ends the slot's association with the unit, so that the unit may open
+  // another; the memory stays until release().
+  struct Slot {
+    void* memory = nullptr;
+    std::vector<at::Tensor> flats;
+  };
+  Slot take_gradients(UnitId unit);
+  // Room for what peers send for one reduction; given back by release().
+  Slot borrow_staging(std::int64_t bytes);
+  void release(Slot& slot);
+
+  void add_to(ExchangeCounters& counters) const;
+
+ private:
+  const UnitSpec& spec(UnitId unit) const;
+  Slot unit_slot(UnitId unit, Precision precision);
+  Slot gradient_slot(UnitId unit);
+
+  const ModelSpec& model_;
+  const int rank_;
+  std::vector<std::vector<ShardMemory>> shards_;
+  // Where whole units have another dtype than shards.
+  struct CastShard {
+    at::Tensor values;  // Undefined: not cast.
+    std::optional<std::uint64_t> generation;
+  };
+  std::vector<std::vector<CastShard>> cast_shards_;
+  BufferPool unit_pool_;
+  BufferPool gradient_pool_;
+  std::map<UnitId, Slot> units_;
+  std::map<UnitId, Slot> gradients_;
+};
+
+}  // namespace sherd::exchange

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/rank_order_sum.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "base/bfloat16.h"
+#include "base/check.h"
+
+namespace sherd::exchange {
+namespace {
+
+// Fits the first-level cache with its pieces; long enough to vectorise.
+constexpr std::int64_t kBlock = 2048;
+
+// From this size on a sum leaves the caches before anybody reads it.
+constexpr std::int64_t kStreamedBytes = std::int64_t{1} << 20;
+
+// Writes past the caches, which saves reading the lines first. Ordered for
+// other threads by end_stream() alone.
+void stream(float* to, const float* from, std::int64_t count) {
+  std::int64_t i = 0;
+#ifdef __SSE2__
+  for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 16 != 0; ++i) {
+    to[i] = from[i];
+  }
+  for (; i + 4 <= count; i += 4) {
+    _mm_stream_ps(to + i, _mm_loadu_ps(from + i));
+  }
+#endif
+  std::copy(from + i, from + count, to + i);
+}
+
+void end_stream() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
+}
+
+// bf16 is added up in fp32 in wider vectors than the compiler takes by itself,
+// from its bits.
+template <typename Piece, typename Sum>
+struct RawOf {
+  using Type = Piece;
+};
+template <>
+struct RawOf<c10::BFloat16, float> {
+  using Type = std::uint16_t;
+};
+
+// Elements `begin` on of all pieces, in their order.
+template <typename Raw, typename Sum>
+void add_up(
+    std::span<const Raw* const> pieces,
+    std::int64_t begin,
+    std::int64_t count,
+    Sum* sum) {
+  // Minus zero changes nothing, not even a minus zero.
+  std::fill_n(sum, count, static_cast<Sum>(-0.0));
+  for (const Raw* piece : pieces) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      sum[i] += static_cast<Sum>(piece[begin + i]);
+    }
+  }
+}
+
+void add_up(
+    std::span<const std::uint16_t* const> pieces,
+    std::int64_t begin,
+    std::int64_t count,
+    float* sum) {
+  sum_bfloat16(
+      pieces, static_cast<std::size_t>(begin), static_cast<std::size_t>(count),
+      sum);
+}
+
+// Into out[0], out[1], ...
+template <typename Raw, typename Sum, typename Out>
+void sum_block(
+    std::span<const Raw* const> pieces,
+    std::int64_t begin,
+    std::int64_t count,
+    double scale,
+    bool accumulate,
+    Out* out) {
+  // bf16 and fp16 are made from fp32, as LibTorch makes them.
+  using Nearest =
+      std::conditional_t<std::is_same_v<Out, double>, double, float>;
+  const Sum factor = static_cast<Sum>(scale);
+  const auto store = [&](std::int64_t i, Sum sum) {
+    Out& place = out[i];
+    place = static_cast<Out>(static_cast<Nearest>(
+        accumulate ? static_cast<Sum>(place) + sum * factor : sum * factor));
+  };
+  if constexpr (!std::is_same_v<Raw, std::uint16_t>) {
+    if (pieces.size() == 2) {  // Nothing to hold in between.
+      const Raw* first = pieces[0] + begin;
+      const Raw* second = pieces[1] + begin;
+      for (std::int64_t i = 0; i < count; ++i) {
+        store(i, static_cast<Sum>(first[i]) + static_cast<Sum>(second[i]));
+      }
+      return;
+    }
+  }
+  std::array<Sum, kBlock> sum;
+  add_up(pieces, begin, count, sum.data());
+  for (std::int64_t i = 0; i < count; ++i) {
+    store(i, sum[static_cast<std::size_t>(i)]);
+  }
+}
+
+template <typename Piece, typename Sum, typename Out>
+void sum_typed(
+    std::span<const at::Tensor> tensors,
+    double scale,
+    bool accumulate,
+    const at::Tensor& out) {
+  using Raw = typename RawOf<Piece, Sum>::Type;
+  std::vector<const Raw*> pieces;
+  for (const auto& tensor : tensors) {
+    pieces.push_back(
+        reinterpret_cast<const Raw*>(tensor.const_data_ptr<Piece>()));
+    SHERD_ASSERT(
+        reinterpret_cast<std::uintptr_t>(pieces.back()) % alignof(Piece) == 0);
+  }
+  auto* target = out.mutable_data_ptr<Out>();
+  if constexpr (std::is_same_v<Out, float>) {
+    if (!accumulate &&
+        out.numel() * static_cast<std::int64_t>(sizeof(Out)) >=
+            kStreamedBytes) {
+      std::array<Out, kBlock> sums;
+      for (std::int64_t at = 0; at < out.numel(); at += kBlock) {
+        const auto count = std::min(kBlock, out.numel() - at);
+        sum_block<Raw, Sum, Out>(
+            pieces, at, count, scale, accumulate, sums.data());
+        stream(target + at, sums.data(), count);
+      }
+      end_stream();
+      return;
+    }
+  }
+  for (std::int64_t at = 0; at < out.numel(); at += kBlock) {
+    sum_block<Raw, Sum, Out>(
+        pieces, at, std::min(kBlock, out.numel() - at), scale, accumulate,
+        target + at);
+  }
+}
+
+[[noreturn]] void refuse(c10::ScalarType found) {
+  throw Error(
+      str("[exchange] gradients must be fp32, fp64, bf16 or fp16, found ",
+          c10::toString(found)));
+}
+
+template <typename Piece, typename Sum>
+void sum_into(
+    std::span<const at::Tensor> pieces,
+    double scale,
+    bool accumulate,
+    const at::Tensor& out) {
+  switch (out.scalar_type()) {
+    case c10::ScalarType::Float:
+      return sum_typed<Piece, Sum, float>(pieces, scale, accumulate, out);
+    case c10::ScalarType::Double:
+      return sum_typed<Piece, double, double>(pieces, scale, accumulate, out);
+    case c10::ScalarType::BFloat16:
+      return sum_typed<Piece, Sum, c10::BFloat16>(
+          pieces, scale, accumulate, out);
+    case c10::ScalarType::Half:
+      return sum_typed<Piece, Sum, c10::Half>(pieces, scale, accumulate, out);
+    default:
+      refuse(out.scalar_type());
+  }
+}
+
+}  // namespace
+
+void sum_in_rank_order(
+    std::span<const at::Tensor> pieces,
+    double scale,
+    bool accumulate,
+    const at::Tensor& out) {
+  SHERD_ASSERT(!pieces.empty());
+  for (const auto& piece : pieces) {
+    SHERD_ASSERT(
+        piece.numel() == out.numel() && piece.is_contiguous() &&
+        piece.scalar_type() == pieces[0].scalar_type());
+  }
+  if (out.numel() == 0) {
+    return;
+  }
+  switch (pieces[0].scalar_type()) {
+    case c10::ScalarType::Float:
+      return sum_into<float, float>(pieces, scale, accumulate, out);
+    case c10::ScalarType::Double:
+      return sum_into<double, double>(pieces, scale, accumulate, out);
+    case c10::ScalarType::BFloat16:
+      return sum_into<c10::BFloat16, float>(pieces, scale, accumulate, out);
+    case c10::ScalarType::Half:
+      return sum_into<c10::Half, float>(pieces, scale, accumulate, out);
+    default:
+      refuse(pieces[0].scalar_type());
+  }
+}
+
+}  // namespace sherd::exchange

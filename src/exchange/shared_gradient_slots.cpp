@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/shared_gradient_slots.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include "base/check.h"
+#include "exchange/rank_order_sum.h"
+
+namespace sherd::exchange {
+namespace {
+
+// Of a sum that goes to a sink: stays in the second-level cache with what the
+// sink reads and writes, and is long against the price of a call.
+constexpr std::int64_t kSinkElements = std::int64_t{1} << 15;
+
+void sum_into_sink(
+    std::span<const at::Tensor> pieces,
+    double scale,
+    const at::Tensor& block,
+    const ReduceOptions::GradientSink& sink) {
+  const auto numel = pieces[0].numel();
+  for (std::int64_t at = 0; at < numel; at += block.numel()) {
+    const auto count = std::min(block.numel(), numel - at);
+    std::vector<at::Tensor> parts;
+    for (const auto& piece : pieces) {
+      parts.push_back(piece.narrow(0, at, count));
+    }
+    const auto sum = block.narrow(0, 0, count);
+    sum_in_rank_order(parts, scale, /*accumulate=*/false, sum);
+    sink(at, sum);
+  }
+}
+
+}  // namespace
+
+SharedGradientSlots::SharedGradientSlots(Mapping place)
+    : place_(std::move(place)),
+      region_(place_.region_bytes),
+      open_(place_.model->units.size()),
+      posted_(place_.model->units.size(), 0) {
+  for (const auto& unit : place_.model->units) {
+    offsets_.push_back(slot_offsets(unit));
+    auto& chunks = chunks_.emplace_back();
+    for (const auto& flat : unit.flats) {
+      chunks.push_back(
+          flat.trainable ? chunks_of(flat) : std::vector<GradientChunk>());
+    }
+  }
+}
+
+std::vector<at::Tensor> SharedGradientSlots::slot(UnitId unit) {
+  auto& open = open_[static_cast<std::size_t>(unit)];
+  const auto& offsets = offsets_[static_cast<std::size_t>(unit)];
+  if (!open) {
+    reclaim();
+    const auto begin = region_.take(slot_bytes(spec(unit)));
+    SHERD_CHECK_AS(
+        kUnavailable, begin.has_value(),
+        "[exchange] no room for the gradients of unit ", spec(unit).name,
+        " among ", region_.taken_bytes(), " of ", place_.region_bytes,
+        " bytes taken");
+    open.emplace();
+    open->begin = *begin;
+    auto* memory =
+        place_.regions[static_cast<std::size_t>(place_.rank)] + *begin;
+    const auto& flats = spec(unit).flats;
+    for (std::size_t f = 0; f < flats.size(); ++f) {
+      open->flats.push_back(
+          flats[f].trainable
+              ? at::from_blob(
+                    memory + offsets[f], {flats[f].layout.numel},
+                    at::TensorOptions().dtype(flats[f].slot_dtype()))
+              : at::Tensor());
+    }
+  }
+  return open->flats;
+}
+
+// Gradients that lie elsewhere: others see the slot only.
+std::uint64_t SharedGradientSlots::post(
+    UnitId unit,
+    const ReduceOptions& options,
+    const std::function<bool(int owner)>& sums_itself) {
+  (void)slot(unit);
+  const auto open =
+      *std::exchange(open_[static_cast<std::size_t>(unit)], std::nullopt);
+  const auto& given = options.gradients;
+  std::size_t parameter = 0;
+  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+    const auto& flat = spec(unit).flats[f];
+    for (std::size_t p = 0; flat.trainable && p < flat.names.size();
+         ++p, ++parameter) {
+      if (parameter >= given.size() || !given[parameter].defined()) {
+        continue;
+      }
+      const auto begin = flat.layout.offsets[p];
+      const plan::ElementRange all{begin, begin + flat.layout.numels[p]};
+      for (int owner = 0; owner < flat.layout.ranks(); ++owner) {
+        const auto range = intersection(all, flat.layout.shard(owner));
+        if (range.empty() || sums_itself(owner)) {
+          continue;
+        }
+        const auto part =
+            given[parameter].narrow(0, range.begin - begin, range.numel());
+        std::memcpy(
+            open.flats[f]
+                .narrow(0, range.begin, range.numel())
+                .mutable_data_ptr(),
+            part.const_data_ptr(), part.nbytes());
+      }
+    }
+  }
+  const auto number = ++posted_[static_cast<std::size_t>(unit)];
+  auto& mine = shared(place_.rank, unit);
+  mine.begin = open.begin;
+  std::copy(options.used.begin(), options.used.end(), marks(place_.rank, unit));
+  comm::shm::Counter(mine.posted).post(number);
+  lent_.push_back({unit, number, open.begin});
+  return number;
+}
+
+std::optional<SharedGradientSlots::Missing> SharedGradientSlots::missing(
+    UnitId unit, std::uint64_t number, CounterOf of) const {
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const comm::shm::Counter counter(shared(rank, unit).*of);
+    if (!counter.reached(number)) {
+      return Missing{unit, rank, counter, number};
+    }
+  }
+  return std::nullopt;
+}
+
+std::uint8_t* SharedGradientSlots::marks(int rank, UnitId unit) const {
+  return reinterpret_cast<std::uint8_t*>(
+      place_.regions[static_cast<std::size_t>(rank)] +
+      shared(rank, unit).begin +
+      offsets_[static_cast<std::size_t>(unit)].back());
+}
+
+std::vector<bool> SharedGradientSlots::used(UnitId unit) const {
+  std::vector<bool> used;
+  for (const auto& flat : spec(unit).flats) {
+    used.resize(used.size() + (flat.trainable ? flat.names.size() : 0));
+  }
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const auto* theirs = marks(rank, unit);
+    for (std::size_t t = 0; t < used.size(); ++t) {
+      used[t] = used[t] || theirs[t] != 0;
+    }
+  }
+  return used;
+}
+
+// What a rank has for a range of a flat, in its slot.
+at::Tensor SharedGradientSlots::piece(
+    UnitId unit,
+    int rank,
+    std::size_t f,
+    const plan::ElementRange& range) const {
+  const auto& flat = spec(unit).flats[f];
+  const auto offset = offsets_[static_cast<std::size_t>(unit)][f] +
+      range.begin *
+          static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
+  return at::from_blob(
+      place_.regions[static_cast<std::size_t>(rank)] +
+          shared(rank, unit).begin + offset,
+      {range.numel()}, at::TensorOptions().dtype(flat.slot_dtype()));
+}
+
+void SharedGradientSlots::sum(
+    const OwnedSlice& slice,
+    const ReduceOptions& options,
+    const at::Tensor& out) const {
+  const auto& flats = spec(slice.unit).flats;
+  const auto& given = options.gradients;
+  std::size_t first_parameter = 0;
+  for (std::size_t f = 0; f < slice.flat; ++f) {
+    first_parameter += flats[f].trainable ? flats[f].names.size() : 0;
+  }
+  const auto own = flats[slice.flat].layout.shard(slice.owner);
+  const bool sinks = !options.sinks.empty();
+  const auto used = sinks ? this->used(slice.unit) : std::vector<bool>();
+  const auto block =
+      sinks ? at::empty({kSinkElements}, out.options()) : at::Tensor();
+  for (const auto& chunk :
+       chunks_[static_cast<std::size_t>(slice.unit)][slice.flat]) {
+    const auto range = intersection(chunk.range, own);
+    if (range.empty()) {
+      continue;
+    }
+    const auto p =
+        first_parameter + static_cast<std::size_t>(chunk.parameter);
+    const bool elsewhere =
+        chunk.parameter >= 0 && p < given.size() && given[p].defined();
+    std::vector<at::Tensor> pieces;
+    for (int rank = 0; rank < ranks(); ++rank) {
+      pieces.push_back(
+          rank == place_.rank && elsewhere
+              ? given[p].narrow(
+                    0, range.begin - chunk.range.begin, range.numel())
+              : piece(slice.unit, rank, slice.flat, range));
+    }
+    if (sinks && chunk.parameter >= 0 && p < options.sinks.size() &&
+        options.sinks[p]) {
+      if (used[p]) {
+        sum_into_sink(pieces, slice.scale, block, options.sinks[p]);
+      }
+      continue;
+    }
+    sum_in_rank_order(
+        pieces, slice.scale, slice.accumulate,
+        out.narrow(0, range.begin - own.begin, range.numel()));
+  }
+}
+
+void SharedGradientSlots::post_summed(UnitId unit, std::uint64_t number) const {
+  comm::shm::Counter(shared(place_.rank, unit).summed).post(number);
+}
+
+void SharedGradientSlots::reclaim() {
+  std::erase_if(lent_, [&](const Lent& lent) {
+    const bool free = !missing(lent.unit, lent.number, &SharedSlotState::summed);
+    if (free) {
+      region_.give_back(lent.begin);
+    }
+    return free;
+  });
+}
+
+}  // namespace sherd::exchange

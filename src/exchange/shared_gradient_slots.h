@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gradient slots in memory that ranks share. A rank fills a slot of its own,
+// posts it, and others read it there; it is free again when all have summed what
+// they need of it. Ranks are numbered among those that share. Thread rule: one
+// thread, save sum() and missing(), of any after the post.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <vector>
+#include "comm/shm/counter.h"
+#include "exchange/gradient_chunks.h"
+#include "exchange/shared_layout.h"
+
+namespace sherd::exchange {
+
+// Of one rank and unit, in shared memory.
+struct SharedSlotState {
+  // Reductions this rank has posted. Pairs: `begin` and the slot's bytes are
+  // written before, and read by others after they have seen it.
+  comm::shm::CounterCell posted;
+  // Reductions this rank has summed its part of. Pairs: it reads no slot of that
+  // reduction after; posters write there again once they have seen it.
+  // Replicated: the owner's part of its gradient is written before, and read by
+  // the others after.
+  comm::shm::CounterCell summed;
+  // Where the slot posted last begins in the rank's region. Not written again
+  // before all have summed, since that ends the backward.
+  std::int64_t begin;
+};
+
+class SharedGradientSlots {
+ public:
+  struct Mapping {
+    const ModelSpec* model;
+    int rank;
+    std::vector<std::byte*> regions;  // Of gradient slots, by rank.
+    std::int64_t region_bytes;
+    SharedSlotState* slots;  // By rank, by unit.
+  };
+  explicit SharedGradientSlots(Mapping place);
+
+  int ranks() const { return static_cast<int>(place_.regions.size()); }
+
+  // Of this rank; undefined where frozen. The same until post().
+  std::vector<at::Tensor> slot(UnitId unit);
+  // Shows the slot to the others, with what `options` gives elsewhere, save the
+  // slices of those owners that this rank sums itself. Returns its number.
+  std::uint64_t post(
+      UnitId unit,
+      const ReduceOptions& options,
+      const std::function<bool(int owner)>& sums_itself);
+
+  // The first rank whose counter is below `number`.
+  struct Missing {
+    UnitId unit;
+    int rank;
+    comm::shm::Counter counter;
+    std::uint64_t number;
+  };
+  using CounterOf = comm::shm::CounterCell SharedSlotState::*;
+  std::optional<Missing> missing(
+      UnitId unit, std::uint64_t number, CounterOf counter) const;
+
+  // By trainable parameter: some rank had a gradient. REQUIRES: all have posted.
+  std::vector<bool> used(UnitId unit) const;
+
+  // Adds up what all ranks posted of the owner's slice, in rank order, into
+  // `out`, or into the sinks of `options`; this rank's part from where `options`
+  // gives it. REQUIRES: all have posted.
+  struct OwnedSlice {
+    UnitId unit = 0;
+    std::size_t flat = 0;
+    int owner = 0;
+    double scale = 1.0;
+    bool accumulate = false;
+  };
+  void sum(
+      const OwnedSlice& slice,
+      const ReduceOptions& options,
+      const at::Tensor& out) const;
+  void post_summed(UnitId unit, std::uint64_t number) const;
+
+  // Takes back what nobody reads any more.
+  void reclaim();
+  std::int64_t bytes() const { return region_.taken_bytes(); }
+  std::int64_t bytes_peak() const { return region_.taken_bytes_peak(); }
+
+ private:
+  struct Open {
+    std::int64_t begin = 0;
+    std::vector<at::Tensor> flats;
+  };
+  // A slot that others may still read.
+  struct Lent {
+    UnitId unit = 0;
+    std::uint64_t number = 0;
+    std::int64_t begin = 0;
+  };
+
+  const UnitSpec& spec(UnitId unit) const {
+    return place_.model->units[static_cast<std::size_t>(unit)];
+  }
+  SharedSlotState& shared(int rank, UnitId unit) const {
+    return place_.slots
+        [static_cast<std::size_t>(rank) * place_.model->units.size() +
+         static_cast<std::size_t>(unit)];
+  }
+  std::uint8_t* marks(int rank, UnitId unit) const;
+  at::Tensor piece(
+      UnitId unit,
+      int rank,
+      std::size_t flat,
+      const plan::ElementRange& range) const;
+
+  const Mapping place_;
+  std::vector<std::vector<std::int64_t>> offsets_;           // slot_offsets().
+  std::vector<std::vector<std::vector<GradientChunk>>> chunks_;  // By unit, flat.
+  RegionAllocator region_;
+  std::vector<std::optional<Open>> open_;  // By unit.
+  std::vector<std::uint64_t> posted_;      // By unit.
+  std::deque<Lent> lent_;
+};
+
+}  // namespace sherd::exchange

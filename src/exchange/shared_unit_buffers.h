@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SharedUnitBuffers lends places for whole units in the memory of a host, of its first
+// rank, for all of them: where a unit is gathered is known to all because one
+// rank says it. A place is free again when every rank that got the unit has
+// dropped it, which is told by numbers in that memory. Nothing is waited for:
+// where ranks do the same, a gather is agreed on only when each has room for
+// it; where they do not, places in use exceed the limit by what they hold apart
+// from each other. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+#include "exchange/exchange.h"
+#include "exchange/shared_layout.h"
+#include "exchange/buffer_pool.h"
+
+namespace sherd::exchange {
+
+class SharedUnitBuffers {
+ public:
+  // `dropped` is by local rank, by unit: how often that rank has dropped that
+  // unit. Pairs: it does not read a place after; here it is lent again once the
+  // number was seen. Both outlive this.
+  SharedUnitBuffers(
+      std::span<std::byte> region, std::span<std::uint64_t> dropped, int units);
+  // Leaves the memory as it is: others may still read.
+  ~SharedUnitBuffers() { ending_ = true; }
+  SharedUnitBuffers(const SharedUnitBuffers&) = delete;
+  SharedUnitBuffers& operator=(const SharedUnitBuffers&) = delete;
+
+  struct Request {
+    UnitId unit = 0;
+    std::int64_t bytes = 0;
+    std::vector<bool> wanted;  // By local rank.
+    // Of places in use or kept; 0: no limit.
+    std::int64_t bytes_max = 0;
+    // Outside of that; not kept.
+    bool passing = false;
+  };
+  // Where the place begins in the region. Throws Error when there is none.
+  std::int64_t allocate(const Request& request);
+
+  // Of places that are in use or kept.
+  std::int64_t allocated_bytes() const { return pool_.allocated_bytes(); }
+  // The same without those that only others read: within the limit.
+  std::int64_t allocated_bytes_of(int local) const;
+
+ private:
+  struct Lent {
+    void* place = nullptr;
+    bool passing = false;
+    std::int64_t bytes = 0;
+    UnitId unit = 0;
+    // By local rank: dropped when it has dropped the unit so often; 0: not
+    // its own.
+    std::vector<std::uint64_t> until;
+  };
+  BufferSource source();
+  bool is_read_by(const Lent& lent, std::size_t local) const;
+  void reclaim();
+
+  const std::span<std::byte> region_;
+  const std::span<std::uint64_t> dropped_;
+  const std::size_t units_;
+  std::vector<std::uint64_t> lendings_;  // As dropped_.
+  std::vector<Lent> lent_;
+  bool ending_ = false;
+  RegionAllocator allocator_;
+  BufferPool pool_;
+  BufferPool passing_;
+};
+
+}  // namespace sherd::exchange
