@@ -26,11 +26,11 @@ namespace {
 
 constexpr std::int64_t kWidth = 16;
 
-class Ignore final : public Listener {
+class Ignore final : public ParameterUseListener {
  public:
-  void enter(std::span<const Touch> /*touches*/, const char* /*operator_name*/)
+  void begin_use(std::span<const ParameterUse> /*uses*/, const char* /*operator_name*/)
       override {}
-  void leave(std::span<const Touch> /*touches*/) noexcept override {}
+  void end_use(std::span<const ParameterUse> /*uses*/) noexcept override {}
 };
 
 // A weight [16, 16] and a vector [16] that may lie in one managed storage.

@@ -111,7 +111,7 @@ void cast_value(c10::IValue& value, c10::ScalarType dtype) {
 
 }  // namespace
 
-std::span<const std::string_view> names_casting_activations() { return kNames; }
+std::span<const std::string_view> activation_cast_operators() { return kNames; }
 
 void cast_activations(
     const c10::OperatorHandle& op,

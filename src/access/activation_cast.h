@@ -25,6 +25,6 @@ void cast_activations(
     torch::jit::Stack& stack);
 
 // The list itself, names without "aten::", to compare with a LibTorch.
-std::span<const std::string_view> names_casting_activations();
+std::span<const std::string_view> activation_cast_operators();
 
 }  // namespace sherd::access

@@ -153,7 +153,7 @@ TEST_P(CastActivations, EqualsCastingByHandInEveryBit) {
     plain->parameters()[p].copy_(sharded->parameters()[p]);
   }
   plain->to(at::kBFloat16);
-  UnitCache cache;
+  FakeUnitCache cache;
   cache.add_unit(sharded->parameters(), at::kBFloat16);
 
   std::vector<at::Tensor> inputs;
@@ -190,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(CastActivationsRules, IndicesStayIntegers) {
   const auto table = at::randn({5, 3}).requires_grad_();
-  UnitCache cache;
+  FakeUnitCache cache;
   cache.add_unit({table}, at::kBFloat16);
   const auto rows = at::embedding(table, at::tensor({4, 0, 4}, at::kLong));
   EXPECT_EQ(rows.scalar_type(), at::kBFloat16);
@@ -200,7 +200,7 @@ TEST(CastActivationsRules, IndicesStayIntegers) {
 
 TEST(CastActivationsRules, WithoutMixedPrecisionLibTorchRefusesAsEver) {
   const auto w = at::randn({3, 3}).requires_grad_();
-  UnitCache cache;
+  FakeUnitCache cache;
   cache.add_unit({w});
   EXPECT_THAT(
       thrown_by([&] { (void)at::randn({3, 3}, at::kDouble).mm(w); }),
@@ -209,7 +209,7 @@ TEST(CastActivationsRules, WithoutMixedPrecisionLibTorchRefusesAsEver) {
 
 TEST(CastActivationsRules, ElementwiseOperatorsPromote) {
   const auto w = at::randn({3}).requires_grad_();
-  UnitCache cache;
+  FakeUnitCache cache;
   cache.add_unit({w}, at::kBFloat16);
   EXPECT_EQ((at::ones({3}) + w).scalar_type(), at::kFloat);
   EXPECT_EQ((at::ones({3}) * w).scalar_type(), at::kFloat);
@@ -219,7 +219,7 @@ TEST(CastActivationsRules, ElementwiseOperatorsPromote) {
 TEST(CastActivationsRules, BatchNormUpdatesItsRunningStatistics) {
   const auto w = at::ones({3}).requires_grad_();
   const auto b = at::zeros({3}).requires_grad_();
-  UnitCache cache;
+  FakeUnitCache cache;
   cache.add_unit({w, b}, at::kBFloat16);
   const auto mean = at::zeros({3}, at::kBFloat16);
   const auto variance = at::ones({3}, at::kBFloat16);
@@ -234,7 +234,7 @@ TEST(CastActivationsRules, EveryNameIsAnOperatorOfThisLibTorch) {
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     known.insert(name.name);
   }
-  for (const auto name : names_casting_activations()) {
+  for (const auto name : activation_cast_operators()) {
     EXPECT_TRUE(known.contains("aten::" + std::string(name))) << name;
   }
 }

@@ -37,7 +37,7 @@ Listeners& waiting() {
 }
 
 // One outermost backward under way.
-struct Scope {
+struct OutermostBackward {
   Listeners listeners;
 };
 
@@ -45,19 +45,19 @@ struct Scope {
 // that called backward, on device threads, or on pool threads (deep
 // reentrancy), so a thread-local would not do; the graph task is known on all
 // of them. A task of autograd::grad is in here only within a backward.
-class Scopes {
+class BackwardRegistry {
  public:
-  void add_task(int task, Scope* scope) {
+  void add_task(int task, OutermostBackward* scope) {
     const std::lock_guard lock(mu_);
     by_task_.emplace(task, scope);
   }
   // Null when the task belongs to no backward.
-  Scope* find(int task) {
+  OutermostBackward* find(int task) {
     const std::lock_guard lock(mu_);
     const auto found = by_task_.find(task);
     return found == by_task_.end() ? nullptr : found->second;
   }
-  void end(Scope* scope) {
+  void end(OutermostBackward* scope) {
     const std::lock_guard lock(mu_);
     std::erase_if(
         by_task_, [scope](const auto& task) { return task.second == scope; });
@@ -74,22 +74,22 @@ class Scopes {
 
  private:
   std::mutex mu_;
-  std::unordered_map<int, Scope*> by_task_;  // Guarded by mu_.
+  std::unordered_map<int, OutermostBackward*> by_task_;  // Guarded by mu_.
 };
 
-Scopes& scopes() {
-  static Scopes all;
+BackwardRegistry& backward_registry() {
+  static BackwardRegistry all;
   return all;
 }
 
 // The outermost backward this thread is about to start: execute() leaves it
 // here for its own execute_with_graph_task(), which knows the task.
-Scope*& starting() {
-  thread_local Scope* scope = nullptr;
+OutermostBackward*& starting() {
+  thread_local OutermostBackward* scope = nullptr;
   return scope;
 }
 
-void tell(const Listeners& listeners, const std::exception_ptr& failure) {
+void notify(const Listeners& listeners, const std::exception_ptr& failure) {
   std::exception_ptr first;
   for (const auto& weak : listeners) {
     if (auto listener = weak.lock()) {
@@ -138,7 +138,7 @@ class BackwardEngine final : public torch::autograd::Engine {
       return Engine::execute(
           roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
     }
-    Scope scope{std::exchange(waiting(), {})};
+    OutermostBackward scope{std::exchange(waiting(), {})};
     starting() = &scope;
     backwards_under_way().fetch_add(1, std::memory_order_relaxed);
     torch::autograd::variable_list results;
@@ -150,10 +150,10 @@ class BackwardEngine final : public torch::autograd::Engine {
       failure = std::current_exception();
     }
     starting() = nullptr;  // Set still if no task was ever made.
-    scopes().end(&scope);
+    backward_registry().end(&scope);
     // Release, with any_backward(): its gradients are in their places.
     backwards_under_way().fetch_sub(1, std::memory_order_release);
-    tell(scope.listeners, failure);
+    notify(scope.listeners, failure);
     if (failure) {
       std::rethrow_exception(failure);
     }
@@ -164,11 +164,11 @@ class BackwardEngine final : public torch::autograd::Engine {
       const std::shared_ptr<torch::autograd::GraphTask>& task,
       RootNode root,
       torch::autograd::InputBuffer&& inputs) override {
-    Scope* scope = in_backward()
-        ? scopes().find(torch::autograd::get_current_graph_task_id())
+    OutermostBackward* scope = in_backward()
+        ? backward_registry().find(torch::autograd::get_current_graph_task_id())
         : std::exchange(starting(), nullptr);
     if (scope != nullptr) {
-      scopes().add_task(static_cast<int>(task->id_), scope);
+      backward_registry().add_task(static_cast<int>(task->id_), scope);
     }
     return Engine::execute_with_graph_task(
         task, std::move(root), std::move(inputs));
@@ -223,7 +223,7 @@ bool in_autograd_grad() {
 // Somebody else's engine: a callback of the graph task stands in for the
 // scope's end. The callback owns the listeners, so that those of a backward
 // that failed, whose callbacks never run, go away with its graph task.
-class TaskCallbacks {
+class GraphTaskCallbacks {
  public:
   bool add(int task, const std::weak_ptr<BackwardListener>& listener) {
     const std::lock_guard lock(mu_);
@@ -237,7 +237,7 @@ class TaskCallbacks {
       listeners = std::make_shared<Listeners>();
       by_task_[task] = listeners;
       torch::autograd::Engine::get_default_engine().queue_callback(
-          [this, task, listeners] { tell(take(task, *listeners), nullptr); });
+          [this, task, listeners] { notify(take(task, *listeners), nullptr); });
     }
     add_once(*listeners, listener);
     return true;
@@ -255,8 +255,8 @@ class TaskCallbacks {
   std::unordered_map<int, std::weak_ptr<Listeners>> by_task_;
 };
 
-TaskCallbacks& task_callbacks() {
-  static TaskCallbacks all;
+GraphTaskCallbacks& graph_task_callbacks() {
+  static GraphTaskCallbacks all;
   return all;
 }
 
@@ -291,10 +291,10 @@ bool in_backward() {
 bool arm(const std::weak_ptr<BackwardListener>& listener) {
   const int task = torch::autograd::get_current_graph_task_id();
   if (!engine_is_ours()) {
-    return in_backward() && task_callbacks().add(task, listener);
+    return in_backward() && graph_task_callbacks().add(task, listener);
   }
   if (in_backward()) {
-    return scopes().add(task, listener);
+    return backward_registry().add(task, listener);
   }
   add_once(waiting(), listener);
   return true;

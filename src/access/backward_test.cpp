@@ -347,7 +347,7 @@ TEST(BackwardListeners, MayArmAndRunABackwardThemselves) {
 TEST(BackwardListeners, ArmedByAVisitedParameterAreTold) {
   install_backward_engine();
   const auto counter = std::make_shared<Counter>();
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = at::ones({2, 2}).requires_grad_();
   cache.add_unit({w});
   cache.on_enter = [&](const char*) {

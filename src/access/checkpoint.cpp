@@ -16,20 +16,20 @@ namespace sherd::access {
 namespace {
 
 // What must be alike in both runs.
-struct Kind {
+struct TensorMetadata {
   c10::DimVector sizes;
   at::ScalarType dtype;
   at::Device device;
 
-  bool operator==(const Kind&) const = default;
+  bool operator==(const TensorMetadata&) const = default;
 };
 
-Kind kind_of(const at::Tensor& tensor) {
+TensorMetadata metadata_of(const at::Tensor& tensor) {
   return {
       c10::DimVector(tensor.sizes()), tensor.scalar_type(), tensor.device()};
 }
 
-std::string text_of(const Kind& kind) {
+std::string text_of(const TensorMetadata& kind) {
   return str(
       c10::toString(kind.dtype), " ", at::IntArrayRef(kind.sizes), " on ",
       kind.device.str());
@@ -43,21 +43,21 @@ bool is_parameter_or_view(const at::Tensor& tensor) {
 }
 
 // A tensor that the first run saved.
-struct Slot {
-  Kind kind;
+struct SavedTensorSlot {
+  TensorMetadata kind;
   bool awaited;       // Some node may still ask for it.
   at::Tensor tensor;  // Defined from a second run until it is asked for.
 };
 
 // Ends a second run early. No std::exception, which fn might catch.
-struct AllThere {};
+struct StopRecomputation {};
 
 // Takes the tensors of a second run, in order.
-class SecondRun final : public SavedTensorTaker {
+class Recomputation final : public SavedTensorHookFactory {
  public:
-  enum class First { kComplete, kUnderWay };
+  enum class ForwardStatus { kComplete, kUnderWay };
 
-  SecondRun(std::vector<Slot> slots, First first, bool early_stop)
+  Recomputation(std::vector<SavedTensorSlot> slots, ForwardStatus first, bool early_stop)
       : slots_(std::move(slots)), first_(first), early_stop_(early_stop) {
     for (auto& slot : slots_) {
       slot.awaited = slot.awaited && !slot.tensor.defined();
@@ -72,13 +72,13 @@ class SecondRun final : public SavedTensorTaker {
     const auto number = taken_++;
     if (number >= slots_.size()) {
       SHERD_CHECK(
-          stopped_ || first_ == First::kUnderWay,
+          stopped_ || first_ == ForwardStatus::kUnderWay,
           "[access] checkpoint: expected that fn saves ", slots_.size(),
           " tensors when it is run again, as at first, found more", kRule);
       return;
     }
     auto& slot = slots_[number];
-    const auto kind = kind_of(tensor);
+    const auto kind = metadata_of(tensor);
     SHERD_CHECK(
         kind == slot.kind, "[access] checkpoint: expected that fn saves ",
         text_of(slot.kind), " as tensor ", number + 1, " of ", slots_.size(),
@@ -89,15 +89,15 @@ class SecondRun final : public SavedTensorTaker {
     slot.tensor = tensor;
     if (--missing_ == 0 && early_stop_) {
       stopped_ = true;
-      throw AllThere();
+      throw StopRecomputation();
     }
   }
 
   // What it took, where the slot awaited something. REQUIRES: fn has ended.
-  std::vector<Slot> finish() {
+  std::vector<SavedTensorSlot> finish() {
     SHERD_CHECK(
         missing_ == 0 &&
-            (stopped_ || first_ == First::kUnderWay || taken_ == slots_.size()),
+            (stopped_ || first_ == ForwardStatus::kUnderWay || taken_ == slots_.size()),
         "[access] checkpoint: expected that fn saves ", slots_.size(),
         " tensors when it is run again, as at first, found ", taken_, kRule);
     return std::move(slots_);
@@ -107,8 +107,8 @@ class SecondRun final : public SavedTensorTaker {
   static constexpr const char* kRule =
       "; it must do the same each time, whatever else has changed";
 
-  std::vector<Slot> slots_;
-  const First first_;
+  std::vector<SavedTensorSlot> slots_;
+  const ForwardStatus first_;
   const bool early_stop_;
   std::size_t missing_ = 0;
   std::size_t taken_ = 0;
@@ -117,9 +117,9 @@ class SecondRun final : public SavedTensorTaker {
 
 // In the graph of a second run, which goes away with it. fn may run backwards
 // of its own, so it keeps its tensor.
-class TakenTensor final : public torch::autograd::SavedVariableHooks {
+class RecomputedTensorHooks final : public torch::autograd::SavedVariableHooks {
  public:
-  explicit TakenTensor(SecondRun* run) : run_(run) {}
+  explicit RecomputedTensorHooks(Recomputation* run) : run_(run) {}
   void call_pack_hook(const at::Tensor& tensor) override {
     tensor_ = tensor.tensor_data();
     run_->take(tensor_);
@@ -127,26 +127,26 @@ class TakenTensor final : public torch::autograd::SavedVariableHooks {
   at::Tensor call_unpack_hook() override { return tensor_; }
 
  private:
-  SecondRun* const run_;  // Packing follows making, within the run.
+  Recomputation* const run_;  // Packing follows making, within the run.
   at::Tensor tensor_;
 };
 
-SavedTensorHooks SecondRun::make_hooks() {
-  return std::make_unique<TakenTensor>(this);
+SavedTensorHooks Recomputation::make_hooks() {
+  return std::make_unique<RecomputedTensorHooks>(this);
 }
 
 // One call of checkpoint(): how to run it again, and what the first run would
 // have kept. Owned by the nodes of its graph. Thread rule: any thread.
-class Region {
+class CheckpointedRegion {
  public:
-  Region(
-      FirstRun::Rerun rerun,
+  CheckpointedRegion(
+      CheckpointedForward::Recompute recompute,
       const std::vector<at::Tensor>& inputs,
       const CheckpointOptions& options)
-      : rerun_(std::move(rerun)),
+      : recompute_(std::move(recompute)),
         state_(ForwardState::now(
-            options.preserve_rng_state ? Randomness::kKeep
-                                       : Randomness::kLeave)),
+            options.preserve_rng_state ? RngState::kPreserve
+                                       : RngState::kIgnore)),
         early_stop_(options.early_stop) {
     for (const auto& input : inputs) {
       const bool defined = input.defined();
@@ -160,10 +160,10 @@ class Region {
   }
 
   // Returns the number of its slot. kLater: some node will ask for it.
-  enum class Asked { kLater, kNever };
-  std::size_t add(const at::Tensor& tensor, Asked asked) {
+  enum class Unpack { kLater, kNever };
+  std::size_t add(const at::Tensor& tensor, Unpack asked) {
     const std::lock_guard lock(mu_);
-    slots_.push_back({kind_of(tensor), asked == Asked::kLater, {}});
+    slots_.push_back({metadata_of(tensor), asked == Unpack::kLater, {}});
     return slots_.size() - 1;
   }
 
@@ -176,7 +176,7 @@ class Region {
 
   void complete() {
     const std::lock_guard lock(mu_);
-    first_ = SecondRun::First::kComplete;
+    first_ = Recomputation::ForwardStatus::kComplete;
   }
 
   // Handed out once; asked again (retain_graph), fn runs again.
@@ -210,7 +210,7 @@ class Region {
   }
 
   // Another thread's run may have found the tensor since it was missed here.
-  SecondRun begin(std::size_t number) {
+  Recomputation begin(std::size_t number) {
     const std::lock_guard lock(mu_);
     auto slots = slots_;
     slots[number].awaited = true;
@@ -225,10 +225,10 @@ class Region {
     {
       const auto inputs = unpack_inputs();
       const ForwardStateScope state(state_);
-      const TakeSavedTensors scope(&run);
+      const SavedTensorHookScope scope(&run);
       try {
-        rerun_(inputs);
-      } catch (const AllThere&) {  // NOLINT(bugprone-empty-catch): as wanted.
+        recompute_(inputs);
+      } catch (const StopRecomputation&) {  // NOLINT(bugprone-empty-catch): as wanted.
       }
     }
     auto found = run.finish();
@@ -241,27 +241,27 @@ class Region {
     return std::move(found[number].tensor);
   }
 
-  const FirstRun::Rerun rerun_;
+  const CheckpointedForward::Recompute recompute_;
   const ForwardState state_;
   const bool early_stop_;
   std::vector<Input> inputs_;
   std::mutex mu_;
-  std::vector<Slot> slots_;                               // Guarded by mu_.
-  SecondRun::First first_ = SecondRun::First::kUnderWay;  // Guarded by mu_.
+  std::vector<SavedTensorSlot> slots_;                               // Guarded by mu_.
+  Recomputation::ForwardStatus first_ = Recomputation::ForwardStatus::kUnderWay;  // Guarded by mu_.
 };
 
 // In the graph of the first run.
-class LeftOutTensor final : public torch::autograd::SavedVariableHooks {
+class CheckpointedTensorHooks final : public torch::autograd::SavedVariableHooks {
  public:
-  explicit LeftOutTensor(std::shared_ptr<Region> region)
+  explicit CheckpointedTensorHooks(std::shared_ptr<CheckpointedRegion> region)
       : region_(std::move(region)) {}
-  ~LeftOutTensor() override {
+  ~CheckpointedTensorHooks() override {
     if (packed_) {
       region_->forget(slot_);
     }
   }
-  LeftOutTensor(const LeftOutTensor&) = delete;
-  LeftOutTensor& operator=(const LeftOutTensor&) = delete;
+  CheckpointedTensorHooks(const CheckpointedTensorHooks&) = delete;
+  CheckpointedTensorHooks& operator=(const CheckpointedTensorHooks&) = delete;
 
   void call_pack_hook(const at::Tensor& tensor) override {
     if (is_parameter_or_view(tensor)) {
@@ -270,7 +270,7 @@ class LeftOutTensor final : public torch::autograd::SavedVariableHooks {
     }
     slot_ = region_->add(
         tensor,
-        kept_.defined() ? Region::Asked::kNever : Region::Asked::kLater);
+        kept_.defined() ? CheckpointedRegion::Unpack::kNever : CheckpointedRegion::Unpack::kLater);
     packed_ = true;
   }
 
@@ -288,37 +288,37 @@ class LeftOutTensor final : public torch::autograd::SavedVariableHooks {
   }
 
  private:
-  const std::shared_ptr<Region> region_;
+  const std::shared_ptr<CheckpointedRegion> region_;
   bool packed_ = false;
   std::size_t slot_ = 0;
   at::Tensor kept_;
   std::int64_t version_ = 0;
 };
 
-class LeaveOut final : public SavedTensorTaker {
+class CheckpointHookFactory final : public SavedTensorHookFactory {
  public:
-  explicit LeaveOut(std::shared_ptr<Region> region)
+  explicit CheckpointHookFactory(std::shared_ptr<CheckpointedRegion> region)
       : region_(std::move(region)) {}
   SavedTensorHooks make_hooks() override {
-    return std::make_unique<LeftOutTensor>(region_);
+    return std::make_unique<CheckpointedTensorHooks>(region_);
   }
-  Region& region() { return *region_; }
+  CheckpointedRegion& region() { return *region_; }
 
  private:
-  const std::shared_ptr<Region> region_;
+  const std::shared_ptr<CheckpointedRegion> region_;
 };
 
 }  // namespace
 
-struct FirstRun::State {
-  explicit State(std::shared_ptr<Region> region)
-      : taker(std::move(region)), scope(&taker) {}
-  LeaveOut taker;
-  TakeSavedTensors scope;
+struct CheckpointedForward::State {
+  explicit State(std::shared_ptr<CheckpointedRegion> region)
+      : factory(std::move(region)), scope(&factory) {}
+  CheckpointHookFactory factory;
+  SavedTensorHookScope scope;
 };
 
-FirstRun::FirstRun(
-    Rerun rerun,
+CheckpointedForward::CheckpointedForward(
+    Recompute recompute,
     const std::vector<at::Tensor>& inputs,
     const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) {
@@ -330,12 +330,12 @@ FirstRun::FirstRun(
       "own, found another (a Python process installs one); there use "
       "torch.utils.checkpoint");
   state_ = std::make_unique<State>(
-      std::make_shared<Region>(std::move(rerun), inputs, options));
+      std::make_shared<CheckpointedRegion>(std::move(recompute), inputs, options));
 }
 
-FirstRun::~FirstRun() {
+CheckpointedForward::~CheckpointedForward() {
   if (state_ != nullptr) {
-    state_->taker.region().complete();
+    state_->factory.region().complete();
   }
 }
 

@@ -57,9 +57,9 @@ void expect_unchanged(
   const auto train = [&forward](Mode mode, int whole_max) {
     torch::manual_seed(kSeed);
     const auto net = std::make_shared<LayersImpl>();
-    UnitCache cache(std::max(whole_max, 0));
+    FakeUnitCache cache(std::max(whole_max, 0));
     if (whole_max >= 0) {
-      adopt_module(*net, cache, Policy::kPerParameter);
+      adopt_module(*net, cache, UnitGrouping::kPerParameter);
     }
     const Trainable trainable{net, [&] { return forward(net, mode); }};
     auto first = train_once(trainable);
@@ -543,7 +543,7 @@ TEST(Checkpoint, T08FrozenShardedParametersNeedNoSecondRunEither) {
   const auto probe = std::make_shared<Probe>();
   const auto w = rows();
   const auto expected = w.clone();
-  UnitCache cache;  // Takes the bytes away after each operator.
+  FakeUnitCache cache;  // Takes the bytes away after each operator.
   cache.add_unit({w});
   const auto x = at::ones({3, 6}).requires_grad_();
   checkpoint(

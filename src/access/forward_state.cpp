@@ -8,9 +8,9 @@
 
 namespace sherd::access {
 
-ForwardState ForwardState::now(Randomness randomness) {
+ForwardState ForwardState::now(RngState randomness) {
   ForwardState state;
-  if (randomness == Randomness::kKeep) {
+  if (randomness == RngState::kPreserve) {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     const std::lock_guard lock(generator.mutex());
     state.generator_ = generator.get_state();
@@ -39,7 +39,7 @@ void ForwardState::apply() const {
 
 ForwardStateScope::ForwardStateScope(const ForwardState& then)
     : before_(ForwardState::now(
-          then.has_randomness() ? Randomness::kKeep : Randomness::kLeave)),
+          then.has_rng_state() ? RngState::kPreserve : RngState::kIgnore)),
       grad_mode_before_(at::GradMode::is_enabled()) {
   at::autocast::increment_nesting();
   at::GradMode::set_enabled(true);

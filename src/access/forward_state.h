@@ -11,15 +11,15 @@
 
 namespace sherd::access {
 
-enum class Randomness { kKeep, kLeave };
+enum class RngState { kPreserve, kIgnore };
 
 class ForwardState {
  public:
-  // As it is now. kLeave: without the generator.
-  static ForwardState now(Randomness randomness);
+  // As it is now. kIgnore: without the generator.
+  static ForwardState now(RngState randomness);
   void apply() const;
 
-  bool has_randomness() const { return generator_.defined(); }
+  bool has_rng_state() const { return generator_.defined(); }
 
  private:
   struct Autocast {

@@ -12,11 +12,11 @@ namespace {
 using torch::autograd::PostAccumulateGradHook;
 namespace impl = torch::autograd::impl;
 
-class TakeGradient final : public PostAccumulateGradHook {
+class GradientHook final : public PostAccumulateGradHook {
  public:
-  TakeGradient(
-      GradientTaker taker, std::unique_ptr<PostAccumulateGradHook> before)
-      : taker_(std::move(taker)), before_(std::move(before)) {}
+  GradientHook(
+      GradientCallback callback, std::unique_ptr<PostAccumulateGradHook> before)
+      : callback_(std::move(callback)), before_(std::move(before)) {}
 
   void operator()(const at::Tensor& parameter) override {
     if (before_) {
@@ -24,7 +24,7 @@ class TakeGradient final : public PostAccumulateGradHook {
     }
     auto gradient = std::move(parameter.mutable_grad());
     parameter.mutable_grad().reset();
-    taker_(std::move(gradient));
+    callback_(std::move(gradient));
   }
 
   std::unique_ptr<PostAccumulateGradHook> take_before() {
@@ -32,7 +32,7 @@ class TakeGradient final : public PostAccumulateGradHook {
   }
 
  private:
-  const GradientTaker taker_;
+  const GradientCallback callback_;
   std::unique_ptr<PostAccumulateGradHook> before_;
 };
 
@@ -44,9 +44,9 @@ PostAccumulateGradHook* hook_of(const at::Tensor& parameter) {
       : impl::post_acc_grad_hooks(parameter).get();
 }
 
-class CallFirst final : public torch::autograd::FunctionPreHook {
+class PreAccumulationHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit CallFirst(std::function<void()> call) : call_(std::move(call)) {}
+  explicit PreAccumulationHook(std::function<void()> call) : call_(std::move(call)) {}
 
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
@@ -60,21 +60,21 @@ class CallFirst final : public torch::autograd::FunctionPreHook {
 
 // A hook of the node that accumulates. It keeps the node, which LibTorch forgets
 // between two backwards.
-class BeforeGradient {
+class PreAccumulationRegistration {
  public:
-  BeforeGradient(const at::Tensor& parameter, std::function<void()> call)
+  PreAccumulationRegistration(const at::Tensor& parameter, std::function<void()> call)
       : accumulator_(impl::grad_accumulator(parameter)) {
-    auto hook = std::make_unique<CallFirst>(std::move(call));
+    auto hook = std::make_unique<PreAccumulationHook>(std::move(call));
     hook_ = hook.get();
     accumulator_->add_pre_hook(std::move(hook));
   }
-  ~BeforeGradient() {
+  ~PreAccumulationRegistration() {
     std::erase_if(accumulator_->pre_hooks(), [this](const auto& hook) {
       return hook.get() == hook_;
     });
   }
-  BeforeGradient(const BeforeGradient&) = delete;
-  BeforeGradient& operator=(const BeforeGradient&) = delete;
+  PreAccumulationRegistration(const PreAccumulationRegistration&) = delete;
+  PreAccumulationRegistration& operator=(const PreAccumulationRegistration&) = delete;
 
  private:
   // An intrusive_ptr or, in older LibTorch, a shared_ptr.
@@ -84,30 +84,30 @@ class BeforeGradient {
 
 }  // namespace
 
-std::shared_ptr<void> call_before_gradient(
+std::shared_ptr<void> add_pre_accumulation_hook(
     const at::Tensor& parameter, std::function<void()> call) {
-  return std::make_shared<BeforeGradient>(parameter, std::move(call));
+  return std::make_shared<PreAccumulationRegistration>(parameter, std::move(call));
 }
 
-void set_gradient_hook(const at::Tensor& parameter, GradientTaker taker) {
+void set_gradient_hook(const at::Tensor& parameter, GradientCallback callback) {
   std::unique_ptr<PostAccumulateGradHook> before;
   if (hook_of(parameter) != nullptr) {
     before = std::move(impl::post_acc_grad_hooks(parameter));
   }
   impl::set_post_acc_grad_hooks(
       parameter,
-      std::make_unique<TakeGradient>(std::move(taker), std::move(before)));
+      std::make_unique<GradientHook>(std::move(callback), std::move(before)));
 }
 
 bool has_gradient_hook(const at::Tensor& parameter) {
   // A tensor that never needed gradients has no place for hooks.
   return impl::get_autograd_meta(parameter) != nullptr &&
-      dynamic_cast<TakeGradient*>(impl::post_acc_grad_hooks(parameter).get()) !=
+      dynamic_cast<GradientHook*>(impl::post_acc_grad_hooks(parameter).get()) !=
       nullptr;
 }
 
 void remove_gradient_hook(const at::Tensor& parameter) {
-  if (auto* ours = dynamic_cast<TakeGradient*>(hook_of(parameter))) {
+  if (auto* ours = dynamic_cast<GradientHook*>(hook_of(parameter))) {
     auto before = ours->take_before();
     impl::set_post_acc_grad_hooks(parameter, std::move(before));
   }

@@ -18,10 +18,10 @@ namespace sherd::access {
 // tensor, and nobody else its bytes, though the gradients of parameters that
 // were concatenated are separate parts of one storage. Or an undefined tensor
 // when autograd produced none.
-using GradientTaker = std::function<void(at::Tensor gradient)>;
+using GradientCallback = std::function<void(at::Tensor gradient)>;
 
 // REQUIRES: `parameter` is a leaf.
-void set_gradient_hook(const at::Tensor& parameter, GradientTaker taker);
+void set_gradient_hook(const at::Tensor& parameter, GradientCallback callback);
 
 bool has_gradient_hook(const at::Tensor& parameter);
 
@@ -32,7 +32,7 @@ void remove_gradient_hook(const at::Tensor& parameter);
 // `.grad()`, on the thread that will, for as long as what it returns lives.
 // Unlike a hook of the tensor it stays when a user sets one.
 // REQUIRES: `parameter` is a leaf that needs gradients.
-std::shared_ptr<void> call_before_gradient(
+std::shared_ptr<void> add_pre_accumulation_hook(
     const at::Tensor& parameter, std::function<void()> call);
 
 }  // namespace sherd::access

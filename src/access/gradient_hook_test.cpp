@@ -136,7 +136,7 @@ TEST(GradientHook, SurvivesAdoptionBeforeAndAfter) {
     w.sum().backward();  // An accumulator is cached.
     w.mutable_grad().reset();
     Taken taken({w});
-    UnitCache cache;
+    FakeUnitCache cache;
     cache.add_unit({w}, dtype);
     w.sum().backward();
     ASSERT_EQ(taken.of[0].size(), 1U);
@@ -325,7 +325,7 @@ TEST(TakenGradient, IsTheTensorThatTheNodeMade) {
 
 TEST(TakenGradient, OfAnAdoptedWeightIsStolenToo) {
   const auto w = parameter();
-  UnitCache cache;
+  FakeUnitCache cache;
   cache.add_unit({w});
   const void* born = nullptr;
   w.register_hook([&born](const at::Tensor& g) {

@@ -17,7 +17,7 @@ void release_tag(void* context) {
 }
 
 StorageTag* make_tag(
-    Listener* listener, int unit, int flat, Activations activations) {
+    ParameterUseListener* listener, int unit, int flat, ActivationCast activations) {
   auto* tag = new StorageTag;  // NOLINT: see release_tag.
   tag->listener.store(listener, std::memory_order_release);
   tag->unit = unit;
@@ -43,12 +43,12 @@ const StorageTag* tag_of(const at::Tensor& tensor) {
 }
 
 ManagedStorage::ManagedStorage(
-    Listener* listener,
+    ParameterUseListener* listener,
     int unit,
     int flat,
     std::int64_t nbytes,
     c10::Device device,
-    Activations activations)
+    ActivationCast activations)
     : tag_(make_tag(listener, unit, flat, activations)),
       storage_(
           c10::Storage::use_byte_size_t(),
@@ -61,7 +61,7 @@ ManagedStorage::ManagedStorage(
 }
 
 ManagedStorage::~ManagedStorage() {
-  orphan(
+  disconnect(
       "sherd: the sharding handle of this model was destroyed; parameters of "
       "a sharded model live as long as its handle");
   release_tag(tag_);
@@ -90,7 +90,7 @@ void ManagedStorage::empty(const std::string& why) {
   filled_ = false;
 }
 
-void ManagedStorage::orphan(const std::string& why) {
+void ManagedStorage::disconnect(const std::string& why) {
   // Pairs with the acquire load in the dispatch fallback.
   tag_->listener.store(nullptr, std::memory_order_release);
   empty(why);

@@ -7,7 +7,7 @@
 // remedy instead of reading freed memory.
 //
 // Thread rule: fill() and empty() by one thread at a time and never while an
-// operator uses the storage (the Listener's pins see to that); tag reads from
+// operator uses the storage (the ParameterUseListener's pins see to that); tag reads from
 // any thread. Mechanism: docs/design/access.md.
 #pragma once
 
@@ -19,46 +19,46 @@
 
 namespace sherd::access {
 
-class Listener;
+class ParameterUseListener;
 
 // What becomes of activations of another dtype that meet a parameter in a
 // matrix product, a norm or the like.
-enum class Activations {
-  kAsTheyAre,  // LibTorch refuses them or not.
-  kCast,       // They are cast to the parameter's dtype (mixed precision).
+enum class ActivationCast {
+  kNone,  // LibTorch refuses them or not.
+  kToParameterDtype,       // They are cast to the parameter's dtype (mixed precision).
 };
 
 // Lives as long as a storage or a ManagedStorage refers to it.
 struct StorageTag {
   // Null once the model's handle is gone. Written when no operator runs.
-  std::atomic<Listener*> listener{nullptr};
+  std::atomic<ParameterUseListener*> listener{nullptr};
   int unit = 0;
   int flat = 0;
-  Activations activations = Activations::kAsTheyAre;
+  ActivationCast activations = ActivationCast::kNone;
   std::atomic<int> references{0};
 };
 
 // One tensor argument of an operator that lies in a managed storage.
-struct Touch {
+struct ParameterUse {
   const StorageTag* tag = nullptr;
-  const c10::TensorImpl* tensor = nullptr;  // Valid during enter() only.
+  const c10::TensorImpl* tensor = nullptr;  // Valid during begin_use() only.
   bool written = false;  // The operator's schema says it writes this argument.
 };
 
 // What an operator does with managed storages; implemented by a runtime.
 // Thread rule: any thread, also several at once.
-class Listener {
+class ParameterUseListener {
  public:
-  virtual ~Listener() = default;
+  virtual ~ParameterUseListener() = default;
 
-  // Before an operator runs that touches these storages, all of this listener
+  // Before an operator runs that uses these storages, all of this listener
   // and never empty. On return each is filled and stays so until leave(). A
-  // throw refuses the operator; leave() is then not called.
-  virtual void enter(
-      std::span<const Touch> touches, const char* operator_name) = 0;
+  // throw refuses the operator; end_use() is then not called.
+  virtual void begin_use(
+      std::span<const ParameterUse> uses, const char* operator_name) = 0;
 
-  // After the operator, also when it threw. Same touches.
-  virtual void leave(std::span<const Touch> touches) noexcept = 0;
+  // After the operator, also when it threw. Same uses.
+  virtual void end_use(std::span<const ParameterUse> uses) noexcept = 0;
 };
 
 // The tag of a tensor's storage, or null when it is not managed.
@@ -68,13 +68,13 @@ class ManagedStorage {
  public:
   // An empty storage of `nbytes` on `device`, tagged (unit, flat).
   ManagedStorage(
-      Listener* listener,
+      ParameterUseListener* listener,
       int unit,
       int flat,
       std::int64_t nbytes,
       c10::Device device,
-      Activations activations = Activations::kAsTheyAre);
-  ~ManagedStorage();  // Orphans what tensors are left: see orphan().
+      ActivationCast activations = ActivationCast::kNone);
+  ~ManagedStorage();  // Disconnects what tensors are left: see disconnect().
   ManagedStorage(const ManagedStorage&) = delete;
   ManagedStorage& operator=(const ManagedStorage&) = delete;
 
@@ -89,7 +89,7 @@ class ManagedStorage {
   void empty(const std::string& why);
 
   // Cuts the storage off its listener for good: every operator on it throws.
-  void orphan(const std::string& why);
+  void disconnect(const std::string& why);
 
  private:
   void set_pointer(void* bytes);

@@ -19,7 +19,7 @@ at::Tensor parameter(at::IntArrayRef sizes) {
 // ---- Raw access ----
 
 TEST(RawAccess, OfAnEmptyStorageThrowsTheGivenSentence) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({4, 4});
   cache.add_unit({w});
   const std::vector<std::function<void()>> accesses = {
@@ -34,12 +34,12 @@ TEST(RawAccess, OfAnEmptyStorageThrowsTheGivenSentence) {
   };
   for (std::size_t i = 0; i < accesses.size(); ++i) {
     cache.evict_all();
-    EXPECT_THAT(thrown_by(accesses[i]), HasSubstr(UnitCache::sentence(0))) << i;
+    EXPECT_THAT(thrown_by(accesses[i]), HasSubstr(FakeUnitCache::sentence(0))) << i;
   }
 }
 
 TEST(RawAccess, WorksWithinTouchAndNotAfterIt) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = at::tensor({1.0F, 2.0F}).requires_grad_();
   cache.add_unit({w});
   {
@@ -53,7 +53,7 @@ TEST(RawAccess, WorksWithinTouchAndNotAfterIt) {
 }
 
 TEST(Touch, KeepsTheUnitThroughOperatorsOnOtherUnits) {
-  UnitCache cache(1);
+  FakeUnitCache cache(1);
   const auto a = at::tensor({1.0F, 2.0F}).requires_grad_();
   const auto b = at::tensor({3.0F, 4.0F}).requires_grad_();
   cache.add_unit({a});
@@ -75,7 +75,7 @@ TEST(Touch, DoesNothingOnPlainAndUndefinedTensors) {
 }
 
 TEST(Touch, ThrowsWhatTheListenerThrowsAndLeavesNothingPinned) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({2});
   cache.add_unit({w});
   cache.refuse_after(0, "no peer");
@@ -87,7 +87,7 @@ TEST(Touch, ThrowsWhatTheListenerThrowsAndLeavesNothingPinned) {
 // ---- Filling ----
 
 TEST(Filling, MovesNoVersionCounter) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({4});
   cache.add_unit({w});
   const auto before = w._version();
@@ -99,7 +99,7 @@ TEST(Filling, MovesNoVersionCounter) {
 }
 
 TEST(Filling, LeavesTheSavedTensorCheckToRealWrites) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({4});
   cache.add_unit({w});
   auto loss = (w * w).sum();
@@ -117,7 +117,7 @@ TEST(Filling, LeavesTheSavedTensorCheckToRealWrites) {
 TEST(Filling, ShowsTheBytesAtTheirNewAddressToEveryView) {
   std::vector<float> here = {1, 2, 3, 4};
   std::vector<float> there = {5, 6, 7, 8};
-  UnitCache listener;  // Only its key is needed.
+  FakeUnitCache listener;  // Only its key is needed.
   ManagedStorage storage(nullptr, 0, 0, 16, at::kCPU);
   const auto w = parameter({2, 2});
   adopt(w, storage, 0, at::kFloat);
@@ -136,7 +136,7 @@ TEST(Filling, ShowsTheBytesAtTheirNewAddressToEveryView) {
 
 TEST(Storage, IsRefusedToResizeAndKeepsItsUnit) {
   for (const bool trainable : {true, false}) {
-    UnitCache cache;
+    FakeUnitCache cache;
     const auto w = at::ones({4}).requires_grad_(trainable);
     cache.add_unit({w});
     const torch::NoGradGuard no_grad;
@@ -146,7 +146,7 @@ TEST(Storage, IsRefusedToResizeAndKeepsItsUnit) {
 }
 
 TEST(Storage, BeforeItsFirstFillingThrowsInsteadOfCrashing) {
-  UnitCache listener;
+  FakeUnitCache listener;
   ManagedStorage storage(nullptr, 0, 0, 64, at::kCPU);
   const auto w = parameter({16});
   adopt(w, storage, 0, at::kFloat);
@@ -157,10 +157,10 @@ TEST(Storage, BeforeItsFirstFillingThrowsInsteadOfCrashing) {
 
 // A listener that forgets to fill is a bug, but never a read of address 0.
 TEST(Storage, LeftEmptyByItsListenerThrowsFromTheKernel) {
-  class Forgetful final : public Listener {
+  class Forgetful final : public ParameterUseListener {
    public:
-    void enter(std::span<const Touch>, const char*) override {}
-    void leave(std::span<const Touch>) noexcept override {}
+    void begin_use(std::span<const ParameterUse>, const char*) override {}
+    void end_use(std::span<const ParameterUse>) noexcept override {}
   } forgetful;
   install_param_key();
   ManagedStorage storage(&forgetful, 0, 0, 64, at::kCPU);
@@ -187,7 +187,7 @@ TEST(Storage, LeftEmptyByItsListenerThrowsFromTheKernel) {
 // ---- The handle is gone ----
 
 TEST(Orphan, IsAClearErrorFromOperatorsAndFromRawAccess) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({4});
   cache.add_unit({w});
   const auto view = w.view({2, 2});
@@ -206,8 +206,8 @@ TEST(Orphan, IsAClearErrorFromOperatorsAndFromRawAccess) {
 }
 
 TEST(Orphan, IsFoundBeforeAnyOtherUnitIsEntered) {
-  UnitCache dead;
-  UnitCache alive;
+  FakeUnitCache dead;
+  FakeUnitCache alive;
   const auto a = parameter({4});
   const auto b = parameter({4});
   dead.add_unit({a});
@@ -220,7 +220,7 @@ TEST(Orphan, IsFoundBeforeAnyOtherUnitIsEntered) {
 }
 
 TEST(Orphan, IsAnErrorInTheBackwardOfAnOlderGraph) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({4, 4});
   cache.add_unit({w});
   const auto x = at::ones({2, 4}).requires_grad_();
@@ -231,7 +231,7 @@ TEST(Orphan, IsAnErrorInTheBackwardOfAnOlderGraph) {
 }
 
 TEST(Orphan, CanBeGivenBackToPlainLibTorch) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({4});
   cache.add_unit({w});
   cache.destroy_unit(0);
@@ -242,7 +242,7 @@ TEST(Orphan, CanBeGivenBackToPlainLibTorch) {
 // ---- The tag's memory ----
 
 TEST(Tag, NamesUnitFlatAndListenerOfAnyView) {
-  UnitCache listener;
+  FakeUnitCache listener;
   ManagedStorage storage(&listener, 7, 3, 64, at::kCPU);
   const auto w = parameter({4, 4});
   EXPECT_EQ(tag_of(w), nullptr);
@@ -276,7 +276,7 @@ TEST(Tag, LivesOnInTheStorageWhenTheHandleGoesFirst) {
 
 TEST(Tag, KeepsItsTwoReferencesThroughAnyNumberOfFillings) {
   std::vector<float> bytes(4);
-  UnitCache listener;
+  FakeUnitCache listener;
   ManagedStorage storage(nullptr, 0, 0, 16, at::kCPU);
   const auto w = parameter({4});
   adopt(w, storage, 0, at::kFloat);

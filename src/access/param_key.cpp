@@ -11,7 +11,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 #include "access/activation_cast.h"
-#include "access/operator_class.h"
+#include "access/metadata_operators.h"
 #include "base/check.h"
 
 namespace sherd::access {
@@ -23,25 +23,25 @@ constexpr auto kParamKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 constexpr c10::DispatchKeySet kBelow(
     c10::DispatchKeySet::FULL_AFTER, kParamKey);
 
-using Touches = c10::SmallVector<Touch, 4>;
+using ParameterUses = c10::SmallVector<ParameterUse, 4>;
 
-void add_touch(Touches& touches, const at::Tensor& tensor, bool written) {
+void add_use(ParameterUses& uses, const at::Tensor& tensor, bool written) {
   // The key test comes first: nearly every argument fails it.
   if (!tensor.defined() || !tensor.key_set().has(kParamKey)) {
     return;
   }
   if (const auto* tag = tag_of(tensor)) {
-    touches.push_back({tag, tensor.unsafeGetTensorImpl(), written});
+    uses.push_back({tag, tensor.unsafeGetTensorImpl(), written});
   }
 }
 
-void add_touches(Touches& touches, const c10::IValue& value, bool written) {
+void add_uses(ParameterUses& uses, const c10::IValue& value, bool written) {
   if (value.isTensor()) {
-    add_touch(touches, value.toTensor(), written);
+    add_use(uses, value.toTensor(), written);
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
       if (element.isTensor()) {
-        add_touch(touches, element.toTensor(), written);
+        add_use(uses, element.toTensor(), written);
       } else if (!element.isNone()) {
         return;  // A list of numbers.
       }
@@ -49,44 +49,44 @@ void add_touches(Touches& touches, const c10::IValue& value, bool written) {
   } else if (value.isGenericDict()) {
     for (const auto& entry : value.toGenericDict()) {
       if (entry.value().isTensor()) {
-        add_touch(touches, entry.value().toTensor(), written);
+        add_use(uses, entry.value().toTensor(), written);
       }
     }
   }
 }
 
-Touches touches_of(
+ParameterUses uses_of(
     const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
-  Touches touches;
+  ParameterUses uses;
   const auto& arguments = schema.arguments();
   const auto first = stack.size() - arguments.size();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* alias = arguments[i].alias_info();
-    add_touches(
-        touches, stack[first + i], alias != nullptr && alias->isWrite());
+    add_uses(
+        uses, stack[first + i], alias != nullptr && alias->isWrite());
   }
-  return touches;
+  return uses;
 }
 
-// Enters the listeners of all touches, one after the other, and leaves those
+// Enters the listeners of all uses, one after the other, and leaves those
 // entered when it goes out of scope.
-class EnterScope {
+class ParameterUseScope {
  public:
-  EnterScope(Touches& touches, const char* name) : touches_(touches) {
+  ParameterUseScope(ParameterUses& uses, const char* name) : uses_(uses) {
     // Almost always one listener; a teacher and a student may meet.
     std::stable_sort(
-        touches.begin(), touches.end(), [](const Touch& a, const Touch& b) {
+        uses.begin(), uses.end(), [](const ParameterUse& a, const ParameterUse& b) {
           return listener_of(a) < listener_of(b);
         });
     try {
-      while (entered_ < touches_.size()) {
+      while (entered_ < uses_.size()) {
         const auto group = next_group();
         auto* listener = listener_of(group.front());
         SHERD_CHECK_AS(
             kFailedPrecondition, listener != nullptr, "[access] ", name,
             " uses a parameter whose sharding handle was "
             "destroyed; keep the handle as long as the model is used");
-        listener->enter(group, name);
+        listener->begin_use(group, name);
         entered_ += group.size();
       }
     } catch (...) {
@@ -94,20 +94,20 @@ class EnterScope {
       throw;
     }
   }
-  ~EnterScope() { leave(); }
-  EnterScope(const EnterScope&) = delete;
-  EnterScope& operator=(const EnterScope&) = delete;
+  ~ParameterUseScope() { leave(); }
+  ParameterUseScope(const ParameterUseScope&) = delete;
+  ParameterUseScope& operator=(const ParameterUseScope&) = delete;
 
  private:
-  static Listener* listener_of(const Touch& touch) {
-    return touch.tag->listener.load(std::memory_order_acquire);
+  static ParameterUseListener* listener_of(const ParameterUse& use) {
+    return use.tag->listener.load(std::memory_order_acquire);
   }
 
-  std::span<const Touch> next_group() const {
-    const auto* begin = touches_.data() + entered_;
-    const auto* end = touches_.data() + touches_.size();
-    const auto* last = std::find_if(begin, end, [&](const Touch& touch) {
-      return listener_of(touch) != listener_of(*begin);
+  std::span<const ParameterUse> next_group() const {
+    const auto* begin = uses_.data() + entered_;
+    const auto* end = uses_.data() + uses_.size();
+    const auto* last = std::find_if(begin, end, [&](const ParameterUse& use) {
+      return listener_of(use) != listener_of(*begin);
     });
     return {begin, last};
   }
@@ -115,20 +115,20 @@ class EnterScope {
   void leave() noexcept {
     std::size_t left = 0;
     while (left < entered_) {
-      auto* listener = listener_of(touches_[left]);
+      auto* listener = listener_of(uses_[left]);
       auto end = left;
-      while (end < entered_ && listener_of(touches_[end]) == listener) {
+      while (end < entered_ && listener_of(uses_[end]) == listener) {
         ++end;
       }
       if (listener != nullptr) {
-        listener->leave({touches_.data() + left, end - left});
+        listener->end_use({uses_.data() + left, end - left});
       }
       left = end;
     }
     entered_ = 0;
   }
 
-  Touches& touches_;
+  ParameterUses& uses_;
   std::size_t entered_ = 0;
 };
 
@@ -137,12 +137,12 @@ bool is_builtin(const c10::OperatorHandle& op) {
 }
 
 void cast_for(
-    const Touches& touches,
+    const ParameterUses& uses,
     const c10::OperatorHandle& op,
     torch::jit::Stack& stack) {
-  for (const auto& touch : touches) {
-    if (touch.tag->activations == Activations::kCast) {
-      const auto dtype = c10::typeMetaToScalarType(touch.tensor->dtype());
+  for (const auto& use : uses) {
+    if (use.tag->activations == ActivationCast::kToParameterDtype) {
+      const auto dtype = c10::typeMetaToScalarType(use.tensor->dtype());
       cast_activations(op, dtype, stack);
       return;
     }
@@ -153,16 +153,16 @@ void announce(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  if (reads_no_bytes(op)) {
+  if (uses_metadata_only(op)) {
     const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
     op.redispatchBoxed(keys & kBelow, stack);
     return;
   }
-  auto touches = touches_of(op.schema(), *stack);
-  const EnterScope scope(touches, op.operator_name().name.c_str());
-  cast_for(touches, op, *stack);
+  auto uses = uses_of(op.schema(), *stack);
+  const ParameterUseScope scope(uses, op.operator_name().name.c_str());
+  cast_for(uses, op, *stack);
   if (is_builtin(op)) {
-    // What the operator is made of touches the same tensors: already entered.
+    // What the operator is made of uses the same tensors: already entered.
     const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
     op.redispatchBoxed(keys & kBelow, stack);
   } else {
@@ -260,11 +260,11 @@ bool is_placeholder(const at::Tensor& tensor) {
   return placeholder_of(tensor) != nullptr;
 }
 
-void forget_placeholder(const at::Tensor& placeholder) {
+void disarm_placeholder(const at::Tensor& placeholder) {
   placeholder_of(placeholder)->forget();
 }
 
-void forget_base(const at::Tensor& parameter) {
+void drop_view_base(const at::Tensor& parameter) {
   auto* view = torch::autograd::impl::get_view_autograd_meta(parameter);
   if (view == nullptr) {
     return;
@@ -291,7 +291,7 @@ void adopt(
   auto impl = keyed(
       parameter.options().dtype(dtype).requires_grad(false), storage, offset);
   impl->set_sizes_contiguous(parameter.sizes());
-  forget_base(parameter);
+  drop_view_base(parameter);
   parameter.set_data(at::Tensor(std::move(impl)));
 }
 
@@ -310,7 +310,7 @@ void release(const at::Tensor& parameter, const at::Tensor& plain) {
   parameter.set_data(plain);
 }
 
-SilentScope::SilentScope() : no_key_(kParamKey) {}
+ExcludeParamKeyScope::ExcludeParamKeyScope() : no_key_(kParamKey) {}
 
 bool is_adopted(const at::Tensor& parameter, const ManagedStorage& storage) {
   return parameter.key_set().has(kParamKey) && parameter.has_storage() &&
@@ -324,15 +324,15 @@ namespace sherd {
 
 struct TouchScope::State {
   at::Tensor tensor;
-  access::Touches touches;
-  std::optional<access::EnterScope> scope;
+  access::ParameterUses uses;
+  std::optional<access::ParameterUseScope> scope;
 };
 
 TouchScope::TouchScope(const at::Tensor& tensor)
     : state_(std::make_unique<State>()) {
   state_->tensor = tensor;
-  access::add_touch(state_->touches, state_->tensor, /*written=*/false);
-  state_->scope.emplace(state_->touches, "sherd::touch");
+  access::add_use(state_->uses, state_->tensor, /*written=*/false);
+  state_->scope.emplace(state_->uses, "sherd::touch");
 }
 
 TouchScope::~TouchScope() = default;

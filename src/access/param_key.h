@@ -26,7 +26,7 @@ void install_param_key();
 // loses its history when the leaf's version moves before the view is used, since
 // autograd then makes that history anew from `x`, which trains nothing. Hooks, the
 // gradient and a cached accumulator stay.
-void forget_base(const at::Tensor& parameter);
+void drop_view_base(const at::Tensor& parameter);
 
 // Makes `parameter` a view of `flat`, at `offset` elements, that carries the
 // key. The tensor object, its hooks and its place in modules stay; a cached
@@ -54,7 +54,7 @@ at::Tensor make_placeholder(
 bool is_placeholder(const at::Tensor& tensor);
 
 // From now on `dropped` is not called. REQUIRES: it is a placeholder.
-void forget_placeholder(const at::Tensor& placeholder);
+void disarm_placeholder(const at::Tensor& placeholder);
 
 // Gives a tensor back to plain LibTorch: `parameter` becomes `plain`, without
 // key, keeping the tensor object.
@@ -65,9 +65,9 @@ void release(const at::Tensor& parameter, const at::Tensor& plain);
 bool is_adopted(const at::Tensor& parameter, const ManagedStorage& storage);
 
 // While it lives, this thread's operators announce nothing.
-class SilentScope {
+class ExcludeParamKeyScope {
  public:
-  SilentScope();
+  ExcludeParamKeyScope();
 
  private:
   c10::impl::ExcludeDispatchKeyGuard no_key_;

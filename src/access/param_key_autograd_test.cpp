@@ -31,10 +31,10 @@ void expect_same(const std::function<Tensors(const Tensors&)>& use) {
     torch::manual_seed(kSeed + 1);
     return use(weights);
   };
-  const Outcome expected = run(made());
+  const TrainingResult expected = run(made());
   for (const int whole_max : {0, 1}) {
     SCOPED_TRACE(whole_max);
-    UnitCache cache(whole_max);
+    FakeUnitCache cache(whole_max);
     const auto weights = made();
     for (const auto& w : weights) {
       cache.add_unit({w});
@@ -145,7 +145,7 @@ TEST(ShardedAutograd, AParameterMadeAsAViewIsNoneAnyMore) {
     ++hooks;
     return gradient;
   });
-  UnitCache cache(1);
+  FakeUnitCache cache(1);
   cache.add_unit({w});
   EXPECT_TRUE(old.expired()) << "the parameter keeps its old bytes";
   EXPECT_FALSE(w.is_view());
@@ -227,8 +227,8 @@ TEST(TwoListeners, MeetInOneOperator) {
   loss.backward();
   const auto expected = student.grad().clone();
   student.mutable_grad().reset();
-  UnitCache ours;
-  UnitCache theirs;
+  FakeUnitCache ours;
+  FakeUnitCache theirs;
   ours.add_unit({student});
   theirs.add_unit({teacher});
 
@@ -242,8 +242,8 @@ TEST(TwoListeners, MeetInOneOperator) {
 }
 
 TEST(TwoListeners, AreEachToldOnceOfInterleavedArguments) {
-  UnitCache ours;
-  UnitCache theirs;
+  FakeUnitCache ours;
+  FakeUnitCache theirs;
   Tensors w;
   for (int i = 0; i < 6; ++i) {
     w.push_back(at::ones({2}));
@@ -325,7 +325,7 @@ TEST(ShardedScript, GivesTheSameBitsAsTheWarmScript) {
     }
     const auto loss = script.forward({x}).toTensor();
     loss.backward();
-    return Outcome{
+    return TrainingResult{
         loss.detach().clone(), weights[0].grad().clone(),
         weights[1].grad().clone()};
   };
@@ -333,8 +333,8 @@ TEST(ShardedScript, GivesTheSameBitsAsTheWarmScript) {
   for (int i = 0; i < 4; ++i) {
     (void)run();
   }
-  const Outcome expected = run();
-  UnitCache cache;
+  const TrainingResult expected = run();
+  FakeUnitCache cache;
   for (const auto& w : weights) {
     cache.add_unit({w});
   }

@@ -87,7 +87,7 @@ class CustomOperator : public ::testing::Test {
   }
   at::Tensor a = ones();
   at::Tensor b = ones();
-  UnitCache cache;
+  FakeUnitCache cache;
 };
 
 TEST_F(CustomOperator, AnnouncesAWeightItHoldsByClosure) {
@@ -164,7 +164,7 @@ TEST_F(CustomOperator, MayReadItsArgumentByPointer) {
       (call<double, const at::Tensor&>("sherd_test::read_first", a)), 1.0);
   EXPECT_THAT(
       thrown_by([&] { (void)read_first(a); }),
-      HasSubstr(UnitCache::sentence(0)));
+      HasSubstr(FakeUnitCache::sentence(0)));
 }
 
 TEST_F(CustomOperator, ThatThrowsInsideLeavesEveryLevel) {

@@ -222,8 +222,8 @@ TEST(ShardedBatchNorm, UpdatesItsStatisticsAlike) {
   nn::BatchNorm1d plain(4);
   auto sharded =
       std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(plain->clone());
-  UnitCache cache;
-  adopt_module(*sharded, cache, Policy::kOneUnit);
+  FakeUnitCache cache;
+  adopt_module(*sharded, cache, UnitGrouping::kOneUnit);
   const auto x = at::randn({5, 4});
 
   const auto expected = plain(x);
@@ -237,8 +237,8 @@ TEST(ShardedBatchNorm, UpdatesItsStatisticsAlike) {
 TEST(ShardedModel, NeverHasMoreThanItsUnitsWhole) {
   torch::manual_seed(kSeed);
   nn::Sequential model(nn::Linear(4, 4), nn::Linear(4, 4), nn::Linear(4, 4));
-  UnitCache cache(1);
-  adopt_module(*model, cache, Policy::kPerChild);
+  FakeUnitCache cache(1);
+  adopt_module(*model, cache, UnitGrouping::kPerChild);
 
   loss_of(model->forward(at::randn({2, 4}))).backward();
 

@@ -16,7 +16,7 @@ at::Tensor parameter(at::IntArrayRef sizes) {
 }
 
 // Whether an operator on `t` reaches the listener.
-bool announces(UnitCache& cache, const at::Tensor& t) {
+bool announces(FakeUnitCache& cache, const at::Tensor& t) {
   (void)cache.take_log();
   (void)t.sum();
   return cache.announced() == 1;
@@ -25,7 +25,7 @@ bool announces(UnitCache& cache, const at::Tensor& t) {
 // ---- Adoption ----
 
 TEST(Adoption, KeepsTheObjectItsLeafAndItsHooksAndVisitsNobody) {
-  UnitCache cache;
+  FakeUnitCache cache;
   auto w = parameter({3});
   const auto* object = w.unsafeGetTensorImpl();
   int hooks = 0;
@@ -43,7 +43,7 @@ TEST(Adoption, KeepsTheObjectItsLeafAndItsHooksAndVisitsNobody) {
 }
 
 TEST(Adoption, TwiceMovesTheParameterToTheNewUnit) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = at::tensor({1.0F, 2.0F}).requires_grad_();
   cache.add_unit({w});
   cache.add_unit({w});
@@ -53,7 +53,7 @@ TEST(Adoption, TwiceMovesTheParameterToTheNewUnit) {
 }
 
 TEST(Adoption, UnderInferenceModeLeavesTheParameterTrainable) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({3});
   {
     const c10::InferenceMode inference;
@@ -68,14 +68,14 @@ TEST(Adoption, UnderInferenceModeOrNoGradComputesTheSame) {
   const auto x = at::randn({2, 3});
   const auto w = parameter({4, 3});
   const auto expected = at::linear(x, w).detach();
-  UnitCache cache;
+  FakeUnitCache cache;
   cache.add_unit({w});
   const c10::InferenceMode inference;
   EXPECT_TRUE(bit_equal(at::linear(x, w), expected));
 }
 
 TEST(Adoption, ToBf16KeepsTheObjectAndGivesBf16Gradients) {
-  UnitCache cache;
+  FakeUnitCache cache;
   torch::nn::Linear linear(4, 3);
   const auto w = linear->weight;
   linear(at::ones({2, 4})).sum().backward();  // Caches the accumulators.
@@ -93,7 +93,7 @@ TEST(Adoption, ToBf16KeepsTheObjectAndGivesBf16Gradients) {
 }
 
 TEST(Adoption, LeavesAGraphBuiltBeforeItToItsOldBytes) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({4, 4});
   const auto before = w.detach().clone();
   const auto x = at::randn({2, 4}).requires_grad_();
@@ -107,7 +107,7 @@ TEST(Adoption, LeavesAGraphBuiltBeforeItToItsOldBytes) {
 }
 
 TEST(Release, GivesAPlainTensorBack) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({3});
   cache.add_unit({w});
   release(w, at::ones({3}));
@@ -125,7 +125,7 @@ TEST(Installation, CanBeRepeated) {
 // ---- Who carries the key ----
 
 TEST(Key, GoesToEveryViewAndShallowCopy) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({4, 4});
   cache.add_unit({w});
   const std::vector<at::Tensor> heirs = {
@@ -140,7 +140,7 @@ TEST(Key, GoesToEveryViewAndShallowCopy) {
 }
 
 TEST(Key, GoesToNoCopy) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({4, 4});
   cache.add_unit({w});
   const std::vector<at::Tensor> others = {
@@ -153,7 +153,7 @@ TEST(Key, GoesToNoCopy) {
 }
 
 TEST(Key, IsNotOnAViewTakenBeforeAdoption) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = at::ones({4}).requires_grad_();
   const auto old = w.detach().view({2, 2});
   cache.add_unit({w});
@@ -166,9 +166,9 @@ TEST(Key, IsNotOnAViewTakenBeforeAdoption) {
 // ---- How it is lost, and who says so ----
 
 TEST(KeyLost, ByModuleToOtherDtypeAndNotByTheSame) {
-  UnitCache cache;
+  FakeUnitCache cache;
   torch::nn::Linear linear(2, 2);
-  adopt_module(*linear, cache, Policy::kOneUnit);
+  adopt_module(*linear, cache, UnitGrouping::kOneUnit);
   linear->to(at::kFloat);
   EXPECT_TRUE(is_adopted(linear->weight, cache.storage(0)));
   linear->to(at::kDouble);
@@ -177,7 +177,7 @@ TEST(KeyLost, ByModuleToOtherDtypeAndNotByTheSame) {
 }
 
 TEST(KeyLost, BySetData) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({2});
   cache.add_unit({w});
   w.set_data(at::ones({2}));
@@ -185,9 +185,9 @@ TEST(KeyLost, BySetData) {
 }
 
 TEST(KeyLost, ByVectorToParameters) {
-  UnitCache cache;
+  FakeUnitCache cache;
   torch::nn::Linear linear(2, 2);
-  adopt_module(*linear, cache, Policy::kOneUnit);
+  adopt_module(*linear, cache, UnitGrouping::kOneUnit);
   torch::nn::utils::vector_to_parameters(at::ones({6}), linear->parameters());
   EXPECT_FALSE(is_adopted(linear->weight, cache.storage(0)));
 }
@@ -196,8 +196,8 @@ TEST(KeyLost, NotByTorchLoadWhichIsAnnouncedAsAWriteAndFoundByTheStorage) {
   torch::nn::Linear linear(2, 2);
   std::stringstream file;
   torch::save(linear, file);
-  UnitCache cache;
-  adopt_module(*linear, cache, Policy::kOneUnit);
+  FakeUnitCache cache;
+  adopt_module(*linear, cache, UnitGrouping::kOneUnit);
 
   torch::load(linear, file);
 
@@ -210,20 +210,20 @@ TEST(KeyLost, NotByTorchLoadWhichIsAnnouncedAsAWriteAndFoundByTheStorage) {
 }
 
 TEST(Saving, OfAnEmptiedModuleThrowsTheSentence) {
-  UnitCache cache;
+  FakeUnitCache cache;
   torch::nn::Linear linear(2, 2);
-  adopt_module(*linear, cache, Policy::kOneUnit);
+  adopt_module(*linear, cache, UnitGrouping::kOneUnit);
   std::stringstream file;
   EXPECT_THAT(
       thrown_by([&] { torch::save(linear, file); }),
-      HasSubstr(UnitCache::sentence(0)));
+      HasSubstr(FakeUnitCache::sentence(0)));
 }
 
 TEST(Saving, OfAWholeModuleIsCorrect) {
-  UnitCache cache(1);
+  FakeUnitCache cache(1);
   torch::nn::Linear linear(2, 2);
   const auto before = linear->weight.detach().clone();
-  adopt_module(*linear, cache, Policy::kOneUnit);
+  adopt_module(*linear, cache, UnitGrouping::kOneUnit);
   (void)linear(at::ones({1, 2}));
   ASSERT_TRUE(cache.whole(0));
   std::stringstream file;
@@ -234,10 +234,10 @@ TEST(Saving, OfAWholeModuleIsCorrect) {
 }
 
 TEST(Cloning, AModuleGivesPlainParameters) {
-  UnitCache cache;
+  FakeUnitCache cache;
   torch::nn::Linear linear(2, 2);
   const auto before = linear->weight.detach().clone();
-  adopt_module(*linear, cache, Policy::kOneUnit);
+  adopt_module(*linear, cache, UnitGrouping::kOneUnit);
   const auto copy =
       std::dynamic_pointer_cast<torch::nn::LinearImpl>(linear->clone());
   EXPECT_FALSE(announces(cache, copy->weight));
@@ -247,7 +247,7 @@ TEST(Cloning, AModuleGivesPlainParameters) {
 // ---- Ordinary use ----
 
 TEST(OrdinaryUse, PrintingItemAndIndexingWork) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = at::tensor({1.0F, 2.5F}).requires_grad_();
   cache.add_unit({w});
   std::ostringstream out;
@@ -261,7 +261,7 @@ TEST(OrdinaryUse, PrintingItemAndIndexingWork) {
 }
 
 TEST(OrdinaryUse, OneOperatorIsOneAnnouncementOfAllItsParameters) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({2, 2});
   const auto b = parameter({2});
   cache.add_unit({w});
@@ -275,7 +275,7 @@ TEST(OrdinaryUse, OneOperatorIsOneAnnouncementOfAllItsParameters) {
 }
 
 TEST(OrdinaryUse, OperatorsOnOtherTensorsAnnounceNothing) {
-  UnitCache cache;
+  FakeUnitCache cache;
   cache.add_unit({parameter({2})});
   (void)at::ones({2}).requires_grad_().add(1).sum();
   EXPECT_EQ(cache.enters(), 0);
@@ -284,7 +284,7 @@ TEST(OrdinaryUse, OperatorsOnOtherTensorsAnnounceNothing) {
 // ---- Errors of the listener ----
 
 TEST(Refusal, ReachesTheCallerOfForwardAndNothingStaysPinned) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({2});
   cache.add_unit({w});
   cache.refuse_after(0, "deadline passed");
@@ -295,7 +295,7 @@ TEST(Refusal, ReachesTheCallerOfForwardAndNothingStaysPinned) {
 }
 
 TEST(Refusal, ReachesTheCallerOfBackward) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({2, 2});
   cache.add_unit({w});
   const auto x = parameter({2, 2});
@@ -307,13 +307,13 @@ TEST(Refusal, ReachesTheCallerOfBackward) {
 }
 
 TEST(Refusal, BySecondListenerLeavesTheFirst) {
-  UnitCache one;
-  UnitCache two;
+  FakeUnitCache one;
+  FakeUnitCache two;
   const auto a = parameter({2});
   const auto b = parameter({2});
   one.add_unit({a});
   two.add_unit({b});
-  for (UnitCache* refusing : {&one, &two}) {
+  for (FakeUnitCache* refusing : {&one, &two}) {
     refusing->refuse_after(0, "no");
     EXPECT_EQ(thrown_by([&] { (void)at::add(a, b); }), "no");
     refusing->refuse_nothing();
@@ -324,7 +324,7 @@ TEST(Refusal, BySecondListenerLeavesTheFirst) {
 }
 
 TEST(OperatorError, StillLeaves) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = parameter({2, 2});
   cache.add_unit({w});
   EXPECT_NE(thrown_by([&] { (void)w.mm(at::ones({3, 3})); }), "");

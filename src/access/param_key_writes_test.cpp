@@ -68,7 +68,7 @@ const std::vector<Write>& writes() {
 // A fresh parameter, written once.
 std::vector<Announcement> announced_by(const Write& write) {
   torch::manual_seed(kSeed);
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = at::rand({4, 4}).requires_grad_();
   cache.add_unit({w});
   const torch::NoGradGuard no_grad;
@@ -86,7 +86,7 @@ TEST(Write, IsFlaggedForEveryWayToWrite) {
 }
 
 TEST(Write, UnderInferenceModeIsFlagged) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = at::rand({4, 4}).requires_grad_();
   cache.add_unit({w});
   const c10::InferenceMode inference;
@@ -95,9 +95,9 @@ TEST(Write, UnderInferenceModeIsFlagged) {
 }
 
 TEST(Write, OfResetParametersIsFlaggedForEachParameter) {
-  UnitCache cache;
+  FakeUnitCache cache;
   torch::nn::Linear linear(3, 3);
-  adopt_module(*linear, cache, Policy::kPerParameter);
+  adopt_module(*linear, cache, UnitGrouping::kPerParameter);
   linear->reset_parameters();
   std::set<int> written;
   for (const auto& a : cache.take_log()) {
@@ -109,10 +109,10 @@ TEST(Write, OfResetParametersIsFlaggedForEachParameter) {
 }
 
 TEST(Write, OfAnEmbeddingWithMaxNormIsFlaggedInForward) {
-  UnitCache cache;
+  FakeUnitCache cache;
   torch::nn::Embedding layer(
       torch::nn::EmbeddingOptions(5, 3).max_norm(0.1));
-  adopt_module(*layer, cache, Policy::kOneUnit);
+  adopt_module(*layer, cache, UnitGrouping::kOneUnit);
   (void)layer(at::tensor({1, 2}));
   const auto log = cache.take_log();
   EXPECT_TRUE(std::any_of(
@@ -120,7 +120,7 @@ TEST(Write, OfAnEmbeddingWithMaxNormIsFlaggedInForward) {
 }
 
 TEST(Write, OfTheOtherArgumentDoesNotFlagTheParameter) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = at::rand({4, 4}).requires_grad_();
   cache.add_unit({w});
   const torch::NoGradGuard no_grad;
@@ -135,7 +135,7 @@ TEST(Write, OfTheOtherArgumentDoesNotFlagTheParameter) {
 }
 
 TEST(Write, LandsInTheParametersBytes) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = at::zeros({4}).requires_grad_();
   cache.add_unit({w});
   {
@@ -147,7 +147,7 @@ TEST(Write, LandsInTheParametersBytes) {
 }
 
 TEST(Write, BumpsTheVersionLikeLibTorch) {
-  UnitCache cache;
+  FakeUnitCache cache;
   const auto w = at::zeros({4}).requires_grad_();
   cache.add_unit({w});
   const auto before = w._version();

@@ -6,21 +6,21 @@
 namespace sherd::access {
 namespace {
 
-SavedTensorTaker*& innermost() {
-  thread_local SavedTensorTaker* taker = nullptr;
-  return taker;
+SavedTensorHookFactory*& innermost() {
+  thread_local SavedTensorHookFactory* factory = nullptr;
+  return factory;
 }
 
 }  // namespace
 
-TakeSavedTensors::TakeSavedTensors(SavedTensorTaker* taker)
-    : before_(std::exchange(innermost(), taker)) {}
+SavedTensorHookScope::SavedTensorHookScope(SavedTensorHookFactory* factory)
+    : before_(std::exchange(innermost(), factory)) {}
 
-TakeSavedTensors::~TakeSavedTensors() { innermost() = before_; }
+SavedTensorHookScope::~SavedTensorHookScope() { innermost() = before_; }
 
 SavedTensorHooks saved_tensor_hooks() {
-  auto* taker = innermost();
-  return taker != nullptr ? taker->make_hooks() : nullptr;
+  auto* factory = innermost();
+  return factory != nullptr ? factory->make_hooks() : nullptr;
 }
 
 }  // namespace sherd::access

@@ -2,7 +2,7 @@
 //
 // Who takes the tensors that autograd saves for backward. LibTorch asks its
 // engine for hooks whenever it saves one, and sherd's engine asks the innermost
-// TakeSavedTensors of the thread. Mirrors torch.autograd.graph
+// SavedTensorHookScope of the thread. Mirrors torch.autograd.graph
 // .saved_tensors_hooks, whose C++ side takes Python functions only.
 // Thread rule: a scope counts for the thread that made it.
 #pragma once
@@ -14,23 +14,23 @@ namespace sherd::access {
 
 using SavedTensorHooks = std::unique_ptr<torch::autograd::SavedVariableHooks>;
 
-class SavedTensorTaker {
+class SavedTensorHookFactory {
  public:
-  virtual ~SavedTensorTaker() = default;
+  virtual ~SavedTensorHookFactory() = default;
   // For a tensor that is about to be saved. They may be dropped unused.
   virtual SavedTensorHooks make_hooks() = 0;
 };
 
-// REQUIRES: scopes of a thread end in reverse order; the taker outlives them.
-class TakeSavedTensors {
+// REQUIRES: scopes of a thread end in reverse order; the factory outlives them.
+class SavedTensorHookScope {
  public:
-  explicit TakeSavedTensors(SavedTensorTaker* taker);
-  ~TakeSavedTensors();
-  TakeSavedTensors(const TakeSavedTensors&) = delete;
-  TakeSavedTensors& operator=(const TakeSavedTensors&) = delete;
+  explicit SavedTensorHookScope(SavedTensorHookFactory* factory);
+  ~SavedTensorHookScope();
+  SavedTensorHookScope(const SavedTensorHookScope&) = delete;
+  SavedTensorHookScope& operator=(const SavedTensorHookScope&) = delete;
 
  private:
-  SavedTensorTaker* const before_;
+  SavedTensorHookFactory* const before_;
 };
 
 // Of the innermost scope; null outside, where autograd keeps tensors itself.

@@ -8,11 +8,11 @@
 
 namespace sherd::access::testing {
 
-UnitCache::UnitCache(int whole_max) : whole_max_(whole_max) {
+FakeUnitCache::FakeUnitCache(int whole_max) : whole_max_(whole_max) {
   install_param_key();
 }
 
-int UnitCache::add_unit(
+int FakeUnitCache::add_unit(
     const std::vector<at::Tensor>& parameters,
     std::optional<at::ScalarType> dtype) {
   const auto type = dtype.value_or(parameters.front().scalar_type());
@@ -26,7 +26,7 @@ int UnitCache::add_unit(
   Unit unit;
   unit.storage = std::make_unique<ManagedStorage>(
       this, number, /*flat=*/0, numel * item, c10::Device(at::kCPU),
-      dtype ? Activations::kCast : Activations::kAsTheyAre);
+      dtype ? ActivationCast::kToParameterDtype : ActivationCast::kNone);
   unit.backup = at::zeros({numel * item}, at::kByte);
   std::int64_t offset = 0;
   for (const auto& p : parameters) {
@@ -45,7 +45,7 @@ int UnitCache::add_unit(
   return number;
 }
 
-void UnitCache::enter(std::span<const Touch> touches, const char* name) {
+void FakeUnitCache::begin_use(std::span<const ParameterUse> uses, const char* name) {
   if (on_enter) {
     on_enter(name);
   }
@@ -56,28 +56,28 @@ void UnitCache::enter(std::span<const Touch> touches, const char* name) {
   refuse_after_ -= refuse_after_ > 0 ? 1 : 0;
   ++enters_;
   Announcement announcement{.name = name, .units = {}};
-  for (const Touch& touch : touches) {
-    auto& unit = units_.at(static_cast<std::size_t>(touch.tag->unit));
+  for (const ParameterUse& use : uses) {
+    auto& unit = units_.at(static_cast<std::size_t>(use.tag->unit));
     fill(unit);
     ++unit.pins;
-    unit.dirty = unit.dirty || touch.written;
-    announcement.units.push_back(touch.tag->unit);
-    announcement.written = announcement.written || touch.written;
+    unit.dirty = unit.dirty || use.written;
+    announcement.units.push_back(use.tag->unit);
+    announcement.written = announcement.written || use.written;
   }
   log_.push_back(std::move(announcement));
   evict_down_to(whole_max_);
 }
 
-void UnitCache::leave(std::span<const Touch> touches) noexcept {
+void FakeUnitCache::end_use(std::span<const ParameterUse> uses) noexcept {
   const std::lock_guard lock(mu_);
   ++leaves_;
-  for (const Touch& touch : touches) {
-    --units_.at(static_cast<std::size_t>(touch.tag->unit)).pins;
+  for (const ParameterUse& use : uses) {
+    --units_.at(static_cast<std::size_t>(use.tag->unit)).pins;
   }
   evict_down_to(whole_max_);
 }
 
-void UnitCache::fill(Unit& unit) {
+void FakeUnitCache::fill(Unit& unit) {
   if (unit.bytes.defined()) {
     return;
   }
@@ -89,7 +89,7 @@ void UnitCache::fill(Unit& unit) {
   ++unit.fills;
 }
 
-void UnitCache::evict(int number) {
+void FakeUnitCache::evict(int number) {
   auto& unit = units_.at(static_cast<std::size_t>(number));
   if (unit.dirty) {
     std::memcpy(
@@ -103,7 +103,7 @@ void UnitCache::evict(int number) {
   unit.bytes.reset();
 }
 
-void UnitCache::evict_down_to(int whole_max) {
+void FakeUnitCache::evict_down_to(int whole_max) {
   auto count = std::count_if(
       units_.begin(), units_.end(),
       [](const Unit& unit) { return unit.bytes.defined(); });
@@ -115,56 +115,56 @@ void UnitCache::evict_down_to(int whole_max) {
   }
 }
 
-void UnitCache::set_whole_max(int whole_max) {
+void FakeUnitCache::set_whole_max(int whole_max) {
   const std::lock_guard lock(mu_);
   whole_max_ = whole_max;
   evict_down_to(whole_max);
 }
 
-void UnitCache::evict_all() {
+void FakeUnitCache::evict_all() {
   const std::lock_guard lock(mu_);
   evict_down_to(0);
 }
 
-void UnitCache::refuse_after(int calls, std::string text) {
+void FakeUnitCache::refuse_after(int calls, std::string text) {
   const std::lock_guard lock(mu_);
   refuse_after_ = calls;
   refusal_ = std::move(text);
 }
 
-void UnitCache::refuse_nothing() { refuse_after(-1, ""); }
+void FakeUnitCache::refuse_nothing() { refuse_after(-1, ""); }
 
-std::vector<Announcement> UnitCache::take_log() {
+std::vector<Announcement> FakeUnitCache::take_log() {
   const std::lock_guard lock(mu_);
   return std::exchange(log_, {});
 }
 
-int UnitCache::announced() const {
+int FakeUnitCache::announced() const {
   const std::lock_guard lock(mu_);
   return static_cast<int>(log_.size());
 }
 
-int UnitCache::enters() const {
+int FakeUnitCache::enters() const {
   const std::lock_guard lock(mu_);
   return enters_;
 }
 
-int UnitCache::leaves() const {
+int FakeUnitCache::leaves() const {
   const std::lock_guard lock(mu_);
   return leaves_;
 }
 
-int UnitCache::fills(int unit) const {
+int FakeUnitCache::fills(int unit) const {
   const std::lock_guard lock(mu_);
   return units_.at(static_cast<std::size_t>(unit)).fills;
 }
 
-bool UnitCache::whole(int unit) const {
+bool FakeUnitCache::whole(int unit) const {
   const std::lock_guard lock(mu_);
   return units_.at(static_cast<std::size_t>(unit)).bytes.defined();
 }
 
-int UnitCache::pins() const {
+int FakeUnitCache::pins() const {
   const std::lock_guard lock(mu_);
   int sum = 0;
   for (const Unit& unit : units_) {
@@ -173,21 +173,21 @@ int UnitCache::pins() const {
   return sum;
 }
 
-const ManagedStorage& UnitCache::storage(int unit) const {
+const ManagedStorage& FakeUnitCache::storage(int unit) const {
   return *units_.at(static_cast<std::size_t>(unit)).storage;
 }
 
-std::string UnitCache::sentence(int unit) {
+std::string FakeUnitCache::sentence(int unit) {
   return "sherd test: unit " + std::to_string(unit) +
       " is not here; read it within sherd::touch()";
 }
 
-void UnitCache::destroy_unit(int unit) {
+void FakeUnitCache::destroy_unit(int unit) {
   const std::lock_guard lock(mu_);
   units_.at(static_cast<std::size_t>(unit)).storage.reset();
 }
 
-void adopt_module(torch::nn::Module& module, UnitCache& cache, Policy policy) {
+void adopt_module(torch::nn::Module& module, FakeUnitCache& cache, UnitGrouping grouping) {
   std::set<at::TensorImpl*> seen;
   const auto fresh = [&seen](const std::vector<at::Tensor>& parameters) {
     std::vector<at::Tensor> found;
@@ -199,12 +199,12 @@ void adopt_module(torch::nn::Module& module, UnitCache& cache, Policy policy) {
     return found;
   };
   std::vector<std::vector<at::Tensor>> groups;
-  if (policy == Policy::kPerChild) {
+  if (grouping == UnitGrouping::kPerChild) {
     for (const auto& child : module.children()) {
       groups.push_back(fresh(child->parameters()));
     }
   }
-  if (policy == Policy::kPerParameter) {
+  if (grouping == UnitGrouping::kPerParameter) {
     for (const auto& p : fresh(module.parameters())) {
       groups.push_back({p});
     }
@@ -218,14 +218,14 @@ void adopt_module(torch::nn::Module& module, UnitCache& cache, Policy policy) {
   }
 }
 
-Outcome train_once(const Trainable& trainable) {
+TrainingResult train_once(const Trainable& trainable) {
   torch::manual_seed(kSeed);
   for (const auto& p : trainable.module->parameters()) {
     p.mutable_grad().reset();
   }
   const auto loss = trainable.loss();
   loss.backward();
-  Outcome outcome{loss.detach().clone()};
+  TrainingResult outcome{loss.detach().clone()};
   for (const auto& p : trainable.module->parameters()) {
     outcome.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
   }
@@ -259,7 +259,7 @@ Outcome train_once(const Trainable& trainable) {
   return ::testing::AssertionSuccess();
 }
 
-::testing::AssertionResult bit_equal(const Outcome& a, const Outcome& b) {
+::testing::AssertionResult bit_equal(const TrainingResult& a, const TrainingResult& b) {
   if (a.size() != b.size()) {
     return ::testing::AssertionFailure() << a.size() << " and " << b.size();
   }
@@ -277,16 +277,16 @@ void expect_unchanged_when_sharded(const std::function<Trainable()>& make) {
     return make();
   };
   const OneThread one_thread;
-  const Outcome expected = train_once(made());
-  for (const Policy policy :
-       {Policy::kOneUnit, Policy::kPerChild, Policy::kPerParameter}) {
-    UnitCache cache;
+  const TrainingResult expected = train_once(made());
+  for (const UnitGrouping grouping :
+       {UnitGrouping::kOneUnit, UnitGrouping::kPerChild, UnitGrouping::kPerParameter}) {
+    FakeUnitCache cache;
     const Trainable sharded = made();
-    adopt_module(*sharded.module, cache, policy);
+    adopt_module(*sharded.module, cache, grouping);
     for (const int whole_max : {0, 1}) {
       SCOPED_TRACE(
           ::testing::Message()
-          << "seed " << kSeed << ", policy " << static_cast<int>(policy)
+          << "seed " << kSeed << ", grouping " << static_cast<int>(grouping)
           << ", units whole " << whole_max);
       cache.set_whole_max(whole_max);
       EXPECT_TRUE(bit_equal(train_once(sharded), expected));

@@ -3,7 +3,7 @@
 // A small runtime for the tests of this folder: units of parameters whose bytes
 // lie in a private copy and are hung into the storages only while an operator
 // needs them. Freed bytes are poisoned first, so that a stale pointer reads
-// NaN, and each filling lies at another address. Thread rule: UnitCache any
+// NaN, and each filling lies at another address. Thread rule: FakeUnitCache any
 // thread; the rest one thread.
 #pragma once
 
@@ -21,19 +21,19 @@
 
 namespace sherd::access::testing {
 
-// What enter() was told, in order.
+// What begin_use() was told, in order.
 struct Announcement {
   std::string name;
   std::vector<int> units;  // One entry per touched argument.
   bool written = false;    // Any of them.
 };
 
-class UnitCache final : public Listener {
+class FakeUnitCache final : public ParameterUseListener {
  public:
   // After an operator, at most `whole_max` units keep their bytes: 1 is "one
   // unit whole at a time", 0 takes the bytes away the moment it ends.
-  explicit UnitCache(int whole_max = 0);
-  ~UnitCache() override = default;
+  explicit FakeUnitCache(int whole_max = 0);
+  ~FakeUnitCache() override = default;
 
   // Adopts the parameters into a new unit, empty at first; returns its number.
   // With a dtype, activations are cast to it.
@@ -41,15 +41,15 @@ class UnitCache final : public Listener {
       const std::vector<at::Tensor>& parameters,
       std::optional<at::ScalarType> dtype = std::nullopt);
 
-  void enter(std::span<const Touch> touches, const char* name) override;
-  void leave(std::span<const Touch> touches) noexcept override;
+  void begin_use(std::span<const ParameterUse> uses, const char* name) override;
+  void end_use(std::span<const ParameterUse> uses) noexcept override;
 
   void set_whole_max(int whole_max);
   void evict_all();
-  // enter() throws this text from the n-th call from now on (0: the next).
+  // begin_use() throws this text from the n-th call from now on (0: the next).
   void refuse_after(int calls, std::string text);
   void refuse_nothing();
-  // Told of each operator's name within enter(), without the lock.
+  // Told of each operator's name within begin_use(), without the lock.
   std::function<void(const char*)> on_enter;
 
   std::vector<Announcement> take_log();
@@ -88,14 +88,14 @@ class UnitCache final : public Listener {
   std::string refusal_;
 };
 
-enum class Policy {
+enum class UnitGrouping {
   kOneUnit,       // All parameters together.
   kPerChild,      // Each child module, then what the module itself holds.
   kPerParameter,  // Each parameter alone: the hardest case.
 };
 
 // Puts the module's parameters into units; tied ones belong to the first.
-void adopt_module(torch::nn::Module& module, UnitCache& cache, Policy policy);
+void adopt_module(torch::nn::Module& module, FakeUnitCache& cache, UnitGrouping grouping);
 
 // Runs operators on one thread for its lifetime: tiny layers gain nothing from
 // more, and on a busy machine their barriers cost seconds.
@@ -119,17 +119,17 @@ struct Trainable {
 constexpr std::uint64_t kSeed = 20251;
 
 // Loss first, then the gradient of each parameter, undefined where none came.
-using Outcome = std::vector<at::Tensor>;
+using TrainingResult = std::vector<at::Tensor>;
 
 // Seeds the generator, clears gradients, forward and backward.
-Outcome train_once(const Trainable& trainable);
+TrainingResult train_once(const Trainable& trainable);
 
 // Bit for bit, sparse layouts included; says what differs.
-::testing::AssertionResult bit_equal(const Outcome& a, const Outcome& b);
+::testing::AssertionResult bit_equal(const TrainingResult& a, const TrainingResult& b);
 ::testing::AssertionResult bit_equal(const at::Tensor& a, const at::Tensor& b);
 
 // Claims that sharding changes no bit of `make()`'s loss and gradients, for
-// each policy with no and with one unit whole between operators.
+// each grouping with no and with one unit whole between operators.
 void expect_unchanged_when_sharded(const std::function<Trainable()>& make);
 
 // The text of what `call` throws, without LibTorch's backtrace; "" if nothing.

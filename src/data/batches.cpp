@@ -58,7 +58,7 @@ GlobalBatches::GlobalBatches(const Corpus& corpus, const BatchOptions& options)
 }
 
 void GlobalBatches::copy(
-    const Text& text,
+    const StripedText& text,
     std::int64_t first,
     std::int64_t count,
     std::int64_t* to) const {
@@ -84,7 +84,7 @@ void GlobalBatches::copy_validation(
 
 // Rows that start at `starts`, split into inputs and targets.
 Batch GlobalBatches::rows_at(
-    const Text& text, const std::vector<std::int64_t>& starts) const {
+    const StripedText& text, const std::vector<std::int64_t>& starts) const {
   const auto rows = static_cast<std::int64_t>(starts.size());
   const auto length = options_.sequence;
   Batch batch{

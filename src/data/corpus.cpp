@@ -117,7 +117,7 @@ std::uint16_t id_at(std::string_view bytes, std::int64_t index) {
 
 struct Corpus::Impl {
   // One file's part of the row.
-  struct Piece {
+  struct MappedText {
     MappedFile file;
     std::string path;
     std::string_view bytes;  // Of the file, up to bytes_max.
@@ -129,7 +129,7 @@ struct Corpus::Impl {
   std::int64_t tokens = 0;
   std::int64_t vocabulary = 0;
   std::uint64_t hash = 0;
-  std::vector<Piece> pieces;  // None of them empty.
+  std::vector<MappedText> pieces;  // None of them empty.
 
   void map(const std::vector<std::string>& files, std::int64_t bytes_max);
   void take_vocabulary(std::int64_t wanted);
@@ -146,7 +146,7 @@ void Corpus::Impl::map(
     if (bytes_left < token_bytes) {
       return;
     }
-    Piece piece;
+    MappedText piece;
     piece.file = MappedFile::open(name).value();
     piece.path = name;
     piece.first = tokens;
@@ -253,7 +253,7 @@ void Corpus::copy(
   // The last piece that starts at or before `first`.
   auto piece = std::upper_bound(
       impl_->pieces.begin(), impl_->pieces.end(), first,
-      [](std::int64_t at, const Impl::Piece& p) { return at < p.first; });
+      [](std::int64_t at, const Impl::MappedText& p) { return at < p.first; });
   --piece;
   for (; count > 0; ++piece) {
     const auto skip = first - piece->first;

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "ddp/hook_steps.h"
+#include "ddp/hook_step_counter.h"
 
 namespace sherd {
 namespace {
@@ -83,11 +83,11 @@ class PostLocalSgd final : public CommHook {
   }
 
   State state() const override {
-    return {{ddp::HookSteps::kName, steps_.state()}};
+    return {{ddp::HookStepCounter::kName, steps_.state()}};
   }
   void load(const State& state) override {
     SHERD_CHECK(
-        state.size() == 1 && state[0].first == ddp::HookSteps::kName,
+        state.size() == 1 && state[0].first == ddp::HookStepCounter::kName,
         "[ddp] post_local_sgd: expected state named step alone, found ",
         state.size(), " tensors");
     steps_.load(state[0].second);
@@ -96,7 +96,7 @@ class PostLocalSgd final : public CommHook {
 
  private:
   const PostLocalSgdOptions options_;
-  ddp::HookSteps steps_;
+  ddp::HookStepCounter steps_;
 };
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include "ddp/hook_group.h"
+#include "ddp/comm_hook_group.h"
 #include "support/error_of.h"
 
 namespace sherd::ddp {

@@ -10,14 +10,14 @@
 
 namespace sherd::ddp {
 
-KeyedParameters::KeyedParameters(const std::vector<Named>& parameters)
+KeyedParameters::KeyedParameters(const std::vector<ModuleTensor>& parameters)
     : parameters_(parameters) {}
 
 KeyedParameters::~KeyedParameters() { release(); }
 
 void KeyedParameters::take(
-    access::Listener& listener,
-    const std::function<access::GradientTaker(std::size_t)>& taker_of) {
+    access::ParameterUseListener& listener,
+    const std::function<access::GradientCallback(std::size_t)>& callback_for) {
   std::map<const void*, std::size_t> known;
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
     const auto& parameter = parameters_[p].tensor;
@@ -33,7 +33,7 @@ void KeyedParameters::take(
     }
     storage_of_.push_back(place->second);
     access::adopt_in_place(parameter, *storages_[place->second].managed);
-    access::set_gradient_hook(parameter, taker_of(p));
+    access::set_gradient_hook(parameter, callback_for(p));
   }
 }
 

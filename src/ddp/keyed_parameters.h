@@ -11,25 +11,25 @@
 #include <ATen/core/Tensor.h>
 #include "access/gradient_hook.h"
 #include "access/managed_storage.h"
-#include "ddp/model.h"
+#include "ddp/replicated_model.h"
 
 namespace sherd::ddp {
 
 class KeyedParameters {
  public:
-  explicit KeyedParameters(const std::vector<Named>& parameters);
+  explicit KeyedParameters(const std::vector<ModuleTensor>& parameters);
   // Gives them back to plain LibTorch.
   ~KeyedParameters();
   KeyedParameters(const KeyedParameters&) = delete;
   KeyedParameters& operator=(const KeyedParameters&) = delete;
 
-  // `listener` must outlive it; `taker_of` makes the hook of each.
+  // `listener` must outlive it; `callback_for` makes the hook of each.
   void take(
-      access::Listener& listener,
-      const std::function<access::GradientTaker(std::size_t)>& taker_of);
+      access::ParameterUseListener& listener,
+      const std::function<access::GradientCallback(std::size_t)>& callback_for);
   void release();
 
-  const std::vector<Named>& parameters() const { return parameters_; }
+  const std::vector<ModuleTensor>& parameters() const { return parameters_; }
 
   // Throws Error naming the first that was given another storage, and the remedy.
   void check() const;
@@ -51,7 +51,7 @@ class KeyedParameters {
     return storages_[storage_of_[parameter]];
   }
 
-  const std::vector<Named> parameters_;
+  const std::vector<ModuleTensor> parameters_;
   std::vector<Storage> storages_;
   std::vector<std::size_t> storage_of_;  // By parameter; empty: not taken.
 };

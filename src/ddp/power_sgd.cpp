@@ -13,26 +13,26 @@
 
 #include "base/check.h"
 #include "base/hash.h"
-#include "ddp/hook_steps.h"
+#include "ddp/hook_step_counter.h"
 
 namespace sherd {
 namespace {
 
 constexpr double kSmallestNorm = 1e-20;
 
-struct Matrix {
+struct MatrixShape {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
 };
 
-Matrix matrix_of(const at::Tensor& gradient) {
+MatrixShape matrix_shape(const at::Tensor& gradient) {
   if (gradient.dim() < 2 || gradient.numel() == 0) {
     return {};
   }
   return {gradient.size(0), gradient.numel() / gradient.size(0)};
 }
 
-bool is_worth_it(const Matrix& matrix, const PowerSgdOptions& options) {
+bool is_worth_compressing(const MatrixShape& matrix, const PowerSgdOptions& options) {
   const auto whole = static_cast<double>(matrix.rows * matrix.columns);
   const auto low =
       static_cast<double>((matrix.rows + matrix.columns) * options.rank);
@@ -73,25 +73,25 @@ class PowerSgd final : public CommHook {
       group.all_reduce_mean(bucket.gradients);
       return;
     }
-    std::vector<Low> low;
+    std::vector<LowRankMatrix> low;
     std::vector<at::Tensor> plain;
     for (const auto& parameter : bucket.parameters) {
-      const auto matrix = matrix_of(parameter.gradient);
-      if (is_worth_it(matrix, options_)) {
+      const auto matrix = matrix_shape(parameter.gradient);
+      if (is_worth_compressing(matrix, options_)) {
         low.push_back(begin(parameter, matrix, step));
       } else {
         plain.push_back(parameter.gradient);
       }
     }
-    exchange_first(low, plain, group);
-    exchange_second(low, group);
+    reduce_p(low, plain, group);
+    reduce_q(low, group);
     for (auto& one : low) {
       end(one);
     }
   }
 
   State state() const override {
-    State state = {{ddp::HookSteps::kName, steps_.state()}};
+    State state = {{ddp::HookStepCounter::kName, steps_.state()}};
     for (const auto& [name, memory] : memory_) {
       state.emplace_back("q." + name, memory.q);
       if (memory.error.defined()) {
@@ -102,10 +102,10 @@ class PowerSgd final : public CommHook {
   }
 
   void load(const State& state) override {
-    std::map<std::string, Memory> loaded;
+    std::map<std::string, ParameterState> loaded;
     at::Tensor step;
     for (const auto& [name, tensor] : state) {
-      if (name == ddp::HookSteps::kName) {
+      if (name == ddp::HookStepCounter::kName) {
         step = tensor;
         continue;
       }
@@ -131,12 +131,12 @@ class PowerSgd final : public CommHook {
   }
 
  private:
-  struct Memory {
+  struct ParameterState {
     at::Tensor q;      // [columns, rank]
     at::Tensor error;  // [rows, columns]; undefined: none.
   };
   // One matrix on its way.
-  struct Low {
+  struct LowRankMatrix {
     const BucketParameter* parameter = nullptr;
     at::Tensor whole;  // [rows, columns], fp32: gradient plus error.
     at::Tensor p;      // [rows, rank]
@@ -144,7 +144,7 @@ class PowerSgd final : public CommHook {
   };
 
   at::Tensor first_q(
-      const std::string& name, const Matrix& matrix, std::int64_t step) const {
+      const std::string& name, const MatrixShape& matrix, std::int64_t step) const {
     Hash64 hash;
     hash.add(options_.seed);
     hash.add(name);
@@ -155,12 +155,12 @@ class PowerSgd final : public CommHook {
         at::TensorOptions().dtype(at::kFloat));
   }
 
-  Low begin(
+  LowRankMatrix begin(
       const BucketParameter& parameter,
-      const Matrix& matrix,
+      const MatrixShape& matrix,
       std::int64_t step) {
     auto& memory = memory_[parameter.name];
-    Low low;
+    LowRankMatrix low;
     low.parameter = &parameter;
     low.whole = parameter.gradient.reshape({matrix.rows, matrix.columns})
                     .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
@@ -174,8 +174,8 @@ class PowerSgd final : public CommHook {
     return low;
   }
 
-  static void exchange_first(
-      std::vector<Low>& low,
+  static void reduce_p(
+      std::vector<LowRankMatrix>& low,
       const std::vector<at::Tensor>& plain,
       HookGroup& group) {
     std::vector<at::Tensor> all = plain;
@@ -188,7 +188,7 @@ class PowerSgd final : public CommHook {
     }
   }
 
-  static void exchange_second(std::vector<Low>& low, HookGroup& group) {
+  static void reduce_q(std::vector<LowRankMatrix>& low, HookGroup& group) {
     std::vector<at::Tensor> all;
     for (auto& one : low) {
       one.q = one.whole.t().mm(one.p);
@@ -219,7 +219,7 @@ class PowerSgd final : public CommHook {
     each([](const at::Tensor& room, at::Tensor one) { one.copy_(room); });
   }
 
-  void end(Low& low) {
+  void end(LowRankMatrix& low) {
     auto& memory = memory_[low.parameter->name];
     const auto approximation = low.p.mm(low.q.t());
     auto gradient = low.parameter->gradient;
@@ -231,8 +231,8 @@ class PowerSgd final : public CommHook {
   }
 
   const PowerSgdOptions options_;
-  ddp::HookSteps steps_;
-  std::map<std::string, Memory> memory_;  // By parameter.
+  ddp::HookStepCounter steps_;
+  std::map<std::string, ParameterState> memory_;  // By parameter.
 };
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include <torch/nn/module.h>
 
 #include "base/check.h"
-#include "ddp/model.h"
-#include "ddp/replica.h"
+#include "ddp/replicated_model.h"
+#include "ddp/ddp_engine.h"
 
 namespace sherd {
 namespace {
@@ -34,35 +34,35 @@ Mesh all_of(const World& world) {
 
 }  // namespace
 
-LocalGradientsScope::LocalGradientsScope(std::shared_ptr<ddp::Replica> replica)
-    : replica_(std::move(replica)) {}
+LocalGradientsScope::LocalGradientsScope(std::shared_ptr<ddp::DdpEngine> engine)
+    : engine_(std::move(engine)) {}
 LocalGradientsScope::LocalGradientsScope(LocalGradientsScope&&) noexcept =
     default;
 LocalGradientsScope::~LocalGradientsScope() {
-  if (replica_) {
-    replica_->end_no_sync();
+  if (engine_) {
+    engine_->end_no_sync();
   }
 }
 
-JoinScope::JoinScope(std::shared_ptr<ddp::Replica> replica)
-    : replica_(std::move(replica)) {}
+JoinScope::JoinScope(std::shared_ptr<ddp::DdpEngine> engine)
+    : engine_(std::move(engine)) {}
 JoinScope::JoinScope(JoinScope&&) noexcept = default;
 JoinScope::~JoinScope() {
-  if (replica_) {
-    replica_->leave_join();
+  if (engine_) {
+    engine_->abandon_join();
   }
 }
 
 void JoinScope::finish() {
   SHERD_CHECK_AS(
-      kFailedPrecondition, replica_ != nullptr,
+      kFailedPrecondition, engine_ != nullptr,
       "[ddp] this join scope has ended");
-  std::exchange(replica_, nullptr)->finish_join();
+  std::exchange(engine_, nullptr)->finish_join();
 }
 
 DistributedDataParallel::DistributedDataParallel(
-    std::shared_ptr<ddp::Replica> replica)
-    : replica_(std::move(replica)) {}
+    std::shared_ptr<ddp::DdpEngine> engine)
+    : engine_(std::move(engine)) {}
 
 DistributedDataParallel::DistributedDataParallel(
     DistributedDataParallel&&) noexcept = default;
@@ -71,7 +71,7 @@ DistributedDataParallel& DistributedDataParallel::operator=(
     DistributedDataParallel&& other) noexcept {
   if (this != &other) {
     close();
-    replica_ = std::move(other.replica_);
+    engine_ = std::move(other.engine_);
   }
   return *this;
 }
@@ -79,17 +79,17 @@ DistributedDataParallel& DistributedDataParallel::operator=(
 DistributedDataParallel::~DistributedDataParallel() { close(); }
 
 NamedParameters DistributedDataParallel::named_parameters() const {
-  return replica_->named_parameters();
+  return engine_->named_parameters();
 }
 
 LocalGradientsScope DistributedDataParallel::no_sync() {
-  replica_->begin_no_sync();
-  return LocalGradientsScope(replica_);
+  engine_->begin_no_sync();
+  return LocalGradientsScope(engine_);
 }
 
 JoinScope DistributedDataParallel::join(const JoinOptions& options) {
-  replica_->begin_join(options);
-  return JoinScope(replica_);
+  engine_->begin_join(options);
+  return JoinScope(engine_);
 }
 
 void DistributedDataParallel::set_world(const World& world) {
@@ -97,20 +97,20 @@ void DistributedDataParallel::set_world(const World& world) {
 }
 
 void DistributedDataParallel::set_mesh(const Mesh& mesh) {
-  replica_->set_mesh(mesh);
+  engine_->set_mesh(mesh);
 }
 
 void DistributedDataParallel::average_parameters() {
-  replica_->average_parameters();
+  engine_->average_parameters();
 }
 
 ReplicateReport DistributedDataParallel::report() const {
-  return replica_->report();
+  return engine_->report();
 }
 
 void DistributedDataParallel::close() {
-  if (replica_) {
-    replica_->close();
+  if (engine_) {
+    engine_->close();
   }
 }
 
@@ -126,12 +126,12 @@ DistributedDataParallel replicate(
     const Mesh& mesh,
     const ReplicateOptions& options) {
   check_options(options);
-  auto model = ddp::take_model(module, options.ignored);
+  auto model = ddp::collect_model(module, options.ignored);
   ddp::check_delayed(model, options.delayed);
-  auto replica = std::make_shared<ddp::Replica>(
+  auto engine = std::make_shared<ddp::DdpEngine>(
       module.name(), std::move(model), mesh, options);
-  replica->start();
-  return DistributedDataParallel(std::move(replica));
+  engine->start();
+  return DistributedDataParallel(std::move(engine));
 }
 
 }  // namespace sherd

@@ -13,7 +13,7 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include "models/checks.h"
+#include "models/config_checks.h"
 
 namespace sherd::models {
 namespace {

@@ -13,7 +13,7 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <sherd/base/error.h>
-#include "models/checks.h"
+#include "models/config_checks.h"
 #include "models/precision.h"
 
 namespace sherd::models {

@@ -10,7 +10,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
-#include "models/checks.h"
+#include "models/config_checks.h"
 #include "models/precision.h"
 #include "models/rotary.h"
 

@@ -8,7 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include "base/check.h"
-#include "optim/deal.h"
+#include "optim/assign_by_cost.h"
 #include "optim/newton_schulz.h"
 #include "optim/slice_set.h"
 
@@ -41,7 +41,7 @@ MuonOptions checked(const MuonOptions& options) {
 }
 
 // A matrix as this rank sees it. Without a slice, nothing of it lies here.
-struct Matrix {
+struct MuonMatrix {
   std::string name;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -65,13 +65,13 @@ struct Matrix {
   }
 };
 
-Matrix matrix_of(const WholeParameter& parameter) {
+MuonMatrix matrix_of(const WholeParameter& parameter) {
   SHERD_CHECK(
       parameter.shape.size() == 2, "[optim] ", kMuon,
       ": expected parameters of 2 dimensions, found \"", parameter.name,
       "\" of shape ", at::IntArrayRef(parameter.shape),
       "; give it to another optimizer (sherd::split)");
-  Matrix matrix;
+  MuonMatrix matrix;
   matrix.name = parameter.name;
   matrix.rows = parameter.shape[0];
   matrix.columns = parameter.shape[1];
@@ -95,7 +95,7 @@ struct Muon::Impl {
         !whole.items.empty(), "[optim] ", kMuon,
         ": expected at least one parameter, found none");
     SHERD_CHECK(
-        whole.ranks == 1 || whole.meet, "[optim] ", kMuon,
+        whole.ranks == 1 || whole.all_reduce_max, "[optim] ", kMuon,
         ": expected gradients that ranks share "
         "(FullyShardOptions::share_gradients), found \"",
         whole.items.front().name, "\" cut among ", whole.ranks,
@@ -111,7 +111,7 @@ struct Muon::Impl {
       costs.push_back(optim::newton_schulz_cost(
           matrices.back().rows, matrices.back().columns));
     }
-    const auto owners = optim::deal_by_cost(costs, whole.ranks);
+    const auto owners = optim::assign_by_cost(costs, whole.ranks);
     for (std::size_t m = 0; m < matrices.size(); ++m) {
       auto& matrix = matrices[m];
       matrix.owner = owners[m];
@@ -127,22 +127,22 @@ struct Muon::Impl {
     }
   }
 
-  bool owns(const Matrix& matrix) const {
+  bool owns(const MuonMatrix& matrix) const {
     return matrix.owner == parameters.whole.rank;
   }
   std::vector<bool> agree_on_gradients() const;
-  void make_update(Matrix& matrix) const;
-  void apply_update(const Matrix& matrix) const;
-  void meet(const at::Tensor& numbers) const {
-    if (parameters.whole.meet) {
-      parameters.whole.meet(numbers);
+  void make_update(MuonMatrix& matrix) const;
+  void apply_update(const MuonMatrix& matrix) const;
+  void all_reduce_max(const at::Tensor& numbers) const {
+    if (parameters.whole.all_reduce_max) {
+      parameters.whole.all_reduce_max(numbers);
     }
   }
 
   MuonOptions options;
   NamedParameters parameters;
   std::shared_ptr<void> claim;  // Publishing is this optimizer's.
-  std::vector<Matrix> matrices;
+  std::vector<MuonMatrix> matrices;
 };
 
 // By matrix: whether it is updated. Every rank has come here when it returns, so
@@ -171,7 +171,7 @@ std::vector<bool> Muon::Impl::agree_on_gradients() const {
       place.copy_(gradient);  // Set by the user.
     }
   }
-  meet(numbers);
+  all_reduce_max(numbers);
   std::vector<bool> due;
   for (std::size_t m = 0; m < matrices.size(); ++m) {
     SHERD_CHECK(
@@ -184,7 +184,7 @@ std::vector<bool> Muon::Impl::agree_on_gradients() const {
 }
 
 // Where the gradient was.
-void Muon::Impl::make_update(Matrix& matrix) const {
+void Muon::Impl::make_update(MuonMatrix& matrix) const {
   const auto gradient = matrix.gradient();
   if (!matrix.momentum.defined()) {
     matrix.momentum = at::zeros_like(gradient);
@@ -201,7 +201,7 @@ void Muon::Impl::make_update(Matrix& matrix) const {
        .dtype = options.iteration_dtype}));
 }
 
-void Muon::Impl::apply_update(const Matrix& matrix) const {
+void Muon::Impl::apply_update(const MuonMatrix& matrix) const {
   const auto rows = static_cast<double>(matrix.rows);
   const auto columns = static_cast<double>(matrix.columns);
   const double scale = options.scale == MuonScale::kOriginal
@@ -230,7 +230,7 @@ void Muon::step() {
       impl_->make_update(matrices[m]);
     }
   }
-  impl_->meet(at::zeros({1}, at::TensorOptions().dtype(at::kDouble)));
+  impl_->all_reduce_max(at::zeros({1}, at::TensorOptions().dtype(at::kDouble)));
   for (std::size_t m = 0; m < matrices.size(); ++m) {
     if (due[m] && matrices[m].slice.defined()) {
       impl_->apply_update(matrices[m]);
@@ -268,7 +268,7 @@ at::Tensor Muon::momentum_buffer(const std::string& name) {
   auto& matrices = impl_->matrices;
   const auto found = std::find_if(
       matrices.begin(), matrices.end(),
-      [&](const Matrix& matrix) { return matrix.name == name; });
+      [&](const MuonMatrix& matrix) { return matrix.name == name; });
   SHERD_CHECK(
       found != matrices.end(), "[optim] ", kMuon,
       ": expected the name of one of its matrices, found \"", name, "\"");

@@ -9,7 +9,7 @@ namespace sherd::optim {
 
 // As torch.optim.Muon does it, operator by operator.
 at::Tensor orthogonalised(
-    const at::Tensor& matrix, const NewtonSchulz& iteration) {
+    const at::Tensor& matrix, const NewtonSchulzOptions& iteration) {
   const auto [a, b, c] = iteration.coefficients;
   // The products of rows are the smaller square.
   const bool tall = matrix.size(0) > matrix.size(1);

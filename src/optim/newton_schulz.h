@@ -9,7 +9,7 @@
 
 namespace sherd::optim {
 
-struct NewtonSchulz {
+struct NewtonSchulzOptions {
   std::array<double, 3> coefficients = {3.4445, -4.775, 2.0315};
   int iterations = 5;
   double epsilon = 1e-7;  // The norm divided by is at least this.
@@ -19,6 +19,6 @@ struct NewtonSchulz {
 // Of the shape of `matrix` (2-D), in the dtype of the iteration; `matrix` is
 // only read.
 at::Tensor orthogonalised(
-    const at::Tensor& matrix, const NewtonSchulz& iteration);
+    const at::Tensor& matrix, const NewtonSchulzOptions& iteration);
 
 }  // namespace sherd::optim

@@ -16,7 +16,7 @@
 namespace sherd::optim {
 namespace {
 
-MemoryPlace place_of(const at::Tensor& tensor) {
+MemoryLocation location_of(const at::Tensor& tensor) {
   return {
       .storage = reinterpret_cast<std::uintptr_t>(
           tensor.storage().unsafeGetStorageImpl()),
@@ -42,7 +42,7 @@ bool all_zero(std::uintptr_t address, std::int64_t bytes) {
 // The padding between two neighbours when it can be run over, else 0. Reads
 // only bytes with slices of this rank on both sides: others may be written by
 // another rank meanwhile.
-std::int64_t zero_padding(const UpdatePiece& before, const UpdatePiece& after) {
+std::int64_t zero_padding(const SliceUpdate& before, const SliceUpdate& after) {
   if (!before.has_gradient || !after.has_gradient ||
       before.parameter.storage != after.parameter.storage ||
       before.gradient.storage != after.gradient.storage) {
@@ -144,7 +144,7 @@ int SliceSet::kind_of(const NamedParameter& parameter) {
       [&](const ParameterGroup& g) {
         return matches_any(g.names, parameter.name);
       });
-  const Kind kind{
+  const UpdateSettings kind{
       .group = static_cast<std::size_t>(group - options_.groups.begin()),
       .dtype = parameter.slice.scalar_type(),
       .device = parameter.slice.device()};
@@ -163,15 +163,15 @@ void SliceSet::lay_out_state() {
   std::vector<std::size_t> order(items.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const auto key = [&](std::size_t i) {
-    const MemoryPlace place = place_of(items[i].slice);
+    const MemoryLocation place = location_of(items[i].slice);
     return std::make_tuple(place.storage, place.address, i);
   };
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     return key(a) < key(b);
   });
-  std::vector<UpdatePiece> pieces;
+  std::vector<SliceUpdate> pieces;
   for (const std::size_t i : order) {
-    const MemoryPlace place = place_of(items[i].slice);
+    const MemoryLocation place = location_of(items[i].slice);
     pieces.push_back(
         {.parameter = place,
          .gradient = place,
@@ -203,26 +203,26 @@ void SliceSet::lay_out_state() {
 }
 
 std::vector<UpdateBatch> SliceSet::begin_update() {
-  for (Slice& slice : slices_) {
+  for (SliceEntry& slice : slices_) {
     slice.gradient =
         usable_gradient(options_.owner, parameters_.items[slice.item]);
   }
-  for (const Slice& slice : slices_) {
+  for (const SliceEntry& slice : slices_) {
     if (slice.gradient.defined()) {
       allocate(ranges_[slice.range]);
     }
   }
   std::vector<UpdateBatch> batches;
-  for (const Kind& kind : kinds_) {
+  for (const UpdateSettings& kind : kinds_) {
     batches.push_back(empty_batch(kind));
   }
-  const std::vector<UpdatePiece> pieces = this->pieces();
+  const std::vector<SliceUpdate> pieces = this->pieces();
   for (const UpdateRun& run : plan_update_runs(pieces)) {
     add_run(run, pieces[run.first], batches);
   }
   std::erase_if(
       batches, [](const UpdateBatch& b) { return b.parameters.empty(); });
-  for (const Slice& slice : slices_) {
+  for (const SliceEntry& slice : slices_) {
     if (options_.counts_updates && slice.gradient.defined()) {
       updates_of(slice) += 1.0F;
     }
@@ -230,7 +230,7 @@ std::vector<UpdateBatch> SliceSet::begin_update() {
   return batches;
 }
 
-UpdateBatch SliceSet::empty_batch(const Kind& kind) const {
+UpdateBatch SliceSet::empty_batch(const UpdateSettings& kind) const {
   UpdateBatch batch;
   batch.weight_decay = options_.weight_decay;
   batch.states.resize(options_.state_tensors);
@@ -248,19 +248,19 @@ void SliceSet::allocate(Range& range) const {
   }
 }
 
-std::vector<UpdatePiece> SliceSet::pieces() const {
+std::vector<SliceUpdate> SliceSet::pieces() const {
   const float* const updates = steps_.const_data_ptr<float>();
-  std::vector<UpdatePiece> pieces;
+  std::vector<SliceUpdate> pieces;
   pieces.reserve(slices_.size());
-  for (const Slice& slice : slices_) {
+  for (const SliceEntry& slice : slices_) {
     const at::Tensor& tensor = tensor_of(slice);
-    UpdatePiece& piece = pieces.emplace_back();
+    SliceUpdate& piece = pieces.emplace_back();
     piece.has_gradient = slice.gradient.defined();
     if (!piece.has_gradient) {
       continue;
     }
-    piece.parameter = place_of(tensor);
-    piece.gradient = place_of(slice.gradient);
+    piece.parameter = location_of(tensor);
+    piece.gradient = location_of(slice.gradient);
     // Ranges never touch each other's state: the range is the storage.
     piece.state = {
         .storage = slice.range,
@@ -280,9 +280,9 @@ std::vector<UpdatePiece> SliceSet::pieces() const {
 
 void SliceSet::add_run(
     const UpdateRun& run,
-    const UpdatePiece& first,
+    const SliceUpdate& first,
     std::vector<UpdateBatch>& batches) {
-  const Slice& slice = slices_[run.first];
+  const SliceEntry& slice = slices_[run.first];
   const at::Tensor& tensor = tensor_of(slice);
   const auto elements =
       run.bytes / static_cast<std::int64_t>(tensor.element_size());
@@ -309,7 +309,7 @@ void SliceSet::update_in_backward(Kernel kernel) {
        .update = [this, kernel = std::move(kernel)](
                      std::size_t item, std::int64_t begin,
                      const at::Tensor& gradient) {
-         const Slice& slice = find(parameters_.items[item].name);
+         const SliceEntry& slice = find(parameters_.items[item].name);
          if (begin == 0) {
            allocate(ranges_[slice.range]);
            updates_of(slice) += 1.0F;
@@ -320,7 +320,7 @@ void SliceSet::update_in_backward(Kernel kernel) {
 }
 
 UpdateBatch SliceSet::part(
-    const Slice& slice, std::int64_t begin, const at::Tensor& gradient) {
+    const SliceEntry& slice, std::int64_t begin, const at::Tensor& gradient) {
   UpdateBatch batch = empty_batch(kinds_[static_cast<std::size_t>(slice.kind)]);
   const at::Tensor& tensor = tensor_of(slice);
   batch.parameters = {
@@ -337,7 +337,7 @@ UpdateBatch SliceSet::part(
 }
 
 void SliceSet::end_update() {
-  for (Slice& slice : slices_) {
+  for (SliceEntry& slice : slices_) {
     if (slice.gradient.defined() && !tensor_of(slice).is_inference()) {
       tensor_of(slice).unsafeGetTensorImpl()->bump_version();
     }
@@ -367,7 +367,7 @@ std::vector<std::string> SliceSet::names() const {
 }
 
 at::Tensor SliceSet::state(const std::string& name, std::size_t which) {
-  const Slice& slice = find(name);
+  const SliceEntry& slice = find(name);
   Range& range = ranges_[slice.range];
   allocate(range);
   const at::Tensor& tensor = tensor_of(slice);
@@ -379,7 +379,7 @@ at::Tensor SliceSet::step(const std::string& name) {
   return steps_.select(0, static_cast<std::int64_t>(find(name).item));
 }
 
-const SliceSet::Slice& SliceSet::find(const std::string& name) const {
+const SliceSet::SliceEntry& SliceSet::find(const std::string& name) const {
   const auto found = by_name_.find(name);
   SHERD_CHECK(
       found != by_name_.end(), "[optim] ", options_.owner,
@@ -387,7 +387,7 @@ const SliceSet::Slice& SliceSet::find(const std::string& name) const {
   return slices_[found->second];
 }
 
-float& SliceSet::updates_of(const Slice& slice) {
+float& SliceSet::updates_of(const SliceEntry& slice) {
   return steps_.mutable_data_ptr<float>()[slice.item];
 }
 

@@ -81,13 +81,13 @@ class SliceSet {
 
  private:
   // Slices with the same settings and dtype.
-  struct Kind {
+  struct UpdateSettings {
     std::size_t group;
     at::ScalarType dtype;
     at::Device device;
-    bool operator==(const Kind&) const = default;
+    bool operator==(const UpdateSettings&) const = default;
   };
-  struct Slice {
+  struct SliceEntry {
     std::size_t item;  // In parameters_.items.
     int kind;
     std::size_t range;
@@ -102,29 +102,29 @@ class SliceSet {
     std::vector<at::Tensor> states;  // Empty until needed.
   };
 
-  const at::Tensor& tensor_of(const Slice& slice) const {
+  const at::Tensor& tensor_of(const SliceEntry& slice) const {
     return parameters_.items[slice.item].slice;
   }
   int kind_of(const NamedParameter& parameter);
   void lay_out_state();
   void allocate(Range& range) const;
   UpdateBatch part(
-      const Slice& slice, std::int64_t begin, const at::Tensor& gradient);
-  std::vector<UpdatePiece> pieces() const;
+      const SliceEntry& slice, std::int64_t begin, const at::Tensor& gradient);
+  std::vector<SliceUpdate> pieces() const;
   // With the settings of a kind and no run.
-  UpdateBatch empty_batch(const Kind& kind) const;
+  UpdateBatch empty_batch(const UpdateSettings& kind) const;
   void add_run(
       const UpdateRun& run,
-      const UpdatePiece& first,
+      const SliceUpdate& first,
       std::vector<UpdateBatch>& batches);
-  const Slice& find(const std::string& name) const;
-  float& updates_of(const Slice& slice);
+  const SliceEntry& find(const std::string& name) const;
+  float& updates_of(const SliceEntry& slice);
 
   NamedParameters parameters_;
   std::shared_ptr<void> claim_;  // Publishing is this optimizer's.
   const SliceSetOptions options_;
-  std::vector<Kind> kinds_;
-  std::vector<Slice> slices_;  // In order of memory.
+  std::vector<UpdateSettings> kinds_;
+  std::vector<SliceEntry> slices_;  // In order of memory.
   std::vector<Range> ranges_;
   std::unordered_map<std::string, std::size_t> by_name_;  // Into slices_.
   at::Tensor steps_;  // One float per item: PyTorch's type for checkpoints.

@@ -7,7 +7,7 @@ namespace {
 // Bytes between the end of `before` and the start of `after`; negative when
 // they overlap or belong to different storages.
 std::int64_t gap_bytes(
-    const MemoryPlace& before, std::int64_t bytes, const MemoryPlace& after) {
+    const MemoryLocation& before, std::int64_t bytes, const MemoryLocation& after) {
   if (before.storage != after.storage) {
     return -1;
   }
@@ -16,7 +16,7 @@ std::int64_t gap_bytes(
 
 // Empty when one kernel call may go from `before` on to `after`.
 std::string_view why_apart(
-    const UpdatePiece& before, const UpdatePiece& after) {
+    const SliceUpdate& before, const SliceUpdate& after) {
   if (!after.has_gradient) {
     return "the next piece has no gradient";
   }
@@ -46,11 +46,11 @@ std::string_view why_apart(
 }  // namespace
 
 std::vector<UpdateRun> plan_update_runs(
-    const std::vector<UpdatePiece>& pieces) {
+    const std::vector<SliceUpdate>& pieces) {
   std::vector<UpdateRun> runs;
   bool open = false;  // The last run may go on.
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const UpdatePiece& piece = pieces[i];
+    const SliceUpdate& piece = pieces[i];
     if (!piece.has_gradient) {
       open = false;
       continue;

@@ -16,15 +16,15 @@ namespace sherd::optim {
 // Flats align parameters to 64 bytes, so no padding is longer.
 inline constexpr std::int64_t kPaddingBytesMax = 64;
 
-struct MemoryPlace {
+struct MemoryLocation {
   std::uintptr_t storage = 0;  // Identity; addresses compare within one only.
   std::uintptr_t address = 0;
 };
 
-struct UpdatePiece {
-  MemoryPlace parameter;
-  MemoryPlace gradient;
-  MemoryPlace state;
+struct SliceUpdate {
+  MemoryLocation parameter;
+  MemoryLocation gradient;
+  MemoryLocation state;
   std::int64_t bytes = 0;
   // How many bytes behind the piece are zero in parameter and gradient alike.
   // Their state is zero, and zeros stay zero through weight decay, momentum and
@@ -45,6 +45,6 @@ struct UpdateRun {
 
 // Maximal runs, in order; a piece without gradient is in none. REQUIRES: pieces
 // in order of parameter memory (else runs are merely shorter).
-std::vector<UpdateRun> plan_update_runs(const std::vector<UpdatePiece>& pieces);
+std::vector<UpdateRun> plan_update_runs(const std::vector<SliceUpdate>& pieces);
 
 }  // namespace sherd::optim

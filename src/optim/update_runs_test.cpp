@@ -11,9 +11,9 @@ namespace {
 using ::testing::HasSubstr;
 
 // Pieces of the given sizes in one storage, `gap` zero bytes between them.
-std::vector<UpdatePiece> row(
+std::vector<SliceUpdate> row(
     const std::vector<std::int64_t>& sizes, std::int64_t gap = 0) {
-  std::vector<UpdatePiece> pieces;
+  std::vector<SliceUpdate> pieces;
   std::uintptr_t offset = 0;
   for (const std::int64_t bytes : sizes) {
     pieces.push_back(
@@ -28,7 +28,7 @@ std::vector<UpdatePiece> row(
   return pieces;
 }
 
-std::vector<std::size_t> counts(const std::vector<UpdatePiece>& pieces) {
+std::vector<std::size_t> counts(const std::vector<SliceUpdate>& pieces) {
   std::vector<std::size_t> result;
   for (const UpdateRun& run : plan_update_runs(pieces)) {
     result.push_back(run.count);
@@ -67,21 +67,21 @@ TEST(UpdateRuns, AMissingGradientCutsAlsoWhenTheGapIsSmall) {
 
 struct Cut {
   const char* reason;
-  void (*change)(UpdatePiece&);
+  void (*change)(SliceUpdate&);
 };
 
 TEST(UpdateRuns, EachReasonCutsAndSaysSo) {
   const std::vector<Cut> cuts = {
-      {"has no gradient", [](UpdatePiece& p) { p.has_gradient = false; }},
-      {"other settings", [](UpdatePiece& p) { p.kind = 7; }},
-      {"number of times", [](UpdatePiece& p) { p.updates = 7; }},
-      {"parameter lies", [](UpdatePiece& p) { p.parameter.storage = 7; }},
-      {"parameter lies", [](UpdatePiece& p) { p.parameter.address += 65; }},
-      {"parameter lies", [](UpdatePiece& p) { p.parameter.address -= 1; }},
-      {"gradient lies", [](UpdatePiece& p) { p.gradient.storage = 7; }},
-      {"gradient lies", [](UpdatePiece& p) { p.gradient.address += 4; }},
-      {"state lies", [](UpdatePiece& p) { p.state.storage = 7; }},
-      {"state lies", [](UpdatePiece& p) { p.state.address += 4; }},
+      {"has no gradient", [](SliceUpdate& p) { p.has_gradient = false; }},
+      {"other settings", [](SliceUpdate& p) { p.kind = 7; }},
+      {"number of times", [](SliceUpdate& p) { p.updates = 7; }},
+      {"parameter lies", [](SliceUpdate& p) { p.parameter.storage = 7; }},
+      {"parameter lies", [](SliceUpdate& p) { p.parameter.address += 65; }},
+      {"parameter lies", [](SliceUpdate& p) { p.parameter.address -= 1; }},
+      {"gradient lies", [](SliceUpdate& p) { p.gradient.storage = 7; }},
+      {"gradient lies", [](SliceUpdate& p) { p.gradient.address += 4; }},
+      {"state lies", [](SliceUpdate& p) { p.state.storage = 7; }},
+      {"state lies", [](SliceUpdate& p) { p.state.address += 4; }},
   };
   for (const Cut& cut : cuts) {
     auto pieces = row({4, 8});
@@ -109,7 +109,7 @@ TEST(UpdateRuns, CoverEveryGradientOnceAndAreMaximal) {
     auto pieces =
         row(std::vector<std::int64_t>(static_cast<std::size_t>(draw(12)), 8),
             draw(2) * 8);
-    for (UpdatePiece& piece : pieces) {
+    for (SliceUpdate& piece : pieces) {
       piece.has_gradient = draw(4) != 0;
       piece.kind = draw(4) == 0 ? 1 : 0;
       piece.gradient.address += draw(6) == 0 ? 64U : 0U;

@@ -2,11 +2,11 @@
 #include <sherd/shard/activation_checkpointing.h>
 
 #include <set>
-#include "shard/taken_modules.h"
+#include "shard/unit_modules.h"
 
 namespace sherd {
 
-struct ActivationCheckpointing::Taken {
+struct ActivationCheckpointing::SelectedModules {
   std::set<const torch::nn::Module*> modules;
   std::vector<std::string> names;
 };
@@ -16,20 +16,20 @@ ActivationCheckpointing::ActivationCheckpointing(
     const units::Policy& policy,
     const CheckpointOptions& options)
     : options_(options) {
-  auto taken = std::make_shared<Taken>();
-  for (auto& found : shard::taken_modules(model, policy)) {
+  auto taken = std::make_shared<SelectedModules>();
+  for (auto& found : shard::unit_modules(model, policy)) {
     taken->modules.insert(found.module);
     taken->names.push_back(std::move(found.name));
   }
-  taken_ = std::move(taken);
+  selected_ = std::move(taken);
 }
 
 bool ActivationCheckpointing::takes(const torch::nn::Module& module) const {
-  return taken_->modules.contains(&module);
+  return selected_->modules.contains(&module);
 }
 
 const std::vector<std::string>& ActivationCheckpointing::names() const {
-  return taken_->names;
+  return selected_->names;
 }
 
 }  // namespace sherd

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "shard/recorder_testing.h"
+#include "shard/recording_exchange_testing.h"
 
 namespace sherd::shard {
 namespace {

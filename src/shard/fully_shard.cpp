@@ -10,9 +10,9 @@
 #include "base/rank_environment.h"
 #include "exchange/make_exchange.h"
 #include "shard/initial_values.h"
-#include "shard/local_engine.h"
+#include "shard/single_rank_engine.h"
 #include "shard/model_units.h"
-#include "shard/runtime.h"
+#include "shard/fsdp_engine.h"
 #include "shard/sharding_engine.h"
 
 namespace sherd {
@@ -55,9 +55,9 @@ bool over_both_axes(const Mesh& mesh, const FullyShardOptions& options) {
 }
 
 // `whole`: every rank is a replica.
-shard::RuntimeOptions runtime_options(
+shard::FsdpEngineOptions runtime_options(
     const Mesh& mesh, const FullyShardOptions& options, bool whole) {
-  shard::RuntimeOptions runtime;
+  shard::FsdpEngineOptions runtime;
   runtime.reductions_under_way_max = options.reductions_under_way_max;
   runtime.share_gradients = options.share_gradients;
   if (whole) {
@@ -88,7 +88,7 @@ exchange::Kind chosen_kind(
 void check_gradients_shared(
     const Mesh& mesh,
     const FullyShardOptions& options,
-    const shard::Runtime& engine) {
+    const shard::FsdpEngine& engine) {
   const auto found = [&]() -> std::string {
     if (over_both_axes(mesh, options)) {
       return "OptimizerAxes::kBoth";
@@ -243,21 +243,21 @@ FullyShardedDataParallel fully_shard(
   if (world.size() == 1 && !mixed) {
     values.check();
     for (std::size_t p = 0; p < model.parameters.size(); ++p) {
-      values.give(static_cast<int>(p));
+      values.initialise_parameter(static_cast<int>(p));
     }
     values.finish();
-    auto engine = std::make_shared<shard::LocalEngine>(std::move(model));
+    auto engine = std::make_shared<shard::SingleRankEngine>(std::move(model));
     engine->start();
     return FullyShardedDataParallel(std::move(engine));
   }
-  auto engine = std::make_shared<shard::Runtime>(
+  auto engine = std::make_shared<shard::FsdpEngine>(
       std::move(model), exchange_for(mesh, options, whole),
       runtime_options(mesh, options, whole));
   if (!whole) {
     check_gradients_shared(mesh, options, *engine);
   }
   values.check();
-  engine->start([&](int parameter) { values.give(parameter); });
+  engine->start([&](int parameter) { values.initialise_parameter(parameter); });
   values.finish();
   return FullyShardedDataParallel(std::move(engine));
 }

@@ -79,7 +79,7 @@ void InitialValues::check() {
   }
   if (compares() && !compares_at_end_) {
     for (std::size_t item = 0; item < items_.size(); ++item) {
-      note_value(item);
+      add_digest(item);
     }
     check_equal();
   }
@@ -100,7 +100,7 @@ void InitialValues::agree_when_to_compare() {
   }
 }
 
-void InitialValues::note_value(std::size_t item) {
+void InitialValues::add_digest(std::size_t item) {
   digests_.push_back(
       {str(kind_of(item), items_[item].name),
        comm::digest_of(items_[item].tensor)});
@@ -138,11 +138,11 @@ void InitialValues::check_buffers() const {
   }
 }
 
-void InitialValues::give(int parameter) {
-  give_item(static_cast<std::size_t>(parameter));
+void InitialValues::initialise_parameter(int parameter) {
+  initialise_item(static_cast<std::size_t>(parameter));
 }
 
-void InitialValues::give_item(std::size_t item) {
+void InitialValues::initialise_item(std::size_t item) {
   const auto& tensor = items_[item].tensor;
   const bool receives = synchronised() && world_.rank() != 0;
   if (tensor.is_meta()) {
@@ -161,7 +161,7 @@ void InitialValues::give_item(std::size_t item) {
     }
   }
   if (compares() && compares_at_end_) {
-    note_value(item);
+    add_digest(item);
   }
 }
 
@@ -186,7 +186,7 @@ void InitialValues::initialise(std::size_t item, const at::Tensor& value) {
 
 void InitialValues::finish() {
   for (auto item = parameters_; item < items_.size(); ++item) {
-    give_item(item);
+    initialise_item(item);
   }
   throw_where_found(
       failed_, "has no value: options.initialise threw",

@@ -39,7 +39,7 @@ class InitialValues {
   // return; the same tensor object. Where initialise threw, here or for an
   // earlier one, its value is undefined. Collective with sync_module_states:
   // every rank gives every parameter, in order.
-  void give(int parameter);
+  void initialise_parameter(int parameter);
 
   // Collective. The same for the buffers. Throws Error, on every rank, when
   // initialise threw on any, and when it wrote different values.
@@ -56,10 +56,10 @@ class InitialValues {
   void check_buffers() const;
   void check_equal() const;
   void agree_when_to_compare();
-  void note_value(std::size_t item);
+  void add_digest(std::size_t item);
   bool lacks_a_source(const Item& item) const;
   const char* kind_of(std::size_t item) const;
-  void give_item(std::size_t item);
+  void initialise_item(std::size_t item);
   void initialise(std::size_t item, const at::Tensor& value);
   // Each rank's number of an item, or -1; throws when there is one.
   void throw_where_found(

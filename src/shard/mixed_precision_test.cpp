@@ -7,7 +7,7 @@
 #include <set>
 #include <gmock/gmock.h>
 #include <sherd/base/error.h>
-#include "shard/runtime.h"
+#include "shard/fsdp_engine.h"
 #include "shard/testing.h"
 
 namespace sherd::shard {
@@ -73,23 +73,23 @@ Values trained_by_hand(c10::ScalarType reduce_dtype) {
   return values;
 }
 
-std::shared_ptr<Runtime> runtime_of(
+std::shared_ptr<FsdpEngine> runtime_of(
     FakeRank& self,
     const torch::nn::Module& module,
     const MixedPrecision& precision,
     Strategy strategy) {
-  RuntimeOptions options;
+  FsdpEngineOptions options;
   options.rank = self.rank;
   options.ranks = kRanks;
   options.strategy = strategy;
-  auto runtime = std::make_shared<Runtime>(
+  auto runtime = std::make_shared<FsdpEngine>(
       build_units(module, units::by_name("*"), kRanks, nullptr, precision),
       self.network.exchange(self.rank), options);
   runtime->start();
   return runtime;
 }
 
-void train_step(Net& net, Runtime& runtime, int step, int rank) {
+void train_step(Net& net, FsdpEngine& runtime, int step, int rank) {
   loss_of(net, rows_of(step, rank * kRows, (rank + 1) * kRows)).backward();
   const torch::NoGradGuard no_grad;
   for (const auto& item : runtime.named_parameters().items) {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "shard/taken_modules.h"
+#include "shard/unit_modules.h"
 
 namespace sherd::shard {
 namespace {
@@ -21,12 +21,12 @@ bool has_running_statistics(const Module& module) {
 }
 
 // Walks the modules once and groups parameters by the unit that owns them.
-class Collector {
+class UnitCollector {
  public:
-  explicit Collector(const units::Policy& policy) : policy_(policy) {}
+  explicit UnitCollector(const units::Policy& policy) : policy_(policy) {}
 
   void collect(const Module& root) {
-    for (const auto& taken : taken_modules(root, policy_)) {
+    for (const auto& taken : unit_modules(root, policy_)) {
       taken_.insert(taken.module);
     }
     assign(root, "", 0);
@@ -104,7 +104,7 @@ void check_precision_dtype(const char* what, Dtype dtype) {
 
 // The flat for a parameter.
 exchange::FlatSpec flat_for(
-    const Collector::Entry& entry, const MixedPrecision& precision) {
+    const UnitCollector::Entry& entry, const MixedPrecision& precision) {
   exchange::FlatSpec spec;
   spec.dtype = entry.tensor.scalar_type();
   spec.trainable = entry.tensor.requires_grad();
@@ -131,8 +131,8 @@ std::int64_t element_bytes(const exchange::FlatSpec& spec) {
        c10::elementSize(spec.slot_dtype())}));
 }
 
-// Flats of one unit, in the order in which their first parameter comes.
-struct Flats {
+// FlatBuilder of one unit, in the order in which their first parameter comes.
+struct FlatBuilder {
   std::vector<std::vector<plan::FlatParameter>> parameters;
   std::vector<exchange::FlatSpec> specs;
 
@@ -191,7 +191,7 @@ ModelUnits build_units(
     const MixedPrecision& precision) {
   check_precision_dtype("param_dtype", precision.param_dtype);
   check_precision_dtype("reduce_dtype", precision.reduce_dtype);
-  Collector collector(policy);
+  UnitCollector collector(policy);
   collector.collect(module);
   SHERD_CHECK(
       !collector.entries().empty(),
@@ -199,7 +199,7 @@ ModelUnits build_units(
 
   ModelUnits model;
   std::map<int, UnitId> numbers;  // Units without parameters get none.
-  std::vector<Flats> flats;
+  std::vector<FlatBuilder> flats;
   for (const auto& entry : collector.entries()) {
     check_can_be_sharded(entry.name, entry.tensor);
     const auto next = static_cast<UnitId>(numbers.size());

@@ -27,7 +27,7 @@ ModuleGradients::ModuleGradients(const ModelUnits& model, Callbacks callbacks)
   for (const auto& parameter : model.parameters) {
     if (parameter.trainable >= 0) {
       before_gradients_.push_back(
-          access::call_before_gradient(parameter.tensor, [this] {
+          access::add_pre_accumulation_hook(parameter.tensor, [this] {
             // Pairs with show(): a placeholder that is there is seen.
             if (shown_.load(std::memory_order_acquire)) {
               callbacks_.hide();
@@ -84,7 +84,7 @@ std::vector<int> ModuleGradients::hide() {
     const bool ours =
         gradient.defined() && access::is_adopted(gradient, *item.storage);
     if (ours && access::is_placeholder(gradient)) {
-      access::forget_placeholder(gradient);
+      access::disarm_placeholder(gradient);
     } else if (item.showing != 0) {
       lost.push_back(static_cast<int>(p));
     }
@@ -101,9 +101,9 @@ bool ModuleGradients::was_dropped(int parameter, std::uint64_t showing) {
   return showing == item.showing && std::exchange(item.showing, 0) != 0;
 }
 
-void ModuleGradients::enter(
-    std::span<const access::Touch> touches, const char* operator_name) {
-  const auto p = static_cast<std::size_t>(touches.front().tag->unit);
+void ModuleGradients::begin_use(
+    std::span<const access::ParameterUse> uses, const char* operator_name) {
+  const auto p = static_cast<std::size_t>(uses.front().tag->unit);
   if (access::in_backward()) {
     // Autograd adds to it without having been heard of: module->to(dtype) has
     // given the parameter another node that accumulates.

@@ -24,7 +24,7 @@
 
 namespace sherd::shard {
 
-class ModuleGradients final : public access::Listener {
+class ModuleGradients final : public access::ParameterUseListener {
  public:
   // Both without the owner's lock, and on any thread.
   struct Callbacks {
@@ -57,9 +57,9 @@ class ModuleGradients final : public access::Listener {
   // from now on, and the gradient it stands for is to be cleared.
   bool was_dropped(int parameter, std::uint64_t showing);
 
-  void enter(std::span<const access::Touch> touches, const char* operator_name)
+  void begin_use(std::span<const access::ParameterUse> uses, const char* operator_name)
       override;
-  void leave(std::span<const access::Touch> /*touches*/) noexcept override {}
+  void end_use(std::span<const access::ParameterUse> /*uses*/) noexcept override {}
 
  private:
   struct Item {

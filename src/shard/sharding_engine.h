@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What stands behind a FullyShardedDataParallel: one implementation for many
-// ranks (Runtime), one for a single rank (LocalEngine), which moves nothing.
+// ranks (FsdpEngine), one for a single rank (SingleRankEngine), which moves nothing.
 // Contracts are those of the public header. Thread rule: one thread.
 #pragma once
 

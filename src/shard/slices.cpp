@@ -75,7 +75,7 @@ std::vector<at::Tensor> Slices::tensors() const {
   return tensors;
 }
 
-void Slices::take_from(int parameter, const at::Tensor& full) {
+void Slices::copy_from_full(int parameter, const at::Tensor& full) {
   const auto& part = parts_[static_cast<std::size_t>(parameter)];
   if (part.slice < 0) {
     return;
@@ -86,7 +86,7 @@ void Slices::take_from(int parameter, const at::Tensor& full) {
       full.detach().reshape({-1}).narrow(0, part.begin, slice.numel()));
 }
 
-void Slices::take_changes(
+void Slices::copy_changed_elements(
     int parameter, const at::Tensor& full, const at::Tensor& shown) {
   const auto& part = parts_[static_cast<std::size_t>(parameter)];
   if (part.slice < 0) {
@@ -159,7 +159,7 @@ void Slices::set_gradients(UnitId unit, const std::vector<bool>& used) {
   }
 }
 
-std::shared_ptr<void> Slices::give_update(BackwardUpdate given) {
+std::shared_ptr<void> Slices::register_backward_update(BackwardUpdate given) {
   const auto update = std::make_shared<BackwardUpdate>(std::move(given));
   std::vector<Slice*> named;
   for (const auto& name : update->names) {

@@ -46,12 +46,12 @@ class Slices : public exchange::ReducedGradients {
 
   // Copies this rank's part of a full parameter into shard memory, or back
   // from it.
-  void take_from(int parameter, const at::Tensor& full);
+  void copy_from_full(int parameter, const at::Tensor& full);
 
   // The same for a parameter that was also shown in another dtype: takes the
   // elements of `full` that differ from the shard, and of the rest those of
   // `shown` that differ from the shard's cast.
-  void take_changes(
+  void copy_changed_elements(
       int parameter, const at::Tensor& full, const at::Tensor& shown);
 
   // By flat of the unit: whether the next reduction must add to what
@@ -64,7 +64,7 @@ class Slices : public exchange::ReducedGradients {
 
   // As NamedParameters::update_in_backward, of slices of parameters that travel
   // alone (exchange); others keep their gradients.
-  std::shared_ptr<void> give_update(BackwardUpdate update);
+  std::shared_ptr<void> register_backward_update(BackwardUpdate update);
   // Whether an optimizer takes gradients in backward, and whether one updates
   // slices there.
   bool updates_in_backward() const override;

@@ -87,7 +87,7 @@ TEST(Slices, TakeTheirPartOfAFullParameter) {
     for (std::size_t p = 0; p < w.model.parameters.size(); ++p) {
       const auto& full = w.model.parameters[p].tensor;
       // Also from memory that is not contiguous.
-      w.slices.take_from(
+      w.slices.copy_from_full(
           static_cast<int>(p),
           full.dim() == 2 ? full.t().contiguous().t() : full);
     }

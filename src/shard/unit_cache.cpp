@@ -59,7 +59,7 @@ UnitCache::UnitCache(
       residency_(unit_bytes_, options_.budget),
       follower_(plan_options(model)) {}
 
-void UnitCache::make_storages(access::Listener* listener) {
+void UnitCache::make_storages(access::ParameterUseListener* listener) {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     auto& flats = storages_.emplace_back();
     for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
@@ -67,8 +67,8 @@ void UnitCache::make_storages(access::Listener* listener) {
       flats.push_back(std::make_unique<access::ManagedStorage>(
           listener, static_cast<int>(u), static_cast<int>(f),
           exchange::flat_bytes(flat), c10::kCPU,
-          flat.param_dtype ? access::Activations::kCast
-                           : access::Activations::kAsTheyAre));
+          flat.param_dtype ? access::ActivationCast::kToParameterDtype
+                           : access::ActivationCast::kNone));
       flats.back()->empty(why_empty(model_.units[u], f));
     }
   }
@@ -102,7 +102,7 @@ void UnitCache::visit(const Visit& units, bool training, bool in_backward) {
 
 // Collective: ranks compare the plans they know.
 void UnitCache::begin_step(bool training) {
-  const bool agree = options_.same_everywhere(follower_.fingerprint());
+  const bool agree = options_.all_ranks_agree(follower_.fingerprint());
   if (!agree) {
     follower_.forget_plans();
   }

@@ -17,7 +17,7 @@
 #include "exchange/exchange.h"
 #include "plan/residency.h"
 #include "plan/step_follower.h"
-#include "shard/identity.h"
+#include "shard/parameter_integrity.h"
 #include "shard/model_units.h"
 
 namespace sherd::shard {
@@ -32,7 +32,7 @@ struct UnitCacheOptions {
   // Closes the exchange, remembers the first failure, and throws it.
   std::function<void(const Status&)> fail;
   // Collective, at the beginning of a step: whether all ranks have this number.
-  std::function<bool(std::uint64_t)> same_everywhere;
+  std::function<bool(std::uint64_t)> all_ranks_agree;
 };
 
 class UnitCache {
@@ -49,7 +49,7 @@ class UnitCache {
   UnitCache& operator=(const UnitCache&) = delete;
 
   // Makes the storages, empty, tagged for `listener`. Once.
-  void make_storages(access::Listener* listener);
+  void make_storages(access::ParameterUseListener* listener);
   const Storages& storages() const { return storages_; }
 
   // Ranks follow plans, and compare them at the beginning of each step.
@@ -77,10 +77,10 @@ class UnitCache {
 
   // Leaves the plan, and drops replicated units, too.
   void release_all();
-  // A unit's bytes in full precision without the cache, until give_back().
+  // A unit's bytes in full precision without the cache, until drop_fetched().
   // REQUIRES: released.
   std::vector<void*> fetch(UnitId unit);
-  void give_back(UnitId unit) { exchange_.reshard(unit); }
+  void drop_fetched(UnitId unit) { exchange_.reshard(unit); }
   // The unit's storages see `addresses` from now on, or nothing.
   void fill(UnitId unit, const std::vector<void*>& addresses);
   void empty(UnitId unit);

@@ -41,17 +41,17 @@ namespace access {
 
 // The first run of a region: as long as it lives, what autograd saves on this
 // thread is not kept. Nothing where gradients are off.
-class FirstRun {
+class CheckpointedForward {
  public:
-  using Rerun = std::function<void(std::span<const at::Tensor> inputs)>;
+  using Recompute = std::function<void(std::span<const at::Tensor> inputs)>;
 
-  FirstRun(
-      Rerun rerun,
+  CheckpointedForward(
+      Recompute recompute,
       const std::vector<at::Tensor>& inputs,
       const CheckpointOptions& options);
-  ~FirstRun();
-  FirstRun(const FirstRun&) = delete;
-  FirstRun& operator=(const FirstRun&) = delete;
+  ~CheckpointedForward();
+  CheckpointedForward(const CheckpointedForward&) = delete;
+  CheckpointedForward& operator=(const CheckpointedForward&) = delete;
 
  private:
   struct State;
@@ -59,7 +59,7 @@ class FirstRun {
 };
 
 template <typename Function, std::size_t... I>
-void run_again(
+void call_with_inputs(
     Function& fn,
     [[maybe_unused]] std::span<const at::Tensor> inputs,
     std::index_sequence<I...> /*numbers*/) {
@@ -88,9 +88,9 @@ auto checkpoint(
       (std::is_convertible_v<const Inputs&, const at::Tensor&> && ...),
       "inputs of checkpoint() are tensors; let fn capture anything else");
   const auto shared = std::make_shared<Function>(std::move(fn));
-  const access::FirstRun first(
+  const access::CheckpointedForward first(
       [shared](std::span<const at::Tensor> again) {
-        access::run_again(*shared, again, std::index_sequence_for<Inputs...>());
+        access::call_with_inputs(*shared, again, std::index_sequence_for<Inputs...>());
       },
       {inputs...}, options);
   return std::invoke(*shared, inputs...);

@@ -94,7 +94,7 @@ class GlobalBatches {
  private:
   // A text made of the same part of every stripe: token i of it is token
   // (i / part) * stripe + skipped + i % part of the corpus.
-  struct Text {
+  struct StripedText {
     std::int64_t stripes = 1;
     std::int64_t stripe = 0;
     std::int64_t skipped = 0;
@@ -104,20 +104,20 @@ class GlobalBatches {
   };
 
   void copy(
-      const Text& text,
+      const StripedText& text,
       std::int64_t first,
       std::int64_t count,
       std::int64_t* to) const;
   Batch rows_at(
-      const Text& text, const std::vector<std::int64_t>& starts) const;
+      const StripedText& text, const std::vector<std::int64_t>& starts) const;
   std::int64_t window_start(std::int64_t sample) const;
   std::int64_t first_row() const;
   std::int64_t row_count() const;
 
   const Corpus& corpus_;
   const BatchOptions options_;
-  Text training_;
-  Text validation_;
+  StripedText training_;
+  StripedText validation_;
   std::int64_t step_ = 0;
 };
 

@@ -126,7 +126,7 @@ struct ReplicateReport {
 };
 
 namespace ddp {
-class Replica;
+class DdpEngine;
 }
 
 // While it lives, backwards add to `.grad()` and exchange nothing; the first one
@@ -139,8 +139,8 @@ class LocalGradientsScope {
 
  private:
   friend class DistributedDataParallel;
-  explicit LocalGradientsScope(std::shared_ptr<ddp::Replica> replica);
-  std::shared_ptr<ddp::Replica> replica_;
+  explicit LocalGradientsScope(std::shared_ptr<ddp::DdpEngine> engine);
+  std::shared_ptr<ddp::DdpEngine> engine_;
 };
 
 struct JoinOptions {
@@ -171,8 +171,8 @@ class JoinScope {
 
  private:
   friend class DistributedDataParallel;
-  explicit JoinScope(std::shared_ptr<ddp::Replica> replica);
-  std::shared_ptr<ddp::Replica> replica_;
+  explicit JoinScope(std::shared_ptr<ddp::DdpEngine> engine);
+  std::shared_ptr<ddp::DdpEngine> engine_;
 };
 
 // The handle of a replicated model. Move-only; keep it as long as the model
@@ -221,8 +221,8 @@ class DistributedDataParallel {
  private:
   friend DistributedDataParallel replicate(
       torch::nn::Module&, const Mesh&, const ReplicateOptions&);
-  explicit DistributedDataParallel(std::shared_ptr<ddp::Replica> replica);
-  std::shared_ptr<ddp::Replica> replica_;
+  explicit DistributedDataParallel(std::shared_ptr<ddp::DdpEngine> engine);
+  std::shared_ptr<ddp::DdpEngine> engine_;
 };
 
 // Collective over all ranks of the world. Parameters that need no gradient and

@@ -61,7 +61,7 @@ struct WholeParameters {
   // Collective. Each of the numbers (1-D, fp64, contiguous) becomes the largest
   // of all ranks; what a rank wrote into gradients before, others see after.
   // Empty where gradients are not shared.
-  std::function<void(const at::Tensor& numbers)> meet;
+  std::function<void(const at::Tensor& numbers)> all_reduce_max;
 };
 
 struct NamedParameters {

@@ -53,8 +53,8 @@ class ActivationCheckpointing {
   }
 
  private:
-  struct Taken;
-  std::shared_ptr<const Taken> taken_;
+  struct SelectedModules;
+  std::shared_ptr<const SelectedModules> selected_;
   CheckpointOptions options_;
 };
 

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/backward_update_table.h"
+
+#include <utility>
+
+#include "access/param_key.h"
+#include "base/check.h"
+
+namespace sherd::ddp {
+
+BackwardUpdateTable::BackwardUpdateTable(const std::vector<ModuleTensor>& parameters)
+    : parameters_(parameters), places_(parameters.size()) {
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    by_name_.emplace(parameters[p].name, p);
+  }
+}
+
+std::shared_ptr<void> BackwardUpdateTable::take(BackwardUpdate given) {
+  const auto update = std::make_shared<BackwardUpdate>(std::move(given));
+  std::vector<std::pair<std::size_t, std::size_t>> found;  // Parameter, index.
+  for (std::size_t i = 0; i < update->names.size(); ++i) {
+    const auto& name = update->names[i];
+    const auto known = by_name_.find(name);
+    if (known == by_name_.end()) {
+      continue;
+    }
+    const auto p = known->second;
+    SHERD_CHECK_AS(
+        kFailedPrecondition, places_[p].update.expired(), "[ddp] parameter ",
+        name, " is updated in backward by another optimizer already");
+    found.emplace_back(p, i);
+  }
+  for (const auto& [p, index] : found) {
+    places_[p] = {.update = update, .index = index};
+    parameters_[p].tensor.mutable_grad().reset();
+  }
+  return update;
+}
+
+bool BackwardUpdateTable::run(
+    std::size_t parameter, const at::Tensor& average) const {
+  const auto update = places_[parameter].update.lock();
+  if (update == nullptr) {
+    return false;
+  }
+  const access::ExcludeParamKeyScope silent;  // These uses are the engine's own.
+  update->update(places_[parameter].index, 0, average.contiguous().view({-1}));
+  return true;
+}
+
+}  // namespace sherd::ddp

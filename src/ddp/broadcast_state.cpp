@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/broadcast_state.h"
+
+#include <cstring>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+namespace sherd::ddp {
+namespace {
+
+// Below it a copy costs less than a message.
+constexpr std::size_t kAloneBytes = std::size_t{64} << 10;
+
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return at::from_blob(
+      tensor.mutable_data_ptr(), {static_cast<std::int64_t>(tensor.nbytes())},
+      at::TensorOptions().dtype(at::kByte));
+}
+
+}  // namespace
+
+Status broadcast(
+    const std::vector<at::Tensor>& tensors,
+    comm::Communicator& via,
+    int root,
+    const std::string& what) {
+  std::int64_t packed = 0;
+  for (const auto& tensor : tensors) {
+    if (tensor.nbytes() < kAloneBytes) {
+      packed += static_cast<std::int64_t>(tensor.nbytes());
+    } else if (auto status = via.broadcast(bytes_of(tensor), root, what);
+               !status.ok()) {
+      return status;
+    }
+  }
+  if (packed == 0) {
+    return {};
+  }
+  const auto pack = at::empty({packed}, at::TensorOptions().dtype(at::kByte));
+  const auto each = [&](auto&& move) {
+    auto* at = static_cast<char*>(pack.mutable_data_ptr());
+    for (const auto& tensor : tensors) {
+      if (tensor.nbytes() < kAloneBytes) {
+        move(
+            at, static_cast<char*>(tensor.mutable_data_ptr()), tensor.nbytes());
+        at += tensor.nbytes();
+      }
+    }
+  };
+  if (via.index() == root) {
+    each([](char* room, const char* value, std::size_t bytes) {
+      std::memcpy(room, value, bytes);
+    });
+  }
+  auto status = via.broadcast(pack, root, what);
+  if (status.ok() && via.index() != root) {
+    each([](const char* room, char* value, std::size_t bytes) {
+      std::memcpy(value, room, bytes);
+    });
+  }
+  return status;
+}
+
+}  // namespace sherd::ddp

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/comm_hook_group.h"
+
+#include <algorithm>
+
+#include <ATen/ops/tensor.h>
+
+#include "base/check.h"
+
+namespace sherd::ddp {
+namespace {
+
+// Numbers that a call of all ranks has in common.
+std::vector<std::int64_t> numbers_of(const at::Tensor& fingerprint) {
+  const auto* first = fingerprint.const_data_ptr<std::int64_t>();
+  return {first, first + fingerprint.numel()};
+}
+
+std::string text_of(const std::vector<std::int64_t>& call) {
+  return str(
+      call[0] == 0 ? "all_reduce_mean" : "all_gather", " of ", call[1], " ",
+      c10::toString(static_cast<c10::ScalarType>(call[2])));
+}
+
+}  // namespace
+
+bool asks_to_compare_calls(const EnvironmentLookup& environment) {
+  const auto value = environment("SHERD_DEBUG").value_or("off");
+  SHERD_CHECK(
+      value == "detail" || value == "off" || value.empty(),
+      "[ddp] SHERD_DEBUG: expected detail or off, found '", value, "'");
+  return value == "detail";
+}
+
+CommHookGroup::CommHookGroup(
+    exchange::Transport& transport, const std::string& what, bool compares_calls)
+    : transport_(transport),
+      what_(what),
+      all_(transport, what_),
+      compares_calls_(compares_calls) {}
+
+void CommHookGroup::take(
+    exchange::Collectives& group, Call call, const at::Tensor& tensor) {
+  SHERD_CHECK(
+      tensor.defined() && tensor.is_contiguous() && tensor.device().is_cpu(),
+      "[ddp] a hook gave a tensor to its group that cannot be sent; expected a "
+      "contiguous CPU tensor");
+  bytes_ += static_cast<std::int64_t>(tensor.nbytes());
+  if (!compares_calls_ || group.size() == 1) {
+    return;
+  }
+  const auto mine = at::tensor(
+      {static_cast<std::int64_t>(call), tensor.numel(),
+       static_cast<std::int64_t>(tensor.scalar_type())},
+      at::kLong);
+  const auto all = group.all_gather(mine);
+  all.status().throw_if_failed();
+  for (std::size_t member = 0; member < all.value().size(); ++member) {
+    const auto theirs = numbers_of(all.value()[member]);
+    SHERD_CHECK_AS(
+        kFailedPrecondition, theirs == numbers_of(mine),
+        "[ddp] a hook's calls differ, for ", what_, ": rank ",
+        transport_.world_rank(transport_.index()), " has ", text_of(numbers_of(mine)),
+        ", rank ", group.world_rank(static_cast<int>(member)), " ",
+        text_of(theirs), "; expected the same on all ranks");
+  }
+}
+
+void CommHookGroup::all_reduce_mean(const at::Tensor& tensor) {
+  take(all_, Call::kAllReduce, tensor);
+  all_.all_reduce(tensor, 1.0 / size()).throw_if_failed();
+}
+
+void CommHookGroup::all_reduce_mean(
+    const at::Tensor& tensor, const std::vector<int>& ranks) {
+  SHERD_CHECK(
+      std::is_sorted(ranks.begin(), ranks.end()) &&
+          std::find(ranks.begin(), ranks.end(), rank()) != ranks.end() &&
+          ranks.front() >= 0 && ranks.back() < size(),
+      "[ddp] a hook named ranks to reduce among; expected ascending ones of "
+      "the ",
+      size(), " with rank ", rank());
+  exchange::Collectives group(transport_, ranks, what_);
+  take(group, Call::kAllReduce, tensor);
+  if (group.size() > 1) {
+    group.all_reduce(tensor, 1.0 / static_cast<double>(group.size()))
+        .throw_if_failed();
+  }
+}
+
+std::vector<at::Tensor> CommHookGroup::all_gather(const at::Tensor& tensor) {
+  take(all_, Call::kAllGather, tensor);
+  auto all = all_.all_gather(tensor);
+  all.status().throw_if_failed();
+  return std::move(all).value();
+}
+
+}  // namespace sherd::ddp

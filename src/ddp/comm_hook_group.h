@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ranks of a hook, over an exchange's transport. Thread rule: as HookGroup.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+#include <sherd/ddp/comm_hook.h>
+#include "base/rank_environment.h"
+#include "exchange/collectives.h"
+
+namespace sherd::ddp {
+
+class CommHookGroup final : public HookGroup {
+ public:
+  // `what` is reduced, for messages. `compares_calls`: the same on all ranks.
+  CommHookGroup(
+      exchange::Transport& transport, const std::string& what, bool compares_calls);
+
+  int rank() const override { return all_.index(); }
+  int size() const override { return all_.size(); }
+  void all_reduce_mean(const at::Tensor& tensor) override;
+  void all_reduce_mean(
+      const at::Tensor& tensor, const std::vector<int>& ranks) override;
+  std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override;
+
+  // Of the tensors of all calls so far.
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  enum class Call : std::int64_t { kAllReduce, kAllGather };
+  // Checks the tensor; where calls are compared, with the group's.
+  void take(exchange::Collectives& group, Call call, const at::Tensor& tensor);
+
+  exchange::Transport& transport_;
+  const std::string what_;
+  exchange::Collectives all_;
+  const bool compares_calls_;
+  std::int64_t bytes_ = 0;
+};
+
+// What SHERD_DEBUG asks for: "detail", or "off", as when it is not set. Throws
+// Error for anything else.
+bool asks_to_compare_calls(const EnvironmentLookup& environment);
+
+}  // namespace sherd::ddp

@@ -1,0 +1,675 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/ddp_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include "access/param_key.h"
+#include "base/status_from_exception.h"
+#include "base/check.h"
+#include "base/rank_environment.h"
+#include "ddp/comm_hook_group.h"
+#include "ddp/sparse_gradients.h"
+#include "ddp/broadcast_state.h"
+#include "exchange/make_exchange.h"
+#include "plan/buckets.h"
+
+namespace sherd::ddp {
+namespace {
+
+// Gradients come from the last layer to the first.
+std::vector<int> reversed(std::size_t parameters) {
+  std::vector<int> order(parameters);
+  std::iota(order.rbegin(), order.rend(), 0);
+  return order;
+}
+
+std::vector<ModuleTensor> all_trainable(const ReplicatedModel& model) {
+  auto all = model.trainable;
+  all.insert(all.end(), model.sparse.begin(), model.sparse.end());
+  return all;
+}
+
+// As the parameter lies in memory, so that its view of the average can be.
+at::Tensor in_memory_order(
+    const at::Tensor& gradient, const at::Tensor& parameter) {
+  if (!gradient.defined() || gradient.is_sparse() ||
+      parameter.is_contiguous()) {
+    return gradient;
+  }
+  auto dense = gradient;
+  if (gradient.strides() != parameter.strides()) {
+    dense = at::empty_strided(
+        parameter.sizes(), parameter.strides(), gradient.options());
+    dense.copy_(gradient);
+  }
+  return dense.as_strided({dense.numel()}, {1});
+}
+
+std::string text_of(const std::vector<int>& numbers) {
+  return {
+      reinterpret_cast<const char*>(numbers.data()),
+      numbers.size() * sizeof(int)};
+}
+
+std::vector<int> numbers_of(const std::string& text) {
+  std::vector<int> numbers(text.size() / sizeof(int));
+  std::memcpy(numbers.data(), text.data(), numbers.size() * sizeof(int));
+  return numbers;
+}
+
+}  // namespace
+
+DdpEngine::DdpEngine(
+    std::string module,
+    ReplicatedModel model,
+    const Mesh& mesh,
+    const ReplicateOptions& options)
+    : module_(std::move(module)),
+      world_(mesh.world()),
+      options_(options),
+      model_(std::move(model)),
+      keyed_(all_trainable(model_)),
+      updates_(model_.trainable),
+      states_(model_.trainable.size()),
+      arrivals_(model_.trainable.size(), 0),
+      used_(model_.trainable.size(), true) {
+  sparse_.resize(model_.sparse.size());
+  connect(mesh);
+}
+
+void DdpEngine::connect(const Mesh& mesh) {
+  world_ = mesh.world();
+  ranks_ = mesh.replicate_ranks();
+  // Groups that do not meet have names of their own all the same.
+  name_ = str("ddp/", world_.next_number(), "/", ranks_.front());
+  compares_calls_ = asks_to_compare_calls(process_environment());
+  bucket_version_ = 0;
+  backwards_connected_ = 0;
+  const auto order = reversed(model_.trainable.size());
+  if (size() == 1) {
+    buckets_ = make_buckets(model_.trainable, order, options_, 1);
+    return;
+  }
+  communicator_ = std::make_unique<comm::Communicator>(world_, name_, ranks_);
+  if (options_.buffer_hook) {
+    buffer_transport_ = exchange::make_c10d_transport(world_, name_ + "/buffers", ranks_);
+  }
+  open(order);
+}
+
+int DdpEngine::index() const {
+  return static_cast<int>(
+      std::find(ranks_.begin(), ranks_.end(), world_.rank()) - ranks_.begin());
+}
+
+DdpEngine::~DdpEngine() { close(); }
+
+void DdpEngine::open(const std::vector<int>& order) {
+  buckets_ = make_buckets(model_.trainable, order, options_, size());
+  exchange_ = make_exchange();
+  exchange::ModelSpec spec;
+  spec.units = buckets_.units;
+  spec.placement = exchange::ModelPlacement::kReplicate;
+  spec.own_shards = false;
+  spec.overwrites_gradients = true;
+  spec.agreed = describe(model_);
+  if (options_.buffer_hook) {
+    spec.agreed.push_back(
+        str("buffer hook", compares_calls_ ? ", calls compared" : ""));
+  }
+  exchange_->open(spec).throw_if_failed();
+  gradients_.clear();
+  for (std::size_t u = 0; u < buckets_.units.size(); ++u) {
+    gradients_.push_back(
+        exchange_->shard_memory(static_cast<plan::UnitId>(u), 0).gradient);
+  }
+  reducer_ = std::make_unique<exchange::Reducer>(
+      buckets_.units, buckets_.parameters, *exchange_, *this, 1.0 / size(),
+      options_.reductions_under_way_max);
+}
+
+std::unique_ptr<exchange::Exchange> DdpEngine::make_exchange() {
+  const auto name = str(name_, "/", bucket_version_);
+  if (!options_.hook) {
+    const auto kind = exchange::choose_kind(
+        world_, ranks_, options_.exchange, process_environment());
+    kind_ = exchange::text_of(kind);
+    return exchange::make_exchange(world_, name, ranks_, kind);
+  }
+  kind_ = exchange::text_of(ExchangeKind::kCollective);
+  return exchange::make_comm_hook_exchange(
+      world_, name, ranks_,
+      str(options_.hook->name(), compares_calls_ ? ", calls compared" : ""),
+      [this](
+          plan::UnitId unit, const std::vector<at::Tensor>& flats,
+          exchange::Transport& transport) {
+        run_hook(unit, flats.at(0), transport);
+        return Status();
+      });
+}
+
+void DdpEngine::run_hook(
+    plan::UnitId unit, const at::Tensor& gradients, exchange::Transport& transport) {
+  const auto u = static_cast<std::size_t>(unit);
+  GradientBucket bucket;
+  bucket.index = unit;
+  bucket.last = u + 1 == buckets_.units.size();
+  bucket.step = backwards_connected_;
+  bucket.gradients = gradients;
+  for (const int p : buckets_.members[u]) {
+    const auto index = static_cast<std::size_t>(p);
+    bucket.parameters.push_back(
+        {model_.trainable[index].name, place_in(gradients, index)});
+  }
+  CommHookGroup group(
+      transport, "gradients of " + buckets_.units[u].name, compares_calls_);
+  options_.hook->reduce(bucket, group);
+  hook_bytes_ += group.bytes();
+  if (divisor() != size()) {
+    bucket.gradients.mul_(static_cast<double>(size()) / divisor());
+  }
+}
+
+void DdpEngine::start() {
+  if (alone()) {
+    return;
+  }
+  if (options_.init_sync) {
+    broadcast(state(), *communicator_, 0, "the first values of a replica")
+        .throw_if_failed();
+  }
+  access::install_param_key();
+  access::install_backward_engine();
+  keyed_.take(*this, [this](std::size_t p) -> access::GradientCallback {
+    return [weak = weak_from_this(), p](at::Tensor gradient) {
+      if (auto self = weak.lock()) {
+        const auto dense = self->model_.trainable.size();
+        p < dense ? self->gradient_arrived(p, std::move(gradient))
+                  : self->sparse_arrived(p - dense, std::move(gradient));
+      }
+    };
+  });
+}
+
+std::vector<at::Tensor> DdpEngine::state() const {
+  std::vector<at::Tensor> state;
+  for (const auto* items :
+       {&model_.trainable, &model_.sparse, &model_.frozen, &model_.buffers}) {
+    for (const auto& item : *items) {
+      state.push_back(item.tensor);
+    }
+  }
+  return state;
+}
+
+void DdpEngine::check_not_thawed() const {
+  for (const auto& parameter : model_.frozen) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, !parameter.tensor.requires_grad(),
+        "[ddp] parameter ", parameter.name,
+        " was frozen at replicate() and requires grad now, so that ranks would "
+        "train it apart; expected requires_grad(false), or true before "
+        "replicate(): what is trainable then may be frozen and thawed later");
+  }
+}
+
+void DdpEngine::fail(const Status& status) {
+  if (error_.ok()) {
+    error_ = status;
+    exchange_->close(status);
+    communicator_->abandon(status);
+    if (buffer_transport_) {
+      buffer_transport_->abandon(status);
+    }
+  }
+  status.throw_if_failed();
+}
+
+// ---- forward and backward ----
+
+void DdpEngine::begin_use(
+    std::span<const access::ParameterUse>, const char* /*operator_name*/) {
+  const std::lock_guard lock(mu_);
+  if (closed_) {
+    return;
+  }
+  if (access::in_backward()) {
+    armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
+  } else if (!armed_ && access::records_gradients()) {
+    keyed_.check();
+    check_not_thawed();
+    armed_ = true;
+    timer_.forward_began(time_.now());
+    (void)access::arm(weak_from_this());
+  }
+}
+
+void DdpEngine::gradient_arrived(std::size_t p, at::Tensor gradient) {
+  const std::lock_guard lock(mu_);
+  armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
+  if (no_sync_scopes_ > 0) {
+    states_[p].unsynced = states_[p].unsynced || gradient.defined();
+    tensor(p).mutable_grad() = std::move(gradient);
+    return;
+  }
+  error_.throw_if_failed();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !gradient.defined() || !gradient.requires_grad(),
+      "[ddp] the gradient of parameter ", model_.trainable[p].name,
+      " was made with create_graph; its average over ranks has no graph, so "
+      "that a second derivative would miss the other ranks; use "
+      "autograd::grad, or a backward under no_sync()");
+  timer_.gradient_came(time_.now());
+  if (!reducer_->started() && !begin_synchronised(/*has_inputs=*/true)) {
+    refuse_early_termination();
+  }
+  ready_.push_back(static_cast<int>(p));
+  arrivals_[p] += gradient.defined() ? 1 : 0;
+  const auto status = reducer_->arrived(
+      static_cast<int>(p), in_memory_order(gradient, tensor(p)));
+  if (!status.ok()) {
+    fail(status);
+  }
+  if (reducer_->reduced(0)) {  // Buckets leave in order.
+    timer_.bucket_left(time_.now());
+  }
+  (void)exchange_->progress();
+}
+
+void DdpEngine::sparse_arrived(std::size_t s, at::Tensor gradient) {
+  const std::lock_guard lock(mu_);
+  armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
+  if (no_sync_scopes_ > 0 || !gradient.defined()) {
+    model_.sparse[s].tensor.mutable_grad() = std::move(gradient);
+    return;
+  }
+  error_.throw_if_failed();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, gradient.is_sparse() && !gradient.requires_grad(),
+      "[ddp] the gradient of parameter ", model_.sparse[s].name, " is ",
+      gradient.is_sparse() ? "made with create_graph" : "dense",
+      "; expected a sparse one of an embedding with sparse(true)");
+  const at::NoGradGuard no_grad;
+  sparse_[s] = sparse_[s].defined() ? sparse_[s].add(gradient) : gradient;
+}
+
+Status DdpEngine::reduce_sparse() {
+  for (std::size_t s = 0; s < sparse_.size(); ++s) {
+    const auto& parameter = model_.sparse[s];
+    auto& grad = parameter.tensor.mutable_grad();
+    auto mine = std::exchange(sparse_[s], {});
+    if (!mine.defined()) {
+      mine = grad;  // What no_sync() has left, or the last average.
+    }
+    const auto sum = sum_sparse(
+        mine.defined() ? mine.coalesce() : mine, parameter.tensor,
+        1.0 / divisor(), *communicator_, parameter.name);
+    if (!sum.ok()) {
+      return sum.status();
+    }
+    grad = sum.value();
+  }
+  return {};
+}
+
+// What this backward brought no gradient for: earlier ones may have.
+void DdpEngine::add_accumulated() {
+  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
+    auto& grad = tensor(p).mutable_grad();
+    if (reducer_->has_arrived(static_cast<int>(p)) || !grad.defined()) {
+      continue;
+    }
+    auto waiting = std::move(grad);
+    grad.reset();
+    // Where the averages go, or somebody else's.
+    states_[p].kept = states_[p].unsynced ? at::Tensor() : waiting.clone();
+    const auto status = reducer_->arrived(
+        static_cast<int>(p), in_memory_order(waiting, tensor(p)),
+        states_[p].unsynced);
+    if (!status.ok()) {
+      fail(status);
+    }
+  }
+}
+
+void DdpEngine::backward_ended(std::exception_ptr failure) {
+  const std::lock_guard lock(mu_);
+  armed_ = false;
+  armed_in_backward_ = false;
+  if (closed_ || !error_.ok() || no_sync_scopes_ > 0) {
+    timer_.drop_step();
+    return;  // Whoever caused an error has thrown.
+  }
+  const at::NoGradGuard no_grad;
+  if (join_ && std::exchange(join_->terminated, false)) {
+    return;  // All ranks have left it at its beginning.
+  }
+  if (!reducer_->started() && !begin_synchronised(/*has_inputs=*/true)) {
+    join_->terminated = false;
+    refuse_early_termination();
+  }
+  timer_.backward_ended(time_.now());
+  add_accumulated();
+  const auto changed = failure ? "" : changed_graph();
+  const auto status =
+      end_synchronised(failure ? access::reason_of(failure) : changed);
+  if (!failure) {
+    SHERD_CHECK_AS(kFailedPrecondition, changed.empty(), changed);
+    status.throw_if_failed();
+    keyed_.check();
+  }
+}
+
+std::string DdpEngine::changed_graph() const {
+  for (std::size_t p = 0; p < graph_.size(); ++p) {
+    if (arrivals_[p] != graph_[p]) {
+      return str(
+          "[ddp] parameter ", model_.trainable[p].name, " has ", arrivals_[p],
+          " gradients in this backward and had ", graph_[p],
+          " in the first; expected the same with options.static_graph");
+    }
+  }
+  return {};
+}
+
+bool DdpEngine::begin_synchronised(bool has_inputs) {
+  if (join_ && !ask_for_inputs(has_inputs)) {
+    return false;
+  }
+  std::vector<bool> unexpected;
+  for (std::size_t p = 0; p < graph_.size(); ++p) {
+    unexpected.push_back(graph_[p] == 0);
+    // Its bucket may have been reduced before add_accumulated() reads it.
+    auto& grad = tensor(p).mutable_grad();
+    if (unexpected[p] && grad.defined()) {
+      grad = grad.clone();
+    }
+  }
+  reducer_->expect(unexpected);
+  return true;
+}
+
+Status DdpEngine::end_synchronised(const std::string& aborted) {
+  std::fill(used_.begin(), used_.end(), false);
+  const auto result = reducer_->finish(aborted, false);
+  for (auto& state : states_) {
+    state.unsynced = false;
+    state.kept.reset();
+  }
+  const auto ready = std::exchange(ready_, {});
+  ready_before_ = ready;
+  same_graph_ = same_graph_ &&
+      (arrivals_before_.empty() || arrivals_before_ == arrivals_);
+  arrivals_before_ = arrivals_;
+  if (result.ok() && options_.static_graph && graph_.empty() &&
+      !ready.empty()) {
+    graph_ = arrivals_;
+  }
+  std::fill(arrivals_.begin(), arrivals_.end(), 0);
+  if (result.ok()) {
+    if (const auto status = reduce_sparse(); !status.ok()) {
+      fail(status);
+    }
+    ++backwards_;
+    ++backwards_connected_;
+    for (const auto& unit : buckets_.units) {
+      gradient_bytes_ += exchange::unit_bytes(unit);
+    }
+    synchronise_buffers();
+    timer_.step_ended(time_.now());
+    if (backwards_connected_ == 1 && options_.learn_bucket_order) {
+      learn_order(ready);
+    }
+    update_in_backward();
+  } else {
+    timer_.drop_step();
+    if (result.status().code() != ErrorCode::kAborted) {
+      fail(result.status());
+    }
+  }
+  return result.status();
+}
+
+void DdpEngine::synchronise_buffers() {
+  if (!options_.broadcast_buffers || model_.buffers.empty()) {
+    return;
+  }
+  if (options_.buffer_hook) {
+    run_buffer_hook();
+    return;
+  }
+  std::vector<at::Tensor> buffers;
+  for (const auto& buffer : model_.buffers) {
+    buffers.push_back(buffer.tensor);
+  }
+  const auto status = broadcast(
+      buffers, *communicator_, join_ ? join_->active.back() : 0,
+      "buffers after a backward");
+  if (!status.ok()) {
+    fail(status);
+  }
+}
+
+void DdpEngine::run_buffer_hook() {
+  NamedTensors buffers;
+  for (const auto& buffer : model_.buffers) {
+    buffers.emplace_back(buffer.name, buffer.tensor);
+  }
+  CommHookGroup group(*buffer_transport_, "buffers", compares_calls_);
+  const auto status = status_of(
+      [&] {
+        options_.buffer_hook(buffers, group);
+        return Status();
+      },
+      ErrorCode::kFailedPrecondition, "[ddp] options.buffer_hook failed: ");
+  if (!status.ok()) {
+    fail(status);
+  }
+}
+
+void DdpEngine::learn_order(const std::vector<int>& ready) {
+  std::vector<int> mine;  // A gradient may come in parts.
+  for (const int p : ready) {
+    if (std::find(mine.begin(), mine.end(), p) == mine.end()) {
+      mine.push_back(p);
+    }
+  }
+  const auto all =
+      communicator_->all_gather(text_of(mine), "the order of gradients");
+  if (!all.ok()) {
+    fail(all.status());
+  }
+  std::vector<std::vector<int>> orders;
+  for (const auto& text : all.value()) {
+    orders.push_back(numbers_of(text));
+  }
+  const auto order =
+      plan::common_order(static_cast<int>(model_.trainable.size()), orders);
+  const auto learned = make_buckets(model_.trainable, order, options_, size());
+  if (learned.members == buckets_.members) {
+    return;
+  }
+  std::vector<at::Tensor> averages;
+  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
+    averages.push_back(used_[p] ? reduced(p) : at::Tensor());
+  }
+  reduces_before_ += exchange_->counters().reduces;
+  reducer_.reset();
+  const auto before = std::move(exchange_);
+  ++bucket_version_;
+  open(order);
+  for (std::size_t p = 0; p < averages.size(); ++p) {
+    if (averages[p].defined()) {
+      reduced(p).copy_(averages[p]);
+      show(p);
+    }
+  }
+  before->close(Status());
+}
+
+// ---- averages ----
+
+at::Tensor DdpEngine::reduced(std::size_t p) const {
+  return place_in(
+      gradients_[static_cast<std::size_t>(buckets_.parameters[p].unit)], p);
+}
+
+// No view for autograd, which would refuse to detach it in place, as LibTorch's
+// zero_grad() does.
+at::Tensor DdpEngine::place_in(const at::Tensor& gradients, std::size_t p) const {
+  const auto& place = buckets_.parameters[p];
+  const auto& layout =
+      buckets_.units[static_cast<std::size_t>(place.unit)].flats[0].layout;
+  return at::empty({0}, gradients.options())
+      .set_(
+          gradients.storage(),
+          gradients.storage_offset() +
+              layout.offsets[static_cast<std::size_t>(place.position)],
+          tensor(p).sizes(), tensor(p).strides());
+}
+
+void DdpEngine::show(std::size_t p) {
+  const auto average = reduced(p);
+  tensor(p).mutable_grad() =
+      options_.gradient_as_bucket_view ? average : average.clone();
+}
+
+void DdpEngine::update_in_backward() {
+  for (std::size_t p = 0; p < used_.size(); ++p) {
+    if (used_[p] && updates_.run(p, reduced(p))) {
+      tensor(p).mutable_grad().reset();
+    }
+  }
+}
+
+std::vector<bool> DdpEngine::accumulation(plan::UnitId /*unit*/) {
+  return {false};  // What was there is part of what was reduced.
+}
+
+void DdpEngine::set_gradients(plan::UnitId unit, const std::vector<bool>& used) {
+  const auto& members = buckets_.members[static_cast<std::size_t>(unit)];
+  for (std::size_t t = 0; t < members.size(); ++t) {
+    const auto p = static_cast<std::size_t>(members[t]);
+    auto& kept = states_[p].kept;
+    if (used[t]) {
+      used_[p] = true;
+      show(p);
+    } else if (kept.defined() && !used_[p]) {
+      tensor(p).mutable_grad() = std::exchange(kept, {});
+    }
+  }
+}
+
+void DdpEngine::clear_gradients() {
+  for (const auto& parameter : keyed_.parameters()) {
+    parameter.tensor.mutable_grad().reset();
+  }
+  sparse_.assign(sparse_.size(), {});
+}
+
+// ---- the rest ----
+
+void DdpEngine::set_mesh(const Mesh& mesh) {
+  const std::lock_guard lock(mu_);
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      !closed_ && !join_ && (alone() || !reducer_->started() || !error_.ok()),
+      "[ddp] set_world() of a closed handle, in a join scope or in a backward; "
+      "expected it between two steps");
+  keyed_.release();
+  for (const auto& parameter : model_.trainable) {
+    if (parameter.tensor.grad().defined()) {  // It may view what goes now.
+      parameter.tensor.mutable_grad() = parameter.tensor.grad().clone();
+    }
+  }
+  reducer_.reset();
+  if (exchange_) {
+    reduces_before_ += exchange_->counters().reduces;
+    exchange_->close(Status());
+  }
+  exchange_.reset();
+  communicator_.reset();
+  buffer_transport_.reset();
+  gradients_.clear();
+  error_ = {};
+  armed_ = false;
+  ready_.clear();
+  arrivals_.assign(arrivals_.size(), 0);
+  if (options_.hook) {
+    options_.hook->reset();
+  }
+  connect(mesh);
+  start();
+}
+
+void DdpEngine::average_parameters() {
+  const std::lock_guard lock(mu_);
+  if (alone()) {
+    return;
+  }
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !closed_, "[ddp] this model's handle was closed");
+  error_.throw_if_failed();
+  const at::NoGradGuard no_grad;
+  for (std::size_t p = 0; p < keyed_.parameters().size(); ++p) {
+    const auto values = keyed_.values(p);
+    const auto status = communicator_->all_reduce(
+        values, comm::ReduceOp::kSum, "the mean of parameters");
+    if (!status.ok()) {
+      fail(status);
+    }
+    values.div_(size());
+    keyed_.bump_version(p);
+  }
+}
+
+NamedParameters DdpEngine::named_parameters() {
+  NamedParameters named;
+  for (const auto& parameter : keyed_.parameters()) {
+    named.items.push_back({parameter.name, parameter.tensor});
+  }
+  named.update_in_backward =
+      [weak =
+           weak_from_this()](BackwardUpdate update) -> std::shared_ptr<void> {
+    auto self = weak.lock();
+    return self ? self->register_backward_update(std::move(update)) : nullptr;
+  };
+  return named;
+}
+
+std::shared_ptr<void> DdpEngine::register_backward_update(BackwardUpdate update) {
+  const std::lock_guard lock(mu_);
+  return alone() || closed_ ? nullptr : updates_.take(std::move(update));
+}
+
+void DdpEngine::begin_no_sync() {
+  const std::lock_guard lock(mu_);
+  ++no_sync_scopes_;
+}
+
+void DdpEngine::end_no_sync() {
+  const std::lock_guard lock(mu_);
+  --no_sync_scopes_;
+}
+
+void DdpEngine::close() {
+  const std::lock_guard lock(mu_);
+  if (std::exchange(closed_, true) || alone()) {
+    return;
+  }
+  keyed_.release();
+  exchange_->close(Status());  // Changes nothing after a failure.
+  communicator_->leave();
+  if (buffer_transport_) {
+    buffer_transport_->leave();
+  }
+}
+
+}  // namespace sherd::ddp

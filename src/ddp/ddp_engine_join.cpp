@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// DdpEngine's part for ranks with different numbers of inputs.
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include "base/check.h"
+#include "ddp/ddp_engine.h"
+#include "ddp/broadcast_state.h"
+
+namespace sherd::ddp {
+
+bool DdpEngine::ends_early() const {
+  return join_->options.throw_on_early_termination && !join_->active.empty() &&
+      static_cast<int>(join_->active.size()) < size();
+}
+
+bool DdpEngine::ask_for_inputs(bool has_inputs) {
+  const auto flags =
+      at::zeros({size()}, at::TensorOptions().dtype(c10::ScalarType::Double));
+  auto* flag = flags.mutable_data_ptr<double>();
+  flag[index()] = has_inputs ? 1.0 : 0.0;
+  const auto status = exchange_->all_reduce(flags, exchange::ScalarReduceOp::kSum);
+  if (!status.ok()) {
+    fail(status);
+  }
+  std::vector<int> active;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (flag[rank] != 0.0) {
+      active.push_back(rank);
+    }
+  }
+  if (active.empty()) {
+    return false;  // join_ keeps those who had inputs last.
+  }
+  join_->active = std::move(active);
+  if (ends_early()) {
+    join_->terminated = has_inputs;
+    return false;
+  }
+  reducer_->set_scale(1.0 / divisor());
+  return true;
+}
+
+int DdpEngine::divisor() const {
+  return join_ && !join_->options.divide_by_initial_world_size
+      ? static_cast<int>(join_->active.size())
+      : size();
+}
+
+void DdpEngine::refuse_early_termination() const {
+  const auto& active = join_->active;
+  int first = 0;  // Without inputs.
+  while (std::find(active.begin(), active.end(), first) != active.end()) {
+    ++first;
+  }
+  throw Error(
+      str("[ddp] rank ", ranks_[static_cast<std::size_t>(first)],
+          " has no more inputs after ", backwards_,
+          " backwards, and join() was asked to throw on early termination"),
+      ErrorCode::kFailedPrecondition);
+}
+
+void DdpEngine::begin_join(const JoinOptions& options) {
+  const std::lock_guard lock(mu_);
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !join_,
+      "[ddp] join() inside another join scope of the same model");
+  error_.throw_if_failed();
+  join_.emplace(Join{.options = options});
+}
+
+void DdpEngine::finish_join() {
+  const std::lock_guard lock(mu_);
+  const at::NoGradGuard no_grad;
+  const auto leave = [this](void*) { end_join_scope(); };
+  const std::unique_ptr<void, decltype(leave)> at_end(this, leave);
+  if (alone() || closed_) {
+    return;
+  }
+  error_.throw_if_failed();
+  while (begin_synchronised(/*has_inputs=*/false)) {
+    (void)end_synchronised("");  // Who gave a backward up has thrown there.
+    clear_gradients();
+  }
+  if (ends_early()) {
+    refuse_early_termination();
+  }
+  if (join_->active.empty()) {
+    return;  // No rank had any inputs.
+  }
+  const auto status = broadcast(
+      state(), *communicator_, join_->active.back(),
+      "the model of the last rank with inputs");
+  if (!status.ok()) {
+    fail(status);
+  }
+}
+
+void DdpEngine::end_join_scope() {
+  join_.reset();
+  if (reducer_) {
+    reducer_->set_scale(1.0 / size());
+  }
+}
+
+void DdpEngine::abandon_join() {
+  const std::lock_guard lock(mu_);
+  end_join_scope();
+  if (!alone() && !closed_ && error_.ok()) {
+    error_ = {
+        ErrorCode::kFailedPrecondition,
+        "[ddp] a join scope ended without finish()"};
+    exchange_->close(error_);
+  }
+}
+
+}  // namespace sherd::ddp

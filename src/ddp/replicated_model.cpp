@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/replicated_model.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <c10/util/strides.h>
+#include <torch/nn/modules/embedding.h>
+
+#include "access/gradient_hook.h"
+#include "access/managed_storage.h"
+#include "base/check.h"
+#include "plan/buckets.h"
+
+namespace sherd::ddp {
+namespace {
+
+void check_replicable(const std::string& name, const at::Tensor& tensor) {
+  SHERD_CHECK(
+      tensor.device().is_cpu() && !tensor.is_sparse(), "[ddp] ", name,
+      " is on ", tensor.device().str(), tensor.is_sparse() ? ", sparse" : "",
+      "; expected a dense tensor on the CPU");
+  SHERD_CHECK(
+      tensor.is_non_overlapping_and_dense(), "[ddp] ", name, " has strides ",
+      tensor.strides(), " for shape ", tensor.sizes(),
+      "; expected memory without gaps");
+}
+
+void check_trainable(const std::string& name, const at::Tensor& tensor) {
+  SHERD_CHECK(
+      at::isFloatingType(tensor.scalar_type()), "[ddp] parameter ", name,
+      " is trainable and of type ", c10::toString(tensor.scalar_type()),
+      "; expected a real floating-point type, or requires_grad(false)");
+  SHERD_CHECK(
+      tensor.is_leaf(), "[ddp] parameter ", name,
+      " is the result of an operation; expected a leaf");
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      access::tag_of(tensor) == nullptr && !access::has_gradient_hook(tensor),
+      "[ddp] parameter ", name,
+      " belongs to another handle; expected a module that none manages");
+}
+
+// Equal where elements lie alike: along a dimension of one element nothing lies,
+// and its stride may be any number.
+std::vector<std::int64_t> memory_strides(const at::Tensor& tensor) {
+  auto strides = tensor.strides().vec();
+  const auto contiguous = c10::contiguous_strides(tensor.sizes());
+  for (std::size_t d = 0; d < strides.size(); ++d) {
+    if (tensor.numel() == 0 || tensor.sizes()[d] == 1) {
+      strides[d] = contiguous[d];
+    }
+  }
+  return strides;
+}
+
+std::set<const c10::TensorImpl*> with_sparse_gradients(
+    const torch::nn::Module& module) {
+  std::set<const c10::TensorImpl*> found;
+  for (const auto& part : module.modules()) {
+    if (const auto* one = part->as<torch::nn::EmbeddingImpl>();
+        one != nullptr && one->options.sparse()) {
+      found.insert(one->weight.unsafeGetTensorImpl());
+    }
+    if (const auto* bag = part->as<torch::nn::EmbeddingBagImpl>();
+        bag != nullptr && bag->options.sparse()) {
+      found.insert(bag->weight.unsafeGetTensorImpl());
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+ReplicatedModel collect_model(
+    const torch::nn::Module& module, const std::vector<std::string>& ignored) {
+  std::set<std::string> left(ignored.begin(), ignored.end());
+  std::set<const c10::TensorImpl*> seen;
+  const auto taken = [&](const std::string& name, const at::Tensor& tensor) {
+    const bool wanted =
+        std::find(ignored.begin(), ignored.end(), name) == ignored.end();
+    left.erase(name);
+    return wanted && tensor.defined() &&
+        seen.insert(tensor.unsafeGetTensorImpl()).second;
+  };
+  const auto sparse = with_sparse_gradients(module);
+  ReplicatedModel model;
+  for (const auto& item : module.named_parameters()) {
+    const auto& tensor = item.value();
+    if (!taken(item.key(), tensor)) {
+      continue;
+    }
+    check_replicable("parameter " + item.key(), tensor);
+    if (tensor.requires_grad()) {
+      check_trainable(item.key(), tensor);
+      auto& items = sparse.contains(tensor.unsafeGetTensorImpl())
+          ? model.sparse
+          : model.trainable;
+      items.push_back({item.key(), tensor});
+    } else {
+      model.frozen.push_back({item.key(), tensor});
+    }
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (taken(item.key(), item.value())) {
+      check_replicable("buffer " + item.key(), item.value());
+      model.buffers.push_back({item.key(), item.value()});
+    }
+  }
+  SHERD_CHECK(
+      left.empty(), "[ddp] options.ignored names '", *left.begin(),
+      "'; expected a parameter or buffer of the module");
+  SHERD_CHECK(
+      !model.trainable.empty() || !model.sparse.empty(),
+      "[ddp] expected a module with at least one parameter that requires "
+      "grad, found none");
+  return model;
+}
+
+void check_delayed(
+    const ReplicatedModel& model, const std::vector<std::string>& delayed) {
+  for (const auto& name : delayed) {
+    SHERD_CHECK(
+        std::any_of(
+            model.trainable.begin(), model.trainable.end(),
+            [&](const auto& item) { return item.name == name; }),
+        "[ddp] options.delayed names '", name,
+        "'; expected a trainable parameter of the module with dense gradients");
+  }
+}
+
+std::vector<std::string> describe(const ReplicatedModel& model) {
+  std::vector<std::string> lines;
+  const auto add = [&](const char* what, const std::vector<ModuleTensor>& items) {
+    for (const auto& item : items) {
+      lines.push_back(
+          str(what, " ", item.name, " ", item.tensor.sizes(), " ",
+              c10::toString(item.tensor.scalar_type()), " with strides ",
+              at::IntArrayRef(memory_strides(item.tensor))));
+    }
+  };
+  add("parameter", model.trainable);
+  add("parameter with sparse gradient", model.sparse);
+  add("frozen parameter", model.frozen);
+  add("buffer", model.buffers);
+  return lines;
+}
+
+Buckets make_buckets(
+    const std::vector<ModuleTensor>& trainable,
+    const std::vector<int>& order,
+    const ReplicateOptions& options,
+    int ranks) {
+  std::vector<plan::BucketItem> items;
+  const auto is_delayed = [&](int index) {
+    const auto& name = trainable[static_cast<std::size_t>(index)].name;
+    return std::find(options.delayed.begin(), options.delayed.end(), name) !=
+        options.delayed.end();
+  };
+  for (const auto& parameter : trainable) {
+    const auto index = static_cast<int>(items.size());
+    items.push_back(
+        {.bytes = static_cast<std::int64_t>(parameter.tensor.nbytes()),
+         .kind = 2 * static_cast<int>(parameter.tensor.scalar_type()) +
+             (is_delayed(index) ? 1 : 0)});
+  }
+  const std::vector<std::int64_t> limits = {
+      options.first_bucket_bytes, options.bucket_bytes};
+  auto assigned = plan::assign_buckets(items, limits, order);
+  std::stable_partition(
+      assigned.begin(), assigned.end(),
+      [&](const auto& bucket) { return !is_delayed(bucket.front()); });
+  Buckets buckets;
+  buckets.parameters.resize(trainable.size());
+  for (const auto& bucket : assigned) {
+    const auto unit = static_cast<plan::UnitId>(buckets.units.size());
+    exchange::FlatSpec flat;
+    std::vector<plan::FlatParameter> places;
+    for (const int index : bucket) {
+      const auto& parameter = trainable[static_cast<std::size_t>(index)];
+      const auto position = static_cast<int>(flat.names.size());
+      buckets.parameters[static_cast<std::size_t>(index)] = {
+          .name = parameter.name,
+          .tensor = parameter.tensor,
+          .unit = unit,
+          .flat = 0,
+          .position = position,
+          .trainable = position};
+      places.push_back(
+          {.name = parameter.name, .numel = parameter.tensor.numel()});
+      flat.names.push_back(parameter.name);
+      flat.shapes.push_back(str(parameter.tensor.sizes()));
+      flat.dtype = parameter.tensor.scalar_type();
+    }
+    flat.layout = plan::plan_flat_layout(
+        places,
+        {.ranks = ranks,
+         .element_bytes =
+             static_cast<std::int64_t>(c10::elementSize(flat.dtype))});
+    buckets.units.push_back({.name = str("bucket ", unit), .flats = {flat}});
+    buckets.members.push_back(bucket);
+  }
+  return buckets;
+}
+
+}  // namespace sherd::ddp

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a replica manages of a module, and how its gradients are put into
+// buckets: each bucket is a unit of an exchange, with one flat. Values that keep
+// tensors alive, the same on every rank that has an equal module.
+#pragma once
+
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <sherd/ddp/replicate.h>
+#include "exchange/exchange.h"
+#include "exchange/unit_parameter.h"
+
+namespace sherd::ddp {
+
+struct ModuleTensor {
+  std::string name;  // The first one it is registered under.
+  at::Tensor tensor;
+};
+
+// In module order; what is tied counts once.
+struct ReplicatedModel {
+  std::vector<ModuleTensor> trainable;  // With dense gradients.
+  std::vector<ModuleTensor> sparse;     // Of embeddings with sparse(true).
+  std::vector<ModuleTensor> frozen;
+  std::vector<ModuleTensor> buffers;
+};
+
+// Throws Error for what cannot be replicated (see replicate()), and for names
+// to ignore that the module does not have.
+ReplicatedModel collect_model(
+    const torch::nn::Module& module, const std::vector<std::string>& ignored);
+
+// Throws Error for a name that is none of model.trainable.
+void check_delayed(const ReplicatedModel& model, const std::vector<std::string>& delayed);
+
+// Lines on all of it, for ranks to agree on: also on strides, since values and
+// gradients travel in the order of memory.
+std::vector<std::string> describe(const ReplicatedModel& model);
+
+struct Buckets {
+  std::vector<exchange::UnitSpec> units;
+  std::vector<exchange::UnitParameter> parameters;  // By trainable parameter.
+  std::vector<std::vector<int>> members;  // By bucket: trainable parameters.
+};
+
+// `order` has each trainable parameter once, as their gradients are expected;
+// options.delayed come after all others.
+Buckets make_buckets(
+    const std::vector<ModuleTensor>& trainable,
+    const std::vector<int>& order,
+    const ReplicateOptions& options,
+    int ranks);
+
+}  // namespace sherd::ddp

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/sparse_gradients.h"
+
+#include <cstring>
+#include <vector>
+
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#include "base/check.h"
+
+namespace sherd::ddp {
+namespace {
+
+// Number of entries, their indices, their values; empty: no gradient.
+std::string packed(const at::Tensor& gradient) {
+  if (!gradient.defined()) {
+    return {};
+  }
+  const auto indices = gradient.indices().contiguous();
+  const auto values = gradient.values().contiguous();
+  const std::int64_t entries = indices.size(1);
+  std::string text(sizeof entries + indices.nbytes() + values.nbytes(), '\0');
+  std::memcpy(text.data(), &entries, sizeof entries);
+  std::memcpy(
+      text.data() + sizeof entries, indices.const_data_ptr(), indices.nbytes());
+  std::memcpy(
+      text.data() + sizeof entries + indices.nbytes(), values.const_data_ptr(),
+      values.nbytes());
+  return text;
+}
+
+struct Entries {
+  at::Tensor indices;  // [1, entries]
+  at::Tensor values;   // [entries, ...]
+};
+
+Entries unpacked(const std::string& text, const at::Tensor& like) {
+  std::int64_t entries = 0;
+  std::memcpy(&entries, text.data(), sizeof entries);
+  auto sizes = like.sizes().vec();
+  sizes[0] = entries;
+  Entries found = {
+      at::empty({1, entries}, at::TensorOptions().dtype(at::kLong)),
+      at::empty(sizes, at::TensorOptions().dtype(like.scalar_type()))};
+  SHERD_ASSERT(
+      text.size() ==
+      sizeof entries + found.indices.nbytes() + found.values.nbytes());
+  const char* at = text.data() + sizeof entries;
+  std::memcpy(found.indices.mutable_data_ptr(), at, found.indices.nbytes());
+  std::memcpy(
+      found.values.mutable_data_ptr(), at + found.indices.nbytes(),
+      found.values.nbytes());
+  return found;
+}
+
+}  // namespace
+
+Result<at::Tensor> sum_sparse(
+    const at::Tensor& mine,
+    const at::Tensor& like,
+    double scale,
+    comm::Communicator& via,
+    const std::string& name) {
+  const auto all =
+      via.all_gather(packed(mine), "the sparse gradient of " + name);
+  if (!all.ok()) {
+    return all.status();
+  }
+  std::vector<at::Tensor> indices;
+  std::vector<at::Tensor> values;
+  for (const auto& text : all.value()) {
+    if (!text.empty()) {
+      auto entries = unpacked(text, like);
+      indices.push_back(std::move(entries.indices));
+      values.push_back(std::move(entries.values));
+    }
+  }
+  if (indices.empty()) {
+    return at::Tensor();
+  }
+  return at::_sparse_coo_tensor_unsafe(
+             at::cat(indices, 1), at::cat(values), like.sizes())
+      .coalesce()
+      .mul(scale);
+}
+
+}  // namespace sherd::ddp

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/step_timer.h"
+
+namespace sherd::ddp {
+namespace {
+
+double ms(Instant from, Instant to) {
+  return 1e3 * seconds(to - from);
+}
+
+}  // namespace
+
+// A rank whose backward reaches no parameter has no gradient, and buckets that
+// wait for the end leave there.
+void StepTimer::step_ended(Instant at) {
+  if (!ended_) {
+    return drop_step();  // For ranks with inputs, by one without.
+  }
+  const auto ended = *ended_;
+  const auto gradient = gradient_.value_or(ended);
+  const auto left = left_.value_or(ended);
+  last_ = {
+      .forward_ms = ms(forward_.value_or(gradient), gradient),
+      .backward_ms = ms(gradient, ended),
+      .communication_ms = ms(left, at),
+      .overlap_ms = ms(left, ended)};
+  sum_.forward_ms += last_.forward_ms;
+  sum_.backward_ms += last_.backward_ms;
+  sum_.communication_ms += last_.communication_ms;
+  sum_.overlap_ms += last_.overlap_ms;
+  ++steps_;
+  drop_step();
+}
+
+void StepTimer::drop_step() {
+  forward_.reset();
+  gradient_.reset();
+  left_.reset();
+  ended_.reset();
+}
+
+ReplicaTimes StepTimer::mean() const {
+  const auto steps = static_cast<double>(steps_ > 0 ? steps_ : 1);
+  return {
+      .forward_ms = sum_.forward_ms / steps,
+      .backward_ms = sum_.backward_ms / steps,
+      .communication_ms = sum_.communication_ms / steps,
+      .overlap_ms = sum_.overlap_ms / steps};
+}
+
+}  // namespace sherd::ddp

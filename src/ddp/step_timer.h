@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StepTimer takes times of replicas' steps as c10d::Logger defines them. Events
+// may repeat: the first of a step counts. Thread rule: the caller's lock.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <sherd/ddp/replicate.h>
+#include "base/clock.h"
+
+namespace sherd::ddp {
+
+class StepTimer {
+ public:
+  void forward_began(Instant at) { set(forward_, at); }
+  void gradient_came(Instant at) { set(gradient_, at); }
+  void bucket_left(Instant at) { set(left_, at); }
+  void backward_ended(Instant at) { set(ended_, at); }
+  // The step counts, as one whose last average is there.
+  void step_ended(Instant at);
+  // It does not, or was not reduced.
+  void drop_step();
+
+  const ReplicaTimes& last() const { return last_; }
+  ReplicaTimes mean() const;
+
+ private:
+  static void set(std::optional<Instant>& event, Instant at) {
+    event = event.value_or(at);
+  }
+
+  std::optional<Instant> forward_;
+  std::optional<Instant> gradient_;
+  std::optional<Instant> left_;
+  std::optional<Instant> ended_;
+  ReplicaTimes last_;
+  ReplicaTimes sum_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace sherd::ddp

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What every decoder asks of its configuration and its input. Each throws
+// sherd::Error with expected and found. Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+#include <sstream>
+#include <ATen/core/Tensor.h>
+#include <sherd/base/error.h>
+
+namespace sherd::models {
+
+template <typename T>
+void expect(
+    bool holds, const char* expected, const char* name, const T& found) {
+  if (!holds) {
+    std::ostringstream message;
+    message << "[models] expected " << expected << ", found " << name << " "
+            << found;
+    throw Error(message.str());
+  }
+}
+
+// `part` divides `whole`: "[models] expected a width that heads divide, found
+// width 12 and heads 5". REQUIRES: part >= 1.
+struct DivisibilityCheck {
+  const char* whole_name;
+  std::int64_t whole;
+  const char* part_name;
+  std::int64_t part;
+};
+void expect_divides(const char* expected, const DivisibilityCheck& division);
+
+struct DecoderSizes {
+  std::int64_t layers;
+  std::int64_t width;
+  std::int64_t heads;
+  std::int64_t sequence;
+  std::int64_t vocabulary;
+};
+// All at least 1, and heads divide the width.
+void check_sizes(const DecoderSizes& sizes);
+
+// Two dimensions, and no more positions than `positions_max`.
+void check_ids(const at::Tensor& ids, std::int64_t positions_max);
+
+}  // namespace sherd::models

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decides which rank updates which matrix, so that all are done at about the
+// same time. Thread rule: pure functions, any thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace sherd::optim {
+
+// Multiplications of one Newton-Schulz iteration: with m the shorter side and n
+// the longer, X X' (m m n), A A (m m m) and B X (m m n).
+std::int64_t newton_schulz_cost(std::int64_t rows, std::int64_t columns);
+
+// The owner of each item: the dearest first, each to the rank with least so far
+// (Graham 1969: at most 4/3 of what the best deal takes). Equal ones in order of
+// index, and of rank. REQUIRES: ranks >= 1, costs >= 0.
+std::vector<int> assign_by_cost(
+    const std::vector<std::int64_t>& costs, int ranks);
+
+}  // namespace sherd::optim
