@@ -59,7 +59,7 @@ function(sherd_add_test name)
     target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
     # Fewer together where files of more than a batch use the same names.
     set(batch 8)
-    if(name MATCHES "^(shard|numerics|multiproc|failure|ddp_ranks)_test$")
+    if(name MATCHES "^(fsdp|numerics|multiproc|failure|ddp_ranks)_test$")
       set(batch 4)
     endif()
     sherd_compile_together(${name} ${batch})

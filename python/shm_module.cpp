@@ -10,7 +10,7 @@
 #include <mutex>
 #include <utility>
 #include <vector>
-#include <sherd/comm/shm_backend/make_backend.h>
+#include <sherd/world/shm_backend/make_backend.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>

@@ -50,7 +50,7 @@ PARTS = {
     "launch": Part(("base", "net", "plan"), torch=False),
     "ft/protocol": Part(("base",), torch=False),
     "ft/session": Part(
-        ("base", "net", "comm", "ckpt", "optim", "ft/protocol", "ft/agent",
+        ("base", "net", "world", "ckpt", "optim", "ft/protocol", "ft/agent",
          "sherd/ft/replica_checkpoints.h", "sherd/ft/replica_session.h"),
         torch=True),
     "ft/wire": Part(("base", "net", "ft/protocol"), torch=False),
@@ -58,40 +58,40 @@ PARTS = {
         ("base", "net", "ft/protocol", "ft/wire", "ft/ring", "ft/transfer"),
         torch=False),
     "ft/ring": Part(
-        ("base", "net", "comm/shm", "ft/protocol"), torch=False),
+        ("base", "net", "shm", "ft/protocol"), torch=False),
     "ft/transfer": Part(
         ("base", "net", "ft/protocol", "ft/wire"), torch=False),
     "sim": Part(("base", "plan", "ft/protocol"), torch=False),
-    "comm/shm": Part(("base", "net", "plan"), torch=False),
-    "comm/shm_backend": Part(("base", "comm/shm"), torch=True),
-    "comm": Part(("base", "compat", "net", "plan"), torch=True),
+    "shm": Part(("base", "net", "plan"), torch=False),
+    "world/shm_backend": Part(("base", "shm"), torch=True),
+    "world": Part(("base", "compat", "net", "plan", "shm"), torch=True),
     "optim": Part(("base", "compat"), torch=True),
     "data": Part(("base", "compat"), torch=True),
     "models": Part((), torch=True),
-    "access": Part(("base", "compat"), torch=True),
+    "autograd": Part(("base", "compat"), torch=True),
     "exchange": Part(
-        ("base", "compat", "plan", "comm", "comm/shm"), torch=True),
-    "shard": Part(
-        ("base", "compat", "plan", "access", "comm",
+        ("base", "compat", "plan", "world", "shm"), torch=True),
+    "fsdp": Part(
+        ("base", "compat", "plan", "autograd", "world",
          "exchange/exchange.h", "exchange/make_exchange.h",
          "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h"),
         torch=True),
     "ddp": Part(
-        ("base", "compat", "plan", "access", "comm",
+        ("base", "compat", "plan", "autograd", "world",
          "exchange/c10d_transport.h", "exchange/exchange.h", "exchange/collectives.h",
          "exchange/make_exchange.h",
          "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h"),
         torch=True),
     "ckpt": Part(
-        ("base", "compat", "plan", "comm", "sherd/optim/named_parameters.h"),
+        ("base", "compat", "plan", "world", "sherd/optim/named_parameters.h"),
         torch=True),
     "ft/coordinator": Part(
         ("base", "net", "ft/protocol", "ft/wire", "sherd/ft/coordinator.h"),
         torch=False),
     "ft": Part(
-        ("base", "net", "plan", "comm", "ckpt", "ft/protocol",
+        ("base", "net", "plan", "world", "ckpt", "ft/protocol",
          "exchange/exchange.h",
          "sherd/optim/named_parameters.h"),
         torch=True),

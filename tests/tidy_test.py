@@ -46,36 +46,36 @@ class Includes(unittest.TestCase):
     def test_a_part_may_include_what_the_table_says(self):
         self.silent("src/launch/a.cpp", '"base/check.h"', '"net/socket.h"',
                     '"plan/unit_id.h"', '"launch/b.h"', "<vector>")
-        self.fires("src/launch/a.cpp", '"comm/communicator.h"')
+        self.fires("src/launch/a.cpp", '"world/communicator.h"')
         self.fires("src/plan/a.cpp", '"net/socket.h"')
         self.fires("src/base/a.cpp", '"plan/unit_id.h"')
 
     def test_public_headers_count_as_their_part(self):
-        self.silent("src/comm/a.cpp", "<sherd/comm/world.h>")
-        self.fires("src/data/a.cpp", "<sherd/comm/world.h>")
-        self.fires("include/sherd/data/a.h", "<sherd/comm/world.h>")
+        self.silent("src/world/a.cpp", "<sherd/world/world.h>")
+        self.fires("src/data/a.cpp", "<sherd/world/world.h>")
+        self.fires("include/sherd/data/a.h", "<sherd/world/world.h>")
 
     def test_a_programs_own_folder_may_be_named_as_a_folder_of_tests(self):
         self.silent("tools/bench.cpp", '"bench/a.h"', others=["tools/bench/a.h"])
         self.fires("tools/bench.cpp", '"bench/a.h"', others=["bench/a.h"])
 
     def test_public_headers_keep_private_ones_out(self):
-        self.fires("include/sherd/comm/world.h", '"base/status.h"')
+        self.fires("include/sherd/world/world.h", '"base/status.h"')
 
     def test_everybody_may_throw(self):
         self.silent("src/models/gpt.cpp", "<sherd/base/error.h>")
         self.fires("src/models/gpt.cpp", '"base/check.h"')
 
     def test_shard_sees_the_seam_and_no_transport(self):
-        self.silent("src/shard/a.cpp", '"exchange/exchange.h"',
+        self.silent("src/fsdp/a.cpp", '"exchange/exchange.h"',
                     '"exchange/make_exchange.h"',
                     "<sherd/optim/named_parameters.h>")
-        self.fires("src/shard/a.cpp", '"exchange/collective_exchange.h"')
-        self.fires("src/shard/a.cpp", "<sherd/optim/adamw.h>")
+        self.fires("src/fsdp/a.cpp", '"exchange/collective_exchange.h"')
+        self.fires("src/fsdp/a.cpp", "<sherd/optim/adamw.h>")
 
     def test_sub_folders_are_parts_of_their_own(self):
-        self.silent("src/comm/a.cpp", '"comm/shm/segment.h"')
-        self.fires("src/comm/shm/a.cpp", '"comm/communicator.h"')
+        self.silent("src/world/a.cpp", '"shm/segment.h"')
+        self.fires("src/shm/a.cpp", '"world/communicator.h"')
         self.fires("src/ft/protocol/a.cpp", '"net/socket.h"')
         self.silent("src/ft/a.cpp", '"ft/protocol/quorum.h"')
         self.fires("src/ft/a.cpp", '"ft/coordinator/server.h"')
@@ -95,7 +95,7 @@ class Includes(unittest.TestCase):
 
     def test_tests_include_everything_and_nobody_includes_them(self):
         self.silent("src/plan/a_test.cpp", '"exchange/exchange.h"')
-        self.silent("tests/multiproc/a.cpp", '"shard/unit.h"')
+        self.silent("tests/multiproc/a.cpp", '"fsdp/unit.h"')
         self.fires("src/plan/a.cpp", '"plan/testing.h"')
         self.fires("src/plan/a.cpp", '"support/ranks.h"')
 
@@ -107,7 +107,7 @@ class Includes(unittest.TestCase):
         self.fires("tools/run.cpp", '"base/log.h"', others=["src/base/log.h"])
 
     def test_the_umbrella_includes_all(self):
-        self.silent("include/sherd/sherd.h", "<sherd/comm/world.h>",
+        self.silent("include/sherd/sherd.h", "<sherd/world/world.h>",
                     "<sherd/optim/adamw.h>")
 
     def test_unknown_folders_are_named(self):
@@ -115,7 +115,7 @@ class Includes(unittest.TestCase):
                          ["src/misc/a.cpp:1: include"])
 
     def test_the_message_says_what_is_allowed(self):
-        tree = {"src/shard/a.cpp": CPP + '#include "exchange/fake_transport.h"\n'}
+        tree = {"src/fsdp/a.cpp": CPP + '#include "exchange/fake_transport.h"\n'}
         text = [f.text for f in tidy.check(tree) if f.rule == "include"][0]
         self.assertIn("exchange/fake_transport.h", text)
         self.assertIn("exchange/exchange.h, exchange/make_exchange.h", text)
@@ -124,7 +124,7 @@ class Includes(unittest.TestCase):
 class OwnHeader(unittest.TestCase):
     def lines(self, path, *lines):
         tree = {path: CPP + "".join(f"#include {line}\n" for line in lines),
-                "src/base/a.h": HEADER, "include/sherd/comm/b.h": HEADER}
+                "src/base/a.h": HEADER, "include/sherd/world/b.h": HEADER}
         return found(tree, "own-header")
 
     def test_it_comes_first(self):
@@ -134,8 +134,8 @@ class OwnHeader(unittest.TestCase):
             self.lines("src/base/a.cpp", "<vector>", '"base/a.h"'),
             ["src/base/a.cpp:2: own-header"])
         self.assertEqual(
-            self.lines("src/comm/b.cpp", "<vector>", "<sherd/comm/b.h>"),
-            ["src/comm/b.cpp:2: own-header"])
+            self.lines("src/world/b.cpp", "<vector>", "<sherd/world/b.h>"),
+            ["src/world/b.cpp:2: own-header"])
 
     def test_a_source_without_header_is_free(self):
         self.assertEqual(self.lines("src/base/c.cpp", "<vector>"), [])
@@ -221,7 +221,7 @@ class Calls(unittest.TestCase):
 
     def test_environment(self):
         line = 'auto x = std::getenv("A");'
-        self.assertEqual(self.rules("src/comm/a.cpp", line), ["getenv"])
+        self.assertEqual(self.rules("src/world/a.cpp", line), ["getenv"])
         self.assertEqual(self.rules("tests/a.cpp", line), ["getenv"])
         self.assertEqual(self.rules("tools/a.cpp", line), [])
         self.assertEqual(self.rules("src/base/rank_environment.cpp", line), [])
@@ -229,37 +229,37 @@ class Calls(unittest.TestCase):
     def test_sleep_in_tests(self):
         for line in ("std::this_thread::sleep_for(d);", "usleep(3);",
                      "::sleep(1);"):
-            self.assertEqual(self.rules("src/comm/a_test.cpp", line), ["sleep"])
+            self.assertEqual(self.rules("src/world/a_test.cpp", line), ["sleep"])
             self.assertEqual(self.rules("tests/a.cpp", line), ["sleep"])
-            self.assertEqual(self.rules("src/comm/a.cpp", line), [])
+            self.assertEqual(self.rules("src/world/a.cpp", line), [])
 
     def test_clock(self):
         line = "auto t = std::chrono::steady_clock::now();"
-        self.assertEqual(self.rules("src/comm/a.cpp", line), ["clock"])
-        self.assertEqual(self.rules("src/comm/a_test.cpp", line), ["clock"])
+        self.assertEqual(self.rules("src/world/a.cpp", line), ["clock"])
+        self.assertEqual(self.rules("src/world/a_test.cpp", line), ["clock"])
         self.assertEqual(self.rules("src/base/clock.h", line), [])
         self.assertEqual(self.rules("tools/a.cpp", line), [])
 
     def test_stdout(self):
         for line in ("std::cout << 1;", 'printf("a");', 'std::puts("a");'):
-            self.assertEqual(self.rules("src/comm/a.cpp", line), ["stdout"])
+            self.assertEqual(self.rules("src/world/a.cpp", line), ["stdout"])
             self.assertEqual(self.rules("tools/a.cpp", line), [])
         for line in ('std::fprintf(stderr, "a");', 'snprintf(b, 1, "a");'):
-            self.assertEqual(self.rules("src/comm/a.cpp", line), [])
+            self.assertEqual(self.rules("src/world/a.cpp", line), [])
 
     def test_new(self):
-        self.assertEqual(self.rules("src/comm/a.cpp", "auto* x = new int;"),
+        self.assertEqual(self.rules("src/world/a.cpp", "auto* x = new int;"),
                          ["new"])
         for line in ("std::unique_ptr<A>(new A(1));",
                      "std::unique_ptr<A> a(new A(1));", "::new (p) Page();",
                      "int renewal = 1;"):
-            self.assertEqual(self.rules("src/comm/a.cpp", line), [])
+            self.assertEqual(self.rules("src/world/a.cpp", line), [])
 
     def test_delete(self):
         for line in ("delete x;", "delete[] x;"):
-            self.assertEqual(self.rules("src/comm/a.cpp", line), ["delete"])
+            self.assertEqual(self.rules("src/world/a.cpp", line), ["delete"])
         for line in ("A(const A&) = delete;", "A& operator=(A&&) =\n delete;"):
-            self.assertEqual(self.rules("src/comm/a.cpp", line), [])
+            self.assertEqual(self.rules("src/world/a.cpp", line), [])
 
     def test_rand(self):
         for line in ("int x = rand();", "std::srand(1);"):
@@ -271,21 +271,21 @@ class Calls(unittest.TestCase):
         for line in ("// a new one: rand()", 'auto s = "delete me";',
                      "/* new\n new */", 'auto r = R"(new x)";',
                      "int n = 1'000; char c = '\"'; int m = 2'000;"):
-            self.assertEqual(self.rules("src/comm/a.cpp", line), [])
+            self.assertEqual(self.rules("src/world/a.cpp", line), [])
 
     def test_lines_stay_right_after_long_comments(self):
-        tree = {"src/comm/a.cpp": CPP + "/* a\n b */\n#define X \\\n 1\n"
+        tree = {"src/world/a.cpp": CPP + "/* a\n b */\n#define X \\\n 1\n"
                                         "int* x = new int;\n"}
-        self.assertEqual(found(tree, "new"), ["src/comm/a.cpp:6: new"])
+        self.assertEqual(found(tree, "new"), ["src/world/a.cpp:6: new"])
 
     def test_an_excuse_needs_a_reason(self):
         line = "auto* x = new int;"
         self.assertEqual(
-            self.rules("src/comm/a.cpp", line + "  // NOLINT: by hand"), [])
+            self.rules("src/world/a.cpp", line + "  // NOLINT: by hand"), [])
         self.assertEqual(
-            self.rules("src/comm/a.cpp",
+            self.rules("src/world/a.cpp",
                        "// NOLINTNEXTLINE(new): by hand\n" + line), [])
-        self.assertEqual(self.rules("src/comm/a.cpp", line + "  // NOLINT"),
+        self.assertEqual(self.rules("src/world/a.cpp", line + "  // NOLINT"),
                          ["new"])
 
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <string>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 
 namespace sherd::tools {
 

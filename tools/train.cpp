@@ -21,7 +21,7 @@
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>
 #include <sherd/ft/replica_checkpoints.h>

@@ -3,13 +3,13 @@
 // Everything a training program needs: sherd's public headers in one.
 #pragma once
 
-#include <sherd/access/checkpoint.h>
-#include <sherd/access/touch.h>
+#include <sherd/autograd/checkpoint.h>
+#include <sherd/autograd/touch.h>
 #include <sherd/base/error.h>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/comm/exchange_kind.h>
-#include <sherd/comm/shm_backend/make_backend.h>
-#include <sherd/comm/world.h>
+#include <sherd/world/exchange_kind.h>
+#include <sherd/world/shm_backend/make_backend.h>
+#include <sherd/world/world.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>
 #include <sherd/ddp/replicate.h>
@@ -22,6 +22,6 @@
 #include <sherd/optim/muon.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/optim/sgd.h>
-#include <sherd/shard/activation_checkpointing.h>
-#include <sherd/shard/fully_shard.h>
-#include <sherd/shard/units.h>
+#include <sherd/fsdp/activation_checkpointing.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/fsdp/units.h>

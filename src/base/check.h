@@ -34,7 +34,7 @@ std::string str(Args&&... args) {
     }                                               \
   } while (false)
 
-// The same with a code: SHERD_CHECK_AS(kPeerLost, alive, "[comm] ...").
+// The same with a code: SHERD_CHECK_AS(kPeerLost, alive, "[world] ...").
 #define SHERD_CHECK_AS(code, condition, ...)                        \
   do {                                                              \
     if (!(condition)) {                                             \

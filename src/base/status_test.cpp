@@ -11,12 +11,12 @@ TEST(Status, SuccessIsSilentAndFailureThrowsItsSentence) {
   EXPECT_TRUE(Status().ok());
   EXPECT_NO_THROW(Status().throw_if_failed());
 
-  const Status lost(ErrorCode::kPeerLost, "[comm] rank 2 closed");
+  const Status lost(ErrorCode::kPeerLost, "[world] rank 2 closed");
   try {
     lost.throw_if_failed();
     FAIL() << "a failure must throw";
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "[comm] rank 2 closed");
+    EXPECT_STREQ(error.what(), "[world] rank 2 closed");
     EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
   }
 }

@@ -16,7 +16,7 @@
 #include "ckpt/dtypes.h"
 #include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
-#include "comm/communicator.h"
+#include "world/communicator.h"
 
 namespace sherd {
 namespace {
@@ -155,7 +155,7 @@ class FullStateGather {
   const int rank_;
   const std::vector<TensorPiece> pieces_;
   const Sources sources_;
-  std::optional<comm::Communicator> via_;
+  std::optional<world::Communicator> via_;
 };
 
 }  // namespace

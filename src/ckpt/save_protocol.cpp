@@ -10,7 +10,7 @@
 #include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/log.h"
-#include "comm/communicator.h"
+#include "world/communicator.h"
 
 namespace sherd::ckpt {
 namespace {
@@ -287,7 +287,7 @@ TextAllGather make_private_all_gather(const World& world) {
       return std::vector<std::string>{mine};
     };
   }
-  auto communicator = std::make_shared<comm::Communicator>(
+  auto communicator = std::make_shared<world::Communicator>(
       world, str("ckpt/", world.next_number()), Mesh(world).shard_ranks());
   return [communicator](const std::string& mine, const std::string& what) {
     return communicator->all_gather(mine, what);

@@ -37,7 +37,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
     int /*size*/,
     std::chrono::milliseconds /*deadline*/) {
   throw Error(
-      "[comm] expected a sherd built with NCCL (a LibTorch with CUDA, and the "
+      "[world] expected a sherd built with NCCL (a LibTorch with CUDA, and the "
       "CUDA and NCCL headers), found one built without",
       ErrorCode::kUnavailable);
 }

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "access/param_key.h"
+#include "autograd/param_key.h"
 #include "base/check.h"
 
 namespace sherd::ddp {
@@ -43,7 +43,7 @@ bool BackwardUpdateTable::run(
   if (update == nullptr) {
     return false;
   }
-  const access::ExcludeParamKeyScope silent;  // These uses are the engine's own.
+  const autograd::ExcludeParamKeyScope silent;  // These uses are the engine's own.
   update->update(places_[parameter].index, 0, average.contiguous().view({-1}));
   return true;
 }

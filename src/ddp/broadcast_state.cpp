@@ -22,7 +22,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 
 Status broadcast(
     const std::vector<at::Tensor>& tensors,
-    comm::Communicator& via,
+    world::Communicator& via,
     int root,
     const std::string& what) {
   std::int64_t packed = 0;

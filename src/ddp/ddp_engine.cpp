@@ -10,7 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
-#include "access/param_key.h"
+#include "autograd/param_key.h"
 #include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/rank_environment.h"
@@ -97,7 +97,7 @@ void DdpEngine::connect(const Mesh& mesh) {
     buckets_ = make_buckets(model_.trainable, order, options_, 1);
     return;
   }
-  communicator_ = std::make_unique<comm::Communicator>(world_, name_, ranks_);
+  communicator_ = std::make_unique<world::Communicator>(world_, name_, ranks_);
   if (options_.buffer_hook) {
     buffer_transport_ = exchange::make_c10d_transport(world_, name_ + "/buffers", ranks_);
   }
@@ -185,9 +185,9 @@ void DdpEngine::start() {
     broadcast(state(), *communicator_, 0, "the first values of a replica")
         .throw_if_failed();
   }
-  access::install_param_key();
-  access::install_backward_engine();
-  keyed_.take(*this, [this](std::size_t p) -> access::GradientCallback {
+  autograd::install_param_key();
+  autograd::install_backward_engine();
+  keyed_.take(*this, [this](std::size_t p) -> autograd::GradientCallback {
     return [weak = weak_from_this(), p](at::Tensor gradient) {
       if (auto self = weak.lock()) {
         const auto dense = self->model_.trainable.size();
@@ -235,25 +235,25 @@ void DdpEngine::fail(const Status& status) {
 // ---- forward and backward ----
 
 void DdpEngine::begin_use(
-    std::span<const access::ParameterUse>, const char* /*operator_name*/) {
+    std::span<const autograd::ParameterUse>, const char* /*operator_name*/) {
   const std::lock_guard lock(mu_);
   if (closed_) {
     return;
   }
-  if (access::in_backward()) {
-    armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
-  } else if (!armed_ && access::records_gradients()) {
+  if (autograd::in_backward()) {
+    armed_in_backward_ = armed_in_backward_ || autograd::arm(weak_from_this());
+  } else if (!armed_ && autograd::records_gradients()) {
     keyed_.check();
     check_not_thawed();
     armed_ = true;
     timer_.forward_began(time_.now());
-    (void)access::arm(weak_from_this());
+    (void)autograd::arm(weak_from_this());
   }
 }
 
 void DdpEngine::gradient_arrived(std::size_t p, at::Tensor gradient) {
   const std::lock_guard lock(mu_);
-  armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
+  armed_in_backward_ = armed_in_backward_ || autograd::arm(weak_from_this());
   if (no_sync_scopes_ > 0) {
     states_[p].unsynced = states_[p].unsynced || gradient.defined();
     tensor(p).mutable_grad() = std::move(gradient);
@@ -285,7 +285,7 @@ void DdpEngine::gradient_arrived(std::size_t p, at::Tensor gradient) {
 
 void DdpEngine::sparse_arrived(std::size_t s, at::Tensor gradient) {
   const std::lock_guard lock(mu_);
-  armed_in_backward_ = armed_in_backward_ || access::arm(weak_from_this());
+  armed_in_backward_ = armed_in_backward_ || autograd::arm(weak_from_this());
   if (no_sync_scopes_ > 0 || !gradient.defined()) {
     model_.sparse[s].tensor.mutable_grad() = std::move(gradient);
     return;
@@ -359,7 +359,7 @@ void DdpEngine::backward_ended(std::exception_ptr failure) {
   add_accumulated();
   const auto changed = failure ? "" : changed_graph();
   const auto status =
-      end_synchronised(failure ? access::reason_of(failure) : changed);
+      end_synchronised(failure ? autograd::reason_of(failure) : changed);
   if (!failure) {
     SHERD_CHECK_AS(kFailedPrecondition, changed.empty(), changed);
     status.throw_if_failed();
@@ -621,7 +621,7 @@ void DdpEngine::average_parameters() {
   for (std::size_t p = 0; p < keyed_.parameters().size(); ++p) {
     const auto values = keyed_.values(p);
     const auto status = communicator_->all_reduce(
-        values, comm::ReduceOp::kSum, "the mean of parameters");
+        values, world::ReduceOp::kSum, "the mean of parameters");
     if (!status.ok()) {
       fail(status);
     }

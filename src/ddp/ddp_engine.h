@@ -16,11 +16,11 @@
 #include <span>
 #include <string>
 #include <vector>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include <sherd/ddp/replicate.h>
-#include "access/backward.h"
-#include "access/managed_storage.h"
-#include "comm/communicator.h"
+#include "autograd/backward.h"
+#include "autograd/managed_storage.h"
+#include "world/communicator.h"
 #include "ddp/backward_update_table.h"
 #include "ddp/keyed_parameters.h"
 #include "ddp/replicated_model.h"
@@ -32,8 +32,8 @@
 
 namespace sherd::ddp {
 
-class DdpEngine final : public access::ParameterUseListener,
-                      public access::BackwardListener,
+class DdpEngine final : public autograd::ParameterUseListener,
+                      public autograd::BackwardListener,
                       public exchange::ReducedGradients,
                       public std::enable_shared_from_this<DdpEngine> {
  public:
@@ -63,11 +63,11 @@ class DdpEngine final : public access::ParameterUseListener,
   ReplicateReport report() const;
   void close();
 
-  // access::ParameterUseListener
-  void begin_use(std::span<const access::ParameterUse> uses, const char* operator_name)
+  // autograd::ParameterUseListener
+  void begin_use(std::span<const autograd::ParameterUse> uses, const char* operator_name)
       override;
-  void end_use(std::span<const access::ParameterUse>) noexcept override {}
-  // access::BackwardListener
+  void end_use(std::span<const autograd::ParameterUse>) noexcept override {}
+  // autograd::BackwardListener
   void backward_ended(std::exception_ptr failure) override;
   // exchange::ReducedGradients
   std::vector<bool> accumulation(plan::UnitId unit) override;
@@ -135,7 +135,7 @@ class DdpEngine final : public access::ParameterUseListener,
   ReplicatedModel model_;
   KeyedParameters keyed_;  // The trainable ones, then the sparse ones.
   BackwardUpdateTable updates_;
-  std::unique_ptr<comm::Communicator> communicator_;
+  std::unique_ptr<world::Communicator> communicator_;
   std::unique_ptr<exchange::Transport> buffer_transport_;  // Of options_.buffer_hook.
   bool compares_calls_ = false;                  // Of hooks.
   Buckets buckets_;

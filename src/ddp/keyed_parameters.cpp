@@ -5,7 +5,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "access/param_key.h"
+#include "autograd/param_key.h"
 #include "base/check.h"
 
 namespace sherd::ddp {
@@ -16,8 +16,8 @@ KeyedParameters::KeyedParameters(const std::vector<ModuleTensor>& parameters)
 KeyedParameters::~KeyedParameters() { release(); }
 
 void KeyedParameters::take(
-    access::ParameterUseListener& listener,
-    const std::function<access::GradientCallback(std::size_t)>& callback_for) {
+    autograd::ParameterUseListener& listener,
+    const std::function<autograd::GradientCallback(std::size_t)>& callback_for) {
   std::map<const void*, std::size_t> known;
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
     const auto& parameter = parameters_[p].tensor;
@@ -25,29 +25,29 @@ void KeyedParameters::take(
     const auto [place, added] =
         known.try_emplace(plain.unsafeGetStorageImpl(), storages_.size());
     if (added) {
-      auto managed = std::make_unique<access::ManagedStorage>(
+      auto managed = std::make_unique<autograd::ManagedStorage>(
           &listener, static_cast<int>(storages_.size()), 0,
           static_cast<std::int64_t>(plain.nbytes()), parameter.device());
       managed->fill(plain.mutable_data());
       storages_.push_back({plain, std::move(managed)});
     }
     storage_of_.push_back(place->second);
-    access::adopt_in_place(parameter, *storages_[place->second].managed);
-    access::set_gradient_hook(parameter, callback_for(p));
+    autograd::adopt_in_place(parameter, *storages_[place->second].managed);
+    autograd::set_gradient_hook(parameter, callback_for(p));
   }
 }
 
 void KeyedParameters::release() {
   for (std::size_t p = 0; p < storage_of_.size(); ++p) {
     const auto& parameter = parameters_[p].tensor;
-    access::remove_gradient_hook(parameter);
+    autograd::remove_gradient_hook(parameter);
     const auto& storage = storage_of(p);
-    if (access::is_adopted(parameter, *storage.managed)) {
+    if (autograd::is_adopted(parameter, *storage.managed)) {
       auto plain = at::empty({0}, parameter.options().requires_grad(false));
       plain.set_(
           storage.plain, parameter.storage_offset(), parameter.sizes(),
           parameter.strides());
-      access::release(parameter, plain);
+      autograd::release(parameter, plain);
     }
   }
   storage_of_.clear();
@@ -58,7 +58,7 @@ void KeyedParameters::check() const {
   for (std::size_t p = 0; p < storage_of_.size(); ++p) {
     SHERD_CHECK_AS(
         kFailedPrecondition,
-        access::is_adopted(parameters_[p].tensor, *storage_of(p).managed),
+        autograd::is_adopted(parameters_[p].tensor, *storage_of(p).managed),
         "[ddp] parameter ", parameters_[p].name,
         " was given another storage after replicate() (module->to(), "
         "set_data() or the like); convert the module before, or copy values "

@@ -9,8 +9,8 @@
 #include <memory>
 #include <vector>
 #include <ATen/core/Tensor.h>
-#include "access/gradient_hook.h"
-#include "access/managed_storage.h"
+#include "autograd/gradient_hook.h"
+#include "autograd/managed_storage.h"
 #include "ddp/replicated_model.h"
 
 namespace sherd::ddp {
@@ -25,8 +25,8 @@ class KeyedParameters {
 
   // `listener` must outlive it; `callback_for` makes the hook of each.
   void take(
-      access::ParameterUseListener& listener,
-      const std::function<access::GradientCallback(std::size_t)>& callback_for);
+      autograd::ParameterUseListener& listener,
+      const std::function<autograd::GradientCallback(std::size_t)>& callback_for);
   void release();
 
   const std::vector<ModuleTensor>& parameters() const { return parameters_; }
@@ -45,7 +45,7 @@ class KeyedParameters {
  private:
   struct Storage {
     c10::Storage plain;  // Keeps the bytes.
-    std::unique_ptr<access::ManagedStorage> managed;
+    std::unique_ptr<autograd::ManagedStorage> managed;
   };
   const Storage& storage_of(std::size_t parameter) const {
     return storages_[storage_of_[parameter]];

@@ -8,8 +8,8 @@
 #include <c10/util/strides.h>
 #include <torch/nn/modules/embedding.h>
 
-#include "access/gradient_hook.h"
-#include "access/managed_storage.h"
+#include "autograd/gradient_hook.h"
+#include "autograd/managed_storage.h"
 #include "base/check.h"
 #include "plan/buckets.h"
 
@@ -37,7 +37,7 @@ void check_trainable(const std::string& name, const at::Tensor& tensor) {
       " is the result of an operation; expected a leaf");
   SHERD_CHECK_AS(
       kFailedPrecondition,
-      access::tag_of(tensor) == nullptr && !access::has_gradient_hook(tensor),
+      autograd::tag_of(tensor) == nullptr && !autograd::has_gradient_hook(tensor),
       "[ddp] parameter ", name,
       " belongs to another handle; expected a module that none manages");
 }

@@ -61,7 +61,7 @@ Result<at::Tensor> sum_sparse(
     const at::Tensor& mine,
     const at::Tensor& like,
     double scale,
-    comm::Communicator& via,
+    world::Communicator& via,
     const std::string& name) {
   const auto all =
       via.all_gather(packed(mine), "the sparse gradient of " + name);

@@ -8,7 +8,7 @@
 #include <string>
 #include <ATen/core/Tensor.h>
 #include "base/status.h"
-#include "comm/communicator.h"
+#include "world/communicator.h"
 
 namespace sherd::ddp {
 
@@ -19,7 +19,7 @@ namespace sherd::ddp {
     const at::Tensor& mine,
     const at::Tensor& like,
     double scale,
-    comm::Communicator& via,
+    world::Communicator& via,
     const std::string& name);
 
 }  // namespace sherd::ddp

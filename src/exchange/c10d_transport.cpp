@@ -3,14 +3,14 @@
 
 #include <utility>
 
-#include "comm/communicator.h"
+#include "world/communicator.h"
 
 namespace sherd::exchange {
 namespace {
 
 class C10dTransfer final : public Transfer {
  public:
-  C10dTransfer(comm::Communicator& via, comm::Pending pending)
+  C10dTransfer(world::Communicator& via, world::Pending pending)
       : via_(via), pending_(std::move(pending)) {}
 
   Status wait(const std::string& what) override {
@@ -18,8 +18,8 @@ class C10dTransfer final : public Transfer {
   }
 
  private:
-  comm::Communicator& via_;
-  comm::Pending pending_;
+  world::Communicator& via_;
+  world::Pending pending_;
 };
 
 class C10dTransport final : public Transport {
@@ -52,7 +52,7 @@ class C10dTransport final : public Transport {
   void leave() override { via_.leave(); }
 
  private:
-  comm::Communicator via_;
+  world::Communicator via_;
 };
 
 }  // namespace

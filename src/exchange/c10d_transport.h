@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Transport over a comm::Communicator, that is over c10d. Thread rule: see Transport.
+// Transport over a world::Communicator, that is over c10d. Thread rule: see Transport.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 #include <vector>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include "exchange/transport.h"
 
 namespace sherd::exchange {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/hosts.h"
+#include "world/hosts.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/c10d_transport.h"
 #include "exchange/hierarchical_unit_transport.h"
@@ -19,7 +19,7 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
   for (int i = 0; i < gather->size(); ++i) {
     ranks.push_back(gather->world_rank(i));
   }
-  auto hosts = comm::ranks_by_host(world, ranks);
+  auto hosts = world::ranks_by_host(world, ranks);
   for (auto& host : hosts) {
     for (auto& rank : host) {  // Their positions from here on.
       rank = static_cast<int>(

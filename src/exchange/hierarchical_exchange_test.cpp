@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include "comm/hosts.h"
+#include "world/hosts.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/c10d_transport.h"
 #include "exchange/contract_processes_testing.h"
@@ -89,7 +89,7 @@ std::vector<Received> received_by_hosts(
         [world, all](
             const ModelSpec& model, const auto& gather, const auto& reduce) {
           return make_hierarchical_unit_transport(
-              world, "units", comm::ranks_by_host(world, all), model, gather,
+              world, "units", world::ranks_by_host(world, all), model, gather,
               reduce);
         });
   };

@@ -17,7 +17,7 @@
 #include <optional>
 #include <utility>
 #include <vector>
-#include "comm/shm/waiter.h"
+#include "shm/waiter.h"
 #include "exchange/host_topology.h"
 #include "exchange/transport.h"
 #include "exchange/private_buffers.h"
@@ -34,7 +34,7 @@ class HierarchicalReductions {
     const HostTopology* map;
     PrivateBuffers* memories;  // Sharded gradients, and room for what is sent.
     Transport* via;
-    const comm::shm::Waiter* waiter;
+    const shm::Waiter* waiter;
   };
   // Ranks of `place` are local ones.
   HierarchicalReductions(Parts parts, SharedGradientSlots::Mapping place);

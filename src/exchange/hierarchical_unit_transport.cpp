@@ -11,8 +11,8 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "comm/host_segment.h"
-#include "comm/shm/waiter.h"
+#include "world/host_segment.h"
+#include "shm/waiter.h"
 #include "exchange/host_layout.h"
 #include "exchange/host_topology.h"
 #include "exchange/shared_unit_buffers.h"
@@ -24,8 +24,8 @@
 namespace sherd::exchange {
 namespace {
 
-using comm::shm::Counter;
-using comm::shm::HostSegment;
+using shm::Counter;
+using shm::HostSegment;
 
 struct HostParts {
   ModelSpec const* model;
@@ -125,9 +125,9 @@ class HierarchicalUnitTransport final : public UnitTransport {
   const HostLayout layout_;
   const std::shared_ptr<HostSegment> segment_;
   const SteadyClock clock_;
-  const comm::shm::Waiter waiter_;
+  const shm::Waiter waiter_;
   // For a neighbour that may itself wait as long for another host.
-  const comm::shm::Waiter patient_waiter_;
+  const shm::Waiter patient_waiter_;
   PrivateBuffers memories_;
   const std::shared_ptr<Transport> gather_;
   const std::shared_ptr<Transport> reduce_;
@@ -371,7 +371,7 @@ Result<std::unique_ptr<UnitTransport>> make_hierarchical_unit_transport(
     world_ranks.push_back(gather->world_rank(rank));
   }
   auto layout = plan_host_layout(model, map.local_ranks());
-  auto segment = comm::share_memory(
+  auto segment = world::share_memory(
       world, str(name, "/host", map.host()), world_ranks,
       {.bytes = static_cast<std::size_t>(layout.bytes),
        .touched_bytes = static_cast<std::size_t>(layout.touched_bytes)});

@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 #include <vector>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include "exchange/unit_transport.h"
 
 namespace sherd::exchange {

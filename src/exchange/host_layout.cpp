@@ -13,7 +13,7 @@ namespace {
 
 using plan::round_up;
 
-constexpr std::int64_t kLine = static_cast<std::int64_t>(comm::shm::kCacheLine);
+constexpr std::int64_t kLine = static_cast<std::int64_t>(shm::kCacheLine);
 // Slots of the largest unit that a region is expected to hold at once.
 constexpr std::int64_t kSlotsTouched = 4;
 

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 #include <vector>
-#include "comm/shm/counter.h"
+#include "shm/counter.h"
 #include "exchange/exchange.h"
 
 namespace sherd::exchange {
@@ -15,13 +15,13 @@ namespace sherd::exchange {
 // One a host. Written by its first rank; no gather is agreed on before all have
 // read what the one before it brought here.
 struct GatherBufferRecord {
-  comm::shm::CounterCell placed;  // Gathers that have a place.
+  shm::CounterCell placed;  // Gathers that have a place.
   std::int64_t begin;             // Of the last one's, in the unit region.
 };
 
 // One a rank. Pairs: its part of the unit is written before, and read after.
 struct GatherProgress {
-  comm::shm::CounterCell arrived;  // Gathers to which it has added its part.
+  shm::CounterCell arrived;  // Gathers to which it has added its part.
   // Of the board: allocated for whole units, save what only others read.
   std::int64_t slot_bytes;
 };

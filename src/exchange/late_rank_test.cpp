@@ -15,9 +15,9 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include "base/check.h"
-#include "comm/peer_watch.h"
-#include "comm/rank_record.h"
-#include "comm/world_impl.h"
+#include "world/peer_watch.h"
+#include "world/rank_record.h"
+#include "world/world_impl.h"
 #include "exchange/collective_exchange.h"
 
 namespace sherd::exchange::contract {

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/cores.h"
-#include "comm/hosts.h"
+#include "world/hosts.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/c10d_transport.h"
 #include "exchange/hierarchical_exchange.h"
@@ -80,7 +80,7 @@ Kind choose_kind(
     return kind == Kind::kAuto ? Kind::kCollective : kind;
   }
   std::vector<int> counts;
-  for (const auto& host : comm::ranks_by_host(world, ranks)) {
+  for (const auto& host : world::ranks_by_host(world, ranks)) {
     counts.push_back(static_cast<int>(host.size()));
   }
   return kind_for(counts);
@@ -93,7 +93,7 @@ Kind choose_kind_across(
     const EnvironmentLookup& environment) {
   const bool by_messages = ranks.size() == 1 ||
       asked_for(wanted, environment) == Kind::kCollective ||
-      comm::ranks_by_host(world, ranks).size() > 1;
+      world::ranks_by_host(world, ranks).size() > 1;
   return by_messages ? Kind::kCollective : Kind::kSharedMemory;
 }
 

@@ -8,8 +8,8 @@
 #include <span>
 #include <string>
 #include <vector>
-#include <sherd/comm/exchange_kind.h>
-#include <sherd/comm/world.h>
+#include <sherd/world/exchange_kind.h>
+#include <sherd/world/world.h>
 #include "base/rank_environment.h"
 #include "exchange/exchange.h"
 #include "exchange/comm_hook_unit_transport.h"

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
-#include "comm/world_impl.h"
+#include "world/world_impl.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 
@@ -43,7 +43,7 @@ TEST(MakeExchange, TheOptionThenTheVariableThenTheHostsChoose) {
 TEST(MakeExchange, HostsAreWhatAutoLooksAt) {
   test::expect_all_ok(test::run_ranks(3, [](World outer) {
     // Ranks 0 and 2 on one host, 1 on another.
-    World world = comm::make_world(
+    World world = world::make_world(
         c10::make_intrusive<c10d::PrefixStore>("in", outer.impl()->store),
         outer.rank(), 3, outer.options(),
         {.hostname = "vm", .boot_id = str("boot-", outer.rank() % 2)},

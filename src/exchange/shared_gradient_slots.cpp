@@ -119,7 +119,7 @@ std::uint64_t SharedGradientSlots::post(
   auto& mine = shared(place_.rank, unit);
   mine.begin = open.begin;
   std::copy(options.used.begin(), options.used.end(), marks(place_.rank, unit));
-  comm::shm::Counter(mine.posted).post(number);
+  shm::Counter(mine.posted).post(number);
   lent_.push_back({unit, number, open.begin});
   return number;
 }
@@ -127,7 +127,7 @@ std::uint64_t SharedGradientSlots::post(
 std::optional<SharedGradientSlots::Missing> SharedGradientSlots::missing(
     UnitId unit, std::uint64_t number, CounterOf of) const {
   for (int rank = 0; rank < ranks(); ++rank) {
-    const comm::shm::Counter counter(shared(rank, unit).*of);
+    const shm::Counter counter(shared(rank, unit).*of);
     if (!counter.reached(number)) {
       return Missing{unit, rank, counter, number};
     }
@@ -219,7 +219,7 @@ void SharedGradientSlots::sum(
 }
 
 void SharedGradientSlots::post_summed(UnitId unit, std::uint64_t number) const {
-  comm::shm::Counter(shared(place_.rank, unit).summed).post(number);
+  shm::Counter(shared(place_.rank, unit).summed).post(number);
 }
 
 void SharedGradientSlots::reclaim() {

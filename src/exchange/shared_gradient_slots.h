@@ -12,7 +12,7 @@
 #include <functional>
 #include <optional>
 #include <vector>
-#include "comm/shm/counter.h"
+#include "shm/counter.h"
 #include "exchange/gradient_chunks.h"
 #include "exchange/shared_layout.h"
 
@@ -22,12 +22,12 @@ namespace sherd::exchange {
 struct SharedSlotState {
   // Reductions this rank has posted. Pairs: `begin` and the slot's bytes are
   // written before, and read by others after they have seen it.
-  comm::shm::CounterCell posted;
+  shm::CounterCell posted;
   // Reductions this rank has summed its part of. Pairs: it reads no slot of that
   // reduction after; posters write there again once they have seen it.
   // Replicated: the owner's part of its gradient is written before, and read by
   // the others after.
-  comm::shm::CounterCell summed;
+  shm::CounterCell summed;
   // Where the slot posted last begins in the rank's region. Not written again
   // before all have summed, since that ends the backward.
   std::int64_t begin;
@@ -59,10 +59,10 @@ class SharedGradientSlots {
   struct Missing {
     UnitId unit;
     int rank;
-    comm::shm::Counter counter;
+    shm::Counter counter;
     std::uint64_t number;
   };
-  using CounterOf = comm::shm::CounterCell SharedSlotState::*;
+  using CounterOf = shm::CounterCell SharedSlotState::*;
   std::optional<Missing> missing(
       UnitId unit, std::uint64_t number, CounterOf counter) const;
 

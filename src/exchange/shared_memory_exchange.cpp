@@ -13,9 +13,9 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "comm/host_segment.h"
-#include "comm/shm/barrier.h"
-#include "comm/shm/waiter.h"
+#include "world/host_segment.h"
+#include "shm/barrier.h"
+#include "shm/waiter.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_status.h"
 #include "exchange/numbers.h"
@@ -25,7 +25,7 @@
 namespace sherd::exchange {
 namespace {
 
-using comm::shm::Counter;
+using shm::Counter;
 
 // The payload of one step has this much room at least.
 constexpr std::int64_t kPayloadBytesMin = 4096;
@@ -38,9 +38,9 @@ constexpr std::size_t kGenerations = 8;
 // Of one rank, in the segment. Pairs: what is written before a post is read by
 // who has seen it.
 struct RankState {
-  comm::shm::CounterCell published;  // Its slices, so many times.
+  shm::CounterCell published;  // Its slices, so many times.
   // The step of all ranks that it has come to: no publish precedes that.
-  comm::shm::CounterCell coming;
+  shm::CounterCell coming;
   std::uint64_t generations[kGenerations];
 };
 
@@ -285,11 +285,11 @@ class SharedMemoryExchange final : public Exchange {
   std::vector<std::string> unit_names_;
   SharedLayout layout_;
   // Tensors over it keep it, too.
-  std::shared_ptr<comm::shm::HostSegment> segment_;
-  std::optional<comm::shm::Waiter> waiter_;
+  std::shared_ptr<shm::HostSegment> segment_;
+  std::optional<shm::Waiter> waiter_;
   bool left_ = false;
   RankState* states_ = nullptr;            // By rank; in the segment.
-  std::optional<comm::shm::SmallAllGather> cells_;  // For steps of all ranks.
+  std::optional<shm::SmallAllGather> cells_;  // For steps of all ranks.
   std::int64_t cell_bytes_ = 0;
   std::optional<SharedUnits> memory_;
   std::optional<SharedMemoryReductions> sums_;
@@ -318,12 +318,12 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
   cell_bytes_ = static_cast<std::int64_t>(sizeof(StepHeader)) +
       std::max<std::int64_t>(backward_status_.encode(model_).numel(), kPayloadBytesMin);
   const auto cells = static_cast<std::int64_t>(
-      comm::shm::SmallAllGather::bytes(size(), static_cast<std::size_t>(cell_bytes_)));
+      shm::SmallAllGather::bytes(size(), static_cast<std::size_t>(cell_bytes_)));
   const auto states = static_cast<std::int64_t>(sizeof(RankState)) * size();
   const auto slots = static_cast<std::int64_t>(sizeof(SharedSlotState)) * size() *
       static_cast<std::int64_t>(model_.units.size());
   layout_ = plan_shared_layout(model_, size(), cells + states + slots);
-  auto segment = comm::share_memory(
+  auto segment = world::share_memory(
       world_, name_, ranks_,
       {.bytes = static_cast<std::size_t>(layout_.bytes),
        .touched_bytes = static_cast<std::size_t>(layout_.touched_bytes)});
@@ -331,10 +331,10 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
     return fail(segment.status());
   }
   segment_ =
-      std::make_shared<comm::shm::HostSegment>(std::move(segment).value());
+      std::make_shared<shm::HostSegment>(std::move(segment).value());
   waiter_.emplace(
       segment_->peers(), clock_,
-      comm::shm::WaitOptions{.deadline = world_.options().deadline});
+      shm::WaitOptions{.deadline = world_.options().deadline});
   // Zeros are what a counter begins with.
   cells_.emplace(
       std::span(base(), static_cast<std::size_t>(cells)),
@@ -579,7 +579,7 @@ void SharedMemoryExchange::leave(const Status& why) {
     if (sums_) {
       sums_->stop();
     }
-    (void)segment_->make_private(0, comm::shm::round_up_to_pages(segment_->bytes()));
+    (void)segment_->make_private(0, shm::round_up_to_pages(segment_->bytes()));
   }
 }
 

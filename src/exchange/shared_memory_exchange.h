@@ -10,7 +10,7 @@
 
 #include <memory>
 #include <string>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include "exchange/exchange.h"
 #include "exchange/transport.h"
 

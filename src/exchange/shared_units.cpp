@@ -40,7 +40,7 @@ SharedUnits::SharedUnits(
     const ModelSpec& model,
     const SharedLayout& layout,
     int rank,
-    const std::shared_ptr<comm::shm::HostSegment>& segment)
+    const std::shared_ptr<shm::HostSegment>& segment)
     : model_(model), layout_(layout), rank_(rank), segment_(segment) {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     auto& shards = shards_.emplace_back();

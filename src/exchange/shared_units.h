@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <memory>
 #include <vector>
-#include "comm/host_segment.h"
+#include "world/host_segment.h"
 #include "exchange/exchange.h"
 #include "exchange/shared_layout.h"
 
@@ -24,7 +24,7 @@ class SharedUnits {
       const ModelSpec& model,
       const SharedLayout& layout,
       int rank,
-      const std::shared_ptr<comm::shm::HostSegment>& segment);
+      const std::shared_ptr<shm::HostSegment>& segment);
 
   ShardMemory shard(UnitId unit, int flat) const {
     return shards_[static_cast<std::size_t>(unit)]
@@ -59,7 +59,7 @@ class SharedUnits {
   const ModelSpec& model_;
   const SharedLayout& layout_;
   const int rank_;
-  const std::shared_ptr<comm::shm::HostSegment> segment_;
+  const std::shared_ptr<shm::HostSegment> segment_;
   std::vector<std::vector<ShardMemory>> shards_;
   std::vector<std::vector<void*>> whole_;
   std::vector<at::Tensor> private_casts_;  // Of replicated units.

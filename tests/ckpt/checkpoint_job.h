@@ -12,7 +12,7 @@
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/ddp/replicate.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include "support/budgets.h"
 #include "support/small_decoders.h"
 

@@ -9,7 +9,7 @@
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/ddp/replicate.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include "support/error_of.h"
 #include "support/parity.h"
 #include "support/ranks.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <torch/torch.h>
 
 namespace sherd::test {

@@ -12,13 +12,13 @@
 
 #include <random>
 #include <gmock/gmock.h>
-#include <sherd/comm/shm_backend/make_backend.h>
+#include <sherd/world/shm_backend/make_backend.h>
 #include <sherd/ddp/replicate.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
-#include "comm/world_impl.h"
+#include "world/world_impl.h"
 #include "compat/gloo_backend.h"
 #include "plan/buckets.h"
 

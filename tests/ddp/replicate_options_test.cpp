@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <gmock/gmock.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include "comm/world_impl.h"
+#include "world/world_impl.h"
 
 namespace sherd::test {
 namespace {

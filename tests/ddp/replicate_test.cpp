@@ -9,11 +9,11 @@
 
 #include <stdexcept>
 #include <gmock/gmock.h>
-#include <sherd/access/checkpoint.h>
+#include <sherd/autograd/checkpoint.h>
 #include <sherd/optim/adamw.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include "access/managed_storage.h"
-#include "comm/world_impl.h"
+#include "autograd/managed_storage.h"
+#include "world/world_impl.h"
 
 namespace sherd::test {
 namespace {
@@ -558,7 +558,7 @@ TEST_P(Replicate, T63AfterTheHandleTheModuleIsAPlainOneAndMayBeWrappedAgain) {
       expect_same_gradients(*model, leaves);
       ddp.close();
       for (const auto& parameter : model->parameters()) {
-        EXPECT_EQ(access::tag_of(parameter), nullptr);
+        EXPECT_EQ(autograd::tag_of(parameter), nullptr);
       }
       expect_same_gradients(*model, leaves);  // Still readable.
       model->zero_grad();

@@ -8,7 +8,7 @@
 
 #include <stdexcept>
 #include <gmock/gmock.h>
-#include <sherd/access/checkpoint.h>
+#include <sherd/autograd/checkpoint.h>
 
 namespace sherd::test {
 namespace {

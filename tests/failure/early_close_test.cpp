@@ -15,9 +15,9 @@
 #include <gmock/gmock.h>
 #include <sherd/ddp/replicate.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include "comm/world_impl.h"
+#include "world/world_impl.h"
 
 namespace sherd::test {
 namespace {

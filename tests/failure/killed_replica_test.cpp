@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <sherd/ddp/replicate.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include "comm/world_impl.h"
+#include "world/world_impl.h"
 
 namespace sherd::test {
 namespace {

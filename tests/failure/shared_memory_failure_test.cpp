@@ -14,10 +14,10 @@
 #include <random>
 #include <set>
 #include <gmock/gmock.h>
-#include <sherd/access/touch.h>
+#include <sherd/autograd/touch.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/muon.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include "base/check.h"
 #include "base/clock.h"
 

@@ -12,7 +12,7 @@
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/models/gpt.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <torch/torch.h>
 
 #include "base/check.h"

@@ -7,7 +7,7 @@
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/ft/replica_session.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include "net/net_testing.h"
 #include "support/coordinator_process.h"

@@ -3,7 +3,7 @@
 // Ranks that go different ways, or that hold different models: an error on
 // every rank that names what differs and who, never a hang (T39).
 #include "base/clock.h"
-#include "comm/world_impl.h"
+#include "world/world_impl.h"
 #include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"

@@ -10,7 +10,7 @@
 #include <map>
 #include <gmock/gmock.h>
 #include <sherd/optim/muon.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include "base/check.h"
 
 namespace sherd::test {
@@ -183,7 +183,7 @@ TEST_P(SharedMemoryGradients, WhoCannotShareThemIsToldWhy) {
             Mesh(world),
             [](auto& o) { o.exchange = ExchangeKind::kCollective; }),
         AllOf(
-            HasSubstr("[shard] options.share_gradients"),
+            HasSubstr("[fsdp] options.share_gradients"),
             HasSubstr("expected ExchangeKind::kSharedMemory"),
             HasSubstr("found ranks that exchange by messages")));
     EXPECT_THAT(

@@ -144,7 +144,7 @@ TEST_P(SharedMemoryBytes, AreThoseOfTheFormula) {
     }
     const auto before = pages_of_all(world);
     Chain model(kLayers, kWidth);
-    const auto units = shard::build_units(
+    const auto units = fsdp::build_units(
                            *model, options.units, world.size(),
                            options.granularity, options.mixed_precision)
                            .units;

@@ -44,7 +44,7 @@ void expect_units(
     const units::Policy& policy, const std::vector<std::string>& names) {
   expect_all_ok(run_processes(1, [&](int, Rank&) {
     std::vector<std::string> found;
-    const auto model = shard::build_units(*Tree(), policy, 2, nullptr);
+    const auto model = fsdp::build_units(*Tree(), policy, 2, nullptr);
     for (const auto& unit : model.units) {
       found.push_back(unit.name);
     }
@@ -74,7 +74,7 @@ TEST(Units, T35TheInnermostMatchOwnsAParameter) {
       },
       {"(root)", "blocks.0", "blocks.0.inner", "blocks.1"});
   expect_all_ok(run_processes(1, [&](int, Rank&) {
-    const auto model = shard::build_units(
+    const auto model = fsdp::build_units(
         *Tree(),
         [](const units::Candidate& candidate) {
           return candidate.name == "blocks.0" ||
@@ -84,7 +84,7 @@ TEST(Units, T35TheInnermostMatchOwnsAParameter) {
     const auto unit_of = [&](const char* name) {
       return model
           .units[static_cast<std::size_t>(
-              shard::find_parameter(model, name).unit)]
+              fsdp::find_parameter(model, name).unit)]
           .name;
     };
     EXPECT_EQ(unit_of("blocks.0.inner.weight"), "blocks.0.inner");

@@ -10,7 +10,7 @@
 
 #include <thread>
 #include <gmock/gmock.h>
-#include <sherd/shard/activation_checkpointing.h>
+#include <sherd/fsdp/activation_checkpointing.h>
 #include "exchange/exchange.h"
 
 namespace sherd::test {
@@ -112,7 +112,7 @@ torch::Tensor pairs_loss(Pairs& model, int batch, int rank) {
 }
 
 std::int64_t bytes_of_a_unit(const World& world) {
-  const auto units = shard::build_units(
+  const auto units = fsdp::build_units(
       *Pairs(Regions::kNone, false), units::children_of_lists(), world.size(),
       nullptr);
   return exchange::unit_bytes(units.units.front());
@@ -298,7 +298,7 @@ TEST_P(Checkpoints, T08DecodersKeepEveryBitInBothPrecisions) {
 
 TEST_P(Checkpoints, T08AnUpdateBetweenForwardAndBackwardIsAnError) {
   if (GetParam() == 1) {
-    return;  // Plain LibTorch: tests/access.
+    return;  // Plain LibTorch: tests/autograd.
   }
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     Pairs model(Regions::kUnits, false);

@@ -288,7 +288,7 @@ TEST_P(MixedPrecisionParity, T20DtypesAndBytesAreWhatWasAskedFor) {
     auto options = bf16(torch::kFloat);
     options.units = units::none();
     options.strategy = Strategy::kShardGradOp;
-    const auto units = shard::build_units(
+    const auto units = fsdp::build_units(
         *model, options.units, world.size(), nullptr, options.mixed_precision);
     auto fsdp = fully_shard(*model, world, options);
     for (const auto& item : model->named_parameters()) {

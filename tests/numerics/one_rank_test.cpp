@@ -5,7 +5,7 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
-#include "access/managed_storage.h"
+#include "autograd/managed_storage.h"
 
 namespace sherd::test {
 namespace {
@@ -94,7 +94,7 @@ TEST(OneRank, T14NothingIsGatheredReducedOrKeyed) {
     std::size_t i = 0;
     for (const auto& parameter : model->parameters()) {
       EXPECT_EQ(parameter.const_data_ptr(), before[i++]);  // Not moved.
-      EXPECT_EQ(access::tag_of(parameter), nullptr);
+      EXPECT_EQ(autograd::tag_of(parameter), nullptr);
       EXPECT_FALSE(parameter.key_set().has(
           c10::DispatchKey::TESTING_ONLY_GenericWrapper));
     }

@@ -17,7 +17,7 @@
 #include <gtest/gtest.h>
 #include <sherd/models/llama.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <torch/torch.h>
 
 namespace sherd::test {

@@ -6,10 +6,10 @@
 
 #include <cstdint>
 #include <vector>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include "exchange/exchange.h"
 #include "plan/budget.h"
-#include "shard/model_units.h"
+#include "fsdp/model_units.h"
 
 namespace sherd::test {
 
@@ -23,7 +23,7 @@ inline Budgets budgets_of(
     const torch::nn::Module& module,
     const FullyShardOptions& options,
     int ranks) {
-  const auto units = shard::build_units(module, options.units, ranks, nullptr);
+  const auto units = fsdp::build_units(module, options.units, ranks, nullptr);
   std::vector<std::int64_t> bytes;
   for (const auto& unit : units.units) {
     bytes.push_back(exchange::unit_bytes(unit));

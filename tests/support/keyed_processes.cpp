@@ -2,13 +2,13 @@
 //
 // Linked into test programs whose ranks all install the parameter key: done once
 // before ranks are forked, it costs no rank the writing of every operator's table.
-#include "access/param_key.h"
+#include "autograd/param_key.h"
 
 namespace sherd::test {
 namespace {
 
 [[maybe_unused]] const bool kInstalled = [] {
-  access::install_param_key();
+  autograd::install_param_key();
   return true;
 }();
 

@@ -4,7 +4,7 @@
 // within a budget and by a plan.
 #pragma once
 
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 
 namespace sherd::test {
 

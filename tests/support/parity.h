@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 #include <gtest/gtest.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <torch/torch.h>
 #include "plan/flat_layout.h"
 

@@ -18,9 +18,9 @@
 #include <vector>
 #include <torch/torch.h>
 #include "base/rank_environment.h"
-#include "comm/hosts.h"
+#include "world/hosts.h"
 #include "exchange/make_exchange.h"
-#include "shard/model_units.h"
+#include "fsdp/model_units.h"
 #include "support/error_of.h"
 #include "support/parity.h"
 
@@ -106,7 +106,7 @@ inline std::vector<std::vector<int>> added_together(
            world, all, exchange::Kind::kAuto, process_environment()) ==
            exchange::Kind::kHierarchical);
   return asked && options.strategy != Strategy::kNoShard
-      ? comm::ranks_by_host(world, all)
+      ? world::ranks_by_host(world, all)
       : std::vector<std::vector<int>>{all};
 }
 
@@ -168,7 +168,7 @@ class Slicing {
       const torch::nn::Module& module,
       const Mesh& mesh,
       const FullyShardOptions& options)
-      : units_(shard::build_units(
+      : units_(fsdp::build_units(
             module,
             options.units,
             both_axes(options) ? mesh.world().size() : mesh.shard_size(),
@@ -181,7 +181,7 @@ class Slicing {
         whole_(options.strategy == Strategy::kNoShard) {}
 
   torch::Tensor of(const std::string& name, const torch::Tensor& full) const {
-    const auto& parameter = shard::find_parameter(units_, name);
+    const auto& parameter = fsdp::find_parameter(units_, name);
     const auto& flat = units_.units[static_cast<std::size_t>(parameter.unit)]
                            .flats[static_cast<std::size_t>(parameter.flat)];
     const auto range =
@@ -196,7 +196,7 @@ class Slicing {
     return options.optimizer_axes == OptimizerAxes::kBoth;
   }
 
-  shard::ModelUnits units_;
+  fsdp::ModelUnits units_;
   int rank_;
   bool whole_;
 };

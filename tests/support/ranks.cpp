@@ -12,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/check.h"
 #include "base/rank_environment.h"
-#include "comm/world_impl.h"
+#include "world/world_impl.h"
 
 namespace sherd::test {
 namespace {
@@ -55,9 +55,9 @@ c10::intrusive_ptr<c10d::Store> store_of(const Listener& listener, int rank) {
   return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
 }
 
-comm::HostIdentity host_of(
+world::HostIdentity host_of(
     int rank, int ranks, const RankOptions& options) {
-  auto host = comm::HostIdentity::of_this_process();
+  auto host = world::HostIdentity::of_this_process();
   const auto all_tests = process_environment()("SHERD_TEST_HOSTS");
   const auto& hosts = options.hosts;
   if (hosts.empty() && all_tests) {
@@ -125,7 +125,7 @@ RankReport run_ranks(
   RankReport report = run_processes(
       world_size,
       [&](int rank, Rank& self) {
-        World world = comm::make_world(
+        World world = world::make_world(
             store_of(listener, rank), rank, world_size, options.world,
             host_of(rank, world_size, options), "127.0.0.1");
         body(world, self);

@@ -27,7 +27,7 @@
 #include <functional>
 #include <string>
 #include <vector>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include "support/child_process.h"
 
 namespace sherd::test {

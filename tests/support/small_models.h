@@ -6,7 +6,7 @@
 
 #include <cstdint>
 #include <vector>
-#include <sherd/shard/units.h>
+#include <sherd/fsdp/units.h>
 #include <torch/torch.h>
 
 namespace sherd::test {

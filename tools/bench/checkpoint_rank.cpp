@@ -16,7 +16,7 @@
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include <torch/torch.h>
 #include "bench/rank_main.h"
 #include "bench/statistics.h"

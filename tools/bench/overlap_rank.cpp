@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 #include <CLI/CLI.hpp>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include <sherd/ddp/replicate.h>
 #include <torch/torch.h>
 #include "bench/rank_main.h"

@@ -14,7 +14,7 @@
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include <torch/torch.h>
 #include "bench/contender_protocol.h"
 #include "bench/rank_main.h"

@@ -11,7 +11,7 @@
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/ft/replica_session.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <torch/torch.h>
 #include "bench/step_gate.h"
 #include "bench/workload.h"

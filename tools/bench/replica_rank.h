@@ -7,7 +7,7 @@
 #pragma once
 
 #include <string>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include "bench/step_log_files.h"
 #include "bench/step_runner.h"
 

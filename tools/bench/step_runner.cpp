@@ -9,7 +9,7 @@
 #include <sherd/base/error.h>
 #include <sherd/ddp/replicate.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <torch/torch.h>
 #include "bench/step_barrier.h"
 #include "exchange_kind_flag.h"

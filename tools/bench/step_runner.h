@@ -19,9 +19,9 @@
 #include <memory>
 #include <string>
 #include <ATen/core/Tensor.h>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include <sherd/models/gpt.h>
-#include <sherd/shard/fully_shard.h>
+#include <sherd/fsdp/fully_shard.h>
 #include "bench/workload.h"
 
 namespace sherd::tools::bench {

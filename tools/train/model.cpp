@@ -3,7 +3,7 @@
 
 #include <sherd/models/gpt.h>
 #include <sherd/models/llama.h>
-#include <sherd/shard/activation_checkpointing.h>
+#include <sherd/fsdp/activation_checkpointing.h>
 
 namespace sherd::tools {
 namespace {

@@ -10,7 +10,7 @@
 #include <map>
 #include <string>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include <sherd/data/batches.h>
 #include "train/config.h"
 #include "train/training_engine.h"

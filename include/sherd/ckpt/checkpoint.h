@@ -29,7 +29,7 @@
 #include <vector>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include <sherd/optim/named_parameters.h>
 
 namespace torch::nn {

@@ -20,8 +20,8 @@
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
-#include <sherd/comm/exchange_kind.h>
-#include <sherd/comm/world.h>
+#include <sherd/world/exchange_kind.h>
+#include <sherd/world/world.h>
 #include <sherd/ddp/comm_hook.h>
 #include <sherd/optim/named_parameters.h>
 

@@ -24,7 +24,7 @@
 #include <memory>
 #include <string>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include <sherd/ft/replica_session.h>
 
 namespace sherd::ft {

@@ -37,7 +37,7 @@
 #include <string>
 #include <vector>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/comm/world.h>
+#include <sherd/world/world.h>
 #include <sherd/optim/named_parameters.h>
 
 namespace sherd::ft {

@@ -23,13 +23,13 @@
 namespace sherd::ft::ring {
 namespace {
 
-using comm::shm::Segment;
+using shm::Segment;
 
 // A segment begins with a page of its own for these; floats follow.
 enum Word : std::size_t { kKey, kLease, kWords };
 
 std::size_t first_float() {
-  return comm::shm::round_up_to_pages(kWords * sizeof(std::uint64_t));
+  return shm::round_up_to_pages(kWords * sizeof(std::uint64_t));
 }
 
 std::uint64_t& word(const Segment& segment, Word which) {
@@ -153,7 +153,7 @@ Result<PeerFloats> PeerFloats::open(const IpcHandle& name) {
   }
   PeerFloats peer(std::move(mapped).value());
   Status status = peer.segment_.make_read_only(
-      0, comm::shm::round_up_to_pages(peer.segment_.bytes()));
+      0, shm::round_up_to_pages(peer.segment_.bytes()));
   if (!status.ok()) {
     return status;
   }

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 #include "base/status.h"
-#include "comm/shm/segment.h"
+#include "shm/segment.h"
 
 namespace sherd::ft::ring {
 
@@ -56,7 +56,7 @@ class SharedFloats {
 
   const std::size_t count_;
   std::uint64_t key_ = 0;
-  comm::shm::Segment segment_;
+  shm::Segment segment_;
   std::vector<float> private_;
   float* floats_ = nullptr;
   std::uint64_t leases_ = 0;
@@ -77,10 +77,10 @@ class PeerFloats {
   bool holds(std::uint64_t lease) const;
 
  private:
-  explicit PeerFloats(comm::shm::Segment segment)
+  explicit PeerFloats(shm::Segment segment)
       : segment_(std::move(segment)) {}
 
-  comm::shm::Segment segment_;
+  shm::Segment segment_;
 };
 
 }  // namespace sherd::ft::ring

@@ -182,7 +182,7 @@ TEST(ReplicaGradients, NoOptimizerUpdatesInBackward) {
   named.update_in_backward =
       [](const BackwardUpdate&) -> std::shared_ptr<void> {
     throw Error(
-        "[shard] parameter w is updated in backward by another optimizer");
+        "[fsdp] parameter w is updated in backward by another optimizer");
   };
   const auto error = error_of([&] { ReplicaGradients gradients(named, 100); });
   EXPECT_NE(error.find("another optimizer"), std::string::npos) << error;

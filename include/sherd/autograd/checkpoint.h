@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Activation checkpointing: a region of the forward whose activations are not
+// kept for backward but computed a second time there. Memory of all regions
+// becomes that of their inputs and of one region at a time; costs another
+// forward. Losses and gradients keep their bits.
+//
+//   x = sherd::checkpoint(
+//       [layer](const at::Tensor& x) { return layer->forward(x); }, x);
+//
+// Mirrors torch.utils.checkpoint.checkpoint(use_reentrant=False): Chen et al.,
+// "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174. With and
+// without fully_shard. Thread rule: any thread; backward may run on another.
+// Guide: docs/guide/checkpointing.md, mechanism: docs/design/access.md.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#include <ATen/core/Tensor.h>
+
+namespace sherd {
+
+struct CheckpointOptions {
+  // Behaviour. The second run draws the random numbers of the first from the
+  // default CPU generator, whose state then is as if there had been one run.
+  // Costs 5 kB and some microseconds a call.
+  bool preserve_rng_state = true;
+  // Performance. The second run ends, by an exception through fn, with the last
+  // tensor that backward needs: what comes after is not computed. false: fn
+  // always ends by itself, and saving more tensors than before is noticed too.
+  bool early_stop = true;
+};
+
+namespace autograd {
+
+// The first run of a region: as long as it lives, what autograd saves on this
+// thread is not kept. Nothing where gradients are off.
+class CheckpointedForward {
+ public:
+  using Recompute = std::function<void(std::span<const at::Tensor> inputs)>;
+
+  CheckpointedForward(
+      Recompute recompute,
+      const std::vector<at::Tensor>& inputs,
+      const CheckpointOptions& options);
+  ~CheckpointedForward();
+  CheckpointedForward(const CheckpointedForward&) = delete;
+  CheckpointedForward& operator=(const CheckpointedForward&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+template <typename Function, std::size_t... I>
+void call_with_inputs(
+    Function& fn,
+    [[maybe_unused]] std::span<const at::Tensor> inputs,
+    std::index_sequence<I...> /*numbers*/) {
+  (void)std::invoke(fn, inputs[I]...);
+}
+
+}  // namespace autograd
+
+// Returns fn(inputs...), computed now. Backward runs fn again, on the thread
+// and at the moment at which the first of its tensors is missed, with inputs
+// that are cut off from the graph, gradients on, and autocast as now. fn must do
+// the same each time; it is copied and kept until the graph is gone, so it
+// captures by value, the modules' shared_ptrs say. What it changes outside is
+// changed twice (running statistics, counters). Inputs may be undefined or
+// without gradient; anything else is captured. Regions may be nested.
+// Parameters are read again, not kept. With gradients off: just fn(inputs...).
+// Throws Error at once where another autograd engine than sherd's is installed
+// (a Python process); in backward, when the second run saves other tensors than
+// the first (naming both), or when a parameter or an input was changed in place
+// meanwhile. What fn throws there reaches the caller of backward().
+template <typename Function, typename... Inputs>
+  requires std::invocable<Function&, const Inputs&...>
+auto checkpoint(
+    const CheckpointOptions& options, Function fn, const Inputs&... inputs) {
+  static_assert(
+      (std::is_convertible_v<const Inputs&, const at::Tensor&> && ...),
+      "inputs of checkpoint() are tensors; let fn capture anything else");
+  const auto shared = std::make_shared<Function>(std::move(fn));
+  const autograd::CheckpointedForward first(
+      [shared](std::span<const at::Tensor> again) {
+        autograd::call_with_inputs(*shared, again, std::index_sequence_for<Inputs...>());
+      },
+      {inputs...}, options);
+  return std::invoke(*shared, inputs...);
+}
+
+template <typename Function, typename... Inputs>
+  requires std::invocable<Function&, const Inputs&...>
+auto checkpoint(Function fn, const Inputs&... inputs) {
+  return checkpoint(CheckpointOptions(), std::move(fn), inputs...);
+}
+
+}  // namespace sherd

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autograd/activation_cast.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <unordered_set>
+
+#include <ATen/core/Tensor.h>
+
+#include "autograd/managed_storage.h"
+
+namespace sherd::autograd {
+namespace {
+
+// Base names in namespace aten, without embedding, which has no activations.
+constexpr auto kNames = std::to_array<std::string_view>({
+    // Matrix products.
+    "addbmm",
+    "addmm",
+    "addmv",
+    "baddbmm",
+    "bilinear",
+    "bmm",
+    "dot",
+    "einsum",
+    "inner",
+    "linear",
+    "matmul",
+    "mm",
+    "mv",
+    "tensordot",
+    // Convolutions.
+    "_convolution",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_tbc",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "convolution",
+    // Norms.
+    "_fused_rms_norm",
+    "batch_norm",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "native_group_norm",
+    "native_layer_norm",
+    "rms_norm",
+    // Recurrent layers.
+    "gru",
+    "gru_cell",
+    "lstm",
+    "lstm_cell",
+    "rnn_relu",
+    "rnn_relu_cell",
+    "rnn_tanh",
+    "rnn_tanh_cell",
+    // The rest that refuses mixed arguments.
+    "embedding_bag",
+    "prelu",
+});
+
+// Of these only the first argument is cast: they write their running statistics
+// although their schema does not say so, and a cast would lose that.
+constexpr auto kFirstOnly =
+    std::to_array<std::string_view>({"batch_norm", "instance_norm"});
+
+constexpr std::string_view kNamespace = "aten::";
+
+std::unordered_set<c10::OperatorHandle> find_operators(
+    std::span<const std::string_view> names) {
+  std::unordered_set<c10::OperatorHandle> found;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const std::string_view full = name.name;
+    const auto op = dispatcher.findSchema(name);
+    if (op && full.starts_with(kNamespace) &&
+        std::ranges::find(names, full.substr(kNamespace.size())) !=
+            names.end() &&
+        !op->schema().is_mutable()) {
+      found.insert(*op);
+    }
+  }
+  return found;
+}
+
+bool needs_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
+  return tensor.defined() && at::isFloatingType(tensor.scalar_type()) &&
+      tensor.scalar_type() != dtype && tag_of(tensor) == nullptr;
+}
+
+void cast_value(c10::IValue& value, c10::ScalarType dtype) {
+  if (value.isTensor()) {
+    if (needs_cast(value.toTensor(), dtype)) {
+      value = value.toTensor().to(dtype);
+    }
+  } else if (value.isTensorList()) {
+    // A list of its own: the caller may hold on to the one on the stack.
+    auto cast = value.toTensorList().copy();
+    for (std::size_t i = 0; i < cast.size(); ++i) {
+      if (const at::Tensor tensor = cast.get(i); needs_cast(tensor, dtype)) {
+        cast.set(i, tensor.to(dtype));
+      }
+    }
+    value = std::move(cast);
+  }
+}
+
+}  // namespace
+
+std::span<const std::string_view> activation_cast_operators() { return kNames; }
+
+void cast_activations(
+    const c10::OperatorHandle& op,
+    c10::ScalarType dtype,
+    torch::jit::Stack& stack) {
+  static const auto kOperators = find_operators(kNames);
+  static const auto kOfFirst = find_operators(kFirstOnly);
+  if (!kOperators.contains(op)) {
+    return;
+  }
+  const auto arguments = op.schema().arguments().size();
+  const auto begin = stack.size() - arguments;
+  const auto end = kOfFirst.contains(op) ? begin + 1 : stack.size();
+  for (auto i = begin; i < end; ++i) {
+    cast_value(stack[i], dtype);
+  }
+}
+
+}  // namespace sherd::autograd

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autograd/backward.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include "autograd/saved_tensors.h"
+
+namespace sherd::autograd {
+namespace {
+
+using Listeners = std::vector<std::weak_ptr<BackwardListener>>;
+
+void add_once(
+    Listeners& listeners, const std::weak_ptr<BackwardListener>& added) {
+  const bool known = std::any_of(
+      listeners.begin(), listeners.end(),
+      [&](const std::weak_ptr<BackwardListener>& other) {
+        return !other.owner_before(added) && !added.owner_before(other);
+      });
+  if (!known) {
+    listeners.push_back(added);
+  }
+}
+
+// Armed on this thread by a training forward, waiting for its backward.
+Listeners& waiting() {
+  thread_local Listeners listeners;
+  return listeners;
+}
+
+// One outermost backward under way.
+struct OutermostBackward {
+  Listeners listeners;
+};
+
+// Which backward each running graph task belongs to. Nodes run on the thread
+// that called backward, on device threads, or on pool threads (deep
+// reentrancy), so a thread-local would not do; the graph task is known on all
+// of them. A task of autograd::grad is in here only within a backward.
+class BackwardRegistry {
+ public:
+  void add_task(int task, OutermostBackward* scope) {
+    const std::lock_guard lock(mu_);
+    by_task_.emplace(task, scope);
+  }
+  // Null when the task belongs to no backward.
+  OutermostBackward* find(int task) {
+    const std::lock_guard lock(mu_);
+    const auto found = by_task_.find(task);
+    return found == by_task_.end() ? nullptr : found->second;
+  }
+  void end(OutermostBackward* scope) {
+    const std::lock_guard lock(mu_);
+    std::erase_if(
+        by_task_, [scope](const auto& task) { return task.second == scope; });
+  }
+  // False when the task belongs to no backward.
+  bool add(int task, const std::weak_ptr<BackwardListener>& listener) {
+    const std::lock_guard lock(mu_);
+    const auto found = by_task_.find(task);
+    if (found != by_task_.end()) {
+      add_once(found->second->listeners, listener);
+    }
+    return found != by_task_.end();
+  }
+
+ private:
+  std::mutex mu_;
+  std::unordered_map<int, OutermostBackward*> by_task_;  // Guarded by mu_.
+};
+
+BackwardRegistry& backward_registry() {
+  static BackwardRegistry all;
+  return all;
+}
+
+// The outermost backward this thread is about to start: execute() leaves it
+// here for its own execute_with_graph_task(), which knows the task.
+OutermostBackward*& starting() {
+  thread_local OutermostBackward* scope = nullptr;
+  return scope;
+}
+
+void notify(const Listeners& listeners, const std::exception_ptr& failure) {
+  std::exception_ptr first;
+  for (const auto& weak : listeners) {
+    if (auto listener = weak.lock()) {
+      try {
+        listener->backward_ended(failure);
+      } catch (...) {
+        first = first ? first : std::current_exception();
+      }
+    }
+  }
+  if (first && !failure) {
+    std::rethrow_exception(first);
+  }
+}
+
+// Outermost ones.
+std::atomic<int>& backwards_under_way() {
+  static std::atomic<int> count{0};
+  return count;
+}
+
+// The root is an intrusive_ptr or, in older LibTorch, a shared_ptr.
+template <typename Method>
+struct TypesOf;
+template <typename Result, typename Task, typename Root, typename Buffer>
+struct TypesOf<Result (torch::autograd::Engine::*)(Task, Root, Buffer)> {
+  using RootNode = Root;
+};
+using RootNode = TypesOf<
+    decltype(&torch::autograd::Engine::execute_with_graph_task)>::RootNode;
+
+class BackwardEngine final : public torch::autograd::Engine {
+ public:
+  BackwardEngine() = default;
+  ~BackwardEngine() override { stop(); }
+
+  torch::autograd::variable_list execute(
+      const torch::autograd::edge_list& roots,
+      const torch::autograd::variable_list& inputs,
+      bool keep_graph,
+      bool create_graph,
+      bool accumulate_grad,
+      const torch::autograd::edge_list& outputs) override {
+    start_threads();
+    if (!accumulate_grad || in_backward()) {
+      return Engine::execute(
+          roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    }
+    OutermostBackward scope{std::exchange(waiting(), {})};
+    starting() = &scope;
+    backwards_under_way().fetch_add(1, std::memory_order_relaxed);
+    torch::autograd::variable_list results;
+    std::exception_ptr failure;
+    try {
+      results = Engine::execute(
+          roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    starting() = nullptr;  // Set still if no task was ever made.
+    backward_registry().end(&scope);
+    // Release, with any_backward(): its gradients are in their places.
+    backwards_under_way().fetch_sub(1, std::memory_order_release);
+    notify(scope.listeners, failure);
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+    return results;
+  }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task,
+      RootNode root,
+      torch::autograd::InputBuffer&& inputs) override {
+    OutermostBackward* scope = in_backward()
+        ? backward_registry().find(torch::autograd::get_current_graph_task_id())
+        : std::exchange(starting(), nullptr);
+    if (scope != nullptr) {
+      backward_registry().add_task(static_cast<int>(task->id_), scope);
+    }
+    return Engine::execute_with_graph_task(
+        task, std::move(root), std::move(inputs));
+  }
+
+  SavedTensorHooks get_default_saved_variable_hooks() override {
+    return saved_tensor_hooks();
+  }
+
+ private:
+  // LibTorch starts device and pool threads for the first engine of a process
+  // that runs. After a backward before our installation that was not us, and
+  // deep reentrancy would meet a null pool.
+  void start_threads() {
+    std::call_once(started_, [this] {
+      initialize_device_threads_pool();
+      if (thread_pool_shared_ == nullptr) {
+        start_device_threads();
+      }
+    });
+  }
+
+  std::once_flag started_;
+};
+
+torch::autograd::Engine& backward_engine() {
+  static BackwardEngine engine;
+  return engine;
+}
+
+bool engine_is_ours() {
+  static const bool ours = [] {
+    using torch::autograd::Engine;
+    if (&Engine::get_default_engine() != &Engine::get_base_engine()) {
+      return false;
+    }
+    torch::autograd::set_default_engine_stub(&backward_engine);
+    return true;
+  }();
+  return ours;
+}
+
+// autograd::grad captures gradients, backward() accumulates them.
+bool in_autograd_grad() {
+  const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
+  return nodes != nullptr &&
+      std::any_of(nodes->begin(), nodes->end(), [](const auto& node) {
+           return node.second.captures_ != nullptr;
+         });
+}
+
+// Somebody else's engine: a callback of the graph task stands in for the
+// scope's end. The callback owns the listeners, so that those of a backward
+// that failed, whose callbacks never run, go away with its graph task.
+class GraphTaskCallbacks {
+ public:
+  bool add(int task, const std::weak_ptr<BackwardListener>& listener) {
+    const std::lock_guard lock(mu_);
+    std::erase_if(
+        by_task_, [](const auto& entry) { return entry.second.expired(); });
+    auto listeners = by_task_[task].lock();
+    if (!listeners && in_autograd_grad()) {
+      return false;  // Its expired entry is erased by the next call.
+    }
+    if (!listeners) {
+      listeners = std::make_shared<Listeners>();
+      by_task_[task] = listeners;
+      torch::autograd::Engine::get_default_engine().queue_callback(
+          [this, task, listeners] { notify(take(task, *listeners), nullptr); });
+    }
+    add_once(*listeners, listener);
+    return true;
+  }
+
+ private:
+  Listeners take(int task, Listeners& listeners) {
+    const std::lock_guard lock(mu_);
+    by_task_.erase(task);
+    return std::exchange(listeners, {});
+  }
+
+  std::mutex mu_;
+  // Guarded by mu_, as are the lists.
+  std::unordered_map<int, std::weak_ptr<Listeners>> by_task_;
+};
+
+GraphTaskCallbacks& graph_task_callbacks() {
+  static GraphTaskCallbacks all;
+  return all;
+}
+
+}  // namespace
+
+bool install_backward_engine() { return engine_is_ours(); }
+
+std::string reason_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    const auto line = what.substr(0, what.find('\n'));
+    return line.empty() ? "an exception without a message" : line;
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+bool records_gradients() {
+  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
+}
+
+bool any_backward() {
+  return backwards_under_way().load(std::memory_order_acquire) > 0;
+}
+
+bool in_backward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
+bool arm(const std::weak_ptr<BackwardListener>& listener) {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (!engine_is_ours()) {
+    return in_backward() && graph_task_callbacks().add(task, listener);
+  }
+  if (in_backward()) {
+    return backward_registry().add(task, listener);
+  }
+  add_once(waiting(), listener);
+  return true;
+}
+
+}  // namespace sherd::autograd

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/autograd/checkpoint.h>
+
+#include <cstdint>
+#include <mutex>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/DimVector.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include "autograd/backward.h"
+#include "autograd/forward_state.h"
+#include "autograd/managed_storage.h"
+#include "autograd/saved_tensors.h"
+#include "base/check.h"
+
+namespace sherd::autograd {
+namespace {
+
+// What must be alike in both runs.
+struct TensorMetadata {
+  c10::DimVector sizes;
+  at::ScalarType dtype;
+  at::Device device;
+
+  bool operator==(const TensorMetadata&) const = default;
+};
+
+TensorMetadata metadata_of(const at::Tensor& tensor) {
+  return {
+      c10::DimVector(tensor.sizes()), tensor.scalar_type(), tensor.device()};
+}
+
+std::string text_of(const TensorMetadata& kind) {
+  return str(
+      c10::toString(kind.dtype), " ", at::IntArrayRef(kind.sizes), " on ",
+      kind.device.str());
+}
+
+// These live anyway: kept, they cost nothing and need no second run.
+bool is_parameter_or_view(const at::Tensor& tensor) {
+  const at::TensorBase& owner = tensor.is_view() ? tensor._base() : tensor;
+  return tag_of(tensor) != nullptr ||
+      (owner.is_leaf() && owner.requires_grad());
+}
+
+// A tensor that the first run saved.
+struct SavedTensorSlot {
+  TensorMetadata kind;
+  bool awaited;       // Some node may still ask for it.
+  at::Tensor tensor;  // Defined from a second run until it is asked for.
+};
+
+// Ends a second run early. No std::exception, which fn might catch.
+struct StopRecomputation {};
+
+// Takes the tensors of a second run, in order.
+class Recomputation final : public SavedTensorHookFactory {
+ public:
+  enum class ForwardStatus { kComplete, kUnderWay };
+
+  Recomputation(std::vector<SavedTensorSlot> slots, ForwardStatus first, bool early_stop)
+      : slots_(std::move(slots)), first_(first), early_stop_(early_stop) {
+    for (auto& slot : slots_) {
+      slot.awaited = slot.awaited && !slot.tensor.defined();
+      slot.tensor.reset();
+      missing_ += slot.awaited ? 1 : 0;
+    }
+  }
+
+  SavedTensorHooks make_hooks() override;
+
+  void take(const at::Tensor& tensor) {
+    const auto number = taken_++;
+    if (number >= slots_.size()) {
+      SHERD_CHECK(
+          stopped_ || first_ == ForwardStatus::kUnderWay,
+          "[autograd] checkpoint: expected that fn saves ", slots_.size(),
+          " tensors when it is run again, as at first, found more", kRule);
+      return;
+    }
+    auto& slot = slots_[number];
+    const auto kind = metadata_of(tensor);
+    SHERD_CHECK(
+        kind == slot.kind, "[autograd] checkpoint: expected that fn saves ",
+        text_of(slot.kind), " as tensor ", number + 1, " of ", slots_.size(),
+        " when it is run again, as at first, found ", text_of(kind), kRule);
+    if (!slot.awaited) {
+      return;
+    }
+    slot.tensor = tensor;
+    if (--missing_ == 0 && early_stop_) {
+      stopped_ = true;
+      throw StopRecomputation();
+    }
+  }
+
+  // What it took, where the slot awaited something. REQUIRES: fn has ended.
+  std::vector<SavedTensorSlot> finish() {
+    SHERD_CHECK(
+        missing_ == 0 &&
+            (stopped_ || first_ == ForwardStatus::kUnderWay || taken_ == slots_.size()),
+        "[autograd] checkpoint: expected that fn saves ", slots_.size(),
+        " tensors when it is run again, as at first, found ", taken_, kRule);
+    return std::move(slots_);
+  }
+
+ private:
+  static constexpr const char* kRule =
+      "; it must do the same each time, whatever else has changed";
+
+  std::vector<SavedTensorSlot> slots_;
+  const ForwardStatus first_;
+  const bool early_stop_;
+  std::size_t missing_ = 0;
+  std::size_t taken_ = 0;
+  bool stopped_ = false;
+};
+
+// In the graph of a second run, which goes away with it. fn may run backwards
+// of its own, so it keeps its tensor.
+class RecomputedTensorHooks final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit RecomputedTensorHooks(Recomputation* run) : run_(run) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    tensor_ = tensor.tensor_data();
+    run_->take(tensor_);
+  }
+  at::Tensor call_unpack_hook() override { return tensor_; }
+
+ private:
+  Recomputation* const run_;  // Packing follows making, within the run.
+  at::Tensor tensor_;
+};
+
+SavedTensorHooks Recomputation::make_hooks() {
+  return std::make_unique<RecomputedTensorHooks>(this);
+}
+
+// One call of checkpoint(): how to run it again, and what the first run would
+// have kept. Owned by the nodes of its graph. Thread rule: any thread.
+class CheckpointedRegion {
+ public:
+  CheckpointedRegion(
+      CheckpointedForward::Recompute recompute,
+      const std::vector<at::Tensor>& inputs,
+      const CheckpointOptions& options)
+      : recompute_(std::move(recompute)),
+        state_(ForwardState::now(
+            options.preserve_rng_state ? RngState::kPreserve
+                                       : RngState::kIgnore)),
+        early_stop_(options.early_stop) {
+    for (const auto& input : inputs) {
+      const bool defined = input.defined();
+      // Saved as a node would: within another region that one takes it.
+      // Detached, since an input may become part of this graph, in place.
+      inputs_.push_back(
+          {torch::autograd::SavedVariable(
+               defined ? input.detach() : input, /*is_output=*/false),
+           defined && input.requires_grad()});
+    }
+  }
+
+  // Returns the number of its slot. kLater: some node will ask for it.
+  enum class Unpack { kLater, kNever };
+  std::size_t add(const at::Tensor& tensor, Unpack asked) {
+    const std::lock_guard lock(mu_);
+    slots_.push_back({metadata_of(tensor), asked == Unpack::kLater, {}});
+    return slots_.size() - 1;
+  }
+
+  // The node is gone, or will not ask again.
+  void forget(std::size_t number) {
+    const std::lock_guard lock(mu_);
+    slots_[number].awaited = false;
+    slots_[number].tensor.reset();
+  }
+
+  void complete() {
+    const std::lock_guard lock(mu_);
+    first_ = Recomputation::ForwardStatus::kComplete;
+  }
+
+  // Handed out once; asked again (retain_graph), fn runs again.
+  at::Tensor take(std::size_t number) {
+    {
+      const std::lock_guard lock(mu_);
+      if (auto tensor = std::exchange(slots_[number].tensor, {});
+          tensor.defined()) {
+        return tensor;
+      }
+    }
+    return run_for(number);
+  }
+
+ private:
+  struct Input {
+    torch::autograd::SavedVariable tensor;
+    bool requires_grad;
+  };
+
+  std::vector<at::Tensor> unpack_inputs() const {
+    std::vector<at::Tensor> inputs;
+    for (const auto& input : inputs_) {
+      const auto tensor = input.tensor.unpack();
+      inputs.push_back(
+          tensor.defined()
+              ? tensor.detach().set_requires_grad(input.requires_grad)
+              : tensor);
+    }
+    return inputs;
+  }
+
+  // Another thread's run may have found the tensor since it was missed here.
+  Recomputation begin(std::size_t number) {
+    const std::lock_guard lock(mu_);
+    auto slots = slots_;
+    slots[number].awaited = true;
+    slots[number].tensor.reset();
+    return {std::move(slots), first_, early_stop_};
+  }
+
+  // Without the lock: fn may wait for other ranks, and other threads may run it
+  // at the same time.
+  at::Tensor run_for(std::size_t number) {
+    auto run = begin(number);
+    {
+      const auto inputs = unpack_inputs();
+      const ForwardStateScope state(state_);
+      const SavedTensorHookScope scope(&run);
+      try {
+        recompute_(inputs);
+      } catch (const StopRecomputation&) {  // NOLINT(bugprone-empty-catch): as wanted.
+      }
+    }
+    auto found = run.finish();
+    const std::lock_guard lock(mu_);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      if (i != number && slots_[i].awaited && found[i].tensor.defined()) {
+        slots_[i].tensor = std::move(found[i].tensor);
+      }
+    }
+    return std::move(found[number].tensor);
+  }
+
+  const CheckpointedForward::Recompute recompute_;
+  const ForwardState state_;
+  const bool early_stop_;
+  std::vector<Input> inputs_;
+  std::mutex mu_;
+  std::vector<SavedTensorSlot> slots_;                               // Guarded by mu_.
+  Recomputation::ForwardStatus first_ = Recomputation::ForwardStatus::kUnderWay;  // Guarded by mu_.
+};
+
+// In the graph of the first run.
+class CheckpointedTensorHooks final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit CheckpointedTensorHooks(std::shared_ptr<CheckpointedRegion> region)
+      : region_(std::move(region)) {}
+  ~CheckpointedTensorHooks() override {
+    if (packed_) {
+      region_->forget(slot_);
+    }
+  }
+  CheckpointedTensorHooks(const CheckpointedTensorHooks&) = delete;
+  CheckpointedTensorHooks& operator=(const CheckpointedTensorHooks&) = delete;
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    if (is_parameter_or_view(tensor)) {
+      kept_ = tensor.tensor_data();
+      version_ = tensor._version();
+    }
+    slot_ = region_->add(
+        tensor,
+        kept_.defined() ? CheckpointedRegion::Unpack::kNever : CheckpointedRegion::Unpack::kLater);
+    packed_ = true;
+  }
+
+  at::Tensor call_unpack_hook() override {
+    if (!kept_.defined()) {
+      return region_->take(slot_);
+    }
+    // As LibTorch does for what it saves without hooks.
+    SHERD_CHECK_AS(
+        kFailedPrecondition, kept_._version() == version_,
+        "[autograd] checkpoint: a parameter of shape ", kept_.sizes(),
+        " was changed between forward and backward: expected version ",
+        version_, ", found ", kept_._version());
+    return kept_;
+  }
+
+ private:
+  const std::shared_ptr<CheckpointedRegion> region_;
+  bool packed_ = false;
+  std::size_t slot_ = 0;
+  at::Tensor kept_;
+  std::int64_t version_ = 0;
+};
+
+class CheckpointHookFactory final : public SavedTensorHookFactory {
+ public:
+  explicit CheckpointHookFactory(std::shared_ptr<CheckpointedRegion> region)
+      : region_(std::move(region)) {}
+  SavedTensorHooks make_hooks() override {
+    return std::make_unique<CheckpointedTensorHooks>(region_);
+  }
+  CheckpointedRegion& region() { return *region_; }
+
+ private:
+  const std::shared_ptr<CheckpointedRegion> region_;
+};
+
+}  // namespace
+
+struct CheckpointedForward::State {
+  explicit State(std::shared_ptr<CheckpointedRegion> region)
+      : factory(std::move(region)), scope(&factory) {}
+  CheckpointHookFactory factory;
+  SavedTensorHookScope scope;
+};
+
+CheckpointedForward::CheckpointedForward(
+    Recompute recompute,
+    const std::vector<at::Tensor>& inputs,
+    const CheckpointOptions& options) {
+  if (!at::GradMode::is_enabled()) {
+    return;
+  }
+  SHERD_CHECK_AS(
+      kFailedPrecondition, install_backward_engine(),
+      "[autograd] checkpoint: expected sherd's autograd engine or LibTorch's "
+      "own, found another (a Python process installs one); there use "
+      "torch.utils.checkpoint");
+  state_ = std::make_unique<State>(
+      std::make_shared<CheckpointedRegion>(std::move(recompute), inputs, options));
+}
+
+CheckpointedForward::~CheckpointedForward() {
+  if (state_ != nullptr) {
+    state_->factory.region().complete();
+  }
+}
+
+}  // namespace sherd::autograd

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autograd/gradient_hook.h"
+
+#include <memory>
+#include <utility>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace sherd::autograd {
+namespace {
+
+using torch::autograd::PostAccumulateGradHook;
+namespace impl = torch::autograd::impl;
+
+class GradientHook final : public PostAccumulateGradHook {
+ public:
+  GradientHook(
+      GradientCallback callback, std::unique_ptr<PostAccumulateGradHook> before)
+      : callback_(std::move(callback)), before_(std::move(before)) {}
+
+  void operator()(const at::Tensor& parameter) override {
+    if (before_) {
+      (*before_)(parameter);
+    }
+    auto gradient = std::move(parameter.mutable_grad());
+    parameter.mutable_grad().reset();
+    callback_(std::move(gradient));
+  }
+
+  std::unique_ptr<PostAccumulateGradHook> take_before() {
+    return std::move(before_);
+  }
+
+ private:
+  const GradientCallback callback_;
+  std::unique_ptr<PostAccumulateGradHook> before_;
+};
+
+// The parameter's hook, or null. A tensor that was never trainable has no
+// place for one yet, and LibTorch asserts there.
+PostAccumulateGradHook* hook_of(const at::Tensor& parameter) {
+  return impl::get_autograd_meta(parameter) == nullptr
+      ? nullptr
+      : impl::post_acc_grad_hooks(parameter).get();
+}
+
+class PreAccumulationHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit PreAccumulationHook(std::function<void()> call) : call_(std::move(call)) {}
+
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    call_();
+    return gradients;
+  }
+
+ private:
+  const std::function<void()> call_;
+};
+
+// A hook of the node that accumulates. It keeps the node, which LibTorch forgets
+// between two backwards.
+class PreAccumulationRegistration {
+ public:
+  PreAccumulationRegistration(const at::Tensor& parameter, std::function<void()> call)
+      : accumulator_(impl::grad_accumulator(parameter)) {
+    auto hook = std::make_unique<PreAccumulationHook>(std::move(call));
+    hook_ = hook.get();
+    accumulator_->add_pre_hook(std::move(hook));
+  }
+  ~PreAccumulationRegistration() {
+    std::erase_if(accumulator_->pre_hooks(), [this](const auto& hook) {
+      return hook.get() == hook_;
+    });
+  }
+  PreAccumulationRegistration(const PreAccumulationRegistration&) = delete;
+  PreAccumulationRegistration& operator=(const PreAccumulationRegistration&) = delete;
+
+ private:
+  // An intrusive_ptr or, in older LibTorch, a shared_ptr.
+  const decltype(impl::grad_accumulator(at::Tensor())) accumulator_;
+  const torch::autograd::FunctionPreHook* hook_;
+};
+
+}  // namespace
+
+std::shared_ptr<void> add_pre_accumulation_hook(
+    const at::Tensor& parameter, std::function<void()> call) {
+  return std::make_shared<PreAccumulationRegistration>(parameter, std::move(call));
+}
+
+void set_gradient_hook(const at::Tensor& parameter, GradientCallback callback) {
+  std::unique_ptr<PostAccumulateGradHook> before;
+  if (hook_of(parameter) != nullptr) {
+    before = std::move(impl::post_acc_grad_hooks(parameter));
+  }
+  impl::set_post_acc_grad_hooks(
+      parameter,
+      std::make_unique<GradientHook>(std::move(callback), std::move(before)));
+}
+
+bool has_gradient_hook(const at::Tensor& parameter) {
+  // A tensor that never needed gradients has no place for hooks.
+  return impl::get_autograd_meta(parameter) != nullptr &&
+      dynamic_cast<GradientHook*>(impl::post_acc_grad_hooks(parameter).get()) !=
+      nullptr;
+}
+
+void remove_gradient_hook(const at::Tensor& parameter) {
+  if (auto* ours = dynamic_cast<GradientHook*>(hook_of(parameter))) {
+    auto before = ours->take_before();
+    impl::set_post_acc_grad_hooks(parameter, std::move(before));
+  }
+}
+
+}  // namespace sherd::autograd

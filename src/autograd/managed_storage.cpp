@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autograd/managed_storage.h"
+
+#include <utility>
+#include <c10/core/StorageImpl.h>
+
+namespace sherd::autograd {
+namespace {
+
+// The deleter of every tagged DataPtr; its address is what tells ours apart.
+void release_tag(void* context) {
+  auto* tag = static_cast<StorageTag*>(context);
+  // acq_rel: the last owner must see what the others wrote before deleting.
+  if (tag->references.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    delete tag;  // NOLINT: counted by hand, a DataPtr cannot hold a shared_ptr.
+  }
+}
+
+StorageTag* make_tag(
+    ParameterUseListener* listener, int unit, int flat, ActivationCast activations) {
+  auto* tag = new StorageTag;  // NOLINT: see release_tag.
+  tag->listener.store(listener, std::memory_order_release);
+  tag->unit = unit;
+  tag->flat = flat;
+  tag->activations = activations;
+  // One reference for the ManagedStorage, one for the storage's DataPtr.
+  tag->references.store(2, std::memory_order_relaxed);
+  return tag;
+}
+
+}  // namespace
+
+const StorageTag* tag_of(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) {
+    return nullptr;
+  }
+  const auto& data =
+      tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  if (data.get_deleter() != &release_tag) {
+    return nullptr;
+  }
+  return static_cast<const StorageTag*>(data.get_context());
+}
+
+ManagedStorage::ManagedStorage(
+    ParameterUseListener* listener,
+    int unit,
+    int flat,
+    std::int64_t nbytes,
+    c10::Device device,
+    ActivationCast activations)
+    : tag_(make_tag(listener, unit, flat, activations)),
+      storage_(
+          c10::Storage::use_byte_size_t(),
+          static_cast<std::size_t>(nbytes),
+          c10::DataPtr(nullptr, tag_, &release_tag, device),
+          /*allocator=*/nullptr,
+          // resize_ would move a frozen parameter out of its unit.
+          /*resizable=*/false) {
+  empty("sherd: a sharded parameter was read before its unit was filled");
+}
+
+ManagedStorage::~ManagedStorage() {
+  disconnect(
+      "sherd: the sharding handle of this model was destroyed; parameters of "
+      "a sharded model live as long as its handle");
+  release_tag(tag_);
+}
+
+void ManagedStorage::set_pointer(void* bytes) {
+  auto* impl = storage_.unsafeGetStorageImpl();
+  auto& data = impl->_mutable_data_ptr_no_checks();
+  const auto device = data.device();
+  // The new DataPtr takes over the reference of the old one.
+  (void)data.release_context();
+  impl->set_data_ptr_noswap(c10::DataPtr(bytes, tag_, &release_tag, device));
+}
+
+void ManagedStorage::fill(void* bytes) {
+  storage_.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+  set_pointer(bytes);
+  filled_ = true;
+}
+
+void ManagedStorage::empty(const std::string& why) {
+  set_pointer(nullptr);
+  // In spite of its name this frees nothing; it sets the access flag.
+  storage_.unsafeGetStorageImpl()
+      ->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+  filled_ = false;
+}
+
+void ManagedStorage::disconnect(const std::string& why) {
+  // Pairs with the acquire load in the dispatch fallback.
+  tag_->listener.store(nullptr, std::memory_order_release);
+  empty(why);
+}
+
+}  // namespace sherd::autograd

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autograd/metadata_operators.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_set>
+
+namespace sherd::autograd {
+namespace {
+
+// Base names in namespace aten; is_plain_overload() sorts their overloads.
+constexpr auto kNames = std::to_array<std::string_view>({
+    // Views.
+    "_reshape_alias", "_unsafe_view", "adjoint", "alias", "as_strided",
+    "broadcast_to", "chunk", "detach", "diagonal", "expand", "expand_as",
+    "hsplit", "mH", "mT", "matrix_H", "movedim", "moveaxis", "narrow",
+    "numpy_T", "permute", "select", "slice", "split", "split_with_sizes",
+    "squeeze", "swapaxes", "swapdims", "t", "transpose",
+    "unbind", "unfold", "unsqueeze", "view", "view_as", "vsplit",
+    // Shape, dtype or autograd metadata only. The first is what set_data()
+    // asks: adoption itself must visit nobody.
+    "_has_compatible_shallow_copy_type", "_version", "can_cast", "dim",
+    "empty_like", "full_like", "is_complex", "is_contiguous",
+    "is_floating_point", "is_inference",
+    "is_leaf", "is_same_size", "is_signed", "new_empty",
+    "new_empty_strided", "new_full", "new_ones", "new_zeros", "numel",
+    "ones_like", "output_nr", "promote_types", "rand_like", "randint_like",
+    "randn_like", "requires_grad_", "result_type", "retain_grad",
+    "retains_grad", "size", "stride", "sym_numel", "sym_size",
+    "sym_storage_offset", "sym_stride", "zeros_like",
+});
+
+// Of these, self and the other tensor lend only their shape or dtype.
+constexpr auto kTwoTensors = std::to_array<std::string_view>({
+    "_has_compatible_shallow_copy_type", "expand_as", "is_same_size",
+    "result_type", "view_as",
+});
+
+// These write flags of the tensor, no bytes.
+constexpr auto kFlagWriters =
+    std::to_array<std::string_view>({"requires_grad_", "retain_grad"});
+
+// An overload may differ from its namesakes: zeros_like.out writes, narrow by a
+// tensor reads that tensor.
+bool is_plain_overload(
+    std::string_view name, const c10::FunctionSchema& schema) {
+  if (schema.is_mutable()) {
+    return std::ranges::find(kFlagWriters, name) != kFlagWriters.end();
+  }
+  const auto tensors = std::ranges::count_if(
+      schema.arguments(), [](const c10::Argument& argument) {
+        return argument.type()->isSubtypeOf(*c10::TensorType::get());
+      });
+  return tensors <= 1 ||
+      std::ranges::find(kTwoTensors, name) != kTwoTensors.end();
+}
+
+std::unordered_set<c10::OperatorHandle> find_operators() {
+  std::unordered_set<std::string_view> wanted(kNames.begin(), kNames.end());
+  std::unordered_set<c10::OperatorHandle> found;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    constexpr std::string_view kNamespace = "aten::";
+    const std::string_view full = name.name;
+    if (!full.starts_with(kNamespace)) {
+      continue;
+    }
+    const auto base = full.substr(kNamespace.size());
+    const auto op = dispatcher.findSchema(name);
+    if (op && wanted.contains(base) && is_plain_overload(base, op->schema())) {
+      found.insert(*op);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+std::span<const std::string_view> metadata_operators() { return kNames; }
+
+bool uses_metadata_only(const c10::OperatorHandle& op) {
+  static const auto kOperators = find_operators();
+  return kOperators.contains(op);
+}
+
+}  // namespace sherd::autograd

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autograd/param_key.h"
+
+#include <algorithm>
+#include <utility>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+#include <sherd/autograd/touch.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+#include "autograd/activation_cast.h"
+#include "autograd/metadata_operators.h"
+#include "base/check.h"
+
+namespace sherd::autograd {
+namespace {
+
+// Above autograd, so that one operator is one announcement, and unused by
+// LibTorch itself outside its own tests.
+constexpr auto kParamKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+constexpr c10::DispatchKeySet kBelow(
+    c10::DispatchKeySet::FULL_AFTER, kParamKey);
+
+using ParameterUses = c10::SmallVector<ParameterUse, 4>;
+
+void add_use(ParameterUses& uses, const at::Tensor& tensor, bool written) {
+  // The key test comes first: nearly every argument fails it.
+  if (!tensor.defined() || !tensor.key_set().has(kParamKey)) {
+    return;
+  }
+  if (const auto* tag = tag_of(tensor)) {
+    uses.push_back({tag, tensor.unsafeGetTensorImpl(), written});
+  }
+}
+
+void add_uses(ParameterUses& uses, const c10::IValue& value, bool written) {
+  if (value.isTensor()) {
+    add_use(uses, value.toTensor(), written);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      if (element.isTensor()) {
+        add_use(uses, element.toTensor(), written);
+      } else if (!element.isNone()) {
+        return;  // A list of numbers.
+      }
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      if (entry.value().isTensor()) {
+        add_use(uses, entry.value().toTensor(), written);
+      }
+    }
+  }
+}
+
+ParameterUses uses_of(
+    const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  ParameterUses uses;
+  const auto& arguments = schema.arguments();
+  const auto first = stack.size() - arguments.size();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = arguments[i].alias_info();
+    add_uses(
+        uses, stack[first + i], alias != nullptr && alias->isWrite());
+  }
+  return uses;
+}
+
+// Enters the listeners of all uses, one after the other, and leaves those
+// entered when it goes out of scope.
+class ParameterUseScope {
+ public:
+  ParameterUseScope(ParameterUses& uses, const char* name) : uses_(uses) {
+    // Almost always one listener; a teacher and a student may meet.
+    std::stable_sort(
+        uses.begin(), uses.end(), [](const ParameterUse& a, const ParameterUse& b) {
+          return listener_of(a) < listener_of(b);
+        });
+    try {
+      while (entered_ < uses_.size()) {
+        const auto group = next_group();
+        auto* listener = listener_of(group.front());
+        SHERD_CHECK_AS(
+            kFailedPrecondition, listener != nullptr, "[autograd] ", name,
+            " uses a parameter whose sharding handle was "
+            "destroyed; keep the handle as long as the model is used");
+        listener->begin_use(group, name);
+        entered_ += group.size();
+      }
+    } catch (...) {
+      leave();
+      throw;
+    }
+  }
+  ~ParameterUseScope() { leave(); }
+  ParameterUseScope(const ParameterUseScope&) = delete;
+  ParameterUseScope& operator=(const ParameterUseScope&) = delete;
+
+ private:
+  static ParameterUseListener* listener_of(const ParameterUse& use) {
+    return use.tag->listener.load(std::memory_order_acquire);
+  }
+
+  std::span<const ParameterUse> next_group() const {
+    const auto* begin = uses_.data() + entered_;
+    const auto* end = uses_.data() + uses_.size();
+    const auto* last = std::find_if(begin, end, [&](const ParameterUse& use) {
+      return listener_of(use) != listener_of(*begin);
+    });
+    return {begin, last};
+  }
+
+  void leave() noexcept {
+    std::size_t left = 0;
+    while (left < entered_) {
+      auto* listener = listener_of(uses_[left]);
+      auto end = left;
+      while (end < entered_ && listener_of(uses_[end]) == listener) {
+        ++end;
+      }
+      if (listener != nullptr) {
+        listener->end_use({uses_.data() + left, end - left});
+      }
+      left = end;
+    }
+    entered_ = 0;
+  }
+
+  ParameterUses& uses_;
+  std::size_t entered_ = 0;
+};
+
+bool is_builtin(const c10::OperatorHandle& op) {
+  return op.operator_name().name.starts_with("aten::");
+}
+
+void cast_for(
+    const ParameterUses& uses,
+    const c10::OperatorHandle& op,
+    torch::jit::Stack& stack) {
+  for (const auto& use : uses) {
+    if (use.tag->activations == ActivationCast::kToParameterDtype) {
+      const auto dtype = c10::typeMetaToScalarType(use.tensor->dtype());
+      cast_activations(op, dtype, stack);
+      return;
+    }
+  }
+}
+
+void announce(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  if (uses_metadata_only(op)) {
+    const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
+    op.redispatchBoxed(keys & kBelow, stack);
+    return;
+  }
+  auto uses = uses_of(op.schema(), *stack);
+  const ParameterUseScope scope(uses, op.operator_name().name.c_str());
+  cast_for(uses, op, *stack);
+  if (is_builtin(op)) {
+    // What the operator is made of uses the same tensors: already entered.
+    const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
+    op.redispatchBoxed(keys & kBelow, stack);
+  } else {
+    // A custom operator may use further weights inside; those must announce.
+    op.redispatchBoxed(keys & kBelow, stack);
+  }
+}
+
+}  // namespace
+
+void install_param_key() {
+  static torch::Library library(
+      torch::Library::IMPL, "_", kParamKey, __FILE__, __LINE__);
+  [[maybe_unused]] static const bool installed = [] {
+    library.fallback(torch::CppFunction::makeFromBoxedFunction<&announce>());
+    return true;
+  }();
+}
+
+namespace {
+
+// A tensor in the storage, with the key, that has no elements yet.
+c10::intrusive_ptr<c10::TensorImpl> keyed(
+    const at::TensorOptions& options,
+    const ManagedStorage& storage,
+    std::int64_t offset) {
+  const auto keys = at::empty({0}, options).key_set().add(kParamKey);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(storage.storage()), keys,
+      options.dtype());
+  impl->set_storage_offset(offset);
+  return impl;
+}
+
+class Placeholder final : public c10::TensorImpl {
+ public:
+  Placeholder(
+      const at::Tensor& like,
+      const ManagedStorage& storage,
+      std::function<void()> dropped)
+      : TensorImpl(
+            c10::Storage(storage.storage()),
+            like.key_set().add(kParamKey),
+            like.dtype()),
+        dropped_(std::move(dropped)) {
+    set_sizes_contiguous(like.sizes());
+  }
+  // Without weak references LibTorch destroys it at once, with them it releases
+  // first.
+  ~Placeholder() override { tell(); }
+  Placeholder(const Placeholder&) = delete;
+  Placeholder& operator=(const Placeholder&) = delete;
+
+  void release_resources() override {
+    tell();
+    TensorImpl::release_resources();
+  }
+
+  void forget() { dropped_ = nullptr; }
+
+ private:
+  void tell() {
+    if (const auto dropped = std::exchange(dropped_, nullptr)) {
+      dropped();
+    }
+  }
+
+  std::function<void()> dropped_;
+};
+
+Placeholder* placeholder_of(const at::Tensor& tensor) {
+  return dynamic_cast<Placeholder*>(tensor.unsafeGetTensorImpl());
+}
+
+// Older LibTorch has no such fields.
+void move_grad_dtype(auto& from, auto& to) {
+  if constexpr (requires { from.grad_dtype_; }) {
+    to.grad_dtype_ = from.grad_dtype_;
+    to.allow_grad_dtype_mismatch_ = from.allow_grad_dtype_mismatch_;
+  }
+}
+
+}  // namespace
+
+at::Tensor make_placeholder(
+    const at::Tensor& like,
+    const ManagedStorage& storage,
+    std::function<void()> dropped) {
+  const c10::InferenceMode off(false);
+  return at::Tensor(
+      c10::make_intrusive<Placeholder>(like, storage, std::move(dropped)));
+}
+
+bool is_placeholder(const at::Tensor& tensor) {
+  return placeholder_of(tensor) != nullptr;
+}
+
+void disarm_placeholder(const at::Tensor& placeholder) {
+  placeholder_of(placeholder)->forget();
+}
+
+void drop_view_base(const at::Tensor& parameter) {
+  auto* view = torch::autograd::impl::get_view_autograd_meta(parameter);
+  if (view == nullptr) {
+    return;
+  }
+  auto plain = std::make_unique<torch::autograd::AutogradMeta>();
+  plain->requires_grad_ = parameter.requires_grad();
+  plain->name_ = std::move(view->name_);
+  plain->grad_ = std::move(view->grad_);
+  plain->grad_accumulator_ = std::move(view->grad_accumulator_);
+  plain->hooks_ = std::move(view->hooks_);
+  plain->cpp_hooks_list_ = std::move(view->cpp_hooks_list_);
+  plain->post_acc_grad_hooks_ = std::move(view->post_acc_grad_hooks_);
+  move_grad_dtype(*view, *plain);
+  parameter.unsafeGetTensorImpl()->set_autograd_meta(std::move(plain));
+}
+
+void adopt(
+    const at::Tensor& parameter,
+    const ManagedStorage& storage,
+    std::int64_t offset,
+    c10::ScalarType dtype) {
+  // Inside it, new tensors would be inference tensors and never train.
+  const c10::InferenceMode off(false);
+  auto impl = keyed(
+      parameter.options().dtype(dtype).requires_grad(false), storage, offset);
+  impl->set_sizes_contiguous(parameter.sizes());
+  drop_view_base(parameter);
+  parameter.set_data(at::Tensor(std::move(impl)));
+}
+
+void adopt_in_place(
+    const at::Tensor& parameter, const ManagedStorage& storage) {
+  const c10::InferenceMode off(false);
+  auto impl = keyed(
+      parameter.options().requires_grad(false), storage,
+      parameter.storage_offset());
+  impl->set_sizes_and_strides(parameter.sizes(), parameter.strides());
+  parameter.set_data(at::Tensor(std::move(impl)));
+}
+
+void release(const at::Tensor& parameter, const at::Tensor& plain) {
+  const c10::InferenceMode off(false);
+  parameter.set_data(plain);
+}
+
+ExcludeParamKeyScope::ExcludeParamKeyScope() : no_key_(kParamKey) {}
+
+bool is_adopted(const at::Tensor& parameter, const ManagedStorage& storage) {
+  return parameter.key_set().has(kParamKey) && parameter.has_storage() &&
+      parameter.storage().unsafeGetStorageImpl() ==
+      storage.storage().unsafeGetStorageImpl();
+}
+
+}  // namespace sherd::autograd
+
+namespace sherd {
+
+struct TouchScope::State {
+  at::Tensor tensor;
+  autograd::ParameterUses uses;
+  std::optional<autograd::ParameterUseScope> scope;
+};
+
+TouchScope::TouchScope(const at::Tensor& tensor)
+    : state_(std::make_unique<State>()) {
+  state_->tensor = tensor;
+  autograd::add_use(state_->uses, state_->tensor, /*written=*/false);
+  state_->scope.emplace(state_->uses, "sherd::touch");
+}
+
+TouchScope::~TouchScope() = default;
+
+}  // namespace sherd

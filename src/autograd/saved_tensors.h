@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who takes the tensors that autograd saves for backward. LibTorch asks its
+// engine for hooks whenever it saves one, and sherd's engine asks the innermost
+// SavedTensorHookScope of the thread. Mirrors torch.autograd.graph
+// .saved_tensors_hooks, whose C++ side takes Python functions only.
+// Thread rule: a scope counts for the thread that made it.
+#pragma once
+
+#include <memory>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+namespace sherd::autograd {
+
+using SavedTensorHooks = std::unique_ptr<torch::autograd::SavedVariableHooks>;
+
+class SavedTensorHookFactory {
+ public:
+  virtual ~SavedTensorHookFactory() = default;
+  // For a tensor that is about to be saved. They may be dropped unused.
+  virtual SavedTensorHooks make_hooks() = 0;
+};
+
+// REQUIRES: scopes of a thread end in reverse order; the factory outlives them.
+class SavedTensorHookScope {
+ public:
+  explicit SavedTensorHookScope(SavedTensorHookFactory* factory);
+  ~SavedTensorHookScope();
+  SavedTensorHookScope(const SavedTensorHookScope&) = delete;
+  SavedTensorHookScope& operator=(const SavedTensorHookScope&) = delete;
+
+ private:
+  SavedTensorHookFactory* const before_;
+};
+
+// Of the innermost scope; null outside, where autograd keeps tensors itself.
+SavedTensorHooks saved_tensor_hooks();
+
+}  // namespace sherd::autograd

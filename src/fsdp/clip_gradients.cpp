@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fsdp/clip_gradients.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+
+#include "base/check.h"
+
+namespace sherd::fsdp {
+namespace {
+
+// As torch.nn.utils.clip_grad_norm_: keeps the factor finite at norm zero.
+constexpr double kEpsilon = 1e-6;
+
+double norm_of(const at::Tensor& gradient, double p) {
+  return at::linalg_vector_norm(
+             gradient, p, std::nullopt, false, c10::ScalarType::Double)
+      .item<double>();
+}
+
+double larger(double a, double b) {
+  return b > a || std::isnan(b) ? b : a;  // A NaN stays.
+}
+
+}  // namespace
+
+double clip_gradients(
+    const std::vector<at::Tensor>& leaves,
+    double max_norm,
+    const ClipOptions& options,
+    const std::function<void(const at::Tensor&)>& combine) {
+  SHERD_CHECK(
+      options.p > 0, "[fsdp] clip_grad_norm expects p > 0 or infinity, found ",
+      options.p);
+  SHERD_CHECK(
+      max_norm >= 0, "[fsdp] clip_grad_norm expects max_norm >= 0, found ",
+      max_norm);
+  const at::NoGradGuard no_grad;
+  const bool largest = std::isinf(options.p);
+  double mine = 0;
+  for (const auto& leaf : leaves) {
+    if (const auto& gradient = leaf.grad(); gradient.defined()) {
+      const double norm = norm_of(gradient, options.p);
+      mine = largest ? larger(mine, norm) : mine + std::pow(norm, options.p);
+    }
+  }
+  const auto total = at::full(
+      {1}, mine, at::TensorOptions().dtype(c10::ScalarType::Double));
+  combine(total);
+  const double combined = *total.const_data_ptr<double>();
+  const double norm = largest ? combined : std::pow(combined, 1.0 / options.p);
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      !options.error_if_nonfinite || std::isfinite(norm),
+      "[fsdp] the norm of all gradients is ", norm,
+      "; expected a finite number");
+  const double factor = max_norm / (norm + kEpsilon);
+  // Not std::min: a NaN norm must reach the gradients, as in PyTorch.
+  if (!(factor >= 1.0)) {
+    for (const auto& leaf : leaves) {
+      if (const auto& gradient = leaf.grad(); gradient.defined()) {
+        gradient.mul_(factor);
+      }
+    }
+  }
+  return norm;
+}
+
+}  // namespace sherd::fsdp

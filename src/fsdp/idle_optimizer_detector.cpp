@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fsdp/idle_optimizer_detector.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "base/log.h"
+
+namespace sherd::fsdp {
+namespace {
+
+constexpr std::int64_t kSamplesPerSlice = 512;
+
+std::int64_t stride_of(const at::Tensor& slice) {
+  return std::max<std::int64_t>(1, slice.numel() / kSamplesPerSlice);
+}
+
+}  // namespace
+
+std::uint64_t IdleOptimizerDetector::sample(const std::vector<at::Tensor>& slices) {
+  Hash64 hash;
+  for (const auto& slice : slices) {
+    if (!slice.requires_grad()) {
+      continue;
+    }
+    const auto size = static_cast<std::int64_t>(slice.element_size());
+    const auto stride = stride_of(slice);
+    const auto* bytes = static_cast<const char*>(slice.const_data_ptr());
+    for (std::int64_t i = 0; i < slice.numel(); i += stride) {
+      std::uint64_t word = 0;
+      std::memcpy(
+          &word, bytes + i * size,
+          std::min<std::size_t>(sizeof(word), static_cast<std::size_t>(size)));
+      hash.add(word);
+    }
+  }
+  return hash.value();
+}
+
+void IdleOptimizerDetector::remember(const std::vector<at::Tensor>& slices) {
+  sample_ = sample(slices);
+}
+
+void IdleOptimizerDetector::note_gradients(const std::vector<at::Tensor>& slices) {
+  for (const auto& slice : slices) {
+    const auto& gradient = slice.grad();
+    if (gradient.defined() && !change_due_) {
+      // The elements that sample() looks at.
+      const auto seen = gradient.slice(
+          0, 0, gradient.numel(), stride_of(gradient));
+      change_due_ = seen.count_nonzero().item<std::int64_t>() > 0;
+    }
+  }
+}
+
+void IdleOptimizerDetector::warn(std::int64_t backwards) {
+  if (!warned_) {
+    warned_ = true;
+    log_warning(
+        str("[fsdp] no parameter has changed in ", backwards,
+            " backwards; an optimizer over model->parameters() does nothing, "
+            "build it over fsdp.parameters() or fsdp.named_parameters()"));
+  }
+}
+
+}  // namespace sherd::fsdp

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Notices an optimizer that never touches the shards: one built over the
+// module's own parameters silently does nothing. Looks at a sample of the
+// shards' bytes, because LibTorch's SGD does not even move version counters, and
+// expects a change only where a gradient was not zero.
+// Thread rule: the caller's lock.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+#include <ATen/core/Tensor.h>
+
+namespace sherd::fsdp {
+
+class IdleOptimizerDetector {
+ public:
+  // Backwards after which a model that never changed is worth a warning.
+  static constexpr std::int64_t kBackwards = 64;
+
+  void remember(const std::vector<at::Tensor>& slices);
+  bool changed(const std::vector<at::Tensor>& slices) const {
+    return sample(slices) != sample_;
+  }
+  // Looks at `.grad()` after a backward. False from change_due(): no sampled
+  // element has had a gradient, so none needs to change.
+  void note_gradients(const std::vector<at::Tensor>& slices);
+  bool change_due() const { return change_due_; }
+  // Once: that nothing changed in so many backwards, and the remedy.
+  void warn(std::int64_t backwards);
+
+ private:
+  static std::uint64_t sample(const std::vector<at::Tensor>& slices);
+
+  std::uint64_t sample_ = 0;
+  bool change_due_ = false;
+  bool warned_ = false;
+};
+
+}  // namespace sherd::fsdp

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fsdp/initial_values.h"
+
+#include <algorithm>
+#include <exception>
+#include <set>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include "base/check.h"
+
+namespace sherd::fsdp {
+namespace {
+
+// Memory for a tensor on the meta device, which stays the same object with the
+// same hooks. Returns it as a plain tensor, without gradients.
+at::Tensor make_real(const at::Tensor& tensor) {
+  // Inside it, new tensors would be inference tensors and never train.
+  const c10::InferenceMode off(false);
+  auto value = at::empty(
+      tensor.sizes(), tensor.options().device(c10::kCPU).requires_grad(false));
+  // What set_data() does, which refuses to change the kind of device; and then
+  // set_data(), which forgets what autograd remembers of the device.
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
+  tensor.set_data(value);
+  return value;
+}
+
+}  // namespace
+
+InitialValues::InitialValues(
+    const torch::nn::Module& module,
+    const ModelUnits& model,
+    const World& world,
+    const FullyShardOptions& options)
+    : world_(world), options_(options), parameters_(model.parameters.size()) {
+  for (const auto& parameter : model.parameters) {
+    items_.push_back({parameter.name, parameter.tensor});
+  }
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& buffer : module.named_buffers()) {
+    if (buffer.value().defined() &&
+        seen.insert(buffer.value().unsafeGetTensorImpl()).second) {
+      items_.push_back({buffer.key(), buffer.value()});
+    }
+  }
+}
+
+bool InitialValues::synchronised() const {
+  return options_.sync_module_states && world_.size() > 1;
+}
+
+bool InitialValues::compares() const {
+  return options_.compare_initial_values && !options_.sync_module_states &&
+      world_.size() > 1;
+}
+
+bool InitialValues::lacks_a_source(const Item& item) const {
+  const bool from_rank_0 = synchronised() && world_.rank() != 0;
+  return item.tensor.is_meta() && !options_.initialise && !from_rank_0;
+}
+
+void InitialValues::check() {
+  if (synchronised()) {
+    check_buffers();
+  }
+  const auto found = std::find_if(
+      items_.begin(), items_.end(),
+      [&](const Item& item) { return lacks_a_source(item); });
+  throw_where_found(
+      found == items_.end() ? -1 : found - items_.begin(),
+      "is on the meta device",
+      "; expected options.initialise, which writes its value, or a tensor with "
+      "memory");
+  if (world_.size() > 1 && !options_.sync_module_states) {
+    agree_when_to_compare();
+  }
+  if (compares() && !compares_at_end_) {
+    for (std::size_t item = 0; item < items_.size(); ++item) {
+      add_digest(item);
+    }
+    check_equal();
+  }
+}
+
+void InitialValues::agree_when_to_compare() {
+  const bool meta = std::any_of(
+      items_.begin(), items_.end(),
+      [](const Item& item) { return item.tensor.is_meta(); });
+  const auto all = world_.all_gather(
+      {options_.compare_initial_values ? 1.0 : 0.0, meta ? 1.0 : 0.0});
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    SHERD_CHECK_AS(
+        kPeerMismatch, all[rank][0] == all[0][0],
+        "[fsdp] ranks disagree on options.compare_initial_values: rank 0 has ",
+        all[0][0] != 0.0, ", rank ", rank, " has ", all[rank][0] != 0.0);
+    compares_at_end_ = compares_at_end_ || all[rank][1] != 0.0;
+  }
+}
+
+void InitialValues::add_digest(std::size_t item) {
+  digests_.push_back(
+      {str(kind_of(item), items_[item].name),
+       world::digest_of(items_[item].tensor)});
+}
+
+// Shards of different models would make one that no rank has had.
+void InitialValues::check_equal() const {
+  const auto different = world::difference_between(world_, digests_);
+  SHERD_CHECK_AS(
+      kPeerMismatch, different.empty(),
+      "[fsdp] ranks hold different initial values: ", different,
+      "; expected equal ones: call torch::manual_seed() with one number on all "
+      "ranks before the model is made, read one file, or set "
+      "options.sync_module_states, which gives all ranks those of rank 0 (or "
+      "options.compare_initial_values = false, where a checkpoint is loaded "
+      "next)");
+}
+
+// Ranks have equal parameters by now; a broadcast for each buffer needs equal
+// buffers, too.
+void InitialValues::check_buffers() const {
+  double bytes = 0.0;
+  for (auto item = parameters_; item < items_.size(); ++item) {
+    bytes += static_cast<double>(items_[item].tensor.nbytes());
+  }
+  const auto buffers = static_cast<double>(items_.size() - parameters_);
+  const auto all = world_.all_gather({buffers, bytes});
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    SHERD_CHECK_AS(
+        kPeerMismatch, all[rank] == all[0],
+        "[fsdp] ranks disagree on the buffers that rank 0 gives them: rank 0 "
+        "has ",
+        all[0][0], " of ", all[0][1], " bytes, rank ", rank, " has ",
+        all[rank][0], " of ", all[rank][1], " bytes");
+  }
+}
+
+void InitialValues::initialise_parameter(int parameter) {
+  initialise_item(static_cast<std::size_t>(parameter));
+}
+
+void InitialValues::initialise_item(std::size_t item) {
+  const auto& tensor = items_[item].tensor;
+  const bool receives = synchronised() && world_.rank() != 0;
+  if (tensor.is_meta()) {
+    const auto value = make_real(tensor);
+    if (!receives) {
+      initialise(item, value);
+    }
+  }
+  if (synchronised()) {
+    const auto plain = tensor.detach();
+    const auto value = plain.contiguous();
+    world_.broadcast({value});
+    if (receives && !value.is_same(plain)) {
+      const at::NoGradGuard no_grad;
+      plain.copy_(value);
+    }
+  }
+  if (compares() && compares_at_end_) {
+    add_digest(item);
+  }
+}
+
+// Goes on after an exception: peers count on this rank's part in what follows.
+void InitialValues::initialise(std::size_t item, const at::Tensor& value) {
+  if (failed_ >= 0) {
+    return;
+  }
+  try {
+    const c10::InferenceMode off(false);
+    const at::NoGradGuard no_grad;
+    options_.initialise(items_[item].name, value);
+  } catch (const std::exception& error) {
+    failed_ = static_cast<std::ptrdiff_t>(item);
+    const std::string what = error.what();
+    failure_ = what.substr(0, what.find('\n'));
+  } catch (...) {
+    failed_ = static_cast<std::ptrdiff_t>(item);
+    failure_ = "an exception that is no std::exception";
+  }
+}
+
+void InitialValues::finish() {
+  for (auto item = parameters_; item < items_.size(); ++item) {
+    initialise_item(item);
+  }
+  throw_where_found(
+      failed_, "has no value: options.initialise threw",
+      failed_ < 0 ? "" : ": " + failure_);
+  if (compares() && compares_at_end_) {
+    check_equal();
+  }
+}
+
+const char* InitialValues::kind_of(std::size_t item) const {
+  return item < parameters_ ? "parameter " : "buffer ";
+}
+
+void InitialValues::throw_where_found(
+    std::ptrdiff_t mine,
+    const std::string& what,
+    const std::string& reason) const {
+  const auto all = world_.all_gather({static_cast<double>(mine)});
+  const auto describe = [&](std::size_t item) {
+    return str(
+        kind_of(item),
+        item < items_.size() ? items_[item].name : "that only others have");
+  };
+  SHERD_CHECK(
+      mine < 0, "[fsdp] ", describe(static_cast<std::size_t>(mine)), " ", what,
+      reason);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    SHERD_CHECK(
+        all[rank][0] < 0, "[fsdp] ",
+        describe(static_cast<std::size_t>(all[rank][0])), " ", what,
+        " on rank ", rank, reason.empty() ? "; its error says why" : reason);
+  }
+}
+
+}  // namespace sherd::fsdp

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fsdp/parameter_integrity.h"
+
+#include "autograd/param_key.h"
+#include "base/check.h"
+#include "base/hash.h"
+
+namespace sherd::fsdp {
+
+void ParameterIntegrity::check() const {
+  for (const auto& parameter : model_.parameters) {
+    const auto& storage = *storages_[static_cast<std::size_t>(parameter.unit)]
+                                    [static_cast<std::size_t>(parameter.flat)];
+    SHERD_CHECK_AS(
+        kFailedPrecondition, autograd::is_adopted(parameter.tensor, storage),
+        "[fsdp] parameter ", parameter.name,
+        " was given another storage after sharding (module->to(), set_data() "
+        "or the like); convert the module before fully_shard, or write values "
+        "inside summon_full_parameters()");
+  }
+}
+
+std::uint64_t ParameterIntegrity::flags_fingerprint() const {
+  Hash64 hash;
+  for (const auto& parameter : model_.parameters) {
+    hash.add(parameter.tensor.requires_grad() ? 1U : 0U);
+  }
+  return hash.value();
+}
+
+void ParameterIntegrity::check_not_thawed() const {
+  for (const auto& parameter : model_.parameters) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition,
+        parameter.trainable >= 0 || !parameter.tensor.requires_grad(),
+        "[fsdp] parameter ", parameter.name,
+        " was frozen at fully_shard and needs gradients now; expected "
+        "requires_grad(false), or true before fully_shard: what is trainable "
+        "then may be frozen and thawed later");
+  }
+}
+
+}  // namespace sherd::fsdp

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fsdp/single_rank_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+
+#include "autograd/gradient_hook.h"
+#include "autograd/param_key.h"
+#include "base/check.h"
+#include "fsdp/clip_gradients.h"
+
+namespace sherd::fsdp {
+namespace {
+
+std::vector<at::Tensor> defined_only(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> defined;
+  for (const auto& tensor : tensors) {
+    if (tensor.defined()) {
+      defined.push_back(tensor);
+    }
+  }
+  return defined;
+}
+
+// Now or, a frozen one, later.
+bool may_train(const at::Tensor& parameter) {
+  return at::isFloatingType(parameter.scalar_type()) &&
+      !parameter.is_inference();
+}
+
+}  // namespace
+
+SingleRankEngine::SingleRankEngine(ModelUnits model) : model_(std::move(model)) {
+  const c10::InferenceMode off(false);
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : model_.parameters) {
+    auto& slice = slices_.emplace_back();
+    if (parameter.tensor.numel() == 0) {
+      continue;
+    }
+    autograd::drop_view_base(parameter.tensor);
+    if (!parameter.tensor.is_contiguous()) {
+      parameter.tensor.set_data(parameter.tensor.detach().contiguous());
+    }
+    slice = parameter.tensor.detach().view({-1}).variable_data();
+    slice.set_requires_grad(parameter.trainable >= 0);
+  }
+}
+
+SingleRankEngine::~SingleRankEngine() { close(); }
+
+void SingleRankEngine::start() {
+  for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
+    const auto& parameter = model_.parameters[p];
+    parameter.tensor.mutable_grad().reset();
+    if (may_train(parameter.tensor)) {
+      autograd::set_gradient_hook(
+          parameter.tensor,
+          [weak = weak_from_this(),
+           index = static_cast<int>(p)](at::Tensor gradient) {
+            if (auto self = weak.lock()) {
+              self->gradient_arrived(index, std::move(gradient));
+            }
+          });
+    }
+  }
+  watch_module_gradients();
+  idle_.remember(defined_only(slices_));
+}
+
+void SingleRankEngine::watch_module_gradients() {
+  autograd::install_param_key();  // Placeholders have it, parameters do not.
+  autograd::install_backward_engine();
+  const auto weak = weak_from_this();
+  module_gradients_ = std::make_unique<ModuleGradients>(
+      model_,
+      ModuleGradients::Callbacks{
+          .hide =
+              [weak] {
+                if (const auto self = weak.lock()) {
+                  const std::lock_guard lock(self->mu_);
+                  for (const int lost : self->module_gradients_->hide()) {
+                    self->clear_gradient(lost);
+                  }
+                }
+              },
+          .check_identity =
+              [weak](int parameter) {
+                if (const auto self = weak.lock()) {
+                  self->check_identity(static_cast<std::size_t>(parameter));
+                }
+              },
+          .dropped =
+              [weak](int parameter, std::uint64_t showing) {
+                if (const auto self = weak.lock()) {
+                  const std::lock_guard lock(self->mu_);
+                  if (self->module_gradients_->was_dropped(
+                          parameter, showing)) {
+                    self->clear_gradient(parameter);
+                  }
+                }
+              }});
+}
+
+void SingleRankEngine::clear_gradient(int parameter) {
+  if (const auto& slice = slices_[static_cast<std::size_t>(parameter)];
+      slice.defined()) {
+    slice.mutable_grad().reset();
+  }
+}
+
+void SingleRankEngine::backward_ended(std::exception_ptr /*failure*/) {
+  const std::lock_guard lock(mu_);
+  armed_in_backward_ = false;
+  if (closed_ || autograd::any_backward()) {
+    return;  // Another may be about to add to a `.grad()`.
+  }
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    if (model_.parameters[p].trainable >= 0 && slices_[p].defined() &&
+        slices_[p].grad().defined()) {
+      module_gradients_->show(static_cast<int>(p));
+    }
+  }
+}
+
+void SingleRankEngine::check_identity(std::size_t parameter) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      !slices_[parameter].defined() ||
+          model_.parameters[parameter].tensor.const_data_ptr() ==
+              slices_[parameter].const_data_ptr(),
+      "[fsdp] parameter ", model_.parameters[parameter].name,
+      " was given another storage after sharding (module->to(), set_data() or "
+      "the like); convert the module before fully_shard");
+}
+
+void SingleRankEngine::gradient_arrived(int parameter, at::Tensor gradient) {
+  const auto p = static_cast<std::size_t>(parameter);
+  const auto& slice = slices_[p];
+  if (!gradient.defined() || !slice.defined()) {
+    return;
+  }
+  check_identity(p);
+  const std::lock_guard lock(mu_);
+  armed_in_backward_ = armed_in_backward_ || autograd::arm(weak_from_this());
+  const at::NoGradGuard no_grad;
+  auto dense = gradient.is_sparse() ? gradient.to_dense() : std::move(gradient);
+  // No view in autograd's eyes: optimizers detach_() gradients in place.
+  auto flat = dense.detach().reshape({-1}).variable_data();
+  auto& grad = slice.mutable_grad();
+  if (grad.defined()) {
+    grad.add_(flat);
+  } else {
+    grad = std::move(flat);
+  }
+  ++gradients_;
+  idle_.note_gradients({slice});
+  if (gradients_ == IdleOptimizerDetector::kBackwards * trainable()) {
+    warn_if_idle();
+  }
+}
+
+std::int64_t SingleRankEngine::trainable() const {
+  return std::count_if(
+      model_.parameters.begin(), model_.parameters.end(),
+      [](const auto& parameter) { return parameter.trainable >= 0; });
+}
+
+void SingleRankEngine::warn_if_idle() {
+  if (!published_ && idle_.change_due() &&
+      !idle_.changed(defined_only(slices_))) {
+    // At least as many: a parameter may have had no gradient in some.
+    idle_.warn(gradients_ / std::max<std::int64_t>(trainable(), 1));
+  }
+}
+
+NamedParameters SingleRankEngine::named_parameters() {
+  NamedParameters named;
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    if (slices_[p].defined()) {
+      const auto& parameter = model_.parameters[p];
+      named.items.push_back({parameter.name, slices_[p]});
+      named.whole.items.push_back(
+          {.name = parameter.name, .shape = parameter.tensor.sizes().vec()});
+    }
+  }
+  named.publish = [weak = weak_from_this()] {
+    if (auto self = weak.lock()) {
+      self->publish();
+    }
+  };
+  return named;
+}
+
+void SingleRankEngine::publish() {
+  published_ = true;
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    check_identity(p);
+    const auto& parameter = model_.parameters[p].tensor;
+    // Slices count versions of their own. A graph of the old values must not
+    // be run backward over the new ones.
+    if (!parameter.is_inference()) {
+      parameter.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
+
+double SingleRankEngine::clip_grad_norm(
+    double max_norm, const ClipOptions& options) {
+  return clip_gradients(
+      defined_only(slices_), max_norm, options, [](const at::Tensor&) {});
+}
+
+void SingleRankEngine::begin_summon(const SummonOptions&) {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !summoned_,
+      "[fsdp] summon_full_parameters() inside another such scope");
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    check_identity(p);
+  }
+  summoned_ = true;
+}
+
+at::Tensor SingleRankEngine::summoned(const std::string& name) {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, summoned_, "[fsdp] this summon scope has ended");
+  return find_parameter(model_, name).tensor.detach();
+}
+
+ShardReport SingleRankEngine::report() {
+  ShardReport report;
+  report.units = static_cast<int>(model_.units.size());
+  for (const auto& slice : defined_only(slices_)) {
+    report.shard_bytes += static_cast<std::int64_t>(
+        slice.nbytes() * (slice.requires_grad() ? 2 : 1));
+  }
+  return report;
+}
+
+void SingleRankEngine::close() {
+  if (closed_) {
+    return;
+  }
+  closed_ = true;
+  if (module_gradients_) {  // Not if it never started.
+    module_gradients_->close();
+  }
+  if (gradients_ > trainable()) {  // More than one backward.
+    warn_if_idle();
+  }
+  for (const auto& parameter : model_.parameters) {
+    autograd::remove_gradient_hook(parameter.tensor);
+  }
+}
+
+}  // namespace sherd::fsdp

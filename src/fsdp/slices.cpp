@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fsdp/slices.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/where.h>
+#include <c10/core/InferenceMode.h>
+
+#include "base/check.h"
+
+namespace sherd::fsdp {
+namespace {
+
+plan::ParameterSlice whole_parameter(
+    const plan::FlatLayout& layout, int position) {
+  const auto p = static_cast<std::size_t>(position);
+  const auto numel = layout.numels[p];
+  return {position, {0, numel}, {layout.offsets[p], layout.offsets[p] + numel}};
+}
+
+}  // namespace
+
+Slices::Slices(
+    const ModelUnits& model,
+    exchange::Exchange& exchange,
+    int rank,
+    bool owner_of_all)
+    : model_(model),
+      by_unit_(model.units.size()),
+      parameters_(model.units.size()),
+      used_(model.parameters.size(), false) {
+  const c10::InferenceMode off(false);
+  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+    const auto& parameter = model.parameters[p];
+    const auto unit = static_cast<std::size_t>(parameter.unit);
+    parameters_[unit].push_back(static_cast<int>(p));
+    const auto& flat =
+        model.units[unit].flats[static_cast<std::size_t>(parameter.flat)];
+    const auto part = owner_of_all
+        ? whole_parameter(flat.layout, parameter.position)
+        : plan::parameter_slice(flat.layout, parameter.position, rank);
+    parts_.push_back({part.in_parameter.begin, -1});
+    if (part.in_parameter.empty()) {
+      continue;
+    }
+    const auto memory = exchange.shard_memory(parameter.unit, parameter.flat);
+    // variable_data(): no view in autograd's eyes; optimizers detach_() gradients
+    // in place, which views refuse.
+    const auto view = [&](const at::Tensor& of) {
+      return of.narrow(0, part.in_shard.begin, part.in_shard.numel())
+          .variable_data();
+    };
+    Slice slice;
+    slice.name = parameter.name;
+    slice.tensor = view(memory.shard);
+    slice.tensor.set_requires_grad(flat.trainable);
+    slice.parameter = static_cast<int>(p);
+    if (flat.trainable) {
+      slice.gradient = view(memory.gradient);
+    }
+    parts_.back().slice = static_cast<int>(slices_.size());
+    by_unit_[unit].push_back(static_cast<int>(slices_.size()));
+    by_name_.emplace(slice.name, slices_.size());
+    slices_.push_back(std::move(slice));
+  }
+}
+
+std::vector<at::Tensor> Slices::tensors() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& slice : slices_) {
+    tensors.push_back(slice.tensor);
+  }
+  return tensors;
+}
+
+void Slices::copy_from_full(int parameter, const at::Tensor& full) {
+  const auto& part = parts_[static_cast<std::size_t>(parameter)];
+  if (part.slice < 0) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  auto& slice = slices_[static_cast<std::size_t>(part.slice)].tensor;
+  slice.detach().copy_(
+      full.detach().reshape({-1}).narrow(0, part.begin, slice.numel()));
+}
+
+void Slices::copy_changed_elements(
+    int parameter, const at::Tensor& full, const at::Tensor& shown) {
+  const auto& part = parts_[static_cast<std::size_t>(parameter)];
+  if (part.slice < 0) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const auto shard =
+      slices_[static_cast<std::size_t>(part.slice)].tensor.detach();
+  const auto mine = [&](const at::Tensor& whole) {
+    return whole.detach().reshape({-1}).narrow(0, part.begin, shard.numel());
+  };
+  const auto now = mine(full);
+  const auto seen = mine(shown);
+  const auto rest = at::where(
+      seen.ne(shard.to(seen.scalar_type())), seen.to(shard.scalar_type()),
+      shard);
+  shard.copy_(at::where(now.ne(shard), now, rest));
+}
+
+std::vector<bool> Slices::accumulation(UnitId unit) {
+  const at::NoGradGuard no_grad;
+  const auto u = static_cast<std::size_t>(unit);
+  for (const int p : parameters_[u]) {
+    used_[static_cast<std::size_t>(p)] = false;
+  }
+  std::vector<bool> any(model_.units[u].flats.size(), false);
+  const auto flat_of = [&](const Slice& slice) {
+    return static_cast<std::size_t>(
+        model_.parameters[static_cast<std::size_t>(slice.parameter)].flat);
+  };
+  for (const int s : by_unit_[u]) {
+    const auto& slice = slices_[static_cast<std::size_t>(s)];
+    if (slice.tensor.grad().defined()) {
+      any[flat_of(slice)] = true;
+    }
+  }
+  for (const int s : by_unit_[u]) {
+    auto& slice = slices_[static_cast<std::size_t>(s)];
+    if (!slice.gradient.defined() || !any[flat_of(slice)] ||
+        !slice.update.expired()) {
+      continue;
+    }
+    auto& grad = slice.tensor.mutable_grad();
+    if (!grad.defined()) {
+      slice.gradient.zero_();
+    } else if (grad.const_data_ptr() != slice.gradient.const_data_ptr()) {
+      slice.gradient.copy_(grad.reshape({-1}));  // Set by the user.
+      grad = slice.gradient;
+    }
+  }
+  return any;
+}
+
+void Slices::set_gradients(UnitId unit, const std::vector<bool>& used) {
+  for (const int p : parameters_[static_cast<std::size_t>(unit)]) {
+    const int trainable =
+        model_.parameters[static_cast<std::size_t>(p)].trainable;
+    if (trainable >= 0 && used[static_cast<std::size_t>(trainable)]) {
+      used_[static_cast<std::size_t>(p)] = true;
+    }
+  }
+  for (const int s : by_unit_[static_cast<std::size_t>(unit)]) {
+    auto& slice = slices_[static_cast<std::size_t>(s)];
+    const int trainable =
+        model_.parameters[static_cast<std::size_t>(slice.parameter)].trainable;
+    if (trainable >= 0 && used[static_cast<std::size_t>(trainable)] &&
+        slice.update.expired()) {
+      slice.tensor.mutable_grad() = slice.gradient;
+    }
+  }
+}
+
+std::shared_ptr<void> Slices::register_backward_update(BackwardUpdate given) {
+  const auto update = std::make_shared<BackwardUpdate>(std::move(given));
+  std::vector<Slice*> named;
+  for (const auto& name : update->names) {
+    const auto found = by_name_.find(name);
+    SHERD_CHECK(
+        found != by_name_.end(), "[fsdp] an update in backward of ", name,
+        ", of which this rank has no slice");
+    auto& slice = slices_[found->second];
+    SHERD_CHECK_AS(
+        kFailedPrecondition, slice.update.expired(), "[fsdp] parameter ", name,
+        " is updated in backward by another optimizer already");
+    named.push_back(&slice);
+  }
+  for (std::size_t i = 0; i < named.size(); ++i) {
+    const auto& parameter =
+        model_.parameters[static_cast<std::size_t>(named[i]->parameter)];
+    const auto& flat = model_.units[static_cast<std::size_t>(parameter.unit)]
+                           .flats[static_cast<std::size_t>(parameter.flat)];
+    if (parameter.trainable >= 0 &&
+        exchange::may_bypass_slot(flat, parameter.position)) {
+      named[i]->update = update;
+      named[i]->update_index = i;
+      named[i]->tensor.mutable_grad().reset();
+    }
+  }
+  std::erase_if(updates_, [](const auto& each) { return each.expired(); });
+  updates_.push_back(update);
+  return update;
+}
+
+bool Slices::updates_in_backward() const {
+  return std::any_of(updates_.begin(), updates_.end(), [](const auto& update) {
+    return !update.expired();
+  });
+}
+
+bool Slices::writes_in_backward() const {
+  return std::any_of(updates_.begin(), updates_.end(), [](const auto& each) {
+    const auto update = each.lock();
+    return update != nullptr && update->writes;
+  });
+}
+
+std::vector<exchange::ReduceOptions::GradientSink> Slices::sinks(UnitId unit) const {
+  std::vector<exchange::ReduceOptions::GradientSink> sinks;
+  for (const int s : by_unit_[static_cast<std::size_t>(unit)]) {
+    const auto& slice = slices_[static_cast<std::size_t>(s)];
+    const auto update = slice.update.lock();
+    if (update == nullptr) {
+      continue;
+    }
+    const auto t = static_cast<std::size_t>(
+        model_.parameters[static_cast<std::size_t>(slice.parameter)].trainable);
+    sinks.resize(std::max(sinks.size(), t + 1));
+    sinks[t] = [update, index = slice.update_index](
+                   std::int64_t begin, const at::Tensor& sum) {
+      update->update(index, begin, sum);
+    };
+  }
+  return sinks;
+}
+
+bool Slices::has_gradient(int parameter) const {
+  const auto p = static_cast<std::size_t>(parameter);
+  const int slice = parts_[p].slice;
+  return used_[p] ||
+      (slice >= 0 &&
+       slices_[static_cast<std::size_t>(slice)].tensor.grad().defined());
+}
+
+void Slices::clear_gradient(int parameter) {
+  const auto p = static_cast<std::size_t>(parameter);
+  used_[p] = false;
+  if (parts_[p].slice >= 0) {
+    slices_[static_cast<std::size_t>(parts_[p].slice)]
+        .tensor.mutable_grad()
+        .reset();
+  }
+}
+
+void Slices::clear_gradients() {
+  used_.assign(used_.size(), false);
+  for (auto& slice : slices_) {
+    slice.tensor.mutable_grad().reset();
+  }
+}
+
+}  // namespace sherd::fsdp

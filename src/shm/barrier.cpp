@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SmallAllGather has two buffers a rank, used in turns, and one barrier a round: write
+// buffer n % 2, barrier n, read everybody's buffer n % 2. No second barrier is
+// needed before the buffer is written again, in round n + 2:
+//   A rank that writes in round n + 2 has passed barrier n + 1, so every rank
+//   had arrived at it. A rank arrives at barrier n + 1 after it has read the
+//   buffers of round n. So all reads of round n are before the write of round
+//   n + 2; between processes that order is made by the arrival, which
+//   Counter::post() releases and Counter::value() acquires.
+// The reads of round n in turn come after barrier n, so after all its writes.
+#include "shm/barrier.h"
+
+#include <cstring>
+#include "base/check.h"
+
+namespace sherd::shm {
+namespace {
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+}  // namespace
+
+Barrier::Barrier(std::span<CounterCell> cells, Peers& peers)
+    : cells_(cells), peers_(&peers) {
+  SHERD_ASSERT(
+      cells.size() == Barrier::cells(peers.ranks()), "two cells for each rank");
+}
+
+// A counter for each rank instead of one for all: a wait in vain then knows
+// who is missing, and arriving ranks do not fight for one line.
+Status Barrier::arrive_and_wait(const Waiter& waiter, WaitTarget what) {
+  if (!failure_.ok()) {
+    return failure_;
+  }
+  ++round_;
+  arrived(peers_->rank()).post(round_);
+  failure_ = await(waiter, what);
+  if (!failure_.ok()) {
+    give_up_in(round_, failure_);
+  }
+  return failure_;
+}
+
+// Each begins with its neighbour, so that not all look at the same rank.
+// A rank that gave up in a later round had seen this one through, so what it
+// brought to this one counts.
+Status Barrier::await(const Waiter& waiter, WaitTarget what) const {
+  const int ranks = peers_->ranks();
+  for (int i = 1; i < ranks; ++i) {
+    what.rank = (peers_->rank() + i) % ranks;
+    Status outcome = waiter.wait(arrived(what.rank), round_, what);
+    if (outcome.ok() && !arrived(what.rank).reached(round_)) {
+      outcome = Status(
+          ErrorCode::kAborted,
+          str("[world] ", what.what, " was aborted by ",
+              peers_->name(peers_->rank())));
+    }
+    if (!outcome.ok()) {
+      return outcome;
+    }
+  }
+  for (int r = 0; r < ranks; ++r) {
+    const std::uint64_t last = gave_up(r).value();
+    if (last != 0 && last <= round_) {
+      Status trouble = peers_->check();
+      return trouble.ok()
+          ? Status(
+                ErrorCode::kAborted,
+                str("[world] ", peers_->name(r), " gave up ", what.what))
+          : trouble;
+    }
+  }
+  return {};
+}
+
+void Barrier::give_up(const Status& why) {
+  if (failure_.ok()) {
+    failure_ = why;
+    give_up_in(round_ + 1, why);
+  }
+}
+
+void Barrier::give_up_in(std::uint64_t round, const Status& why) {
+  peers_->give_up(why.message());
+  gave_up(peers_->rank()).post(round);
+}
+
+std::size_t SmallAllGather::stride(std::size_t cell_bytes) {
+  const std::size_t used = sizeof(CellHead) + cell_bytes;
+  return (used + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
+std::size_t SmallAllGather::bytes(int ranks, std::size_t cell_bytes) {
+  return Barrier::cells(ranks) * sizeof(CounterCell) +
+      2 * index(ranks) * stride(cell_bytes);
+}
+
+SmallAllGather::SmallAllGather(
+    std::span<std::byte> memory, std::size_t cell_bytes, const Waiter& waiter)
+    : buffers_(
+          memory.data() +
+          Barrier::cells(waiter.peers().ranks()) * sizeof(CounterCell)),
+      cell_bytes_(cell_bytes),
+      waiter_(waiter),
+      barrier_(
+          {reinterpret_cast<CounterCell*>(memory.data()),
+           Barrier::cells(waiter.peers().ranks())},
+          waiter.peers()) {
+  SHERD_ASSERT(
+      memory.size() >= bytes(waiter.peers().ranks(), cell_bytes) &&
+          reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
+      "memory for all cells");
+}
+
+std::byte* SmallAllGather::cell(int rank, std::uint64_t round) const {
+  return buffers_ + (2 * index(rank) + round % 2) * stride(cell_bytes_);
+}
+
+Status SmallAllGather::all_gather_bytes(
+    std::span<const std::byte> own,
+    std::span<std::byte> all,
+    std::string_view what) {
+  const Peers& peers = waiter_.peers();
+  SHERD_ASSERT(
+      own.size() <= cell_bytes_ &&
+          all.size() == index(peers.ranks()) * own.size(),
+      "one cell's bytes, and room for all");
+  if (!failure_.ok()) {
+    return failure_;
+  }
+  const std::uint64_t round = barrier_.round() + 1;
+  std::byte* const mine = cell(peers.rank(), round);
+  const CellHead head{.bytes = own.size()};
+  std::memcpy(mine, &head, sizeof(head));
+  if (!own.empty()) {
+    std::memcpy(mine + sizeof(head), own.data(), own.size());
+  }
+  failure_ = barrier_.arrive_and_wait(waiter_, {.what = what});
+  if (!failure_.ok()) {
+    return failure_;
+  }
+  // Every rank sees the same heads, so all refuse or none does. Compared with
+  // rank 0's, so that all say the same.
+  CellHead first{};
+  std::memcpy(&first, cell(0, round), sizeof(first));
+  for (int r = 1; r < peers.ranks(); ++r) {
+    CellHead found{};
+    std::memcpy(&found, cell(r, round), sizeof(found));
+    if (found.bytes != first.bytes) {
+      failure_ = Status(
+          ErrorCode::kPeerMismatch,
+          str("[world] ", what, ": expected ", first.bytes, " bytes as ",
+              peers.name(0), " brings, found ", found.bytes, " of ",
+              peers.name(r)));
+      return failure_;
+    }
+  }
+  for (int r = 0; r < peers.ranks() && !own.empty(); ++r) {
+    std::memcpy(
+        all.data() + index(r) * own.size(), cell(r, round) + sizeof(CellHead),
+        own.size());
+  }
+  return {};
+}
+
+}  // namespace sherd::shm

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// No wake is lost. P is the poster's write of `value`, Q its read of
+// `sleepers`; S is the sleeper's write of `sleepers`, T its read of `value`.
+// All four are sequentially consistent, so they have one order, in which P is
+// before Q and S before T.
+//   S before Q: the poster sees a sleeper and wakes. If the sleeper is not in
+//     the kernel's queue yet, it will compare the futex word under the queue's
+//     lock, which the waker takes too, find P's value and not sleep.
+//   Q before S: then P before T, the sleeper reads P's value and does not
+//     sleep.
+// Acquire and release alone would allow Q to read before P is visible and T
+// before S: both would see the old state and the sleeper would stay.
+#include "shm/counter.h"
+
+#include "shm/futex.h"
+
+namespace sherd::shm {
+namespace {
+
+static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free);
+static_assert(std::atomic_ref<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic_ref<std::uint64_t>::required_alignment <= kCacheLine);
+// A futex is 32 bits: the half of the value that changes. A sleeper would miss
+// only a post of exactly a multiple of 2^32 between its read and the kernel's,
+// and its sleep ends by itself.
+static_assert(
+    std::endian::native == std::endian::little,
+    "the low half of the value is the futex word");
+
+const std::uint32_t* low_half(const std::uint64_t& value) {
+  return reinterpret_cast<const std::uint32_t*>(&value);
+}
+
+}  // namespace
+
+void Counter::post(std::uint64_t value) {
+  const std::atomic_ref<std::uint64_t> number(cell_->value);
+  // Relaxed: only this thread writes it.
+  SHERD_ASSERT(
+      value >= number.load(std::memory_order_relaxed), "counters only grow");
+  number.store(value, std::memory_order_seq_cst);  // P above.
+  wake_sleepers();
+}
+
+std::uint64_t Counter::advance(std::uint64_t steps) {
+  const std::atomic_ref<std::uint64_t> number(cell_->value);
+  const std::uint64_t before =
+      number.fetch_add(steps, std::memory_order_seq_cst);  // P above.
+  wake_sleepers();
+  return before + steps;
+}
+
+void Counter::wake_sleepers() const {
+  const std::atomic_ref<std::uint32_t> sleepers(cell_->sleepers);
+  if (sleepers.load(std::memory_order_seq_cst) != 0) {  // Q above.
+    futex_wake_all(low_half(cell_->value));
+  }
+}
+
+void Counter::sleep_below(std::uint64_t value, Duration at_most) const {
+  const std::atomic_ref<std::uint32_t> sleepers(cell_->sleepers);
+  // A process killed below leaves its mark: posts then cost a system call for
+  // nothing, and nothing worse.
+  sleepers.fetch_add(1, std::memory_order_seq_cst);  // S above.
+  const std::uint64_t seen =
+      std::atomic_ref(cell_->value).load(std::memory_order_seq_cst);  // T.
+  if (seen < value) {
+    futex_wait(
+        low_half(cell_->value), static_cast<std::uint32_t>(seen), at_most);
+  }
+  // Relaxed: one that reads the mark too late wakes for nothing.
+  sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+}  // namespace sherd::shm

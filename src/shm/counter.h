@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Counter is a number in a segment that only grows: one process says with it
+// how far it has come, others wait for that. What the poster wrote before is
+// visible to whoever sees the number. Posting costs a system call only while
+// somebody sleeps. A Counter is a value that refers to a cell; the segment must
+// outlive it. Thread rule: any thread of any process.
+// Proofs: docs/design/shared_memory.md
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include "base/check.h"
+#include "base/clock.h"
+
+namespace sherd::shm {
+
+// Counters lie this far apart: processors fetch lines of 64 bytes in pairs.
+inline constexpr std::size_t kCacheLine = 128;
+
+// Zeros are a counter at 0. Alone on its line, so that who posts one does not
+// slow down who spins on another.
+struct alignas(kCacheLine) CounterCell {
+  std::uint64_t value;
+  std::uint32_t sleepers;
+};
+static_assert(sizeof(CounterCell) == kCacheLine);
+
+class Counter {
+ public:
+  explicit Counter(CounterCell& cell) : cell_(&cell) {}
+
+  // Acquire: pairs with the store in post() and advance(). Whoever reads a
+  // number sees all that was written before it was posted.
+  std::uint64_t value() const {
+    return std::atomic_ref(cell_->value).load(std::memory_order_acquire);
+  }
+  bool reached(std::uint64_t value_wanted) const {
+    return value() >= value_wanted;
+  }
+
+  // Raises it to `value` and wakes who sleeps. REQUIRES: not below the present
+  // value; no other thread posts or advances this counter meanwhile.
+  void post(std::uint64_t value);
+
+  // Raises it by `steps`, returns the new value. Several may do so at once.
+  std::uint64_t advance(std::uint64_t steps = 1);
+
+  // Sleeps until somebody posts, but not once it has reached `value`, and at
+  // most so long. May return early for no reason. See Waiter for a wait with a
+  // predicate.
+  void sleep_below(std::uint64_t value, Duration at_most) const;
+
+ private:
+  void wake_sleepers() const;
+
+  CounterCell* cell_;
+};
+
+}  // namespace sherd::shm

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// join_segment() is how the ranks of one host come to share a segment: rank 0
+// makes it and hands it to the others. HostSegment is what each gets: memory,
+// and the peers that share it. Owns both. Thread rule: as Segment and Peers.
+// docs/design/shared_memory.md
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+#include "base/clock.h"
+#include "base/status.h"
+#include "shm/peers.h"
+#include "shm/segment.h"
+
+namespace sherd::shm {
+
+// What the ranks have in common before they share memory. An exception that
+// leaves one of them leaves join_segment().
+struct StringStore {
+  std::function<Status(const std::string& key, const std::string& value)> put{};
+  // The last value put, waiting until there is one; a failure at the latest
+  // after `at_most`, earlier and with a better reason if it has one.
+  std::function<Result<std::string>(const std::string& key, Duration at_most)>
+      get{};
+  // A failure when one is lost who need not be among the ranks that join, but
+  // whom they cannot do without. Asked while rank 0 waits; may be empty.
+  std::function<Status()> check_others{};
+};
+
+struct SegmentJoinOptions {
+  // Behaviour. The place of this process among those that share.
+  int rank = 0;
+  int ranks = 1;
+  // How messages name the ranks, in that order; empty: 0, 1, ...
+  std::vector<int> names{};
+  // Of the store; one for each segment. Not used by a single rank.
+  std::string key{};
+  StringStore store{};
+  // The memory for the caller, beside what peers need. Equal on every rank.
+  SegmentOptions segment{};
+  // For all of it.
+  Duration deadline = std::chrono::seconds(60);
+};
+
+class HostSegment {
+ public:
+  HostSegment(Segment segment, std::unique_ptr<Peers> peers)
+      : segment_(std::move(segment)), peers_(std::move(peers)) {}
+
+  Peers& peers() { return *peers_; }
+
+  // The caller's memory: `count` objects from `offset` on, zeros until somebody
+  // writes. Offset 0 begins a page. As Segment::at().
+  template <typename T>
+  std::span<T> at(std::size_t offset, std::size_t count) const {
+    return segment_.at<T>(head_bytes(peers_->ranks()) + offset, count);
+  }
+  std::size_t bytes() const {
+    return segment_.bytes() - head_bytes(peers_->ranks());
+  }
+  // As in Segment, of the caller's memory.
+  Status grow(std::size_t bytes) {
+    return segment_.grow(head_bytes(peers_->ranks()) + bytes);
+  }
+  Status touch(std::size_t offset, std::size_t bytes) const {
+    return segment_.touch(head_bytes(peers_->ranks()) + offset, bytes);
+  }
+  Status make_read_only(std::size_t offset, std::size_t bytes) const {
+    return segment_.make_read_only(head_bytes(peers_->ranks()) + offset, bytes);
+  }
+  Status make_private(std::size_t offset, std::size_t bytes) const {
+    return segment_.make_private(head_bytes(peers_->ranks()) + offset, bytes);
+  }
+
+  // What comes before the caller's memory: whole pages.
+  static std::size_t head_bytes(int ranks);
+
+ private:
+  Segment segment_;  // Outlives the peers, which lie in it.
+  std::unique_ptr<Peers> peers_;
+};
+
+// Collective. On every rank ok, when all have mapped the segment; or on every
+// rank that lives a failure that names the rank at fault: kPeerLost for one
+// that died meanwhile, kDeadlineExceeded for one that did not come,
+// kPeerMismatch for other options, kUnavailable for memory that cannot be had.
+// Either way nothing is left behind.
+Result<HostSegment> join_segment(
+    const SegmentJoinOptions& options, const Clock& clock);
+
+}  // namespace sherd::shm

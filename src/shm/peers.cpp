@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shm/peers.h"
+
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include "base/check.h"
+#include "base/process.h"
+
+namespace sherd::shm {
+namespace {
+
+enum class Trouble : std::uint8_t {
+  kDied = 1,
+  kNotResponding = 2,
+  kGaveUp = 3,
+};
+
+constexpr unsigned kRankBits = 28;
+constexpr std::uint64_t kRankMask = (std::uint64_t{1} << kRankBits) - 1;
+
+struct TroubleWord {
+  Trouble what;
+  int rank;
+  int witness;
+};
+
+std::uint64_t to_word(const TroubleWord& t) {
+  return static_cast<std::uint64_t>(t.what) << (2 * kRankBits) |
+      static_cast<std::uint64_t>(t.rank) << kRankBits |
+      static_cast<std::uint64_t>(t.witness);
+}
+
+TroubleWord from_word(std::uint64_t word) {
+  return {
+      .what = static_cast<Trouble>(word >> (2 * kRankBits)),
+      .rank = static_cast<int>(word >> kRankBits & kRankMask),
+      .witness = static_cast<int>(word & kRankMask)};
+}
+
+std::uint64_t own_pid_namespace() {
+  struct stat found = {};
+  return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
+}
+
+}  // namespace
+
+std::size_t Peers::bytes(int ranks) {
+  return sizeof(PeersHead) +
+      static_cast<std::size_t>(ranks) * sizeof(PeerRecord);
+}
+
+Peers::Peers(std::span<std::byte> memory, PeersOptions options)
+    : options_(std::move(options)),
+      head_(reinterpret_cast<PeersHead*>(memory.data())),
+      records_(
+          reinterpret_cast<PeerRecord*>(memory.data() + sizeof(PeersHead)),
+          static_cast<std::size_t>(options_.ranks)) {
+  SHERD_ASSERT(
+      options_.rank >= 0 && options_.rank < options_.ranks &&
+          static_cast<std::uint64_t>(options_.ranks) <= kRankMask,
+      "a rank of the segment");
+  SHERD_ASSERT(
+      options_.names.empty() || options_.names.size() == records_.size(),
+      "a name for each rank");
+  SHERD_ASSERT(
+      memory.size() >= bytes(options_.ranks) &&
+          reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
+      "memory for all ranks");
+}
+
+PeerRecord& Peers::record(int rank) const {
+  return records_[static_cast<std::size_t>(rank)];
+}
+
+std::string Peers::name(int rank) const {
+  return str(
+      "rank ",
+      options_.names.empty() ? rank
+                             : options_.names[static_cast<std::size_t>(rank)]);
+}
+
+void Peers::enter() {
+  PeerRecord& own = record(options_.rank);
+  own.pid = static_cast<std::int32_t>(::getpid());
+  own.start_ticks = process_start_ticks(own.pid);
+  own.pid_namespace = own_pid_namespace();
+}
+
+Status Peers::watch() {
+  const PeerRecord& own = record(options_.rank);
+  processes_.resize(records_.size());
+  for (int r = 0; r < options_.ranks; ++r) {
+    const PeerRecord& peer = record(r);
+    if (peer.pid_namespace != own.pid_namespace) {
+      return {
+          ErrorCode::kFailedPrecondition,
+          str("[world] ", name(options_.rank), " and ", name(r),
+              " share memory: expected them to share process ids too (the same "
+              "container), found two namespaces")};
+    }
+    if (peer.pid == own.pid) {
+      continue;
+    }
+    Descriptor process = open_pidfd(peer.pid);
+    const int reason = errno;
+    if (!process.open() && reason != ESRCH) {
+      return {
+          ErrorCode::kUnavailable,
+          str("[world] expected to watch ", name(r),
+              ", pidfd_open failed: ", std::strerror(reason))};
+    }
+    // Opened first, compared then: if the id was recycled before, the times
+    // differ; after, the descriptor still means the process that had it.
+    const bool same = peer.start_ticks == 0 ||
+        process_start_ticks(peer.pid) == peer.start_ticks;
+    if (process.open() && same) {
+      processes_[static_cast<std::size_t>(r)] = std::move(process);
+    } else {
+      gone_.push_back(r);
+    }
+  }
+  return {};
+}
+
+Status Peers::check() {
+  if (auto known = trouble()) {
+    return *std::move(known);
+  }
+  std::vector<pollfd> fds(processes_.size());
+  for (std::size_t r = 0; r < fds.size(); ++r) {
+    fds[r] = {processes_[r].get(), POLLIN, 0};  // poll() skips negative ones.
+  }
+  ::poll(fds.data(), fds.size(), 0);
+  for (int r = 0; r < static_cast<int>(fds.size()); ++r) {
+    const bool ended = fds[static_cast<std::size_t>(r)].revents != 0 ||
+        std::find(gone_.begin(), gone_.end(), r) != gone_.end();
+    if (ended && !has_left(r)) {
+      record_trouble(to_word({Trouble::kDied, r, options_.rank}));
+    }
+  }
+  return trouble().value_or(Status());
+}
+
+// Relaxed: a hint that orders nothing.
+void Peers::set_awaited(std::optional<int> rank) {
+  const auto word = static_cast<std::uint32_t>(rank ? *rank + 1 : 0);
+  std::atomic_ref(record(options_.rank).awaits)
+      .store(word, std::memory_order_relaxed);
+}
+
+// The end of the chain of ranks that wait for each other. In a ring, which also
+// comes of a rank that was stopped before it saw its wait end, all are alike.
+int Peers::culprit(int rank) const {
+  int last = rank;
+  for (int hops = 0; hops < options_.ranks; ++hops) {
+    const std::uint32_t word =
+        std::atomic_ref(record(last).awaits).load(std::memory_order_relaxed);
+    if (word == 0 || static_cast<int>(word) > options_.ranks) {
+      return last;
+    }
+    last = static_cast<int>(word) - 1;
+  }
+  return rank;
+}
+
+Status Peers::blame(int rank) {
+  record_trouble(
+      to_word({Trouble::kNotResponding, culprit(rank), options_.rank}));
+  return *trouble();
+}
+
+void Peers::give_up(const std::string& why) {
+  PeerRecord& own = record(options_.rank);
+  // Relaxed: it only decides which thread of this process writes.
+  if (std::atomic_ref(own.why_taken).exchange(1, std::memory_order_relaxed) !=
+      0) {
+    return;
+  }
+  const std::size_t size = std::min(why.size(), own.why.size() - 1);
+  std::memcpy(own.why.data(), why.data(), size);
+  record_trouble(to_word({Trouble::kGaveUp, options_.rank, options_.rank}));
+}
+
+// Release: pairs with the acquire in has_left(); what this rank posted before
+// is seen by who sees that it left.
+void Peers::leave() {
+  std::atomic_ref(record(options_.rank).has_left)
+      .store(1, std::memory_order_release);
+}
+
+bool Peers::has_left(int rank) const {
+  return std::atomic_ref(record(rank).has_left)
+             .load(std::memory_order_acquire) != 0;
+}
+
+bool Peers::has_ended(int rank) const {
+  pollfd process = {
+      processes_[static_cast<std::size_t>(rank)].get(), POLLIN, 0};
+  return std::find(gone_.begin(), gone_.end(), rank) != gone_.end() ||
+      ::poll(&process, 1, 0) > 0;
+}
+
+// As a writer of a seqlock: what the caller writes to its memory afterwards
+// must not become visible before the mark. A release store alone orders only
+// what comes before it, hence the fence behind it. Pairs with the fence in
+// has_revoked_memory().
+void Peers::revoke_memory() {
+  std::atomic_ref(record(options_.rank).memory_revoked)
+      .store(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+// As a reader of a seqlock: the fence keeps this load behind the loads of the
+// copy. If the copy saw anything that was written after the mark, this load
+// sees the mark.
+bool Peers::has_revoked_memory(int rank) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return std::atomic_ref(record(rank).memory_revoked)
+             .load(std::memory_order_seq_cst) != 0;
+}
+
+// The first one stays: a rank that fails because of another one's death ends
+// soon after, and must not be taken for the cause. It has recorded the cause
+// before it ends, so nobody can see its end without seeing the cause.
+// Release: pairs with the acquire in trouble(), which reads `why`.
+void Peers::record_trouble(std::uint64_t word) {
+  std::uint64_t none = 0;
+  std::atomic_ref(head_->trouble)
+      .compare_exchange_strong(
+          none, word, std::memory_order_release, std::memory_order_relaxed);
+}
+
+std::optional<Status> Peers::trouble() const {
+  const std::uint64_t word =
+      std::atomic_ref(head_->trouble).load(std::memory_order_acquire);
+  if (word == 0) {
+    return std::nullopt;
+  }
+  const TroubleWord t = from_word(word);
+  switch (t.what) {
+    case Trouble::kDied:
+      return Status(
+          ErrorCode::kPeerLost, str("[world] ", name(t.rank), " has died"));
+    case Trouble::kNotResponding:
+      return Status(
+          ErrorCode::kDeadlineExceeded,
+          str("[world] ", name(t.rank), " is not responding, ", name(t.witness),
+              " timed out waiting for it"));
+    case Trouble::kGaveUp:
+      break;
+  }
+  const PeerRecord& who = record(t.rank);
+  return Status(
+      ErrorCode::kAborted,
+      str("[world] ", name(t.rank), " gave up: ", who.why.data()));
+}
+
+}  // namespace sherd::shm

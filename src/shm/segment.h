@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Segment is memory that several processes map: an anonymous file (memfd) that
+// has no name, so the kernel frees it with the last process that maps it,
+// whatever dies. It starts as zeros and can grow; addresses in a process never
+// change, and differ between processes: nothing in a segment is a pointer.
+// Owns the mapping and the descriptor, which programs started by exec do not
+// inherit. Thread rule: grow() beside no other call; else any thread.
+// docs/design/shared_memory.md
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include "base/check.h"
+#include "base/descriptor.h"
+#include "base/status.h"
+
+namespace sherd::shm {
+
+struct SegmentOptions {
+  // Behaviour. How long it is; > 0.
+  std::size_t bytes = 0;
+  // How much of that will ever be touched, of which pages are taken; 0: all.
+  // What is compared with the memory left when it is made.
+  std::size_t touched_bytes = 0;
+  // How long it can grow; 0: not at all. Costs addresses, not memory.
+  std::size_t reserve_bytes = 0;
+  // Performance. Asks the kernel for huge pages; ignored where it has none for
+  // shared memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled).
+  bool huge_pages = false;
+};
+
+class Segment {
+ public:
+  // A new segment of zeros. kUnavailable, with bytes wanted and found, when
+  // they exceed the memory left; pages are taken when they are touched.
+  static Result<Segment> create(const SegmentOptions& options);
+
+  // Maps what another process created. kPeerMismatch unless `descriptor` is a
+  // segment of exactly options.bytes.
+  static Result<Segment> from_descriptor(
+      Descriptor descriptor, const SegmentOptions& options);
+
+  // Maps nothing; the only call allowed is assignment.
+  Segment() = default;
+  ~Segment() { close(); }
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  // To be passed to another process; stays owned here.
+  int descriptor() const { return file_.get(); }
+  std::byte* data() const { return base_; }
+  std::size_t bytes() const { return bytes_; }
+
+  // Makes it at least `bytes` long; the new part is zeros. Every process calls
+  // it with the same number before it uses the new part; the first one makes
+  // the file longer. kUnavailable, and nothing has changed, beyond
+  // reserve_bytes or the memory left. Never shortens.
+  Status grow(std::size_t bytes);
+
+  // Takes the pages of a range now instead of at the first write, on the
+  // memory node of the calling thread. Contents stay. kUnavailable when there
+  // is not enough memory. REQUIRES: the range lies inside.
+  Status touch(std::size_t offset, std::size_t bytes) const;
+
+  // From now on this process only reads the range: a write there is a SIGSEGV.
+  // Others write as before. kUnavailable, and nothing has changed, when the
+  // kernel has no more mappings. REQUIRES: whole pages that lie inside.
+  Status make_read_only(std::size_t offset, std::size_t bytes) const;
+
+  // From now on nobody else sees what this process writes into the range, and it
+  // may write all of it. Addresses stay, contents too; of others' writes it sees
+  // those in pages that it has not written itself since. Costs memory for the
+  // pages that are written. kUnavailable, and nothing has changed, when the
+  // kernel refuses. REQUIRES: as make_read_only().
+  Status make_private(std::size_t offset, std::size_t bytes) const;
+
+  // `count` objects from `offset` on; zeros until somebody writes.
+  // REQUIRES: the range lies inside, `offset` suits T's alignment.
+  template <typename T>
+  std::span<T> at(std::size_t offset, std::size_t count) const {
+    static_assert(
+        std::is_trivially_copyable_v<T> &&
+            std::is_trivially_default_constructible_v<T> &&
+            std::is_standard_layout_v<T> && !std::is_pointer_v<T>,
+        "other processes read the same bytes, and zeros must be a value");
+    SHERD_ASSERT(
+        offset % alignof(T) == 0 && offset <= bytes_ &&
+            count <= (bytes_ - offset) / sizeof(T),
+        "range outside of the segment");
+    return {reinterpret_cast<T*>(base_ + offset), count};
+  }
+
+ private:
+  Status map(const SegmentOptions& options);
+  void close();
+
+  Descriptor file_;
+  std::byte* base_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::size_t mapped_bytes_ = 0;
+};
+
+// `bytes` rounded up to whole pages: where a part begins that is touched, or
+// protected, on its own.
+std::size_t round_up_to_pages(std::size_t bytes);
+
+}  // namespace sherd::shm

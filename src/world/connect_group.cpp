@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a world connects some of its ranks into a group.
+#include "world/world_impl.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <algorithm>
+#include <numeric>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include "base/check.h"
+#include "base/clock.h"
+#include "world/detached_call.h"
+#include "world/sigpipe_guard.h"
+#include "world/store_wait.h"
+#include "compat/gloo_backend.h"
+
+namespace sherd {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr const char* kWorldGroup = "world";
+
+// Set by a rank that closes its world, and so joins no other group any more.
+std::string closing_key(int rank) { return str("closing/", rank); }
+
+// A store to connect through, for as long as that takes. The backend keeps it
+// for life; the store behind it must not live that long, since with it goes the
+// port that the next world of this process needs.
+class BorrowedStore final : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+
+  // REQUIRES: nobody is using it. Afterwards it is an empty store of its own.
+  void give_back() { store_ = c10::make_intrusive<c10d::HashStore>(); }
+};
+
+// The address this host would send from to reach `host`; empty when there is
+// none. A connected UDP socket knows it and sends nothing.
+std::string local_address_towards(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (host.empty() || ::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) {
+    return "";
+  }
+  std::string address;
+  const int fd = ::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd >= 0 && ::connect(fd, found->ai_addr, found->ai_addrlen) == 0) {
+    sockaddr_storage own{};
+    socklen_t length = sizeof(own);
+    char text[INET6_ADDRSTRLEN + 16] = "";
+    auto* any = reinterpret_cast<sockaddr*>(&own);
+    if (::getsockname(fd, any, &length) == 0 &&
+        ::getnameinfo(
+            any, length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
+      address = text;
+    }
+  }
+  if (fd >= 0) {
+    ::close(fd);
+  }
+  ::freeaddrinfo(found);
+  return address;
+}
+
+void check_ranks(const std::vector<int>& ranks, int own, int size) {
+  const bool ascending =
+      std::is_sorted(ranks.begin(), ranks.end(), std::less_equal<>());
+  const bool in_range =
+      !ranks.empty() && ranks.front() >= 0 && ranks.back() < size;
+  SHERD_CHECK(
+      ascending && in_range, "[world] expected ascending ranks from 0 to ",
+      size - 1, " in a group");
+  SHERD_CHECK(
+      std::find(ranks.begin(), ranks.end(), own) != ranks.end(),
+      "[world] expected rank ", own, " to be in the group it connects");
+}
+
+}  // namespace
+
+// Throws when a member of a group that is being connected was lost, or when
+// time is up; `missing` is the rank to name then.
+void World::Impl::check_none_lost(
+    const std::string& name,
+    const std::vector<int>& ranks,
+    int missing,
+    Instant end) const {
+  const auto loss = watch->first_lost(ranks);
+  SHERD_CHECK_AS(
+      kPeerLost, !loss, "[world] rank ", loss->rank, " was lost: it ", loss->how,
+      "; rank ", rank, " waited for group '", name, "' with rank ", missing);
+  SHERD_CHECK_AS(
+      kDeadlineExceeded, SteadyClock().now() < end, "[world] rank ", missing,
+      " did not join group '", name, "' within ", seconds(options.deadline),
+      " s of rank ", rank);
+}
+
+// Throws when rank `missing` has left the world, or is about to, without having
+// set its key of group `name`.
+void World::Impl::check_will_join(
+    const std::string& name, int missing, const std::string& key) const {
+  const bool left = watch->has_ended(missing);
+  const bool closes =
+      name != kWorldGroup && store->check({closing_key(missing)});
+  SHERD_CHECK_AS(
+      kPeerLost, !(left || closes) || store->check({key}), "[world] rank ",
+      missing, " was lost: it ",
+      left ? "left the job" : "closed its World and takes part no more",
+      "; rank ", rank, " waited for group '", name, "' with it");
+}
+
+// Every member shows that it has come to `stage` ("connects", "connected") and
+// waits for the others: before connecting, because Gloo looks at nothing else
+// while it waits for a missing one; after, because a rank that has all its own
+// connections and closes them again would fail those still connecting. Returns
+// the members' notes.
+std::vector<std::string> World::Impl::await_members(
+    const std::string& stage,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    const std::string& note) {
+  const auto key = [&](int r) { return str(stage, "/", name, "/", r); };
+  const Instant end = SteadyClock().now() + options.deadline;
+  store->set(key(rank), note);
+  std::vector<std::string> notes;
+  for (const int r : ranks) {
+    while (!world::wait_for_key(*store, key(r), options.deadline)) {
+      check_none_lost(name, ranks, r, end);
+      check_will_join(name, r, key(r));
+    }
+    notes.push_back(store->get_to_str(key(r)));
+  }
+  return notes;
+}
+
+std::string World::Impl::retired_names() const {
+  std::string names = "\n";
+  for (const auto& [name, group] : retired) {
+    names += name + "\n";
+  }
+  return names;
+}
+
+// What all members have retired none of them receives from any more.
+void World::Impl::free_retired_groups(
+    const std::vector<int>& ranks, const std::vector<std::string>& notes) {
+  std::erase_if(retired, [&](const Retired& candidate) {
+    return !candidate.name.empty() &&
+        std::all_of(
+            notes.begin(), notes.end(),
+            [&](const auto& note) {
+              return note.find("\n" + candidate.name + "\n") !=
+                  std::string::npos;
+            }) &&
+        candidate.group->has_only(ranks);
+  });
+}
+
+c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
+    const std::string& name, const std::vector<int>& ranks) {
+  const auto& own_host = records.at(static_cast<std::size_t>(rank)).host;
+  const bool one_host = std::all_of(ranks.begin(), ranks.end(), [&](int r) {
+    return world::same_host(
+        records.at(static_cast<std::size_t>(r)).host, own_host);
+  });
+  compat::GlooOptions gloo{
+      .connect_deadline = std::min<milliseconds>(
+          options.deadline, compat::GlooOptions().connect_deadline),
+      .wait_deadline = options.deadline};
+  compat::GlooAddress listen;
+  if (one_host) {
+    listen.address = "127.0.0.1";
+  } else if (options.network_interface.empty()) {
+    listen.address = local_address_towards(master_addr);
+  } else {
+    listen.network_interface = options.network_interface;
+  }
+  auto& device = one_host ? device_of_host : device_between_hosts;
+  if (device == nullptr) {
+    const world::SigpipeGuard inherited_by_its_thread;
+    device = compat::make_gloo_device(listen);
+  }
+  gloo.device = device;
+  const auto index = std::find(ranks.begin(), ranks.end(), rank);
+  const auto borrowed =
+      c10::make_intrusive<BorrowedStore>("group/" + name, store);
+  // Gloo goes on trying to connect to a rank that has died meanwhile.
+  auto backend = world::start_detached(
+      [borrowed, own = static_cast<int>(index - ranks.begin()),
+       count = static_cast<int>(ranks.size()), gloo] {
+        const world::SigpipeGuard inherited_by_its_threads;
+        return compat::make_gloo_backend(borrowed, own, count, gloo);
+      });
+  const Instant end = SteadyClock().now() + options.deadline;
+  constexpr milliseconds kSlice(20);
+  while (backend.wait_for(kSlice) != std::future_status::ready) {
+    check_none_lost(name, ranks, ranks.at(ranks.front() == rank ? 1 : 0), end);
+  }
+  auto connected = backend.get();
+  borrowed->give_back();
+  return connected;
+}
+
+std::unique_ptr<world::C10dGroup> World::Impl::make_group(
+    const std::string& name,
+    const std::vector<int>& ranks,
+    milliseconds deadline) {
+  SHERD_CHECK(!closed, "[world] expected an open world, found it closed");
+  check_ranks(ranks, rank, size);
+  SHERD_CHECK(
+      group_names.insert(name).second, "[world] expected a new group name, ",
+      "found '", name, "' a second time");
+  if (ranks.size() == 1) {
+    return make_group(ranks, nullptr, deadline);
+  }
+  try {
+    free_retired_groups(
+        ranks, await_members("connects", name, ranks, retired_names()));
+    auto backend = connect(name, ranks);
+    await_members("connected", name, ranks, "1");
+    return std::make_unique<world::C10dGroup>(
+        world::C10dGroupOptions{
+            .ranks = ranks,
+            .own_rank = rank,
+            .deadline = deadline,
+            .name = name == kWorldGroup ? "its World" : "its end of " + name},
+        std::move(backend), *watch);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    // Give a death, the usual reason, a moment to be seen.
+    const auto loss = watch->wait_lost(milliseconds(300));
+    throw Error(
+        loss ? str("[world] rank ", loss->rank, " was lost: it ", loss->how,
+                   "; rank ", rank, " was connecting group '", name, "'")
+             : str("[world] rank ", rank, " could not connect group '", name,
+                   "': ", world::first_line_of(error)),
+        loss ? ErrorCode::kPeerLost : ErrorCode::kUnavailable);
+  }
+}
+
+std::unique_ptr<world::C10dGroup> World::Impl::make_group(
+    const std::vector<int>& ranks,
+    c10::intrusive_ptr<c10d::Backend> backend,
+    milliseconds deadline) {
+  check_ranks(ranks, rank, size);
+  return std::make_unique<world::C10dGroup>(
+      world::C10dGroupOptions{
+          .ranks = ranks, .own_rank = rank, .deadline = deadline},
+      std::move(backend), *watch);
+}
+
+void World::Impl::announce_closing() {
+  try {
+    store->set(closing_key(rank), "1");
+  } catch (const std::exception&) {
+    // The store is lost, and with it the rank that keeps it: closing finds out.
+    return;
+  }
+}
+
+world::C10dGroup& World::Impl::all_ranks() {
+  SHERD_CHECK(!closed, "[world] expected an open world, found it closed");
+  if (barrier_group == nullptr) {
+    std::vector<int> ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    barrier_group = make_group(kWorldGroup, ranks, options.deadline);
+  }
+  return *barrier_group;
+}
+
+}  // namespace sherd

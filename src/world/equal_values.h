@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whether ranks hold tensors of equal values, by digests: each rank reads its
+// tensors once, and a few bytes travel. What differs is named. For mistakes, not
+// for attacks. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <sherd/world/world.h>
+
+namespace sherd::world {
+
+struct NamedDigest {
+  std::string name;  // "parameter 0.weight"; of any bytes but line breaks.
+  std::uint64_t digest = 0;
+  bool operator==(const NamedDigest&) const = default;
+};
+
+// Of dtype, shape and the bytes of elements in C order: equal for equal tensors
+// whatever their strides.
+std::uint64_t digest_of(const at::Tensor& tensor);
+
+// A sentence on the first name whose digests differ between ranks, or that not
+// all have in this place; empty when there is none. A function of values.
+std::string difference_of(const std::vector<std::vector<NamedDigest>>& by_rank);
+
+// Collective: the same for the ranks of `world`, the same sentence on every rank.
+std::string difference_between(
+    const World& world, const std::vector<NamedDigest>& mine);
+
+}  // namespace sherd::world

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A ExitStatusPage is a page of memory on which a rank leaves its last words for
+// the ranks of its host: that it left in order, or what went wrong and which
+// rank it blames. Posting is a plain store to memory, so it cannot block or
+// fail, needs no store and survives the process: whoever reads the board after
+// the death of its writer sees everything posted before.
+// The writer owns a memfd; readers map it through /proc/PID/fd/N while the
+// writer lives and keep the mapping. Thread rule: any thread.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace sherd::world {
+
+// How a rank ended, and what it had seen go wrong before.
+struct ExitStatus {
+  enum class End { kNone, kLeft, kGaveUp };
+  End end = End::kNone;
+  // Set once something went wrong: the rank blamed for it (perhaps the writer
+  // itself) and a sentence without subject, e.g. "died".
+  struct Trouble {
+    int rank;
+    std::string how;
+  };
+  std::optional<Trouble> trouble;
+};
+
+class ExitStatusPage {
+ public:
+  // A new board of this process; where memfd is missing it has no readers.
+  ExitStatusPage();
+  // Another rank's board; nullptr where it cannot be opened (the process has
+  // gone, another user's process).
+  static std::unique_ptr<ExitStatusPage> open(int pid, int fd);
+  ~ExitStatusPage();
+  ExitStatusPage(const ExitStatusPage&) = delete;
+  ExitStatusPage& operator=(const ExitStatusPage&) = delete;
+
+  int fd() const { return fd_; }
+
+  // REQUIRES: a board of this process. Only the first of each is kept.
+  void record_failure(int rank, const std::string& how);
+  void record_end(ExitStatus::End end);
+
+  ExitStatus read() const;
+
+ private:
+  struct Page;
+  ExitStatusPage(Page* page, int fd) : page_(page), fd_(fd) {}
+  Page* page_;
+  int fd_;
+};
+
+}  // namespace sherd::world

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world/host_segment.h"
+
+#include <algorithm>
+#include <exception>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/check.h"
+#include "world/peer_watch.h"
+#include "world/store_wait.h"
+#include "world/world_impl.h"
+
+namespace sherd::world {
+namespace {
+
+// The store goes with a rank, whose loss is the better reason.
+constexpr std::chrono::milliseconds kLossPatience{500};
+
+Status lost(const PeerLoss& loss) {
+  return {
+      ErrorCode::kPeerLost,
+      str("[world] rank ", loss.rank, " was lost: it ", loss.how)};
+}
+
+Status lost_store(const World::Impl& impl, const std::exception& error) {
+  const auto loss = impl.watch->wait_lost(kLossPatience);
+  return loss ? lost(*loss)
+              : Status(
+                    ErrorCode::kPeerLost,
+                    "[world] the store is lost: " + first_line_of(error));
+}
+
+shm::StringStore strings_of(const World& world, const Clock& clock) {
+  const auto impl = world.impl();
+  shm::StringStore strings;
+  strings.check_others = [impl] {
+    const auto loss = impl->watch->first_lost();
+    return loss ? lost(*loss) : Status();
+  };
+  strings.put = [impl](const std::string& key, const std::string& value) {
+    try {
+      impl->store->set(key, value);
+    } catch (const std::exception& error) {
+      return lost_store(*impl, error);
+    }
+    return Status();
+  };
+  strings.get = [impl, &clock](
+                    const std::string& key,
+                    Duration at_most) -> Result<std::string> {
+    const auto until = clock.now() + at_most;
+    try {
+      while (!wait_for_key(
+          *impl->store, key,
+          std::chrono::duration_cast<std::chrono::milliseconds>(
+              until - clock.now()))) {
+        if (const auto loss = impl->watch->first_lost()) {
+          return lost(*loss);
+        }
+        if (clock.now() >= until) {
+          return Status(
+              ErrorCode::kDeadlineExceeded, "[world] nobody put " + key);
+        }
+      }
+      return impl->store->get_to_str(key);
+    } catch (const std::exception& error) {
+      return lost_store(*impl, error);
+    }
+  };
+  return strings;
+}
+
+int first_elsewhere(const World& world, const std::vector<int>& ranks) {
+  const auto& records = world.impl()->records;
+  const auto host = [&](int rank) -> const HostIdentity& {
+    return records.at(static_cast<std::size_t>(rank)).host;
+  };
+  const auto found = std::find_if(ranks.begin(), ranks.end(), [&](int rank) {
+    return rank != world.rank() && !same_host(host(rank), host(world.rank()));
+  });
+  return found == ranks.end() ? -1 : *found;
+}
+
+}  // namespace
+
+Result<shm::HostSegment> share_memory(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    const shm::SegmentOptions& segment) {
+  if (const int other = first_elsewhere(world, ranks); other >= 0) {
+    return Status(
+        ErrorCode::kFailedPrecondition,
+        str("[world] expected ranks of one host to share memory; rank ", other,
+            " is on another than rank ", world.rank()));
+  }
+  const SteadyClock clock;
+  shm::SegmentJoinOptions options;
+  options.rank = static_cast<int>(
+      std::find(ranks.begin(), ranks.end(), world.rank()) - ranks.begin());
+  options.ranks = static_cast<int>(ranks.size());
+  options.names = ranks;
+  options.key = "segment/" + name;
+  options.store = strings_of(world, clock);
+  options.segment = segment;
+  options.deadline = world.options().deadline;
+  return shm::join_segment(options, clock);
+}
+
+}  // namespace sherd::world

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world/hosts.h"
+
+#include <algorithm>
+
+#include "world/world_impl.h"
+
+namespace sherd::world {
+
+std::vector<std::vector<int>> ranks_by_host(
+    const World& world, const std::vector<int>& ranks) {
+  const auto& records = world.impl()->records;
+  const auto host = [&](int rank) -> const HostIdentity& {
+    return records.at(static_cast<std::size_t>(rank)).host;
+  };
+  std::vector<std::vector<int>> hosts;
+  for (const int rank : ranks) {
+    const auto known =
+        std::find_if(hosts.begin(), hosts.end(), [&](const auto& members) {
+          return same_host(host(members.front()), host(rank));
+        });
+    if (known == hosts.end()) {
+      hosts.push_back({rank});
+    } else {
+      known->push_back(rank);
+    }
+  }
+  return hosts;
+}
+
+}  // namespace sherd::world

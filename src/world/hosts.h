@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which ranks share a host, as far as they told each other when they met: by
+// host name, boot id, and what tests invent. Thread rule: any thread.
+#pragma once
+
+#include <vector>
+#include <sherd/world/world.h>
+
+namespace sherd::world {
+
+// `ranks` (world ranks, ascending) by host: hosts in the order of their first
+// rank, the ranks of each ascending. Equal on every rank.
+std::vector<std::vector<int>> ranks_by_host(
+    const World& world, const std::vector<int>& ranks);
+
+}  // namespace sherd::world

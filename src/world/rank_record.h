@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RankRecord is what a rank tells the others about itself when they meet:
+// enough to know which ranks share a host and to watch their processes. It
+// travels as text through the store. Thread rule: a value.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include "base/status.h"
+
+namespace sherd::world {
+
+struct HostIdentity {
+  std::string hostname{};
+  std::string boot_id{};        // Differs between machines and their restarts.
+  std::string pid_namespace{};  // Process ids mean the same only within one.
+  // For tests: ranks that differ in it count as ranks of several hosts, which
+  // still can watch each other's processes.
+  std::string fake{};
+
+  // This host, as far as /proc tells; unknown parts are empty.
+  static HostIdentity of_this_process();
+};
+
+struct RankRecord {
+  int rank = 0;
+  int world_size = 1;
+  HostIdentity host;
+  int pid = 0;
+  // Start time of the process in clock ticks since boot. With it a recycled
+  // process id is not mistaken for the rank. 0: unknown.
+  std::uint64_t start_ticks = 0;
+  int exit_status_fd = -1;  // In the rank's own table of descriptors.
+
+  // This process as `rank`; `host` is an argument so that tests can invent it.
+  static RankRecord of_this_process(
+      int rank, int world_size, int exit_status_fd, const HostIdentity& host);
+
+  std::string to_text() const;
+  // kInvalidArgument when `text` is not one.
+  static Result<RankRecord> from_text(const std::string& text);
+};
+
+// Ranks of one host can share memory; those that also share process ids can
+// watch each other.
+bool same_host(const HostIdentity& a, const HostIdentity& b);
+bool same_pids(const HostIdentity& a, const HostIdentity& b);
+
+}  // namespace sherd::world

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The first meeting of the ranks of a job in a store: everybody leaves its
+// record, rank 0 judges whether all came and agree, everybody reads the
+// verdict. Thus every rank that arrived fails with the same sentence. Store
+// keys: sherd/{rank/<r>, disagree, verdict, heard}. Thread rule: any thread.
+#pragma once
+
+#include <chrono>
+#include <vector>
+#include <c10/util/intrusive_ptr.h>
+#include "world/rank_record.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace sherd::world {
+
+// Collective over all ranks. Returns all records, by rank. Throws Error:
+// kPeerMismatch when ranks disagree on the world size or two claim one rank,
+// kDeadlineExceeded naming the ranks that did not arrive, kPeerLost when the
+// store goes away meanwhile.
+std::vector<RankRecord> rendezvous(
+    c10d::Store& store,
+    const RankRecord& mine,
+    std::chrono::milliseconds deadline);
+
+}  // namespace sherd::world

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Opens rank 0's store, or reaches it (or the launcher's), in bounded time and
+// without the backtraces c10d prints while nobody listens yet. Thread rule: any
+// thread.
+#pragma once
+
+#include <chrono>
+#include <c10/util/intrusive_ptr.h>
+#include "base/rank_environment.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace sherd::world {
+
+// Throws Error: kUnavailable naming the port when rank 0 cannot listen on it,
+// kDeadlineExceeded when nobody, or a stranger, listens where rank 0 should.
+c10::intrusive_ptr<c10d::Store> connect_store(
+    const RankEnvironment& env, std::chrono::milliseconds deadline);
+
+}  // namespace sherd::world

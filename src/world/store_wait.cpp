@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world/store_wait.h"
+
+#include <algorithm>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include "base/clock.h"
+
+namespace sherd::world {
+
+// Asks again and again: a store's own wait prints two warnings when it times
+// out.
+bool wait_for_key(
+    c10d::Store& store,
+    const std::string& key,
+    std::chrono::milliseconds timeout) {
+  constexpr Duration kSlice = std::chrono::milliseconds(250);
+  constexpr Duration kPauseMax = std::chrono::milliseconds(10);
+  const SteadyClock clock;
+  const Instant end = clock.now() + std::min<Duration>(timeout, kSlice);
+  Duration pause = std::chrono::microseconds(200);
+  while (!store.check({key})) {
+    const Duration rest = end - clock.now();
+    if (rest <= Duration(0)) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::min(pause, rest));
+    pause = std::min(2 * pause, kPauseMax);
+  }
+  return true;
+}
+
+std::string first_line_of(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace sherd::world

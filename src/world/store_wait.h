@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Small helpers around c10d's stores and exceptions. Thread rule: any thread.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <string>
+
+namespace c10d {
+class Store;
+}
+
+namespace sherd::world {
+
+// Waits until `key` exists, but not longer than a quarter second, so that the
+// caller can look at other evidence in between. Returns whether it exists.
+// Throws when the store is lost.
+bool wait_for_key(
+    c10d::Store& store,
+    const std::string& key,
+    std::chrono::milliseconds timeout);
+
+// What LibTorch says goes on with a C++ backtrace; the first line is enough.
+std::string first_line_of(const std::exception& error);
+
+}  // namespace sherd::world

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is behind the handle World, for the files of src/world. Thread rule: one
+// thread, save for the watch and the board, which are any thread's.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+#include <c10/util/intrusive_ptr.h>
+#include <sherd/world/world.h>
+#include "base/clock.h"
+#include "world/c10d_group.h"
+#include "world/exit_status_page.h"
+#include "world/peer_watch.h"
+#include "world/rank_record.h"
+#include "compat/gloo_backend.h"
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace sherd {
+
+struct World::Impl {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  WorldOptions options;
+  std::string master_addr;  // Empty when unknown.
+
+  c10::intrusive_ptr<c10d::Store> store;  // Null with one rank.
+  std::vector<world::RankRecord> records;  // By rank.
+  world::ExitStatusPage board;
+  std::unique_ptr<world::PeerWatch> watch;
+  // Of communicators that are gone here, while peers may still be receiving.
+  struct Retired {
+    std::string name;  // Empty: of a backend that was handed in.
+    std::unique_ptr<world::C10dGroup> group;
+  };
+  std::vector<Retired> retired;
+  std::unique_ptr<world::C10dGroup> barrier_group;  // All ranks; made when needed.
+  // Of the connections within a host, and of the others; made when needed.
+  std::shared_ptr<compat::GlooDevice> device_of_host;
+  std::shared_ptr<compat::GlooDevice> device_between_hosts;
+  std::set<std::string> group_names;  // Used up: keys stay behind.
+  int made = 0;                       // Handed out by next_number().
+  bool closed = false;
+  // A launcher's store, which outlives this world; else null.
+  c10::intrusive_ptr<c10d::Store> job_store;
+
+  ~Impl();
+
+  // Collective over `ranks`: connects them; `deadline` is of waits afterwards.
+  // Throws Error.
+  std::unique_ptr<world::C10dGroup> make_group(
+      const std::string& name,
+      const std::vector<int>& ranks,
+      std::chrono::milliseconds deadline);
+  // The same over a backend that is connected already.
+  std::unique_ptr<world::C10dGroup> make_group(
+      const std::vector<int>& ranks,
+      c10::intrusive_ptr<c10d::Backend> backend,
+      std::chrono::milliseconds deadline);
+  world::C10dGroup& all_ranks();
+
+  // Ranks that connect a group with this one hear that it never comes.
+  void announce_closing();
+  // Lets the store go, which ends it if this process keeps it.
+  void end_store();
+
+ private:
+  void check_none_lost(
+      const std::string& name,
+      const std::vector<int>& ranks,
+      int missing,
+      Instant end) const;
+  void check_will_join(
+      const std::string& name, int missing, const std::string& key) const;
+  std::vector<std::string> await_members(
+      const std::string& stage,
+      const std::string& name,
+      const std::vector<int>& ranks,
+      const std::string& note);
+  std::string retired_names() const;
+  void free_retired_groups(
+      const std::vector<int>& ranks, const std::vector<std::string>& notes);
+  c10::intrusive_ptr<c10d::Backend> connect(
+      const std::string& name, const std::vector<int>& ranks);
+};
+
+namespace world {
+
+// World::from_store() as a host of the caller's invention, for tests.
+World make_world(
+    c10::intrusive_ptr<c10d::Store> store,
+    int rank,
+    int size,
+    const WorldOptions& options,
+    const HostIdentity& host,
+    const std::string& master_addr);
+
+}  // namespace world
+}  // namespace sherd

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/world/world.h>
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <csignal>
+#include <cstdlib>
+#include <map>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include "base/check.h"
+#include "world/communicator.h"
+#include "world/world_impl.h"
+#include "support/delay.h"
+#include "support/ranks.h"
+
+namespace sherd {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using test::expect_all_ok;
+using test::Rank;
+using test::RankReport;
+using test::run_processes;
+using test::run_ranks;
+
+using Variables = std::map<std::string, std::string>;
+
+void set_environment(const Variables& variables) {
+  for (const auto& [name, value] : variables) {
+    ::setenv(name.c_str(), value.c_str(), 1);
+  }
+}
+
+Variables torchrun_variables(int rank, int size, int port) {
+  return {
+      {"RANK", std::to_string(rank)},
+      {"WORLD_SIZE", std::to_string(size)},
+      {"LOCAL_RANK", std::to_string(rank)},
+      {"LOCAL_WORLD_SIZE", std::to_string(size)},
+      {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_PORT", std::to_string(port)}};
+}
+
+// What from_environment() says when it must throw.
+Error error_of(const WorldOptions& options) {
+  try {
+    const World world = World::from_environment(options);
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "expected an error";
+  return Error("none");
+}
+
+TEST(World, OfOneProcessNeedsNothing) {
+  World world = World::single();
+  EXPECT_EQ(world.rank(), 0);
+  EXPECT_EQ(world.size(), 1);
+  EXPECT_EQ(world.local_rank(), 0);
+  EXPECT_EQ(world.local_size(), 1);
+  world.barrier();
+  world.close();
+}
+
+TEST(World, WithoutVariablesIsOneProcess) {
+  expect_all_ok(run_processes(1, [](int, Rank&) {
+    World world = World::from_environment({.deadline = 3s});
+    EXPECT_EQ(world.size(), 1);
+    EXPECT_EQ(world.options().deadline, 3s);
+    world.close();
+  }));
+}
+
+TEST(World, MeetsThroughTheEnvironment) {
+  for (const int w : {2, 3, 4}) {
+    const int port = test::free_port();
+    expect_all_ok(run_processes(w, [&](int rank, Rank&) {
+      set_environment(torchrun_variables(rank, w, port));
+      World world = World::from_environment(test::test_world_options());
+      EXPECT_EQ(world.rank(), rank);
+      EXPECT_EQ(world.size(), w);
+      EXPECT_EQ(world.local_rank(), rank);
+      EXPECT_EQ(world.local_size(), w);
+      const World copy = world;  // The same job.
+      copy.barrier();
+      world.barrier();
+      world.close();
+    }));
+  }
+}
+
+// torchrun's agent keeps the store, also over restarts of the ranks.
+TEST(World, MeetsInAnAgentsStoreAgainAfterARestart) {
+  const int port = test::free_port();
+  expect_all_ok(run_processes(5, [&](int index, Rank&) {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<std::uint16_t>(port);
+    options.isServer = index == 4;
+    options.waitWorkers = false;
+    if (index == 4) {
+      c10d::TCPStore agent("127.0.0.1", options);
+      for (int rank = 0; rank < 4; ++rank) {
+        agent.wait({c10::str("ended/", rank)}, 20s);
+      }
+      return;
+    }
+    const int rank = index % 2;
+    const int attempt = index / 2;
+    c10d::TCPStore client("127.0.0.1", options);
+    if (attempt == 1) {
+      client.wait({"ended/0", "ended/1"}, 20s);
+    }
+    Variables variables = torchrun_variables(rank, 2, port);
+    variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+    variables["TORCHELASTIC_RESTART_COUNT"] = std::to_string(attempt);
+    set_environment(variables);
+    World world = World::from_environment(test::test_world_options());
+    EXPECT_EQ(world.rank(), rank);
+    world.barrier();
+    world.close();
+    client.add(c10::str("ended/", index), 1);
+  }));
+}
+
+// Init, work, close, and again, with ranks that are late where it may matter.
+// Handles of the worlds before, and their connections, are still there.
+void make_worlds(int rank, int size, const Variables& variables) {
+  set_environment(variables);
+  std::vector<std::shared_ptr<world::Communicator>> kept;
+  for (int i = 0; i < 3; ++i) {
+    World world = World::from_environment(test::test_world_options());
+    const auto comm = kept.emplace_back(std::make_shared<world::Communicator>(
+        world, "c", Mesh(world).shard_ranks()));
+    const auto all = world.all_gather({100.0 * i + rank});
+    for (int r = 0; r < size; ++r) {
+      EXPECT_EQ(all[static_cast<std::size_t>(r)][0], 100.0 * i + r);
+    }
+    comm->barrier("work").throw_if_failed();
+    test::be_late(rank == i % size ? 30ms : 0ms);
+    world.close();
+    test::be_late(rank == (i + 1) % size ? 30ms : 0ms);
+  }
+}
+
+TEST(World, IsMadeAgainOnceTheFirstIsClosed) {
+  for (const int w : {1, 2, 3}) {
+    const int port = test::free_port();
+    expect_all_ok(run_processes(w, [&](int rank, Rank&) {
+      make_worlds(rank, w, torchrun_variables(rank, w, port));
+    }));
+  }
+}
+
+// The agent's store keeps the keys of the worlds before.
+TEST(World, IsMadeAgainInAnAgentsStoreOnceTheFirstIsClosed) {
+  for (const int w : {2, 3}) {
+    const int port = test::free_port();
+    expect_all_ok(run_processes(w + 1, [&](int rank, Rank&) {
+      c10d::TCPStoreOptions options;
+      options.port = static_cast<std::uint16_t>(port);
+      options.isServer = rank == w;
+      options.waitWorkers = false;
+      c10d::TCPStore store("127.0.0.1", options);
+      if (rank == w) {
+        for (int r = 0; r < w; ++r) {
+          store.wait({c10::str("ended/", r)}, 20s);
+        }
+        return;
+      }
+      auto variables = torchrun_variables(rank, w, port);
+      variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+      make_worlds(rank, w, variables);
+      // One that is open lets no other be made beside it.
+      World open = World::from_environment(test::test_world_options());
+      open.barrier();
+      EXPECT_THAT(
+          error_of(test::test_world_options()).what(),
+          HasSubstr("was its earlier World not closed?"));
+      open.close();
+      store.add(c10::str("ended/", rank), 1);
+    }));
+  }
+}
+
+TEST(World, NamesAPortThatIsInUse) {
+  const int fd = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_any;
+  socklen_t length = sizeof(address);
+  auto* any = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::bind(fd, any, length), 0);
+  ASSERT_EQ(::listen(fd, 8), 0);
+  ASSERT_EQ(::getsockname(fd, any, &length), 0);
+  const int port = ntohs(address.sin6_port);
+  const RankReport report = run_processes(2, [&](int rank, Rank&) {
+    set_environment(torchrun_variables(rank, 2, port));
+    const Error error =
+        error_of({.deadline = 5s, .rendezvous_deadline = 1s});
+    if (rank == 0) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
+      EXPECT_THAT(
+          error.what(),
+          AllOf(HasSubstr("rank 0"), HasSubstr("port " + std::to_string(port)),
+                HasSubstr("in use")));
+    } else {
+      EXPECT_THAT(error.what(), HasSubstr("rank 0"));
+    }
+  }, {.timeout = 20s});
+  ::close(fd);
+  expect_all_ok(report);
+}
+
+TEST(World, SaysOnEveryRankWhoDisagreesOnTheSize) {
+  struct Case {
+    std::vector<int> sizes;  // By rank.
+    int odd_rank;
+  };
+  for (const Case& c :
+       {Case{{2, 3}, 1}, Case{{3, 4, 3}, 1}, Case{{4, 4, 3, 4}, 2}}) {
+    const int port = test::free_port();
+    const auto count = static_cast<int>(c.sizes.size());
+    expect_all_ok(run_processes(count, [&](int rank, Rank&) {
+      const auto at = [&](int r) {
+        return c.sizes[static_cast<std::size_t>(r)];
+      };
+      set_environment(torchrun_variables(rank, at(rank), port));
+      const Error error = error_of(test::test_world_options());
+      EXPECT_EQ(error.code(), ErrorCode::kPeerMismatch);
+      EXPECT_THAT(
+          error.what(),
+          HasSubstr(str(
+              "ranks disagree on the world size: rank 0 says ", at(0),
+              ", rank ", c.odd_rank, " says ", at(c.odd_rank))));
+    }));
+  }
+}
+
+TEST(World, NamesTheRanksThatDoNotArrive) {
+  const int port = test::free_port();
+  expect_all_ok(run_processes(2, [&](int index, Rank&) {
+    const int rank = index == 0 ? 0 : 2;
+    set_environment(torchrun_variables(rank, 4, port));
+    const Error error =
+        error_of({.deadline = 5s, .rendezvous_deadline = 1s});
+    EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
+    EXPECT_THAT(
+        error.what(),
+        HasSubstr("expected 4 ranks within 1 s, found 2: ranks 1, 3 did not "
+                  "arrive"));
+  }));
+}
+
+TEST(World, NamesRank0WhenItDoesNotArrive) {
+  const int port = test::free_port();
+  expect_all_ok(run_processes(1, [&](int, Rank&) {
+    set_environment(torchrun_variables(1, 2, port));
+    const Error error =
+        error_of({.deadline = 5s, .rendezvous_deadline = 1s});
+    EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
+    EXPECT_THAT(
+        error.what(),
+        AllOf(HasSubstr("rank 0 did not arrive"),
+              HasSubstr("127.0.0.1:" + std::to_string(port))));
+  }));
+}
+
+TEST(World, NoticesThatTheKeeperOfTheStoreDiesWhileRanksMeet) {
+  const int port = test::free_port();
+  const RankReport report = run_processes(
+      2,
+      [&](int rank, Rank& self) {
+        set_environment(torchrun_variables(rank, 3, port));
+        if (rank == 0) {
+          c10d::TCPStoreOptions options;
+          options.port = static_cast<std::uint16_t>(port);
+          options.isServer = true;
+          options.waitWorkers = false;
+          c10d::TCPStore store("127.0.0.1", options);
+          store.wait({"/sherd-attempt-0/sherd/rank/1"}, 100ms);
+          self.reach("here");
+        }
+        const Error error = error_of(test::test_world_options());
+        EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+        EXPECT_THAT(error.what(), HasSubstr("rank 0"));
+      },
+      {.strikes = {{.child = 0, .point = "here", .signal = SIGKILL}}});
+  EXPECT_EQ(report[1].exit_code, 0) << report[1].output;
+}
+
+TEST(World, RefusesASecondProcessOfOneRank) {
+  const RankReport report = run_ranks(2, [](World world) {
+    if (world.rank() == 1) {
+      try {
+        World::from_store(world.impl()->store, 1, 2, world.options());
+        ADD_FAILURE() << "a second rank 1";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kPeerMismatch);
+        EXPECT_THAT(error.what(), HasSubstr("a second rank 1"));
+      }
+    }
+  });
+  expect_all_ok(report);
+}
+
+TEST(World, KnowsWhichRanksShareAHost) {
+  expect_all_ok(run_ranks(4, [](World outer) {
+    // Ranks 0 and 2 on one host, 1 and 3 on another.
+    const int host = outer.rank() % 2;
+    World world = world::make_world(
+        c10::make_intrusive<c10d::PrefixStore>("in", outer.impl()->store),
+        outer.rank(), 4, outer.options(),
+        {.hostname = "vm", .boot_id = str("boot-", host)}, "127.0.0.1");
+    EXPECT_EQ(world.local_size(), 2);
+    EXPECT_EQ(world.local_rank(), outer.rank() / 2);
+    const int near = (outer.rank() + 2) % 4;
+    const int far = (outer.rank() + 1) % 4;
+    EXPECT_TRUE(world.impl()->watch->watches(near));
+    EXPECT_FALSE(world.impl()->watch->watches(far));
+    world.barrier();
+    world.close();
+  }));
+}
+
+TEST(World, GathersTextsOfAnyLength) {
+  const auto text_of = [](int rank) {
+    return rank == 1 ? std::string()
+                     : std::string(3, '\0') + str(rank) + "\xff";
+  };
+  for (const int ranks : {1, 3}) {
+    expect_all_ok(run_ranks(ranks, [&](World world) {
+      const auto all = world.all_gather_texts(text_of(world.rank()));
+      ASSERT_EQ(all.size(), static_cast<std::size_t>(world.size()));
+      for (int rank = 0; rank < world.size(); ++rank) {
+        EXPECT_EQ(all[static_cast<std::size_t>(rank)], text_of(rank));
+      }
+    }));
+  }
+}
+
+TEST(World, RefusesOptionsThatCannotWork) {
+  EXPECT_THROW(World::from_environment({.deadline = 0ms}), Error);
+  EXPECT_THROW(World::from_store(nullptr, 2, 2), Error);
+  EXPECT_THROW(World::from_store(nullptr, -1, 2), Error);
+  EXPECT_THROW(World::from_store(nullptr, 0, 2), Error);
+}
+
+TEST(Mesh, ArrangesRanksOnTwoAxes) {
+  expect_all_ok(run_ranks(4, [](World world) {
+    const Mesh mesh(world, {.replicate = 2});
+    const int r = world.rank();
+    EXPECT_EQ(mesh.replicate_size(), 2);
+    EXPECT_EQ(mesh.shard_size(), 2);
+    EXPECT_EQ(mesh.replicate_index(), r / 2);
+    EXPECT_EQ(mesh.shard_index(), r % 2);
+    EXPECT_EQ(mesh.shard_ranks(), (std::vector<int>{r / 2 * 2, r / 2 * 2 + 1}));
+    EXPECT_EQ(mesh.replicate_ranks(), (std::vector<int>{r % 2, r % 2 + 2}));
+
+    const Mesh plain(world);
+    EXPECT_EQ(plain.shard_ranks(), (std::vector<int>{0, 1, 2, 3}));
+    EXPECT_EQ(plain.replicate_ranks(), (std::vector<int>{r}));
+    EXPECT_THROW(Mesh(world, {.replicate = 3}), Error);
+    EXPECT_THROW(Mesh(world, {.replicate = 2, .shard = 3}), Error);
+    EXPECT_THROW(Mesh(world, {.replicate = 0}), Error);
+    EXPECT_THROW(Mesh(world, {.replicate = -1, .shard = -4}), Error);
+  }));
+  EXPECT_EQ(Mesh(World::single()).shard_ranks(), std::vector<int>{0});
+}
+
+}  // namespace
+}  // namespace sherd

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Somebody installed an autograd engine before sherd, as a Python process does.
+// The installation is process-wide, hence a program of its own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sherd/autograd/checkpoint.h>
+#include <sherd/base/error.h>
+#include <torch/csrc/autograd/engine.h>
+#include "autograd/backward.h"
+
+namespace sherd::autograd {
+namespace {
+
+class ForeignEngine final : public torch::autograd::Engine {
+ public:
+  ForeignEngine() = default;
+  ~ForeignEngine() override { stop(); }
+};
+
+torch::autograd::Engine& foreign_engine() {
+  static ForeignEngine engine;
+  return engine;
+}
+
+class Counter final : public BackwardListener {
+ public:
+  void backward_ended(std::exception_ptr failure) override {
+    ++ends;
+    EXPECT_EQ(failure, nullptr);
+    if (!complaint.empty()) {
+      throw std::runtime_error(complaint);
+    }
+  }
+  int ends = 0;
+  std::string complaint;
+};
+
+class ForeignEngineTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    torch::autograd::set_default_engine_stub(&foreign_engine);
+    install_backward_engine();
+  }
+};
+
+at::Tensor leaf() { return at::ones({2}).requires_grad_(); }
+
+// A backward in whose only leaf's hook `act` runs.
+void backward_with(const std::function<void()>& act) {
+  const auto w = leaf();
+  w.register_hook([&act](const at::Tensor&) { act(); });
+  w.sum().backward();
+}
+
+TEST_F(ForeignEngineTest, IsLeftInPlace) {
+  EXPECT_EQ(
+      &torch::autograd::Engine::get_default_engine(), &foreign_engine());
+}
+
+TEST_F(ForeignEngineTest, T08RefusesCheckpointsAndRunsThemWithoutGradients) {
+  const auto twice = [](const at::Tensor& x) { return x * 2; };
+  std::string refused;
+  try {
+    (void)checkpoint(twice, leaf());
+  } catch (const Error& error) {
+    refused = error.what();
+  }
+  EXPECT_THAT(
+      refused, ::testing::HasSubstr("expected sherd's autograd engine"));
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(at::equal(checkpoint(twice, leaf()), at::full({2}, 2.0)));
+}
+
+TEST_F(ForeignEngineTest, EndsABackwardArmedDuringIt) {
+  const auto counter = std::make_shared<Counter>();
+  const auto other = std::make_shared<Counter>();
+  backward_with([&] {
+    arm(counter);
+    arm(other);
+    arm(counter);
+    EXPECT_EQ(counter->ends, 0);
+  });
+  EXPECT_EQ(counter->ends, 1);
+  EXPECT_EQ(other->ends, 1);
+  backward_with([] {});
+  EXPECT_EQ(counter->ends, 1);
+}
+
+TEST_F(ForeignEngineTest, StillEndsTheBackwardAfterAFailedOne) {
+  const auto counter = std::make_shared<Counter>();
+  EXPECT_ANY_THROW(backward_with([&] {
+    arm(counter);
+    throw std::runtime_error("x");
+  }));
+  EXPECT_EQ(counter->ends, 0);  // The documented limit.
+  backward_with([&] { arm(counter); });
+  EXPECT_EQ(counter->ends, 1);
+}
+
+TEST_F(ForeignEngineTest, DoesNotEndABackwardTheFailedOneWasArmedFor) {
+  const auto failed = std::make_shared<Counter>();
+  const auto fine = std::make_shared<Counter>();
+  EXPECT_ANY_THROW(backward_with([&] {
+    arm(failed);
+    throw std::runtime_error("x");
+  }));
+  backward_with([&] { arm(fine); });
+  EXPECT_EQ(fine->ends, 1);
+  EXPECT_EQ(failed->ends, 0);
+}
+
+TEST_F(ForeignEngineTest, NeverEndsAutogradGrad) {
+  const auto counter = std::make_shared<Counter>();
+  const auto x = leaf();
+  const auto y = x * 2;
+  y.register_hook([&](const at::Tensor&) { arm(counter); });
+  (void)torch::autograd::grad({y.sum()}, {x});
+  EXPECT_EQ(counter->ends, 0);
+}
+
+TEST_F(ForeignEngineTest, EndsABackwardWithInputs) {
+  const auto counter = std::make_shared<Counter>();
+  const auto x = leaf();
+  const auto y = x * 2;
+  y.register_hook([&](const at::Tensor&) { arm(counter); });
+  y.sum().backward({}, std::nullopt, false, std::vector<at::Tensor>{x});
+  EXPECT_EQ(counter->ends, 1);
+}
+
+TEST_F(ForeignEngineTest, ListenersErrorReachesTheCallerAfterAllWereTold) {
+  const auto first = std::make_shared<Counter>();
+  const auto second = std::make_shared<Counter>();
+  first->complaint = "first";
+  try {
+    backward_with([&] {
+      arm(first);
+      arm(second);
+    });
+    FAIL();
+  } catch (const std::exception& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("first"));
+  }
+  EXPECT_EQ(second->ends, 1);
+}
+
+TEST_F(ForeignEngineTest, SkipsListenersThatAreGone) {
+  auto gone = std::make_shared<Counter>();
+  const auto stays = std::make_shared<Counter>();
+  backward_with([&] {
+    arm(gone);
+    arm(stays);
+    gone.reset();
+  });
+  EXPECT_EQ(stays->ends, 1);
+}
+
+}  // namespace
+}  // namespace sherd::autograd
