@@ -62,8 +62,8 @@ struct Snapshot {
 };
 
 struct Requester {
-  explicit Requester(std::unique_ptr<net::Connection> connection)
-      : connection(std::move(connection)) {}
+  explicit Requester(std::unique_ptr<net::Connection> accepted)
+      : connection(std::move(accepted)) {}
   RequesterConnection connection;
   Instant waits_until{0};
 };
