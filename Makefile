@@ -28,7 +28,9 @@ build: setup
 test: build
 	@scripts/run_tests $(PRESET)
 
-train: build
+train:
+	@scripts/setup --train
+	@scripts/build --train $(PRESET)
 	@$(SHERD) run -n $(RANKS) -- $(SHERD) train --save-every 100 $(ARGS)
 
 bench: build

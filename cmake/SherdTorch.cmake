@@ -15,28 +15,12 @@ if(NOT EXISTS "${SHERD_TORCH_ROOT}/include/gloo/context.h")
     ${CMAKE_SOURCE_DIR}/src/compat/gloo_declarations)
 endif()
 
-# Two precompiled headers: what the library's files with LibTorch share, and all
-# of LibTorch for tests and benchmarks. With the first one a file of the library
-# costs 3 s less its own code instead of 12 s (docs/design/build.md).
-function(sherd_use_precompiled target name)
-  set(pch sherd_${name}_pch)
-  if(NOT TARGET ${pch})
-    file(WRITE ${CMAKE_BINARY_DIR}/pch/${pch}.cpp "// Anchors the precompiled header.\n")
-    add_library(${pch} STATIC ${CMAKE_BINARY_DIR}/pch/${pch}.cpp)
-    target_link_libraries(${pch} PUBLIC sherd_torch)
-    target_precompile_headers(${pch} PRIVATE ${ARGN})
-    sherd_set_flags(${pch})
-  endif()
-  target_precompile_headers(${target} REUSE_FROM ${pch})
-endfunction()
-
+# What the library's files with LibTorch share, and all of LibTorch for tests and
+# benchmarks. With the first one such a file costs 3 s and its own code, 12 s and
+# its own code without (docs/design/build.md).
 function(sherd_use_torch_module_pch target)
-  sherd_use_precompiled(${target} torch_module <torch/nn/module.h>)
+  sherd_use_precompiled(${target} torch_module DEPS sherd_torch HEADERS <torch/nn/module.h>)
 endfunction()
-
 function(sherd_use_torch_pch target)
-  sherd_use_precompiled(${target} torch <torch/torch.h>)
-  # CMake gives programs -fPIE, and GCC ignores a header precompiled otherwise.
-  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-  target_compile_options(${target} PRIVATE -fPIC)
+  sherd_use_precompiled(${target} torch DEPS sherd_torch HEADERS <torch/torch.h>)
 endfunction()

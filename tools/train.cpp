@@ -28,7 +28,7 @@
 #include <sherd/ft/replica_session.h>
 #include <sherd/models/language_model.h>
 #include <sherd/optim/schedule.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 #include "text_file.h"
 #include "train/command_line.h"
 #include "train/config.h"

@@ -6,7 +6,7 @@
 #include <sherd/base/error.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/models/llama.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 namespace sherd::tools {
 namespace {

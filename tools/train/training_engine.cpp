@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 #include <sherd/base/error.h>
-#include <torch/torch.h>
+#include <torch/nn/utils/clip_grad.h>
 #include "exchange_kind_flag.h"
 
 namespace sherd::tools {
