@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-# sherd_add_module(NAME SOURCES ... [TESTS ...] [TEST_DEPS ...] DEPS ... [TORCH])
+# sherd_add_module(NAME SOURCES ... [TESTS ...] [TEST_DEPS ...] DEPS ...
+#     [TORCH [TEST_PARTS n]])
 #   Library sherd_NAME from explicit sources, and one test binary NAME_test from
 #   all TESTS. A *_test.cpp in the folder that is listed nowhere fails configure.
 # sherd_add_benchmark(NAME SOURCES ... DEPS ... [TORCH])
 #   A google/benchmark binary NAME. Built with everything else, so that it cannot
 #   rot, but run by hand: its figures mean nothing on a busy machine. Target
 #   `benchmarks` builds them all.
-# sherd_add_test(NAME SOURCES ... DEPS ... [TORCH] [LABELS ...] [TIMEOUT s])
+# sherd_add_test(NAME SOURCES ... DEPS ... [TORCH [PARTS n]] [LABELS ...] [TIMEOUT s])
 #   A test binary; each of its GoogleTest suites is one ctest entry NAME.Suite.
-#   Entries that expect peers to notice within a time have the machine to
-#   themselves: label `failure`, and suites with such names.
+#   Entries that expect peers to notice within a time, seconds mostly, count as
+#   two of those that run at a time: label `failure`, and suites with such names.
+#   Loading LibTorch takes longer than most suites, so with TORCH all other suites
+#   share n entries NAME.1ofn, NAME.2ofn, ...; suites of files that skip stay
+#   apart, because an entry in which one test skips counts as skipped.
 # sherd_add_fuzzer(NAME SOURCES ... DEPS ...)
 #   A fuzz target: with SHERD_FUZZ a libFuzzer program, else one with a plain
 #   main. Either way a ctest entry of a few random inputs.
@@ -65,7 +69,7 @@ function(sherd_check_all_tests_built)
 endfunction()
 
 function(sherd_add_test name)
-  cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "TIMEOUT;PARTS" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT SHERD_TESTS)
     return()
   endif()
@@ -95,29 +99,59 @@ function(sherd_add_test name)
     set(ARG_LABELS unit)
   endif()
   set(suites)
+  set(skipping)
   foreach(source ${ARG_SOURCES})
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
       ${CMAKE_CURRENT_SOURCE_DIR}/${source})
     file(STRINGS ${source} lines REGEX "^(TYPED_)?TEST(_F|_P)?\\(")
+    file(STRINGS ${source} skips REGEX "GTEST_SKIP")
     foreach(line ${lines})
       string(REGEX REPLACE "^[A-Z_]+\\( *([A-Za-z0-9_]+).*" "\\1" suite "${line}")
       list(APPEND suites ${suite})
+      if(skips)
+        list(APPEND skipping ${suite})
+      endif()
     endforeach()
   endforeach()
   list(REMOVE_DUPLICATES suites)
+  set(others)
   foreach(suite ${suites})
-    set(serial OFF)
+    set(filter "${suite}.*:*/${suite}.*:${suite}/*")
+    set(processors 1)
     if("failure" IN_LIST ARG_LABELS OR suite MATCHES "Failure|Kill|Stop|Watch")
-      set(serial ON)
+      set(processors 2)
     endif()
-    add_test(NAME ${name}.${suite}
-      COMMAND ${name} "--gtest_filter=${suite}.*:*/${suite}.*:${suite}/*" --gtest_color=no)
-    set_tests_properties(${name}.${suite} PROPERTIES
-      TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
-      SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]"
-      RUN_SERIAL ${serial}
-      FAIL_REGULAR_EXPRESSION "\\[==========\\] 0 tests;Running 0 tests")
+    if(ARG_TORCH AND processors EQUAL 1 AND NOT suite IN_LIST skipping)
+      list(APPEND others ${filter})
+    else()
+      sherd_add_test_entry(${name}.${suite} ${name} ${filter})
+      set_tests_properties(${name}.${suite} PROPERTIES PROCESSORS ${processors})
+    endif()
   endforeach()
+  if(NOT others)
+    return()
+  endif()
+  if(NOT ARG_PARTS)
+    set(ARG_PARTS 1)
+  endif()
+  list(JOIN others ":" filter)
+  foreach(part RANGE 1 ${ARG_PARTS})
+    set(entry ${name}.${part}of${ARG_PARTS})
+    math(EXPR index "${part} - 1")
+    sherd_add_test_entry(${entry} ${name} ${filter})
+    # Long ones start first, so that they do not end last.
+    set_tests_properties(${entry} PROPERTIES COST ${ARG_PARTS} ENVIRONMENT
+      "GTEST_TOTAL_SHARDS=${ARG_PARTS};GTEST_SHARD_INDEX=${index}")
+  endforeach()
+endfunction()
+
+# One ctest entry; LABELS and TIMEOUT are those of the caller.
+function(sherd_add_test_entry entry name filter)
+  add_test(NAME ${entry} COMMAND ${name} "--gtest_filter=${filter}" --gtest_color=no)
+  set_tests_properties(${entry} PROPERTIES
+    TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+    SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]"
+    FAIL_REGULAR_EXPRESSION "\\[==========\\] 0 tests;Running 0 tests")
 endfunction()
 
 function(sherd_add_fuzzer name)
@@ -140,7 +174,7 @@ function(sherd_add_fuzzer name)
 endfunction()
 
 function(sherd_add_module name)
-  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPS;TESTS;TEST_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "TEST_PARTS" "SOURCES;DEPS;TESTS;TEST_DEPS" ${ARGN})
   set(target sherd_${name})
   if(ARG_SOURCES)
     add_library(${target} STATIC ${ARG_SOURCES})
@@ -163,7 +197,7 @@ function(sherd_add_module name)
   if(ARG_TESTS AND SHERD_TESTS)
     set(torch)
     if(ARG_TORCH)
-      set(torch TORCH)
+      set(torch TORCH PARTS ${ARG_TEST_PARTS})
     endif()
     sherd_add_test(${name}_test SOURCES ${ARG_TESTS} DEPS ${target} ${ARG_TEST_DEPS} ${torch})
   endif()

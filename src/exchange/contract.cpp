@@ -2,8 +2,6 @@
 #include "exchange/contract.h"
 
 #include <sys/mman.h>
-
-#include <thread>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
@@ -12,11 +10,17 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
+#include "shm/futex.h"
 
 namespace sherd::exchange::contract {
 namespace {
 
 constexpr std::size_t kMarkBytes = 4096;
+
+const std::uint32_t* word_of(const std::atomic<std::uint32_t>& flag) {
+  static_assert(sizeof(flag) == sizeof(std::uint32_t));
+  return reinterpret_cast<const std::uint32_t*>(&flag);
+}
 
 const FlatSpec& flat_of(const ModelSpec& model, UnitId unit, int flat) {
   return model.units.at(static_cast<std::size_t>(unit))
@@ -39,10 +43,15 @@ Marks::Marks() {
       nullptr, kMarkBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
       -1, 0);
   EXPECT_NE(page, MAP_FAILED);
-  flags_ = static_cast<std::atomic<int>*>(page);  // Zero is a valid atomic.
+  flags_ = static_cast<Flag*>(page);  // Zero is a valid atomic.
 }
 
 Marks::~Marks() { ::munmap(flags_, kMarkBytes); }
+
+void Marks::set(int rank) {
+  flag(rank).store(1, std::memory_order_release);
+  shm::futex_wake_all(word_of(flag(rank)));
+}
 
 void Marks::wait_for(int rank) const {
   const SteadyClock clock;
@@ -51,7 +60,8 @@ void Marks::wait_for(int rank) const {
     SHERD_CHECK_AS(
         kDeadlineExceeded, clock.now() < limit, "[test] expected the mark of ",
         "rank ", rank);
-    std::this_thread::yield();
+    shm::futex_wait(
+        word_of(flag(rank)), 0, std::chrono::milliseconds(100));
   }
 }
 

@@ -14,6 +14,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -123,16 +124,18 @@ class Marks {
   Marks(const Marks&) = delete;
   Marks& operator=(const Marks&) = delete;
 
-  void set(int rank) { flag(rank).store(1, std::memory_order_release); }
+  void set(int rank);
   bool is_set(int rank) const {
     return flag(rank).load(std::memory_order_acquire) != 0;
   }
-  // Spins; throws after half a minute.
+  // Sleeps until then; throws after half a minute.
   void wait_for(int rank) const;
 
  private:
-  std::atomic<int>& flag(int rank) const { return flags_[rank]; }
-  std::atomic<int>* flags_;  // A page shared with children.
+  using Flag = std::atomic<std::uint32_t>;
+
+  Flag& flag(int rank) const { return flags_[rank]; }
+  Flag* flags_;  // A page shared with children.
 };
 
 // ---- models ----

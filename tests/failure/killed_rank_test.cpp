@@ -10,6 +10,8 @@
 #include <csignal>
 #include <stdexcept>
 #include <gmock/gmock.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include "world/world_impl.h"
 
 namespace sherd::test {
 namespace {
@@ -196,9 +198,12 @@ TEST(AfterALoss, TheHandleKeepsItsFirstErrorAndClosesQuietly) {
       [&](World world, Rank& self) {
         Chain model(kLayers, 6);
         auto fsdp = fully_shard(*model, world);
+        auto& store = *world.impl()->store;
         if (world.rank() == 1) {
+          store.get("sharded");  // Else rank 0 may still wait for it there.
           self.reach("here");
         }
+        store.set("sharded", "yes");
         const auto forward = [&] {
           model->forward(integer_rows(0, 0, 6)).sum().backward();
         };
