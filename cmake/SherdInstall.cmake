@@ -1,42 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-# Target `sherd_shared`, for users sherd::sherd: all parts in one libsherd.so,
-# and what `cmake --install` copies. Only a shared library is installed: the
-# dispatch fallback must exist once per process, and a static one would come
-# with every program and plugin that links it (docs/design/access.md).
+# Target `sherd_shared`, for users sherd::sherd: all parts in one libsherd.so;
+# target `sherd_c10d_shm_shared`, for users sherd::c10d_shm: the c10d backend in
+# libsherd_c10d_shm.so; and what `cmake --install` copies. Only shared libraries are
+# installed: the dispatch fallback must exist once per process, and a static one
+# would come with every program and plugin that links it (docs/design/access.md).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-add_library(sherd_shared SHARED)
-foreach(part ${SHERD_PARTS})
-  target_sources(sherd_shared PRIVATE $<TARGET_OBJECTS:sherd_${part}>)
-endforeach()
-add_library(sherd::sherd ALIAS sherd_shared)
-set_target_properties(sherd_shared PROPERTIES
-  OUTPUT_NAME sherd EXPORT_NAME sherd LINKER_LANGUAGE CXX
-  # No promise to fit other minor versions before 1.0.
-  VERSION ${PROJECT_VERSION}
-  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
-target_link_options(sherd_shared PRIVATE
-  # A part that is missing in the list fails here, not in a user's program.
-  -Wl,--no-undefined
-  # LibTorch keeps pointers to the fallback and to the autograd engine in it.
-  -Wl,-z,nodelete)
+# Library TARGET, for users sherd::NAME, of the objects of these parts, with the
+# public headers of INCLUDE.
+function(sherd_add_shared_library target name include)
+  add_library(${target} SHARED)
+  foreach(part ${ARGN})
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:sherd_${part}>)
+  endforeach()
+  add_library(sherd::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES
+    EXPORT_NAME ${name} LINKER_LANGUAGE CXX
+    # No promise to fit other minor versions before 1.0.
+    VERSION ${PROJECT_VERSION}
+    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  target_link_options(${target} PRIVATE
+    # A part that is missing in the list fails here, not in a user's program.
+    -Wl,--no-undefined
+    # LibTorch keeps pointers to what is in it: the fallback, the autograd engine,
+    # backends.
+    -Wl,-z,nodelete)
+  target_compile_features(${target} INTERFACE cxx_std_20)
+  target_include_directories(${target} INTERFACE
+    $<BUILD_INTERFACE:${include}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_link_libraries(${target} PUBLIC
+    $<BUILD_INTERFACE:sherd_torch> $<INSTALL_INTERFACE:sherd::torch>)
+endfunction()
+
+sherd_add_shared_library(sherd_shared sherd ${CMAKE_SOURCE_DIR}/include ${SHERD_PARTS})
+set_target_properties(sherd_shared PROPERTIES OUTPUT_NAME sherd)
+# It has a copy of base and shm, whose code is the same and keeps no state, and so
+# brings neither the dispatch fallback nor what libsherd.so needs.
+sherd_add_shared_library(sherd_c10d_shm_shared c10d_shm ${CMAKE_SOURCE_DIR}/c10d_shm/include
+  base shm c10d_shm_communicator c10d_shm)
+set_target_properties(sherd_c10d_shm_shared PROPERTIES OUTPUT_NAME sherd_c10d_shm)
 # Of src/net; nothing of them is in a public header.
 target_link_libraries(sherd_shared PRIVATE OpenSSL::SSL OpenSSL::Crypto)
 if(SHERD_TOOLS)  # The coordinator's log.
   target_link_libraries(sherd_shared PRIVATE SQLite::SQLite3)
 endif()
-target_compile_features(sherd_shared INTERFACE cxx_std_20)
-target_include_directories(sherd_shared INTERFACE
-  $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>
-  $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-target_link_libraries(sherd_shared PUBLIC
-  $<BUILD_INTERFACE:sherd_torch> $<INSTALL_INTERFACE:sherd::torch>)
 
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)
-install(TARGETS sherd_shared EXPORT sherdTargets
+install(TARGETS sherd_shared sherd_c10d_shm_shared EXPORT sherdTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/sherd
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/sherd ${CMAKE_SOURCE_DIR}/c10d_shm/include/sherd
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT sherdTargets NAMESPACE sherd:: DESTINATION ${package})
 string(REGEX MATCH "^[0-9]+[.][0-9]+" SHERD_TORCH_MAJOR_MINOR "${SHERD_TORCH_VERSION}")

@@ -62,8 +62,7 @@ PARTS = {
     "ft/transfer": Part(
         ("base", "net", "ft/protocol", "ft/wire"), torch=False),
     "sim": Part(("base", "plan", "ft/protocol"), torch=False),
-    "shm": Part(("base", "net", "plan"), torch=False),
-    "world/shm_backend": Part(("base", "shm"), torch=True),
+    "shm": Part(("base",), torch=False),
     "world": Part(("base", "compat", "net", "plan", "shm"), torch=True),
     "optim": Part(("base", "compat"), torch=True),
     "data": Part(("base", "compat"), torch=True),
@@ -95,11 +94,15 @@ PARTS = {
          "exchange/exchange.h",
          "sherd/optim/named_parameters.h"),
         torch=True),
+    "c10d_shm": Part(("base", "shm"), torch=True),
+    "c10d_shm/communicator": Part(("base", "shm"), torch=False),
 }
 # Every part may throw sherd::Error.
 EVERYBODY_MAY_INCLUDE = ("sherd/base/error.h",)
 # Programs on top of the library: public headers and their own.
-PROGRAM_FOLDERS = ("tools", "examples", "python")
+PROGRAM_FOLDERS = ("tools", "examples", "c10d_shm/python")
+# A library of its own; others spell its headers "c10d_shm/...".
+LIBRARY_FOLDERS = ("src/", "c10d_shm/")
 TEST_FOLDERS = ("tests", "bench", "fuzz")
 TEST_SUFFIXES = ("_test.cpp", "_bench.cpp", "_fuzz.cpp",
                  "testing.h", "testing.cpp")
@@ -141,7 +144,7 @@ BANS = (
         not p.endswith("_bench.cpp"),
         "take a Clock (base/clock.h)"),
     Ban("stdout", r"\bstd::cout\b|(?<![\w:.>])(std::)?(printf|puts|putchar)\s*\(",
-        lambda p: p.startswith(("src/", "include/")) and not is_test(p),
+        lambda p: p.startswith((*LIBRARY_FOLDERS, "include/")) and not is_test(p),
         "return the text, or use base/log.h"),
     # Placement, and a pointer that is owned at once, are not naked.
     Ban("new", r"(?<!_ptr<)\bnew\b(?!\s*\()",
@@ -242,14 +245,23 @@ def part_of(inner):
     return "/".join(words) or None
 
 
+def spelled(path):
+    """How includes name a file of the library."""
+    return path.removeprefix("src/").removeprefix("c10d_shm/include/")
+
+
 def home_of(path):
     """(area, part): area is "src", "include", a program folder or None."""
-    if path.startswith("src/"):
-        return "src", part_of(path[len("src/"):])
+    for folder in PROGRAM_FOLDERS:
+        if path.startswith(folder + "/"):
+            return folder, None
+    if path.startswith("c10d_shm/include/"):
+        return "include", "c10d_shm"
+    if path.startswith(LIBRARY_FOLDERS):
+        return "src", part_of(spelled(path))
     if path.startswith("include/sherd/"):
         return "include", part_of(path[len("include/sherd/"):])
-    top = path.split("/")[0]
-    return (top, None) if top in PROGRAM_FOLDERS else (None, None)
+    return None, None
 
 
 def check_includes(tree):
@@ -334,12 +346,15 @@ def check_own_header(tree):
     """x.cpp includes its x.h first, which proves that x.h needs no other. The
     build compiles alone only the public headers that have no such source."""
     for path, text in tree.items():
-        if not path.startswith("src/") or not path.endswith(".cpp"):
+        if not path.startswith(LIBRARY_FOLDERS) or not path.endswith(".cpp"):
             continue
-        inner = path[len("src/"):-len(".cpp")] + ".h"
+        beside = path.removesuffix(".cpp") + ".h"
+        inner = spelled(beside)
         if f"include/sherd/{inner}" in tree:
             own = f"<sherd/{inner}>"
-        elif f"src/{inner}" in tree:
+        elif f"c10d_shm/include/sherd/{posixpath.basename(inner)}" in tree:
+            own = f"<sherd/{posixpath.basename(inner)}>"
+        elif beside in tree:
             own = f'"{inner}"'
         else:
             continue
@@ -366,7 +381,7 @@ def check_built(tree):
             word = re.sub(r"^\$\{CMAKE_CURRENT_SOURCE_DIR\}/", "", word)
             built.add(word[1:] if word.startswith("/") else posixpath.normpath(
                 posixpath.join(posixpath.dirname(path), word)))
-    folders = ("src/", "tools/", "tests/", "bench/", "examples/")
+    folders = ("src/", "c10d_shm/", "tools/", "tests/", "bench/", "examples/")
     for path in tree:
         if (path.startswith(folders) and path.endswith(".cpp") and
                 path not in built):
@@ -375,10 +390,10 @@ def check_built(tree):
     included = {m.group(2) for path, text in tree.items() if is_cpp(path)
                 for m in INCLUDE.finditer(text)}
     for path in tree:
-        if not path.startswith("src/") or not path.endswith(".h"):
+        if not path.startswith(LIBRARY_FOLDERS) or not path.endswith(".h"):
             continue
         # A name without folder means a neighbour.
-        used = (path[len("src/"):] in included or
+        used = (spelled(path) in included or
                 posixpath.basename(path) in included)
         if not used and not is_foreign(path):
             yield Finding(path, 1, "dead",

@@ -110,6 +110,16 @@ class Includes(unittest.TestCase):
         self.silent("include/sherd/sherd.h", "<sherd/world/world.h>",
                     "<sherd/optim/adamw.h>")
 
+    def test_the_backend_is_a_library_of_its_own(self):
+        self.silent("c10d_shm/a.cpp", "<sherd/c10d_shm.h>", '"shm/segment.h"',
+                    '"c10d_shm/communicator/b.h"', "<ATen/core/Tensor.h>")
+        self.fires("c10d_shm/a.cpp", '"world/rendezvous.h"')
+        self.fires("c10d_shm/communicator/a.cpp", '"c10d_shm/backend.h"')
+        self.fires("c10d_shm/communicator/a.cpp", "<ATen/core/Tensor.h>")
+        self.fires("src/world/a.cpp", '"c10d_shm/backend.h"')
+        self.fires("c10d_shm/include/sherd/c10d_shm.h", '"c10d_shm/backend.h"')
+        self.fires("c10d_shm/python/a.cpp", '"c10d_shm/backend.h"')
+
     def test_unknown_folders_are_named(self):
         self.assertEqual(includes("src/misc/a.cpp", "<vector>"),
                          ["src/misc/a.cpp:1: include"])

@@ -8,7 +8,6 @@
 #include <sherd/base/error.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/world/exchange_kind.h>
-#include <sherd/world/shm_backend/make_backend.h>
 #include <sherd/world/world.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>

@@ -71,9 +71,11 @@ TEST(AvailableMemory, KnowsTheFirstVersionOfControlGroups) {
 
 TEST(AvailableMemory, IsUnknownWhereNoFileTells) {
   EXPECT_FALSE(available_memory(files({})).has_value());
-  EXPECT_FALSE(available_memory(files({{"/proc/meminfo", "MemAvailable: lots"}}))
-                   .has_value());
-  EXPECT_TRUE(check_available_memory(std::uint64_t{1} << 60U, std::nullopt).ok());
+  EXPECT_FALSE(
+      available_memory(files({{"/proc/meminfo", "MemAvailable: lots"}}))
+          .has_value());
+  EXPECT_TRUE(
+      check_available_memory(std::uint64_t{1} << 60U, std::nullopt).ok());
 }
 
 TEST(AvailableMemory, ARefusalNamesBothNumbersAndTheSource) {

@@ -26,7 +26,9 @@ Waiter waiter_of(Peers& peers) { return {peers, kClock, {.deadline = 30s}}; }
 
 // SmallAllGather in its bytes; a counter for each rank and one of run_forked().
 Table table_of(int ranks) {
-  return {ranks, Barrier::cells(ranks) + 1, SmallAllGather::bytes(ranks, kCellBytes)};
+  return {
+      ranks, Barrier::cells(ranks) + 1,
+      SmallAllGather::bytes(ranks, kCellBytes)};
 }
 
 std::span<CounterCell> barrier_cells(const Table& table) {

@@ -24,8 +24,8 @@
 #include <optional>
 #include <utility>
 #include "base/check.h"
-#include "shm/unix_socket.h"
 #include "shm/join_messages.h"
+#include "shm/unix_socket.h"
 
 namespace sherd::shm {
 namespace {
@@ -198,7 +198,8 @@ Status JoinLeader::open() {
 
 bool JoinLeader::all_mapped() const {
   const auto count = std::count_if(
-      followers_.begin(), followers_.end(), [](const JoinFollower& g) { return g.mapped; });
+      followers_.begin(), followers_.end(),
+      [](const JoinFollower& g) { return g.mapped; });
   return count == context_.options.ranks - 1;
 }
 
@@ -213,8 +214,9 @@ Status JoinLeader::serve() {
       fds.push_back({follower.connection.descriptor(), POLLIN, 0});
     }
     const auto& check_others = context_.options.store.check_others;
-    const Instant next =
-        check_others ? std::min(context_.until, now + kLookPeriod) : context_.until;
+    const Instant next = check_others
+        ? std::min(context_.until, now + kLookPeriod)
+        : context_.until;
     ::poll(fds.data(), fds.size(), poll_ms(now, next));
     if (Status lost = check_others ? check_others() : Status(); !lost.ok()) {
       return lost;
@@ -278,7 +280,8 @@ Status JoinLeader::listen_to(JoinFollower& follower, bool& keep) {
   }
   if (const auto why = failure_from_text(message->text)) {
     return {
-        why->code(), str(why->message(), " (", context_.name(follower.rank), ")")};
+        why->code(),
+        str(why->message(), " (", context_.name(follower.rank), ")")};
   }
   return context_.failure(
       ErrorCode::kPeerMismatch,
@@ -292,20 +295,26 @@ Status JoinLeader::admit(JoinFollower& follower, const JoinRequest& request) {
     return context_.failure(
         ErrorCode::kPeerMismatch,
         str(context_.name(0), " expected ", difference, " on ",
-            request.rank < context_.options.ranks ? context_.name(request.rank)
-                                                : str("rank ", request.rank)));
+            request.rank < context_.options.ranks
+                ? context_.name(request.rank)
+                : str("rank ", request.rank)));
   }
-  const bool twice = request.rank == 0 || request.rank >= context_.options.ranks ||
+  const bool twice = request.rank == 0 ||
+      request.rank >= context_.options.ranks ||
       std::any_of(followers_.begin(), followers_.end(),
-                  [&](const JoinFollower& other) { return other.rank == request.rank; });
+                  [&](const JoinFollower& other) {
+                    return other.rank == request.rank;
+                  });
   if (twice) {
     return context_.failure(
         ErrorCode::kPeerMismatch,
         str("expected the other ranks of ", context_.options.ranks,
-            " once each, found one more that says it has place ", request.rank));
+            " once each, found one more that says it has place ",
+            request.rank));
   }
   follower.rank = request.rank;
-  const Status sent = follower.connection.send("segment", segment_.descriptor());
+  const Status sent =
+      follower.connection.send("segment", segment_.descriptor());
   return sent.ok() || sent.code() != ErrorCode::kPeerLost
       ? sent
       : context_.died(follower.rank);
@@ -518,7 +527,8 @@ Result<HostSegment> join_segment(
       .options = options,
       .clock = clock,
       .until = clock.now() + options.deadline};
-  return options.rank == 0 ? JoinLeader(context).run() : JoinFollower(context).run();
+  return options.rank == 0 ? JoinLeader(context).run()
+                           : JoinFollower(context).run();
 }
 
 }  // namespace sherd::shm

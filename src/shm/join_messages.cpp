@@ -13,7 +13,8 @@ constexpr const char* kFailed = "failed";
 }  // namespace
 
 std::string JoinRequest::to_text() const {
-  return str(kJoinRequest, " ", rank, " ", ranks, " ", bytes, " ", reserve_bytes);
+  return str(
+      kJoinRequest, " ", rank, " ", ranks, " ", bytes, " ", reserve_bytes);
 }
 
 std::optional<JoinRequest> JoinRequest::from_text(const std::string& text) {

@@ -7,10 +7,10 @@
 #include <utility>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "shm/unix_socket.h"
-#include "shm/join_messages.h"
 #include "shm/available_memory.h"
+#include "shm/join_messages.h"
 #include "shm/testing.h"
+#include "shm/unix_socket.h"
 #include "shm/waiter.h"
 
 namespace sherd::shm {
@@ -50,7 +50,9 @@ std::string code_text(ErrorCode code) {
 
 // Joins and reports the outcome as text.
 int join_and_report(
-    const SegmentJoinOptions& options, ChildLink& link, const Clock& clock = kClock) {
+    const SegmentJoinOptions& options,
+    ChildLink& link,
+    const Clock& clock = kClock) {
   link.report(text_of(join_segment(options, clock).status()));
   return 0;
 }
@@ -178,7 +180,8 @@ TEST(Join, ARankThatDiesInTheMiddleEndsItForAllAtOnce) {
           return join_and_report(options, link);
         }
         UnixConnection host =
-            UnixConnection::connect(store.get(20s).value(), kClock, kClock.now() + 20s)
+            UnixConnection::connect(
+                store.get(20s).value(), kClock, kClock.now() + 20s)
                 .value();
         host
             .send(JoinRequest{

@@ -73,8 +73,8 @@ Status lengthen(
   }
   Status possible = within_file_limit(bytes);
   if (possible.ok()) {
-    possible =
-        check_available_memory(bytes - *found - untouched, available_memory(read_small_file));
+    possible = check_available_memory(
+        bytes - *found - untouched, available_memory(read_small_file));
   }
   if (!possible.ok()) {
     return possible;

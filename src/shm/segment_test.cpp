@@ -69,10 +69,12 @@ TEST(Segment, TakesPagesOnlyWhenTouched) {
   EXPECT_EQ(resident_pages(segment, bytes), 0U);
   segment.at<int>(10 * round_up_to_pages(1), 1)[0] = 7;
 
-  ASSERT_TRUE(segment.touch(8 * round_up_to_pages(1), 4 * round_up_to_pages(1)).ok());
+  ASSERT_TRUE(
+      segment.touch(8 * round_up_to_pages(1), 4 * round_up_to_pages(1)).ok());
 
   EXPECT_EQ(resident_pages(segment, bytes), 4U);
-  EXPECT_EQ(segment.at<int>(10 * round_up_to_pages(1), 1)[0], 7);  // Contents stay.
+  EXPECT_EQ(
+      segment.at<int>(10 * round_up_to_pages(1), 1)[0], 7);  // Contents stay.
   EXPECT_TRUE(segment.touch(0, 0).ok());
   EXPECT_TRUE(segment.touch(1, bytes - 1).ok());
   EXPECT_EQ(resident_pages(segment, bytes), 64U);

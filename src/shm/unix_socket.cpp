@@ -191,7 +191,8 @@ Result<std::optional<UnixMessage>> UnixConnection::try_receive() {
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     return Status(
         ErrorCode::kUnavailable,
-        "[world] expected room for one more descriptor (ulimit -n), found none");
+        "[world] expected room for one more descriptor (ulimit -n), found "
+        "none");
   }
   return std::optional<UnixMessage>(std::move(received));
 }

@@ -27,7 +27,8 @@ Pair connected() {
   const SteadyClock clock;
   UnixListener listener = UnixListener::open().value();
   UnixConnection one =
-      UnixConnection::connect(listener.address(), clock, clock.now() + 10s).value();
+      UnixConnection::connect(listener.address(), clock, clock.now() + 10s)
+          .value();
   return {std::move(one), std::move(listener.try_accept().value()).value()};
 }
 
@@ -43,7 +44,8 @@ TEST(DescriptorPassing, ADescriptorArrivesInAnotherProcess) {
         if (index == 0) {
           pollfd fd{listener.descriptor(), POLLIN, 0};
           ::poll(&fd, 1, 20000);
-          UnixConnection peer = std::move(listener.try_accept().value()).value();
+          UnixConnection peer =
+              std::move(listener.try_accept().value()).value();
           peer.send("take this", file.get()).throw_if_failed();
           return 0;
         }
@@ -138,7 +140,9 @@ TEST(DescriptorPassing, NothingIsLeftOfAListener) {
   EXPECT_THAT(
       *read_small_file("/proc/net/unix"), ::testing::Not(HasSubstr(address)));
   EXPECT_EQ(
-      UnixConnection::connect(address, clock, clock.now() + 10s).status().code(),
+      UnixConnection::connect(address, clock, clock.now() + 10s)
+          .status()
+          .code(),
       ErrorCode::kUnavailable);
 }
 
@@ -146,7 +150,9 @@ TEST(DescriptorPassing, AddressesThatMakeNoSenseAreRefused) {
   const SteadyClock clock;
   for (const std::string& address : {std::string(), std::string(200, 'a')}) {
     EXPECT_EQ(
-        UnixConnection::connect(address, clock, clock.now() + 10s).status().code(),
+        UnixConnection::connect(address, clock, clock.now() + 10s)
+            .status()
+            .code(),
         ErrorCode::kUnavailable);
   }
 }

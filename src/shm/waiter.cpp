@@ -63,8 +63,8 @@ Status Waiter::wait_asleep(
     Status trouble = peers_->check();
     const bool left = peers_->has_left(awaited.rank);
     const std::uint64_t found = counter.value();
-    const bool in_vain =
-        awaited.cancel_counter && awaited.cancel_counter->reached(awaited.cancel_value);
+    const bool in_vain = awaited.cancel_counter &&
+        awaited.cancel_counter->reached(awaited.cancel_value);
     if (found >= value || in_vain) {
       return {};
     }

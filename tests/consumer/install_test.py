@@ -121,10 +121,17 @@ class Install(unittest.TestCase):
         self.assertEqual(shown.count("loss"), 2, shown)
         self.succeed(folder / "consumer", folder / "libplugin.so")  # One rank.
 
+        # The backend alone, without the engine's library and its fallback.
+        self.assertEqual(self.succeed(folder / "backend"), "backend shm")
+        linked = self.succeed("ldd", folder / "backend")
+        self.assertIn("libsherd_c10d_shm.so", linked)
+        self.assertNotIn("libsherd.so", linked)
+
     def test_the_library_is_installed_once_and_shared(self):
         # A static one would bring its own dispatch fallback with each user.
         found = {path.name for path in self.prefix.glob("lib/**/libsherd*")}
         self.assertIn("libsherd.so", found)
+        self.assertIn("libsherd_c10d_shm.so", found)
         self.assertEqual({name for name in found if ".so" not in name}, set())
 
     def test_no_file_names_the_folder_of_the_build_or_of_the_install(self):
@@ -198,9 +205,13 @@ class LibraryOnly(unittest.TestCase):
         ).stdout
         objects = re.findall(r"^(\S+[.]o):", targets, re.MULTILINE)
         self.assertGreater(len(objects), 40)
-        self.assertEqual([o for o in objects if not o.startswith("src/")], [])
+        library = ("src/", "c10d_shm/")
+        self.assertEqual([o for o in objects if not o.startswith(library)], [])
         linked = re.findall(r"^(\S+): CXX_(?!STATIC)\w+_LINKER", targets, re.MULTILINE)
-        self.assertEqual([name.split(".so")[0] for name in linked], ["libsherd"])
+        self.assertEqual(
+            sorted(name.split(".so")[0] for name in linked),
+            ["libsherd", "libsherd_c10d_shm"],
+        )
 
     def test_the_librarys_sources_read_no_header_of_the_others(self):
         """From what the compiler said it read when this tree was built."""

@@ -12,7 +12,7 @@
 
 #include <random>
 #include <gmock/gmock.h>
-#include <sherd/world/shm_backend/make_backend.h>
+#include <sherd/c10d_shm.h>
 #include <sherd/ddp/replicate.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

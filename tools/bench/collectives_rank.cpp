@@ -14,7 +14,7 @@
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
-#include <sherd/world/shm_backend/make_backend.h>
+#include <sherd/c10d_shm.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>

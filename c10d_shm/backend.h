@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A c10d backend for CPU tensors of ranks on one host, over shared memory:
+// collectives of shm_communicator.h and collectives.h behind c10d's names. Collectives are
+// carried out in the order in which they were issued; work is asynchronous and
+// ends with an error that names the rank at fault when one dies, leaves, or is
+// silent beyond the timeout; then the whole group has ended. Ranks that call
+// different collectives, or bring sizes that do not fit, all get an error and
+// may go on. Thread rule: any thread; collectives from one at a time.
+// docs/design/shm_backend.md
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include "c10d_shm/communicator/shm_communicator.h"
+
+namespace sherd::c10d_shm {
+
+class P2pWorker;
+class WorkQueue;
+struct ShmGroup;  // The segment and what lies in it; in shm_group.h.
+
+struct ShmBackendOptions final : c10d::Backend::Options {
+  explicit ShmBackendOptions(
+      std::chrono::milliseconds wait_at_most = kBackendDefaultTimeout)
+      : Options("shm", wait_at_most) {}
+
+  // Equal on every rank.
+  ShmCommunicatorOptions communicator{};
+  // As in ShmGroupOptions; also of what split() makes.
+  std::function<void(const std::function<void()>& block)> unlocked{};
+  std::function<void(const c10::intrusive_ptr<c10d::Backend>&)> made{};
+};
+
+class ShmBackend final : public c10d::Backend {
+ public:
+  // Collective: joins the ranks through `store`, which must hold no keys of an
+  // earlier group. Throws sherd::Error, on every rank, where they cannot share
+  // memory.
+  ShmBackend(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      int rank,
+      int size,
+      c10::intrusive_ptr<ShmBackendOptions> options);
+  ~ShmBackend() override;
+  // For intrusive_ptr: ends what is open when the last reference goes. Weak ones
+  // keep the object itself.
+  void release_resources() override;
+
+  // Whether the kernel lets ranks copy from each other.
+  bool single_copy() const;
+
+  const std::string getBackendName() const override { return "shm"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  // Says that this rank is done; what is under way ends with an error.
+  void shutdown() override;
+  // The same, and the other ranks end too.
+  void abort() override;
+
+  c10::intrusive_ptr<c10d::Work> broadcast(
+      std::vector<at::Tensor>& tensors,
+      const c10d::BroadcastOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allreduce(
+      std::vector<at::Tensor>& tensors,
+      const c10d::AllreduceOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
+      std::vector<at::Tensor>& tensors,
+      const c10d::AllreduceCoalescedOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> reduce(
+      std::vector<at::Tensor>& tensors,
+      const c10d::ReduceOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allgather(
+      std::vector<std::vector<at::Tensor>>& outputs,
+      std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> _allgather_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allgather_coalesced(
+      std::vector<std::vector<at::Tensor>>& outputs,
+      std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      std::vector<at::Tensor>& outputs,
+      std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> gather(
+      std::vector<std::vector<at::Tensor>>& outputs,
+      std::vector<at::Tensor>& inputs,
+      const c10d::GatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> scatter(
+      std::vector<at::Tensor>& outputs,
+      std::vector<std::vector<at::Tensor>>& inputs,
+      const c10d::ScatterOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(
+      std::vector<at::Tensor>& outputs,
+      std::vector<std::vector<at::Tensor>>& inputs,
+      const c10d::ReduceScatterOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::ReduceScatterOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs,
+      std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      std::vector<std::int64_t>& output_split_sizes,
+      std::vector<std::int64_t>& input_split_sizes,
+      const c10d::AllToAllOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> alltoall(
+      std::vector<at::Tensor>& outputs,
+      std::vector<at::Tensor>& inputs,
+      const c10d::AllToAllOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> barrier(
+      const c10d::BarrierOptions& opts) override;
+  // In no order with collectives, nor among messages of other ranks or tags.
+  c10::intrusive_ptr<c10d::Work> send(
+      std::vector<at::Tensor>& tensors, int destination, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(
+      std::vector<at::Tensor>& tensors, int source, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recvAnysource(
+      std::vector<at::Tensor>& tensors, int tag) override;
+
+  bool supportsSplitting() const override { return true; }
+  // Of these ranks of this group; null on the others.
+  c10::intrusive_ptr<Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<Options>& opts) override;
+
+ private:
+  struct CollectiveOperation;
+  c10::intrusive_ptr<c10d::Work> issue(CollectiveOperation issue);
+  c10::intrusive_ptr<c10d::Work> receive(
+      c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag);
+  int count() const { return size_; }
+
+  const c10::intrusive_ptr<ShmBackendOptions> options_;
+  std::shared_ptr<ShmGroup> group_;
+  std::shared_ptr<WorkQueue> queue_;
+  std::shared_ptr<P2pWorker> p2p_;
+  std::uint64_t sequence_ = 0;
+};
+
+}  // namespace sherd::c10d_shm

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// send and receive.
+#include <utility>
+#include "base/check.h"
+#include "c10d_shm/collective_operation.h"
+#include "c10d_shm/p2p_worker.h"
+#include "c10d_shm/shm_group.h"
+
+namespace sherd::c10d_shm {
+namespace {
+
+int checked_peer(int peer, int own, int ranks, const char* name) {
+  SHERD_CHECK(
+      peer >= 0 && peer < ranks && peer != own, "[world] ", name,
+      ": expected another rank from 0 to ", ranks - 1, ", found ", peer);
+  return peer;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::send(
+    std::vector<at::Tensor>& tensors, int destination, int tag) {
+  const auto& tensor = single_element(tensors, "send");
+  const auto input = TensorBytes::input(tensor);
+  const auto work = c10::make_intrusive<ShmWork>(
+      WorkOptions{
+          .rank = rank_,
+          .type = c10d::OpType::SEND,
+          .title = "shm:send",
+          .inputs = tensors,
+          .outputs = tensors},
+      // Only to keep the bytes.
+      [input] { return Status(); });
+  p2p_->send(
+      {.peer = checked_peer(destination, rank_, size_, "send"),
+       .tag = tag,
+       .type = c10::toString(tensor.scalar_type()),
+       .bytes = input.bytes(),
+       .until = group_->clock.now() + options_->timeout},
+      work);
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::receive(
+    c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag) {
+  const auto& tensor = single_element(tensors, "recv");
+  // Both ways: a message may be shorter, and what it does not fill stays.
+  const auto output = TensorBytes::in_place(tensor);
+  const auto work = c10::make_intrusive<ShmWork>(
+      WorkOptions{
+          .rank = rank_,
+          .type = type,
+          .title = "shm:recv",
+          .inputs = {},
+          .outputs = tensors},
+      nullptr);
+  p2p_->receive(
+      {.peer = source,
+       .tag = tag,
+       .type = c10::toString(tensor.scalar_type()),
+       .bytes = output.bytes(),
+       .until = group_->clock.now() + options_->timeout},
+      work, [output] { output.copy_back(); });
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::recv(
+    std::vector<at::Tensor>& tensors, int source, int tag) {
+  return receive(
+      c10d::OpType::RECV, tensors, checked_peer(source, rank_, size_, "recv"),
+      tag);
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::recvAnysource(
+    std::vector<at::Tensor>& tensors, int tag) {
+  SHERD_CHECK(
+      size_ > 1,
+      "[world] recv: expected another rank in the group, found none");
+  return receive(
+      c10d::OpType::RECVANYSOURCE, tensors, P2pMessage::kAnyRank, tag);
+}
+
+}  // namespace sherd::c10d_shm

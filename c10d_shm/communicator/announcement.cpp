@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c10d_shm/communicator/announcement.h"
+
+#include <algorithm>
+#include <cstring>
+#include "base/check.h"
+#include "shm/counter.h"
+
+namespace sherd::c10d_shm {
+namespace {
+
+constexpr std::size_t kTextBytes = Announcements::kTextMax + 1;
+static_assert(kTextBytes % sizeof(std::uint64_t) == 0);
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+std::size_t stride(int ranks) {
+  const std::size_t used =
+      kTextBytes + 3 * index(ranks) * sizeof(std::uint64_t);
+  return (used + shm::kCacheLine - 1) / shm::kCacheLine * shm::kCacheLine;
+}
+
+}  // namespace
+
+std::size_t Announcements::bytes(int ranks) {
+  return index(ranks) * stride(ranks);
+}
+
+Announcements::Announcements(std::span<std::byte> memory, int ranks)
+    : memory_(memory.data()), ranks_(ranks) {
+  SHERD_ASSERT(
+      memory.size() >= bytes(ranks) &&
+          reinterpret_cast<std::uintptr_t>(memory.data()) % shm::kCacheLine ==
+              0,
+      "memory for all announcements");
+}
+
+std::byte* Announcements::of(int rank) const {
+  return memory_ + index(rank) * stride(ranks_);
+}
+
+void Announcements::set_text(int rank, std::string_view text) const {
+  const std::size_t size = std::min(text.size(), kTextMax);
+  std::memcpy(of(rank), text.data(), size);
+  std::memset(of(rank) + size, 0, 1);
+}
+
+std::string_view Announcements::text(int rank) const {
+  const auto* begin = reinterpret_cast<const char*>(of(rank));
+  return {begin, ::strnlen(begin, kTextMax)};
+}
+
+std::span<std::uint64_t> Announcements::numbers(
+    int rank, std::size_t which) const {
+  auto* first = reinterpret_cast<std::uint64_t*>(of(rank) + kTextBytes);
+  return {first + which * index(ranks_), index(ranks_)};
+}
+
+std::span<std::uint64_t> Announcements::addresses(int rank) const {
+  return numbers(rank, 0);
+}
+std::span<std::uint64_t> Announcements::offered(int rank) const {
+  return numbers(rank, 1);
+}
+std::span<std::uint64_t> Announcements::wanted(int rank) const {
+  return numbers(rank, 2);
+}
+
+std::string Announcements::mismatch(
+    const std::function<std::string(int)>& name) const {
+  for (int r = 1; r < ranks_; ++r) {
+    if (text(r) != text(0)) {
+      return str(
+          "[world] expected ", text(0), ", which ", name(0), " calls, found ",
+          text(r), " of ", name(r));
+    }
+  }
+  for (int s = 0; s < ranks_; ++s) {
+    const auto has = offered(s);
+    for (int d = 0; d < ranks_; ++d) {
+      const std::uint64_t room = wanted(d)[index(s)];
+      if (s != d && has[index(d)] != room) {
+        return str(
+            "[world] ", text(0), ": expected ", room, " bytes of ", name(s),
+            " for ", name(d), ", which has room for them, found ",
+            has[index(d)]);
+      }
+    }
+  }
+  return {};
+}
+
+std::size_t Announcements::largest() const {
+  std::uint64_t most = 0;
+  for (int s = 0; s < ranks_; ++s) {
+    const auto has = offered(s);
+    for (int d = 0; d < ranks_; ++d) {
+      most = s == d ? most : std::max(most, has[index(d)]);
+    }
+  }
+  return most;
+}
+
+}  // namespace sherd::c10d_shm

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What each rank says of a collective before anything moves: its name, and for
+// each other rank where its bytes lie and how many, and for how many it has
+// room. Every rank reads all of them, so that all refuse what does not fit
+// together, or none does. Refers to memory of a segment. Thread rule: one
+// thread; who orders writing and reading: Collectives.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace sherd::c10d_shm {
+
+class Announcements {
+ public:
+  static std::size_t bytes(int ranks);
+
+  // `memory`: as long as bytes() says, aligned to kCacheLine, zeros at first.
+  Announcements(std::span<std::byte> memory, int ranks);
+
+  // What is longer than kTextMax is cut.
+  static constexpr std::size_t kTextMax = 119;
+  void set_text(int rank, std::string_view text) const;
+  std::string_view text(int rank) const;
+
+  // Where the bytes of `rank` for each other rank lie, how many they are, and
+  // for how many of each other rank it has room.
+  std::span<std::uint64_t> addresses(int rank) const;
+  std::span<std::uint64_t> offered(int rank) const;
+  std::span<std::uint64_t> wanted(int rank) const;
+
+  // Empty when all ranks say the same, and each has room for exactly what the
+  // others have for it; else one sentence, the same on every rank.
+  std::string mismatch(const std::function<std::string(int)>& name) const;
+
+  // The most bytes that one rank has for another one.
+  std::size_t largest() const;
+
+ private:
+  std::byte* of(int rank) const;
+  std::span<std::uint64_t> numbers(int rank, std::size_t which) const;
+
+  std::byte* memory_;
+  int ranks_;
+};
+
+}  // namespace sherd::c10d_shm

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Two collectives of bytes that make all others. In all_to_all() each rank gets a
+// piece of each other one: all-gather, broadcast, gather, scatter, all-to-all.
+// In reduce() each rank folds its slice of all, in rank order: reduce-scatter,
+// all-reduce, reduce. Small pieces go through the segment, large ones from
+// process to process where the kernel allows that, else through the segment in
+// rounds; the result does not depend on the way. Every rank makes the same
+// calls in the same order. Thread rule: the communicator's.
+// docs/design/shm_backend.md
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include "base/status.h"
+#include "c10d_shm/communicator/shm_communicator.h"
+
+namespace sherd::c10d_shm {
+
+// A piece for and a piece of each rank; that of the rank itself is copied too,
+// unless it is in place.
+struct AllToAllArguments {
+  std::span<const Bytes> sources;  // Only read.
+  std::span<const Bytes> targets;
+  // On each rank all sources are the same bytes, or empty; equal on all ranks.
+  bool one_source = false;
+};
+
+// out[i] = inputs[0][i] + inputs[1][i] + ..., or another operation. `out` may
+// be one of the inputs.
+using ReduceKernel = std::function<void(
+    std::span<const std::byte* const> inputs,
+    std::size_t elements,
+    std::byte* out)>;
+
+// Who gets the result of a slice: its owner, in `target`; or all, or one, in
+// place of the slices.
+enum class ResultRecipients { kOwner, kAll, kRoot };
+
+struct ReduceArguments {
+  // What this rank brings to the slice of each rank, its own included. Written
+  // only where results take their place.
+  std::span<const Bytes> slices;
+  Bytes target{};  // Of kOwner: as long as the own slice.
+  ResultRecipients recipients = ResultRecipients::kOwner;
+  int root = 0;                   // Of kRoot.
+  std::size_t element_bytes = 1;  // A divisor of kCacheLine.
+  ReduceKernel kernel{};
+};
+
+// kPeerMismatch on every rank, and nothing has moved, when calls differ or
+// pieces do not fit; the next call may follow. Any other failure is the first
+// trouble of any rank, stays, and leaves targets undefined. The caller may then
+// reuse or free its memory: no rank writes it any more, and one that still reads
+// it gets an error (peer_memory.h).
+Status all_to_all(
+    ShmCommunicator& communicator,
+    const CollectiveCall& call,
+    const AllToAllArguments& arguments);
+Status reduce(
+    ShmCommunicator& communicator,
+    const CollectiveCall& call,
+    const ReduceArguments& arguments);
+// Returns when every rank has called it.
+Status barrier(ShmCommunicator& communicator, const CollectiveCall& call);
+
+}  // namespace sherd::c10d_shm

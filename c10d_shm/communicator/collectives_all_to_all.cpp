@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c10d_shm/communicator/collectives.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+#include "base/check.h"
+
+namespace sherd::c10d_shm {
+namespace {
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+// What of `piece` travels in a round that begins at `offset`.
+Bytes part(Bytes piece, std::size_t offset, std::size_t round_bytes) {
+  return offset >= piece.size()
+      ? Bytes()
+      : piece.subspan(offset, std::min(round_bytes, piece.size() - offset));
+}
+
+void copy_bytes(const std::byte* from, std::byte* to, std::size_t bytes) {
+  if (bytes > 0 && from != to) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+class AllToAll {
+ public:
+  AllToAll(ShmCommunicator& communicator, const AllToAllArguments& arguments)
+      : communicator_(communicator),
+        arguments_(arguments),
+        // How much of a piece fits into a buffer.
+        round_bytes_(
+            (arguments.one_source ? communicator.options().buffer_bytes
+                                  : communicator.options().buffer_bytes /
+                     index(communicator.ranks())) /
+            shm::kCacheLine * shm::kCacheLine) {}
+
+  Status run(const CollectiveCall& call);
+
+ private:
+  void copy_own() const {
+    const std::size_t own = index(communicator_.rank());
+    const Bytes source = arguments_.sources[own];
+    copy_bytes(source.data(), arguments_.targets[own].data(), source.size());
+  }
+  std::byte* place(int source, int target) const {
+    return communicator_.buffer(source) +
+        (arguments_.one_source ? 0 : index(target) * round_bytes_);
+  }
+  void put(std::size_t offset) const;
+  void take(std::size_t offset) const;
+  Status finish_directly() const;
+
+  ShmCommunicator& communicator_;
+  const AllToAllArguments& arguments_;
+  const std::size_t round_bytes_;
+};
+
+void AllToAll::put(std::size_t offset) const {
+  for (int r = 0; r < communicator_.ranks(); ++r) {
+    const Bytes piece =
+        part(arguments_.sources[index(r)], offset, round_bytes_);
+    if (r != communicator_.rank() && !piece.empty()) {
+      copy_bytes(piece.data(), place(communicator_.rank(), r), piece.size());
+      if (arguments_.one_source) {
+        return;
+      }
+    }
+  }
+}
+
+// Each begins with its neighbour, so that not all read of the same rank.
+void AllToAll::take(std::size_t offset) const {
+  for (int i = 1; i < communicator_.ranks(); ++i) {
+    const int r = (communicator_.rank() + i) % communicator_.ranks();
+    const Bytes piece =
+        part(arguments_.targets[index(r)], offset, round_bytes_);
+    copy_bytes(place(r, communicator_.rank()), piece.data(), piece.size());
+  }
+}
+
+Status AllToAll::finish_directly() const {
+  for (int i = 1; i < communicator_.ranks(); ++i) {
+    const int r = (communicator_.rank() + i) % communicator_.ranks();
+    const Bytes target = arguments_.targets[index(r)];
+    if (!target.empty()) {
+      if (Status s = communicator_.read(r, communicator_.rank(), 0, target);
+          !s.ok()) {
+        return s;
+      }
+    }
+  }
+  copy_own();
+  return communicator_.meet();  // Nobody reads of this rank any more.
+}
+
+Status AllToAll::run(const CollectiveCall& call) {
+  const std::size_t ranks = index(communicator_.ranks());
+  const std::size_t own = index(communicator_.rank());
+  SHERD_ASSERT(
+      arguments_.sources[own].size() == arguments_.targets[own].size(),
+      "a rank has room for its own piece");
+  std::vector<std::size_t> wanted(ranks);
+  std::size_t largest = 0;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    wanted[r] = arguments_.targets[r].size();
+    if (r != own) {
+      largest = std::max({largest, wanted[r], arguments_.sources[r].size()});
+    }
+  }
+  Status outcome = communicator_.begin(call, arguments_.sources, wanted);
+  if (!outcome.ok()) {
+    return outcome;
+  }
+  const std::size_t direct_from = communicator_.single_copy()
+      ? communicator_.options().single_copy_bytes_min
+      : SIZE_MAX;
+  // In vain only where another rank turns out to have large pieces.
+  if (largest < direct_from) {
+    put(0);
+  }
+  outcome = communicator_.meet_and_compare();
+  if (!outcome.ok()) {
+    return outcome;
+  }
+  const std::size_t all = communicator_.largest_piece();
+  if (all >= direct_from) {
+    return finish_directly();
+  }
+  take(0);
+  for (std::size_t done = round_bytes_; done < all; done += round_bytes_) {
+    communicator_.next_round();
+    put(done);
+    outcome = communicator_.meet();
+    if (!outcome.ok()) {
+      return outcome;
+    }
+    take(done);
+  }
+  copy_own();
+  return {};
+}
+
+}  // namespace
+
+Status all_to_all(
+    ShmCommunicator& communicator,
+    const CollectiveCall& call,
+    const AllToAllArguments& arguments) {
+  return AllToAll(communicator, arguments).run(call);
+}
+
+Status barrier(ShmCommunicator& communicator, const CollectiveCall& call) {
+  Status outcome = communicator.begin(call, {}, {});
+  return outcome.ok() ? communicator.meet_and_compare() : outcome;
+}
+
+}  // namespace sherd::c10d_shm

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Each rank owns a slice and folds what all bring to it in rank order, so the
+// bits depend on nothing else. Results may take the place of what was brought:
+// nobody but its owner reads a slice, so the owner may overwrite that part of
+// every other rank's memory as soon as it has read it.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+#include "base/check.h"
+#include "c10d_shm/communicator/collectives.h"
+
+namespace sherd::c10d_shm {
+namespace {
+
+// What is folded at a time when copied directly: with one of each rank it fits
+// the second-level cache.
+constexpr std::size_t kBlockBytes = std::size_t{128} << 10;
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+void copy_bytes(const std::byte* from, std::byte* to, std::size_t bytes) {
+  if (bytes > 0) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+class Reduce {
+ public:
+  Reduce(ShmCommunicator& communicator, const ReduceArguments& arguments)
+      : communicator_(communicator),
+        arguments_(arguments),
+        own_(index(communicator.rank())),
+        round_bytes_(
+            communicator.options().buffer_bytes / index(communicator.ranks()) /
+            shm::kCacheLine * shm::kCacheLine) {}
+
+  Status run(const CollectiveCall& call);
+
+ private:
+  // Where the result of the own slice goes on this rank; null: nowhere.
+  std::byte* target() const;
+  bool gets_results(int rank) const;
+  bool alone() const;
+  std::byte* place(int source, int slice) const {
+    return communicator_.buffer(source) + index(slice) * round_bytes_;
+  }
+
+  void put(std::size_t offset) const;
+  void fold(std::size_t offset) const;
+  void take(std::size_t offset) const;
+  Status finish_in_rounds() const;
+
+  void put_all() const;
+  void fold_all() const;
+
+  Status fold_block(
+      std::size_t offset, std::size_t bytes, std::vector<std::byte>& scratch);
+  Status finish_directly();
+
+  ShmCommunicator& communicator_;
+  const ReduceArguments& arguments_;
+  const std::size_t own_;
+  const std::size_t round_bytes_;
+};
+
+std::byte* Reduce::target() const {
+  return arguments_.recipients == ResultRecipients::kOwner
+      ? arguments_.target.data()
+      : gets_results(communicator_.rank()) ? arguments_.slices[own_].data()
+                                           : nullptr;
+}
+
+bool Reduce::gets_results(int rank) const {
+  return arguments_.recipients == ResultRecipients::kAll ||
+      (arguments_.recipients == ResultRecipients::kRoot &&
+       rank == arguments_.root);
+}
+
+// The same on all ranks whose slices fit together.
+bool Reduce::alone() const {
+  std::size_t all = 0;
+  for (const Bytes slice : arguments_.slices) {
+    all += slice.size();
+  }
+  return arguments_.recipients == ResultRecipients::kAll &&
+      all <= std::min(
+                 communicator_.options().sum_alone_bytes_max,
+                 communicator_.options().buffer_bytes);
+}
+
+// --- Through the segment, a part of every slice a round.
+
+void Reduce::put(std::size_t offset) const {
+  for (int r = 0; r < communicator_.ranks(); ++r) {
+    const Bytes slice = arguments_.slices[index(r)];
+    if (r != communicator_.rank() && offset < slice.size()) {
+      copy_bytes(
+          slice.data() + offset, place(communicator_.rank(), r),
+          std::min(round_bytes_, slice.size() - offset));
+    }
+  }
+}
+
+// What others shall get goes where nobody else puts anything: the place of the
+// own slice in the own buffer.
+void Reduce::fold(std::size_t offset) const {
+  const Bytes slice = arguments_.slices[own_];
+  if (offset >= slice.size()) {
+    return;
+  }
+  const std::size_t bytes = std::min(round_bytes_, slice.size() - offset);
+  std::vector<const std::byte*> inputs;
+  for (int r = 0; r < communicator_.ranks(); ++r) {
+    inputs.push_back(
+        r == communicator_.rank() ? slice.data() + offset
+                                  : place(r, communicator_.rank()));
+  }
+  std::byte* const shared = place(communicator_.rank(), communicator_.rank());
+  std::byte* const out = target() == nullptr ? shared : target() + offset;
+  arguments_.kernel(inputs, bytes / arguments_.element_bytes, out);
+  if (arguments_.recipients != ResultRecipients::kOwner && out != shared) {
+    copy_bytes(out, shared, bytes);
+  }
+}
+
+void Reduce::take(std::size_t offset) const {
+  if (!gets_results(communicator_.rank())) {
+    return;
+  }
+  for (int i = 1; i < communicator_.ranks(); ++i) {
+    const int r = (communicator_.rank() + i) % communicator_.ranks();
+    const Bytes slice = arguments_.slices[index(r)];
+    if (offset < slice.size()) {
+      copy_bytes(
+          place(r, r), slice.data() + offset,
+          std::min(round_bytes_, slice.size() - offset));
+    }
+  }
+}
+
+Status Reduce::finish_in_rounds() const {
+  const std::size_t all =
+      std::max(communicator_.largest_piece(), arguments_.slices[own_].size());
+  for (std::size_t done = 0;; done += round_bytes_) {
+    fold(done);
+    if (arguments_.recipients != ResultRecipients::kOwner) {
+      if (Status s = communicator_.meet(); !s.ok()) {
+        return s;
+      }
+      take(done);
+    }
+    if (done + round_bytes_ >= all) {
+      return {};
+    }
+    communicator_.next_round();
+    put(done + round_bytes_);
+    if (Status s = communicator_.meet(); !s.ok()) {
+      return s;
+    }
+  }
+}
+
+// --- Through the segment, all at once, everybody folds everything.
+
+void Reduce::put_all() const {
+  std::byte* to = communicator_.buffer(communicator_.rank());
+  for (const Bytes slice : arguments_.slices) {
+    copy_bytes(slice.data(), to, slice.size());
+    to += slice.size();
+  }
+}
+
+void Reduce::fold_all() const {
+  std::size_t offset = 0;
+  std::vector<const std::byte*> inputs(index(communicator_.ranks()));
+  for (const Bytes slice : arguments_.slices) {
+    for (int r = 0; r < communicator_.ranks(); ++r) {
+      inputs[index(r)] = r == communicator_.rank()
+          ? slice.data()
+          : communicator_.buffer(r) + offset;
+    }
+    if (!slice.empty()) {
+      arguments_.kernel(
+          inputs, slice.size() / arguments_.element_bytes, slice.data());
+    }
+    offset += slice.size();
+  }
+}
+
+// --- From process to process.
+
+Status Reduce::fold_block(
+    std::size_t offset, std::size_t bytes, std::vector<std::byte>& scratch) {
+  std::vector<const std::byte*> inputs;
+  for (int r = 0; r < communicator_.ranks(); ++r) {
+    std::byte* const block = scratch.data() + index(r) * kBlockBytes;
+    inputs.push_back(
+        r == communicator_.rank() ? arguments_.slices[own_].data() + offset
+                                  : block);
+    if (r != communicator_.rank()) {
+      Status s =
+          communicator_.read(r, communicator_.rank(), offset, {block, bytes});
+      if (!s.ok()) {
+        return s;
+      }
+    }
+  }
+  std::byte* const out = target() == nullptr
+      ? scratch.data() + own_ * kBlockBytes
+      : target() + offset;
+  arguments_.kernel(inputs, bytes / arguments_.element_bytes, out);
+  for (int i = 1; i < communicator_.ranks(); ++i) {
+    const int r = (communicator_.rank() + i) % communicator_.ranks();
+    if (gets_results(r)) {
+      if (Status s = communicator_.write(
+              r, communicator_.rank(), offset, {out, bytes});
+          !s.ok()) {
+        return s;
+      }
+    }
+  }
+  return {};
+}
+
+Status Reduce::finish_directly() {
+  const std::size_t all = arguments_.slices[own_].size();
+  std::vector<std::byte> scratch(index(communicator_.ranks()) * kBlockBytes);
+  for (std::size_t done = 0; done < all; done += kBlockBytes) {
+    const Status s =
+        fold_block(done, std::min(kBlockBytes, all - done), scratch);
+    if (!s.ok()) {
+      return s;
+    }
+  }
+  return communicator_
+      .meet();  // Nobody reads of this rank, or writes, any more.
+}
+
+Status Reduce::run(const CollectiveCall& call) {
+  const auto slices = arguments_.slices;
+  SHERD_ASSERT(
+      shm::kCacheLine % arguments_.element_bytes == 0 &&
+          (arguments_.recipients != ResultRecipients::kOwner ||
+           arguments_.target.size() == slices[own_].size()),
+      "whole elements, and room for the result");
+  const std::vector<std::size_t> wanted(slices.size(), slices[own_].size());
+  Status outcome = communicator_.begin(call, slices, wanted);
+  if (!outcome.ok()) {
+    return outcome;
+  }
+  const std::size_t direct_from = communicator_.single_copy()
+      ? communicator_.options().single_copy_bytes_min
+      : SIZE_MAX;
+  std::size_t largest = 0;
+  for (const Bytes slice : slices) {
+    largest = std::max(largest, slice.size());
+  }
+  const bool everybody_folds = alone();
+  if (everybody_folds) {
+    put_all();
+  } else if (largest < direct_from) {
+    put(0);
+  }
+  outcome = communicator_.meet_and_compare();
+  if (!outcome.ok()) {
+    return outcome;
+  }
+  if (everybody_folds) {
+    fold_all();
+    return {};
+  }
+  return largest >= direct_from ? finish_directly() : finish_in_rounds();
+}
+
+}  // namespace
+
+Status reduce(
+    ShmCommunicator& communicator,
+    const CollectiveCall& call,
+    const ReduceArguments& arguments) {
+  return Reduce(communicator, arguments).run(call);
+}
+
+}  // namespace sherd::c10d_shm

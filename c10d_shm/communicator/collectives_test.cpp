@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks are threads, so that ThreadSanitizer sees both sides of each copy
+// through the segment; copies between processes are tested with the backend.
+#include "c10d_shm/communicator/collectives.h"
+
+#include <cstdint>
+#include <vector>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "c10d_shm/communicator/p2p_channel.h"
+#include "shm/testing.h"
+
+namespace sherd::c10d_shm {
+namespace {
+
+using shm::test::Table;
+using Numbers = std::vector<std::uint32_t>;
+
+const SteadyClock kClock;
+const CollectiveCall kCall{
+    .what = "the test", .deadline = std::chrono::seconds(30)};
+// Many rounds for a few hundred numbers.
+const ShmCommunicatorOptions kOptions{
+    .single_copy = false, .buffer_bytes = 4096, .sum_alone_bytes_max = 64};
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+Bytes bytes_of(Numbers& numbers) {
+  return std::as_writable_bytes(std::span(numbers));
+}
+
+Numbers numbers(int from, int to, std::size_t size) {
+  Numbers all(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    all[i] = static_cast<std::uint32_t>(
+        1000000 * (from + 1) + 10000 * to + static_cast<int>(i));
+  }
+  return all;
+}
+
+void on_communicators(
+    int ranks, const std::function<void(ShmCommunicator&)>& body) {
+  const Table table(ranks, 0, ShmCommunicator::bytes(ranks, kOptions));
+  shm::test::run_threads(table, [&](int, shm::Peers& peers) {
+    ShmCommunicator communicator(table.data(), peers, kClock, kOptions);
+    ASSERT_TRUE(communicator.open(kCall.deadline).ok());
+    body(communicator);
+  });
+}
+
+TEST(SharedCollectives, EveryPieceGoesWhereItBelongs) {
+  for (const int ranks : {1, 2, 3, 4, 7}) {
+    on_communicators(ranks, [&](ShmCommunicator& communicator) {
+      for (const std::size_t most : {0, 3, 700}) {
+        const int own = communicator.rank();
+        const auto size = [&](int from, int to) {
+          return most == 0 ? 0 : most + index(3 * from + to);
+        };
+        std::vector<Numbers> out;
+        std::vector<Numbers> in;
+        std::vector<Bytes> sources;
+        std::vector<Bytes> targets;
+        for (int r = 0; r < ranks; ++r) {
+          out.push_back(numbers(own, r, size(own, r)));
+          in.emplace_back(size(r, own), 0U);
+        }
+        for (int r = 0; r < ranks; ++r) {
+          sources.push_back(bytes_of(out[index(r)]));
+          targets.push_back(bytes_of(in[index(r)]));
+        }
+        ASSERT_TRUE(
+            all_to_all(
+                communicator, kCall, {.sources = sources, .targets = targets})
+                .ok());
+        for (int r = 0; r < ranks; ++r) {
+          EXPECT_EQ(in[index(r)], numbers(r, own, size(r, own)));
+        }
+      }
+    });
+  }
+}
+
+// Neither sums nor products: the order of ranks shows.
+void fold_in_order(
+    std::span<const std::byte* const> inputs,
+    std::size_t elements,
+    std::byte* out) {
+  for (std::size_t i = 0; i < elements; ++i) {
+    std::uint32_t result = 0;
+    for (const std::byte* input : inputs) {
+      result = result * 31 + reinterpret_cast<const std::uint32_t*>(input)[i];
+    }
+    reinterpret_cast<std::uint32_t*>(out)[i] = result;
+  }
+}
+
+TEST(SharedCollectives, SlicesAreFoldedInRankOrder) {
+  for (const int ranks : {1, 2, 3, 4, 7}) {
+    on_communicators(ranks, [&](ShmCommunicator& communicator) {
+      for (const std::size_t each : {0, 1, 700}) {
+        for (const ResultRecipients recipients :
+             {ResultRecipients::kOwner, ResultRecipients::kAll,
+              ResultRecipients::kRoot}) {
+          const std::size_t all = each * index(ranks);
+          const Numbers brought = numbers(communicator.rank(), 0, all);
+          Numbers own = brought;
+          Numbers target(each);
+          std::vector<Bytes> slices;
+          for (int r = 0; r < ranks; ++r) {
+            slices.push_back(
+                bytes_of(own).subspan(4 * each * index(r), 4 * each));
+          }
+          const int root = ranks - 1;
+          ASSERT_TRUE(reduce(
+                          communicator, kCall,
+                          {.slices = slices,
+                           .target = bytes_of(target),
+                           .recipients = recipients,
+                           .root = root,
+                           .element_bytes = 4,
+                           .kernel = fold_in_order})
+                          .ok());
+          Numbers expected(all, 0);
+          for (int r = 0; r < ranks; ++r) {
+            const Numbers of_rank = numbers(r, 0, all);
+            for (std::size_t i = 0; i < all; ++i) {
+              expected[i] = expected[i] * 31 + of_rank[i];
+            }
+          }
+          if (recipients == ResultRecipients::kOwner) {
+            const auto begin = expected.begin() +
+                static_cast<std::ptrdiff_t>(each * index(communicator.rank()));
+            EXPECT_EQ(
+                target,
+                Numbers(begin, begin + static_cast<std::ptrdiff_t>(each)));
+            EXPECT_EQ(own, brought);
+          } else if (
+              recipients == ResultRecipients::kAll ||
+              communicator.rank() == root) {
+            EXPECT_EQ(own, expected);
+          } else {
+            EXPECT_EQ(own, brought);
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(SharedCollectives, AMismatchMovesNothingAndTheNextCallWorks) {
+  on_communicators(3, [](ShmCommunicator& communicator) {
+    Numbers own =
+        numbers(communicator.rank(), 0, communicator.rank() == 1 ? 6 : 5);
+    const Numbers before = own;
+    const std::vector<Bytes> slices(3, bytes_of(own));
+    const Status outcome = reduce(
+        communicator, kCall,
+        {.slices = slices,
+         .recipients = ResultRecipients::kAll,
+         .element_bytes = 4,
+         .kernel = fold_in_order});
+    EXPECT_EQ(outcome.code(), ErrorCode::kPeerMismatch);
+    EXPECT_EQ(own, before);
+    EXPECT_TRUE(barrier(communicator, kCall).ok());
+  });
+}
+
+TEST(SharedP2pChannel, LongMessagesComePieceByPieceInAnyOrder) {
+  constexpr std::size_t kLong = 50000;
+  const Table table(2, 0, P2pChannel::bytes(2));
+  shm::test::run_threads(table, [&](int rank, shm::Peers& peers) {
+    P2pChannel channel(table.data(), peers, kClock, {});
+    const int other = 1 - rank;
+    const Instant until = kClock.now() + kCall.deadline;
+    int done = 0;
+    const auto count = [&](const Status& outcome, int) {
+      EXPECT_TRUE(outcome.ok()) << outcome.message();
+      ++done;
+    };
+    std::vector<Numbers> out;
+    std::vector<Numbers> in;
+    for (int tag = 0; tag < 20; ++tag) {
+      out.push_back(numbers(rank, tag, tag % 2 == 0 ? 10 : kLong));
+      in.emplace_back(out.back().size(), 0U);
+    }
+    for (int tag = 0; tag < 20; ++tag) {
+      channel.send(
+          {.peer = other,
+           .tag = tag,
+           .bytes = bytes_of(out[index(tag)]),
+           .until = until,
+           .done = count});
+      channel.receive(
+          {.peer = other,
+           .tag = 19 - tag,
+           .bytes = bytes_of(in[index(19 - tag)]),
+           .until = until,
+           .done = count});
+    }
+    while (done < 40 && kClock.now() < until) {
+      const std::uint64_t rung = channel.doorbell().value();
+      while (channel.progress()) {
+      }
+      for (auto& ended : channel.take_ended()) {
+        ended.message.done(ended.outcome, ended.source);
+      }
+      if (done < 40) {
+        channel.doorbell().sleep_below(rung + 1, std::chrono::milliseconds(5));
+      }
+    }
+    EXPECT_EQ(done, 40);
+    for (int tag = 0; tag < 20; ++tag) {
+      EXPECT_EQ(in[index(tag)], numbers(other, tag, in[index(tag)].size()));
+    }
+    EXPECT_TRUE(channel.idle());
+  });
+}
+
+}  // namespace
+}  // namespace sherd::c10d_shm

@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c10d_shm/communicator/p2p_channel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include "base/check.h"
+
+namespace sherd::c10d_shm {
+namespace {
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+void copy_bytes(const void* from, void* to, std::size_t bytes) {
+  if (bytes > 0) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+}  // namespace
+
+std::size_t P2pChannel::bytes(int ranks) {
+  return index(ranks) * sizeof(shm::CounterCell) +
+      index(ranks) * index(ranks) * sizeof(PairQueue);
+}
+
+P2pChannel::P2pChannel(
+    Bytes memory,
+    shm::Peers& peers,
+    const Clock& clock,
+    const P2pChannelOptions& options)
+    : memory_(memory),
+      peers_(&peers),
+      clock_(&clock),
+      peer_memory_(peers, clock),
+      options_(options),
+      others_(index(peers.ranks())) {
+  SHERD_ASSERT(
+      memory.size() >= bytes(peers.ranks()) &&
+          reinterpret_cast<std::uintptr_t>(memory.data()) % shm::kCacheLine ==
+              0,
+      "memory for all pair queues");
+}
+
+shm::Counter P2pChannel::doorbell_of(int rank) const {
+  return shm::Counter(
+      reinterpret_cast<shm::CounterCell*>(memory_.data())[index(rank)]);
+}
+
+P2pChannel::PairQueue& P2pChannel::pair_queue(int from, int to) const {
+  auto* pair_queues = reinterpret_cast<PairQueue*>(
+      memory_.data() + index(peers_->ranks()) * sizeof(shm::CounterCell));
+  return pair_queues[index(from) * index(peers_->ranks()) + index(to)];
+}
+
+void P2pChannel::finish(P2pMessage message, const Status& outcome, int source) {
+  Ended& ended = ended_.emplace_back();
+  ended.message = std::move(message);
+  ended.outcome = outcome;
+  ended.source = source;
+}
+
+P2pChannel::TypeText P2pChannel::type_text(std::string_view type) {
+  TypeText text{};
+  copy_bytes(type.data(), text.data(), std::min(type.size(), kTypeMax));
+  return text;
+}
+
+// Empty when the message fits into the room for it. The same words at both ends.
+std::string P2pChannel::mismatch(
+    std::uint64_t room,
+    const TypeText& room_type,
+    std::uint64_t found,
+    const TypeText& found_type) {
+  if (found <= room && found_type == room_type) {
+    return {};
+  }
+  return str(
+      "expected at most ", room, " bytes of ", room_type.data(),
+      ", for which the receiver has room, found ", found, " bytes of ",
+      found_type.data());
+}
+
+void P2pChannel::send(P2pMessage message) {
+  Status refused = peers_->check();
+  if (refused.ok() && peers_->has_left(message.peer)) {
+    refused = Status(
+        ErrorCode::kPeerLost,
+        str("[world] ", peers_->name(message.peer), " has left"));
+  }
+  if (!refused.ok()) {
+    finish(std::move(message), refused, peers_->rank());
+    return;
+  }
+  PeerQueues& peer = others_[index(message.peer)];
+  MessageHeader header{};
+  header.id = next_id_++;
+  header.bytes = message.bytes.size();
+  header.tag = message.tag;
+  header.type = type_text(message.type);
+  const bool is_short = message.bytes.size() <= kShortBytes;
+  if (is_short) {
+    copy_bytes(
+        message.bytes.data(), header.content.data(), message.bytes.size());
+  } else {
+    header.address = reinterpret_cast<std::uintptr_t>(message.bytes.data());
+  }
+  const int to = message.peer;
+  peer.headers_waiting.push_back(header);
+  if (is_short) {
+    post_waiting(to);
+    finish(std::move(message), {}, peers_->rank());
+  } else {
+    peer.sent.emplace(header.id, std::move(message));
+    post_waiting(to);
+  }
+}
+
+void P2pChannel::receive(P2pMessage message) {
+  receives_.push_back(std::move(message));
+}
+
+bool P2pChannel::idle() const {
+  return receives_.empty() &&
+      std::all_of(others_.begin(), others_.end(), [](const PeerQueues& peer) {
+           return peer.headers_waiting.empty() &&
+               peer.replies_waiting.empty() && peer.sent.empty() &&
+               peer.outgoing.empty() && peer.incoming.empty();
+         });
+}
+
+bool P2pChannel::progress() {
+  bool moved = false;
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    if (r != peers_->rank()) {
+      moved = take_headers(r) || moved;
+      moved = take_replies(r) || moved;
+    }
+  }
+  moved = match() || moved;
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    if (r != peers_->rank()) {
+      moved = take_pieces(r) || moved;
+      moved = fill_pieces(r) || moved;
+      moved = post_waiting(r) || moved;
+    }
+  }
+  return moved;
+}
+
+bool P2pChannel::take_headers(int rank) {
+  PairQueue& from = pair_queue(rank, peers_->rank());
+  shm::Counter taken(from.headers_taken);
+  const std::uint64_t posted = shm::Counter(from.headers_posted).value();
+  const std::uint64_t begin = taken.value();
+  for (std::uint64_t n = begin; n < posted; ++n) {
+    const MessageHeader& header = from.headers[n % kSlots];
+    ReceivedHeader arrived{
+        .id = header.id,
+        .bytes = header.bytes,
+        .address = header.address,
+        .tag = static_cast<int>(header.tag),
+        .type = header.type};
+    if (header.address == 0) {
+      const auto size =
+          std::min<std::size_t>(header.bytes, header.content.size());
+      arrived.content.assign(
+          header.content.begin(),
+          header.content.begin() + static_cast<std::ptrdiff_t>(size));
+    }
+    others_[index(rank)].arrived.push_back(std::move(arrived));
+  }
+  if (posted == begin) {
+    return false;
+  }
+  taken.post(posted);
+  doorbell_of(rank).advance();  // Slots are free.
+  return true;
+}
+
+bool P2pChannel::take_replies(int rank) {
+  PairQueue& from = pair_queue(rank, peers_->rank());
+  shm::Counter taken(from.replies_taken);
+  const std::uint64_t posted = shm::Counter(from.replies_posted).value();
+  const std::uint64_t begin = taken.value();
+  for (std::uint64_t n = begin; n < posted; ++n) {
+    const Reply reply = from.replies[n % kSlots];
+    taken.post(n + 1);
+    handle(rank, reply);
+  }
+  if (posted == begin) {
+    return false;
+  }
+  doorbell_of(rank).advance();
+  return true;
+}
+
+void P2pChannel::handle(int rank, const Reply& reply) {
+  PeerQueues& peer = others_[index(rank)];
+  const auto found = peer.sent.find(reply.id);
+  if (found == peer.sent.end()) {
+    return;  // Ended meanwhile.
+  }
+  P2pMessage message = std::move(found->second);
+  peer.sent.erase(found);
+  if (reply.what == kPull) {
+    ChunkedTransfer& stream = peer.outgoing.emplace_back();
+    stream.message = std::move(message);
+    stream.id = reply.id;
+  } else if (reply.what == kMismatch) {
+    const Status why(
+        ErrorCode::kPeerMismatch,
+        str("[world] send of tag ", message.tag, " to ", peers_->name(rank),
+            ": ",
+            mismatch(
+                reply.room, reply.type, message.bytes.size(),
+                type_text(message.type))));
+    finish(std::move(message), why, peers_->rank());
+  } else {
+    finish(std::move(message), {}, peers_->rank());
+  }
+}
+
+bool P2pChannel::post_waiting(int rank) {
+  PeerQueues& peer = others_[index(rank)];
+  PairQueue& to = pair_queue(peers_->rank(), rank);
+  shm::Counter headers(to.headers_posted);
+  shm::Counter replies(to.replies_posted);
+  bool posted = false;
+  while (!peer.headers_waiting.empty() &&
+         headers.value() - shm::Counter(to.headers_taken).value() < kSlots) {
+    to.headers[headers.value() % kSlots] = peer.headers_waiting.front();
+    peer.headers_waiting.pop_front();
+    headers.post(headers.value() + 1);
+    posted = true;
+  }
+  while (!peer.replies_waiting.empty() &&
+         replies.value() - shm::Counter(to.replies_taken).value() < kSlots) {
+    to.replies[replies.value() % kSlots] = peer.replies_waiting.front();
+    peer.replies_waiting.pop_front();
+    replies.post(replies.value() + 1);
+    posted = true;
+  }
+  if (posted) {
+    doorbell_of(rank).advance();
+  }
+  return posted;
+}
+
+// In the order in which they were asked for; that of headers with one tag is
+// the sender's.
+bool P2pChannel::match() {
+  bool moved = false;
+  for (auto next = receives_.begin(); next != receives_.end();) {
+    const auto here = next++;
+    const bool any = here->peer == P2pMessage::kAnyRank;
+    for (int i = 1; i <= (any ? peers_->ranks() - 1 : 1); ++i) {
+      const int from =
+          any ? (peers_->rank() + i) % peers_->ranks() : here->peer;
+      if (receive_from(from, *here)) {
+        receives_.erase(here);
+        moved = true;
+        break;
+      }
+    }
+  }
+  return moved;
+}
+
+// False when no such header has arrived; else the message is on its way.
+bool P2pChannel::receive_from(int rank, P2pMessage& message) {
+  PeerQueues& peer = others_[index(rank)];
+  const auto found = std::find_if(
+      peer.arrived.begin(), peer.arrived.end(),
+      [&](const ReceivedHeader& header) { return header.tag == message.tag; });
+  if (found == peer.arrived.end()) {
+    return false;
+  }
+  const ReceivedHeader header = std::move(*found);
+  peer.arrived.erase(found);
+  const bool is_short = header.address == 0;
+  const std::size_t room = message.bytes.size();
+  const TypeText type = type_text(message.type);
+  const std::string unlike = mismatch(room, type, header.bytes, header.type);
+  const auto reply = [&](std::uint64_t what) {
+    peer.replies_waiting.push_back(
+        {.id = header.id, .what = what, .room = room, .type = type});
+  };
+  Status outcome;
+  if (!unlike.empty()) {
+    outcome = Status(
+        ErrorCode::kPeerMismatch,
+        str("[world] receive of tag ", message.tag, " of ", peers_->name(rank),
+            ": ", unlike));
+    if (!is_short) {
+      reply(kMismatch);
+    }
+    finish(std::move(message), outcome, rank);
+    return true;
+  }
+  message.bytes = message.bytes.first(header.bytes);
+  if (is_short) {
+    copy_bytes(
+        header.content.data(), message.bytes.data(), message.bytes.size());
+  } else if (options_.single_copy) {
+    outcome = peer_memory_.read(rank, header.address, message.bytes);
+    reply(kDone);
+    post_waiting(rank);
+    // The sender revokes its memory, then looks for this reply once more: where
+    // its call fails for want of the reply, this one fails too.
+    if (outcome.ok()) {
+      outcome = peer_memory_.still_lent(rank);
+    }
+  } else {
+    reply(kPull);
+    ChunkedTransfer& stream = peer.incoming.emplace_back();
+    stream.message = std::move(message);
+    stream.id = header.id;
+    return true;
+  }
+  finish(std::move(message), outcome, rank);
+  return true;
+}
+
+// A piece is filled when the one before is taken.
+bool P2pChannel::fill_pieces(int rank) {
+  PeerQueues& peer = others_[index(rank)];
+  PairQueue& to = pair_queue(peers_->rank(), rank);
+  shm::Counter filled(to.pieces_filled);
+  if (peer.outgoing.empty() ||
+      filled.value() != shm::Counter(to.pieces_taken).value()) {
+    return false;
+  }
+  ChunkedTransfer& stream = peer.outgoing.front();
+  const Bytes all = stream.message.bytes;
+  const std::size_t bytes = std::min(kStreamBytes, all.size() - stream.moved);
+  copy_bytes(all.data() + stream.moved, to.piece.data(), bytes);
+  stream.moved += bytes;
+  filled.post(filled.value() + 1);
+  doorbell_of(rank).advance();
+  if (stream.moved == all.size()) {
+    P2pMessage message = std::move(stream.message);
+    peer.outgoing.pop_front();
+    finish(std::move(message), {}, peers_->rank());
+  }
+  return true;
+}
+
+bool P2pChannel::take_pieces(int rank) {
+  PeerQueues& peer = others_[index(rank)];
+  PairQueue& from = pair_queue(rank, peers_->rank());
+  shm::Counter taken(from.pieces_taken);
+  if (peer.incoming.empty() ||
+      taken.value() == shm::Counter(from.pieces_filled).value()) {
+    return false;
+  }
+  ChunkedTransfer& stream = peer.incoming.front();
+  const Bytes all = stream.message.bytes;
+  const std::size_t bytes = std::min(kStreamBytes, all.size() - stream.moved);
+  copy_bytes(from.piece.data(), all.data() + stream.moved, bytes);
+  stream.moved += bytes;
+  taken.post(taken.value() + 1);
+  doorbell_of(rank).advance();
+  if (stream.moved == all.size()) {
+    P2pMessage message = std::move(stream.message);
+    peer.incoming.pop_front();
+    finish(std::move(message), {}, rank);
+  }
+  return true;
+}
+
+void P2pChannel::check_peers() {
+  // Before the last progress: what a rank posted before it ended counts.
+  Status trouble = peers_->check();
+  std::vector<int> left;
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    if (r != peers_->rank() && peers_->has_left(r)) {
+      left.push_back(r);
+    }
+  }
+  while (progress()) {
+  }
+  for (const int r : left) {
+    end_messages_of(
+        r,
+        Status(
+            ErrorCode::kPeerLost,
+            str("[world] ", peers_->name(r), " has left")));
+  }
+  if (trouble.ok()) {
+    trouble = blame_late_peer();
+  }
+  if (!trouble.ok()) {
+    end_all(trouble);
+  }
+}
+
+// Whoever keeps a message waiting beyond its time; ok when nobody does.
+Status P2pChannel::blame_late_peer() {
+  const Instant now = clock_->now();
+  const auto is_late = [&](const P2pMessage& message) {
+    return now >= message.until;
+  };
+  const auto is_late_stream = [&](const ChunkedTransfer& stream) {
+    return is_late(stream.message);
+  };
+  for (const P2pMessage& message : receives_) {
+    if (is_late(message) && message.peer == P2pMessage::kAnyRank) {
+      peers_->give_up("a receive from any rank timed out");
+      return peers_->check();
+    }
+    if (is_late(message)) {
+      return peers_->blame(message.peer);
+    }
+  }
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    const PeerQueues& peer = others_[index(r)];
+    if (std::any_of(
+            peer.sent.begin(), peer.sent.end(),
+            [&](const auto& each) { return is_late(each.second); }) ||
+        std::ranges::any_of(peer.outgoing, is_late_stream) ||
+        std::ranges::any_of(peer.incoming, is_late_stream)) {
+      return peers_->blame(r);
+    }
+  }
+  return {};
+}
+
+void P2pChannel::end_messages_of(int rank, const Status& why) {
+  PeerQueues& peer = others_[index(rank)];
+  std::vector<P2pMessage> ended;
+  for (auto& [id, message] : peer.sent) {
+    ended.push_back(std::move(message));
+  }
+  for (auto* streams : {&peer.outgoing, &peer.incoming}) {
+    for (ChunkedTransfer& stream : *streams) {
+      ended.push_back(std::move(stream.message));
+    }
+    streams->clear();
+  }
+  peer.sent.clear();
+  peer.headers_waiting.clear();
+  peer.replies_waiting.clear();
+  // Of any rank: while another one may still send.
+  bool others_left = true;
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    others_left = others_left && (r == peers_->rank() || peers_->has_left(r));
+  }
+  for (auto next = receives_.begin(); next != receives_.end();) {
+    const auto here = next++;
+    if (here->peer == rank ||
+        (others_left && here->peer == P2pMessage::kAnyRank)) {
+      ended.push_back(std::move(*here));
+      receives_.erase(here);
+    }
+  }
+  for (P2pMessage& message : ended) {
+    finish(std::move(message), why, rank);
+  }
+}
+
+// Before anybody hears that a message has failed and reuses its memory. Not
+// where nothing is lent: a receiver may still be about to look for the mark
+// after a message that both have seen through.
+void P2pChannel::revoke_lent() {
+  if (std::ranges::all_of(
+          others_, [](const PeerQueues& peer) { return peer.sent.empty(); })) {
+    return;
+  }
+  peers_->revoke_memory();
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    if (r != peers_->rank()) {
+      take_replies(r);
+    }
+  }
+}
+
+void P2pChannel::end_all(const Status& why) {
+  revoke_lent();
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    end_messages_of(r, why);
+  }
+  std::list<P2pMessage> ended;
+  ended.swap(receives_);
+  for (P2pMessage& message : ended) {
+    finish(std::move(message), why, peers_->rank());
+  }
+}
+
+}  // namespace sherd::c10d_shm

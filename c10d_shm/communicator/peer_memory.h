@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PeerMemory reads and PeerWriter writes memory of the other ranks' processes in
+// a single copy. A rank lends memory to a call. Before a call that lent memory
+// fails, the rank revokes all of it (Peers), waits until nobody writes it any
+// more, and then the memory is the caller's again, whatever late ranks do:
+//
+// - A reader looks for the mark after the copy. If what it read was written
+//   after the memory had been revoked, it sees the mark, and fails.
+// - A writer says that it begins, looks for the mark, writes, and the kernel
+//   notes the end in the same call that writes. The owner sets the mark, then
+//   looks for who has begun and not ended. So each writer sees the mark, or its
+//   owner sees the writer.
+//
+// Thread rule: PeerMemory any thread, PeerWriter one.
+// docs/design/shm_backend.md
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include "base/clock.h"
+#include "base/status.h"
+#include "shm/peers.h"
+
+namespace sherd::c10d_shm {
+
+class PeerMemory {
+ public:
+  // `peers` and `clock` must outlive it.
+  PeerMemory(shm::Peers& peers, const Clock& clock)
+      : peers_(&peers), clock_(&clock) {}
+
+  // Reads what lies at `address` of `rank`, as long as `target`. Ok only when
+  // the rank had not revoked its memory. Else the first trouble of any rank, or
+  // an error that names `rank`, and `target` is undefined; this may take 0.3 s,
+  // until the cause is known.
+  Status read(
+      int rank, std::uint64_t address, std::span<std::byte> target) const;
+  // Ok while `rank` has not revoked its memory; else as read().
+  Status still_lent(int rank) const;
+  // Why a copy from or to memory of `rank` failed, or may not be used.
+  Status cause(int rank, const Status& copied) const;
+
+ private:
+  shm::Peers* peers_;
+  const Clock* clock_;
+};
+
+class PeerWriter {
+ public:
+  // Bytes of segment.
+  static std::size_t bytes(int ranks);
+
+  // `memory`: as long as bytes() says, aligned to kCacheLine, zeros at first.
+  // `peers` and `clock` must outlive it.
+  PeerWriter(
+      std::span<std::byte> memory, shm::Peers& peers, const Clock& clock);
+
+  // Before all else, and before a meeting of all ranks: says where `memory` lies
+  // in this process.
+  void open();
+
+  // WriteCounts `source` to `address` of `rank`. Errors as of PeerMemory::read(), and
+  // part may have been written, but nothing after `rank` has revoked its memory
+  // and await_end() has returned there.
+  Status write(
+      int rank, std::uint64_t address, std::span<const std::byte> source);
+
+  // Returns when no rank writes memory of this one any more, now or later.
+  // A rank that was stopped at the moment when it had found the memory lent and
+  // had not called the kernel yet keeps this one waiting; after `at_most` the
+  // process aborts, since it can neither go on waiting nor reuse its memory.
+  // REQUIRES: Peers::revoke_memory().
+  void await_end(Duration at_most) const;
+
+ private:
+  // From one rank to another. Numbers of writes.
+  struct WriteCounts {
+    std::uint64_t begun;  // By the writer.
+    std::uint64_t ended;  // By the kernel, or the writer after a failure.
+  };
+  WriteCounts& writes(int from, int to) const;
+  std::uint64_t& base_of(int rank) const;
+  bool may_still_write(int rank) const;
+
+  std::span<std::byte> memory_;
+  shm::Peers* peers_;
+  const Clock* clock_;
+  PeerMemory peer_memory_;
+};
+
+}  // namespace sherd::c10d_shm

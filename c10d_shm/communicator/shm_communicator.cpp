@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c10d_shm/communicator/shm_communicator.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+#include "base/check.h"
+#include "c10d_shm/communicator/single_copy.h"
+#include "shm/segment.h"
+#include "shm/waiter.h"
+
+namespace sherd::c10d_shm {
+namespace {
+
+// A write of another rank's takes microseconds; longer only while that rank is
+// not given a core.
+constexpr Duration kEndOfWrites = std::chrono::seconds(30);
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+std::size_t lines(std::size_t bytes) {
+  return (bytes + shm::kCacheLine - 1) / shm::kCacheLine * shm::kCacheLine;
+}
+
+}  // namespace
+
+// Where things lie in the memory of a communicator.
+struct ShmCommunicator::Layout {
+  std::size_t cores = 0;  // The barrier comes first.
+  std::size_t writes = 0;
+  std::size_t announcements = 0;  // Two.
+  std::size_t buffers = 0;        // Two a rank.
+  std::size_t end = 0;
+
+  Layout(int ranks, const ShmCommunicatorOptions& options) {
+    cores = shm::Barrier::cells(ranks) * sizeof(shm::CounterCell);
+    writes = cores + lines(index(ranks) * sizeof(cpu_set_t));
+    announcements = writes + PeerWriter::bytes(ranks);
+    buffers =
+        shm::round_up_to_pages(announcements + 2 * Announcements::bytes(ranks));
+    end = buffers + 2 * index(ranks) * options.buffer_bytes;
+  }
+};
+
+std::size_t ShmCommunicator::bytes(
+    int ranks, const ShmCommunicatorOptions& options) {
+  return Layout(ranks, options).end;
+}
+
+ShmCommunicator::ShmCommunicator(
+    Bytes memory,
+    shm::Peers& peers,
+    const Clock& clock,
+    const ShmCommunicatorOptions& options)
+    : memory_(memory),
+      peers_(&peers),
+      clock_(&clock),
+      options_(options),
+      peer_memory_(peers, clock),
+      peer_writer_(
+          memory.subspan(
+              Layout(peers.ranks(), options).writes,
+              PeerWriter::bytes(peers.ranks())),
+          peers,
+          clock),
+      barrier_(
+          {reinterpret_cast<shm::CounterCell*>(memory.data()),
+           shm::Barrier::cells(peers.ranks())},
+          peers) {
+  SHERD_ASSERT(
+      memory.size() >= bytes(peers.ranks(), options) &&
+          reinterpret_cast<std::uintptr_t>(memory.data()) % shm::kCacheLine ==
+              0,
+      "memory for the communicator");
+  SHERD_ASSERT(
+      options.buffer_bytes >= index(peers.ranks()) * shm::kCacheLine,
+      "a line of the buffer for each rank");
+}
+
+std::span<cpu_set_t> ShmCommunicator::cores() const {
+  return {
+      reinterpret_cast<cpu_set_t*>(
+          memory_.data() + Layout(ranks(), options_).cores),
+      index(ranks())};
+}
+
+Announcements ShmCommunicator::announcements() const {
+  const std::size_t bytes = Announcements::bytes(ranks());
+  return {
+      memory_.subspan(
+          Layout(ranks(), options_).announcements + calls_ % 2 * bytes, bytes),
+      ranks()};
+}
+
+std::byte* ShmCommunicator::buffer(int rank) const {
+  return memory_.data() + Layout(ranks(), options_).buffers +
+      (2 * index(rank) + round_ % 2) * options_.buffer_bytes;
+}
+
+Status ShmCommunicator::begin(
+    const CollectiveCall& call,
+    std::span<const Bytes> offered,
+    std::span<const std::size_t> wanted) {
+  if (!failure_.ok()) {
+    return failure_;
+  }
+  ++calls_;
+  ++round_;
+  deadline_ = call.deadline;
+  const std::size_t size = std::min(call.what.size(), Announcements::kTextMax);
+  std::copy_n(call.what.begin(), size, what_.begin());
+  what_[size] = '\0';
+  const Announcements all = announcements();
+  all.set_text(rank(), call.what);
+  const auto addresses = all.addresses(rank());
+  const auto sizes = all.offered(rank());
+  const auto room = all.wanted(rank());
+  for (std::size_t r = 0; r < index(ranks()); ++r) {
+    addresses[r] = offered.empty()
+        ? 0
+        : reinterpret_cast<std::uintptr_t>(offered[r].data());
+    sizes[r] = offered.empty() ? 0 : offered[r].size();
+    room[r] = wanted.empty() ? 0 : wanted[r];
+  }
+  return {};
+}
+
+Status ShmCommunicator::meet() {
+  if (!failure_.ok()) {
+    return failure_;
+  }
+  const shm::Waiter waiter(
+      *peers_, *clock_, {.deadline = deadline_, .spin = spin_});
+  Status outcome = barrier_.arrive_and_wait(
+      waiter,
+      {.what = what_.data(),
+       .cancel_counter = shm::Counter(aborted_),
+       .cancel_value = 1});
+  return outcome.ok() ? outcome : fail(std::move(outcome));
+}
+
+Status ShmCommunicator::meet_and_compare() {
+  if (Status failed = meet(); !failed.ok()) {
+    return failed;
+  }
+  std::string sentence =
+      announcements().mismatch([&](int r) { return peers_->name(r); });
+  return sentence.empty()
+      ? Status()
+      : Status(ErrorCode::kPeerMismatch, std::move(sentence));
+}
+
+void ShmCommunicator::abort() { shm::Counter(aborted_).post(1); }
+
+// The order matters: the others learn why, then that this rank has given up,
+// then that its memory is no longer lent; only when nobody writes it any more
+// may the caller go on.
+Status ShmCommunicator::fail(Status why) {
+  if (failure_.ok()) {
+    failure_ = std::move(why);
+    barrier_.give_up(failure_);
+    peers_->revoke_memory();
+    peer_writer_.await_end(kEndOfWrites);
+  }
+  return failure_;
+}
+
+std::uint64_t ShmCommunicator::address(
+    int rank, int piece_of, std::size_t offset) const {
+  return announcements().addresses(rank)[index(piece_of)] + offset;
+}
+
+Status ShmCommunicator::read(
+    int rank, int piece_of, std::size_t offset, Bytes target) {
+  Status outcome =
+      peer_memory_.read(rank, address(rank, piece_of, offset), target);
+  return outcome.ok() ? outcome : fail(std::move(outcome));
+}
+
+Status ShmCommunicator::write(
+    int rank,
+    int piece_of,
+    std::size_t offset,
+    std::span<const std::byte> source) {
+  Status outcome =
+      peer_writer_.write(rank, address(rank, piece_of, offset), source);
+  return outcome.ok() ? outcome : fail(std::move(outcome));
+}
+
+// --- What the kernel allows.
+
+// Each reads a number of each other one, and tells whether it could.
+Status ShmCommunicator::probe(Duration deadline, bool& allowed) {
+  const std::uint64_t secret = 0x5ca1ab1e00000000ULL + index(rank());
+  std::uint64_t own = secret;
+  std::vector<Bytes> offered(
+      index(ranks()), std::as_writable_bytes(std::span(&own, 1)));
+  const std::vector<std::size_t> wanted(index(ranks()), sizeof(own));
+  const CollectiveCall call{.what = "opening", .deadline = deadline};
+  Status failed = begin(call, offered, wanted);
+  if (failed.ok()) {
+    failed = meet_and_compare();
+  }
+  if (!failed.ok()) {
+    return failed;
+  }
+  std::byte could{1};
+  for (int r = 0; r < ranks(); ++r) {
+    std::uint64_t found = 0;
+    const bool read =
+        copy_from(
+            {.pid = peers_->process(r), .address = address(r, rank(), 0)},
+            std::as_writable_bytes(std::span(&found, 1)))
+            .ok();
+    if (!read || found - index(r) != secret - index(rank())) {
+      could = std::byte{0};
+    }
+  }
+  *buffer(rank()) = could;
+  failed = meet();
+  allowed = failed.ok();
+  for (int r = 0; r < ranks(); ++r) {
+    allowed = allowed && *buffer(r) == std::byte{1};
+  }
+  return failed;
+}
+
+// Finds out whether there is a core for each.
+Status ShmCommunicator::meet_first(Duration deadline) {
+  cpu_set_t& own = cores()[index(rank())];
+  if (::sched_getaffinity(0, sizeof(own), &own) != 0) {
+    CPU_ZERO(&own);
+  }
+  peer_writer_.open();
+  Status failed = begin({.what = "opening", .deadline = deadline}, {}, {});
+  if (failed.ok()) {
+    failed = meet();
+  }
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (const cpu_set_t& each : cores()) {
+    CPU_OR(&all, &all, &each);
+  }
+  // Else it would keep who is awaited from running.
+  spin_ = CPU_COUNT(&all) >= ranks() ? options_.spin : Duration(0);
+  return failed;
+}
+
+Status ShmCommunicator::open(Duration deadline) {
+  Status failed = meet_first(deadline);
+  if (!failed.ok() || ranks() == 1 || !options_.single_copy) {
+    return failed;
+  }
+  bool allowed = false;
+  failed = probe(deadline, allowed);
+  if (failed.ok() && !allowed) {
+    let_peers_copy(true);
+    failed = probe(deadline, allowed);
+    if (!allowed) {
+      let_peers_copy(false);
+    }
+  }
+  single_copy_ = failed.ok() && allowed;
+  return failed;
+}
+
+}  // namespace sherd::c10d_shm

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c10d_shm/join_attempts.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <sstream>
+#include <thread>
+#include <utility>
+#include "base/check.h"
+
+namespace sherd::c10d_shm {
+namespace {
+
+// A store can be waited on for a key, not for another value.
+constexpr Duration kPoll = std::chrono::milliseconds(10);
+
+// A store's message has its stack below the first line.
+std::string first_line_of(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+std::string JoinAttemptRecord::to_text() const {
+  return str(attempt, " ", text);
+}
+
+std::optional<JoinAttemptRecord> JoinAttemptRecord::from_text(
+    const std::string& text) {
+  std::istringstream in(text);
+  JoinAttemptRecord note;
+  if (!(in >> note.attempt) || note.attempt < 1 || in.get() != ' ') {
+    return std::nullopt;
+  }
+  std::getline(in, note.text, '\0');
+  return note;
+}
+
+bool JoinAttemptRecord::concerns(std::int64_t taken_part) const {
+  return attempt > taken_part && text != over();
+}
+
+const char* JoinAttemptRecord::over() { return "over"; }
+
+JoinAttemptStore::JoinAttemptStore(
+    c10::intrusive_ptr<c10d::Store> store, int rank, const Clock& clock)
+    : store_(std::move(store)),
+      taken_part_key_(str(kKey, "/rank ", rank)),
+      clock_(clock) {}
+
+shm::StringStore JoinAttemptStore::strings() {
+  shm::StringStore strings;
+  strings.put = [this](const std::string& /*key*/, const std::string& value) {
+    return put(value);
+  };
+  strings.get = [this](const std::string& /*key*/, Duration at_most) {
+    return get(at_most);
+  };
+  return strings;
+}
+
+void JoinAttemptStore::end() {
+  static_cast<void>(put(JoinAttemptRecord::over()));
+}
+
+Status JoinAttemptStore::put(const std::string& text) {
+  try {
+    if (attempt_ == 0) {
+      attempt_ = store_->add(str(kKey, "/attempts"), 1);
+    }
+    store_->set(
+        kKey, JoinAttemptRecord{.attempt = attempt_, .text = text}.to_text());
+  } catch (const std::exception& error) {
+    return {
+        ErrorCode::kPeerLost,
+        "[world] the store is lost: " + first_line_of(error)};
+  }
+  return {};
+}
+
+std::optional<JoinAttemptRecord> JoinAttemptStore::next_note(Duration at_most) {
+  store_->wait(
+      {kKey},
+      std::max(
+          std::chrono::milliseconds(1),
+          std::chrono::duration_cast<std::chrono::milliseconds>(at_most)));
+  return JoinAttemptRecord::from_text(store_->get_to_str(kKey));
+}
+
+Result<std::string> JoinAttemptStore::get(Duration at_most) {
+  const Instant until = clock_.now() + at_most;
+  try {
+    if (!taken_part_) {
+      const bool known = store_->check({taken_part_key_});
+      taken_part_ = known ? std::stoll(store_->get_to_str(taken_part_key_)) : 0;
+    }
+    do {
+      const auto note = next_note(until - clock_.now());
+      if (note && note->concerns(*taken_part_)) {
+        if (note->attempt != attempt_) {
+          attempt_ = note->attempt;
+          store_->set(taken_part_key_, std::to_string(attempt_));
+        }
+        return note->text;
+      }
+      std::this_thread::sleep_for(kPoll);
+    } while (clock_.now() < until);
+  } catch (const std::exception& error) {
+    return Status(
+        ErrorCode::kDeadlineExceeded,
+        str("[world] the store has no ", kKey, ": ", first_line_of(error)));
+  }
+  return Status(
+      ErrorCode::kDeadlineExceeded,
+      str("[world] the store has no ", kKey, " but of an earlier group"));
+}
+
+}  // namespace sherd::c10d_shm

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c10d_shm/p2p_worker.h"
+
+#include <pthread.h>
+#include <utility>
+#include "base/check.h"
+#include "c10d_shm/shm_group.h"
+
+namespace sherd::c10d_shm {
+namespace {
+
+// How often it looks whether everybody is alive while messages are under way,
+// and at all: the doorbell wakes it when there is something to do.
+constexpr Duration kLook = std::chrono::milliseconds(5);
+constexpr Duration kIdle = std::chrono::milliseconds(500);
+
+}  // namespace
+
+P2pWorker::P2pWorker(std::shared_ptr<ShmGroup> group)
+    : group_(std::move(group)),
+      channel_(
+          group_->p2p_memory(),
+          group_->segment.peers(),
+          group_->clock,
+          {.single_copy = group_->communicator.single_copy()}) {}
+
+void P2pWorker::send(P2pMessage message, const WorkPtr& work) {
+  message.done = [work](const Status& outcome, int /*source*/) {
+    work->complete(exception_of(outcome));
+  };
+  std::unique_lock lock(mutex_);
+  start();
+  channel_.send(std::move(message));
+  complete_ended(lock);
+  channel_.ring_doorbell();
+}
+
+void P2pWorker::receive(
+    P2pMessage message, const WorkPtr& work, std::function<void()> received) {
+  message.done = [work, received = std::move(received)](
+                     const Status& outcome, int source) {
+    work->source_ = source;
+    std::exception_ptr failure = exception_of(outcome);
+    if (!failure) {
+      try {
+        received();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+    work->complete(failure);
+  };
+  const std::lock_guard lock(mutex_);
+  start();
+  channel_.receive(std::move(message));
+  channel_.ring_doorbell();
+}
+
+void P2pWorker::start() {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !stopped_,
+      "[world] expected an open group, found it shut down");
+  if (!thread_.joinable()) {
+    thread_ = std::thread([self = shared_from_this()] {
+      ::pthread_setname_np(::pthread_self(), "sherd-shm-post");
+      self->serve();
+    });
+  }
+}
+
+// Without the lock: callbacks may issue other messages.
+void P2pWorker::complete_ended(std::unique_lock<std::mutex>& lock) {
+  auto ended = channel_.take_ended();
+  lock.unlock();
+  for (auto& each : ended) {
+    each.message.done(each.outcome, each.source);
+  }
+  ended.clear();
+  lock.lock();
+}
+
+void P2pWorker::serve() {
+  std::unique_lock lock(mutex_);
+  while (!stopped_) {
+    const shm::Counter doorbell = channel_.doorbell();
+    const std::uint64_t rung = doorbell.value();
+    while (channel_.progress()) {
+    }
+    complete_ended(lock);
+    const Duration at_most = channel_.idle() ? kIdle : kLook;
+    lock.unlock();
+    doorbell.sleep_below(rung + 1, at_most);
+    lock.lock();
+    if (!doorbell.reached(rung + 1) && !channel_.idle()) {
+      channel_.check_peers();
+    }
+  }
+}
+
+void P2pWorker::stop() {
+  std::thread thread;
+  {
+    std::unique_lock lock(mutex_);
+    stopped_ = true;
+    thread.swap(thread_);
+    channel_.end_all(
+        Status(ErrorCode::kAborted, "[world] the group was shut down before"));
+    complete_ended(lock);
+    channel_.ring_doorbell();
+  }
+  if (thread.get_id() == std::this_thread::get_id()) {
+    thread.detach();  // Stopped by a callback that it runs.
+  } else if (thread.joinable()) {
+    thread.join();
+  }
+}
+
+}  // namespace sherd::c10d_shm

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c10d_shm/reduce_kernels.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include "base/bfloat16.h"
+#include "base/check.h"
+
+namespace sherd::c10d_shm {
+namespace {
+
+using Op = c10d::ReduceOp;
+using Inputs = std::span<const std::byte* const>;
+
+// Fits the first-level cache with its inputs; long enough to vectorise.
+constexpr std::size_t kBlock = 2048;
+
+// What elements are folded in.
+template <typename T>
+struct AccumulatorOf {
+  using Type = T;
+};
+template <>
+struct AccumulatorOf<c10::BFloat16> {
+  using Type = float;
+};
+template <>
+struct AccumulatorOf<c10::Half> {
+  using Type = float;
+};
+
+// Signed overflow is undefined, unsigned wraps to the same bits.
+template <typename T, typename Combine>
+T wrapping(T a, T b, Combine combine) {
+  if constexpr (std::is_integral_v<T>) {
+    // Promoted at least to unsigned: products of short ones would overflow int.
+    using U = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
+    return static_cast<T>(combine(static_cast<U>(a), static_cast<U>(b)));
+  } else {
+    return combine(a, b);
+  }
+}
+
+struct Add {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return wrapping(a, b, [](auto x, auto y) { return x + y; });
+  }
+};
+struct Multiply {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return wrapping(a, b, [](auto x, auto y) { return x * y; });
+  }
+};
+struct Least {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return std::min(a, b);
+  }
+};
+struct Greatest {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return std::max(a, b);
+  }
+};
+struct And {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(a & b);
+  }
+};
+struct Or {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(a | b);
+  }
+};
+struct Xor {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(a ^ b);
+  }
+};
+
+template <typename T>
+const T* at(const std::byte* input) {
+  return reinterpret_cast<const T*>(input);
+}
+
+// `load` is applied to each element, `finish` to each folded one.
+template <typename T, typename Combine, typename Load, typename Finish>
+void fold_block(
+    Inputs inputs,
+    std::size_t begin,
+    std::size_t count,
+    T* out,
+    const Load& load,
+    const Finish& finish) {
+  using W = typename AccumulatorOf<T>::Type;
+  const Combine combine;
+  const T* first = at<T>(inputs[0]) + begin;
+  if (inputs.size() == 2) {  // Nothing to hold in between.
+    const T* second = at<T>(inputs[1]) + begin;
+    for (std::size_t i = 0; i < count; ++i) {
+      out[begin + i] = static_cast<T>(finish(combine(
+          load(static_cast<W>(first[i])), load(static_cast<W>(second[i])))));
+    }
+    return;
+  }
+  std::array<W, kBlock> held;
+  for (std::size_t i = 0; i < count; ++i) {
+    held[i] = load(static_cast<W>(first[i]));
+  }
+  for (std::size_t r = 1; r < inputs.size(); ++r) {
+    const T* input = at<T>(inputs[r]) + begin;
+    for (std::size_t i = 0; i < count; ++i) {
+      held[i] = combine(held[i], load(static_cast<W>(input[i])));
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    out[begin + i] = static_cast<T>(finish(held[i]));
+  }
+}
+
+// The same for bf16, which is converted many at a time, in wider vectors than the
+// compiler takes by itself.
+template <typename Combine, typename Load, typename Finish>
+void fold_bfloat16_block(
+    Inputs inputs,
+    std::size_t begin,
+    std::size_t count,
+    c10::BFloat16* out,
+    const Load& load,
+    const Finish& finish) {
+  const Combine combine;
+  std::array<float, kBlock> held;
+  std::array<float, kBlock> next;
+  widen_bfloat16(at<std::uint16_t>(inputs[0]) + begin, count, held.data());
+  for (std::size_t i = 0; i < count; ++i) {
+    held[i] = load(held[i]);
+  }
+  for (std::size_t r = 1; r < inputs.size(); ++r) {
+    widen_bfloat16(at<std::uint16_t>(inputs[r]) + begin, count, next.data());
+    for (std::size_t i = 0; i < count; ++i) {
+      held[i] = combine(held[i], load(next[i]));
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    held[i] = finish(held[i]);
+  }
+  narrow_to_bfloat16(
+      held.data(), count, reinterpret_cast<std::uint16_t*>(out + begin));
+}
+
+template <typename T, typename Combine, typename Load, typename Finish>
+ReduceKernel fold_with(Load load, Finish finish) {
+  return [load, finish](Inputs inputs, std::size_t elements, std::byte* out) {
+    auto* typed = reinterpret_cast<T*>(out);
+    for (std::size_t i = 0; i < elements; i += kBlock) {
+      const auto count = std::min(kBlock, elements - i);
+      if constexpr (std::is_same_v<T, c10::BFloat16>) {
+        fold_bfloat16_block<Combine>(inputs, i, count, typed, load, finish);
+      } else {
+        fold_block<T, Combine>(inputs, i, count, typed, load, finish);
+      }
+    }
+  };
+}
+
+constexpr auto kAsItIs = [](auto x) { return x; };
+
+template <typename T, typename Combine>
+ReduceKernel plain() {
+  return fold_with<T, Combine>(kAsItIs, kAsItIs);
+}
+
+// The one that training lives on.
+void sum_of_bfloat16(Inputs inputs, std::size_t elements, std::byte* out) {
+  std::vector<const std::uint16_t*> numbers;
+  numbers.reserve(inputs.size());
+  for (const auto* input : inputs) {
+    numbers.push_back(at<std::uint16_t>(input));
+  }
+  sum_bfloat16(numbers, elements, reinterpret_cast<std::uint16_t*>(out));
+}
+
+[[noreturn]] void refuse(Op::RedOpType op, c10::ScalarType dtype) {
+  throw Error(
+      str("[world] expected a reduce operation that shm has for ",
+          c10::toString(dtype), ", found ", reduce_op_name(op)));
+}
+
+template <typename T>
+ReduceKernel numbers(
+    Op::RedOpType op, c10::ScalarType dtype, double parameter) {
+  switch (op) {
+    case Op::SUM:
+      if constexpr (std::is_same_v<T, c10::BFloat16>) {
+        return sum_of_bfloat16;
+      } else {
+        return plain<T, Add>();
+      }
+    case Op::PRODUCT:
+      return plain<T, Multiply>();
+    case Op::MIN:
+      return plain<T, Least>();
+    case Op::MAX:
+      return plain<T, Greatest>();
+    default:
+      break;
+  }
+  if constexpr (std::is_integral_v<T>) {
+    switch (op) {
+      case Op::BAND:
+        return plain<T, And>();
+      case Op::BOR:
+        return plain<T, Or>();
+      case Op::BXOR:
+        return plain<T, Xor>();
+      default:
+        break;
+    }
+  } else {
+    using W = typename AccumulatorOf<T>::Type;
+    const auto number = static_cast<W>(parameter);
+    if (op == Op::AVG) {
+      return fold_with<T, Add>(
+          kAsItIs, [number](W sum) { return sum / number; });
+    }
+    if (op == Op::PREMUL_SUM) {
+      return fold_with<T, Add>([number](W x) { return x * number; }, kAsItIs);
+    }
+  }
+  refuse(op, dtype);
+}
+
+// Bytes that are 0 or 1.
+ReduceKernel truths(Op::RedOpType op) {
+  switch (op) {
+    case Op::SUM:
+    case Op::MAX:
+    case Op::BOR:
+      return plain<std::uint8_t, Or>();
+    case Op::PRODUCT:
+    case Op::MIN:
+    case Op::BAND:
+      return plain<std::uint8_t, And>();
+    case Op::BXOR:
+      return plain<std::uint8_t, Xor>();
+    default:
+      refuse(op, c10::ScalarType::Bool);
+  }
+}
+
+ReduceKernel kernel_for_dtype(
+    Op::RedOpType op, c10::ScalarType dtype, double parameter) {
+  using c10::ScalarType;
+  switch (dtype) {
+    case ScalarType::Float:
+      return numbers<float>(op, dtype, parameter);
+    case ScalarType::Double:
+      return numbers<double>(op, dtype, parameter);
+    case ScalarType::BFloat16:
+      return numbers<c10::BFloat16>(op, dtype, parameter);
+    case ScalarType::Half:
+      return numbers<c10::Half>(op, dtype, parameter);
+    case ScalarType::Byte:
+      return numbers<std::uint8_t>(op, dtype, parameter);
+    case ScalarType::Char:
+      return numbers<std::int8_t>(op, dtype, parameter);
+    case ScalarType::Short:
+      return numbers<std::int16_t>(op, dtype, parameter);
+    case ScalarType::Int:
+      return numbers<std::int32_t>(op, dtype, parameter);
+    case ScalarType::Long:
+      return numbers<std::int64_t>(op, dtype, parameter);
+    case ScalarType::Bool:
+      return truths(op);
+    default:
+      refuse(op, dtype);
+  }
+}
+
+}  // namespace
+
+TypedReduceKernel reduce_kernel_of(
+    const Op& op, c10::ScalarType dtype, int ranks) {
+  // What sums are divided by, or elements multiplied with.
+  double parameter = ranks;
+  if (op.op_ == Op::PREMUL_SUM) {
+    const auto* more =
+        dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+    SHERD_CHECK(
+        more != nullptr,
+        "[world] expected a factor with premul_sum, found none");
+    parameter = more->tensor_factor.defined()
+        ? more->tensor_factor.item<double>()
+        : more->double_factor;
+  }
+  if (c10::isComplexType(dtype)) {  // Pairs of numbers.
+    if (op.op_ != Op::SUM && op.op_ != Op::AVG && op.op_ != Op::PREMUL_SUM) {
+      refuse(op.op_, dtype);
+    }
+    dtype = c10::toRealValueType(dtype);
+  }
+  return {kernel_for_dtype(op.op_, dtype, parameter), c10::elementSize(dtype)};
+}
+
+std::string reduce_op_name(Op::RedOpType op) {
+  switch (op) {
+    case Op::SUM:
+      return "sum";
+    case Op::AVG:
+      return "avg";
+    case Op::PRODUCT:
+      return "product";
+    case Op::MIN:
+      return "min";
+    case Op::MAX:
+      return "max";
+    case Op::BAND:
+      return "band";
+    case Op::BOR:
+      return "bor";
+    case Op::BXOR:
+      return "bxor";
+    case Op::PREMUL_SUM:
+      return "premul_sum";
+    default:
+      return "unused";
+  }
+}
+
+}  // namespace sherd::c10d_shm

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How elements of several ranks become one: c10d's reduce operations for every
+// dtype they make sense for. bf16 and fp16 are folded in fp32 and rounded once.
+// Pure; on the calling thread alone.
+#pragma once
+
+#include <string>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include "c10d_shm/communicator/collectives.h"
+
+namespace sherd::c10d_shm {
+
+struct TypedReduceKernel {
+  ReduceKernel kernel{};
+  std::size_t element_bytes = 1;
+};
+
+// Throws where `op` has no meaning for `dtype`. AVG divides the sum by `ranks`,
+// PREMUL_SUM multiplies before; both are for floating-point numbers. Booleans:
+// SUM and MAX are "or", PRODUCT and MIN "and". Integers wrap. Complex numbers:
+// SUM, AVG and PREMUL_SUM.
+TypedReduceKernel reduce_kernel_of(
+    const c10d::ReduceOp& op, c10::ScalarType dtype, int ranks);
+
+// "sum".
+std::string reduce_op_name(c10d::ReduceOp::RedOpType op);
+
+}  // namespace sherd::c10d_shm

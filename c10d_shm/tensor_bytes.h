@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A tensor as bytes without gaps: its own, or those of a copy where it has
+// gaps, or where the call reads what it also writes. Copies are made and given
+// back in the same way on every thread, whatever its modes.
+// Thread rule: one thread at a time.
+#pragma once
+
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include "c10d_shm/communicator/collectives.h"
+
+namespace sherd::c10d_shm {
+
+// When what a call brings reaches its outputs: while the call runs, where they
+// have no gaps, or when all of the call is done.
+enum class WriteTiming { kDirectly, kAtTheEnd };
+
+class TensorBytes {
+ public:
+  // What is read; what is written; both. Throw unless on the CPU and dense, and,
+  // of what is written, where several elements lie at one place, as those of an
+  // expanded tensor do.
+  static TensorBytes input(const at::Tensor& tensor);
+  static TensorBytes output(
+      const at::Tensor& tensor, WriteTiming writes = WriteTiming::kDirectly);
+  static TensorBytes in_place(
+      const at::Tensor& tensor, WriteTiming writes = WriteTiming::kDirectly);
+
+  Bytes bytes() const;
+  // WriteTiming what lies in the copy to the tensor. Of what is written. Works on
+  // every thread, also for inference tensors and for leaves that need gradients.
+  void copy_back() const;
+
+ private:
+  TensorBytes(at::Tensor tensor, at::Tensor dense);
+
+  at::Tensor tensor_;
+  at::Tensor dense_;
+};
+
+std::vector<TensorBytes> inputs_of(const std::vector<at::Tensor>& tensors);
+std::vector<TensorBytes> outputs_of(
+    const std::vector<at::Tensor>& tensors,
+    WriteTiming writes = WriteTiming::kDirectly);
+std::vector<Bytes> bytes_of(const std::vector<TensorBytes>& tensors);
+
+// Where the tensor lies, gaps included; nothing when it has no elements.
+Bytes extent_of(const at::Tensor& tensor);
+
+// Whether both are the same bytes of memory.
+inline bool same_place(Bytes a, Bytes b) {
+  return a.data() == b.data() && a.size() == b.size();
+}
+
+// The memory of all tensors of a call, which decides when outputs are written.
+// A call reads its inputs as they were when it was made, and of outputs that
+// share memory the last one wins, as in Gloo.
+class CallMemory {
+ public:
+  // Not when it has gaps: then a copy is read, made before.
+  void reads(const at::Tensor& tensor);
+  // Nothing where it lies at `own`: the piece of a rank for itself may lie where
+  // its result comes to, because nobody else reads or writes it.
+  void reads_unless_at(const at::Tensor& tensor, Bytes own);
+  void writes(const at::Tensor& tensor);
+  void writes(const std::vector<at::Tensor>& tensors);
+
+  // At the end where something is written that is also read, or written twice.
+  WriteTiming write_timing() const;
+
+ private:
+  struct Range {
+    const std::byte* begin;
+    const std::byte* end;
+    bool written;
+  };
+  void add(Bytes bytes, bool written);
+
+  std::vector<Range> ranges_;
+};
+
+// `whole` cut into `parts` equal ones, in order.
+// REQUIRES: its size is a multiple.
+std::vector<Bytes> cut(Bytes whole, int parts);
+
+// Cut at element and, where it can be, cache-line borders, as equal as they
+// allow; the last ones may be empty.
+std::vector<Bytes> cut_elements(
+    Bytes whole, std::size_t element_bytes, int parts);
+
+}  // namespace sherd::c10d_shm

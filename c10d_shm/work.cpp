@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c10d_shm/work.h"
+
+#include <pthread.h>
+#include <exception>
+#include <utility>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include "base/check.h"
+
+namespace sherd::c10d_shm {
+
+std::exception_ptr exception_of(const Status& status) {
+  return status.ok()
+      ? nullptr
+      : std::make_exception_ptr(Error(status.message(), status.code()));
+}
+
+ShmWork::ShmWork(WorkOptions options, std::function<Status()> run)
+    : Work(
+          options.rank,
+          options.type,
+          options.title,
+          std::optional<std::vector<at::Tensor>>(std::move(options.inputs))),
+      run_(std::move(run)),
+      outputs_(std::move(options.outputs)),
+      sequence_(options.sequence),
+      future_(c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()))) {}
+
+bool ShmWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout == kNoTimeout) {
+    if (const auto queue = queue_.lock()) {
+      queue->run_until_done(*this);
+    }
+  }
+  return Work::wait(timeout);
+}
+
+std::exception_ptr ShmWork::carry_out() {
+  try {
+    return exception_of(run_());
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+void ShmWork::complete(std::exception_ptr failure) {
+  run_ = nullptr;  // Lets go of tensors that were only for it.
+  finish(failure);
+  if (failure) {
+    future_->setError(failure);
+  } else {
+    future_->markCompleted(c10::IValue(outputs_));
+  }
+}
+
+WorkQueue::WorkQueue(std::function<void()> abort) : abort_(std::move(abort)) {}
+
+void WorkQueue::issue(const WorkPtr& work, bool at_once) {
+  work->queue_ = weak_from_this();
+  {
+    const std::lock_guard lock(mutex_);
+    SHERD_CHECK_AS(
+        kFailedPrecondition, !stopped_,
+        "[world] expected an open group, found it shut down");
+    queue_.push_back(work);
+    if (!at_once && !thread_.joinable()) {
+      thread_ = std::thread([self = shared_from_this()] {
+        ::pthread_setname_np(::pthread_self(), "sherd-shm");
+        self->serve();
+      });
+    }
+    if (!at_once) {
+      changed_.notify_all();
+    }
+  }
+  if (at_once) {
+    run_until_done(*work);
+  }
+}
+
+WorkPtr WorkQueue::take() {
+  if (runner_ != std::thread::id() || queue_.empty()) {
+    return nullptr;
+  }
+  runner_ = std::this_thread::get_id();
+  WorkPtr first = std::move(queue_.front());
+  queue_.pop_front();
+  return first;
+}
+
+// Completed after others may go on, since callbacks of the future may issue
+// further operations and wait for them: hence two changes, and two notices.
+void WorkQueue::carry_out(
+    std::unique_lock<std::mutex>& lock, const WorkPtr& work) {
+  lock.unlock();
+  const std::exception_ptr failure = work->carry_out();
+  lock.lock();
+  runner_ = std::thread::id();
+  changed_.notify_all();
+  lock.unlock();
+  work->complete(failure);
+  lock.lock();
+  changed_.notify_all();
+}
+
+void WorkQueue::run_until_done(ShmWork& work) {
+  work_until([&] { return work.isCompleted(); });
+}
+
+void WorkQueue::serve() {
+  work_until([&] { return stopped_; });
+}
+
+void WorkQueue::work_until(const std::function<bool()>& done) {
+  std::unique_lock lock(mutex_);
+  while (!done()) {
+    if (const WorkPtr first = take()) {
+      carry_out(lock, first);
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+void WorkQueue::stop() {
+  std::deque<WorkPtr> left;
+  std::thread thread;
+  {
+    std::unique_lock lock(mutex_);
+    stopped_ = true;
+    left.swap(queue_);
+    thread.swap(thread_);
+    changed_.notify_all();
+    if (runner_ != std::thread::id()) {
+      abort_();
+      // Unless a callback within the operation stops the queue it is part of.
+      changed_.wait(lock, [&] {
+        return runner_ == std::thread::id() ||
+            runner_ == std::this_thread::get_id();
+      });
+    }
+  }
+  for (const WorkPtr& work : left) {
+    work->complete(exception_of(
+        Status(ErrorCode::kAborted, "[world] the group was shut down before")));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();  // To who waits for what was left.
+  }
+  if (thread.get_id() == std::this_thread::get_id()) {
+    thread.detach();  // Stopped by a callback that it runs.
+  } else if (thread.joinable()) {
+    thread.join();
+  }
+}
+
+}  // namespace sherd::c10d_shm
