@@ -144,7 +144,6 @@ class ShmBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> issue(CollectiveOperation issue);
   c10::intrusive_ptr<c10d::Work> receive(
       c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag);
-  int count() const { return size_; }
 
   const c10::intrusive_ptr<ShmBackendOptions> options_;
   std::shared_ptr<ShmGroup> group_;

@@ -166,12 +166,12 @@ std::vector<Bytes> pieces_of(
 c10::intrusive_ptr<c10d::Work> ShmBackend::broadcast(
     std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) {
   const auto& tensor = single_element(tensors, "broadcast");
-  const int root = checked_root(opts.rootRank, count(), "broadcast");
+  const int root = checked_root(opts.rootRank, size_, "broadcast");
   AllToAllOperation part{
       .text = call_text("broadcast", tensor.scalar_type(), str("root ", root)),
       .one_source = true};
-  part.to = nothing(count());
-  part.from = nothing(count());
+  part.to = nothing(size_);
+  part.from = nothing(size_);
   if (root == rank_) {
     part.inputs = inputs_of(tensors);
     part.to.assign(part.to.size(), part.inputs[0].bytes());
@@ -197,7 +197,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather(
   constexpr const char* kName = "all_gather";
   auto& places = single_element(outputs, kName);
   const auto& input = single_element(inputs, kName);
-  expect_count(places.size(), count(), kName);
+  expect_count(places.size(), size_, kName);
   const auto& own = places[static_cast<std::size_t>(rank_)];
   expect_elements(own, input.numel(), kName);
   const WriteTiming writes = write_timing_of_lists(places, inputs, own, 0);
@@ -220,8 +220,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(
        .outputs = {output},
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run =
-           run_all(all_gather_operation({output}, {input}, rank_, count()))});
+       .run = run_all(all_gather_operation({output}, {input}, rank_, size_))});
 }
 
 // outputs[rank][i] of inputs[i].
@@ -230,7 +229,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_coalesced(
     std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& opts) {
   constexpr const char* kName = "all_gather_coalesced";
-  expect_count(outputs.size(), count(), kName);
+  expect_count(outputs.size(), size_, kName);
   CallMemory memory;
   std::vector<at::Tensor> results;
   for (const auto& list : outputs) {
@@ -274,7 +273,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_into_tensor_coalesced(
        .outputs = outputs,
        .timeout = opts.timeout,
        .async = opts.asyncOp,
-       .run = run_all(all_gather_operation(outputs, inputs, rank_, count()))});
+       .run = run_all(all_gather_operation(outputs, inputs, rank_, size_))});
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::gather(
@@ -283,17 +282,17 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::gather(
     const c10d::GatherOptions& opts) {
   constexpr const char* kName = "gather";
   const auto& input = single_element(inputs, kName);
-  const int root = checked_root(opts.rootRank, count(), kName);
+  const int root = checked_root(opts.rootRank, size_, kName);
   AllToAllOperation part{
       .text = call_text(kName, input.scalar_type(), str("root ", root))};
   part.inputs = inputs_of(inputs);
-  part.to = nothing(count());
-  part.from = nothing(count());
+  part.to = nothing(size_);
+  part.from = nothing(size_);
   part.to[static_cast<std::size_t>(root)] = part.inputs[0].bytes();
   std::vector<at::Tensor> places;
   if (root == rank_) {
     places = single_element(outputs, kName);
-    expect_count(places.size(), count(), kName);
+    expect_count(places.size(), size_, kName);
     for (const auto& place : places) {
       expect_same_type(place, input.scalar_type(), kName);
     }
@@ -319,15 +318,15 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::scatter(
     const c10d::ScatterOptions& opts) {
   constexpr const char* kName = "scatter";
   const auto& output = single_element(outputs, kName);
-  const int root = checked_root(opts.rootRank, count(), kName);
+  const int root = checked_root(opts.rootRank, size_, kName);
   AllToAllOperation part{
       .text = call_text(kName, output.scalar_type(), str("root ", root))};
-  part.to = nothing(count());
-  part.from = nothing(count());
+  part.to = nothing(size_);
+  part.from = nothing(size_);
   std::vector<at::Tensor> pieces;
   if (root == rank_) {
     pieces = single_element(inputs, kName);
-    expect_count(pieces.size(), count(), kName);
+    expect_count(pieces.size(), size_, kName);
     for (const auto& piece : pieces) {
       expect_same_type(piece, output.scalar_type(), kName);
     }
@@ -365,10 +364,9 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(
   memory.reads(input);
   part.inputs = inputs_of({input});
   part.outputs = outputs_of({output}, memory.write_timing());
-  part.to =
-      pieces_of(input, part.inputs[0].bytes(), input_split_sizes, count());
+  part.to = pieces_of(input, part.inputs[0].bytes(), input_split_sizes, size_);
   part.from =
-      pieces_of(output, part.outputs[0].bytes(), output_split_sizes, count());
+      pieces_of(output, part.outputs[0].bytes(), output_split_sizes, size_);
   expect_count(
       part.from[static_cast<std::size_t>(rank_)].size(),
       part.to[static_cast<std::size_t>(rank_)].size(), kName);
@@ -387,8 +385,8 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall(
     std::vector<at::Tensor>& inputs,
     const c10d::AllToAllOptions& opts) {
   constexpr const char* kName = "all_to_all";
-  expect_count(outputs.size(), count(), kName);
-  expect_count(inputs.size(), count(), kName);
+  expect_count(outputs.size(), size_, kName);
+  expect_count(inputs.size(), size_, kName);
   const auto dtype = inputs[0].scalar_type();
   for (std::size_t r = 0; r < inputs.size(); ++r) {
     expect_same_type(inputs[r], dtype, kName);

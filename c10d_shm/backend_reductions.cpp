@@ -126,7 +126,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(
        .timeout = opts.timeout,
        .async = opts.asyncOp,
        .run = run_all(std::vector<AllReduceOperation>{
-           all_reduce_of(tensor, opts.reduceOp, count())})});
+           all_reduce_of(tensor, opts.reduceOp, size_)})});
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce_coalesced(
@@ -137,7 +137,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce_coalesced(
   const WriteTiming writes = memory.write_timing();
   std::vector<AllReduceOperation> parts;
   for (const auto& tensor : tensors) {
-    parts.push_back(all_reduce_of(tensor, opts.reduceOp, count(), writes));
+    parts.push_back(all_reduce_of(tensor, opts.reduceOp, size_, writes));
   }
   return issue(
       {.type = OpType::ALLREDUCE_COALESCED,
@@ -153,11 +153,11 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce(
     std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) {
   const auto& tensor = single_element(tensors, "reduce");
   const auto dtype = tensor.scalar_type();
-  const int root = checked_root(opts.rootRank, count(), "reduce");
+  const int root = checked_root(opts.rootRank, size_, "reduce");
   AllReduceOperation part{
       .text = call_text(
           "reduce", dtype, str(reduce_op_name(opts.reduceOp), ", root ", root)),
-      .kernel = reduce_kernel_of(opts.reduceOp, dtype, count()),
+      .kernel = reduce_kernel_of(opts.reduceOp, dtype, size_),
       .tensor = root == rank_ ? TensorBytes::in_place(tensor)
                               : TensorBytes::input(tensor),
       .recipients = ResultRecipients::kRoot,
@@ -179,7 +179,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter(
     const c10d::ReduceScatterOptions& opts) {
   const auto& output = single_element(outputs, kReduceScatter);
   auto& pieces = single_element(inputs, kReduceScatter);
-  expect_count(pieces.size(), count(), kReduceScatter);
+  expect_count(pieces.size(), size_, kReduceScatter);
   const auto own = static_cast<std::size_t>(rank_);
   const auto dtype = output.scalar_type();
   CallMemory memory;
@@ -191,7 +191,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter(
   expect_elements(output, pieces[own].numel(), kReduceScatter);
   ReduceScatterOperation part{
       .text = call_text(kReduceScatter, dtype, reduce_op_name(opts.reduceOp)),
-      .kernel = reduce_kernel_of(opts.reduceOp, dtype, count()),
+      .kernel = reduce_kernel_of(opts.reduceOp, dtype, size_),
       .inputs = inputs_of(pieces),
       .output = TensorBytes::output(output, memory.write_timing())};
   return issue(
@@ -216,7 +216,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_reduce_scatter_base(
        .timeout = opts.timeout,
        .async = opts.asyncOp,
        .run = run_all(reduce_scatter_operations(
-           {output}, {input}, opts.reduceOp, rank_, count()))});
+           {output}, {input}, opts.reduceOp, rank_, size_))});
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter_tensor_coalesced(
@@ -232,7 +232,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter_tensor_coalesced(
        .timeout = opts.timeout,
        .async = opts.asyncOp,
        .run = run_all(reduce_scatter_operations(
-           outputs, inputs, opts.reduceOp, rank_, count()))});
+           outputs, inputs, opts.reduceOp, rank_, size_))});
 }
 
 }  // namespace sherd::c10d_shm

@@ -107,7 +107,6 @@ class ShmCommunicator {
   // does. Thread rule: any thread.
   void abort();
 
-  const Status& failure() const { return failure_; }
   // Ends the group for all ranks, and takes back the memory that this rank lent:
   // when it returns, nobody writes it any more.
   Status fail(Status why);

@@ -93,15 +93,13 @@ struct JoinContext {
     if (options.segment.touched_bytes > 0) {
       whole.touched_bytes = sum(options.segment.touched_bytes, head);
     }
-    whole.reserve_bytes = sum(options.segment.reserve_bytes, head);
     return whole;
   }
   JoinRequest request() const {
     return {
         .rank = options.rank,
         .ranks = options.ranks,
-        .bytes = options.segment.bytes,
-        .reserve_bytes = options.segment.reserve_bytes};
+        .bytes = options.segment.bytes};
   }
   std::unique_ptr<Peers> peers(const Segment& segment) const {
     return std::make_unique<Peers>(

@@ -63,12 +63,6 @@ class HostSegment {
     return segment_.bytes() - head_bytes(peers_->ranks());
   }
   // As in Segment, of the caller's memory.
-  Status grow(std::size_t bytes) {
-    return segment_.grow(head_bytes(peers_->ranks()) + bytes);
-  }
-  Status touch(std::size_t offset, std::size_t bytes) const {
-    return segment_.touch(head_bytes(peers_->ranks()) + offset, bytes);
-  }
   Status make_read_only(std::size_t offset, std::size_t bytes) const {
     return segment_.make_read_only(head_bytes(peers_->ranks()) + offset, bytes);
   }

@@ -13,20 +13,19 @@ constexpr const char* kFailed = "failed";
 }  // namespace
 
 std::string JoinRequest::to_text() const {
-  return str(
-      kJoinRequest, " ", rank, " ", ranks, " ", bytes, " ", reserve_bytes);
+  return str(kJoinRequest, " ", rank, " ", ranks, " ", bytes);
 }
 
 std::optional<JoinRequest> JoinRequest::from_text(const std::string& text) {
   std::istringstream in(text);
   std::string magic;
-  JoinRequest h;
+  JoinRequest request;
   const bool whole = static_cast<bool>(
-      in >> magic >> h.rank >> h.ranks >> h.bytes >> h.reserve_bytes);
-  if (!whole || magic != kJoinRequest || h.rank < 0) {
+      in >> magic >> request.rank >> request.ranks >> request.bytes);
+  if (!whole || magic != kJoinRequest || request.rank < 0) {
     return std::nullopt;
   }
-  return h;
+  return request;
 }
 
 std::string JoinRequest::difference(const JoinRequest& other) const {
@@ -34,13 +33,8 @@ std::string JoinRequest::difference(const JoinRequest& other) const {
     return own == others ? std::string()
                          : str(what, ": ", own, ", found ", others);
   };
-  std::string found = differs("ranks", ranks, other.ranks);
-  if (found.empty()) {
-    found = differs("bytes", bytes, other.bytes);
-  }
-  return found.empty()
-      ? differs("reserve_bytes", reserve_bytes, other.reserve_bytes)
-      : found;
+  const std::string found = differs("ranks", ranks, other.ranks);
+  return found.empty() ? differs("bytes", bytes, other.bytes) : found;
 }
 
 std::string failure_text(const Status& failure) {

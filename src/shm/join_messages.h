@@ -16,7 +16,6 @@ struct JoinRequest {
   int rank = 0;
   int ranks = 1;
   std::uint64_t bytes = 0;
-  std::uint64_t reserve_bytes = 0;
 
   std::string to_text() const;
   // Nothing unless `text` is one.
@@ -27,7 +26,7 @@ struct JoinRequest {
   std::string difference(const JoinRequest& other) const;
 };
 
-// A failure as others are told it, e.g. "failed 3 [comm] rank 2 ...".
+// A failure as others are told it, e.g. "failed 3 [world] rank 2 ...".
 std::string failure_text(const Status& failure);
 // Nothing unless `text` is one.
 std::optional<Status> failure_from_text(const std::string& text);

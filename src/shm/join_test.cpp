@@ -34,7 +34,7 @@ SegmentJoinOptions options_of(int rank, int ranks, TestStore& store) {
       .ranks = ranks,
       .key = "segment",
       .store = store.store(),
-      .segment = {.bytes = 8192, .reserve_bytes = 1 << 20},
+      .segment = {.bytes = 8192},
       .deadline = 20s};
 }
 
@@ -65,10 +65,8 @@ TEST(Join, AllRanksShareTheSameMemory) {
           join_segment(options_of(rank, ranks, store), kClock).value();
       EXPECT_EQ(host.bytes(), 8192U);
       EXPECT_EQ(host.at<unsigned char>(0, 8192)[8191], 0);
-      EXPECT_TRUE(host.touch(0, 8192).ok());
-      host.grow(100000).throw_if_failed();
       const auto cells = host.at<CounterCell>(0, index(ranks));
-      const auto words = host.at<int>(90000, index(ranks));
+      const auto words = host.at<int>(4096, index(ranks));
       words[index(rank)] = rank + 100;
       Counter(cells[index(rank)]).post(1);
       const Waiter waiter(host.peers(), kClock, {.deadline = 30s});
@@ -183,10 +181,7 @@ TEST(Join, ARankThatDiesInTheMiddleEndsItForAllAtOnce) {
             UnixConnection::connect(
                 store.get(20s).value(), kClock, kClock.now() + 20s)
                 .value();
-        host
-            .send(JoinRequest{
-                .rank = 3, .ranks = 4, .bytes = 8192, .reserve_bytes = 1 << 20}
-                      .to_text())
+        host.send(JoinRequest{.rank = 3, .ranks = 4, .bytes = 8192}.to_text())
             .throw_if_failed();
         host.receive(kClock, kClock.now() + 20s).value();
         link.reach("greeted");
@@ -287,7 +282,6 @@ TEST(Join, MemoryThatCannotBeHadIsTheSameErrorOnAllRanks) {
   const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
     SegmentJoinOptions options = options_of(rank, 3, store);
     options.segment.bytes = std::size_t{1} << 50U;
-    options.segment.reserve_bytes = 0;
     return join_and_report(options, link);
   });
 

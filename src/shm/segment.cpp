@@ -6,8 +6,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -25,10 +23,6 @@ constexpr std::size_t kBytesMax =
 
 std::size_t page_bytes() {
   return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-}
-
-std::size_t round_up(std::size_t bytes, std::size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
 }
 
 Status unavailable(std::size_t bytes, const char* call) {
@@ -61,52 +55,37 @@ Status within_file_limit(std::size_t bytes) {
           limit.rlim_cur, " bytes")};
 }
 
-// Makes `file` at least `bytes` long; `untouched` of them take no pages.
-Status lengthen(
-    const Descriptor& file, std::size_t bytes, std::size_t untouched = 0) {
-  const auto found = length_of(file);
-  if (!found) {
-    return unavailable(bytes, "fstat");
-  }
-  if (*found >= bytes) {
-    return {};
-  }
+// Gives the new `file` its length; `untouched` of its bytes take no pages.
+Status set_length(
+    const Descriptor& file, std::size_t bytes, std::size_t untouched) {
   Status possible = within_file_limit(bytes);
   if (possible.ok()) {
     possible = check_available_memory(
-        bytes - *found - untouched, available_memory(read_small_file));
+        bytes - untouched, available_memory(read_small_file));
   }
   if (!possible.ok()) {
     return possible;
   }
-  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) == 0) {
-    return {};
-  }
-  // The seal against shrinking refuses when another process was faster and
-  // made it longer still.
-  const int reason = errno;
-  if (reason == EPERM && length_of(file).value_or(0) >= bytes) {
-    return {};
-  }
-  errno = reason;
-  return unavailable(bytes, "ftruncate");
+  return ::ftruncate(file.get(), static_cast<off_t>(bytes)) == 0
+      ? Status()
+      : unavailable(bytes, "ftruncate");
 }
 
 Status check_sizes(const SegmentOptions& options) {
-  const std::size_t most = std::max(options.bytes, options.reserve_bytes);
-  if (options.bytes > 0 && most <= kBytesMax) {
+  if (options.bytes > 0 && options.bytes <= kBytesMax) {
     return {};
   }
   return {
       ErrorCode::kInvalidArgument,
       str("[world] a shared segment: expected 1 to ", kBytesMax,
-          " bytes, found ", options.bytes > 0 ? most : options.bytes)};
+          " bytes, found ", options.bytes)};
 }
 
 }  // namespace
 
 std::size_t round_up_to_pages(std::size_t bytes) {
-  return round_up(bytes, page_bytes());
+  const std::size_t page = page_bytes();
+  return (bytes + page - 1) / page * page;
 }
 
 Result<Segment> Segment::create(const SegmentOptions& options) {
@@ -123,7 +102,7 @@ Result<Segment> Segment::create(const SegmentOptions& options) {
       options.touched_bytes > 0 && options.touched_bytes < options.bytes
       ? options.bytes - options.touched_bytes
       : 0;
-  if (Status failed = lengthen(segment.file_, options.bytes, untouched);
+  if (Status failed = set_length(segment.file_, options.bytes, untouched);
       !failed.ok()) {
     return failed;
   }
@@ -164,11 +143,8 @@ Result<Segment> Segment::from_descriptor(
   return segment;
 }
 
-// Maps the file with all it may grow to: addresses beyond its end fault until
-// it is longer, so growing needs no second mapping in any process.
 Status Segment::map(const SegmentOptions& options) {
-  const std::size_t most =
-      round_up_to_pages(std::max(options.bytes, options.reserve_bytes));
+  const std::size_t most = round_up_to_pages(options.bytes);
   // Huge pages need an aligned address, so look for one in a larger range.
   const std::size_t room = most + kHugePage;
   void* found = ::mmap(
@@ -198,59 +174,8 @@ Status Segment::map(const SegmentOptions& options) {
   }
   base_ = base;
   bytes_ = options.bytes;
-  mapped_bytes_ = most;
   if (options.huge_pages) {
-    ::madvise(base_, mapped_bytes_, MADV_HUGEPAGE);
-  }
-  return {};
-}
-
-Status Segment::grow(std::size_t bytes) {
-  if (bytes > mapped_bytes_) {
-    return {
-        ErrorCode::kUnavailable,
-        str("[world] a shared segment of ", bytes_,
-            " bytes: expected to grow to at most the reserved ", mapped_bytes_,
-            " bytes, found ", bytes)};
-  }
-  if (Status failed = lengthen(file_, bytes); !failed.ok()) {
-    return failed;
-  }
-  bytes_ = std::max(bytes_, bytes);
-  return {};
-}
-
-Status Segment::touch(std::size_t offset, std::size_t bytes) const {
-  SHERD_ASSERT(
-      offset <= bytes_ && bytes <= bytes_ - offset,
-      "range outside of the segment");
-  const std::size_t page = page_bytes();
-  const std::size_t begin = offset / page * page;
-  const std::size_t end = round_up(offset + bytes, page);
-  if (bytes == 0) {
-    return {};
-  }
-#ifdef MADV_POPULATE_WRITE
-  constexpr int kPopulate = MADV_POPULATE_WRITE;
-#else
-  constexpr int kPopulate = 23;  // Linux 5.14; older libc headers lack it.
-#endif
-  int outcome = 0;
-  do {
-    outcome = ::madvise(base_ + begin, end - begin, kPopulate);
-  } while (outcome != 0 && errno == EINTR);
-  if (outcome == 0) {
-    return {};
-  }
-  if (errno != EINVAL) {
-    return unavailable(bytes, "taking its pages");
-  }
-  // An older kernel. Adding 0 atomically writes to the page and loses nothing
-  // that another process writes meanwhile; no order is needed.
-  for (std::size_t at = begin; at < end; at += page) {
-    auto& byte = reinterpret_cast<unsigned char&>(base_[at]);
-    std::atomic_ref<unsigned char>(byte).fetch_add(
-        0, std::memory_order_relaxed);
+    ::madvise(base_, bytes_, MADV_HUGEPAGE);
   }
   return {};
 }
@@ -282,8 +207,7 @@ Status Segment::make_private(std::size_t offset, std::size_t bytes) const {
 Segment::Segment(Segment&& other) noexcept
     : file_(std::move(other.file_)),
       base_(std::exchange(other.base_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      mapped_bytes_(std::exchange(other.mapped_bytes_, 0)) {}
+      bytes_(std::exchange(other.bytes_, 0)) {}
 
 Segment& Segment::operator=(Segment&& other) noexcept {
   if (this != &other) {
@@ -291,14 +215,13 @@ Segment& Segment::operator=(Segment&& other) noexcept {
     file_ = std::move(other.file_);
     base_ = std::exchange(other.base_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
-    mapped_bytes_ = std::exchange(other.mapped_bytes_, 0);
   }
   return *this;
 }
 
 void Segment::close() {
   if (base_ != nullptr) {
-    ::munmap(std::exchange(base_, nullptr), mapped_bytes_);
+    ::munmap(std::exchange(base_, nullptr), bytes_);
   }
   file_.close();
 }

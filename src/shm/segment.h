@@ -2,10 +2,9 @@
 //
 // Segment is memory that several processes map: an anonymous file (memfd) that
 // has no name, so the kernel frees it with the last process that maps it,
-// whatever dies. It starts as zeros and can grow; addresses in a process never
-// change, and differ between processes: nothing in a segment is a pointer.
-// Owns the mapping and the descriptor, which programs started by exec do not
-// inherit. Thread rule: grow() beside no other call; else any thread.
+// whatever dies. It starts as zeros. Addresses differ between processes, so
+// nothing in a segment is a pointer. It owns the mapping and the descriptor,
+// which programs started by exec do not inherit. Thread rule: any thread.
 // docs/design/shared_memory.md
 #pragma once
 
@@ -25,8 +24,6 @@ struct SegmentOptions {
   // How much of that will ever be touched, of which pages are taken; 0: all.
   // What is compared with the memory left when it is made.
   std::size_t touched_bytes = 0;
-  // How long it can grow; 0: not at all. Costs addresses, not memory.
-  std::size_t reserve_bytes = 0;
   // Performance. Asks the kernel for huge pages; ignored where it has none for
   // shared memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled).
   bool huge_pages = false;
@@ -55,17 +52,6 @@ class Segment {
   int descriptor() const { return file_.get(); }
   std::byte* data() const { return base_; }
   std::size_t bytes() const { return bytes_; }
-
-  // Makes it at least `bytes` long; the new part is zeros. Every process calls
-  // it with the same number before it uses the new part; the first one makes
-  // the file longer. kUnavailable, and nothing has changed, beyond
-  // reserve_bytes or the memory left. Never shortens.
-  Status grow(std::size_t bytes);
-
-  // Takes the pages of a range now instead of at the first write, on the
-  // memory node of the calling thread. Contents stay. kUnavailable when there
-  // is not enough memory. REQUIRES: the range lies inside.
-  Status touch(std::size_t offset, std::size_t bytes) const;
 
   // From now on this process only reads the range: a write there is a SIGSEGV.
   // Others write as before. kUnavailable, and nothing has changed, when the
@@ -102,7 +88,6 @@ class Segment {
   Descriptor file_;
   std::byte* base_ = nullptr;
   std::size_t bytes_ = 0;
-  std::size_t mapped_bytes_ = 0;
 };
 
 // `bytes` rounded up to whole pages: where a part begins that is touched, or

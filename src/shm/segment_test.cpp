@@ -6,11 +6,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 #include <array>
-#include <cstdio>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "shm/available_memory.h"
 #include "support/child_process.h"
 
 namespace sherd::shm {
@@ -67,75 +65,15 @@ TEST(Segment, TakesPagesOnlyWhenTouched) {
   const std::size_t bytes = 64 * round_up_to_pages(1);
   const Segment segment = Segment::create({.bytes = bytes}).value();
   EXPECT_EQ(resident_pages(segment, bytes), 0U);
+
   segment.at<int>(10 * round_up_to_pages(1), 1)[0] = 7;
 
-  ASSERT_TRUE(
-      segment.touch(8 * round_up_to_pages(1), 4 * round_up_to_pages(1)).ok());
-
-  EXPECT_EQ(resident_pages(segment, bytes), 4U);
-  EXPECT_EQ(
-      segment.at<int>(10 * round_up_to_pages(1), 1)[0], 7);  // Contents stay.
-  EXPECT_TRUE(segment.touch(0, 0).ok());
-  EXPECT_TRUE(segment.touch(1, bytes - 1).ok());
-  EXPECT_EQ(resident_pages(segment, bytes), 64U);
-}
-
-TEST(Segment, GrowsInPlaceForEveryMapping) {
-  const SegmentOptions options{.bytes = 5000, .reserve_bytes = kGiB};
-  Segment one = Segment::create(options).value();
-  Segment two = Segment::from_descriptor(copy_of(one), options).value();
-  std::byte* const before = two.data();
-  two.at<int>(0, 1)[0] = 3;
-
-  ASSERT_TRUE(one.grow(1 << 20).ok());
-  ASSERT_TRUE(two.grow(1 << 20).ok());
-
-  EXPECT_EQ(two.data(), before);
-  EXPECT_EQ(two.bytes(), std::size_t{1} << 20U);
-  one.at<int>(1 << 19, 1)[0] = 4;
-  EXPECT_EQ(two.at<int>(1 << 19, 1)[0], 4);
-  EXPECT_EQ(one.at<int>(0, 1)[0], 3);
+  EXPECT_EQ(resident_pages(segment, bytes), 1U);
 }
 
 TEST(Segment, NeverShrinks) {
-  Segment segment =
-      Segment::create({.bytes = 8192, .reserve_bytes = kGiB}).value();
+  const Segment segment = Segment::create({.bytes = 8192}).value();
   EXPECT_NE(::ftruncate(segment.descriptor(), 4096), 0);
-
-  EXPECT_TRUE(segment.grow(100).ok());
-
-  EXPECT_EQ(segment.bytes(), 8192U);
-}
-
-// Each of several processes wants another length at the same time.
-TEST(Segment, GrowsToTheLongestThatAnybodyWants) {
-  const SegmentOptions options{.bytes = 4096, .reserve_bytes = kGiB};
-  const Segment first = Segment::create(options).value();
-  std::vector<Segment> mappings;
-  mappings.reserve(4);
-  for (int i = 0; i < 4; ++i) {
-    mappings.push_back(
-        Segment::from_descriptor(copy_of(first), options).value());
-  }
-
-  const auto report =
-      test::run_children({.count = 4}, [&](int index, test::ChildLink&) {
-        Segment& own = mappings[static_cast<std::size_t>(index)];
-        for (std::size_t k = 1; k <= 200; ++k) {
-          const std::size_t bytes = k * 4096 * (index % 2 == 0 ? 2 : 3);
-          if (const Status grown = own.grow(bytes); !grown.ok()) {
-            std::puts(grown.message().c_str());
-            return 1;
-          }
-          own.at<unsigned char>(bytes - 1, 1)[0] = 1;  // SIGBUS if it is not.
-        }
-        return 0;
-      });
-
-  for (const test::ChildEnd& end : report.children) {
-    EXPECT_EQ(end.exit_code, 0) << end.signal << end.output;
-  }
-  EXPECT_EQ(::lseek(first.descriptor(), 0, SEEK_END), 200 * 4096 * 3);
 }
 
 TEST(Segment, RefusesMoreThanTheMemoryLeftAndNamesBothNumbers) {
@@ -146,24 +84,6 @@ TEST(Segment, RefusesMoreThanTheMemoryLeftAndNamesBothNumbers) {
   EXPECT_THAT(
       refused.status().message(),
       HasSubstr(str("expected ", 1000000 * kGiB, " bytes of memory, found ")));
-}
-
-TEST(Segment, ARefusalToGrowChangesNothing) {
-  const std::size_t twice_the_memory =
-      2 * available_memory(read_small_file).value().bytes;
-  Segment segment =
-      Segment::create({.bytes = 4096, .reserve_bytes = twice_the_memory})
-          .value();
-
-  const Status too_much = segment.grow(twice_the_memory);
-  const Status too_far = segment.grow(twice_the_memory + kGiB);
-
-  EXPECT_EQ(too_much.code(), ErrorCode::kUnavailable);
-  EXPECT_THAT(too_much.message(), HasSubstr("available"));
-  EXPECT_EQ(too_far.code(), ErrorCode::kUnavailable);
-  EXPECT_THAT(too_far.message(), HasSubstr("at most the reserved"));
-  EXPECT_EQ(segment.bytes(), 4096U);
-  EXPECT_EQ(::lseek(segment.descriptor(), 0, SEEK_END), 4096);
 }
 
 // The kernel answers a file above the limit with a signal that kills.
@@ -185,9 +105,7 @@ TEST(Segment, RefusesSizesThatMakeNoSense) {
       Segment::create({.bytes = 0}).status().code(),
       ErrorCode::kInvalidArgument);
   EXPECT_EQ(
-      Segment::create({.bytes = 1, .reserve_bytes = ~std::size_t{0}})
-          .status()
-          .code(),
+      Segment::create({.bytes = ~std::size_t{0}}).status().code(),
       ErrorCode::kInvalidArgument);
 }
 
@@ -238,7 +156,8 @@ TEST(Segment, HugePagesAreARequestOnly) {
   const Segment segment =
       Segment::create({.bytes = 4 << 20, .huge_pages = true}).value();
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(segment.data()) % (2U << 20U), 0U);
-  EXPECT_TRUE(segment.touch(0, 4 << 20).ok());
+  segment.at<int>(0, 1)[0] = 7;
+  EXPECT_EQ(segment.at<int>(0, 1)[0], 7);
 }
 
 TEST(SegmentDeathTest, AWriteToWhatIsOnlyReadDiesAndIsSeenByNobody) {
