@@ -10,6 +10,27 @@
 #include "c10d_shm/work.h"
 
 namespace sherd::c10d_shm {
+namespace {
+
+Status run_all(
+    const std::vector<CollectivePart>& parts,
+    ShmCommunicator& communicator,
+    Duration deadline) {
+  for (const CollectivePart& part : parts) {
+    if (Status failed = part.run(communicator, deadline); !failed.ok()) {
+      return failed;
+    }
+  }
+  for (const CollectivePart& part : parts) {
+    for (const TensorBytes& output : part.outputs) {
+      output.copy_back();
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
 ShmBackend::ShmBackend(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
@@ -80,38 +101,36 @@ void ShmBackend::abort() {
   p2p_->stop();
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::issue(CollectiveOperation issue) {
+c10::intrusive_ptr<c10d::Work> ShmBackend::issue(
+    CollectiveOperation operation) {
   const auto timeout =
-      issue.timeout.count() > 0 ? issue.timeout : options_->timeout;
+      operation.timeout.count() > 0 ? operation.timeout : options_->timeout;
   ++sequence_;
   auto work = c10::make_intrusive<ShmWork>(
       WorkOptions{
           .rank = rank_,
-          .type = issue.type,
-          .title = issue.title,
-          .inputs = std::move(issue.inputs),
-          .outputs = std::move(issue.outputs),
+          .type = operation.type,
+          .title = operation.title,
+          .inputs = std::move(operation.inputs),
+          .outputs = std::move(operation.outputs),
           .sequence = sequence_},
-      [group = group_, run = std::move(issue.run), timeout] {
-        return run(group->communicator, timeout);
+      [group = group_, parts = std::move(operation.parts), timeout] {
+        return run_all(parts, group->communicator, timeout);
       });
-  queue_->issue(work, !issue.async);
+  queue_->issue(work, !operation.async);
   return work;
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::barrier(
     const c10d::BarrierOptions& opts) {
+  CollectivePart part;
+  part.run = [](ShmCommunicator& communicator, Duration deadline) {
+    return c10d_shm::barrier(
+        communicator, {.what = "barrier()", .deadline = deadline});
+  };
   return issue(
-      {.type = c10d::OpType::BARRIER,
-       .title = "shm:barrier",
-       .inputs = {},
-       .outputs = {},
-       .timeout = opts.timeout,
-       .async = opts.asyncOp,
-       .run = [](ShmCommunicator& communicator, Duration deadline) {
-         return c10d_shm::barrier(
-             communicator, {.what = "barrier()", .deadline = deadline});
-       }});
+      {c10d::OpType::BARRIER, "shm:barrier", {}, {}, only(std::move(part))},
+      opts);
 }
 
 c10::intrusive_ptr<c10d::Backend> ShmBackend::split(

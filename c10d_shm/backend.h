@@ -141,7 +141,11 @@ class ShmBackend final : public c10d::Backend {
 
  private:
   struct CollectiveOperation;
-  c10::intrusive_ptr<c10d::Work> issue(CollectiveOperation issue);
+  c10::intrusive_ptr<c10d::Work> issue(CollectiveOperation operation);
+  // With the timeout of c10d's `opts`, and waited for at once unless asyncOp.
+  template <typename Opts>
+  c10::intrusive_ptr<c10d::Work> issue(
+      CollectiveOperation operation, const Opts& opts);
   c10::intrusive_ptr<c10d::Work> receive(
       c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag);
 

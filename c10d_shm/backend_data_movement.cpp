@@ -11,8 +11,10 @@ namespace {
 
 using c10d::OpType;
 
-// Tensors whose bytes move.
-struct AllToAllOperation {
+using Tensors = std::vector<at::Tensor>;
+
+// An all_to_all() of the bytes of tensors.
+struct AllToAllPieces {
   std::string text;
   // A piece for each rank, and of each rank.
   std::vector<Bytes> to{};
@@ -21,23 +23,20 @@ struct AllToAllOperation {
   // What owns the memory of `to` and `from`.
   std::vector<TensorBytes> inputs{};
   std::vector<TensorBytes> outputs{};
-
-  Status run(ShmCommunicator& communicator, Duration deadline) const {
-    return all_to_all(
-        communicator, {.what = text, .deadline = deadline},
-        {.sources = to, .targets = from, .one_source = one_source});
-  }
-  void copy_back() const {
-    for (const auto& output : outputs) {
-      output.copy_back();
-    }
-  }
 };
 
-auto run_one(AllToAllOperation part) {
-  std::vector<AllToAllOperation> parts;
-  parts.push_back(std::move(part));
-  return run_all(std::move(parts));
+CollectivePart part_of(AllToAllPieces pieces) {
+  CollectivePart part;
+  part.outputs = pieces.outputs;
+  part.run = [pieces = std::move(pieces)](
+                 ShmCommunicator& communicator, Duration deadline) {
+    return all_to_all(
+        communicator, {.what = pieces.text, .deadline = deadline},
+        {.sources = pieces.to,
+         .targets = pieces.from,
+         .one_source = pieces.one_source});
+  };
+  return part;
 }
 
 std::vector<Bytes> nothing(int ranks) {
@@ -45,6 +44,8 @@ std::vector<Bytes> nothing(int ranks) {
 }
 
 constexpr const char* kAllGather = "all_gather";
+constexpr const char* kAllGatherCoalesced = "all_gather_coalesced";
+constexpr const char* kAllToAll = "all_to_all";
 
 void expect_room(const at::Tensor& output, const at::Tensor& input, int ranks) {
   expect_same_type(output, input.scalar_type(), kAllGather);
@@ -54,90 +55,54 @@ void expect_room(const at::Tensor& output, const at::Tensor& input, int ranks) {
       input.numel(), " of each rank, found ", output.numel());
 }
 
-// One output that holds a piece of each rank.
-AllToAllOperation all_gather_operation(
-    const at::Tensor& output,
+void expect_places(
+    const Tensors& places,
     const at::Tensor& input,
-    int ranks,
-    WriteTiming writes) {
-  AllToAllOperation part{
-      .text = call_text(kAllGather, input.scalar_type()), .one_source = true};
-  part.inputs = inputs_of({input});
-  part.outputs = outputs_of({output}, writes);
-  part.to.assign(static_cast<std::size_t>(ranks), part.inputs[0].bytes());
-  part.from = cut(part.outputs[0].bytes(), ranks);
-  return part;
+    int rank,
+    const char* name) {
+  for (const auto& place : places) {
+    expect_same_type(place, input.scalar_type(), name);
+  }
+  expect_elements(places[static_cast<std::size_t>(rank)], input.numel(), name);
 }
 
-// Several at once, each of an input.
-std::vector<AllToAllOperation> all_gather_operation(
-    const std::vector<at::Tensor>& outputs,
-    const std::vector<at::Tensor>& inputs,
+// A part for each of the inputs, which goes to all ranks; outputs[i] is one tensor
+// that holds a piece of each rank, or one for each rank.
+std::vector<CollectivePart> all_gather_parts(
+    const std::vector<Tensors>& outputs,
+    const Tensors& inputs,
+    const char* name,
     int rank,
     int ranks) {
   CallMemory memory;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    expect_room(outputs[i], inputs[i], ranks);
     memory.writes(outputs[i]);
-    memory.reads_unless_at(
-        inputs[i],
-        cut(extent_of(outputs[i]), ranks)[static_cast<std::size_t>(rank)]);
+    memory.reads_unless_at(inputs[i], extent_of_piece(outputs[i], rank, ranks));
   }
   const WriteTiming writes = memory.write_timing();
-  std::vector<AllToAllOperation> parts;
+  std::vector<CollectivePart> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    parts.push_back(all_gather_operation(outputs[i], inputs[i], ranks, writes));
+    AllToAllPieces pieces{
+        .text = call_text(name, inputs[i].scalar_type()), .one_source = true};
+    pieces.inputs = inputs_of({inputs[i]});
+    pieces.outputs = outputs_of(outputs[i], writes);
+    pieces.to.assign(static_cast<std::size_t>(ranks), pieces.inputs[0].bytes());
+    pieces.from = pieces_of(pieces.outputs, ranks);
+    parts.push_back(part_of(std::move(pieces)));
   }
   return parts;
 }
 
-// An output for each rank.
-AllToAllOperation all_gather_operation(
-    const std::vector<at::Tensor>& outputs,
-    const at::Tensor& input,
-    const char* name,
-    WriteTiming writes) {
-  for (const auto& output : outputs) {
-    expect_same_type(output, input.scalar_type(), name);
-  }
-  AllToAllOperation part{
-      .text = call_text(name, input.scalar_type()), .one_source = true};
-  part.inputs = inputs_of({input});
-  part.outputs = outputs_of(outputs, writes);
-  part.to.assign(outputs.size(), part.inputs[0].bytes());
-  part.from = bytes_of(part.outputs);
-  return part;
-}
-
-// A piece for each rank; that of this one may lie where it is to come.
-WriteTiming write_timing_of_lists(
-    const std::vector<at::Tensor>& outputs,
-    const std::vector<at::Tensor>& inputs,
-    const at::Tensor& own_output,
-    std::size_t own_input) {
-  CallMemory memory;
-  memory.writes(outputs);
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (i == own_input) {
-      memory.reads_unless_at(inputs[i], extent_of(own_output));
-    } else {
-      memory.reads(inputs[i]);
-    }
-  }
-  return memory.write_timing();
-}
-
 // Pieces along the first dimension: equal ones, or as `sizes` say.
-std::vector<Bytes> pieces_of(
+std::vector<Bytes> split_pieces(
     const at::Tensor& tensor,
     Bytes bytes,
     const std::vector<std::int64_t>& sizes,
     int ranks) {
-  constexpr const char* kName = "all_to_all";
   const std::int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
   if (sizes.empty()) {
     SHERD_CHECK(
-        rows % ranks == 0, "[world] ", kName,
+        rows % ranks == 0, "[world] ", kAllToAll,
         ": expected a first dimension that ", ranks, " ranks divide, found ",
         rows);
     return cut(bytes, ranks);
@@ -145,15 +110,16 @@ std::vector<Bytes> pieces_of(
   SHERD_CHECK(
       sizes.size() == static_cast<std::size_t>(ranks) &&
           std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}) == rows,
-      "[world] ", kName, ": expected ", ranks, " split sizes that add up to ",
-      rows);
+      "[world] ", kAllToAll, ": expected ", ranks,
+      " split sizes that add up to ", rows);
   const std::size_t row_bytes =
       rows == 0 ? 0 : bytes.size() / static_cast<std::size_t>(rows);
   std::vector<Bytes> pieces;
   std::size_t begin = 0;
   for (const auto size : sizes) {
     SHERD_CHECK(
-        size >= 0, "[world] ", kName, ": expected split sizes, found ", size);
+        size >= 0, "[world] ", kAllToAll, ": expected split sizes, found ",
+        size);
     pieces.push_back(
         bytes.subspan(begin, static_cast<std::size_t>(size) * row_bytes));
     begin += pieces.back().size();
@@ -164,190 +130,153 @@ std::vector<Bytes> pieces_of(
 }  // namespace
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::broadcast(
-    std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) {
+    Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const auto& tensor = single_element(tensors, "broadcast");
   const int root = checked_root(opts.rootRank, size_, "broadcast");
-  AllToAllOperation part{
+  AllToAllPieces pieces{
       .text = call_text("broadcast", tensor.scalar_type(), str("root ", root)),
+      .to = nothing(size_),
+      .from = nothing(size_),
       .one_source = true};
-  part.to = nothing(size_);
-  part.from = nothing(size_);
+  auto& own = pieces.from[static_cast<std::size_t>(root)];
   if (root == rank_) {
-    part.inputs = inputs_of(tensors);
-    part.to.assign(part.to.size(), part.inputs[0].bytes());
-    part.from[static_cast<std::size_t>(root)] = part.inputs[0].bytes();
+    pieces.inputs = inputs_of(tensors);
+    own = pieces.inputs[0].bytes();
+    pieces.to.assign(pieces.to.size(), own);
   } else {
-    part.outputs = outputs_of(tensors);
-    part.from[static_cast<std::size_t>(root)] = part.outputs[0].bytes();
+    pieces.outputs = outputs_of(tensors);
+    own = pieces.outputs[0].bytes();
   }
   return issue(
-      {.type = OpType::BROADCAST,
-       .title = "shm:broadcast",
-       .inputs = tensors,
-       .outputs = tensors,
-       .timeout = opts.timeout,
-       .async = opts.asyncOp,
-       .run = run_one(std::move(part))});
+      {OpType::BROADCAST, "shm:broadcast", tensors, tensors,
+       only(part_of(std::move(pieces)))},
+      opts);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::allgather(
-    std::vector<std::vector<at::Tensor>>& outputs,
-    std::vector<at::Tensor>& inputs,
+    std::vector<Tensors>& outputs,
+    Tensors& inputs,
     const c10d::AllgatherOptions& opts) {
-  constexpr const char* kName = "all_gather";
-  auto& places = single_element(outputs, kName);
-  const auto& input = single_element(inputs, kName);
-  expect_count(places.size(), size_, kName);
-  const auto& own = places[static_cast<std::size_t>(rank_)];
-  expect_elements(own, input.numel(), kName);
-  const WriteTiming writes = write_timing_of_lists(places, inputs, own, 0);
+  const auto& places = single_element(outputs, kAllGather);
+  const auto& input = single_element(inputs, kAllGather);
+  expect_count(places.size(), size_, kAllGather);
+  expect_places(places, input, rank_, kAllGather);
   return issue(
-      {.type = OpType::ALLGATHER,
-       .title = "shm:all_gather",
-       .inputs = inputs,
-       .outputs = places,
-       .timeout = opts.timeout,
-       .async = opts.asyncOp,
-       .run = run_one(all_gather_operation(places, input, kName, writes))});
+      {OpType::ALLGATHER, "shm:all_gather", inputs, places,
+       all_gather_parts({places}, inputs, kAllGather, rank_, size_)},
+      opts);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+  expect_room(output, input, size_);
   return issue(
-      {.type = OpType::_ALLGATHER_BASE,
-       .title = "shm:all_gather_into_tensor",
-       .inputs = {input},
-       .outputs = {output},
-       .timeout = opts.timeout,
-       .async = opts.asyncOp,
-       .run = run_all(all_gather_operation({output}, {input}, rank_, size_))});
+      {OpType::_ALLGATHER_BASE,
+       "shm:all_gather_into_tensor",
+       {input},
+       {output},
+       all_gather_parts({{output}}, {input}, kAllGather, rank_, size_)},
+      opts);
 }
 
 // outputs[rank][i] of inputs[i].
 c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_coalesced(
-    std::vector<std::vector<at::Tensor>>& outputs,
-    std::vector<at::Tensor>& inputs,
+    std::vector<Tensors>& outputs,
+    Tensors& inputs,
     const c10d::AllgatherOptions& opts) {
-  constexpr const char* kName = "all_gather_coalesced";
-  expect_count(outputs.size(), size_, kName);
-  CallMemory memory;
-  std::vector<at::Tensor> results;
+  expect_count(outputs.size(), size_, kAllGatherCoalesced);
+  Tensors results;
+  std::vector<Tensors> places(inputs.size());
   for (const auto& list : outputs) {
-    expect_count(list.size(), inputs.size(), kName);
+    expect_count(list.size(), inputs.size(), kAllGatherCoalesced);
     results.insert(results.end(), list.begin(), list.end());
-    memory.writes(list);
-  }
-  const auto& own = outputs[static_cast<std::size_t>(rank_)];
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    expect_elements(own[i], inputs[i].numel(), kName);
-    memory.reads_unless_at(inputs[i], extent_of(own[i]));
-  }
-  const WriteTiming writes = memory.write_timing();
-  std::vector<AllToAllOperation> parts;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    std::vector<at::Tensor> places;
-    for (const auto& list : outputs) {
-      places.push_back(list[i]);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      places[i].push_back(list[i]);
     }
-    parts.push_back(all_gather_operation(places, inputs[i], kName, writes));
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    expect_places(places[i], inputs[i], rank_, kAllGatherCoalesced);
   }
   return issue(
-      {.type = OpType::ALLGATHER_COALESCED,
-       .title = "shm:all_gather_coalesced",
-       .inputs = inputs,
-       .outputs = std::move(results),
-       .timeout = opts.timeout,
-       .async = opts.asyncOp,
-       .run = run_all(std::move(parts))});
+      {OpType::ALLGATHER_COALESCED, "shm:all_gather_coalesced", inputs,
+       std::move(results),
+       all_gather_parts(places, inputs, kAllGatherCoalesced, rank_, size_)},
+      opts);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_into_tensor_coalesced(
-    std::vector<at::Tensor>& outputs,
-    std::vector<at::Tensor>& inputs,
-    const c10d::AllgatherOptions& opts) {
-  expect_count(outputs.size(), inputs.size(), "all_gather_coalesced");
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  expect_count(outputs.size(), inputs.size(), kAllGatherCoalesced);
+  std::vector<Tensors> places;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    expect_room(outputs[i], inputs[i], size_);
+    places.push_back({outputs[i]});
+  }
   return issue(
-      {.type = OpType::ALLGATHER_COALESCED,
-       .title = "shm:all_gather_into_tensor_coalesced",
-       .inputs = inputs,
-       .outputs = outputs,
-       .timeout = opts.timeout,
-       .async = opts.asyncOp,
-       .run = run_all(all_gather_operation(outputs, inputs, rank_, size_))});
+      {OpType::ALLGATHER_COALESCED, "shm:all_gather_into_tensor_coalesced",
+       inputs, outputs,
+       all_gather_parts(places, inputs, kAllGather, rank_, size_)},
+      opts);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::gather(
-    std::vector<std::vector<at::Tensor>>& outputs,
-    std::vector<at::Tensor>& inputs,
+    std::vector<Tensors>& outputs,
+    Tensors& inputs,
     const c10d::GatherOptions& opts) {
   constexpr const char* kName = "gather";
   const auto& input = single_element(inputs, kName);
   const int root = checked_root(opts.rootRank, size_, kName);
-  AllToAllOperation part{
-      .text = call_text(kName, input.scalar_type(), str("root ", root))};
-  part.inputs = inputs_of(inputs);
-  part.to = nothing(size_);
-  part.from = nothing(size_);
-  part.to[static_cast<std::size_t>(root)] = part.inputs[0].bytes();
-  std::vector<at::Tensor> places;
+  AllToAllPieces pieces{
+      .text = call_text(kName, input.scalar_type(), str("root ", root)),
+      .to = nothing(size_),
+      .from = nothing(size_),
+      .inputs = inputs_of(inputs)};
+  pieces.to[static_cast<std::size_t>(root)] = pieces.inputs[0].bytes();
+  Tensors places;
   if (root == rank_) {
     places = single_element(outputs, kName);
     expect_count(places.size(), size_, kName);
-    for (const auto& place : places) {
-      expect_same_type(place, input.scalar_type(), kName);
-    }
-    const auto& own = places[static_cast<std::size_t>(rank_)];
-    expect_elements(own, input.numel(), kName);
-    part.outputs =
-        outputs_of(places, write_timing_of_lists(places, inputs, own, 0));
-    part.from = bytes_of(part.outputs);
+    expect_places(places, input, rank_, kName);
+    CallMemory memory;
+    memory.writes(places);
+    memory.reads_unless_at(input, extent_of_piece(places, rank_, size_));
+    pieces.outputs = outputs_of(places, memory.write_timing());
+    pieces.from = bytes_of(pieces.outputs);
   }
   return issue(
-      {.type = OpType::GATHER,
-       .title = "shm:gather",
-       .inputs = inputs,
-       .outputs = std::move(places),
-       .timeout = opts.timeout,
-       .async = opts.asyncOp,
-       .run = run_one(std::move(part))});
+      {OpType::GATHER, "shm:gather", inputs, std::move(places),
+       only(part_of(std::move(pieces)))},
+      opts);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::scatter(
-    std::vector<at::Tensor>& outputs,
-    std::vector<std::vector<at::Tensor>>& inputs,
+    Tensors& outputs,
+    std::vector<Tensors>& inputs,
     const c10d::ScatterOptions& opts) {
   constexpr const char* kName = "scatter";
   const auto& output = single_element(outputs, kName);
   const int root = checked_root(opts.rootRank, size_, kName);
-  AllToAllOperation part{
-      .text = call_text(kName, output.scalar_type(), str("root ", root))};
-  part.to = nothing(size_);
-  part.from = nothing(size_);
-  std::vector<at::Tensor> pieces;
+  AllToAllPieces pieces{
+      .text = call_text(kName, output.scalar_type(), str("root ", root)),
+      .to = nothing(size_),
+      .from = nothing(size_)};
+  Tensors sources;
   if (root == rank_) {
-    pieces = single_element(inputs, kName);
-    expect_count(pieces.size(), size_, kName);
-    for (const auto& piece : pieces) {
-      expect_same_type(piece, output.scalar_type(), kName);
-    }
-    expect_elements(
-        pieces[static_cast<std::size_t>(rank_)], output.numel(), kName);
-    part.inputs = inputs_of(pieces);
-    part.to = bytes_of(part.inputs);
+    sources = single_element(inputs, kName);
+    expect_count(sources.size(), size_, kName);
+    expect_places(sources, output, rank_, kName);
+    pieces.inputs = inputs_of(sources);
+    pieces.to = bytes_of(pieces.inputs);
   }
-  part.outputs = outputs_of(
-      outputs,
-      write_timing_of_lists(
-          outputs, pieces, output, static_cast<std::size_t>(rank_)));
-  part.from[static_cast<std::size_t>(root)] = part.outputs[0].bytes();
+  CallMemory memory;
+  memory.writes(output);
+  memory.reads_pieces(sources, rank_, extent_of(output));
+  pieces.outputs = outputs_of(outputs, memory.write_timing());
+  pieces.from[static_cast<std::size_t>(root)] = pieces.outputs[0].bytes();
   return issue(
-      {.type = OpType::SCATTER,
-       .title = "shm:scatter",
-       .inputs = std::move(pieces),
-       .outputs = outputs,
-       .timeout = opts.timeout,
-       .async = opts.asyncOp,
-       .run = run_one(std::move(part))});
+      {OpType::SCATTER, "shm:scatter", std::move(sources), outputs,
+       only(part_of(std::move(pieces)))},
+      opts);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(
@@ -356,58 +285,53 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(
     std::vector<std::int64_t>& output_split_sizes,
     std::vector<std::int64_t>& input_split_sizes,
     const c10d::AllToAllOptions& opts) {
-  constexpr const char* kName = "all_to_all";
-  expect_same_type(output, input.scalar_type(), kName);
-  AllToAllOperation part{.text = call_text(kName, input.scalar_type())};
+  expect_same_type(output, input.scalar_type(), kAllToAll);
   CallMemory memory;
   memory.writes(output);
   memory.reads(input);
-  part.inputs = inputs_of({input});
-  part.outputs = outputs_of({output}, memory.write_timing());
-  part.to = pieces_of(input, part.inputs[0].bytes(), input_split_sizes, size_);
-  part.from =
-      pieces_of(output, part.outputs[0].bytes(), output_split_sizes, size_);
-  expect_count(
-      part.from[static_cast<std::size_t>(rank_)].size(),
-      part.to[static_cast<std::size_t>(rank_)].size(), kName);
+  AllToAllPieces pieces{
+      .text = call_text(kAllToAll, input.scalar_type()),
+      .inputs = inputs_of({input}),
+      .outputs = outputs_of({output}, memory.write_timing())};
+  pieces.to =
+      split_pieces(input, pieces.inputs[0].bytes(), input_split_sizes, size_);
+  pieces.from = split_pieces(
+      output, pieces.outputs[0].bytes(), output_split_sizes, size_);
+  const auto own = static_cast<std::size_t>(rank_);
+  expect_count(pieces.from[own].size(), pieces.to[own].size(), kAllToAll);
   return issue(
-      {.type = OpType::ALLTOALL_BASE,
-       .title = "shm:all_to_all_single",
-       .inputs = {input},
-       .outputs = {output},
-       .timeout = opts.timeout,
-       .async = opts.asyncOp,
-       .run = run_one(std::move(part))});
+      {OpType::ALLTOALL_BASE,
+       "shm:all_to_all_single",
+       {input},
+       {output},
+       only(part_of(std::move(pieces)))},
+      opts);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall(
-    std::vector<at::Tensor>& outputs,
-    std::vector<at::Tensor>& inputs,
-    const c10d::AllToAllOptions& opts) {
-  constexpr const char* kName = "all_to_all";
-  expect_count(outputs.size(), size_, kName);
-  expect_count(inputs.size(), size_, kName);
+    Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+  expect_count(outputs.size(), size_, kAllToAll);
+  expect_count(inputs.size(), size_, kAllToAll);
   const auto dtype = inputs[0].scalar_type();
   for (std::size_t r = 0; r < inputs.size(); ++r) {
-    expect_same_type(inputs[r], dtype, kName);
-    expect_same_type(outputs[r], dtype, kName);
+    expect_same_type(inputs[r], dtype, kAllToAll);
+    expect_same_type(outputs[r], dtype, kAllToAll);
   }
   const auto own = static_cast<std::size_t>(rank_);
-  expect_elements(outputs[own], inputs[own].numel(), kName);
-  AllToAllOperation part{.text = call_text(kName, dtype)};
-  part.inputs = inputs_of(inputs);
-  part.outputs = outputs_of(
-      outputs, write_timing_of_lists(outputs, inputs, outputs[own], own));
-  part.to = bytes_of(part.inputs);
-  part.from = bytes_of(part.outputs);
+  expect_elements(outputs[own], inputs[own].numel(), kAllToAll);
+  CallMemory memory;
+  memory.writes(outputs);
+  memory.reads_pieces(inputs, rank_, extent_of(outputs[own]));
+  AllToAllPieces pieces{
+      .text = call_text(kAllToAll, dtype),
+      .inputs = inputs_of(inputs),
+      .outputs = outputs_of(outputs, memory.write_timing())};
+  pieces.to = bytes_of(pieces.inputs);
+  pieces.from = bytes_of(pieces.outputs);
   return issue(
-      {.type = OpType::ALLTOALL,
-       .title = "shm:all_to_all",
-       .inputs = inputs,
-       .outputs = outputs,
-       .timeout = opts.timeout,
-       .async = opts.asyncOp,
-       .run = run_one(std::move(part))});
+      {OpType::ALLTOALL, "shm:all_to_all", inputs, outputs,
+       only(part_of(std::move(pieces)))},
+      opts);
 }
 
 }  // namespace sherd::c10d_shm

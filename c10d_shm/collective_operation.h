@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the parts of the backend hand an operation over. Private to it.
+// An operation of the backend: the collectives of bytes that it consists of, and
+// the tensors whose bytes they move. The files backend_*.cpp translate c10d's calls
+// into these. Private to the backend.
 #pragma once
 
 #include <functional>
@@ -15,15 +17,39 @@
 
 namespace sherd::c10d_shm {
 
-struct ShmBackend::CollectiveOperation {
-  c10d::OpType type;
-  const char* title;
-  std::vector<at::Tensor> inputs;
-  std::vector<at::Tensor> outputs;
-  std::chrono::milliseconds timeout;
-  bool async = true;
-  std::function<Status(ShmCommunicator& communicator, Duration deadline)> run;
+// One collective. It holds on to the tensors whose bytes it moves.
+struct CollectivePart {
+  std::function<Status(ShmCommunicator& communicator, Duration deadline)> run{};
+  // Copied back when all parts of an operation are done: a part reads no other
+  // one's results.
+  std::vector<TensorBytes> outputs{};
 };
+
+// Moved, where an initialiser list would copy what the part holds.
+inline std::vector<CollectivePart> only(CollectivePart part) {
+  std::vector<CollectivePart> parts;
+  parts.push_back(std::move(part));
+  return parts;
+}
+
+// Its parts run one after another, up to the first that fails, as on every rank.
+struct ShmBackend::CollectiveOperation {
+  c10d::OpType type = c10d::OpType::UNKNOWN;
+  const char* title = "";
+  std::vector<at::Tensor> inputs{};
+  std::vector<at::Tensor> outputs{};
+  std::vector<CollectivePart> parts{};
+  std::chrono::milliseconds timeout{0};
+  bool async = true;
+};
+
+template <typename Opts>
+c10::intrusive_ptr<c10d::Work> ShmBackend::issue(
+    CollectiveOperation operation, const Opts& opts) {
+  operation.timeout = opts.timeout;
+  operation.async = opts.asyncOp;
+  return issue(std::move(operation));
+}
 
 // "all_gather(Float)".
 inline std::string call_text(
@@ -73,26 +99,6 @@ inline int checked_root(std::int64_t root, int ranks, const char* name) {
       root >= 0 && root < ranks, "[world] ", name,
       ": expected a root from 0 to ", ranks - 1, ", found ", root);
   return static_cast<int>(root);
-}
-
-// One after another; stops at the first failure, as every rank does. Copies go
-// back when all are done: a part reads no other one's results.
-template <typename Part>
-auto run_all(std::vector<Part> parts) {
-  return [parts = std::move(parts)](
-             ShmCommunicator& communicator, Duration deadline) {
-    Status outcome;
-    for (auto part = parts.begin(); part != parts.end() && outcome.ok();
-         ++part) {
-      outcome = part->run(communicator, deadline);
-    }
-    if (outcome.ok()) {
-      for (const Part& part : parts) {
-        part.copy_back();
-      }
-    }
-    return outcome;
-  };
 }
 
 }  // namespace sherd::c10d_shm

@@ -115,6 +115,12 @@ std::vector<Bytes> bytes_of(const std::vector<TensorBytes>& tensors) {
   return all;
 }
 
+std::vector<Bytes> pieces_of(
+    const std::vector<TensorBytes>& tensors, int ranks) {
+  return tensors.size() == 1 ? cut(tensors[0].bytes(), ranks)
+                             : bytes_of(tensors);
+}
+
 Bytes extent_of(const at::Tensor& tensor) {
   check(tensor);
   if (tensor.numel() == 0) {
@@ -127,6 +133,13 @@ Bytes extent_of(const at::Tensor& tensor) {
   return {
       static_cast<std::byte*>(tensor.data_ptr()),
       (static_cast<std::size_t>(last) + 1) * tensor.element_size()};
+}
+
+Bytes extent_of_piece(
+    const std::vector<at::Tensor>& tensors, int rank, int ranks) {
+  const auto own = static_cast<std::size_t>(rank);
+  return tensors.size() == 1 ? cut(extent_of(tensors[0]), ranks)[own]
+                             : extent_of(tensors[own]);
 }
 
 void CallMemory::add(Bytes bytes, bool written) {
@@ -145,6 +158,17 @@ void CallMemory::reads(const at::Tensor& tensor) {
 void CallMemory::reads_unless_at(const at::Tensor& tensor, Bytes own) {
   if (!same_place(extent_of(tensor), own)) {
     reads(tensor);
+  }
+}
+
+void CallMemory::reads_pieces(
+    const std::vector<at::Tensor>& tensors, int rank, Bytes own) {
+  for (std::size_t r = 0; r < tensors.size(); ++r) {
+    if (r == static_cast<std::size_t>(rank)) {
+      reads_unless_at(tensors[r], own);
+    } else {
+      reads(tensors[r]);
+    }
   }
 }
 

@@ -44,9 +44,15 @@ std::vector<TensorBytes> outputs_of(
     const std::vector<at::Tensor>& tensors,
     WriteTiming writes = WriteTiming::kDirectly);
 std::vector<Bytes> bytes_of(const std::vector<TensorBytes>& tensors);
+// The piece of each rank: `tensors` are one that holds all, or one for each rank.
+std::vector<Bytes> pieces_of(
+    const std::vector<TensorBytes>& tensors, int ranks);
 
 // Where the tensor lies, gaps included; nothing when it has no elements.
 Bytes extent_of(const at::Tensor& tensor);
+// The same for the piece of `rank`, of tensors as those of pieces_of().
+Bytes extent_of_piece(
+    const std::vector<at::Tensor>& tensors, int rank, int ranks);
 
 // Whether both are the same bytes of memory.
 inline bool same_place(Bytes a, Bytes b) {
@@ -63,6 +69,9 @@ class CallMemory {
   // Nothing where it lies at `own`: the piece of a rank for itself may lie where
   // its result comes to, because nobody else reads or writes it.
   void reads_unless_at(const at::Tensor& tensor, Bytes own);
+  // One for each rank, of which that of the rank itself may lie at `own`.
+  void reads_pieces(
+      const std::vector<at::Tensor>& tensors, int rank, Bytes own);
   void writes(const at::Tensor& tensor);
   void writes(const std::vector<at::Tensor>& tensors);
 
