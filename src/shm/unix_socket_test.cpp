@@ -36,7 +36,7 @@ TEST(DescriptorPassing, ADescriptorArrivesInAnotherProcess) {
   const SteadyClock clock;
   UnixListener listener = UnixListener::open().value();
   const Descriptor file(::memfd_create("test", MFD_CLOEXEC));
-  ASSERT_EQ(::write(file.get(), "request", 5), 5);
+  ASSERT_EQ(::write(file.get(), "hello", 5), 5);
 
   const auto report =
       test::run_children({.count = 2}, [&](int index, test::ChildLink& link) {
@@ -61,7 +61,7 @@ TEST(DescriptorPassing, ADescriptorArrivesInAnotherProcess) {
       });
 
   EXPECT_EQ(report.children[1].exit_code, 0);
-  EXPECT_EQ(report.children[1].result, "take this/request");
+  EXPECT_EQ(report.children[1].result, "take this/hello");
 }
 
 TEST(DescriptorPassing, MessagesStayApartAndInOrder) {

@@ -83,7 +83,7 @@ TEST(Waiter, NamesTheRankThatDiesWithinASecond) {
       EXPECT_THAT(
           end.result,
           ::testing::StartsWith(
-              str(static_cast<int>(ErrorCode::kPeerLost), " [comm] rank ",
+              str(static_cast<int>(ErrorCode::kPeerLost), " [world] rank ",
                   victim, " has died")));
       EXPECT_LT(end.ended_at - report.struck_at, 1s) << "rank " << r;
     }
