@@ -40,19 +40,11 @@ ShmBackend::ShmBackend(
   SHERD_CHECK(
       size >= 1 && rank >= 0 && rank < size,
       "[world] expected a rank from 0 to ", size - 1, ", found ", rank);
-  ShmGroupJoinOptions group;
-  group.rank = rank;
-  group.ranks = size;
-  for (const auto r : options_->global_ranks_in_group) {
-    group.names.push_back(static_cast<int>(r));
-  }
+  const auto names = options_->global_ranks_in_group.size();
   SHERD_CHECK(
-      group.names.empty() ||
-          group.names.size() == static_cast<std::size_t>(size),
-      "[world] expected ", size, " global ranks, found ", group.names.size());
-  group.communicator = options_->communicator;
-  group.deadline = options_->timeout;
-  group_ = join_shm_group(store, group);
+      names == 0 || names == static_cast<std::size_t>(size),
+      "[world] expected ", size, " global ranks, found ", names);
+  group_ = join_shm_group(store, rank, size, *options_);
   queue_ =
       std::make_shared<WorkQueue>([g = group_] { g->communicator.abort(); });
   p2p_ = std::make_shared<P2pWorker>(group_);

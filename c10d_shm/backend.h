@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A c10d backend for CPU tensors of ranks on one host, over shared memory:
-// collectives of shm_communicator.h and collectives.h behind c10d's names. Collectives are
-// carried out in the order in which they were issued; work is asynchronous and
-// ends with an error that names the rank at fault when one dies, leaves, or is
-// silent beyond the timeout; then the whole group has ended. Ranks that call
-// different collectives, or bring sizes that do not fit, all get an error and
-// may go on. Thread rule: any thread; collectives from one at a time.
-// docs/design/shm_backend.md
+// A c10d backend for CPU tensors of ranks on one host, over shared memory: c10d's calls as
+// collectives and messages of bytes (c10d_shm/communicator). Collectives run in the order in which
+// they were issued. Work is asynchronous and ends with an error that names the rank at fault when
+// one dies, leaves, or is silent beyond the timeout; then the whole group has ended. Ranks that
+// call different collectives, or bring sizes that do not fit, all get an error and may go on.
+// Thread rule: any thread; collectives from one at a time. docs/design/shm_backend.md
 #pragma once
 
 #include <functional>
@@ -31,7 +29,7 @@ struct ShmBackendOptions final : c10d::Backend::Options {
 
   // Equal on every rank.
   ShmCommunicatorOptions communicator{};
-  // As in ShmGroupOptions; also of what split() makes.
+  // As in ShmGroupOptions; what split() makes has them too.
   std::function<void(const std::function<void()>& block)> unlocked{};
   std::function<void(const c10::intrusive_ptr<c10d::Backend>&)> made{};
 };
@@ -59,7 +57,7 @@ class ShmBackend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  // Says that this rank is done; what is under way ends with an error.
+  // This rank is done; its operations under way end with an error.
   void shutdown() override;
   // The same, and the other ranks end too.
   void abort() override;
@@ -124,7 +122,7 @@ class ShmBackend final : public c10d::Backend {
       const c10d::AllToAllOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> barrier(
       const c10d::BarrierOptions& opts) override;
-  // In no order with collectives, nor among messages of other ranks or tags.
+  // Messages have no order with collectives, nor with those of other ranks or tags.
   c10::intrusive_ptr<c10d::Work> send(
       std::vector<at::Tensor>& tensors, int destination, int tag) override;
   c10::intrusive_ptr<c10d::Work> recv(
@@ -133,7 +131,7 @@ class ShmBackend final : public c10d::Backend {
       std::vector<at::Tensor>& tensors, int tag) override;
 
   bool supportsSplitting() const override { return true; }
-  // Of these ranks of this group; null on the others.
+  // A backend for these ranks of this group; null on the others.
   c10::intrusive_ptr<Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store,
       const std::vector<int>& ranks,

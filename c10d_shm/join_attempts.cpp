@@ -38,12 +38,6 @@ std::optional<JoinAttemptRecord> JoinAttemptRecord::from_text(
   return note;
 }
 
-bool JoinAttemptRecord::concerns(std::int64_t taken_part) const {
-  return attempt > taken_part && text != over();
-}
-
-const char* JoinAttemptRecord::over() { return "over"; }
-
 JoinAttemptStore::JoinAttemptStore(
     c10::intrusive_ptr<c10d::Store> store, int rank, const Clock& clock)
     : store_(std::move(store)),
@@ -62,7 +56,7 @@ shm::StringStore JoinAttemptStore::strings() {
 }
 
 void JoinAttemptStore::end() {
-  static_cast<void>(put(JoinAttemptRecord::over()));
+  static_cast<void>(put(JoinAttemptRecord::kOver));
 }
 
 Status JoinAttemptStore::put(const std::string& text) {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The c10d store through which ranks join, which may hold what earlier groups
-// left there: a program may form a group, end it, and form the next one on the
-// same store, also after one that could not be formed. Rank 0 counts its
-// attempts and puts the number before all that it says of one: where it listens,
-// why it failed, that it is over. Each other rank notes in the store the last
-// attempt that it took part in, whatever came of it, and has no ears for that
-// one and those before. Thread rule: one thread.
+// The c10d store through which the ranks of a backend join. A program may form a group, end it,
+// and form the next one on the same store, also after one that could not be formed, so the store
+// may hold what earlier groups left there. Rank 0 counts its attempts and puts the number before
+// each value: where it listens, why it failed, that the attempt is over. Each other rank notes in
+// the store the last attempt that it took part in, whatever came of it, and ignores that one and
+// those before. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,7 @@
 
 namespace sherd::c10d_shm {
 
-// What rank 0 says of an attempt, as in "3 sherd-5e1f...".
+// A value that rank 0 puts for an attempt, such as "3 sherd-5e1f...".
 struct JoinAttemptRecord {
   std::int64_t attempt = 0;
   std::string text{};
@@ -26,10 +25,12 @@ struct JoinAttemptRecord {
   std::string to_text() const;
   // Nothing unless `text` is one.
   static std::optional<JoinAttemptRecord> from_text(const std::string& text);
-  // Whether a rank whose last attempt was `taken_part` has to hear it.
-  bool concerns(std::int64_t taken_part) const;
-  // What it says of an attempt that all have joined.
-  static const char* over();
+  // Whether it is news to a rank whose last attempt was `taken_part`.
+  bool concerns(std::int64_t taken_part) const {
+    return attempt > taken_part && text != kOver;
+  }
+  // The text for an attempt that all have joined.
+  static constexpr const char* kOver = "over";
 };
 
 class JoinAttemptStore {
@@ -40,9 +41,9 @@ class JoinAttemptStore {
   JoinAttemptStore(
       c10::intrusive_ptr<c10d::Store> store, int rank, const Clock& clock);
 
-  // For one join; not beyond this object.
+  // For one join. This object must outlive it.
   shm::StringStore strings();
-  // Says that all have joined, to ranks that come from elsewhere later on.
+  // Tells ranks that come later that all have joined.
   void end();
 
  private:
@@ -54,8 +55,8 @@ class JoinAttemptStore {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string taken_part_key_;
   const Clock& clock_;
-  std::int64_t attempt_ = 0;  // Of rank 0; or that this rank takes part in.
-  std::optional<std::int64_t> taken_part_;  // Before; once it is known.
+  std::int64_t attempt_ = 0;  // The one that this rank makes or takes part in.
+  std::optional<std::int64_t> taken_part_;  // The last one before, once known.
 };
 
 }  // namespace sherd::c10d_shm

@@ -36,7 +36,7 @@ TEST(JoinAttemptRecord, ConcernsThoseWhoHaveNotTakenPartYet) {
   EXPECT_FALSE(offer.concerns(2));
   EXPECT_FALSE(offer.concerns(3));
   EXPECT_FALSE(
-      (JoinAttemptRecord{.attempt = 2, .text = JoinAttemptRecord::over()})
+      (JoinAttemptRecord{.attempt = 2, .text = JoinAttemptRecord::kOver})
           .concerns(0));
 }
 

@@ -22,8 +22,6 @@ torch::Tensor numbers(int rank, std::int64_t size) {
   return torch::arange(size, torch::kFloat32).remainder(19) + rank * 20;
 }
 
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-
 void over_worlds(const std::function<void(BackendRank&, std::int64_t)>& body) {
   for (const int ranks : test::kWorlds) {
     for (const auto& communicator : test::all_transfer_paths()) {

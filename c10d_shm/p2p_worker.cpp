@@ -3,7 +3,6 @@
 
 #include <pthread.h>
 #include <utility>
-#include "base/check.h"
 #include "c10d_shm/shm_group.h"
 
 namespace sherd::c10d_shm {
@@ -57,9 +56,7 @@ void P2pWorker::receive(
 }
 
 void P2pWorker::start() {
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !stopped_,
-      "[world] expected an open group, found it shut down");
+  expect_open(stopped_);
   if (!thread_.joinable()) {
     thread_ = std::thread([self = shared_from_this()] {
       ::pthread_setname_np(::pthread_self(), "sherd-shm-post");
@@ -103,16 +100,11 @@ void P2pWorker::stop() {
     std::unique_lock lock(mutex_);
     stopped_ = true;
     thread.swap(thread_);
-    channel_.end_all(
-        Status(ErrorCode::kAborted, "[world] the group was shut down before"));
+    channel_.end_all(shut_down_before());
     complete_ended(lock);
     channel_.ring_doorbell();
   }
-  if (thread.get_id() == std::this_thread::get_id()) {
-    thread.detach();  // Stopped by a callback that it runs.
-  } else if (thread.joinable()) {
-    thread.join();
-  }
+  join_unless_own(std::move(thread));
 }
 
 }  // namespace sherd::c10d_shm

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// P2pWorker moves the messages of a backend: a channel and the thread that looks
-// after it, which is started with the first message. Thread rule: any thread.
+// The point-to-point messages of a backend: a channel, and the thread that moves them, which is
+// started with the first message. Thread rule: any thread.
 #pragma once
 
 #include <memory>

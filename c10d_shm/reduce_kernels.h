@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How elements of several ranks become one: c10d's reduce operations for every
-// dtype they make sense for. bf16 and fp16 are folded in fp32 and rounded once.
-// Pure; on the calling thread alone.
+// c10d's reduce operations on the elements of several ranks, for every dtype for which they make
+// sense. bf16 and fp16 are reduced in fp32 and rounded once. Pure; on the calling thread alone.
 #pragma once
 
 #include <string>

@@ -32,23 +32,27 @@ Bytes ShmGroup::p2p_memory() const {
 
 std::shared_ptr<ShmGroup> join_shm_group(
     const c10::intrusive_ptr<c10d::Store>& store,
-    const ShmGroupJoinOptions& options) {
+    int rank,
+    int ranks,
+    const ShmBackendOptions& options) {
   const SteadyClock clock;
-  JoinAttemptStore attempts(store, options.rank, clock);
+  JoinAttemptStore attempts(store, rank, clock);
   shm::SegmentJoinOptions join;
-  join.rank = options.rank;
-  join.ranks = options.ranks;
-  join.names = options.names;
+  join.rank = rank;
+  join.ranks = ranks;
+  for (const auto name : options.global_ranks_in_group) {
+    join.names.push_back(static_cast<int>(name));
+  }
   join.key = JoinAttemptStore::kKey;
   join.store = attempts.strings();
-  join.segment.bytes = bytes_for(options.ranks, options.communicator);
-  join.deadline = options.deadline;
+  join.segment.bytes = bytes_for(ranks, options.communicator);
+  join.deadline = options.timeout;
   auto group = std::make_shared<ShmGroup>(
       shm::join_segment(join, clock).value(), options.communicator);
-  if (options.rank == 0 && options.ranks > 1) {
+  if (rank == 0 && ranks > 1) {
     attempts.end();
   }
-  group->communicator.open(options.deadline).throw_if_failed();
+  group->communicator.open(options.timeout).throw_if_failed();
   return group;
 }
 

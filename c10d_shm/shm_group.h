@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the ranks of a backend share, and how they come to. Thread rule: that of
-// its members.
+// The segment that the ranks of a backend share, with the communicator in it, and the collective
+// that makes it. Thread rule: that of its members.
 #pragma once
 
 #include <memory>
-#include <vector>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include "base/clock.h"
+#include "c10d_shm/backend.h"
 #include "c10d_shm/communicator/shm_communicator.h"
 #include "shm/join.h"
 
@@ -23,17 +23,11 @@ struct ShmGroup {
   Bytes p2p_memory() const;
 };
 
-struct ShmGroupJoinOptions {
-  int rank = 0;
-  int ranks = 1;
-  std::vector<int> names{};  // As in SegmentJoinOptions.
-  ShmCommunicatorOptions communicator{};
-  Duration deadline{};
-};
-
-// Collective. Throws sherd::Error.
+// Collective over `ranks` ranks, of which `options` are the same. Throws sherd::Error.
 std::shared_ptr<ShmGroup> join_shm_group(
     const c10::intrusive_ptr<c10d::Store>& store,
-    const ShmGroupJoinOptions& options);
+    int rank,
+    int ranks,
+    const ShmBackendOptions& options);
 
 }  // namespace sherd::c10d_shm

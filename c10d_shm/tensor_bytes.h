@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tensor as bytes without gaps: its own, or those of a copy where it has
-// gaps, or where the call reads what it also writes. Copies are made and given
-// back in the same way on every thread, whatever its modes.
-// Thread rule: one thread at a time.
+// A tensor as dense bytes: its own memory, or a copy where it has gaps or where the call reads
+// what it also writes. Copies are made and copied back in the same way on every thread, whatever
+// its modes. Thread rule: one thread at a time.
 #pragma once
 
 #include <vector>
@@ -12,15 +11,15 @@
 
 namespace sherd::c10d_shm {
 
-// When what a call brings reaches its outputs: while the call runs, where they
+// When the results of a call reach its outputs: while the call runs, where they
 // have no gaps, or when all of the call is done.
 enum class WriteTiming { kDirectly, kAtTheEnd };
 
 class TensorBytes {
  public:
-  // What is read; what is written; both. Throw unless on the CPU and dense, and,
-  // of what is written, where several elements lie at one place, as those of an
-  // expanded tensor do.
+  // A tensor that is read, written, or both. They throw unless it is on the CPU and
+  // dense, and refuse to write one of which several elements lie at one place, as
+  // those of an expanded tensor do.
   static TensorBytes input(const at::Tensor& tensor);
   static TensorBytes output(
       const at::Tensor& tensor, WriteTiming writes = WriteTiming::kDirectly);
@@ -28,8 +27,8 @@ class TensorBytes {
       const at::Tensor& tensor, WriteTiming writes = WriteTiming::kDirectly);
 
   Bytes bytes() const;
-  // WriteTiming what lies in the copy to the tensor. Of what is written. Works on
-  // every thread, also for inference tensors and for leaves that need gradients.
+  // Writes the copy, if there is one, to the tensor, which was made to be written.
+  // Works on every thread, also for inference tensors and leaves that need gradients.
   void copy_back() const;
 
  private:
@@ -64,10 +63,10 @@ inline bool same_place(Bytes a, Bytes b) {
 // share memory the last one wins, as in Gloo.
 class CallMemory {
  public:
-  // Not when it has gaps: then a copy is read, made before.
+  // Does nothing when it has gaps: then a copy is read, which was made before.
   void reads(const at::Tensor& tensor);
-  // Nothing where it lies at `own`: the piece of a rank for itself may lie where
-  // its result comes to, because nobody else reads or writes it.
+  // Does nothing where it lies at `own`: the piece of a rank for itself may lie
+  // where its result comes to, because nobody else reads or writes it.
   void reads_unless_at(const at::Tensor& tensor, Bytes own);
   // One for each rank, of which that of the rank itself may lie at `own`.
   void reads_pieces(

@@ -16,6 +16,24 @@ std::exception_ptr exception_of(const Status& status) {
       : std::make_exception_ptr(Error(status.message(), status.code()));
 }
 
+void expect_open(bool stopped) {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !stopped,
+      "[world] expected an open group, found it shut down");
+}
+
+Status shut_down_before() {
+  return {ErrorCode::kAborted, "[world] the group was shut down before"};
+}
+
+void join_unless_own(std::thread thread) {
+  if (thread.get_id() == std::this_thread::get_id()) {
+    thread.detach();
+  } else if (thread.joinable()) {
+    thread.join();
+  }
+}
+
 ShmWork::ShmWork(WorkOptions options, std::function<Status()> run)
     : Work(
           options.rank,
@@ -61,9 +79,7 @@ void WorkQueue::issue(const WorkPtr& work, bool at_once) {
   work->queue_ = weak_from_this();
   {
     const std::lock_guard lock(mutex_);
-    SHERD_CHECK_AS(
-        kFailedPrecondition, !stopped_,
-        "[world] expected an open group, found it shut down");
+    expect_open(stopped_);
     queue_.push_back(work);
     if (!at_once && !thread_.joinable()) {
       thread_ = std::thread([self = shared_from_this()] {
@@ -143,18 +159,13 @@ void WorkQueue::stop() {
     }
   }
   for (const WorkPtr& work : left) {
-    work->complete(exception_of(
-        Status(ErrorCode::kAborted, "[world] the group was shut down before")));
+    work->complete(exception_of(shut_down_before()));
   }
   {
     const std::lock_guard lock(mutex_);
     changed_.notify_all();  // To who waits for what was left.
   }
-  if (thread.get_id() == std::this_thread::get_id()) {
-    thread.detach();  // Stopped by a callback that it runs.
-  } else if (thread.joinable()) {
-    thread.join();
-  }
+  join_unless_own(std::move(thread));
 }
 
 }  // namespace sherd::c10d_shm

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ShmWork is an operation of the shm backend; WorkQueue carries the operations
-// of a group out one after another, in the order they were issued: on its own
-// thread, or on that of a caller that waits, whoever is there first. So an
-// operation that is waited for at once costs no switch of threads. Messages are
-// works, too, that P2pWorker completes. A ShmWork keeps its tensors until it is done.
-// Thread rule: any thread.
+// ShmWork is an asynchronous operation of the shm backend. WorkQueue runs the operations of a
+// group one after another, in the order in which they were issued: on its own thread, or on that
+// of a caller that waits, whichever is there first, so that an operation that is waited for at
+// once costs no switch of threads. Messages are works, too, which P2pWorker completes. A ShmWork
+// keeps its tensors until it is done. Thread rule: any thread.
 #pragma once
 
 #include <condition_variable>
@@ -27,6 +26,12 @@ class WorkQueue;
 
 // What a work that ends so throws; null when it is ok.
 std::exception_ptr exception_of(const Status& status);
+// Throws when the group was shut down.
+void expect_open(bool stopped);
+// How the operations end that were left then.
+Status shut_down_before();
+// Joins `thread`, or detaches it where it runs the callback that has stopped it.
+void join_unless_own(std::thread thread);
 
 struct WorkOptions {
   int rank = 0;
@@ -42,9 +47,9 @@ class ShmWork final : public c10d::Work {
  public:
   ShmWork(WorkOptions options, std::function<Status()> run);
 
-  // Carries it out, and what is before it, when nobody else does so; not when
-  // there is a timeout, which could not end that. A wait that times out ends
-  // nothing: the operation goes on, and its tensors stay lent to it.
+  // Runs it, and what is before it, when nobody else does; not when there is a
+  // timeout, which could not end that. A wait that times out ends nothing: the
+  // operation goes on, and its tensors stay lent to it.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include "base/check.h"
+#include "c10d_shm/communicator/bytes.h"
 #include "shm/counter.h"
 
 namespace sherd::c10d_shm {
@@ -12,12 +13,10 @@ namespace {
 constexpr std::size_t kTextBytes = Announcements::kTextMax + 1;
 static_assert(kTextBytes % sizeof(std::uint64_t) == 0);
 
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-
 std::size_t stride(int ranks) {
   const std::size_t used =
       kTextBytes + 3 * index(ranks) * sizeof(std::uint64_t);
-  return (used + shm::kCacheLine - 1) / shm::kCacheLine * shm::kCacheLine;
+  return shm::round_up_to_lines(used);
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What each rank says of a collective before anything moves: its name, and for
-// each other rank where its bytes lie and how many, and for how many it has
-// room. Every rank reads all of them, so that all refuse what does not fit
-// together, or none does. Refers to memory of a segment. Thread rule: one
-// thread; who orders writing and reading: Collectives.
+// The table in which each rank announces a collective before any bytes move: what it is called,
+// and for each other rank where this rank's bytes lie, how many they are, and for how many it has
+// room. Every rank reads the whole table, so either all refuse a call that does not fit together,
+// or none does. Refers to memory of a segment. Thread rule: one thread; ShmCommunicator orders
+// writing and reading.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ class Announcements {
  public:
   static std::size_t bytes(int ranks);
 
-  // `memory`: as long as bytes() says, aligned to kCacheLine, zeros at first.
+  // `memory`: bytes(ranks) of a segment, aligned to kCacheLine, zeros at first.
   Announcements(std::span<std::byte> memory, int ranks);
 
   // What is longer than kTextMax is cut.

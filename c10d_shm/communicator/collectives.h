@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two collectives of bytes that make all others. In all_to_all() each rank gets a
-// piece of each other one: all-gather, broadcast, gather, scatter, all-to-all.
-// In reduce() each rank folds its slice of all, in rank order: reduce-scatter,
-// all-reduce, reduce. Small pieces go through the segment, large ones from
-// process to process where the kernel allows that, else through the segment in
-// rounds; the result does not depend on the way. Every rank makes the same
-// calls in the same order. Thread rule: the communicator's.
-// docs/design/shm_backend.md
+// The two collectives of bytes that all others are made of. In all_to_all() each rank gets a piece
+// of each other one: all-gather, broadcast, gather, scatter, all-to-all. In reduce() each rank
+// reduces its slice of all inputs, in rank order: reduce-scatter, all-reduce, reduce. Small pieces
+// go through the segment; large ones from process to process where the kernel allows that, else
+// through the segment in rounds. The result does not depend on the way. Every rank makes the same
+// calls in the same order. Thread rule: the communicator's. docs/design/shm_backend.md
 #pragma once
 
 #include <cstddef>
@@ -18,8 +16,8 @@
 
 namespace sherd::c10d_shm {
 
-// A piece for and a piece of each rank; that of the rank itself is copied too,
-// unless it is in place.
+// A piece for each rank, and room for a piece of each rank. A rank's piece for itself
+// is copied too, unless it is in place.
 struct AllToAllArguments {
   std::span<const Bytes> sources;  // Only read.
   std::span<const Bytes> targets;
@@ -41,10 +39,10 @@ enum class ResultRecipients { kOwner, kAll, kRoot };
 struct ReduceArguments {
   // What this rank brings to the slice of each rank, its own included. Written
   // only where results take their place.
-  std::span<const Bytes> slices;
-  Bytes target{};  // Of kOwner: as long as the own slice.
+  std::span<const Bytes> slices{};
+  Bytes target{};  // For kOwner: as long as the own slice.
   ResultRecipients recipients = ResultRecipients::kOwner;
-  int root = 0;                   // Of kRoot.
+  int root = 0;                   // For kRoot.
   std::size_t element_bytes = 1;  // A divisor of kCacheLine.
   ReduceKernel kernel{};
 };

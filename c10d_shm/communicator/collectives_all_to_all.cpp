@@ -3,26 +3,17 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 #include "base/check.h"
 
 namespace sherd::c10d_shm {
 namespace {
 
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-
 // What of `piece` travels in a round that begins at `offset`.
 Bytes part(Bytes piece, std::size_t offset, std::size_t round_bytes) {
   return offset >= piece.size()
       ? Bytes()
       : piece.subspan(offset, std::min(round_bytes, piece.size() - offset));
-}
-
-void copy_bytes(const std::byte* from, std::byte* to, std::size_t bytes) {
-  if (bytes > 0 && from != to) {
-    std::memcpy(to, from, bytes);
-  }
 }
 
 class AllToAll {

@@ -6,7 +6,6 @@
 // every other rank's memory as soon as it has read it.
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 #include "base/check.h"
 #include "c10d_shm/communicator/collectives.h"
@@ -17,14 +16,6 @@ namespace {
 // What is folded at a time when copied directly: with one of each rank it fits
 // the second-level cache.
 constexpr std::size_t kBlockBytes = std::size_t{128} << 10;
-
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-
-void copy_bytes(const std::byte* from, std::byte* to, std::size_t bytes) {
-  if (bytes > 0) {
-    std::memcpy(to, from, bytes);
-  }
-}
 
 class Reduce {
  public:

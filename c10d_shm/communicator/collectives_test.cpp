@@ -24,8 +24,6 @@ const CollectiveCall kCall{
 const ShmCommunicatorOptions kOptions{
     .single_copy = false, .buffer_bytes = 4096, .sum_alone_bytes_max = 64};
 
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-
 Bytes bytes_of(Numbers& numbers) {
   return std::as_writable_bytes(std::span(numbers));
 }

@@ -2,23 +2,10 @@
 #include "c10d_shm/communicator/p2p_channel.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include "base/check.h"
 
 namespace sherd::c10d_shm {
-namespace {
-
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-
-void copy_bytes(const void* from, void* to, std::size_t bytes) {
-  if (bytes > 0) {
-    std::memcpy(to, from, bytes);
-  }
-}
-
-}  // namespace
-
 std::size_t P2pChannel::bytes(int ranks) {
   return index(ranks) * sizeof(shm::CounterCell) +
       index(ranks) * index(ranks) * sizeof(PairQueue);
@@ -84,9 +71,7 @@ std::string P2pChannel::mismatch(
 void P2pChannel::send(P2pMessage message) {
   Status refused = peers_->check();
   if (refused.ok() && peers_->has_left(message.peer)) {
-    refused = Status(
-        ErrorCode::kPeerLost,
-        str("[world] ", peers_->name(message.peer), " has left"));
+    refused = peers_->departure(message.peer);
   }
   if (!refused.ok()) {
     finish(std::move(message), refused, peers_->rank());
@@ -331,18 +316,11 @@ bool P2pChannel::fill_pieces(int rank) {
       filled.value() != shm::Counter(to.pieces_taken).value()) {
     return false;
   }
-  ChunkedTransfer& stream = peer.outgoing.front();
-  const Bytes all = stream.message.bytes;
-  const std::size_t bytes = std::min(kStreamBytes, all.size() - stream.moved);
-  copy_bytes(all.data() + stream.moved, to.piece.data(), bytes);
-  stream.moved += bytes;
+  const Bytes piece = peer.outgoing.front().next_piece();
+  copy_bytes(piece.data(), to.piece.data(), piece.size());
   filled.post(filled.value() + 1);
   doorbell_of(rank).advance();
-  if (stream.moved == all.size()) {
-    P2pMessage message = std::move(stream.message);
-    peer.outgoing.pop_front();
-    finish(std::move(message), {}, peers_->rank());
-  }
+  end_piece(peer.outgoing, piece.size(), peers_->rank());
   return true;
 }
 
@@ -354,19 +332,23 @@ bool P2pChannel::take_pieces(int rank) {
       taken.value() == shm::Counter(from.pieces_filled).value()) {
     return false;
   }
-  ChunkedTransfer& stream = peer.incoming.front();
-  const Bytes all = stream.message.bytes;
-  const std::size_t bytes = std::min(kStreamBytes, all.size() - stream.moved);
-  copy_bytes(from.piece.data(), all.data() + stream.moved, bytes);
-  stream.moved += bytes;
+  const Bytes piece = peer.incoming.front().next_piece();
+  copy_bytes(from.piece.data(), piece.data(), piece.size());
   taken.post(taken.value() + 1);
   doorbell_of(rank).advance();
-  if (stream.moved == all.size()) {
-    P2pMessage message = std::move(stream.message);
-    peer.incoming.pop_front();
-    finish(std::move(message), {}, rank);
-  }
+  end_piece(peer.incoming, piece.size(), rank);
   return true;
+}
+
+void P2pChannel::end_piece(
+    std::deque<ChunkedTransfer>& transfers, std::size_t bytes, int source) {
+  ChunkedTransfer& first = transfers.front();
+  first.moved += bytes;
+  if (first.moved == first.message.bytes.size()) {
+    P2pMessage message = std::move(first.message);
+    transfers.pop_front();
+    finish(std::move(message), {}, source);
+  }
 }
 
 void P2pChannel::check_peers() {
@@ -381,11 +363,7 @@ void P2pChannel::check_peers() {
   while (progress()) {
   }
   for (const int r : left) {
-    end_messages_of(
-        r,
-        Status(
-            ErrorCode::kPeerLost,
-            str("[world] ", peers_->name(r), " has left")));
+    end_messages_of(r, peers_->departure(r));
   }
   if (trouble.ok()) {
     trouble = blame_late_peer();
@@ -441,7 +419,7 @@ void P2pChannel::end_messages_of(int rank, const Status& why) {
   peer.sent.clear();
   peer.headers_waiting.clear();
   peer.replies_waiting.clear();
-  // Of any rank: while another one may still send.
+  // A receive from any rank stays while another one may still send.
   bool others_left = true;
   for (int r = 0; r < peers_->ranks(); ++r) {
     others_left = others_left && (r == peers_->rank() || peers_->has_left(r));

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// P2pChannel carries messages with tags between any two ranks of a segment, beside
-// and independent of collectives. A short message travels with its header, and
-// its sender is done at once. A long one stays where it is until the receiver,
-// which has matched the header, copies it directly (peer_memory.h), or asks for
-// it piece by piece where the kernel forbids that. A message may be shorter than
-// the room for it, but not of another type. Rings between two ranks are short, but
-// both ends keep what waits in memory of their own, so nothing that is not
-// received yet holds up what is. Refers to memory of a segment, which must
-// outlive it. Thread rule: one thread at a time; ring_doorbell() any.
+// Point-to-point messages with tags between any two ranks of a segment, beside and independent of
+// collectives. A short message travels with its header, and its sender is done at once. A long one
+// stays where it is until the receiver, which has matched the header, copies it directly
+// (peer_memory.h), or asks for it piece by piece where the kernel forbids that. A message may be
+// shorter than the room for it, but not of another type. The rings between two ranks are short,
+// but both ends keep what waits in memory of their own, so a message that nobody receives yet
+// holds up no other. Refers to memory of a segment, which must outlive it. Thread rule: one thread
+// at a time; ring_doorbell() any.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -59,7 +59,7 @@ class P2pChannel {
 
   static std::size_t bytes(int ranks);
 
-  // `memory`: as long as bytes() says, aligned to kCacheLine, zeros at first.
+  // `memory`: bytes(ranks) of a segment, aligned to kCacheLine, zeros at first.
   // `peers` and `clock` must outlive it.
   P2pChannel(
       Bytes memory,
@@ -75,14 +75,14 @@ class P2pChannel {
 
   // Moves what can be moved without waiting; false when that was nothing.
   bool progress();
-  // Ends what waits in vain, with the error that all ranks of the group have:
-  // for a dead or silent rank everything, for one that has left what is of it.
+  // Ends the messages that wait in vain, with the error that all ranks of the group
+  // have: all of them for a dead or silent rank, only its own for one that has left.
   void check_peers();
   // Ends everything, and revokes the memory that this rank lent.
   void end_all(const Status& why);
   bool idle() const;
-  // What has ended since the last call; the caller calls each one's `done`, when
-  // that may issue other messages.
+  // The messages that have ended since the last call. The caller calls each one's
+  // `done`, which may issue other messages.
   struct Ended {
     P2pMessage message{};
     Status outcome{};
@@ -110,7 +110,7 @@ class P2pChannel {
   struct Reply {
     std::uint64_t id;
     std::uint64_t what;
-    // Of kMismatch: what the receiver has room for.
+    // For kMismatch: what the receiver has room for.
     std::uint64_t room;
     TypeText type;
   };
@@ -141,6 +141,11 @@ class P2pChannel {
     P2pMessage message{};
     std::uint64_t id = 0;
     std::size_t moved = 0;
+
+    Bytes next_piece() const {
+      const std::size_t rest = message.bytes.size() - moved;
+      return message.bytes.subspan(moved, std::min(kStreamBytes, rest));
+    }
   };
   // What this rank keeps of each other one.
   struct PeerQueues {
@@ -159,6 +164,9 @@ class P2pChannel {
   bool post_waiting(int rank);
   bool fill_pieces(int rank);
   bool take_pieces(int rank);
+  // Counts a piece of the first transfer, and ends that when it was the last one.
+  void end_piece(
+      std::deque<ChunkedTransfer>& transfers, std::size_t bytes, int source);
   bool match();
   bool receive_from(int rank, P2pMessage& message);
   static TypeText type_text(std::string_view type);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <thread>
 #include "base/check.h"
+#include "c10d_shm/communicator/bytes.h"
 #include "c10d_shm/communicator/single_copy.h"
 #include "shm/counter.h"
 
@@ -14,12 +15,6 @@ namespace {
 // memory a moment before it is seen to have ended.
 constexpr Duration kCauseAppears = std::chrono::milliseconds(300);
 constexpr Duration kLook = std::chrono::milliseconds(1);
-
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-
-std::size_t lines(std::size_t bytes) {
-  return (bytes + shm::kCacheLine - 1) / shm::kCacheLine * shm::kCacheLine;
-}
 
 }  // namespace
 
@@ -60,8 +55,8 @@ Status PeerMemory::cause(int rank, const Status& copied) const {
 
 std::size_t PeerWriter::bytes(int ranks) {
   return index(ranks) *
-      (lines(index(ranks) * sizeof(WriteCounts)) +
-       lines(sizeof(std::uint64_t)));
+      (shm::round_up_to_lines(index(ranks) * sizeof(WriteCounts)) +
+       shm::round_up_to_lines(sizeof(std::uint64_t)));
 }
 
 PeerWriter::PeerWriter(
@@ -79,16 +74,18 @@ PeerWriter::PeerWriter(
 
 // A row for each writer, so that no two write one line.
 PeerWriter::WriteCounts& PeerWriter::writes(int from, int to) const {
-  const std::size_t row = lines(index(peers_->ranks()) * sizeof(WriteCounts));
+  const std::size_t row =
+      shm::round_up_to_lines(index(peers_->ranks()) * sizeof(WriteCounts));
   return reinterpret_cast<WriteCounts*>(
       memory_.data() + index(from) * row)[index(to)];
 }
 
 std::uint64_t& PeerWriter::base_of(int rank) const {
-  const std::size_t row = lines(index(peers_->ranks()) * sizeof(WriteCounts));
+  const std::size_t row =
+      shm::round_up_to_lines(index(peers_->ranks()) * sizeof(WriteCounts));
   return *reinterpret_cast<std::uint64_t*>(
       memory_.data() + index(peers_->ranks()) * row +
-      index(rank) * lines(sizeof(std::uint64_t)));
+      index(rank) * shm::round_up_to_lines(sizeof(std::uint64_t)));
 }
 
 void PeerWriter::open() {

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PeerMemory reads and PeerWriter writes memory of the other ranks' processes in
-// a single copy. A rank lends memory to a call. Before a call that lent memory
-// fails, the rank revokes all of it (Peers), waits until nobody writes it any
-// more, and then the memory is the caller's again, whatever late ranks do:
-//
-// - A reader looks for the mark after the copy. If what it read was written
-//   after the memory had been revoked, it sees the mark, and fails.
-// - A writer says that it begins, looks for the mark, writes, and the kernel
-//   notes the end in the same call that writes. The owner sets the mark, then
-//   looks for who has begun and not ended. So each writer sees the mark, or its
-//   owner sees the writer.
-//
-// Thread rule: PeerMemory any thread, PeerWriter one.
-// docs/design/shm_backend.md
+// Copies between this process and memory that other ranks have lent, in a single copy by the
+// kernel: PeerMemory reads, PeerWriter writes. Before a call that lent memory fails, its rank
+// revokes all of it (Peers::revoke_memory) and waits until nobody writes it any more. Then the
+// memory is the caller's again, whatever late ranks do:
+// - A reader checks the mark after the copy. If the copy saw anything that was written after the
+// memory had been revoked, the check finds the mark, and the read fails.
+// - A writer records that it begins, checks the mark and writes; the kernel records the end in the
+// same call that writes. The owner sets the mark, then looks for writers that have begun and not
+// ended. So each writer sees the mark, or its owner sees the writer.
+// Thread rule: PeerMemory any thread, PeerWriter one. docs/design/shm_backend.md
 #pragma once
 
 #include <cstddef>
@@ -52,17 +48,17 @@ class PeerWriter {
   // Bytes of segment.
   static std::size_t bytes(int ranks);
 
-  // `memory`: as long as bytes() says, aligned to kCacheLine, zeros at first.
+  // `memory`: bytes(ranks) of a segment, aligned to kCacheLine, zeros at first.
   // `peers` and `clock` must outlive it.
   PeerWriter(
       std::span<std::byte> memory, shm::Peers& peers, const Clock& clock);
 
-  // Before all else, and before a meeting of all ranks: says where `memory` lies
-  // in this process.
+  // Tells the other ranks where `memory` lies in this process. Called before all
+  // else, and before a barrier of all ranks.
   void open();
 
-  // WriteCounts `source` to `address` of `rank`. Errors as of PeerMemory::read(), and
-  // part may have been written, but nothing after `rank` has revoked its memory
+  // Writes `source` to `address` of `rank`. Fails as PeerMemory::read() does; part may
+  // have been written then, but nothing after `rank` has revoked its memory
   // and await_end() has returned there.
   Status write(
       int rank, std::uint64_t address, std::span<const std::byte> source);
@@ -75,7 +71,7 @@ class PeerWriter {
   void await_end(Duration at_most) const;
 
  private:
-  // From one rank to another. Numbers of writes.
+  // How many writes from one rank to another have begun and ended.
   struct WriteCounts {
     std::uint64_t begun;  // By the writer.
     std::uint64_t ended;  // By the kernel, or the writer after a failure.

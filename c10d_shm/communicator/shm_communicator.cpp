@@ -16,12 +16,6 @@ namespace {
 // not given a core.
 constexpr Duration kEndOfWrites = std::chrono::seconds(30);
 
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-
-std::size_t lines(std::size_t bytes) {
-  return (bytes + shm::kCacheLine - 1) / shm::kCacheLine * shm::kCacheLine;
-}
-
 }  // namespace
 
 // Where things lie in the memory of a communicator.
@@ -34,7 +28,7 @@ struct ShmCommunicator::Layout {
 
   Layout(int ranks, const ShmCommunicatorOptions& options) {
     cores = shm::Barrier::cells(ranks) * sizeof(shm::CounterCell);
-    writes = cores + lines(index(ranks) * sizeof(cpu_set_t));
+    writes = cores + shm::round_up_to_lines(index(ranks) * sizeof(cpu_set_t));
     announcements = writes + PeerWriter::bytes(ranks);
     buffers =
         shm::round_up_to_pages(announcements + 2 * Announcements::bytes(ranks));

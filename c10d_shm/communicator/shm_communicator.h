@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ShmCommunicator is where the ranks of a group meet for a collective: each announces
-// what it brings, all meet, all compare, then bytes move through buffers of the
-// segment or directly between processes, and they meet again. Refers to memory
-// of a segment, which must outlive it. Thread rule: one thread.
+// The frame of a collective among the ranks of a segment: each rank announces what it brings, all
+// meet in a barrier and compare, bytes move through buffers of the segment or directly between
+// processes, and the ranks meet again. Refers to memory of a segment, which must outlive it.
+// Thread rule: one thread.
 //
-// Buffers and announcements are used in turns: who writes one in round n + 2
-// has met everybody in round n + 1, who came there after all reads of round n.
+// Buffers and announcements are used in turns: a rank that writes one in round n + 2 has met all
+// ranks in round n + 1, to which they came after all reads of round n.
 #pragma once
 
 #include <sched.h>
@@ -19,14 +19,13 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "c10d_shm/communicator/announcement.h"
+#include "c10d_shm/communicator/bytes.h"
 #include "c10d_shm/communicator/peer_memory.h"
 #include "shm/barrier.h"
 #include "shm/counter.h"
 #include "shm/peers.h"
 
 namespace sherd::c10d_shm {
-
-using Bytes = std::span<std::byte>;
 
 // Equal on every rank.
 struct ShmCommunicatorOptions {
@@ -56,7 +55,7 @@ class ShmCommunicator {
   // Bytes of segment.
   static std::size_t bytes(int ranks, const ShmCommunicatorOptions& options);
 
-  // `memory`: as long as bytes() says, aligned to kCacheLine, zeros at first.
+  // `memory`: bytes(ranks, options) of a segment, aligned to kCacheLine, zeros at first.
   // `peers` and `clock` must outlive it.
   ShmCommunicator(
       Bytes memory,
@@ -66,7 +65,7 @@ class ShmCommunicator {
   ShmCommunicator(const ShmCommunicator&) = delete;
   ShmCommunicator& operator=(const ShmCommunicator&) = delete;
 
-  // Collective, first of all: finds out what the kernel allows.
+  // Collective, before all other calls: finds out what the kernel allows.
   Status open(Duration deadline);
   // Whether ranks copy from each other directly. Equal on every rank.
   bool single_copy() const { return single_copy_; }
@@ -74,14 +73,14 @@ class ShmCommunicator {
   int rank() const { return peers_->rank(); }
   int ranks() const { return peers_->ranks(); }
   const ShmCommunicatorOptions& options() const { return options_; }
-  // Begins a collective: says what this rank has for each other one, and for
+  // Begins a collective: announces what this rank has for each other one, and for
   // how many bytes of each it has room. The buffers are free from then on.
   Status begin(
       const CollectiveCall& call,
       std::span<const Bytes> offered,
       std::span<const std::size_t> wanted);
-  // Meets, and compares what all have said: kPeerMismatch on every rank, and
-  // the next collective may follow, when it does not fit together.
+  // meet(), then compares the announcements: kPeerMismatch on every rank, and the
+  // next collective may follow, when they do not fit together.
   Status meet_and_compare();
   // Returns when all ranks have called it and none has given up meanwhile.
   Status meet();
@@ -133,7 +132,7 @@ class ShmCommunicator {
   Duration deadline_{0};
   std::array<char, Announcements::kTextMax + 1> what_{};
   Status failure_;
-  shm::CounterCell aborted_{};  // Of this process alone.
+  shm::CounterCell aborted_{};  // In this process only.
 };
 
 }  // namespace sherd::c10d_shm

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes between this process and another one in a single copy, by the kernel
-// (process_vm_readv, process_vm_writev). Needs the rights of a debugger, which
-// containers and hosts refuse at will: try first, and have another way.
-// An id of a process that has ended may mean another process by then: who uses
-// this knows by other means that the peer is alive. Thread rule: any thread.
+// Copies between this process and another one by one call of the kernel (process_vm_readv,
+// process_vm_writev). It needs the rights of a debugger, which containers and hosts refuse at
+// will: a caller tries first and has another way. The id of a process that has ended may mean
+// another process by then, so a caller knows by other means that the peer is alive. Thread rule:
+// any thread.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much memory a new segment may take. A memfd promises pages that it does
-// not have: a process that touches one too many is killed, or gets SIGBUS, in
-// the middle of training. So the size is compared with what is left before.
-// Pure but for read_small_file(). Thread rule: any thread.
+// How much memory a new segment may take. A memfd promises pages that it does not have: a process
+// that writes one too many is killed, or gets SIGBUS, in the middle of training. So the size is
+// compared with the available memory before. Pure but for read_small_file(). Thread rule: any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ namespace sherd::shm {
 
 struct AvailableMemory {
   std::uint64_t bytes = 0;
-  std::string source{};  // What says so, e.g. "MemAvailable of /proc/meminfo".
+  std::string
+      source{};  // Where it comes from, e.g. "MemAvailable of /proc/meminfo".
 };
 
 // The content of a file; nothing when it cannot be read.
@@ -24,7 +25,7 @@ using ReadFile =
     std::function<std::optional<std::string>(const std::string& path)>;
 std::optional<std::string> read_small_file(const std::string& path);
 
-// The least of what the host has (swap not counted: a step that swaps is no
+// The least of what the host has (without swap, since a step that swaps is no
 // use), what it may still promise where it does not overcommit, and what the
 // control groups of this process leave. Nothing where no file tells.
 std::optional<AvailableMemory> available_memory(const ReadFile& read_file);

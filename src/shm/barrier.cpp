@@ -19,6 +19,10 @@ namespace {
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
+std::uint64_t& length_of(std::byte* cell) {
+  return *reinterpret_cast<std::uint64_t*>(cell);
+}
+
 }  // namespace
 
 Barrier::Barrier(std::span<CounterCell> cells, Peers& peers)
@@ -87,8 +91,8 @@ void Barrier::give_up_in(std::uint64_t round, const Status& why) {
 }
 
 std::size_t SmallAllGather::stride(std::size_t cell_bytes) {
-  const std::size_t used = sizeof(CellHead) + cell_bytes;
-  return (used + kCacheLine - 1) / kCacheLine * kCacheLine;
+  const std::size_t used = sizeof(Length) + cell_bytes;
+  return round_up_to_lines(used);
 }
 
 std::size_t SmallAllGather::bytes(int ranks, std::size_t cell_bytes) {
@@ -131,34 +135,30 @@ Status SmallAllGather::all_gather_bytes(
   }
   const std::uint64_t round = barrier_.round() + 1;
   std::byte* const mine = cell(peers.rank(), round);
-  const CellHead head{.bytes = own.size()};
-  std::memcpy(mine, &head, sizeof(head));
+  length_of(mine) = own.size();
   if (!own.empty()) {
-    std::memcpy(mine + sizeof(head), own.data(), own.size());
+    std::memcpy(mine + sizeof(Length), own.data(), own.size());
   }
   failure_ = barrier_.arrive_and_wait(waiter_, {.what = what});
   if (!failure_.ok()) {
     return failure_;
   }
-  // Every rank sees the same heads, so all refuse or none does. Compared with
+  // Every rank sees the same lengths, so all refuse or none does. Compared with
   // rank 0's, so that all say the same.
-  CellHead first{};
-  std::memcpy(&first, cell(0, round), sizeof(first));
+  const Length first = length_of(cell(0, round));
   for (int r = 1; r < peers.ranks(); ++r) {
-    CellHead found{};
-    std::memcpy(&found, cell(r, round), sizeof(found));
-    if (found.bytes != first.bytes) {
+    const Length found = length_of(cell(r, round));
+    if (found != first) {
       failure_ = Status(
           ErrorCode::kPeerMismatch,
-          str("[world] ", what, ": expected ", first.bytes, " bytes as ",
-              peers.name(0), " brings, found ", found.bytes, " of ",
-              peers.name(r)));
+          str("[world] ", what, ": expected ", first, " bytes as ",
+              peers.name(0), " brings, found ", found, " of ", peers.name(r)));
       return failure_;
     }
   }
   for (int r = 0; r < peers.ranks() && !own.empty(); ++r) {
     std::memcpy(
-        all.data() + index(r) * own.size(), cell(r, round) + sizeof(CellHead),
+        all.data() + index(r) * own.size(), cell(r, round) + sizeof(Length),
         own.size());
   }
   return {};

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Barrier makes ranks wait for each other; SmallAllGather makes each rank's few bytes
-// known to all. Both are collective: every rank calls them equally often, in
-// the same order. The first failure is kept and returned ever after, for the
-// ranks are no longer in step. A rank that has given up says in which round, so
-// that a rank that comes to this round late fails too, although all have
-// arrived. They refer to memory of a segment, which must outlive them. Thread
-// rule: one thread each. docs/design/shared_memory.md
+// Barrier waits for all ranks of a segment; SmallAllGather is an all-gather of a few bytes. Both
+// are collective: every rank calls them equally often, in the same order. The first failure is
+// kept and returned from then on, because the ranks are no longer in step. A rank that has given
+// up records in which round, so a rank that comes to that round late fails too, although all have
+// arrived. They refer to memory of a segment, which must outlive them. Thread rule: one thread
+// each. docs/design/shared_memory.md
 #pragma once
 
 #include <cstddef>
@@ -96,9 +95,8 @@ class SmallAllGather {
   Counter arrived(int rank) const { return barrier_.arrived(rank); }
 
  private:
-  struct CellHead {
-    std::uint64_t bytes;
-  };
+  // A cell begins with how many bytes follow.
+  using Length = std::uint64_t;
   static std::size_t stride(std::size_t cell_bytes);
   std::byte* cell(int rank, std::uint64_t round) const;
 

@@ -13,7 +13,11 @@
 // before S: both would see the old state and the sleeper would stay.
 #include "shm/counter.h"
 
-#include "shm/futex.h"
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <climits>
+#include <ctime>
 
 namespace sherd::shm {
 namespace {
@@ -30,6 +34,26 @@ static_assert(
 
 const std::uint32_t* low_half(const std::uint64_t& value) {
   return reinterpret_cast<const std::uint32_t*>(&value);
+}
+
+// Futexes of the shared kind: several processes may map the word, at any address.
+// Sleeps until futex_wake_all() of the same word, but not when *word differs from
+// `expected`, and at most so long. May return early for no reason.
+void futex_wait(
+    const std::uint32_t* word, std::uint32_t expected, Duration at_most) {
+  if (at_most <= Duration::zero()) {
+    return;
+  }
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  timespec rest = {};
+  rest.tv_sec = static_cast<std::time_t>(at_most.count() / kSecond);
+  rest.tv_nsec = static_cast<long>(at_most.count() % kSecond);
+  // Every outcome means the same to the caller: look again.
+  ::syscall(SYS_futex, word, FUTEX_WAIT, expected, &rest, nullptr, 0);
+}
+
+void futex_wake_all(const std::uint32_t* word) {
+  ::syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counter is a number in a segment that only grows: one process says with it
-// how far it has come, others wait for that. What the poster wrote before is
-// visible to whoever sees the number. Posting costs a system call only while
-// somebody sleeps. A Counter is a value that refers to a cell; the segment must
-// outlive it. Thread rule: any thread of any process.
-// Proofs: docs/design/shared_memory.md
+// A number in a segment that only grows: one process tells with it how far it has come, and others
+// wait for that. What the poster wrote before is visible to whoever sees the number. Posting costs
+// a system call only while somebody sleeps. A Counter is a value that refers to a cell of a
+// segment, which must outlive it. Thread rule: any thread of any process. Proofs:
+// docs/design/shared_memory.md
 #pragma once
 
 #include <atomic>
@@ -20,8 +19,12 @@ namespace sherd::shm {
 // Counters lie this far apart: processors fetch lines of 64 bytes in pairs.
 inline constexpr std::size_t kCacheLine = 128;
 
-// Zeros are a counter at 0. Alone on its line, so that who posts one does not
-// slow down who spins on another.
+constexpr std::size_t round_up_to_lines(std::size_t bytes) {
+  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
+// Zeros are a counter at 0. It has its line to itself, so that posting one counter
+// does not slow down a spin on another.
 struct alignas(kCacheLine) CounterCell {
   std::uint64_t value;
   std::uint32_t sleepers;

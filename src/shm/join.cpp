@@ -130,7 +130,7 @@ class JoinLeader {
   Result<HostSegment> run();
 
  private:
-  struct JoinFollower {
+  struct Follower {
     UnixConnection connection;
     int rank = -1;  // Until its request.
     bool mapped = false;
@@ -140,8 +140,8 @@ class JoinLeader {
   Status serve();
   Status accept();
   // Takes what `follower` has sent; clears `keep` when it is no rank of the group.
-  Status listen_to(JoinFollower& follower, bool& keep);
-  Status admit(JoinFollower& follower, const JoinRequest& request);
+  Status listen_to(Follower& follower, bool& keep);
+  Status admit(Follower& follower, const JoinRequest& request);
   Status too_late() const;
   bool all_mapped() const;
   void tell_failure(const Status& why);
@@ -150,7 +150,7 @@ class JoinLeader {
   Segment segment_;
   std::unique_ptr<Peers> peers_;
   std::optional<UnixListener> listener_;
-  std::vector<JoinFollower> followers_;
+  std::vector<Follower> followers_;
 };
 
 Result<HostSegment> JoinLeader::run() {
@@ -168,7 +168,7 @@ Result<HostSegment> JoinLeader::run() {
     tell_failure(failed);
     return failed;
   }
-  for (JoinFollower& follower : followers_) {
+  for (Follower& follower : followers_) {
     // One that died since is missed at the first wait for it.
     static_cast<void>(follower.connection.send(kJoined));
   }
@@ -197,7 +197,7 @@ Status JoinLeader::open() {
 bool JoinLeader::all_mapped() const {
   const auto count = std::count_if(
       followers_.begin(), followers_.end(),
-      [](const JoinFollower& g) { return g.mapped; });
+      [](const Follower& g) { return g.mapped; });
   return count == context_.options.ranks - 1;
 }
 
@@ -208,7 +208,7 @@ Status JoinLeader::serve() {
       return too_late();
     }
     std::vector<pollfd> fds{{listener_->descriptor(), POLLIN, 0}};
-    for (const JoinFollower& follower : followers_) {
+    for (const Follower& follower : followers_) {
       fds.push_back({follower.connection.descriptor(), POLLIN, 0});
     }
     const auto& check_others = context_.options.store.check_others;
@@ -252,7 +252,7 @@ Status JoinLeader::accept() {
   }
 }
 
-Status JoinLeader::listen_to(JoinFollower& follower, bool& keep) {
+Status JoinLeader::listen_to(Follower& follower, bool& keep) {
   Result<std::optional<UnixMessage>> next = follower.connection.try_receive();
   if (!next.ok()) {
     if (follower.rank >= 0) {
@@ -287,7 +287,7 @@ Status JoinLeader::listen_to(JoinFollower& follower, bool& keep) {
           ", found '", message->text, "'"));
 }
 
-Status JoinLeader::admit(JoinFollower& follower, const JoinRequest& request) {
+Status JoinLeader::admit(Follower& follower, const JoinRequest& request) {
   const std::string difference = context_.request().difference(request);
   if (!difference.empty()) {
     return context_.failure(
@@ -297,12 +297,11 @@ Status JoinLeader::admit(JoinFollower& follower, const JoinRequest& request) {
                 ? context_.name(request.rank)
                 : str("rank ", request.rank)));
   }
-  const bool twice = request.rank == 0 ||
-      request.rank >= context_.options.ranks ||
-      std::any_of(followers_.begin(), followers_.end(),
-                  [&](const JoinFollower& other) {
-                    return other.rank == request.rank;
-                  });
+  const bool twice =
+      request.rank == 0 || request.rank >= context_.options.ranks ||
+      std::any_of(
+          followers_.begin(), followers_.end(),
+          [&](const Follower& other) { return other.rank == request.rank; });
   if (twice) {
     return context_.failure(
         ErrorCode::kPeerMismatch,
@@ -323,7 +322,7 @@ Status JoinLeader::too_late() const {
   for (int r = 1; r < context_.options.ranks; ++r) {
     const bool here = std::any_of(
         followers_.begin(), followers_.end(),
-        [r](const JoinFollower& g) { return g.rank == r && g.mapped; });
+        [r](const Follower& g) { return g.rank == r && g.mapped; });
     if (!here) {
       missing += str(missing.empty() ? "" : ", ", context_.name(r));
     }
@@ -334,8 +333,8 @@ Status JoinLeader::too_late() const {
           ", not responding: ", missing));
 }
 
-// To those who are here by their connection, to those who come later by the
-// store. Who cannot be told will find nobody at the address.
+// Ranks that are connected hear it over their connection, later ones from the
+// store. A rank that cannot be told will find nobody at the address.
 void JoinLeader::tell_failure(const Status& why) {
   if (segment_.data() != nullptr) {
     decide(segment_, context_.withdrawal());
@@ -345,7 +344,7 @@ void JoinLeader::tell_failure(const Status& why) {
   }
   const std::string text = failure_text(why);
   static_cast<void>(context_.options.store.put(context_.options.key, text));
-  for (JoinFollower& follower : followers_) {
+  for (Follower& follower : followers_) {
     static_cast<void>(follower.connection.send(text));
   }
 }
@@ -371,7 +370,7 @@ class JoinFollower {
   const JoinContext& context_;
   std::string offer_;  // Where the leader said that it listens.
   bool offered_again_ = false;
-  Instant until_{0};  // Of the leader's answers.
+  Instant until_{0};  // When the leader's answers must have come.
   Segment segment_;
   std::unique_ptr<Peers> peers_;
 };

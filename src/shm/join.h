@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// join_segment() is how the ranks of one host come to share a segment: rank 0
-// makes it and hands it to the others. HostSegment is what each gets: memory,
-// and the peers that share it. Owns both. Thread rule: as Segment and Peers.
-// docs/design/shared_memory.md
+// The collective with which the ranks of a host come to share a segment: rank 0 makes it and hands
+// it to the others. Each rank gets a HostSegment: the memory, and the peers that share it. Thread
+// rule: as Segment and Peers. docs/design/shared_memory.md
 #pragma once
 
 #include <cstddef>
@@ -18,16 +17,16 @@
 
 namespace sherd::shm {
 
-// What the ranks have in common before they share memory. An exception that
-// leaves one of them leaves join_segment().
+// A key-value store that the ranks have in common before they share memory. An
+// exception that leaves one of its functions leaves join_segment().
 struct StringStore {
   std::function<Status(const std::string& key, const std::string& value)> put{};
   // The last value put, waiting until there is one; a failure at the latest
   // after `at_most`, earlier and with a better reason if it has one.
   std::function<Result<std::string>(const std::string& key, Duration at_most)>
       get{};
-  // A failure when one is lost who need not be among the ranks that join, but
-  // whom they cannot do without. Asked while rank 0 waits; may be empty.
+  // A failure when a process is lost that the ranks cannot do without, though it
+  // need not be one of them. Asked while rank 0 waits; may be empty.
   std::function<Status()> check_others{};
 };
 
@@ -37,7 +36,7 @@ struct SegmentJoinOptions {
   int ranks = 1;
   // How messages name the ranks, in that order; empty: 0, 1, ...
   std::vector<int> names{};
-  // Of the store; one for each segment. Not used by a single rank.
+  // Where rank 0 puts its offer, one key for each segment. A single rank needs none.
   std::string key{};
   StringStore store{};
   // The memory for the caller, beside what peers need. Equal on every rank.
@@ -78,8 +77,8 @@ class HostSegment {
   std::unique_ptr<Peers> peers_;
 };
 
-// Collective. On every rank ok, when all have mapped the segment; or on every
-// rank that lives a failure that names the rank at fault: kPeerLost for one
+// Ok on every rank when all have mapped the segment; else a failure on every rank
+// that lives, which names the rank at fault: kPeerLost for one
 // that died meanwhile, kDeadlineExceeded for one that did not come,
 // kPeerMismatch for other options, kUnavailable for memory that cannot be had.
 // Either way nothing is left behind.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks tell each other while they join a segment, as text. Pure.
-// Thread rule: values.
+// The messages of ranks that join a segment, as text. Pure. Thread rule: values.
 #pragma once
 
 #include <cstdint>

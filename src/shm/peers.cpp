@@ -198,6 +198,10 @@ bool Peers::has_left(int rank) const {
              .load(std::memory_order_acquire) != 0;
 }
 
+Status Peers::departure(int rank) const {
+  return {ErrorCode::kPeerLost, str("[world] ", name(rank), " has left")};
+}
+
 bool Peers::has_ended(int rank) const {
   pollfd process = {
       processes_[static_cast<std::size_t>(rank)].get(), POLLIN, 0};

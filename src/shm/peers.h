@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Peers are the processes that share a segment, as each of them sees the
-// others: who has died, left or given up. Their records and the first trouble
-// lie in the segment, so everybody names the same cause, also those who notice
-// only what came of it. Thread rule: enter() and watch() one thread before all
-// others; else any thread.
+// The processes that share a segment, as each of them sees the others: which have died, left or
+// given up. Their records and the first trouble lie in the segment, so all ranks name the same
+// cause, also those that notice only its consequences. Thread rule: enter() and watch() on one
+// thread before all others; else any thread.
 #pragma once
 
 #include <array>
@@ -80,10 +79,12 @@ class Peers {
   Status blame(int rank);
   // Records that this rank goes no further, and why.
   void give_up(const std::string& why);
-  // Records that this rank is done: from now on its end is no trouble, save to
-  // who still waits for it.
+  // Records that this rank is done: from now on its end is trouble only to ranks
+  // that still wait for it.
   void leave();
   bool has_left(int rank) const;
+  // The error of whoever waits for `rank`, which has left.
+  Status departure(int rank) const;
   // Whether its process has ended, left or not. REQUIRES: watch().
   bool has_ended(int rank) const;
 

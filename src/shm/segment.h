@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Segment is memory that several processes map: an anonymous file (memfd) that
-// has no name, so the kernel frees it with the last process that maps it,
-// whatever dies. It starts as zeros. Addresses differ between processes, so
-// nothing in a segment is a pointer. It owns the mapping and the descriptor,
+// Memory that several processes map: an anonymous file (memfd), which has no name, so the kernel
+// frees it with the last process that maps it, whatever dies. It starts as zeros. Addresses differ
+// between processes, so nothing in a segment is a pointer. Owns the mapping and the descriptor,
 // which programs started by exec do not inherit. Thread rule: any thread.
 // docs/design/shared_memory.md
 #pragma once
@@ -19,10 +18,10 @@
 namespace sherd::shm {
 
 struct SegmentOptions {
-  // Behaviour. How long it is; > 0.
+  // Behaviour. Its length; > 0.
   std::size_t bytes = 0;
-  // How much of that will ever be touched, of which pages are taken; 0: all.
-  // What is compared with the memory left when it is made.
+  // How much of that will ever be written, and so take pages; 0: all. This is
+  // compared with the available memory when the segment is made.
   std::size_t touched_bytes = 0;
   // Performance. Asks the kernel for huge pages; ignored where it has none for
   // shared memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled).
@@ -59,9 +58,9 @@ class Segment {
   Status make_read_only(std::size_t offset, std::size_t bytes) const;
 
   // From now on nobody else sees what this process writes into the range, and it
-  // may write all of it. Addresses stay, contents too; of others' writes it sees
-  // those in pages that it has not written itself since. Costs memory for the
-  // pages that are written. kUnavailable, and nothing has changed, when the
+  // may write all of it. Addresses and contents stay; writes of others show in
+  // pages that this process has not written itself since. Pages that are written
+  // cost memory. kUnavailable, and nothing has changed, when the
   // kernel refuses. REQUIRES: as make_read_only().
   Status make_private(std::size_t offset, std::size_t bytes) const;
 
@@ -90,8 +89,7 @@ class Segment {
   std::size_t bytes_ = 0;
 };
 
-// `bytes` rounded up to whole pages: where a part begins that is touched, or
-// protected, on its own.
+// `bytes` rounded up to whole pages: only these are protected on their own.
 std::size_t round_up_to_pages(std::size_t bytes);
 
 }  // namespace sherd::shm

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two processes of one host and one user talk over a Unix socket and hand each
-// other descriptors. Addresses are abstract: they vanish with the listener, no
-// file is made. Messages are short and arrive whole. Thread rule: one thread
-// each.
+// Connections between two processes of one host and one user, which can hand each other
+// descriptors. Addresses are abstract: they vanish with the listener, and no file is made.
+// Messages are short and arrive whole. Thread rule: one thread each.
 #pragma once
 
 #include <optional>

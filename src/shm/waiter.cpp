@@ -72,11 +72,7 @@ Status Waiter::wait_asleep(
       return describe(trouble, found, value, awaited);
     }
     if (left) {
-      return describe(
-          Status(
-              ErrorCode::kPeerLost,
-              str("[world] ", peers_->name(awaited.rank), " has left")),
-          found, value, awaited);
+      return describe(peers_->departure(awaited.rank), found, value, awaited);
     }
     const Instant now = clock_->now();
     if (found != seen) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Waiter waits for counters of other ranks: it spins briefly, then sleeps, and
-// looks in between whether everybody is alive. No wait is without an end.
-// Thread rule: any thread; a value that refers to peers and clock.
+// Waits for counters of other ranks: spins briefly, then sleeps in slices, and checks between them
+// whether all ranks are alive, so that no wait is endless. Thread rule: any thread; a value that
+// refers to peers and clock.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct WaitOptions {
   Duration spin = std::chrono::microseconds(20);
 };
 
-// Who is waited for, and for what: only for messages, nothing is allocated.
+// The rank that is waited for, and the words for it in an error. Allocates nothing.
 struct WaitTarget {
   int rank = 0;
   std::string_view what{};   // "the gradients of unit".
@@ -41,13 +41,12 @@ class Waiter {
 
   Peers& peers() const { return *peers_; }
 
-  // Waits until `counter` has reached `value`, or awaited.cancel_counter its own;
-  // then the outcome is ok, whoever
-  // has died. Else within milliseconds the first trouble of any rank, naming
-  // it; kPeerLost when the awaited rank has left without reaching `value`; and
-  // kDeadlineExceeded when it is silent beyond the deadline: "rank 2 is not
-  // responding", naming the rank that it waits for itself, if so; every other
-  // wait on the segment then ends with this too.
+  // Waits until `counter` has reached `value`, or awaited.cancel_counter its own; then the
+  // outcome is ok, whoever has died. Else within milliseconds the first trouble of any rank,
+  // naming it; kPeerLost when the awaited rank has left without reaching `value`; and
+  // kDeadlineExceeded when it is silent beyond the deadline: "rank 2 is not responding", naming
+  // the rank that it waits for itself, if so; every other wait on the segment then ends with this
+  // too.
   // REQUIRES: awaited.rank is another rank.
   Status wait(
       Counter counter, std::uint64_t value, const WaitTarget& awaited) const;

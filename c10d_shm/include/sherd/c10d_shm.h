@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A c10d backend for CPU tensors of ranks on one host, over shared memory, for
-// programs that talk to c10d themselves. Source: torch.distributed's
-// init_process_group; Python has it as "shm".
-// Thread rule: any thread; collectives of a group from one at a time.
+// A c10d backend for CPU tensors of ranks on one host, over shared memory, for programs that use
+// c10d themselves; torch.distributed has it as "shm" (Python package sherd_shm). Link
+// sherd::c10d_shm. Thread rule: any thread; collectives of a group from one at a time.
 #pragma once
 
 #include <chrono>
@@ -20,10 +19,10 @@ namespace sherd {
 
 // Equal on every rank.
 struct ShmGroupOptions {
-  // Behaviour. How long joining may take, and how long a rank may keep the
-  // others waiting in a call that has no timeout of its own.
+  // How long joining may take, and how long a rank may keep the others waiting in
+  // a call that has no timeout of its own.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  // How messages name the ranks, in order; empty: 0, 1, ...
+  // How errors name the ranks, in order; empty: 0, 1, ...
   std::vector<int> names{};
   // Copies from process to process where the kernel allows it; false: through
   // the segment only.
@@ -33,13 +32,13 @@ struct ShmGroupOptions {
   // `unlocked` runs that, `block`, once, without the lock, or not at all in a
   // forked child, which is not the rank; empty: as it is.
   std::function<void(const std::function<void()>& block)> unlocked{};
-  // Is told of every backend: this one, and those split off it. May be empty.
+  // Called with every backend: this one, and those split off it. May be empty.
   std::function<void(const c10::intrusive_ptr<c10d::Backend>&)> made{};
 };
 
-// Collective over `size` ranks: the ones that share `store`. A store may serve
-// one group after another, whatever became of those before, when each rank
-// makes a backend once for each. Throws Error, on every rank, when they are not all
+// Collective over the `size` ranks that share `store`. A store may serve one group
+// after another, whatever became of those before, when each rank makes one backend
+// for each. Throws Error, on every rank, when they are not all
 // on this host, when memory is short, or naming a rank that does not come.
 c10::intrusive_ptr<c10d::Backend> make_shm_backend(
     const c10::intrusive_ptr<c10d::Store>& store,
