@@ -49,12 +49,12 @@ PARTS = {
     "plan": Part(("base",), torch=False),
     "launch": Part(("base", "net", "plan"), torch=False),
     "ft/protocol": Part(("base",), torch=False),
-    "ft/session": Part(
-        ("base", "net", "world", "ckpt", "optim", "ft/protocol", "ft/agent",
+    "ft/replica/session": Part(
+        ("base", "net", "world", "ckpt", "optim", "ft/protocol", "ft/replica",
          "sherd/ft/replica_checkpoints.h", "sherd/ft/replica_session.h"),
         torch=True),
     "ft/wire": Part(("base", "net", "ft/protocol"), torch=False),
-    "ft/agent": Part(
+    "ft/replica": Part(
         ("base", "net", "ft/protocol", "ft/wire", "ft/ring", "ft/transfer"),
         torch=False),
     "ft/ring": Part(

@@ -16,8 +16,8 @@
 #include <sstream>
 
 #include "base/check.h"
-#include "ft/agent/gradient_check.h"
-#include "ft/agent/replica_agent.h"
+#include "ft/replica/gradient_check.h"
+#include "ft/replica/replica_agent.h"
 #include "ft/toy_model.h"
 #include "support/delay.h"
 

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/replica/commands.h"
+
+#include <set>
+#include <gmock/gmock.h>
+#include "ft/replica/commands_testing.h"
+
+namespace sherd::ft {
+namespace {
+
+using ::testing::HasSubstr;
+
+const Commit kCommit = {{{2, 7}, 41}, {40, {1, 2}}, {41, {3, 4}}, 99};
+
+TEST(AgentCommands, ComeBackAsTheyWere) {
+  const JoinCommand join{
+      {{2, 7}, {{0, 10, "127.0.0.1", 4000}, {3, 11, "h", 5}}}};
+  const auto joined = command_of(bytes_of(Command(join))).value();
+  const auto& epoch = std::get<JoinCommand>(joined).epoch;
+  EXPECT_EQ(epoch.epoch, (Epoch{2, 7}));
+  EXPECT_EQ(epoch.members[1].replica, 3U);
+  EXPECT_EQ(epoch.members[0].port, 4000);
+  const ComputeCommand compute{5, {40, {1, 2}}, {{0, 8}, {16, 24}}, 3};
+  const auto computed = command_of(bytes_of(Command(compute))).value();
+  EXPECT_EQ(std::get<ComputeCommand>(computed).samples, compute.samples);
+  EXPECT_EQ(std::get<ComputeCommand>(computed).base, compute.base);
+  const auto reduce =
+      command_of(bytes_of(Command(ReduceCommand{{{2, 7}, 41}, {8.0, 0.0}})))
+          .value();
+  EXPECT_EQ(std::get<ReduceCommand>(reduce).weights[0], 8.0);
+  const auto apply =
+      command_of(bytes_of(Command(ApplyCommand{kCommit}))).value();
+  EXPECT_EQ(std::get<ApplyCommand>(apply).commit, kCommit);
+}
+
+TEST(AgentEvents, ComeBackAsTheyWere) {
+  const FetchedEvent fetched{3, "not here", kCommit, 7};
+  const auto event = event_of(bytes_of(RankEvent(fetched))).value();
+  EXPECT_EQ(std::get<FetchedEvent>(event).failure, "not here");
+  EXPECT_EQ(std::get<FetchedEvent>(event).commit, kCommit);
+  const AppliedEvent applied{{41, {3, 4}}, StateDigest{{41, {3, 4}}, 9, true}};
+  EXPECT_EQ(
+      std::get<AppliedEvent>(event_of(bytes_of(RankEvent(applied))).value())
+          .digest,
+      applied.digest);
+  const BadGradientsEvent bad{5, {"not finite", true}};
+  EXPECT_EQ(
+      std::get<BadGradientsEvent>(event_of(bytes_of(RankEvent(bad))).value())
+          .fault,
+      bad.fault);
+  const ProgressEvent progress{{Activity::kReducing, 12, ReplicaId{2}}};
+  EXPECT_EQ(
+      std::get<ProgressEvent>(event_of(bytes_of(RankEvent(progress))).value())
+          .progress,
+      progress.progress);
+}
+
+// How many kinds came of `make`, each written again as the same bytes.
+template <auto decode, typename Make>
+std::size_t kinds_that_come_back(Make make) {
+  std::set<std::size_t> kinds;
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    test::RandomMessages random(seed);
+    const auto value = make(random);
+    kinds.insert(value.index());
+    const std::string bytes = bytes_of(value);
+    const auto again = decode(bytes);
+    EXPECT_TRUE(again.ok()) << again.status().message();
+    EXPECT_TRUE(again.ok() && bytes_of(again.value()) == bytes)
+        << "kind " << value.index();
+  }
+  return kinds.size();
+}
+
+TEST(AgentCommands, EachKindIsWrittenAgainAsTheSameBytes) {
+  EXPECT_EQ(
+      kinds_that_come_back<command_of>(test::random_command),
+      std::variant_size_v<Command>);
+}
+
+TEST(AgentEvents, EachKindIsWrittenAgainAsTheSameBytes) {
+  EXPECT_EQ(
+      kinds_that_come_back<event_of>(test::random_event),
+      std::variant_size_v<RankEvent>);
+}
+
+TEST(AgentCommands, WhatIsCutOrLongerIsRefused) {
+  const auto bytes = bytes_of(Command(ApplyCommand{kCommit}));
+  for (std::size_t cut = 0; cut < bytes.size(); ++cut) {
+    EXPECT_FALSE(command_of(std::string_view(bytes).substr(0, cut)).ok());
+  }
+  EXPECT_FALSE(command_of(bytes + "x").ok());
+  EXPECT_THAT(command_of("\x7f").status().message(), HasSubstr("a command"));
+}
+
+}  // namespace
+}  // namespace sherd::ft

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Random commands and events, for tests and fuzzers. Thread rule: one thread.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <variant>
+#include "ft/replica/commands.h"
+#include "ft/wire/messages_testing.h"
+
+namespace sherd::ft::test {
+
+inline int random_int(RandomMessages& random) {
+  return static_cast<int>(random.half() >> 1U);
+}
+
+inline RingMembership random_ring(RandomMessages& random) {
+  return {random.epoch(), random.some<RingMember>([&] {
+            return RingMember{
+                random.half(), random.word(), random.text(),
+                static_cast<std::uint16_t>(random.word())};
+          })};
+}
+
+inline Command random_command(RandomMessages& random) {
+  switch (random.below(std::variant_size_v<Command>)) {
+    case 0:
+      return RunCommand{random.word()};
+    case 1:
+      return JoinCommand{random_ring(random)};
+    case 2:
+      return ComputeCommand{
+          random.word(), random.state(), random.ranges(), random_int(random),
+          random_int(random)};
+    case 3:
+      return ReduceCommand{random.attempt(), random.some<double>([&] {
+                             return std::bit_cast<double>(random.word());
+                           })};
+    case 4:
+      return StopReduceCommand{random.epoch()};
+    case 5:
+      return ApplyCommand{random.commit()};
+    case 6:
+      return SnapshotCommand{random.state()};
+    case 7:
+      return FetchStateCommand{
+          random.word(),
+          random.some<RankAddress>([&] { return random.address(); }),
+          random.state()};
+    case 8:
+      return FetchSumCommand{random.word(), random.address(), random.state()};
+    case 9:
+      return DropFetchCommand{};
+    case 10:
+      return InstallCommand{random.word()};
+    default:
+      return StopCommand{random.text()};
+  }
+}
+
+inline RankEvent random_event(RandomMessages& random) {
+  const auto digest = [&] {
+    return random.maybe<StateDigest>([&] { return random.digest(); });
+  };
+  switch (random.below(std::variant_size_v<RankEvent>)) {
+    case 0:
+      return JoinedEvent{random.epoch()};
+    case 1:
+      return ReducedEvent{random.attempt(), random.word()};
+    case 2:
+      return PeerLostEvent{random.suspicion()};
+    case 3:
+      return AppliedEvent{random.state(), digest()};
+    case 4:
+      return FetchedEvent{
+          random.word(), random.text(), random.commit(), random.word()};
+    case 5:
+      return InstalledEvent{random.word(), random.state(), digest()};
+    case 6:
+      return ProgressEvent{random.progress()};
+    case 7:
+      return LeaveEvent{};
+    case 8:
+      return FinishedEvent{};
+    default:
+      return BadGradientsEvent{random.word(), random.fault()};
+  }
+}
+
+}  // namespace sherd::ft::test

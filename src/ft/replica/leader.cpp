@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the coordinator and the ranks say, and what becomes of it; catching up is
+// in leader_fetch.cpp.
+#include "ft/replica/leader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "ft/protocol/samples.h"
+#include "ft/wire/codec.h"
+#include "ft/wire/printable_messages.h"
+
+namespace sherd::ft {
+namespace {
+
+// A coordinator that was started again is found at once.
+constexpr Duration kRedialMax = std::chrono::milliseconds(250);
+// For others that still lack the last step, when this replica's program ends.
+constexpr Duration kLinger = std::chrono::seconds(60);
+// Beats without a word of a rank, whose agent has something to say in each.
+constexpr std::uint32_t kSilentAfterHeartbeats = 4;
+
+net::ReconnectingClientOptions redial_options(const net::Security& security) {
+  net::ReconnectingClientOptions options;
+  options.dial.security = security;
+  options.dial.connection.payload_bytes_max = std::size_t{64} << 20U;
+  options.back_off_max = kRedialMax;
+  return options;
+}
+
+}  // namespace
+
+std::uint64_t digest_of_parts(const std::vector<std::uint64_t>& parts) {
+  Hash64 hash;
+  for (const auto part : parts) {
+    hash.add(part);
+  }
+  return hash.value();
+}
+
+namespace {
+
+// Of a replica, if all its ranks have made theirs.
+std::optional<StateDigest> digest_of_state(
+    const std::map<std::size_t, std::optional<StateDigest>>& parts) {
+  std::vector<std::uint64_t> digests;
+  for (const auto& [rank, part] : parts) {
+    if (!part) {
+      return std::nullopt;
+    }
+    digests.push_back(part->digest);
+  }
+  auto digest = parts.begin()->second;
+  digest->digest = digest_of_parts(digests);
+  return digest;
+}
+
+}  // namespace
+
+Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
+    : loop_(loop),
+      options_(std::move(options)),
+      send_(std::move(send)),
+      machine_(options_.replica),
+      progress_(ranks()),
+      missed_heartbeats_(ranks()),
+      random_(options_.replica.incarnation),
+      coordinator_(std::make_unique<net::ReconnectingClient>(
+          loop,
+          options_.coordinator,
+          redial_options(options_.security),
+          [this] { return random_(); },
+          net::ReconnectingClientHandlers{
+              .on_connected =
+                  [this] {
+                    unreached_.clear();
+                    report();
+                  },
+              .on_frame =
+                  [this](const net::Frame& frame) { received_view(frame); },
+              .on_lost =
+                  [](const Status& reason) {
+                    log_warning(str("[ft] ", reason.message()));
+                  },
+              .on_failed =
+                  [this](const Status& reason) { not_reached(reason); }})) {
+  send_heartbeat();
+}
+
+// ---- the coordinator ----
+
+// Each reason once: it is tried again and again.
+void Leader::not_reached(const Status& reason) {
+  if (std::exchange(unreached_, reason.message()) != reason.message()) {
+    log_warning(str(
+        "[ft] no coordinator yet: ", reason.message(), "; it is tried again"));
+  }
+}
+
+void Leader::received_view(const net::Frame& frame) {
+  if (stopped_ || frame.type != static_cast<std::uint16_t>(FrameType::kRunView)) {
+    return;
+  }
+  auto decoded = run_view_of(frame.payload);
+  if (!decoded.ok()) {
+    coordinator_->connection()->close(decoded.status());
+    return;
+  }
+  const RunView view = with_printable_texts(std::move(decoded).value());
+  const auto run = view.run;
+  if (!run_is_known_ && view.fenced.empty()) {
+    run_is_known_ = true;
+    send_all(RunCommand{run});
+  }
+  if (machine_.view().run != 0 && run != machine_.view().run &&
+      std::exchange(other_run_, run) != run) {
+    log_warning(
+        str("[ft] expected a coordinator of run ", machine_.view().run,
+            ", found one of run ", run, ": its log is another one"));
+  }
+  if (view.ended) {
+    log_info(str("[ft] ", view.fenced));
+  }
+  carry_out(machine_.received(view));
+  warm_up();
+  leave_in_order();
+  end_in_order();
+}
+
+void Leader::report() { on(ReportTask{machine_.report()}); }
+
+void Leader::send_heartbeat() {
+  if (options_.reach) {
+    options_.reach("beat", ++beats_);
+  }
+  for (auto& beats : missed_heartbeats_) {
+    ++beats;
+  }
+  report();
+  heartbeat_ = loop_.after(kHeartbeatInterval, [this] { send_heartbeat(); });
+}
+
+void Leader::on(const ReportTask& task) {
+  auto* connection = coordinator_ ? coordinator_->connection() : nullptr;
+  if (connection == nullptr || stopped_) {
+    return;
+  }
+  auto report = task.report;
+  report.serial = ++reports_;
+  report.addresses = options_.addresses;
+  report.progress = progress();
+  report.ranks = progress_of_ranks();
+  report.finished = finished_;
+  connection->send(
+      static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
+}
+
+// Of a replica: what the busiest of its ranks does.
+TrainingProgress Leader::progress() const {
+  const auto weight = [](Activity activity) {
+    constexpr Activity kOrder[] = {Activity::kIdle,     Activity::kWaiting,
+                                   Activity::kReducing, Activity::kFetching,
+                                   Activity::kApplying, Activity::kComputing};
+    return std::find(std::begin(kOrder), std::end(kOrder), activity) - kOrder;
+  };
+  TrainingProgress all;
+  all.serial = recovered_ranks_;
+  for (const auto& one : progress_) {
+    all.serial += one.serial;
+    if (weight(one.activity) > weight(all.activity)) {
+      all.activity = one.activity;
+    }
+    if (!all.waits_for) {
+      all.waits_for = one.waits_for;
+      all.to_read = one.to_read;
+    }
+  }
+  if (all.activity != Activity::kReducing) {
+    all.waits_for.reset();
+    all.to_read = false;
+  }
+  return all;
+}
+
+std::vector<TrainingProgress> Leader::progress_of_ranks() const {
+  auto all = progress_;
+  for (std::size_t rank = 0; rank < ranks(); ++rank) {
+    all[rank].missed_heartbeats = missed_heartbeats_[rank];
+  }
+  return all;
+}
+
+// ---- tasks ----
+
+void Leader::carry_out(const Tasks& tasks) {
+  for (const auto& task : tasks) {
+    std::visit([this](const auto& one) { on(one); }, task);
+  }
+}
+
+void Leader::send_all(const Command& command) {
+  for (std::size_t rank = 0; rank < ranks(); ++rank) {
+    send_(rank, command);
+  }
+}
+
+void Leader::on(const ComputeTask& task) {
+  computed_ = true;
+  const auto& members = machine_.view().members;
+  const auto mine =
+      std::find_if(members.begin(), members.end(), [&](const Member& one) {
+        return one.replica == options_.replica.replica;
+      });
+  send_all(ComputeCommand{
+      task.serial, task.base, task.samples, static_cast<int>(members.size()),
+      static_cast<int>(mine - members.begin())});
+}
+
+void Leader::on(const JoinTask& task) {
+  for (std::size_t rank = 0; rank < ranks(); ++rank) {
+    JoinCommand command{{task.epoch, {}}};
+    for (const auto& member : task.members) {
+      const auto& peers = machine_.view().peers;
+      const auto peer =
+          std::find_if(peers.begin(), peers.end(), [&](const LiveReplica& one) {
+            return one.replica == member.replica &&
+                one.incarnation == member.incarnation &&
+                one.addresses.size() == ranks();
+          });
+      if (peer == peers.end()) {
+        carry_out(machine_.peer_lost(
+            {task.epoch, member.replica,
+             str("it has not said where its ", ranks(), " ranks are")}));
+        return;
+      }
+      const auto& address = peer->addresses[rank];
+      command.epoch.members.push_back(
+          {member.replica, member.incarnation, address.host,
+           address.reduce_port});
+    }
+    send_(rank, command);
+  }
+}
+
+void Leader::on(const ReduceTask& task) {
+  ReduceCommand command{task.attempt, {}};
+  for (const auto& member : task.members) {
+    command.weights.push_back(static_cast<double>(count_of(member.samples)));
+  }
+  send_all(command);
+}
+
+void Leader::on(const StopReduceTask& task) {
+  send_all(StopReduceCommand{task.epoch});
+}
+
+void Leader::on(const ApplyTask& task) {
+  busy_ = true;
+  send_all(ApplyCommand{task.commit});
+}
+
+void Leader::on(const InstallTask& task) {
+  busy_ = true;
+  send_all(InstallCommand{task.serial});
+}
+
+void Leader::on(const StopTask& task) { stop(task.reason); }
+
+void Leader::stop(const std::string& reason) {
+  stopped_ = true;
+  send_all(StopCommand{reason});
+  coordinator_.reset();
+}
+
+// What it promised to finish is finished, nobody counts on it any more, and it is
+// not the only one that has what it has. One that holds nothing had a wrong state,
+// which is not to be left behind as its last.
+void Leader::leave_in_order() {
+  const auto& view = machine_.view();
+  if (stopped_ || !machine_.report().leaving || busy_ || !machine_.held()) {
+    return;
+  }
+  const auto id = options_.replica.incarnation;
+  const bool member = std::any_of(
+      view.members.begin(), view.members.end(),
+      [&](const Member& one) { return one.incarnation == id; });
+  const auto others = std::count_if(
+      view.peers.begin(), view.peers.end(),
+      [&](const LiveReplica& one) { return one.incarnation != id; });
+  const bool held =
+      std::any_of(view.peers.begin(), view.peers.end(), [&](const LiveReplica& one) {
+        return one.incarnation != id && one.held == view.canonical;
+      });
+  const bool is_first = view.term == 0;  // It has heard nobody.
+  const bool is_last = others == 0 && view.canonical == machine_.held();
+  if (!member && (held || is_first || is_last)) {
+    stop({});
+  }
+}
+
+// The others have got what it has, or are taking too long.
+void Leader::end_in_order() {
+  // One that holds nothing had a wrong state: it fetches another.
+  if (!finished_ || stopped_ || !machine_.held()) {
+    return;
+  }
+  const auto& peers = machine_.view().peers;
+  if (std::all_of(peers.begin(), peers.end(), [&](const LiveReplica& peer) {
+        return peer.held && peer.held->step >= machine_.held()->step;
+      })) {
+    stop({});
+  }
+}
+
+// ---- events ----
+
+void Leader::received(std::size_t rank, const RankEvent& event) {
+  if (!stopped_) {
+    std::visit([&](const auto& one) { on(rank, one); }, event);
+    offer_snapshot();
+    leave_in_order();
+  }
+}
+
+void Leader::lost_rank(std::size_t rank, const std::string& reason) {
+  if (!stopped_) {
+    on(StopTask{str("rank ", rank, " of this replica was lost: ", reason)});
+  }
+}
+
+void Leader::on(std::size_t /*rank*/, const JoinedEvent& event) {
+  joined_.erase(joined_.begin(), joined_.lower_bound(machine_.view().epoch));
+  if (++joined_[event.epoch] == ranks()) {
+    carry_out(machine_.joined(event.epoch));
+  }
+}
+
+void Leader::on(std::size_t rank, const ReducedEvent& event) {
+  digests_.erase(digests_.begin(), digests_.lower_bound(event.attempt));
+  auto& digests = digests_[event.attempt];
+  digests[rank] = event.digest;
+  if (digests.size() == ranks()) {
+    std::vector<std::uint64_t> parts;
+    for (const auto& [one, digest] : digests) {
+      parts.push_back(digest);
+    }
+    carry_out(machine_.reduced(event.attempt, digest_of_parts(parts)));
+  }
+}
+
+void Leader::on(std::size_t /*rank*/, const PeerLostEvent& event) {
+  carry_out(machine_.peer_lost(event.suspicion));
+}
+
+// One write after another: the next one begins when all have done this one.
+void Leader::on(std::size_t rank, const AppliedEvent& event) {
+  applied_[rank] = event.digest;
+  if (applied_.size() == ranks()) {
+    const auto digest = digest_of_state(std::exchange(applied_, {}));
+    busy_ = false;
+    carry_out(machine_.applied(event.state, digest));
+  }
+}
+
+void Leader::on(std::size_t rank, const InstalledEvent& event) {
+  installed_[rank] = event.digest;
+  if (installed_.size() == ranks()) {
+    const auto digest = digest_of_state(std::exchange(installed_, {}));
+    busy_ = false;
+    carry_out(machine_.installed(event.serial, event.state, digest));
+  }
+}
+
+void Leader::on(std::size_t rank, const BadGradientsEvent& event) {
+  auto fault = event.fault;
+  fault.reason = str("rank ", rank, ": ", fault.reason);
+  carry_out(machine_.bad_gradients(event.serial, fault));
+}
+
+void Leader::on(std::size_t rank, const ProgressEvent& event) {
+  progress_[rank] = event.progress;
+  // Who took it for one that hangs sees it move.
+  recovered_ranks_ += std::exchange(missed_heartbeats_[rank], 0) >= kSilentAfterHeartbeats ? 1 : 0;
+}
+
+void Leader::on(std::size_t /*rank*/, const LeaveEvent&) {
+  carry_out(machine_.leave());
+}
+
+void Leader::on(std::size_t rank, const FinishedEvent&) {
+  if (rank != 0 || finished_) {
+    return;
+  }
+  finished_ = true;
+  report();
+  linger_ = loop_.after(kLinger, [this] {
+    stop(
+        machine_.held()
+            ? ""
+            : "its parameters are not those of the others after its last step");
+  });
+  end_in_order();
+}
+
+// ---- snapshots for others ----
+
+void Leader::snapshot_wanted() {
+  snapshot_wanted_ = true;
+  offer_snapshot();
+}
+
+// Between two writes: what all ranks hold then is the same state.
+void Leader::offer_snapshot() {
+  if (snapshot_wanted_ && !busy_ && machine_.held() && !stopped_) {
+    snapshot_wanted_ = false;
+    send_all(SnapshotCommand{*machine_.held()});
+  }
+}
+
+}  // namespace sherd::ft

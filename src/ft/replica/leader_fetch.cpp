@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a replica catches up: by the sum of the step after the one that it holds,
+// if somebody still has that, or else by a whole state. All ranks fetch from their
+// counterparts in several donors, which are asked for a snapshot at the same
+// moment: most will take it of the same state.
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "ft/replica/leader.h"
+#include "ft/transfer/chunk_plan.h"
+
+namespace sherd::ft {
+namespace {
+
+// Before everything is tried again: others may wait for it in the step that is
+// under way.
+constexpr Duration kPauseMin = std::chrono::milliseconds(5);
+constexpr Duration kPauseMax = std::chrono::milliseconds(100);
+// Together; each makes a copy of its state.
+constexpr std::size_t kDonorsMax = 4;
+// For the others, when the first has said which state it will give.
+constexpr Duration kOthersMax = std::chrono::milliseconds(300);
+
+// Canonical, or what led there: nothing else is worth a fetch.
+bool is_on_the_way(const RunView& view, const StateId& state) {
+  return state == view.canonical ||
+      std::any_of(
+             view.recent.begin(), view.recent.end(), [&](const Commit& one) {
+               return one.base == state || one.result == state;
+             });
+}
+
+// Who can help, the best first: those that have come furthest, of these each
+// replica begins with another one. The order is of when a step was committed, so
+// who held the same then has the sum since.
+std::vector<LiveReplica> donors_for(
+    const RunView& view,
+    const CatchUpTask& task,
+    ReplicaId self,
+    bool wants_sum) {
+  std::vector<LiveReplica> donors;
+  for (const auto& peer : view.peers) {
+    if (peer.replica != self && peer.held &&
+        (wants_sum ||
+         (peer.held != task.held && is_on_the_way(view, *peer.held)))) {
+      donors.push_back(peer);
+    }
+  }
+  if (!donors.empty()) {
+    std::rotate(
+        donors.begin(), donors.begin() + self % donors.size(), donors.end());
+  }
+  std::stable_sort(
+      donors.begin(), donors.end(),
+      [](const auto& a, const auto& b) { return a.held->step > b.held->step; });
+  return donors;
+}
+
+}  // namespace
+
+void Leader::on(const CatchUpTask& task) {
+  others_.cancel();
+  retry_.cancel();
+  catch_up_ = CatchUpAttempt();
+  catch_up_->task = task;
+  catch_up_->wants_sum = task.held.has_value();
+  try_next_donor();
+}
+
+void Leader::on(const StopCatchUpTask&) {
+  catch_up_.reset();
+  others_.cancel();
+  retry_.cancel();
+  send_all(DropFetchCommand{});
+}
+
+// Sums of all donors first, they are small; then states.
+void Leader::try_next_donor() {
+  if (!catch_up_->wants_sum) {
+    ask_snapshots();
+    return;
+  }
+  const auto donors =
+      donors_for(machine_.view(), catch_up_->task, options_.replica.replica, true);
+  while (catch_up_->tries < donors.size()) {
+    const auto& donor = donors[catch_up_->tries++];
+    if (donor.addresses.size() == ranks()) {
+      fetch_sum_from(donor);
+      return;
+    }
+  }
+  catch_up_->wants_sum = false;
+  catch_up_->tries = 0;
+  ask_snapshots();
+}
+
+void Leader::fetch_sum_from(const LiveReplica& donor) {
+  catch_up_->serial = ++fetches_;
+  catch_up_->answers.assign(ranks(), std::nullopt);
+  for (std::size_t rank = 0; rank < ranks(); ++rank) {
+    send_(
+        rank,
+        FetchSumCommand{catch_up_->serial, donor.addresses[rank], *catch_up_->task.held});
+  }
+}
+
+void Leader::ask_snapshots() {
+  const auto donors =
+      donors_for(machine_.view(), catch_up_->task, options_.replica.replica, false);
+  catch_up_->asked.clear();
+  std::optional<std::int64_t> furthest;
+  for (auto& next = catch_up_->tries;
+       next < donors.size() && catch_up_->asked.size() < kDonorsMax; ++next) {
+    const auto& donor = donors[next];
+    if (furthest && donor.held->step + 1 < *furthest) {
+      break;  // It would copy another state.
+    }
+    if (donor.addresses.size() == ranks()) {
+      furthest = furthest.value_or(donor.held->step);
+      catch_up_->asked.push_back({donor.addresses, nullptr, std::nullopt});
+    }
+  }
+  if (catch_up_->asked.empty()) {
+    fetch_done(false);
+    return;
+  }
+  warm_up();
+  FetchOptions options;
+  options.run = machine_.view().run;
+  options.shard_rank = 0;
+  options.security = options_.security;
+  for (std::size_t i = 0; i < catch_up_->asked.size(); ++i) {
+    const auto& first = catch_up_->asked[i].addresses.front();
+    catch_up_->asked[i].fetch = ask_snapshot(
+        loop_, net::HostAddress{first.host, first.fetch_port}, options,
+        [this, i](const Result<StateId>& state) { heard_snapshot(i, state); });
+  }
+}
+
+void Leader::heard_snapshot(std::size_t donor, const Result<StateId>& state) {
+  auto& asked = catch_up_->asked;
+  asked[donor].fetch.reset();
+  if (state.ok()) {
+    asked[donor].state = state.value();
+  }
+  const bool all = std::all_of(asked.begin(), asked.end(), [](const auto& one) {
+    return one.fetch == nullptr;
+  });
+  if (all) {
+    fetch_state();
+  } else if (state.ok() && !others_.pending()) {
+    others_ = loop_.after(kOthersMax, [this] { fetch_state(); });
+  }
+}
+
+// Of those who will have the state that most will have.
+void Leader::fetch_state() {
+  others_.cancel();
+  std::vector<std::optional<StateId>> states;
+  for (const auto& one : catch_up_->asked) {
+    states.push_back(one.state);
+  }
+  const auto state = states[transfer::majority_of(states)];
+  if (!state) {
+    try_next_donor();
+    return;
+  }
+  catch_up_->serial = ++fetches_;
+  catch_up_->answers.assign(ranks(), std::nullopt);
+  for (std::size_t rank = 0; rank < ranks(); ++rank) {
+    FetchStateCommand command{catch_up_->serial, {}, *state};
+    for (const auto& one : catch_up_->asked) {
+      if (one.state == state) {
+        command.donors.push_back(one.addresses[rank]);
+      }
+    }
+    send_(rank, command);
+  }
+  catch_up_->asked.clear();
+}
+
+// While a state is fetched, with as many samples as a member has, of which perhaps
+// a later order tells. A program that has computed before is warm.
+void Leader::warm_up() {
+  if (!options_.warms_up || computed_ || !catch_up_ || catch_up_->wants_sum) {
+    return;
+  }
+  const auto& members = machine_.view().members;
+  const auto like = std::find_if(
+      members.begin(), members.end(),
+      [](const Member& one) { return !one.samples.empty(); });
+  if (like == members.end()) {
+    return;
+  }
+  computed_ = true;
+  send_all(ComputeCommand{
+      .serial = 0,
+      .base = catch_up_->task.held.value_or(StateId()),
+      .samples = like->samples,
+      .replicas = static_cast<int>(members.size()),
+      .place = static_cast<int>(like - members.begin())});
+}
+
+void Leader::on(std::size_t rank, const FetchedEvent& event) {
+  if (!catch_up_ || event.serial != catch_up_->serial) {
+    return;
+  }
+  catch_up_->answers[rank] = event;
+  std::vector<std::uint64_t> digests;
+  for (const auto& answer : catch_up_->answers) {
+    if (!answer) {
+      return;
+    }
+    digests.push_back(answer->digest);
+  }
+  const auto& first = catch_up_->answers.front()->commit;
+  const bool good = std::all_of(
+      catch_up_->answers.begin(), catch_up_->answers.end(), [&](const auto& answer) {
+        return answer->failure.empty() && answer->commit == first;
+      });
+  // A sum is what was committed, or nothing; and the donor may be wrong about it.
+  const auto& recent = machine_.view().recent;
+  const auto known = std::find_if(
+      recent.begin(), recent.end(),
+      [&](const Commit& one) { return one.base == first.base; });
+  const bool right = !catch_up_->wants_sum ||
+      (first.base == catch_up_->task.held &&
+       (known == recent.end() || *known == first) &&
+       first.gradients == digest_of_parts(digests));
+  if (good && right) {
+    fetch_done(true);
+    return;
+  }
+  for (const auto& answer : catch_up_->answers) {
+    if (!answer->failure.empty()) {
+      catch_up_->failure = answer->failure;
+    }
+  }
+  try_next_donor();
+}
+
+// Each failure once: the same is tried again soon.
+void Leader::fetch_done(bool ok) {
+  const auto failure = std::exchange(catch_up_, std::nullopt)->failure;
+  if (!ok && !failure.empty() &&
+      std::exchange(fetch_failure_, failure) != failure) {
+    log_warning(str("[ft] not fetched: ", failure));
+  }
+  if (ok) {
+    pause_ = kPauseMin;
+    carry_out(machine_.fetched());
+    return;
+  }
+  pause_ = std::clamp(2 * pause_, kPauseMin, kPauseMax);
+  retry_ = loop_.after(pause_, [this] { carry_out(machine_.fetch_failed()); });
+}
+
+}  // namespace sherd::ft

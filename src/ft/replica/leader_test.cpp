@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a leader says and hears at its start, before there is anything to train:
+// over real sockets, with a coordinator of a few lines.
+#include "ft/replica/leader.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "ft/replica/replica_agent.h"
+#include "ft/ring/socket.h"
+#include "ft/wire/codec.h"
+#include "net/frame.h"
+#include "net/listener.h"
+#include "net/loop.h"
+
+namespace sherd::ft {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+const StateId kFirst{0, first_lineage(5, 1)};
+
+// Answers each report with what the test makes of it, until it has had enough.
+class CoordinatedLeader {
+ public:
+  using Answer = std::function<RunView(const Report& report)>;
+  explicit CoordinatedLeader(net::Loop& loop) : loop_(loop) {
+    net::ListenerHandlers handlers;
+    handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
+      connection_ = std::move(one);
+      connection_->start(
+          {[this](const net::Frame& frame) { received(frame); },
+           [](const Status&) {}});
+    };
+    listener_ =
+        net::Listener::listen(loop, {"127.0.0.1", 0}, {}, handlers).value();
+  }
+  net::HostAddress address() const { return listener_->address(); }
+  const std::vector<Report>& reports() const { return reports_; }
+
+  // Runs the loop.
+  void serve(std::size_t reports, Answer answer) {
+    enough_ = reports;
+    answer_ = std::move(answer);
+    const auto late = loop_.after(std::chrono::seconds(20), [this] {
+      ADD_FAILURE() << "expected " << enough_ << " reports in time, found "
+                    << reports_.size();
+      loop_.stop();
+    });
+    loop_.run();
+  }
+
+ private:
+  void received(const net::Frame& frame) {
+    reports_.push_back(report_of(frame.payload).value());
+    connection_->send(
+        static_cast<std::uint16_t>(FrameType::kRunView),
+        bytes_of(answer_(reports_.back())));
+    if (reports_.size() >= enough_) {
+      loop_.stop();
+    }
+  }
+
+  net::Loop& loop_;
+  std::unique_ptr<net::Listener> listener_;
+  std::unique_ptr<net::Connection> connection_;
+  std::vector<Report> reports_;
+  std::size_t enough_ = 0;
+  Answer answer_;
+};
+
+RunView order_of_run(std::uint64_t run) {
+  RunView view;
+  view.run = run;
+  view.term = 1;
+  view.canonical = kFirst;
+  return view;
+}
+
+LeaderOptions options_of(const CoordinatedLeader& coordinator, std::size_t ranks) {
+  LeaderOptions options;
+  options.replica = {
+      .replica = 0, .incarnation = 7, .config = 5, .held = kFirst};
+  options.coordinator = coordinator.address();
+  options.addresses.resize(ranks, {"127.0.0.1", 1, 2});
+  return options;
+}
+
+std::size_t count_of(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos;
+       at = text.find(part, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+TEST(Leader, SaysOnceThatACoordinatorIsOfAnotherRun) {
+  net::Loop loop;
+  CoordinatedLeader coordinator(loop);
+  Leader leader(
+      loop, options_of(coordinator, 1), [](std::size_t, const Command&) {});
+  ::testing::internal::CaptureStderr();
+  std::uint64_t run = 1;
+  coordinator.serve(
+      6, [&](const Report&) { return order_of_run(std::exchange(run, 2)); });
+  const auto said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(
+      count_of(said, "expected a coordinator of run 1, found one of run 2"), 1U)
+      << said;
+}
+
+TEST(Leader, SaysOnceWhyThereIsNoCoordinator) {
+  net::Loop loop;
+  LeaderOptions options;
+  options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
+  options.coordinator = {"127.0.0.1", 1};  // Nobody listens.
+  options.addresses.resize(1, {"127.0.0.1", 1, 2});
+  ::testing::internal::CaptureStderr();
+  Leader leader(loop, options, [](std::size_t, const Command&) {});
+  // Several tries, each in half a second at most.
+  const auto enough = loop.after(milliseconds(700), [&] { loop.stop(); });
+  loop.run();
+  const auto said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(count_of(said, "no coordinator yet: "), 1U) << said;
+  EXPECT_EQ(count_of(said, "127.0.0.1:1"), 1U) << said;
+}
+
+TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
+  net::Loop loop;
+  CoordinatedLeader coordinator(loop);
+  Leader leader(
+      loop, options_of(coordinator, 2), [](std::size_t, const Command&) {});
+  TrainingProgress computing{Activity::kComputing, 5, {}};
+  leader.received(0, ProgressEvent{computing});
+  TrainingProgress waiting{Activity::kReducing, 6, ReplicaId{3}};
+  leader.received(1, ProgressEvent{waiting});
+  net::Timer timer;
+  std::function<void()> say = [&] {
+    leader.received(0, ProgressEvent{computing});
+    timer = loop.after(milliseconds(100), say);
+  };
+  say();
+  coordinator.serve(7, [](const Report&) { return order_of_run(1); });
+  const auto last = coordinator.reports().back();
+  ASSERT_EQ(last.ranks.size(), 2U);
+  EXPECT_EQ(last.ranks[0].activity, Activity::kComputing);
+  EXPECT_LE(last.ranks[0].missed_heartbeats, 2U);
+  EXPECT_EQ(last.ranks[1].waits_for, ReplicaId{3});
+  EXPECT_GE(last.ranks[1].missed_heartbeats, 4U);
+  // Who speaks again has moved, whatever it does.
+  leader.received(1, ProgressEvent{waiting});
+  coordinator.serve(8, [](const Report&) { return order_of_run(1); });
+  EXPECT_EQ(coordinator.reports().back().ranks[1].missed_heartbeats, 1U);
+  EXPECT_GT(coordinator.reports().back().progress.serial, last.progress.serial);
+}
+
+// ---- other versions ----
+
+// Greets and answers in frames of a later minor version, for one connection, in a
+// thread of its own: a Connection would write this version. Stops the loop once it
+// has heard that it was understood.
+class NewerCoordinator {
+ public:
+  explicit NewerCoordinator(net::Loop& loop)
+      : loop_(loop),
+        listening_(std::move(ring::listen_on("127.0.0.1")).value()),
+        thread_([this] { serve(); }) {}
+  net::HostAddress address() const { return {"127.0.0.1", listening_.port}; }
+  // Of the last report.
+  std::uint64_t run() const { return run_.load(std::memory_order_relaxed); }
+
+  static constexpr std::uint64_t kRun = 9;
+
+ private:
+  static void say(
+      const Descriptor& socket, std::uint16_t type, std::string payload) {
+    const auto bytes = net::frame_bytes(
+        {.type = type,
+         .version_minor = net::kVersionMinor + 1,
+         .payload = std::move(payload)});
+    (void)::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+  void serve() {
+    constexpr std::uint16_t kGreeting = 0xffff;
+    pollfd ready{listening_.socket.get(), POLLIN, 0};
+    if (::poll(&ready, 1, 20000) != 1) {
+      return;
+    }
+    const Descriptor socket(
+        ::accept4(listening_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    say(socket, kGreeting, "accepted");
+    net::FrameReader reader(std::size_t{1} << 20U);
+    std::vector<net::Frame> frames;
+    char bytes[4096];
+    for (;;) {
+      const auto count = ::recv(socket.get(), bytes, sizeof bytes, 0);
+      if (count <= 0 ||
+          !reader.take({bytes, static_cast<std::size_t>(count)}, frames).ok()) {
+        return;
+      }
+      for (const auto& frame : std::exchange(frames, {})) {
+        if (frame.type == static_cast<std::uint16_t>(FrameType::kReport)) {
+          const auto run = report_of(frame.payload).value().run;
+          run_.store(run, std::memory_order_relaxed);
+          if (run == kRun) {
+            loop_.post([this] { loop_.stop(); });
+          }
+          say(socket, static_cast<std::uint16_t>(FrameType::kRunView),
+              bytes_of(order_of_run(kRun)));
+        }
+      }
+    }
+  }
+
+  net::Loop& loop_;
+  ring::ListeningSocket listening_;
+  // Nothing else is read because of it.
+  std::atomic<std::uint64_t> run_{0};
+  std::jthread thread_;
+};
+
+// Another major version is FrameReader's.
+TEST(Leader, F70UnderstandsACoordinatorOfANewerMinorVersion) {
+  net::Loop loop;
+  NewerCoordinator coordinator(loop);
+  LeaderOptions options;
+  options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
+  options.coordinator = coordinator.address();
+  options.addresses.resize(1, {"127.0.0.1", 1, 2});
+  const Leader leader(loop, options, [](std::size_t, const Command&) {});
+  const auto late = loop.after(std::chrono::seconds(20), [&] { loop.stop(); });
+  loop.run();
+  EXPECT_EQ(coordinator.run(), NewerCoordinator::kRun);
+}
+
+// ---- ranks that do not find each other ----
+
+ReplicaAgentOptions agent_options(int rank) {
+  ReplicaAgentOptions options;
+  options.rank.incarnation = 7;
+  options.rank.shard_rank = rank;
+  options.rank.buckets = {4};
+  options.ranks = 3;
+  options.siblings_timeout = milliseconds(300);
+  options.coordinator = {"127.0.0.1", 1};
+  return options;
+}
+
+std::string failure_of(ReplicaAgent& agent) {
+  try {
+    (void)agent.next({});
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "it did not fail";
+}
+
+TEST(ReplicaAgentStart, RankZeroNamesTheRanksThatDoNotCome) {
+  ReplicaAgent first(agent_options(0));
+  ReplicaAgent second(agent_options(1));
+  ReplicaAgent third(agent_options(2));
+  const std::vector<std::string> all = {
+      first.address(), second.address(), third.address()};
+  first.start(all);
+  third.start(all);
+  EXPECT_THAT(
+      failure_of(first),
+      HasSubstr("expected all 3 ranks of this replica within 0.3 s, found none "
+                "of rank 1"));
+  EXPECT_THAT(failure_of(third), HasSubstr("rank 0 of this replica was lost"));
+}
+
+TEST(ReplicaAgentStart, AnotherRankDoesNotWaitForeverForRankZero) {
+  ReplicaAgent first(agent_options(0));
+  ReplicaAgent second(agent_options(1));
+  ReplicaAgent third(agent_options(2));
+  second.start({first.address(), second.address(), third.address()});
+  EXPECT_THAT(
+      failure_of(second),
+      HasSubstr("rank 0 of this replica was lost: it has not answered within "
+                "0.3 s"));
+}
+
+}  // namespace
+}  // namespace sherd::ft

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/replica/leader_thread.h"
+
+#include <pthread.h>
+#include <exception>
+#include <map>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "net/listener.h"
+#include "net/loop.h"
+
+namespace sherd::ft {
+
+struct LeaderThread::Impl {
+  struct IncomingRank {
+    std::unique_ptr<net::Connection> connection;
+    net::Timer deadline;  // Of its hello.
+  };
+
+  Impl(LeaderThreadOptions given, std::function<void(const Command&)> takes)
+      : options(std::move(given)), own(std::move(takes)) {
+    if (options.ranks > 1) {
+      listen();
+    }
+  }
+
+  void listen() {
+    net::ListenerOptions listening;
+    listening.security = options.leader.security;
+    net::ListenerHandlers handlers;
+    handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
+      const auto number = ++connections;
+      auto* connection = one.get();
+      auto& guest = incoming[number];
+      guest.connection = std::move(one);
+      guest.deadline = loop.after(options.hello_timeout, [connection] {
+        connection->close(
+            {ErrorCode::kDeadlineExceeded,
+             "[ft] expected to hear which rank it is, found silence"});
+      });
+      connection->start(
+          {[this, number](const net::Frame& frame) {
+             on_frame(number, frame);
+           },
+           [this, number](const Status& reason) {
+             on_closed(number, reason);
+           }});
+    };
+    listener =
+        net::Listener::listen(loop, {options.host, 0}, listening, handlers)
+            .value();
+  }
+
+  void on_frame(std::uint64_t number, const net::Frame& frame) {
+    const auto known = rank_of.find(number);
+    if (known == rank_of.end()) {
+      identify(number, frame);
+      return;
+    }
+    const auto event = event_of(frame.payload);
+    if (frame.type != type_of(RankFrame::kEvent) || !event.ok()) {
+      incoming.at(number).connection->close(
+          Status(ErrorCode::kPeerMismatch, "[ft] expected an event"));
+      return;
+    }
+    received(known->second, event.value());
+  }
+
+  // "rank incarnation".
+  void identify(std::uint64_t number, const net::Frame& frame) {
+    auto& guest = incoming.at(number);
+    std::istringstream in(frame.payload);
+    std::size_t rank_number = 0;
+    Incarnation incarnation = 0;
+    in >> rank_number >> incarnation;
+    const bool expected = frame.type == type_of(RankFrame::kHello) && in &&
+        incarnation == options.leader.replica.incarnation && rank_number > 0 &&
+        rank_number < static_cast<std::size_t>(options.ranks) &&
+        !siblings.contains(rank_number);
+    if (!expected) {
+      guest.connection->close(Status(
+          ErrorCode::kPeerMismatch,
+          "[ft] expected a rank of this replica, found a stranger"));
+      return;
+    }
+    guest.deadline.cancel();
+    rank_of[number] = rank_number;
+    siblings[rank_number] = guest.connection.get();
+    if (started && all_are_there()) {
+      lead();
+    }
+  }
+
+  bool all_are_there() const {
+    return siblings.size() + 1 == static_cast<std::size_t>(options.ranks);
+  }
+
+  void on_closed(std::uint64_t number, const Status& reason) {
+    const auto known = rank_of.find(number);
+    if (known != rank_of.end()) {
+      const auto rank_number = known->second;
+      siblings.erase(rank_number);
+      rank_of.erase(known);
+      lost(rank_number, reason.message());
+    }
+    incoming.erase(number);
+    end_if_nobody_is_left();
+  }
+
+  void lost(std::size_t rank_number, const std::string& reason) {
+    if (leader) {
+      leader->lost_rank(rank_number, reason);
+    } else {
+      own(StopCommand{str("rank ", rank_number, " was lost: ", reason)});
+    }
+  }
+
+  void start() {
+    started = true;
+    if (all_are_there()) {
+      lead();
+      return;
+    }
+    deadline = loop.after(options.siblings_timeout, [this] { give_up(); });
+  }
+
+  // They hear of it by the end of their connections.
+  void forget_siblings() {
+    rank_of.clear();
+    siblings.clear();
+    incoming.clear();
+  }
+
+  void give_up() {
+    std::string missing;
+    for (std::size_t i = 1; i < static_cast<std::size_t>(options.ranks); ++i) {
+      if (!siblings.contains(i)) {
+        missing += str(missing.empty() ? "" : ", ", i);
+      }
+    }
+    const std::string why = str(
+        "expected all ", options.ranks, " ranks of this replica within ",
+        seconds(options.siblings_timeout), " s, found none of rank ", missing);
+    started = false;  // Who comes later finds nobody.
+    listener.reset();
+    forget_siblings();
+    own(StopCommand{why});
+  }
+
+  // All ranks are there.
+  void lead() {
+    deadline.cancel();
+    for (const auto& [to, sibling] : siblings) {
+      sibling->send(type_of(RankFrame::kHello), "0");
+    }
+    leader = std::make_unique<Leader>(
+        loop, options.leader,
+        [this](std::size_t to, const Command& command) { send(to, command); });
+    for (const auto& [from, event] : std::exchange(early, {})) {
+      leader->received(from, event);
+    }
+  }
+
+  void received(std::size_t from, const RankEvent& event) {
+    if (leader) {
+      leader->received(from, event);
+    } else {
+      early.emplace_back(from, event);
+    }
+  }
+
+  void send(std::size_t to, const Command& command) {
+    if (to == 0) {
+      own(command);
+    } else if (const auto sibling = siblings.find(to);
+               sibling != siblings.end()) {
+      sibling->second->send(type_of(RankFrame::kCommand), bytes_of(command));
+      // Not at once: bytes of it that nobody reads any more would take the command
+      // away from it.
+      if (std::holds_alternative<StopCommand>(command)) {
+        sibling->second->finish(
+            Status(ErrorCode::kAborted, "[ft] it was told to stop"));
+      }
+    }
+  }
+
+  // Those that were told to stop have heard it before this thread ends.
+  void end() {
+    ending = true;
+    listener.reset();
+    rank_of.clear();
+    siblings.clear();
+    std::erase_if(
+        incoming, [](const auto& one) { return one.second.connection->open(); });
+    end_if_nobody_is_left();
+  }
+
+  void end_if_nobody_is_left() {
+    if (ending && incoming.empty()) {
+      loop.stop();
+    }
+  }
+
+  void run() {
+    ::pthread_setname_np(::pthread_self(), "sherd-leader");
+    try {
+      loop.run();
+    } catch (const std::exception& error) {
+      log_error(str("[ft] the leader ended: ", error.what()));
+      forget_siblings();
+      own(StopCommand{error.what()});
+    }
+  }
+
+  LeaderThreadOptions options;
+  const std::function<void(const Command&)> own;
+  net::Loop loop;
+  std::unique_ptr<net::Listener> listener;
+  bool started = false;
+  bool ending = false;
+  std::uint64_t connections = 0;
+  std::map<std::uint64_t, IncomingRank> incoming;
+  std::map<std::uint64_t, std::size_t> rank_of;           // Of incoming.
+  std::map<std::size_t, net::Connection*> siblings;       // By rank.
+  std::vector<std::pair<std::size_t, RankEvent>> early;  // Before it leads.
+  std::unique_ptr<Leader> leader;
+  net::Timer deadline;
+  std::jthread thread;
+};
+
+LeaderThread::LeaderThread(
+    LeaderThreadOptions options, std::function<void(const Command&)> own)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(own))) {}
+
+LeaderThread::~LeaderThread() {
+  impl_->loop.post([impl = impl_.get()] { impl->end(); });
+  if (impl_->thread.joinable()) {
+    impl_->thread.join();
+  }
+}
+
+std::uint16_t LeaderThread::port() const {
+  return impl_->listener ? impl_->listener->address().port : 0;
+}
+
+void LeaderThread::start(std::vector<RankAddress> addresses) {
+  impl_->options.leader.addresses = std::move(addresses);
+  impl_->start();
+  impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });
+}
+
+void LeaderThread::tell(const RankEvent& event) {
+  impl_->loop.post([impl = impl_.get(), event] { impl->received(0, event); });
+}
+
+void LeaderThread::snapshot_wanted() {
+  impl_->loop.post([impl = impl_.get()] {
+    if (impl->leader) {
+      impl->leader->snapshot_wanted();
+    }
+  });
+}
+
+}  // namespace sherd::ft

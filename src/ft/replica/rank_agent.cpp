@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/replica/rank_agent.h"
+
+#include <cstring>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "ft/ring/block_digest.h"
+
+namespace sherd::ft {
+namespace {
+
+std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
+
+bool shares_memory(const RankAgentOptions& options) {
+  return options.shares_memory && !options.hooks.route && !options.hooks.spoil;
+}
+
+}  // namespace
+
+RankAgent::RankAgent(net::Loop& loop, RankAgentOptions options, OnRankEvent tell)
+    : loop_(loop),
+      options_(std::move(options)),
+      tell_(std::move(tell)),
+      memory_(2 * static_cast<std::size_t>(sum_of(options_.buckets))),
+      own_gradients_(memory_.data(), memory_.size() / 2),
+      sum_(memory_.data() + own_gradients_.size(), own_gradients_.size()),
+      transfer_(std::make_unique<TransferServer>(
+          loop,
+          TransferServerOptions{
+              .host = options_.host,
+              .security = options_.security,
+              .shard_rank = options_.shard_rank,
+              .sums_kept = options_.sums_kept,
+              .sums_bytes_max = options_.sums_bytes_max,
+              .bytes_per_s_max = options_.fetch_bytes_per_s_max},
+          [this] {
+            if (snapshot_wanted_) {
+              snapshot_wanted_();
+            }
+          })),
+      ring_(std::make_unique<Ring>(
+          RingOptions{
+              .bind_host = options_.host,
+              .replica = options_.replica,
+              .incarnation = options_.incarnation,
+              .shard_rank = options_.shard_rank,
+              .memory = shares_memory(options_) ? &memory_ : nullptr},
+          ring_events())) {
+  ring_->set_layout(options_.buckets);
+}
+
+RankAgent::~RankAgent() = default;
+
+RankAddress RankAgent::address() const {
+  return {options_.host, ring_->port(), transfer_->port()};
+}
+
+void RankAgent::on_snapshot_wanted(std::function<void()> wanted) {
+  snapshot_wanted_ = std::move(wanted);
+}
+
+void RankAgent::reach(const char* point, std::int64_t step) const {
+  if (options_.hooks.reach) {
+    options_.hooks.reach(point, step);
+  }
+}
+
+// The ring's thread hands over to the loop.
+RingEvents RankAgent::ring_events() {
+  return {
+      .joined =
+          [this](Epoch epoch) {
+            loop_.post([this, epoch] {
+              reach("joined", static_cast<std::int64_t>(epoch.number));
+              tell_(JoinedEvent{epoch});
+            });
+          },
+      .reduced =
+          [this](Attempt attempt, std::uint64_t digest) {
+            loop_.post([this, attempt, digest] {
+              reach("reduced", attempt.step);
+              const bool spoiled = options_.hooks.spoil &&
+                  options_.hooks.spoil(attempt.step, sum_.data());
+              tell_(ReducedEvent{
+                  attempt, spoiled ? digest_of(sum_.data()) : digest});
+              reach("voted", attempt.step);
+            });
+          },
+      .failed =
+          [this](const RingFailure& failure) {
+            tell(PeerLostEvent{
+                {failure.epoch, failure.accused, failure.reason,
+                 failure.reporter}});
+          }};
+}
+
+void RankAgent::tell(RankEvent event) {
+  loop_.post([this, event = std::move(event)] { tell_(event); });
+}
+
+// It moves with the program and, when that has computed, with the bytes that are
+// reduced: a backward is one phase, whatever is reduced meanwhile.
+TrainingProgress RankAgent::progress() const {
+  const auto ring = ring_->progress();
+  TrainingProgress progress;
+  progress.activity = activity_.load(std::memory_order_relaxed);
+  constexpr std::uint64_t kSlices = 1U << 24U;
+  progress.serial = activity_changes_.load(std::memory_order_relaxed) * kSlices;
+  progress.place = place_of(ring);
+  if (progress.activity == Activity::kReducing) {
+    progress.serial += static_cast<std::uint64_t>(ring.slices_done);
+    progress.waits_for = ring.waits_for;
+    progress.to_read = ring.to_read;
+    if (!ring.attempt) {
+      progress.activity = Activity::kWaiting;
+    }
+  }
+  return progress;
+}
+
+std::optional<RingPosition> RankAgent::place_of(const RingProgress& ring) const {
+  if (!ring.neighbours) {
+    return std::nullopt;
+  }
+  RingPosition place;
+  place.epoch = ring.neighbours->epoch;
+  place.previous = ring.neighbours->previous;
+  place.next = ring.neighbours->next;
+  place.frames_in = ring.neighbours->frames_in;
+  place.frames_out = ring.neighbours->frames_out;
+  place.bucket = static_cast<std::uint32_t>(ring.bucket);
+  place.slices_done = ring.slices_done;
+  place.slices = ring.slices;
+  if (place.slices > 0 && place.bucket < options_.bucket_names.size()) {
+    place.unit = options_.bucket_names[place.bucket];
+  }
+  return place;
+}
+
+// ---- commands ----
+
+void RankAgent::take(const Command& command) {
+  std::visit([this](const auto& one) { on(one); }, command);
+}
+
+void RankAgent::on(const RunCommand& command) {
+  run_ = command.run;
+  ring_->set_run(run_);
+  transfer_->set_run(run_);
+}
+
+void RankAgent::on(const JoinCommand& command) {
+  if (!options_.hooks.route) {
+    ring_->join(command.epoch);
+    return;
+  }
+  auto epoch = command.epoch;
+  for (auto& member : epoch.members) {
+    member.port = options_.hooks.route(member.replica, member.port);
+  }
+  ring_->join(std::move(epoch));
+}
+
+void RankAgent::on(const ComputeCommand& command) {
+  ring_->forget();
+  computing_ = command.serial;
+  given_.assign(options_.buckets.size(), false);
+  if (command.serial != 0) {
+    collector_.reset();  // It has caught up.
+  }
+  queue_.push(command);
+}
+
+void RankAgent::on(const ReduceCommand& command) {
+  ring_->begin(command.attempt, command.weights);
+  reach("reducing", command.attempt.step);
+}
+
+void RankAgent::on(const StopReduceCommand& command) {
+  ring_->stop(command.epoch);
+}
+
+void RankAgent::on(const ApplyCommand& command) { queue_.push(command); }
+
+// Who asks hears at once of which state it will be, and asks others for the same.
+void RankAgent::on(const SnapshotCommand& command) {
+  transfer_->promise(command.state);
+  queue_.push(command);
+}
+
+void RankAgent::on(const StopCommand& command) { queue_.push(command); }
+
+void RankAgent::on(const InstallCommand& command) {
+  SHERD_ASSERT(fetched_.has_value(), "the leader installs what was fetched");
+  // It is written over the sum, which counterparts might still read.
+  ring_->forget();
+  queue_.push(
+      InstallFetchedTask{command.serial, *std::exchange(fetched_, std::nullopt)});
+}
+
+std::uint64_t RankAgent::digest_of(const float* sum) const {
+  std::vector<std::span<const float>> buckets;
+  std::size_t at = 0;
+  for (const auto elements : options_.buckets) {
+    const auto count = static_cast<std::size_t>(elements);
+    buckets.emplace_back(sum + at, count);
+    at += count;
+  }
+  return ring::digest_of(buckets);
+}
+
+// Of the task that was asked for last alone: others have become useless.
+void RankAgent::give(std::uint64_t serial, int bucket) {
+  const auto index = static_cast<std::size_t>(bucket);
+  if (serial == 0 || serial != computing_ || given_[index]) {
+    return;
+  }
+  given_[index] = true;
+  const auto* mine = gradients(bucket).data();
+  ring_->give(bucket, mine, sum_.data() + (mine - own_gradients_.data()));
+}
+
+// ---- the program's ----
+
+std::span<const float> RankAgent::gradients(int bucket) const {
+  const auto begin = options_.buckets.begin();
+  const auto at = std::accumulate(begin, begin + bucket, std::int64_t{0});
+  return own_gradients_.subspan(
+      static_cast<std::size_t>(at), static_cast<std::size_t>(begin[bucket]));
+}
+
+// In order; else it throws.
+bool RankAgent::has_left(const TrainingTask& task) const {
+  const auto* stop = std::get_if<StopCommand>(&task);
+  if (stop != nullptr && !stop->reason.empty()) {
+    throw Error("[ft] " + stop->reason, ErrorCode::kAborted);
+  }
+  return stop != nullptr;
+}
+
+std::optional<ComputeCommand> RankAgent::next(const TrainingCallbacks& program) {
+  for (;;) {
+    set_idle();
+    const auto task = queue_.front();
+    if (has_left(task)) {
+      return std::nullopt;
+    }
+    queue_.pop();
+    activity_changes_.fetch_add(1, std::memory_order_relaxed);
+    if (const auto* compute = std::get_if<ComputeCommand>(&task)) {
+      activity_.store(Activity::kComputing, std::memory_order_relaxed);
+      return *compute;
+    }
+    if (const auto* install = std::get_if<InstallFetchedTask>(&task)) {
+      execute(*install, program);
+    } else if (const auto* snapshot = std::get_if<SnapshotCommand>(&task)) {
+      execute(*snapshot, program);
+    } else {
+      SHERD_ASSERT(false, "a sum is applied by who reduced it");
+    }
+  }
+}
+
+void RankAgent::give(const ComputeCommand& task, int bucket) {
+  loop_.post([this, serial = task.serial, bucket] { give(serial, bucket); });
+}
+
+bool RankAgent::finish(const ComputeCommand& task, const TrainingCallbacks& program) {
+  set_activity(Activity::kReducing);
+  for (std::size_t i = 0; i < options_.buckets.size(); ++i) {
+    give(task, static_cast<int>(i));
+  }
+  reach("given", task.base.step + 1);
+  return wait_for_decision(program);
+}
+
+bool RankAgent::refuse(
+    const ComputeCommand& task,
+    const GradientFault& fault,
+    const TrainingCallbacks& program) {
+  set_activity(Activity::kReducing);
+  log_warning(
+      str("[ft] step ", task.base.step + 1,
+          ": gradients are of no use: ", fault.reason));
+  tell(BadGradientsEvent{task.serial, fault});
+  return wait_for_decision(program);
+}
+
+// What becomes of the gradients that are there.
+bool RankAgent::wait_for_decision(const TrainingCallbacks& program) {
+  for (;;) {
+    const auto task = queue_.front();
+    if (const auto* apply = std::get_if<ApplyCommand>(&task)) {
+      queue_.pop();
+      execute(*apply, program);
+      set_idle();
+      return true;
+    }
+    const auto* snapshot = std::get_if<SnapshotCommand>(&task);
+    if (snapshot == nullptr) {
+      set_idle();
+      return false;
+    }
+    queue_.pop();
+    execute(*snapshot, program);
+  }
+}
+
+void RankAgent::set_activity(Activity activity) {
+  activity_.store(activity, std::memory_order_relaxed);
+  activity_changes_.fetch_add(1, std::memory_order_relaxed);
+}
+
+// What the program does for itself, as long as it likes: others wait for it in the
+// next step at the latest.
+void RankAgent::set_idle() {
+  activity_.store(Activity::kIdle, std::memory_order_relaxed);
+}
+
+void RankAgent::end(const TrainingCallbacks& program) {
+  set_idle();
+  tell(FinishedEvent{});
+  for (;;) {
+    const auto task = queue_.front();
+    if (has_left(task)) {
+      return;
+    }
+    queue_.pop();
+    if (const auto* snapshot = std::get_if<SnapshotCommand>(&task)) {
+      execute(*snapshot, program);
+    } else if (const auto* install = std::get_if<InstallFetchedTask>(&task)) {
+      execute(*install, program);  // What it had was wrong.
+      set_idle();
+    }
+  }
+}
+
+void RankAgent::execute(const ApplyCommand& task, const TrainingCallbacks& program) {
+  set_activity(Activity::kApplying);
+  reach("committed", task.commit.result.step);
+  if (options_.sums_kept > 0) {
+    auto bytes = std::make_shared<const std::string>(
+        reinterpret_cast<const char*>(sum_.data()),
+        sum_.size() * sizeof(float));
+    loop_.post([this, commit = task.commit, bytes = std::move(bytes)] {
+      transfer_->keep(commit, bytes);
+    });
+  }
+  program.update(task.commit, sum_.data());
+  const auto& state = task.commit.result;
+  tell(AppliedEvent{state, digest_of(state, program)});
+  reach("applied", task.commit.result.step);
+}
+
+// If it is time for one.
+std::optional<StateDigest> RankAgent::digest_of(
+    const StateId& state, const TrainingCallbacks& program) {
+  if (options_.digest_every <= 0 || !program.digest ||
+      state.step % options_.digest_every != 0) {
+    return std::nullopt;
+  }
+  return StateDigest{state, program.digest(), std::exchange(copied_, false)};
+}
+
+void RankAgent::execute(const SnapshotCommand& task, const TrainingCallbacks& program) {
+  // Others may wait for this rank meanwhile: it works.
+  const auto before =
+      activity_.exchange(Activity::kComputing, std::memory_order_relaxed);
+  auto bytes = std::make_shared<const std::string>(program.snapshot());
+  activity_.store(before, std::memory_order_relaxed);
+  activity_changes_.fetch_add(1, std::memory_order_relaxed);
+  digests_thread_.post([this, state = task.state, bytes = std::move(bytes)] {
+    auto digests = transfer_->digests_of(*bytes);
+    loop_.post([this, state, bytes, digests = std::move(digests)] {
+      transfer_->offer(state, bytes, digests);
+    });
+  });
+  reach("offered", task.state.step);
+}
+
+void RankAgent::execute(const InstallFetchedTask& task, const TrainingCallbacks& program) {
+  activity_.store(Activity::kFetching, std::memory_order_relaxed);
+  const auto& fetched = task.fetched;
+  reach("installing", fetched.state.step);
+  if (fetched.is_sum) {
+    std::memcpy(sum_.data(), fetched.bytes->data(), fetched.bytes->size());
+    program.update(fetched.commit, sum_.data());
+    loop_.post(
+        [this, fetched] { transfer_->keep(fetched.commit, fetched.bytes); });
+    tell(InstalledEvent{
+        task.serial, fetched.state, digest_of(fetched.state, program)});
+  } else {
+    program.restore(fetched.state, *fetched.bytes);
+    copied_ = true;
+    tell(InstalledEvent{task.serial, fetched.state});
+  }
+  reach("installed", fetched.state.step);
+}
+
+}  // namespace sherd::ft

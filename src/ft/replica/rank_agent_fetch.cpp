@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a rank that catches up fetches: its part of a state from several donors,
+// and the sums that follow, which are collected meanwhile.
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "ft/replica/rank_agent.h"
+
+namespace sherd::ft {
+namespace {
+
+net::HostAddress donor_at(const RankAddress& address) {
+  return {address.host, address.fetch_port};
+}
+
+}  // namespace
+
+FetchOptions RankAgent::fetch_options() const {
+  FetchOptions options;
+  options.run = run_;
+  options.shard_rank = options_.shard_rank;
+  options.security = options_.security;
+  return options;
+}
+
+void RankAgent::on(const FetchStateCommand& command) {
+  reach("fetching", command.state.step);
+  fetched_.reset();
+  std::vector<net::HostAddress> donors;
+  for (const auto& address : command.donors) {
+    donors.push_back(donor_at(address));
+  }
+  fetch_ = fetch_snapshot(
+      loop_, donors, fetch_options(), command.state,
+      [this, serial = command.serial,
+       state = command.state](Result<std::string> bytes) {
+        if (!bytes.ok()) {
+          failed_to_fetch(serial, bytes.status());
+          return;
+        }
+        fetched_ = FetchedState{
+            .is_sum = false,
+            .commit = {},
+            .state = state,
+            .bytes =
+                std::make_shared<const std::string>(std::move(bytes).value())};
+        FetchedEvent event;
+        event.serial = serial;
+        tell(std::move(event));
+      });
+  if (options_.sums_kept > 0) {
+    auto options = fetch_options();
+    options.bytes_max = sum_.size() * sizeof(float);
+    collector_.emplace(
+        loop_,
+        SumPrefetcherOptions{
+            .donors = std::move(donors),
+            .fetch = options,
+            .bytes_max = options_.sums_bytes_max},
+        command.state);
+  }
+}
+
+void RankAgent::on(const FetchSumCommand& command) {
+  fetched_.reset();
+  const auto donor = donor_at(command.donor);
+  const auto done = [this, serial = command.serial](Result<FetchedSum> sum) {
+    if (sum.ok()) {
+      fetched_sum(serial, std::move(sum).value());
+    } else {
+      failed_to_fetch(serial, sum.status());
+    }
+  };
+  fetch_.reset();
+  if (!collector_ || !collector_->take(command.base, donor, done)) {
+    fetch_ = fetch_sum(loop_, donor, fetch_options(), command.base, done);
+  }
+}
+
+// Its digest is told with it, so that the leader sees whether it is right.
+void RankAgent::fetched_sum(std::uint64_t serial, FetchedSum sum) {
+  if (sum.bytes.size() != sum_.size() * sizeof(float)) {
+    failed_to_fetch(
+        serial,
+        Status(
+            ErrorCode::kPeerMismatch,
+            str("[ft] expected a sum of ", sum_.size() * sizeof(float),
+                " bytes, found ", sum.bytes.size())));
+    return;
+  }
+  fetched_ = FetchedState{
+      .is_sum = true,
+      .commit = sum.commit,
+      .state = sum.commit.result,
+      .bytes = std::make_shared<const std::string>(std::move(sum.bytes))};
+  digests_thread_.post([this, serial, commit = sum.commit, bytes = fetched_->bytes] {
+    FetchedEvent event;
+    event.serial = serial;
+    event.commit = commit;
+    event.digest = digest_of(*bytes);
+    tell(std::move(event));
+  });
+}
+
+void RankAgent::failed_to_fetch(std::uint64_t serial, const Status& why) {
+  FetchedEvent event;
+  event.serial = serial;
+  event.failure = why.message();
+  tell(std::move(event));
+}
+
+void RankAgent::on(const DropFetchCommand&) {
+  fetch_.reset();
+  collector_.reset();
+  fetched_.reset();
+}
+
+// As the ring says it of what it has reduced.
+std::uint64_t RankAgent::digest_of(const std::string& sum) const {
+  std::vector<float> values(sum_.size());
+  std::memcpy(values.data(), sum.data(), sum.size());
+  return digest_of(values.data());
+}
+
+}  // namespace sherd::ft

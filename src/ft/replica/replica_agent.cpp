@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/replica/replica_agent.h"
+
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "ft/replica/leader_thread.h"
+#include "net/connector.h"
+
+namespace sherd::ft {
+namespace {
+
+// Of a rank, as text: "host reduce fetch control".
+struct RankEndpoints {
+  RankAddress address;
+  std::uint16_t control_port = 0;
+};
+
+std::string text_of(const RankEndpoints& rank) {
+  return str(
+      rank.address.host, ' ', rank.address.reduce_port, ' ',
+      rank.address.fetch_port, ' ', rank.control_port);
+}
+
+RankEndpoints rank_text_of(const std::string& text) {
+  RankEndpoints rank;
+  std::istringstream in(text);
+  in >> rank.address.host >> rank.address.reduce_port >>
+      rank.address.fetch_port >> rank.control_port;
+  SHERD_CHECK(
+      !in.fail(), "[ft] expected the address of a rank, found \"", text, "\"");
+  return rank;
+}
+
+}  // namespace
+
+struct ReplicaAgent::Impl {
+  explicit Impl(ReplicaAgentOptions given)
+      : options(std::move(given)),
+        rank(loop, options.rank, [this](const RankEvent& event) {
+          tell(event);
+        }) {
+    if (leads()) {
+      lead();
+    }
+  }
+  // Whose thread is still there tells it nothing.
+  ~Impl() {
+    loop.stop();
+    if (thread.joinable()) {
+      thread.join();
+    }
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  bool leads() const { return options.rank.shard_rank == 0; }
+
+  // ---- rank 0 ----
+
+  void lead() {
+    LeaderThreadOptions leading;
+    leading.leader.replica = {
+        .replica = options.rank.replica,
+        .incarnation = options.rank.incarnation,
+        .config = options.config,
+        .held = options.held};
+    leading.leader.coordinator = options.coordinator;
+    leading.leader.security = options.rank.security;
+    leading.leader.warms_up = options.warms_up;
+    leading.leader.reach = options.rank.hooks.reach;
+    leading.host = options.rank.host;
+    leading.ranks = options.ranks;
+    leading.siblings_timeout = options.siblings_timeout;
+    leader = std::make_unique<LeaderThread>(
+        std::move(leading), [this](const Command& command) {
+          loop.post([this, command] { rank.take(command); });
+        });
+    rank.on_snapshot_wanted([this] { leader->snapshot_wanted(); });
+  }
+
+  // ---- the others: they go to rank 0 ----
+
+  void dial(const RankEndpoints& first) {
+    net::ConnectorOptions dialling;
+    dialling.security = options.rank.security;
+    dialled = std::make_unique<net::Connector>(
+        loop, net::HostAddress{first.address.host, first.control_port},
+        dialling, [this](Result<std::unique_ptr<net::Connection>> made) {
+          if (!made.ok()) {
+            lost_leader(made.status());
+            return;
+          }
+          to_leader = std::move(made).value();
+          to_leader->start(
+              {[this](const net::Frame& frame) { leader_says(frame); },
+               [this](const Status& reason) { lost_leader(reason); }});
+          to_leader->send(
+              type_of(RankFrame::kHello),
+              str(options.rank.shard_rank, ' ', options.rank.incarnation));
+        });
+    deadline = loop.after(options.siblings_timeout, [this] {
+      lost_leader(Status(
+          ErrorCode::kDeadlineExceeded,
+          str("it has not answered within ", seconds(options.siblings_timeout),
+              " s")));
+    });
+  }
+
+  void leader_says(const net::Frame& frame) {
+    if (frame.type == type_of(RankFrame::kHello)) {
+      deadline.cancel();
+      return;
+    }
+    const auto command = command_of(frame.payload);
+    if (frame.type != type_of(RankFrame::kCommand) || !command.ok()) {
+      to_leader->close(
+          Status(ErrorCode::kPeerMismatch, "[ft] expected a command"));
+      return;
+    }
+    rank.take(command.value());
+  }
+
+  void lost_leader(const Status& reason) {
+    rank.take(StopCommand{
+        str("rank 0 of this replica was lost: ", reason.message())});
+  }
+
+  // ---- both ----
+
+  void tell(const RankEvent& event) {
+    if (leader) {
+      leader->tell(event);
+    } else if (to_leader) {
+      to_leader->send(type_of(RankFrame::kEvent), bytes_of(event));
+    }
+  }
+
+  void send_heartbeat() {
+    tell(ProgressEvent{rank.progress()});
+    constexpr Duration kEvery = std::chrono::milliseconds(100);
+    beats = loop.after(kEvery, [this] { send_heartbeat(); });
+  }
+
+  void run() {
+    try {
+      loop.run();
+    } catch (const std::exception& error) {
+      log_error(str("[ft] the agent ended: ", error.what()));
+      rank.take(StopCommand{error.what()});
+    }
+  }
+
+  const ReplicaAgentOptions options;
+  net::Loop loop;
+  RankAgent rank;
+  std::unique_ptr<net::Connector> dialled;
+  std::unique_ptr<net::Connection> to_leader;
+  net::Timer deadline;
+  net::Timer beats;
+  std::unique_ptr<LeaderThread> leader;  // Of rank 0; it ends before the rest.
+  std::jthread thread;
+};
+
+ReplicaAgent::ReplicaAgent(ReplicaAgentOptions options)
+    : impl_(std::make_unique<Impl>(std::move(options))) {}
+
+ReplicaAgent::~ReplicaAgent() = default;
+
+std::string ReplicaAgent::address() const {
+  RankEndpoints mine{impl_->rank.address(), 0};
+  if (impl_->leader) {
+    mine.control_port = impl_->leader->port();
+  }
+  return text_of(mine);
+}
+
+void ReplicaAgent::start(const std::vector<std::string>& addresses) {
+  SHERD_CHECK(
+      addresses.size() == static_cast<std::size_t>(impl_->options.ranks),
+      "[ft] expected the addresses of ", impl_->options.ranks, " ranks, found ",
+      addresses.size());
+  std::vector<RankAddress> all;
+  for (const auto& text : addresses) {
+    all.push_back(rank_text_of(text).address);
+  }
+  if (impl_->leader) {
+    impl_->leader->start(std::move(all));
+  } else {
+    impl_->dial(rank_text_of(addresses.front()));
+  }
+  impl_->send_heartbeat();
+  impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });
+}
+
+std::optional<ComputeCommand> ReplicaAgent::next(const TrainingCallbacks& program) {
+  return impl_->rank.next(program);
+}
+
+float* ReplicaAgent::gradients() { return impl_->rank.gradients(); }
+
+std::span<const float> ReplicaAgent::gradients(int bucket) const {
+  return impl_->rank.gradients(bucket);
+}
+
+void ReplicaAgent::give(const ComputeCommand& task, int bucket) {
+  impl_->rank.give(task, bucket);
+}
+
+bool ReplicaAgent::finish(
+    const ComputeCommand& task, const TrainingCallbacks& program) {
+  return impl_->rank.finish(task, program);
+}
+
+bool ReplicaAgent::refuse(
+    const ComputeCommand& task,
+    const GradientFault& fault,
+    const TrainingCallbacks& program) {
+  return impl_->rank.refuse(task, fault, program);
+}
+
+void ReplicaAgent::end(const TrainingCallbacks& program) { impl_->rank.end(program); }
+
+void ReplicaAgent::leave() {
+  impl_->loop.post([this] { impl_->tell(LeaveEvent{}); });
+}
+
+}  // namespace sherd::ft

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Replicas with a model of a few numbers, over the real coordinator, rings and
+// transfers, in threads. What kills processes is in tests/ft.
+#include "ft/replica/replica_agent.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <gmock/gmock.h>
+#include "base/hash.h"
+#include "ft/coordinator/coordinator_server.h"
+#include "support/scratch_folder.h"
+
+namespace sherd::ft {
+namespace {
+
+constexpr std::int64_t kElements = 100000;
+constexpr std::int64_t kSamples = 8;
+
+// The coordinator, in a thread.
+class Coordination {
+ public:
+  explicit Coordination(int replicas, int replicas_min = 1) {
+    CoordinatorServerOptions options;
+    options.address = {"127.0.0.1", 0};
+    options.log = folder_.path() + "/coordinator.db";
+    options.coordinator.run = 77;
+    options.coordinator.replicas_start = replicas;
+    options.coordinator.replicas_min = replicas_min;
+    options.coordinator.samples_per_replica = kSamples;
+    service_ = CoordinatorServer::start(loop_, options, [](const Status&) {}).value();
+    thread_ = std::jthread([this] { loop_.run(); });
+  }
+  ~Coordination() {
+    loop_.stop();
+    thread_.join();
+  }
+  Coordination(const Coordination&) = delete;
+  Coordination& operator=(const Coordination&) = delete;
+  net::HostAddress address() const { return service_->address(); }
+
+ private:
+  const sherd::testing::ScratchFolder folder_;
+  net::Loop loop_;
+  std::unique_ptr<CoordinatorServer> service_;
+  std::jthread thread_;
+};
+
+// Momentum and all: a state that goes wrong when a step is missed or twice.
+class ToyModel {
+ public:
+  explicit ToyModel(int shard)
+      : values_(kElements), momentum_(kElements), shard_(shard) {}
+
+  void gradients_of(const std::vector<SampleRange>& samples, float* to) const {
+    std::int64_t count = 0;
+    for (const auto& range : samples) {
+      count += range.size();
+    }
+    for (std::int64_t i = 0; i < kElements; ++i) {
+      float sum = 0;
+      for (const auto& range : samples) {
+        for (auto s = range.begin; s < range.end; ++s) {
+          const auto draw = mix64(
+              static_cast<std::uint64_t>(s * 7919 + i * 31 + shard_ * 1000003));
+          sum += values_[static_cast<std::size_t>(i)] -
+              static_cast<float>(draw % 1000) * 1e-3F;
+        }
+      }
+      to[i] = count > 0 ? sum / static_cast<float>(count) : 0;
+    }
+  }
+  TrainingCallbacks program() {
+    return {
+        .snapshot =
+            [this] {
+              std::string bytes(2 * kBytes, '\0');
+              std::memcpy(bytes.data(), values_.data(), kBytes);
+              std::memcpy(bytes.data() + kBytes, momentum_.data(), kBytes);
+              return bytes;
+            },
+        .restore =
+            [this](const StateId&, std::string_view bytes) {
+              ASSERT_EQ(bytes.size(), 2 * kBytes);
+              std::memcpy(values_.data(), bytes.data(), kBytes);
+              std::memcpy(momentum_.data(), bytes.data() + kBytes, kBytes);
+            },
+        .update =
+            [this](const Commit&, const float* gradients) {
+              for (std::size_t i = 0; i < kElements; ++i) {
+                momentum_[i] = 0.9F * momentum_[i] + gradients[i];
+                values_[i] -= 0.1F * momentum_[i];
+              }
+            }};
+  }
+  std::uint64_t hash() const {
+    Hash64 hash;
+    for (const float value : values_) {
+      hash.add(std::bit_cast<std::uint32_t>(value));
+    }
+    return hash.value();
+  }
+
+ private:
+  static constexpr std::size_t kBytes = kElements * sizeof(float);
+  std::vector<float> values_;
+  std::vector<float> momentum_;
+  int shard_;
+};
+
+// Of all replicas, rank and step: what its parameters were.
+class Hashes {
+ public:
+  void add(int shard, std::int64_t step, std::uint64_t hash) {
+    const std::lock_guard lock(mutex_);
+    const auto [known, first] =
+        hashes_.emplace(std::make_pair(shard, step), hash);
+    EXPECT_EQ(known->second, hash) << "rank " << shard << " at step " << step;
+    last_ = std::max(last_, step);
+  }
+  std::int64_t last() {
+    const std::lock_guard lock(mutex_);
+    return last_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<int, std::int64_t>, std::uint64_t> hashes_;
+  std::int64_t last_ = 0;
+};
+
+// One life of a replica: a thread for each of its ranks.
+class ToyReplica {
+ public:
+  ToyReplica(
+      const net::HostAddress& coordinator,
+      Hashes& hashes,
+      ReplicaId replica,
+      Incarnation incarnation,
+      int ranks,
+      const std::atomic<std::int64_t>& steps) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      ReplicaAgentOptions options;
+      options.rank.replica = replica;
+      options.rank.incarnation = incarnation;
+      options.rank.shard_rank = rank;
+      options.rank.buckets = {kElements / 2, kElements - kElements / 2};
+      options.ranks = ranks;
+      options.coordinator = coordinator;
+      options.config = 5;
+      options.held = {0, first_lineage(5, 1)};
+      agents_.push_back(std::make_unique<ReplicaAgent>(std::move(options)));
+    }
+    std::vector<std::string> addresses;
+    for (const auto& agent : agents_) {
+      addresses.push_back(agent->address());
+    }
+    for (const auto& agent : agents_) {
+      agent->start(addresses);
+    }
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads_.emplace_back(
+          [this, rank, &hashes, &steps] { train(rank, hashes, steps); });
+    }
+  }
+  ~ToyReplica() { wait(); }
+  ToyReplica(const ToyReplica&) = delete;
+  ToyReplica& operator=(const ToyReplica&) = delete;
+  void wait() { threads_.clear(); }
+  void leave() { agents_.front()->leave(); }
+  // Its connections end, as those of a process that is killed: after a step that
+  // all its ranks have still to come to.
+  void die(std::int64_t step) {
+    dead_from_ = step;
+    wait();
+    agents_.clear();
+  }
+  int computed() const { return computed_; }
+  int committed() const { return committed_; }
+
+ private:
+  void train(int rank, Hashes& hashes, const std::atomic<std::int64_t>& steps) {
+    ToyModel model(rank);
+    auto& agent = *agents_[static_cast<std::size_t>(rank)];
+    const auto program = model.program();
+    try {
+      for (;;) {
+        const auto task = agent.next(program);
+        if (!task || task->base.step >= steps) {
+          break;
+        }
+        if (task->base.step >= dead_from_) {
+          return;
+        }
+        model.gradients_of(task->samples, agent.gradients());
+        computed_ += task->samples.empty() ? 0 : 1;
+        if (agent.finish(*task, program)) {
+          ++committed_;
+          hashes.add(rank, task->base.step + 1, model.hash());
+        }
+      }
+      agent.end(program);
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.what();
+    }
+  }
+
+  std::vector<std::unique_ptr<ReplicaAgent>> agents_;
+  std::atomic<std::int64_t> dead_from_{INT64_MAX};
+  std::atomic<int> computed_{0};
+  std::atomic<int> committed_{0};
+  std::vector<std::jthread> threads_;
+};
+
+TEST(ReplicaAgents, TrainTogetherWithEqualBits) {
+  const std::atomic<std::int64_t> steps{20};
+  for (const int ranks : {1, 2}) {
+    Coordination coordination(3);
+    Hashes hashes;
+    std::vector<std::unique_ptr<ToyReplica>> replicas;
+    for (ReplicaId replica = 0; replica < 3; ++replica) {
+      replicas.push_back(std::make_unique<ToyReplica>(
+          coordination.address(), hashes, replica, 100 + replica, ranks,
+          steps));
+    }
+    for (const auto& replica : replicas) {
+      replica->wait();
+      EXPECT_EQ(replica->computed(), 20 * ranks);
+    }
+    EXPECT_EQ(hashes.last(), 20);
+  }
+}
+
+TEST(ReplicaAgents, LeaveWhileTheyWaitForOthers) {
+  const std::atomic<std::int64_t> steps{1000000};
+  Coordination coordination(2, 2);
+  Hashes hashes;
+  ToyReplica first(coordination.address(), hashes, 0, 100, 1, steps);
+  first.leave();  // Nothing has begun.
+  first.wait();
+  ToyReplica one(coordination.address(), hashes, 0, 101, 1, steps);
+  ToyReplica other(coordination.address(), hashes, 1, 102, 1, steps);
+  while (hashes.last() < 5) {
+    std::this_thread::yield();
+  }
+  one.leave();
+  one.wait();
+  other.leave();  // It is too few.
+  other.wait();
+}
+
+TEST(ReplicaAgents, GoOnWithoutTheOneThatDiesAndTakeItBack) {
+  for (const int ranks : {1, 2}) {
+    std::atomic<std::int64_t> steps{INT64_MAX};
+    Coordination coordination(3);
+    Hashes hashes;
+    std::vector<std::unique_ptr<ToyReplica>> replicas;
+    for (ReplicaId replica = 0; replica < 3; ++replica) {
+      replicas.push_back(std::make_unique<ToyReplica>(
+          coordination.address(), hashes, replica, 100 + replica, ranks,
+          steps));
+    }
+    while (hashes.last() < 20) {
+      std::this_thread::yield();
+    }
+    replicas[1]->die(hashes.last() + 50);
+    const auto died = hashes.last();
+    replicas.push_back(std::make_unique<ToyReplica>(
+        coordination.address(), hashes, 1, 201, ranks, steps));
+    while (replicas[3]->committed() < 5) {
+      std::this_thread::yield();
+    }
+    steps = hashes.last() + 200;  // None of them is there yet.
+    for (const auto& replica : replicas) {
+      replica->wait();
+    }
+    EXPECT_EQ(hashes.last(), steps);
+    EXPECT_GT(replicas[3]->computed(), 0);
+    std::printf(
+        "died at %lld, its next life made %d steps\n",
+        static_cast<long long>(died), replicas[3]->committed());
+    // Who lived has computed each step once.
+    EXPECT_LE(replicas[0]->computed(), steps * ranks);
+    EXPECT_LE(replicas[2]->computed(), steps * ranks);
+  }
+}
+
+}  // namespace
+}  // namespace sherd::ft

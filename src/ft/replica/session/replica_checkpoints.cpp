@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/ft/replica_checkpoints.h>
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "ckpt/file_system.h"
+#include "ckpt/manifest.h"
+#include "ckpt/save_protocol.h"
+#include "ft/replica/session/save_schedule.h"
+#include "ft/replica/session/state_name.h"
+
+namespace sherd::ft {
+namespace {
+
+const std::string kUnreadable = "! ";  // Before the reason.
+
+}  // namespace
+
+struct ReplicaCheckpoints::Impl {
+  Impl(
+      const World& of,
+      CheckpointState all,
+      const ReplicaCheckpointOptions& given)
+      : world(of),
+        options(given),
+        values(all.values),
+        state(std::move(all)),
+        saver(
+            of,
+            given.folder,
+            {.asynchronous = true,
+             .keep_last = given.keep_last,
+             .shared = true}) {}
+
+  void warn(const std::string& message) const {
+    if (world.rank() == 0) {
+      log_warning(message);
+    }
+  }
+
+  // Of complete checkpoints, newest first: as rank 0 sees them. A folder that
+  // cannot be read is not one without checkpoints: the run would begin anew.
+  std::vector<std::int64_t> steps() const {
+    std::string mine;
+    if (world.rank() == 0) {
+      const auto files = ckpt::make_posix_file_system();
+      const auto found = ckpt::complete_steps(*files, options.folder);
+      if (!found.ok()) {
+        mine = kUnreadable + found.status().message();
+      }
+      for (const auto step :
+           found.ok() ? found.value() : std::vector<std::int64_t>()) {
+        mine += str(step, ' ');
+      }
+    }
+    const auto first = world.all_gather_texts(mine).front();
+    SHERD_CHECK_AS(
+        kUnavailable, !first.starts_with(kUnreadable), "[ft] expected to list ",
+        options.folder, ", found: ", first.substr(kUnreadable.size()));
+    std::istringstream in(first);
+    std::vector<std::int64_t> steps;
+    for (std::int64_t step = 0; in >> step;) {
+      steps.push_back(step);
+    }
+    std::reverse(steps.begin(), steps.end());
+    return steps;
+  }
+
+  // What the state is called that was loaded.
+  std::string name_in(const std::string& folder, std::int64_t step) const {
+    const auto found = state.values.find(kReplicaState);
+    if (found == state.values.end()) {
+      SHERD_CHECK(
+          step == 0, "[ft] ", folder,
+          ": expected a checkpoint of replicas, found one of a run without "
+          "them, at step ",
+          step);
+      return {};
+    }
+    const auto held = state_named(found->second);
+    SHERD_CHECK(
+        held.step == step, "[ft] ", folder, ": expected the state of step ",
+        step, ", found ", found->second);
+    return found->second;
+  }
+
+  bool any_rank(bool here) const {
+    const auto all = world.all_gather({here ? 1.0 : 0.0});
+    return std::any_of(all.begin(), all.end(), [](const auto& one) {
+      return one.front() > 0;
+    });
+  }
+
+  void wait() {
+    try {
+      saver.wait();
+    } catch (const Error& error) {
+      warn(
+          str("[ft] the checkpoint of ", saved,
+              " failed, and training goes on: ", error.what()));
+    }
+  }
+
+  // `name` is of what the session holds.
+  void begin_save(std::int64_t step, const std::string& name) {
+    if (name.empty() || name == saved) {
+      return;
+    }
+    if (any_rank(saver.saving())) {
+      warn(str(
+          "[ft] ", name, " is not saved: ", saved, " is still being written"));
+      return;
+    }
+    wait();
+    saved = name;
+    state.values = values;
+    state.values[kReplicaState] = name;
+    try {
+      saver.save(step, state);
+    } catch (const Error& error) {
+      warn(str("[ft] ", name, " is not saved: ", error.what()));
+    }
+  }
+
+  const World& world;
+  const ReplicaCheckpointOptions options;
+  const std::map<std::string, std::string> values;  // The program's.
+  CheckpointState state;
+  std::string saved;  // The last, or what was loaded.
+  CheckpointSaver saver;
+};
+
+ReplicaCheckpoints::ReplicaCheckpoints(
+    const World& world,
+    CheckpointState state,
+    const ReplicaCheckpointOptions& options) {
+  SHERD_CHECK(
+      !options.folder.empty() && options.save_every >= 0,
+      "[ft] expected a folder and save_every of at least 0, found \"",
+      options.folder, "\" and ", options.save_every);
+  SHERD_CHECK(
+      !state.values.contains(kReplicaState),
+      "[ft] expected no value of the name ", kReplicaState, ", found one");
+  impl_ = std::make_unique<Impl>(world, std::move(state), options);
+}
+
+ReplicaCheckpoints::~ReplicaCheckpoints() = default;
+
+std::string ReplicaCheckpoints::load() {
+  auto& all = *impl_;
+  std::string wrong;  // With the newest.
+  for (const auto step : all.steps()) {
+    const auto folder = str(all.options.folder, "/", ckpt::folder_name(step));
+    try {
+      load_checkpoint(all.world, folder, all.state);
+      all.saved = all.name_in(folder, step);
+      return all.saved;
+    } catch (const Error& error) {
+      wrong = wrong.empty() ? error.what() : wrong;
+      all.warn(str("[ft] not loaded: ", error.what()));
+    }
+  }
+  SHERD_CHECK_AS(
+      kFailedPrecondition, wrong.empty(), "[ft] expected a checkpoint in ",
+      all.options.folder, " that can be loaded, found none: ", wrong);
+  return {};
+}
+
+void ReplicaCheckpoints::save_if_due(
+    const ReplicaSession& session, const TrainingStep& step) {
+  const auto held = step.step - 1;
+  if (!step.warms_up &&
+      saves_now(
+          {.step = held,
+           .save_every = impl_->options.save_every,
+           .place = step.place,
+           .replicas = step.replicas})) {
+    impl_->begin_save(held, session.state_name());
+  }
+}
+
+void ReplicaCheckpoints::save(const ReplicaSession& session) {
+  impl_->wait();  // The last is not to be left out.
+  impl_->begin_save(session.step(), session.state_name());
+}
+
+void ReplicaCheckpoints::wait() { impl_->wait(); }
+
+}  // namespace sherd::ft

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/replica/session/replica_gradients.h"
+
+#include <cstring>
+#include <utility>
+#include <ATen/Functions.h>
+
+#include "base/check.h"
+
+namespace sherd::ft {
+namespace {
+
+std::vector<std::int64_t> sizes_of(const NamedParameters& parameters) {
+  std::vector<std::int64_t> sizes;
+  for (const auto& item : parameters.items) {
+    SHERD_CHECK(
+        item.slice.scalar_type() == at::kFloat && item.slice.is_cpu(), "[ft] ",
+        item.name, ": expected an fp32 tensor on the CPU, found ",
+        c10::toString(item.slice.scalar_type()));
+    sizes.push_back(item.slice.numel());
+  }
+  return sizes;
+}
+
+std::vector<std::string> names_of(const NamedParameters& parameters) {
+  std::vector<std::string> names;
+  for (const auto& item : parameters.items) {
+    names.push_back(item.name);
+  }
+  return names;
+}
+
+std::size_t bytes_of(std::int64_t elements) {
+  return static_cast<std::size_t>(elements) * sizeof(float);
+}
+
+}  // namespace
+
+ReplicaGradients::ReplicaGradients(
+    const NamedParameters& parameters, std::int64_t bucket_elements)
+    : parameters_(parameters),
+      names_(names_of(parameters)),
+      layout_(sizes_of(parameters), bucket_elements),
+      slices_(parameters.items.size()),
+      missing_elements_(layout_.buckets().size()) {
+  for (std::size_t i = 0; i < slices_.size(); ++i) {
+    slices_[i].parameter = parameters_.items[i].slice;
+  }
+  if (parameters_.update_in_backward) {
+    // Throws when an optimizer has: it would make steps that nobody has decided.
+    (void)parameters_.update_in_backward(all_of([](auto...) {}));
+  }
+}
+
+BackwardUpdate ReplicaGradients::all_of(
+    decltype(BackwardUpdate::update) update) const {
+  return {.names = names_, .update = std::move(update), .writes = false};
+}
+
+void ReplicaGradients::begin(float* to, std::function<void(int bucket)> give) {
+  taken_.reset();
+  clear();
+  to_ = to;
+  give_ = std::move(give);
+  for (auto& slice : slices_) {
+    slice.earlier = false;
+    slice.came.store(0, std::memory_order_relaxed);
+  }
+  for (std::size_t i = 0; i < missing_elements_.size(); ++i) {
+    missing_elements_[i].store(layout_.buckets()[i], std::memory_order_relaxed);
+  }
+}
+
+void ReplicaGradients::last_backward() {
+  if (!parameters_.update_in_backward || taken_) {
+    return;
+  }
+  for (std::size_t i = 0; i < slices_.size(); ++i) {
+    // It is taken away where this backward brings sums.
+    slices_[i].earlier = copy_from_grad(i);
+  }
+  taken_ = parameters_.update_in_backward(all_of(
+      [this](std::size_t index, std::int64_t begin, const at::Tensor& part) {
+        add_part(index, begin, part);
+      }));
+}
+
+// From `.grad()`; false: there is none.
+bool ReplicaGradients::copy_from_grad(std::size_t index) {
+  const auto& gradient = slices_[index].parameter.grad();
+  if (gradient.defined()) {
+    std::memcpy(
+        to_ + layout_.begin_of(index),
+        gradient.contiguous().const_data_ptr<float>(),
+        bytes_of(gradient.numel()));
+  }
+  return gradient.defined();
+}
+
+void ReplicaGradients::add_part(
+    std::size_t index, std::int64_t begin, const at::Tensor& part) {
+  auto& slice = slices_[index];
+  const auto came =
+      slice.came.fetch_add(part.numel(), std::memory_order_relaxed);
+  SHERD_CHECK_AS(
+      kFailedPrecondition, came + part.numel() <= slice.parameter.numel(),
+      "[ft] expected one backward between last_backward() and finish_step(), "
+      "found another one");
+  float* place = to_ + layout_.begin_of(index) + begin;
+  if (slice.earlier) {
+    at::from_blob(place, part.sizes(), at::kFloat).add_(part);
+  } else {
+    std::memcpy(place, part.const_data_ptr<float>(), bytes_of(part.numel()));
+  }
+  count(index, part.numel());
+}
+
+// Who brings the last of a bucket sees what others have brought.
+void ReplicaGradients::count(std::size_t index, std::int64_t elements) {
+  const auto bucket = layout_.bucket_of(index);
+  auto& lacks = missing_elements_[static_cast<std::size_t>(bucket)];
+  if (lacks.fetch_sub(elements, std::memory_order_acq_rel) == elements) {
+    give_(bucket);
+  }
+}
+
+void ReplicaGradients::finish() {
+  taken_.reset();
+  for (std::size_t i = 0; i < slices_.size(); ++i) {
+    const auto& slice = slices_[i];
+    const auto elements = slice.parameter.numel();
+    const auto came = slice.came.load(std::memory_order_relaxed);
+    if (came == elements) {
+      continue;
+    }
+    SHERD_CHECK_AS(
+        kFailedPrecondition, came == 0, "[ft] ", names_[i],
+        ": expected gradients of ", elements, " elements, found ", came,
+        ": a backward broke off");
+    if (!copy_from_grad(i) && !slice.earlier) {
+      std::memset(to_ + layout_.begin_of(i), 0, bytes_of(elements));
+    }
+    count(i, elements);
+  }
+}
+
+// Where ranks see each other's gradients, they expect them there. Contiguous, as
+// sums are, whatever the parameter's strides.
+at::Tensor ReplicaGradients::sum_tensor(std::size_t index) const {
+  const auto& parameter = slices_[index].parameter;
+  for (const auto& whole : parameters_.whole.items) {
+    if (whole.name == names_[index] && whole.gradient.defined()) {
+      return whole.gradient.view({-1}).narrow(
+          0, whole.slice_begin, parameter.numel());
+    }
+  }
+  const auto& gradient = parameter.grad();
+  return gradient.defined() && gradient.is_contiguous()
+      ? gradient
+      : at::empty(parameter.sizes(), parameter.options().requires_grad(false));
+}
+
+void ReplicaGradients::show(const float* sum) {
+  for (std::size_t i = 0; i < slices_.size(); ++i) {
+    auto& slice = slices_[i];
+    if (!slice.sum.defined()) {
+      slice.sum = sum_tensor(i);
+    }
+    std::memcpy(
+        slice.sum.mutable_data_ptr<float>(), sum + layout_.begin_of(i),
+        bytes_of(slice.parameter.numel()));
+    slice.parameter.mutable_grad() = slice.sum;
+  }
+}
+
+void ReplicaGradients::clear() {
+  for (const auto& slice : slices_) {
+    slice.parameter.mutable_grad() = at::Tensor();
+  }
+}
+
+}  // namespace sherd::ft

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ReplicaGradients brings a rank's gradients to where the all-reduce across replicas
+// takes them, bucket by bucket, while backward still runs if it is told which one
+// is the step's last; and shows the sum as `.grad()`. Thread rule: the one that
+// trains, but backward's own threads bring their sums.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <sherd/optim/named_parameters.h>
+#include "ft/replica/session/gradient_layout.h"
+
+namespace sherd::ft {
+
+class ReplicaGradients {
+ public:
+  // Throws Error for slices that are not fp32 on the CPU, or that an optimizer
+  // updates in backward.
+  ReplicaGradients(const NamedParameters& parameters, std::int64_t bucket_elements);
+  ReplicaGradients(const ReplicaGradients&) = delete;
+  ReplicaGradients& operator=(const ReplicaGradients&) = delete;
+
+  const GradientLayout& layout() const { return layout_; }
+  // Of the slices.
+  const std::vector<std::string>& names() const { return names_; }
+
+  // Of a step: to where, in the layout's order, and whom to tell of a bucket that
+  // is there. Clears `.grad()`.
+  void begin(float* to, std::function<void(int bucket)> give);
+  // The next synchronised backward brings the rest of the step.
+  void last_backward();
+  // Brings what has not come. Throws Error when a backward broke off.
+  void finish();
+
+  // The sum of all replicas, in the layout's order, becomes `.grad()`.
+  void show(const float* sum);
+  void clear();
+
+ private:
+  struct SliceState {
+    at::Tensor parameter;
+    at::Tensor sum;        // Shown as `.grad()`; undefined until then.
+    bool earlier = false;  // Backwards before the last one have brought some.
+    std::atomic<std::int64_t> came{0};  // Elements, in the last backward.
+  };
+  BackwardUpdate all_of(decltype(BackwardUpdate::update) update) const;
+  at::Tensor sum_tensor(std::size_t index) const;
+  bool copy_from_grad(std::size_t index);
+  void add_part(std::size_t index, std::int64_t begin, const at::Tensor& part);
+  void count(std::size_t index, std::int64_t elements);
+
+  const NamedParameters parameters_;
+  const std::vector<std::string> names_;
+  const GradientLayout layout_;
+  std::vector<SliceState> slices_;
+  std::vector<std::atomic<std::int64_t>> missing_elements_;  // Elements, by bucket.
+  float* to_ = nullptr;
+  std::function<void(int bucket)> give_;
+  std::shared_ptr<void> taken_;  // Backward's sums, while it lives.
+};
+
+}  // namespace sherd::ft

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/replica/session/replica_gradients.h"
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+#include "base/check.h"
+#include "support/error_of.h"
+
+namespace sherd::ft {
+namespace {
+
+using sherd::test::error_of;
+using Floats = std::vector<float>;
+
+at::Tensor tensor_of(const Floats& values) {
+  return at::tensor(values, at::kFloat);
+}
+
+Floats values_of(const at::Tensor& tensor) {
+  const auto* begin = tensor.const_data_ptr<float>();
+  return {begin, begin + tensor.numel()};
+}
+
+// Two slices, "a" of 3 and "b" of 2, in a bucket each; a backward brings parts by
+// hand.
+class GradientsOf : public testing::Test {
+ protected:
+  static NamedParameters named(GradientsOf& self) {
+    NamedParameters all;
+    all.items.push_back({"a", self.a_});
+    all.items.push_back({"b", self.b_});
+    all.update_in_backward =
+        [&self](const BackwardUpdate& update) -> std::shared_ptr<void> {
+      auto held = std::make_shared<BackwardUpdate>(update);
+      self.backward_ = held;
+      self.a_.mutable_grad().reset();
+      return held;
+    };
+    return all;
+  }
+
+  void begin() {
+    given_.clear();
+    gradients_.begin(
+        memory_.data(), [this](int bucket) { given_.push_back(bucket); });
+  }
+  void bring(std::size_t index, std::int64_t at, const Floats& part) {
+    const auto update = backward_.lock();
+    ASSERT_NE(update, nullptr) << "nobody takes what backward brings";
+    update->update(index, at, tensor_of(part));
+  }
+
+  at::Tensor a_ = at::zeros({3});
+  at::Tensor b_ = at::zeros({2});
+  std::weak_ptr<BackwardUpdate> backward_;
+  Floats memory_ = Floats(5, -1);  // b, then a.
+  std::vector<int> given_;
+  ReplicaGradients gradients_{named(*this), 1};
+};
+
+TEST_F(GradientsOf, WithoutAWordAllIsGivenAtTheEnd) {
+  begin();
+  a_.mutable_grad() = tensor_of({1, 2, 3});
+  EXPECT_TRUE(given_.empty());
+  gradients_.finish();
+  EXPECT_EQ(given_, (std::vector<int>{1, 0}));
+  EXPECT_EQ(memory_, (Floats{0, 0, 1, 2, 3}));
+}
+
+TEST_F(GradientsOf, TheLastBackwardGivesEachBucketWhenItIsThere) {
+  begin();
+  gradients_.last_backward();
+  bring(1, 0, {7});
+  EXPECT_TRUE(given_.empty());
+  bring(1, 1, {8});
+  EXPECT_EQ(given_, std::vector<int>{0});
+  bring(0, 0, {1, 2, 3});
+  EXPECT_EQ(given_, (std::vector<int>{0, 1}));
+  gradients_.finish();
+  EXPECT_EQ(given_, (std::vector<int>{0, 1}));
+  EXPECT_EQ(memory_, (Floats{7, 8, 1, 2, 3}));
+}
+
+TEST_F(GradientsOf, TheLastBackwardAddsToThoseBeforeIt) {
+  begin();
+  a_.mutable_grad() = tensor_of({10, 20, 30});
+  gradients_.last_backward();
+  bring(0, 0, {1, 2});
+  bring(0, 2, {3});
+  gradients_.finish();
+  EXPECT_EQ(memory_, (Floats{0, 0, 11, 22, 33}));
+}
+
+TEST_F(GradientsOf, WhatTheLastBackwardHasNotTouchedStays) {
+  begin();
+  a_.mutable_grad() = tensor_of({10, 20, 30});
+  gradients_.last_backward();
+  bring(1, 0, {7, 8});
+  gradients_.finish();
+  EXPECT_EQ(memory_, (Floats{7, 8, 10, 20, 30}));
+}
+
+// A slice that backward cannot hand over shows its gradient as ever.
+TEST_F(GradientsOf, AGradientThatIsShownInTheLastBackwardIsTaken) {
+  begin();
+  b_.mutable_grad() = tensor_of({1, 1});
+  gradients_.last_backward();
+  b_.mutable_grad() = tensor_of({5, 6});  // Summed by backward.
+  bring(0, 0, {1, 2, 3});
+  gradients_.finish();
+  EXPECT_EQ(memory_, (Floats{5, 6, 1, 2, 3}));
+}
+
+TEST_F(GradientsOf, TheUpdateEndsWithTheStep) {
+  begin();
+  gradients_.last_backward();
+  gradients_.finish();
+  EXPECT_TRUE(backward_.expired());
+  begin();
+  gradients_.last_backward();
+  begin();
+  EXPECT_TRUE(backward_.expired()) << "the step was given up";
+}
+
+TEST_F(GradientsOf, ABackwardTooManyIsAnError) {
+  begin();
+  gradients_.last_backward();
+  bring(0, 0, {1, 2, 3});
+  const auto error = error_of([&] { bring(0, 0, {1, 2, 3}); });
+  EXPECT_NE(error.find("expected one backward"), std::string::npos) << error;
+}
+
+TEST_F(GradientsOf, ABackwardThatBrokeOffIsAnError) {
+  begin();
+  gradients_.last_backward();
+  bring(0, 0, {1, 2});
+  const auto error = error_of([&] { gradients_.finish(); });
+  EXPECT_NE(error.find("a: expected gradients of 3"), std::string::npos)
+      << error;
+}
+
+TEST_F(GradientsOf, TheSumIsShownInTheLayoutsOrder) {
+  begin();
+  const Floats sum = {1, 2, 3, 4, 5};
+  gradients_.show(sum.data());
+  EXPECT_EQ(values_of(b_.grad()), (Floats{1, 2}));
+  EXPECT_EQ(values_of(a_.grad()), (Floats{3, 4, 5}));
+  gradients_.clear();
+  EXPECT_FALSE(a_.grad().defined());
+}
+
+TEST(ReplicaGradients, TheSumIsShownWhereRanksSeeEachOthers) {
+  const auto whole = at::zeros({2, 3});
+  NamedParameters named;
+  named.items.push_back({"w", at::zeros({2})});
+  named.whole.items.push_back({"w", {2, 3}, 1, whole});
+  ReplicaGradients gradients(named, 100);
+  const Floats sum = {8, 9};
+  gradients.show(sum.data());
+  EXPECT_EQ(values_of(whole), (Floats{0, 8, 9, 0, 0, 0}));
+}
+
+TEST(ReplicaGradients, TheSumIsShownInTheOrderOfIndicesWhateverTheStrides) {
+  NamedParameters named;
+  named.items.push_back({"w", at::zeros({2, 3}).t()});
+  ReplicaGradients gradients(named, 100);
+  const Floats sum = {1, 2, 3, 4, 5, 6};
+  gradients.show(sum.data());
+  EXPECT_EQ(
+      values_of(named.items[0].slice.grad().contiguous()),
+      (Floats{1, 2, 3, 4, 5, 6}));
+}
+
+TEST(ReplicaGradients, NoOptimizerUpdatesInBackward) {
+  NamedParameters named;
+  named.items.push_back({"w", at::zeros({2})});
+  named.update_in_backward =
+      [](const BackwardUpdate&) -> std::shared_ptr<void> {
+    throw Error(
+        "[fsdp] parameter w is updated in backward by another optimizer");
+  };
+  const auto error = error_of([&] { ReplicaGradients gradients(named, 100); });
+  EXPECT_NE(error.find("another optimizer"), std::string::npos) << error;
+}
+
+TEST(ReplicaGradients, OnlyFloatsOnTheCpu) {
+  NamedParameters named;
+  named.items.push_back({"w", at::zeros({2}, at::kDouble)});
+  const auto error = error_of([&] { ReplicaGradients gradients(named, 100); });
+  EXPECT_NE(error.find("w: expected an fp32 tensor"), std::string::npos)
+      << error;
+}
+
+}  // namespace
+}  // namespace sherd::ft

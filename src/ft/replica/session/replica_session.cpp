@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/ft/replica_session.h>
+
+#include <unistd.h>
+#include <atomic>
+#include <charconv>
+#include <mutex>
+#include <random>
+#include <utility>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "base/rank_environment.h"
+#include "ft/replica/gradient_check.h"
+#include "ft/replica/replica_agent.h"
+#include "ft/protocol/samples.h"
+#include "ft/replica/session/replica_gradients.h"
+#include "ft/replica/session/samples_of_rank.h"
+#include "ft/replica/session/state_bytes.h"
+#include "ft/replica/session/state_name.h"
+#include "net/security.h"
+
+namespace sherd::ft {
+namespace {
+
+// 4 MiB: enough to hide what a reduction costs at its start and its end.
+constexpr std::int64_t kBucketElements = std::int64_t{1} << 20U;
+
+int number_of(const char* name, const std::string& text) {
+  int value = 0;
+  const auto* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  SHERD_CHECK(
+      error == std::errc() && stop == end && value >= 0, "[ft] ", name,
+      ": expected a number from 0 on, found \"", text, "\"");
+  return value;
+}
+
+// A spare waits here until it takes a place: the launcher writes the number.
+std::string line_from(int descriptor) {
+  std::string line;
+  char next = 0;
+  while (::read(descriptor, &next, 1) == 1) {
+    if (next == '\n') {
+      return line;
+    }
+    line += next;
+  }
+  throw Error(
+      "[ft] the launcher ended before this spare was needed",
+      ErrorCode::kAborted);
+}
+
+std::uint64_t hash_of(const std::vector<std::string>& texts) {
+  Hash64 hash;
+  for (const auto& text : texts) {
+    hash.add(text);
+  }
+  return hash.value();
+}
+
+// Rank 0's, for all.
+Incarnation new_life(const World& world) {
+  std::random_device random;
+  const auto drawn = (std::uint64_t{random()} << 32U | random()) | 1U;
+  return std::stoull(world.all_gather_texts(std::to_string(drawn)).front());
+}
+
+GradientCheckOptions check_options(const SessionOptions& options) {
+  const auto action_of = [](GradientPolicy policy) {
+    switch (policy) {
+      case GradientPolicy::kGive:
+        return GradientAction::kGive;
+      case GradientPolicy::kStop:
+        return GradientAction::kStop;
+      case GradientPolicy::kLeaveOut:
+        break;
+    }
+    return GradientAction::kLeaveOut;
+  };
+  return {
+      .non_finite = action_of(options.non_finite_gradients),
+      .outlier = action_of(options.outlier_gradients),
+      .norm_ratio_max = options.norm_ratio_max};
+}
+
+net::Security security_of(const SessionOptions& options) {
+  return net::security_of(
+      options.secret_file,
+      {.certificate = options.tls_certificate,
+       .key = options.tls_key,
+       .authority = options.tls_authority});
+}
+
+}  // namespace
+
+SessionOptions SessionOptions::from_environment() {
+  const auto lookup = process_environment();
+  const auto read = [&](const char* name) {
+    auto value = lookup(name);
+    SHERD_CHECK(
+        value.has_value(), "[ft] expected ", name,
+        " to be set, as sherd run --fault-tolerant does; found it unset");
+    return *value;
+  };
+  SessionOptions options;
+  options.coordinator = read("SHERD_COORDINATOR");
+  const auto spare = lookup("SHERD_SPARE");
+  options.replica = number_of(
+      "SHERD_REPLICA",
+      spare ? line_from(number_of("SHERD_SPARE", *spare))
+            : read("SHERD_REPLICA"));
+  options.replicas =
+      number_of("SHERD_REPLICAS", lookup("SHERD_REPLICAS").value_or("1"));
+  options.samples_full =
+      number_of("SHERD_SAMPLES", lookup("SHERD_SAMPLES").value_or("0"));
+  options.host = lookup("SHERD_HOST").value_or(options.host);
+  options.secret_file = lookup("SHERD_SECRET_FILE").value_or("");
+  options.tls_certificate = lookup("SHERD_TLS_CERT").value_or("");
+  options.tls_key = lookup("SHERD_TLS_KEY").value_or("");
+  options.tls_authority = lookup("SHERD_TLS_CA").value_or("");
+  return options;
+}
+
+struct ReplicaSession::Impl {
+  Impl(
+      const World& of,
+      const NamedParameters& trained,
+      CheckpointState all,
+      std::function<void(std::int64_t)> how,
+      const SessionOptions& given)
+      : world(of),
+        state(std::move(all)),
+        update(std::move(how)),
+        options(given),
+        parameters(trained),
+        gradients(trained, kBucketElements),
+        check(check_options(given)) {
+    ReplicaAgentOptions starting;
+    starting.rank.replica = static_cast<ReplicaId>(options.replica);
+    starting.rank.incarnation = new_life(world);
+    starting.rank.shard_rank = world.rank();
+    starting.rank.host = options.host;
+    starting.rank.security = security_of(options);
+    starting.rank.buckets = gradients.layout().buckets();
+    starting.rank.bucket_names =
+        bucket_names(gradients.layout(), gradients.names());
+    SHERD_CHECK(
+        options.sums_bytes_max >= 0 && options.fetch_bytes_per_s_max >= 0,
+        "[ft] expected sums_bytes_max and fetch_bytes_per_s_max of 0 or more, "
+        "found ",
+        options.sums_bytes_max, " and ", options.fetch_bytes_per_s_max);
+    starting.rank.sums_kept = options.sums_kept;
+    starting.rank.sums_bytes_max =
+        static_cast<std::uint64_t>(options.sums_bytes_max);
+    starting.rank.digest_every = options.digest_every;
+    starting.rank.fetch_bytes_per_s_max =
+        static_cast<std::uint64_t>(options.fetch_bytes_per_s_max);
+    starting.ranks = world.size();
+    starting.warms_up = options.warm_up;
+    starting.coordinator = net::parse_host_address(options.coordinator);
+    starting.config =
+        hash_of({options.config, std::to_string(world.size())}) | 1U;
+    starting.held = options.held.empty() ? first_state(starting.config)
+                                         : state_named(options.held);
+    now_holds(starting.held);
+    agent = std::make_unique<ReplicaAgent>(std::move(starting));
+    agent->start(world.all_gather_texts(agent->address()));
+    program = {
+        .snapshot = [this] { return state_bytes(state, world.rank()); },
+        .restore =
+            [this](const StateId& fetched, std::string_view bytes) {
+              restore_state(state, world.rank(), bytes);
+              now_holds(fetched);
+            },
+        .update = [this](
+                      const Commit& commit,
+                      const float* sum) { make_step(commit, sum); },
+        .digest = [this] { return parameter_digest(parameters); }};
+  }
+
+  // Of the values that there are.
+  StateId first_state(std::uint64_t config) const {
+    const auto texts = world.all_gather_texts(
+        std::to_string(hash_of({state_bytes(state, world.rank())})));
+    return {0, first_lineage(config, hash_of(texts))};
+  }
+
+  void expect_open(const char* called) const {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, agent, "[ft] expected an open session, found ",
+        called, " after close()");
+  }
+
+  // A bucket that is there, while it is in the cache.
+  void give(const ComputeCommand& of, int bucket) {
+    if (check.inspect(
+            static_cast<std::size_t>(bucket), agent->gradients(bucket))) {
+      agent->give(of, bucket);
+    }
+  }
+
+  // Of the replicas' sum, as if backward had brought it.
+  void make_step(const Commit& commit, const float* sum) {
+    gradients.show(sum);
+    samples = commit.samples;
+    update(commit.result.step);
+    gradients.clear();
+    now_holds(commit.result);
+  }
+
+  void now_holds(const StateId& which) {
+    held = which;
+    step.store(which.step, std::memory_order_relaxed);
+  }
+
+  const World world;
+  const CheckpointState state;
+  const std::function<void(std::int64_t)> update;
+  const SessionOptions options;
+  const NamedParameters parameters;
+  ReplicaGradients gradients;
+  GradientCheck check;
+  std::atomic<std::int64_t> step{0};
+  StateId held;
+  std::int64_t samples = 0;  // Of the step that is being made.
+  TrainingCallbacks program;
+  std::optional<ComputeCommand> task;
+  std::unique_ptr<ReplicaAgent> agent;  // Null after close().
+  std::mutex closing;                   // leave() comes from any thread.
+};
+
+ReplicaSession::ReplicaSession(
+    const World& world,
+    const NamedParameters& parameters,
+    CheckpointState state,
+    std::function<void(std::int64_t)> update,
+    const SessionOptions& options)
+    : impl_(std::make_unique<Impl>(
+          world, parameters, std::move(state), std::move(update), options)) {}
+
+ReplicaSession::~ReplicaSession() = default;
+
+std::optional<TrainingStep> ReplicaSession::begin_step() {
+  auto& all = *impl_;
+  all.expect_open("begin_step()");
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !all.task,
+      "[ft] expected finish_step() after begin_step(), found another one");
+  all.task = all.agent->next(all.program);
+  if (!all.task) {
+    return std::nullopt;
+  }
+  all.gradients.begin(
+      all.agent->gradients(),
+      [&all, task = *all.task](int bucket) { all.give(task, bucket); });
+  all.check.begin(all.gradients.layout().buckets().size());
+  all.now_holds(all.task->base);
+  TrainingStep plan;
+  plan.step = all.task->base.step + 1;
+  plan.replica_samples = count_of(all.task->samples);
+  plan.replicas = all.task->replicas;
+  plan.place = all.task->place;
+  plan.warms_up = all.task->serial == 0;
+  for (const auto& range :
+       samples_of_rank(all.task->samples, all.world.rank(), all.world.size())) {
+    plan.samples.push_back({range.begin, range.end});
+  }
+  return plan;
+}
+
+void ReplicaSession::last_backward() {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, impl_->task.has_value(),
+      "[ft] expected begin_step() before last_backward(), found none");
+  impl_->gradients.last_backward();
+}
+
+bool ReplicaSession::finish_step() {
+  auto& all = *impl_;
+  SHERD_CHECK_AS(
+      kFailedPrecondition, all.task.has_value(),
+      "[ft] expected begin_step() before finish_step(), found none");
+  const auto task = *std::exchange(all.task, std::nullopt);
+  all.gradients.finish();
+  // Who follows brings zeros.
+  const auto fault = task.samples.empty() ? std::nullopt : all.check.finish();
+  return fault ? all.agent->refuse(task, *fault, all.program)
+               : all.agent->finish(task, all.program);
+}
+
+std::int64_t ReplicaSession::step() const {
+  return impl_->step.load(std::memory_order_relaxed);
+}
+
+std::string ReplicaSession::state_name() const { return name_of(impl_->held); }
+
+std::int64_t ReplicaSession::samples_of_update() const {
+  return impl_->samples;
+}
+
+void ReplicaSession::leave() {
+  const std::lock_guard lock(impl_->closing);
+  if (impl_->agent) {
+    impl_->agent->leave();
+  }
+}
+
+void ReplicaSession::close() {
+  auto& all = *impl_;
+  if (!all.agent) {
+    return;
+  }
+  all.task.reset();
+  all.agent->end(all.program);
+  const std::lock_guard lock(all.closing);
+  all.agent.reset();
+}
+
+}  // namespace sherd::ft

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/replica/session/state_bytes.h"
+
+#include <cstring>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace sherd::ft {
+namespace {
+
+class ParameterDigest : public ::testing::Test {
+ protected:
+  ParameterDigest() {
+    parameters_.items.push_back({"weight", torch::arange(1000, torch::kFloat)});
+    parameters_.items.push_back({"bias", torch::zeros({7})});
+  }
+  std::uint64_t digest() const { return parameter_digest(parameters_); }
+
+  NamedParameters parameters_;
+};
+
+TEST_F(ParameterDigest, IsThatOfEqualBitsWhereverTheyLie) {
+  const auto before = digest();
+  EXPECT_EQ(digest(), before);
+  auto& weight = parameters_.items[0].slice;
+  weight = torch::stack({weight, weight}, 1).select(1, 1);
+  ASSERT_FALSE(weight.is_contiguous());
+  EXPECT_EQ(digest(), before);
+}
+
+TEST_F(ParameterDigest, SeesEachBit) {
+  const auto before = digest();
+  for (const std::int64_t at : {0, 499, 999}) {
+    for (unsigned bit = 0; bit < 32; ++bit) {
+      auto* place = parameters_.items[0].slice.data_ptr<float>() + at;
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, place, sizeof bits);
+      const std::uint32_t flipped = bits ^ (1U << bit);
+      std::memcpy(place, &flipped, sizeof bits);
+      EXPECT_NE(digest(), before) << at << " bit " << bit;
+      std::memcpy(place, &bits, sizeof bits);
+    }
+  }
+  EXPECT_EQ(digest(), before);
+}
+
+TEST_F(ParameterDigest, SeesWhichParameterItIs) {
+  const auto before = digest();
+  std::swap(parameters_.items[0], parameters_.items[1]);
+  EXPECT_NE(digest(), before);
+}
+
+TEST(StateBytes, AreInTheOrderOfIndicesWhateverTheStrides) {
+  const auto state_of = [](const torch::Tensor& elements) {
+    CheckpointState state;
+    state.add(
+        "model",
+        {.name = "w", .shape = elements.sizes().vec(), .elements = elements});
+    return state;
+  };
+  const auto values = torch::arange(12, torch::kFloat).view({3, 4});
+  const auto plain = values.clone();
+  const auto transposed = values.t().contiguous().t();
+  const auto apart = torch::zeros({3, 8}).slice(1, 0, 8, 2);
+  apart.copy_(values);
+  for (const auto& from : {plain, transposed, apart}) {
+    const auto bytes = state_bytes(state_of(from), 0);
+    for (const auto& to : {plain, transposed, apart}) {
+      const auto place = torch::empty_strided({3, 4}, to.strides()).zero_();
+      restore_state(state_of(place), 0, bytes);
+      EXPECT_TRUE(torch::equal(place, values))
+          << from.strides() << " to " << to.strides();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sherd::ft
