@@ -121,8 +121,8 @@ void Cluster::heal() {
 // ---- the script ----
 
 void Cluster::at(const Trigger& moment, std::function<std::string()> act) {
-  armed_.push_back(
-      std::make_unique<ArmedTrigger>(ArmedTrigger{moment, std::move(act), false}));
+  armed_.push_back(std::make_unique<ArmedTrigger>(
+      ArmedTrigger{moment, std::move(act), false}));
 }
 
 void Cluster::kill_at(const Trigger& moment) {

@@ -91,7 +91,9 @@ void Cluster::listen_to(Process& process) {
     if (count <= 0) {
       return;
     }
-    heard(process, trace_event_of({bytes.data(), static_cast<std::size_t>(count)}));
+    heard(
+        process,
+        trace_event_of({bytes.data(), static_cast<std::size_t>(count)}));
   }
 }
 

@@ -204,7 +204,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         BadGradientCase{"Nan", "nan gradient", "infinite or not a number", 1},
         BadGradientCase{"Spike", "spike gradient", "their norm is", 1},
-        BadGradientCase{"NanOfOneOfTwoRanks", "nan gradient", "not a number", 2}),
+        BadGradientCase{
+            "NanOfOneOfTwoRanks", "nan gradient", "not a number", 2}),
     [](const auto& tested) { return std::string(tested.param.name); });
 
 TEST(Detector, F59WhereAllAreBadOtherSamplesAreTrained) {

@@ -9,10 +9,10 @@
 #include <cstdlib>
 #include <limits>
 #include <string_view>
+#include <sherd/fsdp/fully_shard.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/models/gpt.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/fsdp/fully_shard.h>
 #include <torch/torch.h>
 
 #include "base/check.h"

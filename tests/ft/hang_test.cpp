@@ -125,7 +125,7 @@ TEST(FaultsHang, AnAgentThatStandsForGoodIsEvictedAndComesBackWhenItWakes) {
 }
 
 bool are_neighbours(
-    const std::vector<Participant>& ring, ReplicaId one, ReplicaId other) {
+    const std::vector<Member>& ring, ReplicaId one, ReplicaId other) {
   for (std::size_t i = 0; i < ring.size(); ++i) {
     const auto next = ring[(i + 1) % ring.size()].replica;
     if (std::minmax(ring[i].replica, next) == std::minmax(one, other)) {

@@ -184,7 +184,7 @@ bool Outcome::committed_with(ReplicaId replica, Incarnation incarnation) const {
   return std::any_of(commits.begin(), commits.end(), [&](const auto* commit) {
     return std::any_of(
         commit->participants.begin(), commit->participants.end(),
-        [&](const Participant& one) {
+        [&](const Member& one) {
           return one.replica == replica && one.incarnation == incarnation &&
               !one.samples.empty();
         });

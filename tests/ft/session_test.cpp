@@ -5,9 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/ckpt/checkpoint.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <sherd/ft/replica_session.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/fsdp/fully_shard.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include "net/net_testing.h"
 #include "support/coordinator_process.h"

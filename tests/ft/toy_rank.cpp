@@ -84,7 +84,7 @@ class ToyRank {
     try {
       start();
       train();
-      agent_->end(program());
+      agent_->rank().end(program());
       tell(TraceEvent::Kind::kDone);
       agent_.reset();
       return 0;
@@ -157,7 +157,7 @@ class ToyRank {
     const auto does = program();
     for (;;) {
       reach("idle", last_ + 1);
-      const auto task = agent_->next(does);
+      const auto task = agent_->rank().next(does);
       if (!task) {
         return;
       }
@@ -168,25 +168,26 @@ class ToyRank {
       }
       compute(*task);
       if (const auto fault = fault_of(*task)) {
-        agent_->give(*task, 0);  // Others have reduced some of it by then.
-        (void)agent_->refuse(*task, *fault, does);
+        agent_->rank().give(
+            *task, 0);  // Others have reduced some of it by then.
+        (void)agent_->rank().refuse(*task, *fault, does);
       } else {
-        (void)agent_->finish(*task, does);
+        (void)agent_->rank().finish(*task, does);
       }
     }
   }
 
-  std::optional<GradientFault> fault_of(const ComputeCommand& task) {
+  std::optional<GradientFault> fault_of(const ComputeTask& task) {
     if (task.samples.empty()) {
       return std::nullopt;
     }
     check_.begin(1);
     (void)check_.inspect(
-        0, {agent_->gradients(), static_cast<std::size_t>(elements())});
+        0, {agent_->rank().gradients(), static_cast<std::size_t>(elements())});
     return check_.finish();
   }
 
-  void compute(const ComputeCommand& task) {
+  void compute(const ComputeTask& task) {
     if (task.samples.empty()) {
       return;
     }
@@ -202,7 +203,7 @@ class ToyRank {
     }
     reach("forward", task.base.step + 1);
     sherd::test::be_late(options_.step_time / 2);
-    model_.gradients_of(task.samples, agent_->gradients());
+    model_.gradients_of(task.samples, agent_->rank().gradients());
     reach("backward", task.base.step + 1);
     sherd::test::be_late(options_.step_time / 2);
     reach("gradients", task.base.step + 1);
@@ -292,10 +293,10 @@ class ToyRank {
       leaves_at_ = last_ + std::stoll(order.substr(9));
     }
     if (order == "flip gradient") {
-      agent_->gradients()[1] += 1;
+      agent_->rank().gradients()[1] += 1;
     }
     if (order == "nan gradient" || order == "spike gradient") {
-      agent_->gradients()[elements() - 1] = order == "nan gradient"
+      agent_->rank().gradients()[elements() - 1] = order == "nan gradient"
           ? std::numeric_limits<float>::quiet_NaN()
           : 1e7F;
     }
@@ -323,10 +324,11 @@ StateId first_state() { return {0, first_lineage(kConfig, 1)}; }
 
 std::string bytes_of(const TraceEvent& event) {
   return str(
-      static_cast<int>(event.kind), ' ', event.at.count(), ' ', event.state.step,
-      ' ', event.state.lineage.high, ' ', event.state.lineage.low, ' ', event.hash,
-      ' ', event.samples, ' ', event.descriptors, ' ', event.threads, ' ',
-      event.resident_bytes, ' ', event.text.substr(0, kTraceEventBytesMax / 2));
+      static_cast<int>(event.kind), ' ', event.at.count(), ' ',
+      event.state.step, ' ', event.state.lineage.high, ' ',
+      event.state.lineage.low, ' ', event.hash, ' ', event.samples, ' ',
+      event.descriptors, ' ', event.threads, ' ', event.resident_bytes, ' ',
+      event.text.substr(0, kTraceEventBytesMax / 2));
 }
 
 TraceEvent trace_event_of(const std::string& bytes) {
@@ -335,8 +337,8 @@ TraceEvent trace_event_of(const std::string& bytes) {
   Instant::rep at = 0;
   std::istringstream in(bytes);
   in >> kind >> at >> event.state.step >> event.state.lineage.high >>
-      event.state.lineage.low >> event.hash >> event.samples >> event.descriptors >>
-      event.threads >> event.resident_bytes;
+      event.state.lineage.low >> event.hash >> event.samples >>
+      event.descriptors >> event.threads >> event.resident_bytes;
   SHERD_CHECK(!in.fail(), "[toy] expected a tale, found \"", bytes, "\"");
   event.kind = static_cast<TraceEvent::Kind>(kind);
   event.at = Instant(at);

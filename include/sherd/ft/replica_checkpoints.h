@@ -24,8 +24,8 @@
 #include <memory>
 #include <string>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/world/world.h>
 #include <sherd/ft/replica_session.h>
+#include <sherd/world/world.h>
 
 namespace sherd::ft {
 

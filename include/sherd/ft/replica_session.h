@@ -37,8 +37,8 @@
 #include <string>
 #include <vector>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/world/world.h>
 #include <sherd/optim/named_parameters.h>
+#include <sherd/world/world.h>
 
 namespace sherd::ft {
 

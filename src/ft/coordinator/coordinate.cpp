@@ -157,7 +157,8 @@ Status write_ready_file(const std::string& path, const std::string& text) {
 
 class CoordinatorMain {
  public:
-  explicit CoordinatorMain(const CoordinateOptions& options) : options_(options) {}
+  explicit CoordinatorMain(const CoordinateOptions& options)
+      : options_(options) {}
 
   // From the beginning to the end.
   Status run() {
@@ -183,10 +184,11 @@ class CoordinatorMain {
       page_ = std::move(page).value();
       log_info(str("[ft] status at http://", page_->address(), "/"));
     }
-    auto started = CoordinatorServer::start(loop_, service, [this](const Status& why) {
-      end_ = why;
-      loop_.stop();
-    });
+    auto started =
+        CoordinatorServer::start(loop_, service, [this](const Status& why) {
+          end_ = why;
+          loop_.stop();
+        });
     if (!started.ok()) {
       return started.status();
     }

@@ -109,7 +109,8 @@ Status CoordinatorServer::Impl::begin_term() {
 }
 
 // All records of a batch are on the disk before anybody is told anything.
-Status CoordinatorServer::Impl::carry_out(const CoordinatorDecisions& decisions) {
+Status CoordinatorServer::Impl::carry_out(
+    const CoordinatorDecisions& decisions) {
   std::vector<Record> records;
   for (const auto& decision : decisions) {
     if (const auto* append = std::get_if<AppendRecord>(&decision.what)) {
@@ -310,7 +311,8 @@ Status CoordinatorServer::Impl::listen() {
   return {};
 }
 
-void CoordinatorServer::Impl::connected(std::unique_ptr<net::Connection> connection) {
+void CoordinatorServer::Impl::connected(
+    std::unique_ptr<net::Connection> connection) {
   board.count("connections");
   if (connections.size() >= kConnectionsMax) {
     board.count("refusals");
@@ -325,7 +327,8 @@ void CoordinatorServer::Impl::connected(std::unique_ptr<net::Connection> connect
        .on_closed = [this, id](const Status& why) { closed(id, why); }});
 }
 
-void CoordinatorServer::Impl::received(ConnectionId id, const net::Frame& frame) {
+void CoordinatorServer::Impl::received(
+    ConnectionId id, const net::Frame& frame) {
   constexpr auto kReport = static_cast<std::uint16_t>(FrameType::kReport);
   if (frame.type != kReport) {
     refuse(
@@ -354,7 +357,8 @@ void CoordinatorServer::Impl::received(ConnectionId id, const net::Frame& frame)
     detector.received(
         report.replica, report.incarnation, report.progress, report.ranks, now);
   }
-  board.received(report, connections.at(id).connection->peer(), real.now(), has_place);
+  board.received(
+      report, connections.at(id).connection->peer(), real.now(), has_place);
   if (machine) {
     decide(machine->received(report, now));
   }
@@ -422,7 +426,8 @@ void CoordinatorServer::Impl::closed(ConnectionId id, const Status& reason) {
 
 // ---- the service ----
 
-CoordinatorServer::CoordinatorServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CoordinatorServer::CoordinatorServer(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)) {}
 CoordinatorServer::~CoordinatorServer() = default;
 
 Result<std::unique_ptr<CoordinatorServer>> CoordinatorServer::start(
@@ -443,10 +448,13 @@ Result<std::unique_ptr<CoordinatorServer>> CoordinatorServer::start(
     return status;
   }
   impl->tick();
-  return std::unique_ptr<CoordinatorServer>(new CoordinatorServer(std::move(impl)));
+  return std::unique_ptr<CoordinatorServer>(
+      new CoordinatorServer(std::move(impl)));
 }
 
-net::HostAddress CoordinatorServer::address() const { return impl_->listener->address(); }
+net::HostAddress CoordinatorServer::address() const {
+  return impl_->listener->address();
+}
 
 RunStatus CoordinatorServer::status() {
   const auto& machine = impl_->machine;

@@ -11,8 +11,8 @@
 #include <memory>
 #include <string>
 #include "base/status.h"
-#include "ft/coordinator/status.h"
 #include "ft/coordinator/failure_detector.h"
+#include "ft/coordinator/status.h"
 #include "ft/protocol/coordinator.h"
 #include "net/host_address.h"
 #include "net/listener.h"

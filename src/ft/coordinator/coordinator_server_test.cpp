@@ -86,9 +86,10 @@ class ServiceTest : public ::testing::Test {
   }
 
   void start() {
-    service_ = CoordinatorServer::start(loop_, options_, [this](const Status& why) {
-                 ended_ = why.message();
-               }).value();
+    service_ =
+        CoordinatorServer::start(loop_, options_, [this](const Status& why) {
+          ended_ = why.message();
+        }).value();
     options_.address = service_->address();
   }
   FakeReplica& add(ReplicaId replica, Incarnation incarnation = 1) {

@@ -135,7 +135,8 @@ std::vector<Finding> FailureDetector::tick(Instant now) {
   return found;
 }
 
-std::optional<double> FailureDetector::usual_s(const MonitoredReplica& watched) const {
+std::optional<double> FailureDetector::usual_s(
+    const MonitoredReplica& watched) const {
   return watched.usual_s[static_cast<std::size_t>(watched.progress.activity)];
 }
 
@@ -152,7 +153,8 @@ Duration FailureDetector::soft_limit(const MonitoredReplica& watched) const {
       options_.soft_factor, usual_s(watched).value_or(0), options_.soft_floor);
 }
 
-bool FailureDetector::over_hard_limit(const MonitoredReplica& watched, Instant now) const {
+bool FailureDetector::over_hard_limit(
+    const MonitoredReplica& watched, Instant now) const {
   return busy(watched.progress) && now - watched.since > hard_limit(watched);
 }
 
@@ -167,7 +169,8 @@ Duration FailureDetector::quiet(const MonitoredReplica& watched) const {
 }
 
 // What its agents say is old where one of them is silent.
-bool FailureDetector::hangs(const MonitoredReplica& watched, Instant now) const {
+bool FailureDetector::hangs(
+    const MonitoredReplica& watched, Instant now) const {
   const auto silent = quiet(watched);
   return silent > Duration(0) ? silent > options_.hard_floor
                               : over_hard_limit(watched, now);
@@ -248,7 +251,8 @@ void FailureDetector::find_silent(Instant now, std::vector<Finding>& found) {
   }
 }
 
-std::string FailureDetector::why_hung(const HangCulprit& blame, Instant now) const {
+std::string FailureDetector::why_hung(
+    const HangCulprit& blame, Instant now) const {
   const auto& hangs = watched_.at(blame.life);
   std::string reason;
   if (const auto silent = quiet(hangs); silent > Duration(0)) {

@@ -49,7 +49,8 @@ struct Finding {
 
 class FailureDetector {
  public:
-  explicit FailureDetector(const FailureDetectorOptions& options) : options_(options) {}
+  explicit FailureDetector(const FailureDetectorOptions& options)
+      : options_(options) {}
 
   void received(
       ReplicaId replica,

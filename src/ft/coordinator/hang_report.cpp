@@ -26,7 +26,8 @@ std::string place_text(const TrainingProgress& progress) {
 }
 
 // "its bytes", "the bytes of replica 0".
-std::string wanted(const TrainingProgress& progress, std::optional<ReplicaId> culprit) {
+std::string wanted(
+    const TrainingProgress& progress, std::optional<ReplicaId> culprit) {
   const char* what = progress.to_read ? "reading" : "bytes";
   return progress.waits_for == culprit
       ? str("its ", what)
@@ -54,7 +55,8 @@ std::vector<std::string> waits_of(
   std::vector<std::string> said;
   for (std::size_t rank = 0; rank < one.ranks.size(); ++rank) {
     const auto& progress = one.ranks[rank].progress;
-    if (progress.waits_for && progress.missed_heartbeats < kSilentAfterHeartbeats &&
+    if (progress.waits_for &&
+        progress.missed_heartbeats < kSilentAfterHeartbeats &&
         (progress.waits_for == culprit) == directly) {
       said.push_back(
           str("replica ", one.replica, " rank ", rank, " ",
@@ -127,7 +129,9 @@ std::string tenths(Duration duration) {
   return str(tenths / 10, ".", tenths % 10, " s");
 }
 
-std::string text_of(const RankActivity& rank) { return does(rank, std::nullopt); }
+std::string text_of(const RankActivity& rank) {
+  return does(rank, std::nullopt);
+}
 
 std::string text_of(const DeadLink& link) {
   return str(
@@ -162,7 +166,8 @@ std::vector<std::size_t> ranks_behind(const ReplicaActivity& replica) {
 }
 
 std::string hang_report(
-    const ReplicaActivity& culprit, const std::vector<ReplicaActivity>& others) {
+    const ReplicaActivity& culprit,
+    const std::vector<ReplicaActivity>& others) {
   std::vector<std::string> all;
   if (auto its = text_of_culprit(culprit); !its.empty()) {
     all.push_back(std::move(its));
@@ -190,7 +195,8 @@ std::string hang_report(
   return report;
 }
 
-std::optional<DeadLink> dead_link(const std::vector<ReplicaActivity>& replicas) {
+std::optional<DeadLink> dead_link(
+    const std::vector<ReplicaActivity>& replicas) {
   std::map<ReplicaId, const ReplicaActivity*> by_name;
   for (const auto& one : replicas) {
     by_name[one.replica] = &one;

@@ -53,7 +53,8 @@ ReplicaActivity in_ring(
 TEST(HangReport, SaysWhichRankComputesAndWhoWaitsForItInWhichUnit) {
   const ReplicaActivity culprit{
       2, {waiting_rank(1), rank(Activity::kComputing, 6)}};
-  const ReplicaActivity waits{0, {rank(Activity::kWaiting, 9), waiting_rank(2)}};
+  const ReplicaActivity waits{
+      0, {rank(Activity::kWaiting, 9), waiting_rank(2)}};
   EXPECT_EQ(
       hang_report(culprit, {waits, culprit}),
       "rank 1 has been computing for 6.2 s; replica 0 rank 1 waits for its "

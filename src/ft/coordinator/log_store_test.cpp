@@ -45,7 +45,9 @@ std::string refusal(const std::string& path) {
 }
 
 Record term(std::uint64_t number) { return TermRecord{number, 77}; }
-Record life(Incarnation incarnation) { return IncarnationRecord{0, incarnation}; }
+Record life(Incarnation incarnation) {
+  return IncarnationRecord{0, incarnation};
+}
 
 // What another program might do to the file.
 void run_sql(const std::string& path, const char* text) {

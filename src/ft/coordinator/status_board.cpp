@@ -21,8 +21,9 @@ RankStatus status_of(const RankActivity& rank) {
   RankStatus status;
   status.activity = text_of(progress.activity);
   status.since_s = seconds(rank.standing);
-  status.quiet_s =
-      progress.missed_heartbeats >= kSilentAfterHeartbeats ? seconds(silence_of(progress)) : 0;
+  status.quiet_s = progress.missed_heartbeats >= kSilentAfterHeartbeats
+      ? seconds(silence_of(progress))
+      : 0;
   status.waits_for = progress.waits_for;
   status.to_read = progress.to_read;
   if (const auto& place = progress.place) {
@@ -37,10 +38,10 @@ RankStatus status_of(const RankActivity& rank) {
 
 }  // namespace
 
-StatusBoard::ReplicaRow* StatusBoard::life(ReplicaId replica, Incarnation incarnation) {
+StatusBoard::ReplicaRow* StatusBoard::life(
+    ReplicaId replica, Incarnation incarnation) {
   const auto found = rows_.find(replica);
-  return found != rows_.end() &&
-          found->second.report.incarnation == incarnation
+  return found != rows_.end() && found->second.report.incarnation == incarnation
       ? &found->second
       : nullptr;
 }
@@ -149,7 +150,8 @@ void StatusBoard::noticed(
   failed(notice.culprit, reason, now);
 }
 
-void StatusBoard::slow(ReplicaId replica, const std::string& reason, Instant now) {
+void StatusBoard::slow(
+    ReplicaId replica, const std::string& reason, Instant now) {
   count("slow_phases");
   const auto found = rows_.find(replica);
   if (found == rows_.end()) {
@@ -181,11 +183,10 @@ std::string StatusBoard::state_of(const ReplicaRow& known) const {
   if (known.liveness.hung) {
     return "hangs";
   }
-  for (const auto& member : view_.members) {
-    if (member.replica == known.report.replica &&
-        member.incarnation == known.report.incarnation) {
-      return member.samples.empty() ? "follows" : "member";
-    }
+  const auto* member =
+      find(view_.members, known.report.replica, known.report.incarnation);
+  if (member != nullptr) {
+    return member->samples.empty() ? "follows" : "member";
   }
   return known.report.held == view_.canonical ? "ready" : "behind";
 }
@@ -206,7 +207,10 @@ std::string StatusBoard::stage() const {
 }
 
 ReplicaStatus StatusBoard::show(
-    ReplicaId replica, ReplicaRow& known, const StatusSources& sources, Instant now) const {
+    ReplicaId replica,
+    ReplicaRow& known,
+    const StatusSources& sources,
+    Instant now) const {
   auto state = state_of(known);
   if (state != known.state) {
     known.state = std::move(state);

@@ -11,9 +11,9 @@
 #include <optional>
 #include <string>
 #include "base/clock.h"
+#include "ft/coordinator/failure_detector.h"
 #include "ft/coordinator/pace.h"
 #include "ft/coordinator/status.h"
-#include "ft/coordinator/failure_detector.h"
 #include "ft/protocol/coordinator.h"
 #include "ft/protocol/history.h"
 #include "ft/protocol/messages.h"
@@ -46,7 +46,8 @@ class StatusBoard {
       const std::string& culprit, const std::string& cause, Instant now);
   // It takes longer than usual: said once a minute.
   void slow(ReplicaId replica, const std::string& reason, Instant now);
-  void noticed(const DetectedFault& notice, const std::string& reason, Instant now);
+  void noticed(
+      const DetectedFault& notice, const std::string& reason, Instant now);
   void count(const std::string& counter) { ++counters_[counter]; }
 
   struct LivenessState {
@@ -54,7 +55,10 @@ class StatusBoard {
     bool slow = false;
   };
   // For the next status(); ignored for a life that is not the newest.
-  void watched(ReplicaId replica, Incarnation incarnation, const LivenessState& liveness);
+  void watched(
+      ReplicaId replica,
+      Incarnation incarnation,
+      const LivenessState& liveness);
 
   // What others know: the machine's history, null while there is no machine; why
   // nothing is decided; for how long the process stood still.
@@ -91,7 +95,10 @@ class StatusBoard {
   std::string state_of(const ReplicaRow& known) const;
   std::string stage() const;
   ReplicaStatus show(
-      ReplicaId replica, ReplicaRow& known, const StatusSources& sources, Instant now) const;
+      ReplicaId replica,
+      ReplicaRow& known,
+      const StatusSources& sources,
+      Instant now) const;
 
   Instant began_;
   Instant committed_at_{};

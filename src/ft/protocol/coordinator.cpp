@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What comes in and goes out, and in which order rules are asked; the rules are in
-// coordinator_rules.cpp.
+// The coordinator's inputs and outputs, and the order in which it applies its rules.
 #include "ft/protocol/coordinator.h"
 
 #include <algorithm>
@@ -12,8 +11,7 @@
 namespace sherd::ft {
 namespace {
 
-// Commits that an order brings: who lacks no more than these catches up with
-// their sums.
+// Commits in a view: a replica that lacks no more than these catches up by fetching their sums.
 constexpr std::size_t kRecent = 8;
 
 }  // namespace
@@ -30,14 +28,16 @@ Coordinator::Coordinator(
       epoch_ended_because_("the coordinator has started"),
       form_at_(now + options.settle),
       start_at_(now + options.start_timeout),
-      reconnect_until_(now + options.reconnect_timeout) {
+      reconnect_until_(now + options.reconnect_timeout),
+      now_(now) {
   const auto run = history_.run == 0 ? options.run : history_.run;
-  write(TermRecord{history_.term + 1, run}, epoch_ended_because_, decisions);
+  write(TermRecord{history_.term + 1, run}, epoch_ended_because_);
+  decisions = std::exchange(decisions_, {});
 }
 
 // ---- what comes in ----
 
-// Why such a replica has no place here; empty: it has.
+// Why the sender of the report is fenced; empty: it is not.
 std::string Coordinator::refusal(const Report& report) const {
   constexpr std::int64_t kStepMax = std::int64_t{1} << 60;
   if (report.incarnation == 0 ||
@@ -69,14 +69,14 @@ std::string Coordinator::refusal(const Report& report) const {
   return refusal_of_loaded(report);
 }
 
-// Neither committed here nor before the log begins.
+// Neither committed in this log nor older than its first state.
 bool Coordinator::is_foreign(const StateId& state) const {
   const auto first =
       history_.past.empty() ? 0 : history_.past.front().state.step;
   return state.step > first && !history_.knows(state);
 }
 
-// Who has heard nobody yet has its state from a disk.
+// A replica that has heard no coordinator yet has its state from a disk.
 std::string Coordinator::refusal_of_loaded(const Report& report) const {
   if (report.run != 0 || !report.held || !is_foreign(*report.held)) {
     return {};
@@ -101,35 +101,40 @@ bool Coordinator::is_overtaken(const Report& report) const {
 }
 
 CoordinatorDecisions Coordinator::received(const Report& report, Instant now) {
-  CoordinatorDecisions decisions;
-  if (is_overtaken(report)) {
-    return decisions;
+  now_ = now;
+  if (!is_overtaken(report)) {
+    take(report);
   }
+  return std::exchange(decisions_, {});
+}
+
+void Coordinator::take(const Report& report) {
   const auto replica = report.replica;
   if (const auto reason = refusal(report); !reason.empty()) {
     RunView fence = view();
     fence.fenced = reason;
-    decisions.push_back({SendView{replica, report.incarnation, fence}, reason});
+    decisions_.push_back(
+        {SendView{replica, report.incarnation, fence}, reason});
     if (history_.past.empty() && report.run != 0) {
       complaint_ = str(
           "the log is empty, but replica ", replica, " is of run ", report.run);
     }
-    return decisions;
+    return;
   }
   if (history_.lives[replica].current != report.incarnation) {
     write(
         IncarnationRecord{replica, report.incarnation},
-        str("replica ", replica, " has started"), decisions);
+        str("replica ", replica, " has started"));
     link_faults_.forget(replica);
   }
   config_ = report.config;
   auto& known = replicas_[replica];
   if (is_member(replica) && known.report.incarnation != report.incarnation &&
       phase_ != Phase::kForming) {
-    penalise(replica, now);
+    penalise(replica);
   }
-  count_suspicion(report, now);
-  count_bad_gradients(report, now, decisions);
+  count_suspicion(report);
+  count_bad_gradients(report);
   // A serial goes back when a reduction is given up, which is no progress.
   known.hangs = known.hangs && known.report.incarnation == report.incarnation &&
       known.report.progress.serial >= report.progress.serial &&
@@ -137,9 +142,9 @@ CoordinatorDecisions Coordinator::received(const Report& report, Instant now) {
   known.report = report;
   known.connected = true;
   if (report.leaving && is_undecided(replica)) {
-    known.wrong = report.digest;  // Whoever asked it to trusts it less.
+    known.wrong = report.digest;  // Whoever asked it to leave trusts it less.
   }
-  compare_digests(now, decisions);
+  compare_digests();
   if (report.finished && report.held) {
     finished_ = report.held;
   }
@@ -148,9 +153,8 @@ CoordinatorDecisions Coordinator::received(const Report& report, Instant now) {
         str("replica ", replica, " holds ", text_of(*report.held),
             ", which the log does not know: it has lost records");
   }
-  advance(now, decisions);
-  tell(replica, "it has reported", decisions);
-  return decisions;
+  advance();
+  tell(replica, "it has reported");
 }
 
 CoordinatorDecisions Coordinator::lost(
@@ -161,17 +165,19 @@ CoordinatorDecisions Coordinator::lost(
   if (!counts(replica, incarnation)) {
     return {};
   }
+  now_ = now;
   auto& known = replicas_.at(replica);
   known.connected = false;
   if (is_undecided(replica)) {
-    // The others go on with theirs: should this life come back, it drops its own.
+    // The others go on with their bits; if it comes back, it drops its own.
     known.wrong = known.report.digest;
   }
-  // Whoever is connected to it may have said so before, and ended the epoch.
+  // A peer's suspicion may have ended the epoch before.
   if (phase_ == Phase::kForming && is_member(replica)) {
-    penalise(replica, now);
+    penalise(replica);
   }
-  return remove_from_epoch(replica, "was lost: " + reason, now);
+  remove_from_epoch(replica, "was lost: " + reason);
+  return std::exchange(decisions_, {});
 }
 
 CoordinatorDecisions Coordinator::hangs(
@@ -182,24 +188,23 @@ CoordinatorDecisions Coordinator::hangs(
   if (!counts(replica, incarnation)) {
     return {};
   }
+  now_ = now;
   replicas_.at(replica).hangs = true;
-  return remove_from_epoch(replica, "hangs: " + reason, now);
+  remove_from_epoch(replica, "hangs: " + reason);
+  return std::exchange(decisions_, {});
 }
 
-CoordinatorDecisions Coordinator::remove_from_epoch(
-    ReplicaId replica, const std::string& how, Instant now) {
-  CoordinatorDecisions decisions;
-  compare_digests(now, decisions);
+void Coordinator::remove_from_epoch(ReplicaId replica, const std::string& how) {
+  compare_digests();
   if (is_member(replica) && phase_ != Phase::kForming) {
-    penalise(replica, now);
+    penalise(replica);
     epoch_ended_because_ = str("replica ", replica, " ", how);
   }
-  advance(now, decisions);
-  return decisions;
+  advance();
 }
 
-// The first times it may be chance, or the one that suspects.
-void Coordinator::count_suspicion(const Report& report, Instant now) {
+// The first times it may be chance, or the accuser's own fault.
+void Coordinator::count_suspicion(const Report& report) {
   constexpr int kTolerated = 3;
   const auto& suspicion = report.suspicion;
   const auto& before = replicas_.at(report.replica).report.suspicion;
@@ -220,35 +225,35 @@ void Coordinator::count_suspicion(const Report& report, Instant now) {
   }
   suspected.last = suspicion->epoch;
   if (++suspected.epochs >= kTolerated) {
-    penalise(suspicion->accused, now);
+    penalise(suspicion->accused);
   }
 }
 
 CoordinatorDecisions Coordinator::tick(Instant now) {
-  CoordinatorDecisions decisions;
-  advance(now, decisions);
-  return decisions;
+  now_ = now;
+  advance();
+  return std::exchange(decisions_, {});
 }
 
-void Coordinator::advance(Instant now, CoordinatorDecisions& decisions) {
+void Coordinator::advance() {
   bool decided = true;
   while (decided) {
     decided = false;
     if (phase_ != Phase::kForming) {
       if (const auto reason = broken(); !reason.empty()) {
-        salvage(reason, now, decisions);
-        close_epoch(reason, now, options_.settle, decisions);
+        salvage(reason);
+        close_epoch(reason, options_.settle);
       }
     }
     switch (phase_) {
       case Phase::kForming:
-        decided = form(now, decisions) || roll_back(now, decisions);
+        decided = form() || roll_back();
         break;
       case Phase::kJoining:
-        decided = start(now, decisions);
+        decided = start();
         break;
       case Phase::kRunning:
-        decided = commit(now, decisions) || plan(now, decisions);
+        decided = commit() || plan();
         break;
     }
   }
@@ -297,10 +302,9 @@ std::optional<Instant> Coordinator::next_tick(Instant now) const {
 
 // ---- what goes out ----
 
-void Coordinator::write(
-    Record record, const std::string& reason, CoordinatorDecisions& decisions) {
+void Coordinator::write(Record record, const std::string& reason) {
   append(history_, record);
-  decisions.push_back({AppendRecord{std::move(record)}, reason});
+  decisions_.push_back({AppendRecord{std::move(record)}, reason});
 }
 
 RunView Coordinator::view() const {
@@ -313,7 +317,8 @@ RunView Coordinator::view() const {
   view.planned = planned_;
   if (phase_ != Phase::kForming) {
     view.members = history_.members;
-    view.stage = phase_ == Phase::kRunning ? EpochStage::kRunning : EpochStage::kJoining;
+    view.stage =
+        phase_ == Phase::kRunning ? EpochStage::kRunning : EpochStage::kJoining;
   }
   for (const auto& [replica, known] : replicas_) {
     const auto& report = known.report;
@@ -325,21 +330,19 @@ RunView Coordinator::view() const {
   return view;
 }
 
-void Coordinator::tell(
-    ReplicaId replica, const std::string& reason, CoordinatorDecisions& decisions) const {
+void Coordinator::tell(ReplicaId replica, const std::string& reason) {
   const auto& known = replicas_.at(replica);
   if (known.connected && history_.canonical) {
     auto said = view();
     said.wrong = known.wrong;
-    decisions.push_back(
+    decisions_.push_back(
         {SendView{replica, known.report.incarnation, std::move(said)}, reason});
   }
 }
 
-void Coordinator::tell_all(
-    const std::string& reason, CoordinatorDecisions& decisions) const {
+void Coordinator::tell_all(const std::string& reason) {
   for (const auto& [replica, known] : replicas_) {
-    tell(replica, reason, decisions);
+    tell(replica, reason);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What becomes of wrong bits: of sums, of states and of gradients.
+// How the coordinator treats corruption: wrong sums, wrong states and bad gradients.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -17,17 +17,16 @@ constexpr int kAmbiguousMax = 8;
 
 }  // namespace
 
-// Of what it is to compute, or has computed.
+// Its gradients of the step under way, not of a former one.
 bool Coordinator::has_bad_gradients(const Member& member) const {
   const auto& bad = replicas_.at(member.replica).report.bad_gradients;
   return bad && bad->base == history_.canonical &&
       bad->samples == member.samples && !member.samples.empty();
 }
 
-// The first times its samples are to blame, perhaps: they are left out of the step.
-// After that they are for others.
-void Coordinator::count_bad_gradients(
-    const Report& report, Instant now, CoordinatorDecisions& decisions) {
+// The first times its samples may be to blame: they are left out of the step. After that the
+// replica itself is left out for a while.
+void Coordinator::count_bad_gradients(const Report& report) {
   constexpr int kTolerated = 3;
   auto& known = replicas_.at(report.replica);
   const auto& bad = report.bad_gradients;
@@ -35,38 +34,40 @@ void Coordinator::count_bad_gradients(
       bad->base != history_.canonical || !is_member(report.replica)) {
     return;
   }
-  decisions.push_back(
-      {DetectedFault{"bad_gradients", name_of(report.replica)}, bad->fault.reason});
+  decisions_.push_back(
+      {DetectedFault{"bad_gradients", name_of(report.replica)},
+       bad->fault.reason});
   if (bad->fault.stop) {
     stop_run(
         str(name_of(report.replica), " has gradients of no use for step ",
-            bad->base.step + 1, ": ", bad->fault.reason),
-        decisions);
+            bad->base.step + 1, ": ", bad->fault.reason));
   }
   if (++known.bad_gradients > kTolerated) {
-    penalise(report.replica, now);
-    known.out_until = std::max(known.out_until, now + options_.backoff);
+    penalise(report.replica);
+    known.out_until = std::max(known.out_until, now_ + options_.backoff);
   }
 }
 
-void Coordinator::stop_run(const std::string& why, CoordinatorDecisions& decisions) {
+void Coordinator::stop_run(const std::string& why) {
   complaint_ = why;
-  decisions.push_back({DetectedFault{"stops", "the run"}, why});
+  decisions_.push_back({DetectedFault{"stops", "the run"}, why});
 }
 
 bool Coordinator::is_undecided(ReplicaId replica) const {
-  return std::find(undecided_replicas_.begin(), undecided_replicas_.end(), replica) != undecided_replicas_.end();
+  return std::find(
+             undecided_replicas_.begin(), undecided_replicas_.end(), replica) !=
+      undecided_replicas_.end();
 }
 
-// By every new report, and when somebody is not there any more.
-void Coordinator::compare_digests(Instant now, CoordinatorDecisions& decisions) {
+// Runs after every new report and when a replica is lost.
+void Coordinator::compare_digests() {
   std::vector<ReportedDigest> claims;
   for (auto& [replica, known] : replicas_) {
     if (known.wrong != known.report.digest) {
       known.wrong.reset();
     }
     if (known.connected && !known.hangs && !known.wrong) {
-      // Who is no member copies what it lacks.
+      // A replica that is no member copies the states it lacks.
       const auto& held = known.report.held;
       claims.push_back(
           {replica, is_member(replica) ? held : std::nullopt,
@@ -76,8 +77,9 @@ void Coordinator::compare_digests(Instant now, CoordinatorDecisions& decisions) 
   auto verdict = judge(claims);
   for (const auto& [replica, reason] : verdict.wrong) {
     replicas_.at(replica).wrong = replicas_.at(replica).report.digest;
-    penalise(replica, now);
-    decisions.push_back({DetectedFault{"wrong_states", name_of(replica)}, reason});
+    penalise(replica);
+    decisions_.push_back(
+        {DetectedFault{"wrong_states", name_of(replica)}, reason});
   }
   for (auto& [replica, known] : replicas_) {
     if (known.wrong) {
@@ -86,27 +88,27 @@ void Coordinator::compare_digests(Instant now, CoordinatorDecisions& decisions) 
     }
   }
   if (undecided_digests_.empty() && !verdict.tie.empty()) {
-    decisions.push_back({DetectedFault{"wrong_states", "a replica"}, verdict.tie});
+    decisions_.push_back(
+        {DetectedFault{"wrong_states", "a replica"}, verdict.tie});
   }
   undecided_digests_ = std::move(verdict.tie);
   undecided_replicas_ = std::move(verdict.tied);
 }
 
-void Coordinator::blame_for_sum(
-    const Votes& votes, Instant now, CoordinatorDecisions& decisions) {
+void Coordinator::blame_for_sum(const Votes& votes) {
   for (const auto culprit : votes.culprits) {
-    penalise(culprit, now);
-    decisions.push_back(
+    penalise(culprit);
+    decisions_.push_back(
         {DetectedFault{"wrong_sums", name_of(culprit)}, votes.different});
   }
   if (votes.culprits.empty()) {
-    decisions.push_back({DetectedFault{"wrong_sums", "a replica"}, votes.different});
+    decisions_.push_back(
+        {DetectedFault{"wrong_sums", "a replica"}, votes.different});
     if (++ambiguous_sums_ > kAmbiguousMax) {
       stop_run(
           str(votes.different,
               ", again and again, and no majority says whose "
-              "is right"),
-          decisions);
+              "is right"));
     }
   }
 }

@@ -54,7 +54,8 @@ void digest(CoordinatorScript& script, ReplicaId replica, std::uint64_t value) {
   script.say(replica);
 }
 
-CoordinatorScript after_a_step(const CoordinatorOptions& options, ReplicaId replicas) {
+CoordinatorScript after_a_step(
+    const CoordinatorOptions& options, ReplicaId replicas) {
   CoordinatorScript script(options);
   for (ReplicaId one = 0; one < replicas; ++one) {
     script.say(one);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which links the coordinator suspects; LinkFaults says what becomes of it.
+// Which links the coordinator suspects.
 #include <algorithm>
 
 #include "ft/protocol/coordinator.h"
@@ -11,7 +11,7 @@ void Coordinator::link_fails(ReplicaId one, ReplicaId other) {
   link_faults_.suspect(one, other, history_.epoch);
 }
 
-// Who is not connected for it yet.
+// The members that have not joined the epoch yet.
 std::vector<ReplicaId> Coordinator::unjoined_members(
     const std::vector<Member>& members, const Epoch& epoch) const {
   std::vector<ReplicaId> late;
@@ -23,8 +23,8 @@ std::vector<ReplicaId> Coordinator::unjoined_members(
   return late;
 }
 
-// Two neighbours and nobody else are not connected: it is their link. True: the
-// next ring will avoid it, and neither is to blame.
+// When two neighbours and nobody else have not joined, their link is to blame. True: the next ring
+// avoids the link, and neither replica is penalised.
 bool Coordinator::suspect_link(
     const std::vector<Member>& ring,
     const std::vector<ReplicaId>& late,

@@ -101,7 +101,8 @@ TEST(CoordinatorLinks, WhoStartsAnewHasGoodLinksAgain) {
   script.link_fails(0, 1);
   script.report(1).incarnation = 201;
   script.say(1);
-  script.report(0).suspicion = Suspicion{script.view(0).epoch, 3, "checksum", {}};
+  script.report(0).suspicion =
+      Suspicion{script.view(0).epoch, 3, "checksum", {}};
   script.say(0);
   script.wait(kSettle);
   EXPECT_THAT(script.members(0), ElementsAre(0, 2, 3));

@@ -108,7 +108,8 @@ TEST(CoordinatorLog, RollsBackWhenAllHoldersAreGoneForLong) {
   script.wait(kSettle);
   EXPECT_EQ(script.coordinator().history().canonical, kFirst);
   EXPECT_THAT(script.members(2), ElementsAre(2));
-  EXPECT_THAT(script.view(2).members[0].samples, ElementsAre(SampleRange{0, 8}));
+  EXPECT_THAT(
+      script.view(2).members[0].samples, ElementsAre(SampleRange{0, 8}));
   script.say(0);  // Held what was lost: another branch now.
   EXPECT_THAT(script.members(2), ElementsAre(2));
 }
@@ -243,7 +244,8 @@ TEST(CoordinatorLog, NobodyTrainsAgainWhatHasEnded) {
   auto script = after_the_end();
   script.report(1).held = kFirst;
   script.say(1);
-  EXPECT_THAT(script.view(1).fenced, HasSubstr("the run has ended with step 1"));
+  EXPECT_THAT(
+      script.view(1).fenced, HasSubstr("the run has ended with step 1"));
   EXPECT_TRUE(script.view(1).ended);
   script.wait(kHold * 2);
   EXPECT_EQ(script.coordinator().history().canonical->step, 1);

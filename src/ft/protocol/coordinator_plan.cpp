@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How those who have caught up come in: an epoch that is planned while another runs,
-// joined by all, and begun by a commit.
+// How replicas that have caught up come in: the coordinator plans an epoch while another one runs;
+// all join it, and a commit begins it.
 #include <algorithm>
 #include <utility>
 
@@ -16,9 +16,9 @@ constexpr std::int64_t kJoinLag = 4;
 
 }  // namespace
 
-// Into a running epoch's next one.
-bool Coordinator::can_join(const ReplicaEntry& known, Instant now) const {
-  return !is_out(known, now) && !known.report.leaving && lag(known) &&
+// Whether the replica can be a member of the planned epoch.
+bool Coordinator::can_join(const ReplicaEntry& known) const {
+  return !is_out(known) && !known.report.leaving && lag(known) &&
       *lag(known) <= kJoinLag;
 }
 
@@ -40,10 +40,10 @@ std::string Coordinator::plan_broken() const {
   return {};
 }
 
-// All of them are connected, and lack little: others will wait for the rest of it.
-// Where steps are faster than sums can be fetched, that is as little as it gets.
-bool Coordinator::plan_is_ready(Instant now) const {
-  const std::int64_t lag_max = now < plan_until_ ? 0 : kJoinLag;
+// Its members are connected and lack little, which the others will wait for. Where steps are faster
+// than sums can be fetched, a newcomer never lacks less.
+bool Coordinator::plan_is_ready() const {
+  const std::int64_t lag_max = now_ < plan_until_ ? 0 : kJoinLag;
   return planned_ && plan_broken().empty() &&
       unjoined_members(planned_->members, planned_->epoch).empty() &&
       std::all_of(
@@ -54,15 +54,14 @@ bool Coordinator::plan_is_ready(Instant now) const {
              });
 }
 
-// Who comes in now lacks the step that is committed: it follows the next.
-std::vector<Member> Coordinator::members_of_plan(
-    const SampleSet& consumed, Instant now) {
+// A newcomer lacks the step that is being committed, so it follows in the next one.
+std::vector<Member> Coordinator::members_of_plan(const SampleSet& consumed) {
   std::vector<Member> trained;
   for (const auto& member : planned_->members) {
     if (is_member(member.replica)) {
       trained.push_back(member);
     } else {
-      replicas_.at(member.replica).member_since = now;
+      replicas_.at(member.replica).member_since = now_;
     }
   }
   assign_samples(trained, consumed);
@@ -75,9 +74,9 @@ std::vector<Member> Coordinator::members_of_plan(
   return members;
 }
 
-bool Coordinator::drop_plan(Instant now, CoordinatorDecisions& decisions) {
+bool Coordinator::drop_plan() {
   auto reason = plan_broken();
-  const bool late = now >= plan_until_;
+  const bool late = now_ >= plan_until_;
   const auto missing = unjoined_members(planned_->members, planned_->epoch);
   if (reason.empty() && late && !missing.empty()) {
     reason = str(text_of(planned_->epoch), " was not joined by all");
@@ -85,7 +84,7 @@ bool Coordinator::drop_plan(Instant now, CoordinatorDecisions& decisions) {
   for (const auto& member : planned_->members) {
     const auto& known = replicas_.at(member.replica);
     if (reason.empty() && late && !is_member(member.replica) &&
-        !can_join(known, now)) {
+        !can_join(known)) {
       reason = str(name_of(member.replica), " cannot keep up");
     }
   }
@@ -96,17 +95,17 @@ bool Coordinator::drop_plan(Instant now, CoordinatorDecisions& decisions) {
       late && suspect_link(planned_->members, missing, planned_->epoch);
   for (const auto& member : planned_->members) {
     if (!is_member(member.replica) && !link_is_to_blame) {
-      penalise(member.replica, now);
+      penalise(member.replica);
       auto& until = replicas_.at(member.replica).out_until;
-      until = std::max(until, now + options_.backoff);
+      until = std::max(until, now_ + options_.backoff);
     }
   }
   planned_.reset();
-  tell_all(reason, decisions);
+  tell_all(reason);
   return true;
 }
 
-bool Coordinator::plan(Instant now, CoordinatorDecisions& decisions) {
+bool Coordinator::plan() {
   // With the step that is under way the epoch ends, and whatever was planned.
   if (std::any_of(
           history_.members.begin(), history_.members.end(),
@@ -116,7 +115,7 @@ bool Coordinator::plan(Instant now, CoordinatorDecisions& decisions) {
     return false;
   }
   if (planned_) {
-    return drop_plan(now, decisions);
+    return drop_plan();
   }
   // Rings have room for two epochs: who has not begun this one would give it up.
   if (std::any_of(
@@ -131,7 +130,7 @@ bool Coordinator::plan(Instant now, CoordinatorDecisions& decisions) {
   for (const auto& [replica, known] : replicas_) {
     if (is_member(replica)) {
       next.members.push_back({replica, known.report.incarnation, {}});
-    } else if (can_join(known, now)) {
+    } else if (can_join(known)) {
       next.members.push_back({replica, known.report.incarnation, {}});
       newcomer = name_of(replica);
     }
@@ -142,8 +141,8 @@ bool Coordinator::plan(Instant now, CoordinatorDecisions& decisions) {
   next.epoch = next_epoch();
   next.members = link_faults_.ring_of(std::move(next.members));
   planned_ = std::move(next);
-  plan_until_ = now + options_.join_timeout;
-  tell_all(str(newcomer, " has caught up"), decisions);
+  plan_until_ = now_ + options_.join_timeout;
+  tell_all(str(newcomer, " has caught up"));
   return true;
 }
 

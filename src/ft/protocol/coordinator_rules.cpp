@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rules of docs/design/fault_tolerance.md, and what they ask.
+// The coordinator's rules, as in docs/design/fault_tolerance.md, and the questions they ask.
 #include <algorithm>
 #include <utility>
 
@@ -13,8 +13,7 @@ namespace {
 // How many times its back-off a replica must have trained to be trusted again.
 constexpr int kTrustAfterBackoffs = 10;
 
-// Rounds of samples of one step of which no gradients are of use, before somebody
-// has to look.
+// How often all gradients of one step may be bad, with new samples each time, before the run stops.
 constexpr int kStepsWithoutGradientsMax = 3;
 
 }  // namespace
@@ -31,16 +30,16 @@ bool Coordinator::is_member(ReplicaId replica) const {
       [&](const Member& one) { return one.replica == replica; });
 }
 
-bool Coordinator::is_out(const ReplicaEntry& known, Instant now) const {
-  return !known.connected || known.hangs || now < known.out_until;
+bool Coordinator::is_out(const ReplicaEntry& known) const {
+  return !known.connected || known.hangs || now_ < known.out_until;
 }
 
 bool Coordinator::can_train(
-    const ReplicaEntry& known, const StateId& base, Instant now) const {
-  return !is_out(known, now) && known.report.held == base;
+    const ReplicaEntry& known, const StateId& base) const {
+  return !is_out(known) && known.report.held == base;
 }
 
-// How many steps it lacks; none: it is not on the way to what is canonical.
+// How many steps the replica lacks; none: its state did not lead to canonical.
 std::optional<std::int64_t> Coordinator::lag(const ReplicaEntry& known) const {
   const auto& held = known.report.held;
   if (!held || !history_.on_chain(*held)) {
@@ -49,7 +48,7 @@ std::optional<std::int64_t> Coordinator::lag(const ReplicaEntry& known) const {
   return history_.canonical->step - held->step;
 }
 
-// Has it, or can make it from what it reduced.
+// The replica holds the canonical state, or can make it from the sum it has reduced.
 bool Coordinator::holds_canonical(const ReplicaEntry& known) const {
   const auto& vote = known.report.vote;
   const auto& commit = history_.commit();
@@ -58,7 +57,7 @@ bool Coordinator::holds_canonical(const ReplicaEntry& known) const {
        (vote && commit && vote->attempt == commit->attempt));
 }
 
-// It does not yet, but it can be expected to: it made it, or was there.
+// It does not yet, but can be expected to: it has the sum, or was a member when it was made.
 bool Coordinator::will_hold_canonical(
     ReplicaId replica, const ReplicaEntry& known) const {
   const auto& commit = history_.commit();
@@ -78,10 +77,10 @@ bool Coordinator::somebody_will_hold() const {
   });
 }
 
-// Members of the last epoch keep gradients: their connections may take a moment
-// to come back to a new coordinator.
-bool Coordinator::waits_for_members(Instant now) const {
-  return now < reconnect_until_ && history_.epoch.term < history_.term &&
+// Members of the last epoch keep their gradients, and their connections may take a moment to come
+// back to a new coordinator.
+bool Coordinator::waits_for_members() const {
+  return now_ < reconnect_until_ && history_.epoch.term < history_.term &&
       std::any_of(
              history_.members.begin(), history_.members.end(),
              [&](const Member& one) {
@@ -92,7 +91,7 @@ bool Coordinator::waits_for_members(Instant now) const {
              });
 }
 
-// What training begins with: where it was, if replicas come from a checkpoint.
+// The state that training begins with; replicas may come from a checkpoint.
 std::optional<StateId> Coordinator::newest_held() const {
   std::optional<StateId> newest;
   for (const auto& [replica, known] : replicas_) {
@@ -182,35 +181,31 @@ std::string Coordinator::broken() const {
   return {};
 }
 
-// Those of the last epoch, if they are enough: who comes anew is planned for, so
-// that nobody waits for it.
-std::vector<Member> Coordinator::next_members(
-    const StateId& base, Instant now) const {
+// The members of the last epoch, if they are enough: newcomers get a planned epoch, so that nobody
+// waits for them.
+std::vector<Member> Coordinator::next_members(const StateId& base) const {
   std::vector<Member> former;
   std::vector<Member> all;
   for (const auto& [replica, known] : replicas_) {
-    if (!can_train(known, base, now)) {
+    if (!can_train(known, base)) {
       continue;
     }
-    Member next{replica, known.report.incarnation, {}};
-    bool was_there = false;
-    for (const auto& member : history_.members) {
-      if (member.replica == replica && member.incarnation == next.incarnation) {
-        next = member;
-        was_there = true;
-        if (has_bad_gradients(member)) {
-          next.left_out.insert(
-              next.left_out.end(), next.samples.begin(), next.samples.end());
-          next.samples.clear();
-        }
-      }
+    const auto* before =
+        find(history_.members, replica, known.report.incarnation);
+    auto next = before != nullptr
+        ? *before
+        : Member{replica, known.report.incarnation, {}};
+    if (before != nullptr && has_bad_gradients(*before)) {
+      next.left_out.insert(
+          next.left_out.end(), next.samples.begin(), next.samples.end());
+      next.samples.clear();
     }
-    // Who leaves finishes the step that it has gradients of.
+    // A replica that leaves finishes the step that it has gradients for.
     if (known.report.leaving && next.samples.empty()) {
       continue;
     }
     all.push_back(next);
-    if (was_there) {
+    if (before != nullptr) {
       former.push_back(next);
     }
   }
@@ -219,42 +214,41 @@ std::vector<Member> Coordinator::next_members(
 
 // ---- rules ----
 
-bool Coordinator::form(Instant now, CoordinatorDecisions& decisions) {
+bool Coordinator::form() {
   const auto base = history_.canonical ? history_.canonical : newest_held();
-  if (!base || !complaint().empty() || now < form_at_ ||
-      waits_for_members(now)) {
+  if (!base || !complaint().empty() || now_ < form_at_ || waits_for_members()) {
     return false;
   }
   const auto connected = std::count_if(
       replicas_.begin(), replicas_.end(),
       [](const auto& one) { return one.second.connected; });
   if (history_.past.empty() && connected < options_.replicas_start &&
-      now < start_at_) {
+      now_ < start_at_) {
     return false;
   }
-  if (somebody_will_hold() && now < form_at_ + options_.join_timeout) {
+  if (somebody_will_hold() && now_ < form_at_ + options_.join_timeout) {
     return false;
   }
-  auto members = link_faults_.ring_of(next_members(*base, now));
+  auto members = link_faults_.ring_of(next_members(*base));
   if (static_cast<int>(members.size()) < replicas_min()) {
-    // Whoever could join them has ended; who lacks the last step gets it first.
+    // All programs have ended; who lacks the last step fetches it first.
     if (finished_ && finished_ == history_.canonical &&
         std::all_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
           return !one.second.connected || one.second.report.held == finished_;
         })) {
-      end_run(decisions);
+      end_run();
       return false;
     }
-    too_few_since_ = too_few_since_.value_or(now);
+    too_few_since_ = too_few_since_.value_or(now_);
     return false;
   }
-  // Others may come back with the one that was lacking, a moment later.
+  // When enough are back, others may follow a moment later.
   const auto since = std::exchange(too_few_since_, std::nullopt);
-  if (since && now > *since + options_.settle) {
-    form_at_ = now + options_.settle;
+  if (since && now_ > *since + options_.settle) {
+    form_at_ = now_ + options_.settle;
     return false;
   }
-  // Who comes into a step that others have begun follows without samples.
+  // A newcomer to a step that others have begun follows without samples.
   if (std::all_of(members.begin(), members.end(), [](const Member& one) {
         return one.samples.empty();
       })) {
@@ -262,10 +256,11 @@ bool Coordinator::form(Instant now, CoordinatorDecisions& decisions) {
     bool bad = false;
     for (const auto& member : members) {
       taken.add(member.left_out);
-      bad = bad || replicas_.at(member.replica).report.bad_gradients.has_value();
+      bad =
+          bad || replicas_.at(member.replica).report.bad_gradients.has_value();
     }
     if (bad && ++steps_without_gradients_ > kStepsWithoutGradientsMax) {
-      stop_run(str("nobody's gradients are of use: ", epoch_ended_because_), decisions);
+      stop_run(str("nobody's gradients are of use: ", epoch_ended_because_));
       return true;
     }
     if (history_.past.empty()) {
@@ -275,77 +270,74 @@ bool Coordinator::form(Instant now, CoordinatorDecisions& decisions) {
   }
   for (const auto& member : members) {
     if (!is_member(member.replica)) {
-      replicas_.at(member.replica).member_since = now;
+      replicas_.at(member.replica).member_since = now_;
     }
   }
-  begin_epoch(next_epoch(), *base, std::move(members), epoch_ended_because_, decisions);
+  begin_epoch(next_epoch(), *base, std::move(members), epoch_ended_because_);
   phase_ = Phase::kJoining;
-  join_until_ = now + options_.join_timeout;
+  join_until_ = now_ + options_.join_timeout;
   lost_since_.reset();
-  tell_all(str(text_of(history_.epoch), " begins: ", epoch_ended_because_), decisions);
+  tell_all(str(text_of(history_.epoch), " begins: ", epoch_ended_because_));
   return true;
 }
 
-bool Coordinator::start(Instant now, CoordinatorDecisions& decisions) {
+bool Coordinator::start() {
   const auto late = unjoined_members(history_.members, history_.epoch);
   if (late.empty()) {
     phase_ = Phase::kRunning;
-    tell_all("all have joined", decisions);
+    tell_all("all have joined");
     return true;
   }
-  if (now < join_until_) {
+  if (now_ < join_until_) {
     return false;
   }
   if (!suspect_link(history_.members, late, history_.epoch)) {
     for (const auto replica : late) {
-      penalise(replica, now);
+      penalise(replica);
       replicas_.at(replica).out_until =
-          std::max(replicas_.at(replica).out_until, now + options_.backoff);
+          std::max(replicas_.at(replica).out_until, now_ + options_.backoff);
     }
   }
   close_epoch(
       str(name_of(late.front()), " has not joined ", text_of(history_.epoch)),
-      now, Duration(0), decisions);
+      Duration(0));
   return true;
 }
 
-bool Coordinator::commit(Instant now, CoordinatorDecisions& decisions) {
+bool Coordinator::commit() {
   const auto votes = this->votes();
   if (votes.count == 0) {
     return false;
   }
-  first_vote_ = first_vote_.value_or(now);
+  first_vote_ = first_vote_.value_or(now_);
   const bool all = votes.count == history_.members.size();
-  const bool late = now >= *first_vote_ + options_.vote_timeout;
+  const bool late = now_ >= *first_vote_ + options_.vote_timeout;
   if (!votes.different.empty()) {
     if (!all && !late) {
-      return false;  // More votes say whose is wrong.
+      return false;  // More votes tell whose sum is wrong.
     }
-    blame_for_sum(votes, now, decisions);
-    close_epoch(votes.different, now, Duration(0), decisions);
+    blame_for_sum(votes);
+    close_epoch(votes.different, Duration(0));
     return true;
   }
   if (all) {
     commit_step(
         votes.gradients,
-        str("all ", votes.count, " members have reduced the same sum"), now,
-        decisions);
+        str("all ", votes.count, " members have reduced the same sum"));
     return true;
   }
-  // Each vote is one for the whole sum: the others will get it.
+  // Each voter has the whole sum, which the others can fetch.
   if (late && static_cast<int>(votes.count) >= replicas_min()) {
     commit_step(
         votes.gradients,
-        str(votes.count, " members have the sum, the others are late"), now,
-        decisions);
+        str(votes.count, " members have the sum, the others are late"));
     return true;
   }
   return false;
 }
 
-// What is complete somewhere is not lost with the epoch.
-void Coordinator::salvage(
-    const std::string& reason, Instant now, CoordinatorDecisions& decisions) {
+// A sum that some replicas have completed is not lost with the epoch.
+void Coordinator::salvage(const std::string& reason) {
   const bool wrong = std::any_of(
       history_.members.begin(), history_.members.end(), [&](const auto& one) {
         return replicas_.at(one.replica).wrong.has_value();
@@ -359,13 +351,12 @@ void Coordinator::salvage(
     planned_.reset();
     commit_step(
         votes.gradients,
-        str(votes.count, " members have the sum although ", reason), now,
-        decisions);
+        str(votes.count, " members have the sum although ", reason));
   }
 }
 
-// When all replicas have started anew and are there, nobody can come who has more;
-// but one that installs what it has fetched may be about to hold it.
+// When all replicas are connected, no other holder can come, so that the wait may be short; but a
+// replica that installs a state may be about to hold it.
 Duration Coordinator::hold_time() const {
   const bool all_are_here = std::all_of(
       history_.lives.begin(), history_.lives.end(), [&](const auto& one) {
@@ -377,16 +368,16 @@ Duration Coordinator::hold_time() const {
                       : options_.hold_time;
 }
 
-bool Coordinator::roll_back(Instant now, CoordinatorDecisions& decisions) {
+bool Coordinator::roll_back() {
   if (!history_.canonical || !complaint().empty() || somebody_holds()) {
     lost_since_.reset();
     return false;
   }
   if (finished_ == history_.canonical) {
-    end_run(decisions);
+    end_run();
     return false;
   }
-  // Of what anybody holds, the last; sooner what canonical was made from.
+  // The newest state that anybody holds; one that led to canonical comes first.
   std::optional<StateId> best;
   for (const auto& [replica, known] : replicas_) {
     const auto& held = known.report.held;
@@ -401,27 +392,27 @@ bool Coordinator::roll_back(Instant now, CoordinatorDecisions& decisions) {
     lost_since_.reset();
     return false;
   }
-  lost_since_ = lost_since_.value_or(now);
-  if (now < *lost_since_ + hold_time()) {
+  lost_since_ = lost_since_.value_or(now_);
+  if (now_ < *lost_since_ + hold_time()) {
     return false;
   }
   epoch_ended_because_ =
       str("nobody has held ", text_of(*history_.canonical), " for ",
           seconds(hold_time()), " s");
   write(
-      RollbackRecord{next_epoch(), *history_.canonical, *best}, epoch_ended_because_,
-      decisions);
+      RollbackRecord{next_epoch(), *history_.canonical, *best},
+      epoch_ended_because_);
   lost_since_.reset();
   too_few_since_.reset();
-  form_at_ = now;
-  tell_all(epoch_ended_because_, decisions);
+  form_at_ = now_;
+  tell_all(epoch_ended_because_);
   return true;
 }
 
-// ---- what they do ----
+// ---- effects of the rules ----
 
-// By a run that this log knows nothing of: what full steps take. Some may not have
-// been, but none is taken twice.
+// The samples that a run without a log may have trained, as if all its steps had been full: some
+// may be skipped, but none is trained twice.
 SampleRange Coordinator::trained_before(const StateId& base) const {
   constexpr std::int64_t kSamplesMax = std::int64_t{1} << 62;
   const auto in_step =
@@ -432,15 +423,15 @@ SampleRange Coordinator::trained_before(const StateId& base) const {
   return {0, std::min(base.step, kSamplesMax / in_step) * in_step};
 }
 
-// Programs have ended with the last step, and so has who had it: nobody is to
-// train all of it again.
-void Coordinator::end_run(CoordinatorDecisions& decisions) {
+// All programs have ended, and the holders of the last step are gone: fence the others, so that
+// they do not train the run again.
+void Coordinator::end_run() {
   for (auto& [replica, known] : replicas_) {
     if (known.connected) {
       RunView end = view();
       end.fenced = str("the run has ended with ", text_of(*history_.canonical));
       end.ended = true;
-      decisions.push_back(
+      decisions_.push_back(
           {SendView{replica, known.report.incarnation, end}, end.fenced});
       known.connected = false;
     }
@@ -448,18 +439,14 @@ void Coordinator::end_run(CoordinatorDecisions& decisions) {
 }
 
 void Coordinator::commit_step(
-    std::uint64_t gradients,
-    const std::string& reason,
-    Instant now,
-    CoordinatorDecisions& decisions) {
+    std::uint64_t gradients, const std::string& reason) {
   CommitRecord record;
+  record.participants = history_.members;
   auto& commit = record.commit;
   commit = {attempt(), *history_.canonical, {}, gradients, 0};
   auto consumed = history_.consumed;
   std::string leaves;
   for (const auto& member : history_.members) {
-    record.participants.push_back(
-        {member.replica, member.incarnation, member.samples, member.left_out});
     consumed.add(member.samples);
     consumed.add(member.left_out);
     commit.samples += count_of(member.samples);
@@ -470,7 +457,7 @@ void Coordinator::commit_step(
     if (!member.samples.empty()) {
       known.bad_gradients = 0;
     }
-    if (now > known.member_since + kTrustAfterBackoffs * known.backoff) {
+    if (now_ > known.member_since + kTrustAfterBackoffs * known.backoff) {
       known.backoff = Duration(0);
     }
   }
@@ -478,7 +465,7 @@ void Coordinator::commit_step(
       commit.attempt.step,
       next_lineage(
           commit.base.lineage, commit.attempt, record.participants, gradients)};
-  const bool switches = leaves.empty() && plan_is_ready(now);
+  const bool switches = leaves.empty() && plan_is_ready();
   if (leaves.empty() && !switches) {
     record.next = history_.members;
     for (auto& member : record.next) {
@@ -486,58 +473,51 @@ void Coordinator::commit_step(
     }
     assign_samples(record.next, consumed);
   }
-  auto members =
-      switches ? members_of_plan(consumed, now) : std::vector<Member>();
+  auto members = switches ? members_of_plan(consumed) : std::vector<Member>();
   const auto committed = str(text_of(commit.attempt), " is committed");
   const auto result = commit.result;
-  write(std::move(record), reason, decisions);
+  write(std::move(record), reason);
   first_vote_.reset();
   suspected_.clear();
   ambiguous_sums_ = 0;
   steps_without_gradients_ = 0;
   if (switches) {
     const auto epoch = planned_->epoch;
-    begin_epoch(
-        epoch, result, std::move(members), "the planned epoch", decisions);
+    begin_epoch(epoch, result, std::move(members), "the planned epoch");
   }
   if (!leaves.empty()) {
-    close_epoch(leaves, now, Duration(0), decisions);
+    close_epoch(leaves, Duration(0));
     return;
   }
-  tell_all(committed, decisions);
+  tell_all(committed);
 }
 
 void Coordinator::begin_epoch(
     const Epoch& epoch,
     const StateId& base,
     std::vector<Member> members,
-    const std::string& reason,
-    CoordinatorDecisions& decisions) {
+    const std::string& reason) {
   const auto count = members.size();
   planned_.reset();
   write(
       EpochRecord{epoch, base, config_, std::move(members)},
-      str(count, " replicas; ", reason), decisions);
+      str(count, " replicas; ", reason));
 }
 
-void Coordinator::close_epoch(
-    const std::string& reason,
-    Instant now,
-    Duration settle,
-    CoordinatorDecisions& decisions) {
+void Coordinator::close_epoch(const std::string& reason, Duration settle) {
   phase_ = Phase::kForming;
   epoch_ended_because_ = reason;
-  form_at_ = now + settle;
+  form_at_ = now_ + settle;
   planned_.reset();
   first_vote_.reset();
-  tell_all(str(text_of(history_.epoch), " ends: ", reason), decisions);
+  tell_all(str(text_of(history_.epoch), " ends: ", reason));
 }
 
 // The first time costs nothing.
-void Coordinator::penalise(ReplicaId replica, Instant now) {
+void Coordinator::penalise(ReplicaId replica) {
   auto& known = replicas_.at(replica);
-  known.member_since = now;  // It makes good by training well from here on.
-  known.out_until = now + known.backoff;
+  known.member_since = now_;  // Trust grows again from here on.
+  known.out_until = now_ + known.backoff;
   known.backoff =
       std::clamp(2 * known.backoff, options_.backoff, options_.backoff_max);
 }
@@ -546,7 +526,7 @@ void Coordinator::assign_samples(
     std::vector<Member>& members, const SampleSet& taken) const {
   auto all = taken;
   const auto count = static_cast<std::int64_t>(members.size());
-  // Of as many as there are for all; the first take what cannot be divided.
+  // The first members take what cannot be divided.
   const auto units = options_.samples_in_all / options_.samples_multiple;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto share = units / count + (i < units % count ? 1 : 0);

@@ -30,7 +30,8 @@ inline CoordinatorOptions options_of(int replicas_min, int replicas_start) {
 // Plays the replicas of a coordinator, as reports.
 class CoordinatorScript {
  public:
-  explicit CoordinatorScript(const CoordinatorOptions& options, History history = {})
+  explicit CoordinatorScript(
+      const CoordinatorOptions& options, History history = {})
       : coordinator_(options, std::move(history), now_, decisions_) {
     take(std::move(decisions_));
   }
@@ -79,8 +80,8 @@ class CoordinatorScript {
   }
   void vote(ReplicaId replica, std::uint64_t gradients = 5) {
     const auto& view = orders_.at(replica);
-    report(replica).vote = Vote{
-        {view.epoch, view.canonical.step + 1}, view.canonical, gradients};
+    report(replica).vote =
+        Vote{{view.epoch, view.canonical.step + 1}, view.canonical, gradients};
     say(replica);
   }
   // They have applied what is canonical.
@@ -117,7 +118,8 @@ class CoordinatorScript {
     for (auto& decision : decisions) {
       if (const auto* tell = std::get_if<SendView>(&decision.what)) {
         orders_[tell->replica] = tell->view;
-      } else if (const auto* found = std::get_if<DetectedFault>(&decision.what)) {
+      } else if (
+          const auto* found = std::get_if<DetectedFault>(&decision.what)) {
         notices_.push_back(
             found->counter + " " + found->culprit + ": " + decision.reason);
       } else {

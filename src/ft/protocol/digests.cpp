@@ -13,7 +13,7 @@ namespace {
 
 using Claims = std::vector<ReportedDigest>;
 
-// Of one state, by digest.
+// The claims about one state, by digest.
 using Groups = std::map<std::uint64_t, Claims>;
 
 std::string names_of(const Groups& groups) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who holds wrong bits, by what replicas say of one state: those that differ from
-// most. Thread rule: values and pure functions.
+// Finds replicas whose parameters are wrong by comparing the digests that replicas report of one
+// state: those that differ from most are wrong. Thread rule: values and pure functions.
 #pragma once
 
 #include <optional>
@@ -13,7 +13,7 @@ namespace sherd::ft {
 
 struct ReportedDigest {
   ReplicaId replica = 0;
-  // That it makes the next ones of, by itself; none: it does not.
+  // The state from which it makes the next one by itself; none: it is no member.
   std::optional<StateId> held;
   std::optional<StateDigest> digest{};
 };
@@ -25,14 +25,14 @@ struct DigestVerdict {
     bool operator==(const Wrong&) const = default;
   };
   std::vector<Wrong> wrong;
-  // Why nobody can say whose bits are right; empty: nothing differs, or most agree,
-  // or those who know more are still to come.
+  // Why nobody can say whose bits are right; empty: nothing differs, most agree, or digests that
+  // decide it are still to come.
   std::string tie;
-  std::vector<ReplicaId> tied;  // Between whom.
+  std::vector<ReplicaId> tied;  // Those that differ.
 };
 
-// Most are more than half of those that made the state by themselves, and two at
-// least: a replica that has copied it may have copied what is wrong.
+// "Most" are more than half of the replicas that made the state by themselves, and at least two: a
+// replica that has copied the state may have copied wrong bits.
 DigestVerdict judge(const std::vector<ReportedDigest>& claims);
 
 }  // namespace sherd::ft

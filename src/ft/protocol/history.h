@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a coordinator knows from its log: the fold of the records. Thread rule:
-// values.
+// History is the state that the records of the coordinator's log add up to. A coordinator that is
+// started again knows nothing else. Thread rule: values.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace sherd::ft {
 
-// The lives of one replica.
+// The starts of one replica.
 struct Incarnations {
   Incarnation current = 0;
   std::set<Incarnation> former;
@@ -24,28 +24,28 @@ struct Incarnations {
 struct History {
   std::uint64_t term = 0;  // 0: the log is empty.
   std::uint64_t run = 0;
-  std::uint64_t config = 0;  // Known, as the rest, from the first epoch on.
+  std::uint64_t config = 0;  // This and the rest: from the first epoch on.
   std::map<ReplicaId, Incarnations> lives;
   Epoch epoch;
   std::optional<StateId> canonical;
   std::vector<Member> members;  // With the samples of the step to come.
-  SampleSet consumed;           // By canonical and what it was made from.
-  // All that was committed and not rolled back, oldest first; the last is
-  // canonical. About 100 bytes a step.
+  SampleSet consumed;           // By all steps that led to canonical.
+  // All committed states that were not rolled back, oldest first; the last one is canonical. A step
+  // takes about 100 bytes.
   struct CommittedState {
     StateId state;
-    std::optional<Commit> commit;      // That made it; none: the first.
-    std::vector<SampleRange> samples;  // That it took, merged.
+    std::optional<Commit> commit;      // None: the initial state.
+    std::vector<SampleRange> samples;  // Those of the step, merged.
     bool operator==(const CommittedState&) const = default;
   };
   std::vector<CommittedState> past;
   std::map<StateId, CommittedState> lost;  // What was rolled back.
 
-  // Whether it is canonical, or canonical was made from it.
+  // Whether the state is canonical, or canonical was made from it.
   bool on_chain(const StateId& state) const;
-  // Whether it was ever committed.
+  // Whether the state was ever committed.
   bool knows(const StateId& state) const;
-  // Of what is canonical; none: nothing was committed yet.
+  // The commit that made canonical; none: nothing was committed yet.
   const std::optional<Commit>& commit() const;
   // The last commits that led to canonical, oldest first.
   std::vector<Commit> recent(std::size_t count) const;
@@ -53,9 +53,9 @@ struct History {
   bool operator==(const History&) const = default;
 };
 
-// Throws Error naming the record for one that cannot follow: a term or an epoch
-// that is not higher, a commit of another epoch, or not of the canonical state, or
-// with samples that were trained already.
+// Throws Error, naming the record, for one that cannot follow: a term or an epoch that is not
+// higher; a commit of another epoch, on another state than canonical, or with samples that were
+// already trained.
 void append(History& history, const Record& record);
 
 }  // namespace sherd::ft

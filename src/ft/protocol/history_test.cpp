@@ -14,7 +14,7 @@ const StateId kFirst{0, first_lineage(1, 2)};
 
 // The next step of everybody in `history`, of these samples.
 CommitRecord commit_of(const History& history, SampleRange samples) {
-  const std::vector<Participant> participants = {{3, 30, {samples}}};
+  const std::vector<Member> participants = {{3, 30, {samples}}};
   CommitRecord record;
   record.participants = participants;
   record.commit.gradients = 99;

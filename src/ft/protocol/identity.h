@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the fault-tolerant protocol calls the same. A step number alone never
-// says that two replicas have the same state: a StateId does, and equal ones
-// mean equal bits of parameters, optimizer and data position. Thread rule: values
-// and pure functions.
+// Identities in the fault-tolerant protocol: of replicas, epochs, attempts, states and samples. A
+// step number alone never says that two replicas hold the same state; a StateId does: equal ones
+// mean equal bits of parameters, optimizer and data position. Thread rule: values, pure functions.
 #pragma once
 
 #include <compare>
@@ -13,31 +12,29 @@
 
 namespace sherd::ft {
 
-// A replica's name, numbered by who speaks for it: K processes that hold one
-// complete model together.
+// The number of a replica, K processes that hold one complete model together.
 using ReplicaId = std::uint32_t;
 
-// One life of a replica: drawn when its processes start. Of two lives of one
-// replica the one that the coordinator heard of later is the only one that counts.
+// Names one start of a replica's processes; they draw it at random. Only the incarnation that the
+// coordinator heard of last counts.
 using Incarnation = std::uint64_t;
 
-// One list of members, in one order. Terms count the coordinator's lives, so that
-// what a former one still says is older.
+// One list of members, in one order. A term is one start of the coordinator, so that what a former
+// coordinator still says compares as older.
 struct Epoch {
   std::uint64_t term = 0;
   std::uint64_t number = 0;
   auto operator<=>(const Epoch&) const = default;
 };
 
-// One try of a step. It is committed at most once, and never when a later epoch
-// has begun first.
+// One try of a step. It is committed at most once, and never after a later epoch has begun.
 struct Attempt {
   Epoch epoch;
-  std::int64_t step = 0;  // That it would make.
+  std::int64_t step = 0;
   auto operator<=>(const Attempt&) const = default;
 };
 
-// 128 bits of everything a state was made from.
+// A 128-bit hash of everything that a state was made from.
 struct Lineage {
   std::uint64_t high = 0;
   std::uint64_t low = 0;
@@ -45,12 +42,12 @@ struct Lineage {
 };
 
 struct StateId {
-  std::int64_t step = 0;  // Steps committed; 0: the first values.
+  std::int64_t step = 0;  // 0: the initial values.
   Lineage lineage;
   auto operator<=>(const StateId&) const = default;
 };
 
-// Samples [begin, end) of the run's order, which is endless.
+// Samples [begin, end) of the run's endless order.
 struct SampleRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -58,32 +55,43 @@ struct SampleRange {
   auto operator<=>(const SampleRange&) const = default;
 };
 
-// Whose gradients are in a step.
-struct Participant {
+// A replica in an epoch, with its part of the step to make or, in a commit, of the one made.
+struct Member {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
+  // Without any it follows: its gradients are zeros.
   std::vector<SampleRange> samples;
-  // Taken, but not in the sum: their gradients were bad.
+  // Taken by the step, but not in its sum: their gradients were bad.
   std::vector<SampleRange> left_out{};
-  auto operator<=>(const Participant&) const = default;
+  auto operator<=>(const Member&) const = default;
 };
 
-// Of the values that training begins with.
+// The member that is this incarnation of the replica; null: none is.
+const Member* find(
+    const std::vector<Member>& members,
+    ReplicaId replica,
+    Incarnation incarnation);
+
+// The lineage of the values that training begins with.
 Lineage first_lineage(std::uint64_t config, std::uint64_t parameters);
 
-// Of what `attempt` makes of `base`. `participants` in ring order; `gradients` is
-// the digest of their sum.
+// The lineage of the state that `attempt` makes of `base`, with the members in ring order and the
+// digest of the sum of their gradients.
 Lineage next_lineage(
     const Lineage& base,
     const Attempt& attempt,
-    const std::vector<Participant>& participants,
+    const std::vector<Member>& participants,
     std::uint64_t gradients);
 
-// For messages: "replica 2", "epoch 2.7", "step 12 (5f0c...)", "step 12 of
-// epoch 2.7".
+// For sentences: "replica 2", "epoch 2.7", "step 12 (5f0c...)", "step 12 of epoch 2.7".
 std::string name_of(ReplicaId replica);
 std::string text_of(const Epoch& epoch);
 std::string text_of(const StateId& state);
 std::string text_of(const Attempt& attempt);
+
+// The whole identity as text, for checkpoints: "step 12 of 0123456789abcdef0123456789abcdef".
+std::string name_of(const StateId& state);
+// The reverse. Throws Error for what name_of() does not write.
+StateId state_named(const std::string& name);
 
 }  // namespace sherd::ft

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LinkFaults remembers between which replicas nothing came through, and orders rings so
-// that those are not neighbours. A link is bad when it was suspected in two epochs;
-// it is good again when one of its ends starts anew. What it says makes rings
-// better and decides nothing else. Thread rule: values.
+// LinkFaults remembers network links between replicas that have failed, and orders rings so that
+// their ends are not neighbours. A link is bad once it was suspected in two epochs, and good again
+// when one of its ends starts anew. It improves rings and decides nothing else. Thread rule: values.
 #pragma once
 
 #include <cstdint>
@@ -14,33 +13,34 @@
 
 namespace sherd::ft {
 
+// In how many epochs something was suspected. Several suspicions in one epoch count once.
+struct SuspicionCount {
+  int epochs = 0;
+  Epoch last;
+  bool operator==(const SuspicionCount&) const = default;
+};
+
 class LinkFaults {
  public:
-  // Both directions of a connection need the link. In one epoch it counts once,
-  // whoever says so. True: it has become bad just now.
+  // A link has no direction. In one epoch it counts once, whoever suspects it. True: it has become
+  // bad just now.
   bool suspect(ReplicaId one, ReplicaId other, const Epoch& epoch);
   // This replica has started anew.
   void forget(ReplicaId replica);
 
   bool bad(ReplicaId one, ReplicaId other) const;
 
-  // The same members in an order that has as few bad links as can be found; as it
-  // was where it has none. Equal ones for equal arguments.
+  // The members in an order with as few bad links as can be found; the given order if it has none.
+  // Deterministic.
   std::vector<Member> ring_of(std::vector<Member> members) const;
 
-  // How often each link was suspected.
-  struct SuspicionCount {
-    int epochs = 0;
-    Epoch last;
-    bool operator==(const SuspicionCount&) const = default;
-  };
   using All = std::map<std::pair<ReplicaId, ReplicaId>, SuspicionCount>;
   const All& all() const { return all_; }
 
   bool operator==(const LinkFaults&) const = default;
 
  private:
-  All all_;  // By the lower number, then the higher.
+  All all_;  // By the lower and the higher number of its ends.
 };
 
 }  // namespace sherd::ft

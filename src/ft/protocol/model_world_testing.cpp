@@ -24,7 +24,7 @@ void Model::deliver(State& state, const Message& message) const {
   }
   auto view = message.view;
   if (options_.mutation == Mutation::kStepIsIdentity && self.protocol.held() &&
-      !self.protocol.vote() &&
+      !self.protocol.report().vote &&
       self.protocol.held()->step == view.canonical.step) {
     view.canonical = *self.protocol.held();
   }
@@ -167,7 +167,7 @@ void Model::add_what_it_does(
       return one.protocol.installed(serial, held);
     });
   }
-  if (self.reducing && !self.cut && sum_of(state, *self.reducing)) {
+  if (self.reducing && !self.cut && sum_of(state, self)) {
     choices.push_back({str(r, " has reduced"), [this, r](State& next) {
                          reduced(next, next.replicas[r]);
                        }});

@@ -66,6 +66,7 @@ struct Process {
   std::optional<Contribution> gradients = {};
   std::optional<JoinTask> joining = {};
   std::optional<ReduceTask> reducing = {};
+  std::vector<Member> ring = {};  // Of it.
   std::optional<Commit> applying = {};
   std::optional<CatchUpTask> catching_up = {};
   // What was fetched: the state, and the parameters that it really is.
@@ -352,10 +353,12 @@ class Model {
   }
 
   // Carries out the first `count` of them; then it is killed, if that is not all.
-  void carry_out(State& state, CoordinatorDecisions decisions, std::size_t count) const {
+  void carry_out(
+      State& state, CoordinatorDecisions decisions, std::size_t count) const {
     if (options_.mutation == Mutation::kCommitBeforeTheLog) {
       std::stable_partition(
-          decisions.begin(), decisions.end(), [](const CoordinatorDecision& one) {
+          decisions.begin(), decisions.end(),
+          [](const CoordinatorDecision& one) {
             return std::holds_alternative<SendView>(one.what);
           });
     }
@@ -386,7 +389,8 @@ class Model {
 
   // What one says that was replaced, and does not know it. It ends where the log
   // refuses its record.
-  void carry_out_former(State& state, const CoordinatorDecisions& decisions) const {
+  void carry_out_former(
+      State& state, const CoordinatorDecisions& decisions) const {
     const auto term = state.former->history().term;
     for (const auto& decision : decisions) {
       if (const auto* tell = std::get_if<SendView>(&decision.what)) {
@@ -472,6 +476,7 @@ class Model {
         self.joining = *join;
       } else if (const auto* reduce = std::get_if<ReduceTask>(&task)) {
         self.reducing = *reduce;
+        self.ring = self.protocol.view().members;
         contribute(state, self);
       } else if (std::get_if<StopReduceTask>(&task)) {
         self.reducing.reset();
@@ -546,13 +551,13 @@ class Model {
 
   // All members' gradients are there: the same sum for each that asks.
   static std::optional<std::uint64_t> sum_of(
-      const State& state, const ReduceTask& reduce) {
-    const auto parts = state.reductions.find(reduce.attempt);
+      const State& state, const Process& self) {
+    const auto parts = state.reductions.find(self.reducing->attempt);
     if (parts == state.reductions.end()) {
       return std::nullopt;
     }
     Sum sum;
-    for (const auto& member : reduce.members) {
+    for (const auto& member : self.ring) {
       const auto part = parts->second.find(member.replica);
       if (part == parts->second.end()) {
         return std::nullopt;
@@ -564,12 +569,12 @@ class Model {
 
   void reduced(State& state, Process& self) const {
     const auto reduce = *self.reducing;
-    const auto sum = *sum_of(state, reduce);
+    const auto sum = *sum_of(state, self);
     self.reducing.reset();
     self.sum = sum;
     carry_out(state, self, self.protocol.reduced(reduce.attempt, sum));
     if (options_.mutation == Mutation::kApplyWithoutCommit &&
-        self.protocol.vote()) {
+        self.protocol.report().vote) {
       RunView forged = self.protocol.view();
       const auto base = *self.protocol.held();
       forged.canonical = {

@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "base/check.h"
+#include "ft/protocol/samples.h"
 
 namespace sherd::ft {
 namespace {
@@ -20,17 +20,6 @@ bool is_older(const RunView& view, const RunView& than) {
   return age_of(view) < age_of(than) ||
       (age_of(view) == age_of(than) && view.planned && than.planned &&
        view.planned->epoch < than.planned->epoch);
-}
-
-const Member* find(
-    const std::vector<Member>& members, const ReplicaIdentity& who) {
-  for (const auto& member : members) {
-    if (member.replica == who.replica &&
-        member.incarnation == who.incarnation) {
-      return &member;
-    }
-  }
-  return nullptr;
 }
 
 }  // namespace
@@ -54,48 +43,51 @@ Report Replica::report() const {
   return report;
 }
 
-const Member* Replica::own_member() const { return find(view_.members, identity_); }
+const Member* Replica::own_member() const {
+  return find(view_.members, identity_.replica, identity_.incarnation);
+}
 
 bool Replica::has_joined(const Epoch& epoch) const {
   return std::find(joined_.begin(), joined_.end(), epoch) != joined_.end();
 }
 
-Tasks Replica::received(const RunView& view) {
-  Tasks tasks;
-  if (stopped_ || view.term < view_.term) {
-    return tasks;
+// The tasks of one call. What has changed goes to the coordinator at once.
+Tasks Replica::finish(bool reports) {
+  if (reports) {
+    tasks_.emplace_back(ReportTask{report()});
   }
+  return std::exchange(tasks_, {});
+}
+
+Tasks Replica::received(const RunView& view) {
   // A coordinator with another log has nothing to say here, and what is held may
   // be all that there is of the run.
-  if (run_ != 0 && view.run != run_) {
-    return tasks;
+  if (stopped_ || view.term < view_.term || (run_ != 0 && view.run != run_)) {
+    return {};
   }
   if (!view.fenced.empty()) {
     stopped_ = true;
-    stop_reducing(tasks);
-    tasks.push_back(StopTask{view.ended ? std::string() : view.fenced});
-    return tasks;
+    stop_reducing();
+    tasks_.emplace_back(StopTask{view.ended ? std::string() : view.fenced});
+    return finish(false);
   }
   if (is_older(view, view_)) {
-    return tasks;
+    return {};
   }
   const auto before = report();
   run_ = view.run;
   view_ = view;
-  // While something is written, it comes again with the next order.
+  // While something is written, it comes again with the next view.
   if (view.wrong && view.wrong == digest_ && !applying_ && !installing_) {
     return damaged();
   }
-  settle_vote(tasks);
-  follow(tasks);
-  if (!(report() == before)) {
-    tasks.push_back(ReportTask{report()});
-  }
-  return tasks;
+  settle_vote();
+  follow();
+  return finish(!(report() == before));
 }
 
 // What became of the step that it has reduced.
-void Replica::settle_vote(Tasks& tasks) {
+void Replica::settle_vote() {
   if (!vote_ || applying_) {
     return;
   }
@@ -103,7 +95,7 @@ void Replica::settle_vote(Tasks& tasks) {
     if (commit.attempt == vote_->attempt && commit.base == vote_->base &&
         commit.gradients == vote_->gradients) {
       applying_ = commit;
-      tasks.push_back(ApplyTask{commit});
+      tasks_.emplace_back(ApplyTask{commit});
       return;
     }
   }
@@ -114,22 +106,23 @@ void Replica::settle_vote(Tasks& tasks) {
   }
 }
 
-void Replica::follow(Tasks& tasks) {
+// What the last view asks for and is not under way yet.
+void Replica::follow() {
   if (reducing_ &&
       (view_.epoch != reducing_->epoch || view_.stage == EpochStage::kClosed)) {
-    stop_reducing(tasks);
+    stop_reducing();
   }
-  join(tasks);
+  join();
   // With a sum or on the way to one it needs nobody.
   if (vote_ || applying_ || reducing_ || installing_) {
     return;
   }
   if (held_ != view_.canonical) {
-    catch_up(tasks);
+    catch_up();
     return;
   }
   if (std::exchange(catching_up_, std::nullopt)) {
-    tasks.push_back(StopCatchUpTask());
+    tasks_.emplace_back(StopCatchUpTask());
   }
   const auto* mine = own_member();
   if (mine == nullptr) {
@@ -138,42 +131,57 @@ void Replica::follow(Tasks& tasks) {
   if (samples_ != mine->samples) {
     samples_ = mine->samples;
     bad_gradients_.reset();
-    tasks.push_back(ComputeTask{++serial_, *held_, *samples_});
+    tasks_.emplace_back(ComputeTask{
+        .serial = ++serial_,
+        .base = *held_,
+        .samples = *samples_,
+        .replicas = static_cast<int>(view_.members.size()),
+        .place = static_cast<int>(mine - view_.members.data())});
   }
   if (view_.stage == EpochStage::kRunning && has_joined(view_.epoch) &&
       abandoned_epoch_ < view_.epoch) {
-    reducing_ = Attempt{view_.epoch, held_->step + 1};
-    tasks.push_back(ReduceTask{*reducing_, view_.members});
+    reduce();
   }
+}
+
+void Replica::reduce() {
+  reducing_ = Attempt{view_.epoch, held_->step + 1};
+  ReduceTask task{*reducing_, {}};
+  for (const auto& member : view_.members) {
+    task.weights.push_back(static_cast<double>(count_of(member.samples)));
+  }
+  tasks_.emplace_back(std::move(task));
 }
 
 // What is planned is joined beside what is under way.
-void Replica::join(Tasks& tasks) {
-  const auto go = [&](const Epoch& epoch, const std::vector<Member>& members) {
-    if (epoch > joining_ && find(members, identity_) != nullptr) {
+void Replica::join() {
+  const auto join_one = [&](const Epoch& epoch,
+                            const std::vector<Member>& members) {
+    if (epoch > joining_ &&
+        find(members, identity_.replica, identity_.incarnation) != nullptr) {
       joining_ = epoch;
-      tasks.push_back(JoinTask{epoch, members});
+      tasks_.emplace_back(JoinTask{epoch, members});
     }
   };
-  go(view_.epoch, view_.members);
+  join_one(view_.epoch, view_.members);
   if (view_.planned) {
-    go(view_.planned->epoch, view_.planned->members);
+    join_one(view_.planned->epoch, view_.planned->members);
   }
 }
 
-void Replica::catch_up(Tasks& tasks) {
+void Replica::catch_up() {
   forget_gradients();
   if (catching_up_) {
     return;  // One after another: it ends, or fails.
   }
   catching_up_ = view_.canonical;
-  tasks.push_back(CatchUpTask{held_, view_.canonical});
+  tasks_.emplace_back(CatchUpTask{held_, view_.canonical});
 }
 
-void Replica::stop_reducing(Tasks& tasks) {
+void Replica::stop_reducing() {
   if (reducing_) {
     abandoned_epoch_ = std::max(abandoned_epoch_, reducing_->epoch);
-    tasks.push_back(StopReduceTask{reducing_->epoch});
+    tasks_.emplace_back(StopReduceTask{reducing_->epoch});
     reducing_.reset();
   }
 }
@@ -185,39 +193,35 @@ void Replica::forget_gradients() {
 }
 
 Tasks Replica::joined(const Epoch& epoch) {
-  Tasks tasks;
-  if (!stopped_ && epoch == joining_ && !has_joined(epoch) &&
-      epoch >= view_.epoch) {
-    std::erase_if(
-        joined_, [&](const Epoch& one) { return one < view_.epoch; });
-    joined_.push_back(epoch);
-    follow(tasks);
-    tasks.push_back(ReportTask{report()});
+  if (stopped_ || epoch != joining_ || has_joined(epoch) ||
+      epoch < view_.epoch) {
+    return {};
   }
-  return tasks;
+  std::erase_if(joined_, [&](const Epoch& one) { return one < view_.epoch; });
+  joined_.push_back(epoch);
+  follow();
+  return finish();
 }
 
 Tasks Replica::reduced(const Attempt& attempt, std::uint64_t gradients) {
-  Tasks tasks;
-  if (reducing_ == attempt) {
-    reducing_.reset();
-    vote_ = Vote{attempt, *held_, gradients};
-    settle_vote(tasks);  // Others may have been faster.
-    follow(tasks);
-    tasks.push_back(ReportTask{report()});
+  if (reducing_ != attempt) {
+    return {};
   }
-  return tasks;
+  reducing_.reset();
+  vote_ = Vote{attempt, *held_, gradients};
+  settle_vote();  // Others may have been faster.
+  follow();
+  return finish();
 }
 
 Tasks Replica::peer_lost(const Suspicion& suspicion) {
-  Tasks tasks;
   const auto& epoch = suspicion.epoch;
   const bool concerns = epoch == joining_ || has_joined(epoch);
   if (stopped_ || !concerns || epoch <= abandoned_epoch_) {
-    return tasks;
+    return {};
   }
   if (reducing_ && reducing_->epoch == epoch) {
-    stop_reducing(tasks);
+    stop_reducing();
   }
   if (epoch == view_.epoch) {
     abandoned_epoch_ = std::max(abandoned_epoch_, epoch);
@@ -227,92 +231,88 @@ Tasks Replica::peer_lost(const Suspicion& suspicion) {
   if (!suspicion_ || suspicion_->epoch != view_.epoch) {
     suspicion_ = suspicion;
   }
-  tasks.push_back(ReportTask{report()});
-  return tasks;
+  return finish();
 }
 
 // Nothing is stopped here: the coordinator ends the epoch for all.
 Tasks Replica::bad_gradients(std::uint64_t serial, const GradientFault& fault) {
-  Tasks tasks;
-  if (!stopped_ && serial == serial_ && samples_ && !samples_->empty() &&
-      !vote_ && !bad_gradients_) {
-    bad_gradients_ = BadGradients{*held_, *samples_, fault};
-    tasks.push_back(ReportTask{report()});
+  if (stopped_ || serial != serial_ || !samples_ || samples_->empty() ||
+      vote_ || bad_gradients_) {
+    return {};
   }
-  return tasks;
+  bad_gradients_ = BadGradients{*held_, *samples_, fault};
+  return finish();
 }
 
 Tasks Replica::applied(
     const StateId& state, const std::optional<StateDigest>& digest) {
-  Tasks tasks;
-  if (applying_ && applying_->result == state) {
-    applying_.reset();
-    held_ = state;
-    digest_ = digest ? digest : digest_;
-    forget_gradients();
-    follow(tasks);
-    tasks.push_back(ReportTask{report()});
+  if (!applying_ || applying_->result != state) {
+    return {};
   }
-  return tasks;
+  applying_.reset();
+  return hold(state, digest);
 }
 
 Tasks Replica::fetched() {
-  Tasks tasks;
-  if (catching_up_ && !installing_ && !stopped_) {
-    installing_ = true;
-    tasks.push_back(InstallTask{++installs_});
+  if (!catching_up_ || installing_ || stopped_) {
+    return {};
   }
-  return tasks;
+  installing_ = true;
+  tasks_.emplace_back(InstallTask{++installs_});
+  return finish(false);
 }
 
 Tasks Replica::fetch_failed() {
-  Tasks tasks;
-  if (catching_up_ && !installing_ && !stopped_) {
-    catching_up_.reset();
-    follow(tasks);
+  if (!catching_up_ || installing_ || stopped_) {
+    return {};
   }
-  return tasks;
+  catching_up_.reset();
+  follow();
+  return finish(false);
 }
 
 Tasks Replica::installed(
     std::uint64_t serial,
     const StateId& state,
     const std::optional<StateDigest>& digest) {
-  Tasks tasks;
-  if (installing_ && serial == installs_ && !stopped_) {
-    installing_ = false;
-    catching_up_.reset();
-    held_ = state;
-    digest_ = digest ? digest : digest_;
-    forget_gradients();
-    follow(tasks);
-    tasks.push_back(ReportTask{report()});
+  if (!installing_ || serial != installs_ || stopped_) {
+    return {};
   }
-  return tasks;
+  installing_ = false;
+  catching_up_.reset();
+  return hold(state, digest);
+}
+
+Tasks Replica::hold(
+    const StateId& state, const std::optional<StateDigest>& digest) {
+  held_ = state;
+  digest_ = digest ? digest : digest_;
+  forget_gradients();
+  follow();
+  return finish();
 }
 
 Tasks Replica::damaged() {
-  Tasks tasks;
   if (stopped_) {
-    return tasks;
+    return {};
   }
-  stop_reducing(tasks);
+  stop_reducing();
   abandoned_epoch_ = std::max(abandoned_epoch_, view_.epoch);
-  suspicion_ = Suspicion{view_.epoch, identity_.replica, "its own state is damaged"};
+  suspicion_ =
+      Suspicion{view_.epoch, identity_.replica, "its own state is damaged"};
   applying_.reset();
   catching_up_.reset();
   installing_ = false;
   held_.reset();
   digest_.reset();
   forget_gradients();
-  follow(tasks);
-  tasks.push_back(ReportTask{report()});
-  return tasks;
+  follow();
+  return finish();
 }
 
 Tasks Replica::leave() {
   leaving_ = true;
-  return {ReportTask{report()}};
+  return finish();
 }
 
 }  // namespace sherd::ft

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a replica may do, order by order.
+// The tasks of a replica, view by view.
 #include "ft/protocol/replica.h"
 
+#include <algorithm>
 #include <gmock/gmock.h>
 
 namespace sherd::ft {
@@ -21,7 +22,9 @@ const ReplicaIdentity kIdentity = {
 const Commit kCommit = {{{1, 1}, 1}, kFirst, kSecond, 99};
 
 RunView run_view_of(
-    Epoch epoch, EpochStage stage, std::vector<SampleRange> samples = {{8, 16}}) {
+    Epoch epoch,
+    EpochStage stage,
+    std::vector<SampleRange> samples = {{8, 16}}) {
   RunView view;
   view.run = 7;
   view.term = epoch.term;
@@ -107,7 +110,8 @@ TEST(Replica, AppliesWhatWasCommittedAndNothingElse) {
   auto replica = voting();
   EXPECT_EQ(replica.report().vote->gradients, 99U);
   EXPECT_THAT(
-      names(replica.received(run_view_of({1, 1}, EpochStage::kRunning))), IsEmpty());
+      names(replica.received(run_view_of({1, 1}, EpochStage::kRunning))),
+      IsEmpty());
   EXPECT_THAT(names(replica.received(committed())), ElementsAre("apply"));
   // Until it has: what it says is what it holds.
   EXPECT_EQ(replica.report().held, kFirst);
@@ -124,7 +128,8 @@ TEST(Replica, AppliesNoOtherSumOfItsAttempt) {
   auto replica = voting();
   auto view = committed();
   view.recent[0].gradients = 98;
-  EXPECT_THAT(names(replica.received(view)), ElementsAre("catch up 1", "report"));
+  EXPECT_THAT(
+      names(replica.received(view)), ElementsAre("catch up 1", "report"));
 }
 
 TEST(Replica, WhoIsLateWithItsSumAppliesItAllTheSame) {
@@ -198,7 +203,8 @@ TEST(Replica, NoticesALostPeerBeforeItReduces) {
   EXPECT_THAT(
       names(replica.peer_lost({{1, 1}, 0, "reset"})), ElementsAre("report"));
   EXPECT_THAT(
-      names(replica.received(run_view_of({1, 1}, EpochStage::kRunning))), IsEmpty());
+      names(replica.received(run_view_of({1, 1}, EpochStage::kRunning))),
+      IsEmpty());
 }
 
 TEST(Replica, JoinsWhatIsPlannedBesideWhatItReduces) {
@@ -232,7 +238,7 @@ TEST(Replica, AVoteOfAnEpochThatIsOverIsDroppedTheGradientsAreNot) {
   EXPECT_THAT(
       names(replica.received(run_view_of({1, 2}, EpochStage::kJoining))),
       ElementsAre("join 2", "report"));
-  EXPECT_EQ(replica.vote(), std::nullopt);
+  EXPECT_EQ(replica.report().vote, std::nullopt);
   replica.joined({1, 2});
   EXPECT_THAT(
       names(replica.received(run_view_of({1, 2}, EpochStage::kRunning))),
@@ -246,7 +252,7 @@ TEST(Replica, KeepsAnUndecidedVoteWhileTheCoordinatorIsAway) {
   view.term = 2;
   view.members.clear();
   EXPECT_THAT(names(replica.received(view)), IsEmpty());
-  EXPECT_TRUE(replica.vote().has_value());
+  EXPECT_TRUE(replica.report().vote.has_value());
   view.canonical = kSecond;
   view.recent = {kCommit};
   EXPECT_THAT(names(replica.received(view)), ElementsAre("apply"));
@@ -276,7 +282,8 @@ TEST(Replica, StopsCatchingUpWhenItsOwnStateIsCanonicalAgain) {
   Replica replica(kIdentity);
   auto view = committed();
   view.members.clear();
-  EXPECT_THAT(names(replica.received(view)), ElementsAre("catch up 1", "report"));
+  EXPECT_THAT(
+      names(replica.received(view)), ElementsAre("catch up 1", "report"));
   auto back = run_view_of({1, 2}, EpochStage::kClosed);
   EXPECT_THAT(
       names(replica.received(back)),
@@ -297,7 +304,8 @@ TEST(Replica, FollowsWithoutSamples) {
 TEST(Replica, ComputesAnewForOtherSamples) {
   auto replica = reducing();
   EXPECT_THAT(
-      names(replica.received(run_view_of({1, 2}, EpochStage::kJoining, {{0, 8}}))),
+      names(replica.received(
+          run_view_of({1, 2}, EpochStage::kJoining, {{0, 8}}))),
       ElementsAre("stop reduce", "join 2", "compute 1"));
 }
 
@@ -305,7 +313,8 @@ TEST(Replica, OlderOrdersChangeNothing) {
   auto replica = reducing();
   const auto before = replica;
   EXPECT_THAT(
-      names(replica.received(run_view_of({1, 1}, EpochStage::kJoining))), IsEmpty());
+      names(replica.received(run_view_of({1, 1}, EpochStage::kJoining))),
+      IsEmpty());
   auto former = run_view_of({1, 7}, EpochStage::kRunning);
   former.term = 0;
   former.fenced = "by one that was replaced itself";
@@ -331,16 +340,18 @@ TEST(Replica, WhatItsProcessesDidTooLateChangesNothing) {
   EXPECT_THAT(names(replica.joined({1, 1})), IsEmpty());
   EXPECT_THAT(names(replica.installed(1, kSecond)), IsEmpty());
   EXPECT_THAT(names(replica.applied(kSecond)), IsEmpty());
-  EXPECT_EQ(replica.vote(), std::nullopt);
+  EXPECT_EQ(replica.report().vote, std::nullopt);
 }
 
 TEST(Replica, AFencedLifeEnds) {
   auto replica = reducing();
   auto view = run_view_of({1, 1}, EpochStage::kRunning);
   view.fenced = "replaced";
-  EXPECT_THAT(names(replica.received(view)), ElementsAre("stop reduce", "stop"));
   EXPECT_THAT(
-      names(replica.received(run_view_of({1, 2}, EpochStage::kJoining))), IsEmpty());
+      names(replica.received(view)), ElementsAre("stop reduce", "stop"));
+  EXPECT_THAT(
+      names(replica.received(run_view_of({1, 2}, EpochStage::kJoining))),
+      IsEmpty());
 }
 
 TEST(Replica, ACoordinatorOfAnotherRunHasNothingToSay) {
@@ -373,6 +384,26 @@ TEST(Replica, WhatIsDamagedIsFetchedAnewAndLeavesTheEpoch) {
   replica.fetched();
   EXPECT_THAT(
       names(replica.installed(1, kFirst)), ElementsAre("compute 1", "report"));
+}
+
+TEST(Replica, TellsItsPlaceAndHowMuchEachMemberCounts) {
+  Replica replica(kIdentity);
+  auto view = run_view_of({1, 1}, EpochStage::kJoining);
+  view.members.push_back({5, 50, {}});
+  const auto first = replica.received(view);
+  const auto compute =
+      std::find_if(first.begin(), first.end(), [](const Task& task) {
+        return std::holds_alternative<ComputeTask>(task);
+      });
+  ASSERT_NE(compute, first.end());
+  EXPECT_EQ(std::get<ComputeTask>(*compute).replicas, 3);
+  EXPECT_EQ(std::get<ComputeTask>(*compute).place, 1);
+  replica.joined({1, 1});
+  view.stage = EpochStage::kRunning;
+  const auto second = replica.received(view);
+  ASSERT_TRUE(std::holds_alternative<ReduceTask>(second.front()));
+  EXPECT_THAT(
+      std::get<ReduceTask>(second.front()).weights, ElementsAre(8, 8, 0));
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which samples of the run's endless order are taken. What a replica did not bring
-// into a step is free again, and the lowest free ones come first, so that each is
-// trained once, whoever died. Thread rule: values.
+// The samples of the run's endless order that are taken. What a lost replica did not bring into a
+// step is free again, and the lowest free samples come first, so that each is trained once. Thread
+// rule: values.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,23 @@
 
 namespace sherd::ft {
 
-// In all of them together.
+// The number of samples in all ranges together.
 std::int64_t count_of(const std::vector<SampleRange>& ranges);
+
+// The part of one rank of a replica: as many for each, neighbouring samples for neighbouring ranks.
+// Throws Error unless `ranks` divides their number.
+std::vector<SampleRange> samples_of_rank(
+    const std::vector<SampleRange>& samples, int rank, int ranks);
 
 class SampleSet {
  public:
   SampleSet() = default;
 
-  // Throws Error when some of them are in it already.
+  // Throws Error when the set already has some of them.
   void add(const SampleRange& range);
   void add(const std::vector<SampleRange>& ranges);
 
-  // The lowest `count` that are not in it, ascending.
+  // The lowest `count` samples that are not in the set, ascending.
   std::vector<SampleRange> lowest_free(std::int64_t count) const;
 
   std::int64_t size() const;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DigestThread does, in a thread of its own and in their order, what would hold up a
-// loop: reading all of a state or a sum for its digest. Thread rule: any.
+// DigestThread computes digests of states and sums in a thread of its own, one job after another,
+// because reading that many bytes would hold up a loop. Thread rule: any.
 #pragma once
 
 #include <condition_variable>
@@ -16,23 +16,22 @@ namespace sherd::ft {
 class DigestThread {
  public:
   DigestThread();
-  // Waits for what has begun and drops the rest.
+  // Waits for the job that has begun and drops the others.
   ~DigestThread();
   DigestThread(const DigestThread&) = delete;
   DigestThread& operator=(const DigestThread&) = delete;
 
-  // It does not throw.
+  // REQUIRES: `work` does not throw.
   void post(std::function<void()> work);
 
  private:
   void run(const std::stop_token& stop);
 
-  // post() adds to jobs_ and notifies with mutex_ held, under which the one
-  // thread that waits looks whether there is any; a stop notifies it too.
+  // mutex_ guards jobs_; post() and a stop notify the thread, the only one that waits.
   std::mutex mutex_;
   std::condition_variable_any came_;
   std::deque<std::function<void()>> jobs_;
-  std::jthread thread_;  // Last: it uses the others.
+  std::jthread thread_;  // Last, because it uses the others.
 };
 
 }  // namespace sherd::ft

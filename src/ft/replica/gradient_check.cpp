@@ -94,7 +94,8 @@ void GradientCheck::begin(std::size_t parts) {
   all_ = {};
 }
 
-bool GradientCheck::inspect(std::size_t part, std::span<const float> gradients) {
+bool GradientCheck::inspect(
+    std::size_t part, std::span<const float> gradients) {
   const auto found = gradient_stats(gradients);
   const std::lock_guard lock(mutex_);
   SHERD_ASSERT(part < came_.size(), "a part of gradients that was not begun");

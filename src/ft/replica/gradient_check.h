@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GradientCheck looks at a rank's gradients before they are given away: whether
-// they are finite, and whether their norm is far from what it usually was. It
-// reads them once, where they were written a moment ago. Thread rule: inspect() from
-// any thread, the rest from the one that trains.
+// GradientCheck tests a rank's gradients before they are reduced: whether they are finite, and
+// whether their norm is far above its moving average. It reads them once, while they are in the
+// cache. Thread rule: inspect() from any thread, the rest from the one that trains.
 #pragma once
 
 #include <cstddef>
@@ -17,22 +16,21 @@
 namespace sherd::ft {
 
 enum class GradientAction {
-  kGive,      // As they are.
+  kGive,      // They are reduced as they are.
   kLeaveOut,  // The step is made without them.
   kStop,      // Training ends.
 };
 
 struct GradientCheckOptions {
-  // Behaviour. Of gradients among which one is infinite or not a number.
+  // Applies if one of them is infinite or not a number.
   GradientAction non_finite = GradientAction::kLeaveOut;
-  // Behaviour. Of gradients whose norm is more than so many times the usual one, a
-  // moving average; 0: none is too large.
+  // Applies if their norm exceeds its moving average by this ratio; 0: never.
   GradientAction outlier = GradientAction::kLeaveOut;
   double norm_ratio_max = 1e4;
 };
 
 struct GradientStats {
-  double squares = 0;  // Their sum, of those that are finite.
+  double squares = 0;  // The sum of squares of the finite ones.
   bool finite = true;
 };
 GradientStats gradient_stats(std::span<const float> gradients);
@@ -44,14 +42,13 @@ class GradientCheck {
   GradientCheck(const GradientCheck&) = delete;
   GradientCheck& operator=(const GradientCheck&) = delete;
 
-  // Of a step whose gradients come in so many parts, in any order.
+  // Begins a step whose gradients come in so many parts, in any order.
   void begin(std::size_t parts);
-  // Whether this part may be given away at once: not when it is bad, and not the
-  // last one, so that nothing is reduced before finish() has judged. Of each part
-  // the first call counts. REQUIRES: the part was begun.
+  // Whether this part may be reduced at once: neither when it is bad nor when it is the last one, so
+  // that no reduction completes before finish() has judged. Only the first call for a part counts.
+  // REQUIRES: part < parts.
   bool inspect(std::size_t part, std::span<const float> gradients);
-  // All parts have come. What is wrong with them; none: they are what is usual
-  // from now on.
+  // All parts have come. What is wrong with them; none: their norm enters the moving average.
   std::optional<GradientFault> finish();
 
  private:
@@ -59,7 +56,7 @@ class GradientCheck {
 
   const GradientCheckOptions options_;
   double usual_norm_ = 0;
-  std::int64_t norms_ = 0;  // That the usual one is of.
+  std::int64_t norms_ = 0;  // How many usual_norm_ averages.
   std::mutex mutex_;
   // Guarded by mutex_.
   std::vector<bool> came_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the coordinator and the ranks say, and what becomes of it; catching up is
-// in leader_fetch.cpp.
+// The leader's reactions to the coordinator's views and the ranks' events. leader_fetch.cpp has
+// catching up.
 #include "ft/replica/leader.h"
 
 #include <algorithm>
@@ -10,16 +10,15 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "ft/protocol/samples.h"
 #include "ft/wire/codec.h"
 #include "ft/wire/printable_messages.h"
 
 namespace sherd::ft {
 namespace {
 
-// A coordinator that was started again is found at once.
+// Short, so that a coordinator that was started again is found at once.
 constexpr Duration kRedialMax = std::chrono::milliseconds(250);
-// For others that still lack the last step, when this replica's program ends.
+// How long a replica whose program has ended serves others that lack the last step.
 constexpr Duration kLinger = std::chrono::seconds(60);
 // Beats without a word of a rank, whose agent has something to say in each.
 constexpr std::uint32_t kSilentAfterHeartbeats = 4;
@@ -44,7 +43,7 @@ std::uint64_t digest_of_parts(const std::vector<std::uint64_t>& parts) {
 
 namespace {
 
-// Of a replica, if all its ranks have made theirs.
+// The replica's digest, if all ranks have made theirs.
 std::optional<StateDigest> digest_of_state(
     const std::map<std::size_t, std::optional<StateDigest>>& parts) {
   std::vector<std::uint64_t> digests;
@@ -93,7 +92,7 @@ Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
 
 // ---- the coordinator ----
 
-// Each reason once: it is tried again and again.
+// Logs each reason once, since dialling goes on.
 void Leader::not_reached(const Status& reason) {
   if (std::exchange(unreached_, reason.message()) != reason.message()) {
     log_warning(str(
@@ -102,7 +101,8 @@ void Leader::not_reached(const Status& reason) {
 }
 
 void Leader::received_view(const net::Frame& frame) {
-  if (stopped_ || frame.type != static_cast<std::uint16_t>(FrameType::kRunView)) {
+  if (stopped_ ||
+      frame.type != static_cast<std::uint16_t>(FrameType::kRunView)) {
     return;
   }
   auto decoded = run_view_of(frame.payload);
@@ -114,7 +114,7 @@ void Leader::received_view(const net::Frame& frame) {
   const auto run = view.run;
   if (!run_is_known_ && view.fenced.empty()) {
     run_is_known_ = true;
-    send_all(RunCommand{run});
+    send_all(StartRunTask{run});
   }
   if (machine_.view().run != 0 && run != machine_.view().run &&
       std::exchange(other_run_, run) != run) {
@@ -159,7 +159,7 @@ void Leader::on(const ReportTask& task) {
       static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
 }
 
-// Of a replica: what the busiest of its ranks does.
+// The replica's progress is that of its busiest rank.
 TrainingProgress Leader::progress() const {
   const auto weight = [](Activity activity) {
     constexpr Activity kOrder[] = {Activity::kIdle,     Activity::kWaiting,
@@ -202,29 +202,22 @@ void Leader::carry_out(const Tasks& tasks) {
   }
 }
 
-void Leader::send_all(const Command& command) {
+void Leader::send_all(const RankTask& task) {
   for (std::size_t rank = 0; rank < ranks(); ++rank) {
-    send_(rank, command);
+    send_(rank, task);
   }
 }
 
 void Leader::on(const ComputeTask& task) {
   computed_ = true;
-  const auto& members = machine_.view().members;
-  const auto mine =
-      std::find_if(members.begin(), members.end(), [&](const Member& one) {
-        return one.replica == options_.replica.replica;
-      });
-  send_all(ComputeCommand{
-      task.serial, task.base, task.samples, static_cast<int>(members.size()),
-      static_cast<int>(mine - members.begin())});
+  send_all(task);
 }
 
 void Leader::on(const JoinTask& task) {
+  const auto& peers = machine_.view().peers;
   for (std::size_t rank = 0; rank < ranks(); ++rank) {
-    JoinCommand command{{task.epoch, {}}};
+    RingMembership ring{task.epoch, {}};
     for (const auto& member : task.members) {
-      const auto& peers = machine_.view().peers;
       const auto peer =
           std::find_if(peers.begin(), peers.end(), [&](const LiveReplica& one) {
             return one.replica == member.replica &&
@@ -238,47 +231,34 @@ void Leader::on(const JoinTask& task) {
         return;
       }
       const auto& address = peer->addresses[rank];
-      command.epoch.members.push_back(
+      ring.members.push_back(
           {member.replica, member.incarnation, address.host,
            address.reduce_port});
     }
-    send_(rank, command);
+    send_(rank, ring);
   }
-}
-
-void Leader::on(const ReduceTask& task) {
-  ReduceCommand command{task.attempt, {}};
-  for (const auto& member : task.members) {
-    command.weights.push_back(static_cast<double>(count_of(member.samples)));
-  }
-  send_all(command);
-}
-
-void Leader::on(const StopReduceTask& task) {
-  send_all(StopReduceCommand{task.epoch});
 }
 
 void Leader::on(const ApplyTask& task) {
   busy_ = true;
-  send_all(ApplyCommand{task.commit});
+  send_all(task);
 }
 
 void Leader::on(const InstallTask& task) {
   busy_ = true;
-  send_all(InstallCommand{task.serial});
+  send_all(task);
 }
 
 void Leader::on(const StopTask& task) { stop(task.reason); }
 
 void Leader::stop(const std::string& reason) {
   stopped_ = true;
-  send_all(StopCommand{reason});
+  send_all(StopTask{reason});
   coordinator_.reset();
 }
 
-// What it promised to finish is finished, nobody counts on it any more, and it is
-// not the only one that has what it has. One that holds nothing had a wrong state,
-// which is not to be left behind as its last.
+// The replica leaves once it is no member and another one holds its state. A replica that holds
+// nothing had a wrong state: it does not leave before it has another one.
 void Leader::leave_in_order() {
   const auto& view = machine_.view();
   if (stopped_ || !machine_.report().leaving || busy_ || !machine_.held()) {
@@ -291,20 +271,20 @@ void Leader::leave_in_order() {
   const auto others = std::count_if(
       view.peers.begin(), view.peers.end(),
       [&](const LiveReplica& one) { return one.incarnation != id; });
-  const bool held =
-      std::any_of(view.peers.begin(), view.peers.end(), [&](const LiveReplica& one) {
+  const bool held = std::any_of(
+      view.peers.begin(), view.peers.end(), [&](const LiveReplica& one) {
         return one.incarnation != id && one.held == view.canonical;
       });
-  const bool is_first = view.term == 0;  // It has heard nobody.
+  const bool is_first = view.term == 0;  // It has heard no coordinator.
   const bool is_last = others == 0 && view.canonical == machine_.held();
   if (!member && (held || is_first || is_last)) {
     stop({});
   }
 }
 
-// The others have got what it has, or are taking too long.
+// Ends once all others hold at least the same step.
 void Leader::end_in_order() {
-  // One that holds nothing had a wrong state: it fetches another.
+  // A replica that holds nothing had a wrong state: it fetches another one.
   if (!finished_ || stopped_ || !machine_.held()) {
     return;
   }
@@ -352,11 +332,11 @@ void Leader::on(std::size_t rank, const ReducedEvent& event) {
   }
 }
 
-void Leader::on(std::size_t /*rank*/, const PeerLostEvent& event) {
-  carry_out(machine_.peer_lost(event.suspicion));
+void Leader::on(std::size_t /*rank*/, const Suspicion& suspicion) {
+  carry_out(machine_.peer_lost(suspicion));
 }
 
-// One write after another: the next one begins when all have done this one.
+// Writes follow each other: the next one begins when all ranks have done this one.
 void Leader::on(std::size_t rank, const AppliedEvent& event) {
   applied_[rank] = event.digest;
   if (applied_.size() == ranks()) {
@@ -381,10 +361,12 @@ void Leader::on(std::size_t rank, const BadGradientsEvent& event) {
   carry_out(machine_.bad_gradients(event.serial, fault));
 }
 
-void Leader::on(std::size_t rank, const ProgressEvent& event) {
-  progress_[rank] = event.progress;
-  // Who took it for one that hangs sees it move.
-  recovered_ranks_ += std::exchange(missed_heartbeats_[rank], 0) >= kSilentAfterHeartbeats ? 1 : 0;
+void Leader::on(std::size_t rank, const TrainingProgress& progress) {
+  progress_[rank] = progress;
+  // The serial moves, so that a coordinator that took the rank for hung notices.
+  recovered_ranks_ +=
+      std::exchange(missed_heartbeats_[rank], 0) >= kSilentAfterHeartbeats ? 1
+                                                                           : 0;
 }
 
 void Leader::on(std::size_t /*rank*/, const LeaveEvent&) {
@@ -413,11 +395,11 @@ void Leader::snapshot_wanted() {
   offer_snapshot();
 }
 
-// Between two writes: what all ranks hold then is the same state.
+// Snapshots are taken between two writes, when all ranks hold the same state.
 void Leader::offer_snapshot() {
   if (snapshot_wanted_ && !busy_ && machine_.held() && !stopped_) {
     snapshot_wanted_ = false;
-    send_all(SnapshotCommand{*machine_.held()});
+    send_all(SnapshotTask{*machine_.held()});
   }
 }
 

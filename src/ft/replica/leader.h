@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Leader speaks for a replica: it reports to the coordinator, runs the protocol's
-// state machine and turns its tasks into commands for all ranks, whose answers
-// count when all have given them. It lives in rank 0, beside that one's RankAgent.
-// Thread rule: its loop.
+// Leader is the one process of a replica that talks to the coordinator. It runs the protocol's state
+// machine, sends its tasks to all ranks, and feeds an event back once all ranks have sent it. It
+// lives in rank 0, beside that rank's RankAgent. Thread rule: its loop.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +13,8 @@
 #include <random>
 #include <string>
 #include <vector>
-#include "ft/replica/commands.h"
 #include "ft/protocol/replica.h"
+#include "ft/replica/rank_messages.h"
 #include "ft/transfer/fetch.h"
 #include "net/connector.h"
 #include "net/host_address.h"
@@ -29,15 +28,15 @@ struct LeaderOptions {
   net::HostAddress coordinator;
   net::Security security{};
   std::vector<RankAddress> addresses;  // By rank.
-  // The first task is one to warm up, beside the fetch of a state.
+  // Ranks first compute a warm-up while they fetch a state.
   bool warms_up = false;
-  // For tests: at each "beat", with its number.
+  // For tests: called at each "beat", with its number.
   std::function<void(const char* point, std::int64_t step)> reach{};
 };
 
 class Leader {
  public:
-  using Send = std::function<void(std::size_t rank, const Command& command)>;
+  using Send = std::function<void(std::size_t rank, const RankTask& task)>;
 
   // Dials the coordinator.
   Leader(net::Loop& loop, LeaderOptions options, Send send);
@@ -45,36 +44,39 @@ class Leader {
   Leader& operator=(const Leader&) = delete;
 
   void received(std::size_t rank, const RankEvent& event);
-  // A rank is gone, and with it the replica.
+  // A rank is lost, which ends the replica.
   void lost_rank(std::size_t rank, const std::string& reason);
-  // A counterpart wants to fetch what this replica holds.
+  // A counterpart wants to fetch the state that this replica holds.
   void snapshot_wanted();
 
  private:
-  // A donor of which a snapshot is wanted; what it has said.
+  // A donor that was asked for a snapshot, and its answer.
   struct SnapshotDonor {
     std::vector<RankAddress> addresses;
     std::unique_ptr<Fetch> fetch;  // Null: it has answered.
     std::optional<StateId> state;
   };
-  // What a fetch tries: sums of one donor after another, then states of some
-  // donors together.
+  // One catch-up: it tries sums from one donor after another, then states from some donors together.
   struct CatchUpAttempt {
     CatchUpTask task;
     std::uint64_t serial = 0;
     std::size_t tries = 0;
     bool wants_sum = false;
     std::string failure{};                             // Of the last donor.
-    std::vector<SnapshotDonor> asked;                          // For a snapshot.
+    std::vector<SnapshotDonor> asked;                  // For a snapshot.
     std::vector<std::optional<FetchedEvent>> answers;  // By rank.
   };
 
   std::size_t ranks() const { return options_.addresses.size(); }
   void carry_out(const Tasks& tasks);
+  // ---- tasks of the state machine; ranks carry out most of them as they are ----
+
+  template <typename T>
+  void on(const T& task) {
+    send_all(task);
+  }
   void on(const ComputeTask& task);
   void on(const JoinTask& task);
-  void on(const ReduceTask& task);
-  void on(const StopReduceTask& task);
   void on(const ApplyTask& task);
   void on(const CatchUpTask& task);
   void on(const StopCatchUpTask& task);
@@ -82,25 +84,27 @@ class Leader {
   void on(const StopTask& task);
   void on(const ReportTask& task);
 
+  // ---- events of the ranks ----
+
   void on(std::size_t rank, const JoinedEvent& event);
   void on(std::size_t rank, const ReducedEvent& event);
-  void on(std::size_t rank, const PeerLostEvent& event);
+  void on(std::size_t rank, const Suspicion& suspicion);
   void on(std::size_t rank, const AppliedEvent& event);
   void on(std::size_t rank, const FetchedEvent& event);
   void on(std::size_t rank, const InstalledEvent& event);
-  void on(std::size_t rank, const ProgressEvent& event);
+  void on(std::size_t rank, const TrainingProgress& progress);
   void on(std::size_t rank, const LeaveEvent& event);
   void on(std::size_t rank, const FinishedEvent& event);
   void on(std::size_t rank, const BadGradientsEvent& event);
 
-  void send_all(const Command& command);
+  void send_all(const RankTask& task);
   void received_view(const net::Frame& frame);
   void report();
   void not_reached(const Status& reason);
   void send_heartbeat();
   TrainingProgress progress() const;
   std::vector<TrainingProgress> progress_of_ranks() const;
-  // Empty: in order.
+  // Without a reason: in order.
   void stop(const std::string& reason);
   void leave_in_order();
   void end_in_order();
@@ -119,21 +123,21 @@ class Leader {
   const Send send_;
   Replica machine_;
   bool run_is_known_ = false;
-  bool busy_ = false;  // What is held is being written.
+  bool busy_ = false;  // The held state is being written.
   bool snapshot_wanted_ = false;
   bool finished_ = false;      // Its program makes no more steps.
   std::uint64_t reports_ = 0;  // Made.
   bool stopped_ = false;
   bool computed_ = false;  // It has had something to compute.
-  // How many ranks have said so, and what.
+  // How many ranks have joined, and the digests of those that have reduced.
   std::map<Epoch, std::size_t> joined_;
   std::map<Attempt, std::map<std::size_t, std::uint64_t>> digests_;
-  // By rank, with the digests of their parts.
+  // The digests of the parts, by rank.
   std::map<std::size_t, std::optional<StateDigest>> applied_;
   std::map<std::size_t, std::optional<StateDigest>> installed_;
-  std::vector<TrainingProgress> progress_;    // By rank.
+  std::vector<TrainingProgress> progress_;        // By rank.
   std::vector<std::uint32_t> missed_heartbeats_;  // Beats without a word of it.
-  std::uint64_t recovered_ranks_ = 0;         // Of ranks that were quiet for long.
+  std::uint64_t recovered_ranks_ = 0;  // Of ranks that were quiet for long.
   std::int64_t beats_ = 0;
   std::optional<std::uint64_t> other_run_;  // The run of another coordinator.
   std::optional<CatchUpAttempt> catch_up_;
@@ -149,7 +153,7 @@ class Leader {
   std::unique_ptr<net::ReconnectingClient> coordinator_;
 };
 
-// Of the sums that the ranks of a replica have, each its part.
+// One digest for the digests of all parts, by rank.
 std::uint64_t digest_of_parts(const std::vector<std::uint64_t>& parts);
 
 }  // namespace sherd::ft

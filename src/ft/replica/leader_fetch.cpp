@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a replica catches up: by the sum of the step after the one that it holds,
-// if somebody still has that, or else by a whole state. All ranks fetch from their
-// counterparts in several donors, which are asked for a snapshot at the same
-// moment: most will take it of the same state.
+// How a replica catches up: with the sum of the step after the one it holds, if some replica still
+// has it, or else with a whole state. All ranks fetch from their counterparts in several donors,
+// which are asked for a snapshot at the same moment, so that most take it of the same state.
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -16,16 +15,15 @@
 namespace sherd::ft {
 namespace {
 
-// Before everything is tried again: others may wait for it in the step that is
-// under way.
+// The pause before another try. Short, because others may wait for this replica.
 constexpr Duration kPauseMin = std::chrono::milliseconds(5);
 constexpr Duration kPauseMax = std::chrono::milliseconds(100);
-// Together; each makes a copy of its state.
+// Each donor copies its state.
 constexpr std::size_t kDonorsMax = 4;
-// For the others, when the first has said which state it will give.
+// How long to wait for the other donors' answers after the first one.
 constexpr Duration kOthersMax = std::chrono::milliseconds(300);
 
-// Canonical, or what led there: nothing else is worth a fetch.
+// Only states that led to canonical are worth a fetch.
 bool is_on_the_way(const RunView& view, const StateId& state) {
   return state == view.canonical ||
       std::any_of(
@@ -34,9 +32,8 @@ bool is_on_the_way(const RunView& view, const StateId& state) {
              });
 }
 
-// Who can help, the best first: those that have come furthest, of these each
-// replica begins with another one. The order is of when a step was committed, so
-// who held the same then has the sum since.
+// Possible donors, those that have come furthest first; replicas begin with different ones. The view
+// was made when a step was committed, so that whoever held the same state then has the sum by now.
 std::vector<LiveReplica> donors_for(
     const RunView& view,
     const CatchUpTask& task,
@@ -75,17 +72,17 @@ void Leader::on(const StopCatchUpTask&) {
   catch_up_.reset();
   others_.cancel();
   retry_.cancel();
-  send_all(DropFetchCommand{});
+  send_all(StopCatchUpTask{});
 }
 
-// Sums of all donors first, they are small; then states.
+// Tries sums of all donors first, because they are small, then states.
 void Leader::try_next_donor() {
   if (!catch_up_->wants_sum) {
     ask_snapshots();
     return;
   }
-  const auto donors =
-      donors_for(machine_.view(), catch_up_->task, options_.replica.replica, true);
+  const auto donors = donors_for(
+      machine_.view(), catch_up_->task, options_.replica.replica, true);
   while (catch_up_->tries < donors.size()) {
     const auto& donor = donors[catch_up_->tries++];
     if (donor.addresses.size() == ranks()) {
@@ -104,20 +101,21 @@ void Leader::fetch_sum_from(const LiveReplica& donor) {
   for (std::size_t rank = 0; rank < ranks(); ++rank) {
     send_(
         rank,
-        FetchSumCommand{catch_up_->serial, donor.addresses[rank], *catch_up_->task.held});
+        FetchSumTask{
+            catch_up_->serial, donor.addresses[rank], *catch_up_->task.held});
   }
 }
 
 void Leader::ask_snapshots() {
-  const auto donors =
-      donors_for(machine_.view(), catch_up_->task, options_.replica.replica, false);
+  const auto donors = donors_for(
+      machine_.view(), catch_up_->task, options_.replica.replica, false);
   catch_up_->asked.clear();
   std::optional<std::int64_t> furthest;
   for (auto& next = catch_up_->tries;
        next < donors.size() && catch_up_->asked.size() < kDonorsMax; ++next) {
     const auto& donor = donors[next];
     if (furthest && donor.held->step + 1 < *furthest) {
-      break;  // It would copy another state.
+      break;  // It would give another state.
     }
     if (donor.addresses.size() == ranks()) {
       furthest = furthest.value_or(donor.held->step);
@@ -157,7 +155,7 @@ void Leader::heard_snapshot(std::size_t donor, const Result<StateId>& state) {
   }
 }
 
-// Of those who will have the state that most will have.
+// Fetches the state that most of the asked donors offer, from those that offer it.
 void Leader::fetch_state() {
   others_.cancel();
   std::vector<std::optional<StateId>> states;
@@ -172,19 +170,19 @@ void Leader::fetch_state() {
   catch_up_->serial = ++fetches_;
   catch_up_->answers.assign(ranks(), std::nullopt);
   for (std::size_t rank = 0; rank < ranks(); ++rank) {
-    FetchStateCommand command{catch_up_->serial, {}, *state};
+    FetchStateTask task{catch_up_->serial, {}, *state};
     for (const auto& one : catch_up_->asked) {
       if (one.state == state) {
-        command.donors.push_back(one.addresses[rank]);
+        task.donors.push_back(one.addresses[rank]);
       }
     }
-    send_(rank, command);
+    send_(rank, task);
   }
   catch_up_->asked.clear();
 }
 
-// While a state is fetched, with as many samples as a member has, of which perhaps
-// a later order tells. A program that has computed before is warm.
+// Lets ranks compute with as many samples as a member has while they fetch a state. If the view has
+// no such member yet, a later one may. A program that has computed before is warm.
 void Leader::warm_up() {
   if (!options_.warms_up || computed_ || !catch_up_ || catch_up_->wants_sum) {
     return;
@@ -197,7 +195,7 @@ void Leader::warm_up() {
     return;
   }
   computed_ = true;
-  send_all(ComputeCommand{
+  send_all(ComputeTask{
       .serial = 0,
       .base = catch_up_->task.held.value_or(StateId()),
       .samples = like->samples,
@@ -219,10 +217,11 @@ void Leader::on(std::size_t rank, const FetchedEvent& event) {
   }
   const auto& first = catch_up_->answers.front()->commit;
   const bool good = std::all_of(
-      catch_up_->answers.begin(), catch_up_->answers.end(), [&](const auto& answer) {
+      catch_up_->answers.begin(), catch_up_->answers.end(),
+      [&](const auto& answer) {
         return answer->failure.empty() && answer->commit == first;
       });
-  // A sum is what was committed, or nothing; and the donor may be wrong about it.
+  // A sum must be the one that was committed: a donor may be wrong about it.
   const auto& recent = machine_.view().recent;
   const auto known = std::find_if(
       recent.begin(), recent.end(),
@@ -243,7 +242,7 @@ void Leader::on(std::size_t rank, const FetchedEvent& event) {
   try_next_donor();
 }
 
-// Each failure once: the same is tried again soon.
+// Logs each failure once, since the same is tried again soon.
 void Leader::fetch_done(bool ok) {
   const auto failure = std::exchange(catch_up_, std::nullopt)->failure;
   if (!ok && !failure.empty() &&

@@ -87,7 +87,8 @@ RunView order_of_run(std::uint64_t run) {
   return view;
 }
 
-LeaderOptions options_of(const CoordinatedLeader& coordinator, std::size_t ranks) {
+LeaderOptions options_of(
+    const CoordinatedLeader& coordinator, std::size_t ranks) {
   LeaderOptions options;
   options.replica = {
       .replica = 0, .incarnation = 7, .config = 5, .held = kFirst};
@@ -109,7 +110,7 @@ TEST(Leader, SaysOnceThatACoordinatorIsOfAnotherRun) {
   net::Loop loop;
   CoordinatedLeader coordinator(loop);
   Leader leader(
-      loop, options_of(coordinator, 1), [](std::size_t, const Command&) {});
+      loop, options_of(coordinator, 1), [](std::size_t, const RankTask&) {});
   ::testing::internal::CaptureStderr();
   std::uint64_t run = 1;
   coordinator.serve(
@@ -127,7 +128,7 @@ TEST(Leader, SaysOnceWhyThereIsNoCoordinator) {
   options.coordinator = {"127.0.0.1", 1};  // Nobody listens.
   options.addresses.resize(1, {"127.0.0.1", 1, 2});
   ::testing::internal::CaptureStderr();
-  Leader leader(loop, options, [](std::size_t, const Command&) {});
+  Leader leader(loop, options, [](std::size_t, const RankTask&) {});
   // Several tries, each in half a second at most.
   const auto enough = loop.after(milliseconds(700), [&] { loop.stop(); });
   loop.run();
@@ -140,14 +141,14 @@ TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   net::Loop loop;
   CoordinatedLeader coordinator(loop);
   Leader leader(
-      loop, options_of(coordinator, 2), [](std::size_t, const Command&) {});
+      loop, options_of(coordinator, 2), [](std::size_t, const RankTask&) {});
   TrainingProgress computing{Activity::kComputing, 5, {}};
-  leader.received(0, ProgressEvent{computing});
+  leader.received(0, computing);
   TrainingProgress waiting{Activity::kReducing, 6, ReplicaId{3}};
-  leader.received(1, ProgressEvent{waiting});
+  leader.received(1, waiting);
   net::Timer timer;
   std::function<void()> say = [&] {
-    leader.received(0, ProgressEvent{computing});
+    leader.received(0, computing);
     timer = loop.after(milliseconds(100), say);
   };
   say();
@@ -159,7 +160,7 @@ TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   EXPECT_EQ(last.ranks[1].waits_for, ReplicaId{3});
   EXPECT_GE(last.ranks[1].missed_heartbeats, 4U);
   // Who speaks again has moved, whatever it does.
-  leader.received(1, ProgressEvent{waiting});
+  leader.received(1, waiting);
   coordinator.serve(8, [](const Report&) { return order_of_run(1); });
   EXPECT_EQ(coordinator.reports().back().ranks[1].missed_heartbeats, 1U);
   EXPECT_GT(coordinator.reports().back().progress.serial, last.progress.serial);
@@ -238,7 +239,7 @@ TEST(Leader, F70UnderstandsACoordinatorOfANewerMinorVersion) {
   options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
   options.coordinator = coordinator.address();
   options.addresses.resize(1, {"127.0.0.1", 1, 2});
-  const Leader leader(loop, options, [](std::size_t, const Command&) {});
+  const Leader leader(loop, options, [](std::size_t, const RankTask&) {});
   const auto late = loop.after(std::chrono::seconds(20), [&] { loop.stop(); });
   loop.run();
   EXPECT_EQ(coordinator.run(), NewerCoordinator::kRun);
@@ -259,7 +260,7 @@ ReplicaAgentOptions agent_options(int rank) {
 
 std::string failure_of(ReplicaAgent& agent) {
   try {
-    (void)agent.next({});
+    (void)agent.rank().next({});
   } catch (const Error& error) {
     return error.what();
   }

@@ -21,7 +21,7 @@ struct LeaderThread::Impl {
     net::Timer deadline;  // Of its hello.
   };
 
-  Impl(LeaderThreadOptions given, std::function<void(const Command&)> takes)
+  Impl(LeaderThreadOptions given, std::function<void(const RankTask&)> takes)
       : options(std::move(given)), own(std::move(takes)) {
     if (options.ranks > 1) {
       listen();
@@ -43,9 +43,7 @@ struct LeaderThread::Impl {
              "[ft] expected to hear which rank it is, found silence"});
       });
       connection->start(
-          {[this, number](const net::Frame& frame) {
-             on_frame(number, frame);
-           },
+          {[this, number](const net::Frame& frame) { on_frame(number, frame); },
            [this, number](const Status& reason) {
              on_closed(number, reason);
            }});
@@ -115,7 +113,7 @@ struct LeaderThread::Impl {
     if (leader) {
       leader->lost_rank(rank_number, reason);
     } else {
-      own(StopCommand{str("rank ", rank_number, " was lost: ", reason)});
+      own(StopTask{str("rank ", rank_number, " was lost: ", reason)});
     }
   }
 
@@ -128,7 +126,7 @@ struct LeaderThread::Impl {
     deadline = loop.after(options.siblings_timeout, [this] { give_up(); });
   }
 
-  // They hear of it by the end of their connections.
+  // The ranks notice it by the end of their connections.
   void forget_siblings() {
     rank_of.clear();
     siblings.clear();
@@ -145,10 +143,10 @@ struct LeaderThread::Impl {
     const std::string why = str(
         "expected all ", options.ranks, " ranks of this replica within ",
         seconds(options.siblings_timeout), " s, found none of rank ", missing);
-    started = false;  // Who comes later finds nobody.
+    started = false;  // Ranks that come later are not led.
     listener.reset();
     forget_siblings();
-    own(StopCommand{why});
+    own(StopTask{why});
   }
 
   // All ranks are there.
@@ -159,7 +157,7 @@ struct LeaderThread::Impl {
     }
     leader = std::make_unique<Leader>(
         loop, options.leader,
-        [this](std::size_t to, const Command& command) { send(to, command); });
+        [this](std::size_t to, const RankTask& task) { send(to, task); });
     for (const auto& [from, event] : std::exchange(early, {})) {
       leader->received(from, event);
     }
@@ -173,29 +171,30 @@ struct LeaderThread::Impl {
     }
   }
 
-  void send(std::size_t to, const Command& command) {
+  void send(std::size_t to, const RankTask& task) {
     if (to == 0) {
-      own(command);
+      own(task);
     } else if (const auto sibling = siblings.find(to);
                sibling != siblings.end()) {
-      sibling->second->send(type_of(RankFrame::kCommand), bytes_of(command));
-      // Not at once: bytes of it that nobody reads any more would take the command
-      // away from it.
-      if (std::holds_alternative<StopCommand>(command)) {
+      sibling->second->send(type_of(RankFrame::kTask), bytes_of(task));
+      // Closed only once the rank has read the task: bytes that nobody reads
+      // would make the close a reset, which drops it.
+      if (std::holds_alternative<StopTask>(task)) {
         sibling->second->finish(
             Status(ErrorCode::kAborted, "[ft] it was told to stop"));
       }
     }
   }
 
-  // Those that were told to stop have heard it before this thread ends.
+  // Ranks that were told to stop receive that before this thread ends.
   void end() {
     ending = true;
     listener.reset();
     rank_of.clear();
     siblings.clear();
-    std::erase_if(
-        incoming, [](const auto& one) { return one.second.connection->open(); });
+    std::erase_if(incoming, [](const auto& one) {
+      return one.second.connection->open();
+    });
     end_if_nobody_is_left();
   }
 
@@ -212,20 +211,20 @@ struct LeaderThread::Impl {
     } catch (const std::exception& error) {
       log_error(str("[ft] the leader ended: ", error.what()));
       forget_siblings();
-      own(StopCommand{error.what()});
+      own(StopTask{error.what()});
     }
   }
 
   LeaderThreadOptions options;
-  const std::function<void(const Command&)> own;
+  const std::function<void(const RankTask&)> own;
   net::Loop loop;
   std::unique_ptr<net::Listener> listener;
   bool started = false;
   bool ending = false;
   std::uint64_t connections = 0;
   std::map<std::uint64_t, IncomingRank> incoming;
-  std::map<std::uint64_t, std::size_t> rank_of;           // Of incoming.
-  std::map<std::size_t, net::Connection*> siblings;       // By rank.
+  std::map<std::uint64_t, std::size_t> rank_of;          // Of incoming.
+  std::map<std::size_t, net::Connection*> siblings;      // By rank.
   std::vector<std::pair<std::size_t, RankEvent>> early;  // Before it leads.
   std::unique_ptr<Leader> leader;
   net::Timer deadline;
@@ -233,7 +232,7 @@ struct LeaderThread::Impl {
 };
 
 LeaderThread::LeaderThread(
-    LeaderThreadOptions options, std::function<void(const Command&)> own)
+    LeaderThreadOptions options, std::function<void(const RankTask&)> own)
     : impl_(std::make_unique<Impl>(std::move(options), std::move(own))) {}
 
 LeaderThread::~LeaderThread() {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LeaderThread is what rank 0 has besides its own agent: the Leader, and the
-// connections of the other ranks, in a thread that does nothing else. So reports
-// go to the coordinator in time whatever the agents of the ranks work at: digests,
-// snapshots, names that are looked up. How long each of these says nothing is told,
-// too. Thread rule: any, once it is started.
+// LeaderThread runs the Leader and accepts the other ranks' connections, in a thread of rank 0 that
+// does nothing else. Reports to the coordinator therefore go out in time whatever keeps the ranks'
+// agents busy: digests, snapshots, name look-ups. Thread rule: any, once it is started.
 #pragma once
 
 #include <chrono>
@@ -14,39 +12,39 @@
 #include <string>
 #include <vector>
 #include "base/clock.h"
-#include "ft/replica/commands.h"
 #include "ft/replica/leader.h"
+#include "ft/replica/rank_messages.h"
 
 namespace sherd::ft {
 
 struct LeaderThreadOptions {
   LeaderOptions leader;  // Addresses come with start().
-  std::string host;      // Where the other ranks come to.
+  std::string host;      // Where it listens for the other ranks.
   int ranks = 1;
-  // Until all of them have come.
+  // All ranks must have connected by then.
   Duration siblings_timeout = std::chrono::seconds(60);
-  // Until one that has come says which it is.
+  // A rank that has connected must have sent its number by then.
   Duration hello_timeout = std::chrono::seconds(5);
 };
 
 class LeaderThread {
  public:
-  // `own` hears, from its thread, what rank 0 is told: a StopCommand, too, when
-  // there is nobody to lead. Listens. Throws Error when it cannot.
+  // Calls `own`, in its thread, with each task for rank 0, among them a StopTask when the other ranks
+  // do not come. Listens. Throws Error when it cannot.
   LeaderThread(
-      LeaderThreadOptions options, std::function<void(const Command&)> own);
-  // Ends the thread, and so all connections: at once, or as soon as those that
-  // were told to stop have heard it (a second at most).
+      LeaderThreadOptions options, std::function<void(const RankTask&)> own);
+  // Ends the thread and all connections, as soon as ranks that were told to stop have received that,
+  // after a second at most.
   ~LeaderThread();
   LeaderThread(const LeaderThread&) = delete;
   LeaderThread& operator=(const LeaderThread&) = delete;
 
-  // Where the other ranks come to; 0: there are none.
+  // The port where it listens for the other ranks; 0: there are none.
   std::uint16_t port() const;
-  // Call once. By rank.
+  // `addresses`: by rank. Call once.
   void start(std::vector<RankAddress> addresses);
 
-  // From rank 0.
+  // An event of rank 0.
   void tell(const RankEvent& event);
   void snapshot_wanted();
 

@@ -52,8 +52,8 @@ class TestClient {
     if (frame.type == type_of(RankFrame::kHello)) {
       return;
     }
-    const auto command = command_of(frame.payload).value();
-    if (const auto* stop = std::get_if<StopCommand>(&command)) {
+    const auto task = rank_task_of(frame.payload).value();
+    if (const auto* stop = std::get_if<StopTask>(&task)) {
       ends("told: " + stop->reason);
     }
   }
@@ -87,8 +87,8 @@ TEST(LeaderThread, WhoIsToldToStopHearsItWhenRank0GoesAtOnce) {
   for (int round = 0; round < 200; ++round) {
     std::promise<void> rank_0_stops;
     auto leader = std::make_optional<LeaderThread>(
-        options_of_two(), [&](const Command& command) {
-          if (std::holds_alternative<StopCommand>(command)) {
+        options_of_two(), [&](const RankTask& task) {
+          if (std::holds_alternative<StopTask>(task)) {
             rank_0_stops.set_value();
           }
         });
@@ -108,7 +108,7 @@ TEST(LeaderThread, WhoIsToldToStopHearsItWhenRank0GoesAtOnce) {
 TEST(LeaderThread, WhoDoesNotSayWhichRankItIsIsClosed) {
   auto options = options_of_two();
   options.hello_timeout = std::chrono::milliseconds(2500);
-  LeaderThread leader(std::move(options), [](const Command&) {});
+  LeaderThread leader(std::move(options), [](const RankTask&) {});
   leader.start({{}, {}});
   net::Loop loop;
   TestClient rank_1(loop, leader.port());

@@ -23,7 +23,11 @@ bool shares_memory(const RankAgentOptions& options) {
 
 }  // namespace
 
-RankAgent::RankAgent(net::Loop& loop, RankAgentOptions options, OnRankEvent tell)
+RankAgent::RankAgent(
+    net::Loop& loop,
+    RankAgentOptions options,
+    OnRankEvent tell,
+    std::function<void()> snapshot_wanted)
     : loop_(loop),
       options_(std::move(options)),
       tell_(std::move(tell)),
@@ -39,11 +43,7 @@ RankAgent::RankAgent(net::Loop& loop, RankAgentOptions options, OnRankEvent tell
               .sums_kept = options_.sums_kept,
               .sums_bytes_max = options_.sums_bytes_max,
               .bytes_per_s_max = options_.fetch_bytes_per_s_max},
-          [this] {
-            if (snapshot_wanted_) {
-              snapshot_wanted_();
-            }
-          })),
+          std::move(snapshot_wanted))),
       ring_(std::make_unique<Ring>(
           RingOptions{
               .bind_host = options_.host,
@@ -61,17 +61,13 @@ RankAddress RankAgent::address() const {
   return {options_.host, ring_->port(), transfer_->port()};
 }
 
-void RankAgent::on_snapshot_wanted(std::function<void()> wanted) {
-  snapshot_wanted_ = std::move(wanted);
-}
-
 void RankAgent::reach(const char* point, std::int64_t step) const {
   if (options_.hooks.reach) {
     options_.hooks.reach(point, step);
   }
 }
 
-// The ring's thread hands over to the loop.
+// Called in the ring's thread.
 RingEvents RankAgent::ring_events() {
   return {
       .joined =
@@ -94,9 +90,9 @@ RingEvents RankAgent::ring_events() {
           },
       .failed =
           [this](const RingFailure& failure) {
-            tell(PeerLostEvent{
-                {failure.epoch, failure.accused, failure.reason,
-                 failure.reporter}});
+            tell(Suspicion{
+                failure.epoch, failure.accused, failure.reason,
+                failure.reporter});
           }};
 }
 
@@ -104,8 +100,8 @@ void RankAgent::tell(RankEvent event) {
   loop_.post([this, event = std::move(event)] { tell_(event); });
 }
 
-// It moves with the program and, when that has computed, with the bytes that are
-// reduced: a backward is one phase, whatever is reduced meanwhile.
+// The serial moves with the program and, once it has computed, with the slices that are reduced: a
+// backward is one phase, whatever is reduced meanwhile.
 TrainingProgress RankAgent::progress() const {
   const auto ring = ring_->progress();
   TrainingProgress progress;
@@ -124,7 +120,8 @@ TrainingProgress RankAgent::progress() const {
   return progress;
 }
 
-std::optional<RingPosition> RankAgent::place_of(const RingProgress& ring) const {
+std::optional<RingPosition> RankAgent::place_of(
+    const RingProgress& ring) const {
   if (!ring.neighbours) {
     return std::nullopt;
   }
@@ -143,65 +140,61 @@ std::optional<RingPosition> RankAgent::place_of(const RingProgress& ring) const 
   return place;
 }
 
-// ---- commands ----
+// ---- tasks ----
 
-void RankAgent::take(const Command& command) {
-  std::visit([this](const auto& one) { on(one); }, command);
+void RankAgent::take(const RankTask& task) {
+  std::visit([this](const auto& one) { on(one); }, task);
 }
 
-void RankAgent::on(const RunCommand& command) {
-  run_ = command.run;
+void RankAgent::on(const StartRunTask& task) {
+  run_ = task.run;
   ring_->set_run(run_);
   transfer_->set_run(run_);
 }
 
-void RankAgent::on(const JoinCommand& command) {
-  if (!options_.hooks.route) {
-    ring_->join(command.epoch);
-    return;
+void RankAgent::on(const RingMembership& ring) {
+  auto routed = ring;
+  if (options_.hooks.route) {
+    for (auto& member : routed.members) {
+      member.port = options_.hooks.route(member.replica, member.port);
+    }
   }
-  auto epoch = command.epoch;
-  for (auto& member : epoch.members) {
-    member.port = options_.hooks.route(member.replica, member.port);
-  }
-  ring_->join(std::move(epoch));
+  ring_->join(std::move(routed));
 }
 
-void RankAgent::on(const ComputeCommand& command) {
+void RankAgent::on(const ComputeTask& task) {
   ring_->forget();
-  computing_ = command.serial;
+  computing_ = task.serial;
   given_.assign(options_.buckets.size(), false);
-  if (command.serial != 0) {
+  if (task.serial != 0) {
     collector_.reset();  // It has caught up.
   }
-  queue_.push(command);
+  queue_.push(task);
 }
 
-void RankAgent::on(const ReduceCommand& command) {
-  ring_->begin(command.attempt, command.weights);
-  reach("reducing", command.attempt.step);
+void RankAgent::on(const ReduceTask& task) {
+  ring_->begin(task.attempt, task.weights);
+  reach("reducing", task.attempt.step);
 }
 
-void RankAgent::on(const StopReduceCommand& command) {
-  ring_->stop(command.epoch);
+void RankAgent::on(const StopReduceTask& task) { ring_->stop(task.epoch); }
+
+void RankAgent::on(const ApplyTask& task) { queue_.push(task); }
+
+// The requester learns at once which state it will get, and asks other donors for the same.
+void RankAgent::on(const SnapshotTask& task) {
+  transfer_->promise(task.state);
+  queue_.push(task);
 }
 
-void RankAgent::on(const ApplyCommand& command) { queue_.push(command); }
+void RankAgent::on(const StopTask& task) { queue_.push(task); }
 
-// Who asks hears at once of which state it will be, and asks others for the same.
-void RankAgent::on(const SnapshotCommand& command) {
-  transfer_->promise(command.state);
-  queue_.push(command);
-}
-
-void RankAgent::on(const StopCommand& command) { queue_.push(command); }
-
-void RankAgent::on(const InstallCommand& command) {
+void RankAgent::on(const InstallTask& task) {
   SHERD_ASSERT(fetched_.has_value(), "the leader installs what was fetched");
-  // It is written over the sum, which counterparts might still read.
+  // Installing overwrites the sum, which counterparts might still read.
   ring_->forget();
   queue_.push(
-      InstallFetchedTask{command.serial, *std::exchange(fetched_, std::nullopt)});
+      InstallFetchedTask{task.serial, *std::exchange(fetched_, std::nullopt)});
 }
 
 std::uint64_t RankAgent::digest_of(const float* sum) const {
@@ -215,7 +208,7 @@ std::uint64_t RankAgent::digest_of(const float* sum) const {
   return ring::digest_of(buckets);
 }
 
-// Of the task that was asked for last alone: others have become useless.
+// Only the last task counts; gradients of former ones are obsolete.
 void RankAgent::give(std::uint64_t serial, int bucket) {
   const auto index = static_cast<std::size_t>(bucket);
   if (serial == 0 || serial != computing_ || given_[index]) {
@@ -235,16 +228,16 @@ std::span<const float> RankAgent::gradients(int bucket) const {
       static_cast<std::size_t>(at), static_cast<std::size_t>(begin[bucket]));
 }
 
-// In order; else it throws.
+// Throws when the replica was ended with a reason.
 bool RankAgent::has_left(const TrainingTask& task) const {
-  const auto* stop = std::get_if<StopCommand>(&task);
+  const auto* stop = std::get_if<StopTask>(&task);
   if (stop != nullptr && !stop->reason.empty()) {
     throw Error("[ft] " + stop->reason, ErrorCode::kAborted);
   }
   return stop != nullptr;
 }
 
-std::optional<ComputeCommand> RankAgent::next(const TrainingCallbacks& program) {
+std::optional<ComputeTask> RankAgent::next(const TrainingCallbacks& program) {
   for (;;) {
     set_idle();
     const auto task = queue_.front();
@@ -253,25 +246,35 @@ std::optional<ComputeCommand> RankAgent::next(const TrainingCallbacks& program) 
     }
     queue_.pop();
     activity_changes_.fetch_add(1, std::memory_order_relaxed);
-    if (const auto* compute = std::get_if<ComputeCommand>(&task)) {
+    if (const auto* compute = std::get_if<ComputeTask>(&task)) {
       activity_.store(Activity::kComputing, std::memory_order_relaxed);
       return *compute;
     }
-    if (const auto* install = std::get_if<InstallFetchedTask>(&task)) {
-      execute(*install, program);
-    } else if (const auto* snapshot = std::get_if<SnapshotCommand>(&task)) {
-      execute(*snapshot, program);
-    } else {
-      SHERD_ASSERT(false, "a sum is applied by who reduced it");
-    }
+    const bool served = serve(task, program);
+    SHERD_ASSERT(served, "a sum is applied by who reduced it");
   }
 }
 
-void RankAgent::give(const ComputeCommand& task, int bucket) {
+// Whether it was a snapshot to take or something fetched to install.
+bool RankAgent::serve(
+    const TrainingTask& task, const TrainingCallbacks& program) {
+  if (const auto* snapshot = std::get_if<SnapshotTask>(&task)) {
+    execute(*snapshot, program);
+    return true;
+  }
+  if (const auto* install = std::get_if<InstallFetchedTask>(&task)) {
+    execute(*install, program);
+    return true;
+  }
+  return false;
+}
+
+void RankAgent::give(const ComputeTask& task, int bucket) {
   loop_.post([this, serial = task.serial, bucket] { give(serial, bucket); });
 }
 
-bool RankAgent::finish(const ComputeCommand& task, const TrainingCallbacks& program) {
+bool RankAgent::finish(
+    const ComputeTask& task, const TrainingCallbacks& program) {
   set_activity(Activity::kReducing);
   for (std::size_t i = 0; i < options_.buckets.size(); ++i) {
     give(task, static_cast<int>(i));
@@ -281,7 +284,7 @@ bool RankAgent::finish(const ComputeCommand& task, const TrainingCallbacks& prog
 }
 
 bool RankAgent::refuse(
-    const ComputeCommand& task,
+    const ComputeTask& task,
     const GradientFault& fault,
     const TrainingCallbacks& program) {
   set_activity(Activity::kReducing);
@@ -292,17 +295,17 @@ bool RankAgent::refuse(
   return wait_for_decision(program);
 }
 
-// What becomes of the gradients that are there.
+// Waits until the written gradients are applied (true) or obsolete (false).
 bool RankAgent::wait_for_decision(const TrainingCallbacks& program) {
   for (;;) {
     const auto task = queue_.front();
-    if (const auto* apply = std::get_if<ApplyCommand>(&task)) {
+    if (const auto* apply = std::get_if<ApplyTask>(&task)) {
       queue_.pop();
       execute(*apply, program);
       set_idle();
       return true;
     }
-    const auto* snapshot = std::get_if<SnapshotCommand>(&task);
+    const auto* snapshot = std::get_if<SnapshotTask>(&task);
     if (snapshot == nullptr) {
       set_idle();
       return false;
@@ -317,8 +320,7 @@ void RankAgent::set_activity(Activity activity) {
   activity_changes_.fetch_add(1, std::memory_order_relaxed);
 }
 
-// What the program does for itself, as long as it likes: others wait for it in the
-// next step at the latest.
+// What the program does for itself takes as long as it likes.
 void RankAgent::set_idle() {
   activity_.store(Activity::kIdle, std::memory_order_relaxed);
 }
@@ -332,16 +334,14 @@ void RankAgent::end(const TrainingCallbacks& program) {
       return;
     }
     queue_.pop();
-    if (const auto* snapshot = std::get_if<SnapshotCommand>(&task)) {
-      execute(*snapshot, program);
-    } else if (const auto* install = std::get_if<InstallFetchedTask>(&task)) {
-      execute(*install, program);  // What it had was wrong.
+    if (serve(task, program)) {  // A state, when what it had was wrong.
       set_idle();
     }
   }
 }
 
-void RankAgent::execute(const ApplyCommand& task, const TrainingCallbacks& program) {
+void RankAgent::execute(
+    const ApplyTask& task, const TrainingCallbacks& program) {
   set_activity(Activity::kApplying);
   reach("committed", task.commit.result.step);
   if (options_.sums_kept > 0) {
@@ -358,7 +358,7 @@ void RankAgent::execute(const ApplyCommand& task, const TrainingCallbacks& progr
   reach("applied", task.commit.result.step);
 }
 
-// If it is time for one.
+// None between the steps that compare digests.
 std::optional<StateDigest> RankAgent::digest_of(
     const StateId& state, const TrainingCallbacks& program) {
   if (options_.digest_every <= 0 || !program.digest ||
@@ -368,8 +368,9 @@ std::optional<StateDigest> RankAgent::digest_of(
   return StateDigest{state, program.digest(), std::exchange(copied_, false)};
 }
 
-void RankAgent::execute(const SnapshotCommand& task, const TrainingCallbacks& program) {
-  // Others may wait for this rank meanwhile: it works.
+void RankAgent::execute(
+    const SnapshotTask& task, const TrainingCallbacks& program) {
+  // Others may wait for this rank meanwhile, so that it counts as computing.
   const auto before =
       activity_.exchange(Activity::kComputing, std::memory_order_relaxed);
   auto bytes = std::make_shared<const std::string>(program.snapshot());
@@ -384,7 +385,8 @@ void RankAgent::execute(const SnapshotCommand& task, const TrainingCallbacks& pr
   reach("offered", task.state.step);
 }
 
-void RankAgent::execute(const InstallFetchedTask& task, const TrainingCallbacks& program) {
+void RankAgent::execute(
+    const InstallFetchedTask& task, const TrainingCallbacks& program) {
   activity_.store(Activity::kFetching, std::memory_order_relaxed);
   const auto& fetched = task.fetched;
   reach("installing", fetched.state.step);

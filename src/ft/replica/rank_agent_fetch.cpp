@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a rank that catches up fetches: its part of a state from several donors,
-// and the sums that follow, which are collected meanwhile.
+// How a rank catches up: it fetches its part of a state from several donors and meanwhile collects
+// the sums of the steps that follow.
 #include <cstring>
 #include <utility>
 
@@ -25,17 +25,17 @@ FetchOptions RankAgent::fetch_options() const {
   return options;
 }
 
-void RankAgent::on(const FetchStateCommand& command) {
-  reach("fetching", command.state.step);
+void RankAgent::on(const FetchStateTask& task) {
+  reach("fetching", task.state.step);
   fetched_.reset();
   std::vector<net::HostAddress> donors;
-  for (const auto& address : command.donors) {
+  for (const auto& address : task.donors) {
     donors.push_back(donor_at(address));
   }
   fetch_ = fetch_snapshot(
-      loop_, donors, fetch_options(), command.state,
-      [this, serial = command.serial,
-       state = command.state](Result<std::string> bytes) {
+      loop_, donors, fetch_options(), task.state,
+      [this, serial = task.serial,
+       state = task.state](Result<std::string> bytes) {
         if (!bytes.ok()) {
           failed_to_fetch(serial, bytes.status());
           return;
@@ -59,14 +59,14 @@ void RankAgent::on(const FetchStateCommand& command) {
             .donors = std::move(donors),
             .fetch = options,
             .bytes_max = options_.sums_bytes_max},
-        command.state);
+        task.state);
   }
 }
 
-void RankAgent::on(const FetchSumCommand& command) {
+void RankAgent::on(const FetchSumTask& task) {
   fetched_.reset();
-  const auto donor = donor_at(command.donor);
-  const auto done = [this, serial = command.serial](Result<FetchedSum> sum) {
+  const auto donor = donor_at(task.donor);
+  const auto done = [this, serial = task.serial](Result<FetchedSum> sum) {
     if (sum.ok()) {
       fetched_sum(serial, std::move(sum).value());
     } else {
@@ -74,12 +74,12 @@ void RankAgent::on(const FetchSumCommand& command) {
     }
   };
   fetch_.reset();
-  if (!collector_ || !collector_->take(command.base, donor, done)) {
-    fetch_ = fetch_sum(loop_, donor, fetch_options(), command.base, done);
+  if (!collector_ || !collector_->take(task.base, donor, done)) {
+    fetch_ = fetch_sum(loop_, donor, fetch_options(), task.base, done);
   }
 }
 
-// Its digest is told with it, so that the leader sees whether it is right.
+// Sends the digest with the event, so that the leader can compare it with the commit.
 void RankAgent::fetched_sum(std::uint64_t serial, FetchedSum sum) {
   if (sum.bytes.size() != sum_.size() * sizeof(float)) {
     failed_to_fetch(
@@ -95,13 +95,14 @@ void RankAgent::fetched_sum(std::uint64_t serial, FetchedSum sum) {
       .commit = sum.commit,
       .state = sum.commit.result,
       .bytes = std::make_shared<const std::string>(std::move(sum.bytes))};
-  digests_thread_.post([this, serial, commit = sum.commit, bytes = fetched_->bytes] {
-    FetchedEvent event;
-    event.serial = serial;
-    event.commit = commit;
-    event.digest = digest_of(*bytes);
-    tell(std::move(event));
-  });
+  digests_thread_.post(
+      [this, serial, commit = sum.commit, bytes = fetched_->bytes] {
+        FetchedEvent event;
+        event.serial = serial;
+        event.commit = commit;
+        event.digest = digest_of(*bytes);
+        tell(std::move(event));
+      });
 }
 
 void RankAgent::failed_to_fetch(std::uint64_t serial, const Status& why) {
@@ -111,13 +112,13 @@ void RankAgent::failed_to_fetch(std::uint64_t serial, const Status& why) {
   tell(std::move(event));
 }
 
-void RankAgent::on(const DropFetchCommand&) {
+void RankAgent::on(const StopCatchUpTask&) {
   fetch_.reset();
   collector_.reset();
   fetched_.reset();
 }
 
-// As the ring says it of what it has reduced.
+// The same digest as the ring makes of what it has reduced.
 std::uint64_t RankAgent::digest_of(const std::string& sum) const {
   std::vector<float> values(sum_.size());
   std::memcpy(values.data(), sum.data(), sum.size());

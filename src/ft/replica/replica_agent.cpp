@@ -13,7 +13,7 @@
 namespace sherd::ft {
 namespace {
 
-// Of a rank, as text: "host reduce fetch control".
+// Where a rank is reached; as text: "host reduce_port fetch_port control_port".
 struct RankEndpoints {
   RankAddress address;
   std::uint16_t control_port = 0;
@@ -40,14 +40,20 @@ RankEndpoints rank_text_of(const std::string& text) {
 struct ReplicaAgent::Impl {
   explicit Impl(ReplicaAgentOptions given)
       : options(std::move(given)),
-        rank(loop, options.rank, [this](const RankEvent& event) {
-          tell(event);
-        }) {
+        rank(
+            loop,
+            options.rank,
+            [this](const RankEvent& event) { tell(event); },
+            [this] {
+              if (leader) {
+                leader->snapshot_wanted();
+              }
+            }) {
     if (leads()) {
       lead();
     }
   }
-  // Whose thread is still there tells it nothing.
+  // Stops the loop first, so that no callback reaches a half-destroyed agent.
   ~Impl() {
     loop.stop();
     if (thread.joinable()) {
@@ -76,10 +82,9 @@ struct ReplicaAgent::Impl {
     leading.ranks = options.ranks;
     leading.siblings_timeout = options.siblings_timeout;
     leader = std::make_unique<LeaderThread>(
-        std::move(leading), [this](const Command& command) {
-          loop.post([this, command] { rank.take(command); });
+        std::move(leading), [this](const RankTask& task) {
+          loop.post([this, task] { rank.take(task); });
         });
-    rank.on_snapshot_wanted([this] { leader->snapshot_wanted(); });
   }
 
   // ---- the others: they go to rank 0 ----
@@ -115,18 +120,18 @@ struct ReplicaAgent::Impl {
       deadline.cancel();
       return;
     }
-    const auto command = command_of(frame.payload);
-    if (frame.type != type_of(RankFrame::kCommand) || !command.ok()) {
+    const auto task = rank_task_of(frame.payload);
+    if (frame.type != type_of(RankFrame::kTask) || !task.ok()) {
       to_leader->close(
           Status(ErrorCode::kPeerMismatch, "[ft] expected a command"));
       return;
     }
-    rank.take(command.value());
+    rank.take(task.value());
   }
 
   void lost_leader(const Status& reason) {
-    rank.take(StopCommand{
-        str("rank 0 of this replica was lost: ", reason.message())});
+    rank.take(
+        StopTask{str("rank 0 of this replica was lost: ", reason.message())});
   }
 
   // ---- both ----
@@ -140,7 +145,7 @@ struct ReplicaAgent::Impl {
   }
 
   void send_heartbeat() {
-    tell(ProgressEvent{rank.progress()});
+    tell(rank.progress());
     constexpr Duration kEvery = std::chrono::milliseconds(100);
     beats = loop.after(kEvery, [this] { send_heartbeat(); });
   }
@@ -150,7 +155,7 @@ struct ReplicaAgent::Impl {
       loop.run();
     } catch (const std::exception& error) {
       log_error(str("[ft] the agent ended: ", error.what()));
-      rank.take(StopCommand{error.what()});
+      rank.take(StopTask{error.what()});
     }
   }
 
@@ -161,7 +166,7 @@ struct ReplicaAgent::Impl {
   std::unique_ptr<net::Connection> to_leader;
   net::Timer deadline;
   net::Timer beats;
-  std::unique_ptr<LeaderThread> leader;  // Of rank 0; it ends before the rest.
+  std::unique_ptr<LeaderThread> leader;  // In rank 0; ends before the rest.
   std::jthread thread;
 };
 
@@ -196,33 +201,7 @@ void ReplicaAgent::start(const std::vector<std::string>& addresses) {
   impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });
 }
 
-std::optional<ComputeCommand> ReplicaAgent::next(const TrainingCallbacks& program) {
-  return impl_->rank.next(program);
-}
-
-float* ReplicaAgent::gradients() { return impl_->rank.gradients(); }
-
-std::span<const float> ReplicaAgent::gradients(int bucket) const {
-  return impl_->rank.gradients(bucket);
-}
-
-void ReplicaAgent::give(const ComputeCommand& task, int bucket) {
-  impl_->rank.give(task, bucket);
-}
-
-bool ReplicaAgent::finish(
-    const ComputeCommand& task, const TrainingCallbacks& program) {
-  return impl_->rank.finish(task, program);
-}
-
-bool ReplicaAgent::refuse(
-    const ComputeCommand& task,
-    const GradientFault& fault,
-    const TrainingCallbacks& program) {
-  return impl_->rank.refuse(task, fault, program);
-}
-
-void ReplicaAgent::end(const TrainingCallbacks& program) { impl_->rank.end(program); }
+RankAgent& ReplicaAgent::rank() { return impl_->rank; }
 
 void ReplicaAgent::leave() {
   impl_->loop.post([this] { impl_->tell(LeaveEvent{}); });

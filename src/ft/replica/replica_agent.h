@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ReplicaAgent runs the agent of one rank in a thread of its own, which goes on
-// while the program computes: its RankAgent, and the connection to rank 0, which
-// has the Leader, in another thread. Thread rule: the one that trains.
+// ReplicaAgent runs one rank's RankAgent in a thread of its own, which goes on while the program
+// computes, and connects it with the Leader: rank 0 has that in another thread, the other ranks dial
+// rank 0. Thread rule: the one that trains.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 #include "base/clock.h"
@@ -20,9 +19,11 @@ namespace sherd::ft {
 struct ReplicaAgentOptions {
   RankAgentOptions rank;
   int ranks = 1;  // Of the replica.
-  // Behaviour. Until all of them have found each other.
+  // All ranks must have connected to rank 0 by then.
   Duration siblings_timeout = std::chrono::seconds(60);
-  // Of rank 0 alone.
+
+  // ---- only rank 0 uses these ----
+
   bool warms_up = false;  // See LeaderOptions.
   net::HostAddress coordinator;
   std::uint64_t config = 0;
@@ -35,26 +36,16 @@ class ReplicaAgent {
   explicit ReplicaAgent(ReplicaAgentOptions options);
   ReplicaAgent(const ReplicaAgent&) = delete;
   ReplicaAgent& operator=(const ReplicaAgent&) = delete;
-  // Ends the threads, and so all connections.
+  // Ends the threads and all connections.
   ~ReplicaAgent();
 
-  // Where this rank is reached, for start() of all ranks.
+  // Where this rank is reached, as text for start() of all ranks.
   std::string address() const;
-  // Every rank's address(), by rank. Call once. Throws Error for what is none.
+  // `addresses`: each rank's address(), by rank. Call once. Throws Error for a text that is none.
   void start(const std::vector<std::string>& addresses);
 
-  // ---- when it has started ----
-
-  std::optional<ComputeCommand> next(const TrainingCallbacks& program);
-  float* gradients();
-  std::span<const float> gradients(int bucket) const;
-  void give(const ComputeCommand& task, int bucket);
-  bool finish(const ComputeCommand& task, const TrainingCallbacks& program);
-  bool refuse(
-      const ComputeCommand& task,
-      const GradientFault& fault,
-      const TrainingCallbacks& program);
-  void end(const TrainingCallbacks& program);
+  // What the program does with this rank, once start() has returned.
+  RankAgent& rank();
   // The replica leaves after the step it is in: next() will say so.
   void leave();
 

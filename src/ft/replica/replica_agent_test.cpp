@@ -32,7 +32,8 @@ class Coordination {
     options.coordinator.replicas_start = replicas;
     options.coordinator.replicas_min = replicas_min;
     options.coordinator.samples_per_replica = kSamples;
-    service_ = CoordinatorServer::start(loop_, options, [](const Status&) {}).value();
+    service_ =
+        CoordinatorServer::start(loop_, options, [](const Status&) {}).value();
     thread_ = std::jthread([this] { loop_.run(); });
   }
   ~Coordination() {
@@ -189,21 +190,21 @@ class ToyReplica {
     const auto program = model.program();
     try {
       for (;;) {
-        const auto task = agent.next(program);
+        const auto task = agent.rank().next(program);
         if (!task || task->base.step >= steps) {
           break;
         }
         if (task->base.step >= dead_from_) {
           return;
         }
-        model.gradients_of(task->samples, agent.gradients());
+        model.gradients_of(task->samples, agent.rank().gradients());
         computed_ += task->samples.empty() ? 0 : 1;
-        if (agent.finish(*task, program)) {
+        if (agent.rank().finish(*task, program)) {
           ++committed_;
           hashes.add(rank, task->base.step + 1, model.hash());
         }
       }
-      agent.end(program);
+      agent.rank().end(program);
     } catch (const Error& error) {
       ADD_FAILURE() << error.what();
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TrainingQueue is the queue between the agent and the thread that trains: what that one
-// has to do, in order. Thread rule: any.
+// TrainingQueue holds the tasks that an agent gives to the program's training thread, in order.
+// Thread rule: any.
 #pragma once
 
 #include <condition_variable>
@@ -11,15 +11,15 @@
 #include <string>
 #include <utility>
 #include <variant>
-#include "ft/replica/commands.h"
+#include "ft/replica/rank_messages.h"
 
 namespace sherd::ft {
 
-// Fetched from another replica: a sum, or a state as a whole.
+// A sum or a whole state, as fetched from another replica.
 struct FetchedState {
   bool is_sum = false;
   Commit commit;  // Of the sum.
-  StateId state;  // That installing it makes.
+  StateId state;  // What the rank holds once it is installed.
   std::shared_ptr<const std::string> bytes;
 };
 
@@ -28,12 +28,8 @@ struct InstallFetchedTask {
   FetchedState fetched;
 };
 
-using TrainingTask = std::variant<
-    ComputeCommand,
-    ApplyCommand,
-    SnapshotCommand,
-    InstallFetchedTask,
-    StopCommand>;
+using TrainingTask = std::
+    variant<ComputeTask, ApplyTask, SnapshotTask, InstallFetchedTask, StopTask>;
 
 class TrainingQueue {
  public:
@@ -43,8 +39,8 @@ class TrainingQueue {
     came_.notify_one();
   }
 
-  // The first, which stays. Waits without a deadline: somebody else's death ends
-  // it with an order, and the coordinator notices who hangs.
+  // The first task, which stays in the queue. Waits without a deadline: when another process dies, a
+  // task comes, and the coordinator notices a rank that hangs.
   TrainingTask front() {
     std::unique_lock lock(mutex_);
     came_.wait(lock, [this] { return !queue_.empty(); });
@@ -57,9 +53,8 @@ class TrainingQueue {
   }
 
  private:
-  // push() adds to queue_ and notifies with mutex_ held, under which the one
-  // thread that waits, the one that trains, looks whether there is any. Whatever
-  // ends a rank pushes a StopCommand, so the last wait ends, too.
+  // mutex_ guards queue_; push() notifies the training thread, the only one that waits. Whatever
+  // ends a rank pushes a StopTask, which ends the last wait, too.
   std::mutex mutex_;
   std::condition_variable came_;
   std::deque<TrainingTask> queue_;

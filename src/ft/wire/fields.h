@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The values that replicas, their ranks and the coordinator tell each other, field
-// by field: each is listed once, for writing and for reading, and for all messages
-// that it is in. Thread rule: pure functions on values.
+// Lists the fields of each value in the messages between replicas, ranks and the coordinator, once
+// for writing and reading, and once for all messages that contain the value. Thread rule: pure
+// functions on values.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@
 
 namespace sherd::ft::wire {
 
-// What is written of a value is listed once, in the functions fields(), for both
-// ways: `io` is a FieldWriter and the value const, or a FieldReader and it is filled.
+// fields(io, value) writes the value if `io` is a FieldWriter (the value is const then), or fills it
+// if `io` is a FieldReader.
 struct FieldWriter;
 struct FieldReader;
 template <typename Io, typename T>
@@ -146,21 +146,12 @@ void fields(Io& io, Field<Io, SampleRange>& range) {
   }
 }
 
-// Participant and Member have the same.
-template <typename Io, typename T>
-void fields_of_member(Io& io, T& member) {
+template <typename Io>
+void fields(Io& io, Field<Io, Member>& member) {
   io.number("a replica", member.replica);
   io.number("an incarnation", member.incarnation);
   io.list("ranges of samples", kRangeList, member.samples);
   io.list("ranges of samples", kRangeList, member.left_out);
-}
-template <typename Io>
-void fields(Io& io, Field<Io, Member>& member) {
-  fields_of_member(io, member);
-}
-template <typename Io>
-void fields(Io& io, Field<Io, Participant>& participant) {
-  fields_of_member(io, participant);
 }
 
 template <typename Io>

@@ -71,8 +71,8 @@ class RandomMessages {
         return EpochRecord{epoch(), state(), word(), members()};
       case 3:
         return CommitRecord{
-            commit(), some<Participant>([&] {
-              return Participant{half(), word(), ranges(), ranges()};
+            commit(), some<Member>([&] {
+              return Member{half(), word(), ranges(), ranges()};
             }),
             members()};
       default:
@@ -113,7 +113,7 @@ class RandomMessages {
     progress.missed_heartbeats = half();
     progress.place = maybe<RingPosition>([&] {
       return RingPosition{epoch(), half(), half(),     word(),    word(),
-                       half(),  text(), positive(), positive()};
+                          half(),  text(), positive(), positive()};
     });
     return progress;
   }

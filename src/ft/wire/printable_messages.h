@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reasons, hosts and names in a message are whatever its sender has written. They
-// reach logs, pages and terminals by many ways, in sentences of others too: so
-// whoever takes a message makes them harmless at once. Thread rule: pure functions.
+// Makes the texts of a received message printable. Reasons, hosts and names are whatever the sender
+// has written, and reach logs, pages and terminals by many ways, so that the receiver of a message
+// sanitizes them at once. Thread rule: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,9 @@
 
 namespace sherd::ft {
 
-// Of one text. What is longer is cut: the bytes of a message may hold more, but
-// failures are kept, and shown.
+// Longer texts are cut: a message may hold more, but failures are kept in memory and shown.
 inline constexpr std::size_t kShownBytesMax = 1000;
 
-// The same message with printable texts.
 Report with_printable_texts(Report report);
 RunView with_printable_texts(RunView view);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the gradients of a rank's slices lie, one behind the other, and in which
-// bucket of the all-reduce. The last slices come first: so does backward. Thread
-// rule: a value; pure.
+// GradientLayout places the gradients of a rank's slices one behind the other and divides them into
+// the buckets of the all-reduce. The last slices come first, as in backward. Thread rule: a value;
+// pure.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ class GradientLayout {
   std::vector<std::int64_t> buckets_;
 };
 
-// What each bucket is of, for people: "h.0.ln_1.weight", or "h.0.ln_1.weight to
-// h.3.mlp.c_fc.bias". REQUIRES: the names of its slices.
+// The contents of each bucket, for people: "h.0.ln_1.weight", or "h.0.ln_1.weight to
+// h.3.mlp.c_fc.bias". REQUIRES: a name for each slice.
 std::vector<std::string> bucket_names(
     const GradientLayout& layout, const std::vector<std::string>& slices);
 

@@ -12,8 +12,8 @@
 #include "ckpt/file_system.h"
 #include "ckpt/manifest.h"
 #include "ckpt/save_protocol.h"
+#include "ft/protocol/identity.h"
 #include "ft/replica/session/save_schedule.h"
-#include "ft/replica/session/state_name.h"
 
 namespace sherd::ft {
 namespace {
@@ -44,7 +44,7 @@ struct ReplicaCheckpoints::Impl {
     }
   }
 
-  // Of complete checkpoints, newest first: as rank 0 sees them. A folder that
+  // The complete checkpoints as rank 0 sees them, newest first. A folder that
   // cannot be read is not one without checkpoints: the run would begin anew.
   std::vector<std::int64_t> steps() const {
     std::string mine;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ReplicaGradients brings a rank's gradients to where the all-reduce across replicas
-// takes them, bucket by bucket, while backward still runs if it is told which one
-// is the step's last; and shows the sum as `.grad()`. Thread rule: the one that
-// trains, but backward's own threads bring their sums.
+// ReplicaGradients copies a rank's gradients into the buffer of the all-reduce across replicas,
+// bucket by bucket, during the step's last backward if that one is announced; and shows the sum as
+// `.grad()`. Thread rule: the one that trains; the threads of backward add their sums.
 #pragma once
 
 #include <atomic>
@@ -23,20 +22,21 @@ class ReplicaGradients {
  public:
   // Throws Error for slices that are not fp32 on the CPU, or that an optimizer
   // updates in backward.
-  ReplicaGradients(const NamedParameters& parameters, std::int64_t bucket_elements);
+  ReplicaGradients(
+      const NamedParameters& parameters, std::int64_t bucket_elements);
   ReplicaGradients(const ReplicaGradients&) = delete;
   ReplicaGradients& operator=(const ReplicaGradients&) = delete;
 
   const GradientLayout& layout() const { return layout_; }
-  // Of the slices.
+  // The names of the slices.
   const std::vector<std::string>& names() const { return names_; }
 
-  // Of a step: to where, in the layout's order, and whom to tell of a bucket that
-  // is there. Clears `.grad()`.
+  // Begins a step: gradients are written to `to` in the layout's order, and `give` is called for each
+  // bucket that is complete. Clears `.grad()`.
   void begin(float* to, std::function<void(int bucket)> give);
-  // The next synchronised backward brings the rest of the step.
+  // The next synchronised backward is the last one of the step.
   void last_backward();
-  // Brings what has not come. Throws Error when a backward broke off.
+  // Copies what backward has not copied. Throws Error when a backward broke off.
   void finish();
 
   // The sum of all replicas, in the layout's order, becomes `.grad()`.
@@ -47,7 +47,7 @@ class ReplicaGradients {
   struct SliceState {
     at::Tensor parameter;
     at::Tensor sum;        // Shown as `.grad()`; undefined until then.
-    bool earlier = false;  // Backwards before the last one have brought some.
+    bool earlier = false;  // Backwards before the last one have added some.
     std::atomic<std::int64_t> came{0};  // Elements, in the last backward.
   };
   BackwardUpdate all_of(decltype(BackwardUpdate::update) update) const;
@@ -60,7 +60,8 @@ class ReplicaGradients {
   const std::vector<std::string> names_;
   const GradientLayout layout_;
   std::vector<SliceState> slices_;
-  std::vector<std::atomic<std::int64_t>> missing_elements_;  // Elements, by bucket.
+  std::vector<std::atomic<std::int64_t>>
+      missing_elements_;  // Elements, by bucket.
   float* to_ = nullptr;
   std::function<void(int bucket)> give_;
   std::shared_ptr<void> taken_;  // Backward's sums, while it lives.

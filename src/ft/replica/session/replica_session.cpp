@@ -11,13 +11,11 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/rank_environment.h"
+#include "ft/protocol/samples.h"
 #include "ft/replica/gradient_check.h"
 #include "ft/replica/replica_agent.h"
-#include "ft/protocol/samples.h"
 #include "ft/replica/session/replica_gradients.h"
-#include "ft/replica/session/samples_of_rank.h"
 #include "ft/replica/session/state_bytes.h"
-#include "ft/replica/session/state_name.h"
 #include "net/security.h"
 
 namespace sherd::ft {
@@ -36,7 +34,7 @@ int number_of(const char* name, const std::string& text) {
   return value;
 }
 
-// A spare waits here until it takes a place: the launcher writes the number.
+// A spare waits here until the launcher writes the number of the replica it replaces.
 std::string line_from(int descriptor) {
   std::string line;
   char next = 0;
@@ -59,7 +57,7 @@ std::uint64_t hash_of(const std::vector<std::string>& texts) {
   return hash.value();
 }
 
-// Rank 0's, for all.
+// Rank 0 draws it for all ranks.
 Incarnation new_life(const World& world) {
   std::random_device random;
   const auto drawn = (std::uint64_t{random()} << 32U | random()) | 1U;
@@ -179,7 +177,7 @@ struct ReplicaSession::Impl {
         .digest = [this] { return parameter_digest(parameters); }};
   }
 
-  // Of the values that there are.
+  // The identity of the initial values.
   StateId first_state(std::uint64_t config) const {
     const auto texts = world.all_gather_texts(
         std::to_string(hash_of({state_bytes(state, world.rank())})));
@@ -192,15 +190,16 @@ struct ReplicaSession::Impl {
         called, " after close()");
   }
 
-  // A bucket that is there, while it is in the cache.
-  void give(const ComputeCommand& of, int bucket) {
+  // Checks and gives a complete bucket while it is in the cache.
+  void give(const ComputeTask& of, int bucket) {
     if (check.inspect(
-            static_cast<std::size_t>(bucket), agent->gradients(bucket))) {
-      agent->give(of, bucket);
+            static_cast<std::size_t>(bucket),
+            agent->rank().gradients(bucket))) {
+      agent->rank().give(of, bucket);
     }
   }
 
-  // Of the replicas' sum, as if backward had brought it.
+  // Makes the step from the replicas' sum, as if backward had left it in `.grad()`.
   void make_step(const Commit& commit, const float* sum) {
     gradients.show(sum);
     samples = commit.samples;
@@ -225,7 +224,7 @@ struct ReplicaSession::Impl {
   StateId held;
   std::int64_t samples = 0;  // Of the step that is being made.
   TrainingCallbacks program;
-  std::optional<ComputeCommand> task;
+  std::optional<ComputeTask> task;
   std::unique_ptr<ReplicaAgent> agent;  // Null after close().
   std::mutex closing;                   // leave() comes from any thread.
 };
@@ -247,12 +246,12 @@ std::optional<TrainingStep> ReplicaSession::begin_step() {
   SHERD_CHECK_AS(
       kFailedPrecondition, !all.task,
       "[ft] expected finish_step() after begin_step(), found another one");
-  all.task = all.agent->next(all.program);
+  all.task = all.agent->rank().next(all.program);
   if (!all.task) {
     return std::nullopt;
   }
   all.gradients.begin(
-      all.agent->gradients(),
+      all.agent->rank().gradients(),
       [&all, task = *all.task](int bucket) { all.give(task, bucket); });
   all.check.begin(all.gradients.layout().buckets().size());
   all.now_holds(all.task->base);
@@ -283,10 +282,10 @@ bool ReplicaSession::finish_step() {
       "[ft] expected begin_step() before finish_step(), found none");
   const auto task = *std::exchange(all.task, std::nullopt);
   all.gradients.finish();
-  // Who follows brings zeros.
+  // A replica that follows contributes zeros.
   const auto fault = task.samples.empty() ? std::nullopt : all.check.finish();
-  return fault ? all.agent->refuse(task, *fault, all.program)
-               : all.agent->finish(task, all.program);
+  return fault ? all.agent->rank().refuse(task, *fault, all.program)
+               : all.agent->rank().finish(task, all.program);
 }
 
 std::int64_t ReplicaSession::step() const {
@@ -312,7 +311,7 @@ void ReplicaSession::close() {
     return;
   }
   all.task.reset();
-  all.agent->end(all.program);
+  all.agent->rank().end(all.program);
   const std::lock_guard lock(all.closing);
   all.agent.reset();
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which replica saves which step: they take turns, so that none bears it alone,
-// and agree on it without a word, since they know the same of the step. Where they
-// do not, as around a death, a step is saved twice or not at all, and no harm is
-// done. Thread rule: pure functions.
+// Which replica saves which step. Replicas take turns and need no message for it, because all know
+// the step's members. Around a failure they may not: then a step is saved twice or not at all, which
+// does no harm. Thread rule: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +10,10 @@
 namespace sherd::ft {
 
 struct SaveSchedule {
-  std::int64_t step = 0;        // That is held.
+  std::int64_t step = 0;        // The held one.
   std::int64_t save_every = 0;  // 0: never.
-  int place = 0;                // Of this replica among those that train.
-  int replicas = 1;             // How many they are.
+  int place = 0;                // This replica's index among the members.
+  int replicas = 1;             // How many members there are.
 };
 
 inline bool saves_now(const SaveSchedule& turn) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All that makes a rank's state, as bytes for a counterpart of the same rank.
-// Thread rule: as the state.
+// A rank's whole state as bytes, for its counterpart in another replica. Thread rule: as the state.
 #pragma once
 
 #include <string>
@@ -13,13 +12,13 @@ namespace sherd::ft {
 
 std::string state_bytes(const CheckpointState& state, int rank);
 
-// Of this rank's parts of the parameters. What else is in a state need not be the
-// same in all replicas, running statistics for instance; what an optimizer has
-// wrong is wrong in parameters soon.
+// A digest of this rank's parts of the parameters. Other tensors of a state, such as running
+// statistics, may differ between replicas; an error in the optimizer's state soon shows in the
+// parameters.
 std::uint64_t parameter_digest(const NamedParameters& parameters);
 
-// Writes and publishes them. Throws Error, naming the first difference, for bytes
-// of a state with other tensors; nothing is written then.
+// Writes and publishes the state. Throws Error, naming the first difference, for bytes of a state
+// with other tensors; nothing is written then.
 void restore_state(
     const CheckpointState& state, int rank, std::string_view bytes);
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random commands and events, for tests and fuzzers. Thread rule: one thread.
+// Random tasks and events, for tests and fuzzers. Thread rule: one thread.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <variant>
-#include "ft/replica/commands.h"
+#include "ft/replica/rank_messages.h"
 #include "ft/wire/messages_testing.h"
 
 namespace sherd::ft::test {
@@ -23,39 +23,39 @@ inline RingMembership random_ring(RandomMessages& random) {
           })};
 }
 
-inline Command random_command(RandomMessages& random) {
-  switch (random.below(std::variant_size_v<Command>)) {
+inline RankTask random_rank_task(RandomMessages& random) {
+  switch (random.below(std::variant_size_v<RankTask>)) {
     case 0:
-      return RunCommand{random.word()};
+      return StartRunTask{random.word()};
     case 1:
-      return JoinCommand{random_ring(random)};
+      return random_ring(random);
     case 2:
-      return ComputeCommand{
+      return ComputeTask{
           random.word(), random.state(), random.ranges(), random_int(random),
           random_int(random)};
     case 3:
-      return ReduceCommand{random.attempt(), random.some<double>([&] {
-                             return std::bit_cast<double>(random.word());
-                           })};
+      return ReduceTask{random.attempt(), random.some<double>([&] {
+                          return std::bit_cast<double>(random.word());
+                        })};
     case 4:
-      return StopReduceCommand{random.epoch()};
+      return StopReduceTask{random.epoch()};
     case 5:
-      return ApplyCommand{random.commit()};
+      return ApplyTask{random.commit()};
     case 6:
-      return SnapshotCommand{random.state()};
+      return SnapshotTask{random.state()};
     case 7:
-      return FetchStateCommand{
+      return FetchStateTask{
           random.word(),
           random.some<RankAddress>([&] { return random.address(); }),
           random.state()};
     case 8:
-      return FetchSumCommand{random.word(), random.address(), random.state()};
+      return FetchSumTask{random.word(), random.address(), random.state()};
     case 9:
-      return DropFetchCommand{};
+      return StopCatchUpTask{};
     case 10:
-      return InstallCommand{random.word()};
+      return InstallTask{random.word()};
     default:
-      return StopCommand{random.text()};
+      return StopTask{random.text()};
   }
 }
 
@@ -69,7 +69,7 @@ inline RankEvent random_event(RandomMessages& random) {
     case 1:
       return ReducedEvent{random.attempt(), random.word()};
     case 2:
-      return PeerLostEvent{random.suspicion()};
+      return random.suspicion();
     case 3:
       return AppliedEvent{random.state(), digest()};
     case 4:
@@ -78,7 +78,7 @@ inline RankEvent random_event(RandomMessages& random) {
     case 5:
       return InstalledEvent{random.word(), random.state(), digest()};
     case 6:
-      return ProgressEvent{random.progress()};
+      return random.progress();
     case 7:
       return LeaveEvent{};
     case 8:

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes are a command and an event: each is refused with a sentence, or is
+// Any bytes are a task and an event: each is refused with a sentence, or is
 // written again as the same bytes. So are the bytes of real ones of which some are
 // damaged; if none is, they are read. Nothing is thrown.
-#include "ft/replica/commands.h"
+#include "ft/replica/rank_messages.h"
 
 #include <cstdint>
 #include <string>
-#include "ft/replica/commands_testing.h"
+#include "ft/replica/rank_messages_testing.h"
 #include "support/round_trip.h"
 
 namespace sherd::ft {
@@ -17,14 +17,14 @@ using sherd::test::check_damaged;
 using sherd::test::comes_back;
 
 void check_bytes(const std::string& bytes) {
-  (void)comes_back<command_of>(bytes);
+  (void)comes_back<rank_task_of>(bytes);
   (void)comes_back<event_of>(bytes);
 }
 
 void check_messages(sherd::test::FuzzBytes input) {
   test::RandomMessages random(input.seed());
   check_damaged(
-      bytes_of(random_command(random)), comes_back<command_of>, input);
+      bytes_of(random_rank_task(random)), comes_back<rank_task_of>, input);
   check_damaged(bytes_of(random_event(random)), comes_back<event_of>, input);
 }
 

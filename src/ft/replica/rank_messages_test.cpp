@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/replica/commands.h"
+#include "ft/replica/rank_messages.h"
 
 #include <set>
 #include <gmock/gmock.h>
-#include "ft/replica/commands_testing.h"
+#include "ft/replica/rank_messages_testing.h"
 
 namespace sherd::ft {
 namespace {
@@ -13,24 +13,24 @@ using ::testing::HasSubstr;
 const Commit kCommit = {{{2, 7}, 41}, {40, {1, 2}}, {41, {3, 4}}, 99};
 
 TEST(AgentCommands, ComeBackAsTheyWere) {
-  const JoinCommand join{
-      {{2, 7}, {{0, 10, "127.0.0.1", 4000}, {3, 11, "h", 5}}}};
-  const auto joined = command_of(bytes_of(Command(join))).value();
-  const auto& epoch = std::get<JoinCommand>(joined).epoch;
+  const RingMembership join{
+      {2, 7}, {{0, 10, "127.0.0.1", 4000}, {3, 11, "h", 5}}};
+  const auto joined = rank_task_of(bytes_of(RankTask(join))).value();
+  const auto& epoch = std::get<RingMembership>(joined);
   EXPECT_EQ(epoch.epoch, (Epoch{2, 7}));
   EXPECT_EQ(epoch.members[1].replica, 3U);
   EXPECT_EQ(epoch.members[0].port, 4000);
-  const ComputeCommand compute{5, {40, {1, 2}}, {{0, 8}, {16, 24}}, 3};
-  const auto computed = command_of(bytes_of(Command(compute))).value();
-  EXPECT_EQ(std::get<ComputeCommand>(computed).samples, compute.samples);
-  EXPECT_EQ(std::get<ComputeCommand>(computed).base, compute.base);
+  const ComputeTask compute{5, {40, {1, 2}}, {{0, 8}, {16, 24}}, 3};
+  const auto computed = rank_task_of(bytes_of(RankTask(compute))).value();
+  EXPECT_EQ(std::get<ComputeTask>(computed).samples, compute.samples);
+  EXPECT_EQ(std::get<ComputeTask>(computed).base, compute.base);
   const auto reduce =
-      command_of(bytes_of(Command(ReduceCommand{{{2, 7}, 41}, {8.0, 0.0}})))
+      rank_task_of(bytes_of(RankTask(ReduceTask{{{2, 7}, 41}, {8.0, 0.0}})))
           .value();
-  EXPECT_EQ(std::get<ReduceCommand>(reduce).weights[0], 8.0);
+  EXPECT_EQ(std::get<ReduceTask>(reduce).weights[0], 8.0);
   const auto apply =
-      command_of(bytes_of(Command(ApplyCommand{kCommit}))).value();
-  EXPECT_EQ(std::get<ApplyCommand>(apply).commit, kCommit);
+      rank_task_of(bytes_of(RankTask(ApplyTask{kCommit}))).value();
+  EXPECT_EQ(std::get<ApplyTask>(apply).commit, kCommit);
 }
 
 TEST(AgentEvents, ComeBackAsTheyWere) {
@@ -48,11 +48,11 @@ TEST(AgentEvents, ComeBackAsTheyWere) {
       std::get<BadGradientsEvent>(event_of(bytes_of(RankEvent(bad))).value())
           .fault,
       bad.fault);
-  const ProgressEvent progress{{Activity::kReducing, 12, ReplicaId{2}}};
+  const TrainingProgress progress{Activity::kReducing, 12, ReplicaId{2}};
   EXPECT_EQ(
-      std::get<ProgressEvent>(event_of(bytes_of(RankEvent(progress))).value())
-          .progress,
-      progress.progress);
+      std::get<TrainingProgress>(
+          event_of(bytes_of(RankEvent(progress))).value()),
+      progress);
 }
 
 // How many kinds came of `make`, each written again as the same bytes.
@@ -74,8 +74,8 @@ std::size_t kinds_that_come_back(Make make) {
 
 TEST(AgentCommands, EachKindIsWrittenAgainAsTheSameBytes) {
   EXPECT_EQ(
-      kinds_that_come_back<command_of>(test::random_command),
-      std::variant_size_v<Command>);
+      kinds_that_come_back<rank_task_of>(test::random_rank_task),
+      std::variant_size_v<RankTask>);
 }
 
 TEST(AgentEvents, EachKindIsWrittenAgainAsTheSameBytes) {
@@ -85,12 +85,12 @@ TEST(AgentEvents, EachKindIsWrittenAgainAsTheSameBytes) {
 }
 
 TEST(AgentCommands, WhatIsCutOrLongerIsRefused) {
-  const auto bytes = bytes_of(Command(ApplyCommand{kCommit}));
+  const auto bytes = bytes_of(RankTask(ApplyTask{kCommit}));
   for (std::size_t cut = 0; cut < bytes.size(); ++cut) {
-    EXPECT_FALSE(command_of(std::string_view(bytes).substr(0, cut)).ok());
+    EXPECT_FALSE(rank_task_of(std::string_view(bytes).substr(0, cut)).ok());
   }
-  EXPECT_FALSE(command_of(bytes + "x").ok());
-  EXPECT_THAT(command_of("\x7f").status().message(), HasSubstr("a command"));
+  EXPECT_FALSE(rank_task_of(bytes + "x").ok());
+  EXPECT_THAT(rank_task_of("\x7f").status().message(), HasSubstr("a command"));
 }
 
 }  // namespace

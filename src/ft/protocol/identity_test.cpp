@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/replica/session/state_name.h"
+#include "ft/protocol/identity.h"
 
 #include <limits>
 #include <string>

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The messages within one replica: the tasks that the leader in rank 0 gives to every rank, itself
+// included, and the events that ranks answer with, encoded as frames. Tasks arrive and are carried
+// out in one order, so that all ranks of a replica run the same collectives in the same order.
+// Thread rule: values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+#include "base/status.h"
+#include "ft/protocol/tasks.h"
+#include "ft/ring/ring_types.h"
+
+namespace sherd::ft {
+
+// ---- from the leader, besides the tasks of the protocol ----
+
+// Precedes all other tasks.
+struct StartRunTask {
+  std::uint64_t run = 0;
+};
+// Takes a snapshot of the held state for a replica that has asked for one.
+struct SnapshotTask {
+  StateId state;
+};
+// Fetches this rank's part of the state; each donor has it, or will have it.
+struct FetchStateTask {
+  std::uint64_t serial = 0;
+  std::vector<RankAddress> donors;
+  StateId state;
+};
+// Fetches the sum of the commit that was made from `base`.
+struct FetchSumTask {
+  std::uint64_t serial = 0;
+  RankAddress donor;
+  StateId base;
+};
+
+// The index of an alternative is its kind on the wire: new ones go to the end. RingMembership means
+// to connect to the counterparts in these replicas.
+using RankTask = std::variant<
+    StartRunTask,
+    RingMembership,
+    ComputeTask,
+    ReduceTask,
+    StopReduceTask,
+    ApplyTask,
+    SnapshotTask,
+    FetchStateTask,
+    FetchSumTask,
+    StopCatchUpTask,
+    InstallTask,
+    StopTask>;
+
+// ---- to the leader ----
+
+struct JoinedEvent {
+  Epoch epoch;
+};
+struct ReducedEvent {
+  Attempt attempt;
+  std::uint64_t digest = 0;
+};
+struct AppliedEvent {
+  StateId state;
+  std::optional<StateDigest>
+      digest{};  // This rank's part, in the steps that compare digests.
+};
+struct BadGradientsEvent {
+  std::uint64_t serial = 0;  // The ComputeTask's.
+  GradientFault fault;
+};
+struct FetchedEvent {
+  std::uint64_t serial = 0;
+  std::string failure;       // Empty: the rank has what it was to fetch.
+  Commit commit;             // If it fetched a sum: the commit,
+  std::uint64_t digest = 0;  // and the digest of this rank's part.
+};
+struct InstalledEvent {
+  std::uint64_t serial = 0;
+  StateId state;
+  std::optional<StateDigest> digest{};
+};
+// The program of this rank wants the replica to leave.
+struct LeaveEvent {};
+// The program of this rank makes no more steps; others may still need what it has.
+struct FinishedEvent {};
+
+// The index is the kind on the wire here, too. Suspicion: a counterpart is lost. TrainingProgress
+// comes all the time and is the rank's heartbeat.
+using RankEvent = std::variant<
+    JoinedEvent,
+    ReducedEvent,
+    Suspicion,
+    AppliedEvent,
+    FetchedEvent,
+    InstalledEvent,
+    TrainingProgress,
+    LeaveEvent,
+    FinishedEvent,
+    BadGradientsEvent>;
+
+// ---- encoding ----
+
+// Types of frames within a replica.
+enum class RankFrame : std::uint16_t {
+  kHello = 1,  // A rank's number and incarnation, as text.
+  kTask = 2,
+  kEvent = 3,
+};
+
+inline std::uint16_t type_of(RankFrame frame) {
+  return static_cast<std::uint16_t>(frame);
+}
+
+std::string bytes_of(const RankTask& task);
+std::string bytes_of(const RankEvent& event);
+Result<RankTask> rank_task_of(std::string_view bytes);
+Result<RankEvent> event_of(std::string_view bytes);
+
+}  // namespace sherd::ft
