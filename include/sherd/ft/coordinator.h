@@ -15,59 +15,65 @@
 namespace sherd::ft {
 
 struct CoordinateOptions {
-  // Behaviour. Where replicas connect; port 0 takes a free one. Another address
+  // ---- behaviour ----
+
+  // Where replicas connect; port 0 takes a free one. Another address
   // than this host's own needs a secret or certificates.
   std::string bind = "127.0.0.1:0";
-  // Behaviour. The file of the log, on a disk of this host; it is made with its
+  // The file of the log, on a disk of this host; it is made with its
   // folder when it does not exist. One file for each run, never deleted while the
   // run lasts: without it nobody knows what was committed.
   std::string log;
-  // Behaviour. Where the status page, /metrics and /status.json are served; this
+  // Where the status page, /metrics and /status.json are served; this
   // host only. Empty: nowhere.
   std::string status;
-  // Behaviour. Written when it listens, atomically: its address, "host:port",
+  // Written when it listens, atomically: its address, "host:port",
   // then the status page's, when there is one, each on a line. Empty: none.
   std::string ready_file;
 
-  // Behaviour. No step is committed by fewer replicas. Lower trains on through
+  // No step is committed by fewer replicas. Lower trains on through
   // more failures, with fewer samples a step.
   int replicas_min = 1;
-  // Behaviour. The first step waits for so many, at least the minimum, or for
+  // The first step waits for so many, at least the minimum, or for
   // start_timeout.
   int replicas_start = 1;
   std::chrono::milliseconds start_timeout = std::chrono::seconds(60);
-  // Behaviour. A new log begins with the newest checkpoint that replicas have
+  // A new log begins with the newest checkpoint that replicas have
   // loaded, behind the samples that its steps took: for when the log of their run
   // is lost. False: with a new log a run begins at its first step, and replicas
   // that have loaded a later one are refused.
   bool recover_from_replicas = false;
-  // Behaviour. That each replica trains in each step: while replicas are missing,
-  // a step has fewer.
+  // How many each replica trains in each step; while replicas are missing, a step
+  // has fewer.
   std::int64_t samples_per_replica = 1;
-  // Behaviour. Or all together, whoever is missing: each takes its share, in
-  // multiples of the second, a replica's number of ranks. 0: as above.
+  // How many all replicas together train in each step, whoever is missing: each
+  // takes its share, in multiples of the second, a replica's number of ranks. 0:
+  // samples_per_replica counts.
   std::int64_t global_batch = 0;
   std::int64_t samples_multiple = 1;
 
-  // Behaviour. Who may connect: whoever has the bytes of this file, or a
+  // Who may connect: whoever has the bytes of this file, or a
   // certificate of this authority (PEM files). Not both.
   std::string secret_file;
   std::string tls_certificate;
   std::string tls_key;
   std::string tls_authority;
 
-  // Performance. A replica that says nothing for so long is lost; shorter takes
+  // When no holder of the last step was connected for so long, the run goes back to the newest state
+  // that a connected replica holds.
+  std::chrono::milliseconds hold_time = std::chrono::seconds(60);
+
+  // ---- performance ----
+
+  // A replica that says nothing for so long is lost; shorter takes
   // replicas for lost that are only late.
   std::chrono::milliseconds dead_after = std::chrono::seconds(1);
-  // Performance. Failures that come together within it make one new epoch.
+  // Failures that come together within it make one new epoch.
   std::chrono::milliseconds settle = std::chrono::milliseconds(30);
-  // Performance. Members of a new epoch that are not connected to each other by
+  // Members of a new epoch that are not connected to each other by
   // then are left out.
   std::chrono::milliseconds join_timeout = std::chrono::seconds(1);
-  // Behaviour. When nobody who has the last step was there for so long, the run
-  // goes back to the newest state that somebody has.
-  std::chrono::milliseconds hold_time = std::chrono::seconds(60);
-  // Performance. A replica that has done nothing for ten times as long as usual,
+  // A replica that has done nothing for ten times as long as usual,
   // and for so long, hangs and is left out.
   std::chrono::milliseconds hang_after = std::chrono::seconds(5);
   // The same for the first computations, which warm up.

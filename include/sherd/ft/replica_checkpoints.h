@@ -29,18 +29,18 @@
 
 namespace sherd::ft {
 
-// The value of a checkpoint, CheckpointContent::values, that names the state of the
-// run: those of replicas alone have it.
+// The entry of CheckpointContent::values that names the state of the run; only checkpoints of
+// replicas have it.
 inline constexpr const char* kReplicaState = "ft.state";
 
 struct ReplicaCheckpointOptions {
-  // Behaviour. The same for all replicas, on a disk that they share; where each
+  // The same for all replicas, on a disk that they share; where each
   // host has its own, a replica finds what was saved on its host.
   std::string folder;
-  // Behaviour. Steps from one to the next; 0: none but those of save(). Each replica
-  // keeps a copy of its state from its first turn on, which is what it writes.
+  // Steps between two checkpoints; 0: save() alone makes them. Each replica keeps
+  // a copy of its state from its first turn on, which is what it writes.
   std::int64_t save_every = 0;
-  // Behaviour. Older ones are removed when another is complete; 0: none is.
+  // Older ones are removed when another is complete; 0: none is.
   int keep_last = 2;
 };
 
@@ -76,7 +76,7 @@ class ReplicaCheckpoints {
   // turn it is; what another replica has saved meanwhile is not saved again.
   void save(const ReplicaSession& session);
 
-  // Collective. Until what is being saved is complete, or has failed.
+  // Collective. Waits until what is being saved is complete or has failed.
   void wait();
 
  private:

@@ -51,58 +51,62 @@ enum class GradientPolicy {
 };
 
 struct SessionOptions {
-  // Behaviour. Where `sherd coordinate` listens, "host:port".
+  // ---- behaviour ----
+
+  // Where `sherd coordinate` listens, "host:port".
   std::string coordinator;
-  // Behaviour. The number of this replica; each has its own, below 4096.
+  // The number of this replica; each has its own, below 4096.
   int replica = 0;
-  // Behaviour. Replicas that the job is meant to have: for the program alone.
+  // Replicas that the job is meant to have: for the program alone.
   int replicas = 1;
-  // Behaviour. An address of this host at which the other replicas reach it.
+  // An address of this host at which the other replicas reach it.
   std::string host = "127.0.0.1";
-  // Behaviour. How coordinator and replicas know each other: the file of a secret
+  // How coordinator and replicas know each other: the file of a secret
   // that all have, or a certificate, its key and the certificate of the authority
   // of all (PEM files). None: on one host only.
   std::string secret_file;
   std::string tls_certificate;
   std::string tls_key;
   std::string tls_authority;
-  // Behaviour. What else replicas must have in common: those of another text are
+  // What else replicas must have in common: those of another text are
   // refused.
   std::string config;
-  // Behaviour. What ReplicaCheckpoints::load() has returned: the state that this
+  // What ReplicaCheckpoints::load() has returned: the state that this
   // replica begins with. Empty: the first values.
   std::string held;
-  // Behaviour. Samples of a step in which no replica is missing; 0: unknown.
+  // Samples of a step in which no replica is missing; 0: unknown.
   std::int64_t samples_full = 0;
-  // Behaviour. Of gradients with one that is infinite or not a number, on any rank
-  // of the replica. Costs one look at them, as they are copied.
+  // What becomes of gradients with an element that is infinite or not a number, on
+  // any rank of the replica. The check reads them once, as they are copied.
   GradientPolicy non_finite_gradients = GradientPolicy::kLeaveOut;
-  // Behaviour. Of gradients whose norm on a rank is more than so many times its
-  // usual one, a moving average of this process: what no training does, and bits
-  // that went wrong do. A ratio of 0: no norm is too large.
+  // What becomes of gradients whose norm on a rank is more than norm_ratio_max times
+  // its moving average in this process, as it is when bits went wrong. A ratio of
+  // 0: no norm is too large.
   GradientPolicy outlier_gradients = GradientPolicy::kLeaveOut;
   double norm_ratio_max = 1e4;
-  // Behaviour. A process that has a state to fetch first computes gradients of the
+  // A process that has a state to fetch first computes gradients of the
   // first values meanwhile, of samples like those of others: what a program does for
   // the first time, as compiling, is done when the others wait for it. The first
   // begin_step() says so (`warms_up`), and finish_step() returns false. What
   // forward changes by itself, as running statistics, it changes once more.
   bool warm_up = false;
-  // Behaviour. After each so many steps replicas compare digests of their
+  // After each so many steps replicas compare digests of their
   // parameters; one that differs from most drops its state and copies another's.
   // Where there is no majority training stops. Costs reading them once. 0: never.
   int digest_every = 100;
-  // Performance. Sums of past steps that are kept for who lacks them; each costs
-  // the memory of this rank's gradients and a copy of them a step. Without any, a
+  // ---- performance ----
+
+  // Sums of past steps that are kept for replicas that lack them; each costs the
+  // memory of this rank's gradients and a copy of them a step. Without any, a
   // replica that missed a step fetches a whole state.
   int sums_kept = 2;
-  // Performance. While another replica catches up, so many bytes of them are kept;
+  // While another replica catches up, so many bytes of them are kept;
   // and when this one does, it collects as many. Whose state takes longer to fetch
   // than both together last never catches up.
   std::int64_t sums_bytes_max = std::int64_t{4} << 30U;
-  // Performance. Of this rank's state, what others that catch up may take together;
-  // 0: no limit. The default is a twentieth of one core's time here. They fetch from
-  // up to four replicas at once. Sums have no limit.
+  // The rate at which all replicas that catch up together may fetch this rank's
+  // state; 0: no limit. The default is a twentieth of one core's time here. They
+  // fetch from up to four replicas at once. Sums have no limit.
   std::int64_t fetch_bytes_per_s_max = 50'000'000;
 
   // SHERD_COORDINATOR and SHERD_REPLICA; where they are set, SHERD_REPLICAS,
@@ -200,9 +204,9 @@ class ReplicaSession {
   // Names the state that it holds, "step 300 of " and 32 hexadecimal digits; equal
   // names are equal bits.
   std::string state_name() const;
-  // Inside `update`: how many samples are in the step that it makes, over all
-  // replicas; 0 before the first. The same on each, whenever it makes the step: what a learning rate
-  // may follow while replicas are missing.
+  // Inside `update`: how many samples are in the step that it makes, over all replicas; 0 before the
+  // first. All replicas see the same number for a step, whenever they make it, so that a learning
+  // rate may follow it while replicas are missing.
   std::int64_t samples_of_update() const;
 
   // To be called at any time: the replica finishes the step it is in, then

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AwakeClock stands still while its process does (stopped, swapped out, waiting
-// for a disk): a coordinator that wakes must not take the time it slept for
-// silence of others. What is read often passes; a gap between two readings counts
-// as `gap_max` at most. Thread rule: one thread.
+// AwakeClock is a clock that stands still while its process does (stopped, swapped out, waiting for
+// a disk), so that a coordinator that wakes does not take the time it slept for silence of others.
+// A gap between two readings counts as `gap_max` at most. Thread rule: one thread.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +12,7 @@ namespace sherd::ft {
 
 class AwakeClock final : public Clock {
  public:
-  // `clock` must outlive it. REQUIRES: whoever uses it reads it more often than
-  // every `gap_max` while awake.
+  // `clock` must outlive it. REQUIRES: its user reads it more often than every `gap_max` while awake.
   AwakeClock(const Clock& clock, Duration gap_max)
       : clock_(clock), gap_max_(gap_max), read_(clock.now()), now_(read_) {}
 

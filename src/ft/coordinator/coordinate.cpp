@@ -27,12 +27,11 @@ namespace {
 
 // How soon a signal is noticed and the status page is new.
 constexpr Duration kPollInterval = std::chrono::milliseconds(100);
-// Orders tell each replica the addresses of all.
+// A view tells each replica the addresses of all.
 constexpr std::size_t kOrderBytesMax = std::size_t{64} << 20U;
 
-// Signals that end it in order wait to be taken, here and in threads that are
-// started meanwhile. Whoever read its messages may be gone (SIGPIPE): no reason
-// to end.
+// Blocks SIGINT and SIGTERM, here and in threads that are started meanwhile, until take(), so that
+// they end the coordinator in order. Ignores SIGPIPE: the reader of its messages may be gone.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -64,8 +63,7 @@ class BlockedSignals {
   struct sigaction pipe_before_ = {};
 };
 
-// Each connection of a replica takes a descriptor. Whoever cannot have more goes
-// on with what there is.
+// Each connection of a replica takes a descriptor. A failure to get more is ignored.
 void allow_many_connections() {
   rlimit files = {};
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
@@ -142,7 +140,7 @@ CoordinatorServerOptions service_options(const CoordinateOptions& options) {
   return service;
 }
 
-// Whoever sees the file sees all of it.
+// Atomic: a reader of the file sees all of it.
 Status write_ready_file(const std::string& path, const std::string& text) {
   const std::string part = path + ".part";
   std::ofstream file(part, std::ios::trunc);

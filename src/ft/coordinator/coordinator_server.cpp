@@ -20,27 +20,27 @@
 namespace sherd::ft {
 namespace {
 
-// How often it looks for who is silent.
+// How often the failure detector looks.
 constexpr Duration kTick = kHeartbeatInterval / 2;
 constexpr Duration kAskOwner = std::chrono::seconds(1);
 // Ticks that are later than this were missed because the process stood still.
 constexpr Duration kGapMax = std::chrono::milliseconds(500);
-// A report says little; orders, which carry all addresses, may be longer.
+// Reports are short; views carry the addresses of all replicas and may be longer.
 constexpr std::size_t kReportBytesMax = std::size_t{1} << 20U;
-// Waiting for their first report, or fenced.
+// Connections that wait for their first report or are fenced count, too.
 constexpr std::size_t kConnectionsMax = 16384;
 
 using Life = std::pair<ReplicaId, Incarnation>;
-// Counts connections: a later one is higher.
+// Numbers connections; a later one is higher.
 using ConnectionId = std::uint64_t;
 
 struct ReplicaConnection {
   std::unique_ptr<net::Connection> connection;
   Instant since{};
-  // Whose it is, by its first report; none also when another one took over.
+  // The sender of its first report; none also once another connection took over.
   std::optional<Life> life{};
-  bool fenced = false;   // As was said.
-  bool refused = false;  // The same.
+  bool fenced = false;   // Logged as fenced.
+  bool refused = false;  // Logged as refused.
 };
 
 }  // namespace
@@ -57,7 +57,7 @@ struct CoordinatorServer::Impl {
   const CoordinatorServerOptions options;
   std::function<void(const Status&)> on_end;
   const SteadyClock real;
-  const AwakeClock clock;  // Of all that decides.
+  const AwakeClock clock;  // For all decisions.
   std::unique_ptr<LogStore> store;
   std::optional<Coordinator> machine;  // None: the log cannot be written.
   std::string complaint;
@@ -178,7 +178,7 @@ void CoordinatorServer::Impl::schedule() {
   });
 }
 
-// What the machine believes is ahead of the log now: it is forgotten.
+// The machine is ahead of the log now, so that it is dropped.
 void CoordinatorServer::Impl::log_failed(const Status& status) {
   machine.reset();
   store.reset();
@@ -226,7 +226,7 @@ void CoordinatorServer::Impl::end(const Status& why) {
 void CoordinatorServer::Impl::tick() {
   tick_timer = loop.after(kTick, [this] { tick(); });
   const Instant now = clock.now();
-  // One that was stopped and replaced may hear nothing that it has to write.
+  // A coordinator that was stopped and replaced may have nothing to write, which would show it.
   if (store && store->size() > 0 && now >= owner_asked + kAskOwner) {
     owner_asked = now;
     if (auto status = store->check_owner();
@@ -364,8 +364,8 @@ void CoordinatorServer::Impl::received(
   }
 }
 
-// Binds a connection to the life of its first report. What a former connection
-// still brings is refused, so that the machine hears lives in their order.
+// Binds a connection to the incarnation of its first report. What a former connection still brings
+// is refused, so that the machine receives incarnations in their order.
 bool CoordinatorServer::Impl::belongs(ConnectionId id, const Report& report) {
   ReplicaConnection& entry = connections.at(id);
   const Life life{report.replica, report.incarnation};
@@ -378,7 +378,7 @@ bool CoordinatorServer::Impl::belongs(ConnectionId id, const Report& report) {
     }
     return *entry.life == life;
   }
-  // All lives of this replica.
+  // All incarnations of this replica.
   for (auto at = lives.lower_bound({life.first, 0});
        at != lives.end() && at->first.first == life.first; ++at) {
     if (at->second > id) {
@@ -424,7 +424,7 @@ void CoordinatorServer::Impl::closed(ConnectionId id, const Status& reason) {
   }
 }
 
-// ---- the service ----
+// ---- the server ----
 
 CoordinatorServer::CoordinatorServer(std::unique_ptr<Impl> impl)
     : impl_(std::move(impl)) {}

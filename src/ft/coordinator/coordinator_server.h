@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CoordinatorServer is what surrounds the state machine of the coordinator: it hears replicas
-// over connections, has the machine decide, writes records to the log before it
-// tells anybody what follows from them, and watches for those that are silent or
-// hang. While the log cannot be written nothing is decided; afterwards a new term
-// begins from what is on the disk. Thread rule: its loop.
+// CoordinatorServer runs the coordinator's state machine: it receives reports over connections,
+// writes records to the log before it sends the views that follow from them, and feeds the machine
+// the replicas that its failure detector finds. While the log cannot be written nothing is decided;
+// afterwards a new term begins from what is on the disk. Thread rule: its loop.
 #pragma once
 
 #include <functional>
@@ -21,26 +20,24 @@
 namespace sherd::ft {
 
 struct CoordinatorServerOptions {
-  // Behaviour. Where replicas connect; port 0: any.
+  // Where replicas connect; port 0: any.
   net::HostAddress address;
   net::ListenerOptions listen;
-  // Behaviour. The log's file.
+  // The log's file.
   std::string log;
   CoordinatorOptions coordinator;
   FailureDetectorOptions detector;
-  // Behaviour. Who is connected must report within it.
+  // A connection whose first report has not come by then is closed.
   Duration first_report_timeout = std::chrono::seconds(5);
-  // Behaviour. Between two tries when the log cannot be written; doubles from
-  // min to max.
+  // The time between two tries when the log cannot be written doubles from min to max.
   Duration log_retry_min = std::chrono::milliseconds(100);
   Duration log_retry_max = std::chrono::seconds(2);
 };
 
 class CoordinatorServer {
  public:
-  // `on_end` hears, from the loop and once, why it cannot go on: the log belongs
-  // to another coordinator now, or is damaged. The loop outlives the service.
-  // Throws Error for options that make no sense.
+  // Calls `on_end` once, from the loop, when it cannot go on: the log belongs to another coordinator
+  // now, or is damaged. The loop must outlive the server. Throws Error for invalid options.
   static Result<std::unique_ptr<CoordinatorServer>> start(
       net::Loop& loop,
       const CoordinatorServerOptions& options,
@@ -50,7 +47,7 @@ class CoordinatorServer {
   CoordinatorServer(const CoordinatorServer&) = delete;
   CoordinatorServer& operator=(const CoordinatorServer&) = delete;
 
-  // With the port that it has.
+  // With the actual port.
   net::HostAddress address() const;
   RunStatus status();
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FailureDetector finds replicas that are silent, hang or are slow, from what they say of
-// their training threads. A phase is as long as one serial of a TrainingProgress stands;
-// how long is usual is learnt for each life and activity. When many wait for one,
-// that one hangs, not its neighbours; where they wait in a circle, an end of the
-// link that is dead. Time is an argument. Thread rule: one thread; a value.
+// FailureDetector finds replicas that are silent, hang or are slow, from the progress that they
+// report of their training threads. A phase lasts as long as the serial of a TrainingProgress does
+// not change; its usual length is learnt for each incarnation and activity. When many replicas wait
+// for one, that one hangs and not its neighbours; when they wait in a circle, an end of the dead link
+// does. Time is an argument. Thread rule: one thread; a value.
 #pragma once
 
 #include <array>
@@ -20,13 +20,13 @@
 namespace sherd::ft {
 
 struct FailureDetectorOptions {
-  // Behaviour. Nothing was heard for so long, four beats: it is lost.
+  // A replica is lost when nothing was heard of it for so long: four heartbeats.
   Duration dead_after = std::chrono::seconds(1);
-  // A phase is slow above so many usual ones, and above the floor.
+  // A phase is slow if it exceeds so many usual lengths and the floor.
   double soft_factor = 3;
   Duration soft_floor = std::chrono::milliseconds(500);
-  // It hangs above so many usual ones, and above the floor; the first few
-  // computations of a life may take longer.
+  // It hangs if it exceeds so many usual lengths and the floor; the first computations of an
+  // incarnation may take longer.
   double hard_factor = 10;
   Duration hard_floor = std::chrono::seconds(5);
   Duration first_floor = std::chrono::seconds(60);
@@ -35,15 +35,15 @@ struct FailureDetectorOptions {
 
 struct Finding {
   enum class Kind {
-    kSilent,  // Lost.
-    kHung,    // To be taken for lost until its serial moves.
-    kSlow,    // To be shown.
+    kSilent,  // It is lost.
+    kHung,    // It counts as lost until its serial changes.
+    kSlow,    // Only shown.
   };
   Kind kind = Kind::kSilent;
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   std::string reason;
-  // That is to blame, for kHung.
+  // For kHung, if a link is to blame.
   std::optional<DeadLink> link{};
 };
 
@@ -58,18 +58,18 @@ class FailureDetector {
       const TrainingProgress& progress,
       const std::vector<TrainingProgress>& ranks,
       Instant now);
-  // Nothing is expected from this life any more.
+  // This incarnation is not monitored any more.
   void ended(ReplicaId replica, Incarnation incarnation);
 
-  // What is new since the last call: each phase is found slow once and hung once.
-  // A silent life is forgotten.
+  // The findings since the last call: each phase is found slow once and hung once. A silent
+  // incarnation is forgotten.
   std::vector<Finding> tick(Instant now);
 
-  // Found to hang, and has not moved since.
+  // It was found to hang and has made no progress since.
   bool hung(ReplicaId replica, Incarnation incarnation) const;
-  // Found to be slow in the phase that it is in.
+  // Its current phase was found slow.
   bool slow(ReplicaId replica, Incarnation incarnation) const;
-  // What its ranks do; none: it is not watched, or says nothing of them.
+  // The activity of its ranks; none: it is not monitored, or does not report them.
   std::vector<RankActivity> ranks(
       ReplicaId replica, Incarnation incarnation, Instant now) const;
 
@@ -78,15 +78,15 @@ class FailureDetector {
   static constexpr std::size_t kActivities = 6;
   struct MonitoredRank {
     TrainingProgress progress;
-    Instant since{};  // This activity and serial.
+    Instant since{};  // The activity and serial are these since then.
   };
   struct MonitoredReplica {
     TrainingProgress progress;
     std::vector<MonitoredRank> ranks;
     Instant heard_at{};
-    Instant since{};                                         // This serial.
+    Instant since{};  // The serial is this one since then.
     std::array<std::optional<double>, kActivities> usual_s;  // Moving average.
-    int computed = 0;  // Computations that ended.
+    int computed = 0;  // How many computations have ended.
     bool slow = false;
     bool hung = false;
   };
@@ -95,23 +95,23 @@ class FailureDetector {
   Duration hard_limit(const MonitoredReplica& watched) const;
   Duration soft_limit(const MonitoredReplica& watched) const;
   bool over_hard_limit(const MonitoredReplica& watched, Instant now) const;
-  // For how long one of its agents has been silent; 0: none has.
+  // How long one of its ranks' agents has been silent; 0: none has.
   Duration quiet(const MonitoredReplica& watched) const;
   bool hangs(const MonitoredReplica& watched, Instant now) const;
   struct HangCulprit {
     Life life;
     std::optional<DeadLink> link;
   };
-  // Where the chain of who waits for whom from `life` ends, by the hard limit.
+  // The end of the chain of waiting replicas that begins at `life`, if it is over its hard limit.
   std::optional<HangCulprit> culprit(const Life& life, Instant now) const;
-  // Between these.
+  // The dead link among these.
   std::optional<DeadLink> dead_link_of(
       const std::vector<Life>& lives, Instant now) const;
   ReplicaActivity view(const Life& life, Instant now) const;
-  // Who waits for it, and where.
+  // A sentence on who waits for it, and where.
   std::string report_of(const Life& life, Instant now) const;
   std::string why_hung(const HangCulprit& blame, Instant now) const;
-  // The newest life of a replica that is watched.
+  // The newest monitored incarnation of the replica.
   const Life* life_of(ReplicaId replica) const;
   void find_silent(Instant now, std::vector<Finding>& found);
   void find_hung(Instant now, std::vector<Finding>& found);

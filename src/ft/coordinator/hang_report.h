@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who waits for whom, for which bytes of which unit, as sentences; and which link
-// is dead where replicas wait for each other in a circle. Made of what all ranks
-// say of themselves. Thread rule: pure functions.
+// Explains a hang from the progress that all ranks report: sentences on who waits for whom, for which
+// bytes of which unit, and the dead link where replicas wait for each other in a circle. Thread rule:
+// pure functions.
 #pragma once
 
 #include <cstdint>
@@ -17,47 +17,46 @@ namespace sherd::ft {
 
 struct RankActivity {
   TrainingProgress progress;
-  Duration standing{};  // How long its activity and serial have not changed.
+  Duration standing{};  // Since when its activity and serial are the same.
 };
 
 struct ReplicaActivity {
   ReplicaId replica = 0;
-  std::vector<RankActivity> ranks;  // None: it says nothing of them.
-  // Of the replica as a whole.
+  std::vector<RankActivity> ranks;  // None: it does not report them.
+  // The replica as a whole waits for it.
   std::optional<ReplicaId> waits_for{};
 };
 
-// A beat or two are late under load.
+// Under load a heartbeat or two come late.
 inline constexpr std::uint32_t kSilentAfterHeartbeats = 4;
-// For how long the agent of the rank has been silent.
+// How long the agent of the rank has been silent.
 inline Duration silence_of(const TrainingProgress& progress) {
   return progress.missed_heartbeats * kHeartbeatInterval;
 }
 
-// Those of the replica that the others wait for: the ranks that have moved least.
-// All of them where none is behind.
+// The ranks of the replica that the others wait for: those that have moved least, or all of them
+// where none is behind.
 std::vector<std::size_t> ranks_behind(const ReplicaActivity& replica);
 
 // "waits for the bytes of replica 0 in bucket 3 (layers.4), 41 of 96 slices done",
 // "has been computing for 6.2 s".
 std::string text_of(const RankActivity& rank);
 
-// What the culprit's ranks do and who waits for it, directly or not: "rank 1 has
-// been computing for 6.2 s; replica 0 rank 1 waits for its bytes in bucket 3
-// (layers.4), 41 of 96 slices done". Of many that wait the first few are named.
+// What the culprit's ranks do and who waits for it, directly or not: "rank 1 has been computing for
+// 6.2 s; replica 0 rank 1 waits for its bytes in bucket 3 (layers.4), 41 of 96 slices done". If many
+// wait, the first few are named.
 std::string hang_report(
     const ReplicaActivity& culprit, const std::vector<ReplicaActivity>& others);
 
-// Of a ring that stands still.
+// A link of a ring that stands still.
 struct DeadLink {
   ReplicaId from = 0;
   ReplicaId to = 0;
   std::size_t rank = 0;
-  std::uint64_t frames = 0;  // That went and have not come.
+  std::uint64_t frames = 0;  // Sent and not received.
 };
-// Whoever always reads has got all that was sent to it: where frames are missing,
-// the link or its end is dead. The first one; none: nothing is missing between
-// these.
+// A rank that reads all the time has received all that was sent to it: where frames are missing, the
+// link or its end is dead. Returns the first such link; none: no frames are missing between these.
 std::optional<DeadLink> dead_link(const std::vector<ReplicaActivity>& replicas);
 std::string text_of(const DeadLink& link);
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LogStore is the coordinator's log on a disk: an SQLite file whose write-ahead log
-// is synced before append() returns. Two coordinators may have the same file open;
-// only the one that began the newest term can append to it. The folder must be on
-// a disk of this host: SQLite's write-ahead log needs shared memory. Thread rule:
-// one thread.
+// LogStore is the coordinator's log on a disk: an SQLite file whose write-ahead log is synced before
+// append() returns. Several coordinators may have the file open; only the one that began the newest
+// term can append to it. The folder must be on a disk of this host, because SQLite's write-ahead log
+// needs shared memory. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -28,20 +27,19 @@ class LogStore {
   LogStore(const LogStore&) = delete;
   LogStore& operator=(const LogStore&) = delete;
 
-  // What open() found; once, since it may be large.
+  // The history that open() has read. Call once: it is moved out.
   History take_history();
-  // Records in it, as far as this store has read or written them.
+  // The number of records that this store has read or written.
   std::int64_t size() const;
 
-  // All of them, in order, or none. On success they are on the disk.
-  // kFailedPrecondition: somebody else has appended since ("the log belongs to
-  // term N now"), and this store is of no use any more. kUnavailable: the disk;
-  // it may be tried again, but what was derived from these records must be
-  // forgotten first. After a sync that failed and a crash they may be there: as
-  // if the crash had come before append() returned.
+  // Appends all of them, in order, or none. On success they are on the disk. kFailedPrecondition:
+  // another store has appended since ("the log belongs to term N now"), and this one is of no use any
+  // more. kUnavailable: the disk failed; the caller may try again, but must first forget what it
+  // derived from these records. After a failed sync and a crash they may be in the log, as if the
+  // crash had come before append() returned.
   Status append(const std::vector<Record>& records);
-  // What append() would say of that before it writes: for a coordinator that has
-  // nothing to write and may have been replaced. kUnavailable: the disk.
+  // The same check of the owner without a record, for a coordinator that has nothing to write and may
+  // have been replaced. kUnavailable: the disk failed.
   Status check_owner() const;
 
  private:

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pace is how fast steps are committed. Effective training time is the share of
-// the time since the first commit it has seen in which steps were committed at
-// their usual pace: the time between two commits counts whole up to twice the
-// median of the last 31; of a longer one, a stall, one median counts. The time
-// since the last commit counts in the same way. Thread rule: one thread; a value.
+// Pace measures how fast steps are committed. Effective training time is the share of the time since
+// the first commit seen in which steps were committed at their usual pace: a gap between two commits
+// counts whole up to twice the median of the last 31, and a longer one, a stall, counts as one
+// median. The time since the last commit counts in the same way. Thread rule: one thread; a value.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +18,11 @@ class Pace {
   void committed(Instant now);
 
   std::int64_t commits() const { return commits_; }
-  // Over the last 31 at most, the time since the last included; 0: fewer than
-  // two were seen.
+  // Over the last 31 commits at most, with the time since the last one; 0: fewer than two were seen.
   double steps_per_s(Instant now) const;
   // None before there are two commits.
   std::optional<double> effective(Instant now) const;
-  // Of all between two commits, and since the last.
+  // The longest time between two commits, or since the last one.
   Duration longest_gap(Instant now) const;
 
  private:

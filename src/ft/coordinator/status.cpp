@@ -58,7 +58,7 @@ nlohmann::json json_of(const ReplicaStatus& one) {
       {"ranks", ranks}};
 }
 
-// Of a label's value.
+// Escapes the value of a label.
 std::string label_escaped(const std::string& text) {
   std::string escaped;
   for (const char c : text) {

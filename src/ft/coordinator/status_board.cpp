@@ -12,7 +12,7 @@ namespace sherd::ft {
 namespace {
 
 constexpr std::size_t kFailuresMax = 32;
-// Whoever makes up numbers of replicas fills no memory.
+// A limit for memory: numbers of replicas may be made up.
 constexpr std::size_t kReplicasMax = 4096;
 constexpr Duration kSlowEvery = std::chrono::minutes(1);
 
@@ -46,14 +46,14 @@ StatusBoard::ReplicaRow* StatusBoard::life(
       : nullptr;
 }
 
-// A life of it that counts.
+// An incarnation of it is connected and counts.
 bool StatusBoard::is_there(ReplicaId replica) const {
   const auto found = rows_.find(replica);
   return found != rows_.end() && found->second.connected &&
       !found->second.fenced;
 }
 
-// Its neighbours lose it all the same.
+// A replica that leaves in order is lost to its neighbours all the same.
 bool StatusBoard::goes_in_order(ReplicaId replica) const {
   const auto found = rows_.find(replica);
   return found != rows_.end() &&

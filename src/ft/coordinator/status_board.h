@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StatusBoard keeps what the coordinator shows of a run: it is told what was heard,
-// written, ordered and lost, and makes a RunStatus of it. It decides nothing.
-// Thread rule: one thread; a value.
+// StatusBoard collects what the status page shows of a run: the server tells it of each report,
+// record, view and loss, and it makes a RunStatus of them. It also outlives the state machine while
+// the log cannot be written. It decides nothing. Thread rule: one thread; a value.
 #pragma once
 
 #include <cstdint>
@@ -24,27 +24,27 @@ class StatusBoard {
  public:
   explicit StatusBoard(Instant now) : began_(now) {}
 
-  // From a connection of `address`. One without a place, as of a former life, is
-  // not shown instead of one that counts.
+  // A report from `address`. One without a place, such as a former incarnation's, does not replace
+  // the row of a replica that counts.
   void received(
       const Report& report,
       const std::string& address,
       Instant now,
       bool has_place = true);
-  // On the disk.
+  // The record is on the disk.
   void wrote(const Record& record, const std::string& reason, Instant now);
   void told(ReplicaId replica, Incarnation incarnation, const RunView& view);
-  // Its connection ended. A failure, unless it said that it leaves or has finished,
-  // or was fenced.
+  // The connection has ended, which is a failure unless the replica leaves, has finished or was
+  // fenced.
   void lost(
       ReplicaId replica,
       Incarnation incarnation,
       const std::string& cause,
       Instant now);
-  // Of whatever it was.
+  // Any other failure.
   void failed(
       const std::string& culprit, const std::string& cause, Instant now);
-  // It takes longer than usual: said once a minute.
+  // The replica takes longer than usual; logged once a minute.
   void slow(ReplicaId replica, const std::string& reason, Instant now);
   void noticed(
       const DetectedFault& notice, const std::string& reason, Instant now);
@@ -54,19 +54,19 @@ class StatusBoard {
     bool hung = false;
     bool slow = false;
   };
-  // For the next status(); ignored for a life that is not the newest.
+  // For the next status(); ignored for an incarnation that is not the newest.
   void watched(
       ReplicaId replica,
       Incarnation incarnation,
       const LivenessState& liveness);
 
-  // What others know: the machine's history, null while there is no machine; why
-  // nothing is decided; for how long the process stood still.
+  // What the board does not know itself: the machine's history, null while there is no machine; why
+  // nothing is decided; how long the process stood still.
   struct StatusSources {
     const History* history = nullptr;
     std::string complaint;
     Duration slept{};
-    // What ranks do, by its own clock; null: nobody watches.
+    // Knows the activity of ranks, by its own clock; null: none.
     const FailureDetector* detector = nullptr;
     Instant watched_at{};
   };
@@ -81,7 +81,7 @@ class StatusBoard {
     bool fenced = false;
     LivenessState liveness;
     std::optional<Instant> called_slow;
-    std::string state;  // That was shown last.
+    std::string state;  // As shown last.
     Instant since{};
   };
   struct Failure {
@@ -103,7 +103,7 @@ class StatusBoard {
   Instant began_;
   Instant committed_at_{};
   Pace pace_;
-  RunView view_;  // The last that anybody was told and not fenced by.
+  RunView view_;  // The last one sent that fences nobody.
   std::map<ReplicaId, ReplicaRow> rows_;
   std::deque<Failure> failures_;  // Newest first.
   std::map<std::string, std::uint64_t> counters_;

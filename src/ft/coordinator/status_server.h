@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StatusServer answers HTTP GETs of the status page: "/", "/metrics" and
-// "/status.json", everything else 404. It has a thread of its own, which a slow or
-// silent browser cannot block, and takes few connections, short requests and
-// little time for each. It has no secret to keep and none to ask for, so it
-// listens on this host alone. Thread rule: any thread.
+// StatusServer is the HTTP server of the status page: it answers GET of "/", "/metrics" and
+// "/status.json". It has a thread of its own and limits connections, request lengths and the time for
+// each, so that a slow or silent client blocks nobody. It authenticates nobody and therefore listens
+// on this host alone. Thread rule: any thread.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +16,8 @@ namespace sherd::ft {
 
 class StatusServer {
  public:
-  // At "127.0.0.1:8080" or "[::1]:0"; port 0: any. Throws Error for another
-  // address than this host's own; a Status when the port cannot be had.
+  // `address`: such as "127.0.0.1:8080" or "[::1]:0"; port 0: any. Throws Error for an address that
+  // is not a loopback one; a Status when the port cannot be had.
   static Result<std::unique_ptr<StatusServer>> listen(
       const std::string& address);
   ~StatusServer();
@@ -28,7 +27,7 @@ class StatusServer {
   // "127.0.0.1:40123".
   const std::string& address() const;
 
-  // What is shown from now on.
+  // Replaces the status that is shown.
   void show(RunStatus status);
 
  private:
@@ -43,7 +42,7 @@ struct HttpAnswer {
   std::string body;
 };
 
-// To the head of a request: all before the empty line.
+// The answer to the head of a request, which is all before the empty line.
 HttpAnswer answer_to(const std::string& head, const RunStatus& status);
 
 }  // namespace sherd::ft
