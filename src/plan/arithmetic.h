@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <numeric>
 
 namespace sherd::plan {
 
@@ -24,11 +23,6 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t step) {
 // min(a * b, kSizeCeiling). REQUIRES: a, b >= 0.
 constexpr std::int64_t multiply_capped(std::int64_t a, std::int64_t b) {
   return a != 0 && b > kSizeCeiling / a ? kSizeCeiling : a * b;
-}
-
-// min(lcm(a, b), kSizeCeiling). REQUIRES: a, b >= 1.
-constexpr std::int64_t lcm_capped(std::int64_t a, std::int64_t b) {
-  return multiply_capped(a / std::gcd(a, b), b);
 }
 
 }  // namespace sherd::plan

@@ -37,17 +37,6 @@ std::int64_t largest_unit_bytes(const UnitSizes& units) {
   return largest;
 }
 
-// A visit is a set, so the root does not count twice.
-std::int64_t assumed_visit_bytes(const UnitSizes& units) {
-  std::int64_t largest = 0;
-  for (std::size_t unit = 0; unit < units.bytes.size(); ++unit) {
-    if (!units.root || static_cast<std::size_t>(*units.root) != unit) {
-      largest = std::max(largest, units.bytes[unit]);
-    }
-  }
-  return root_bytes(units) + largest;
-}
-
 }  // namespace
 
 std::int64_t total_unit_bytes(const UnitSizes& units) {
@@ -59,52 +48,38 @@ std::int64_t total_unit_bytes(const UnitSizes& units) {
   return total;
 }
 
+// A visit is a set, so the root does not count twice.
 std::int64_t budget_floor(const UnitSizes& units) {
-  const std::int64_t total = total_unit_bytes(units);
-  if (!units.visit_bytes_max) {
-    return assumed_visit_bytes(units);
+  check_units(units);
+  std::int64_t largest = 0;
+  for (std::size_t unit = 0; unit < units.bytes.size(); ++unit) {
+    if (!units.root || static_cast<std::size_t>(*units.root) != unit) {
+      largest = std::max(largest, units.bytes[unit]);
+    }
   }
-  SHERD_CHECK(
-      *units.visit_bytes_max >= 0 && *units.visit_bytes_max <= total,
-      "[plan] the largest visit has ", *units.visit_bytes_max,
-      " bytes; all units together have ", total);
-  return *units.visit_bytes_max;
+  return root_bytes(units) + largest;
 }
 
 Budget full_shard_budget(const UnitSizes& units) {
   const std::int64_t visit = budget_floor(units);
-  const std::int64_t total = total_unit_bytes(units);
-  const std::int64_t root = root_bytes(units);
-  const std::int64_t largest = largest_unit_bytes(units);
-  const std::int64_t bytes = std::min(total, root + visit + largest);
-  return {
-      .bytes = bytes,
-      .assumed_visit_bytes = visit,
-      .reason =
-          str("full_shard: root ", root, " + ",
-              units.visit_bytes_max ? "recorded" : "assumed", " largest visit ",
-              visit, " + largest unit ", largest, ", at most all units ", total,
-              ": ", bytes, " bytes")};
+  const std::int64_t bytes = std::min(
+      total_unit_bytes(units),
+      root_bytes(units) + visit + largest_unit_bytes(units));
+  return {.bytes = bytes, .assumed_visit_bytes = visit};
 }
 
 Budget shard_grad_op_budget(const UnitSizes& units) {
-  const std::int64_t total = total_unit_bytes(units);
-  return {
-      .bytes = total,
-      .reason = str("shard_grad_op: all units, ", total, " bytes")};
+  return {.bytes = total_unit_bytes(units)};
 }
 
 Budget explicit_budget(const UnitSizes& units, std::int64_t bytes) {
   const std::int64_t floor = budget_floor(units);
   SHERD_CHECK(
       bytes >= floor, "[plan] a budget of ", bytes,
-      " bytes is below its floor of ", floor, " bytes, ",
-      units.visit_bytes_max ? "the largest recorded visit"
-                            : "the root unit and the largest other unit",
-      "; raise it or cut the model into smaller units");
-  return {
-      .bytes = bytes,
-      .reason = str("given: ", bytes, " bytes, the floor is ", floor)};
+      " bytes is below its floor of ", floor,
+      " bytes, the root unit and the largest other unit; raise it or cut the "
+      "model into smaller units");
+  return {.bytes = bytes};
 }
 
 }  // namespace sherd::plan

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include "plan/unit_id.h"
 
 namespace sherd::plan {
@@ -20,8 +19,6 @@ struct Budget {
   // Set for a preset that was computed from the largest visit known so far: a
   // larger one raises `bytes` by the difference. Not set: `bytes` is final.
   std::optional<std::int64_t> assumed_visit_bytes = std::nullopt;
-  // One sentence: how the number came about.
-  std::string reason = {};
 };
 
 struct UnitSizes {
@@ -29,9 +26,6 @@ struct UnitSizes {
   std::span<const std::int64_t> bytes;
   // Owns what no policy matched; none when it owns nothing.
   std::optional<UnitId> root = std::nullopt;
-  // Largest visit of a recorded step. Until there is one: the root unit and the
-  // largest other unit.
-  std::optional<std::int64_t> visit_bytes_max = std::nullopt;
 };
 
 // Functions below throw when a size is negative, their sum overflows, or the
@@ -40,7 +34,8 @@ struct UnitSizes {
 // Every unit at once, called M.
 std::int64_t total_unit_bytes(const UnitSizes& units);
 
-// The least any budget can be: the largest visit, recorded or assumed.
+// The least any budget can be: the largest visit, which is assumed to be the
+// root unit and the largest other unit.
 std::int64_t budget_floor(const UnitSizes& units);
 
 // root unit + largest visit + largest unit (one ahead), at most M. Grows.

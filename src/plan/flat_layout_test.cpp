@@ -2,6 +2,7 @@
 #include "plan/flat_layout.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <gmock/gmock.h>
@@ -24,8 +25,6 @@ FlatLayoutOptions random_options(TestRandom& random) {
   FlatLayoutOptions options;
   options.ranks = kWorlds[random.in(0, 5)];
   options.element_bytes = kBytes[random.in(0, 4)];
-  options.counts =
-      random.in(0, 1) == 0 ? CountRule::kUnequal : CountRule::kEqual;
   if (random.in(0, 1) == 0) {
     options.parameter_alignment_bytes = random.in(1, 64);
     options.slice_alignment_bytes = random.in(1, 64);
@@ -54,33 +53,35 @@ void expect_cuts_are_legal(const FlatLayout& layout, const Parameters& all) {
   }
 }
 
+// What parameters leave of the flat.
+std::int64_t padding(const FlatLayout& layout) {
+  return std::accumulate(
+      layout.numels.begin(), layout.numels.end(), layout.numel, std::minus<>());
+}
+
 // Every element of every parameter lies in exactly one slice, at the place that
-// offsets and cuts say; what is left is exactly the reported padding.
+// offsets and cuts say.
 void expect_slices_cover(const FlatLayout& layout) {
   std::vector<int> owners(static_cast<std::size_t>(layout.numel));
   for (int rank = 0; rank < layout.ranks(); ++rank) {
-    for (const ParameterSlice& slice : slices_of_rank(layout, rank)) {
-      ASSERT_FALSE(slice.in_shard.empty());
+    const ElementRange shard = layout.shard(rank);
+    for (int p = 0; p < layout.parameters(); ++p) {
+      const ParameterSlice slice = parameter_slice(layout, p, rank);
+      ASSERT_EQ(slice.parameter, p);
       ASSERT_EQ(slice.in_shard.numel(), slice.in_parameter.numel());
-      ASSERT_LE(slice.in_shard.end, layout.shard(rank).numel());
-      const auto p = static_cast<std::size_t>(slice.parameter);
+      ASSERT_LE(slice.in_shard.end, shard.numel());
       for (std::int64_t i = 0; i < slice.in_shard.numel(); ++i) {
-        const std::int64_t element =
-            layout.shard(rank).begin + slice.in_shard.begin + i;
-        ASSERT_EQ(element, layout.offsets[p] + slice.in_parameter.begin + i);
-        ASSERT_EQ(owner_of(layout, element), rank);
+        const std::int64_t element = shard.begin + slice.in_shard.begin + i;
+        ASSERT_EQ(
+            element,
+            layout.offsets[static_cast<std::size_t>(p)] +
+                slice.in_parameter.begin + i);
         ++owners[static_cast<std::size_t>(element)];
       }
     }
   }
   EXPECT_THAT(owners, Each(::testing::Le(1)));
-  EXPECT_EQ(
-      std::count(owners.begin(), owners.end(), 0), layout.padding.total());
-  EXPECT_EQ(
-      layout.padding.total() +
-          std::accumulate(
-              layout.numels.begin(), layout.numels.end(), std::int64_t{0}),
-      layout.numel);
+  EXPECT_EQ(std::count(owners.begin(), owners.end(), 0), padding(layout));
 }
 
 TEST(FlatLayout, AnyFlatIsCoveredOnceAndCutOnlyBetweenBlocks) {
@@ -104,48 +105,29 @@ TEST(FlatLayout, AnyFlatIsCoveredOnceAndCutOnlyBetweenBlocks) {
   });
 }
 
-TEST(FlatLayout, EqualCountsAreEqualAndAligned) {
-  for_seeds(500, [](TestRandom& random) {
-    FlatLayoutOptions options = random_options(random);
-    options.counts = CountRule::kEqual;
-    const FlatLayout layout =
-        plan_flat_layout(random_parameters(random), options);
-    for (int rank = 0; rank < options.ranks; ++rank) {
-      ASSERT_EQ(layout.shard(rank).numel(), layout.shard(0).numel());
-      ASSERT_EQ(
-          layout.cuts[static_cast<std::size_t>(rank)] * options.element_bytes %
-              options.slice_alignment_bytes,
-          0);
-    }
-  });
-}
-
 TEST(FlatLayout, UnequalCountsPadOnlyBetweenParameters) {
   for_seeds(500, [](TestRandom& random) {
-    FlatLayoutOptions options = random_options(random);
-    options.counts = CountRule::kUnequal;
+    const FlatLayoutOptions options = random_options(random);
     const FlatLayout layout =
         plan_flat_layout(random_parameters(random), options);
-    ASSERT_EQ(layout.padding.equal_counts, 0);
-    ASSERT_EQ(layout.padding.granularity, 0);
-    ASSERT_LE(
-        layout.padding.parameter_alignment,
-        layout.parameters() * options.parameter_alignment_bytes);
+    for (std::size_t p = 1; p < layout.offsets.size(); ++p) {
+      const std::int64_t gap =
+          layout.offsets[p] - layout.offsets[p - 1] - layout.numels[p - 1];
+      ASSERT_GE(gap, 0);
+      ASSERT_LT(gap, options.parameter_alignment_bytes);
+    }
+    const bool empty = layout.offsets.empty();
+    ASSERT_EQ(
+        layout.numel, empty ? 0 : layout.offsets.back() + layout.numels.back());
   });
 }
 
 TEST(FlatLayout, AnEmptyFlatHasEmptyShards) {
-  for (const CountRule counts : {CountRule::kUnequal, CountRule::kEqual}) {
-    for (const Parameters& parameters :
-         {Parameters{}, Parameters{{"a", 0}, {"b", 0, 7}}}) {
-      const FlatLayout layout =
-          plan_flat_layout(parameters, {.ranks = 3, .counts = counts});
-      EXPECT_THAT(layout.cuts, ElementsAre(0, 0, 0, 0));
-      EXPECT_EQ(layout.numel, 0);
-      EXPECT_TRUE(slices_of_rank(layout, 2).empty());
-      EXPECT_EQ(layout.padding.reason, "no padding");
-      EXPECT_THROW((void)owner_of(layout, 0), Error);
-    }
+  for (const Parameters& parameters :
+       {Parameters{}, Parameters{{"a", 0}, {"b", 0, 7}}}) {
+    const FlatLayout layout = plan_flat_layout(parameters, {.ranks = 3});
+    EXPECT_THAT(layout.cuts, ElementsAre(0, 0, 0, 0));
+    EXPECT_EQ(layout.numel, 0);
   }
 }
 
@@ -164,17 +146,14 @@ TEST(FlatLayout, MoreRanksThanElementsLeaveEmptyShards) {
 TEST(FlatLayout, AWholeParameterHasOneOwner) {
   const Parameters parameters{
       {"norm", 100}, {"matrix", 5000, 1 << 30}, {"bias", 100}};
-  for (const CountRule counts : {CountRule::kUnequal, CountRule::kEqual}) {
-    const FlatLayout layout =
-        plan_flat_layout(parameters, {.ranks = 4, .counts = counts});
-    int owners = 0;
-    for (int rank = 0; rank < 4; ++rank) {
-      owners += parameter_slice(layout, 1, rank).in_shard.empty() ? 0 : 1;
-    }
-    EXPECT_EQ(owners, 1);
-    // A granularity beyond the parameter costs no more than the parameter.
-    EXPECT_LE(layout.numel, 4 * 5120);
+  const FlatLayout layout = plan_flat_layout(parameters, {.ranks = 4});
+  int owners = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    owners += parameter_slice(layout, 1, rank).in_shard.empty() ? 0 : 1;
   }
+  EXPECT_EQ(owners, 1);
+  // A granularity beyond the parameter costs nothing.
+  EXPECT_EQ(layout.numel, 112 + 5008 + 100);
 }
 
 TEST(FlatLayout, ScalarsStartOnTheirOwnCacheLine) {
@@ -188,7 +167,6 @@ TEST(FlatLayout, OneUnalignedParameterFillsTheFlatWithoutPadding) {
   const Parameters parameters{{"w", 12345}};
   const FlatLayout layout = plan_flat_layout(parameters, {.ranks = 3});
   EXPECT_EQ(layout.numel, 12345);
-  EXPECT_EQ(layout.padding.reason, "no padding");
 }
 
 TEST(FlatLayout, SlicesAreSeenFromParameterAndShard) {
@@ -201,50 +179,6 @@ TEST(FlatLayout, SlicesAreSeenFromParameterAndShard) {
   EXPECT_EQ(second.in_parameter, (ElementRange{24, 48}));
   EXPECT_EQ(second.in_shard, (ElementRange{0, 24}));
   EXPECT_TRUE(parameter_slice(layout, 0, 1).in_shard.empty());
-  EXPECT_EQ(slices_of_rank(layout, 0).size(), 2U);
-  EXPECT_EQ(owner_of(layout, 39), 0);
-  EXPECT_EQ(owner_of(layout, 40), 1);
-}
-
-TEST(FlatLayout, RunsJoinNeighboursOverPaddingButNotOverOthers) {
-  // a [0, 10) b [16, 26) c [32, 42), one rank.
-  const Parameters parameters{{"a", 10}, {"b", 10}, {"c", 10}};
-  const FlatLayout layout = plan_flat_layout(parameters, {.ranks = 1});
-  const auto runs = [&](std::vector<int> wanted) {
-    return contiguous_runs(layout, 0, wanted);
-  };
-  EXPECT_THAT(runs({0, 1, 2}), ElementsAre(ElementRange{0, 42}));
-  EXPECT_THAT(
-      runs({0, 2}), ElementsAre(ElementRange{0, 10}, ElementRange{32, 42}));
-  EXPECT_THAT(runs({1}), ElementsAre(ElementRange{16, 26}));
-  EXPECT_TRUE(runs({}).empty());
-}
-
-TEST(FlatLayout, RunsHoldEveryWantedSliceAndNoOther) {
-  for_seeds(500, [](TestRandom& random) {
-    const Parameters parameters = random_parameters(random);
-    const FlatLayout layout =
-        plan_flat_layout(parameters, random_options(random));
-    std::vector<int> wanted;
-    for (int p = 0; p < layout.parameters(); ++p) {
-      if (random.in(0, 1) == 0) {
-        wanted.push_back(p);
-      }
-    }
-    for (int rank = 0; rank < layout.ranks(); ++rank) {
-      const auto runs = contiguous_runs(layout, rank, wanted);
-      for (const ParameterSlice& slice : slices_of_rank(layout, rank)) {
-        const auto holding = std::count_if(
-            runs.begin(), runs.end(), [&](const ElementRange& run) {
-              return run.begin < slice.in_shard.end &&
-                     slice.in_shard.begin < run.end;
-            });
-        const bool is_wanted =
-            std::binary_search(wanted.begin(), wanted.end(), slice.parameter);
-        ASSERT_EQ(holding, is_wanted ? 1 : 0);
-      }
-    }
-  });
 }
 
 std::string message_of(
@@ -277,12 +211,6 @@ TEST(FlatLayout, RefusesWhatWouldOverflow) {
   EXPECT_THAT(
       message_of({{"a", most / 512}, {"b", most / 512}}, {}),
       HasSubstr("'b' would exceed"));
-  // One whole parameter, padded to a billion equal shards.
-  EXPECT_THAT(
-      message_of(
-          {{"w", 1LL << 40, most}},
-          {.ranks = 1000000000, .counts = CountRule::kEqual}),
-      HasSubstr("1000000000 equal shards"));
 }
 
 TEST(FlatLayout, RefusesPlacesThatDoNotExist) {
@@ -290,9 +218,7 @@ TEST(FlatLayout, RefusesPlacesThatDoNotExist) {
       plan_flat_layout(Parameters{{"w", 4}}, {.ranks = 2});
   EXPECT_THROW((void)parameter_slice(layout, 1, 0), Error);
   EXPECT_THROW((void)parameter_slice(layout, 0, 2), Error);
-  EXPECT_THROW((void)slices_of_rank(layout, -1), Error);
-  EXPECT_THROW((void)owner_of(layout, 4), Error);
-  EXPECT_THROW((void)owner_of(layout, -1), Error);
+  EXPECT_THROW((void)parameter_slice(layout, 0, -1), Error);
 }
 
 }  // namespace

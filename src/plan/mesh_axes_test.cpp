@@ -24,23 +24,8 @@ std::string message_of(Call call) {
 
 TEST(MeshAxes, ShardIndexIsInnermost) {
   const MeshShape shape{.replicate = 2, .shard = 3};
-  EXPECT_EQ(rank_of(shape, {.replicate_index = 1, .shard_index = 2}), 5);
-  EXPECT_EQ(
-      place_of(shape, 4), (MeshPlace{.replicate_index = 1, .shard_index = 1}));
   EXPECT_THAT(ranks_along(shape, MeshAxis::kShard, 4), ElementsAre(3, 4, 5));
   EXPECT_THAT(ranks_along(shape, MeshAxis::kReplicate, 4), ElementsAre(1, 4));
-}
-
-TEST(MeshAxes, PlacesAndRanksAreInverse) {
-  for (const int replicate : {1, 2, 3, 4, 7}) {
-    for (const int shard : {1, 2, 3, 4, 7}) {
-      const MeshShape shape{.replicate = replicate, .shard = shard};
-      check_mesh(shape, replicate * shard);
-      for (int rank = 0; rank < replicate * shard; ++rank) {
-        EXPECT_EQ(rank_of(shape, place_of(shape, rank)), rank);
-      }
-    }
-  }
 }
 
 TEST(MeshAxes, GroupsOfAnAxisHoldEveryRankOnce) {
@@ -48,14 +33,19 @@ TEST(MeshAxes, GroupsOfAnAxisHoldEveryRankOnce) {
     for (const int shard : {1, 2, 3, 4, 7}) {
       const MeshShape shape{.replicate = replicate, .shard = shard};
       for (const MeshAxis axis : {MeshAxis::kReplicate, MeshAxis::kShard}) {
-        std::vector<int> seen(static_cast<std::size_t>(replicate * shard));
-        for (const auto& group : groups_along(shape, axis)) {
-          for (const int rank : group) {
-            ++seen[static_cast<std::size_t>(rank)];
-            EXPECT_EQ(ranks_along(shape, axis, rank), group);
+        check_mesh(shape, replicate * shard);
+        std::vector<int> groups(static_cast<std::size_t>(replicate * shard));
+        for (int rank = 0; rank < replicate * shard; ++rank) {
+          const std::vector<int> group = ranks_along(shape, axis, rank);
+          EXPECT_THAT(group, Contains(rank));
+          for (const int other : group) {
+            EXPECT_EQ(ranks_along(shape, axis, other), group);
+            ++groups[static_cast<std::size_t>(other)];
           }
         }
-        EXPECT_THAT(seen, ::testing::Each(1));
+        EXPECT_THAT(
+            groups,
+            ::testing::Each(axis == MeshAxis::kShard ? shard : replicate));
       }
     }
   }
@@ -76,16 +66,6 @@ TEST(MeshAxes, RanksOfTwoAxesMeetInExactlyOneRank) {
   }
 }
 
-TEST(MeshAxes, FillsAWorldWithShardGroups) {
-  EXPECT_EQ(mesh_of_world(12, 4), (MeshShape{.replicate = 3, .shard = 4}));
-  EXPECT_THAT(
-      message_of([] { (void)mesh_of_world(12, 5); }),
-      HasSubstr("12 ranks cannot be divided into shard groups of 5; possible "
-                "sizes: 1, 2, 3, 4, 6, 12"));
-  EXPECT_THROW((void)mesh_of_world(12, 0), Error);
-  EXPECT_THROW((void)mesh_of_world(0, 1), Error);
-}
-
 TEST(MeshAxes, RefusesShapesThatDoNotFitTheWorld) {
   EXPECT_THAT(
       message_of([] { check_mesh({.replicate = 2, .shard = 3}, 7); }),
@@ -99,10 +79,7 @@ TEST(MeshAxes, RefusesShapesThatDoNotFitTheWorld) {
 
 TEST(MeshAxes, RefusesPlacesOutsideTheMesh) {
   const MeshShape shape{.replicate = 2, .shard = 3};
-  EXPECT_THROW((void)place_of(shape, 6), Error);
-  EXPECT_THROW((void)place_of(shape, -1), Error);
-  EXPECT_THROW(
-      (void)rank_of(shape, {.replicate_index = 0, .shard_index = 3}), Error);
+  EXPECT_THROW((void)ranks_along(shape, MeshAxis::kShard, -1), Error);
   EXPECT_THROW((void)ranks_along(shape, MeshAxis::kShard, 6), Error);
 }
 

@@ -47,7 +47,6 @@ Result<ResidencyDecision> Residency::visit(std::span<const UnitId> units) {
   }
   ResidencyDecision decision;
   grow_budget(needed_bytes, decision);
-  visit_bytes_max_ = std::max(visit_bytes_max_, needed_bytes);
 
   std::int64_t fetch_bytes = 0;
   for (const UnitId unit : units) {
@@ -61,8 +60,6 @@ Result<ResidencyDecision> Residency::visit(std::span<const UnitId> units) {
   make_room(fetch_bytes, decision);
   use_set(units);
   resident_bytes_ += fetch_bytes;
-  counters_.fetches += static_cast<std::int64_t>(decision.fetch.size());
-  counters_.fetched_bytes += fetch_bytes;
   SHERD_ASSERT(resident_bytes_ <= budget_.bytes.value_or(total_bytes_));
   decision.reason = reason_of(decision);
   return decision;
@@ -117,7 +114,6 @@ void Residency::grow_budget(std::int64_t needed_bytes, ResidencyDecision& decisi
   if (bytes > *budget_.bytes) {
     budget_.bytes = bytes;
     decision.grown_budget_bytes = bytes;
-    ++counters_.budget_growths;
   }
 }
 
@@ -132,7 +128,6 @@ void Residency::make_room(std::int64_t fetch_bytes, ResidencyDecision& decision)
     if (state(unit).pins == 0 && state(unit).marked != mark_) {
       forget(unit);
       decision.evict.push_back(unit);
-      ++counters_.evictions;
     }
   }
 }
@@ -200,8 +195,6 @@ void Residency::admit(UnitId unit) {
   admitted.resident = true;
   admitted.last_use = ++clock_;
   resident_bytes_ += admitted.bytes;
-  ++counters_.fetches;
-  counters_.fetched_bytes += admitted.bytes;
   SHERD_ASSERT(resident_bytes_ <= budget_.bytes.value_or(total_bytes_));
 }
 
@@ -226,20 +219,6 @@ bool Residency::drop(UnitId unit) {
     forget(unit);
   }
   return was_resident;
-}
-
-std::vector<UnitId> Residency::drop_all() {
-  const std::vector<UnitId> dropped = resident_by_last_use();
-  for (const UnitId unit : dropped) {
-    SHERD_CHECK_AS(
-        kFailedPrecondition, state(unit).pins == 0, "[plan] unit ", unit,
-        " is in use by ", state(unit).pins,
-        " operators; reshard all after they return");
-  }
-  for (const UnitId unit : dropped) {
-    forget(unit);
-  }
-  return dropped;
 }
 
 }  // namespace sherd::plan

@@ -29,13 +29,6 @@ struct ResidencyDecision {
   std::string reason;
 };
 
-struct ResidencyCounters {
-  std::int64_t fetches = 0;
-  std::int64_t fetched_bytes = 0;
-  std::int64_t evictions = 0;  // To make room; drops are not counted.
-  std::int64_t budget_growths = 0;
-};
-
 class Residency {
  public:
   // Nothing is whole. Throws when a size is negative, the sum overflows, or the
@@ -65,9 +58,6 @@ class Residency {
   // Forgets a unit that is being resharded on request; false when it was not
   // whole. Throws, and changes nothing, when it is pinned.
   bool drop(UnitId unit);
-  // All of them; returns what was whole, least recently used first. Throws, and
-  // changes nothing, when any is pinned.
-  std::vector<UnitId> drop_all();
 
   bool resident(UnitId unit) const { return state(unit).resident; }
   bool pinned(UnitId unit) const { return state(unit).pins > 0; }
@@ -76,9 +66,6 @@ class Residency {
   std::int64_t resident_bytes() const { return resident_bytes_; }
   // Never above it, unless there is none.
   std::optional<std::int64_t> budget_bytes() const { return budget_.bytes; }
-  // The largest visit so far, pinned units included: a floor for budgets.
-  std::int64_t visit_bytes_max() const { return visit_bytes_max_; }
-  const ResidencyCounters& counters() const { return counters_; }
 
  private:
   struct State {
@@ -106,10 +93,8 @@ class Residency {
   std::int64_t resident_bytes_ = 0;
   std::int64_t pinned_bytes_ = 0;
   std::int64_t total_bytes_ = 0;
-  std::int64_t visit_bytes_max_ = 0;
   std::uint64_t clock_ = 0;
   std::uint64_t mark_ = 0;
-  ResidencyCounters counters_;
 };
 
 }  // namespace sherd::plan

@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <numeric>
 #include <set>
 #include <utility>
 #include "base/check.h"
-#include "plan/arithmetic.h"
 
 namespace sherd::plan {
 namespace {
@@ -168,12 +166,6 @@ class Player {
         report_.gathered_bytes == schedule_.report.gathered_bytes,
         "gathered bytes");
     expect(
-        report_.gathers_on_demand == schedule_.report.gathers_on_demand,
-        "gathers on demand");
-    expect(
-        report_.resident_bytes_peak == schedule_.report.resident_bytes_peak,
-        "peak");
-    expect(
         schedule_.report.lower_bound_bytes <= report_.gathered_bytes,
         "lower bound");
     return broken_;
@@ -200,14 +192,13 @@ class Player {
           "unsharded too early", unit);
       ++report_.gathers;
       report_.gathered_bytes += size_of(input_, unit);
-      report_.gathers_on_demand += visited(unit) ? 1 : 0;
     }
     for (const UnitId unit : set) {
       expect(whole_.count(unit) == 1, "used but not whole", unit);
     }
-    const std::int64_t bytes = size_of(input_, whole_);
-    expect(bytes <= input_.budget_bytes[visit_], "over the budget");
-    report_.resident_bytes_peak = std::max(report_.resident_bytes_peak, bytes);
+    expect(
+        size_of(input_, whole_) <= input_.budget_bytes[visit_],
+        "over the budget");
   }
 
   std::size_t next_use(UnitId unit) const {
@@ -232,73 +223,6 @@ class Player {
   std::set<UnitId> whole_;
   std::size_t visit_ = 0;
   ScheduleReport report_;
-  std::string broken_;
-};
-
-// Plays the actions of steps and remembers what was wrong with a place first.
-class Arena {
- public:
-  Arena(
-      const ScheduleInput& input,
-      const UnitSchedule& schedule,
-      const Placement& placement)
-      : input_(input), schedule_(schedule), placement_(placement) {}
-
-  std::string play() {
-    for (std::size_t i = 0; i < schedule_.initial.size(); ++i) {
-      enter(schedule_.initial[i], placement_.initial[i]);
-    }
-    step();
-    const std::map<UnitId, std::int64_t> end = std::exchange(begin_, {});
-    for (std::size_t i = 0; i < schedule_.initial.size(); ++i) {
-      const UnitId unit = schedule_.initial[i];
-      const auto place = end.find(unit);
-      expect(
-          place != end.end() && place->second == placement_.initial[i], unit,
-          "moved over the step boundary");
-      enter(unit, placement_.initial[i]);
-    }
-    step();
-    expect(end_max_ == placement_.arena_bytes, -1, "arena of another size");
-    return broken_;
-  }
-
- private:
-  void step() {
-    for (std::size_t visit = 0; visit < schedule_.before.size(); ++visit) {
-      const VisitActions& actions = schedule_.before[visit];
-      for (const UnitId unit : actions.reshard) {
-        begin_.erase(unit);
-      }
-      for (std::size_t i = 0; i < actions.unshard.size(); ++i) {
-        enter(actions.unshard[i], placement_.unshard[visit][i]);
-      }
-    }
-  }
-
-  void enter(UnitId unit, std::int64_t begin) {
-    const std::int64_t end = begin + size_of(input_, unit);
-    expect(begin >= 0 && begin % kPlaceAlignment == 0, unit, "not aligned");
-    for (const auto& [other, at] : begin_) {
-      expect(
-          end <= at || at + size_of(input_, other) <= begin, unit,
-          "overlaps another");
-    }
-    begin_[unit] = begin;
-    end_max_ = std::max(end_max_, round_up(end, kPlaceAlignment));
-  }
-
-  void expect(bool holds, UnitId unit, const char* what) {
-    if (!holds && broken_.empty()) {
-      broken_ = str("unit ", unit, ": ", what);
-    }
-  }
-
-  const ScheduleInput& input_;
-  const UnitSchedule& schedule_;
-  const Placement& placement_;
-  std::map<UnitId, std::int64_t> begin_;
-  std::int64_t end_max_ = 0;
   std::string broken_;
 };
 
@@ -378,13 +302,6 @@ std::int64_t least_gathered_bytes(const ScheduleInput& input) {
 std::string broken_promise(
     const ScheduleInput& input, const UnitSchedule& schedule) {
   return Player(input, schedule).play();
-}
-
-std::string broken_place(
-    const ScheduleInput& input,
-    const UnitSchedule& schedule,
-    const Placement& placement) {
-  return Arena(input, schedule, placement).play();
 }
 
 }  // namespace sherd::plan

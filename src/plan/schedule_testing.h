@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <string>
 #include <vector>
-#include "plan/placement.h"
 #include "plan/random_testing.h"
 #include "plan/unit_schedule.h"
 
@@ -49,11 +48,5 @@ std::int64_t least_gathered_bytes(const ScheduleInput& input);
 // Empty, or the first promise that is broken.
 std::string broken_promise(
     const ScheduleInput& input, const UnitSchedule& schedule);
-
-// The same for places: two steps in a row, because units stay into the second.
-std::string broken_place(
-    const ScheduleInput& input,
-    const UnitSchedule& schedule,
-    const Placement& placement);
 
 }  // namespace sherd::plan

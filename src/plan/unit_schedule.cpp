@@ -169,17 +169,9 @@ UnitSchedule solve(const ScheduleInput& input) {
   UnitSchedule schedule;
   schedule.before = actions_of(input, residents);
   ScheduleReport& report = schedule.report;
-  for (std::size_t visit = 0; visit < input.visits.size(); ++visit) {
-    const std::vector<UnitId>& unshard = schedule.before[visit].unshard;
-    report.gathers += static_cast<std::int64_t>(unshard.size());
-    report.gathered_bytes += size_of(input, unshard);
-    report.gathers_on_demand +=
-        std::count_if(unshard.begin(), unshard.end(), [&](UnitId unit) {
-          const std::vector<UnitId>& set = input.visits[visit];
-          return std::binary_search(set.begin(), set.end(), unit);
-        });
-    report.resident_bytes_peak = std::max(
-        report.resident_bytes_peak, size_of(input, residents.at[visit]));
+  for (const VisitActions& actions : schedule.before) {
+    report.gathers += static_cast<std::int64_t>(actions.unshard.size());
+    report.gathered_bytes += size_of(input, actions.unshard);
   }
   schedule.initial = std::move(residents.initial);
   return schedule;

@@ -45,12 +45,9 @@ struct VisitActions {
 struct ScheduleReport {
   std::int64_t gathers = 0;
   std::int64_t gathered_bytes = 0;
-  // Issued at the visit that needs them.
-  std::int64_t gathers_on_demand = 0;
   // No schedule inside the budget gathers less: farthest next use, allowed to
   // keep a part of a unit, without room for gathers ahead.
   std::int64_t lower_bound_bytes = 0;
-  std::int64_t resident_bytes_peak = 0;
   // Price of memory: by how much gathered_bytes falls with a tenth more budget
   // at every visit. 0 also when that goes into gathers ahead instead.
   std::int64_t tenth_more_saves_bytes = 0;

@@ -75,13 +75,14 @@ std::vector<std::int64_t> transformer_sizes() {
 std::int64_t lru_traffic(const ScheduleInput& input) {
   Residency residency(
       input.unit_bytes,
-      {.bytes = input.budget_bytes[0],
-       .assumed_visit_bytes = std::nullopt,
-       .reason = {}});
+      {.bytes = input.budget_bytes[0], .assumed_visit_bytes = std::nullopt});
+  std::int64_t traffic = 0;
   for (const std::vector<UnitId>& set : input.visits) {
-    (void)residency.visit(set).value();
+    for (const UnitId unit : residency.visit(set).value().fetch) {
+      traffic += input.unit_bytes[static_cast<std::size_t>(unit)];
+    }
   }
-  return residency.counters().fetched_bytes;
+  return traffic;
 }
 
 // The units of `order` that fit stay whole for the step, the others come at each
