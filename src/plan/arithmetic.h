@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Integer arithmetic of the planners: rounding, and products that stop at a
-// ceiling instead of overflowing. Thread rule: pure functions.
+// Integer arithmetic of the planners: rounding, and products that saturate instead of overflowing.
+// Thread rule: pure functions.
 #pragma once
 
 #include <cstdint>
 
 namespace sherd::plan {
 
-// Above every size a plan accepts, and far enough below the end of the type
-// that two of them can be added.
+// Above every size a plan accepts, and low enough that two of them can be added.
 inline constexpr std::int64_t kSizeCeiling = std::int64_t{1} << 61;
 
 // REQUIRES of both: value >= 0, step >= 1, value + step fits.

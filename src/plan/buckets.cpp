@@ -16,7 +16,7 @@ struct OpenBucket {
   std::vector<int> items;
   std::int64_t bytes = 0;
   std::size_t first = 0;  // Position of the first item in the order.
-  std::size_t limit = 0;  // Of the limits.
+  std::size_t limit = 0;  // Index of its limit.
 };
 
 void check_permutation(std::span<const int> order, std::size_t items) {
@@ -79,7 +79,7 @@ std::vector<std::vector<int>> assign_buckets(
 std::vector<int> common_order(
     int items, std::span<const std::vector<int>> order_by_rank) {
   const auto count = static_cast<std::size_t>(items);
-  std::vector<std::size_t> sum(count, 0);  // Of positions, over ranks.
+  std::vector<std::size_t> sum(count, 0);  // Positions summed over ranks.
   for (const auto& order : order_by_rank) {
     check_permutation(order, count);
     std::vector<std::size_t> position(count, count);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The byte budget for whole units: how much may be unsharded at once. Presets
-// are formulas over the units' sizes; a number of bytes is the user's own word
-// and never exceeded. Which bytes count is the caller's decision (those that
-// `reshard` frees). Thread rule: pure functions and values.
+// The byte budget of unsharded parameters: how many bytes of units may be whole at once. Presets
+// are formulas over the units' sizes; a number given by the user is never exceeded. The caller
+// decides which bytes count (those that `reshard` frees). Thread rule: pure functions and values.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +13,23 @@
 namespace sherd::plan {
 
 struct Budget {
-  // None: unlimited.
+  // Empty: unlimited.
   std::optional<std::int64_t> bytes = std::nullopt;
-  // Set for a preset that was computed from the largest visit known so far: a
-  // larger one raises `bytes` by the difference. Not set: `bytes` is final.
+  // Set by a preset that assumed this largest visit: a larger one raises `bytes` by the difference.
+  // Empty: `bytes` is final.
   std::optional<std::int64_t> assumed_visit_bytes = std::nullopt;
 };
 
 struct UnitSizes {
-  // By unit; bytes when whole.
+  // By unit: its bytes when whole.
   std::span<const std::int64_t> bytes;
-  // Owns what no policy matched; none when it owns nothing.
+  // The unit of what no policy matched; empty when that is nothing.
   std::optional<UnitId> root = std::nullopt;
 };
 
-// Functions below throw when a size is negative, their sum overflows, or the
-// root is no unit.
+// The functions below throw when a size is negative, their sum overflows, or the root is no unit.
 
-// Every unit at once, called M.
+// All units at once, called M.
 std::int64_t total_unit_bytes(const UnitSizes& units);
 
 // The least any budget can be: the largest visit, which is assumed to be the
@@ -44,7 +42,7 @@ Budget full_shard_budget(const UnitSizes& units);
 // M: what was gathered in forward is still whole in backward.
 Budget shard_grad_op_budget(const UnitSizes& units);
 
-// As given; throws, naming the floor, when less than budget_floor().
+// The bytes given; throws, naming the floor, when they are fewer than budget_floor().
 Budget explicit_budget(const UnitSizes& units, std::int64_t bytes);
 
 }  // namespace sherd::plan

@@ -10,7 +10,7 @@
 namespace sherd::plan {
 namespace {
 
-// What of a piece is wanted.
+// The wanted part of a piece.
 struct Candidate {
   ElementRange range;  // Not empty.
   int file = 0;
@@ -40,9 +40,8 @@ void check_range(const ElementRange& range, const What&... what) {
       " to have 0 <= begin <= end, found [", range.begin, ", ", range.end, ")");
 }
 
-// By begin, so that one pass finds them as they become usable; copies by file,
-// so that neither the order of the pieces nor where they begin before what is
-// wanted changes which file a reader gets.
+// Sorted by begin, so that one pass finds them as they become usable, and copies by file, so that a
+// reader gets the same file whatever the order of the pieces.
 std::vector<Candidate> candidates_of(
     std::span<const SavedPiece> pieces, const ElementRange& wanted) {
   std::vector<Candidate> candidates;
@@ -58,19 +57,20 @@ std::vector<Candidate> candidates_of(
            .piece = static_cast<int>(i)});
     }
   }
-  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
-    return std::tie(a.range.begin, a.file, a.piece) <
-        std::tie(b.range.begin, b.file, b.piece);
-  });
+  std::sort(
+      candidates.begin(), candidates.end(),
+      [](const Candidate& a, const Candidate& b) {
+        return std::tie(a.range.begin, a.file, a.piece) <
+            std::tie(b.range.begin, b.file, b.piece);
+      });
   return candidates;
 }
 
-// Which of n equal candidates. The remainder by n would send ranks 0, n, 2n, ... to
-// one file, and these want the same where n divides the shard axis. The sum of
-// the digits in base n does better. Ranks kn to kn + n - 1 differ in the last
-// digit alone. And for n = 2^b it is the sum of 2^(i mod b) over the set bits
-// i: n ranks that differ in b neighbouring bits add these, rotated, to
-// what they have in common, which gives each remainder once.
+// Chooses among n equal candidates by the digit sum of `reader` in base n. The plain remainder
+// would send ranks 0, n, 2n, ... to one file, and these want the same where n divides the shard
+// axis. Ranks kn to kn + n - 1 differ in the last digit alone. For n = 2^b the digit sum is the sum
+// of 2^(i mod b) over the set bits i, so n ranks that differ in b neighbouring bits get each
+// remainder once.
 std::size_t spread_choice(int reader, std::size_t n) {
   std::size_t sum = 0;
   if (n > 1) {
@@ -83,8 +83,8 @@ std::size_t spread_choice(int reader, std::size_t n) {
 
 }  // namespace
 
-// To take at each position the candidate that reaches furthest is best: whatever
-// else is taken there, the rest of another cover also covers what is left.
+// Taking the candidate that reaches furthest at each position is optimal: what follows in any other
+// cover also covers what is left.
 ReadPlan plan_reads(
     std::span<const SavedPiece> pieces, ElementRange wanted, int reader) {
   check_range(wanted, "the range wanted");

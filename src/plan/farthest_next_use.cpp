@@ -10,13 +10,12 @@
 namespace sherd::plan {
 namespace {
 
-// With gaps over the step boundary the bound is the mean over so many steps in
-// a row, of which only the two outer ends are given away.
+// Where gaps cross the step boundary the bound is the mean over this many steps, whose outer ends
+// count nothing.
 constexpr int kBoundSteps = 32;
 
-// The gaps bridged at a moment, by their ends. When there is no room, the one
-// that ends last gives way: bytes that end sooner are in nobody's way longer, so
-// that with bytes of one size no other choice bridges more.
+// The gaps bridged at one visit, by their ends. When there is no room, the one that ends last gives
+// way: those that end sooner free their bytes sooner.
 class OpenGaps {
  public:
   struct Open {
@@ -60,7 +59,7 @@ bool crosses_step_boundary(const GapProblem& problem, const Gap& gap) {
   return gap.end > problem.visits();
 }
 
-// As if begun in the step before.
+// Adds the tails of the gaps that began in the step before.
 void add_gaps_over_step_boundary(const GapProblem& problem, OpenGaps& open) {
   for (std::size_t g = 0; g < problem.gaps.size(); ++g) {
     const Gap& gap = problem.gaps[g];
@@ -72,8 +71,8 @@ void add_gaps_over_step_boundary(const GapProblem& problem, OpenGaps& open) {
 
 }  // namespace
 
-// One step. A gap over the boundary is there at both ends of the step or not at
-// all: once its head gave way, its tail is not begun.
+// A gap over the step boundary is bridged at both ends of the step or not at all: if its tail,
+// which comes first, gave way, its head is not begun.
 std::vector<bool> keep_by_farthest_next_use(const GapProblem& problem) {
   std::vector<bool> kept(problem.gaps.size(), true);
   OpenGaps open;
@@ -93,10 +92,9 @@ std::vector<bool> keep_by_farthest_next_use(const GapProblem& problem) {
   return kept;
 }
 
-// Several steps in a row, as if what the first one finds had come for free and
-// what the last one leaves were lost at no cost. A schedule repeated so often
-// misses at most as much there as its boundary gaps and all others miss in each
-// step; so the mean, rounded up, is a bound for one step.
+// Walks over several steps in a row, where what the first one finds whole and what the last one
+// leaves cost nothing. A schedule repeated so often misses at least as much as that walk; so the
+// mean per step, rounded up, is a bound for one step.
 std::int64_t missed_bytes_lower_bound(const GapProblem& problem) {
   OpenGaps open;
   add_gaps_over_step_boundary(problem, open);

@@ -34,7 +34,7 @@ UnitSets present_units(const PresentUnitsInput& input) {
     room.push_back(
         input.budget_bytes[visit] - bytes_of(present[visit], input.unit_bytes));
   }
-  // Distance by distance, so that nearer uses get the room.
+  // One distance after another, so that nearer uses get the room.
   const std::size_t ahead = static_cast<std::size_t>(input.ahead_visits);
   for (std::size_t distance = 1; distance <= ahead && distance < present.size();
        ++distance) {

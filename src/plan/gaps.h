@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A gap is the stretch between two uses of a unit. Bridging it, by keeping the
-// unit whole, saves one gather; the bytes then count at each visit in between.
-// Planning a step is to choose which gaps to bridge. Thread rule: pure functions
-// and values.
+// Gaps between uses: the stretch of visits between two uses of a unit. Bridging a gap, by keeping
+// the unit whole, saves one gather; the bytes then count at each visit in between. Planning a step
+// is choosing which gaps to bridge. Thread rule: pure functions and values.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +17,8 @@ using UnitSets = std::vector<std::vector<UnitId>>;  // By visit, ascending.
 struct Gap {
   UnitId unit = 0;
   std::int64_t bytes = 0;
-  // The visits in between are begin, ..., end - 1. A gap over the step boundary
-  // counts on: visit `visits` is visit 0 of the next step. begin == end there
-  // means that nothing lies between.
+  // The visits in between are begin, ..., end - 1. A gap over the step boundary counts on: visit
+  // `visits` is visit 0 of the next step. There begin == end when nothing lies between.
   int begin = 0;
   int end = 0;
 
@@ -28,7 +26,7 @@ struct Gap {
 };
 
 struct GapProblem {
-  // By visit: the budget less the units that are there in any case.
+  // By visit: the budget less the units that are present in any case.
   std::vector<std::int64_t> room;
   // By begin, then unit.
   std::vector<Gap> gaps;
@@ -43,14 +41,13 @@ struct PresentUnitsInput {
   int ahead_visits = 0;
 };
 
-// The units that are there at each visit in any case: its own and, as far as
-// there is room beside them, those of the next `ahead_visits` ones, so that a
-// gather can run ahead of its use. Nearer uses go first; a unit whose use is
-// farther is there at every visit until then or not at all.
-// REQUIRES: each visit fits its budget.
+// The units present at each visit in any case: its own and, as far as there is room, those of the
+// next `ahead_visits` visits, so that gathers run ahead of use. Nearer uses go first. A unit that
+// is present ahead of its use stays until then. REQUIRES: each visit fits its budget.
 UnitSets present_units(const PresentUnitsInput& input);
 
-// REQUIRES: the units present fit the budget of each visit.
+// The gaps between visits at which a unit is present, and the room to bridge them. REQUIRES: the
+// units present fit the budget of each visit.
 GapProblem gap_problem(
     const UnitSets& present,
     std::span<const std::int64_t> unit_bytes,

@@ -11,14 +11,14 @@
 namespace sherd::plan {
 namespace {
 
-// A move costs a walk over the gaps: the whole search stays below 0.3 s for a step
-// of 1000 visits, and far below where the bound says that nothing is left to gain.
+// An exchange costs a walk over the gaps: the search stays below 0.3 s for a step of 1000 visits,
+// and far below once the lower bound is met.
 constexpr int kExchangesMax = 1000;
 
-// Which gap makes room at a visit where there is too little.
+// Which gap to give up at a visit without room.
 enum class DropRule { kEndsLast, kFewestBytes };
 
-// The gaps bridged, with the room they leave.
+// A choice of bridged gaps, with the room they leave.
 class KeptGaps {
  public:
   explicit KeptGaps(const GapProblem& problem)
@@ -34,7 +34,7 @@ class KeptGaps {
     const Gap& g = problem_->gaps[gap];
     const std::int64_t bytes = kept ? g.bytes : -g.bytes;
     for (int visit = g.begin; visit < g.end; ++visit) {
-      room_[place(visit)] -= bytes;
+      room_[index_of(visit)] -= bytes;
     }
     kept_[gap] = kept;
     kept_bytes_ += bytes;
@@ -43,38 +43,39 @@ class KeptGaps {
   bool fits(std::size_t gap) const {
     const Gap& g = problem_->gaps[gap];
     for (int visit = g.begin; visit < g.end; ++visit) {
-      if (room_[place(visit)] < g.bytes) {
+      if (room_[index_of(visit)] < g.bytes) {
         return false;
       }
     }
     return true;
   }
 
-  // Gives up other gaps until those over the same visits as `gap`, which is
-  // kept, are within the room. REQUIRES: `gap` alone is.
+  // Gives up other gaps until those over the visits of `gap`, which is kept, are within the room.
+  // REQUIRES: `gap` alone is.
   void make_room_for(std::size_t gap, DropRule rule) {
     const Gap& g = problem_->gaps[gap];
     for (int visit = g.begin; visit < g.end; ++visit) {
-      while (room_[place(visit)] < 0) {
-        set(gap_to_drop_at(static_cast<int>(place(visit)), gap, rule), false);
+      while (room_[index_of(visit)] < 0) {
+        set(gap_to_drop_at(static_cast<int>(index_of(visit)), gap, rule),
+            false);
       }
     }
   }
 
  private:
-  // A visit of this step or the next.
-  std::size_t place(int visit) const {
+  // The index of a visit of this step or the next.
+  std::size_t index_of(int visit) const {
     return static_cast<std::size_t>(
         visit < problem_->visits() ? visit : visit - problem_->visits());
   }
 
-  // Visits from this one on until the gap ends; none or fewer: not over it.
+  // How many visits from this one on the gap still covers; 0 or less: it does not cover it.
   int left_at(const Gap& gap, int visit) const {
     return gap.begin <= visit ? gap.end - visit
                               : gap.end - problem_->visits() - visit;
   }
 
-  // The first one of equals.
+  // Ties go to the first.
   std::size_t gap_to_drop_at(int visit, std::size_t but, DropRule rule) const {
     std::optional<std::size_t> best;
     std::int64_t best_rank = 0;
@@ -143,7 +144,8 @@ class LocalSearch {
           better |= try_with(gap, DropRule::kEndsLast) ||
               try_with(gap, DropRule::kFewestBytes);
         }
-        if (best_.kept_bytes() == kept_bytes_max_ || exchanges_ >= kExchangesMax) {
+        if (best_.kept_bytes() == kept_bytes_max_ ||
+            exchanges_ >= kExchangesMax) {
           return best_.kept();
         }
       }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The mesh of data-parallel ranks: `replicate` x `shard`, the shard axis
-// innermost, so that the ranks of one shard group are neighbours and usually on
-// one host: rank = replicate_index * shard + shard_index.
-// Thread rule: pure functions and values.
+// The mesh of data-parallel ranks: `replicate` x `shard`, the shard axis innermost, so that the
+// ranks of one shard group are neighbours and usually on one host: rank = replicate_index * shard +
+// shard_index. Thread rule: pure functions and values.
 #pragma once
 
 #include <string>

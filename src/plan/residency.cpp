@@ -65,7 +65,7 @@ Result<ResidencyDecision> Residency::visit(std::span<const UnitId> units) {
   return decision;
 }
 
-// Returns the bytes of the set that no pin already keeps.
+// Returns the bytes of the set that are not pinned.
 std::int64_t Residency::mark_set(std::span<const UnitId> units) {
   ++mark_;
   std::int64_t bytes = 0;
@@ -101,9 +101,9 @@ Status Residency::check_floor(std::int64_t needed_bytes) const {
           " or cut the model into smaller units")};
 }
 
-// A preset was computed for an assumed visit; a larger one shifts it. It never
-// needs more than all units.
-void Residency::grow_budget(std::int64_t needed_bytes, ResidencyDecision& decision) {
+// A preset grows by what the visit exceeds the assumed one, up to the bytes of all units.
+void Residency::grow_budget(
+    std::int64_t needed_bytes, ResidencyDecision& decision) {
   if (!budget_.bytes || !budget_.assumed_visit_bytes ||
       needed_bytes <= *budget_.assumed_visit_bytes) {
     return;
@@ -117,7 +117,8 @@ void Residency::grow_budget(std::int64_t needed_bytes, ResidencyDecision& decisi
   }
 }
 
-void Residency::make_room(std::int64_t fetch_bytes, ResidencyDecision& decision) {
+void Residency::make_room(
+    std::int64_t fetch_bytes, ResidencyDecision& decision) {
   if (!budget_.bytes || resident_bytes_ + fetch_bytes <= *budget_.bytes) {
     return;
   }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Residency decides which units are whole, on demand: a visit brings its units
-// in and the least recently used ones make room, within a byte budget. It only
-// decides; whoever asks gathers and frees, in the order returned. Ranks that
-// make the same calls get the same decisions.
+// An LRU cache policy for whole units: a visit brings its units in, and the least recently used
+// ones make room within a byte budget. It serves steps without a plan. It only decides; the caller
+// gathers and frees in the order returned. Ranks that make the same calls get the same decisions.
 // Thread rule: one thread, or the caller's lock.
 #pragma once
 
@@ -19,44 +18,42 @@
 namespace sherd::plan {
 
 struct ResidencyDecision {
-  // To reshard, least recently used first; all before the first fetch.
+  // To reshard before the first fetch, least recently used first.
   std::vector<UnitId> evict;
   // To unshard, in the order of the visit.
   std::vector<UnitId> fetch;
   // Set when a preset's budget grew for this visit: its new size.
   std::optional<std::int64_t> grown_budget_bytes;
-  // One sentence; kept short enough not to allocate when nothing is to do.
+  // One sentence, short enough not to allocate when nothing is to do.
   std::string reason;
 };
 
 class Residency {
  public:
-  // Nothing is whole. Throws when a size is negative, the sum overflows, or the
-  // budget is below what it assumes.
+  // Begins with no unit whole. Throws when a size is negative, the sum overflows, or the budget is
+  // below what it assumes.
   Residency(std::vector<std::int64_t> unit_bytes, Budget budget);
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
 
-  // Makes the set (repetitions count once) whole and most recently used, the
-  // last one named most. Evicts neither a pinned unit nor one of the set; after
-  // it resident_bytes() is within the budget. Bytes of the set together with
-  // the pinned units above what a preset assumed raise its budget. Above a
-  // fixed budget: kInvalidArgument with a sentence that names the bytes needed,
-  // the units, the budget and the remedy, and nothing has changed.
-  // Throws when a unit does not exist, with nothing changed.
+  // Makes the set (repetitions count once) whole and most recently used, the last one named most.
+  // Evicts neither a pinned unit nor one of the set; resident_bytes() ends within the budget. If
+  // the set and the pinned units exceed what a preset assumed, its budget grows. If they exceed a
+  // fixed budget, returns kInvalidArgument, naming the bytes needed, the units, the budget and the
+  // remedy, and changes nothing. Throws when a unit does not exist, and changes nothing.
   Result<ResidencyDecision> visit(std::span<const UnitId> units);
 
-  // A pinned unit stays whole. Pins count: as many unpins free it.
-  // REQUIRES of pin: resident. REQUIRES of unpin: pinned.
+  // A pinned unit stays whole until it is unpinned as often. REQUIRES of pin: resident. REQUIRES of
+  // unpin: pinned.
   void pin(UnitId unit);
   void unpin(UnitId unit);
 
-  // A unit became whole by another's decision; the most recently used now.
-  // REQUIRES: not resident, and within the budget.
+  // Records that the caller made a unit whole; it becomes the most recently used. REQUIRES: not
+  // resident, and within the budget.
   void admit(UnitId unit);
 
-  // Forgets a unit that is being resharded on request; false when it was not
-  // whole. Throws, and changes nothing, when it is pinned.
+  // Records that the caller reshards a unit; false when it was not whole. Throws, and changes
+  // nothing, when it is pinned.
   bool drop(UnitId unit);
 
   bool resident(UnitId unit) const { return state(unit).resident; }
@@ -64,7 +61,7 @@ class Residency {
   std::vector<UnitId> pinned_units() const;  // Ascending.
   int units() const { return static_cast<int>(states_.size()); }
   std::int64_t resident_bytes() const { return resident_bytes_; }
-  // Never above it, unless there is none.
+  // resident_bytes() never exceeds it; empty: unlimited.
   std::optional<std::int64_t> budget_bytes() const { return budget_.bytes; }
 
  private:

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests of schedules: steps to plan, random and by formula, a check of every
-// promise a schedule makes, and the least traffic by trying everything.
-// Thread rule: pure functions.
+// Support for tests of schedules: steps to plan, random and by formula; a check of every promise
+// that a schedule makes; and the least traffic by brute force. Thread rule: pure functions.
 #pragma once
 
 #include <cstdint>

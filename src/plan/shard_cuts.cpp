@@ -8,8 +8,8 @@
 namespace sherd::plan {
 namespace {
 
-// A cut moves to an aligned place only if that shifts it by at most this part
-// of an even share: tiny flats are spread, large ones aligned.
+// A cut moves to an aligned place only if that shifts it by at most this part of an even share, so
+// that tiny flats are spread and large ones aligned.
 constexpr std::int64_t kAlignedCutShift = 16;
 
 // The last parameter that starts at or before `element`, which must exist.
@@ -32,10 +32,9 @@ class ShardCuts {
         ranks_(ranks),
         slice_alignment_(slice_alignment) {}
 
-  // Ascends with rank. Proof: nearest_legal() ascends with its target and keeps
-  // a legal place where it is. An aligned cut is a legal place less than a
-  // share from its target, so the targets before and after it are on their own
-  // side.
+  // Ascends with rank. Proof: nearest_legal() ascends with its target and keeps a legal target. An
+  // aligned cut is legal and less than a share from its target, so neighbouring targets lie on its
+  // two sides.
   std::int64_t cut(int rank) const {
     const std::int64_t target = ideal(rank);
     const std::int64_t aligned = nearest_aligned(target);
@@ -61,17 +60,17 @@ class ShardCuts {
                                                                      : below;
   }
 
-  // Of the places between two parameters only the second one's start counts.
+  // Between two parameters, the only legal place is the start of the second.
   bool is_legal(std::int64_t place) const {
     const std::size_t p = parameter_at(layout_, place);
     const std::int64_t inside = place - layout_.offsets[p];
     return inside == 0 || place == layout_.numel ||
-           (inside < layout_.numels[p] &&
-            inside % parameters_[p].granularity == 0);
+        (inside < layout_.numels[p] &&
+         inside % parameters_[p].granularity == 0);
   }
 
-  // Inside a parameter one of the two block boundaries around the target; in
-  // the gap after it, and instead of its end, the next parameter's start.
+  // Inside a parameter, one of the two block boundaries around the target; instead of its end, and
+  // in the padding after it, the next parameter's start.
   std::int64_t nearest_legal(std::int64_t target) const {
     const std::size_t p = parameter_at(layout_, target);
     const std::int64_t offset = layout_.offsets[p];
@@ -88,7 +87,6 @@ class ShardCuts {
     return target - below <= above - target ? below : above;
   }
 
-  // Both outlive the cutter, which lives inside one call.
   const FlatLayout& layout_;
   std::span<const FlatParameter> parameters_;
   const std::int64_t ranks_;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cuts a packed flat into shards of unequal size: each cut goes to the legal
-// place nearest to its even share, so no shard exceeds an even one by more than
-// one block. On large flats cuts prefer aligned places. Thread rule: a pure
-// function.
+// Cuts a packed flat into one shard per rank: each cut goes to the legal place nearest to its even
+// share, so that no shard exceeds an even one by more than about one block. On large flats cuts
+// prefer aligned places. Thread rule: a pure function.
 #pragma once
 
 #include <cstdint>

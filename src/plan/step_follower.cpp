@@ -11,7 +11,7 @@ namespace sherd::plan {
 namespace {
 
 constexpr std::size_t kPlansMax = 4;
-// A loop that never publishes must not record for ever.
+// Limits the record of a loop that never publishes.
 constexpr std::size_t kVisitsMax = 100'000;
 
 }  // namespace
@@ -57,7 +57,7 @@ void StepFollower::begin_step(bool training, bool follow) {
   next_ = 0;
 }
 
-// One that begins with this visit, else one in which it is ahead.
+// Prefers a plan that begins with this visit to one that has it later.
 void StepFollower::choose_plan() {
   const auto& first = record_.visits.front();
   const auto of_this_mode = [&](const StepPlan& plan) {
@@ -78,7 +78,8 @@ void StepFollower::choose_plan() {
   planned_throughout_ = plan_ != nullptr;
 }
 
-DueActions StepFollower::visit(const std::vector<UnitId>& units, bool in_backward) {
+DueActions StepFollower::visit(
+    const std::vector<UnitId>& units, bool in_backward) {
   SHERD_ASSERT(in_step_ && !units.empty());
   const StepVisit visit{units, in_backward};
   auto& visits = record_.visits;
@@ -91,32 +92,31 @@ DueActions StepFollower::visit(const std::vector<UnitId>& units, bool in_backwar
   if (visits.size() < kVisitsMax) {
     visits.push_back(visit);
   }
-  DueActions move;
+  DueActions due;
   if (visits.size() == 1 && ranks_agree_) {
     choose_plan();
     if (plan_ != nullptr) {
-      move.whole = plan_->schedule.initial;
+      due.whole = plan_->schedule.initial;
     }
   }
   if (plan_ == nullptr) {
-    return move;
+    return due;
   }
   if (const auto position = find_ahead(visit)) {
-    move.actions = advance(*position + 1);
-    return move;
+    due.actions = advance(*position + 1);
+    return due;
   }
   depart();
   plan_ = plan_with_same_beginning();
   if (plan_ != nullptr) {
     next_ = visits.size() - 1;
-    move.whole = whole_before(*plan_, next_);
-    move.actions = advance(next_ + 1);
+    due.whole = whole_before(*plan_, next_);
+    due.actions = advance(next_ + 1);
   }
-  return move;
+  return due;
 }
 
-// Only before the next end of a backward, and on this side of its beginning:
-// what lies beyond, ranks do together.
+// Looks no further than the next end of a backward, which all ranks pass together.
 std::optional<std::size_t> StepFollower::find_ahead(
     const StepVisit& visit) const {
   for (std::size_t v = next_; v < segment_end(); ++v) {
@@ -133,7 +133,7 @@ std::size_t StepFollower::segment_end() const {
   return ended < ends.size() ? ends[ended] : plan_->record.visits.size();
 }
 
-// The latest visit included, and no end of a backward between.
+// The beginning includes the latest visit and no further end of a backward.
 const StepPlan* StepFollower::plan_with_same_beginning() const {
   const auto& seen = record_.visits;
   const auto& ended = record_.backward_ends;
@@ -173,21 +173,21 @@ std::vector<PlannedActions> StepFollower::advance(std::size_t next) {
 }
 
 DueActions StepFollower::end_backward() {
-  DueActions move;
+  DueActions due;
   if (!in_step_) {
-    return move;  // Of a rank whose loss does not depend on the model.
+    return due;  // The loss of this rank does not depend on the model.
   }
   if (plan_ != nullptr) {
     const auto& ends = plan_->record.backward_ends;
     const auto ended = record_.backward_ends.size();
     if (ended < ends.size()) {
-      move.actions = advance(std::max(next_, ends[ended]));
+      due.actions = advance(std::max(next_, ends[ended]));
     } else {
       depart();
     }
   }
   record_.backward_ends.push_back(record_.visits.size());
-  return move;
+  return due;
 }
 
 void StepFollower::end_step(std::int64_t budget_bytes) {

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepFollower watches the visits of a step, says what the plan of an earlier,
-// equal step does before each, and makes plans of the steps that had none. It
-// only decides; whoever asks gathers and drops.
+// A state machine that records the visits of a step, follows the plan of an earlier, equal step,
+// and makes plans of the steps that had none. It only decides; the caller gathers and drops.
 //
-// Ranks that follow plans must issue the same gathers in the same order. So
-// they compare fingerprint() before each step, and follow only when all are
-// equal; within a step the actions between two ends of a backward are always
-// the same ones, whatever visits a rank left out.
-// Thread rule: one thread, or the caller's lock.
+// Ranks that follow plans must issue the same gathers in the same order. So they compare
+// fingerprint() before each step and follow only when all are equal; within a step, the actions
+// between two ends of a backward are always the same ones, whatever visits a rank left out. Thread
+// rule: one thread, or the caller's lock.
 #pragma once
 
 #include <cstddef>
@@ -21,14 +19,13 @@
 namespace sherd::plan {
 
 struct PlannedActions {
-  const VisitActions* actions = nullptr;  // Of a plan: until the step ends.
-  bool in_backward = false;          // Of the visit they precede.
+  const VisitActions* actions = nullptr;  // Valid until the step ends.
+  bool in_backward = false;               // Whether their visit is in backward.
 };
 
-// In this order.
+// What the caller must do now: first reach `whole`, then take the actions.
 struct DueActions {
-  // Set where a plan begins: what it takes to be whole; anything else is to be
-  // dropped, what is missing to be gathered.
+  // Set where a plan begins: exactly these units must be whole.
   std::optional<std::vector<UnitId>> whole;
   std::vector<PlannedActions> actions;
 };
@@ -36,7 +33,7 @@ struct DueActions {
 struct FollowerCounters {
   std::int64_t plans_made = 0;
   std::int64_t steps = 0;
-  std::int64_t steps_planned = 0;  // From the first visit to the last.
+  std::int64_t steps_planned = 0;  // Planned from the first visit to the last.
   std::int64_t deviations = 0;     // Visits that were not ahead in the plan.
 };
 
@@ -46,31 +43,30 @@ class StepFollower {
   StepFollower(const StepFollower&) = delete;
   StepFollower& operator=(const StepFollower&) = delete;
 
-  // Whether this visit is the first of a step. Ends the step before where that
-  // had no publish: when, outside training, its first visit comes round again,
-  // or the other mode begins.
+  // Whether this visit is the first of a step. Ends a step that had no publish: outside training
+  // when its first visit comes round again, or when the other mode begins.
   bool begins_step(
       const std::vector<UnitId>& units,
       bool training,
       std::int64_t budget_bytes);
-  // Of all plans known.
+  // A digest of all known plans.
   std::uint64_t fingerprint() const;
-  // REQUIRES: between steps. `follow`: the ranks' fingerprints are equal.
+  // `follow`: the ranks' fingerprints are equal. REQUIRES: between steps.
   void begin_step(bool training, bool follow);
 
-  // What the plan does before this visit; nothing without a plan, and where the
-  // visit is not ahead in it: then the rest of the step has none, or another
-  // one that began alike. REQUIRES: in a step; units ascending, not empty.
+  // What the plan does before this visit; nothing without a plan. When the visit is not ahead in
+  // the plan, the rest of the step follows another plan with the same beginning, or none. REQUIRES:
+  // in a step; units ascending, not empty.
   DueActions visit(const std::vector<UnitId>& units, bool in_backward);
-  // What the plan does up to there, visited or not.
+  // What the plan does up to the end of this backward, whether visited or not.
   DueActions end_backward();
-  // The rest of the step has no plan, on any rank.
+  // The rest of the step has no plan, on all ranks.
   void leave();
-  // The same for this rank alone, which others have to learn of.
+  // The same on this rank alone; the caller must tell the others.
   void depart();
-  // Ranks know different plans. They would for ever: each adds its own.
+  // For ranks that know different plans: they would never become equal by themselves.
   void forget_plans() { plans_.clear(); }
-  // The step is over: makes a plan of it where it had none.
+  // Ends the step, and makes a plan of it if it followed none throughout.
   void end_step(std::int64_t budget_bytes);
 
   bool following() const { return plan_ != nullptr; }

@@ -14,7 +14,7 @@ std::optional<StepPlan> make_step_plan(
     std::int64_t budget_bytes) {
   ScheduleInput input;
   input.unit_bytes = options.unit_bytes;
-  // Nothing changes without an optimizer step.
+  // Without an optimizer step no value changes, so every unit may be carried.
   input.carried = record.training
       ? options.frozen
       : std::vector<bool>(options.unit_bytes.size(), true);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A step as it was seen, and the plan made of it. Thread rule: pure functions
-// and values.
+// A recorded step and the plan made of it: which visits happened, and the unit schedule for them.
+// Thread rule: pure functions and values.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +20,12 @@ struct StepVisit {
   bool operator==(const StepVisit&) const = default;
 };
 
-// What was visited from one publish to the next, or, without a backward, until
-// the first visit came round again.
+// The visits from one publish to the next or, without a backward, until the first visit came round
+// again.
 struct StepTrace {
   bool training = true;  // The first visit recorded gradients.
   std::vector<StepVisit> visits;
-  // How many visits had been when a backward ended; one number per backward.
+  // For each backward, the number of visits before its end.
   std::vector<std::size_t> backward_ends;
 
   bool operator==(const StepTrace&) const = default;
@@ -39,17 +39,17 @@ struct StepPlan {
 
 struct StepPlanOptions {
   std::vector<std::int64_t> unit_bytes;  // By unit.
-  std::vector<bool> frozen;              // By unit: no step changes it.
+  std::vector<bool> frozen;              // By unit: no step changes its values.
   int ahead_visits = 1;
 };
 
-// Nothing when a visit does not fit the budget.
+// Empty when a visit does not fit the budget.
 std::optional<StepPlan> make_step_plan(
     const StepTrace& record,
     const StepPlanOptions& options,
     std::int64_t budget_bytes);
 
-// What is whole or started before the actions of visit `position`, ascending.
+// The units whole or on their way before the actions of visit `position`, ascending.
 std::vector<UnitId> whole_before(const StepPlan& plan, std::size_t position);
 
 }  // namespace sherd::plan

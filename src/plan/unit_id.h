@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A unit's number in its model: 0, 1, ... in the order in which units were
-// made, equal on every rank. Thread rule: a value.
+// A unit's number in its model: 0, 1, ... in the order in which units were made, equal on every
+// rank. Thread rule: a value.
 #pragma once
 
 namespace sherd::plan {

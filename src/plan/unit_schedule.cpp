@@ -8,14 +8,14 @@
 #include "base/hash.h"
 #include "plan/arithmetic.h"
 #include "plan/budget.h"
+#include "plan/farthest_next_use.h"
 #include "plan/gaps.h"
 #include "plan/keep_gaps.h"
-#include "plan/farthest_next_use.h"
 
 namespace sherd::plan {
 namespace {
 
-// Raise it with any change that gives an equal input another schedule.
+// Raise this with any change that gives an equal input another schedule.
 constexpr std::uint64_t kVersion = 1;
 
 std::int64_t size_of(const ScheduleInput& input, UnitId unit) {
@@ -86,7 +86,7 @@ struct Residents {
   UnitSets at;  // By visit, while it runs.
 };
 
-// The units present in any case and those kept over a gap.
+// The units present in any case and those kept over gaps.
 Residents residents_of(
     const GapProblem& problem,
     const std::vector<bool>& kept,
@@ -132,7 +132,7 @@ void take(
   pending = without(pending, set);
 }
 
-// In the order of need: every gather is issued at most `ahead_visits` early.
+// In the order of need; every gather is issued at most `ahead_visits` early.
 std::vector<UnitId> by_need(
     const ScheduleInput& input, std::size_t visit, std::vector<UnitId> units) {
   std::vector<UnitId> ordered;
@@ -177,7 +177,7 @@ UnitSchedule solve(const ScheduleInput& input) {
   return schedule;
 }
 
-// First gathers, which no budget saves, and the gaps that must be left.
+// First gathers, which no budget saves, and the gaps that cannot be bridged.
 std::int64_t lower_bound(const ScheduleInput& input) {
   std::vector<bool> seen(input.unit_bytes.size(), false);
   std::int64_t first_bytes = 0;
