@@ -7,15 +7,6 @@
 namespace sherd::plan {
 namespace {
 
-std::int64_t bytes_of(
-    const std::vector<UnitId>& units, std::span<const std::int64_t> sizes) {
-  std::int64_t bytes = 0;
-  for (const UnitId unit : units) {
-    bytes += sizes[static_cast<std::size_t>(unit)];
-  }
-  return bytes;
-}
-
 bool has(const std::vector<UnitId>& units, UnitId unit) {
   return std::binary_search(units.begin(), units.end(), unit);
 }
@@ -26,7 +17,16 @@ void insert(std::vector<UnitId>& units, UnitId unit) {
 
 }  // namespace
 
-UnitSets present_units(const PresentUnitsInput& input) {
+std::int64_t bytes_of(
+    std::span<const UnitId> units, std::span<const std::int64_t> sizes) {
+  std::int64_t bytes = 0;
+  for (const UnitId unit : units) {
+    bytes += sizes[static_cast<std::size_t>(unit)];
+  }
+  return bytes;
+}
+
+UnitSets present_units(const ScheduleInput& input) {
   UnitSets present = input.visits;
   std::vector<std::int64_t> room;
   room.reserve(present.size());
@@ -53,36 +53,34 @@ UnitSets present_units(const PresentUnitsInput& input) {
   return present;
 }
 
-GapProblem gap_problem(
-    const UnitSets& present,
-    std::span<const std::int64_t> unit_bytes,
-    std::span<const std::int64_t> budget_bytes,
-    const std::vector<bool>& carried) {
+GapProblem gap_problem(const UnitSets& present, const ScheduleInput& input) {
   struct Uses {
     int first = -1;
     int last = -1;
   };
   GapProblem problem;
   const int visits = static_cast<int>(present.size());
-  std::vector<Uses> uses(unit_bytes.size());
+  std::vector<Uses> uses(input.unit_bytes.size());
   for (int visit = 0; visit < visits; ++visit) {
     const std::size_t v = static_cast<std::size_t>(visit);
-    problem.room.push_back(budget_bytes[v] - bytes_of(present[v], unit_bytes));
+    problem.room.push_back(
+        input.budget_bytes[v] - bytes_of(present[v], input.unit_bytes));
     SHERD_ASSERT(problem.room.back() >= 0, "visit ", visit);
     for (const UnitId unit : present[v]) {
       const std::size_t u = static_cast<std::size_t>(unit);
       if (uses[u].first < 0) {
         uses[u].first = visit;
       } else if (uses[u].last + 1 < visit) {
-        problem.gaps.push_back({unit, unit_bytes[u], uses[u].last + 1, visit});
+        problem.gaps.push_back(
+            {unit, input.unit_bytes[u], uses[u].last + 1, visit});
       }
       uses[u].last = visit;
     }
   }
   for (std::size_t u = 0; u < uses.size(); ++u) {
-    if (carried[u] && uses[u].first >= 0) {
+    if (input.carried[u] && uses[u].first >= 0) {
       problem.gaps.push_back(
-          {static_cast<UnitId>(u), unit_bytes[u], uses[u].last + 1,
+          {static_cast<UnitId>(u), input.unit_bytes[u], uses[u].last + 1,
            visits + uses[u].first});
     }
   }

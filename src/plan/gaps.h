@@ -9,10 +9,15 @@
 #include <span>
 #include <vector>
 #include "plan/unit_id.h"
+#include "plan/unit_schedule.h"
 
 namespace sherd::plan {
 
 using UnitSets = std::vector<std::vector<UnitId>>;  // By visit, ascending.
+
+// The bytes of the units when whole; `sizes` is by unit.
+std::int64_t bytes_of(
+    std::span<const UnitId> units, std::span<const std::int64_t> sizes);
 
 struct Gap {
   UnitId unit = 0;
@@ -34,24 +39,13 @@ struct GapProblem {
   int visits() const { return static_cast<int>(room.size()); }
 };
 
-struct PresentUnitsInput {
-  const UnitSets& visits;
-  std::span<const std::int64_t> unit_bytes;
-  std::span<const std::int64_t> budget_bytes;
-  int ahead_visits = 0;
-};
-
 // The units present at each visit in any case: its own and, as far as there is room, those of the
 // next `ahead_visits` visits, so that gathers run ahead of use. Nearer uses go first. A unit that
 // is present ahead of its use stays until then. REQUIRES: each visit fits its budget.
-UnitSets present_units(const PresentUnitsInput& input);
+UnitSets present_units(const ScheduleInput& input);
 
 // The gaps between visits at which a unit is present, and the room to bridge them. REQUIRES: the
 // units present fit the budget of each visit.
-GapProblem gap_problem(
-    const UnitSets& present,
-    std::span<const std::int64_t> unit_bytes,
-    std::span<const std::int64_t> budget_bytes,
-    const std::vector<bool>& carried);
+GapProblem gap_problem(const UnitSets& present, const ScheduleInput& input);
 
 }  // namespace sherd::plan

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/gaps.h"
 
+#include <utility>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,12 +13,24 @@ using ::testing::IsEmpty;
 
 UnitSets present(
     const UnitSets& visits, std::vector<std::int64_t> budget, int ahead) {
-  const std::vector<std::int64_t> sizes{1, 2, 4, 8};
-  return present_units(
-      {.visits = visits,
-       .unit_bytes = sizes,
-       .budget_bytes = budget,
-       .ahead_visits = ahead});
+  ScheduleInput input;
+  input.unit_bytes = {1, 2, 4, 8};
+  input.visits = visits;
+  input.budget_bytes = std::move(budget);
+  input.ahead_visits = ahead;
+  return present_units(input);
+}
+
+GapProblem problem_of(
+    const UnitSets& visits,
+    std::vector<std::int64_t> sizes,
+    std::vector<std::int64_t> budget,
+    std::vector<bool> carried) {
+  ScheduleInput input;
+  input.unit_bytes = std::move(sizes);
+  input.budget_bytes = std::move(budget);
+  input.carried = std::move(carried);
+  return gap_problem(visits, input);
 }
 
 TEST(Gaps, OnDemandOnlyTheVisitIsPresent) {
@@ -55,7 +68,7 @@ TEST(Gaps, NearerUsesGetTheRoomFirst) {
 TEST(Gaps, LieBetweenUsesThatAreNotNeighbours) {
   const std::vector<std::int64_t> sizes{1, 2, 4};
   const std::vector<std::int64_t> budget{10, 10, 10, 10};
-  const GapProblem problem = gap_problem(
+  const GapProblem problem = problem_of(
       {{0, 1}, {1}, {2}, {0, 1}}, sizes, budget, {false, false, false});
   EXPECT_THAT(problem.room, ElementsAre(7, 8, 6, 7));
   EXPECT_THAT(problem.gaps, ElementsAre(Gap{0, 1, 1, 3}, Gap{1, 2, 2, 3}));
@@ -66,21 +79,21 @@ TEST(Gaps, OfCarriedUnitsGoOverTheStepBoundary) {
   const std::vector<std::int64_t> budget{10, 10, 10};
   // Unit 0 is used at both ends, unit 2 never.
   const GapProblem problem =
-      gap_problem({{0}, {1}, {0}}, sizes, budget, {true, true, true});
+      problem_of({{0}, {1}, {0}}, sizes, budget, {true, true, true});
   EXPECT_THAT(
       problem.gaps,
       ElementsAre(Gap{0, 1, 1, 2}, Gap{1, 2, 2, 4}, Gap{0, 1, 3, 3}));
 }
 
 TEST(Gaps, AStepWithoutVisitsHasNone) {
-  EXPECT_THAT(gap_problem({}, {}, {}, {}).gaps, IsEmpty());
+  EXPECT_THAT(problem_of({}, {}, {}, {}).gaps, IsEmpty());
 }
 
 TEST(GapsDeathTest, PresentUnitsMustFit) {
   const std::vector<std::int64_t> sizes{3};
   const std::vector<std::int64_t> budget{2};
   EXPECT_DEATH(
-      (void)gap_problem({{0}}, sizes, budget, {false}), "broken invariant");
+      (void)problem_of({{0}}, sizes, budget, {false}), "broken invariant");
 }
 
 }  // namespace

@@ -11,13 +11,7 @@ namespace sherd::plan {
 namespace {
 
 GapProblem problem_of(const ScheduleInput& input) {
-  return gap_problem(
-      present_units(
-          {.visits = input.visits,
-           .unit_bytes = input.unit_bytes,
-           .budget_bytes = input.budget_bytes,
-           .ahead_visits = input.ahead_visits}),
-      input.unit_bytes, input.budget_bytes, input.carried);
+  return gap_problem(present_units(input), input);
 }
 
 std::int64_t missed_bytes(

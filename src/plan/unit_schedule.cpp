@@ -18,19 +18,6 @@ namespace {
 // Raise this with any change that gives an equal input another schedule.
 constexpr std::uint64_t kVersion = 1;
 
-std::int64_t size_of(const ScheduleInput& input, UnitId unit) {
-  return input.unit_bytes[static_cast<std::size_t>(unit)];
-}
-
-std::int64_t size_of(
-    const ScheduleInput& input, const std::vector<UnitId>& units) {
-  std::int64_t bytes = 0;
-  for (const UnitId unit : units) {
-    bytes += size_of(input, unit);
-  }
-  return bytes;
-}
-
 void check_input(const ScheduleInput& input) {
   (void)total_unit_bytes({.bytes = input.unit_bytes});
   const std::size_t units = input.unit_bytes.size();
@@ -61,15 +48,15 @@ void check_input(const ScheduleInput& input) {
 Status check_floor(const ScheduleInput& input) {
   for (std::size_t visit = 0; visit < input.visits.size(); ++visit) {
     const std::vector<UnitId>& set = input.visits[visit];
-    const std::int64_t needed = size_of(input, set);
+    const std::int64_t needed = bytes_of(set, input.unit_bytes);
     if (needed <= input.budget_bytes[visit]) {
       continue;
     }
     std::string names;
     for (const UnitId unit : set) {
       names +=
-          str(names.empty() ? "" : ", ", unit, " (", size_of(input, unit),
-              " bytes)");
+          str(names.empty() ? "" : ", ", unit, " (",
+              input.unit_bytes[static_cast<std::size_t>(unit)], " bytes)");
     }
     return {
         ErrorCode::kInvalidArgument,
@@ -158,20 +145,15 @@ std::vector<VisitActions> actions_of(
 }
 
 UnitSchedule solve(const ScheduleInput& input) {
-  const UnitSets present = present_units(
-      {.visits = input.visits,
-       .unit_bytes = input.unit_bytes,
-       .budget_bytes = input.budget_bytes,
-       .ahead_visits = input.ahead_visits});
-  const GapProblem problem =
-      gap_problem(present, input.unit_bytes, input.budget_bytes, input.carried);
+  const UnitSets present = present_units(input);
+  const GapProblem problem = gap_problem(present, input);
   Residents residents = residents_of(problem, keep_gaps(problem), present);
   UnitSchedule schedule;
   schedule.before = actions_of(input, residents);
   ScheduleReport& report = schedule.report;
   for (const VisitActions& actions : schedule.before) {
     report.gathers += static_cast<std::int64_t>(actions.unshard.size());
-    report.gathered_bytes += size_of(input, actions.unshard);
+    report.gathered_bytes += bytes_of(actions.unshard, input.unit_bytes);
   }
   schedule.initial = std::move(residents.initial);
   return schedule;
@@ -191,8 +173,7 @@ std::int64_t lower_bound(const ScheduleInput& input) {
     }
   }
   return first_bytes +
-      missed_bytes_lower_bound(gap_problem(
-          input.visits, input.unit_bytes, input.budget_bytes, input.carried));
+      missed_bytes_lower_bound(gap_problem(input.visits, input));
 }
 
 // More than all units together is as good as all of them.
