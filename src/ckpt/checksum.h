@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// XXH3 with 64 bits (https://xxhash.com), of chunks of a tensor's bytes: a part
-// of a tensor can be checked without reading the rest. Against broken disks and
-// memory, not against people. Thread rule: pure functions.
+// Checksums of 1 MiB chunks of a tensor's bytes, so that a part of a tensor can be checked without
+// reading the rest: XXH3 with 64 bits (https://xxhash.com), against broken disks and memory, not
+// against people. Thread rule: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@ inline std::int64_t chunks_of(std::int64_t bytes) {
   return (bytes + kChunkBytes - 1) / kChunkBytes;
 }
 
-// 16 digits each, one after another.
+// 16 hexadecimal digits each, one after another.
 std::string hex_of(const std::vector<std::uint64_t>& checksums);
-// False: it is not that.
+// The inverse of hex_of(); false for any other text.
 bool parse_hex(std::string_view text, std::vector<std::uint64_t>& checksums);
 
 }  // namespace sherd::ckpt

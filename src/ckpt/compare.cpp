@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In what two checkpoints differ.
+// The comparison of two checkpoints.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -9,9 +9,9 @@
 
 #include <ATen/TensorOperators.h>
 
+#include "ckpt/dtypes.h"
 #include "ckpt/progress.h"
 #include "ckpt/reader.h"
-#include "ckpt/safetensors.h"
 
 namespace sherd {
 namespace {
@@ -27,7 +27,7 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
        std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
-// Numbers that are none are equal to each other, and infinitely far from others.
+// NaNs are equal to each other, and infinitely far from numbers.
 void add_differences(
     const at::Tensor& first, const at::Tensor& second, Changed& changed) {
   const bool complex = first.is_complex() || second.is_complex();
@@ -67,13 +67,13 @@ CheckpointDifference compare_checkpoints(
         ckpt::numel_of(tensor.shape) * ckpt::element_bytes(tensor.dtype);
     const auto other = b.tensors().find(key);
     if (other == b.tensors().end()) {
-      difference.only_in_first.push_back(key.first + " " + key.second);
+      difference.only_in_first.push_back(key.text());
       meter.add(bytes);
       continue;
     }
     Changed changed{
-        .section = key.first,
-        .name = key.second,
+        .section = key.section,
+        .name = key.name,
         .dtypes = {tensor.dtype, other->second.dtype},
         .shapes = {tensor.shape, other->second.shape}};
     if (tensor.shape == other->second.shape) {
@@ -91,7 +91,7 @@ CheckpointDifference compare_checkpoints(
   }
   for (const auto& [key, tensor] : b.tensors()) {
     if (!a.tensors().contains(key)) {
-      difference.only_in_second.push_back(key.first + " " + key.second);
+      difference.only_in_second.push_back(key.text());
     }
   }
   auto values = b.manifest().values;

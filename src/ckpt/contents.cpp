@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done with checkpoints without a job.
+// Operations on checkpoints that need no job: merge, import, list, verify.
 #include <map>
 #include <utility>
 #include <vector>
@@ -23,7 +23,7 @@ namespace {
 using Sections = std::
     map<std::string, std::vector<std::pair<std::string, ckpt::StoredTensor>>>;
 
-// One file of whole tensors, one after another.
+// Writes a section as one file of whole tensors.
 void write_section(
     const ckpt::CheckpointReader& reader,
     const Sections::value_type& section,
@@ -56,7 +56,7 @@ void write_section(
   out->sync().throw_if_failed();
 }
 
-// The same as an archive of torch::save().
+// Writes it as an archive of torch::save().
 void archive_section(
     const ckpt::CheckpointReader& reader,
     const Sections::value_type& section,
@@ -72,7 +72,7 @@ void archive_section(
   ckpt::write_archive(path, tensors);
 }
 
-// In the archive, which gives them their memory.
+// Adds the tensors of an archive, which own their memory.
 void add_archived(
     const std::string& path,
     const ImportOptions& options,
@@ -90,7 +90,7 @@ void add_archived(
   }
 }
 
-// Tensors in the mapped file, which must outlive them.
+// Adds the tensors of a mapped file, which must outlive them.
 void add_pieces(
     const MappedFile& file,
     const std::string& path,
@@ -144,12 +144,12 @@ std::vector<std::string> import_checkpoint(
       ": expected a folder without a checkpoint of step 0, found one");
   const auto lock = ckpt::lock_folder(folder);
   lock.status().throw_if_failed();
-  const ckpt::SaveContext session{
+  const ckpt::SaveContext context{
       .files = *disk,
       .folder = folder,
-      .gather = ckpt::make_private_all_gather(World::single()),
+      .ranks = {},
       .options = {.progress = options.progress}};
-  save_pieces(session, 0, pieces, options.values).throw_if_failed();
+  save_pieces(context, 0, pieces, options.values).throw_if_failed();
   std::vector<std::string> names;
   for (const auto& piece : pieces) {
     names.push_back(piece.name);
@@ -181,8 +181,8 @@ CheckpointContent checkpoint_content(const std::string& folder) {
   }
   for (const auto& [key, tensor] : reader.tensors()) {
     content.tensors.push_back(
-        {.section = key.first,
-         .name = key.second,
+        {.section = key.section,
+         .name = key.name,
          .dtype = tensor.dtype,
          .shape = tensor.shape,
          .parts = static_cast<int>(tensor.pieces.size())});
@@ -209,8 +209,8 @@ std::vector<std::string> merge_checkpoint(
   Sections sections;
   std::int64_t bytes = 0;
   for (const auto& [key, tensor] : reader.tensors()) {
-    if (options.section.empty() || options.section == key.first) {
-      sections[key.first].emplace_back(key.second, tensor);
+    if (options.section.empty() || options.section == key.section) {
+      sections[key.section].emplace_back(key.name, tensor);
       bytes += ckpt::numel_of(tensor.shape) * ckpt::element_bytes(tensor.dtype);
     }
   }

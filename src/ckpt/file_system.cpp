@@ -139,21 +139,13 @@ class PosixFileSystem final : public FileSystem {
   }
 };
 
-class LockedFile final : public FolderLock {
- public:
-  explicit LockedFile(Descriptor file) : file_(std::move(file)) {}
-
- private:
-  Descriptor file_;
-};
-
 }  // namespace
 
 std::unique_ptr<FileSystem> make_posix_file_system() {
   return std::make_unique<PosixFileSystem>();
 }
 
-Result<std::unique_ptr<FolderLock>> lock_folder(const std::string& path) {
+Result<FolderLock> lock_folder(const std::string& path) {
   const auto file_path = path + "/.lock";
   Descriptor file(
       ::open(file_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
@@ -166,8 +158,7 @@ Result<std::unique_ptr<FolderLock>> lock_folder(const std::string& path) {
               "save to", path, "another run does; expected a folder of its own")
         : failed_by_errno("lock", file_path);
   }
-  return std::unique_ptr<FolderLock>(
-      std::make_unique<LockedFile>(std::move(file)));
+  return FolderLock(std::move(file));
 }
 
 }  // namespace sherd::ckpt

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A state's tensors, whole, on rank 0.
+// Gathers a state's tensors, whole, on rank 0.
 #include <map>
 #include <optional>
 #include <utility>
@@ -11,8 +11,8 @@
 #include <ATen/ops/empty.h>
 #include <nlohmann/json.hpp>
 
-#include "base/status_from_exception.h"
 #include "base/check.h"
+#include "base/status_from_exception.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
@@ -26,12 +26,12 @@ using ckpt::TensorPiece;
 constexpr const char* kWhat = "gathering a full state";
 constexpr int kTag = 0;  // Messages between two ranks keep their order.
 
-// A piece that some rank has.
+// A piece and the rank that has it.
 struct PieceSource {
   int rank = 0;
-  std::size_t piece = 0;  // Of the rank's.
+  std::size_t piece = 0;  // Index in the rank's pieces.
   std::string dtype;
-  std::vector<std::int64_t> shape;  // Of the whole tensor.
+  std::vector<std::int64_t> shape;  // The whole tensor's.
   plan::ElementRange range;
 };
 using Sources = std::map<ckpt::TensorKey, std::vector<PieceSource>>;
@@ -46,7 +46,7 @@ std::string text_of(const std::vector<TensorPiece>& pieces) {
   return json.dump();
 }
 
-// By rank, as text_of() has it.
+// Reads the texts of text_of(), given by rank.
 Sources sources_of(const std::vector<std::string>& texts) {
   Sources sources;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
@@ -67,7 +67,7 @@ Sources sources_of(const std::vector<std::string>& texts) {
   return sources;
 }
 
-// The same on every rank.
+// Every rank comes to the same result.
 void check(const Sources& sources) {
   for (const auto& [key, pieces] : sources) {
     const auto& first = pieces.front();
@@ -75,23 +75,23 @@ void check(const Sources& sources) {
     for (const auto& piece : pieces) {
       SHERD_CHECK(
           piece.dtype == first.dtype && piece.shape == first.shape, "[ckpt] ",
-          key.first, " ", key.second,
-          ": expected the same of all ranks, found ", first.dtype, " ",
-          at::IntArrayRef(first.shape), " on rank ", first.rank, " and ",
+          key.text(), ": expected the same of all ranks, found ", first.dtype,
+          " ", at::IntArrayRef(first.shape), " on rank ", first.rank, " and ",
           piece.dtype, " ", at::IntArrayRef(piece.shape), " on rank ",
           piece.rank);
       elements += piece.range.numel();
     }
     SHERD_CHECK(
-        elements == ckpt::numel_of(first.shape), "[ckpt] ", key.first, " ",
-        key.second, ": expected ranks to hold ", ckpt::numel_of(first.shape),
+        elements == ckpt::numel_of(first.shape), "[ckpt] ", key.text(),
+        ": expected ranks to hold ", ckpt::numel_of(first.shape),
         " elements together, found ", elements);
   }
 }
 
 class FullStateGather {
  public:
-  FullStateGather(const World& world, std::vector<TensorPiece> pieces, Sources sources)
+  FullStateGather(
+      const World& world, std::vector<TensorPiece> pieces, Sources sources)
       : rank_(world.rank()),
         pieces_(std::move(pieces)),
         sources_(std::move(sources)) {
@@ -102,7 +102,7 @@ class FullStateGather {
     }
   }
 
-  // When a visit throws all other messages are taken all the same.
+  // When a visit throws, all other messages are received nevertheless.
   Status run(const FullTensorVisitor& visit) {
     Status visited;
     for (const auto& [key, sources] : sources_) {
@@ -114,7 +114,7 @@ class FullStateGather {
       if (visited.ok()) {
         visited = status_of(
             [&, &key = key] {
-              visit(key.first, key.second, whole);
+              visit(key.section, key.name, whole);
               return Status();
             },
             ErrorCode::kFailedPrecondition);
@@ -164,23 +164,16 @@ void gather_full_state(
     const World& world,
     const CheckpointState& state,
     const FullTensorVisitor& visit) {
-  const auto files = ckpt::make_posix_file_system();
-  const ckpt::SaveContext session{
-      .files = *files,
-      .folder = {},
-      .rank = world.rank(),
-      .size = world.size(),
-      .gather = ckpt::all_gather_over(world),
-      .options = {}};
+  const auto ranks = ckpt::ranks_of(world);
   auto pieces = CheckpointAccess::pieces(state, world.rank(), world.size());
-  const auto texts = session.gather(text_of(pieces), kWhat);
+  const auto texts = ranks.gather(text_of(pieces), kWhat);
   texts.status().throw_if_failed();
   auto sources = sources_of(texts.value());
   check(sources);
   FullStateGather full(world, std::move(pieces), std::move(sources));
   const auto mine = status_of(
       [&] { return full.run(visit); }, ErrorCode::kFailedPrecondition);
-  agree(session, mine, kWhat).throw_if_failed();
+  agree(ranks, mine, kWhat).throw_if_failed();
 }
 
 }  // namespace sherd

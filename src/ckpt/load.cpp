@@ -9,9 +9,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/cores.h"
+#include "base/status_from_exception.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/reader.h"
 #include "ckpt/save_protocol.h"
@@ -22,12 +22,8 @@ namespace {
 
 using LoadTarget = CheckpointAccess::LoadTarget;
 
-// A disk is faster when asked for several things at a time.
+// Disks are faster when several requests are under way.
 constexpr std::size_t kThreadsMax = 4;
-
-std::string text_of(const ckpt::TensorKey& key) {
-  return key.first + " " + key.second;
-}
 
 std::string list_of(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 5;
@@ -84,12 +80,12 @@ class CheckpointLoader {
     report_.world_size = reader_.manifest().world_size;
     for (const auto& key : CheckpointAccess::required_names(state_)) {
       if (!reader_.tensors().contains(key)) {
-        report_.missing.push_back(text_of(key));
+        report_.missing.push_back(key.text());
       }
     }
     for (const auto& [key, tensor] : reader_.tensors()) {
       if (!CheckpointAccess::may_contain(state_, key)) {
-        report_.unexpected.push_back(text_of(key));
+        report_.unexpected.push_back(key.text());
       }
     }
     std::sort(report_.missing.begin(), report_.missing.end());
@@ -103,7 +99,8 @@ class CheckpointLoader {
         list_of(report_.unexpected));
   }
 
-  void read_all(std::vector<LoadTarget>& targets, std::atomic<std::size_t>& next) {
+  void read_all(
+      std::vector<LoadTarget>& targets, std::atomic<std::size_t>& next) {
     const at::NoGradGuard no_grad;
     for (auto i = next.fetch_add(1); i < targets.size();
          i = next.fetch_add(1)) {
@@ -159,14 +156,6 @@ LoadReport load_checkpoint(
     const std::string& folder,
     CheckpointState& state,
     const LoadOptions& options) {
-  const auto files = ckpt::make_posix_file_system();
-  const ckpt::SaveContext session{
-      .files = *files,
-      .folder = folder,
-      .rank = world.rank(),
-      .size = world.size(),
-      .gather = ckpt::all_gather_over(world),
-      .options = {}};
   LoadReport report;
   const auto mine = status_of(
       [&] {
@@ -176,7 +165,7 @@ LoadReport load_checkpoint(
         return Status();
       },
       ErrorCode::kFailedPrecondition);
-  agree(session, mine, "loading a checkpoint").throw_if_failed();
+  agree(ckpt::ranks_of(world), mine, "loading a checkpoint").throw_if_failed();
   CheckpointAccess::publish(state);
   return report;
 }

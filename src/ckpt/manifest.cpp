@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "ckpt/checksum.h"
-#include "ckpt/safetensors.h"
+#include "ckpt/dtypes.h"
 
 namespace sherd::ckpt {
 namespace {
@@ -21,7 +21,7 @@ constexpr const char* kFormat = "sherd checkpoint";
 constexpr int kDepthMax = 8;
 constexpr std::int64_t kElementsMax = std::int64_t{1} << 56;
 
-// Reads fields of one object, and says where something is wrong.
+// Reads the fields of one JSON object; its errors say where something is wrong.
 class JsonFields {
  public:
   JsonFields(const Json& json, std::string where)
@@ -54,7 +54,7 @@ class JsonFields {
     SHERD_CHECK(at(key).is_array(), wrong(key, "a list"));
     return at(key);
   }
-  // A name in the checkpoint's folder.
+  // The name of a file in the checkpoint's folder.
   std::string file_name(const char* key) const {
     auto name = text(key);
     SHERD_CHECK(
@@ -182,7 +182,7 @@ std::string padded(int number, std::size_t width) {
   return digits;
 }
 
-// All but the checksum.
+// The manifest without its own checksum.
 Json json_of(const Manifest& manifest) {
   Json json = {
       {"format", kFormat},
@@ -257,14 +257,15 @@ PartManifest parse_part(const std::string& text, const std::string& path) {
   PartManifest part;
   std::set<std::string> names;
   for (const auto& entry : fields.list("files")) {
-    const JsonFields file(entry, str(fields.where(), ": file ", part.files.size()));
+    const JsonFields file(
+        entry, str(fields.where(), ": file ", part.files.size()));
     part.files.push_back(
         {.name = file.file_name("name"), .bytes = file.count("bytes")});
     SHERD_CHECK(
         names.insert(part.files.back().name).second,
         file.wrong("name", "a name that comes once"));
   }
-  std::set<std::pair<std::string, std::string>> tensors;
+  std::set<TensorKey> tensors;
   for (const auto& entry : fields.list("tensors")) {
     const JsonFields tensor(
         entry, str(fields.where(), ": tensor ", part.tensors.size()));

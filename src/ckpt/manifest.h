@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a checkpoint's folder says of itself, as values, and as the JSON that lies
-// in it: checkpoint.json, which makes it complete, and part-00000.json of each
-// rank. docs/design/checkpoints.md describes them to the byte. Thread rule: pure
-// functions and values.
+// The manifests of a checkpoint, as values and as JSON: checkpoint.json, whose presence makes it
+// complete, and the part-00000.json of each rank. docs/design/checkpoints.md describes them to the
+// byte. Thread rule: pure functions and values.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -17,14 +17,23 @@ namespace sherd::ckpt {
 constexpr const char* kManifestName = "checkpoint.json";
 constexpr std::int64_t kFormatVersion = 1;
 
-// A range of a flattened tensor, as one rank has saved it.
+// Names a tensor of a checkpoint.
+struct TensorKey {
+  std::string section;
+  std::string name;
+
+  auto operator<=>(const TensorKey&) const = default;
+  std::string text() const { return section + " " + name; }
+};
+
+// A range of a flattened tensor that one rank has saved.
 struct SavedTensor {
   std::string section;  // "model", "optimizer".
   std::string name;
-  std::string dtype;                // As safetensors has it.
-  std::vector<std::int64_t> shape;  // Of the whole tensor.
+  std::string dtype;                // In the words of safetensors.
+  std::vector<std::int64_t> shape;  // The whole tensor's.
   plan::ElementRange range;
-  int file = 0;             // Of the part's.
+  int file = 0;             // Index in the files of the part.
   std::int64_t offset = 0;  // Bytes from the beginning of the file.
   std::vector<std::uint64_t> checksums = {};  // By chunk of its bytes.
   bool operator==(const SavedTensor&) const = default;
@@ -42,7 +51,7 @@ struct PartManifest {
   bool operator==(const PartManifest&) const = default;
 };
 
-// Of the JSON of one part.
+// What checkpoint.json says of the JSON of one part.
 struct PartEntry {
   std::string name;
   std::int64_t bytes = 0;
@@ -53,8 +62,8 @@ struct PartEntry {
 struct Manifest {
   std::int64_t step = 0;
   int world_size = 1;
-  std::map<std::string, std::string> values;  // Whatever the program keeps.
-  std::vector<PartEntry> parts;                // By rank.
+  std::map<std::string, std::string> values;  // The program's own.
+  std::vector<PartEntry> parts;               // By rank.
   bool operator==(const Manifest&) const = default;
 };
 
@@ -64,17 +73,17 @@ std::int64_t bytes_of(const SavedTensor& tensor);
 std::string to_json(const PartManifest& part);
 std::string to_json(const Manifest& manifest);
 
-// `path` is for messages. Throw Error naming it, what was expected and what was
-// found, for anything that to_json() does not make: also names that lead out of
-// the folder, and ranges that do not fit their tensor or file.
+// Throw Error, naming `path`, what was expected and what was found, for anything that to_json()
+// does not make: also names that lead out of the folder, and ranges that do not fit their tensor or
+// file.
 PartManifest parse_part(const std::string& text, const std::string& path);
 Manifest parse_manifest(const std::string& text, const std::string& path);
 
 std::string part_name(int rank);  // "part-00003.json"
-// "model-00003-001.safetensors": the rank's second of that section.
+// "model-00003-001.safetensors": the rank's second file of that section.
 std::string tensors_name(const std::string& section, int rank, int number);
 
-// "step-100": of a checkpoint's folder; and the step, or -1: it is none.
+// The name of a checkpoint's folder, "step-100", and the step in such a name, or -1.
 std::string folder_name(std::int64_t step);
 std::int64_t step_of(const std::string& folder_name);
 

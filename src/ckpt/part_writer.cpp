@@ -26,7 +26,7 @@ bool is_whole(const TensorPiece& piece) {
   return piece.range.numel() == numel_of(piece.shape);
 }
 
-// Pieces of one file each: of one section, in the order given.
+// The pieces of each file: all of one section, in the order given.
 std::vector<Group> files_of(
     const std::vector<TensorPiece>& pieces, std::int64_t bytes_max) {
   std::map<std::string, std::vector<Group>> by_section;
@@ -54,7 +54,7 @@ std::vector<Group> files_of(
   return all;
 }
 
-// So that the file explains itself: a part of a tensor is a row of numbers.
+// Metadata with which the file explains itself: a part of a tensor is saved as a row of numbers.
 std::map<std::string, std::string> metadata_of(const Group& group) {
   auto parts = nlohmann::ordered_json::object();
   for (const auto* piece : group) {
@@ -76,7 +76,7 @@ class PartWriter {
       : files_(files), folder_(std::move(folder)), options_(options) {}
 
   Result<PartEntry> write(const std::vector<TensorPiece>& pieces) {
-    std::set<std::pair<std::string, std::string>> names;
+    std::set<TensorKey> names;
     for (const auto& piece : pieces) {
       SHERD_CHECK(
           names.insert({piece.section, piece.name}).second,
@@ -140,9 +140,12 @@ class PartWriter {
     return status.ok() ? out->sync() : status;
   }
 
-  // Chunk by chunk, so that it is in the cache when it is copied.
+  // Writes chunk by chunk, so that bytes are in the cache when the kernel copies them.
   Status write_piece(
-      OutputFile& out, const TensorPiece& piece, std::int64_t offset, ProgressMeter& meter) {
+      OutputFile& out,
+      const TensorPiece& piece,
+      std::int64_t offset,
+      ProgressMeter& meter) {
     SavedTensor saved{
         .section = piece.section,
         .name = piece.name,

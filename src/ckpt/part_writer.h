@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes what one rank gives to a checkpoint: its tensors into safetensors files
-// of bounded size, from where they lie, and the JSON that describes them. All of
-// it is synced when it returns. Thread rule: one thread, which nobody disturbs
-// who writes the tensors.
+// The writer of one rank's part of a checkpoint: its tensors go into safetensors files of bounded
+// size, straight from where they lie, followed by the JSON that describes them. All of it is synced
+// when it returns. Thread rule: one thread; nobody changes the tensors meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +16,13 @@
 
 namespace sherd::ckpt {
 
-// What this rank saves of a tensor.
+// The range of a tensor that this rank saves.
 struct TensorPiece {
   std::string section;
   std::string name;
-  std::vector<std::int64_t> shape;  // Of the whole tensor.
+  std::vector<std::int64_t> shape;  // The whole tensor's.
   plan::ElementRange range;
-  at::Tensor elements;  // 1-D, contiguous, on the CPU: those of the range.
+  at::Tensor elements;  // Those of the range: 1-D, contiguous, on the CPU.
 };
 
 struct PartOptions {
@@ -38,7 +37,7 @@ Result<PartEntry> write_part(
     const std::vector<TensorPiece>& pieces,
     const PartOptions& options);
 
-// A file with this content, synced.
+// Makes a file with this content and syncs it.
 Status write_file(
     FileSystem& files, const std::string& path, const std::string& content);
 

@@ -128,7 +128,8 @@ Status PowerLossFileSystem::count(
       : Status();
 }
 
-PowerLossFileSystem::Handle PowerLossFileSystem::find(const std::string& path) const {
+PowerLossFileSystem::Handle PowerLossFileSystem::find(
+    const std::string& path) const {
   auto node = root_;
   for (const auto& name : power_loss_names(path)) {
     const auto found = node->names.find(name);
@@ -140,7 +141,8 @@ PowerLossFileSystem::Handle PowerLossFileSystem::find(const std::string& path) c
   return node;
 }
 
-PowerLossFileSystem::PathEntry PowerLossFileSystem::place_of(const std::string& path) const {
+PowerLossFileSystem::PathEntry PowerLossFileSystem::place_of(
+    const std::string& path) const {
   const fs::path whole(path);
   PathEntry place{
       .parent = find(whole.parent_path().string()),
@@ -212,7 +214,8 @@ Status PowerLossFileSystem::sync_folder(const std::string& path) {
   return {};
 }
 
-Status PowerLossFileSystem::rename(const std::string& from, const std::string& to) {
+Status PowerLossFileSystem::rename(
+    const std::string& from, const std::string& to) {
   const std::lock_guard lock(mutex_);
   if (auto status = count("rename " + from + " to", to); !status.ok()) {
     return status;
@@ -268,7 +271,8 @@ Result<bool> PowerLossFileSystem::exists(const std::string& path) {
   return find(path) != nullptr;
 }
 
-Result<std::vector<std::string>> PowerLossFileSystem::list(const std::string& path) {
+Result<std::vector<std::string>> PowerLossFileSystem::list(
+    const std::string& path) {
   const std::lock_guard lock(mutex_);
   if (lost()) {
     return power_loss_failed("list", path, "the power is lost");
@@ -290,7 +294,8 @@ Result<std::int64_t> PowerLossFileSystem::free_bytes(const std::string& path) {
   return options_.free_bytes;
 }
 
-void PowerLossFileSystem::materialise(const std::string& folder, Unsynced unsynced) {
+void PowerLossFileSystem::materialise(
+    const std::string& folder, Unsynced unsynced) {
   const std::lock_guard lock(mutex_);
   write_node(*root_, folder, unsynced);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tells how far something is. Thread rule: one thread.
+// Counts the bytes done and reports them. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>

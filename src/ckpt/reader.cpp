@@ -118,16 +118,16 @@ void CheckpointReader::collect() {
 }
 
 const SavedTensor& CheckpointReader::saved(
-    const StoredTensor::PieceIndex& place) const {
-  return parts_[static_cast<std::size_t>(place.part)]
-      .tensors[static_cast<std::size_t>(place.tensor)];
+    const StoredTensor::PieceIndex& index) const {
+  return parts_[static_cast<std::size_t>(index.part)]
+      .tensors[static_cast<std::size_t>(index.tensor)];
 }
 
 std::vector<plan::SavedPiece> CheckpointReader::pieces_of(
     const StoredTensor& tensor) const {
   std::vector<plan::SavedPiece> pieces;
-  for (const auto& place : tensor.pieces) {
-    pieces.push_back({.range = saved(place).range, .file = place.part});
+  for (const auto& index : tensor.pieces) {
+    pieces.push_back({.range = saved(index).range, .file = index.part});
   }
   return pieces;
 }
@@ -139,15 +139,15 @@ std::int64_t CheckpointReader::read(
     void* to) const {
   const auto found = tensors_.find(key);
   SHERD_CHECK(
-      found != tensors_.end(), "[ckpt] ", folder_, ": expected ", key.first,
-      " ", key.second, ", found none");
+      found != tensors_.end(), "[ckpt] ", folder_, ": expected ", key.text(),
+      ", found none");
   const auto& tensor = found->second;
   const auto plan = plan::plan_reads(pieces_of(tensor), range, reader);
   SHERD_CHECK(
       plan.missing.empty(), "[ckpt] ", folder_, ": expected elements ",
-      range.begin, " to ", range.end, " of ", key.first, " ", key.second,
-      ", found none of ", plan.missing.front().begin, " to ",
-      plan.missing.front().end, " in any part");
+      range.begin, " to ", range.end, " of ", key.text(), ", found none of ",
+      plan.missing.front().begin, " to ", plan.missing.front().end,
+      " in any part");
   const auto size = element_bytes(tensor.dtype);
   std::int64_t bytes = 0;
   for (const auto& one : plan.reads) {
@@ -163,17 +163,16 @@ std::int64_t CheckpointReader::read(
 
 at::Tensor CheckpointReader::read_whole(const TensorKey& key) const {
   const auto& stored = tensors_.at(key);
-  const auto dtype =
-      dtype_named(stored.dtype, str(folder_, ": ", key.first, " ", key.second));
+  const auto dtype = dtype_named(stored.dtype, str(folder_, ": ", key.text()));
   auto tensor = at::empty(stored.shape, at::TensorOptions().dtype(dtype));
   read(key, {0, tensor.numel()}, 0, tensor.mutable_data_ptr());
   return tensor;
 }
 
 CheckpointReader::ReadRequest CheckpointReader::all_of(
-    const StoredTensor::PieceIndex& place) const {
-  const auto& tensor = saved(place);
-  const auto part = static_cast<std::size_t>(place.part);
+    const StoredTensor::PieceIndex& index) const {
+  const auto& tensor = saved(index);
+  const auto part = static_cast<std::size_t>(index.part);
   const auto file = static_cast<std::size_t>(tensor.file);
   return {
       .tensor = tensor,
@@ -195,13 +194,13 @@ std::int64_t CheckpointReader::tensor_bytes() const {
 std::int64_t CheckpointReader::verify(
     const CheckpointProgress& progress) const {
   ProgressMeter meter(progress, tensor_bytes());
-  std::vector<char> room(static_cast<std::size_t>(kChunkBytes));
+  std::vector<char> buffer(static_cast<std::size_t>(kChunkBytes));
   std::int64_t bytes = 0;
   for (const auto& [key, tensor] : tensors_) {
-    for (const auto& place : tensor.pieces) {
-      const auto wanted = all_of(place);
+    for (const auto& index : tensor.pieces) {
+      const auto wanted = all_of(index);
       for (std::int64_t chunk = 0; chunk < chunks_of(wanted.end); ++chunk) {
-        const auto count = read_chunk(wanted, chunk, room.data());
+        const auto count = read_chunk(wanted, chunk, buffer.data());
         bytes += count;
         meter.add(count);
       }
@@ -210,8 +209,8 @@ std::int64_t CheckpointReader::verify(
         plan::plan_reads(pieces_of(tensor), {0, numel_of(tensor.shape)}, 0);
     SHERD_CHECK(
         plan.missing.empty(), "[ckpt] ", folder_, ": expected all elements of ",
-        key.first, " ", key.second, ", found none of ",
-        plan.missing.front().begin, " to ", plan.missing.front().end);
+        key.text(), ", found none of ", plan.missing.front().begin, " to ",
+        plan.missing.front().end);
   }
   for (std::size_t part = 0; part < parts_.size(); ++part) {
     for (std::size_t file = 0; file < parts_[part].files.size(); ++file) {
@@ -221,7 +220,7 @@ std::int64_t CheckpointReader::verify(
   return bytes;
 }
 
-// Programs that know safetensors alone see what sherd does.
+// Checks that programs which know safetensors alone see what sherd does.
 void CheckpointReader::compare_header(
     std::size_t part, std::size_t file) const {
   const auto path = folder_ + "/" + parts_[part].files[file].name;
@@ -249,7 +248,7 @@ void CheckpointReader::compare_header(
 
 std::int64_t CheckpointReader::read_bytes(const ReadRequest& wanted) const {
   std::int64_t bytes = 0;
-  std::vector<char> room;
+  std::vector<char> buffer;
   const auto first = wanted.begin / kChunkBytes;
   for (auto chunk = first; chunk < chunks_of(wanted.end); ++chunk) {
     const auto begin = chunk * kChunkBytes;
@@ -258,24 +257,24 @@ std::int64_t CheckpointReader::read_bytes(const ReadRequest& wanted) const {
       bytes += read_chunk(wanted, chunk, wanted.to + (begin - wanted.begin));
       continue;
     }
-    room.resize(static_cast<std::size_t>(kChunkBytes));
-    bytes += read_chunk(wanted, chunk, room.data());
+    buffer.resize(static_cast<std::size_t>(kChunkBytes));
+    bytes += read_chunk(wanted, chunk, buffer.data());
     const auto from = std::max(begin, wanted.begin);
     const auto until = std::min(end, wanted.end);
     std::memcpy(
-        wanted.to + (from - wanted.begin), room.data() + (from - begin),
+        wanted.to + (from - wanted.begin), buffer.data() + (from - begin),
         static_cast<std::size_t>(until - from));
   }
   return bytes;
 }
 
 std::int64_t CheckpointReader::read_chunk(
-    const ReadRequest& wanted, std::int64_t chunk, char* room) const {
+    const ReadRequest& wanted, std::int64_t chunk, char* buffer) const {
   const auto begin = chunk * kChunkBytes;
   const auto count = std::min(kChunkBytes, bytes_of(wanted.tensor) - begin);
-  pread_all(wanted, wanted.tensor.offset + begin, count, room);
+  pread_all(wanted, wanted.tensor.offset + begin, count, buffer);
   SHERD_CHECK(
-      checksum(room, static_cast<std::size_t>(count)) ==
+      checksum(buffer, static_cast<std::size_t>(count)) ==
           wanted.tensor.checksums[static_cast<std::size_t>(chunk)],
       "[ckpt] ", wanted.path, ": ", wanted.tensor.name, " is damaged in the ",
       count, " bytes at byte ", wanted.tensor.offset + begin,
@@ -284,7 +283,10 @@ std::int64_t CheckpointReader::read_chunk(
 }
 
 void CheckpointReader::pread_all(
-    const ReadRequest& wanted, std::int64_t at, std::int64_t count, char* to) const {
+    const ReadRequest& wanted,
+    std::int64_t at,
+    std::int64_t count,
+    char* to) const {
   while (count > 0) {
     const auto done =
         ::pread(wanted.fd, to, static_cast<std::size_t>(count), at);

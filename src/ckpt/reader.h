@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CheckpointReader opens a complete checkpoint and reads ranges of its tensors.
-// Every byte that it gives was compared with its checksum. It owns the files that
-// it has opened. Thread rule: one thread, save read(), of any number at a time.
+// CheckpointReader opens a complete checkpoint and reads ranges of its tensors, comparing every
+// byte with its checksum. It owns the files that it has opened. Thread rule: one thread, but any
+// number of threads may call read() at a time.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include "base/descriptor.h"
@@ -24,12 +23,10 @@ struct StoredTensor {
   std::vector<std::int64_t> shape;
   struct PieceIndex {
     int part = 0;
-    int tensor = 0;  // Of the part's.
+    int tensor = 0;  // Index in the tensors of the part.
   };
   std::vector<PieceIndex> pieces;
 };
-
-using TensorKey = std::pair<std::string, std::string>;  // Section, name.
 
 class CheckpointReader {
  public:
@@ -46,40 +43,40 @@ class CheckpointReader {
   const std::vector<PartManifest>& parts() const { return parts_; }
   const std::map<TensorKey, StoredTensor>& tensors() const { return tensors_; }
 
-  // Writes the elements of the range, in the tensor's dtype, to `to`. Of copies
-  // in several files `reader` picks one. Returns the bytes read: those wanted,
-  // rounded to whole chunks. Throws Error, naming file and byte, when a file is
-  // missing, shorter than it was, or damaged, and when elements are in no part.
+  // Writes the elements of the range, in the tensor's dtype, to `to`. The rank `reader` decides
+  // which of several copies is read. Returns the bytes read: those wanted, rounded to whole chunks.
+  // Throws Error, naming file and byte, when a file is missing, shorter than it was, or damaged,
+  // and when elements are in no part.
   std::int64_t read(
       const TensorKey& key,
       plan::ElementRange range,
       int reader,
       void* to) const;
 
-  // A tensor of the checkpoint, whole. Throws Error as read() does, and for a
-  // dtype that LibTorch lacks. REQUIRES: it is in tensors().
+  // Reads a whole tensor. Throws Error as read() does, and for a dtype that LibTorch lacks.
+  // REQUIRES: it is in tensors().
   at::Tensor read_whole(const TensorKey& key) const;
 
-  // Reads everything and compares it, file headers too. Returns the tensors'
-  // bytes. Throws Error as read() does.
+  // Reads everything and checks it, file headers included. Returns the tensors' bytes. Throws Error
+  // as read() does.
   std::int64_t verify(const CheckpointProgress& progress = nullptr) const;
 
-  // In all parts.
+  // The bytes of tensors in all parts.
   std::int64_t tensor_bytes() const;
 
  private:
   struct ReadRequest;
   std::vector<plan::SavedPiece> pieces_of(const StoredTensor& tensor) const;
-  const SavedTensor& saved(const StoredTensor::PieceIndex& place) const;
+  const SavedTensor& saved(const StoredTensor::PieceIndex& index) const;
   std::int64_t read_bytes(const ReadRequest& wanted) const;
   std::int64_t read_chunk(
-      const ReadRequest& wanted, std::int64_t chunk, char* room) const;
+      const ReadRequest& wanted, std::int64_t chunk, char* buffer) const;
   void pread_all(
       const ReadRequest& wanted,
       std::int64_t at,
       std::int64_t count,
       char* to) const;
-  ReadRequest all_of(const StoredTensor::PieceIndex& place) const;
+  ReadRequest all_of(const StoredTensor::PieceIndex& index) const;
   void compare_header(std::size_t part, std::size_t file) const;
   void open_files();
   void collect();

@@ -2,7 +2,6 @@
 #include "ckpt/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstddef>
 #include <iterator>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <nlohmann/json.hpp>
 #include "base/check.h"
+#include "ckpt/dtypes.h"
 #include "plan/arithmetic.h"
 
 namespace sherd::ckpt {
@@ -22,14 +22,14 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kLengthBytes = 8;
 constexpr std::int64_t kDataAlignment = 64;
-// How a message begins, before the path if there is one: `where` below.
+// The beginning of messages, before the path; together they are `where` below.
 constexpr const char* kPart = "[ckpt] ";
 constexpr const char* kMetadata = "__metadata__";
 constexpr const char* kDtype = "dtype";
 constexpr const char* kShape = "shape";
 constexpr const char* kOffsets = "data_offsets";
 
-// For messages: short, in ASCII and on one line whatever the bytes are.
+// A text for messages: short, in ASCII and on one line whatever the bytes are.
 std::string in_quotes(std::string_view text) {
   constexpr std::size_t kShown = 80;
   const Json start = std::string(text.substr(0, kShown));
@@ -37,7 +37,7 @@ std::string in_quotes(std::string_view text) {
       (text.size() > kShown ? "..." : "");
 }
 
-std::string of(const TensorInfo& info) {
+std::string of_tensor(const TensorInfo& info) {
   return " of tensor " + in_quotes(info.name);
 }
 
@@ -51,53 +51,53 @@ void check_name(const std::string& name, const std::string& where) {
       in_quotes(name));
 }
 
-// What dtype and shape say, checked.
+// The bytes that dtype and shape ask for, checked.
 std::int64_t tensor_bytes(const TensorInfo& info, const std::string& where) {
   std::int64_t bytes = element_bytes(info.dtype);
   SHERD_CHECK(
       bytes > 0, where, "expected a dtype with elements of whole bytes, found ",
-      in_quotes(info.dtype), of(info));
+      in_quotes(info.dtype), of_tensor(info));
   SHERD_CHECK(
       info.shape.size() <= std::size_t{kDimsMax}, where, "expected at most ",
-      kDimsMax, " dims, found ", info.shape.size(), of(info));
+      kDimsMax, " dims, found ", info.shape.size(), of_tensor(info));
   bool empty = false;
   for (const std::int64_t size : info.shape) {
     SHERD_CHECK(
         size >= 0, where, "expected sizes of 0 or more, found ", size,
-        of(info));
+        of_tensor(info));
     empty = empty || size == 0;
-    // Strides are products of sizes with 1 for 0: those must fit as well.
+    // Strides are products of sizes, with 1 for 0, and must fit as well.
     bytes = plan::multiply_capped(bytes, std::max<std::int64_t>(size, 1));
   }
   SHERD_CHECK(
       bytes < plan::kSizeCeiling, where,
-      "expected a shape of fewer than 2^61 bytes, found more", of(info));
+      "expected a shape of fewer than 2^61 bytes, found more", of_tensor(info));
   return empty ? 0 : bytes;
 }
 
-// Reads that part of JSON which the format uses, from front to back. Nothing
-// nests deeper than the caller asks for, and a list that is too long is refused
-// before it is stored. Texts are left to the JSON library, with their escapes.
+// A parser of the part of JSON that the format uses. Nothing nests deeper than the caller asks for,
+// and a list that is too long is refused before it is stored. Texts with their escapes are left to
+// the JSON library.
 class HeaderParser {
  public:
   HeaderParser(std::string_view json, std::string where)
       : json_(json), where_(std::move(where)) {}
 
-  // Calls `value` with each key and its place; reads the value.
+  // Calls `value`, which reads the value, with each key and its place.
   template <typename Value>
   void object(const Value& value);
   std::vector<std::int64_t> whole_numbers(std::size_t count_max);
   std::string text();
-  // Only padding may come now.
+  // Checks that only padding follows.
   void end() const;
 
   // `at` is a place in the JSON.
   void check(bool right, std::string_view expected, std::size_t at) const;
 
  private:
-  // Goes to the next byte that is none or to the end, and returns its place.
+  // Skips white space, and returns the place behind it.
   std::size_t skip_space();
-  // Whether the next byte is `c`, which is passed then.
+  // Whether the next byte is `c`; if so, passes it.
   bool take(char c);
   void expect(const char* quoted);
   std::int64_t whole_number();
@@ -198,57 +198,57 @@ void HeaderParser::end() const {
   check(left == json_.npos, "only spaces behind the JSON", left);
 }
 
-// What one tensor says about itself, checked; its place among the others is for
-// check_cover().
+// Reads and checks one tensor; check_cover() checks its place among the others.
 TensorInfo read_tensor(
-    HeaderParser& reader, const std::string& name, const std::string& where) {
+    HeaderParser& parser, const std::string& name, const std::string& where) {
   check_name(name, where);
   TensorInfo info;
   info.name = name;
   std::vector<std::int64_t> offsets;
   int keys = 0;
-  reader.object([&](const std::string& key, std::size_t at) {
+  parser.object([&](const std::string& key, std::size_t at) {
     if (key == kDtype) {
-      info.dtype = reader.text();
+      info.dtype = parser.text();
     } else if (key == kShape) {
-      info.shape = reader.whole_numbers(kDimsMax);
+      info.shape = parser.whole_numbers(kDimsMax);
     } else {
-      reader.check(key == kOffsets, "dtype, shape or data_offsets", at);
-      offsets = reader.whole_numbers(2);
+      parser.check(key == kOffsets, "dtype, shape or data_offsets", at);
+      offsets = parser.whole_numbers(2);
     }
     ++keys;
   });
   SHERD_CHECK(
       keys == 3 && offsets.size() == 2, where,
-      "expected dtype, shape and two data_offsets", of(info), ", found fewer");
+      "expected dtype, shape and two data_offsets", of_tensor(info),
+      ", found fewer");
   info.begin = offsets[0];
   info.end = offsets[1];
   const std::int64_t bytes = tensor_bytes(info, where);
   SHERD_CHECK(
       info.end - info.begin == bytes, where, "expected ", bytes, " bytes",
-      of(info), ", as dtype and shape say, found ", kOffsets, " from ",
+      of_tensor(info), ", as dtype and shape say, found ", kOffsets, " from ",
       info.begin, " to ", info.end);
   return info;
 }
 
 SafetensorsHeader read_json(std::string_view json, const std::string& where) {
-  HeaderParser reader(json, where);
-  reader.check(json.front() == '{', "a header that begins with '{'", 0);
+  HeaderParser parser(json, where);
+  parser.check(json.front() == '{', "a header that begins with '{'", 0);
   SafetensorsHeader header;
-  reader.object([&](const std::string& key, std::size_t /*at*/) {
+  parser.object([&](const std::string& key, std::size_t /*at*/) {
     if (key != kMetadata) {
-      header.tensors.push_back(read_tensor(reader, key, where));
+      header.tensors.push_back(read_tensor(parser, key, where));
       return;
     }
-    reader.object([&](const std::string& name, std::size_t /*at*/) {
-      header.metadata[name] = reader.text();
+    parser.object([&](const std::string& name, std::size_t /*at*/) {
+      header.metadata[name] = parser.text();
     });
   });
-  reader.end();
+  parser.end();
   return header;
 }
 
-// From the first byte of data to the last. REQUIRES: sorted as in a header.
+// Checks that tensors cover the data without hole or overlap. REQUIRES: sorted as in a header.
 void check_cover(
     const std::vector<TensorInfo>& tensors,
     std::int64_t data_bytes,
@@ -257,10 +257,11 @@ void check_cover(
   for (const auto& info : tensors) {
     SHERD_CHECK(
         info.end <= data_bytes, where, "expected ", data_bytes,
-        " bytes of data or fewer, found the end", of(info), " at ", info.end);
+        " bytes of data or fewer, found the end", of_tensor(info), " at ",
+        info.end);
     SHERD_CHECK(
-        info.begin == covered, where, "expected the begin", of(info), " at ",
-        covered, " of data, found ", info.begin,
+        info.begin == covered, where, "expected the begin", of_tensor(info),
+        " at ", covered, " of data, found ", info.begin,
         info.begin < covered ? ", an overlap" : ", a hole");
     covered = info.end;
   }
@@ -269,14 +270,15 @@ void check_cover(
       " bytes of data, as many as tensors have, found ", data_bytes);
 }
 
-// The tensors, checked, one after another in the data.
+// Checks the tensors, and puts them one after another in the data.
 std::vector<TensorInfo> place(std::vector<TensorInfo> tensors) {
   std::set<std::string> names;
   std::int64_t covered = 0;
   for (auto& info : tensors) {
     check_name(info.name, kPart);
     const bool added = names.insert(info.name).second;
-    SHERD_CHECK(added, kPart, "expected each name once, found two", of(info));
+    SHERD_CHECK(
+        added, kPart, "expected each name once, found two", of_tensor(info));
     info.begin = covered;
     covered += tensor_bytes(info, kPart);
     SHERD_CHECK(
@@ -315,24 +317,6 @@ std::string json_of(
 }
 
 }  // namespace
-
-std::int64_t element_bytes(std::string_view dtype) {
-  using Row = std::pair<std::int64_t, std::array<std::string_view, 8>>;
-  static constexpr std::array<Row, 4> kRows = {{
-      {1,
-       {"BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ",
-        "F8_E5M2FNUZ"}},
-      {2, {"F16", "BF16", "I16", "U16"}},
-      {4, {"F32", "I32", "U32"}},
-      {8, {"F64", "I64", "U64", "C64"}},
-  }};
-  for (const auto& [bytes, dtypes] : kRows) {
-    if (std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end()) {
-      return dtype.empty() ? 0 : bytes;  // Short rows end with empty texts.
-    }
-  }
-  return 0;
-}
 
 std::string header_bytes(
     std::vector<TensorInfo>& tensors,

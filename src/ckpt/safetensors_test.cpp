@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
+#include "ckpt/dtypes.h"
 #include "support/error_of.h"
 
 namespace sherd::ckpt {

@@ -9,9 +9,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 
-#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/status_from_exception.h"
 #include "ckpt/manifest.h"
 #include "ckpt/reader.h"
 #include "ckpt/save_protocol.h"
@@ -23,10 +23,10 @@ using ckpt::TensorPiece;
 
 namespace {
 
-// For another's save into a shared folder.
+// How long to wait for another job's save into a shared folder.
 constexpr Duration kLockTimeout = std::chrono::minutes(1);
 constexpr Duration kLockPollInterval = std::chrono::milliseconds(50);
-// What rank 0 says of a checkpoint.
+// Rank 0's text when the checkpoint exists.
 constexpr const char* kAlreadySaved = "there";
 
 }  // namespace
@@ -34,51 +34,49 @@ constexpr const char* kAlreadySaved = "there";
 struct CheckpointSaver::Impl {
   Impl(const World& world, const std::string& folder, SaveOptions options)
       : files(ckpt::make_posix_file_system()),
-        session{
+        context{
             .files = *files,
             .folder = folder,
-            .rank = world.rank(),
-            .size = world.size(),
-            .gather = ckpt::make_private_all_gather(world),
+            .ranks = ckpt::ranks_with_own_connections(world),
             .options = std::move(options)} {
     Status status;
     if (world.rank() == 0) {
       status = prepare();
     }
-    agree(session, status, "opening a folder for checkpoints")
+    agree(context.ranks, status, "opening a folder for checkpoints")
         .throw_if_failed();
   }
 
   ~Impl() { (void)join(); }
 
   Status prepare() {
-    const auto status = make_durable_folder(*files, session.folder);
-    return status.ok() && !session.options.shared
+    const auto status = make_durable_folder(*files, context.folder);
+    return status.ok() && !context.options.shared
         ? take_folder(SteadyClock().now())
         : status;
   }
 
-  // Locks and cleans it up, when others leave it until then.
+  // Locks the folder, as soon as others leave it, and cleans it up.
   Status take_folder(Instant deadline) {
-    auto locked = ckpt::lock_folder(session.folder);
+    auto locked = ckpt::lock_folder(context.folder);
     while (!locked.ok() && SteadyClock().now() < deadline) {
       std::this_thread::sleep_for(kLockPollInterval);
-      locked = ckpt::lock_folder(session.folder);
+      locked = ckpt::lock_folder(context.folder);
     }
     if (!locked.ok()) {
       return locked.status();
     }
-    lock = std::move(locked).value();
-    return clean_up(*files, session.folder);
+    lock.emplace(std::move(locked).value());
+    return clean_up(*files, context.folder);
   }
 
-  // Collective: all of a save but its copies.
+  // Collective. All of a save but copying the tensors.
   Status write(
       std::int64_t step,
       const std::vector<TensorPiece>& pieces,
       const std::map<std::string, std::string>& values) {
-    if (!session.options.shared) {
-      return save_pieces(session, step, pieces, values);
+    if (!context.options.shared) {
+      return save_pieces(context, step, pieces, values);
     }
     const auto status = write_shared(step, pieces, values);
     lock.reset();
@@ -89,30 +87,29 @@ struct CheckpointSaver::Impl {
       std::int64_t step,
       const std::vector<TensorPiece>& pieces,
       const std::map<std::string, std::string>& values) {
-    const auto what = str("saving step ", step);
-    Status status;
-    std::string mine;
-    if (session.rank == 0) {
-      status = take_folder(SteadyClock().now() + kLockTimeout);
-      mine = status.ok() && is_already_saved(step, values) ? kAlreadySaved : "";
+    const auto first = text_of_rank_zero(
+        context.ranks,
+        [&]() -> Result<std::string> {
+          auto status = take_folder(SteadyClock().now() + kLockTimeout);
+          if (!status.ok()) {
+            return status;
+          }
+          return std::string(
+              is_already_saved(step, values) ? kAlreadySaved : "");
+        },
+        str("saving step ", step));
+    if (!first.ok() || first.value() == kAlreadySaved) {
+      return first.status();
     }
-    status = agree(session, status, what);
-    if (!status.ok()) {
-      return status;
-    }
-    const auto all = session.gather(mine, what);
-    if (!all.ok() || all.value().front() == kAlreadySaved) {
-      return all.status();
-    }
-    return save_pieces(session, step, pieces, values);
+    return save_pieces(context, step, pieces, values);
   }
 
-  // Saved by others; one that cannot be read is not.
+  // Whether another job has saved it; one that cannot be read does not count.
   bool is_already_saved(
       std::int64_t step,
       const std::map<std::string, std::string>& values) const {
     bool there = false;
-    const auto place = session.folder + "/" + ckpt::folder_name(step);
+    const auto place = context.folder + "/" + ckpt::folder_name(step);
     const auto read = status_of(
         [&] {
           there = ckpt::CheckpointReader(place).manifest().values == values;
@@ -122,7 +119,7 @@ struct CheckpointSaver::Impl {
     return read.ok() && there;
   }
 
-  // The copies keep their memory for the next save.
+  // The memory of the copies is kept for the next save.
   void copy(std::vector<TensorPiece>& pieces) {
     const at::NoGradGuard no_grad;
     copies.resize(pieces.size());
@@ -146,11 +143,12 @@ struct CheckpointSaver::Impl {
   }
 
   const std::unique_ptr<ckpt::FileSystem> files;
-  const ckpt::SaveContext session;
-  std::unique_ptr<ckpt::FolderLock> lock;  // Of rank 0; shared: while it saves.
+  const ckpt::SaveContext context;
+  // On rank 0: held for life, or, in a shared folder, while it saves.
+  std::optional<ckpt::FolderLock> lock;
   std::vector<at::Tensor> copies;
-  Status outcome;  // Of the writer, when it has ended.
-  // A hint: `outcome` is read behind join() alone, which orders memory.
+  Status outcome;  // Set by the writer when it ends.
+  // Only a hint: `outcome` is read after join() alone, which orders memory.
   std::atomic<bool> writes{false};
   std::thread writer;
 };
@@ -174,9 +172,9 @@ void CheckpointSaver::save(std::int64_t step, const CheckpointState& state) {
   wait();
   SHERD_CHECK(step >= 0, "[ckpt] expected a step of at least 0, found ", step);
   auto& impl = *impl_;
-  auto pieces =
-      CheckpointAccess::pieces(state, impl.session.rank, impl.session.size);
-  if (!impl.session.options.asynchronous) {
+  auto pieces = CheckpointAccess::pieces(
+      state, impl.context.ranks.rank, impl.context.ranks.size);
+  if (!impl.context.options.asynchronous) {
     impl.write(step, pieces, state.values).throw_if_failed();
     return;
   }
@@ -197,21 +195,22 @@ bool CheckpointSaver::saving() const {
 }
 
 std::optional<std::string> CheckpointSaver::newest() const {
-  const auto& session = impl_->session;
-  const auto what = "the newest checkpoint in " + session.folder;
-  std::string mine;
-  const auto status = status_of(
-      [&] {
-        if (session.rank == 0) {
-          mine = newest_checkpoint(session.folder).value_or("");
-        }
-        return Status();
+  const auto& context = impl_->context;
+  const auto newest = text_of_rank_zero(
+      context.ranks,
+      [&]() -> Result<std::string> {
+        std::string found;
+        auto status = status_of(
+            [&] {
+              found = newest_checkpoint(context.folder).value_or("");
+              return Status();
+            },
+            ErrorCode::kUnavailable);
+        return status.ok() ? Result(found) : Result<std::string>(status);
       },
-      ErrorCode::kUnavailable);
-  agree(session, status, what).throw_if_failed();
-  const auto all = session.gather(mine, what);
-  const auto& newest = all.value().front();
-  return newest.empty() ? std::nullopt : std::optional(newest);
+      "the newest checkpoint in " + context.folder);
+  newest.status().throw_if_failed();
+  return newest.value().empty() ? std::nullopt : std::optional(newest.value());
 }
 
 }  // namespace sherd

@@ -7,9 +7,9 @@
 #include <utility>
 #include <nlohmann/json.hpp>
 
-#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "base/status_from_exception.h"
 #include "world/communicator.h"
 
 namespace sherd::ckpt {
@@ -18,9 +18,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kSaving = ".saving-";  // Not complete yet.
-constexpr const char* kOld = ".old-";        // To be replaced by a new one.
+constexpr const char* kOld = ".old-";        // About to be replaced.
 constexpr const char* kRemoving = ".removing-";
-// Beside tensors: headers, JSON.
+// For headers and JSON, beside the tensors.
 constexpr std::int64_t kSpareBytes = std::int64_t{1} << 20;
 
 // What a rank tells the others at the end of a stage.
@@ -65,16 +65,19 @@ void warn_if_failed(const Status& status) {
   }
 }
 
-// What throws would leave the other ranks waiting: a name that is no UTF-8.
+// Turns an exception, as for a name that is not UTF-8, into a status: it would leave the other
+// ranks waiting.
 template <typename Action>
 Status guarded(Action&& action) {
   return status_of(action, ErrorCode::kInvalidArgument, "[ckpt] ");
 }
 
-// Every rank's, when none has failed.
+// The outcomes of all ranks when none has failed, else the first failure.
 Result<std::vector<RankOutcome>> all_gather_outcomes(
-    const SaveContext& session, const RankOutcome& mine, const std::string& what) {
-  const auto texts = session.gather(mine.text(), what);
+    const CheckpointRanks& ranks,
+    const RankOutcome& mine,
+    const std::string& what) {
+  const auto texts = ranks.gather(mine.text(), what);
   if (!texts.ok()) {
     return texts.status();
   }
@@ -83,7 +86,7 @@ Result<std::vector<RankOutcome>> all_gather_outcomes(
     outcomes.push_back(outcome_of(text));
     const auto& status = outcomes.back().status;
     if (!status.ok()) {
-      const bool alone = session.size == 1;
+      const bool alone = ranks.size == 1;
       return Status(
           status.code(),
           alone ? status.message()
@@ -96,12 +99,13 @@ Result<std::vector<RankOutcome>> all_gather_outcomes(
 
 class SaveProtocol {
  public:
-  SaveProtocol(const SaveContext& session, std::int64_t step)
-      : session_(session),
-        files_(session.files),
+  SaveProtocol(const SaveContext& context, std::int64_t step)
+      : context_(context),
+        ranks_(context.ranks),
+        files_(context.files),
         step_(step),
         name_(folder_name(step)),
-        temporary_(session.folder + "/" + kSaving + name_),
+        temporary_(context.folder + "/" + kSaving + name_),
         what_(str("saving step ", step)) {}
 
   Status run(
@@ -116,16 +120,16 @@ class SaveProtocol {
       status = complete(parts, values);
     }
     if (!status.ok() && is_rank_zero()) {
-      // It says no more than the failure; the next start tries it again.
+      // A failure here adds nothing to the first one, and the next start tries again.
       (void)files_.remove(temporary_);
     }
     return status;
   }
 
  private:
-  bool is_rank_zero() const { return session_.rank == 0; }
+  bool is_rank_zero() const { return ranks_.rank == 0; }
 
-  // An empty folder with room for all.
+  // Makes an empty folder, and checks that the disk has room for all ranks.
   Status begin(const std::vector<TensorPiece>& pieces) {
     RankOutcome mine;
     mine.number = std::accumulate(
@@ -138,7 +142,7 @@ class SaveProtocol {
       mine.status =
           mine.status.ok() ? files_.make_folder(temporary_) : mine.status;
     }
-    const auto outcomes = all_gather_outcomes(session_, mine, what_);
+    const auto outcomes = all_gather_outcomes(ranks_, mine, what_);
     return outcomes.ok() ? check_room(outcomes.value()) : outcomes.status();
   }
 
@@ -149,30 +153,31 @@ class SaveProtocol {
     }
     Status status;
     if (is_rank_zero()) {
-      const auto free = files_.free_bytes(session_.folder);
+      const auto free = files_.free_bytes(context_.folder);
       status = free.status();
       if (free.ok() && free.value() < needed) {
         status = {
             ErrorCode::kUnavailable,
-            str("[ckpt] ", session_.folder, ": expected room for ", needed,
+            str("[ckpt] ", context_.folder, ": expected room for ", needed,
                 " bytes, found ", free.value())};
       }
     }
-    return agree(session_, status, what_);
+    return agree(ranks_, status, what_);
   }
 
-  Status write(const std::vector<TensorPiece>& pieces, std::vector<RankOutcome>& parts) {
+  Status write(
+      const std::vector<TensorPiece>& pieces, std::vector<RankOutcome>& parts) {
     RankOutcome mine;
     mine.status = guarded([&] {
       const auto part = write_part(
           files_, temporary_, pieces,
-          {.rank = session_.rank,
-           .file_bytes_max = session_.options.file_bytes_max,
-           .progress = session_.options.progress});
+          {.rank = ranks_.rank,
+           .file_bytes_max = context_.options.file_bytes_max,
+           .progress = context_.options.progress});
       mine.part = part.ok() ? part.value() : PartEntry();
       return part.status();
     });
-    auto outcomes = all_gather_outcomes(session_, mine, what_);
+    auto outcomes = all_gather_outcomes(ranks_, mine, what_);
     if (!outcomes.ok()) {
       return outcomes.status();
     }
@@ -187,7 +192,7 @@ class SaveProtocol {
     if (is_rank_zero()) {
       Manifest manifest{
           .step = step_,
-          .world_size = session_.size,
+          .world_size = ranks_.size,
           .values = values,
           .parts = {}};
       for (const auto& outcome : parts) {
@@ -195,7 +200,7 @@ class SaveProtocol {
       }
       status = guarded([&] { return move_into_place(to_json(manifest)); });
     }
-    status = agree(session_, status, what_);
+    status = agree(ranks_, status, what_);
     if (status.ok() && is_rank_zero()) {
       remove_old_ones();
     }
@@ -203,8 +208,8 @@ class SaveProtocol {
   }
 
   Status move_into_place(const std::string& manifest) {
-    const auto place = session_.folder + "/" + name_;
-    const auto old = session_.folder + "/" + kOld + name_;
+    const auto place = context_.folder + "/" + name_;
+    const auto old = context_.folder + "/" + kOld + name_;
     auto status =
         write_file(files_, temporary_ + "/" + kManifestName, manifest);
     if (status.ok()) {
@@ -222,7 +227,7 @@ class SaveProtocol {
     }
     status = files_.rename(temporary_, place);
     if (status.ok()) {
-      status = files_.sync_folder(session_.folder);
+      status = files_.sync_folder(context_.folder);
       if (!status.ok()) {
         (void)files_.rename(place, temporary_);
       }
@@ -232,19 +237,19 @@ class SaveProtocol {
           status.ok() ? files_.remove(old) : files_.rename(old, place));
     }
     if (!status.ok()) {  // Before the files of what was in place are removed.
-      warn_if_failed(files_.sync_folder(session_.folder));
+      warn_if_failed(files_.sync_folder(context_.folder));
     }
     return status;
   }
 
-  // What cannot be removed is no reason to fail. They lose their names first and
-  // for good: a folder of that name is whole, whenever power is lost.
+  // A checkpoint that cannot be removed is no reason to fail. Each loses its name first, durably,
+  // so that a folder of that name is whole whenever power is lost.
   void remove_old_ones() {
-    const auto& options = session_.options;
+    const auto& options = context_.options;
     if (options.keep_last <= 0) {
       return;
     }
-    const auto found = complete_steps(files_, session_.folder);
+    const auto found = complete_steps(files_, context_.folder);
     auto steps = found.ok() ? found.value() : std::vector<std::int64_t>();
     std::erase_if(steps, [&](std::int64_t step) {
       const bool special =
@@ -256,14 +261,14 @@ class SaveProtocol {
     Status status;
     for (std::size_t i = 0; i + keep < steps.size() && status.ok(); ++i) {
       const auto name = folder_name(steps[i]);
-      gone.push_back(session_.folder + "/" + kRemoving + name);
+      gone.push_back(context_.folder + "/" + kRemoving + name);
       status = files_.remove(gone.back());  // One that could not be removed.
       status = status.ok()
-          ? files_.rename(session_.folder + "/" + name, gone.back())
+          ? files_.rename(context_.folder + "/" + name, gone.back())
           : status;
     }
     if (status.ok() && !gone.empty()) {
-      status = files_.sync_folder(session_.folder);
+      status = files_.sync_folder(context_.folder);
     }
     for (std::size_t i = 0; i < gone.size() && status.ok(); ++i) {
       status = files_.remove(gone[i]);
@@ -271,7 +276,8 @@ class SaveProtocol {
     warn_if_failed(status);
   }
 
-  const SaveContext& session_;
+  const SaveContext& context_;
+  const CheckpointRanks& ranks_;
   FileSystem& files_;
   const std::int64_t step_;
   const std::string name_;
@@ -281,28 +287,45 @@ class SaveProtocol {
 
 }  // namespace
 
-TextAllGather make_private_all_gather(const World& world) {
+CheckpointRanks ranks_of(const World& world) {
+  return {
+      .rank = world.rank(),
+      .size = world.size(),
+      .gather = [&world](const std::string& mine, const std::string&) {
+        return Result(world.all_gather_texts(mine));
+      }};
+}
+
+CheckpointRanks ranks_with_own_connections(const World& world) {
   if (world.size() == 1) {
-    return [](const std::string& mine, const std::string&) {
-      return std::vector<std::string>{mine};
-    };
+    return {};
   }
   auto communicator = std::make_shared<world::Communicator>(
       world, str("ckpt/", world.next_number()), Mesh(world).shard_ranks());
-  return [communicator](const std::string& mine, const std::string& what) {
-    return communicator->all_gather(mine, what);
-  };
-}
-
-TextAllGather all_gather_over(const World& world) {
-  return [&world](const std::string& mine, const std::string& /*what*/) {
-    return Result(world.all_gather_texts(mine));
-  };
+  return {
+      .rank = world.rank(),
+      .size = world.size(),
+      .gather = [communicator](
+                    const std::string& mine, const std::string& what) {
+        return communicator->all_gather(mine, what);
+      }};
 }
 
 Status agree(
-    const SaveContext& session, const Status& mine, const std::string& what) {
-  return all_gather_outcomes(session, {.status = mine}, what).status();
+    const CheckpointRanks& ranks, const Status& mine, const std::string& what) {
+  return all_gather_outcomes(ranks, {.status = mine}, what).status();
+}
+
+Result<std::string> text_of_rank_zero(
+    const CheckpointRanks& ranks,
+    const std::function<Result<std::string>()>& make,
+    const std::string& what) {
+  const auto mine = ranks.rank == 0 ? make() : std::string();
+  if (auto status = agree(ranks, mine.status(), what); !status.ok()) {
+    return status;
+  }
+  const auto all = ranks.gather(mine.value(), what);
+  return all.ok() ? all.value().front() : Result<std::string>(all.status());
 }
 
 Result<std::vector<std::int64_t>> complete_steps(
@@ -332,12 +355,12 @@ Result<std::vector<std::int64_t>> complete_steps(
 
 Status make_durable_folder(FileSystem& files, const std::string& path) {
   namespace fs = std::filesystem;
-  std::vector<std::string> above;  // Of those that are not there yet.
+  std::vector<std::string> above;  // The parents of folders to be made.
   for (fs::path missing(path); missing.has_relative_path();
        missing = missing.parent_path()) {
     const auto found = files.exists(missing.string());
     if (!found.ok() || found.value()) {
-      break;  // What cannot be looked at cannot be made, and that says why.
+      break;  // make_folder() fails below if it cannot be looked at.
     }
     const auto parent = missing.parent_path().string();
     above.push_back(parent.empty() ? "." : parent);
@@ -354,7 +377,7 @@ Status clean_up(FileSystem& files, const std::string& folder) {
   if (!names.ok() || names.value().empty()) {
     return names.status();
   }
-  // Else power loss could bring back a name whose files are removed below.
+  // Otherwise power loss could bring back a name whose files are removed below.
   auto status = files.sync_folder(folder);
   for (const auto& name : names.value()) {
     const auto path = folder + "/" + name;
@@ -377,11 +400,11 @@ Status clean_up(FileSystem& files, const std::string& folder) {
 }
 
 Status save_pieces(
-    const SaveContext& session,
+    const SaveContext& context,
     std::int64_t step,
     const std::vector<TensorPiece>& pieces,
     const std::map<std::string, std::string>& values) {
-  return SaveProtocol(session, step).run(pieces, values);
+  return SaveProtocol(context, step).run(pieces, values);
 }
 
 }  // namespace sherd::ckpt

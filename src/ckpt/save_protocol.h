@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks that save one checkpoint together, and the protocol by which it becomes
-// complete or stays absent; docs/design/checkpoints.md has the order of steps and
-// why each kill between two of them is harmless. Thread rule: one thread.
+// The commit protocol of a checkpoint: the steps by which ranks that save together make it complete
+// or leave it absent. docs/design/checkpoints.md has their order, and why a kill between any two of
+// them is harmless. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -17,44 +17,58 @@
 
 namespace sherd::ckpt {
 
-// Every rank's text, by rank. `what` is for messages.
+// Gathers a text of every rank, by rank. `what` is for messages.
 using TextAllGather = std::function<Result<std::vector<std::string>>(
     const std::string& mine, const std::string& what)>;
 
-// Over connections of its own, so that a thread beside training may use it; of
-// one rank, none. Throws Error.
-TextAllGather make_private_all_gather(const World& world);
-// Over the world's, which must outlive it: of the thread that uses the world.
-TextAllGather all_gather_over(const World& world);
+// The ranks of one checkpoint, as this rank sees them.
+struct CheckpointRanks {
+  int rank = 0;
+  int size = 1;
+  // By default that of a rank alone.
+  TextAllGather gather = [](const std::string& mine, const std::string&) {
+    return std::vector<std::string>{mine};
+  };
+};
+
+// They talk over the world's connections: only for the thread that uses the world, which must
+// outlive them.
+CheckpointRanks ranks_of(const World& world);
+// They talk over connections of their own, so that a thread beside training may use them. Throws
+// Error.
+CheckpointRanks ranks_with_own_connections(const World& world);
+
+// Gives every rank the first failure of any rank, which it names.
+Status agree(
+    const CheckpointRanks& ranks, const Status& mine, const std::string& what);
+
+// Gives every rank what `make` returns on rank 0, which alone calls it.
+Result<std::string> text_of_rank_zero(
+    const CheckpointRanks& ranks,
+    const std::function<Result<std::string>()>& make,
+    const std::string& what);
 
 struct SaveContext {
   FileSystem& files;
   std::string folder;
-  int rank = 0;
-  int size = 1;
-  TextAllGather gather;
+  CheckpointRanks ranks;
   SaveOptions options;
 };
 
-// The first failure of any rank, naming it, on every rank.
-Status agree(
-    const SaveContext& session, const Status& mine, const std::string& what);
-
-// The steps of the complete checkpoints in a folder, ascending. Empty where there
-// is no folder.
+// The steps of the complete checkpoints in a folder, ascending. Empty where there is no folder.
 Result<std::vector<std::int64_t>> complete_steps(
     FileSystem& files, const std::string& folder);
 
-// With those above it; power loss does not undo it.
+// Makes a folder, and those above it, so that power loss does not undo it.
 Status make_durable_folder(FileSystem& files, const std::string& path);
 
-// Puts in order what a run left that was killed. Only one rank calls it.
+// Removes or completes what a killed run left in the folder. Only one rank calls it.
 Status clean_up(FileSystem& files, const std::string& folder);
 
-// Collective. Complete when it returns success, else absent; one of the same step
-// that was there is then as it was.
+// Collective. The checkpoint is complete when this returns success, else absent; then an older one
+// of the same step is as it was.
 Status save_pieces(
-    const SaveContext& session,
+    const SaveContext& context,
     std::int64_t step,
     const std::vector<TensorPiece>& pieces,
     const std::map<std::string, std::string>& values);

@@ -43,8 +43,8 @@ class ThreadAllGather {
 TensorPiece save_piece(
     const TensorKey& key, const at::Tensor& tensor, plan::ElementRange range) {
   return {
-      .section = key.first,
-      .name = key.second,
+      .section = key.section,
+      .name = key.name,
       .shape = tensor.sizes().vec(),
       .range = range,
       .elements = tensor.view({-1}).narrow(0, range.begin, range.numel())};
@@ -72,22 +72,22 @@ std::vector<Status> save_all(
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      const SaveContext session{
+      const SaveContext context{
           .files = files,
           .folder = job.folder,
-          .rank = rank,
-          .size = ranks,
-          .gather = meeting.gather(rank),
+          .ranks =
+              {.rank = rank, .size = ranks, .gather = meeting.gather(rank)},
           .options = job.options};
       const auto r = static_cast<std::size_t>(rank);
-      statuses[r] = save_pieces(session, job.step, pieces[r], job.values);
+      statuses[r] = save_pieces(context, job.step, pieces[r], job.values);
     });
   }
   threads.clear();
   return statuses;
 }
 
-Status save_one(FileSystem& files, const SavePieces& pieces, const SaveJob& job) {
+Status save_one(
+    FileSystem& files, const SavePieces& pieces, const SaveJob& job) {
   const auto statuses = save_all(files, pieces, job);
   for (const auto& status : statuses) {
     EXPECT_EQ(status.message(), statuses.front().message());
@@ -114,14 +114,14 @@ std::string save_difference(
         reader.tensors().size() == tensors.size(), "found ",
         reader.tensors().size(), " tensors");
     for (const auto& [key, tensor] : tensors) {
-      SHERD_CHECK(reader.tensors().contains(key), "no ", key.second);
+      SHERD_CHECK(reader.tensors().contains(key), "no ", key.name);
       const auto& stored = reader.tensors().at(key);
       SHERD_CHECK(
           stored.shape == tensor.sizes().vec() &&
               stored.dtype == name_of(tensor.scalar_type()),
-          "another ", key.second);
+          "another ", key.name);
       const auto read = save_read(reader, key, {0, tensor.numel()});
-      SHERD_CHECK(at::equal(read, tensor.view({-1})), "other ", key.second);
+      SHERD_CHECK(at::equal(read, tensor.view({-1})), "other ", key.name);
     }
   });
 }

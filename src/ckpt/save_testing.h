@@ -41,7 +41,8 @@ std::vector<Status> save_all(
     FileSystem& files, const SavePieces& pieces, const SaveJob& job);
 
 // Expects the same of every rank.
-Status save_one(FileSystem& files, const SavePieces& pieces, const SaveJob& job);
+Status save_one(
+    FileSystem& files, const SavePieces& pieces, const SaveJob& job);
 
 at::Tensor save_read(
     const CheckpointReader& reader,

@@ -64,8 +64,8 @@ plan::ElementRange range_of(const NamedShard& shard) {
   return {shard.begin, shard.begin + shard.elements.numel()};
 }
 
-// The part of this rank's elements that it saves. Parts of tensors that differ
-// would make one that no rank has had.
+// The part of this rank's elements that it saves. Where copies differ, rank 0 saves its own, since
+// parts of several would make a tensor that no rank has had.
 plan::ElementRange share_to_save(const NamedShard& shard, int rank, int size) {
   if (shard.copies == Copies::kRank0) {
     return rank == 0 ? range_of(shard) : plan::ElementRange{};
@@ -74,7 +74,7 @@ plan::ElementRange share_to_save(const NamedShard& shard, int rank, int size) {
       range_of(shard), rank / shard.ranks, size / shard.ranks);
 }
 
-// The same memory, 1-D where elements lie in order.
+// A view of the same memory, 1-D where elements lie in order.
 at::Tensor in_place(const at::Tensor& tensor) {
   const auto plain = tensor.detach();
   return plain.is_contiguous() ? plain.view({-1}) : plain;
@@ -109,7 +109,7 @@ void CheckpointState::add(const NamedParameters& parameters) {
          .ranks = parameters.whole.ranks});
     whole.erase(item.name);
   }
-  for (const auto& [name, item] : whole) {  // Of which nothing lies here.
+  for (const auto& [name, item] : whole) {  // No slice of these lies here.
     names_.insert({kModel, name});
   }
   if (parameters.publish) {
@@ -142,7 +142,8 @@ void CheckpointState::add_optimizer(
     const NamedParameters& parameters,
     Tensors tensors) {
   check_section(section);
-  OptimizerState entry{.section = section, .slices = {}, .tensors = std::move(tensors)};
+  OptimizerState entry{
+      .section = section, .slices = {}, .tensors = std::move(tensors)};
   for (const auto& item : parameters.whole.items) {
     entry.slices[item.name] = {
         .name = item.name,
@@ -162,8 +163,8 @@ void CheckpointState::add_optimizer(
   optimizers_.push_back(std::move(entry));
 }
 
-// The slice's part of what the optimizer keeps for the parameter: as the slice, a
-// whole matrix, or one number, which comes with the parameter's first element.
+// An optimizer's state of a parameter has the extent of the slice, of the whole matrix, or is one
+// number, which belongs to the rank of the parameter's first element.
 std::vector<std::pair<std::string, NamedShard>> CheckpointAccess::all_shards(
     const CheckpointState& state, bool all) {
   auto shards = state.shards_;
@@ -254,16 +255,19 @@ std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::targets(
   return targets;
 }
 
-const std::set<ckpt::TensorKey>& CheckpointAccess::required_names(
+std::set<ckpt::TensorKey> CheckpointAccess::required_names(
     const CheckpointState& state) {
-  return state.names_;
+  std::set<ckpt::TensorKey> names;
+  for (const auto& [section, name] : state.names_) {
+    names.insert({section, name});
+  }
+  return names;
 }
 
 bool CheckpointAccess::may_contain(
     const CheckpointState& state, const ckpt::TensorKey& key) {
-  const auto& section = key.first;
-  const auto& name = key.second;
-  if (state.names_.contains(key)) {
+  const auto& [section, name] = key;
+  if (state.names_.contains({section, name})) {
     return true;
   }
   if (section == kGenerators &&
@@ -273,7 +277,8 @@ bool CheckpointAccess::may_contain(
   const auto dot = name.find('.');
   return dot != std::string::npos &&
       std::any_of(
-             state.optimizers_.begin(), state.optimizers_.end(), [&](const auto& entry) {
+             state.optimizers_.begin(), state.optimizers_.end(),
+             [&](const auto& entry) {
                return entry.section == section &&
                    entry.slices.contains(name.substr(dot + 1));
              });

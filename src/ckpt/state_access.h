@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What saving and loading ask of a CheckpointState. Thread rule: as the state.
+// What saving and loading ask of a CheckpointState, whose fields are private. Thread rule: as the
+// state.
 #pragma once
 
 #include <functional>
@@ -17,24 +18,26 @@ namespace sherd {
 
 class CheckpointAccess {
  public:
-  // What `rank` of `size` saves: of what several ranks hold alike each a share.
+  // What `rank` of `size` saves; ranks that hold the same save a share each.
   static std::vector<ckpt::TensorPiece> pieces(
       const CheckpointState& state, int rank, int size);
 
-  // What a rank wants to have; `optional` may be missing in a checkpoint.
+  // What a rank loads; `optional` may be missing in a checkpoint.
   struct LoadTarget {
     std::string section;
     NamedShard shard;  // Its elements are 1-D where they lie in order.
     bool optional = false;
-    // Takes what was read; unset: it lies where it belongs. Any thread.
+    // Takes what was read, on any thread; unset: it was read to where it belongs.
     std::function<void(const at::Tensor&)> loaded = nullptr;
   };
-  static std::vector<LoadTarget> targets(const CheckpointState& state, int rank);
+  static std::vector<LoadTarget> targets(
+      const CheckpointState& state, int rank);
 
-  // What a strict checkpoint has: the same on every rank.
-  static const std::set<ckpt::TensorKey>& required_names(const CheckpointState& state);
-  // Whether some rank may want it.
-  static bool may_contain(const CheckpointState& state, const ckpt::TensorKey& key);
+  // The names that a checkpoint must have; the same on every rank.
+  static std::set<ckpt::TensorKey> required_names(const CheckpointState& state);
+  // Whether some rank may load it.
+  static bool may_contain(
+      const CheckpointState& state, const ckpt::TensorKey& key);
 
   static void publish(const CheckpointState& state);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What LibTorch's own optimizers remember.
+// The state of LibTorch's own optimizers, as named tensors.
 #include <set>
 #include <utility>
 #include <vector>
@@ -22,11 +22,12 @@ namespace {
 
 namespace optim = torch::optim;
 
-// The state of one parameter, as tensors that share its memory; what is not there
-// yet is made. State lies where it is for as long as the optimizer has it.
+// The optimizer state of one parameter, as tensors that share its memory, which stays in place;
+// state that does not exist yet is made.
 class OptimizerStateTensors {
  public:
-  OptimizerStateTensors(const NamedParameter& parameter, std::vector<OptimizerTensor>& into)
+  OptimizerStateTensors(
+      const NamedParameter& parameter, std::vector<OptimizerTensor>& into)
       : parameter_(parameter), into_(into) {}
 
   void add(const char* key, at::Tensor& tensor) {
@@ -79,7 +80,9 @@ bool is_known(const optim::OptimizerOptions& given) {
 }
 
 void add_fields(
-    const optim::OptimizerOptions& given, StatePtr& found, OptimizerStateTensors& fields) {
+    const optim::OptimizerOptions& given,
+    StatePtr& found,
+    OptimizerStateTensors& fields) {
   if (const auto* adamw = dynamic_cast<const optim::AdamWOptions*>(&given)) {
     add_adam<optim::AdamWParamState>(found, adamw->amsgrad(), fields);
   } else if (

@@ -29,8 +29,8 @@
 #include <vector>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
-#include <sherd/world/world.h>
 #include <sherd/optim/named_parameters.h>
+#include <sherd/world/world.h>
 
 namespace torch::nn {
 class Module;
@@ -41,47 +41,46 @@ class Optimizer;
 
 namespace sherd {
 
-// What a checkpoint saves of a tensor that several ranks hold.
+// Whose values a checkpoint saves where several ranks hold a tensor.
 enum class Copies {
   kEqual,  // They are equal: each rank saves a part of its own.
   kRank0,  // They may differ: rank 0 saves its own, and loading gives it to all.
 };
 
-// A tensor as this rank holds it: elements [begin, begin + elements.numel()) of
-// the flattened tensor of that shape.
+// A tensor as this rank holds it: elements [begin, begin + elements.numel()) of the flattened
+// tensor of that shape.
 struct NamedShard {
   std::string name;
   std::vector<std::int64_t> shape;
   std::int64_t begin = 0;
-  // On the CPU, none in the memory of another; read and written in the order of
-  // their indices, whatever their strides.
+  // On the CPU, no element in the memory of another; read and written in the order of their
+  // indices, whatever their strides.
   at::Tensor elements;
-  // Ranks that hold the tensor together; the others hold copies of theirs, in
-  // groups of as many ranks that are neighbours. 1: every rank has all of it.
+  // How many neighbouring ranks hold the tensor together; other groups of as many ranks hold
+  // copies. 1: every rank has all of it.
   int ranks = 1;
   Copies copies = Copies::kEqual;  // kRank0 needs `ranks` of 1.
 };
 
-// What a checkpoint keeps, as far as this rank holds it. It shares memory with
-// who gave tensors, and reads and writes them where they lie; an optimizer must
-// outlive it. Every rank adds the same. Thread rule: one thread.
+// What a checkpoint keeps, as far as this rank holds it. Tensors are shared, and read and written
+// where they lie; an optimizer must outlive the state. Every rank adds the same. Thread rule: one
+// thread.
 class CheckpointState {
  public:
-  // A section is what belongs together: letters, digits, "_" and "-". Throws Error
-  // for another name, a tensor that cannot be saved and a name that comes twice.
+  // A section groups tensors that belong together; its name has letters, digits, "_" and "-".
+  // Throws Error for another name, a tensor that cannot be saved, and a tensor name that comes
+  // twice.
   void add(const std::string& section, NamedShard shard);
 
-  // Of fully_shard or replicate, as section "model"; loading publishes.
+  // The parameters of fully_shard or replicate, in section "model"; loading publishes them.
   void add(const NamedParameters& parameters);
 
-  // Those of the module, which every rank has whole, in section "model". Where
-  // ranks differ, as running statistics do, rank 0's are saved, and all ranks
-  // have those after loading.
+  // The module's buffers, which every rank has whole, in section "model". Where ranks differ, as
+  // running statistics do, rank 0's are saved, and all ranks have those after loading.
   void add_buffers(const torch::nn::Module& module);
 
-  // What one of sherd's optimizers remembers, as tensors "exp_avg.NAME"; that of
-  // parameters that it has not updated yet is left out. `parameters` are those
-  // that the optimizer was made with, or more.
+  // The state of one of sherd's optimizers, as tensors "exp_avg.NAME", without that of parameters
+  // it has not updated yet. `parameters` are those that the optimizer was made with, or more.
   template <typename Optimizer>
     requires requires(Optimizer& optimizer) { optimizer.tensors(true); }
   void add(
@@ -93,19 +92,17 @@ class CheckpointState {
     });
   }
 
-  // The same of Adam, AdamW, SGD, RMSprop and Adagrad of torch::optim. Throws
-  // Error for another.
+  // The same for Adam, AdamW, SGD, RMSprop and Adagrad of torch::optim. Throws Error for another.
   void add(
       const std::string& section,
       torch::optim::Optimizer& optimizer,
       const NamedParameters& parameters);
 
-  // A random generator, of which each rank has its own, by the process's name for
-  // it. Loading gives a rank what the rank of the same number has saved; where
-  // there was none, as for those that are more now, it stays as it is.
+  // A random generator, of which each rank has its own. Loading gives a rank what the rank of the
+  // same number saved; a rank that did not exist then keeps its own.
   void add_generator(const std::string& name, const at::Generator& generator);
 
-  // Texts: rank 0's are saved, every rank gets them.
+  // Texts of the program: rank 0's are saved, and every rank gets them.
   std::map<std::string, std::string> values;
 
  private:
@@ -122,40 +119,44 @@ class CheckpointState {
       Tensors tensors);
 
   std::vector<std::pair<std::string, NamedShard>> shards_;
-  // Section and name of those, and of what lies on other ranks alone.
+  // Section and name of `shards_`, and of tensors that lie on other ranks alone.
   std::set<std::pair<std::string, std::string>> names_;
   std::vector<OptimizerState> optimizers_;
   std::map<std::string, at::Generator> generators_;
   std::vector<std::function<void()>> publish_;
 };
 
-// How many bytes of tensors are done, of how many; must not throw.
+// How many bytes of tensors are done, and of how many; must not throw.
 using CheckpointProgress =
     std::function<void(std::int64_t done, std::int64_t all)>;
 
 struct SaveOptions {
-  // Behaviour. Tensors are copied and written by a thread beside training, which
-  // stops for the copy alone; costs that memory. One save at a time: the next one
-  // waits for it, and throws what it failed with.
+  // ---- behaviour
+
+  // Tensors are copied and written by a thread beside training, which stops for the copy alone;
+  // costs that memory. One save runs at a time: the next one waits for it and throws what it failed
+  // with.
   bool asynchronous = false;
-  // Behaviour. After a save older ones are removed: all but so many, and but those
-  // of steps that `keep_every` divides. 0: none is removed; no step is special.
+  // After a save all but the newest `keep_last` checkpoints are removed, save those of steps that
+  // `keep_every` divides. 0: none is removed; no step is special.
   int keep_last = 0;
   std::int64_t keep_every = 0;
-  // Behaviour. Others save into the folder, too, as replicas do: it is locked for
-  // each save alone, which waits for that of others, a minute at most. One of the
-  // same step that is there and has the same values is not saved again.
+  // Other jobs save into the folder too, as replicas do. It is locked for each save alone, which
+  // waits at most a minute for others'. A checkpoint of the same step and with the same values is
+  // not saved again.
   bool shared = false;
-  // Performance. A file is no larger, save one of a single tensor.
+
+  // ---- performance
+
+  // No file is larger, except one of a single tensor.
   std::int64_t file_bytes_max = std::int64_t{4} << 30;
-  // Of this rank's part; asynchronous, called by the thread that writes.
+  // Reports this rank's part; called by the thread that writes when asynchronous.
   CheckpointProgress progress = nullptr;
 };
 
-// Saves into a folder, which belongs to one run at a time: step 100 becomes
-// FOLDER/step-100, in one move when all of it is on the disk. What a killed run
-// left of an incomplete one is removed, at the start or, in a shared folder,
-// before the next save. Thread rule: one thread.
+// Saves into a folder that belongs to one run at a time: step 100 becomes FOLDER/step-100 by one
+// rename, once all of it is on the disk. What a killed run left incomplete is removed at the start
+// or, in a shared folder, before the next save. Thread rule: one thread.
 class CheckpointSaver {
  public:
   // Collective over the world, which must outlive it. Makes the folder. Throws
@@ -164,26 +165,25 @@ class CheckpointSaver {
       const World& world,
       const std::string& folder,
       const SaveOptions& options = {});
-  // Of an asynchronous save it waits until this rank's part is written; wait()
-  // says whether it became complete.
+  // Waits until this rank's part of an asynchronous save is written; only wait() tells whether the
+  // save became complete.
   ~CheckpointSaver();
   CheckpointSaver(CheckpointSaver&&) noexcept;
   CheckpointSaver& operator=(CheckpointSaver&&) = delete;
 
-  // Collective, between two steps. One of the same step is replaced. Throws
-  // Error, on every rank, naming the first that failed and why: nothing has
-  // changed then, and the next save may do better. Returns when it is complete,
-  // or, asynchronous, when tensors were copied.
+  // Collective, between two steps. Replaces a checkpoint of the same step. Returns when it is
+  // complete or, if asynchronous, when tensors are copied. Throws Error, on every rank, naming the
+  // first rank that failed and why; nothing has changed then, and the next save may succeed.
   void save(std::int64_t step, const CheckpointState& state);
 
-  // Collective. Until the last save is complete; throws what it failed with.
+  // Collective. Waits until the last save is complete; throws what it failed with.
   void wait();
 
-  // Never waits. Whether this rank still writes its part of an asynchronous save;
-  // others may be faster or slower.
+  // Whether this rank still writes its part of an asynchronous save; other ranks may be faster or
+  // slower. Never waits.
   bool saving() const;
 
-  // Collective. The folder of the newest complete one, the same on every rank.
+  // Collective. The folder of the newest complete checkpoint, the same on every rank.
   std::optional<std::string> newest() const;
 
  private:
@@ -192,25 +192,24 @@ class CheckpointSaver {
 };
 
 struct LoadOptions {
-  // Behaviour. What the state has and the checkpoint lacks, or the other way
-  // round, is an error that lists it; else it is reported and left as it is.
+  // Whether names that only the state or only the checkpoint has are an error that lists them. If
+  // not, they are reported and left as they are.
   bool strict = true;
 };
 
 struct LoadReport {
   std::int64_t step = 0;
-  int world_size = 1;  // That saved it.
-  // "SECTION NAME" each, of all ranks.
+  int world_size = 1;  // The one that saved it.
+  // "SECTION NAME" each, over all ranks.
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;
-  std::int64_t bytes_read = 0;  // By this rank, of tensors.
+  std::int64_t bytes_read = 0;  // Bytes of tensors, by this rank.
 };
 
-// Collective. Reads what this rank holds into the state's tensors, converted
-// where dtypes differ, and its values. Every byte is compared with its checksum.
-// Throws Error, on every rank, for a folder that holds no complete checkpoint, a
-// damaged file, another shape, and as options.strict says; the state is then
-// partly written.
+// Collective. Reads what this rank holds into the state's tensors, converted where dtypes differ,
+// and the values. Every byte is compared with its checksum. Throws Error, on every rank, for a
+// folder without a complete checkpoint, a damaged file, another shape, and as options.strict says;
+// the state is then partly written.
 LoadReport load_checkpoint(
     const World& world,
     const std::string& folder,
@@ -222,11 +221,11 @@ using FullTensorVisitor = std::function<void(
     const std::string& name,
     const at::Tensor& tensor)>;
 
-// Collective, between two steps. On rank 0 `visit` gets each tensor of the state
-// whole, on the CPU, in order of section and name; it may keep it. Other ranks'
-// is not called. Memory: on rank 0 one tensor, more as `visit` keeps them. Throws
-// Error, on every rank, when ranks have different tensors, and when a visit
-// throws. Mirrors get_model_state_dict() with full_state_dict and cpu_offload.
+// Collective, between two steps. On rank 0, `visit` gets each tensor of the state whole, on the
+// CPU, in order of section and name, and may keep it; other ranks' is not called. Memory on rank 0:
+// one tensor, and those that `visit` keeps. Throws Error, on every rank, when ranks have different
+// tensors, and when a visit throws. Mirrors get_model_state_dict() with full_state_dict and
+// cpu_offload.
 void gather_full_state(
     const World& world,
     const CheckpointState& state,
@@ -234,29 +233,29 @@ void gather_full_state(
 
 // ---- Without a job: one process, no world. Throw Error as above. ----
 
-// The complete one of the highest step in a folder; none where there is no folder.
+// The complete checkpoint of the highest step in a folder; empty where there is none, or no folder.
 std::optional<std::string> newest_checkpoint(const std::string& folder);
 
 struct CheckpointContent {
   std::string folder;
   std::int64_t step = 0;
-  int world_size = 1;  // That saved it.
+  int world_size = 1;  // The one that saved it.
   std::map<std::string, std::string> values;
-  std::int64_t files = 0;  // Of tensors.
-  std::int64_t bytes = 0;  // Theirs.
+  std::int64_t files = 0;  // Files of tensors,
+  std::int64_t bytes = 0;  // and their size.
   struct Tensor {
     std::string section;
     std::string name;
-    std::string dtype;  // As safetensors has it: "F32".
+    std::string dtype;  // In the words of safetensors: "F32".
     std::vector<std::int64_t> shape;
-    int parts = 1;  // In so many pieces.
+    int parts = 1;  // How many pieces it is saved in.
   };
   std::vector<Tensor> tensors;  // By section and name.
 };
 CheckpointContent checkpoint_content(const std::string& folder);
 
-// Reads all of it: every checksum, every file's header, and that no element is
-// missing. Returns the bytes of tensors.
+// Reads all of it, and checks every checksum, every file's header, and that no element is missing.
+// Returns the bytes of tensors.
 std::int64_t verify_checkpoint(
     const std::string& folder, const CheckpointProgress& progress = nullptr);
 
@@ -266,7 +265,7 @@ struct CheckpointDifference {
     std::string name;
     std::array<std::string, 2> dtypes;
     std::array<std::vector<std::int64_t>, 2> shapes;
-    // Where shapes are equal: how many differ in value, and by how much at most.
+    // Where shapes are equal: how many elements differ in value, and by how much at most.
     std::int64_t elements = 0;
     double largest_difference = 0.0;
   };
@@ -279,26 +278,24 @@ struct CheckpointDifference {
   bool none() const;
 };
 
-// Reads both. Steps, ranks and how tensors are cut may differ. Memory: a tensor of
-// each.
+// Steps, ranks and the way tensors are cut may differ. Memory: one tensor of each checkpoint.
 CheckpointDifference compare_checkpoints(
     const std::string& first,
     const std::string& second,
     const CheckpointProgress& progress = nullptr);
 
 struct MergeOptions {
-  std::string section = {};  // That one alone; empty: all.
-  // Of a tensor's name. Empty: as it is.
+  std::string section = {};  // This one alone; empty: all.
+  // Gives a tensor's name in the files. Unset: as it is.
   std::function<std::string(const std::string& name)> rename = nullptr;
-  // TO/SECTION.pt instead, which torch::load() reads into a module with these
-  // names. Memory: the section.
+  // Writes TO/SECTION.pt instead, which torch::load() reads into a module with these names. Memory:
+  // the section.
   bool archives = false;
   CheckpointProgress progress = nullptr;
 };
 
-// Writes the tensors whole, into TO/SECTION.safetensors, which any program that
-// knows safetensors reads; returns the files. Memory: the largest tensor. `to` is
-// made, and must be empty.
+// Writes whole tensors into TO/SECTION.safetensors, which any program that knows safetensors reads;
+// returns the files. Makes `to`, which must be empty. Memory: the largest tensor.
 std::vector<std::string> merge_checkpoint(
     const std::string& folder,
     const std::string& to,
@@ -307,14 +304,14 @@ std::vector<std::string> merge_checkpoint(
 struct ImportOptions {
   std::string section = "model";
   std::map<std::string, std::string> values = {};
-  // Of a tensor's name; an empty one is left out. Unset: as it is.
+  // Gives a tensor's name in the checkpoint; one with an empty name is left out. Unset: as it is.
   std::function<std::string(const std::string& name)> rename = nullptr;
   CheckpointProgress progress = nullptr;
 };
 
-// Makes a checkpoint of step 0 in `folder`, FOLDER/step-0, of the tensors of
-// safetensors files, or of archives that torch::save() made of modules; returns the
-// names it has. Throws Error when one of that step is there.
+// Makes a checkpoint of step 0, FOLDER/step-0, from safetensors files or archives that
+// torch::save() made of modules; returns the names of its tensors. Throws Error when one of that
+// step exists.
 std::vector<std::string> import_checkpoint(
     const std::vector<std::string>& files,
     const std::string& folder,
