@@ -3,19 +3,12 @@
 
 #include <charconv>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 namespace sherd::ckpt {
 namespace {
 
 constexpr std::size_t kDigits = 16;
 
 }  // namespace
-
-std::uint64_t checksum(const void* bytes, std::size_t count) {
-  return XXH3_64bits(bytes, count);
-}
 
 std::string hex_of(const std::vector<std::uint64_t>& checksums) {
   constexpr char kHex[] = "0123456789abcdef";

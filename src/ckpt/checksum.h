@@ -10,12 +10,15 @@
 #include <string>
 #include <string_view>
 #include <vector>
+#include "base/digest.h"
 
 namespace sherd::ckpt {
 
 constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
 
-std::uint64_t checksum(const void* bytes, std::size_t count);
+inline std::uint64_t checksum(const void* bytes, std::size_t count) {
+  return digest_of(bytes, count);
+}
 
 inline std::int64_t chunks_of(std::int64_t bytes) {
   return (bytes + kChunkBytes - 1) / kChunkBytes;

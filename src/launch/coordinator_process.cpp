@@ -15,6 +15,8 @@ namespace {
 // Until it listens for the first time; it may have a long log to read.
 constexpr Duration kStartTimeout = std::chrono::seconds(60);
 constexpr Duration kPollInterval = std::chrono::milliseconds(10);
+// One that has served as long as a term takes to begin was well.
+constexpr Duration kWellAfter = std::chrono::seconds(2);
 constexpr Duration kStopTimeout = std::chrono::seconds(2);
 constexpr Duration kKillTimeout = std::chrono::seconds(10);
 
@@ -31,12 +33,11 @@ CoordinatorProcess::CoordinatorProcess(
       slot_(slot),
       supervisor_(supervisor),
       status_(options.replicas->status),
-      // Nothing is committed while it is away, and it costs little to start: one
-      // that has served for as long as it takes to begin a term was well.
+      // Nothing is committed while it is away, and it costs little to start.
       backoff_(
           {.first = std::chrono::milliseconds(100),
            .longest = std::chrono::seconds(5),
-           .well_after = std::chrono::seconds(2)}) {}
+           .starts_at_zero = true}) {}
 
 void CoordinatorProcess::begin(Instant now) {
   std::error_code ignored;  // Of an earlier run.
@@ -110,7 +111,10 @@ void CoordinatorProcess::ended(const RankExit& end, Instant now) {
 }
 
 void CoordinatorProcess::start_later(const std::string& why, Instant now) {
-  const Duration wait = backoff_.ended(now - started_);
+  if (now - started_ >= kWellAfter) {
+    backoff_.reset();
+  }
+  const Duration wait = backoff_.next();
   supervisor_.say(
       str("the coordinator ", why, "; it is started again ",
           wait == Duration(0) ? "at once" : str("in ", seconds(wait), " s")));

@@ -10,8 +10,8 @@
 #include <optional>
 #include <string>
 #include <sherd/launch/launch.h>
+#include "base/backoff.h"
 #include "base/clock.h"
-#include "launch/backoff.h"
 #include "launch/supervisor.h"
 
 namespace sherd::launch {

@@ -353,7 +353,10 @@ void RestartPolicy::start_again(
     GroupActions& actions) {
   Group& group = groups_[index];
   std::string reason = what;
-  const Duration wait = group.backoff.ended(now - group.started);
+  if (now - group.started >= options_.well_after) {
+    group.backoff.reset();
+  }
+  const Duration wait = group.backoff.next();
   group.restarts_after_done =
       wait == Duration(0) ? 0 : group.restarts_after_done;
   if (group.replica && any(State::kDone) &&

@@ -29,9 +29,9 @@
 #include <string>
 #include <variant>
 #include <vector>
+#include "base/backoff.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "launch/backoff.h"
 #include "launch/stop_policy.h"
 
 namespace sherd::launch {
@@ -46,7 +46,12 @@ struct RestartPolicyOptions {
   // lost anyway, and the replica is missed.
   Duration failure_grace = std::chrono::milliseconds(200);
   Duration stop_grace = std::chrono::seconds(30);
-  BackoffOptions backoff{};
+  // Between the starts of a group; it begins anew after a group has run for `well_after`.
+  BackoffOptions backoff{
+      .first = std::chrono::seconds(1),
+      .longest = std::chrono::seconds(60),
+      .starts_at_zero = true};
+  Duration well_after = std::chrono::minutes(5);
 };
 
 // As a spare when there is no replica.

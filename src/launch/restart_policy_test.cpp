@@ -369,21 +369,5 @@ TEST(RestartPolicy, OneThatOutlivesSigkillIsNotStartedASecondTime) {
   EXPECT_FALSE(policy.finished());
 }
 
-TEST(Backoff, StartsAtNothingDoublesAndForgetsAfterAGoodRun) {
-  Backoff backoff(
-      {.first = milliseconds(50),
-       .longest = milliseconds(150),
-       .well_after = seconds(10)});
-  EXPECT_EQ(backoff.ended(seconds(1)), Duration(0));
-  EXPECT_EQ(backoff.ended(seconds(1)), milliseconds(50));
-  EXPECT_EQ(backoff.ended(seconds(1)), milliseconds(100));
-  EXPECT_EQ(backoff.ended(seconds(1)), milliseconds(150));
-  EXPECT_EQ(backoff.ended(seconds(1)), milliseconds(150));
-  EXPECT_EQ(backoff.ended(seconds(10)), Duration(0));
-  EXPECT_EQ(backoff.ended(seconds(1)), milliseconds(50));
-  backoff.reset();
-  EXPECT_EQ(backoff.ended(seconds(1)), Duration(0));
-}
-
 }  // namespace
 }  // namespace sherd::launch

@@ -4,10 +4,10 @@
 #include <optional>
 #include <utility>
 #include <vector>
-#include "base/status_from_exception.h"
+#include "base/backoff.h"
 #include "base/check.h"
+#include "base/status_from_exception.h"
 #include "net/asio_headers.h"
-#include "net/back_off.h"
 #include "net/connection_core.h"
 
 namespace sherd::net {
@@ -190,7 +190,9 @@ struct ReconnectingClient::Impl : std::enable_shared_from_this<ReconnectingClien
         options(its_options),
         random(std::move(its_random)),
         handlers(std::move(to_call)),
-        back_off({its_options.back_off_min, its_options.back_off_max}) {}
+        backoff(
+            {.first = its_options.back_off_min,
+             .longest = its_options.back_off_max}) {}
 
   void dial_now();
   void dial_later();
@@ -203,7 +205,7 @@ struct ReconnectingClient::Impl : std::enable_shared_from_this<ReconnectingClien
   const ReconnectingClientOptions options;
   const std::function<std::uint64_t()> random;
   const ReconnectingClientHandlers handlers;
-  BackOff back_off;
+  Backoff backoff;
   // At most one of them is there.
   std::optional<Connector> dial;
   std::unique_ptr<Connection> connection;
@@ -222,22 +224,23 @@ void ReconnectingClient::Impl::dial_now() {
 }
 
 void ReconnectingClient::Impl::dial_later() {
-  next_try = loop.after(back_off.wait(random()), [weak = weak_from_this()] {
-    const auto self = weak.lock();
-    if (self == nullptr) {
-      return;
-    }
-    // The files of certificates may be gone for a while.
-    const Status begun = status_of(
-        [&]() -> Status {
-          self->dial_now();
-          return {};
-        },
-        ErrorCode::kUnavailable);
-    if (!begun.ok()) {
-      self->failed(begun);
-    }
-  });
+  next_try =
+      loop.after(backoff.next_jittered(random()), [weak = weak_from_this()] {
+        const auto self = weak.lock();
+        if (self == nullptr) {
+          return;
+        }
+        // The files of certificates may be gone for a while.
+        const Status begun = status_of(
+            [&]() -> Status {
+              self->dial_now();
+              return {};
+            },
+            ErrorCode::kUnavailable);
+        if (!begun.ok()) {
+          self->failed(begun);
+        }
+      });
 }
 
 void ReconnectingClient::Impl::dialled(Result<std::unique_ptr<Connection>> result) {
@@ -245,7 +248,7 @@ void ReconnectingClient::Impl::dialled(Result<std::unique_ptr<Connection>> resul
     failed(result.status());
     return;
   }
-  back_off.reset();
+  backoff.reset();
   connection = std::move(result).value();
   connection->start(
       {.on_frame =

@@ -4,7 +4,6 @@
 #include <optional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "net/back_off.h"
 #include "net/net_testing.h"
 #include "support/error_of.h"
 
@@ -20,31 +19,6 @@ using ::testing::HasSubstr;
 using testing::run_for;
 using testing::run_until;
 using testing::TestServer;
-
-TEST(BackOff, DoublesFromMinToMaxAndBeginsAnew) {
-  BackOff back_off({.min = 50ms, .max = 300ms});
-  std::vector<Duration> waits;
-  waits.reserve(5);
-  for (int i = 0; i < 5; ++i) {
-    waits.push_back(back_off.wait(0));
-  }
-  EXPECT_THAT(waits, ElementsAre(50ms, 100ms, 200ms, 300ms, 300ms));
-  back_off.reset();
-  EXPECT_EQ(back_off.wait(0), 50ms);
-}
-
-TEST(BackOff, WaitsAtLeastHalfWhateverTheRandomNumber) {
-  for (const std::uint64_t random :
-       {std::uint64_t{1}, std::uint64_t{12345678901}, ~std::uint64_t{0},
-        std::uint64_t{50000000}, std::uint64_t{50000001}}) {
-    BackOff back_off({.min = 100ms, .max = 100ms});
-    const Duration wait = back_off.wait(random);
-    EXPECT_GE(wait, 50ms);
-    EXPECT_LE(wait, 100ms);
-  }
-  BackOff least({.min = 100ms, .max = 100ms});
-  EXPECT_EQ(least.wait(50000000), 50ms);
-}
 
 TEST(Connector, ConnectsByName) {
   Loop loop;

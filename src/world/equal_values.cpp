@@ -7,10 +7,8 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "base/digest.h"
 #include "base/hash.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace sherd::world {
 namespace {
@@ -84,8 +82,7 @@ std::uint64_t digest_of(const at::Tensor& tensor) {
     hash.add(static_cast<std::uint64_t>(size));
   }
   if (plain.numel() > 0) {
-    hash.add(
-        std::uint64_t{XXH3_64bits(plain.const_data_ptr(), plain.nbytes())});
+    hash.add(sherd::digest_of(plain.const_data_ptr(), plain.nbytes()));
   }
   return hash.value();
 }

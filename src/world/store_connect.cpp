@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include "base/backoff.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "world/detached_call.h"
@@ -114,22 +115,20 @@ StorePtr open_server(const RankEnvironment& env, milliseconds deadline) {
 }  // namespace
 
 StorePtr connect_store(const RankEnvironment& env, milliseconds deadline) {
-  constexpr milliseconds kPauseMax(100);
   constexpr milliseconds kSpeakMin(1000);
   if (env.rank == 0 && !env.agent_store) {
     return open_server(env, deadline);
   }
   const SteadyClock clock;
   const Instant end = clock.now() + deadline;
-  milliseconds pause(2);
+  Backoff backoff({.first = milliseconds(2), .longest = milliseconds(100)});
   while (!somebody_listens(env.master_addr, env.master_port)) {
     if (clock.now() >= end) {
       not_reached(
           env, str("nobody listening within ", seconds(deadline),
                    " s: rank 0 did not arrive"));
     }
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, kPauseMax);
+    std::this_thread::sleep_for(backoff.next());
   }
   const auto rest =
       std::chrono::duration_cast<milliseconds>(end - clock.now());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include "base/backoff.h"
 #include "base/clock.h"
 
 namespace sherd::world {
@@ -15,17 +16,17 @@ bool wait_for_key(
     const std::string& key,
     std::chrono::milliseconds timeout) {
   constexpr Duration kSlice = std::chrono::milliseconds(250);
-  constexpr Duration kPauseMax = std::chrono::milliseconds(10);
   const SteadyClock clock;
   const Instant end = clock.now() + std::min<Duration>(timeout, kSlice);
-  Duration pause = std::chrono::microseconds(200);
+  Backoff backoff(
+      {.first = std::chrono::microseconds(200),
+       .longest = std::chrono::milliseconds(10)});
   while (!store.check({key})) {
     const Duration rest = end - clock.now();
     if (rest <= Duration(0)) {
       return false;
     }
-    std::this_thread::sleep_for(std::min(pause, rest));
-    pause = std::min(2 * pause, kPauseMax);
+    std::this_thread::sleep_for(std::min(backoff.next(), rest));
   }
   return true;
 }

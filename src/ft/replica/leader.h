@@ -13,6 +13,7 @@
 #include <random>
 #include <string>
 #include <vector>
+#include "base/backoff.h"
 #include "ft/protocol/replica.h"
 #include "ft/replica/rank_messages.h"
 #include "ft/transfer/fetch.h"
@@ -144,7 +145,9 @@ class Leader {
   std::uint64_t fetches_ = 0;
   std::string fetch_failure_;  // The last that was told.
   std::string unreached_;      // Why there is no coordinator, as was told.
-  Duration pause_{};           // Before the last try of a fetch.
+  Backoff fetch_backoff_{
+      {.first = std::chrono::milliseconds(5),
+       .longest = std::chrono::milliseconds(100)}};
   net::Timer others_;          // While some are asked for a snapshot.
   net::Timer retry_;
   net::Timer linger_;

@@ -15,9 +15,6 @@
 namespace sherd::ft {
 namespace {
 
-// The pause before another try. Short, because others may wait for this replica.
-constexpr Duration kPauseMin = std::chrono::milliseconds(5);
-constexpr Duration kPauseMax = std::chrono::milliseconds(100);
 // Each donor copies its state.
 constexpr std::size_t kDonorsMax = 4;
 // How long to wait for the other donors' answers after the first one.
@@ -250,12 +247,12 @@ void Leader::fetch_done(bool ok) {
     log_warning(str("[ft] not fetched: ", failure));
   }
   if (ok) {
-    pause_ = kPauseMin;
+    fetch_backoff_.reset();
     carry_out(machine_.fetched());
     return;
   }
-  pause_ = std::clamp(2 * pause_, kPauseMin, kPauseMax);
-  retry_ = loop_.after(pause_, [this] { carry_out(machine_.fetch_failed()); });
+  retry_ = loop_.after(
+      fetch_backoff_.next(), [this] { carry_out(machine_.fetch_failed()); });
 }
 
 }  // namespace sherd::ft

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include "base/check.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include "base/digest.h"
 
 namespace sherd::ft::ring {
 
@@ -30,7 +28,7 @@ void BlockDigest::complete(int bucket, const float* out, const FloatRange& span)
     block.missing -= stop - at;
     SHERD_ASSERT(block.missing >= 0, "elements complete twice");
     if (block.missing == 0) {
-      block.hash = XXH3_64bits(
+      block.hash = sherd::digest_of(
           out + begin, static_cast<std::size_t>(end - begin) * sizeof(float));
     }
     at = stop;
@@ -44,7 +42,7 @@ std::uint64_t BlockDigest::value() const {
     SHERD_ASSERT(block.missing == 0, "a digest of an incomplete sum");
     hashes.push_back(block.hash);
   }
-  return XXH3_64bits(hashes.data(), hashes.size() * sizeof(std::uint64_t));
+  return sherd::digest_of(hashes.data(), hashes.size() * sizeof(std::uint64_t));
 }
 
 std::uint64_t digest_of(const std::vector<std::span<const float>>& buckets) {

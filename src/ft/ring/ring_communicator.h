@@ -12,13 +12,14 @@
 #include <string>
 #include <utility>
 #include <vector>
+#include "base/backoff.h"
 #include "base/clock.h"
-#include "ft/ring/graceful_close.h"
 #include "ft/ring/frame.h"
 #include "ft/ring/framed_socket.h"
+#include "ft/ring/graceful_close.h"
 #include "ft/ring/ring_all_reduce.h"
-#include "ft/ring/ring_types.h"
 #include "ft/ring/ring_schedule.h"
+#include "ft/ring/ring_types.h"
 #include "ft/ring/shared_floats.h"
 #include "ft/ring/socket.h"
 
@@ -96,8 +97,6 @@ class RingCommunicator {
   std::optional<FramedSocket>& link(Side side);
   ReplicaId replica_of(Side side) const;
   Handshake own_handshake() const;
-  // Between the members, or with who is asked.
-  std::string differences(const Handshake& handshake) const;
 
   bool dial(Instant now);
   bool dialled(Instant now);
@@ -125,7 +124,9 @@ class RingCommunicator {
   Instant dial_at_;
   Instant deadline_;
   std::optional<Instant> late_until_;  // A sum was not read in time.
-  Duration pause_ = std::chrono::milliseconds(10);
+  Backoff dial_backoff_{
+      {.first = std::chrono::milliseconds(10),
+       .longest = std::chrono::milliseconds(200)}};
   std::string dial_problem_;
   bool greeted_ = false;  // The next member has answered.
   bool joined_ = false;

@@ -14,8 +14,6 @@
 namespace sherd::ft::ring {
 namespace {
 
-constexpr Duration kPauseMax = std::chrono::milliseconds(200);
-
 std::uint64_t hash_of(const std::vector<std::int64_t>& elements) {
   Hash64 hash;
   for (const auto count : elements) {
@@ -170,8 +168,7 @@ void RingCommunicator::dial_again(Instant now, const std::string& problem) {
     return;
   }
   dial_problem_ = problem;
-  dial_at_ = now + pause_;
-  pause_ = std::min(2 * pause_, kPauseMax);
+  dial_at_ = now + dial_backoff_.next();
 }
 
 void RingCommunicator::read_answer() {

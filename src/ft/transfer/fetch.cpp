@@ -6,11 +6,11 @@
 #include <optional>
 #include <set>
 #include <utility>
-#include "base/status_from_exception.h"
 #include "base/check.h"
+#include "base/digest.h"
 #include "base/log.h"
+#include "base/status_from_exception.h"
 #include "ft/transfer/chunk_plan.h"
-#include "ft/transfer/digest.h"
 #include "ft/transfer/donor_connection.h"
 #include "ft/transfer/transfer_messages.h"
 

@@ -3,7 +3,7 @@
 
 #include <utility>
 #include "base/check.h"
-#include "ft/transfer/digest.h"
+#include "base/digest.h"
 
 namespace sherd::ft::transfer {
 namespace {

@@ -6,7 +6,7 @@
 #include <csignal>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "ft/transfer/digest.h"
+#include "base/digest.h"
 #include "ft/transfer/fetch.h"
 #include "ft/transfer/transfer_messages.h"
 #include "ft/transfer/transfer_server.h"

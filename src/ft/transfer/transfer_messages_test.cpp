@@ -4,7 +4,7 @@
 #include <limits>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "ft/transfer/digest.h"
+#include "base/digest.h"
 #include "ft/transfer/transfer_messages_testing.h"
 #include "ft/transfer/transfer_testing.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 #include "base/check.h"
-#include "ft/transfer/digest.h"
+#include "base/digest.h"
 #include "ft/transfer/requester_connection.h"
 #include "ft/transfer/sum_store.h"
 #include "ft/transfer/token_bucket.h"

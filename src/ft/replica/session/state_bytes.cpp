@@ -7,12 +7,10 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/check.h"
+#include "base/digest.h"
 #include "base/hash.h"
 #include "ckpt/state_access.h"
 #include "net/bytes.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace sherd::ft {
 namespace {
@@ -52,8 +50,7 @@ std::uint64_t parameter_digest(const NamedParameters& parameters) {
   Hash64 hash;
   for (const auto& item : parameters.items) {
     const auto elements = item.slice.contiguous();
-    hash.add(std::uint64_t{
-        XXH3_64bits(elements.const_data_ptr(), bytes_of(elements))});
+    hash.add(digest_of(elements.const_data_ptr(), bytes_of(elements)));
   }
   return hash.value();
 }
