@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/worker_thread.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_status.h"
 #include "exchange/collectives.h"
 #include "exchange/message_unit_transport.h"
 #include "exchange/numbers.h"
-#include "exchange/worker_thread.h"
 
 namespace sherd::exchange {
 namespace {

@@ -10,9 +10,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include "base/status_from_exception.h"
 #include "base/check.h"
-#include "exchange/worker_thread.h"
+#include "base/status_from_exception.h"
+#include "base/worker_thread.h"
 
 namespace sherd::exchange {
 namespace {

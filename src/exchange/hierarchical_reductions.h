@@ -17,12 +17,12 @@
 #include <optional>
 #include <utility>
 #include <vector>
-#include "shm/waiter.h"
+#include "base/worker_thread.h"
 #include "exchange/host_topology.h"
-#include "exchange/transport.h"
 #include "exchange/private_buffers.h"
 #include "exchange/shared_gradient_slots.h"
-#include "exchange/worker_thread.h"
+#include "exchange/transport.h"
+#include "shm/waiter.h"
 
 namespace sherd::exchange {
 

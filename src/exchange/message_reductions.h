@@ -12,10 +12,10 @@
 #include <mutex>
 #include <utility>
 #include <vector>
-#include "exchange/transport.h"
-#include "exchange/private_buffers.h"
+#include "base/worker_thread.h"
 #include "exchange/gradient_chunks.h"
-#include "exchange/worker_thread.h"
+#include "exchange/private_buffers.h"
+#include "exchange/transport.h"
 
 namespace sherd::exchange {
 

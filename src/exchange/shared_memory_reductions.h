@@ -15,9 +15,9 @@
 #include <optional>
 #include <utility>
 #include <vector>
+#include "base/worker_thread.h"
 #include "exchange/shared_gradient_slots.h"
 #include "exchange/shared_units.h"
-#include "exchange/worker_thread.h"
 
 namespace sherd::exchange {
 

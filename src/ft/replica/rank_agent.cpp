@@ -381,6 +381,7 @@ void RankAgent::execute(
     loop_.post([this, state, bytes, digests = std::move(digests)] {
       transfer_->offer(state, bytes, digests);
     });
+    return Status();
   });
   reach("offered", task.state.step);
 }

@@ -15,7 +15,7 @@
 #include <string>
 #include <string_view>
 #include <vector>
-#include "ft/replica/digest_thread.h"
+#include "base/worker_thread.h"
 #include "ft/replica/rank_messages.h"
 #include "ft/replica/training_queue.h"
 #include "ft/ring/ring.h"
@@ -183,7 +183,7 @@ class RankAgent {
   std::atomic<std::uint64_t> activity_changes_{0};   // Of the program.
   std::unique_ptr<TransferServer> transfer_;
   std::unique_ptr<Ring> ring_;   // Its thread ends before the rest,
-  DigestThread digests_thread_;  // and this one first.
+  WorkerThread digests_thread_{"sherd-digests"};  // and this one first.
 };
 
 }  // namespace sherd::ft

@@ -95,14 +95,14 @@ void RankAgent::fetched_sum(std::uint64_t serial, FetchedSum sum) {
       .commit = sum.commit,
       .state = sum.commit.result,
       .bytes = std::make_shared<const std::string>(std::move(sum.bytes))};
-  digests_thread_.post(
-      [this, serial, commit = sum.commit, bytes = fetched_->bytes] {
-        FetchedEvent event;
-        event.serial = serial;
-        event.commit = commit;
-        event.digest = digest_of(*bytes);
-        tell(std::move(event));
-      });
+  digests_thread_.post([this, serial, commit = sum.commit, bytes = fetched_->bytes] {
+    FetchedEvent event;
+    event.serial = serial;
+    event.commit = commit;
+    event.digest = digest_of(*bytes);
+    tell(std::move(event));
+    return Status();
+  });
 }
 
 void RankAgent::failed_to_fetch(std::uint64_t serial, const Status& why) {
