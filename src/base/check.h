@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two ways to say "this must hold". SHERD_CHECK is for what a user can get
-// wrong: it throws sherd::Error. SHERD_ASSERT is for what only a bug in sherd
-// can break: it prints and aborts, in release builds too, because a rank that
-// goes on with a broken invariant would spread wrong numbers to all others.
+// The two ways to say "this must hold". SHERD_CHECK is for a user's mistake and throws
+// sherd::Error. SHERD_ASSERT is for a bug in sherd: it prints and aborts, in release builds too,
+// because a rank that goes on with a broken invariant would spread wrong numbers to all others.
 #pragma once
 
 #include <sstream>
@@ -13,7 +12,7 @@
 
 namespace sherd {
 
-// Concatenates with operator<<; the arguments of a message.
+// Concatenates the arguments of a message with operator<<.
 template <typename... Args>
 std::string str(Args&&... args) {
   std::ostringstream out;

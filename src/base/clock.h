@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Time as an argument. Whoever waits or stamps takes a Clock, so that tests and
-// the simulator can invent time. Thread rule: any thread.
+// Time as an argument: code that waits or stamps takes a Clock, so that tests and the simulator can
+// invent time. Thread rule: any thread.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@ class Clock {
   virtual Instant now() const = 0;
 };
 
-// The machine's monotonic clock; the one place that reads it.
+// The machine's monotonic clock, which is read only here.
 class SteadyClock final : public Clock {
  public:
   Instant now() const override {

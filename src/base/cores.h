@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The hardware threads a process may run on. Thread rule: any thread.
+// The CPU affinity of this process. Thread rule: any thread.
 #pragma once
 
 #include <vector>
 
 namespace sherd {
 
-// Their numbers, as in CPU affinity, ascending; at least one.
+// The numbers of the hardware threads that the process may run on, ascending; at least one.
 std::vector<int> allowed_cores();
 
 }  // namespace sherd

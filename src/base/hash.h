@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hash64 folds bytes and integers into 64 bits, the same on every machine (FNV-1a
-// with a final mix). For fingerprints that ranks compare, not for security.
-// Thread rule: a value.
+// Hash64 is a fingerprint of fields: it folds integers and short texts into 64 bits, the same on
+// every machine (FNV-1a with a final mix). Fingerprints lie on disk and decide the order of data,
+// so the function never changes; digests of large memory are base/digest.h's. It does not protect
+// against people. Thread rule: a value.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 
 namespace sherd {
 
-// A bijection that spreads every input bit over the word (the finaliser of
-// SplitMix64, Steele, Lea, Flood 2014).
+// A bijection that spreads every input bit over the word (the finaliser of SplitMix64, Steele, Lea,
+// Flood 2014).
 constexpr std::uint64_t mix64(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15ULL;
   x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;

@@ -13,8 +13,8 @@ void log_line(LogLevel level, const std::string& message) {
     line += "error: ";
   }
   line += message + "\n";
-  // One write call, so that lines of several threads and ranks do not mix; a
-  // closed stderr is no reason to fail.
+  // One write call, so that lines of several threads and ranks do not mix. A closed stderr is
+  // ignored.
   [[maybe_unused]] const auto written =
       ::write(STDERR_FILENO, line.data(), line.size());
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One line on stderr: "sherd: warning: ...". A rank's lines are told apart by
-// the launcher's prefix. Thread rule: any thread; a line is written whole.
+// Log lines on stderr: "sherd: warning: ...". The launcher's prefix tells ranks apart. Thread rule:
+// any thread; a line is written whole.
 #pragma once
 
 #include <string>

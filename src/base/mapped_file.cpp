@@ -24,7 +24,7 @@ Status unavailable(const std::string& path, const char* action) {
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  // Non-blocking, or a named pipe would hold us here until somebody writes.
+  // Non-blocking: opening a named pipe would wait until somebody writes.
   const Descriptor file(
       ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) {
@@ -66,7 +66,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 
 void MappedFile::close() {
   if (!bytes_.empty()) {
-    // munmap fails only for an address that is no mapping: not ours.
+    // munmap fails only for an address that is not mapped.
     ::munmap(const_cast<char*>(bytes_.data()), bytes_.size());
     bytes_ = {};
   }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MappedFile is the read-only content of one file, mapped into memory: pages
-// come in when they are read and leave when memory is short. It owns the
-// mapping and moves; the descriptor is closed as soon as the mapping stands.
-// Thread rule: a value; reading from any thread.
+// MappedFile is the read-only content of one file, mapped into memory: pages come in when they are
+// read and leave when memory is short. Thread rule: a value; reading from any thread.
 #pragma once
 
 #include <string>
@@ -14,9 +12,8 @@ namespace sherd {
 
 class MappedFile {
  public:
-  // Maps the file as long as it is now. An empty file is mapped as no bytes.
-  // kUnavailable, with the path and the system's reason, when it is missing,
-  // no regular file, or not to be read.
+  // Maps the file as long as it is now; an empty one as no bytes. Returns kUnavailable, with the
+  // path and the system's reason, when the file is missing, not regular, or cannot be read.
   [[nodiscard]] static Result<MappedFile> open(const std::string& path);
 
   MappedFile() = default;
@@ -26,8 +23,8 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  // Valid while this object lives. A file that somebody shortens meanwhile
-  // ends the process on access (SIGBUS): that is the price of mapping.
+  // Valid while this object lives. Shortening the file meanwhile ends the process on access
+  // (SIGBUS).
   std::string_view bytes() const { return bytes_; }
 
  private:

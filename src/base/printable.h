@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Texts of other processes, made fit for a log and a terminal. Thread rule: pure
-// functions.
+// Texts from other processes, made safe for a log and a terminal. Thread rule: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +9,8 @@
 
 namespace sherd {
 
-// Its first bytes, at most so many, each one that is not a printable character of
-// ASCII as "?": neither another line nor a sequence that a terminal obeys.
+// The first `bytes_max` bytes, with "?" for each byte that is not a printable ASCII character, so
+// that the result holds neither line ends nor terminal sequences.
 std::string printable(std::string_view text, std::size_t bytes_max);
 
 }  // namespace sherd

@@ -11,7 +11,7 @@
 namespace sherd {
 
 Descriptor open_pidfd(int pid) {
-  // The wrapper is not in Debian 12's libc headers.
+  // Debian 12's libc headers lack the wrapper.
   return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
 }
 
@@ -19,8 +19,8 @@ std::uint64_t process_start_ticks(int pid) {
   std::ifstream file(str("/proc/", pid, "/stat"));
   std::string line;
   std::getline(file, line);
-  // The second field is the program's name in parentheses and may itself hold
-  // spaces and parentheses; the start time is the 20th after it.
+  // The second field is the program's name in parentheses and may itself hold spaces and
+  // parentheses. The start time is the 20th field after it.
   const auto name_end = line.rfind(')');
   if (name_end == std::string::npos) {
     return 0;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which process is which on this host: a process id alone may be recycled.
-// Thread rule: any thread.
+// The identity of processes on this host, where process ids are recycled. Thread rule: any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +8,11 @@
 
 namespace sherd {
 
-// A descriptor that becomes readable when process `pid` ends; not open, with
-// errno, when there is no such process (ESRCH) or it cannot be had.
+// A descriptor that becomes readable when process `pid` ends. It is not open, and errno is set,
+// when there is no such process (ESRCH) or the system has no descriptor left.
 Descriptor open_pidfd(int pid);
 
-// When process `pid` started, in clock ticks since the host did; 0: unknown.
+// When process `pid` started, in clock ticks since the host's start; 0 when that is unknown.
 std::uint64_t process_start_ticks(int pid);
 
 }  // namespace sherd

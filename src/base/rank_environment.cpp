@@ -27,7 +27,7 @@ std::optional<int> parse_int(std::string_view text) {
   return value;
 }
 
-// Reads variables of one lookup with the range each must lie in.
+// Reads variables through a lookup and checks their ranges.
 class EnvironmentReader {
  public:
   explicit EnvironmentReader(const EnvironmentLookup& lookup) : lookup_(lookup) {}
@@ -64,12 +64,11 @@ class EnvironmentReader {
     return high == INT_MAX ? str(" of at least ", low)
                            : str(" from ", low, " to ", high);
   }
-  const EnvironmentLookup& lookup_;  // Outlives the reader: one parse.
+  const EnvironmentLookup& lookup_;
 };
 
-// Every rank computes the same port from the same job, without talking. The
-// range lies below the usual ephemeral ports (from 32768), so an outgoing
-// connection rarely holds it.
+// Every rank computes the same port from the job's id without communication. The range lies below
+// the usual ephemeral ports (from 32768), so that outgoing connections rarely hold it.
 int port_of_job(const std::string& job) {
   constexpr std::uint64_t kFirst = 20000;
   constexpr std::uint64_t kCount = 10000;
@@ -95,8 +94,7 @@ void take_local_of_torchrun(const EnvironmentReader& read, RankEnvironment* env)
   const auto local =
       read.integer("LOCAL_RANK", 0, env->local_world_size - 1);
   env->local_rank = local.value_or(env->rank);
-  // One unset variable is filled in only where there is nothing to guess: all
-  // ranks on one host.
+  // One unset variable is filled in only where nothing has to be guessed: all ranks on one host.
   SHERD_CHECK(
       size || env->local_rank == env->rank,
       "[base] expected LOCAL_WORLD_SIZE to be set because LOCAL_RANK ",
@@ -158,10 +156,10 @@ RankEnvironment from_open_mpi(const EnvironmentReader& read) {
   return env;
 }
 
-// "4", "2(x3),1": tasks on each node, in order of nodes. An entry that does not
-// parse ends the list: the caller has a default.
+// "4", "2(x3),1": tasks on each node, in order of nodes. An entry that cannot be parsed ends the
+// list: the caller has a default.
 std::vector<int> parse_tasks_per_node(std::string_view text) {
-  constexpr int kNodesMax = 1 << 20;  // Bounds what a malformed count costs.
+  constexpr int kNodesMax = 1 << 20;  // Limits what a malformed count costs.
   std::vector<int> tasks;
   while (!text.empty()) {
     const std::string_view entry = text.substr(0, text.find(','));
@@ -180,8 +178,8 @@ std::vector<int> parse_tasks_per_node(std::string_view text) {
   return tasks;
 }
 
-// "node[03-05,7],x" -> "node03"; nothing for anything less plain, such as a
-// name that goes on after the bracket.
+// "node[03-05,7],x" -> "node03"; nothing for less plain lists, such as a name that goes on after
+// the bracket.
 std::optional<std::string> first_host(const std::string& nodes) {
   const auto open = nodes.find_first_of("[,");
   if (open == std::string::npos || nodes[open] == ',') {
@@ -198,8 +196,8 @@ std::optional<std::string> first_host(const std::string& nodes) {
 }
 
 std::optional<std::string> slurm_master(const EnvironmentReader& read) {
-  // Rank 0 runs on the first node of the step. srun's own address comes last:
-  // srun may have been called on a login node, where no rank runs.
+  // Rank 0 runs on the first node of the step. srun's own address comes last, because srun may run
+  // on a login node.
   for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
     const std::optional<std::string> nodes = read.text(name);
     const auto host = nodes ? first_host(*nodes) : std::nullopt;
@@ -219,7 +217,7 @@ int slurm_local_world_size(const EnvironmentReader& read, int world_size) {
       return std::clamp(tasks[static_cast<std::size_t>(node)], 1, world_size);
     }
   }
-  // What the user asked for: right unless the last node is not full.
+  // The user's request, which is right unless the last node is not full.
   return std::min(
       read.integer("SLURM_NTASKS_PER_NODE", 1, INT_MAX).value_or(world_size),
       world_size);
@@ -251,10 +249,9 @@ RankEnvironment from_slurm(const EnvironmentReader& read) {
   return env;
 }
 
-// The shells that sbatch and salloc give have SLURM_PROCID=0 and the job's
-// SLURM_NTASKS too, though no ranks were started. A batch script has no step
-// (what srun starts from it inherits ENVIRONMENT=BATCH but has a step); an
-// interactive shell has a step with a reserved number.
+// The shells that sbatch and salloc start also have SLURM_PROCID=0 and the job's SLURM_NTASKS,
+// although no ranks run yet. A batch script has no step (what srun starts from it inherits
+// ENVIRONMENT=BATCH but has a step); an interactive shell has a step with a reserved number.
 bool slurm_shell(const EnvironmentReader& read) {
   constexpr std::string_view kInteractiveStep = "4294967290";
   constexpr std::string_view kBatchStep = "4294967291";

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Status is the outcome of an operation that can fail in normal running (a
-// peer, a disk, a deadline): success, or a code with one sentence. Result<T> is
-// a value or such a failure. Both are values; success costs no allocation.
-// Thread rule: as for any value, const access from any thread.
+// Status is the outcome of an operation that can fail in normal running (a peer, a disk, a
+// deadline): success, or a code with one sentence. Result<T> is a value or such a failure. Success
+// allocates nothing. Thread rule: values.
 #pragma once
 
 #include <optional>

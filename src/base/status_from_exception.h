@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From exceptions to statuses, where somebody else's code runs on a thread that
-// must go on, or between ranks that wait. Thread rule: any thread.
+// Turns exceptions into statuses where foreign code runs on a thread that must go on. Thread rule:
+// any thread.
 #pragma once
 
 #include <exception>
@@ -10,8 +10,8 @@
 
 namespace sherd {
 
-// What the action returns. An Error that it throws is a status with its code and
-// sentence; any other exception has this code, and `prefix` before its text.
+// Returns the action's status. An Error that it throws becomes a status with its code and sentence;
+// any other exception gets `code`, and `prefix` before its text.
 template <typename Action>
 Status status_of(
     Action&& action, ErrorCode code, const std::string& prefix = {}) {

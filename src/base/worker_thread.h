@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WorkerThread is one thread that runs posted jobs in their order, so that waiting for peers or reading
-// much memory does not hold up the thread that posts. The first job that fails ends the work: later
-// ones are not run and have its failure. Thread rule: any thread.
+// WorkerThread is one thread that runs posted jobs in their order, so that waiting for peers or
+// reading much memory does not hold up the thread that posts. The first job that fails ends the
+// work: later ones are not run and have its failure. Thread rule: any thread.
 #pragma once
 
 #include <chrono>
@@ -28,8 +28,8 @@ class WorkerThread {
   WorkerThread(const WorkerThread&) = delete;
   WorkerThread& operator=(const WorkerThread&) = delete;
 
-  // Returns the job's number, for wait(); numbers ascend from 1. An exception that the job throws is
-  // its failure.
+  // Returns the job's number, for wait(); numbers ascend from 1. An exception of the job is its
+  // failure.
   std::uint64_t post(Job job);
 
   // Returns when that job and all before it have ended: the first failure of any job so far, or

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Asio, for net's own sources: no other header includes it, so that who uses net
-// does not wait for its templates. Thread rule: none of its own.
+// Asio's headers for net's own sources. No other header includes them, so that users of net do not
+// compile Asio's templates. Thread rule: none of its own.
 #pragma once
 
 #include <asio/buffer.hpp>
@@ -18,7 +18,7 @@ namespace sherd::net {
 
 using Tcp = asio::ip::tcp;
 
-// Of a connected socket, with the options set; TLS when there is a context.
+// The channel of a connected socket, with the options set; TLS when `tls` is not null.
 std::unique_ptr<Channel> make_channel(
     Tcp::socket socket,
     const ConnectionOptions& options,

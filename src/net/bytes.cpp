@@ -61,7 +61,7 @@ std::size_t ByteReader::count(const char* what, const Limits& limits) {
             elements));
     return 0;
   }
-  // Divided, since a product might overflow.
+  // A division, since a product might overflow.
   if (elements > left() / limits.element_bytes) {
     fail(
         str("expected ", elements, " ", what, " of at least ",

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ByteWriter and ByteReader turn values into the bytes of a message and back:
-// integers little-endian in their full width, texts and lists after their length.
-// The reader is for bytes from strangers. Its first failure stays, with a
-// sentence, and from then on it reads zeros and empty texts, so that a decoder
-// looks once, at its end. Thread rule: one thread.
+// ByteWriter and ByteReader serialise values: little-endian integers in their full width, texts and
+// lists after their length. The reader is safe for bytes from untrusted peers. Its first failure
+// stays, with a sentence, and from then on it returns zeros and empty texts, so that a decoder
+// checks once, at its end. Thread rule: one thread.
 #pragma once
 
 #include <bit>
@@ -27,11 +26,11 @@ class ByteWriter {
   void i64(std::int64_t value) { put(static_cast<std::uint64_t>(value)); }
   void f64(double value) { put(std::bit_cast<std::uint64_t>(value)); }
   void boolean(bool value) { put(static_cast<std::uint8_t>(value ? 1 : 0)); }
-  // A u32 that says how many; then what the caller writes.
+  // Writes a u32; the caller writes the elements.
   void count(std::size_t elements);
-  // Length and bytes.
+  // The length and the bytes.
   void text(std::string_view value);
-  // As they are, without a length.
+  // The bytes alone, without a length.
   void raw(std::string_view value) { bytes_ += value; }
 
   const std::string& bytes() const { return bytes_; }
@@ -50,7 +49,7 @@ class ByteWriter {
   std::string bytes_;
 };
 
-// `what` names a value in the sentence of a failure: a literal.
+// `what` is a literal that names the value in the sentence of a failure.
 class ByteReader {
  public:
   // The bytes outlive the reader.
@@ -73,24 +72,22 @@ class ByteReader {
 
   struct Limits {
     std::size_t elements_max = 0;
-    // The bytes an element has at least: what is left must have room for all,
-    // so that a caller may reserve() what this returns.
+    // The least size of an element. The rest of the bytes must have room for all of them, so that a
+    // caller may reserve() the count that is returned.
     std::size_t element_bytes = 1;
   };
-  // How many elements follow; 0 after a failure.
+  // The number of elements that follow; 0 after a failure.
   std::size_t count(const char* what, const Limits& limits);
   std::string text(const char* what, std::size_t bytes_max);
-  // The next `count` bytes, which are the caller's as long as the whole; empty
-  // when there are fewer.
+  // A view of the next `count` bytes; empty when there are fewer.
   std::string_view raw(const char* what, std::size_t count);
 
-  // For what the decoder itself finds wrong; only the first failure counts.
+  // Reports what the decoder itself finds wrong; only the first failure counts.
   void fail(std::string reason);
 
   bool ok() const { return failure_.empty(); }
   std::size_t left() const { return bytes_.size() - at_; }
-  // To be called last: a failure, also when bytes are left. Its sentence is
-  // "[net] <message>: <reason>".
+  // Call last: a failure also when bytes are left. Its sentence is "[net] <message>: <reason>".
   Status finish(const std::string& message);
 
  private:

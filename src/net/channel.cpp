@@ -31,7 +31,7 @@ class PlainChannel final : public Channel {
         socket_, asio::buffer(all.data(), all.size()), std::move(done));
   }
   void end_writing() override {
-    std::error_code ignored;  // Reading will tell.
+    std::error_code ignored;  // Reading will fail too.
     socket_.shutdown(Tcp::socket::shutdown_send, ignored);
   }
   void close() override {
@@ -55,7 +55,7 @@ int seconds_of(Duration time) {
 }
 
 void set_option(int socket, int level, int name, int value) {
-  // Options of Linux since long ago: only a mistake of ours can fail.
+  // Linux has had these options for long, so only a mistake of sherd's can fail.
   const int result = ::setsockopt(socket, level, name, &value, sizeof value);
   SHERD_ASSERT(result == 0, "socket option ", name, " = ", value);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Channel is the bytes of one socket, plain or through TLS. Connection puts
-// frames on top. Thread rule: its loop.
+// Channel is a byte stream over one socket, plain or TLS; Connection adds frames. Thread rule: its
+// loop.
 #pragma once
 
 #include <cstddef>
@@ -27,16 +27,16 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  // Each calls `done` later, from the loop, exactly once, also when the channel
-  // is closed meanwhile. One of each kind at a time; buffers are the caller's
-  // until then. The channel outlives what it has begun.
+  // Each calls `done` exactly once, later, from the loop, also when the channel is closed
+  // meanwhile. One operation of each kind at a time. Buffers must stay until `done`, and the
+  // channel outlives what it has begun.
   virtual void handshake(Done done) = 0;
   virtual void read_some(std::span<char> into, Done done) = 0;
   virtual void write(std::string_view all, Done done) = 0;
 
-  // The peer sees the end of what was written, and may still write.
+  // Shuts down the writing half: the peer sees the end of what was written, and may still write.
   virtual void end_writing() = 0;
-  // Ends all; what is not written yet is lost.
+  // Closes both halves; what is not written yet is lost.
   virtual void close() = 0;
 
   // What an error means, as a sentence without the peer's name.
@@ -46,8 +46,8 @@ class Channel {
   Channel() = default;
 };
 
-// What TLS needs from files and secrets, read once for many channels; null for
-// none. Throws Error for what cannot be used, naming the file.
+// Keys and certificates, read once for many channels; null without security. Throws Error that
+// names the file for what cannot be used.
 struct TlsContext;
 std::shared_ptr<TlsContext> make_tls_context(const Security& security);
 

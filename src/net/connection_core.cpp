@@ -12,8 +12,8 @@ namespace {
 constexpr std::size_t kReadBytes = std::size_t{64} << 10U;
 // A buffer that grew above this for one large frame is given back.
 constexpr std::size_t kKeptBytes = std::size_t{1} << 20U;
-// Of a greeting. Longer than any, so that a wrong one can be told; strangers
-// fill no more.
+// The limit of a greeting: longer than any greeting, so that a wrong one can be reported, and
+// short, so that unknown clients fill no memory.
 constexpr std::size_t kGreetingBytesMax = 64;
 
 FrameLimits limits_of(const ConnectionOptions& options) {
@@ -138,7 +138,7 @@ void ConnectionCore::on_written(const std::error_code& error) {
   }
   if (error) {
     write_failure_ = ended(error);
-    read();  // Which fails as well, at once.
+    read();  // It fails as well, at once.
     return;
   }
   write();
@@ -262,15 +262,14 @@ void ConnectionCore::abandon() {
   if (stage_ != Stage::kFinishing && stage_ != Stage::kClosed) {
     close({ErrorCode::kAborted, "[net] its owner has gone"});
   }
-  // Not now: one of them may be what abandons it.
+  // Posted, because the caller may be one of the handlers.
   loop_.post([self = shared_from_this()] {
     self->handlers_ = {};
     self->greeted_ = nullptr;
   });
 }
 
-// Who is told: the one that waits for the greeting, or the handlers; before
-// start() nobody yet.
+// Calls whoever waits for the greeting, or the handlers; before start() there is neither.
 void ConnectionCore::notify_closed() {
   if (abandoned_) {
     return;
@@ -279,7 +278,7 @@ void ConnectionCore::notify_closed() {
     std::exchange(greeted_, nullptr)(reason_);
     return;
   }
-  // Empty after the first time, and nothing of it is kept alive any more.
+  // Empty after the first time, so that nothing they hold is kept alive.
   const ConnectionHandlers handlers = std::exchange(handlers_, {});
   if (handlers.on_closed) {
     handlers.on_closed(reason_);

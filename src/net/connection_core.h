@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ConnectionCore is what a Connection is made of: a channel, the frames on it and
-// the steps from a fresh socket to an ended connection. Operations under way share
-// it, so that it outlives its owner's handle by them. Thread rule: its loop.
+// ConnectionCore is the state machine of a Connection: a channel, the frames on it, and the stages
+// from a fresh socket to a closed connection. Operations under way share it, so that it outlives
+// its owner's handle until they end. Thread rule: its loop.
 #pragma once
 
 #include <deque>
@@ -18,9 +18,9 @@
 
 namespace sherd::net {
 
-// The payload of the greeting that a side sends. They differ, so that nobody takes
-// an echo for a peer: of a socket that was connected to itself, as happens with
-// ports of outgoing connections, or of a stranger who sends back what it gets.
+// The greeting's payload. The two sides' differ, so that an echo is not taken for a peer: a socket
+// may be connected to itself, as happens with ports of outgoing connections, and an unknown client
+// may send back what it gets.
 constexpr std::string_view greeting_of(Side side) {
   return side == Side::kDialled ? "dialled" : "accepted";
 }
@@ -35,11 +35,11 @@ class ConnectionCore : public std::enable_shared_from_this<ConnectionCore> {
       std::string peer,
       const ConnectionOptions& options);
 
-  // TLS, where there is, then a greeting each way; `done` hears how it went,
-  // once, from the loop, unless the core is abandoned before.
+  // Does the TLS handshake, where there is security, then exchanges greetings. `done` gets the
+  // outcome once, from the loop, unless abandon() came first.
   void greet(Duration timeout, std::function<void(const Status&)> done);
 
-  // Connection's.
+  // The calls of Connection.
   void start(ConnectionHandlers handlers);
   void send(std::uint16_t type, std::string_view payload);
   void close(Status why);
@@ -56,9 +56,9 @@ class ConnectionCore : public std::enable_shared_from_this<ConnectionCore> {
  private:
   enum class Stage {
     kGreeting,
-    kWaiting,  // For start(). Nothing is read.
+    kWaiting,  // Nothing is read before start().
     kOpen,
-    kFinishing,  // What waits is sent; what comes is dropped.
+    kFinishing,  // The queue is sent; received bytes are dropped.
     kClosed,
   };
 
@@ -78,13 +78,13 @@ class ConnectionCore : public std::enable_shared_from_this<ConnectionCore> {
   const std::string peer_;
   const ConnectionOptions options_;
   Stage stage_ = Stage::kGreeting;
-  bool abandoned_ = false;  // Nobody is to be called any more.
-  Timer deadline_;          // Of greeting or finishing.
+  bool abandoned_ = false;  // No handler is called any more.
+  Timer deadline_;          // For greeting or finishing.
   std::function<void(const Status&)> greeted_;
   ConnectionHandlers handlers_;
-  Status reason_;  // Of the end.
-  // What is being written, and what comes next. A failure to write is kept until
-  // reading has ended too: what the peer said last may tell why.
+  Status reason_;  // Why it has ended.
+  // The buffer being written and the one that follows it. A failure to write is kept until reading
+  // has ended too, because the peer's last frame may say why.
   std::string writing_;
   std::string queued_;
   bool write_under_way_ = false;

@@ -12,7 +12,7 @@
 
 namespace sherd::net {
 
-// From the name to addresses, from them to a socket, from that to a greeting.
+// Resolves the name, connects a socket to one of the addresses, and exchanges greetings.
 struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
   Impl(
       Loop& its_loop, HostAddress to, const ConnectorOptions& its_options, Done call)
@@ -35,11 +35,11 @@ struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
   Loop& loop;
   const HostAddress address;
   const ConnectorOptions options;
-  Done done;  // Empty: called, or not to be called any more.
+  Done done;  // Empty once called or given up.
   const std::shared_ptr<TlsContext> tls;
   Tcp::resolver resolver;
   Tcp::socket socket;
-  std::shared_ptr<ConnectionCore> core;  // Until it has greeted.
+  std::shared_ptr<ConnectionCore> core;  // Until the greeting.
   Instant until{0};
   Timer deadline;
 };
@@ -146,7 +146,7 @@ void Connector::Impl::fail(Status why) {
 
 void Connector::Impl::tell(Result<std::unique_ptr<Connection>> result) {
   deadline.cancel();
-  // It may destroy the Connector; whoever calls this shares the rest.
+  // The call may destroy the Connector; the caller of this function shares the rest.
   if (const Done call = std::exchange(done, nullptr)) {
     call(std::move(result));
   }
@@ -206,7 +206,7 @@ struct ReconnectingClient::Impl : std::enable_shared_from_this<ReconnectingClien
   const std::function<std::uint64_t()> random;
   const ReconnectingClientHandlers handlers;
   Backoff backoff;
-  // At most one of them is there.
+  // At most one of the three is there.
   std::optional<Connector> dial;
   std::unique_ptr<Connection> connection;
   Timer next_try;
@@ -230,7 +230,7 @@ void ReconnectingClient::Impl::dial_later() {
         if (self == nullptr) {
           return;
         }
-        // The files of certificates may be gone for a while.
+        // The files of certificates may be missing for a while.
         const Status begun = status_of(
             [&]() -> Status {
               self->dial_now();

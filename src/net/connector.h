@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Connector makes one connection; ReconnectingClient keeps one: it dials again whenever the
-// connection has ended or could not be made. Their owner may destroy them
-// whenever it likes, also in their handlers. Thread rule: their loop.
+// Connector makes one connection. ReconnectingClient keeps one: it dials again whenever the
+// connection has ended or could not be made. Their owner may destroy them at any time, also in
+// their handlers. Thread rule: their loop.
 #pragma once
 
 #include <chrono>
@@ -22,17 +22,16 @@ struct ConnectorOptions {
   // Behaviour.
   Security security{};
   ConnectionOptions connection{};
-  // From the name to the peer's greeting.
+  // For all of name lookup, connecting and greeting.
   Duration timeout = std::chrono::seconds(5);
 };
 
 class Connector {
  public:
   using Done = std::function<void(Result<std::unique_ptr<Connection>>)>;
-  // `done` hears once, later, from the loop: a connection to be started, or why
-  // there is none. Throws Error for an IP address beyond this host without
-  // security (for a name `done` hears it), and for secrets and files that
-  // cannot be used. The loop outlives it.
+  // `done` is called once, later, from the loop, with a connection to start or the failure. Throws
+  // Error for an IP address beyond this host without security (for a name `done` gets it), and for
+  // unusable secrets and files. The loop outlives it.
   Connector(
       Loop& loop,
       const HostAddress& address,
@@ -40,7 +39,7 @@ class Connector {
       Done done);
   Connector(const Connector&) = delete;
   Connector& operator=(const Connector&) = delete;
-  // Gives up, and `done` hears nothing.
+  // Gives up; `done` is not called.
   ~Connector();
 
  private:
@@ -51,17 +50,16 @@ class Connector {
 struct ReconnectingClientOptions {
   // Behaviour.
   ConnectorOptions dial{};
-  // Between two tries: doubles from min to max, and begins anew with a
-  // connection.
+  // The wait between two tries doubles from min to max, and starts again at min after a connection.
   Duration back_off_min = std::chrono::milliseconds(50);
   Duration back_off_max = std::chrono::seconds(2);
 };
 
 struct ReconnectingClientHandlers {
-  // There is a connection, started already: connection() is it.
+  // connection() is there and started.
   std::function<void()> on_connected;
   std::function<void(Frame frame)> on_frame;
-  // It has ended; another one will be tried.
+  // The connection has ended; another one will be tried.
   std::function<void(const Status& reason)> on_lost;
   // A try has failed; may be empty.
   std::function<void(const Status& reason)> on_failed{};
@@ -69,7 +67,7 @@ struct ReconnectingClientHandlers {
 
 class ReconnectingClient {
  public:
-  // Dials at once. `random` is asked before each wait. Throws as Connector does.
+  // Dials at once. `random` supplies the jitter of each wait. Throws as Connector does.
   ReconnectingClient(
       Loop& loop,
       const HostAddress& address,
@@ -78,10 +76,10 @@ class ReconnectingClient {
       ReconnectingClientHandlers handlers);
   ReconnectingClient(const ReconnectingClient&) = delete;
   ReconnectingClient& operator=(const ReconnectingClient&) = delete;
-  // Closes the connection, and no handler is called any more.
+  // Closes the connection; no handler is called any more.
   ~ReconnectingClient();
 
-  // Null while there is none. Whoever closes it, on_lost hears of it.
+  // Null while there is none. on_lost is called whoever closes it.
   Connection* connection();
 
  private:

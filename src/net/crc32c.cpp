@@ -16,7 +16,7 @@ static_assert(std::endian::native == std::endian::little);
 constexpr std::uint32_t kPolynomial = 0x82f63b78;  // Bits reversed.
 using Table = std::array<std::uint32_t, 256>;
 
-// tables[k][b]: what byte b followed by k zero bytes makes of 0.
+// tables[k][b] is the CRC of byte b followed by k zero bytes, from 0.
 constexpr std::array<Table, 8> make_tables() {
   std::array<Table, 8> tables = {};
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
@@ -44,10 +44,9 @@ std::uint64_t load_8(const unsigned char* at) {
 
 #if defined(__x86_64__)
 
-// The instruction has a latency of three cycles and starts one each cycle, so
-// three runs of bytes go side by side. They are joined by kShift: a CRC without
-// its inversions is linear, so the first run's value counts as if zeros followed
-// it, as many bytes as a run has.
+// The instruction has a latency of three cycles and can start every cycle, so three runs of bytes
+// are computed side by side. kShift joins them: a CRC without its inversions is linear, so the
+// first run's value counts as if a run of zeros followed it.
 constexpr std::size_t kRunBytes = 1024;
 
 constexpr std::uint32_t shifted_by_a_run(std::uint32_t crc) {
@@ -57,11 +56,11 @@ constexpr std::uint32_t shifted_by_a_run(std::uint32_t crc) {
   return crc;
 }
 
-// shift[k][b]: of byte b at place k of the value.
+// shift[k][b] is for byte b at place k of the value.
 constexpr std::array<Table, 4> make_shift() {
   std::array<Table, 4> shift = {};
   for (std::uint32_t k = 0; k < 4; ++k) {
-    // Linear: powers of two first, others are sums of them.
+    // The function is linear: powers of two come first, the others are their sums.
     for (std::uint32_t bit = 0; bit < 8; ++bit) {
       const std::uint32_t power = shifted_by_a_run(1U << (8 * k + bit));
       for (std::uint32_t below = 0; below < (1U << bit); ++below) {

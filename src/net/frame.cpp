@@ -31,8 +31,8 @@ void append(std::string& bytes, const Frame& frame, std::string_view payload) {
   bytes += payload;
 }
 
-// What one sees of a stranger's bytes.
-std::string shown(std::string_view bytes) {
+// "16 03 01".
+std::string hexadecimal(std::string_view bytes) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string text;
   for (const char byte : bytes) {
@@ -88,18 +88,19 @@ Status FrameReader::take(std::string_view bytes, std::vector<Frame>& frames) {
   return failure_;
 }
 
-// Whatever has come of it is looked at at once: a stranger that sends a few
-// bytes and waits is told so.
+// Checks whatever part of the header has arrived, so that an unknown client that sends a few bytes
+// and waits gets its answer.
 Status FrameReader::read_header() {
   const std::string_view came(header_.data(), header_bytes_);
   const std::string_view magic = came.substr(0, kMagic.size());
   if (!kMagic.starts_with(magic)) {
     const bool tls = came.size() >= 2 && is_tls(came);
-    return wrong(str(
-        "expected frames of sherd, found bytes that begin with ", shown(magic),
-        tls ? ": TLS; one side has a secret or certificate and the other "
-              "has none"
-            : ""));
+    return wrong(
+        str("expected frames of sherd, found bytes that begin with ",
+            hexadecimal(magic),
+            tls ? ": TLS; one side has a secret or certificate and the other "
+                  "has none"
+                : ""));
   }
   if (header_bytes_ < kFrameHeaderBytes) {
     return {};
@@ -107,7 +108,7 @@ Status FrameReader::read_header() {
   ByteReader header(came);
   header.raw("magic", kMagic.size());
   const int major = header.u16("major version");
-  if (major != kVersionMajor) {  // Whose headers may be other ones.
+  if (major != kVersionMajor) {  // Other versions may have other headers.
     const int minor = header.u16("minor version");
     return wrong(
         str("expected version ", kVersionMajor, ".", kVersionMinor,
@@ -143,7 +144,7 @@ void FrameReader::keep(std::string_view bytes) {
   payload += bytes;
 }
 
-// When all of it has come, for an empty one with its header.
+// Called for an empty payload too, with its header.
 Status FrameReader::read_payload(std::vector<Frame>& frames) {
   if (header_bytes_ < kFrameHeaderBytes ||
       frame_.payload.size() < payload_bytes_) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Frames are how messages stand in a stream: 24 bytes of header, little-endian,
-// then the payload.
+// Frames delimit messages in a byte stream: 24 bytes of header, little-endian, then the payload.
 //
 //   at 0   magic "SHRD"
 //   at 4   version: major, minor (u16 each)
@@ -9,8 +8,8 @@
 //   at 12  payload: length (u32), CRC32C (u32)
 //   at 20  CRC32C (u32) of the 20 bytes before
 //
-// The header has a checksum of its own, so that a damaged length is found before
-// anybody waits for what it promises. Thread rule: values; a reader, one thread.
+// The header has its own checksum, so that a damaged length is found before anybody waits for that
+// many bytes. Thread rule: values; a reader, one thread.
 #pragma once
 
 #include <array>
@@ -24,8 +23,8 @@
 namespace sherd::net {
 
 constexpr std::size_t kFrameHeaderBytes = 24;
-// Of the frames that are written. Another major version is refused; a peer of
-// another minor one is understood, and its number told.
+// The version that is written. Another major version is refused; another minor one is read, and its
+// number reported.
 constexpr std::uint16_t kVersionMajor = 1;
 constexpr std::uint16_t kVersionMinor = 0;
 
@@ -37,8 +36,7 @@ struct Frame {
   bool operator==(const Frame&) const = default;
 };
 
-// The frame's bytes, behind those that are there.
-// REQUIRES: the payload is shorter than 4 GiB.
+// Appends the frame's bytes. REQUIRES: the payload is shorter than 4 GiB.
 void append_frame(
     std::string& bytes, std::uint16_t type, std::string_view payload);
 std::string frame_bytes(const Frame& frame);
@@ -46,7 +44,7 @@ std::string frame_bytes(const Frame& frame);
 struct FrameLimits {
   // Behaviour. A longer payload is refused, by its header.
   std::size_t payload_bytes_max = 0;
-  // The same for the first frame, whose sender nobody knows yet; 0: as others.
+  // The same for the first frame, whose sender is not known yet; 0: as for others.
   std::size_t first_bytes_max = 0;
 };
 
@@ -60,16 +58,14 @@ class FrameReader {
   explicit FrameReader(std::size_t payload_bytes_max)
       : FrameReader(FrameLimits{.payload_bytes_max = payload_bytes_max}) {}
 
-  // Takes all bytes, the next ones of the stream, and appends the frames that
-  // they complete. A failure says what is wrong with the stream: wrong magic,
-  // version, checksum, too long. It stays: nothing is read after it. Frames
-  // before it are there. Memory grows with what has come, not with what a
-  // header promises.
+  // Takes the next bytes of the stream and appends the frames that they complete. A failure (wrong
+  // magic, version, checksum or length) is final: nothing is read after it, and the frames before
+  // it are in `frames`. Memory grows with the received bytes, not with what a header announces.
   Status take(std::string_view bytes, std::vector<Frame>& frames);
 
-  // Something of a frame has come, and its end not.
+  // A frame has begun and is not complete.
   bool inside_frame() const { return header_bytes_ > 0; }
-  // That a frame which has not come to its end takes.
+  // What the incomplete frame takes.
   std::size_t memory_bytes() const { return frame_.payload.capacity(); }
 
  private:
@@ -78,10 +74,10 @@ class FrameReader {
   void keep(std::string_view bytes);
 
   const std::size_t payload_bytes_max_;
-  std::size_t limit_;  // Of the frame that is read.
+  std::size_t limit_;  // For the current frame.
   std::array<char, kFrameHeaderBytes> header_{};
-  std::size_t header_bytes_ = 0;  // That have come.
-  // Of the header, once it is complete.
+  std::size_t header_bytes_ = 0;
+  // From the header, once it is complete.
   Frame frame_;
   std::size_t payload_bytes_ = 0;
   std::uint32_t payload_crc_ = 0;

@@ -11,7 +11,7 @@
 namespace sherd::net {
 
 namespace {
-// After accept() itself has failed: descriptors have run out.
+// The pause after accept() itself has failed, because descriptors ran out.
 constexpr auto kAcceptAgainAfter = std::chrono::milliseconds(100);
 }  // namespace
 
@@ -45,7 +45,7 @@ std::error_code Listener::Impl::bind(const Tcp::endpoint& endpoint) {
   std::error_code error;
   acceptor.open(endpoint.protocol(), error);
   if (!error) {
-    // A port whose last owner died a moment ago.
+    // Allows a port whose last owner has just died.
     acceptor.set_option(Tcp::acceptor::reuse_address(true), error);
   }
   if (!error) {
@@ -83,7 +83,7 @@ void Listener::Impl::accept() {
 void Listener::Impl::accepted(Tcp::socket socket) {
   std::error_code error;
   const auto peer = socket.remote_endpoint(error);
-  if (error) {  // It has gone already.
+  if (error) {  // The peer has gone already.
     refuse({ErrorCode::kPeerLost, "[net] a connection ended at once"});
     return;
   }
@@ -109,7 +109,7 @@ void Listener::Impl::accepted(Tcp::socket socket) {
 void Listener::Impl::greeted(
     const std::shared_ptr<ConnectionCore>& core, const Status& status) {
   const auto at = std::find(unfinished.begin(), unfinished.end(), core);
-  if (at != unfinished.end()) {  // Else it made way for others.
+  if (at != unfinished.end()) {  // Else it was evicted.
     unfinished.erase(at);
   }
   if (closed) {
@@ -147,8 +147,7 @@ Result<std::unique_ptr<Listener>> Listener::listen(
     check_security(options.security, entry.endpoint().address().to_string());
   }
   const auto impl = std::make_shared<Impl>(loop, options, std::move(handlers));
-  // The first that can be had: a name may have addresses of IPv6 on a host that
-  // has none.
+  // Takes the first that can be bound: a name may have IPv6 addresses on a host without IPv6.
   for (const auto& entry : found) {
     error = impl->bind(entry.endpoint());
     if (!error) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Listener accepts connections at an address. Strangers, peers with another
-// secret and those that say nothing never get as far as its owner: they are
-// closed with a reason, and their number is limited. Thread rule: its loop.
+// Listener accepts connections at an address and hands over those that have passed the handshake.
+// Unknown clients, peers with another secret and silent ones are closed with a reason, and their
+// number is limited. Thread rule: its loop.
 #pragma once
 
 #include <chrono>
@@ -23,17 +23,16 @@ struct ListenerOptions {
   // Behaviour.
   Security security{};
   ConnectionOptions connection{};
-  // Until both sides know each other.
+  // Until the greetings have been exchanged.
   Duration greeting_timeout = std::chrono::seconds(5);
-  // Connections that have not come so far; one more closes the oldest, so that
-  // silent ones keep nobody out.
+  // Connections before that. One more evicts the oldest, so that silent clients keep nobody out.
   std::size_t unfinished_max = 64;
 };
 
 struct ListenerHandlers {
-  // To be started.
+  // The connection is to be started.
   std::function<void(std::unique_ptr<Connection>)> on_connection;
-  // Why somebody was turned away, or could not be accepted. May be empty.
+  // Why a client was turned away or could not be accepted. May be empty.
   std::function<void(const Status& reason)> on_refused{};
 };
 
@@ -42,9 +41,9 @@ class Listener {
   struct Private {};
 
  public:
-  // Port 0: any that is free. A failure when the address cannot be had. Throws
-  // Error for an address beyond this host without security, and for secrets and
-  // files that cannot be used. The loop outlives the listener.
+  // Port 0 takes any that is free. Fails when the address cannot be had. Throws Error for an
+  // address beyond this host without security, and for unusable secrets and files. The loop
+  // outlives the listener.
   static Result<std::unique_ptr<Listener>> listen(
       Loop& loop,
       const HostAddress& address,
@@ -52,13 +51,12 @@ class Listener {
       ListenerHandlers handlers);
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
-  // Listens no more; connections that were handed over go on. Also in its own
-  // handlers.
+  // Stops listening; connections that were handed over go on. May be called in its own handlers.
   ~Listener();
 
-  // With the port that it has.
+  // With the port that was bound.
   HostAddress address() const;
-  // How many were turned away.
+  // How many clients were turned away.
   std::uint64_t refused() const;
 
   Listener(Private, std::shared_ptr<Impl> impl);  // For listen().

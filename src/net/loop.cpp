@@ -40,10 +40,10 @@ bool Timer::pending() const {
 }
 
 struct Loop::Impl {
-  // For one thread, which spares Asio nothing that post() needs.
+  // The hint of one thread keeps post() thread-safe.
   asio::io_context context{1};
-  // Nobody's when default constructed. Relaxed: a thread finds its own id only
-  // if it wrote it itself; others only need a value that is not theirs.
+  // Default constructed while no thread is in run(). Relaxed: a thread finds its own id only if it
+  // wrote it itself; others only need a value that is not theirs.
   std::atomic<std::thread::id> thread;
 };
 
@@ -87,7 +87,7 @@ Timer Loop::after(Duration delay, std::function<void()> function) {
         if (error || state->function == nullptr) {
           return;
         }
-        // Empty while it runs: it may destroy or replace its own timer.
+        // Emptied first, because the function may destroy or replace its own timer.
         std::exchange(state->function, nullptr)();
       });
   return timer;

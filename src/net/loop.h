@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loop is one thread's event loop: functions run in it one after another, when
-// they are posted, their time has come or a socket is ready. What belongs to a
-// loop is used in it alone and needs no mutex. Thread rule: run() from one thread;
-// post(), stop() and in_loop() from any; else its loop. Timer: its loop.
+// Loop is an event loop for one thread: functions run one after another when they are posted, their
+// time has come or a socket is ready. Objects that belong to a loop are used in it alone and need
+// no mutex. Thread rule: run() from one thread; post(), stop() and in_loop() from any; else its
+// loop. Timer: its loop.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include "base/clock.h"
 
-// In standalone Asio, for net's own sources.
+// Standalone Asio's, for net's own sources.
 namespace asio {
 class io_context;  // NOLINT(readability-identifier-naming): Asio's.
 }
 
 namespace sherd::net {
 
-// A function to come. Destroying, cancelling or replacing the timer takes it
-// back: then it is not called, whatever the time.
+// A scheduled function. Destroying, cancelling or replacing the timer prevents the call, even when
+// it is due.
 class Timer {
  public:
   Timer() = default;
@@ -35,7 +35,7 @@ class Timer {
  private:
   friend class Loop;
   struct State;
-  std::shared_ptr<State> state_;  // The loop has it too, until its time.
+  std::shared_ptr<State> state_;  // Shared with the loop until it is due.
 };
 
 class Loop {
@@ -43,23 +43,22 @@ class Loop {
   Loop();
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
-  // Functions that are still to come are dropped.
-  // REQUIRES: not in run(); nothing that belongs to the loop is used any more.
+  // Drops functions that have not run. REQUIRES: no thread is in run(), and no object of the loop
+  // is used any more.
   ~Loop();
 
-  // Calls functions until stop(). The calling thread is the loop's until then.
-  // An exception of a function leaves it; it may be called again.
+  // Runs functions until stop(); the calling thread is the loop's until then. An exception of a
+  // function leaves run(), which may be called again.
   void run();
-  // Makes run() return after the function that it is in; when nobody is in
-  // run(), the next one at once.
+  // Makes run() return after the current function; when nobody is in run(), the next call returns
+  // at once.
   void stop();
 
-  // In the order of the calls, never inside post() itself.
+  // Runs in the order of the calls, never inside post() itself.
   void post(std::function<void()> function);
   [[nodiscard]] Timer after(Duration delay, std::function<void()> function);
 
-  // Whether the caller may use what belongs to the loop: it is the thread in
-  // run(), or nobody is.
+  // Whether the caller may use the loop's objects: it is the thread in run(), or no thread is.
   bool in_loop() const;
   Instant now() const { return clock_.now(); }
 

@@ -36,7 +36,7 @@ TEST(Loop, TakesFunctionsFromAllThreads) {
   constexpr int kThreads = 4;
   constexpr int kEach = 1000;
   Loop loop;
-  int called = 0;  // Of the loop's thread alone.
+  int called = 0;  // Used in the loop's thread only.
   std::vector<std::jthread> threads;
   threads.reserve(kThreads);
   for (int i = 0; i < kThreads; ++i) {

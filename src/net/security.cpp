@@ -78,7 +78,7 @@ bool is_loopback(const std::string& ip) {
   if (error) {
     return false;
   }
-  // ::ffff:127.0.0.1 is of IPv4.
+  // ::ffff:127.0.0.1 is an IPv4 address.
   if (address.is_v6() && address.to_v6().is_v4_mapped()) {
     return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6())
         .is_loopback();

@@ -22,7 +22,7 @@ class TlsChannel final : public Channel {
                                                : asio::ssl::stream_base::client;
     stream_.async_handshake(
         type, [this, done = std::move(done)](const std::error_code& error) {
-          if (!error && !peer_is_known()) {  // OpenSSL sees to it already.
+          if (!error && !peer_is_known()) {  // OpenSSL has checked it already.
             done(std::make_error_code(std::errc::permission_denied), 0);
             return;
           }
@@ -59,18 +59,18 @@ class TlsChannel final : public Channel {
   const std::shared_ptr<TlsContext> tls_;
   asio::ssl::stream<Tcp::socket> stream_;
   const Side side_;
-  bool agreed_ = false;  // Its handshake has succeeded.
+  bool agreed_ = false;  // The handshake has succeeded.
 };
 
-// What the peer's first bytes show to be no TLS at all.
+// The peer's first bytes are not TLS at all.
 bool is_no_tls(int reason) {
   return reason == SSL_R_WRONG_VERSION_NUMBER || reason == SSL_R_HTTP_REQUEST ||
       reason == SSL_R_HTTPS_PROXY_REQUEST || reason == SSL_R_RECORD_TOO_SMALL ||
       reason == SSL_R_BAD_RECORD_TYPE;
 }
 
-// Once TLS is agreed on, whatever this side finds wrong. What the peer found
-// wrong comes as an alert, also when it refuses a certificate only then.
+// After the handshake, anything that this side finds wrong. The peer's findings come as alerts,
+// also when it refuses a certificate only then.
 bool is_damage(int reason, bool agreed) {
   return reason == SSL_R_SSLV3_ALERT_BAD_RECORD_MAC ||
       (agreed && reason < SSL_AD_REASON_OFFSET);

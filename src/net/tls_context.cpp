@@ -14,12 +14,12 @@
 namespace sherd::net {
 namespace {
 
-// The key has the hash of the one cipher suite that it is used with.
+// The key's hash is that of the one cipher suite.
 constexpr const char* kCipherSuite = "TLS_AES_128_GCM_SHA256";
 constexpr std::array<unsigned char, 2> kCipherSuiteId = {0x13, 0x01};
 constexpr std::size_t kKeyBytes = 32;
 constexpr std::string_view kIdentity = "sherd 1";
-// The same secret used elsewhere gives other keys.
+// Separates the keys from other uses of the same secret.
 constexpr std::string_view kKeyPurpose = "sherd messages: TLS pre-shared key 1";
 
 const unsigned char* bytes_of(std::string_view text) {
@@ -27,7 +27,7 @@ const unsigned char* bytes_of(std::string_view text) {
 }
 
 OSSL_PARAM octets(const char* name, std::string_view text) {
-  // Read only, though the type does not say it.
+  // OpenSSL only reads it, though the type does not say so.
   return OSSL_PARAM_construct_octet_string(
       name, const_cast<char*>(text.data()), text.size());
 }
@@ -53,16 +53,16 @@ std::string key_of(const std::string& secret) {
   return key;
 }
 
-// Where an SSL_CTX keeps the way back to its TlsContext. Asio uses the place
-// that OpenSSL itself offers for such things.
+// The index under which an SSL_CTX keeps the pointer to its TlsContext. Asio uses the place that
+// OpenSSL itself offers.
 int back_index() {
   static const int kIndex =
       SSL_CTX_get_ex_new_index(0, nullptr, nullptr, nullptr, nullptr);
   return kIndex;
 }
 
-// A pre-shared key is given to OpenSSL as a session that never was. Null when
-// memory has run out: the handshake fails.
+// OpenSSL takes a pre-shared key as a made-up session. Null when memory has run out: then the
+// handshake fails.
 SSL_SESSION* session_of_key(SSL* ssl) {
   const auto* tls = static_cast<const TlsContext*>(
       SSL_CTX_get_ex_data(SSL_get_SSL_CTX(ssl), back_index()));
@@ -100,7 +100,7 @@ int find_key(
     std::size_t identity_bytes,
     SSL_SESSION** session) {
   *session = nullptr;
-  // Of another one there is no key, and no certificate to go on with.
+  // There is no key for another identity, and no certificate either.
   if (identity_bytes != kIdentity.size() ||
       std::memcmp(identity, kIdentity.data(), identity_bytes) != 0) {
     return 1;
@@ -117,7 +117,7 @@ void set_secret(TlsContext& tls, const std::string& secret) {
   SSL_CTX* context = tls.context.native_handle();
   SHERD_ASSERT(SSL_CTX_set_ex_data(context, back_index(), &tls) == 1);
   SHERD_ASSERT(SSL_CTX_set_ciphersuites(context, kCipherSuite) == 1);
-  // Who verifies takes no session, such as the key's, of another context.
+  // A verifying side accepts no session, such as the key's, from another context.
   SHERD_ASSERT(
       SSL_CTX_set_session_id_context(
           context, bytes_of(kIdentity), kIdentity.size()) == 1);
@@ -155,7 +155,7 @@ std::shared_ptr<TlsContext> make_tls_context(const Security& security) {
   SHERD_ASSERT(SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1);
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SHERD_ASSERT(SSL_CTX_set_num_tickets(context, 0) == 1);
-  // With a secret nobody has a certificate: one that is shown is refused.
+  // With a secret nobody has a certificate: one that is presented is refused.
   SSL_CTX_set_verify(
       context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   if (security.kind == Security::Kind::kSharedSecret) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TlsContext holds what TLS needs of files and secrets. OpenSSL's own settings
-// are all here: version 1.3 alone, no tickets and no sessions that come back.
-// Thread rule: one thread.
+// TlsContext holds OpenSSL's context and the key made of the secret. It fixes OpenSSL's settings:
+// TLS 1.3 only, no tickets and no session resumption. Thread rule: one thread.
 #pragma once
 
 #include <memory>

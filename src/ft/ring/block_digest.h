@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The digest of a sum: XXH3 (64 bits) over the XXH3 of each block of kDigestBlockElements
-// elements, buckets in the order of the layout, each from a new block on. Blocks
-// are hashed as soon as they are complete, while they are in the cache; chunks,
-// members and timing leave no trace. Thread rule: one thread.
+// The digest of a sum: XXH3 (64 bits) over the XXH3 of each block of kDigestBlockElements elements;
+// buckets in the order of the layout, and a new block for each. Blocks are hashed as soon as they
+// are complete, while they are in the cache, so the digest does not depend on chunks, members or
+// timing. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,9 @@ class BlockDigest {
  public:
   explicit BlockDigest(const std::vector<std::int64_t>& elements);
 
-  // These elements of the bucket at `out` have their last value. REQUIRES: each
-  // element is told of once.
+  // These elements of the bucket at `out` are final. REQUIRES: each element is reported once.
   void complete(int bucket, const float* out, const FloatRange& span);
-  // REQUIRES: all are complete.
+  // REQUIRES: all elements were reported.
   std::uint64_t value() const;
 
  private:
@@ -31,11 +30,11 @@ class BlockDigest {
     std::uint64_t hash = 0;
   };
   std::vector<std::int64_t> elements_;
-  std::vector<std::size_t> first_blocks_;  // Of each bucket.
+  std::vector<std::size_t> first_blocks_;  // By bucket.
   std::vector<Block> blocks_;
 };
 
-// Of a sum that is there as a whole.
+// The digest of a sum that is there as a whole.
 std::uint64_t digest_of(const std::vector<std::span<const float>>& buckets);
 
 }  // namespace sherd::ft::ring

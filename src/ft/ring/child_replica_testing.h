@@ -21,7 +21,7 @@ class ChildReplica {
   struct Options {
     ReplicaId replica = 0;
     Layout layout;
-    int buckets = 0;  // Of those it gives.
+    int buckets = 0;  // How many it gives.
     Memory memory = Memory::kOwn;
   };
   explicit ChildReplica(const Options& options);

@@ -62,7 +62,7 @@ Result<FrameHeader> parse_header(const HeaderBytes& bytes) {
     return Status(
         ErrorCode::kPeerMismatch, "expected a frame, found other bytes");
   }
-  // The checksum first: of a damaged header the version means nothing.
+  // The checksum comes first: the version in a damaged header means nothing.
   constexpr std::size_t kSummed = kHeaderBytes - sizeof(std::uint32_t);
   net::ByteReader end(view.substr(kSummed));
   if (end.u32("checksum") != net::crc32c(view.substr(0, kSummed))) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bytes on a connection between two neighbours of a ring: frames of a header
-// and a payload, little-endian, each with its checksum. All frames of one
-// connection are of one epoch, which is in every header: what a former epoch
-// still sends never passes for the present. docs/design/ring_reduce.md has the
+// The wire format between two neighbours of a ring: frames of a header and a payload,
+// little-endian, each with its checksum. Every header names the epoch, so that late bytes of a
+// former epoch are never taken for the present one. docs/design/ring_reduce.md describes the
 // conversation. Thread rule: values and pure functions.
 #pragma once
 
@@ -20,17 +19,17 @@
 namespace sherd::ft::ring {
 
 enum class FrameKind : std::uint16_t {
-  kHandshake = 1,  // From who dials, and the answer of who is dialled.
-  kRefusal,    // The other answer: a text.
+  kHandshake = 1,  // The dialler's first frame, and the acceptor's answer.
+  kRefusal,        // The other answer: a text.
   kData,
-  kSharedData,   // As kData, but its payload is read in the sender's memory.
-  kEnding,  // Nothing comes after it.
+  kSharedData,  // As kData, but its payload is read in the sender's memory.
+  kEnding,      // The last frame.
 };
 
 struct FrameHeader {
   FrameKind kind = FrameKind::kData;
   Epoch epoch;
-  // Of kData and kSharedData alone, else zeros.
+  // For kData and kSharedData, else zeros.
   std::int64_t step = 0;  // That the attempt would make.
   std::int64_t slice = 0;
   std::uint32_t bucket = 0;
@@ -39,31 +38,31 @@ struct FrameHeader {
   std::int64_t first_element = 0;
 
   std::uint32_t payload_bytes = 0;
-  std::uint32_t payload_checksum = 0;  // 0 of kSharedData: nothing was sent.
+  std::uint32_t payload_checksum = 0;  // 0 for kSharedData: nothing was sent.
 
-  // Of kSharedData alone, else zeros: where, under which lease, and what is still to
-  // be multiplied with; 0: nothing.
+  // For kSharedData, else zeros: where the data lie, under which lease, and the factor that the
+  // reader still has to apply; 0: none.
   std::uint64_t place = 0;
   std::uint64_t lease = 0;
   float factor = 0;
   bool operator==(const FrameHeader&) const = default;
 };
 
-// That follow the header.
+// The length of what follows the header.
 std::size_t bytes_after(const FrameHeader& header);
 
 constexpr std::size_t kHeaderBytes = 88;
 using HeaderBytes = std::array<char, kHeaderBytes>;
 
 HeaderBytes bytes_of(const FrameHeader& header);
-// The status says what is wrong with it; kPeerMismatch: another program or
-// version, kAborted: damaged on the way.
+// The status says what is wrong with it. kPeerMismatch: another program or version; kAborted:
+// damaged on the way.
 Result<FrameHeader> parse_header(const HeaderBytes& bytes);
 
-// Payloads of anything but data are at most so long.
+// The limit for payloads other than data.
 constexpr std::size_t kTextBytesMax = 512;
 
-// Who speaks, to whom, and what must be the same on both sides.
+// The two ends of a connection, and the configuration that both must share.
 struct Handshake {
   std::uint64_t run = 0;
   ReplicaId from = 0;
@@ -75,33 +74,33 @@ struct Handshake {
   std::uint32_t window = 0;
   std::uint64_t chunk_elements = 0;
   std::uint64_t buckets = 0;
-  std::uint64_t elements = 0;  // Of all buckets.
+  std::uint64_t elements = 0;  // In all buckets.
   std::uint64_t layout = 0;    // Hash of their sizes, in order.
 
-  // May differ. Where the sender's memory is, from who dials, and the key that
-  // was found there, from who answers; 0: none.
+  // These may differ: the dialler's memory, and in the answer the key that was found there; 0:
+  // none.
   IpcHandle memory{};
   std::uint64_t memory_key = 0;
   bool operator==(const Handshake&) const = default;
 };
 
-// Why an epoch came to its end.
+// Why an epoch ended.
 struct Ending {
   RingFault fault = RingFault::kStopped;
-  ReplicaId reporter = 0;  // Who noticed it.
+  ReplicaId reporter = 0;  // The member that noticed it.
   ReplicaId accused = 0;
-  // The last step whose reduction the sender has finished under the epoch.
+  // The last step whose reduction the sender has finished in the epoch.
   std::int64_t finished_step = 0;
   std::string reason;
   bool operator==(const Ending&) const = default;
 };
 
-// Whole frames.
+// These return whole frames.
 std::string frame_of(const Epoch& epoch, const Handshake& handshake);
 std::string refusal_frame(const Epoch& epoch, std::string_view reason);
 std::string frame_of(const Epoch& epoch, const Ending& ending);
 
-// Of payloads.
+// These take payloads.
 Result<Handshake> parse_handshake(std::string_view payload);
 Result<Ending> parse_ending(std::string_view payload);
 std::string parse_refusal(std::string_view payload);

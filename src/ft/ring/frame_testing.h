@@ -14,7 +14,7 @@ inline std::uint16_t random_short(RandomMessages& random) {
   return static_cast<std::uint16_t>(random.word());
 }
 
-// Of data, sent or shown; frames of words have theirs from frame_of().
+// For data, sent or shared; frame_of() makes the headers of other frames.
 inline ring::FrameHeader random_header(RandomMessages& random) {
   ring::FrameHeader header;
   header.kind =

@@ -12,7 +12,7 @@
 namespace sherd::ft::ring {
 namespace {
 
-// A call takes no more, so that its bytes are in the cache for the checksum.
+// The limit of one read, so that its bytes are in the cache for the checksum.
 constexpr std::size_t kReadMax = std::size_t{256} << 10U;
 
 bool is_temporary(int error) {
@@ -34,7 +34,7 @@ FramedSocket::ReadEvent FramedSocket::read() {
     stage_ = Stage::kHeader;
     return ReadEvent::kFrame;
   }
-  // The next header comes with the payload before it: one call less.
+  // The next header is read together with the payload before it, which saves a call.
   std::array<iovec, 2> parts = {};
   std::size_t used = 0;
   const std::size_t wanted = std::min(place_left_, kReadMax);
@@ -156,7 +156,7 @@ void FramedSocket::write() {
 
 FramedSocket::Unsent FramedSocket::detach(std::string_view words) {
   Unsent rest;
-  // Damage came from there, but words still go.
+  // Even when received bytes are damaged, an ending can still be sent.
   const bool dead = !problem_.ok() && problem_.code() == ErrorCode::kPeerLost;
   if (!broken_ && !dead) {
     if (under_way()) {

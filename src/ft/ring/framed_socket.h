@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FramedSocket is one connection between neighbours of a ring: frames in and out of a
-// socket that never blocks, payloads straight from and to their places. It knows
-// nothing of reductions. Thread rule: one thread.
+// FramedSocket is one non-blocking connection between neighbours of a ring: it receives frames
+// straight into their places and sends them from where they lie. It knows nothing of reductions.
+// Thread rule: one thread.
 #pragma once
 
 #include <array>
@@ -25,19 +25,18 @@ class FramedSocket {
 
   // ---- receiving ----
   enum class ReadEvent {
-    kNothing,  // There is no more now.
+    kNothing,  // Nothing more has arrived.
     kSome,
-    kHeader,  // Of a frame; the next call wants a place for its payload.
-    kFrame,   // Whole; the payload is where it was to go.
-    kEnd,     // Nothing comes any more; problem() says why.
+    kHeader,  // A header is there; the caller has to give a place for its payload.
+    kFrame,  // Whole; the payload is where it was to go.
+    kEnd,    // Nothing comes any more; problem() says why.
   };
-  // One system call at most.
+  // Makes one system call at most.
   ReadEvent read();
   const FrameHeader& header() const { return header_; }
-  // After kHeader. The place is written to until kFrame; it may be null when no
-  // bytes follow.
+  // After kHeader. The place is written to until kFrame; it may be null when no bytes follow.
   void receive_into(void* place);
-  // The same, for short payloads, with text() for a place.
+  // The same for short payloads, which text() holds.
   void receive_text();
   std::string_view text() const { return {text_.data(), text_bytes_}; }
   // After kFrame: whether the payload has its checksum.
@@ -45,7 +44,7 @@ class FramedSocket {
   const Status& problem() const { return problem_; }
 
   // ---- sending ----
-  // After what is under way.
+  // Sent after the frame under way.
   void queue_frame(std::string frame) { queued_frames_ += std::move(frame); }
   bool can_send() const { return !under_way() && queued_frames_.empty() && !broken_; }
   // REQUIRES: can_send(). The payload is read until can_send() is true again.
@@ -53,12 +52,12 @@ class FramedSocket {
   bool wants_to_write() const {
     return !broken_ && (under_way() || !queued_frames_.empty());
   }
-  // As much as goes. A failure shows in read() alone, since what the peer has
-  // said before may tell more.
+  // Sends as much as the socket takes. A failure shows in read() alone, because the peer's last
+  // frames may say more.
   void write();
 
-  // Gives up the socket, with what must still be sent, so that the peer can tell
-  // the end of a frame, then `words`. No payload's place is read or written after.
+  // Gives up the socket, with the bytes that complete the frame under way, followed by `words`. No
+  // payload's place is read or written afterwards.
   struct Unsent {
     Descriptor socket;
     std::string bytes;

@@ -57,7 +57,7 @@ void GracefulClose::advance(Instant now) {
     if (!socket.until) {
       socket.until = now + kCloseTimeout;
     }
-    // As far as it goes, also when this process has stood still meanwhile.
+    // Sends once more before it closes, because this process may have stood still meanwhile.
     return step(socket) || now >= *socket.until;
   });
 }

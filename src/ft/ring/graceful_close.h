@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GracefulClose sends the last words on connections that are given up, without
-// anybody waiting for it: a frame cut short would look like a death, and a socket
-// closed with bytes unread makes the kernel throw away what was sent. After a
-// fraction of a second they are closed in any case. Thread rule: one thread.
+// GracefulClose shuts down sockets in the background: it sends what is left, and closes when the
+// peer has, or after a fraction of a second. A frame cut short would look like a death, and closing
+// a socket with unread bytes makes the kernel discard what was sent. Thread rule: one thread.
 #pragma once
 
 #include <poll.h>
@@ -19,7 +18,7 @@ namespace sherd::ft::ring {
 
 class GracefulClose {
  public:
-  // As much as goes is sent at once. The oldest is closed when there are many.
+  // Sends as much as the socket takes at once. Closes the oldest socket when there are too many.
   void add(FramedSocket::Unsent rest);
   void advance(Instant now);
   void polls(std::vector<pollfd>& list) const;
@@ -32,7 +31,7 @@ class GracefulClose {
     bool said = false;
     std::optional<Instant> until;  // Counts from the next advance().
   };
-  // Whether it is over.
+  // Whether the socket is done.
   static bool step(ClosingSocket& socket);
   std::deque<ClosingSocket> closing_;
 };

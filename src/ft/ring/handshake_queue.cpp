@@ -43,7 +43,7 @@ void HandshakeQueue::evict_oldest() {
   if (pending_.size() < kPendingMax) {
     return;
   }
-  // Members speak at once, so that the oldest silent one is hardly one.
+  // Members send their handshake at once, so the oldest silent connection is hardly a member's.
   auto oldest = std::find_if(
       pending_.begin(), pending_.end(),
       [](const PendingHandshake& pending) { return !pending.caller; });
@@ -66,7 +66,7 @@ bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
     return true;
   }
   if (pending.caller) {
-    // It has nothing to say before it is answered: only its end may come.
+    // The peer waits for an answer: only its end may arrive.
     const bool silent = pending.caller->link.read() == FramedSocket::ReadEvent::kNothing;
     counters_.refused_connections += silent ? 0 : 1;
     return !silent;

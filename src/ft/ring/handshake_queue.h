@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HandshakeQueue keeps connections of whom nobody knows yet who they are, until they
-// have said so, and those that came for an epoch this rank has not heard of: a
-// peer may be faster than the coordinator's word. There is a bound on both,
-// in number and in time. Thread rule: one thread.
+// HandshakeQueue holds accepted connections until their handshake has been read, and those for an
+// epoch that this rank does not know yet, because a peer may be faster than the coordinator's
+// message. Both are bounded in number and time. Thread rule: one thread.
 #pragma once
 
 #include <poll.h>
@@ -30,18 +29,18 @@ class HandshakeQueue {
   HandshakeQueue(const RingOptions& options, RingCounters& counters)
       : options_(options), counters_(counters) {}
 
-  // All that wait at the listener, at most a few in a turn.
+  // Accepts what waits at the listener, a few connections at a time.
   void accept_waiting(int listener, Instant now);
-  // For a moment, when there was no descriptor left: they wait in the kernel.
+  // False for a moment after descriptors ran out: connections then wait in the kernel.
   bool accepts(Instant now) const { return now >= closed_until_; }
   void advance(Instant now);
 
   enum class Disposition {
-    kWait,  // Not yet.
-    kDone,  // The caller's link was taken, or it was refused.
+    kWait,  // Keep the connection for now.
+    kDone,  // It was taken or refused.
   };
-  // Shows each caller that has said who it is. REQUIRES: `decide` does not call
-  // the handshake_queue.
+  // Calls `decide` for each connection whose handshake is there. REQUIRES: `decide` does not call
+  // the queue.
   template <typename Decide>
   void decide_ready(Decide&& decide) {
     std::erase_if(pending_, [&](PendingHandshake& pending) {
@@ -54,11 +53,11 @@ class HandshakeQueue {
 
  private:
   struct PendingHandshake {
-    std::optional<FramedSocket> link;      // Until it has said who it is.
-    std::optional<IncomingPeer> caller;  // From then on.
+    std::optional<FramedSocket> link;    // Until the handshake is there.
+    std::optional<IncomingPeer> caller;  // Once the handshake is there.
     Instant until{};
   };
-  // Whether to drop it.
+  // Whether to drop the connection.
   bool read_handshake(PendingHandshake& pending, Instant now);
   void evict_oldest();
 

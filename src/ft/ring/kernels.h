@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arithmetic of a reduction, in single precision and without fused
-// operations, so that the same numbers give the same bits on each machine.
-// Ranges do not overlap. Thread rule: pure functions.
+// The arithmetic of a reduction, in single precision and without fused operations, so that the same
+// numbers give the same bits on every machine. Ranges must not overlap. Thread rule: pure
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ void add_scaled(
     float factor,
     std::int64_t count);
 
-// out = first_factor * first + second_factor * second: as scale() of the first,
-// and then add_scaled().
+// out = first_factor * first + second_factor * second; the same bits as scale() of the first, then
+// add_scaled().
 void add_two_scaled(
     float* out,
     const float* first,
@@ -30,11 +30,11 @@ void add_two_scaled(
     float second_factor,
     std::int64_t count);
 
-// out = factor * in + 0: as scale(), and then add_zeros().
+// out = factor * in + 0; the same bits as scale(), then add_zeros().
 void scale_and_add_zeros(
     float* out, const float* in, float factor, std::int64_t count);
 
-// out = sum + 0: as add_scaled() with zeros.
+// out = sum + 0; the same bits as add_scaled() with zeros.
 void add_zeros(float* out, const float* sum, std::int64_t count);
 
 }  // namespace sherd::ft::ring

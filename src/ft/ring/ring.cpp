@@ -61,8 +61,8 @@ ring::ListeningSocket listening(const std::string& host) {
 
 }  // namespace
 
-// What callers may do is checked on their thread, from a copy of what they have
-// told before; the rest is the loop's.
+// Arguments are checked on the caller's thread, against a copy of what was set before; RingLoop
+// does the rest.
 class Ring::Impl {
  public:
   Impl(RingOptions options, RingEvents events)
@@ -76,7 +76,7 @@ class Ring::Impl {
   std::vector<std::int64_t> elements_;
   std::vector<bool> given_;
   std::optional<Epoch> newest_;
-  std::map<Epoch, std::size_t> members_;  // Of epochs that may be begun.
+  std::map<Epoch, std::size_t> members_;  // Epochs that may be begun.
 
   ring::RingLoop loop_;
 };
@@ -132,7 +132,7 @@ void Ring::join(RingMembership epoch) {
   route.position = static_cast<int>(own - members.begin());
   const auto& next =
       members[(static_cast<std::size_t>(route.position) + 1) % members.size()];
-  // Outside of the lock: a name may take a while.
+  // Outside the lock: a name lookup may take a while.
   auto address = ring::resolve(next.host, next.port);
   if (address.ok()) {
     route.next = address.value();
@@ -191,7 +191,7 @@ void Ring::give(int bucket, const float* in, float* out) {
 void Ring::stop(const Epoch& epoch) { impl_->loop_.stop(epoch); }
 
 void Ring::forget() {
-  // Both in one order with give(), which an event may call while this waits.
+  // Posted under the lock, for one order with give(), which an event may call while this waits.
   std::uint64_t request = 0;
   {
     const std::lock_guard lock(impl_->mu_);

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ring is one rank's part in the all-reduce of its replica with the others: out
-// of place, over TCP and, within a host, through memory that neighbours read where
-// it lies; under one epoch's members at a time, which change without
-// a new process. Buckets that are given stay until they are forgotten, so that a
-// reduction that failed is repeated under the next epoch by begin() alone. One
-// thread of its own moves the bytes, and always reads, so that a rank that is
-// busy computing never looks dead. docs/design/ring_reduce.md has the algorithm
-// and the conversation. Thread rule: any thread, also events; but who calls
-// stop() or forget() holds no lock that an event waits for.
+// Ring is the ring all-reduce of gradient buckets between the replicas, at one shard rank: out of
+// place, over TCP and, within a host, through shared memory that neighbours read in place. An
+// epoch's members reduce together, and members change without a new process. Buckets stay given
+// until forget(), so that a failed reduction is repeated in the next epoch by begin() alone. The
+// ring's own thread moves the bytes and always reads, so that a rank that is busy computing never
+// looks dead. docs/design/ring_reduce.md has the algorithm and the conversation. Thread rule: any
+// thread, also events; but a caller of stop() or forget() must hold no lock that an event waits
+// for.
 #pragma once
 
 #include <cstdint>
@@ -21,58 +20,55 @@
 
 namespace sherd::ft {
 
-// Called from the ring's thread, in the order in which things happened. What one
-// throws is logged.
+// Called from the ring's thread, in the order in which things happened. An exception is logged.
 struct RingEvents {
   // Both neighbours of the epoch are connected.
   std::function<void(Epoch)> joined;
   // Every `out` has the weighted mean; equal digests are equal bits.
   std::function<void(Attempt, std::uint64_t digest)> reduced;
-  // The epoch is over here: nothing given is touched, the values of `out` are
-  // undefined unless reduced() came before. At most once for an epoch; not for
-  // one that stop(), begin() or join() ended here.
+  // The epoch has ended here: given memory is no longer touched, and the values of `out` are
+  // undefined unless reduced() came before. At most once for an epoch; not for one that stop(),
+  // begin() or join() ended here.
   std::function<void(const RingFailure&)> failed;
 };
 
 class Ring {
  public:
-  // Listens. Throws Error when it cannot, or for options that make no sense.
+  // Listens. Throws Error when it cannot, or for invalid options.
   Ring(RingOptions options, RingEvents events);
-  // Ends what is under way, without waiting for anybody.
+  // Ends what is under way without waiting for peers.
   ~Ring();
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
 
   std::uint16_t port() const;
 
-  // Before the first join(): what strangers do not know, and how many floats
-  // each bucket has; both the same at all members. REQUIRES: run is not 0.
+  // Call before the first join(), with the same values at all members: the run keeps unknown
+  // clients out, and the layout is the number of floats in each bucket. REQUIRES: run is not 0.
   void set_run(std::uint64_t run);
   void set_layout(std::vector<std::int64_t> elements);
 
-  // Connects to the neighbours, in the background, while an older epoch may still
-  // reduce. There is room for the oldest epoch and the newest one: one between
-  // them is given up. REQUIRES: this rank is a member; later than all before.
+  // Connects to the neighbours in the background, while an older epoch may still reduce. Keeps the
+  // oldest and the newest epoch: one between them is given up. REQUIRES: this rank is a member; the
+  // epoch is later than all before.
   void join(RingMembership epoch);
 
-  // Begins to reduce, and ends older epochs. weights[i] is of member i; a member
-  // of weight 0 brings zeros, whatever it has given. REQUIRES: the epoch was
-  // joined, else it fails; weights for all members, finite, none negative.
+  // Begins to reduce, and ends older epochs. weights[i] is member i's; a member of weight 0
+  // contributes zeros, whatever it has given. REQUIRES: the epoch was joined, else the call fails;
+  // weights for all members, finite, none negative.
   void begin(const Attempt& attempt, std::vector<double> weights);
 
-  // This rank's part of a bucket: `in` stays as it is and `out` is the ring's,
-  // also after reduced(), until forget(): neighbours on this host may still read
-  // both. Null `in` stands for zeros. In any order, before or after
-  // begin(); they are reduced in the layout's order. REQUIRES: not given yet.
+  // Gives this rank's part of a bucket, before or after begin() and in any order; buckets are
+  // reduced in the layout's order. Until forget(), `in` must stay as it is and `out` belongs to the
+  // ring, because neighbours on this host may still read both, also after reduced(). A null `in`
+  // stands for zeros. REQUIRES: not given yet.
   void give(int bucket, const float* in, float* out);
 
-  // Ends the epoch here and tells its neighbours so. When it returns, nothing
-  // given is touched and no event of the epoch begins any more. An unknown epoch
-  // is none.
+  // Ends the epoch here and tells its neighbours. When it returns, given memory is no longer
+  // touched and no event of the epoch begins. Does nothing for an unknown epoch.
   void stop(const Epoch& epoch);
 
-  // The step is decided: what was given is the caller's again. A reduction under
-  // way fails.
+  // Takes back all given buckets, once the step is decided. A reduction under way fails.
   void forget();
 
   RingCounters counters() const;

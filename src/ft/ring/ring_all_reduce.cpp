@@ -94,21 +94,21 @@ void RingAllReduce::add_to_sum(const BucketRange& piece, const Input& part) {
 
 // ---- sending ----
 
-// This member's floats themselves, where the next member can read and scale them:
-// a pass over the memory less. Null: it cannot.
+// This member's input itself, where the next member can read and scale it, which saves a pass over
+// memory. Null: it cannot.
 const float* RingAllReduce::shared_input(
-    const BucketRange& piece, const SharedFloats* shown) const {
+    const BucketRange& piece, const SharedFloats* shared) const {
   const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
-  if (shown == nullptr || brings_zeros(bucket) || !(*factor_ > 0)) {
+  if (shared == nullptr || brings_zeros(bucket) || !(*factor_ > 0)) {
     return nullptr;
   }
   const float* part = bucket.in + piece.span.begin;
   const auto count = static_cast<std::size_t>(piece.span.size());
-  return shown->place_of(part, count) ? part : nullptr;
+  return shared->place_of(part, count) ? part : nullptr;
 }
 
 std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
-    const SharedFloats* shown) {
+    const SharedFloats* shared) {
   const auto item = begun_ && send_schedule_ ? send_schedule_->next_to_send(given())
                                       : std::optional<SliceStep>();
   if (!item) {
@@ -118,7 +118,7 @@ std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
   Outgoing frame;
   FrameHeader& header = frame.header;
   if (item->step == 0) {
-    frame.payload = shared_input(piece, shown);
+    frame.payload = shared_input(piece, shared);
     header.factor = frame.payload == nullptr ? 0.0F : *factor_;
   }
   if (frame.payload == nullptr) {
@@ -131,16 +131,16 @@ std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
   send_schedule_->sent(*item);
   header.step = *step_;
   set_place(header, *item, piece);
-  const auto place = shown == nullptr
+  const auto place = shared == nullptr
       ? std::nullopt
-      : shown->place_of(
+      : shared->place_of(
             frame.payload, static_cast<std::size_t>(piece.span.size()));
   if (place) {
     header.kind = FrameKind::kSharedData;
     header.place = *place;
-    header.lease = shown->lease();
+    header.lease = shared->lease();
   } else {
-    // Within a host there is nothing on the way that could do damage.
+    // Shared data cannot be damaged on the way.
     header.payload_checksum = net::crc32c(frame.payload, bytes_of(piece.span));
   }
   return frame;
@@ -228,8 +228,7 @@ void RingAllReduce::arrived() {
     work();
     return;
   }
-  // What came before on its slice, and was held for a bucket that has been given
-  // since, goes before it.
+  // Earlier inputs of the slice, which waited for a bucket that has been given since, come first.
   while (work()) {
   }
   if (!stale_) {
@@ -255,8 +254,7 @@ bool RingAllReduce::work() {
   return true;
 }
 
-// In blocks of the digest, so that what is written is hashed while it is in the
-// cache.
+// In blocks of the digest, so that results are hashed while they are in the cache.
 void RingAllReduce::take(const SliceStep& item, const Input& part) {
   BucketRange piece = schedule_.received(item);
   const FloatRange span = piece.span;
@@ -268,7 +266,7 @@ void RingAllReduce::take(const SliceStep& item, const Input& part) {
     of_block.floats += piece.span.size();
     piece.span.begin = piece.span.end;
   }
-  // Not before all has been read: nothing of it has been sent on.
+  // Checked after all has been read; nothing of it has been sent on.
   if (part.memory != nullptr && !part.memory->holds(part.lease)) {
     stale_ = true;
     return;
@@ -306,7 +304,7 @@ bool RingAllReduce::work_alone() {
 
 RingAllReduce::Chunk RingAllReduce::spare_chunk() {
   if (spare_.empty()) {
-    // Not zeroed: it is read only where bytes have come.
+    // Not zeroed: it is read only where bytes have been received.
     return Chunk(std::make_unique_for_overwrite<float[]>(
         static_cast<std::size_t>(schedule_.shape().chunk_elements)));
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RingAllReduce is one attempt at one member: it puts what SendSchedule allows into
-// practice on the buckets' floats, and knows no sockets. It may begin to receive
-// before its member has begun. Thread rule: one thread.
+// RingAllReduce is one ring all-reduce (reduce-scatter, then all-gather) over the buckets at one
+// member: it does on the buckets' floats what SendSchedule allows, and knows no sockets. It may
+// receive before its member has begun. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -28,61 +28,59 @@ struct Bucket {
 
 class RingAllReduce {
  public:
-  // Both outlive it.
+  // `schedule` and `buckets` outlive it.
   RingAllReduce(
       const RingSchedule& schedule, const std::vector<Bucket>& buckets, int window);
 
-  // `factor` is of this member's floats; none: it brings zeros. The string says
-  // why not: others have begun another step.
+  // `factor` scales this member's floats; none: it contributes zeros. Returns why it cannot begin:
+  // others have begun another step.
   std::string begin(std::int64_t step, std::optional<float> factor);
   bool begun() const { return begun_; }
   std::int64_t step() const { return *step_; }  // REQUIRES: begun().
 
-  // One chunk of what waited for begin() or a bucket; false: none does.
+  // Processes one chunk that waited for begin() or a bucket; false: there is none.
   bool work();
 
   struct Outgoing {
     FrameHeader header;
     const float* payload = nullptr;
   };
-  // The frame to send now, whose payload stays as it is until it has been taken by
-  // the next member; none: nothing is ready. What lies in `shown` is not sent but
-  // read there by the next member; null: it reads nothing.
-  std::optional<Outgoing> next_frame(const SharedFloats* shown);
+  // The frame to send now; none: nothing is ready. Its payload stays as it is until the next member
+  // has taken it. What lies in `shared` is not sent, because the next member reads it there; null:
+  // it cannot.
+  std::optional<Outgoing> next_frame(const SharedFloats* shared);
 
-  // Of kData: where the payload is to go. The status names what was expected and
-  // found.
+  // For kData: where the payload goes. The status names what was expected and found.
   Result<float*> place_for(const FrameHeader& header);
-  // The same of kSharedData, whose payload is in `memory`, which outlives this; null:
-  // there is none.
+  // The same for kSharedData, whose payload is in `memory`, which outlives this; null: there is
+  // none.
   Status expect_shared_data(const FrameHeader& header, const PeerFloats* memory);
   // The payload of the last of these two calls is there and intact.
   void arrived();
-  // The member before has gone on, and what it had shown was not read in time: this
-  // reduction never finishes.
+  // The previous member's lease ended before its data were read: this reduction never finishes.
   bool stale() const { return stale_; }
 
   bool finished() const;
-  // Nothing more is to come from the member before.
+  // The previous member has sent everything.
   bool has_arrived() const { return !send_schedule_ || send_schedule_->has_arrived(); }
   std::uint64_t digest() const { return digest_.value(); }
   std::int64_t slices_done() const;
-  // A bucket of this member is what the next slice lacks.
+  // The next slice waits for a bucket of this member.
   bool lacks_bucket() const;
 
  private:
   using Chunk = std::unique_ptr<float[]>;
-  // What the member before has sent, or shows.
+  // What the previous member has sent or shares.
   struct Input {
     const float* floats = nullptr;
-    // Of kSharedData alone.
+    // For kSharedData only.
     const PeerFloats* memory = nullptr;
     std::uint64_t lease = 0;
-    float factor = 0;  // Still to be multiplied with; 0: nothing.
+    float factor = 0;  // Still to be applied; 0: none.
   };
   struct DeferredInput {
     SliceStep item;
-    Chunk sum;  // None, where the part is shown.
+    Chunk sum;  // None for shared data.
     Input part;
   };
   Status expect(const FrameHeader& header, BucketRange& piece);
@@ -93,20 +91,21 @@ class RingAllReduce {
   void begin_sum(const BucketRange& piece);
   void add_to_sum(const BucketRange& piece, const Input& part);
   bool brings_zeros(const Bucket& bucket) const;
-  const float* shared_input(const BucketRange& piece, const SharedFloats* shown) const;
+  const float* shared_input(
+      const BucketRange& piece, const SharedFloats* shared) const;
   int given() const;
   Chunk spare_chunk();
 
   const RingSchedule& schedule_;
   const std::vector<Bucket>& buckets_;
-  std::optional<SendSchedule> send_schedule_;  // None: the ring has one member.
+  std::optional<SendSchedule> send_schedule_;  // None with one member.
   BlockDigest digest_;
   bool begun_ = false;
   std::optional<std::int64_t> step_;
   std::optional<float> factor_;
-  std::int64_t alone_done_ = 0;  // Slices, where there is one member.
+  std::int64_t alone_done_ = 0;  // Slices, with one member.
   mutable int given_ = 0;
-  // Arriving.
+  // The chunk being received.
   SliceStep item_;
   Chunk chunk_;
   Input part_;

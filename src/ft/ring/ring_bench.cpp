@@ -62,7 +62,7 @@ void reduce(benchmark::State& state) {
   Gate joined;
   Gate reduced;
   std::vector<std::unique_ptr<Ring>> rings;
-  // Of each member: its buckets, and then the places of their sums.
+  // By member: its buckets, and then the places of their sums.
   std::vector<std::unique_ptr<ring::SharedFloats>> floats;
   RingMembership epoch{{1, 1}, {}};
   for (std::size_t m = 0; m < members; ++m) {

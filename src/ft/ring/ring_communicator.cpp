@@ -9,11 +9,11 @@
 namespace sherd::ft::ring {
 namespace {
 
-// Calls of read() and frames sent in a turn: a chunk or so, after which the
-// thread looks whether it is told to stop.
+// Read calls and sent frames in a turn: about one chunk, after which the thread checks for
+// requests.
 constexpr int kReadsMax = 8;
 
-// For who has gone on to say why.
+// How long a peer that has ended may take to say why.
 constexpr Duration kLastWords = std::chrono::milliseconds(100);
 
 RingShape shape_of(const RingContext& context, const Route& route) {
@@ -35,7 +35,7 @@ RingCommunicator::RingCommunicator(RingContext& context, Route route, Instant no
   all_reduce_.emplace(schedule_, context.buckets, context.options.slots);
 }
 
-// ---- who is who ----
+// ---- members ----
 
 const RingMember& RingCommunicator::member(int distance) const {
   const int count = schedule_.shape().members;
@@ -185,7 +185,7 @@ void RingCommunicator::read_frame(Side side) {
   on_peer_ending(side, ending.value());
 }
 
-// Nobody else is to blame.
+// No other member is to blame.
 void RingCommunicator::end_late() {
   end(RingFault::kStopped, context_.options.replica,
       str("replica ", replica_of(Side::kPrev), " has decided step ",
@@ -208,12 +208,12 @@ void RingCommunicator::on_connection_lost(Side side, Status problem) {
   const ReplicaId replica = replica_of(side);
   if (side == Side::kNext && !greeted_ &&
       problem.code() == ErrorCode::kPeerLost) {
-    // Perhaps it had too many callers.
+    // The peer may have had too many connections.
     dial_again(now_, problem.message());
     next_.reset();
     return;
   }
-  // A member that ends says why on both sides: perhaps the other one has it.
+  // An ending member says why on both sides: perhaps the other one has it.
   const Side other = side == Side::kPrev ? Side::kNext : Side::kPrev;
   if (!std::exchange(losing_, true)) {
     while (!ended_ && link(other) && read(other)) {
@@ -228,8 +228,8 @@ void RingCommunicator::on_connection_lost(Side side, Status problem) {
 }
 
 void RingCommunicator::on_peer_ending(Side side, const Ending& ending) {
-  // A member that has the whole sum may go: it has had all it needs from here,
-  // and what it had to say came before these words.
+  // A member that has the whole sum may leave: it needs nothing more from here, and all it had to
+  // send came before.
   if (ending.fault == RingFault::kStopped && begun() &&
       ending.finished_step >= all_reduce_->step() &&
       (side == Side::kNext || all_reduce_->has_arrived())) {
@@ -366,7 +366,7 @@ bool RingCommunicator::advance(Instant now) {
     moved = send() || moved;
     finish();
   }
-  // The member before is about to say why, or has died, or goes on without us.
+  // The previous member is about to say why, has died, or has gone on without this one.
   if (!ended_ && all_reduce_->stale()) {
     late_until_ = late_until_.value_or(now + kLastWords);
     if (!prev_) {
@@ -419,7 +419,7 @@ void RingCommunicator::end(Ending ending) {
     return;
   }
   ended_ = true;
-  // Of what was begun: a whole sum is still read by who has not all of it.
+  // A finished sum may still be read by a member that has not all of it.
   if (begun() && context_.options.memory != nullptr) {
     context_.options.memory->end_lease();
   }

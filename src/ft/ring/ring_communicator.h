@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RingCommunicator is one epoch at one member: it connects to the next member, is given
-// the connection of the previous one, and carries reductions until the first
-// thing goes wrong or it is told to end. Its connections end with it. How two
-// members end an epoch is in docs/design/ring_reduce.md. Thread rule: one thread.
+// RingCommunicator is one epoch's communicator at one member: the connections to its two neighbours
+// and the all-reduces on them. The first fault aborts it, and its connections end with it.
+// docs/design/ring_reduce.md says how two members end an epoch. Thread rule: one thread.
 #pragma once
 
 #include <poll.h>
@@ -25,7 +24,7 @@
 
 namespace sherd::ft::ring {
 
-// What all communicators of a rank have in common; outlives them.
+// What all communicators of a rank share; it outlives them.
 struct RingContext {
   explicit RingContext(RingOptions given) : options(std::move(given)) {}
 
@@ -37,17 +36,17 @@ struct RingContext {
   GracefulClose closing;
 };
 
-// An epoch, and how its next member is reached.
+// An epoch, and the next member's address.
 struct Route {
   RingMembership epoch;
   int position = 0;
   SocketAddress next;
-  std::string problem;  // There is no address.
+  std::string problem;  // Why there is no address.
 };
 
 struct WeightedAttempt {
   Attempt attempt;
-  std::vector<double> weights;  // Of the members.
+  std::vector<double> weights;  // By member.
   bool again = false;           // The step had an attempt before.
 };
 
@@ -56,16 +55,17 @@ class RingCommunicator {
   RingCommunicator(RingContext& context, Route route, Instant now);
 
   const Epoch& epoch() const { return route_.epoch.epoch; }
-  // True once: both neighbours are connected.
+  // True once, when both neighbours are connected.
   bool take_joined() { return joined_ && !std::exchange(joined_reported_, true); }
 
   // ---- the previous member's connection ----
-  // Why it is not from there; empty: it is. Then accept_previous() or end() is next.
+  // Why the connection is not the previous member's; empty: it is. The caller goes on with
+  // accept_previous() or end().
   std::string identity_mismatch(const Handshake& handshake) const;
-  // What it does not agree about, naming both sides; empty: nothing.
+  // The differences in configuration, naming both sides; empty: none.
   std::string configuration_mismatch(const Handshake& handshake) const;
   bool has_previous() const { return prev_.has_value(); }
-  // Reads its memory, if that is of this host and both sides share theirs.
+  // Opens the neighbour's memory, if it is on this host and both sides share theirs.
   void accept_previous(FramedSocket link, const Handshake& handshake);
 
   // ---- reductions ----
@@ -79,14 +79,14 @@ class RingCommunicator {
   RingProgress progress() const;
 
   // ---- running ----
-  // Moves what can be moved, about one chunk each way; false: nothing could.
+  // Moves about one chunk each way; false: nothing could be moved.
   bool advance(Instant now);
   void polls(std::vector<pollfd>& list) const;
-  // When advance() has something to do without a socket being ready.
+  // When advance() has something to do although no socket is ready.
   std::optional<Instant> next_instant() const;
 
   // ---- the end ----
-  // By a fault; the neighbours hear of it. Nothing given is touched any more.
+  // Aborts the epoch and tells the neighbours. Given memory is no longer touched.
   void end(RingFault fault, ReplicaId accused, std::string reason);
   bool ended() const { return ended_; }
   const Ending& ending() const { return ending_; }  // REQUIRES: ended().
@@ -132,19 +132,19 @@ class RingCommunicator {
   bool joined_ = false;
   bool joined_reported_ = false;
   Instant now_;
-  // A link that has ended in order is gone.
+  // Reset when the connection has ended in order.
   std::optional<FramedSocket> prev_;
   std::optional<FramedSocket> next_;
-  std::optional<PeerFloats> prev_memory_;  // Read where it lies.
+  std::optional<PeerFloats> prev_memory_;  // Read in place.
   bool next_reads_ = false;                // What lies in this member's.
   // Reducing.
   std::optional<RingAllReduce> all_reduce_;
   bool again_ = false;
   std::int64_t finished_step_ = -1;
   std::optional<Reduced> reduced_;
-  std::uint64_t frames_in_ = 0;  // Of data.
+  std::uint64_t frames_in_ = 0;  // Data frames.
   std::uint64_t frames_out_ = 0;
-  // A neighbour ends, but has done its part of the reduction under way.
+  // A neighbour is ending, but has done its part of the reduction under way.
   std::optional<Ending> after_reduction_;
   bool losing_ = false;
   bool ended_ = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a communicator comes to its neighbours; the rest of it is in ring_communicator.cpp.
+// RingCommunicator's connections: dialling, handshakes and their checks.
 #include "ft/ring/ring_communicator.h"
 
 #include <poll.h>
@@ -159,8 +159,7 @@ bool RingCommunicator::dialled(Instant now) {
 }
 
 void RingCommunicator::dial_again(Instant now, const std::string& problem) {
-  // Its process listens from its beginning to its end: a refused connection will
-  // not be accepted later.
+  // A member listens as long as its process lives, so retrying a refused connection is useless.
   if (problem == std::strerror(ECONNREFUSED)) {
     end(RingFault::kUnreachable, replica_of(Side::kNext),
         str("replica ", replica_of(Side::kNext), " at ", member(1).host, ":",

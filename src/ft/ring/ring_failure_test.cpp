@@ -83,11 +83,11 @@ void expect_lost_and_repeat(
 
 class RingKill : public testing::TestWithParam<DataPath> {
  protected:
-  // Of a child, which is the member that others are not like in a mixed ring.
+  // The child's, which is the odd one in a mixed ring.
   static Memory memory() {
     return GetParam() == DataPath::kShared ? Memory::kShared : Memory::kOwn;
   }
-  // Of the others.
+  // The others'.
   static DataPath way() {
     return GetParam() == DataPath::kTcp ? DataPath::kTcp : DataPath::kShared;
   }

@@ -13,8 +13,8 @@
 namespace sherd::ft::ring {
 namespace {
 
-// The thread never does anything for so long. Counted in waits: one alone may
-// pass in no time for a process that was stopped meanwhile.
+// The thread is never busy for so long. Waits are counted, because one alone may pass in no time
+// for a process that was stopped meanwhile.
 constexpr Duration kAnswerTime = std::chrono::seconds(1);
 constexpr int kAnswerWaits = 30;
 
@@ -46,13 +46,13 @@ RingLoop::~RingLoop() {
   thread_.join();
 }
 
-// ---- what callers ask for ----
+// ---- requests ----
 
 std::uint64_t RingLoop::post(Lock& lock, std::function<void()> request) {
   SHERD_ASSERT(lock.owns_lock());
   requests_.push_back(std::move(request));
   const std::uint64_t one = 1;
-  // It fails only when it is awake already, 2^64 times.
+  // The write fails only when the counter is full, and then the thread is awake.
   [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
   return ++asked_;
 }
@@ -329,7 +329,7 @@ RingCommunicator* RingLoop::communicator_of(const Epoch& epoch) {
 
 void RingLoop::do_join(Route route) {
   newest_ = route.epoch.epoch;
-  // The oldest may still reduce; of those that wait for it the newest counts.
+  // The oldest may still reduce; of the waiting ones the newest counts.
   while (communicators_.size() > 1) {
     do_stop(std::prev(communicators_.end())->first);
   }
@@ -379,7 +379,7 @@ void RingLoop::end_lease() {
   }
 }
 
-// ---- callers ----
+// ---- incoming connections ----
 
 HandshakeQueue::Disposition RingLoop::refuse(
     IncomingPeer& caller, std::uint64_t& counter, const std::string& reason) {
@@ -412,7 +412,7 @@ HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
   }
   RingCommunicator* communicator = communicator_of(caller.epoch);
   if (const auto past = past_.find(caller.epoch); past != past_.end()) {
-    // So that it accuses who is to blame.
+    // The peer gets the ending, so that it accuses the right member.
     ++counters.stale_connections;
     context_.closing.add(
         caller.link.detach(frame_of(caller.epoch, past->second)));

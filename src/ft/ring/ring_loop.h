@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RingLoop is the thread of a ring: it carries out what callers ask for, moves
-// bytes, and tells events. What it works on belongs to that thread; while it is
-// in an event, it belongs to who holds the mutex, so that an event may take its
-// time, and stop() need not wait for it. Thread rule: any thread.
+// RingLoop is the event loop and thread of a ring: it carries out requests, moves bytes, and calls
+// events. Its state belongs to the thread; while the thread is in an event, the state belongs to
+// whoever holds the mutex, so that events may take their time and stop() need not wait for them.
+// Thread rule: any thread.
 #pragma once
 
 #include <poll.h>
@@ -44,7 +44,7 @@ class RingLoop {
 
   // Carried out when they return.
   void stop(const Epoch& epoch);
-  // In two parts: the second waits for what the first asked for.
+  // In two parts: the second waits for the request of the first.
   std::uint64_t ask_to_forget();
   void wait(std::uint64_t request);
 
@@ -58,7 +58,7 @@ class RingLoop {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  // REQUIRES, of those that take a lock: mu_ is held by it.
+  // REQUIRES of those that take a lock: it holds mu_.
   std::uint64_t post(Lock& lock, std::function<void()> request);
   void post(std::function<void()> request);
   void wait(Lock& lock, std::uint64_t request);
@@ -71,7 +71,7 @@ class RingLoop {
   void sleep(bool moved);
   void fail_all(const std::string& reason);
 
-  // On what belongs to the thread.
+  // These work on the thread's state.
   void do_join(Route route);
   void do_begin(const Attempt& attempt, std::vector<double> weights);
   void do_stop(const Epoch& epoch);
@@ -87,24 +87,25 @@ class RingLoop {
   const RingEvents events_;
   const Descriptor listener_;
   const std::uint16_t port_;
-  // An eventfd, which post() writes after it has added a request: poll() finds it
-  // readable until it is read, and requests are looked at after that.
+  // An eventfd, which post() writes after it has added a request: poll() finds it readable until it
+  // is read, and requests are carried out after that.
   const Descriptor wake_;
   const SteadyClock clock_;
 
-  // The thread's.
+  // The thread's state.
   RingContext context_;
   HandshakeQueue handshakes_;
   std::map<Epoch, std::unique_ptr<RingCommunicator>> communicators_;
-  std::map<Epoch, Ending> past_;  // The last ones, for who calls too late.
+  std::map<Epoch, Ending>
+      past_;  // The last few, for connections that come too late.
   Epoch newest_;
   std::int64_t last_step_ = -1;  // That an attempt began.
   std::vector<pollfd> polls_;
 
   mutable std::mutex mu_;
-  // Guarded by mu_. wait() reads done_ and in_event_; who raises done_ or sets
-  // in_event_ notifies all before it lets go of mu_. A request that no thread
-  // looks at, since that one is in an event, is carried out by who waits for it.
+  // Guarded by mu_. wait() reads done_ and in_event_; whoever raises done_ or sets in_event_
+  // notifies all before it releases mu_. While the thread is in an event, waiters carry out the
+  // requests themselves.
   std::deque<std::function<void()>> requests_;
   std::uint64_t asked_ = 0;
   std::uint64_t done_ = 0;
@@ -117,7 +118,7 @@ class RingLoop {
   std::uint64_t stops_ = 0;
   std::condition_variable changed_;
 
-  std::thread thread_;  // The last: it uses all of the above.
+  std::thread thread_;  // The last member: it uses the others.
 };
 
 }  // namespace sherd::ft::ring

@@ -23,7 +23,7 @@ RingSchedule::RingSchedule(std::vector<std::int64_t> elements, RingShape shape)
   first_slices_.reserve(elements_.size() + 1);
   for (const auto count : elements_) {
     SHERD_ASSERT(count >= 0);
-    // The first segment is a longest one.
+    // No segment is longer than the first.
     const auto longest = segment_of(count, shape.members, 0).size();
     const auto chunks = longest / shape.chunk_elements +
         (longest % shape.chunk_elements == 0 ? 0 : 1);

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RingSchedule says which floats go round a ring of members, and in which order of
-// members each is summed. A bucket is cut into as many segments as there are
-// members; segment s begins at member s, is summed on its way round (reduce),
-// and goes round once more when it is complete (gather). A slice is a chunk of
-// each segment of a bucket; slices go round one after another, several at once.
-// docs/design/ring_reduce.md has the picture. Thread rule: a value; pure.
+// RingSchedule is the static schedule of a ring all-reduce: which floats travel in which frame, and
+// in which order of members each element is summed. A bucket is cut into one segment per member;
+// segment s begins at member s, is summed on its way round (reduce-scatter), and goes round again
+// when it is complete (all-gather). A slice is a chunk of each segment of a bucket; several slices
+// are in flight at once. docs/design/ring_reduce.md has the picture. Thread rule: a value; pure.
 #pragma once
 
 #include <compare>
@@ -23,18 +22,18 @@ struct FloatRange {
   bool operator==(const FloatRange&) const = default;
 };
 
-// Sizes differ by one at most, and depend on nothing else: which member begins
-// the sum of an element never changes with chunks or timing.
+// Sizes differ by one at most and depend on nothing else, so that the member that begins the sum of
+// an element never changes with chunks or timing.
 FloatRange segment_of(std::int64_t elements, int members, int segment);
 
-// What one frame carries: a slice's piece at a step of its way, 0 to steps - 1.
+// What one frame carries: a slice at a ring step, 0 to steps - 1.
 struct SliceStep {
   std::int64_t slice = 0;
   int step = 0;
   auto operator<=>(const SliceStep&) const = default;
 };
 
-// Where an item lies.
+// The location of a frame's floats.
 struct BucketRange {
   int bucket = 0;
   int segment = 0;
@@ -44,8 +43,8 @@ struct BucketRange {
 
 struct RingShape {
   int members = 1;
-  int position = 0;                 // Of this member.
-  std::int64_t chunk_elements = 1;  // At most so many to a frame.
+  int position = 0;                 // This member's.
+  std::int64_t chunk_elements = 1;  // The limit for one frame.
 };
 
 class RingSchedule {
@@ -56,19 +55,19 @@ class RingSchedule {
   const std::vector<std::int64_t>& elements() const { return elements_; }
   const RingShape& shape() const { return shape_; }
   std::int64_t slices() const { return first_slices_.back(); }
-  // Frames that each member sends, and receives, of each slice. None when the
-  // ring has one member, whose slices are chunks of its only segment.
+  // The frames of one slice that each member sends, and receives. 0 with one member, whose slices
+  // are chunks of its only segment.
   int steps() const { return 2 * (shape_.members - 1); }
   int bucket_of(std::int64_t slice) const;
 
   // What this member sends and receives.
   BucketRange sent(const SliceStep& item) const;
   BucketRange received(const SliceStep& item) const;
-  // Received items up to here are summed, later ones complete already.
+  // Frames received up to this ring step are summed; later ones are complete already.
   bool reduces(int received_step) const {
     return received_step < shape_.members - 1;
   }
-  // The sum of a received item is complete with this member's part.
+  // This member's part completes the sum.
   bool completes(int received_step) const {
     return received_step == shape_.members - 2;
   }
@@ -78,7 +77,7 @@ class RingSchedule {
 
   std::vector<std::int64_t> elements_;
   RingShape shape_;
-  // Of each bucket, and after the last: how many slices come before.
+  // The slices before each bucket, and after the last.
   std::vector<std::int64_t> first_slices_;
 };
 

@@ -173,7 +173,7 @@ std::unique_ptr<SharedResource> memory_for(Memory kind, const Layout& layout) {
     return nullptr;
   }
   const auto sum = std::accumulate(layout.begin(), layout.end(), Layout{0}[0]);
-  // Of `in` and of `out`.
+  // For `in` and for `out`.
   return std::make_unique<SharedResource>(2 * static_cast<std::size_t>(sum));
 }
 
@@ -382,7 +382,7 @@ struct Proxy::State {
   void run();
   // False: nothing comes from there any more.
   bool forward(int from, int to, bool of_caller);
-  // Of what the caller has sent: how much goes on, changed.
+  // How much of what the dialler has sent is forwarded, changed.
   std::size_t spoil(char* bytes, std::size_t count);
 };
 

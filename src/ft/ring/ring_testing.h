@@ -61,7 +61,7 @@ std::string name_of(DataPath way);
 inline const auto kAllDataPaths =
     testing::Values(DataPath::kTcp, DataPath::kShared, DataPath::kMixed);
 
-// Of a seed; ordinary numbers of many sizes, and zeros of both signs.
+// Drawn from a seed: ordinary numbers of many sizes, and zeros of both signs.
 Floats random_buckets(const Layout& layout, std::uint64_t seed);
 Floats zero_buckets(const Layout& layout);
 
@@ -122,9 +122,9 @@ class RingGroup {
     return *members_[static_cast<std::size_t>(i)];
   }
   int size() const { return static_cast<int>(members_.size()); }
-  // Of these replicas, in this order.
+  // With these replicas, in this order.
   RingMembership epoch(std::uint64_t number, const std::vector<int>& replicas);
-  RingMembership epoch(std::uint64_t number);  // Of all.
+  RingMembership epoch(std::uint64_t number);  // With all.
   // False: somebody has not joined.
   bool join(const RingMembership& epoch);
   void begin(

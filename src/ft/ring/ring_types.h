@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a ring is told and what it tells: its options, epochs, failures and
-// figures. Thread rule: values.
+// The options, epochs, failures and counters of a ring. Thread rule: values.
 #pragma once
 
 #include <cstddef>
@@ -19,33 +18,32 @@ class SharedFloats;
 }
 
 struct RingOptions {
-  // Behaviour. Where to listen, as an address or a name of this host.
+  // Behaviour. Where to listen: an address or a name of this host.
   std::string bind_host = "127.0.0.1";
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   int shard_rank = 0;
-  // Until both neighbours of an epoch are connected.
+  // The time until both neighbours of an epoch are connected.
   Duration connect_timeout = std::chrono::seconds(2);
-  // What is sent and never acknowledged: the peer is lost. Longer than any pause
-  // of a healthy one.
+  // How long sent data may stay unacknowledged before the peer counts as lost. Longer than any
+  // pause of a healthy peer.
   Duration user_timeout = std::chrono::seconds(5);
-  // Then a quiet connection is asked every second whether its peer is there.
+  // How long a connection is quiet before the kernel probes the peer, every second.
   Duration keep_alive_idle = std::chrono::seconds(2);
-  // Performance. What is given from here, neighbours on this host read where it
-  // lies, at a quarter of what TCP costs; they must have some too. Null: nothing.
-  // Outlives the ring.
+  // Performance. Neighbours on this host read buckets that lie here in place, at a quarter of TCP's
+  // cost, when they have such memory too. Null: none. Outlives the ring.
   ring::SharedFloats* memory = nullptr;
-  // The same at all members. What a frame carries: less costs calls,
-  // more leaves the cache.
+  // The same at all members. The size of a frame's payload: smaller ones cost calls, larger ones
+  // leave the cache.
   std::size_t chunk_bytes = std::size_t{512} << 10U;
-  // Slices of chunks that are under way at once.
+  // Slices in flight at once.
   int slots = 8;
 };
 
 struct RingMember {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
-  std::string host;  // A name is looked up by who calls join().
+  std::string host;  // join() looks a name up.
   std::uint16_t port = 0;
 };
 
@@ -54,7 +52,7 @@ struct RingMembership {
   std::vector<RingMember> members;  // In ring order.
 };
 
-// Why an epoch came to its end at this member.
+// Why an epoch ended at this member.
 enum class RingFault : std::uint8_t {
   kStopped,      // A member was told to stop, or left; it is well.
   kLost,         // A member's connection ended without a word.
@@ -71,45 +69,48 @@ const char* text_of(RingFault fault);
 struct RingFailure {
   Epoch epoch;
   RingFault fault = RingFault::kLost;
-  ReplicaId accused = 0;   // By who noticed it first, as far as was heard.
-  ReplicaId reporter = 0;  // Who that was.
+  ReplicaId accused =
+      0;  // By the member that noticed it first, as far as is known.
+  ReplicaId reporter = 0;  // The member that noticed it first.
   std::string reason;      // A sentence.
 };
 
-// Since the ring was made.
+// Since the ring was created.
 struct RingCounters {
-  std::uint64_t sent_bytes = 0;  // Payloads of data.
+  std::uint64_t sent_bytes = 0;  // Data payloads.
   std::uint64_t received_bytes = 0;
-  std::uint64_t shared_bytes = 0;   // Of those received, read in shared memory.
-  std::uint64_t resent_bytes = 0;  // In attempts of a step that had one before.
+  std::uint64_t shared_bytes =
+      0;  // Those received that were read in shared memory.
+  std::uint64_t resent_bytes =
+      0;  // Data of attempts at a step that had one before.
   std::uint64_t reductions = 0;    // Finished.
   std::uint64_t failures = 0;      // Told by failed().
   std::uint64_t stops = 0;         // By stop().
   std::uint64_t stale_frames = 0;
   std::uint64_t stale_connections = 0;
-  std::uint64_t refused_connections = 0;  // Of strangers, or a second one.
+  std::uint64_t refused_connections =
+      0;  // Unknown clients, or a second connection.
   std::uint64_t silent_connections = 0;
-  // Of the last stop() calls.
+  // Over the last stop() calls.
   Duration stop_p50{};
   Duration stop_p99{};
 };
 
-// How far the reduction under way is; for reports of what hangs.
+// The progress of the reduction under way, for reports of hangs.
 struct RingProgress {
   std::optional<Attempt> attempt;  // None: no reduction is under way.
   std::int64_t slices_done = 0;
   std::int64_t slices = 0;
-  // Whose bytes, or whose reading, it waits for; none: for this rank's buckets.
+  // The member whose data, or whose reading, it waits for; none: this rank's buckets.
   std::optional<ReplicaId> waits_for;
-  bool to_read = false;  // It waits for its reading.
-  int bucket = 0;        // Of the oldest slice that is not done.
-  // In the ring that it is connected in, also between two reductions; none: it
-  // is in none, or alone.
+  bool to_read = false;  // It waits for that member to read.
+  int bucket = 0;        // The oldest unfinished slice's.
+  // The neighbours in the connected ring, also between reductions; none: not connected, or alone.
   struct Neighbours {
     Epoch epoch;
     ReplicaId previous = 0;
     ReplicaId next = 0;
-    std::uint64_t frames_in = 0;  // Of data, since the epoch began.
+    std::uint64_t frames_in = 0;  // Data frames since the epoch began.
     std::uint64_t frames_out = 0;
   };
   std::optional<Neighbours> neighbours;

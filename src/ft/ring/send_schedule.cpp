@@ -30,7 +30,7 @@ std::optional<SliceStep> SendSchedule::next_to_send(int given) const {
   for (auto slice = first_; slice < end; ++slice) {
     const Slice state = look(slice);
     if (state.sent == 0) {
-      // Slices begin in order: a bucket that is late holds up those after it.
+      // Slices begin in order: a late bucket holds up those after it.
       if (schedule_->bucket_of(slice) >= given) {
         return std::nullopt;
       }
@@ -64,8 +64,8 @@ std::string SendSchedule::refusal(const SliceStep& item) const {
         "expected slices below ", schedule_->slices(), " and steps below ",
         schedule_->steps(), ", found slice ", item.slice, ", step ", item.step);
   }
-  // The sender begins a slice only when the one a window before has come all its
-  // way, to us too, and a connection keeps its order.
+  // The sender begins a slice only when the one a window before has gone all the way, past this
+  // member too, and a connection keeps its order.
   if (item.slice >= arrived_whole_ + window_) {
     return str(
         "expected at most ", window_, " slices under way from slice ",

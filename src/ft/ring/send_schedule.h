@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SendSchedule decides what a member of a ring sends next and what it may receive: how
-// far each slice of one reduction has come. Older slices go first, so that
-// buckets end in order; a window of slices is under way at once, which bounds
-// what is in flight and what a member must hold that is late with a bucket.
-// Thread rule: a value; pure.
+// SendSchedule is the sliding window of one ring all-reduce: which slice a member sends next, and
+// what it may receive. Older slices go first, so that buckets finish in order. The window bounds
+// what is in flight, and what a member must hold that is late with a bucket. Thread rule: a value;
+// pure.
 #pragma once
 
 #include <cstdint>
@@ -20,25 +19,24 @@ class SendSchedule {
   // REQUIRES: more than one member; window > 0. `schedule` outlives it.
   SendSchedule(const RingSchedule& schedule, int window);
 
-  // Buckets below `given` may be sent from. The item to send now; none: all that
-  // is known has been.
+  // What to send now, from buckets below `given`; none: nothing is ready.
   std::optional<SliceStep> next_to_send(int given) const;
   // REQUIRES: the item of next_to_send().
   void sent(const SliceStep& item);
 
-  // Why no such item may arrive now; empty: it may.
+  // Why this frame must not arrive now; empty: it may.
   std::string refusal(const SliceStep& item) const;
   // REQUIRES: no refusal. Its bytes are here.
   void arrived(const SliceStep& item);
-  // REQUIRES: it has arrived, and those of its slice before are taken. It is
-  // summed, or copied, and may go on to the next member.
+  // It is summed or copied, and may be sent on. REQUIRES: it has arrived, and the earlier steps of
+  // its slice were taken.
   void taken(const SliceStep& item);
 
   // Everything is received, taken and sent.
   bool finished() const { return first_ == schedule_->slices(); }
   bool has_arrived() const { return arrived_whole_ == schedule_->slices(); }
   std::int64_t slices_done() const { return first_; }
-  // The oldest of which this member has sent nothing.
+  // The oldest slice of which this member has sent nothing.
   std::int64_t next_slice() const;
 
  private:
@@ -53,7 +51,7 @@ class SendSchedule {
 
   const RingSchedule* schedule_;
   int window_;
-  // Slices from first_ on; those before have come all the way.
+  // Slices from first_ on; earlier ones are done.
   std::deque<Slice> slices_;
   std::int64_t first_ = 0;
   std::int64_t arrived_whole_ = 0;  // All slices before have arrived.

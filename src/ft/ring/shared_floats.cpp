@@ -15,8 +15,7 @@
 #include "base/log.h"
 
 #if defined(__SANITIZE_THREAD__)
-// It knows no fences; what they are for is in other mappings, which it does not
-// see either.
+// The sanitizer does not know fences; it does not see the other process's mapping either.
 #pragma GCC diagnostic ignored "-Wtsan"
 #endif
 
@@ -25,7 +24,7 @@ namespace {
 
 using shm::Segment;
 
-// A segment begins with a page of its own for these; floats follow.
+// A page at the segment's start holds these words; the floats follow.
 enum Word : std::size_t { kKey, kLease, kWords };
 
 std::size_t first_float() {
@@ -60,7 +59,7 @@ Status elsewhere(std::string reason) {
 
 }  // namespace
 
-// ---- the owner's ----
+// ---- SharedFloats ----
 
 SharedFloats::SharedFloats(std::size_t count) : count_(count), key_(draw()) {
   auto made = Segment::create(
@@ -89,7 +88,7 @@ IpcHandle SharedFloats::name() const {
 
 std::optional<std::uint64_t> SharedFloats::place_of(
     const float* floats, std::size_t count) const {
-  // As numbers: pointers into different objects have no order.
+  // As numbers, because pointers into different objects have no order.
   const auto begin = reinterpret_cast<std::uintptr_t>(floats_);
   const auto at = reinterpret_cast<std::uintptr_t>(floats);
   if (segment_.data() == nullptr || at < begin ||
@@ -114,16 +113,16 @@ void SharedFloats::publish(std::uint64_t lease) {
   }
   std::atomic_ref(word(segment_, kLease))
       .store(lease, std::memory_order_relaxed);
-  // Before all writes that follow; pairs with the fence in holds(): who has read
-  // one of those does not find the former lease.
+  // Before all writes that follow; pairs with the fence in holds(): a reader of one of those writes
+  // does not find the former lease.
   std::atomic_thread_fence(std::memory_order_release);
 }
 
-// ---- a reader's ----
+// ---- PeerFloats ----
 
 Result<PeerFloats> PeerFloats::open(const IpcHandle& name) {
   const std::string process = str("/proc/", name.process);
-  // A network of its own stands for a host of its own.
+  // Another network namespace counts as another host.
   const std::string network = link_text("/proc/self/ns/net");
   if (network.empty() || link_text(process + "/ns/net") != network) {
     return elsewhere(
@@ -131,7 +130,7 @@ Result<PeerFloats> PeerFloats::open(const IpcHandle& name) {
             " in the network of this one, found none that may be looked at"));
   }
   const std::string path = str(process, "/fd/", name.descriptor);
-  // Before it is opened, which may do something where it is anything else.
+  // Before opening it, which may have effects if it is something else.
   const std::string found = link_text(path);
   if (!found.starts_with("/memfd:sherd-segment")) {
     return elsewhere(
@@ -172,7 +171,7 @@ const float* PeerFloats::at(std::uint64_t place, std::size_t count) const {
 }
 
 bool PeerFloats::holds(std::uint64_t lease) const {
-  // After all reads that came before; pairs with the fence in publish().
+  // After all reads before; pairs with the fence in publish().
   std::atomic_thread_fence(std::memory_order_acquire);
   return std::atomic_ref(word(segment_, kLease))
              .load(std::memory_order_relaxed) == lease &&

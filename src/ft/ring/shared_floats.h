@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SharedFloats is memory of floats that other processes of this host may read
-// where it lies, and PeerFloats is such memory of another process, as this one
-// reads it. A lease is how long what a reduction shows there stays as it is: a
-// reader asks for it after it has read, and throws away what it has read when it
-// is over, so that nobody needs to wait for a reader. docs/design/ring_reduce.md
-// has the proof. Segments have no names: the kernel frees them with the last
-// process that maps them. Thread rule: leases one thread at a time, else any.
+// SharedFloats is memory of floats that other processes of this host may read in place; PeerFloats
+// is a reader's view of it. A lease is the period in which shared data do not change: a reader
+// checks it after reading, and discards what it has read when the lease is over, so that the owner
+// need not wait for readers. docs/design/ring_reduce.md has the proof. Segments have no names: the
+// kernel frees them with the last process that maps them. Thread rule: leases one thread at a time,
+// else any.
 #pragma once
 
 #include <cstddef>
@@ -18,18 +17,18 @@
 
 namespace sherd::ft::ring {
 
-// Where a process of this host finds it, if it may.
+// How another process of this host finds the memory.
 struct IpcHandle {
   std::uint32_t process = 0;
   std::uint32_t descriptor = 0;
-  std::uint64_t bytes = 0;  // 0: nowhere.
+  std::uint64_t bytes = 0;  // 0: there is none.
   bool operator==(const IpcHandle&) const = default;
 };
 
 class SharedFloats {
  public:
-  // So many zeros. Where no segment is to be had they are private: nobody can
-  // read them, all else is the same.
+  // `count` zeros. Without a segment they are private: no other process can read them, and the rest
+  // works the same.
   explicit SharedFloats(std::size_t count);
   SharedFloats(const SharedFloats&) = delete;
   SharedFloats& operator=(const SharedFloats&) = delete;
@@ -38,15 +37,14 @@ class SharedFloats {
   std::size_t size() const { return count_; }
 
   IpcHandle name() const;
-  // Drawn when it is made, and written into it: who knows it has opened it. Never
-  // 0; of private floats nobody knows it.
+  // A random number in the segment: a process that knows it has opened the segment. Never 0; nobody
+  // can know it for private floats.
   std::uint64_t key() const { return key_; }
-  // Of the first of `count` floats; none: they lie elsewhere.
+  // The place of the first of `count` floats; none: they lie elsewhere.
   std::optional<std::uint64_t> place_of(
       const float* floats, std::size_t count) const;
 
-  // What is shown from now on; all shown before is over. Comes before the first
-  // write to what was shown.
+  // A new lease ends the one before. Call it before the first write to shared data.
   void begin_lease();
   void end_lease();
   std::uint64_t lease() const { return lease_; }  // 0: none.
@@ -65,15 +63,14 @@ class SharedFloats {
 
 class PeerFloats {
  public:
-  // Maps it, to be read alone. The status says why not: another host or network
-  // namespace, no right to, or something else of that name.
+  // Maps it read-only. The status says why it cannot: another host or network namespace, no
+  // permission, or something else under that name.
   static Result<PeerFloats> open(const IpcHandle& name);
 
   std::uint64_t key() const;
-  // Null: they do not lie inside.
+  // Null: they lie outside.
   const float* at(std::uint64_t place, std::size_t count) const;
-  // Whether all that was read before this call, under this lease, was what its
-  // owner had shown.
+  // Whether everything that was read before this call is what its owner shared under this lease.
   bool holds(std::uint64_t lease) const;
 
  private:

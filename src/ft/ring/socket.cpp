@@ -107,7 +107,7 @@ Result<Descriptor> begin_connect(const SocketAddress& address) {
           socket.get(), reinterpret_cast<const sockaddr*>(&address.storage),
           address.bytes) != 0 &&
       errno != EINPROGRESS) {
-    // As if it had begun: connect_error() would not tell any more.
+    // Returned as a failure to connect: connect_error() would not report it any more.
     return Status(ErrorCode::kPeerLost, std::strerror(errno));
   }
   return socket;

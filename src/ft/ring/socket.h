@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TCP sockets that never block, with what notices a lost peer switched on.
-// Thread rule: any thread.
+// Non-blocking TCP sockets with the options that detect a lost peer. Thread rule: any thread.
 #pragma once
 
 #include <sys/socket.h>
@@ -18,7 +17,7 @@ struct SocketAddress {
   socklen_t bytes = 0;
 };
 
-// An IP address, or a name that is looked up, which may take a while.
+// An IP address, or a name whose lookup may take a while.
 Result<SocketAddress> resolve(const std::string& host, std::uint16_t port);
 
 struct ListeningSocket {
@@ -27,8 +26,8 @@ struct ListeningSocket {
 };
 Result<ListeningSocket> listen_on(const std::string& host);
 
-// Both are needed: the user timeout alone notices nothing when all is quiet,
-// keep-alive alone nothing while data is unacknowledged.
+// Both are needed: the user timeout detects nothing while the connection is quiet, keep-alive
+// nothing while data is unacknowledged.
 struct TcpTimeouts {
   Duration user_timeout = std::chrono::seconds(5);
   Duration keep_alive_idle = std::chrono::seconds(2);
@@ -37,9 +36,9 @@ struct TcpTimeouts {
 };
 void set_peer_options(int socket, const TcpTimeouts& timers);
 
-// Begins to connect; the socket is writable when that has ended.
+// Begins to connect; the socket becomes writable when that has ended.
 Result<Descriptor> begin_connect(const SocketAddress& address);
-// 0, or the error number with which it ended.
+// 0, or the error number of the attempt.
 int connect_error(int socket);
 
 }  // namespace sherd::ft::ring

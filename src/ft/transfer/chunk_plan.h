@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ChunkPlan decides which chunk is asked of which donor: each of one at a time, in
-// their order, the next one of whoever has room for it, so that a faster donor
-// gives more. What a donor that is lost had not given is asked of others. Thread
-// rule: a value.
+// ChunkPlan assigns chunks to donors: each chunk to one donor at a time, in order, to whichever has
+// room, so that a faster donor gives more. Chunks of a lost donor are assigned again. Thread rule:
+// a value.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +18,11 @@ class ChunkPlan {
  public:
   explicit ChunkPlan(std::uint64_t chunks = 0) : chunks_(chunks) {}
 
-  // To be asked of `donor` now; none: all are there or asked for.
+  // The chunk to request from `donor` now; none: all are there or requested.
   std::optional<std::uint64_t> next(std::size_t donor);
-  // It has come and is right. REQUIRES: it was asked of somebody.
+  // It is there and intact. REQUIRES: it was assigned.
   void came(std::uint64_t chunk);
-  // It has to be asked for again. REQUIRES: the same.
+  // It has to be requested again. REQUIRES: it was assigned.
   void damaged(std::uint64_t chunk);
   void lost(std::size_t donor);
 
@@ -33,12 +32,12 @@ class ChunkPlan {
   std::uint64_t chunks_;
   std::uint64_t first_ = 0;                     // That nobody was asked for.
   std::set<std::uint64_t> again_;               // Before it.
-  std::map<std::uint64_t, std::size_t> asked_;  // Of whom.
+  std::map<std::uint64_t, std::size_t> asked_;  // By donor.
   std::uint64_t came_ = 0;
 };
 
-// Which of these is right, of what donors say a state is: that which most say, of
-// equally many the first. Empty ones have not been said; 0 when all are.
+// The index of the most frequent value among the donors' answers; of equally many, the first.
+// Missing answers do not count; 0 when all are missing.
 template <typename T>
 std::size_t majority_of(const std::vector<std::optional<T>>& said) {
   std::size_t best = 0;

@@ -55,17 +55,17 @@ struct DonorConnection::Impl : std::enable_shared_from_this<DonorConnection::Imp
   const DonorConnectionOptions options;
   const TransferRequest request;
   const DonorConnectionHandlers handlers;
-  bool closed = false;  // Nobody is called any more.
+  bool closed = false;  // No handler is called any more.
   std::optional<net::Connector> dial;
   std::unique_ptr<net::Connection> connection;
   net::Timer silence;
-  bool suspected = false;   // Of being silent, once.
-  Instant wanted_since{0};  // Before, nothing was expected.
+  bool suspected = false;   // It was silent at the last check.
+  Instant wanted_since{0};  // Nothing was expected before.
   std::optional<TransferAnswer> answer;
-  std::deque<std::uint64_t> wanted;  // Places.
+  std::deque<std::uint64_t> wanted;  // Places of requested chunks.
 };
 
-// What another process says is its address may not even be allowed.
+// Connector throws for an address that security does not allow, and another process named this one.
 void DonorConnection::Impl::begin() {
   SHERD_ASSERT(loop.in_loop());
   const Status begun = status_of(
@@ -126,7 +126,7 @@ void DonorConnection::Impl::connected(std::unique_ptr<net::Connection> its) {
   watch(options.silence_max);
 }
 
-// Looks again when the donor would have been silent for too long.
+// Checks again when the donor will have been silent for too long.
 void DonorConnection::Impl::watch(Duration time) {
   silence = loop.after(time, [this] {
     const bool idle = answer && wanted.empty();
@@ -138,7 +138,7 @@ void DonorConnection::Impl::watch(Duration time) {
       watch(options.silence_max - silent);
       return;
     }
-    // This process may have stood still itself: what came meanwhile is read first.
+    // This process may have stood still itself: what has arrived meanwhile is read first.
     if (!std::exchange(suspected, true)) {
       watch(options.silence_max / 8);
       return;
@@ -159,7 +159,7 @@ void DonorConnection::Impl::receive(const net::Frame& frame) {
       mismatch(message.status().message());
     }
   };
-  const auto self = shared_from_this();  // Handlers may destroy the line.
+  const auto self = shared_from_this();  // Handlers may destroy the connection.
   const auto type = static_cast<TransferFrameType>(frame.type);
   if (type == TransferFrameType::kRefusal) {
     decode(refusal_of, [&](const Refusal& refusal) {

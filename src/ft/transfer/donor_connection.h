@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DonorConnection is the connection of one who fetches to one donor: it dials, asks, and
-// then for chunks, a few at a time; that each is what was wanted is checked here,
-// what is in it is not. Its owner may destroy it whenever it likes, also in its
-// handlers. Thread rule: its loop.
+// DonorConnection is the client side of one fetch at one donor: it dials, sends the request and
+// asks for chunks, a few at a time. It checks that each chunk is the requested one, and not its
+// content. Its owner may destroy it at any time, also in its handlers. Thread rule: its loop.
 #pragma once
 
 #include <cstddef>
@@ -22,15 +21,15 @@ namespace sherd::ft::transfer {
 struct DonorConnectionOptions {
   net::HostAddress donor;
   net::Security security{};
-  // Of the donor, while something is expected of it.
+  // How long the donor may be silent while something is expected of it.
   Duration silence_max{};
 };
 
-// None is called from inside a call of the line.
+// They are not called from inside a call of the connection.
 struct DonorConnectionHandlers {
   // Once.
   std::function<void(const TransferAnswer& answer)> on_answer;
-  // In the order of the asking.
+  // In the order of the requests.
   std::function<void(const Chunk& chunk)> on_chunk;
   // Once, and nothing after it. The reason does not name the donor.
   std::function<void(const Status& reason)> on_failed;
@@ -47,9 +46,9 @@ class DonorConnection {
   DonorConnection& operator=(const DonorConnection&) = delete;
   ~DonorConnection();
 
-  // REQUIRES: it has answered, and under_way() < kWindow.
+  // REQUIRES: the answer is there, and under_way() < kWindow.
   void request_chunk(std::uint64_t place);
-  // Chunks that are wanted and have not come.
+  // Requested chunks that are not there yet.
   std::size_t under_way() const;
 
  private:

@@ -57,7 +57,7 @@ bool same_bytes(const TransferAnswer& one, const TransferAnswer& other) {
       one.digests == other.digests;
 }
 
-// What is wrong with one of them, or with both.
+// How two answers differ.
 std::string difference(const TransferAnswer& expected, const TransferAnswer& found) {
   if (expected.bytes != found.bytes ||
       expected.chunk_bytes != found.chunk_bytes) {
@@ -81,17 +81,17 @@ std::string difference(const TransferAnswer& expected, const TransferAnswer& fou
 
 }  // namespace
 
-// Asks all donors. When all have answered, or have had their time, it takes what
-// most of them say for right and wants chunks of those that say the same.
+// Sends the request to all donors. When all have answered, or had time to, it takes the majority's
+// answer for right and requests chunks of the donors that agree with it.
 struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
   using Done = std::function<void(Result<Fetched>)>;
 
   struct Donor {
     net::HostAddress address;
-    std::unique_ptr<DonorConnection> connection;  // Null: it is lost.
+    std::unique_ptr<DonorConnection> connection;  // Null: the donor is lost.
     std::optional<TransferAnswer> answer;
     bool is_right = false;            // What it has answered.
-    std::set<std::uint64_t> damaged;  // Chunks that were.
+    std::set<std::uint64_t> damaged;  // Chunks that arrived damaged.
   };
 
   Impl(
@@ -124,13 +124,13 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
   net::Loop& loop;
   const FetchOptions options;
   const TransferRequest request;
-  Done done;  // Empty: called, or not to be called any more.
+  Done done;  // Empty once called or cancelled.
   std::vector<Donor> donors;
   net::Timer others;              // Until it is decided.
-  std::optional<std::size_t> by;  // Whose answer is right.
+  std::optional<std::size_t> by;  // The donor whose answer is right.
   std::optional<TransferAnswer> right;
   ChunkPlan plan;
-  std::string bytes;  // Up to the last chunk that came; there may be gaps.
+  std::string bytes;  // Up to the last chunk received; there may be gaps.
 };
 
 void Fetch::Impl::begin(const std::vector<net::HostAddress>& addresses) {
@@ -148,7 +148,7 @@ void Fetch::Impl::begin(const std::vector<net::HostAddress>& addresses) {
   }
 }
 
-// The call of `done` may destroy the Fetch, and all lines with it.
+// Handlers share the Impl, because `done` may destroy the Fetch and all connections.
 DonorConnectionHandlers Fetch::Impl::handlers(std::size_t donor) {
   return {
       .on_answer =
@@ -205,7 +205,7 @@ void Fetch::Impl::decide() {
   by = majority_of(said);
   right = said[*by];
   if (!right) {
-    return;  // All who had answered are lost; others are to come.
+    return;  // All donors that had answered are lost; others may still answer.
   }
   if (const Status room = take_room(); !room.ok()) {
     finish(Status(
@@ -226,8 +226,8 @@ void Fetch::Impl::decide() {
   }
 }
 
-// The system gives memory as it is written, so that a donor that does not send
-// what it has announced costs none, and nothing is moved while it grows.
+// The system backs memory when it is written, so that a donor that does not send what it has
+// announced costs none, and nothing is moved while it grows.
 Status Fetch::Impl::take_room() {
   if (right->bytes > options.bytes_max) {
     return {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a rank that catches up fetches from its counterparts in other replicas, its
-// donors: their TransferServers answer. Bytes are what a donor offered, or there
-// are none: each chunk is checked. Thread rule: their loop.
+// Fetching of snapshots and gradient sums, by a rank that catches up, from the TransferServers of
+// its counterparts in other replicas, the donors. Each chunk is checked against its digest. Thread
+// rule: their loop.
 //
-// Why there are none is told by the code, and names a donor:
-//   kFailedPrecondition  it has not what was asked for; the sentence says what it
-//                        has. Another state or another donor may do.
+// A failure names a donor, and its code says why:
+//   kFailedPrecondition  it does not have what was asked for; the sentence says what it has.
+//                        Another state or another donor may do.
 //   kPeerMismatch        another run or rank, bytes that are damaged or too many.
-//   kUnavailable         nobody is there, or it has too much to do.
-//   kPeerLost, kDeadlineExceeded  it has died, or says nothing any more.
+//   kUnavailable         it cannot be reached, or is too busy.
+//   kPeerLost, kDeadlineExceeded  it has died, or does not answer any more.
 #pragma once
 
 #include <chrono>
@@ -33,19 +33,19 @@ struct FetchOptions {
   std::uint64_t run = 0;
   int shard_rank = 0;
   net::Security security{};
-  // A donor from which nothing has come for so long is given up.
+  // A donor that is silent for so long is given up.
   Duration timeout_without_progress = std::chrono::seconds(5);
-  // How long a donor that is there may take until it has a snapshot: a step, and
-  // a copy; and how long the others may take behind the first.
+  // How long a donor may take to offer a snapshot: a step and a copy; and how long the others may
+  // take after the first answer.
   Duration snapshot_timeout = std::chrono::seconds(60);
   Duration others_timeout = std::chrono::seconds(1);
-  // How long a donor may take until it has a sum; 0: it has it, or refuses.
+  // How long a donor may take to have a sum; 0: it has it, or refuses.
   Duration sum_timeout{0};
   // More is refused before memory is taken for it.
   std::size_t bytes_max = std::size_t{64} << 30U;
 };
 
-// Something that is being fetched. Destroying it ends that, and nobody is called.
+// A fetch under way. Destroying it cancels it, and `done` is not called.
 class Fetch {
  public:
   struct Impl;
@@ -61,21 +61,19 @@ class Fetch {
   const std::shared_ptr<Impl> impl_;
 };
 
-// `done` of each hears once, later, from the loop; it may destroy the Fetch. The
-// loop outlives it.
+// Each calls `done` once, later, from the loop; `done` may destroy the Fetch. The loop outlives it.
 
-// Makes a donor's rank 0 take a snapshot of its replica, unless there is one of
-// this moment, and says of which state it is.
+// Makes a donor's rank 0 take a snapshot of its replica, unless there is a recent one, and returns
+// its state.
 std::unique_ptr<Fetch> ask_snapshot(
     net::Loop& loop,
     const net::HostAddress& donor,
     const FetchOptions& options,
     std::function<void(Result<StateId>)> done);
 
-// A rank's part of that snapshot, of which every donor gives a part; waits until
-// they have offered it. One that dies costs what it was asked for and had not
-// given. Where donors do not have the same bytes, a warning says so, and those of
-// most of them are taken. Fails when no donor is left.
+// Fetches this rank's part of that snapshot from all donors at once, and waits until they have
+// offered it. A lost donor costs only the chunks that it had not delivered. Where donors have
+// different bytes, a warning says so, and the majority's are taken. Fails when no donor is left.
 std::unique_ptr<Fetch> fetch_snapshot(
     net::Loop& loop,
     const std::vector<net::HostAddress>& donors,
@@ -88,7 +86,7 @@ struct FetchedSum {
   std::string bytes;
 };
 
-// A rank's part of the sum that was committed on `base`.
+// Fetches this rank's part of the sum that was committed on `base`.
 std::unique_ptr<Fetch> fetch_sum(
     net::Loop& loop,
     const net::HostAddress& donor,

@@ -8,8 +8,7 @@
 namespace sherd::ft::transfer {
 namespace {
 
-// What may wait for room in a socket: more than the socket's own buffer takes is
-// of no use.
+// The limit of the send queue: more than a socket's own buffer is of no use.
 constexpr std::size_t kUnsentBytesMax = 2 * kChunkBytesMax;
 
 }  // namespace
@@ -23,7 +22,7 @@ void RequesterConnection::start(RequesterHandlers handlers) {
       {.on_frame = [this](const net::Frame& frame) { receive(frame); },
        .on_closed =
            [this](const Status& /*who fetches knows*/) {
-             // It may destroy this.
+             // The call may destroy this.
              const auto call = std::move(handlers_.on_closed);
              call();
            }});

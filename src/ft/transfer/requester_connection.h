@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RequesterConnection is one who fetches, on the server's side: what it has asked for, and the
-// chunks that it wants and has not been sent. What the answer is and when a chunk
-// goes out is the server's to say. Thread rule: its loop.
+// RequesterConnection is the server's side of one fetch: the request, and the requested chunks that
+// have not been sent. The server decides the answer and when a chunk goes out. Thread rule: its
+// loop.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +19,9 @@
 namespace sherd::ft::transfer {
 
 struct RequesterHandlers {
-  // Once; answer with serve(), tell() or refuse(), now or later.
+  // Called once; answer with serve(), tell() or refuse(), now or later.
   std::function<void(const TransferRequest& request)> on_request;
-  // There is a chunk to be sent.
+  // A chunk was requested.
   std::function<void()> on_chunk_requested;
   // May destroy it. Nothing is called after it.
   std::function<void()> on_closed;
@@ -35,36 +35,36 @@ class RequesterConnection {
 
   void start(RequesterHandlers handlers);
 
-  // None: it has not come.
+  // None before it has arrived.
   const std::optional<TransferRequest>& request() const { return request_; }
-  // It has asked and has no answer.
+  // The request has no answer yet.
   bool waits() const { return stage_ == Stage::kWaits; }
   bool is_served() const { return stage_ == Stage::kServed; }
-  // Not refused and not answered for good.
+  // Neither refused nor answered for good.
   bool open() const { return connection_->open(); }
   Instant last_received() const { return connection_->last_received(); }
 
-  // Answers. REQUIRES: waits().
+  // These answer. REQUIRES: waits().
   void tell(const StateId& state);
-  // Shares the bytes until the session's end. answer.bytes is set. Chunks go out
-  // with the digests that the answer has, or that they have then.
+  // Shares the bytes until the connection's end; sets answer.bytes. Chunks are sent with the
+  // answer's digests; without any, each chunk's is computed when it is sent.
   void serve(TransferAnswer answer, std::shared_ptr<const std::string> bytes);
   void send_waiting();
-  // Ends it with that reason, if it is open.
+  // Closes it with that reason, if it is open.
   void refuse(RefusalReason why, const std::string& reason);
 
-  // What is_served(); null before.
+  // What is served; null before.
   const std::shared_ptr<const std::string>& bytes() const { return bytes_; }
-  // Of a state, not of a sum. REQUIRES: request().
+  // It asks for a state, not for a sum. REQUIRES: request().
   bool is_of_state() const { return request_->kind != RequestKind::kFetchSum; }
-  // Sums after this step are what it will need next. REQUIRES: is_served().
+  // The sums after this step are what the requester will need next. REQUIRES: is_served().
   std::int64_t step() const;
 
-  // It wants a chunk, and takes what it is sent.
+  // A chunk is requested, and the send queue has room.
   bool can_send_chunk() const;
-  // The same, but for room.
+  // A chunk is requested.
   bool has_chunk_requests() const { return open() && !chunk_requests_.empty(); }
-  // Its bytes. REQUIRES: can_send_chunk().
+  // Returns the chunk's size. REQUIRES: can_send_chunk().
   std::size_t send_chunk();
 
  private:
@@ -81,7 +81,7 @@ class RequesterConnection {
   std::optional<TransferRequest> request_;
   TransferAnswer answer_;
   std::shared_ptr<const std::string> bytes_;
-  std::deque<std::uint64_t> chunk_requests_;  // Places.
+  std::deque<std::uint64_t> chunk_requests_;
 };
 
 }  // namespace sherd::ft::transfer

@@ -8,7 +8,7 @@
 namespace sherd::ft {
 namespace {
 
-// For a step: a donor that is there says so meanwhile.
+// The longest step: meanwhile a live donor keeps saying that it waits.
 constexpr Duration kStepMax = std::chrono::minutes(10);
 
 }  // namespace
@@ -45,7 +45,7 @@ bool SumPrefetcher::take(
   return true;
 }
 
-// Ends when all donors have failed: what is wanted then is asked for by take().
+// Stops when all donors have failed; take() then asks again.
 void SumPrefetcher::collect() {
   if (bytes_ < options_.bytes_max && failures_ < options_.donors.size()) {
     fetch_from(options_.donors[donor_], kStepMax);
@@ -68,7 +68,7 @@ void SumPrefetcher::came(Result<FetchedSum> result) {
     donor_ = (donor_ + 1) % options_.donors.size();
     collect();
     if (taker_) {
-      hand_over(std::move(result));  // It may destroy this.
+      hand_over(std::move(result));  // The call may destroy this.
     }
     return;
   }
@@ -89,7 +89,7 @@ void SumPrefetcher::hand_over(Result<FetchedSum> result) {
   taker(std::move(result));
 }
 
-// There is room for another one then.
+// Afterwards there is room for another one.
 FetchedSum SumPrefetcher::pop() {
   FetchedSum sum = std::move(sums_.front());
   sums_.pop_front();

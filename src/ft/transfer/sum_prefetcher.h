@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SumPrefetcher fetches the sums that follow a state, one after another and as they
-// are made, while the state itself is on its way or older sums are applied: who is
-// slower than the others' steps at fetching a state still catches up. It keeps
-// them until they are taken, up to a limit; from there on the donors have to. Thread
-// rule: its loop.
+// SumPrefetcher fetches gradient sums ahead of their use while a replica catches up: one after
+// another, as they are made, while the state is still on its way or older sums are applied. Without
+// it, a replica that fetches a state more slowly than the others make steps would never catch up.
+// Sums that are not taken are kept up to a limit; donors keep the later ones. Thread rule: its
+// loop.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@
 namespace sherd::ft {
 
 struct SumPrefetcherOptions {
-  // Any of them will do: the next one, when one fails.
+  // Interchangeable: when one fails, the next is asked.
   std::vector<net::HostAddress> donors;
   FetchOptions fetch{};
-  // Of sums that were not taken; it may be exceeded by one.
+  // The limit of sums that are not taken; it may be exceeded by one.
   std::uint64_t bytes_max = 0;
 };
 
@@ -35,10 +35,9 @@ class SumPrefetcher {
   SumPrefetcher(const SumPrefetcher&) = delete;
   SumPrefetcher& operator=(const SumPrefetcher&) = delete;
 
-  // The sum after `base`, which is there or the next one to come: then `done` hears
-  // it later, once, unless there is another take() first, and what was before it is
-  // dropped. `donor` has it for sure: it is asked unless it is coming already.
-  // False: it is neither, and nothing happens.
+  // Takes the sum after `base`, which is here or the next to arrive, and drops earlier ones. `done`
+  // is called once, later, unless another take() comes first. `donor` has the sum for sure, and is
+  // asked unless it is coming already. Returns false, and does nothing, for any other `base`.
   bool take(const StateId& base, const net::HostAddress& donor, Done done);
 
   std::uint64_t bytes() const { return bytes_; }
@@ -52,7 +51,7 @@ class SumPrefetcher {
 
   net::Loop& loop_;
   const SumPrefetcherOptions options_;
-  StateId next_;  // What is fetched is the sum after it.
+  StateId next_;  // The sum after it is fetched next.
   std::deque<FetchedSum> sums_;
   std::uint64_t bytes_ = 0;
   std::size_t donor_ = 0;

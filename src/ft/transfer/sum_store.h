@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SumStore decides which sums a rank keeps for replicas that catch up: a few
-// always, and while somebody has yet to come so far as many as there is room for.
-// Thread rule: a value.
+// SumStore is the cache of gradient sums that a rank keeps for replicas that catch up: always the
+// last few, and as many as there is room for while somebody still needs them. Thread rule: a value.
 #pragma once
 
 #include <cstddef>
@@ -26,21 +25,21 @@ class SumStore {
  public:
   struct Limits {
     std::size_t kept = 0;         // However many bytes they are.
-    std::uint64_t bytes_max = 0;  // Of all, when there are more.
+    std::uint64_t bytes_max = 0;  // For all, beyond those kept always.
   };
   explicit SumStore(const Limits& limits);
 
-  // Behind those that are there. What was kept of its base or later states is
-  // dropped: it was rolled back.
+  // Adds the latest sum. Sums of its base or later states are dropped, because they were rolled
+  // back.
   void keep(const Commit& commit, std::shared_ptr<const std::string> bytes);
-  // Somebody who has come to `step` needs what follows, until then.
+  // A requester at `step` may need the sums after it until then.
   void hold(std::int64_t step, Instant until);
-  // Drops what nobody needs; `step_in_use`: somebody has come so far, now.
+  // Drops the sums that nobody needs; `step_in_use` is the oldest step that somebody is at now.
   void trim(Instant now, std::optional<std::int64_t> step_in_use);
 
-  // Null: there is none. The next keep() or trim() may end it.
+  // Null: not found. The next keep() or trim() may invalidate the pointer.
   const StoredSum* find(const StateId& base) const;
-  // That sum is not there and may come: it is behind the last one.
+  // The sum is not here and may still be made: it comes after the last one.
   bool may_come(const StateId& base) const;
   // "the sums that made steps 5 to 8".
   std::string text() const;
@@ -50,7 +49,7 @@ class SumStore {
  private:
   const Limits limits_;
   std::deque<StoredSum> sums_;              // Ascending.
-  std::uint64_t bytes_ = 0;               // Of them.
+  std::uint64_t bytes_ = 0;                 // In sums_.
   std::map<std::int64_t, Instant> held_;  // By step.
 };
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TokenBucket limits bytes per second: who has sent more than its time allows
-// waits. What was not sent in the past counts for a tenth of a second at most.
-// Thread rule: a value.
+// TokenBucket limits bytes per second: a sender that is ahead of the rate has to wait. Unused time
+// counts for a tenth of a second at most. Thread rule: a value.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +18,11 @@ class TokenBucket {
   explicit TokenBucket(std::uint64_t bytes_per_s_max)
       : rate_(static_cast<double>(bytes_per_s_max)) {}
 
-  // How long from now until something may be sent; 0: now, however much it is.
+  // How long to wait before the next bytes; 0: any number may be sent now.
   Duration wait(Instant now) const {
     return std::max(free_at_ - now, Duration(0));
   }
-  // They were sent. REQUIRES: `now` does not go back.
+  // Counts bytes that were sent. REQUIRES: `now` does not go back.
   void take(std::uint64_t bytes, Instant now) {
     if (rate_ == 0) {
       return;
@@ -37,7 +36,7 @@ class TokenBucket {
   static constexpr Duration kSaved = std::chrono::milliseconds(100);
 
   double rate_;
-  Instant free_at_{0};  // When all that was sent has had its time.
+  Instant free_at_{0};  // When the bytes sent so far have had their time.
 };
 
 }  // namespace sherd::ft::transfer

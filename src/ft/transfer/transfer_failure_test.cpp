@@ -70,7 +70,7 @@ class Child {
   std::uint16_t port_ = 0;
 };
 
-// Of four megabytes, one of which it sends in a second.
+// It has four megabytes, and sends one in a second.
 void be_a_slow_donor(const std::function<void(std::uint16_t)>& tell_port) {
   net::Loop loop;
   TransferServer server(loop, {.bytes_per_s_max = kMebi}, [] {});

@@ -31,7 +31,7 @@ Result<T> finished(net::ByteReader& in, const char* message, T value) {
   return value;
 }
 
-// One for each chunk, where there are any.
+// One digest for each chunk, in the answers that have digests.
 void read_digests(net::ByteReader& in, TransferAnswer& answer) {
   const auto count =
       in.count("digests", {.elements_max = kDigestsMax, .element_bytes = 8});
@@ -39,7 +39,7 @@ void read_digests(net::ByteReader& in, TransferAnswer& answer) {
     answer.digests.push_back(in.u64("a digest"));
   }
   if (!in.ok()) {
-    return;  // Then chunk_bytes may be 0.
+    return;  // chunk_bytes may be 0.
   }
   const auto expected = answer.kind == RequestKind::kFetchSnapshot
       ? chunks_of(answer.bytes, answer.chunk_bytes)

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is said between a TransferServer and a fetch, as payloads of net's frames.
-// One connection carries one request:
+// The wire format between a TransferServer and a fetch, as payloads of net's frames. One connection
+// carries one request:
 //
 //   fetch                          server
 //   TransferRequest                    ->
 //                             <-   Waiting, while a snapshot is to be offered
 //                             <-   TransferAnswer, or Refusal at any time
 //   ChunkRequest, kWindow at most ->
-//                             <-   Chunk, in the order of the asking
+//                             <-   Chunk, in the order of the requests
 //
-// The answer for a snapshot has the digests of all its chunks: who fetches from
-// several donors compares them before it takes chunks from all.
-// The other fields of a message that begins with another version are unknown; a
-// Refusal is the same in all. Thread rule: values and pure functions.
+// The answer for a snapshot has the digests of all its chunks, which a fetch from several donors
+// compares before it takes chunks from all. Only the version of a
+// message of another version can be read; a Refusal is the same in all. Thread rule: values and pure functions.
 #pragma once
 
 #include <cstddef>
@@ -28,11 +27,11 @@ namespace sherd::ft::transfer {
 
 constexpr std::uint16_t kTransferVersion = 2;
 constexpr std::size_t kChunkBytesMax = std::size_t{1} << 20U;
-// Chunks that are asked for and have not come: hides the way there and back.
+// Chunks that are requested and not received yet: hides the round trip.
 constexpr std::size_t kWindow = 4;
-// In an answer: 128 GiB in the longest chunks.
+// In an answer: 128 GiB in chunks of the greatest size.
 constexpr std::size_t kDigestsMax = kChunkBytesMax / 8;
-// Of a frame's payload: a chunk with its place and digest, or an answer.
+// The limit of a frame's payload: a chunk with its place and digest, or an answer.
 constexpr std::size_t kPayloadBytesMax = kChunkBytesMax + 1024;
 constexpr std::size_t kReasonBytesMax = 4096;
 
@@ -52,7 +51,7 @@ enum class TransferFrameType : std::uint16_t {
 
 enum class RequestKind : std::uint8_t {
   kAskSnapshot,    // Answered by the state that it is of.
-  kFetchSnapshot,  // Of `state`.
+  kFetchSnapshot,  // The snapshot of `state`.
   kFetchSum,       // With `state` as its base.
 };
 
@@ -61,13 +60,13 @@ struct TransferRequest {
   std::uint64_t run = 0;
   std::uint32_t shard_rank = 0;
   StateId state;
-  std::uint32_t wait_ms_max = 0;  // Until it is there.
+  std::uint32_t wait_ms_max = 0;  // How long the server may wait for it.
   bool operator==(const TransferRequest&) const = default;
 };
 
 enum class RefusalReason : std::uint8_t {
-  kNotThere,  // What was asked for.
-  kMismatch,  // Run, rank, version, or something that is never said.
+  kNotThere,  // The server does not have it.
+  kMismatch,  // The run, rank or version differs, or the message is invalid.
   kBusy,
 };
 
@@ -79,25 +78,25 @@ struct Refusal {
 
 struct TransferAnswer {
   RequestKind kind = RequestKind::kAskSnapshot;
-  StateId state{};  // Of the snapshot.
-  Commit commit{};  // Of the sum.
-  // To be fetched; of kAskSnapshot none.
+  StateId state{};  // The snapshot's.
+  Commit commit{};  // The sum's.
+  // The size of the bytes; 0 for kAskSnapshot.
   std::uint64_t bytes = 0;
   std::uint32_t chunk_bytes = 1;  // The last chunk may be shorter.
-  // Of a snapshot's chunks, in their order.
+  // For a snapshot: one for each chunk.
   std::vector<std::uint64_t> digests{};
   bool operator==(const TransferAnswer&) const = default;
 };
 
 struct ChunkRequest {
-  std::uint64_t place = 0;  // Of its first byte.
+  std::uint64_t place = 0;  // The offset of its first byte.
   bool operator==(const ChunkRequest&) const = default;
 };
 
 struct Chunk {
   std::uint64_t place = 0;
   std::uint64_t digest = 0;
-  std::string_view bytes;  // The payload's.
+  std::string_view bytes;  // Points into the payload.
   bool operator==(const Chunk&) const = default;
 };
 

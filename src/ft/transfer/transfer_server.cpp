@@ -18,19 +18,19 @@ using namespace transfer;  // NOLINT(google-build-using-namespace): its own.
 
 namespace {
 
-// How often it tells those who wait that it lives, and drops what is too old.
+// The period of Waiting messages and of dropping what is too old.
 constexpr Duration kTick = std::chrono::milliseconds(200);
 // Ranks of replicas that come back fetch one thing at a time.
 constexpr std::size_t kRequestersMax = 64;
-// Then other functions of the loop have their turn.
+// After so many, other functions of the loop run.
 constexpr int kChunksAtOnce = 4;
-// When nobody who wants a chunk has room for it: a connection does not tell.
+// How long to wait when no requester has room: a connection does not report it.
 constexpr Duration kRoomWait = std::chrono::milliseconds(1);
 constexpr std::uint64_t kChunkBytesMin = 4096;
 constexpr std::uint64_t kChunksPerSecond = 8;
 
-// Of one chunk, so that under a low limit something comes often enough; and not so
-// short that there are more digests than an answer has room for.
+// The size of a chunk: small enough that under a low limit chunks arrive often, and large enough
+// that the digests fit into an answer.
 std::uint32_t chunk_bytes_for(
     std::uint64_t bytes, std::uint64_t bytes_per_s_max) {
   std::uint64_t chunk = kChunkBytesMax;
@@ -108,11 +108,11 @@ struct TransferServer::Impl {
   const std::function<void()> snapshot_wanted;
   std::uint64_t run = 0;
   std::optional<Snapshot> snapshot;
-  std::optional<StateId> promised;  // Of the snapshot that is to come.
+  std::optional<StateId> promised;  // The snapshot that is to come.
   SumStore sums;
   TokenBucket bucket;
   std::uint64_t bytes_sent = 0;
-  Requesters requesters;  // Who was sent a chunk goes to the end.
+  Requesters requesters;  // Least recently served first.
   std::unique_ptr<net::Listener> listener;
   net::Timer ticks;
   net::Timer sending;
@@ -133,7 +133,7 @@ void TransferServer::Impl::listen() {
 void TransferServer::Impl::accept(std::unique_ptr<net::Connection> connection) {
   const bool full = requesters.size() >= kRequestersMax;
   if (requesters.size() >= 2 * kRequestersMax) {
-    return;  // Too many even to tell each.
+    return;  // Too many even to send each a refusal.
   }
   requesters.push_back(std::make_unique<Requester>(std::move(connection)));
   Requester& requester = *requesters.back();
@@ -151,7 +151,7 @@ void TransferServer::Impl::accept(std::unique_ptr<net::Connection> connection) {
 
 void TransferServer::Impl::closed(Requester& requester) {
   if (requester.connection.is_served()) {
-    // It may be back for what follows.
+    // It may be back for the next sums.
     sums.hold(requester.connection.step(), loop.now() + options.kept);
   }
   requesters.remove_if([&](const auto& one) { return one.get() == &requester; });
@@ -206,7 +206,7 @@ void TransferServer::Impl::ask_snapshot(Requester& requester) {
       });
   wait(requester);
   if (!is_wanted) {
-    snapshot_wanted();  // Which may offer one at once.
+    snapshot_wanted();  // It may call offer() at once.
   }
 }
 
@@ -221,7 +221,7 @@ void TransferServer::Impl::wait(Requester& requester) {
       std::chrono::milliseconds(requester.connection.request()->wait_ms_max);
 }
 
-// With the snapshot that there is; false: another one is to come.
+// Answers with the present snapshot; false: a later one may come.
 bool TransferServer::Impl::answer(Requester& requester) {
   const StateId& wanted = requester.connection.request()->state;
   if (!snapshot) {
@@ -252,7 +252,7 @@ void TransferServer::Impl::fetch_sum(Requester& requester) {
   }
 }
 
-// With the sum, or for good; false: it may come, and is waited for.
+// Answers or refuses; false: the sum may come, and the requester waits.
 bool TransferServer::Impl::answer_sum(Requester& requester) {
   const TransferRequest& request = *requester.connection.request();
   if (const StoredSum* sum = sums.find(request.state)) {
@@ -315,8 +315,8 @@ void TransferServer::Impl::send_chunks() {
   sending = loop.after(Duration(0), [this] { send_chunks(); });
 }
 
-// Of those who want a chunk, the one whose last is longest ago; one that has no
-// room, or waits for its limit, only when all do.
+// The least recently served requester with a requested chunk. One without room, or over the rate
+// limit, only when all are.
 Requesters::iterator TransferServer::Impl::next_to_send(bool states_wait) {
   const auto find = [&](auto is_right) {
     return std::find_if(requesters.begin(), requesters.end(), [&](const auto& one) {

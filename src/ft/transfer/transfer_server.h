@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TransferServer gives what one rank of a replica has to its counterparts in
-// replicas that catch up: snapshots of its state, and the sums that led from one
-// state to the next. It takes no copy: who offers bytes shares them. Those who
-// fetch ask for each chunk, so that a slow one holds up nobody and fills no
+// TransferServer serves one rank's snapshots, and the gradient sums that lead from one state to the
+// next, to the same ranks of replicas that catch up. It shares the bytes that it is given and
+// copies nothing. Clients request each chunk, so that a slow client holds up nobody and fills no
 // memory. Thread rule: its loop, but for digests_of().
 #pragma once
 
@@ -27,67 +26,65 @@ struct TransferServerOptions {
   std::string host = "127.0.0.1";
   net::Security security{};
   int shard_rank = 0;
-  // A snapshot stays for so long after it was offered or last fetched, and sums
-  // for as long after somebody has begun to need them. Costs a state's memory.
+  // How long a snapshot stays after it was offered or last fetched, and the sums after a client has
+  // begun to need them. Costs a state's memory.
   Duration kept = std::chrono::seconds(10);
-  // Who fetches and has not been heard for so long is given up: it would keep a
-  // state in memory. On a link that is slower than a chunk in this time there is
-  // no catching up.
+  // A client that is silent for so long is given up, because it would keep a state in memory. A
+  // link that takes longer for a chunk cannot catch up.
   Duration silence_max = std::chrono::seconds(20);
-  // Who asks for a snapshot gets the last one when it is no older.
+  // A request for a snapshot gets the last one when it is no older.
   Duration fresh = std::chrono::seconds(1);
-  // Sums that are kept though nobody needs them; each costs the memory of this
-  // rank's gradients. While somebody does, all of this many bytes together.
+  // The number of sums that are kept although nobody needs them; each costs the memory of this
+  // rank's gradients. While a client needs more, the limit in bytes of all.
   int sums_kept = 2;
   std::uint64_t sums_bytes_max = std::uint64_t{4} << 30U;
-  // Performance. Of states, to all together; 0: no limit. Sums have none: who
-  // gets fewer than are made never catches up.
+  // Performance. The rate limit of states, for all clients together; 0: none. Sums have no limit: a
+  // client that gets fewer than are made never catches up.
   std::uint64_t bytes_per_s_max = 0;
 };
 
 class TransferServer {
  public:
-  // Listens at once, on a port that is free. `snapshot_wanted` is called from the
-  // loop when somebody has asked for a snapshot: offer() is the answer, inside it
-  // or later. It may be called again before that, when those who asked have gone.
-  // Throws Error when it cannot listen, as net::Listener does, and for less than
-  // no sums. The loop outlives it.
+  // Listens at once, on a free port. `snapshot_wanted` is called from the loop when a client has
+  // asked for a snapshot; answer with offer(), inside the call or later. It may be called again
+  // before that, when those clients have gone. Throws Error when it cannot listen, as net::Listener
+  // does, and for a negative sums_kept. The loop outlives it.
   TransferServer(
       net::Loop& loop,
       const TransferServerOptions& options,
       std::function<void()> snapshot_wanted);
   TransferServer(const TransferServer&) = delete;
   TransferServer& operator=(const TransferServer&) = delete;
-  // Ends what is fetched. REQUIRES: not inside snapshot_wanted.
+  // Closes all connections. REQUIRES: not inside snapshot_wanted.
   ~TransferServer();
 
   std::uint16_t port() const;
-  // Until then, and of another run, requests are refused.
+  // Requests of other runs are refused, and all requests before this call.
   void set_run(std::uint64_t run);
 
-  // An offer of `state` is to come: who asked for a snapshot is told so at once,
-  // and can ask others for the same one.
+  // Announces that `state` will be offered: clients that ask for a snapshot get its name at once,
+  // and can fetch the same one from other donors.
   void promise(const StateId& state);
-  // This rank's part of `state`: answers all who wait for it, in place of an older
-  // one. Who fetches that one goes on with its bytes. `digests` are digests_of()
-  // them. Sums since `state` are kept from its promise on, or from now on, so it
-  // is to come before sums_kept more of them.
+  // Offers this rank's part of `state` in place of an older snapshot, and answers those who wait
+  // for it. Clients of the older one go on with its bytes. `digests` is digests_of() the bytes.
+  // Sums since `state` are kept from its promise on, or from now on, so it must come before
+  // sums_kept more of them.
   void offer(
       const StateId& state,
       std::shared_ptr<const std::string> bytes,
       std::vector<std::uint64_t> digests);
-  // The same, and reads all bytes before it returns.
+  // The same; computes the digests before it returns.
   void offer(const StateId& state, std::shared_ptr<const std::string> bytes);
-  // From any thread: it reads all bytes.
+  // From any thread; reads all bytes.
   std::vector<std::uint64_t> digests_of(const std::string& bytes) const;
-  // The sum that made commit.result of commit.base. Kept are the last sums_kept,
-  // and all since the oldest state that is kept, or that somebody who fetches has
-  // come to, but at most sums_bytes_max. Answers who waits for it.
+  // Keeps the sum that led from commit.base to commit.result, and answers those who wait for it.
+  // The last sums_kept stay, and all since the oldest state that is kept or that a client is at, up
+  // to sums_bytes_max.
   void keep(const Commit& commit, std::shared_ptr<const std::string> bytes);
 
-  // Of states and sums.
+  // For states and sums.
   std::uint64_t bytes_sent() const;
-  // Somebody fetches, or waits for a snapshot.
+  // A client fetches, or waits for a snapshot.
   bool busy() const;
 
  private:
