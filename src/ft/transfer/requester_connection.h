@@ -5,6 +5,7 @@
 // loop.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -44,6 +45,12 @@ class RequesterConnection {
   bool open() const { return connection_->open(); }
   Instant last_received() const { return connection_->last_received(); }
 
+  // Lets it wait from `now` on for as long as its request says. REQUIRES: waits().
+  void wait_from(Instant now) {
+    waits_until_ = now + std::chrono::milliseconds(request_->wait_ms_max);
+  }
+  Instant waits_until() const { return waits_until_; }
+
   // These answer. REQUIRES: waits().
   void tell(const StateId& state);
   // Shares the bytes until the connection's end; sets answer.bytes. Chunks are sent with the
@@ -79,6 +86,7 @@ class RequesterConnection {
   RequesterHandlers handlers_;
   Stage stage_ = Stage::kNew;
   std::optional<TransferRequest> request_;
+  Instant waits_until_{0};
   TransferAnswer answer_;
   std::shared_ptr<const std::string> bytes_;
   std::deque<std::uint64_t> chunk_requests_;

@@ -61,14 +61,7 @@ struct Snapshot {
   Instant until{0};
 };
 
-struct Requester {
-  explicit Requester(std::unique_ptr<net::Connection> accepted)
-      : connection(std::move(accepted)) {}
-  RequesterConnection connection;
-  Instant waits_until{0};
-};
-
-using Requesters = std::list<std::unique_ptr<Requester>>;
+using Requesters = std::list<std::unique_ptr<RequesterConnection>>;
 
 }  // namespace
 
@@ -85,22 +78,22 @@ struct TransferServer::Impl {
 
   void listen();
   void accept(std::unique_ptr<net::Connection> connection);
-  void closed(Requester& requester);
+  void closed(RequesterConnection& requester);
 
-  void requested(Requester& requester, const TransferRequest& request);
-  void ask_snapshot(Requester& requester);
-  void fetch_snapshot(Requester& requester);
-  void fetch_sum(Requester& requester);
-  bool answer_sum(Requester& requester);
-  void wait(Requester& requester);
-  bool answer(Requester& requester);
+  void requested(
+      RequesterConnection& requester, const TransferRequest& request);
+  void ask_snapshot(RequesterConnection& requester);
+  bool answer(RequesterConnection& requester);
+  void answer_waiting(RequestKind kind);
+  bool answer_snapshot(RequesterConnection& requester);
+  bool answer_sum(RequesterConnection& requester);
   std::string snapshot_text() const;
   void tell_askers(const StateId& state);
 
   void send_chunks();
   Requesters::iterator next_to_send(bool states_wait);
   void tick();
-  void tick_requester(Requester& requester, Instant now);
+  void tick_requester(RequesterConnection& requester, Instant now);
   void trim(Instant now);
 
   net::Loop& loop;
@@ -135,100 +128,101 @@ void TransferServer::Impl::accept(std::unique_ptr<net::Connection> connection) {
   if (requesters.size() >= 2 * kRequestersMax) {
     return;  // Too many even to send each a refusal.
   }
-  requesters.push_back(std::make_unique<Requester>(std::move(connection)));
-  Requester& requester = *requesters.back();
-  requester.connection.start(
-      {.on_request = [this, &requester](
-                         const TransferRequest& request) { requested(requester, request); },
+  requesters.push_back(
+      std::make_unique<RequesterConnection>(std::move(connection)));
+  RequesterConnection& requester = *requesters.back();
+  requester.start(
+      {.on_request =
+           [this, &requester](const TransferRequest& request) {
+             requested(requester, request);
+           },
        .on_chunk_requested = [this] { send_chunks(); },
        .on_closed = [this, &requester] { closed(requester); }});
   if (full) {
-    requester.connection.refuse(
+    requester.refuse(
         RefusalReason::kBusy,
         str("expected at most ", kRequestersMax, " at a time, found more"));
   }
 }
 
-void TransferServer::Impl::closed(Requester& requester) {
-  if (requester.connection.is_served()) {
+void TransferServer::Impl::closed(RequesterConnection& requester) {
+  if (requester.is_served()) {
     // It may be back for the next sums.
-    sums.hold(requester.connection.step(), loop.now() + options.kept);
+    sums.hold(requester.step(), loop.now() + options.kept);
   }
   requesters.remove_if([&](const auto& one) { return one.get() == &requester; });
 }
 
-void TransferServer::Impl::requested(Requester& requester, const TransferRequest& request) {
+void TransferServer::Impl::requested(
+    RequesterConnection& requester, const TransferRequest& request) {
   if (run == 0) {
-    requester.connection.refuse(RefusalReason::kNotThere, "it has not joined a run yet");
+    requester.refuse(RefusalReason::kNotThere, "it has not joined a run yet");
     return;
   }
   if (request.run != run) {
-    requester.connection.refuse(
+    requester.refuse(
         RefusalReason::kMismatch,
         str("expected run ", run, ", found a request of run ", request.run));
     return;
   }
   if (request.shard_rank != static_cast<std::uint32_t>(options.shard_rank)) {
-    requester.connection.refuse(
+    requester.refuse(
         RefusalReason::kMismatch,
         str("expected rank ", options.shard_rank, ", found a request of rank ",
             request.shard_rank));
     return;
   }
-  switch (request.kind) {
-    case RequestKind::kAskSnapshot:
-      ask_snapshot(requester);
-      return;
-    case RequestKind::kFetchSnapshot:
-      fetch_snapshot(requester);
-      return;
-    case RequestKind::kFetchSum:
-      fetch_sum(requester);
-      return;
+  if (request.kind == RequestKind::kAskSnapshot) {
+    ask_snapshot(requester);
+  } else if (!answer(requester)) {
+    requester.wait_from(loop.now());
   }
 }
 
-void TransferServer::Impl::ask_snapshot(Requester& requester) {
+void TransferServer::Impl::ask_snapshot(RequesterConnection& requester) {
   if (promised) {
-    requester.connection.tell(*promised);
+    requester.tell(*promised);
     return;
   }
   const Instant now = loop.now();
   if (snapshot && now - snapshot->offered <= options.fresh) {
     snapshot->until = std::max(snapshot->until, now + options.kept);
-    requester.connection.tell(snapshot->state);
+    requester.tell(snapshot->state);
     return;
   }
   const bool is_wanted = std::any_of(
-      requesters.begin(), requesters.end(), [&](const std::unique_ptr<Requester>& other) {
-        return other.get() != &requester && other->connection.waits() &&
-            other->connection.request()->kind == RequestKind::kAskSnapshot;
+      requesters.begin(), requesters.end(),
+      [&](const std::unique_ptr<RequesterConnection>& other) {
+        return other.get() != &requester && other->waits() &&
+            other->request()->kind == RequestKind::kAskSnapshot;
       });
-  wait(requester);
+  requester.wait_from(now);
   if (!is_wanted) {
     snapshot_wanted();  // It may call offer() at once.
   }
 }
 
-void TransferServer::Impl::fetch_snapshot(Requester& requester) {
-  if (!answer(requester)) {
-    wait(requester);
+// Serves or refuses a fetch; false: what it asks for may still come.
+bool TransferServer::Impl::answer(RequesterConnection& requester) {
+  return requester.is_of_state() ? answer_snapshot(requester)
+                                 : answer_sum(requester);
+}
+
+void TransferServer::Impl::answer_waiting(RequestKind kind) {
+  for (const auto& requester : requesters) {
+    if (requester->waits() && requester->request()->kind == kind) {
+      (void)answer(*requester);
+    }
   }
 }
 
-void TransferServer::Impl::wait(Requester& requester) {
-  requester.waits_until = loop.now() +
-      std::chrono::milliseconds(requester.connection.request()->wait_ms_max);
-}
-
-// Answers with the present snapshot; false: a later one may come.
-bool TransferServer::Impl::answer(Requester& requester) {
-  const StateId& wanted = requester.connection.request()->state;
+bool TransferServer::Impl::answer_snapshot(RequesterConnection& requester) {
+  const StateId& wanted = requester.request()->state;
   if (!snapshot) {
     return false;
   }
   if (snapshot->state == wanted) {
-    requester.connection.serve(
+    requester.serve(
         {.kind = RequestKind::kFetchSnapshot,
          .state = wanted,
          .chunk_bytes =
@@ -240,23 +234,16 @@ bool TransferServer::Impl::answer(Requester& requester) {
   if (snapshot->state.step < wanted.step) {
     return false;
   }
-  requester.connection.refuse(
+  requester.refuse(
       RefusalReason::kNotThere,
       str("expected ", text_of(wanted), ", found ", snapshot_text()));
   return true;
 }
 
-void TransferServer::Impl::fetch_sum(Requester& requester) {
-  if (!answer_sum(requester)) {
-    wait(requester);
-  }
-}
-
-// Answers or refuses; false: the sum may come, and the requester waits.
-bool TransferServer::Impl::answer_sum(Requester& requester) {
-  const TransferRequest& request = *requester.connection.request();
+bool TransferServer::Impl::answer_sum(RequesterConnection& requester) {
+  const TransferRequest& request = *requester.request();
   if (const StoredSum* sum = sums.find(request.state)) {
-    requester.connection.serve(
+    requester.serve(
         {.kind = RequestKind::kFetchSum,
          .commit = sum->commit,
          .chunk_bytes =
@@ -267,7 +254,7 @@ bool TransferServer::Impl::answer_sum(Requester& requester) {
   if (request.wait_ms_max > 0 && sums.may_come(request.state)) {
     return false;
   }
-  requester.connection.refuse(
+  requester.refuse(
       RefusalReason::kNotThere,
       str("expected the sum after ", text_of(request.state), ", found ",
           sums.text()));
@@ -281,9 +268,9 @@ std::string TransferServer::Impl::snapshot_text() const {
 
 void TransferServer::Impl::tell_askers(const StateId& state) {
   for (const auto& requester : requesters) {
-    if (requester->connection.waits() &&
-        requester->connection.request()->kind == RequestKind::kAskSnapshot) {
-      requester->connection.tell(state);
+    if (requester->waits() &&
+        requester->request()->kind == RequestKind::kAskSnapshot) {
+      requester->tell(state);
     }
   }
 }
@@ -296,17 +283,17 @@ void TransferServer::Impl::send_chunks() {
     if (at == requesters.end()) {
       return;
     }
-    RequesterConnection& connection = (*at)->connection;
-    if (connection.is_of_state() && wait > Duration(0)) {
+    RequesterConnection& requester = **at;
+    if (requester.is_of_state() && wait > Duration(0)) {
       sending = loop.after(wait, [this] { send_chunks(); });
       return;
     }
-    if (!connection.can_send_chunk()) {
+    if (!requester.can_send_chunk()) {
       sending = loop.after(kRoomWait, [this] { send_chunks(); });
       return;
     }
-    const std::size_t count = connection.send_chunk();
-    if (connection.is_of_state()) {
+    const std::size_t count = requester.send_chunk();
+    if (requester.is_of_state()) {
       bucket.take(count, now);
     }
     bytes_sent += count;
@@ -319,15 +306,16 @@ void TransferServer::Impl::send_chunks() {
 // limit, only when all are.
 Requesters::iterator TransferServer::Impl::next_to_send(bool states_wait) {
   const auto find = [&](auto is_right) {
-    return std::find_if(requesters.begin(), requesters.end(), [&](const auto& one) {
-      return one->connection.has_chunk_requests() && is_right(one->connection);
-    });
+    return std::find_if(
+        requesters.begin(), requesters.end(), [&](const auto& one) {
+          return one->has_chunk_requests() && is_right(*one);
+        });
   };
-  const auto may = [&](const RequesterConnection& connection) {
-    return !states_wait || !connection.is_of_state();
+  const auto may = [&](const RequesterConnection& requester) {
+    return !states_wait || !requester.is_of_state();
   };
-  auto at = find([&](const RequesterConnection& connection) {
-    return may(connection) && connection.can_send_chunk();
+  auto at = find([&](const RequesterConnection& requester) {
+    return may(requester) && requester.can_send_chunk();
   });
   if (at == requesters.end()) {
     at = find(may);
@@ -347,31 +335,32 @@ void TransferServer::Impl::tick() {
   trim(now);
 }
 
-void TransferServer::Impl::tick_requester(Requester& requester, Instant now) {
-  RequesterConnection& connection = requester.connection;
-  if (connection.waits()) {
-    if (now < requester.waits_until) {
-      connection.send_waiting();
+void TransferServer::Impl::tick_requester(
+    RequesterConnection& requester, Instant now) {
+  if (requester.waits()) {
+    if (now < requester.waits_until()) {
+      requester.send_waiting();
       return;
     }
-    connection.refuse(
+    requester.refuse(
         RefusalReason::kNotThere,
         str("expected ",
-            connection.request()->kind == RequestKind::kAskSnapshot
+            requester.request()->kind == RequestKind::kAskSnapshot
                 ? "a snapshot"
-                : text_of(connection.request()->state),
+                : text_of(requester.request()->state),
             " to be there in time, found ",
-            connection.is_of_state() ? snapshot_text() : sums.text()));
+            requester.is_of_state() ? snapshot_text() : sums.text()));
     return;
   }
-  if (now - connection.last_received() > options.silence_max) {
-    connection.refuse(
+  if (now - requester.last_received() > options.silence_max) {
+    requester.refuse(
         RefusalReason::kBusy,
         str("expected to hear something within ", seconds(options.silence_max),
             " s, found silence"));
     return;
   }
-  if (snapshot && connection.is_served() && connection.bytes() == snapshot->bytes) {
+  if (snapshot && requester.is_served() &&
+      requester.bytes() == snapshot->bytes) {
     snapshot->until = now + options.kept;
   }
 }
@@ -388,8 +377,8 @@ void TransferServer::Impl::trim(Instant now) {
     use(promised->step);
   }
   for (const auto& requester : requesters) {
-    if (requester->connection.is_served()) {
-      use(requester->connection.step());
+    if (requester->is_served()) {
+      use(requester->step());
     }
   }
   sums.trim(now, step);
@@ -432,12 +421,7 @@ void TransferServer::offer(
       state, std::move(bytes), std::move(digests), now,
       now + impl_->options.kept};
   impl_->tell_askers(state);
-  for (const auto& requester : impl_->requesters) {
-    if (requester->connection.waits() &&
-        requester->connection.request()->kind == RequestKind::kFetchSnapshot) {
-      (void)impl_->answer(*requester);
-    }
-  }
+  impl_->answer_waiting(RequestKind::kFetchSnapshot);
 }
 
 void TransferServer::offer(
@@ -457,11 +441,7 @@ void TransferServer::keep(
     const Commit& commit, std::shared_ptr<const std::string> bytes) {
   SHERD_ASSERT(impl_->loop.in_loop() && bytes != nullptr);
   impl_->sums.keep(commit, std::move(bytes));
-  for (const auto& requester : impl_->requesters) {
-    if (requester->connection.waits() && !requester->connection.is_of_state()) {
-      impl_->answer_sum(*requester);
-    }
-  }
+  impl_->answer_waiting(RequestKind::kFetchSum);
   impl_->trim(impl_->loop.now());
 }
 
@@ -470,8 +450,7 @@ std::uint64_t TransferServer::bytes_sent() const { return impl_->bytes_sent; }
 bool TransferServer::busy() const {
   return std::any_of(
       impl_->requesters.begin(), impl_->requesters.end(), [](const auto& one) {
-        return one->connection.open() &&
-            (one->connection.waits() || one->connection.is_served());
+        return one->open() && (one->waits() || one->is_served());
       });
 }
 
