@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <string>
@@ -207,6 +208,8 @@ TEST_P(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
     for (int i = 0; i < 3; ++i) {
       group[i].give_all();
     }
+    const SteadyClock clock;
+    std::vector<Duration> stop_times;
     for (std::uint64_t n = 1; n <= kRounds; ++n) {
       const auto epoch = group.epoch(n);
       ASSERT_TRUE(group.join(epoch));
@@ -219,7 +222,9 @@ TEST_P(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
       }
       const int first = static_cast<int>(random() % 3);
       for (int i = 0; i < 3; ++i) {
+        const Instant begin = clock.now();
         group[(first + i) % 3].ring.stop(epoch.epoch);
+        stop_times.push_back(clock.now() - begin);
         // Nobody writes there any more.
         group[(first + i) % 3].out[0].assign(layout[0], 0.0F);
       }
@@ -233,13 +238,12 @@ TEST_P(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
       }
     }
     for (int i = 0; i < 3; ++i) {
-      const auto counters = group[i].ring.counters();
-      EXPECT_LT(seconds(counters.stop_p99), 0.01 * kSlowness);
-      RecordProperty(
-          "stop_p99_us_" + std::to_string(i),
-          std::to_string(seconds(counters.stop_p99) * 1e6));
-      EXPECT_EQ(counters.stops, kRounds);
+      EXPECT_EQ(group[i].ring.counters().stops, kRounds);
     }
+    std::sort(stop_times.begin(), stop_times.end());
+    const Duration stop_p99 = stop_times[stop_times.size() * 99 / 100];
+    EXPECT_LT(seconds(stop_p99), 0.01 * kSlowness);
+    RecordProperty("stop_p99_us", std::to_string(seconds(stop_p99) * 1e6));
     EXPECT_LE(descriptors_down_to(idle), idle);
     const auto epoch = group.epoch(kRounds + 1);
     ASSERT_TRUE(group.join(epoch));

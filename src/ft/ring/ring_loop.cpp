@@ -123,10 +123,8 @@ void RingLoop::give(int bucket, const float* in, float* out) {
 }
 
 void RingLoop::stop(const Epoch& epoch) {
-  const Instant begin = clock_.now();
   Lock lock(mu_);
   wait(lock, post(lock, [this, epoch] { do_stop(epoch); }));
-  stop_times_[stops_ % stop_times_.size()] = clock_.now() - begin;
   ++stops_;
 }
 
@@ -139,15 +137,6 @@ RingCounters RingLoop::counters() const {
   const std::lock_guard lock(mu_);
   RingCounters counters = counters_;
   counters.stops = stops_;
-  const auto known = std::min<std::uint64_t>(stops_, stop_times_.size());
-  if (known > 0) {
-    std::vector<Duration> times(
-        stop_times_.begin(),
-        stop_times_.begin() + static_cast<std::ptrdiff_t>(known));
-    std::sort(times.begin(), times.end());
-    counters.stop_p50 = times[times.size() / 2];
-    counters.stop_p99 = times[times.size() * 99 / 100];
-  }
   return counters;
 }
 
@@ -218,7 +207,6 @@ bool RingLoop::advance(RingCommunicator& communicator) {
   }
   if (communicator.ended()) {
     remember(communicator);
-    ++context_.counters.failures;
     const Ending& ending = communicator.ending();
     const RingFailure failure{
         epoch, ending.fault, ending.accused, ending.reporter, ending.reason};

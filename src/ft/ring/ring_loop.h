@@ -7,7 +7,6 @@
 #pragma once
 
 #include <poll.h>
-#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -114,7 +113,6 @@ class RingLoop {
   std::deque<Event> untold_;
   RingCounters counters_;
   RingProgress progress_;
-  std::array<Duration, 1024> stop_times_{};
   std::uint64_t stops_ = 0;
   std::condition_variable changed_;
 

@@ -69,9 +69,8 @@ const char* text_of(RingFault fault);
 struct RingFailure {
   Epoch epoch;
   RingFault fault = RingFault::kLost;
-  ReplicaId accused =
-      0;  // By the member that noticed it first, as far as is known.
-  ReplicaId reporter = 0;  // The member that noticed it first.
+  ReplicaId accused = 0;   // By the reporter.
+  ReplicaId reporter = 0;  // The first member to notice it, as far as is known.
   std::string reason;      // A sentence.
 };
 
@@ -79,21 +78,14 @@ struct RingFailure {
 struct RingCounters {
   std::uint64_t sent_bytes = 0;  // Data payloads.
   std::uint64_t received_bytes = 0;
-  std::uint64_t shared_bytes =
-      0;  // Those received that were read in shared memory.
-  std::uint64_t resent_bytes =
-      0;  // Data of attempts at a step that had one before.
+  std::uint64_t shared_bytes = 0;  // Received through shared memory.
+  std::uint64_t resent_bytes = 0;  // In attempts at a step that had one before.
   std::uint64_t reductions = 0;    // Finished.
-  std::uint64_t failures = 0;      // Told by failed().
   std::uint64_t stops = 0;         // By stop().
   std::uint64_t stale_frames = 0;
   std::uint64_t stale_connections = 0;
-  std::uint64_t refused_connections =
-      0;  // Unknown clients, or a second connection.
+  std::uint64_t refused_connections = 0;  // Unknown clients and second ones.
   std::uint64_t silent_connections = 0;
-  // Over the last stop() calls.
-  Duration stop_p50{};
-  Duration stop_p99{};
 };
 
 // The progress of the reduction under way, for reports of hangs.
