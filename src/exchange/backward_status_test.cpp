@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 
 namespace sherd::exchange {
 namespace {

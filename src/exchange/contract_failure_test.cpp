@@ -2,7 +2,7 @@
 //
 // Ranks that never come, are lost, or close: what the others get, and that no
 // call waits for ever. A hang is cut short by the runner and fails the test.
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 
 #include <array>
 #include <gmock/gmock.h>

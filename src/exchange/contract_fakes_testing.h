@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 #include <vector>
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 #include "support/fake_ranks.h"
 
 namespace sherd::exchange::contract {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ranks that do different things: an error with the same cause on every rank.
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <string>
 #include <vector>
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 #include "support/ranks.h"
 
 namespace sherd::exchange::contract {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The contract of gradient slots and their sums.
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The contract of shards and whole units.
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 
 #include <torch/torch.h>
 

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include "base/clock.h"
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 #include "support/fake_ranks.h"
 
 namespace sherd::exchange {

@@ -4,7 +4,7 @@
 // given them up and uses its memory for something else. Steps of several pairs of
 // ranks at a time, each pair with an exchange of its own.
 #include "exchange/c10d_transport.h"
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 #include "exchange/shared_memory_exchange.h"
 #include "support/ranks.h"
 

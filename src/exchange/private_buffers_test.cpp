@@ -2,7 +2,7 @@
 #include "exchange/private_buffers.h"
 
 #include <gtest/gtest.h>
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 
 namespace sherd::exchange {
 namespace {

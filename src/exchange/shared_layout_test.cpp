@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <gtest/gtest.h>
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 #include "exchange/page.h"
 
 namespace sherd::exchange {

@@ -19,7 +19,7 @@
 #include <vector>
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
-#include "exchange/fake_transport.h"
+#include "exchange/fake_transport_testing.h"
 #include "fsdp/fsdp_engine.h"
 
 namespace sherd::fsdp {

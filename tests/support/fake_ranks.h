@@ -18,7 +18,7 @@
 #include <vector>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include "exchange/fake_transport.h"
+#include "exchange/fake_transport_testing.h"
 
 namespace sherd::test {
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The contract suite of the Exchange seam; test only. The tests lie in
-// contract_*_test.cpp and are compiled once. An implementation joins by saying
-// how to run a body on several ranks and naming its contenders:
+// The contract suite of the Exchange seam: every implementation passes the same tests. They lie in
+// contract_*_test.cpp and are compiled once. An implementation joins by saying how to run a body on
+// several ranks and in which variants:
 //
 //   std::vector<ExchangeUnderTest> mine() {...}
 //   SHERD_EXCHANGE_CONTRACT(Mine, testing::ValuesIn(mine()));
 //
-// see fake_contract_test.cpp and collective_contract_test.cpp. Bodies run in
-// threads or in processes, so they share nothing but Marks.
+// see fake_contract_test.cpp and collective_contract_test.cpp. Bodies run in threads or in
+// processes, so they share nothing but Marks.
 #pragma once
 
 #include <array>

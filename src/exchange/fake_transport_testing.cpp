@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/fake_transport.h"
+#include "exchange/fake_transport_testing.h"
 
 #include <algorithm>
 #include <condition_variable>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/contract.h"
+#include "exchange/contract_testing.h"
 
 #include <sys/mman.h>
 #include <ATen/ops/empty.h>
