@@ -78,8 +78,7 @@ PARTS = {
         torch=True),
     "ddp": Part(
         ("base", "compat", "plan", "autograd", "world",
-         "exchange/c10d_transport.h", "exchange/exchange.h", "exchange/collectives.h",
-         "exchange/make_exchange.h",
+         "exchange/exchange.h", "exchange/make_exchange.h",
          "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h"),
         torch=True),

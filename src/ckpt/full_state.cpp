@@ -16,7 +16,7 @@
 #include "ckpt/dtypes.h"
 #include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
-#include "world/communicator.h"
+#include "world/transport.h"
 
 namespace sherd {
 namespace {
@@ -96,9 +96,8 @@ class FullStateGather {
         pieces_(std::move(pieces)),
         sources_(std::move(sources)) {
     if (world.size() > 1) {
-      via_.emplace(
-          world, str("ckpt/full/", world.next_number()),
-          Mesh(world).shard_ranks());
+      via_ = world::make_c10d_transport(
+          world, str("ckpt/full/", world.next_number()), Mesh(world).shard_ranks());
     }
   }
 
@@ -127,8 +126,7 @@ class FullStateGather {
   void send(const std::vector<PieceSource>& sources) {
     for (const auto& source : sources) {
       if (source.rank == rank_) {
-        auto sent = via_->send(pieces_[source.piece].elements, 0, kTag);
-        via_->wait(sent, kWhat).throw_if_failed();
+        via_->send(pieces_[source.piece].elements, 0, kTag)->wait(kWhat).throw_if_failed();
       }
     }
   }
@@ -145,8 +143,7 @@ class FullStateGather {
       if (source.rank == rank_) {
         part.copy_(pieces_[source.piece].elements);
       } else {
-        auto received = via_->receive(part, source.rank, kTag);
-        via_->wait(received, kWhat).throw_if_failed();
+        via_->receive(part, source.rank, kTag)->wait(kWhat).throw_if_failed();
       }
     }
     return whole;
@@ -155,7 +152,7 @@ class FullStateGather {
   const int rank_;
   const std::vector<TensorPiece> pieces_;
   const Sources sources_;
-  std::optional<world::Communicator> via_;
+  std::shared_ptr<world::Transport> via_;
 };
 
 }  // namespace

@@ -10,7 +10,8 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/status_from_exception.h"
-#include "world/communicator.h"
+#include "world/collectives.h"
+#include "world/transport.h"
 
 namespace sherd::ckpt {
 namespace {
@@ -300,14 +301,13 @@ CheckpointRanks ranks_with_own_connections(const World& world) {
   if (world.size() == 1) {
     return {};
   }
-  auto communicator = std::make_shared<world::Communicator>(
+  auto transport = world::make_c10d_transport(
       world, str("ckpt/", world.next_number()), Mesh(world).shard_ranks());
   return {
       .rank = world.rank(),
       .size = world.size(),
-      .gather = [communicator](
-                    const std::string& mine, const std::string& what) {
-        return communicator->all_gather(mine, what);
+      .gather = [transport](const std::string& mine, const std::string& what) {
+        return world::Collectives(*transport, what).all_gather_texts(mine);
       }};
 }
 

@@ -6,6 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include "world/collectives.h"
+
 namespace sherd::ddp {
 namespace {
 
@@ -22,14 +24,14 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 
 Status broadcast(
     const std::vector<at::Tensor>& tensors,
-    world::Communicator& via,
+    world::Transport& via,
     int root,
     const std::string& what) {
   std::int64_t packed = 0;
   for (const auto& tensor : tensors) {
     if (tensor.nbytes() < kAloneBytes) {
       packed += static_cast<std::int64_t>(tensor.nbytes());
-    } else if (auto status = via.broadcast(bytes_of(tensor), root, what);
+    } else if (auto status = world::Collectives(via, what).broadcast({bytes_of(tensor)}, root);
                !status.ok()) {
       return status;
     }
@@ -53,7 +55,7 @@ Status broadcast(
       std::memcpy(room, value, bytes);
     });
   }
-  auto status = via.broadcast(pack, root, what);
+  auto status = world::Collectives(via, what).broadcast({pack}, root);
   if (status.ok() && via.index() != root) {
     each([](const char* room, char* value, std::size_t bytes) {
       std::memcpy(value, room, bytes);

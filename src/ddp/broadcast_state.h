@@ -8,7 +8,7 @@
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include "base/status.h"
-#include "world/communicator.h"
+#include "world/transport.h"
 
 namespace sherd::ddp {
 
@@ -16,7 +16,7 @@ namespace sherd::ddp {
 // shapes, dtypes and strides on every rank; small ones travel together.
 [[nodiscard]] Status broadcast(
     const std::vector<at::Tensor>& tensors,
-    world::Communicator& via,
+    world::Transport& via,
     int root,
     const std::string& what);
 

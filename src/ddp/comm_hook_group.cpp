@@ -10,6 +10,9 @@
 namespace sherd::ddp {
 namespace {
 
+// Only hooks use the transport.
+constexpr int kTag = 0;
+
 // Numbers that a call of all ranks has in common.
 std::vector<std::int64_t> numbers_of(const at::Tensor& fingerprint) {
   const auto* first = fingerprint.const_data_ptr<std::int64_t>();
@@ -33,14 +36,14 @@ bool asks_to_compare_calls(const EnvironmentLookup& environment) {
 }
 
 CommHookGroup::CommHookGroup(
-    exchange::Transport& transport, const std::string& what, bool compares_calls)
+    world::Transport& transport, const std::string& what, bool compares_calls)
     : transport_(transport),
       what_(what),
-      all_(transport, what_),
+      all_(transport, what_, kTag),
       compares_calls_(compares_calls) {}
 
 void CommHookGroup::take(
-    exchange::Collectives& group, Call call, const at::Tensor& tensor) {
+    world::Collectives& group, Call call, const at::Tensor& tensor) {
   SHERD_CHECK(
       tensor.defined() && tensor.is_contiguous() && tensor.device().is_cpu(),
       "[ddp] a hook gave a tensor to its group that cannot be sent; expected a "
@@ -80,7 +83,7 @@ void CommHookGroup::all_reduce_mean(
       "[ddp] a hook named ranks to reduce among; expected ascending ones of "
       "the ",
       size(), " with rank ", rank());
-  exchange::Collectives group(transport_, ranks, what_);
+  world::Collectives group(transport_, ranks, what_, kTag);
   take(group, Call::kAllReduce, tensor);
   if (group.size() > 1) {
     group.all_reduce(tensor, 1.0 / static_cast<double>(group.size()))

@@ -8,7 +8,7 @@
 #include <vector>
 #include <sherd/ddp/comm_hook.h>
 #include "base/rank_environment.h"
-#include "exchange/collectives.h"
+#include "world/collectives.h"
 
 namespace sherd::ddp {
 
@@ -16,7 +16,7 @@ class CommHookGroup final : public HookGroup {
  public:
   // `what` is reduced, for messages. `compares_calls`: the same on all ranks.
   CommHookGroup(
-      exchange::Transport& transport, const std::string& what, bool compares_calls);
+      world::Transport& transport, const std::string& what, bool compares_calls);
 
   int rank() const override { return all_.index(); }
   int size() const override { return all_.size(); }
@@ -31,11 +31,11 @@ class CommHookGroup final : public HookGroup {
  private:
   enum class Call : std::int64_t { kAllReduce, kAllGather };
   // Checks the tensor; where calls are compared, with the group's.
-  void take(exchange::Collectives& group, Call call, const at::Tensor& tensor);
+  void take(world::Collectives& group, Call call, const at::Tensor& tensor);
 
-  exchange::Transport& transport_;
+  world::Transport& transport_;
   const std::string what_;
-  exchange::Collectives all_;
+  world::Collectives all_;
   const bool compares_calls_;
   std::int64_t bytes_ = 0;
 };

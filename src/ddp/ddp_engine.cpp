@@ -97,9 +97,9 @@ void DdpEngine::connect(const Mesh& mesh) {
     buckets_ = make_buckets(model_.trainable, order, options_, 1);
     return;
   }
-  communicator_ = std::make_unique<world::Communicator>(world_, name_, ranks_);
+  transport_ = world::make_c10d_transport(world_, name_, ranks_);
   if (options_.buffer_hook) {
-    buffer_transport_ = exchange::make_c10d_transport(world_, name_ + "/buffers", ranks_);
+    buffer_transport_ = world::make_c10d_transport(world_, name_ + "/buffers", ranks_);
   }
   open(order);
 }
@@ -149,14 +149,14 @@ std::unique_ptr<exchange::Exchange> DdpEngine::make_exchange() {
       str(options_.hook->name(), compares_calls_ ? ", calls compared" : ""),
       [this](
           plan::UnitId unit, const std::vector<at::Tensor>& flats,
-          exchange::Transport& transport) {
+          world::Transport& transport) {
         run_hook(unit, flats.at(0), transport);
         return Status();
       });
 }
 
 void DdpEngine::run_hook(
-    plan::UnitId unit, const at::Tensor& gradients, exchange::Transport& transport) {
+    plan::UnitId unit, const at::Tensor& gradients, world::Transport& transport) {
   const auto u = static_cast<std::size_t>(unit);
   GradientBucket bucket;
   bucket.index = unit;
@@ -182,7 +182,7 @@ void DdpEngine::start() {
     return;
   }
   if (options_.init_sync) {
-    broadcast(state(), *communicator_, 0, "the first values of a replica")
+    broadcast(state(), *transport_, 0, "the first values of a replica")
         .throw_if_failed();
   }
   autograd::install_param_key();
@@ -224,7 +224,7 @@ void DdpEngine::fail(const Status& status) {
   if (error_.ok()) {
     error_ = status;
     exchange_->close(status);
-    communicator_->abandon(status);
+    transport_->abandon(status);
     if (buffer_transport_) {
       buffer_transport_->abandon(status);
     }
@@ -310,7 +310,7 @@ Status DdpEngine::reduce_sparse() {
     }
     const auto sum = sum_sparse(
         mine.defined() ? mine.coalesce() : mine, parameter.tensor,
-        1.0 / divisor(), *communicator_, parameter.name);
+        1.0 / divisor(), *transport_, parameter.name);
     if (!sum.ok()) {
       return sum.status();
     }
@@ -450,7 +450,7 @@ void DdpEngine::synchronise_buffers() {
     buffers.push_back(buffer.tensor);
   }
   const auto status = broadcast(
-      buffers, *communicator_, join_ ? join_->active.back() : 0,
+      buffers, *transport_, join_ ? join_->active.back() : 0,
       "buffers after a backward");
   if (!status.ok()) {
     fail(status);
@@ -482,7 +482,7 @@ void DdpEngine::learn_order(const std::vector<int>& ready) {
     }
   }
   const auto all =
-      communicator_->all_gather(text_of(mine), "the order of gradients");
+      world::Collectives(*transport_, "the order of gradients").all_gather_texts(text_of(mine));
   if (!all.ok()) {
     fail(all.status());
   }
@@ -595,7 +595,7 @@ void DdpEngine::set_mesh(const Mesh& mesh) {
     exchange_->close(Status());
   }
   exchange_.reset();
-  communicator_.reset();
+  transport_.reset();
   buffer_transport_.reset();
   gradients_.clear();
   error_ = {};
@@ -620,8 +620,8 @@ void DdpEngine::average_parameters() {
   const at::NoGradGuard no_grad;
   for (std::size_t p = 0; p < keyed_.parameters().size(); ++p) {
     const auto values = keyed_.values(p);
-    const auto status = communicator_->all_reduce(
-        values, world::ReduceOp::kSum, "the mean of parameters");
+    const auto status =
+        world::Collectives(*transport_, "the mean of parameters").all_reduce(values, 1.0);
     if (!status.ok()) {
       fail(status);
     }
@@ -666,7 +666,7 @@ void DdpEngine::close() {
   }
   keyed_.release();
   exchange_->close(Status());  // Changes nothing after a failure.
-  communicator_->leave();
+  transport_->leave();
   if (buffer_transport_) {
     buffer_transport_->leave();
   }

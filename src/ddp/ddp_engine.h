@@ -20,14 +20,13 @@
 #include <sherd/ddp/replicate.h>
 #include "autograd/backward.h"
 #include "autograd/managed_storage.h"
-#include "world/communicator.h"
+#include "world/collectives.h"
+#include "world/transport.h"
 #include "ddp/backward_update_table.h"
 #include "ddp/keyed_parameters.h"
 #include "ddp/replicated_model.h"
 #include "ddp/step_timer.h"
-#include "exchange/c10d_transport.h"
 #include "exchange/exchange.h"
-#include "exchange/collectives.h"
 #include "exchange/reducer.h"
 
 namespace sherd::ddp {
@@ -94,7 +93,7 @@ class DdpEngine final : public autograd::ParameterUseListener,
   std::unique_ptr<exchange::Exchange> make_exchange();
   // On the exchange's thread.
   void run_hook(
-      plan::UnitId unit, const at::Tensor& gradients, exchange::Transport& transport);
+      plan::UnitId unit, const at::Tensor& gradients, world::Transport& transport);
   void check_not_thawed() const;
   void gradient_arrived(std::size_t p, at::Tensor gradient);
   // Whether this backward is one of all ranks. Asks them, in a join scope.
@@ -135,8 +134,8 @@ class DdpEngine final : public autograd::ParameterUseListener,
   ReplicatedModel model_;
   KeyedParameters keyed_;  // The trainable ones, then the sparse ones.
   BackwardUpdateTable updates_;
-  std::unique_ptr<world::Communicator> communicator_;
-  std::unique_ptr<exchange::Transport> buffer_transport_;  // Of options_.buffer_hook.
+  std::shared_ptr<world::Transport> transport_;
+  std::shared_ptr<world::Transport> buffer_transport_;  // Of options_.buffer_hook.
   bool compares_calls_ = false;                  // Of hooks.
   Buckets buckets_;
   std::unique_ptr<exchange::Exchange> exchange_;  // Null: a world of one.

@@ -92,7 +92,7 @@ void DdpEngine::finish_join() {
     return;  // No rank had any inputs.
   }
   const auto status = broadcast(
-      state(), *communicator_, join_->active.back(),
+      state(), *transport_, join_->active.back(),
       "the model of the last rank with inputs");
   if (!status.ok()) {
     fail(status);

@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
+#include "world/collectives.h"
 
 namespace sherd::ddp {
 namespace {
@@ -61,10 +62,10 @@ Result<at::Tensor> sum_sparse(
     const at::Tensor& mine,
     const at::Tensor& like,
     double scale,
-    world::Communicator& via,
+    world::Transport& via,
     const std::string& name) {
   const auto all =
-      via.all_gather(packed(mine), "the sparse gradient of " + name);
+      world::Collectives(via, "the sparse gradient of " + name).all_gather_texts(packed(mine));
   if (!all.ok()) {
     return all.status();
   }

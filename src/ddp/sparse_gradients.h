@@ -8,7 +8,7 @@
 #include <string>
 #include <ATen/core/Tensor.h>
 #include "base/status.h"
-#include "world/communicator.h"
+#include "world/transport.h"
 
 namespace sherd::ddp {
 
@@ -19,7 +19,7 @@ namespace sherd::ddp {
     const at::Tensor& mine,
     const at::Tensor& like,
     double scale,
-    world::Communicator& via,
+    world::Transport& via,
     const std::string& name);
 
 }  // namespace sherd::ddp

@@ -10,7 +10,7 @@
 #include "base/worker_thread.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_status.h"
-#include "exchange/collectives.h"
+#include "world/collectives.h"
 #include "exchange/message_unit_transport.h"
 #include "exchange/numbers.h"
 
@@ -26,8 +26,8 @@ static_assert(kPayloadTag < kFlatTag);
 class CollectiveExchange final : public Exchange {
  public:
   CollectiveExchange(
-      std::unique_ptr<Transport> gather,
-      std::unique_ptr<Transport> reduce,
+      std::shared_ptr<world::Transport> gather,
+      std::shared_ptr<world::Transport> reduce,
       MakeUnitTransport make_unit_transport)
       : make_unit_transport_(std::move(make_unit_transport)),
         gather_(std::move(gather)),
@@ -268,7 +268,7 @@ class CollectiveExchange final : public Exchange {
   // Sends `mine` to every peer and receives as many bytes from each, by rank.
   Result<std::vector<at::Tensor>> all_gather_bytes(
       const at::Tensor& mine, int tag, const std::string& what) {
-    return Collectives(*gather_, what, tag).all_gather(mine);
+    return world::Collectives(*gather_, what, tag).all_gather(mine);
   }
 
   Result<std::vector<CollectiveRequest>> all_gather_requests(CollectiveRequest& mine) {
@@ -396,8 +396,8 @@ class CollectiveExchange final : public Exchange {
   // The unit_transport goes last, with the transports: messages under way end before their
   // buffers go.
   std::unique_ptr<UnitTransport> unit_transport_;
-  const std::shared_ptr<Transport> gather_;
-  const std::shared_ptr<Transport> reduce_;
+  const std::shared_ptr<world::Transport> gather_;
+  const std::shared_ptr<world::Transport> reduce_;
   std::vector<int> ranks_;  // World ranks, for messages.
   std::vector<std::string> unit_names_;
   std::map<UnitId, std::uint64_t> started_;              // The worker's jobs.
@@ -415,7 +415,7 @@ class CollectiveExchange final : public Exchange {
 }  // namespace
 
 std::unique_ptr<Exchange> make_collective_exchange(
-    std::unique_ptr<Transport> gather, std::unique_ptr<Transport> reduce) {
+    std::shared_ptr<world::Transport> gather, std::shared_ptr<world::Transport> reduce) {
   return make_collective_exchange_with(
       std::move(gather), std::move(reduce),
       [](const auto& model, const auto& gathers,
@@ -425,8 +425,8 @@ std::unique_ptr<Exchange> make_collective_exchange(
 }
 
 std::unique_ptr<Exchange> make_collective_exchange_with(
-    std::unique_ptr<Transport> gather,
-    std::unique_ptr<Transport> reduce,
+    std::shared_ptr<world::Transport> gather,
+    std::shared_ptr<world::Transport> reduce,
     MakeUnitTransport make_unit_transport) {
   return std::make_unique<CollectiveExchange>(
       std::move(gather), std::move(reduce), std::move(make_unit_transport));

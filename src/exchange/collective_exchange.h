@@ -13,19 +13,19 @@
 #include <memory>
 #include "exchange/unit_transport.h"
 #include "exchange/exchange.h"
-#include "exchange/transport.h"
+#include "world/transport.h"
 
 namespace sherd::exchange {
 
 // Two transports over the same ranks, so that gathers and gradients do not wait for
 // each other.
 std::unique_ptr<Exchange> make_collective_exchange(
-    std::unique_ptr<Transport> gather, std::unique_ptr<Transport> reduce);
+    std::shared_ptr<world::Transport> gather, std::shared_ptr<world::Transport> reduce);
 
 // The same agreement, with bytes moved by another unit_transport.
 std::unique_ptr<Exchange> make_collective_exchange_with(
-    std::unique_ptr<Transport> gather,
-    std::unique_ptr<Transport> reduce,
+    std::shared_ptr<world::Transport> gather,
+    std::shared_ptr<world::Transport> reduce,
     MakeUnitTransport make_unit_transport);
 
 }  // namespace sherd::exchange

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/collectives.h"
+#include "world/collectives.h"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -39,7 +39,7 @@ TEST(Collectives, AllReduceAddsInTheOrderOfMembers) {
             auto transport = self.network.transport(self.rank, "a");
             std::vector<int> all(static_cast<std::size_t>(ranks));
             std::iota(all.begin(), all.end(), 0);
-            Collectives group(*transport, all, "numbers");
+            world::Collectives group(*transport, all, "numbers", 0);
             EXPECT_EQ(group.index(), self.rank);
             EXPECT_EQ(group.size(), ranks);
             for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -63,7 +63,7 @@ TEST(Collectives, SomeRanksLeaveOthersAlone) {
         self.rank % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
     for (const std::int64_t numel : {5, 20'000}) {
       auto tensor = uneven(numel, self.rank, at::kFloat);
-      Collectives(*transport, mine, "half").all_reduce(tensor, 0.5).throw_if_failed();
+      world::Collectives(*transport, mine, "half", 0).all_reduce(tensor, 0.5).throw_if_failed();
       EXPECT_TRUE(at::equal(tensor, mean_of(numel, mine, at::kFloat)));
     }
     self.barrier.arrive_and_wait();
@@ -73,7 +73,7 @@ TEST(Collectives, SomeRanksLeaveOthersAlone) {
 TEST(Collectives, GathersByMember) {
   run_fake_ranks(3, {.seed = 4, .delay_max = kDelay}, [](FakeRank& self) {
     auto transport = self.network.transport(self.rank, "a");
-    const auto all = Collectives(*transport, {0, 1, 2}, "all")
+    const auto all = world::Collectives(*transport, {0, 1, 2}, "all", 0)
                          .all_gather(torch::full({2}, self.rank));
     all.status().throw_if_failed();
     for (int rank = 0; rank < 3; ++rank) {
@@ -88,7 +88,7 @@ TEST(Collectives, ALostRankIsAFailureOfTheOthers) {
   FakeNetwork network(3, {.lost_rank = 2, .lost_at = 3});
   run_fake_ranks(3, network, [](FakeRank& self) {
     auto transport = self.network.transport(self.rank, "a");
-    Collectives group(*transport, {0, 1, 2}, "gradients of bucket 7");
+    world::Collectives group(*transport, {0, 1, 2}, "gradients of bucket 7", 0);
     auto status = Status();
     for (int round = 0; round < 3 && status.ok(); ++round) {
       status = group.all_reduce(torch::ones({20'000}), 1.0);

@@ -22,7 +22,7 @@ class CommHookUnitTransport final : public UnitTransport {
   CommHookUnitTransport(
       const ModelSpec& model,
       std::unique_ptr<UnitTransport> inner,
-      std::shared_ptr<Transport> transport,
+      std::shared_ptr<world::Transport> transport,
       ReduceUnit reduce)
       : model_(model),
         inner_(std::move(inner)),
@@ -200,7 +200,7 @@ class CommHookUnitTransport final : public UnitTransport {
 
   const ModelSpec& model_;
   const std::unique_ptr<UnitTransport> inner_;
-  const std::shared_ptr<Transport> transport_;
+  const std::shared_ptr<world::Transport> transport_;
   const ReduceUnit reduce_;
   std::map<UnitId, std::vector<at::Tensor>> slots_;  // Open ones.
   std::set<UnitId> reduced_once_;                    // In this backward.
@@ -221,7 +221,7 @@ class CommHookUnitTransport final : public UnitTransport {
 std::unique_ptr<UnitTransport> make_comm_hook_unit_transport(
     const ModelSpec& model,
     std::unique_ptr<UnitTransport> inner,
-    std::shared_ptr<Transport> transport,
+    std::shared_ptr<world::Transport> transport,
     ReduceUnit reduce) {
   return std::make_unique<CommHookUnitTransport>(
       model, std::move(inner), std::move(transport), std::move(reduce));

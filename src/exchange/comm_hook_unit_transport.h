@@ -9,7 +9,7 @@
 #include <functional>
 #include <memory>
 #include "exchange/unit_transport.h"
-#include "exchange/collectives.h"
+#include "world/collectives.h"
 
 namespace sherd::exchange {
 
@@ -18,12 +18,12 @@ namespace sherd::exchange {
 // itself. Ranks are called in the order in which they start reductions, the same
 // on all. What it throws is a failure of the exchange.
 using ReduceUnit = std::function<Status(
-    UnitId unit, const std::vector<at::Tensor>& flats, Transport& transport)>;
+    UnitId unit, const std::vector<at::Tensor>& flats, world::Transport& transport)>;
 
 std::unique_ptr<UnitTransport> make_comm_hook_unit_transport(
     const ModelSpec& model,
     std::unique_ptr<UnitTransport> inner,
-    std::shared_ptr<Transport> transport,
+    std::shared_ptr<world::Transport> transport,
     ReduceUnit reduce);
 
 }  // namespace sherd::exchange

@@ -4,7 +4,6 @@
 // late by what the seed says.
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_fakes_testing.h"
-#include "exchange/single_rank_transport.h"
 
 namespace sherd::exchange::contract {
 namespace {
@@ -35,9 +34,11 @@ SHERD_EXCHANGE_CONTRACT(Fake, testing::ValuesIn(fakes()));
 // A group of one rank, which nothing can be wrong with.
 std::vector<std::string> run_alone(
     int /*ranks*/, const RunOptions& /*options*/, const Body& body) {
+  const auto world = World::single();
   Seat seat;
-  seat.exchange =
-      make_collective_exchange(make_single_rank_transport(0), make_single_rank_transport(0));
+  seat.exchange = make_collective_exchange(
+      world::make_c10d_transport(world, "gather", {0}),
+      world::make_c10d_transport(world, "reduce", {0}));
   seat.meet = [] {};
   body(seat);
   return {seat.result};

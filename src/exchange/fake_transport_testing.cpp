@@ -126,12 +126,12 @@ namespace {
 
 using State = FakeNetwork::State;
 
-class Sent final : public Transfer {
+class Sent final : public world::Transfer {
  public:
   Status wait(const std::string&) override { return {}; }
 };
 
-class Received final : public Transfer {
+class Received final : public world::Transfer {
  public:
   Received(std::shared_ptr<State> state, LaneName lane, at::Tensor into)
       : state_(std::move(state)),
@@ -207,34 +207,22 @@ class Received final : public Transfer {
   bool taken_ = false;
 };
 
-class FakeTransport final : public Transport {
+class FakeTransport final : public world::Transport {
  public:
   FakeTransport(
       std::shared_ptr<State> state,
       int rank,
       std::string name,
       std::vector<int> ranks)
-      : state_(std::move(state)),
+      : world::Transport(std::move(ranks), rank),
+        state_(std::move(state)),
         rank_(rank),
-        name_(std::move(name)),
-        ranks_(std::move(ranks)) {}
+        name_(std::move(name)) {}
   ~FakeTransport() override {
     const std::lock_guard lock(state_->mu);
     state_->leave(rank_, "left");
   }
-  FakeTransport(const FakeTransport&) = delete;
-  FakeTransport& operator=(const FakeTransport&) = delete;
-
-  int index() const override {
-    const auto me = std::find(ranks_.begin(), ranks_.end(), rank_);
-    return static_cast<int>(me - ranks_.begin());
-  }
-  int size() const override { return static_cast<int>(ranks_.size()); }
-  int world_rank(int index) const override {
-    return ranks_.at(static_cast<std::size_t>(index));
-  }
-
-  std::unique_ptr<Transfer> send(
+  std::unique_ptr<world::Transfer> send(
       const at::Tensor& tensor, int peer, int tag) override {
     const std::lock_guard lock(state_->mu);
     state_->count(rank_);
@@ -252,7 +240,7 @@ class FakeTransport final : public Transport {
     return std::make_unique<Sent>();
   }
 
-  std::unique_ptr<Transfer> receive(
+  std::unique_ptr<world::Transfer> receive(
       const at::Tensor& tensor, int peer, int tag) override {
     {
       const std::lock_guard lock(state_->mu);
@@ -260,45 +248,6 @@ class FakeTransport final : public Transport {
     }
     return std::make_unique<Received>(
         state_, LaneName{name_, world_rank(peer), rank_, tag}, tensor);
-  }
-
-  Result<std::vector<std::string>> all_gather(
-      const std::string& mine, const std::string& what) override {
-    constexpr int kSizeTag = 1 << 30;
-    constexpr int kTextTag = kSizeTag + 1;
-    const auto byte = at::TensorOptions().dtype(c10::ScalarType::Byte);
-    const auto length = static_cast<std::int64_t>(mine.size());
-    auto my_length = at::empty({8}, byte);
-    auto text = at::empty({length}, byte);
-    std::memcpy(my_length.mutable_data_ptr(), &length, sizeof(length));
-    std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
-    std::vector<std::string> all(static_cast<std::size_t>(size()), mine);
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer != index()) {
-        (void)send(my_length, peer, kSizeTag);
-        (void)send(text, peer, kTextTag);
-      }
-    }
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == index()) {
-        continue;
-      }
-      auto their_size = at::empty({8}, byte);
-      auto status = receive(their_size, peer, kSizeTag)->wait(what);
-      std::int64_t their_length = 0;
-      std::memcpy(&their_length, their_size.const_data_ptr(), 8);
-      auto their_text = at::empty({status.ok() ? their_length : 0}, byte);
-      if (status.ok()) {
-        status = receive(their_text, peer, kTextTag)->wait(what);
-      }
-      if (!status.ok()) {
-        return status;
-      }
-      all[static_cast<std::size_t>(peer)] = std::string(
-          static_cast<const char*>(their_text.const_data_ptr()),
-          their_text.nbytes());
-    }
-    return all;
   }
 
   void abandon(const Status& why) override {
@@ -318,7 +267,6 @@ class FakeTransport final : public Transport {
   std::shared_ptr<State> state_;
   const int rank_;
   const std::string name_;
-  const std::vector<int> ranks_;
 };
 
 }  // namespace
@@ -331,13 +279,13 @@ FakeNetwork::FakeNetwork(int ranks, const FakeOptions& options)
 
 FakeNetwork::~FakeNetwork() = default;
 
-std::unique_ptr<Transport> FakeNetwork::transport(int rank, const std::string& name) {
+std::shared_ptr<world::Transport> FakeNetwork::transport(int rank, const std::string& name) {
   std::vector<int> all(state_->ranks.size());
   std::iota(all.begin(), all.end(), 0);
   return transport(rank, name, std::move(all));
 }
 
-std::unique_ptr<Transport> FakeNetwork::transport(
+std::shared_ptr<world::Transport> FakeNetwork::transport(
     int rank, const std::string& name, std::vector<int> ranks) {
   return std::make_unique<FakeTransport>(state_, rank, name, std::move(ranks));
 }

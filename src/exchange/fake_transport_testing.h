@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 #include "exchange/exchange.h"
-#include "exchange/transport.h"
+#include "world/transport.h"
 
 namespace sherd::exchange {
 
@@ -45,8 +45,8 @@ class FakeNetwork {
 
   // Every rank makes its own, under the same name. Of all ranks, or of some
   // (ascending), who are told apart by name from other such groups.
-  std::unique_ptr<Transport> transport(int rank, const std::string& name);
-  std::unique_ptr<Transport> transport(
+  std::shared_ptr<world::Transport> transport(int rank, const std::string& name);
+  std::shared_ptr<world::Transport> transport(
       int rank, const std::string& name, std::vector<int> ranks);
 
   // The fake exchange: the collective protocol over this network.

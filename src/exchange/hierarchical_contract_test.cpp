@@ -4,7 +4,7 @@
 // SIGKILL.
 #include "exchange/contract_processes_testing.h"
 
-#include "exchange/c10d_transport.h"
+#include "world/transport.h"
 #include "exchange/hierarchical_exchange.h"
 
 namespace sherd::exchange::contract {
@@ -21,7 +21,7 @@ ExchangeUnderTest on_hosts(const std::string& name, const std::vector<int>& host
                 [](const World& world, const std::vector<int>& all) {
                   return make_hierarchical_exchange(
                       world, "contract",
-                      make_c10d_transport(world, "contract/gather", all));
+                      world::make_c10d_transport(world, "contract/gather", all));
                 },
                 count, options, body, hosts);
           },

@@ -7,14 +7,14 @@
 
 #include "world/hosts.h"
 #include "exchange/collective_exchange.h"
-#include "exchange/c10d_transport.h"
+#include "world/transport.h"
 #include "exchange/hierarchical_unit_transport.h"
 #include "exchange/message_unit_transport.h"
 
 namespace sherd::exchange {
 
 std::unique_ptr<Exchange> make_hierarchical_exchange(
-    const World& world, const std::string& name, std::unique_ptr<Transport> gather) {
+    const World& world, const std::string& name, std::shared_ptr<world::Transport> gather) {
   std::vector<int> ranks;
   for (int i = 0; i < gather->size(); ++i) {
     ranks.push_back(gather->world_rank(i));
@@ -28,7 +28,7 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
   }
   return make_collective_exchange_with(
       std::move(gather),
-      make_c10d_transport(
+      world::make_c10d_transport(
           world, name + "/reduce", ranks, 2 * world.options().deadline),
       [=](const ModelSpec& model, const auto& gathers,
           const auto& sums) -> Result<std::unique_ptr<UnitTransport>> {

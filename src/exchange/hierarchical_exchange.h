@@ -11,7 +11,7 @@
 #include <string>
 #include <sherd/world/world.h>
 #include "exchange/exchange.h"
-#include "exchange/transport.h"
+#include "world/transport.h"
 
 namespace sherd::exchange {
 
@@ -19,6 +19,6 @@ namespace sherd::exchange {
 // Any hosts, with any number of ranks each. Throws Error when they cannot be
 // connected.
 std::unique_ptr<Exchange> make_hierarchical_exchange(
-    const World& world, const std::string& name, std::unique_ptr<Transport> gather);
+    const World& world, const std::string& name, std::shared_ptr<world::Transport> gather);
 
 }  // namespace sherd::exchange

@@ -12,7 +12,7 @@
 
 #include "world/hosts.h"
 #include "exchange/collective_exchange.h"
-#include "exchange/c10d_transport.h"
+#include "world/transport.h"
 #include "exchange/contract_processes_testing.h"
 #include "exchange/hierarchical_unit_transport.h"
 #include "exchange/make_exchange.h"
@@ -31,7 +31,7 @@ std::vector<std::string> run_on(
   return run_in_processes(
       [](const World& world, const std::vector<int>& all) {
         return make_hierarchical_exchange(
-            world, "test", make_c10d_transport(world, "test/gather", all));
+            world, "test", world::make_c10d_transport(world, "test/gather", all));
       },
       std::accumulate(hosts.begin(), hosts.end(), 0), options, body, hosts);
 }
@@ -39,33 +39,29 @@ std::vector<std::string> run_on(
 // ---- bytes ----
 
 // Counts what is received with tags of flats.
-class CountingTransport final : public Transport {
+class CountingTransport final : public world::Transport {
  public:
-  CountingTransport(std::unique_ptr<Transport> inner, int first_tag, std::int64_t& bytes)
-      : inner_(std::move(inner)), first_tag_(first_tag), bytes_(bytes) {}
+  CountingTransport(std::shared_ptr<world::Transport> inner, int first_tag, std::int64_t& bytes)
+      : world::Transport(inner->ranks(), inner->world_rank(inner->index())),
+        inner_(std::move(inner)),
+        first_tag_(first_tag),
+        bytes_(bytes) {}
 
-  int index() const override { return inner_->index(); }
-  int size() const override { return inner_->size(); }
-  int world_rank(int index) const override { return inner_->world_rank(index); }
-  std::unique_ptr<Transfer> send(
+  std::unique_ptr<world::Transfer> send(
       const at::Tensor& tensor, int peer, int tag) override {
     return inner_->send(tensor, peer, tag);
   }
-  std::unique_ptr<Transfer> receive(
+  std::unique_ptr<world::Transfer> receive(
       const at::Tensor& tensor, int peer, int tag) override {
-    bytes_ +=
-        tag >= first_tag_ ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
+    const bool counts = tag >= first_tag_ && tag < kCollectiveTags;
+    bytes_ += counts ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
     return inner_->receive(tensor, peer, tag);
-  }
-  Result<std::vector<std::string>> all_gather(
-      const std::string& mine, const std::string& what) override {
-    return inner_->all_gather(mine, what);
   }
   void abandon(const Status& why) override { inner_->abandon(why); }
   void leave() override { inner_->leave(); }
 
  private:
-  std::unique_ptr<Transport> inner_;
+  std::shared_ptr<world::Transport> inner_;
   const int first_tag_;
   std::int64_t& bytes_;  // Outlives the transport.
 };
@@ -83,9 +79,9 @@ std::vector<Received> received_by_hosts(
   const auto make = [&](const World& world, const std::vector<int>& all) {
     return make_collective_exchange_with(
         std::make_unique<CountingTransport>(
-            make_c10d_transport(world, "gather", all), kFlatTag, mine.units),
+            world::make_c10d_transport(world, "gather", all), kFlatTag, mine.units),
         std::make_unique<CountingTransport>(
-            make_c10d_transport(world, "reduce", all), 0, mine.gradients),
+            world::make_c10d_transport(world, "reduce", all), 0, mine.gradients),
         [world, all](
             const ModelSpec& model, const auto& gather, const auto& reduce) {
           return make_hierarchical_unit_transport(
@@ -233,7 +229,7 @@ void expect_named_in_time(bool blind_hosts) {
         seat.rank = world.rank();
         seat.ranks = 4;
         seat.exchange = make_hierarchical_exchange(
-            world, "test", make_c10d_transport(world, "test/gather", {0, 1, 2, 3}));
+            world, "test", world::make_c10d_transport(world, "test/gather", {0, 1, 2, 3}));
         const auto model = plain_model(4);
         open(seat, model);
         if (seat.rank == 3) {

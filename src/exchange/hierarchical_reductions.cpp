@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "exchange/message_reductions.h"
-#include "exchange/rank_order_sum.h"
+#include "world/rank_order_sum.h"
 #include "plan/arithmetic.h"
 
 namespace sherd::exchange {
@@ -162,12 +162,12 @@ Status HierarchicalReductions::sum_here(const std::shared_ptr<Reduction>& reduct
 }
 
 Status HierarchicalReductions::complete(const Reduction& reduction) {
-  auto status = wait_all(
+  auto status = world::wait_all(
       reduction.transfers, "gradients of unit " + spec(reduction.unit).name);
   for (std::size_t f = 0; status.ok() && f < reduction.own.size(); ++f) {
     if (reduction.own[f].front().defined()) {
       const auto& into = reduction.options.into;
-      sum_in_rank_order(
+      world::sum_in_rank_order(
           reduction.own[f], reduction.options.scale,
           reduction.options.accumulate.at(f),
           into.empty()

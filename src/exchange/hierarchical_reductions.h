@@ -21,8 +21,8 @@
 #include "exchange/host_topology.h"
 #include "exchange/private_buffers.h"
 #include "exchange/shared_gradient_slots.h"
-#include "exchange/transport.h"
 #include "shm/waiter.h"
+#include "world/transport.h"
 
 namespace sherd::exchange {
 
@@ -33,7 +33,7 @@ class HierarchicalReductions {
     const ModelSpec* model;
     const HostTopology* map;
     PrivateBuffers* memories;  // Sharded gradients, and room for what is sent.
-    Transport* via;
+    world::Transport* via;
     const shm::Waiter* waiter;
   };
   // Ranks of `place` are local ones.
@@ -72,7 +72,7 @@ class HierarchicalReductions {
     std::vector<HostSum> sums;
     // By flat, by host: what each has for this rank's slice.
     std::vector<std::vector<at::Tensor>> own;
-    Transfers transfers;
+    world::Transfers transfers;
     bool summed = false;  // Else it failed.
   };
   const UnitSpec& spec(UnitId unit) const {

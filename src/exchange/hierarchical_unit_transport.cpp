@@ -10,6 +10,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "base/check.h"
+#include "world/collectives.h"
 #include "base/clock.h"
 #include "world/host_segment.h"
 #include "shm/waiter.h"
@@ -33,8 +34,8 @@ struct HostParts {
   HostLayout layout;
   std::shared_ptr<HostSegment> segment;
   Duration deadline;
-  std::shared_ptr<Transport> gather;
-  std::shared_ptr<Transport> reduce;
+  std::shared_ptr<world::Transport> gather;
+  std::shared_ptr<world::Transport> reduce;
 };
 
 class HierarchicalUnitTransport final : public UnitTransport {
@@ -129,8 +130,8 @@ class HierarchicalUnitTransport final : public UnitTransport {
   // For a neighbour that may itself wait as long for another host.
   const shm::Waiter patient_waiter_;
   PrivateBuffers memories_;
-  const std::shared_ptr<Transport> gather_;
-  const std::shared_ptr<Transport> reduce_;
+  const std::shared_ptr<world::Transport> gather_;
+  const std::shared_ptr<world::Transport> reduce_;
   const std::vector<int> first_flat_;
   std::optional<SharedUnitBuffers> buffers_;  // Of the first rank of a host.
   std::uint64_t gathers_ = 0;         // Of the thread that gathers.
@@ -282,7 +283,7 @@ std::int64_t HierarchicalUnitTransport::allocate(const AgreedGather& gather, std
 // empty where it is not wanted here, get the shards this rank stands in for.
 Status HierarchicalUnitTransport::move(
     const AgreedGather& gather, const std::vector<at::Tensor>& flats) {
-  Transfers transfers;
+  world::Transfers transfers;
   for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
     const auto& layout = spec(gather.unit).flats[f].layout;
     const int tag = kFlatTag + static_cast<int>(f) +
@@ -309,7 +310,7 @@ Status HierarchicalUnitTransport::move(
       }
     }
   }
-  return wait_all(transfers, gather.what);
+  return world::wait_all(transfers, gather.what);
 }
 
 Status HierarchicalUnitTransport::wait_for_neighbours(const AgreedGather& gather) {
@@ -339,9 +340,9 @@ void HierarchicalUnitTransport::leave(const Status& why) {
 }
 
 // Who could not get the memory tells the others, which have other memory.
-Status tell_all(Transport& transport, const Status& mine) {
-  const auto all = transport.all_gather(
-      mine.ok() ? "" : mine.message(), "what hosts share with their ranks");
+Status tell_all(world::Transport& transport, const Status& mine) {
+  const auto all = world::Collectives(transport, "what hosts share with their ranks")
+                       .all_gather_texts(mine.ok() ? "" : mine.message());
   if (!all.ok() || !mine.ok()) {
     return mine.ok() ? all.status() : mine;
   }
@@ -363,8 +364,8 @@ Result<std::unique_ptr<UnitTransport>> make_hierarchical_unit_transport(
     const std::string& name,
     const std::vector<std::vector<int>>& hosts,
     const ModelSpec& model,
-    const std::shared_ptr<Transport>& gather,
-    const std::shared_ptr<Transport>& reduce) {
+    const std::shared_ptr<world::Transport>& gather,
+    const std::shared_ptr<world::Transport>& reduce) {
   HostTopology map(hosts, gather->index());
   std::vector<int> world_ranks;
   for (const int rank : map.neighbours()) {

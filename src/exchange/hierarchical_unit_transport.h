@@ -22,7 +22,7 @@ Result<std::unique_ptr<UnitTransport>> make_hierarchical_unit_transport(
     const std::string& name,
     const std::vector<std::vector<int>>& hosts,
     const ModelSpec& model,
-    const std::shared_ptr<Transport>& gather,
-    const std::shared_ptr<Transport>& reduce);
+    const std::shared_ptr<world::Transport>& gather,
+    const std::shared_ptr<world::Transport>& reduce);
 
 }  // namespace sherd::exchange

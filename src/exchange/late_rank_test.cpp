@@ -3,7 +3,7 @@
 // Ranks that are stopped at any moment of a step and go on when their peer has
 // given them up and uses its memory for something else. Steps of several pairs of
 // ranks at a time, each pair with an exchange of its own.
-#include "exchange/c10d_transport.h"
+#include "world/transport.h"
 #include "exchange/contract_testing.h"
 #include "exchange/shared_memory_exchange.h"
 #include "support/ranks.h"
@@ -45,7 +45,7 @@ std::unique_ptr<Exchange> make(
     Via via, const World& world, int pair, bool sum_thread) {
   const std::vector<int> ranks = {2 * pair, 2 * pair + 1};
   const auto transport = [&](const char* what, std::chrono::milliseconds deadline) {
-    return make_c10d_transport(world, str("pair", pair, what), ranks, deadline);
+    return world::make_c10d_transport(world, str("pair", pair, what), ranks, deadline);
   };
   if (via == Via::kMessages) {
     auto gather = transport("/gather", deadline_of(via));

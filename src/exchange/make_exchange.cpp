@@ -10,12 +10,12 @@
 #include "base/cores.h"
 #include "world/hosts.h"
 #include "exchange/collective_exchange.h"
-#include "exchange/c10d_transport.h"
+#include "world/collectives.h"
+#include "world/transport.h"
 #include "exchange/hierarchical_exchange.h"
 #include "exchange/hybrid_exchange.h"
 #include "exchange/message_unit_transport.h"
 #include "exchange/shared_memory_exchange.h"
-#include "exchange/single_rank_transport.h"
 #include "exchange/sum_thread.h"
 
 namespace sherd::exchange {
@@ -45,8 +45,8 @@ Kind asked_for(Kind wanted, const EnvironmentLookup& environment) {
 }
 
 void check_all_chose(
-    Transport& transport, const std::vector<int>& ranks, const std::string& mine) {
-  const auto all = transport.all_gather(mine, "the kind of exchange");
+    world::Transport& transport, const std::vector<int>& ranks, const std::string& mine) {
+  const auto all = world::Collectives(transport, "the kind of exchange").all_gather_texts(mine);
   all.status().throw_if_failed();
   for (std::size_t i = 1; i < ranks.size(); ++i) {
     SHERD_CHECK_AS(
@@ -113,11 +113,10 @@ std::unique_ptr<Exchange> make_exchange(
     const std::vector<int>& ranks,
     Kind kind) {
   SHERD_ASSERT(kind != Kind::kAuto);
+  auto transport = world::make_c10d_transport(world, name + "/gather", ranks);
   if (ranks.size() == 1) {
-    return make_collective_exchange(
-        make_single_rank_transport(ranks.front()), make_single_rank_transport(ranks.front()));
+    return make_collective_exchange(transport, transport);
   }
-  auto transport = make_c10d_transport(world, name + "/gather", ranks);
   check_all_chose(*transport, ranks, text_of(kind));
   if (kind == Kind::kSharedMemory) {
     return make_shared_memory_exchange(
@@ -132,7 +131,7 @@ std::unique_ptr<Exchange> make_exchange(
     return make_hierarchical_exchange(world, name, std::move(transport));
   }
   return make_collective_exchange(
-      std::move(transport), make_c10d_transport(world, name + "/reduce", ranks));
+      std::move(transport), world::make_c10d_transport(world, name + "/reduce", ranks));
 }
 
 std::unique_ptr<Exchange> make_comm_hook_exchange(
@@ -141,10 +140,10 @@ std::unique_ptr<Exchange> make_comm_hook_exchange(
     const std::vector<int>& ranks,
     const std::string& hook,
     ReduceUnit reduce) {
-  auto transport = make_c10d_transport(world, name + "/gather", ranks);
+  auto transport = world::make_c10d_transport(world, name + "/gather", ranks);
   check_all_chose(*transport, ranks, "hook " + hook);
   return make_collective_exchange_with(
-      std::move(transport), make_c10d_transport(world, name + "/reduce", ranks),
+      std::move(transport), world::make_c10d_transport(world, name + "/reduce", ranks),
       [reduce = std::move(reduce)](
           const auto& model, const auto& gathers,
           const auto& reductions) -> Result<std::unique_ptr<UnitTransport>> {

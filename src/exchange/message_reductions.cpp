@@ -7,7 +7,7 @@
 
 #include <ATen/ops/from_blob.h>
 
-#include "exchange/rank_order_sum.h"
+#include "world/rank_order_sum.h"
 
 namespace sherd::exchange {
 namespace {
@@ -35,7 +35,7 @@ std::vector<int> first_flats(const ModelSpec& model) {
   return first;
 }
 
-MessageReductions::MessageReductions(const ModelSpec& model, Transport& via, PrivateBuffers& memories)
+MessageReductions::MessageReductions(const ModelSpec& model, world::Transport& via, PrivateBuffers& memories)
     : model_(model),
       via_(via),
       memories_(memories),
@@ -209,13 +209,13 @@ at::Tensor MessageReductions::sum_of(
 }
 
 Status MessageReductions::complete(const Reduction& reduction) {
-  auto status = wait_all(
+  auto status = world::wait_all(
       reduction.transfers, "gradients of unit " + spec(reduction.unit).name);
   if (!status.ok()) {
     return status;
   }
   for (const auto& sum : reduction.sums) {
-    sum_in_rank_order(
+    world::sum_in_rank_order(
         sum.pieces, reduction.options.scale,
         reduction.options.accumulate.at(sum.flat),
         sum_of(reduction, sum.flat, sum.range));
@@ -228,7 +228,7 @@ Status MessageReductions::finish() {
   room_wait_timed_out_ = false;
   reclaim();
   if (status.ok()) {
-    status = wait_all(sharing_, "gradients that every rank keeps");
+    status = world::wait_all(sharing_, "gradients that every rank keeps");
   }
   if (status.ok()) {
     sharing_.clear();

@@ -15,7 +15,7 @@
 #include "base/worker_thread.h"
 #include "exchange/gradient_chunks.h"
 #include "exchange/private_buffers.h"
-#include "exchange/transport.h"
+#include "world/transport.h"
 
 namespace sherd::exchange {
 
@@ -25,7 +25,8 @@ std::vector<int> first_flats(const ModelSpec& model);
 class MessageReductions {
  public:
   // All must outlive it.
-  MessageReductions(const ModelSpec& model, Transport& via, PrivateBuffers& memories);
+  MessageReductions(
+      const ModelSpec& model, world::Transport& via, PrivateBuffers& memories);
 
   // Takes the unit's gradient slot. Waits as options.under_way_max says.
   void start(UnitId unit, const ReduceOptions& options);
@@ -61,7 +62,7 @@ class MessageReductions {
     PrivateBuffers::Slot slot;
     PrivateBuffers::Slot staging;
     std::vector<Sum> sums;
-    Transfers transfers;
+    world::Transfers transfers;
     bool summed = false;  // Else it failed.
   };
 
@@ -87,16 +88,16 @@ class MessageReductions {
   void share(const Reduction& reduction);
 
   const ModelSpec& model_;
-  Transport& via_;
+  world::Transport& via_;
   PrivateBuffers& memories_;
   const std::vector<int> first_flat_;
   std::vector<std::vector<GradientChunk>> chunks_;  // By flat of the model.
-  std::vector<UnitId> ended_;                   // Not asked for yet.
+  std::vector<UnitId> ended_;                       // Not asked for yet.
   // Replicated: summed here since the last finish(), sent to and received from
   // the other ranks.
   std::vector<std::shared_ptr<Reduction>> shared_;
-  Transfers sharing_;
-  std::uint64_t last_job_ = 0;   // All jobs are reductions.
+  world::Transfers sharing_;
+  std::uint64_t last_job_ = 0;        // All jobs are reductions.
   bool room_wait_timed_out_ = false;  // Since the last finish().
   std::int64_t under_way_peak_ = 0;
   std::mutex mu_;

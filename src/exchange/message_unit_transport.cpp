@@ -13,8 +13,8 @@ class MessageUnitTransport final : public UnitTransport {
  public:
   MessageUnitTransport(
       const ModelSpec& model,
-      std::shared_ptr<Transport> gather,
-      std::shared_ptr<Transport> reduce)
+      std::shared_ptr<world::Transport> gather,
+      std::shared_ptr<world::Transport> reduce)
       : model_(model),
         memories_(model, gather->index()),
         gather_(std::move(gather)),
@@ -41,7 +41,7 @@ class MessageUnitTransport final : public UnitTransport {
   }
 
   Status gather(const AgreedGather& gather, UnshardedUnit* place) override {
-    Transfers transfers;
+    world::Transfers transfers;
     for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
       const auto& layout = spec(gather.unit).flats[f].layout;
       const int tag = kFlatTag + static_cast<int>(f) +
@@ -67,7 +67,7 @@ class MessageUnitTransport final : public UnitTransport {
         }
       }
     }
-    return wait_all(transfers, gather.what);
+    return world::wait_all(transfers, gather.what);
   }
 
   void drop_unit(UnitId unit, const UnshardedUnit&) override {
@@ -118,8 +118,8 @@ class MessageUnitTransport final : public UnitTransport {
   // The memories come first: messages under way end before their buffers go.
   const ModelSpec& model_;
   PrivateBuffers memories_;
-  const std::shared_ptr<Transport> gather_;
-  const std::shared_ptr<Transport> reduce_;
+  const std::shared_ptr<world::Transport> gather_;
+  const std::shared_ptr<world::Transport> reduce_;
   MessageReductions reductions_;
   const std::vector<int> first_flat_;
 };
@@ -128,8 +128,8 @@ class MessageUnitTransport final : public UnitTransport {
 
 std::unique_ptr<UnitTransport> make_message_unit_transport(
     const ModelSpec& model,
-    const std::shared_ptr<Transport>& gather,
-    const std::shared_ptr<Transport>& reduce) {
+    const std::shared_ptr<world::Transport>& gather,
+    const std::shared_ptr<world::Transport>& reduce) {
   return std::make_unique<MessageUnitTransport>(model, gather, reduce);
 }
 

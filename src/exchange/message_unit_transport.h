@@ -16,7 +16,7 @@ inline constexpr int kFlatTag = 2;
 
 std::unique_ptr<UnitTransport> make_message_unit_transport(
     const ModelSpec& model,
-    const std::shared_ptr<Transport>& gather,
-    const std::shared_ptr<Transport>& reduce);
+    const std::shared_ptr<world::Transport>& gather,
+    const std::shared_ptr<world::Transport>& reduce);
 
 }  // namespace sherd::exchange

@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
+#include "world/collectives.h"
 #include "exchange/backward_status.h"
 
 namespace sherd::exchange {
@@ -60,24 +61,21 @@ void combine_scalars(
 // Every rank finds the same difference, from the same messages. None may close
 // before all have those messages, hence the second round: who still waits would
 // find a lost rank instead.
-Status compare_models(Transport& transport, const ModelSpec& model) {
-  std::vector<int> ranks;
-  for (int i = 0; i < transport.size(); ++i) {
-    ranks.push_back(transport.world_rank(i));
-  }
+Status compare_models(world::Transport& transport, const ModelSpec& model) {
   std::string mine;
   for (const auto& line : describe(model)) {
     mine += line + "\n";
   }
-  const auto all = transport.all_gather(mine, "comparing the model between ranks");
+  const auto all =
+      world::Collectives(transport, "comparing the model between ranks").all_gather_texts(mine);
   if (!all.ok()) {
     return all.status();
   }
-  const auto difference = first_difference(all.value(), ranks);
+  const auto difference = first_difference(all.value(), transport.ranks());
   if (difference.empty()) {
     return {};
   }
-  (void)transport.all_gather("", "the same difference");
+  (void)world::Collectives(transport, "the same difference").all_gather_texts("");
   return {ErrorCode::kPeerMismatch, difference};
 }
 

@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include "base/status.h"
 #include "exchange/exchange.h"
-#include "exchange/transport.h"
+#include "world/transport.h"
 
 namespace sherd::exchange {
 
@@ -22,6 +22,6 @@ void combine_scalars(
 
 // Collective. kPeerMismatch on every rank, naming the first difference and the
 // ranks, when models differ.
-[[nodiscard]] Status compare_models(Transport& transport, const ModelSpec& model);
+[[nodiscard]] Status compare_models(world::Transport& transport, const ModelSpec& model);
 
 }  // namespace sherd::exchange

@@ -9,7 +9,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "base/check.h"
-#include "exchange/rank_order_sum.h"
+#include "world/rank_order_sum.h"
 
 namespace sherd::exchange {
 namespace {
@@ -31,7 +31,7 @@ void sum_into_sink(
       parts.push_back(piece.narrow(0, at, count));
     }
     const auto sum = block.narrow(0, 0, count);
-    sum_in_rank_order(parts, scale, /*accumulate=*/false, sum);
+    world::sum_in_rank_order(parts, scale, /*accumulate=*/false, sum);
     sink(at, sum);
   }
 }
@@ -212,7 +212,7 @@ void SharedGradientSlots::sum(
       }
       continue;
     }
-    sum_in_rank_order(
+    world::sum_in_rank_order(
         pieces, slice.scale, slice.accumulate,
         out.narrow(0, range.begin - own.begin, range.numel()));
   }

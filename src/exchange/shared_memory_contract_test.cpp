@@ -2,10 +2,9 @@
 //
 // The contract suite over shared memory: ranks are processes, and die by
 // SIGKILL.
-#include "exchange/c10d_transport.h"
+#include "world/transport.h"
 #include "exchange/contract_processes_testing.h"
 #include "exchange/shared_memory_exchange.h"
-#include "exchange/single_rank_transport.h"
 
 namespace sherd::exchange::contract {
 namespace {
@@ -16,8 +15,7 @@ ExchangeUnderTest shared_memory(int ranks, bool sum_thread = false) {
         [=](const World& world, const std::vector<int>& all) {
           return make_shared_memory_exchange(
               world, "contract",
-              all.size() == 1 ? make_single_rank_transport(0)
-                              : make_c10d_transport(world, "contract/transport", all),
+              world::make_c10d_transport(world, "contract/transport", all),
               {.sum_thread = sum_thread});
         },
         n, options, body);

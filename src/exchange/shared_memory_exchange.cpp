@@ -55,7 +55,7 @@ class SharedMemoryExchange final : public Exchange {
   SharedMemoryExchange(
       const World& world,
       const std::string& name,
-      std::unique_ptr<Transport> control,
+      std::shared_ptr<world::Transport> control,
       const SharedMemoryOptions& options)
       : world_(world),
         name_(name),
@@ -278,7 +278,7 @@ class SharedMemoryExchange final : public Exchange {
 
   const World world_;
   const std::string name_;
-  std::unique_ptr<Transport> control_;
+  std::shared_ptr<world::Transport> control_;
   const SharedMemoryOptions options_;
   std::vector<int> ranks_;  // World ranks.
   ModelSpec model_;
@@ -588,7 +588,7 @@ void SharedMemoryExchange::leave(const Status& why) {
 std::unique_ptr<Exchange> make_shared_memory_exchange(
     const World& world,
     const std::string& name,
-    std::unique_ptr<Transport> control,
+    std::shared_ptr<world::Transport> control,
     const SharedMemoryOptions& options) {
   return std::make_unique<SharedMemoryExchange>(
       world, name, std::move(control), options);

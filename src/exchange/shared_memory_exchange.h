@@ -12,7 +12,7 @@
 #include <string>
 #include <sherd/world/world.h>
 #include "exchange/exchange.h"
-#include "exchange/transport.h"
+#include "world/transport.h"
 
 namespace sherd::exchange {
 
@@ -27,7 +27,7 @@ struct SharedMemoryOptions {
 std::unique_ptr<Exchange> make_shared_memory_exchange(
     const World& world,
     const std::string& name,
-    std::unique_ptr<Transport> control,
+    std::shared_ptr<world::Transport> control,
     const SharedMemoryOptions& options = {});
 
 }  // namespace sherd::exchange

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 #include "exchange/exchange.h"
-#include "exchange/transport.h"
+#include "world/transport.h"
 
 namespace sherd::exchange {
 
@@ -75,7 +75,7 @@ class UnitTransport {
 // the transports until it has ended.
 using MakeUnitTransport = std::function<Result<std::unique_ptr<UnitTransport>>(
     const ModelSpec& model,
-    const std::shared_ptr<Transport>& gather,
-    const std::shared_ptr<Transport>& reduce)>;
+    const std::shared_ptr<world::Transport>& gather,
+    const std::shared_ptr<world::Transport>& reduce)>;
 
 }  // namespace sherd::exchange

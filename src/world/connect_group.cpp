@@ -151,8 +151,7 @@ std::string World::Impl::retired_names() const {
 void World::Impl::free_retired_groups(
     const std::vector<int>& ranks, const std::vector<std::string>& notes) {
   std::erase_if(retired, [&](const Retired& candidate) {
-    return !candidate.name.empty() &&
-        std::all_of(
+    return std::all_of(
             notes.begin(), notes.end(),
             [&](const auto& note) {
               return note.find("\n" + candidate.name + "\n") !=
@@ -207,7 +206,7 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
   return connected;
 }
 
-std::unique_ptr<world::C10dGroup> World::Impl::make_group(
+std::unique_ptr<world::C10dTransport> World::Impl::make_group(
     const std::string& name,
     const std::vector<int>& ranks,
     milliseconds deadline) {
@@ -216,21 +215,20 @@ std::unique_ptr<world::C10dGroup> World::Impl::make_group(
   SHERD_CHECK(
       group_names.insert(name).second, "[world] expected a new group name, ",
       "found '", name, "' a second time");
+  const world::C10dTransport::Options group{
+      .ranks = ranks,
+      .own_rank = rank,
+      .deadline = deadline,
+      .name = name == kWorldGroup ? "its World" : "its end of " + name};
   if (ranks.size() == 1) {
-    return make_group(ranks, nullptr, deadline);
+    return std::make_unique<world::C10dTransport>(group, nullptr, *watch);
   }
   try {
     free_retired_groups(
         ranks, await_members("connects", name, ranks, retired_names()));
     auto backend = connect(name, ranks);
     await_members("connected", name, ranks, "1");
-    return std::make_unique<world::C10dGroup>(
-        world::C10dGroupOptions{
-            .ranks = ranks,
-            .own_rank = rank,
-            .deadline = deadline,
-            .name = name == kWorldGroup ? "its World" : "its end of " + name},
-        std::move(backend), *watch);
+    return std::make_unique<world::C10dTransport>(group, std::move(backend), *watch);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -245,17 +243,6 @@ std::unique_ptr<world::C10dGroup> World::Impl::make_group(
   }
 }
 
-std::unique_ptr<world::C10dGroup> World::Impl::make_group(
-    const std::vector<int>& ranks,
-    c10::intrusive_ptr<c10d::Backend> backend,
-    milliseconds deadline) {
-  check_ranks(ranks, rank, size);
-  return std::make_unique<world::C10dGroup>(
-      world::C10dGroupOptions{
-          .ranks = ranks, .own_rank = rank, .deadline = deadline},
-      std::move(backend), *watch);
-}
-
 void World::Impl::announce_closing() {
   try {
     store->set(closing_key(rank), "1");
@@ -265,7 +252,7 @@ void World::Impl::announce_closing() {
   }
 }
 
-world::C10dGroup& World::Impl::all_ranks() {
+world::C10dTransport& World::Impl::all_ranks() {
   SHERD_CHECK(!closed, "[world] expected an open world, found it closed");
   if (barrier_group == nullptr) {
     std::vector<int> ranks(static_cast<std::size_t>(size));
@@ -273,6 +260,24 @@ world::C10dGroup& World::Impl::all_ranks() {
     barrier_group = make_group(kWorldGroup, ranks, options.deadline);
   }
   return *barrier_group;
+}
+
+std::shared_ptr<world::Transport> world::make_c10d_transport(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    std::optional<milliseconds> deadline) {
+  auto made = world.impl()->make_group(name, ranks, deadline.value_or(world.options().deadline));
+  // It keeps the world, whose watch outlives the group.
+  const auto retire = [world, name](C10dTransport* last) {
+    std::unique_ptr<C10dTransport> group(last);
+    auto& impl = *world.impl();
+    if (!impl.closed && group->size() > 1 && group->failure().ok()) {
+      group->leave();
+      impl.retired.push_back({name, std::move(group)});
+    }
+  };
+  return {made.release(), retire};
 }
 
 }  // namespace sherd

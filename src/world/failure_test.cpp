@@ -13,7 +13,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
-#include "world/communicator.h"
+#include "world/collectives.h"
+#include "world/transport.h"
 #include "world/sigpipe_guard.h"
 #include "world/world_impl.h"
 #include "support/ranks.h"
@@ -70,11 +71,11 @@ void expect_survivors_name(
 
 // Every rank waits for its predecessor, so only one of them talks with the rank
 // that is killed.
-void wait_around_the_ring(Communicator& comm, const std::string& what) {
+void wait_around_the_ring(Transport& comm, const std::string& what) {
   const int w = comm.size();
   auto into = some();
-  Pending in = comm.receive(into, (comm.index() + w - 1) % w, 0);
-  comm.wait(in, what).throw_if_failed();
+  const auto in = comm.receive(into, (comm.index() + w - 1) % w, 0);
+  in->wait(what).throw_if_failed();
 }
 
 TEST(KilledRank, IsNamedByAllWhoWait) {
@@ -84,12 +85,12 @@ TEST(KilledRank, IsNamedByAllWhoWait) {
           run_ranks(
               w,
               [&](World world, Rank& self) {
-                Communicator comm(world, "c", everybody(world));
-                comm.barrier("start").throw_if_failed();
+                const auto comm = make_c10d_transport(world, "c", everybody(world));
+                Collectives(*comm, "start").barrier().throw_if_failed();
                 if (world.rank() == victim) {
                   self.reach("here");
                 }
-                wait_around_the_ring(comm, "gather of unit h.3");
+                wait_around_the_ring(*comm, "gather of unit h.3");
               },
               killing(victim)),
           victim, "died; rank ");
@@ -101,12 +102,12 @@ TEST(KilledRank, ErrorSaysWhatWasWaitedForAndWithWhom) {
   const RankReport report = run_ranks(
       3,
       [&](World world, Rank& self) {
-        Communicator comm(world, "c", {0, 1, 2});
-        comm.barrier("start").throw_if_failed();
+        const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
+        Collectives(*comm, "start").barrier().throw_if_failed();
         if (world.rank() == 1) {
           self.reach("here");
         }
-        wait_around_the_ring(comm, "gather of unit h.3");
+        wait_around_the_ring(*comm, "gather of unit h.3");
       },
       killing(1));
   EXPECT_THAT(
@@ -120,36 +121,36 @@ TEST(KilledRank, IsNamedByOperationsStartedLater) {
       run_ranks(
           3,
           [](World world, Rank& self) {
-            Communicator comm(world, "c", {0, 1, 2});
-            comm.barrier("start").throw_if_failed();
+            const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
+            Collectives(*comm, "start").barrier().throw_if_failed();
             if (world.rank() == 1) {
               self.reach("here");
             }
             ASSERT_TRUE(world.impl()->watch->wait_lost(10s));
             auto t = some();
-            Pending sent = comm.send(t, (comm.index() + 2) % 3, 0);
-            comm.wait(sent, "late send").throw_if_failed();
+            const auto sent = comm->send(t, (comm->index() + 2) % 3, 0);
+            sent->wait("late send").throw_if_failed();
           },
           killing(1)),
       1, "died; rank ");
 }
 
 TEST(KilledRank, IsNamedInCollectivesAndBarriers) {
-  using Body = std::function<void(World&, Communicator&)>;
+  using Body = std::function<void(World&, Transport&)>;
   const std::vector<Body> bodies{
-      [](World& world, Communicator&) { world.barrier(); },
-      [](World& world, Communicator&) { world.close(); },
-      [](World&, Communicator& c) {
-        c.all_reduce(some(), ReduceOp::kSum, "sum").throw_if_failed();
+      [](World& world, Transport&) { world.barrier(); },
+      [](World& world, Transport&) { world.close(); },
+      [](World&, Transport& c) {
+        Collectives(c, "sum").all_reduce(some(), 1.0).throw_if_failed();
       },
-      [](World&, Communicator& c) {
-        c.all_reduce(some(kHuge / 16), ReduceOp::kSum, "sum").throw_if_failed();
+      [](World&, Transport& c) {
+        Collectives(c, "sum").all_reduce(some(kHuge / 16), 1.0).throw_if_failed();
       },
-      [](World&, Communicator& c) {
+      [](World&, Transport& c) {
         c.all_gather("x", "names").status().throw_if_failed();
       },
-      [](World& world, Communicator&) {
-        Communicator second(world, "second", {0, 1, 2});
+      [](World& world, Transport&) {
+        const auto second = make_c10d_transport(world, "second", {0, 1, 2});
       }};
   for (const Body& body : bodies) {
     SCOPED_TRACE(&body - bodies.data());
@@ -157,12 +158,12 @@ TEST(KilledRank, IsNamedInCollectivesAndBarriers) {
         run_ranks(
             3,
             [&body](World world, Rank& self) {
-              Communicator comm(world, "c", {0, 1, 2});
+              const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
               world.barrier();
               if (world.rank() == 2) {
                 self.reach("here");
               }
-              body(world, comm);
+              body(world, *comm);
             },
             killing(2)),
         2, "died; rank ");
@@ -171,21 +172,21 @@ TEST(KilledRank, IsNamedInCollectivesAndBarriers) {
 
 // Starts a message between ranks 0 and 1, lets rank 1 be killed when its bytes
 // are on the way, and waits for the rest.
-void die_in_the_middle(Communicator& comm, Rank& self, bool sender_dies) {
+void die_in_the_middle(Transport& comm, Rank& self, bool sender_dies) {
   const int peer = 1 - comm.index();
   const bool sends = (comm.index() == 1) == sender_dies;
   auto t = sends ? some(kHuge) : torch::zeros({kHuge});
   auto ready = some();
-  Pending p;
+  std::unique_ptr<Transfer> p;
   if (sends) {
     // Gloo's request for the bytes travels before this one.
-    Pending told = comm.receive(ready, peer, 1);
-    comm.wait(told, "the request").throw_if_failed();
+    const auto told = comm.receive(ready, peer, 1);
+    told->wait("the request").throw_if_failed();
     p = comm.send(t, peer, 0);
   } else {
     p = comm.receive(t, peer, 0);
-    Pending told = comm.send(ready, peer, 1);
-    comm.wait(told, "the request").throw_if_failed();
+    const auto told = comm.send(ready, peer, 1);
+    told->wait("the request").throw_if_failed();
     const volatile float* first = t.data_ptr<float>();
     while (comm.index() == 1 && *first == 0.0F) {
       continue;
@@ -194,11 +195,11 @@ void die_in_the_middle(Communicator& comm, Rank& self, bool sender_dies) {
   if (comm.index() == 1) {
     self.reach("here");
   }
-  comm.wait(p, "the rest").throw_if_failed();
+  p->wait("the rest").throw_if_failed();
   // Rank 1's connections go on by themselves until the kill: on a fast machine
   // the message may end before. Then the death is found in the next one.
   p = sends ? comm.send(t, peer, 0) : comm.receive(t, peer, 0);
-  comm.wait(p, "the rest").throw_if_failed();
+  p->wait("the rest").throw_if_failed();
   ADD_FAILURE() << "a dead rank finished a second message";
 }
 
@@ -209,8 +210,8 @@ TEST(KilledRank, IsNamedInTheMiddleOfAMessage) {
         run_ranks(
             2,
             [&](World world, Rank& self) {
-              Communicator comm(world, "c", {0, 1});
-              die_in_the_middle(comm, self, sender_dies);
+              const auto comm = make_c10d_transport(world, "c", {0, 1});
+              die_in_the_middle(*comm, self, sender_dies);
             },
             killing(1)),
         1, "died; rank 0 waited for the rest");
@@ -233,8 +234,8 @@ TEST(KilledRank, OfAnotherHostIsNamedInTheMiddleOfAMessage) {
                   {.hostname = "host-" + std::to_string(outer.rank())},
                   "127.0.0.1");
               EXPECT_EQ(world.local_size(), 1);
-              Communicator comm(world, "c", {0, 1});
-              die_in_the_middle(comm, self, sender_dies);
+              const auto comm = make_c10d_transport(world, "c", {0, 1});
+              die_in_the_middle(*comm, self, sender_dies);
             },
             killing(1)),
         1, "closed its connection; rank 0 waited for the rest");
@@ -247,16 +248,16 @@ TEST(KilledRank, DoesNotKillOthersBySigpipe) {
     const RankReport report = run_ranks(
         2,
         [](World world, Rank& self) {
-          Communicator comm(world, "c", {0, 1});
-          comm.barrier("start").throw_if_failed();
+          const auto comm = make_c10d_transport(world, "c", {0, 1});
+          Collectives(*comm, "start").barrier().throw_if_failed();
           if (world.rank() == 1) {
             self.reach("here");
           }
           const auto t = some(1000);
           for (int n = 0; n < 1000000; ++n) {
-            Pending p = comm.send(t, 1, n);
+            const auto p = comm->send(t, 1, n);
             if (p.failed) {
-              comm.wait(p, "a send of many").throw_if_failed();
+              p->wait("a send of many").throw_if_failed();
             }
           }
         },
@@ -292,14 +293,14 @@ TEST(StoppedRank, RunsIntoTheDeadlineAndIsNamed) {
   const RankReport report = run_ranks(
       2,
       [](World world, Rank& self) {
-        Communicator comm(world, "c", {0, 1});
-        comm.barrier("start").throw_if_failed();
+        const auto comm = make_c10d_transport(world, "c", {0, 1});
+        Collectives(*comm, "start").barrier().throw_if_failed();
         if (world.rank() == 1) {
           self.reach("here");
         }
         auto t = some();
-        Pending p = comm.receive(t, 1, 0);
-        const Status status = comm.wait(p, "reduce of unit h.0");
+        const auto p = comm->receive(t, 1, 0);
+        const Status status = p->wait("reduce of unit h.0");
         EXPECT_EQ(status.code(), ErrorCode::kDeadlineExceeded);
         EXPECT_THAT(
             status.message(),
@@ -307,8 +308,8 @@ TEST(StoppedRank, RunsIntoTheDeadlineAndIsNamed) {
                 HasSubstr("rank 1 did not answer rank 0 within 1 s"),
                 HasSubstr("reduce of unit h.0")));
         // Later waits end at once with the same.
-        EXPECT_EQ(comm.wait(p, "again").message(), status.message());
-        comm.abandon();
+        EXPECT_EQ(p->wait("again").message(), status.message());
+        comm->abandon({});
       },
       options);
   EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
@@ -325,8 +326,8 @@ TEST(StoppedRank, IsNamedByThoseWhoOnlySawItsVictimEnd) {
   const RankReport report = run_ranks(
       3,
       [](World world, Rank& self) {
-        Communicator pair(world, "pair", {0, 1, 2});
-        pair.barrier("start").throw_if_failed();
+        const auto pair = make_c10d_transport(world, "pair", {0, 1, 2});
+        Collectives(*pair, "start").barrier().throw_if_failed();
         if (world.rank() == 1) {
           self.reach("here");
         }
@@ -335,8 +336,8 @@ TEST(StoppedRank, IsNamedByThoseWhoOnlySawItsVictimEnd) {
           world.impl()->watch->wait_lost(500ms);
         }
         auto t = some();
-        Pending p = pair.receive(t, world.rank() == 0 ? 1 : 0, 0);
-        pair.wait(p, "numbers").throw_if_failed();
+        const auto p = pair->receive(t, world.rank() == 0 ? 1 : 0, 0);
+        p->wait("numbers").throw_if_failed();
       },
       options);
   EXPECT_THAT(report[0].output, HasSubstr("rank 1 did not answer rank 0"));
@@ -360,28 +361,28 @@ TEST(StoppedRank, WritesNothingIntoWhatItsPeerHasGivenUp) {
         const auto pid = [&](std::size_t rank) {
           return static_cast<pid_t>(world.impl()->records.at(rank).pid);
         };
-        Communicator comm(world, "c", {0, 1, 2});
+        const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
         auto t = torch::full({kHuge}, world.rank(), torch::kFloat);
-        comm.barrier("start").throw_if_failed();
+        Collectives(*comm, "start").barrier().throw_if_failed();
         if (world.rank() == 2) {
           for (;;) {
             ::pause();
           }
         }
         if (world.rank() == 1) {
-          Pending rest = comm.send(t, 0, 0);
-          EXPECT_FALSE(comm.wait(rest, "the rest").ok());
+          const auto rest = comm->send(t, 0, 0);
+          EXPECT_FALSE(rest->wait("the rest").ok());
           late_has_ended = 1;
           return;
         }
-        Pending rest = comm.receive(t, 1, 0);
+        const auto rest = comm->receive(t, 1, 0);
         const volatile float* first = t.data_ptr<float>();
         while (*first == 0.0F) {
           continue;
         }
         ::kill(pid(1), SIGSTOP);
         ::kill(pid(2), SIGKILL);
-        const Status status = comm.wait(rest, "the rest");
+        const Status status = rest->wait("the rest");
         EXPECT_THAT(status.message(), HasSubstr("rank 2 was lost: it died"));
         t.fill_(7);
         ::kill(pid(1), SIGCONT);
@@ -401,18 +402,18 @@ TEST(RankThatGivesUp, IsNamedWithItsReason) {
   const RankReport report = run_ranks(
       3,
       [](World world) {
-        Communicator comm(world, "c", {0, 1, 2});
-        comm.barrier("start").throw_if_failed();
+        const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
+        Collectives(*comm, "start").barrier().throw_if_failed();
         if (world.rank() == 1) {
-          comm.abandon(Status(ErrorCode::kUnavailable, "[data] out of text"));
-          comm.abandon();  // Idempotent.
+          comm->abandon(Status(ErrorCode::kUnavailable, "[data] out of text"));
+          comm->abandon({});  // Idempotent.
           // Alive and well until the others have noticed.
           world.impl()->watch->wait_lost(10s);
           return;
         }
         auto t = some();
-        Pending p = comm.receive(t, 1, 0);
-        const Status status = comm.wait(p, "batch");
+        const auto p = comm->receive(t, 1, 0);
+        const Status status = p->wait("batch");
         EXPECT_EQ(status.code(), ErrorCode::kAborted);
         EXPECT_THAT(
             status.message(),
@@ -426,12 +427,12 @@ TEST(RankThatThrows, IsNamed) {
   const RankReport report = run_ranks(
       3,
       [](World world) {
-        Communicator comm(world, "c", {0, 1, 2});
-        comm.barrier("start").throw_if_failed();
+        const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
+        Collectives(*comm, "start").barrier().throw_if_failed();
         if (world.rank() == 1) {
           throw std::runtime_error("a bug");
         }
-        wait_around_the_ring(comm, "step");
+        wait_around_the_ring(*comm, "step");
       },
       {.close_world = false});
   EXPECT_EQ(report[1].exit_code, 3);
@@ -445,8 +446,8 @@ TEST(RankThatLeaves, IsOnlyAnErrorForThoseWhoNeedIt) {
   const RankReport report = run_ranks(
       3,
       [](World world) {
-        Communicator comm(world, "c", {0, 1, 2});
-        comm.barrier("start").throw_if_failed();
+        const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
+        Collectives(*comm, "start").barrier().throw_if_failed();
         if (world.rank() == 1) {
           return;  // Without World::close().
         }
@@ -455,12 +456,12 @@ TEST(RankThatLeaves, IsOnlyAnErrorForThoseWhoNeedIt) {
         EXPECT_FALSE(world.impl()->watch->first_lost());
         const int other = world.rank() == 0 ? 2 : 0;
         auto t = some();
-        Pending in = comm.receive(t, other, 0);
-        Pending out = comm.send(some(), other, 0);
-        comm.wait(in, "pair").throw_if_failed();
-        comm.wait(out, "pair").throw_if_failed();
-        Pending none = comm.receive(t, 1, 0);
-        const Status status = comm.wait(none, "batch");
+        const auto in = comm->receive(t, other, 0);
+        const auto out = comm->send(some(), other, 0);
+        in->wait("pair").throw_if_failed();
+        out->wait("pair").throw_if_failed();
+        const auto none = comm->receive(t, 1, 0);
+        const Status status = none->wait("batch");
         EXPECT_EQ(status.code(), ErrorCode::kPeerLost);
         EXPECT_THAT(
             status.message(),
@@ -484,19 +485,19 @@ World inner_world(const World& outer, const std::string& name, bool one_host) {
 // What rank 1 has not come to: it closes. No process ends and no deadline passes,
 // which would tell the others as well.
 TEST(RankThatCloses, FailsWhoWaitsForItAndIsNamed) {
-  using Body = std::function<void(World&, Communicator&)>;
+  using Body = std::function<void(World&, Transport&)>;
   const std::vector<Body> bodies{
-      [](World& world, Communicator&) { world.barrier(); },
-      [](World& world, Communicator&) { (void)world.all_gather({1, 2, 3}); },
-      [](World& world, Communicator&) { (void)world.all_gather_texts("text"); },
-      [](World& world, Communicator&) { world.broadcast({some(1000)}); },
-      [](World&, Communicator& c) { c.barrier("step").throw_if_failed(); },
-      [](World&, Communicator& c) {
-        c.all_reduce(some(), ReduceOp::kSum, "sum").throw_if_failed();
+      [](World& world, Transport&) { world.barrier(); },
+      [](World& world, Transport&) { (void)world.all_gather({1, 2, 3}); },
+      [](World& world, Transport&) { (void)world.all_gather_texts("text"); },
+      [](World& world, Transport&) { world.broadcast({some(1000)}); },
+      [](World&, Transport& c) { Collectives(c, "step").barrier().throw_if_failed(); },
+      [](World&, Transport& c) {
+        Collectives(c, "sum").all_reduce(some(), 1.0).throw_if_failed();
       },
-      [](World&, Communicator& c) { wait_around_the_ring(c, "batch"); },
-      [](World& world, Communicator&) {
-        Communicator second(world, "second", {0, 1, 2});
+      [](World&, Transport& c) { wait_around_the_ring(c, "batch"); },
+      [](World& world, Transport&) {
+        const auto second = make_c10d_transport(world, "second", {0, 1, 2});
       }};
   const RankReport report = run_ranks(3, [&](World outer) {
     for (std::size_t n = 0; n < 2 * bodies.size(); ++n) {
@@ -505,7 +506,7 @@ TEST(RankThatCloses, FailsWhoWaitsForItAndIsNamed) {
       {
         World world = inner_world(outer, str("inner-", n), n % 2 == 0);
         auto comm =
-            std::make_unique<Communicator>(world, "c", std::vector{0, 1, 2});
+            make_c10d_transport(world, "c", {0, 1, 2});
         world.barrier();
         std::string error;
         try {
@@ -536,9 +537,9 @@ TEST(RankThatCloses, FailsWhoWaitsForItAndIsNamed) {
 
 TEST(RankThatCloses, DisturbsNobodyWhoStillReceivesWhatItSent) {
   expect_all_ok(run_ranks(3, [](World world) {
-    auto comm = std::make_unique<Communicator>(world, "c", everybody(world));
+    auto comm = make_c10d_transport(world, "c", everybody(world));
     auto t = world.rank() == 1 ? some(kHuge / 16) : torch::zeros({kHuge / 16});
-    std::vector<Pending> under_way;
+    Transfers under_way;
     for (int peer = 0; peer < 3; ++peer) {
       if (world.rank() == 1 && peer != 1) {
         under_way.push_back(comm->send(t, peer, 0));
@@ -550,8 +551,8 @@ TEST(RankThatCloses, DisturbsNobodyWhoStillReceivesWhatItSent) {
       // Rank 1 is likely to have left when this rank begins to wait.
       world.impl()->watch->wait_lost(300ms);
     }
-    for (auto& one : under_way) {
-      comm->wait(one, "weights").throw_if_failed();
+    for (const auto& one : under_way) {
+      one->wait("weights").throw_if_failed();
     }
     EXPECT_EQ(t.sum().item<float>(), static_cast<float>(t.numel()));
     comm.reset();
@@ -563,7 +564,7 @@ TEST(ClosedWorld, HasNoLosses) {
   for (const int w : {2, 4}) {
     expect_all_ok(run_ranks(w, [](World world) {
       {
-        Communicator comm(world, "c", everybody(world));
+        const auto comm = make_c10d_transport(world, "c", everybody(world));
       }
       world.close();
       world.close();  // Idempotent.
@@ -574,7 +575,7 @@ TEST(ClosedWorld, HasNoLosses) {
       EXPECT_FALSE(world.impl()->watch->wait_lost(200ms));
       EXPECT_EQ(world.rank(), 0);
       EXPECT_THROW(world.barrier(), Error);
-      EXPECT_THROW(Communicator(world, "d", everybody(world)), Error);
+      EXPECT_THROW(make_c10d_transport(world, "d", everybody(world)), Error);
     }));
   }
 }
@@ -587,14 +588,14 @@ TEST(Destruction, DoesNotWaitForUnansweredOperations) {
         [&](World world, Rank& self) {
           auto t = some();
           auto big = some(kHuge / 16);
-          Communicator comm(world, "c", {0, 1});
+          const auto comm = make_c10d_transport(world, "c", {0, 1});
           world.barrier();
           if (world.rank() == 0) {
-            Pending never = comm.receive(t, 1, 7);
-            Pending sent = comm.send(big, 1, 8);
+            const auto never = comm->receive(t, 1, 7);
+            const auto sent = comm->send(big, 1, 8);
             self.reach("here");
             if (abandoned) {
-              comm.abandon();
+              comm->abandon({});
             }
             return;
           }
@@ -618,7 +619,7 @@ TEST(Connecting, NamesTheMemberThatDoesNotCome) {
           return;
         }
         try {
-          Communicator comm(world, "c", {0, 1, 2});
+          const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
           ADD_FAILURE() << "connected without rank 2";
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
@@ -644,7 +645,7 @@ TEST(Connecting, NamesAMemberThatIsKilledMeanwhile) {
             killer.detach();
           }
           for (int n = 0; n < 1000; ++n) {
-            Communicator comm(world, str("c", n), {0, 1, 2});
+            const auto comm = make_c10d_transport(world, str("c", n), {0, 1, 2});
           }
         },
         killing(1));
@@ -654,16 +655,16 @@ TEST(Connecting, NamesAMemberThatIsKilledMeanwhile) {
 
 TEST(Connecting, RefusesWhatCannotBe) {
   expect_all_ok(run_ranks(2, [](World world) {
-    Communicator once(world, "c", {0, 1});
-    EXPECT_THROW(Communicator(world, "c", {0, 1}), Error);
-    EXPECT_THROW(Communicator(world, "d", {1, 0}), Error);
-    EXPECT_THROW(Communicator(world, "e", {0, 2}), Error);
-    EXPECT_THROW(Communicator(world, "f", {1 - world.rank()}), Error);
-    EXPECT_THROW(Communicator(world, "g", {}), Error);
-    EXPECT_THROW(once.send(some(), world.rank(), 0), Error);
-    EXPECT_THROW(once.send(some(), 2, 0), Error);
-    EXPECT_THROW(once.send(some(), 1 - world.rank(), -1), Error);
-    EXPECT_THROW(once.send(some(4).view({2, 2}).t(), 0, 0), Error);
+    const auto once = make_c10d_transport(world, "c", {0, 1});
+    EXPECT_THROW(make_c10d_transport(world, "c", {0, 1}), Error);
+    EXPECT_THROW(make_c10d_transport(world, "d", {1, 0}), Error);
+    EXPECT_THROW(make_c10d_transport(world, "e", {0, 2}), Error);
+    EXPECT_THROW(make_c10d_transport(world, "f", {1 - world.rank()}), Error);
+    EXPECT_THROW(make_c10d_transport(world, "g", {}), Error);
+    EXPECT_THROW(once->send(some(), world.rank(), 0), Error);
+    EXPECT_THROW(once->send(some(), 2, 0), Error);
+    EXPECT_THROW(once->send(some(), 1 - world.rank(), -1), Error);
+    EXPECT_THROW(once->send(some(4).view({2, 2}).t(), 0, 0), Error);
   }));
 }
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/world/world.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/rank_environment.h"
+#include "world/collectives.h"
 #include "world/rendezvous.h"
 #include "world/store_connect.h"
 #include "world/store_wait.h"
@@ -47,34 +49,6 @@ c10::intrusive_ptr<c10d::Store> store_of_next_world(
         ErrorCode::kPeerLost);
   }
   return c10::make_intrusive<c10d::PrefixStore>(str("world-", closed), job);
-}
-
-// Gives every member its peers' rows, which have their lengths already.
-template <typename Row>
-void exchange_all(
-    world::C10dGroup& group,
-    std::vector<Row>& rows,
-    c10::ScalarType dtype,
-    const char* what) {
-  const int tag = group.next_own_tag();
-  // The tensors only borrow the rows, which outlive the waits below.
-  const auto borrow = [&](Row& row) {
-    return at::from_blob(
-        row.data(), {static_cast<std::int64_t>(row.size())},
-        at::TensorOptions().dtype(dtype));
-  };
-  std::vector<world::Pending> pending;
-  auto& ours = rows[static_cast<std::size_t>(group.index())];
-  for (int peer = 0; peer < group.size(); ++peer) {
-    if (peer != group.index()) {
-      auto& theirs = rows[static_cast<std::size_t>(peer)];
-      pending.push_back(group.receive(borrow(theirs), peer, tag));
-      pending.push_back(group.send(borrow(ours), peer, tag));
-    }
-  }
-  for (auto& one : pending) {
-    group.wait(one, what).throw_if_failed();
-  }
 }
 
 }  // namespace
@@ -164,36 +138,38 @@ int World::next_number() const { return impl_->made++; }
 
 void World::barrier() const {
   if (size() > 1) {
-    impl_->all_ranks().barrier("World::barrier").throw_if_failed();
+    world::Collectives(impl_->all_ranks(), "World::barrier").barrier().throw_if_failed();
   }
 }
 
 std::vector<std::vector<double>> World::all_gather(
     const std::vector<double>& mine) const {
-  std::vector<std::vector<double>> all(
-      static_cast<std::size_t>(size()), std::vector<double>(mine.size()));
-  all[static_cast<std::size_t>(rank())] = mine;
   if (size() == 1) {
-    return all;
+    return {mine};
   }
-  exchange_all(
-      impl_->all_ranks(), all, c10::ScalarType::Double, "World::all_gather");
+  const auto row = at::empty(
+      {static_cast<std::int64_t>(mine.size())}, at::TensorOptions().dtype(at::kDouble));
+  std::copy(mine.begin(), mine.end(), row.mutable_data_ptr<double>());
+  const auto rows =
+      world::Collectives(impl_->all_ranks(), "World::all_gather").all_gather(row);
+  rows.status().throw_if_failed();
+  std::vector<std::vector<double>> all;
+  for (const auto& one : rows.value()) {
+    const auto* first = one.const_data_ptr<double>();
+    all.emplace_back(first, first + one.numel());
+  }
   return all;
 }
 
 std::vector<std::string> World::all_gather_texts(
     const std::string& mine) const {
-  std::vector<std::string> all;
-  for (const auto& one : all_gather({static_cast<double>(mine.size())})) {
-    all.emplace_back(static_cast<std::size_t>(one[0]), '\0');
+  if (size() == 1) {
+    return {mine};
   }
-  all[static_cast<std::size_t>(rank())] = mine;
-  if (size() > 1) {
-    exchange_all(
-        impl_->all_ranks(), all, c10::ScalarType::Byte,
-        "World::all_gather_texts");
-  }
-  return all;
+  auto all = world::Collectives(impl_->all_ranks(), "World::all_gather_texts")
+                 .all_gather_texts(mine);
+  all.status().throw_if_failed();
+  return std::move(all).value();
 }
 
 void World::broadcast(const std::vector<at::Tensor>& tensors) const {
@@ -214,21 +190,9 @@ void World::broadcast(const std::vector<at::Tensor>& tensors) const {
   if (size() == 1) {
     return;
   }
-  auto& group = impl_->all_ranks();
-  const int tag = group.next_own_tag();
-  std::vector<world::Pending> pending;
-  for (const auto& tensor : tensors) {
-    const auto plain = tensor.detach();
-    if (rank() != 0) {
-      pending.push_back(group.receive(plain, 0, tag));
-    }
-    for (int peer = 1; rank() == 0 && peer < size(); ++peer) {
-      pending.push_back(group.send(plain, peer, tag));
-    }
-  }
-  for (auto& one : pending) {
-    group.wait(one, "World::broadcast").throw_if_failed();
-  }
+  world::Collectives(impl_->all_ranks(), "World::broadcast")
+      .broadcast(tensors, 0)
+      .throw_if_failed();
 }
 
 void World::close() {

@@ -12,7 +12,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <sherd/world/world.h>
 #include "base/clock.h"
-#include "world/c10d_group.h"
+#include "world/c10d_transport.h"
 #include "world/exit_status_page.h"
 #include "world/peer_watch.h"
 #include "world/rank_record.h"
@@ -37,13 +37,13 @@ struct World::Impl {
   std::vector<world::RankRecord> records;  // By rank.
   world::ExitStatusPage board;
   std::unique_ptr<world::PeerWatch> watch;
-  // Of communicators that are gone here, while peers may still be receiving.
+  // Transports that are gone here, while peers may still be receiving from them.
   struct Retired {
-    std::string name;  // Empty: of a backend that was handed in.
-    std::unique_ptr<world::C10dGroup> group;
+    std::string name;
+    std::unique_ptr<world::C10dTransport> group;
   };
   std::vector<Retired> retired;
-  std::unique_ptr<world::C10dGroup> barrier_group;  // All ranks; made when needed.
+  std::unique_ptr<world::C10dTransport> barrier_group;  // All ranks; made when needed.
   // Of the connections within a host, and of the others; made when needed.
   std::shared_ptr<compat::GlooDevice> device_of_host;
   std::shared_ptr<compat::GlooDevice> device_between_hosts;
@@ -57,16 +57,11 @@ struct World::Impl {
 
   // Collective over `ranks`: connects them; `deadline` is of waits afterwards.
   // Throws Error.
-  std::unique_ptr<world::C10dGroup> make_group(
+  std::unique_ptr<world::C10dTransport> make_group(
       const std::string& name,
       const std::vector<int>& ranks,
       std::chrono::milliseconds deadline);
-  // The same over a backend that is connected already.
-  std::unique_ptr<world::C10dGroup> make_group(
-      const std::vector<int>& ranks,
-      c10::intrusive_ptr<c10d::Backend> backend,
-      std::chrono::milliseconds deadline);
-  world::C10dGroup& all_ranks();
+  world::C10dTransport& all_ranks();
 
   // Ranks that connect a group with this one hear that it never comes.
   void announce_closing();

@@ -13,7 +13,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/check.h"
-#include "world/communicator.h"
+#include "world/collectives.h"
+#include "world/transport.h"
 #include "world/world_impl.h"
 #include "support/delay.h"
 #include "support/ranks.h"
@@ -133,16 +134,16 @@ TEST(World, MeetsInAnAgentsStoreAgainAfterARestart) {
 // Handles of the worlds before, and their connections, are still there.
 void make_worlds(int rank, int size, const Variables& variables) {
   set_environment(variables);
-  std::vector<std::shared_ptr<world::Communicator>> kept;
+  std::vector<std::shared_ptr<world::Transport>> kept;
   for (int i = 0; i < 3; ++i) {
     World world = World::from_environment(test::test_world_options());
-    const auto comm = kept.emplace_back(std::make_shared<world::Communicator>(
-        world, "c", Mesh(world).shard_ranks()));
+    const auto comm = kept.emplace_back(
+        world::make_c10d_transport(world, "c", Mesh(world).shard_ranks()));
     const auto all = world.all_gather({100.0 * i + rank});
     for (int r = 0; r < size; ++r) {
       EXPECT_EQ(all[static_cast<std::size_t>(r)][0], 100.0 * i + r);
     }
-    comm->barrier("work").throw_if_failed();
+    world::Collectives(*comm, "work").barrier().throw_if_failed();
     test::be_late(rank == i % size ? 30ms : 0ms);
     world.close();
     test::be_late(rank == (i + 1) % size ? 30ms : 0ms);

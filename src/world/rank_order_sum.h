@@ -9,7 +9,7 @@
 #include <span>
 #include <ATen/core/Tensor.h>
 
-namespace sherd::exchange {
+namespace sherd::world {
 
 // out = scale * (pieces[0] + pieces[1] + ...), plus out when `accumulate`.
 // All 1-D contiguous CPU tensors of out's numel; pieces of one dtype, out of
@@ -20,4 +20,4 @@ void sum_in_rank_order(
     bool accumulate,
     const at::Tensor& out);
 
-}  // namespace sherd::exchange
+}  // namespace sherd::world

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/rank_order_sum.h"
+#include "world/rank_order_sum.h"
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,7 @@
 #include "base/bfloat16.h"
 #include "base/check.h"
 
-namespace sherd::exchange {
+namespace sherd::world {
 namespace {
 
 // Fits the first-level cache with its pieces; long enough to vectorise.
@@ -212,4 +212,4 @@ void sum_in_rank_order(
   }
 }
 
-}  // namespace sherd::exchange
+}  // namespace sherd::world

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "world/communicator.h"
+#include "world/transport.h"
 
 #include <algorithm>
 #include <array>
@@ -8,10 +8,8 @@
 #include <thread>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include "world/world_impl.h"
-#include "compat/gloo_backend.h"
+#include <torch/torch.h>
+#include "world/collectives.h"
 #include "support/ranks.h"
 
 namespace sherd::world {
@@ -30,48 +28,41 @@ class CommunicatorSizes : public ::testing::TestWithParam<int> {};
 
 TEST_P(CommunicatorSizes, MovesMessagesAroundTheRing) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    Communicator comm(world, "ring", all_ranks(world));
-    ASSERT_EQ(comm.size(), world.size());
-    ASSERT_EQ(comm.index(), world.rank());
-    if (comm.size() == 1) {
+    const auto comm = make_c10d_transport(world, "ring", all_ranks(world));
+    ASSERT_EQ(comm->size(), world.size());
+    ASSERT_EQ(comm->index(), world.rank());
+    if (comm->size() == 1) {
       return;
     }
-    const int next = (comm.index() + 1) % comm.size();
-    const int last = (comm.index() + comm.size() - 1) % comm.size();
-    const auto mine = torch::full({1000}, comm.index(), torch::kLong);
+    const int next = (comm->index() + 1) % comm->size();
+    const int last = (comm->index() + comm->size() - 1) % comm->size();
+    const auto mine = torch::full({1000}, comm->index(), torch::kLong);
     auto theirs = torch::zeros({1000}, torch::kLong);
-    Pending out = comm.send(mine, next, 5);
-    Pending in = comm.receive(theirs, last, 5);
-    comm.wait(in, "ring").throw_if_failed();
-    comm.wait(out, "ring").throw_if_failed();
+    const auto out = comm->send(mine, next, 5);
+    const auto in = comm->receive(theirs, last, 5);
+    in->wait("ring").throw_if_failed();
+    out->wait("ring").throw_if_failed();
     EXPECT_TRUE(theirs.equal(torch::full({1000}, last, torch::kLong)));
   }));
 }
 
 TEST_P(CommunicatorSizes, CollectivesGiveEveryRankTheSame) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    Communicator comm(world, "c", all_ranks(world));
+    const auto comm = make_c10d_transport(world, "c", all_ranks(world));
     const int w = world.size();
     for (const std::int64_t n : {0, 1, 5, 1000, 100003}) {
       auto t = torch::arange(n, torch::kFloat) + world.rank();
-      comm.all_reduce(t, ReduceOp::kSum, "sum").throw_if_failed();
+      Collectives(*comm, "sum").all_reduce(t, 1.0).throw_if_failed();
       EXPECT_TRUE(
           t.equal(torch::arange(n, torch::kFloat) * w + w * (w - 1) / 2));
     }
-    auto m = torch::tensor({world.rank(), -world.rank()}, torch::kInt);
-    auto l = m.clone();
-    comm.all_reduce(m, ReduceOp::kMax, "max").throw_if_failed();
-    comm.all_reduce(l, ReduceOp::kMin, "min").throw_if_failed();
-    EXPECT_TRUE(m.equal(torch::tensor({w - 1, 0}, torch::kInt)));
-    EXPECT_TRUE(l.equal(torch::tensor({0, 1 - w}, torch::kInt)));
-
     for (int root = 0; root < w; ++root) {
       auto b = torch::full({7}, world.rank(), torch::kInt);
-      comm.broadcast(b, root, "b").throw_if_failed();
+      Collectives(*comm, "b").broadcast({b}, root).throw_if_failed();
       EXPECT_TRUE(b.equal(torch::full({7}, root, torch::kInt)));
     }
     const auto all =
-        comm.all_gather(std::string(world.rank() * 3, 'x'), "g").value();
+        Collectives(*comm, "g").all_gather_texts(std::string(world.rank() * 3, 'x')).value();
     ASSERT_EQ(all.size(), static_cast<std::size_t>(w));
     for (int r = 0; r < w; ++r) {
       EXPECT_EQ(all[r], std::string(r * 3, 'x'));
@@ -87,9 +78,9 @@ TEST_P(CommunicatorSizes, ManyMessagesInAnyOrderDoNotBlockEachOther) {
     constexpr int kMessages = 40;
     constexpr int kTags = 7;
     constexpr std::array<std::int64_t, 6> kSizes{0, 1, 3, 1000, 70000, 600000};
-    Communicator comm(world, "c", all_ranks(world));
+    const auto comm = make_c10d_transport(world, "c", all_ranks(world));
     struct Message {
-      Pending pending;
+      std::unique_ptr<Transfer> transfer;
       at::Tensor tensor;
       double expected;
     };
@@ -110,21 +101,21 @@ TEST_P(CommunicatorSizes, ManyMessagesInAnyOrderDoNotBlockEachOther) {
         auto out = torch::full({n}, v, torch::kFloat);
         auto in = torch::zeros({n}, torch::kFloat);
         if (random() % 2 == 0) {
-          messages.push_back({comm.send(out, peer, i % kTags), out, 1.0 * v});
+          messages.push_back({comm->send(out, peer, i % kTags), out, 1.0 * v});
           messages.push_back(
-              {comm.receive(in, peer, i % kTags), in,
+              {comm->receive(in, peer, i % kTags), in,
                1.0 * value(peer, world.rank(), i)});
         } else {
           messages.push_back(
-              {comm.receive(in, peer, i % kTags), in,
+              {comm->receive(in, peer, i % kTags), in,
                1.0 * value(peer, world.rank(), i)});
-          messages.push_back({comm.send(out, peer, i % kTags), out, 1.0 * v});
+          messages.push_back({comm->send(out, peer, i % kTags), out, 1.0 * v});
         }
       }
     }
     std::shuffle(messages.begin(), messages.end(), random);
     for (Message& m : messages) {
-      comm.wait(m.pending, "message").throw_if_failed();
+      m.transfer->wait("message").throw_if_failed();
       EXPECT_TRUE(m.tensor.eq(m.expected).all().item<bool>());
     }
   }));
@@ -134,22 +125,22 @@ TEST(CommunicatorWaits, OfAnotherThreadAreEndedByAbandon) {
   expect_all_ok(run_ranks(
       2,
       [](World world) {
-        Communicator comm(world, "c", {0, 1});
-        comm.barrier("start").throw_if_failed();
+        const auto comm = make_c10d_transport(world, "c", {0, 1});
+        Collectives(*comm, "start").barrier().throw_if_failed();
         if (world.rank() == 1) {
           auto never = torch::zeros({10});
-          Pending pending = comm.receive(never, 0, 1);
+          const auto pending = comm->receive(never, 0, 1);
           Status status;
-          std::jthread waiter([&] { status = comm.wait(pending, "nothing"); });
-          comm.abandon({ErrorCode::kUnavailable, "it had enough"});
+          std::jthread waiter([&] { status = pending->wait("nothing"); });
+          comm->abandon({ErrorCode::kUnavailable, "it had enough"});
           waiter.join();
           EXPECT_THAT(status.message(), testing::HasSubstr("it had enough"));
           return;
         }
         auto never = torch::zeros({10});
-        Pending pending = comm.receive(never, 1, 1);
+        const auto pending = comm->receive(never, 1, 1);
         EXPECT_THAT(
-            comm.wait(pending, "a message").message(),
+            pending->wait("a message").message(),
             testing::HasSubstr("it had enough"));
       },
       {.close_world = false}));
@@ -157,10 +148,10 @@ TEST(CommunicatorWaits, OfAnotherThreadAreEndedByAbandon) {
 
 TEST(CommunicatorSums, RoundHalfPrecisionOnce) {
   expect_all_ok(run_ranks(3, [](World world) {
-    Communicator comm(world, "c", {0, 1, 2});
+    const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
     // 256 + 1 is no bfloat16; 256 + 1 + 1 is.
     auto t = torch::full({5}, world.rank() == 0 ? 256 : 1, torch::kBFloat16);
-    comm.all_reduce(t, ReduceOp::kSum, "sum").throw_if_failed();
+    Collectives(*comm, "sum").all_reduce(t, 1.0).throw_if_failed();
     EXPECT_TRUE(t.eq(258).all().item<bool>());
   }));
 }
@@ -168,34 +159,18 @@ TEST(CommunicatorSums, RoundHalfPrecisionOnce) {
 TEST(CommunicatorGroups, OfSomeRanksAreIndependent) {
   expect_all_ok(run_ranks(4, [](World world) {
     const Mesh mesh(world, {.replicate = 2});
-    Communicator shard(
+    const auto shard = make_c10d_transport(
         world, "shard" + std::to_string(mesh.replicate_index()),
         mesh.shard_ranks());
-    Communicator replicate(
+    const auto replicate = make_c10d_transport(
         world, "replicate" + std::to_string(mesh.shard_index()),
         mesh.replicate_ranks());
-    EXPECT_EQ(shard.world_rank(shard.index()), world.rank());
-    auto t = torch::full({1}, world.rank(), torch::kInt);
-    shard.all_reduce(t, ReduceOp::kSum, "shards").throw_if_failed();
-    EXPECT_EQ(t.item<int>(), world.rank() < 2 ? 1 : 5);
-    replicate.all_reduce(t, ReduceOp::kSum, "replicas").throw_if_failed();
-    EXPECT_EQ(t.item<int>(), 6);
-    world.barrier();
-  }));
-}
-
-TEST(CommunicatorOverABackend, ThatWasHandedIn) {
-  expect_all_ok(run_ranks(2, [](World world) {
-    auto backend = compat::make_gloo_backend(
-        c10::make_intrusive<c10d::PrefixStore>("own", world.impl()->store),
-        world.rank(), 2,
-        {.device = compat::make_gloo_device({.address = "127.0.0.1"})});
-    EXPECT_THROW(Communicator(world, backend, {0}), Error);
-    EXPECT_THROW(Communicator(world, backend, {1, 0}), Error);
-    Communicator comm(world, backend, {0, 1});
-    EXPECT_EQ(
-        comm.all_gather(std::to_string(comm.index()), "g").value(),
-        (std::vector<std::string>{"0", "1"}));
+    EXPECT_EQ(shard->world_rank(shard->index()), world.rank());
+    auto t = torch::full({1}, world.rank(), torch::kFloat);
+    Collectives(*shard, "shards").all_reduce(t, 1.0).throw_if_failed();
+    EXPECT_EQ(t.item<float>(), world.rank() < 2 ? 1 : 5);
+    Collectives(*replicate, "replicas").all_reduce(t, 1.0).throw_if_failed();
+    EXPECT_EQ(t.item<float>(), 6);
     world.barrier();
   }));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/rank_order_sum.h"
+#include "world/rank_order_sum.h"
 
 #include <cmath>
 #include <limits>
@@ -8,7 +8,7 @@
 #include <sherd/base/error.h>
 #include <torch/torch.h>
 
-namespace sherd::exchange {
+namespace sherd::world {
 namespace {
 
 // The claim as a plain loop: in order, in Sum, scaled, then added.
@@ -184,4 +184,4 @@ TEST(SliceSumBlocks, RefusesOtherTypes) {
 }
 
 }  // namespace
-}  // namespace sherd::exchange
+}  // namespace sherd::world

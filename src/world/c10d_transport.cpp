@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world/c10d_transport.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include "base/clock.h"
+#include "world/peer_watch.h"
+#include "world/sigpipe_guard.h"
+#include "world/store_wait.h"
+
+namespace sherd::world {
+namespace {
+
+using std::chrono::milliseconds;
+
+// After a connection broke: how long its cause may take to be seen.
+constexpr milliseconds kPatience(300);
+constexpr milliseconds kForever = std::chrono::hours(24 * 365);
+// Receives of these tags are never answered.
+constexpr int kPoisonTag = Transport::kCollectiveTags + (1 << 29);
+constexpr int kProbeTag = kPoisonTag + 1;
+constexpr int kLeaveTag = kPoisonTag + 2;
+constexpr int kClosedTag = kPoisonTag + 3;
+// What a leave message says.
+constexpr std::uint8_t kInOrder = 1;
+constexpr std::uint8_t kByException = 2;
+// A wait for a peer that has left: what it sent has come, and needs no time.
+constexpr milliseconds kNoTime(1);
+// Connections are probed at every so many ticks of the watch.
+constexpr int kTicksPerProbe = 5;
+
+void check_tag(int tag) {
+  SHERD_CHECK(
+      tag >= 0 && tag < kPoisonTag, "[world] expected a tag below 2^30, ", "found ", tag);
+}
+
+}  // namespace
+
+struct C10dTransport::Operation {
+  c10::intrusive_ptr<c10d::Work> work;
+  at::Tensor tensor;  // Read or written until the operation ends.
+};
+
+// `operation` is null when nothing is to be waited for, or when the start failed.
+struct C10dTransport::Message final : Transfer {
+  Message(C10dTransport& transport, int of, OperationPtr under_way)
+      : via(transport), peer(of), operation(std::move(under_way)) {}
+  Status wait(const std::string& what) override { return via.wait(*this, what, Leaver::kIsDone); }
+
+  C10dTransport& via;
+  const int peer;  // Index in the group.
+  OperationPtr operation;
+  bool failed = false;  // At start; wait() says why.
+};
+
+C10dTransport::C10dTransport(
+    const Options& options, c10::intrusive_ptr<c10d::Backend> backend, PeerWatch& watch)
+    : Transport(options.ranks, options.own_rank),
+      deadline_(options.deadline),
+      name_(options.name),
+      backend_(std::move(backend)),
+      watch_(watch),
+      leave_bytes_(at::zeros({size()}, at::kByte)) {
+  has_unwatched_ = std::any_of(ranks().begin(), ranks().end(), [&](int rank) {
+    return rank != own_rank() && !watch_.watches(rank);
+  });
+  expect_leave_messages();
+  subscription_ = watch_.subscribe([this] { interrupt(); });
+}
+
+C10dTransport::~C10dTransport() { watch_.unsubscribe(subscription_); }
+
+bool C10dTransport::has_only(const std::vector<int>& others) const {
+  return std::includes(others.begin(), others.end(), ranks().begin(), ranks().end());
+}
+
+Status C10dTransport::failure() const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  return failure_;
+}
+
+bool C10dTransport::lost() const { return watch_.first_lost(ranks()).has_value(); }
+
+std::unique_ptr<Transfer> C10dTransport::send(const at::Tensor& tensor, int peer, int tag) {
+  check_tag(tag);
+  return std::make_unique<Message>(start(Direction::kSend, tensor, peer, tag));
+}
+
+std::unique_ptr<Transfer> C10dTransport::receive(const at::Tensor& tensor, int peer, int tag) {
+  check_tag(tag);
+  return std::make_unique<Message>(start(Direction::kReceive, tensor, peer, tag));
+}
+
+std::string C10dTransport::doing(const std::string& what, int peer) const {
+  return str(
+      "rank ", own_rank(), " waited for ", what, " with rank ",
+      world_rank(peer));
+}
+
+C10dTransport::Message C10dTransport::start(
+    Direction direction, const at::Tensor& tensor, int peer, int tag) {
+  SHERD_CHECK(
+      peer >= 0 && peer < size() && peer != index(), "[world] expected a peer ",
+      "other than this rank in a group of ", size(), ", found index ", peer);
+  SHERD_CHECK(
+      tensor.is_contiguous() && tensor.device().is_cpu(),
+      "[world] expected a contiguous CPU tensor, found one on ",
+      tensor.device().str(), tensor.is_contiguous() ? "" : ", not contiguous");
+  Message message(*this, peer, nullptr);
+  const bool sound = failure().ok();
+  if (tensor.numel() == 0 && sound) {
+    return message;
+  }
+  if (!sound || lost()) {
+    message.failed = true;
+    return message;
+  }
+  std::vector<at::Tensor> tensors{tensor};
+  const SigpipeGuard no_sigpipe;
+  try {
+    auto work = direction == Direction::kSend
+        ? backend_->send(tensors, peer, tag)
+        : backend_->recv(tensors, peer, tag);
+    message.operation =
+        std::make_shared<Operation>(Operation{std::move(work), tensor});
+    const std::lock_guard<std::mutex> lock(mu_);
+    outstanding_.push_back(message.operation);
+  } catch (const std::exception&) {
+    message.failed = true;  // The connection is broken; wait() finds out why.
+  }
+  return message;
+}
+
+// Ends with the operation, a loss, a tick of the watch or the limit.
+C10dTransport::Outcome C10dTransport::wait_once(
+    const Message& message, milliseconds limit) {
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (abandoned_) {
+      return Outcome::kInterrupted;
+    }
+    waits_.push_back(&message);
+  }
+  Outcome outcome = Outcome::kInterrupted;
+  // From here on interrupt() and abandon() find this wait; a loss recorded
+  // before is found here.
+  if (!lost()) {
+    try {
+      outcome = message.operation->work->wait(limit) ? Outcome::kComplete
+                                                : Outcome::kInterrupted;
+    } catch (const std::exception&) {
+      outcome = Outcome::kBroken;
+    }
+  }
+  const std::lock_guard<std::mutex> lock(mu_);
+  waits_.erase(std::find(waits_.begin(), waits_.end(), &message));
+  return outcome;
+}
+
+void C10dTransport::interrupt() {
+  const bool probe = has_unwatched_ && ++ticks_ % kTicksPerProbe == 0;
+  const bool all = probe || lost();
+  const std::lock_guard<std::mutex> lock(mu_);
+  abort_waits(all ? Waits::kAll : Waits::kForLeavers);
+}
+
+// REQUIRES: mu_ is held.
+void C10dTransport::abort_waits(Waits which) {
+  for (const Message* message : waits_) {
+    if (which == Waits::kForLeavers && !has_left(message->peer)) {
+      continue;
+    }
+    try {
+      message->operation->work->abort();
+    } catch (const std::exception&) {
+      // A backend whose work cannot be aborted: its deadline ends the wait.
+      continue;
+    }
+  }
+}
+
+// A message under way is not told that its connection broke. Starting another
+// on that connection is. Who has left in order may close it, save `needed`.
+void C10dTransport::probe_unwatched(int needed) {
+  const SigpipeGuard no_sigpipe;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == index() || watch_.watches(world_rank(peer))) {
+      continue;
+    }
+    std::vector<at::Tensor> tensors{at::empty({1}, at::kByte)};
+    try {
+      backend_->recv(tensors, peer, kProbeTag);
+    } catch (const std::exception&) {
+      if (peer == needed || !has_left(peer)) {
+        watch_.explain_closed(world_rank(peer), kPatience);
+      }
+    }
+  }
+}
+
+Status C10dTransport::wait(
+    Message& message, const std::string& what, Leaver leaver) {
+  const Instant began = clock_.now();
+  if (message.failed || (message.operation != nullptr && !failure().ok())) {
+    return fail(message, what, began);
+  }
+  if (message.operation == nullptr) {
+    return {};
+  }
+  Outcome outcome = Outcome::kInterrupted;
+  while (outcome == Outcome::kInterrupted) {
+    const auto rest = deadline_ -
+        std::chrono::duration_cast<milliseconds>(clock_.now() - began);
+    if (rest <= milliseconds(0) || lost() || !failure().ok()) {
+      break;
+    }
+    const bool in_vain = leaver == Leaver::kIsDone && has_left(message.peer);
+    outcome = wait_once(message, in_vain ? std::min(rest, kNoTime) : rest);
+    const bool left = leaver == Leaver::kIsDone && has_left(message.peer);
+    if (outcome == Outcome::kInterrupted && has_unwatched_ && !left) {
+      probe_unwatched(leaver == Leaver::kGoesOn ? message.peer : -1);
+    }
+  }
+  if (outcome != Outcome::kComplete) {
+    return fail(message, what, began);
+  }
+  const std::lock_guard<std::mutex> lock(mu_);
+  std::erase(outstanding_, message.operation);
+  message.operation = nullptr;
+  return {};
+}
+
+// The first failure decides what every later wait returns.
+Status C10dTransport::fail(
+    const Message& message, const std::string& what, Instant began) {
+  if (auto first = failure(); !first.ok()) {
+    return keep(first);
+  }
+  std::optional<PeerLoss> loss = watch_.first_lost(ranks());
+  const bool late = clock_.now() - began >= deadline_;
+  const std::string context = doing(what, message.peer);
+  if (!loss && late) {
+    const std::string how =
+        str("did not answer rank ", own_rank(), " within ",
+            seconds(deadline_), " s");
+    watch_.report({world_rank(message.peer), how});
+    return keep(Status(
+        ErrorCode::kDeadlineExceeded,
+        str("[world] rank ", world_rank(message.peer), " ", how, "; ",
+            context)));
+  }
+  if (!loss) {
+    loss = left_in_order(message.peer);
+  }
+  if (!loss) {
+    loss = watch_.explain_closed(world_rank(message.peer), kPatience);
+  }
+  return keep(Status(
+      loss->gave_up ? ErrorCode::kAborted : ErrorCode::kPeerLost,
+      str("[world] rank ", loss->rank, " was lost: it ", loss->how, "; ",
+          context, likely_reason(message.peer))));
+}
+
+// Returns the first failure, when all messages have ended with it: the caller
+// may use the memory of its tensors for something else then, while a peer that
+// is late may still send, and receive.
+Status C10dTransport::keep(const Status& failure) {
+  const std::lock_guard<std::mutex> ending(ending_);
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (!failure_.ok()) {
+      return failure_;
+    }
+    failure_ = failure;
+  }
+  end_messages();
+  return failure;
+}
+
+// ---- leave messages ----
+
+void C10dTransport::expect_leave_messages() {
+  leave_messages_.resize(ranks().size());
+  if (backend_ == nullptr) {
+    return;
+  }
+  const SigpipeGuard no_sigpipe;
+  for (int peer = 0; peer < size(); ++peer) {
+    std::vector<at::Tensor> tensors{leave_bytes_.narrow(0, peer, 1)};
+    try {
+      leave_messages_[static_cast<std::size_t>(peer)] = peer == index()
+          ? nullptr
+          : std::make_shared<Operation>(Operation{
+                backend_->recv(tensors, peer, kLeaveTag), tensors[0]});
+    } catch (const std::exception&) {
+      continue;  // The connection is broken: who needs the peer finds out.
+    }
+  }
+}
+
+// The byte is written by the backend's thread after everything that the peer
+// sent before, whose waits find it under the backend's own lock.
+std::uint8_t C10dTransport::leave_message_of(int peer) const {
+  auto* heard = static_cast<std::uint8_t*>(leave_bytes_.mutable_data_ptr());
+  return std::atomic_ref<std::uint8_t>(heard[peer])
+      .load(std::memory_order_acquire);
+}
+
+// Why a wait for `peer` was in vain, if that is because it has left. The other
+// groups and ranks learn of it.
+std::optional<PeerLoss> C10dTransport::left_in_order(int peer) const {
+  if (!has_left(peer)) {
+    return std::nullopt;
+  }
+  watch_.report(
+      {world_rank(peer),
+       str("closed ", name_,
+           leave_message_of(peer) == kByException ? " because of an exception"
+                                             : " and takes part no more")});
+  return watch_.first_lost({world_rank(peer)});
+}
+
+// Where `peer` has no board that tells why it closed its connection: the likely
+// reason, if another member has left before.
+std::string C10dTransport::likely_reason(int peer) const {
+  for (int other = 0; other < size(); ++other) {
+    if (other != peer && has_left(other) && !watch_.watches(world_rank(peer))) {
+      return str("; rank ", world_rank(other), " had closed ", name_);
+    }
+  }
+  return "";
+}
+
+void C10dTransport::leave() {
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (!outstanding_.empty()) {
+      return;
+    }
+  }
+  send_leave_message();
+}
+
+void C10dTransport::send_leave_message() {
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (left_ || !failure_.ok()) {
+      return;
+    }
+    left_ = true;
+  }
+  const at::Tensor reason = at::empty({1}, at::kByte);
+  reason.fill_(std::uncaught_exceptions() > 0 ? kByException : kInOrder);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != index()) {
+      start(Direction::kSend, reason, peer, kLeaveTag);
+    }
+  }
+}
+
+Status C10dTransport::close(
+    const std::string& what, const std::function<void()>& at_last) {
+  send_leave_message();
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == index()) {
+      continue;
+    }
+    Message left(*this, peer, leave_messages_[static_cast<std::size_t>(peer)]);
+    left.failed = left.operation == nullptr;
+    if (auto status = wait(left, what, Leaver::kSaysSo); !status.ok()) {
+      return status;
+    }
+  }
+  if (index() != 0) {
+    Message closed =
+        start(Direction::kReceive, at::empty({1}, at::kByte), 0, kClosedTag);
+    return wait(closed, what, Leaver::kGoesOn);
+  }
+  at_last();
+  std::vector<Message> told;
+  for (int peer = 1; peer < size(); ++peer) {
+    told.push_back(
+        start(Direction::kSend, at::zeros({1}, at::kByte), peer, kClosedTag));
+  }
+  Status first;
+  for (auto& one : told) {
+    auto status = wait(one, what, Leaver::kGoesOn);
+    first = first.ok() ? status : first;
+  }
+  return first;
+}
+
+// ---- the end ----
+
+void C10dTransport::abandon(const Status& why) {
+  const std::lock_guard<std::mutex> ending(ending_);
+  bool gave_up = false;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (std::exchange(abandoned_, true)) {
+      return;
+    }
+    gave_up = failure_.ok();
+    if (gave_up) {
+      failure_ = Status(
+          ErrorCode::kAborted,
+          str("[world] rank ", own_rank(),
+              " gave up: ", why.ok() ? "no reason given" : why.message()));
+    }
+    abort_waits(Waits::kAll);
+  }
+  if (gave_up) {
+    // Peers see the connections break and look for the reason on our board.
+    watch_.give_up(why.ok() ? "gave up" : str("gave up: ", why.message()));
+  }
+  end_messages();
+}
+
+// Gloo reads and writes the memory of a message until its connection is closed.
+// The handles go after that: a connection in the middle of a message without
+// one would never come to its end.
+void C10dTransport::end_messages() {
+  break_connections();
+  const std::lock_guard<std::mutex> lock(mu_);
+  outstanding_.clear();
+}
+
+// c10d cannot close a Gloo group while its peers live. But a wait that times
+// out breaks all its connections, so one is made to: a receive nobody answers.
+void C10dTransport::break_connections() {
+  const SigpipeGuard no_sigpipe;
+  for (int peer = 0; backend_ != nullptr && peer < size(); ++peer) {
+    if (peer == index()) {
+      continue;
+    }
+    std::vector<at::Tensor> tensors{at::empty({1}, at::kByte)};
+    try {
+      backend_->recv(tensors, peer, kPoisonTag)->wait(milliseconds(1));
+    } catch (const std::exception&) {
+      // Expected: either the time-out or a connection that was broken before;
+      // in that case the next peer's may still be whole.
+      continue;
+    }
+  }
+}
+
+}  // namespace sherd::world

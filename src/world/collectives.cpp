@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world/collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include "base/check.h"
+#include "world/rank_order_sum.h"
+
+namespace sherd::world {
+namespace {
+
+// Up to here a second message costs more than the bytes that it saves.
+constexpr std::size_t kAtOnceBytes = std::size_t{16} << 10;
+
+std::vector<int> all_of(const Transport& transport) {
+  std::vector<int> members(static_cast<std::size_t>(transport.size()));
+  std::iota(members.begin(), members.end(), 0);
+  return members;
+}
+
+}  // namespace
+
+Collectives::Collectives(Transport& transport, std::string what)
+    : Collectives(transport, std::move(what), transport.next_collective_tag()) {}
+
+Collectives::Collectives(Transport& transport, std::string what, int tag)
+    : Collectives(transport, all_of(transport), std::move(what), tag) {}
+
+Collectives::Collectives(
+    Transport& transport, std::vector<int> members, std::string what, int tag)
+    : transport_(transport), members_(std::move(members)), what_(std::move(what)), tag_(tag) {
+  const auto self = std::find(members_.begin(), members_.end(), transport_.index());
+  SHERD_ASSERT(self != members_.end());
+  index_ = static_cast<int>(self - members_.begin());
+}
+
+int Collectives::world_rank(int member) const { return transport_.world_rank(peer(member)); }
+
+// Dissemination: in round k a rank tells the one 2^k ahead; after ceil(log2 W)
+// rounds everybody has heard, directly or not, from everybody.
+Status Collectives::barrier() {
+  for (int step = 1; step < size(); step *= 2) {
+    Transfers transfers;
+    transfers.push_back(transport_.send(
+        at::zeros({1}, at::TensorOptions().dtype(at::kByte)), peer((index_ + step) % size()), tag_));
+    transfers.push_back(transport_.receive(
+        at::empty({1}, at::TensorOptions().dtype(at::kByte)),
+        peer((index_ + size() - step) % size()), tag_));
+    if (auto status = wait_all(transfers, what_); !status.ok()) {
+      return status;
+    }
+  }
+  return {};
+}
+
+Status Collectives::all_reduce(const at::Tensor& tensor, double scale) {
+  SHERD_ASSERT(tensor.is_contiguous());
+  const auto flat = tensor.detach().view({-1});
+  return flat.nbytes() <= kAtOnceBytes || size() == 1 ? all_reduce_at_once(flat, scale)
+                                                      : all_reduce_in_slices(flat, scale);
+}
+
+Status Collectives::all_reduce_at_once(const at::Tensor& flat, double scale) {
+  const auto pieces = all_gather(flat);
+  if (!pieces.ok()) {
+    return pieces.status();
+  }
+  sum_in_rank_order(pieces.value(), scale, /*accumulate=*/false, flat);
+  return {};
+}
+
+// Each member sums a slice of all, and gives it to all: 2 (W - 1) / W of the bytes, the least
+// possible.
+Status Collectives::all_reduce_in_slices(const at::Tensor& flat, double scale) {
+  const auto begin = [&](int member) { return flat.numel() * member / size(); };
+  const auto slice = [&](int member) {
+    return flat.narrow(0, begin(member), begin(member + 1) - begin(member));
+  };
+  std::vector<at::Tensor> pieces;
+  Transfers transfers;
+  for (int member = 0; member < size(); ++member) {
+    if (member == index_) {
+      pieces.push_back(slice(index_));
+      continue;
+    }
+    pieces.push_back(at::empty_like(slice(index_)));
+    transfers.push_back(transport_.receive(pieces.back(), peer(member), tag_));
+    transfers.push_back(transport_.send(slice(member), peer(member), tag_));
+  }
+  if (auto status = wait_all(transfers, what_); !status.ok()) {
+    return status;
+  }
+  sum_in_rank_order(pieces, scale, /*accumulate=*/false, slice(index_));
+  transfers.clear();
+  for (int member = 0; member < size(); ++member) {
+    if (member != index_) {
+      transfers.push_back(transport_.receive(slice(member), peer(member), tag_));
+      transfers.push_back(transport_.send(slice(index_), peer(member), tag_));
+    }
+  }
+  return wait_all(transfers, what_);
+}
+
+Status Collectives::broadcast(const std::vector<at::Tensor>& tensors, int root) {
+  SHERD_CHECK(
+      root >= 0 && root < size(), "[world] expected a root index below ", size(), ", found ", root);
+  Transfers transfers;
+  for (const auto& tensor : tensors) {
+    const auto plain = tensor.detach();
+    if (index_ != root) {
+      transfers.push_back(transport_.receive(plain, peer(root), tag_));
+      continue;
+    }
+    for (int member = 0; member < size(); ++member) {
+      if (member != root) {
+        transfers.push_back(transport_.send(plain, peer(member), tag_));
+      }
+    }
+  }
+  return wait_all(transfers, what_);
+}
+
+Result<std::vector<at::Tensor>> Collectives::all_gather(const at::Tensor& mine) {
+  std::vector<at::Tensor> all;
+  Transfers transfers;
+  for (int member = 0; member < size(); ++member) {
+    if (member == index_) {
+      all.push_back(mine);
+      continue;
+    }
+    all.push_back(at::empty_like(mine));
+    transfers.push_back(transport_.receive(all.back(), peer(member), tag_));
+    transfers.push_back(transport_.send(mine, peer(member), tag_));
+  }
+  if (auto status = wait_all(transfers, what_); !status.ok()) {
+    return status;
+  }
+  return all;
+}
+
+Result<std::vector<std::string>> Collectives::all_gather_texts(const std::string& mine) {
+  const auto count = static_cast<std::int64_t>(mine.size());
+  const auto own_count = at::full({1}, count, at::TensorOptions().dtype(at::kLong));
+  const auto counts = all_gather(own_count);
+  if (!counts.ok()) {
+    return counts.status();
+  }
+  const auto own = at::empty({count}, at::TensorOptions().dtype(at::kByte));
+  std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
+  std::vector<at::Tensor> texts;
+  Transfers transfers;
+  for (int member = 0; member < size(); ++member) {
+    if (member == index_) {
+      texts.push_back(own);
+      continue;
+    }
+    const auto length = *counts.value()[static_cast<std::size_t>(member)]
+                             .const_data_ptr<std::int64_t>();
+    texts.push_back(at::empty({length}, at::TensorOptions().dtype(at::kByte)));
+    transfers.push_back(transport_.receive(texts.back(), peer(member), tag_));
+    transfers.push_back(transport_.send(own, peer(member), tag_));
+  }
+  if (auto status = wait_all(transfers, what_); !status.ok()) {
+    return status;
+  }
+  std::vector<std::string> all;
+  for (const auto& text : texts) {
+    all.emplace_back(static_cast<const char*>(text.const_data_ptr()), text.nbytes());
+  }
+  return all;
+}
+
+}  // namespace sherd::world
