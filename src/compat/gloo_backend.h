@@ -29,11 +29,10 @@ struct GlooDevice;
 std::shared_ptr<GlooDevice> make_gloo_device(const GlooAddress& address);
 
 struct GlooOptions {
-  // Behaviour. How long connecting may take, and how long a wait without a
-  // limit of its own lasts.
+  // How long connecting may take, and how long a wait without a limit of its own lasts.
   std::chrono::milliseconds connect_deadline = std::chrono::seconds(30);
   std::chrono::milliseconds wait_deadline = std::chrono::minutes(10);
-  // Performance. Several backends may share one; null: one of its own.
+  // Several backends may share one; null: one of its own.
   std::shared_ptr<GlooDevice> device{};
 };
 

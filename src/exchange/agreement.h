@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks do next when gathers are made on demand. Before each collective
-// step every rank tells the others its request; from the same requests every rank
-// derives the same decision. In forward all requests must be equal. In backward
-// ranks whose gradients differ may want different units, or none any more: the
-// request of the lowest such rank is served first, by all, and the others request
-// again. Pure. Thread rule: any thread.
+// How ranks agree on the next collective step when gathers are made on demand. Before each step every
+// rank sends the others its request, and all derive the same decision from the same requests. In
+// forward all requests must be equal. In backward ranks whose gradients differ may want different
+// units, or none any more: the request of the lowest such rank is done first, by all, and the others
+// request again. Pure. Thread rule: any thread.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +37,9 @@ struct CollectiveRequest {
 static_assert(std::has_unique_object_representations_v<CollectiveRequest>);
 
 enum class AgreementOutcome {
-  kAllAgree,  // Everybody wants the same: do it.
-  kAssist,     // Do `request` for those who want it; who does not, requests again.
-  kMismatch,  // Never: `reason` names the first difference.
+  kAllAgree,  // Every rank wants the same: do it.
+  kAssist,    // Do `request` for the ranks that want it; the others request again.
+  kMismatch,  // Fail: `reason` names the first difference.
 };
 
 struct Agreement {

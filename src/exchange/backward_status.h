@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks tell each other at the end of a backward, and what they compare
-// when they open: small, the same size on every rank. Pure.
+// What ranks exchange at the end of a backward, and what they compare when they open an exchange: small,
+// and of the same size on every rank. Pure.
 #pragma once
 
 #include <span>
@@ -21,7 +21,7 @@ struct BackwardStatus {
 
   void mark_used(UnitId unit, const std::vector<bool>& used_here);
 
-  // uint8, 1-D; as long for every note of one model.
+  // uint8, 1-D; equally long for every status of one model.
   at::Tensor encode(const ModelSpec& model) const;
 };
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BufferPool lends page-aligned host memory and keeps what comes back for the
-// next borrower of the same size, because fresh pages cost a fault each. Lent
-// and kept bytes together never exceed the limit, if there is one: kept blocks
-// go back to where memory comes from first: the system, or a source of the
-// caller's. Thread rule: one thread.
+// BufferPool is a caching allocator of page-aligned host memory: blocks that come back are kept for the
+// next borrower of the same size, because fresh pages cost a fault each. Lent and kept bytes together
+// never exceed the limit, if there is one; kept blocks are freed first, to the system or to a source of
+// the caller's. Thread rule: one thread.
 #pragma once
 
 #include <cstddef>

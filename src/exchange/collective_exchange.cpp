@@ -232,7 +232,7 @@ class CollectiveExchange final : public Exchange {
   }
 
   // When it returns, the caller's memory and what it can see of this exchange's
-  // are neither read nor written any more. Links end first: waits end with them.
+  // are neither read nor written any more. Transports end first: waits end with them.
   void abandon(const Status& why) {
     gather_->abandon(why);
     reduce_->abandon(why);
@@ -243,7 +243,7 @@ class CollectiveExchange final : public Exchange {
   }
 
   // Every step of peers begins with a request, and that of this rank never comes:
-  // they are told so on the transport of requests. A gather under way goes first.
+  // leave() says so on the transport of requests. A gather under way goes first.
   void leave() {
     reduce_->leave();
     if (!worker_.busy()) {
@@ -306,7 +306,7 @@ class CollectiveExchange final : public Exchange {
         });
   }
 
-  // Of the worker, as are those below it.
+  // Run by the worker, as are those below it.
   // Requests until the request is granted, serving those of others meanwhile.
   Status run_when_agreed(CollectiveRequest request, UnshardedUnit* place) {
     while (true) {

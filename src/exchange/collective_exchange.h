@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CollectiveExchange moves units between processes by point-to-point messages
-// straight from and into the flats, which takes unequal shards without padding,
-// over two transports: one for gathers and agreement, one for gradients, each with a
-// thread that waits. Before each collective step ranks exchange their requests
-// (agreement.h), so that a rank which goes another way is an error on all of
-// them at once, and not a hang. What moves the bytes then is a UnitTransport, of
-// which there are others.
-// Thread rule: see Exchange. Protocol: docs/design/exchange.md.
+// CollectiveExchange moves units between processes by point-to-point messages straight from and into the
+// flats, which takes unequal shards without padding. It has two transports, one for gathers and
+// agreement and one for gradients, each with a thread that waits. Before each collective step the ranks
+// exchange their requests (agreement.h), so that a rank which goes another way is an error on all of
+// them at once, and not a hang. A UnitTransport moves the bytes. Thread rule: see Exchange. Protocol:
+// docs/design/exchange.md.
 #pragma once
 
 #include <memory>
@@ -22,7 +20,7 @@ namespace sherd::exchange {
 std::unique_ptr<Exchange> make_collective_exchange(
     std::shared_ptr<world::Transport> gather, std::shared_ptr<world::Transport> reduce);
 
-// The same agreement, with bytes moved by another unit_transport.
+// The same agreement, with bytes moved by another UnitTransport.
 std::unique_ptr<Exchange> make_collective_exchange_with(
     std::shared_ptr<world::Transport> gather,
     std::shared_ptr<world::Transport> reduce,

@@ -140,7 +140,7 @@ class CommHookUnitTransport final : public UnitTransport {
     }
   }
 
-  // Of the worker.
+  // Run by the worker.
   Status reduce(
       UnitId unit,
       const ReduceOptions& options,

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A unit_transport whose reductions are somebody else's: a function gets each bucket of
-// gradients in turn, on a thread beside backward, and leaves in it what all ranks
-// agree on. Everything else is the inner unit_transport's. For replicas, whose sharded
-// gradients are whole flats. Thread rule: as UnitTransport.
+// A UnitTransport for replicas whose gradients a communication hook reduces: on a thread beside backward
+// the hook gets each bucket of gradients in turn and leaves in it what all ranks agree on. Everything
+// else is left to the inner UnitTransport. The buckets are whole flats. Thread rule: as UnitTransport.
 #pragma once
 
 #include <functional>
@@ -13,10 +12,10 @@
 
 namespace sherd::exchange {
 
-// `flats` are this rank's gradients of the unit, 1-D in the slot's dtype, by
-// trainable flat, zero where it had none: input and result. It divides by
-// itself. Ranks are called in the order in which they start reductions, the same
-// on all. What it throws is a failure of the exchange.
+// `flats`, input and result, are this rank's gradients of the unit: 1-D in the slot's dtype, by
+// trainable flat, zero where there was none. The function divides by itself. It is called in the
+// order in which reductions start, which is the same on all ranks. What it throws is a failure of the
+// exchange.
 using ReduceUnit = std::function<Status(
     UnitId unit, const std::vector<at::Tensor>& flats, world::Transport& transport)>;
 

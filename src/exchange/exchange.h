@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Exchange is the only seam between the engine and bytes on the move. It owns
-// three memories: shards (for life), unsharded units (while whole) and gradient
-// slots (from the first gradient of a unit to its reduction). The engine says
-// when; the exchange knows nothing of modules, the engine nothing of
+// Exchange is the only seam between the engine and bytes on the move. It owns three memories: shards (for
+// life), unsharded units (while whole) and gradient slots (from the first gradient of a unit to its
+// reduction). The engine says when; the exchange knows nothing of modules, the engine nothing of
 // transports. One contract suite runs over every implementation.
 //
-// Thread rule: one caller at a time (the engine's lock); destructor included.
-// Who may call what when: docs/design/exchange.md.
+// Thread rule: one caller at a time (the engine's lock), destructor included. Which calls are allowed
+// when: docs/design/exchange.md.
 #pragma once
 
 #include <cstdint>
@@ -32,15 +31,14 @@ enum class ModelPlacement {
 
 // One contiguous buffer of a unit: same dtype, same trainability.
 struct FlatSpec {
-  plan::FlatLayout
-      layout;  // Its cuts say who reduces what, in both placements.
+  plan::FlatLayout layout;          // Its cuts say who reduces what, in both placements.
   std::vector<std::string> names;   // By parameter of the layout.
   std::vector<std::string> shapes;  // For messages, e.g. "[256, 64]".
-  c10::ScalarType dtype =
-      c10::ScalarType::Float;  // Of shards, their gradients.
-  // Mixed precision. Of whole units and of what gathers carry; unset: dtype.
+  // The dtype of shards and their gradients.
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  // Mixed precision: the dtype of whole units and of what gathers carry; unset: dtype.
   std::optional<c10::ScalarType> param_dtype = std::nullopt;
-  // Of gradient slots and of what ranks send of them; unset: as whole units.
+  // The dtype of gradient slots and of what ranks send of them; unset: as whole units.
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
   bool trainable = true;
 

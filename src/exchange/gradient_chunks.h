@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a flat's gradients travel: large parameters alone, so that they can be
-// sent from where autograd made them, the others together from the slot. A
-// function of the layout, so that sender and receiver cut alike, whatever
-// gradients a rank has. Pure.
+// How a flat's gradients are cut into messages: large parameters alone, so that they can be sent from
+// where autograd made them, the others together from the slot. The cut depends on the layout only, so
+// that sender and receiver cut alike, whatever gradients a rank has. Pure.
 #pragma once
 
 #include <cstdint>

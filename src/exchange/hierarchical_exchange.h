@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HierarchicalExchange: the shard axis spans several hosts. Ranks of a host
-// share memory; between hosts each rank moves its part by messages, so that a
-// host receives every byte once. The protocol is that of CollectiveExchange.
-// Replicated units move by messages alone.
-// Thread rule: see Exchange. docs/design/hierarchical.md
+// The exchange for a shard axis that spans several hosts. Ranks of a host share memory; between hosts
+// each rank moves its part by messages, so that a host receives every byte once. Ranks agree as in
+// CollectiveExchange. Replicated units move by messages alone. Thread rule: see Exchange.
+// docs/design/hierarchical.md
 #pragma once
 
 #include <memory>

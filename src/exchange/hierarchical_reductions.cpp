@@ -19,7 +19,7 @@ namespace {
 constexpr std::int64_t kSumAlignment = 64;
 constexpr std::chrono::seconds kPatience{1};
 
-// Of a host's sum: what sum_in_rank_order() accumulates in.
+// The dtype of a host's sum: what sum_in_rank_order() accumulates in.
 c10::ScalarType sum_dtype(const FlatSpec& flat) {
   return flat.slot_dtype() == c10::ScalarType::Double ||
           flat.dtype == c10::ScalarType::Double

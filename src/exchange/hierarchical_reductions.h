@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HierarchicalReductions reduces gradients over ranks of several hosts. A rank posts its slot
-// in the memory of its host; who stands in for a rank there (host_map.h) sums
-// that rank's slice over the slots of the host, in rank order, and sends it the
-// sum; the owner adds the sums of all hosts, in their order. So the bits depend
-// on which ranks share a host, and on nothing else. Sums travel in the precision
-// they are made in. Two threads: one sums what the host has, one waits for what
-// other hosts send.
+// HierarchicalReductions reduces gradients over ranks of several hosts. Each rank posts its slot in the
+// memory of its host. For each slice one rank of the host (host_topology.h) sums the slots, in rank
+// order, and sends the sum to the slice's owner, which adds the sums of all hosts in their order. So
+// the bits depend on which ranks share a host, and on nothing else. Sums travel in the precision in
+// which they are made. One thread sums what the host has, another waits for what other hosts send.
 // Thread rule: one thread. Ordering: docs/design/hierarchical.md.
 #pragma once
 
@@ -36,13 +34,14 @@ class HierarchicalReductions {
     world::Transport* via;
     const shm::Waiter* waiter;
   };
-  // Ranks of `place` are local ones.
+  // The ranks of `place` are local ranks.
   HierarchicalReductions(Parts parts, SharedGradientSlots::Mapping place);
 
   // As in Exchange.
   std::vector<at::Tensor> slot(UnitId unit) { return slots_.slot(unit); }
   void start(UnitId unit, const ReduceOptions& options);
-  // Takes memory back, tells the first failure so far. Never waits.
+  // Takes back the memory of reductions that ended and returns the first failure so far. Never
+  // waits.
   Status progress();
   // Waits until everything started is summed here.
   Status finish();
@@ -50,7 +49,7 @@ class HierarchicalReductions {
   // this rank has given up, which ends waits for peers.
   void settle();
 
-  // The units summed since it was last asked, in that order.
+  // The units summed since the last call, in that order.
   std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
 
   bool under_way() const { return completed() < started_; }
@@ -85,9 +84,9 @@ class HierarchicalReductions {
   void stage(Reduction& reduction);
   void receive(Reduction& reduction);
 
-  // Of the thread that sums.
+  // Run by the summing thread.
   Status sum_here(const std::shared_ptr<Reduction>& reduction);
-  // Of the thread that waits.
+  // Run by the waiting thread.
   Status complete(const Reduction& reduction);
 
   const Parts parts_;

@@ -188,7 +188,7 @@ HierarchicalUnitTransport::HierarchicalUnitTransport(HostParts parts)
       std::move(place));
 }
 
-// Release: pairs with who lends the place again.
+// Release: pairs with the rank that allocates the buffer again.
 void HierarchicalUnitTransport::drop(UnitId unit) {
   auto& mine = dropped()
       [static_cast<std::size_t>(map_.local_rank()) * model_.units.size() +
@@ -279,8 +279,8 @@ std::int64_t HierarchicalUnitTransport::allocate(const AgreedGather& gather, std
   return buffers_->allocate(request);
 }
 
-// Sends this rank's shard to its stand-ins where the unit is wanted. `flats`,
-// empty where it is not wanted here, get the shards this rank stands in for.
+// Sends this rank's shard to its proxies where the unit is wanted. `flats`, empty where it is not
+// wanted here, get the shards of the ranks whose proxy this one is.
 Status HierarchicalUnitTransport::move(
     const AgreedGather& gather, const std::vector<at::Tensor>& flats) {
   world::Transfers transfers;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks of several hosts: each host has one place for a whole unit, into which
-// every byte from elsewhere is received once, straight from the transport; gradients
-// are summed inside a host before they leave it. Shards are private to ranks.
-// Thread rule: as UnitTransport. docs/design/hierarchical.md
+// The UnitTransport for ranks of several hosts. Each host has one shared buffer for a whole unit, into
+// which every byte from elsewhere is received once, straight from the transport; gradients are summed
+// inside a host before they leave it. Shards are private to ranks. Thread rule: as UnitTransport.
+// docs/design/hierarchical.md
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@
 namespace sherd::exchange {
 
 // Collective over the transports' ranks, under a `name` unique in this world.
-// `hosts`: those ranks by host (comm/hosts.h). Fails on every rank when the
+// `hosts`: those ranks by host (world/hosts.h). Fails on every rank when the
 // memory cannot be had on one of the hosts.
 Result<std::unique_ptr<UnitTransport>> make_hierarchical_unit_transport(
     const World& world,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the ranks of one host share when the shard axis spans several: places
-// for whole units, of which few are in use at a time, gradient slots, and the
-// counters that say what is ready. Pure; every rank of a host plans the same.
+// The layout of the segment that the ranks of one host share when the shard axis spans several hosts:
+// buffers for whole units, of which few are in use at a time, gradient slots, and the counters that
+// say what is ready. Pure; every rank of a host plans the same.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,18 @@
 
 namespace sherd::exchange {
 
-// One a host. Written by its first rank; no gather is agreed on before all have
-// read what the one before it brought here.
+// One for each host, written by its first rank. No gather is agreed on before all ranks have read
+// where the one before it lies.
 struct GatherBufferRecord {
-  shm::CounterCell placed;  // Gathers that have a place.
-  std::int64_t begin;             // Of the last one's, in the unit region.
+  shm::CounterCell placed;  // Gathers that have a buffer.
+  std::int64_t begin;       // Where the last one's begins in the unit region.
 };
 
-// One a rank. Pairs: its part of the unit is written before, and read after.
+// One for each rank. Pairs: its part of the unit is written before the post, and read after it was
+// seen.
 struct GatherProgress {
   shm::CounterCell arrived;  // Gathers to which it has added its part.
-  // Of the board: allocated for whole units, save what only others read.
+  // Bytes allocated for whole units, save those that only other ranks read.
   std::int64_t slot_bytes;
 };
 
@@ -32,13 +33,13 @@ struct HostLayout {
   std::int64_t states = 0;   // GatherProgress by local rank.
   std::int64_t slots = 0;    // SharedSlotState by local rank, by unit.
   std::int64_t dropped = 0;  // std::uint64_t by local rank, by unit.
-  std::int64_t units = 0;    // Places for whole units.
+  std::int64_t units = 0;    // Buffers for whole units.
   std::int64_t unit_region_bytes = 0;
   std::vector<std::int64_t> slot_regions;  // Gradient slots, by local rank.
   std::int64_t slot_region_bytes = 0;
   std::int64_t bytes = 0;
-  // Of these, what training touches where ranks do the same: units up to the
-  // budget, of each region a few slots.
+  // The part that training touches where ranks do the same: units up to the budget, and a few slots
+  // in each region.
   std::int64_t touched_bytes = 0;
 };
 

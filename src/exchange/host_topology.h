@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who moves whose bytes when ranks of several hosts share units. Each host has
-// one rank that stands in for a rank of another host: it alone receives that
-// rank's shards there, and sends it what its host has of its gradients. So
-// every byte enters a host once, and stand-ins share the work. Pure; ranks are
-// positions in the group. Thread rule: a value.
+// Which rank moves whose bytes when ranks of several hosts share units. For each rank of another host
+// one rank of this host is its proxy: it alone receives that rank's shards here, and sends it what this
+// host has of its gradients. So every byte enters a host once, and the ranks of a host divide the work.
+// Ranks are positions in the group. Thread rule: a value.
 #pragma once
 
 #include <vector>
@@ -19,7 +18,7 @@ class HostTopology {
   int rank() const { return rank_; }
   int host() const { return host_of(rank_); }
   int hosts() const { return static_cast<int>(hosts_.size()); }
-  // Of this host; positions among them are local ranks.
+  // The ranks of this host; positions among them are local ranks.
   const std::vector<int>& neighbours() const { return on(host()); }
   int local_rank() const { return local_of(rank_); }
   int local_ranks() const { return static_cast<int>(neighbours().size()); }
@@ -28,9 +27,9 @@ class HostTopology {
   int local_of(int rank) const { return places_[index(rank)].local; }
   const std::vector<int>& on(int host) const { return hosts_[index(host)]; }
 
-  // Who stands in for `rank` on `host`; at home, itself.
+  // The proxy of `rank` on `host`; on its own host, itself.
   int proxy_of(int rank, int host) const;
-  // For whom this rank stands in, itself included, ascending.
+  // The ranks whose proxy this rank is, itself included, ascending.
   const std::vector<int>& proxied_ranks() const { return proxied_ranks_; }
 
  private:

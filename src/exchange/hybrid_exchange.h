@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HybridExchange is made of two: one over the ranks that hold the model together
-// (the shard axis) and one over the ranks that own the same shards, one in each
-// replica. Units are gathered within a replica only. A unit's gradients are
-// first summed to shards within it; as soon as that is done, while later units
-// are still on their way, the shards' are summed across replicas. Owners may
-// also be the ranks of both axes; shards are then gathered across replicas when
-// they are published.
+// HybridExchange combines two exchanges: one over the ranks that hold the model together (the shard
+// axis) and one over the ranks that own the same shards, one in each replica. Units are gathered within
+// a replica only. A unit's gradients are first summed to shards within it; as soon as that is done,
+// while later units are still on their way, the shards' gradients are summed across replicas. Owners may
+// also be the ranks of both axes; shards are then gathered across replicas when they are published.
 // Thread rule: see Exchange. Protocol: docs/design/hybrid.md.
 #pragma once
 
@@ -16,7 +14,7 @@
 
 namespace sherd::exchange {
 
-// `across` must take ModelPlacement::kReplicate, or kShard with place.both_axes. Both are owned, and not open yet.
+// `across` must take ModelPlacement::kReplicate, or kShard with place.both_axes. Neither is open yet.
 std::unique_ptr<Exchange> make_hybrid_exchange(
     std::unique_ptr<Exchange> within,
     std::unique_ptr<Exchange> across,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two models that one model becomes on a mesh: that of the ranks of a
-// replica, and that of the ranks, one in each replica, that have the same shards
-// of the first. Pure.
+// The two models that one model becomes on a mesh: that of the ranks of a replica, and that of the
+// ranks, one in each replica, that have the same shards of the first. Pure.
 #pragma once
 
 #include "exchange/exchange.h"
@@ -10,7 +9,7 @@
 namespace sherd::exchange {
 
 struct MeshPosition {
-  int shard_index = 0;  // Of this rank, on the shard axis.
+  int shard_index = 0;  // This rank's, on the shard axis.
   int replicas = 1;
   // Owners are the ranks of both axes instead of those of the shard axis: the
   // model is cut into ranks x replicas shards, of which rank f of replica r has

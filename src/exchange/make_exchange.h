@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chooses the exchange for a group of ranks; the one place above the
-// implementations that knows them.
+// Chooses and makes the exchange for a group of ranks: the one file above the implementations that knows
+// them all. Thread rule: any thread.
 #pragma once
 
 #include <memory>

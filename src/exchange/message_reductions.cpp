@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kPieceAlignment = 64;
 constexpr std::chrono::seconds kPatience{1};
 
-// Of one staged piece, rounded up so that the next one is aligned.
+// Bytes of one staged piece, rounded up so that the next one is aligned.
 std::int64_t piece_bytes(
     const FlatSpec& flat, const plan::ElementRange& range) {
   const auto bytes = range.numel() *

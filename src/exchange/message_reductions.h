@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MessageReductions carries gradients between processes: each rank sends every peer
-// its part of a slot and sums what the peers sent for its own. Started at any
-// time and in any order, since messages are told apart by flat; waited for and
-// summed in the order started, by a thread of its own, while backward goes on.
-// Thread rule: one thread.
+// MessageReductions reduces gradients between processes: each rank sends every peer its part of a slot
+// and sums what the peers sent for its own. Reductions start at any time and in any order, since
+// messages are told apart by flat; they are waited for and summed in the order of their start, on a
+// thread of their own, while backward goes on. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +30,10 @@ class MessageReductions {
   // Takes the unit's gradient slot. Waits as options.under_way_max says.
   void start(UnitId unit, const ReduceOptions& options);
 
-  // Takes back the memory of what is summed, and tells the first failure so
-  // far. Never waits.
+  // Takes back the memory of what is summed and returns the first failure so far. Never waits.
   Status progress();
 
-  // The units summed since it was last asked, in that order.
+  // The units summed since the last call, in that order.
   std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
 
   bool under_way() const { return worker_.busy() || !shared_.empty(); }
@@ -80,7 +78,7 @@ class MessageReductions {
       char*& staging);
   Status complete(const Reduction& reduction);
   void reclaim();
-  // Of where the sum goes; REQUIRES: owned by this rank.
+  // The part of the sum's destination; REQUIRES: owned by this rank.
   at::Tensor sum_of(
       const Reduction& reduction,
       std::size_t flat,
@@ -101,7 +99,7 @@ class MessageReductions {
   bool room_wait_timed_out_ = false;  // Since the last finish().
   std::int64_t under_way_peak_ = 0;
   std::mutex mu_;
-  // Guarded by mu_: by the worker done with, memory not yet given back.
+  // Guarded by mu_: summed by the worker, memory not yet given back.
   std::vector<std::shared_ptr<Reduction>> summed_;
   WorkerThread worker_;  // The last member: its jobs use the others.
 };

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each rank sends its shard to every other, and its gradients to their owners:
-// whole units and gradients are private to a process.
-// Thread rule: as UnitTransport.
+// The UnitTransport by messages alone: each rank sends its shard to every other rank, and its gradients
+// to their owners. Whole units and gradients are private to a process. Thread rule: as UnitTransport.
 #pragma once
 
 #include <memory>
@@ -10,8 +9,8 @@
 
 namespace sherd::exchange {
 
-// Flats travel over the gather transport with this tag and the following ones;
-// smaller tags are free for others.
+// Flats travel over the gather transport with this tag and the following ones; smaller tags are free
+// for others.
 inline constexpr int kFlatTag = 2;
 
 std::unique_ptr<UnitTransport> make_message_unit_transport(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every exchange makes of the ranks' numbers and models, once it has them
-// all. Thread rule: pure functions, save compare_models(), which uses the transport.
+// What every exchange computes from the ranks' numbers and models, once it has them all. Thread rule:
+// pure functions, except compare_models(), which uses the transport.
 #pragma once
 
 #include <span>

@@ -7,7 +7,7 @@
 
 namespace sherd::exchange {
 
-// Of the kernel, in bytes: what memory is mapped, shared and given back by.
+// The kernel's page in bytes: the unit in which memory is mapped, shared and given back.
 inline constexpr std::int64_t kPage = 4096;
 
 }  // namespace sherd::exchange

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The three memories of an exchange that keeps them private to its process:
-// shards, unsharded units, gradient slots. Only addresses and sizes; moves
-// nothing. Thread rule: one thread.
+// The three memories of an exchange that keeps them private to its process: shards, unsharded units and
+// gradient slots. It knows addresses and sizes only, and moves nothing. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reducer carries the gradients of one backward to an exchange: collects each
-// parameter's into its unit's slot, hands full slots on in an order that does
-// not depend on when gradients become ready, and completes what never came with
-// zeros, so that every trainable unit is reduced exactly once. A gradient that
-// comes after its unit was reduced (reentrant segments) is kept for one more
-// round. Gradients of backwards that are not reduced (no_sync) can wait in full
-// size for the next. Thread rule: the caller's lock.
+// Reducer gives the gradients of one backward to an exchange. It collects each parameter's gradient in
+// its unit's slot, hands full slots on in an order that does not depend on when gradients become ready,
+// and completes with zeros what never came, so that every trainable unit is reduced exactly once. A
+// gradient that comes after its unit was reduced (reentrant segments) is kept for one more round.
+// Gradients of backwards that are not reduced (no_sync) can wait in full size for the next. Thread rule:
+// the caller's lock.
 #pragma once
 
 #include <vector>
@@ -51,19 +50,18 @@ class Reducer {
   // The order in which units are reduced, for the next backward; units left
   // out come last. REQUIRES: no gradient has come since the last finish().
   void set_order(const std::vector<UnitId>& order);
-  // Of the sums of the next backward. REQUIRES: as set_order().
+  // The scale of the next backward's sums. REQUIRES: as set_order().
   void set_scale(double scale) { scale_ = scale; }
   // Parameters that are frozen by now bring no gradient: their units do not
   // wait for it, nor for parameters whose mark is set in `unexpected`. REQUIRES: as
   // set_order().
   void expect(const std::vector<bool>& unexpected = {});
-  // Of the next backward: its reductions are partial, as
-  // ReduceOptions has it, and `.grad()` stays as it is. REQUIRES: as
-  // set_order().
+  // Makes the next backward's reductions partial (ReduceOptions::partial); `.grad()` stays as it is.
+  // REQUIRES: as set_order().
   void set_partial(bool partial) { partial_ = partial; }
   bool partial() const { return partial_; }
   bool started() const { return started_; }
-  // Its reduction has begun in this backward.
+  // Whether the unit's reduction has begun in this backward.
   bool reduced(UnitId unit) const {
     return states_[static_cast<std::size_t>(unit)].reduced;
   }
@@ -72,7 +70,7 @@ class Reducer {
   // starts the reductions that became possible. Not `fresh`: it is summed, but
   // says nothing of whether the parameter was used.
   Status arrived(int parameter, const at::Tensor& gradient, bool fresh = true);
-  // Whether one has, since the last finish().
+  // Whether its gradient has, since the last finish().
   bool has_arrived(int parameter) const;
 
   // Keeps the gradient, in full size and at least fp32, for the next backward
@@ -81,7 +79,7 @@ class Reducer {
   bool keeps(int parameter) const {
     return kept_[static_cast<std::size_t>(parameter)].defined();
   }
-  // What was kept of the parameter is forgotten.
+  // Forgets what was kept for the parameter.
   void drop_kept(int parameter) {
     kept_[static_cast<std::size_t>(parameter)].reset();
   }

@@ -14,7 +14,7 @@
 namespace sherd::exchange {
 namespace {
 
-// Of a sum that goes to a sink: stays in the second-level cache with what the
+// Bytes of a block that goes to a sink: it stays in the second-level cache with what the
 // sink reads and writes, and is long against the price of a call.
 constexpr std::int64_t kSinkElements = std::int64_t{1} << 15;
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradient slots in memory that ranks share. A rank fills a slot of its own,
-// posts it, and others read it there; it is free again when all have summed what
-// they need of it. Ranks are numbered among those that share. Thread rule: one
-// thread, save sum() and missing(), of any after the post.
+// Gradient slots in memory that ranks share. Each rank fills a slot of its own and posts it, and the
+// others read it there; it is free again when all have summed what they need of it. Ranks are numbered
+// among those that share. Thread rule: one thread; sum() and missing() may run on any after the post.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +17,7 @@
 
 namespace sherd::exchange {
 
-// Of one rank and unit, in shared memory.
+// The state of one rank's slot of one unit, in shared memory.
 struct SharedSlotState {
   // Reductions this rank has posted. Pairs: `begin` and the slot's bytes are
   // written before, and read by others after they have seen it.
@@ -46,7 +45,7 @@ class SharedGradientSlots {
 
   int ranks() const { return static_cast<int>(place_.regions.size()); }
 
-  // Of this rank; undefined where frozen. The same until post().
+  // This rank's slot; undefined where frozen. The same until post().
   std::vector<at::Tensor> slot(UnitId unit);
   // Shows the slot to the others, with what `options` gives elsewhere, save the
   // slices of those owners that this rank sums itself. Returns its number.

@@ -18,14 +18,14 @@ struct SharedLayout {
   std::vector<std::vector<std::int64_t>> flats;  // By unit, flat; if sharded.
   std::vector<std::int64_t> slot_regions;        // By rank.
   std::int64_t slot_region_bytes = 0;
-  // Of replicated units, a region a rank, or the same for all when ranks own no
-  // gradients; of sharded ones, when gradients are shared, the same for all.
-  // Where a flat's begins in the region.
+  // Gradients of replicated units: a region for each rank, or the same for all when ranks own no
+  // gradients; those of sharded units, when gradients are shared: the same region for all.
+  // `gradients` says where a flat's begins in the region.
   std::vector<std::int64_t> gradient_regions;  // By rank.
   std::int64_t gradient_region_bytes = 0;
   std::vector<std::vector<std::int64_t>> gradients;  // By unit, flat.
-  std::int64_t bytes = 0;                            // Of the segment.
-  // Of these, what training touches: of each region a few slots.
+  std::int64_t bytes = 0;                            // The whole segment.
+  // The part that training touches: a few slots in each region.
   std::int64_t touched_bytes = 0;
 };
 

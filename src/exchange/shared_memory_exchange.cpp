@@ -35,7 +35,7 @@ constexpr std::chrono::seconds kPatience{1};
 // A rank may have published this many times more than another has seen.
 constexpr std::size_t kGenerations = 8;
 
-// Of one rank, in the segment. Pairs: what is written before a post is read by
+// One rank's part of a step, in the segment. Pairs: what is written before a post is read by
 // who has seen it.
 struct RankState {
   shm::CounterCell published;  // Its slices, so many times.
@@ -553,7 +553,7 @@ Status SharedMemoryExchange::copy_in_full(
   return all_gather_step(request, nothing).status();
 }
 
-// The first failure stays, and is told to who waits for this rank.
+// The first failure stays, and ranks that wait for this one get it.
 Status SharedMemoryExchange::fail(const Status& status) {
   if (error_.ok()) {
     error_ = status.code() == ErrorCode::kAborted
@@ -567,7 +567,7 @@ Status SharedMemoryExchange::fail(const Status& status) {
 
 // Afterwards memory that the caller has is its own again: the thread that sums
 // would go on when a late rank posts, and shards lie where late ranks still read
-// them. Where the kernel refuses that, they hear of the failure all the same, but
+// them. Where the kernel refuses that, they get the failure all the same, but
 // may have read what was written after it.
 void SharedMemoryExchange::leave(const Status& why) {
   if (segment_ && !std::exchange(left_, true)) {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An Exchange for ranks of one host, without messages: all map one segment, in
-// which every unit lies whole, once. A rank's shard is its slice of that (or,
-// where whole units have another dtype, a private one that publish() casts into
-// it), so nothing is gathered and one rank may use units that others do not.
-// Gradient slots lie in it too; the owner of a slice sums it over all slots.
-// Why it is safe to write in place: docs/design/shared_memory.md.
+// SharedMemoryExchange is an Exchange for ranks of one host, without messages: all map one segment, in
+// which every unit lies whole, once. A rank's shard is its slice of that (or, where whole units have
+// another dtype, a private one that publish() casts into it), so nothing is gathered and one rank may
+// use units that others do not. Gradient slots lie in the segment too; the owner of a slice sums it over
+// all slots. Why it is safe to write in place: docs/design/shared_memory.md.
 #pragma once
 
 #include <memory>
@@ -17,8 +16,8 @@
 namespace sherd::exchange {
 
 struct SharedMemoryOptions {
-  // Performance. Gradients are summed on a thread of their own instead of at
-  // later calls of the caller's.
+  // Whether gradients are summed on a thread of their own instead of at later calls of the caller's;
+  // the result is the same.
   bool sum_thread = false;
 };
 

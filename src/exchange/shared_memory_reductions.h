@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SharedMemoryReductions reduces gradients that lie in shared memory: a rank posts its slot,
-// and the owner of a slice sums it over the slots of all ranks, in rank order,
-// once all have posted. A slot is free again when every owner has summed. Where
-// gradients are replicated, every rank then takes the slices of the others.
-// Thread rule: one thread; sinks are called on it or on the one it makes.
+// SharedMemoryReductions reduces gradients that lie in shared memory. A rank posts its slot, and the
+// owner of a slice sums it over the slots of all ranks, in rank order, once all have posted. A slot is
+// free again when every owner has summed. Where gradients are replicated, every rank then takes the
+// slices of the others. Thread rule: one thread; sinks are called on it or on the one it makes.
 // Ordering: docs/design/shared_memory.md.
 #pragma once
 
@@ -30,7 +29,7 @@ class SharedMemoryReductions {
   SharedMemoryReductions(const SharedMemoryReductions&) = delete;
   SharedMemoryReductions& operator=(const SharedMemoryReductions&) = delete;
 
-  // Of this rank; undefined where frozen. The same until post().
+  // This rank's slot; undefined where frozen. The same until post().
   std::vector<at::Tensor> slot(UnitId unit) { return slots_.slot(unit); }
   void post(UnitId unit, const ReduceOptions& options);
 
@@ -40,14 +39,14 @@ class SharedMemoryReductions {
   // written, and no sink is called, whatever other ranks still post. REQUIRES:
   // not called in a sink; of the calls above none follows.
   void stop();
-  // Of the thread's sums; progress() goes no further after it.
+  // The first failure of the thread's sums; progress() goes no further after it.
   Status failure() const { return worker_ ? worker_->failure() : Status(); }
   // Until the thread has made the oldest sum under way, or that long.
   void wait_for_thread(std::chrono::milliseconds time);
-  // The units summed since it was last asked, in that order.
+  // The units summed since the last call, in that order.
   std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
-  // Of the oldest sum under way, the first rank that it waits for; nothing when
-  // there is none, or progress() could do it.
+  // The first rank that the oldest sum under way waits for; nothing when there is none, or
+  // progress() could make it.
   std::optional<SharedGradientSlots::Missing> missing() const;
 
   // Posted here and not summed, or taken, here.

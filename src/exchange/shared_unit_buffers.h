@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SharedUnitBuffers lends places for whole units in the memory of a host, of its first
-// rank, for all of them: where a unit is gathered is known to all because one
-// rank says it. A place is free again when every rank that got the unit has
-// dropped it, which is told by numbers in that memory. Nothing is waited for:
-// where ranks do the same, a gather is agreed on only when each has room for
-// it; where they do not, places in use exceed the limit by what they hold apart
-// from each other. Thread rule: one thread.
+// SharedUnitBuffers allocates buffers for whole units in memory that the ranks of a host share. The
+// host's first rank allocates for all of them, so that one rank says where a unit is gathered. A buffer
+// is free again when every rank that got the unit has dropped it, which counters in that memory say.
+// Nothing is waited for: where ranks do the same, a gather is agreed on only when each has room for it;
+// where they do not, buffers in use exceed the limit by what the ranks hold apart from each other.
+// Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +20,8 @@ namespace sherd::exchange {
 class SharedUnitBuffers {
  public:
   // `dropped` is by local rank, by unit: how often that rank has dropped that
-  // unit. Pairs: it does not read a place after; here it is lent again once the
-  // number was seen. Both outlive this.
+  // unit. Pairs: it does not read the buffer after its post; here the buffer is lent again once
+  // the number was seen. Both outlive this.
   SharedUnitBuffers(
       std::span<std::byte> region, std::span<std::uint64_t> dropped, int units);
   // Leaves the memory as it is: others may still read.
@@ -34,15 +33,15 @@ class SharedUnitBuffers {
     UnitId unit = 0;
     std::int64_t bytes = 0;
     std::vector<bool> wanted;  // By local rank.
-    // Of places in use or kept; 0: no limit.
+    // Limit of the buffers in use or kept; 0: none.
     std::int64_t bytes_max = 0;
-    // Outside of that; not kept.
+    // Outside that limit, and not kept.
     bool passing = false;
   };
-  // Where the place begins in the region. Throws Error when there is none.
+  // Where the buffer begins in the region. Throws Error when there is no room.
   std::int64_t allocate(const Request& request);
 
-  // Of places that are in use or kept.
+  // Bytes of the buffers that are in use or kept.
   std::int64_t allocated_bytes() const { return pool_.allocated_bytes(); }
   // The same without those that only others read: within the limit.
   std::int64_t allocated_bytes_of(int local) const;

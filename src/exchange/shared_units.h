@@ -40,7 +40,7 @@ class SharedUnits {
   // own none, the same for all, in which each shows the others its slice of the
   // sum; of sharded ones that of all ranks. REQUIRES: it lies in the segment.
   at::Tensor gradient_of(int rank, UnitId unit, int flat) const;
-  // Of slices that this rank shows.
+  // Bytes of the slices that this rank shows.
   std::int64_t shown_bytes() const { return shown_bytes_; }
 
   // Brings what is a cast of this rank's shards up to date.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether ranks that share memory sum gradients on a thread of their own.
-// Thread rule: any thread.
+// Decides whether ranks that share memory sum gradients on a thread of their own. Thread rule: any
+// thread.
 #pragma once
 
 #include "base/rank_environment.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A module's parameter and its place in a ModelSpec. A value that keeps the
-// tensor alive. Thread rule: as for a value.
+// A module's parameter and its place in a ModelSpec. Thread rule: as for a value, which keeps the tensor
+// alive.
 #pragma once
 
 #include <string>

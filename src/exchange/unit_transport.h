@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UnitTransport is what CollectiveExchange, which makes ranks agree, leaves to
-// others: the memory of shards, whole units and gradients, and moving their
-// bytes. By messages alone (message_carrier.h), or by memory inside a host and
-// messages between hosts (host_carrier.h). Made when the ranks' models are
-// known to be equal. Thread rule: one thread, save gather(), of the thread that
-// gathers. docs/design/exchange.md
+// UnitTransport moves a unit's shards (all-gather) and gradients (reduce-scatter) and owns the memory of
+// both. CollectiveExchange makes the ranks agree on what comes next and leaves the rest to it, so that
+// bytes may travel by messages alone (message_unit_transport.h), or by shared memory inside a host and
+// messages between hosts (hierarchical_unit_transport.h). It is made once the ranks' models are known
+// to be equal. Thread rule: one thread; gather() is called by the thread that gathers.
+// docs/design/exchange.md
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct AgreedGather {
   std::string what;              // For messages.
 };
 
-// Where a whole unit lies for this rank: one 1-D tensor per flat, known at the
-// latest when its gather has ended. Of the thread that gathers until then.
+// Where a whole unit lies for this rank: one 1-D tensor per flat, known at the latest when its
+// gather has ended. Until then only the thread that gathers may use it.
 struct UnshardedUnit {
   Precision precision = Precision::kParameter;
   std::vector<at::Tensor> flats;
@@ -43,25 +43,26 @@ class UnitTransport {
   // For a unit that is about to be gathered; a replicated one is whole at once.
   virtual std::shared_ptr<UnshardedUnit> open_unit(
       UnitId unit, const UnshardOptions& options, std::uint64_t generation) = 0;
-  // Every rank makes the same calls in the same order. `place` is null where
-  // the unit is not wanted; where it is, it is whole afterwards.
+  // Every rank makes the same calls in the same order. `unsharded` is null on a rank that does not
+  // want the unit; elsewhere the unit is whole afterwards.
   [[nodiscard]] virtual Status gather(
-      const AgreedGather& gather, UnshardedUnit* place) = 0;
-  virtual void drop_unit(UnitId unit, const UnshardedUnit& place) = 0;
+      const AgreedGather& gather, UnshardedUnit* unsharded) = 0;
+  virtual void drop_unit(UnitId unit, const UnshardedUnit& unsharded) = 0;
   // Replicated units that are whole follow their shards.
   virtual void publish(std::uint64_t generation) = 0;
 
   // As in Exchange.
   virtual std::vector<at::Tensor> gradient_slot(UnitId unit) = 0;
   virtual void start_reduce(UnitId unit, const ReduceOptions& options) = 0;
-  // Takes memory back, tells the first failure so far. Never waits.
+  // Takes back the memory of reductions that ended and returns the first failure so far. Never
+  // waits.
   [[nodiscard]] virtual Status progress() = 0;
-  // The units whose sums were made here since it was last asked.
+  // The units whose sums were made here since the last call.
   virtual std::vector<UnitId> take_ended() = 0;
   // Waits until all that was started is done here.
   [[nodiscard]] virtual Status finish() = 0;
   virtual bool reducing() const = 0;
-  // The next reduction of a unit is none of a late round.
+  // Backward is over: the next reduction of each unit overwrites its gradient.
   virtual void backward_ended() {}
 
   // Ends what was started; when it returns, gradients and what they are summed
@@ -71,8 +72,8 @@ class UnitTransport {
   virtual void add_to(ExchangeCounters& counters) const = 0;
 };
 
-// Collective over the transports' ranks. The model outlives the unit_transport, which keeps
-// the transports until it has ended.
+// Collective over the transports' ranks. The model outlives the result, which keeps the transports
+// until it has ended.
 using MakeUnitTransport = std::function<Result<std::unique_ptr<UnitTransport>>(
     const ModelSpec& model,
     const std::shared_ptr<world::Transport>& gather,

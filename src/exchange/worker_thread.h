@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WorkerThread is one thread that does jobs in the order they were posted, so that
-// waiting for peers does not hold up computing. The first job that fails ends
-// the work: later ones are not run and have its failure.
-// Thread rule: any thread.
+// WorkerThread runs jobs on one thread in the order they were posted, so that waiting for peers does not
+// hold up computing. The first job that fails ends the work: later ones are not run and get its
+// failure. Thread rule: any thread.
 #pragma once
 
 #include <chrono>
@@ -29,7 +28,7 @@ class WorkerThread {
   WorkerThread(const WorkerThread&) = delete;
   WorkerThread& operator=(const WorkerThread&) = delete;
 
-  // A number for wait(): of this job, all before it being smaller.
+  // Returns this job's number for wait(); later jobs have larger ones.
   std::uint64_t post(Job job);
 
   // Returns when that job and all before it have ended: the first failure of
@@ -46,7 +45,7 @@ class WorkerThread {
   // How many jobs have ended.
   std::uint64_t ended() const;
 
-  // Some job has not ended yet.
+  // Whether some job has not ended yet.
   bool busy() const;
 
   // The first failure so far; never waits.

@@ -187,7 +187,7 @@ void C10dTransport::abort_waits(Waits which) {
   }
 }
 
-// A message under way is not told that its connection broke. Starting another
+// A message under way does not learn that its connection broke. Starting another
 // on that connection is. Who has left in order may close it, save `needed`.
 void C10dTransport::probe_unwatched(int needed) {
   const SigpipeGuard no_sigpipe;
@@ -328,8 +328,8 @@ std::optional<PeerLoss> C10dTransport::left_in_order(int peer) const {
   return watch_.first_lost({world_rank(peer)});
 }
 
-// Where `peer` has no board that tells why it closed its connection: the likely
-// reason, if another member has left before.
+// The likely reason why `peer`, which has no exit status page here, closed its
+// connection: another member has left before.
 std::string C10dTransport::likely_reason(int peer) const {
   for (int other = 0; other < size(); ++other) {
     if (other != peer && has_left(other) && !watch_.watches(world_rank(peer))) {
@@ -418,7 +418,7 @@ void C10dTransport::abandon(const Status& why) {
     abort_waits(Waits::kAll);
   }
   if (gave_up) {
-    // Peers see the connections break and look for the reason on our board.
+    // Peers see the connections break and look for the reason on our exit status page.
     watch_.give_up(why.ok() ? "gave up" : str("gave up: ", why.message()));
   }
   end_messages();

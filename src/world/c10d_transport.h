@@ -6,9 +6,9 @@
 // be interrupted.
 //
 // It rests on these facts about Gloo: a timed-out wait breaks every connection of the group;
-// Work::abort() makes a wait return false and breaks nothing; a message under way when its
-// connection breaks is never told; memory of a message is read and written until then. Hence the
-// first failure breaks all connections of the group before anybody hears of it.
+// Work::abort() makes a wait return false and breaks nothing; a message under way when its connection
+// breaks never ends by itself; memory of a message is read and written until then. Hence the first
+// failure breaks all connections of the group before any wait returns it.
 //
 // A rank that leaves a group sends a leave message: one byte to every member, by the connections
 // that carry everything else, so that whoever has it has all that was sent before. A member that

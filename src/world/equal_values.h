@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether ranks hold tensors of equal values, by digests: each rank reads its
-// tensors once, and a few bytes travel. What differs is named. For mistakes, not
-// for attacks. Thread rule: one thread.
+// Compares tensors between ranks by digests: each rank reads its tensors once, and a few bytes travel.
+// The first difference is named. It finds mistakes, not attacks. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +18,12 @@ struct NamedDigest {
   bool operator==(const NamedDigest&) const = default;
 };
 
-// Of dtype, shape and the bytes of elements in C order: equal for equal tensors
+// A hash of dtype, shape and the bytes of elements in C order: equal for equal tensors
 // whatever their strides.
 std::uint64_t digest_of(const at::Tensor& tensor);
 
 // A sentence on the first name whose digests differ between ranks, or that not
-// all have in this place; empty when there is none. A function of values.
+// all have in this place; empty when there is none. Pure.
 std::string difference_of(const std::vector<std::vector<NamedDigest>>& by_rank);
 
 // Collective: the same for the ranks of `world`, the same sentence on every rank.

@@ -14,7 +14,7 @@
 
 namespace sherd::world {
 
-// Zero, as the kernel hands it out, is an empty board.
+// Zero, as the kernel hands it out, is an empty page.
 struct ExitStatusPage::Page {
   static constexpr std::uint32_t kMagic = 0x53484e42;
   std::uint32_t magic;

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A ExitStatusPage is a page of memory on which a rank leaves its last words for
-// the ranks of its host: that it left in order, or what went wrong and which
-// rank it blames. Posting is a plain store to memory, so it cannot block or
-// fail, needs no store and survives the process: whoever reads the board after
-// the death of its writer sees everything posted before.
-// The writer owns a memfd; readers map it through /proc/PID/fd/N while the
-// writer lives and keep the mapping. Thread rule: any thread.
+// An ExitStatusPage is a page of memory on which a rank records how it ended, for the ranks of its host:
+// that it left in order, or what went wrong and which rank it blames. Recording is a plain store to
+// memory, so it cannot block or fail, needs no store of c10d and survives the process: whoever reads the
+// page after the death of its writer sees everything recorded before. The writer owns a memfd; readers
+// map it through /proc/PID/fd/N while the writer lives and keep the mapping. Thread rule: any thread.
 #pragma once
 
 #include <memory>
@@ -30,10 +28,10 @@ struct ExitStatus {
 
 class ExitStatusPage {
  public:
-  // A new board of this process; where memfd is missing it has no readers.
+  // A new page of this process; where memfd is missing it has no readers.
   ExitStatusPage();
-  // Another rank's board; nullptr where it cannot be opened (the process has
-  // gone, another user's process).
+  // Another rank's page; nullptr where it cannot be opened (the process has gone, or is another
+  // user's).
   static std::unique_ptr<ExitStatusPage> open(int pid, int fd);
   ~ExitStatusPage();
   ExitStatusPage(const ExitStatusPage&) = delete;
@@ -41,7 +39,7 @@ class ExitStatusPage {
 
   int fd() const { return fd_; }
 
-  // REQUIRES: a board of this process. Only the first of each is kept.
+  // REQUIRES: a page of this process. Only the first of each is kept.
   void record_failure(int rank, const std::string& how);
   void record_end(ExitStatus::End end);
 

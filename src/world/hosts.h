@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which ranks share a host, as far as they told each other when they met: by
-// host name, boot id, and what tests invent. Thread rule: any thread.
+// Which ranks share a host, by the records of the rendezvous: host name, boot id, and what tests invent.
+// Thread rule: any thread.
 #pragma once
 
 #include <vector>

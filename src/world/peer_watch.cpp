@@ -85,8 +85,8 @@ void PeerWatch::Impl::add_peer(const RankRecord& record) {
   }
 }
 
-// Why `rank` is or will be lost, going by the boards alone. Nothing when it
-// left in order or has posted nothing. Follows blame from board to board until
+// Why `rank` is or will be lost, by the exit status pages alone. Nothing when it
+// left in order or has recorded nothing. Follows blame from page to page until
 // it comes back to a rank: one that has left while others went on finds them
 // ended later, for its own sake, and what they said first is the cause.
 std::optional<PeerLoss> PeerWatch::Impl::explanation(int rank) const {
@@ -135,7 +135,7 @@ void PeerWatch::Impl::record(int rank, const PeerLoss& cause) {
       return;
     }
     // Posted first: whoever finds the loss here may end this process at once,
-    // and then the board alone tells the others why.
+    // and then the page alone tells the others why.
     own_board.record_failure(cause.rank, cause.how);
     lost.push_back({rank, cause});
   }

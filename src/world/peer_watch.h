@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PeerWatch tells which ranks of the job are lost and which was lost first. It
-// watches the processes of this host through pidfds, so a death is seen within
-// a millisecond even by ranks that talk to nobody; for ranks of other hosts it
-// knows what report() is told. When a rank dies, its exit status page is read: one
-// that left in order is not lost, and one that died because it had seen
-// another rank lost does not count as the first (a killed rank brings down its
-// neighbours within milliseconds; the error must name the cause).
-// Its thread "peer-watch" sleeps until a process ends, and ticks, see
+// PeerWatch finds out which ranks of the job are lost, and which was lost first. It watches the processes
+// of this host through pidfds, so that a death is seen within a millisecond even by ranks that talk to
+// nobody; about ranks of other hosts it knows what report() is given. When a rank dies, its exit status
+// page is read: a rank that left in order is not lost, and one that died because it had seen another rank
+// lost does not count as the first (a killed rank brings down its neighbours within milliseconds; the
+// error must name the cause). Its thread "peer-watch" sleeps until a process ends, and ticks, see
 // subscribe(). Thread rule: any thread.
 #pragma once
 
@@ -33,15 +31,15 @@ class PeerWatch {
  public:
   // Watches the peers in `records` that share process ids with this rank;
   // `records` is by rank and holds this rank too. A peer that is dead already
-  // is lost at once. `board` is this rank's own and must outlive the watch.
+  // is lost at once. `board` is this rank's own exit status page and must outlive the watch.
   PeerWatch(
       int own_rank, const std::vector<RankRecord>& records, ExitStatusPage& board);
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
 
-  // The cause of the first loss among `ranks` (which the cause itself need not
-  // be a member of); nothing while all of them are well.
+  // The cause of the first loss among `ranks`, which may be the loss of a rank
+  // outside them; nothing while all of them are well.
   std::optional<PeerLoss> first_lost(const std::vector<int>& ranks) const;
   // The same over all ranks.
   std::optional<PeerLoss> first_lost() const;
@@ -53,11 +51,11 @@ class PeerWatch {
   // records that, else records "closed its connection". Returns the cause.
   PeerLoss explain_closed(int rank, std::chrono::milliseconds patience);
 
-  // Records that `rank` is lost, tells the own exit status page, and wakes
+  // Records that `rank` is lost, here and on the own exit status page, and wakes
   // everybody. Later reports of the same rank change nothing.
   void report(const PeerLoss& loss);
 
-  // Tells the own exit status page that this rank ends its part by its own
+  // Records on the own exit status page that this rank ends its part by its own
   // decision, e.g. how = "gave up: out of memory". Only the first trouble is
   // kept.
   void give_up(const std::string& how);
@@ -69,7 +67,7 @@ class PeerWatch {
   int subscribe(std::function<void()> look_around);
   void unsubscribe(int handle);
 
-  // Whether the board of `rank` says that it is gone, in order or not.
+  // Whether the exit status page of `rank` says that it is gone, in order or not.
   bool has_ended(int rank) const;
 
   // Whether `rank` is watched through its process.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RankRecord is what a rank tells the others about itself when they meet:
-// enough to know which ranks share a host and to watch their processes. It
-// travels as text through the store. Thread rule: a value.
+// RankRecord is what ranks tell each other in the rendezvous: enough to know which ranks share a host and
+// to watch their processes. It travels as text through the store. Thread rule: a value.
 #pragma once
 
 #include <cstdint>

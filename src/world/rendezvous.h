@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The first meeting of the ranks of a job in a store: everybody leaves its
-// record, rank 0 judges whether all came and agree, everybody reads the
-// verdict. Thus every rank that arrived fails with the same sentence. Store
-// keys: sherd/{rank/<r>, disagree, verdict, heard}. Thread rule: any thread.
+// The rendezvous of the ranks of a job in a store: every rank leaves its record, rank 0 decides whether
+// all came and agree, and all read its decision. Thus every rank that arrived fails with the same
+// sentence. Store keys: sherd/{rank/<r>, disagree, verdict, heard}. Thread rule: any thread.
 #pragma once
 
 #include <chrono>

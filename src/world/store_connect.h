@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens rank 0's store, or reaches it (or the launcher's), in bounded time and
-// without the backtraces c10d prints while nobody listens yet. Thread rule: any
-// thread.
+// Opens rank 0's store, or connects to it (or to the launcher's), in bounded time and without the
+// backtraces c10d prints while nobody listens yet. Thread rule: any thread.
 #pragma once
 
 #include <chrono>
@@ -16,7 +15,7 @@ class Store;
 namespace sherd::world {
 
 // Throws Error: kUnavailable naming the port when rank 0 cannot listen on it,
-// kDeadlineExceeded when nobody, or a stranger, listens where rank 0 should.
+// kDeadlineExceeded when nobody, or another program, listens where rank 0 should.
 c10::intrusive_ptr<c10d::Store> connect_store(
     const RankEnvironment& env, std::chrono::milliseconds deadline);
 

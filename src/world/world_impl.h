@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is behind the handle World, for the files of src/world. Thread rule: one
-// thread, save for the watch and the board, which are any thread's.
+// The state behind the handle World, for the files of src/world. Thread rule: one thread, except for
+// the watch and the exit status page, which any thread may use.
 #pragma once
 
 #include <chrono>
@@ -44,10 +44,10 @@ struct World::Impl {
   };
   std::vector<Retired> retired;
   std::unique_ptr<world::C10dTransport> barrier_group;  // All ranks; made when needed.
-  // Of the connections within a host, and of the others; made when needed.
+  // Gloo devices of the connections within a host, and of the others; made when needed.
   std::shared_ptr<compat::GlooDevice> device_of_host;
   std::shared_ptr<compat::GlooDevice> device_between_hosts;
-  std::set<std::string> group_names;  // Used up: keys stay behind.
+  std::set<std::string> group_names;  // Used up: keys stay in the store.
   int made = 0;                       // Handed out by next_number().
   bool closed = false;
   // A launcher's store, which outlives this world; else null.
@@ -55,7 +55,7 @@ struct World::Impl {
 
   ~Impl();
 
-  // Collective over `ranks`: connects them; `deadline` is of waits afterwards.
+  // Collective over `ranks`: connects them; `deadline` is that of waits afterwards.
   // Throws Error.
   std::unique_ptr<world::C10dTransport> make_group(
       const std::string& name,
@@ -63,7 +63,7 @@ struct World::Impl {
       std::chrono::milliseconds deadline);
   world::C10dTransport& all_ranks();
 
-  // Ranks that connect a group with this one hear that it never comes.
+  // Tells ranks that connect a group with this one that it never comes.
   void announce_closing();
   // Lets the store go, which ends it if this process keeps it.
   void end_store();

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// World is this process's place among the ranks of one job: its number, how
-// many there are, and the store through which they meet. Mesh arranges the
-// ranks on two named axes, W = R x F: `replicate` (outer) and `shard` (inner),
-// rank = replicate_index * F + shard_index.
+// World is this process's membership in the group of all ranks of one job: its rank, their number,
+// and the store through which they meet. Mesh arranges the ranks on two named axes, W = R x F:
+// `replicate` (outer) and `shard` (inner), rank = replicate_index * F + shard_index.
 //
-// Both are cheap handles on shared state: copies speak of the same job. Thread
-// rule: any thread for the getters, one thread for everything else.
+// Both are cheap handles on shared state: copies stand for the same job. Thread rule: any thread for
+// the getters, one thread for everything else.
 // Mirrors torch.distributed.init_process_group and init_device_mesh.
 #pragma once
 
@@ -25,12 +24,12 @@ class Store;
 namespace sherd {
 
 struct WorldOptions {
-  // Behaviour. How long any wait for another rank may last without that rank
-  // making progress; then it is an error that names it.
+  // How long any wait for another rank may last without that rank making progress;
+  // then it is an error that names it.
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
-  // Behaviour. How long ranks may take to arrive when the job starts.
+  // How long ranks may take to arrive when the job starts.
   std::chrono::milliseconds rendezvous_deadline = std::chrono::minutes(5);
-  // Behaviour. Interface ("eth0") for connections between hosts; empty: the one
+  // Interface ("eth0") for connections between hosts; empty: the one
   // that leads to rank 0. Ranks of one host always use the loopback address.
   std::string network_interface{};
 };
@@ -73,7 +72,7 @@ class World {
   std::vector<std::vector<double>> all_gather(
       const std::vector<double>& mine) const;
 
-  // The same of texts, of any bytes and lengths. Memory: all of them, on every rank.
+  // The same for texts, of any bytes and lengths. Memory: all of them, on every rank.
   std::vector<std::string> all_gather_texts(const std::string& mine) const;
 
   // Collective, in place: every rank gets rank 0's values. Contiguous CPU
@@ -82,15 +81,15 @@ class World {
   void broadcast(const std::vector<at::Tensor>& tensors) const;
 
   // Collective. Ends the connections in order; afterwards only getters work.
-  // Destroy or close communicators and models first. A rank that calls it while
+  // Destroy or close what was made over this world, e.g. models, first. A rank that calls it while
   // others wait for it elsewhere ends their wait: they throw and name it. Throws
   // Error when a rank was lost.
   // Destruction without close() is safe and never waits, but a peer that still
   // needs this rank gets an error that says it left.
   void close();
 
-  // Numbers what is made over this world, 0, 1, ...: equal on all ranks that
-  // make things in the same order.
+  // 0, 1, ...: a number for each thing that is made over this world, equal on all ranks
+  // that make things in the same order.
   int next_number() const;
 
   // Internal: what src/world makes of it.
