@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <sstream>
+#include <utility>
 
 #include <ATen/ops/zeros.h>
 
@@ -40,6 +41,15 @@ void BackwardStatus::mark_used(UnitId unit, const std::vector<bool>& used_here) 
   marks.resize(std::max(marks.size(), used_here.size()));
   for (std::size_t i = 0; i < used_here.size(); ++i) {
     marks[i] = marks[i] || used_here[i];
+  }
+}
+
+void BackwardStatus::set_end(const BackwardEnd& end) {
+  auto marks = std::move(used);
+  static_cast<BackwardEnd&>(*this) = end;
+  used = std::move(marks);
+  for (std::size_t u = 0; u < end.used.size(); ++u) {
+    mark_used(static_cast<UnitId>(u), end.used[u]);
   }
 }
 

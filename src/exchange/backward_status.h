@@ -12,14 +12,11 @@
 
 namespace sherd::exchange {
 
-struct BackwardStatus {
-  std::vector<std::vector<bool>> used;  // By unit, by trainable parameter.
-  std::vector<bool> late;               // By unit.
-  std::string aborted;
-  bool relayed_from_peer = false;  // `aborted` names its rank itself.
-  bool departed = false;
-
+// A rank's BackwardEnd, with the marks of its reductions so far, as it is sent to the others.
+struct BackwardStatus : BackwardEnd {
   void mark_used(UnitId unit, const std::vector<bool>& used_here);
+  // Takes what `end` says, beside the marks that are there.
+  void set_end(const BackwardEnd& end);
 
   // uint8, 1-D; equally long for every status of one model.
   at::Tensor encode(const ModelSpec& model) const;

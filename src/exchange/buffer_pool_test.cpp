@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/buffer_pool.h"
-#include "exchange/page.h"
+#include "exchange/shared_layout.h"
 
 #include <cstdint>
 #include <cstring>

@@ -11,7 +11,7 @@
 #include "exchange/agreement.h"
 #include "exchange/backward_status.h"
 #include "world/collectives.h"
-#include "exchange/message_unit_transport.h"
+#include "exchange/unit_transport.h"
 #include "exchange/numbers.h"
 
 namespace sherd::exchange {
@@ -135,13 +135,7 @@ class CollectiveExchange final : public Exchange {
     if (!error_.ok()) {
       return error_;
     }
-    backward_status_.late = end.late;
-    backward_status_.aborted = end.aborted;
-    backward_status_.relayed_from_peer = end.relayed_from_peer;
-    backward_status_.departed = end.departed;
-    for (std::size_t u = 0; u < end.used.size(); ++u) {
-      backward_status_.mark_used(static_cast<UnitId>(u), end.used[u]);
-    }
+    backward_status_.set_end(end);
     const auto statuses = finish_backward();
     if (!statuses.ok()) {
       return fail(statuses.status());

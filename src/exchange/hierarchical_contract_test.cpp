@@ -5,7 +5,7 @@
 #include "exchange/contract_processes_testing.h"
 
 #include "world/transport.h"
-#include "exchange/hierarchical_exchange.h"
+#include "exchange/make_exchange.h"
 
 namespace sherd::exchange::contract {
 namespace {

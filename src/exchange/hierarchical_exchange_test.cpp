@@ -2,7 +2,7 @@
 //
 // What the contract does not say of an exchange over several hosts: how many
 // bytes travel, who keeps what, who is named when a rank dies.
-#include "exchange/hierarchical_exchange.h"
+#include "exchange/make_exchange.h"
 
 #include <sys/resource.h>
 
@@ -14,9 +14,8 @@
 #include "exchange/collective_exchange.h"
 #include "world/transport.h"
 #include "exchange/contract_processes_testing.h"
-#include "exchange/hierarchical_unit_transport.h"
 #include "exchange/make_exchange.h"
-#include "exchange/message_unit_transport.h"
+#include "exchange/unit_transport.h"
 
 namespace sherd::exchange {
 namespace {

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/hierarchical_unit_transport.h"
 
 #include <algorithm>
 #include <atomic>
@@ -19,7 +18,7 @@
 #include "exchange/shared_unit_buffers.h"
 #include "exchange/hierarchical_reductions.h"
 #include "exchange/private_buffers.h"
-#include "exchange/message_unit_transport.h"
+#include "exchange/unit_transport.h"
 #include "exchange/message_reductions.h"
 
 namespace sherd::exchange {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "exchange/page.h"
 #include "exchange/shared_layout.h"
 #include "exchange/shared_memory_reductions.h"
 #include "plan/arithmetic.h"

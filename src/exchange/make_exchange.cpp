@@ -12,9 +12,8 @@
 #include "exchange/collective_exchange.h"
 #include "world/collectives.h"
 #include "world/transport.h"
-#include "exchange/hierarchical_exchange.h"
 #include "exchange/hybrid_exchange.h"
-#include "exchange/message_unit_transport.h"
+#include "exchange/unit_transport.h"
 #include "exchange/shared_memory_exchange.h"
 #include "exchange/sum_thread.h"
 
@@ -132,6 +131,29 @@ std::unique_ptr<Exchange> make_exchange(
   }
   return make_collective_exchange(
       std::move(transport), world::make_c10d_transport(world, name + "/reduce", ranks));
+}
+
+std::unique_ptr<Exchange> make_hierarchical_exchange(
+    const World& world, const std::string& name, std::shared_ptr<world::Transport> gather) {
+  const auto& ranks = gather->ranks();
+  auto hosts = world::ranks_by_host(world, ranks);
+  for (auto& host : hosts) {
+    for (auto& rank : host) {  // Their positions from here on.
+      rank = static_cast<int>(
+          std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    }
+  }
+  return make_collective_exchange_with(
+      std::move(gather),
+      world::make_c10d_transport(
+          world, name + "/reduce", ranks, 2 * world.options().deadline),
+      [=](const ModelSpec& model, const auto& gathers,
+          const auto& sums) -> Result<std::unique_ptr<UnitTransport>> {
+        if (model.placement == ModelPlacement::kReplicate) {
+          return make_message_unit_transport(model, gathers, sums);
+        }
+        return make_hierarchical_unit_transport(world, name, hosts, model, gathers, sums);
+      });
 }
 
 std::unique_ptr<Exchange> make_comm_hook_exchange(

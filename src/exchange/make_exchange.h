@@ -53,7 +53,14 @@ std::unique_ptr<Exchange> make_exchange(
     const std::vector<int>& ranks,
     Kind kind = Kind::kCollective);
 
-// The same by messages, for replicas: `reduce` reduces gradients instead of the
+// For a shard axis that spans several hosts: ranks of a host share memory, and between hosts each rank
+// moves its part by messages, so that a host receives every byte once. Ranks agree as in
+// CollectiveExchange; replicated units move by messages alone. Collective over the ranks of `gather`,
+// any number on each host. Throws Error when they cannot be connected. docs/design/hierarchical.md
+std::unique_ptr<Exchange> make_hierarchical_exchange(
+    const World& world, const std::string& name, std::shared_ptr<world::Transport> gather);
+
+// As make_exchange() by messages, for replicas: `reduce` reduces gradients instead of the
 // exchange. Throws Error, on all ranks, also when they differ in `hook`, its
 // name.
 std::unique_ptr<Exchange> make_comm_hook_exchange(

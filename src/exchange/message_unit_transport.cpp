@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/message_unit_transport.h"
+#include "exchange/unit_transport.h"
 
 #include <cstring>
 

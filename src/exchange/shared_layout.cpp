@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "exchange/page.h"
 #include "plan/arithmetic.h"
 
 namespace sherd::exchange {

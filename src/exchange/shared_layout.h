@@ -13,6 +13,9 @@
 
 namespace sherd::exchange {
 
+// The kernel's page in bytes: the unit in which memory is mapped, shared and given back.
+inline constexpr std::int64_t kPage = 4096;
+
 struct SharedLayout {
   // From the start of the segment, in bytes.
   std::vector<std::vector<std::int64_t>> flats;  // By unit, flat; if sharded.

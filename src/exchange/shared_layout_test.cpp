@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <gtest/gtest.h>
 #include "exchange/contract_testing.h"
-#include "exchange/page.h"
 
 namespace sherd::exchange {
 namespace {

@@ -152,13 +152,7 @@ class SharedMemoryExchange final : public Exchange {
       return error_;
     }
     begin();
-    backward_status_.late = end.late;
-    backward_status_.aborted = end.aborted;
-    backward_status_.relayed_from_peer = end.relayed_from_peer;
-    backward_status_.departed = end.departed;
-    for (std::size_t u = 0; u < end.used.size(); ++u) {
-      backward_status_.mark_used(static_cast<UnitId>(u), end.used[u]);
-    }
+    backward_status_.set_end(end);
     Counter(state(me()).coming).post(cells_->round() + 1);
     auto status = finish_sums();
     std::vector<at::Tensor> statuses;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "exchange/page.h"
 #include "plan/arithmetic.h"
 
 namespace sherd::exchange {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/shared_unit_buffers.h"
-#include "exchange/page.h"
+#include "exchange/shared_layout.h"
 
 #include <sys/mman.h>
 

@@ -2,8 +2,8 @@
 //
 // UnitTransport moves a unit's shards (all-gather) and gradients (reduce-scatter) and owns the memory of
 // both. CollectiveExchange makes the ranks agree on what comes next and leaves the rest to it, so that
-// bytes may travel by messages alone (message_unit_transport.h), or by shared memory inside a host and
-// messages between hosts (hierarchical_unit_transport.h). It is made once the ranks' models are known
+// bytes may travel by messages alone, or by shared memory inside a host and messages between hosts, or
+// gradients by way of a hook (comm_hook_unit_transport.h). It is made once the ranks' models are known
 // to be equal. Thread rule: one thread; gather() is called by the thread that gathers.
 // docs/design/exchange.md
 #pragma once
@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <vector>
+#include <sherd/world/world.h>
 #include "exchange/exchange.h"
 #include "world/transport.h"
 
@@ -78,5 +79,29 @@ using MakeUnitTransport = std::function<Result<std::unique_ptr<UnitTransport>>(
     const ModelSpec& model,
     const std::shared_ptr<world::Transport>& gather,
     const std::shared_ptr<world::Transport>& reduce)>;
+
+// Flats travel over the gather transport with this tag and the following ones; smaller tags are free
+// for others.
+inline constexpr int kFlatTag = 2;
+
+// Each rank sends its shard to every other rank, and its gradients to their owners. Whole units and
+// gradients are private to a process.
+std::unique_ptr<UnitTransport> make_message_unit_transport(
+    const ModelSpec& model,
+    const std::shared_ptr<world::Transport>& gather,
+    const std::shared_ptr<world::Transport>& reduce);
+
+// For ranks of several hosts: each host has one shared buffer for a whole unit, into which every byte
+// from elsewhere is received once, straight from the transport; gradients are summed inside a host
+// before they leave it. Shards are private to ranks. docs/design/hierarchical.md
+// Collective, under a `name` unique in this world. `hosts`: the transports' ranks by host
+// (world/hosts.h). Fails on every rank when the memory cannot be had on one of the hosts.
+Result<std::unique_ptr<UnitTransport>> make_hierarchical_unit_transport(
+    const World& world,
+    const std::string& name,
+    const std::vector<std::vector<int>>& hosts,
+    const ModelSpec& model,
+    const std::shared_ptr<world::Transport>& gather,
+    const std::shared_ptr<world::Transport>& reduce);
 
 }  // namespace sherd::exchange
