@@ -63,8 +63,8 @@ constexpr auto kNames = std::to_array<std::string_view>({
     "prelu",
 });
 
-// Of these only the first argument is cast: they write their running statistics
-// although their schema does not say so, and a cast would lose that.
+// For these only the first argument is cast: they write their running statistics although their
+// schema does not say so, and a cast would lose that.
 constexpr auto kFirstOnly =
     std::to_array<std::string_view>({"batch_norm", "instance_norm"});
 

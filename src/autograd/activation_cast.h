@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Casts of activations that meet parameters of another dtype, so that a module
-// written for fp32 runs with parameters in bf16: matrix products, norms and
-// recurrent layers refuse mixed arguments, while element-wise operators promote
-// them and need nothing. Thread rule: any thread.
-// Where they run and why: docs/design/access.md.
+// Mixed precision at the level of operators: activations that meet a parameter of another dtype
+// are cast to it. Matrix products, norms and recurrent layers refuse mixed arguments, while
+// element-wise operators promote them and need nothing. Thread rule: any thread.
+// The mechanism: docs/design/autograd.md.
 #pragma once
 
 #include <span>
@@ -14,17 +13,15 @@
 
 namespace sherd::autograd {
 
-// Replaces the operator's floating-point arguments on the stack, lists
-// included, that lie in no managed storage by casts to `dtype`, when `op` is
-// one of the operators above; autograd records the casts. Integers, booleans
-// and complex numbers stay, as do arguments of operators that write any.
-// REQUIRES: above autograd.
+// When `op` is on the list, replaces its floating-point arguments on the stack, lists included, by
+// casts to `dtype`, except those in managed storages; autograd records the casts. Operators that
+// write an argument are not on the list. REQUIRES: dispatch has not reached autograd.
 void cast_activations(
     const c10::OperatorHandle& op,
     c10::ScalarType dtype,
     torch::jit::Stack& stack);
 
-// The list itself, names without "aten::", to compare with a LibTorch.
+// The names on the list, without "aten::". A test compares them with what LibTorch has.
 std::span<const std::string_view> activation_cast_operators();
 
 }  // namespace sherd::autograd

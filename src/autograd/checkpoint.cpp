@@ -15,7 +15,7 @@
 namespace sherd::autograd {
 namespace {
 
-// What must be alike in both runs.
+// What must be equal in the forward and in its recomputation.
 struct TensorMetadata {
   c10::DimVector sizes;
   at::ScalarType dtype;
@@ -35,24 +35,24 @@ std::string text_of(const TensorMetadata& kind) {
       kind.device.str());
 }
 
-// These live anyway: kept, they cost nothing and need no second run.
+// These live anyway: keeping them costs nothing and needs no recomputation.
 bool is_parameter_or_view(const at::Tensor& tensor) {
   const at::TensorBase& owner = tensor.is_view() ? tensor._base() : tensor;
   return tag_of(tensor) != nullptr ||
       (owner.is_leaf() && owner.requires_grad());
 }
 
-// A tensor that the first run saved.
+// A tensor that the forward saved.
 struct SavedTensorSlot {
   TensorMetadata kind;
   bool awaited;       // Some node may still ask for it.
-  at::Tensor tensor;  // Defined from a second run until it is asked for.
+  at::Tensor tensor;  // Defined from a recomputation until it is asked for.
 };
 
-// Ends a second run early. No std::exception, which fn might catch.
+// Ends a recomputation early. Not a std::exception, which fn might catch.
 struct StopRecomputation {};
 
-// Takes the tensors of a second run, in order.
+// Collects the tensors that fn saves when it is run again, in order.
 class Recomputation final : public SavedTensorHookFactory {
  public:
   enum class ForwardStatus { kComplete, kUnderWay };
@@ -115,8 +115,8 @@ class Recomputation final : public SavedTensorHookFactory {
   bool stopped_ = false;
 };
 
-// In the graph of a second run, which goes away with it. fn may run backwards
-// of its own, so it keeps its tensor.
+// The hooks of a tensor in the graph of a recomputation, which is dropped with it. They keep the
+// tensor, since fn may run backwards of its own.
 class RecomputedTensorHooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit RecomputedTensorHooks(Recomputation* run) : run_(run) {}
@@ -135,8 +135,8 @@ SavedTensorHooks Recomputation::make_hooks() {
   return std::make_unique<RecomputedTensorHooks>(this);
 }
 
-// One call of checkpoint(): how to run it again, and what the first run would
-// have kept. Owned by the nodes of its graph. Thread rule: any thread.
+// One call of checkpoint(): how to run it again, and slots for what autograd would have kept of the
+// forward. The nodes of its graph own it. Thread rule: any thread.
 class CheckpointedRegion {
  public:
   CheckpointedRegion(
@@ -250,7 +250,7 @@ class CheckpointedRegion {
   Recomputation::ForwardStatus first_ = Recomputation::ForwardStatus::kUnderWay;  // Guarded by mu_.
 };
 
-// In the graph of the first run.
+// The hooks of a tensor in the graph of the forward.
 class CheckpointedTensorHooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit CheckpointedTensorHooks(std::shared_ptr<CheckpointedRegion> region)

@@ -435,7 +435,7 @@ TEST(Checkpoint, T08FreesATensorAsSoonAsBackwardHasUsedIt) {
   EXPECT_EQ(probe->alive(), kRegions - 1);  // The inputs of regions.
   loss.backward();
   // A hook runs before its node asks for the tensor: inputs of regions still to
-  // come, then what the second run of this one has left.
+  // come, then what the recomputation of this one has left.
   std::vector<int> expected;
   for (int inputs = kRegions - 1; inputs >= 0; --inputs) {
     expected.push_back(inputs);
@@ -458,7 +458,7 @@ TEST(Checkpoint, T08KeepsNothingForNodesThatAreGone) {
     SCOPED_TRACE(early);
     auto [used, dropped, kept] = checkpoint(three, rows().requires_grad_());
     if (early) {
-      dropped.reset();  // Before the second run: not collected.
+      dropped.reset();  // Before the recomputation: not collected.
     }
     used.sum().backward();
     used.reset();
@@ -656,7 +656,7 @@ TEST(Checkpoint, T08AParameterChangedMeanwhileIsRefused) {
   {
     const at::NoGradGuard no_grad;
     net->parameters()[6].add_(
-        1);  // Of the last layer, whose backward is first.
+        1);  // The last layer, whose backward is first.
   }
   EXPECT_THAT(
       thrown_by([&] { loss.backward(); }),

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a forward depends on besides its inputs, so that it can be run again:
-// the state of the default CPU generator and autocast. A value.
-// Thread rule: autocast is the calling thread's; the generator is the process's
-// and locked for each single access only.
+// ForwardState is what a forward depends on besides its inputs: the state of the default CPU random
+// generator, and autocast. A recomputation restores it. A value. Thread rule: autocast belongs to
+// the calling thread; the generator is the process's and locked for each access alone.
 #pragma once
 
 #include <vector>
@@ -15,7 +14,7 @@ enum class RngState { kPreserve, kIgnore };
 
 class ForwardState {
  public:
-  // As it is now. kIgnore: without the generator.
+  // The present state; with kIgnore without the generator.
   static ForwardState now(RngState randomness);
   void apply() const;
 
@@ -32,7 +31,7 @@ class ForwardState {
   bool autocast_cache_ = false;
 };
 
-// The state as it was then, gradients on; afterwards everything as before.
+// Restores the state, with gradients on, while it lives; the destructor puts back what was before.
 class ForwardStateScope {
  public:
   explicit ForwardStateScope(const ForwardState& then);

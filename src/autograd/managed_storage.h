@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ManagedStorage is the storage of one flat whose bytes come and go while the
-// tensors on it stay: parameters, their views, what autograd saved of them. A
-// StorageTag hangs on it, so that whoever meets a tensor finds out in O(1)
-// whose it is. While empty, every raw access throws a sentence that names the
-// remedy instead of reading freed memory.
+// ManagedStorage is the storage of one flat whose bytes come and go while the tensors on it stay:
+// parameters, their views, and what autograd saved of them. Its StorageTag leads from any such
+// tensor to the unit and the listener in O(1). While the storage is empty, every raw access throws
+// an error that names the remedy instead of reading freed memory.
 //
-// Thread rule: fill() and empty() by one thread at a time and never while an
-// operator uses the storage (the ParameterUseListener's pins see to that); tag reads from
-// any thread. Mechanism: docs/design/access.md.
+// Thread rule: one thread at a time calls fill() and empty(), never while an operator uses the
+// storage (the listener pins it); tags are read from any thread. Mechanism:
+// docs/design/autograd.md.
 #pragma once
 
 #include <atomic>
@@ -21,14 +20,14 @@ namespace sherd::autograd {
 
 class ParameterUseListener;
 
-// What becomes of activations of another dtype that meet a parameter in a
-// matrix product, a norm or the like.
+// What happens to an activation of another dtype that meets the parameter in a matrix product, a
+// norm or the like.
 enum class ActivationCast {
-  kNone,  // LibTorch refuses them or not.
-  kToParameterDtype,       // They are cast to the parameter's dtype (mixed precision).
+  kNone,              // LibTorch decides.
+  kToParameterDtype,  // It is cast to the parameter's dtype (mixed precision).
 };
 
-// Lives as long as a storage or a ManagedStorage refers to it.
+// Whose storage it is. Lives as long as a storage or a ManagedStorage refers to it.
 struct StorageTag {
   // Null once the model's handle is gone. Written when no operator runs.
   std::atomic<ParameterUseListener*> listener{nullptr};
@@ -45,19 +44,19 @@ struct ParameterUse {
   bool written = false;  // The operator's schema says it writes this argument.
 };
 
-// What an operator does with managed storages; implemented by a runtime.
+// Hears of each operator that uses managed storages; engines implement it.
 // Thread rule: any thread, also several at once.
 class ParameterUseListener {
  public:
   virtual ~ParameterUseListener() = default;
 
-  // Before an operator runs that uses these storages, all of this listener
-  // and never empty. On return each is filled and stays so until leave(). A
-  // throw refuses the operator; end_use() is then not called.
+  // Called before an operator that uses these storages, which all have this listener; `uses` is
+  // never empty. On return each is filled and stays so until end_use(). A throw refuses the
+  // operator, and end_use() is not called then.
   virtual void begin_use(
       std::span<const ParameterUse> uses, const char* operator_name) = 0;
 
-  // After the operator, also when it threw. Same uses.
+  // Called with the same uses after the operator, also when it threw.
   virtual void end_use(std::span<const ParameterUse> uses) noexcept = 0;
 };
 
@@ -74,21 +73,21 @@ class ManagedStorage {
       std::int64_t nbytes,
       c10::Device device,
       ActivationCast activations = ActivationCast::kNone);
-  ~ManagedStorage();  // Disconnects what tensors are left: see disconnect().
+  ~ManagedStorage();  // Disconnects the tensors that are left.
   ManagedStorage(const ManagedStorage&) = delete;
   ManagedStorage& operator=(const ManagedStorage&) = delete;
 
   const c10::Storage& storage() const { return storage_; }
   bool filled() const { return filled_; }
 
-  // Tensors on the storage see `bytes` from now on. Version counters do not
-  // move. REQUIRES: at least nbytes long, valid until empty().
+  // Tensors on the storage see `bytes` from now on; version counters do not move.
+  // REQUIRES: `bytes` has the length of the storage and is valid until empty().
   void fill(void* bytes);
 
-  // Raw access to tensors on the storage throws `why` from now on.
+  // Makes raw access to tensors on the storage throw `why`.
   void empty(const std::string& why);
 
-  // Cuts the storage off its listener for good: every operator on it throws.
+  // Separates the storage from its listener for good: every operator on it throws `why`.
   void disconnect(const std::string& why);
 
  private:

@@ -31,7 +31,7 @@ constexpr auto kNames = std::to_array<std::string_view>({
     "sym_storage_offset", "sym_stride", "zeros_like",
 });
 
-// Of these, self and the other tensor lend only their shape or dtype.
+// Both tensors of these lend only their shape or dtype.
 constexpr auto kTwoTensors = std::to_array<std::string_view>({
     "_has_compatible_shallow_copy_type", "expand_as", "is_same_size",
     "result_type", "view_as",

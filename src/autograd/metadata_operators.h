@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which operators use no bytes of their arguments, so that announcing them
-// would gather a unit for nothing. An operator missing from the list costs
-// traffic, never correctness; one wrongly on it would read an empty storage.
-// Thread rule: any thread.
+// The list of operators that read no bytes of their arguments. The parameter key lets them
+// through, since announcing them would gather a unit for nothing. An operator missing from the list
+// costs traffic only; one wrongly on it would read an empty storage. Thread rule: any thread.
 #pragma once
 
 #include <span>
@@ -12,12 +11,11 @@
 
 namespace sherd::autograd {
 
-// True for pure views (t, narrow, detach, ...) and operators that look only at
-// shape and dtype (zeros_like, new_empty, ...). Not for operators that may
-// copy, such as reshape, contiguous or to.
+// True for pure views (t, narrow, detach, ...) and for operators that look only at shape and dtype
+// (zeros_like, new_empty, ...); false for those that may copy, such as reshape, contiguous or to.
 bool uses_metadata_only(const c10::OperatorHandle& op);
 
-// The list itself, names without "aten::", to compare with a LibTorch.
+// The names on the list, without "aten::". A test compares them with what LibTorch has.
 std::span<const std::string_view> metadata_operators();
 
 }  // namespace sherd::autograd

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who takes the tensors that autograd saves for backward. LibTorch asks its
-// engine for hooks whenever it saves one, and sherd's engine asks the innermost
-// SavedTensorHookScope of the thread. Mirrors torch.autograd.graph
-// .saved_tensors_hooks, whose C++ side takes Python functions only.
-// Thread rule: a scope counts for the thread that made it.
+// Hooks for the tensors that autograd saves for backward. LibTorch asks its engine for hooks
+// whenever it saves one, and sherd's engine asks the innermost SavedTensorHookScope of the thread.
+// Mirrors torch.autograd.graph.saved_tensors_hooks, whose C++ side takes Python functions only.
+// Thread rule: a scope affects the thread that made it.
 #pragma once
 
 #include <memory>
@@ -17,7 +16,7 @@ using SavedTensorHooks = std::unique_ptr<torch::autograd::SavedVariableHooks>;
 class SavedTensorHookFactory {
  public:
   virtual ~SavedTensorHookFactory() = default;
-  // For a tensor that is about to be saved. They may be dropped unused.
+  // Returns the hooks of a tensor that is about to be saved. They may be dropped unused.
   virtual SavedTensorHooks make_hooks() = 0;
 };
 
@@ -33,7 +32,7 @@ class SavedTensorHookScope {
   SavedTensorHookFactory* const before_;
 };
 
-// Of the innermost scope; null outside, where autograd keeps tensors itself.
+// Returns hooks of the innermost scope, or null outside any, where autograd keeps tensors itself.
 SavedTensorHooks saved_tensor_hooks();
 
 }  // namespace sherd::autograd

@@ -120,7 +120,7 @@ struct Corpus::Impl {
   struct MappedText {
     MappedFile file;
     std::string path;
-    std::string_view bytes;  // Of the file, up to bytes_max.
+    std::string_view bytes;  // The file, up to bytes_max.
     std::int64_t first = 0;  // Index of its first token in the row.
   };
 

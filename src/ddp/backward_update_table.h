@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What optimizers gave to a replica's backward, by parameter: updates to make
-// where a gradient is averaged, instead of showing it. Thread rule: the caller's
-// lock.
+// BackwardUpdateTable holds, by parameter, the updates that optimizers make in a replica's
+// backward: an averaged gradient is used up by its update instead of being shown. Thread rule: the
+// caller's lock.
 #pragma once
 
 #include <cstddef>
@@ -18,22 +18,22 @@ namespace sherd::ddp {
 
 class BackwardUpdateTable {
  public:
-  // Of dense parameters, which an update is for; it leaves out others.
+  // `parameters` are the dense ones; updates of others are ignored.
   explicit BackwardUpdateTable(const std::vector<ModuleTensor>& parameters);
 
-  // As NamedParameters::update_in_backward: taken while the result lives.
+  // As NamedParameters::update_in_backward: registered while the result lives.
   std::shared_ptr<void> take(BackwardUpdate update);
 
-  // Updates the parameter by an average, contiguous; false: nobody took it.
+  // Updates the parameter by its average. Returns false where no update is registered.
   bool run(std::size_t parameter, const at::Tensor& average) const;
 
  private:
   struct Place {
     std::weak_ptr<const BackwardUpdate> update = {};
-    std::size_t index = 0;  // In its names.
+    std::size_t index = 0;  // Among the update's names.
   };
   const std::vector<ModuleTensor>& parameters_;
-  std::unordered_map<std::string, std::size_t> by_name_;  // Parameters.
+  std::unordered_map<std::string, std::size_t> by_name_;  // Indices of parameters.
   std::vector<Place> places_;                             // By parameter.
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One rank's values for all: of parameters and buffers before training, of
-// buffers while it goes on. Thread rule: one thread at a time.
+// Broadcast of one rank's parameters and buffers before training, and of its buffers after a
+// backward. Thread rule: one thread at a time.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@
 
 namespace sherd::ddp {
 
-// Collective. In place; `what` is for messages. Dense tensors of the same
-// shapes, dtypes and strides on every rank; small ones travel together.
+// Collective. Replaces values in place; small tensors travel together. REQUIRES: dense tensors of
+// the same shapes, dtypes and strides on every rank. `what` is for error messages.
 [[nodiscard]] Status broadcast(
     const std::vector<at::Tensor>& tensors,
     world::Transport& via,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ranks of a hook, over an exchange's transport. Thread rule: as HookGroup.
+// CommHookGroup gives a communication hook its collectives over an exchange's transport. Thread
+// rule: as HookGroup.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace sherd::ddp {
 
 class CommHookGroup final : public HookGroup {
  public:
-  // `what` is reduced, for messages. `compares_calls`: the same on all ranks.
+  // `what` is reduced, for error messages. `compares_calls` has the same value on all ranks.
   CommHookGroup(
       world::Transport& transport, const std::string& what, bool compares_calls);
 
@@ -25,12 +26,12 @@ class CommHookGroup final : public HookGroup {
       const at::Tensor& tensor, const std::vector<int>& ranks) override;
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override;
 
-  // Of the tensors of all calls so far.
+  // Bytes of the tensors of all calls so far.
   std::int64_t bytes() const { return bytes_; }
 
  private:
   enum class Call : std::int64_t { kAllReduce, kAllGather };
-  // Checks the tensor; where calls are compared, with the group's.
+  // Checks the tensor and, where calls are compared, that the group makes the same call.
   void take(world::Collectives& group, Call call, const at::Tensor& tensor);
 
   world::Transport& transport_;
@@ -40,8 +41,8 @@ class CommHookGroup final : public HookGroup {
   std::int64_t bytes_ = 0;
 };
 
-// What SHERD_DEBUG asks for: "detail", or "off", as when it is not set. Throws
-// Error for anything else.
+// Whether SHERD_DEBUG is "detail"; false for "off" and where it is not set. Throws Error for
+// anything else.
 bool asks_to_compare_calls(const EnvironmentLookup& environment);
 
 }  // namespace sherd::ddp

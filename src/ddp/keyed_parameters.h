@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parameters that stay where they are and announce their own use, for as long as
-// a handle lives: key, tag and gradient hook. Thread rule: one thread, while no
-// operator uses them.
+// KeyedParameters gives parameters that keep their place the parameter key, a storage tag and a
+// gradient hook for as long as a handle lives, so that they announce their own use. Thread rule:
+// one thread, while no operator uses them.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@ class KeyedParameters {
   KeyedParameters(const KeyedParameters&) = delete;
   KeyedParameters& operator=(const KeyedParameters&) = delete;
 
-  // `listener` must outlive it; `callback_for` makes the hook of each.
+  // `listener` must outlive this; `callback_for` makes the gradient hook of each parameter.
   void take(
       autograd::ParameterUseListener& listener,
       const std::function<autograd::GradientCallback(std::size_t)>& callback_for);
@@ -31,7 +31,7 @@ class KeyedParameters {
 
   const std::vector<ModuleTensor>& parameters() const { return parameters_; }
 
-  // Throws Error naming the first that was given another storage, and the remedy.
+  // Throws Error naming the first parameter that was given another storage, and the remedy.
   void check() const;
 
   // A graph of the old values must not be run backward over the new ones.
@@ -39,7 +39,7 @@ class KeyedParameters {
     parameters_[parameter].tensor.unsafeGetTensorImpl()->bump_version();
   }
 
-  // Its values, without key, 1-D in the order of memory.
+  // The parameter's values as a plain 1-D tensor in the order of memory.
   at::Tensor values(std::size_t parameter) const;
 
  private:
@@ -53,7 +53,7 @@ class KeyedParameters {
 
   const std::vector<ModuleTensor> parameters_;
   std::vector<Storage> storages_;
-  std::vector<std::size_t> storage_of_;  // By parameter; empty: not taken.
+  std::vector<std::size_t> storage_of_;  // By parameter; empty unless take() was called.
 };
 
 }  // namespace sherd::ddp

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a replica manages of a module, and how its gradients are put into
-// buckets: each bucket is a unit of an exchange, with one flat. Values that keep
-// tensors alive, the same on every rank that has an equal module.
+// ReplicatedModel is what a replica manages of a module, and Buckets say how its gradients travel:
+// each bucket is a unit of an exchange, with one flat. Values that keep tensors alive, the same on
+// every rank that has an equal module.
 #pragma once
 
 #include <string>
@@ -19,23 +19,23 @@ struct ModuleTensor {
   at::Tensor tensor;
 };
 
-// In module order; what is tied counts once.
+// Tensors in module order; tied ones count once.
 struct ReplicatedModel {
-  std::vector<ModuleTensor> trainable;  // With dense gradients.
-  std::vector<ModuleTensor> sparse;     // Of embeddings with sparse(true).
+  std::vector<ModuleTensor> trainable;  // Those with dense gradients.
+  std::vector<ModuleTensor> sparse;     // Weights of embeddings with sparse(true).
   std::vector<ModuleTensor> frozen;
   std::vector<ModuleTensor> buffers;
 };
 
-// Throws Error for what cannot be replicated (see replicate()), and for names
-// to ignore that the module does not have.
+// Throws Error for what cannot be replicated (see replicate()), and for ignored names that the
+// module does not have.
 ReplicatedModel collect_model(
     const torch::nn::Module& module, const std::vector<std::string>& ignored);
 
-// Throws Error for a name that is none of model.trainable.
+// Throws Error for a name that is not among model.trainable.
 void check_delayed(const ReplicatedModel& model, const std::vector<std::string>& delayed);
 
-// Lines on all of it, for ranks to agree on: also on strides, since values and
+// Lines that describe all tensors, for ranks to agree on. They include strides, since values and
 // gradients travel in the order of memory.
 std::vector<std::string> describe(const ReplicatedModel& model);
 
@@ -45,8 +45,8 @@ struct Buckets {
   std::vector<std::vector<int>> members;  // By bucket: trainable parameters.
 };
 
-// `order` has each trainable parameter once, as their gradients are expected;
-// options.delayed come after all others.
+// `order` has each trainable parameter once, in the expected order of gradients; options.delayed
+// come after all others.
 Buckets make_buckets(
     const std::vector<ModuleTensor>& trainable,
     const std::vector<int>& order,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sparse gradients, those of embeddings with sparse(true), go around buckets:
-// ranks tell each other indices and values at the end of a backward, and each
-// adds them up in the order of ranks. Thread rule: one thread at a time.
+// All-reduce of sparse gradients, those of embeddings with sparse(true), which have no place in
+// buckets: at the end of a backward ranks gather all indices and values, and each sums them in rank
+// order. Thread rule: one thread at a time.
 #pragma once
 
 #include <string>
@@ -12,9 +12,9 @@
 
 namespace sherd::ddp {
 
-// Collective. `mine`: coalesced, or undefined where this rank has none. The sum
-// over ranks times `scale`, coalesced, the same bits everywhere; undefined when no
-// rank has any. `like` is the parameter.
+// Collective. `mine` is coalesced, or undefined where this rank has none; `like` is the parameter.
+// Returns the sum over ranks times `scale`, coalesced, the same bits everywhere; undefined when no
+// rank has any.
 [[nodiscard]] Result<at::Tensor> sum_sparse(
     const at::Tensor& mine,
     const at::Tensor& like,

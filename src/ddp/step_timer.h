@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepTimer takes times of replicas' steps as c10d::Logger defines them. Events
-// may repeat: the first of a step counts. Thread rule: the caller's lock.
+// StepTimer measures the phases of a replica's steps as c10d::Logger defines them. Events may
+// repeat; the first of a step counts. Thread rule: the caller's lock.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ class StepTimer {
   void gradient_came(Instant at) { set(gradient_, at); }
   void bucket_left(Instant at) { set(left_, at); }
   void backward_ended(Instant at) { set(ended_, at); }
-  // The step counts, as one whose last average is there.
+  // The last average is there: the step counts.
   void step_ended(Instant at);
-  // It does not, or was not reduced.
+  // The step failed or was not reduced: it does not count.
   void drop_step();
 
   const ReplicaTimes& last() const { return last_; }

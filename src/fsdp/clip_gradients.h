@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The p-norm of the gradients of leaves, and scaling by it. The way over the
-// ranks is an argument. Thread rule: the caller's lock.
+// Clipping of gradients by their total p-norm. How ranks combine their norms is an argument, since
+// it depends on the engine. Thread rule: the caller's lock.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@
 
 namespace sherd::fsdp {
 
-// `combine` turns one fp64 number of this rank (sum of |g|^p, or the largest
-// |g| for p = infinity) into that of all ranks, in place.
+// Returns the norm before scaling. `combine` turns one fp64 number of this rank (the sum of |g|^p,
+// or the largest |g| for p = infinity) into that of all ranks, in place.
 double clip_gradients(
     const std::vector<at::Tensor>& leaves,
     double max_norm,

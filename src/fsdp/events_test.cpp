@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// In which order the runtime asks its exchange for things: what is gathered
+// In which order the engine asks its exchange for things: what is gathered
 // when (T26), how often (T27), that gathers and reductions go on beside forward
 // and backward (T28), and that room limits what is under way (T33).
 #include <algorithm>
@@ -115,7 +115,7 @@ TEST(Events, T27EveryUnitIsReducedOnceAndGatheredAsThePlanSays) {
 TEST(Events, T28FromTheSecondStepOnAGatherStartsBeforeTheOneBeforeIsWaitedFor) {
   const auto trained = train({.layers = 6, .steps = 4});
   for (std::size_t step = 1; step < trained.steps.size(); ++step) {
-    // Of the forward; later some units are whole still, and no gather waits.
+    // In the forward; later some units are still whole, and no gather waits.
     const auto& events = trained.steps[step];
     for (UnitId unit = 0; unit < 6; ++unit) {
       const auto at = [&](const std::string& event) {

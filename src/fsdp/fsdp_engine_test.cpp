@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The runtime over the fake exchange: ranks are threads, messages are late by
+// The engine over the fake exchange: ranks are threads, messages are late by
 // what a seed says, ranks are lost at every operation.
 #include "fsdp/fsdp_engine.h"
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Notices an optimizer that never touches the shards: one built over the
-// module's own parameters silently does nothing. Looks at a sample of the
-// shards' bytes, because LibTorch's SGD does not even move version counters, and
-// expects a change only where a gradient was not zero.
-// Thread rule: the caller's lock.
+// IdleOptimizerDetector warns of an optimizer that never changes the shards: one that was built
+// over the module's own parameters silently does nothing. It compares a sample of the shards'
+// bytes, because LibTorch's SGD does not even move version counters, and expects a change only
+// where a gradient was not zero. Thread rule: the caller's lock.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +21,11 @@ class IdleOptimizerDetector {
   bool changed(const std::vector<at::Tensor>& slices) const {
     return sample(slices) != sample_;
   }
-  // Looks at `.grad()` after a backward. False from change_due(): no sampled
-  // element has had a gradient, so none needs to change.
+  // Reads `.grad()` after a backward. change_due() is false as long as no sampled element has had a
+  // gradient, so that none needs to change.
   void note_gradients(const std::vector<at::Tensor>& slices);
   bool change_due() const { return change_due_; }
-  // Once: that nothing changed in so many backwards, and the remedy.
+  // Logs, once, that nothing changed in so many backwards, and the remedy.
   void warn(std::int64_t backwards);
 
  private:

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `.grad()` of the module's parameters shows between two backwards. Their
-// gradients lie in slices; the module has placeholders, so that what LibTorch
-// does by way of the module does not go wrong in silence:
+// ModuleGradients manages placeholders: what `.grad()` of the module's parameters shows between two
+// backwards while the gradients lie in slices. Without them LibTorch would pass over undefined
+// gradients in silence:
 //
-//   reads and writes   (clip_grad_norm_(module.parameters(), ...), an optimizer
-//                      over them) throw a sentence that names the remedy;
+//   reads and writes   (clip_grad_norm_(module.parameters(), ...), an optimizer over them) throw an
+//                      error that names the remedy;
 //   dropping them      (module.zero_grad()) clears the gradients of the slices.
 //
-// They are hidden before autograd adds to `.grad()`, and cost memory for no
-// element. Thread rule: the owner's lock; operators any thread.
-// Mechanism: docs/design/access.md.
+// They are hidden before autograd adds to `.grad()`, and need no memory for elements.
+// Thread rule: the owner's lock; operators from any thread. Mechanism: docs/design/autograd.md.
 #pragma once
 
 #include <atomic>
@@ -26,14 +25,13 @@ namespace sherd::fsdp {
 
 class ModuleGradients final : public autograd::ParameterUseListener {
  public:
-  // Both without the owner's lock, and on any thread.
+  // All are called without the owner's lock, on any thread.
   struct Callbacks {
-    // A backward is about to add to `.grad()`: hide().
+    // A backward is about to add to `.grad()`; the owner calls hide().
     std::function<void()> hide;
-    // Throws, naming what was done, when the parameter is not the tensor any
-    // more whose backward is heard of.
+    // Throws when the parameter is no longer the tensor whose gradients the owner hears of.
     std::function<void(int parameter)> check_identity;
-    // A placeholder was dropped, by who calls: ask was_dropped().
+    // The caller has dropped a placeholder; the owner asks was_dropped().
     std::function<void(int parameter, std::uint64_t showing)> dropped;
   };
 
@@ -46,15 +44,15 @@ class ModuleGradients final : public autograd::ParameterUseListener {
   // Gives the parameter a placeholder, unless `.grad()` has something already.
   void show(int parameter);
 
-  // Takes all placeholders away. Returns the parameters that had lost theirs
-  // without being told of it, since somebody else refers to it.
+  // Takes all placeholders away. Returns the parameters whose placeholder was gone already without
+  // a call of `dropped`, because something else still refers to it.
   std::vector<int> hide();
 
-  // Hides them and calls nobody any more.
+  // Hides them and makes no more calls.
   void close();
 
-  // True when the placeholder of that showing is the present one; it is not
-  // from now on, and the gradient it stands for is to be cleared.
+  // Whether the placeholder of that showing is the present one. It is not from now on, and the
+  // caller clears the gradient it stands for.
   bool was_dropped(int parameter, std::uint64_t showing);
 
   void begin_use(std::span<const autograd::ParameterUse> uses, const char* operator_name)
@@ -63,7 +61,7 @@ class ModuleGradients final : public autograd::ParameterUseListener {
 
  private:
   struct Item {
-    std::unique_ptr<autograd::ManagedStorage> storage;  // Null before the first.
+    std::unique_ptr<autograd::ManagedStorage> storage;  // Null before the first showing.
     std::uint64_t showing = 0;  // 0: the placeholder was dropped, or none is.
   };
 
@@ -71,7 +69,7 @@ class ModuleGradients final : public autograd::ParameterUseListener {
   const Callbacks callbacks_;
   std::vector<Item> items_;  // By parameter.
   std::uint64_t showings_ = 0;
-  std::atomic<bool> shown_{false};  // Since the last hide().
+  std::atomic<bool> shown_{false};  // Some was shown since the last hide().
   std::vector<std::shared_ptr<void>> before_gradients_;
 };
 

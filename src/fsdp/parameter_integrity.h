@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Notices what nobody announces: module->to(), set_data() and
-// vector_to_parameters() give a parameter another storage and take its key, so
-// that it silently leaves its unit; requires_grad_() changes what backward
-// produces, and must do so on all ranks. A sweep costs about 5 ns a parameter.
-// Thread rule: the caller's lock.
+// ParameterIntegrity checks parameters for changes that no operator announces: module->to(),
+// set_data() and vector_to_parameters() give a parameter another storage without the key, so that
+// it silently leaves its unit; requires_grad_() changes what backward produces, and must do so on
+// all ranks. A sweep costs about 5 ns a parameter. Thread rule: the caller's lock.
 #pragma once
 
 #include <cstdint>
@@ -24,14 +23,12 @@ class ParameterIntegrity {
   ParameterIntegrity(const ModelUnits& model, const Storages& storages)
       : model_(model), storages_(storages) {}
 
-  // Throws Error naming the first parameter that is not where it was, and the
-  // remedy.
+  // Throws Error naming the first parameter that has another storage, and the remedy.
   void check() const;
 
-  // Of requires_grad of all parameters, for ranks to compare.
+  // A digest of requires_grad of all parameters, for ranks to compare.
   std::uint64_t flags_fingerprint() const;
-  // Throws Error naming the first parameter that needs gradients now and has
-  // no memory for them.
+  // Throws Error naming the first parameter that needs gradients now and has no memory for them.
   void check_not_thawed() const;
 
  private:

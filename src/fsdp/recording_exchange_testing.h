@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the runtime asks its exchange for while a small model trains, as a list
+// What the engine asks its exchange for while a small model trains, as a list
 // of events such as "start 2", "wait 2", "drop 2", "reduce 2", "end".
 #pragma once
 
@@ -93,8 +93,8 @@ struct Training {
 };
 
 struct Trained {
-  std::vector<Events> steps;  // Of rank 0, from one publish to the next.
-  ShardReport report;         // Of rank 0, at the end.
+  std::vector<Events> steps;  // Rank 0, from one publish to the next.
+  ShardReport report;         // Rank 0, at the end.
 };
 
 inline Trained train(const Training& training) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SummonedParameters holds this rank's private full copies of all parameters while a
-// SummonScope lives, shows them to the module, and takes back into the shards
-// what was written. Outside the byte budget.
-// Thread rule: the runtime's lock. What is taken back: docs/design/runtime.md.
+// SummonedParameters holds this rank's private full copies of all parameters while a SummonScope
+// lives, shows them to the module, and copies what was written back into the shards. The copies are
+// outside the byte budget. Thread rule: the engine's lock. What is copied back:
+// docs/design/runtime.md.
 #pragma once
 
 #include <string>
@@ -24,11 +24,11 @@ class SummonedParameters {
   bool open() const { return !full_.empty(); }
   bool may_write() const { return open() && !read_only_; }
 
-  // Collective. Every parameter is whole until end().
+  // Collective. Every parameter is whole from here to end().
   void begin(bool read_only);
   // The copy in full precision. Throws when there is no such name.
   at::Tensor tensor(const std::string& name) const;
-  // Shards have what was written; parameters are empty again.
+  // Writes changes to the shards and empties the parameters.
   void end();
 
  private:
@@ -43,7 +43,7 @@ class SummonedParameters {
   UnitCache& cache_;
   Slices& slices_;
   Copies full_;
-  Copies shown_;  // To the module: the same tensors, or casts.
+  Copies shown_;  // What the module shows: the same tensors, or casts.
   bool read_only_ = false;
 };
 

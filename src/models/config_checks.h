@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every decoder asks of its configuration and its input. Each throws
-// sherd::Error with expected and found. Pure functions; any thread.
+// Checks that the decoders make of their configurations and inputs. Each throws sherd::Error with
+// expected and found. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ void expect(
   }
 }
 
-// `part` divides `whole`: "[models] expected a width that heads divide, found
-// width 12 and heads 5". REQUIRES: part >= 1.
+// Checks that `part` divides `whole`: "[models] expected a width that heads divide, found width 12
+// and heads 5". REQUIRES: part >= 1.
 struct DivisibilityCheck {
   const char* whole_name;
   std::int64_t whole;
@@ -39,10 +39,10 @@ struct DecoderSizes {
   std::int64_t sequence;
   std::int64_t vocabulary;
 };
-// All at least 1, and heads divide the width.
+// Checks that all are at least 1 and that heads divide the width.
 void check_sizes(const DecoderSizes& sizes);
 
-// Two dimensions, and no more positions than `positions_max`.
+// Checks for two dimensions and no more positions than `positions_max`.
 void check_ids(const at::Tensor& ids, std::int64_t positions_max);
 
 }  // namespace sherd::models

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decides which rank updates which matrix, so that all are done at about the
-// same time. Thread rule: pure functions, any thread.
+// Load balancing for optimizers that need whole matrices: decides which rank updates which matrix,
+// so that all ranks finish at about the same time. Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace sherd::optim {
 // the longer, X X' (m m n), A A (m m m) and B X (m m n).
 std::int64_t newton_schulz_cost(std::int64_t rows, std::int64_t columns);
 
-// The owner of each item: the dearest first, each to the rank with least so far
-// (Graham 1969: at most 4/3 of what the best deal takes). Equal ones in order of
-// index, and of rank. REQUIRES: ranks >= 1, costs >= 0.
+// Returns the owner of each item. Items are assigned in order of falling cost, each to the rank
+// with the least so far (Graham 1969: at most 4/3 of the best assignment's time); ties go by index
+// and by rank. REQUIRES: ranks >= 1, costs >= 0.
 std::vector<int> assign_by_cost(
     const std::vector<std::int64_t>& costs, int ranks);
 

@@ -81,7 +81,7 @@ MuonOptions options_named(const std::string& name) {
 struct Golden {
   const char* name;
   at::ScalarType dtype;
-  // Of each matrix: the first element, the one in the middle, the last, norm.
+  // For each matrix: the first element, the one in the middle, the last, norm.
   std::vector<float> numbers;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which parameters a list of name patterns means. Thread rule: pure, any thread.
+// Matching of parameter names against patterns, for groups and split(). Thread rule: pure, any
+// thread.
 #pragma once
 
 #include <string>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The nearest orthogonal matrix, roughly: U V' for U S V', singular values
-// ending near 1 rather than at it. Thread rule: pure, any thread.
+// Newton-Schulz iterations towards the nearest orthogonal matrix, U V' for U S V'; singular values
+// end near 1 rather than at it. Muon's updates are made of them. Thread rule: pure, any thread.
 #pragma once
 
 #include <array>
@@ -16,8 +16,7 @@ struct NewtonSchulzOptions {
   at::ScalarType dtype = at::kBFloat16;
 };
 
-// Of the shape of `matrix` (2-D), in the dtype of the iteration; `matrix` is
-// only read.
+// Returns a tensor in the shape of `matrix` (2-D) and the dtype of the iteration.
 at::Tensor orthogonalised(
     const at::Tensor& matrix, const NewtonSchulzOptions& iteration);
 

@@ -344,7 +344,7 @@ void SliceSet::end_update() {
     slice.gradient.reset();
   }
   if (in_backward_ != nullptr) {
-    zero_grad();  // Of what is not updated there.
+    zero_grad();  // Clears what is not updated in backward.
   }
   if (parameters_.publish) {
     parameters_.publish();

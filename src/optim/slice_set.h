@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SliceSet is what every elementwise optimizer of sherd shares: the named
-// slices with their groups, state tensors laid out as the slices are, and per
-// step the fewest tensors that cover all slices with a gradient. The arithmetic
-// stays with the optimizer. It shares the slices and owns the state. Thread
-// rule: one thread.
+// SliceSet is what sherd's elementwise optimizers have in common: the named slices with their
+// groups, state tensors laid out as the slices are, and for each step the fewest tensors that cover
+// all slices with a gradient. Optimizers add the arithmetic. It shares the slices and owns the
+// state. Thread rule: one thread.
 #pragma once
 
 #include <cstddef>
@@ -29,14 +28,14 @@ void check_not_negative(const char* owner, const char* what, double value);
 // contiguous or not of a floating-point type.
 void check_slices(const char* owner, const std::vector<NamedParameter>& slices);
 
-// The slice's gradient, contiguous and in its dtype; undefined: it has none.
-// Throws Error when the gradient is sparse, or of another shape or device.
+// Returns the slice's gradient, contiguous and in its dtype, or undefined when it has none. Throws
+// Error when the gradient is sparse, or of another shape or device.
 at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter);
 
 struct SliceSetOptions {
   const char* owner = "";          // Name of the optimizer, for messages.
-  std::size_t state_tensors = 0;   // Per slice.
-  bool counts_updates = false;     // Slices keep step counts, which cut runs.
+  std::size_t state_tensors = 0;   // How many per slice.
+  bool counts_updates = false;     // Slices have step counts, which cut runs.
   bool joins_over_padding = true;  // Zero padding survives the arithmetic.
   double weight_decay = 0.0;       // Where no group says otherwise.
   std::vector<ParameterGroup> groups = {};
@@ -59,17 +58,17 @@ class SliceSet {
   SliceSet(const SliceSet&) = delete;
   SliceSet& operator=(const SliceSet&) = delete;
 
-  // Everything with a gradient, ready for the kernels. Counts the update.
-  // Throws Error with nothing changed when a gradient does not fit.
+  // Returns everything with a gradient, ready for the kernels, and counts the update. Throws Error
+  // with nothing changed when a gradient does not fit.
   std::vector<UpdateBatch> begin_update();
 
-  // Gives `kernel` to backward, if that takes it: called with one run of one
-  // slice at a time, counted as an update.
+  // Has backward call `kernel`, where it can, with one run of one slice at a time, counted as an
+  // update.
   using Kernel = std::function<void(const UpdateBatch&)>;
   void update_in_backward(Kernel kernel);
 
-  // After the kernels: saved uses of the old values become LibTorch's usual
-  // error, and publish is called.
+  // After the kernels: publishes, and makes backward over graphs of the old values LibTorch's usual
+  // error.
   void end_update();
 
   void zero_grad();
@@ -88,14 +87,14 @@ class SliceSet {
     bool operator==(const UpdateSettings&) const = default;
   };
   struct SliceEntry {
-    std::size_t item;  // In parameters_.items.
+    std::size_t item;  // Index in parameters_.items.
     int kind;
     std::size_t range;
     std::int64_t range_offset;  // Elements from the start of its range.
-    at::Tensor gradient;        // Only between begin_update and end_update.
+    at::Tensor gradient;        // Set between begin_update and end_update only.
   };
-  // Slices side by side share one allocation per state tensor, so that a run
-  // of slices is a run of state.
+  // Adjacent slices share one allocation per state tensor, so that a run of slices is a run of
+  // state.
   struct Range {
     std::int64_t elements;
     at::TensorOptions options;
@@ -111,7 +110,7 @@ class SliceSet {
   UpdateBatch part(
       const SliceEntry& slice, std::int64_t begin, const at::Tensor& gradient);
   std::vector<SliceUpdate> pieces() const;
-  // With the settings of a kind and no run.
+  // A batch with the settings of a kind and no run.
   UpdateBatch empty_batch(const UpdateSettings& kind) const;
   void add_run(
       const UpdateRun& run,
@@ -121,13 +120,13 @@ class SliceSet {
   float& updates_of(const SliceEntry& slice);
 
   NamedParameters parameters_;
-  std::shared_ptr<void> claim_;  // Publishing is this optimizer's.
+  std::shared_ptr<void> claim_;  // Held: this optimizer publishes.
   const SliceSetOptions options_;
   std::vector<UpdateSettings> kinds_;
   std::vector<SliceEntry> slices_;  // In order of memory.
   std::vector<Range> ranges_;
-  std::unordered_map<std::string, std::size_t> by_name_;  // Into slices_.
-  at::Tensor steps_;  // One float per item: PyTorch's type for checkpoints.
+  std::unordered_map<std::string, std::size_t> by_name_;  // Indices in slices_.
+  at::Tensor steps_;  // One float per item, as PyTorch has it in checkpoints.
   std::shared_ptr<void> in_backward_;  // Held while backward updates slices.
 };
 

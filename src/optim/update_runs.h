@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decides which slices one kernel call can update together. Small parameters
-// (norms, biases) lie between large ones in a flat, and a call each would cost
-// more than their arithmetic. Looks at addresses and counts only, reads no
-// memory. Thread rule: pure functions, any thread.
+// Decides which slices one kernel call can update together. Small parameters (norms, biases) lie
+// between large ones in a flat, and a call each would cost more than their arithmetic. Looks at
+// addresses and counts only. Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +16,7 @@ namespace sherd::optim {
 inline constexpr std::int64_t kPaddingBytesMax = 64;
 
 struct MemoryLocation {
-  std::uintptr_t storage = 0;  // Identity; addresses compare within one only.
+  std::uintptr_t storage = 0;  // Identifies it; addresses compare within one storage only.
   std::uintptr_t address = 0;
 };
 
@@ -26,13 +25,12 @@ struct SliceUpdate {
   MemoryLocation gradient;
   MemoryLocation state;
   std::int64_t bytes = 0;
-  // How many bytes behind the piece are zero in parameter and gradient alike.
-  // Their state is zero, and zeros stay zero through weight decay, momentum and
-  // Adam (0 / (0 + epsilon), epsilon > 0), so a kernel may run over them.
+  // How many bytes behind the piece are zero in parameter and gradient alike. Their state is zero,
+  // and zeros stay zero through weight decay, momentum and Adam (0 / (0 + epsilon), epsilon > 0),
+  // so a kernel may run over them.
   std::int64_t zero_bytes_after = 0;
   int kind = 0;  // Pieces of two kinds need two calls: settings, dtype.
-  std::int64_t updates =
-      0;  // So do pieces updated a different number of times.
+  std::int64_t updates = 0;  // Pieces with different counts need two calls, too.
   bool has_gradient = false;
 };
 
@@ -43,8 +41,8 @@ struct UpdateRun {
   std::string_view ends_because;  // Why the next piece is not part of it.
 };
 
-// Maximal runs, in order; a piece without gradient is in none. REQUIRES: pieces
-// in order of parameter memory (else runs are merely shorter).
+// Returns maximal runs, in order; a piece without gradient is in none. Pieces should be in order of
+// parameter memory; otherwise runs are merely shorter.
 std::vector<UpdateRun> plan_update_runs(const std::vector<SliceUpdate>& pieces);
 
 }  // namespace sherd::optim

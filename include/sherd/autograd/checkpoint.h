@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Activation checkpointing: a region of the forward whose activations are not
-// kept for backward but computed a second time there. Memory of all regions
-// becomes that of their inputs and of one region at a time; costs another
-// forward. Losses and gradients keep their bits.
+// Activation checkpointing: the activations of a region of the forward are not kept but recomputed
+// in backward. All regions together need the memory of their inputs and of one region's
+// activations; the price is another forward. Losses and gradients keep their bits.
 //
 //   x = sherd::checkpoint(
 //       [layer](const at::Tensor& x) { return layer->forward(x); }, x);
@@ -11,7 +10,7 @@
 // Mirrors torch.utils.checkpoint.checkpoint(use_reentrant=False): Chen et al.,
 // "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174. With and
 // without fully_shard. Thread rule: any thread; backward may run on another.
-// Guide: docs/guide/checkpointing.md, mechanism: docs/design/access.md.
+// Guide: docs/guide/checkpointing.md, mechanism: docs/design/autograd.md.
 #pragma once
 
 #include <concepts>
@@ -27,20 +26,19 @@
 namespace sherd {
 
 struct CheckpointOptions {
-  // Behaviour. The second run draws the random numbers of the first from the
-  // default CPU generator, whose state then is as if there had been one run.
-  // Costs 5 kB and some microseconds a call.
+  // Behaviour: the recomputation draws the same random numbers from the default CPU generator,
+  // whose state is then as if fn had run once. Costs 5 kB and some microseconds a call.
   bool preserve_rng_state = true;
-  // Performance. The second run ends, by an exception through fn, with the last
-  // tensor that backward needs: what comes after is not computed. false: fn
-  // always ends by itself, and saving more tensors than before is noticed too.
+  // Performance: an exception through fn ends the recomputation at the last tensor that backward
+  // needs. With false fn always ends by itself, and saving more tensors than before is noticed,
+  // too.
   bool early_stop = true;
 };
 
 namespace autograd {
 
-// The first run of a region: as long as it lives, what autograd saves on this
-// thread is not kept. Nothing where gradients are off.
+// The scope of a region's forward: while it lives, what autograd saves on this thread is not kept.
+// It does nothing where gradients are off.
 class CheckpointedForward {
  public:
   using Recompute = std::function<void(std::span<const at::Tensor> inputs)>;
@@ -68,18 +66,16 @@ void call_with_inputs(
 
 }  // namespace autograd
 
-// Returns fn(inputs...), computed now. Backward runs fn again, on the thread
-// and at the moment at which the first of its tensors is missed, with inputs
-// that are cut off from the graph, gradients on, and autocast as now. fn must do
-// the same each time; it is copied and kept until the graph is gone, so it
-// captures by value, the modules' shared_ptrs say. What it changes outside is
-// changed twice (running statistics, counters). Inputs may be undefined or
-// without gradient; anything else is captured. Regions may be nested.
-// Parameters are read again, not kept. With gradients off: just fn(inputs...).
-// Throws Error at once where another autograd engine than sherd's is installed
-// (a Python process); in backward, when the second run saves other tensors than
-// the first (naming both), or when a parameter or an input was changed in place
-// meanwhile. What fn throws there reaches the caller of backward().
+// Returns fn(inputs...), computed now. Backward runs fn again, on the thread and at the moment that
+// first needs one of its tensors, with detached inputs, gradients on, and autocast as now. fn must
+// do the same each time; it is copied and kept until the graph is gone, so it should capture by
+// value, for example the modules' shared_ptrs. Side effects (running statistics, counters) happen
+// twice. Inputs may be undefined or without gradient; anything else is captured. Regions may be
+// nested. Parameters are read again, not kept. With gradients off this is just fn(inputs...).
+// Throws Error at once where another autograd engine than sherd's is installed (a Python process),
+// and in backward when the recomputation saves other tensors than the forward did (naming both), or
+// when a parameter or an input was changed in place meanwhile. What fn throws there reaches the
+// caller of backward().
 template <typename Function, typename... Inputs>
   requires std::invocable<Function&, const Inputs&...>
 auto checkpoint(

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For kernels written by hand. LibTorch's operators announce by themselves that
-// they use a sharded parameter; a raw pointer cannot. A TouchScope keeps the
-// parameter whole, like an operator that runs as long as the scope lives:
+// TouchScope keeps a sharded parameter whole for kernels written by hand. LibTorch's operators
+// announce their use of a parameter by themselves; a raw pointer cannot. The scope acts like an
+// operator that runs as long as it lives:
 //
 //   sherd::TouchScope whole(linear->weight);
 //   my_kernel(linear->weight.const_data_ptr<float>());
 //
-// On a plain tensor it does nothing. Reading only: what a kernel writes there
-// is lost or seen by other ranks. Thread rule: any thread.
+// On a plain tensor it does nothing. It is for reading only: what a kernel writes there is lost or
+// seen by other ranks. Thread rule: any thread.
 #pragma once
 
 #include <memory>
@@ -18,8 +18,7 @@ namespace sherd {
 
 class TouchScope {
  public:
-  // Brings the parameter's unit in; collective where the exchange is. Throws
-  // as an operator on it would.
+  // Gathers the parameter's unit; collective where the exchange is. Throws as an operator would.
   explicit TouchScope(const at::Tensor& tensor);
   ~TouchScope();
   TouchScope(const TouchScope&) = delete;

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GlobalBatches cuts a corpus into training batches. The global batch of a step
-// is a function of seed and step alone, so a run with another number of ranks,
-// or one that resumes, sees the same rows in the same steps; each rank takes
-// its own part of the rows.
+// GlobalBatches cuts a corpus into training batches. The global batch of a step is a function of
+// seed and step alone, so a run with another number of ranks, or one that resumes, sees the same
+// rows in the same steps; each rank takes its own part of the rows.
 //
-// The corpus is cut into up to 64 equal stripes; the last tenth of each is kept
-// for validation, so that both texts are of the same kind also where the corpus
-// changes along the way, as folders do. The rest, stripe after stripe, is cut
-// into windows of sequence + 1 tokens (neighbours share one: the last target of
-// the one is the first input of the other). An epoch takes every window once,
-// in an order drawn from seed and epoch, and cuts at another offset than the
-// epoch before. Thread rule: one thread for next() and restore(), any for the
-// rest.
+// The corpus is cut into up to 64 equal stripes; the last tenth of each is kept for validation, so
+// that both texts are of the same kind also where the corpus changes along the way, as folders do.
+// The rest, stripe after stripe, is cut into windows of sequence + 1 tokens (neighbours share one:
+// the last target of one is the first input of the next). An epoch takes every window once, in an
+// order drawn from seed and epoch, and cuts at another offset than the epoch before. Thread rule:
+// one thread for next() and restore(), any for the rest.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +26,7 @@ struct Batch {
 };
 
 struct BatchOptions {
-  // Behaviour. Rows of the global batch; the world size must divide it.
+  // Rows of the global batch; the world size must divide it.
   std::int64_t batch = 12;
   std::int64_t sequence = 128;
   std::uint64_t seed = 0;
@@ -37,9 +34,9 @@ struct BatchOptions {
   int world_size = 1;
 };
 
-// Where a run is in its data, and what it must meet again to go on from there.
+// Where a run is in its data, and what must be equal to resume from there.
 struct Position {
-  std::int64_t step = 0;  // Of the batch that next() returns next.
+  std::int64_t step = 0;  // The step whose batch next() returns next.
   std::uint64_t seed = 0;
   std::int64_t batch = 0;
   std::int64_t sequence = 0;
@@ -60,29 +57,26 @@ class GlobalBatches {
   // [rank * batch / world_size, (rank + 1) * batch / world_size).
   Batch at(std::int64_t step) const;
 
-  // Rows by their number in the run's endless order, of which at(step) has those
-  // from step * batch on: for who is told what to train.
+  // Rows by their numbers in the run's endless order; at(step) has those from step * batch on. For
+  // fault-tolerant runs, where a coordinator assigns samples.
   Batch samples(const std::vector<std::int64_t>& numbers) const;
 
-  // at(position().step), and moves on by one step.
+  // Returns at(position().step) and advances by one step.
   Batch next();
 
   Position position() const;
-  // Continues a run: next() returns what it would have returned there. Throws
-  // Error, changing nothing, when anything but the step differs: seed, sizes
-  // or text.
+  // Continues a run: next() returns what it would have returned there. Throws Error, changing
+  // nothing, when anything but the step differs: seed, sizes or text.
   void restore(const Position& position);
 
   // The number of validation batches there are, at least 1.
   std::int64_t validation_batches() const;
-  // This rank's rows of validation batch `index`, spread evenly over the
-  // validation text. Neither seed nor world size changes the rows; when there
-  // is less text than rows, rows repeat.
-  // REQUIRES: 0 <= index < validation_batches().
+  // This rank's rows of validation batch `index`, spread evenly over the validation text. Neither
+  // seed nor world size changes the rows; when there is less text than rows, rows repeat. REQUIRES:
+  // 0 <= index < validation_batches().
   Batch validation(std::int64_t index) const;
 
-  // Lengths of the two texts. The few tokens that equal stripes leave over are
-  // in neither.
+  // Lengths of the two texts. The few tokens that equal stripes leave over are in neither.
   std::int64_t training_tokens() const { return training_.tokens(); }
   std::int64_t validation_tokens() const { return validation_.tokens(); }
 
@@ -92,8 +86,8 @@ class GlobalBatches {
       std::int64_t first, std::int64_t count, std::int64_t* to) const;
 
  private:
-  // A text made of the same part of every stripe: token i of it is token
-  // (i / part) * stripe + skipped + i % part of the corpus.
+  // A text made of the same part of every stripe: its token i is token (i / part) * stripe +
+  // skipped + i % part of the corpus.
   struct StripedText {
     std::int64_t stripes = 1;
     std::int64_t stripe = 0;

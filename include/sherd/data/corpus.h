@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Corpus is a text as one long row of token ids, mapped from files, never read
-// as a whole. Bytes are tokens (vocabulary 256), or a `.bin` holds token ids as
-// little-endian 16-bit words. It owns the mappings and neither copies nor
-// moves. Thread rule: any thread, nothing changes after construction.
+// Corpus is a text as one long row of token ids that is mapped from files. Bytes are tokens
+// (vocabulary 256), or a `.bin` holds token ids as little-endian 16-bit words. It owns the mappings
+// and neither copies nor moves. Thread rule: any thread, nothing changes after construction.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +12,22 @@
 namespace sherd::data {
 
 struct CorpusOptions {
-  // Behaviour. Only the first so many bytes; 0: all. The last token of a
-  // `.bin` cut in the middle is left out.
+  // Uses only the first so many bytes; 0: all. The last token of a `.bin` cut in the middle is left
+  // out.
   std::int64_t bytes_max = 0;
-  // Behaviour. Size of the model's vocabulary; every id must be below it. 0:
-  // 256 for bytes, the largest id + 1 for a `.bin`.
+  // The size of the model's vocabulary; every id must be below it. 0: 256 for bytes, the largest id
+  // + 1 for a `.bin`.
   std::int64_t vocabulary = 0;
 };
 
 class Corpus {
  public:
-  // A file, or a folder: all regular files below it, in the byte order of their
-  // paths, one after the other without separator (links to folders are not
-  // followed). A file ending in ".bin", or a folder of such files only, holds
-  // 16-bit ids. Reads every byte once, for the hash and to check ids. Throws
-  // Error naming the path, what was expected and what was found, when it is
-  // missing, unreadable or empty, when a `.bin` has an odd size, and for an id
-  // outside the vocabulary.
+  // `path` is a file, or a folder: all regular files below it, in the byte order of their paths,
+  // one after the other without separator (links to folders are not followed). A file ending in
+  // ".bin", or a folder of such files only, holds 16-bit ids. Reads every byte once, for the hash
+  // and to check ids. Throws Error naming the path, what was expected and what was found, when it
+  // is missing, unreadable or empty, when a `.bin` has an odd size, and for an id outside the
+  // vocabulary.
   explicit Corpus(const std::string& path, const CorpusOptions& options = {});
   ~Corpus();
   Corpus(const Corpus&) = delete;
@@ -38,8 +36,8 @@ class Corpus {
   const std::string& path() const;
   std::int64_t tokens() const;      // At least 1.
   std::int64_t vocabulary() const;
-  // Of the token row alone: the same text in one file or many has one hash.
-  // The same on every machine; not for security.
+  // A hash of the token row alone: the same for one file or many, and on every machine. Not for
+  // security.
   std::uint64_t hash() const;
 
   // Writes tokens [first, first + count) to `to`. Throws Error when the range

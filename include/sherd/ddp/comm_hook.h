@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What becomes of gradients between ranks: a hook gets one bucket after another,
-// on a thread beside backward, and leaves in it what all ranks agree on. Instead
-// of the exchange's own sum, which no hook is needed for.
+// Communication hooks replace the mean of gradients over ranks: a hook gets one bucket after
+// another, on a thread beside backward, and leaves in it what all ranks agree on. The mean itself
+// needs no hook.
 //
 //   auto ddp = sherd::replicate(*model, world, {
 //       .hook = sherd::power_sgd({.rank = 2})});
@@ -25,26 +25,24 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 struct BucketParameter {
   std::string name;
-  at::Tensor gradient;  // Of the parameter's shape; its part of the bucket.
+  at::Tensor gradient;  // Its part of the bucket, in the parameter's shape.
 };
 
 struct GradientBucket {
   int index = 0;
-  bool last = false;  // Of this backward.
+  bool last = false;  // No other bucket follows in this backward.
   // Synchronised backwards before this one with these ranks.
   std::int64_t step = 0;
-  // This rank's, 1-D, contiguous, of the parameters' dtype; zero where it had
-  // none. The hook leaves the result here: the mean over ranks, or what it takes
-  // for it.
+  // This rank's gradients, 1-D, contiguous, in the parameters' dtype; zero where it had none. The
+  // hook leaves its result here, the mean over ranks or an approximation of it.
   at::Tensor gradients;
   std::vector<BucketParameter> parameters;
 };
 
-// The ranks of a hook. Calls block, and every rank makes the same ones in the
-// same order, on contiguous CPU tensors of equal sizes and dtypes. They throw
-// Error when a rank is lost. What ranks do otherwise ends in a hang or a process;
-// with SHERD_DEBUG=detail in the environment of every rank calls are compared
-// first, and one that differs is an Error naming it, at the price of a small
+// Collectives among the ranks of a hook. Calls block and throw Error when a rank is lost. Every
+// rank must make the same calls in the same order, on contiguous CPU tensors of equal sizes and
+// dtypes; otherwise ranks hang or crash. With SHERD_DEBUG=detail in the environment of every rank
+// calls are compared first, and one that differs is an Error naming it, at the price of a small
 // message each. Thread rule: the thread of the hook.
 class HookGroup {
  public:
@@ -53,8 +51,8 @@ class HookGroup {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // In place: the mean of all ranks' tensors, the same bits everywhere; added in
-  // the order of ranks, half-precision numbers in fp32.
+  // In place: the mean of all ranks' tensors, with the same bits everywhere. Sums are made in the
+  // order of ranks, those of half-precision numbers in fp32.
   virtual void all_reduce_mean(const at::Tensor& tensor) = 0;
   // The same among the `ranks`, ascending, of which this is one.
   virtual void all_reduce_mean(
@@ -63,68 +61,67 @@ class HookGroup {
   virtual std::vector<at::Tensor> all_gather(const at::Tensor& tensor) = 0;
 };
 
-// One object per handle; it may keep state between calls. Thread rule: reduce()
-// on one thread, not always the same; state() and load() between backwards.
+// One object per handle; it may keep state between calls. Thread rule: reduce() is called by one
+// thread at a time, not always the same; state() and load() between backwards.
 class CommHook {
  public:
   virtual ~CommHook() = default;
 
   virtual std::string name() const = 0;
 
-  // What it throws ends the training on every rank, naming this one.
+  // An exception ends the training on every rank, naming this one.
   virtual void reduce(GradientBucket& bucket, HookGroup& group) = 0;
 
-  // What a checkpoint must keep, by names that do not depend on buckets; load()
-  // takes what state() gave, and throws Error for anything else.
+  // What a checkpoint must keep, by names that do not depend on buckets; load() takes what state()
+  // returned, and throws Error for anything else.
   using State = NamedTensors;
   virtual State state() const { return {}; }
   virtual void load(const State& state);
 
-  // Ranks are others from now on, some of them with a hook that has just begun:
-  // forgets what must be the same on all. Called by set_world().
+  // Called by set_world(): from now on ranks are others, some of them with a new hook. Forgets what
+  // must be the same on all.
   virtual void reset() {}
 };
 
 using CommHookPtr = std::shared_ptr<CommHook>;
 
-// The mean, as without a hook; what others are built on.
+// The mean, as without a hook; a building block for others.
 CommHookPtr all_reduce_mean();
 
-// Instead of rank 0's values for all, what becomes of buffers at the end of each
-// synchronised backward, in place; on the thread of that backward. What it throws
-// ends the training on every rank.
+// Synchronises buffers in place at the end of each synchronised backward, on its thread, instead of
+// the broadcast of rank 0's. An exception ends the training on every rank.
 using BufferHook =
     std::function<void(const NamedTensors& buffers, HookGroup& group)>;
 
-// Gradients travel with `inner` in the narrower dtype, kBFloat16 or kHalf (whose
-// largest number is 65504), and are cast back after. Mirrors bf16_compress_hook,
-// fp16_compress_hook and their wrappers.
+// Casts gradients to the narrower dtype, kBFloat16 or kHalf (whose largest number is 65504), for
+// `inner` (null: the mean), and back afterwards. Mirrors bf16_compress_hook, fp16_compress_hook and
+// their wrappers.
 CommHookPtr compress(at::ScalarType dtype, CommHookPtr inner = nullptr);
 
 // Vogels et al., PowerSGD, arXiv 1905.13727.
 struct PowerSgdOptions {
-  // Of the approximation: a matrix of n x m travels as (n + m) rank numbers.
+  // The rank of the approximation: a matrix of n x m travels as (n + m) rank numbers.
   std::int64_t rank = 1;
-  // The mean, uncompressed, in the first backwards, where gradients change most.
+  // Backwards before this one use the uncompressed mean, since gradients change most there.
   std::int64_t start_step = 10;
-  // Matrices are left uncompressed that would not become as many times smaller.
+  // A matrix that would not become this many times smaller stays uncompressed.
   double compression_min = 2.0;
   // What an approximation leaves out is added to the next gradient.
   bool error_feedback = true;
   // Each approximation starts from the last one's Q.
   bool warm_start = true;
-  std::uint64_t seed = 0;  // Of the first Q; the same on every rank.
+  std::uint64_t seed = 0;  // Draws the first Q; the same on every rank.
 };
 CommHookPtr power_sgd(const PowerSgdOptions& options = {});
 
 // Lin et al., Don't Use Large Mini-Batches, Use Local SGD, arXiv 1808.07217.
 struct PostLocalSgdOptions {
-  // Up to then the mean over all ranks; then over groups of neighbours only.
+  // Before it the mean is over all ranks, from it on over groups of neighbours only.
   std::int64_t start_step = 100;
   int group_size = 1;  // Divides the number of ranks.
 };
-// Models drift apart then: DistributedDataParallel::average_parameters() brings
-// them together, every few steps.
+// Models drift apart then; DistributedDataParallel::average_parameters() brings them together,
+// every few steps.
 CommHookPtr post_local_sgd(const PostLocalSgdOptions& options = {});
 
 }  // namespace sherd

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LanguageModel is what decoders that predict the next token have in common:
-// the loss, sampling, and initial values that depend on a seed and on each
-// parameter's name only. A plain torch::nn::Module that knows nothing of ranks
-// or sharding. Thread rule: that of a torch module, one thread at a time.
+// LanguageModel is what decoders that predict the next token have in common: the loss, sampling,
+// and initial values that depend on a seed and on each parameter's name only. A plain
+// torch::nn::Module that knows nothing of ranks or sharding. Thread rule: that of a torch module,
+// one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ struct GenerateOptions {
   std::uint64_t seed = 0;
 };
 
-// Runs one layer: returns forward(x), x [B, T, C] to the same. `forward` may be
-// copied and called again later, as long as the layer's parameters are those of
-// now: whoever computes a layer a second time in backward does so.
+// Runs one layer: returns forward(x), x [B, T, C] to the same. `forward` may be copied and called
+// again later, as activation checkpointing does, as long as the layer's parameters have not
+// changed.
 using LayerRunner = std::function<at::Tensor(
     const torch::nn::Module& layer,
     const std::function<at::Tensor(const at::Tensor& x)>& forward,
@@ -39,7 +39,7 @@ class LanguageModel : public torch::nn::Module {
   // The longest input, in tokens.
   virtual std::int64_t positions_max() const = 0;
 
-  // From now on forward() runs each of its layers by `run`; null: plainly.
+  // Has forward() run each of its layers by `run`; null: by a plain call.
   void run_layers_with(LayerRunner run);
 
   // Mean cross entropy, in nats, of the logits for `inputs` against `targets`,
@@ -52,11 +52,10 @@ class LanguageModel : public torch::nn::Module {
   std::vector<std::int64_t> generate(
       const std::vector<std::int64_t>& prompt, const GenerateOptions& options);
 
-  // Writes into `parameter` the value that the constructor gives the parameter
-  // of that name, e.g. "h.0.attn.c_attn.weight". One that was made on the meta
-  // device gets its value so once it has memory, in any order. Throws
-  // sherd::Error when the model has no parameter of that name and shape, and
-  // while `parameter` is on the meta device.
+  // Writes into `parameter` the value that the constructor gives the parameter of that name, e.g.
+  // "h.0.attn.c_attn.weight". Parameters made on the meta device get their values this way once
+  // they have memory, in any order. Throws sherd::Error when the model has no parameter of that
+  // name and shape, and while `parameter` is on the meta device.
   void reset_parameter(
       const std::string& name, const at::Tensor& parameter) const;
 

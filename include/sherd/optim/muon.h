@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Muon (Keller Jordan et al. 2024, kellerjordan.github.io/posts/muon): momentum
-// whose update is made nearly orthogonal, matrix by matrix, by Newton-Schulz
-// iterations. The numbers are torch.optim.Muon's. An update needs its matrix
-// whole: each is dealt to one rank, which keeps its momentum and reads its
-// gradient where ranks share it. For the matrices inside a network; other
-// parameters take AdamW (split()). It shares the slices' memory with whoever
-// made them and owns its state. Thread rule: one thread.
-// Who writes what when: docs/design/shared_memory.md.
+// Muon (Keller Jordan et al. 2024, kellerjordan.github.io/posts/muon): momentum whose update is
+// made nearly orthogonal, matrix by matrix, by Newton-Schulz iterations. The numbers are
+// torch.optim.Muon's. An update needs the whole matrix, so each is assigned to one rank, which
+// keeps its momentum and reads its gradient where ranks share it. Muon is for the matrices inside a
+// network; other parameters take AdamW (split()). It shares the slices' memory with whoever made
+// them and owns its state. Thread rule: one thread. Who writes what when:
+// docs/design/shared_memory.md.
 #pragma once
 
 #include <array>
@@ -26,29 +25,28 @@ enum class MuonScale {
 };
 
 struct MuonOptions {
-  // Behaviour.
   double learning_rate = 1e-3;  // At least 0.
   double momentum = 0.95;       // In [0, 1).
   bool nesterov = true;
   // Decoupled: each step first scales values by 1 - learning rate * this.
   double weight_decay = 0.1;
   MuonScale scale = MuonScale::kOriginal;
-  // Of one iteration, X <- a X + (b A + c A A) X with A = X X'.
+  // {a, b, c} of one iteration, X <- a X + (b A + c A A) X with A = X X'.
   std::array<double, 3> coefficients = {3.4445, -4.775, 2.0315};
   int iterations = 5;     // In [1, 100).
-  double epsilon = 1e-7;  // Above 0. No gradient's norm counts as less.
-  // Behaviour. Of the iterations: kBFloat16, as PyTorch, or kFloat, more exact.
-  // With AMX bf16 takes 0.2 to 0.4 of fp32's time.
+  double epsilon = 1e-7;  // Above 0. The norm that a gradient is divided by is at least this.
+  // The dtype of the iterations: kBFloat16, as in PyTorch, or kFloat, which is more exact. With AMX
+  // bf16 takes 0.2 to 0.4 of fp32's time.
   at::ScalarType iteration_dtype = at::kBFloat16;
 };
 
 class Muon {
  public:
-  // The same parameters on every rank. State is allocated when the first
-  // gradient of a matrix arrives. Throws Error, on every rank, when an option is
-  // out of range; there is no parameter, or one that is no matrix (split() takes
-  // those out); slices are parts of parameters, and ranks do not share gradients
-  // (FullyShardOptions::share_gradients). Throws Error for slices as AdamW does.
+  // The same parameters on every rank. State is allocated when the first gradient of a matrix
+  // arrives. Throws Error, on every rank, when an option is out of range; when there is no
+  // parameter, or one that is no matrix (split() takes those out); when slices are parts of
+  // parameters and ranks do not share gradients (FullyShardOptions::share_gradients). Throws Error
+  // for slices as AdamW does.
   explicit Muon(NamedParameters parameters, const MuonOptions& options = {});
   ~Muon();
   Muon(Muon&&) noexcept;
@@ -56,34 +54,32 @@ class Muon {
   Muon(const Muon&) = delete;
   Muon& operator=(const Muon&) = delete;
 
-  // Updates every matrix that has a gradient, then publishes; the others and
-  // their momentum stay as they are. Uses gradients up: their memory holds the
-  // update meanwhile, and `.grad()` is undefined afterwards. Collective: every
-  // rank calls it, also one without slices. Throws Error, with values unchanged,
-  // on every rank when only some have a gradient of a matrix, or when a rank is
-  // lost before all updates are made.
+  // Updates every matrix that has a gradient, then publishes; the others and their momentum stay as
+  // they are. Uses gradients up: their memory holds the update meanwhile, and `.grad()` is
+  // undefined afterwards. Collective: every rank calls it, also one without slices. Throws Error,
+  // with values unchanged, on every rank when only some have a gradient of a matrix, or when a rank
+  // is lost before all updates are made.
   void step();
 
-  // Makes every gradient undefined. Gradient memory stays with its owner.
+  // Makes every gradient undefined.
   void zero_grad();
 
-  // From the next step() on. Throws Error, changing nothing, unless at least 0
-  // and finite.
+  // Takes effect from the next step() on. Throws Error, changing nothing, unless at least 0 and
+  // finite.
   void set_learning_rate(double learning_rate);
   double learning_rate() const;
 
-  // The matrices dealt to this rank, in module order: each is named on one rank,
-  // on all where slices are whole (kNoShard). With several replicas, on one of
-  // each.
+  // The matrices assigned to this rank, in module order. Each is named on one rank of every
+  // replica, and on all ranks where slices are whole (kNoShard).
   std::vector<std::string> names() const;
 
-  // The momentum of a matrix dealt to this rank, of its shape and dtype, zero
-  // before its first gradient; shares the optimizer's memory: writing it restores
-  // it. Throws Error for other names, saying which rank has it.
+  // The momentum of a matrix assigned to this rank, in its shape and dtype, zero before its first
+  // gradient. It shares the optimizer's memory: writing it restores it. Throws Error for other
+  // names, saying which rank has it.
   at::Tensor momentum_buffer(const std::string& name);
 
-  // The momenta of this rank's matrices, each of them whole; of those not updated
-  // yet only with `all`, which allocates them.
+  // The momenta of this rank's matrices, each of them whole. Those of matrices without an update
+  // are included, and allocated, only with `all`.
   std::vector<OptimizerTensor> tensors(bool all);
 
  private:

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The learning rate as a function of the step alone, so that a run that resumes
-// at step n continues exactly, and every rank agrees without being told. Use:
-// adamw.set_learning_rate(learning_rate_at(step, schedule)) before step().
-// Thread rule: pure functions, any thread.
+// The learning rate as a function of the step alone, so that a run that resumes at step n continues
+// exactly and ranks agree without messages. Use: adamw.set_learning_rate(learning_rate_at(step,
+// schedule)) before step(). Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +16,10 @@ enum class Decay {
 };
 
 struct LearningRateSchedule {
-  // Behaviour.
   double peak = 1e-3;  // Reached at the end of the warm-up.
   double floor = 0.0;  // In [0, peak]; holds from total_steps on.
-  // The first steps climb in equal parts: step 0 has peak / warmup_steps, step
-  // warmup_steps - 1 the peak. 0: no warm-up.
+  // The first steps climb in equal parts: step 0 has peak / warmup_steps, step warmup_steps - 1 the
+  // peak. 0: no warm-up.
   std::int64_t warmup_steps = 0;
   // At least warmup_steps. Step total_steps would be the first at the floor.
   std::int64_t total_steps = 0;
