@@ -33,7 +33,7 @@ class BackwardUpdateTable {
     std::size_t index = 0;  // Among the update's names.
   };
   const std::vector<ModuleTensor>& parameters_;
-  std::unordered_map<std::string, std::size_t> by_name_;  // Indices of parameters.
+  std::unordered_map<std::string, std::size_t> by_name_;  // Parameters.
   std::vector<Place> places_;                             // By parameter.
 };
 

@@ -71,7 +71,8 @@ DdpEngine::DdpEngine(
     ReplicatedModel model,
     const Mesh& mesh,
     const ReplicateOptions& options)
-    : module_(std::move(module)),
+    : ModelEngine("[ddp] this model's handle was closed"),
+      module_(std::move(module)),
       world_(mesh.world()),
       options_(options),
       model_(std::move(model)),
@@ -188,13 +189,11 @@ void DdpEngine::start() {
   autograd::install_param_key();
   autograd::install_backward_engine();
   keyed_.take(*this, [this](std::size_t p) -> autograd::GradientCallback {
-    return [weak = weak_from_this(), p](at::Tensor gradient) {
-      if (auto self = weak.lock()) {
-        const auto dense = self->model_.trainable.size();
-        p < dense ? self->gradient_arrived(p, std::move(gradient))
-                  : self->sparse_arrived(p - dense, std::move(gradient));
-      }
-    };
+    return while_alive(this, [p](DdpEngine& self, at::Tensor gradient) {
+      const auto dense = self.model_.trainable.size();
+      p < dense ? self.gradient_arrived(p, std::move(gradient))
+                : self.sparse_arrived(p - dense, std::move(gradient));
+    });
   });
 }
 
@@ -220,16 +219,12 @@ void DdpEngine::check_not_thawed() const {
   }
 }
 
-void DdpEngine::fail(const Status& status) {
-  if (error_.ok()) {
-    error_ = status;
-    exchange_->close(status);
-    transport_->abandon(status);
-    if (buffer_transport_) {
-      buffer_transport_->abandon(status);
-    }
+void DdpEngine::abandon_exchange(const Status& failure) {
+  exchange_->close(failure);
+  transport_->abandon(failure);
+  if (buffer_transport_) {
+    buffer_transport_->abandon(failure);
   }
-  status.throw_if_failed();
 }
 
 // ---- forward and backward ----
@@ -237,23 +232,20 @@ void DdpEngine::fail(const Status& status) {
 void DdpEngine::begin_use(
     std::span<const autograd::ParameterUse>, const char* /*operator_name*/) {
   const std::lock_guard lock(mu_);
-  if (closed_) {
-    return;
+  if (!closed_) {
+    note_use();
   }
-  if (autograd::in_backward()) {
-    armed_in_backward_ = armed_in_backward_ || autograd::arm(weak_from_this());
-  } else if (!armed_ && autograd::records_gradients()) {
-    keyed_.check();
-    check_not_thawed();
-    armed_ = true;
-    timer_.forward_began(time_.now());
-    (void)autograd::arm(weak_from_this());
-  }
+}
+
+void DdpEngine::begin_training_forward() {
+  keyed_.check();
+  check_not_thawed();
+  timer_.forward_began(time_.now());
 }
 
 void DdpEngine::gradient_arrived(std::size_t p, at::Tensor gradient) {
   const std::lock_guard lock(mu_);
-  armed_in_backward_ = armed_in_backward_ || autograd::arm(weak_from_this());
+  note_backward();
   if (no_sync_scopes_ > 0) {
     states_[p].unsynced = states_[p].unsynced || gradient.defined();
     tensor(p).mutable_grad() = std::move(gradient);
@@ -285,7 +277,7 @@ void DdpEngine::gradient_arrived(std::size_t p, at::Tensor gradient) {
 
 void DdpEngine::sparse_arrived(std::size_t s, at::Tensor gradient) {
   const std::lock_guard lock(mu_);
-  armed_in_backward_ = armed_in_backward_ || autograd::arm(weak_from_this());
+  note_backward();
   if (no_sync_scopes_ > 0 || !gradient.defined()) {
     model_.sparse[s].tensor.mutable_grad() = std::move(gradient);
     return;
@@ -339,13 +331,10 @@ void DdpEngine::add_accumulated() {
   }
 }
 
-void DdpEngine::backward_ended(std::exception_ptr failure) {
-  const std::lock_guard lock(mu_);
-  armed_ = false;
-  armed_in_backward_ = false;
-  if (closed_ || !error_.ok() || no_sync_scopes_ > 0) {
+void DdpEngine::end_of_backward(const std::exception_ptr& failure) {
+  if (!usable() || no_sync_scopes_ > 0) {
     timer_.drop_step();
-    return;  // Whoever caused an error has thrown.
+    return;
   }
   const at::NoGradGuard no_grad;
   if (join_ && std::exchange(join_->terminated, false)) {
@@ -599,7 +588,7 @@ void DdpEngine::set_mesh(const Mesh& mesh) {
   buffer_transport_.reset();
   gradients_.clear();
   error_ = {};
-  armed_ = false;
+  forget_forward();
   ready_.clear();
   arrivals_.assign(arrivals_.size(), 0);
   if (options_.hook) {
@@ -614,9 +603,7 @@ void DdpEngine::average_parameters() {
   if (alone()) {
     return;
   }
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !closed_, "[ddp] this model's handle was closed");
-  error_.throw_if_failed();
+  check_open();
   const at::NoGradGuard no_grad;
   for (std::size_t p = 0; p < keyed_.parameters().size(); ++p) {
     const auto values = keyed_.values(p);
@@ -636,11 +623,9 @@ NamedParameters DdpEngine::named_parameters() {
     named.items.push_back({parameter.name, parameter.tensor});
   }
   named.update_in_backward =
-      [weak =
-           weak_from_this()](BackwardUpdate update) -> std::shared_ptr<void> {
-    auto self = weak.lock();
-    return self ? self->register_backward_update(std::move(update)) : nullptr;
-  };
+      while_alive(this, [](DdpEngine& self, BackwardUpdate update) {
+        return self.register_backward_update(std::move(update));
+      });
   return named;
 }
 

@@ -1,43 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DdpEngine is the engine of one replicated model: it hears when a training
-// forward begins and when the outermost backward ends (access), carries
-// gradients to the exchange, bucket by bucket, while backward goes on, and shows
-// the averages as the parameters' `.grad()`. Parameters stay where they are.
+// DdpEngine is the engine of one replicated model. It reduces gradients bucket by bucket while
+// backward runs and sets the averages as the parameters' `.grad()`; parameters stay where they are.
+// ModelEngine tells it when a training forward begins and when the outermost backward has ended.
 //
-// Thread rule: operators, hooks and backwards from any thread, under one lock;
-// the rest as the public header says. States: docs/design/replicas.md.
+// Thread rule: operators, hooks and backwards from any thread, under ModelEngine's lock; the rest
+// as the public header says. States: docs/design/replicas.md.
 #pragma once
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
-#include <sherd/world/world.h>
 #include <sherd/ddp/replicate.h>
-#include "autograd/backward.h"
+#include <sherd/world/world.h>
 #include "autograd/managed_storage.h"
-#include "world/collectives.h"
-#include "world/transport.h"
+#include "autograd/model_engine.h"
 #include "ddp/backward_update_table.h"
 #include "ddp/keyed_parameters.h"
 #include "ddp/replicated_model.h"
 #include "ddp/step_timer.h"
 #include "exchange/exchange.h"
 #include "exchange/reducer.h"
+#include "world/transport.h"
 
 namespace sherd::ddp {
 
-class DdpEngine final : public autograd::ParameterUseListener,
-                      public autograd::BackwardListener,
-                      public exchange::ReducedGradients,
-                      public std::enable_shared_from_this<DdpEngine> {
+class DdpEngine final : public autograd::ModelEngine,
+                        public autograd::ParameterUseListener,
+                        public exchange::ReducedGradients {
  public:
-  // Collective: compares models and opens the exchange. Nothing of the module
-  // changes before start().
+  // Collective: compares models and opens the exchange. The module does not change before start().
   DdpEngine(
       std::string module,
       ReplicatedModel model,
@@ -47,7 +42,7 @@ class DdpEngine final : public autograd::ParameterUseListener,
   DdpEngine(const DdpEngine&) = delete;
   DdpEngine& operator=(const DdpEngine&) = delete;
 
-  // Collective: first values, hooks.
+  // Collective: synchronises initial values and sets hooks.
   void start();
 
   NamedParameters named_parameters();
@@ -66,109 +61,107 @@ class DdpEngine final : public autograd::ParameterUseListener,
   void begin_use(std::span<const autograd::ParameterUse> uses, const char* operator_name)
       override;
   void end_use(std::span<const autograd::ParameterUse>) noexcept override {}
-  // autograd::BackwardListener
-  void backward_ended(std::exception_ptr failure) override;
   // exchange::ReducedGradients
   std::vector<bool> accumulation(plan::UnitId unit) override;
   void set_gradients(plan::UnitId unit, const std::vector<bool>& used) override;
   void clear_gradients() override;
 
  private:
-  // Of one trainable parameter.
+  // The state of one trainable parameter in a backward.
   struct State {
-    bool unsynced = false;  // `.grad()` holds what only this rank has seen.
+    bool unsynced = false;  // `.grad()` has what this rank alone accumulated.
     at::Tensor kept;  // What `.grad()` was where this backward brought none.
   };
 
+  // ModelEngine
+  void begin_training_forward() override;
+  void end_of_backward(const std::exception_ptr& failure) override;
+  void abandon_exchange(const Status& failure) override;
+
   bool alone() const { return exchange_ == nullptr; }
-  // Replicas, and which of them this is.
+  // The number of replicas, and which of them this is.
   int size() const { return static_cast<int>(ranks_.size()); }
   int index() const;
   const at::Tensor& tensor(std::size_t p) const {
     return model_.trainable[p].tensor;
   }
-  // To the ranks of the mesh.
+  // Connects to the ranks of the mesh and opens an exchange with the first buckets.
   void connect(const Mesh& mesh);
   void open(const std::vector<int>& order);
   std::unique_ptr<exchange::Exchange> make_exchange();
-  // On the exchange's thread.
+  // Called on the exchange's thread.
   void run_hook(
       plan::UnitId unit, const at::Tensor& gradients, world::Transport& transport);
   void check_not_thawed() const;
   void gradient_arrived(std::size_t p, at::Tensor gradient);
-  // Whether this backward is one of all ranks. Asks them, in a join scope.
+  // Returns whether all ranks take part in this backward; in a join scope it asks them.
   bool begin_synchronised(bool has_inputs);
-  // In a join scope: whether ranks with inputs go on.
+  // In a join scope: returns whether ranks with inputs go on.
   bool ask_for_inputs(bool has_inputs);
   void sparse_arrived(std::size_t s, at::Tensor gradient);
   [[nodiscard]] Status reduce_sparse();
-  // Why this is not the graph of the first backward; empty: it is, or may differ.
+  // Why this backward breaks options.static_graph; empty: it does not.
   std::string changed_graph() const;
   bool ends_early() const;
   void end_join_scope();
-  int divisor() const;  // Of sums, in this backward.
+  int divisor() const;  // What sums are divided by in this backward.
   [[noreturn]] void refuse_early_termination() const;
   void add_accumulated();
-  // Ends it here and everywhere; the failure of any rank as a status.
+  // Ends the backward on all ranks. Returns the failure of any of them.
   Status end_synchronised(const std::string& aborted);
   std::vector<at::Tensor> state() const;
   void synchronise_buffers();
   void run_buffer_hook();
-  // Agrees on buckets for good, from the order in which gradients were ready.
+  // Ranks agree on buckets for good, from the order in which gradients became ready.
   void learn_order(const std::vector<int>& ready);
-  // The parameter's place in its bucket.
+  // The parameter's part of its bucket's averages, and of any tensor laid out like the bucket.
   at::Tensor reduced(std::size_t p) const;
   at::Tensor place_in(const at::Tensor& gradients, std::size_t p) const;
   void show(std::size_t p);
-  // What optimizers do in backward, once nothing of it can fail any more.
+  // Makes the updates of optimizers in backward, once it can no longer fail.
   void update_in_backward();
-  // Closes the exchange, remembers the first failure, and throws it.
-  void fail(const Status& status);
 
-  mutable std::mutex mu_;
-  const std::string module_;  // Its type.
+  const std::string module_;  // The type of the module.
   World world_;
-  std::vector<int> ranks_;  // Of the world: the replicas.
+  std::vector<int> ranks_;  // The replicas, as ranks of the world.
   const ReplicateOptions options_;
-  std::string name_;  // Of its connections.
+  std::string name_;  // Names its connections.
   ReplicatedModel model_;
   KeyedParameters keyed_;  // The trainable ones, then the sparse ones.
   BackwardUpdateTable updates_;
   std::shared_ptr<world::Transport> transport_;
-  std::shared_ptr<world::Transport> buffer_transport_;  // Of options_.buffer_hook.
-  bool compares_calls_ = false;                  // Of hooks.
+  std::shared_ptr<world::Transport> buffer_transport_;  // For buffer hooks.
+  bool compares_calls_ = false;                         // Calls of hooks.
   Buckets buckets_;
   std::unique_ptr<exchange::Exchange> exchange_;  // Null: a world of one.
-  std::vector<at::Tensor> gradients_;             // By bucket: averages.
+  std::vector<at::Tensor> gradients_;             // Averages by bucket.
   std::unique_ptr<exchange::Reducer> reducer_;
-  std::vector<State> states_;       // By trainable parameter.
-  std::vector<int> arrivals_;       // In this backward, by trainable parameter.
-  std::vector<int> graph_;          // Those of the first; empty: may differ.
-  std::vector<at::Tensor> sparse_;  // In this backward, by sparse parameter.
+  // By trainable parameter: its state, its number of gradients in this backward,
+  // and, with options.static_graph, in the first one.
+  std::vector<State> states_;
+  std::vector<int> arrivals_;
+  std::vector<int> graph_;
+  std::vector<at::Tensor> sparse_;  // Gradients in this backward.
 
-  Status error_;  // Not ok: an operation failed, and the exchange is closed.
-  bool closed_ = false;
-  bool armed_ = false;  // By a training forward, for the backward to come.
-  bool armed_in_backward_ = false;
-  int no_sync_scopes_ = 0;
   int bucket_version_ = 0;
   std::int64_t backwards_ = 0;
-  std::int64_t backwards_connected_ = 0;  // Since connect().
+  std::int64_t backwards_connected_ = 0;  // Those since connect().
   std::int64_t gradient_bytes_ = 0;
   std::atomic<std::int64_t> hook_bytes_ = 0;  // Written beside backward.
-  std::int64_t reduces_before_ = 0;           // Of exchanges that are gone.
+  std::int64_t reduces_before_ = 0;           // By earlier exchanges.
   struct Join {
     JoinOptions options;
     std::vector<int> active = {};  // Ranks with inputs, in the last backward.
-    bool terminated = false;       // This backward is nobody's.
+    bool terminated = false;       // All ranks have left this backward.
   };
   std::optional<Join> join_;
-  std::vector<int> ready_;         // In this backward, in order: parameters.
-  std::vector<int> ready_before_;  // In the last one.
+  // Parameters in the order of their gradients, in this backward and the last.
+  std::vector<int> ready_;
+  std::vector<int> ready_before_;
   std::vector<int> arrivals_before_;
-  bool same_graph_ = true;  // All had as many gradients of each parameter.
-  std::vector<bool> used_;  // In the last one, by some rank.
-  std::string kind_;        // Of the exchange, for reports.
+  bool same_graph_ = true;  // Every backward had equal arrivals.
+  std::vector<bool> used_;  // Used by some rank in the last backward.
+  std::string kind_;        // The exchange's kind, for reports.
   const SteadyClock time_;
   StepTimer timer_;
 };

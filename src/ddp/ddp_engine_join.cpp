@@ -109,7 +109,7 @@ void DdpEngine::end_join_scope() {
 void DdpEngine::abandon_join() {
   const std::lock_guard lock(mu_);
   end_join_scope();
-  if (!alone() && !closed_ && error_.ok()) {
+  if (!alone() && usable()) {
     error_ = {
         ErrorCode::kFailedPrecondition,
         "[ddp] a join scope ended without finish()"};

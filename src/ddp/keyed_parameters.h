@@ -53,7 +53,7 @@ class KeyedParameters {
 
   const std::vector<ModuleTensor> parameters_;
   std::vector<Storage> storages_;
-  std::vector<std::size_t> storage_of_;  // By parameter; empty unless take() was called.
+  std::vector<std::size_t> storage_of_;  // By parameter; empty before take().
 };
 
 }  // namespace sherd::ddp

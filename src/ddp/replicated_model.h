@@ -22,7 +22,7 @@ struct ModuleTensor {
 // Tensors in module order; tied ones count once.
 struct ReplicatedModel {
   std::vector<ModuleTensor> trainable;  // Those with dense gradients.
-  std::vector<ModuleTensor> sparse;     // Weights of embeddings with sparse(true).
+  std::vector<ModuleTensor> sparse;     // Embeddings with sparse(true).
   std::vector<ModuleTensor> frozen;
   std::vector<ModuleTensor> buffers;
 };

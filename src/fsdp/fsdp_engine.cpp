@@ -46,8 +46,8 @@ FsdpEngine::FsdpEngine(
     ModelUnits model,
     std::unique_ptr<exchange::Exchange> exchange,
     const FsdpEngineOptions& options)
-    : options_(options),
-      model_(std::move(model)),
+    : ShardingEngine(std::move(model)),
+      options_(options),
       exchange_(std::move(exchange)),
       was_visited_(model_.units.size(), false) {
   const auto bytes = bytes_by_unit(model_);
@@ -88,8 +88,6 @@ void FsdpEngine::start(const std::function<void(int parameter)>& initialise_para
   integrity_ = std::make_unique<ParameterIntegrity>(model_, cache_->storages());
   for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
     const auto& parameter = model_.parameters[p];
-    const auto& flat =
-        spec(parameter.unit).flats[static_cast<std::size_t>(parameter.flat)];
     if (initialise_parameter) {
       initialise_parameter(static_cast<int>(p));
     }
@@ -99,60 +97,41 @@ void FsdpEngine::start(const std::function<void(int parameter)>& initialise_para
         parameter.tensor,
         *cache_->storages()[static_cast<std::size_t>(parameter.unit)]
                            [static_cast<std::size_t>(parameter.flat)],
-        flat.layout.offsets[static_cast<std::size_t>(parameter.position)],
-        flat.unsharded_dtype());
+        model_.offset_of(parameter),
+        model_.flat_of(parameter).unsharded_dtype());
     if (parameter.trainable >= 0) {
       autograd::set_gradient_hook(
           parameter.tensor,
-          [weak = weak_from_this(),
-           index = static_cast<int>(p)](const at::Tensor& gradient) {
-            if (auto self = weak.lock()) {
-              self->gradient_arrived(index, gradient);
-            }
-          });
+          while_alive(
+              this,
+              [index = static_cast<int>(p)](
+                  FsdpEngine& self, const at::Tensor& gradient) {
+                self.gradient_arrived(index, gradient);
+              }));
     }
   }
   watch_module_gradients();
   idle_.remember(slices_->tensors());
 }
 
-void FsdpEngine::check_open() const {
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !closed_,
-      "[fsdp] this model's sharding handle was closed");
-  error_.throw_if_failed();
-}
-
-Status FsdpEngine::close_with_failure(const Status& status) {
-  const Status told(
-      status.code(),
-      last_visited_ < 0 ? status.message()
-                        : str(status.message(), "; the last unit used here is ",
-                              spec(last_visited_).name));
-  if (error_.ok()) {
-    error_ = told;
-    exchange_->close(told);
-  }
-  return told;
-}
-
-void FsdpEngine::fail(const Status& status) {
-  close_with_failure(status).throw_if_failed();
+Status FsdpEngine::explained(const Status& status) const {
+  return last_visited_ < 0
+      ? status
+      : Status(
+            status.code(),
+            str(status.message(), "; the last unit used here is ",
+                model_.unit(last_visited_).name));
 }
 
 // ---- visits ----
 
 std::string FsdpEngine::parameter_at(const autograd::ParameterUse& use) const {
   const auto offset = use.tensor->storage_offset();
-  std::string name = "of unit " + spec(use.tag->unit).name;
+  std::string name = "of unit " + model_.unit(use.tag->unit).name;
   for (const auto& parameter : model_.parameters) {
-    const auto& layout = spec(parameter.unit)
-                             .flats[static_cast<std::size_t>(parameter.flat)]
-                             .layout;
-    const auto p = static_cast<std::size_t>(parameter.position);
-    if (parameter.unit == use.tag->unit &&
-        parameter.flat == use.tag->flat && layout.offsets[p] <= offset &&
-        offset < layout.offsets[p] + layout.numels[p]) {
+    const auto begin = model_.offset_of(parameter);
+    if (parameter.unit == use.tag->unit && parameter.flat == use.tag->flat &&
+        begin <= offset && offset < begin + parameter.tensor.numel()) {
       name = parameter.name;
     }
   }
@@ -175,7 +154,7 @@ void FsdpEngine::refuse_write(
 void FsdpEngine::refuse_stale_read(
     const autograd::ParameterUse& use, const char* operator_name) const {
   const auto& flat =
-      spec(use.tag->unit).flats[static_cast<std::size_t>(use.tag->flat)];
+      model_.unit(use.tag->unit).flats[static_cast<std::size_t>(use.tag->flat)];
   SHERD_CHECK_AS(
       kFailedPrecondition,
       !flat.trainable || !gradients_->reduced(use.tag->unit), "[fsdp] ",
@@ -231,14 +210,10 @@ void FsdpEngine::end_use(std::span<const autograd::ParameterUse> uses) noexcept 
 
 // What this visit says about where the program is.
 void FsdpEngine::note_phase(const char* operator_name) {
-  if (autograd::in_backward()) {
-    armed_in_backward_ = armed_in_backward_ || autograd::arm(weak_from_this());
-    return;
-  }
-  const bool training = autograd::records_gradients();
-  if (unpublished_) {
+  if (unpublished_ && !autograd::in_backward()) {
     SHERD_CHECK_AS(
-        kFailedPrecondition, training, "[fsdp] ", operator_name,
+        kFailedPrecondition, autograd::records_gradients(), "[fsdp] ",
+        operator_name,
         " reads a sharded parameter outside training, after a backward and "
         "before its update was published; call fsdp.publish() on every rank "
         "after the optimizer step (sherd's own optimizers do)");
@@ -246,11 +221,7 @@ void FsdpEngine::note_phase(const char* operator_name) {
       publish_locked(/*keep_frozen=*/true);
     }
   }
-  if (training && !armed_) {
-    integrity_->check();
-    armed_ = true;
-    (void)autograd::arm(weak_from_this());
-  }
+  note_use();
 }
 
 bool FsdpEngine::all_ranks_agree(std::uint64_t print) {
@@ -325,7 +296,7 @@ void FsdpEngine::gradient_arrived(int parameter, const at::Tensor& gradient) {
       kFailedPrecondition, !summoned_parameters_->open(),
       "[fsdp] a backward ran inside summon_full_parameters(); end the scope "
       "first");
-  armed_in_backward_ = armed_in_backward_ || autograd::arm(weak_from_this());
+  note_backward();
   if (no_sync_scopes_ > 0) {
     gradients_->keep(parameter, gradient);
     return;
@@ -355,13 +326,19 @@ void FsdpEngine::order_reductions() {
   }
 }
 
-void FsdpEngine::backward_ended(std::exception_ptr failure) {
-  const std::lock_guard lock(mu_);
-  armed_ = false;
-  armed_in_backward_ = false;
+bool FsdpEngine::has_gradient(int parameter) const {
+  return slices_->has_gradient(parameter) || gradients_->keeps(parameter);
+}
+
+void FsdpEngine::clear_gradient(int parameter) {
+  slices_->clear_gradient(parameter);
+  gradients_->drop_kept(parameter);
+}
+
+void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
   hide_module_gradients();
-  if (closed_ || !error_.ok()) {
-    return;  // Whoever caused it has thrown.
+  if (!usable()) {
+    return;
   }
   if (!gradients_->started()) {
     order_reductions();
@@ -448,35 +425,27 @@ NamedParameters FsdpEngine::named_parameters() {
   for (const auto& slice : slices_->all()) {
     named.items.push_back({slice.name, slice.tensor});
   }
-  named.publish = [weak = weak_from_this()] {
-    if (auto self = weak.lock()) {
-      self->publish_now(/*keep_frozen=*/true);
-    }
-  };
+  named.publish = while_alive(
+      this, [](FsdpEngine& self) { self.publish_now(/*keep_frozen=*/true); });
   if (exchange_->takes_sinks()) {
     named.update_in_backward =
-        [weak =
-             weak_from_this()](BackwardUpdate update) -> std::shared_ptr<void> {
-      auto self = weak.lock();
-      return self ? self->register_backward_update(std::move(update)) : nullptr;
-    };
+        while_alive(this, [](FsdpEngine& self, BackwardUpdate update) {
+          return self.register_backward_update(std::move(update));
+        });
   }
-  named.claim = [weak = weak_from_this()] {
-    auto self = weak.lock();
-    return self ? self->claim_publisher() : nullptr;
-  };
-  named.whole.items = whole_parameters(model_, *exchange_, *slices_);
+  named.claim = while_alive(
+      this, [](FsdpEngine& self) { return self.claim_publisher(); });
+  named.whole.items = slices_->whole_parameters();
   if (options_.strategy == Strategy::kNoShard) {
     return named;  // Every rank has whole slices.
   }
   named.whole.rank = owner();
   named.whole.ranks = options_.both_axes ? world_size() : options_.ranks;
   if (shares_gradients()) {
-    named.whole.all_reduce_max = [weak = weak_from_this()](const at::Tensor& numbers) {
-      if (auto self = weak.lock()) {
-        self->all_reduce_max(numbers);
-      }
-    };
+    named.whole.all_reduce_max =
+        while_alive(this, [](FsdpEngine& self, const at::Tensor& numbers) {
+          self.all_reduce_max(numbers);
+        });
   }
   return named;
 }
@@ -552,12 +521,7 @@ void FsdpEngine::publish_locked(bool keep_frozen) {
   if (auto status = exchange_->publish(generation_); !status.ok()) {
     fail(status);
   }
-  for (const auto& parameter : model_.parameters) {
-    // A graph of the old values must not be run backward over the new ones.
-    if (!parameter.tensor.is_inference()) {
-      parameter.tensor.unsafeGetTensorImpl()->bump_version();
-    }
-  }
+  bump_versions();
 }
 
 // ---- full parameters ----
@@ -596,7 +560,7 @@ void FsdpEngine::end_summon() {
   }
   const bool may_have_written = summoned_parameters_->may_write();
   summoned_parameters_->end();
-  if (may_have_written && !closed_ && error_.ok()) {
+  if (may_have_written && usable()) {
     publish_locked(/*keep_frozen=*/false);
   }
 }
@@ -644,8 +608,7 @@ ShardReport FsdpEngine::report() {
   report.units = static_cast<int>(model_.units.size());
   report.budget_bytes = cache_->budget_bytes();
   report.unsharded_bytes_peak = cache_->resident_bytes_peak();
-  report.shard_bytes =
-      shard_bytes(model_, *exchange_) + counters.copied_shard_bytes;
+  report.shard_bytes = slices_->shard_bytes() + counters.copied_shard_bytes;
   report.gradient_slot_bytes_peak = counters.gradient_bytes_peak;
   report.unshards = counters.unshards;
   report.unsharded_bytes = counters.unsharded_bytes;

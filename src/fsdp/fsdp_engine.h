@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FsdpEngine is the engine of one sharded model over several ranks: it hears every
-// use of a parameter (access), brings units in and drops them within the budget
-// (plan), moves them and their gradients (exchange), and keeps the order of
-// backward, optimizer step and publish that makes the ranks one program.
+// FsdpEngine is the engine of one sharded model over several ranks. At each use of a parameter it
+// gathers the units within the budget (unit_cache.h), it reduces gradients (exchange/reducer.h),
+// and it enforces the order of backward, optimizer step and publish that keeps the ranks one
+// program.
 //
-// Thread rule: operators, hooks and backwards from any thread, under one lock;
-// the ShardingEngine calls as that interface says.
-// States and their order: docs/design/runtime.md.
+// Thread rule: operators, hooks and backwards from any thread, under ModelEngine's lock; public
+// methods as ShardingEngine says. States and their order: docs/design/runtime.md.
 #pragma once
 
 #include <functional>
@@ -18,15 +17,11 @@
 #include <string>
 #include <vector>
 #include <sherd/world/world.h>
-#include "autograd/backward.h"
 #include "autograd/managed_storage.h"
 #include "exchange/exchange.h"
 #include "exchange/reducer.h"
-#include "fsdp/parameter_integrity.h"
 #include "fsdp/idle_optimizer_detector.h"
-#include "fsdp/model_units.h"
-#include "fsdp/module_gradients.h"
-#include "fsdp/shard_memory.h"
+#include "fsdp/parameter_integrity.h"
 #include "fsdp/sharding_engine.h"
 #include "fsdp/slices.h"
 #include "fsdp/summoned_parameters.h"
@@ -35,26 +30,22 @@
 namespace sherd::fsdp {
 
 struct FsdpEngineOptions {
-  int rank = 0;  // In the shard group.
-  int ranks = 1;
-  int replica = 0;  // Of this rank; a replica is a shard group.
+  int rank = 0;     // Its index in the shard group.
+  int ranks = 1;    // The size of the shard group.
+  int replica = 0;  // The shard group that this rank is in.
   int replicas = 1;
-  // Every rank owns other elements; those of rank f of replica r have number
-  // f * replicas + r.
+  // Every rank owns other elements: rank f of replica r those with number f * replicas + r.
   bool both_axes = false;
   Strategy strategy = Strategy::kFullShard;
   std::optional<std::int64_t> budget_bytes;
   int reductions_under_way_max = 0;
-  bool share_gradients = false;  // If the exchange can.
+  bool share_gradients = false;  // Where the exchange can.
 };
 
 class FsdpEngine final : public ShardingEngine,
-                      public autograd::ParameterUseListener,
-                      public autograd::BackwardListener,
-                      public std::enable_shared_from_this<FsdpEngine> {
+                         public autograd::ParameterUseListener {
  public:
-  // Collective: compares models and opens the exchange. Parameters are still
-  // the module's own; start() takes them over.
+  // Collective: compares models and opens the exchange. start() takes the parameters over.
   FsdpEngine(
       ModelUnits model,
       std::unique_ptr<exchange::Exchange> exchange,
@@ -63,20 +54,16 @@ class FsdpEngine final : public ShardingEngine,
   FsdpEngine(const FsdpEngine&) = delete;
   FsdpEngine& operator=(const FsdpEngine&) = delete;
 
-  // Moves this rank's slices into shard memory and empties the parameters, one
-  // after another; before it does, `initialise_parameter` makes sure of a parameter's.
+  // Moves this rank's slices into shard memory and empties the parameters, one after another.
+  // `initialise_parameter` is called before each and gives it its value.
   void start(const std::function<void(int parameter)>& initialise_parameter = nullptr);
 
-  bool shares_gradients() const {
-    return gradients_are_shared(model_, *exchange_);
-  }
+  bool shares_gradients() const { return slices_->gradients_are_shared(); }
 
   // autograd::ParameterUseListener
   void begin_use(std::span<const autograd::ParameterUse> uses, const char* operator_name)
       override;
   void end_use(std::span<const autograd::ParameterUse> uses) noexcept override;
-  // autograd::BackwardListener
-  void backward_ended(std::exception_ptr failure) override;
 
   // ShardingEngine
   NamedParameters named_parameters() override;
@@ -93,10 +80,7 @@ class FsdpEngine final : public ShardingEngine,
   void close() override;
 
  private:
-  const exchange::UnitSpec& spec(UnitId unit) const {
-    return model_.units[static_cast<std::size_t>(unit)];
-  }
-  // Shards are what other ranks read.
+  // Whether other ranks read this rank's shards in place.
   bool writes_in_place() const {
     return exchange_->one_sided() && options_.strategy != Strategy::kNoShard;
   }
@@ -109,24 +93,32 @@ class FsdpEngine final : public ShardingEngine,
         ? options_.rank * options_.replicas + options_.replica
         : options_.rank;
   }
-  void check_open() const;
+  // ModelEngine
+  void begin_training_forward() override { integrity_->check(); }
+  void end_of_backward(const std::exception_ptr& failure) override;
+  Status explained(const Status& status) const override;
+  void abandon_exchange(const Status& failure) override {
+    exchange_->close(failure);
+  }
+  // ShardingEngine
+  bool has_gradient(int parameter) const override;
+  void clear_gradient(int parameter) override;
+  void check_parameter(int /*parameter*/) const override {
+    integrity_->check();
+  }
+
   void refuse_write(
       const autograd::ParameterUse& use, const char* operator_name) const;
   std::string parameter_at(const autograd::ParameterUse& use) const;
   void refuse_stale_read(
       const autograd::ParameterUse& use, const char* operator_name) const;
   void note_phase(const char* operator_name);
-  // Collective: compares requires_grad, and returns whether all ranks have
-  // `print`.
+  // Collective: compares requires_grad, and returns whether all ranks have `print`.
   bool all_ranks_agree(std::uint64_t print);
   void refuse_different_flags();
   void note_visit(const UnitCache::Visit& visit);
   void gradient_arrived(int parameter, const at::Tensor& gradient);
   void order_reductions();
-  void watch_module_gradients();
-  void hide_module_gradients();
-  void show_module_gradients();
-  void clear_gradient(int parameter);
   int& scopes_of(NoSyncAxis axis);
   void synchronised_backward_ended();
   std::shared_ptr<void> claim_publisher();
@@ -135,40 +127,28 @@ class FsdpEngine final : public ShardingEngine,
   void publish_now(bool keep_frozen);
   void publish_locked(bool keep_frozen);
   void warn_of_idle_optimizer();
-  // Closes the exchange and remembers the first failure; returns what the user
-  // is told, or throws it.
-  Status close_with_failure(const Status& status);
-  void fail(const Status& status);
 
-  mutable std::mutex mu_;
   const FsdpEngineOptions options_;
-  ModelUnits model_;
   std::unique_ptr<exchange::Exchange> exchange_;
   std::unique_ptr<UnitCache> cache_;
   std::unique_ptr<Slices> slices_;
   std::unique_ptr<SummonedParameters> summoned_parameters_;
   std::unique_ptr<exchange::Reducer> gradients_;
   std::unique_ptr<ParameterIntegrity> integrity_;
-  std::unique_ptr<ModuleGradients> module_gradients_;
 
-  Status error_;  // Not ok: an operation failed, and the exchange is closed.
-  bool closed_ = false;       // By the user.
   bool unpublished_ = false;  // A backward ended; shards may have been written.
-  // Outside of backwards, since all ranks came to the end of one.
+  // An operator outside backward has used a parameter since the last backward.
   bool read_since_backward_ = false;
-  bool compared_ = false;  // requires_grad, since the last publish.
-  bool armed_ = false;     // By a training forward, for the backward to come.
-  bool armed_in_backward_ = false;
+  // Ranks have compared requires_grad since the last publish.
+  bool compared_ = false;
   std::uint64_t generation_ = 0;
   std::int64_t backwards_ = 0;
   std::vector<UnitId> visited_;  // First visits since the last backward ended.
   std::vector<bool> was_visited_;
   UnitId last_visited_ = -1;
-  // Open now: those that leave out everything, and only the replicate axis.
-  int no_sync_scopes_ = 0;
-  int partial_sync_scopes_ = 0;
+  int partial_sync_scopes_ = 0;  // Those that leave out the replicate axis.
   bool published_by_hand_ = false;
-  // Of optimizers that publish themselves.
+  // Held by optimizers that publish at the end of their step.
   std::weak_ptr<void> publishers_;
   IdleOptimizerDetector idle_;
 };

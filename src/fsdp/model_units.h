@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A module cut into units: which parameter lies where. Built once per model,
-// the same on every rank that has an equal module. A value that keeps the
-// parameter tensors alive. Thread rule: as for a value.
+// ModelUnits is a module cut into units: which parameter lies in which unit, flat and position. It
+// is built once per model and is the same on every rank that has an equal module. A value that
+// keeps the parameter tensors alive. Thread rule: as for a value.
 #pragma once
 
 #include <functional>
@@ -23,20 +23,35 @@ using plan::UnitId;
 using ManagedParameter = exchange::UnitParameter;
 
 struct ModelUnits {
-  std::vector<exchange::UnitSpec> units;     // By their first parameter.
+  std::vector<exchange::UnitSpec> units;     // By their first parameters.
   std::vector<ManagedParameter> parameters;  // In module order.
   std::optional<UnitId> root;                // Set when it owns anything.
+
+  const exchange::UnitSpec& unit(UnitId id) const {
+    return units[static_cast<std::size_t>(id)];
+  }
+  const ManagedParameter& parameter(int index) const {
+    return parameters[static_cast<std::size_t>(index)];
+  }
+  const exchange::FlatSpec& flat_of(const ManagedParameter& parameter) const {
+    return unit(parameter.unit).flats[static_cast<std::size_t>(parameter.flat)];
+  }
+  // Where the parameter begins in its flat, in elements.
+  std::int64_t offset_of(const ManagedParameter& parameter) const {
+    return flat_of(parameter)
+        .layout.offsets[static_cast<std::size_t>(parameter.position)];
+  }
 };
 
-// Throws Error when there is none of that name.
+// Throws Error when no parameter has that name.
 const ManagedParameter& find_parameter(
     const ModelUnits& model, const std::string& name);
 
 using Granularity =
     std::function<std::int64_t(const std::string&, const at::Tensor&)>;
 
-// A tied parameter counts once, under its first name. Throws Error for what
-// cannot be sharded (see fully_shard).
+// A tied parameter counts once, under its first name. Throws Error for what cannot be sharded (see
+// fully_shard).
 ModelUnits build_units(
     const torch::nn::Module& module,
     const units::Policy& policy,

@@ -61,7 +61,7 @@ class ModuleGradients final : public autograd::ParameterUseListener {
 
  private:
   struct Item {
-    std::unique_ptr<autograd::ManagedStorage> storage;  // Null before the first showing.
+    std::unique_ptr<autograd::ManagedStorage> storage;  // Null: never shown.
     std::uint64_t showing = 0;  // 0: the placeholder was dropped, or none is.
   };
 

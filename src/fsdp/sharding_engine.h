@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What stands behind a FullyShardedDataParallel: one implementation for many
-// ranks (FsdpEngine), one for a single rank (SingleRankEngine), which moves nothing.
-// Contracts are those of the public header. Thread rule: one thread.
+// ShardingEngine is what stands behind a FullyShardedDataParallel: FsdpEngine for many ranks, or
+// SingleRankEngine, which moves nothing. Both keep gradients in slices, so this base owns the
+// placeholders that the module's parameters show instead (module_gradients.h). Contracts of the
+// public methods are those of the public header. Thread rule: one thread calls the public methods;
+// the rest is as ModelEngine says.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <sherd/fsdp/fully_shard.h>
+#include "autograd/model_engine.h"
+#include "fsdp/model_units.h"
+#include "fsdp/module_gradients.h"
 
 namespace sherd {
 
-class ShardingEngine {
+class ShardingEngine : public autograd::ModelEngine {
  public:
-  virtual ~ShardingEngine() = default;
-
   virtual NamedParameters named_parameters() = 0;
   virtual double clip_grad_norm(
       double max_norm, const ClipOptions& options) = 0;
@@ -28,6 +31,27 @@ class ShardingEngine {
   virtual void reshard() = 0;
   virtual ShardReport report() = 0;
   virtual void close() = 0;
+
+ protected:
+  explicit ShardingEngine(fsdp::ModelUnits model);
+
+  // Whether this rank holds a gradient of the parameter, wherever it is.
+  virtual bool has_gradient(int parameter) const = 0;
+  virtual void clear_gradient(int parameter) = 0;
+  // Throws Error when the parameter was given another storage.
+  virtual void check_parameter(int parameter) const = 0;
+
+  // Prepares placeholders. REQUIRES: a shared_ptr owns this.
+  void watch_module_gradients();
+  // Gives placeholders to parameters with a gradient, unless some backward runs.
+  void show_module_gradients();
+  // Takes them away, and clears the gradients whose placeholder the user has dropped.
+  void hide_module_gradients();
+  // After an update: a graph of the old values must not be run backward over the new ones.
+  void bump_versions();
+
+  const fsdp::ModelUnits model_;
+  std::unique_ptr<fsdp::ModuleGradients> module_gradients_;
 };
 
 }  // namespace sherd

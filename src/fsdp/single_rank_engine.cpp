@@ -33,7 +33,8 @@ bool may_train(const at::Tensor& parameter) {
 
 }  // namespace
 
-SingleRankEngine::SingleRankEngine(ModelUnits model) : model_(std::move(model)) {
+SingleRankEngine::SingleRankEngine(ModelUnits model)
+    : ShardingEngine(std::move(model)) {
   const c10::InferenceMode off(false);
   const at::NoGradGuard no_grad;
   for (const auto& parameter : model_.parameters) {
@@ -59,50 +60,18 @@ void SingleRankEngine::start() {
     if (may_train(parameter.tensor)) {
       autograd::set_gradient_hook(
           parameter.tensor,
-          [weak = weak_from_this(),
-           index = static_cast<int>(p)](at::Tensor gradient) {
-            if (auto self = weak.lock()) {
-              self->gradient_arrived(index, std::move(gradient));
-            }
-          });
+          while_alive(
+              this,
+              [index = static_cast<int>(p)](
+                  SingleRankEngine& self, at::Tensor gradient) {
+                self.gradient_arrived(index, std::move(gradient));
+              }));
     }
   }
-  watch_module_gradients();
-  idle_.remember(defined_only(slices_));
-}
-
-void SingleRankEngine::watch_module_gradients() {
   autograd::install_param_key();  // Placeholders have it, parameters do not.
   autograd::install_backward_engine();
-  const auto weak = weak_from_this();
-  module_gradients_ = std::make_unique<ModuleGradients>(
-      model_,
-      ModuleGradients::Callbacks{
-          .hide =
-              [weak] {
-                if (const auto self = weak.lock()) {
-                  const std::lock_guard lock(self->mu_);
-                  for (const int lost : self->module_gradients_->hide()) {
-                    self->clear_gradient(lost);
-                  }
-                }
-              },
-          .check_identity =
-              [weak](int parameter) {
-                if (const auto self = weak.lock()) {
-                  self->check_identity(static_cast<std::size_t>(parameter));
-                }
-              },
-          .dropped =
-              [weak](int parameter, std::uint64_t showing) {
-                if (const auto self = weak.lock()) {
-                  const std::lock_guard lock(self->mu_);
-                  if (self->module_gradients_->was_dropped(
-                          parameter, showing)) {
-                    self->clear_gradient(parameter);
-                  }
-                }
-              }});
+  watch_module_gradients();
+  idle_.remember(defined_only(slices_));
 }
 
 void SingleRankEngine::clear_gradient(int parameter) {
@@ -112,40 +81,43 @@ void SingleRankEngine::clear_gradient(int parameter) {
   }
 }
 
-void SingleRankEngine::backward_ended(std::exception_ptr /*failure*/) {
-  const std::lock_guard lock(mu_);
-  armed_in_backward_ = false;
-  if (closed_ || autograd::any_backward()) {
-    return;  // Another may be about to add to a `.grad()`.
-  }
-  for (std::size_t p = 0; p < slices_.size(); ++p) {
-    if (model_.parameters[p].trainable >= 0 && slices_[p].defined() &&
-        slices_[p].grad().defined()) {
-      module_gradients_->show(static_cast<int>(p));
-    }
+bool SingleRankEngine::has_gradient(int parameter) const {
+  const auto& slice = slices_[static_cast<std::size_t>(parameter)];
+  return slice.defined() && slice.grad().defined();
+}
+
+void SingleRankEngine::end_of_backward(const std::exception_ptr& /*failure*/) {
+  if (usable()) {
+    show_module_gradients();
   }
 }
 
-void SingleRankEngine::check_identity(std::size_t parameter) const {
+void SingleRankEngine::check_parameter(int parameter) const {
+  const auto p = static_cast<std::size_t>(parameter);
   SHERD_CHECK_AS(
       kFailedPrecondition,
-      !slices_[parameter].defined() ||
-          model_.parameters[parameter].tensor.const_data_ptr() ==
-              slices_[parameter].const_data_ptr(),
-      "[fsdp] parameter ", model_.parameters[parameter].name,
+      !slices_[p].defined() ||
+          model_.parameters[p].tensor.const_data_ptr() ==
+              slices_[p].const_data_ptr(),
+      "[fsdp] parameter ", model_.parameters[p].name,
       " was given another storage after sharding (module->to(), set_data() or "
       "the like); convert the module before fully_shard");
 }
 
+void SingleRankEngine::check_parameters() const {
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    check_parameter(static_cast<int>(p));
+  }
+}
+
 void SingleRankEngine::gradient_arrived(int parameter, at::Tensor gradient) {
-  const auto p = static_cast<std::size_t>(parameter);
-  const auto& slice = slices_[p];
+  const auto& slice = slices_[static_cast<std::size_t>(parameter)];
   if (!gradient.defined() || !slice.defined()) {
     return;
   }
-  check_identity(p);
+  check_parameter(parameter);
   const std::lock_guard lock(mu_);
-  armed_in_backward_ = armed_in_backward_ || autograd::arm(weak_from_this());
+  note_backward();
   const at::NoGradGuard no_grad;
   auto dense = gradient.is_sparse() ? gradient.to_dense() : std::move(gradient);
   // No view in autograd's eyes: optimizers detach_() gradients in place.
@@ -187,25 +159,15 @@ NamedParameters SingleRankEngine::named_parameters() {
           {.name = parameter.name, .shape = parameter.tensor.sizes().vec()});
     }
   }
-  named.publish = [weak = weak_from_this()] {
-    if (auto self = weak.lock()) {
-      self->publish();
-    }
-  };
+  named.publish =
+      while_alive(this, [](SingleRankEngine& self) { self.publish(); });
   return named;
 }
 
 void SingleRankEngine::publish() {
   published_ = true;
-  for (std::size_t p = 0; p < slices_.size(); ++p) {
-    check_identity(p);
-    const auto& parameter = model_.parameters[p].tensor;
-    // Slices count versions of their own. A graph of the old values must not
-    // be run backward over the new ones.
-    if (!parameter.is_inference()) {
-      parameter.unsafeGetTensorImpl()->bump_version();
-    }
-  }
+  check_parameters();
+  bump_versions();  // Slices count versions of their own.
 }
 
 double SingleRankEngine::clip_grad_norm(
@@ -218,9 +180,7 @@ void SingleRankEngine::begin_summon(const SummonOptions&) {
   SHERD_CHECK_AS(
       kFailedPrecondition, !summoned_,
       "[fsdp] summon_full_parameters() inside another such scope");
-  for (std::size_t p = 0; p < slices_.size(); ++p) {
-    check_identity(p);
-  }
+  check_parameters();
   summoned_ = true;
 }
 

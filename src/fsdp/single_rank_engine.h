@@ -1,27 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine of a world of one rank: the same handle, nothing moved, no key, no
-// exchange. A slice is the whole parameter, flattened; a gradient is handed
-// over without a copy as soon as autograd has it. Thread rule: as FsdpEngine.
+// SingleRankEngine is the engine of a world of one rank. It moves nothing and needs neither key nor
+// exchange, so that sharding one rank costs nothing: a slice is the whole parameter, flattened, and
+// gets its gradient from a hook without a copy. Thread rule: as FsdpEngine.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
-#include "autograd/backward.h"
 #include "fsdp/idle_optimizer_detector.h"
-#include "fsdp/model_units.h"
-#include "fsdp/module_gradients.h"
 #include "fsdp/sharding_engine.h"
 
 namespace sherd::fsdp {
 
-class SingleRankEngine final : public ShardingEngine,
-                          public autograd::BackwardListener,
-                          public std::enable_shared_from_this<SingleRankEngine> {
+class SingleRankEngine final : public ShardingEngine {
  public:
   explicit SingleRankEngine(ModelUnits model);
   ~SingleRankEngine() override;
@@ -31,9 +25,6 @@ class SingleRankEngine final : public ShardingEngine,
   // Sets the gradient hooks.
   void start();
 
-  // autograd::BackwardListener
-  void backward_ended(std::exception_ptr failure) override;
-
   // ShardingEngine
   NamedParameters named_parameters() override;
   double clip_grad_norm(double max_norm, const ClipOptions& options) override;
@@ -41,7 +32,7 @@ class SingleRankEngine final : public ShardingEngine,
   void begin_summon(const SummonOptions& options) override;
   at::Tensor summoned(const std::string& name) override;
   void end_summon() override { summoned_ = false; }
-  // Gradients are where they belong already.
+  // There is nothing to leave out: gradients are in their slices already.
   void begin_no_sync(NoSyncAxis) override {}
   void end_no_sync(NoSyncAxis) override {}
   void unshard() override {}
@@ -50,23 +41,23 @@ class SingleRankEngine final : public ShardingEngine,
   void close() override;
 
  private:
+  // ModelEngine
+  void end_of_backward(const std::exception_ptr& failure) override;
+  // ShardingEngine
+  bool has_gradient(int parameter) const override;
+  void clear_gradient(int parameter) override;
+  void check_parameter(int parameter) const override;
+
   void gradient_arrived(int parameter, at::Tensor gradient);
-  void watch_module_gradients();
-  void clear_gradient(int parameter);
-  void check_identity(std::size_t parameter) const;
+  void check_parameters() const;
   std::int64_t trainable() const;
   void warn_if_idle();
 
-  std::mutex mu_;
-  ModelUnits model_;
-  std::vector<at::Tensor> slices_;  // By parameter; empty ones undefined.
-  std::unique_ptr<ModuleGradients> module_gradients_;
-  bool armed_in_backward_ = false;
+  std::vector<at::Tensor> slices_;  // By parameter; undefined for empty ones.
   IdleOptimizerDetector idle_;
   std::int64_t gradients_ = 0;
   bool published_ = false;
   bool summoned_ = false;
-  bool closed_ = false;
 };
 
 }  // namespace sherd::fsdp

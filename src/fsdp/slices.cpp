@@ -28,6 +28,7 @@ Slices::Slices(
     int rank,
     bool owner_of_all)
     : model_(model),
+      exchange_(exchange),
       by_unit_(model.units.size()),
       parameters_(model.units.size()),
       used_(model.parameters.size(), false) {
@@ -36,8 +37,7 @@ Slices::Slices(
     const auto& parameter = model.parameters[p];
     const auto unit = static_cast<std::size_t>(parameter.unit);
     parameters_[unit].push_back(static_cast<int>(p));
-    const auto& flat =
-        model.units[unit].flats[static_cast<std::size_t>(parameter.flat)];
+    const auto& flat = model.flat_of(parameter);
     const auto part = owner_of_all
         ? whole_parameter(flat.layout, parameter.position)
         : plan::parameter_slice(flat.layout, parameter.position, rank);
@@ -75,28 +75,78 @@ std::vector<at::Tensor> Slices::tensors() const {
   return tensors;
 }
 
+std::int64_t Slices::shard_bytes() const {
+  std::int64_t bytes = 0;
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
+      const auto memory =
+          exchange_.shard_memory(static_cast<UnitId>(u), static_cast<int>(f));
+      const auto& flat = model_.units[u].flats[f];
+      const std::size_t copies = memory.gradient.defined() ? 2 : 1;
+      const auto cast_bytes =
+          flat.is_cast() ? c10::elementSize(flat.unsharded_dtype()) : 0;
+      bytes += static_cast<std::int64_t>(
+          memory.shard.nbytes() * copies +
+          static_cast<std::size_t>(memory.shard.numel()) * cast_bytes);
+    }
+  }
+  return bytes;
+}
+
+bool Slices::gradients_are_shared() const {
+  return std::all_of(
+      model_.parameters.begin(), model_.parameters.end(),
+      [&](const ManagedParameter& parameter) {
+        return parameter.trainable < 0 ||
+            exchange_.shard_memory(parameter.unit, parameter.flat)
+                .whole_gradient.defined();
+      });
+}
+
+std::vector<WholeParameter> Slices::whole_parameters() const {
+  std::vector<WholeParameter> whole;
+  for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
+    const auto& parameter = model_.parameters[p];
+    const auto numel = parameter.tensor.numel();
+    if (numel == 0) {
+      continue;
+    }
+    auto& item = whole.emplace_back();
+    item.name = parameter.name;
+    item.shape = parameter.tensor.sizes().vec();
+    item.slice_begin = parts_[p].begin;
+    const auto flat =
+        exchange_.shard_memory(parameter.unit, parameter.flat).whole_gradient;
+    if (flat.defined()) {
+      item.gradient =
+          flat.narrow(0, model_.offset_of(parameter), numel).view(item.shape);
+    }
+  }
+  return whole;
+}
+
 void Slices::copy_from_full(int parameter, const at::Tensor& full) {
-  const auto& part = parts_[static_cast<std::size_t>(parameter)];
-  if (part.slice < 0) {
+  const auto* slice = find(parameter);
+  if (slice == nullptr) {
     return;
   }
   const at::NoGradGuard no_grad;
-  auto& slice = slices_[static_cast<std::size_t>(part.slice)].tensor;
-  slice.detach().copy_(
-      full.detach().reshape({-1}).narrow(0, part.begin, slice.numel()));
+  const auto begin = parts_[static_cast<std::size_t>(parameter)].begin;
+  slice->tensor.detach().copy_(
+      full.detach().reshape({-1}).narrow(0, begin, slice->tensor.numel()));
 }
 
 void Slices::copy_changed_elements(
     int parameter, const at::Tensor& full, const at::Tensor& shown) {
-  const auto& part = parts_[static_cast<std::size_t>(parameter)];
-  if (part.slice < 0) {
+  const auto* slice = find(parameter);
+  if (slice == nullptr) {
     return;
   }
   const at::NoGradGuard no_grad;
-  const auto shard =
-      slices_[static_cast<std::size_t>(part.slice)].tensor.detach();
+  const auto begin = parts_[static_cast<std::size_t>(parameter)].begin;
+  const auto shard = slice->tensor.detach();
   const auto mine = [&](const at::Tensor& whole) {
-    return whole.detach().reshape({-1}).narrow(0, part.begin, shard.numel());
+    return whole.detach().reshape({-1}).narrow(0, begin, shard.numel());
   };
   const auto now = mine(full);
   const auto seen = mine(shown);
@@ -114,8 +164,7 @@ std::vector<bool> Slices::accumulation(UnitId unit) {
   }
   std::vector<bool> any(model_.units[u].flats.size(), false);
   const auto flat_of = [&](const Slice& slice) {
-    return static_cast<std::size_t>(
-        model_.parameters[static_cast<std::size_t>(slice.parameter)].flat);
+    return static_cast<std::size_t>(model_.parameter(slice.parameter).flat);
   };
   for (const int s : by_unit_[u]) {
     const auto& slice = slices_[static_cast<std::size_t>(s)];
@@ -142,16 +191,14 @@ std::vector<bool> Slices::accumulation(UnitId unit) {
 
 void Slices::set_gradients(UnitId unit, const std::vector<bool>& used) {
   for (const int p : parameters_[static_cast<std::size_t>(unit)]) {
-    const int trainable =
-        model_.parameters[static_cast<std::size_t>(p)].trainable;
+    const int trainable = model_.parameter(p).trainable;
     if (trainable >= 0 && used[static_cast<std::size_t>(trainable)]) {
       used_[static_cast<std::size_t>(p)] = true;
     }
   }
   for (const int s : by_unit_[static_cast<std::size_t>(unit)]) {
     auto& slice = slices_[static_cast<std::size_t>(s)];
-    const int trainable =
-        model_.parameters[static_cast<std::size_t>(slice.parameter)].trainable;
+    const int trainable = model_.parameter(slice.parameter).trainable;
     if (trainable >= 0 && used[static_cast<std::size_t>(trainable)] &&
         slice.update.expired()) {
       slice.tensor.mutable_grad() = slice.gradient;
@@ -174,12 +221,10 @@ std::shared_ptr<void> Slices::register_backward_update(BackwardUpdate given) {
     named.push_back(&slice);
   }
   for (std::size_t i = 0; i < named.size(); ++i) {
-    const auto& parameter =
-        model_.parameters[static_cast<std::size_t>(named[i]->parameter)];
-    const auto& flat = model_.units[static_cast<std::size_t>(parameter.unit)]
-                           .flats[static_cast<std::size_t>(parameter.flat)];
+    const auto& parameter = model_.parameter(named[i]->parameter);
     if (parameter.trainable >= 0 &&
-        exchange::may_bypass_slot(flat, parameter.position)) {
+        exchange::may_bypass_slot(
+            model_.flat_of(parameter), parameter.position)) {
       named[i]->update = update;
       named[i]->update_index = i;
       named[i]->tensor.mutable_grad().reset();
@@ -211,8 +256,8 @@ std::vector<exchange::ReduceOptions::GradientSink> Slices::sinks(UnitId unit) co
     if (update == nullptr) {
       continue;
     }
-    const auto t = static_cast<std::size_t>(
-        model_.parameters[static_cast<std::size_t>(slice.parameter)].trainable);
+    const auto t =
+        static_cast<std::size_t>(model_.parameter(slice.parameter).trainable);
     sinks.resize(std::max(sinks.size(), t + 1));
     sinks[t] = [update, index = slice.update_index](
                    std::int64_t begin, const at::Tensor& sum) {
@@ -231,12 +276,9 @@ bool Slices::has_gradient(int parameter) const {
 }
 
 void Slices::clear_gradient(int parameter) {
-  const auto p = static_cast<std::size_t>(parameter);
-  used_[p] = false;
-  if (parts_[p].slice >= 0) {
-    slices_[static_cast<std::size_t>(parts_[p].slice)]
-        .tensor.mutable_grad()
-        .reset();
+  used_[static_cast<std::size_t>(parameter)] = false;
+  if (auto* slice = find(parameter)) {
+    slice->tensor.mutable_grad().reset();
   }
 }
 

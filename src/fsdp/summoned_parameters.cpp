@@ -27,7 +27,7 @@ void SummonedParameters::copy_unit(UnitId unit) {
   auto& full = full_.emplace_back();
   auto& shown = shown_.emplace_back();
   for (std::size_t f = 0; f < addresses.size(); ++f) {
-    const auto& flat = model_.units[static_cast<std::size_t>(unit)].flats[f];
+    const auto& flat = model_.unit(unit).flats[f];
     full.push_back(
         at::empty({flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
     std::memcpy(
@@ -41,10 +41,8 @@ at::Tensor SummonedParameters::part_of(
     const Copies& copies, const ManagedParameter& parameter) const {
   const auto u = static_cast<std::size_t>(parameter.unit);
   const auto f = static_cast<std::size_t>(parameter.flat);
-  const auto p = static_cast<std::size_t>(parameter.position);
-  const auto& layout = model_.units[u].flats[f].layout;
   return copies[u][f]
-      .narrow(0, layout.offsets[p], layout.numels[p])
+      .narrow(0, model_.offset_of(parameter), parameter.tensor.numel())
       .view(parameter.tensor.sizes());
 }
 
@@ -53,7 +51,7 @@ at::Tensor SummonedParameters::tensor(const std::string& name) const {
 }
 
 void SummonedParameters::take_back(int parameter) {
-  const auto& managed = model_.parameters[static_cast<std::size_t>(parameter)];
+  const auto& managed = model_.parameter(parameter);
   const auto full = part_of(full_, managed);
   const auto shown = part_of(shown_, managed);
   if (full.const_data_ptr() == shown.const_data_ptr()) {

@@ -191,7 +191,8 @@ void UnitCache::end_step(bool keep_frozen) {
   by_hand_ = false;
   follower_.end_step(residency_.budget_bytes().value_or(all_bytes_));
   drop_if([&](UnitId unit) {
-    return !options_.replicated && !(keep_frozen && is_frozen(spec(unit)));
+    return !options_.replicated &&
+        !(keep_frozen && is_frozen(model_.unit(unit)));
   });
 }
 
@@ -311,7 +312,7 @@ void UnitCache::fill(UnitId unit, const std::vector<void*>& addresses) {
 void UnitCache::empty(UnitId unit) {
   auto& flats = storages_[static_cast<std::size_t>(unit)];
   for (std::size_t f = 0; f < flats.size(); ++f) {
-    flats[f]->empty(why_empty(spec(unit), f));
+    flats[f]->empty(why_empty(model_.unit(unit), f));
   }
 }
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UnitCache keeps units whole for those who use them, within the budget: it
-// follows the plan of an earlier, equal step where there is one, and brings in
-// on demand what that left out. It owns the units' storages. It knows nothing
-// of gradients, optimizers or summoning.
-// Thread rule: the runtime's lock. Mechanism: docs/design/runtime.md.
+// UnitCache keeps units gathered while operators use them, within the byte budget. It prefetches by
+// the plan of an earlier, equal step where there is one, and gathers on demand what that left out.
+// It owns the units' storages and knows nothing of gradients, optimizers or summoning. Thread rule:
+// the engine's lock. Mechanism: docs/design/runtime.md.
 #pragma once
 
 #include <cstdint>
@@ -26,18 +25,18 @@ struct UnitCacheOptions {
   plan::Budget budget;
   // Whole units are the shards themselves: nothing is ever dropped.
   bool replicated = false;
-  // Whole units lie where all ranks read them: each rank visits what it likes,
-  // within no budget.
+  // Whole units lie in memory that all ranks read: each rank visits units as it likes, without
+  // budget.
   bool one_sided = false;
   // Closes the exchange, remembers the first failure, and throws it.
   std::function<void(const Status&)> fail;
-  // Collective, at the beginning of a step: whether all ranks have this number.
+  // Collective, at the beginning of a step: whether all ranks passed this number.
   std::function<bool(std::uint64_t)> all_ranks_agree;
 };
 
 class UnitCache {
  public:
-  // A set of units one operator touches, ascending.
+  // The units that one operator uses, ascending.
   using Visit = std::vector<UnitId>;
 
   // Model and exchange must outlive it.
@@ -55,33 +54,33 @@ class UnitCache {
   // Ranks follow plans, and compare them at the beginning of each step.
   bool planned() const { return !options_.replicated && !options_.one_sided; }
 
-  // The units are whole on return. `training`: gradients are recorded. Before
-  // the first visit of a step ranks compare their plans.
+  // Makes the units whole. `training`: gradients are recorded. Before the first visit of a step
+  // ranks compare their plans.
   void visit(const Visit& units, bool training, bool in_backward);
   // Whole units stay so while pinned.
   void pin(const Visit& units);
   void unpin(UnitId unit);
 
-  // At the end of a backward of this rank: does what the plan does until there.
+  // At the end of a backward: does what the plan has up to there.
   void end_backward();
-  // This rank went another way than its plan.
+  // Whether this rank has left its plan.
   bool departed() const { return follower_.departed(); }
-  // Drops all and does without a plan until the step is over. For ranks that
-  // may have different units whole, and for users who move units themselves.
+  // Drops all and works without a plan until the step is over: when ranks may have different units
+  // whole, and for users who move units themselves.
   void leave_plan();
-  // Brings in what the budget has room for, and does without a plan likewise.
+  // Gathers what the budget has room for, and works without a plan likewise.
   void unshard();
 
-  // The step is over. Frozen units stay whole when asked to.
+  // Ends the step. With `keep_frozen` frozen units stay whole.
   void end_step(bool keep_frozen);
 
   // Leaves the plan, and drops replicated units, too.
   void release_all();
-  // A unit's bytes in full precision without the cache, until drop_fetched().
-  // REQUIRES: released.
+  // Gathers a unit in full precision past the cache, until drop_fetched(). Returns the addresses of
+  // its flats. REQUIRES: release_all() was called.
   std::vector<void*> fetch(UnitId unit);
   void drop_fetched(UnitId unit) { exchange_.reshard(unit); }
-  // The unit's storages see `addresses` from now on, or nothing.
+  // Sets the memory of the unit's storages, or takes it away.
   void fill(UnitId unit, const std::vector<void*>& addresses);
   void empty(UnitId unit);
 
@@ -92,9 +91,6 @@ class UnitCache {
   PlanReport plan_report() const;
 
  private:
-  const exchange::UnitSpec& spec(UnitId unit) const {
-    return model_.units[static_cast<std::size_t>(unit)];
-  }
   void begin_step(bool training);
   void enter_plan(const std::vector<UnitId>& whole);
   void carry_out(const plan::DueActions& move);
@@ -106,7 +102,7 @@ class UnitCache {
   void finish(UnitId unit);
   std::vector<void*> addresses_of(UnitId unit);
   void drop(UnitId unit);
-  // Of the whole units those for which `which` holds.
+  // Drops the whole units for which `which` holds.
   void drop_if(const std::function<bool(UnitId)>& which);
   void drop_all();
   bool fits(UnitId unit) const;
@@ -119,14 +115,14 @@ class UnitCache {
   const std::vector<std::int64_t> unit_bytes_;
   const std::int64_t all_bytes_;
   Storages storages_;          // By unit, by flat.
-  plan::Residency residency_;  // Counts as whole what is on its way, too.
+  plan::Residency residency_;  // Counts units being gathered as whole.
   plan::StepFollower follower_;
   std::set<UnitId> on_their_way_;
   bool by_hand_ = false;  // The user has moved units since the last step.
   std::int64_t resident_bytes_peak_ = 0;
 };
 
-// Of no step's doing: all parameters are frozen.
+// Whether all parameters of the unit are frozen, so that no step changes them.
 bool is_frozen(const exchange::UnitSpec& unit);
 // Bytes of each unit when whole.
 std::vector<std::int64_t> bytes_by_unit(const ModelUnits& model);

@@ -16,7 +16,7 @@ namespace sherd::optim {
 inline constexpr std::int64_t kPaddingBytesMax = 64;
 
 struct MemoryLocation {
-  std::uintptr_t storage = 0;  // Identifies it; addresses compare within one storage only.
+  std::uintptr_t storage = 0;  // Addresses compare within one storage only.
   std::uintptr_t address = 0;
 };
 
@@ -30,7 +30,7 @@ struct SliceUpdate {
   // so a kernel may run over them.
   std::int64_t zero_bytes_after = 0;
   int kind = 0;  // Pieces of two kinds need two calls: settings, dtype.
-  std::int64_t updates = 0;  // Pieces with different counts need two calls, too.
+  std::int64_t updates = 0;  // Two different counts need two calls, too.
   bool has_gradient = false;
 };
 

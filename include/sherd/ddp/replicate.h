@@ -74,7 +74,7 @@ struct ReplicateOptions {
 
 // Times of one synchronised backward on this rank, in milliseconds, as c10d::Logger defines them.
 struct ReplicaTimes {
-  double forward_ms = 0;   // From the first operator on a parameter to the first gradient.
+  double forward_ms = 0;   // From the first use of a parameter to backward.
   double backward_ms = 0;  // From the first gradient to the end of backward.
   // From the departure of the first bucket until all is exchanged, and the part of that before the
   // end of backward.

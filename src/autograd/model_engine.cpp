@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autograd/model_engine.h"
+
+#include "base/check.h"
+
+namespace sherd::autograd {
+
+void ModelEngine::check_open() const {
+  SHERD_CHECK_AS(kFailedPrecondition, !closed_, when_closed_);
+  error_.throw_if_failed();
+}
+
+void ModelEngine::note_backward() {
+  armed_in_backward_ = armed_in_backward_ || arm(weak_from_this());
+}
+
+void ModelEngine::note_use() {
+  if (in_backward()) {
+    note_backward();
+  } else if (!armed_ && records_gradients()) {
+    begin_training_forward();
+    armed_ = true;
+    (void)arm(weak_from_this());
+  }
+}
+
+void ModelEngine::backward_ended(std::exception_ptr failure) {
+  const std::lock_guard lock(mu_);
+  armed_ = false;
+  armed_in_backward_ = false;
+  end_of_backward(failure);
+}
+
+Status ModelEngine::close_with_failure(const Status& status) {
+  auto told = explained(status);
+  if (error_.ok()) {
+    error_ = told;
+    abandon_exchange(told);
+  }
+  return told;
+}
+
+void ModelEngine::fail(const Status& status) {
+  close_with_failure(status).throw_if_failed();
+}
+
+}  // namespace sherd::autograd

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ModelEngine is the base of the engines behind the handles of sharded and replicated models. It
+// holds their lock, knows whether they are closed or have failed, and follows the frame of a
+// training step, which begins when a training forward first uses a parameter and is over when the
+// outermost backward has ended. Engines differ in what they do at these moments, not in when they
+// come.
+//
+// Thread rule: uses, gradients and ends of backwards come from any thread; protected members are
+// used under the lock, unless they say otherwise.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+#include "autograd/backward.h"
+#include "base/status.h"
+
+namespace sherd::autograd {
+
+class ModelEngine : public BackwardListener,
+                    public std::enable_shared_from_this<ModelEngine> {
+ public:
+  // Takes the lock, ends the frame, and calls end_of_backward().
+  void backward_ended(std::exception_ptr failure) final;
+
+ protected:
+  // `when_closed` is what check_open() says of a closed engine.
+  explicit ModelEngine(const char* when_closed) : when_closed_(when_closed) {}
+
+  // Whether the engine is neither closed nor failed. The end of a backward asks this and returns
+  // quietly if not, since whoever caused the failure has thrown it.
+  bool usable() const { return !closed_ && error_.ok(); }
+  // Throws Error when the engine is closed, or else the first failure.
+  void check_open() const;
+
+  // Notes that an operator uses a parameter. The first use in a training forward calls
+  // begin_training_forward(); it and uses in a backward arm the end of that backward.
+  void note_use();
+  // The same for what happens only in a backward, such as the arrival of a gradient.
+  void note_backward();
+  // Makes the next training use begin a new frame.
+  void forget_forward() { armed_ = false; }
+
+  // Remembers the first failure and abandons the exchange then. Returns explained(status).
+  Status close_with_failure(const Status& status);
+  // The same, and throws what that returns.
+  void fail(const Status& status);
+
+  // Checks the model. A throw refuses the use, and the next use calls this again.
+  virtual void begin_training_forward() {}
+  // `failure` is null unless the backward threw. Also called when not usable().
+  virtual void end_of_backward(const std::exception_ptr& failure) = 0;
+  // Returns the failure with what this engine knows about it.
+  virtual Status explained(const Status& status) const { return status; }
+  // Closes the connections to other ranks, so that those fail, too.
+  virtual void abandon_exchange(const Status& /*failure*/) {}
+
+  // Returns a function that makes `call(engine, arguments...)` while the engine lives, and returns
+  // an empty value afterwards. It takes no lock.
+  template <typename Engine, typename Call>
+  static auto while_alive(Engine* engine, Call call) {
+    return [weak = engine->weak_from_this(),
+            call = std::move(call)](auto&&... arguments) {
+      using Result = decltype(call(
+          std::declval<Engine&>(),
+          std::forward<decltype(arguments)>(arguments)...));
+      if (const auto alive = weak.lock()) {
+        return call(
+            static_cast<Engine&>(*alive),
+            std::forward<decltype(arguments)>(arguments)...);
+      }
+      return Result();
+    };
+  }
+
+  mutable std::mutex mu_;
+  Status error_;            // The first failure.
+  bool closed_ = false;     // The user closed the handle.
+  int no_sync_scopes_ = 0;  // Open scopes in which backwards exchange nothing.
+
+ private:
+  const char* const when_closed_;
+  bool armed_ = false;  // A training forward has armed the backward to come.
+  bool armed_in_backward_ = false;
+};
+
+}  // namespace sherd::autograd
