@@ -8,7 +8,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/nn/module.h>
 
+#include "autograd/backward.h"
 #include "base/check.h"
 
 namespace sherd::fsdp {
@@ -174,13 +176,9 @@ void InitialValues::initialise(std::size_t item, const at::Tensor& value) {
     const c10::InferenceMode off(false);
     const at::NoGradGuard no_grad;
     options_.initialise(items_[item].name, value);
-  } catch (const std::exception& error) {
-    failed_ = static_cast<std::ptrdiff_t>(item);
-    const std::string what = error.what();
-    failure_ = what.substr(0, what.find('\n'));
   } catch (...) {
     failed_ = static_cast<std::ptrdiff_t>(item);
-    failure_ = "an exception that is no std::exception";
+    failure_ = autograd::reason_of(std::current_exception());
   }
 }
 

@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include <torch/nn/module.h>
+
 #include "base/check.h"
 #include "fsdp/unit_modules.h"
 

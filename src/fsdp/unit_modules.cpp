@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <set>
 
+#include <torch/nn/module.h>
+
 namespace sherd::fsdp {
 namespace {
 

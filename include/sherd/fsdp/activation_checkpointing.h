@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which modules of a model run as checkpoints, by a policy in the words of
-// units. LibTorch's modules have no hooks: nobody can step into a forward that
-// is called directly. So the code that calls a layer calls it through an
-// ActivationCheckpointing, and the policy decides what becomes of the call:
+// ActivationCheckpointing runs those modules of a model as checkpoints that a policy of units
+// chooses. LibTorch's modules have no forward hooks, so the code that calls a layer calls it
+// through this object:
 //
 //   sherd::ActivationCheckpointing run(*model, units::every_nth_of_lists(2));
 //   x = run(*layer, [layer](const at::Tensor& x) { return layer->forward(x); },
@@ -20,7 +19,10 @@
 #include <vector>
 #include <sherd/autograd/checkpoint.h>
 #include <sherd/fsdp/units.h>
-#include <torch/nn/module.h>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace sherd {
 
@@ -28,9 +30,8 @@ namespace sherd {
 // of its own. Thread rule: any thread.
 class ActivationCheckpointing {
  public:
-  // Asks the policy about every module below `model`, now. What it takes is a
-  // checkpoint only if something calls it through this object; a module within
-  // a taken one makes a checkpoint within a checkpoint.
+  // Asks the policy about every module below `model`, now. A module that it takes becomes a
+  // checkpoint only where it is called through this object; one within another nests.
   explicit ActivationCheckpointing(
       const torch::nn::Module& model,
       const units::Policy& policy = units::children_of_lists(),
@@ -38,11 +39,10 @@ class ActivationCheckpointing {
 
   bool takes(const torch::nn::Module& module) const;
 
-  // Of the modules taken, children before parents.
+  // The names of the modules taken, children before parents.
   const std::vector<std::string>& names() const;
 
-  // checkpoint(fn, inputs...) when the policy took `module`, else
-  // fn(inputs...).
+  // Returns checkpoint(fn, inputs...) when the policy took `module`, else fn(inputs...).
   template <typename Function, typename... Inputs>
   auto operator()(
       const torch::nn::Module& module,

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which modules are units: gathered and dropped together. A policy looks at
-// every module once, children before parents; a parameter belongs to the
-// innermost module that the policy takes, and what no module takes to the root
-// unit. Smaller units need less memory and more messages.
-// Mirrors the auto_wrap_policy of PyTorch's FSDP1. Pure functions.
+// Policies that say which modules become units, whose parameters are gathered and dropped together.
+// A policy is asked about every module once, children before parents. A parameter belongs to the
+// innermost module that the policy takes, and to the root unit if there is none. Smaller units need
+// less memory and more messages. Mirrors the auto_wrap_policy of PyTorch's FSDP1. Pure functions.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <torch/nn/module.h>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace sherd::units {
 
@@ -35,19 +37,19 @@ Policy of_type() {
   };
 }
 
-// Of those every n-th, from the first on: "h.0", "h.2", ... for 2. Throws Error
-// when n is below 1. Meant for ActivationCheckpointing.
+// Every n-th child of each list, from the first on: "h.0", "h.2", ... for 2. Throws Error when n is
+// below 1. Meant for ActivationCheckpointing.
 Policy every_nth_of_lists(std::int64_t n);
 
-// Modules with at least this many elements that no inner unit has taken; never
-// a list, which has no forward of its own.
+// Modules with at least this many elements that no inner unit has taken; never a list, which has no
+// forward of its own.
 Policy by_size(std::int64_t numel_min);
 
-// Modules whose name matches a pattern of `*` and `?`, e.g. "h.*" or
-// "encoder.layer?"; `*` does not cross a dot.
+// Modules whose name matches a pattern of `*` and `?`, e.g. "h.*" or "encoder.layer?"; `*` does not
+// cross a dot.
 Policy by_name(std::string pattern);
 
-// No units: everything in the root unit.
+// No module: all parameters belong to the root unit.
 Policy none();
 
 }  // namespace sherd::units
