@@ -30,7 +30,7 @@ void add_once(
   }
 }
 
-// Armed on this thread by a training forward, waiting for its backward.
+// Listeners that training forwards of this thread have armed.
 Listeners& waiting() {
   thread_local Listeners listeners;
   return listeners;
@@ -105,7 +105,7 @@ void notify(const Listeners& listeners, const std::exception_ptr& failure) {
   }
 }
 
-// Outermost ones.
+// The number of outermost backwards that are running.
 std::atomic<int>& backwards_under_way() {
   static std::atomic<int> count{0};
   return count;
@@ -151,7 +151,7 @@ class BackwardEngine final : public torch::autograd::Engine {
     }
     starting() = nullptr;  // Set still if no task was ever made.
     backward_registry().end(&scope);
-    // Release, with any_backward(): its gradients are in their places.
+    // Release pairs with any_backward(), after which gradients are in place.
     backwards_under_way().fetch_sub(1, std::memory_order_release);
     notify(scope.listeners, failure);
     if (failure) {
@@ -180,8 +180,8 @@ class BackwardEngine final : public torch::autograd::Engine {
 
  private:
   // LibTorch starts device and pool threads for the first engine of a process
-  // that runs. After a backward before our installation that was not us, and
-  // deep reentrancy would meet a null pool.
+  // that runs. If that was another one, because a backward ran before our
+  // installation, deep reentrancy would find a null pool here.
   void start_threads() {
     std::call_once(started_, [this] {
       initialize_device_threads_pool();
@@ -220,9 +220,9 @@ bool in_autograd_grad() {
          });
 }
 
-// Somebody else's engine: a callback of the graph task stands in for the
-// scope's end. The callback owns the listeners, so that those of a backward
-// that failed, whose callbacks never run, go away with its graph task.
+// With another engine a callback of the graph task stands in for the end of the
+// scope. The callback owns the listeners, so that those of a backward that
+// failed, whose callbacks never run, are dropped with its graph task.
 class GraphTaskCallbacks {
  public:
   bool add(int task, const std::weak_ptr<BackwardListener>& listener) {
@@ -251,7 +251,7 @@ class GraphTaskCallbacks {
   }
 
   std::mutex mu_;
-  // Guarded by mu_, as are the lists.
+  // mu_ guards the map and the lists.
   std::unordered_map<int, std::weak_ptr<Listeners>> by_task_;
 };
 

@@ -150,7 +150,7 @@ class CheckpointedRegion {
         early_stop_(options.early_stop) {
     for (const auto& input : inputs) {
       const bool defined = input.defined();
-      // Saved as a node would: within another region that one takes it.
+      // Saved as a node would save it, so that an enclosing region takes it.
       // Detached, since an input may become part of this graph, in place.
       inputs_.push_back(
           {torch::autograd::SavedVariable(
@@ -167,7 +167,7 @@ class CheckpointedRegion {
     return slots_.size() - 1;
   }
 
-  // The node is gone, or will not ask again.
+  // The node was destroyed or will not ask again.
   void forget(std::size_t number) {
     const std::lock_guard lock(mu_);
     slots_[number].awaited = false;
@@ -179,7 +179,7 @@ class CheckpointedRegion {
     first_ = Recomputation::ForwardStatus::kComplete;
   }
 
-  // Handed out once; asked again (retain_graph), fn runs again.
+  // A tensor is returned once; for a second request (retain_graph) fn runs again.
   at::Tensor take(std::size_t number) {
     {
       const std::lock_guard lock(mu_);
@@ -218,8 +218,8 @@ class CheckpointedRegion {
     return {std::move(slots), first_, early_stop_};
   }
 
-  // Without the lock: fn may wait for other ranks, and other threads may run it
-  // at the same time.
+  // fn runs without the lock: it may wait for other ranks, and other threads may
+  // run it at the same time.
   at::Tensor run_for(std::size_t number) {
     auto run = begin(number);
     {
@@ -278,7 +278,7 @@ class CheckpointedTensorHooks final : public torch::autograd::SavedVariableHooks
     if (!kept_.defined()) {
       return region_->take(slot_);
     }
-    // As LibTorch does for what it saves without hooks.
+    // LibTorch checks the same for what it saves without hooks.
     SHERD_CHECK_AS(
         kFailedPrecondition, kept_._version() == version_,
         "[autograd] checkpoint: a parameter of shape ", kept_.sizes(),

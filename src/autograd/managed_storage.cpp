@@ -7,7 +7,7 @@
 namespace sherd::autograd {
 namespace {
 
-// The deleter of every tagged DataPtr; its address is what tells ours apart.
+// The deleter of every tagged DataPtr; its address identifies managed storages.
 void release_tag(void* context) {
   auto* tag = static_cast<StorageTag*>(context);
   // acq_rel: the last owner must see what the others wrote before deleting.

@@ -17,8 +17,8 @@
 namespace sherd::autograd {
 namespace {
 
-// Above autograd, so that one operator is one announcement, and unused by
-// LibTorch itself outside its own tests.
+// The key lies above autograd, so that one operator is one announcement, and
+// LibTorch uses it in its own tests only.
 constexpr auto kParamKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 constexpr c10::DispatchKeySet kBelow(
     c10::DispatchKeySet::FULL_AFTER, kParamKey);
@@ -68,12 +68,13 @@ ParameterUses uses_of(
   return uses;
 }
 
-// Enters the listeners of all uses, one after the other, and leaves those
-// entered when it goes out of scope.
+// Calls begin_use() of the listeners of all uses, one after the other, and
+// end_use() of those when it goes out of scope.
 class ParameterUseScope {
  public:
   ParameterUseScope(ParameterUses& uses, const char* name) : uses_(uses) {
-    // Almost always one listener; a teacher and a student may meet.
+    // Almost always there is one listener; a teacher and a student may share one
+    // operator.
     std::stable_sort(
         uses.begin(), uses.end(), [](const ParameterUse& a, const ParameterUse& b) {
           return listener_of(a) < listener_of(b);
@@ -162,7 +163,7 @@ void announce(
   const ParameterUseScope scope(uses, op.operator_name().name.c_str());
   cast_for(uses, op, *stack);
   if (is_builtin(op)) {
-    // What the operator is made of uses the same tensors: already entered.
+    // The operators that this one is made of use the same, announced tensors.
     const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
     op.redispatchBoxed(keys & kBelow, stack);
   } else {
@@ -286,7 +287,7 @@ void adopt(
     const ManagedStorage& storage,
     std::int64_t offset,
     c10::ScalarType dtype) {
-  // Inside it, new tensors would be inference tensors and never train.
+  // In inference mode new tensors would be inference tensors and never train.
   const c10::InferenceMode off(false);
   auto impl = keyed(
       parameter.options().dtype(dtype).requires_grad(false), storage, offset);

@@ -12,7 +12,7 @@ namespace sherd::data {
 namespace {
 
 constexpr std::int64_t kValidationShare = 10;  // One token in so many.
-// Enough to meet every large folder, few enough that hardly a window crosses
+// Enough to sample every large folder, few enough that hardly a window crosses
 // from one stripe into the next.
 constexpr std::int64_t kStripesMax = 64;
 constexpr std::int64_t kValidationWindowsPerStripe = 64;

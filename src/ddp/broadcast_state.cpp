@@ -11,7 +11,7 @@
 namespace sherd::ddp {
 namespace {
 
-// Below it a copy costs less than a message.
+// Below this size a copy costs less than a message.
 constexpr std::size_t kAloneBytes = std::size_t{64} << 10;
 
 at::Tensor bytes_of(const at::Tensor& tensor) {

@@ -36,7 +36,7 @@ std::vector<ModuleTensor> all_trainable(const ReplicatedModel& model) {
   return all;
 }
 
-// As the parameter lies in memory, so that its view of the average can be.
+// Returns the gradient laid out as the parameter, as the view of its average is.
 at::Tensor in_memory_order(
     const at::Tensor& gradient, const at::Tensor& parameter) {
   if (!gradient.defined() || gradient.is_sparse() ||
@@ -88,7 +88,7 @@ DdpEngine::DdpEngine(
 void DdpEngine::connect(const Mesh& mesh) {
   world_ = mesh.world();
   ranks_ = mesh.replicate_ranks();
-  // Groups that do not meet have names of their own all the same.
+  // Groups without common ranks have different names, too.
   name_ = str("ddp/", world_.next_number(), "/", ranks_.front());
   compares_calls_ = asks_to_compare_calls(process_environment());
   bucket_version_ = 0;
@@ -311,7 +311,7 @@ Status DdpEngine::reduce_sparse() {
   return {};
 }
 
-// What this backward brought no gradient for: earlier ones may have.
+// Adds gradients of earlier backwards where this one brought none.
 void DdpEngine::add_accumulated() {
   for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
     auto& grad = tensor(p).mutable_grad();
@@ -320,7 +320,7 @@ void DdpEngine::add_accumulated() {
     }
     auto waiting = std::move(grad);
     grad.reset();
-    // Where the averages go, or somebody else's.
+    // The tensor may lie where averages go, so that it is copied.
     states_[p].kept = states_[p].unsynced ? at::Tensor() : waiting.clone();
     const auto status = reducer_->arrived(
         static_cast<int>(p), in_memory_order(waiting, tensor(p)),
@@ -510,8 +510,8 @@ at::Tensor DdpEngine::reduced(std::size_t p) const {
       gradients_[static_cast<std::size_t>(buckets_.parameters[p].unit)], p);
 }
 
-// No view for autograd, which would refuse to detach it in place, as LibTorch's
-// zero_grad() does.
+// Not a view for autograd, which would refuse to detach it in place, as
+// LibTorch's zero_grad() does.
 at::Tensor DdpEngine::place_in(const at::Tensor& gradients, std::size_t p) const {
   const auto& place = buckets_.parameters[p];
   const auto& layout =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What DdpEngine tells of itself.
+// The report of DdpEngine.
 #include <set>
 
 #include <ATen/Parallel.h>

@@ -39,7 +39,7 @@ bool is_worth_compressing(const MatrixShape& matrix, const PowerSgdOptions& opti
   return matrix.rows > 0 && whole >= options.compression_min * low;
 }
 
-// Columns become orthonormal, in place; the same bits from the same bits.
+// Makes the columns orthonormal, in place; equal inputs give equal bits.
 void orthonormalise(const at::Tensor& p) {
   for (std::int64_t i = 0; i < p.size(1); ++i) {
     auto column = p.select(1, i);
@@ -135,7 +135,7 @@ class PowerSgd final : public CommHook {
     at::Tensor q;      // [columns, rank]
     at::Tensor error;  // [rows, columns]; undefined: none.
   };
-  // One matrix on its way.
+  // One matrix that is being reduced.
   struct LowRankMatrix {
     const BucketParameter* parameter = nullptr;
     at::Tensor whole;  // [rows, columns], fp32: gradient plus error.

@@ -27,7 +27,7 @@ void check_options(const ReplicateOptions& options) {
       "[ddp] options.buffer_hook needs broadcast_buffers, found it off");
 }
 
-// Every rank of it is a replica.
+// A mesh in which every rank of the world is a replica.
 Mesh all_of(const World& world) {
   return Mesh(world, {.replicate = world.size()});
 }

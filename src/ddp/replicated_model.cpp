@@ -42,8 +42,8 @@ void check_trainable(const std::string& name, const at::Tensor& tensor) {
       " belongs to another handle; expected a module that none manages");
 }
 
-// Equal where elements lie alike: along a dimension of one element nothing lies,
-// and its stride may be any number.
+// Strides that are equal where elements lie alike: the stride of a dimension of
+// one element may be any number.
 std::vector<std::int64_t> memory_strides(const at::Tensor& tensor) {
   auto strides = tensor.strides().vec();
   const auto contiguous = c10::contiguous_strides(tensor.sizes());

@@ -150,7 +150,7 @@ void FsdpEngine::refuse_write(
       ErrorCode::kFailedPrecondition);
 }
 
-// An optimizer may have written it here or on another rank.
+// An optimizer may have written the parameter here or on another rank.
 void FsdpEngine::refuse_stale_read(
     const autograd::ParameterUse& use, const char* operator_name) const {
   const auto& flat =
@@ -208,7 +208,7 @@ void FsdpEngine::end_use(std::span<const autograd::ParameterUse> uses) noexcept 
   }
 }
 
-// What this visit says about where the program is.
+// Derives from a visit whether forward, backward or evaluation is running.
 void FsdpEngine::note_phase(const char* operator_name) {
   if (unpublished_ && !autograd::in_backward()) {
     SHERD_CHECK_AS(
@@ -246,8 +246,8 @@ bool FsdpEngine::all_ranks_agree(std::uint64_t print) {
   return half[0] != 0.0 && half[1] != 0.0;
 }
 
-// Collective: every rank knows that they differ. Names the first parameter and
-// who has which.
+// Collective: every rank knows that flags differ. The error names the first such
+// parameter and its ranks.
 void FsdpEngine::refuse_different_flags() {
   const auto ranks = static_cast<std::size_t>(world_size());
   const auto count = model_.parameters.size();

@@ -84,7 +84,7 @@ exchange::Kind chosen_kind(
       world, ranks, options.exchange, process_environment());
 }
 
-// After ranks have agreed on options, so that it fails on all or on none.
+// Called after ranks have agreed on options, so that it fails on all or none.
 void check_gradients_shared(
     const Mesh& mesh,
     const FullyShardOptions& options,

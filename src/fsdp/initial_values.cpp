@@ -16,10 +16,10 @@
 namespace sherd::fsdp {
 namespace {
 
-// Memory for a tensor on the meta device, which stays the same object with the
-// same hooks. Returns it as a plain tensor, without gradients.
+// Gives memory to a tensor on the meta device, which stays the same object with
+// the same hooks. Returns that as a plain tensor, without gradients.
 at::Tensor make_real(const at::Tensor& tensor) {
-  // Inside it, new tensors would be inference tensors and never train.
+  // In inference mode new tensors would be inference tensors and never train.
   const c10::InferenceMode off(false);
   auto value = at::empty(
       tensor.sizes(), tensor.options().device(c10::kCPU).requires_grad(false));

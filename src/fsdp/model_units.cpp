@@ -104,7 +104,7 @@ void check_precision_dtype(const char* what, Dtype dtype) {
       "; expected Float, BFloat16 or Half");
 }
 
-// The flat for a parameter.
+// The properties of the flat that a parameter belongs to.
 exchange::FlatSpec flat_for(
     const UnitCollector::Entry& entry, const MixedPrecision& precision) {
   exchange::FlatSpec spec;
@@ -133,7 +133,7 @@ std::int64_t element_bytes(const exchange::FlatSpec& spec) {
        c10::elementSize(spec.slot_dtype())}));
 }
 
-// FlatBuilder of one unit, in the order in which their first parameter comes.
+// Collects the flats of one unit, in the order of their first parameters.
 struct FlatBuilder {
   std::vector<std::vector<plan::FlatParameter>> parameters;
   std::vector<exchange::FlatSpec> specs;

@@ -80,7 +80,7 @@ std::vector<int> ModuleGradients::hide() {
       continue;
     }
     auto& gradient = model_.parameters[p].tensor.mutable_grad();
-    // Or a view of it, which zero_grad() puts in its place for a moment.
+    // It may be a view of it, which zero_grad() puts there for a moment.
     const bool ours =
         gradient.defined() && autograd::is_adopted(gradient, *item.storage);
     if (ours && autograd::is_placeholder(gradient)) {
@@ -105,8 +105,8 @@ void ModuleGradients::begin_use(
     std::span<const autograd::ParameterUse> uses, const char* operator_name) {
   const auto p = static_cast<std::size_t>(uses.front().tag->unit);
   if (autograd::in_backward()) {
-    // Autograd adds to it without having been heard of: module->to(dtype) has
-    // given the parameter another node that accumulates.
+    // Autograd adds to the placeholder without a call of our hook:
+    // module->to(dtype) has given the parameter another accumulating node.
     callbacks_.check_identity(static_cast<int>(p));
   }
   throw Error(

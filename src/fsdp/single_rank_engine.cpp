@@ -25,7 +25,7 @@ std::vector<at::Tensor> defined_only(const std::vector<at::Tensor>& tensors) {
   return defined;
 }
 
-// Now or, a frozen one, later.
+// Whether the parameter trains, or may be thawed later.
 bool may_train(const at::Tensor& parameter) {
   return at::isFloatingType(parameter.scalar_type()) &&
       !parameter.is_inference();
@@ -120,7 +120,7 @@ void SingleRankEngine::gradient_arrived(int parameter, at::Tensor gradient) {
   note_backward();
   const at::NoGradGuard no_grad;
   auto dense = gradient.is_sparse() ? gradient.to_dense() : std::move(gradient);
-  // No view in autograd's eyes: optimizers detach_() gradients in place.
+  // Not a view for autograd: optimizers detach_() gradients in place.
   auto flat = dense.detach().reshape({-1}).variable_data();
   auto& grad = slice.mutable_grad();
   if (grad.defined()) {
@@ -144,7 +144,7 @@ std::int64_t SingleRankEngine::trainable() const {
 void SingleRankEngine::warn_if_idle() {
   if (!published_ && idle_.change_due() &&
       !idle_.changed(defined_only(slices_))) {
-    // At least as many: a parameter may have had no gradient in some.
+    // There were at least as many: a parameter may lack a gradient in some.
     idle_.warn(gradients_ / std::max<std::int64_t>(trainable(), 1));
   }
 }

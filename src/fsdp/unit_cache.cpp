@@ -78,7 +78,7 @@ void UnitCache::make_storages(autograd::ParameterUseListener* listener) {
 
 void UnitCache::visit(const Visit& units, bool training, bool in_backward) {
   if (planned()) {
-    // An operator inside another: the outer one's units stay whole meanwhile.
+    // Operators nest: the outer one's units stay whole meanwhile.
     auto together = residency_.pinned_units();
     together.insert(together.end(), units.begin(), units.end());
     std::sort(together.begin(), together.end());
@@ -128,7 +128,7 @@ void UnitCache::carry_out(const plan::DueActions& move) {
   }
 }
 
-// Other units than the plan takes to be whole would take its room.
+// Units that the plan does not expect to be whole would take its room.
 void UnitCache::enter_plan(const std::vector<UnitId>& whole) {
   drop_if([&](UnitId unit) {
     return !residency_.pinned(unit) &&
@@ -142,8 +142,7 @@ void UnitCache::enter_plan(const std::vector<UnitId>& whole) {
   }
 }
 
-// False when there is no room, which is when something outside the plan is
-// whole.
+// Returns false when there is no room, because units outside the plan are whole.
 bool UnitCache::start(UnitId unit, bool in_backward) {
   if (residency_.resident(unit)) {
     return true;
@@ -210,7 +209,7 @@ void UnitCache::request(
   on_their_way_.insert(unit);
 }
 
-// The unit is whole on return, if it was on its way.
+// Makes the unit whole if its gather was started.
 void UnitCache::finish(UnitId unit) {
   if (on_their_way_.erase(unit) == 0) {
     return;
@@ -218,7 +217,7 @@ void UnitCache::finish(UnitId unit) {
   fill(unit, addresses_of(unit));
 }
 
-// Waits for the unit.
+// Waits for the unit's gather.
 std::vector<void*> UnitCache::addresses_of(UnitId unit) {
   auto addresses = exchange_.wait_for_unshard(unit);
   if (!addresses.ok()) {

@@ -34,7 +34,7 @@ GptConfig checked(const GptConfig& config) {
   return config;
 }
 
-// LibTorch's layers are made on the CPU, one at a time here.
+// Moves a layer, since LibTorch makes its layers on the CPU.
 template <typename Layer>
 Layer on(at::Device device, Layer layer) {
   for (const auto& parameter : layer->parameters(/*recurse=*/false)) {

@@ -20,7 +20,7 @@ namespace {
 constexpr double kWeightDeviation = 0.02;
 constexpr std::int64_t kIntermediateMultiple = 256;
 
-// With the values that 0 stands for.
+// Checks the configuration and fills in the values that 0 stands for.
 LlamaConfig checked(LlamaConfig config) {
   check_sizes(
       {.layers = config.layers,

@@ -51,12 +51,12 @@ struct MuonMatrix {
   at::Tensor shared_gradient = {};  // Whole; undefined: `slice` is whole.
   at::Tensor momentum = {};         // On the owner, from its first update on.
 
-  // Whole, of the matrix's shape. REQUIRES: it has a gradient.
+  // The whole gradient, as a matrix. REQUIRES: there is one.
   at::Tensor gradient() const {
     return shared_gradient.defined() ? shared_gradient
                                      : slice.grad().view({rows, columns});
   }
-  // This rank's part of it, of the slice's shape.
+  // This rank's part of it, in the slice's shape.
   at::Tensor gradient_of_slice() const {
     return gradient()
         .view({-1})
@@ -145,8 +145,8 @@ struct Muon::Impl {
   std::vector<MuonMatrix> matrices;
 };
 
-// By matrix: whether it is updated. Every rank has come here when it returns, so
-// nobody writes its part of a gradient any more, as clipping does.
+// Returns by matrix whether it is updated. Every rank has come here when it
+// returns, so that no rank still writes its part of a gradient, as clipping does.
 std::vector<bool> Muon::Impl::agree_on_gradients() const {
   const auto count = static_cast<std::int64_t>(matrices.size());
   const auto numbers =
@@ -183,7 +183,7 @@ std::vector<bool> Muon::Impl::agree_on_gradients() const {
   return due;
 }
 
-// Where the gradient was.
+// Writes the update over the gradient.
 void Muon::Impl::make_update(MuonMatrix& matrix) const {
   const auto gradient = matrix.gradient();
   if (!matrix.momentum.defined()) {
@@ -219,8 +219,8 @@ Muon::~Muon() = default;
 Muon::Muon(Muon&&) noexcept = default;
 Muon& Muon::operator=(Muon&&) noexcept = default;
 
-// Between the two meetings a matrix's gradient is its owner's, outside of them
-// each rank's own part is its own: nobody writes what another one reads.
+// Between the two all-reduces a matrix's gradient belongs to its owner, and
+// outside of them each rank's part to that rank: no rank writes what another reads.
 void Muon::step() {
   const at::NoGradGuard no_grad;
   auto& matrices = impl_->matrices;
