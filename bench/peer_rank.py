@@ -3,7 +3,7 @@
 """One rank of `sherd bench`'s contenders `fsdp2` and `ddp`: PyTorch's own
 fully_shard and DistributedDataParallel over Gloo, on the model, data and
 optimizer of the others. Started by `sherd run`, driven through rank 0's stdin
-by the lines that tools/bench/contender_protocol.h describes.
+by the lines that bench/contender_protocol.h describes.
 
 The model is sherd::models::Gpt operator by operator (src/models/gpt.cpp), its
 initial values too; `sherd bench` compares the losses.
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 VOCABULARY = 256
-LEARNING_RATE = 3e-4  # kLearningRate of tools/bench/workload.h.
+LEARNING_RATE = 3e-4  # kLearningRate of bench/workload.h.
 BATCHES = 64
 MASK = 2**64 - 1
 

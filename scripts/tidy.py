@@ -98,11 +98,16 @@ PARTS = {
 }
 # Every part may throw sherd::Error.
 EVERYBODY_MAY_INCLUDE = ("sherd/base/error.h",)
-# Programs on top of the library: public headers and their own.
-PROGRAM_FOLDERS = ("tools", "examples", "c10d_shm/python")
+# Programs on top of the library: public headers, their own, and these parts.
+PROGRAM_FOLDERS = {
+    "tools": (),
+    "examples": (),
+    "c10d_shm/python": (),
+    "bench": ("base", "launch", "tools"),
+}
 # A library of its own; others spell its headers "c10d_shm/...".
 LIBRARY_FOLDERS = ("src/", "c10d_shm/")
-TEST_FOLDERS = ("tests", "bench", "fuzz")
+TEST_FOLDERS = ("tests", "fuzz")
 TEST_SUFFIXES = ("_test.cpp", "_bench.cpp", "_fuzz.cpp",
                  "testing.h", "testing.cpp")
 TORCH_INCLUDE = re.compile(r"(ATen|c10|torch|caffe2|gloo)/")
@@ -130,8 +135,9 @@ class Ban(NamedTuple):
 
 BANS = (
     Ban("getenv", r"\b(secure_)?getenv\s*\(",
-        lambda p: not p.startswith(("tools/", "src/base/rank_environment")),
-        "take the value as an argument; tools/ and "
+        lambda p: not p.startswith(
+            ("tools/", "bench/", "src/base/rank_environment")),
+        "take the value as an argument; tools/, bench/ and "
         "src/base/rank_environment.cpp read the environment"),
     Ban("sleep", r"\b(sleep_for|sleep_until|usleep|nanosleep|sleep)\s*\(",
         lambda p: is_test(p),
@@ -296,12 +302,10 @@ def why_not(tree, path, area, part, bracket, name):
         return why_not_part(part, part_of(name[len("sherd/"):]), name)
     beside = posixpath.normpath(
         posixpath.join(posixpath.dirname(path), name))
-    # tools/bench is no bench/, though its files say "bench/..." to each other.
-    own = f"{area}/{name}" if area in PROGRAM_FOLDERS else name
-    if is_test(own if own in tree else name):
+    if is_test(name):
         return f'found "{name}", but nothing may depend on tests, move it'
     if area in PROGRAM_FOLDERS:
-        if beside in tree or f"{area}/{name}" in tree:
+        if is_of_program(tree, area, name) or beside in tree:
             return None
         return f'found private "{name}", include a public header instead'
     if area == "include":
@@ -314,6 +318,15 @@ def why_not(tree, path, area, part, bracket, name):
         return (f'found "{name}", which is in no part, spell it from src/ '
                 "(or <...> for other libraries)")
     return why_not_part(part, target, name)
+
+
+def is_of_program(tree, area, name):
+    """Whether a program may include "name": its own, or of a part listed."""
+    parts = PROGRAM_FOLDERS[area]
+    own = f"{area}/{name}" in tree or (
+        name.startswith(f"{area}/") and name in tree)
+    return own or part_of(name) in parts or (
+        "tools" in parts and f"tools/{name}" in tree)
 
 
 def why_not_torch(path, area, part, name):
@@ -500,9 +513,16 @@ def name_of(head):
     return match.group(1).replace(" ", "") if match else "?"
 
 
-def functions_of(text):
-    """Functions at namespace or class scope, by matching braces. Lambdas and
-    initialisers inside count with the function around them."""
+class Scope(NamedTuple):
+    kind: str
+    head: str
+    begin: int  # Line of the brace.
+    end: int
+    around: tuple[str, ...]  # Heads of the scopes outside, the nearest last.
+
+
+def scopes_of(text):
+    """What braces enclose, by matching them, innermost first."""
     code = code_of(text)
     result = []
     scopes = []  # (kind, head, offset of the brace)
@@ -516,12 +536,18 @@ def functions_of(text):
             scopes.append((kind_of_scope(head, outer), head, offset))
         elif match.group(0) == "}" and scopes:
             kind, head, start = scopes.pop()
-            if kind == "function":
-                first = line_of(code, start)
-                result.append(Function(
-                    name_of(head), first, line_of(code, offset) - first + 1))
+            result.append(Scope(
+                kind, head, line_of(code, start), line_of(code, offset),
+                tuple(outer for _, outer, _ in scopes)))
         head_start = offset + 1
     return result
+
+
+def functions_of(text):
+    """Functions at namespace or class scope. Lambdas and initialisers inside
+    count with the function around them."""
+    return [Function(name_of(s.head), s.begin, s.end - s.begin + 1)
+            for s in scopes_of(text) if s.kind == "function"]
 
 
 def read_allowed(text):

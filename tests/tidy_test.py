@@ -55,9 +55,17 @@ class Includes(unittest.TestCase):
         self.fires("src/data/a.cpp", "<sherd/world/world.h>")
         self.fires("include/sherd/data/a.h", "<sherd/world/world.h>")
 
-    def test_a_programs_own_folder_may_be_named_as_a_folder_of_tests(self):
-        self.silent("tools/bench.cpp", '"bench/a.h"', others=["tools/bench/a.h"])
-        self.fires("tools/bench.cpp", '"bench/a.h"', others=["bench/a.h"])
+    def test_the_benchmarks_use_base_launch_and_tools_too(self):
+        self.silent("bench/a.cpp", '"bench/b.h"', '"base/process.h"',
+                    '"launch/signal_fd.h"', '"train/config.h"',
+                    "<sherd/base/error.h>",
+                    others=["bench/b.h", "tools/train/config.h"])
+        self.fires("bench/a.cpp", '"exchange/exchange.h"')
+        self.fires("bench/a.cpp", '"support/ranks.h"')
+
+    def test_nothing_depends_on_the_benchmarks(self):
+        self.fires("tools/main.cpp", '"bench/b.h"', others=["bench/b.h"])
+        self.fires("src/plan/a.cpp", '"bench/b.h"', others=["bench/b.h"])
 
     def test_public_headers_keep_private_ones_out(self):
         self.fires("include/sherd/world/world.h", '"base/status.h"')
@@ -234,6 +242,7 @@ class Calls(unittest.TestCase):
         self.assertEqual(self.rules("src/world/a.cpp", line), ["getenv"])
         self.assertEqual(self.rules("tests/a.cpp", line), ["getenv"])
         self.assertEqual(self.rules("tools/a.cpp", line), [])
+        self.assertEqual(self.rules("bench/a.cpp", line), [])
         self.assertEqual(self.rules("src/base/rank_environment.cpp", line), [])
 
     def test_sleep_in_tests(self):

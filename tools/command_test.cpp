@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The built `sherd` command, as a user calls it.
+#include <filesystem>
 #include <string>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include "support/scratch_folder.h"
 #include "support/shell_command.h"
 
 namespace sherd {
@@ -143,20 +145,17 @@ TEST(Command, ReplicasRunWithACoordinatorElsewhere) {
   EXPECT_THAT(nobody.shown, HasSubstr("no launcher"));
 }
 
-TEST(Command, WrongUsageOfBenchExitsWithTwoAndSaysWhy) {
-  const auto refused = [](const std::string& arguments) {
-    const Outcome outcome = sherd(arguments);
-    EXPECT_EQ(outcome.exit_status, 2) << arguments << "\n" << outcome.shown;
-    return outcome.shown;
-  };
-  EXPECT_THAT(refused("bench"), HasSubstr("subcommand"));
-  EXPECT_THAT(refused("bench step --typo"), HasSubstr("--typo"));
-  EXPECT_THAT(refused("bench step --ranks two"), HasSubstr("two"));
-  EXPECT_THAT(refused("bench step --dtype fp16"), HasSubstr("fp16"));
-  EXPECT_THAT(refused("bench step --work huge"), HasSubstr("found huge"));
+TEST(Command, BenchmarksThatAreNotBuiltAreNamedWithARemedy) {
+  const testing::ScratchFolder folder;
+  const std::string copy = folder.path() + "/sherd";
+  std::filesystem::copy_file(SHERD_COMMAND, copy);
+  const Outcome outcome = test::run_in_shell("'" + copy + "' bench step");
+  EXPECT_EQ(outcome.exit_status, 1);
   EXPECT_THAT(
-      sherd("bench step --help").shown,
-      AllOf(HasSubstr("--interval-width"), HasSubstr("sherd_ratio")));
+      outcome.shown,
+      AllOf(HasSubstr(copy + "-bench"), HasSubstr("'make build'")));
+  EXPECT_THAT(
+      test::run_in_shell("'" + copy + "' --help").shown, HasSubstr("bench"));
 }
 
 TEST(Command, ExitStatusIsThatOfTheRanks) {

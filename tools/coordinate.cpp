@@ -13,7 +13,7 @@ namespace {
 
 using ft::CoordinateOptions;
 
-constexpr const char* kExamples =
+constexpr const char* kCoordinateExamples =
     "Example, three replicas on this host:\n"
     "  sherd coordinate --bind 127.0.0.1:4300 --log run/coordinator.db \\\n"
     "    --replicas-start 3 --samples-per-replica 12 --status 127.0.0.1:8080\n"
@@ -126,7 +126,7 @@ Subcommand add_coordinate(CLI::App& app) {
   auto arguments = std::make_shared<CoordinateArguments>();
   CLI::App* coordinate = app.add_subcommand(
       "coordinate", "Decide for the replicas of a fault-tolerant run");
-  coordinate->footer(kExamples);
+  coordinate->footer(kCoordinateExamples);
   add_addresses(coordinate, arguments->options);
   add_rules(coordinate, *arguments);
   return {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The `sherd` command. A subcommand that does not need LibTorch is a line in
-// add_subcommands(); one that does is a program of its own, sherd-NAME beside
-// this one, and a line in kPrograms: loading LibTorch takes 0.2 s and more,
-// which the launcher of a job should not pay before its ranks pay it again.
+// The `sherd` command. A subcommand that starts or coordinates ranks is a line in
+// add_subcommands(). Every other one is a program of its own, sherd-NAME beside this one, and a
+// line in kPrograms: those that need LibTorch, because loading it takes 0.2 s and more, which the
+// launcher of a job should not pay before its ranks pay it again; and the benchmarks, because
+// most builds do without them.
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
@@ -23,23 +24,26 @@ namespace {
 
 constexpr int kUsageError = 2;
 
-std::vector<Subcommand> add_subcommands(CLI::App& app) {
-  return {
-      add_run(app),
-      add_coordinate(app),
-      add_replica(app),
-      add_bench(app),
-  };
-}
-
 struct ExternalCommand {
   const char* name;
   const char* description;
+  const char* remedy;  // Where there is no such program.
 };
 constexpr ExternalCommand kPrograms[] = {
-    {"train", "Train a model (one rank; `sherd run` starts several)"},
-    {"checkpoint", "Inspect, verify and merge checkpoints"},
+    {"train", "Train a model (one rank; `sherd run` starts several)",
+     "'sherd train' needs a build with LibTorch"},
+    {"checkpoint", "Inspect, verify and merge checkpoints",
+     "'sherd checkpoint' needs a build with LibTorch"},
 };
+constexpr ExternalCommand kBench = {
+    "bench", "Compare speed and memory with others", "'make build' builds it"};
+
+std::vector<Subcommand> add_subcommands(CLI::App& app) {
+  std::vector<Subcommand> added = {
+      add_run(app), add_coordinate(app), add_replica(app)};
+  app.add_subcommand(kBench.name, kBench.description);  // For the help.
+  return added;
+}
 
 // Where sherd-NAME would be.
 std::string path_of(const ExternalCommand& program) {
@@ -53,10 +57,8 @@ int exec_program(const ExternalCommand& program, char** argv) {
   const std::string path = path_of(program);
   ::execv(path.c_str(), argv + 1);
   std::fprintf(
-      stderr,
-      "sherd: error: cannot run '%s': %s; 'sherd %s' needs a build with "
-      "LibTorch\n",
-      path.c_str(), std::strerror(errno), program.name);
+      stderr, "sherd: error: cannot run '%s': %s; %s\n", path.c_str(),
+      std::strerror(errno), program.remedy);
   return 1;
 }
 
@@ -116,6 +118,9 @@ int run_command(int argc, char** argv) {
   CLI::App app("sherd: sharded, fault-tolerant training on LibTorch", "sherd");
   app.set_version_flag("--version", "sherd " SHERD_VERSION);
   app.require_subcommand(1);
+  if (argc > 1 && std::strcmp(argv[1], kBench.name) == 0) {
+    return exec_program(kBench, argv);
+  }
   std::string more;
   for (const ExternalCommand& program : kPrograms) {
     if (argc > 1 && std::strcmp(argv[1], program.name) == 0) {

@@ -17,13 +17,13 @@ namespace {
 using launch::LaunchOptions;
 using launch::RankOutput;
 
-constexpr const char* kExplanation =
+constexpr const char* kRunExplanation =
     "Every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,\n"
     "MASTER_ADDR and MASTER_PORT, as from torchrun. When one rank fails, the\n"
     "others are ended and the report names the one that failed first. Ctrl-C\n"
     "is passed on to the ranks; a second one kills them.\n";
 
-constexpr const char* kExamples =
+constexpr const char* kRunExamples =
     "Examples:\n"
     "  sherd run -n 4 ./train --steps 100\n"
     "  sherd run -n 2 --log-dir logs -- python3 train.py --verbose\n"
@@ -72,7 +72,7 @@ class RunFormatter : public CLI::Formatter {
         name +
         " --fault-tolerant --replicas R [OPTIONS] [--] PROGRAM "
         "[ARGUMENTS...]\n\n" +
-        kExplanation;
+        kRunExplanation;
   }
 };
 
@@ -196,7 +196,7 @@ Subcommand add_run(CLI::App& app) {
   CLI::App* run_app = app.add_subcommand(
       "run", "Start ranks of a program on this host and watch them");
   run_app->formatter(std::make_shared<RunFormatter>());
-  run_app->footer(kExamples);
+  run_app->footer(kRunExamples);
   arguments->ranks_given =
       run_app->add_option("-n,--ranks", arguments->ranks, "Number of ranks")
           ->type_name("N");

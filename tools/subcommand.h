@@ -30,7 +30,5 @@ Subcommand add_run(CLI::App& app);
 Subcommand add_replica(CLI::App& app);
 // sherd coordinate: decide for the replicas of a fault-tolerant run.
 Subcommand add_coordinate(CLI::App& app);
-// sherd bench: times beside others.
-Subcommand add_bench(CLI::App& app);
 
 }  // namespace sherd::tools

@@ -21,24 +21,24 @@
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
-#include <sherd/world/world.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/ft/replica_session.h>
 #include <sherd/models/language_model.h>
 #include <sherd/optim/schedule.h>
+#include <sherd/world/world.h>
 #include <torch/utils.h>
 #include "text_file.h"
 #include "train/command_line.h"
 #include "train/config.h"
 #include "train/curve.h"
-#include "train/training_engine.h"
 #include "train/leave_signal_watcher.h"
 #include "train/model.h"
 #include "train/progress_display.h"
 #include "train/run_checkpoints.h"
 #include "train/run_folder.h"
+#include "train/training_engine.h"
 
 namespace sherd::tools {
 namespace {

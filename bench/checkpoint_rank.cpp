@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// sherd-bench-checkpoint: how fast ranks save and load together, beside plain
+// writes with fsync and plain reads of as many bytes on the same disk, in turn.
+//
+//   sherd run -n 2 --no-prefix -- sherd-bench-checkpoint --folder /var/tmp/x
+#include <fcntl.h>
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <sherd/base/error.h>
+#include <sherd/ckpt/checkpoint.h>
+#include <sherd/world/world.h>
+#include <torch/torch.h>
+#include "bench/rank_main.h"
+#include "bench/statistics.h"
+
+namespace sherd::bench {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+struct RankFlags {
+  std::string folder = "bench-checkpoint";
+  double gigabytes = 1.0;  // Of all ranks.
+  int rounds = 7;
+};
+
+void check(bool fine, const std::string& action) {
+  if (!fine) {
+    throw Error("[bench] " + action + " failed", ErrorCode::kUnavailable);
+  }
+}
+
+// What the page cache has of the files is dropped, so that reads come from the
+// disk. Only clean pages go, hence after fsync.
+void forget(const std::string& path) {
+  for (const auto& entry : fs::recursive_directory_iterator(path)) {
+    const int fd = ::open(entry.path().c_str(), O_RDONLY);
+    if (fd >= 0) {
+      ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+      ::close(fd);
+    }
+  }
+}
+
+class InterleavedRun {
+ public:
+  InterleavedRun(const World& world, const RankFlags& flags)
+      : world_(world),
+        flags_(flags),
+        saver_(world, flags.folder, {.keep_last = 1}) {
+    // Shards of real models are multiples, too.
+    const auto elements =
+        static_cast<std::int64_t>(
+            flags.gigabytes * 1e9 / 4 / world.size() / kTensors) /
+        1024 * 1024;
+    for (int i = 0; i < kTensors; ++i) {
+      tensors_.push_back(torch::rand({elements}));
+      state_.add(
+          "model",
+          {.name = "tensor." + std::to_string(i),
+           .shape = {world.size(), elements},
+           .begin = world.rank() * elements,
+           .elements = tensors_.back(),
+           .ranks = world.size()});
+    }
+  }
+
+  // Seconds of the slowest rank.
+  double time(const std::function<void()>& run) {
+    world_.barrier();
+    const auto begin = Clock::now();
+    run();
+    const std::chrono::duration<double> mine = Clock::now() - begin;
+    double slowest = 0;
+    for (const auto& one : world_.all_gather({mine.count()})) {
+      slowest = std::max(slowest, one[0]);
+    }
+    return slowest;
+  }
+
+  double save() {
+    return time([&] { saver_.save(++step_, state_); });
+  }
+  // What training waits for.
+  double copy() {
+    return time([&] {
+      room_.resize(tensors_.size());
+      for (std::size_t i = 0; i < tensors_.size(); ++i) {
+        if (!room_[i].defined()) {
+          room_[i] = torch::empty_like(tensors_[i]);
+        }
+        room_[i].copy_(tensors_[i]);
+      }
+    });
+  }
+  double plain_write() {
+    const auto path = plain_path();
+    const auto seconds = time([&] {
+      const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+      check(fd >= 0, "creating " + path);
+      for (const auto& tensor : tensors_) {
+        const auto* at = static_cast<const char*>(tensor.const_data_ptr());
+        for (std::size_t done = 0; done < tensor.nbytes();) {
+          const auto wrote = ::write(
+              fd, at + done,
+              std::min<std::size_t>(tensor.nbytes() - done, 1 << 20));
+          check(wrote > 0, "writing " + path);
+          done += static_cast<std::size_t>(wrote);
+        }
+      }
+      check(::fsync(fd) == 0, "syncing " + path);
+      ::close(fd);
+    });
+    return seconds;
+  }
+  double load() {
+    const auto newest = *saver_.newest();
+    forget(newest);
+    return time([&] { load_checkpoint(world_, newest, state_); });
+  }
+  double plain_read() {
+    const auto path = plain_path();
+    forget(flags_.folder);
+    return time([&] {
+      const int fd = ::open(path.c_str(), O_RDONLY);
+      for (const auto& tensor : tensors_) {
+        auto* at = static_cast<char*>(tensor.mutable_data_ptr());
+        for (std::size_t done = 0; done < tensor.nbytes();) {
+          const auto got = ::read(
+              fd, at + done,
+              std::min<std::size_t>(tensor.nbytes() - done, 1 << 20));
+          check(got > 0, "reading " + path);
+          done += static_cast<std::size_t>(got);
+        }
+      }
+      ::close(fd);
+    });
+  }
+
+ private:
+  static constexpr int kTensors = 48;
+
+  std::string plain_path() const {
+    return flags_.folder + "/plain-" + std::to_string(world_.rank());
+  }
+
+  const World& world_;
+  const RankFlags flags_;
+  CheckpointSaver saver_;
+  std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> room_;
+  CheckpointState state_;
+  std::int64_t step_ = 0;
+};
+
+void print(
+    const char* what,
+    const std::vector<double>& ours,
+    const std::vector<double>& plain,
+    double gigabytes) {
+  const auto speed = estimate_median(ratios(plain, ours));
+  std::printf(
+      "%s: %.2f s, %.2f GB/s; plain %.2f s; speed / plain %.3f "
+      "(%.3f-%.3f)\n",
+      what, median(ours), gigabytes / median(ours), median(plain), speed.median,
+      speed.low, speed.high);
+}
+
+int checkpoint_command(int argc, char** argv) {
+  CLI::App app("Speed of saving and loading", "sherd-bench-checkpoint");
+  RankFlags flags;
+  app.add_option("--folder", flags.folder, "On the disk in question");
+  app.add_option("--gigabytes", flags.gigabytes)->check(CLI::PositiveNumber);
+  app.add_option("--rounds", flags.rounds)->check(CLI::PositiveNumber);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  }
+  torch::set_num_threads(1);
+  auto world = World::from_environment();
+  {
+    InterleavedRun measurement(world, flags);
+    std::vector<double> save, write, load, read, copy;
+    measurement.save();
+    measurement.copy();
+    for (int round = 0; round < flags.rounds; ++round) {
+      for (const auto i :
+           order_of_round(2, static_cast<std::uint64_t>(round))) {
+        i == 0 ? save.push_back(measurement.save())
+               : write.push_back(measurement.plain_write());
+      }
+      for (const auto i :
+           order_of_round(2, static_cast<std::uint64_t>(round))) {
+        i == 0 ? load.push_back(measurement.load())
+               : read.push_back(measurement.plain_read());
+      }
+      copy.push_back(measurement.copy());
+    }
+    if (world.rank() == 0) {
+      print("save", save, write, flags.gigabytes);
+      print("load", load, read, flags.gigabytes);
+      std::printf("one copy of a rank's tensors: %.3f s\n", median(copy));
+    }
+  }
+  world.barrier();
+  if (world.rank() == 0) {
+    fs::remove_all(flags.folder);
+  }
+  world.close();
+  return 0;
+}
+
+}  // namespace
+}  // namespace sherd::bench
+
+int main(int argc, char** argv) {
+  using namespace sherd::bench;
+  return rank_main("sherd-bench-checkpoint", checkpoint_command, argc, argv);
+}

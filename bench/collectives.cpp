@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/collectives.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <sstream>
+#include <nlohmann/json.hpp>
+#include "bench/statistics.h"
+
+namespace sherd::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kMark = "bench: case ";
+
+template <typename... Numbers>
+std::string format(const char* pattern, Numbers... numbers) {
+  char text[200];
+  // NOLINTNEXTLINE(bugprone-*): every pattern is a literal of this file.
+  std::snprintf(text, sizeof text, pattern, numbers...);
+  return text;
+}
+
+bool same_case(const CollectiveTimes& a, const CollectiveTimes& b) {
+  return a.operation == b.operation && a.dtype == b.dtype && a.bytes == b.bytes;
+}
+
+// The first of each case.
+std::vector<CollectiveTimes> cases_of(const std::vector<CollectiveTimes>& all) {
+  std::vector<CollectiveTimes> cases;
+  for (const auto& each : all) {
+    if (std::none_of(cases.begin(), cases.end(), [&](const auto& known) {
+          return same_case(known, each);
+        })) {
+      cases.push_back(each);
+    }
+  }
+  return cases;
+}
+
+const CollectiveTimes* find(
+    const std::vector<CollectiveTimes>& all,
+    const CollectiveTimes& of_case,
+    const std::string& contender) {
+  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& t) {
+    return same_case(t, of_case) && t.contender == contender;
+  });
+  return found == all.end() ? nullptr : &*found;
+}
+
+std::string size_text(std::int64_t bytes) {
+  constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+  return bytes >= kMiB ? format("%ld MiB", static_cast<long>(bytes / kMiB))
+                       : format("%ld KiB", static_cast<long>(bytes / 1024));
+}
+
+std::string cell(const CollectiveTimes* times) {
+  return times == nullptr ? format("%10s", "-")
+                          : format("%10.3f", median(times->round_ms));
+}
+
+Json number(double value) {
+  return std::isfinite(value) ? Json(value) : Json(nullptr);
+}
+
+}  // namespace
+
+std::string line_of(const CollectiveTimes& times) {
+  std::string line = kMark + times.operation + " " + times.dtype + " " +
+      std::to_string(times.bytes) + " " + times.contender;
+  for (const double ms : times.round_ms) {
+    line += format(" %.6f", ms);
+  }
+  return line;
+}
+
+std::optional<CollectiveTimes> parse_times(const std::string& line) {
+  if (!line.starts_with(kMark)) {
+    return std::nullopt;
+  }
+  std::istringstream words(line.substr(std::string(kMark).size()));
+  CollectiveTimes times;
+  words >> times.operation >> times.dtype >> times.bytes >> times.contender;
+  if (!words || times.bytes <= 0) {
+    return std::nullopt;
+  }
+  double ms = 0.0;
+  while (words >> ms) {
+    if (!std::isfinite(ms) || ms <= 0.0) {
+      return std::nullopt;
+    }
+    times.round_ms.push_back(ms);
+  }
+  return words.eof() && !times.round_ms.empty() ? std::optional(times)
+                                                : std::nullopt;
+}
+
+std::string table_of(
+    int ranks,
+    const std::vector<CollectiveTimes>& all,
+    const BenchmarkContext& context) {
+  std::string table = "sherd " + context.sherd_version + " (" + context.commit +
+      "), " + context.build + ", " + context.machine + "\n" +
+      std::to_string(ranks) +
+      " ranks; medians in ms; how many times as fast as others shm is, with "
+      "95 % intervals\n\n" +
+      format("%-14s %-5s %8s %10s %10s %10s %10s  %-21s %s\n", "operation",
+             "dtype", "bytes", "shm", "gloo", "deepspeed", "memcpy", "gloo/shm",
+             "deepspeed/shm");
+  for (const auto& each : cases_of(all)) {
+    const auto* shm = find(all, each, "shm");
+    const auto* gloo = find(all, each, "gloo");
+    table += format(
+                 "%-14s %-5s %8s ", each.operation.c_str(), each.dtype.c_str(),
+                 size_text(each.bytes).c_str()) +
+        cell(shm) + " " + cell(gloo) + " " +
+        cell(find(all, each, "deepspeed")) + " " +
+        cell(find(all, each, "memcpy"));
+    for (const auto* other : {gloo, find(all, each, "deepspeed")}) {
+      if (shm != nullptr && other != nullptr) {
+        const auto ratio =
+            estimate_median(ratios(other->round_ms, shm->round_ms));
+        table += format(
+            "  %-20s",
+            format("%.2f (%.2f-%.2f)", ratio.median, ratio.low, ratio.high)
+                .c_str());
+      }
+    }
+    table += "\n";
+  }
+  return table;
+}
+
+std::string json_of(
+    int ranks,
+    const std::vector<CollectiveTimes>& all,
+    const BenchmarkContext& context) {
+  Json result;
+  result["bench"] = "collectives";
+  result["ranks"] = ranks;
+  result["commit"] = context.commit;
+  result["build"] = context.build;
+  result["machine"] = context.machine;
+  result["cases"] = Json::array();
+  for (const auto& each : cases_of(all)) {
+    Json entry;
+    entry["operation"] = each.operation;
+    entry["dtype"] = each.dtype;
+    entry["bytes"] = each.bytes;
+    const auto* shm = find(all, each, "shm");
+    for (const auto& times : all) {
+      if (!same_case(times, each)) {
+        continue;
+      }
+      entry[times.contender + "_ms"] = median(times.round_ms);
+      if (shm != nullptr && times.contender != "shm" &&
+          times.round_ms.size() == shm->round_ms.size()) {
+        // As in the bars: a part of the other's time.
+        const auto part =
+            estimate_median(ratios(shm->round_ms, times.round_ms));
+        const std::string name = "of_" + times.contender;
+        entry[name] = number(part.median);
+        entry[name + "_low"] = number(part.low);
+        entry[name + "_high"] = number(part.high);
+      }
+    }
+    result["cases"].push_back(std::move(entry));
+  }
+  return result.dump();
+}
+
+}  // namespace sherd::bench

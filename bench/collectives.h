@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `sherd bench collectives`: what its ranks measured, and how it is shown. The
+// ranks run all contenders in one process each, in turn; rank 0 writes a line
+// for each case and contender:
+//
+//   bench: case all_reduce fp32 65536 shm 0.031 0.030 ...
+//
+// with a time in ms for each round. Thread rule: pure functions, any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+#include "bench/report.h"
+
+namespace sherd::bench {
+
+struct CollectiveTimes {
+  std::string operation;
+  std::string dtype;
+  std::int64_t bytes = 0;  // Of the whole: what all ranks have afterwards, or
+                           // each brings to a reduction.
+  std::string contender;
+  std::vector<double> round_ms{};
+};
+
+std::string line_of(const CollectiveTimes& times);
+// Nothing when the line is not exactly that.
+std::optional<CollectiveTimes> parse_times(const std::string& line);
+
+// For each case the times of each contender and Gloo's time divided by shm's,
+// which is how many times shm has Gloo's bandwidth; several lines.
+std::string table_of(
+    int ranks,
+    const std::vector<CollectiveTimes>& all,
+    const BenchmarkContext& context);
+
+// One line without its end.
+std::string json_of(
+    int ranks,
+    const std::vector<CollectiveTimes>& all,
+    const BenchmarkContext& context);
+
+}  // namespace sherd::bench

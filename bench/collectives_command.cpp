@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <sherd/base/error.h>
+#include "bench/collectives.h"
+#include "bench/command.h"
+
+namespace sherd::bench {
+namespace {
+
+constexpr const char* kCollectivesExplanation =
+    "Times all-reduce, all-gather and reduce-scatter of CPU tensors among "
+    "ranks of\n"
+    "this host, fp32 and bf16, 64 KiB to 64 MiB, in one run and in turn:\n"
+    "\n"
+    "  shm     sherd's shared-memory backend\n"
+    "  gloo    PyTorch's Gloo\n"
+    "  memcpy  a copy of as many bytes on every rank at once\n";
+
+constexpr const char* kCollectivesExamples =
+    "Sizes are those of the whole: what every rank has after an all-gather, "
+    "and\n"
+    "brings to a reduction.\n"
+    "\n"
+    "Examples:\n"
+    "  sherd bench collectives --ranks 4\n"
+    "  sherd bench collectives --rounds 31 --bytes-min 67108864\n"
+    "\n"
+    "The last line is one JSON object; of_gloo is shm's time as a part of "
+    "Gloo's.";
+
+struct CollectivesArguments {
+  int ranks = 2;
+  int rounds = 15;
+  double block_ms = 30;
+  std::int64_t bytes_min = std::int64_t{64} << 10;
+  std::int64_t bytes_max = std::int64_t{64} << 20;
+  std::string deepspeed;
+  bool json_only = false;
+};
+
+std::string quoted(const std::string& word) { return "'" + word + "'"; }
+
+// Every core for every rank: Gloo has threads of its own.
+std::string command_of(const CollectivesArguments& arguments) {
+  return quoted(path_of_program("sherd")) + " run --no-bind --no-prefix -n " +
+      std::to_string(arguments.ranks) + " -- " +
+      quoted(path_of_program("sherd-bench-collectives")) + " --rounds " +
+      std::to_string(arguments.rounds) + " --block-ms " +
+      std::to_string(arguments.block_ms) + " --bytes-min " +
+      std::to_string(arguments.bytes_min) + " --bytes-max " +
+      std::to_string(arguments.bytes_max) +
+      (arguments.deepspeed.empty()
+           ? ""
+           : " --deepspeed " + quoted(arguments.deepspeed)) +
+      " </dev/null";
+}
+
+std::vector<CollectiveTimes> times_of(const CollectivesArguments& arguments) {
+  FILE* pipe = ::popen(command_of(arguments).c_str(), "r");
+  if (pipe == nullptr) {
+    throw Error("[bench] cannot start the ranks", ErrorCode::kUnavailable);
+  }
+  std::vector<CollectiveTimes> all;
+  std::string line;
+  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {
+    if (c != '\n') {
+      line += static_cast<char>(c);
+      continue;
+    }
+    if (auto times = parse_times(line)) {
+      all.push_back(std::move(*times));
+    } else {
+      std::fprintf(stderr, "%s\n", line.c_str());
+    }
+    line.clear();
+  }
+  if (::pclose(pipe) != 0 || all.empty()) {
+    throw Error(
+        "[bench] expected times of all ranks, but a rank failed",
+        ErrorCode::kUnavailable);
+  }
+  return all;
+}
+
+int run(const CollectivesArguments& arguments) {
+  expect_release_build();
+  expect_program("sherd-bench-collectives");
+  const BenchmarkContext found = benchmark_context();
+  warn_when_busy();
+  const auto all = times_of(arguments);
+  if (!arguments.json_only) {
+    std::fputs(table_of(arguments.ranks, all, found).c_str(), stdout);
+  }
+  std::puts(json_of(arguments.ranks, all, found).c_str());
+  return 0;
+}
+
+}  // namespace
+
+BenchCommand add_collectives(CLI::App& bench_app) {
+  auto arguments = std::make_shared<CollectivesArguments>();
+  CLI::App* app =
+      bench_app.add_subcommand("collectives", kCollectivesExplanation);
+  app->footer(kCollectivesExamples);
+  app->add_option("-n,--ranks", arguments->ranks, "Number of ranks")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app->add_option("--rounds", arguments->rounds, "How often each has its turn")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app->add_option(
+         "--block-ms", arguments->block_ms, "How long a turn is, about")
+      ->capture_default_str();
+  app->add_option("--bytes-min", arguments->bytes_min, "Smaller ones left out")
+      ->capture_default_str();
+  app->add_option("--bytes-max", arguments->bytes_max, "Larger ones left out")
+      ->capture_default_str();
+  app->add_option(
+      "--deepspeed", arguments->deepspeed,
+      "DeepSpeed's shared-memory all-reduce too: the library\n"
+      "that bench/build_deepspeed.py makes");
+  app->add_flag("--json-only", arguments->json_only, "Without the table");
+  return {.app = app, .run = [arguments] { return run(*arguments); }};
+}
+
+}  // namespace sherd::bench

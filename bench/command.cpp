@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/command.h"
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <sherd/base/error.h>
+
+namespace sherd::bench {
+namespace {
+
+// The text of a file of /proc, or nothing.
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The load average of the last minute, as the kernel writes it.
+std::string load() {
+  const std::string text = text_of("/proc/loadavg");
+  return text.substr(0, text.find(' '));
+}
+
+std::string machine() {
+  std::string model = "unknown processor";
+  const std::string text = text_of("/proc/cpuinfo");
+  if (const auto at = text.find("model name"); at != std::string::npos) {
+    const auto begin = text.find(": ", at) + 2;
+    model = text.substr(begin, text.find('\n', begin) - begin);
+  }
+  return model + ", " + std::to_string(std::thread::hardware_concurrency()) +
+      " cores, load " + load() + " before";
+}
+
+std::string commit() {
+  const char* line = "git -C '" SHERD_BENCH_SOURCE
+                     "' describe --always --dirty --exclude '*' 2>/dev/null";
+  std::array<char, 80> buffer = {};
+  FILE* pipe = ::popen(line, "r");
+  if (pipe == nullptr) {
+    return "unknown";
+  }
+  const bool found = std::fgets(buffer.data(), buffer.size(), pipe) != nullptr;
+  ::pclose(pipe);
+  std::string text = buffer.data();
+  text.erase(std::min(text.find('\n'), text.size()));
+  return found ? text : "unknown";
+}
+
+}  // namespace
+
+void expect_file(const std::string& path, int access, const char* remedy) {
+  if (::access(path.c_str(), access) != 0) {
+    throw Error(
+        "[bench] expected " + path + ", found none; " + remedy,
+        ErrorCode::kUnavailable);
+  }
+}
+
+void expect_release_build() {
+#ifndef NDEBUG
+  throw Error(
+      "[bench] expected a Release build, found " SHERD_BENCH_BUILD
+      ", whose times mean nothing",
+      ErrorCode::kFailedPrecondition);
+#endif
+}
+
+std::string path_of_program(const char* name) {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return (self.parent_path() / name).string();
+}
+
+void expect_program(const char* name) {
+  expect_file(path_of_program(name), X_OK, "it needs a build with LibTorch");
+}
+
+StepPrograms programs_of_ranks() {
+  expect_program("sherd-bench-rank");
+  StepPrograms found;
+  found.sherd = path_of_program("sherd");
+  found.rank = path_of_program("sherd-bench-rank");
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    found.environment.emplace_back(*variable);
+  }
+  return found;
+}
+
+BenchmarkContext benchmark_context() {
+  return {
+      .sherd_version = SHERD_VERSION,
+      .commit = commit(),
+      .build = SHERD_BENCH_BUILD,
+      .machine = machine()};
+}
+
+void warn_when_busy() {
+  constexpr double kBusy = 0.5;
+  const std::string found = load();
+  if (std::strtod(found.c_str(), nullptr) > kBusy) {
+    std::fprintf(
+        stderr,
+        "sherd: warning: this machine is busy (load %s); times of ranks that "
+        "wait for each other say little then\n",
+        found.c_str());
+  }
+}
+
+ProgressCallback progress_line() {
+  if (::isatty(STDERR_FILENO) != 1) {
+    return [](const std::string& /*what*/) {};
+  }
+  return [](const std::string& what) {
+    std::fprintf(stderr, "\r\033[K%s", what.c_str());
+  };
+}
+
+}  // namespace sherd::bench

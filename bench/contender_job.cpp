@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/contender_job.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <sherd/base/error.h>
+#include "bench/child_process.h"
+
+namespace sherd::bench {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kTick(5);
+constexpr std::size_t kShownBytesMax = 4000;
+// How long `sherd run` gives its ranks after SIGTERM.
+constexpr const char* kGraceSeconds = "5";
+
+[[noreturn]] void fail_as_system(const std::string& what) {
+  throw Error(
+      "[bench] cannot " + what + ": " + std::strerror(errno),
+      ErrorCode::kUnavailable);
+}
+
+void close_fd(int& fd) {
+  if (fd >= 0) {
+    ::close(std::exchange(fd, -1));
+  }
+}
+
+std::vector<std::string> launch_command(const ContenderJobSpec& setup) {
+  std::vector<std::string> command = {
+      setup.sherd,   "run",     "-n",          std::to_string(setup.ranks),
+      "--no-prefix", "--grace", kGraceSeconds, "--"};
+  command.insert(command.end(), setup.command.begin(), setup.command.end());
+  return command;
+}
+
+}  // namespace
+
+StopSignalFd::StopSignalFd() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    ::sigaddset(&set, signal);
+  }
+  fd_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (fd_ < 0) {
+    fail_as_system("wait for signals");
+  }
+  ::sigprocmask(SIG_BLOCK, &set, &mask_before_);
+  // A handler, because an ignored signal would stay ignored in the ranks.
+  struct sigaction nothing = {};
+  nothing.sa_handler = [](int) {};
+  ::sigaction(SIGPIPE, &nothing, &pipe_before_);
+}
+
+StopSignalFd::~StopSignalFd() {
+  // One more of those that were taken for an interrupt, as timeout(1) sends, does
+  // not kill on the way out.
+  while (take() != 0) {
+  }
+  ::sigaction(SIGPIPE, &pipe_before_, nullptr);
+  ::sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
+  close_fd(fd_);
+}
+
+int StopSignalFd::take() const {
+  signalfd_siginfo info = {};
+  return ::read(fd_, &info, sizeof info) == sizeof info
+      ? static_cast<int>(info.ssi_signo)
+      : 0;
+}
+
+ContenderJob::ContenderJob(std::string name, const StopSignalFd& signals)
+    : name_(std::move(name)), signals_(signals) {}
+
+// Delegates, so that the destructor runs when start() throws.
+ContenderJob::ContenderJob(
+    const ContenderJobSpec& setup, const StopSignalFd& signals)
+    : ContenderJob(setup.name, signals) {
+  start(setup);
+}
+
+void ContenderJob::start(const ContenderJobSpec& setup) {
+  int in[2] = {-1, -1};
+  int out[2] = {-1, -1};
+  errors_ = ::memfd_create("bench-errors", MFD_CLOEXEC);
+  if (errors_ < 0 || ::pipe2(in, O_CLOEXEC) != 0 ||
+      ::pipe2(out, O_CLOEXEC) != 0) {
+    fail_as_system("start contender " + name_);
+  }
+  to_ = in[1];
+  from_ = out[0];
+  process_ = start_child(
+      {.command = launch_command(setup),
+       .environment = setup.environment,
+       .standard = {in[0], out[1], errors_},
+       .mask = signals_.mask_before()});
+  ::close(in[0]);
+  ::close(out[1]);
+  if (process_ < 0) {
+    fail_as_system("start contender " + name_);
+  }
+}
+
+ContenderJob::~ContenderJob() {
+  close_fd(to_);
+  if (process_ > 0) {
+    ::kill(process_, SIGKILL);
+    reap();
+  }
+  close_fd(from_);
+  close_fd(errors_);
+}
+
+int ContenderJob::reap() { return wait_for_end(std::exchange(process_, -1)); }
+
+std::string ContenderJob::last_lines() const {
+  const auto size = ::lseek(errors_, 0, SEEK_END);
+  const auto count = std::min<off_t>(size, kShownBytesMax);
+  std::string text(static_cast<std::size_t>(std::max<off_t>(count, 0)), '\0');
+  const auto got = ::pread(errors_, text.data(), text.size(), size - count);
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  if (count < size) {
+    text.erase(0, text.find('\n') + 1);
+  }
+  while (text.ends_with('\n')) {
+    text.pop_back();
+  }
+  return text.empty() ? "it had written nothing on stderr"
+                      : "its last lines:\n" + text;
+}
+
+void ContenderJob::fail(const std::string& what) {
+  throw Error(
+      "[bench] contender " + name_ + " " + what + "; " + last_lines(),
+      ErrorCode::kUnavailable);
+}
+
+bool ContenderJob::read_more() {
+  std::array<char, 4096> buffer = {};
+  const auto count = ::read(from_, buffer.data(), buffer.size());
+  if (count > 0) {
+    unread_.append(buffer.data(), static_cast<std::size_t>(count));
+  }
+  return count != 0;
+}
+
+std::string ContenderJob::answer(
+    Deadline deadline, const std::function<void()>& while_waiting) {
+  while (true) {
+    for (auto end = unread_.find('\n'); end != std::string::npos;
+         end = unread_.find('\n')) {
+      const std::string line = unread_.substr(0, end);
+      unread_.erase(0, end + 1);
+      if (is_answer(line)) {
+        return line;
+      }
+    }
+    const auto rest = deadline - steady_clock::now();
+    if (rest <= steady_clock::duration::zero()) {
+      fail("did not answer in time");
+    }
+    const auto wait = std::chrono::ceil<milliseconds>(rest);
+    std::array<pollfd, 2> events = {
+        {{from_, POLLIN, 0}, {signals_.fd(), POLLIN, 0}}};
+    ::poll(
+        events.data(), events.size(),
+        static_cast<int>(
+            (while_waiting ? std::min(wait, kTick) : wait).count()));
+    if (const int signal = signals_.take(); signal != 0) {
+      throw Interrupted{signal};
+    }
+    if (events[0].revents != 0 && !read_more()) {
+      const int status = reap();
+      fail("ended with exit status " + std::to_string(status));
+    }
+    if (while_waiting) {
+      while_waiting();
+    }
+  }
+}
+
+ReadyReply ContenderJob::wait_until_ready(seconds deadline) {
+  const auto line = answer(steady_clock::now() + deadline, nullptr);
+  const auto ready = parse_ready_reply(line);
+  if (!ready) {
+    fail("should have said that it is ready, and said '" + line + "'");
+  }
+  return *ready;
+}
+
+void ContenderJob::send(const RunStepsCommand& command) {
+  // To a process that has ended: the answer does not come, which says so.
+  const std::string line = line_of(command) + "\n";
+  [[maybe_unused]] const auto written = ::write(to_, line.data(), line.size());
+}
+
+StepsReply ContenderJob::run(
+    int steps, seconds deadline, const std::function<void()>& while_waiting) {
+  send({.steps = steps});
+  const auto line = answer(steady_clock::now() + deadline, while_waiting);
+  auto ran = parse_steps_reply(line);
+  if (!ran || ran->step_ms.size() != static_cast<std::size_t>(steps)) {
+    fail(
+        "should have taken " + std::to_string(steps) + " steps, and said '" +
+        line + "'");
+  }
+  return std::move(*ran);
+}
+
+bool ContenderJob::wait_for_end_of_output(seconds deadline) {
+  const auto until = steady_clock::now() + deadline;
+  while (true) {
+    const auto rest =
+        std::chrono::ceil<milliseconds>(until - steady_clock::now());
+    if (rest <= milliseconds(0)) {
+      return false;
+    }
+    pollfd event = {from_, POLLIN, 0};
+    if (::poll(&event, 1, static_cast<int>(rest.count())) > 0 && !read_more()) {
+      return true;
+    }
+  }
+}
+
+void ContenderJob::end(seconds deadline) {
+  send({.steps = 0});
+  close_fd(to_);
+  if (!wait_for_end_of_output(deadline)) {
+    fail("did not end in time");
+  }
+  if (const int status = reap(); status != 0) {
+    fail("ended with exit status " + std::to_string(status));
+  }
+}
+
+void ContenderJob::tell_to_stop() const noexcept {
+  if (process_ > 0) {
+    ::kill(process_, SIGTERM);
+  }
+}
+
+void ContenderJob::stop(seconds deadline) noexcept {
+  if (process_ <= 0) {
+    return;
+  }
+  if (!wait_for_end_of_output(deadline)) {
+    ::kill(process_, SIGKILL);
+  }
+  reap();
+}
+
+}  // namespace sherd::bench

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ContenderJob is one of the programs that `sherd bench` compares: W ranks under a
+// `sherd run` of their own, driven through rank 0 by the lines of contender_protocol.h.
+// Between two calls its ranks sleep in a read or a receive. However this
+// process ends, so do they: `sherd run` dies with its parent and takes its
+// ranks along. Thread rule: one thread, the only one of the process.
+#pragma once
+
+#include <sys/types.h>
+#include <chrono>
+#include <csignal>
+#include <functional>
+#include <string>
+#include <vector>
+#include "bench/contender_protocol.h"
+
+namespace sherd::bench {
+
+// Makes SIGINT, SIGTERM and SIGHUP readable instead of deadly while it lives,
+// and SIGPIPE harmless.
+class StopSignalFd {
+ public:
+  StopSignalFd();
+  ~StopSignalFd();
+  StopSignalFd(const StopSignalFd&) = delete;
+  StopSignalFd& operator=(const StopSignalFd&) = delete;
+
+  int fd() const { return fd_; }
+  // The signal that has arrived; 0: none.
+  int take() const;
+  const sigset_t& mask_before() const { return mask_before_; }
+
+ private:
+  int fd_ = -1;
+  sigset_t mask_before_ = {};
+  struct sigaction pipe_before_ = {};
+};
+
+// A signal asked this process to end.
+struct Interrupted {
+  int signal = 0;
+};
+
+struct ContenderJobSpec {
+  std::string name;
+  std::string sherd;  // The program `sherd`.
+  int ranks = 1;
+  std::vector<std::string> command;      // Of one rank.
+  std::vector<std::string> environment;  // "NAME=value", all of it.
+};
+
+class ContenderJob {
+ public:
+  // Starts the ranks and does not wait for them. `signals` must outlive this.
+  // Throws Error when the system has no process or memory left.
+  ContenderJob(const ContenderJobSpec& setup, const StopSignalFd& signals);
+  // Kills what neither end() nor stop() has ended.
+  ~ContenderJob();
+  ContenderJob(const ContenderJob&) = delete;
+  ContenderJob& operator=(const ContenderJob&) = delete;
+
+  const std::string& name() const { return name_; }
+
+  // Each of the two throws Error with the contender's last lines when it ended,
+  // answered something else or did not answer in time, and Interrupted.
+  ReadyReply wait_until_ready(std::chrono::seconds deadline);
+  // `while_waiting` is called every few milliseconds when there is one.
+  StepsReply run(
+      int steps,
+      std::chrono::seconds deadline,
+      const std::function<void()>& while_waiting = nullptr);
+
+  // After a failure: tells `sherd run` to end its ranks / kills it when it has
+  // not after `deadline`. Both do nothing once it has ended, and never throw.
+  void tell_to_stop() const noexcept;
+  void stop(std::chrono::seconds deadline) noexcept;
+
+  // Asks the ranks to end and waits. Throws Error when they do not, or not in
+  // order.
+  void end(std::chrono::seconds deadline);
+
+ private:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  ContenderJob(std::string name, const StopSignalFd& signals);
+  void start(const ContenderJobSpec& setup);
+  void send(const RunStepsCommand& command);
+  // The next line of the protocol.
+  std::string answer(
+      Deadline deadline, const std::function<void()>& while_waiting);
+  bool read_more();  // False at the end of output.
+  // Whether that came in time.
+  bool wait_for_end_of_output(std::chrono::seconds deadline);
+  [[noreturn]] void fail(const std::string& what);
+  int reap();  // Waits; the exit status.
+  std::string last_lines() const;
+
+  const std::string name_;
+  const StopSignalFd& signals_;
+  pid_t process_ = -1;  // -1 once reaped.
+  int to_ = -1;
+  int from_ = -1;
+  int errors_ = -1;  // A file in memory: nobody needs to read it in time.
+  std::string unread_;
+};
+
+}  // namespace sherd::bench

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Contenders whose ranks are shell scripts under the built `sherd run`.
+#include "bench/contender_job.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <memory>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sherd/base/error.h>
+
+namespace sherd::bench {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr seconds kDeadline(30);
+// Rank 0 alone speaks; $$ is its process.
+constexpr const char* kReady = "echo 'bench: ready 2.13' $$; ";
+
+std::unique_ptr<ContenderJob> started(
+    const std::string& script, const StopSignalFd& signals) {
+  const ContenderJobSpec setup{
+      .name = "script",
+      .sherd = SHERD_COMMAND,
+      .ranks = 1,
+      .command = {"/bin/sh", "-c", script},
+      .environment = {"PATH=/usr/bin:/bin", "COLOUR=blue"}};
+  return std::make_unique<ContenderJob>(setup, signals);
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(ContenderJob, AnswersAndEndsInOrder) {
+  const StopSignalFd signals;
+  const auto contender = started(
+      std::string(kReady) +
+          "echo chatter; read line; echo \"bench: ran 2 1.5 2.5 5 $# \"; "
+          "read line; test \"$line $COLOUR\" = 'end blue'",
+      signals);
+  const auto ready = contender->wait_until_ready(kDeadline);
+  EXPECT_EQ(ready.torch_version, "2.13");
+  EXPECT_THAT(ready.processes, SizeIs(1));
+  int ticks = 0;
+  const auto ran = contender->run(2, kDeadline, [&] { ++ticks; });
+  EXPECT_THAT(ran.step_ms, ElementsAre(1.5, 2.5));
+  EXPECT_THAT(ran.losses, ElementsAre(5, 0));
+  EXPECT_GT(ticks, 0);
+  contender->end(kDeadline);
+}
+
+TEST(ContenderJob, OneThatDiesIsReportedWithItsLastLines) {
+  const StopSignalFd signals;
+  const auto contender = started("echo 'no torch here' >&2; exit 3", signals);
+  EXPECT_THAT(
+      error_of([&] { contender->wait_until_ready(kDeadline); }),
+      AllOf(
+          HasSubstr("contender script ended with exit status 3"),
+          HasSubstr("no torch here")));
+}
+
+TEST(ContenderJob, OneThatDiesWhileIdleIsReportedWhenItIsAsked) {
+  const StopSignalFd signals;
+  const auto contender = started(std::string(kReady) + "exit 4", signals);
+  contender->wait_until_ready(kDeadline);
+  EXPECT_THAT(
+      error_of([&] { contender->run(1, kDeadline); }),
+      HasSubstr("ended with exit status 4"));
+}
+
+TEST(ContenderJob, AWrongAnswerIsShown) {
+  const StopSignalFd signals;
+  const auto contender = started(
+      std::string(kReady) + "read line; echo 'bench: ran 1 nan 5'; read line",
+      signals);
+  contender->wait_until_ready(kDeadline);
+  EXPECT_THAT(
+      error_of([&] { contender->run(1, kDeadline); }),
+      AllOf(HasSubstr("taken 1 steps"), HasSubstr("'bench: ran 1 nan 5'")));
+}
+
+TEST(ContenderJob, FailingAtTheEndCounts) {
+  const StopSignalFd signals;
+  const auto contender =
+      started(std::string(kReady) + "read line; exit 5", signals);
+  contender->wait_until_ready(kDeadline);
+  EXPECT_THAT(
+      error_of([&] { contender->end(kDeadline); }),
+      HasSubstr("ended with exit status 5"));
+}
+
+TEST(ContenderJob, SilenceEndsAtTheDeadline) {
+  const StopSignalFd signals;
+  const auto contender = started(std::string(kReady) + "read line", signals);
+  contender->wait_until_ready(kDeadline);
+  EXPECT_THAT(
+      error_of([&] { contender->wait_until_ready(seconds(0)); }),
+      HasSubstr("did not answer in time"));
+}
+
+// Readable when the process has ended.
+class ProcessEnd {
+ public:
+  explicit ProcessEnd(int process)
+      : fd_(static_cast<int>(::syscall(SYS_pidfd_open, process, 0U))) {}
+  ~ProcessEnd() { ::close(fd_); }
+  ProcessEnd(const ProcessEnd&) = delete;
+  ProcessEnd& operator=(const ProcessEnd&) = delete;
+
+  bool comes() const {
+    pollfd event = {fd_, POLLIN, 0};
+    return ::poll(&event, 1, 30'000) == 1;
+  }
+
+ private:
+  int fd_;
+};
+
+TEST(ContenderJob, ASignalInterruptsAndStoppingLeavesNothingRunning) {
+  const StopSignalFd signals;
+  const auto contender =
+      started(std::string(kReady) + "while read line; do :; done", signals);
+  const auto ready = contender->wait_until_ready(kDeadline);
+  const ProcessEnd end(ready.processes.front());
+  ::raise(SIGTERM);
+  EXPECT_THROW(contender->run(1, kDeadline), Interrupted);
+  contender->tell_to_stop();
+  contender->stop(kDeadline);
+  EXPECT_TRUE(end.comes());
+}
+
+TEST(ContenderJob, DestructionAloneLeavesNothingRunning) {
+  const StopSignalFd signals;
+  auto contender = started(
+      std::string("trap '' TERM; ") + kReady + "while :; do read line; done",
+      signals);
+  const auto ready = contender->wait_until_ready(kDeadline);
+  const ProcessEnd end(ready.processes.front());
+  contender.reset();
+  EXPECT_TRUE(end.comes());
+}
+
+}  // namespace
+}  // namespace sherd::bench

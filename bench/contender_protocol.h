@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The lines between `sherd bench` and the programs it compares. It writes to
+// rank 0's stdin, rank 0 answers on its stdout; the other ranks are told by
+// rank 0 in their own way:
+//
+//   run 5          take 5 steps -> "bench: ran 5 MS ... LOSS ..."
+//   end            end in order, as does the end of stdin
+//
+//   bench: ready VERSION PID ...   once, when every rank can run: LibTorch's
+//                                  version and each rank's process
+//
+// MS is the time of a step on the rank that was slowest in it, LOSS the mean
+// over the ranks. Other lines of a program are no part of it and are skipped.
+// Thread rule: pure functions, any thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sherd::bench {
+
+// What a contender is asked for: 0 steps end it.
+struct RunStepsCommand {
+  int steps = 0;
+};
+
+struct ReadyReply {
+  std::string torch_version;  // Without spaces.
+  std::vector<int> processes;
+};
+
+struct StepsReply {
+  std::vector<double> step_ms;
+  std::vector<double> losses;
+};
+
+std::string line_of(const RunStepsCommand& command);
+std::string line_of(const ReadyReply& ready);
+std::string line_of(const StepsReply& ran);
+
+// Whether a line belongs to the protocol at all.
+bool is_answer(const std::string& line);
+
+// Nothing when the line is not exactly what it should be: numbers that are
+// whole words, positive and finite times, as many losses as times.
+std::optional<RunStepsCommand> parse_command(const std::string& line);
+std::optional<ReadyReply> parse_ready_reply(const std::string& line);
+std::optional<StepsReply> parse_steps_reply(const std::string& line);
+
+}  // namespace sherd::bench

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/fault_tolerant_job.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <system_error>
+#include <utility>
+#include <sherd/base/error.h>
+#include "bench/child_process.h"
+
+namespace sherd::bench {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// Reading costs time that ranks could use; what is read has its own times.
+constexpr milliseconds kTick(50);
+constexpr std::size_t kShownBytesMax = 4000;
+// How long the launcher gives its ranks after SIGTERM.
+constexpr const char* kGraceSeconds = "5";
+
+std::string text_of(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string make_folder(const std::string& given) {
+  std::error_code error;
+  std::string path = given;
+  if (given.empty()) {
+    path = (fs::temp_directory_path() / "sherd-bench-XXXXXX").string();
+    if (::mkdtemp(path.data()) == nullptr) {
+      error = std::error_code(errno, std::system_category());
+    }
+  } else {
+    fs::create_directories(path, error);
+  }
+  if (!error && !given.empty() && !fs::is_empty(path, error)) {
+    throw Error("[bench] --folder: expected an empty one, found " + given);
+  }
+  if (error) {
+    throw Error(
+        "[bench] cannot make the folder " + path + ": " + error.message(),
+        ErrorCode::kUnavailable);
+  }
+  return path;
+}
+
+// The child of that process with this word in its command; 0: there is none.
+int child_with(pid_t parent, const std::string& word) {
+  const std::string of_parent = "\nPPid:\t" + std::to_string(parent) + "\n";
+  const std::string of_word = '\0' + word + '\0';
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator("/proc", error)) {
+    const auto name = entry.path().filename().string();
+    const bool number = std::all_of(
+        name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+    if (number &&
+        text_of(entry.path() / "status").find(of_parent) != std::string::npos &&
+        text_of(entry.path() / "cmdline").find(of_word) != std::string::npos) {
+      return std::atoi(name.c_str());
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+FaultTolerantJob::FaultTolerantJob(
+    const FaultTolerantJobSpec& setup, const StopSignalFd& signals)
+    : signals_(signals),
+      folder_is_temporary_(setup.folder.empty()),
+      folder_(make_folder(setup.folder)),
+      files_(folder_) {
+  if (setup.gated) {
+    gate_.emplace(folder_ + "/gate");
+  }
+  start(setup);
+}
+
+void FaultTolerantJob::start(const FaultTolerantJobSpec& setup) {
+  const std::string log = folder_ + "/log";
+  const int in = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const int out =
+      ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (in >= 0 && out >= 0) {
+    process_ = start_child(
+        {.command = command_of(setup),
+         .environment = setup.environment,
+         .standard = {in, out, out},
+         .mask = signals_.mask_before()});
+  }
+  const int error = errno;
+  for (const int fd : {in, out}) {
+    if (fd >= 0) {
+      ::close(fd);
+    }
+  }
+  if (process_ < 0) {
+    throw Error(
+        std::string("[bench] cannot start replicas: ") + std::strerror(error),
+        ErrorCode::kUnavailable);
+  }
+}
+
+std::vector<std::string> FaultTolerantJob::command_of(
+    const FaultTolerantJobSpec& setup) const {
+  const auto samples = setup.work.batch * setup.shape.ranks;
+  std::vector<std::string> command = {
+      setup.sherd,
+      "run",
+      "--fault-tolerant",
+      "--replicas",
+      std::to_string(setup.shape.replicas),
+      "--ranks-per-replica",
+      std::to_string(setup.shape.ranks),
+      "--samples-per-replica",
+      std::to_string(samples),
+      "--run-dir",
+      folder_ + "/run",
+      "--grace",
+      kGraceSeconds,
+      "--",
+      setup.rank,
+      "--contender",
+      "replica",
+      "--exchange",
+      setup.exchange,
+      "--folder",
+      folder_,
+      "--hash-every",
+      std::to_string(setup.hash_every)};
+  if (setup.gated) {
+    command.insert(command.end(), {"--gate", folder_ + "/gate"});
+  }
+  const auto work = flags_of(setup.work);
+  command.insert(command.end(), work.begin(), work.end());
+  return command;
+}
+
+FaultTolerantJob::~FaultTolerantJob() {
+  if (process_ > 0) {
+    ::kill(process_, SIGKILL);
+    wait_for_end(process_);
+  }
+  if (folder_is_temporary_) {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+}
+
+std::string FaultTolerantJob::last_lines() const {
+  auto text = text_of(folder_ + "/log");
+  if (text.size() > kShownBytesMax) {
+    text.erase(0, text.size() - kShownBytesMax);
+    text.erase(0, text.find('\n') + 1);
+  }
+  while (text.ends_with('\n')) {
+    text.pop_back();
+  }
+  return text.empty() ? "it had written nothing" : "its last lines:\n" + text;
+}
+
+void FaultTolerantJob::fail(const std::string& what) const {
+  throw Error(
+      "[bench] the fault-tolerant run " + what + "; " + last_lines(),
+      ErrorCode::kUnavailable);
+}
+
+bool FaultTolerantJob::has_ended() {
+  int status = 0;
+  if (process_ > 0 && ::waitpid(process_, &status, WNOHANG) == process_) {
+    status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    process_ = -1;
+  }
+  return process_ < 0;
+}
+
+void FaultTolerantJob::pause(double seconds) const {
+  const auto until =
+      steady_clock::now() + std::chrono::duration<double>(seconds);
+  for (;;) {
+    const auto rest =
+        std::chrono::duration<double>(until - steady_clock::now());
+    pollfd event = {signals_.fd(), POLLIN, 0};
+    ::poll(&event, 1, static_cast<int>(std::max(0.0, rest.count() * 1e3)));
+    if (const int signal = signals_.take(); signal != 0) {
+      throw Interrupted{signal};
+    }
+    if (rest.count() <= 0) {
+      return;
+    }
+  }
+}
+
+void FaultTolerantJob::wait_until(
+    const std::string& what,
+    std::chrono::seconds deadline,
+    const std::function<bool()>& done) {
+  const auto until = steady_clock::now() + deadline;
+  for (;;) {
+    files_.read();
+    if (done()) {
+      return;
+    }
+    if (has_ended()) {
+      fail("ended with exit status " + std::to_string(status_));
+    }
+    if (steady_clock::now() > until) {
+      fail(
+          "was waited for in vain: " + what + ", for " +
+          std::to_string(deadline.count()) + " s");
+    }
+    pause(std::chrono::duration<double>(kTick).count());
+  }
+}
+
+double FaultTolerantJob::kill_process(int process, const std::string& what) {
+  if (process <= 0 || ::kill(process, SIGKILL) != 0) {
+    fail("has no process to be killed: " + what);
+  }
+  return monotonic_s();
+}
+
+double FaultTolerantJob::kill_rank(int replica, int rank) {
+  files_.read();
+  int process = 0;
+  double begun_s = 0.0;
+  for (const auto& log : logs()) {
+    if (log.name.replica == replica && log.name.rank == rank &&
+        !log.lines.empty() && log.lines.front().time_s > begun_s) {
+      process = log.name.process;
+      begun_s = log.lines.front().time_s;
+    }
+  }
+  return kill_process(
+      process,
+      "rank " + std::to_string(rank) + " of replica " +
+          std::to_string(replica));
+}
+
+double FaultTolerantJob::kill_coordinator() {
+  return kill_process(child_with(process_, "coordinate"), "the coordinator");
+}
+
+void FaultTolerantJob::open_until(std::int64_t step) {
+  gate_.value().open_until(step);
+}
+
+void FaultTolerantJob::end(std::chrono::seconds deadline) {
+  ::kill(process_, SIGUSR1);
+  if (gate_) {
+    gate_->open_until(std::numeric_limits<std::int64_t>::max());
+  }
+  const auto until = steady_clock::now() + deadline;
+  while (!has_ended()) {
+    if (steady_clock::now() > until) {
+      fail("did not end in time");
+    }
+    pause(std::chrono::duration<double>(kTick).count());
+  }
+  if (status_ != 0) {
+    fail("ended with exit status " + std::to_string(status_));
+  }
+}
+
+}  // namespace sherd::bench

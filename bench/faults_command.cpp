@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <CLI/CLI.hpp>
+#include "bench/command.h"
+#include "bench/faults_bench.h"
+#include "bench/faults_report.h"
+
+namespace sherd::bench {
+namespace {
+
+constexpr const char* kFaultsExplanation =
+    "Kills ranks of a fault-tolerant run with kill -9, one after the other, "
+    "and\n"
+    "measures how long the others stand still, when the replica is back, what\n"
+    "the others do meanwhile, and whether all hold the same bits; or, with\n"
+    "--cost, what fault tolerance costs while nothing happens: the same work "
+    "as\n"
+    "plain hybrid sharding, in the same run and in turn.\n";
+
+constexpr const char* kFaultsExamples =
+    "Examples:\n"
+    "  sherd bench faults --kills 20\n"
+    "  sherd bench faults --kills 20 --target coordinator\n"
+    "  sherd bench faults --cost --batch 16\n"
+    "\n"
+    "The last line is one JSON object: step_s, gap_s, return_s,\n"
+    "throughput_while_returning and coordinator_gap_s (a number a kill),\n"
+    "discarded_steps, divergences; with --cost cost_ratio with _low and "
+    "_high.\n"
+    "Exit status: 1 when states differ.";
+
+struct FaultsArguments {
+  FaultsConfig config;
+  bool cost = false;
+  bool json_only = false;
+};
+
+template <typename Result>
+void show(
+    const FaultsArguments& arguments,
+    const Result& result,
+    const BenchmarkContext& found) {
+  if (!arguments.json_only) {
+    std::fputs(table_of(arguments.config, result, found).c_str(), stdout);
+  }
+  std::puts(json_of(arguments.config, result, found).c_str());
+}
+
+int measure(
+    const FaultsArguments& arguments, const ProgressCallback& progress) {
+  const auto found = benchmark_context();
+  const auto programs = programs_of_ranks();
+  const StopSignalFd signals;
+  if (arguments.cost) {
+    const auto result =
+        measure_cost(arguments.config, programs, signals, progress);
+    progress("");
+    show(arguments, result, found);
+    return 0;
+  }
+  const auto result =
+      measure_faults(arguments.config, programs, signals, progress);
+  progress("");
+  show(arguments, result, found);
+  return result.hashes.divergences == 0 ? 0 : 1;
+}
+
+int run(const FaultsArguments& arguments) {
+  check(arguments.config);
+  expect_release_build();
+  warn_when_busy();
+  const auto progress = progress_line();
+  try {
+    return measure(arguments, progress);
+  } catch (const Interrupted& interrupted) {
+    progress("");
+    std::fprintf(stderr, "sherd: interrupted; every rank has been ended\n");
+    return 128 + interrupted.signal;
+  }
+}
+
+void add_options(CLI::App& app, FaultsArguments& arguments) {
+  FaultsConfig& config = arguments.config;
+  const auto add = [&](const char* name, auto& value, const char* text) {
+    app.add_option(name, value, text)->capture_default_str();
+  };
+  add("--work", config.work, "wide, small or tiny");
+  add("--batch", config.batch, "Rows a rank; 0: the work's");
+  add("--replicas", config.replicas, "Number of replicas");
+  add("--ranks", config.ranks, "Ranks of each replica");
+  add("--kills", config.kills, "How often; with target both, of each");
+  add("--target", config.target, "Who is killed: rank, coordinator or both");
+  add("--seed", config.seed, "Of whom is killed, and when within a step");
+  add("--exchange", config.exchange, "auto, collective or shm");
+  app.add_option(
+      "--folder", config.folder,
+      "An empty one where the ranks' lines and the launcher's log\n"
+      "stay; otherwise they are removed");
+  app.add_flag(
+      "--cost", arguments.cost, "Without kills, beside plain hybrid sharding");
+  const auto of_cost = [&](const char* name, auto& value, const char* text) {
+    app.add_option(name, value, text)->capture_default_str()->needs("--cost");
+  };
+  of_cost(
+      "--interval-width", config.interval_width,
+      "Go on until the ratio's 95 % interval is as narrow");
+  of_cost("--rounds-max", config.rounds_max, "But not for more rounds");
+  of_cost("--minutes-max", config.minutes_max, "And not for longer");
+  of_cost("--block-steps", config.block_steps, "Timed steps at a time");
+  app.add_flag("--json-only", arguments.json_only, "Without the table");
+}
+
+}  // namespace
+
+BenchCommand add_faults(CLI::App& bench_app) {
+  auto arguments = std::make_shared<FaultsArguments>();
+  CLI::App* app = bench_app.add_subcommand("faults", kFaultsExplanation);
+  app->footer(kFaultsExamples);
+  add_options(*app, *arguments);
+  return {.app = app, .run = [arguments] { return run(*arguments); }};
+}
+
+}  // namespace sherd::bench

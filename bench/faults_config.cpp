@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/faults_bench.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <sherd/base/error.h>
+#include "bench/statistics.h"
+
+namespace sherd::bench {
+namespace {
+
+constexpr double kCoordinatorGapMax_s = 2.0;
+constexpr double kThroughputMin = 0.9;
+
+void expect_at_least(const char* flag, double least, double found) {
+  if (!(found >= least)) {
+    char text[64];
+    std::snprintf(
+        text, sizeof text, ": expected at least %g, found %g", least, found);
+    throw Error(std::string("[bench] ") + flag + text);
+  }
+}
+
+void expect_one_of(
+    const char* flag,
+    const std::vector<std::string>& words,
+    const std::string& found) {
+  if (std::find(words.begin(), words.end(), found) == words.end()) {
+    std::string known;
+    for (const auto& word : words) {
+      known += (known.empty() ? "" : ", ") + word;
+    }
+    throw Error(
+        std::string("[bench] ") + flag + ": expected one of " + known +
+        ", found " + found);
+  }
+}
+
+double sum_of_lost(const FaultsResult& result) {
+  double lost = result.discarded_steps + result.hashes.divergences;
+  for (const auto& fault : result.faults) {
+    lost += fault.survivors_lost;
+  }
+  return lost;
+}
+
+std::optional<bool> at_most(const std::vector<double>& values, double bar) {
+  return values.empty() ? std::nullopt : std::optional(median(values) <= bar);
+}
+
+}  // namespace
+
+void check(const FaultsConfig& config) {
+  workload_named(config.work);
+  expect_at_least("--batch", 0, static_cast<double>(config.batch));
+  // A survivor.
+  expect_at_least("--replicas", 2, config.replicas);
+  expect_at_least("--ranks", 1, config.ranks);
+  expect_at_least("--kills", 0, config.kills);
+  expect_at_least("--interval-width", 0, config.interval_width);
+  expect_at_least("--rounds-max", 1, config.rounds_max);
+  expect_at_least("--minutes-max", 0, config.minutes_max);
+  expect_at_least("--block-steps", 1, config.block_steps);
+  // Who waits for longer than usual steps take is left out.
+  constexpr int kBlockStepsMax = 6;
+  if (config.block_steps > kBlockStepsMax) {
+    throw Error(
+        "[bench] --block-steps: expected at most " +
+        std::to_string(kBlockStepsMax) + ", found " +
+        std::to_string(config.block_steps));
+  }
+  expect_one_of("--target", {"rank", "coordinator", "both"}, config.target);
+  expect_one_of("--exchange", {"auto", "collective", "shm"}, config.exchange);
+}
+
+Workload workload_of(const FaultsConfig& config) {
+  auto work = workload_named(config.work);
+  if (config.batch > 0) {
+    work.batch = config.batch;
+  }
+  return work;
+}
+
+FaultTolerantJobSpec replica_setup(
+    const FaultsConfig& config, const StepPrograms& programs) {
+  return {
+      .sherd = programs.sherd,
+      .rank = programs.rank,
+      .work = workload_of(config),
+      .shape = {.replicas = config.replicas, .ranks = config.ranks},
+      .exchange = config.exchange,
+      .folder = config.folder,
+      .environment = contender_environment(programs.environment, "kept")};
+}
+
+std::vector<double> gaps_of(const FaultsResult& result, KillTarget target) {
+  std::vector<double> gaps;
+  for (const auto& fault : result.faults) {
+    if (fault.kill.target == target) {
+      gaps.push_back(fault.gap_s);
+    }
+  }
+  return gaps;
+}
+
+std::vector<double> returns_of(const FaultsResult& result) {
+  std::vector<double> returns;
+  for (const auto& fault : result.faults) {
+    if (fault.return_s) {
+      returns.push_back(*fault.return_s);
+    }
+  }
+  return returns;
+}
+
+std::vector<double> throughputs_of(const FaultsResult& result) {
+  std::vector<double> throughputs;
+  for (const auto& fault : result.faults) {
+    if (fault.throughput) {
+      throughputs.push_back(*fault.throughput);
+    }
+  }
+  return throughputs;
+}
+
+FaultCriteria check_criteria(const FaultsResult& result) {
+  FaultCriteria criteria;
+  criteria.gap_s_max = 2 * result.step_s + 0.5;
+  criteria.gap =
+      at_most(gaps_of(result, KillTarget::kRank), criteria.gap_s_max);
+  criteria.coordinator_gap =
+      at_most(gaps_of(result, KillTarget::kCoordinator), kCoordinatorGapMax_s);
+  if (const auto throughputs = throughputs_of(result); !throughputs.empty()) {
+    criteria.throughput = median(throughputs) >= kThroughputMin;
+  }
+  criteria.nothing_lost = sum_of_lost(result) == 0;
+  return criteria;
+}
+
+MedianEstimate cost_of(const CostResult& result) {
+  return estimate_median(ratios(result.fault_tolerant_ms, result.plain_ms));
+}
+
+}  // namespace sherd::bench

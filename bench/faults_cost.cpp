@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <utility>
+#include "bench/fault_metrics.h"
+#include "bench/faults_bench.h"
+#include "bench/statistics.h"
+
+namespace sherd::bench {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr seconds kReadyDeadline(300);
+constexpr seconds kBlockDeadline(600);
+constexpr seconds kEndDeadline(60);
+// Before anything is timed: caches and allocators warm up.
+constexpr int kFirstSteps = 6;
+
+ContenderJobSpec plain_setup(
+    const FaultsConfig& config, const StepPrograms& programs) {
+  std::vector<std::string> command = {
+      programs.rank,
+      "--contender",
+      "sherd",
+      "--exchange",
+      config.exchange,
+      "--replicate",
+      std::to_string(config.replicas)};
+  const auto work = flags_of(workload_of(config));
+  command.insert(command.end(), work.begin(), work.end());
+  return {
+      .name = "plain",
+      .sherd = programs.sherd,
+      .ranks = config.replicas * config.ranks,
+      .command = command,
+      .environment = contender_environment(programs.environment, "kept")};
+}
+
+FaultTolerantJobSpec gated_setup(
+    const FaultsConfig& config, const StepPrograms& programs) {
+  auto setup = replica_setup(config, programs);
+  setup.gated = true;
+  return setup;
+}
+
+class CostMeasurement {
+ public:
+  CostMeasurement(
+      const FaultsConfig& config,
+      const StepPrograms& programs,
+      const StopSignalFd& signals)
+      : shape_{.replicas = config.replicas, .ranks = config.ranks},
+        plain_(plain_setup(config, programs), signals),
+        replicas_(gated_setup(config, programs), signals) {}
+
+  // One after the other: who waits is not to be taken for one that hangs.
+  void warm_up() {
+    plain_.wait_until_ready(kReadyDeadline);
+    plain_.run(kFirstSteps, kBlockDeadline);
+    take_steps(kFirstSteps);
+  }
+
+  void run_round(CostResult& result) {
+    const auto round = static_cast<std::uint64_t>(result.plain_ms.size());
+    for (const auto index : order_of_round(2, round)) {
+      // One more step first: the other has filled the caches.
+      if (index == 0) {
+        auto step_ms =
+            plain_.run(result.block_steps + 1, kBlockDeadline).step_ms;
+        step_ms.erase(step_ms.begin());
+        result.plain_ms.push_back(median(step_ms));
+      } else {
+        result.fault_tolerant_ms.push_back(
+            median(take_steps(result.block_steps + 1)));
+      }
+    }
+  }
+
+  void end() {
+    plain_.end(kEndDeadline);
+    replicas_.end(kEndDeadline);
+  }
+
+ private:
+  // Times in ms of all but the first.
+  std::vector<double> take_steps(int steps) {
+    const auto first = taken_ + 1;
+    taken_ += steps;
+    replicas_.open_until(taken_);
+    replicas_.wait_until("step " + std::to_string(taken_), kBlockDeadline, [&] {
+      return step_of_all(replicas_.logs(), shape_) >= taken_;
+    });
+    return step_times_ms(replicas_.logs(), first, taken_);
+  }
+
+  const JobShape shape_;
+  ContenderJob plain_;
+  FaultTolerantJob replicas_;
+  std::int64_t taken_ = 0;
+};
+
+}  // namespace
+
+CostResult measure_cost(
+    const FaultsConfig& config,
+    const StepPrograms& programs,
+    const StopSignalFd& signals,
+    const ProgressCallback& progress) {
+  CostMeasurement measurement(config, programs, signals);
+  progress("starting");
+  measurement.warm_up();
+  const StopLimits limits{
+      .interval_width = config.interval_width,
+      .rounds_max = config.rounds_max,
+      .seconds_max = config.minutes_max * 60.0};
+  CostResult result;
+  result.block_steps = config.block_steps;
+  const double begin_s = monotonic_s();
+  while (result.why_stopped.empty()) {
+    measurement.run_round(result);
+    result.seconds = monotonic_s() - begin_s;
+    const auto cost = cost_of(result);
+    const auto rounds = static_cast<int>(result.plain_ms.size());
+    result.why_stopped = stop_reason({cost}, rounds, result.seconds, limits);
+    progress(
+        "round " + std::to_string(rounds) + ", ratio " +
+        std::to_string(cost.median));
+  }
+  measurement.end();
+  return result;
+}
+
+}  // namespace sherd::bench

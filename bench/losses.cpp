@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/losses.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace sherd::bench {
+namespace {
+
+std::string sentence(
+    const FirstLosses& a,
+    const FirstLosses& b,
+    std::size_t step,
+    double tolerance) {
+  char text[200];
+  std::snprintf(
+      text, sizeof text,
+      "expected all losses within %g of each other, found in step %zu %s %.6f "
+      "and %s %.6f; the times would compare different work",
+      tolerance, step + 1, a.name.c_str(), a.losses[step], b.name.c_str(),
+      b.losses[step]);
+  return text;
+}
+
+}  // namespace
+
+std::string disagreement(
+    const std::vector<FirstLosses>& contenders, double tolerance) {
+  std::size_t steps = 0;
+  for (const auto& each : contenders) {
+    steps = std::max(steps, each.comparable);
+  }
+  for (std::size_t step = 0; step < steps; ++step) {
+    const FirstLosses* reference = nullptr;
+    for (const auto& each : contenders) {
+      if (step >= each.comparable) {
+        continue;
+      }
+      if (reference == nullptr) {
+        reference = &each;
+      }
+      const double distance =
+          std::abs(each.losses[step] - reference->losses[step]);
+      // Not ">": a loss that is no number agrees with nothing.
+      if (!(distance <= tolerance)) {
+        return sentence(*reference, each, step, tolerance);
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace sherd::bench

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/replica_rank.h"
+
+#include <unistd.h>
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <optional>
+#include <utility>
+#include <vector>
+#include <sherd/ckpt/checkpoint.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/ft/replica_session.h>
+#include <sherd/optim/adamw.h>
+#include <torch/torch.h>
+#include "bench/step_gate.h"
+#include "bench/workload.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace sherd::bench {
+namespace {
+
+std::atomic<bool> leave_asked{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+int number_in(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? 0 : std::atoi(text);
+}
+
+class ReplicaRank {
+ public:
+  ReplicaRank(
+      const World& world,
+      const StepRunnerOptions& runner,
+      const ReplicaRankOptions& options,
+      StepLogWriter& file)
+      : work_(runner.work),
+        options_(options),
+        file_(file),
+        model_(model_config(runner.work)),
+        fsdp_(fully_shard(*model_, world, shard_options(runner))),
+        adamw_(fsdp_.named_parameters(), {.learning_rate = kLearningRate}),
+        session_(
+            world,
+            fsdp_.named_parameters(),
+            state(),
+            [this](std::int64_t step) { update(step); },
+            session_options()) {
+    if (!options.gate.empty()) {
+      gate_.emplace(options.gate);
+    }
+  }
+
+  void run() {
+    bool asked = false;
+    for (;;) {
+      if (!asked && leave_asked.load(std::memory_order_relaxed)) {
+        asked = true;
+        session_.leave();
+      }
+      const auto plan = session_.begin_step();
+      if (!plan) {
+        break;
+      }
+      if (gate_) {
+        gate_->wait_for(plan->step);
+      }
+      take_part(*plan);
+    }
+    session_.close();
+    fsdp_.close();
+  }
+
+ private:
+  CheckpointState state() {
+    CheckpointState all;
+    all.add(fsdp_.named_parameters());
+    all.add("adamw", adamw_, fsdp_.named_parameters());
+    return all;
+  }
+
+  ft::SessionOptions session_options() const {
+    auto options = ft::SessionOptions::from_environment();
+    for (const auto& word : flags_of(work_)) {
+      options.config += word + " ";
+    }
+    return options;
+  }
+
+  void take_part(const ft::TrainingStep& plan) {
+    std::optional<at::Tensor> loss;
+    if (!plan.samples.empty()) {
+      const auto bytes = rows_of(plan.samples);
+      loss = model_->loss(
+          bytes.narrow(1, 0, work_.sequence).contiguous(),
+          bytes.narrow(1, 1, work_.sequence).contiguous());
+      session_.last_backward();
+      loss->backward();
+    }
+    kind_ = loss ? StepEventKind::kComputed : StepEventKind::kFollowed;
+    const bool made = session_.finish_step();
+    kind_ = StepEventKind::kReplayed;
+    if (!loss) {
+      return;
+    }
+    loss->item<double>();  // As every training loop reads it.
+    if (!made) {
+      file_.add({.kind = StepEventKind::kDropped, .step = plan.step});
+    }
+  }
+
+  // Random bytes, the same for a sample whoever trains it.
+  at::Tensor rows_of(const std::vector<ft::SampleSpan>& spans) const {
+    std::vector<std::int64_t> numbers;
+    for (const auto& span : spans) {
+      for (auto number = span.begin; number < span.end; ++number) {
+        numbers.push_back(number);
+      }
+    }
+    const auto length = work_.sequence + 1;
+    auto bytes = torch::empty(
+        {static_cast<std::int64_t>(numbers.size()), length}, torch::kLong);
+    auto* out = bytes.data_ptr<std::int64_t>();
+    for (const auto number : numbers) {
+      for (std::int64_t i = 0; i < length; ++i) {
+        *out++ = random_byte(static_cast<std::uint64_t>(number * length + i));
+      }
+    }
+    return bytes;
+  }
+
+  void update(std::int64_t step) {
+    adamw_.step();
+    const bool hashed =
+        options_.hash_every > 0 && step % options_.hash_every == 0;
+    file_.add(
+        {.kind = kind_,
+         .step = step,
+         .hash = hashed ? std::optional(hash()) : std::nullopt});
+  }
+
+  std::uint64_t hash() {
+    std::vector<std::uint64_t> parts;
+    const auto add = [&](const at::Tensor& tensor) {
+      parts.push_back(XXH3_64bits(
+          tensor.const_data_ptr(), static_cast<std::size_t>(tensor.nbytes())));
+    };
+    for (const auto& item : fsdp_.named_parameters().items) {
+      add(item.slice);
+    }
+    for (const auto& item : adamw_.tensors(true)) {
+      add(item.tensor);
+    }
+    return XXH3_64bits(parts.data(), parts.size() * sizeof(std::uint64_t));
+  }
+
+  const Workload work_;
+  const ReplicaRankOptions options_;
+  StepLogWriter& file_;
+  StepEventKind kind_ = StepEventKind::kReplayed;  // Of the next update.
+  models::Gpt model_;
+  FullyShardedDataParallel fsdp_;
+  AdamW adamw_;
+  ft::ReplicaSession session_;
+  std::optional<StepGate> gate_;
+};
+
+}  // namespace
+
+void install_leave_signal_handler() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) {
+    leave_asked.store(true, std::memory_order_relaxed);
+  };
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGUSR1, &action, nullptr);
+}
+
+StepLogName step_log_name() {
+  return {
+      .replica = number_in("SHERD_REPLICA"),
+      .rank = number_in("RANK"),
+      .process = ::getpid()};
+}
+
+void train_as_replica(
+    const World& world,
+    const StepRunnerOptions& runner,
+    const ReplicaRankOptions& options,
+    StepLogWriter& file) {
+  ReplicaRank(world, runner, options, file).run();
+}
+
+}  // namespace sherd::bench

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The contender "replica": a rank of a fault-tolerant run, started by `sherd run
+// --fault-tolerant`, that trains the same GPT as the others until it is asked to
+// leave, and writes down what becomes of each step (step_log.h). Thread rule:
+// one thread.
+#pragma once
+
+#include <string>
+#include <sherd/world/world.h>
+#include "bench/step_log_files.h"
+#include "bench/step_runner.h"
+
+namespace sherd::bench {
+
+struct ReplicaRankOptions {
+  // Behaviour. Where lines are written.
+  std::string folder;
+  // Behaviour. File of a StepGate that steps wait for; empty: none.
+  std::string gate;
+  // Performance. Steps whose number it divides have a hash, which reads all
+  // parameters and optimizer state; 0: none has.
+  int hash_every = 0;
+};
+
+// To be called before anything else that takes time: from now on SIGUSR1 asks to
+// leave, and does not kill.
+void install_leave_signal_handler();
+
+// Of this process, as the launcher says.
+StepLogName step_log_name();
+
+// Collective over the ranks of the replica; returns when it has left. Throws
+// Error when the replica has no place any more.
+void train_as_replica(
+    const World& world,
+    const StepRunnerOptions& runner,
+    const ReplicaRankOptions& options,
+    StepLogWriter& file);
+
+}  // namespace sherd::bench

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include "bench/statistics.h"
+
+namespace sherd::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const ContenderResult* find(const StepResult& result, const std::string& name) {
+  const auto found = std::find_if(
+      result.contenders.begin(), result.contenders.end(),
+      [&](const ContenderResult& each) { return each.name == name; });
+  return found == result.contenders.end() ? nullptr : &*found;
+}
+
+MedianEstimate ratio_of(const ContenderResult& a, const ContenderResult& b) {
+  return estimate_median(ratios(a.round_ms, b.round_ms));
+}
+
+template <typename... Numbers>
+std::string format(const char* pattern, Numbers... numbers) {
+  char text[200];
+  // NOLINTNEXTLINE(bugprone-*): every pattern is a literal of this file.
+  std::snprintf(text, sizeof text, pattern, numbers...);
+  return text;
+}
+
+std::string interval_text(const MedianEstimate& estimate, int digits) {
+  if (!std::isfinite(estimate.low)) {
+    return "open";  // Fewer than 6 rounds.
+  }
+  return format("%.*f-%.*f", digits, estimate.low, digits, estimate.high);
+}
+
+// For one rank in one step.
+double per_step(double sum, const ContenderResult& measured) {
+  return sum /
+      static_cast<double>(std::max<std::int64_t>(measured.rank_steps, 1));
+}
+
+double faults_of(const ContenderResult& measured) {
+  return per_step(static_cast<double>(measured.faults), measured);
+}
+
+std::string row_of(
+    const ContenderResult& measured, const ContenderResult& bound) {
+  const auto time = estimate_median(measured.round_ms);
+  std::string row = format(
+      "%-7s %9.2f  %-17s %8.2f %8.2f", measured.name.c_str(), time.median,
+      interval_text(time, 2).c_str(), quantile(measured.step_ms, 0.9),
+      quantile(measured.step_ms, 0.99));
+  if (&measured == &bound) {
+    row += format("  %6.3f  %-13s", 1.0, "");
+  } else {
+    const auto ratio = ratio_of(measured, bound);
+    row +=
+        format("  %6.3f  %-13s", ratio.median, interval_text(ratio, 3).c_str());
+  }
+  row += format(
+      "  %8.1f %9.1f %7.0f\n", per_step(measured.cpu_ms, measured),
+      static_cast<double>(measured.pss_bytes_peak) / (1 << 20),
+      faults_of(measured));
+  return row;
+}
+
+// To five digits, more than any of them is known; null when open.
+Json number(double value) {
+  if (!std::isfinite(value)) {
+    return nullptr;
+  }
+  return std::stod(format("%.5g", value));
+}
+
+void put(Json& json, const std::string& name, const MedianEstimate& estimate) {
+  json[name] = number(estimate.median);
+  json[name + "_low"] = number(estimate.low);
+  json[name + "_high"] = number(estimate.high);
+}
+
+void put_null(Json& json, const std::string& name) {
+  for (const char* end : {"", "_low", "_high"}) {
+    json[name + end] = nullptr;
+  }
+}
+
+void put_ratio(
+    Json& json,
+    const std::string& name,
+    const ContenderResult* a,
+    const ContenderResult* b) {
+  if (a != nullptr && b != nullptr) {
+    put(json, name, ratio_of(*a, *b));
+  } else {
+    put_null(json, name);
+  }
+}
+
+}  // namespace
+
+std::string table_of(
+    const StepConfig& config,
+    const StepResult& result,
+    const BenchmarkContext& context) {
+  const auto work = workload_named(config.work);
+  std::string text = format(
+      "work     %s: %d layers, width %d, %d heads, sequence %d, batch %d a "
+      "rank, %.1f million parameters\n",
+      work.name.c_str(), static_cast<int>(work.layers),
+      static_cast<int>(work.width), static_cast<int>(work.heads),
+      static_cast<int>(work.sequence), static_cast<int>(work.batch),
+      static_cast<double>(parameters_of(work)) / 1e6);
+  text += "job      " + std::to_string(config.ranks) +
+      (config.ranks == 1 ? " rank, " : " ranks, ") + config.dtype + ", " +
+      config.strategy +
+      (config.replicate == 1
+           ? ""
+           : ", " + std::to_string(config.replicate) + " replicas") +
+      (config.budget.empty() ? "" : ", budget " + config.budget) + ", " +
+      config.exchange + " exchange, " + config.heap + " heap" +
+      (config.update == "step" ? "" : ", AdamW in backward") + "\n";
+  text += "machine  " + context.machine + "\n";
+  text += "build    sherd " + context.sherd_version + ", commit " +
+      context.commit + ", " + context.build + ", LibTorch " +
+      result.contenders.front().torch_version + "\n";
+  text += format(
+      "rounds   %d of %d timed steps a contender, %.0f s; %s\n\n",
+      result.rounds, result.block_steps, result.seconds,
+      result.why_stopped.c_str());
+  text +=
+      "          step ms  95 %                   p90      p99  "
+      "to bound  95 %             cpu ms   PSS MiB  faults\n";
+  for (const auto& measured : result.contenders) {
+    text += row_of(measured, result.contenders.front());
+  }
+  const auto* sherd = find(result, "sherd");
+  for (const char* name : {"fsdp2", "ddp"}) {
+    if (const auto* peer = find(result, name); peer != nullptr) {
+      const auto ratio = ratio_of(*sherd, *peer);
+      text += format(
+          "sherd / %-5s %.3f  (%s)\n", name, ratio.median,
+          interval_text(ratio, 3).c_str());
+    }
+  }
+  return text;
+}
+
+std::string json_of(
+    const StepConfig& config,
+    const StepResult& result,
+    const BenchmarkContext& context) {
+  Json json;
+  const auto* bound = find(result, "bound");
+  const auto* sherd = find(result, "sherd");
+  const std::vector<std::string> names = {"bound", "sherd", "fsdp2", "ddp"};
+  for (const auto& name : names) {
+    if (const auto* measured = find(result, name); measured != nullptr) {
+      put(json, name + "_ms", estimate_median(measured->round_ms));
+    } else {
+      put_null(json, name + "_ms");
+    }
+  }
+  for (const auto& name : {"sherd", "fsdp2", "ddp"}) {
+    put_ratio(json, std::string(name) + "_ratio", find(result, name), bound);
+  }
+  put_ratio(json, "sherd_to_fsdp2", sherd, find(result, "fsdp2"));
+  put_ratio(json, "sherd_to_ddp", sherd, find(result, "ddp"));
+  for (const auto& name : names) {
+    const auto* measured = find(result, name);
+    json[name + "_pss_bytes"] =
+        measured != nullptr ? Json(measured->pss_bytes_peak) : Json();
+    json[name + "_cpu_ms"] = measured != nullptr
+        ? number(per_step(measured->cpu_ms, *measured))
+        : Json();
+    json[name + "_faults"] =
+        measured != nullptr ? number(faults_of(*measured)) : Json();
+    json[name + "_torch"] =
+        measured != nullptr ? Json(measured->torch_version) : Json();
+  }
+  json["work"] = config.work;
+  json["mode"] = config.mode;
+  json["exchange"] = config.exchange;
+  json["ranks"] = config.ranks;
+  json["replicate"] = config.replicate;
+  json["dtype"] = config.dtype;
+  json["strategy"] = config.strategy;
+  json["budget_bytes"] =
+      config.budget.empty() ? Json() : Json(budget_bytes_of(config));
+  json["update"] = config.update;
+  json["heap"] = config.heap;
+  json["block_steps"] = result.block_steps;
+  json["rounds"] = result.rounds;
+  json["seconds"] = number(result.seconds);
+  json["why_stopped"] = result.why_stopped;
+  json["sherd_version"] = context.sherd_version;
+  json["commit"] = context.commit;
+  json["build"] = context.build;
+  json["machine"] = context.machine;
+  return json.dump();
+}
+
+}  // namespace sherd::bench

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The measurement behind `sherd bench step`: the same training step by several
+// contenders, all alive at once, which run in turn in short blocks, so that
+// each meets the same machine. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+#include "bench/contender_job.h"
+#include "bench/statistics.h"
+#include "bench/workload.h"
+
+namespace sherd::bench {
+
+// What the user asked for, as flags have it.
+struct StepConfig {
+  // Behaviour.
+  std::string work = "wide";
+  std::string mode = "fsdp";
+  std::string exchange = "auto";
+  std::string dtype = "fp32";
+  std::string strategy = "full_shard";
+  std::string budget;           // "24MiB"; empty: the strategy's.
+  std::string update = "step";  // sherd's AdamW: in step() or in backward.
+  int ranks = 2;
+  int replicate = 1;
+  std::string peers = "all";  // Of PyTorch: all or none.
+  // glibc: as the environment has it. kept: memory once taken from the kernel
+  // stays, in every contender, so that times do not depend on what happens to
+  // lie at the end of a heap.
+  std::string heap = "kept";
+  // Performance: how long it takes for how narrow an interval.
+  double interval_width = 0.02;
+  int rounds_max = 60;
+  double minutes_max = 10.0;
+  int block_steps = 0;  // 0: the work's.
+};
+
+// Throws Error that names flag, expected and found.
+void check(const StepConfig& config);
+
+// The budget as a number, 0 when there is none.
+std::int64_t budget_bytes_of(const StepConfig& config);
+
+// "bound", "sherd", and the peers that make sense: none with one rank, where
+// there is nothing to exchange, and no FSDP2 for no_shard, which it lacks.
+std::vector<std::string> contenders_of(const StepConfig& config);
+
+// Where the contenders' programs are.
+struct StepPrograms {
+  std::string sherd;
+  std::string rank;                      // sherd-bench-rank
+  std::string python;                    // With torch.
+  std::string peer_script;               // bench/peer_rank.py
+  std::vector<std::string> environment;  // "NAME=value" each.
+};
+
+// The user's, less what must be equal for all: one thread a rank, and a heap that
+// keeps its memory where asked for (StepConfig::heap).
+std::vector<std::string> contender_environment(
+    std::vector<std::string> environment, const std::string& heap);
+
+// One contender's times, and what it needed.
+struct ContenderResult {
+  std::string name;
+  std::string torch_version;
+  std::vector<double> step_ms;      // Every timed step.
+  std::vector<double> round_ms;     // Median of each round.
+  std::int64_t pss_bytes_peak = 0;  // All ranks together.
+  // Of all ranks in `rank_steps`, which are steps times ranks.
+  std::int64_t faults = 0;  // Minor ones.
+  double cpu_ms = 0.0;
+  std::int64_t rank_steps = 0;
+};
+
+// Takes what is under way, in a few words; "" at the end.
+using ProgressCallback = std::function<void(const std::string&)>;
+
+struct StepResult {
+  std::vector<ContenderResult> contenders;  // The bound first.
+  int block_steps = 0;
+  int rounds = 0;
+  double seconds = 0.0;  // Measuring, without starting.
+  std::string why_stopped;
+};
+
+// Starts the contenders, checks that they train alike, measures, and ends them.
+// Throws Error when one fails or trains otherwise, and Interrupted; none is
+// left running then either. `progress` is told in a sentence what goes on.
+StepResult measure(
+    const StepConfig& config,
+    const StepPrograms& programs,
+    const StopSignalFd& signals,
+    const std::function<void(const std::string&)>& progress);
+
+}  // namespace sherd::bench

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <CLI/CLI.hpp>
+#include "bench/command.h"
+#include "bench/report.h"
+#include "bench/step_bench.h"
+
+namespace sherd::bench {
+namespace {
+
+constexpr const char* kStepExplanation =
+    "Times a training step of sherd beside others that do the same work, in "
+    "one\n"
+    "run and in turn, until the ratios are known well enough:\n"
+    "\n"
+    "  bound   as many plain LibTorch processes in lock step, each updating "
+    "its\n"
+    "          part of the parameters, nothing exchanged: what no "
+    "data-parallel\n"
+    "          training can beat (one rank: plain LibTorch)\n"
+    "  fsdp2   PyTorch's fully_shard over Gloo, resharding as --strategy says\n"
+    "  ddp     PyTorch's DistributedDataParallel over Gloo\n";
+
+constexpr const char* kStepExamples =
+    "Works: wide   6 layers, width 768, sequence 64, batch 1 a rank\n"
+    "       small  8 layers, width 256, sequence 128, batch 4\n"
+    "       tiny   4 layers, width 128, sequence 64, batch 4\n"
+    "\n"
+    "Examples:\n"
+    "  sherd bench step\n"
+    "  sherd bench step --work tiny --ranks 1\n"
+    "  sherd bench step --strategy full_shard --budget 64MiB --peers none\n"
+    "\n"
+    "The last line is one JSON object: bound_ms, sherd_ms, fsdp2_ms, ddp_ms,\n"
+    "sherd_ratio and the like to the bound, each with _low and _high.";
+
+struct StepArguments {
+  StepConfig step;
+  std::string python = SHERD_BENCH_PYTHON;
+  bool json_only = false;
+};
+
+StepPrograms programs(const StepArguments& arguments) {
+  StepPrograms found = programs_of_ranks();
+  found.python = arguments.python;
+  found.peer_script = SHERD_BENCH_SOURCE "/bench/peer_rank.py";
+  if (contenders_of(arguments.step).size() > 2) {
+    expect_file(found.peer_script, R_OK, "--peers none does without it");
+    if (found.python.find('/') != std::string::npos) {
+      expect_file(
+          found.python, X_OK,
+          "--python names one with torch, --peers none "
+          "does without it");
+    }
+  }
+  return found;
+}
+
+int run_step(const StepArguments& arguments) {
+  check(arguments.step);
+  expect_release_build();
+  const BenchmarkContext found = benchmark_context();
+  warn_when_busy();
+  const auto progress = progress_line();
+  try {
+    const StopSignalFd signals;
+    const auto result =
+        measure(arguments.step, programs(arguments), signals, progress);
+    progress("");
+    if (!arguments.json_only) {
+      std::fputs(table_of(arguments.step, result, found).c_str(), stdout);
+    }
+    std::puts(json_of(arguments.step, result, found).c_str());
+    return 0;
+  } catch (const Interrupted& interrupted) {
+    progress("");
+    std::fprintf(
+        stderr, "sherd: interrupted; every contender has been ended\n");
+    return 128 + interrupted.signal;
+  }
+}
+
+void add_step_options(CLI::App& app, StepArguments& arguments) {
+  StepConfig& step = arguments.step;
+  app.add_option("--work", step.work, "wide, small or tiny")
+      ->capture_default_str();
+  app.add_option(
+         "--mode", step.mode,
+         "fsdp: fully_shard; ddp: replicate, beside a bound in which every\n"
+         "rank updates all parameters")
+      ->capture_default_str();
+  app.add_option(
+         "--exchange", step.exchange,
+         "Of sherd. collective: over Gloo; shm: shared memory; auto: as\n"
+         "SHERD_EXCHANGE says, else shm")
+      ->capture_default_str();
+  app.add_option("-n,--ranks", step.ranks, "Number of ranks")
+      ->capture_default_str();
+  app.add_option(
+         "--replicate", step.replicate,
+         "Replicas of as many ranks each that hold the whole model")
+      ->capture_default_str();
+  app.add_option(
+         "--dtype", step.dtype,
+         "fp32; or bf16: forward and backward in bf16 over fp32 weights and\n"
+         "optimizer state, ddp by autocast")
+      ->capture_default_str();
+  app.add_option(
+         "--strategy", step.strategy, "full_shard, shard_grad_op or no_shard")
+      ->capture_default_str();
+  app.add_option(
+      "--budget", step.budget,
+      "Bytes of whole units at most, e.g. 64MiB; sherd only");
+  app.add_option(
+         "--update", step.update,
+         "When sherd's AdamW updates: step: in step(); backward: while "
+         "backward\n"
+         "runs, where ranks share memory")
+      ->capture_default_str();
+  app.add_option(
+         "--peers", step.peers, "all: PyTorch's, where they apply; or none")
+      ->capture_default_str();
+  app.add_option(
+         "--heap", step.heap,
+         "glibc: as the environment has it; kept: in no contender\n"
+         "is memory given back to the kernel")
+      ->capture_default_str();
+  app.add_option(
+         "--interval-width", step.interval_width,
+         "Go on until each ratio's 95 % interval is as narrow,\n"
+         "as a part of the ratio")
+      ->capture_default_str();
+  app.add_option("--rounds-max", step.rounds_max, "But not for more rounds")
+      ->capture_default_str();
+  app.add_option("--minutes-max", step.minutes_max, "And not for longer")
+      ->capture_default_str();
+  app.add_option(
+      "--block-steps", step.block_steps,
+      "Timed steps of a contender at a time; the work's\n"
+      "when left out");
+  app.add_option("--python", arguments.python, "A Python with torch")
+      ->capture_default_str();
+  app.add_flag("--json-only", arguments.json_only, "Without the table");
+}
+
+}  // namespace
+
+BenchCommand add_step(CLI::App& bench_app) {
+  auto arguments = std::make_shared<StepArguments>();
+  CLI::App* app = bench_app.add_subcommand("step", kStepExplanation);
+  app->footer(kStepExamples);
+  add_step_options(*app, *arguments);
+  return {.app = app, .run = [arguments] { return run_step(*arguments); }};
+}
+
+}  // namespace sherd::bench

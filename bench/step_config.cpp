@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/step_bench.h"
+
+#include <cmath>
+#include <sstream>
+#include <sherd/base/error.h>
+#include "train/config.h"
+
+namespace sherd::bench {
+namespace {
+
+template <typename T>
+[[noreturn]] void refuse(
+    const char* flag, const std::string& expected, const T& found) {
+  std::ostringstream message;
+  message << "[bench] " << flag << ": expected " << expected << ", found "
+          << found;
+  throw Error(message.str());
+}
+
+void expect_one_of(
+    const char* flag,
+    const std::vector<std::string>& known,
+    const std::string& found) {
+  std::string names;
+  for (const auto& name : known) {
+    if (name == found) {
+      return;
+    }
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  refuse(flag, (known.size() > 1 ? "one of " : "") + names, found);
+}
+
+// What belongs to sharding alone.
+void check_ddp(const StepConfig& config) {
+  const StepConfig preset;
+  const auto expect = [](const char* flag, const auto& wanted,
+                         const auto& found) {
+    if (found != wanted) {
+      std::ostringstream text;
+      text << wanted << " with --mode ddp";
+      refuse(flag, text.str(), found);
+    }
+  };
+  expect("--strategy", preset.strategy, config.strategy);
+  expect("--dtype", preset.dtype, config.dtype);
+  expect("--update", preset.update, config.update);
+  expect("--replicate", preset.replicate, config.replicate);
+  if (!config.budget.empty()) {
+    refuse("--budget", "none with --mode ddp", config.budget);
+  }
+}
+
+}  // namespace
+
+std::int64_t budget_bytes_of(const StepConfig& config) {
+  return config.budget.empty() ? 0 : tools::parse_bytes(config.budget).count;
+}
+
+void check(const StepConfig& config) {
+  workload_named(config.work);
+  expect_one_of("--mode", {"fsdp", "ddp"}, config.mode);
+  expect_one_of(
+      "--exchange", {"auto", "collective", "shm", "hierarchical"},
+      config.exchange);
+  expect_one_of("--dtype", {"fp32", "bf16"}, config.dtype);
+  expect_one_of(
+      "--strategy", {"full_shard", "shard_grad_op", "no_shard"},
+      config.strategy);
+  expect_one_of("--update", {"step", "backward"}, config.update);
+  expect_one_of("--peers", {"all", "none"}, config.peers);
+  expect_one_of("--heap", {"glibc", "kept"}, config.heap);
+  if (config.ranks < 1) {
+    refuse("--ranks", "at least 1", config.ranks);
+  }
+  if (config.replicate < 1 || config.ranks % config.replicate != 0) {
+    refuse(
+        "--replicate",
+        "a number that divides the " + std::to_string(config.ranks) + " ranks",
+        config.replicate);
+  }
+  if (!config.budget.empty() && budget_bytes_of(config) < 1) {
+    refuse("--budget", "at least 1 byte", config.budget);
+  }
+  if (config.mode == "ddp") {
+    check_ddp(config);
+  }
+  if (!config.budget.empty() && config.strategy == "no_shard") {
+    refuse("--budget", "none with --strategy no_shard", config.budget);
+  }
+  if (!(config.interval_width > 0.0) || !std::isfinite(config.interval_width)) {
+    refuse("--interval-width", "a number above 0", config.interval_width);
+  }
+  if (config.rounds_max < 1) {
+    refuse("--rounds-max", "at least 1", config.rounds_max);
+  }
+  if (!(config.minutes_max > 0.0)) {
+    refuse("--minutes-max", "a number above 0", config.minutes_max);
+  }
+  if (config.block_steps < 0) {
+    refuse("--block-steps", "at least 0", config.block_steps);
+  }
+}
+
+std::vector<std::string> contenders_of(const StepConfig& config) {
+  std::vector<std::string> names = {"bound", "sherd"};
+  if (config.ranks > 1 && config.peers == "all") {
+    if (config.strategy != "no_shard" && config.mode == "fsdp") {
+      names.emplace_back("fsdp2");
+    }
+    names.emplace_back("ddp");
+  }
+  return names;
+}
+
+}  // namespace sherd::bench

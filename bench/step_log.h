@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a rank of a fault-tolerant contender writes down, a line for each step, in
+// a file of its own, so that nobody is lost with what was said:
+//
+//   replica-1.rank-0.life-4711     one life of a rank; 4711 is its process
+//
+//   begun 0 12.345678 -            the process runs
+//   computed 7 13.345678 89ab...   step 7 was made of gradients, the rank's too
+//   followed 8 13.845678 -         made, but this rank had no samples
+//   replayed 6 13.045678 -         made of a sum that was missed and fetched
+//   dropped 9 14.345678 -          computed, and not made
+//
+// with the time of the host's monotonic clock in s and a hash of all that the rank
+// trains, or none. Thread rule: pure functions, any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sherd::bench {
+
+enum class StepEventKind { kBegun, kComputed, kFollowed, kReplayed, kDropped };
+
+struct StepEvent {
+  StepEventKind kind = StepEventKind::kBegun;
+  std::int64_t step = 0;  // Counted from 1; 0: none.
+  double time_s = 0.0;
+  std::optional<std::uint64_t> hash{};
+};
+
+std::string line_of(const StepEvent& line);
+// Nothing when the line is not exactly that.
+std::optional<StepEvent> parse_step_event(const std::string& line);
+
+struct StepLogName {
+  int replica = 0;
+  int rank = 0;
+  int process = 0;
+};
+
+std::string file_name_of(const StepLogName& name);
+// Nothing for another file.
+std::optional<StepLogName> parse_file_name(const std::string& name);
+
+struct StepLog {
+  StepLogName name;
+  std::vector<StepEvent> lines{};  // In order of time.
+};
+
+}  // namespace sherd::bench

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/step_runner.h"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+#include <sherd/base/error.h>
+#include <sherd/ddp/replicate.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/optim/adamw.h>
+#include <torch/torch.h>
+#include "bench/step_barrier.h"
+#include "exchange_kind_flag.h"
+
+namespace sherd::bench {
+
+models::GptConfig model_config(const Workload& work) {
+  models::GptConfig config;
+  config.layers = work.layers;
+  config.width = work.width;
+  config.heads = work.heads;
+  config.sequence = work.sequence;
+  config.vocabulary = kVocabulary;
+  config.tied_head = false;
+  return config;
+}
+
+namespace {
+
+// The part of a parameter that a rank of the bound updates.
+struct ParameterRange {
+  at::Tensor parameter;  // Of the module, whole; its gradient lies in it.
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+};
+
+// Elements [rank / ranks, (rank + 1) / ranks) of all parameters in a row.
+std::vector<ParameterRange> ranges_of(
+    const std::vector<at::Tensor>& parameters, int rank, int ranks) {
+  std::int64_t total = 0;
+  for (const auto& parameter : parameters) {
+    total += parameter.numel();
+  }
+  const auto first = total * rank / ranks;
+  const auto last = total * (rank + 1) / ranks;
+  std::vector<ParameterRange> pieces;
+  std::int64_t offset = 0;
+  for (const auto& parameter : parameters) {
+    const auto begin = std::max(first - offset, std::int64_t{0});
+    const auto end = std::min(last - offset, parameter.numel());
+    if (begin < end) {
+      pieces.push_back(
+          {.parameter = parameter, .begin = begin, .count = end - begin});
+    }
+    offset += parameter.numel();
+  }
+  return pieces;
+}
+
+// The piece's part of its parameter, or of a gradient of it.
+at::Tensor elements_of(const ParameterRange& piece, const at::Tensor& whole) {
+  return whole.detach().view({-1}).narrow(0, piece.begin, piece.count);
+}
+
+class LowerBoundRunner final : public StepRunner {
+ public:
+  LowerBoundRunner(const World& world, const StepRunnerOptions& options)
+      : model_(model_config(options.work)),
+        parameters_(model_->parameters()),
+        ranges_(
+            options.mode == "ddp"
+                ? ranges_of(parameters_, 0, 1)
+                : ranges_of(parameters_, world.rank(), world.size())) {
+    if (options.dtype == "bf16") {
+      for (const auto& piece : ranges_) {
+        masters_.push_back(elements_of(piece, piece.parameter).clone());
+      }
+      model_->to(torch::kBFloat16);
+    }
+    if (world.size() > 1) {
+      barrier_.emplace(options.barrier, world.size());
+    }
+  }
+
+  double step(const at::Tensor& inputs, const at::Tensor& targets) override {
+    const auto loss = model_->loss(inputs, targets);
+    loss.backward();
+    update();
+    const auto value = loss.item<double>();
+    if (barrier_) {
+      barrier_->wait();
+    }
+    return value;
+  }
+
+ private:
+  // At the first update, as LibTorch's optimizers: where state lies between
+  // gradients in the heap decides how many pages each later step faults in.
+  void allocate_state() {
+    for (std::size_t i = 0; i < ranges_.size(); ++i) {
+      const auto slice = masters_.empty()
+          ? elements_of(ranges_[i], ranges_[i].parameter)
+          : masters_[i];
+      slices_.push_back(slice);
+      exp_avgs_.push_back(torch::zeros_like(slice));
+      exp_avg_sqs_.push_back(torch::zeros_like(slice));
+      steps_.push_back(torch::zeros({}));
+    }
+  }
+
+  void update() {
+    const torch::NoGradGuard no_grad;
+    if (slices_.empty()) {
+      allocate_state();
+    }
+    std::vector<at::Tensor> gradients;
+    gradients.reserve(ranges_.size());
+    for (std::size_t i = 0; i < ranges_.size(); ++i) {
+      gradients.push_back(elements_of(ranges_[i], ranges_[i].parameter.grad())
+                              .to(slices_[i].scalar_type()));
+    }
+    const AdamWOptions preset;
+    at::_foreach_add_(steps_, 1);
+    at::_fused_adamw_(
+        slices_, gradients, exp_avgs_, exp_avg_sqs_, /*max_exp_avg_sqs=*/{},
+        steps_, kLearningRate, preset.beta1, preset.beta2, preset.weight_decay,
+        preset.epsilon, /*amsgrad=*/false, /*maximize=*/false);
+    for (std::size_t i = 0; i < masters_.size(); ++i) {
+      elements_of(ranges_[i], ranges_[i].parameter).copy_(masters_[i]);
+    }
+    for (auto& parameter : parameters_) {
+      parameter.mutable_grad().reset();
+    }
+  }
+
+  models::Gpt model_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<ParameterRange> ranges_;
+  std::vector<at::Tensor> masters_;     // Of pieces in fp32; empty in fp32.
+  std::optional<StepBarrier> barrier_;  // Only with several ranks.
+  // One element a piece.
+  std::vector<at::Tensor> slices_;
+  std::vector<at::Tensor> exp_avgs_;
+  std::vector<at::Tensor> exp_avg_sqs_;
+  std::vector<at::Tensor> steps_;
+};
+
+// A model, the handle that distributes it, and sherd's AdamW.
+template <typename Handle>
+class SherdRunner final : public StepRunner {
+ public:
+  SherdRunner(
+      const StepRunnerOptions& options,
+      const std::function<Handle(torch::nn::Module&)>& distribute)
+      : model_(model_config(options.work)),
+        handle_(distribute(*model_)),
+        adamw_(
+            handle_.named_parameters(),
+            {.learning_rate = kLearningRate,
+             .groups = {},
+             .in_backward = options.update == "backward"}) {}
+
+  double step(const at::Tensor& inputs, const at::Tensor& targets) override {
+    const auto loss = model_->loss(inputs, targets);
+    loss.backward();
+    adamw_.step();
+    adamw_.zero_grad();
+    return loss.item<double>();
+  }
+
+  void close() override { handle_.close(); }
+
+ private:
+  models::Gpt model_;
+  Handle handle_;
+  AdamW adamw_;
+};
+
+}  // namespace
+
+FullyShardOptions shard_options(const StepRunnerOptions& options) {
+  FullyShardOptions shard;
+  shard.units = units::of_type<models::BlockImpl>();
+  shard.exchange = tools::parse_exchange_kind(options.exchange);
+  if (options.strategy == "shard_grad_op") {
+    shard.strategy = Strategy::kShardGradOp;
+  } else if (options.strategy == "no_shard") {
+    shard.strategy = Strategy::kNoShard;
+  }
+  if (options.dtype == "bf16") {
+    shard.mixed_precision.param_dtype = at::kBFloat16;
+  }
+  if (options.budget_bytes > 0) {
+    shard.budget_bytes = options.budget_bytes;
+  }
+  return shard;
+}
+
+std::int64_t random_byte(std::uint64_t number) {
+  // SplitMix64's finaliser, as in bench/peer_rank.py.
+  std::uint64_t x = number + 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
+  return static_cast<std::int64_t>((x ^ (x >> 31U)) >> 56U);
+}
+
+std::unique_ptr<StepRunner> make_step_runner(
+    const World& world, const StepRunnerOptions& options) {
+  if (options.contender == "bound") {
+    return std::make_unique<LowerBoundRunner>(world, options);
+  }
+  if (options.contender == "sherd" && options.mode == "ddp") {
+    return std::make_unique<SherdRunner<DistributedDataParallel>>(
+        options, [&](torch::nn::Module& model) {
+          return replicate(
+              model, world,
+              {.exchange = tools::parse_exchange_kind(options.exchange)});
+        });
+  }
+  if (options.contender == "sherd") {
+    return std::make_unique<SherdRunner<FullyShardedDataParallel>>(
+        options, [&](torch::nn::Module& model) {
+          return fully_shard(
+              model, Mesh(world, {.replicate = options.replicate}),
+              shard_options(options));
+        });
+  }
+  throw Error(
+      "[bench] --contender: expected bound or sherd, found " +
+      options.contender);
+}
+
+}  // namespace sherd::bench

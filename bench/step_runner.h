@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StepRunner is what a contender's rank times: one training step of the same GPT
+// on the same random bytes. Two kinds:
+//
+//   bound   plain LibTorch and nothing exchanged: every rank runs forward and
+//           backward on its own copy, updates its 1/W of the elements with
+//           fused AdamW, and waits for the others. No data-parallel training
+//           can be faster, since it does all this and exchanges too. In bf16
+//           the copy is bf16 and the 1/W that it updates lies in fp32 beside.
+//           In mode ddp every rank updates all elements.
+//   sherd   fully_shard, or in mode ddp replicate, and sherd::AdamW, as in the
+//           README.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <ATen/core/Tensor.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/models/gpt.h>
+#include <sherd/world/world.h>
+#include "bench/workload.h"
+
+namespace sherd::bench {
+
+// Of every contender.
+models::GptConfig model_config(const Workload& work);
+
+struct StepRunnerOptions {
+  std::string contender;  // "bound" or "sherd".
+  Workload work;
+  std::string mode = "fsdp";  // Or ddp.
+  std::string strategy;
+  std::string exchange;           // auto, collective or shm; of sherd.
+  int replicate = 1;              // Replicas; of sherd.
+  std::string dtype = "fp32";     // Or bf16, over fp32 weights.
+  std::int64_t budget_bytes = 0;  // 0: the strategy's.
+  std::string update = "step";    // Of sherd: by "step" or in "backward".
+  std::string barrier;            // File of the bound's StepBarrier.
+};
+
+// What fully_shard gets.
+FullyShardOptions shard_options(const StepRunnerOptions& options);
+
+// The byte of that number in what all contenders train on.
+std::int64_t random_byte(std::uint64_t number);
+
+class StepRunner {
+ public:
+  virtual ~StepRunner() = default;
+
+  // A whole training step; returns this rank's loss before the update.
+  // Collective.
+  virtual double step(const at::Tensor& inputs, const at::Tensor& targets) = 0;
+
+  // Ends it in order. Collective.
+  virtual void close() {}
+};
+
+// Collective. Throws Error as fully_shard does, and for an unknown contender.
+// `world` must outlive it.
+std::unique_ptr<StepRunner> make_step_runner(
+    const World& world, const StepRunnerOptions& options);
+
+}  // namespace sherd::bench

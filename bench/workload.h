@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The workloads of `sherd bench step`: one GPT each, with a byte vocabulary and an
+// untied head, trained on random bytes.
+//
+//   wide   6 layers, width 768, sequence 64, batch 1 a rank: weights dominate
+//   small  8 layers, width 256, sequence 128, batch 4: `sherd train` in small
+//   tiny   4 layers, width 128, sequence 64, batch 4: fixed costs dominate
+//
+// Thread rule: pure functions, any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sherd::bench {
+
+struct Workload {
+  std::string name;
+  std::int64_t layers = 0;
+  std::int64_t width = 0;
+  std::int64_t heads = 0;
+  std::int64_t sequence = 0;
+  std::int64_t batch = 0;  // Rows a rank.
+  // Timed steps between two changes of contender: about half a second of the
+  // bound on one core of a server of 2024.
+  int block_steps = 0;
+};
+
+constexpr std::int64_t kVocabulary = 256;
+constexpr double kLearningRate = 3e-4;  // Of every contender; the rest is
+                                        // AdamW's defaults.
+
+const std::vector<Workload>& workloads();
+
+// Throws Error naming those there are.
+const Workload& workload_named(const std::string& name);
+
+// Of the model, all trained.
+std::int64_t parameters_of(const Workload& work);
+
+// What each contender's program is told: "--layers", "6", and so on.
+std::vector<std::string> flags_of(const Workload& work);
+
+}  // namespace sherd::bench
