@@ -12,7 +12,6 @@
 #include <cstring>
 #include <utility>
 #include <sherd/base/error.h>
-#include "bench/child_process.h"
 
 namespace sherd::bench {
 namespace {
@@ -32,12 +31,6 @@ constexpr const char* kGraceSeconds = "5";
       ErrorCode::kUnavailable);
 }
 
-void close_fd(int& fd) {
-  if (fd >= 0) {
-    ::close(std::exchange(fd, -1));
-  }
-}
-
 std::vector<std::string> launch_command(const ContenderJobSpec& setup) {
   std::vector<std::string> command = {
       setup.sherd,   "run",     "-n",          std::to_string(setup.ranks),
@@ -54,15 +47,15 @@ StopSignalFd::StopSignalFd() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     ::sigaddset(&set, signal);
   }
-  fd_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (fd_ < 0) {
+  fd_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd_.open()) {
     fail_as_system("wait for signals");
   }
-  ::sigprocmask(SIG_BLOCK, &set, &mask_before_);
+  ::sigprocmask(SIG_BLOCK, &set, &before_.mask);
   // A handler, because an ignored signal would stay ignored in the ranks.
   struct sigaction nothing = {};
   nothing.sa_handler = [](int) {};
-  ::sigaction(SIGPIPE, &nothing, &pipe_before_);
+  ::sigaction(SIGPIPE, &nothing, &before_.pipe);
 }
 
 StopSignalFd::~StopSignalFd() {
@@ -70,14 +63,12 @@ StopSignalFd::~StopSignalFd() {
   // not kill on the way out.
   while (take() != 0) {
   }
-  ::sigaction(SIGPIPE, &pipe_before_, nullptr);
-  ::sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
-  close_fd(fd_);
+  before_.restore();
 }
 
 int StopSignalFd::take() const {
   signalfd_siginfo info = {};
-  return ::read(fd_, &info, sizeof info) == sizeof info
+  return ::read(fd_.get(), &info, sizeof info) == sizeof info
       ? static_cast<int>(info.ssi_signo)
       : 0;
 }
@@ -95,42 +86,49 @@ ContenderJob::ContenderJob(
 void ContenderJob::start(const ContenderJobSpec& setup) {
   int in[2] = {-1, -1};
   int out[2] = {-1, -1};
-  errors_ = ::memfd_create("bench-errors", MFD_CLOEXEC);
-  if (errors_ < 0 || ::pipe2(in, O_CLOEXEC) != 0 ||
-      ::pipe2(out, O_CLOEXEC) != 0) {
+  errors_ = Descriptor(::memfd_create("bench-errors", MFD_CLOEXEC));
+  if (!errors_.open() || ::pipe2(in, O_CLOEXEC) != 0) {
     fail_as_system("start contender " + name_);
   }
-  to_ = in[1];
-  from_ = out[0];
-  process_ = start_child(
-      {.command = launch_command(setup),
+  const Descriptor its_in(in[0]);
+  to_ = Descriptor(in[1]);
+  if (::pipe2(out, O_CLOEXEC) != 0) {
+    fail_as_system("start contender " + name_);
+  }
+  const Descriptor its_out(out[1]);
+  from_ = Descriptor(out[0]);
+  SpawnResult started = spawn_process(
+      {.path = setup.sherd,
+       .command = launch_command(setup),
        .environment = setup.environment,
-       .standard = {in[0], out[1], errors_},
-       .mask = signals_.mask_before()});
-  ::close(in[0]);
-  ::close(out[1]);
-  if (process_ < 0) {
+       .standard = {its_in.get(), its_out.get(), errors_.get()}},
+      signals_.before());
+  if (!started.process) {
+    errno = started.error;
     fail_as_system("start contender " + name_);
   }
+  process_ = std::move(started.process);
 }
 
 ContenderJob::~ContenderJob() {
-  close_fd(to_);
-  if (process_ > 0) {
-    ::kill(process_, SIGKILL);
-    reap();
+  to_.close();
+  if (process_) {
+    process_->kill_and_reap();
   }
-  close_fd(from_);
-  close_fd(errors_);
 }
 
-int ContenderJob::reap() { return wait_for_end(std::exchange(process_, -1)); }
+int ContenderJob::reap() {
+  const int status = process_->wait().status();
+  process_.reset();
+  return status;
+}
 
 std::string ContenderJob::last_lines() const {
-  const auto size = ::lseek(errors_, 0, SEEK_END);
+  const auto size = ::lseek(errors_.get(), 0, SEEK_END);
   const auto count = std::min<off_t>(size, kShownBytesMax);
   std::string text(static_cast<std::size_t>(std::max<off_t>(count, 0)), '\0');
-  const auto got = ::pread(errors_, text.data(), text.size(), size - count);
+  const auto got =
+      ::pread(errors_.get(), text.data(), text.size(), size - count);
   text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
   if (count < size) {
     text.erase(0, text.find('\n') + 1);
@@ -150,7 +148,7 @@ void ContenderJob::fail(const std::string& what) {
 
 bool ContenderJob::read_more() {
   std::array<char, 4096> buffer = {};
-  const auto count = ::read(from_, buffer.data(), buffer.size());
+  const auto count = ::read(from_.get(), buffer.data(), buffer.size());
   if (count > 0) {
     unread_.append(buffer.data(), static_cast<std::size_t>(count));
   }
@@ -174,7 +172,7 @@ std::string ContenderJob::answer(
     }
     const auto wait = std::chrono::ceil<milliseconds>(rest);
     std::array<pollfd, 2> events = {
-        {{from_, POLLIN, 0}, {signals_.fd(), POLLIN, 0}}};
+        {{from_.get(), POLLIN, 0}, {signals_.fd(), POLLIN, 0}}};
     ::poll(
         events.data(), events.size(),
         static_cast<int>(
@@ -204,7 +202,8 @@ ReadyReply ContenderJob::wait_until_ready(seconds deadline) {
 void ContenderJob::send(const RunStepsCommand& command) {
   // To a process that has ended: the answer does not come, which says so.
   const std::string line = line_of(command) + "\n";
-  [[maybe_unused]] const auto written = ::write(to_, line.data(), line.size());
+  [[maybe_unused]] const auto written =
+      ::write(to_.get(), line.data(), line.size());
 }
 
 StepsReply ContenderJob::run(
@@ -228,7 +227,7 @@ bool ContenderJob::wait_for_end_of_output(seconds deadline) {
     if (rest <= milliseconds(0)) {
       return false;
     }
-    pollfd event = {from_, POLLIN, 0};
+    pollfd event = {from_.get(), POLLIN, 0};
     if (::poll(&event, 1, static_cast<int>(rest.count())) > 0 && !read_more()) {
       return true;
     }
@@ -237,7 +236,7 @@ bool ContenderJob::wait_for_end_of_output(seconds deadline) {
 
 void ContenderJob::end(seconds deadline) {
   send({.steps = 0});
-  close_fd(to_);
+  to_.close();
   if (!wait_for_end_of_output(deadline)) {
     fail("did not end in time");
   }
@@ -247,17 +246,17 @@ void ContenderJob::end(seconds deadline) {
 }
 
 void ContenderJob::tell_to_stop() const noexcept {
-  if (process_ > 0) {
-    ::kill(process_, SIGTERM);
+  if (process_) {
+    process_->signal_process(SIGTERM);
   }
 }
 
 void ContenderJob::stop(seconds deadline) noexcept {
-  if (process_ <= 0) {
+  if (!process_) {
     return;
   }
   if (!wait_for_end_of_output(deadline)) {
-    ::kill(process_, SIGKILL);
+    process_->signal_process(SIGKILL);
   }
   reap();
 }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ContenderJob is one of the programs that `sherd bench` compares: W ranks under a
-// `sherd run` of their own, driven through rank 0 by the lines of contender_protocol.h.
-// Between two calls its ranks sleep in a read or a receive. However this
-// process ends, so do they: `sherd run` dies with its parent and takes its
-// ranks along. Thread rule: one thread, the only one of the process.
+// ContenderJob is one of the programs that `sherd bench` compares: W ranks under a `sherd run` of
+// their own, driven through rank 0 by the lines of contender_protocol.h. Between two calls its
+// ranks sleep in a read or a receive. They end with this process, however it ends. Thread rule:
+// one thread, the only one of the process.
 #pragma once
 
-#include <sys/types.h>
 #include <chrono>
-#include <csignal>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
+#include "base/descriptor.h"
+#include "base/process.h"
 #include "bench/contender_protocol.h"
 
 namespace sherd::bench {
@@ -26,15 +26,15 @@ class StopSignalFd {
   StopSignalFd(const StopSignalFd&) = delete;
   StopSignalFd& operator=(const StopSignalFd&) = delete;
 
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   // The signal that has arrived; 0: none.
   int take() const;
-  const sigset_t& mask_before() const { return mask_before_; }
+  // As found at construction, for a child to restore before exec.
+  const SignalState& before() const { return before_; }
 
  private:
-  int fd_ = -1;
-  sigset_t mask_before_ = {};
-  struct sigaction pipe_before_ = {};
+  Descriptor fd_;
+  SignalState before_;
 };
 
 // A signal asked this process to end.
@@ -46,7 +46,7 @@ struct ContenderJobSpec {
   std::string name;
   std::string sherd;  // The program `sherd`.
   int ranks = 1;
-  std::vector<std::string> command;      // Of one rank.
+  std::vector<std::string> command;      // One rank's.
   std::vector<std::string> environment;  // "NAME=value", all of it.
 };
 
@@ -98,10 +98,10 @@ class ContenderJob {
 
   const std::string name_;
   const StopSignalFd& signals_;
-  pid_t process_ = -1;  // -1 once reaped.
-  int to_ = -1;
-  int from_ = -1;
-  int errors_ = -1;  // A file in memory: nobody needs to read it in time.
+  std::optional<ChildProcess> process_;  // `sherd run`.
+  Descriptor to_;
+  Descriptor from_;
+  Descriptor errors_;  // A file in memory: nobody needs to read it in time.
   std::string unread_;
 };
 

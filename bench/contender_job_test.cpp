@@ -4,12 +4,12 @@
 #include "bench/contender_job.h"
 
 #include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 #include <memory>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
+#include "base/process.h"
 
 namespace sherd::bench {
 namespace {
@@ -111,35 +111,23 @@ TEST(ContenderJob, SilenceEndsAtTheDeadline) {
       HasSubstr("did not answer in time"));
 }
 
-// Readable when the process has ended.
-class ProcessEnd {
- public:
-  explicit ProcessEnd(int process)
-      : fd_(static_cast<int>(::syscall(SYS_pidfd_open, process, 0U))) {}
-  ~ProcessEnd() { ::close(fd_); }
-  ProcessEnd(const ProcessEnd&) = delete;
-  ProcessEnd& operator=(const ProcessEnd&) = delete;
-
-  bool comes() const {
-    pollfd event = {fd_, POLLIN, 0};
-    return ::poll(&event, 1, 30'000) == 1;
-  }
-
- private:
-  int fd_;
-};
+// Whether the process behind the pidfd ends.
+bool ends(const Descriptor& process) {
+  pollfd event = {process.get(), POLLIN, 0};
+  return ::poll(&event, 1, 30'000) == 1;
+}
 
 TEST(ContenderJob, ASignalInterruptsAndStoppingLeavesNothingRunning) {
   const StopSignalFd signals;
   const auto contender =
       started(std::string(kReady) + "while read line; do :; done", signals);
   const auto ready = contender->wait_until_ready(kDeadline);
-  const ProcessEnd end(ready.processes.front());
+  const Descriptor process = open_pidfd(ready.processes.front());
   ::raise(SIGTERM);
   EXPECT_THROW(contender->run(1, kDeadline), Interrupted);
   contender->tell_to_stop();
   contender->stop(kDeadline);
-  EXPECT_TRUE(end.comes());
+  EXPECT_TRUE(ends(process));
 }
 
 TEST(ContenderJob, DestructionAloneLeavesNothingRunning) {
@@ -148,9 +136,9 @@ TEST(ContenderJob, DestructionAloneLeavesNothingRunning) {
       std::string("trap '' TERM; ") + kReady + "while :; do read line; done",
       signals);
   const auto ready = contender->wait_until_ready(kDeadline);
-  const ProcessEnd end(ready.processes.front());
+  const Descriptor process = open_pidfd(ready.processes.front());
   contender.reset();
-  EXPECT_TRUE(end.comes());
+  EXPECT_TRUE(ends(process));
 }
 
 }  // namespace

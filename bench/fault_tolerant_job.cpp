@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
@@ -18,7 +17,6 @@
 #include <system_error>
 #include <utility>
 #include <sherd/base/error.h>
-#include "bench/child_process.h"
 
 namespace sherd::bench {
 namespace {
@@ -94,27 +92,26 @@ FaultTolerantJob::FaultTolerantJob(
 
 void FaultTolerantJob::start(const FaultTolerantJobSpec& setup) {
   const std::string log = folder_ + "/log";
-  const int in = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-  const int out =
-      ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (in >= 0 && out >= 0) {
-    process_ = start_child(
-        {.command = command_of(setup),
+  const Descriptor in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const Descriptor out(
+      ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  SpawnResult started;
+  started.error = errno;
+  if (in.open() && out.open()) {
+    started = spawn_process(
+        {.path = setup.sherd,
+         .command = command_of(setup),
          .environment = setup.environment,
-         .standard = {in, out, out},
-         .mask = signals_.mask_before()});
+         .standard = {in.get(), out.get(), out.get()}},
+        signals_.before());
   }
-  const int error = errno;
-  for (const int fd : {in, out}) {
-    if (fd >= 0) {
-      ::close(fd);
-    }
-  }
-  if (process_ < 0) {
+  if (!started.process) {
     throw Error(
-        std::string("[bench] cannot start replicas: ") + std::strerror(error),
+        std::string("[bench] cannot start replicas: ") +
+            std::strerror(started.error),
         ErrorCode::kUnavailable);
   }
+  launcher_ = std::move(started.process);
 }
 
 std::vector<std::string> FaultTolerantJob::command_of(
@@ -153,9 +150,8 @@ std::vector<std::string> FaultTolerantJob::command_of(
 }
 
 FaultTolerantJob::~FaultTolerantJob() {
-  if (process_ > 0) {
-    ::kill(process_, SIGKILL);
-    wait_for_end(process_);
+  if (launcher_) {
+    launcher_->kill_and_reap();
   }
   if (folder_is_temporary_) {
     std::error_code ignored;
@@ -182,12 +178,10 @@ void FaultTolerantJob::fail(const std::string& what) const {
 }
 
 bool FaultTolerantJob::has_ended() {
-  int status = 0;
-  if (process_ > 0 && ::waitpid(process_, &status, WNOHANG) == process_) {
-    status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    process_ = -1;
+  if (const auto end = launcher_->try_reap()) {
+    exit_status_ = end->status();
   }
-  return process_ < 0;
+  return exit_status_.has_value();
 }
 
 void FaultTolerantJob::pause(double seconds) const {
@@ -218,7 +212,7 @@ void FaultTolerantJob::wait_until(
       return;
     }
     if (has_ended()) {
-      fail("ended with exit status " + std::to_string(status_));
+      fail("ended with exit status " + std::to_string(*exit_status_));
     }
     if (steady_clock::now() > until) {
       fail(
@@ -254,7 +248,8 @@ double FaultTolerantJob::kill_rank(int replica, int rank) {
 }
 
 double FaultTolerantJob::kill_coordinator() {
-  return kill_process(child_with(process_, "coordinate"), "the coordinator");
+  return kill_process(
+      child_with(launcher_->pid(), "coordinate"), "the coordinator");
 }
 
 void FaultTolerantJob::open_until(std::int64_t step) {
@@ -262,7 +257,7 @@ void FaultTolerantJob::open_until(std::int64_t step) {
 }
 
 void FaultTolerantJob::end(std::chrono::seconds deadline) {
-  ::kill(process_, SIGUSR1);
+  launcher_->signal_process(SIGUSR1);
   if (gate_) {
     gate_->open_until(std::numeric_limits<std::int64_t>::max());
   }
@@ -273,8 +268,8 @@ void FaultTolerantJob::end(std::chrono::seconds deadline) {
     }
     pause(std::chrono::duration<double>(kTick).count());
   }
-  if (status_ != 0) {
-    fail("ended with exit status " + std::to_string(status_));
+  if (*exit_status_ != 0) {
+    fail("ended with exit status " + std::to_string(*exit_status_));
   }
 }
 

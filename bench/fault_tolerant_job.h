@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FaultTolerantJob is a fault-tolerant run that `sherd bench` watches and does harm
-// to: replicas, each of some ranks (replica_rank.h), under a `sherd run
-// --fault-tolerant` of their own. What they do is read from the files they write.
-// However this process ends, so do they. Thread rule: one thread, the only one of
-// the process.
+// FaultTolerantJob is a fault-tolerant run into which `sherd bench` injects faults: replicas of
+// some ranks each (replica_rank.h) under a `sherd run --fault-tolerant` of their own. What they do
+// is read from the step logs they write. They end with this process, however it ends. Thread rule:
+// one thread, the only one of the process.
 #pragma once
 
-#include <sys/types.h>
 #include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
+#include "base/process.h"
 #include "bench/contender_job.h"
 #include "bench/fault_metrics.h"
 #include "bench/step_gate.h"
@@ -73,18 +72,18 @@ class FaultTolerantJob {
  private:
   void start(const FaultTolerantJobSpec& setup);
   std::vector<std::string> command_of(const FaultTolerantJobSpec& setup) const;
-  bool has_ended();  // Then it is reaped.
+  bool has_ended();  // Then the launcher is reaped.
   double kill_process(int process, const std::string& what);
   [[noreturn]] void fail(const std::string& what) const;
   std::string last_lines() const;
 
   const StopSignalFd& signals_;
-  bool folder_is_temporary_ = false;  // It is a temporary one.
+  bool folder_is_temporary_ = false;
   std::string folder_;
   StepLogReader files_;
   std::optional<StepGate> gate_;
-  pid_t process_ = -1;  // Of the launcher; -1 once reaped.
-  int status_ = 0;      // Of its end.
+  std::optional<ChildProcess> launcher_;
+  std::optional<int> exit_status_;  // The launcher's, once it has ended.
 };
 
 }  // namespace sherd::bench

@@ -1,14 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/process.h"
 
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
+#include <cerrno>
 #include <fstream>
 #include <sstream>
 #include <string>
 #include "base/check.h"
 
 namespace sherd {
+namespace {
+
+// exec wants arrays of pointers, made before fork: allocating after it could
+// wait for a lock that nobody holds any more.
+std::vector<char*> pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  result.reserve(strings.size() + 1);
+  for (const std::string& text : strings) {
+    result.push_back(const_cast<char*>(text.c_str()));
+  }
+  result.push_back(nullptr);
+  return result;
+}
+
+cpu_set_t core_set(const std::vector<int>& cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) {
+    CPU_SET(core, &set);
+  }
+  return set;
+}
+
+struct ExecArguments {
+  std::vector<char*> command;
+  std::vector<char*> environment;
+  cpu_set_t cores;
+  pid_t parent;
+  int error_fd;  // Closed by exec; gets errno when that fails.
+};
+
+// In the child; only calls that are safe between fork and exec.
+[[noreturn]] void exec_child(
+    const ProcessSpec& spec,
+    const ExecArguments& arguments,
+    const SignalState& signals) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // The parent may have died before the call above: then nobody is told.
+  if (::getppid() != arguments.parent) {
+    ::_exit(128 + SIGKILL);
+  }
+  ::setpgid(0, 0);
+  if (!spec.cores.empty()) {
+    // A refusal costs speed, not correctness.
+    ::sched_setaffinity(0, sizeof arguments.cores, &arguments.cores);
+  }
+  ::dup2(spec.standard[0], STDIN_FILENO);
+  ::dup2(spec.standard[1], STDOUT_FILENO);
+  ::dup2(spec.standard[2], STDERR_FILENO);
+  if (spec.inherited_fd >= 0) {
+    ::fcntl(spec.inherited_fd, F_SETFD, 0);
+  }
+  if (::isatty(STDOUT_FILENO) == 1) {
+    // The child is in the background of the terminal it owns; without this,
+    // setting the terminal up would stop it.
+    ::signal(SIGTTOU, SIG_IGN);
+  }
+  signals.restore();
+  ::execve(
+      spec.path.c_str(), arguments.command.data(),
+      arguments.environment.data());
+  const int error = errno;
+  [[maybe_unused]] const auto written =
+      ::write(arguments.error_fd, &error, sizeof error);
+  ::_exit(126);
+}
+
+// errno of the child's exec; 0: its program runs, which closes the other end.
+int exec_error(int fd) {
+  int error = 0;
+  ssize_t count = 0;
+  do {
+    count = ::read(fd, &error, sizeof error);
+  } while (count < 0 && errno == EINTR);
+  return count == sizeof error ? error : 0;
+}
+
+}  // namespace
 
 Descriptor open_pidfd(int pid) {
   // Debian 12's libc headers lack the wrapper.
@@ -32,6 +115,91 @@ std::uint64_t process_start_ticks(int pid) {
   }
   std::uint64_t ticks = 0;
   return rest >> ticks ? ticks : 0;
+}
+
+void SignalState::restore() const {
+  ::sigaction(SIGPIPE, &pipe, nullptr);
+  ::sigprocmask(SIG_SETMASK, &mask, nullptr);
+}
+
+void ChildProcess::signal_process(int signal) const {
+  if (pid_ > 0) {
+    ::kill(pid_, signal);
+  }
+}
+
+void ChildProcess::signal_group(int signal) const {
+  if (pid_ > 0) {
+    ::kill(-pid_, signal);
+  }
+}
+
+std::optional<ProcessExit> ChildProcess::reap(int flags) {
+  if (pid_ <= 0) {
+    return std::nullopt;
+  }
+  siginfo_t info = {};
+  const auto id = static_cast<id_t>(pid_);
+  int failed = 0;
+  do {
+    failed = ::waitid(P_PID, id, &info, WEXITED | WNOWAIT | flags);
+  } while (failed != 0 && errno == EINTR);
+  if (failed != 0 || info.si_pid == 0) {
+    return std::nullopt;
+  }
+  // Before the reaping: until then the number is certainly this group's.
+  signal_group(SIGKILL);
+  ::waitid(P_PID, id, &info, WEXITED);
+  pid_ = -1;
+  const bool exited = info.si_code == CLD_EXITED;
+  return ProcessExit{
+      .code = exited ? info.si_status : 0,
+      .signal = exited ? 0 : info.si_status};
+}
+
+std::optional<ProcessExit> ChildProcess::try_reap() { return reap(WNOHANG); }
+
+ProcessExit ChildProcess::wait() {
+  return reap(0).value_or(ProcessExit{.code = 1});
+}
+
+void ChildProcess::kill_and_reap() {
+  signal_group(SIGKILL);
+  reap(0);
+  pid_ = -1;
+}
+
+SpawnResult spawn_process(const ProcessSpec& spec, const SignalState& signals) {
+  int ends[2] = {-1, -1};
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    return {std::nullopt, errno};
+  }
+  const Descriptor error_in(ends[0]);
+  Descriptor error_out(ends[1]);
+  const ExecArguments arguments = {
+      pointers(spec.command), pointers(spec.environment), core_set(spec.cores),
+      ::getpid(), error_out.get()};
+  const pid_t pid = ::fork();
+  if (pid < 0) {
+    return {std::nullopt, errno};
+  }
+  if (pid == 0) {
+    exec_child(spec, arguments, signals);
+  }
+  // Also here, so that the group exists whichever of the two runs first.
+  ::setpgid(pid, pid);
+  error_out.close();
+  ChildProcess process(pid, open_pidfd(pid));
+  if (process.exit_fd() < 0) {
+    const int error = errno;
+    process.kill_and_reap();
+    return {std::nullopt, error};
+  }
+  if (const int error = exec_error(error_in.get()); error != 0) {
+    process.kill_and_reap();
+    return {std::nullopt, error, /*exec_failed=*/true};
+  }
+  return {std::move(process)};
 }
 
 }  // namespace sherd

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/process.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cerrno>
 #include <csignal>
+#include <string>
 #include <gtest/gtest.h>
 
 namespace sherd {
@@ -58,6 +60,60 @@ TEST(Process, StartTicksDoNotDependOnTheNameOfTheProgram) {
 
   ::prctl(PR_SET_NAME, name);
   EXPECT_EQ(after, before);
+}
+
+SignalState this_state() {
+  SignalState state;
+  ::sigprocmask(SIG_SETMASK, nullptr, &state.mask);
+  ::sigaction(SIGPIPE, nullptr, &state.pipe);
+  return state;
+}
+
+ProcessSpec shell(const std::string& script) {
+  return {
+      .path = "/bin/sh",
+      .command = {"sh", "-c", script},
+      .environment = {"COLOUR=blue"}};
+}
+
+TEST(ChildProcess, TellsHowItEnded) {
+  SpawnResult exits =
+      spawn_process(shell("test $COLOUR = blue && exit 7"), this_state());
+  ASSERT_TRUE(exits.process);
+  EXPECT_EQ(exits.process->wait().status(), 7);
+  SpawnResult killed = spawn_process(shell("kill -9 $$"), this_state());
+  ASSERT_TRUE(killed.process);
+  const ProcessExit end = killed.process->wait();
+  EXPECT_EQ(end.signal, SIGKILL);
+  EXPECT_EQ(end.status(), 128 + SIGKILL);
+  EXPECT_EQ(killed.process->pid(), -1);
+  EXPECT_FALSE(killed.process->try_reap());
+}
+
+TEST(ChildProcess, TakesItsGroupAlong) {
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const Descriptor in(ends[0]);
+  Descriptor out(ends[1]);
+  ProcessSpec spec = shell("sleep 1000 & echo; exit 3");
+  spec.standard = {0, out.get(), 2};
+  SpawnResult started = spawn_process(spec, this_state());
+  ASSERT_TRUE(started.process);
+  out.close();
+  EXPECT_EQ(started.process->wait().code, 3);
+  // The other end closes when `sleep`, too, has ended.
+  char byte = 0;
+  while (::read(in.get(), &byte, 1) == 1) {
+  }
+}
+
+TEST(ChildProcess, AProgramThatCannotRunIsAnErrorOfTheParent) {
+  ProcessSpec spec = shell("exit 0");
+  spec.path = "/no/such/program";
+  const SpawnResult result = spawn_process(spec, this_state());
+  EXPECT_FALSE(result.process);
+  EXPECT_TRUE(result.exec_failed);
+  EXPECT_EQ(result.error, ENOENT);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ControlSocket hears what operators ask of a running launcher: datagrams on a
-// socket in the file system, so that the file's owner alone may ask and a client
-// that hangs costs nothing. One question is one datagram, "drain 2"; the answer is
-// another one, "ok ..." or "error ...". Thread rule: one thread.
+// ControlSocket is where a running launcher takes requests of operators: a datagram socket in the
+// file system, so that only the file's owner may ask and a client that hangs costs nothing. A
+// request is one datagram, "drain 2"; the reply is another one, "ok ..." or "error ...". Thread
+// rule: one thread.
 #pragma once
 
 #include <sys/socket.h>
@@ -39,9 +39,9 @@ class ControlSocket {
     sockaddr_un from{};
     socklen_t from_bytes = 0;
   };
-  // The next one; never waits.
+  // The next request; never waits.
   std::optional<Datagram> receive();
-  // An asker who has gone misses it.
+  // A client that has gone misses it.
   void reply(const Datagram& request, const std::string& text);
 
  private:
@@ -54,6 +54,7 @@ class ControlSocket {
 
 // Asks and waits for the answer, without "ok "; the failure is the launcher's own
 // refusal, or that there is none.
-Result<std::string> send_control_request(const std::string& path, const std::string& request);
+Result<std::string> send_control_request(
+    const std::string& path, const std::string& request);
 
 }  // namespace sherd::launch

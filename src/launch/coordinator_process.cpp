@@ -40,8 +40,8 @@ CoordinatorProcess::CoordinatorProcess(
            .starts_at_zero = true}) {}
 
 void CoordinatorProcess::begin(Instant now) {
-  std::error_code ignored;  // Of an earlier run.
-  std::filesystem::remove(ready_file_, ignored);
+  std::error_code ignored;
+  std::filesystem::remove(ready_file_, ignored);  // An earlier run left it.
   started_ = now;
   failure_ = start();
   if (failure_.message.empty()) {
@@ -54,8 +54,8 @@ StartFailure CoordinatorProcess::start() {
   const ReplicaOptions& replicas = *options_.replicas;
   SupervisedProcessSpec setup;
   ProcessSpec& process = setup.process;
-  process.rank = slot_;
-  process.name = "the coordinator";
+  setup.slot = slot_;
+  setup.name = "the coordinator";
   const auto path = find_variable(options_.environment, "PATH");
   const ProgramLookup program = find_program(
       replicas.coordinator_command.front(), path.value_or("/usr/bin:/bin"));
@@ -83,7 +83,7 @@ StartFailure CoordinatorProcess::start() {
   process.command.insert(
       process.command.end(), replicas.coordinator_arguments.begin(),
       replicas.coordinator_arguments.end());
-  process.variables = options_.environment;
+  process.environment = options_.environment;
   if (options_.output == RankOutput::kFiles) {
     setup.log = options_.log_dir + "/coordinator.log";
     setup.continues_log = !address_.empty();

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CoordinatorProcess keeps the coordinator of a fault-tolerant job running: a
-// child that is started before the replicas and ended after them, and that comes
-// back, on the same log and the same ports, however often it dies. One that has
-// never listened is not tried again: its options or its log are at fault. Thread
-// rule: one thread.
+// CoordinatorProcess keeps the coordinator of a fault-tolerant job running: a child that starts
+// before the replicas and ends after them, and that is restarted on the same log and the same
+// ports however often it dies. One that has never listened is not restarted: its options or its
+// log are at fault. Thread rule: one thread.
 #pragma once
 
 #include <optional>
@@ -57,7 +56,7 @@ class CoordinatorProcess {
   const int slot_;
   Supervisor& supervisor_;
   State state_ = State::kEnded;
-  std::string status_;  // Where its page is to be.
+  std::string status_;  // The address of its status page.
   Backoff backoff_;
   Instant started_{};
   std::optional<Instant> deadline_;

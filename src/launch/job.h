@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Job is one run of the launcher over ranks that end together: it carries out
+// Job runs the ranks of a plain job, which start and end together, on this host. It carries out
 // what StopPolicy decides. Thread rule: one thread, the only one of the process.
 #pragma once
 
@@ -22,11 +22,11 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  // To the end; returns the exit status. Call once.
+  // Returns the exit status when all ranks have ended. Call once.
   int run();
 
  private:
-  // No message: all run. With one: none is left.
+  // Starts all ranks. With a message: not all could start.
   StartFailure start_all();
   StartFailure start_ranks(const StartPlan& plan, int port);
   void say_where_output_goes();

@@ -23,7 +23,7 @@ class LineWriter {
   LineWriter& operator=(const LineWriter&) = delete;
 
   int fd() const { return fd_; }
-  // Queues prefix, line and an end of line; nothing once the sink is broken.
+  // Queues prefix, line and an end of line; nothing once the writer is closed.
   void add_line(std::string_view prefix, std::string_view line);
   bool pending() const { return written_ < pending_.size(); }
   bool full() const { return pending_.size() - written_ > kPendingBytesMax; }
@@ -44,7 +44,7 @@ class LineWriter {
   bool abandoned_ = false;
   int error_ = 0;
   std::string pending_;
-  std::size_t written_ = 0;  // Of pending_, gone already.
+  std::size_t written_ = 0;  // Bytes of pending_ that have been written.
 };
 
 // Whether both descriptors lead to the same terminal, pipe or file.

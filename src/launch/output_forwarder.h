@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OutputForwarder carries one stream (stdout or stderr) of one rank from its pipe to
-// a sink, line by line, and remembers the last lines. Thread rule: one thread.
+// OutputForwarder copies one stream (stdout or stderr) of one rank from its pipe to a LineWriter,
+// line by line, so that lines of ranks do not mix, and remembers the last lines for the report
+// about a failure. Thread rule: one thread.
 #pragma once
 
 #include <string>
 #include "base/descriptor.h"
-#include "launch/lines.h"
 #include "launch/line_writer.h"
+#include "launch/lines.h"
 
 namespace sherd::launch {
 
 class OutputForwarder {
  public:
   // `to` and `last` outlive the stream.
-  OutputForwarder(Descriptor pipe, std::string prefix, LineWriter* to, OutputTail* last);
+  OutputForwarder(
+      Descriptor pipe, std::string prefix, LineWriter* to, OutputTail* last);
 
-  // Of the lines that come from now on.
+  // Lines that come from now on begin with it.
   void set_prefix(const std::string& prefix) { prefix_ = prefix; }
 
   // The descriptor to poll; -1 while there is nothing to wait for: at the end
-  // of the stream, or while the sink is full.
+  // of the stream, or while the writer is full.
   int poll_fd() const;
   // Passes on one buffer of what the pipe holds. REQUIRES: poll() said it is
   // readable or hung up.
@@ -28,7 +30,7 @@ class OutputForwarder {
   // Passes on what the pipe holds now, and a last line without an end, and
   // closes it. Does not wait for writers that outlive the rank.
   void drain();
-  // Closes the pipe when the sink's reader has gone, so that the rank meets the
+  // Closes the pipe when the writer's reader has gone, so that the rank meets the
   // closed pipe that it would have met without a launcher.
   void close_if_sink_closed();
 

@@ -13,9 +13,9 @@
 #include <gtest/gtest.h>
 #include "base/descriptor.h"
 #include "launch/launcher_under_test.h"
-#include "launch/port.h"
-#include "launch/child_process.h"
 #include "launch/line_writer.h"
+#include "launch/port.h"
+#include "launch/program.h"
 
 namespace sherd::launch {
 namespace {

@@ -36,7 +36,7 @@ void add_variables_of_replica(const ReplicaVariables& place, Variables& ours) {
   }
 }
 
-// Of an enclosing launcher, and wrong for these ranks.
+// What an enclosing launcher set, and what is wrong for these ranks.
 bool is_leftover(std::string_view name, const RankVariables& place) {
   return name == "TORCHELASTIC_USE_AGENT_STORE" ||
       (place.of_replica &&

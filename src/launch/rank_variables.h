@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The environment contract with a rank: what it is told about its place, in the
-// names of torchrun. Pure. Thread rule: any thread.
+// The environment variables of a rank, which say where it stands in the job, by the names that
+// torchrun uses. Pure. Thread rule: any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace sherd::launch {
 
-// What a rank of a fault-tolerant job learns besides its place in its replica.
+// What a rank of a fault-tolerant job is told besides its place in its replica.
 struct ReplicaVariables {
   std::string coordinator;     // host:port
   std::optional<int> replica;  // None: a spare, which learns it later.
   int replicas = 1;
-  std::int64_t samples = 0;  // Of a step that lacks nobody; 0: unknown.
+  std::int64_t samples = 0;  // In a step of all replicas; 0: unknown.
   std::string secret_file;   // Empty: none.
   int spare_fd = -1;         // Where a spare reads its replica's number.
 };
@@ -25,20 +25,18 @@ struct ReplicaVariables {
 struct RankVariables {
   int rank = 0;
   int ranks = 1;  // All of them on this host.
-  // 0, or hosts that they shall believe to be on: ranks are divided in order.
+  // How many hosts the ranks are to believe they are on, divided in order; 0: this one.
   int fake_hosts = 0;
   int port = 0;     // Where rank 0 listens, on 127.0.0.1.
   int threads = 1;  // A rank's share of the cores; 0 counts as 1.
   std::optional<ReplicaVariables> of_replica{};
 };
 
-// `base` ("NAME=value" each) with RANK, WORLD_SIZE, LOCAL_RANK,
-// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT replaced, with fake hosts
-// SHERD_FAKE_HOST too,
-// of a replica SHERD_COORDINATOR, SHERD_REPLICA (or SHERD_SPARE, a descriptor),
-// SHERD_REPLICAS, SHERD_SAMPLES and SHERD_SECRET_FILE, OMP_NUM_THREADS added
-// unless it is there, and traces of an enclosing torchrun's agent removed: its
-// store does not know these ranks.
+// `base` ("NAME=value" each) with these changes. Replaced: RANK, WORLD_SIZE, LOCAL_RANK,
+// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; with fake hosts SHERD_FAKE_HOST; for a replica
+// SHERD_COORDINATOR, SHERD_REPLICA (or SHERD_SPARE, a descriptor), SHERD_REPLICAS, SHERD_SAMPLES
+// and SHERD_SECRET_FILE. Added unless it is there: OMP_NUM_THREADS. Removed: what an enclosing
+// torchrun's agent set, whose store does not know these ranks.
 std::vector<std::string> variables_of_rank(
     const std::vector<std::string>& base, const RankVariables& place);
 

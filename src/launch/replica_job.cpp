@@ -28,7 +28,7 @@ RestartPolicyOptions policy_options(const LaunchOptions& options) {
   return result;
 }
 
-// Of a step, when nobody is missing.
+// The samples of a step in which all replicas take part.
 std::int64_t full_samples(const ReplicaOptions& replicas) {
   return replicas.global_batch > 0
       ? replicas.global_batch
@@ -118,7 +118,8 @@ Status ReplicaJob::make_folder() {
     folder_ = find_variable(options_.environment, "TMPDIR").value_or("/tmp") +
         "/sherd-run-XXXXXX";
     folder_is_temporary_ = ::mkdtemp(folder_.data()) != nullptr;
-    error = std::error_code(folder_is_temporary_ ? 0 : errno, std::system_category());
+    error = std::error_code(
+        folder_is_temporary_ ? 0 : errno, std::system_category());
   }
   if (error) {
     return Status(
@@ -271,8 +272,9 @@ StartFailure ReplicaJob::start_rank_of(
           .secret_file = replicas_.secret_file,
           .spare_fd = told.get()}};
   const std::string name = action.replica ? str("r", *action.replica, ".", rank)
-                                         : str("s", action.group, ".", rank);
-  SupervisedProcessSpec setup = rank_process_spec(options_, plan_, place, slot, name);
+                                          : str("s", action.group, ".", rank);
+  SupervisedProcessSpec setup =
+      rank_process_spec(options_, plan_, place, slot, name);
   setup.process.inherited_fd = told.get();
   if (options_.output == RankOutput::kFiles) {
     setup.log = str(options_.log_dir, "/", name, ".log");

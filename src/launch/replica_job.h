@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ReplicaJob is one run of the launcher over replicas that may die and come back,
-// and their coordinator: it carries out what RestartPolicy decides. Thread rule:
-// one thread, the only one of the process.
+// ReplicaJob runs a fault-tolerant job on this host: replicas, which are groups of ranks that
+// may die and are started again, spares and, unless it runs elsewhere, their coordinator. It
+// carries out what RestartPolicy decides. Thread rule: one thread, the only one of the process.
 #pragma once
 
 #include <deque>
@@ -31,7 +31,7 @@ class ReplicaJob {
   ReplicaJob(const ReplicaJob&) = delete;
   ReplicaJob& operator=(const ReplicaJob&) = delete;
 
-  // To the end; returns the exit status. Call once.
+  // Returns the exit status when the job is over. Call once.
   int run();
 
  private:
@@ -63,14 +63,14 @@ class ReplicaJob {
   Supervisor supervisor_;  // Slots: slot_of(), then the coordinator.
   RestartPolicy policy_;
   StartPlan plan_;
-  std::string folder_;                             // Of the coordinator's log.
-  bool folder_is_temporary_ = false;                       // It is a temporary one.
-  std::optional<CoordinatorProcess> coordinator_;  // None: runs elsewhere.
+  std::string folder_;  // Where the coordinator keeps its log.
+  bool folder_is_temporary_ = false;
+  std::optional<CoordinatorProcess> coordinator_;  // None: it runs elsewhere.
   std::optional<ControlSocket> control_;
-  std::map<int, int> ports_;  // By group: two must not get one port.
+  std::map<int, int> ports_;  // By group, because no two may get the same one.
   std::uint64_t ports_tried_ = 0;
-  std::map<int, Descriptor> spare_ends_;  // By slot: where spares are told.
-  std::set<std::string> logs_;            // Written by this run.
+  std::map<int, Descriptor> spare_ends_;  // By slot: pipes to spares.
+  std::set<std::string> logs_;            // Begun by this run.
 };
 
 }  // namespace sherd::launch

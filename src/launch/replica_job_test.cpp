@@ -3,7 +3,6 @@
 // Replicas and a coordinator as real processes that are killed, drained and
 // admitted. Ranks and the coordinator are shell scripts.
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 #include <csignal>
 #include <filesystem>
@@ -15,6 +14,8 @@
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
 #include "base/check.h"
+#include "base/descriptor.h"
+#include "base/process.h"
 #include "launch/control.h"
 #include "launch/launcher_under_test.h"
 
@@ -40,9 +41,9 @@ exec sleep 1000)";
 
 bool runs(pid_t pid) { return ::kill(pid, 0) == 0; }
 
-// Of a process that is no child of this one.
+// Waits for a process that is no child of this one.
 bool wait_for_end(pid_t pid) {
-  const Descriptor event(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
+  const Descriptor event = open_pidfd(pid);
   return !event.open() ||
       wait_readable(event.get(), SteadyClock().now() + kTestTimeout);
 }

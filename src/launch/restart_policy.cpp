@@ -16,7 +16,8 @@ Status refusal(const std::string& why) {
 // What programs return for a command line that they do not understand.
 constexpr int kWrongUsage = 2;
 
-// Of a replica that fails when others are done, to hear whether the run has ended.
+// How often a replica that fails after others have succeeded is started to hear whether the run
+// has ended.
 constexpr int kRestartsAfterDone = 3;
 
 std::string in_words(Duration wait) {
@@ -30,8 +31,8 @@ RestartPolicy::RestartPolicy(const RestartPolicyOptions& options)
   SHERD_ASSERT(options.replicas >= 1 && options.ranks >= 1);
   SHERD_ASSERT(options.spares >= 0 && options.restarts_max >= 0);
   for (int group = 0; group < options.replicas + options.spares; ++group) {
-    Group& added = groups_.emplace_back(
-        Group{.replica = {}, .backoff = Backoff(options.backoff), .stop_policy = {}});
+    Group& added = groups_.emplace_back(Group{
+        .replica = {}, .backoff = Backoff(options.backoff), .stop_policy = {}});
     if (group < options.replicas) {
       added.replica = group;
     }
@@ -228,10 +229,6 @@ int RestartPolicy::exit_status() const {
         return group.replica && group.state == State::kFailed;
       });
   return failed && !last_was_done_ ? failure_.value().status : 0;
-}
-
-std::optional<int> RestartPolicy::replica_of(int group) const {
-  return groups_[static_cast<std::size_t>(group)].replica;
 }
 
 std::size_t RestartPolicy::group_of(int replica) const {

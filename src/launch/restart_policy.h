@@ -1,28 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RestartPolicy decides when the replicas of a fault-tolerant job are started,
-// started again, replaced by a spare and told to leave, and when the job is over.
-// It is told what happened and when; the actions that it returns are carried out by
-// ReplicaJob, in tests by nobody. Thread rule: one thread.
+// RestartPolicy decides when the replicas of a fault-tolerant job are started, restarted, replaced
+// by a spare and asked to leave, and when the job is over. It is pure: it hears what happened and
+// when, and returns what to do. Thread rule: one thread.
 //
-// A group is the processes that are started and ended together, by the table of
-// StopPolicy. It speaks for one replica, or waits as a spare until it takes the
-// place of one. Of a group that speaks for a replica:
+// A group is the ranks that start and end together, by the table of StopPolicy. It runs one
+// replica, or waits as a spare until it takes the place of one. When a group that runs a replica
+// has ended:
 //
-//   its life ends because         and then
-//   all ranks returned 0          done; the others go on
-//   it was asked to leave         drained, until it is admitted again
-//   the job is stopping           ended
-//   its first life, with code 2   failed: the command line is wrong
-//   a rank failed, and a spare    the spare takes the replica; the group is
-//   runs                          started again as a spare, after its back-off
-//   a rank failed, otherwise      started again after its back-off
-//   ... too often, or it hangs    failed
+//   why it ended                       what follows
+//   all ranks returned 0               done; the others go on
+//   it was asked to leave              drained, until it is admitted again
+//   the job is stopping                ended
+//   code 2 on its first start          failed: the command line is wrong
+//   a rank failed, and a spare runs    the spare takes the replica; the group is
+//                                      restarted as a spare, after its back-off
+//   a rank failed, otherwise           restarted after its back-off
+//   ... too often, or a rank hangs     failed
 //
-// Who fails after others are done is started again, too: perhaps they ended too
-// early, and else it hears that the run has ended, and is done. It gets a few
-// chances to hear that. The job is over when no replica runs or waits for its
-// start; when the last that ran was done, nobody is waited for any more.
+// A replica that fails when others are done is restarted a few times as well: either they ended
+// too early, or it hears that the run has ended, and is done. The job is over when no replica
+// runs or is to be restarted; once the last that ran was done, no restart is waited for.
 #pragma once
 
 #include <optional>
@@ -39,8 +37,8 @@ namespace sherd::launch {
 struct RestartPolicyOptions {
   int replicas = 1;
   int spares = 0;
-  int ranks = 1;  // Of each group.
-  // Of each group, before it is given up; admitting it forgets them.
+  int ranks = 1;  // In each group.
+  // How often a group is started again before it is given up; admitting it starts a new count.
   int restarts_max = 100;
   // From a rank's failure to SIGKILL for its siblings. Short: what they hold is
   // lost anyway, and the replica is missed.
@@ -54,19 +52,19 @@ struct RestartPolicyOptions {
   Duration well_after = std::chrono::minutes(5);
 };
 
-// As a spare when there is no replica.
+// Starts a group as that replica, or as a spare.
 struct StartGroup {
   int group = 0;
   std::optional<int> replica;
 };
-// The spare is told which replica it is from now on.
+// Tells a spare which replica it is from now on.
 struct PromoteSpare {
   int group = 0;
   int replica = 0;
 };
 struct SignalGroup {
   int group = 0;
-  SignalRequest action;  // Its reason is not for the user.
+  SignalRequest action;  // Its reason is not shown.
 };
 struct GroupAction {
   // std::monostate: there is only something to say.
@@ -113,14 +111,12 @@ class RestartPolicy {
   struct Failure {
     int group = 0;
     std::string what;         // "replica 1: rank 0 was killed by ..."
-    std::optional<int> rank;  // Of the group; none: it could not be started.
+    std::optional<int> rank;  // Within the group; none: it could not start.
     int status = 0;
   };
-  // Of a replica, not of a spare.
+  // The last failure of a replica; those of spares do not count.
   const std::optional<Failure>& last_failure() const { return failure_; }
   int stop_signal() const { return stop_signal_; }
-  // Whom the group speaks for; none: it is a spare.
-  std::optional<int> replica_of(int group) const;
 
  private:
   enum class State { kIdle, kRunning, kWaiting, kDone, kDrained, kFailed };
@@ -168,8 +164,8 @@ class RestartPolicy {
   std::vector<Group> groups_;
   int stop_signal_ = 0;
   bool over_ = false;  // Spares have been told to end.
-  bool last_was_done_ =
-      false;  // Of the replicas that have ended, but drained ones.
+  // Whether the replica that ended last, drained ones apart, has succeeded.
+  bool last_was_done_ = false;
   std::optional<Failure> failure_;
 };
 

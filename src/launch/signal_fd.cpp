@@ -24,13 +24,13 @@ SignalFd::SignalFd() {
   SHERD_CHECK_AS(
       kUnavailable, events_.open(), "[launch] expected a signal descriptor, ",
       "found: ", std::strerror(errno));
-  ::sigprocmask(SIG_BLOCK, &taken, &mask_before_);
+  ::sigprocmask(SIG_BLOCK, &taken, &before_.mask);
   struct sigaction ignore = {};
   ignore.sa_handler = SIG_IGN;
-  ::sigaction(SIGPIPE, &ignore, &pipe_before_);
+  ::sigaction(SIGPIPE, &ignore, &before_.pipe);
 }
 
-SignalFd::~SignalFd() { restore(); }
+SignalFd::~SignalFd() { before_.restore(); }
 
 std::vector<int> SignalFd::take() {
   std::vector<int> signals;
@@ -39,11 +39,6 @@ std::vector<int> SignalFd::take() {
     signals.push_back(static_cast<int>(event.ssi_signo));
   }
   return signals;
-}
-
-void SignalFd::restore() const {
-  ::sigaction(SIGPIPE, &pipe_before_, nullptr);
-  ::sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 
 }  // namespace sherd::launch

@@ -6,9 +6,9 @@
 // Thread rule: one thread, the only one of the process.
 #pragma once
 
-#include <csignal>
 #include <vector>
 #include "base/descriptor.h"
+#include "base/process.h"
 
 namespace sherd::launch {
 
@@ -25,13 +25,11 @@ class SignalFd {
   // Those that arrived since the last call, in order; never waits.
   std::vector<int> take();
 
-  // As found at construction, for a child to restore before exec. Safe between
-  // fork and exec.
-  void restore() const;
+  // As found at construction, for a child to restore before exec.
+  const SignalState& before() const { return before_; }
 
  private:
-  sigset_t mask_before_ = {};
-  struct sigaction pipe_before_ = {};
+  SignalState before_;
   Descriptor events_;
 };
 

@@ -52,11 +52,11 @@ SupervisedProcessSpec rank_process_spec(
     int slot,
     const std::string& name) {
   SupervisedProcessSpec setup;
-  setup.process.rank = slot;
-  setup.process.name = name;
+  setup.slot = slot;
+  setup.name = name;
   setup.process.path = plan.path;
   setup.process.command = options.command;
-  setup.process.variables = variables_of_rank(options.environment, place);
+  setup.process.environment = variables_of_rank(options.environment, place);
   const auto index = static_cast<std::size_t>(slot);
   if (index < plan.division.size()) {
     setup.process.cores = plan.division[index];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StopPolicy decides when ranks are told to end, and with what exit status the
-// launcher ends. It is told what happened and when; the actions it returns are
-// carried out by launch.cpp, in tests by nobody. Thread rule: one thread.
+// StopPolicy decides when the ranks of a job are signalled to end, and with what exit status the
+// launcher ends. It is pure: it hears what happened and when, and returns what to do. Thread
+// rule: one thread.
 //
-//   state     event                               order           next state
+//   state     event                               signal sent     next state
 //   running   a rank fails                        SIGTERM groups  ending
 //   running   SIGINT, SIGTERM, SIGHUP             same, groups    ending
 //   running   SIGUSR1, SIGUSR2                    same, ranks     running
@@ -36,8 +36,8 @@ struct StopPolicyOptions {
   Duration kill_timeout = std::chrono::seconds(10);
 };
 
-// To whom a signal goes; kFirstRank: rank 0 alone. Signals that end a rank go to all it has started as
-// well; a process that knows nothing of SIGUSR1 would die of it.
+// Which processes get a signal; kFirstRank: rank 0 alone. Signals that end a rank go to all that it
+// has started as well; SIGUSR1 does not, because a process that does not expect it would die.
 enum class SignalTarget { kRanks, kGroups, kFirstRank };
 
 struct SignalRequest {

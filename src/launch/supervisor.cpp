@@ -31,7 +31,7 @@ Supervisor::Supervisor(const Clock& clock)
       nothing_(::open("/dev/null", O_RDWR | O_CLOEXEC)) {}
 
 StartFailure Supervisor::start(SupervisedProcessSpec setup) {
-  const int slot = setup.process.rank;
+  const int slot = setup.slot;
   const auto before = children_.find(slot);
   SHERD_ASSERT(before == children_.end() || before->second.process.pid() < 0);
   auto last = std::make_unique<OutputTail>();
@@ -40,14 +40,18 @@ StartFailure Supervisor::start(SupervisedProcessSpec setup) {
     return {1, channels.status().message()};
   }
   Channels opened = std::move(channels).value();
-  SpawnResult started = spawn_process(setup.process, signals_);
+  SpawnResult started = spawn_process(setup.process, signals_.before());
   if (!started.process) {
-    return started.failure;
+    return started.exec_failed ? exec_failure(setup.process.path, started.error)
+                               : StartFailure{
+                                     1,
+                                     str("cannot start ", setup.name, ": ",
+                                         std::strerror(started.error))};
   }
   children_.insert_or_assign(
       slot,
       Child{
-          std::move(*started.process), setup.process.name, setup.log,
+          std::move(*started.process), setup.name, setup.log,
           std::move(opened.streams), std::move(last)});
   return {0, ""};
 }
@@ -66,7 +70,7 @@ Result<Supervisor::Channels> Supervisor::open_channels(
   Descriptor* to_close = channels.to_close_after_start;
   // A background process that reads the terminal would be stopped.
   const bool reads_stdin = setup->reads_stdin && ::isatty(STDIN_FILENO) == 0;
-  process.stdin_fd = reads_stdin ? STDIN_FILENO : nothing_.get();
+  process.standard[0] = reads_stdin ? STDIN_FILENO : nothing_.get();
   if (!setup->log.empty()) {
     const int start = setup->continues_log ? 0 : O_TRUNC;
     to_close[0] = Descriptor(::open(
@@ -75,21 +79,21 @@ Result<Supervisor::Channels> Supervisor::open_channels(
     if (!to_close[0].open()) {
       return unavailable(str("cannot write '", setup->log, "'"));
     }
-    process.stdout_fd = process.stderr_fd = to_close[0].get();
+    process.standard[1] = process.standard[2] = to_close[0].get();
     return channels;
   }
   if (setup->owns_stdout) {
-    process.stdout_fd = STDOUT_FILENO;
+    process.standard[1] = STDOUT_FILENO;
   } else {
     const Status opened = open_pipe(
-        &process.stdout_fd, &to_close[1], &stdout_, *setup, last,
+        &process.standard[1], &to_close[1], &stdout_, *setup, last,
         &channels.streams);
     if (!opened.ok()) {
       return opened;
     }
   }
   const Status opened = open_pipe(
-      &process.stderr_fd, &to_close[2], &error_sink(), *setup, last,
+      &process.standard[2], &to_close[2], &error_sink(), *setup, last,
       &channels.streams);
   if (!opened.ok()) {
     return opened;
@@ -106,7 +110,7 @@ Status Supervisor::open_pipe(
     std::vector<OutputForwarder>* streams) {
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    return unavailable(str("cannot start ", setup.process.name));
+    return unavailable(str("cannot start ", setup.name));
   }
   *child_end = Descriptor(ends[1]);
   *child_fd = ends[1];
@@ -174,9 +178,10 @@ int Supervisor::poll_timeout_ms(const std::optional<Instant>& deadline) const {
 std::vector<RankExit> Supervisor::reap_ended() {
   std::vector<RankExit> ends;
   for (auto& [slot, child] : children_) {
-    const std::optional<RankExit> end = child.process.try_reap();
+    const std::optional<ProcessExit> end = child.process.try_reap();
     if (end) {
-      ends.push_back(*end);
+      ends.push_back(
+          {.rank = slot, .exit_code = end->code, .signal = end->signal});
       for (OutputForwarder& stream : child.streams) {
         stream.drain();
       }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Supervisor owns what the launcher's jobs work with: its child processes, their
-// output on its way to the user, the signals, and the one poll() that waits for
-// all of them. It starts, signals and reports; what to do is decided by its
-// callers. A child is known by its slot, a number that its successor may take
+// Supervisor is the event loop of a launcher's job: it owns the child processes, forwards their
+// output to the user, takes signals, and waits for all of them in one poll(). Its callers decide
+// what to start and signal. A child is known by its slot, a number that another child may take
 // when it has ended. Thread rule: one thread, the only one of the process.
 #pragma once
 
@@ -14,23 +13,26 @@
 #include <vector>
 #include "base/clock.h"
 #include "base/descriptor.h"
+#include "base/process.h"
 #include "base/status.h"
+#include "launch/line_writer.h"
 #include "launch/lines.h"
 #include "launch/output_forwarder.h"
-#include "launch/child_process.h"
+#include "launch/program.h"
 #include "launch/signal_fd.h"
-#include "launch/line_writer.h"
 #include "launch/stop_policy.h"
 
 namespace sherd::launch {
 
 struct SupervisedProcessSpec {
-  ProcessSpec process;  // Its streams are set by start(); `rank` is the slot.
+  int slot = 0;
+  std::string name;     // In messages: "rank 3".
+  ProcessSpec process;  // Its streams are set by start().
   // Before each line of its output.
   std::string prefix;
   // The file that gets the output instead; empty: none.
   std::string log;
-  // Goes on with a log that is there, instead of replacing it.
+  // Appends to a log that is there, instead of replacing it.
   bool continues_log = false;
   bool reads_stdin = false;
   // Writes to the launcher's own stdout.
@@ -46,13 +48,13 @@ class Supervisor {
 
   // No message: it runs. REQUIRES: no process runs in its slot.
   StartFailure start(SupervisedProcessSpec setup);
-  // What follows of its output gets this prefix.
+  // Lines that the child writes from now on begin with `prefix`.
   void rename(int slot, const std::string& prefix);
 
   struct Events {
     std::vector<int> signals;
     std::vector<RankExit> ends;  // `rank` is the slot.
-    bool readable = false;      // `also_fd` is.
+    bool readable = false;       // `also_fd` is.
   };
   // Waits for something to happen, at most until `deadline`, and passes output
   // on. `also_fd` is polled too; -1: nothing.
@@ -90,7 +92,8 @@ class Supervisor {
     std::vector<OutputForwarder> streams;
   };
 
-  Result<Channels> open_channels(SupervisedProcessSpec* setup, OutputTail* last);
+  Result<Channels> open_channels(
+      SupervisedProcessSpec* setup, OutputTail* last);
   Status open_pipe(
       int* child_fd,
       Descriptor* child_end,

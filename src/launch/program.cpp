@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/program.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include "base/check.h"
+
+namespace sherd::launch {
+namespace {
+
+constexpr int kNotFound = 127;
+constexpr int kNotExecutable = 126;
+
+// 0 when `path` can be executed, else the error number.
+int executable_error(const std::string& path) {
+  struct stat status = {};
+  if (::stat(path.c_str(), &status) != 0) {
+    return errno;
+  }
+  if (!S_ISREG(status.st_mode)) {
+    return S_ISDIR(status.st_mode) ? EISDIR : EACCES;
+  }
+  return ::access(path.c_str(), X_OK) == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+StartFailure exec_failure(const std::string& path, int error) {
+  std::string hint;
+  if (error == ENOEXEC) {
+    hint = " (a script needs a first line such as #!/bin/sh)";
+  } else if (error == ENOENT && executable_error(path) == 0) {
+    hint = " (its interpreter, named in the first line, is missing)";
+  } else if (error == EACCES && executable_error(path) == EACCES) {
+    hint = " (it is not executable; chmod +x?)";
+  }
+  return {
+      error == ENOENT || error == ENOTDIR ? kNotFound : kNotExecutable,
+      str("cannot run '", path, "': ", std::strerror(error), hint)};
+}
+
+ProgramLookup find_program(
+    const std::string& name, const std::string& search_path) {
+  if (name.find('/') != std::string::npos) {
+    const int error = executable_error(name);
+    return error == 0 ? ProgramLookup{name, {}}
+                      : ProgramLookup{{}, exec_failure(name, error)};
+  }
+  std::optional<StartFailure> found_unusable;
+  std::string_view rest = search_path;
+  while (!rest.empty()) {
+    const std::string_view folder = rest.substr(0, rest.find(':'));
+    rest.remove_prefix(std::min(rest.size(), folder.size() + 1));
+    const std::string path =
+        (folder.empty() ? "." : std::string(folder)) + "/" + name;
+    const int error = executable_error(path);
+    if (error == 0) {
+      return {path, {}};
+    }
+    if (error == EACCES && !found_unusable) {
+      found_unusable = exec_failure(path, error);
+    }
+  }
+  if (found_unusable) {
+    return {{}, *found_unusable};
+  }
+  const bool here = executable_error("./" + name) == 0;
+  return {
+      {},
+      {kNotFound,
+       str("cannot find program '", name, "' in PATH",
+           here ? str("; did you mean ./", name, "?") : "")}};
+}
+
+}  // namespace sherd::launch
