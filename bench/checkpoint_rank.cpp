@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 struct RankFlags {
   std::string folder = "bench-checkpoint";
-  double gigabytes = 1.0;  // Of all ranks.
+  double gigabytes = 1.0;  // All ranks together.
   int rounds = 7;
 };
 

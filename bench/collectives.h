@@ -20,8 +20,8 @@ namespace sherd::bench {
 struct CollectiveTimes {
   std::string operation;
   std::string dtype;
-  std::int64_t bytes = 0;  // Of the whole: what all ranks have afterwards, or
-                           // each brings to a reduction.
+  // What every rank has after an all-gather, or brings to a reduction.
+  std::int64_t bytes = 0;
   std::string contender;
   std::vector<double> round_ms{};
 };

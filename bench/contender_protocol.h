@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lines between `sherd bench` and the programs it compares. It writes to
-// rank 0's stdin, rank 0 answers on its stdout; the other ranks are told by
-// rank 0 in their own way:
+// The text protocol between `sherd bench` and the programs it compares: lines on rank 0's stdin,
+// answered on its stdout. Rank 0 tells the other ranks in the program's own way:
 //
 //   run 5          take 5 steps -> "bench: ran 5 MS ... LOSS ..."
 //   end            end in order, as does the end of stdin
@@ -11,7 +10,7 @@
 //                                  version and each rank's process
 //
 // MS is the time of a step on the rank that was slowest in it, LOSS the mean
-// over the ranks. Other lines of a program are no part of it and are skipped.
+// over the ranks. Other lines of a program are skipped.
 // Thread rule: pure functions, any thread.
 #pragma once
 

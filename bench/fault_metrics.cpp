@@ -92,7 +92,7 @@ std::optional<double> restart_time_s(
   return latest;
 }
 
-// Of one survivor, while the other came back.
+// The throughput of one survivor while the killed replica came back.
 std::optional<double> throughput_of(
     const std::vector<Gap>& gaps,
     const Gap& longest,

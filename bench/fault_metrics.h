@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `sherd bench faults` concludes from what ranks wrote down around kills. A
-// gap lies between two steps that one life of a rank has made. Thread rule: pure
-// functions, any thread.
+// The metrics of `sherd bench faults`, computed from the step logs (step_log.h) that ranks wrote
+// around kills. A gap is the time between two steps that one process has committed. Thread rule:
+// pure functions, any thread.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,19 @@ enum class KillTarget { kRank, kCoordinator };
 
 struct InjectedKill {
   KillTarget target = KillTarget::kRank;
-  int replica = 0;  // Of a rank.
+  int replica = 0;  // With `rank`: the rank that was killed.
   int rank = 0;
   double time_s = 0.0;
-  double usual_s = 0.0;  // A step right before.
+  double usual_s = 0.0;  // The time of a step right before.
 };
 
-// How many of each there should be.
 struct JobShape {
   int replicas = 0;
-  int ranks = 0;  // Of a replica.
+  int ranks = 0;  // In each replica.
 };
 
-// Median over all ranks of the steps that began and ended between the two times;
-// none: there were none.
+// The median time of a step, over all ranks and the steps that began and ended between the two
+// times; none: there were none.
 std::optional<double> usual_step_s(
     const std::vector<StepLog>& logs, double from_s, double until_s);
 
@@ -44,49 +43,49 @@ bool have_computed(
 std::int64_t step_of_all(
     const std::vector<StepLog>& logs, const JobShape& shape);
 
-// Of the steps after `first` up to `last`, from when the last rank had made the one
-// before until it had made it. Steps that nobody has made are left out.
+// The times of the steps after `first` up to `last`: from when the last rank had made the step
+// before until the last rank had made this one. Steps that no rank has made are left out.
 std::vector<double> step_times_ms(
     const std::vector<StepLog>& logs, std::int64_t first, std::int64_t last);
 
-// When every rank of the replica that was killed had made a step together with
-// the others again. None: not yet, or none was killed.
+// When every rank of the replica that was killed had again made a step together with the others.
+// None: not yet, or no rank was killed.
 std::optional<double> return_time_s(
     const std::vector<StepLog>& logs, const InjectedKill& kill, int ranks);
 
 struct FaultMetrics {
   InjectedKill kill;
-  double gap_s = 0.0;  // The longest of a survivor.
+  double gap_s = 0.0;  // The longest gap of a survivor.
   // From the kill until its processes ran again, and until return_time_s().
   std::optional<double> restart_s{};
   std::optional<double> return_s{};
-  // Steps of the survivors while it came back, from the start of its processes to
-  // its return, beside what is usual: 1 is as fast. The longest gap is left out,
-  // which has a bar of its own. None: it was back within a step.
+  // How fast the survivors made steps from the start of the replica's new processes to its
+  // return, as a part of the usual rate. The longest gap, which has a criterion of its own, is
+  // left out. None: the replica was back within a step.
   std::optional<double> throughput{};
-  // Other replicas that were started anew meanwhile.
+  // Other replicas that were restarted meanwhile.
   int survivors_lost = 0;
 };
 
-// Of what happened before `until_s`, when the next kill was not yet.
+// The metrics of one kill; `until_s` is a time before the next one.
 FaultMetrics metrics_of(
     const std::vector<StepLog>& logs,
     const InjectedKill& kill,
     const JobShape& shape,
     double until_s);
 
-// Steps of a replica that were computed and never made, though it was not killed:
-// of logs that had made a step before. What comes after `until_s` is the end.
+// Steps that a replica computed and then discarded although it was not killed, counted in logs
+// with an earlier step. Events after `until_s` belong to the end of the run and do not count.
 int discarded_steps(
     const std::vector<StepLog>& logs,
     const std::vector<InjectedKill>& kills,
     double until_s);
 
-// States, of one rank after one step, of which several replicas or logs wrote
-// down hashes.
+// Compares the hashes that several replicas, or several processes of one, wrote down for the
+// same rank after the same step.
 struct HashComparison {
   int compared = 0;
-  int divergences = 0;  // Of those, with hashes that differ.
+  int divergences = 0;  // Compared states whose hashes differ.
 };
 HashComparison compare_hashes(const std::vector<StepLog>& logs);
 

@@ -18,10 +18,10 @@ constexpr seconds kStartDeadline(300);
 constexpr seconds kReturnDeadline(300);
 constexpr seconds kStepsDeadline(300);
 constexpr seconds kEndDeadline(60);
-// Of every rank: the first ones warm up, the next ones say what is usual.
+// Every rank warms up with the first steps; the next ones say what is usual.
 constexpr int kFirstSteps = 3;
 constexpr int kUsualSteps = 10;
-// Without faults between two kills.
+// The number of steps without faults between two kills.
 constexpr int kQuietSteps = 6;
 
 std::vector<KillTarget> targets_of(const FaultsConfig& config) {

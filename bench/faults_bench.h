@@ -19,20 +19,19 @@ namespace sherd::bench {
 
 // What the user asked for, as flags have it.
 struct FaultsConfig {
-  // Behaviour.
   std::string work = "small";
   std::int64_t batch = 0;  // Rows a rank; 0: the work's.
   int replicas = 3;
-  int ranks = 2;  // Of a replica.
+  int ranks = 2;  // In each replica.
   int kills = 20;
-  // rank: of a replica, drawn anew each time; coordinator; both: in turn, as many
-  // kills of each.
+  // rank: some rank of some replica, drawn anew each time; coordinator; both: in
+  // turn, as many kills of each.
   std::string target = "rank";
-  std::uint64_t seed = 1;         // Of whom is killed, and when within a step.
-  std::string exchange = "auto";  // Within a replica, and of plain sharding.
-  // Where the ranks' files stay; empty: nowhere.
+  std::uint64_t seed = 1;  // Draws who is killed, and when within a step.
+  std::string exchange = "auto";  // Within a replica, and in plain sharding.
+  // Where the ranks' files are kept; empty: nowhere.
   std::string folder{};
-  // Of the cost without faults alone.
+  // These four only for the cost without faults.
   double interval_width = 0.01;
   int rounds_max = 40;
   double minutes_max = 20.0;
@@ -42,9 +41,9 @@ struct FaultsConfig {
 // Throws Error that names flag, expected and found.
 void check(const FaultsConfig& config);
 
-// With the batch that was asked for.
+// The workload that is named, with the batch that was asked for.
 Workload workload_of(const FaultsConfig& config);
-// Neither hashed nor gated.
+// A job that neither hashes its state nor waits at a gate.
 FaultTolerantJobSpec replica_setup(
     const FaultsConfig& config, const StepPrograms& programs);
 
@@ -57,12 +56,13 @@ struct FaultsResult {
   double seconds = 0.0;
 };
 
-// Whether it is as it should be; nothing where nothing was measured.
+// Which promises of docs/design/benchmarks.md the result keeps; nothing where nothing was measured.
 struct FaultCriteria {
-  double gap_s_max = 0.0;  // 2 steps and 0.5 s; of the median.
+  // All three are about medians.
+  double gap_s_max = 0.0;  // 2 steps and 0.5 s.
   std::optional<bool> gap;
-  std::optional<bool> coordinator_gap;  // At most 2 s; of the median.
-  std::optional<bool> throughput;       // At least 0.9; of the median.
+  std::optional<bool> coordinator_gap;  // At most 2 s.
+  std::optional<bool> throughput;       // At least 0.9.
   bool nothing_lost = true;  // No step, no divergence, no other replica.
   bool all() const {
     return gap.value_or(true) && coordinator_gap.value_or(true) &&
@@ -73,7 +73,7 @@ FaultCriteria check_criteria(const FaultsResult& result);
 
 // Gaps of kills of that target, in order.
 std::vector<double> gaps_of(const FaultsResult& result, KillTarget target);
-// What is known of them.
+// The same for returns and throughputs, where they are known.
 std::vector<double> returns_of(const FaultsResult& result);
 std::vector<double> throughputs_of(const FaultsResult& result);
 
@@ -94,7 +94,7 @@ struct CostResult {
   std::string why_stopped;
 };
 
-// Of the pairs of blocks.
+// The ratio of the two runs' times, from pairs of blocks.
 MedianEstimate cost_of(const CostResult& result);
 
 // As measure_faults. Both runs are alive at once; one waits while the other takes

@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kCostMax = 1.02;  // Of the interval's lower end.
+constexpr double kCostMax = 1.02;  // For the interval's lower end.
 constexpr double kCostWidthMax = 0.05;
 
 template <typename... Numbers>

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernel counts of a process.
-// Proportional set size: a page that n processes map counts 1/n in each, so that
-// ranks can be summed. Contenders share LibTorch's pages, too, which are spread
-// over all that run. Minor faults: pages that were given back to the kernel, or
-// never touched, and had to be made anew; a step that frees and allocates
-// large tensors may fault in thousands. Thread rule: any thread.
+// What the kernel counts for a process. The proportional set size (PSS) counts 1/n of a page that
+// n processes map, so ranks can be summed; contenders share LibTorch's pages, too. A minor page
+// fault makes a page that was never touched or was given back to the kernel: a step that frees and
+// allocates large tensors may cause thousands. Thread rule: any thread.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +20,13 @@ std::optional<std::int64_t> parse_pss(const std::string& smaps_rollup);
 // Since the process began.
 struct ProcessUsage {
   std::int64_t faults = 0;  // Minor ones.
-  std::int64_t ticks = 0;  // Of processor time, in user mode and in the kernel.
+  std::int64_t ticks = 0;   // Processor time, in user mode and in the kernel.
 };
 
-// From the text of /proc/PID/stat. Nothing when it is none.
+// From the text of /proc/PID/stat. Nothing for any other text.
 std::optional<ProcessUsage> parse_usage(const std::string& stat);
 
-// Of these processes together; one that has ended counts nothing.
+// Sums over these processes; one that has ended adds nothing.
 ProcessUsage usage_of(const std::vector<int>& processes);
 std::int64_t pss_bytes(const std::vector<int>& processes);
 

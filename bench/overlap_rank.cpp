@@ -49,8 +49,8 @@ class DelayHook final : public CommHook {
 struct RankFlags {
   std::string work = "wide";
   int rounds = 21;
-  int steps = 3;  // Of each block, behind one that does not count.
-  std::vector<double> waits = {0.5, 0.9, 1.0, 1.1, 2.0};  // Of a backward.
+  int steps = 3;  // In each block, after one that does not count.
+  std::vector<double> waits = {0.5, 0.9, 1.0, 1.1, 2.0};  // In backwards.
 };
 
 class InterleavedRun {

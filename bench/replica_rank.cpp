@@ -160,7 +160,7 @@ class ReplicaRank {
   const Workload work_;
   const ReplicaRankOptions options_;
   StepLogWriter& file_;
-  StepEventKind kind_ = StepEventKind::kReplayed;  // Of the next update.
+  StepEventKind kind_ = StepEventKind::kReplayed;  // The next update's.
   models::Gpt model_;
   FullyShardedDataParallel fsdp_;
   AdamW adamw_;

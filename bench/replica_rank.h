@@ -14,20 +14,20 @@
 namespace sherd::bench {
 
 struct ReplicaRankOptions {
-  // Behaviour. Where lines are written.
+  // Where the step log is written.
   std::string folder;
-  // Behaviour. File of a StepGate that steps wait for; empty: none.
+  // File of a StepGate that steps wait for; empty: none.
   std::string gate;
-  // Performance. Steps whose number it divides have a hash, which reads all
-  // parameters and optimizer state; 0: none has.
+  // A step whose number it divides is logged with a hash, which reads all parameters and optimizer
+  // state; 0: no hashes.
   int hash_every = 0;
 };
 
-// To be called before anything else that takes time: from now on SIGUSR1 asks to
-// leave, and does not kill.
+// From now on SIGUSR1 asks this process to leave instead of killing it. Call it before anything
+// that takes time.
 void install_leave_signal_handler();
 
-// Of this process, as the launcher says.
+// The name of this process's log; replica and rank are read from the environment.
 StepLogName step_log_name();
 
 // Collective over the ranks of the replica; returns when it has left. Throws

@@ -12,7 +12,7 @@ namespace sherd::bench {
 // Where it was measured, and what.
 struct BenchmarkContext {
   std::string sherd_version;
-  std::string commit;   // Of the checkout; "unknown" outside one.
+  std::string commit;   // The checkout's; "unknown" outside one.
   std::string build;    // "Release, GNU 12.2.0".
   std::string machine;  // "AMD EPYC, 2 cores, load 0.03".
 };

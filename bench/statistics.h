@@ -45,7 +45,7 @@ std::vector<double> ratios(
 std::vector<std::size_t> order_of_round(std::size_t count, std::uint64_t round);
 
 struct StopLimits {
-  double interval_width = 0.0;  // Of each ratio, relative.
+  double interval_width = 0.0;  // For each ratio, relative to it.
   int rounds_max = 0;
   double seconds_max = 0.0;
 };

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepBarrier keeps the copies of the bound in lock step: processes of one host
-// that map one page. It spins for some milliseconds before it sleeps: ranks
-// come that close together on an idle machine, and waking up would cost what a
-// bound must not; on a busy machine spinning on would. Thread rule: one thread a
-// process.
+// StepBarrier is a barrier for the bound's processes, which map one page of shared memory. It spins
+// for some milliseconds, because ranks arrive that close together on an idle machine and a wake-up
+// would cost time that the bound must not contain; then it sleeps, for busy machines. Thread rule:
+// one thread a process.
 #pragma once
 
 #include <string>

@@ -177,7 +177,7 @@ class InterleavedRun {
     }
   }
 
-  // Of each contender but the bound.
+  // Each contender's time divided by the bound's.
   std::vector<MedianEstimate> ratios_to_bound() const {
     std::vector<MedianEstimate> result;
     for (std::size_t i = 1; i < entries_.size(); ++i) {

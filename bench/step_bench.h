@@ -17,7 +17,6 @@ namespace sherd::bench {
 
 // What the user asked for, as flags have it.
 struct StepConfig {
-  // Behaviour.
   std::string work = "wide";
   std::string mode = "fsdp";
   std::string exchange = "auto";
@@ -27,7 +26,7 @@ struct StepConfig {
   std::string update = "step";  // sherd's AdamW: in step() or in backward.
   int ranks = 2;
   int replicate = 1;
-  std::string peers = "all";  // Of PyTorch: all or none.
+  std::string peers = "all";  // PyTorch's: all or none.
   // glibc: as the environment has it. kept: memory once taken from the kernel
   // stays, in every contender, so that times do not depend on what happens to
   // lie at the end of a heap.
@@ -58,8 +57,8 @@ struct StepPrograms {
   std::vector<std::string> environment;  // "NAME=value" each.
 };
 
-// The user's, less what must be equal for all: one thread a rank, and a heap that
-// keeps its memory where asked for (StepConfig::heap).
+// The user's environment with what must be equal for all contenders: one thread a rank, and a heap
+// that keeps its memory where StepConfig::heap asks for it.
 std::vector<std::string> contender_environment(
     std::vector<std::string> environment, const std::string& heap);
 
@@ -70,8 +69,8 @@ struct ContenderResult {
   std::vector<double> step_ms;      // Every timed step.
   std::vector<double> round_ms;     // Median of each round.
   std::int64_t pss_bytes_peak = 0;  // All ranks together.
-  // Of all ranks in `rank_steps`, which are steps times ranks.
-  std::int64_t faults = 0;  // Minor ones.
+  // Totals of all ranks over `rank_steps`, which are steps times ranks.
+  std::int64_t faults = 0;  // Minor page faults.
   double cpu_ms = 0.0;
   std::int64_t rank_steps = 0;
 };

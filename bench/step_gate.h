@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepGate lets the ranks of a contender compute steps up to a number that
-// `sherd bench` sets, in a page of a file that all of them map: who has no stdin
-// can be told nothing in another way. Thread rule: one thread a process.
+// StepGate holds the ranks of a contender back at a step until `sherd bench` allows it, by a number
+// in a file that all of them map. Ranks of a fault-tolerant run have no stdin by which to tell
+// them. Thread rule: one thread a process.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class StepGate {
   StepGate(const StepGate&) = delete;
   StepGate& operator=(const StepGate&) = delete;
 
-  // Steps up to this number may begin. Never fewer than before.
+  // Allows steps up to this number. REQUIRES: not fewer than before.
   void open_until(std::int64_t step);
   // Returns when that step may begin. Throws Error when that takes ten minutes.
   void wait_for(std::int64_t step) const;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a rank of a fault-tolerant contender writes down, a line for each step, in
-// a file of its own, so that nobody is lost with what was said:
+// The log of steps that each rank process of a fault-tolerant contender writes, a line for each
+// step in a file of its own, which outlives the process:
 //
-//   replica-1.rank-0.life-4711     one life of a rank; 4711 is its process
+//   replica-1.rank-0.life-4711     4711 is the process
 //
 //   begun 0 12.345678 -            the process runs
-//   computed 7 13.345678 89ab...   step 7 was made of gradients, the rank's too
-//   followed 8 13.845678 -         made, but this rank had no samples
-//   replayed 6 13.045678 -         made of a sum that was missed and fetched
-//   dropped 9 14.345678 -          computed, and not made
+//   computed 7 13.345678 89ab...   step 7 was committed, with this rank's gradients
+//   followed 8 13.845678 -         committed, but this rank had no samples
+//   replayed 6 13.045678 -         committed earlier; made from a sum that was fetched
+//   dropped 9 14.345678 -          computed, but not committed
 //
-// with the time of the host's monotonic clock in s and a hash of all that the rank
-// trains, or none. Thread rule: pure functions, any thread.
+// with the time of the host's monotonic clock in seconds and a hash of all that the rank trains,
+// or "-". Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstdint>

@@ -18,11 +18,11 @@ double monotonic_s();
 
 class StepLogWriter {
  public:
-  // Makes the file of this life and says that it has begun. Throws Error when the
+  // Makes this process's file and writes that it has begun. Throws Error when the
   // folder cannot be written to.
   StepLogWriter(const std::string& folder, const StepLogName& name);
 
-  // With the time of the call, whatever `line` says.
+  // Writes the line with the time of the call instead of its own.
   void add(StepEvent line);
 
  private:
@@ -33,9 +33,8 @@ class StepLogReader {
  public:
   explicit StepLogReader(std::string folder) : folder_(std::move(folder)) {}
 
-  // Takes in what has been written since. A line that is being written stays for
-  // the next time; files of others are left alone. Throws Error for a line that
-  // is none.
+  // Reads what has been written since the last call. An incomplete line is left for the next
+  // call; other files are ignored. Throws Error for a line that is not one of the log.
   void read();
   // In the order in which they were found.
   const std::vector<StepLog>& logs() const { return logs_; }

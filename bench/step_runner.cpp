@@ -31,7 +31,8 @@ namespace {
 
 // The part of a parameter that a rank of the bound updates.
 struct ParameterRange {
-  at::Tensor parameter;  // Of the module, whole; its gradient lies in it.
+  at::Tensor
+      parameter;  // The module's whole parameter, which holds the gradient.
   std::int64_t begin = 0;
   std::int64_t count = 0;
 };
@@ -138,7 +139,8 @@ class LowerBoundRunner final : public StepRunner {
   models::Gpt model_;
   std::vector<at::Tensor> parameters_;
   std::vector<ParameterRange> ranges_;
-  std::vector<at::Tensor> masters_;     // Of pieces in fp32; empty in fp32.
+  std::vector<at::Tensor>
+      masters_;  // fp32 copies of the ranges; empty in fp32.
   std::optional<StepBarrier> barrier_;  // Only with several ranks.
   // One element a piece.
   std::vector<at::Tensor> slices_;

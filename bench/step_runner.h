@@ -26,7 +26,7 @@
 
 namespace sherd::bench {
 
-// Of every contender.
+// The model that every contender trains.
 models::GptConfig model_config(const Workload& work);
 
 struct StepRunnerOptions {
@@ -34,11 +34,11 @@ struct StepRunnerOptions {
   Workload work;
   std::string mode = "fsdp";  // Or ddp.
   std::string strategy;
-  std::string exchange;           // auto, collective or shm; of sherd.
-  int replicate = 1;              // Replicas; of sherd.
+  std::string exchange;           // sherd's: auto, collective or shm.
+  int replicate = 1;              // sherd's replicas.
   std::string dtype = "fp32";     // Or bf16, over fp32 weights.
   std::int64_t budget_bytes = 0;  // 0: the strategy's.
-  std::string update = "step";    // Of sherd: by "step" or in "backward".
+  std::string update = "step";    // sherd's: by "step" or in "backward".
   std::string barrier;            // File of the bound's StepBarrier.
 };
 

@@ -29,15 +29,15 @@ struct Workload {
 };
 
 constexpr std::int64_t kVocabulary = 256;
-constexpr double kLearningRate = 3e-4;  // Of every contender; the rest is
-                                        // AdamW's defaults.
+// Every contender's; otherwise AdamW has its defaults.
+constexpr double kLearningRate = 3e-4;
 
 const std::vector<Workload>& workloads();
 
-// Throws Error naming those there are.
+// Throws Error that names the known ones.
 const Workload& workload_named(const std::string& name);
 
-// Of the model, all trained.
+// How many parameters the model has, all of them trained.
 std::int64_t parameters_of(const Workload& work);
 
 // What each contender's program is told: "--layers", "6", and so on.

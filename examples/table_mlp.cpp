@@ -11,7 +11,7 @@
 namespace {
 
 constexpr std::int64_t kRows = 4096;
-constexpr std::int64_t kBatch = 64;  // Of all ranks together.
+constexpr std::int64_t kBatch = 64;  // All ranks together.
 
 struct Table {
   torch::Tensor columns;  // [kRows, 10]

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks what compilers do not: who includes whom, dead and unbuilt files, the
-length of files and functions, banned calls. Rules are functions from a tree
-(path -> text) to findings; the tree is read once and nothing is written.
+length of files and functions, banned calls, names of types, comments. Rules are
+functions from a tree (path -> text) to findings; the tree is read once and
+nothing is written.
 
 Usage: scripts/tidy.py [ROOT]. Prints `path:line: rule: what was found, what to
 do`, one line per finding, and exits with 1 when there are any.
@@ -593,9 +594,93 @@ def check_functions(tree):
 
 
 # ---------------------------------------------------------------------------
+# Words.
+
+# A named namespace; what an anonymous one holds is nobody else's.
+NAMED = re.compile(r"(inline\s+)?namespace\s+[\w:]+$|extern\s+\"")
+TYPE = re.compile(
+    r"\b(?:class|struct|union|enum(?:\s+class)?)\s+"
+    r"(?:(?:\[\[\w+\]\]|alignas\([^)]*\))\s*)?([A-Z]\w*)(?!\w|::|\s*<)")
+
+
+def types_of(text):
+    """[(name, line)] of the types defined in named namespaces."""
+    found = []
+    for scope in scopes_of(text):
+        head = re.sub(r"^template\s*<.*?>\s*(?=(class|struct|union)\b)", "",
+                      scope.head, flags=re.DOTALL)
+        match = TYPE.match(head)
+        if scope.kind == "class" and match and all(
+                NAMED.match(outer) for outer in scope.around):
+            found.append((match.group(1), scope.begin))
+    return sorted(found, key=lambda each: each[1])
+
+
+def check_type_names(tree):
+    """One name, one type in the whole project."""
+    places = {}
+    for path, text in sorted(tree.items()):
+        if not is_cpp(path) or is_test(path) or is_foreign(path):
+            continue
+        for name, line in types_of(text):
+            first = places.setdefault(name, path)
+            if first != path:
+                yield Finding(path, line, "type-name",
+                              f"found {name}, which also names a type in "
+                              f"{first}, call one of them something else")
+
+
+# Folders whose comments are still to be rewritten.
+FRAGMENTS_EXCUSED = (
+    "include/sherd/ckpt",
+    "include/sherd/data",
+    "include/sherd/ddp",
+    "include/sherd/fsdp",
+    "include/sherd/optim",
+    "src/autograd",
+    "src/ckpt",
+    "src/ddp",
+    "src/exchange",
+    "src/fsdp",
+    "src/ft/agent",
+    "src/ft/coordinator",
+    "src/ft/protocol",
+    "src/ft/ring",
+    "src/ft/session",
+    "src/ft/transfer",
+    "src/ft/wire",
+    "src/net",
+    "src/optim",
+    "src/plan",
+    "src/shm",
+    "src/world",
+    "src/world/shm_backend",
+)
+
+
+def check_comments(tree):
+    """A comment is a sentence: none begins with "Of"."""
+    for path, text in tree.items():
+        if not is_cpp(path) or is_test(path) or is_foreign(path) or (
+                posixpath.dirname(path) in FRAGMENTS_EXCUSED):
+            continue
+        before = ""
+        for number, line in enumerate(text.splitlines(), 1):
+            line = line.strip()
+            # The first line of a comment, or of a paragraph of one.
+            begins = not re.match(r"//\s*\S", before)
+            if begins and re.match(r"//\s+Of\b", line):
+                yield Finding(path, number, "fragment",
+                              "found a comment that begins with `Of`, write a "
+                              "sentence that names its subject")
+            before = line
+
+
+# ---------------------------------------------------------------------------
 
 RULES = (check_includes, check_own_header, check_built, check_shape,
-         check_public_headers, check_calls, check_functions)
+         check_public_headers, check_calls, check_functions, check_type_names,
+         check_comments)
 
 
 def check(tree):

@@ -355,6 +355,57 @@ class Functions(unittest.TestCase):
         self.assertEqual(found(tree, "allow"), [f"{tidy.ALLOW_FILE}:1: allow"])
 
 
+class TypeNames(unittest.TestCase):
+    def names(self, text):
+        return [name for name, _ in tidy.types_of(text)]
+
+    def twice(self, path, text):
+        tree = {"src/base/a.h": HEADER + "namespace a {\nclass Link {};\n}\n",
+                path: CPP + text}
+        return found(tree, "type-name")
+
+    def test_what_is_a_type_of_a_namespace(self):
+        text = ("namespace a::b {\nstruct A : B<C> { struct Inner {}; };\n"
+                "enum class D : int { kOne };\nclass Forward;\n"
+                "template <class T, typename U = std::vector<int>>\n"
+                "class E final {};\nstruct alignas(64) F {};\n"
+                "template <>\nstruct Hash<A> {};\nstruct A::Nested {};\n"
+                "namespace {\nstruct Hidden {};\n}\n"
+                "void f() { struct Local {}; }\n}\n")
+        self.assertEqual(self.names(text), ["A", "D", "E", "F"])
+
+    def test_one_name_for_two_types(self):
+        self.assertEqual(
+            self.twice("src/net/b.cpp", "namespace b {\nstruct Link {};\n}\n"),
+            ["src/net/b.cpp:3: type-name"])
+        self.assertEqual(
+            self.twice("src/net/b.cpp", "namespace b {\nstruct Wire {};\n}\n"),
+            [])
+
+    def test_tests_and_anonymous_namespaces_are_free(self):
+        text = "namespace b {\nstruct Link {};\n}\n"
+        self.assertEqual(self.twice("src/net/b_test.cpp", text), [])
+        self.assertEqual(self.twice(
+            "src/net/b.cpp", "namespace {\nstruct Link {};\n}\n"), [])
+
+
+class Comments(unittest.TestCase):
+    def fires(self, *lines, path="tools/a.cpp"):
+        tree = {path: CPP + "".join(line + "\n" for line in lines)}
+        return found(tree, "fragment")
+
+    def test_none_begins_with_of(self):
+        self.assertEqual(self.fires("", "// Of the rank."),
+                         ["tools/a.cpp:3: fragment"])
+        self.assertEqual(self.fires("//", "// Of the rank."),
+                         ["tools/a.cpp:3: fragment"])
+        self.assertEqual(self.fires("", "// The mean", "// Of all ranks."), [])
+        self.assertEqual(self.fires("", "// Often enough."), [])
+
+    def test_tests_are_free(self):
+        self.assertEqual(self.fires("", "// Of it.", path="tests/a.cpp"), [])
+
+
 class Command(unittest.TestCase):
     def run_on(self, files):
         with tempfile.TemporaryDirectory() as root:

@@ -32,7 +32,7 @@ struct TrainConfig {
   std::int64_t vocab = 0;  // 0: from the data.
   double dropout = 0.0;
 
-  std::string data;  // Empty: LibTorch's headers.
+  std::string data;     // Empty: LibTorch's headers.
   ByteSize data_bytes;  // 0: all, or 8 MB of the headers.
   std::int64_t batch = 12;
   std::int64_t seed = 0;
@@ -53,7 +53,7 @@ struct TrainConfig {
   std::string exchange = "auto";
   std::int64_t replicate = 1;
   std::string hook = "none";
-  std::int64_t hook_rank = 4;  // Of power_sgd.
+  std::int64_t hook_rank = 4;  // For power_sgd.
 
   std::string run;               // Empty: runs/<time>.
   std::int64_t save_every = 0;   // 0: never.

@@ -26,7 +26,7 @@ TrainConfig parse_hugging_face_config(
 std::string name_from_hugging_face(
     const TrainConfig& config, const std::string& name);
 
-// Of a parameter of that model.
+// The name that Hugging Face gives to this parameter of the model.
 std::string hugging_face_name(
     const TrainConfig& config, const std::string& name);
 

@@ -18,7 +18,7 @@ struct ProgressState {
   double loss = 0;
   std::optional<double> val_loss = std::nullopt;  // The last one measured.
   double tokens_per_s = 0;
-  std::int64_t rss_bytes = 0;  // Of the rank with most.
+  std::int64_t rss_bytes = 0;  // The rank's that has most.
   double seconds_left = 0;
 };
 

@@ -11,7 +11,7 @@ namespace sherd::tools {
 
 struct StepMetrics {
   std::int64_t step = 0;  // Counted from 1.
-  double loss = 0;        // Of the global batch, before the step's update.
+  double loss = 0;        // The global batch's, before the step's update.
   // After the step's update, when measured.
   std::optional<double> val_loss = std::nullopt;
   double lr = 0;
