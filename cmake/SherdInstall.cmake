@@ -3,7 +3,7 @@
 # target `sherd_c10d_shm_shared`, for users sherd::c10d_shm: the c10d backend in
 # libsherd_c10d_shm.so; and what `cmake --install` copies. Only shared libraries are
 # installed: the dispatch fallback must exist once per process, and a static one
-# would come with every program and plugin that links it (docs/design/access.md).
+# would come with every program and plugin that links it (docs/design/autograd.md).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
