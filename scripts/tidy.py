@@ -630,39 +630,10 @@ def check_type_names(tree):
                               f"{first}, call one of them something else")
 
 
-# Folders whose comments are still to be rewritten.
-FRAGMENTS_EXCUSED = (
-    "include/sherd/ckpt",
-    "include/sherd/data",
-    "include/sherd/ddp",
-    "include/sherd/fsdp",
-    "include/sherd/optim",
-    "src/autograd",
-    "src/ckpt",
-    "src/ddp",
-    "src/exchange",
-    "src/fsdp",
-    "src/ft/agent",
-    "src/ft/coordinator",
-    "src/ft/protocol",
-    "src/ft/ring",
-    "src/ft/session",
-    "src/ft/transfer",
-    "src/ft/wire",
-    "src/net",
-    "src/optim",
-    "src/plan",
-    "src/shm",
-    "src/world",
-    "src/world/shm_backend",
-)
-
-
 def check_comments(tree):
     """A comment is a sentence: none begins with "Of"."""
     for path, text in tree.items():
-        if not is_cpp(path) or is_test(path) or is_foreign(path) or (
-                posixpath.dirname(path) in FRAGMENTS_EXCUSED):
+        if not is_cpp(path) or is_test(path) or is_foreign(path):
             continue
         before = ""
         for number, line in enumerate(text.splitlines(), 1):
