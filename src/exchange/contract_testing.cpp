@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/contract_testing.h"
 
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <climits>
+#include <ctime>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
@@ -10,7 +15,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
-#include "shm/futex.h"
 
 namespace sherd::exchange::contract {
 namespace {
@@ -50,7 +54,8 @@ Marks::~Marks() { ::munmap(flags_, kMarkBytes); }
 
 void Marks::set(int rank) {
   flag(rank).store(1, std::memory_order_release);
-  shm::futex_wake_all(word_of(flag(rank)));
+  ::syscall(
+      SYS_futex, word_of(flag(rank)), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void Marks::wait_for(int rank) const {
@@ -60,8 +65,9 @@ void Marks::wait_for(int rank) const {
     SHERD_CHECK_AS(
         kDeadlineExceeded, clock.now() < limit, "[test] expected the mark of ",
         "rank ", rank);
-    shm::futex_wait(
-        word_of(flag(rank)), 0, std::chrono::milliseconds(100));
+    // Not a private futex, as std::atomic::wait's may be: ranks are processes.
+    const timespec rest = {.tv_sec = 0, .tv_nsec = 100'000'000};
+    ::syscall(SYS_futex, word_of(flag(rank)), FUTEX_WAIT, 0, &rest, nullptr, 0);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include "support/fake_ranks.h"
+#include "world/collectives.h"
 
 namespace sherd::exchange {
 namespace {
@@ -100,7 +101,7 @@ TEST(FakeTransport, AllGatherGivesTextsOfAnyLengthByRank) {
       4, {.seed = 3, .delay_max = microseconds(100)}, [](FakeRank& self) {
         auto transport = self.network.transport(self.rank, "a");
         const auto count = static_cast<std::size_t>(self.rank * 5);
-        const auto all = transport->all_gather(std::string(count, 'x'), "g").value();
+        const auto all = world::Collectives(*transport, "g").all_gather_texts(std::string(count, 'x')).value();
         ASSERT_EQ(all.size(), 4U);
         for (std::size_t r = 0; r < 4; ++r) {
           EXPECT_EQ(all[r], std::string(r * 5, 'x'));
