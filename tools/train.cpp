@@ -29,6 +29,7 @@
 #include <sherd/optim/schedule.h>
 #include <sherd/world/world.h>
 #include <torch/utils.h>
+#include <torch/version.h>
 #include "text_file.h"
 #include "train/command_line.h"
 #include "train/config.h"
