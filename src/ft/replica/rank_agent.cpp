@@ -376,7 +376,9 @@ void RankAgent::execute(
   auto bytes = std::make_shared<const std::string>(program.snapshot());
   activity_.store(before, std::memory_order_relaxed);
   activity_changes_.fetch_add(1, std::memory_order_relaxed);
-  digests_thread_.post([this, state = task.state, bytes = std::move(bytes)] {
+  // A process that cannot offer its state ends, and is started anew.
+  digests_thread_.post([this, state = task.state,
+                        bytes = std::move(bytes)]() noexcept {
     auto digests = transfer_->digests_of(*bytes);
     loop_.post([this, state, bytes, digests = std::move(digests)] {
       transfer_->offer(state, bytes, digests);

@@ -3,6 +3,7 @@
 // How a rank catches up: it fetches its part of a state from several donors and meanwhile collects
 // the sums of the steps that follow.
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "base/check.h"
@@ -95,11 +96,18 @@ void RankAgent::fetched_sum(std::uint64_t serial, FetchedSum sum) {
       .commit = sum.commit,
       .state = sum.commit.result,
       .bytes = std::make_shared<const std::string>(std::move(sum.bytes))};
-  digests_thread_.post([this, serial, commit = sum.commit, bytes = fetched_->bytes] {
+  // The digest needs as much memory again. What else fails here ends the process,
+  // which is started anew: a worker thread runs no job behind one that failed.
+  digests_thread_.post([this, serial, commit = sum.commit,
+                        bytes = fetched_->bytes]() noexcept {
     FetchedEvent event;
     event.serial = serial;
-    event.commit = commit;
-    event.digest = digest_of(*bytes);
+    try {
+      event.digest = digest_of(*bytes);
+      event.commit = commit;
+    } catch (const std::exception& error) {
+      event.failure = error.what();
+    }
     tell(std::move(event));
     return Status();
   });
