@@ -94,6 +94,8 @@ void MessageReductions::start(UnitId unit, const ReduceOptions& options) {
   reduction.slot = memories_.take_gradients(unit);
   reduction.staging = memories_.borrow_staging(staging_bytes(unit));
   post_unit(reduction);
+  // Read before the job is posted: one that ends at once was under way, too.
+  const auto ended = worker_.ended();
   last_job_ = worker_.post([this, shared] {
     auto status = complete(*shared);
     shared->summed = status.ok();
@@ -102,7 +104,7 @@ void MessageReductions::start(UnitId unit, const ReduceOptions& options) {
     return status;
   });
   under_way_peak_ = std::max(
-      under_way_peak_, static_cast<std::int64_t>(last_job_ - worker_.ended()));
+      under_way_peak_, static_cast<std::int64_t>(last_job_ - ended));
 }
 
 void MessageReductions::post_unit(Reduction& reduction) {
