@@ -8,8 +8,11 @@ int main() {
   auto adamw = sherd::AdamW(fsdp.named_parameters(), {.learning_rate = 1e-3});
   auto corpus = sherd::data::Corpus("text/");
   auto batches = sherd::data::GlobalBatches(
-      corpus, {.batch = 12, .sequence = 128, .rank = world.rank(),
-               .world_size = world.size()});
+      corpus,
+      {.batch = 12,
+       .sequence = 128,
+       .rank = world.rank(),
+       .world_size = world.size()});
   for (int step = 0; step < 200; ++step) {
     auto batch = batches.next();
     auto loss = model->loss(batch.inputs, batch.targets);  // As on one device.

@@ -7,11 +7,12 @@
 #include <sherd/autograd/touch.h>
 #include <sherd/base/error.h>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/world/exchange_kind.h>
-#include <sherd/world/world.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>
 #include <sherd/ddp/replicate.h>
+#include <sherd/fsdp/activation_checkpointing.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/fsdp/units.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/ft/replica_session.h>
 #include <sherd/models/gpt.h>
@@ -21,6 +22,5 @@
 #include <sherd/optim/muon.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/optim/sgd.h>
-#include <sherd/fsdp/activation_checkpointing.h>
-#include <sherd/fsdp/fully_shard.h>
-#include <sherd/fsdp/units.h>
+#include <sherd/world/exchange_kind.h>
+#include <sherd/world/world.h>

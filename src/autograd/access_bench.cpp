@@ -28,8 +28,9 @@ constexpr std::int64_t kWidth = 16;
 
 class Ignore final : public ParameterUseListener {
  public:
-  void begin_use(std::span<const ParameterUse> /*uses*/, const char* /*operator_name*/)
-      override {}
+  void begin_use(
+      std::span<const ParameterUse> /*uses*/,
+      const char* /*operator_name*/) override {}
   void end_use(std::span<const ParameterUse> /*uses*/) noexcept override {}
 };
 

@@ -148,9 +148,8 @@ TEST(BackwardEnd, ComesForABackwardThatNeverStarts) {
 
 TEST(BackwardEnd, IsReachedAgainAfterAFailure) {
   const auto counter = armed();
-  (void)thrown_by([] {
-    backward_of_depth(1, [] { throw std::runtime_error("x"); });
-  });
+  (void)thrown_by(
+      [] { backward_of_depth(1, [] { throw std::runtime_error("x"); }); });
   arm(counter);
   leaf().sum().backward();
   EXPECT_EQ(counter->ends, 2);

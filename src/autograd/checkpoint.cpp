@@ -57,7 +57,8 @@ class Recomputation final : public SavedTensorHookFactory {
  public:
   enum class ForwardStatus { kComplete, kUnderWay };
 
-  Recomputation(std::vector<SavedTensorSlot> slots, ForwardStatus first, bool early_stop)
+  Recomputation(
+      std::vector<SavedTensorSlot> slots, ForwardStatus first, bool early_stop)
       : slots_(std::move(slots)), first_(first), early_stop_(early_stop) {
     for (auto& slot : slots_) {
       slot.awaited = slot.awaited && !slot.tensor.defined();
@@ -97,7 +98,8 @@ class Recomputation final : public SavedTensorHookFactory {
   std::vector<SavedTensorSlot> finish() {
     SHERD_CHECK(
         missing_ == 0 &&
-            (stopped_ || first_ == ForwardStatus::kUnderWay || taken_ == slots_.size()),
+            (stopped_ || first_ == ForwardStatus::kUnderWay ||
+             taken_ == slots_.size()),
         "[autograd] checkpoint: expected that fn saves ", slots_.size(),
         " tensors when it is run again, as at first, found ", taken_, kRule);
     return std::move(slots_);
@@ -228,7 +230,8 @@ class CheckpointedRegion {
       const SavedTensorHookScope scope(&run);
       try {
         recompute_(inputs);
-      } catch (const StopRecomputation&) {  // NOLINT(bugprone-empty-catch): as wanted.
+      } catch (
+          const StopRecomputation&) {  // NOLINT(bugprone-empty-catch): as wanted.
       }
     }
     auto found = run.finish();
@@ -246,12 +249,14 @@ class CheckpointedRegion {
   const bool early_stop_;
   std::vector<Input> inputs_;
   std::mutex mu_;
-  std::vector<SavedTensorSlot> slots_;                               // Guarded by mu_.
-  Recomputation::ForwardStatus first_ = Recomputation::ForwardStatus::kUnderWay;  // Guarded by mu_.
+  std::vector<SavedTensorSlot> slots_;  // Guarded by mu_.
+  Recomputation::ForwardStatus first_ =
+      Recomputation::ForwardStatus::kUnderWay;  // Guarded by mu_.
 };
 
 // The hooks of a tensor in the graph of the forward.
-class CheckpointedTensorHooks final : public torch::autograd::SavedVariableHooks {
+class CheckpointedTensorHooks final
+    : public torch::autograd::SavedVariableHooks {
  public:
   explicit CheckpointedTensorHooks(std::shared_ptr<CheckpointedRegion> region)
       : region_(std::move(region)) {}
@@ -270,7 +275,8 @@ class CheckpointedTensorHooks final : public torch::autograd::SavedVariableHooks
     }
     slot_ = region_->add(
         tensor,
-        kept_.defined() ? CheckpointedRegion::Unpack::kNever : CheckpointedRegion::Unpack::kLater);
+        kept_.defined() ? CheckpointedRegion::Unpack::kNever
+                        : CheckpointedRegion::Unpack::kLater);
     packed_ = true;
   }
 
@@ -329,8 +335,8 @@ CheckpointedForward::CheckpointedForward(
       "[autograd] checkpoint: expected sherd's autograd engine or LibTorch's "
       "own, found another (a Python process installs one); there use "
       "torch.utils.checkpoint");
-  state_ = std::make_unique<State>(
-      std::make_shared<CheckpointedRegion>(std::move(recompute), inputs, options));
+  state_ = std::make_unique<State>(std::make_shared<CheckpointedRegion>(
+      std::move(recompute), inputs, options));
 }
 
 CheckpointedForward::~CheckpointedForward() {

@@ -655,8 +655,7 @@ TEST(Checkpoint, T08AParameterChangedMeanwhileIsRefused) {
   const auto loss = layer_by_layer(net, Mode::kCheckpoint);
   {
     const at::NoGradGuard no_grad;
-    net->parameters()[6].add_(
-        1);  // The last layer, whose backward is first.
+    net->parameters()[6].add_(1);  // The last layer, whose backward is first.
   }
   EXPECT_THAT(
       thrown_by([&] { loss.backward(); }),

@@ -46,7 +46,8 @@ PostAccumulateGradHook* hook_of(const at::Tensor& parameter) {
 
 class PreAccumulationHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit PreAccumulationHook(std::function<void()> call) : call_(std::move(call)) {}
+  explicit PreAccumulationHook(std::function<void()> call)
+      : call_(std::move(call)) {}
 
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
@@ -62,7 +63,8 @@ class PreAccumulationHook final : public torch::autograd::FunctionPreHook {
 // between two backwards.
 class PreAccumulationRegistration {
  public:
-  PreAccumulationRegistration(const at::Tensor& parameter, std::function<void()> call)
+  PreAccumulationRegistration(
+      const at::Tensor& parameter, std::function<void()> call)
       : accumulator_(impl::grad_accumulator(parameter)) {
     auto hook = std::make_unique<PreAccumulationHook>(std::move(call));
     hook_ = hook.get();
@@ -74,7 +76,8 @@ class PreAccumulationRegistration {
     });
   }
   PreAccumulationRegistration(const PreAccumulationRegistration&) = delete;
-  PreAccumulationRegistration& operator=(const PreAccumulationRegistration&) = delete;
+  PreAccumulationRegistration& operator=(const PreAccumulationRegistration&) =
+      delete;
 
  private:
   // An intrusive_ptr or, in older LibTorch, a shared_ptr.
@@ -86,7 +89,8 @@ class PreAccumulationRegistration {
 
 std::shared_ptr<void> add_pre_accumulation_hook(
     const at::Tensor& parameter, std::function<void()> call) {
-  return std::make_shared<PreAccumulationRegistration>(parameter, std::move(call));
+  return std::make_shared<PreAccumulationRegistration>(
+      parameter, std::move(call));
 }
 
 void set_gradient_hook(const at::Tensor& parameter, GradientCallback callback) {

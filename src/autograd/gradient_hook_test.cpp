@@ -281,9 +281,8 @@ TEST(TakenGradient, SharesItsStorageWithNobody) {
       "layer norm", nn::LayerNorm(nn::LayerNormOptions({4})), input());
   nn::LSTM lstm(nn::LSTMOptions(4, 4));
   const auto x = at::randn({3, 2, 4});
-  expect_unshared("lstm", lstm->parameters(), [&] {
-    return std::get<0>(lstm(x));
-  });
+  expect_unshared(
+      "lstm", lstm->parameters(), [&] { return std::get<0>(lstm(x)); });
   const auto a = parameter();
   const auto b = parameter();
   expect_unshared("mm", {a}, [&] { return input().mm(a); });
@@ -314,9 +313,7 @@ TEST(TakenGradient, OfConcatenatedParametersLiesApartInOneStorage) {
 TEST(TakenGradient, IsTheTensorThatTheNodeMade) {
   const auto w = parameter();
   const void* born = nullptr;
-  w.register_hook([&born](const at::Tensor& g) {
-    born = g.const_data_ptr();
-  });
+  w.register_hook([&born](const at::Tensor& g) { born = g.const_data_ptr(); });
   Taken taken({w});
   const auto x = input();
   x.mm(w).cos().sum().backward();
@@ -328,9 +325,7 @@ TEST(TakenGradient, OfAnAdoptedWeightIsStolenToo) {
   FakeUnitCache cache;
   cache.add_unit({w});
   const void* born = nullptr;
-  w.register_hook([&born](const at::Tensor& g) {
-    born = g.const_data_ptr();
-  });
+  w.register_hook([&born](const at::Tensor& g) { born = g.const_data_ptr(); });
   Taken taken({w});
   at::linear(input(), w).cos().sum().backward();
   EXPECT_EQ(taken.of[0][0].const_data_ptr(), born);

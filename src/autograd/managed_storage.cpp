@@ -17,7 +17,10 @@ void release_tag(void* context) {
 }
 
 StorageTag* make_tag(
-    ParameterUseListener* listener, int unit, int flat, ActivationCast activations) {
+    ParameterUseListener* listener,
+    int unit,
+    int flat,
+    ActivationCast activations) {
   auto* tag = new StorageTag;  // NOLINT: see release_tag.
   tag->listener.store(listener, std::memory_order_release);
   tag->unit = unit;

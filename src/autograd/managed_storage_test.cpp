@@ -34,7 +34,8 @@ TEST(RawAccess, OfAnEmptyStorageThrowsTheGivenSentence) {
   };
   for (std::size_t i = 0; i < accesses.size(); ++i) {
     cache.evict_all();
-    EXPECT_THAT(thrown_by(accesses[i]), HasSubstr(FakeUnitCache::sentence(0))) << i;
+    EXPECT_THAT(thrown_by(accesses[i]), HasSubstr(FakeUnitCache::sentence(0)))
+        << i;
   }
 }
 

@@ -9,6 +9,7 @@
 namespace sherd::autograd {
 namespace {
 
+// clang-format off
 // Base names in namespace aten; is_plain_overload() sorts their overloads.
 constexpr auto kNames = std::to_array<std::string_view>({
     // Views.
@@ -36,6 +37,8 @@ constexpr auto kTwoTensors = std::to_array<std::string_view>({
     "_has_compatible_shallow_copy_type", "expand_as", "is_same_size",
     "result_type", "view_as",
 });
+
+// clang-format on
 
 // These write flags of the tensor, no bytes.
 constexpr auto kFlagWriters =

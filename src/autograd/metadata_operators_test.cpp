@@ -44,9 +44,8 @@ TEST(MetadataOperators, VisitNobody) {
        {"new_full", [](auto& w) { (void)w.new_full({2}, 1); }},
        {"new_ones", [](auto& w) { (void)w.new_ones({2}); }},
        {"result_type", [](auto& w) { (void)at::result_type(w, w); }},
-       {"can_cast", [](auto& w) {
-          (void)at::can_cast(w.scalar_type(), at::kDouble);
-        }},
+       {"can_cast",
+        [](auto& w) { (void)at::can_cast(w.scalar_type(), at::kDouble); }},
        {"expand_as", [](auto& w) { (void)w.expand_as(w); }},
        {"expand_as of another",
         [](auto& w) { (void)at::ones({4}).expand_as(w); }},
@@ -57,9 +56,7 @@ TEST(MetadataOperators, VisitNobody) {
        {"view dtype", [](auto& w) { (void)w.detach().view(at::kInt); }},
        {"narrow", [](auto& w) { (void)w.narrow(0, 1, 2); }},
        {"select", [](auto& w) { (void)w[1]; }},
-       {"slice", [](auto& w) {
-          (void)w.index({at::indexing::Slice(1, 3)});
-        }},
+       {"slice", [](auto& w) { (void)w.index({at::indexing::Slice(1, 3)}); }},
        {"chunk", [](auto& w) { (void)w.chunk(2); }},
        {"split", [](auto& w) { (void)w.split(2); }},
        {"split sizes", [](auto& w) { (void)w.split({1, 3}); }},
@@ -102,9 +99,8 @@ TEST(OperatorsThatMayCopy, Visit) {
        {"is_nonzero", [](auto& w) { (void)w[0][0].is_nonzero(); }},
        {"index", [](auto& w) { (void)w.index({at::tensor({1, 0})}); }},
        {"bernoulli", [](auto& w) { (void)at::bernoulli(w); }},
-       {"masked_select", [](auto& w) {
-          (void)w.masked_select(at::ones({4, 4}, at::kBool));
-        }}},
+       {"masked_select",
+        [](auto& w) { (void)w.masked_select(at::ones({4, 4}, at::kBool)); }}},
       true);
 }
 
@@ -139,8 +135,8 @@ TEST(OperatorsThatMayCopy, IncludeNarrowByATensor) {
 }
 
 TEST(OperatorsThatMayCopy, IncludeRandintBelowATensor) {
-  const auto op = c10::Dispatcher::singleton().findSchema(
-      {"aten::randint_like", "Tensor"});
+  const auto op =
+      c10::Dispatcher::singleton().findSchema({"aten::randint_like", "Tensor"});
   if (!op) {
     return;  // Younger than the oldest LibTorch we support.
   }

@@ -62,8 +62,7 @@ ParameterUses uses_of(
   const auto first = stack.size() - arguments.size();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* alias = arguments[i].alias_info();
-    add_uses(
-        uses, stack[first + i], alias != nullptr && alias->isWrite());
+    add_uses(uses, stack[first + i], alias != nullptr && alias->isWrite());
   }
   return uses;
 }
@@ -76,7 +75,8 @@ class ParameterUseScope {
     // Almost always there is one listener; a teacher and a student may share one
     // operator.
     std::stable_sort(
-        uses.begin(), uses.end(), [](const ParameterUse& a, const ParameterUse& b) {
+        uses.begin(), uses.end(),
+        [](const ParameterUse& a, const ParameterUse& b) {
           return listener_of(a) < listener_of(b);
         });
     try {

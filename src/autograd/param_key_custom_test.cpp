@@ -55,8 +55,7 @@ TORCH_LIBRARY(sherd_test, library) {
   library.impl("sum_of_list", &sum_of_list);
   library.def("sum_of_some(Tensor?[] tensors) -> Tensor");
   library.impl("sum_of_some", &sum_of_some);
-  library.def(
-      "scale_by_entry(Tensor x, Dict(str, Tensor) entries) -> Tensor");
+  library.def("scale_by_entry(Tensor x, Dict(str, Tensor) entries) -> Tensor");
   library.impl("scale_by_entry", &scale_by_entry);
   library.def("fill_with_ones(Tensor(a!) w) -> ()");
   library.impl("fill_with_ones", &fill_with_ones);
@@ -125,8 +124,7 @@ TEST_F(CustomOperator, OnAListWithGapsAnnouncesWhatFollowsThem) {
   list.push_back(a);
   list.push_back(std::nullopt);
   list.push_back(b);
-  const auto y = call<
-      at::Tensor, const c10::List<std::optional<at::Tensor>>&>(
+  const auto y = call<at::Tensor, const c10::List<std::optional<at::Tensor>>&>(
       "sherd_test::sum_of_some", list);
   EXPECT_EQ(y.sum().item<float>(), 8.0F);
   EXPECT_THAT(cache.take_log()[0].units, ElementsAre(0, 1));
@@ -136,8 +134,7 @@ TEST_F(CustomOperator, OnADictionaryAnnouncesItsValues) {
   c10::Dict<std::string, at::Tensor> entries;
   entries.insert("w", b);
   (void)call<
-      at::Tensor, const at::Tensor&,
-      const c10::Dict<std::string, at::Tensor>&>(
+      at::Tensor, const at::Tensor&, const c10::Dict<std::string, at::Tensor>&>(
       "sherd_test::scale_by_entry", a, entries);
   EXPECT_THAT(cache.take_log()[0].units, ElementsAre(0, 1));
 }
@@ -146,8 +143,7 @@ TEST_F(CustomOperator, OnADictionaryAloneIsSavedByItsInnerOperators) {
   c10::Dict<std::string, at::Tensor> entries;
   entries.insert("w", b);
   const auto y = call<
-      at::Tensor, const at::Tensor&,
-      const c10::Dict<std::string, at::Tensor>&>(
+      at::Tensor, const at::Tensor&, const c10::Dict<std::string, at::Tensor>&>(
       "sherd_test::scale_by_entry", at::ones({2, 2}), entries);
   EXPECT_EQ(y.sum().item<float>(), 4.0F);
 }

@@ -43,12 +43,10 @@ at::Tensor ids(at::IntArrayRef sizes, std::int64_t below) {
 }
 
 Trainable transformer_encoder() {
-  nn::TransformerEncoder encoder(
-      nn::TransformerEncoderOptions(
-          nn::TransformerEncoderLayerOptions(16, 2)
-              .dim_feedforward(24)
-              .dropout(0.3),
-          2));
+  nn::TransformerEncoder encoder(nn::TransformerEncoderOptions(
+      nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(24).dropout(
+          0.3),
+      2));
   return on(encoder, at::randn({5, 2, 16}));
 }
 
@@ -81,9 +79,8 @@ Trainable bilinear() {
   nn::Bilinear layer(nn::BilinearOptions(5, 6, 7));
   auto a = at::randn({3, 5});
   auto b = at::randn({3, 6});
-  return {layer.ptr(), [layer, a, b]() mutable {
-            return loss_of(layer(a, b));
-          }};
+  return {
+      layer.ptr(), [layer, a, b]() mutable { return loss_of(layer(a, b)); }};
 }
 
 // Embedding and output projection are one tensor, registered twice.
@@ -126,8 +123,6 @@ struct ScalarImpl : nn::Module {
 };
 TORCH_MODULE(Scalar);
 
-
-
 Trainable convolutions() {
   nn::Sequential layers(
       nn::Conv2d(nn::Conv2dOptions(3, 6, 3).stride(2)), nn::BatchNorm2d(6),
@@ -169,8 +164,7 @@ const std::vector<LayerCase>& layer_cases() {
       {"EmbeddingBagSum", [] { return embedding_bag(torch::kSum); }},
       {"EmbeddingBagMax", [] { return embedding_bag(torch::kMax); }},
       {"EmbeddingBagMean", [] { return embedding_bag(torch::kMean); }},
-      {"Embedding",
-       [] { return on(nn::Embedding(20, 6), ids({4, 5}, 20)); }},
+      {"Embedding", [] { return on(nn::Embedding(20, 6), ids({4, 5}, 20)); }},
       {"EmbeddingSparse",
        [] {
          return on(
@@ -183,8 +177,7 @@ const std::vector<LayerCase>& layer_cases() {
       {"Linear", [] { return on(nn::Linear(6, 5), at::randn({4, 3, 6})); }},
       {"LayerNorm",
        [] {
-         return on(
-             nn::LayerNorm(nn::LayerNormOptions({6})), at::randn({4, 6}));
+         return on(nn::LayerNorm(nn::LayerNormOptions({6})), at::randn({4, 6}));
        }},
       {"TiedWeights", [] { return on(Tied(), ids({5, 3}, 11)); }},
       {"ListsOfParameters", [] { return on(Lists(), at::randn({4, 4})); }},
@@ -211,17 +204,15 @@ TEST(ShardedLayerNorm, WorksWithoutBias) {
     auto layer = std::make_shared<nn::Module>();
     auto w = layer->register_parameter("weight", at::randn({6}));
     auto x = at::randn({4, 6});
-    return Trainable{layer, [w, x] {
-                       return loss_of(at::layer_norm(x, {6}, w, {}));
-                     }};
+    return Trainable{
+        layer, [w, x] { return loss_of(at::layer_norm(x, {6}, w, {})); }};
   });
 }
 
 TEST(ShardedBatchNorm, UpdatesItsStatisticsAlike) {
   torch::manual_seed(kSeed);
   nn::BatchNorm1d plain(4);
-  auto sharded =
-      std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(plain->clone());
+  auto sharded = std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(plain->clone());
   FakeUnitCache cache;
   adopt_module(*sharded, cache, UnitGrouping::kOneUnit);
   const auto x = at::randn({5, 4});

@@ -129,11 +129,25 @@ TEST(Key, GoesToEveryViewAndShallowCopy) {
   const auto w = parameter({4, 4});
   cache.add_unit({w});
   const std::vector<at::Tensor> heirs = {
-      w.t(), w.view({16}), w.narrow(0, 1, 2), w[1], w.detach(), w.data(),
-      w.variable_data(), w.tensor_data(), w.to(at::kFloat), w.expand({2, 4, 4}),
-      w.unsqueeze(0), w.chunk(2)[1], w.reshape({2, 8}), w.contiguous(),
-      w.index({at::indexing::Slice(0, 2)}), w.alias(), w.diagonal(),
-      w.as_strided({2}, {1}), w.detach().t().detach()};
+      w.t(),
+      w.view({16}),
+      w.narrow(0, 1, 2),
+      w[1],
+      w.detach(),
+      w.data(),
+      w.variable_data(),
+      w.tensor_data(),
+      w.to(at::kFloat),
+      w.expand({2, 4, 4}),
+      w.unsqueeze(0),
+      w.chunk(2)[1],
+      w.reshape({2, 8}),
+      w.contiguous(),
+      w.index({at::indexing::Slice(0, 2)}),
+      w.alias(),
+      w.diagonal(),
+      w.as_strided({2}, {1}),
+      w.detach().t().detach()};
   for (std::size_t i = 0; i < heirs.size(); ++i) {
     EXPECT_TRUE(announces(cache, heirs[i])) << "heir " << i;
   }
@@ -144,9 +158,16 @@ TEST(Key, GoesToNoCopy) {
   const auto w = parameter({4, 4});
   cache.add_unit({w});
   const std::vector<at::Tensor> others = {
-      w.clone(), at::zeros_like(w), at::empty_like(w), at::rand_like(w),
-      w.to(at::kDouble), w.new_zeros({2}), w + 1, w.t().contiguous(),
-      w.expand({2, 4, 4}).reshape({32}), w.detach().clone()};
+      w.clone(),
+      at::zeros_like(w),
+      at::empty_like(w),
+      at::rand_like(w),
+      w.to(at::kDouble),
+      w.new_zeros({2}),
+      w + 1,
+      w.t().contiguous(),
+      w.expand({2, 4, 4}).reshape({32}),
+      w.detach().clone()};
   for (std::size_t i = 0; i < others.size(); ++i) {
     EXPECT_FALSE(announces(cache, others[i])) << "other " << i;
   }

@@ -79,9 +79,9 @@ std::vector<Announcement> announced_by(const Write& write) {
 TEST(Write, IsFlaggedForEveryWayToWrite) {
   for (const auto& write : writes()) {
     const auto log = announced_by(write);
-    EXPECT_TRUE(std::any_of(
-        log.begin(), log.end(), [](const auto& a) { return a.written; }))
-        << write.name;
+    EXPECT_TRUE(std::any_of(log.begin(), log.end(), [](const auto& a) {
+      return a.written;
+    })) << write.name;
   }
 }
 
@@ -110,8 +110,7 @@ TEST(Write, OfResetParametersIsFlaggedForEachParameter) {
 
 TEST(Write, OfAnEmbeddingWithMaxNormIsFlaggedInForward) {
   FakeUnitCache cache;
-  torch::nn::Embedding layer(
-      torch::nn::EmbeddingOptions(5, 3).max_norm(0.1));
+  torch::nn::Embedding layer(torch::nn::EmbeddingOptions(5, 3).max_norm(0.1));
   adopt_module(*layer, cache, UnitGrouping::kOneUnit);
   (void)layer(at::tensor({1, 2}));
   const auto log = cache.take_log();

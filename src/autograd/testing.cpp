@@ -45,7 +45,8 @@ int FakeUnitCache::add_unit(
   return number;
 }
 
-void FakeUnitCache::begin_use(std::span<const ParameterUse> uses, const char* name) {
+void FakeUnitCache::begin_use(
+    std::span<const ParameterUse> uses, const char* name) {
   if (on_enter) {
     on_enter(name);
   }
@@ -187,7 +188,8 @@ void FakeUnitCache::destroy_unit(int unit) {
   units_.at(static_cast<std::size_t>(unit)).storage.reset();
 }
 
-void adopt_module(torch::nn::Module& module, FakeUnitCache& cache, UnitGrouping grouping) {
+void adopt_module(
+    torch::nn::Module& module, FakeUnitCache& cache, UnitGrouping grouping) {
   std::set<at::TensorImpl*> seen;
   const auto fresh = [&seen](const std::vector<at::Tensor>& parameters) {
     std::vector<at::Tensor> found;
@@ -259,7 +261,8 @@ TrainingResult train_once(const Trainable& trainable) {
   return ::testing::AssertionSuccess();
 }
 
-::testing::AssertionResult bit_equal(const TrainingResult& a, const TrainingResult& b) {
+::testing::AssertionResult bit_equal(
+    const TrainingResult& a, const TrainingResult& b) {
   if (a.size() != b.size()) {
     return ::testing::AssertionFailure() << a.size() << " and " << b.size();
   }
@@ -279,7 +282,8 @@ void expect_unchanged_when_sharded(const std::function<Trainable()>& make) {
   const OneThread one_thread;
   const TrainingResult expected = train_once(made());
   for (const UnitGrouping grouping :
-       {UnitGrouping::kOneUnit, UnitGrouping::kPerChild, UnitGrouping::kPerParameter}) {
+       {UnitGrouping::kOneUnit, UnitGrouping::kPerChild,
+        UnitGrouping::kPerParameter}) {
     FakeUnitCache cache;
     const Trainable sharded = made();
     adopt_module(*sharded.module, cache, grouping);

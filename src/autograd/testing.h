@@ -95,7 +95,8 @@ enum class UnitGrouping {
 };
 
 // Puts the module's parameters into units; tied ones belong to the first.
-void adopt_module(torch::nn::Module& module, FakeUnitCache& cache, UnitGrouping grouping);
+void adopt_module(
+    torch::nn::Module& module, FakeUnitCache& cache, UnitGrouping grouping);
 
 // Runs operators on one thread for its lifetime: tiny layers gain nothing from
 // more, and on a busy machine their barriers cost seconds.
@@ -125,7 +126,8 @@ using TrainingResult = std::vector<at::Tensor>;
 TrainingResult train_once(const Trainable& trainable);
 
 // Bit for bit, sparse layouts included; says what differs.
-::testing::AssertionResult bit_equal(const TrainingResult& a, const TrainingResult& b);
+::testing::AssertionResult bit_equal(
+    const TrainingResult& a, const TrainingResult& b);
 ::testing::AssertionResult bit_equal(const at::Tensor& a, const at::Tensor& b);
 
 // Claims that sharding changes no bit of `make()`'s loss and gradients, for

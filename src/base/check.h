@@ -26,20 +26,20 @@ std::string str(Args&&... args) {
 }  // namespace sherd
 
 // SHERD_CHECK(width % heads == 0, "[models] width ", width, " ...").
-#define SHERD_CHECK(condition, ...)                 \
-  do {                                              \
-    if (!(condition)) {                             \
+#define SHERD_CHECK(condition, ...)                    \
+  do {                                                 \
+    if (!(condition)) {                                \
       throw ::sherd::Error(::sherd::str(__VA_ARGS__)); \
-    }                                               \
+    }                                                  \
   } while (false)
 
 // The same with a code: SHERD_CHECK_AS(kPeerLost, alive, "[world] ...").
-#define SHERD_CHECK_AS(code, condition, ...)                        \
-  do {                                                              \
-    if (!(condition)) {                                             \
-      throw ::sherd::Error(                                         \
-          ::sherd::str(__VA_ARGS__), ::sherd::ErrorCode::code);     \
-    }                                                               \
+#define SHERD_CHECK_AS(code, condition, ...)                    \
+  do {                                                          \
+    if (!(condition)) {                                         \
+      throw ::sherd::Error(                                     \
+          ::sherd::str(__VA_ARGS__), ::sherd::ErrorCode::code); \
+    }                                                           \
   } while (false)
 
 #define SHERD_ASSERT(condition, ...)                                     \

@@ -30,7 +30,8 @@ std::optional<int> parse_int(std::string_view text) {
 // Reads variables through a lookup and checks their ranges.
 class EnvironmentReader {
  public:
-  explicit EnvironmentReader(const EnvironmentLookup& lookup) : lookup_(lookup) {}
+  explicit EnvironmentReader(const EnvironmentLookup& lookup)
+      : lookup_(lookup) {}
 
   std::optional<std::string> text(const char* name) const {
     std::optional<std::string> value = lookup_(name);
@@ -88,11 +89,11 @@ void take_master(const EnvironmentReader& read, RankEnvironment* env) {
   }
 }
 
-void take_local_of_torchrun(const EnvironmentReader& read, RankEnvironment* env) {
+void take_local_of_torchrun(
+    const EnvironmentReader& read, RankEnvironment* env) {
   const auto size = read.integer("LOCAL_WORLD_SIZE", 1, env->world_size);
   env->local_world_size = size.value_or(env->world_size);
-  const auto local =
-      read.integer("LOCAL_RANK", 0, env->local_world_size - 1);
+  const auto local = read.integer("LOCAL_RANK", 0, env->local_world_size - 1);
   env->local_rank = local.value_or(env->rank);
   // One unset variable is filled in only where nothing has to be guessed: all ranks on one host.
   SHERD_CHECK(
@@ -143,7 +144,8 @@ RankEnvironment from_open_mpi(const EnvironmentReader& read) {
   SHERD_CHECK(
       one_host(env) || read.has("MASTER_ADDR"),
       "[base] expected MASTER_ADDR to name the host of rank 0 because Open "
-      "MPI runs ", env.local_world_size, " of ", env.world_size,
+      "MPI runs ",
+      env.local_world_size, " of ", env.world_size,
       " ranks on this host, found it unset (mpirun -x MASTER_ADDR=...)");
   std::string job;
   for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {

@@ -16,9 +16,8 @@ using Variables = std::map<std::string, std::string>;
 EnvironmentLookup lookup_in(const Variables& variables) {
   return [variables](const char* name) -> std::optional<std::string> {
     const auto found = variables.find(name);
-    return found == variables.end()
-        ? std::nullopt
-        : std::optional<std::string>(found->second);
+    return found == variables.end() ? std::nullopt
+                                    : std::optional<std::string>(found->second);
   };
 }
 
@@ -94,9 +93,8 @@ TEST(RankEnvironment, ReadsTorchrunVariables) {
   EXPECT_EQ(env.master_port, 29511);
   EXPECT_FALSE(env.agent_store);
   EXPECT_EQ(env.source, "torchrun variables");
-  EXPECT_TRUE(
-      read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}))
-          .agent_store);
+  EXPECT_TRUE(read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}))
+                  .agent_store);
 }
 
 TEST(RankEnvironment, LocalVariablesDefaultToOneHost) {
@@ -158,9 +156,10 @@ TEST(RankEnvironment, AFakeHostIsANumberBelowTheRanks) {
     return refusal(with(kTorchrun, {{"SHERD_FAKE_HOST", value}}));
   };
   EXPECT_THAT(
-      refused("8"), AllOf(
-                        HasSubstr("SHERD_FAKE_HOST"), HasSubstr("from 0 to 7"),
-                        HasSubstr("'8'")));
+      refused("8"),
+      AllOf(
+          HasSubstr("SHERD_FAKE_HOST"), HasSubstr("from 0 to 7"),
+          HasSubstr("'8'")));
   EXPECT_THAT(refused("node1"), HasSubstr("'node1'"));
 }
 
@@ -189,8 +188,7 @@ TEST(RankEnvironment, OpenMpiOverHostsNeedsTheMasterNamed) {
       kOpenMpi,
       {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
   EXPECT_THAT(refusal(hosts), HasSubstr("expected MASTER_ADDR"));
-  EXPECT_EQ(
-      read(with(hosts, {{"MASTER_ADDR", "node7"}})).master_addr, "node7");
+  EXPECT_EQ(read(with(hosts, {{"MASTER_ADDR", "node7"}})).master_addr, "node7");
   EXPECT_THAT(
       refusal(without(kOpenMpi, "OMPI_COMM_WORLD_SIZE")),
       HasSubstr("expected OMPI_COMM_WORLD_SIZE"));
@@ -283,8 +281,7 @@ TEST(RankEnvironment, MalformedSlurmVariablesAreRefused) {
   EXPECT_THAT(
       refusal(without(kSlurm, "SLURM_NTASKS")),
       HasSubstr("expected SLURM_NTASKS"));
-  EXPECT_THAT(
-      refusal(with(kSlurm, {{"SLURM_PROCID", "4"}})), HasSubstr("'4'"));
+  EXPECT_THAT(refusal(with(kSlurm, {{"SLURM_PROCID", "4"}})), HasSubstr("'4'"));
   EXPECT_THAT(
       refusal(with(kSlurm, {{"SLURM_LOCALID", "2"}})),
       HasSubstr("SLURM_LOCALID"));
@@ -292,8 +289,8 @@ TEST(RankEnvironment, MalformedSlurmVariablesAreRefused) {
 
 TEST(RankEnvironment, MasterVariablesWinOverWhatIsDerived) {
   for (const Variables& base : {kOpenMpi, kSlurm}) {
-    const RankEnvironment env = read(
-        with(base, {{"MASTER_ADDR", "head"}, {"MASTER_PORT", "1234"}}));
+    const RankEnvironment env =
+        read(with(base, {{"MASTER_ADDR", "head"}, {"MASTER_PORT", "1234"}}));
     EXPECT_EQ(env.master_addr, "head");
     EXPECT_EQ(env.master_port, 1234);
   }

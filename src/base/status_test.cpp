@@ -49,10 +49,12 @@ TEST(Hash64, OrderAndBoundariesMatter) {
     (hash.add(parts), ...);
     return hash.value();
   };
-  EXPECT_NE(h(std::string_view("ab"), std::string_view("c")),
-            h(std::string_view("a"), std::string_view("bc")));
-  EXPECT_NE(h(std::uint64_t{1}, std::uint64_t{2}),
-            h(std::uint64_t{2}, std::uint64_t{1}));
+  EXPECT_NE(
+      h(std::string_view("ab"), std::string_view("c")),
+      h(std::string_view("a"), std::string_view("bc")));
+  EXPECT_NE(
+      h(std::uint64_t{1}, std::uint64_t{2}),
+      h(std::uint64_t{2}, std::uint64_t{1}));
 }
 
 }  // namespace

@@ -97,7 +97,8 @@ class FullStateGather {
         sources_(std::move(sources)) {
     if (world.size() > 1) {
       via_ = world::make_c10d_transport(
-          world, str("ckpt/full/", world.next_number()), Mesh(world).shard_ranks());
+          world, str("ckpt/full/", world.next_number()),
+          Mesh(world).shard_ranks());
     }
   }
 
@@ -126,7 +127,9 @@ class FullStateGather {
   void send(const std::vector<PieceSource>& sources) {
     for (const auto& source : sources) {
       if (source.rank == rank_) {
-        via_->send(pieces_[source.piece].elements, 0, kTag)->wait(kWhat).throw_if_failed();
+        via_->send(pieces_[source.piece].elements, 0, kTag)
+            ->wait(kWhat)
+            .throw_if_failed();
       }
     }
   }

@@ -15,9 +15,7 @@
 
 namespace sherd::compat {
 
-bool nccl_is_built() {
-  return SHERD_NCCL != 0;
-}
+bool nccl_is_built() { return SHERD_NCCL != 0; }
 
 #if SHERD_NCCL
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(

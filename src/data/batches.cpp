@@ -51,9 +51,8 @@ GlobalBatches::GlobalBatches(const Corpus& corpus, const BatchOptions& options)
   validation_ = {
       .stripes = stripes, .stripe = stripe, .skipped = rest, .part = held_out};
   SHERD_CHECK(
-      rest >= window, "[data] ", corpus.path(),
-      ": expected at least ", 2 * window, " tokens (sequence ",
-      options_.sequence,
+      rest >= window, "[data] ", corpus.path(), ": expected at least ",
+      2 * window, " tokens (sequence ", options_.sequence,
       ": one window to train on, one to validate), found ", corpus.tokens());
 }
 
@@ -113,10 +112,9 @@ std::int64_t GlobalBatches::row_count() const {
 // cuts the text at an offset below `sequence` at which all n windows fit.
 std::int64_t GlobalBatches::window_start(std::int64_t sample) const {
   const auto length = options_.sequence;
-  const auto windows = std::max<std::int64_t>(
-      1, (training_tokens() - length) / length);
-  const auto offsets =
-      std::min(length, training_tokens() - windows * length);
+  const auto windows =
+      std::max<std::int64_t>(1, (training_tokens() - length) / length);
+  const auto offsets = std::min(length, training_tokens() - windows * length);
   const auto epoch = static_cast<std::uint64_t>(sample / windows);
   const auto key = mix64(mix64(options_.seed) + epoch);
   const auto offset =
@@ -135,8 +133,7 @@ Batch GlobalBatches::samples(const std::vector<std::int64_t>& numbers) const {
 }
 
 Batch GlobalBatches::at(std::int64_t step) const {
-  SHERD_CHECK(
-      step >= 0, "[data] expected a step of at least 0, found ", step);
+  SHERD_CHECK(step >= 0, "[data] expected a step of at least 0, found ", step);
   std::vector<std::int64_t> starts;
   for (std::int64_t row = 0; row < row_count(); ++row) {
     starts.push_back(window_start(step * options_.batch + first_row() + row));
@@ -188,8 +185,7 @@ Batch GlobalBatches::validation(std::int64_t index) const {
   std::vector<std::int64_t> starts;
   for (std::int64_t i = 0; i < row_count(); ++i) {
     // Batches interleave, so that a few of them see all of the text.
-    const auto row =
-        (first_row() + i) * validation_batches() + index;
+    const auto row = (first_row() + i) * validation_batches() + index;
     starts.push_back(row * windows / rows * length);
   }
   return rows_at(validation_, starts);

@@ -67,8 +67,12 @@ TEST_F(BatchesTest, RanksTakeDisjointRowsOfTheSameGlobalBatch) {
     std::vector<torch::Tensor> validation;
     for (int rank = 0; rank < world_size; ++rank) {
       const GlobalBatches part(
-          corpus, {.batch = 84, .sequence = 16, .seed = 3, .rank = rank,
-                   .world_size = world_size});
+          corpus,
+          {.batch = 84,
+           .sequence = 16,
+           .seed = 3,
+           .rank = rank,
+           .world_size = world_size});
       EXPECT_EQ(part.validation_batches(), whole.validation_batches());
       training.push_back(part.at(11).inputs);
       validation.push_back(part.validation(0).targets);
@@ -155,8 +159,9 @@ TEST_F(BatchesTest, ALongTextIsStripedAndEveryTokenIsInOneOfTheTwoTexts) {
   batches.copy_validation(0, 6500, validation.data());
   EXPECT_EQ(validation[0], 2925);
   EXPECT_EQ(validation[325], 3250 + 2925);
-  EXPECT_EQ(std::set<std::int64_t>(validation.begin(), validation.end()).size(),
-            6500U);
+  EXPECT_EQ(
+      std::set<std::int64_t>(validation.begin(), validation.end()).size(),
+      6500U);
   EXPECT_TRUE(std::all_of(validation.begin(), validation.end(), held_out));
   EXPECT_THROW(batches.copy_validation(1, 6500, validation.data()), Error);
 
@@ -201,14 +206,15 @@ TEST_F(BatchesTest, AShorterTextIsRefusedNamingPathExpectedAndFound) {
   const auto path = counting(17);
   EXPECT_THAT(
       refusal(Corpus(path), {.batch = 4, .sequence = 8}),
-      AllOf(HasSubstr(path), HasSubstr("expected at least 18 tokens"),
-            HasSubstr("sequence 8"), HasSubstr("found 17")));
+      AllOf(
+          HasSubstr(path), HasSubstr("expected at least 18 tokens"),
+          HasSubstr("sequence 8"), HasSubstr("found 17")));
 }
 
 TEST_F(BatchesTest, ABatchThatTheWorldSizeDoesNotDivideIsRefused) {
   const Corpus corpus(counting(1000));
-  const auto sentence = refusal(
-      corpus, {.batch = 13, .sequence = 8, .rank = 1, .world_size = 4});
+  const auto sentence =
+      refusal(corpus, {.batch = 13, .sequence = 8, .rank = 1, .world_size = 4});
   EXPECT_THAT(
       sentence, AllOf(HasSubstr("batch 13"), HasSubstr("world size 4")));
   EXPECT_THAT(

@@ -154,8 +154,7 @@ void Corpus::Impl::map(
     SHERD_CHECK(
         size % token_bytes == 0, "[data] ", name,
         ": expected 16-bit token ids, an even number of bytes, found ", size);
-    const auto used =
-        std::min(size, bytes_left) / token_bytes * token_bytes;
+    const auto used = std::min(size, bytes_left) / token_bytes * token_bytes;
     if (used == 0) {
       continue;
     }
@@ -193,8 +192,7 @@ void Corpus::Impl::check_bytes(std::int64_t wanted) const {
 std::int64_t Corpus::Impl::check_ids(std::int64_t wanted) const {
   std::int64_t largest = 0;
   for (const auto& piece : pieces) {
-    const auto count =
-        static_cast<std::int64_t>(piece.bytes.size()) / kIdBytes;
+    const auto count = static_cast<std::int64_t>(piece.bytes.size()) / kIdBytes;
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t id = id_at(piece.bytes, i);
       SHERD_CHECK(
@@ -257,8 +255,8 @@ void Corpus::copy(
   --piece;
   for (; count > 0; ++piece) {
     const auto skip = first - piece->first;
-    const auto held = static_cast<std::int64_t>(piece->bytes.size()) /
-        impl_->token_bytes;
+    const auto held =
+        static_cast<std::int64_t>(piece->bytes.size()) / impl_->token_bytes;
     const auto taken = std::min(count, held - skip);
     for (std::int64_t i = skip; i < skip + taken; ++i) {
       *to++ = impl_->token_bytes == kIdBytes

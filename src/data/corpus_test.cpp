@@ -156,8 +156,9 @@ TEST(Corpus, RefusalsNamePathExpectedAndFound) {
   const auto missing = folder.path() + "/missing";
   EXPECT_THAT(
       refusal(missing),
-      AllOf(HasSubstr(missing), HasSubstr("expected a file or folder"),
-            HasSubstr("found nothing")));
+      AllOf(
+          HasSubstr(missing), HasSubstr("expected a file or folder"),
+          HasSubstr("found nothing")));
   const auto empty = folder.file("empty", "");
   EXPECT_THAT(
       refusal(empty), AllOf(HasSubstr(empty), HasSubstr("found 0 tokens")));
@@ -169,8 +170,9 @@ TEST(Corpus, RefusalsNamePathExpectedAndFound) {
       folder.file("large.bin", std::string("\x07\x00\x0a\x00", 4));
   EXPECT_THAT(
       refusal(large, {.vocabulary = 10}),
-      AllOf(HasSubstr(large), HasSubstr("below the vocabulary 10"),
-            HasSubstr("found 10 at token 1")));
+      AllOf(
+          HasSubstr(large), HasSubstr("below the vocabulary 10"),
+          HasSubstr("found 10 at token 1")));
   const auto bytes = folder.file("bytes", "a\x80");
   EXPECT_THAT(
       refusal(bytes, {.vocabulary = 128}), HasSubstr("found 128 at byte 1"));

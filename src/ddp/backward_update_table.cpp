@@ -8,7 +8,8 @@
 
 namespace sherd::ddp {
 
-BackwardUpdateTable::BackwardUpdateTable(const std::vector<ModuleTensor>& parameters)
+BackwardUpdateTable::BackwardUpdateTable(
+    const std::vector<ModuleTensor>& parameters)
     : parameters_(parameters), places_(parameters.size()) {
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     by_name_.emplace(parameters[p].name, p);
@@ -43,7 +44,8 @@ bool BackwardUpdateTable::run(
   if (update == nullptr) {
     return false;
   }
-  const autograd::ExcludeParamKeyScope silent;  // These uses are the engine's own.
+  const autograd::ExcludeParamKeyScope
+      silent;  // These uses are the engine's own.
   update->update(places_[parameter].index, 0, average.contiguous().view({-1}));
   return true;
 }

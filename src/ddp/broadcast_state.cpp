@@ -31,7 +31,8 @@ Status broadcast(
   for (const auto& tensor : tensors) {
     if (tensor.nbytes() < kAloneBytes) {
       packed += static_cast<std::int64_t>(tensor.nbytes());
-    } else if (auto status = world::Collectives(via, what).broadcast({bytes_of(tensor)}, root);
+    } else if (auto status = world::Collectives(via, what).broadcast(
+                   {bytes_of(tensor)}, root);
                !status.ok()) {
       return status;
     }

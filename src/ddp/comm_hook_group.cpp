@@ -63,9 +63,10 @@ void CommHookGroup::take(
     SHERD_CHECK_AS(
         kFailedPrecondition, theirs == numbers_of(mine),
         "[ddp] a hook's calls differ, for ", what_, ": rank ",
-        transport_.world_rank(transport_.index()), " has ", text_of(numbers_of(mine)),
-        ", rank ", group.world_rank(static_cast<int>(member)), " ",
-        text_of(theirs), "; expected the same on all ranks");
+        transport_.world_rank(transport_.index()), " has ",
+        text_of(numbers_of(mine)), ", rank ",
+        group.world_rank(static_cast<int>(member)), " ", text_of(theirs),
+        "; expected the same on all ranks");
   }
 }
 

@@ -17,7 +17,9 @@ class CommHookGroup final : public HookGroup {
  public:
   // `what` is reduced, for error messages. `compares_calls` has the same value on all ranks.
   CommHookGroup(
-      world::Transport& transport, const std::string& what, bool compares_calls);
+      world::Transport& transport,
+      const std::string& what,
+      bool compares_calls);
 
   int rank() const override { return all_.index(); }
   int size() const override { return all_.size(); }

@@ -11,12 +11,12 @@
 #include <ATen/ops/empty_strided.h>
 
 #include "autograd/param_key.h"
-#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/rank_environment.h"
+#include "base/status_from_exception.h"
+#include "ddp/broadcast_state.h"
 #include "ddp/comm_hook_group.h"
 #include "ddp/sparse_gradients.h"
-#include "ddp/broadcast_state.h"
 #include "exchange/make_exchange.h"
 #include "plan/buckets.h"
 
@@ -100,7 +100,8 @@ void DdpEngine::connect(const Mesh& mesh) {
   }
   transport_ = world::make_c10d_transport(world_, name_, ranks_);
   if (options_.buffer_hook) {
-    buffer_transport_ = world::make_c10d_transport(world_, name_ + "/buffers", ranks_);
+    buffer_transport_ =
+        world::make_c10d_transport(world_, name_ + "/buffers", ranks_);
   }
   open(order);
 }
@@ -157,7 +158,9 @@ std::unique_ptr<exchange::Exchange> DdpEngine::make_exchange() {
 }
 
 void DdpEngine::run_hook(
-    plan::UnitId unit, const at::Tensor& gradients, world::Transport& transport) {
+    plan::UnitId unit,
+    const at::Tensor& gradients,
+    world::Transport& transport) {
   const auto u = static_cast<std::size_t>(unit);
   GradientBucket bucket;
   bucket.index = unit;
@@ -470,8 +473,8 @@ void DdpEngine::learn_order(const std::vector<int>& ready) {
       mine.push_back(p);
     }
   }
-  const auto all =
-      world::Collectives(*transport_, "the order of gradients").all_gather_texts(text_of(mine));
+  const auto all = world::Collectives(*transport_, "the order of gradients")
+                       .all_gather_texts(text_of(mine));
   if (!all.ok()) {
     fail(all.status());
   }
@@ -512,7 +515,8 @@ at::Tensor DdpEngine::reduced(std::size_t p) const {
 
 // Not a view for autograd, which would refuse to detach it in place, as
 // LibTorch's zero_grad() does.
-at::Tensor DdpEngine::place_in(const at::Tensor& gradients, std::size_t p) const {
+at::Tensor DdpEngine::place_in(
+    const at::Tensor& gradients, std::size_t p) const {
   const auto& place = buckets_.parameters[p];
   const auto& layout =
       buckets_.units[static_cast<std::size_t>(place.unit)].flats[0].layout;
@@ -542,7 +546,8 @@ std::vector<bool> DdpEngine::accumulation(plan::UnitId /*unit*/) {
   return {false};  // What was there is part of what was reduced.
 }
 
-void DdpEngine::set_gradients(plan::UnitId unit, const std::vector<bool>& used) {
+void DdpEngine::set_gradients(
+    plan::UnitId unit, const std::vector<bool>& used) {
   const auto& members = buckets_.members[static_cast<std::size_t>(unit)];
   for (std::size_t t = 0; t < members.size(); ++t) {
     const auto p = static_cast<std::size_t>(members[t]);
@@ -608,7 +613,8 @@ void DdpEngine::average_parameters() {
   for (std::size_t p = 0; p < keyed_.parameters().size(); ++p) {
     const auto values = keyed_.values(p);
     const auto status =
-        world::Collectives(*transport_, "the mean of parameters").all_reduce(values, 1.0);
+        world::Collectives(*transport_, "the mean of parameters")
+            .all_reduce(values, 1.0);
     if (!status.ok()) {
       fail(status);
     }
@@ -629,7 +635,8 @@ NamedParameters DdpEngine::named_parameters() {
   return named;
 }
 
-std::shared_ptr<void> DdpEngine::register_backward_update(BackwardUpdate update) {
+std::shared_ptr<void> DdpEngine::register_backward_update(
+    BackwardUpdate update) {
   const std::lock_guard lock(mu_);
   return alone() || closed_ ? nullptr : updates_.take(std::move(update));
 }

@@ -58,8 +58,9 @@ class DdpEngine final : public autograd::ModelEngine,
   void close();
 
   // autograd::ParameterUseListener
-  void begin_use(std::span<const autograd::ParameterUse> uses, const char* operator_name)
-      override;
+  void begin_use(
+      std::span<const autograd::ParameterUse> uses,
+      const char* operator_name) override;
   void end_use(std::span<const autograd::ParameterUse>) noexcept override {}
   // exchange::ReducedGradients
   std::vector<bool> accumulation(plan::UnitId unit) override;
@@ -91,7 +92,9 @@ class DdpEngine final : public autograd::ModelEngine,
   std::unique_ptr<exchange::Exchange> make_exchange();
   // Called on the exchange's thread.
   void run_hook(
-      plan::UnitId unit, const at::Tensor& gradients, world::Transport& transport);
+      plan::UnitId unit,
+      const at::Tensor& gradients,
+      world::Transport& transport);
   void check_not_thawed() const;
   void gradient_arrived(std::size_t p, at::Tensor gradient);
   // Returns whether all ranks take part in this backward; in a join scope it asks them.

@@ -7,8 +7,8 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
-#include "ddp/ddp_engine.h"
 #include "ddp/broadcast_state.h"
+#include "ddp/ddp_engine.h"
 
 namespace sherd::ddp {
 
@@ -22,7 +22,8 @@ bool DdpEngine::ask_for_inputs(bool has_inputs) {
       at::zeros({size()}, at::TensorOptions().dtype(c10::ScalarType::Double));
   auto* flag = flags.mutable_data_ptr<double>();
   flag[index()] = has_inputs ? 1.0 : 0.0;
-  const auto status = exchange_->all_reduce(flags, exchange::ScalarReduceOp::kSum);
+  const auto status =
+      exchange_->all_reduce(flags, exchange::ScalarReduceOp::kSum);
   if (!status.ok()) {
     fail(status);
   }

@@ -17,7 +17,8 @@ KeyedParameters::~KeyedParameters() { release(); }
 
 void KeyedParameters::take(
     autograd::ParameterUseListener& listener,
-    const std::function<autograd::GradientCallback(std::size_t)>& callback_for) {
+    const std::function<autograd::GradientCallback(std::size_t)>&
+        callback_for) {
   std::map<const void*, std::size_t> known;
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
     const auto& parameter = parameters_[p].tensor;

@@ -26,7 +26,8 @@ class KeyedParameters {
   // `listener` must outlive this; `callback_for` makes the gradient hook of each parameter.
   void take(
       autograd::ParameterUseListener& listener,
-      const std::function<autograd::GradientCallback(std::size_t)>& callback_for);
+      const std::function<autograd::GradientCallback(std::size_t)>&
+          callback_for);
   void release();
 
   const std::vector<ModuleTensor>& parameters() const { return parameters_; }

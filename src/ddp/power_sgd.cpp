@@ -32,7 +32,8 @@ MatrixShape matrix_shape(const at::Tensor& gradient) {
   return {gradient.size(0), gradient.numel() / gradient.size(0)};
 }
 
-bool is_worth_compressing(const MatrixShape& matrix, const PowerSgdOptions& options) {
+bool is_worth_compressing(
+    const MatrixShape& matrix, const PowerSgdOptions& options) {
   const auto whole = static_cast<double>(matrix.rows * matrix.columns);
   const auto low =
       static_cast<double>((matrix.rows + matrix.columns) * options.rank);
@@ -144,7 +145,9 @@ class PowerSgd final : public CommHook {
   };
 
   at::Tensor first_q(
-      const std::string& name, const MatrixShape& matrix, std::int64_t step) const {
+      const std::string& name,
+      const MatrixShape& matrix,
+      std::int64_t step) const {
     Hash64 hash;
     hash.add(options_.seed);
     hash.add(name);

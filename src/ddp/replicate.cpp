@@ -6,8 +6,8 @@
 #include <torch/nn/module.h>
 
 #include "base/check.h"
-#include "ddp/replicated_model.h"
 #include "ddp/ddp_engine.h"
+#include "ddp/replicated_model.h"
 
 namespace sherd {
 namespace {

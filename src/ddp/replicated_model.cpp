@@ -37,7 +37,8 @@ void check_trainable(const std::string& name, const at::Tensor& tensor) {
       " is the result of an operation; expected a leaf");
   SHERD_CHECK_AS(
       kFailedPrecondition,
-      autograd::tag_of(tensor) == nullptr && !autograd::has_gradient_hook(tensor),
+      autograd::tag_of(tensor) == nullptr &&
+          !autograd::has_gradient_hook(tensor),
       "[ddp] parameter ", name,
       " belongs to another handle; expected a module that none manages");
 }
@@ -132,7 +133,8 @@ void check_delayed(
 
 std::vector<std::string> describe(const ReplicatedModel& model) {
   std::vector<std::string> lines;
-  const auto add = [&](const char* what, const std::vector<ModuleTensor>& items) {
+  const auto add = [&](const char* what,
+                       const std::vector<ModuleTensor>& items) {
     for (const auto& item : items) {
       lines.push_back(
           str(what, " ", item.name, " ", item.tensor.sizes(), " ",

@@ -33,7 +33,8 @@ ReplicatedModel collect_model(
     const torch::nn::Module& module, const std::vector<std::string>& ignored);
 
 // Throws Error for a name that is not among model.trainable.
-void check_delayed(const ReplicatedModel& model, const std::vector<std::string>& delayed);
+void check_delayed(
+    const ReplicatedModel& model, const std::vector<std::string>& delayed);
 
 // Lines that describe all tensors, for ranks to agree on. They include strides, since values and
 // gradients travel in the order of memory.

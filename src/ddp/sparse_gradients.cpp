@@ -64,8 +64,8 @@ Result<at::Tensor> sum_sparse(
     double scale,
     world::Transport& via,
     const std::string& name) {
-  const auto all =
-      world::Collectives(via, "the sparse gradient of " + name).all_gather_texts(packed(mine));
+  const auto all = world::Collectives(via, "the sparse gradient of " + name)
+                       .all_gather_texts(packed(mine));
   if (!all.ok()) {
     return all.status();
   }

@@ -4,9 +4,7 @@
 namespace sherd::ddp {
 namespace {
 
-double ms(Instant from, Instant to) {
-  return 1e3 * seconds(to - from);
-}
+double ms(Instant from, Instant to) { return 1e3 * seconds(to - from); }
 
 }  // namespace
 

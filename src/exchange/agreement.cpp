@@ -28,7 +28,8 @@ bool begins_step(const CollectiveRequest& request) {
 }
 
 // Without the numbers that tell equal requests apart.
-std::string plain(const CollectiveRequest& request, std::span<const std::string> unit_names) {
+std::string plain(
+    const CollectiveRequest& request, std::span<const std::string> unit_names) {
   switch (request.kind) {
     case CollectiveKind::kUnshard: {
       const auto unit = static_cast<std::size_t>(request.unit);
@@ -47,8 +48,9 @@ std::string plain(const CollectiveRequest& request, std::span<const std::string>
       }
       return str(
           "all-reduce ", request.numel, " numbers to their ",
-          request.op == static_cast<std::uint32_t>(ScalarReduceOp::kMax) ? "largest"
-                                                                : "sum");
+          request.op == static_cast<std::uint32_t>(ScalarReduceOp::kMax)
+              ? "largest"
+              : "sum");
   }
   return "do something unknown";
 }
@@ -64,7 +66,8 @@ Agreement mismatch(
       mine.backward == theirs.backward &&
       plain(mine, unit_names) != plain(theirs, unit_names);
   const auto say = [&](const CollectiveRequest& request) {
-    return told_apart ? plain(request, unit_names) : describe(request, unit_names);
+    return told_apart ? plain(request, unit_names)
+                      : describe(request, unit_names);
   };
   const auto rule = rule_broken_by(mine);
   return {
@@ -93,13 +96,15 @@ Agreement agree(
     return {AgreementOutcome::kAllAgree, requests[0], ""};
   }
   const auto first = std::find_if(
-      requests.begin(), requests.end(),
-      [](const CollectiveRequest& request) { return request.kind == CollectiveKind::kUnshard; });
+      requests.begin(), requests.end(), [](const CollectiveRequest& request) {
+        return request.kind == CollectiveKind::kUnshard;
+      });
   return {AgreementOutcome::kAssist, *first, ""};
 }
 
 std::string rule_broken_by(const CollectiveRequest& request) {
-  const bool gathers = request.kind == CollectiveKind::kUnshard && request.in_backward == 0;
+  const bool gathers =
+      request.kind == CollectiveKind::kUnshard && request.in_backward == 0;
   if (!gathers && !begins_step(request)) {
     return "";
   }

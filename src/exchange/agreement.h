@@ -38,7 +38,7 @@ static_assert(std::has_unique_object_representations_v<CollectiveRequest>);
 
 enum class AgreementOutcome {
   kAllAgree,  // Every rank wants the same: do it.
-  kAssist,    // Do `request` for the ranks that want it; the others request again.
+  kAssist,  // Do `request` for the ranks that want it; the others request again.
   kMismatch,  // Fail: `reason` names the first difference.
 };
 
@@ -60,6 +60,7 @@ Agreement agree(
 std::string rule_broken_by(const CollectiveRequest& request);
 
 // e.g. "unshard unit h.3 in backward (step 7, generation 2, backward 12)".
-std::string describe(const CollectiveRequest& request, std::span<const std::string> unit_names);
+std::string describe(
+    const CollectiveRequest& request, std::span<const std::string> unit_names);
 
 }  // namespace sherd::exchange

@@ -40,7 +40,8 @@ Agreement agreed(const std::vector<CollectiveRequest>& requests) {
 
 TEST(Agreement, EqualWishesAreGrantedTogether) {
   for (const auto& request :
-       {unshard(1, false), unshard(1, true), other(CollectiveKind::kEndBackward),
+       {unshard(1, false), unshard(1, true),
+        other(CollectiveKind::kEndBackward),
         other(CollectiveKind::kAllReduce)}) {
     const auto agreement = agreed({request, request, request});
     EXPECT_EQ(agreement.verdict, AgreementOutcome::kAllAgree);
@@ -108,8 +109,10 @@ TEST(Agreement, RanksAtTheEndServeThoseStillInside) {
 
 TEST(Agreement, OnlyOneBackwardOfOneGenerationMayDiffer) {
   for (const auto change :
-       {+[](CollectiveRequest& w) { ++w.sequence; }, +[](CollectiveRequest& w) { ++w.generation; },
-        +[](CollectiveRequest& w) { ++w.backward; }, +[](CollectiveRequest& w) { w.in_backward = 0; },
+       {+[](CollectiveRequest& w) { ++w.sequence; },
+        +[](CollectiveRequest& w) { ++w.generation; },
+        +[](CollectiveRequest& w) { ++w.backward; },
+        +[](CollectiveRequest& w) { w.in_backward = 0; },
         +[](CollectiveRequest& w) { w.kind = CollectiveKind::kAllReduce; }}) {
     auto odd = unshard(1, true);
     change(odd);
@@ -169,7 +172,8 @@ TEST(Agreement, EveryMixOfBackwardsEnds) {
         requests.back().sequence = rounds;
       }
       const auto agreement = agreed(requests);
-      ASSERT_NE(agreement.verdict, AgreementOutcome::kMismatch) << agreement.reason;
+      ASSERT_NE(agreement.verdict, AgreementOutcome::kMismatch)
+          << agreement.reason;
       if (agreement.request.kind == CollectiveKind::kEndBackward) {
         EXPECT_EQ(agreement.verdict, AgreementOutcome::kAllAgree);
         break;

@@ -34,7 +34,8 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 }  // namespace
 
-void BackwardStatus::mark_used(UnitId unit, const std::vector<bool>& used_here) {
+void BackwardStatus::mark_used(
+    UnitId unit, const std::vector<bool>& used_here) {
   const auto u = static_cast<std::size_t>(unit);
   used.resize(std::max(used.size(), u + 1));
   auto& marks = used[u];
@@ -104,8 +105,8 @@ Result<BackwardOutcome> combine_backward_statuses(
       return Status(
           ErrorCode::kAborted,
           relayed_from_peer ? reason
-                  : str("[exchange] rank ", world_ranks[rank],
-                        " gave this backward up: ", reason));
+                            : str("[exchange] rank ", world_ranks[rank],
+                                  " gave this backward up: ", reason));
     }
   }
   return outcome;

@@ -26,7 +26,8 @@ ModelSpec model() {
        {{.numels = {1}}}});
 }
 
-Result<BackwardOutcome> combined(const BackwardStatus& a, const BackwardStatus& b) {
+Result<BackwardOutcome> combined(
+    const BackwardStatus& a, const BackwardStatus& b) {
   const std::vector<at::Tensor> statuses{a.encode(model()), b.encode(model())};
   return combine_backward_statuses(model(), statuses, kPair);
 }

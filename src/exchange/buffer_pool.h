@@ -27,7 +27,8 @@ class BufferPool {
  public:
   // bytes_max 0: no limit.
   explicit BufferPool(
-      std::int64_t bytes_max = 0, BufferSource source = BufferSource::of_system());
+      std::int64_t bytes_max = 0,
+      BufferSource source = BufferSource::of_system());
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;

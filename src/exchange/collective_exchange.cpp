@@ -10,9 +10,9 @@
 #include "base/worker_thread.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_status.h"
-#include "world/collectives.h"
-#include "exchange/unit_transport.h"
 #include "exchange/numbers.h"
+#include "exchange/unit_transport.h"
+#include "world/collectives.h"
 
 namespace sherd::exchange {
 namespace {
@@ -175,7 +175,8 @@ class CollectiveExchange final : public Exchange {
 
   std::vector<UnitId> progress() override {
     look();
-    return unit_transport_ ? unit_transport_->take_ended() : std::vector<UnitId>();
+    return unit_transport_ ? unit_transport_->take_ended()
+                           : std::vector<UnitId>();
   }
 
   void close(const Status& reason) override {
@@ -265,10 +266,12 @@ class CollectiveExchange final : public Exchange {
     return world::Collectives(*gather_, what, tag).all_gather(mine);
   }
 
-  Result<std::vector<CollectiveRequest>> all_gather_requests(CollectiveRequest& mine) {
+  Result<std::vector<CollectiveRequest>> all_gather_requests(
+      CollectiveRequest& mine) {
     mine.sequence = sequence_++;
     auto all = all_gather_bytes(
-        bytes_of(&mine, sizeof(CollectiveRequest)), kRequestTag, "an answer to " + text(mine));
+        bytes_of(&mine, sizeof(CollectiveRequest)), kRequestTag,
+        "an answer to " + text(mine));
     if (!all.ok()) {
       const auto& failure = all.status();
       const bool late = failure.code() == ErrorCode::kDeadlineExceeded;
@@ -278,7 +281,9 @@ class CollectiveExchange final : public Exchange {
     }
     std::vector<CollectiveRequest> requests(all.value().size());
     for (std::size_t r = 0; r < requests.size(); ++r) {
-      std::memcpy(&requests[r], all.value()[r].const_data_ptr(), sizeof(CollectiveRequest));
+      std::memcpy(
+          &requests[r], all.value()[r].const_data_ptr(),
+          sizeof(CollectiveRequest));
     }
     return requests;
   }
@@ -290,7 +295,9 @@ class CollectiveExchange final : public Exchange {
   // Has the worker run_when_agreed the request, with `place` for the unit, and then do
   // `rest`, if there is one.
   std::uint64_t post(
-      CollectiveRequest request, std::shared_ptr<UnshardedUnit> place, WorkerThread::Job rest) {
+      CollectiveRequest request,
+      std::shared_ptr<UnshardedUnit> place,
+      WorkerThread::Job rest) {
     request.generation = generation_;
     request.backward = backward_;
     return worker_.post(
@@ -329,11 +336,13 @@ class CollectiveExchange final : public Exchange {
   }
 
   Status gather(
-      const CollectiveRequest& request, const std::vector<CollectiveRequest>& requests, UnshardedUnit* place) {
+      const CollectiveRequest& request,
+      const std::vector<CollectiveRequest>& requests,
+      UnshardedUnit* place) {
     AgreedGather gather{
         .unit = request.unit,
-        .precision =
-            request.full_precision != 0 ? Precision::kFull : Precision::kParameter,
+        .precision = request.full_precision != 0 ? Precision::kFull
+                                                 : Precision::kParameter,
         .generation = request.generation,
         .wanted = {},
         .what = text(request)};
@@ -357,9 +366,11 @@ class CollectiveExchange final : public Exchange {
     std::vector<at::Tensor> statuses;
     const auto job = worker_.post([&] {
       // All ranks have seen the same: gathers differed.
-      backward_status_.departed = std::exchange(assisted_, false) || backward_status_.departed;
+      backward_status_.departed =
+          std::exchange(assisted_, false) || backward_status_.departed;
       auto all = all_gather_bytes(
-          backward_status_.encode(model_), kPayloadTag, "the end of the backward");
+          backward_status_.encode(model_), kPayloadTag,
+          "the end of the backward");
       if (all.ok()) {
         statuses = all.value();
       }
@@ -394,22 +405,25 @@ class CollectiveExchange final : public Exchange {
   const std::shared_ptr<world::Transport> reduce_;
   std::vector<int> ranks_;  // World ranks, for messages.
   std::vector<std::string> unit_names_;
-  std::map<UnitId, std::uint64_t> started_;              // The worker's jobs.
-  std::map<UnitId, std::shared_ptr<UnshardedUnit>> unsharded_;  // Of open units.
+  std::map<UnitId, std::uint64_t> started_;  // The worker's jobs.
+  std::map<UnitId, std::shared_ptr<UnshardedUnit>>
+      unsharded_;  // Of open units.
   BackwardStatus backward_status_;
   std::uint64_t generation_ = 0;
   std::uint64_t backward_ = 0;
   Status error_;
   mutable ExchangeCounters counters_;
-  std::uint64_t sequence_ = 0;     // The worker's.
-  bool assisted_ = false;            // Too, while it works.
-  WorkerThread worker_{"sherd-gather"};  // The last member: its jobs use the others.
+  std::uint64_t sequence_ = 0;  // The worker's.
+  bool assisted_ = false;       // Too, while it works.
+  WorkerThread worker_{
+      "sherd-gather"};  // The last member: its jobs use the others.
 };
 
 }  // namespace
 
 std::unique_ptr<Exchange> make_collective_exchange(
-    std::shared_ptr<world::Transport> gather, std::shared_ptr<world::Transport> reduce) {
+    std::shared_ptr<world::Transport> gather,
+    std::shared_ptr<world::Transport> reduce) {
   return make_collective_exchange_with(
       std::move(gather), std::move(reduce),
       [](const auto& model, const auto& gathers,

@@ -9,8 +9,8 @@
 #pragma once
 
 #include <memory>
-#include "exchange/unit_transport.h"
 #include "exchange/exchange.h"
+#include "exchange/unit_transport.h"
 #include "world/transport.h"
 
 namespace sherd::exchange {
@@ -18,7 +18,8 @@ namespace sherd::exchange {
 // Two transports over the same ranks, so that gathers and gradients do not wait for
 // each other.
 std::unique_ptr<Exchange> make_collective_exchange(
-    std::shared_ptr<world::Transport> gather, std::shared_ptr<world::Transport> reduce);
+    std::shared_ptr<world::Transport> gather,
+    std::shared_ptr<world::Transport> reduce);
 
 // The same agreement, with bytes moved by another UnitTransport.
 std::unique_ptr<Exchange> make_collective_exchange_with(

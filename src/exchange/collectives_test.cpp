@@ -63,7 +63,9 @@ TEST(Collectives, SomeRanksLeaveOthersAlone) {
         self.rank % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
     for (const std::int64_t numel : {5, 20'000}) {
       auto tensor = uneven(numel, self.rank, at::kFloat);
-      world::Collectives(*transport, mine, "half", 0).all_reduce(tensor, 0.5).throw_if_failed();
+      world::Collectives(*transport, mine, "half", 0)
+          .all_reduce(tensor, 0.5)
+          .throw_if_failed();
       EXPECT_TRUE(at::equal(tensor, mean_of(numel, mine, at::kFloat)));
     }
     self.barrier.arrive_and_wait();

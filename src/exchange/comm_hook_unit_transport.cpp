@@ -213,7 +213,8 @@ class CommHookUnitTransport final : public UnitTransport {
   // Guarded by mu_:
   std::vector<UnitId> reduced_;
   std::int64_t bytes_given_back_ = 0;
-  WorkerThread worker_{"sherd-hook"};  // The last member: its jobs use the others.
+  WorkerThread worker_{
+      "sherd-hook"};  // The last member: its jobs use the others.
 };
 
 }  // namespace

@@ -17,7 +17,9 @@ namespace sherd::exchange {
 // order in which reductions start, which is the same on all ranks. What it throws is a failure of the
 // exchange.
 using ReduceUnit = std::function<Status(
-    UnitId unit, const std::vector<at::Tensor>& flats, world::Transport& transport)>;
+    UnitId unit,
+    const std::vector<at::Tensor>& flats,
+    world::Transport& transport)>;
 
 std::unique_ptr<UnitTransport> make_comm_hook_unit_transport(
     const ModelSpec& model,

@@ -227,7 +227,8 @@ TEST_P(ExchangeNumbers, SameTellsEveryRankWhichAreEqual) {
     for (int other = 0; other < ranks(); ++other) {
       const double odd = seat.rank == other ? 1.0 : 0.0;
       auto values = torch::tensor({7.0, odd, -0.5}, torch::kDouble);
-      seat.exchange->all_reduce(values, ScalarReduceOp::kSame).throw_if_failed();
+      seat.exchange->all_reduce(values, ScalarReduceOp::kSame)
+          .throw_if_failed();
       EXPECT_EQ(values[0].item<double>(), 1);
       EXPECT_EQ(values[1].item<double>(), ranks() == 1 ? 1 : 0);
       EXPECT_EQ(values[2].item<double>(), 1);

@@ -23,7 +23,8 @@ void expect_closed(
   auto values = torch::zeros({2}, torch::kDouble);
   for (const auto& status : std::array{
            exchange.start_unshard(1, {}), exchange.wait_for_unshard(1).status(),
-           exchange.publish(9), exchange.all_reduce(values, ScalarReduceOp::kSum),
+           exchange.publish(9),
+           exchange.all_reduce(values, ScalarReduceOp::kSum),
            exchange.end_backward(backward_end(model)).status()}) {
     EXPECT_FALSE(status.ok());
     EXPECT_EQ(status.message(), first.message());

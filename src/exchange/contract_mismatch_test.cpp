@@ -42,7 +42,8 @@ TEST_P(ExchangeMismatch, DifferentModelsAreNamedByTheirFirstDifference) {
       {[](ModelSpec& m) { m.units[2].flats[0].trainable = false; }, "frozen"},
       {[](ModelSpec& m) { m.units[2].name = "third"; }, "third"},
       {[](ModelSpec& m) { m.units.pop_back(); }, "u2"},
-      {[](ModelSpec& m) { m.placement = ModelPlacement::kReplicate; }, "replicate"},
+      {[](ModelSpec& m) { m.placement = ModelPlacement::kReplicate; },
+       "replicate"},
       {[](ModelSpec& m) { m.unsharded_bytes_max = 12345; }, "12345"},
       {[](ModelSpec& m) { m.share_gradients = true; }, "shared gradients"},
       // As when ranks ask for different granularities: same sizes, other cuts.
@@ -202,7 +203,8 @@ TEST_P(ExchangeMismatch, AllReducesMustAgreeInSizeAndOperation) {
     expect_mismatch(
         with(),
         seat.exchange->all_reduce(
-            values, seat.rank == 0 ? ScalarReduceOp::kSum : ScalarReduceOp::kMax),
+            values,
+            seat.rank == 0 ? ScalarReduceOp::kSum : ScalarReduceOp::kMax),
         {"sum", "largest"});
   });
 }

@@ -104,7 +104,8 @@ class ExchangeNumbers : public ExchangeTest {};
 class ExchangeMismatch : public ExchangeTest {};
 class ExchangeFailure : public ExchangeTest {};
 
-inline std::string name_of(const testing::TestParamInfo<ExchangeUnderTest>& info) {
+inline std::string name_of(
+    const testing::TestParamInfo<ExchangeUnderTest>& info) {
   return info.param.name + std::to_string(info.param.ranks) + "Ranks";
 }
 

@@ -31,7 +31,8 @@ enum class ModelPlacement {
 
 // One contiguous buffer of a unit: same dtype, same trainability.
 struct FlatSpec {
-  plan::FlatLayout layout;          // Its cuts say who reduces what, in both placements.
+  plan::FlatLayout
+      layout;  // Its cuts say who reduces what, in both placements.
   std::vector<std::string> names;   // By parameter of the layout.
   std::vector<std::string> shapes;  // For messages, e.g. "[256, 64]".
   // The dtype of shards and their gradients.
@@ -141,7 +142,8 @@ struct ReduceOptions {
   // 0 on, if any rank has a gradient. Called once every rank has started this
   // reduction; may write the shard. Adds nothing up over backwards.
   // REQUIRES: takes_sinks(), a parameter that travels alone.
-  using GradientSink = std::function<void(std::int64_t begin, const at::Tensor& sum)>;
+  using GradientSink =
+      std::function<void(std::int64_t begin, const at::Tensor& sum)>;
   std::vector<GradientSink> sinks;
   // Sums over the shard axis only, and keeps the sum for the next reduction of
   // this unit that is not partial; until then the parameters count as unused.

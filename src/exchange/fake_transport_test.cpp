@@ -28,7 +28,9 @@ TEST(FakeTransport, MessagesOfOnePeerAndTagKeepOrder) {
           auto transport = self.network.transport(self.rank, "a");
           for (int i = 0; i < 20; ++i) {
             if (self.rank == 0) {
-              transport->send(number(i), 1, i % 2)->wait("send").throw_if_failed();
+              transport->send(number(i), 1, i % 2)
+                  ->wait("send")
+                  .throw_if_failed();
             } else {
               auto into = number(-1);
               transport->receive(into, 0, i % 2)->wait("n").throw_if_failed();
@@ -101,7 +103,9 @@ TEST(FakeTransport, AllGatherGivesTextsOfAnyLengthByRank) {
       4, {.seed = 3, .delay_max = microseconds(100)}, [](FakeRank& self) {
         auto transport = self.network.transport(self.rank, "a");
         const auto count = static_cast<std::size_t>(self.rank * 5);
-        const auto all = world::Collectives(*transport, "g").all_gather_texts(std::string(count, 'x')).value();
+        const auto all = world::Collectives(*transport, "g")
+                             .all_gather_texts(std::string(count, 'x'))
+                             .value();
         ASSERT_EQ(all.size(), 4U);
         for (std::size_t r = 0; r < 4; ++r) {
           EXPECT_EQ(all[r], std::string(r * 5, 'x'));

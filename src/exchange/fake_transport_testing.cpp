@@ -279,7 +279,8 @@ FakeNetwork::FakeNetwork(int ranks, const FakeOptions& options)
 
 FakeNetwork::~FakeNetwork() = default;
 
-std::shared_ptr<world::Transport> FakeNetwork::transport(int rank, const std::string& name) {
+std::shared_ptr<world::Transport> FakeNetwork::transport(
+    int rank, const std::string& name) {
   std::vector<int> all(state_->ranks.size());
   std::iota(all.begin(), all.end(), 0);
   return transport(rank, name, std::move(all));
@@ -291,13 +292,15 @@ std::shared_ptr<world::Transport> FakeNetwork::transport(
 }
 
 std::unique_ptr<Exchange> FakeNetwork::exchange(int rank) {
-  return make_collective_exchange(transport(rank, "gather"), transport(rank, "reduce"));
+  return make_collective_exchange(
+      transport(rank, "gather"), transport(rank, "reduce"));
 }
 
 std::unique_ptr<Exchange> FakeNetwork::exchange(
     int rank, const std::string& name, const std::vector<int>& ranks) {
   return make_collective_exchange(
-      transport(rank, name + "/gather", ranks), transport(rank, name + "/reduce", ranks));
+      transport(rank, name + "/gather", ranks),
+      transport(rank, name + "/reduce", ranks));
 }
 
 void FakeNetwork::lose(int rank) {

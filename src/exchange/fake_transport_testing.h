@@ -45,7 +45,8 @@ class FakeNetwork {
 
   // Every rank makes its own, under the same name. Of all ranks, or of some
   // (ascending), who are told apart by name from other such groups.
-  std::shared_ptr<world::Transport> transport(int rank, const std::string& name);
+  std::shared_ptr<world::Transport> transport(
+      int rank, const std::string& name);
   std::shared_ptr<world::Transport> transport(
       int rank, const std::string& name, std::vector<int> ranks);
 

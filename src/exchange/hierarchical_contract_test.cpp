@@ -4,13 +4,14 @@
 // SIGKILL.
 #include "exchange/contract_processes_testing.h"
 
-#include "world/transport.h"
 #include "exchange/make_exchange.h"
+#include "world/transport.h"
 
 namespace sherd::exchange::contract {
 namespace {
 
-ExchangeUnderTest on_hosts(const std::string& name, const std::vector<int>& hosts) {
+ExchangeUnderTest on_hosts(
+    const std::string& name, const std::vector<int>& hosts) {
   const int ranks = std::accumulate(hosts.begin(), hosts.end(), 0);
   return {
       .name = name,
@@ -21,7 +22,8 @@ ExchangeUnderTest on_hosts(const std::string& name, const std::vector<int>& host
                 [](const World& world, const std::vector<int>& all) {
                   return make_hierarchical_exchange(
                       world, "contract",
-                      world::make_c10d_transport(world, "contract/gather", all));
+                      world::make_c10d_transport(
+                          world, "contract/gather", all));
                 },
                 count, options, body, hosts);
           },

@@ -10,12 +10,12 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include "world/hosts.h"
 #include "exchange/collective_exchange.h"
-#include "world/transport.h"
 #include "exchange/contract_processes_testing.h"
 #include "exchange/make_exchange.h"
 #include "exchange/unit_transport.h"
+#include "world/hosts.h"
+#include "world/transport.h"
 
 namespace sherd::exchange {
 namespace {
@@ -30,7 +30,8 @@ std::vector<std::string> run_on(
   return run_in_processes(
       [](const World& world, const std::vector<int>& all) {
         return make_hierarchical_exchange(
-            world, "test", world::make_c10d_transport(world, "test/gather", all));
+            world, "test",
+            world::make_c10d_transport(world, "test/gather", all));
       },
       std::accumulate(hosts.begin(), hosts.end(), 0), options, body, hosts);
 }
@@ -40,7 +41,10 @@ std::vector<std::string> run_on(
 // Counts what is received with tags of flats.
 class CountingTransport final : public world::Transport {
  public:
-  CountingTransport(std::shared_ptr<world::Transport> inner, int first_tag, std::int64_t& bytes)
+  CountingTransport(
+      std::shared_ptr<world::Transport> inner,
+      int first_tag,
+      std::int64_t& bytes)
       : world::Transport(inner->ranks(), inner->world_rank(inner->index())),
         inner_(std::move(inner)),
         first_tag_(first_tag),
@@ -78,9 +82,11 @@ std::vector<Received> received_by_hosts(
   const auto make = [&](const World& world, const std::vector<int>& all) {
     return make_collective_exchange_with(
         std::make_unique<CountingTransport>(
-            world::make_c10d_transport(world, "gather", all), kFlatTag, mine.units),
+            world::make_c10d_transport(world, "gather", all), kFlatTag,
+            mine.units),
         std::make_unique<CountingTransport>(
-            world::make_c10d_transport(world, "reduce", all), 0, mine.gradients),
+            world::make_c10d_transport(world, "reduce", all), 0,
+            mine.gradients),
         [world, all](
             const ModelSpec& model, const auto& gather, const auto& reduce) {
           return make_hierarchical_unit_transport(
@@ -228,7 +234,8 @@ void expect_named_in_time(bool blind_hosts) {
         seat.rank = world.rank();
         seat.ranks = 4;
         seat.exchange = make_hierarchical_exchange(
-            world, "test", world::make_c10d_transport(world, "test/gather", {0, 1, 2, 3}));
+            world, "test",
+            world::make_c10d_transport(world, "test/gather", {0, 1, 2, 3}));
         const auto model = plain_model(4);
         open(seat, model);
         if (seat.rank == 3) {

@@ -10,8 +10,8 @@
 
 #include "base/check.h"
 #include "exchange/message_reductions.h"
-#include "world/rank_order_sum.h"
 #include "plan/arithmetic.h"
+#include "world/rank_order_sum.h"
 
 namespace sherd::exchange {
 namespace {
@@ -36,7 +36,8 @@ std::int64_t sum_bytes(const FlatSpec& flat, int rank) {
 
 }  // namespace
 
-HierarchicalReductions::HierarchicalReductions(Parts parts, SharedGradientSlots::Mapping place)
+HierarchicalReductions::HierarchicalReductions(
+    Parts parts, SharedGradientSlots::Mapping place)
     : parts_(std::move(parts)),
       first_flat_(first_flats(*parts_.model)),
       slots_(std::move(place)) {}
@@ -127,12 +128,13 @@ void HierarchicalReductions::receive(Reduction& reduction) {
   }
 }
 
-Status HierarchicalReductions::sum_here(const std::shared_ptr<Reduction>& reduction) {
+Status HierarchicalReductions::sum_here(
+    const std::shared_ptr<Reduction>& reduction) {
   const auto& map = *parts_.map;
   const auto unit = reduction->unit;
   const std::string what = str("the gradients of unit ", spec(unit).name);
-  while (const auto missing =
-             slots_.missing(unit, reduction->number, &SharedSlotState::posted)) {
+  while (const auto missing = slots_.missing(
+             unit, reduction->number, &SharedSlotState::posted)) {
     auto status = parts_.waiter->wait(
         missing->counter, missing->number,
         {.rank = missing->rank, .what = what});

@@ -9,17 +9,17 @@
 #include <ATen/ops/from_blob.h>
 
 #include "base/check.h"
-#include "world/collectives.h"
 #include "base/clock.h"
-#include "world/host_segment.h"
-#include "shm/waiter.h"
+#include "exchange/hierarchical_reductions.h"
 #include "exchange/host_layout.h"
 #include "exchange/host_topology.h"
-#include "exchange/shared_unit_buffers.h"
-#include "exchange/hierarchical_reductions.h"
-#include "exchange/private_buffers.h"
-#include "exchange/unit_transport.h"
 #include "exchange/message_reductions.h"
+#include "exchange/private_buffers.h"
+#include "exchange/shared_unit_buffers.h"
+#include "exchange/unit_transport.h"
+#include "shm/waiter.h"
+#include "world/collectives.h"
+#include "world/host_segment.h"
 
 namespace sherd::exchange {
 namespace {
@@ -42,7 +42,8 @@ class HierarchicalUnitTransport final : public UnitTransport {
   explicit HierarchicalUnitTransport(HostParts parts);
   ~HierarchicalUnitTransport() override { leave({}); }
   HierarchicalUnitTransport(const HierarchicalUnitTransport&) = delete;
-  HierarchicalUnitTransport& operator=(const HierarchicalUnitTransport&) = delete;
+  HierarchicalUnitTransport& operator=(const HierarchicalUnitTransport&) =
+      delete;
 
   ShardMemory shard(UnitId unit, int flat) const override {
     return memories_.shard(unit, flat);
@@ -94,7 +95,9 @@ class HierarchicalUnitTransport final : public UnitTransport {
   std::span<T> at(std::int64_t offset, std::size_t count) const {
     return segment_->at<T>(static_cast<std::size_t>(offset), count);
   }
-  GatherBufferRecord& board() const { return at<GatherBufferRecord>(layout_.board, 1).front(); }
+  GatherBufferRecord& board() const {
+    return at<GatherBufferRecord>(layout_.board, 1).front();
+  }
   GatherProgress& state(int local) const {
     const auto locals = static_cast<std::size_t>(map_.local_ranks());
     return at<GatherProgress>(
@@ -133,12 +136,13 @@ class HierarchicalUnitTransport final : public UnitTransport {
   const std::shared_ptr<world::Transport> reduce_;
   const std::vector<int> first_flat_;
   std::optional<SharedUnitBuffers> buffers_;  // Of the first rank of a host.
-  std::uint64_t gathers_ = 0;         // Of the thread that gathers.
+  std::uint64_t gathers_ = 0;                 // Of the thread that gathers.
   std::atomic<std::int64_t> bytes_max_;
   std::atomic<std::int64_t> slot_bytes_ = 0;
   std::atomic<std::int64_t> slot_bytes_peak_ = 0;
   std::atomic<bool> left_ = false;
-  std::optional<HierarchicalReductions> sums_;  // The last member: its threads use others.
+  std::optional<HierarchicalReductions>
+      sums_;  // The last member: its threads use others.
 };
 
 HierarchicalUnitTransport::HierarchicalUnitTransport(HostParts parts)
@@ -195,7 +199,8 @@ void HierarchicalUnitTransport::drop(UnitId unit) {
   std::atomic_ref(mine).fetch_add(1, std::memory_order_release);
 }
 
-Status HierarchicalUnitTransport::gather(const AgreedGather& gather, UnshardedUnit* place) {
+Status HierarchicalUnitTransport::gather(
+    const AgreedGather& gather, UnshardedUnit* place) {
   ++gathers_;
   std::vector<at::Tensor> flats;
   Status status;
@@ -265,7 +270,8 @@ Status HierarchicalUnitTransport::place_unit(
   return {};
 }
 
-std::int64_t HierarchicalUnitTransport::allocate(const AgreedGather& gather, std::int64_t bytes) {
+std::int64_t HierarchicalUnitTransport::allocate(
+    const AgreedGather& gather, std::int64_t bytes) {
   SharedUnitBuffers::Request request{
       .unit = gather.unit,
       .bytes = bytes,
@@ -312,7 +318,8 @@ Status HierarchicalUnitTransport::move(
   return world::wait_all(transfers, gather.what);
 }
 
-Status HierarchicalUnitTransport::wait_for_neighbours(const AgreedGather& gather) {
+Status HierarchicalUnitTransport::wait_for_neighbours(
+    const AgreedGather& gather) {
   for (int local = 0; local < map_.local_ranks(); ++local) {
     if (local == map_.local_rank()) {
       continue;
@@ -340,8 +347,9 @@ void HierarchicalUnitTransport::leave(const Status& why) {
 
 // Who could not get the memory tells the others, which have other memory.
 Status tell_all(world::Transport& transport, const Status& mine) {
-  const auto all = world::Collectives(transport, "what hosts share with their ranks")
-                       .all_gather_texts(mine.ok() ? "" : mine.message());
+  const auto all =
+      world::Collectives(transport, "what hosts share with their ranks")
+          .all_gather_texts(mine.ok() ? "" : mine.message());
   if (!all.ok() || !mine.ok()) {
     return mine.ok() ? all.status() : mine;
   }
@@ -378,14 +386,15 @@ Result<std::unique_ptr<UnitTransport>> make_hierarchical_unit_transport(
   if (auto status = tell_all(*gather, segment.status()); !status.ok()) {
     return status;
   }
-  return std::unique_ptr<UnitTransport>(std::make_unique<HierarchicalUnitTransport>(HostParts{
-      .model = &model,
-      .map = std::move(map),
-      .layout = std::move(layout),
-      .segment = std::make_shared<HostSegment>(std::move(segment).value()),
-      .deadline = world.options().deadline,
-      .gather = gather,
-      .reduce = reduce}));
+  return std::unique_ptr<UnitTransport>(
+      std::make_unique<HierarchicalUnitTransport>(HostParts{
+          .model = &model,
+          .map = std::move(map),
+          .layout = std::move(layout),
+          .segment = std::make_shared<HostSegment>(std::move(segment).value()),
+          .deadline = world.options().deadline,
+          .gather = gather,
+          .reduce = reduce}));
 }
 
 }  // namespace sherd::exchange

@@ -7,8 +7,8 @@
 
 #include <cstdint>
 #include <vector>
-#include "shm/counter.h"
 #include "exchange/exchange.h"
+#include "shm/counter.h"
 
 namespace sherd::exchange {
 

@@ -11,8 +11,8 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
-#include "exchange/gradient_chunks.h"
 #include "exchange/buffer_pool.h"
+#include "exchange/gradient_chunks.h"
 
 namespace sherd::exchange {
 namespace {
@@ -414,14 +414,11 @@ Status HybridExchange::sum_across(const Waiting& waiting) {
     for (const auto& chunk : chunks_of(flats[f])) {
       const auto from =
           waiting.sums[f].narrow(0, chunk.range.begin, chunk.range.numel());
-      if (chunk.parameter >= 0 &&
-          from.scalar_type() == slot[f].scalar_type()) {
+      if (chunk.parameter >= 0 && from.scalar_type() == slot[f].scalar_type()) {
         options.gradients[first + static_cast<std::size_t>(chunk.parameter)] =
             from;
       } else {
-        slot[f]
-            .narrow(0, chunk.range.begin, chunk.range.numel())
-            .copy_(from);
+        slot[f].narrow(0, chunk.range.begin, chunk.range.numel()).copy_(from);
       }
     }
   }

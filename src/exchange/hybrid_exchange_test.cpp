@@ -221,7 +221,8 @@ TEST(HybridExchange, T10OwnersAreThoseOfOneReplica) {
     auto& exchange = *hybrid.both;
     const auto& events = hybrid.events;
     auto values = torch::full({1}, self.rank % 2 + 1.0, torch::kDouble);
-    exchange.all_reduce(values, ScalarReduceOp::kSumOverOwners).throw_if_failed();
+    exchange.all_reduce(values, ScalarReduceOp::kSumOverOwners)
+        .throw_if_failed();
     EXPECT_EQ(values.item<double>(), 3.0);
     EXPECT_THAT(events, ElementsAre("within all-reduce"));
     exchange.all_reduce(values, ScalarReduceOp::kSum).throw_if_failed();

@@ -3,10 +3,10 @@
 // Ranks that are stopped at any moment of a step and go on when their peer has
 // given them up and uses its memory for something else. Steps of several pairs of
 // ranks at a time, each pair with an exchange of its own.
-#include "world/transport.h"
 #include "exchange/contract_testing.h"
 #include "exchange/shared_memory_exchange.h"
 #include "support/ranks.h"
+#include "world/transport.h"
 
 #include <chrono>
 #include <csignal>
@@ -15,10 +15,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include "base/check.h"
+#include "exchange/collective_exchange.h"
 #include "world/peer_watch.h"
 #include "world/rank_record.h"
 #include "world/world_impl.h"
-#include "exchange/collective_exchange.h"
 
 namespace sherd::exchange::contract {
 namespace {
@@ -44,8 +44,10 @@ ModelSpec late_model() {
 std::unique_ptr<Exchange> make(
     Via via, const World& world, int pair, bool sum_thread) {
   const std::vector<int> ranks = {2 * pair, 2 * pair + 1};
-  const auto transport = [&](const char* what, std::chrono::milliseconds deadline) {
-    return world::make_c10d_transport(world, str("pair", pair, what), ranks, deadline);
+  const auto transport = [&](const char* what,
+                             std::chrono::milliseconds deadline) {
+    return world::make_c10d_transport(
+        world, str("pair", pair, what), ranks, deadline);
   };
   if (via == Via::kMessages) {
     auto gather = transport("/gather", deadline_of(via));
@@ -53,7 +55,8 @@ std::unique_ptr<Exchange> make(
         std::move(gather), transport("/reduce", deadline_of(via)));
   }
   return make_shared_memory_exchange(
-      world, str("pair", pair), transport("/transport", 20s), {.sum_thread = sum_thread});
+      world, str("pair", pair), transport("/transport", 20s),
+      {.sum_thread = sum_thread});
 }
 
 bool all_are(const at::Tensor& values, double value) {

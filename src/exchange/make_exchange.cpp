@@ -8,14 +8,14 @@
 
 #include "base/check.h"
 #include "base/cores.h"
-#include "world/hosts.h"
 #include "exchange/collective_exchange.h"
-#include "world/collectives.h"
-#include "world/transport.h"
 #include "exchange/hybrid_exchange.h"
-#include "exchange/unit_transport.h"
 #include "exchange/shared_memory_exchange.h"
 #include "exchange/sum_thread.h"
+#include "exchange/unit_transport.h"
+#include "world/collectives.h"
+#include "world/hosts.h"
+#include "world/transport.h"
 
 namespace sherd::exchange {
 namespace {
@@ -44,8 +44,11 @@ Kind asked_for(Kind wanted, const EnvironmentLookup& environment) {
 }
 
 void check_all_chose(
-    world::Transport& transport, const std::vector<int>& ranks, const std::string& mine) {
-  const auto all = world::Collectives(transport, "the kind of exchange").all_gather_texts(mine);
+    world::Transport& transport,
+    const std::vector<int>& ranks,
+    const std::string& mine) {
+  const auto all = world::Collectives(transport, "the kind of exchange")
+                       .all_gather_texts(mine);
   all.status().throw_if_failed();
   for (std::size_t i = 1; i < ranks.size(); ++i) {
     SHERD_CHECK_AS(
@@ -130,11 +133,14 @@ std::unique_ptr<Exchange> make_exchange(
     return make_hierarchical_exchange(world, name, std::move(transport));
   }
   return make_collective_exchange(
-      std::move(transport), world::make_c10d_transport(world, name + "/reduce", ranks));
+      std::move(transport),
+      world::make_c10d_transport(world, name + "/reduce", ranks));
 }
 
 std::unique_ptr<Exchange> make_hierarchical_exchange(
-    const World& world, const std::string& name, std::shared_ptr<world::Transport> gather) {
+    const World& world,
+    const std::string& name,
+    std::shared_ptr<world::Transport> gather) {
   const auto& ranks = gather->ranks();
   auto hosts = world::ranks_by_host(world, ranks);
   for (auto& host : hosts) {
@@ -152,7 +158,8 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
         if (model.placement == ModelPlacement::kReplicate) {
           return make_message_unit_transport(model, gathers, sums);
         }
-        return make_hierarchical_unit_transport(world, name, hosts, model, gathers, sums);
+        return make_hierarchical_unit_transport(
+            world, name, hosts, model, gathers, sums);
       });
 }
 
@@ -165,13 +172,14 @@ std::unique_ptr<Exchange> make_comm_hook_exchange(
   auto transport = world::make_c10d_transport(world, name + "/gather", ranks);
   check_all_chose(*transport, ranks, "hook " + hook);
   return make_collective_exchange_with(
-      std::move(transport), world::make_c10d_transport(world, name + "/reduce", ranks),
+      std::move(transport),
+      world::make_c10d_transport(world, name + "/reduce", ranks),
       [reduce = std::move(reduce)](
           const auto& model, const auto& gathers,
           const auto& reductions) -> Result<std::unique_ptr<UnitTransport>> {
         return make_comm_hook_unit_transport(
-            model, make_message_unit_transport(model, gathers, reductions), reductions,
-            reduce);
+            model, make_message_unit_transport(model, gathers, reductions),
+            reductions, reduce);
       });
 }
 

@@ -11,8 +11,8 @@
 #include <sherd/world/exchange_kind.h>
 #include <sherd/world/world.h>
 #include "base/rank_environment.h"
-#include "exchange/exchange.h"
 #include "exchange/comm_hook_unit_transport.h"
+#include "exchange/exchange.h"
 
 namespace sherd::exchange {
 
@@ -58,7 +58,9 @@ std::unique_ptr<Exchange> make_exchange(
 // CollectiveExchange; replicated units move by messages alone. Collective over the ranks of `gather`,
 // any number on each host. Throws Error when they cannot be connected. docs/design/hierarchical.md
 std::unique_ptr<Exchange> make_hierarchical_exchange(
-    const World& world, const std::string& name, std::shared_ptr<world::Transport> gather);
+    const World& world,
+    const std::string& name,
+    std::shared_ptr<world::Transport> gather);
 
 // As make_exchange() by messages, for replicas: `reduce` reduces gradients instead of the
 // exchange. Throws Error, on all ranks, also when they differ in `hook`, its

@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
-#include "world/world_impl.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "world/world_impl.h"
 
 namespace sherd::exchange {
 namespace {

@@ -35,7 +35,8 @@ std::vector<int> first_flats(const ModelSpec& model) {
   return first;
 }
 
-MessageReductions::MessageReductions(const ModelSpec& model, world::Transport& via, PrivateBuffers& memories)
+MessageReductions::MessageReductions(
+    const ModelSpec& model, world::Transport& via, PrivateBuffers& memories)
     : model_(model),
       via_(via),
       memories_(memories),
@@ -68,8 +69,8 @@ std::int64_t MessageReductions::staging_bytes(UnitId unit) const {
     const auto& flat = spec(unit).flats[f];
     const auto own = flat.layout.shard(via_.index());
     for (const auto& chunk : chunks(unit, f)) {
-      bytes += piece_bytes(flat, intersection(chunk.range, own)) *
-          (via_.size() - 1);
+      bytes +=
+          piece_bytes(flat, intersection(chunk.range, own)) * (via_.size() - 1);
     }
   }
   return bytes;
@@ -103,8 +104,8 @@ void MessageReductions::start(UnitId unit, const ReduceOptions& options) {
     summed_.push_back(shared);
     return status;
   });
-  under_way_peak_ = std::max(
-      under_way_peak_, static_cast<std::int64_t>(last_job_ - ended));
+  under_way_peak_ =
+      std::max(under_way_peak_, static_cast<std::int64_t>(last_job_ - ended));
 }
 
 void MessageReductions::post_unit(Reduction& reduction) {

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "exchange/private_buffers.h"
 #include "exchange/message_reductions.h"
+#include "exchange/private_buffers.h"
 
 namespace sherd::exchange {
 namespace {
@@ -105,7 +105,9 @@ class MessageUnitTransport final : public UnitTransport {
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
-  bool replicates() const { return model_.placement == ModelPlacement::kReplicate; }
+  bool replicates() const {
+    return model_.placement == ModelPlacement::kReplicate;
+  }
 
   // A replicated unit is the cast of its shards: brings it up to date.
   void refresh(UnitId unit, std::uint64_t generation) {

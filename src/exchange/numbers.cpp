@@ -10,8 +10,8 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
-#include "world/collectives.h"
 #include "exchange/backward_status.h"
+#include "world/collectives.h"
 
 namespace sherd::exchange {
 namespace {
@@ -34,7 +34,9 @@ at::Tensor bytes_of(const void* data, std::size_t size) {
 }
 
 void combine_scalars(
-    std::span<const at::Tensor> bytes, ScalarReduceOp op, const at::Tensor& values) {
+    std::span<const at::Tensor> bytes,
+    ScalarReduceOp op,
+    const at::Tensor& values) {
   SHERD_ASSERT(
       values.scalar_type() == c10::ScalarType::Double &&
       values.is_contiguous());
@@ -67,7 +69,8 @@ Status compare_models(world::Transport& transport, const ModelSpec& model) {
     mine += line + "\n";
   }
   const auto all =
-      world::Collectives(transport, "comparing the model between ranks").all_gather_texts(mine);
+      world::Collectives(transport, "comparing the model between ranks")
+          .all_gather_texts(mine);
   if (!all.ok()) {
     return all.status();
   }
@@ -75,7 +78,8 @@ Status compare_models(world::Transport& transport, const ModelSpec& model) {
   if (difference.empty()) {
     return {};
   }
-  (void)world::Collectives(transport, "the same difference").all_gather_texts("");
+  (void)world::Collectives(transport, "the same difference")
+      .all_gather_texts("");
   return {ErrorCode::kPeerMismatch, difference};
 }
 

@@ -18,10 +18,13 @@ at::Tensor bytes_of(const void* data, std::size_t size);
 // `values`, fp64 and contiguous, become what `op` makes of the bytes of all
 // ranks' values, by rank; the same bits everywhere. A NaN of any rank stays.
 void combine_scalars(
-    std::span<const at::Tensor> bytes, ScalarReduceOp op, const at::Tensor& values);
+    std::span<const at::Tensor> bytes,
+    ScalarReduceOp op,
+    const at::Tensor& values);
 
 // Collective. kPeerMismatch on every rank, naming the first difference and the
 // ranks, when models differ.
-[[nodiscard]] Status compare_models(world::Transport& transport, const ModelSpec& model);
+[[nodiscard]] Status compare_models(
+    world::Transport& transport, const ModelSpec& model);
 
 }  // namespace sherd::exchange

@@ -83,7 +83,8 @@ at::Tensor PrivateBuffers::published_shard(
   return cast.values;
 }
 
-PrivateBuffers::Slot PrivateBuffers::unit_slot(UnitId unit, Precision precision) {
+PrivateBuffers::Slot PrivateBuffers::unit_slot(
+    UnitId unit, Precision precision) {
   const auto& flats = spec(unit).flats;
   Slot slot;
   if (precision == Precision::kFull && is_cast(spec(unit))) {

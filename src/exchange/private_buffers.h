@@ -8,8 +8,8 @@
 #include <map>
 #include <optional>
 #include <vector>
-#include "exchange/exchange.h"
 #include "exchange/buffer_pool.h"
+#include "exchange/exchange.h"
 
 namespace sherd::exchange {
 

@@ -24,7 +24,9 @@ class ReducedGradients {
   // By flat of the unit: whether its next reduction must add to what is there.
   virtual std::vector<bool> accumulation(UnitId unit) = 0;
   // As ReduceOptions::sinks.
-  virtual std::vector<ReduceOptions::GradientSink> sinks(UnitId) const { return {}; }
+  virtual std::vector<ReduceOptions::GradientSink> sinks(UnitId) const {
+    return {};
+  }
   // Whether an optimizer updates parameters in sinks.
   virtual bool updates_in_backward() const { return false; }
 

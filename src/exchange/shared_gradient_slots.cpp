@@ -193,8 +193,7 @@ void SharedGradientSlots::sum(
     if (range.empty()) {
       continue;
     }
-    const auto p =
-        first_parameter + static_cast<std::size_t>(chunk.parameter);
+    const auto p = first_parameter + static_cast<std::size_t>(chunk.parameter);
     const bool elsewhere =
         chunk.parameter >= 0 && p < given.size() && given[p].defined();
     std::vector<at::Tensor> pieces;
@@ -224,7 +223,8 @@ void SharedGradientSlots::post_summed(UnitId unit, std::uint64_t number) const {
 
 void SharedGradientSlots::reclaim() {
   std::erase_if(lent_, [&](const Lent& lent) {
-    const bool free = !missing(lent.unit, lent.number, &SharedSlotState::summed);
+    const bool free =
+        !missing(lent.unit, lent.number, &SharedSlotState::summed);
     if (free) {
       region_.give_back(lent.begin);
     }

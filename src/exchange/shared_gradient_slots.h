@@ -11,9 +11,9 @@
 #include <functional>
 #include <optional>
 #include <vector>
-#include "shm/counter.h"
 #include "exchange/gradient_chunks.h"
 #include "exchange/shared_layout.h"
+#include "shm/counter.h"
 
 namespace sherd::exchange {
 
@@ -117,8 +117,9 @@ class SharedGradientSlots {
       const plan::ElementRange& range) const;
 
   const Mapping place_;
-  std::vector<std::vector<std::int64_t>> offsets_;           // slot_offsets().
-  std::vector<std::vector<std::vector<GradientChunk>>> chunks_;  // By unit, flat.
+  std::vector<std::vector<std::int64_t>> offsets_;  // slot_offsets().
+  std::vector<std::vector<std::vector<GradientChunk>>>
+      chunks_;  // By unit, flat.
   RegionAllocator region_;
   std::vector<std::optional<Open>> open_;  // By unit.
   std::vector<std::uint64_t> posted_;      // By unit.

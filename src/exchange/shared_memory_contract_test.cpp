@@ -2,9 +2,9 @@
 //
 // The contract suite over shared memory: ranks are processes, and die by
 // SIGKILL.
-#include "world/transport.h"
 #include "exchange/contract_processes_testing.h"
 #include "exchange/shared_memory_exchange.h"
+#include "world/transport.h"
 
 namespace sherd::exchange::contract {
 namespace {

@@ -13,14 +13,14 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "world/host_segment.h"
-#include "shm/barrier.h"
-#include "shm/waiter.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_status.h"
 #include "exchange/numbers.h"
 #include "exchange/shared_layout.h"
 #include "exchange/shared_memory_reductions.h"
+#include "shm/barrier.h"
+#include "shm/waiter.h"
+#include "world/host_segment.h"
 
 namespace sherd::exchange {
 namespace {
@@ -207,7 +207,8 @@ class SharedMemoryExchange final : public Exchange {
     do {
       const auto part =
           values.narrow(0, at, std::min(room, values.numel() - at));
-      auto all = all_gather_step(request, bytes_of(part.const_data_ptr(), part.nbytes()));
+      auto all = all_gather_step(
+          request, bytes_of(part.const_data_ptr(), part.nbytes()));
       if (!all.ok()) {
         return fail(all.status());
       }
@@ -247,7 +248,9 @@ class SharedMemoryExchange final : public Exchange {
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
-  bool replicates() const { return model_.placement == ModelPlacement::kReplicate; }
+  bool replicates() const {
+    return model_.placement == ModelPlacement::kReplicate;
+  }
   int size() const { return control_->size(); }
   int me() const { return control_->index(); }
   RankState& state(int rank) const {
@@ -266,7 +269,8 @@ class SharedMemoryExchange final : public Exchange {
   void wait_for_room(int under_way_max);
   Status finish_sums();
   Status copy_in_full(UnitId unit, std::vector<at::Tensor>& into);
-  Result<std::vector<at::Tensor>> all_gather_step(CollectiveRequest request, const at::Tensor& payload);
+  Result<std::vector<at::Tensor>> all_gather_step(
+      CollectiveRequest request, const at::Tensor& payload);
   Status fail(const Status& status);
   void leave(const Status& why);
 
@@ -282,7 +286,7 @@ class SharedMemoryExchange final : public Exchange {
   std::shared_ptr<shm::HostSegment> segment_;
   std::optional<shm::Waiter> waiter_;
   bool left_ = false;
-  RankState* states_ = nullptr;            // By rank; in the segment.
+  RankState* states_ = nullptr;               // By rank; in the segment.
   std::optional<shm::SmallAllGather> cells_;  // For steps of all ranks.
   std::int64_t cell_bytes_ = 0;
   std::optional<SharedUnits> memory_;
@@ -292,8 +296,8 @@ class SharedMemoryExchange final : public Exchange {
   const SteadyClock clock_;
   bool begun_ = false;
   bool room_wait_timed_out_ = false;  // In this backward.
-  std::uint64_t published_ = 0;  // Times.
-  std::uint64_t seen_ = 0;       // Of all ranks, at least.
+  std::uint64_t published_ = 0;       // Times.
+  std::uint64_t seen_ = 0;            // Of all ranks, at least.
   std::uint64_t generation_ = 0;
   std::uint64_t backward_ = 0;
   Status error_;
@@ -310,12 +314,13 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
     return fail(status);
   }
   cell_bytes_ = static_cast<std::int64_t>(sizeof(StepHeader)) +
-      std::max<std::int64_t>(backward_status_.encode(model_).numel(), kPayloadBytesMin);
-  const auto cells = static_cast<std::int64_t>(
-      shm::SmallAllGather::bytes(size(), static_cast<std::size_t>(cell_bytes_)));
+      std::max<std::int64_t>(
+                    backward_status_.encode(model_).numel(), kPayloadBytesMin);
+  const auto cells = static_cast<std::int64_t>(shm::SmallAllGather::bytes(
+      size(), static_cast<std::size_t>(cell_bytes_)));
   const auto states = static_cast<std::int64_t>(sizeof(RankState)) * size();
-  const auto slots = static_cast<std::int64_t>(sizeof(SharedSlotState)) * size() *
-      static_cast<std::int64_t>(model_.units.size());
+  const auto slots = static_cast<std::int64_t>(sizeof(SharedSlotState)) *
+      size() * static_cast<std::int64_t>(model_.units.size());
   layout_ = plan_shared_layout(model_, size(), cells + states + slots);
   auto segment = world::share_memory(
       world_, name_, ranks_,
@@ -324,8 +329,7 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
   if (!segment.ok()) {
     return fail(segment.status());
   }
-  segment_ =
-      std::make_shared<shm::HostSegment>(std::move(segment).value());
+  segment_ = std::make_shared<shm::HostSegment>(std::move(segment).value());
   waiter_.emplace(
       segment_->peers(), clock_,
       shm::WaitOptions{.deadline = world_.options().deadline});

@@ -40,7 +40,8 @@ void SharedMemoryReductions::post(UnitId unit, const ReduceOptions& options) {
   under_way_peak_ = std::max(under_way_peak_, under_way());
 }
 
-std::optional<SharedGradientSlots::Missing> SharedMemoryReductions::missing() const {
+std::optional<SharedGradientSlots::Missing> SharedMemoryReductions::missing()
+    const {
   if (!pending_.empty()) {
     const auto& first = pending_.front();
     return slots_.missing(first.unit, first.number, &SharedSlotState::posted);

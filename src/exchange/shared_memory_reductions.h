@@ -24,7 +24,10 @@ class SharedMemoryReductions {
  public:
   // `units` must outlive it. `thread`: one of its own waits for the other ranks
   // and sums, in the order of posts, instead of progress().
-  SharedMemoryReductions(SharedGradientSlots::Mapping place, const SharedUnits& units, bool thread);
+  SharedMemoryReductions(
+      SharedGradientSlots::Mapping place,
+      const SharedUnits& units,
+      bool thread);
   ~SharedMemoryReductions() { stop(); }
   SharedMemoryReductions(const SharedMemoryReductions&) = delete;
   SharedMemoryReductions& operator=(const SharedMemoryReductions&) = delete;
@@ -74,7 +77,9 @@ class SharedMemoryReductions {
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
-  bool replicates() const { return model_.placement == ModelPlacement::kReplicate; }
+  bool replicates() const {
+    return model_.placement == ModelPlacement::kReplicate;
+  }
   bool try_sum(const Pending& pending);
   Status sum_when_posted(const Pending& pending);
   void sum(const Pending& pending) const;

@@ -43,7 +43,8 @@ BufferSource SharedUnitBuffers::source() {
             }
             ::madvise(
                 memory, static_cast<std::size_t>(pages(bytes)), MADV_REMOVE);
-            allocator_.give_back(static_cast<std::byte*>(memory) - region_.data());
+            allocator_.give_back(
+                static_cast<std::byte*>(memory) - region_.data());
           }};
 }
 

@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <span>
 #include <vector>
+#include "exchange/buffer_pool.h"
 #include "exchange/exchange.h"
 #include "exchange/shared_layout.h"
-#include "exchange/buffer_pool.h"
 
 namespace sherd::exchange {
 

@@ -11,9 +11,9 @@
 #include <cstddef>
 #include <memory>
 #include <vector>
-#include "world/host_segment.h"
 #include "exchange/exchange.h"
 #include "exchange/shared_layout.h"
+#include "world/host_segment.h"
 
 namespace sherd::exchange {
 
@@ -47,7 +47,9 @@ class SharedUnits {
   void cast_shards() const;
 
  private:
-  bool replicates() const { return model_.placement == ModelPlacement::kReplicate; }
+  bool replicates() const {
+    return model_.placement == ModelPlacement::kReplicate;
+  }
   std::byte* base() const;
   std::int64_t own_bytes(const FlatSpec& flat) const;
   void add_gradient(

@@ -48,14 +48,13 @@ double clip_gradients(
       mine = largest ? larger(mine, norm) : mine + std::pow(norm, options.p);
     }
   }
-  const auto total = at::full(
-      {1}, mine, at::TensorOptions().dtype(c10::ScalarType::Double));
+  const auto total =
+      at::full({1}, mine, at::TensorOptions().dtype(c10::ScalarType::Double));
   combine(total);
   const double combined = *total.const_data_ptr<double>();
   const double norm = largest ? combined : std::pow(combined, 1.0 / options.p);
   SHERD_CHECK_AS(
-      kFailedPrecondition,
-      !options.error_if_nonfinite || std::isfinite(norm),
+      kFailedPrecondition, !options.error_if_nonfinite || std::isfinite(norm),
       "[fsdp] the norm of all gradients is ", norm,
       "; expected a finite number");
   const double factor = max_norm / (norm + kEpsilon);

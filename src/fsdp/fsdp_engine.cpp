@@ -57,8 +57,8 @@ FsdpEngine::FsdpEngine(
   const bool replicate = options_.strategy == Strategy::kNoShard;
   exchange::ModelSpec model_spec;
   model_spec.units = model_.units;
-  model_spec.placement =
-      replicate ? exchange::ModelPlacement::kReplicate : exchange::ModelPlacement::kShard;
+  model_spec.placement = replicate ? exchange::ModelPlacement::kReplicate
+                                   : exchange::ModelPlacement::kShard;
   model_spec.share_gradients = options_.share_gradients;
   model_spec.unsharded_bytes_max = budget.bytes.value_or(0);
   exchange_->open(model_spec).throw_if_failed();
@@ -73,7 +73,8 @@ FsdpEngine::FsdpEngine(
               [this](std::uint64_t print) { return all_ranks_agree(print); }});
   slices_ = std::make_unique<Slices>(
       model_, *exchange_, owner(), /*owner_of_all=*/replicate);
-  summoned_parameters_ = std::make_unique<SummonedParameters>(model_, *cache_, *slices_);
+  summoned_parameters_ =
+      std::make_unique<SummonedParameters>(model_, *cache_, *slices_);
   gradients_ = std::make_unique<exchange::Reducer>(
       model_.units, model_.parameters, *exchange_, *slices_, 1.0 / world_size(),
       options_.reductions_under_way_max);
@@ -81,7 +82,8 @@ FsdpEngine::FsdpEngine(
 
 FsdpEngine::~FsdpEngine() { close(); }
 
-void FsdpEngine::start(const std::function<void(int parameter)>& initialise_parameter) {
+void FsdpEngine::start(
+    const std::function<void(int parameter)>& initialise_parameter) {
   autograd::install_param_key();
   autograd::install_backward_engine();
   cache_->make_storages(this);
@@ -192,7 +194,8 @@ void FsdpEngine::begin_use(
   cache_->pin(visit);
 }
 
-void FsdpEngine::end_use(std::span<const autograd::ParameterUse> uses) noexcept {
+void FsdpEngine::end_use(
+    std::span<const autograd::ParameterUse> uses) noexcept {
   const std::lock_guard lock(mu_);
   if (summoned_parameters_->open()) {
     return;
@@ -234,7 +237,8 @@ bool FsdpEngine::all_ranks_agree(std::uint64_t print) {
   half[1] = static_cast<double>(print & kLow);
   half[2] = static_cast<double>(flags >> 32U);
   half[3] = static_cast<double>(flags & kLow);
-  const auto status = exchange_->all_reduce(halves, exchange::ScalarReduceOp::kSame);
+  const auto status =
+      exchange_->all_reduce(halves, exchange::ScalarReduceOp::kSame);
   if (!status.ok()) {
     fail(status);
   }
@@ -259,7 +263,8 @@ void FsdpEngine::refuse_different_flags() {
     const bool set = model_.parameters[p].tensor.requires_grad();
     flag[p * ranks + static_cast<std::size_t>(world_rank())] = set ? 1.0 : 0.0;
   }
-  const auto status = exchange_->all_reduce(flags, exchange::ScalarReduceOp::kSum);
+  const auto status =
+      exchange_->all_reduce(flags, exchange::ScalarReduceOp::kSum);
   if (!status.ok()) {
     fail(status);
   }
@@ -408,7 +413,8 @@ void FsdpEngine::warn_of_idle_optimizer() {
       {2}, changed ? 1.0 : 0.0,
       at::TensorOptions().dtype(c10::ScalarType::Double));
   found.mutable_data_ptr<double>()[1] = idle_.change_due() ? 1.0 : 0.0;
-  const auto status = exchange_->all_reduce(found, exchange::ScalarReduceOp::kMax);
+  const auto status =
+      exchange_->all_reduce(found, exchange::ScalarReduceOp::kMax);
   if (!status.ok()) {
     fail(status);
   }
@@ -450,7 +456,8 @@ NamedParameters FsdpEngine::named_parameters() {
   return named;
 }
 
-std::shared_ptr<void> FsdpEngine::register_backward_update(BackwardUpdate update) {
+std::shared_ptr<void> FsdpEngine::register_backward_update(
+    BackwardUpdate update) {
   const std::lock_guard lock(mu_);
   return slices_->register_backward_update(std::move(update));
 }
@@ -475,8 +482,9 @@ double FsdpEngine::clip_grad_norm(double max_norm, const ClipOptions& options) {
     if (options_.strategy == Strategy::kNoShard) {
       return;  // Every rank has all gradients already.
     }
-    const auto op = std::isinf(options.p) ? exchange::ScalarReduceOp::kMax
-                                          : exchange::ScalarReduceOp::kSumOverOwners;
+    const auto op = std::isinf(options.p)
+        ? exchange::ScalarReduceOp::kMax
+        : exchange::ScalarReduceOp::kSumOverOwners;
     if (auto status = exchange_->all_reduce(value, op); !status.ok()) {
       fail(status);
     }

@@ -56,13 +56,15 @@ class FsdpEngine final : public ShardingEngine,
 
   // Moves this rank's slices into shard memory and empties the parameters, one after another.
   // `initialise_parameter` is called before each and gives it its value.
-  void start(const std::function<void(int parameter)>& initialise_parameter = nullptr);
+  void start(
+      const std::function<void(int parameter)>& initialise_parameter = nullptr);
 
   bool shares_gradients() const { return slices_->gradients_are_shared(); }
 
   // autograd::ParameterUseListener
-  void begin_use(std::span<const autograd::ParameterUse> uses, const char* operator_name)
-      override;
+  void begin_use(
+      std::span<const autograd::ParameterUse> uses,
+      const char* operator_name) override;
   void end_use(std::span<const autograd::ParameterUse> uses) noexcept override;
 
   // ShardingEngine

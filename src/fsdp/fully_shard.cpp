@@ -9,11 +9,11 @@
 #include "base/check.h"
 #include "base/rank_environment.h"
 #include "exchange/make_exchange.h"
-#include "fsdp/initial_values.h"
-#include "fsdp/single_rank_engine.h"
-#include "fsdp/model_units.h"
 #include "fsdp/fsdp_engine.h"
+#include "fsdp/initial_values.h"
+#include "fsdp/model_units.h"
 #include "fsdp/sharding_engine.h"
+#include "fsdp/single_rank_engine.h"
 
 namespace sherd {
 namespace {

@@ -19,7 +19,8 @@ std::int64_t stride_of(const at::Tensor& slice) {
 
 }  // namespace
 
-std::uint64_t IdleOptimizerDetector::sample(const std::vector<at::Tensor>& slices) {
+std::uint64_t IdleOptimizerDetector::sample(
+    const std::vector<at::Tensor>& slices) {
   Hash64 hash;
   for (const auto& slice : slices) {
     if (!slice.requires_grad()) {
@@ -43,13 +44,14 @@ void IdleOptimizerDetector::remember(const std::vector<at::Tensor>& slices) {
   sample_ = sample(slices);
 }
 
-void IdleOptimizerDetector::note_gradients(const std::vector<at::Tensor>& slices) {
+void IdleOptimizerDetector::note_gradients(
+    const std::vector<at::Tensor>& slices) {
   for (const auto& slice : slices) {
     const auto& gradient = slice.grad();
     if (gradient.defined() && !change_due_) {
       // The elements that sample() looks at.
-      const auto seen = gradient.slice(
-          0, 0, gradient.numel(), stride_of(gradient));
+      const auto seen =
+          gradient.slice(0, 0, gradient.numel(), stride_of(gradient));
       change_due_ = seen.count_nonzero().item<std::int64_t>() > 0;
     }
   }

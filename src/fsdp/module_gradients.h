@@ -55,9 +55,11 @@ class ModuleGradients final : public autograd::ParameterUseListener {
   // caller clears the gradient it stands for.
   bool was_dropped(int parameter, std::uint64_t showing);
 
-  void begin_use(std::span<const autograd::ParameterUse> uses, const char* operator_name)
-      override;
-  void end_use(std::span<const autograd::ParameterUse> /*uses*/) noexcept override {}
+  void begin_use(
+      std::span<const autograd::ParameterUse> uses,
+      const char* operator_name) override;
+  void end_use(
+      std::span<const autograd::ParameterUse> /*uses*/) noexcept override {}
 
  private:
   struct Item {

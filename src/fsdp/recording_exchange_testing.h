@@ -64,7 +64,8 @@ class RecordingExchange final : public exchange::Exchange {
   Status publish(std::uint64_t generation) override {
     return next_->publish(generation);
   }
-  Status all_reduce(const at::Tensor& values, exchange::ScalarReduceOp op) override {
+  Status all_reduce(
+      const at::Tensor& values, exchange::ScalarReduceOp op) override {
     return next_->all_reduce(values, op);
   }
   std::vector<UnitId> progress() override { return next_->progress(); }

@@ -248,7 +248,8 @@ bool Slices::writes_in_backward() const {
   });
 }
 
-std::vector<exchange::ReduceOptions::GradientSink> Slices::sinks(UnitId unit) const {
+std::vector<exchange::ReduceOptions::GradientSink> Slices::sinks(
+    UnitId unit) const {
   std::vector<exchange::ReduceOptions::GradientSink> sinks;
   for (const int s : by_unit_[static_cast<std::size_t>(unit)]) {
     const auto& slice = slices_[static_cast<std::size_t>(s)];

@@ -70,7 +70,8 @@ class Slices : public exchange::ReducedGradients {
   bool updates_in_backward() const override;
   bool writes_in_backward() const;
   // By trainable parameter of the unit, as exchange::ReduceOptions::sinks.
-  std::vector<exchange::ReduceOptions::GradientSink> sinks(UnitId unit) const override;
+  std::vector<exchange::ReduceOptions::GradientSink> sinks(
+      UnitId unit) const override;
 
   // Whether the last backward brought the parameter a gradient on some rank, or this rank's slice
   // still has one.

@@ -14,10 +14,10 @@
 #include <sherd/fsdp/fully_shard.h>
 #include "autograd/managed_storage.h"
 #include "exchange/exchange.h"
+#include "fsdp/model_units.h"
+#include "fsdp/parameter_integrity.h"
 #include "plan/residency.h"
 #include "plan/step_follower.h"
-#include "fsdp/parameter_integrity.h"
-#include "fsdp/model_units.h"
 
 namespace sherd::fsdp {
 

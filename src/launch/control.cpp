@@ -88,7 +88,7 @@ Result<ControlRequest> parse_control_request(const std::string& text) {
             "'"));
   }
   request.what = verb == "drain" ? ControlRequest::What::kDrain
-                                  : ControlRequest::What::kAdmit;
+                                 : ControlRequest::What::kAdmit;
   return request;
 }
 
@@ -141,7 +141,8 @@ void ControlSocket::reply(const Datagram& request, const std::string& text) {
       reinterpret_cast<const sockaddr*>(&request.from), request.from_bytes);
 }
 
-Result<std::string> send_control_request(const std::string& path, const std::string& request) {
+Result<std::string> send_control_request(
+    const std::string& path, const std::string& request) {
   const Result<sockaddr_un> address = address_of(path);
   if (!address.ok()) {
     return address.status();

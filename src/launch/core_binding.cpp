@@ -31,7 +31,8 @@ std::vector<CpuCore> usable_cores() {
   return cores;
 }
 
-std::vector<std::vector<int>> divide_cores(std::vector<CpuCore> cores, int ranks) {
+std::vector<std::vector<int>> divide_cores(
+    std::vector<CpuCore> cores, int ranks) {
   SHERD_ASSERT(ranks >= 1);
   const auto parts = static_cast<std::size_t>(ranks);
   if (cores.size() < parts) {

@@ -10,8 +10,8 @@ namespace sherd::launch {
 
 // A hardware thread, and where it lies.
 struct CpuCore {
-  int number = 0;   // As in CPU affinity.
-  int package = 0;  // The chip it is on.
+  int number = 0;    // As in CPU affinity.
+  int package = 0;   // The chip it is on.
   int physical = 0;  // Hardware threads of one physical core share it.
 };
 
@@ -22,6 +22,7 @@ std::vector<CpuCore> usable_cores();
 // beside each other on one chip and threads of one physical core together as
 // far as the numbers allow. Empty when there are fewer cores than ranks: then
 // the kernel shares them out better. REQUIRES: ranks >= 1.
-std::vector<std::vector<int>> divide_cores(std::vector<CpuCore> cores, int ranks);
+std::vector<std::vector<int>> divide_cores(
+    std::vector<CpuCore> cores, int ranks);
 
 }  // namespace sherd::launch

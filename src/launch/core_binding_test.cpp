@@ -49,14 +49,16 @@ TEST(Cores, FewerThanRanksAreNotDivided) {
 
 TEST(Cores, ThreadsOfOnePhysicalCoreStayTogether) {
   // Numbered as Linux does: first one thread of each core, then the siblings.
-  const std::vector<CpuCore> cores = {{0, 0, 0}, {1, 0, 1}, {2, 0, 0}, {3, 0, 1}};
+  const std::vector<CpuCore> cores = {
+      {0, 0, 0}, {1, 0, 1}, {2, 0, 0}, {3, 0, 1}};
   EXPECT_THAT(
       divide_cores(cores, 2),
       ElementsAre(ElementsAre(0, 2), ElementsAre(1, 3)));
 }
 
 TEST(Cores, RanksStayOnOneChip) {
-  const std::vector<CpuCore> cores = {{0, 0, 0}, {1, 1, 0}, {2, 0, 1}, {3, 1, 1}};
+  const std::vector<CpuCore> cores = {
+      {0, 0, 0}, {1, 1, 0}, {2, 0, 1}, {3, 1, 1}};
   EXPECT_THAT(
       divide_cores(cores, 2),
       ElementsAre(ElementsAre(0, 2), ElementsAre(1, 3)));

@@ -63,8 +63,8 @@ StartFailure Job::start_ranks(const StartPlan& plan, int port) {
       .port = port,
       .threads = plan.cores / options_.ranks};
   for (; place.rank < place.ranks; ++place.rank) {
-    SupervisedProcessSpec setup =
-        rank_process_spec(options_, plan, place, place.rank, str("rank ", place.rank));
+    SupervisedProcessSpec setup = rank_process_spec(
+        options_, plan, place, place.rank, str("rank ", place.rank));
     setup.reads_stdin = place.rank == 0;
     setup.owns_stdout = place.rank == 0 && options_.rank0_owns_stdout;
     if (options_.output == RankOutput::kFiles) {

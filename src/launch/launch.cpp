@@ -92,7 +92,8 @@ void check_replicas(const LaunchOptions& options) {
 
 std::string send_or_throw(
     const std::string& control, const std::string& verb, int replica) {
-  Result<std::string> answer = send_control_request(control, str(verb, " ", replica));
+  Result<std::string> answer =
+      send_control_request(control, str(verb, " ", replica));
   SHERD_CHECK_AS(
       kFailedPrecondition, answer.ok(), "[launch] ", answer.status().message());
   return std::move(answer).value();

@@ -74,8 +74,8 @@ TEST(Launch, RanksShareAFreePortAndDivideThreads) {
     int at_port = 0;
     int count = 0;
     ASSERT_EQ(
-        std::sscanf(
-            line.c_str(), "[rank %d] %d %d", &rank, &at_port, &count), 3);
+        std::sscanf(line.c_str(), "[rank %d] %d %d", &rank, &at_port, &count),
+        3);
     port[rank] = at_port;
     threads[rank] = count;
   }
@@ -141,13 +141,12 @@ TEST(Launch, ManyMoreRanksThanCoresAreAllowed) {
 TEST(Launch, ArgumentsArriveUntouched) {
   LaunchOptions options = ranks_of(1, "");
   options.command = {"printf", "<%s>", "a b", "--flag", "", "--", "$X"};
-  EXPECT_EQ(
-      launch_and_wait(options).out, "[rank 0] <a b><--flag><><--><$X>\n");
+  EXPECT_EQ(launch_and_wait(options).out, "[rank 0] <a b><--flag><><--><$X>\n");
 }
 
 TEST(Launch, StreamsStayApartAndUnfinishedLinesAreShown) {
-  const LauncherResult outcome = launch_and_wait(
-      ranks_of(1, "echo out; echo err >&2; printf unfinished"));
+  const LauncherResult outcome =
+      launch_and_wait(ranks_of(1, "echo out; echo err >&2; printf unfinished"));
   EXPECT_EQ(outcome.out, "[rank 0] out\n[rank 0] unfinished\n");
   EXPECT_EQ(outcome.err, "[rank 0] err\n");
 }
@@ -161,7 +160,8 @@ TEST(Launch, PlainOutputHasNoPrefix) {
 TEST(Launch, ThousandsOfLinesArriveWholeAndInOrderPerRank) {
   constexpr int kRanks = 4;
   constexpr int kLines = 20000;
-  const LauncherResult outcome = launch_and_wait(ranks_of(kRanks, "seq 1 20000"));
+  const LauncherResult outcome =
+      launch_and_wait(ranks_of(kRanks, "seq 1 20000"));
   EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
   int next[kRanks] = {1, 1, 1, 1};
   std::istringstream in(outcome.out);
@@ -170,8 +170,8 @@ TEST(Launch, ThousandsOfLinesArriveWholeAndInOrderPerRank) {
     int number = 0;
     int length = 0;
     ASSERT_EQ(
-        std::sscanf(line.c_str(), "[rank %d] %d%n", &rank, &number, &length),
-        2) << line;
+        std::sscanf(line.c_str(), "[rank %d] %d%n", &rank, &number, &length), 2)
+        << line;
     ASSERT_EQ(static_cast<std::size_t>(length), line.size()) << line;
     ASSERT_EQ(number, next[rank]++);
   }
@@ -190,13 +190,12 @@ TEST(Launch, OneLineMuchLargerThanAPipePasses) {
 
 TEST(Launch, AReaderThatComesLateLosesNothing) {
   // Far more than pipes and queues hold: the ranks wait for the reader.
-  LauncherProcess launcher(ranks_of(
-      2, "seq 1 400000; [ $RANK = 1 ] || echo written >&2"));
+  LauncherProcess launcher(
+      ranks_of(2, "seq 1 400000; [ $RANK = 1 ] || echo written >&2"));
   ASSERT_TRUE(launcher.wait_for_out("[rank 0] 1\n"));
   const LauncherResult outcome = launcher.finish();
   EXPECT_EQ(outcome.exit_status, 0);
-  EXPECT_EQ(
-      std::count(outcome.out.begin(), outcome.out.end(), '\n'), 800000);
+  EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 800000);
   EXPECT_THAT(outcome.err, HasSubstr("[rank 0] written"));
 }
 
@@ -230,8 +229,9 @@ TEST(Launch, RankZeroDrawsOnTheTerminalItself) {
   ASSERT_EQ(::ptsname_r(terminal.get(), name, sizeof name), 0);
   const Descriptor screen(::open(name, O_RDWR | O_NOCTTY | O_CLOEXEC));
   LaunchOptions options = ranks_of(
-      2, "if [ $RANK = 0 ]; then printf '1%%\\r2%%\\n'; test -t 1; "
-         "else echo other; fi");
+      2,
+      "if [ $RANK = 0 ]; then printf '1%%\\r2%%\\n'; test -t 1; "
+      "else echo other; fi");
   options.rank0_owns_stdout = true;
   LauncherProcess launcher(options, {.stdout_fd = screen.get()});
   EXPECT_EQ(launcher.finish().exit_status, 0);
@@ -253,8 +253,8 @@ TEST(Launch, RankZeroDrawsOnTheTerminalItself) {
 
 TEST(Launch, LogFilesHoldBothStreamsAndTheReportReadsThem) {
   const TemporaryFolder folder;
-  LaunchOptions options = ranks_of(
-      2, "echo out $RANK; echo err $RANK >&2; exit $((RANK * 4))");
+  LaunchOptions options =
+      ranks_of(2, "echo out $RANK; echo err $RANK >&2; exit $((RANK * 4))");
   options.output = RankOutput::kFiles;
   options.log_dir = folder.path() + "/deep/logs";
   const LauncherResult outcome = launch_and_wait(options);

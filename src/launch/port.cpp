@@ -5,8 +5,8 @@
 #include <sys/socket.h>
 #include <cerrno>
 #include <cstring>
-#include "base/hash.h"
 #include "base/descriptor.h"
+#include "base/hash.h"
 
 namespace sherd::launch {
 namespace {
@@ -42,14 +42,14 @@ Status check_port_free(int port) {
   if (error == EADDRINUSE) {
     return Status(
         ErrorCode::kUnavailable,
-        str("port ", port, " is in use by another process; choose "
+        str("port ", port,
+            " is in use by another process; choose "
             "another with --port, or leave it out to get a free one"));
   }
   if (error != 0) {
     return Status(
         ErrorCode::kUnavailable,
-        str("port ", port, " cannot be used: ",
-            std::strerror(error)));
+        str("port ", port, " cannot be used: ", std::strerror(error)));
   }
   return {};
 }

@@ -42,7 +42,8 @@ std::optional<SignalRequest> StopPolicy::ranks_ended(
           running_, ")")};
 }
 
-std::optional<SignalRequest> StopPolicy::signal_received(int signal, Instant now) {
+std::optional<SignalRequest> StopPolicy::signal_received(
+    int signal, Instant now) {
   if (finished() || state_ == State::kKilled) {
     return std::nullopt;
   }

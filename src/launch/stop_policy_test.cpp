@@ -13,7 +13,9 @@ using ::testing::HasSubstr;
 
 constexpr Instant kStart = std::chrono::hours(7);
 
-RankExit exited(int rank, int code) { return {.rank = rank, .exit_code = code}; }
+RankExit exited(int rank, int code) {
+  return {.rank = rank, .exit_code = code};
+}
 RankExit killed(int rank, int signal) {
   return {.rank = rank, .signal = signal};
 }

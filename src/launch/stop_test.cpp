@@ -81,7 +81,8 @@ TEST_F(StopTest, AKilledRankIsNamedWithItsSignal) {
 }
 
 TEST_F(StopTest, TheReportKeepsOnlyTheLastLines) {
-  const LauncherResult outcome = launch_and_wait(ranks_of(1, "seq 1 1000; exit 1"));
+  const LauncherResult outcome =
+      launch_and_wait(ranks_of(1, "seq 1 1000; exit 1"));
   EXPECT_THAT(
       outcome.err,
       AllOf(
@@ -158,8 +159,7 @@ TEST_F(StopTest, UserSignalsReachTheRankAndNotItsHelpers) {
 }
 
 TEST_F(StopTest, SecondInterruptKillsRanksThatIgnoreTheFirst) {
-  LauncherProcess launcher(
-      ranks_of(2, "trap '' INT; echo ready; sleep 1000"));
+  LauncherProcess launcher(ranks_of(2, "trap '' INT; echo ready; sleep 1000"));
   ASSERT_TRUE(launcher.wait_for_out("[rank 0] ready\n"));
   ASSERT_TRUE(launcher.wait_for_out("[rank 1] ready\n"));
   launcher.signal(SIGINT);

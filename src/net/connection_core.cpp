@@ -174,7 +174,8 @@ void ConnectionCore::on_read(const std::error_code& error, std::size_t count) {
   const Status status = stage_ == Stage::kFinishing
       ? Status()
       : reader_.take({buffer_.data(), count}, received_);
-  std::move(received_.begin(), received_.end(), std::back_inserter(undelivered_));
+  std::move(
+      received_.begin(), received_.end(), std::back_inserter(undelivered_));
   received_.clear();
   if (stage_ == Stage::kGreeting && !undelivered_.empty()) {
     check_greeting();

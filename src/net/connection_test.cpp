@@ -16,11 +16,11 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::error_of;
-using testing::TestEndpoint;
-using ::testing::HasSubstr;
 using testing::ConnectedPair;
+using ::testing::HasSubstr;
 using testing::run_for;
 using testing::run_until;
+using testing::TestEndpoint;
 using testing::TestServer;
 
 const Status kEnough{ErrorCode::kAborted, "enough"};

@@ -15,7 +15,10 @@ namespace sherd::net {
 // Resolves the name, connects a socket to one of the addresses, and exchanges greetings.
 struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
   Impl(
-      Loop& its_loop, HostAddress to, const ConnectorOptions& its_options, Done call)
+      Loop& its_loop,
+      HostAddress to,
+      const ConnectorOptions& its_options,
+      Done call)
       : loop(its_loop),
         address(std::move(to)),
         options(its_options),
@@ -178,7 +181,8 @@ Connector::~Connector() {
   impl_->give_up();
 }
 
-struct ReconnectingClient::Impl : std::enable_shared_from_this<ReconnectingClient::Impl> {
+struct ReconnectingClient::Impl
+    : std::enable_shared_from_this<ReconnectingClient::Impl> {
   Impl(
       Loop& its_loop,
       HostAddress to,
@@ -243,7 +247,8 @@ void ReconnectingClient::Impl::dial_later() {
       });
 }
 
-void ReconnectingClient::Impl::dialled(Result<std::unique_ptr<Connection>> result) {
+void ReconnectingClient::Impl::dialled(
+    Result<std::unique_ptr<Connection>> result) {
   if (!result.ok()) {
     failed(result.status());
     return;

@@ -14,10 +14,10 @@ using namespace std::chrono_literals;
 using test::error_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
-using testing::TestEndpoint;
 using ::testing::HasSubstr;
 using testing::run_for;
 using testing::run_until;
+using testing::TestEndpoint;
 using testing::TestServer;
 
 TEST(Connector, ConnectsByName) {
@@ -77,8 +77,8 @@ TEST(Connector, HearsNothingOnceItIsDestroyed) {
   const auto never = [](auto) { FAIL(); };
   auto first = std::make_optional<Connector>(
       loop, server.listener->address(), ConnectorOptions(), never);
-  auto second =
-      std::make_optional<Connector>(loop, silent.address(), ConnectorOptions(), never);
+  auto second = std::make_optional<Connector>(
+      loop, silent.address(), ConnectorOptions(), never);
   first.reset();
   run_for(loop, 20ms);
   second.reset();  // In its greeting.
@@ -87,7 +87,10 @@ TEST(Connector, HearsNothingOnceItIsDestroyed) {
 
 // A ReconnectingClient and what it told.
 struct Kept {
-  Kept(Loop& loop, const HostAddress& address, const ReconnectingClientOptions& options)
+  Kept(
+      Loop& loop,
+      const HostAddress& address,
+      const ReconnectingClientOptions& options)
       : redial(
             loop,
             address,
@@ -112,7 +115,9 @@ struct Kept {
   ReconnectingClient redial;
 };
 
-ReconnectingClientOptions quick() { return {.back_off_min = 5ms, .back_off_max = 40ms}; }
+ReconnectingClientOptions quick() {
+  return {.back_off_min = 5ms, .back_off_max = 40ms};
+}
 
 TEST(ReconnectingClient, ComesBackWhenTheListenerDoes) {
   Loop loop;

@@ -16,7 +16,10 @@ constexpr auto kAcceptAgainAfter = std::chrono::milliseconds(100);
 }  // namespace
 
 struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
-  Impl(Loop& its_loop, const ListenerOptions& its_options, ListenerHandlers to_call)
+  Impl(
+      Loop& its_loop,
+      const ListenerOptions& its_options,
+      ListenerHandlers to_call)
       : loop(its_loop),
         options(its_options),
         handlers(std::move(to_call)),

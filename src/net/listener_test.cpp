@@ -13,13 +13,13 @@ namespace {
 using namespace std::chrono_literals;
 using test::error_of;
 using ::testing::AllOf;
-using testing::TestEndpoint;
 using testing::greeting;
 using ::testing::HasSubstr;
+using testing::RawClient;
 using testing::run_for;
 using testing::run_until;
+using testing::TestEndpoint;
 using testing::TestServer;
-using testing::RawClient;
 
 // The listener takes somebody who knows how, whatever was before.
 void expect_alive(Loop& loop, TestServer& server) {

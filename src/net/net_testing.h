@@ -41,10 +41,12 @@ struct TestEndpoint {
 // A listener on loopback that keeps whom it accepts.
 struct TestServer {
   explicit TestServer(Loop& loop, const ListenerOptions& options = {});
-  TestServer(Loop& loop, const ListenerOptions& options, const HostAddress& address);
+  TestServer(
+      Loop& loop, const ListenerOptions& options, const HostAddress& address);
 
   std::unique_ptr<Listener> listener;
-  std::vector<std::unique_ptr<TestEndpoint>> ends;  // In the order of their greetings.
+  std::vector<std::unique_ptr<TestEndpoint>>
+      ends;  // In the order of their greetings.
   std::vector<std::string> refused;
 };
 

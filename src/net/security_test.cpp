@@ -14,11 +14,11 @@ using ::sherd::testing::ScratchFolder;
 using test::error_of;
 using ::testing::AllOf;
 using ::testing::AnyOf;
-using testing::TestEndpoint;
 using ::testing::HasSubstr;
 using testing::make_certificate;
 using testing::make_certificate_of;
 using testing::run_until;
+using testing::TestEndpoint;
 using testing::TestServer;
 
 const std::string kSecret = "a secret of this run";
@@ -274,8 +274,9 @@ TEST(MutualTls, RefusesFilesThatAreNone) {
   Loop loop;
   for (const Case& one : cases) {
     EXPECT_THAT(
-        error_of(
-            [&] { const TestServer s(loop, {.security = mutual_tls(one.files)}); }),
+        error_of([&] {
+          const TestServer s(loop, {.security = mutual_tls(one.files)});
+        }),
         HasSubstr(one.expected));
   }
   EXPECT_THAT(

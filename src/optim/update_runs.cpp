@@ -7,7 +7,9 @@ namespace {
 // Bytes between the end of `before` and the start of `after`; negative when
 // they overlap or belong to different storages.
 std::int64_t gap_bytes(
-    const MemoryLocation& before, std::int64_t bytes, const MemoryLocation& after) {
+    const MemoryLocation& before,
+    std::int64_t bytes,
+    const MemoryLocation& after) {
   if (before.storage != after.storage) {
     return -1;
   }

@@ -39,7 +39,8 @@ constexpr int kTicksPerProbe = 5;
 
 void check_tag(int tag) {
   SHERD_CHECK(
-      tag >= 0 && tag < kPoisonTag, "[world] expected a tag below 2^30, ", "found ", tag);
+      tag >= 0 && tag < kPoisonTag, "[world] expected a tag below 2^30, ",
+      "found ", tag);
 }
 
 }  // namespace
@@ -53,7 +54,9 @@ struct C10dTransport::Operation {
 struct C10dTransport::Message final : Transfer {
   Message(C10dTransport& transport, int of, OperationPtr under_way)
       : via(transport), peer(of), operation(std::move(under_way)) {}
-  Status wait(const std::string& what) override { return via.wait(*this, what, Leaver::kIsDone); }
+  Status wait(const std::string& what) override {
+    return via.wait(*this, what, Leaver::kIsDone);
+  }
 
   C10dTransport& via;
   const int peer;  // Index in the group.
@@ -62,7 +65,9 @@ struct C10dTransport::Message final : Transfer {
 };
 
 C10dTransport::C10dTransport(
-    const Options& options, c10::intrusive_ptr<c10d::Backend> backend, PeerWatch& watch)
+    const Options& options,
+    c10::intrusive_ptr<c10d::Backend> backend,
+    PeerWatch& watch)
     : Transport(options.ranks, options.own_rank),
       deadline_(options.deadline),
       name_(options.name),
@@ -79,7 +84,8 @@ C10dTransport::C10dTransport(
 C10dTransport::~C10dTransport() { watch_.unsubscribe(subscription_); }
 
 bool C10dTransport::has_only(const std::vector<int>& others) const {
-  return std::includes(others.begin(), others.end(), ranks().begin(), ranks().end());
+  return std::includes(
+      others.begin(), others.end(), ranks().begin(), ranks().end());
 }
 
 Status C10dTransport::failure() const {
@@ -87,16 +93,21 @@ Status C10dTransport::failure() const {
   return failure_;
 }
 
-bool C10dTransport::lost() const { return watch_.first_lost(ranks()).has_value(); }
+bool C10dTransport::lost() const {
+  return watch_.first_lost(ranks()).has_value();
+}
 
-std::unique_ptr<Transfer> C10dTransport::send(const at::Tensor& tensor, int peer, int tag) {
+std::unique_ptr<Transfer> C10dTransport::send(
+    const at::Tensor& tensor, int peer, int tag) {
   check_tag(tag);
   return std::make_unique<Message>(start(Direction::kSend, tensor, peer, tag));
 }
 
-std::unique_ptr<Transfer> C10dTransport::receive(const at::Tensor& tensor, int peer, int tag) {
+std::unique_ptr<Transfer> C10dTransport::receive(
+    const at::Tensor& tensor, int peer, int tag) {
   check_tag(tag);
-  return std::make_unique<Message>(start(Direction::kReceive, tensor, peer, tag));
+  return std::make_unique<Message>(
+      start(Direction::kReceive, tensor, peer, tag));
 }
 
 std::string C10dTransport::doing(const std::string& what, int peer) const {
@@ -155,7 +166,7 @@ C10dTransport::Outcome C10dTransport::wait_once(
   if (!lost()) {
     try {
       outcome = message.operation->work->wait(limit) ? Outcome::kComplete
-                                                : Outcome::kInterrupted;
+                                                     : Outcome::kInterrupted;
     } catch (const std::exception&) {
       outcome = Outcome::kBroken;
     }
@@ -249,8 +260,8 @@ Status C10dTransport::fail(
   const std::string context = doing(what, message.peer);
   if (!loss && late) {
     const std::string how =
-        str("did not answer rank ", own_rank(), " within ",
-            seconds(deadline_), " s");
+        str("did not answer rank ", own_rank(), " within ", seconds(deadline_),
+            " s");
     watch_.report({world_rank(message.peer), how});
     return keep(Status(
         ErrorCode::kDeadlineExceeded,
@@ -323,8 +334,9 @@ std::optional<PeerLoss> C10dTransport::left_in_order(int peer) const {
   watch_.report(
       {world_rank(peer),
        str("closed ", name_,
-           leave_message_of(peer) == kByException ? " because of an exception"
-                                             : " and takes part no more")});
+           leave_message_of(peer) == kByException
+               ? " because of an exception"
+               : " and takes part no more")});
   return watch_.first_lost({world_rank(peer)});
 }
 

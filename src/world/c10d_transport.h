@@ -44,16 +44,21 @@ class C10dTransport final : public Transport {
     std::vector<int> ranks;  // World ranks, ascending.
     int own_rank = 0;        // World rank; REQUIRES: one of `ranks`.
     std::chrono::milliseconds deadline{0};
-    std::string name;  // What a member closes when it leaves, for errors: "its World".
+    std::string
+        name;  // What a member closes when it leaves, for errors: "its World".
   };
 
   // `watch` must outlive the transport. `backend` may be null for one rank.
   C10dTransport(
-      const Options& options, c10::intrusive_ptr<c10d::Backend> backend, PeerWatch& watch);
+      const Options& options,
+      c10::intrusive_ptr<c10d::Backend> backend,
+      PeerWatch& watch);
   ~C10dTransport() override;
 
-  std::unique_ptr<Transfer> send(const at::Tensor& tensor, int peer, int tag) override;
-  std::unique_ptr<Transfer> receive(const at::Tensor& tensor, int peer, int tag) override;
+  std::unique_ptr<Transfer> send(
+      const at::Tensor& tensor, int peer, int tag) override;
+  std::unique_ptr<Transfer> receive(
+      const at::Tensor& tensor, int peer, int tag) override;
   void abandon(const Status& why) override;
   void leave() override;
 
@@ -71,7 +76,8 @@ class C10dTransport final : public Transport {
   using OperationPtr = std::shared_ptr<Operation>;
   struct Message;
   enum class Direction { kSend, kReceive };
-  Message start(Direction direction, const at::Tensor& tensor, int peer, int tag);
+  Message start(
+      Direction direction, const at::Tensor& tensor, int peer, int tag);
   // Whether a peer that has left sent what is waited for before it left, or as
   // its leave message, or sends it after that.
   enum class Leaver { kIsDone, kSaysSo, kGoesOn };

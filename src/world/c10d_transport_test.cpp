@@ -9,8 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include "world/collectives.h"
 #include "support/ranks.h"
+#include "world/collectives.h"
 
 namespace sherd::world {
 namespace {
@@ -61,8 +61,9 @@ TEST_P(CommunicatorSizes, CollectivesGiveEveryRankTheSame) {
       Collectives(*comm, "b").broadcast({b}, root).throw_if_failed();
       EXPECT_TRUE(b.equal(torch::full({7}, root, torch::kInt)));
     }
-    const auto all =
-        Collectives(*comm, "g").all_gather_texts(std::string(world.rank() * 3, 'x')).value();
+    const auto all = Collectives(*comm, "g")
+                         .all_gather_texts(std::string(world.rank() * 3, 'x'))
+                         .value();
     ASSERT_EQ(all.size(), static_cast<std::size_t>(w));
     for (int r = 0; r < w; ++r) {
       EXPECT_EQ(all[r], std::string(r * 3, 'x'));

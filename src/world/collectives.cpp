@@ -29,20 +29,27 @@ std::vector<int> all_of(const Transport& transport) {
 }  // namespace
 
 Collectives::Collectives(Transport& transport, std::string what)
-    : Collectives(transport, std::move(what), transport.next_collective_tag()) {}
+    : Collectives(transport, std::move(what), transport.next_collective_tag()) {
+}
 
 Collectives::Collectives(Transport& transport, std::string what, int tag)
     : Collectives(transport, all_of(transport), std::move(what), tag) {}
 
 Collectives::Collectives(
     Transport& transport, std::vector<int> members, std::string what, int tag)
-    : transport_(transport), members_(std::move(members)), what_(std::move(what)), tag_(tag) {
-  const auto self = std::find(members_.begin(), members_.end(), transport_.index());
+    : transport_(transport),
+      members_(std::move(members)),
+      what_(std::move(what)),
+      tag_(tag) {
+  const auto self =
+      std::find(members_.begin(), members_.end(), transport_.index());
   SHERD_ASSERT(self != members_.end());
   index_ = static_cast<int>(self - members_.begin());
 }
 
-int Collectives::world_rank(int member) const { return transport_.world_rank(peer(member)); }
+int Collectives::world_rank(int member) const {
+  return transport_.world_rank(peer(member));
+}
 
 // Dissemination: in round k a rank tells the one 2^k ahead; after ceil(log2 W)
 // rounds everybody has heard, directly or not, from everybody.
@@ -50,7 +57,8 @@ Status Collectives::barrier() {
   for (int step = 1; step < size(); step *= 2) {
     Transfers transfers;
     transfers.push_back(transport_.send(
-        at::zeros({1}, at::TensorOptions().dtype(at::kByte)), peer((index_ + step) % size()), tag_));
+        at::zeros({1}, at::TensorOptions().dtype(at::kByte)),
+        peer((index_ + step) % size()), tag_));
     transfers.push_back(transport_.receive(
         at::empty({1}, at::TensorOptions().dtype(at::kByte)),
         peer((index_ + size() - step) % size()), tag_));
@@ -64,8 +72,9 @@ Status Collectives::barrier() {
 Status Collectives::all_reduce(const at::Tensor& tensor, double scale) {
   SHERD_ASSERT(tensor.is_contiguous());
   const auto flat = tensor.detach().view({-1});
-  return flat.nbytes() <= kAtOnceBytes || size() == 1 ? all_reduce_at_once(flat, scale)
-                                                      : all_reduce_in_slices(flat, scale);
+  return flat.nbytes() <= kAtOnceBytes || size() == 1
+      ? all_reduce_at_once(flat, scale)
+      : all_reduce_in_slices(flat, scale);
 }
 
 Status Collectives::all_reduce_at_once(const at::Tensor& flat, double scale) {
@@ -102,16 +111,19 @@ Status Collectives::all_reduce_in_slices(const at::Tensor& flat, double scale) {
   transfers.clear();
   for (int member = 0; member < size(); ++member) {
     if (member != index_) {
-      transfers.push_back(transport_.receive(slice(member), peer(member), tag_));
+      transfers.push_back(
+          transport_.receive(slice(member), peer(member), tag_));
       transfers.push_back(transport_.send(slice(index_), peer(member), tag_));
     }
   }
   return wait_all(transfers, what_);
 }
 
-Status Collectives::broadcast(const std::vector<at::Tensor>& tensors, int root) {
+Status Collectives::broadcast(
+    const std::vector<at::Tensor>& tensors, int root) {
   SHERD_CHECK(
-      root >= 0 && root < size(), "[world] expected a root index below ", size(), ", found ", root);
+      root >= 0 && root < size(), "[world] expected a root index below ",
+      size(), ", found ", root);
   Transfers transfers;
   for (const auto& tensor : tensors) {
     const auto plain = tensor.detach();
@@ -128,7 +140,8 @@ Status Collectives::broadcast(const std::vector<at::Tensor>& tensors, int root) 
   return wait_all(transfers, what_);
 }
 
-Result<std::vector<at::Tensor>> Collectives::all_gather(const at::Tensor& mine) {
+Result<std::vector<at::Tensor>> Collectives::all_gather(
+    const at::Tensor& mine) {
   std::vector<at::Tensor> all;
   Transfers transfers;
   for (int member = 0; member < size(); ++member) {
@@ -146,9 +159,11 @@ Result<std::vector<at::Tensor>> Collectives::all_gather(const at::Tensor& mine) 
   return all;
 }
 
-Result<std::vector<std::string>> Collectives::all_gather_texts(const std::string& mine) {
+Result<std::vector<std::string>> Collectives::all_gather_texts(
+    const std::string& mine) {
   const auto count = static_cast<std::int64_t>(mine.size());
-  const auto own_count = at::full({1}, count, at::TensorOptions().dtype(at::kLong));
+  const auto own_count =
+      at::full({1}, count, at::TensorOptions().dtype(at::kLong));
   const auto counts = all_gather(own_count);
   if (!counts.ok()) {
     return counts.status();
@@ -173,7 +188,8 @@ Result<std::vector<std::string>> Collectives::all_gather_texts(const std::string
   }
   std::vector<std::string> all;
   for (const auto& text : texts) {
-    all.emplace_back(static_cast<const char*>(text.const_data_ptr()), text.nbytes());
+    all.emplace_back(
+        static_cast<const char*>(text.const_data_ptr()), text.nbytes());
   }
   return all;
 }

@@ -22,7 +22,11 @@ class Collectives {
   // All ranks, with a tag of the caller's. Messages of a pair and tag keep their order.
   Collectives(Transport& transport, std::string what, int tag);
   // `members`: indices in the transport, ascending, with this rank's.
-  Collectives(Transport& transport, std::vector<int> members, std::string what, int tag);
+  Collectives(
+      Transport& transport,
+      std::vector<int> members,
+      std::string what,
+      int tag);
 
   // Positions among the members.
   int index() const { return index_; }
@@ -36,18 +40,24 @@ class Collectives {
   [[nodiscard]] Status all_reduce(const at::Tensor& tensor, double scale);
 
   // Every member gets the tensors of member `root`, in place; they have the same sizes and dtypes.
-  [[nodiscard]] Status broadcast(const std::vector<at::Tensor>& tensors, int root);
+  [[nodiscard]] Status broadcast(
+      const std::vector<at::Tensor>& tensors, int root);
 
   // Every member's tensor, by position; they have the same size and dtype.
-  [[nodiscard]] Result<std::vector<at::Tensor>> all_gather(const at::Tensor& mine);
+  [[nodiscard]] Result<std::vector<at::Tensor>> all_gather(
+      const at::Tensor& mine);
 
   // Every member's string, by position, of any length each.
-  [[nodiscard]] Result<std::vector<std::string>> all_gather_texts(const std::string& mine);
+  [[nodiscard]] Result<std::vector<std::string>> all_gather_texts(
+      const std::string& mine);
 
  private:
-  int peer(int member) const { return members_[static_cast<std::size_t>(member)]; }
+  int peer(int member) const {
+    return members_[static_cast<std::size_t>(member)];
+  }
   [[nodiscard]] Status all_reduce_at_once(const at::Tensor& flat, double scale);
-  [[nodiscard]] Status all_reduce_in_slices(const at::Tensor& flat, double scale);
+  [[nodiscard]] Status all_reduce_in_slices(
+      const at::Tensor& flat, double scale);
 
   Transport& transport_;
   const std::vector<int> members_;

@@ -14,10 +14,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/clock.h"
+#include "compat/gloo_backend.h"
 #include "world/detached_call.h"
 #include "world/sigpipe_guard.h"
 #include "world/store_wait.h"
-#include "compat/gloo_backend.h"
 
 namespace sherd {
 namespace {
@@ -93,8 +93,9 @@ void World::Impl::check_none_lost(
     Instant end) const {
   const auto loss = watch->first_lost(ranks);
   SHERD_CHECK_AS(
-      kPeerLost, !loss, "[world] rank ", loss->rank, " was lost: it ", loss->how,
-      "; rank ", rank, " waited for group '", name, "' with rank ", missing);
+      kPeerLost, !loss, "[world] rank ", loss->rank, " was lost: it ",
+      loss->how, "; rank ", rank, " waited for group '", name, "' with rank ",
+      missing);
   SHERD_CHECK_AS(
       kDeadlineExceeded, SteadyClock().now() < end, "[world] rank ", missing,
       " did not join group '", name, "' within ", seconds(options.deadline),
@@ -152,11 +153,11 @@ void World::Impl::free_retired_groups(
     const std::vector<int>& ranks, const std::vector<std::string>& notes) {
   std::erase_if(retired, [&](const Retired& candidate) {
     return std::all_of(
-            notes.begin(), notes.end(),
-            [&](const auto& note) {
-              return note.find("\n" + candidate.name + "\n") !=
-                  std::string::npos;
-            }) &&
+               notes.begin(), notes.end(),
+               [&](const auto& note) {
+                 return note.find("\n" + candidate.name + "\n") !=
+                     std::string::npos;
+               }) &&
         candidate.group->has_only(ranks);
   });
 }
@@ -228,7 +229,8 @@ std::unique_ptr<world::C10dTransport> World::Impl::make_group(
         ranks, await_members("connects", name, ranks, retired_names()));
     auto backend = connect(name, ranks);
     await_members("connected", name, ranks, "1");
-    return std::make_unique<world::C10dTransport>(group, std::move(backend), *watch);
+    return std::make_unique<world::C10dTransport>(
+        group, std::move(backend), *watch);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -267,7 +269,8 @@ std::shared_ptr<world::Transport> world::make_c10d_transport(
     const std::string& name,
     const std::vector<int>& ranks,
     std::optional<milliseconds> deadline) {
-  auto made = world.impl()->make_group(name, ranks, deadline.value_or(world.options().deadline));
+  auto made = world.impl()->make_group(
+      name, ranks, deadline.value_or(world.options().deadline));
   // It keeps the world, whose watch outlives the group.
   const auto retire = [world, name](C10dTransport* last) {
     std::unique_ptr<C10dTransport> group(last);

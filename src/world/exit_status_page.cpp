@@ -39,11 +39,11 @@ ExitStatusPage::ExitStatusPage() : page_(nullptr), fd_(-1) {
     fd_ = -1;
   }
   const int flags = fd_ >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-  void* memory =
-      ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, flags, fd_, 0);
+  void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, flags, fd_, 0);
   SHERD_CHECK_AS(
       kUnavailable, memory != MAP_FAILED,
-      "[world] expected one page of memory for the exit status page, found none");
+      "[world] expected one page of memory for the exit status page, found "
+      "none");
   static_assert(sizeof(Page) <= kBytes);
   page_ = ::new (memory) Page();
   page_->magic = Page::kMagic;
@@ -58,7 +58,7 @@ std::unique_ptr<ExitStatusPage> ExitStatusPage::open(int pid, int fd) {
   if (own < 0) {
     return nullptr;
   }
-  struct stat info {};
+  struct stat info{};
   void* memory = MAP_FAILED;
   if (::fstat(own, &info) == 0 && info.st_size == kBytes) {
     memory = ::mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, own, 0);

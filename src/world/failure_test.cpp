@@ -13,11 +13,11 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
-#include "world/collectives.h"
-#include "world/transport.h"
-#include "world/sigpipe_guard.h"
-#include "world/world_impl.h"
 #include "support/ranks.h"
+#include "world/collectives.h"
+#include "world/sigpipe_guard.h"
+#include "world/transport.h"
+#include "world/world_impl.h"
 
 namespace sherd::world {
 namespace {
@@ -85,7 +85,8 @@ TEST(KilledRank, IsNamedByAllWhoWait) {
           run_ranks(
               w,
               [&](World world, Rank& self) {
-                const auto comm = make_c10d_transport(world, "c", everybody(world));
+                const auto comm =
+                    make_c10d_transport(world, "c", everybody(world));
                 Collectives(*comm, "start").barrier().throw_if_failed();
                 if (world.rank() == victim) {
                   self.reach("here");
@@ -144,10 +145,15 @@ TEST(KilledRank, IsNamedInCollectivesAndBarriers) {
         Collectives(c, "sum").all_reduce(some(), 1.0).throw_if_failed();
       },
       [](World&, Transport& c) {
-        Collectives(c, "sum").all_reduce(some(kHuge / 16), 1.0).throw_if_failed();
+        Collectives(c, "sum")
+            .all_reduce(some(kHuge / 16), 1.0)
+            .throw_if_failed();
       },
       [](World&, Transport& c) {
-        Collectives(c, "names").all_gather_texts("x").status().throw_if_failed();
+        Collectives(c, "names")
+            .all_gather_texts("x")
+            .status()
+            .throw_if_failed();
       },
       [](World& world, Transport&) {
         const auto second = make_c10d_transport(world, "second", {0, 1, 2});
@@ -490,7 +496,9 @@ TEST(RankThatCloses, FailsWhoWaitsForItAndIsNamed) {
       [](World& world, Transport&) { (void)world.all_gather({1, 2, 3}); },
       [](World& world, Transport&) { (void)world.all_gather_texts("text"); },
       [](World& world, Transport&) { world.broadcast({some(1000)}); },
-      [](World&, Transport& c) { Collectives(c, "step").barrier().throw_if_failed(); },
+      [](World&, Transport& c) {
+        Collectives(c, "step").barrier().throw_if_failed();
+      },
       [](World&, Transport& c) {
         Collectives(c, "sum").all_reduce(some(), 1.0).throw_if_failed();
       },
@@ -504,8 +512,7 @@ TEST(RankThatCloses, FailsWhoWaitsForItAndIsNamed) {
       SCOPED_TRACE(n);
       {
         World world = inner_world(outer, str("inner-", n), n % 2 == 0);
-        auto comm =
-            make_c10d_transport(world, "c", {0, 1, 2});
+        auto comm = make_c10d_transport(world, "c", {0, 1, 2});
         world.barrier();
         std::string error;
         try {
@@ -644,7 +651,8 @@ TEST(Connecting, NamesAMemberThatIsKilledMeanwhile) {
             killer.detach();
           }
           for (int n = 0; n < 1000; ++n) {
-            const auto comm = make_c10d_transport(world, str("c", n), {0, 1, 2});
+            const auto comm =
+                make_c10d_transport(world, str("c", n), {0, 1, 2});
           }
         },
         killing(1));

@@ -14,8 +14,8 @@ plan::MeshShape shape_for(int world_size, const MeshOptions& options) {
       options.replicate);
   const plan::MeshShape shape{
       .replicate = options.replicate,
-      .shard = options.shard != 0 ? options.shard
-                                  : world_size / options.replicate};
+      .shard =
+          options.shard != 0 ? options.shard : world_size / options.replicate};
   plan::check_mesh(shape, world_size);
   return shape;
 }

@@ -28,8 +28,8 @@ constexpr int kTickMs = 100;
 struct PeerWatch::Impl {
   struct Peer {
     int rank;
-    std::unique_ptr<Descriptor> process;  // Null: cannot be watched.
-    std::unique_ptr<ExitStatusPage> board;   // Null: unreadable.
+    std::unique_ptr<Descriptor> process;    // Null: cannot be watched.
+    std::unique_ptr<ExitStatusPage> board;  // Null: unreadable.
   };
 
   const int own_rank;
@@ -118,7 +118,8 @@ std::optional<PeerLoss> PeerWatch::Impl::explanation(int rank) const {
 
 void PeerWatch::Impl::process_ended(int rank) {
   const auto& board = peers.at(rank).board;
-  const bool left = board != nullptr && board->read().end == ExitStatus::End::kLeft;
+  const bool left =
+      board != nullptr && board->read().end == ExitStatus::End::kLeft;
   if (left) {
     return;
   }
@@ -193,7 +194,8 @@ PeerWatch::PeerWatch(
 
 PeerWatch::~PeerWatch() { stop(); }
 
-std::optional<PeerLoss> PeerWatch::first_lost(const std::vector<int>& ranks) const {
+std::optional<PeerLoss> PeerWatch::first_lost(
+    const std::vector<int>& ranks) const {
   const std::lock_guard<std::mutex> lock(impl_->mu);
   for (const Impl::Entry& entry : impl_->lost) {
     if (std::find(ranks.begin(), ranks.end(), entry.rank) != ranks.end()) {
@@ -205,8 +207,9 @@ std::optional<PeerLoss> PeerWatch::first_lost(const std::vector<int>& ranks) con
 
 std::optional<PeerLoss> PeerWatch::first_lost() const {
   const std::lock_guard<std::mutex> lock(impl_->mu);
-  return impl_->lost.empty() ? std::nullopt
-                             : std::optional<PeerLoss>(impl_->lost.front().cause);
+  return impl_->lost.empty()
+      ? std::nullopt
+      : std::optional<PeerLoss>(impl_->lost.front().cause);
 }
 
 std::optional<PeerLoss> PeerWatch::wait_lost(
@@ -214,11 +217,13 @@ std::optional<PeerLoss> PeerWatch::wait_lost(
   std::unique_lock<std::mutex> lock(impl_->mu);
   impl_->changed.wait_for(
       lock, timeout, [this] { return !impl_->lost.empty(); });
-  return impl_->lost.empty() ? std::nullopt
-                             : std::optional<PeerLoss>(impl_->lost.front().cause);
+  return impl_->lost.empty()
+      ? std::nullopt
+      : std::optional<PeerLoss>(impl_->lost.front().cause);
 }
 
-PeerLoss PeerWatch::explain_closed(int rank, std::chrono::milliseconds patience) {
+PeerLoss PeerWatch::explain_closed(
+    int rank, std::chrono::milliseconds patience) {
   constexpr std::chrono::milliseconds kSlice(2);
   const SteadyClock clock;
   const Instant give_up = clock.now() + patience;

@@ -23,7 +23,7 @@ class ExitStatusPage;
 
 struct PeerLoss {
   int rank;
-  std::string how;  // After "rank 3 ": "died", "gave up: out of memory".
+  std::string how;       // After "rank 3 ": "died", "gave up: out of memory".
   bool gave_up = false;  // It ended by its own decision and said why.
 };
 
@@ -33,7 +33,9 @@ class PeerWatch {
   // `records` is by rank and holds this rank too. A peer that is dead already
   // is lost at once. `board` is this rank's own exit status page and must outlive the watch.
   PeerWatch(
-      int own_rank, const std::vector<RankRecord>& records, ExitStatusPage& board);
+      int own_rank,
+      const std::vector<RankRecord>& records,
+      ExitStatusPage& board);
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;

@@ -17,9 +17,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-
-
-
 // A process that posts to its own board, tells its record, and then waits to
 // be killed. Ranks are 0 for the test's own process, then one per peer.
 class Peer {
@@ -220,10 +217,10 @@ TEST(ExitStatusPage, IsReadThroughTheProcessAndOnlyIfItIsOne) {
 }
 
 TEST(RankRecord, TravelsAsText) {
-  const RankRecord mine = RankRecord::of_this_process(
-      3, 4, 17, HostIdentity::of_this_process());
-  EXPECT_TRUE(same_host(
-      RankRecord::from_text(mine.to_text()).value().host, mine.host));
+  const RankRecord mine =
+      RankRecord::of_this_process(3, 4, 17, HostIdentity::of_this_process());
+  EXPECT_TRUE(
+      same_host(RankRecord::from_text(mine.to_text()).value().host, mine.host));
   const RankRecord read = RankRecord::from_text(mine.to_text()).value();
   EXPECT_EQ(read.rank, 3);
   EXPECT_EQ(read.world_size, 4);
@@ -238,18 +235,16 @@ TEST(RankRecord, FakeHostsDifferAndCanStillBeWatched) {
   auto host = HostIdentity::of_this_process();
   const auto other = host;
   host.fake = "1";
-  const auto read =
-      RankRecord::from_text(
-          RankRecord::of_this_process(0, 2, 3, host).to_text())
-          .value();
+  const auto read = RankRecord::from_text(
+                        RankRecord::of_this_process(0, 2, 3, host).to_text())
+                        .value();
   EXPECT_TRUE(same_host(read.host, host));
   EXPECT_FALSE(same_host(read.host, other));
   EXPECT_TRUE(same_pids(read.host, other));
 }
 
 TEST(RankRecord, RefusesWhatIsNone) {
-  const std::string good =
-      RankRecord::of_this_process(0, 1, 5, {}).to_text();
+  const std::string good = RankRecord::of_this_process(0, 1, 5, {}).to_text();
   const std::vector<std::string> bad_ones{
       "",
       "x\n\n\n\n\n",

@@ -24,9 +24,7 @@ constexpr const char* kAllHere = "all here";
 constexpr milliseconds kLinger(1000);
 constexpr milliseconds kGrace(3000);
 
-std::string rank_key(int rank) {
-  return str("sherd/rank/", rank);
-}
+std::string rank_key(int rank) { return str("sherd/rank/", rank); }
 
 class Rendezvous {
  public:
@@ -68,8 +66,7 @@ class Rendezvous {
   void claim_rank() {
     // With the time, two worlds of one process are told apart.
     const std::string text = str(mine_.to_text(), clock_.now().count(), "\n");
-    const std::string there =
-        store_.compareSet(rank_key(mine_.rank), "", text);
+    const std::string there = store_.compareSet(rank_key(mine_.rank), "", text);
     if (there == text) {
       return;
     }

@@ -27,8 +27,8 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // Whether somebody accepts a connection at the address within `patience`.
 bool accepts(const addrinfo& where, milliseconds patience) {
-  const int fd = ::socket(
-      where.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int fd =
+      ::socket(where.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) {
     return false;
   }
@@ -125,13 +125,13 @@ StorePtr connect_store(const RankEnvironment& env, milliseconds deadline) {
   while (!somebody_listens(env.master_addr, env.master_port)) {
     if (clock.now() >= end) {
       not_reached(
-          env, str("nobody listening within ", seconds(deadline),
-                   " s: rank 0 did not arrive"));
+          env,
+          str("nobody listening within ", seconds(deadline),
+              " s: rank 0 did not arrive"));
     }
     std::this_thread::sleep_for(backoff.next());
   }
-  const auto rest =
-      std::chrono::duration_cast<milliseconds>(end - clock.now());
+  const auto rest = std::chrono::duration_cast<milliseconds>(end - clock.now());
   return speak_to_server(env, std::max(rest, kSpeakMin));
 }
 

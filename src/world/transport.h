@@ -62,7 +62,8 @@ class Transport {
   Transport(std::vector<int> ranks, int own_rank)
       : ranks_(std::move(ranks)),
         index_(static_cast<int>(
-            std::find(ranks_.begin(), ranks_.end(), own_rank) - ranks_.begin())) {
+            std::find(ranks_.begin(), ranks_.end(), own_rank) -
+            ranks_.begin())) {
     SHERD_ASSERT(index_ < size(), "a group is made by its members");
   }
   virtual ~Transport() = default;
@@ -72,14 +73,18 @@ class Transport {
   const std::vector<int>& ranks() const { return ranks_; }
   int index() const { return index_; }
   int size() const { return static_cast<int>(ranks_.size()); }
-  int world_rank(int index) const { return ranks_.at(static_cast<std::size_t>(index)); }
+  int world_rank(int index) const {
+    return ranks_.at(static_cast<std::size_t>(index));
+  }
 
   // Start moving a contiguous tensor. Messages of one (peer, tag) keep order; a tensor without
   // elements moves nothing and is done at once. 0 <= tag < kCollectiveTags for callers' own
   // messages. A send may copy what fits into the socket's buffer before it returns. A failure is
   // kept for the wait.
-  virtual std::unique_ptr<Transfer> send(const at::Tensor& tensor, int peer, int tag) = 0;
-  virtual std::unique_ptr<Transfer> receive(const at::Tensor& tensor, int peer, int tag) = 0;
+  virtual std::unique_ptr<Transfer> send(
+      const at::Tensor& tensor, int peer, int tag) = 0;
+  virtual std::unique_ptr<Transfer> receive(
+      const at::Tensor& tensor, int peer, int tag) = 0;
 
   // Ends the group after a failure: nothing waits any longer, and peers that wait for this rank
   // fail at once and name the cause, which is this group's first failure, else this rank for the

@@ -138,7 +138,9 @@ int World::next_number() const { return impl_->made++; }
 
 void World::barrier() const {
   if (size() > 1) {
-    world::Collectives(impl_->all_ranks(), "World::barrier").barrier().throw_if_failed();
+    world::Collectives(impl_->all_ranks(), "World::barrier")
+        .barrier()
+        .throw_if_failed();
   }
 }
 
@@ -148,10 +150,11 @@ std::vector<std::vector<double>> World::all_gather(
     return {mine};
   }
   const auto row = at::empty(
-      {static_cast<std::int64_t>(mine.size())}, at::TensorOptions().dtype(at::kDouble));
+      {static_cast<std::int64_t>(mine.size())},
+      at::TensorOptions().dtype(at::kDouble));
   std::copy(mine.begin(), mine.end(), row.mutable_data_ptr<double>());
-  const auto rows =
-      world::Collectives(impl_->all_ranks(), "World::all_gather").all_gather(row);
+  const auto rows = world::Collectives(impl_->all_ranks(), "World::all_gather")
+                        .all_gather(row);
   rows.status().throw_if_failed();
   std::vector<std::vector<double>> all;
   for (const auto& one : rows.value()) {

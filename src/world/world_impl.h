@@ -12,11 +12,11 @@
 #include <c10/util/intrusive_ptr.h>
 #include <sherd/world/world.h>
 #include "base/clock.h"
+#include "compat/gloo_backend.h"
 #include "world/c10d_transport.h"
 #include "world/exit_status_page.h"
 #include "world/peer_watch.h"
 #include "world/rank_record.h"
-#include "compat/gloo_backend.h"
 
 namespace c10d {
 class Backend;
@@ -33,7 +33,7 @@ struct World::Impl {
   WorldOptions options;
   std::string master_addr;  // Empty when unknown.
 
-  c10::intrusive_ptr<c10d::Store> store;  // Null with one rank.
+  c10::intrusive_ptr<c10d::Store> store;   // Null with one rank.
   std::vector<world::RankRecord> records;  // By rank.
   world::ExitStatusPage board;
   std::unique_ptr<world::PeerWatch> watch;
@@ -43,7 +43,8 @@ struct World::Impl {
     std::unique_ptr<world::C10dTransport> group;
   };
   std::vector<Retired> retired;
-  std::unique_ptr<world::C10dTransport> barrier_group;  // All ranks; made when needed.
+  std::unique_ptr<world::C10dTransport>
+      barrier_group;  // All ranks; made when needed.
   // Gloo devices of the connections within a host, and of the others; made when needed.
   std::shared_ptr<compat::GlooDevice> device_of_host;
   std::shared_ptr<compat::GlooDevice> device_between_hosts;

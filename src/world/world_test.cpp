@@ -13,23 +13,23 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/check.h"
+#include "support/delay.h"
+#include "support/ranks.h"
 #include "world/collectives.h"
 #include "world/transport.h"
 #include "world/world_impl.h"
-#include "support/delay.h"
-#include "support/ranks.h"
 
 namespace sherd {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using test::expect_all_ok;
 using test::Rank;
 using test::RankReport;
 using test::run_processes;
 using test::run_ranks;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 using Variables = std::map<std::string, std::string>;
 
@@ -201,20 +201,25 @@ TEST(World, NamesAPortThatIsInUse) {
   ASSERT_EQ(::listen(fd, 8), 0);
   ASSERT_EQ(::getsockname(fd, any, &length), 0);
   const int port = ntohs(address.sin6_port);
-  const RankReport report = run_processes(2, [&](int rank, Rank&) {
-    set_environment(torchrun_variables(rank, 2, port));
-    const Error error =
-        error_of({.deadline = 5s, .rendezvous_deadline = 1s});
-    if (rank == 0) {
-      EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
-      EXPECT_THAT(
-          error.what(),
-          AllOf(HasSubstr("rank 0"), HasSubstr("port " + std::to_string(port)),
-                HasSubstr("in use")));
-    } else {
-      EXPECT_THAT(error.what(), HasSubstr("rank 0"));
-    }
-  }, {.timeout = 20s});
+  const RankReport report = run_processes(
+      2,
+      [&](int rank, Rank&) {
+        set_environment(torchrun_variables(rank, 2, port));
+        const Error error =
+            error_of({.deadline = 5s, .rendezvous_deadline = 1s});
+        if (rank == 0) {
+          EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
+          EXPECT_THAT(
+              error.what(),
+              AllOf(
+                  HasSubstr("rank 0"),
+                  HasSubstr("port " + std::to_string(port)),
+                  HasSubstr("in use")));
+        } else {
+          EXPECT_THAT(error.what(), HasSubstr("rank 0"));
+        }
+      },
+      {.timeout = 20s});
   ::close(fd);
   expect_all_ok(report);
 }
@@ -237,9 +242,9 @@ TEST(World, SaysOnEveryRankWhoDisagreesOnTheSize) {
       EXPECT_EQ(error.code(), ErrorCode::kPeerMismatch);
       EXPECT_THAT(
           error.what(),
-          HasSubstr(str(
-              "ranks disagree on the world size: rank 0 says ", at(0),
-              ", rank ", c.odd_rank, " says ", at(c.odd_rank))));
+          HasSubstr(
+              str("ranks disagree on the world size: rank 0 says ", at(0),
+                  ", rank ", c.odd_rank, " says ", at(c.odd_rank))));
     }));
   }
 }
@@ -249,8 +254,7 @@ TEST(World, NamesTheRanksThatDoNotArrive) {
   expect_all_ok(run_processes(2, [&](int index, Rank&) {
     const int rank = index == 0 ? 0 : 2;
     set_environment(torchrun_variables(rank, 4, port));
-    const Error error =
-        error_of({.deadline = 5s, .rendezvous_deadline = 1s});
+    const Error error = error_of({.deadline = 5s, .rendezvous_deadline = 1s});
     EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
     EXPECT_THAT(
         error.what(),
@@ -263,13 +267,13 @@ TEST(World, NamesRank0WhenItDoesNotArrive) {
   const int port = test::free_port();
   expect_all_ok(run_processes(1, [&](int, Rank&) {
     set_environment(torchrun_variables(1, 2, port));
-    const Error error =
-        error_of({.deadline = 5s, .rendezvous_deadline = 1s});
+    const Error error = error_of({.deadline = 5s, .rendezvous_deadline = 1s});
     EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
     EXPECT_THAT(
         error.what(),
-        AllOf(HasSubstr("rank 0 did not arrive"),
-              HasSubstr("127.0.0.1:" + std::to_string(port))));
+        AllOf(
+            HasSubstr("rank 0 did not arrive"),
+            HasSubstr("127.0.0.1:" + std::to_string(port))));
   }));
 }
 

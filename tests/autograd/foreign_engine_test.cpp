@@ -54,8 +54,7 @@ void backward_with(const std::function<void()>& act) {
 }
 
 TEST_F(ForeignEngineTest, IsLeftInPlace) {
-  EXPECT_EQ(
-      &torch::autograd::Engine::get_default_engine(), &foreign_engine());
+  EXPECT_EQ(&torch::autograd::Engine::get_default_engine(), &foreign_engine());
 }
 
 TEST_F(ForeignEngineTest, T08RefusesCheckpointsAndRunsThemWithoutGradients) {

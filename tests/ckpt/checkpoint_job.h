@@ -11,8 +11,8 @@
 #include <gtest/gtest.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/ddp/replicate.h>
-#include <sherd/optim/adamw.h>
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/optim/adamw.h>
 #include "support/budgets.h"
 #include "support/small_decoders.h"
 

@@ -8,8 +8,8 @@
 #include <gmock/gmock.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/ddp/replicate.h>
-#include <sherd/optim/adamw.h>
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/optim/adamw.h>
 #include "support/error_of.h"
 #include "support/parity.h"
 #include "support/ranks.h"

@@ -10,8 +10,8 @@
 #include <functional>
 #include <string>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/optim/adamw.h>
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/optim/adamw.h>
 #include <torch/torch.h>
 
 namespace sherd::test {

@@ -18,9 +18,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
-#include "world/world_impl.h"
 #include "compat/gloo_backend.h"
 #include "plan/buckets.h"
+#include "world/world_impl.h"
 
 namespace sherd::test {
 namespace {

@@ -14,8 +14,8 @@
 #include <vector>
 #include <gmock/gmock.h>
 #include <sherd/ddp/replicate.h>
-#include <sherd/optim/adamw.h>
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/optim/adamw.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "world/world_impl.h"
 

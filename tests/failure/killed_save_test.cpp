@@ -76,8 +76,7 @@ void expect_whole(World world, const std::string& folder) {
 
 // SHERD_TEST_KILLS: how many points; `make soak` has 200.
 int points() {
-  return std::stoi(
-      process_environment()("SHERD_TEST_KILLS").value_or("20"));
+  return std::stoi(process_environment()("SHERD_TEST_KILLS").value_or("20"));
 }
 
 TEST(KilledSave, TheNewestCheckpointIsWholeAndNothingIsLeftBehind) {

@@ -9,9 +9,9 @@
 #include <vector>
 #include <gtest/gtest.h>
 #include <sherd/ckpt/checkpoint.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <sherd/ft/replica_session.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/fsdp/fully_shard.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include "base/clock.h"
 #include "base/hash.h"

@@ -15,9 +15,9 @@
 #include <set>
 #include <gmock/gmock.h>
 #include <sherd/autograd/touch.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/muon.h>
-#include <sherd/fsdp/fully_shard.h>
 #include "base/check.h"
 #include "base/clock.h"
 

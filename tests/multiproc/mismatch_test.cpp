@@ -3,11 +3,11 @@
 // Ranks that go different ways, or that hold different models: an error on
 // every rank that names what differs and who, never a hang (T39).
 #include "base/clock.h"
-#include "world/world_impl.h"
 #include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
+#include "world/world_impl.h"
 
 #include <chrono>
 #include <gmock/gmock.h>

@@ -9,8 +9,8 @@
 
 #include <map>
 #include <gmock/gmock.h>
-#include <sherd/optim/muon.h>
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/optim/muon.h>
 #include "base/check.h"
 
 namespace sherd::test {

@@ -13,8 +13,8 @@ namespace {
 torch::nn::Sequential network() {
   torch::manual_seed(1);
   return torch::nn::Sequential(
-      torch::nn::Linear(9, 17), torch::nn::GELU(), torch::nn::LayerNorm(
-          torch::nn::LayerNormOptions({17})),
+      torch::nn::Linear(9, 17), torch::nn::GELU(),
+      torch::nn::LayerNorm(torch::nn::LayerNormOptions({17})),
       torch::nn::Linear(17, 3));
 }
 

@@ -15,9 +15,9 @@
 #include <vector>
 #include <ATen/ops/_fused_adamw.h>
 #include <gtest/gtest.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <sherd/models/llama.h>
 #include <sherd/optim/adamw.h>
-#include <sherd/fsdp/fully_shard.h>
 #include <torch/torch.h>
 
 namespace sherd::test {

@@ -8,8 +8,8 @@
 #include <vector>
 #include <sherd/fsdp/fully_shard.h>
 #include "exchange/exchange.h"
-#include "plan/budget.h"
 #include "fsdp/model_units.h"
+#include "plan/budget.h"
 
 namespace sherd::test {
 

@@ -18,11 +18,11 @@
 #include <vector>
 #include <torch/torch.h>
 #include "base/rank_environment.h"
-#include "world/hosts.h"
 #include "exchange/make_exchange.h"
 #include "fsdp/model_units.h"
 #include "support/error_of.h"
 #include "support/parity.h"
+#include "world/hosts.h"
 
 namespace sherd::test {
 

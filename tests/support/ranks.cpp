@@ -2,13 +2,13 @@
 #include "support/ranks.h"
 
 #include <arpa/inet.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <cstdio>
 #include <exception>
 #include <ATen/Parallel.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/check.h"
 #include "base/rank_environment.h"
@@ -55,8 +55,7 @@ c10::intrusive_ptr<c10d::Store> store_of(const Listener& listener, int rank) {
   return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
 }
 
-world::HostIdentity host_of(
-    int rank, int ranks, const RankOptions& options) {
+world::HostIdentity host_of(int rank, int ranks, const RankOptions& options) {
   auto host = world::HostIdentity::of_this_process();
   const auto all_tests = process_environment()("SHERD_TEST_HOSTS");
   const auto& hosts = options.hosts;

@@ -75,11 +75,20 @@ std::string escaped(const std::string& text) {
   std::string result;
   for (const char c : text) {
     switch (c) {
-      case '<': result += "&lt;"; break;
-      case '>': result += "&gt;"; break;
-      case '&': result += "&amp;"; break;
-      case '"': result += "&quot;"; break;
-      default: result += c;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '&':
+        result += "&amp;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      default:
+        result += c;
     }
   }
   return result;
@@ -99,7 +108,8 @@ struct Scale {
   double pixel_high;
 
   double at(double value) const {
-    return pixel_low + (value - value_low) / (value_high - value_low) *
+    return pixel_low +
+        (value - value_low) / (value_high - value_low) *
         (pixel_high - pixel_low);
   }
 };
@@ -159,8 +169,8 @@ std::string draw_axes(const Axes& axes) {
        round_ticks(axes.y.value_low, axes.y.value_high, kYTicks)) {
     svg += line(
         kLeft, axes.y.at(v), kWidth - kRight, axes.y.at(v), "class='grid'");
-    svg += text(
-        kLeft - 8, axes.y.at(v) + 4, "text-anchor='end'", number(v, "%g"));
+    svg +=
+        text(kLeft - 8, axes.y.at(v) + 4, "text-anchor='end'", number(v, "%g"));
   }
   svg += line(kLeft, bottom, kWidth - kRight, bottom, "class='axis'");
   svg += line(kLeft, kTop, kLeft, bottom, "class='axis'");
@@ -201,8 +211,10 @@ std::string draw_curves(
 nlohmann::json scale_json(const Axes& axes) {
   const auto one = [](const Scale& s) {
     return nlohmann::json{
-        {"v0", s.value_low}, {"v1", s.value_high},
-        {"p0", s.pixel_low}, {"p1", s.pixel_high}};
+        {"v0", s.value_low},
+        {"v1", s.value_high},
+        {"p0", s.pixel_low},
+        {"p1", s.pixel_high}};
   };
   return {{"width", kWidth}, {"x", one(axes.x)}, {"y", one(axes.y)}};
 }
@@ -213,9 +225,9 @@ nlohmann::json points_json(const std::vector<StepMetrics>& records) {
     points.push_back(
         {{"step", record.step},
          {"loss", record.loss},
-         {"val", record.val_loss.has_value()
-              ? nlohmann::json(*record.val_loss)
-              : nlohmann::json()},
+         {"val",
+          record.val_loss.has_value() ? nlohmann::json(*record.val_loss)
+                                      : nlohmann::json()},
          {"lr", record.lr},
          {"rate", record.tokens_per_s}});
   }
@@ -251,7 +263,8 @@ std::string curve_html(
       records.begin(), records.end(), std::back_inserter(shown),
       [](const StepMetrics& record) { return std::isfinite(record.loss); });
   const auto axes = axes_of(shown);
-  std::string html = "<!doctype html>\n<html lang='en'><head><meta charset="
+  std::string html =
+      "<!doctype html>\n<html lang='en'><head><meta charset="
       "'utf-8'><meta name='viewport' content='width=device-width'>\n<title>" +
       escaped(title) + "</title><style>" + kStyle + "</style></head><body>\n" +
       "<h1>" + escaped(title) + "</h1>\n";
@@ -264,8 +277,9 @@ std::string curve_html(
       line(0, kTop, 0, kHeight - kBottom, "id='rule' style='display:none'") +
       "<circle id='dot' class='train' r='4' style='display:none'/>\n</svg>\n" +
       "<p id='values'>Move over the curve to see its values.</p>\n<script>" +
-      "\nconst POINTS = " + points_json(shown).dump() + ";\nconst SCALE = " +
-      scale_json(axes).dump() + ";" + kScript + "</script></body></html>\n";
+      "\nconst POINTS = " + points_json(shown).dump() +
+      ";\nconst SCALE = " + scale_json(axes).dump() + ";" + kScript +
+      "</script></body></html>\n";
   return html;
 }
 

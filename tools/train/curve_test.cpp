@@ -64,8 +64,7 @@ TEST(Curve, SurvivesNothingOneStepAndLossesThatAreNoNumbers) {
 TEST(Curve, TicksAreRoundAndInside) {
   EXPECT_THAT(round_ticks(0, 200, 8), ElementsAre(0, 50, 100, 150, 200));
   EXPECT_THAT(
-      round_ticks(1.9, 5.6, 8),
-      ElementsAre(2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5));
+      round_ticks(1.9, 5.6, 8), ElementsAre(2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5));
   EXPECT_FALSE(std::signbit(round_ticks(0, 200, 8).front()));
   for (const double high : {1e-3, 0.7, 1.0, 3.0, 42.0, 1e6}) {
     for (int count = 1; count < 12; ++count) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/model.h"
 
+#include <sherd/fsdp/activation_checkpointing.h>
 #include <sherd/models/gpt.h>
 #include <sherd/models/llama.h>
-#include <sherd/fsdp/activation_checkpointing.h>
 
 namespace sherd::tools {
 namespace {

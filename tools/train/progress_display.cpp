@@ -81,9 +81,8 @@ std::string format_duration(double seconds) {
       std::isfinite(seconds) ? std::clamp(seconds, 0.0, 1e9) + 0.5 : 0.0);
   const auto hours = total / 3600;
   const auto minutes = total / 60 % 60;
-  return hours > 0
-      ? format("%lld:%02lld:%02lld", hours, minutes, total % 60)
-      : format("%lld:%02lld", minutes, total % 60);
+  return hours > 0 ? format("%lld:%02lld:%02lld", hours, minutes, total % 60)
+                   : format("%lld:%02lld", minutes, total % 60);
 }
 
 std::string progress_line(const ProgressState& state) {
@@ -124,9 +123,8 @@ std::string ProgressDisplay::update(
   }
   shown_ = true;
   last_s_ = now_s;
-  return style_ == ProgressStyle::kBar
-      ? kRedraw + progress_bar(state, columns)
-      : progress_line(state) + "\n";
+  return style_ == ProgressStyle::kBar ? kRedraw + progress_bar(state, columns)
+                                       : progress_line(state) + "\n";
 }
 
 std::string ProgressDisplay::finish() {

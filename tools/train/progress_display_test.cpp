@@ -14,8 +14,13 @@ using ::testing::StartsWith;
 
 ProgressState halfway() {
   return {
-      .step = 100, .steps = 200, .loss = 2.4134, .val_loss = 2.6,
-      .tokens_per_s = 5123, .rss_bytes = 412LL << 20, .seconds_left = 21.2};
+      .step = 100,
+      .steps = 200,
+      .loss = 2.4134,
+      .val_loss = 2.6,
+      .tokens_per_s = 5123,
+      .rss_bytes = 412LL << 20,
+      .seconds_left = 21.2};
 }
 
 TEST(ProgressDisplay, ALineSaysEverything) {
@@ -59,8 +64,7 @@ TEST(ProgressDisplay, LinesComeByIntervalAndAtMomentsThatMatter) {
   EXPECT_NE(progress.update(state, false, 105.0, 80), "");
   EXPECT_NE(progress.update(state, true, 105.1, 80), "");
   state.step = 200;
-  EXPECT_THAT(
-      progress.update(state, false, 105.2, 80), HasSubstr("200/200"));
+  EXPECT_THAT(progress.update(state, false, 105.2, 80), HasSubstr("200/200"));
   EXPECT_EQ(progress.finish(), "");
 }
 
@@ -69,8 +73,7 @@ TEST(ProgressDisplay, ABarIsRedrawnInPlaceAndClosedOnce) {
   EXPECT_EQ(progress.finish(), "");
   EXPECT_THAT(progress.update(halfway(), false, 1.0, 80), StartsWith("\r"));
   EXPECT_EQ(progress.update(halfway(), true, 1.05, 80), "");
-  EXPECT_THAT(
-      progress.update(halfway(), false, 1.2, 80), Not(HasSubstr("\n")));
+  EXPECT_THAT(progress.update(halfway(), false, 1.2, 80), Not(HasSubstr("\n")));
   EXPECT_EQ(progress.finish(), "\n");
   EXPECT_EQ(progress.finish(), "");
 }

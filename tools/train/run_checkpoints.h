@@ -10,8 +10,8 @@
 #include <map>
 #include <string>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/world/world.h>
 #include <sherd/data/batches.h>
+#include <sherd/world/world.h>
 #include "train/config.h"
 #include "train/training_engine.h"
 

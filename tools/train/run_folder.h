@@ -20,7 +20,8 @@ std::string new_run_path(const std::string& parent, std::int64_t unix_time_s);
 // One line of JSON, without the newline.
 std::string metrics_line(const StepMetrics& record);
 // What it says. Throws Error, naming the path, for another one.
-StepMetrics parse_metrics_line(const std::string& line, const std::string& path);
+StepMetrics parse_metrics_line(
+    const std::string& line, const std::string& path);
 
 class RunFolder {
  public:

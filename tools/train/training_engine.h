@@ -9,12 +9,12 @@
 
 #include <optional>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/world/world.h>
 #include <sherd/ddp/replicate.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <sherd/models/language_model.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/muon.h>
-#include <sherd/fsdp/fully_shard.h>
+#include <sherd/world/world.h>
 #include "train/config.h"
 
 namespace sherd::tools {

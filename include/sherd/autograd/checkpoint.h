@@ -86,7 +86,8 @@ auto checkpoint(
   const auto shared = std::make_shared<Function>(std::move(fn));
   const autograd::CheckpointedForward first(
       [shared](std::span<const at::Tensor> again) {
-        autograd::call_with_inputs(*shared, again, std::index_sequence_for<Inputs...>());
+        autograd::call_with_inputs(
+            *shared, again, std::index_sequence_for<Inputs...>());
       },
       {inputs...}, options);
   return std::invoke(*shared, inputs...);

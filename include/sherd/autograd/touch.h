@@ -30,8 +30,6 @@ class TouchScope {
 };
 
 // A scope around one tensor: `auto whole = sherd::touch(w);`
-inline TouchScope touch(const at::Tensor& tensor) {
-  return TouchScope(tensor);
-}
+inline TouchScope touch(const at::Tensor& tensor) { return TouchScope(tensor); }
 
 }  // namespace sherd

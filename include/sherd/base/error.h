@@ -26,8 +26,7 @@ enum class ErrorCode {
 class Error : public std::runtime_error {
  public:
   explicit Error(
-      const std::string& message,
-      ErrorCode code = ErrorCode::kInvalidArgument)
+      const std::string& message, ErrorCode code = ErrorCode::kInvalidArgument)
       : std::runtime_error(message), code_(code) {}
 
   ErrorCode code() const { return code_; }

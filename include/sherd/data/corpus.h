@@ -34,7 +34,7 @@ class Corpus {
   Corpus& operator=(const Corpus&) = delete;
 
   const std::string& path() const;
-  std::int64_t tokens() const;      // At least 1.
+  std::int64_t tokens() const;  // At least 1.
   std::int64_t vocabulary() const;
   // A hash of the token row alone: the same for one file or many, and on every machine. Not for
   // security.

@@ -19,10 +19,10 @@
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
-#include <sherd/world/exchange_kind.h>
-#include <sherd/world/world.h>
 #include <sherd/ddp/comm_hook.h>
 #include <sherd/optim/named_parameters.h>
+#include <sherd/world/exchange_kind.h>
+#include <sherd/world/world.h>
 
 namespace torch::nn {
 class Module;
@@ -83,9 +83,9 @@ struct ReplicaTimes {
 };
 
 struct ReplicateReport {
-  std::string module;  // The type of the module.
-  int world_size = 1;  // The number of replicas.
-  int rank = 0;        // Which of them this is.
+  std::string module;    // The type of the module.
+  int world_size = 1;    // The number of replicas.
+  int rank = 0;          // Which of them this is.
   std::string exchange;  // "shared memory", "messages"; empty with one rank.
   int threads = 1;       // Threads of operators.
   // Trainable ones.

@@ -22,10 +22,10 @@
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/fsdp/units.h>
+#include <sherd/optim/named_parameters.h>
 #include <sherd/world/exchange_kind.h>
 #include <sherd/world/world.h>
-#include <sherd/optim/named_parameters.h>
-#include <sherd/fsdp/units.h>
 
 namespace sherd {
 

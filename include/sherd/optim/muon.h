@@ -33,7 +33,7 @@ struct MuonOptions {
   MuonScale scale = MuonScale::kOriginal;
   // {a, b, c} of one iteration, X <- a X + (b A + c A A) X with A = X X'.
   std::array<double, 3> coefficients = {3.4445, -4.775, 2.0315};
-  int iterations = 5;     // In [1, 100).
+  int iterations = 5;  // In [1, 100).
   // Above 0. The norm that a gradient is divided by is at least this.
   double epsilon = 1e-7;
   // The dtype of the iterations: kBFloat16, as in PyTorch, or kFloat, which is more exact. With AMX

@@ -148,7 +148,7 @@ class Leader {
   Backoff fetch_backoff_{
       {.first = std::chrono::milliseconds(5),
        .longest = std::chrono::milliseconds(100)}};
-  net::Timer others_;          // While some are asked for a snapshot.
+  net::Timer others_;  // While some are asked for a snapshot.
   net::Timer retry_;
   net::Timer linger_;
   net::Timer heartbeat_;

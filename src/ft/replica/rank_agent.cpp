@@ -377,14 +377,14 @@ void RankAgent::execute(
   activity_.store(before, std::memory_order_relaxed);
   activity_changes_.fetch_add(1, std::memory_order_relaxed);
   // A process that cannot offer its state ends, and is started anew.
-  digests_thread_.post([this, state = task.state,
-                        bytes = std::move(bytes)]() noexcept {
-    auto digests = transfer_->digests_of(*bytes);
-    loop_.post([this, state, bytes, digests = std::move(digests)] {
-      transfer_->offer(state, bytes, digests);
-    });
-    return Status();
-  });
+  digests_thread_.post(
+      [this, state = task.state, bytes = std::move(bytes)]() noexcept {
+        auto digests = transfer_->digests_of(*bytes);
+        loop_.post([this, state, bytes, digests = std::move(digests)] {
+          transfer_->offer(state, bytes, digests);
+        });
+        return Status();
+      });
   reach("offered", task.state.step);
 }
 

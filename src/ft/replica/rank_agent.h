@@ -182,7 +182,7 @@ class RankAgent {
   std::atomic<Activity> activity_{Activity::kIdle};  // The program's.
   std::atomic<std::uint64_t> activity_changes_{0};   // Of the program.
   std::unique_ptr<TransferServer> transfer_;
-  std::unique_ptr<Ring> ring_;   // Its thread ends before the rest,
+  std::unique_ptr<Ring> ring_;  // Its thread ends before the rest,
   WorkerThread digests_thread_{"sherd-digests"};  // and this one first.
 };
 

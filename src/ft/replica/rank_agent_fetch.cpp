@@ -98,19 +98,19 @@ void RankAgent::fetched_sum(std::uint64_t serial, FetchedSum sum) {
       .bytes = std::make_shared<const std::string>(std::move(sum.bytes))};
   // The digest needs as much memory again. What else fails here ends the process,
   // which is started anew: a worker thread runs no job behind one that failed.
-  digests_thread_.post([this, serial, commit = sum.commit,
-                        bytes = fetched_->bytes]() noexcept {
-    FetchedEvent event;
-    event.serial = serial;
-    try {
-      event.digest = digest_of(*bytes);
-      event.commit = commit;
-    } catch (const std::exception& error) {
-      event.failure = error.what();
-    }
-    tell(std::move(event));
-    return Status();
-  });
+  digests_thread_.post(
+      [this, serial, commit = sum.commit, bytes = fetched_->bytes]() noexcept {
+        FetchedEvent event;
+        event.serial = serial;
+        try {
+          event.digest = digest_of(*bytes);
+          event.commit = commit;
+        } catch (const std::exception& error) {
+          event.failure = error.what();
+        }
+        tell(std::move(event));
+        return Status();
+      });
 }
 
 void RankAgent::failed_to_fetch(std::uint64_t serial, const Status& why) {

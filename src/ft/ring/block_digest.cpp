@@ -17,7 +17,8 @@ BlockDigest::BlockDigest(const std::vector<std::int64_t>& elements)
   }
 }
 
-void BlockDigest::complete(int bucket, const float* out, const FloatRange& span) {
+void BlockDigest::complete(
+    int bucket, const float* out, const FloatRange& span) {
   const auto b = static_cast<std::size_t>(bucket);
   for (auto at = span.begin; at < span.end;) {
     const auto k = at / kDigestBlockElements;

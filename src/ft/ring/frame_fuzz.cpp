@@ -100,7 +100,8 @@ void check_frames(sherd::test::FuzzBytes input) {
   check_damaged(bytes_of(random_header(random)), check_header, input);
   const Epoch epoch = random.epoch();
   check_frame(
-      frame_of(epoch, random_handshake(random)), check_payload<parse_handshake>, input);
+      frame_of(epoch, random_handshake(random)), check_payload<parse_handshake>,
+      input);
   check_frame(frame_of(epoch, random_ending(random)), check_ending, input);
   check_frame(refusal_frame(epoch, random.text()), check_refusal, input);
 }

@@ -66,7 +66,9 @@ TEST(Frame, AnyValuesComeBackAsTheyWere) {
     const FrameHeader header = random_header(random);
     EXPECT_EQ(parse_header(bytes_of(header)).value(), header);
     const Handshake handshake = random_handshake(random);
-    EXPECT_EQ(parse_handshake(payload_of(frame_of(Epoch{}, handshake))).value(), handshake);
+    EXPECT_EQ(
+        parse_handshake(payload_of(frame_of(Epoch{}, handshake))).value(),
+        handshake);
     const Ending ending = random_ending(random);
     EXPECT_EQ(
         parse_ending(payload_of(frame_of(Epoch{}, ending))).value(), ending);
@@ -149,7 +151,8 @@ TEST(Kernels, ZerosChangeTheSignOfZeroAlone) {
 
 TEST(BlockDigest, IsTheSameHoweverThePartsCome) {
   std::mt19937_64 random(13);
-  const std::vector<std::int64_t> layout = {0, 1, kDigestBlockElements, kDigestBlockElements * 2 + 5, 7};
+  const std::vector<std::int64_t> layout = {
+      0, 1, kDigestBlockElements, kDigestBlockElements * 2 + 5, 7};
   std::vector<std::vector<float>> floats;
   std::vector<std::span<const float>> whole;
   for (const auto count : layout) {

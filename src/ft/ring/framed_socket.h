@@ -46,7 +46,9 @@ class FramedSocket {
   // ---- sending ----
   // Sent after the frame under way.
   void queue_frame(std::string frame) { queued_frames_ += std::move(frame); }
-  bool can_send() const { return !under_way() && queued_frames_.empty() && !broken_; }
+  bool can_send() const {
+    return !under_way() && queued_frames_.empty() && !broken_;
+  }
   // REQUIRES: can_send(). The payload is read until can_send() is true again.
   void send(const HeaderBytes& header, const void* payload, std::size_t bytes);
   bool wants_to_write() const {

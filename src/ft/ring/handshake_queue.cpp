@@ -56,18 +56,21 @@ void HandshakeQueue::evict_oldest() {
 }
 
 void HandshakeQueue::advance(Instant now) {
-  std::erase_if(pending_, [&](PendingHandshake& pending) { return read_handshake(pending, now); });
+  std::erase_if(pending_, [&](PendingHandshake& pending) {
+    return read_handshake(pending, now);
+  });
 }
 
 bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
   if (now >= pending.until) {
     ++(pending.caller ? counters_.stale_connections
-                    : counters_.silent_connections);
+                      : counters_.silent_connections);
     return true;
   }
   if (pending.caller) {
     // The peer waits for an answer: only its end may arrive.
-    const bool silent = pending.caller->link.read() == FramedSocket::ReadEvent::kNothing;
+    const bool silent =
+        pending.caller->link.read() == FramedSocket::ReadEvent::kNothing;
     counters_.refused_connections += silent ? 0 : 1;
     return !silent;
   }
@@ -78,7 +81,8 @@ bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
     }
     const auto& header = pending.link->header();
     if (got == FramedSocket::ReadEvent::kEnd ||
-        (got == FramedSocket::ReadEvent::kHeader && header.kind != FrameKind::kHandshake)) {
+        (got == FramedSocket::ReadEvent::kHeader &&
+         header.kind != FrameKind::kHandshake)) {
       ++counters_.refused_connections;
       return true;
     }
@@ -95,7 +99,8 @@ bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
     return true;
   }
   const Epoch epoch = pending.link->header().epoch;
-  pending.caller = IncomingPeer{std::move(*pending.link), epoch, handshake.value()};
+  pending.caller =
+      IncomingPeer{std::move(*pending.link), epoch, handshake.value()};
   pending.link.reset();
   pending.until = now + options_.connect_timeout;
   return false;
@@ -103,7 +108,8 @@ bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
 
 void HandshakeQueue::polls(std::vector<pollfd>& list) const {
   for (const auto& pending : pending_) {
-    const int fd = pending.caller ? pending.caller->link.fd() : pending.link->fd();
+    const int fd =
+        pending.caller ? pending.caller->link.fd() : pending.link->fd();
     list.push_back({fd, POLLIN, 0});
   }
 }

@@ -14,7 +14,8 @@ std::size_t bytes_of(const FloatRange& span) {
   return static_cast<std::size_t>(span.size()) * sizeof(float);
 }
 
-void set_place(FrameHeader& header, const SliceStep& item, const BucketRange& piece) {
+void set_place(
+    FrameHeader& header, const SliceStep& item, const BucketRange& piece) {
   header.slice = item.slice;
   header.bucket = static_cast<std::uint32_t>(piece.bucket);
   header.segment = static_cast<std::uint16_t>(piece.segment);
@@ -30,14 +31,17 @@ Status mismatch(std::string reason) {
 }  // namespace
 
 RingAllReduce::RingAllReduce(
-    const RingSchedule& schedule, const std::vector<Bucket>& buckets, int window)
+    const RingSchedule& schedule,
+    const std::vector<Bucket>& buckets,
+    int window)
     : schedule_(schedule), buckets_(buckets), digest_(schedule.elements()) {
   if (schedule.steps() > 0) {
     send_schedule_.emplace(schedule, window);
   }
 }
 
-std::string RingAllReduce::begin(std::int64_t step, std::optional<float> factor) {
+std::string RingAllReduce::begin(
+    std::int64_t step, std::optional<float> factor) {
   SHERD_ASSERT(!begun_);
   if (step_ && *step_ != step) {
     return str("expected step ", step, ", found step ", *step_);
@@ -109,8 +113,9 @@ const float* RingAllReduce::shared_input(
 
 std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
     const SharedFloats* shared) {
-  const auto item = begun_ && send_schedule_ ? send_schedule_->next_to_send(given())
-                                      : std::optional<SliceStep>();
+  const auto item = begun_ && send_schedule_
+      ? send_schedule_->next_to_send(given())
+      : std::optional<SliceStep>();
   if (!item) {
     return std::nullopt;
   }
@@ -260,7 +265,8 @@ void RingAllReduce::take(const SliceStep& item, const Input& part) {
   const FloatRange span = piece.span;
   Input of_block = part;
   while (piece.span.begin < span.end) {
-    const auto block_end = (piece.span.begin / kDigestBlockElements + 1) * kDigestBlockElements;
+    const auto block_end =
+        (piece.span.begin / kDigestBlockElements + 1) * kDigestBlockElements;
     piece.span.end = std::min(block_end, span.end);
     take_block(item, piece, of_block);
     of_block.floats += piece.span.size();
@@ -315,7 +321,8 @@ RingAllReduce::Chunk RingAllReduce::spare_chunk() {
 
 bool RingAllReduce::finished() const {
   return begun_ &&
-      (send_schedule_ ? send_schedule_->finished() : alone_done_ == schedule_.slices());
+      (send_schedule_ ? send_schedule_->finished()
+                      : alone_done_ == schedule_.slices());
 }
 
 std::int64_t RingAllReduce::slices_done() const {

@@ -11,10 +11,10 @@
 #include <optional>
 #include <string>
 #include <vector>
-#include "ft/ring/send_schedule.h"
 #include "ft/ring/block_digest.h"
 #include "ft/ring/frame.h"
 #include "ft/ring/ring_schedule.h"
+#include "ft/ring/send_schedule.h"
 #include "ft/ring/shared_floats.h"
 
 namespace sherd::ft::ring {
@@ -30,7 +30,9 @@ class RingAllReduce {
  public:
   // `schedule` and `buckets` outlive it.
   RingAllReduce(
-      const RingSchedule& schedule, const std::vector<Bucket>& buckets, int window);
+      const RingSchedule& schedule,
+      const std::vector<Bucket>& buckets,
+      int window);
 
   // `factor` scales this member's floats; none: it contributes zeros. Returns why it cannot begin:
   // others have begun another step.
@@ -54,7 +56,8 @@ class RingAllReduce {
   Result<float*> place_for(const FrameHeader& header);
   // The same for kSharedData, whose payload is in `memory`, which outlives this; null: there is
   // none.
-  Status expect_shared_data(const FrameHeader& header, const PeerFloats* memory);
+  Status expect_shared_data(
+      const FrameHeader& header, const PeerFloats* memory);
   // The payload of the last of these two calls is there and intact.
   void arrived();
   // The previous member's lease ended before its data were read: this reduction never finishes.
@@ -62,7 +65,9 @@ class RingAllReduce {
 
   bool finished() const;
   // The previous member has sent everything.
-  bool has_arrived() const { return !send_schedule_ || send_schedule_->has_arrived(); }
+  bool has_arrived() const {
+    return !send_schedule_ || send_schedule_->has_arrived();
+  }
   std::uint64_t digest() const { return digest_.value(); }
   std::int64_t slices_done() const;
   // The next slice waits for a bucket of this member.
@@ -86,7 +91,8 @@ class RingAllReduce {
   Status expect(const FrameHeader& header, BucketRange& piece);
   bool can_take(const SliceStep& item) const;
   void take(const SliceStep& item, const Input& part);
-  void take_block(const SliceStep& item, const BucketRange& piece, const Input& part);
+  void take_block(
+      const SliceStep& item, const BucketRange& piece, const Input& part);
   bool work_alone();
   void begin_sum(const BucketRange& piece);
   void add_to_sum(const BucketRange& piece, const Input& part);

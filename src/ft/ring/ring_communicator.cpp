@@ -24,7 +24,8 @@ RingShape shape_of(const RingContext& context, const Route& route) {
 
 }  // namespace
 
-RingCommunicator::RingCommunicator(RingContext& context, Route route, Instant now)
+RingCommunicator::RingCommunicator(
+    RingContext& context, Route route, Instant now)
     : context_(context),
       route_(std::move(route)),
       schedule_(context.elements, shape_of(context, route_)),
@@ -106,7 +107,8 @@ void RingCommunicator::read_header(Side side) {
     return;
   }
   const bool answer = side == Side::kNext && !greeted_ &&
-      (header.kind == FrameKind::kHandshake || header.kind == FrameKind::kRefusal);
+      (header.kind == FrameKind::kHandshake ||
+       header.kind == FrameKind::kRefusal);
   if (header.kind == FrameKind::kEnding || answer) {
     link(side)->receive_text();
     return;
@@ -169,7 +171,8 @@ void RingCommunicator::read_frame(Side side) {
             ", from element ", header.first_element));
     return;
   }
-  if (header.kind == FrameKind::kData || header.kind == FrameKind::kSharedData) {
+  if (header.kind == FrameKind::kData ||
+      header.kind == FrameKind::kSharedData) {
     on_data();
     return;
   }
@@ -266,7 +269,8 @@ void RingCommunicator::begin(const WeightedAttempt& weighted) {
   if (context_.options.memory != nullptr) {
     context_.options.memory->begin_lease();
   }
-  const double own = weighted.weights[static_cast<std::size_t>(route_.position)];
+  const double own =
+      weighted.weights[static_cast<std::size_t>(route_.position)];
   auto why = all_reduce_->begin(
       weighted.attempt.step,
       own > 0 ? std::optional<float>(static_cast<float>(own / sum))
@@ -281,8 +285,8 @@ void RingCommunicator::begin(const WeightedAttempt& weighted) {
 bool RingCommunicator::send() {
   bool moved = false;
   while (next_ && next_->can_send()) {
-    auto frame =
-        all_reduce_->next_frame(next_reads_ ? context_.options.memory : nullptr);
+    auto frame = all_reduce_->next_frame(
+        next_reads_ ? context_.options.memory : nullptr);
     if (!frame) {
       break;
     }
@@ -405,7 +409,8 @@ std::optional<Instant> RingCommunicator::next_instant() const {
 
 // ---- the end ----
 
-void RingCommunicator::end(RingFault fault, ReplicaId accused, std::string reason) {
+void RingCommunicator::end(
+    RingFault fault, ReplicaId accused, std::string reason) {
   Ending ending;
   ending.fault = fault;
   ending.accused = accused;

@@ -56,7 +56,9 @@ class RingCommunicator {
 
   const Epoch& epoch() const { return route_.epoch.epoch; }
   // True once, when both neighbours are connected.
-  bool take_joined() { return joined_ && !std::exchange(joined_reported_, true); }
+  bool take_joined() {
+    return joined_ && !std::exchange(joined_reported_, true);
+  }
 
   // ---- the previous member's connection ----
   // Why the connection is not the previous member's; empty: it is. The caller goes on with

@@ -25,8 +25,9 @@ std::uint64_t hash_of(const std::vector<std::int64_t>& elements) {
 std::string layout_text(const Handshake& handshake) {
   return str(
       handshake.buckets, " buckets of ", handshake.elements, " floats (layout ",
-      std::hex, handshake.layout, std::dec, ") in chunks of ", handshake.chunk_elements,
-      ", ", handshake.window, " at once, between ", handshake.members, " members");
+      std::hex, handshake.layout, std::dec, ") in chunks of ",
+      handshake.chunk_elements, ", ", handshake.window, " at once, between ",
+      handshake.members, " members");
 }
 
 }  // namespace
@@ -49,18 +50,21 @@ Handshake RingCommunicator::own_handshake() const {
   return handshake;
 }
 
-std::string RingCommunicator::identity_mismatch(const Handshake& handshake) const {
+std::string RingCommunicator::identity_mismatch(
+    const Handshake& handshake) const {
   const RingMember& prev = member(-1);
   if (handshake.from != prev.replica ||
       handshake.from_incarnation != prev.incarnation) {
     return str(
         "expected replica ", prev.replica, " in life ", prev.incarnation,
-        ", found replica ", handshake.from, " in life ", handshake.from_incarnation);
+        ", found replica ", handshake.from, " in life ",
+        handshake.from_incarnation);
   }
   return {};
 }
 
-std::string RingCommunicator::configuration_mismatch(const Handshake& handshake) const {
+std::string RingCommunicator::configuration_mismatch(
+    const Handshake& handshake) const {
   Handshake own = own_handshake();
   const std::string ours = layout_text(own);
   own.from = handshake.from;
@@ -77,7 +81,8 @@ std::string RingCommunicator::configuration_mismatch(const Handshake& handshake)
       handshake.from, " has ", layout_text(handshake));
 }
 
-void RingCommunicator::accept_previous(FramedSocket link, const Handshake& caller) {
+void RingCommunicator::accept_previous(
+    FramedSocket link, const Handshake& caller) {
   SHERD_ASSERT(!prev_.has_value());
   Handshake handshake = own_handshake();
   handshake.to = member(-1).replica;
@@ -187,7 +192,8 @@ void RingCommunicator::read_answer() {
     end(RingFault::kMismatch, next,
         str("expected replica ", next, " in life ", member(1).incarnation,
             " at ", member(1).host, ":", member(1).port, ", found replica ",
-            handshake.value().from, " in life ", handshake.value().from_incarnation));
+            handshake.value().from, " in life ",
+            handshake.value().from_incarnation));
     return;
   }
   if (auto why = configuration_mismatch(handshake.value()); !why.empty()) {
@@ -196,7 +202,8 @@ void RingCommunicator::read_answer() {
   }
   greeted_ = true;
   const SharedFloats* memory = context_.options.memory;
-  next_reads_ = memory != nullptr && handshake.value().memory_key == memory->key();
+  next_reads_ =
+      memory != nullptr && handshake.value().memory_key == memory->key();
   joined_ = prev_.has_value();
 }
 

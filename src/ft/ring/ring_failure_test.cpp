@@ -128,7 +128,8 @@ TEST_P(RingKill, InAllGatherIsNoticedAndRepeatedWithout) {
   // What the child sends: a greeting, the part to sum, and the sum, which never
   // arrives.
   const std::size_t greeting = frame_of(Epoch{}, Handshake{}).size();
-  const std::size_t part = GetParam() == DataPath::kShared ? 0 : 500 * sizeof(float);
+  const std::size_t part =
+      GetParam() == DataPath::kShared ? 0 : 500 * sizeof(float);
   Proxy proxy(
       group[0].ring.port(), {.hold_at = greeting + kHeaderBytes + part});
   auto epoch = group.epoch(1);
@@ -385,7 +386,8 @@ class ScriptedPeer {
     ASSERT_EQ(1, ::poll(&ready, 1, 10000));
     from_.socket = Descriptor(
         ::accept4(listening_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    const std::string frame = from_.receive(frame_of(Epoch{}, Handshake{}).size());
+    const std::string frame =
+        from_.receive(frame_of(Epoch{}, Handshake{}).size());
     const auto theirs = parse_handshake(frame.substr(kHeaderBytes));
     ASSERT_TRUE(theirs.ok());
     hello_.buckets = theirs.value().buckets;

@@ -131,7 +131,8 @@ class LateMember {
       ::_exit(1);
     }
     self->ring.begin({epoch.epoch, 1}, {1, 1, 1});
-    const bool reduced = self->events_seen.reduced_unless_failed({epoch.epoch, 1});
+    const bool reduced =
+        self->events_seen.reduced_unless_failed({epoch.epoch, 1});
     const Verdict verdict = !reduced           ? Verdict::kFailed
         : same_bits(self->out, expected_sum()) ? Verdict::kRight
                                                : Verdict::kWrong;
@@ -184,11 +185,12 @@ void fill(Floats& floats) {
 }
 
 bool is_filled(const Floats& floats) {
-  return std::all_of(floats.begin(), floats.end(), [](const BucketValues& bucket) {
-    return std::all_of(bucket.begin(), bucket.end(), [](float value) {
-      return value == kGuard;
-    });
-  });
+  return std::all_of(
+      floats.begin(), floats.end(), [](const BucketValues& bucket) {
+        return std::all_of(bucket.begin(), bucket.end(), [](float value) {
+          return value == kGuard;
+        });
+      });
 }
 
 class RingLate : public testing::TestWithParam<Memory> {

@@ -29,7 +29,8 @@ Descriptor make_wake() {
 
 }  // namespace
 
-RingLoop::RingLoop(RingOptions options, ListeningSocket listening, RingEvents events)
+RingLoop::RingLoop(
+    RingOptions options, ListeningSocket listening, RingEvents events)
     : events_(std::move(events)),
       listener_(std::move(listening.socket)),
       port_(listening.port),
@@ -177,7 +178,8 @@ void RingLoop::run() {
 bool RingLoop::turn() {
   const Instant now = clock_.now();
   handshakes_.advance(now);
-  handshakes_.decide_ready([this](IncomingPeer& caller) { return decide(caller); });
+  handshakes_.decide_ready(
+      [this](IncomingPeer& caller) { return decide(caller); });
   context_.closing.advance(now);
   bool moved = false;
   for (auto it = communicators_.begin(); it != communicators_.end();) {
@@ -321,16 +323,18 @@ void RingLoop::do_join(Route route) {
   while (communicators_.size() > 1) {
     do_stop(std::prev(communicators_.end())->first);
   }
-  communicators_[newest_] =
-      std::make_unique<RingCommunicator>(context_, std::move(route), clock_.now());
+  communicators_[newest_] = std::make_unique<RingCommunicator>(
+      context_, std::move(route), clock_.now());
 }
 
 void RingLoop::do_begin(const Attempt& attempt, std::vector<double> weights) {
-  while (!communicators_.empty() && communicators_.begin()->first < attempt.epoch) {
+  while (!communicators_.empty() &&
+         communicators_.begin()->first < attempt.epoch) {
     do_stop(communicators_.begin()->first);
   }
   if (RingCommunicator* communicator = communicator_of(attempt.epoch)) {
-    communicator->begin({attempt, std::move(weights), attempt.step == last_step_});
+    communicator->begin(
+        {attempt, std::move(weights), attempt.step == last_step_});
     last_step_ = attempt.step;
   }
 }
@@ -372,8 +376,7 @@ void RingLoop::end_lease() {
 HandshakeQueue::Disposition RingLoop::refuse(
     IncomingPeer& caller, std::uint64_t& counter, const std::string& reason) {
   ++counter;
-  context_.closing.add(
-      caller.link.detach(refusal_frame(caller.epoch, reason)));
+  context_.closing.add(caller.link.detach(refusal_frame(caller.epoch, reason)));
   return HandshakeQueue::Disposition::kDone;
 }
 

@@ -98,7 +98,8 @@ struct Model {
   std::size_t held_max = 0;
 
   Model(int members, int position, int window)
-      : schedule(kRagged, {members, position, 10}), send_schedule(schedule, window) {}
+      : schedule(kRagged, {members, position, 10}),
+        send_schedule(schedule, window) {}
 
   char name() const {
     return static_cast<char>('a' + schedule.shape().position);
@@ -168,7 +169,9 @@ void run_course(int members, int window, std::uint64_t seed) {
   for (auto& model : ring) {
     model.send_schedule = SendSchedule(model.schedule, window);
   }
-  const auto unfinished = [](const Model& m) { return !m.send_schedule.finished(); };
+  const auto unfinished = [](const Model& m) {
+    return !m.send_schedule.finished();
+  };
   int idle = 0;
   while (std::any_of(ring.begin(), ring.end(), unfinished) && idle < 1000) {
     const auto p = random() % ring.size();
@@ -237,7 +240,8 @@ TEST(SendSchedule, SendsOlderSlicesFirstAndOnlyAWindowOfThem) {
   SendSchedule send_schedule(schedule, 2);
   send_schedule.sent(*send_schedule.next_to_send(1));
   send_schedule.sent(*send_schedule.next_to_send(1));
-  EXPECT_FALSE(send_schedule.next_to_send(1).has_value()) << "a window is under way";
+  EXPECT_FALSE(send_schedule.next_to_send(1).has_value())
+      << "a window is under way";
   send_schedule.arrived({0, 0});
   send_schedule.taken({0, 0});
   EXPECT_EQ(send_schedule.next_to_send(1), (SliceStep{0, 1}));
@@ -248,13 +252,18 @@ TEST(SendSchedule, RefusesWhatIsSkippedRepeatedOrAhead) {
   SendSchedule send_schedule(schedule, 2);
   EXPECT_EQ(send_schedule.refusal({0, 0}), "");
   EXPECT_EQ(send_schedule.refusal({1, 0}), "");
-  EXPECT_EQ(send_schedule.refusal({0, 1}), "expected step 0 of slice 0, found step 1");
+  EXPECT_EQ(
+      send_schedule.refusal({0, 1}),
+      "expected step 0 of slice 0, found step 1");
   EXPECT_EQ(
       send_schedule.refusal({2, 0}),
       "expected at most 2 slices under way from slice 0 on, found slice 2");
   send_schedule.arrived({0, 0});
-  EXPECT_EQ(send_schedule.refusal({0, 0}), "expected step 1 of slice 0, found step 0");
-  for (const SliceStep wrong : {SliceStep{-1, 0}, SliceStep{3, 0}, SliceStep{0, 4}, SliceStep{0, -1}}) {
+  EXPECT_EQ(
+      send_schedule.refusal({0, 0}),
+      "expected step 1 of slice 0, found step 0");
+  for (const SliceStep wrong :
+       {SliceStep{-1, 0}, SliceStep{3, 0}, SliceStep{0, 4}, SliceStep{0, -1}}) {
     EXPECT_NE(send_schedule.refusal(wrong), "");
   }
 }

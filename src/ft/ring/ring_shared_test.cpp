@@ -35,8 +35,8 @@ TEST_P(RingWay, IsChosenForEachConnectionByItself) {
   for (int i = 0; i < 3; ++i) {
     const auto counters = group[i].ring.counters();
     // In a mixed ring it is replica 1 that shares nothing.
-    const bool shared =
-        GetParam() == DataPath::kShared || (GetParam() == DataPath::kMixed && i == 0);
+    const bool shared = GetParam() == DataPath::kShared ||
+        (GetParam() == DataPath::kMixed && i == 0);
     EXPECT_EQ(counters.received_bytes, 4 * 1000 * sizeof(float));
     EXPECT_EQ(counters.shared_bytes, shared ? counters.received_bytes : 0U)
         << "replica " << i;

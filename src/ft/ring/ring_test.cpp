@@ -246,7 +246,8 @@ TEST_P(RingBy, WhoHasTheSumMayGoOnWithoutHarmToWhoHasNot) {
     group.begin(epoch, step, {1, 1, 1, 1});
     // The first that has it leaves at once, the others are nearly there.
     const int leader = static_cast<int>(random() % 4);
-    ASSERT_TRUE(group[leader].events_seen.reduced({epoch.epoch, step}).has_value());
+    ASSERT_TRUE(
+        group[leader].events_seen.reduced({epoch.epoch, step}).has_value());
     group[leader].ring.stop(epoch.epoch);
     group.expect_reduced(epoch, step, {1, 1, 1, 1});
     for (int i = 0; i < 4; ++i) {

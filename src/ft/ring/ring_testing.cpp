@@ -41,7 +41,8 @@ RingEvents EventRecorder::events() {
 }
 
 template <typename Map, typename Key>
-std::optional<typename Map::mapped_type> EventRecorder::wait(Map& map, const Key& key) {
+std::optional<typename Map::mapped_type> EventRecorder::wait(
+    Map& map, const Key& key) {
   std::unique_lock lock(mu_);
   if (!changed_.wait_for(
           lock, kTestDeadline, [&] { return map.contains(key); })) {
@@ -153,7 +154,9 @@ bool same_bits(const Floats& a, const Floats& b) {
 // ---- groups ----
 
 std::string name_of(DataPath way) {
-  return way == DataPath::kTcp ? "Tcp" : way == DataPath::kShared ? "Shared" : "Mixed";
+  return way == DataPath::kTcp   ? "Tcp"
+      : way == DataPath::kShared ? "Shared"
+                                 : "Mixed";
 }
 
 void* SharedResource::do_allocate(std::size_t bytes, std::size_t alignment) {
@@ -217,15 +220,16 @@ RingGroup::RingGroup(int members, const RingGroupOptions& options) {
     ring.chunk_bytes = options.chunk_bytes;
     ring.slots = options.slots;
     ring.connect_timeout = kTestDeadline;
-    const bool shares =
-        options.way == DataPath::kShared || (options.way == DataPath::kMixed && i != 1);
+    const bool shares = options.way == DataPath::kShared ||
+        (options.way == DataPath::kMixed && i != 1);
     members_.push_back(std::make_unique<TestMember>(
         ring, options.layout, options.seed * 1000 + ring.incarnation,
         shares ? Memory::kShared : Memory::kOwn));
   }
 }
 
-RingMembership RingGroup::epoch(std::uint64_t number, const std::vector<int>& replicas) {
+RingMembership RingGroup::epoch(
+    std::uint64_t number, const std::vector<int>& replicas) {
   RingMembership epoch{{1, number}, {}};
   for (const int r : replicas) {
     epoch.members.push_back(
@@ -248,7 +252,8 @@ bool RingGroup::join(const RingMembership& epoch) {
     (*this)[static_cast<int>(member.replica)].ring.join(epoch);
   }
   for (const auto& member : epoch.members) {
-    if (!(*this)[static_cast<int>(member.replica)].events_seen.joined(epoch.epoch)) {
+    if (!(*this)[static_cast<int>(member.replica)].events_seen.joined(
+            epoch.epoch)) {
       return false;
     }
   }
@@ -389,8 +394,7 @@ struct Proxy::State {
 std::size_t Proxy::State::spoil(char* bytes, std::size_t count) {
   const auto before = seen;
   seen += count;
-  if (fault.flip_at && *fault.flip_at >= before &&
-      *fault.flip_at < seen) {
+  if (fault.flip_at && *fault.flip_at >= before && *fault.flip_at < seen) {
     char& byte = bytes[*fault.flip_at - before];
     byte = static_cast<char>(~byte);
   }

@@ -131,7 +131,8 @@ class RingGroup {
       const RingMembership& epoch,
       std::int64_t step,
       const std::vector<double>& weights);
-  Floats expected(const RingMembership& epoch, const std::vector<double>& weights);
+  Floats expected(
+      const RingMembership& epoch, const std::vector<double>& weights);
   // All members of it have the expected bits, and told their digest.
   void expect_reduced(
       const RingMembership& epoch,

@@ -74,8 +74,7 @@ class PeerFloats {
   bool holds(std::uint64_t lease) const;
 
  private:
-  explicit PeerFloats(shm::Segment segment)
-      : segment_(std::move(segment)) {}
+  explicit PeerFloats(shm::Segment segment) : segment_(std::move(segment)) {}
 
   shm::Segment segment_;
 };

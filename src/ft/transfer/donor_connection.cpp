@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include "base/status_from_exception.h"
 #include "base/check.h"
 #include "base/printable.h"
+#include "base/status_from_exception.h"
 #include "ft/wire/printable_messages.h"
 #include "net/connector.h"
 
@@ -29,7 +29,8 @@ ErrorCode code_of(RefusalReason why) {
 
 }  // namespace
 
-struct DonorConnection::Impl : std::enable_shared_from_this<DonorConnection::Impl> {
+struct DonorConnection::Impl
+    : std::enable_shared_from_this<DonorConnection::Impl> {
   Impl(
       net::Loop& its_loop,
       DonorConnectionOptions its_options,
@@ -122,7 +123,8 @@ void DonorConnection::Impl::connected(std::unique_ptr<net::Connection> its) {
              }
            }});
   connection->send(
-      static_cast<std::uint16_t>(TransferFrameType::kRequest), bytes_of(request));
+      static_cast<std::uint16_t>(TransferFrameType::kRequest),
+      bytes_of(request));
   watch(options.silence_max);
 }
 

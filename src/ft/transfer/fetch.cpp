@@ -39,8 +39,9 @@ std::string text_of(const TransferRequest& request) {
 
 TransferRequest request_for(
     RequestKind kind, const FetchOptions& options, const StateId& state) {
-  const Duration time =
-      kind == RequestKind::kFetchSum ? options.sum_timeout : options.snapshot_timeout;
+  const Duration time = kind == RequestKind::kFetchSum
+      ? options.sum_timeout
+      : options.snapshot_timeout;
   const auto wait = std::clamp<std::int64_t>(
       std::chrono::ceil<std::chrono::milliseconds>(time).count(), 0,
       std::numeric_limits<std::uint32_t>::max());
@@ -58,7 +59,8 @@ bool same_bytes(const TransferAnswer& one, const TransferAnswer& other) {
 }
 
 // How two answers differ.
-std::string difference(const TransferAnswer& expected, const TransferAnswer& found) {
+std::string difference(
+    const TransferAnswer& expected, const TransferAnswer& found) {
   if (expected.bytes != found.bytes ||
       expected.chunk_bytes != found.chunk_bytes) {
     return str(
@@ -168,7 +170,8 @@ DonorConnectionHandlers Fetch::Impl::handlers(std::size_t donor) {
           }};
 }
 
-void Fetch::Impl::receive_answer(std::size_t donor, const TransferAnswer& answer) {
+void Fetch::Impl::receive_answer(
+    std::size_t donor, const TransferAnswer& answer) {
   if (request.kind == RequestKind::kAskSnapshot) {
     finish(Fetched{answer, {}});
     return;

@@ -13,7 +13,8 @@ constexpr std::size_t kUnsentBytesMax = 2 * kChunkBytesMax;
 
 }  // namespace
 
-RequesterConnection::RequesterConnection(std::unique_ptr<net::Connection> connection)
+RequesterConnection::RequesterConnection(
+    std::unique_ptr<net::Connection> connection)
     : connection_(std::move(connection)) {}
 
 void RequesterConnection::start(RequesterHandlers handlers) {
@@ -32,7 +33,8 @@ void RequesterConnection::receive(const net::Frame& frame) {
   const auto type = static_cast<TransferFrameType>(frame.type);
   if (stage_ == Stage::kNew && type == TransferFrameType::kRequest) {
     receive_request(frame);
-  } else if (stage_ == Stage::kServed && type == TransferFrameType::kChunkRequest) {
+  } else if (
+      stage_ == Stage::kServed && type == TransferFrameType::kChunkRequest) {
     receive_chunk_request(frame);
   } else {
     refuse(
@@ -88,7 +90,8 @@ void RequesterConnection::tell(const StateId& state) {
   connection_->finish({ErrorCode::kAborted, "[ft] it has its answer"});
 }
 
-void RequesterConnection::serve(TransferAnswer answer, std::shared_ptr<const std::string> bytes) {
+void RequesterConnection::serve(
+    TransferAnswer answer, std::shared_ptr<const std::string> bytes) {
   SHERD_ASSERT(stage_ == Stage::kWaits && bytes != nullptr);
   stage_ = Stage::kServed;
   answer_ = std::move(answer);
@@ -97,7 +100,9 @@ void RequesterConnection::serve(TransferAnswer answer, std::shared_ptr<const std
   send(TransferFrameType::kAnswer, bytes_of(answer_));
 }
 
-void RequesterConnection::send_waiting() { send(TransferFrameType::kWaiting, ""); }
+void RequesterConnection::send_waiting() {
+  send(TransferFrameType::kWaiting, "");
+}
 
 void RequesterConnection::refuse(RefusalReason why, const std::string& reason) {
   if (!open()) {
@@ -112,7 +117,7 @@ void RequesterConnection::refuse(RefusalReason why, const std::string& reason) {
 std::int64_t RequesterConnection::step() const {
   SHERD_ASSERT(stage_ == Stage::kServed);
   return answer_.kind == RequestKind::kFetchSum ? answer_.commit.result.step
-                                         : answer_.state.step;
+                                                : answer_.state.step;
 }
 
 bool RequesterConnection::can_send_chunk() const {
@@ -134,7 +139,8 @@ std::size_t RequesterConnection::send_chunk() {
   return bytes.size();
 }
 
-void RequesterConnection::send(TransferFrameType type, const std::string& payload) {
+void RequesterConnection::send(
+    TransferFrameType type, const std::string& payload) {
   connection_->send(static_cast<std::uint16_t>(type), payload);
 }
 

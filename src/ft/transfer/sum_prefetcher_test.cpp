@@ -13,8 +13,8 @@ namespace {
 using namespace std::chrono_literals;
 using net::testing::run_for;
 using net::testing::run_until;
-using testing::commit_of;
 using testing::CapturedResult;
+using testing::commit_of;
 using testing::kRun;
 using testing::random_bytes;
 using testing::state_of;
@@ -58,7 +58,8 @@ struct Collecting {
         loop, [&] { return collector->bytes() == sums * kSumBytes; }, 10s);
   }
   // The sum of that step is taken; false: it is neither there nor to come.
-  bool take(std::int64_t step, CapturedResult<FetchedSum>& heard, std::size_t donor) {
+  bool take(
+      std::int64_t step, CapturedResult<FetchedSum>& heard, std::size_t donor) {
     return collector->take(state_of(step - 1), address(donor), heard.done());
   }
   void expect(std::int64_t step, std::size_t donor = 0) {

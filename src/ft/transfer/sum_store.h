@@ -48,8 +48,8 @@ class SumStore {
 
  private:
   const Limits limits_;
-  std::deque<StoredSum> sums_;              // Ascending.
-  std::uint64_t bytes_ = 0;                 // In sums_.
+  std::deque<StoredSum> sums_;            // Ascending.
+  std::uint64_t bytes_ = 0;               // In sums_.
   std::map<std::int64_t, Instant> held_;  // By step.
 };
 

@@ -20,13 +20,13 @@ using namespace transfer;  // NOLINT(google-build-using-namespace): under test.
 namespace {
 
 using namespace std::chrono_literals;
+using net::testing::RawClient;
 using net::testing::run_for;
 using net::testing::run_until;
-using net::testing::RawClient;
 using ::testing::AllOf;
+using testing::CapturedResult;
 using testing::commit_of;
 using ::testing::HasSubstr;
-using testing::CapturedResult;
 using testing::kRun;
 using testing::random_bytes;
 using testing::state_of;
@@ -356,7 +356,8 @@ class FakeDonor {
             .digests = digests_of_chunks(whole, 4)}));
   }
   void give(std::uint64_t place, std::string_view bytes) {
-    say(TransferFrameType::kChunk, bytes_of(Chunk{place, digest_of(bytes), bytes}));
+    say(TransferFrameType::kChunk,
+        bytes_of(Chunk{place, digest_of(bytes), bytes}));
   }
   void damage(std::uint64_t place, std::string_view bytes) {
     say(TransferFrameType::kChunk, bytes_of(Chunk{place, 1, bytes}));
@@ -464,8 +465,10 @@ TEST(StrangeDonor, ThatAnswersSomethingElseIsGivenUp) {
   for (const auto& answer :
        {TransferAnswer{.kind = RequestKind::kAskSnapshot, .state = state_of(1)},
         TransferAnswer{.kind = RequestKind::kFetchSum, .commit = commit_of(2)},
-        TransferAnswer{.kind = RequestKind::kFetchSnapshot, .state = state_of(2)},
-        TransferAnswer{.kind = RequestKind::kFetchSnapshot, .state = state_of(1, 2)}}) {
+        TransferAnswer{
+            .kind = RequestKind::kFetchSnapshot, .state = state_of(2)},
+        TransferAnswer{
+            .kind = RequestKind::kFetchSnapshot, .state = state_of(1, 2)}}) {
     FakeDonor donor(loop);
     donor.say(TransferFrameType::kAnswer, bytes_of(answer));
     EXPECT_THAT(donor.failure(), HasSubstr("found another one"));
@@ -518,7 +521,8 @@ struct TestRequester {
   net::testing::TestEndpoint end;
 };
 
-const TransferRequest kFetchIt{RequestKind::kFetchSnapshot, kRun, 0, state_of(1), 1000};
+const TransferRequest kFetchIt{
+    RequestKind::kFetchSnapshot, kRun, 0, state_of(1), 1000};
 
 TEST(StrangeVisitor, IsRefusedWithAReason) {
   struct Case {
@@ -526,10 +530,12 @@ TEST(StrangeVisitor, IsRefusedWithAReason) {
     std::string reason;
   };
   const std::vector<Case> cases = {
-      {[](TestRequester& it) { it.request_chunk(0); }, "expected a request first"},
+      {[](TestRequester& it) { it.request_chunk(0); },
+       "expected a request first"},
       {[](TestRequester& it) { it.say(std::uint16_t{99}, "what"); },
        "found a frame of type 99"},
-      {[](TestRequester& it) { it.say(TransferFrameType::kRequest, "what"); }, "expected"},
+      {[](TestRequester& it) { it.say(TransferFrameType::kRequest, "what"); },
+       "expected"},
       {[](TestRequester& it) {
          std::string bytes = bytes_of(kFetchIt);
          bytes[0] = 3;

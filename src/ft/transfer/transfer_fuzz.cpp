@@ -31,7 +31,8 @@ void check_messages(sherd::test::FuzzBytes input) {
       bytes_of(random_refusal(random)), comes_back<refusal_of>, input);
   check_damaged(bytes_of(random_answer(random)), comes_back<answer_of>, input);
   check_damaged(
-      bytes_of(ChunkRequest{random.word()}), comes_back<chunk_request_of>, input);
+      bytes_of(ChunkRequest{random.word()}), comes_back<chunk_request_of>,
+      input);
   const std::string text = random.text();
   check_damaged(
       bytes_of(Chunk{random.word(), random.word(), text}), comes_back<chunk_of>,

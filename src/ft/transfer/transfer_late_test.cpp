@@ -24,8 +24,8 @@ namespace {
 using namespace std::chrono_literals;
 using net::testing::run_for;
 using net::testing::run_until;
-using testing::commit_of;
 using testing::CapturedResult;
+using testing::commit_of;
 using testing::kRun;
 using testing::random_bytes;
 using testing::state_of;

@@ -15,10 +15,15 @@ using testing::commit_of;
 using ::testing::HasSubstr;
 using testing::state_of;
 
-const TransferRequest kRequest{RequestKind::kFetchSum, 7, 3, state_of(12), 60000};
+const TransferRequest kRequest{
+    RequestKind::kFetchSum, 7, 3, state_of(12), 60000};
 const Refusal kRefusal{RefusalReason::kBusy, "too many"};
-const TransferAnswer kAnswer{
-    RequestKind::kFetchSnapshot, state_of(4), commit_of(9), 9000, 4096, {7, 8, 9}};
+const TransferAnswer kAnswer{RequestKind::kFetchSnapshot,
+                             state_of(4),
+                             commit_of(9),
+                             9000,
+                             4096,
+                             {7, 8, 9}};
 
 // Bytes that end too early are refused everywhere, and those that go on.
 template <typename T, typename Decode>
@@ -37,7 +42,9 @@ TEST(TransferMessages, ComeBackAsTheyWereAndAreRefusedWhenCut) {
   check(kRequest, request_of);
   check(kRefusal, refusal_of);
   check(kAnswer, answer_of);
-  check(ChunkRequest{std::numeric_limits<std::uint64_t>::max()}, chunk_request_of);
+  check(
+      ChunkRequest{std::numeric_limits<std::uint64_t>::max()},
+      chunk_request_of);
 }
 
 TEST(TransferMessages, OfAnyValuesComeBackAsTheyWere) {

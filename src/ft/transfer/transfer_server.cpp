@@ -150,7 +150,8 @@ void TransferServer::Impl::closed(RequesterConnection& requester) {
     // It may be back for the next sums.
     sums.hold(requester.step(), loop.now() + options.kept);
   }
-  requesters.remove_if([&](const auto& one) { return one.get() == &requester; });
+  requesters.remove_if(
+      [&](const auto& one) { return one.get() == &requester; });
 }
 
 void TransferServer::Impl::requested(
@@ -320,7 +321,9 @@ Requesters::iterator TransferServer::Impl::next_to_send(bool states_wait) {
   if (at == requesters.end()) {
     at = find(may);
   }
-  return at != requesters.end() ? at : find([](const RequesterConnection&) { return true; });
+  return at != requesters.end()
+      ? at
+      : find([](const RequesterConnection&) { return true; });
 }
 
 void TransferServer::Impl::tick() {
