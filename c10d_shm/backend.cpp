@@ -39,11 +39,11 @@ ShmBackend::ShmBackend(
     : Backend(rank, size), options_(std::move(options)) {
   SHERD_CHECK(
       size >= 1 && rank >= 0 && rank < size,
-      "[world] expected a rank from 0 to ", size - 1, ", found ", rank);
+      "[c10d_shm] expected a rank from 0 to ", size - 1, ", found ", rank);
   const auto names = options_->global_ranks_in_group.size();
   SHERD_CHECK(
       names == 0 || names == static_cast<std::size_t>(size),
-      "[world] expected ", size, " global ranks, found ", names);
+      "[c10d_shm] expected ", size, " global ranks, found ", names);
   group_ = join_shm_group(store, rank, size, *options_);
   queue_ =
       std::make_shared<WorkQueue>([g = group_] { g->communicator.abort(); });
@@ -141,7 +141,7 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(
   const auto& names = options_->global_ranks_in_group;
   for (const int r : ranks) {
     SHERD_CHECK(
-        r >= 0 && r < size_, "[world] split: expected ranks from 0 to ",
+        r >= 0 && r < size_, "[c10d_shm] split: expected ranks from 0 to ",
         size_ - 1, ", found ", r);
     options->global_ranks_in_group.push_back(
         names.empty() ? static_cast<std::uint64_t>(r)

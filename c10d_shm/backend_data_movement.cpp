@@ -50,7 +50,7 @@ constexpr const char* kAllToAll = "all_to_all";
 void expect_room(const at::Tensor& output, const at::Tensor& input, int ranks) {
   expect_same_type(output, input.scalar_type(), kAllGather);
   SHERD_CHECK(
-      output.numel() == input.numel() * ranks, "[world] ", kAllGather,
+      output.numel() == input.numel() * ranks, "[c10d_shm] ", kAllGather,
       ": expected room for ", input.numel() * ranks, " elements, ",
       input.numel(), " of each rank, found ", output.numel());
 }
@@ -102,7 +102,7 @@ std::vector<Bytes> split_pieces(
   const std::int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
   if (sizes.empty()) {
     SHERD_CHECK(
-        rows % ranks == 0, "[world] ", kAllToAll,
+        rows % ranks == 0, "[c10d_shm] ", kAllToAll,
         ": expected a first dimension that ", ranks, " ranks divide, found ",
         rows);
     return cut(bytes, ranks);
@@ -110,7 +110,7 @@ std::vector<Bytes> split_pieces(
   SHERD_CHECK(
       sizes.size() == static_cast<std::size_t>(ranks) &&
           std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}) == rows,
-      "[world] ", kAllToAll, ": expected ", ranks,
+      "[c10d_shm] ", kAllToAll, ": expected ", ranks,
       " split sizes that add up to ", rows);
   const std::size_t row_bytes =
       rows == 0 ? 0 : bytes.size() / static_cast<std::size_t>(rows);
@@ -118,7 +118,7 @@ std::vector<Bytes> split_pieces(
   std::size_t begin = 0;
   for (const auto size : sizes) {
     SHERD_CHECK(
-        size >= 0, "[world] ", kAllToAll, ": expected split sizes, found ",
+        size >= 0, "[c10d_shm] ", kAllToAll, ": expected split sizes, found ",
         size);
     pieces.push_back(
         bytes.subspan(begin, static_cast<std::size_t>(size) * row_bytes));

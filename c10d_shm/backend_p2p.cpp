@@ -12,7 +12,7 @@ namespace {
 
 int checked_peer(int peer, int own, int ranks, const char* name) {
   SHERD_CHECK(
-      peer >= 0 && peer < ranks && peer != own, "[world] ", name,
+      peer >= 0 && peer < ranks && peer != own, "[c10d_shm] ", name,
       ": expected another rank from 0 to ", ranks - 1, ", found ", peer);
   return peer;
 }
@@ -76,7 +76,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::recvAnysource(
     std::vector<at::Tensor>& tensors, int tag) {
   SHERD_CHECK(
       size_ > 1,
-      "[world] recv: expected another rank in the group, found none");
+      "[c10d_shm] recv: expected another rank in the group, found none");
   return receive(
       c10d::OpType::RECVANYSOURCE, tensors, P2pMessage::kAnyRank, tag);
 }

@@ -77,7 +77,7 @@ void expect_pieces(
     const at::Tensor& output, const at::Tensor& input, int ranks) {
   expect_same_type(input, output.scalar_type(), kReduceScatter);
   SHERD_CHECK(
-      input.numel() == output.numel() * ranks, "[world] ", kReduceScatter,
+      input.numel() == output.numel() * ranks, "[c10d_shm] ", kReduceScatter,
       ": expected ", output.numel() * ranks, " elements, ", output.numel(),
       " for each rank, found ", input.numel());
 }

@@ -67,7 +67,7 @@ inline std::string call_text(
 template <typename T>
 T& single_element(std::vector<T>& all, const char* name) {
   SHERD_CHECK(
-      all.size() == 1, "[world] ", name, ": expected 1 tensor, found ",
+      all.size() == 1, "[c10d_shm] ", name, ": expected 1 tensor, found ",
       all.size());
   return all[0];
 }
@@ -75,7 +75,7 @@ T& single_element(std::vector<T>& all, const char* name) {
 inline void expect_same_type(
     const at::Tensor& tensor, c10::ScalarType dtype, const char* name) {
   SHERD_CHECK(
-      tensor.scalar_type() == dtype, "[world] ", name, ": expected ",
+      tensor.scalar_type() == dtype, "[c10d_shm] ", name, ": expected ",
       c10::toString(dtype), " in all tensors, found ",
       c10::toString(tensor.scalar_type()));
 }
@@ -83,20 +83,20 @@ inline void expect_same_type(
 inline void expect_elements(
     const at::Tensor& tensor, std::int64_t elements, const char* name) {
   SHERD_CHECK(
-      tensor.numel() == elements, "[world] ", name, ": expected ", elements,
+      tensor.numel() == elements, "[c10d_shm] ", name, ": expected ", elements,
       " elements in the piece of this rank, found ", tensor.numel());
 }
 
 template <typename Count>
 void expect_count(std::size_t found, Count expected, const char* name) {
   SHERD_CHECK(
-      found == static_cast<std::size_t>(expected), "[world] ", name,
+      found == static_cast<std::size_t>(expected), "[c10d_shm] ", name,
       ": expected ", expected, " pieces, found ", found);
 }
 
 inline int checked_root(std::int64_t root, int ranks, const char* name) {
   SHERD_CHECK(
-      root >= 0 && root < ranks, "[world] ", name,
+      root >= 0 && root < ranks, "[c10d_shm] ", name,
       ": expected a root from 0 to ", ranks - 1, ", found ", root);
   return static_cast<int>(root);
 }

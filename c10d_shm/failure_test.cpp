@@ -159,7 +159,7 @@ TEST(ShmFailure, DifferentCallsAreAnErrorOnEveryRank) {
     });
     EXPECT_EQ(
         error,
-        "[world] expected all_reduce(sum, Float), which rank 0 calls, found "
+        "[c10d_shm] expected all_reduce(sum, Float), which rank 0 calls, found "
         "barrier() of rank 1");
     all_reduce(ranked, 10);
   }));
@@ -172,7 +172,7 @@ TEST(ShmFailure, ClosingWithWorkUnderWayEndsItOnEveryRank) {
       const auto work = ranked.shm().allreduce(tensor, {});
       ranked.drop();
       EXPECT_TRUE(work->isCompleted());
-      EXPECT_THAT(error_of([&] { work->wait(); }), HasSubstr("[world]"));
+      EXPECT_THAT(error_of([&] { work->wait(); }), HasSubstr("[c10d_shm]"));
       ranked.prefixed("test")->set("dropped", "1");
     } else {
       ranked.prefixed("test")->wait({"dropped"});

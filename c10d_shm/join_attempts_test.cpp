@@ -21,9 +21,9 @@ TEST(JoinAttemptRecord, IsANumberAndAText) {
   EXPECT_EQ(
       (JoinAttemptRecord{.attempt = 3, .text = "a b"}).to_text(), "3 a b");
   const auto note =
-      JoinAttemptRecord::from_text("12 failed 3 [world] rank 2\nhas died");
+      JoinAttemptRecord::from_text("12 failed 3 [c10d_shm] rank 2\nhas died");
   EXPECT_EQ(note->attempt, 12);
-  EXPECT_EQ(note->text, "failed 3 [world] rank 2\nhas died");
+  EXPECT_EQ(note->text, "failed 3 [c10d_shm] rank 2\nhas died");
   for (const auto* wrong : {"", "3", "sherd-7", "0 a", "-1 a", " x"}) {
     EXPECT_FALSE(JoinAttemptRecord::from_text(wrong)) << wrong;
   }

@@ -193,7 +193,7 @@ void sum_of_bfloat16(Inputs inputs, std::size_t elements, std::byte* out) {
 
 [[noreturn]] void refuse(Op::RedOpType op, c10::ScalarType dtype) {
   throw Error(
-      str("[world] expected a reduce operation that shm has for ",
+      str("[c10d_shm] expected a reduce operation that shm has for ",
           c10::toString(dtype), ", found ", reduce_op_name(op)));
 }
 
@@ -299,7 +299,7 @@ TypedReduceKernel reduce_kernel_of(
         dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
     SHERD_CHECK(
         more != nullptr,
-        "[world] expected a factor with premul_sum, found none");
+        "[c10d_shm] expected a factor with premul_sum, found none");
     parameter = more->tensor_factor.defined()
         ? more->tensor_factor.item<double>()
         : more->double_factor;

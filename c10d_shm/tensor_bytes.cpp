@@ -16,7 +16,7 @@ void check(const at::Tensor& tensor) {
   SHERD_CHECK(
       tensor.defined() && tensor.device().is_cpu() &&
           tensor.layout() == c10::kStrided,
-      "[world] shm moves dense tensors of the CPU, found ",
+      "[c10d_shm] shm moves dense tensors of the CPU, found ",
       tensor.defined() ? tensor.toString() : std::string("an undefined one"));
 }
 
@@ -25,7 +25,7 @@ void check_written(const at::Tensor& tensor) {
   SHERD_CHECK(
       tensor.numel() == 0 ||
           at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
-      "[world] expected an output with a place for each element, found ",
+      "[c10d_shm] expected an output with a place for each element, found ",
       tensor.toString(), " of sizes ", tensor.sizes(), " and strides ",
       tensor.strides(), ", as of expand(); clone() it before");
 }

@@ -19,11 +19,11 @@ std::exception_ptr exception_of(const Status& status) {
 void expect_open(bool stopped) {
   SHERD_CHECK_AS(
       kFailedPrecondition, !stopped,
-      "[world] expected an open group, found it shut down");
+      "[c10d_shm] expected an open group, found it shut down");
 }
 
 Status shut_down_before() {
-  return {ErrorCode::kAborted, "[world] the group was shut down before"};
+  return {ErrorCode::kAborted, "[c10d_shm] the group was shut down before"};
 }
 
 void join_unless_own(std::thread thread) {

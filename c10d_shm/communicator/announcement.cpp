@@ -70,8 +70,8 @@ std::string Announcements::mismatch(
   for (int r = 1; r < ranks_; ++r) {
     if (text(r) != text(0)) {
       return str(
-          "[world] expected ", text(0), ", which ", name(0), " calls, found ",
-          text(r), " of ", name(r));
+          "[c10d_shm] expected ", text(0), ", which ", name(0),
+          " calls, found ", text(r), " of ", name(r));
     }
   }
   for (int s = 0; s < ranks_; ++s) {
@@ -80,7 +80,7 @@ std::string Announcements::mismatch(
       const std::uint64_t room = wanted(d)[index(s)];
       if (s != d && has[index(d)] != room) {
         return str(
-            "[world] ", text(0), ": expected ", room, " bytes of ", name(s),
+            "[c10d_shm] ", text(0), ": expected ", room, " bytes of ", name(s),
             " for ", name(d), ", which has room for them, found ",
             has[index(d)]);
       }

@@ -46,7 +46,8 @@ TEST_F(Announced, AnotherCallIsNamed) {
   all_.set_text(2, "barrier()");
   EXPECT_EQ(
       all_.mismatch(name),
-      "[world] expected all_gather(Float), which rank 0 calls, found barrier() "
+      "[c10d_shm] expected all_gather(Float), which rank 0 calls, found "
+      "barrier() "
       "of rank 2");
 }
 
@@ -54,7 +55,8 @@ TEST_F(Announced, BytesWithoutRoomAreNamed) {
   all_.offered(1)[2] = 12;
   EXPECT_EQ(
       all_.mismatch(name),
-      "[world] all_gather(Float): expected 8 bytes of rank 1 for rank 2, which "
+      "[c10d_shm] all_gather(Float): expected 8 bytes of rank 1 for rank 2, "
+      "which "
       "has room for them, found 12");
   EXPECT_EQ(all_.largest(), 12U);
 }

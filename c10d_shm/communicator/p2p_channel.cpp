@@ -195,7 +195,7 @@ void P2pChannel::handle(int rank, const Reply& reply) {
   } else if (reply.what == kMismatch) {
     const Status why(
         ErrorCode::kPeerMismatch,
-        str("[world] send of tag ", message.tag, " to ", peers_->name(rank),
+        str("[c10d_shm] send of tag ", message.tag, " to ", peers_->name(rank),
             ": ",
             mismatch(
                 reply.room, reply.type, message.bytes.size(),
@@ -275,8 +275,8 @@ bool P2pChannel::receive_from(int rank, P2pMessage& message) {
   if (!unlike.empty()) {
     outcome = Status(
         ErrorCode::kPeerMismatch,
-        str("[world] receive of tag ", message.tag, " of ", peers_->name(rank),
-            ": ", unlike));
+        str("[c10d_shm] receive of tag ", message.tag, " of ",
+            peers_->name(rank), ": ", unlike));
     if (!is_short) {
       reply(kMismatch);
     }

@@ -39,14 +39,14 @@ Status PeerMemory::cause(int rank, const Status& copied) const {
     if (peers_->has_left(rank) || peers_->has_revoked_memory(rank)) {
       return {
           ErrorCode::kPeerLost,
-          str("[world] ", peers_->name(rank),
+          str("[c10d_shm] ", peers_->name(rank),
               peers_->has_left(rank) ? " has left" : " has given up",
               " before this rank had copied its part")};
     }
     if (clock_->now() >= limit) {
       return {
           copied.code(),
-          str("[world] reading memory of ", peers_->name(rank), ": ",
+          str("[c10d_shm] reading memory of ", peers_->name(rank), ": ",
               copied.message())};
     }
     std::this_thread::sleep_for(kLook);
@@ -132,7 +132,7 @@ void PeerWriter::await_end(Duration at_most) const {
   for (int r = 0; r < peers_->ranks(); ++r) {
     while (r != peers_->rank() && may_still_write(r)) {
       SHERD_ASSERT(
-          clock_->now() < limit, "[world] ", peers_->name(r),
+          clock_->now() < limit, "[c10d_shm] ", peers_->name(r),
           " was stopped while it wrote memory of ",
           peers_->name(peers_->rank()), ", and has not gone on for ",
           seconds(at_most), " s: this memory cannot be used any more");

@@ -18,7 +18,7 @@ Status failure(const char* call, int pid, int reason) {
                         : ErrorCode::kUnavailable;
   return {
       code,
-      str("[world] ", call, " of process ", pid,
+      str("[c10d_shm] ", call, " of process ", pid,
           " failed: ", std::strerror(reason))};
 }
 

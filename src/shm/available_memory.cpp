@@ -153,7 +153,7 @@ Status check_available_memory(
   }
   return {
       ErrorCode::kUnavailable,
-      str("[world] a shared segment: expected ", wanted_bytes,
+      str("[shm] a shared segment: expected ", wanted_bytes,
           " bytes of memory, found ", left->bytes, " available (", left->source,
           ")")};
 }

@@ -57,7 +57,7 @@ Status Barrier::await(const Waiter& waiter, WaitTarget what) const {
     if (outcome.ok() && !arrived(what.rank).reached(round_)) {
       outcome = Status(
           ErrorCode::kAborted,
-          str("[world] ", what.what, " was aborted by ",
+          str("[shm] ", what.what, " was aborted by ",
               peers_->name(peers_->rank())));
     }
     if (!outcome.ok()) {
@@ -71,7 +71,7 @@ Status Barrier::await(const Waiter& waiter, WaitTarget what) const {
       return trouble.ok()
           ? Status(
                 ErrorCode::kAborted,
-                str("[world] ", peers_->name(r), " gave up ", what.what))
+                str("[shm] ", peers_->name(r), " gave up ", what.what))
           : trouble;
     }
   }
@@ -151,8 +151,8 @@ Status SmallAllGather::all_gather_bytes(
     if (found != first) {
       failure_ = Status(
           ErrorCode::kPeerMismatch,
-          str("[world] ", what, ": expected ", first, " bytes as ",
-              peers.name(0), " brings, found ", found, " of ", peers.name(r)));
+          str("[shm] ", what, ": expected ", first, " bytes as ", peers.name(0),
+              " brings, found ", found, " of ", peers.name(r)));
       return failure_;
     }
   }

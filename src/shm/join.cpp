@@ -75,7 +75,7 @@ struct JoinContext {
                               : options.names[static_cast<std::size_t>(rank)]);
   }
   Status failure(ErrorCode code, const std::string& what) const {
-    return {code, str("[world] joining a shared segment: ", what)};
+    return {code, str("[shm] joining a shared segment: ", what)};
   }
   Status died(int rank) const {
     return failure(ErrorCode::kPeerLost, str(name(rank), " has died"));
@@ -501,7 +501,7 @@ Status check_options(const SegmentJoinOptions& options) {
       !named) {
     return {
         ErrorCode::kInvalidArgument,
-        str("[world] joining a shared segment: expected a rank below the "
+        str("[shm] joining a shared segment: expected a rank below the "
             "number of ranks and a name for each, found rank ",
             options.rank, " of ", options.ranks, " with ", options.names.size(),
             " names")};

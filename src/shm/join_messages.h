@@ -25,7 +25,7 @@ struct JoinRequest {
   std::string difference(const JoinRequest& other) const;
 };
 
-// A failure as others are told it, e.g. "failed 3 [world] rank 2 ...".
+// A failure as others are told it, e.g. "failed 3 [shm] rank 2 ...".
 std::string failure_text(const Status& failure);
 // Nothing unless `text` is one.
 std::optional<Status> failure_from_text(const std::string& text);

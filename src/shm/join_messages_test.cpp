@@ -33,7 +33,7 @@ TEST(JoinText, NamesWhatDiffers) {
 }
 
 TEST(JoinText, AFailureComesBackAsItWas) {
-  const Status failure(ErrorCode::kPeerLost, "[world] rank 1: it has died");
+  const Status failure(ErrorCode::kPeerLost, "[shm] rank 1: it has died");
   const auto back = failure_from_text(failure_text(failure));
   ASSERT_TRUE(back.has_value());
   EXPECT_EQ(back->code(), failure.code());

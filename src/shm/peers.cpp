@@ -99,7 +99,7 @@ Status Peers::watch() {
     if (peer.pid_namespace != own.pid_namespace) {
       return {
           ErrorCode::kFailedPrecondition,
-          str("[world] ", name(options_.rank), " and ", name(r),
+          str("[shm] ", name(options_.rank), " and ", name(r),
               " share memory: expected them to share process ids too (the same "
               "container), found two namespaces")};
     }
@@ -111,7 +111,7 @@ Status Peers::watch() {
     if (!process.open() && reason != ESRCH) {
       return {
           ErrorCode::kUnavailable,
-          str("[world] expected to watch ", name(r),
+          str("[shm] expected to watch ", name(r),
               ", pidfd_open failed: ", std::strerror(reason))};
     }
     // Opened first, compared then: if the id was recycled before, the times
@@ -199,7 +199,7 @@ bool Peers::has_left(int rank) const {
 }
 
 Status Peers::departure(int rank) const {
-  return {ErrorCode::kPeerLost, str("[world] ", name(rank), " has left")};
+  return {ErrorCode::kPeerLost, str("[shm] ", name(rank), " has left")};
 }
 
 bool Peers::has_ended(int rank) const {
@@ -249,11 +249,11 @@ std::optional<Status> Peers::trouble() const {
   switch (t.what) {
     case Trouble::kDied:
       return Status(
-          ErrorCode::kPeerLost, str("[world] ", name(t.rank), " has died"));
+          ErrorCode::kPeerLost, str("[shm] ", name(t.rank), " has died"));
     case Trouble::kNotResponding:
       return Status(
           ErrorCode::kDeadlineExceeded,
-          str("[world] ", name(t.rank), " is not responding, ", name(t.witness),
+          str("[shm] ", name(t.rank), " is not responding, ", name(t.witness),
               " timed out waiting for it"));
     case Trouble::kGaveUp:
       break;
@@ -261,7 +261,7 @@ std::optional<Status> Peers::trouble() const {
   const PeerRecord& who = record(t.rank);
   return Status(
       ErrorCode::kAborted,
-      str("[world] ", name(t.rank), " gave up: ", who.why.data()));
+      str("[shm] ", name(t.rank), " gave up: ", who.why.data()));
 }
 
 }  // namespace sherd::shm

@@ -28,7 +28,7 @@ std::size_t page_bytes() {
 Status unavailable(std::size_t bytes, const char* call) {
   return {
       ErrorCode::kUnavailable,
-      str("[world] a shared segment of ", bytes, " bytes: ", call,
+      str("[shm] a shared segment of ", bytes, " bytes: ", call,
           " failed: ", std::strerror(errno))};
 }
 
@@ -49,7 +49,7 @@ Status within_file_limit(std::size_t bytes) {
   }
   return {
       ErrorCode::kUnavailable,
-      str("[world] a shared segment of ", bytes,
+      str("[shm] a shared segment of ", bytes,
           " bytes: expected a limit of file sizes (ulimit -f) that allows it, "
           "found ",
           limit.rlim_cur, " bytes")};
@@ -77,8 +77,8 @@ Status check_sizes(const SegmentOptions& options) {
   }
   return {
       ErrorCode::kInvalidArgument,
-      str("[world] a shared segment: expected 1 to ", kBytesMax,
-          " bytes, found ", options.bytes)};
+      str("[shm] a shared segment: expected 1 to ", kBytesMax, " bytes, found ",
+          options.bytes)};
 }
 
 }  // namespace
@@ -125,14 +125,14 @@ Result<Segment> Segment::from_descriptor(
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return Status(
         ErrorCode::kPeerMismatch,
-        "[world] expected the descriptor of a shared segment that cannot "
+        "[shm] expected the descriptor of a shared segment that cannot "
         "shrink, found another one");
   }
   const std::size_t found = length_of(descriptor).value_or(0);
   if (found != options.bytes) {
     return Status(
         ErrorCode::kPeerMismatch,
-        str("[world] expected a shared segment of ", options.bytes,
+        str("[shm] expected a shared segment of ", options.bytes,
             " bytes, found one of ", found));
   }
   Segment segment;

@@ -24,11 +24,11 @@ constexpr int kKind = SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK;
 Status failed(const char* call) {
   return {
       ErrorCode::kUnavailable,
-      str("[world] a Unix socket: ", call, " failed: ", std::strerror(errno))};
+      str("[shm] a Unix socket: ", call, " failed: ", std::strerror(errno))};
 }
 
 Status closed() {
-  return {ErrorCode::kPeerLost, "[world] the other end closed its connection"};
+  return {ErrorCode::kPeerLost, "[shm] the other end closed its connection"};
 }
 
 struct Address {
@@ -102,8 +102,7 @@ Result<UnixConnection> UnixConnection::connect(
   if (!address) {
     return Status(
         ErrorCode::kUnavailable,
-        str("[world] expected the address of a Unix socket, found '", text,
-            "'"));
+        str("[shm] expected the address of a Unix socket, found '", text, "'"));
   }
   Descriptor socket(::socket(AF_UNIX, kKind, 0));
   if (!socket.open()) {
@@ -117,14 +116,14 @@ Result<UnixConnection> UnixConnection::connect(
     if (clock.now() >= until) {
       return Status(
           ErrorCode::kDeadlineExceeded,
-          "[world] a Unix socket: nobody accepted the connection in time");
+          "[shm] a Unix socket: nobody accepted the connection in time");
     }
     ::poll(nullptr, 0, 1);
   }
   if (!is_same_user(socket)) {
     return Status(
         ErrorCode::kPeerMismatch,
-        str("[world] expected a process of user ", ::geteuid(),
+        str("[shm] expected a process of user ", ::geteuid(),
             " at the Unix socket, found another user's"));
   }
   return UnixConnection(std::move(socket));
@@ -191,7 +190,7 @@ Result<std::optional<UnixMessage>> UnixConnection::try_receive() {
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     return Status(
         ErrorCode::kUnavailable,
-        "[world] expected room for one more descriptor (ulimit -n), found "
+        "[shm] expected room for one more descriptor (ulimit -n), found "
         "none");
   }
   return std::optional<UnixMessage>(std::move(received));
@@ -210,7 +209,7 @@ Result<UnixMessage> UnixConnection::receive(const Clock& clock, Instant until) {
     if (now >= until) {
       return Status(
           ErrorCode::kDeadlineExceeded,
-          "[world] a Unix socket: no message came in time");
+          "[shm] a Unix socket: no message came in time");
     }
     pollfd fd{socket_.get(), POLLIN, 0};
     ::poll(&fd, 1, poll_ms(now, until));

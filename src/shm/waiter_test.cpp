@@ -83,7 +83,7 @@ TEST(Waiter, NamesTheRankThatDiesWithinASecond) {
       EXPECT_THAT(
           end.result,
           ::testing::StartsWith(
-              str(static_cast<int>(ErrorCode::kPeerLost), " [world] rank ",
+              str(static_cast<int>(ErrorCode::kPeerLost), " [shm] rank ",
                   victim, " has died")));
       EXPECT_LT(end.ended_at - report.struck_at, 1s) << "rank " << r;
     }
@@ -308,7 +308,7 @@ TEST(Peers, ARecycledProcessIdIsADeadRank) {
   ++records[1].start_ticks;
   Peers again(table.peers_memory(), {.rank = 0, .ranks = 2});
   again.watch().throw_if_failed();
-  EXPECT_EQ(again.check().message(), "[world] rank 1 has died");
+  EXPECT_EQ(again.check().message(), "[shm] rank 1 has died");
 }
 
 TEST(Peers, AnotherNamespaceOfProcessIdsIsRefused) {
