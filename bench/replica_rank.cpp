@@ -13,11 +13,9 @@
 #include <sherd/ft/replica_session.h>
 #include <sherd/optim/adamw.h>
 #include <torch/torch.h>
+#include "base/digest.h"
 #include "bench/step_gate.h"
 #include "bench/workload.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace sherd::bench {
 namespace {
@@ -145,7 +143,7 @@ class ReplicaRank {
   std::uint64_t hash() {
     std::vector<std::uint64_t> parts;
     const auto add = [&](const at::Tensor& tensor) {
-      parts.push_back(XXH3_64bits(
+      parts.push_back(digest_of(
           tensor.const_data_ptr(), static_cast<std::size_t>(tensor.nbytes())));
     };
     for (const auto& item : fsdp_.named_parameters().items) {
@@ -154,7 +152,7 @@ class ReplicaRank {
     for (const auto& item : adamw_.tensors(true)) {
       add(item.tensor);
     }
-    return XXH3_64bits(parts.data(), parts.size() * sizeof(std::uint64_t));
+    return digest_of(parts.data(), parts.size() * sizeof(std::uint64_t));
   }
 
   const Workload work_;

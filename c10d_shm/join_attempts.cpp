@@ -8,18 +8,13 @@
 #include <thread>
 #include <utility>
 #include "base/check.h"
+#include "base/status_from_exception.h"
 
 namespace sherd::c10d_shm {
 namespace {
 
 // A store can be waited on for a key, not for another value.
 constexpr Duration kPoll = std::chrono::milliseconds(10);
-
-// A store's message has its stack below the first line.
-std::string first_line_of(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));
-}
 
 }  // namespace
 
@@ -69,7 +64,7 @@ Status JoinAttemptStore::put(const std::string& text) {
   } catch (const std::exception& error) {
     return {
         ErrorCode::kPeerLost,
-        "[world] the store is lost: " + first_line_of(error)};
+        "[c10d_shm] the store is lost: " + first_line_of(error)};
   }
   return {};
 }
@@ -104,11 +99,11 @@ Result<std::string> JoinAttemptStore::get(Duration at_most) {
   } catch (const std::exception& error) {
     return Status(
         ErrorCode::kDeadlineExceeded,
-        str("[world] the store has no ", kKey, ": ", first_line_of(error)));
+        str("[c10d_shm] the store has no ", kKey, ": ", first_line_of(error)));
   }
   return Status(
       ErrorCode::kDeadlineExceeded,
-      str("[world] the store has no ", kKey, " but of an earlier group"));
+      str("[c10d_shm] the store has no ", kKey, " but of an earlier group"));
 }
 
 }  // namespace sherd::c10d_shm

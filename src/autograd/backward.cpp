@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include "autograd/saved_tensors.h"
+#include "base/status_from_exception.h"
 
 namespace sherd::autograd {
 namespace {
@@ -268,8 +269,7 @@ std::string reason_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const std::exception& error) {
-    const std::string what = error.what();
-    const auto line = what.substr(0, what.find('\n'));
+    const auto line = first_line_of(error);
     return line.empty() ? "an exception without a message" : line;
   } catch (...) {
     return "an exception that is no std::exception";

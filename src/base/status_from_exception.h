@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Turns exceptions into statuses where foreign code runs on a thread that must go on. Thread rule:
-// any thread.
+// Turns exceptions into statuses and sentences, where foreign code runs on a thread that must go
+// on. Thread rule: any thread.
 #pragma once
 
 #include <exception>
@@ -9,6 +9,12 @@
 #include "base/status.h"
 
 namespace sherd {
+
+// What LibTorch says goes on with a C++ backtrace; the first line is enough.
+inline std::string first_line_of(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
 
 // Returns the action's status. An Error that it throws becomes a status with its code and sentence;
 // any other exception gets `code`, and `prefix` before its text.

@@ -14,7 +14,6 @@
 #include "base/clock.h"
 #include "world/peer_watch.h"
 #include "world/sigpipe_guard.h"
-#include "world/store_wait.h"
 
 namespace sherd::world {
 namespace {

@@ -20,6 +20,8 @@ namespace {
 // Up to here a second message costs more than the bytes that it saves.
 constexpr std::size_t kAtOnceBytes = std::size_t{16} << 10;
 
+std::size_t position(int member) { return static_cast<std::size_t>(member); }
+
 std::vector<int> all_of(const Transport& transport) {
   std::vector<int> members(static_cast<std::size_t>(transport.size()));
   std::iota(members.begin(), members.end(), 0);
@@ -86,6 +88,20 @@ Status Collectives::all_reduce_at_once(const at::Tensor& flat, double scale) {
   return {};
 }
 
+Status Collectives::exchange(
+    const TensorOf& incoming, const TensorOf& outgoing) {
+  Transfers transfers;
+  for (int member = 0; member < size(); ++member) {
+    if (member != index_) {
+      transfers.push_back(
+          transport_.receive(incoming(member), peer(member), tag_));
+      transfers.push_back(
+          transport_.send(outgoing(member), peer(member), tag_));
+    }
+  }
+  return wait_all(transfers, what_);
+}
+
 // Each member sums a slice of all, and gives it to all: 2 (W - 1) / W of the bytes, the least
 // possible.
 Status Collectives::all_reduce_in_slices(const at::Tensor& flat, double scale) {
@@ -93,30 +109,15 @@ Status Collectives::all_reduce_in_slices(const at::Tensor& flat, double scale) {
   const auto slice = [&](int member) {
     return flat.narrow(0, begin(member), begin(member + 1) - begin(member));
   };
-  std::vector<at::Tensor> pieces;
-  Transfers transfers;
-  for (int member = 0; member < size(); ++member) {
-    if (member == index_) {
-      pieces.push_back(slice(index_));
-      continue;
-    }
-    pieces.push_back(at::empty_like(slice(index_)));
-    transfers.push_back(transport_.receive(pieces.back(), peer(member), tag_));
-    transfers.push_back(transport_.send(slice(member), peer(member), tag_));
-  }
-  if (auto status = wait_all(transfers, what_); !status.ok()) {
+  const auto own = slice(index_);
+  const auto pieces = beside_own(own, [&](int) { return at::empty_like(own); });
+  auto status =
+      exchange([&](int member) { return pieces[position(member)]; }, slice);
+  if (!status.ok()) {
     return status;
   }
-  sum_in_rank_order(pieces, scale, /*accumulate=*/false, slice(index_));
-  transfers.clear();
-  for (int member = 0; member < size(); ++member) {
-    if (member != index_) {
-      transfers.push_back(
-          transport_.receive(slice(member), peer(member), tag_));
-      transfers.push_back(transport_.send(slice(index_), peer(member), tag_));
-    }
-  }
-  return wait_all(transfers, what_);
+  sum_in_rank_order(pieces, scale, /*accumulate=*/false, own);
+  return exchange(slice, [&](int) { return own; });
 }
 
 Status Collectives::broadcast(
@@ -140,20 +141,22 @@ Status Collectives::broadcast(
   return wait_all(transfers, what_);
 }
 
+std::vector<at::Tensor> Collectives::beside_own(
+    const at::Tensor& own, const TensorOf& other) const {
+  std::vector<at::Tensor> all;
+  for (int member = 0; member < size(); ++member) {
+    all.push_back(member == index_ ? own : other(member));
+  }
+  return all;
+}
+
 Result<std::vector<at::Tensor>> Collectives::all_gather(
     const at::Tensor& mine) {
-  std::vector<at::Tensor> all;
-  Transfers transfers;
-  for (int member = 0; member < size(); ++member) {
-    if (member == index_) {
-      all.push_back(mine);
-      continue;
-    }
-    all.push_back(at::empty_like(mine));
-    transfers.push_back(transport_.receive(all.back(), peer(member), tag_));
-    transfers.push_back(transport_.send(mine, peer(member), tag_));
-  }
-  if (auto status = wait_all(transfers, what_); !status.ok()) {
+  auto all = beside_own(mine, [&](int) { return at::empty_like(mine); });
+  auto status = exchange(
+      [&](int member) { return all[position(member)]; },
+      [&](int) { return mine; });
+  if (!status.ok()) {
     return status;
   }
   return all;
@@ -162,28 +165,24 @@ Result<std::vector<at::Tensor>> Collectives::all_gather(
 Result<std::vector<std::string>> Collectives::all_gather_texts(
     const std::string& mine) {
   const auto count = static_cast<std::int64_t>(mine.size());
-  const auto own_count =
-      at::full({1}, count, at::TensorOptions().dtype(at::kLong));
-  const auto counts = all_gather(own_count);
+  const auto counts =
+      all_gather(at::full({1}, count, at::TensorOptions().dtype(at::kLong)));
   if (!counts.ok()) {
     return counts.status();
   }
-  const auto own = at::empty({count}, at::TensorOptions().dtype(at::kByte));
+  const auto buffer_of = [&](int member) {
+    const auto& length = counts.value()[position(member)];
+    return at::empty(
+        {*length.const_data_ptr<std::int64_t>()},
+        at::TensorOptions().dtype(at::kByte));
+  };
+  const auto own = buffer_of(index_);
   std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
-  std::vector<at::Tensor> texts;
-  Transfers transfers;
-  for (int member = 0; member < size(); ++member) {
-    if (member == index_) {
-      texts.push_back(own);
-      continue;
-    }
-    const auto length = *counts.value()[static_cast<std::size_t>(member)]
-                             .const_data_ptr<std::int64_t>();
-    texts.push_back(at::empty({length}, at::TensorOptions().dtype(at::kByte)));
-    transfers.push_back(transport_.receive(texts.back(), peer(member), tag_));
-    transfers.push_back(transport_.send(own, peer(member), tag_));
-  }
-  if (auto status = wait_all(transfers, what_); !status.ok()) {
+  const auto texts = beside_own(own, buffer_of);
+  auto status = exchange(
+      [&](int member) { return texts[position(member)]; },
+      [&](int) { return own; });
+  if (!status.ok()) {
     return status;
   }
   std::vector<std::string> all;

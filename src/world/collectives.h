@@ -6,6 +6,7 @@
 // is then only good for abandon(). Thread rule: one thread.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -52,9 +53,17 @@ class Collectives {
       const std::string& mine);
 
  private:
+  using TensorOf = std::function<at::Tensor(int member)>;
+
   int peer(int member) const {
     return members_[static_cast<std::size_t>(member)];
   }
+  // Receives from, and sends to, every other member; returns when all of that is done.
+  [[nodiscard]] Status exchange(
+      const TensorOf& incoming, const TensorOf& outgoing);
+  // A tensor for each member, by position: `own` for this one, `other(member)` for the rest.
+  std::vector<at::Tensor> beside_own(
+      const at::Tensor& own, const TensorOf& other) const;
   [[nodiscard]] Status all_reduce_at_once(const at::Tensor& flat, double scale);
   [[nodiscard]] Status all_reduce_in_slices(
       const at::Tensor& flat, double scale);

@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/status_from_exception.h"
 #include "compat/gloo_backend.h"
 #include "world/detached_call.h"
 #include "world/sigpipe_guard.h"
@@ -240,7 +241,7 @@ std::unique_ptr<world::C10dTransport> World::Impl::make_group(
         loss ? str("[world] rank ", loss->rank, " was lost: it ", loss->how,
                    "; rank ", rank, " was connecting group '", name, "'")
              : str("[world] rank ", rank, " could not connect group '", name,
-                   "': ", world::first_line_of(error)),
+                   "': ", first_line_of(error)),
         loss ? ErrorCode::kPeerLost : ErrorCode::kUnavailable);
   }
 }

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/check.h"
+#include "base/status_from_exception.h"
 #include "world/peer_watch.h"
 #include "world/store_wait.h"
 #include "world/world_impl.h"

@@ -16,8 +16,8 @@
 #include "base/backoff.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/status_from_exception.h"
 #include "world/detached_call.h"
-#include "world/store_wait.h"
 
 namespace sherd::world {
 namespace {

@@ -31,9 +31,4 @@ bool wait_for_key(
   return true;
 }
 
-std::string first_line_of(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));
-}
-
 }  // namespace sherd::world

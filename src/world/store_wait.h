@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small helpers around c10d's stores and exceptions. Thread rule: any thread.
+// A wait on c10d's stores. Thread rule: any thread.
 #pragma once
 
 #include <chrono>
-#include <exception>
 #include <string>
 
 namespace c10d {
@@ -20,8 +19,5 @@ bool wait_for_key(
     c10d::Store& store,
     const std::string& key,
     std::chrono::milliseconds timeout);
-
-// What LibTorch says goes on with a C++ backtrace; the first line is enough.
-std::string first_line_of(const std::exception& error);
 
 }  // namespace sherd::world

@@ -8,10 +8,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/rank_environment.h"
+#include "base/status_from_exception.h"
 #include "world/collectives.h"
 #include "world/rendezvous.h"
 #include "world/store_connect.h"
-#include "world/store_wait.h"
 #include "world/world_impl.h"
 
 namespace sherd {
@@ -45,7 +45,7 @@ c10::intrusive_ptr<c10d::Store> store_of_next_world(
     closed = job->add(kWorldsClosed, 0);
   } catch (const std::exception& error) {
     throw Error(
-        "[world] the launcher's store was lost: " + world::first_line_of(error),
+        "[world] the launcher's store was lost: " + first_line_of(error),
         ErrorCode::kPeerLost);
   }
   return c10::make_intrusive<c10d::PrefixStore>(str("world-", closed), job);
