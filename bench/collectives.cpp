@@ -3,25 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <sstream>
-#include <nlohmann/json.hpp>
-#include "bench/statistics.h"
 
 namespace sherd::bench {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr const char* kMark = "bench: case ";
-
-template <typename... Numbers>
-std::string format(const char* pattern, Numbers... numbers) {
-  char text[200];
-  // NOLINTNEXTLINE(bugprone-*): every pattern is a literal of this file.
-  std::snprintf(text, sizeof text, pattern, numbers...);
-  return text;
-}
 
 bool same_case(const CollectiveTimes& a, const CollectiveTimes& b) {
   return a.operation == b.operation && a.dtype == b.dtype && a.bytes == b.bytes;
@@ -59,10 +46,6 @@ std::string size_text(std::int64_t bytes) {
 std::string cell(const CollectiveTimes* times) {
   return times == nullptr ? format("%10s", "-")
                           : format("%10.3f", median(times->round_ms));
-}
-
-Json number(double value) {
-  return std::isfinite(value) ? Json(value) : Json(nullptr);
 }
 
 }  // namespace
@@ -140,9 +123,7 @@ std::string json_of(
   Json result;
   result["bench"] = "collectives";
   result["ranks"] = ranks;
-  result["commit"] = context.commit;
-  result["build"] = context.build;
-  result["machine"] = context.machine;
+  put(result, context);
   result["cases"] = Json::array();
   for (const auto& each : cases_of(all)) {
     Json entry;
@@ -160,10 +141,7 @@ std::string json_of(
         // As in the bars: a part of the other's time.
         const auto part =
             estimate_median(ratios(shm->round_ms, times.round_ms));
-        const std::string name = "of_" + times.contender;
-        entry[name] = number(part.median);
-        entry[name + "_low"] = number(part.low);
-        entry[name + "_high"] = number(part.high);
+        put(entry, "of_" + times.contender, part);
       }
     }
     result["cases"].push_back(std::move(entry));

@@ -13,7 +13,7 @@
 #include <optional>
 #include <string>
 #include <vector>
-#include "bench/report.h"
+#include "bench/report_text.h"
 
 namespace sherd::bench {
 

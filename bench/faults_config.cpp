@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/faults_bench.h"
 
-#include <algorithm>
-#include <cstdio>
-#include <sherd/base/error.h>
+#include "bench/option_checks.h"
 #include "bench/statistics.h"
 
 namespace sherd::bench {
@@ -11,30 +9,6 @@ namespace {
 
 constexpr double kCoordinatorGapMax_s = 2.0;
 constexpr double kThroughputMin = 0.9;
-
-void expect_at_least(const char* flag, double least, double found) {
-  if (!(found >= least)) {
-    char text[64];
-    std::snprintf(
-        text, sizeof text, ": expected at least %g, found %g", least, found);
-    throw Error(std::string("[bench] ") + flag + text);
-  }
-}
-
-void expect_one_of(
-    const char* flag,
-    const std::vector<std::string>& words,
-    const std::string& found) {
-  if (std::find(words.begin(), words.end(), found) == words.end()) {
-    std::string known;
-    for (const auto& word : words) {
-      known += (known.empty() ? "" : ", ") + word;
-    }
-    throw Error(
-        std::string("[bench] ") + flag + ": expected one of " + known +
-        ", found " + found);
-  }
-}
 
 double sum_of_lost(const FaultsResult& result) {
   double lost = result.discarded_steps + result.hashes.divergences;
@@ -52,7 +26,7 @@ std::optional<bool> at_most(const std::vector<double>& values, double bar) {
 
 void check(const FaultsConfig& config) {
   workload_named(config.work);
-  expect_at_least("--batch", 0, static_cast<double>(config.batch));
+  expect_at_least("--batch", 0, config.batch);
   // A survivor.
   expect_at_least("--replicas", 2, config.replicas);
   expect_at_least("--ranks", 1, config.ranks);
@@ -64,10 +38,9 @@ void check(const FaultsConfig& config) {
   // Who waits for longer than usual steps take is left out.
   constexpr int kBlockStepsMax = 6;
   if (config.block_steps > kBlockStepsMax) {
-    throw Error(
-        "[bench] --block-steps: expected at most " +
-        std::to_string(kBlockStepsMax) + ", found " +
-        std::to_string(config.block_steps));
+    refuse(
+        "--block-steps", "at most " + std::to_string(kBlockStepsMax),
+        config.block_steps);
   }
   expect_one_of("--target", {"rank", "coordinator", "both"}, config.target);
   expect_one_of("--exchange", {"auto", "collective", "shm"}, config.exchange);

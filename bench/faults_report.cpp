@@ -1,37 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/faults_report.h"
 
-#include <cmath>
-#include <cstdio>
-#include <nlohmann/json.hpp>
-#include "bench/statistics.h"
-
 namespace sherd::bench {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr double kCostMax = 1.02;  // For the interval's lower end.
 constexpr double kCostWidthMax = 0.05;
-
-template <typename... Numbers>
-std::string format(const char* pattern, Numbers... numbers) {
-  char text[200];
-  // NOLINTNEXTLINE(bugprone-*): every pattern is a literal of this file.
-  std::snprintf(text, sizeof text, pattern, numbers...);
-  return text;
-}
-
-// "1.23 (1.10-1.40)"; the interval is open below 6 values.
-std::string text_of(const std::vector<double>& values) {
-  if (values.empty()) {
-    return "-";
-  }
-  const auto found = estimate_median(values);
-  return format("%.3f ", found.median) +
-      (std::isfinite(found.low) ? format("(%.3f-%.3f)", found.low, found.high)
-                                : std::string("(open)"));
-}
 
 // Nothing while the interval is too wide to say.
 std::optional<bool> cost_met(const MedianEstimate& ratio) {
@@ -74,16 +48,6 @@ std::string verdict(std::optional<bool> met) {
   return !met ? ": not known\n" : *met ? ": met\n" : ": NOT met\n";
 }
 
-// Shows a hundred thousandth, more than any of them is known; null when open.
-Json number(double value) {
-  return std::isfinite(value) ? Json(std::stod(format("%.5g", value)))
-                              : Json(nullptr);
-}
-
-Json number(const std::optional<double>& value) {
-  return value ? number(*value) : Json(nullptr);
-}
-
 Json numbers(const std::vector<double>& values) {
   Json json = Json::array();
   for (const double value : values) {
@@ -104,10 +68,7 @@ void put_context(
   json["replicas"] = config.replicas;
   json["ranks"] = config.ranks;
   json["exchange"] = config.exchange;
-  json["sherd_version"] = found.sherd_version;
-  json["commit"] = found.commit;
-  json["build"] = found.build;
-  json["machine"] = found.machine;
+  put(json, found);
 }
 
 // One number for each kill of a rank; null where it is unknown.
@@ -150,13 +111,13 @@ std::string table_of(
   }
   text += format("\nstep without faults    %.3f s\n", result.step_s);
   text += "gap                    " +
-      text_of(gaps_of(result, KillTarget::kRank)) +
+      median_text(gaps_of(result, KillTarget::kRank)) +
       format(" s, at most %.2f", criteria.gap_s_max) + verdict(criteria.gap);
   text += "gap, coordinator       " +
-      text_of(gaps_of(result, KillTarget::kCoordinator)) + " s, at most 2" +
+      median_text(gaps_of(result, KillTarget::kCoordinator)) + " s, at most 2" +
       verdict(criteria.coordinator_gap);
-  text += "back after             " + text_of(returns_of(result)) + " s\n";
-  text += "throughput meanwhile   " + text_of(throughputs_of(result)) +
+  text += "back after             " + median_text(returns_of(result)) + " s\n";
+  text += "throughput meanwhile   " + median_text(throughputs_of(result)) +
       ", at least 0.9" + verdict(criteria.throughput);
   text += format(
       "discarded steps %d, divergences %d of %d states compared",
@@ -211,10 +172,10 @@ std::string table_of(
              static_cast<int>(result.plain_ms.size()), result.block_steps,
              result.seconds) +
       result.why_stopped + "\n\n" + "plain hybrid sharding  " +
-      text_of(result.plain_ms) + " ms a step\n" + "fault-tolerant         " +
-      text_of(result.fault_tolerant_ms) + " ms a step\n" +
-      "ratio                  " +
-      text_of(ratios(result.fault_tolerant_ms, result.plain_ms)) +
+      median_text(result.plain_ms) + " ms a step\n" +
+      "fault-tolerant         " + median_text(result.fault_tolerant_ms) +
+      " ms a step\n" + "ratio                  " +
+      median_text(ratios(result.fault_tolerant_ms, result.plain_ms)) +
       format(", its lower end at most %.2f", kCostMax) +
       verdict(cost_met(ratio));
 }
@@ -224,15 +185,10 @@ std::string json_of(
     const CostResult& result,
     const BenchmarkContext& context) {
   Json json;
-  const auto put = [&](const std::string& name, const MedianEstimate& found) {
-    json[name] = number(found.median);
-    json[name + "_low"] = number(found.low);
-    json[name + "_high"] = number(found.high);
-  };
-  put("plain_ms", estimate_median(result.plain_ms));
-  put("fault_tolerant_ms", estimate_median(result.fault_tolerant_ms));
+  put(json, "plain_ms", estimate_median(result.plain_ms));
+  put(json, "fault_tolerant_ms", estimate_median(result.fault_tolerant_ms));
   const auto ratio = cost_of(result);
-  put("cost_ratio", ratio);
+  put(json, "cost_ratio", ratio);
   const auto met = cost_met(ratio);
   json["cost_met"] = met ? Json(*met) : Json(nullptr);
   json["rounds"] = result.plain_ms.size();

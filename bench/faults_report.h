@@ -6,7 +6,7 @@
 
 #include <string>
 #include "bench/faults_bench.h"
-#include "bench/report.h"
+#include "bench/report_text.h"
 
 namespace sherd::bench {
 

@@ -18,7 +18,7 @@
 #include <sherd/world/world.h>
 #include <torch/torch.h>
 #include "bench/rank_main.h"
-#include "bench/statistics.h"
+#include "bench/report_text.h"
 #include "bench/step_runner.h"
 
 namespace sherd::bench {
@@ -106,14 +106,6 @@ class InterleavedRun {
 // Longer than any backward: what is left of it is the exchange's own time.
 constexpr double kLongWait = 4.0;
 
-std::string text_of(const MedianEstimate& found) {
-  char text[64];
-  std::snprintf(
-      text, sizeof text, "%.3f (%.3f-%.3f)", found.median, found.low,
-      found.high);
-  return text;
-}
-
 // By contender: a wait each, then the long one, then none.
 using Times = std::vector<std::vector<double>>;
 
@@ -154,7 +146,7 @@ void measure(const World& world, const RankFlags& flags) {
     }
     std::printf(
         "%5.0f ms   %5.0f ms           %s\n", exchange_ms, median(times[i]),
-        text_of(estimate_median(ratios(times[i], longer))).c_str());
+        median_text(ratios(times[i], longer)).c_str());
   }
 }
 

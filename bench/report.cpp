@@ -2,15 +2,10 @@
 #include "bench/report.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <nlohmann/json.hpp>
-#include "bench/statistics.h"
+#include <optional>
 
 namespace sherd::bench {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 const ContenderResult* find(const StepResult& result, const std::string& name) {
   const auto found = std::find_if(
@@ -21,21 +16,6 @@ const ContenderResult* find(const StepResult& result, const std::string& name) {
 
 MedianEstimate ratio_of(const ContenderResult& a, const ContenderResult& b) {
   return estimate_median(ratios(a.round_ms, b.round_ms));
-}
-
-template <typename... Numbers>
-std::string format(const char* pattern, Numbers... numbers) {
-  char text[200];
-  // NOLINTNEXTLINE(bugprone-*): every pattern is a literal of this file.
-  std::snprintf(text, sizeof text, pattern, numbers...);
-  return text;
-}
-
-std::string interval_text(const MedianEstimate& estimate, int digits) {
-  if (!std::isfinite(estimate.low)) {
-    return "open";  // Fewer than 6 rounds.
-  }
-  return format("%.*f-%.*f", digits, estimate.low, digits, estimate.high);
 }
 
 // For one rank in one step.
@@ -69,36 +49,10 @@ std::string row_of(
   return row;
 }
 
-// To five digits, more than any of them is known; null when open.
-Json number(double value) {
-  if (!std::isfinite(value)) {
-    return nullptr;
-  }
-  return std::stod(format("%.5g", value));
-}
-
-void put(Json& json, const std::string& name, const MedianEstimate& estimate) {
-  json[name] = number(estimate.median);
-  json[name + "_low"] = number(estimate.low);
-  json[name + "_high"] = number(estimate.high);
-}
-
-void put_null(Json& json, const std::string& name) {
-  for (const char* end : {"", "_low", "_high"}) {
-    json[name + end] = nullptr;
-  }
-}
-
-void put_ratio(
-    Json& json,
-    const std::string& name,
-    const ContenderResult* a,
-    const ContenderResult* b) {
-  if (a != nullptr && b != nullptr) {
-    put(json, name, ratio_of(*a, *b));
-  } else {
-    put_null(json, name);
-  }
+std::optional<MedianEstimate> ratio_of(
+    const ContenderResult* a, const ContenderResult* b) {
+  return a != nullptr && b != nullptr ? std::optional(ratio_of(*a, *b))
+                                      : std::nullopt;
 }
 
 }  // namespace
@@ -159,17 +113,17 @@ std::string json_of(
   const auto* sherd = find(result, "sherd");
   const std::vector<std::string> names = {"bound", "sherd", "fsdp2", "ddp"};
   for (const auto& name : names) {
-    if (const auto* measured = find(result, name); measured != nullptr) {
-      put(json, name + "_ms", estimate_median(measured->round_ms));
-    } else {
-      put_null(json, name + "_ms");
-    }
+    const auto* measured = find(result, name);
+    put(json, name + "_ms",
+        measured != nullptr ? std::optional(estimate_median(measured->round_ms))
+                            : std::nullopt);
   }
   for (const auto& name : {"sherd", "fsdp2", "ddp"}) {
-    put_ratio(json, std::string(name) + "_ratio", find(result, name), bound);
+    put(json, std::string(name) + "_ratio",
+        ratio_of(find(result, name), bound));
   }
-  put_ratio(json, "sherd_to_fsdp2", sherd, find(result, "fsdp2"));
-  put_ratio(json, "sherd_to_ddp", sherd, find(result, "ddp"));
+  put(json, "sherd_to_fsdp2", ratio_of(sherd, find(result, "fsdp2")));
+  put(json, "sherd_to_ddp", ratio_of(sherd, find(result, "ddp")));
   for (const auto& name : names) {
     const auto* measured = find(result, name);
     json[name + "_pss_bytes"] =
@@ -197,10 +151,7 @@ std::string json_of(
   json["rounds"] = result.rounds;
   json["seconds"] = number(result.seconds);
   json["why_stopped"] = result.why_stopped;
-  json["sherd_version"] = context.sherd_version;
-  json["commit"] = context.commit;
-  json["build"] = context.build;
-  json["machine"] = context.machine;
+  put(json, context);
   return json.dump();
 }
 

@@ -5,17 +5,10 @@
 #pragma once
 
 #include <string>
+#include "bench/report_text.h"
 #include "bench/step_bench.h"
 
 namespace sherd::bench {
-
-// Where it was measured, and what.
-struct BenchmarkContext {
-  std::string sherd_version;
-  std::string commit;   // The checkout's; "unknown" outside one.
-  std::string build;    // "Release, GNU 12.2.0".
-  std::string machine;  // "AMD EPYC, 2 cores, load 0.03".
-};
 
 // Several lines, with the end of the last.
 std::string table_of(

@@ -3,34 +3,11 @@
 
 #include <cmath>
 #include <sstream>
-#include <sherd/base/error.h>
+#include "bench/option_checks.h"
 #include "train/config.h"
 
 namespace sherd::bench {
 namespace {
-
-template <typename T>
-[[noreturn]] void refuse(
-    const char* flag, const std::string& expected, const T& found) {
-  std::ostringstream message;
-  message << "[bench] " << flag << ": expected " << expected << ", found "
-          << found;
-  throw Error(message.str());
-}
-
-void expect_one_of(
-    const char* flag,
-    const std::vector<std::string>& known,
-    const std::string& found) {
-  std::string names;
-  for (const auto& name : known) {
-    if (name == found) {
-      return;
-    }
-    names += (names.empty() ? "" : ", ") + name;
-  }
-  refuse(flag, (known.size() > 1 ? "one of " : "") + names, found);
-}
 
 // What belongs to sharding alone.
 void check_ddp(const StepConfig& config) {
@@ -71,9 +48,7 @@ void check(const StepConfig& config) {
   expect_one_of("--update", {"step", "backward"}, config.update);
   expect_one_of("--peers", {"all", "none"}, config.peers);
   expect_one_of("--heap", {"glibc", "kept"}, config.heap);
-  if (config.ranks < 1) {
-    refuse("--ranks", "at least 1", config.ranks);
-  }
+  expect_at_least("--ranks", 1, config.ranks);
   if (config.replicate < 1 || config.ranks % config.replicate != 0) {
     refuse(
         "--replicate",
@@ -92,15 +67,11 @@ void check(const StepConfig& config) {
   if (!(config.interval_width > 0.0) || !std::isfinite(config.interval_width)) {
     refuse("--interval-width", "a number above 0", config.interval_width);
   }
-  if (config.rounds_max < 1) {
-    refuse("--rounds-max", "at least 1", config.rounds_max);
-  }
+  expect_at_least("--rounds-max", 1, config.rounds_max);
   if (!(config.minutes_max > 0.0)) {
     refuse("--minutes-max", "a number above 0", config.minutes_max);
   }
-  if (config.block_steps < 0) {
-    refuse("--block-steps", "at least 0", config.block_steps);
-  }
+  expect_at_least("--block-steps", 0, config.block_steps);
 }
 
 std::vector<std::string> contenders_of(const StepConfig& config) {
