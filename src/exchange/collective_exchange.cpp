@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
+#include <set>
+#include <type_traits>
 #include <utility>
 
 #include "base/check.h"
@@ -23,6 +26,29 @@ constexpr int kRequestTag = 0;
 constexpr int kPayloadTag = 1;
 static_assert(kPayloadTag < kFlatTag);
 
+// What a rank tells its peers before a collective step. Travels as bytes.
+struct SentRequest {
+  CollectiveRequest request;
+  // Its shard of the unit was sent ahead of this.
+  std::uint64_t with_shard = 0;
+};
+static_assert(std::has_unique_object_representations_v<SentRequest>);
+
+// What all ranks have sent, by rank.
+struct SentRequests {
+  std::vector<CollectiveRequest> requests;
+  std::vector<bool> with_shard;
+};
+
+// A unit that this rank gathers.
+struct WantedUnit {
+  UnshardedUnit* unsharded = nullptr;
+  // What was started before ranks have agreed, if anything was.
+  std::optional<world::Transfers> early = std::nullopt;
+  // Indices of ranks that wanted the same unit when they got this rank's shard.
+  std::set<std::size_t> served = {};
+};
+
 class CollectiveExchange final : public Exchange {
  public:
   CollectiveExchange(
@@ -40,7 +66,9 @@ class CollectiveExchange final : public Exchange {
   // and write memory that goes with it.
   ~CollectiveExchange() override {
     const bool reducing = unit_transport_ && unit_transport_->reducing();
-    if (reducing || worker_.busy()) {
+    if (auto failure = worker_.failure(); !failure.ok()) {
+      abandon(failure);
+    } else if (reducing || worker_.busy()) {
       abandon(
           {ErrorCode::kPeerLost,
            str("its exchange went with ", reducing ? "gradients" : "a gather",
@@ -74,23 +102,26 @@ class CollectiveExchange final : public Exchange {
     if (!error_.ok()) {
       return error_;
     }
-    const auto place = unit_transport_->open_unit(unit, options, generation_);
-    const bool is_new = unsharded_.emplace(unit, place).second;
+    auto unsharded = unit_transport_->open_unit(unit, options, generation_);
+    const bool is_new = unsharded_.emplace(unit, unsharded).second;
     SHERD_ASSERT(is_new, "a unit is gathered that is whole");
     if (model_.placement == ModelPlacement::kReplicate) {
       return {};
     }
-    const bool full = options.precision == Precision::kFull;
-    ++counters_.unshards;
-    counters_.unsharded_bytes += full
-        ? flat_offsets(spec(unit), &FlatSpec::shard_dtype).back()
-        : unit_bytes(spec(unit));
-    CollectiveRequest request;
-    request.full_precision = full ? 1 : 0;
-    request.kind = CollectiveKind::kUnshard;
-    request.unit = unit;
-    request.in_backward = options.in_backward ? 1 : 0;
-    started_[unit] = post(request, place, nullptr);
+    count_unshard(unit, options.precision);
+    // Ranks that differ in forward fail, and in a planned backward one of them
+    // has left the plan.
+    const bool may_start = options.planned || !options.in_backward;
+    const auto request = unshard_request(unit, options);
+    started_[unit] =
+        worker_.post([this, request, may_start, into = std::move(unsharded)] {
+          WantedUnit wanted{.unsharded = into.get()};
+          if (may_start) {
+            wanted.early =
+                unit_transport_->start_gather(gather_of(request), into.get());
+          }
+          return run_when_agreed(request, &wanted);
+        });
     return {};
   }
 
@@ -111,9 +142,9 @@ class CollectiveExchange final : public Exchange {
   }
 
   void reshard(UnitId unit) override {
-    const auto place = unsharded_.extract(unit);
-    SHERD_ASSERT(!place.empty(), "a unit is dropped that is not whole");
-    unit_transport_->drop_unit(unit, *place.mapped());
+    const auto dropped = unsharded_.extract(unit);
+    SHERD_ASSERT(!dropped.empty(), "a unit is dropped that is not whole");
+    unit_transport_->drop_unit(unit, *dropped.mapped());
   }
 
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
@@ -163,13 +194,13 @@ class CollectiveExchange final : public Exchange {
     if (!error_.ok()) {
       return error_;
     }
-    CollectiveRequest request;
-    request.kind = CollectiveKind::kAllReduce;
+    auto request = make_request(CollectiveKind::kAllReduce);
     request.numel = static_cast<std::uint32_t>(values.numel());
     request.op = static_cast<std::uint32_t>(op);
-    const auto job =
-        post(request, nullptr, [&] { return reduce_values(values, op); });
-    auto status = worker_.wait(job);
+    auto status = worker_.wait(worker_.post([&] {
+      auto agreed = run_when_agreed(request);
+      return agreed.ok() ? reduce_values(values, op) : agreed;
+    }));
     return status.ok() ? status : fail(status);
   }
 
@@ -266,11 +297,12 @@ class CollectiveExchange final : public Exchange {
     return world::Collectives(*gather_, what, tag).all_gather(mine);
   }
 
-  Result<std::vector<CollectiveRequest>> all_gather_requests(
-      CollectiveRequest& mine) {
+  Result<SentRequests> all_gather_requests(
+      CollectiveRequest& mine, bool with_shard) {
     mine.sequence = sequence_++;
-    auto all = all_gather_bytes(
-        bytes_of(&mine, sizeof(CollectiveRequest)), kRequestTag,
+    const SentRequest sent{mine, with_shard ? 1U : 0U};
+    const auto all = all_gather_bytes(
+        bytes_of(&sent, sizeof(sent)), kRequestTag,
         "an answer to " + text(mine));
     if (!all.ok()) {
       const auto& failure = all.status();
@@ -279,86 +311,134 @@ class CollectiveExchange final : public Exchange {
           ? Status(failure.code(), failure.message() + rule_broken_by(mine))
           : failure;
     }
-    std::vector<CollectiveRequest> requests(all.value().size());
-    for (std::size_t r = 0; r < requests.size(); ++r) {
-      std::memcpy(
-          &requests[r], all.value()[r].const_data_ptr(),
-          sizeof(CollectiveRequest));
+    SentRequests found;
+    for (const auto& bytes : all.value()) {
+      SentRequest theirs;
+      std::memcpy(&theirs, bytes.const_data_ptr(), sizeof(theirs));
+      found.requests.push_back(theirs.request);
+      found.with_shard.push_back(theirs.with_shard != 0);
     }
-    return requests;
+    return found;
   }
 
   std::string text(const CollectiveRequest& request) const {
     return exchange::describe(request, unit_names_);
   }
 
-  // Has the worker run_when_agreed the request, with `place` for the unit, and then do
-  // `rest`, if there is one.
-  std::uint64_t post(
-      CollectiveRequest request,
-      std::shared_ptr<UnshardedUnit> place,
-      WorkerThread::Job rest) {
+  CollectiveRequest make_request(CollectiveKind kind) const {
+    CollectiveRequest request;
+    request.kind = kind;
     request.generation = generation_;
     request.backward = backward_;
-    return worker_.post(
-        [this, request, place = std::move(place), rest = std::move(rest)] {
-          auto status = run_when_agreed(request, place.get());
-          return status.ok() && rest ? rest() : status;
-        });
+    return request;
+  }
+
+  // The gather that is asked for, of all ranks.
+  UnitGather gather_of(const CollectiveRequest& request) const {
+    return {
+        .unit = request.unit,
+        .precision = request.full_precision != 0 ? Precision::kFull
+                                                 : Precision::kParameter,
+        .generation = request.generation,
+        .receivers = std::vector<bool>(ranks_.size(), true),
+        .what = text(request)};
+  }
+
+  CollectiveRequest unshard_request(
+      UnitId unit, const UnshardOptions& options) const {
+    auto request = make_request(CollectiveKind::kUnshard);
+    request.unit = unit;
+    request.in_backward = options.in_backward ? 1 : 0;
+    request.full_precision = options.precision == Precision::kFull ? 1 : 0;
+    return request;
+  }
+
+  void count_unshard(UnitId unit, Precision precision) {
+    ++counters_.unshards;
+    counters_.unsharded_bytes += precision == Precision::kFull
+        ? flat_offsets(spec(unit), &FlatSpec::shard_dtype).back()
+        : unit_bytes(spec(unit));
   }
 
   // Run by the worker, as are those below it.
-  // Requests until the request is granted, serving those of others meanwhile.
-  Status run_when_agreed(CollectiveRequest request, UnshardedUnit* place) {
+  // Requests until the request is granted, assisting others meanwhile. `wanted`
+  // is set where the request is for a unit.
+  Status run_when_agreed(
+      CollectiveRequest request, WantedUnit* wanted = nullptr) {
+    bool with_shard = wanted != nullptr && wanted->early.has_value();
     while (true) {
-      const auto requests = all_gather_requests(request);
-      if (!requests.ok()) {
-        return requests.status();
+      const auto sent = all_gather_requests(request, with_shard);
+      if (!sent.ok()) {
+        return sent.status();
       }
-      const auto agreement = agree(requests.value(), ranks_, unit_names_);
+      const auto& requests = sent.value().requests;
+      const auto agreement = agree(requests, ranks_, unit_names_);
       if (agreement.verdict == AgreementOutcome::kMismatch) {
         return after_all_know(
             {ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason});
       }
       assisted_ = assisted_ || agreement.verdict == AgreementOutcome::kAssist;
-      if (agreement.request.kind == CollectiveKind::kUnshard) {
-        auto status = gather(
-            agreement.request, requests.value(),
-            agreement.request == request ? place : nullptr);
+      const bool granted = agreement.request == request;
+      auto status = settle_early(request, sent.value(), wanted);
+      if (status.ok() && agreement.request.kind == CollectiveKind::kUnshard) {
+        status =
+            gather(agreement.request, requests, granted ? wanted : nullptr);
+      }
+      if (!status.ok() || granted) {
+        return status;
+      }
+      with_shard = false;
+    }
+  }
+
+  // Shards that came with requests: a rank that wants something else than their
+  // sender receives them for nothing, since the sender waits for that.
+  Status settle_early(
+      const CollectiveRequest& mine,
+      const SentRequests& sent,
+      WantedUnit* wanted) {
+    const auto here = static_cast<std::size_t>(gather_->index());
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      if (sent.requests[r] == mine) {
+        if (sent.with_shard[here]) {
+          wanted->served.insert(r);
+        }
+      } else if (sent.with_shard[r]) {
+        auto status = unit_transport_->discard_shard(
+            gather_of(sent.requests[r]), static_cast<int>(r));
         if (!status.ok()) {
           return status;
         }
       }
-      if (agreement.request == request) {
-        return {};
-      }
     }
+    return {};
   }
 
+  // Sends this rank's shard to the ranks that want the unit and have not got it
+  // yet. `wanted` is null on a rank that only assists.
   Status gather(
       const CollectiveRequest& request,
       const std::vector<CollectiveRequest>& requests,
-      UnshardedUnit* place) {
-    AgreedGather gather{
-        .unit = request.unit,
-        .precision = request.full_precision != 0 ? Precision::kFull
-                                                 : Precision::kParameter,
-        .generation = request.generation,
-        .wanted = {},
-        .what = text(request)};
-    for (const auto& theirs : requests) {
-      gather.wanted.push_back(theirs == request);
+      WantedUnit* wanted) {
+    auto agreed = gather_of(request);
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      const bool served = wanted != nullptr && wanted->served.contains(r);
+      agreed.receivers[r] = requests[r] == request && !served;
     }
-    return unit_transport_->gather(gather, place);
+    const bool early = wanted != nullptr && wanted->early;
+    auto status = unit_transport_->gather(
+        agreed, wanted == nullptr || early ? nullptr : wanted->unsharded);
+    return status.ok() && early ? world::wait_all(*wanted->early, agreed.what)
+                                : status;
   }
 
   // Returns the statuses of all ranks.
   Result<std::vector<at::Tensor>> finish_backward() {
-    CollectiveRequest request;
-    request.kind = CollectiveKind::kEndBackward;
-    if (auto status = worker_.wait(post(request, nullptr, nullptr));
-        !status.ok()) {
-      return status;
+    const auto request = make_request(CollectiveKind::kEndBackward);
+    auto agreed =
+        worker_.wait(worker_.post([&] { return run_when_agreed(request); }));
+    if (!agreed.ok()) {
+      return agreed;
     }
     if (auto status = unit_transport_->finish(); !status.ok()) {
       return status;

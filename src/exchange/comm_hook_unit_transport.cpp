@@ -40,7 +40,7 @@ class CommHookUnitTransport final : public UnitTransport {
       std::uint64_t generation) override {
     return inner_->open_unit(unit, options, generation);
   }
-  Status gather(const AgreedGather& gather, UnshardedUnit* place) override {
+  Status gather(const UnitGather& gather, UnshardedUnit* place) override {
     return inner_->gather(gather, place);
   }
   void drop_unit(UnitId unit, const UnshardedUnit& place) override {

@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include "base/hash.h"
 
 namespace sherd::exchange::contract {
 namespace {
@@ -140,6 +142,41 @@ TEST_P(ExchangeBackward, RanksMayGatherDifferentUnits) {
   });
 }
 
+// As when some ranks have left the plan that others follow. Several gathers are
+// under way at a time, and every rank has drawn others, in another order; some
+// are at their end at once.
+TEST_P(ExchangeBackward, RanksMayLeaveThePlanOfOthers) {
+  for (const std::uint64_t seed : {1U, 2U, 3U}) {
+    SCOPED_TRACE(seed);
+    with().run([&](Seat& seat) {
+      const auto model = mixed_model(owners());
+      open(seat, model);
+      for (int round = 0; round < 4; ++round) {
+        std::mt19937 random(static_cast<unsigned>(mix64(
+            seed * 1000 +
+            static_cast<std::uint64_t>(round * 100 + seat.rank))));
+        write_shards(*seat.exchange, model, seat.rank, round);
+        seat.exchange->publish(static_cast<std::uint64_t>(round) + 1)
+            .throw_if_failed();
+        std::vector<UnitId> units{0, 1, 2, 3, 4, 5};
+        std::shuffle(units.begin(), units.end(), random);
+        units.resize(random() % 5);
+        for (const auto unit : units) {
+          const UnshardOptions options{
+              .in_backward = true, .planned = random() % 3 > 0};
+          seat.exchange->start_unshard(unit, options).throw_if_failed();
+        }
+        for (const auto unit : units) {
+          expect_values(*seat.exchange, model, unit, round);
+        }
+        run_backward(*seat.exchange, model, seat.rank, round);
+        expect_sums(*seat.exchange, model, seat.rank, ranks(), round);
+      }
+      expect_whole(*seat.exchange, model, 0, 3);  // Together again.
+    });
+  }
+}
+
 TEST_P(ExchangeBackward, ReducesMayLieBetweenGathersThatDiffer) {
   with().run([&](Seat& seat) {
     const auto model = plain_model(owners());
@@ -255,9 +292,16 @@ TEST_P(ExchangeBackward, EveryRankLearnsThatGathersDiffered) {
     const auto model = plain_model(owners());
     open(seat, model);
     write_shards(*seat.exchange, model, seat.rank, 0);
-    for (const bool differ : {true, false}) {
+    // Who is at its end already gets what the others send ahead.
+    for (const auto& [differ, planned] :
+         {std::pair(true, false),
+          {false, false},
+          {true, true},
+          {false, true}}) {
       if (!differ || seat.rank == 0) {
-        expect_whole(*seat.exchange, model, 1, 0, {.in_backward = true});
+        expect_whole(
+            *seat.exchange, model, 1, 0,
+            {.in_backward = true, .planned = planned});
       }
       reduce_all(*seat.exchange, model, seat.rank);
       const auto outcome = seat.exchange->end_backward(backward_end(model));

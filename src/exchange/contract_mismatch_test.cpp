@@ -105,6 +105,24 @@ TEST_P(ExchangeMismatch, ForwardAgainstBackwardIsAMismatch) {
   });
 }
 
+// One sends more bytes of its shard than the other has room for.
+TEST_P(ExchangeMismatch, DifferentPrecisionsAreNamed) {
+  if (with().one_sided || replicas() > 1) {
+    return;  // Who shares no shard axis goes on.
+  }
+  with().run(kDisorderly, [&](Seat& seat) {
+    const auto model = make_model(
+        owners(), {{{.numels = {70, 410}, .param_dtype = at::kBFloat16}}});
+    open(seat, model);
+    const auto precision =
+        seat.rank == 0 ? Precision::kFull : Precision::kParameter;
+    seat.exchange->start_unshard(0, {.precision = precision}).throw_if_failed();
+    expect_mismatch(
+        with(), seat.exchange->wait_for_unshard(0).status(),
+        {"u0 in full precision", "u0 in forward"});
+  });
+}
+
 TEST_P(ExchangeMismatch, DifferentGenerationsAreNamed) {
   if (replicas() > 1) {
     return;  // Who shares no shard axis goes on.

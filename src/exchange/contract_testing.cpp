@@ -208,6 +208,11 @@ void expect_whole(
     int salt,
     const UnshardOptions& options) {
   exchange.start_unshard(unit, options).throw_if_failed();
+  expect_values(exchange, model, unit, salt);
+}
+
+void expect_values(
+    Exchange& exchange, const ModelSpec& model, UnitId unit, int salt) {
   const auto addresses = exchange.wait_for_unshard(unit).value();
   ASSERT_EQ(
       addresses.size(),

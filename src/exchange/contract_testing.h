@@ -190,7 +190,10 @@ void fill_gradients(
 
 void open(Seat& seat, const ModelSpec& model);
 
-// Makes the unit whole, compares it with the pattern, and drops it.
+// Waits for the unit, compares it with the pattern, and drops it.
+void expect_values(
+    Exchange& exchange, const ModelSpec& model, UnitId unit, int salt);
+// Starts its gather first.
 void expect_whole(
     Exchange& exchange,
     const ModelSpec& model,

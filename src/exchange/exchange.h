@@ -116,6 +116,9 @@ struct UnshardOptions {
   // Ranks whose gradients differ may ask for different units in backward;
   // anywhere else that is a mismatch.
   bool in_backward = false;
+  // All ranks follow one plan, so that this gather comes next on each that has
+  // not left it. Shards may then move before ranks have agreed, in backward too.
+  bool planned = false;
   // Bytes of unsharded units at most from now on; 0: no limit.
   std::int64_t unsharded_bytes_max = 0;
   // In full precision a unit that is cast otherwise lies outside that limit.

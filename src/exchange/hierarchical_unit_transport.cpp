@@ -57,7 +57,7 @@ class HierarchicalUnitTransport final : public UnitTransport {
     place->precision = options.precision;
     return place;
   }
-  Status gather(const AgreedGather& gather, UnshardedUnit* place) override;
+  Status gather(const UnitGather& gather, UnshardedUnit* place) override;
   void drop_unit(UnitId unit, const UnshardedUnit& place) override {
     if (place.precision != Precision::kFull) {
       drop(unit);
@@ -108,18 +108,18 @@ class HierarchicalUnitTransport final : public UnitTransport {
         layout_.dropped,
         static_cast<std::size_t>(map_.local_ranks()) * model_.units.size());
   }
-  bool wanted_on(const AgreedGather& gather, int host) const {
+  bool wanted_on(const UnitGather& gather, int host) const {
     const auto& ranks = map_.on(host);
     return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
-      return gather.wanted[static_cast<std::size_t>(rank)];
+      return gather.receivers[static_cast<std::size_t>(rank)];
     });
   }
 
   void drop(UnitId unit);
-  Status place_unit(const AgreedGather& gather, std::vector<at::Tensor>& flats);
-  std::int64_t allocate(const AgreedGather& gather, std::int64_t bytes);
-  Status move(const AgreedGather& gather, const std::vector<at::Tensor>& flats);
-  Status wait_for_neighbours(const AgreedGather& gather);
+  Status place_unit(const UnitGather& gather, std::vector<at::Tensor>& flats);
+  std::int64_t allocate(const UnitGather& gather, std::int64_t bytes);
+  Status move(const UnitGather& gather, const std::vector<at::Tensor>& flats);
+  Status wait_for_neighbours(const UnitGather& gather);
   void leave(const Status& why);
 
   // Whatever messages read and write lies before the transports and goes after them.
@@ -200,7 +200,7 @@ void HierarchicalUnitTransport::drop(UnitId unit) {
 }
 
 Status HierarchicalUnitTransport::gather(
-    const AgreedGather& gather, UnshardedUnit* place) {
+    const UnitGather& gather, UnshardedUnit* place) {
   ++gathers_;
   std::vector<at::Tensor> flats;
   Status status;
@@ -232,7 +232,7 @@ Status HierarchicalUnitTransport::gather(
 // All ranks of a host allocate from it in the order of gathers, so that one of them
 // can say where: the first.
 Status HierarchicalUnitTransport::place_unit(
-    const AgreedGather& gather, std::vector<at::Tensor>& flats) {
+    const UnitGather& gather, std::vector<at::Tensor>& flats) {
   const auto dtype = gather.precision == Precision::kFull
       ? &FlatSpec::shard_dtype
       : &FlatSpec::unsharded_dtype;
@@ -271,7 +271,7 @@ Status HierarchicalUnitTransport::place_unit(
 }
 
 std::int64_t HierarchicalUnitTransport::allocate(
-    const AgreedGather& gather, std::int64_t bytes) {
+    const UnitGather& gather, std::int64_t bytes) {
   SharedUnitBuffers::Request request{
       .unit = gather.unit,
       .bytes = bytes,
@@ -279,7 +279,7 @@ std::int64_t HierarchicalUnitTransport::allocate(
       .bytes_max = bytes_max_.load(std::memory_order_relaxed),
       .passing = gather.precision == Precision::kFull};
   for (const int rank : map_.neighbours()) {
-    request.wanted.push_back(gather.wanted[static_cast<std::size_t>(rank)]);
+    request.wanted.push_back(gather.receivers[static_cast<std::size_t>(rank)]);
   }
   return buffers_->allocate(request);
 }
@@ -287,7 +287,7 @@ std::int64_t HierarchicalUnitTransport::allocate(
 // Sends this rank's shard to its proxies where the unit is wanted. `flats`, empty where it is not
 // wanted here, get the shards of the ranks whose proxy this one is.
 Status HierarchicalUnitTransport::move(
-    const AgreedGather& gather, const std::vector<at::Tensor>& flats) {
+    const UnitGather& gather, const std::vector<at::Tensor>& flats) {
   world::Transfers transfers;
   for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
     const auto& layout = spec(gather.unit).flats[f].layout;
@@ -319,7 +319,7 @@ Status HierarchicalUnitTransport::move(
 }
 
 Status HierarchicalUnitTransport::wait_for_neighbours(
-    const AgreedGather& gather) {
+    const UnitGather& gather) {
   for (int local = 0; local < map_.local_ranks(); ++local) {
     if (local == map_.local_rank()) {
       continue;

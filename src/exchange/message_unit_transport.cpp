@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include <ATen/ops/empty.h>
+
 #include "exchange/message_reductions.h"
 #include "exchange/private_buffers.h"
 
@@ -40,34 +42,54 @@ class MessageUnitTransport final : public UnitTransport {
     return place;
   }
 
-  Status gather(const AgreedGather& gather, UnshardedUnit* place) override {
+  Status gather(const UnitGather& gather, UnshardedUnit* unsharded) override {
+    return world::wait_all(*start_gather(gather, unsharded), gather.what);
+  }
+
+  std::optional<world::Transfers> start_gather(
+      const UnitGather& gather, UnshardedUnit* unsharded) override {
     world::Transfers transfers;
     for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
       const auto& layout = spec(gather.unit).flats[f].layout;
-      const int tag = kFlatTag + static_cast<int>(f) +
-          first_flat_[static_cast<std::size_t>(gather.unit)];
       const auto shard = memories_.published_shard(
           gather.unit, static_cast<int>(f), gather.precision,
           gather.generation);
       for (int peer = 0; peer < gather_->size(); ++peer) {
         const bool here = peer == gather_->index();
-        if (!here && gather.wanted[static_cast<std::size_t>(peer)]) {
-          transfers.push_back(gather_->send(shard, peer, tag));
+        if (!here && gather.receivers[static_cast<std::size_t>(peer)]) {
+          transfers.push_back(gather_->send(shard, peer, tag(gather, f)));
         }
-        if (place == nullptr) {
+        if (unsharded == nullptr) {
           continue;
         }
         const auto range = layout.shard(peer);
-        const auto part = place->flats[f].narrow(0, range.begin, range.numel());
+        const auto part =
+            unsharded->flats[f].narrow(0, range.begin, range.numel());
         if (here) {
           std::memcpy(
               part.mutable_data_ptr(), shard.const_data_ptr(), shard.nbytes());
         } else {
-          transfers.push_back(gather_->receive(part, peer, tag));
+          transfers.push_back(gather_->receive(part, peer, tag(gather, f)));
         }
       }
     }
-    return world::wait_all(transfers, gather.what);
+    return transfers;
+  }
+
+  // One flat after the other: this memory lies outside every limit.
+  Status discard_shard(const UnitGather& gather, int owner) override {
+    for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
+      const auto& flat = spec(gather.unit).flats[f];
+      const auto dtype = gather.precision == Precision::kFull
+          ? flat.shard_dtype()
+          : flat.unsharded_dtype();
+      const auto shard = at::empty({flat.layout.shard(owner).numel()}, dtype);
+      const auto transfer = gather_->receive(shard, owner, tag(gather, f));
+      if (auto status = transfer->wait(gather.what); !status.ok()) {
+        return status;
+      }
+    }
+    return {};
   }
 
   void drop_unit(UnitId unit, const UnshardedUnit&) override {
@@ -104,6 +126,14 @@ class MessageUnitTransport final : public UnitTransport {
  private:
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
+  }
+  // Ranks that want the same unit in different precisions send different numbers
+  // of bytes before they know it: the tag tells them apart.
+  int tag(const UnitGather& gather, std::size_t flat) const {
+    const int index = first_flat_[static_cast<std::size_t>(gather.unit)] +
+        static_cast<int>(flat);
+    return kFlatTag + 2 * index +
+        (gather.precision == Precision::kFull ? 1 : 0);
   }
   bool replicates() const {
     return model_.placement == ModelPlacement::kReplicate;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 #include <sherd/world/world.h>
@@ -19,12 +20,11 @@
 
 namespace sherd::exchange {
 
-// What all ranks have agreed to do.
-struct AgreedGather {
+struct UnitGather {
   UnitId unit = 0;
   Precision precision = Precision::kParameter;
   std::uint64_t generation = 0;  // Of the shards.
-  std::vector<bool> wanted;      // By rank: whether it gets the unit.
+  std::vector<bool> receivers;   // By rank: whether it gets this rank's shard.
   std::string what;              // For messages.
 };
 
@@ -44,10 +44,23 @@ class UnitTransport {
   // For a unit that is about to be gathered; a replicated one is whole at once.
   virtual std::shared_ptr<UnshardedUnit> open_unit(
       UnitId unit, const UnshardOptions& options, std::uint64_t generation) = 0;
-  // Every rank makes the same calls in the same order. `unsharded` is null on a rank that does not
-  // want the unit; elsewhere the unit is whole afterwards.
+  // What all ranks have agreed to do, in the same order. `unsharded` is null on a rank that does not
+  // want the unit, or has called start_gather() for it; elsewhere the unit is whole afterwards.
   [[nodiscard]] virtual Status gather(
-      const AgreedGather& gather, UnshardedUnit* unsharded) = 0;
+      const UnitGather& gather, UnshardedUnit* unsharded) = 0;
+  // Starts to send this rank's shard and to receive the others' into `unsharded`, which may be null,
+  // before ranks have agreed; the caller waits for it. Nothing where shards may only move once they
+  // have, on all ranks alike.
+  virtual std::optional<world::Transfers> start_gather(
+      const UnitGather& /*gather*/, UnshardedUnit* /*unsharded*/) {
+    return std::nullopt;
+  }
+  // Receives what start_gather() of the rank at index `owner` has sent to this one, which wants
+  // another unit, and forgets it.
+  [[nodiscard]] virtual Status discard_shard(
+      const UnitGather& /*gather*/, int /*owner*/) {
+    return {};
+  }
   virtual void drop_unit(UnitId unit, const UnshardedUnit& unsharded) = 0;
   // Replicated units that are whole follow their shards.
   virtual void publish(std::uint64_t generation) = 0;

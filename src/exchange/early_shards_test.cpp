@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// In which order requests and shards of a gather travel over messages: what the
+// contract suite, which sees values only, does not tell.
+#include <algorithm>
+#include <gtest/gtest.h>
+#include "base/check.h"
+#include "exchange/collective_exchange.h"
+#include "exchange/contract_fakes_testing.h"
+#include "exchange/contract_processes_testing.h"
+
+namespace sherd::exchange::contract {
+namespace {
+
+constexpr int kRequestTag = 0;
+
+// What a rank did on its gather transport, in order.
+enum class Event { kShardSent, kShardAwaited, kRequestReceived };
+using Events = std::vector<Event>;
+
+// Notes the receives of requests whose wait has ended.
+class NotingTransfer final : public world::Transfer {
+ public:
+  NotingTransfer(std::unique_ptr<world::Transfer> inner, Events& events)
+      : inner_(std::move(inner)), events_(events) {}
+  Status wait(const std::string& what) override {
+    auto status = inner_->wait(what);
+    events_.push_back(Event::kRequestReceived);
+    return status;
+  }
+
+ private:
+  const std::unique_ptr<world::Transfer> inner_;
+  Events& events_;
+};
+
+// Notes what it passes on. Its events are those of one thread at a time: the
+// exchange's worker, and the test when it has waited for that.
+class NotingTransport final : public world::Transport {
+ public:
+  NotingTransport(std::shared_ptr<world::Transport> inner, Events& events)
+      : world::Transport(inner->ranks(), inner->world_rank(inner->index())),
+        inner_(std::move(inner)),
+        events_(events) {}
+
+  std::unique_ptr<world::Transfer> send(
+      const at::Tensor& tensor, int peer, int tag) override {
+    if (is_shard(tag)) {
+      events_.push_back(Event::kShardSent);
+    }
+    return inner_->send(tensor, peer, tag);
+  }
+  std::unique_ptr<world::Transfer> receive(
+      const at::Tensor& tensor, int peer, int tag) override {
+    if (is_shard(tag)) {
+      events_.push_back(Event::kShardAwaited);
+    }
+    auto transfer = inner_->receive(tensor, peer, tag);
+    return tag == kRequestTag
+        ? std::make_unique<NotingTransfer>(std::move(transfer), events_)
+        : std::move(transfer);
+  }
+  void abandon(const Status& why) override { inner_->abandon(why); }
+  void leave() override { inner_->leave(); }
+
+ private:
+  static bool is_shard(int tag) {
+    return tag >= kFlatTag && tag < kCollectiveTags;
+  }
+
+  const std::shared_ptr<world::Transport> inner_;
+  Events& events_;
+};
+
+// Every rank gathers unit 0 with the first options and 2 with the second, and
+// then compares its events with what `check` expects of them.
+using Check = std::function<void(const Events&, int ranks)>;
+
+Body two_gathers(
+    const UnshardOptions& options, std::vector<Events>& events, Check check) {
+  return [=, &events](Seat& seat) {
+    const auto model = plain_model(seat.ranks);
+    auto& mine = events[static_cast<std::size_t>(seat.rank)];
+    open(seat, model);
+    write_shards(*seat.exchange, model, seat.rank, 1);
+    for (const UnitId unit : {0, 2}) {
+      mine.clear();
+      expect_whole(*seat.exchange, model, unit, 1, options);
+      check(mine, seat.ranks);
+    }
+  };
+}
+
+void over_fakes_and_gloo(const UnshardOptions& options, const Check& check) {
+  for (const int ranks : {2, 3, 4}) {
+    std::vector<Events> events(static_cast<std::size_t>(ranks));
+    const auto body = two_gathers(options, events, check);
+    for (const std::uint64_t seed : {0U, 1U, 2U, 3U}) {
+      SCOPED_TRACE(str(ranks, " ranks, seed ", seed));
+      const FakeOptions fake{
+          .seed = seed, .delay_max = std::chrono::microseconds(300)};
+      run_in_threads(
+          [&](test::FakeRank& self) {
+            return make_collective_exchange(
+                std::make_shared<NotingTransport>(
+                    self.network.transport(self.rank, "gather"),
+                    events[static_cast<std::size_t>(self.rank)]),
+                self.network.transport(self.rank, "reduce"));
+          },
+          fake, ranks, {}, body);
+    }
+    if (ranks > 3) {
+      continue;
+    }
+    run_in_processes(
+        [&](const World& world, const std::vector<int>& all) {
+          return make_collective_exchange(
+              std::make_shared<NotingTransport>(
+                  world::make_c10d_transport(world, "gather", all),
+                  events[static_cast<std::size_t>(world.rank())]),
+              world::make_c10d_transport(world, "reduce", all));
+        },
+        ranks, {}, body);
+  }
+}
+
+void expect_counts(const Events& events, int ranks) {
+  for (const auto one :
+       {Event::kShardSent, Event::kShardAwaited, Event::kRequestReceived}) {
+    EXPECT_EQ(std::ranges::count(events, one), ranks - 1);
+  }
+}
+
+TEST(EarlyShards, OfEqualPlansWaitForNoRequest) {
+  const auto shards_first = [](const Events& events, int ranks) {
+    expect_counts(events, ranks);
+    const auto first = std::ranges::find(events, Event::kRequestReceived);
+    EXPECT_EQ(first - events.begin(), 2 * (ranks - 1));
+  };
+  over_fakes_and_gloo({.in_backward = true, .planned = true}, shards_first);
+  over_fakes_and_gloo({}, shards_first);  // No rank may differ in forward.
+}
+
+TEST(EarlyShards, WithoutAPlanABackwardAsksAllRanksFirst) {
+  over_fakes_and_gloo(
+      {.in_backward = true}, [](const Events& events, int ranks) {
+        expect_counts(events, ranks);
+        EXPECT_EQ(
+            std::count(
+                events.begin(), events.begin() + ranks - 1,
+                Event::kRequestReceived),
+            ranks - 1);
+      });
+}
+
+}  // namespace
+}  // namespace sherd::exchange::contract
