@@ -51,6 +51,13 @@ TEST(Events, T26TheFirstStepKnowsNothingAndGathersOneByOne) {
           "wait 1", "reduce 1", "reduce 0", "end", "drop 1", "drop 2"));
 }
 
+TEST(Events, AStepThatFollowsAPlanTellsTheExchangeSo) {
+  const auto trained = train({.layers = 4, .steps = 3});
+  EXPECT_EQ(trained.unplanned.at(0), only(trained.steps.at(0), "start"));
+  EXPECT_THAT(trained.unplanned.at(1), IsEmpty());
+  EXPECT_THAT(trained.unplanned.at(2), IsEmpty());
+}
+
 // And dropped after its last use, though there were room for it.
 TEST(Events, T26WithRoomForAllEachUnitIsGatheredOnce) {
   const auto trained = train({.layers = 3, .steps = 3, .strategy = kAll});

@@ -26,8 +26,9 @@ inline std::string event(const std::string& what, UnitId unit) {
 // Passes everything on and writes it down.
 class RecordingExchange final : public exchange::Exchange {
  public:
-  RecordingExchange(std::unique_ptr<Exchange> next, Events& events)
-      : next_(std::move(next)), events_(events) {}
+  RecordingExchange(
+      std::unique_ptr<Exchange> next, Events& events, Events& unplanned)
+      : next_(std::move(next)), events_(events), unplanned_(unplanned) {}
 
   Status open(const exchange::ModelSpec& model) override {
     return next_->open(model);
@@ -38,6 +39,9 @@ class RecordingExchange final : public exchange::Exchange {
   Status start_unshard(
       UnitId unit, const exchange::UnshardOptions& options) override {
     events_.push_back(event("start", unit));
+    if (!options.planned) {
+      unplanned_.push_back(events_.back());
+    }
     return next_->start_unshard(unit, options);
   }
   Result<std::vector<void*>> wait_for_unshard(UnitId unit) override {
@@ -77,6 +81,7 @@ class RecordingExchange final : public exchange::Exchange {
  private:
   std::unique_ptr<Exchange> next_;
   Events& events_;
+  Events& unplanned_;
 };
 
 // A Chain whose layers are the units 0, 1, ... and whose head is the root, the
@@ -94,8 +99,9 @@ struct Training {
 };
 
 struct Trained {
-  std::vector<Events> steps;  // Rank 0, from one publish to the next.
-  ShardReport report;         // Rank 0, at the end.
+  std::vector<Events> steps;      // Rank 0, from one publish to the next.
+  std::vector<Events> unplanned;  // Likewise: starts outside the plan.
+  ShardReport report;             // Rank 0, at the end.
 };
 
 inline Trained train(const Training& training) {
@@ -105,6 +111,7 @@ inline Trained train(const Training& training) {
       kRanks, {.seed = 5, .delay_max = std::chrono::microseconds(200)},
       [&](test::FakeRank& self) {
         Events events;
+        Events unplanned;
         test::Chain model(training.layers, training.width);
         FsdpEngineOptions options;
         options.rank = self.rank;
@@ -113,16 +120,18 @@ inline Trained train(const Training& training) {
         const auto engine = std::make_shared<FsdpEngine>(
             build_units(*model, units::children_of_lists(), kRanks, nullptr),
             std::make_unique<RecordingExchange>(
-                self.network.exchange(self.rank), events),
+                self.network.exchange(self.rank), events, unplanned),
             options);
         engine->start();
         for (int step = 0; step < training.steps; ++step) {
           events.clear();
+          unplanned.clear();
           const auto x = test::integer_rows(step, self.rank, training.width);
           training.forward(model, x, step).backward();
           engine->publish();
           if (self.rank == 0) {
             trained.steps.push_back(events);
+            trained.unplanned.push_back(unplanned);
           }
         }
         if (self.rank == 0) {

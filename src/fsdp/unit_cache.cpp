@@ -109,50 +109,45 @@ void UnitCache::begin_step(bool training) {
   follower_.begin_step(training, agree && !by_hand_);
 }
 
-void UnitCache::carry_out(const plan::DueActions& move) {
-  if (move.whole) {
-    enter_plan(*move.whole);
+void UnitCache::carry_out(const plan::DueActions& due) {
+  if (due.whole) {
+    // Units that the plan does not expect to be whole would take its room.
+    drop_if([&](UnitId unit) {
+      return !residency_.pinned(unit) &&
+          !std::binary_search(due.whole->begin(), due.whole->end(), unit);
+    });
+    start(admit(*due.whole), {.planned = true});
   }
-  for (const auto& [actions, in_backward] : move.actions) {
+  for (const auto& [actions, in_backward] : due.actions) {
+    if (!follower_.following()) {
+      return;  // There was no room for an earlier one.
+    }
     for (const auto unit : actions->reshard) {
       if (residency_.resident(unit) && !residency_.pinned(unit)) {
         drop(unit);
       }
     }
-    for (const auto unit : actions->unshard) {
-      if (!start(unit, in_backward)) {
-        follower_.depart();
-        return;
-      }
-    }
+    start(
+        admit(actions->unshard), {.in_backward = in_backward, .planned = true});
   }
 }
 
-// Units that the plan does not expect to be whole would take its room.
-void UnitCache::enter_plan(const std::vector<UnitId>& whole) {
-  drop_if([&](UnitId unit) {
-    return !residency_.pinned(unit) &&
-        !std::binary_search(whole.begin(), whole.end(), unit);
-  });
-  for (const auto unit : whole) {
-    if (!start(unit, false)) {
+// Counts those of the units as whole that are not yet, and returns them. Departs
+// from the plan where there is no room, because units outside it are whole.
+UnitCache::Visit UnitCache::admit(const Visit& units) {
+  Visit admitted;
+  for (const auto unit : units) {
+    if (residency_.resident(unit)) {
+      continue;
+    }
+    if (!fits(unit)) {
       follower_.depart();
-      return;
+      break;
     }
+    residency_.admit(unit);
+    admitted.push_back(unit);
   }
-}
-
-// Returns false when there is no room, because units outside the plan are whole.
-bool UnitCache::start(UnitId unit, bool in_backward) {
-  if (residency_.resident(unit)) {
-    return true;
-  }
-  if (!fits(unit)) {
-    return false;
-  }
-  residency_.admit(unit);
-  request(unit, in_backward);
-  return true;
+  return admitted;
 }
 
 bool UnitCache::fits(UnitId unit) const {
@@ -195,18 +190,17 @@ void UnitCache::end_step(bool keep_frozen) {
   });
 }
 
-// ---- one unit ----
+// ---- moving units ----
 
-void UnitCache::request(
-    UnitId unit, bool in_backward, exchange::Precision precision) {
-  exchange::UnshardOptions options;
-  options.precision = precision;
-  options.in_backward = in_backward;
+// Starts their gathers. REQUIRES: they were counted as whole.
+void UnitCache::start(const Visit& units, exchange::UnshardOptions options) {
   options.unsharded_bytes_max = budget_bytes();
-  if (auto status = exchange_.start_unshard(unit, options); !status.ok()) {
-    options_.fail(status);
+  for (const auto unit : units) {
+    if (auto status = exchange_.start_unshard(unit, options); !status.ok()) {
+      options_.fail(status);
+    }
+    on_their_way_.insert(unit);
   }
-  on_their_way_.insert(unit);
 }
 
 // Makes the unit whole if its gather was started.
@@ -255,9 +249,7 @@ void UnitCache::bring_in(const Visit& units, bool in_backward) {
   if (now.grown_budget_bytes) {
     log_info("[fsdp] " + now.reason);
   }
-  for (const auto unit : now.fetch) {
-    request(unit, in_backward);
-  }
+  start(now.fetch, {.in_backward = in_backward});
   assert_within_budget();
 }
 
@@ -296,7 +288,7 @@ PlanReport UnitCache::plan_report() const {
 }
 
 std::vector<void*> UnitCache::fetch(UnitId unit) {
-  request(unit, false, exchange::Precision::kFull);
+  start({unit}, {.precision = exchange::Precision::kFull});
   on_their_way_.erase(unit);
   return addresses_of(unit);
 }

@@ -92,13 +92,9 @@ class UnitCache {
 
  private:
   void begin_step(bool training);
-  void enter_plan(const std::vector<UnitId>& whole);
-  void carry_out(const plan::DueActions& move);
-  bool start(UnitId unit, bool in_backward);
-  void request(
-      UnitId unit,
-      bool in_backward,
-      exchange::Precision precision = exchange::Precision::kParameter);
+  void carry_out(const plan::DueActions& due);
+  Visit admit(const Visit& units);
+  void start(const Visit& units, exchange::UnshardOptions options);
   void finish(UnitId unit);
   std::vector<void*> addresses_of(UnitId unit);
   void drop(UnitId unit);
