@@ -6,7 +6,6 @@
 #include <sherd/base/error.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/models/llama.h>
-#include <torch/nn/module.h>
 
 namespace sherd::tools {
 namespace {
@@ -68,23 +67,16 @@ std::map<std::string, std::string> model_metadata(
       {"train.vocabulary", std::to_string(vocabulary)}};
 }
 
-RunCheckpoints::RunCheckpoints(
-    const World& world,
-    const TrainConfig& config,
-    const std::string& run_path,
-    const torch::nn::Module& model,
-    TrainingEngine& engine,
-    data::GlobalBatches& batches,
-    std::int64_t vocabulary)
-    : world_(world),
-      batches_(batches),
-      about_(model_metadata(config, vocabulary)),
+RunCheckpoints::RunCheckpoints(Trainer& trainer, const std::string& run_path)
+    : trainer_(trainer),
+      about_(model_metadata(trainer.config(), trainer.corpus().vocabulary())),
       saver_(
-          world,
+          trainer.world(),
           run_path + "/checkpoints",
-          {.asynchronous = true, .keep_last = static_cast<int>(config.keep)}) {
-  engine.add_to(state_);
-  state_.add_buffers(model);
+          {.asynchronous = true,
+           .keep_last = static_cast<int>(trainer.config().keep)}) {
+  trainer.engine().add_to(state_);
+  state_.add_buffers(trainer.model());
 }
 
 std::int64_t RunCheckpoints::resume() {
@@ -92,7 +84,7 @@ std::int64_t RunCheckpoints::resume() {
   if (!newest) {
     return 0;
   }
-  const auto report = load_checkpoint(world_, *newest, state_);
+  const auto report = load_checkpoint(trainer_.world(), *newest, state_);
   if (state_.values.contains(ft::kReplicaState)) {
     throw Error(
         *newest +
@@ -101,13 +93,13 @@ std::int64_t RunCheckpoints::resume() {
   }
   // One that was imported has no place in any data.
   if (report.step > 0) {
-    batches_.restore(position_of(state_.values));
+    trainer_.batches().restore(position_of(state_.values));
   }
   return report.step;
 }
 
 void RunCheckpoints::save(std::int64_t step) {
-  state_.values = values_of(batches_.position());
+  state_.values = values_of(trainer_.batches().position());
   state_.values.insert(about_.begin(), about_.end());
   saver_.save(step, state_);
 }

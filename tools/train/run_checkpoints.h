@@ -10,24 +10,15 @@
 #include <map>
 #include <string>
 #include <sherd/ckpt/checkpoint.h>
-#include <sherd/data/batches.h>
-#include <sherd/world/world.h>
 #include "train/config.h"
-#include "train/training_engine.h"
+#include "train/trainer.h"
 
 namespace sherd::tools {
 
 class RunCheckpoints {
  public:
-  // Collective; all must outlive it. Throws Error as CheckpointSaver does.
-  RunCheckpoints(
-      const World& world,
-      const TrainConfig& config,
-      const std::string& run_path,
-      const torch::nn::Module& model,
-      TrainingEngine& engine,
-      data::GlobalBatches& batches,
-      std::int64_t vocabulary);
+  // Collective; the trainer must outlive it. Throws Error as CheckpointSaver does.
+  RunCheckpoints(Trainer& trainer, const std::string& run_path);
 
   // Collective. Goes on from the newest checkpoint; returns its step, or 0 where
   // there is none. Throws Error as load_checkpoint() does, and when the data
@@ -39,8 +30,7 @@ class RunCheckpoints {
   void wait() { saver_.wait(); }
 
  private:
-  const World& world_;
-  data::GlobalBatches& batches_;
+  Trainer& trainer_;
   const std::map<std::string, std::string> about_;  // The model.
   CheckpointState state_;
   CheckpointSaver saver_;

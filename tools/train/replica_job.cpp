@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/replica_job.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+#include <sherd/base/error.h>
+#include <sherd/ft/replica_checkpoints.h>
+#include <sherd/ft/replica_session.h>
+#include "train/leave_signal_watcher.h"
+#include "train/run_checkpoints.h"
+#include "train/run_report.h"
+#include "train/train_job.h"
+
+namespace sherd::tools {
+namespace {
+
+// A spare waits in it.
+ft::SessionOptions session_options(const TrainConfig& config) {
+  auto options = ft::SessionOptions::from_environment();
+  options.config = to_json(replica_invariant_config(config), {});
+  if (config.lr_scaling != "none") {
+    if (options.samples_full == 0) {
+      throw Error(
+          "--lr-scaling: expected SHERD_SAMPLES, the samples of a step that "
+          "lacks no replica, as sherd run sets it; found it unset");
+    }
+    options.config += std::to_string(options.samples_full);
+  }
+  return options;
+}
+
+std::unique_ptr<ft::ReplicaCheckpoints> make_checkpoints(
+    const Trainer& trainer, CheckpointState state) {
+  const auto& config = trainer.config();
+  if (config.save_every == 0) {
+    return nullptr;
+  }
+  if (config.run.empty()) {
+    throw Error(
+        "--save-every: expected --run DIR with it, where replicas that are "
+        "started again look for checkpoints; found none");
+  }
+  state.values = model_metadata(config, trainer.corpus().vocabulary());
+  return std::make_unique<ft::ReplicaCheckpoints>(
+      trainer.world(), std::move(state),
+      ft::ReplicaCheckpointOptions{
+          .folder = config.run + "/checkpoints",
+          .save_every = config.save_every,
+          .keep_last = static_cast<int>(config.keep)});
+}
+
+CheckpointState state_of(Trainer& trainer) {
+  CheckpointState state;
+  trainer.engine().add_to(state);
+  state.add_buffers(trainer.model());
+  return state;
+}
+
+class ReplicaJob {
+ public:
+  explicit ReplicaJob(Trainer& trainer)
+      : trainer_(trainer),
+        report_(trainer, "samples as told"),
+        options_(session_options(trainer.config())),
+        checkpoints_(make_checkpoints(trainer, state_of(trainer))) {
+    if (checkpoints_) {
+      options_.held = checkpoints_->load();
+    }
+  }
+
+  int run() {
+    ft::ReplicaSession session(
+        trainer_.world(), trainer_.engine().named_parameters(),
+        state_of(trainer_), [&](std::int64_t step) { update(step, session); },
+        options_);
+    install_signal_handlers();  // From `sherd replica drain`, too.
+    std::optional<LeaveSignalWatcher> leaving;
+    if (trainer_.leads()) {
+      leaving.emplace(session);
+    }
+    take_steps(session);
+    if (checkpoints_) {
+      checkpoints_->save(session);
+    }
+    session.close();
+    if (checkpoints_) {
+      checkpoints_->wait();
+    }
+    if (report_.is_open()) {
+      report_.finish(trainer_.sample(), /*saved=*/false);
+    }
+    const bool leaves = leaving && leaving->asked();
+    leaving.reset();
+    const auto all = trainer_.world().all_gather({leaves ? 1.0 : 0.0});
+    const bool left = all[0][0] > 0 && session.step() < trainer_.last_step();
+    trainer_.close();
+    return left ? kTerminated : 0;
+  }
+
+ private:
+  void take_steps(ft::ReplicaSession& session) {
+    while (const auto plan = session.begin_step()) {
+      if (checkpoints_) {
+        checkpoints_->save_if_due(session, *plan);
+      }
+      if (plan->step > trainer_.last_step()) {
+        break;
+      }
+      if (!report_.is_open()) {
+        open_report(plan->step - 1);
+      }
+      if (auto record = take_part(*plan, session)) {
+        record->grad_norm = grad_norm_;
+        record->lr = lr_;
+        report_.add(*record);
+      }
+    }
+  }
+
+  void update(std::int64_t step, const ft::ReplicaSession& session) {
+    const auto& scaling = trainer_.config().lr_scaling;
+    lr_ = trainer_.learning_rate(step - 1);
+    if (scaling != "none") {
+      lr_ *= ft::learning_rate_factor(
+          scaling == "linear" ? ft::LearningRateScaling::kLinear
+                              : ft::LearningRateScaling::kSquareRoot,
+          session.samples_of_update(), options_.samples_full);
+    }
+    grad_norm_ = trainer_.engine().update(lr_);
+  }
+
+  void open_report(std::int64_t first) {
+    const auto path =
+        trainer_.run_path() + "/replica-" + std::to_string(options_.replica);
+    std::filesystem::create_directories(path);
+    report_.open(path, first, /*goes_on=*/true);
+  }
+
+  // None when the step was not made, or by others.
+  std::optional<StepMetrics> take_part(
+      const ft::TrainingStep& plan, ft::ReplicaSession& session) {
+    StepMetrics record{.step = plan.step};
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<std::int64_t> numbers;
+    for (const auto& samples : plan.samples) {
+      for (auto number = samples.begin; number < samples.end; ++number) {
+        numbers.push_back(number);
+      }
+    }
+    if (!numbers.empty()) {
+      record.loss = trainer_.forward_backward(
+          plan.step, trainer_.batches().samples(numbers),
+          [&] { session.last_backward(); });
+    }
+    if (!session.finish_step() || numbers.empty()) {
+      return std::nullopt;
+    }
+    record.step_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+            .count();
+    trainer_.complete(record, plan.replica_samples, /*request=*/0);
+    return record;
+  }
+
+  Trainer& trainer_;
+  RunReport report_;
+  ft::SessionOptions options_;
+  std::unique_ptr<ft::ReplicaCheckpoints> checkpoints_;
+  double lr_ = 0;  // The last update's.
+  double grad_norm_ = 0;
+};
+
+}  // namespace
+
+bool is_replica() { return std::getenv("SHERD_COORDINATOR") != nullptr; }
+
+int train_replica(Trainer& trainer) { return ReplicaJob(trainer).run(); }
+
+}  // namespace sherd::tools

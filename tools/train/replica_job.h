@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The training of one replica of several, which a coordinator tells what to do:
+// `sherd run --fault-tolerant`. Thread rule: one thread.
+#pragma once
+
+#include "train/trainer.h"
+
+namespace sherd::tools {
+
+// Whether this process is a rank of such a replica.
+bool is_replica();
+
+// Collective over the replica's ranks. Trains to the trainer's last step, or until
+// the replica is asked to leave; returns the exit status. Throws Error when
+// training cannot go on.
+int train_replica(Trainer& trainer);
+
+}  // namespace sherd::tools

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/run_report.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+#include <chrono>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+#include <torch/version.h>
+#include "train/curve.h"
+
+namespace sherd::tools {
+namespace {
+
+double now_s() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+int terminal_columns() {
+  winsize size = {};
+  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0;
+  return known && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+std::string hex(std::uint64_t value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%016" PRIx64, value);
+  return text;
+}
+
+ProgressStyle style_of(const Trainer& trainer) {
+  if (trainer.config().quiet || !trainer.leads()) {
+    return ProgressStyle::kSilent;
+  }
+  return ::isatty(STDOUT_FILENO) == 1 ? ProgressStyle::kBar
+                                      : ProgressStyle::kLines;
+}
+
+}  // namespace
+
+RunReport::RunReport(const Trainer& trainer, std::string batch)
+    : trainer_(trainer),
+      batch_(std::move(batch)),
+      progress_(style_of(trainer)) {}
+
+void RunReport::open(
+    const std::string& path, std::int64_t first, bool goes_on) {
+  first_ = first;
+  start_s_ = now_s();
+  if (!trainer_.leads()) {
+    return;
+  }
+  const auto& corpus = trainer_.corpus();
+  const auto config = to_json(trainer_.config(), about());
+  folder_ = goes_on ? std::make_unique<RunFolder>(path, config, first)
+                    : std::make_unique<RunFolder>(path, config);
+  say("data   " + corpus.path() + ": " + std::to_string(corpus.tokens()) +
+      " tokens, hash " + hex(corpus.hash()));
+  say("model  " + trainer_.config().model + ", " +
+      std::to_string(trainer_.parameter_count()) + " parameters; " +
+      ranks_text() + ", " + batch_text());
+  say("run    " + folder_->path());
+  if (first > 0) {
+    say("goes on behind step " + std::to_string(first));
+  }
+}
+
+std::map<std::string, std::string> RunReport::about() const {
+  const auto& corpus = trainer_.corpus();
+  return {
+      {"corpus_path", corpus.path()},
+      {"corpus_hash", hex(corpus.hash())},
+      {"corpus_tokens", std::to_string(corpus.tokens())},
+      {"parameters", std::to_string(trainer_.parameter_count())},
+      {"torch", TORCH_VERSION},
+      {"world_size", std::to_string(trainer_.world().size())}};
+}
+
+void RunReport::say(const std::string& line) {
+  if (trainer_.leads() && !trainer_.config().quiet) {
+    print(progress_.finish() + line + "\n");
+  }
+}
+
+void RunReport::add(const StepMetrics& record) {
+  if (!trainer_.leads()) {
+    return;
+  }
+  folder_->add(record);
+  if (record.val_loss.has_value()) {
+    val_loss_ = record.val_loss;
+    write_curve();
+  }
+  trained_s_ += record.step_s;
+  trained_tokens_ += record.tokens_per_s * record.step_s;
+  const auto last = trainer_.last_step();
+  const double done = static_cast<double>(record.step - first_);
+  const double per_step_s = (now_s() - start_s_) / done;
+  print(progress_.update(
+      {.step = record.step,
+       .steps = last,
+       .loss = record.loss,
+       .val_loss = val_loss_,
+       .tokens_per_s = tokens_per_s(),
+       .rss_bytes = record.rss_bytes,
+       .seconds_left = per_step_s * static_cast<double>(last - record.step)},
+      record.val_loss.has_value(), now_s(), terminal_columns()));
+}
+
+std::string RunReport::batch_text() const {
+  return batch_ + " x " + std::to_string(trainer_.config().seq);
+}
+
+std::string RunReport::ranks_text() const {
+  const int ranks = trainer_.world().size();
+  return std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
+}
+
+double RunReport::tokens_per_s() const {
+  return trained_s_ > 0 ? trained_tokens_ / trained_s_ : 0.0;
+}
+
+void RunReport::write_curve() const {
+  const auto& last = folder_->records().back();
+  const auto& corpus = trainer_.corpus();
+  char facts[160];
+  std::snprintf(
+      facts, sizeof(facts),
+      "%" PRId64 " steps of %s, %s; last loss %.3f, validation %.3f", last.step,
+      batch_text().c_str(), ranks_text().c_str(), last.loss,
+      last.val_loss.value_or(std::nan("")));
+  folder_->write(
+      "curve.html",
+      curve_html(
+          folder_->path(),
+          {facts, "data " + corpus.path() + ", hash " + hex(corpus.hash())},
+          folder_->records()));
+}
+
+void RunReport::finish(const std::string& sample, bool saved) {
+  if (!trainer_.leads() || folder_->records().empty()) {
+    return;
+  }
+  if (!sample.empty()) {
+    say("sample (the model goes on after the bar):\n" + sample);
+  }
+  const auto& last = folder_->records().back();
+  char summary[160];
+  std::snprintf(
+      summary, sizeof(summary),
+      "done   loss %.3f, validation %.3f, %.0f tokens/s, %s", last.loss,
+      last.val_loss.value_or(std::nan("")), tokens_per_s(),
+      format_duration(now_s() - start_s_).c_str());
+  say(summary);
+  say("curve  " + folder_->path() + "/curve.html");
+  if (saved) {
+    say_how_to_go_on();
+  }
+}
+
+void RunReport::say_how_to_go_on() {
+  const auto& path = folder_->path();
+  const auto& config = trainer_.config();
+  say("go on  sherd run -n " + std::to_string(trainer_.world().size()) +
+      " -- sherd train --config " + path + "/config.json --run " + path +
+      (config.stop_at > 0 ? " --stop-at 0" : "") + " --steps " +
+      std::to_string(2 * config.steps));
+}
+
+}  // namespace sherd::tools

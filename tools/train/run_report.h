@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RunReport is what a run tells people: lines and a bar on the terminal, and in
+// the run's folder config.json, metrics and the curve. Rank 0 of a job tells;
+// on other ranks every call does nothing. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include "train/progress_display.h"
+#include "train/run_folder.h"
+#include "train/step_metrics.h"
+#include "train/trainer.h"
+
+namespace sherd::tools {
+
+class RunReport {
+ public:
+  // `batch` says how many sequences a step has: "batch 12". The trainer outlives
+  // this.
+  RunReport(const Trainer& trainer, std::string batch);
+
+  // Before the first step, which follows step `first`. The folder is new, or, if
+  // the run goes on, its own. Throws Error as RunFolder does.
+  void open(const std::string& path, std::int64_t first, bool goes_on);
+  bool is_open() const { return start_s_ > 0; }
+
+  // A line of its own.
+  void say(const std::string& line);
+
+  // Adds a step to folder and terminal. REQUIRES: open() was called.
+  void add(const StepMetrics& record);
+
+  // After the last step. `sample` may be empty; `saved`: the run has a checkpoint.
+  void finish(const std::string& sample, bool saved);
+
+ private:
+  std::map<std::string, std::string> about() const;
+  std::string batch_text() const;
+  std::string ranks_text() const;
+  double tokens_per_s() const;
+  void write_curve() const;
+  void say_how_to_go_on();
+
+  const Trainer& trainer_;
+  const std::string batch_;
+  ProgressDisplay progress_;
+  std::unique_ptr<RunFolder> folder_;  // Rank 0 only.
+  std::optional<double> val_loss_;
+  std::int64_t first_ = 0;
+  double start_s_ = 0;
+  double trained_s_ = 0;
+  double trained_tokens_ = 0;
+};
+
+}  // namespace sherd::tools

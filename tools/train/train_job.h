@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A training job whose ranks stay together from the first step to the last, and
+// save checkpoints on the way. Thread rule: one thread.
+#pragma once
+
+#include "train/trainer.h"
+
+namespace sherd::tools {
+
+// As if the shell's kill had ended it.
+inline constexpr int kTerminated = 128 + 15;
+
+// Collective. Trains to the trainer's last step, or until a signal asks for the
+// end; returns the exit status. Throws Error when training cannot go on.
+int train(Trainer& trainer);
+
+}  // namespace sherd::tools

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/trainer.h"
+
+#include <unistd.h>
+#include <algorithm>
+#include <ctime>
+#include <fstream>
+#include <utility>
+#include <sherd/optim/schedule.h>
+#include <torch/utils.h>
+#include "train/model.h"
+#include "train/run_folder.h"
+
+namespace sherd::tools {
+namespace {
+
+constexpr double kLowestRate = 0.1;  // Share of the peak at the last step.
+constexpr std::int64_t kPromptTokens = 32;
+
+// Resident memory of this process; 0 where /proc does not say.
+std::int64_t rss_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::int64_t pages_total = 0;
+  std::int64_t pages_resident = 0;
+  statm >> pages_total >> pages_resident;
+  return pages_resident * ::sysconf(_SC_PAGESIZE);
+}
+
+// Column `column` of what every rank said.
+double mean(const std::vector<std::vector<double>>& rows, std::size_t column) {
+  double sum = 0;
+  for (const auto& row : rows) {
+    sum += row[column];
+  }
+  return sum / static_cast<double>(rows.size());
+}
+
+double largest(
+    const std::vector<std::vector<double>>& rows, std::size_t column) {
+  double result = rows.front()[column];
+  for (const auto& row : rows) {
+    result = std::max(result, row[column]);
+  }
+  return result;
+}
+
+// Another one on each rank, which have other rows.
+std::uint64_t seed_of(std::int64_t seed, std::int64_t step, int rank) {
+  return (static_cast<std::uint64_t>(seed) << 40U) +
+      (static_cast<std::uint64_t>(step) << 16U) +
+      static_cast<std::uint64_t>(rank);
+}
+
+}  // namespace
+
+Trainer::Trainer(
+    TrainConfig config,
+    std::unique_ptr<data::Corpus> corpus,
+    const World& world)
+    : config_(std::move(config)),
+      world_(world),
+      mesh_(mesh_of(world, config_)),
+      corpus_(std::move(corpus)),
+      batches_(
+          *corpus_,
+          {.batch = config_.batch,
+           .sequence = config_.seq,
+           .seed = static_cast<std::uint64_t>(config_.seed),
+           .rank = world.rank(),
+           .world_size = world.size()}),
+      model_(make_model(config_, corpus_->vocabulary())),
+      engine_(*model_, mesh_, config_) {}
+
+std::int64_t Trainer::last_step() const {
+  return config_.stop_at > 0 ? config_.stop_at : config_.steps;
+}
+
+double Trainer::learning_rate(std::int64_t step) const {
+  return learning_rate_at(
+      step,
+      {.peak = config_.lr,
+       .floor = config_.lr * kLowestRate,
+       .warmup_steps = std::min(config_.warmup, config_.steps),
+       .total_steps = config_.steps,
+       .decay = Decay::kCosine});
+}
+
+std::int64_t Trainer::parameter_count() const {
+  std::int64_t count = 0;
+  for (const auto& parameter : model_->parameters()) {
+    count += parameter.numel();
+  }
+  return count;
+}
+
+std::string Trainer::run_path() const {
+  return world_
+      .all_gather_texts(
+          config_.run.empty() && leads()
+              ? new_run_path("runs", std::time(nullptr))
+              : config_.run)
+      .front();
+}
+
+double Trainer::forward_backward(
+    std::int64_t step,
+    const data::Batch& batch,
+    const std::function<void()>& before_backward) {
+  if (config_.dropout > 0.0) {  // So that a run that goes on draws the same.
+    torch::manual_seed(seed_of(config_.seed, step, world_.rank()));
+  }
+  const auto loss = model_->loss(batch.inputs, batch.targets);
+  before_backward();
+  loss.backward();
+  return loss.item<double>();
+}
+
+int Trainer::complete(
+    StepMetrics& record, std::int64_t sequences, int request) {
+  const auto all = world_.all_gather(
+      {record.loss, static_cast<double>(rss_bytes()), record.step_s,
+       static_cast<double>(request)});
+  // Equal rows on every rank: the mean of the means is the batch's.
+  record.loss = mean(all, 0);
+  record.rss_bytes = static_cast<std::int64_t>(largest(all, 1));
+  record.step_s = largest(all, 2);
+  record.tokens_per_s =
+      static_cast<double>(sequences * config_.seq) / record.step_s;
+  const bool due =
+      config_.eval_every > 0 && record.step % config_.eval_every == 0;
+  if (due || record.step == last_step()) {
+    record.val_loss = validate();
+  }
+  return static_cast<int>(largest(all, 3));
+}
+
+// Mean over the validation rows of all ranks.
+double Trainer::validate() {
+  const torch::NoGradGuard no_grad;
+  model_->eval();
+  const auto count =
+      std::min(config_.eval_batches, batches_.validation_batches());
+  double sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto batch = batches_.validation(i);
+    sum += model_->loss(batch.inputs, batch.targets).item<double>();
+  }
+  model_->train();
+  return mean(world_.all_gather({sum / static_cast<double>(count)}), 0);
+}
+
+// Every rank runs it, since ranks hold the model together, and makes the same
+// tokens.
+std::string Trainer::sample() {
+  if (config_.sample_tokens == 0) {
+    return "";
+  }
+  std::vector<std::int64_t> prompt(static_cast<std::size_t>(
+      std::min(kPromptTokens, batches_.validation_tokens())));
+  batches_.copy_validation(
+      0, static_cast<std::int64_t>(prompt.size()), prompt.data());
+  const auto ids = model_->generate(
+      prompt,
+      {.tokens = config_.sample_tokens,
+       .temperature = 0.8,
+       .seed = static_cast<std::uint64_t>(config_.seed)});
+  return readable(ids, prompt.size());
+}
+
+// Bytes as text with what a terminal would obey left out; ids as numbers.
+std::string Trainer::readable(
+    const std::vector<std::int64_t>& ids, std::size_t prompt) const {
+  std::string text;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    text += i == prompt ? "|" : "";
+    if (corpus_->vocabulary() > 256) {
+      text += std::to_string(ids[i]) + " ";
+      continue;
+    }
+    const auto c = static_cast<char>(ids[i]);
+    const bool plain = c == '\n' || c == '\t' || (c >= ' ' && c <= '~');
+    text += plain ? c : '?';
+  }
+  return text;
+}
+
+void Trainer::close() {
+  engine_.close();
+  world_.close();
+}
+
+}  // namespace sherd::tools

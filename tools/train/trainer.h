@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Trainer is what one rank of a training job has, its config, world, data, model
+// and engine, and what a step does with them. How steps follow each other is
+// decided by train_job.h and, for one replica of several, by replica_job.h.
+// Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+#include <sherd/data/batches.h>
+#include <sherd/data/corpus.h>
+#include <sherd/models/language_model.h>
+#include <sherd/world/world.h>
+#include "train/config.h"
+#include "train/step_metrics.h"
+#include "train/training_engine.h"
+
+namespace sherd::tools {
+
+class Trainer {
+ public:
+  // Collective. Throws Error as GlobalBatches and TrainingEngine do.
+  Trainer(
+      TrainConfig config,
+      std::unique_ptr<data::Corpus> corpus,
+      const World& world);
+
+  const TrainConfig& config() const { return config_; }
+  const World& world() const { return world_; }
+  const data::Corpus& corpus() const { return *corpus_; }
+  data::GlobalBatches& batches() { return batches_; }
+  models::LanguageModel& model() { return *model_; }
+  TrainingEngine& engine() { return engine_; }
+  bool leads() const { return world_.rank() == 0; }
+
+  // The step after which this start of the run ends.
+  std::int64_t last_step() const;
+  // The rate of a step counted from 0.
+  double learning_rate(std::int64_t step) const;
+  std::int64_t parameter_count() const;
+  // Collective. The run's folder: --run, else a new name that rank 0 finds, since
+  // the clocks of others may differ.
+  std::string run_path() const;
+
+  // Forward and backward over rows of a step, counted from 0; returns the loss.
+  // `before_backward` is called in between.
+  double forward_backward(
+      std::int64_t step,
+      const data::Batch& batch,
+      const std::function<void()>& before_backward = [] {});
+
+  // Collective, after forward_backward(). `record` has the step, and this rank's
+  // loss and time; completes it by what all ranks found in `sequences` rows, and
+  // by a validation where one is due. Returns the largest `request` of any rank.
+  int complete(StepMetrics& record, std::int64_t sequences, int request);
+
+  // Collective. A text that goes on from the start of the validation text behind
+  // a bar; empty with --sample-tokens 0.
+  std::string sample();
+
+  // Collective. Ends engine and world.
+  void close();
+
+ private:
+  double validate();
+  std::string readable(
+      const std::vector<std::int64_t>& ids, std::size_t prompt) const;
+
+  const TrainConfig config_;
+  World world_;
+  const Mesh mesh_;
+  const std::unique_ptr<data::Corpus> corpus_;
+  data::GlobalBatches batches_;
+  const std::shared_ptr<models::LanguageModel> model_;
+  TrainingEngine engine_;
+};
+
+}  // namespace sherd::tools
