@@ -15,10 +15,10 @@
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
+#include <sherd/base/run_main.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/world/world.h>
 #include <torch/torch.h>
-#include "bench/rank_main.h"
 #include "bench/statistics.h"
 
 namespace sherd::bench {
@@ -181,11 +181,7 @@ int checkpoint_command(int argc, char** argv) {
   app.add_option("--folder", flags.folder, "On the disk in question");
   app.add_option("--gigabytes", flags.gigabytes)->check(CLI::PositiveNumber);
   app.add_option("--rounds", flags.rounds)->check(CLI::PositiveNumber);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
+  CLI11_PARSE(app, argc, argv);
   torch::set_num_threads(1);
   auto world = World::from_environment();
   {
@@ -225,5 +221,6 @@ int checkpoint_command(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace sherd::bench;
-  return rank_main("sherd-bench-checkpoint", checkpoint_command, argc, argv);
+  return sherd::run_main(
+      argc, argv, [&] { return checkpoint_command(argc, argv); });
 }

@@ -8,12 +8,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
+#include <sherd/base/run_main.h>
 #include <sherd/c10d_shm.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -267,13 +267,10 @@ int main(int argc, char** argv) {
   app.add_option("--bytes-max", flags.bytes_max);
   app.add_option("--deepspeed", flags.deepspeed);
   CLI11_PARSE(app, argc, argv);
-  try {
+  return sherd::run_main(argc, argv, [&] {
     const Backends job = connect(flags);
     measure_all(job, flags);
     job.gloo->barrier()->wait();
     return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  });
 }

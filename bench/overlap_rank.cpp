@@ -14,10 +14,10 @@
 #include <thread>
 #include <vector>
 #include <CLI/CLI.hpp>
+#include <sherd/base/run_main.h>
 #include <sherd/ddp/replicate.h>
 #include <sherd/world/world.h>
 #include <torch/torch.h>
-#include "bench/rank_main.h"
 #include "bench/report_text.h"
 #include "bench/step_runner.h"
 
@@ -160,11 +160,7 @@ int overlap_command(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--waits", flags.waits, "In backwards")
       ->check(CLI::PositiveNumber);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
+  CLI11_PARSE(app, argc, argv);
   torch::set_num_threads(1);
   auto world = World::from_environment();
   measure(world, flags);
@@ -177,5 +173,6 @@ int overlap_command(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace sherd::bench;
-  return rank_main("sherd-bench-overlap", overlap_command, argc, argv);
+  return sherd::run_main(
+      argc, argv, [&] { return overlap_command(argc, argv); });
 }

@@ -14,10 +14,10 @@
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
+#include <sherd/base/run_main.h>
 #include <sherd/world/world.h>
 #include <torch/torch.h>
 #include "bench/contender_protocol.h"
-#include "bench/rank_main.h"
 #include "bench/replica_rank.h"
 #include "bench/step_runner.h"
 #include "bench/workload.h"
@@ -157,11 +157,7 @@ int rank_command(int argc, char** argv) {
   app.add_option("--folder", replica.folder);
   app.add_option("--gate", replica.gate);
   app.add_option("--hash-every", replica.hash_every);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
+  CLI11_PARSE(app, argc, argv);
   torch::set_num_threads(1);
   if (options.contender == "replica") {
     install_leave_signal_handler();
@@ -182,5 +178,5 @@ int rank_command(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace sherd::bench;
-  return rank_main("sherd-bench-rank", rank_command, argc, argv);
+  return sherd::run_main(argc, argv, [&] { return rank_command(argc, argv); });
 }

@@ -40,9 +40,7 @@ void print(const char* name, const sherd::ShardReport& report) {
       kib(report.plan.tenth_more_saves_bytes));
 }
 
-}  // namespace
-
-int main() {
+int compare_budgets() {
   auto world = sherd::World::from_environment();
   torch::manual_seed(world.rank());
   const auto whole = train(world, {.strategy = sherd::Strategy::kShardGradOp});
@@ -57,4 +55,11 @@ int main() {
     print("`kShardGradOp`: all", whole);
   }
   world.close();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return sherd::run_main(argc, argv, compare_budgets);
 }

@@ -40,9 +40,7 @@ torch::Tensor rows_of(const std::vector<sherd::ft::SampleSpan>& samples) {
   return torch::tensor(rows);
 }
 
-}  // namespace
-
-int main() {
+int train() {
   torch::manual_seed(1991);  // The same table and first values everywhere.
   const auto table = make_table();
   torch::nn::Sequential model(
@@ -91,4 +89,9 @@ int main() {
   }
   fsdp.close();
   world.close();
+  return 0;
 }
+
+}  // namespace
+
+int main(int argc, char** argv) { return sherd::run_main(argc, argv, train); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/sherd.h>
 
-int main() {
+int train() {
   auto world = sherd::World::from_environment();  // RANK, WORLD_SIZE, ...
   auto model = sherd::models::Gpt(sherd::models::GptConfig{});  // Any module.
   auto fsdp = sherd::fully_shard(*model, world);
@@ -23,4 +23,7 @@ int main() {
   }
   fsdp.close();
   world.close();
+  return 0;
 }
+
+int main(int argc, char** argv) { return sherd::run_main(argc, argv, train); }

@@ -7,7 +7,9 @@
 #include <sherd/sherd.h>
 #include <torch/torch.h>
 
-int main() {
+namespace {
+
+int train() {
   auto world = sherd::World::from_environment();
   sherd::models::Gpt model(sherd::models::GptConfig{
       .layers = 2, .width = 64, .heads = 4, .sequence = 32, .vocabulary = 64});
@@ -40,4 +42,9 @@ int main() {
   }
   ddp.close();
   world.close();
+  return 0;
 }
+
+}  // namespace
+
+int main(int argc, char** argv) { return sherd::run_main(argc, argv, train); }

@@ -27,9 +27,7 @@ Table make_table() {
   return {x, (y + torch::randn({kRows})).unsqueeze(1)};
 }
 
-}  // namespace
-
-int main() {
+int train() {
   auto world = sherd::World::from_environment();
   const auto table = make_table();
   torch::nn::Sequential model(
@@ -66,4 +64,9 @@ int main() {
   }
   ddp.close();
   world.close();
+  return 0;
 }
+
+}  // namespace
+
+int main(int argc, char** argv) { return sherd::run_main(argc, argv, train); }

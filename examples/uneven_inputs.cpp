@@ -6,7 +6,9 @@
 #include <sherd/sherd.h>
 #include <torch/torch.h>
 
-int main() {
+namespace {
+
+int train() {
   auto world = sherd::World::from_environment();
   torch::nn::Linear model(4, 1);
   auto ddp = sherd::replicate(*model, world);
@@ -31,4 +33,9 @@ int main() {
       static_cast<long long>(ddp.report().backwards), off);
   ddp.close();
   world.close();
+  return 0;
 }
+
+}  // namespace
+
+int main(int argc, char** argv) { return sherd::run_main(argc, argv, train); }

@@ -4,7 +4,6 @@
 // compares and converts them.
 #include <algorithm>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -16,7 +15,9 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
+#include <sherd/base/run_main.h>
 #include <sherd/ckpt/checkpoint.h>
+#include "parse_arguments.h"
 #include "text_file.h"
 #include "train/config.h"
 #include "train/hugging_face.h"
@@ -25,8 +26,6 @@
 namespace sherd::tools {
 namespace {
 
-constexpr int kUsageError = 2;
-constexpr int kFailed = 1;
 constexpr int kDiffers = 1;
 
 using Json = nlohmann::ordered_json;
@@ -373,23 +372,13 @@ int checkpoint_command(int argc, char** argv) {
   for (auto* command : app.get_subcommands({})) {
     command->add_flag("--json", given.json, "Print JSON");
   }
+  if (!parse_arguments(app, words_of(argc, argv))) {
+    return 0;
+  }
   try {
-    app.parse(argc, argv);
     return commands.at(app.get_subcommands().front())(given);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) {
-      return app.exit(error);
-    }
-    const std::string found = argc > 1 && app.get_subcommands().empty()
-        ? std::string(", found ") + argv[1]
-        : "";
-    std::fprintf(
-        stderr, "sherd checkpoint: %s%s (see sherd checkpoint --help)\n",
-        error.what(), found.c_str());
-    return kUsageError;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "sherd checkpoint: %s\n", error.what());
-    return kFailed;
+  } catch (const Error& error) {  // The files are wrong, not the command line.
+    throw Error(error.what(), ErrorCode::kUnavailable);
   }
 }
 
@@ -397,10 +386,6 @@ int checkpoint_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  try {
-    return sherd::tools::checkpoint_command(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "sherd checkpoint: %s\n", error.what());
-    return 1;
-  }
+  return sherd::run_main(
+      argc, argv, [&] { return sherd::tools::checkpoint_command(argc, argv); });
 }

@@ -66,6 +66,24 @@ TEST(Command, WrongUsageExitsWithTwoAndSaysWhy) {
   EXPECT_THAT(refused("run -n 2 --port 65536 true"), HasSubstr("65536"));
 }
 
+TEST(Command, AMisspeltOptionOrCommandGetsTheNearestOne) {
+  const auto shown = [](const std::string& arguments) {
+    return sherd(arguments).shown;
+  };
+  EXPECT_EQ(
+      shown("run -n 2 --log-dri logs true"),
+      "sherd: there is no option --log-dri (did you mean --log-dir?); see "
+      "sherd run --help\n");
+  EXPECT_EQ(
+      shown("coordinate --replica-min=2"),
+      "sherd: there is no option --replica-min (did you mean --replicas-min?); "
+      "see sherd coordinate --help\n");
+  EXPECT_THAT(shown("replcia"), HasSubstr("'replcia' (did you mean replica?)"));
+  EXPECT_THAT(
+      shown("replica drian 1"), HasSubstr("'drian' (did you mean drain?)"));
+  EXPECT_THAT(shown("bogus"), HasSubstr("command 'bogus'; see sherd --help"));
+}
+
 TEST(Command, WrongUsageOfReplicasExitsWithTwoAndSaysWhy) {
   const auto refused = [](const std::string& arguments) {
     const Outcome outcome = sherd(arguments);

@@ -6,17 +6,17 @@
 // launcher of a job should not pay before its ranks pay it again; and the benchmarks, because
 // most builds do without them.
 #include <unistd.h>
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 #include <CLI/CLI.hpp>
-#include <sherd/base/error.h>
+#include <sherd/base/run_main.h>
+#include "parse_arguments.h"
 #include "subcommand.h"
 
 namespace sherd::tools {
@@ -52,12 +52,15 @@ std::string path_of(const ExternalCommand& program) {
   return (self.parent_path() / (std::string("sherd-") + program.name)).string();
 }
 
-// Becomes sherd-NAME; returns only when that cannot be.
+// Becomes sherd-NAME, whose messages begin with "sherd NAME"; returns only when
+// that cannot be.
 int exec_program(const ExternalCommand& program, char** argv) {
   const std::string path = path_of(program);
+  std::string shown = std::string("sherd ") + program.name;
+  argv[1] = shown.data();
   ::execv(path.c_str(), argv + 1);
   std::fprintf(
-      stderr, "sherd: error: cannot run '%s': %s; %s\n", path.c_str(),
+      stderr, "sherd: cannot run '%s': %s; %s\n", path.c_str(),
       std::strerror(errno), program.remedy);
   return 1;
 }
@@ -86,12 +89,6 @@ std::size_t program_begin(
 // REQUIRES: there are words.
 int parse_and_run(CLI::App& app, std::vector<std::string> words) {
   const std::vector<Subcommand> subcommands = add_subcommands(app);
-  const bool known = std::any_of(
-      subcommands.begin(), subcommands.end(),
-      [&](const Subcommand& each) { return each.app->get_name() == words[0]; });
-  if (!known && !words[0].starts_with("-")) {
-    throw Error("there is no command '" + words[0] + "'; see sherd --help");
-  }
   std::vector<std::string> program;
   for (const Subcommand& subcommand : subcommands) {
     if (subcommand.takes_program && words[0] == subcommand.app->get_name()) {
@@ -104,8 +101,9 @@ int parse_and_run(CLI::App& app, std::vector<std::string> words) {
       }
     }
   }
-  std::reverse(words.begin(), words.end());  // As CLI11 wants them.
-  app.parse(words);
+  if (!parse_arguments(app, std::move(words))) {
+    return 0;
+  }
   for (const Subcommand& subcommand : subcommands) {
     if (subcommand.app->parsed()) {
       return subcommand.run(program);
@@ -136,30 +134,18 @@ int run_command(int argc, char** argv) {
       "  sherd run -n 4 ./train --steps 100   four ranks of your own program\n"
       "  sherd run --help                     all about starting ranks\n" +
       more);
-  try {
-    if (argc < 2) {
-      add_subcommands(app);
-      std::fputs(app.help().c_str(), stderr);
-      return kUsageError;
-    }
-    return parse_and_run(app, std::vector<std::string>(argv + 1, argv + argc));
-  } catch (const CLI::ParseError& error) {
-    // 0 for --help and --version, which CLI11 reports as errors too.
-    return app.exit(error) == 0 ? 0 : kUsageError;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "sherd: error: %s\n", error.what());
-    return error.code() == ErrorCode::kInvalidArgument ? kUsageError : 1;
+  if (argc < 2) {
+    add_subcommands(app);
+    std::fputs(app.help().c_str(), stderr);
+    return kUsageError;
   }
+  return parse_and_run(app, words_of(argc, argv));
 }
 
 }  // namespace
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  try {
-    return sherd::tools::run_command(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "sherd: error: %s\n", error.what());
-    return 1;
-  }
+  return sherd::run_main(
+      argc, argv, [&] { return sherd::tools::run_command(argc, argv); });
 }

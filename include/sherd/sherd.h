@@ -6,6 +6,7 @@
 #include <sherd/autograd/checkpoint.h>
 #include <sherd/autograd/touch.h>
 #include <sherd/base/error.h>
+#include <sherd/base/run_main.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/corpus.h>

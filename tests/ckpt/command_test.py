@@ -86,8 +86,10 @@ def converts(command):
 
 
 def refuses(command):
-    assert "see sherd checkpoint --help" in command.shown(2, "diff", command.run)
-    assert "bogus" in command.shown(2, "bogus")
+    assert "see sherd checkpoint diff --help" in command.shown(2, "diff", command.run)
+    assert "'bogus'" in command.shown(2, "bogus")
+    misspelt = command.shown(2, "inspekt", command.run)
+    assert "'inspekt' (did you mean inspect?)" in misspelt, misspelt
     missing = command.shown(1, "verify", command.scratch / "none")
     assert "none: expected a complete checkpoint" in missing, missing
     damaged = command.scratch / "damaged"

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/base/run_main.h>
+
+#include <cstdio>
+#include <exception>
+#include <sherd/base/error.h>
+
+namespace sherd {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kUsageError = 2;
+// c10::Error::what() has this line before the frames.
+constexpr const char* kBacktrace = "\nException raised from ";
+
+std::string program_of(int argc, char** argv) {
+  const std::string path = argc > 0 ? argv[0] : "";
+  const auto slash = path.rfind('/');
+  return slash == std::string::npos ? path : path.substr(slash + 1);
+}
+
+}  // namespace
+
+std::string without_backtrace(const std::string& message) {
+  return message.substr(0, message.find(kBacktrace));
+}
+
+int run_main(int argc, char** argv, const std::function<int()>& body) {
+  int status = kFailed;
+  std::string message;
+  try {
+    return body();
+  } catch (const Error& error) {
+    status =
+        error.code() == ErrorCode::kInvalidArgument ? kUsageError : kFailed;
+    message = error.what();
+  } catch (const std::exception& error) {
+    message = without_backtrace(error.what());
+  } catch (...) {
+    message = "an exception that is no std::exception";
+  }
+  std::fprintf(
+      stderr, "%s: %s\n", program_of(argc, argv).c_str(), message.c_str());
+  return status;
+}
+
+}  // namespace sherd

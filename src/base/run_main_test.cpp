@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/base/run_main.h>
+
+#include <stdexcept>
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sherd/base/error.h>
+
+namespace sherd {
+namespace {
+
+struct MainOutcome {
+  int status = -1;
+  std::string shown;  // On stderr.
+};
+
+MainOutcome outcome_of(const std::function<int()>& body) {
+  std::string program = "/usr/lib/my-train";
+  char* argv[] = {program.data(), nullptr};
+  ::testing::internal::CaptureStderr();
+  const int status = run_main(1, argv, body);
+  return {status, ::testing::internal::GetCapturedStderr()};
+}
+
+TEST(RunMain, ReturnsWhatTheProgramReturns) {
+  const auto outcome = outcome_of([] { return 7; });
+  EXPECT_EQ(outcome.status, 7);
+  EXPECT_EQ(outcome.shown, "");
+}
+
+TEST(RunMain, AnErrorIsOneLineAndWrongUsageHasAStatusOfItsOwn) {
+  const auto usage =
+      outcome_of([]() -> int { throw Error("expected 1, found 2"); });
+  EXPECT_EQ(usage.status, 2);
+  EXPECT_EQ(usage.shown, "my-train: expected 1, found 2\n");
+  const auto lost = outcome_of(
+      []() -> int { throw Error("rank 1 was lost", ErrorCode::kPeerLost); });
+  EXPECT_EQ(lost.status, 1);
+  EXPECT_EQ(lost.shown, "my-train: rank 1 was lost\n");
+}
+
+TEST(RunMain, LibTorchsFramesAreLeftOut) {
+  const auto outcome = outcome_of([]() -> int {
+    throw std::runtime_error(
+        "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)\n"
+        "in a second line\n"
+        "Exception raised from meta at LinearAlgebra.cpp:214 (most recent call "
+        "first):\nframe #0: c10::Error::Error + 0x5c\n");
+  });
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_EQ(
+      outcome.shown,
+      "my-train: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)\n"
+      "in a second line\n");
+}
+
+TEST(RunMain, WhatIsNoExceptionEndsTheProgramToo) {
+  const auto outcome = outcome_of([]() -> int { throw 3; });
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.shown, ::testing::HasSubstr("no std::exception"));
+}
+
+}  // namespace
+}  // namespace sherd
