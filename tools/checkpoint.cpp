@@ -258,7 +258,7 @@ std::vector<std::string> weights_in(const std::string& folder) {
 void import_from(const std::string& from, const std::string& run, bool json) {
   const auto path = from + "/config.json";
   auto config = parse_hugging_face_config(text_in(path), path);
-  config.run = run;
+  config.run = ".";  // Seen from the folder of its config.json.
   config.save_every = 100;
   const auto names = import_checkpoint(
       weights_in(from), run + "/checkpoints",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // sherd-train, which `sherd train` becomes: one rank of a training job.
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "train/command_line.h"
 #include "train/config.h"
 #include "train/replica_job.h"
+#include "train/run_checkpoints.h"
 #include "train/train_job.h"
 #include "train/trainer.h"
 
@@ -45,6 +47,17 @@ std::unique_ptr<data::Corpus> open_corpus(const TrainConfig& config) {
       data::CorpusOptions{.bytes_max = limit, .vocabulary = config.vocab});
 }
 
+void warn_of_unused_checkpoints(
+    const CommandLine& line, const TrainConfig& config, const World& world) {
+  if (line.config_path.empty() || world.rank() != 0) {
+    return;
+  }
+  const auto warning = unused_checkpoints(line.config_path, config.run);
+  if (!warning.empty()) {
+    std::fprintf(stderr, "sherd train: %s\n", warning.c_str());
+  }
+}
+
 int train_command(int argc, char** argv) {
   CLI::App app("", "sherd train");
   CommandLine line;
@@ -54,7 +67,9 @@ int train_command(int argc, char** argv) {
   }
   const auto config = read_config(line);
   auto corpus = open_corpus(config);  // Its mistakes need no other rank.
-  Trainer trainer(config, std::move(corpus), World::from_environment());
+  const auto world = World::from_environment();
+  warn_of_unused_checkpoints(line, config, world);
+  Trainer trainer(config, std::move(corpus), world);
   return is_replica() ? train_replica(trainer) : train(trainer);
 }
 

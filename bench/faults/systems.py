@@ -185,7 +185,7 @@ class SherdRun(Run):
         train += ["--vocab", "256", "--data", str(work.data)]
         train += ["--steps", str(work.steps), "--lr", str(work.lr)]
         train += ["--clip", "0", "--strategy", "no_shard", "--eval-every", "0"]
-        train += ["--sample-tokens", "0", "--quiet"]
+        train += ["--sample-tokens", "0", "--quiet", "--save-every", "0"]
         with open(folder / "sherd.log", "wb") as log:
             self.process = subprocess.Popen(
                 [work.sherd, "run", "--fault-tolerant", "--no-bind",

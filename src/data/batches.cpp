@@ -2,6 +2,9 @@
 #include <sherd/data/batches.h>
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <string>
 #include <vector>
 #include <ATen/ops/empty.h>
 #include "base/check.h"
@@ -32,6 +35,12 @@ BatchOptions checked(const BatchOptions& options) {
       "batch ",
       options.batch, " and world size ", options.world_size);
   return options;
+}
+
+std::string hex(std::uint64_t hash) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%016" PRIx64, hash);
+  return text;
 }
 
 }  // namespace
@@ -162,7 +171,7 @@ void GlobalBatches::restore(const Position& position) {
   expect("seed", position.seed, mine.seed);
   expect("batch", position.batch, mine.batch);
   expect("sequence", position.sequence, mine.sequence);
-  expect("corpus hash", position.corpus_hash, mine.corpus_hash);
+  expect("corpus hash", hex(position.corpus_hash), hex(mine.corpus_hash));
   SHERD_CHECK(
       position.step >= 0, "[data] expected a saved step of at least 0, found ",
       position.step);

@@ -5,12 +5,14 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <sstream>
 #include <type_traits>
 #include <utility>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
+#include "nearest_name.h"
 
 namespace sherd::tools {
 namespace {
@@ -149,6 +151,28 @@ void take_flag(
   refuse("--" + name, expected_for(*row), in_quotes(text));
 }
 
+std::vector<std::string> option_names() {
+  std::vector<std::string> names;
+  for (const auto& row : option_specs()) {
+    names.emplace_back(row.name);
+  }
+  return names;
+}
+
+// A relative path in a file begins at the file's folder.
+std::string seen_from_folder_of(
+    const std::string& file, const std::string& path) {
+  if (path.empty()) {
+    return path;
+  }
+  const auto folder = std::filesystem::path(file).parent_path();
+  auto text = (folder / path).lexically_normal().string();
+  if (text.size() > 1 && text.back() == '/') {
+    text.pop_back();  // As "runs/x/." leaves it.
+  }
+  return text;
+}
+
 void take_key(
     TrainConfig& config,
     const std::string& path,
@@ -157,10 +181,17 @@ void take_key(
   const auto where = path + ": key " + in_quotes(key);
   const auto* row = find_row(key);
   if (row == nullptr) {
-    refuse(where, "the name of an option (sherd train --help)", "none such");
+    refuse(
+        where, "the name of an option (sherd train --help)",
+        "none such" + suggestion(key, option_names()));
   }
   try {
     if (set(config, *row, value)) {
+      if (names_path(*row)) {
+        auto& target =
+            config.*std::get<std::string TrainConfig::*>(row->member);
+        target = seen_from_folder_of(path, target);
+      }
       return;
     }
   } catch (const Error&) {
@@ -432,8 +463,8 @@ const std::vector<OptionSpec>& option_specs() {
        "Output", &C::run},
       {"save-every", "N",
        "Steps between checkpoints in DIR/checkpoints, also made at the end,\n"
-       "at SIGUSR1, and at SIGTERM before the run ends; a run with the same\n"
-       "DIR goes on from the newest, on any number of ranks. 0: none",
+       "at SIGUSR1, and at SIGTERM and Ctrl-C before the run ends; a run with\n"
+       "the same DIR goes on from the newest, on any number of ranks. 0: none",
        "Output", &C::save_every},
       {"keep", "N", "Newest checkpoints that are kept; 0: all", "Output",
        &C::keep},
@@ -446,6 +477,11 @@ const std::vector<OptionSpec>& option_specs() {
       {"quiet", "", "Only errors", "Output", &C::quiet},
   };
   return kRows;
+}
+
+bool names_path(const OptionSpec& row) {
+  const std::string_view value = row.value;
+  return value == "PATH" || value == "DIR";
 }
 
 std::string text_of(const OptionSpec& row, const TrainConfig& config) {

@@ -55,10 +55,10 @@ struct TrainConfig {
   std::string hook = "none";
   std::int64_t hook_rank = 4;  // For power_sgd.
 
-  std::string run;               // Empty: runs/<time>.
-  std::int64_t save_every = 0;   // 0: never.
-  std::int64_t keep = 2;         // Checkpoints; 0: all.
-  std::int64_t eval_every = 50;  // 0: at the end only.
+  std::string run;                 // Empty: runs/<time>.
+  std::int64_t save_every = 1000;  // And at the end; 0: never.
+  std::int64_t keep = 2;           // Checkpoints; 0: all.
+  std::int64_t eval_every = 50;    // 0: at the end only.
   std::int64_t eval_batches = 4;
   std::int64_t sample_tokens = 200;
   bool quiet = false;
@@ -83,6 +83,9 @@ struct OptionSpec {
 // In the order of the help.
 const std::vector<OptionSpec>& option_specs();
 
+// Whether the value is the path of a file or folder.
+bool names_path(const OptionSpec& row);
+
 // The value of an option as a user would write it; "" when it is empty.
 std::string text_of(const OptionSpec& row, const TrainConfig& config);
 
@@ -96,17 +99,17 @@ std::string format_bytes(ByteSize bytes);
 
 // Flags win over the file, the file over the defaults. `flags` maps names
 // without dashes to what the user wrote; `file_text` is JSON, empty without
-// a file; `file_path` is for messages. In the file `about` is skipped: it is
-// where a run's config.json says what else there is to know. Throws Error that
-// names flag or key, expected and found: unknown name, wrong type, a value out
-// of range, or two that contradict each other.
+// a file. Relative paths in the file begin at the folder of `file_path`. In the
+// file `about` is skipped: it is where a run's config.json says what else there
+// is to know. Throws Error that names flag or key, expected and found: unknown
+// name, wrong type, a value out of range, or two that contradict each other.
 TrainConfig make_config(
     const std::map<std::string, std::string>& flags,
     const std::string& file_path,
     const std::string& file_text);
 
-// What makes a run what it is: without what may differ between replicas, and from
-// one start to the next, of the same run.
+// What makes a run what it is: without what may differ between replicas, and
+// from one start to the next, of the same run.
 TrainConfig replica_invariant_config(TrainConfig config);
 
 // JSON that make_config() reads back to the same value. `about`: facts of this

@@ -63,11 +63,28 @@ TEST(TrainConfig, FlagsWinOverTheFileAndTheFileOverDefaults) {
   EXPECT_EQ(config.heads, TrainConfig{}.heads);
 }
 
+TEST(TrainConfig, PathsInAFileBeginAtItsFolder) {
+  const auto from = [](const std::string& path, const std::string& text) {
+    return make_config({}, path, text);
+  };
+  const std::string text = R"({"run": ".", "data": "../texts/a.txt"})";
+  EXPECT_EQ(from("runs/x/config.json", text).run, "runs/x");
+  EXPECT_EQ(from("runs/x/config.json", text).data, "runs/texts/a.txt");
+  EXPECT_EQ(from("/runs/x/config.json", text).run, "/runs/x");
+  EXPECT_EQ(from("config.json", text).run, ".");
+  EXPECT_EQ(from("config.json", text).data, "../texts/a.txt");
+  const auto whole = from("x/job.json", R"({"run": "/a/b", "data": ""})");
+  EXPECT_EQ(whole.run, "/a/b");
+  EXPECT_EQ(whole.data, "");
+  // Flags are seen from where the command runs.
+  EXPECT_EQ(make_config({{"run", "here"}}, "x/job.json", text).run, "here");
+}
+
 TEST(TrainConfig, WhatARunWritesIsReadBackEqual) {
   TrainConfig config;
   config.lr = 0.1 + 0.2;
   config.budget = {12'345};
-  config.data = "with \"quotes\" and \\";
+  config.data = "/with \"quotes\" and \\";
   config.quiet = true;
   const auto text = to_json(config, {{"torch", "2.13.0"}});
   EXPECT_EQ(from_file(text), config);
@@ -153,7 +170,9 @@ TEST(TrainConfig, WrongKeysAreNamedWithFileExpectedAndFound) {
   EXPECT_THAT(file_refusal(R"({"budget": -1})"), HasSubstr("found -1"));
   EXPECT_THAT(
       file_refusal(R"({"layer": 3})"),
-      AllOf(HasSubstr("job.json"), HasSubstr("'layer'")));
+      AllOf(
+          HasSubstr("job.json"), HasSubstr("'layer'"),
+          HasSubstr("(did you mean layers?)")));
 }
 
 TEST(TrainConfig, AFileThatIsNoJsonObjectIsRefused) {

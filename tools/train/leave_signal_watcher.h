@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LeaveSignalWatcher lets a replica leave when a signal asks for it, also while it waits
-// for others: for a step that the coordinator does not decide, for more replicas.
-// Thread rule: one thread, beside its own.
+// LeaveSignalWatcher lets a replica leave when a signal asks for it, also while
+// it waits for others: for a step that the coordinator does not decide, for
+// more replicas. Thread rule: one thread, beside its own.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #include <stop_token>
 #include <thread>
 #include <sherd/ft/replica_session.h>
-#include "train/run_checkpoints.h"
+#include "train/signal_request.h"
 
 namespace sherd::tools {
 
@@ -19,20 +19,21 @@ class LeaveSignalWatcher {
   // REQUIRES: install_signal_handlers() was called; the session outlives this.
   explicit LeaveSignalWatcher(ft::ReplicaSession& session)
       : thread_([this, &session](const std::stop_token& stop) {
-          while (!stop.stop_requested() && !asked_) {
+          while (!stop.stop_requested() && request_ == 0) {
             std::this_thread::sleep_for(kPollInterval);
-            if (take_signal_request() > 0) {
-              asked_ = true;
+            if (const int request = take_signal_request(); request > 0) {
+              request_ = request;
               session.leave();
             }
           }
         }) {}
 
-  bool asked() const { return asked_; }
+  // What take_signal_request() has said; 0: nothing so far.
+  int request() const { return request_; }
 
  private:
   static constexpr std::chrono::milliseconds kPollInterval{50};
-  std::atomic<bool> asked_{false};
+  std::atomic<int> request_{0};
   std::jthread thread_;
 };
 

@@ -2,6 +2,7 @@
 #include "train/replica_job.h"
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "train/leave_signal_watcher.h"
 #include "train/run_checkpoints.h"
 #include "train/run_report.h"
+#include "train/signal_request.h"
 #include "train/train_job.h"
 
 namespace sherd::tools {
@@ -43,8 +45,8 @@ std::unique_ptr<ft::ReplicaCheckpoints> make_checkpoints(
   }
   if (config.run.empty()) {
     throw Error(
-        "--save-every: expected --run DIR with it, where replicas that are "
-        "started again look for checkpoints; found none");
+        "--run: expected a folder in which replicas that are started again "
+        "find checkpoints, or --save-every 0; found none");
   }
   state.values = model_metadata(config, trainer.corpus().vocabulary());
   return std::make_unique<ft::ReplicaCheckpoints>(
@@ -79,7 +81,8 @@ class ReplicaJob {
         trainer_.world(), trainer_.engine().named_parameters(),
         state_of(trainer_), [&](std::int64_t step) { update(step, session); },
         options_);
-    install_signal_handlers();  // From `sherd replica drain`, too.
+    // For `sherd replica drain`, too.
+    install_signal_handlers(trainer_.leads());
     std::optional<LeaveSignalWatcher> leaving;
     if (trainer_.leads()) {
       leaving.emplace(session);
@@ -93,14 +96,15 @@ class ReplicaJob {
       checkpoints_->wait();
     }
     if (report_.is_open()) {
-      report_.finish(trainer_.sample(), /*saved=*/false);
+      report_.finish(trainer_.sample(), "");
     }
-    const bool leaves = leaving && leaving->asked();
+    const double asked = leaving ? leaving->request() : 0;
     leaving.reset();
-    const auto all = trainer_.world().all_gather({leaves ? 1.0 : 0.0});
-    const bool left = all[0][0] > 0 && session.step() < trainer_.last_step();
+    const int request =
+        static_cast<int>(trainer_.world().all_gather({asked})[0][0]);
+    const bool left = request > 0 && session.step() < trainer_.last_step();
     trainer_.close();
-    return left ? kTerminated : 0;
+    return left ? kKilledBy + (request > kSaveRequest ? request : SIGTERM) : 0;
   }
 
  private:
@@ -136,10 +140,11 @@ class ReplicaJob {
   }
 
   void open_report(std::int64_t first) {
-    const auto path =
-        trainer_.run_path() + "/replica-" + std::to_string(options_.replica);
-    std::filesystem::create_directories(path);
-    report_.open(path, first, /*goes_on=*/true);
+    const auto run = trainer_.run_path();
+    const auto folder = "replica-" + std::to_string(options_.replica);
+    std::filesystem::create_directories(run + "/" + folder);
+    report_.open(
+        {.run = run, .folder = folder, .first = first, .goes_on = true});
   }
 
   // None when the step was not made, or by others.

@@ -1,26 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/run_checkpoints.h"
 
-#include <atomic>
-#include <csignal>
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
 #include <sherd/base/error.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/models/llama.h>
+#include "hex.h"
+#include "train/hook_state.h"
 
 namespace sherd::tools {
 namespace {
 
-std::atomic<int> asked{0};
-static_assert(std::atomic<int>::is_always_lock_free);
-
-void ask(int signal) {
-  if (signal == SIGTERM) {
-    asked.store(2, std::memory_order_relaxed);
-  } else {
-    int nothing = 0;
-    asked.compare_exchange_strong(nothing, 1, std::memory_order_relaxed);
-  }
-}
+constexpr const char* kFolder = "/checkpoints";
 
 std::map<std::string, std::string> values_of(const data::Position& position) {
   return {
@@ -28,11 +21,13 @@ std::map<std::string, std::string> values_of(const data::Position& position) {
       {"data.seed", std::to_string(position.seed)},
       {"data.batch", std::to_string(position.batch)},
       {"data.sequence", std::to_string(position.sequence)},
-      {"data.corpus_hash", std::to_string(position.corpus_hash)}};
+      {"data.corpus_hash", hex(position.corpus_hash)}};
 }
 
 std::uint64_t number_in(
-    const std::map<std::string, std::string>& values, const char* name) {
+    const std::map<std::string, std::string>& values,
+    const char* name,
+    int base = 10) {
   const auto found = values.find(name);
   if (found == values.end()) {
     throw Error(
@@ -40,7 +35,7 @@ std::uint64_t number_in(
                     "values: ") +
         name);
   }
-  return std::stoull(found->second);
+  return std::stoull(found->second, nullptr, base);
 }
 
 data::Position position_of(const std::map<std::string, std::string>& values) {
@@ -49,7 +44,43 @@ data::Position position_of(const std::map<std::string, std::string>& values) {
       .seed = number_in(values, "data.seed"),
       .batch = static_cast<std::int64_t>(number_in(values, "data.batch")),
       .sequence = static_cast<std::int64_t>(number_in(values, "data.sequence")),
-      .corpus_hash = number_in(values, "data.corpus_hash")};
+      .corpus_hash = number_in(values, "data.corpus_hash", 16)};
+}
+
+bool has_section(const CheckpointContent& content, const std::string& name) {
+  return std::any_of(
+      content.tensors.begin(), content.tensors.end(),
+      [&](const auto& tensor) { return tensor.section == name; });
+}
+
+// A checkpoint that was imported has the state of none.
+void check_optimizer(
+    const CheckpointContent& content, const std::string& optimizer) {
+  const std::string saved = has_section(content, "muon") ? "muon"
+      : has_section(content, "adamw")                    ? "adamw"
+                                                         : optimizer;
+  if (saved != optimizer) {
+    throw Error(
+        "--optimizer: expected " + saved + ", whose state is in " +
+        content.folder + ", found " + optimizer);
+  }
+}
+
+void expect_hook_state_alone(
+    const LoadReport& report, const std::string& folder) {
+  auto names = report.missing;
+  std::copy_if(
+      report.unexpected.begin(), report.unexpected.end(),
+      std::back_inserter(names), [](const std::string& name) {
+        return !name.starts_with(std::string(kHookSection) + " ");
+      });
+  if (!names.empty()) {
+    throw Error(
+        folder +
+        ": expected the tensors of this model and optimizer, found a "
+        "difference in " +
+        names.front());
+  }
 }
 
 }  // namespace
@@ -72,7 +103,7 @@ RunCheckpoints::RunCheckpoints(Trainer& trainer, const std::string& run_path)
       about_(model_metadata(trainer.config(), trainer.corpus().vocabulary())),
       saver_(
           trainer.world(),
-          run_path + "/checkpoints",
+          run_path + kFolder,
           {.asynchronous = true,
            .keep_last = static_cast<int>(trainer.config().keep)}) {
   trainer.engine().add_to(state_);
@@ -84,7 +115,7 @@ std::int64_t RunCheckpoints::resume() {
   if (!newest) {
     return 0;
   }
-  const auto report = load_checkpoint(trainer_.world(), *newest, state_);
+  const auto step = load(*newest);
   if (state_.values.contains(ft::kReplicaState)) {
     throw Error(
         *newest +
@@ -92,31 +123,67 @@ std::int64_t RunCheckpoints::resume() {
         "replicas, which go on with sherd run --fault-tolerant");
   }
   // One that was imported has no place in any data.
-  if (report.step > 0) {
+  if (step > 0) {
     trainer_.batches().restore(position_of(state_.values));
   }
+  return step;
+}
+
+std::int64_t RunCheckpoints::load(const std::string& folder) {
+  const auto content = checkpoint_content(folder);
+  check_optimizer(content, trainer_.config().optimizer);
+  auto* hook = trainer_.engine().hook();
+  auto memory = hook != nullptr && !hook->state().empty()
+      ? room_for_hook_state(content, trainer_.world())
+      : CommHook::State();
+  const bool leaves_memory =
+      memory.empty() && has_section(content, kHookSection);
+  auto state = state_;
+  add_hook_state(state, memory, trainer_.world());
+  const auto report = load_checkpoint(
+      trainer_.world(), folder, state, {.strict = !leaves_memory});
+  if (leaves_memory) {
+    expect_hook_state_alone(report, folder);
+    note_ = folder +
+        ": what its hook remembered is not used, since the hook or "
+        "the number of ranks is another";
+  } else if (!memory.empty()) {
+    hook->load(memory);
+  }
+  state_.values = state.values;
   return report.step;
 }
 
 void RunCheckpoints::save(std::int64_t step) {
-  state_.values = values_of(trainer_.batches().position());
-  state_.values.insert(about_.begin(), about_.end());
-  saver_.save(step, state_);
+  auto state = state_;
+  state.values = values_of(trainer_.batches().position());
+  state.values.insert(about_.begin(), about_.end());
+  if (auto* hook = trainer_.engine().hook()) {
+    add_hook_state(state, hook->state(), trainer_.world());
+  }
+  saver_.save(step, state);
 }
 
-void install_signal_handlers() {
-  struct sigaction action = {};
-  action.sa_handler = ask;
-  action.sa_flags = SA_RESTART;
-  ::sigaction(SIGTERM, &action, nullptr);
-  ::sigaction(SIGUSR1, &action, nullptr);
+bool has_checkpoint(const World& world, const std::string& run_path) {
+  const bool found =
+      world.rank() == 0 && newest_checkpoint(run_path + kFolder).has_value();
+  return world.all_gather({found ? 1.0 : 0.0})[0][0] > 0;
 }
 
-int take_signal_request() {
-  int checkpoint = 1;
-  return asked.compare_exchange_strong(checkpoint, 0, std::memory_order_relaxed)
-      ? 1
-      : checkpoint;
+std::string unused_checkpoints(
+    const std::string& config_path, const std::string& run) {
+  namespace fs = std::filesystem;
+  const auto parent = fs::path(config_path).parent_path().string();
+  const auto folder = parent.empty() ? std::string(".") : parent;
+  const auto newest = newest_checkpoint(folder + kFolder);
+  if (!newest ||
+      (!run.empty() &&
+       fs::weakly_canonical(run) == fs::weakly_canonical(folder))) {
+    return "";
+  }
+  return *newest + " is not used: this run's folder is " +
+      (run.empty() ? "a new one" : run) + "; --run " + folder +
+      " goes on from that checkpoint";
 }
 
 }  // namespace sherd::tools

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RunCheckpoints saves a run where it is, and brings it back there: the model, its
-// optimizers, the place in the data. In the run's folder "checkpoints". Also
-// counts the signals that ask for a checkpoint. One of a process. Thread rule:
-// one thread.
+// RunCheckpoints saves a run where it is, and brings it back there: the model,
+// its optimizers, the memory of its hook, the place in the data. In the run's
+// folder "checkpoints". Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -17,21 +16,27 @@ namespace sherd::tools {
 
 class RunCheckpoints {
  public:
-  // Collective; the trainer must outlive it. Throws Error as CheckpointSaver does.
+  // Collective; the trainer must outlive it. Throws Error as CheckpointSaver
+  // does.
   RunCheckpoints(Trainer& trainer, const std::string& run_path);
 
-  // Collective. Goes on from the newest checkpoint; returns its step, or 0 where
-  // there is none. Throws Error as load_checkpoint() does, and when the data
-  // are others.
+  // Collective. Goes on from the newest checkpoint, and returns its step, 0
+  // where there is none. Throws Error as load_checkpoint() does, when the data
+  // are others, and when another optimizer made it.
   std::int64_t resume();
+  // What a user should know about the checkpoint that resume() loaded; or "".
+  const std::string& note() const { return note_; }
 
   // Collective, between two steps.
   void save(std::int64_t step);
   void wait() { saver_.wait(); }
 
  private:
+  std::int64_t load(const std::string& folder);
+
   Trainer& trainer_;
   const std::map<std::string, std::string> about_;  // The model.
+  std::string note_;
   CheckpointState state_;
   CheckpointSaver saver_;
 };
@@ -40,9 +45,12 @@ class RunCheckpoints {
 std::map<std::string, std::string> model_metadata(
     TrainConfig config, std::int64_t vocabulary);
 
-// What signals ask for, so far and on this rank: 1 for a checkpoint (SIGUSR1), 2
-// for one and the end (SIGTERM), 0 for nothing. Asking for it clears a 1.
-void install_signal_handlers();
-int take_signal_request();
+// Collective. Whether the run has a checkpoint, as rank 0 sees it.
+bool has_checkpoint(const World& world, const std::string& run_path);
+
+// Says that the checkpoints beside a config file are not those of the run that
+// it is used for; "" when they are, and where there are none.
+std::string unused_checkpoints(
+    const std::string& config_path, const std::string& run);
 
 }  // namespace sherd::tools

@@ -7,8 +7,10 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 #include <torch/version.h>
+#include "hex.h"
 #include "train/curve.h"
 
 namespace sherd::tools {
@@ -31,10 +33,14 @@ void print(const std::string& text) {
   std::fflush(stdout);
 }
 
-std::string hex(std::uint64_t value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%016" PRIx64, value);
-  return text;
+// For the config.json of a run, which may be read from another working
+// directory, and be moved.
+TrainConfig movable_config(TrainConfig config, const std::string& run) {
+  config.run = run;  // Seen from the file.
+  if (!config.data.empty()) {
+    config.data = std::filesystem::absolute(config.data).string();
+  }
+  return config;
 }
 
 ProgressStyle style_of(const Trainer& trainer) {
@@ -52,25 +58,28 @@ RunReport::RunReport(const Trainer& trainer, std::string batch)
       batch_(std::move(batch)),
       progress_(style_of(trainer)) {}
 
-void RunReport::open(
-    const std::string& path, std::int64_t first, bool goes_on) {
-  first_ = first;
+void RunReport::open(const RunStart& start) {
+  first_ = start.first;
   start_s_ = now_s();
   if (!trainer_.leads()) {
     return;
   }
+  const bool inside = !start.folder.empty();
+  const auto path = inside ? start.run + "/" + start.folder : start.run;
+  const auto config =
+      to_json(movable_config(trainer_.config(), inside ? ".." : "."), about());
+  folder_ = start.goes_on
+      ? std::make_unique<RunFolder>(path, config, start.first)
+      : std::make_unique<RunFolder>(path, config);
   const auto& corpus = trainer_.corpus();
-  const auto config = to_json(trainer_.config(), about());
-  folder_ = goes_on ? std::make_unique<RunFolder>(path, config, first)
-                    : std::make_unique<RunFolder>(path, config);
   say("data   " + corpus.path() + ": " + std::to_string(corpus.tokens()) +
       " tokens, hash " + hex(corpus.hash()));
   say("model  " + trainer_.config().model + ", " +
       std::to_string(trainer_.parameter_count()) + " parameters; " +
       ranks_text() + ", " + batch_text());
-  say("run    " + folder_->path());
-  if (first > 0) {
-    say("goes on behind step " + std::to_string(first));
+  say("run    " + path);
+  if (start.first > 0) {
+    say("goes on behind step " + std::to_string(start.first));
   }
 }
 
@@ -146,7 +155,7 @@ void RunReport::write_curve() const {
           folder_->records()));
 }
 
-void RunReport::finish(const std::string& sample, bool saved) {
+void RunReport::finish(const std::string& sample, const std::string& saved) {
   if (!trainer_.leads() || folder_->records().empty()) {
     return;
   }
@@ -162,16 +171,18 @@ void RunReport::finish(const std::string& sample, bool saved) {
       format_duration(now_s() - start_s_).c_str());
   say(summary);
   say("curve  " + folder_->path() + "/curve.html");
-  if (saved) {
+  if (!saved.empty()) {
+    say("saved  " + saved);
     say_how_to_go_on();
+  } else if (trainer_.config().save_every == 0) {
+    say("saved  nothing, as --save-every 0 says");
   }
 }
 
 void RunReport::say_how_to_go_on() {
-  const auto& path = folder_->path();
   const auto& config = trainer_.config();
   say("go on  sherd run -n " + std::to_string(trainer_.world().size()) +
-      " -- sherd train --config " + path + "/config.json --run " + path +
+      " -- sherd train --config " + folder_->path() + "/config.json" +
       (config.stop_at > 0 ? " --stop-at 0" : "") + " --steps " +
       std::to_string(2 * config.steps));
 }

@@ -17,15 +17,21 @@
 
 namespace sherd::tools {
 
+struct RunStart {
+  std::string run;         // The run's folder.
+  std::string folder;      // The report's, inside the run's; "": the same one.
+  std::int64_t first = 0;  // Steps that were taken before.
+  bool goes_on = false;    // The folder may exist.
+};
+
 class RunReport {
  public:
-  // `batch` says how many sequences a step has: "batch 12". The trainer outlives
-  // this.
+  // `batch` says how many sequences a step has: "batch 12". The trainer
+  // outlives this.
   RunReport(const Trainer& trainer, std::string batch);
 
-  // Before the first step, which follows step `first`. The folder is new, or, if
-  // the run goes on, its own. Throws Error as RunFolder does.
-  void open(const std::string& path, std::int64_t first, bool goes_on);
+  // Before the first step. Throws Error as RunFolder does.
+  void open(const RunStart& start);
   bool is_open() const { return start_s_ > 0; }
 
   // A line of its own.
@@ -34,8 +40,9 @@ class RunReport {
   // Adds a step to folder and terminal. REQUIRES: open() was called.
   void add(const StepMetrics& record);
 
-  // After the last step. `sample` may be empty; `saved`: the run has a checkpoint.
-  void finish(const std::string& sample, bool saved);
+  // After the last step. `sample` may be empty, and so may `saved`, the run's
+  // last checkpoint.
+  void finish(const std::string& sample, const std::string& saved);
 
  private:
   std::map<std::string, std::string> about() const;

@@ -3,53 +3,76 @@
 
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <optional>
 #include <string>
 #include <sherd/base/error.h>
 #include "train/run_checkpoints.h"
 #include "train/run_report.h"
+#include "train/signal_request.h"
 
 namespace sherd::tools {
 namespace {
 
-constexpr int kSaveAndEnd = 2;  // What take_signal_request() says.
+std::string step_text(std::int64_t step) { return std::to_string(step); }
 
 class TrainJob {
  public:
   explicit TrainJob(Trainer& trainer)
       : trainer_(trainer),
-        report_(trainer, "batch " + std::to_string(trainer.config().batch)) {}
+        report_(trainer, "batch " + std::to_string(trainer.config().batch)),
+        path_(trainer.run_path()) {}
 
   int run() {
-    const auto first = open();
+    const auto first = resume();
+    if (first >= trainer_.last_step()) {
+      say_that_nothing_is_left(first);
+      close();
+      return 0;
+    }
+    report_.open({.run = path_, .first = first, .goes_on = first > 0});
     for (std::int64_t step = first; step < trainer_.last_step(); ++step) {
       const auto record = take_step(step);
       report_.add(record);
       if (save_if_due(record.step)) {
-        return kTerminated;
+        return kKilledBy + asked_;
       }
       check_loss(record);
     }
     if (checkpoints_) {
       checkpoints_->wait();
     }
-    report_.finish(trainer_.sample(), checkpoints_.has_value());
+    report_.finish(trainer_.sample(), saved_);
     close();
     return 0;
   }
 
  private:
+  bool saves() const { return trainer_.config().save_every > 0; }
+
   // Returns the steps that were taken before.
-  std::int64_t open() {
-    const auto path = trainer_.run_path();
-    std::int64_t first = 0;
-    if (trainer_.config().save_every > 0) {
-      install_signal_handlers();
-      checkpoints_.emplace(trainer_, path);
-      first = checkpoints_->resume();
+  std::int64_t resume() {
+    if (saves()) {
+      install_signal_handlers(trainer_.leads());
+    } else if (!has_checkpoint(trainer_.world(), path_)) {
+      return 0;
     }
-    report_.open(path, first, first > 0);
+    checkpoints_.emplace(trainer_, path_);
+    const auto first = checkpoints_->resume();
+    if (!checkpoints_->note().empty()) {
+      report_.say("note   " + checkpoints_->note());
+    }
     return first;
+  }
+
+  void say_that_nothing_is_left(std::int64_t first) {
+    const auto& config = trainer_.config();
+    const bool stopped = config.stop_at > 0;
+    report_.say(
+        "done   " + path_ + " is at step " + step_text(first) + " of " +
+        step_text(trainer_.last_step()) + "; give --" +
+        (stopped ? "stop-at" : "steps") + " larger than " + step_text(first) +
+        " to train on");
   }
 
   StepMetrics take_step(std::int64_t step) {
@@ -68,20 +91,22 @@ class TrainJob {
   // Whether a signal has ended the run. Ranks get signals at different times:
   // what one has heard in this step all have.
   bool save_if_due(std::int64_t step) {
-    if (!checkpoints_) {
+    if (!saves()) {
       return false;
     }
     const bool due = step % trainer_.config().save_every == 0;
     if (due || step == trainer_.last_step() || asked_ > 0) {
       checkpoints_->save(step);
+      saved_ = path_ + "/checkpoints/step-" + step_text(step);
     }
-    if (asked_ < kSaveAndEnd) {
+    if (asked_ <= kSaveRequest) {
       return false;
     }
     checkpoints_->wait();
     report_.say(
-        "ended  by SIGTERM, saved at step " + std::to_string(step) +
-        "; the same command goes on from there");
+        std::string("ended  by ") + (asked_ == SIGINT ? "SIGINT" : "SIGTERM") +
+        ", saved " + saved_ + "; the same command with --run " + path_ +
+        " goes on from there");
     close();
     return true;
   }
@@ -102,8 +127,10 @@ class TrainJob {
 
   Trainer& trainer_;
   RunReport report_;
+  const std::string path_;
   std::optional<RunCheckpoints> checkpoints_;
-  int asked_ = 0;  // By signals, of any rank.
+  std::string saved_;  // The last one.
+  int asked_ = 0;      // By signals, of any rank.
 };
 
 }  // namespace

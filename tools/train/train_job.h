@@ -8,8 +8,8 @@
 
 namespace sherd::tools {
 
-// As if the shell's kill had ended it.
-inline constexpr int kTerminated = 128 + 15;
+// The exit status of a process that a signal ends.
+inline constexpr int kKilledBy = 128;
 
 // Collective. Trains to the trainer's last step, or until a signal asks for the
 // end; returns the exit status. Throws Error when training cannot go on.

@@ -94,7 +94,8 @@ Mesh mesh_of(const World& world, const TrainConfig& config) {
 
 TrainingEngine::TrainingEngine(
     models::LanguageModel& model, const Mesh& mesh, const TrainConfig& config)
-    : parameters_(
+    : hook_(hook_of(config)),
+      parameters_(
           split(distribute(model, mesh, config), muon_patterns(config))),
       adamw_(parameters_.rest, adamw_options(config)),
       max_norm_(
@@ -111,7 +112,7 @@ NamedParameters TrainingEngine::distribute(
     ddp_.emplace(replicate(
         model, mesh.world(),
         {.exchange = tools::parse_exchange_kind(config.exchange),
-         .hook = hook_of(config)}));
+         .hook = hook_}));
     return ddp_->named_parameters();
   }
   fsdp_.emplace(fully_shard(model, mesh, shard_options(model, config)));

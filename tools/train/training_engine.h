@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TrainingEngine is all that `sherd train` does to make a plain model a distributed
-// one, in the order in which a program does it: shard or replicate the model,
-// build an optimizer over its parameters, and after each backward clip, step and
-// clear.
-// Thread rule: one thread; model must outlive it.
+// TrainingEngine is all that `sherd train` does to make a plain model a
+// distributed one, in the order in which a program does it: shard or replicate
+// the model, build an optimizer over its parameters, and after each backward
+// clip, step and clear. Thread rule: one thread; model must outlive it.
 #pragma once
 
 #include <optional>
 #include <sherd/ckpt/checkpoint.h>
+#include <sherd/ddp/comm_hook.h>
 #include <sherd/ddp/replicate.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/models/language_model.h>
@@ -39,6 +39,10 @@ class TrainingEngine {
   // This rank's slices.
   NamedParameters named_parameters() const;
 
+  // The hook of replicas; null without one. What it remembers is to be saved,
+  // too.
+  CommHook* hook() const { return hook_.get(); }
+
   // What there is to save: parameters and what optimizers remember of them.
   void add_to(CheckpointState& state);
 
@@ -51,6 +55,7 @@ class TrainingEngine {
       const TrainConfig& config);
   double clip();
 
+  const CommHookPtr hook_;
   std::optional<FullyShardedDataParallel> fsdp_;  // Or:
   std::optional<DistributedDataParallel> ddp_;
   const SplitParameters parameters_;  // Muon's, and AdamW's.

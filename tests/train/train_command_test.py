@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`sherd train` as a user calls it: where it saves, goes on and ends.
+
+  train_command_test.py SHERD SCRATCH [NAME...]
+
+SCRATCH is a folder that is replaced; NAMEs choose tests, as in unittest.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+
+TIMEOUT_S = 100
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SMALL = (
+    "--layers", "1", "--width", "32", "--heads", "2", "--seq", "16",
+    "--sample-tokens", "0",
+)  # fmt: skip
+
+
+def take_interrupts():
+    """A shell's background job ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class TrainCommand(unittest.TestCase):
+    sherd = ""
+    scratch = pathlib.Path()
+
+    def setUp(self):
+        self.folder = self.scratch / self.id().rsplit(".", 1)[1]
+        self.folder.mkdir(parents=True)
+        (self.folder / "text").write_bytes((ROOT / "LICENSE").read_bytes())
+
+    def shown(self, *words, expected=0, ranks=0, cwd=None):
+        """stdout and stderr of `sherd train WORDS`, which ends with `expected`."""
+        launcher = [self.sherd, "run", "-n", str(ranks), "--"] if ranks else []
+        done = subprocess.run(
+            [*launcher, self.sherd, "train", *(str(word) for word in words)],
+            cwd=cwd or self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, expected, done.stdout)
+        return done.stdout
+
+    def start(self, *words, ranks=0):
+        launcher = [self.sherd, "run", "-n", str(ranks), "--"] if ranks else []
+        process = subprocess.Popen(
+            [*launcher, self.sherd, "train", *SMALL, *(str(word) for word in words)],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=take_interrupts,
+            start_new_session=True,
+        )
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def wait_for(self, process, text):
+        for line in process.stdout:
+            if text in line:
+                return
+        self.fail(f"the output ended without '{text}'")
+
+    def losses(self, run):
+        lines = (self.folder / run / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["loss"] for line in lines]
+
+    # ---- what a run leaves, and how it goes on
+
+    def test_a_run_without_options_keeps_its_model(self):
+        text = self.shown(*SMALL, "--data", "text", "--run", "x", "--steps", "2")
+        self.assertIn("saved  x/checkpoints/step-2", text)
+        self.assertTrue((self.folder / "x/checkpoints/step-2").is_dir())
+        self.assertIn("sherd train --config x/config.json --steps 4", text)
+
+    def test_a_run_that_shall_not_save_says_so(self):
+        words = (*SMALL, "--data", "text", "--run", "x", "--save-every", "0")
+        self.assertIn("saved  nothing", self.shown(*words, "--steps", "2"))
+        self.assertFalse((self.folder / "x/checkpoints").exists())
+
+    def test_a_run_goes_on_from_another_folder_and_when_it_was_moved(self):
+        self.shown(*SMALL, "--data", "text", "--run", "runs/x", "--steps", "2")
+        self.shown("--config", self.folder / "runs/x/config.json", "--steps", "3", cwd="/")
+        self.assertEqual(len(self.losses("runs/x")), 3)
+        (self.folder / "runs/x").rename(self.folder / "moved")
+        text = self.shown("--config", "moved/config.json", "--steps", "4")
+        self.assertIn("goes on behind step 3", text)
+        self.shown("--config", "config.json", "--steps", "5", cwd=self.folder / "moved")
+        self.assertEqual(len(self.losses("moved")), 5)
+        self.assertTrue((self.folder / "moved/checkpoints/step-5").is_dir())
+
+    def test_checkpoints_beside_a_config_that_are_not_used_are_named(self):
+        self.shown(*SMALL, "--data", "text", "--run", "x", "--steps", "2")
+        words = ("--config", "x/config.json", "--steps", "1")
+        text = self.shown(*words, "--run", "y")
+        self.assertIn("x/checkpoints/step-2 is not used", text)
+        self.assertIn("--run x goes on", text)
+        self.assertNotIn("is not used", self.shown(*words, "--run", "x", "--steps", "3"))
+
+    def test_a_run_goes_on_without_the_flag(self):
+        words = (*SMALL, "--data", "text", "--run", "x")
+        self.shown(*words, "--save-every", "1", "--steps", "2")
+        text = self.shown(*words, "--save-every", "0", "--steps", "3")
+        self.assertIn("goes on behind step 2", text)
+
+    def test_a_run_that_has_taken_its_steps_says_so(self):
+        words = (*SMALL, "--data", "text", "--run", "x")
+        self.shown(*words, "--steps", "2")
+        text = self.shown(*words, "--steps", "2")
+        self.assertIn("x is at step 2 of 2; give --steps larger than 2", text)
+        self.assertEqual(len(self.losses("x")), 2)
+
+    def test_another_optimizer_than_the_checkpoints_is_refused(self):
+        words = (*SMALL, "--data", "text", "--run", "x")
+        self.shown(*words, "--steps", "1")
+        text = self.shown(*words, "--steps", "2", "--optimizer", "muon", expected=2)
+        self.assertIn("--optimizer: expected adamw, whose state is in", text)
+        self.assertIn("x/checkpoints/step-1, found muon", text)
+
+    def test_hashes_are_hexadecimal_everywhere(self):
+        words = (*SMALL, "--data", "text", "--run", "x")
+        self.shown(*words, "--steps", "1")
+        about = json.loads((self.folder / "x/config.json").read_text())["about"]
+        content = subprocess.run(
+            [self.sherd, "checkpoint", "inspect", "--json", self.folder / "x"],
+            capture_output=True,
+            check=True,
+        ).stdout
+        saved = json.loads(content)["values"]["data.corpus_hash"]
+        self.assertEqual(saved, about["corpus_hash"])
+        (self.folder / "text").write_text("another text " * 1000)
+        text = self.shown(*words, "--steps", "2", expected=2)
+        self.assertIn(f"expected the saved corpus hash {saved}, found", text)
+
+    def test_a_misspelt_option_gets_the_nearest_one(self):
+        text = self.shown("--save-evry", "3", expected=2)
+        self.assertIn("no option --save-evry (did you mean --save-every?)", text)
+
+    # ---- Ctrl-C
+
+    def test_the_first_interrupt_saves_and_ends(self):
+        process = self.start("--data", "text", "--run", "x", "--steps", "1000000")
+        self.wait_for(process, "step 1/")
+        process.send_signal(signal.SIGINT)
+        self.wait_for(process, "ended  by SIGINT, saved x/checkpoints/step-")
+        self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
+        steps = len(self.losses("x"))
+        self.assertTrue((self.folder / f"x/checkpoints/step-{steps}").is_dir())
+
+    def test_the_second_interrupt_ends_at_once(self):
+        # The validation after the first step takes minutes.
+        process = self.start(
+            "--run", "x", "--batch", "1", "--eval-every", "1", "--eval-batches", "1000000"
+        )
+        self.wait_for(process, "run    x")
+        process.send_signal(signal.SIGINT)
+        self.wait_for(process, "Ctrl-C again ends it at once")
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(TIMEOUT_S), -signal.SIGINT)
+        self.assertEqual(list((self.folder / "x/checkpoints").glob("step-*")), [])
+
+    def test_an_interrupt_of_the_whole_job_saves_and_ends(self):
+        process = self.start(
+            "--data", "text", "--run", "x", "--steps", "1000000", ranks=2
+        )
+        self.wait_for(process, "step 1/")
+        os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
+        self.wait_for(process, "ended  by SIGINT, saved x/checkpoints/step-")
+        self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
+
+    # ---- hooks
+
+    def test_power_sgd_goes_on_with_its_error_feedback(self):
+        words = (
+            *SMALL, "--data", "text", "--strategy", "ddp", "--hook", "power_sgd",
+            "--steps", "15",
+        )  # fmt: skip
+        self.shown(*words, "--run", "whole", ranks=2)
+        # It compresses from step 10 on.
+        self.shown(*words, "--run", "x", "--stop-at", "13", ranks=2)
+        self.shown(*words, "--run", "x", ranks=2)
+        self.assertEqual(self.losses("x"), self.losses("whole"))
+
+    def test_the_memory_of_a_hook_is_not_for_other_ranks(self):
+        words = (
+            *SMALL, "--data", "text", "--strategy", "ddp", "--hook", "power_sgd",
+            "--run", "x",
+        )  # fmt: skip
+        self.shown(*words, "--steps", "12", ranks=2)
+        text = self.shown(*words, "--steps", "13")
+        self.assertIn("what its hook remembered is not used", text)
+        self.assertEqual(len(self.losses("x")), 13)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    TrainCommand.sherd = sys.argv[1]
+    TrainCommand.scratch = pathlib.Path(sys.argv[2]).resolve()
+    shutil.rmtree(TrainCommand.scratch, ignore_errors=True)
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
