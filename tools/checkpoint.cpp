@@ -3,6 +3,7 @@
 // sherd-checkpoint, which `sherd checkpoint` becomes: looks at checkpoints,
 // compares and converts them.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -199,6 +200,41 @@ void write_text(const std::string& path, const std::string& text) {
   }
 }
 
+// What transformers keeps beside a model: the tokenizer, and how to generate.
+constexpr std::array kCompanionFiles = {
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "generation_config.json"};
+
+// Copies those that are there; returns them.
+std::vector<std::string> copy_companions(
+    const std::filesystem::path& from, const std::filesystem::path& to) {
+  std::vector<std::string> copied;
+  for (const auto* name : kCompanionFiles) {
+    if (std::filesystem::is_regular_file(from / name)) {
+      std::filesystem::copy_file(
+          from / name, to / name,
+          std::filesystem::copy_options::overwrite_existing);
+      copied.push_back((to / name).string());
+    }
+  }
+  return copied;
+}
+
+// Those of the run of RUN/checkpoints/step-N; a checkpoint that lies elsewhere has none.
+std::vector<std::string> copy_companions_of_run(
+    const std::string& checkpoint, const std::filesystem::path& to) {
+  const auto parent = std::filesystem::canonical(checkpoint).parent_path();
+  return parent.filename() == "checkpoints"
+      ? copy_companions(parent.parent_path(), to)
+      : std::vector<std::string>();
+}
+
 // As transformers' from_pretrained() takes it.
 void export_to(const std::string& path, const std::string& to, bool json) {
   const auto content = checkpoint_content(newest_in(path));
@@ -215,6 +251,8 @@ void export_to(const std::string& path, const std::string& to, bool json) {
        .progress = progress_bar("export")});
   files.push_back(to + "/config.json");
   write_text(files.back(), hugging_face_config(config, vocabulary));
+  const auto copied = copy_companions_of_run(content.folder, to);
+  files.insert(files.end(), copied.begin(), copied.end());
   if (json) {
     std::puts(
         Json({{"folder", content.folder}, {"files", files}}).dump().c_str());
@@ -271,6 +309,7 @@ void import_from(const std::string& from, const std::string& run, bool json) {
            },
        .progress = progress_bar("import")});
   write_text(run + "/config.json", to_json(config, {}));
+  copy_companions(from, run);
   if (json) {
     std::puts(Json({{"run", run}, {"tensors", names.size()}}).dump().c_str());
     return;
@@ -341,7 +380,8 @@ void add_writers(CLI::App& app, Arguments& given, Commands& commands) {
       "export",
       "Write the model of a run of `sherd train` as Hugging Face's "
       "transformers\n"
-      "loads it: config.json and model.safetensors");
+      "loads it: config.json, model.safetensors, and what the run has of a\n"
+      "tokenizer and generation_config.json");
   export_app->add_option("PATH", given.path, kPathHelp)->required();
   export_app->add_option("FOLDER", given.to, "New, or empty")->required();
   commands[export_app] = [](const Arguments& all) {

@@ -85,6 +85,22 @@ def converts(command):
     assert "expected an empty folder" in refused, refused
 
 
+def carries_the_tokenizer(command):
+    companions = ("tokenizer.json", "special_tokens_map.json", "generation_config.json")
+    for name in companions:
+        (command.run / name).write_text('{"of": "' + name + '"}')
+    exported = command.scratch / "exported"
+    files = json.loads(command.shown(0, "export", "--json", command.run, exported))
+    assert {pathlib.Path(file).name for file in files["files"]} == {
+        "model.safetensors", "config.json", *companions,
+    }, files  # fmt: skip
+    command.shown(0, "import", exported, command.scratch / "imported")
+    for name in companions:
+        for folder in (exported, command.scratch / "imported"):
+            assert name in (folder / name).read_text(), folder
+        (command.run / name).unlink()
+
+
 def refuses(command):
     assert "see sherd checkpoint diff --help" in command.shown(2, "diff", command.run)
     assert "'bogus'" in command.shown(2, "bogus")
@@ -111,7 +127,7 @@ def main():
     scratch.mkdir(parents=True)
     command = Command(sys.argv[1], scratch)
     command.train()
-    for show in (looks, compares, converts, refuses):
+    for show in (looks, compares, converts, carries_the_tokenizer, refuses):
         show(command)
 
 
