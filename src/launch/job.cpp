@@ -121,14 +121,24 @@ void Job::carry_out(const std::optional<SignalRequest>& action) {
 
 void Job::report() {
   supervisor_.report_problems();
-  const std::optional<RankExit>& failure = policy_.first_failure();
-  if (failure) {
-    const char* when = policy_.stop_signal() != 0 ? " after it was told to end"
-        : options_.ranks > 1                      ? " and was the first to fail"
-                                                  : "";
-    supervisor_.say_error(describe(*failure) + when + hint_of(*failure));
-    supervisor_.report_output_tail(failure->rank);
+  const std::optional<RankExit> first = policy_.first_failure();
+  if (!first) {
+    return;
   }
+  const int cause = first->blames.value_or(first->rank);
+  const bool other = cause != first->rank && cause < options_.ranks;
+  const std::string when = policy_.stop_signal() != 0
+      ? " after it was told to end"
+      : other              ? str(" because of rank ", cause)
+      : options_.ranks > 1 ? " and was the first to fail"
+                           : "";
+  supervisor_.say_error(
+      describe(*first) + when + hint_of(*first) +
+      same_error_of(*first, policy_.failures()));
+  if (other) {
+    supervisor_.report_output_tail(cause);
+  }
+  supervisor_.report_output_tail(first->rank);
 }
 
 std::string Job::log_path(int rank) const {

@@ -1,11 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/rank_exit.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <regex>
 #include "base/check.h"
 
 namespace sherd::launch {
+
+std::optional<int> blamed_rank(const std::deque<std::string>& lines) {
+  static const std::regex kBlame(
+      "rank ([0-9]{1,9}) (was lost|failed:|has left|has died|has withdrawn|"
+      "gave up|is not responding|did not answer)|store (was|is) lost");
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
+    std::smatch found;
+    if (std::regex_search(*line, found, kBlame)) {
+      return found[1].matched ? std::stoi(found[1]) : 0;  // Rank 0 keeps it.
+    }
+  }
+  return std::nullopt;
+}
+
+const RankExit& first_to_fail(const std::vector<RankExit>& failures) {
+  SHERD_ASSERT(!failures.empty());
+  const auto found =
+      std::find_if(failures.begin(), failures.end(), [](const RankExit& end) {
+        return end.blames.value_or(end.rank) == end.rank;
+      });
+  return found == failures.end() ? failures.front() : *found;
+}
+
+std::string same_error_of(
+    const RankExit& first, const std::vector<RankExit>& failures) {
+  std::string ranks;
+  for (const RankExit& end : failures) {
+    if (end.rank != first.rank && !end.last_line.empty() &&
+        end.last_line == first.last_line) {
+      ranks += str(ranks.empty() ? "" : ", ", end.rank);
+    }
+  }
+  return ranks.empty() ? "" : str("; the same error ended rank ", ranks);
+}
 
 std::string describe_signal(int signal) {
   const char* name = ::sigabbrev_np(signal);

@@ -273,6 +273,7 @@ void RestartPolicy::start(
   StopPolicyOptions life;
   life.ranks = options_.ranks;
   life.failure_grace = options_.failure_grace;
+  life.cause_grace = Duration(0);  // Who starts again soon needs no cause.
   life.stop_grace = options_.stop_grace;
   group.stop_policy.emplace(life);
   group.state = State::kRunning;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <iterator>
 #include "base/check.h"
 
 namespace sherd::launch {
@@ -17,29 +16,48 @@ std::optional<SignalRequest> StopPolicy::ranks_ended(
     const std::vector<RankExit>& ends, Instant now) {
   running_ -= static_cast<int>(ends.size());
   SHERD_ASSERT(running_ >= 0, "more ranks ended than were started");
-  std::vector<RankExit> failures;
-  std::copy_if(
-      ends.begin(), ends.end(), std::back_inserter(failures),
-      [this](const RankExit& end) {
-        return end.failed() && !was_requested(end);
-      });
-  if (failure_ || failures.empty()) {
-    return std::nullopt;
+  const auto first_new = static_cast<std::ptrdiff_t>(failures_.size());
+  for (const RankExit& end : ends) {
+    ended_.insert(end.rank);
+    if (end.failed() && !was_requested(end)) {
+      failures_.push_back(end);
+    }
   }
-  const auto killed = std::find_if(
-      failures.begin(), failures.end(),
+  std::stable_partition(
+      failures_.begin() + first_new, failures_.end(),
       [](const RankExit& end) { return end.signal != 0; });
-  failure_ = killed == failures.end() ? failures.front() : *killed;
-  if (state_ != State::kRunning || running_ == 0) {
-    return std::nullopt;  // The others end already, in their own time.
+  const bool ending = state_ != State::kRunning && state_ != State::kAwaiting;
+  if (failures_.empty() || ending || running_ == 0) {
+    return std::nullopt;  // What still runs ends already, in its own time.
   }
+  if (!cause_is_running()) {
+    return end_others(now);
+  }
+  if (state_ == State::kRunning) {
+    state_ = State::kAwaiting;
+    deadline_ = now + options_.cause_grace;
+  }
+  return std::nullopt;
+}
+
+std::optional<RankExit> StopPolicy::first_failure() const {
+  return failures_.empty() ? std::nullopt
+                           : std::optional(first_to_fail(failures_));
+}
+
+bool StopPolicy::cause_is_running() const {
+  const std::optional<int> cause = first_to_fail(failures_).blames;
+  return cause && *cause < options_.ranks && !ended_.contains(*cause);
+}
+
+SignalRequest StopPolicy::end_others(Instant now) {
   state_ = State::kEnding;
   deadline_ = now + options_.failure_grace;
   sent_.push_back(SIGTERM);
-  return SignalRequest{
+  return {
       SIGTERM, SignalTarget::kGroups,
-      str(describe(*failure_), "; ending the other ranks still running (",
-          running_, ")")};
+      str(describe(first_to_fail(failures_)),
+          "; ending the other ranks still running (", running_, ")")};
 }
 
 std::optional<SignalRequest> StopPolicy::signal_received(
@@ -55,7 +73,7 @@ std::optional<SignalRequest> StopPolicy::signal_received(
   if (state_ == State::kEnding && signal == SIGINT) {
     return kill("interrupted while the ranks were ending", now);
   }
-  if (state_ == State::kRunning) {
+  if (state_ == State::kRunning || state_ == State::kAwaiting) {
     state_ = State::kEnding;
     stop_signal_ = signal;
     deadline_ = now + options_.stop_grace;
@@ -71,6 +89,9 @@ std::optional<SignalRequest> StopPolicy::time_passed(Instant now) {
   if (finished() || !deadline_ || now < *deadline_) {
     return std::nullopt;
   }
+  if (state_ == State::kAwaiting) {
+    return end_others(now);
+  }
   if (state_ == State::kEnding) {
     return kill(str("ranks still running: ", running_), now);
   }
@@ -84,7 +105,7 @@ int StopPolicy::exit_status() const {
   if (stop_signal_ != 0) {
     return 128 + stop_signal_;
   }
-  return failure_ ? failure_->status() : 0;
+  return failures_.empty() ? 0 : first_to_fail(failures_).status();
 }
 
 SignalRequest StopPolicy::kill(const std::string& why, Instant now) {

@@ -6,6 +6,10 @@
 //
 //   state     event                               signal sent     next state
 //   running   a rank fails                        SIGTERM groups  ending
+//   running   a rank fails that has lost          none            awaiting
+//             another one, which still runs
+//   awaiting  that one ends, or the deadline      SIGTERM groups  ending
+//   awaiting  any signal                          as in running
 //   running   SIGINT, SIGTERM, SIGHUP             same, groups    ending
 //   running   SIGUSR1, SIGUSR2                    same, ranks     running
 //   ending    SIGINT                              SIGKILL groups  killed
@@ -18,6 +22,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 #include "base/clock.h"
@@ -30,6 +35,8 @@ struct StopPolicyOptions {
   // From a rank's failure to SIGKILL for the others. Short: they can only wait
   // for a rank that is gone.
   Duration failure_grace = std::chrono::seconds(1);
+  // How long a rank that was lost by another one may take to say why it fails, before SIGTERM.
+  Duration cause_grace = std::chrono::milliseconds(500);
   // From a signal to the launcher to SIGKILL for the ranks.
   Duration stop_grace = std::chrono::seconds(30);
   // From SIGKILL to giving up on a rank that still does not end.
@@ -66,16 +73,21 @@ class StopPolicy {
   }
   bool finished() const { return running_ == 0 || state_ == State::kGivenUp; }
   int running() const { return running_; }
-  // The rank that failed first and not because it was told to end.
-  const std::optional<RankExit>& first_failure() const { return failure_; }
+  // The ranks that failed, and not because they were told to end, as they were noticed.
+  const std::vector<RankExit>& failures() const { return failures_; }
+  // The first of them to fail, see first_to_fail().
+  std::optional<RankExit> first_failure() const;
   // The signal that ended the job, 0 when none did.
   int stop_signal() const { return stop_signal_; }
   // The launcher's exit status. REQUIRES: finished().
   int exit_status() const;
 
  private:
-  enum class State { kRunning, kEnding, kKilled, kGivenUp };
+  enum class State { kRunning, kAwaiting, kEnding, kKilled, kGivenUp };
 
+  // Whether the first failure blames a rank that still runs.
+  bool cause_is_running() const;
+  SignalRequest end_others(Instant now);
   SignalRequest kill(const std::string& why, Instant now);
   bool was_requested(const RankExit& end) const;
 
@@ -84,7 +96,8 @@ class StopPolicy {
   int running_;
   int stop_signal_ = 0;
   std::vector<int> sent_;  // Signals that told the ranks to end.
-  std::optional<RankExit> failure_;
+  std::vector<RankExit> failures_;
+  std::set<int> ended_;
   std::optional<Instant> deadline_;
 };
 

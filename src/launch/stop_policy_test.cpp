@@ -20,6 +20,11 @@ RankExit killed(int rank, int signal) {
   return {.rank = rank, .signal = signal};
 }
 
+// One that ended since it had lost another.
+RankExit lost(int rank, int other) {
+  return {.rank = rank, .exit_code = 1, .blames = other};
+}
+
 StopPolicy policy_of(int ranks) {
   StopPolicyOptions options;
   options.ranks = ranks;
@@ -64,6 +69,49 @@ TEST(StopPolicy, AKilledRankGoesBeforeAnExitCodeNoticedAtTheSameMoment) {
   EXPECT_EQ(policy.first_failure()->rank, 2);
   policy.ranks_ended({exited(1, 0)}, kStart);
   EXPECT_EQ(policy.exit_status(), 128 + SIGKILL);
+}
+
+TEST(StopPolicy, ARankThatLostAnotherIsNotTheFirstToFail) {
+  StopPolicy policy = policy_of(3);
+  // It ends sooner than the one that it has lost, which gets time to say why.
+  EXPECT_FALSE(policy.ranks_ended({lost(1, 0)}, kStart));
+  EXPECT_EQ(policy.deadline(), kStart + milliseconds(500));
+  EXPECT_FALSE(policy.time_passed(kStart + milliseconds(499)));
+  const auto action = policy.ranks_ended({exited(0, 3)}, kStart);
+  ASSERT_TRUE(action);
+  EXPECT_EQ(action->signal, SIGTERM);
+  EXPECT_THAT(action->reason, HasSubstr("rank 0 exited with code 3"));
+  EXPECT_FALSE(policy.ranks_ended({lost(2, 0)}, kStart));
+  EXPECT_EQ(policy.first_failure()->rank, 0);
+  EXPECT_EQ(policy.failures().size(), 3U);
+  EXPECT_EQ(policy.exit_status(), 3);
+}
+
+TEST(StopPolicy, ALostRankThatGoesOnIsEnded) {
+  StopPolicy policy = policy_of(2);
+  EXPECT_FALSE(policy.ranks_ended({lost(1, 0)}, kStart));
+  const auto end = policy.time_passed(kStart + milliseconds(500));
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->signal, SIGTERM);
+  EXPECT_EQ(policy.deadline(), kStart + milliseconds(1500));
+  policy.ranks_ended({killed(0, SIGTERM)}, kStart);
+  EXPECT_EQ(policy.first_failure()->rank, 1);
+  EXPECT_EQ(policy.first_failure()->blames, 0);
+}
+
+TEST(StopPolicy, RanksThatBlameEachOtherAreTakenAsNoticed) {
+  StopPolicy policy = policy_of(2);
+  EXPECT_FALSE(policy.ranks_ended({lost(1, 0)}, kStart));
+  EXPECT_FALSE(policy.ranks_ended({lost(0, 1)}, kStart));
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.first_failure()->rank, 1);
+}
+
+TEST(StopPolicy, AStopSignalWhileACauseIsAwaitedIsPassedOn) {
+  StopPolicy policy = policy_of(2);
+  policy.ranks_ended({lost(1, 0)}, kStart);
+  EXPECT_EQ(policy.signal_received(SIGINT, kStart)->signal, SIGINT);
+  EXPECT_EQ(policy.deadline(), kStart + milliseconds(30000));
 }
 
 TEST(StopPolicy, FailureOfTheLastRankNeedsNoOrder) {
@@ -158,6 +206,32 @@ TEST(StopPolicy, SignalsAfterTheEndAreIgnored) {
   policy.ranks_ended({exited(0, 0)}, kStart);
   EXPECT_FALSE(policy.signal_received(SIGTERM, kStart));
   EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(RankExit, KnowsWhomARankBlames) {
+  EXPECT_EQ(blamed_rank({}), std::nullopt);
+  EXPECT_EQ(blamed_rank({"loss 3", "rank 1 trains"}), std::nullopt);
+  EXPECT_EQ(
+      blamed_rank(
+          {"  what():  [world] rank 12 was lost: it died; rank 0 was waiting",
+           "", "more lines"}),
+      12);
+  EXPECT_EQ(blamed_rank({"[shm] rank 4 has left; awaited values"}), 4);
+  EXPECT_EQ(blamed_rank({"[world] the store was lost before all met"}), 0);
+  EXPECT_EQ(blamed_rank({"[ckpt] saving step 2: rank 3 failed: full"}), 3);
+  EXPECT_EQ(blamed_rank({"rank 99999999999 was lost: it died"}), std::nullopt);
+}
+
+TEST(RankExit, NamesWhoFailedWithTheSameError) {
+  const RankExit first = {.rank = 1, .exit_code = 1, .last_line = "disk full"};
+  const auto other = [](int rank, const char* line) {
+    return RankExit{.rank = rank, .exit_code = 1, .last_line = line};
+  };
+  EXPECT_EQ(same_error_of(first, {first, other(0, "another")}), "");
+  EXPECT_EQ(
+      same_error_of(
+          first, {other(0, "disk full"), first, other(2, "disk full")}),
+      "; the same error ended rank 0, 2");
 }
 
 TEST(RankExit, SpeaksOfSignalsByNumberAndName) {

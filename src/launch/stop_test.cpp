@@ -80,6 +80,40 @@ TEST_F(StopTest, AKilledRankIsNamedWithItsSignal) {
   EXPECT_TRUE(launcher.wait_for_death_of_all());
 }
 
+TEST_F(StopTest, ARankThatIsLostBeforeItHasEndedIsTheFirstToFail) {
+  // Rank 0 says what is wrong when the launcher has seen that rank 1 is gone.
+  const LauncherResult outcome = launch_and_wait(ranks_of(
+      2,
+      "if [ $RANK = 1 ]; then echo $$ > " + fifo() +
+          "; echo '[world] rank 0 was lost: it gave up' >&2; exit 7; fi; "
+          "trap '' TERM; read peer < " +
+          fifo() +
+          "; while kill -0 $peer 2> /dev/null; do :; done; "
+          "echo disk full >&2; exit 3"));
+  EXPECT_EQ(outcome.exit_status, 3);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("rank 0 exited with code 3 and was the first to fail"),
+          HasSubstr("    disk full\n")));
+}
+
+TEST_F(StopTest, TheCauseIsShownOfALostRankThatDoesNotFail) {
+  LauncherProcess launcher(ranks_of(
+      2,
+      "if [ $RANK = 0 ]; then echo stuck; echo ready > " + fifo() +
+          "; exec sleep 1000; fi; read x < " + fifo() +
+          "; echo 'rank 0 was lost: no answer' >&2; exit 7"));
+  const LauncherResult outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 7);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("rank 1 exited with code 7 because of rank 0"),
+          HasSubstr("    stuck\n"), HasSubstr("    rank 0 was lost")));
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
 TEST_F(StopTest, TheReportKeepsOnlyTheLastLines) {
   const LauncherResult outcome =
       launch_and_wait(ranks_of(1, "seq 1 1000; exit 1"));

@@ -180,11 +180,16 @@ std::vector<RankExit> Supervisor::reap_ended() {
   for (auto& [slot, child] : children_) {
     const std::optional<ProcessExit> end = child.process.try_reap();
     if (end) {
-      ends.push_back(
-          {.rank = slot, .exit_code = end->code, .signal = end->signal});
       for (OutputForwarder& stream : child.streams) {
         stream.drain();
       }
+      const auto lines = output_tail(child).lines();
+      ends.push_back(
+          {.rank = slot,
+           .exit_code = end->code,
+           .signal = end->signal,
+           .last_line = lines.empty() ? "" : lines.back(),
+           .blames = blamed_rank(lines)});
     }
   }
   return ends;
@@ -240,11 +245,14 @@ void Supervisor::say_error(const std::string& sentence) {
   error_sink().add_line("sherd: error: ", sentence);
 }
 
+OutputTail Supervisor::output_tail(const Child& child) {
+  return child.log.empty() ? *child.last : tail_of_file(child.log);
+}
+
 void Supervisor::report_output_tail(int slot) {
   const Child& child = children_.at(slot);
-  const bool in_file = !child.log.empty();
-  const OutputTail last = in_file ? tail_of_file(child.log) : *child.last;
-  const std::string from = in_file ? " in " + child.log : "";
+  const OutputTail last = output_tail(child);
+  const std::string from = child.log.empty() ? "" : " in " + child.log;
   if (last.lines().empty()) {
     say(str(child.name, " wrote nothing", from));
     return;

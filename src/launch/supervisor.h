@@ -101,6 +101,7 @@ class Supervisor {
       const SupervisedProcessSpec& setup,
       OutputTail* last,
       std::vector<OutputForwarder>* streams);
+  static OutputTail output_tail(const Child& child);
   std::vector<RankExit> reap_ended();
   int poll_timeout_ms(const std::optional<Instant>& deadline) const;
   bool output_pending() const { return stdout_.pending() || stderr_.pending(); }
