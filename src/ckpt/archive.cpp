@@ -19,17 +19,25 @@ struct ModuleNode {
   std::map<std::string, std::unique_ptr<ModuleNode>> children;
   std::map<std::string, at::Tensor> tensors;
 
-  void add(const std::string& name, const at::Tensor& tensor) {
-    const auto dot = name.find('.');
-    if (dot == std::string::npos) {
-      tensors.emplace(name, tensor);
-      return;
+  // The module of that name, which is made where there is none.
+  ModuleNode& at(const std::string& name) {
+    if (name.empty()) {
+      return *this;
     }
+    const auto dot = name.find('.');
     auto& child = children[name.substr(0, dot)];
     if (child == nullptr) {
       child = std::make_unique<ModuleNode>();
     }
-    child->add(name.substr(dot + 1), tensor);
+    return child->at(
+        dot == std::string::npos ? std::string() : name.substr(dot + 1));
+  }
+
+  void add(const std::string& name, const at::Tensor& tensor) {
+    const auto dot = name.rfind('.');
+    const bool own = dot == std::string::npos;
+    at(own ? std::string() : name.substr(0, dot))
+        .tensors.emplace(own ? name : name.substr(dot + 1), tensor);
   }
 
   void write(torch::serialize::OutputArchive& archive) const {
@@ -56,14 +64,19 @@ bool is_archive(const std::string& path) {
       first[2] == 3 && first[3] == 4;
 }
 
-NamedTensors read_archive(const std::string& path) {
-  NamedTensors tensors;
+ModuleArchive read_archive(const std::string& path) {
+  ModuleArchive content;
   try {
     const auto module = torch::jit::load(path, c10::Device(c10::kCPU));
     for (const auto& attribute : module.named_attributes()) {
       if (attribute.value.isTensor() && attribute.value.toTensor().defined()) {
-        tensors.emplace_back(
+        content.tensors.emplace_back(
             attribute.name, attribute.value.toTensor().detach().contiguous());
+      }
+    }
+    for (const auto& child : module.named_modules()) {
+      if (!child.name.empty() && child.value.attributes().size() == 0) {
+        content.modules.push_back(child.name);
       }
     }
   } catch (const c10::Error& error) {
@@ -72,14 +85,17 @@ NamedTensors read_archive(const std::string& path) {
             ": expected an archive that torch::save() made, found ",
             error.what_without_backtrace()));
   }
-  return tensors;
+  return content;
 }
 
-void write_archive(const std::string& path, const NamedTensors& tensors) {
+void write_archive(const std::string& path, const ModuleArchive& content) {
   const at::NoGradGuard no_grad;
   ModuleNode root;
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor] : content.tensors) {
     root.add(name, tensor);
+  }
+  for (const auto& name : content.modules) {
+    root.at(name);
   }
   torch::serialize::OutputArchive archive;
   root.write(archive);

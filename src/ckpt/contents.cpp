@@ -9,6 +9,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/mapped_file.h"
 #include "ckpt/archive.h"
 #include "ckpt/dtypes.h"
@@ -56,6 +57,21 @@ void write_section(
   out->sync().throw_if_failed();
 }
 
+// The modules without tensors, with a warning when the checkpoint does not know them.
+std::vector<std::string> modules_in(const ckpt::CheckpointReader& reader) {
+  for (const auto& part : reader.parts()) {
+    if (part.modules) {
+      return *part.modules;
+    }
+  }
+  log_warning(str(
+      "[ckpt] ", reader.folder(),
+      " does not name children without tensors, as ReLU and MaxPool: "
+      "torch::load() into a module that has such finds none of them. "
+      "CheckpointState::add_buffers() makes the next checkpoint name them"));
+  return {};
+}
+
 // Writes it as an archive of torch::save().
 void archive_section(
     const ckpt::CheckpointReader& reader,
@@ -63,21 +79,33 @@ void archive_section(
     const MergeOptions& options,
     const std::string& path,
     ckpt::ProgressMeter& meter) {
-  ckpt::NamedTensors tensors;
+  ckpt::ModuleArchive content;
   for (const auto& [name, stored] : section.second) {
     const auto tensor = reader.read_whole({section.first, name});
-    tensors.emplace_back(options.rename ? options.rename(name) : name, tensor);
+    content.tensors.emplace_back(
+        options.rename ? options.rename(name) : name, tensor);
     meter.add(static_cast<std::int64_t>(tensor.nbytes()));
   }
-  ckpt::write_archive(path, tensors);
+  if (section.first == ckpt::kModelSection && !options.rename) {
+    content.modules = modules_in(reader);
+  }
+  ckpt::write_archive(path, content);
 }
 
 // Adds the tensors of an archive, which own their memory.
 void add_archived(
     const std::string& path,
     const ImportOptions& options,
-    std::vector<ckpt::TensorPiece>& pieces) {
-  for (const auto& [found, tensor] : ckpt::read_archive(path)) {
+    std::vector<ckpt::TensorPiece>& pieces,
+    ckpt::CheckpointMetadata& metadata) {
+  const auto archive = ckpt::read_archive(path);
+  if (!options.rename) {
+    metadata.modules = metadata.modules.value_or(std::vector<std::string>());
+    metadata.modules->insert(
+        metadata.modules->end(), archive.modules.begin(),
+        archive.modules.end());
+  }
+  for (const auto& [found, tensor] : archive.tensors) {
     const auto name = options.rename ? options.rename(found) : found;
     if (!name.empty()) {
       pieces.push_back(
@@ -128,9 +156,10 @@ std::vector<std::string> import_checkpoint(
     const ImportOptions& options) {
   std::vector<MappedFile> mapped;
   std::vector<ckpt::TensorPiece> pieces;
+  ckpt::CheckpointMetadata metadata{.values = options.values};
   for (const auto& path : files) {
     if (ckpt::is_archive(path)) {
-      add_archived(path, options, pieces);
+      add_archived(path, options, pieces, metadata);
       continue;
     }
     mapped.push_back(MappedFile::open(path).value());
@@ -149,7 +178,7 @@ std::vector<std::string> import_checkpoint(
       .folder = folder,
       .ranks = {},
       .options = {.progress = options.progress}};
-  save_pieces(context, 0, pieces, options.values).throw_if_failed();
+  save_pieces(context, 0, pieces, metadata).throw_if_failed();
   std::vector<std::string> names;
   for (const auto& piece : pieces) {
     names.push_back(piece.name);

@@ -92,11 +92,22 @@ TEST(CompareCheckpoints, NamesEverythingThatDiffers) {
   EXPECT_EQ(small.largest_difference, 0.5);
 }
 
+// With children of all kinds: with tensors, with none, with undefined ones, and functions.
 struct DeepImpl : torch::nn::Module {
   torch::nn::Sequential layers;
   torch::Tensor scale, count;
-  DeepImpl() : layers(torch::nn::Linear(3, 2), torch::nn::BatchNorm1d(2)) {
+  DeepImpl()
+      : layers(
+            torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 2, 3).bias(false)),
+            torch::nn::BatchNorm2d(2),
+            torch::nn::ReLU(),
+            torch::nn::MaxPool2d(2),
+            torch::nn::BatchNorm2d(torch::nn::BatchNorm2dOptions(2)
+                                       .affine(false)
+                                       .track_running_stats(false)),
+            torch::nn::Functional(torch::relu)) {
     register_module("layers", layers);
+    register_module("tail", torch::nn::Sequential(torch::nn::Dropout(0.1)));
     scale = register_parameter("scale", torch::rand({2}));
     count = register_buffer("count", torch::tensor(7));
   }
@@ -133,6 +144,47 @@ TEST(Archives, OfTorchSaveBecomeCheckpointsAndBack) {
   for (const auto& [name, tensor] : all_of(again)) {
     EXPECT_TRUE(torch::equal(tensor, all_of(module)[name])) << name;
   }
+}
+
+TEST(Archives, OfACheckpointLoadIntoAModuleWithChildrenWithoutTensors) {
+  const ScratchFolder scratch;
+  Deep module;
+  CheckpointState state;
+  for (const auto& item : module->named_parameters()) {
+    state.add(
+        "model",
+        {.name = item.key(),
+         .shape = item.value().sizes().vec(),
+         .elements = item.value().detach()});
+  }
+  state.add_buffers(*module);
+  CheckpointSaver(World::single(), scratch.path() + "/run").save(3, state);
+  ::testing::internal::CaptureStderr();
+  const auto written = merge_checkpoint(
+      scratch.path() + "/run/step-3", scratch.path() + "/archives",
+      {.archives = true});
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  Deep again;
+  torch::load(again, written.front());
+  for (const auto& [name, tensor] : all_of(again)) {
+    EXPECT_TRUE(torch::equal(tensor, all_of(module)[name])) << name;
+  }
+}
+
+TEST(Archives, OfACheckpointThatNamesNoSuchChildrenComeWithAWarning) {
+  const ScratchFolder scratch;
+  const auto folder = saved(scratch.path() + "/run", all_of(Deep()));
+  ::testing::internal::CaptureStderr();
+  merge_checkpoint(folder, scratch.path() + "/to", {.archives = true});
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      AllOf(
+          HasSubstr(folder), HasSubstr("children without tensors"),
+          HasSubstr("add_buffers")));
+  Deep module;
+  EXPECT_THAT(
+      error_of([&] { torch::load(module, scratch.path() + "/to/model.pt"); }),
+      HasSubstr("No such serialized submodule"));
 }
 
 TEST(Archives, OfAnotherKindAreErrorsThatNameTheFile) {

@@ -241,6 +241,9 @@ std::string to_json(const PartManifest& part) {
          {"offset", tensor.offset},
          {"xxh3", hex_of(tensor.checksums)}});
   }
+  if (part.modules) {
+    json["modules"] = *part.modules;
+  }
   return json.dump() + "\n";
 }
 
@@ -274,6 +277,13 @@ PartManifest parse_part(const std::string& text, const std::string& path) {
         tensors.insert({part.tensors.back().section, part.tensors.back().name})
             .second,
         tensor.wrong("name", "a name that comes once"));
+  }
+  if (json.contains("modules")) {  // Not in those of older versions.
+    part.modules.emplace();
+    for (const auto& name : fields.list("modules")) {
+      SHERD_CHECK(name.is_string(), fields.wrong("modules", "names"));
+      part.modules->push_back(name.get<std::string>());
+    }
   }
   return part;
 }

@@ -8,6 +8,7 @@
 #include <compare>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 #include "plan/flat_layout.h"
@@ -15,6 +16,7 @@
 namespace sherd::ckpt {
 
 constexpr const char* kManifestName = "checkpoint.json";
+constexpr const char* kModelSection = "model";  // Whose modules a part names.
 constexpr std::int64_t kFormatVersion = 1;
 
 // Names a tensor of a checkpoint.
@@ -48,6 +50,9 @@ struct SavedFile {
 struct PartManifest {
   std::vector<SavedFile> files;
   std::vector<SavedTensor> tensors;
+  // Rank 0's alone: modules without tensors and children, as ReLU is, by name. Tensors name the
+  // others. None: the checkpoint does not know them.
+  std::optional<std::vector<std::string>> modules = {};
   bool operator==(const PartManifest&) const = default;
 };
 

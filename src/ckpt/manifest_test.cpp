@@ -52,6 +52,7 @@ PartManifest manifest_part() {
        .range = {0, 0},
        .file = 1,
        .offset = 0}};
+  part.modules = {"body.1", "body.2"};
   return part;
 }
 

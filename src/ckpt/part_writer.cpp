@@ -73,7 +73,9 @@ std::map<std::string, std::string> metadata_of(const Group& group) {
 class PartWriter {
  public:
   PartWriter(FileSystem& files, std::string folder, const PartOptions& options)
-      : files_(files), folder_(std::move(folder)), options_(options) {}
+      : files_(files), folder_(std::move(folder)), options_(options) {
+    part_.modules = options.modules;
+  }
 
   Result<PartEntry> write(const std::vector<TensorPiece>& pieces) {
     std::set<TensorKey> names;

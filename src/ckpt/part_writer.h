@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -28,6 +29,8 @@ struct TensorPiece {
 struct PartOptions {
   int rank = 0;
   std::int64_t file_bytes_max = 0;  // A tensor above it has a file of its own.
+  // Goes into PartManifest::modules.
+  std::optional<std::vector<std::string>> modules = {};
   CheckpointProgress progress = nullptr;
 };
 

@@ -74,11 +74,11 @@ struct CheckpointSaver::Impl {
   Status write(
       std::int64_t step,
       const std::vector<TensorPiece>& pieces,
-      const std::map<std::string, std::string>& values) {
+      const ckpt::CheckpointMetadata& metadata) {
     if (!context.options.shared) {
-      return save_pieces(context, step, pieces, values);
+      return save_pieces(context, step, pieces, metadata);
     }
-    const auto status = write_shared(step, pieces, values);
+    const auto status = write_shared(step, pieces, metadata);
     lock.reset();
     return status;
   }
@@ -86,7 +86,7 @@ struct CheckpointSaver::Impl {
   Status write_shared(
       std::int64_t step,
       const std::vector<TensorPiece>& pieces,
-      const std::map<std::string, std::string>& values) {
+      const ckpt::CheckpointMetadata& metadata) {
     const auto first = text_of_rank_zero(
         context.ranks,
         [&]() -> Result<std::string> {
@@ -95,13 +95,13 @@ struct CheckpointSaver::Impl {
             return status;
           }
           return std::string(
-              is_already_saved(step, values) ? kAlreadySaved : "");
+              is_already_saved(step, metadata.values) ? kAlreadySaved : "");
         },
         str("saving step ", step));
     if (!first.ok() || first.value() == kAlreadySaved) {
       return first.status();
     }
-    return save_pieces(context, step, pieces, values);
+    return save_pieces(context, step, pieces, metadata);
   }
 
   // Whether another job has saved it; one that cannot be read does not count.
@@ -174,17 +174,18 @@ void CheckpointSaver::save(std::int64_t step, const CheckpointState& state) {
   auto& impl = *impl_;
   auto pieces = CheckpointAccess::pieces(
       state, impl.context.ranks.rank, impl.context.ranks.size);
+  auto metadata = CheckpointAccess::metadata(state);
   if (!impl.context.options.asynchronous) {
-    impl.write(step, pieces, state.values).throw_if_failed();
+    impl.write(step, pieces, metadata).throw_if_failed();
     return;
   }
   impl.copy(pieces);
   impl.writes.store(true, std::memory_order_relaxed);
-  impl.writer = std::thread(
-      [&impl, step, pieces = std::move(pieces), values = state.values] {
-        impl.outcome = impl.write(step, pieces, values);
-        impl.writes.store(false, std::memory_order_relaxed);
-      });
+  impl.writer = std::thread([&impl, step, pieces = std::move(pieces),
+                             metadata = std::move(metadata)] {
+    impl.outcome = impl.write(step, pieces, metadata);
+    impl.writes.store(false, std::memory_order_relaxed);
+  });
   ::pthread_setname_np(impl.writer.native_handle(), "sherd-save");
 }
 

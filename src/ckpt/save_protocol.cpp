@@ -111,14 +111,14 @@ class SaveProtocol {
 
   Status run(
       const std::vector<TensorPiece>& pieces,
-      const std::map<std::string, std::string>& values) {
+      const CheckpointMetadata& metadata) {
     auto status = begin(pieces);
     std::vector<RankOutcome> parts;
     if (status.ok()) {
-      status = write(pieces, parts);
+      status = write(pieces, metadata, parts);
     }
     if (status.ok()) {
-      status = complete(parts, values);
+      status = complete(parts, metadata.values);
     }
     if (!status.ok() && is_rank_zero()) {
       // A failure here adds nothing to the first one, and the next start tries again.
@@ -167,13 +167,16 @@ class SaveProtocol {
   }
 
   Status write(
-      const std::vector<TensorPiece>& pieces, std::vector<RankOutcome>& parts) {
+      const std::vector<TensorPiece>& pieces,
+      const CheckpointMetadata& metadata,
+      std::vector<RankOutcome>& parts) {
     RankOutcome mine;
     mine.status = guarded([&] {
       const auto part = write_part(
           files_, temporary_, pieces,
           {.rank = ranks_.rank,
            .file_bytes_max = context_.options.file_bytes_max,
+           .modules = is_rank_zero() ? metadata.modules : std::nullopt,
            .progress = context_.options.progress});
       mine.part = part.ok() ? part.value() : PartEntry();
       return part.status();
@@ -403,8 +406,8 @@ Status save_pieces(
     const SaveContext& context,
     std::int64_t step,
     const std::vector<TensorPiece>& pieces,
-    const std::map<std::string, std::string>& values) {
-  return SaveProtocol(context, step).run(pieces, values);
+    const CheckpointMetadata& metadata) {
+  return SaveProtocol(context, step).run(pieces, metadata);
 }
 
 }  // namespace sherd::ckpt

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 #include <sherd/ckpt/checkpoint.h>
@@ -48,6 +49,13 @@ Result<std::string> text_of_rank_zero(
     const std::function<Result<std::string>()>& make,
     const std::string& what);
 
+// What a checkpoint says besides its tensors, rank 0's.
+struct CheckpointMetadata {
+  std::map<std::string, std::string> values = {};
+  // As PartManifest has them.
+  std::optional<std::vector<std::string>> modules = {};
+};
+
 struct SaveContext {
   FileSystem& files;
   std::string folder;
@@ -71,6 +79,6 @@ Status save_pieces(
     const SaveContext& context,
     std::int64_t step,
     const std::vector<TensorPiece>& pieces,
-    const std::map<std::string, std::string>& values);
+    const CheckpointMetadata& metadata);
 
 }  // namespace sherd::ckpt

@@ -79,7 +79,8 @@ std::vector<Status> save_all(
               {.rank = rank, .size = ranks, .gather = meeting.gather(rank)},
           .options = job.options};
       const auto r = static_cast<std::size_t>(rank);
-      statuses[r] = save_pieces(context, job.step, pieces[r], job.values);
+      statuses[r] =
+          save_pieces(context, job.step, pieces[r], {.values = job.values});
     });
   }
   threads.clear();

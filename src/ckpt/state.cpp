@@ -14,7 +14,7 @@
 namespace sherd {
 namespace {
 
-constexpr const char* kModel = "model";
+using ckpt::kModelSection;
 constexpr const char* kGenerators = "generators";
 
 std::string name_on(const std::string& generator, int rank) {
@@ -64,6 +64,13 @@ plan::ElementRange range_of(const NamedShard& shard) {
   return {shard.begin, shard.begin + shard.elements.numel()};
 }
 
+// Whether an archive of torch::save() has it as a module with nothing in it.
+bool is_bare(const torch::nn::Module& module) {
+  return module.is_serializable() && module.children().empty() &&
+      module.parameters(/*recurse=*/false).empty() &&
+      module.buffers(/*recurse=*/false).empty();
+}
+
 // The part of this rank's elements that it saves. Where copies differ, rank 0 saves its own, since
 // parts of several would make a tensor that no rank has had.
 plan::ElementRange share_to_save(const NamedShard& shard, int rank, int size) {
@@ -101,7 +108,7 @@ void CheckpointState::add(const NamedParameters& parameters) {
   for (const auto& item : parameters.items) {
     const auto found = whole.find(item.name);
     const bool sliced = found != whole.end();
-    add(kModel,
+    add(kModelSection,
         {.name = item.name,
          .shape = sliced ? found->second->shape : item.slice.sizes().vec(),
          .begin = sliced ? found->second->slice_begin : 0,
@@ -110,17 +117,24 @@ void CheckpointState::add(const NamedParameters& parameters) {
     whole.erase(item.name);
   }
   for (const auto& [name, item] : whole) {  // No slice of these lies here.
-    names_.insert({kModel, name});
+    names_.insert({kModelSection, name});
   }
   if (parameters.publish) {
     publish_.push_back(parameters.publish);
   }
 }
 
+// Also notes children of which no tensor tells: torch::load() asks for them.
 void CheckpointState::add_buffers(const torch::nn::Module& module) {
+  modules_ = modules_.value_or(std::set<std::string>());
+  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+    if (is_bare(*child.value())) {
+      modules_->insert(child.key());
+    }
+  }
   for (const auto& buffer : module.named_buffers()) {
     if (buffer.value().defined()) {
-      add(kModel,
+      add(kModelSection,
           {.name = buffer.key(),
            .shape = buffer.value().sizes().vec(),
            .elements = buffer.value(),
@@ -229,6 +243,15 @@ std::vector<ckpt::TensorPiece> CheckpointAccess::pieces(
          .elements = bytes});
   }
   return pieces;
+}
+
+ckpt::CheckpointMetadata CheckpointAccess::metadata(
+    const CheckpointState& state) {
+  ckpt::CheckpointMetadata metadata{.values = state.values};
+  if (state.modules_) {
+    metadata.modules.emplace(state.modules_->begin(), state.modules_->end());
+  }
+  return metadata;
 }
 
 std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::targets(

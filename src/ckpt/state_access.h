@@ -13,6 +13,7 @@
 #include <sherd/ckpt/checkpoint.h>
 #include "ckpt/part_writer.h"
 #include "ckpt/reader.h"
+#include "ckpt/save_protocol.h"
 
 namespace sherd {
 
@@ -21,6 +22,8 @@ class CheckpointAccess {
   // What `rank` of `size` saves; ranks that hold the same save a share each.
   static std::vector<ckpt::TensorPiece> pieces(
       const CheckpointState& state, int rank, int size);
+
+  static ckpt::CheckpointMetadata metadata(const CheckpointState& state);
 
   // What a rank loads; `optional` may be missing in a checkpoint.
   struct LoadTarget {

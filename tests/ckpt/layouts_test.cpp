@@ -182,7 +182,8 @@ TEST_P(CheckpointLayouts, AnyEngineGoesOnFromAnyOverOtherStrides) {
             folder + "/step-2", folder + "-merged",
             {.section = "model", .archives = true});
         Tensors archived;
-        for (const auto& [name, tensor] : ckpt::read_archive(merged.at(0))) {
+        const auto archive = ckpt::read_archive(merged.at(0));
+        for (const auto& [name, tensor] : archive.tensors) {
           archived["model " + name] = tensor;
           expect_close(tensor, found.at("model " + name), 0.0, what);
         }

@@ -76,7 +76,9 @@ class CheckpointState {
   void add(const NamedParameters& parameters);
 
   // The module's buffers, which every rank has whole, in section "model". Where ranks differ, as
-  // running statistics do, rank 0's are saved, and all ranks have those after loading.
+  // running statistics do, rank 0's are saved, and all ranks have those after loading. Also the
+  // names of children that have no tensors, as ReLU, so that merge_checkpoint() can make an archive
+  // for torch::load(): call it for a module without buffers, too.
   void add_buffers(const torch::nn::Module& module);
 
   // The state of one of sherd's optimizers, as tensors "exp_avg.NAME", without that of parameters
@@ -123,6 +125,7 @@ class CheckpointState {
   std::set<std::pair<std::string, std::string>> names_;
   std::vector<OptimizerState> optimizers_;
   std::map<std::string, at::Generator> generators_;
+  std::optional<std::set<std::string>> modules_;  // Without tensors.
   std::vector<std::function<void()>> publish_;
 };
 
@@ -289,7 +292,8 @@ struct MergeOptions {
   // Gives a tensor's name in the files. Unset: as it is.
   std::function<std::string(const std::string& name)> rename = nullptr;
   // Writes TO/SECTION.pt instead, which torch::load() reads into a module with these names. Memory:
-  // the section.
+  // the section. Warns where children without tensors are not known, as in checkpoints of older
+  // versions; with `rename` they are left out.
   bool archives = false;
   CheckpointProgress progress = nullptr;
 };
