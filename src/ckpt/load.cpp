@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/cores.h"
+#include "base/log.h"
 #include "base/status_from_exception.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/reader.h"
@@ -36,6 +37,23 @@ std::string list_of(const std::vector<std::string>& names) {
       : text;
 }
 
+// Makes the errors of reading kUnavailable: a checkpoint that cannot be read is told from one that
+// does not fit the state by that code.
+template <typename Action>
+auto unavailable_unless_read(Action&& action) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    throw Error(error.what(), ErrorCode::kUnavailable);
+  }
+}
+
+void warn(const World& world, const std::string& message) {
+  if (world.rank() == 0) {
+    log_warning(message);
+  }
+}
+
 class CheckpointLoader {
  public:
   CheckpointLoader(
@@ -43,7 +61,11 @@ class CheckpointLoader {
       const CheckpointState& state,
       const LoadOptions& options,
       int rank)
-      : reader_(folder), state_(state), options_(options), rank_(rank) {}
+      : reader_(unavailable_unless_read(
+            [&] { return ckpt::CheckpointReader(folder); })),
+        state_(state),
+        options_(options),
+        rank_(rank) {}
 
   LoadReport run() {
     compare_names();
@@ -76,6 +98,7 @@ class CheckpointLoader {
 
  private:
   void compare_names() {
+    report_.folder = reader_.folder();
     report_.step = reader_.manifest().step;
     report_.world_size = reader_.manifest().world_size;
     for (const auto& key : CheckpointAccess::required_names(state_)) {
@@ -130,9 +153,11 @@ class CheckpointLoader {
     const auto into = as_stored
         ? shard.elements
         : at::empty(shard.elements.sizes(), at::TensorOptions().dtype(dtype));
-    bytes_ += reader_.read(
-        found->first, {shard.begin, shard.begin + into.numel()}, rank_,
-        into.mutable_data_ptr());
+    bytes_ += unavailable_unless_read([&] {
+      return reader_.read(
+          found->first, {shard.begin, shard.begin + into.numel()}, rank_,
+          into.mutable_data_ptr());
+    });
     if (!as_stored) {
       shard.elements.copy_(into);
     }
@@ -168,6 +193,45 @@ LoadReport load_checkpoint(
   agree(ckpt::ranks_of(world), mine, "loading a checkpoint").throw_if_failed();
   CheckpointAccess::publish(state);
   return report;
+}
+
+std::optional<LoadReport> load_newest_checkpoint(
+    const World& world,
+    const std::string& folder,
+    CheckpointState& state,
+    const LoadOptions& options) {
+  return load_newest_checkpoint(world, folder, [&](const std::string& path) {
+    return load_checkpoint(world, path, state, options);
+  });
+}
+
+std::optional<LoadReport> load_newest_checkpoint(
+    const World& world,
+    const std::string& folder,
+    const std::function<LoadReport(const std::string& checkpoint)>& load) {
+  const auto steps = ckpt::complete_steps(ckpt::ranks_of(world), folder);
+  steps.status().throw_if_failed();
+  std::vector<std::string> damage;  // Of newer ones, the newest first.
+  for (auto i = steps.value().size(); i > 0; --i) {
+    const auto path = folder + "/" + ckpt::folder_name(steps.value()[i - 1]);
+    try {
+      const auto report = load(path);
+      for (const auto& what : damage) {
+        warn(
+            world, str("[ckpt] ", path, " is loaded, not a newer one: ", what));
+      }
+      return report;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnavailable) {
+        throw;
+      }
+      damage.emplace_back(error.what());
+    }
+  }
+  SHERD_CHECK_AS(
+      kUnavailable, damage.empty(), "[ckpt] expected a checkpoint in ", folder,
+      " that can be read, found none: ", damage.front());
+  return std::nullopt;
 }
 
 }  // namespace sherd

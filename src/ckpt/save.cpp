@@ -197,21 +197,12 @@ bool CheckpointSaver::saving() const {
 
 std::optional<std::string> CheckpointSaver::newest() const {
   const auto& context = impl_->context;
-  const auto newest = text_of_rank_zero(
-      context.ranks,
-      [&]() -> Result<std::string> {
-        std::string found;
-        auto status = status_of(
-            [&] {
-              found = newest_checkpoint(context.folder).value_or("");
-              return Status();
-            },
-            ErrorCode::kUnavailable);
-        return status.ok() ? Result(found) : Result<std::string>(status);
-      },
-      "the newest checkpoint in " + context.folder);
-  newest.status().throw_if_failed();
-  return newest.value().empty() ? std::nullopt : std::optional(newest.value());
+  const auto steps = ckpt::complete_steps(context.ranks, context.folder);
+  steps.status().throw_if_failed();
+  return steps.value().empty()
+      ? std::nullopt
+      : std::optional(
+            context.folder + "/" + ckpt::folder_name(steps.value().back()));
 }
 
 }  // namespace sherd

@@ -356,6 +356,21 @@ Result<std::vector<std::int64_t>> complete_steps(
   return steps;
 }
 
+Result<std::vector<std::int64_t>> complete_steps(
+    const CheckpointRanks& ranks, const std::string& folder) {
+  const auto text = text_of_rank_zero(
+      ranks,
+      [&]() -> Result<std::string> {
+        const auto files = make_posix_file_system();
+        const auto steps = complete_steps(*files, folder);
+        return steps.ok() ? Result(Json(steps.value()).dump())
+                          : Result<std::string>(steps.status());
+      },
+      "listing the checkpoints in " + folder);
+  return text.ok() ? Json::parse(text.value()).get<std::vector<std::int64_t>>()
+                   : Result<std::vector<std::int64_t>>(text.status());
+}
+
 Status make_durable_folder(FileSystem& files, const std::string& path) {
   namespace fs = std::filesystem;
   std::vector<std::string> above;  // The parents of folders to be made.

@@ -67,6 +67,10 @@ struct SaveContext {
 Result<std::vector<std::int64_t>> complete_steps(
     FileSystem& files, const std::string& folder);
 
+// Collective. The same as rank 0 sees them, for every rank.
+Result<std::vector<std::int64_t>> complete_steps(
+    const CheckpointRanks& ranks, const std::string& folder);
+
 // Makes a folder, and those above it, so that power loss does not undo it.
 Status make_durable_folder(FileSystem& files, const std::string& path);
 

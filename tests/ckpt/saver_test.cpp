@@ -10,6 +10,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <gmock/gmock.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <torch/torch.h>
@@ -109,6 +110,76 @@ TEST_P(SaverOf, AFullDiskIsToldToAllAndTheCheckpointBeforeStays) {
       saver.wait();
       EXPECT_EQ(saver.newest(), folder + "/step-2");
     }
+  }));
+}
+
+// Changes the last byte of rank 0's tensors.
+void damage(const std::string& checkpoint) {
+  std::fstream file(
+      checkpoint + "/model-00000-000.safetensors",
+      std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-1, std::ios::end);
+  const auto byte = static_cast<char>(file.get() ^ 1);
+  file.seekp(-1, std::ios::end);
+  file.put(byte);
+}
+
+TEST_P(SaverOf, ADamagedNewestCheckpointIsPassedOverByAllRanks) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto folder = scratch.path() + "/run";
+    auto numbers = torch::zeros({1000});
+    auto state = state_of(world, numbers);
+    EXPECT_EQ(load_newest_checkpoint(world, folder, state), std::nullopt);
+    CheckpointSaver saver(world, folder);
+    for (int step = 1; step <= 3; ++step) {
+      numbers.fill_(step);
+      saver.save(step, state);
+    }
+    // Only rank 0 reads what is damaged in 3; 2 lacks a whole file.
+    if (world.rank() == 0) {
+      damage(folder + "/step-3");
+      std::filesystem::remove(folder + "/step-2/part-00000.json");
+    }
+    world.barrier();
+    ::testing::internal::CaptureStderr();
+    const auto report = load_newest_checkpoint(world, folder, state);
+    const auto warned = ::testing::internal::GetCapturedStderr();
+    ASSERT_TRUE(report);
+    EXPECT_EQ(report->step, 1);
+    EXPECT_EQ(report->folder, folder + "/step-1");
+    EXPECT_TRUE((numbers == 1.0).all().item<bool>());
+    EXPECT_EQ(warned.empty(), world.rank() > 0) << warned;
+    if (world.rank() == 0) {
+      EXPECT_THAT(
+          warned,
+          AllOf(
+              HasSubstr("step-1 is loaded, not a newer one"),
+              HasSubstr("step-3/model-00000-000.safetensors"),
+              HasSubstr("step-2/part-00000.json")));
+      damage(folder + "/step-1");
+    }
+    world.barrier();
+    EXPECT_THAT(
+        error_of([&] { load_newest_checkpoint(world, folder, state); }),
+        AllOf(HasSubstr("found none"), HasSubstr("step-3/model-00000")));
+  }));
+}
+
+TEST_P(SaverOf, ACheckpointOfAnotherModelIsNotPassedOver) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto folder = scratch.path() + "/run";
+    auto numbers = torch::zeros({1000});
+    auto more = torch::zeros({2000});
+    auto state = state_of(world, numbers);
+    auto other = state_of(world, more);
+    CheckpointSaver saver(world, folder);
+    saver.save(1, state);
+    saver.save(2, other);
+    EXPECT_THAT(
+        error_of([&] { load_newest_checkpoint(world, folder, state); }),
+        AllOf(HasSubstr("step-2"), HasSubstr("expected shape")));
   }));
 }
 

@@ -2,6 +2,7 @@
 #include "train/run_checkpoints.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <iterator>
 #include <sherd/base/error.h>
@@ -66,6 +67,24 @@ void check_optimizer(
   }
 }
 
+// The same on every rank, or an error on every rank.
+CheckpointContent content_on_all_ranks(
+    const std::string& folder, const World& world) {
+  CheckpointContent content;
+  std::string damage;
+  try {
+    content = checkpoint_content(folder);
+  } catch (const Error& error) {
+    damage = error.what();
+  }
+  for (const auto& found : world.all_gather_texts(damage)) {
+    if (!found.empty()) {
+      throw Error(found, ErrorCode::kUnavailable);
+    }
+  }
+  return content;
+}
+
 void expect_hook_state_alone(
     const LoadReport& report, const std::string& folder) {
   auto names = report.missing;
@@ -100,10 +119,11 @@ std::map<std::string, std::string> model_metadata(
 
 RunCheckpoints::RunCheckpoints(Trainer& trainer, const std::string& run_path)
     : trainer_(trainer),
+      folder_(run_path + kFolder),
       about_(model_metadata(trainer.config(), trainer.corpus().vocabulary())),
       saver_(
           trainer.world(),
-          run_path + kFolder,
+          folder_,
           {.asynchronous = true,
            .keep_last = static_cast<int>(trainer.config().keep)}) {
   trainer.engine().add_to(state_);
@@ -111,26 +131,27 @@ RunCheckpoints::RunCheckpoints(Trainer& trainer, const std::string& run_path)
 }
 
 std::int64_t RunCheckpoints::resume() {
-  const auto newest = saver_.newest();
-  if (!newest) {
+  const auto report = load_newest_checkpoint(
+      trainer_.world(), folder_,
+      [&](const std::string& checkpoint) { return load(checkpoint); });
+  if (!report) {
     return 0;
   }
-  const auto step = load(*newest);
   if (state_.values.contains(ft::kReplicaState)) {
     throw Error(
-        *newest +
+        report->folder +
         ": expected a checkpoint of a run without replicas, found one of "
         "replicas, which go on with sherd run --fault-tolerant");
   }
   // One that was imported has no place in any data.
-  if (step > 0) {
+  if (report->step > 0) {
     trainer_.batches().restore(position_of(state_.values));
   }
-  return step;
+  return report->step;
 }
 
-std::int64_t RunCheckpoints::load(const std::string& folder) {
-  const auto content = checkpoint_content(folder);
+LoadReport RunCheckpoints::load(const std::string& folder) {
+  const auto content = content_on_all_ranks(folder, trainer_.world());
   check_optimizer(content, trainer_.config().optimizer);
   auto* hook = trainer_.engine().hook();
   auto memory = hook != nullptr && !hook->state().empty()
@@ -151,7 +172,7 @@ std::int64_t RunCheckpoints::load(const std::string& folder) {
     hook->load(memory);
   }
   state_.values = state.values;
-  return report.step;
+  return report;
 }
 
 void RunCheckpoints::save(std::int64_t step) {
@@ -161,7 +182,25 @@ void RunCheckpoints::save(std::int64_t step) {
   if (auto* hook = trainer_.engine().hook()) {
     add_hook_state(state, hook->state(), trainer_.world());
   }
-  saver_.save(step, state);
+  warn_if_disk_fails([&] { saver_.wait(); });  // For the one before.
+  warn_if_disk_fails([&] { saver_.save(step, state); });
+}
+
+void RunCheckpoints::warn_if_disk_fails(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {  // The same on every rank.
+    if (error.code() != ErrorCode::kUnavailable) {
+      throw;
+    }
+    if (trainer_.world().rank() == 0) {
+      std::fprintf(
+          stderr,
+          "sherd train: warning: a checkpoint was not saved, and training goes "
+          "on; the next one is tried: %s\n",
+          error.what());
+    }
+  }
 }
 
 bool has_checkpoint(const World& world, const std::string& run_path) {

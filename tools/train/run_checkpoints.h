@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <sherd/ckpt/checkpoint.h>
@@ -20,21 +21,25 @@ class RunCheckpoints {
   // does.
   RunCheckpoints(Trainer& trainer, const std::string& run_path);
 
-  // Collective. Goes on from the newest checkpoint, and returns its step, 0
-  // where there is none. Throws Error as load_checkpoint() does, when the data
-  // are others, and when another optimizer made it.
+  // Collective. Goes on from the newest checkpoint that can be read, and returns
+  // its step, 0 where there is none. Throws Error as load_newest_checkpoint()
+  // does, when the data are others, and when another optimizer made it.
   std::int64_t resume();
   // What a user should know about the checkpoint that resume() loaded; or "".
   const std::string& note() const { return note_; }
 
-  // Collective, between two steps.
+  // Collective, between two steps. A disk that fails costs this checkpoint and a
+  // warning, which may come with the next one.
   void save(std::int64_t step);
+  // Collective. Throws Error when the last one failed.
   void wait() { saver_.wait(); }
 
  private:
-  std::int64_t load(const std::string& folder);
+  LoadReport load(const std::string& folder);
+  void warn_if_disk_fails(const std::function<void()>& action);
 
   Trainer& trainer_;
+  const std::string folder_;
   const std::map<std::string, std::string> about_;  // The model.
   std::string note_;
   CheckpointState state_;

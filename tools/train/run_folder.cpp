@@ -2,10 +2,12 @@
 #include "train/run_folder.h"
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 
@@ -97,7 +99,7 @@ RunFolder::RunFolder(const std::string& path, const std::string& config_json)
 RunFolder::RunFolder(
     const std::string& path, const std::string& config_json, std::int64_t step)
     : path_(path) {
-  const auto metrics = path_ + "/" + kMetrics;
+  const auto metrics = metrics_path();
   std::ifstream file(metrics, std::ios::binary);
   std::string kept;
   // The last line may be half written, when the run was killed.
@@ -109,33 +111,69 @@ RunFolder::RunFolder(
     }
   }
   file.close();
-  write(kMetrics, kept);
+  replace(kMetrics, kept);
   open(config_json);
 }
 
 void RunFolder::open(const std::string& config_json) {
-  write("config.json", config_json);
+  replace("config.json", config_json);
+  open_metrics();
+  bytes_ = std::filesystem::file_size(metrics_path());
+}
+
+void RunFolder::open_metrics() {
   errno = 0;
-  metrics_.open(path_ + "/" + kMetrics, std::ios::binary | std::ios::app);
+  metrics_.open(metrics_path(), std::ios::binary | std::ios::app);
   if (!metrics_) {
-    refuse(
-        path_ + "/" + kMetrics, "a file that can be written",
-        std::strerror(errno));
+    refuse(metrics_path(), "a file that can be written", std::strerror(errno));
   }
 }
 
 void RunFolder::add(const StepMetrics& record) {
-  errno = 0;
-  metrics_ << metrics_line(record) << '\n';
-  metrics_.flush();
-  if (!metrics_) {
-    refuse(
-        path_ + "/" + kMetrics, "room for one more line", std::strerror(errno));
-  }
   records_.push_back(record);
+  unwritten_ += metrics_line(record) + "\n";
+  unless_disk_fails([&] {
+    errno = 0;
+    metrics_ << unwritten_;
+    metrics_.flush();
+    if (!metrics_) {
+      const std::string reason = std::strerror(errno);
+      drop_half_a_line();
+      refuse(metrics_path(), "room for one more line", reason);
+    }
+    bytes_ += unwritten_.size();
+    unwritten_.clear();
+  });
 }
 
-void RunFolder::write(
+// What was begun is written again, whole, with the next line.
+void RunFolder::drop_half_a_line() {
+  metrics_.close();
+  metrics_.clear();
+  std::filesystem::resize_file(metrics_path(), bytes_);
+  open_metrics();
+}
+
+void RunFolder::write(const std::string& name, const std::string& content) {
+  unless_disk_fails([&] { replace(name, content); });
+}
+
+void RunFolder::unless_disk_fails(const std::function<void()>& action) {
+  try {
+    action();
+    disk_failed_ = false;
+  } catch (const std::exception& error) {
+    if (!std::exchange(disk_failed_, true)) {
+      std::fprintf(
+          stderr,
+          "sherd train: warning: training goes on, and what is missing here is "
+          "written when that is possible again: %s\n",
+          error.what());
+    }
+  }
+}
+
+void RunFolder::replace(
     const std::string& name, const std::string& content) const {
   const std::string target = path_ + "/" + name;
   const std::string draft = target + ".new";
@@ -152,5 +190,7 @@ void RunFolder::write(
     refuse(target, "a file that can be replaced", failure.message());
   }
 }
+
+std::string RunFolder::metrics_path() const { return path_ + "/" + kMetrics; }
 
 }  // namespace sherd::tools

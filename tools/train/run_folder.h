@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
 #include "train/step_metrics.h"
@@ -41,21 +42,30 @@ class RunFolder {
 
   const std::string& path() const { return path_; }
 
-  // Appends a line to metrics.jsonl. Throws Error when the disk refuses it.
+  // Appends a line to metrics.jsonl. A disk that refuses it is a warning on
+  // stderr, once until it works again; the line is then written before the next.
   void add(const StepMetrics& record);
 
   // Everything added so far.
   const std::vector<StepMetrics>& records() const { return records_; }
 
   // Writes a whole file, replacing it in one move: a reader sees the old or
-  // the new one. Throws Error like add().
-  void write(const std::string& name, const std::string& content) const;
+  // the new one. Warns like add().
+  void write(const std::string& name, const std::string& content);
 
  private:
   void open(const std::string& config_json);
+  void open_metrics();
+  void drop_half_a_line();
+  void unless_disk_fails(const std::function<void()>& action);
+  void replace(const std::string& name, const std::string& content) const;
+  std::string metrics_path() const;
 
   const std::string path_;
   std::ofstream metrics_;
+  std::uintmax_t bytes_ = 0;  // Of whole lines in it.
+  std::string unwritten_;     // Lines that the disk has not taken.
+  bool disk_failed_ = false;
   std::vector<StepMetrics> records_;
 };
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/run_folder.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
+#include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -90,7 +93,7 @@ TEST(RunFolder, EachStepIsALineOfJsonThatIsThereAtOnce) {
 
 TEST(RunFolder, WritingReplacesTheWholeFile) {
   const ScratchFolder scratch;
-  const RunFolder folder(scratch.path() + "/run", "{}");
+  RunFolder folder(scratch.path() + "/run", "{}");
   folder.write("curve.html", "a long first version");
   folder.write("curve.html", "short");
   EXPECT_EQ(content_of(folder.path() + "/curve.html"), "short");
@@ -129,6 +132,54 @@ TEST(RunFolder, NewNamesAreTimesAndNeverTaken) {
   EXPECT_THAT(first, ::testing::StartsWith(scratch.path() + "/2023111"));
   std::filesystem::create_directories(first);
   EXPECT_EQ(new_run_path(scratch.path(), 1'700'000'000), first + "-2");
+}
+
+// Files of this process may not grow any more, as on a full disk.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit = {bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FullDisk() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST(RunFolder, AFullDiskEndsNothingAndLosesNoLine) {
+  const ScratchFolder scratch;
+  const auto path = scratch.path() + "/run";
+  RunFolder folder(path, "{}");
+  for (std::int64_t step = 1; step <= 10; ++step) {  // The warning fits, too.
+    folder.add({.step = step});
+  }
+  const auto whole = content_of(path + "/metrics.jsonl");
+  ::testing::internal::CaptureStderr();
+  {
+    const FullDisk full(whole.size() + 10);  // Room for a part of a line.
+    folder.add({.step = 11});
+    folder.add({.step = 12});
+    folder.write("curve.html", std::string(100'000, 'x'));
+    EXPECT_EQ(content_of(path + "/metrics.jsonl"), whole);
+  }
+  const auto warning = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(
+      warning,
+      AllOf(
+          HasSubstr("metrics.jsonl: expected room for one more line, found"),
+          HasSubstr("training goes on")));
+  EXPECT_EQ(std::count(warning.begin(), warning.end(), '\n'), 1) << warning;
+  folder.add({.step = 13});
+  folder.write("curve.html", "x");
+  EXPECT_EQ(content_of(path + "/curve.html"), "x");
+  const RunFolder again(path, "{}", 20);
+  ASSERT_EQ(again.records().size(), 13U);
+  EXPECT_EQ(again.records()[10].step, 11);
 }
 
 }  // namespace

@@ -8,9 +8,7 @@
 //   state.add_buffers(*model);
 //   state.add("optimizer", adamw, fsdp.named_parameters());
 //   sherd::CheckpointSaver saver(world, "run/checkpoints");
-//   if (const auto newest = saver.newest()) {
-//     sherd::load_checkpoint(world, *newest, state);
-//   }
+//   sherd::load_newest_checkpoint(world, "run/checkpoints", state);
 //   saver.save(step, state);   // Every so often.
 //
 // Mirrors torch.distributed.checkpoint. Concepts: docs/guide/checkpoints.md; the
@@ -201,6 +199,7 @@ struct LoadOptions {
 };
 
 struct LoadReport {
+  std::string folder;  // Of the checkpoint.
   std::int64_t step = 0;
   int world_size = 1;  // The one that saved it.
   // "SECTION NAME" each, over all ranks.
@@ -218,6 +217,23 @@ LoadReport load_checkpoint(
     const std::string& folder,
     CheckpointState& state,
     const LoadOptions& options = {});
+
+// Collective. Loads the newest checkpoint in a folder of them that can be read, the same on every
+// rank; empty where there is none, or no folder. For each newer one that is damaged, rank 0 logs a
+// warning that names both. Throws Error as load_checkpoint() does for one that does not fit the
+// state, and, naming what is wrong with the newest, when there are some and none can be read.
+std::optional<LoadReport> load_newest_checkpoint(
+    const World& world,
+    const std::string& folder,
+    CheckpointState& state,
+    const LoadOptions& options = {});
+
+// The same, where what is loaded depends on the checkpoint: `load` is called with one folder after
+// another. It is collective too, and what cannot be read is to throw kUnavailable on every rank.
+std::optional<LoadReport> load_newest_checkpoint(
+    const World& world,
+    const std::string& folder,
+    const std::function<LoadReport(const std::string& checkpoint)>& load);
 
 using FullTensorVisitor = std::function<void(
     const std::string& section,

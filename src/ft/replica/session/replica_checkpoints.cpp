@@ -3,24 +3,17 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
-#include "ckpt/file_system.h"
 #include "ckpt/manifest.h"
 #include "ckpt/save_protocol.h"
 #include "ft/protocol/identity.h"
 #include "ft/replica/session/save_schedule.h"
 
 namespace sherd::ft {
-namespace {
-
-const std::string kUnreadable = "! ";  // Before the reason.
-
-}  // namespace
 
 struct ReplicaCheckpoints::Impl {
   Impl(
@@ -47,27 +40,9 @@ struct ReplicaCheckpoints::Impl {
   // The complete checkpoints as rank 0 sees them, newest first. A folder that
   // cannot be read is not one without checkpoints: the run would begin anew.
   std::vector<std::int64_t> steps() const {
-    std::string mine;
-    if (world.rank() == 0) {
-      const auto files = ckpt::make_posix_file_system();
-      const auto found = ckpt::complete_steps(*files, options.folder);
-      if (!found.ok()) {
-        mine = kUnreadable + found.status().message();
-      }
-      for (const auto step :
-           found.ok() ? found.value() : std::vector<std::int64_t>()) {
-        mine += str(step, ' ');
-      }
-    }
-    const auto first = world.all_gather_texts(mine).front();
-    SHERD_CHECK_AS(
-        kUnavailable, !first.starts_with(kUnreadable), "[ft] expected to list ",
-        options.folder, ", found: ", first.substr(kUnreadable.size()));
-    std::istringstream in(first);
-    std::vector<std::int64_t> steps;
-    for (std::int64_t step = 0; in >> step;) {
-      steps.push_back(step);
-    }
+    auto found = ckpt::complete_steps(ckpt::ranks_of(world), options.folder);
+    found.status().throw_if_failed();
+    auto steps = std::move(found).value();
     std::reverse(steps.begin(), steps.end());
     return steps;
   }
