@@ -43,10 +43,18 @@ struct StepArguments {
   bool json_only = false;
 };
 
+// Installed, or in the sources of the build.
+std::string peer_script() {
+  const auto installed = path_of_program("../share/sherd/bench/peer_rank.py");
+  return ::access(installed.c_str(), R_OK) == 0 ? installed
+                                                : SHERD_BENCH_SOURCE
+      "/bench/peer_rank.py";
+}
+
 StepPrograms programs(const StepArguments& arguments) {
   StepPrograms found = programs_of_ranks();
   found.python = arguments.python;
-  found.peer_script = SHERD_BENCH_SOURCE "/bench/peer_rank.py";
+  found.peer_script = peer_script();
   if (contenders_of(arguments.step).size() > 2) {
     expect_file(found.peer_script, R_OK, "--peers none does without it");
     if (found.python.find('/') != std::string::npos) {

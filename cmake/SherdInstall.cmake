@@ -63,12 +63,18 @@ install(FILES
   ${CMAKE_CURRENT_LIST_DIR}/SherdLibTorch.cmake
   DESTINATION ${package})
 
-# The command. sherd-train has its own copy of the library and, its own process,
-# its own fallback. `sherd bench` compares builds and stays in the build folder.
+# The command. `sherd NAME` executes sherd-NAME, which lies beside it and has its own
+# copy of the library and, its own process, its own fallback; so do the ranks of
+# `sherd bench`. One of them is a script of PyTorch.
 if(SHERD_TOOLS)
-  set_target_properties(sherd-train PROPERTIES
+  set(with_torch sherd-train sherd-checkpoint sherd-bench-rank sherd-bench-collectives)
+  set_target_properties(${with_torch} PROPERTIES
     INSTALL_RPATH "${SHERD_TORCH_ROOT}/lib")
-  set_target_properties(sherd-checkpoint PROPERTIES
-    INSTALL_RPATH "${SHERD_TORCH_ROOT}/lib")
-  install(TARGETS sherd sherd-train sherd-checkpoint DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS sherd sherd-bench ${with_torch} DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(FILES ${CMAKE_SOURCE_DIR}/bench/peer_rank.py
+    DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/sherd/bench)
 endif()
+
+install(FILES ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/README.md
+  ${CMAKE_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -147,6 +147,31 @@ class Install(unittest.TestCase):
             "--data", ROOT / "LICENSE", "--run", self.scratch / "run",
         )  # fmt: skip
 
+    def test_the_installed_command_finds_what_bench_runs(self):
+        build_type = re.search(
+            r"CMAKE_BUILD_TYPE:STRING=(\w+)",
+            (self.options.build / "CMakeCache.txt").read_text(),
+        ).group(1)
+        sherd = self.prefix / "bin" / "sherd"
+        words = (sherd, "bench", "step", "--work", "tiny", "--rounds-max", "1",
+                 "--block-steps", "2", "--peers", "none")  # fmt: skip
+        if build_type == "Release":
+            self.assertIn("1 rounds are done", self.succeed(*words))
+        else:
+            self.assertIn("expected a Release build", run(*words)[1])
+        self.succeed(sherd, "bench", "collectives", "--rounds", "1",
+                     "--block-ms", "1", "--bytes-max", "65536")  # fmt: skip
+        self.assertTrue((self.prefix / "share/sherd/bench/peer_rank.py").exists())
+
+    def test_licence_and_documents_are_installed(self):
+        documents = self.prefix / "share" / "doc" / "sherd"
+        for name in ("LICENSE", "README.md"):
+            self.assertEqual(
+                (documents / name).read_bytes(), (ROOT / name).read_bytes()
+            )
+        guide = {path.name for path in (documents / "docs/guide").iterdir()}
+        self.assertEqual(guide, {path.name for path in (ROOT / "docs/guide").iterdir()})
+
     def test_the_guides_project_configures_with_the_guides_prefix(self):
         guide = (ROOT / "docs/guide/start.md").read_text()
         project = self.scratch / "guide"
