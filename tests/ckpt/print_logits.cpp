@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For clients_test.py: a model of `sherd train`, from its checkpoint, by one
-// process: logits for a row of tokens, and how it goes on greedily.
+// A model of `sherd train`, from its checkpoint or, by plain LibTorch, from an
+// archive of `sherd checkpoint merge --torch`: logits for a row of tokens, and
+// how it goes on greedily.
 //
-//   print_logits CHECKPOINT gpt|llama LAYERS WIDTH HEADS KV_HEADS SEQUENCE TOKENS
+//   print_logits CHECKPOINT|model.pt gpt|llama LAYERS WIDTH HEADS KV_HEADS SEQUENCE TOKENS
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -40,6 +41,25 @@ std::shared_ptr<sherd::models::LanguageModel> model_of(char** words) {
       .seed = 9});
 }
 
+void load(sherd::models::LanguageModel& model, const std::string& path) {
+  if (path.ends_with(".pt")) {
+    torch::serialize::InputArchive archive;
+    archive.load_from(path);
+    model.load(archive);
+    return;
+  }
+  sherd::CheckpointState state;
+  for (const auto& parameter : model.named_parameters()) {
+    state.add(
+        "model",
+        {.name = parameter.key(),
+         .shape = parameter.value().sizes().vec(),
+         .elements = parameter.value()});
+  }
+  sherd::load_checkpoint(
+      sherd::World::single(), path, state, {.strict = false});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -48,16 +68,7 @@ int main(int argc, char** argv) {
   }
   const torch::NoGradGuard no_grad;
   const auto model = model_of(argv + 2);
-  sherd::CheckpointState state;
-  for (const auto& parameter : model->named_parameters()) {
-    state.add(
-        "model",
-        {.name = parameter.key(),
-         .shape = parameter.value().sizes().vec(),
-         .elements = parameter.value()});
-  }
-  sherd::load_checkpoint(
-      sherd::World::single(), argv[1], state, {.strict = false});
+  load(*model, argv[1]);
   model->eval();
   const auto count = std::atoll(argv[8]);
   std::vector<std::int64_t> tokens;
