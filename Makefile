@@ -6,7 +6,7 @@ SHERD  := $(BUILD)/sherd
 ARGS   ?=
 RANKS  ?= 2
 
-.PHONY: help setup build test train bench soak tidy format lint clean
+.PHONY: help setup build test train bench soak docs tidy format lint clean
 
 help:
 	@echo "make train   set up, build, train a GPT with two ranks (ARGS=\"--data PATH\")"
@@ -14,6 +14,7 @@ help:
 	@echo "make build   set up and build"
 	@echo "make bench   compare the speed of a step with PyTorch's (ARGS=\"--work tiny\")"
 	@echo "make soak    run the long tests"
+	@echo "make docs    make the API reference, build/docs/html/index.html"
 	@echo "make setup   install what is missing of packages and LibTorch"
 	@echo "make lint    clang-format and clang-tidy on what changed"
 	@echo "make format  rewrite our sources with clang-format"
@@ -38,6 +39,13 @@ bench: build
 
 soak: build
 	@scripts/run_tests $(PRESET) slow
+
+docs:
+	@command -v doxygen >/dev/null || { echo "make docs: expected doxygen," \
+	  "found none; install it: apt-get install doxygen" >&2; exit 1; }
+	@mkdir -p build/docs
+	@doxygen docs/Doxyfile
+	@echo build/docs/html/index.html
 
 format:
 	@scripts/lint --fix

@@ -172,6 +172,14 @@ class Install(unittest.TestCase):
         guide = {path.name for path in (documents / "docs/guide").iterdir()}
         self.assertEqual(guide, {path.name for path in (ROOT / "docs/guide").iterdir()})
 
+    def test_manual_pages_and_completions_are_there(self):
+        share = self.prefix / "share"
+        for name in ("man/man1/sherd-train.1",
+                     "bash-completion/completions/sherd",
+                     "zsh/site-functions/_sherd",
+                     "fish/vendor_completions.d/sherd.fish"):  # fmt: skip
+            self.assertGreater((share / name).stat().st_size, 0, name)
+
     def test_the_guides_project_configures_with_the_guides_prefix(self):
         guide = (ROOT / "docs/guide/start.md").read_text()
         project = self.scratch / "guide"

@@ -21,7 +21,7 @@ namespace sherd::launch {
 enum class RankOutput {
   kPrefixed,  // Passed on in whole lines, each after "[rank 3] ".
   kPlain,     // Passed on in whole lines as they are.
-  kFiles,     // Written by the ranks to <log_dir>/rank-3.log.
+  kFiles,     // Written by the ranks to LOG_DIR/rank-3.log.
 };
 
 // Fault-tolerant training: LaunchOptions::ranks ranks make one replica, a world of
@@ -85,7 +85,7 @@ struct LaunchOptions {
   // replaced. Only for kFiles.
   std::string log_dir;
   // Behaviour. Gives rank 0 the launcher's own stdout, so that progress bars
-  // drawn with \r work. Its stdout is then neither prefixed nor kept for the
+  // drawn with CR work. Its stdout is then neither prefixed nor kept for the
   // report. Only sensible when that stdout is a terminal. Not for kFiles.
   bool rank0_owns_stdout = false;
   // Behaviour. How long ranks may go on after SIGINT, SIGTERM or SIGHUP was
