@@ -78,8 +78,8 @@ class CommHook {
   virtual State state() const { return {}; }
   virtual void load(const State& state);
 
-  // Called by set_world(): from now on ranks are others, some of them with a new hook. Forgets what
-  // must be the same on all.
+  // Called by set_world(): from now on there are other ranks, some of them with a new hook. Forgets
+  // everything that must be equal on all ranks.
   virtual void reset() {}
 };
 
@@ -120,8 +120,8 @@ struct PostLocalSgdOptions {
   std::int64_t start_step = 100;
   int group_size = 1;  // Divides the number of ranks.
 };
-// Models drift apart then; DistributedDataParallel::average_parameters() brings them together,
-// every few steps.
+// From then on models drift apart; call DistributedDataParallel::average_parameters() every few
+// steps to make them equal again.
 CommHookPtr post_local_sgd(const PostLocalSgdOptions& options = {});
 
 }  // namespace sherd

@@ -41,16 +41,16 @@ struct ReplicateOptions {
   // of registration, so that a rank that joins later has the same ones.
   bool learn_bucket_order = true;
   // Performance. Promises that each backward of a rank uses the same parameters: buckets do not
-  // wait for those that the first synchronised one did not use there. A parameter that gets more or
-  // fewer gradients than then is an error on every rank.
+  // wait for parameters that the first synchronised backward did not use on that rank. If a
+  // parameter gets more or fewer gradients than in that backward, it is an error on every rank.
   bool static_graph = false;
   // Performance. Same values either way, up to the order of sums.
   ExchangeKind exchange = ExchangeKind::kAuto;
-  // Behaviour. How many buckets may be on their way at a time, which bounds memory beside
-  // gradients. 0: no limit. As FullyShardOptions::reductions_under_way_max.
+  // Behaviour. How many buckets may be on their way at a time, which limits the memory beside
+  // gradients. 0: no limit. Like FullyShardOptions::reductions_under_way_max.
   int reductions_under_way_max = 4;
-  // Behaviour. Parameters and buffers get rank 0's values first; otherwise ranks must hold equal
-  // ones.
+  // Behaviour. Parameters and buffers first get the values of rank 0; otherwise ranks must hold
+  // equal values.
   bool init_sync = true;
   // Behaviour. At the end of each synchronised backward buffers (running statistics) get rank 0's
   // values, so that ranks evaluate alike.
@@ -104,7 +104,7 @@ struct ReplicateReport {
   // Names in the order of gradients on this rank in the last of them; reentrant segments may repeat
   // one.
   std::vector<std::string> ready_order;
-  // So far every backward of this rank had as many gradients of each parameter, so that
+  // Every backward of this rank so far had the same number of gradients for each parameter, so
   // options.static_graph could be set.
   bool same_graph = true;
   bool joining = false;  // A join scope is open.
@@ -125,8 +125,8 @@ namespace ddp {
 class DdpEngine;
 }
 
-// While it lives, backwards add to `.grad()` and exchange nothing; the first one afterwards
-// averages what they have accumulated, too.
+// While it lives, backwards add to `.grad()` and exchange nothing. The first backward afterwards
+// also averages what they have accumulated.
 class LocalGradientsScope {
  public:
   LocalGradientsScope(LocalGradientsScope&&) noexcept;
@@ -140,9 +140,9 @@ class LocalGradientsScope {
 };
 
 struct JoinOptions {
-  // Behaviour. Sums of gradients are divided by the number of all ranks even when some have no more
-  // inputs, so that each input counts the same throughout; with false by that of the ranks with
-  // inputs.
+  // Behaviour. Sums of gradients are divided by the number of all ranks even if some have no more
+  // inputs, so that each input always counts the same. With false they are divided by the number of
+  // ranks that still have inputs.
   bool divide_by_initial_world_size = true;
   // Behaviour. The first rank without inputs ends the scope for all: finish() there, and backward()
   // or finish() on the others, throw Error naming it.
@@ -159,9 +159,10 @@ class JoinScope {
   // Without finish() the handle is closed, with an error on the other ranks.
   ~JoinScope();
 
-  // Collective: takes part, with zeros, in the backwards of ranks that still have inputs, until
-  // none has. Then every rank gets the parameters and buffers of the last rank that had inputs, the
-  // highest of those; state of optimizers is not touched. Throws Error as backward() does.
+  // Collective: takes part, with zeros, in the backwards of ranks that still have inputs, until no
+  // rank has any. Then every rank gets the parameters and buffers of the last rank that had inputs
+  // (the highest rank if there are several). The state of optimizers does not change. Throws Error
+  // as backward() does.
   void finish();
 
  private:
@@ -184,16 +185,16 @@ class DistributedDataParallel {
   // changes nothing.
   NamedParameters named_parameters() const;
 
-  // Mirrors DistributedDataParallel.no_sync(). It counts whether the scope is open when a backward
-  // begins, wherever its forward ran.
+  // Mirrors DistributedDataParallel.no_sync(). What counts is whether the scope is open when a
+  // backward begins, not where its forward ran.
   LocalGradientsScope no_sync();
 
   // Every rank opens it around its loop over inputs. Mirrors DistributedDataParallel.join().
   JoinScope join(const JoinOptions& options = {});
 
-  // Collective over the ranks of `world`, between two steps: continues with them instead, as if
-  // replicate() had been called, which ranks that are new there call. The optimizer, the module and
-  // `.grad()` stay. Works after a rank was lost, too. Mirrors
+  // Collective over the ranks of `world`, between two steps: continues with these ranks, as if
+  // replicate() had been called. Ranks that are new in this world call replicate(). The optimizer,
+  // the module and `.grad()` stay. This also works after a rank was lost. Mirrors
   // DistributedDataParallel._update_process_group.
   void set_world(const World& world);
   // The same over the mesh's replicate axis.

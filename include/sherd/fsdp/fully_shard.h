@@ -36,9 +36,9 @@ enum class Strategy {
   kNoShard,      // Nothing is sharded; gradients are all-reduced.
 };
 
-// Mirrors torch.distributed.fsdp.MixedPrecisionPolicy. Parameters that are no floating-point
-// numbers stay as they are, and so do those of modules with running statistics (BatchNorm), whose
-// kernels need fp32. Both options change behaviour.
+// Mirrors torch.distributed.fsdp.MixedPrecisionPolicy. Integer parameters keep their dtype, and so
+// do parameters of modules with running statistics (BatchNorm), whose kernels need fp32. Both
+// options change behaviour.
 struct MixedPrecision {
   // The dtype of the module's own parameters from fully_shard on, of gathers, and so of forward and
   // backward: kBFloat16, kHalf or kFloat. Activations of another dtype are cast where they meet
@@ -46,8 +46,8 @@ struct MixedPrecision {
   // state stay in the dtype the module came with. Unset: that dtype. Costs a cast of the shard a
   // step, and its memory.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
-  // The dtype in which gradients travel to their owner, who adds them up in fp32: the same choice.
-  // Unset: as param_dtype.
+  // The dtype in which gradients are sent to their owner, who adds them up in fp32; one of the same
+  // three dtypes. Unset: as param_dtype.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
 };
 
@@ -55,9 +55,9 @@ struct MixedPrecision {
 // gradients that an optimizer sees.
 enum class OptimizerAxes {
   kShard,  // Those of a replica: replicas hold equal states.
-  // All ranks: an optimizer sees 1/W of the elements. Publishing gathers them across replicas, and
-  // gradients cross only once instead. What a replica gathers from costs another 1/F of the
-  // parameters.
+  // All ranks: an optimizer sees 1/W of the elements. Publishing gathers the new values across
+  // replicas; in exchange each gradient is sent only to its owner. The memory that a replica
+  // gathers from is another 1/F of the parameters.
   kBoth,
 };
 
@@ -72,24 +72,25 @@ struct FullyShardOptions {
   std::optional<std::int64_t> budget_bytes = std::nullopt;
   // Performance only: values are the same either way, bit for bit.
   ExchangeKind exchange = ExchangeKind::kAuto;
-  // How many units may have their gradients on the way to their owners at a time. Bounds the memory
-  // of gradients where backward is faster than the network: backward then waits for the oldest, for
-  // a second at most, since ranks that visit units in different orders may need each other. 0: no
-  // limit.
+  // How many units may have their gradients on the way to their owners at a time. This limits the
+  // memory of gradients if backward is faster than the network: backward then waits for the oldest
+  // reduction, for at most a second, because ranks that visit units in different orders may need
+  // each other. 0: no limit.
   int reductions_under_way_max = 4;
   // Values are the same either way, up to rounding. No effect with one replica. Not for kNoShard.
   OptimizerAxes optimizer_axes = OptimizerAxes::kShard;
-  // Parameters and buffers get rank 0's values first; otherwise ranks must hold equal ones. Mirrors
-  // FSDP(sync_module_states=True).
+  // Parameters and buffers first get the values of rank 0; otherwise ranks must hold equal values.
+  // Mirrors FSDP(sync_module_states=True).
   bool sync_module_states = false;
-  // Without sync_module_states ranks compare digests of their parameters and buffers, and all throw
-  // where two differ. Costs a reading of the module, about 0.15 s a GB, and two small messages.
-  // Switch it off where a checkpoint is loaded next, or where buffers are to differ.
+  // Without sync_module_states ranks compare digests of their parameters and buffers, and all of
+  // them throw if two differ. This reads the whole module, which takes about 0.15 s per GB, and
+  // sends two small messages. Switch it off if you load a checkpoint next, or if buffers are meant
+  // to differ.
   bool compare_initial_values = true;
-  // Each rank can read whole gradients, as Muon does: sharded gradients lie in memory that ranks
-  // share instead of private memory, at no further cost. Needs the ranks of the shard axis on one
-  // host with kSharedMemory, and OptimizerAxes::kShard. Changes nothing where every rank has whole
-  // gradients anyway (one rank, kNoShard).
+  // Each rank can read whole gradients, as Muon does: sharded gradients are stored in memory that
+  // ranks share instead of private memory, at no further cost. All ranks of the shard axis must be
+  // on one host with kSharedMemory, and OptimizerAxes must be kShard. Changes nothing if every rank
+  // has whole gradients anyway (one rank, kNoShard).
   bool share_gradients = false;
   // Gives a parameter or buffer on the meta device its first value: writes it into `value`, a plain
   // CPU tensor of the module's shape and dtype. Called once for each, on every rank (with
@@ -163,11 +164,11 @@ struct ShardReport {
 class ShardingEngine;
 
 // While it lives, every rank has a private full copy of all parameters, readable and writable.
-// Every rank makes and ends the scope; ending waits for nobody. Each rank takes back the slice it
-// owns, so all must write the same values. In mixed precision the module shows the values that
-// forward sees, and tensor() those of the shards. Elements written through either are taken back,
-// those of tensor() where both were written; the others keep all their bits. Backwards, second
-// scopes and optimizer steps inside are errors.
+// Every rank makes and ends the scope; ending waits for nobody. Each rank keeps what was written
+// into the slice it owns, so all ranks must write the same values. In mixed precision the module
+// shows the values that forward sees, and tensor() those of the shards. Elements written through
+// either are kept; if both were written, tensor() wins. All other elements keep every bit.
+// Backwards, second scopes and optimizer steps inside are errors.
 class SummonScope {
  public:
   SummonScope(SummonScope&&) noexcept;
@@ -228,17 +229,16 @@ class FullyShardedDataParallel {
       const SummonOptions& options = {});
 
   // Backwards inside the scope exchange no gradients: each rank accumulates its own in full size,
-  // and the next backward outside reduces the sum. Saves traffic and costs the memory of all
-  // gradients in fp32; without it micro-batches accumulate in shards. Every rank makes and ends the
-  // scope. An exception in a backward inside drops, on every rank, what was accumulated so far.
-  // With one rank gradients show at once. With {.axis = NoSyncAxis::kReplicate} gradients
-  // accumulate in shards, which need a second copy, and the next backward outside sums them across
-  // replicas. Mirrors FSDP.no_sync, and FSDPModule's set_requires_gradient_sync and
-  // set_requires_all_reduce.
+  // and the next backward outside reduces the sum. This saves traffic and costs the memory of all
+  // gradients in fp32; without the scope micro-batches accumulate in shards. Every rank makes and
+  // ends the scope. If a backward inside throws, every rank drops what was accumulated so far. With
+  // one rank `.grad()` is set at once. With {.axis = NoSyncAxis::kReplicate} gradients accumulate
+  // in shards, which need a second copy, and the next backward outside sums them across replicas.
+  // Mirrors FSDP.no_sync, and FSDPModule's set_requires_gradient_sync and set_requires_all_reduce.
   [[nodiscard]] NoSyncScope no_sync(const NoSyncOptions& options = {});
 
-  // Gathers units as far as the budget reaches / drops all. Collective where the exchange is. Never
-  // needed, sometimes wanted before timing.
+  // unshard() gathers units as far as the budget allows, reshard() drops all of them. Collective if
+  // the exchange is. They are never needed, but useful before a measurement.
   void unshard();
   void reshard();
 

@@ -27,15 +27,16 @@ struct CoordinateOptions {
   // Where the status page, /metrics and /status.json are served; this
   // host only. Empty: nowhere.
   std::string status;
-  // Written when it listens, atomically: its address, "host:port",
-  // then the status page's, when there is one, each on a line. Empty: none.
+  // A file that is written atomically as soon as the coordinator listens. It
+  // has its address, "host:port", and on a second line that of the status page
+  // if there is one. Empty: no file.
   std::string ready_file;
 
-  // No step is committed by fewer replicas. Lower trains on through
-  // more failures, with fewer samples a step.
+  // No step is committed by fewer replicas. With a lower number, training
+  // survives more failures, with fewer samples per step.
   int replicas_min = 1;
-  // The first step waits for so many, at least the minimum, or for
-  // start_timeout.
+  // The first step waits until this many replicas, at least replicas_min, are
+  // there, or until start_timeout has passed.
   int replicas_start = 1;
   std::chrono::milliseconds start_timeout = std::chrono::seconds(60);
   // A new log begins with the newest checkpoint that replicas have
@@ -52,8 +53,8 @@ struct CoordinateOptions {
   std::int64_t global_batch = 0;
   std::int64_t samples_multiple = 1;
 
-  // Who may connect: whoever has the bytes of this file, or a
-  // certificate of this authority (PEM files). Not both.
+  // Who may connect: processes that have the bytes of this file, or a
+  // certificate of this authority (PEM files). Set one of the two.
   std::string secret_file;
   std::string tls_certificate;
   std::string tls_key;
@@ -65,16 +66,16 @@ struct CoordinateOptions {
 
   // ---- performance ----
 
-  // A replica that says nothing for so long is lost; shorter takes
-  // replicas for lost that are only late.
+  // A replica that sends nothing for this long counts as lost. A shorter time
+  // may take a slow replica for a lost one.
   std::chrono::milliseconds dead_after = std::chrono::seconds(1);
   // Failures that come together within it make one new epoch.
   std::chrono::milliseconds settle = std::chrono::milliseconds(30);
   // Members of a new epoch that are not connected to each other by
   // then are left out.
   std::chrono::milliseconds join_timeout = std::chrono::seconds(1);
-  // A replica that has done nothing for ten times as long as usual,
-  // and for so long, hangs and is left out.
+  // A replica that made no progress for ten times as long as usual, and for at
+  // least this long, counts as hanging and is left out.
   std::chrono::milliseconds hang_after = std::chrono::seconds(5);
   // The same for the first computations, which warm up.
   std::chrono::milliseconds first_hang_after = std::chrono::seconds(60);

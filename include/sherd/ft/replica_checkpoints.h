@@ -34,13 +34,13 @@ namespace sherd::ft {
 inline constexpr const char* kReplicaState = "ft.state";
 
 struct ReplicaCheckpointOptions {
-  // The same for all replicas, on a disk that they share; where each
-  // host has its own, a replica finds what was saved on its host.
+  // The same for all replicas, on a disk that they share. If each host has its
+  // own disk, a replica finds what was saved on its host.
   std::string folder;
-  // Steps between two checkpoints; 0: save() alone makes them. Each replica keeps
-  // a copy of its state from its first turn on, which is what it writes.
+  // Steps between two checkpoints; 0: only save() makes them. From its first
+  // turn on, each replica keeps a copy of its state, which is what it writes.
   std::int64_t save_every = 0;
-  // Older ones are removed when another is complete; 0: none is.
+  // How many checkpoints are kept when another one is complete; 0: all.
   int keep_last = 2;
 };
 
@@ -72,8 +72,9 @@ class ReplicaCheckpoints {
   // this one is left out, with a warning.
   void save_if_due(const ReplicaSession& session, const TrainingStep& step);
 
-  // Collective, between two steps or behind the last. The same at once and whoever's
-  // turn it is; what another replica has saved meanwhile is not saved again.
+  // Collective, between two steps or after the last one. Saves at once,
+  // whichever replica's turn it is. What another replica has saved meanwhile is
+  // not saved again.
   void save(const ReplicaSession& session);
 
   // Collective. Waits until what is being saved is complete or has failed.

@@ -42,7 +42,7 @@
 
 namespace sherd::ft {
 
-// What becomes of gradients that a replica has found to be of no use.
+// What happens to gradients that a replica has found to be unusable.
 enum class GradientPolicy {
   kGive,      // They are reduced like others.
   kLeaveOut,  // The step is made without this replica's, on all of them; its
@@ -57,64 +57,69 @@ struct SessionOptions {
   std::string coordinator;
   // The number of this replica; each has its own, below 4096.
   int replica = 0;
-  // Replicas that the job is meant to have: for the program alone.
+  // The number of replicas that the job is meant to have. Only the program uses
+  // it.
   int replicas = 1;
   // An address of this host at which the other replicas reach it.
   std::string host = "127.0.0.1";
-  // How coordinator and replicas know each other: the file of a secret
-  // that all have, or a certificate, its key and the certificate of the authority
-  // of all (PEM files). None: on one host only.
+  // How coordinator and replicas authenticate each other: the file of a secret
+  // that all of them have, or a certificate, its key and the certificate of the
+  // common authority (PEM files). Without either, all must be on one host.
   std::string secret_file;
   std::string tls_certificate;
   std::string tls_key;
   std::string tls_authority;
-  // What else replicas must have in common: those of another text are
+  // A text that must be the same for all replicas; those with another text are
   // refused.
   std::string config;
-  // What ReplicaCheckpoints::load() has returned: the state that this
-  // replica begins with. Empty: the first values.
+  // What ReplicaCheckpoints::load() has returned: the state that this replica
+  // begins with. Empty: it begins with the initial values.
   std::string held;
   // Samples of a step in which no replica is missing; 0: unknown.
   std::int64_t samples_full = 0;
-  // What becomes of gradients with an element that is infinite or not a number, on
-  // any rank of the replica. The check reads them once, as they are copied.
+  // What happens to gradients with an element that is infinite or not a number,
+  // on any rank of the replica. The check reads each gradient once, when it is
+  // copied.
   GradientPolicy non_finite_gradients = GradientPolicy::kLeaveOut;
-  // What becomes of gradients whose norm on a rank is more than norm_ratio_max times
-  // its moving average in this process, as it is when bits went wrong. A ratio of
-  // 0: no norm is too large.
+  // What happens to gradients whose norm on a rank is more than norm_ratio_max
+  // times its moving average in this process, for example because memory is
+  // damaged. With a ratio of 0 no norm is too large.
   GradientPolicy outlier_gradients = GradientPolicy::kLeaveOut;
   double norm_ratio_max = 1e4;
-  // A process that has a state to fetch first computes gradients of the
-  // first values meanwhile, of samples like those of others: what a program does for
-  // the first time, as compiling, is done when the others wait for it. The first
-  // begin_step() says so (`warms_up`), and finish_step() returns false. What
-  // forward changes by itself, as running statistics, it changes once more.
+  // A process that has to fetch a state computes gradients of the initial
+  // values meanwhile, from samples like those of the others, so that work that
+  // a program does only once, such as compiling, is done before the others wait
+  // for it. The first begin_step() says so (`warms_up`), and finish_step()
+  // returns false. What forward changes by itself, such as running statistics,
+  // changes once more.
   bool warm_up = false;
-  // After each so many steps replicas compare digests of their
-  // parameters; one that differs from most drops its state and copies another's.
-  // Where there is no majority training stops. Costs reading them once. 0: never.
+  // Replicas compare digests of their parameters after each this many steps. A
+  // replica that differs from the majority drops its state and copies
+  // another's. If there is no majority, training stops. The price is reading
+  // the parameters once. 0: never.
   int digest_every = 100;
   // ---- performance ----
 
-  // Sums of past steps that are kept for replicas that lack them; each costs the
-  // memory of this rank's gradients and a copy of them a step. Without any, a
-  // replica that missed a step fetches a whole state.
+  // The number of sums of past steps that are kept for replicas that lack them.
+  // Each takes the memory of this rank's gradients, and each step copies them
+  // once. With 0, a replica that missed a step fetches a whole state.
   int sums_kept = 2;
-  // While another replica catches up, so many bytes of them are kept;
-  // and when this one does, it collects as many. Whose state takes longer to fetch
-  // than both together last never catches up.
+  // While another replica catches up, at most this many bytes of sums are kept;
+  // while this replica catches up, it collects as many. A replica never catches
+  // up if fetching its state takes longer than the steps of which both together
+  // keep the sums.
   std::int64_t sums_bytes_max = std::int64_t{4} << 30U;
-  // The rate at which all replicas that catch up together may fetch this rank's
-  // state; 0: no limit. The default is a twentieth of one core's time here. They
-  // fetch from up to four replicas at once. Sums have no limit.
+  // The rate at which all replicas that catch up may together fetch this rank's
+  // state; 0: no limit. The default costs a twentieth of one core's time.
+  // Replicas fetch from up to four others at once. Sums have no limit.
   std::int64_t fetch_bytes_per_s_max = 50'000'000;
 
-  // SHERD_COORDINATOR and SHERD_REPLICA; where they are set, SHERD_REPLICAS,
-  // SHERD_SAMPLES (samples_full), SHERD_HOST, SHERD_SECRET_FILE, SHERD_TLS_CERT,
-  // SHERD_TLS_KEY and SHERD_TLS_CA. `sherd run --fault-tolerant` sets those that it
-  // knows. A spare (SHERD_SPARE) waits here until it takes the place of a replica:
-  // to be called when all else is ready. Throws Error for one that is missing or no
-  // number.
+  // Reads SHERD_COORDINATOR and SHERD_REPLICA and, if they are set,
+  // SHERD_REPLICAS, SHERD_SAMPLES (samples_full), SHERD_HOST,
+  // SHERD_SECRET_FILE, SHERD_TLS_CERT, SHERD_TLS_KEY and SHERD_TLS_CA. `sherd
+  // run --fault-tolerant` sets those that it knows. A spare (SHERD_SPARE) waits
+  // here until it takes the place of a replica, so call this when everything
+  // else is ready. Throws Error if a variable is missing or not a number.
   static SessionOptions from_environment();
 };
 
@@ -127,10 +132,11 @@ struct SampleSpan {
 
 struct TrainingStep {
   std::int64_t step = 0;  // That it makes, counted from 1.
-  // This rank's; each rank of the replica has as many. None: the replica follows,
-  // and computes nothing. After failures they may lie in several spans, in more on
-  // one rank than on another: make one batch of them, or micro-batches whose number
-  // follows from how many samples there are.
+  // The samples of this rank; each rank of the replica has the same number.
+  // Empty: the replica only follows this step and computes nothing. After
+  // failures the samples may lie in several spans, in more spans on one rank
+  // than on another: make one batch of them, or micro-batches whose number
+  // depends only on how many samples there are.
   std::vector<SampleSpan> samples;
   std::int64_t replica_samples = 0;  // Of all its ranks.
   int replicas = 0;                  // In it, also those that follow.
@@ -139,17 +145,17 @@ struct TrainingStep {
   bool warms_up = false;
 };
 
-// What a learning rate does while replicas are missing, and steps have fewer
-// samples. FT-HSDP's authors found the square root best.
+// How the learning rate changes while replicas are missing and steps have fewer
+// samples. The authors of FT-HSDP found the square root best.
 enum class LearningRateScaling {
   kNone,        // It stays.
   kLinear,      // As the number of samples.
   kSquareRoot,  // As its square root, as the noise of the gradient does.
 };
 
-// What to multiply the rate of a step with: 1 for one of `samples_full`. The same
-// for all replicas, if `samples` is ReplicaSession::samples_of_update(). Throws
-// Error unless both are positive.
+// The factor of the learning rate of a step; 1 for a step of `samples_full`
+// samples. It is the same on all replicas if `samples` is
+// ReplicaSession::samples_of_update(). Throws Error unless both are positive.
 double learning_rate_factor(
     LearningRateScaling scaling,
     std::int64_t samples,
@@ -176,47 +182,50 @@ class ReplicaSession {
   ReplicaSession& operator=(const ReplicaSession&) = delete;
   ~ReplicaSession();
 
-  // Collective. What to compute next, with `.grad()` cleared; none: the replica
-  // has left, or the run had ended before it came. Waits while the coordinator is
-  // away or too few replicas are there. State that was missed has been fetched when
-  // it returns. Throws Error (kAborted) when the replica has no place any more: a
-  // newer life of it has come, another configuration, a state that the log does not
-  // know, or one of its ranks was lost; (kInvalidArgument) when its ranks do not
-  // divide its samples; and what `update` throws.
+  // Collective. Returns what to compute next, with `.grad()` cleared, or
+  // nothing if the replica has left or the run ended before it came. Waits
+  // while the coordinator is away or there are too few replicas. When it
+  // returns, state that the replica lacked has been fetched. Throws Error
+  // (kAborted) when the replica cannot take part any more: a newer process has
+  // the same replica number, the configuration differs, the log does not know
+  // the state, or one of its ranks was lost; (kInvalidArgument) when the
+  // samples cannot be divided among its ranks; and what `update` throws.
   std::optional<TrainingStep> begin_step();
 
-  // To be called before the step's last backward, the only one for most: what it
-  // sums within the replica is summed across replicas while it runs. `.grad()`
-  // stays undefined then. Without this word the reduction begins in finish_step().
-  // Not for models in which one backward brings a parameter two gradients, such as
-  // those of reentrant checkpoints: backward throws.
+  // To be called before the last backward of a step (most programs have only
+  // one): gradients are then summed across replicas while this backward runs,
+  // and `.grad()` stays undefined. Without this call the reduction begins in
+  // finish_step(). It does not work for models in which one backward gives a
+  // parameter two gradients, such as those of reentrant checkpoints: backward
+  // throws.
   void last_backward();
 
-  // Collective. Sums what backward has put into `.grad()`, this rank's shard of the
-  // mean over the replica's samples, weighted by samples, and waits for the
-  // decision. True: the step is made, `update` was called. False: nothing was; the
-  // next begin_step() says what to do. Throws what `update` throws, and when a
-  // backward broke off.
+  // Collective. Sums what backward has put into `.grad()`, this rank's shard of
+  // the mean over the replica's samples, weighted by samples, and waits for the
+  // decision. Returns true if the step was made and `update` was called.
+  // Returns false if nothing was changed; the next begin_step() then says what
+  // to do. Throws what `update` throws, and Error if a backward did not end.
   bool finish_step();
 
   // The last step that this replica has.
   std::int64_t step() const;
-  // Names the state that it holds, "step 300 of " and 32 hexadecimal digits; equal
-  // names are equal bits.
+  // The name of the state that this replica holds: "step 300 of " and 32
+  // hexadecimal digits. Equal names mean equal bits.
   std::string state_name() const;
   // Inside `update`: how many samples are in the step that it makes, over all replicas; 0 before the
   // first. All replicas see the same number for a step, whenever they make it, so that a learning
   // rate may follow it while replicas are missing.
   std::int64_t samples_of_update() const;
 
-  // To be called at any time: the replica finishes the step it is in, then
-  // begin_step() returns none. After close() it does nothing.
+  // May be called at any time: the replica finishes its current step, and then
+  // begin_step() returns nothing. After close() it has no effect.
   void leave();
 
-  // Collective. No more steps: waits until the others have the last one, a minute
-  // at most, and ends the connections. The destructor ends them without waiting.
-  // What is called afterwards throws Error (kFailedPrecondition), but for leave(),
-  // close() again, and what only asks.
+  // Collective. Ends the session: waits until the others have the last step,
+  // for at most a minute, and closes the connections. The destructor closes
+  // them without waiting. Afterwards all methods throw Error
+  // (kFailedPrecondition) except leave(), close() and those that only return a
+  // value.
   void close();
 
  private:

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Starts the ranks of a job on this host, passes their output on, and makes
-// sure that they end together: the first rank that fails takes the others with
-// it, and so does a signal to the launcher, or its death. A rank is any
-// program; it learns its place from torchrun's variables (RANK, WORLD_SIZE,
-// LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), which
-// World::from_environment reads. How ranks are stopped: the table in
-// src/launch/stop_policy.h.
+// sure that they end together: when a rank fails, when the launcher gets a
+// signal, or when it dies, all ranks end. A rank is any program; it learns its
+// place from torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK,
+// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), which World::from_environment
+// reads. How ranks are stopped: the table in src/launch/stop_policy.h.
 #pragma once
 
 #include <chrono>
@@ -29,73 +28,80 @@ enum class RankOutput {
 // SHERD_COORDINATOR (host:port), SHERD_REPLICA and SHERD_REPLICAS set besides the
 // variables of its world.
 struct ReplicaOptions {
-  // Behaviour. How many replicas run.
+  // ---- behaviour
+
+  // How many replicas run.
   int replicas = 1;
-  // Behaviour. Groups of ranks that start and wait for a replica to be lost,
-  // whose place they take at once: they find SHERD_SPARE instead of
-  // SHERD_REPLICA, the number of a descriptor from which they read their
-  // replica's number, a line. Each costs the memory of a replica.
+  // The number of spares: groups of ranks that start and wait until a replica
+  // is lost, and then take its place at once. Instead of SHERD_REPLICA they
+  // find SHERD_SPARE, the number of a descriptor from which they read their
+  // replica's number as a line. Each spare takes the memory of a replica.
   int spares = 0;
-  // Behaviour. How often one replica is started again: at once, then after 1 s,
-  // 2 s and so on to a minute, until it has run for 5 minutes.
+  // How often one replica is started again: at once, then after 1 s, 2 s and so
+  // on up to a minute; the delays begin anew once it has run for 5 minutes.
   int restarts_max = 100;
-  // Behaviour. host:port of a coordinator that runs elsewhere; empty: one is
-  // started, and started again whenever it ends.
+  // The address, host:port, of a coordinator that runs elsewhere. Empty: one is
+  // started, and restarted whenever it ends.
   std::string coordinator;
-  // Behaviour. The program of that one, and its first arguments.
+  // The program of the coordinator that is started, and its first arguments.
   std::vector<std::string> coordinator_command;
-  // Behaviour. What it is told: no step is committed by fewer replicas; what each
-  // trains in a step; where its status page is served.
+  // The following are passed on to the coordinator. No step is committed by
+  // fewer replicas than this.
   int replicas_min = 1;
-  // Its ranks divide it; 0: one for each.
+  // The samples of a replica in a step, a multiple of its ranks; 0: one for
+  // each rank.
   std::int64_t samples_per_replica = 0;
-  std::int64_t global_batch = 0;  // Or all together; 0: as above.
+  std::int64_t global_batch = 0;  // Of all replicas together; 0: as above.
   std::string status = "127.0.0.1:0";
-  std::vector<std::string> coordinator_arguments;  // More, as they are.
-  // Behaviour. Where its log is kept, and a run goes on that was begun there;
-  // empty: in a temporary folder, which goes with the job.
+  std::vector<std::string> coordinator_arguments;  // Further ones.
+  // The folder of the coordinator's log; a run that was begun there continues.
+  // Empty: a temporary folder, which is removed with the job.
   std::string run_folder;
-  // Behaviour. The file of the secret that replicas and coordinator share, passed
-  // on as SHERD_SECRET_FILE; empty: none.
+  // The file of the secret that replicas and coordinator share, passed on as
+  // SHERD_SECRET_FILE; empty: none.
   std::string secret_file;
-  // Behaviour. Where drain_replica() and admit_replica() reach the launcher: the
-  // path of a socket, of at most 107 bytes; empty: nowhere.
+  // Where drain_replica() and admit_replica() reach the launcher: the path of a
+  // socket, of at most 107 bytes; empty: nowhere.
   std::string control;
 };
 
 struct LaunchOptions {
-  // Behaviour. Number of ranks, of each replica when there are some; more than
-  // there are cores is allowed.
+  // ---- behaviour
+
+  // Number of ranks, or of ranks of each replica if there are replicas. More
+  // ranks than cores are allowed.
   int ranks = 1;
-  // Behaviour. The program, sought in PATH unless it has a slash, and its
-  // arguments.
+  // The program, sought in PATH unless it has a slash, and its arguments.
   std::vector<std::string> command;
-  // Behaviour. "NAME=value" of every variable the ranks shall see besides those
-  // that the launcher sets; PATH is taken from here. Normally the caller's own.
+  // "NAME=value" of every variable the ranks shall see besides those that the
+  // launcher sets; PATH is taken from here. Normally the caller's own.
   std::vector<std::string> environment;
-  // Behaviour. For tests of several hosts on one: as many hosts, among which
-  // ranks are divided in order, as evenly as may be. Ranks of different ones
-  // share no memory (SHERD_FAKE_HOST). At most one a rank; 0: this host.
+  // For testing several hosts on one: the number of pretended hosts, among
+  // which the ranks are divided in order, as evenly as possible. Ranks of
+  // different hosts share no memory (SHERD_FAKE_HOST). At most one host for
+  // each rank; 0: only this host.
   int fake_hosts = 0;
-  // Behaviour. Where rank 0 is to listen; 0 finds a free port.
+  // Where rank 0 is to listen; 0 finds a free port.
   int port = 0;
-  // Behaviour. Whole lines cost one copy in the launcher, files none.
+  // Whole lines cost one copy in the launcher, files none.
   RankOutput output = RankOutput::kPrefixed;
-  // Behaviour. Made when it does not exist; logs of an earlier run in it are
-  // replaced. Only for kFiles.
+  // Made when it does not exist; logs of an earlier run in it are replaced.
+  // Only for kFiles.
   std::string log_dir;
-  // Behaviour. Gives rank 0 the launcher's own stdout, so that progress bars
-  // drawn with CR work. Its stdout is then neither prefixed nor kept for the
-  // report. Only sensible when that stdout is a terminal. Not for kFiles.
+  // Gives rank 0 the launcher's own stdout, so that progress bars drawn with CR
+  // work. Its stdout is then neither prefixed nor kept for the report. Only
+  // sensible when that stdout is a terminal. Not for kFiles.
   bool rank0_owns_stdout = false;
-  // Behaviour. How long ranks may go on after SIGINT, SIGTERM or SIGHUP was
-  // passed on to them, for instance to save their state, before SIGKILL.
+  // How long ranks may go on after SIGINT, SIGTERM or SIGHUP was passed on to
+  // them, for instance to save their state, before SIGKILL.
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);
-  // Behaviour. None: all ranks are one world and end together. With replicas
-  // nobody reads stdin, lines begin with "[r1.0] " (rank 0 of replica 1), and
-  // fake_hosts, port and rank0_owns_stdout stay unset.
+  // None: all ranks are one world and end together. With replicas nobody reads
+  // stdin, lines begin with "[r1.0] " (rank 0 of replica 1), and fake_hosts,
+  // port and rank0_owns_stdout stay unset.
   std::optional<ReplicaOptions> replicas{};
-  // Performance. Gives each rank cores of its own when there are enough.
+  // ---- performance
+
+  // Gives each rank cores of its own when there are enough.
   // Never changes a result.
   bool bind_cores = true;
 };

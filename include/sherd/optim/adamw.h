@@ -25,16 +25,16 @@ struct AdamWOptions {
   double weight_decay = 1e-2;
   // First match wins. Groups that alternate in memory cut runs: each cut costs one more kernel.
   std::vector<ParameterGroup> groups = {};
-  // Updates in backward. Where the ranks of a shard group share memory, the pass that sums a
-  // slice's gradient also updates the slice, as soon as every rank has posted that: there are no
-  // sharded gradients, and step() only publishes. Replicas update at the end of backward. Elsewhere
-  // step() does everything. Values are the same, up to the rounding of a slice's last few elements.
-  // Where updates are made in backward, the learning rate is the one at its beginning; step() must
-  // follow every synchronised backward; `.grad()` is undefined and clip_grad_norm() an error;
-  // micro-batches accumulate only under no_sync(). With shards, not with replicas, using a
-  // parameter again after its gradient is complete is an error, and a backward that fails on any
-  // rank ends the training of this model, since some slices are updated. Mirrors PyTorch's
-  // optimizers in Tensor.register_post_accumulate_grad_hook.
+  // Updates in backward. If the ranks of a shard group share memory, the pass that sums a slice's
+  // gradient also updates the slice, as soon as every rank has posted that gradient: there are no
+  // sharded gradients, and step() only publishes. Replicas update at the end of backward. In all
+  // other cases step() does everything. Values are the same, up to the rounding of a slice's last
+  // few elements. If updates are made in backward, they use the learning rate from its beginning;
+  // step() must follow every synchronised backward; `.grad()` is undefined and clip_grad_norm() is
+  // an error; micro-batches accumulate only under no_sync(). With shards, not with replicas, it is
+  // an error to use a parameter again after its gradient is complete, and a backward that fails on
+  // any rank ends the training of this model, because some slices are already updated. Mirrors
+  // PyTorch's optimizers in Tensor.register_post_accumulate_grad_hook.
   bool in_backward = false;
 };
 

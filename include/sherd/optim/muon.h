@@ -55,11 +55,11 @@ class Muon {
   Muon(const Muon&) = delete;
   Muon& operator=(const Muon&) = delete;
 
-  // Updates every matrix that has a gradient, then publishes; the others and their momentum stay as
-  // they are. Uses gradients up: their memory holds the update meanwhile, and `.grad()` is
-  // undefined afterwards. Collective: every rank calls it, also one without slices. Throws Error,
-  // with values unchanged, on every rank when only some have a gradient of a matrix, or when a rank
-  // is lost before all updates are made.
+  // Updates every matrix that has a gradient, then publishes; other matrices and their momentum do
+  // not change. Gradients are overwritten: their memory holds the update meanwhile, and `.grad()`
+  // is undefined afterwards. Collective: every rank calls it, even one without slices. Throws Error
+  // on every rank, with values unchanged, if only some ranks have a gradient of a matrix, or if a
+  // rank is lost before all updates are made.
   void step();
 
   // Makes every gradient undefined.

@@ -24,13 +24,13 @@ class Store;
 namespace sherd {
 
 struct WorldOptions {
-  // How long any wait for another rank may last without that rank making progress;
-  // then it is an error that names it.
+  // How long any wait for another rank may last while that rank makes no
+  // progress. After that the wait ends with an error that names the rank.
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
   // How long ranks may take to arrive when the job starts.
   std::chrono::milliseconds rendezvous_deadline = std::chrono::minutes(5);
-  // Interface ("eth0") for connections between hosts; empty: the one
-  // that leads to rank 0. Ranks of one host always use the loopback address.
+  // The interface ("eth0") for connections between hosts. Empty: the one that
+  // leads to rank 0. Ranks of one host always use the loopback address.
   std::string network_interface{};
 };
 
@@ -72,7 +72,8 @@ class World {
   std::vector<std::vector<double>> all_gather(
       const std::vector<double>& mine) const;
 
-  // The same for texts, of any bytes and lengths. Memory: all of them, on every rank.
+  // The same for texts of any bytes and lengths. Every rank holds all of them
+  // in memory.
   std::vector<std::string> all_gather_texts(const std::string& mine) const;
 
   // Collective, in place: every rank gets rank 0's values. Contiguous CPU
@@ -88,8 +89,8 @@ class World {
   // needs this rank gets an error that says it left.
   void close();
 
-  // 0, 1, ...: a number for each thing that is made over this world, equal on all ranks
-  // that make things in the same order.
+  // Returns 0, 1, ...: a number for each object that is made over this world.
+  // It is equal on all ranks that make their objects in the same order.
   int next_number() const;
 
   // Internal: what src/world makes of it.
