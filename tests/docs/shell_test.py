@@ -110,6 +110,12 @@ def wrong_in(words, known):
     return found
 
 
+def anchors_of(path):
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
 def wrong_links(path, text):
     # Blocks hold code; their lines stay, to be counted.
     text = re.sub(
@@ -121,6 +127,10 @@ def wrong_links(path, text):
     for match in re.finditer(r"\]\((?!https?:)([^)#]+)", text):
         if not (path.parent / match.group(1)).exists():
             yield text.count("\n", 0, match.start()) + 1, f"no {match.group(1)}"
+    for match in re.finditer(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text):
+        target = path.parent / match.group(1) if match.group(1) else path
+        if target.exists() and match.group(2) not in anchors_of(target):
+            yield text.count("\n", 0, match.start()) + 1, f"no #{match.group(2)}"
     for match in re.finditer(r"`((?:docs|examples|scripts|src|tests)/[a-z_][\w./]*)`", text):
         if not (ROOT / match.group(1)).exists():
             yield text.count("\n", 0, match.start()) + 1, f"no {match.group(1)}"
