@@ -101,7 +101,7 @@ PARTS = {
 EVERYBODY_MAY_INCLUDE = ("sherd/base/error.h",)
 # Programs on top of the library: public headers, their own, and these parts.
 PROGRAM_FOLDERS = {
-    "tools": (),
+    "tools": ("base",),
     "examples": (),
     "c10d_shm/python": (),
     "bench": ("base", "launch", "tools"),

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <limits>
+#include "base/crc32c.h"
 #include "net/bytes.h"
-#include "net/crc32c.h"
 
 namespace sherd::net {
 namespace {

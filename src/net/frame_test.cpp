@@ -4,8 +4,8 @@
 #include <random>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include "base/crc32c.h"
 #include "net/bytes.h"
-#include "net/crc32c.h"
 
 namespace sherd::net {
 namespace {

@@ -9,9 +9,9 @@
 #include <sqlite3.h>
 
 #include "base/check.h"
+#include "base/crc32c.h"
 #include "ft/wire/codec.h"
 #include "net/bytes.h"
-#include "net/crc32c.h"
 
 namespace sherd::ft {
 namespace {
@@ -33,7 +33,7 @@ std::uint32_t checksum_of(
   net::ByteWriter head;
   head.i64(sequence);
   head.u64(term);
-  return net::crc32c(bytes, net::crc32c(head.bytes()));
+  return crc32c(bytes, crc32c(head.bytes()));
 }
 
 // One prepared statement; the arguments of bind() outlive the next step().

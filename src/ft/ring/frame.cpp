@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include "base/crc32c.h"
 #include "base/printable.h"
 #include "net/bytes.h"
-#include "net/crc32c.h"
 
 namespace sherd::ft::ring {
 namespace {
@@ -21,7 +21,7 @@ std::string frame(FrameKind kind, const Epoch& epoch, std::string payload) {
   header.kind = kind;
   header.epoch = epoch;
   header.payload_bytes = static_cast<std::uint32_t>(payload.size());
-  header.payload_checksum = net::crc32c(payload);
+  header.payload_checksum = crc32c(payload);
   const HeaderBytes bytes = bytes_of(header);
   return std::string(bytes.data(), bytes.size()) + payload;
 }
@@ -46,7 +46,7 @@ HeaderBytes bytes_of(const FrameHeader& header) {
   out.u64(header.place);
   out.u64(header.lease);
   out.u32(std::bit_cast<std::uint32_t>(header.factor));
-  out.u32(net::crc32c(out.bytes()));
+  out.u32(crc32c(out.bytes()));
   SHERD_ASSERT(out.bytes().size() == kHeaderBytes);
   HeaderBytes bytes = {};
   std::copy(out.bytes().begin(), out.bytes().end(), bytes.begin());
@@ -65,7 +65,7 @@ Result<FrameHeader> parse_header(const HeaderBytes& bytes) {
   // The checksum comes first: the version in a damaged header means nothing.
   constexpr std::size_t kSummed = kHeaderBytes - sizeof(std::uint32_t);
   net::ByteReader end(view.substr(kSummed));
-  if (end.u32("checksum") != net::crc32c(view.substr(0, kSummed))) {
+  if (end.u32("checksum") != crc32c(view.substr(0, kSummed))) {
     return Status(ErrorCode::kAborted, "checksum of a header is wrong");
   }
   if (version != kVersion) {

@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <string>
 #include "base/check.h"
+#include "base/crc32c.h"
 #include "ft/ring/frame.h"
 #include "ft/ring/frame_testing.h"
 #include "net/bytes.h"
-#include "net/crc32c.h"
 #include "support/round_trip.h"
 
 namespace sherd::ft::ring {
@@ -25,7 +25,7 @@ HeaderBytes with_checksum(HeaderBytes bytes) {
   std::copy_n(bytes_of(FrameHeader()).begin(), kMagicAndVersion, bytes.begin());
   constexpr std::size_t kSummed = kHeaderBytes - sizeof(std::uint32_t);
   net::ByteWriter end;
-  end.u32(net::crc32c({bytes.data(), kSummed}));
+  end.u32(crc32c({bytes.data(), kSummed}));
   std::copy(end.bytes().begin(), end.bytes().end(), bytes.begin() + kSummed);
   return bytes;
 }

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include "base/check.h"
-#include "net/crc32c.h"
+#include "base/crc32c.h"
 
 namespace sherd::ft::ring {
 namespace {
@@ -70,7 +70,7 @@ FramedSocket::ReadEvent FramedSocket::read() {
 void FramedSocket::took(std::size_t bytes) {
   if (stage_ == Stage::kPayload) {
     const std::size_t payload = std::min(bytes, place_left_);
-    checksum_ = net::crc32c(place_, payload, checksum_);
+    checksum_ = crc32c(place_, payload, checksum_);
     place_ += payload;
     place_left_ -= payload;
     bytes -= payload;

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 #include "base/check.h"
+#include "base/crc32c.h"
 #include "ft/ring/kernels.h"
-#include "net/crc32c.h"
 
 namespace sherd::ft::ring {
 namespace {
@@ -146,7 +146,7 @@ std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
     header.lease = shared->lease();
   } else {
     // Shared data cannot be damaged on the way.
-    header.payload_checksum = net::crc32c(frame.payload, bytes_of(piece.span));
+    header.payload_checksum = crc32c(frame.payload, bytes_of(piece.span));
   }
   return frame;
 }

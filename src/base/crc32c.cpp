@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "net/crc32c.h"
+#include "base/crc32c.h"
 
 #include <array>
 #include <bit>
@@ -8,7 +8,7 @@
 #include <nmmintrin.h>
 #endif
 
-namespace sherd::net {
+namespace sherd {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
@@ -132,4 +132,4 @@ std::uint32_t crc32c(
   return crc32c_by_table(bytes, count, before);
 }
 
-}  // namespace sherd::net
+}  // namespace sherd

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "net/crc32c.h"
+#include "base/crc32c.h"
 
 #include <random>
 #include <string>
 #include <gtest/gtest.h>
 
-namespace sherd::net {
+namespace sherd {
 namespace {
 
 std::string random_bytes(std::size_t count, std::mt19937_64& random) {
@@ -86,4 +86,4 @@ TEST(Crc32c, NoticesEachChangedBit) {
 }
 
 }  // namespace
-}  // namespace sherd::net
+}  // namespace sherd

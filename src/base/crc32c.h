@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace sherd::net {
+namespace sherd {
 
 // Continues `before`, the checksum of preceding bytes: crc32c(b, n, crc32c(a, m)) is the checksum
 // of a followed by b.
@@ -24,4 +24,4 @@ inline std::uint32_t crc32c(std::string_view bytes, std::uint32_t before = 0) {
 std::uint32_t crc32c_by_table(
     const void* bytes, std::size_t count, std::uint32_t before = 0);
 
-}  // namespace sherd::net
+}  // namespace sherd
