@@ -271,6 +271,7 @@ void check_sizes(const TrainConfig& config) {
   at_least("lr", 0.0, config.lr);
   at_least("weight-decay", 0.0, config.weight_decay);
   at_least("clip", 0.0, config.clip);
+  at_least("peak-flops", 0.0, config.peak_flops);
 }
 
 void multiple_of(
@@ -474,6 +475,10 @@ const std::vector<OptionSpec>& option_specs() {
        &C::eval_batches},
       {"sample-tokens", "N", "Length of the sample at the end; 0: none",
        "Output", &C::sample_tokens},
+      {"peak-flops", "X",
+       "Operations per second that a rank can do at most, for the share of it\n"
+       "that training uses (MFU); 0: measured at the start",
+       "Output", &C::peak_flops},
       {"quiet", "", "Only errors", "Output", &C::quiet},
   };
   return kRows;
@@ -560,6 +565,7 @@ TrainConfig replica_invariant_config(TrainConfig config) {
   config.eval_every = usual.eval_every;
   config.eval_batches = usual.eval_batches;
   config.sample_tokens = usual.sample_tokens;
+  config.peak_flops = usual.peak_flops;
   config.quiet = usual.quiet;
   config.stop_at = usual.stop_at;
   return config;

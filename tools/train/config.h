@@ -61,6 +61,7 @@ struct TrainConfig {
   std::int64_t eval_every = 50;    // 0: at the end only.
   std::int64_t eval_batches = 4;
   std::int64_t sample_tokens = 200;
+  double peak_flops = 0;  // Of a rank; 0: measured.
   bool quiet = false;
 
   bool operator==(const TrainConfig&) const = default;

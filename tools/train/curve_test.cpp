@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/curve.h"
 
-#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -39,10 +38,13 @@ TEST(Curve, NeedsNoNetwork) {
 TEST(Curve, HoldsEveryPointBothCurvesAndBothColourSchemes) {
   const auto html = curve_html("run", {}, falling(30));
   EXPECT_THAT(html, HasSubstr("\"step\":30"));
+  EXPECT_THAT(html, HasSubstr("<polyline class='raw'"));
   EXPECT_THAT(html, HasSubstr("<polyline class='train'"));
-  EXPECT_THAT(html, HasSubstr("<circle class='val'"));
+  EXPECT_THAT(html, HasSubstr("<path class='dot val'"));
+  EXPECT_THAT(html, HasSubstr("Learning rate"));
+  EXPECT_THAT(html, HasSubstr("Gradient norm"));
   EXPECT_THAT(html, HasSubstr("prefers-color-scheme: dark"));
-  EXPECT_THAT(html, HasSubstr("loss (nats per token)"));
+  EXPECT_THAT(html, HasSubstr("Loss (nats per token)"));
 }
 
 TEST(Curve, TextIsEscaped) {
@@ -61,19 +63,41 @@ TEST(Curve, SurvivesNothingOneStepAndLossesThatAreNoNumbers) {
   }
 }
 
-TEST(Curve, TicksAreRoundAndInside) {
-  EXPECT_THAT(round_ticks(0, 200, 8), ElementsAre(0, 50, 100, 150, 200));
-  EXPECT_THAT(
-      round_ticks(1.9, 5.6, 8), ElementsAre(2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5));
-  EXPECT_FALSE(std::signbit(round_ticks(0, 200, 8).front()));
-  for (const double high : {1e-3, 0.7, 1.0, 3.0, 42.0, 1e6}) {
-    for (int count = 1; count < 12; ++count) {
-      const auto ticks = round_ticks(0, high, count);
-      ASSERT_LE(ticks.size(), static_cast<std::size_t>(count) + 1);
-      ASSERT_GE(ticks.front(), 0);
-      ASSERT_LE(ticks.back(), high * (1 + 1e-9));
-    }
+TEST(Curve, SmoothingKeepsAConstantAndTheShapeAndDropsNoise) {
+  EXPECT_THAT(smoothed({}), ElementsAre());
+  EXPECT_THAT(smoothed({5}), ElementsAre(5));
+  const auto flat = smoothed(std::vector<double>(300, 2.0));
+  EXPECT_NEAR(flat.front(), 2.0, 1e-12);
+  EXPECT_NEAR(flat.back(), 2.0, 1e-12);
+  std::vector<double> noisy;
+  for (int i = 0; i < 300; ++i) {
+    noisy.push_back(i % 2 == 0 ? 1.0 : 3.0);
   }
+  const auto smooth = smoothed(noisy);
+  EXPECT_NEAR(smooth.back(), 2.0, 0.2);
+  // A tenth of the steps behind, a jump has arrived.
+  std::vector<double> jump(270, 1.0);
+  jump.resize(300, 2.0);
+  EXPECT_GT(smoothed(jump).back(), 1.9);
+  // At the beginning a few steps are enough.
+  std::vector<double> early(10, 5.0);
+  early.resize(300, 3.0);
+  EXPECT_LT(smoothed(early)[20], 3.1);
+}
+
+TEST(Curve, IsDueAfterTenStepsAtValidationsAndWhenItIsOld) {
+  EXPECT_FALSE(curve_is_due(9, false, 1e9));
+  EXPECT_TRUE(curve_is_due(10, false, 0));
+  EXPECT_FALSE(curve_is_due(11, false, 9));
+  EXPECT_TRUE(curve_is_due(11, false, 10));
+  EXPECT_TRUE(curve_is_due(1, true, 0));
+}
+
+TEST(Curve, ALongRunHasNoLongerPageAndKeepsItsLastStep) {
+  const auto html = curve_html("run", {}, falling(100'003));
+  EXPECT_LT(html.size(), 5'000'000U);
+  EXPECT_THAT(html, HasSubstr("\"step\":100003,"));
+  EXPECT_THAT(html, HasSubstr("<span style='left:100.00%'>100k</span>"));
 }
 
 }  // namespace

@@ -47,4 +47,18 @@ std::shared_ptr<models::LanguageModel> make_model(
   return model;
 }
 
+std::int64_t multiplied_parameters(const models::LanguageModel& model) {
+  const auto parameters = model.named_parameters();
+  const bool tied = !parameters.contains("lm_head.weight");
+  std::int64_t count = 0;
+  for (const auto& parameter : parameters) {
+    const auto& name = parameter.key();
+    const bool tokens =
+        name == "wte.weight" || name == "model.embed_tokens.weight";
+    const bool looked_up = name == "wpe.weight" || (tokens && !tied);
+    count += looked_up ? 0 : parameter.value().numel();
+  }
+  return count;
+}
+
 }  // namespace sherd::tools

@@ -15,4 +15,8 @@ namespace sherd::tools {
 std::shared_ptr<models::LanguageModel> make_model(
     const TrainConfig& config, std::int64_t vocabulary);
 
+// The parameters that each token is multiplied with: all but tables from which
+// rows are looked up, and such a table too where it is the head as well.
+std::int64_t multiplied_parameters(const models::LanguageModel& model);
+
 }  // namespace sherd::tools

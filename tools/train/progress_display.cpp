@@ -26,20 +26,6 @@ constexpr const char* kRedraw = "\r\x1b[2K";
   return text;
 }
 
-std::string format_rate(double tokens_per_s) {
-  if (tokens_per_s >= 1e6) {
-    return format("%.2fM", tokens_per_s / 1e6);
-  }
-  return tokens_per_s >= 1e3 ? format("%.1fk", tokens_per_s / 1e3)
-                             : format("%.0f", tokens_per_s);
-}
-
-std::string format_memory(std::int64_t bytes) {
-  const double mib = static_cast<double>(bytes) / 0x1p20;
-  return mib < 10'000.0 ? format("%.0f MiB", mib)
-                        : format("%.1f GiB", mib / 1024.0);
-}
-
 // The most important first.
 std::vector<std::string> fields(const ProgressState& state) {
   std::vector<std::string> result = {
@@ -75,6 +61,19 @@ std::string bar(const ProgressState& state, int width) {
 }
 
 }  // namespace
+
+std::string format_rate(double rate) {
+  if (rate >= 1e6) {
+    return format("%.2fM", rate / 1e6);
+  }
+  return rate >= 1e3 ? format("%.1fk", rate / 1e3) : format("%.0f", rate);
+}
+
+std::string format_memory(std::int64_t bytes) {
+  const double mib = static_cast<double>(bytes) / 0x1p20;
+  return mib < 10'000.0 ? format("%.0f MiB", mib)
+                        : format("%.1f GiB", mib / 1024.0);
+}
 
 std::string format_duration(double seconds) {
   const auto total = static_cast<long long>(

@@ -33,6 +33,12 @@ std::string progress_bar(const ProgressState& state, int columns);
 // "0:07", "12:34", "1:02:03".
 std::string format_duration(double seconds);
 
+// "812", "5.1k", "1.25M": a rate or a count.
+std::string format_rate(double rate);
+
+// "412 MiB", "12.5 GiB".
+std::string format_memory(std::int64_t bytes);
+
 enum class ProgressStyle { kSilent, kLines, kBar };
 
 class ProgressDisplay {

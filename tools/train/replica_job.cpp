@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/replica_job.h"
 
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -151,7 +150,7 @@ class ReplicaJob {
   std::optional<StepMetrics> take_part(
       const ft::TrainingStep& plan, ft::ReplicaSession& session) {
     StepMetrics record{.step = plan.step};
-    const auto begin = std::chrono::steady_clock::now();
+    const StepMeter meter;
     std::vector<std::int64_t> numbers;
     for (const auto& samples : plan.samples) {
       for (auto number = samples.begin; number < samples.end; ++number) {
@@ -166,10 +165,8 @@ class ReplicaJob {
     if (!session.finish_step() || numbers.empty()) {
       return std::nullopt;
     }
-    record.step_s =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-            .count();
-    trainer_.complete(record, plan.replica_samples, /*request=*/0);
+    trainer_.complete(
+        record, meter.measure(), plan.replica_samples, /*request=*/0);
     return record;
   }
 

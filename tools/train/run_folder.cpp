@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/run_folder.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 #include <utility>
 #include <nlohmann/json.hpp>
@@ -23,6 +25,12 @@ constexpr const char* kMetrics = "metrics.jsonl";
   throw Error(
       path + ": expected " + expected + ", found " + found,
       ErrorCode::kUnavailable);
+}
+
+// What is no number is null in JSON.
+double number_of(const nlohmann::json& value) {
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN()
+                         : value.get<double>();
 }
 
 std::string made(const std::string& path) {
@@ -58,7 +66,11 @@ std::string new_run_path(const std::string& parent, std::int64_t unix_time_s) {
 }
 
 std::string metrics_line(const StepMetrics& record) {
-  nlohmann::ordered_json json = {{"step", record.step}, {"loss", record.loss}};
+  nlohmann::ordered_json json = {
+      {"step", record.step},
+      {"time", record.time},
+      {"tokens", record.tokens},
+      {"loss", record.loss}};
   if (record.val_loss.has_value()) {
     json["val_loss"] = *record.val_loss;
   }
@@ -66,7 +78,18 @@ std::string metrics_line(const StepMetrics& record) {
   json["grad_norm"] = record.grad_norm;
   json["step_s"] = record.step_s;
   json["tokens_per_s"] = record.tokens_per_s;
+  json["mfu"] = nullptr;
+  if (record.mfu.has_value()) {
+    json["mfu"] = *record.mfu;
+  }
   json["rss_bytes"] = record.rss_bytes;
+  json["ranks"] = nlohmann::ordered_json::array();
+  for (const auto& rank : record.ranks) {
+    json["ranks"].push_back(
+        {{"step_s", rank.step_s},
+         {"busy_s", rank.busy_s},
+         {"rss_bytes", rank.rss_bytes}});
+  }
   return json.dump();
 }
 
@@ -76,14 +99,25 @@ StepMetrics parse_metrics_line(
     const auto json = nlohmann::json::parse(line);
     StepMetrics record{
         .step = json.at("step").get<std::int64_t>(),
-        .loss = json.at("loss").get<double>(),
+        .loss = number_of(json.at("loss")),
         .lr = json.at("lr").get<double>(),
-        .grad_norm = json.at("grad_norm").get<double>(),
+        .grad_norm = number_of(json.at("grad_norm")),
         .step_s = json.at("step_s").get<double>(),
         .tokens_per_s = json.at("tokens_per_s").get<double>(),
-        .rss_bytes = json.at("rss_bytes").get<std::int64_t>()};
+        .rss_bytes = json.at("rss_bytes").get<std::int64_t>(),
+        .time = json.value("time", 0.0),
+        .tokens = json.value("tokens", std::int64_t{0})};
     if (json.contains("val_loss")) {
-      record.val_loss = json.at("val_loss").get<double>();
+      record.val_loss = number_of(json.at("val_loss"));
+    }
+    if (json.contains("mfu") && !json.at("mfu").is_null()) {
+      record.mfu = json.at("mfu").get<double>();
+    }
+    for (const auto& rank : json.value("ranks", nlohmann::json::array())) {
+      record.ranks.push_back(
+          {.step_s = rank.at("step_s").get<double>(),
+           .busy_s = rank.at("busy_s").get<double>(),
+           .rss_bytes = rank.at("rss_bytes").get<std::int64_t>()});
     }
     return record;
   } catch (const nlohmann::json::exception&) {
@@ -91,9 +125,31 @@ StepMetrics parse_metrics_line(
   }
 }
 
+std::vector<StepMetrics> read_metrics(
+    const std::string& path, std::int64_t bytes_max) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) {
+    refuse(path, "the metrics of a run", std::strerror(errno));
+  }
+  const auto size = static_cast<std::int64_t>(file.tellg());
+  const auto begin = bytes_max > 0 ? std::max(size - bytes_max, 0L) : 0L;
+  file.seekg(begin);
+  std::vector<StepMetrics> records;
+  std::string line;
+  if (begin > 0) {
+    std::getline(file, line);  // It may have begun before.
+  }
+  // The last line may be half written.
+  while (std::getline(file, line) && !file.eof()) {
+    records.push_back(parse_metrics_line(line, path));
+  }
+  return records;
+}
+
 RunFolder::RunFolder(const std::string& path, const std::string& config_json)
     : path_(made(path)) {
-  open(config_json);
+  open(config_json, 1);
 }
 
 RunFolder::RunFolder(
@@ -112,13 +168,14 @@ RunFolder::RunFolder(
   }
   file.close();
   replace(kMetrics, kept);
-  open(config_json);
+  open(config_json, step + 1);
 }
 
-void RunFolder::open(const std::string& config_json) {
+void RunFolder::open(const std::string& config_json, std::int64_t first_step) {
   replace("config.json", config_json);
   open_metrics();
   bytes_ = std::filesystem::file_size(metrics_path());
+  events_ = std::make_unique<EventFile>(path_ + "/tensorboard", first_step);
 }
 
 void RunFolder::open_metrics() {
@@ -144,6 +201,7 @@ void RunFolder::add(const StepMetrics& record) {
     bytes_ += unwritten_.size();
     unwritten_.clear();
   });
+  events_->add(record);
 }
 
 // What was begun is written again, whole, with the next line.

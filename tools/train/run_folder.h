@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // RunFolder is where one run leaves what it did: config.json, metrics.jsonl
-// (one object a step, written at once, so that a killed run keeps its steps)
-// and curve.html. It owns the open file and neither copies nor moves. One rank
-// of a job has one. Thread rule: one thread.
+// (one object a step, written at once, so that a killed run keeps its steps),
+// the same for TensorBoard, and curve.html. It owns the open files and neither
+// copies nor moves. One rank of a job has one. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
+#include "train/event_file.h"
 #include "train/step_metrics.h"
 
 namespace sherd::tools {
@@ -23,6 +25,12 @@ std::string metrics_line(const StepMetrics& record);
 // What it says. Throws Error, naming the path, for another one.
 StepMetrics parse_metrics_line(
     const std::string& line, const std::string& path);
+
+// What the last `bytes_max` bytes of a metrics.jsonl say, all of it for 0; half
+// a line at the end, where a run was killed, is left out. Throws Error, naming
+// the path, when it cannot be read, and for lines that are none.
+std::vector<StepMetrics> read_metrics(
+    const std::string& path, std::int64_t bytes_max = 0);
 
 class RunFolder {
  public:
@@ -54,7 +62,7 @@ class RunFolder {
   void write(const std::string& name, const std::string& content);
 
  private:
-  void open(const std::string& config_json);
+  void open(const std::string& config_json, std::int64_t first_step);
   void open_metrics();
   void drop_half_a_line();
   void unless_disk_fails(const std::function<void()>& action);
@@ -66,6 +74,7 @@ class RunFolder {
   std::uintmax_t bytes_ = 0;  // Of whole lines in it.
   std::string unwritten_;     // Lines that the disk has not taken.
   bool disk_failed_ = false;
+  std::unique_ptr<EventFile> events_;
   std::vector<StepMetrics> records_;
 };
 

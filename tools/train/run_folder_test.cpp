@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -91,6 +92,72 @@ TEST(RunFolder, EachStepIsALineOfJsonThatIsThereAtOnce) {
   EXPECT_EQ(folder.records().size(), 2U);
 }
 
+TEST(RunFolder, WhatIsWrittenOfAStepIsReadBack) {
+  const StepMetrics record{
+      .step = 3,
+      .loss = 1.0 / 3,
+      .val_loss = 0.25,
+      .lr = 1e-4,
+      .grad_norm = 0.7,
+      .step_s = 0.125,
+      .tokens_per_s = 1024,
+      .rss_bytes = 1 << 20,
+      .time = 1'700'000'000.125,
+      .tokens = 384,
+      .mfu = 0.25,
+      .ranks = {{.step_s = 0.125, .busy_s = 0.1, .rss_bytes = 1 << 20}, {}}};
+  const auto line = metrics_line(record);
+  EXPECT_EQ(metrics_line(parse_metrics_line(line, "path")), line);
+  const auto json = nlohmann::json::parse(line);
+  EXPECT_EQ(json["time"], 1'700'000'000.125);
+  EXPECT_EQ(json["tokens"], 384);
+  EXPECT_EQ(json["mfu"], 0.25);
+  EXPECT_EQ(json["ranks"][0]["busy_s"], 0.1);
+  EXPECT_EQ(json["ranks"][1]["rss_bytes"], 0);
+  EXPECT_TRUE(nlohmann::json::parse(metrics_line({}))["mfu"].is_null());
+}
+
+TEST(RunFolder, ALossThatIsNoNumberAndAnOldLineAreRead) {
+  auto line = metrics_line({.step = 3, .loss = std::nan("")});
+  EXPECT_TRUE(std::isnan(parse_metrics_line(line, "path").loss));
+  line = R"({"step":1,"loss":2.5,"lr":0.1,"grad_norm":1,"step_s":1,)"
+         R"("tokens_per_s":8,"rss_bytes":9})";
+  const auto record = parse_metrics_line(line, "path");
+  EXPECT_EQ(record.loss, 2.5);
+  EXPECT_EQ(record.tokens, 0);
+  EXPECT_FALSE(record.mfu.has_value());
+}
+
+TEST(RunFolder, MetricsAreReadFromTheirEndWithoutHalfALine) {
+  const ScratchFolder scratch;
+  std::string text;
+  for (std::int64_t step = 1; step <= 100; ++step) {
+    text += metrics_line({.step = step}) + "\n";
+  }
+  const auto path = scratch.file("metrics.jsonl", text + "{\"step\": 101, \"");
+  EXPECT_EQ(read_metrics(path).size(), 100U);
+  const auto bytes = static_cast<std::int64_t>(text.size()) / 10;
+  const auto some = read_metrics(path, bytes);
+  EXPECT_GE(some.size(), 8U);
+  EXPECT_LE(some.size(), 10U);
+  EXPECT_EQ(some.back().step, 100);
+  EXPECT_TRUE(read_metrics(scratch.file("empty", "")).empty());
+}
+
+TEST(RunFolder, MetricsThatAreNoneAreNamed) {
+  const ScratchFolder scratch;
+  const auto broken = scratch.file(
+      "metrics.jsonl", "{\"step\": 1, \"lo\n" + metrics_line({}) + "\n");
+  for (const auto& path : {broken, scratch.path() + "/missing"}) {
+    try {
+      read_metrics(path);
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(path), HasSubstr("expected")));
+    }
+  }
+}
+
 TEST(RunFolder, WritingReplacesTheWholeFile) {
   const ScratchFolder scratch;
   RunFolder folder(scratch.path() + "/run", "{}");
@@ -101,7 +168,7 @@ TEST(RunFolder, WritingReplacesTheWholeFile) {
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     files += entry.exists() ? 1 : 0;
   }
-  EXPECT_EQ(files, 3);  // No draft is left.
+  EXPECT_EQ(files, 4);  // No draft is left.
 }
 
 TEST(RunFolder, AnotherRunIsNotOverwritten) {

@@ -16,6 +16,12 @@
 namespace sherd::tools {
 namespace {
 
+double unix_time_s() {
+  return std::chrono::duration<double>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
 double now_s() {
   return std::chrono::duration<double>(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -100,15 +106,18 @@ void RunReport::say(const std::string& line) {
   }
 }
 
-void RunReport::add(const StepMetrics& record) {
+void RunReport::add(StepMetrics record) {
   if (!trainer_.leads()) {
     return;
   }
+  record.time = unix_time_s();
+  record.tokens +=
+      folder_->records().empty() ? 0 : folder_->records().back().tokens;
   folder_->add(record);
   if (record.val_loss.has_value()) {
     val_loss_ = record.val_loss;
-    write_curve();
   }
+  write_curve_if_due(record);
   trained_s_ += record.step_s;
   trained_tokens_ += record.tokens_per_s * record.step_s;
   const auto last = trainer_.last_step();
@@ -138,20 +147,28 @@ double RunReport::tokens_per_s() const {
   return trained_s_ > 0 ? trained_tokens_ / trained_s_ : 0.0;
 }
 
-void RunReport::write_curve() const {
-  const auto& last = folder_->records().back();
+void RunReport::write_curve_if_due(const StepMetrics& record) {
+  if (!curve_is_due(
+          folder_->records().size(), record.val_loss.has_value(),
+          now_s() - curve_s_)) {
+    return;
+  }
+  curve_s_ = now_s();
   const auto& corpus = trainer_.corpus();
   char facts[160];
   std::snprintf(
-      facts, sizeof(facts),
-      "%" PRId64 " steps of %s, %s; last loss %.3f, validation %.3f", last.step,
-      batch_text().c_str(), ranks_text().c_str(), last.loss,
-      last.val_loss.value_or(std::nan("")));
+      facts, sizeof(facts), "%" PRId64 " steps of %s, %s; last loss %.3f",
+      record.step, batch_text().c_str(), ranks_text().c_str(), record.loss);
+  std::string text = facts;
+  if (val_loss_.has_value()) {
+    std::snprintf(facts, sizeof(facts), ", validation %.3f", *val_loss_);
+    text += facts;
+  }
   folder_->write(
       "curve.html",
       curve_html(
           folder_->path(),
-          {facts, "data " + corpus.path() + ", hash " + hex(corpus.hash())},
+          {text, "data " + corpus.path() + ", hash " + hex(corpus.hash())},
           folder_->records()));
 }
 

@@ -37,8 +37,9 @@ class RunReport {
   // A line of its own.
   void say(const std::string& line);
 
-  // Adds a step to folder and terminal. REQUIRES: open() was called.
-  void add(const StepMetrics& record);
+  // Adds a step to folder and terminal. `record` has the tokens of this step
+  // alone; its time is now. REQUIRES: open() was called.
+  void add(StepMetrics record);
 
   // After the last step. `sample` may be empty, and so may `saved`, the run's
   // last checkpoint.
@@ -49,7 +50,7 @@ class RunReport {
   std::string batch_text() const;
   std::string ranks_text() const;
   double tokens_per_s() const;
-  void write_curve() const;
+  void write_curve_if_due(const StepMetrics& record);
   void say_how_to_go_on();
 
   const Trainer& trainer_;
@@ -59,6 +60,7 @@ class RunReport {
   std::optional<double> val_loss_;
   std::int64_t first_ = 0;
   double start_s_ = 0;
+  double curve_s_ = 0;  // When it was written.
   double trained_s_ = 0;
   double trained_tokens_ = 0;
 };

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/train_job.h"
 
-#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <optional>
@@ -77,14 +76,12 @@ class TrainJob {
 
   StepMetrics take_step(std::int64_t step) {
     StepMetrics record{.step = step + 1, .lr = trainer_.learning_rate(step)};
-    const auto begin = std::chrono::steady_clock::now();
+    const StepMeter meter;
     record.loss = trainer_.forward_backward(step, trainer_.batches().next());
     record.grad_norm = trainer_.engine().update(record.lr);
-    record.step_s =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-            .count();
     asked_ = trainer_.complete(
-        record, trainer_.config().batch, take_signal_request());
+        record, meter.measure(), trainer_.config().batch,
+        take_signal_request());
     return record;
   }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/trainer.h"
 
-#include <unistd.h>
 #include <algorithm>
 #include <ctime>
-#include <fstream>
 #include <utility>
 #include <sherd/optim/schedule.h>
 #include <torch/utils.h>
 #include "train/model.h"
+#include "train/model_flops.h"
+#include "train/peak_flops.h"
 #include "train/run_folder.h"
 
 namespace sherd::tools {
@@ -16,15 +16,6 @@ namespace {
 
 constexpr double kLowestRate = 0.1;  // Share of the peak at the last step.
 constexpr std::int64_t kPromptTokens = 32;
-
-// Resident memory of this process; 0 where /proc does not say.
-std::int64_t rss_bytes() {
-  std::ifstream statm("/proc/self/statm");
-  std::int64_t pages_total = 0;
-  std::int64_t pages_resident = 0;
-  statm >> pages_total >> pages_resident;
-  return pages_resident * ::sysconf(_SC_PAGESIZE);
-}
 
 // Column `column` of what every rank said.
 double mean(const std::vector<std::vector<double>>& rows, std::size_t column) {
@@ -69,7 +60,13 @@ Trainer::Trainer(
            .rank = world.rank(),
            .world_size = world.size()}),
       model_(make_model(config_, corpus_->vocabulary())),
-      engine_(*model_, mesh_, config_) {}
+      engine_(*model_, mesh_, config_),
+      flops_per_token_(flops_per_token(
+          {.parameters = multiplied_parameters(*model_),
+           .layers = config_.layers,
+           .width = config_.width,
+           .sequence = config_.seq})),
+      peak_flops_(peak_flops(world_, config_)) {}
 
 std::int64_t Trainer::last_step() const {
   return config_.stop_at > 0 ? config_.stop_at : config_.steps;
@@ -116,16 +113,27 @@ double Trainer::forward_backward(
 }
 
 int Trainer::complete(
-    StepMetrics& record, std::int64_t sequences, int request) {
+    StepMetrics& record,
+    const RankMetrics& here,
+    std::int64_t sequences,
+    int request) {
   const auto all = world_.all_gather(
-      {record.loss, static_cast<double>(rss_bytes()), record.step_s,
-       static_cast<double>(request)});
+      {record.loss, static_cast<double>(here.rss_bytes), here.step_s,
+       static_cast<double>(request), here.busy_s});
   // Equal rows on every rank: the mean of the means is the batch's.
   record.loss = mean(all, 0);
   record.rss_bytes = static_cast<std::int64_t>(largest(all, 1));
   record.step_s = largest(all, 2);
-  record.tokens_per_s =
-      static_cast<double>(sequences * config_.seq) / record.step_s;
+  for (const auto& row : all) {
+    record.ranks.push_back(
+        {.step_s = row[2],
+         .busy_s = row[4],
+         .rss_bytes = static_cast<std::int64_t>(row[1])});
+  }
+  record.tokens = sequences * config_.seq;
+  record.tokens_per_s = static_cast<double>(record.tokens) / record.step_s;
+  record.mfu = model_flops_utilisation(
+      record.tokens_per_s, flops_per_token_, peak_flops_);
   const bool due =
       config_.eval_every > 0 && record.step % config_.eval_every == 0;
   if (due || record.step == last_step()) {

@@ -16,6 +16,7 @@
 #include <sherd/models/language_model.h>
 #include <sherd/world/world.h>
 #include "train/config.h"
+#include "train/step_meter.h"
 #include "train/step_metrics.h"
 #include "train/training_engine.h"
 
@@ -53,10 +54,15 @@ class Trainer {
       const data::Batch& batch,
       const std::function<void()>& before_backward = [] {});
 
-  // Collective, after forward_backward(). `record` has the step, and this rank's
-  // loss and time; completes it by what all ranks found in `sequences` rows, and
-  // by a validation where one is due. Returns the largest `request` of any rank.
-  int complete(StepMetrics& record, std::int64_t sequences, int request);
+  // Collective, after forward_backward(). `record` has the step and this rank's
+  // loss, `here` what the step cost it; completes the record by what all ranks
+  // found in `sequences` rows, and by a validation where one is due. Its tokens
+  // are those of this step. Returns the largest `request` of any rank.
+  int complete(
+      StepMetrics& record,
+      const RankMetrics& here,
+      std::int64_t sequences,
+      int request);
 
   // Collective. A text that goes on from the start of the validation text behind
   // a bar; empty with --sample-tokens 0.
@@ -77,6 +83,8 @@ class Trainer {
   data::GlobalBatches batches_;
   const std::shared_ptr<models::LanguageModel> model_;
   TrainingEngine engine_;
+  const double flops_per_token_;
+  const double peak_flops_;
 };
 
 }  // namespace sherd::tools

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How many floating-point operations a decoder's training needs, for model FLOPs
+// utilisation (MFU) as PaLM defines it (Chowdhery et al. 2022, appendix B): what
+// forward and backward need by the model's shape, whether or not activations are
+// computed twice, over what the processors could do in that time. Pure
+// functions. Thread rule: any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace sherd::tools {
+
+struct DecoderShape {
+  // Those that each token is multiplied with: all of the model but tables from
+  // which rows are only looked up.
+  std::int64_t parameters = 0;
+  std::int64_t layers = 0;
+  std::int64_t width = 0;     // Heads times the size of a head.
+  std::int64_t sequence = 0;  // Tokens that attend to each other.
+};
+
+// Operations of forward and backward, a multiplication and an addition counting
+// as two: 6 * parameters + 12 * layers * width * sequence.
+inline double flops_per_token(const DecoderShape& shape) {
+  return 6.0 * static_cast<double>(shape.parameters) +
+      12.0 * static_cast<double>(shape.layers) *
+      static_cast<double>(shape.width) * static_cast<double>(shape.sequence);
+}
+
+// `peak_flops`: of all ranks together, in operations per second. None when it is
+// unknown, which is 0.
+inline std::optional<double> model_flops_utilisation(
+    double tokens_per_s, double flops_of_token, double peak_flops) {
+  return peak_flops > 0
+      ? std::optional(tokens_per_s * flops_of_token / peak_flops)
+      : std::nullopt;
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the processors of a job can compute at most, to compare with what training
+// computes. Thread rule: one thread.
+#pragma once
+
+#include <sherd/world/world.h>
+#include "train/config.h"
+
+namespace sherd::tools {
+
+// Collective. Floating-point operations per second of all ranks together:
+// --peak-flops of each rank, else what each reaches in products of matrices of
+// 512 x 512 in --dtype, at the same time as the others, in a twentieth of a
+// second.
+double peak_flops(const World& world, const TrainConfig& config);
+
+}  // namespace sherd::tools

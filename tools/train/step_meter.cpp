@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/step_meter.h"
+
+#include <unistd.h>
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+#include <fstream>
+#include <sstream>
+
+namespace sherd::tools {
+namespace {
+
+double now_s() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+double busy_s() {
+  std::string line;
+  std::ifstream file("/proc/thread-self/schedstat");
+  std::getline(file, line);
+  timespec computed = {};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &computed);
+  return static_cast<double>(computed.tv_sec) +
+      static_cast<double>(computed.tv_nsec) * 1e-9 + core_wait_s(line);
+}
+
+std::int64_t rss_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::int64_t pages_total = 0;
+  std::int64_t pages_resident = 0;
+  statm >> pages_total >> pages_resident;
+  return pages_resident * ::sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
+
+StepMeter::StepMeter() : begin_s_(now_s()), busy_begin_s_(busy_s()) {}
+
+RankMetrics StepMeter::measure() const {
+  return {
+      .step_s = now_s() - begin_s_,
+      .busy_s = busy_s() - busy_begin_s_,
+      .rss_bytes = rss_bytes()};
+}
+
+double core_wait_s(const std::string& schedstat) {
+  std::istringstream words(schedstat);
+  std::int64_t on_core_ns = 0;  // Is as old as the last tick.
+  std::int64_t without_core_ns = 0;
+  return words >> on_core_ns >> without_core_ns
+      ? static_cast<double>(without_core_ns) * 1e-9
+      : 0;
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/step_meter.h"
+
+#include <thread>
+#include <gtest/gtest.h>
+#include "train/model_flops.h"
+
+namespace sherd::tools {
+namespace {
+
+TEST(StepMeter, AThreadWithoutACoreWaitsAsLongAsTheKernelSays) {
+  EXPECT_DOUBLE_EQ(core_wait_s("1500000000 250000000 12\n"), 0.25);
+  EXPECT_EQ(core_wait_s(""), 0);
+  EXPECT_EQ(core_wait_s("none"), 0);
+}
+
+TEST(StepMeter, ComputingIsBusyAndWaitingForAnotherIsNot) {
+  const StepMeter meter;
+  std::thread other([] {
+    const StepMeter own;
+    while (own.measure().busy_s < 0.05) {
+    }
+  });
+  other.join();  // This thread waits, at least as long.
+  const auto waited = meter.measure();
+  EXPECT_GE(waited.step_s, 0.05);
+  EXPECT_LT(waited.busy_s, waited.step_s / 2);
+  EXPECT_GT(waited.rss_bytes, 1 << 20);
+  while (meter.measure().busy_s < waited.busy_s + 0.02) {
+  }
+  EXPECT_GE(meter.measure().step_s, waited.step_s + 0.02);
+}
+
+TEST(ModelFlops, AreThoseOfPalm) {
+  EXPECT_DOUBLE_EQ(
+      flops_per_token(
+          {.parameters = 1000, .layers = 2, .width = 8, .sequence = 16}),
+      6.0 * 1000 + 12.0 * 2 * 8 * 16);
+}
+
+TEST(ModelFlops, UtilisationIsAShareAndUnknownWithoutAPeak) {
+  EXPECT_DOUBLE_EQ(*model_flops_utilisation(100, 6000, 1.2e6), 0.5);
+  EXPECT_FALSE(model_flops_utilisation(100, 6000, 0).has_value());
+}
+
+}  // namespace
+}  // namespace sherd::tools
