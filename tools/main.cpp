@@ -40,7 +40,8 @@ constexpr ExternalCommand kBench = {
 
 std::vector<Subcommand> add_subcommands(CLI::App& app) {
   std::vector<Subcommand> added = {
-      add_run(app), add_coordinate(app), add_replica(app)};
+      add_run(app), add_coordinate(app), add_replica(app), add_top(app),
+      add_metrics(app)};
   app.add_subcommand(kBench.name, kBench.description);  // For the help.
   return added;
 }

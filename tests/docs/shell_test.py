@@ -30,6 +30,8 @@ SUBCOMMANDS = (
     ("coordinate",),
     ("replica", "drain"),
     ("replica", "admit"),
+    ("top",),
+    ("metrics",),
     ("checkpoint", "inspect"),
     ("checkpoint", "verify"),
     ("checkpoint", "diff"),

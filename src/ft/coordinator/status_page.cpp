@@ -26,7 +26,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink);
   background: var(--back); margin: 2rem auto; max-width: 64rem; padding: 0 1rem; }
 h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 .cards { display: flex; flex-wrap: wrap; gap: .75rem; }
-.card { background: var(--card); border-radius: .5rem; padding: .6rem 1rem; }
+.card { flex: 1 0 auto; background: var(--card); border-radius: .5rem; padding: .6rem 1rem; }
 .card b { display: block; font-size: 1.35rem; font-weight: 600; }
 .card span, .dim { color: var(--dim); }
 .scroll { overflow-x: auto; }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <sherd/base/error.h>
+#include "subcommand.h"
+#include "train/run_folder.h"
+#include "watch/metrics_csv.h"
+
+namespace sherd::tools {
+namespace {
+
+int run(const std::string& folder) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored)) {
+    throw Error(folder + ": expected the folder of a run, found none");
+  }
+  auto text = csv_header();
+  for (const auto& record : read_metrics(folder + "/metrics.jsonl")) {
+    text += csv_line(record);
+  }
+  const auto written = std::fwrite(text.data(), 1, text.size(), stdout);
+  if (written != text.size() || std::fflush(stdout) != 0) {
+    throw Error(
+        "expected an output that takes " + std::to_string(text.size()) +
+            " bytes, found one that does not",
+        ErrorCode::kUnavailable);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Subcommand add_metrics(CLI::App& app) {
+  auto folder = std::make_shared<std::string>();
+  CLI::App* metrics = app.add_subcommand(
+      "metrics", "Print the metrics of a run as comma-separated values");
+  metrics->footer("Example:\n  sherd metrics runs/20260102-030405 > run.csv");
+  metrics
+      ->add_option(
+          "folder", *folder, "The folder of a run, or of one replica of it")
+      ->type_name("RUN")
+      ->required();
+  return {.app = metrics, .run = [folder](const std::vector<std::string>&) {
+            return run(*folder);
+          }};
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/ioctl.h>
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <sherd/base/error.h>
+#include "subcommand.h"
+#include "train/run_folder.h"
+#include "watch/http_get.h"
+#include "watch/run_view.h"
+#include "watch/status_view.h"
+
+namespace sherd::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kTailBytes = 256 << 10;
+constexpr std::chrono::seconds kRedrawInterval(1);
+// To the first column of the first line; erase from there to the end.
+constexpr const char* kHome = "\x1b[H";
+constexpr const char* kEraseBelow = "\x1b[J";
+
+constexpr const char* kTopExamples =
+    "Examples:\n"
+    "  sherd top runs/20260102-030405     a run, by its metrics\n"
+    "  sherd top runs/three               the replicas of a run\n"
+    "  sherd top 127.0.0.1:8080           a coordinator, by its status page\n"
+    "\n"
+    "BUSY is how long a rank computed or waited for a core; the rest of a "
+    "step\n"
+    "it waited for others. Times are means of the last ten steps. Ends on\n"
+    "Ctrl-C.";
+
+struct TopArguments {
+  std::string target;
+  bool once = false;
+};
+
+struct Screen {
+  std::size_t columns = 80;
+  std::size_t rows = 1000;  // Output that is no terminal has room for all.
+};
+
+Screen screen() {
+  winsize size = {};
+  const bool known = ::isatty(STDOUT_FILENO) == 1 &&
+      ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? Screen{.columns = size.ws_col, .rows = size.ws_row} : Screen{};
+}
+
+// Where training ends, by config.json; 0: unknown.
+std::int64_t steps_of(const fs::path& folder) {
+  std::ifstream file(folder / "config.json");
+  const auto config =
+      nlohmann::json::parse(file, nullptr, /*exceptions=*/false);
+  if (!config.is_object()) {
+    return 0;
+  }
+  const auto stop = config.value("stop-at", std::int64_t{0});
+  return stop > 0 ? stop : config.value("steps", std::int64_t{0});
+}
+
+double age_s(const fs::path& path) {
+  const auto written = fs::last_write_time(path);
+  return std::max(
+      0.0,
+      std::chrono::duration<double>(fs::file_time_type::clock::now() - written)
+          .count());
+}
+
+RunState read_run(const fs::path& folder, const std::string& ranks) {
+  RunState run{.name = folder.string(), .ranks = ranks};
+  run.steps = steps_of(folder);
+  const auto metrics = folder / "metrics.jsonl";
+  if (fs::exists(metrics)) {
+    run.records = read_metrics(metrics.string(), kTailBytes);
+    run.age_s = age_s(metrics);
+  }
+  return run;
+}
+
+std::vector<RunState> read_runs(const fs::path& folder) {
+  std::vector<RunState> runs;
+  if (fs::exists(folder / "config.json")) {
+    runs.push_back(read_run(folder, ""));
+  }
+  std::set<int> replicas;  // Other hosts may have the others.
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    int number = 0;
+    const auto name = entry.path().filename().string();
+    if (std::sscanf(name.c_str(), "replica-%d", &number) == 1) {
+      replicas.insert(number);
+    }
+  }
+  for (const int replica : replicas) {
+    const auto number = std::to_string(replica);
+    runs.push_back(
+        read_run(folder / ("replica-" + number), "r" + number + "."));
+  }
+  return runs;
+}
+
+// Where the status page of a coordinator is that `sherd run --run-dir` keeps, by
+// the second line of a file in its folder; empty: there is none.
+std::string status_address(const fs::path& folder) {
+  std::ifstream file(folder / "coordinator.address");
+  std::string line;
+  std::getline(file, line);
+  std::getline(file, line);
+  return file.fail() ? "" : line;
+}
+
+std::string status_text(const std::string& address, const Screen& room) {
+  return status_view(http_get(address, "/status.json"), address, room.columns);
+}
+
+std::string folder_text(const fs::path& folder, const Screen& room) {
+  std::string text;
+  if (const auto address = status_address(folder); !address.empty()) {
+    try {
+      text = status_text(address, room) + "\n";
+    } catch (const Error& error) {  // Its folder says what there was.
+      text = std::string(error.what()) + "\n\n";
+    }
+  }
+  const auto runs = read_runs(folder);
+  if (runs.empty() && text.empty()) {
+    throw Error(
+        folder.string() +
+        ": expected the folder of a run, found neither config.json nor a "
+        "replica's folder nor coordinator.address in it");
+  }
+  const auto above =
+      static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+  const auto rows = room.rows > above ? room.rows - above : 0;
+  return runs.empty() ? text : text + run_view(runs, room.columns, rows);
+}
+
+std::string frame(std::string target, const Screen& room) {
+  std::error_code ignored;
+  if (fs::is_directory(target, ignored)) {
+    return folder_text(target, room);
+  }
+  if (target.starts_with("http://")) {
+    target = target.substr(7);
+    target = target.substr(0, target.find('/'));
+  }
+  if (target.find(':') == std::string::npos) {
+    throw Error(
+        target +
+        ": expected the folder of a run or the HOST:PORT of a status "
+        "page, found no such folder");
+  }
+  return status_text(target, room);
+}
+
+void show(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+int run(const TopArguments& arguments) {
+  auto text = frame(arguments.target, screen());
+  if (arguments.once || ::isatty(STDOUT_FILENO) == 0) {
+    show(text);
+    return 0;
+  }
+  for (;;) {
+    show(kHome + std::string(kEraseBelow) + text);
+    std::this_thread::sleep_for(kRedrawInterval);
+    try {
+      text = frame(arguments.target, screen());
+    } catch (const Error& error) {  // What was there may come back.
+      text = std::string(error.what()) + "\n";
+    }
+  }
+}
+
+}  // namespace
+
+Subcommand add_top(CLI::App& app) {
+  auto arguments = std::make_shared<TopArguments>();
+  CLI::App* top = app.add_subcommand(
+      "top", "Show a running job: steps, speed, ranks, stragglers");
+  top->footer(kTopExamples);
+  top->add_option(
+         "target", arguments->target,
+         "The folder of a run, or where a coordinator\n"
+         "serves its status page (HOST:PORT)")
+      ->type_name("RUN|ADDRESS")
+      ->required();
+  top->add_flag(
+      "--once", arguments->once,
+      "Print once and end, as without a terminal; else\n"
+      "again each second");
+  return {.app = top, .run = [arguments](const std::vector<std::string>&) {
+            return run(*arguments);
+          }};
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch/metrics_csv.h"
+
+#include <cmath>
+#include <optional>
+#include <nlohmann/json.hpp>
+
+namespace sherd::tools {
+namespace {
+
+std::string text_of(std::optional<double> value) {
+  // The shortest text that reads back as the same number.
+  return value.has_value() && std::isfinite(*value)
+      ? nlohmann::json(*value).dump()
+      : "";
+}
+
+}  // namespace
+
+std::string csv_header() {
+  return "step,time,tokens,loss,val_loss,lr,grad_norm,step_s,tokens_per_s,mfu,"
+         "rss_bytes\n";
+}
+
+std::string csv_line(const StepMetrics& record) {
+  return std::to_string(record.step) + "," + text_of(record.time) + "," +
+      std::to_string(record.tokens) + "," + text_of(record.loss) + "," +
+      text_of(record.val_loss) + "," + text_of(record.lr) + "," +
+      text_of(record.grad_norm) + "," + text_of(record.step_s) + "," +
+      text_of(record.tokens_per_s) + "," + text_of(record.mfu) + "," +
+      std::to_string(record.rss_bytes) + "\n";
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch/status_view.h"
+
+#include <vector>
+#include <nlohmann/json.hpp>
+#include <sherd/base/error.h>
+#include "base/printable.h"
+#include "train/progress_display.h"
+#include "watch/text_lines.h"
+
+namespace sherd::tools {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kStands_s = 1;  // A rank that waits for less goes on.
+constexpr std::size_t kFailuresMax = 3;
+
+std::string text_at(const Json& json, const char* key) {
+  return json.at(key).get<std::string>();
+}
+
+double number_at(const Json& json, const char* key) {
+  return json.at(key).get<double>();
+}
+
+std::int64_t whole_at(const Json& json, const char* key) {
+  return json.at(key).get<std::int64_t>();
+}
+
+std::string place_line(const Json& status) {
+  return "step " + std::to_string(whole_at(status.at("canonical"), "step")) +
+      " committed: " + text_at(status, "stage") + ", epoch " +
+      std::to_string(whole_at(status.at("epoch"), "term")) + "." +
+      std::to_string(whole_at(status.at("epoch"), "number"));
+}
+
+std::string speed_line(const Json& status) {
+  std::string line = format(
+      "%.2f steps/s   last commit %s ago   %s samples",
+      number_at(status, "steps_per_s"),
+      format_duration(number_at(status, "since_commit_s")).c_str(),
+      format_rate(number_at(status, "samples")).c_str());
+  const auto& effective = status.at("effective_training_time");
+  if (!effective.is_null()) {
+    line += format("   %.1f %% effective", effective.get<double>() * 100);
+  }
+  return line;
+}
+
+std::string replica_line(const Json& replica) {
+  const auto& held = replica.at("held");
+  const auto state = text_at(replica, "state") +
+      (replica.at("slow").get<bool>() ? ", slow" : "");
+  return format(
+             "%8lld  %-14s %7s %9s %5lld  ",
+             static_cast<long long>(whole_at(replica, "replica")),
+             printable(state, 14).c_str(),
+             format_duration(number_at(replica, "since_s")).c_str(),
+             held.is_null() ? "-"
+                            : std::to_string(whole_at(held, "step")).c_str(),
+             static_cast<long long>(whole_at(replica, "lag"))) +
+      text_at(replica, "activity");
+}
+
+// One for each rank that stands still, and for whom it waits.
+void add_waits(const Json& replica, std::vector<std::string>& lines) {
+  int rank = 0;
+  for (const auto& one : replica.at("ranks")) {
+    const double since_s = number_at(one, "since_s");
+    const bool waits = !one.at("waits_for").is_null() && since_s > kStands_s;
+    if (waits || number_at(one, "quiet_s") > 0) {
+      lines.push_back(
+          "replica " + std::to_string(whole_at(replica, "replica")) + " rank " +
+          std::to_string(rank) + " " + text_at(one, "does") + ", since " +
+          format_duration(since_s));
+    }
+    ++rank;
+  }
+}
+
+std::vector<std::string> lines_of(
+    const Json& status, const std::string& address) {
+  std::vector<std::string> lines = {
+      "coordinator " + address, place_line(status), speed_line(status)};
+  const auto complaint = text_at(status, "complaint");
+  if (!complaint.empty()) {
+    lines.push_back("it decides nothing: " + complaint);
+  }
+  lines.emplace_back();
+  if (status.at("replicas").empty()) {
+    lines.emplace_back("nothing runs: no replica has connected");
+    return lines;
+  }
+  lines.emplace_back(" REPLICA  STATE            SINCE      STEP   LAG  DOES");
+  std::vector<std::string> waits;
+  for (const auto& replica : status.at("replicas")) {
+    lines.push_back(replica_line(replica));
+    add_waits(replica, waits);
+  }
+  lines.insert(lines.end(), waits.begin(), waits.end());
+  std::size_t count = 0;
+  for (const auto& failure : status.at("failures")) {
+    if (++count > kFailuresMax) {
+      break;
+    }
+    lines.push_back(
+        "failure " + format_duration(number_at(failure, "ago_s")) + " ago: " +
+        text_at(failure, "culprit") + ": " + text_at(failure, "cause"));
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::string status_view(
+    const std::string& json_text,
+    const std::string& address,
+    std::size_t columns) {
+  try {
+    return text_of_lines(lines_of(Json::parse(json_text), address), columns);
+  } catch (const Json::exception& error) {
+    throw Error(
+        address + ": expected the status of a coordinator, found '" +
+            printable(json_text, 60) + "' (" + error.what() + ")",
+        ErrorCode::kUnavailable);
+  }
+}
+
+}  // namespace sherd::tools
