@@ -5,19 +5,16 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
-#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include "subcommand.h"
-#include "train/run_folder.h"
 #include "watch/http_get.h"
+#include "watch/run_files.h"
 #include "watch/run_view.h"
 #include "watch/status_view.h"
 
@@ -26,7 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kTailBytes = 256 << 10;
 constexpr std::chrono::seconds kRedrawInterval(1);
 // To the first column of the first line; erase from there to the end.
 constexpr const char* kHome = "\x1b[H";
@@ -38,10 +34,9 @@ constexpr const char* kTopExamples =
     "  sherd top runs/three               the replicas of a run\n"
     "  sherd top 127.0.0.1:8080           a coordinator, by its status page\n"
     "\n"
-    "BUSY is how long a rank computed or waited for a core; the rest of a "
-    "step\n"
-    "it waited for others. Times are means of the last ten steps. Ends on\n"
-    "Ctrl-C.";
+    "BUSY is how long a rank computed or waited for a core; in the rest of\n"
+    "a step it waited for others. Times are means of the last ten steps.\n"
+    "Ends on Ctrl-C.";
 
 struct TopArguments {
   std::string target;
@@ -57,69 +52,9 @@ Screen screen() {
   winsize size = {};
   const bool known = ::isatty(STDOUT_FILENO) == 1 &&
       ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? Screen{.columns = size.ws_col, .rows = size.ws_row} : Screen{};
-}
-
-// Where training ends, by config.json; 0: unknown.
-std::int64_t steps_of(const fs::path& folder) {
-  std::ifstream file(folder / "config.json");
-  const auto config =
-      nlohmann::json::parse(file, nullptr, /*exceptions=*/false);
-  if (!config.is_object()) {
-    return 0;
-  }
-  const auto stop = config.value("stop-at", std::int64_t{0});
-  return stop > 0 ? stop : config.value("steps", std::int64_t{0});
-}
-
-double age_s(const fs::path& path) {
-  const auto written = fs::last_write_time(path);
-  return std::max(
-      0.0,
-      std::chrono::duration<double>(fs::file_time_type::clock::now() - written)
-          .count());
-}
-
-RunState read_run(const fs::path& folder, const std::string& ranks) {
-  RunState run{.name = folder.string(), .ranks = ranks};
-  run.steps = steps_of(folder);
-  const auto metrics = folder / "metrics.jsonl";
-  if (fs::exists(metrics)) {
-    run.records = read_metrics(metrics.string(), kTailBytes);
-    run.age_s = age_s(metrics);
-  }
-  return run;
-}
-
-std::vector<RunState> read_runs(const fs::path& folder) {
-  std::vector<RunState> runs;
-  if (fs::exists(folder / "config.json")) {
-    runs.push_back(read_run(folder, ""));
-  }
-  std::set<int> replicas;  // Other hosts may have the others.
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    int number = 0;
-    const auto name = entry.path().filename().string();
-    if (std::sscanf(name.c_str(), "replica-%d", &number) == 1) {
-      replicas.insert(number);
-    }
-  }
-  for (const int replica : replicas) {
-    const auto number = std::to_string(replica);
-    runs.push_back(
-        read_run(folder / ("replica-" + number), "r" + number + "."));
-  }
-  return runs;
-}
-
-// Where the status page of a coordinator is that `sherd run --run-dir` keeps, by
-// the second line of a file in its folder; empty: there is none.
-std::string status_address(const fs::path& folder) {
-  std::ifstream file(folder / "coordinator.address");
-  std::string line;
-  std::getline(file, line);
-  std::getline(file, line);
-  return file.fail() ? "" : line;
+  // A full last line would make the terminal scroll.
+  const std::size_t rows = size.ws_row > 1 ? size.ws_row - 1 : 1;
+  return known ? Screen{.columns = size.ws_col, .rows = rows} : Screen{};
 }
 
 std::string status_text(const std::string& address, const Screen& room) {

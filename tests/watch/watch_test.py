@@ -36,6 +36,7 @@ MODEL = (
     "--layers", LAYERS, "--width", WIDTH, "--heads", 2, "--seq", SEQUENCE,
     "--data", ROOT / "LICENSE", "--sample-tokens", 0, "--eval-every", VALIDATE,
 )  # fmt: skip
+VOCABULARY = 256  # Bytes.
 PEAK_FLOPS = 1e9
 
 
@@ -139,6 +140,19 @@ def check_records(records, run):
             assert 2**20 < rank["rss_bytes"] <= record["rss_bytes"], record
 
 
+def check_mfu_of_llama(sherd, run):
+    """Its head is a matrix of its own, so that the embedding is looked up alone."""
+    call(
+        sherd, "train", *MODEL, "--model", "llama", "--batch", BATCH, "--steps", 1,
+        "--run", run, "--peak-flops", PEAK_FLOPS, "--quiet",
+    )  # fmt: skip
+    record = json.loads(whole_lines(run / "metrics.jsonl")[0])
+    about = json.loads((run / "config.json").read_text())["about"]
+    multiplied = int(about["parameters"]) - VOCABULARY * WIDTH
+    flops = 6 * multiplied + 12 * LAYERS * WIDTH * SEQUENCE
+    assert math.isclose(record["mfu"], record["tokens_per_s"] * flops / PEAK_FLOPS)
+
+
 def as_float32(value):
     return struct.unpack("f", struct.pack("f", value))[0]
 
@@ -197,6 +211,7 @@ def readers(sherd, scratch):
     run = scratch / "run"
     records = trained(sherd, run)
     check_records(records, run)
+    check_mfu_of_llama(sherd, scratch / "llama")
     text = call(sherd, "metrics", run)
     check_csv(records, text)
     refuse_broken_metrics(sherd, run, scratch)
@@ -258,7 +273,7 @@ def show_running(sherd, run, address):
     expect(call(sherd, "top", f"http://{address}/", "--once"), "committed: running")
     shown = call(sherd, "top", run, "--once")
     expect(
-        shown, f"coordinator {address}", f"{run / 'replica-0'}", "running, the last step",
+        shown, f"coordinator {address}", "replica-0   step ", "running, the last step",
         "tokens/s", "MFU", "loss", "r0.0", "r1.0", "MiB",
     )  # fmt: skip
     for frame in frames_on_a_terminal(sherd, run, 2):

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "watch/metrics_csv.h"
 
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <optional>
-#include <nlohmann/json.hpp>
 
 namespace sherd::tools {
 namespace {
 
+// The shortest text that reads back as the same number.
 std::string text_of(std::optional<double> value) {
-  // The shortest text that reads back as the same number.
-  return value.has_value() && std::isfinite(*value)
-      ? nlohmann::json(*value).dump()
-      : "";
+  if (!value.has_value() || !std::isfinite(*value)) {
+    return "";
+  }
+  std::array<char, 32> text{};
+  const auto end =
+      std::to_chars(text.data(), text.data() + text.size(), *value).ptr;
+  return {text.data(), end};
 }
 
 }  // namespace

@@ -64,8 +64,6 @@ std::string speed_line(const RunState& run) {
   if (last.mfu.has_value()) {
     line += format("   MFU %.1f %%", *last.mfu * 100);
   }
-  line +=
-      "   " + format_rate(static_cast<double>(last.tokens)) + " tokens seen";
   if (run.steps > last.step) {
     line += "   " +
         format_duration(static_cast<double>(run.steps - last.step) * step_s) +
@@ -118,6 +116,31 @@ std::vector<RankRow> busiest(std::vector<RankRow> rows, std::size_t count) {
   return rows;
 }
 
+// Where a run is; in two lines if it is one of several.
+void add_lines(
+    const RunState& run, bool one_of_several, std::vector<std::string>& lines) {
+  if (one_of_several) {
+    lines.push_back(
+        run.name.substr(run.name.rfind('/') + 1) + "   " + place_line(run));
+  } else {
+    lines.push_back(run.name);
+    lines.push_back(place_line(run));
+  }
+  if (run.records.empty()) {
+    return;
+  }
+  if (one_of_several) {
+    lines.push_back(
+        format("  loss %.4f   ", run.records.back().loss) + speed_line(run));
+  } else {
+    lines.push_back(loss_line(run));
+    lines.push_back(
+        speed_line(run) + "   " +
+        format_rate(static_cast<double>(run.records.back().tokens)) +
+        " tokens seen");
+  }
+}
+
 }  // namespace
 
 std::string stage_of(const RunState& run) {
@@ -166,17 +189,12 @@ std::string run_view(
   std::vector<std::string> lines;
   std::vector<RankRow> table;
   for (const auto& run : runs) {
-    lines.push_back(run.name);
-    lines.push_back(place_line(run));
-    if (!run.records.empty()) {
-      lines.push_back(loss_line(run));
-      lines.push_back(speed_line(run));
-      const auto of_run = rank_rows(run);
-      table.insert(table.end(), of_run.begin(), of_run.end());
-    }
-    lines.emplace_back();
+    add_lines(run, runs.size() > 1, lines);
+    const auto of_run = rank_rows(run);
+    table.insert(table.end(), of_run.begin(), of_run.end());
   }
   if (!table.empty()) {
+    lines.emplace_back();
     lines.emplace_back(
         "    RANK      STEP    STEP TIME        BUSY      MEMORY");
     const auto room = rows > lines.size() + 2 ? rows - lines.size() - 2 : 1;

@@ -53,12 +53,32 @@ TEST(RunView, SaysWhereTrainingIs) {
       "step 20 of 200: running, the last step 1 s ago\n"
       "loss 2.5000   validation 2.7500 (step 10)   rate 0.001   gradient norm "
       "0.5\n"
-      "5.1k tokens/s   0.500 s a step   MFU 25.0 %   20.0k tokens seen   1:30 "
-      "left\n"
+      "5.1k tokens/s   0.500 s a step   MFU 25.0 %   1:30 left   20.0k tokens "
+      "seen\n"
       "\n"
       "    RANK      STEP    STEP TIME        BUSY      MEMORY\n"
       "       0        20      0.500 s     0.400 s     412 MiB\n"
       "       1        20      0.500 s     0.450 s     412 MiB  slowest\n");
+}
+
+TEST(RunView, EachOfSeveralReplicasHasTwoLines) {
+  auto other = run_of(19, {0.4});
+  other.name = "runs/three/replica-1";
+  other.ranks = "r1.";
+  auto first = run_of(20, {0.4});
+  first.ranks = "r0.";
+  EXPECT_EQ(
+      run_view({first, other}, 80, 1000),
+      "a   step 20 of 200: running, the last step 1 s ago\n"
+      "  loss 2.5000   5.1k tokens/s   0.500 s a step   MFU 25.0 %   1:30 "
+      "left\n"
+      "replica-1   step 19 of 200: running, the last step 1 s ago\n"
+      "  loss 2.5000   5.1k tokens/s   0.500 s a step   MFU 25.0 %   1:31 "
+      "left\n"
+      "\n"
+      "    RANK      STEP    STEP TIME        BUSY      MEMORY\n"
+      "    r0.0        20      0.500 s     0.400 s     412 MiB\n"
+      "    r1.0        19      0.500 s     0.400 s     412 MiB\n");
 }
 
 TEST(RunView, AStragglerIsBusyForAFifthLongerThanTheOthers) {
@@ -138,7 +158,7 @@ TEST(MetricsCsv, HasAnEmptyCellForWhatIsMissingAndAllDigits) {
            .rss_bytes = 9,
            .time = 1.5,
            .tokens = 7}),
-      "1,1.5,7,,,0.1,2.0,0.3333333333333333,8.0,,9\n");
+      "1,1.5,7,,,0.1,2,0.3333333333333333,8,,9\n");
 }
 
 // What a coordinator says of two replicas, of which one waits.

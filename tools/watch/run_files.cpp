@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch/run_files.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <set>
+#include <nlohmann/json.hpp>
+#include "train/run_folder.h"
+
+namespace sherd::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kTailBytes = 256 << 10;
+
+// Where training ends, by config.json; 0: unknown.
+std::int64_t steps_of(const fs::path& folder) {
+  std::ifstream file(folder / "config.json");
+  const auto config =
+      nlohmann::json::parse(file, nullptr, /*exceptions=*/false);
+  if (!config.is_object()) {
+    return 0;
+  }
+  const auto stop = config.value("stop-at", std::int64_t{0});
+  return stop > 0 ? stop : config.value("steps", std::int64_t{0});
+}
+
+double age_s(const fs::path& path) {
+  const auto written = fs::last_write_time(path);
+  return std::max(
+      0.0,
+      std::chrono::duration<double>(fs::file_time_type::clock::now() - written)
+          .count());
+}
+
+RunState read_run(const fs::path& folder, const std::string& ranks) {
+  RunState run{.name = folder.string(), .ranks = ranks};
+  run.steps = steps_of(folder);
+  const auto metrics = folder / "metrics.jsonl";
+  if (fs::exists(metrics)) {
+    run.records = read_metrics(metrics.string(), kTailBytes);
+    run.age_s = age_s(metrics);
+  }
+  return run;
+}
+
+}  // namespace
+
+std::vector<RunState> read_runs(const fs::path& folder) {
+  std::vector<RunState> runs;
+  if (fs::exists(folder / "config.json")) {
+    runs.push_back(read_run(folder, ""));
+  }
+  std::set<int> replicas;  // Other hosts may have the others.
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    int number = 0;
+    const auto name = entry.path().filename().string();
+    if (std::sscanf(name.c_str(), "replica-%d", &number) == 1) {
+      replicas.insert(number);
+    }
+  }
+  for (const int replica : replicas) {
+    const auto number = std::to_string(replica);
+    runs.push_back(
+        read_run(folder / ("replica-" + number), "r" + number + "."));
+  }
+  return runs;
+}
+
+std::string status_address(const fs::path& folder) {
+  std::ifstream file(folder / "coordinator.address");
+  std::string line;
+  std::getline(file, line);
+  std::getline(file, line);
+  return file.fail() ? "" : line;
+}
+
+}  // namespace sherd::tools
