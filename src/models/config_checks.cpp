@@ -24,9 +24,6 @@ void check_sizes(const DecoderSizes& sizes) {
   expect(
       sizes.vocabulary >= 1, "a positive vocabulary", "vocabulary",
       sizes.vocabulary);
-  expect_divides(
-      "a width that heads divide",
-      {"width", sizes.width, "heads", sizes.heads});
 }
 
 void check_ids(const at::Tensor& ids, std::int64_t positions_max) {
@@ -36,6 +33,16 @@ void check_ids(const at::Tensor& ids, std::int64_t positions_max) {
   expect(
       ids.size(1) <= positions_max, "no more positions than the model has",
       "positions", ids.size(1));
+}
+
+void check_decoding(
+    const at::Tensor& ids, const KeyValueCache& cache, std::int64_t layers) {
+  expect(
+      static_cast<std::int64_t>(cache.size()) == layers,
+      "a cache that make_cache() made for this model", "layers", cache.size());
+  const auto& first = cache.front();
+  check_ids(ids, first.positions_max() - first.positions());
+  expect(ids.size(1) >= 1, "at least 1 token", "positions", ids.size(1));
 }
 
 }  // namespace sherd::models

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <ATen/core/Tensor.h>
 #include <sherd/base/error.h>
+#include <sherd/models/language_model.h>
 
 namespace sherd::models {
 
@@ -39,10 +40,14 @@ struct DecoderSizes {
   std::int64_t sequence;
   std::int64_t vocabulary;
 };
-// Checks that all are at least 1 and that heads divide the width.
+// Checks that all are at least 1.
 void check_sizes(const DecoderSizes& sizes);
 
 // Checks for two dimensions and no more positions than `positions_max`.
 void check_ids(const at::Tensor& ids, std::int64_t positions_max);
+
+// Checks for two dimensions, at least one position, and room for all in a cache of so many layers.
+void check_decoding(
+    const at::Tensor& ids, const KeyValueCache& cache, std::int64_t layers);
 
 }  // namespace sherd::models

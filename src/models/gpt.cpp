@@ -3,8 +3,8 @@
 #include <sherd/models/gpt.h>
 
 #include <cmath>
-#include <optional>
 #include <string>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
@@ -12,7 +12,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
+#include "models/attention.h"
 #include "models/config_checks.h"
 
 namespace sherd::models {
@@ -28,6 +28,9 @@ GptConfig checked(const GptConfig& config) {
        .heads = config.heads,
        .sequence = config.sequence,
        .vocabulary = config.vocabulary});
+  expect_divides(
+      "a width that heads divide",
+      {"width", config.width, "heads", config.heads});
   expect(
       config.dropout >= 0.0 && config.dropout < 1.0, "dropout in [0, 1)",
       "dropout", config.dropout);
@@ -83,7 +86,7 @@ AttentionImpl::AttentionImpl(const GptConfig& config)
       c_proj_(register_module(
           "c_proj", Projection(config.width, config.width, config.device))) {}
 
-at::Tensor AttentionImpl::forward(const at::Tensor& x) {
+at::Tensor AttentionImpl::forward(const at::Tensor& x, LayerKeyValues* cache) {
   const auto rows = x.size(0);
   const auto positions = x.size(1);
   const auto width = x.size(2);
@@ -92,10 +95,13 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x) {
     return x_BTC.view({rows, positions, heads_, width / heads_})
         .transpose(1, 2);
   };
-  const auto mixed_BHTD = at::scaled_dot_product_attention(
-      to_heads(qkv_BTC[0]), to_heads(qkv_BTC[1]), to_heads(qkv_BTC[2]),
-      /*attn_mask=*/std::nullopt, is_training() ? dropout_ : 0.0,
-      /*is_causal=*/true);
+  const auto inputs = with_cache(
+      {.queries = to_heads(qkv_BTC[0]),
+       .keys = to_heads(qkv_BTC[1]),
+       .values = to_heads(qkv_BTC[2])},
+      cache);
+  const auto mixed_BHTD =
+      attend(inputs, {.dropout = is_training() ? dropout_ : 0.0});
   const auto mixed_BTC =
       mixed_BHTD.transpose(1, 2).reshape({rows, positions, width});
   return drop(c_proj_->forward(mixed_BTC), dropout_, is_training());
@@ -119,8 +125,8 @@ BlockImpl::BlockImpl(const GptConfig& config)
       ln_2_(register_module("ln_2", norm(config))),
       mlp_(register_module("mlp", Mlp(config))) {}
 
-at::Tensor BlockImpl::forward(const at::Tensor& x) {
-  const auto attended = x + attn_->forward(ln_1_->forward(x));
+at::Tensor BlockImpl::forward(const at::Tensor& x, LayerKeyValues* cache) {
+  const auto attended = x + attn_->forward(ln_1_->forward(x), cache);
   return attended +
       drop(mlp_->forward(ln_2_->forward(attended)), dropout_, is_training());
 }
@@ -148,22 +154,38 @@ GptImpl::GptImpl(const GptConfig& config)
   }
 }
 
-at::Tensor GptImpl::forward(const at::Tensor& ids) {
-  check_ids(ids, config_.sequence);
-  const auto positions = at::arange(ids.size(1), ids.options());
+at::Tensor GptImpl::transform(const at::Tensor& ids, KeyValueCache* cache) {
+  const auto first = cache != nullptr ? cache->front().positions() : 0;
+  const auto positions = at::arange(first, first + ids.size(1), ids.options());
   auto x_BTC = drop(
       wte_->forward(ids) + wpe_->forward(positions), config_.dropout,
       is_training());
-  for (const auto& block : *h_) {
+  for (std::size_t layer = 0; layer < h_->size(); ++layer) {
+    const auto block = h_->ptr<BlockImpl>(layer);
+    auto* cached = cache != nullptr ? &(*cache)[layer] : nullptr;
     x_BTC = run_layer()(
         *block,
-        [block](const at::Tensor& x) {
-          return block->as<BlockImpl>()->forward(x);
+        [block, cached](const at::Tensor& x) {
+          return block->forward(x, cached);
         },
         x_BTC);
   }
-  x_BTC = ln_f_->forward(x_BTC);
-  return lm_head_ ? lm_head_->forward(x_BTC) : at::linear(x_BTC, wte_->weight);
+  return ln_f_->forward(x_BTC);
+}
+
+at::Tensor GptImpl::head(const at::Tensor& x) {
+  return lm_head_ ? lm_head_->forward(x) : at::linear(x, wte_->weight);
+}
+
+at::Tensor GptImpl::forward(const at::Tensor& ids) {
+  check_ids(ids, config_.sequence);
+  return head(transform(ids, nullptr));
+}
+
+at::Tensor GptImpl::decode(const at::Tensor& ids, KeyValueCache& cache) {
+  check_decoding(ids, cache, config_.layers);
+  const at::NoGradGuard no_grad;
+  return head(transform(ids, &cache).select(1, -1));
 }
 
 // GPT-2's: every matrix normal(0, 0.02), the two that write into the residual

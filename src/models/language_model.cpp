@@ -9,12 +9,11 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/multinomial.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <sherd/base/error.h>
 #include "models/config_checks.h"
 #include "models/precision.h"
+#include "models/sampling.h"
 
 namespace sherd::models {
 namespace {
@@ -66,32 +65,48 @@ at::Tensor LanguageModel::loss(
       logits_BTV.view({-1, logits_BTV.size(-1)}), targets.reshape({-1}));
 }
 
+KeyValueCache LanguageModel::make_cache(std::int64_t positions) const {
+  expect(
+      positions >= 0 && positions <= positions_max(),
+      "room for no more positions than the model has", "positions", positions);
+  return KeyValueCache(
+      static_cast<std::size_t>(layers()), LayerKeyValues(positions));
+}
+
+// The logits of the token after `ids`, in fp32 on the CPU: [vocabulary].
+at::Tensor LanguageModel::next_logits(
+    const std::vector<std::int64_t>& ids, KeyValueCache& cache) {
+  const auto device = parameters().front().device();
+  const auto row = [&](std::int64_t first, std::int64_t last) {
+    const std::vector<std::int64_t> part(
+        ids.begin() + first, ids.begin() + last);
+    return at::tensor(part, at::kLong).unsqueeze(0).to(device);
+  };
+  const auto size = static_cast<std::int64_t>(ids.size());
+  const auto logits_BV = size <= positions_max()
+      ? decode(row(cache.front().positions(), size), cache)
+      : forward(row(size - positions_max(), size)).select(1, -1);
+  return logits_BV.select(0, 0).to(at::kCPU, at::kFloat);
+}
+
 std::vector<std::int64_t> LanguageModel::generate(
     const std::vector<std::int64_t>& prompt, const GenerateOptions& options) {
   expect(!prompt.empty(), "a prompt of at least 1 token", "tokens", 0);
-  expect(
-      options.temperature >= 0.0, "a temperature of at least 0", "temperature",
-      options.temperature);
+  check_sampling(options);
   const at::NoGradGuard no_grad;
   const EvaluationScope evaluation(*this);
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
-  const auto device = parameters().front().device();
   auto ids = prompt;
+  auto cache = make_cache(std::min<std::int64_t>(
+      positions_max(),
+      static_cast<std::int64_t>(prompt.size()) + options.tokens));
   for (std::int64_t made = 0; made < options.tokens; ++made) {
-    const auto seen = std::min<std::int64_t>(
-        positions_max(), static_cast<std::int64_t>(ids.size()));
-    const std::vector<std::int64_t> window(ids.end() - seen, ids.end());
-    const auto logits_V =
-        forward(at::tensor(window, at::kLong).view({1, seen}).to(device))
-            .select(1, seen - 1)
-            .select(0, 0)
-            .to(at::kCPU, at::kFloat);
-    const auto next = options.temperature == 0.0
-        ? logits_V.argmax()
-        : at::multinomial(
-              at::softmax(logits_V / options.temperature, -1), 1, false,
-              generator);
-    ids.push_back(next.item<std::int64_t>());
+    auto next = choose_token(next_logits(ids, cache), options, generator);
+    next = options.on_token ? options.on_token(next) : next;
+    ids.push_back(next);
+    if (std::ranges::find(options.stop_ids, next) != options.stop_ids.end()) {
+      break;
+    }
   }
   return ids;
 }

@@ -2,6 +2,7 @@
 // What every decoder promises, for each of them.
 #include <sherd/models/language_model.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -49,6 +50,29 @@ Family llama() {
                              .intermediate = 20,
                              .sequence = 7,
                              .vocabulary = 11,
+                             .seed = seed})
+                .ptr();
+          }};
+}
+
+// All that options of Llama add.
+Family qwen() {
+  return {"Qwen", [](std::int64_t layers, std::uint64_t seed) {
+            return Llama(LlamaConfig{
+                             .layers = layers,
+                             .width = 16,
+                             .heads = 4,
+                             .head_width = 6,
+                             .kv_heads = 2,
+                             .intermediate = 20,
+                             .sequence = 7,
+                             .vocabulary = 11,
+                             .rope_scaling =
+                                 {.kind = RopeKind::kLinear, .factor = 2.0},
+                             .qkv_bias = true,
+                             .qk_norm = true,
+                             .sliding_window = 3,
+                             .tied_head = true,
                              .seed = seed})
                 .ptr();
           }};
@@ -105,6 +129,81 @@ TEST_P(LanguageModels, TemperatureZeroTakesTheLikeliest) {
   const auto ids = model->generate({1, 2}, {.tokens = 1, .temperature = 0.0});
   const auto logits = model->forward(torch::tensor({1, 2}).view({1, 2}));
   EXPECT_EQ(ids[2], logits[0][1].argmax().item<std::int64_t>());
+}
+
+TEST_P(LanguageModels, DecodeWithACacheAsForwardWithoutOne) {
+  const auto model = make();
+  model->eval();
+  const auto ids = ids_by_rule(2, 7, 11);
+  const auto expected = model->forward(ids);
+  for (const std::int64_t first : {1, 3, 6, 7}) {
+    auto cache = model->make_cache(7);
+    auto logits = model->decode(ids.slice(1, 0, first), cache);
+    for (auto at = first; at < 7; ++at) {
+      EXPECT_TRUE(
+          torch::allclose(logits, expected.select(1, at - 1), 1e-4, 1e-5))
+          << "before position " << at << ", " << first << " at first";
+      logits = model->decode(ids.slice(1, at, at + 1), cache);
+    }
+    EXPECT_TRUE(torch::allclose(logits, expected.select(1, 6), 1e-4, 1e-5));
+    EXPECT_FALSE(logits.requires_grad());
+    EXPECT_EQ(cache.front().positions(), 7);
+  }
+  // Several tokens behind others.
+  auto cache = model->make_cache(7);
+  (void)model->decode(ids.slice(1, 0, 2), cache);
+  EXPECT_TRUE(torch::allclose(
+      model->decode(ids.slice(1, 2, 6), cache), expected.select(1, 5), 1e-4,
+      1e-5));
+}
+
+TEST_P(LanguageModels, BeyondTheirPositionsTheySeeTheLastOnes) {
+  const auto model = make();
+  model->eval();
+  const auto ids = model->generate({3, 1, 4}, {.tokens = 9, .seed = 2});
+  const auto again = model->generate(ids, {.tokens = 1, .temperature = 0.0});
+  const auto seen = torch::tensor(ids).slice(0, 5).unsqueeze(0);
+  EXPECT_EQ(
+      again.back(),
+      model->forward(seen).select(1, -1).argmax().item<std::int64_t>());
+}
+
+TEST_P(LanguageModels, RefuseToDecodeBeyondTheirCache) {
+  const auto model = make();
+  EXPECT_THROW((void)model->make_cache(8), Error);
+  auto cache = model->make_cache(4);
+  (void)model->decode(ids_by_rule(1, 3, 11), cache);
+  try {
+    (void)model->decode(ids_by_rule(1, 2, 11), cache);
+    FAIL() << "must throw";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("found positions 2"));
+  }
+  EXPECT_THROW((void)model->decode(ids_by_rule(1, 0, 11), cache), Error);
+  EXPECT_EQ(cache.back().positions(), 3);
+  auto other = GetParam().make(3, 0)->make_cache(4);
+  EXPECT_THROW((void)model->decode(ids_by_rule(1, 1, 11), other), Error);
+}
+
+TEST_P(LanguageModels, EndAfterAStopIdAndTakeTheTokenTheyAreGiven) {
+  const auto model = make();
+  const auto plain = model->generate({1, 2}, {.tokens = 5, .seed = 4});
+  std::vector<std::int64_t> heard;
+  const auto stopped = model->generate(
+      {1, 2},
+      {.tokens = 5,
+       .seed = 4,
+       .stop_ids = {plain[3]},
+       .on_token = [&](auto id) {
+         heard.push_back(id);
+         return id;
+       }});
+  const auto end = std::find(plain.begin() + 2, plain.end(), plain[3]) + 1;
+  EXPECT_EQ(stopped, std::vector<std::int64_t>(plain.begin(), end));
+  EXPECT_EQ(heard, std::vector<std::int64_t>(plain.begin() + 2, end));
+  const auto told = model->generate(
+      {1}, {.tokens = 3, .on_token = [](std::int64_t /*id*/) { return 7; }});
+  EXPECT_EQ(told, (std::vector<std::int64_t>{1, 7, 7, 7}));
 }
 
 TEST_P(LanguageModels, RefuseToGenerateFromNothing) {
@@ -228,7 +327,7 @@ TEST_P(LanguageModels, TheLossOfBf16LogitsIsTakenInFp32) {
 INSTANTIATE_TEST_SUITE_P(
     All,
     LanguageModels,
-    ::testing::Values(gpt(), llama()),
+    ::testing::Values(gpt(), llama(), qwen()),
     [](const auto& family) { return std::string(family.param.name); });
 
 }  // namespace

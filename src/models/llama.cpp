@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapes: B rows, T positions, C width, H heads, K heads of keys and values,
-// D = C / H, I intermediate, V vocabulary.
+// D width of a head, I intermediate, V vocabulary.
 #include <sherd/models/llama.h>
 
-#include <optional>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
+#include "models/attention.h"
 #include "models/config_checks.h"
 #include "models/precision.h"
 #include "models/rotary.h"
@@ -20,6 +20,25 @@ namespace {
 constexpr double kWeightDeviation = 0.02;
 constexpr std::int64_t kIntermediateMultiple = 256;
 
+void check_scaling(const RopeScaling& scaling) {
+  if (scaling.kind == RopeKind::kDefault) {
+    return;
+  }
+  expect(
+      scaling.factor >= 1.0, "a stretching factor of at least 1",
+      "rope_scaling.factor", scaling.factor);
+  if (scaling.kind == RopeKind::kLlama3) {
+    expect(
+        scaling.low_freq_factor > 0.0 &&
+            scaling.low_freq_factor < scaling.high_freq_factor,
+        "a low_freq_factor between 0 and high_freq_factor", "low_freq_factor",
+        scaling.low_freq_factor);
+    expect(
+        scaling.original_positions >= 1, "at least 1 original position",
+        "original_positions", scaling.original_positions);
+  }
+}
+
 // Checks the configuration and fills in the values that 0 stands for.
 LlamaConfig checked(LlamaConfig config) {
   check_sizes(
@@ -28,6 +47,15 @@ LlamaConfig checked(LlamaConfig config) {
        .heads = config.heads,
        .sequence = config.sequence,
        .vocabulary = config.vocabulary});
+  if (config.head_width == 0) {
+    expect_divides(
+        "a width that heads divide",
+        {"width", config.width, "heads", config.heads});
+    config.head_width = config.width / config.heads;
+  }
+  expect(
+      config.head_width >= 2 && config.head_width % 2 == 0,
+      "an even width of each head", "head_width", config.head_width);
   if (config.kv_heads == 0) {
     config.kv_heads = config.heads;
   }
@@ -41,9 +69,6 @@ LlamaConfig checked(LlamaConfig config) {
       "heads that kv_heads divide",
       {"heads", config.heads, "kv_heads", config.kv_heads});
   expect(
-      config.width / config.heads % 2 == 0, "an even width of each head",
-      "width / heads", config.width / config.heads);
-  expect(
       config.intermediate >= 1, "a positive intermediate width", "intermediate",
       config.intermediate);
   expect(
@@ -52,6 +77,10 @@ LlamaConfig checked(LlamaConfig config) {
   expect(
       config.norm_epsilon > 0.0, "a positive norm epsilon", "norm_epsilon",
       config.norm_epsilon);
+  expect(
+      config.sliding_window >= 0, "a sliding window of at least 0",
+      "sliding_window", config.sliding_window);
+  check_scaling(config.rope_scaling);
   return config;
 }
 
@@ -68,11 +97,15 @@ std::int64_t llama_intermediate(std::int64_t width) {
 }
 
 LlamaLinearImpl::LlamaLinearImpl(
-    std::int64_t in, std::int64_t out, at::Device device)
-    : weight(register_parameter("weight", uninitialised({out, in}, device))) {}
+    std::int64_t in, std::int64_t out, at::Device device, LinearBias has_bias)
+    : weight(register_parameter("weight", uninitialised({out, in}, device))) {
+  if (has_bias == LinearBias::kLearned) {
+    bias = register_parameter("bias", uninitialised({out}, device));
+  }
+}
 
 at::Tensor LlamaLinearImpl::forward(const at::Tensor& x) {
-  return at::linear(x, weight);
+  return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
 }
 
 LlamaEmbeddingImpl::LlamaEmbeddingImpl(const LlamaConfig& config)
@@ -84,9 +117,10 @@ at::Tensor LlamaEmbeddingImpl::forward(const at::Tensor& ids) {
   return at::embedding(weight, ids);
 }
 
-LlamaRmsNormImpl::LlamaRmsNormImpl(const LlamaConfig& config)
-    : weight(register_parameter(
-          "weight", uninitialised({config.width}, config.device))),
+LlamaRmsNormImpl::LlamaRmsNormImpl(
+    std::int64_t width, const LlamaConfig& config)
+    : weight(
+          register_parameter("weight", uninitialised({width}, config.device))),
       epsilon_(config.norm_epsilon) {}
 
 at::Tensor LlamaRmsNormImpl::forward(const at::Tensor& x) {
@@ -97,32 +131,42 @@ at::Tensor LlamaRmsNormImpl::forward(const at::Tensor& x) {
 }
 
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config)
-    : head_width_(config.width / config.heads) {
+    : head_width_(config.head_width), sliding_window_(config.sliding_window) {
+  const auto q_width = config.heads * head_width_;
   const auto kv_width = config.kv_heads * head_width_;
-  const auto projection = [&](const char* name, std::int64_t in,
-                              std::int64_t out) {
-    return register_module(name, LlamaLinear(in, out, config.device));
+  const auto bias = config.qkv_bias ? LinearBias::kLearned : LinearBias::kNone;
+  const auto input = [&](const char* name, std::int64_t out) {
+    return register_module(
+        name, LlamaLinear(config.width, out, config.device, bias));
   };
-  q_proj_ = projection("q_proj", config.width, config.width);
-  k_proj_ = projection("k_proj", config.width, kv_width);
-  v_proj_ = projection("v_proj", config.width, kv_width);
-  o_proj_ = projection("o_proj", config.width, config.width);
+  q_proj_ = input("q_proj", q_width);
+  k_proj_ = input("k_proj", kv_width);
+  v_proj_ = input("v_proj", kv_width);
+  o_proj_ = register_module(
+      "o_proj", LlamaLinear(q_width, config.width, config.device));
+  if (config.qk_norm) {
+    q_norm_ = register_module("q_norm", LlamaRmsNorm(head_width_, config));
+    k_norm_ = register_module("k_norm", LlamaRmsNorm(head_width_, config));
+  }
 }
 
 at::Tensor LlamaAttentionImpl::forward(
-    const at::Tensor& x, const RotaryTable& rotary) {
+    const at::Tensor& x, const RotaryTable& rotary, LayerKeyValues* cache) {
   const auto rows = x.size(0);
   const auto positions = x.size(1);
-  const auto to_heads = [&](const at::Tensor& x_BTC) {
-    return x_BTC.view({rows, positions, -1, head_width_}).transpose(1, 2);
+  const auto split = [&](const at::Tensor& x_BTC) {
+    return x_BTC.view({rows, positions, -1, head_width_});
   };
-  const auto q_BHTD = rotate(to_heads(q_proj_->forward(x)), rotary);
-  const auto k_BKTD = rotate(to_heads(k_proj_->forward(x)), rotary);
-  const auto v_BKTD = to_heads(v_proj_->forward(x));
-  const auto mixed_BHTD = at::scaled_dot_product_attention(
-      q_BHTD, k_BKTD, v_BKTD, /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0,
-      /*is_causal=*/true, /*scale=*/std::nullopt,
-      /*enable_gqa=*/q_BHTD.size(1) != k_BKTD.size(1));
+  const auto turned = [&](const at::Tensor& x_BTC, LlamaRmsNorm& norm) {
+    const auto x_BTHD = norm ? norm->forward(split(x_BTC)) : split(x_BTC);
+    return rotate(x_BTHD.transpose(1, 2), rotary);
+  };
+  const auto inputs = with_cache(
+      {.queries = turned(q_proj_->forward(x), q_norm_),
+       .keys = turned(k_proj_->forward(x), k_norm_),
+       .values = split(v_proj_->forward(x)).transpose(1, 2)},
+      cache);
+  const auto mixed_BHTD = attend(inputs, {.window = sliding_window_});
   return o_proj_->forward(
       mixed_BHTD.transpose(1, 2).reshape({rows, positions, -1}));
 }
@@ -146,43 +190,46 @@ at::Tensor LlamaMlpImpl::forward(const at::Tensor& x) {
 LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config)
     : self_attn_(register_module("self_attn", LlamaAttention(config))),
       mlp_(register_module("mlp", LlamaMlp(config))),
-      input_layernorm_(
-          register_module("input_layernorm", LlamaRmsNorm(config))),
-      post_attention_layernorm_(
-          register_module("post_attention_layernorm", LlamaRmsNorm(config))) {}
+      input_layernorm_(register_module(
+          "input_layernorm", LlamaRmsNorm(config.width, config))),
+      post_attention_layernorm_(register_module(
+          "post_attention_layernorm", LlamaRmsNorm(config.width, config))) {}
 
 at::Tensor LlamaDecoderLayerImpl::forward(
-    const at::Tensor& x, const RotaryTable& rotary) {
+    const at::Tensor& x, const RotaryTable& rotary, LayerKeyValues* cache) {
   const auto attended =
-      x + self_attn_->forward(input_layernorm_->forward(x), rotary);
+      x + self_attn_->forward(input_layernorm_->forward(x), rotary, cache);
   return attended + mlp_->forward(post_attention_layernorm_->forward(attended));
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
     : embed_tokens(register_module("embed_tokens", LlamaEmbedding(config))),
-      head_width_(config.width / config.heads),
-      rope_theta_(config.rope_theta),
+      config_(config),
       layers_(register_module("layers", torch::nn::ModuleList())),
-      norm_(register_module("norm", LlamaRmsNorm(config))) {
+      norm_(register_module("norm", LlamaRmsNorm(config.width, config))) {
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
     layers_->push_back(LlamaDecoderLayer(config));
   }
 }
 
 at::Tensor LlamaModelImpl::forward(
-    const at::Tensor& ids, const LayerRunner& run_layer) {
+    const at::Tensor& ids, const LayerRunner& run_layer, KeyValueCache* cache) {
   // Once for all layers, and not a buffer: `to(dtype)` must not round it.
   const auto rotary = rotary_table(
-      {.positions = ids.size(1),
-       .head_width = head_width_,
-       .theta = rope_theta_},
+      {.first = cache != nullptr ? cache->front().positions() : 0,
+       .positions = ids.size(1),
+       .head_width = config_.head_width,
+       .theta = config_.rope_theta,
+       .scaling = config_.rope_scaling},
       ids.device());
   auto x_BTC = embed_tokens->forward(ids);
-  for (const auto& layer : *layers_) {
+  for (std::size_t i = 0; i < layers_->size(); ++i) {
+    const auto layer = layers_->ptr<LlamaDecoderLayerImpl>(i);
+    auto* cached = cache != nullptr ? &(*cache)[i] : nullptr;
     x_BTC = run_layer(
         *layer,
-        [layer, rotary](const at::Tensor& x) {
-          return layer->as<LlamaDecoderLayerImpl>()->forward(x, rotary);
+        [layer, rotary, cached](const at::Tensor& x) {
+          return layer->forward(x, rotary, cached);
         },
         x_BTC);
   }
@@ -203,11 +250,20 @@ LlamaImpl::LlamaImpl(const LlamaConfig& config)
   }
 }
 
+at::Tensor LlamaImpl::head(const at::Tensor& x) {
+  return lm_head_ ? lm_head_->forward(x)
+                  : at::linear(x, model_->embed_tokens->weight);
+}
+
 at::Tensor LlamaImpl::forward(const at::Tensor& ids) {
   check_ids(ids, config_.sequence);
-  const auto x_BTC = model_->forward(ids, run_layer());
-  return lm_head_ ? lm_head_->forward(x_BTC)
-                  : at::linear(x_BTC, model_->embed_tokens->weight);
+  return head(model_->forward(ids, run_layer()));
+}
+
+at::Tensor LlamaImpl::decode(const at::Tensor& ids, KeyValueCache& cache) {
+  check_decoding(ids, cache, config_.layers);
+  const at::NoGradGuard no_grad;
+  return head(model_->forward(ids, run_layer(), &cache).select(1, -1));
 }
 
 double LlamaImpl::initial_deviation(const std::string& /*name*/) const {

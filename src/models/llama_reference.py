@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what llama_test.cpp expects, from Hugging Face's LlamaForCausalLM.
+"""Writes what llama_test.cpp expects, from Hugging Face's LlamaForCausalLM
+and the models like it.
 
 Needs `transformers`, which nothing else here does: run it once in a Python of
 its own, and again only to add a case.
@@ -22,11 +23,46 @@ CASES = {
     "grouped_query": {"kv_heads": 2, "tied_head": 0},
     "multi_head": {"kv_heads": 4, "tied_head": 0, "rope_theta": 500000.0},
     "multi_query": {"kv_heads": 1, "tied_head": 1, "norm_epsilon": 0.01},
+    "rope_linear": {"kv_heads": 2, "tied_head": 0, "rope_kind": 1},
+    # Of its three wavelengths one is short, one long and one between.
+    "rope_llama3": {
+        "kv_heads": 2, "tied_head": 0, "rope_kind": 2, "head_width": 6,
+        "rope_theta": 4.0,
+    },
+    "qwen2": {"kv_heads": 2, "tied_head": 1, "qkv_bias": 1},
+    "qwen3": {"kv_heads": 2, "tied_head": 1, "qk_norm": 1, "head_width": 6},
+    "mistral": {"kv_heads": 2, "tied_head": 0, "sliding_window": 3},
 }
+DEFAULTS = {
+    "rope_theta": 10000.0, "norm_epsilon": 1e-6, "rope_kind": 0, "qkv_bias": 0,
+    "qk_norm": 0, "head_width": 0, "sliding_window": 0,
+}  # fmt: skip
+# By the number of RopeKind, with the numbers of config_of() in llama_test.cpp.
+ROPE = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 4.0},
+    {
+        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 2.0, "original_max_position_embeddings": 14,
+    },
+]  # fmt: skip
+
+
+def family_of(options):
+    head = {"head_dim": options["head_width"]} if options["head_width"] else {}
+    if options["qkv_bias"]:
+        return transformers.Qwen2Config, {}
+    if options["qk_norm"]:
+        return transformers.Qwen3Config, head
+    if options["sliding_window"]:
+        window = {"sliding_window": options["sliding_window"]}
+        return transformers.MistralConfig, window
+    return transformers.LlamaConfig, head
 
 
 def build(options):
-    config = transformers.LlamaConfig(
+    family, more = family_of(options)
+    config = family(
         vocab_size=VOCABULARY,
         hidden_size=SIZES["width"],
         intermediate_size=SIZES["intermediate"],
@@ -35,15 +71,14 @@ def build(options):
         num_key_value_heads=options["kv_heads"],
         max_position_embeddings=POSITIONS,
         rms_norm_eps=options["norm_epsilon"],
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": options["rope_theta"],
-        },
+        rope_parameters=ROPE[options["rope_kind"]]
+        | {"rope_theta": options["rope_theta"]},
         tie_word_embeddings=bool(options["tied_head"]),
         attn_implementation="eager",
         use_cache=False,
+        **more,
     )
-    model = transformers.LlamaForCausalLM(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             index = torch.arange(parameter.numel(), dtype=torch.float64)
@@ -68,7 +103,7 @@ def main():
     index = torch.arange(ROWS * POSITIONS)
     ids = ((index * 5 + 3) % VOCABULARY).view(ROWS, POSITIONS)
     for name, changes in CASES.items():
-        options = {"rope_theta": 10000.0, "norm_epsilon": 1e-6} | changes
+        options = DEFAULTS | changes
         model = build(options)
         result = model(input_ids=ids, labels=ids)
         result.loss.backward()

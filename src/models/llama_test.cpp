@@ -74,12 +74,22 @@ LlamaConfig config_of(std::istream& settings) {
       .layers = size("layers"),
       .width = size("width"),
       .heads = size("heads"),
+      .head_width = size("head_width"),
       .kv_heads = size("kv_heads"),
       .intermediate = size("intermediate"),
       .sequence = size("sequence"),
       .vocabulary = size("vocabulary"),
       .rope_theta = values.at("rope_theta"),
+      .rope_scaling =
+          {.kind = static_cast<RopeKind>(size("rope_kind")),
+           .factor = 4.0,
+           .low_freq_factor = 1.0,
+           .high_freq_factor = 2.0,
+           .original_positions = 14},
       .norm_epsilon = values.at("norm_epsilon"),
+      .qkv_bias = size("qkv_bias") != 0,
+      .qk_norm = size("qk_norm") != 0,
+      .sliding_window = size("sliding_window"),
       .tied_head = size("tied_head") != 0};
 }
 
@@ -154,7 +164,15 @@ TEST_P(HuggingFace, ComputesTheSameNumbers) {
 INSTANTIATE_TEST_SUITE_P(
     Golden,
     HuggingFace,
-    ::testing::Values("grouped_query", "multi_head", "multi_query"),
+    ::testing::Values(
+        "grouped_query",
+        "multi_head",
+        "multi_query",
+        "rope_linear",
+        "rope_llama3",
+        "qwen2",
+        "qwen3",
+        "mistral"),
     [](const auto& name) { return std::string(name.param); });
 
 Tensor norm_by_hand(const Tensor& x, const Tensor& weight, double epsilon) {
@@ -325,7 +343,7 @@ TEST(Llama, InitialValuesAreHuggingFaces) {
 
 TEST(Llama, NormsOfBf16AreTakenInFp32) {
   const auto config = tiny();
-  LlamaRmsNorm norm(config);
+  LlamaRmsNorm norm(config.width, config);
   {
     const torch::NoGradGuard no_grad;
     norm->weight.fill_(1.0);
@@ -400,7 +418,19 @@ TEST(Llama, RefusesWhatMakesNoModelNamingExpectedAndFound) {
   config.heads = 16;
   EXPECT_THAT(
       refusal<Llama>(config),
-      HasSubstr("even width of each head, found width / heads 1"));
+      HasSubstr("even width of each head, found head_width 1"));
+  config = tiny();
+  config.head_width = 3;
+  EXPECT_THAT(refusal<Llama>(config), HasSubstr("found head_width 3"));
+  config = tiny();
+  config.sliding_window = -1;
+  EXPECT_THAT(refusal<Llama>(config), HasSubstr("sliding_window -1"));
+  config = tiny();
+  config.rope_scaling = {.kind = RopeKind::kLinear, .factor = 0.5};
+  EXPECT_THAT(refusal<Llama>(config), HasSubstr("rope_scaling.factor 0.5"));
+  config.rope_scaling = {
+      .kind = RopeKind::kLlama3, .factor = 8.0, .low_freq_factor = 4.0};
+  EXPECT_THAT(refusal<Llama>(config), HasSubstr("low_freq_factor 4"));
   config = tiny();
   config.heads = 5;
   EXPECT_THAT(refusal<Llama>(config), HasSubstr("width 16 and heads 5"));

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <ATen/core/Tensor.h>
+#include <sherd/models/llama.h>
 
 namespace sherd::models {
 
@@ -18,14 +19,16 @@ struct RotaryTable {
 };
 
 struct RotaryOptions {
-  std::int64_t positions = 0;
+  std::int64_t first = 0;       // The first position, and
+  std::int64_t positions = 0;   // how many.
   std::int64_t head_width = 0;  // D, even.
   double theta = 10000.0;
+  RopeScaling scaling = {};
 };
 
 RotaryTable rotary_table(const RotaryOptions& options, at::Device device);
 
-// Turns x [..., T, D] at positions 0 to T - 1. Shape and dtype stay.
+// Turns x [..., T, D] at the T positions of the table. Shape and dtype stay.
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table);
 
 }  // namespace sherd::models

@@ -64,6 +64,35 @@ TEST(Rotary, ProductsDependOnTheDistanceOnly) {
   EXPECT_GT(scores[0].std().item<double>(), 1e-3);
 }
 
+TEST(Rotary, ATableOfLaterPositionsIsThatPartOfTheWhole) {
+  for (const auto kind :
+       {RopeKind::kDefault, RopeKind::kLinear, RopeKind::kLlama3}) {
+    RotaryOptions options{
+        .positions = 12,
+        .head_width = 8,
+        .scaling = {.kind = kind, .factor = 4.0, .original_positions = 64}};
+    const auto whole = rotary_table(options, torch::kCPU);
+    options.first = 5;
+    options.positions = 3;
+    const auto part = rotary_table(options, torch::kCPU);
+    EXPECT_TRUE(torch::equal(part.cosine, whole.cosine.slice(0, 5, 8)));
+    EXPECT_TRUE(torch::equal(part.sine, whole.sine.slice(0, 5, 8)));
+  }
+}
+
+TEST(Rotary, LinearScalingDividesPositionsByItsFactor) {
+  const auto stretched = rotary_table(
+      {.positions = 9,
+       .head_width = 8,
+       .scaling = {.kind = RopeKind::kLinear, .factor = 4.0}},
+      torch::kCPU);
+  const auto plain = table(3, 8, 10000.0);
+  for (std::int64_t position = 0; position < 3; ++position) {
+    EXPECT_TRUE(torch::allclose(
+        stretched.sine[4 * position], plain.sine[position], 1e-5, 1e-6));
+  }
+}
+
 TEST(Rotary, LengthsStay) {
   torch::manual_seed(5);
   const auto x = torch::randn({9, 16}, torch::kDouble);

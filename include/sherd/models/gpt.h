@@ -53,8 +53,9 @@ TORCH_MODULE(Projection);
 class AttentionImpl : public torch::nn::Module {
  public:
   explicit AttentionImpl(const GptConfig& config);
-  // Each position sees itself and those before it. [B, T, C] to the same.
-  at::Tensor forward(const at::Tensor& x);
+  // Each position sees itself and those before it, also those in `cache` unless
+  // it is null. [B, T, C] to the same.
+  at::Tensor forward(const at::Tensor& x, LayerKeyValues* cache = nullptr);
 
  private:
   std::int64_t heads_;
@@ -79,7 +80,7 @@ TORCH_MODULE(Mlp);
 class BlockImpl : public torch::nn::Module {
  public:
   explicit BlockImpl(const GptConfig& config);
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x, LayerKeyValues* cache = nullptr);
 
  private:
   double dropout_;
@@ -97,12 +98,17 @@ class GptImpl : public LanguageModel {
   explicit GptImpl(const GptConfig& config);
 
   at::Tensor forward(const at::Tensor& ids) override;
+  at::Tensor decode(const at::Tensor& ids, KeyValueCache& cache) override;
   std::int64_t positions_max() const override { return config_.sequence; }
 
   const GptConfig& config() const { return config_; }
 
  private:
   double initial_deviation(const std::string& name) const override;
+  // All but the head.
+  at::Tensor transform(const at::Tensor& ids, KeyValueCache* cache);
+  at::Tensor head(const at::Tensor& x);
+  std::int64_t layers() const override { return config_.layers; }
 
   GptConfig config_;
   torch::nn::Embedding wte_{nullptr};  // Tokens; also the head when tied.
