@@ -6,17 +6,15 @@
 
 #include <sherd/ckpt/checkpoint.h>
 
-#include <ATen/ops/from_blob.h>
-
 #include "base/check.h"
 #include "base/log.h"
-#include "base/mapped_file.h"
 #include "ckpt/archive.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/progress.h"
 #include "ckpt/reader.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/save_protocol.h"
+#include "ckpt/tensor_files.h"
 
 namespace sherd {
 namespace {
@@ -92,79 +90,13 @@ void archive_section(
   ckpt::write_archive(path, content);
 }
 
-// Adds the tensors of an archive, which own their memory.
-void add_archived(
-    const std::string& path,
-    const ImportOptions& options,
-    std::vector<ckpt::TensorPiece>& pieces,
-    ckpt::CheckpointMetadata& metadata) {
-  const auto archive = ckpt::read_archive(path);
-  if (!options.rename) {
-    metadata.modules = metadata.modules.value_or(std::vector<std::string>());
-    metadata.modules->insert(
-        metadata.modules->end(), archive.modules.begin(),
-        archive.modules.end());
-  }
-  for (const auto& [found, tensor] : archive.tensors) {
-    const auto name = options.rename ? options.rename(found) : found;
-    if (!name.empty()) {
-      pieces.push_back(
-          {.section = options.section,
-           .name = name,
-           .shape = tensor.sizes().vec(),
-           .range = {0, tensor.numel()},
-           .elements = tensor.view({-1})});
-    }
-  }
-}
-
-// Adds the tensors of a mapped file, which must outlive them.
-void add_pieces(
-    const MappedFile& file,
-    const std::string& path,
-    const ImportOptions& options,
-    std::vector<ckpt::TensorPiece>& pieces) {
-  const auto bytes = file.bytes();
-  const auto header =
-      ckpt::parse_header(bytes, static_cast<std::int64_t>(bytes.size()), path);
-  for (const auto& info : header.tensors) {
-    const auto name = options.rename ? options.rename(info.name) : info.name;
-    if (name.empty()) {
-      continue;
-    }
-    const auto dtype =
-        ckpt::dtype_named(info.dtype, str(path, ": ", info.name));
-    const auto numel = ckpt::numel_of(info.shape);
-    // Only read; from_blob has no const.
-    auto* data =
-        const_cast<char*>(bytes.data()) + header.data_begin + info.begin;
-    pieces.push_back(
-        {.section = options.section,
-         .name = name,
-         .shape = info.shape,
-         .range = {0, numel},
-         .elements =
-             at::from_blob(data, {numel}, at::TensorOptions().dtype(dtype))});
-  }
-}
-
 }  // namespace
 
 std::vector<std::string> import_checkpoint(
     const std::vector<std::string>& files,
     const std::string& folder,
     const ImportOptions& options) {
-  std::vector<MappedFile> mapped;
-  std::vector<ckpt::TensorPiece> pieces;
-  ckpt::CheckpointMetadata metadata{.values = options.values};
-  for (const auto& path : files) {
-    if (ckpt::is_archive(path)) {
-      add_archived(path, options, pieces, metadata);
-      continue;
-    }
-    mapped.push_back(MappedFile::open(path).value());
-    add_pieces(mapped.back(), path, options, pieces);
-  }
+  const ckpt::TensorFiles opened(files, options);
   const auto disk = ckpt::make_posix_file_system();
   disk->make_folder(folder).throw_if_failed();
   const auto place = folder + "/" + ckpt::folder_name(0);
@@ -178,9 +110,11 @@ std::vector<std::string> import_checkpoint(
       .folder = folder,
       .ranks = {},
       .options = {.progress = options.progress}};
-  save_pieces(context, 0, pieces, metadata).throw_if_failed();
+  const ckpt::CheckpointMetadata metadata{
+      .values = options.values, .modules = opened.modules()};
+  save_pieces(context, 0, opened.pieces(), metadata).throw_if_failed();
   std::vector<std::string> names;
-  for (const auto& piece : pieces) {
+  for (const auto& piece : opened.pieces()) {
     names.push_back(piece.name);
   }
   return names;

@@ -187,6 +187,78 @@ TEST(Archives, OfACheckpointThatNamesNoSuchChildrenComeWithAWarning) {
       HasSubstr("No such serialized submodule"));
 }
 
+// Files of two tensors, one each, and the state of a model that has both.
+struct TwoFiles {
+  explicit TwoFiles(const ScratchFolder& scratch) {
+    for (const auto& [name, tensor] : Tensors{{"a", first}, {"b", second}}) {
+      const auto run = scratch.path() + "/" + name;
+      files.push_back(
+          merge_checkpoint(saved(run, {{name, tensor}}), run + "/merged")
+              .front());
+    }
+    state.add("model", {.name = "a", .shape = {4, 3}, .elements = into_first});
+    state.add(
+        "model",
+        {.name = "b", .shape = {7}, .begin = 2, .elements = into_second});
+  }
+
+  const at::Tensor first = torch::randn({4, 3}, torch::kBFloat16);
+  const at::Tensor second = torch::randn({7});
+  at::Tensor into_first = torch::zeros({4, 3});
+  at::Tensor into_second = torch::zeros({3});
+  std::vector<std::string> files;
+  CheckpointState state;
+};
+
+TEST(TensorFiles, AreReadIntoTheShardsOfAState) {
+  const ScratchFolder scratch;
+  TwoFiles two(scratch);
+  load_tensor_files(World::single(), two.files, two.state);
+  EXPECT_TRUE(torch::equal(two.into_first, two.first.to(torch::kFloat)));
+  EXPECT_TRUE(torch::equal(two.into_second, two.second.slice(0, 2, 5)));
+}
+
+TEST(TensorFiles, ThatDoNotFitTheStateAreErrorsThatNameTheTensor) {
+  const ScratchFolder scratch;
+  TwoFiles two(scratch);
+  const auto refusal = [&](const std::vector<std::string>& files) {
+    return error_of(
+        [&] { load_tensor_files(World::single(), files, two.state); });
+  };
+  EXPECT_THAT(refusal({}), HasSubstr("expected files to load, found none"));
+  EXPECT_THAT(
+      refusal({two.files[0]}),
+      HasSubstr(
+          two.files[0] +
+          ": expected all tensors that the model has, found no b"));
+  EXPECT_THAT(
+      refusal({two.files[0], two.files[1], two.files[0]}),
+      HasSubstr("found a twice"));
+  EXPECT_THAT(
+      refusal({two.files[0], scratch.path() + "/none.safetensors"}),
+      HasSubstr("none.safetensors"));
+  EXPECT_THAT(
+      refusal({two.files[0], scratch.file("cut.safetensors", "short")}),
+      HasSubstr("cut.safetensors"));
+  two.state.add(
+      "model", {.name = "c", .shape = {2}, .elements = torch::zeros({2})});
+  EXPECT_THAT(refusal(two.files), HasSubstr("found no c"));
+  CheckpointState narrow;
+  narrow.add(
+      "model", {.name = "a", .shape = {4, 3}, .elements = two.into_first});
+  EXPECT_THAT(
+      error_of([&] { load_tensor_files(World::single(), two.files, narrow); }),
+      HasSubstr("expected no tensor that the model lacks, found b"));
+  CheckpointState wide;
+  wide.add(
+      "model",
+      {.name = "a", .shape = {3, 4}, .elements = torch::zeros({3, 4})});
+  EXPECT_THAT(
+      error_of(
+          [&] { load_tensor_files(World::single(), {two.files[0]}, wide); }),
+      HasSubstr("a: expected shape [3, 4], found [4, 3]"));
+}
+
 TEST(Archives, OfAnotherKindAreErrorsThatNameTheFile) {
   const ScratchFolder scratch;
   const auto path =

@@ -329,6 +329,17 @@ struct ImportOptions {
   CheckpointProgress progress = nullptr;
 };
 
+// Collective. Reads what this rank holds of the state's tensors straight from safetensors files, or
+// archives that torch::save() made of modules, converted
+// where dtypes differ; options.values are unused. Throws Error, on every rank, when a name of
+// options.section is only in the state or only in the files, for another shape, and for a file that
+// is missing or damaged; the state is then partly written. Memory: that of pages being read.
+void load_tensor_files(
+    const World& world,
+    const std::vector<std::string>& files,
+    CheckpointState& state,
+    const ImportOptions& options = {});
+
 // Makes a checkpoint of step 0, FOLDER/step-0, from safetensors files or archives that
 // torch::save() made of modules; returns the names of its tensors. Throws Error when one of that
 // step exists.

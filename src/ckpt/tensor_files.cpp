@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckpt/tensor_files.h"
+
+#include <cstdint>
+#include <map>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include "base/check.h"
+#include "base/status_from_exception.h"
+#include "ckpt/archive.h"
+#include "ckpt/dtypes.h"
+#include "ckpt/safetensors.h"
+#include "ckpt/save_protocol.h"
+#include "ckpt/state_access.h"
+
+namespace sherd {
+namespace ckpt {
+namespace {
+
+// Adds the tensors of an archive, which own their memory.
+void add_archived(
+    const ModuleArchive& archive,
+    const ImportOptions& options,
+    std::vector<TensorPiece>& pieces) {
+  for (const auto& [found, tensor] : archive.tensors) {
+    const auto name = options.rename ? options.rename(found) : found;
+    if (!name.empty()) {
+      pieces.push_back(
+          {.section = options.section,
+           .name = name,
+           .shape = tensor.sizes().vec(),
+           .range = {0, tensor.numel()},
+           .elements = tensor.view({-1})});
+    }
+  }
+}
+
+// Adds the tensors of a mapped file, which must outlive them.
+void add_pieces(
+    const MappedFile& file,
+    const std::string& path,
+    const ImportOptions& options,
+    std::vector<TensorPiece>& pieces) {
+  const auto bytes = file.bytes();
+  const auto header =
+      parse_header(bytes, static_cast<std::int64_t>(bytes.size()), path);
+  for (const auto& info : header.tensors) {
+    const auto name = options.rename ? options.rename(info.name) : info.name;
+    if (name.empty()) {
+      continue;
+    }
+    const auto dtype = dtype_named(info.dtype, str(path, ": ", info.name));
+    const auto numel = numel_of(info.shape);
+    // Only read; from_blob has no const.
+    auto* data =
+        const_cast<char*>(bytes.data()) + header.data_begin + info.begin;
+    pieces.push_back(
+        {.section = options.section,
+         .name = name,
+         .shape = info.shape,
+         .range = {0, numel},
+         .elements =
+             at::from_blob(data, {numel}, at::TensorOptions().dtype(dtype))});
+  }
+}
+
+// "a", or "a and 3 more".
+std::string list_of(const std::vector<std::string>& names) {
+  return names.size() == 1
+      ? names.front()
+      : str(names.front(), " and ", names.size() - 1, " more");
+}
+
+using PieceByName = std::map<TensorKey, const TensorPiece*>;
+
+// `where` is for messages.
+void compare_names(
+    const CheckpointState& state,
+    const PieceByName& found,
+    const std::string& where) {
+  std::vector<std::string> missing;
+  for (const auto& key : CheckpointAccess::required_names(state)) {
+    if (!found.contains(key)) {
+      missing.push_back(key.name);
+    }
+  }
+  SHERD_CHECK(
+      missing.empty(), "[ckpt] ", where,
+      ": expected all tensors that the model has, found no ", list_of(missing));
+  std::vector<std::string> unexpected;
+  for (const auto& [key, piece] : found) {
+    if (!CheckpointAccess::may_contain(state, key)) {
+      unexpected.push_back(key.name);
+    }
+  }
+  SHERD_CHECK(
+      unexpected.empty(), "[ckpt] ", where,
+      ": expected no tensor that the model lacks, found ", list_of(unexpected));
+}
+
+void load(
+    const std::vector<std::string>& files,
+    const CheckpointState& state,
+    int rank,
+    const ImportOptions& options) {
+  const at::NoGradGuard no_grad;
+  SHERD_CHECK(!files.empty(), "[ckpt] expected files to load, found none");
+  const TensorFiles opened(files, options);
+  PieceByName found;
+  for (const auto& piece : opened.pieces()) {
+    const bool first =
+        found.emplace(TensorKey{piece.section, piece.name}, &piece).second;
+    SHERD_CHECK(
+        first, "[ckpt] ", files.front(), ": expected each tensor once, found ",
+        piece.name, " twice");
+  }
+  compare_names(state, found, files.front());
+  for (auto& target : CheckpointAccess::targets(state, rank)) {
+    auto& shard = target.shard;
+    const auto& piece = *found.at({target.section, shard.name});
+    SHERD_CHECK(
+        piece.shape == shard.shape, "[ckpt] ", files.front(), ": ", shard.name,
+        ": expected shape ", at::IntArrayRef(shard.shape), ", found ",
+        at::IntArrayRef(piece.shape));
+    const auto end = shard.begin + shard.elements.numel();
+    shard.elements.copy_(
+        piece.elements.slice(0, shard.begin, end).view(shard.elements.sizes()));
+    if (target.loaded) {
+      target.loaded(shard.elements);
+    }
+  }
+}
+
+}  // namespace
+
+TensorFiles::TensorFiles(
+    const std::vector<std::string>& files, const ImportOptions& options) {
+  for (const auto& path : files) {
+    if (is_archive(path)) {
+      const auto archive = read_archive(path);
+      add_archived(archive, options, pieces_);
+      if (!options.rename) {
+        modules_ = modules_.value_or(std::vector<std::string>());
+        modules_->insert(
+            modules_->end(), archive.modules.begin(), archive.modules.end());
+      }
+      continue;
+    }
+    mapped_.push_back(MappedFile::open(path).value());
+    add_pieces(mapped_.back(), path, options, pieces_);
+  }
+}
+
+}  // namespace ckpt
+
+void load_tensor_files(
+    const World& world,
+    const std::vector<std::string>& files,
+    CheckpointState& state,
+    const ImportOptions& options) {
+  const auto mine = status_of(
+      [&] {
+        ckpt::load(files, state, world.rank(), options);
+        return Status();
+      },
+      ErrorCode::kFailedPrecondition);
+  agree(ckpt::ranks_of(world), mine, "loading tensors").throw_if_failed();
+  CheckpointAccess::publish(state);
+}
+
+}  // namespace sherd
