@@ -20,6 +20,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kAbout = "about";
+// The help of an option that gpt does not have begins so.
+constexpr std::string_view kLlamaOnly = "Llama:";
 
 [[noreturn]] void refuse(
     const std::string& where,
@@ -252,6 +254,8 @@ void check_sizes(const TrainConfig& config) {
   at_least<int64_t>("heads", 1, config.heads);
   at_least<int64_t>("kv-heads", 0, config.kv_heads);
   at_least<int64_t>("intermediate", 0, config.intermediate);
+  at_least<int64_t>("head-width", 0, config.head_width);
+  at_least<int64_t>("sliding-window", 0, config.sliding_window);
   at_least<int64_t>("seq", 1, config.seq);
   at_least<int64_t>("vocab", 0, config.vocab);
   at_least<int64_t>("batch", 1, config.batch);
@@ -289,31 +293,44 @@ void multiple_of(
 }
 
 void check_gpt(const TrainConfig& config) {
-  const auto expect_unset = [](const char* name, std::int64_t found) {
-    if (found != 0) {
-      refuse(
-          "--" + std::string(name), "0 with --model gpt",
-          std::to_string(found));
+  for (const auto& row : option_specs()) {
+    const auto found = text_of(row, config);
+    const auto preset = text_of(row, {});
+    const bool llamas = std::string_view(row.help).starts_with(kLlamaOnly);
+    if (llamas && found != preset) {
+      refuse("--" + std::string(row.name), preset + " with --model gpt", found);
     }
-  };
-  expect_unset("kv-heads", config.kv_heads);
-  expect_unset("intermediate", config.intermediate);
+  }
 }
 
 void check_llama(const TrainConfig& config) {
   if (config.kv_heads > 0) {
     multiple_of("heads", config.heads, "kv-heads", config.kv_heads);
   }
-  if (config.width / config.heads % 2 != 0) {
+  const auto& model = config.model;
+  if (config.head_width % 2 != 0) {
+    refuse("--head-width", "an even width", std::to_string(config.head_width));
+  }
+  if (config.head_width == 0 && config.width / config.heads % 2 != 0) {
     refuse(
         "--width",
         "an even share for each of --heads " + std::to_string(config.heads) +
-            " with --model llama",
+            " with --model " + model,
         std::to_string(config.width));
   }
   if (config.dropout != 0.0) {
-    refuse("--dropout", "0 with --model llama", std::to_string(config.dropout));
+    refuse(
+        "--dropout", "0 with --model " + model, std::to_string(config.dropout));
   }
+  for (const auto& [name, found] :
+       {std::pair{"rope-theta", config.rope_theta},
+        std::pair{"norm-epsilon", config.norm_epsilon}}) {
+    if (!(found > 0.0)) {
+      refuse(
+          "--" + std::string(name), "a positive number", std::to_string(found));
+    }
+  }
+  parse_rope_scaling(config.rope_scaling);
 }
 
 // What belongs to sharding alone.
@@ -340,7 +357,7 @@ void check_ddp(const TrainConfig& config) {
 
 void check(const TrainConfig& config) {
   check_sizes(config);
-  one_of("model", {"gpt", "llama"}, config.model);
+  one_of("model", {"gpt", "llama", "mistral", "qwen2", "qwen3"}, config.model);
   one_of("dtype", {"fp32", "bf16"}, config.dtype);
   one_of("optimizer", {"adamw", "muon"}, config.optimizer);
   one_of("lr-scaling", {"none", "linear", "sqrt"}, config.lr_scaling);
@@ -359,17 +376,57 @@ void check(const TrainConfig& config) {
   if (config.dropout < 0.0 || config.dropout >= 1.0) {
     refuse("--dropout", "a share in [0, 1)", std::to_string(config.dropout));
   }
-  multiple_of("width", config.width, "heads", config.heads);
-  if (config.model == "llama") {
-    check_llama(config);
-  } else {
+  if (config.head_width == 0) {
+    multiple_of("width", config.width, "heads", config.heads);
+  }
+  if (config.model == "gpt") {
     check_gpt(config);
+  } else {
+    check_llama(config);
   }
   if (config.stop_at > config.steps) {
     refuse(
         "--stop-at", "at most --steps " + std::to_string(config.steps),
         std::to_string(config.stop_at));
   }
+}
+
+// The rows of the model before the others.
+std::vector<OptionSpec> with_model_rows(const std::vector<OptionSpec>& others) {
+  using C = TrainConfig;
+  std::vector<OptionSpec> rows = {
+      {"model", "NAME", "Model family: gpt, llama, mistral, qwen2 or qwen3",
+       "Model", &C::model},
+      {"layers", "N", "Transformer blocks", "Model", &C::layers},
+      {"width", "N", "Width of the residual stream", "Model", &C::width},
+      {"heads", "N", "Attention heads; divide the width", "Model", &C::heads},
+      {"kv-heads", "N",
+       "Llama: heads of keys and values; must divide --heads; 0: as many",
+       "Model", &C::kv_heads},
+      {"intermediate", "N",
+       "Llama: width inside the MLP; 0: 8/3 of the width, rounded up to 256s",
+       "Model", &C::intermediate},
+      {"head-width", "N", "Llama: width of a head; 0: --width / --heads",
+       "Model", &C::head_width},
+      {"sliding-window", "N", "Llama: positions that each one sees; 0: all",
+       "Model", &C::sliding_window},
+      {"rope-theta", "X", "Llama: base of the rotary wavelengths", "Model",
+       &C::rope_theta},
+      {"rope-scaling", "HOW",
+       "Llama: stretches them: none, linear:FACTOR or\n"
+       "llama3:FACTOR,LOW,HIGH,ORIGINAL as in transformers' rope_scaling",
+       "Model", &C::rope_scaling},
+      {"norm-epsilon", "X", "Llama: of RMSNorm", "Model", &C::norm_epsilon},
+      {"tied-head", "",
+       "Llama: the embedding is also the head, as it always is in gpt", "Model",
+       &C::tied_head},
+      {"seq", "N", "Tokens per sequence", "Model", &C::seq},
+      {"vocab", "N", "Vocabulary; 0: as the data needs", "Model", &C::vocab},
+      {"dropout", "P", "Share of activations dropped; gpt only", "Model",
+       &C::dropout},
+  };
+  rows.insert(rows.end(), others.begin(), others.end());
+  return rows;
 }
 
 struct SizeSuffix {
@@ -390,23 +447,42 @@ constexpr std::array<SizeSuffix, 9> kSizeSuffixes = {{
 
 }  // namespace
 
+RopeScalingText parse_rope_scaling(const std::string& text) {
+  RopeScalingText found{.kind = text.substr(0, text.find(':'))};
+  auto rest = std::string_view(text).substr(found.kind.size());
+  bool valid = true;
+  const auto take = [&](char before, auto& value) {
+    const auto end = std::min(rest.find(',', 1), rest.size());
+    valid = valid && !rest.empty() && rest[0] == before &&
+        parse_whole(rest.substr(1, end - 1), value);
+    rest.remove_prefix(end);
+  };
+  if (found.kind == "linear" || found.kind == "llama3") {
+    take(':', found.factor);
+  }
+  if (found.kind == "llama3") {
+    take(',', found.low_freq_factor);
+    take(',', found.high_freq_factor);
+    take(',', found.original_positions);
+    valid = valid && found.low_freq_factor > 0.0 &&
+        found.low_freq_factor < found.high_freq_factor &&
+        found.original_positions > 0;
+  }
+  const bool known =
+      found.kind == "linear" || found.kind == "llama3" || found.kind == "none";
+  if (!valid || !known || !rest.empty() || !(found.factor >= 1.0)) {
+    refuse(
+        "--rope-scaling",
+        "none, linear:FACTOR or llama3:FACTOR,LOW,HIGH,ORIGINAL with a factor "
+        "of at least 1 and LOW below HIGH",
+        in_quotes(text));
+  }
+  return found;
+}
+
 const std::vector<OptionSpec>& option_specs() {
   using C = TrainConfig;
-  static const std::vector<OptionSpec> kRows = {
-      {"model", "NAME", "Model family: gpt or llama", "Model", &C::model},
-      {"layers", "N", "Transformer blocks", "Model", &C::layers},
-      {"width", "N", "Width of the residual stream", "Model", &C::width},
-      {"heads", "N", "Attention heads; divide the width", "Model", &C::heads},
-      {"kv-heads", "N",
-       "Llama: heads of keys and values; must divide --heads; 0: as many",
-       "Model", &C::kv_heads},
-      {"intermediate", "N",
-       "Llama: width inside the MLP; 0: 8/3 of the width, rounded up to 256s",
-       "Model", &C::intermediate},
-      {"seq", "N", "Tokens per sequence", "Model", &C::seq},
-      {"vocab", "N", "Vocabulary; 0: as the data needs", "Model", &C::vocab},
-      {"dropout", "P", "Share of activations dropped; gpt only", "Model",
-       &C::dropout},
+  static const std::vector<OptionSpec> kRows = with_model_rows({
       {"data", "PATH",
        "File or folder of text (bytes are tokens), or a .bin of uint16 token\n"
        "ids; without it the headers of LibTorch on this machine",
@@ -480,7 +556,7 @@ const std::vector<OptionSpec>& option_specs() {
        "that training uses (MFU); 0: measured at the start",
        "Output", &C::peak_flops},
       {"quiet", "", "Only errors", "Output", &C::quiet},
-  };
+  });
   return kRows;
 }
 

@@ -22,12 +22,18 @@ struct ByteSize {
 };
 
 struct TrainConfig {
-  std::string model = "gpt";
+  std::string model = "gpt";  // Others have the options of Llama.
   std::int64_t layers = 8;
   std::int64_t width = 256;
   std::int64_t heads = 8;
-  std::int64_t kv_heads = 0;      // 0: as heads. Llama only.
-  std::int64_t intermediate = 0;  // 0: Llama's rule. Llama only.
+  std::int64_t kv_heads = 0;          // 0: as heads. Llama only.
+  std::int64_t intermediate = 0;      // 0: Llama's rule. Llama only.
+  std::int64_t head_width = 0;        // 0: width / heads. Llama only.
+  std::int64_t sliding_window = 0;    // 0: none. Llama only.
+  double rope_theta = 10000.0;        // Llama only.
+  std::string rope_scaling = "none";  // See parse_rope_scaling().
+  double norm_epsilon = 1e-6;         // Llama only.
+  bool tied_head = false;             // Llama only; gpt's always is.
   std::int64_t seq = 128;
   std::int64_t vocab = 0;  // 0: from the data.
   double dropout = 0.0;
@@ -89,6 +95,18 @@ bool names_path(const OptionSpec& row);
 
 // The value of an option as a user would write it; "" when it is empty.
 std::string text_of(const OptionSpec& row, const TrainConfig& config);
+
+// What "llama3:8,1,4,8192" says, in this order.
+struct RopeScalingText {
+  std::string kind;  // none, linear or llama3.
+  double factor = 1.0;
+  double low_freq_factor = 1.0;  // These are llama3's.
+  double high_freq_factor = 4.0;
+  std::int64_t original_positions = 8192;
+};
+// Throws Error, naming the text, unless it is "none", "linear:FACTOR" or
+// "llama3:FACTOR,LOW,HIGH,ORIGINAL" with a factor of at least 1.
+RopeScalingText parse_rope_scaling(const std::string& text);
 
 // "512MiB", "1.5GB", "4096": KiB, MiB, GiB are powers of 1024, KB, MB, GB (in
 // either case) of 1000. Throws Error, naming the text, unless the whole is a

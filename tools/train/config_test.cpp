@@ -212,7 +212,8 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
       HasSubstr("one of auto, collective, shm, hierarchical, found 'nccl'"));
   EXPECT_EQ(
       flag_refusal("model", "rnn"),
-      "--model: expected one of gpt, llama, found 'rnn'");
+      "--model: expected one of gpt, llama, mistral, qwen2, qwen3, found "
+      "'rnn'");
   EXPECT_EQ(
       flag_refusal("dtype", "int8"),
       "--dtype: expected one of fp32, bf16, found 'int8'");
@@ -251,6 +252,12 @@ TEST(TrainConfig, WhatMakesNoLlamaIsRefused) {
       llama_refusal({{"dropout", "0.1"}}),
       HasSubstr("--dropout: expected 0 with --model llama"));
   EXPECT_THAT(llama_refusal({{"intermediate", "-2"}}), HasSubstr("found -2"));
+  EXPECT_EQ(
+      llama_refusal({{"head-width", "7"}}),
+      "--head-width: expected an even width, found 7");
+  EXPECT_EQ(llama_refusal({{"width", "40"}, {"head-width", "6"}}), "accepted");
+  EXPECT_THAT(
+      llama_refusal({{"rope-theta", "0"}}), HasSubstr("a positive number"));
 }
 
 TEST(TrainConfig, WhatIsLlamasIsRefusedForGpt) {
@@ -260,6 +267,35 @@ TEST(TrainConfig, WhatIsLlamasIsRefusedForGpt) {
   EXPECT_THAT(
       flag_refusal("intermediate", "96"),
       HasSubstr("--intermediate: expected 0 with --model gpt"));
+  EXPECT_EQ(
+      flag_refusal("rope-scaling", "linear:2"),
+      "--rope-scaling: expected none with --model gpt, found linear:2");
+  EXPECT_EQ(
+      flag_refusal("tied-head", "true"),
+      "--tied-head: expected false with --model gpt, found true");
+}
+
+TEST(TrainConfig, RopeScalingIsAKindWithItsNumbers) {
+  const auto llama3 = parse_rope_scaling("llama3:8.0,1,4.5,8192");
+  EXPECT_EQ(llama3.kind, "llama3");
+  EXPECT_EQ(llama3.factor, 8.0);
+  EXPECT_EQ(llama3.low_freq_factor, 1.0);
+  EXPECT_EQ(llama3.high_freq_factor, 4.5);
+  EXPECT_EQ(llama3.original_positions, 8192);
+  EXPECT_EQ(parse_rope_scaling("linear:2.5").factor, 2.5);
+  EXPECT_EQ(parse_rope_scaling("none").kind, "none");
+  for (const char* text :
+       {"", "none:1", "linear", "linear:", "linear:x", "linear:2,1",
+        "linear:0.5", "linear:nan", "llama3:8", "llama3:8,1,4", "yarn:2",
+        "llama3:8,1,4,8192,1", "llama3:8,4,1,8192", "llama3:8,1,4,0",
+        "llama3:8,1,4,1.5", "linear,2"}) {
+    EXPECT_EQ(
+        refusal([&] { parse_rope_scaling(text); }),
+        std::string("--rope-scaling: expected none, linear:FACTOR or "
+                    "llama3:FACTOR,LOW,HIGH,ORIGINAL with a factor of at least "
+                    "1 and LOW below HIGH, found '") +
+            text + "'");
+  }
 }
 
 TEST(ByteSize, AreReadInBothKindsOfUnits) {

@@ -27,23 +27,71 @@ Json gpt2(const TrainConfig& config, std::int64_t vocabulary) {
       {"tie_word_embeddings", true}};
 }
 
+// What transformers calls the models of LlamaImpl.
+struct Family {
+  const char* name;  // As model_type and as --model.
+  const char* architecture;
+  // What transformers takes where a config.json has no such setting; 0: none.
+  std::int64_t kv_heads_preset;
+  std::int64_t head_dim_preset;
+};
+constexpr Family kFamilies[] = {
+    {"llama", "LlamaForCausalLM", 0, 0},
+    {"mistral", "MistralForCausalLM", 8, 0},
+    {"qwen2", "Qwen2ForCausalLM", 32, 0},
+    {"qwen3", "Qwen3ForCausalLM", 32, 128},
+};
+
+const Family* family_named(const std::string& name) {
+  for (const auto& family : kFamilies) {
+    if (name == family.name) {
+      return &family;
+    }
+  }
+  return nullptr;
+}
+
+Json rope_scaling_json(const TrainConfig& config) {
+  const auto scaling = parse_rope_scaling(config.rope_scaling);
+  if (scaling.kind == "none") {
+    return nullptr;
+  }
+  Json json = {{"rope_type", scaling.kind}, {"factor", scaling.factor}};
+  if (scaling.kind == "llama3") {
+    json["low_freq_factor"] = scaling.low_freq_factor;
+    json["high_freq_factor"] = scaling.high_freq_factor;
+    json["original_max_position_embeddings"] = scaling.original_positions;
+  }
+  return json;
+}
+
 Json llama(const TrainConfig& config, std::int64_t vocabulary) {
-  return {
-      {"architectures", {"LlamaForCausalLM"}},
-      {"model_type", "llama"},
+  Json json = {
+      {"architectures", {family_named(config.model)->architecture}},
+      {"model_type", config.model},
       {"vocab_size", vocabulary},
       {"max_position_embeddings", config.seq},
       {"hidden_size", config.width},
       {"num_hidden_layers", config.layers},
       {"num_attention_heads", config.heads},
       {"num_key_value_heads", config.kv_heads},
+      {"head_dim",
+       config.head_width > 0 ? config.head_width : config.width / config.heads},
       {"intermediate_size", config.intermediate},
       {"hidden_act", "silu"},
-      {"rms_norm_eps", 1e-6},
-      {"rope_theta", 10000.0},
+      {"rms_norm_eps", config.norm_epsilon},
+      {"rope_theta", config.rope_theta},
+      {"rope_scaling", rope_scaling_json(config)},
       {"attention_bias", false},
       {"mlp_bias", false},
-      {"tie_word_embeddings", false}};
+      {"tie_word_embeddings", config.tied_head}};
+  if (config.model == "mistral") {
+    json["sliding_window"] =
+        config.sliding_window > 0 ? Json(config.sliding_window) : Json();
+  } else if (config.model != "llama") {
+    json["use_sliding_window"] = false;
+  }
+  return json;
 }
 
 // Reads a config.json.
@@ -61,6 +109,12 @@ class Settings {
   }
 
   std::string family() const { return json_.value("model_type", "none"); }
+
+  bool has(const char* name) const { return json_.contains(name); }
+
+  std::int64_t count_or(const char* name, std::int64_t preset) const {
+    return value(name, nullptr).is_null() ? preset : count(name);
+  }
 
   std::int64_t count(const char* name) const {
     if (!json_.contains(name) || !json_[name].is_number_unsigned()) {
@@ -81,15 +135,18 @@ class Settings {
     }
   }
 
-  // The same of a group of settings, which may be missing as a whole.
-  void expect_in(
-      const char* group, const char* name, const Json& wanted) const {
-    if (json_.contains(group) && json_[group].is_object() &&
-        json_[group].value(name, wanted) != wanted) {
-      refuse(
-          std::string(group) + "." + name + " " + wanted.dump(),
-          json_[group][name].dump());
+  // The setting, or `preset` where it is missing or null.
+  Json value(const char* name, const Json& preset) const {
+    return json_.contains(name) && !json_[name].is_null() ? json_[name]
+                                                          : preset;
+  }
+
+  double number(const char* name, double preset) const {
+    const auto found = value(name, preset);
+    if (!found.is_number()) {
+      refuse(std::string(name) + ", a number", found.dump());
     }
+    return found.get<double>();
   }
 
   [[noreturn]] void refuse(
@@ -107,6 +164,7 @@ TrainConfig gpt2_of(const Settings& settings) {
   settings.expect("layer_norm_epsilon", 1e-5, true);
   settings.expect("tie_word_embeddings", true, true);
   settings.expect("scale_attn_by_inverse_layer_idx", false, true);
+  settings.expect("scale_attn_weights", true, true);
   TrainConfig config;
   config.layers = settings.count("n_layer");
   config.width = settings.count("n_embd");
@@ -117,25 +175,79 @@ TrainConfig gpt2_of(const Settings& settings) {
   return config;
 }
 
-TrainConfig llama_of(const Settings& settings) {
+// Version 5 of transformers writes "rope_parameters", older ones "rope_theta"
+// beside "rope_scaling", whose kind was "type" at first.
+void take_rope(const Settings& settings, TrainConfig& config) {
+  auto rope =
+      settings.value("rope_parameters", settings.value("rope_scaling", {}));
+  rope = rope.is_object() ? rope : Json::object();
+  const auto number = [&](const char* name, const Json& preset) {
+    const auto found = rope.value(name, preset);
+    if (!found.is_number()) {
+      settings.refuse(
+          std::string("rope_parameters.") + name + ", a number", found.dump());
+    }
+    return found;
+  };
+  config.rope_theta =
+      number("rope_theta", settings.number("rope_theta", config.rope_theta))
+          .get<double>();
+  const auto kind =
+      rope.value("rope_type", rope.value("type", Json("default")));
+  if (kind == "linear") {
+    config.rope_scaling = "linear:" + number("factor", {}).dump();
+  } else if (kind == "llama3") {
+    config.rope_scaling = "llama3:" + number("factor", {}).dump() + "," +
+        number("low_freq_factor", {}).dump() + "," +
+        number("high_freq_factor", {}).dump() + "," +
+        number("original_max_position_embeddings", {}).dump();
+  } else if (kind != "default") {
+    settings.refuse("a rope_type of default, linear or llama3", kind.dump());
+  }
+  if (number("partial_rotary_factor", 1.0) != 1.0) {
+    settings.refuse(
+        "rope_parameters.partial_rotary_factor 1.0",
+        rope["partial_rotary_factor"].dump());
+  }
+}
+
+// In Qwen some layers may have one, in Mistral all have it.
+std::int64_t sliding_window_of(const Settings& settings) {
+  if (settings.family() != "mistral") {
+    settings.expect("use_sliding_window", false, true);
+    for (const auto& kind : settings.value("layer_types", Json::array())) {
+      if (kind != "full_attention") {
+        settings.refuse("layer_types of full_attention", kind.dump());
+      }
+    }
+    return 0;
+  }
+  return settings.has("sliding_window") ? settings.count_or("sliding_window", 0)
+                                        : 4096;
+}
+
+TrainConfig llama_of(const Settings& settings, const Family& family) {
   settings.expect("hidden_act", "silu", true);
-  settings.expect("rms_norm_eps", 1e-6, true);
-  settings.expect("rope_theta", 10000.0, true);
-  settings.expect("rope_scaling", nullptr, true);
-  settings.expect_in("rope_parameters", "rope_theta", 10000.0);
-  settings.expect_in("rope_parameters", "rope_type", "default");
   settings.expect("attention_bias", false, true);
   settings.expect("mlp_bias", false, true);
-  settings.expect("tie_word_embeddings", false, true);
   TrainConfig config;
-  config.model = "llama";
+  config.model = family.name;
   config.layers = settings.count("num_hidden_layers");
   config.width = settings.count("hidden_size");
   config.heads = settings.count("num_attention_heads");
-  config.kv_heads = settings.count("num_key_value_heads");
+  config.kv_heads = settings.count_or(
+      "num_key_value_heads",
+      family.kv_heads_preset > 0 ? family.kv_heads_preset : config.heads);
+  const auto head_width = settings.count_or("head_dim", family.head_dim_preset);
+  const bool usual = head_width * config.heads == config.width;
+  config.head_width = usual ? 0 : head_width;
   config.intermediate = settings.count("intermediate_size");
   config.seq = settings.count("max_position_embeddings");
   config.vocab = settings.count("vocab_size");
+  config.norm_epsilon = settings.number("rms_norm_eps", config.norm_epsilon);
+  config.tied_head = settings.value("tie_word_embeddings", false) == true;
+  config.sliding_window = sliding_window_of(settings);
+  take_rope(settings, config);
   return config;
 }
 
@@ -147,16 +259,19 @@ TrainConfig parse_hugging_face_config(
   if (settings.family() == "gpt2") {
     return gpt2_of(settings);
   }
-  if (settings.family() == "llama") {
-    return llama_of(settings);
+  if (const auto* family = family_named(settings.family())) {
+    return llama_of(settings, *family);
   }
-  settings.refuse("model_type gpt2 or llama", settings.family());
+  settings.refuse(
+      "model_type gpt2, llama, mistral, qwen2 or qwen3", settings.family());
 }
 
 std::string name_from_hugging_face(
     const TrainConfig& config, const std::string& name) {
-  if (config.model == "llama") {
-    return name;
+  if (config.model != "gpt") {
+    const bool left_out = name.ends_with(".rotary_emb.inv_freq") ||
+        (config.tied_head && name == "lm_head.weight");
+    return left_out ? "" : name;
   }
   constexpr std::string_view kPrefix = "transformer.";
   const auto plain =
@@ -168,8 +283,8 @@ std::string name_from_hugging_face(
 
 std::string hugging_face_config(
     const TrainConfig& config, std::int64_t vocabulary) {
-  auto json = config.model == "llama" ? llama(config, vocabulary)
-                                      : gpt2(config, vocabulary);
+  auto json = config.model == "gpt" ? gpt2(config, vocabulary)
+                                    : llama(config, vocabulary);
   // The vocabulary is bytes, or whatever ids the data had: none of them special.
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] = nullptr;
@@ -179,7 +294,7 @@ std::string hugging_face_config(
 
 std::string hugging_face_name(
     const TrainConfig& config, const std::string& name) {
-  const bool inside = config.model != "llama" && !name.starts_with("lm_head.");
+  const bool inside = config.model == "gpt" && !name.starts_with("lm_head.");
   return inside ? "transformer." + name : name;
 }
 

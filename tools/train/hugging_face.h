@@ -10,14 +10,17 @@
 
 namespace sherd::tools {
 
-// config.json of GPT2LMHeadModel or LlamaForCausalLM. REQUIRES: what the
-// configuration leaves open (kv_heads, intermediate) is filled in for Llama.
+// config.json of GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM,
+// Qwen2ForCausalLM or Qwen3ForCausalLM, which every version of transformers that
+// knows the model reads. REQUIRES: what the configuration leaves open (kv_heads,
+// intermediate) is filled in for Llama and its likes.
 std::string hugging_face_config(
     const TrainConfig& config, std::int64_t vocabulary);
 
 // What a config.json describes; `path` is for messages. The rest is as a
-// TrainConfig is by itself. Throws Error for a model that sherd has no equal of,
-// naming the setting.
+// TrainConfig is by itself. Settings that are missing mean what transformers
+// takes them for. Throws Error for a model that sherd has no equal of, naming the
+// setting.
 TrainConfig parse_hugging_face_config(
     const std::string& text, const std::string& path);
 

@@ -8,6 +8,14 @@
 namespace sherd::tools {
 namespace {
 
+// The settings that every config.json of a Llama or its like has.
+nlohmann::json sizes(const char* family) {
+  return {{"model_type", family},         {"vocab_size", 100},
+          {"hidden_size", 4096},          {"num_hidden_layers", 2},
+          {"intermediate_size", 96},      {"num_attention_heads", 64},
+          {"max_position_embeddings", 32}};
+}
+
 TEST(HuggingFace, DescribesAGpt2) {
   TrainConfig config;
   config.layers = 3;
@@ -79,7 +87,12 @@ TEST(HuggingFace, RefusesWhatSherdHasNoEqualOf) {
   };
   EXPECT_EQ(
       refusal("{\"model_type\": \"bert\"}"),
-      "config.json: expected model_type gpt2 or llama, found bert");
+      "config.json: expected model_type gpt2, llama, mistral, qwen2 or qwen3, "
+      "found bert");
+  EXPECT_EQ(
+      refusal("{\"model_type\": \"mixtral\"}"),
+      "config.json: expected model_type gpt2, llama, mistral, qwen2 or qwen3, "
+      "found mixtral");
   EXPECT_EQ(refusal("[1]"), "config.json: expected a JSON object, found array");
   EXPECT_EQ(
       refusal("{"),
@@ -87,14 +100,118 @@ TEST(HuggingFace, RefusesWhatSherdHasNoEqualOf) {
   EXPECT_EQ(
       refusal("{\"model_type\": \"gpt2\"}"),
       "config.json: expected n_layer, a whole number, found none");
+  const auto with = [&](const char* family, const nlohmann::json& changes) {
+    auto json = sizes(family);
+    json.update(changes);
+    return refusal(json.dump());
+  };
+  EXPECT_EQ(with("llama", nlohmann::json::object()), "accepted");
   EXPECT_EQ(
-      refusal("{\"model_type\": \"llama\", \"rope_theta\": 5e5}"),
-      "config.json: expected rope_theta 10000.0, found 500000.0");
+      with("llama", {{"rope_parameters", {{"rope_type", "yarn"}}}}),
+      "config.json: expected a rope_type of default, linear or llama3, found "
+      "\"yarn\"");
   EXPECT_EQ(
-      refusal("{\"model_type\": \"llama\", \"rope_parameters\": "
-              "{\"rope_type\": \"llama3\"}}"),
-      "config.json: expected rope_parameters.rope_type \"default\", found "
-      "\"llama3\"");
+      with("llama", {{"rope_scaling", {{"type", "dynamic"}, {"factor", 2}}}}),
+      "config.json: expected a rope_type of default, linear or llama3, found "
+      "\"dynamic\"");
+  EXPECT_EQ(
+      with("llama", {{"rope_scaling", {{"type", "linear"}}}}),
+      "config.json: expected rope_parameters.factor, a number, found null");
+  EXPECT_EQ(
+      with("llama", {{"attention_bias", true}}),
+      "config.json: expected attention_bias false, found true");
+  EXPECT_EQ(
+      with("llama", {{"hidden_act", "gelu"}}),
+      "config.json: expected hidden_act \"silu\", found \"gelu\"");
+  EXPECT_EQ(
+      with("qwen2", {{"use_sliding_window", true}}),
+      "config.json: expected use_sliding_window false, found true");
+  EXPECT_EQ(
+      with("qwen3", {{"layer_types", {"full_attention", "other"}}}),
+      "config.json: expected layer_types of full_attention, found \"other\"");
+  EXPECT_EQ(
+      with("llama", {{"rms_norm_eps", "small"}}),
+      "config.json: expected rms_norm_eps, a number, found \"small\"");
+  EXPECT_EQ(
+      with(
+          "llama",
+          {{"rope_parameters",
+            {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}}}),
+      "config.json: expected rope_parameters.partial_rotary_factor 1.0, found "
+      "0.5");
+}
+
+TEST(HuggingFace, ReadsWhatItWritesOfEachFamily) {
+  for (const char* family : {"llama", "mistral", "qwen2", "qwen3"}) {
+    TrainConfig config;
+    config.model = family;
+    config.kv_heads = 2;
+    config.intermediate = 768;
+    config.head_width = 40;
+    config.vocab = 300;
+    config.rope_theta = 5e5;
+    config.norm_epsilon = 1e-5;
+    config.tied_head = true;
+    config.sliding_window = config.model == "mistral" ? 17 : 0;
+    for (const char* scaling :
+         {"none", "linear:2.5", "llama3:8.0,1.0,4.0,64"}) {
+      config.rope_scaling = scaling;
+      EXPECT_EQ(
+          parse_hugging_face_config(hugging_face_config(config, 300), "x"),
+          config)
+          << family << ", " << scaling;
+    }
+  }
+}
+
+TEST(HuggingFace, TakesWhatTransformersTakesWhereASettingIsMissing) {
+  const auto parsed = [](const nlohmann::json& json) {
+    return parse_hugging_face_config(json.dump(), "x");
+  };
+  const auto llama = parsed(sizes("llama"));
+  EXPECT_EQ(llama.kv_heads, 64);
+  EXPECT_EQ(llama.head_width, 0);
+  EXPECT_EQ(llama.norm_epsilon, 1e-6);
+  EXPECT_EQ(llama.rope_theta, 10000.0);
+  EXPECT_FALSE(llama.tied_head);
+  EXPECT_EQ(parsed(sizes("mistral")).kv_heads, 8);
+  EXPECT_EQ(parsed(sizes("mistral")).sliding_window, 4096);
+  EXPECT_EQ(parsed(sizes("qwen2")).kv_heads, 32);
+  EXPECT_EQ(parsed(sizes("qwen3")).head_width, 128);
+  auto json = sizes("mistral");
+  json["sliding_window"] = nullptr;
+  EXPECT_EQ(parsed(json).sliding_window, 0);
+}
+
+TEST(HuggingFace, ReadsRopeAsOldAndNewVersionsWriteIt) {
+  auto older = sizes("llama");
+  older["rope_theta"] = 5e5;
+  older["rope_scaling"] = {
+      {"rope_type", "llama3"},
+      {"factor", 8.0},
+      {"low_freq_factor", 1.0},
+      {"high_freq_factor", 4.0},
+      {"original_max_position_embeddings", 8192}};
+  auto newer = sizes("llama");
+  newer["rope_parameters"] = older["rope_scaling"];
+  newer["rope_parameters"]["rope_theta"] = 5e5;
+  for (const auto& json : {older, newer}) {
+    const auto found = parse_hugging_face_config(json.dump(), "x");
+    EXPECT_EQ(found.rope_theta, 5e5);
+    EXPECT_EQ(found.rope_scaling, "llama3:8.0,1.0,4.0,8192");
+  }
+}
+
+TEST(HuggingFace, LeavesOutTensorsThatAreNoParameters) {
+  TrainConfig config;
+  config.model = "qwen2";
+  EXPECT_EQ(name_from_hugging_face(config, "lm_head.weight"), "lm_head.weight");
+  EXPECT_EQ(
+      name_from_hugging_face(
+          config, "model.layers.0.self_attn.rotary_emb.inv_freq"),
+      "");
+  config.tied_head = true;
+  EXPECT_EQ(name_from_hugging_face(config, "lm_head.weight"), "");
 }
 
 }  // namespace

@@ -8,20 +8,41 @@
 namespace sherd::tools {
 namespace {
 
+models::RopeScaling rope_scaling_of(const TrainConfig& config) {
+  const auto text = parse_rope_scaling(config.rope_scaling);
+  const auto kind = text.kind == "linear" ? models::RopeKind::kLinear
+      : text.kind == "llama3"             ? models::RopeKind::kLlama3
+                                          : models::RopeKind::kDefault;
+  return {
+      .kind = kind,
+      .factor = text.factor,
+      .low_freq_factor = text.low_freq_factor,
+      .high_freq_factor = text.high_freq_factor,
+      .original_positions = text.original_positions};
+}
+
 std::shared_ptr<models::LanguageModel> make_plain_model(
     const TrainConfig& config, std::int64_t vocabulary) {
   const auto seed = static_cast<std::uint64_t>(config.seed);
   // Shards get their values one parameter at a time.
   const at::Device device = config.strategy == "ddp" ? at::kCPU : at::kMeta;
-  if (config.model == "llama") {
+  if (config.model != "gpt") {
     return std::make_shared<models::LlamaImpl>(models::LlamaConfig{
         .layers = config.layers,
         .width = config.width,
         .heads = config.heads,
+        .head_width = config.head_width,
         .kv_heads = config.kv_heads,
         .intermediate = config.intermediate,
         .sequence = config.seq,
         .vocabulary = vocabulary,
+        .rope_theta = config.rope_theta,
+        .rope_scaling = rope_scaling_of(config),
+        .norm_epsilon = config.norm_epsilon,
+        .qkv_bias = config.model == "qwen2",
+        .qk_norm = config.model == "qwen3",
+        .sliding_window = config.sliding_window,
+        .tied_head = config.tied_head,
         .seed = seed,
         .device = device});
   }

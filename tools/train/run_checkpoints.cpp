@@ -106,7 +106,7 @@ void expect_hook_state_alone(
 
 std::map<std::string, std::string> model_metadata(
     TrainConfig config, std::int64_t vocabulary) {
-  if (config.model == "llama") {
+  if (config.model != "gpt") {
     config.kv_heads = config.kv_heads > 0 ? config.kv_heads : config.heads;
     config.intermediate = config.intermediate > 0
         ? config.intermediate
