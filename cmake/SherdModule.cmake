@@ -26,6 +26,10 @@ function(sherd_set_flags target)
   if(SHERD_SANITIZE)
     target_compile_options(${target} PRIVATE
       -fsanitize=${SHERD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    if(SHERD_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      # It does not know fences and warns of each, those in Asio included.
+      target_compile_options(${target} PRIVATE -Wno-tsan)
+    endif()
     target_link_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE})
   endif()
 endfunction()

@@ -14,11 +14,6 @@
 #include "base/descriptor.h"
 #include "base/log.h"
 
-#if defined(__SANITIZE_THREAD__)
-// The sanitizer does not know fences; it does not see the other process's mapping either.
-#pragma GCC diagnostic ignored "-Wtsan"
-#endif
-
 namespace sherd::ft::ring {
 namespace {
 
