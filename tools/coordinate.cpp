@@ -61,28 +61,31 @@ void add_addresses(CLI::App* app, CoordinateOptions& options) {
       "Where replicas connect (127.0.0.1:0, a free port)");
   app->add_option(
          "--log", options.log,
-         "The file that remembers what was committed; made\n"
-         "when there is none. On a disk of this host")
+         "The file that records what was committed, on a disk\n"
+         "of this host; it is made if there is none")
       ->type_name("FILE")
       ->required();
   add_text(
       app, "--status", options.status, "HOST:PORT",
-      "Serve a status page, /metrics and /status.json;\n"
+      "Serve a status page, /metrics and /status.json, to\n"
       "this host only");
   add_text(
       app, "--ready-file", options.ready_file, "FILE",
-      "Write the address that was bound, once it listens,\n"
-      "and in a second line that of the status page");
+      "Write the address of the coordinator into this file\n"
+      "once it listens, and that of the status page as a\n"
+      "second line");
   add_text(
       app, "--secret-file", options.secret_file, "FILE",
-      "Replicas must have the same file; 16 bytes or more");
+      "A secret of at least 16 bytes; replicas must have\n"
+      "the same file");
   add_text(
       app, "--tls-cert", options.tls_certificate, "PEM",
       "Certificate of this coordinator, for mutual TLS");
   add_text(app, "--tls-key", options.tls_key, "PEM", "Its key");
   add_text(
       app, "--tls-ca", options.tls_authority, "PEM",
-      "Who has signed the replicas' certificates");
+      "The authority that has signed the replicas'\n"
+      "certificates");
 }
 
 void add_rules(CLI::App* app, CoordinateArguments& arguments) {
@@ -92,16 +95,18 @@ void add_rules(CLI::App* app, CoordinateArguments& arguments) {
       "No step is committed by fewer replicas (1)");
   add_number(
       app, "--replicas-start", options.replicas_start,
-      "The first step waits for so many (1)");
+      "The first step waits for this many replicas (1)");
   add_number(
       app, "--samples-per-replica", options.samples_per_replica,
-      "That each replica trains in each step (1)");
+      "Samples of each replica in a step (1)");
   add_number(
       app, "--global-batch", options.global_batch,
-      "Or all together, whoever is missing (0: as above)");
+      "Samples of all replicas together in a step, also\n"
+      "while some are missing (0: as above)");
   add_number(
       app, "--samples-multiple", options.samples_multiple,
-      "... in shares that it divides: ranks of a replica (1)");
+      "The share of a replica is a multiple of this, its\n"
+      "number of ranks (1)");
   app->add_flag(
       kRecoverFlag, options.recover_from_replicas, kRecoverDescription);
   for (const auto& flag : kCoordinatorTimeFlags) {

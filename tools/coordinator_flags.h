@@ -36,23 +36,25 @@ struct CoordinatorTimeFlag {
 
 inline constexpr std::array<CoordinatorTimeFlag, 5> kCoordinatorTimeFlags = {{
     {"--start-timeout", &CoordinatorTimes::start_timeout_s,
-     "How long the first step waits for replicas that are\n"
-     "not there yet (60)"},
+     "How long the first step waits for replicas that\n"
+     "have not arrived yet (60)"},
     {"--dead-after", &CoordinatorTimes::dead_after_s,
-     "A replica that says nothing for so long is lost (1)"},
+     "A replica that sends nothing for this long counts\n"
+     "as lost (1)"},
     {"--hang-after", &CoordinatorTimes::hang_after_s,
-     "A replica that does nothing for so long, and for\n"
-     "ten times as long as usual, is left out (5)"},
+     "A replica is left out if it makes no progress for\n"
+     "this long and for ten times as long as usual (5)"},
     {"--first-hang-after", &CoordinatorTimes::first_hang_after_s,
-     "The same for its first computations (60)"},
+     "The same limit for its first computations (60)"},
     {"--hold-time", &CoordinatorTimes::hold_time_s,
-     "How long those who alone have the last step may be\n"
-     "away before the run goes back behind it (60)"},
+     "If only replicas that are away have the last step,\n"
+     "the run goes back to an earlier one after this\n"
+     "long (60)"},
 }};
 
 inline constexpr const char* kRecoverFlag = "--recover-from-replicas";
 inline constexpr const char* kRecoverDescription =
-    "A new log may begin with the newest checkpoint that\n"
-    "replicas have loaded: when the log of the run is lost";
+    "Let a new log begin with the newest checkpoint that\n"
+    "replicas have loaded, if the log of the run is lost";
 
 }  // namespace sherd::tools

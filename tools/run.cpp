@@ -149,7 +149,8 @@ void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
   add("--ranks-per-replica", arguments.ranks_per_replica, "K",
       "Ranks of each replica (1)");
   add("--spares", replicas.spares, "N",
-      "Replicas that wait to take the place of a lost one");
+      "Additional replicas that wait until one is lost, and\n"
+      "take its place");
   add("--max-restarts", replicas.restarts_max, "N",
       "How often one replica is started again (100)");
   CLI::Option* elsewhere =
@@ -159,19 +160,20 @@ void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
       "No step is committed by fewer replicas (1)")
       ->excludes(elsewhere);
   add("--samples-per-replica", replicas.samples_per_replica, "S",
-      "What each replica trains in a step, a multiple of\n"
-      "its ranks (K)")
+      "Samples of each replica in a step, a multiple of its\n"
+      "ranks (K)")
       ->excludes(elsewhere);
   add("--global-batch", replicas.global_batch, "N",
-      "Or what all train together, whoever is missing")
+      "Samples of all replicas together in a step, also\n"
+      "while some are missing")
       ->excludes(elsewhere);
   add("--status", replicas.status, "HOST:PORT",
       "Where the coordinator serves its status page, on\n"
       "this host (127.0.0.1 and a free port)")
       ->excludes(elsewhere);
   add("--run-dir", replicas.run_folder, "DIR",
-      "Where the coordinator keeps its log; a run that was\n"
-      "begun there goes on")
+      "Where the coordinator keeps its log; a run that\n"
+      "began there continues")
       ->excludes(elsewhere);
   for (const auto& flag : kCoordinatorTimeFlags) {
     arguments.passed_on.push_back(
@@ -204,35 +206,35 @@ Subcommand add_run(CLI::App& app) {
   run_app
       ->add_option(
           "--fake-hosts", arguments->launch.fake_hosts,
-          "For tests: let ranks believe that they are on so\n"
-          "many hosts, so that those of different ones share\n"
-          "no memory")
+          "For tests: let ranks behave as if they were on this\n"
+          "many hosts, which share no memory")
       ->type_name("N");
   run_app
       ->add_option(
           "--port", arguments->launch.port,
-          "Where rank 0 listens; a free one when left out")
+          "The port on which rank 0 listens (a free one)")
       ->type_name("PORT");
   run_app
       ->add_option(
           "--log-dir", arguments->launch.log_dir,
-          "Write output to DIR/rank-0.log and so on instead;\n"
-          "logs of an earlier run in DIR are replaced")
+          "Write the output of each rank to a file,\n"
+          "DIR/rank-0.log and so on; logs of an earlier run in\n"
+          "DIR are replaced")
       ->type_name("DIR");
   run_app->add_flag(
       "--no-prefix", arguments->no_prefix,
-      "Show lines as the ranks write them");
+      "Show lines without the number of the rank");
   run_app->add_flag(
       "--no-rank0-tty", arguments->no_rank0_tty,
-      "Treat rank 0 like the others on a terminal");
+      "On a terminal, treat rank 0 like the others");
   run_app->add_flag(
       "--no-bind", arguments->no_bind,
-      "Let every rank use every core; otherwise each gets\n"
-      "cores of its own when there are enough");
+      "Let every rank use every core; by default each rank\n"
+      "gets its own cores if there are enough");
   run_app
       ->add_option(
           "--grace", arguments->grace_seconds,
-          "How long ranks may go on after Ctrl-C or SIGTERM\n"
+          "How long ranks may continue after Ctrl-C or SIGTERM\n"
           "before they are killed (30)")
       ->check(check_seconds)
       ->type_name("SECONDS");
