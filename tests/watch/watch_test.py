@@ -12,7 +12,6 @@ Exit status 77, a counted skip, where TensorBoard or pandas is not installed
 (scripts/setup puts them into build/clients, where it can).
 """
 
-import contextlib
 import csv
 import io
 import json
@@ -23,85 +22,17 @@ import pty
 import shutil
 import signal
 import struct
-import subprocess
 import sys
 import time
 
-EXIT_SKIPPED = 77
-TIMEOUT_S = 120
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "build" / "clients"))
-LAYERS, WIDTH, SEQUENCE, BATCH, VALIDATE = 1, 32, 16, 4, 4
-MODEL = (
-    "--layers", LAYERS, "--width", WIDTH, "--heads", 2, "--seq", SEQUENCE,
-    "--data", ROOT / "LICENSE", "--sample-tokens", 0, "--eval-every", VALIDATE,
+from watched_job import (
+    BATCH, EXIT_SKIPPED, LAYERS, MODEL, ROOT, SEQUENCE, VALIDATE, WIDTH, call, expect, job,
+    whole_lines,
 )  # fmt: skip
+
 VOCABULARY = 256  # Bytes.
 PEAK_FLOPS = 1e9
-
-
-def environment():
-    """This process's variables, without those of another launcher."""
-    foreign = ("OMPI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "MASTER_", "LOCAL_", "SHERD_")
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(foreign) and name not in ("RANK", "WORLD_SIZE")
-    }
-    return clean | {"OMP_NUM_THREADS": "1"}
-
-
-def call(*words, status=0):
-    """What a command prints, stderr included."""
-    done = subprocess.run(
-        [str(word) for word in words], env=environment(), timeout=TIMEOUT_S,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode != status:
-        sys.exit(f"{words}: expected {status}, found {done.returncode}:\n{done.stdout}")
-    return done.stdout
-
-
-def expect(what, *parts):
-    """That all parts are in a text."""
-    for part in parts:
-        if part not in what:
-            sys.exit(f"expected '{part}' in:\n{what}")
-
-
-def wait_for(what, found):
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        if result := found():
-            return result
-        time.sleep(0.01)
-    sys.exit(f"expected {what} within {TIMEOUT_S} s")
-
-
-def whole_lines(path):
-    return path.read_text().split("\n")[:-1] if path.exists() else []
-
-
-@contextlib.contextmanager
-def job(sherd, run):
-    """Two replicas that train and do not end; yields their status page."""
-    command = [
-        sherd, "run", "--fault-tolerant", "--replicas", 2, "--samples-per-replica",
-        BATCH, "--dead-after", 5, "--run-dir", run, "--", sherd, "train", *MODEL,
-        "--steps", 10**6, "--run", run,
-    ]  # fmt: skip
-    launcher = subprocess.Popen(
-        [str(word) for word in command], env=environment(), start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        for replica in range(2):
-            metrics = run / f"replica-{replica}" / "metrics.jsonl"
-            wait_for("twelve steps", lambda: len(whole_lines(metrics)) >= 12)
-        yield (run / "coordinator.address").read_text().split("\n")[1]
-    finally:
-        launcher.terminate()
-        launcher.wait()
+sys.path.insert(0, str(ROOT / "build" / "clients"))
 
 
 # ---- readers ----

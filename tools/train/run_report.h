@@ -18,10 +18,10 @@
 namespace sherd::tools {
 
 struct RunStart {
-  std::string run;         // The run's folder.
-  std::string folder;      // The report's, inside the run's; "": the same one.
-  std::int64_t first = 0;  // Steps that were taken before.
-  bool goes_on = false;    // The folder may exist.
+  std::string run = {};     // The run's folder.
+  std::string folder = {};  // The report's, inside the run's; "": the same one.
+  std::int64_t first = 0;   // Steps that were taken before.
+  bool goes_on = false;     // The folder may exist.
 };
 
 class RunReport {

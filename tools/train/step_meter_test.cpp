@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/step_meter.h"
 
-#include <thread>
+#include <poll.h>
 #include <gtest/gtest.h>
 #include "train/model_flops.h"
 
@@ -14,21 +14,15 @@ TEST(StepMeter, AThreadWithoutACoreWaitsAsLongAsTheKernelSays) {
   EXPECT_EQ(core_wait_s("none"), 0);
 }
 
-TEST(StepMeter, ComputingIsBusyAndWaitingForAnotherIsNot) {
+TEST(StepMeter, ComputingIsBusyAndWaitingIsNot) {
   const StepMeter meter;
-  std::thread other([] {
-    const StepMeter own;
-    while (own.measure().busy_s < 0.05) {
-    }
-  });
-  other.join();  // This thread waits, at least as long.
+  ::poll(nullptr, 0, /*timeout=*/50);  // However late it ends, on a busy host.
   const auto waited = meter.measure();
-  EXPECT_GE(waited.step_s, 0.05);
-  EXPECT_LT(waited.busy_s, waited.step_s / 2);
+  EXPECT_GE(waited.step_s - waited.busy_s, 0.045);
   EXPECT_GT(waited.rss_bytes, 1 << 20);
   while (meter.measure().busy_s < waited.busy_s + 0.02) {
   }
-  EXPECT_GE(meter.measure().step_s, waited.step_s + 0.02);
+  EXPECT_GE(meter.measure().step_s, waited.step_s + 0.015);
 }
 
 TEST(ModelFlops, AreThoseOfPalm) {
