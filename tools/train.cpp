@@ -15,6 +15,7 @@
 #include "text_file.h"
 #include "train/command_line.h"
 #include "train/config.h"
+#include "train/initial_weights.h"
 #include "train/replica_job.h"
 #include "train/run_checkpoints.h"
 #include "train/train_job.h"
@@ -34,7 +35,15 @@ TrainConfig read_config(const CommandLine& line) {
     throw Error(
         line.config_path + ": expected a readable JSON file, found none");
   }
-  return make_config(line.flags, line.config_path, *text);
+  auto config = make_config(line.flags, line.config_path, *text);
+  if (!config.init_from.empty()) {
+    auto options = model_options_of(config.init_from);
+    for (const auto& [name, value] : line.flags) {
+      options[name] = value;
+    }
+    config = make_config(options, line.config_path, *text);
+  }
+  return config;
 }
 
 std::unique_ptr<data::Corpus> open_corpus(const TrainConfig& config) {
@@ -70,6 +79,9 @@ int train_command(int argc, char** argv) {
   const auto world = World::from_environment();
   warn_of_unused_checkpoints(line, config, world);
   Trainer trainer(config, std::move(corpus), world);
+  if (!config.init_from.empty()) {
+    load_initial_weights(trainer);
+  }
   return is_replica() ? train_replica(trainer) : train(trainer);
 }
 

@@ -7,6 +7,7 @@
 SCRATCH is a folder that is replaced; NAMEs choose tests, as in unittest.
 """
 
+import array
 import json
 import os
 import pathlib
@@ -79,6 +80,24 @@ class TrainCommand(unittest.TestCase):
         lines = (self.folder / run / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line)["loss"] for line in lines]
 
+    def whole(self, checkpoint, section):
+        """{name: numbers} of the weights of a section, which are fp32."""
+        to = self.folder / "whole" / checkpoint.replace("/", "-")
+        if not to.exists():
+            subprocess.run(
+                [self.sherd, "checkpoint", "merge", self.folder / checkpoint, to],
+                check=True,
+                capture_output=True,
+            )
+        content = (to / f"{section}.safetensors").read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:end])
+        found = {}
+        for name in header.keys() - {"__metadata__"}:
+            begin, stop = header[name]["data_offsets"]
+            found[name] = array.array("f", content[end + begin : end + stop])
+        return found
+
     # ---- what a run leaves, and how it goes on
 
     def test_a_run_without_options_keeps_its_model(self):
@@ -149,6 +168,76 @@ class TrainCommand(unittest.TestCase):
     def test_a_misspelt_option_gets_the_nearest_one(self):
         text = self.shown("--save-evry", "3", expected=2)
         self.assertIn("no option --save-evry (did you mean --save-every?)", text)
+
+    # ---- options of training
+
+    def test_micro_batches_do_not_change_what_is_learnt(self):
+        words = (*SMALL, "--data", "text", "--steps", "4", "--save-every", "0")
+        for kind in (("--strategy", "ddp"), ("--optimizer", "muon")):
+            found = []
+            for parts in ("1", "4"):  # Of the 6 rows of each rank: 2, 2, 2.
+                run = f"{kind[1]}-{parts}"
+                self.shown(*words, *kind, "--micro-batches", parts, "--run", run, ranks=2)
+                found.append(self.losses(run))
+            for one, four in zip(*found):
+                self.assertAlmostEqual(one, four, delta=1e-4)
+
+    def test_the_rate_falls_as_it_is_told(self):
+        words = (
+            *SMALL, "--data", "text", "--steps", "4", "--save-every", "0",
+            "--warmup", "0", "--lr", "1", "--clip", "1e-6", "--lr-min-ratio", "0.2",
+        )  # fmt: skip
+        for decay, expected in (
+            ("linear", [1, 0.8, 0.6, 0.4]),
+            ("constant", [1, 1, 1, 1]),
+        ):
+            self.shown(*words, "--lr-decay", decay, "--run", decay)
+            lines = (self.folder / decay / "metrics.jsonl").read_text().splitlines()
+            rates = [json.loads(line)["lr"] for line in lines]
+            for rate, right in zip(rates, expected, strict=True):
+                self.assertAlmostEqual(rate, right)
+
+    def test_a_new_run_begins_with_the_weights_of_another(self):
+        words = ("--data", "text", "--eval-every", "1")
+        self.shown(*SMALL, *words, "--run", "x", "--steps", "30")
+        other = self.folder / "other"
+        other.write_text((self.folder / "text").read_text()[::-1])
+        begun = ("--init-from", "x", "--seed", "7", "--sample-tokens", "0")
+        self.shown(*words, *begun, "--run", "y", "--steps", "2", ranks=2)
+        self.assertLess(self.losses("y")[0], self.losses("x")[0] - 1)
+        self.assertEqual(len(self.losses("y")), 2)
+        self.shown("--data", other, *begun, "--run", "z", "--steps", "1")
+        # The weights that it began with are needed no more.
+        (self.folder / "x").rename(self.folder / "gone")
+        text = self.shown("--config", "y/config.json", "--steps", "3")
+        self.assertIn("goes on behind step 2", text)
+        text = self.shown(*words, "--init-from", "x", "--run", "w", expected=2)
+        self.assertIn("--init-from: expected a checkpoint or a run with one", text)
+        text = self.shown(
+            *words, "--init-from", "gone", "--width", "64", "--run", "v", expected=2
+        )
+        self.assertIn("expected shape", text)
+
+    def test_the_average_of_the_weights_is_saved_and_goes_on(self):
+        words = (*SMALL, "--data", "text", "--ema", "0.75", "--keep", "0")
+        every = (*words, "--save-every", "1")
+        self.shown(*every, "--run", "x", "--steps", "4", ranks=2)
+        self.shown(*every, "--run", "y", "--steps", "4", "--stop-at", "2", ranks=2)
+        self.shown(*every, "--run", "y", "--steps", "4")
+        # The first is made of what the weights were before any step.
+        average = self.whole("x/checkpoints/step-1", "ema")
+        self.assertIn("wte.weight", average)
+        for step in range(2, 5):
+            weights = self.whole(f"x/checkpoints/step-{step}", "model")
+            for name, old in average.items():
+                new = zip(old, weights[name], strict=True)
+                average[name] = [0.75 * a + 0.25 * w for a, w in new]
+        for run in ("x", "y"):
+            found = self.whole(f"{run}/checkpoints/step-4", "ema")
+            self.assertEqual(found.keys(), average.keys())
+            for name, numbers in found.items():
+                for one, other in zip(numbers, average[name], strict=True):
+                    self.assertAlmostEqual(one, other, delta=1e-4)
 
     # ---- Ctrl-C
 

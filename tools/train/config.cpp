@@ -259,6 +259,7 @@ void check_sizes(const TrainConfig& config) {
   at_least<int64_t>("seq", 1, config.seq);
   at_least<int64_t>("vocab", 0, config.vocab);
   at_least<int64_t>("batch", 1, config.batch);
+  at_least<int64_t>("micro-batches", 1, config.micro_batches);
   at_least<int64_t>("steps", 1, config.steps);
   at_least<int64_t>("stop-at", 0, config.stop_at);
   at_least<int64_t>("warmup", 0, config.warmup);
@@ -276,6 +277,13 @@ void check_sizes(const TrainConfig& config) {
   at_least("weight-decay", 0.0, config.weight_decay);
   at_least("clip", 0.0, config.clip);
   at_least("peak-flops", 0.0, config.peak_flops);
+}
+
+void share(const char* name, double found) {
+  if (found < 0.0 || found >= 1.0) {
+    refuse(
+        "--" + std::string(name), "a share in [0, 1)", std::to_string(found));
+  }
 }
 
 void multiple_of(
@@ -361,6 +369,7 @@ void check(const TrainConfig& config) {
   one_of("dtype", {"fp32", "bf16"}, config.dtype);
   one_of("optimizer", {"adamw", "muon"}, config.optimizer);
   one_of("lr-scaling", {"none", "linear", "sqrt"}, config.lr_scaling);
+  one_of("lr-decay", {"cosine", "linear", "constant"}, config.lr_decay);
   one_of(
       "strategy", {"full_shard", "shard_grad_op", "no_shard", "ddp"},
       config.strategy);
@@ -373,8 +382,14 @@ void check(const TrainConfig& config) {
   } else if (config.hook != "none") {
     refuse("--hook", "none without --strategy ddp", config.hook);
   }
-  if (config.dropout < 0.0 || config.dropout >= 1.0) {
-    refuse("--dropout", "a share in [0, 1)", std::to_string(config.dropout));
+  share("dropout", config.dropout);
+  share("beta1", config.beta1);
+  share("beta2", config.beta2);
+  share("ema", config.ema);
+  if (config.lr_min_ratio < 0.0 || config.lr_min_ratio > 1.0) {
+    refuse(
+        "--lr-min-ratio", "a share in [0, 1]",
+        std::to_string(config.lr_min_ratio));
   }
   if (config.head_width == 0) {
     multiple_of("width", config.width, "heads", config.heads);
@@ -389,44 +404,6 @@ void check(const TrainConfig& config) {
         "--stop-at", "at most --steps " + std::to_string(config.steps),
         std::to_string(config.stop_at));
   }
-}
-
-// The rows of the model before the others.
-std::vector<OptionSpec> with_model_rows(const std::vector<OptionSpec>& others) {
-  using C = TrainConfig;
-  std::vector<OptionSpec> rows = {
-      {"model", "NAME", "Model family: gpt, llama, mistral, qwen2 or qwen3",
-       "Model", &C::model},
-      {"layers", "N", "Transformer blocks", "Model", &C::layers},
-      {"width", "N", "Width of the residual stream", "Model", &C::width},
-      {"heads", "N", "Attention heads; divide the width", "Model", &C::heads},
-      {"kv-heads", "N",
-       "Llama: heads of keys and values; must divide --heads; 0: as many",
-       "Model", &C::kv_heads},
-      {"intermediate", "N",
-       "Llama: width inside the MLP; 0: 8/3 of the width, rounded up to 256s",
-       "Model", &C::intermediate},
-      {"head-width", "N", "Llama: width of a head; 0: --width / --heads",
-       "Model", &C::head_width},
-      {"sliding-window", "N", "Llama: positions that each one sees; 0: all",
-       "Model", &C::sliding_window},
-      {"rope-theta", "X", "Llama: base of the rotary wavelengths", "Model",
-       &C::rope_theta},
-      {"rope-scaling", "HOW",
-       "Llama: stretches them: none, linear:FACTOR or\n"
-       "llama3:FACTOR,LOW,HIGH,ORIGINAL as in transformers' rope_scaling",
-       "Model", &C::rope_scaling},
-      {"norm-epsilon", "X", "Llama: of RMSNorm", "Model", &C::norm_epsilon},
-      {"tied-head", "",
-       "Llama: the embedding is also the head, as it always is in gpt", "Model",
-       &C::tied_head},
-      {"seq", "N", "Tokens per sequence", "Model", &C::seq},
-      {"vocab", "N", "Vocabulary; 0: as the data needs", "Model", &C::vocab},
-      {"dropout", "P", "Share of activations dropped; gpt only", "Model",
-       &C::dropout},
-  };
-  rows.insert(rows.end(), others.begin(), others.end());
-  return rows;
 }
 
 struct SizeSuffix {
@@ -478,86 +455,6 @@ RopeScalingText parse_rope_scaling(const std::string& text) {
         in_quotes(text));
   }
   return found;
-}
-
-const std::vector<OptionSpec>& option_specs() {
-  using C = TrainConfig;
-  static const std::vector<OptionSpec> kRows = with_model_rows({
-      {"data", "PATH",
-       "File or folder of text (bytes are tokens), or a .bin of uint16 token\n"
-       "ids; without it the headers of LibTorch on this machine",
-       "Data", &C::data},
-      {"data-bytes", "SIZE",
-       "Use only the first bytes; 0: all (8MB of the headers)", "Data",
-       &C::data_bytes},
-      {"batch", "N",
-       "Sequences per step over all ranks; the number of ranks must divide it",
-       "Data", &C::batch},
-      {"seed", "N", "For initial values, order of data and sample", "Data",
-       &C::seed},
-      {"steps", "N", "Optimizer steps of the schedule", "Training", &C::steps},
-      {"stop-at", "N", "End after this step, schedule unchanged; 0: --steps",
-       "Training", &C::stop_at},
-      {"optimizer", "NAME", "adamw; muon: that, but Muon for layers' matrices",
-       "Training", &C::optimizer},
-      {"lr", "X", "Peak learning rate", "Training", &C::lr},
-      {"lr-scaling", "HOW", "When replicas are missing: none, linear or sqrt",
-       "Training", &C::lr_scaling},
-      {"warmup", "N", "Steps of rising rate; a cosine to a tenth follows",
-       "Training", &C::warmup},
-      {"weight-decay", "X", "On matrices; biases and norms have none",
-       "Training", &C::weight_decay},
-      {"clip", "X", "Longest gradient (2-norm); 0: any", "Training", &C::clip},
-      {"recompute-activations", "",
-       "Compute each layer a second time in backward instead of keeping its\n"
-       "activations: less memory, the same losses",
-       "Training", &C::recompute_activations},
-      {"dtype", "NAME",
-       "Of forward, backward and messages: fp32 or bf16; weights in training\n"
-       "and optimizer state are fp32 either way",
-       "Sharding", &C::dtype},
-      {"strategy", "NAME",
-       "full_shard: parameters whole only in use; shard_grad_op: whole from\n"
-       "forward to backward; no_shard, ddp: always (ddp: by replicate)",
-       "Sharding", &C::strategy},
-      {"budget", "SIZE",
-       "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",
-       "Sharding", &C::budget},
-      {"exchange", "NAME",
-       "shm: memory of one host; collective: Gloo; auto: shm where it can be",
-       "Sharding", &C::exchange},
-      {"replicate", "N",
-       "Replicas of as many ranks each, which hold the whole model and sum\n"
-       "gradients with the others; 1: all ranks hold it together",
-       "Sharding", &C::replicate},
-      {"hook", "NAME",
-       "ddp: what becomes of gradients: mean, bf16, fp16 (half the bytes),\n"
-       "power_sgd (few); none: mean by the exchange",
-       "Sharding", &C::hook},
-      {"hook-rank", "N", "Of power_sgd: columns kept of each matrix",
-       "Sharding", &C::hook_rank},
-      {"run", "DIR", "Folder for what the run writes; new: runs/<time>",
-       "Output", &C::run},
-      {"save-every", "N",
-       "Steps between checkpoints in DIR/checkpoints, also made at the end,\n"
-       "at SIGUSR1, and at SIGTERM and Ctrl-C before the run ends; a run with\n"
-       "the same DIR goes on from the newest, on any number of ranks. 0: none",
-       "Output", &C::save_every},
-      {"keep", "N", "Newest checkpoints that are kept; 0: all", "Output",
-       &C::keep},
-      {"eval-every", "N", "Steps between validations; 0: at the end only",
-       "Output", &C::eval_every},
-      {"eval-batches", "N", "Global batches per validation", "Output",
-       &C::eval_batches},
-      {"sample-tokens", "N", "Length of the sample at the end; 0: none",
-       "Output", &C::sample_tokens},
-      {"peak-flops", "X",
-       "Operations per second that a rank can do at most, for the share of it\n"
-       "that training uses (MFU); 0: measured at the start",
-       "Output", &C::peak_flops},
-      {"quiet", "", "Only errors", "Output", &C::quiet},
-  });
-  return kRows;
 }
 
 bool names_path(const OptionSpec& row) {

@@ -38,9 +38,12 @@ struct TrainConfig {
   std::int64_t vocab = 0;  // 0: from the data.
   double dropout = 0.0;
 
+  std::string init_from;  // A run or checkpoint; empty: values drawn by seed.
+
   std::string data;     // Empty: LibTorch's headers.
   ByteSize data_bytes;  // 0: all, or 8 MB of the headers.
   std::int64_t batch = 12;
+  std::int64_t micro_batches = 1;
   std::int64_t seed = 0;
 
   std::int64_t steps = 200;
@@ -49,8 +52,14 @@ struct TrainConfig {
   double lr = 2e-3;
   std::string lr_scaling = "none";  // While replicas are missing.
   std::int64_t warmup = 20;
+  std::string lr_decay = "cosine";
+  double lr_min_ratio = 0.1;  // Of lr, at the last step.
+  // As GPT-2's descendants have it: a shorter memory of squares than Adam's.
+  double beta1 = 0.9;
+  double beta2 = 0.95;
   double weight_decay = 0.1;
   double clip = 1.0;  // 0: never.
+  double ema = 0.0;   // Decay of the average of the weights; 0: none.
 
   bool recompute_activations = false;
   std::string dtype = "fp32";

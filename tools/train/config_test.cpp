@@ -197,6 +197,15 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
   EXPECT_THAT(
       flag_refusal("heads", "7"),
       HasSubstr("--width: expected a multiple of --heads 7, found 256"));
+  EXPECT_THAT(
+      flag_refusal("beta2", "1"),
+      HasSubstr("--beta2: expected a share in [0, 1), found 1"));
+  EXPECT_THAT(flag_refusal("lr-min-ratio", "1.5"), HasSubstr("[0, 1], found"));
+  EXPECT_EQ(flag_refusal("lr-min-ratio", "1"), "accepted");
+  EXPECT_THAT(
+      flag_refusal("lr-decay", "step"),
+      HasSubstr("one of cosine, linear, constant, found 'step'"));
+  EXPECT_THAT(flag_refusal("micro-batches", "0"), HasSubstr("at least 1"));
   EXPECT_THAT(flag_refusal("stop-at", "201"), HasSubstr("at most --steps 200"));
   EXPECT_THAT(
       flag_refusal("strategy", "half"),

@@ -42,7 +42,8 @@ void print(const std::string& text) {
 // For the config.json of a run, which may be read from another working
 // directory, and be moved.
 TrainConfig movable_config(TrainConfig config, const std::string& run) {
-  config.run = run;  // Seen from the file.
+  config.run = run;          // Seen from the file.
+  config.init_from.clear();  // The run has its own weights now.
   if (!config.data.empty()) {
     config.data = std::filesystem::absolute(config.data).string();
   }
@@ -84,6 +85,9 @@ void RunReport::open(const RunStart& start) {
       std::to_string(trainer_.parameter_count()) + " parameters; " +
       ranks_text() + ", " + batch_text());
   say("run    " + path);
+  if (!trainer_.config().init_from.empty() && start.first == 0) {
+    say("weights of " + trainer_.config().init_from);
+  }
   if (start.first > 0) {
     say("goes on behind step " + std::to_string(start.first));
   }
@@ -92,6 +96,7 @@ void RunReport::open(const RunStart& start) {
 std::map<std::string, std::string> RunReport::about() const {
   const auto& corpus = trainer_.corpus();
   return {
+      {"init_from", trainer_.config().init_from},
       {"corpus_path", corpus.path()},
       {"corpus_hash", hex(corpus.hash())},
       {"corpus_tokens", std::to_string(corpus.tokens())},

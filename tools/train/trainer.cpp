@@ -14,7 +14,6 @@
 namespace sherd::tools {
 namespace {
 
-constexpr double kLowestRate = 0.1;  // Share of the peak at the last step.
 constexpr std::int64_t kPromptTokens = 32;
 
 // Column `column` of what every rank said.
@@ -33,6 +32,13 @@ double largest(
     result = std::max(result, row[column]);
   }
   return result;
+}
+
+Decay decay_of(const TrainConfig& config) {
+  if (config.lr_decay == "constant") {
+    return Decay::kConstant;
+  }
+  return config.lr_decay == "linear" ? Decay::kLinear : Decay::kCosine;
 }
 
 // Another one on each rank, which have other rows.
@@ -76,10 +82,10 @@ double Trainer::learning_rate(std::int64_t step) const {
   return learning_rate_at(
       step,
       {.peak = config_.lr,
-       .floor = config_.lr * kLowestRate,
+       .floor = config_.lr * config_.lr_min_ratio,
        .warmup_steps = std::min(config_.warmup, config_.steps),
        .total_steps = config_.steps,
-       .decay = Decay::kCosine});
+       .decay = decay_of(config_)});
 }
 
 std::int64_t Trainer::parameter_count() const {
@@ -102,14 +108,28 @@ std::string Trainer::run_path() const {
 double Trainer::forward_backward(
     std::int64_t step,
     const data::Batch& batch,
-    const std::function<void()>& before_backward) {
+    const std::function<void()>& before_last_backward) {
   if (config_.dropout > 0.0) {  // So that a run that goes on draws the same.
     torch::manual_seed(seed_of(config_.seed, step, world_.rank()));
   }
-  const auto loss = model_->loss(batch.inputs, batch.targets);
-  before_backward();
-  loss.backward();
-  return loss.item<double>();
+  const auto inputs = batch.inputs.chunk(config_.micro_batches);
+  const auto targets = batch.targets.chunk(config_.micro_batches);
+  const auto rows = static_cast<double>(batch.inputs.size(0));
+  double loss = 0;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const bool last = i + 1 == inputs.size();
+    const auto scope = last ? std::nullopt : engine_.accumulate();
+    auto part = model_->loss(inputs[i], targets[i]);
+    if (inputs.size() > 1) {  // Its share of the mean over all rows.
+      part = part * (static_cast<double>(inputs[i].size(0)) / rows);
+    }
+    if (last) {
+      before_last_backward();
+    }
+    part.backward();
+    loss += part.item<double>();
+  }
+  return loss;
 }
 
 int Trainer::complete(

@@ -47,12 +47,13 @@ class Trainer {
   // the clocks of others may differ.
   std::string run_path() const;
 
-  // Forward and backward over rows of a step, counted from 0; returns the loss.
-  // `before_backward` is called in between.
+  // Forward and backward over rows of a step, counted from 0, in the parts that
+  // --micro-batches says; returns the loss. `before_last_backward` is called in
+  // between, for the last part.
   double forward_backward(
       std::int64_t step,
       const data::Batch& batch,
-      const std::function<void()>& before_backward = [] {});
+      const std::function<void()>& before_last_backward = [] {});
 
   // Collective, after forward_backward(). `record` has the step and this rank's
   // loss, `here` what the step cost it; completes the record by what all ranks

@@ -11,10 +11,6 @@
 namespace sherd::tools {
 namespace {
 
-// As GPT-2's descendants have it: a shorter memory of squares than Adam's.
-constexpr double kBeta1 = 0.9;
-constexpr double kBeta2 = 0.95;
-
 Strategy strategy_of(const TrainConfig& config) {
   if (config.strategy == "shard_grad_op") {
     return Strategy::kShardGradOp;
@@ -44,8 +40,8 @@ FullyShardOptions shard_options(
 AdamWOptions adamw_options(const TrainConfig& config) {
   AdamWOptions options;
   options.learning_rate = config.lr;
-  options.beta1 = kBeta1;
-  options.beta2 = kBeta2;
+  options.beta1 = config.beta1;
+  options.beta2 = config.beta2;
   options.weight_decay = config.weight_decay;
   options.groups = {
       {.names = {"*.bias", "*ln_*", "*norm.weight"}, .weight_decay = 0.0}};
@@ -104,6 +100,9 @@ TrainingEngine::TrainingEngine(
   if (config.optimizer == "muon") {
     muon_.emplace(parameters_.matching, muon_options(config));
   }
+  if (config.ema > 0.0) {
+    average_.emplace(named_parameters(), config.ema);
+  }
 }
 
 NamedParameters TrainingEngine::distribute(
@@ -131,8 +130,18 @@ double TrainingEngine::clip() {
   return torch::nn::utils::clip_grad_norm_(parameters, max_norm_);
 }
 
+std::optional<LocalGradientsScope> TrainingEngine::accumulate() {
+  return ddp_ ? std::optional(ddp_->no_sync()) : std::nullopt;
+}
+
 NamedParameters TrainingEngine::named_parameters() const {
   return fsdp_ ? fsdp_->named_parameters() : ddp_->named_parameters();
+}
+
+void TrainingEngine::reset_average() {
+  if (average_) {
+    average_->reset();
+  }
 }
 
 void TrainingEngine::add_to(CheckpointState& state) {
@@ -141,6 +150,9 @@ void TrainingEngine::add_to(CheckpointState& state) {
   state.add("adamw", adamw_, parameters);
   if (muon_) {
     state.add("muon", *muon_, parameters);
+  }
+  if (average_) {
+    average_->add_to(state);
   }
 }
 
@@ -161,6 +173,9 @@ double TrainingEngine::update(double learning_rate) {
   adamw_.set_learning_rate(learning_rate);
   adamw_.step();
   adamw_.zero_grad();
+  if (average_) {
+    average_->update();
+  }
   return norm;
 }
 

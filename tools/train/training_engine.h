@@ -16,6 +16,7 @@
 #include <sherd/optim/muon.h>
 #include <sherd/world/world.h>
 #include "train/config.h"
+#include "train/weight_average.h"
 
 namespace sherd::tools {
 
@@ -31,6 +32,11 @@ class TrainingEngine {
       const Mesh& mesh,
       const TrainConfig& config);
 
+  // To be held during a backward that is not the step's last. Replicas then sum
+  // their gradients with the others' in the last one alone; shards sum them each
+  // time, since whole gradients would need the memory that sharding saves.
+  [[nodiscard]] std::optional<LocalGradientsScope> accumulate();
+
   // After backward: clips the gradient, takes one optimizer step at this
   // learning rate and clears the gradients. Returns the norm of the whole
   // gradient before clipping. Collective.
@@ -42,6 +48,9 @@ class TrainingEngine {
   // The hook of replicas; null without one. What it remembers is to be saved,
   // too.
   CommHook* hook() const { return hook_.get(); }
+
+  // After weights were loaded: the average begins again with them.
+  void reset_average();
 
   // What there is to save: parameters and what optimizers remember of them.
   void add_to(CheckpointState& state);
@@ -61,6 +70,7 @@ class TrainingEngine {
   const SplitParameters parameters_;  // Muon's, and AdamW's.
   std::optional<Muon> muon_;
   AdamW adamw_;
+  std::optional<WeightAverage> average_;
   const double max_norm_;
 };
 

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/initial_weights.h"
+
+#include <string_view>
+#include <sherd/base/error.h>
+#include <sherd/ckpt/checkpoint.h>
+
+namespace sherd::tools {
+namespace {
+
+std::string checkpoint_in(const std::string& path) {
+  for (const auto& folder : {path, path + "/checkpoints"}) {
+    if (const auto newest = newest_checkpoint(folder)) {
+      return *newest;
+    }
+  }
+  return path;
+}
+
+CheckpointContent content_of(const std::string& path) {
+  try {
+    return checkpoint_content(checkpoint_in(path));
+  } catch (const Error& error) {
+    throw Error(
+        std::string("--init-from: expected a checkpoint or a run with one, "
+                    "found: ") +
+        error.what());
+  }
+}
+
+// "model NAME", as a report of loading has it.
+bool is_weight(std::string_view name) { return name.starts_with("model "); }
+
+}  // namespace
+
+std::map<std::string, std::string> model_options_of(const std::string& path) {
+  const auto content = content_of(path);
+  const auto config = content.values.find("train.config");
+  const auto vocabulary = content.values.find("train.vocabulary");
+  std::map<std::string, std::string> options;
+  if (config == content.values.end() || vocabulary == content.values.end()) {
+    return options;
+  }
+  const auto saved = make_config({}, content.folder, config->second);
+  for (const auto& row : option_specs()) {
+    if (row.group == std::string_view("Model") && !names_path(row)) {
+      options[row.name] = text_of(row, saved);
+    }
+  }
+  options["vocab"] = vocabulary->second;
+  return options;
+}
+
+void load_initial_weights(Trainer& trainer) {
+  const auto folder = checkpoint_in(trainer.config().init_from);
+  CheckpointState state;
+  state.add(trainer.engine().named_parameters());
+  state.add_buffers(trainer.model());
+  const auto report =
+      load_checkpoint(trainer.world(), folder, state, {.strict = false});
+  if (!report.missing.empty()) {
+    throw Error(
+        "--init-from: expected all weights of the model in " + folder +
+        ", found no " + report.missing.front());
+  }
+  for (const auto& name : report.unexpected) {
+    if (is_weight(name)) {
+      throw Error(
+          "--init-from: expected the weights of the model in " + folder +
+          ", found " + name + ", too");
+    }
+  }
+  trainer.engine().reset_average();
+}
+
+}  // namespace sherd::tools

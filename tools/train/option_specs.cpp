@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/config.h"
+
+#include <vector>
+
+namespace sherd::tools {
+namespace {
+
+std::vector<OptionSpec> model_specs() {
+  using C = TrainConfig;
+  return {
+      {"model", "NAME", "Model family: gpt, llama, mistral, qwen2 or qwen3",
+       "Model", &C::model},
+      {"layers", "N", "Transformer blocks", "Model", &C::layers},
+      {"width", "N", "Width of the residual stream", "Model", &C::width},
+      {"heads", "N", "Attention heads; divide the width", "Model", &C::heads},
+      {"kv-heads", "N",
+       "Llama: heads of keys and values; must divide --heads; 0: as many",
+       "Model", &C::kv_heads},
+      {"intermediate", "N",
+       "Llama: width inside the MLP; 0: 8/3 of the width, rounded up to 256s",
+       "Model", &C::intermediate},
+      {"head-width", "N", "Llama: width of a head; 0: --width / --heads",
+       "Model", &C::head_width},
+      {"sliding-window", "N", "Llama: positions that each one sees; 0: all",
+       "Model", &C::sliding_window},
+      {"rope-theta", "X", "Llama: base of the rotary wavelengths", "Model",
+       &C::rope_theta},
+      {"rope-scaling", "HOW",
+       "Llama: stretches them: none, linear:FACTOR or\n"
+       "llama3:FACTOR,LOW,HIGH,ORIGINAL as in transformers' rope_scaling",
+       "Model", &C::rope_scaling},
+      {"norm-epsilon", "X", "Llama: of RMSNorm", "Model", &C::norm_epsilon},
+      {"tied-head", "",
+       "Llama: the embedding is also the head, as it always is in gpt", "Model",
+       &C::tied_head},
+      {"seq", "N", "Tokens per sequence", "Model", &C::seq},
+      {"vocab", "N", "Vocabulary; 0: as the data needs", "Model", &C::vocab},
+      {"dropout", "P", "Share of activations dropped; gpt only", "Model",
+       &C::dropout},
+      {"init-from", "PATH",
+       "Begin with the weights of this checkpoint, or of the newest of this "
+       "run,\n"
+       "on any data; takes the options of the model from there",
+       "Model", &C::init_from},
+  };
+}
+
+// What is trained, and how.
+std::vector<OptionSpec> job_specs() {
+  using C = TrainConfig;
+  return {
+      {"data", "PATH",
+       "File or folder of text (bytes are tokens), or a .bin of uint16 token\n"
+       "ids; without it the headers of LibTorch on this machine",
+       "Data", &C::data},
+      {"data-bytes", "SIZE",
+       "Use only the first bytes; 0: all (8MB of the headers)", "Data",
+       &C::data_bytes},
+      {"batch", "N",
+       "Sequences per step over all ranks; the number of ranks must divide it",
+       "Data", &C::batch},
+      {"micro-batches", "N",
+       "Parts in which a rank computes its rows, one after another, before "
+       "the\n"
+       "step: less memory for activations, the same gradient",
+       "Data", &C::micro_batches},
+      {"seed", "N", "For initial values, order of data and sample", "Data",
+       &C::seed},
+      {"steps", "N", "Optimizer steps of the schedule", "Training", &C::steps},
+      {"stop-at", "N", "End after this step, schedule unchanged; 0: --steps",
+       "Training", &C::stop_at},
+      {"optimizer", "NAME", "adamw; muon: that, but Muon for layers' matrices",
+       "Training", &C::optimizer},
+      {"lr", "X", "Peak learning rate", "Training", &C::lr},
+      {"lr-scaling", "HOW", "When replicas are missing: none, linear or sqrt",
+       "Training", &C::lr_scaling},
+      {"warmup", "N", "Steps of rising rate", "Training", &C::warmup},
+      {"lr-decay", "NAME", "After them: cosine, linear or constant", "Training",
+       &C::lr_decay},
+      {"lr-min-ratio", "X", "Share of --lr to which the rate falls", "Training",
+       &C::lr_min_ratio},
+      {"beta1", "X", "AdamW's memory of gradients", "Training", &C::beta1},
+      {"beta2", "X", "AdamW's memory of their squares", "Training", &C::beta2},
+      {"weight-decay", "X", "On matrices; biases and norms have none",
+       "Training", &C::weight_decay},
+      {"clip", "X", "Longest gradient (2-norm); 0: any", "Training", &C::clip},
+      {"ema", "X",
+       "Keep an exponential moving average of the weights with this decay, "
+       "e.g.\n"
+       "0.999, in section ema of checkpoints; 0: none",
+       "Training", &C::ema},
+      {"recompute-activations", "",
+       "Compute each layer a second time in backward instead of keeping its\n"
+       "activations: less memory, the same losses",
+       "Training", &C::recompute_activations},
+  };
+}
+
+// By which ranks, and what it leaves.
+std::vector<OptionSpec> run_specs() {
+  using C = TrainConfig;
+  return {
+      {"dtype", "NAME",
+       "Of forward, backward and messages: fp32 or bf16; weights in training\n"
+       "and optimizer state are fp32 either way",
+       "Sharding", &C::dtype},
+      {"strategy", "NAME",
+       "full_shard: parameters whole only in use; shard_grad_op: whole from\n"
+       "forward to backward; no_shard, ddp: always (ddp: by replicate)",
+       "Sharding", &C::strategy},
+      {"budget", "SIZE",
+       "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",
+       "Sharding", &C::budget},
+      {"exchange", "NAME",
+       "shm: memory of one host; collective: Gloo; auto: shm where it can be",
+       "Sharding", &C::exchange},
+      {"replicate", "N",
+       "Replicas of as many ranks each, which hold the whole model and sum\n"
+       "gradients with the others; 1: all ranks hold it together",
+       "Sharding", &C::replicate},
+      {"hook", "NAME",
+       "ddp: what becomes of gradients: mean, bf16, fp16 (half the bytes),\n"
+       "power_sgd (few); none: mean by the exchange",
+       "Sharding", &C::hook},
+      {"hook-rank", "N", "Of power_sgd: columns kept of each matrix",
+       "Sharding", &C::hook_rank},
+      {"run", "DIR", "Folder for what the run writes; new: runs/<time>",
+       "Output", &C::run},
+      {"save-every", "N",
+       "Steps between checkpoints in DIR/checkpoints, also made at the end,\n"
+       "at SIGUSR1, and at SIGTERM and Ctrl-C before the run ends; a run with\n"
+       "the same DIR goes on from the newest, on any number of ranks. 0: none",
+       "Output", &C::save_every},
+      {"keep", "N", "Newest checkpoints that are kept; 0: all", "Output",
+       &C::keep},
+      {"eval-every", "N", "Steps between validations; 0: at the end only",
+       "Output", &C::eval_every},
+      {"eval-batches", "N", "Global batches per validation", "Output",
+       &C::eval_batches},
+      {"sample-tokens", "N", "Length of the sample at the end; 0: none",
+       "Output", &C::sample_tokens},
+      {"peak-flops", "X",
+       "Operations per second that a rank can do at most, for the share of it\n"
+       "that training uses (MFU); 0: measured at the start",
+       "Output", &C::peak_flops},
+      {"quiet", "", "Only errors", "Output", &C::quiet},
+  };
+}
+
+}  // namespace
+
+const std::vector<OptionSpec>& option_specs() {
+  static const std::vector<OptionSpec> kRows = [] {
+    auto rows = model_specs();
+    for (const auto& more : {job_specs(), run_specs()}) {
+      rows.insert(rows.end(), more.begin(), more.end());
+    }
+    return rows;
+  }();
+  return kRows;
+}
+
+}  // namespace sherd::tools
