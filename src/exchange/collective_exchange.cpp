@@ -2,52 +2,19 @@
 #include "exchange/collective_exchange.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
-#include <set>
-#include <type_traits>
 #include <utility>
 
 #include "base/check.h"
 #include "base/worker_thread.h"
-#include "exchange/agreement.h"
 #include "exchange/backward_status.h"
+#include "exchange/collective_steps.h"
 #include "exchange/numbers.h"
 #include "exchange/unit_transport.h"
-#include "world/collectives.h"
 
 namespace sherd::exchange {
 namespace {
-
-// Tags of the gather transport, beside those of flats. Messages of one peer and tag
-// keep their order, so tags need no sequence.
-constexpr int kRequestTag = 0;
-constexpr int kPayloadTag = 1;
-static_assert(kPayloadTag < kFlatTag);
-
-// What a rank tells its peers before a collective step. Travels as bytes.
-struct SentRequest {
-  CollectiveRequest request;
-  // Its shard of the unit was sent ahead of this.
-  std::uint64_t with_shard = 0;
-};
-static_assert(std::has_unique_object_representations_v<SentRequest>);
-
-// What all ranks have sent, by rank.
-struct SentRequests {
-  std::vector<CollectiveRequest> requests;
-  std::vector<bool> with_shard;
-};
-
-// A unit that this rank gathers.
-struct WantedUnit {
-  UnshardedUnit* unsharded = nullptr;
-  // What was started before ranks have agreed, if anything was.
-  std::optional<world::Transfers> early = std::nullopt;
-  // Indices of ranks that wanted the same unit when they got this rank's shard.
-  std::set<std::size_t> served = {};
-};
 
 class CollectiveExchange final : public Exchange {
  public:
@@ -57,11 +24,7 @@ class CollectiveExchange final : public Exchange {
       MakeUnitTransport make_unit_transport)
       : make_unit_transport_(std::move(make_unit_transport)),
         gather_(std::move(gather)),
-        reduce_(std::move(reduce)) {
-    for (int i = 0; i < gather_->size(); ++i) {
-      ranks_.push_back(gather_->world_rank(i));
-    }
-  }
+        reduce_(std::move(reduce)) {}
   // Connections may outlive this object, messages under way may not: they read
   // and write memory that goes with it.
   ~CollectiveExchange() override {
@@ -80,9 +43,6 @@ class CollectiveExchange final : public Exchange {
 
   Status open(const ModelSpec& model) override {
     model_ = model;
-    for (const auto& unit : model_.units) {
-      unit_names_.push_back(unit.name);
-    }
     if (auto status = compare_models(*gather_, model_); !status.ok()) {
       return fail(status);
     }
@@ -91,6 +51,7 @@ class CollectiveExchange final : public Exchange {
       return fail(unit_transport.status());
     }
     unit_transport_ = std::move(unit_transport).value();
+    steps_.emplace(*gather_, *unit_transport_, model_);
     return {};
   }
 
@@ -117,10 +78,10 @@ class CollectiveExchange final : public Exchange {
         worker_.post([this, request, may_start, into = std::move(unsharded)] {
           WantedUnit wanted{.unsharded = into.get()};
           if (may_start) {
-            wanted.early =
-                unit_transport_->start_gather(gather_of(request), into.get());
+            wanted.early = unit_transport_->start_gather(
+                steps_->gather_of(request), into.get());
           }
-          return run_when_agreed(request, &wanted);
+          return steps_->run_when_agreed(request, &wanted);
         });
     return {};
   }
@@ -173,7 +134,8 @@ class CollectiveExchange final : public Exchange {
     }
     backward_status_ = {};
     ++backward_;
-    auto outcome = combine_backward_statuses(model_, statuses.value(), ranks_);
+    auto outcome =
+        combine_backward_statuses(model_, statuses.value(), gather_->ranks());
     if (!outcome.ok() ||
         std::ranges::find(outcome.value().late, true) ==
             outcome.value().late.end()) {
@@ -198,7 +160,7 @@ class CollectiveExchange final : public Exchange {
     request.numel = static_cast<std::uint32_t>(values.numel());
     request.op = static_cast<std::uint32_t>(op);
     auto status = worker_.wait(worker_.post([&] {
-      auto agreed = run_when_agreed(request);
+      auto agreed = steps_->run_when_agreed(request);
       return agreed.ok() ? reduce_values(values, op) : agreed;
     }));
     return status.ok() ? status : fail(status);
@@ -282,66 +244,12 @@ class CollectiveExchange final : public Exchange {
     });
   }
 
-  // Every rank has found the same difference, from the same messages. None may
-  // close before all have those messages: who still waits would find a lost
-  // rank instead. What becomes of the second round does not matter, hence no
-  // third one.
-  Status after_all_know(Status difference) {
-    (void)all_gather_bytes(bytes_of("", 1), kPayloadTag, "the same difference");
-    return difference;
-  }
-
-  // Sends `mine` to every peer and receives as many bytes from each, by rank.
-  Result<std::vector<at::Tensor>> all_gather_bytes(
-      const at::Tensor& mine, int tag, const std::string& what) {
-    return world::Collectives(*gather_, what, tag).all_gather(mine);
-  }
-
-  Result<SentRequests> all_gather_requests(
-      CollectiveRequest& mine, bool with_shard) {
-    mine.sequence = sequence_++;
-    const SentRequest sent{mine, with_shard ? 1U : 0U};
-    const auto all = all_gather_bytes(
-        bytes_of(&sent, sizeof(sent)), kRequestTag,
-        "an answer to " + text(mine));
-    if (!all.ok()) {
-      const auto& failure = all.status();
-      const bool late = failure.code() == ErrorCode::kDeadlineExceeded;
-      return late
-          ? Status(failure.code(), failure.message() + rule_broken_by(mine))
-          : failure;
-    }
-    SentRequests found;
-    for (const auto& bytes : all.value()) {
-      SentRequest theirs;
-      std::memcpy(&theirs, bytes.const_data_ptr(), sizeof(theirs));
-      found.requests.push_back(theirs.request);
-      found.with_shard.push_back(theirs.with_shard != 0);
-    }
-    return found;
-  }
-
-  std::string text(const CollectiveRequest& request) const {
-    return exchange::describe(request, unit_names_);
-  }
-
   CollectiveRequest make_request(CollectiveKind kind) const {
     CollectiveRequest request;
     request.kind = kind;
     request.generation = generation_;
     request.backward = backward_;
     return request;
-  }
-
-  // The gather that is asked for, of all ranks.
-  UnitGather gather_of(const CollectiveRequest& request) const {
-    return {
-        .unit = request.unit,
-        .precision = request.full_precision != 0 ? Precision::kFull
-                                                 : Precision::kParameter,
-        .generation = request.generation,
-        .receivers = std::vector<bool>(ranks_.size(), true),
-        .what = text(request)};
   }
 
   CollectiveRequest unshard_request(
@@ -360,83 +268,11 @@ class CollectiveExchange final : public Exchange {
         : unit_bytes(spec(unit));
   }
 
-  // Run by the worker, as are those below it.
-  // Requests until the request is granted, assisting others meanwhile. `wanted`
-  // is set where the request is for a unit.
-  Status run_when_agreed(
-      CollectiveRequest request, WantedUnit* wanted = nullptr) {
-    bool with_shard = wanted != nullptr && wanted->early.has_value();
-    while (true) {
-      const auto sent = all_gather_requests(request, with_shard);
-      if (!sent.ok()) {
-        return sent.status();
-      }
-      const auto& requests = sent.value().requests;
-      const auto agreement = agree(requests, ranks_, unit_names_);
-      if (agreement.verdict == AgreementOutcome::kMismatch) {
-        return after_all_know(
-            {ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason});
-      }
-      assisted_ = assisted_ || agreement.verdict == AgreementOutcome::kAssist;
-      const bool granted = agreement.request == request;
-      auto status = settle_early(request, sent.value(), wanted);
-      if (status.ok() && agreement.request.kind == CollectiveKind::kUnshard) {
-        status =
-            gather(agreement.request, requests, granted ? wanted : nullptr);
-      }
-      if (!status.ok() || granted) {
-        return status;
-      }
-      with_shard = false;
-    }
-  }
-
-  // Shards that came with requests: a rank that wants something else than their
-  // sender receives them for nothing, since the sender waits for that.
-  Status settle_early(
-      const CollectiveRequest& mine,
-      const SentRequests& sent,
-      WantedUnit* wanted) {
-    const auto here = static_cast<std::size_t>(gather_->index());
-    for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      if (sent.requests[r] == mine) {
-        if (sent.with_shard[here]) {
-          wanted->served.insert(r);
-        }
-      } else if (sent.with_shard[r]) {
-        auto status = unit_transport_->discard_shard(
-            gather_of(sent.requests[r]), static_cast<int>(r));
-        if (!status.ok()) {
-          return status;
-        }
-      }
-    }
-    return {};
-  }
-
-  // Sends this rank's shard to the ranks that want the unit and have not got it
-  // yet. `wanted` is null on a rank that only assists.
-  Status gather(
-      const CollectiveRequest& request,
-      const std::vector<CollectiveRequest>& requests,
-      WantedUnit* wanted) {
-    auto agreed = gather_of(request);
-    for (std::size_t r = 0; r < requests.size(); ++r) {
-      const bool served = wanted != nullptr && wanted->served.contains(r);
-      agreed.receivers[r] = requests[r] == request && !served;
-    }
-    const bool early = wanted != nullptr && wanted->early;
-    auto status = unit_transport_->gather(
-        agreed, wanted == nullptr || early ? nullptr : wanted->unsharded);
-    return status.ok() && early ? world::wait_all(*wanted->early, agreed.what)
-                                : status;
-  }
-
   // Returns the statuses of all ranks.
   Result<std::vector<at::Tensor>> finish_backward() {
     const auto request = make_request(CollectiveKind::kEndBackward);
-    auto agreed =
-        worker_.wait(worker_.post([&] { return run_when_agreed(request); }));
+    auto agreed = worker_.wait(
+        worker_.post([&] { return steps_->run_when_agreed(request); }));
     if (!agreed.ok()) {
       return agreed;
     }
@@ -447,10 +283,9 @@ class CollectiveExchange final : public Exchange {
     const auto job = worker_.post([&] {
       // All ranks have seen the same: gathers differed.
       backward_status_.departed =
-          std::exchange(assisted_, false) || backward_status_.departed;
-      auto all = all_gather_bytes(
-          backward_status_.encode(model_), kPayloadTag,
-          "the end of the backward");
+          steps_->take_assisted() || backward_status_.departed;
+      auto all = steps_->all_gather(
+          backward_status_.encode(model_), "the end of the backward");
       if (all.ok()) {
         statuses = all.value();
       }
@@ -462,13 +297,13 @@ class CollectiveExchange final : public Exchange {
     return statuses;
   }
 
+  // Run by the worker.
   Status reduce_values(const at::Tensor& values, ScalarReduceOp op) {
     SHERD_ASSERT(
         values.scalar_type() == c10::ScalarType::Double &&
         values.is_contiguous());
-    auto all = all_gather_bytes(
-        bytes_of(values.const_data_ptr(), values.nbytes()), kPayloadTag,
-        "an all-reduce");
+    auto all = steps_->all_gather(
+        bytes_of(values.const_data_ptr(), values.nbytes()), "an all-reduce");
     if (!all.ok()) {
       return all.status();
     }
@@ -483,8 +318,7 @@ class CollectiveExchange final : public Exchange {
   std::unique_ptr<UnitTransport> unit_transport_;
   const std::shared_ptr<world::Transport> gather_;
   const std::shared_ptr<world::Transport> reduce_;
-  std::vector<int> ranks_;  // World ranks, for messages.
-  std::vector<std::string> unit_names_;
+  std::optional<CollectiveSteps> steps_;     // The worker's, once it is open.
   std::map<UnitId, std::uint64_t> started_;  // The worker's jobs.
   std::map<UnitId, std::shared_ptr<UnshardedUnit>>
       unsharded_;  // Of open units.
@@ -493,8 +327,6 @@ class CollectiveExchange final : public Exchange {
   std::uint64_t backward_ = 0;
   Status error_;
   mutable ExchangeCounters counters_;
-  std::uint64_t sequence_ = 0;  // The worker's.
-  bool assisted_ = false;       // Too, while it works.
   WorkerThread worker_{
       "sherd-gather"};  // The last member: its jobs use the others.
 };

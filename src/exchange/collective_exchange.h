@@ -2,8 +2,8 @@
 //
 // CollectiveExchange moves units between processes by point-to-point messages straight from and into the
 // flats, which takes unequal shards without padding. It has two transports, one for gathers and
-// agreement and one for gradients, each with a thread that waits. Before each collective step the ranks
-// exchange their requests (agreement.h), so that a rank which goes another way is an error on all of
+// agreement and one for gradients, each with a thread that waits. At each collective step the ranks
+// exchange their requests (collective_steps.h), so that a rank which goes another way is an error on all of
 // them at once, and not a hang. A UnitTransport moves the bytes. Thread rule: see Exchange. Protocol:
 // docs/design/exchange.md.
 #pragma once

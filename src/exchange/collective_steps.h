@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CollectiveSteps makes ranks agree on each collective step (agreement.h) and carries out what they
+// agreed on: gathers, of units that this rank wants and of those that others want. Thread rule: one
+// thread, the worker of a CollectiveExchange. docs/design/exchange.md
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include "base/status.h"
+#include "exchange/agreement.h"
+#include "exchange/exchange.h"
+#include "exchange/unit_transport.h"
+#include "world/transport.h"
+
+namespace sherd::exchange {
+
+// A unit that this rank gathers.
+struct WantedUnit {
+  UnshardedUnit* unsharded = nullptr;
+  // What was started before ranks have agreed, if anything was.
+  std::optional<world::Transfers> early = std::nullopt;
+  // Indices of ranks that wanted the same unit when they got this rank's shard.
+  std::set<std::size_t> served = {};
+};
+
+class CollectiveSteps {
+ public:
+  // All of them must outlive it. Requests travel over `transport`, beside flats.
+  CollectiveSteps(
+      world::Transport& transport,
+      UnitTransport& unit_transport,
+      const ModelSpec& model);
+  CollectiveSteps(const CollectiveSteps&) = delete;
+  CollectiveSteps& operator=(const CollectiveSteps&) = delete;
+
+  // Requests until the request is granted, assisting others meanwhile, and does what it asks for:
+  // `wanted`, set where that is a unit, is whole afterwards. kPeerMismatch, on every rank, when
+  // ranks went different ways.
+  [[nodiscard]] Status run_when_agreed(
+      CollectiveRequest request, WantedUnit* wanted = nullptr);
+
+  // The gather that the request asks for, with all ranks as receivers.
+  UnitGather gather_of(const CollectiveRequest& request) const;
+
+  // Collective, of equal sizes: the bytes of all ranks, by rank.
+  [[nodiscard]] Result<std::vector<at::Tensor>> all_gather(
+      const at::Tensor& mine, const std::string& what);
+
+  // Whether gathers differed since the last call. The same on every rank.
+  bool take_assisted();
+
+ private:
+  // What all ranks have sent, by rank.
+  struct SentRequests {
+    std::vector<CollectiveRequest> requests;
+    std::vector<bool> with_shard;  // The unit's shard was sent before.
+  };
+  Result<SentRequests> all_gather_requests(
+      CollectiveRequest& mine, bool with_shard);
+  Status settle_early(
+      const CollectiveRequest& mine,
+      const SentRequests& sent,
+      WantedUnit* wanted);
+  Status gather(
+      const CollectiveRequest& request,
+      const std::vector<CollectiveRequest>& requests,
+      WantedUnit* wanted);
+  Status after_all_know(Status difference);
+
+  world::Transport& transport_;
+  UnitTransport& unit_transport_;
+  std::vector<std::string> unit_names_;
+  std::uint64_t sequence_ = 0;
+  bool assisted_ = false;
+};
+
+}  // namespace sherd::exchange
