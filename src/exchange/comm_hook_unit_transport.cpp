@@ -40,11 +40,11 @@ class CommHookUnitTransport final : public UnitTransport {
       std::uint64_t generation) override {
     return inner_->open_unit(unit, options, generation);
   }
-  Status gather(const UnitGather& gather, UnshardedUnit* place) override {
-    return inner_->gather(gather, place);
+  Status gather(const UnitGather& gather, UnshardedUnit* unsharded) override {
+    return inner_->gather(gather, unsharded);
   }
-  void drop_unit(UnitId unit, const UnshardedUnit& place) override {
-    inner_->drop_unit(unit, place);
+  void drop_unit(UnitId unit, const UnshardedUnit& unsharded) override {
+    inner_->drop_unit(unit, unsharded);
   }
   void publish(std::uint64_t generation) override {
     inner_->publish(generation);

@@ -37,10 +37,10 @@ std::int64_t sum_bytes(const FlatSpec& flat, int rank) {
 }  // namespace
 
 HierarchicalReductions::HierarchicalReductions(
-    Parts parts, SharedGradientSlots::Mapping place)
+    Parts parts, SharedGradientSlots::Mapping mapping)
     : parts_(std::move(parts)),
       first_flat_(first_flats(*parts_.model)),
-      slots_(std::move(place)) {}
+      slots_(std::move(mapping)) {}
 
 int HierarchicalReductions::tag(UnitId unit, std::size_t flat) const {
   return first_flat_[static_cast<std::size_t>(unit)] + static_cast<int>(flat);

@@ -34,8 +34,8 @@ class HierarchicalReductions {
     world::Transport* via;
     const shm::Waiter* waiter;
   };
-  // The ranks of `place` are local ranks.
-  HierarchicalReductions(Parts parts, SharedGradientSlots::Mapping place);
+  // The ranks of `mapping` are local ranks.
+  HierarchicalReductions(Parts parts, SharedGradientSlots::Mapping mapping);
 
   // As in Exchange.
   std::vector<at::Tensor> slot(UnitId unit) { return slots_.slot(unit); }

@@ -53,13 +53,13 @@ class HierarchicalUnitTransport final : public UnitTransport {
       UnitId, const UnshardOptions& options, std::uint64_t) override {
     // Relaxed: a number by itself.
     bytes_max_.store(options.unsharded_bytes_max, std::memory_order_relaxed);
-    auto place = std::make_shared<UnshardedUnit>();
-    place->precision = options.precision;
-    return place;
+    auto unsharded = std::make_shared<UnshardedUnit>();
+    unsharded->precision = options.precision;
+    return unsharded;
   }
-  Status gather(const UnitGather& gather, UnshardedUnit* place) override;
-  void drop_unit(UnitId unit, const UnshardedUnit& place) override {
-    if (place.precision != Precision::kFull) {
+  Status gather(const UnitGather& gather, UnshardedUnit* unsharded) override;
+  void drop_unit(UnitId unit, const UnshardedUnit& unsharded) override {
+    if (unsharded.precision != Precision::kFull) {
       drop(unit);
     }
   }
@@ -95,8 +95,8 @@ class HierarchicalUnitTransport final : public UnitTransport {
   std::span<T> at(std::int64_t offset, std::size_t count) const {
     return segment_->at<T>(static_cast<std::size_t>(offset), count);
   }
-  GatherBufferRecord& board() const {
-    return at<GatherBufferRecord>(layout_.board, 1).front();
+  GatherBufferRecord& buffer_record() const {
+    return at<GatherBufferRecord>(layout_.buffer_record, 1).front();
   }
   GatherProgress& state(int local) const {
     const auto locals = static_cast<std::size_t>(map_.local_ranks());
@@ -164,7 +164,7 @@ HierarchicalUnitTransport::HierarchicalUnitTransport(HostParts parts)
             layout_.units, static_cast<std::size_t>(layout_.unit_region_bytes)),
         dropped(), static_cast<int>(model_.units.size()));
   }
-  SharedGradientSlots::Mapping place{
+  SharedGradientSlots::Mapping mapping{
       .model = &model_,
       .rank = map_.local_rank(),
       .regions = {},
@@ -173,10 +173,10 @@ HierarchicalUnitTransport::HierarchicalUnitTransport(HostParts parts)
   const auto slots =
       static_cast<std::size_t>(map_.local_ranks()) * model_.units.size();
   if (slots > 0) {
-    place.slots = at<SharedSlotState>(layout_.slots, slots).data();
+    mapping.slots = at<SharedSlotState>(layout_.slots, slots).data();
   }
   for (const auto region : layout_.slot_regions) {
-    place.regions.push_back(
+    mapping.regions.push_back(
         at<std::byte>(
             region, static_cast<std::size_t>(layout_.slot_region_bytes))
             .data());
@@ -188,7 +188,7 @@ HierarchicalUnitTransport::HierarchicalUnitTransport(HostParts parts)
           .memories = &memories_,
           .via = reduce_.get(),
           .waiter = &waiter_},
-      std::move(place));
+      std::move(mapping));
 }
 
 // Release: pairs with the rank that allocates the buffer again.
@@ -200,7 +200,7 @@ void HierarchicalUnitTransport::drop(UnitId unit) {
 }
 
 Status HierarchicalUnitTransport::gather(
-    const UnitGather& gather, UnshardedUnit* place) {
+    const UnitGather& gather, UnshardedUnit* unsharded) {
   ++gathers_;
   std::vector<at::Tensor> flats;
   Status status;
@@ -214,16 +214,16 @@ Status HierarchicalUnitTransport::gather(
     return status;
   }
   Counter(state(map_.local_rank()).arrived).post(gathers_);
-  if (place == nullptr) {
+  if (unsharded == nullptr) {
     return {};
   }
   status = wait_for_neighbours(gather);
   // A unit in full precision is private to each rank.
   for (const auto& flat : flats) {
-    const bool passing = place->precision == Precision::kFull;
-    place->flats.push_back(passing && status.ok() ? flat.clone() : flat);
+    const bool passing = unsharded->precision == Precision::kFull;
+    unsharded->flats.push_back(passing && status.ok() ? flat.clone() : flat);
   }
-  if (place->precision == Precision::kFull) {
+  if (unsharded->precision == Precision::kFull) {
     drop(gather.unit);
   }
   return status;
@@ -237,15 +237,15 @@ Status HierarchicalUnitTransport::place_unit(
       ? &FlatSpec::shard_dtype
       : &FlatSpec::unsharded_dtype;
   const auto offsets = flat_offsets(spec(gather.unit), dtype);
-  Counter placed(board().placed);
+  Counter placed(buffer_record().placed);
   if (buffers_) {
-    board().begin = allocate(gather, offsets.back());
+    buffer_record().begin = allocate(gather, offsets.back());
     for (int local = 0; local < map_.local_ranks(); ++local) {
       state(local).slot_bytes = buffers_->allocated_bytes_of(local);
     }
     placed.post(gathers_);
   } else {
-    const std::string what = "a place to " + gather.what;
+    const std::string what = "a buffer to " + gather.what;
     auto status = waiter_.wait(placed, gathers_, {.rank = 0, .what = what});
     if (!status.ok()) {
       return status;
@@ -260,7 +260,7 @@ Status HierarchicalUnitTransport::place_unit(
       at<std::byte>(
           layout_.units, static_cast<std::size_t>(layout_.unit_region_bytes))
           .data() +
-      board().begin;
+      buffer_record().begin;
   const auto& specs = spec(gather.unit).flats;
   for (std::size_t f = 0; f < specs.size(); ++f) {
     flats.push_back(at::from_blob(

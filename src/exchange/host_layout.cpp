@@ -18,9 +18,9 @@ constexpr std::int64_t kSlotsTouched = 4;
 
 }  // namespace
 
-// Addresses cost nothing. A unit may be whole for several ranks in places of
+// Addresses cost nothing. A unit may be whole for several ranks in buffers of
 // their own, where ranks gather different units, and holes of other sizes may
-// lie between: hence one place for each rank and unit, and one more.
+// lie between: hence one buffer for each rank and unit, and one more.
 HostLayout plan_host_layout(const ModelSpec& model, int local_ranks) {
   HostLayout layout;
   std::int64_t at = 0;
@@ -30,7 +30,7 @@ HostLayout plan_host_layout(const ModelSpec& model, int local_ranks) {
     return begin;
   };
   const auto units = static_cast<std::int64_t>(model.units.size());
-  layout.board = reserve(sizeof(GatherBufferRecord), kLine);
+  layout.buffer_record = reserve(sizeof(GatherBufferRecord), kLine);
   layout.states = reserve(
       local_ranks * static_cast<std::int64_t>(sizeof(GatherProgress)), kLine);
   layout.slots = reserve(
@@ -40,18 +40,18 @@ HostLayout plan_host_layout(const ModelSpec& model, int local_ranks) {
       local_ranks * units * static_cast<std::int64_t>(sizeof(std::uint64_t)),
       kLine);
   std::int64_t whole = 0;
-  std::int64_t places = 0;
+  std::int64_t bytes = 0;
   std::int64_t slots = 0;
   std::int64_t largest_slot = 0;
   for (const auto& unit : model.units) {
     const auto full = flat_offsets(unit, &FlatSpec::shard_dtype).back();
     whole += unit_bytes(unit);
-    places += round_up(std::max({unit_bytes(unit), full, kLine}), kPage);
+    bytes += round_up(std::max({unit_bytes(unit), full, kLine}), kPage);
     const auto slot = std::max(slot_bytes(unit), kLine);
     slots += 2 * slot;  // One more for late gradients.
     largest_slot = std::max(largest_slot, slot);
   }
-  layout.unit_region_bytes = (local_ranks + 1) * places;
+  layout.unit_region_bytes = (local_ranks + 1) * bytes;
   layout.units = reserve(layout.unit_region_bytes, kPage);
   layout.slot_region_bytes = round_up(slots, kPage);
   for (int rank = 0; rank < local_ranks; ++rank) {

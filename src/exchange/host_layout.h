@@ -29,11 +29,11 @@ struct GatherProgress {
 
 struct HostLayout {
   // From the start of the segment, in bytes.
-  std::int64_t board = 0;    // GatherBufferRecord.
-  std::int64_t states = 0;   // GatherProgress by local rank.
-  std::int64_t slots = 0;    // SharedSlotState by local rank, by unit.
-  std::int64_t dropped = 0;  // std::uint64_t by local rank, by unit.
-  std::int64_t units = 0;    // Buffers for whole units.
+  std::int64_t buffer_record = 0;  // GatherBufferRecord.
+  std::int64_t states = 0;         // GatherProgress by local rank.
+  std::int64_t slots = 0;          // SharedSlotState by local rank, by unit.
+  std::int64_t dropped = 0;        // std::uint64_t by local rank, by unit.
+  std::int64_t units = 0;          // Buffers for whole units.
   std::int64_t unit_region_bytes = 0;
   std::vector<std::int64_t> slot_regions;  // Gradient slots, by local rank.
   std::int64_t slot_region_bytes = 0;

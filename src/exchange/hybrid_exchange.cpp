@@ -38,8 +38,10 @@ class HybridExchange final : public Exchange {
   HybridExchange(
       std::unique_ptr<Exchange> within,
       std::unique_ptr<Exchange> across,
-      const MeshPosition& place)
-      : place_(place), within_(std::move(within)), across_(std::move(across)) {}
+      const MeshPosition& position)
+      : position_(position),
+        within_(std::move(within)),
+        across_(std::move(across)) {}
   ~HybridExchange() override {
     if (error_.ok() && (reducing_ || !gathering_.empty())) {
       close(
@@ -52,13 +54,13 @@ class HybridExchange final : public Exchange {
   HybridExchange& operator=(const HybridExchange&) = delete;
 
   Status open(const ModelSpec& model) override {
-    model_ = model_across(model, place_);
+    model_ = model_across(model, position_);
     units_.resize(model.units.size());
     // Across first: a host that is lost meanwhile may be the store's, without
     // which ranks cannot find each other's memory.
     auto status = across_->open(model_);
     if (status.ok()) {
-      status = within_->open(model_within(model, place_));
+      status = within_->open(model_within(model, position_));
     }
     if (status.ok()) {
       // Each replica is of one mind: the others learn of one that is not.
@@ -71,7 +73,7 @@ class HybridExchange final : public Exchange {
           "ones"};
     }
     for (const auto& unit : model_.units) {
-      copied_shard_bytes_ += place_.both_axes
+      copied_shard_bytes_ += position_.both_axes
           ? flat_offsets(unit, &FlatSpec::shard_dtype).back()
           : 0;
     }
@@ -79,7 +81,7 @@ class HybridExchange final : public Exchange {
   }
 
   ShardMemory shard_memory(UnitId unit, int flat) override {
-    if (!place_.both_axes) {
+    if (!position_.both_axes) {
       return within_->shard_memory(unit, flat);
     }
     auto memory = across_->shard_memory(unit, flat);
@@ -143,7 +145,8 @@ class HybridExchange final : public Exchange {
     if (status.ok()) {
       status = within_->all_reduce(values, op);
     }
-    const bool done = op == ScalarReduceOp::kSumOverOwners && !place_.both_axes;
+    const bool done =
+        op == ScalarReduceOp::kSumOverOwners && !position_.both_axes;
     if (status.ok() && !done) {
       status = across_->all_reduce(values, op);
     }
@@ -229,7 +232,7 @@ class HybridExchange final : public Exchange {
     }
     // A reduction may have let the other axis take what was there before for
     // published, too.
-    return status.ok() && place_.both_axes && within_->one_sided()
+    return status.ok() && position_.both_axes && within_->one_sided()
         ? within_->publish(0)
         : status;
   }
@@ -244,7 +247,7 @@ class HybridExchange final : public Exchange {
   Result<BackwardOutcome> settle(const Result<BackwardOutcome>& everywhere);
   Status compare(const at::Tensor& values);
 
-  const MeshPosition place_;
+  const MeshPosition position_;
   ModelSpec model_;  // Of `across_`.
   BufferPool partial_pool_;
   std::vector<UnitState> units_;
@@ -286,7 +289,7 @@ const std::vector<at::Tensor>& HybridExchange::partial(UnitId unit) {
 void HybridExchange::release(const std::vector<UnitId>& units) {
   for (const auto unit : units) {
     auto& now = state(unit);
-    if (place_.both_axes && !now.partial.empty() && !now.kept) {
+    if (position_.both_axes && !now.partial.empty() && !now.kept) {
       now.partial.clear();
       partial_pool_.give_back(std::exchange(now.memory, nullptr));
     }
@@ -299,8 +302,8 @@ Status HybridExchange::gather_shards() {
   const auto start = [&](UnitId unit) {
     return unit < units ? across_->start_unshard(unit, {}) : Status();
   };
-  auto status = place_.both_axes ? start(0) : Status();
-  for (UnitId unit = 0; place_.both_axes && unit < units; ++unit) {
+  auto status = position_.both_axes ? start(0) : Status();
+  for (UnitId unit = 0; position_.both_axes && unit < units; ++unit) {
     if (status.ok()) {
       status = start(unit + 1);  // One ahead.
     }
@@ -325,7 +328,7 @@ Status HybridExchange::gather_shards() {
 }
 
 Status HybridExchange::barrier_across_owners() {
-  return place_.both_axes && across_->one_sided()
+  return position_.both_axes && across_->one_sided()
       ? across_->all_reduce(number(), ScalarReduceOp::kMax)
       : Status();
 }
@@ -349,7 +352,7 @@ Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
   ReduceOptions mine = options;
   mine.partial = false;
   mine.accumulate.assign(options.accumulate.size(), now.kept);
-  if (place_.both_axes || options.partial || now.kept ||
+  if (position_.both_axes || options.partial || now.kept ||
       any(options.accumulate)) {
     mine.into = partial(unit);
   }
@@ -402,7 +405,7 @@ Status HybridExchange::sum_across(const Waiting& waiting) {
   ReduceOptions options;
   options.accumulate = waiting.accumulate;
   options.under_way_max = waiting.under_way_max;
-  if (!place_.both_axes) {
+  if (!position_.both_axes) {
     options.into = sharded_gradients(waiting.unit);
   }
   for (std::size_t f = 0; f < flats.size(); ++f) {
@@ -518,9 +521,9 @@ Status HybridExchange::compare(const at::Tensor& values) {
 std::unique_ptr<Exchange> make_hybrid_exchange(
     std::unique_ptr<Exchange> within,
     std::unique_ptr<Exchange> across,
-    const MeshPosition& place) {
+    const MeshPosition& position) {
   return std::make_unique<HybridExchange>(
-      std::move(within), std::move(across), place);
+      std::move(within), std::move(across), position);
 }
 
 }  // namespace sherd::exchange

@@ -14,10 +14,11 @@
 
 namespace sherd::exchange {
 
-// `across` must take ModelPlacement::kReplicate, or kShard with place.both_axes. Neither is open yet.
+// `across` must take ModelPlacement::kReplicate, or kShard with position.both_axes. Neither is open
+// yet.
 std::unique_ptr<Exchange> make_hybrid_exchange(
     std::unique_ptr<Exchange> within,
     std::unique_ptr<Exchange> across,
-    const MeshPosition& place);
+    const MeshPosition& position);
 
 }  // namespace sherd::exchange

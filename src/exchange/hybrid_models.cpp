@@ -8,39 +8,40 @@ namespace {
 constexpr std::int64_t kCutElements = 16;
 
 plan::FlatLayout layout_within(
-    const plan::FlatLayout& of, const MeshPosition& place) {
-  if (!place.both_axes) {
+    const plan::FlatLayout& of, const MeshPosition& position) {
+  if (!position.both_axes) {
     return of;
   }
   plan::FlatLayout layout = of;
   layout.cuts.clear();
-  for (int owner = 0; owner <= of.ranks(); owner += place.replicas) {
+  for (int owner = 0; owner <= of.ranks(); owner += position.replicas) {
     layout.cuts.push_back(of.cuts[static_cast<std::size_t>(owner)]);
   }
   return layout;
 }
 
 plan::FlatLayout layout_across(
-    const plan::FlatLayout& of, const MeshPosition& place) {
-  const auto within = layout_within(of, place);
-  const auto shard = within.shard(place.shard_index);
+    const plan::FlatLayout& of, const MeshPosition& position) {
+  const auto within = layout_within(of, position);
+  const auto shard = within.shard(position.shard_index);
   plan::FlatLayout layout;
   layout.numel = shard.numel();
   std::int64_t end = 0;
   for (int p = 0; p < of.parameters(); ++p) {
     const auto slice =
-        plan::parameter_slice(within, p, place.shard_index).in_shard;
+        plan::parameter_slice(within, p, position.shard_index).in_shard;
     // Where nothing of it lies here, offsets still ascend.
     layout.offsets.push_back(slice.empty() ? end : slice.begin);
     layout.numels.push_back(slice.numel());
     end = slice.empty() ? end : slice.end;
   }
-  for (int r = 0; r < place.replicas; ++r) {
-    const auto owner = place.shard_index * place.replicas + r;
+  for (int r = 0; r < position.replicas; ++r) {
+    const auto owner = position.shard_index * position.replicas + r;
     layout.cuts.push_back(
-        place.both_axes
+        position.both_axes
             ? of.cuts[static_cast<std::size_t>(owner)] - shard.begin
-            : layout.numel * r / place.replicas / kCutElements * kCutElements);
+            : layout.numel * r / position.replicas / kCutElements *
+                kCutElements);
   }
   layout.cuts.push_back(layout.numel);
   return layout;
@@ -48,26 +49,26 @@ plan::FlatLayout layout_across(
 
 }  // namespace
 
-ModelSpec model_within(const ModelSpec& model, const MeshPosition& place) {
+ModelSpec model_within(const ModelSpec& model, const MeshPosition& position) {
   ModelSpec within = model;
-  within.own_gradients = !place.both_axes;
-  if (place.both_axes) {
+  within.own_gradients = !position.both_axes;
+  if (position.both_axes) {
     within.agreed = describe(model);  // Cuts that are none of these two models.
   }
   for (auto& unit : within.units) {
     for (auto& flat : unit.flats) {
-      flat.layout = layout_within(flat.layout, place);
+      flat.layout = layout_within(flat.layout, position);
     }
   }
   return within;
 }
 
-ModelSpec model_across(const ModelSpec& model, const MeshPosition& place) {
+ModelSpec model_across(const ModelSpec& model, const MeshPosition& position) {
   ModelSpec across = model;
   across.placement =
-      place.both_axes ? ModelPlacement::kShard : ModelPlacement::kReplicate;
-  across.own_shards = place.both_axes;
-  across.own_gradients = place.both_axes;
+      position.both_axes ? ModelPlacement::kShard : ModelPlacement::kReplicate;
+  across.own_shards = position.both_axes;
+  across.own_gradients = position.both_axes;
   for (auto& unit : across.units) {
     for (auto& flat : unit.flats) {
       const auto slot_dtype = flat.slot_dtype();
@@ -76,7 +77,7 @@ ModelSpec model_across(const ModelSpec& model, const MeshPosition& place) {
       if (slot_dtype != flat.dtype) {
         flat.reduce_dtype = slot_dtype;
       }
-      flat.layout = layout_across(flat.layout, place);
+      flat.layout = layout_across(flat.layout, position);
     }
   }
   return across;

@@ -19,12 +19,12 @@ struct MeshPosition {
 
 // Flats are cut as the model's, or where every shard of the first owner of a
 // rank begins; gradients are then summed to where each reduction says.
-ModelSpec model_within(const ModelSpec& model, const MeshPosition& place);
+ModelSpec model_within(const ModelSpec& model, const MeshPosition& position);
 
 // Flats are what this rank has of those of model_within(): every parameter is
 // there, in the same order, with the elements that lie in the shard, which may
 // be none. They are cut as the model is, or, where replicas are equal, evenly;
 // then there are only gradients, replicated. These travel as those of `model`.
-ModelSpec model_across(const ModelSpec& model, const MeshPosition& place);
+ModelSpec model_across(const ModelSpec& model, const MeshPosition& position);
 
 }  // namespace sherd::exchange

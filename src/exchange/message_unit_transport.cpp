@@ -33,13 +33,13 @@ class MessageUnitTransport final : public UnitTransport {
       const UnshardOptions& options,
       std::uint64_t generation) override {
     memories_.set_unsharded_bytes_max(options.unsharded_bytes_max);
-    auto place = std::make_shared<UnshardedUnit>();
-    place->precision = options.precision;
-    place->flats = memories_.open_unit(unit, options.precision);
+    auto unsharded = std::make_shared<UnshardedUnit>();
+    unsharded->precision = options.precision;
+    unsharded->flats = memories_.open_unit(unit, options.precision);
     if (replicates()) {
       refresh(unit, generation);
     }
-    return place;
+    return unsharded;
   }
 
   Status gather(const UnitGather& gather, UnshardedUnit* unsharded) override {

@@ -38,12 +38,12 @@ void sum_into_sink(
 
 }  // namespace
 
-SharedGradientSlots::SharedGradientSlots(Mapping place)
-    : place_(std::move(place)),
-      region_(place_.region_bytes),
-      open_(place_.model->units.size()),
-      posted_(place_.model->units.size(), 0) {
-  for (const auto& unit : place_.model->units) {
+SharedGradientSlots::SharedGradientSlots(Mapping mapping)
+    : mapping_(std::move(mapping)),
+      region_(mapping_.region_bytes),
+      open_(mapping_.model->units.size()),
+      posted_(mapping_.model->units.size(), 0) {
+  for (const auto& unit : mapping_.model->units) {
     offsets_.push_back(slot_offsets(unit));
     auto& chunks = chunks_.emplace_back();
     for (const auto& flat : unit.flats) {
@@ -62,12 +62,12 @@ std::vector<at::Tensor> SharedGradientSlots::slot(UnitId unit) {
     SHERD_CHECK_AS(
         kUnavailable, begin.has_value(),
         "[exchange] no room for the gradients of unit ", spec(unit).name,
-        " among ", region_.taken_bytes(), " of ", place_.region_bytes,
+        " among ", region_.taken_bytes(), " of ", mapping_.region_bytes,
         " bytes taken");
     open.emplace();
     open->begin = *begin;
     auto* memory =
-        place_.regions[static_cast<std::size_t>(place_.rank)] + *begin;
+        mapping_.regions[static_cast<std::size_t>(mapping_.rank)] + *begin;
     const auto& flats = spec(unit).flats;
     for (std::size_t f = 0; f < flats.size(); ++f) {
       open->flats.push_back(
@@ -116,9 +116,10 @@ std::uint64_t SharedGradientSlots::post(
     }
   }
   const auto number = ++posted_[static_cast<std::size_t>(unit)];
-  auto& mine = shared(place_.rank, unit);
+  auto& mine = shared(mapping_.rank, unit);
   mine.begin = open.begin;
-  std::copy(options.used.begin(), options.used.end(), marks(place_.rank, unit));
+  std::copy(
+      options.used.begin(), options.used.end(), marks(mapping_.rank, unit));
   shm::Counter(mine.posted).post(number);
   lent_.push_back({unit, number, open.begin});
   return number;
@@ -137,7 +138,7 @@ std::optional<SharedGradientSlots::Missing> SharedGradientSlots::missing(
 
 std::uint8_t* SharedGradientSlots::marks(int rank, UnitId unit) const {
   return reinterpret_cast<std::uint8_t*>(
-      place_.regions[static_cast<std::size_t>(rank)] +
+      mapping_.regions[static_cast<std::size_t>(rank)] +
       shared(rank, unit).begin +
       offsets_[static_cast<std::size_t>(unit)].back());
 }
@@ -167,7 +168,7 @@ at::Tensor SharedGradientSlots::piece(
       range.begin *
           static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
   return at::from_blob(
-      place_.regions[static_cast<std::size_t>(rank)] +
+      mapping_.regions[static_cast<std::size_t>(rank)] +
           shared(rank, unit).begin + offset,
       {range.numel()}, at::TensorOptions().dtype(flat.slot_dtype()));
 }
@@ -199,7 +200,7 @@ void SharedGradientSlots::sum(
     std::vector<at::Tensor> pieces;
     for (int rank = 0; rank < ranks(); ++rank) {
       pieces.push_back(
-          rank == place_.rank && elsewhere
+          rank == mapping_.rank && elsewhere
               ? given[p].narrow(
                     0, range.begin - chunk.range.begin, range.numel())
               : piece(slice.unit, rank, slice.flat, range));
@@ -218,7 +219,7 @@ void SharedGradientSlots::sum(
 }
 
 void SharedGradientSlots::post_summed(UnitId unit, std::uint64_t number) const {
-  shm::Counter(shared(place_.rank, unit).summed).post(number);
+  shm::Counter(shared(mapping_.rank, unit).summed).post(number);
 }
 
 void SharedGradientSlots::reclaim() {

@@ -41,9 +41,9 @@ class SharedGradientSlots {
     std::int64_t region_bytes;
     SharedSlotState* slots;  // By rank, by unit.
   };
-  explicit SharedGradientSlots(Mapping place);
+  explicit SharedGradientSlots(Mapping mapping);
 
-  int ranks() const { return static_cast<int>(place_.regions.size()); }
+  int ranks() const { return static_cast<int>(mapping_.regions.size()); }
 
   // This rank's slot; undefined where frozen. The same until post().
   std::vector<at::Tensor> slot(UnitId unit);
@@ -102,11 +102,11 @@ class SharedGradientSlots {
   };
 
   const UnitSpec& spec(UnitId unit) const {
-    return place_.model->units[static_cast<std::size_t>(unit)];
+    return mapping_.model->units[static_cast<std::size_t>(unit)];
   }
   SharedSlotState& shared(int rank, UnitId unit) const {
-    return place_.slots
-        [static_cast<std::size_t>(rank) * place_.model->units.size() +
+    return mapping_.slots
+        [static_cast<std::size_t>(rank) * mapping_.model->units.size() +
          static_cast<std::size_t>(unit)];
   }
   std::uint8_t* marks(int rank, UnitId unit) const;
@@ -116,7 +116,7 @@ class SharedGradientSlots {
       std::size_t flat,
       const plan::ElementRange& range) const;
 
-  const Mapping place_;
+  const Mapping mapping_;
   std::vector<std::vector<std::int64_t>> offsets_;  // slot_offsets().
   std::vector<std::vector<std::vector<GradientChunk>>>
       chunks_;  // By unit, flat.

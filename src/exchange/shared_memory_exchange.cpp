@@ -345,16 +345,16 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
         static_cast<std::size_t>(range.begin),
         static_cast<std::size_t>(range.end - range.begin));
   }
-  SharedGradientSlots::Mapping place{
+  SharedGradientSlots::Mapping mapping{
       .model = &model_,
       .rank = me(),
       .regions = {},
       .region_bytes = layout_.slot_region_bytes,
       .slots = reinterpret_cast<SharedSlotState*>(base() + cells + states)};
   for (const auto region : layout_.slot_regions) {
-    place.regions.push_back(base() + region);
+    mapping.regions.push_back(base() + region);
   }
-  sums_.emplace(std::move(place), *memory_, options_.sum_thread);
+  sums_.emplace(std::move(mapping), *memory_, options_.sum_thread);
   return {};
 }
 

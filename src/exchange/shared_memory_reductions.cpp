@@ -17,11 +17,11 @@ constexpr std::chrono::milliseconds kThreadDoze{2};
 }  // namespace
 
 SharedMemoryReductions::SharedMemoryReductions(
-    SharedGradientSlots::Mapping place, const SharedUnits& units, bool thread)
-    : model_(*place.model),
-      rank_(place.rank),
+    SharedGradientSlots::Mapping mapping, const SharedUnits& units, bool thread)
+    : model_(*mapping.model),
+      rank_(mapping.rank),
       units_(units),
-      slots_(std::move(place)) {
+      slots_(std::move(mapping)) {
   if (thread) {
     worker_.emplace("sherd-sums");
   }

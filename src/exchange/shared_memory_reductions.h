@@ -25,7 +25,7 @@ class SharedMemoryReductions {
   // `units` must outlive it. `thread`: one of its own waits for the other ranks
   // and sums, in the order of posts, instead of progress().
   SharedMemoryReductions(
-      SharedGradientSlots::Mapping place,
+      SharedGradientSlots::Mapping mapping,
       const SharedUnits& units,
       bool thread);
   ~SharedMemoryReductions() { stop(); }

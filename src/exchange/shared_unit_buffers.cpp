@@ -72,7 +72,7 @@ void SharedUnitBuffers::reclaim() {
       free = free && !is_read_by(lent, local);
     }
     if (free) {
-      (lent.passing ? passing_ : pool_).give_back(lent.place);
+      (lent.passing ? passing_ : pool_).give_back(lent.memory);
     }
     return free;
   });
@@ -97,12 +97,12 @@ std::int64_t SharedUnitBuffers::allocate(const Request& request) {
         lendings_[local * units_ + static_cast<std::size_t>(request.unit)];
     lent.until.push_back(request.wanted[local] ? ++lendings : 0);
   }
-  lent.place = pool.borrow(request.bytes);
+  lent.memory = pool.borrow(request.bytes);
   if (!request.passing && request.bytes_max > 0) {
     pool.trim(std::max(request.bytes_max, pool.lent_bytes()));
   }
   lent_.push_back(lent);
-  return static_cast<std::byte*>(lent.place) - region_.data();
+  return static_cast<std::byte*>(lent.memory) - region_.data();
 }
 
 }  // namespace sherd::exchange

@@ -48,7 +48,7 @@ class SharedUnitBuffers {
 
  private:
   struct Lent {
-    void* place = nullptr;
+    void* memory = nullptr;
     bool passing = false;
     std::int64_t bytes = 0;
     UnitId unit = 0;
