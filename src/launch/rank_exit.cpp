@@ -12,7 +12,8 @@ namespace sherd::launch {
 std::optional<int> blamed_rank(const std::deque<std::string>& lines) {
   static const std::regex kBlame(
       "rank ([0-9]{1,9}) (was lost|failed:|has left|has died|has withdrawn|"
-      "gave up|is not responding|did not answer)|store (was|is) lost");
+      "gave (this backward )?up|is not responding|did not answer)|store "
+      "(was|is) lost");
   for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
     std::smatch found;
     if (std::regex_search(*line, found, kBlame)) {

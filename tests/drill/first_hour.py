@@ -4,8 +4,8 @@
 
   first_hour.py SHERD PRINT_LOGITS SCRATCH
 
-Trains on two ranks, stops, moves the run, goes on elsewhere on one rank, merges
-the checkpoint, loads it in plain LibTorch, exports it, and has transformers
+Trains on two ranks, stops by Ctrl-C, moves the run, goes on elsewhere on one rank,
+merges the checkpoint, loads it in plain LibTorch, exports it, and has transformers
 generate the same tokens. Exit status 77, a counted skip, where transformers is
 not installed (scripts/setup puts it into build/clients, where it can).
 """
@@ -66,14 +66,16 @@ class User:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # A shell's background job ignores it, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process:  # fmt: skip
             deadline = time.monotonic() + TIMEOUT_S
             while not list(self.home.glob("first/checkpoints/step-*")):
                 assert process.poll() is None, process.stdout.read()
                 assert time.monotonic() < deadline
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
             shown = process.stdout.read()
-        saved = re.search(r"saved at step (\d+)", shown)
+        saved = re.search(r"saved \S+/step-(\d+)", shown)
         assert saved, shown
         return int(saved.group(1))
 
@@ -81,7 +83,7 @@ class User:
         (self.home / "first").rename(self.elsewhere / "moved")
         shown = self.run(
             self.elsewhere, self.sherd, "train", "--config", "moved/config.json",
-            "--run", "moved", "--data", "../home/own.txt", "--steps", step + MORE_STEPS,
+            "--steps", step + MORE_STEPS,
         )  # fmt: skip
         assert f"goes on behind step {step}" in shown, shown
         lines = (self.elsewhere / "moved" / "metrics.jsonl").read_text().split("\n")
