@@ -9,7 +9,6 @@
 #include <fstream>
 #include <functional>
 #include <map>
-#include <set>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -18,6 +17,7 @@
 #include <sherd/base/error.h>
 #include <sherd/base/run_main.h>
 #include <sherd/ckpt/checkpoint.h>
+#include "generate/model_source.h"
 #include "parse_arguments.h"
 #include "text_file.h"
 #include "train/config.h"
@@ -273,25 +273,6 @@ std::string text_in(const std::string& path) {
   return *text;
 }
 
-// model.safetensors, or those that its index lists.
-std::vector<std::string> weights_in(const std::string& folder) {
-  const auto index = folder + "/model.safetensors.index.json";
-  if (!std::filesystem::exists(index)) {
-    return {folder + "/model.safetensors"};
-  }
-  std::set<std::string> files;
-  try {
-    const auto json = Json::parse(text_in(index));
-    for (const auto& [name, file] : json.at("weight_map").items()) {
-      const auto plain = std::filesystem::path(file.get<std::string>());
-      files.insert(folder + "/" + plain.filename().string());
-    }
-  } catch (const Json::exception&) {
-    throw Error(index + ": expected a weight_map of file names, found none");
-  }
-  return {files.begin(), files.end()};
-}
-
 // As transformers' save_pretrained() leaves it.
 void import_from(const std::string& from, const std::string& run, bool json) {
   const auto path = from + "/config.json";
@@ -299,7 +280,7 @@ void import_from(const std::string& from, const std::string& run, bool json) {
   config.run = ".";  // Seen from the folder of its config.json.
   config.save_every = 100;
   const auto names = import_checkpoint(
-      weights_in(from), run + "/checkpoints",
+      hugging_face_weights(from), run + "/checkpoints",
       {.values =
            {{"train.config", to_json(config, {})},
             {"train.vocabulary", std::to_string(config.vocab)}},
@@ -390,8 +371,9 @@ void add_writers(CLI::App& app, Arguments& given, Commands& commands) {
   };
   auto* import_app = app.add_subcommand(
       "import",
-      "Make a run of a GPT-2 or Llama that transformers has saved, for\n"
-      "`sherd train` to go on with");
+      "Make a run of a GPT-2, Llama, Mistral, Qwen2 or Qwen3 that "
+      "transformers\n"
+      "has saved, for `sherd train` to go on with");
   import_app->add_option("FOLDER", given.path, "Of config.json and safetensors")
       ->required();
   import_app->add_option("RUN", given.to, "The run's folder")->required();

@@ -34,6 +34,10 @@ constexpr ExternalCommand kPrograms[] = {
      "'sherd train' needs a build with LibTorch"},
     {"checkpoint", "Inspect, verify and merge checkpoints",
      "'sherd checkpoint' needs a build with LibTorch"},
+    {"generate", "Let a trained model go on with a text",
+     "'make build' builds it"},
+    {"eval", "Measure how well a trained model predicts a text",
+     "'make build' builds it"},
 };
 constexpr ExternalCommand kBench = {
     "bench", "Compare speed and memory with others", "'make build' builds it"};

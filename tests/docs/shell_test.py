@@ -38,6 +38,8 @@ SUBCOMMANDS = (
     ("checkpoint", "merge"),
     ("checkpoint", "export"),
     ("checkpoint", "import"),
+    ("generate",),
+    ("eval",),
 )
 
 

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// sherd-eval, which `sherd eval` becomes: how well a model predicts a text, and how often it finds
+// the right one of several choices likeliest. On several ranks the model is sharded over them.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <sherd/base/error.h>
+#include <sherd/base/run_main.h>
+#include <sherd/data/corpus.h>
+#include <sherd/world/world.h>
+#include "generate/load_model.h"
+#include "generate/model_flags.h"
+#include "generate/model_source.h"
+#include "generate/model_tokens.h"
+#include "generate/scoring.h"
+#include "parse_arguments.h"
+#include "text_file.h"
+
+namespace sherd::tools {
+namespace {
+
+struct Arguments {
+  ModelFlags model;
+  std::string data;
+  std::string choices;
+  std::int64_t seq = 0;  // 0: the model's.
+};
+
+void add_options(CLI::App& app, Arguments& given) {
+  add_model_flags(app, given.model);
+  app.add_option(
+         "--data", given.data,
+         "Text, a token file of `sherd data prepare` or a .bin of uint16 ids:\n"
+         "print loss and perplexity")
+      ->type_name("FILE");
+  app.add_option(
+         "--choices", given.choices,
+         "Tasks, one a line: {\"prompt\": TEXT, \"choices\": [TEXT, ...],\n"
+         "\"answer\": INDEX}. Print how often the right choice has the "
+         "highest\n"
+         "mean log likelihood of its tokens")
+      ->type_name("FILE.jsonl");
+  app.add_option(
+         "--seq", given.seq,
+         "Tokens of --data that the model sees at a time; 0: all it can")
+      ->type_name("N [0]");
+  app.footer(
+      "Examples:\n"
+      "  sherd eval --from runs/20260102-030405 --data my/test.txt\n"
+      "  sherd eval --from my/Qwen2-0.5B --choices tasks.jsonl\n"
+      "  sherd run -n 2 -- sherd eval --from my/Llama-3.2-1B --data test.txt");
+}
+
+void check(const Arguments& given, const ModelSource& source) {
+  if (given.data.empty() == given.choices.empty()) {
+    throw Error(
+        std::string("expected --data or --choices, found ") +
+        (given.data.empty() ? "neither" : "both"));
+  }
+  if (given.seq < 0 || given.seq > source.config.seq) {
+    throw Error(
+        "--seq: expected 0 to " + std::to_string(source.config.seq) +
+        ", the positions of the model, found " + std::to_string(given.seq));
+  }
+}
+
+std::string text_in(const std::string& path) {
+  const auto text = text_of_file(path);
+  if (!text) {
+    throw Error(path + ": expected a file that can be read, found none");
+  }
+  return *text;
+}
+
+// Token ids as they are, or a text by the tokenizer.
+std::vector<std::int64_t> ids_of(
+    const std::string& path, const ModelSource& source, ModelTokens& tokens) {
+  std::vector<std::int64_t> ids;
+  if (path.ends_with(".bin") || path.ends_with(".tokens")) {
+    const data::Corpus corpus(path, {.vocabulary = source.vocabulary});
+    ids.resize(static_cast<std::size_t>(corpus.tokens()));
+    corpus.copy(0, corpus.tokens(), ids.data());
+  } else {
+    ids = tokens.encode_beginning(text_in(path), path);
+  }
+  if (ids.size() < 2) {
+    throw Error(
+        path + ": expected at least 2 tokens, found " +
+        std::to_string(ids.size()));
+  }
+  return ids;
+}
+
+// A task in tokens.
+struct EncodedTask {
+  std::vector<std::int64_t> prompt = {};
+  std::vector<std::vector<std::int64_t>> choices = {};
+  std::size_t answer = 0;
+};
+
+EncodedTask encoded(
+    const ChoiceTask& task, const ModelSource& source, ModelTokens& tokens) {
+  const auto what = "'" + task.prompt.substr(0, 60) + "'";
+  EncodedTask result{
+      .prompt = tokens.encode_beginning(task.prompt, what),
+      .answer = task.answer};
+  for (const auto& choice : task.choices) {
+    result.choices.push_back(tokens.encode(choice, what));
+    const auto size = result.choices.back().size();
+    const auto all = static_cast<std::int64_t>(result.prompt.size() + size);
+    if (size == 0 || all > source.config.seq) {
+      throw Error(
+          what + ": expected choices of at least 1 token, and at most " +
+          std::to_string(source.config.seq) + " with the prompt, found " +
+          std::to_string(size) + " and " + std::to_string(all));
+    }
+  }
+  return result;
+}
+
+std::vector<EncodedTask> tasks_of(
+    const std::string& path, const ModelSource& source, ModelTokens& tokens) {
+  std::vector<EncodedTask> tasks;
+  for (const auto& task : parse_choice_tasks(text_in(path), path)) {
+    tasks.push_back(encoded(task, source, tokens));
+  }
+  return tasks;
+}
+
+using Json = nlohmann::ordered_json;
+
+Json evaluate_text(
+    const World& world,
+    models::LanguageModel& model,
+    const std::vector<std::int64_t>& ids,
+    std::int64_t seq) {
+  const auto score =
+      score_text(world, model, ids, seq > 0 ? seq : model.positions_max());
+  return {
+      {"tokens", score.tokens},
+      {"loss", score.loss},
+      {"perplexity", score.perplexity()}};
+}
+
+Json evaluate_choices(
+    models::LanguageModel& model, const std::vector<EncodedTask>& tasks) {
+  std::size_t right = 0;
+  auto chosen = Json::array();
+  for (const auto& task : tasks) {
+    std::vector<double> scores;
+    for (const auto& choice : task.choices) {
+      scores.push_back(score_choice(model, task.prompt, choice));
+    }
+    const auto best = static_cast<std::size_t>(
+        std::max_element(scores.begin(), scores.end()) - scores.begin());
+    right += best == task.answer ? 1U : 0U;
+    chosen.push_back(best);
+  }
+  return {
+      {"tasks", tasks.size()},
+      {"right", right},
+      {"accuracy",
+       static_cast<double>(right) / static_cast<double>(tasks.size())},
+      {"chosen", chosen}};
+}
+
+void print(const Json& found, bool json) {
+  if (json) {
+    std::puts(found.dump().c_str());
+  } else if (found.contains("tasks")) {
+    std::printf(
+        "%lld of %lld right, accuracy %.4f; %.2f s\n",
+        found["right"].get<long long>(), found["tasks"].get<long long>(),
+        found["accuracy"].get<double>(), found["seconds"].get<double>());
+  } else {
+    std::printf(
+        "%lld tokens, loss %.4f, perplexity %.3f; %.2f s\n",
+        found["tokens"].get<long long>(), found["loss"].get<double>(),
+        found["perplexity"].get<double>(), found["seconds"].get<double>());
+  }
+}
+
+void evaluate(const Arguments& given) {
+  const auto dtype = dtype_of(given.model);
+  const auto source = find_model(given.model.from);
+  check(given, source);
+  ModelTokens tokens(source);
+  std::vector<std::int64_t> ids;
+  std::vector<EncodedTask> tasks;
+  if (given.choices.empty()) {
+    ids = ids_of(given.data, source, tokens);
+  } else {
+    tasks = tasks_of(given.choices, source, tokens);
+  }
+  auto world = World::from_environment();
+  auto loaded = load_model(world, source, dtype);
+  const auto begin = std::chrono::steady_clock::now();
+  auto found = tasks.empty()
+      ? evaluate_text(world, *loaded.model, ids, given.seq)
+      : evaluate_choices(*loaded.model, tasks);
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - begin;
+  found["seconds"] = took.count();
+  if (world.rank() == 0) {
+    print(found, given.model.json);
+  }
+  if (loaded.fsdp) {
+    loaded.fsdp->close();
+  }
+  world.close();
+}
+
+int eval_command(int argc, char** argv) {
+  CLI::App app(
+      "Measure how well a model predicts a text, or chooses", "sherd eval");
+  Arguments given;
+  add_options(app, given);
+  if (parse_arguments(app, words_of(argc, argv))) {
+    evaluate(given);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace sherd::tools
+
+int main(int argc, char** argv) {
+  return sherd::run_main(
+      argc, argv, [&] { return sherd::tools::eval_command(argc, argv); });
+}

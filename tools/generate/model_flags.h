@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The flags that `sherd generate` and `sherd eval` share. Thread rule: one thread.
+#pragma once
+
+#include <string>
+#include <CLI/App.hpp>
+#include <c10/core/ScalarType.h>
+
+namespace sherd::tools {
+
+struct ModelFlags {
+  std::string from;
+  std::string dtype = "fp32";
+  bool json = false;
+};
+
+// `flags` is filled when `app` parses and must live until then.
+void add_model_flags(CLI::App& app, ModelFlags& flags);
+
+// Throws Error for another name than the two.
+at::ScalarType dtype_of(const ModelFlags& flags);
+
+}  // namespace sherd::tools

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "generate/model_source.h"
+
+#include <filesystem>
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include "generate/model_tokens.h"
+#include "support/error_of.h"
+#include "support/scratch_folder.h"
+
+namespace sherd::tools {
+namespace {
+
+using sherd::testing::ScratchFolder;
+using test::error_of;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr const char* kGpt2 =
+    R"({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2,
+        "n_positions": 16, "vocab_size": 256, "eos_token_id": 7})";
+
+std::string refusal(const std::string& from) {
+  return error_of([&] { find_model(from); });
+}
+
+TEST(ModelSource, SaysWhatAFolderHasInsteadOfAModel) {
+  const ScratchFolder scratch;
+  const auto& folder = scratch.path();
+  EXPECT_EQ(
+      refusal(folder + "/none"),
+      folder +
+          "/none: expected a run or checkpoint of sherd train, or a folder "
+          "with config.json and model.safetensors of a Hugging Face model, "
+          "found no such folder");
+  EXPECT_THAT(refusal(scratch.file("text", "x")), EndsWith("found a file"));
+  EXPECT_THAT(
+      refusal(folder),
+      EndsWith("found a folder without checkpoints and without config.json"));
+  scratch.file("config.json", R"({"model": "gpt"})");
+  EXPECT_THAT(refusal(folder), HasSubstr("found a run without checkpoints"));
+  scratch.file("config.json", "");
+  EXPECT_EQ(
+      refusal(folder),
+      folder +
+          "/config.json: expected a JSON object, found 0 bytes that are no "
+          "JSON");
+  scratch.file("config.json", "[1]");
+  EXPECT_THAT(refusal(folder), EndsWith("found array"));
+  scratch.file("config.json", R"({"model_type": "mixtral"})");
+  scratch.file("model.safetensors", "");
+  EXPECT_THAT(refusal(folder), EndsWith("found mixtral"));
+}
+
+TEST(ModelSource, ReadsAFolderOfHuggingFace) {
+  const ScratchFolder scratch;
+  const auto& folder = scratch.path();
+  scratch.file("config.json", kGpt2);
+  EXPECT_EQ(
+      refusal(folder), folder + ": expected model.safetensors, found none");
+  scratch.file("pytorch_model.bin", "");
+  EXPECT_THAT(refusal(folder), HasSubstr("found pytorch_model.bin alone"));
+  const auto weights = scratch.file("model.safetensors", "");
+  const auto source = find_model(folder);
+  EXPECT_THAT(source.files, ElementsAre(weights));
+  EXPECT_EQ(source.config.layers, 1);
+  EXPECT_EQ(source.vocabulary, 256);
+  EXPECT_THAT(source.stop_ids, ElementsAre(7));
+  scratch.file("generation_config.json", R"({"eos_token_id": [8, 9]})");
+  EXPECT_THAT(find_model(folder).stop_ids, ElementsAre(7, 8, 9));
+}
+
+TEST(ModelSource, TakesTheFilesThatAnIndexLists) {
+  const ScratchFolder scratch;
+  const auto& folder = scratch.path();
+  scratch.file("config.json", kGpt2);
+  const auto index = scratch.file(
+      "model.safetensors.index.json",
+      R"({"weight_map": {"a": "2.safetensors", "b": "../1.safetensors",
+                         "c": "2.safetensors"}})");
+  EXPECT_THAT(
+      find_model(folder).files,
+      ElementsAre(folder + "/1.safetensors", folder + "/2.safetensors"));
+  scratch.file("model.safetensors.index.json", "{}");
+  EXPECT_EQ(
+      refusal(folder),
+      index + ": expected a weight_map of file names, found none");
+}
+
+TEST(ModelTokens, AreBytesForASmallVocabularyOnly) {
+  const ScratchFolder scratch;
+  ModelSource source{.folder = scratch.path(), .vocabulary = 100};
+  ModelTokens tokens(source);
+  EXPECT_THAT(tokens.encode("AZ", "x"), ElementsAre(65, 90));
+  EXPECT_THAT(tokens.encode("", "x"), ElementsAre());
+  EXPECT_EQ(
+      error_of([&] { tokens.encode("Az", "--prompt"); }),
+      "--prompt: expected token ids below 100, the vocabulary of the model, "
+      "found 122");
+  EXPECT_EQ(
+      error_of([&] { tokens.encode_beginning("", "--prompt"); }),
+      "--prompt: expected a text of at least 1 token, found none");
+  source.vocabulary = 257;
+  EXPECT_EQ(
+      error_of([&] { const ModelTokens none(source); }),
+      scratch.path() +
+          "/tokenizer.json: expected the tokenizer of a model with a "
+          "vocabulary of 257, found no such file");
+}
+
+TEST(ModelTokens, ADamagedTokenizerIsAnErrorThatNamesIt) {
+  const ScratchFolder scratch;
+  const ModelSource source{.folder = scratch.path(), .vocabulary = 100};
+  for (const char* text : {"", "{", "{\"model\": 1}", "\x80\x01"}) {
+    const auto path = scratch.file("tokenizer.json", text);
+    EXPECT_THAT(
+        error_of([&] { const ModelTokens none(source); }), HasSubstr(path))
+        << text;
+  }
+}
+
+}  // namespace
+}  // namespace sherd::tools

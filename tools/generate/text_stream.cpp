@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "generate/text_stream.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+namespace sherd::tools {
+namespace {
+
+// What a tokenizer decodes a cut character to: U+FFFD.
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+
+// The bytes of the text without the replaced ones at its end, of which a
+// character has three at most.
+std::size_t complete_bytes(std::string_view text) {
+  auto rest = text;
+  for (int cut = 0; cut < 3 && rest.ends_with(kReplacement); ++cut) {
+    rest.remove_suffix(kReplacement.size());
+  }
+  return rest.ends_with(kReplacement) ? text.size() : rest.size();
+}
+
+}  // namespace
+
+TextStream::TextStream(
+    const data::Tokenizer& tokenizer, std::vector<std::int64_t> prompt)
+    : tokenizer_(tokenizer),
+      ids_(std::move(prompt)),
+      shown_(tokenizer_.decode(ids_).size()) {}
+
+std::string TextStream::add(std::int64_t id) {
+  ids_.push_back(id);
+  const auto text = tokenizer_.decode(ids_);
+  const auto end = std::max(complete_bytes(text), shown_);
+  const auto first = std::min(std::exchange(shown_, end), text.size());
+  return text.substr(first, end - first);
+}
+
+std::string TextStream::finish() {
+  const auto text = tokenizer_.decode(ids_);
+  return text.substr(std::min(std::exchange(shown_, text.size()), text.size()));
+}
+
+std::string printable_on_terminal(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(),
+      [](char c) {
+        const auto byte = static_cast<unsigned char>(c);
+        return (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
+      },
+      '?');
+  return text;
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TextStream turns tokens that come one by one into pieces of text that can be printed at once. A
+// token may end in the middle of a character; its bytes wait for the rest. Thread rule: one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include <sherd/data/tokenizer.h>
+
+namespace sherd::tools {
+
+class TextStream {
+ public:
+  // Goes on after `prompt`, whose text is not repeated. The tokenizer must outlive it.
+  TextStream(
+      const data::Tokenizer& tokenizer, std::vector<std::int64_t> prompt);
+
+  // What the token adds to the text; may be empty.
+  std::string add(std::int64_t id);
+  // What still waits. Call it at the end.
+  std::string finish();
+
+  // All tokens, the prompt's included.
+  const std::vector<std::int64_t>& ids() const { return ids_; }
+
+ private:
+  const data::Tokenizer& tokenizer_;
+  std::vector<std::int64_t> ids_;
+  std::size_t shown_ = 0;  // Bytes of their text.
+};
+
+// The text with "?" for what a terminal would obey, as escape sequences.
+std::string printable_on_terminal(std::string text);
+
+}  // namespace sherd::tools
