@@ -15,6 +15,7 @@ Usage: scripts/mutate.py [OPTIONS]
                   folder); a fault that the file has is not planted again, so that
                   an interrupted run can be continued
   --limit S       seconds for one run of a test program (default 120)
+  --jobs N        processes that ninja starts (default: what ninja chooses)
   --table FILE    the faults (default: scripts/mutations.txt)
 
 The tree must be a git repository without uncommitted changes. Each file is restored
@@ -205,8 +206,9 @@ def clean_commit(tree):
 # Building and running.
 
 
-def ninja(build, *arguments):
-    return subprocess.run(["ninja", "-C", build, *arguments], text=True,
+def ninja(build, *arguments, jobs=None):
+    limit = [f"-j{jobs}"] if jobs else []
+    return subprocess.run(["ninja", "-C", build, *limit, *arguments], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           check=False)
 
@@ -277,9 +279,9 @@ def judge_run(program, status, output):
     return Outcome("found", f"{program}: {', '.join(names) or 'its end'}{how}")
 
 
-def try_fault(build, programs, limit):
+def try_fault(build, programs, limit, jobs):
     """The outcome of the fault that the tree has now."""
-    done = ninja(build, *(program for program, _ in programs))
+    done = ninja(build, *(program for program, _ in programs), jobs=jobs)
     if done.returncode != 0:
         errors = re.findall(r"^.*\berror\b.*$", done.stdout, re.MULTILINE)
         return Outcome("not compiled", (errors or [done.stdout[-300:]])[0].strip())
@@ -362,24 +364,24 @@ def check(tree, faults):
     return 1 if wrong else 0
 
 
-def baseline(build, faults, limit):
+def baseline(build, faults, limit, jobs):
     targets = targets_of(build)
     tests = list(dict.fromkeys(
         test for fault in faults for test in programs_of(fault, targets)))
-    done = ninja(build, *sorted({program for program, _ in tests}))
+    done = ninja(build, *sorted({program for program, _ in tests}), jobs=jobs)
     if done.returncode != 0:
         raise Refused(f"expected a tree that builds, found\n{done.stdout[-2000:]}")
     wrong = 0
     for program, test_filter in tests:
         said = judge_run(program, *run_test(build, program, test_filter, limit))
         if said:
-            wrong += 1
+            wrong += said.result == "found"
             print(f"{program} {test_filter}: {said.result}: {said.by}", flush=True)
-    print(f"{len(tests) - wrong} of {len(tests)} runs pass without a fault")
+    print(f"{wrong} of {len(tests)} runs fail without a fault")
     return 1 if wrong else 0
 
 
-def plant_all(tree, build, faults, report, limit):
+def plant_all(tree, build, faults, report, limit, jobs):
     commit = clean_commit(tree)
     targets = targets_of(build)
     outcomes = read_report(report, commit)
@@ -395,7 +397,7 @@ def plant_all(tree, build, faults, report, limit):
             outcome = Outcome("no test", "this build has none of its programs")
         else:
             with Planted(tree, path, place):
-                outcome = try_fault(build, programs, limit)
+                outcome = try_fault(build, programs, limit, jobs)
         seconds = time.monotonic() - began
         outcomes[fault.id] = outcome
         append_report(report, commit, fault, outcome, seconds)
@@ -417,6 +419,7 @@ def parse_arguments(arguments):
     parser.add_argument("--build")
     parser.add_argument("--report")
     parser.add_argument("--limit", type=float, default=120)
+    parser.add_argument("--jobs", type=int)
     parser.add_argument("--table", default=os.path.join(here, "mutations.txt"))
     chosen = parser.parse_args(arguments)
     chosen.tree = os.path.abspath(chosen.tree)
@@ -444,9 +447,10 @@ def main(arguments):
         if chosen.check:
             return check(chosen.tree, faults)
         if chosen.baseline:
-            return baseline(chosen.build, faults, chosen.limit)
+            return baseline(chosen.build, faults, chosen.limit, chosen.jobs)
         return plant_all(
-            chosen.tree, chosen.build, faults, chosen.report, chosen.limit)
+            chosen.tree, chosen.build, faults, chosen.report, chosen.limit,
+            chosen.jobs)
     except Refused as why:
         print(f"mutate: {why}", file=sys.stderr)
         return 2
