@@ -31,6 +31,7 @@ text exactly once is used, so that one table serves older commits, too.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -39,6 +40,10 @@ import subprocess
 import sys
 import time
 from typing import NamedTuple
+
+
+FAULT_OBJECT = "fault.o"  # In the build folder.
+FAULTY = ".fault"  # The end of the name of a program with the fault.
 
 
 class Place(NamedTuple):
@@ -158,8 +163,8 @@ def locate(tree, fault):
 
 
 class Planted:
-    """A file with a fault, for the time of a `with` block. It is restored with a
-    new time of change: ninja has objects of the fault and must replace them."""
+    """A file with a fault, for the time of a `with` block. Its time of change is
+    restored, too: ninja has seen nothing of the fault."""
 
     def __init__(self, tree, path, place):
         self.path = os.path.join(tree, path)
@@ -167,6 +172,7 @@ class Planted:
 
     def __enter__(self):
         self.before = read(self.path)
+        self.times = os.stat(self.path)
         try:
             write(self.path, self.before.replace(
                 self.place.find, self.place.replace))
@@ -181,6 +187,7 @@ class Planted:
             signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             write(self.path, self.before)
+            os.utime(self.path, ns=(self.times.st_atime_ns, self.times.st_mtime_ns))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
@@ -279,21 +286,103 @@ def judge_run(program, status, output):
     return Outcome("found", f"{program}: {', '.join(names) or 'its end'}{how}")
 
 
-def try_fault(build, programs, limit, jobs):
-    """The outcome of the fault that the tree has now."""
-    done = ninja(build, *(program for program, _ in programs), jobs=jobs)
-    if done.returncode != 0:
-        errors = re.findall(r"^.*\berror\b.*$", done.stdout, re.MULTILINE)
-        return Outcome("not compiled", (errors or [done.stdout[-300:]])[0].strip())
+def compile_command(build, source):
+    """How one source file is compiled alone, to FAULT_OBJECT. A file of a unity build
+    has the flags of its unity. None for what is no source file of its own."""
+    path = os.path.join(build, "compile_commands.json")
+    for entry in json.loads(read(path)) if os.path.exists(path) else []:
+        file = entry["file"]
+        unity = "/Unity/" in file and f'"{source}"' in read(file)
+        if file == source or unity:
+            command = entry["command"].replace(file, source)
+            return re.sub(r" -o \S+ ", f" -o {FAULT_OBJECT} ", command)
+    return None
+
+
+def link_command(build, program):
+    """How a program is linked so that what FAULT_OBJECT defines comes before what the
+    libraries define."""
+    lines = ninja(build, "-t", "commands", f"tests/{program}").stdout.splitlines()
+    first = re.sub(r"^(: && \S+)", rf"\1 -Wl,-z,muldefs {FAULT_OBJECT}", lines[-1])
+    return first.replace(f" -o tests/{program} ", f" -o tests/{program}{FAULTY} ")
+
+
+def run_command(build, command):
+    return subprocess.run(command, shell=True, cwd=build, text=True, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def not_compiled(output):
+    errors = re.findall(r"^.*\berror\b.*$", output, re.MULTILINE)
+    return Outcome("not compiled", (errors or [output[-300:]])[0].strip())
+
+
+def try_programs(build, programs, limit, make):
+    """The outcome of a fault over its programs, in order; `make` gives the name of a
+    program with the fault, or an Outcome."""
     missing = None
     ran = False
     for program, test_filter in programs:
-        said = judge_run(program, *run_test(build, program, test_filter, limit))
+        made = make(program)
+        if isinstance(made, Outcome):
+            return made
+        said = judge_run(program, *run_test(build, made, test_filter, limit))
         if said and said.result == "found":
             return said
         missing = missing or said
         ran = ran or said is None
     return Outcome("survived") if ran else missing
+
+
+def try_alone(build, command, programs, limit):
+    """Compiles the file of the fault alone and links the programs with it, so that
+    the objects of the build stay as they are."""
+    done = run_command(build, command)
+    if done.returncode != 0:
+        return not_compiled(done.stdout)
+
+    def make(program):
+        linked = run_command(build, link_command(build, program))
+        faulty = program + FAULTY
+        return faulty if linked.returncode == 0 else not_compiled(linked.stdout)
+
+    try:
+        return try_programs(build, programs, limit, make)
+    finally:
+        for path in [FAULT_OBJECT] + [f"tests/{p}{FAULTY}" for p, _ in programs]:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(os.path.join(build, path))
+
+
+def try_whole(build, source, programs, limit, jobs):
+    """Builds all that depends on the file of the fault, as headers need it."""
+    os.utime(source)
+    done = ninja(build, *(program for program, _ in programs), jobs=jobs)
+    if done.returncode != 0:
+        return not_compiled(done.stdout)
+    return try_programs(build, programs, limit, lambda program: program)
+
+
+def try_fault(build, fault_place, programs, limit, jobs):
+    """The outcome of a fault at (tree, path, place)."""
+    source = os.path.join(*fault_place[:2])
+    command = compile_command(build, source)
+    if command:
+        with Planted(*fault_place):
+            return try_alone(build, command, programs, limit)
+    try:
+        with Planted(*fault_place):
+            outcome = try_whole(build, source, programs, limit, jobs)
+    finally:
+        os.utime(source)  # What ninja has built with the fault is made again.
+    build_programs(build, {program for program, _ in programs}, jobs)
+    return outcome
+
+
+def build_programs(build, programs, jobs):
+    done = ninja(build, *sorted(programs), jobs=jobs)
+    if done.returncode != 0:
+        raise Refused(f"expected a tree that builds, found\n{done.stdout[-2000:]}")
 
 
 # ---------------------------------------------------------------------------
@@ -368,9 +457,7 @@ def baseline(build, faults, limit, jobs):
     targets = targets_of(build)
     tests = list(dict.fromkeys(
         test for fault in faults for test in programs_of(fault, targets)))
-    done = ninja(build, *sorted({program for program, _ in tests}), jobs=jobs)
-    if done.returncode != 0:
-        raise Refused(f"expected a tree that builds, found\n{done.stdout[-2000:]}")
+    build_programs(build, {program for program, _ in tests}, jobs)
     wrong = 0
     for program, test_filter in tests:
         said = judge_run(program, *run_test(build, program, test_filter, limit))
@@ -385,6 +472,8 @@ def plant_all(tree, build, faults, report, limit, jobs):
     commit = clean_commit(tree)
     targets = targets_of(build)
     outcomes = read_report(report, commit)
+    build_programs(build, {program for fault in faults if fault.id not in outcomes
+                           for program, _ in programs_of(fault, targets)}, jobs)
     for number, fault in enumerate(faults, 1):
         if fault.id in outcomes:
             continue
@@ -396,8 +485,7 @@ def plant_all(tree, build, faults, report, limit, jobs):
         elif not programs:
             outcome = Outcome("no test", "this build has none of its programs")
         else:
-            with Planted(tree, path, place):
-                outcome = try_fault(build, programs, limit, jobs)
+            outcome = try_fault(build, (tree, path, place), programs, limit, jobs)
         seconds = time.monotonic() - began
         outcomes[fault.id] = outcome
         append_report(report, commit, fault, outcome, seconds)
