@@ -35,14 +35,31 @@ at: src/wait.cpp
 +   use();
 """
 
-# Knows two targets; "builds" unless the tree holds the word `syntax`.
+# Knows two targets; "builds" unless the tree holds the word `syntax`, and notes it.
 NINJA = """\
 #!/bin/sh
 cd "$2"
 case "$*" in
+  *commands*) echo "earlier"; echo ": && ../bin/link -o tests/new_test && :"; exit ;;
+  *targets*) ;;
+  *) echo built >>builds ;;
+esac
+case "$*" in
   *targets*) echo "new_test: phony"; echo "all: phony" ;;
   *) if grep -rq syntax ../src; then echo "x.cpp:1: error: expected ;"; exit 1; fi ;;
 esac
+"""
+
+# Compiles to what -o names, and links a program that asks what was compiled.
+COMPILE = """\
+#!/bin/sh
+if grep -q syntax "$4"; then echo "x.cpp:1: error: expected ;"; exit 1; fi
+cp "$4" "$2"
+"""
+LINK = """\
+#!/bin/sh
+test "$1" = -Wl,-z,muldefs && sed "s|../src/new.cpp|$2|" tests/new_test >"$4"
+chmod +x "$4"
 """
 
 # Fails while the answer is not 42 or nobody waits; Hang does not end then.
@@ -89,7 +106,8 @@ class InATree(unittest.TestCase):
 
     def commit(self):
         self.git("add", "-A")
-        self.git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x")
+        self.git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x",
+                 "--allow-empty")
 
     def text(self, path):
         with open(os.path.join(self.tree, path), encoding="utf-8") as file:
@@ -213,6 +231,40 @@ class Run(InATree):
         with open(f"{self.tree}/build/report", "a", encoding="utf-8") as file:
             file.write('{"id": "cut')
         self.assertIn("found 2 of 2", self.run_mutate()[1])
+
+    def compiled_by(self, file):
+        self.put("bin/compile", COMPILE, 0o755)
+        self.put("bin/link", LINK, 0o755)
+        self.put("build/compile_commands.json", json.dumps([
+            {"file": file, "command": f"../bin/compile -o its.o -c {file}"}]))
+        self.commit()
+
+    def test_compiles_only_the_file_of_the_fault(self):
+        source = f"{self.tree}/src/new.cpp"
+        unity = f"{self.tree}/build/Unity/unity_0.cxx"
+        self.put(unity, f'#include "{source}"\n')
+        for file in (source, unity):
+            self.compiled_by(file)
+            self.put("build/report", "")
+            self.put("build/builds", "")
+            before = os.stat(source).st_mtime_ns
+            _, out = self.run_mutate("--only", "first")
+            self.assertIn("first-fault: found new_test: Answer.IsRight", out)
+            self.assertEqual(self.text("build/builds"), "built\n")  # At the begin.
+            self.assertEqual(os.stat(source).st_mtime_ns, before)
+            self.assertFalse(os.path.exists(f"{self.tree}/build/fault.o"))
+            self.assertEqual(os.listdir(f"{self.tree}/build/tests"), ["new_test"])
+
+    def test_says_that_the_file_does_not_compile(self):
+        self.put("table.txt", TABLE.replace("41", "syntax"))
+        self.compiled_by(f"{self.tree}/src/new.cpp")
+        self.run_mutate("--only", "first")
+        self.assertEqual(self.results(), {"first-fault": "not compiled"})
+
+    def test_builds_again_after_a_fault_that_ninja_has_built(self):
+        self.put("build/builds", "")
+        self.run_mutate("--only", "first")
+        self.assertEqual(self.text("build/builds"), "built\n" * 3)
 
     def test_refuses_changes_and_reports_of_other_commits(self):
         self.run_mutate("--only", "first")

@@ -123,8 +123,11 @@ TEST(ReconnectingClient, ComesBackWhenTheListenerDoes) {
   Loop loop;
   std::optional<TestServer> server(std::in_place, loop);
   const HostAddress address = server->listener->address();
-  Kept kept(loop, address, quick());
-  for (int life = 1; life <= 3; ++life) {
+  // There are three waits a life. If a connection did not begin them anew, the
+  // last ones would take minutes.
+  Kept kept(
+      loop, address, {.dial = {}, .back_off_min = 5ms, .back_off_max = 1h});
+  for (int life = 1; life <= 6; ++life) {
     ASSERT_TRUE(run_until(
         loop, [&] { return kept.connected == life && !server->ends.empty(); }));
     ASSERT_NE(kept.redial.connection(), nullptr);

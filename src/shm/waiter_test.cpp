@@ -195,12 +195,13 @@ TEST(Waiter, TheDeadlineCountsFromTheLastProgress) {
   clock.step = 10s;
   const Waiter waiter(own, clock, {.deadline = 25s, .spin = Duration(0)});
   Counter counter = table.counter(0);
-  // Ten steps in ten slices: a wait without progress would end in the second.
+  // Each slice looks twice and every second one sees a step, so that there are
+  // always slices without progress, but never two in a row.
   class Slow final : public Clock {
    public:
     explicit Slow(Counter posted) : posted_(posted) {}
     Instant now() const override {
-      if (posted_.value() < 10) {
+      if (++looks_ % 4 == 2) {
         posted_.advance();
       }
       return now_ += 10s;
@@ -208,6 +209,7 @@ TEST(Waiter, TheDeadlineCountsFromTheLastProgress) {
 
    private:
     mutable Counter posted_;
+    mutable int looks_ = 0;
     mutable Instant now_{0};
   };
   const Slow slow(counter);

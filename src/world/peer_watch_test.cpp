@@ -243,6 +243,24 @@ TEST(RankRecord, FakeHostsDifferAndCanStillBeWatched) {
   EXPECT_TRUE(same_pids(read.host, other));
 }
 
+// Virtual machines may share a name, containers a machine.
+TEST(RankRecord, EachPartOfAnIdentityCounts) {
+  const HostIdentity host{
+      .hostname = "vm", .boot_id = "boot", .pid_namespace = "pid"};
+  auto renamed = host;
+  renamed.hostname = "other";
+  auto restarted = host;
+  restarted.boot_id = "other";
+  auto contained = host;
+  contained.pid_namespace = "other";
+  for (const auto& other : {renamed, restarted}) {
+    EXPECT_FALSE(same_host(host, other));
+    EXPECT_FALSE(same_pids(host, other));
+  }
+  EXPECT_TRUE(same_host(host, contained));
+  EXPECT_FALSE(same_pids(host, contained));
+}
+
 TEST(RankRecord, RefusesWhatIsNone) {
   const std::string good = RankRecord::of_this_process(0, 1, 5, {}).to_text();
   const std::vector<std::string> bad_ones{
