@@ -288,10 +288,13 @@ TEST(Coordinator, WhoIsLateWithItsVoteIsNotWaitedForForever) {
   EXPECT_THAT(script.reasons().back(), HasSubstr("the others are late"));
 }
 
-TEST(Coordinator, WhoFailsItsPeersAgainStaysOutLonger) {
-  CoordinatorScript script(options_of(1, 2));
+TEST(Coordinator, WhoFailsItsPeersAgainStaysOutLongerUpToALimit) {
+  auto options = options_of(1, 2);
+  options.backoff = kJoin;
+  options.backoff_max = 3 * kJoin;
+  CoordinatorScript script(options);
   script.begin({0, 1});
-  for (const auto out : {Duration(0), kJoin, 2 * kJoin}) {
+  for (const auto out : {Duration(0), kJoin, 2 * kJoin, 3 * kJoin, 3 * kJoin}) {
     script.lose(1);
     script.wait(kSettle);
     EXPECT_THAT(script.members(0), ElementsAre(0));
@@ -329,6 +332,23 @@ TEST(Coordinator, MostMembersSayWhoseSumIsWrong) {
   script.vote(1, 6);
   script.vote(2, 5);
   EXPECT_THAT(script.members(0), ElementsAre(0, 2));
+}
+
+TEST(Coordinator, AVoteOfAnEarlierEpochDoesNotCount) {
+  CoordinatorScript script(options_of(2, 2));
+  script.begin({0, 1});
+  script.vote(0);
+  script.lose(1);
+  script.say(1);
+  script.wait(kSettle);
+  ASSERT_EQ(script.view(0).epoch, (Epoch{1, 2}));
+  script.report(0).joined = script.view(0).epoch;
+  script.say(0);  // Its former vote is still in its report.
+  script.join({1});
+  script.vote(1);
+  EXPECT_EQ(script.view(0).canonical, kFirst);
+  script.vote(0);
+  EXPECT_EQ(script.view(0).canonical.step, 1);
 }
 
 TEST(Coordinator, WhoLeavesFinishesItsStep) {

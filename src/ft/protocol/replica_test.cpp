@@ -223,6 +223,23 @@ TEST(Replica, JoinsWhatIsPlannedBesideWhatItReduces) {
       ElementsAre("compute 2", "reduce 2", "report"));
 }
 
+TEST(Replica, DoesNotReduceInAnEpochThatItLostWhileThatWasPlanned) {
+  auto replica = reducing();
+  auto view = run_view_of({1, 1}, EpochStage::kRunning);
+  view.planned = PlannedEpoch{{1, 2}, view.members};
+  replica.received(view);
+  replica.joined({1, 2});
+  EXPECT_THAT(
+      names(replica.peer_lost({{1, 2}, 0, "reset"})), ElementsAre("report"));
+  EXPECT_EQ(replica.report().joined, (Epoch{1, 1}));
+  replica.reduced({{1, 1}, 1}, 99);
+  auto next = committed();
+  next.epoch = {1, 2};
+  EXPECT_THAT(names(replica.received(next)), ElementsAre("apply"));
+  EXPECT_THAT(
+      names(replica.applied(kSecond)), ElementsAre("compute 2", "report"));
+}
+
 TEST(Replica, WhatItSuspectsUnderWayOutlivesWhatItSuspectsOfAPlan) {
   auto replica = reducing();
   auto view = run_view_of({1, 1}, EpochStage::kRunning);
