@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 #include <span>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "ft/ring/block_digest.h"
 #include "ft/ring/frame_testing.h"
@@ -13,6 +14,8 @@
 
 namespace sherd::ft::ring {
 namespace {
+
+using ::testing::HasSubstr;
 
 FrameHeader some_header() {
   FrameHeader header;
@@ -42,6 +45,17 @@ TEST(Frame, AHeaderWithAnyByteChangedIsRefused) {
     HeaderBytes bytes = bytes_of(some_header());
     bytes[i] = static_cast<char>(bytes[i] ^ 0x10);
     EXPECT_FALSE(parse_header(bytes).ok()) << "byte " << i;
+  }
+}
+
+TEST(Frame, AFactorIsANumberOfAtLeastZero) {
+  using Limits = std::numeric_limits<float>;
+  for (const float wrong : {-1.0F, Limits::quiet_NaN(), Limits::infinity()}) {
+    FrameHeader header = some_header();
+    header.factor = wrong;
+    EXPECT_THAT(
+        parse_header(bytes_of(header)).status().message(),
+        HasSubstr("expected a factor of 0 or more"));
   }
 }
 

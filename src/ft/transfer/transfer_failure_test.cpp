@@ -421,6 +421,19 @@ TEST(DamagedChunk, ThatIsDamagedTwiceEndsTheFetch) {
       AllOf(HasSubstr("127.0.0.1:"), HasSubstr("a damaged one at 0, twice")));
 }
 
+TEST(DamagedChunk, IsOneWhoseBytesAreNotThoseOfItsDigest) {
+  net::Loop loop;
+  FakeDonor donor(loop);
+  donor.announce("abcd");
+  for (int times = 0; times < 2; ++times) {
+    EXPECT_EQ(donor.wish(), 0U);
+    donor.say(
+        TransferFrameType::kChunk,
+        bytes_of(Chunk{0, digest_of("abcd"), "abce"}));
+  }
+  EXPECT_THAT(donor.failure(), HasSubstr("a damaged one at 0, twice"));
+}
+
 TEST(DamagedChunk, IsOneThatIsNotWhatWasAnnouncedToo) {
   net::Loop loop;
   FakeDonor donor(loop);
@@ -542,6 +555,18 @@ TEST(StrangeVisitor, IsRefusedWithAReason) {
          it.say(TransferFrameType::kRequest, bytes);
        },
        "expected version 2, found 3"},
+      {[](TestRequester& it) {
+         auto request = kFetchIt;
+         request.run = kRun - 1;
+         it.say(TransferFrameType::kRequest, bytes_of(request));
+       },
+       "expected run 77, found a request of run 76"},
+      {[](TestRequester& it) {
+         auto request = kFetchIt;
+         request.run = kRun + 1;
+         it.say(TransferFrameType::kRequest, bytes_of(request));
+       },
+       "expected run 77, found a request of run 78"},
       {[](TestRequester& it) {
          it.say(TransferFrameType::kRequest, bytes_of(kFetchIt));
          it.say(TransferFrameType::kRequest, bytes_of(kFetchIt));

@@ -73,11 +73,14 @@ TEST(Codec, RandomBytesAreRefusedOrComeBack) {
 }
 
 TEST(Codec, AnotherVersionIsRefusedNamingBoth) {
-  std::string bytes = bytes_of(Report());
-  bytes[0] = 9;
-  EXPECT_THAT(
-      report_of(bytes).status().message(),
-      HasSubstr("a report: expected version 2, found 9"));
+  for (const int version : {1, 9}) {
+    std::string bytes = bytes_of(Report());
+    bytes[0] = static_cast<char>(version);
+    EXPECT_THAT(
+        report_of(bytes).status().message(),
+        HasSubstr(
+            "a report: expected version 2, found " + std::to_string(version)));
+  }
 }
 
 TEST(Codec, AMessageOfAnotherKindIsRefused) {
