@@ -254,6 +254,16 @@ TEST(AdamW, MixesTypesInOneList) {
   EXPECT_EQ(adamw.state("double").exp_avg.scalar_type(), torch::kDouble);
 }
 
+TEST(AdamW, ItsStateIsTheMeanOfGradientsAndOfTheirSquares) {
+  const auto slice = leaf(torch::zeros({4}));
+  slice.mutable_grad() = torch::full({4}, 2.0);
+  AdamW adamw(one("w", slice), {.beta1 = 0.9, .beta2 = 0.99});
+  adamw.step();
+  const auto& state = adamw.state("w");
+  EXPECT_TRUE(torch::allclose(state.exp_avg, torch::full({4}, 0.2)));
+  EXPECT_TRUE(torch::allclose(state.exp_avg_sq, torch::full({4}, 0.04)));
+}
+
 TEST(AdamW, KeepsTheShapeOfSlicesInItsState) {
   auto matrix = leaf(torch::randn({3, 5}));
   AdamW adamw(one("w", matrix));

@@ -30,6 +30,8 @@ TEST(Pace, OfAStallOneUsualStepCounts) {
   pace.committed(seconds(20));  // After 10 s in place of 1.
   EXPECT_DOUBLE_EQ(*pace.effective(seconds(20)), 11.0 / 20);
   EXPECT_EQ(pace.longest_gap(seconds(20)), seconds(10));
+  pace.committed(seconds(21));
+  EXPECT_EQ(pace.longest_gap(seconds(21)), seconds(10));
 }
 
 TEST(Pace, AStallThatLastsCountsToo) {
