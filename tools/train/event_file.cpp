@@ -2,14 +2,12 @@
 #include "train/event_file.h"
 
 #include <bit>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <optional>
 #include <system_error>
-#include <sherd/base/error.h>
 #include "base/crc32c.h"
 
 namespace sherd::tools {
@@ -102,11 +100,13 @@ std::string summary(const StepMetrics& record) {
       scalar("tokens", static_cast<double>(record.tokens));
 }
 
-// Readers take files in the order of their names, and know them by what is
+// Makes the folder. Readers take files in the order of their names, and know them by what is
 // between the dots.
 std::string next_path(const std::string& folder) {
   std::string path;
-  std::error_code ignored;  // What cannot be looked at cannot be opened.
+  std::error_code
+      ignored;  // What cannot be made or looked at cannot be opened.
+  std::filesystem::create_directories(folder, ignored);
   int number = 0;
   do {
     char name[64];
@@ -124,44 +124,27 @@ std::string event_record(std::string_view payload) {
       raw(masked_crc(payload));
 }
 
-EventFile::EventFile(const std::string& folder, std::int64_t first_step) {
-  std::error_code failure;
-  std::filesystem::create_directories(folder, failure);
-  const std::string path = next_path(folder);
-  errno = 0;
-  file_.open(path, std::ios::binary);
+EventFile::EventFile(const std::string& folder, std::int64_t first_step)
+    : file_(next_path(folder)) {
   const double now_s = std::chrono::duration<double>(
                            std::chrono::system_clock::now().time_since_epoch())
                            .count();
-  append(event(now_s, 0, bytes_field(kEventFileVersion, "brain.Event:2")));
-  append(event(
-      now_s, first_step,
-      bytes_field(
-          kEventSessionLog,
-          number_field(kSessionLogStatus, std::uint64_t{kSessionLogStart}))));
-  if (!pending_.empty()) {
-    throw Error(
-        path + ": expected a file that can be written, found " +
-            (failure ? failure.message() : std::strerror(errno)),
-        ErrorCode::kUnavailable);
-  }
+  const auto header =
+      event_record(
+          event(now_s, 0, bytes_field(kEventFileVersion, "brain.Event:2"))) +
+      event_record(event(
+          now_s, first_step,
+          bytes_field(
+              kEventSessionLog,
+              number_field(
+                  kSessionLogStatus, std::uint64_t{kSessionLogStart}))));
+  // What the disk refuses now is written with the first step.
+  file_.append(header);
 }
 
 void EventFile::add(const StepMetrics& record) {
-  append(event(
-      record.time, record.step, bytes_field(kEventSummary, summary(record))));
-}
-
-void EventFile::append(std::string_view event) {
-  pending_ += event_record(event);
-  file_.clear();
-  file_.seekp(size_);  // Behind it there may be a part of a record.
-  file_.write(pending_.data(), static_cast<std::streamsize>(pending_.size()));
-  file_.flush();
-  if (file_) {
-    size_ += static_cast<std::int64_t>(pending_.size());
-    pending_.clear();
-  }
+  file_.append(event_record(event(
+      record.time, record.step, bytes_field(kEventSummary, summary(record)))));
 }
 
 }  // namespace sherd::tools

@@ -4,14 +4,13 @@
 // step, named as in metrics.jsonl. The format is TensorFlow's: records of a
 // length, the payload and a masked CRC32C of each (tsl/lib/io/record_writer),
 // payloads being messages Event of tensorflow/core/util/event.proto, which are
-// encoded by hand. It owns the open file and neither copies nor moves. Thread
-// rule: one thread.
+// encoded by hand. Neither copies nor moves. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <string>
 #include <string_view>
+#include "train/appended_file.h"
 #include "train/step_metrics.h"
 
 namespace sherd::tools {
@@ -31,11 +30,7 @@ class EventFile {
   void add(const StepMetrics& record);
 
  private:
-  void append(std::string_view event);
-
-  std::ofstream file_;
-  std::int64_t size_ = 0;  // Of whole records.
-  std::string pending_;    // Records that are not in the file yet.
+  AppendedFile file_;
 };
 
 // A payload with its frame, as it is in the file.

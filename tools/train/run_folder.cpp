@@ -173,43 +173,19 @@ RunFolder::RunFolder(
 
 void RunFolder::open(const std::string& config_json, std::int64_t first_step) {
   replace("config.json", config_json);
-  open_metrics();
-  bytes_ = std::filesystem::file_size(metrics_path());
+  metrics_ = std::make_unique<AppendedFile>(metrics_path());
   events_ = std::make_unique<EventFile>(path_ + "/tensorboard", first_step);
-}
-
-void RunFolder::open_metrics() {
-  errno = 0;
-  metrics_.open(metrics_path(), std::ios::binary | std::ios::app);
-  if (!metrics_) {
-    refuse(metrics_path(), "a file that can be written", std::strerror(errno));
-  }
 }
 
 void RunFolder::add(const StepMetrics& record) {
   records_.push_back(record);
-  unwritten_ += metrics_line(record) + "\n";
   unless_disk_fails([&] {
-    errno = 0;
-    metrics_ << unwritten_;
-    metrics_.flush();
-    if (!metrics_) {
-      const std::string reason = std::strerror(errno);
-      drop_half_a_line();
+    const auto reason = metrics_->append(metrics_line(record) + "\n");
+    if (!reason.empty()) {
       refuse(metrics_path(), "room for one more line", reason);
     }
-    bytes_ += unwritten_.size();
-    unwritten_.clear();
   });
   events_->add(record);
-}
-
-// What was begun is written again, whole, with the next line.
-void RunFolder::drop_half_a_line() {
-  metrics_.close();
-  metrics_.clear();
-  std::filesystem::resize_file(metrics_path(), bytes_);
-  open_metrics();
 }
 
 void RunFolder::write(const std::string& name, const std::string& content) {

@@ -7,11 +7,11 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
+#include "train/appended_file.h"
 #include "train/event_file.h"
 #include "train/step_metrics.h"
 
@@ -63,16 +63,12 @@ class RunFolder {
 
  private:
   void open(const std::string& config_json, std::int64_t first_step);
-  void open_metrics();
-  void drop_half_a_line();
   void unless_disk_fails(const std::function<void()>& action);
   void replace(const std::string& name, const std::string& content) const;
   std::string metrics_path() const;
 
   const std::string path_;
-  std::ofstream metrics_;
-  std::uintmax_t bytes_ = 0;  // Of whole lines in it.
-  std::string unwritten_;     // Lines that the disk has not taken.
+  std::unique_ptr<AppendedFile> metrics_;
   bool disk_failed_ = false;
   std::unique_ptr<EventFile> events_;
   std::vector<StepMetrics> records_;
