@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/base/run_main.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <sherd/base/error.h>
@@ -10,8 +11,9 @@ namespace {
 
 constexpr int kFailed = 1;
 constexpr int kUsageError = 2;
-// c10::Error::what() has this line before the frames.
-constexpr const char* kBacktrace = "\nException raised from ";
+// How what() of c10::Error and c10::EnforceNotMet go on behind their message.
+constexpr const char* kBacktraces[] = {
+    "\nException raised from ", "\nframe #0: "};
 
 std::string program_of(int argc, char** argv) {
   const std::string path = argc > 0 ? argv[0] : "";
@@ -22,7 +24,11 @@ std::string program_of(int argc, char** argv) {
 }  // namespace
 
 std::string without_backtrace(const std::string& message) {
-  return message.substr(0, message.find(kBacktrace));
+  std::size_t end = message.size();
+  for (const char* backtrace : kBacktraces) {
+    end = std::min(end, message.find(backtrace));
+  }
+  return message.substr(0, end);
 }
 
 int run_main(int argc, char** argv, const std::function<int()>& body) {

@@ -55,6 +55,13 @@ TEST(RunMain, LibTorchsFramesAreLeftOut) {
       "in a second line\n");
 }
 
+TEST(RunMain, FramesBeginInTwoWays) {
+  EXPECT_EQ(
+      without_backtrace("can't allocate 8 bytes\nframe #0: c10::alloc_cpu\n"),
+      "can't allocate 8 bytes");
+  EXPECT_EQ(without_backtrace("no frame #0: here"), "no frame #0: here");
+}
+
 TEST(RunMain, WhatIsNoExceptionEndsTheProgramToo) {
   const auto outcome = outcome_of([]() -> int { throw 3; });
   EXPECT_EQ(outcome.status, 1);
