@@ -54,8 +54,9 @@ class TrainCommand(unittest.TestCase):
         self.assertEqual(done.returncode, expected, done.stdout)
         return done.stdout
 
-    def start(self, *words, ranks=0):
-        launcher = [self.sherd, "run", "-n", str(ranks), "--"] if ranks else []
+    def start(self, *words, launcher=()):
+        if launcher:
+            launcher = [self.sherd, "run", *launcher, "--"]
         process = subprocess.Popen(
             [*launcher, self.sherd, "train", *SMALL, *(str(word) for word in words)],
             cwd=self.folder,
@@ -169,6 +170,13 @@ class TrainCommand(unittest.TestCase):
         text = self.shown("--save-evry", "3", expected=2)
         self.assertIn("no option --save-evry (did you mean --save-every?)", text)
 
+    def test_an_error_of_libtorch_is_a_line_without_its_frames(self):
+        words = (*SMALL, "--data", "text", "--run", "x", "--vocab", "1000000000000")
+        text = self.shown(*words, expected=1)  # Wants 128 TB.
+        self.assertIn("sherd train: ", text)
+        self.assertIn("allocate", text)
+        self.assertEqual(text.count("\n"), 1, text)
+
     # ---- options of training
 
     def test_micro_batches_do_not_change_what_is_learnt(self):
@@ -264,12 +272,24 @@ class TrainCommand(unittest.TestCase):
 
     def test_an_interrupt_of_the_whole_job_saves_and_ends(self):
         process = self.start(
-            "--data", "text", "--run", "x", "--steps", "1000000", ranks=2
+            "--data", "text", "--run", "x", "--steps", "1000000", launcher=("-n", "2")
         )
         self.wait_for(process, "step 1/")
         os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
         self.wait_for(process, "ended  by SIGINT, saved x/checkpoints/step-")
         self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
+
+    def test_an_interrupt_of_replicas_saves_and_ends(self):
+        process = self.start(
+            "--data", "text", "--run", "x", "--steps", "1000000",
+            launcher=("--fault-tolerant", "--replicas", "2", "--samples-per-replica", "6"),
+        )  # fmt: skip
+        self.wait_for(process, "step 1/")
+        os.killpg(process.pid, signal.SIGINT)
+        self.wait_for(process, "saved  in x/checkpoints")
+        process.stdout.read()  # Until the launcher ends.
+        self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
+        self.assertNotEqual(list((self.folder / "x/checkpoints").glob("step-*")), [])
 
     # ---- hooks
 

@@ -22,8 +22,9 @@ CheckpointContent content_of(const std::string& path) {
     return checkpoint_content(checkpoint_in(path));
   } catch (const Error& error) {
     throw Error(
-        std::string("--init-from: expected a checkpoint or a run with one, "
-                    "found: ") +
+        std::string("--init-from: expected a checkpoint or a run with one "
+                    "(sherd checkpoint import makes one of what transformers "
+                    "has saved), found: ") +
         error.what());
   }
 }

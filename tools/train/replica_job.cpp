@@ -96,6 +96,7 @@ class ReplicaJob {
     }
     if (report_.is_open()) {
       report_.finish(trainer_.sample(), "");
+      say_where_it_saves();
     }
     const double asked = leaving ? leaving->request() : 0;
     leaving.reset();
@@ -123,6 +124,14 @@ class ReplicaJob {
         record->lr = lr_;
         report_.add(*record);
       }
+    }
+  }
+
+  void say_where_it_saves() {
+    if (checkpoints_) {
+      report_.say(
+          "saved  in " + trainer_.config().run +
+          "/checkpoints, from where the same command goes on");
     }
   }
 
