@@ -42,6 +42,10 @@ sherd_add_shared_library(sherd_c10d_shm_shared c10d_shm ${CMAKE_SOURCE_DIR}/c10d
 set_target_properties(sherd_c10d_shm_shared PROPERTIES OUTPUT_NAME sherd_c10d_shm)
 # Of src/net; nothing of them is in a public header.
 target_link_libraries(sherd_shared PRIVATE OpenSSL::SSL OpenSSL::Crypto)
+if(SHERD_TOKENIZER)
+  target_link_libraries(sherd_shared PRIVATE
+    ${SHERD_PCRE2_LIBRARY} ${SHERD_UTF8PROC_LIBRARY})
+endif()
 if(SHERD_TOOLS)  # The coordinator's log.
   target_link_libraries(sherd_shared PRIVATE SQLite::SQLite3)
 endif()
@@ -72,6 +76,9 @@ if(SHERD_TOOLS)
   set_target_properties(${with_torch} PROPERTIES
     INSTALL_RPATH "${SHERD_TORCH_ROOT}/lib")
   install(TARGETS sherd sherd-bench ${with_torch} DESTINATION ${CMAKE_INSTALL_BINDIR})
+  if(TARGET sherd-data)
+    install(TARGETS sherd-data DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
   install(FILES ${CMAKE_SOURCE_DIR}/bench/peer_rank.py
     DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/sherd/bench)
 endif()

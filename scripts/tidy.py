@@ -120,7 +120,7 @@ FOREIGN = ("src/compat/gloo_declarations/",)
 
 FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
-PUBLIC_HEADERS_MAX = 31
+PUBLIC_HEADERS_MAX = 32
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 ALLOW_FILE = "scripts/tidy_allow.txt"
 # Spelt so that this line is not a finding.

@@ -9,7 +9,10 @@
 #include <sherd/base/run_main.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/data/batches.h>
+#include <sherd/data/blended_corpus.h>
 #include <sherd/data/corpus.h>
+#include <sherd/data/distributed_sampler.h>
+#include <sherd/data/tokenizer.h>
 #include <sherd/ddp/replicate.h>
 #include <sherd/fsdp/activation_checkpointing.h>
 #include <sherd/fsdp/fully_shard.h>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/data/corpus.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -10,7 +12,10 @@
 #include <system_error>
 #include <utility>
 #include <vector>
+#include <sherd/data/token_file.h>
+#include <sherd/data/tokenizer.h>
 #include "base/check.h"
+#include "base/digest.h"
 #include "base/hash.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
@@ -28,6 +33,29 @@ constexpr std::int64_t kByteVocabulary = 256;
 constexpr std::int64_t kIdBytes = 2;
 
 bool holds_ids(const fs::path& path) { return path.extension() == ".bin"; }
+
+// The token file that a path stands for; "" when it stands for none.
+std::string token_file_of(const std::string& path) {
+  const auto inside = fs::path(path) / "train.tokens";
+  std::error_code missing;
+  if (fs::is_regular_file(inside, missing)) {
+    return inside.string();
+  }
+  return fs::path(path).extension() == ".tokens" ? path : "";
+}
+
+// The ids of a file must be those of the tokenizer that lies beside it.
+void check_tokenizer(const std::string& path, std::uint64_t digest) {
+  const auto beside = tokenizer_file(fs::path(path).parent_path().string());
+  if (beside.empty()) {
+    return;
+  }
+  const auto found = digest_of(MappedFile::open(beside).value().bytes());
+  SHERD_CHECK(
+      found == digest, "[data] ", path,
+      ": expected the tokenizer that made it (", "digest ", digest, ") in ",
+      beside, ", found another one (digest ", found, ")");
+}
 
 // In byte order of the path below the folder, which no locale changes.
 std::vector<std::string> files_below(const fs::path& folder) {
@@ -113,6 +141,37 @@ std::uint16_t id_at(std::string_view bytes, std::int64_t index) {
   return id;
 }
 
+// Writes ids of `Word`s from there on to `to`, and returns the largest.
+template <typename Word>
+std::int64_t copy_words(
+    const char* from, std::int64_t count, std::int64_t* to) {
+  std::int64_t largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    Word word = 0;
+    std::memcpy(
+        &word, from + i * static_cast<std::int64_t>(sizeof(Word)),
+        sizeof(Word));
+    to[i] = static_cast<std::int64_t>(word);
+    largest = std::max(largest, to[i]);
+  }
+  return largest;
+}
+
+std::int64_t copy_ids(
+    const char* from,
+    std::int64_t id_bytes,
+    std::int64_t count,
+    std::int64_t* to) {
+  switch (id_bytes) {
+    case 1:
+      return copy_words<unsigned char>(from, count, to);
+    case 2:
+      return copy_words<std::uint16_t>(from, count, to);
+    default:
+      return copy_words<std::uint32_t>(from, count, to);
+  }
+}
+
 }  // namespace
 
 struct Corpus::Impl {
@@ -129,8 +188,16 @@ struct Corpus::Impl {
   std::int64_t tokens = 0;
   std::int64_t vocabulary = 0;
   std::uint64_t hash = 0;
+  std::uint64_t tokenizer_digest = 0;
+  std::unique_ptr<TokenFile> token_file;
   std::vector<MappedText> pieces;  // None of them empty.
 
+  void open_text(const CorpusOptions& options);
+  void open_token_file(const std::string& name, const CorpusOptions& options);
+  // Calls `each` with the bytes and the number of the tokens of every piece in the range.
+  template <typename Function>
+  void for_range(
+      std::int64_t first, std::int64_t count, const Function& each) const;
   void map(const std::vector<std::string>& files, std::int64_t bytes_max);
   void take_vocabulary(std::int64_t wanted);
   void check_bytes(std::int64_t wanted) const;
@@ -216,6 +283,72 @@ void Corpus::Impl::take_hash() {
              .value();
 }
 
+void Corpus::Impl::open_text(const CorpusOptions& options) {
+  const auto files = files_of(path);
+  token_bytes =
+      std::all_of(files.begin(), files.end(), holds_ids) ? kIdBytes : 1;
+  map(files, options.bytes_max);
+  SHERD_CHECK(
+      tokens > 0, "[data] ", path,
+      ": expected text to train on, found 0 tokens in ", files.size(),
+      files.size() == 1 ? " file" : " files");
+  take_vocabulary(options.vocabulary);
+  take_hash();
+}
+
+void Corpus::Impl::open_token_file(
+    const std::string& name, const CorpusOptions& options) {
+  token_file = std::make_unique<TokenFile>(name);
+  check_tokenizer(name, token_file->tokenizer_digest());
+  tokenizer_digest = token_file->tokenizer_digest();
+  token_bytes = token_file->id_bytes();
+  tokens = token_file->tokens();
+  if (options.bytes_max > 0) {
+    tokens = std::min(tokens, options.bytes_max / token_bytes);
+  }
+  SHERD_CHECK(
+      tokens > 0, "[data] ", name, ": expected tokens to train on, found 0");
+  vocabulary = std::max(options.vocabulary, token_file->vocabulary());
+  SHERD_CHECK(
+      options.vocabulary == 0 || options.vocabulary == vocabulary, "[data] ",
+      name, ": expected a vocabulary of at least ", vocabulary,
+      ", that of its tokenizer, found ", options.vocabulary);
+  MappedText piece;
+  piece.path = name;
+  piece.bytes = {
+      token_file->ids(), static_cast<std::size_t>(tokens * token_bytes)};
+  pieces.push_back(std::move(piece));
+  Hash64 all;
+  hash = all.add(static_cast<std::uint64_t>(token_bytes))
+             .add(static_cast<std::uint64_t>(tokens))
+             .add(token_file->ids_digest())
+             .add(tokenizer_digest)
+             .value();
+}
+
+template <typename Function>
+void Corpus::Impl::for_range(
+    std::int64_t first, std::int64_t count, const Function& each) const {
+  SHERD_CHECK(
+      first >= 0 && count >= 0 && first <= tokens - count, "[data] ", path,
+      ": expected a range inside its ", tokens, " tokens, found ", count,
+      " tokens from ", first);
+  // The last piece that starts at or before `first`.
+  auto piece = std::upper_bound(
+      pieces.begin(), pieces.end(), first,
+      [](std::int64_t at, const MappedText& p) { return at < p.first; });
+  --piece;
+  for (; count > 0; ++piece) {
+    const auto skip = first - piece->first;
+    const auto held =
+        static_cast<std::int64_t>(piece->bytes.size()) / token_bytes;
+    const auto taken = std::min(count, held - skip);
+    each(piece->bytes.data() + skip * token_bytes, taken);
+    first += taken;
+    count -= taken;
+  }
+}
+
 Corpus::Corpus(const std::string& path, const CorpusOptions& options)
     : impl_(std::make_unique<Impl>()) {
   SHERD_CHECK(
@@ -223,16 +356,12 @@ Corpus::Corpus(const std::string& path, const CorpusOptions& options)
       "[data] expected a byte limit and a vocabulary of at least 0, found ",
       options.bytes_max, " and ", options.vocabulary);
   impl_->path = path;
-  const auto files = files_of(path);
-  impl_->token_bytes =
-      std::all_of(files.begin(), files.end(), holds_ids) ? kIdBytes : 1;
-  impl_->map(files, options.bytes_max);
-  SHERD_CHECK(
-      impl_->tokens > 0, "[data] ", path,
-      ": expected text to train on, found 0 tokens in ", files.size(),
-      files.size() == 1 ? " file" : " files");
-  impl_->take_vocabulary(options.vocabulary);
-  impl_->take_hash();
+  const auto token_file = token_file_of(path);
+  if (token_file.empty()) {
+    impl_->open_text(options);
+  } else {
+    impl_->open_token_file(token_file, options);
+  }
 }
 
 Corpus::~Corpus() = default;
@@ -242,31 +371,34 @@ std::int64_t Corpus::tokens() const { return impl_->tokens; }
 std::int64_t Corpus::vocabulary() const { return impl_->vocabulary; }
 std::uint64_t Corpus::hash() const { return impl_->hash; }
 
+std::uint64_t Corpus::tokenizer_digest() const {
+  return impl_->tokenizer_digest;
+}
+
 void Corpus::copy(
     std::int64_t first, std::int64_t count, std::int64_t* to) const {
-  SHERD_CHECK(
-      first >= 0 && count >= 0 && first <= impl_->tokens - count, "[data] ",
-      impl_->path, ": expected a range inside its ", impl_->tokens,
-      " tokens, found ", count, " tokens from ", first);
-  // The last piece that starts at or before `first`.
-  auto piece = std::upper_bound(
-      impl_->pieces.begin(), impl_->pieces.end(), first,
-      [](std::int64_t at, const Impl::MappedText& p) { return at < p.first; });
-  --piece;
-  for (; count > 0; ++piece) {
-    const auto skip = first - piece->first;
-    const auto held =
-        static_cast<std::int64_t>(piece->bytes.size()) / impl_->token_bytes;
-    const auto taken = std::min(count, held - skip);
-    for (std::int64_t i = skip; i < skip + taken; ++i) {
-      *to++ = impl_->token_bytes == kIdBytes
-          ? id_at(piece->bytes, i)
-          : static_cast<unsigned char>(
-                piece->bytes[static_cast<std::size_t>(i)]);
-    }
-    first += taken;
-    count -= taken;
-  }
+  impl_->for_range(first, count, [&](const char* from, std::int64_t taken) {
+    const auto largest = copy_ids(from, impl_->token_bytes, taken, to);
+    // Other files were checked when they were opened.
+    SHERD_CHECK(
+        impl_->token_file == nullptr || largest < impl_->vocabulary, "[data] ",
+        impl_->path, ": expected ids below the vocabulary ", impl_->vocabulary,
+        ", found ", largest, ": the file is damaged");
+    to += taken;
+  });
+}
+
+void Corpus::read_ahead(std::int64_t first, std::int64_t count) const {
+  static const auto kPage =
+      static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  impl_->for_range(first, count, [&](const char* from, std::int64_t taken) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(from);
+    const auto end =
+        begin + static_cast<std::uintptr_t>(taken * impl_->token_bytes);
+    const auto page = begin / kPage * kPage;
+    // A hint; where the system has no use for it nothing is lost.
+    ::madvise(reinterpret_cast<void*>(page), end - page, MADV_WILLNEED);
+  });
 }
 
 }  // namespace sherd::data

@@ -4,8 +4,12 @@
 // seed and step alone, so a run with another number of ranks, or one that resumes, sees the same
 // rows in the same steps; each rank takes its own part of the rows.
 //
-// The corpus is cut into up to 64 equal stripes; the last tenth of each is kept for validation, so
+// Several weighted sources take turns: in 4096 samples each has its share of them, in an order drawn
+// from the seed, and goes through its own text as if it were alone.
+//
+// A corpus is cut into up to 64 equal stripes; the last tenth of each is kept for validation, so
 // that both texts are of the same kind also where the corpus changes along the way, as folders do.
+// Where there is a corpus to validate on, nothing of the others is kept.
 // The rest, stripe after stripe, is cut into windows of sequence + 1 tokens (neighbours share one:
 // the last target of one is the first input of the next). An epoch takes every window once, in an
 // order drawn from seed and epoch, and cuts at another offset than the epoch before. Thread rule:
@@ -15,6 +19,7 @@
 #include <cstdint>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/data/blended_corpus.h>
 #include <sherd/data/corpus.h>
 
 namespace sherd::data {
@@ -52,6 +57,8 @@ class GlobalBatches {
   // is outside the world, or the corpus is too short to train and to validate
   // on one window each.
   GlobalBatches(const Corpus& corpus, const BatchOptions& options);
+  // Throws Error, too, when a weight is so small that its source has no sample of 4096.
+  GlobalBatches(const BlendedCorpus& corpus, const BatchOptions& options);
 
   // This rank's rows of the global batch of a step, counted from 0: rows
   // [rank * batch / world_size, (rank + 1) * batch / world_size).
@@ -61,7 +68,8 @@ class GlobalBatches {
   // fault-tolerant runs, where a coordinator assigns samples.
   Batch samples(const std::vector<std::int64_t>& numbers) const;
 
-  // Returns at(position().step) and advances by one step.
+  // Returns at(position().step) and advances by one step. Lets the system read the step after it
+  // from disk meanwhile.
   Batch next();
 
   Position position() const;
@@ -77,8 +85,8 @@ class GlobalBatches {
   Batch validation(std::int64_t index) const;
 
   // Lengths of the two texts. The few tokens that equal stripes leave over are in neither.
-  std::int64_t training_tokens() const { return training_.tokens(); }
-  std::int64_t validation_tokens() const { return validation_.tokens(); }
+  std::int64_t training_tokens() const;
+  std::int64_t validation_tokens() const;
 
   // Writes tokens [first, first + count) of the validation text to `to`.
   // REQUIRES: the range is inside [0, validation_tokens()).
@@ -86,32 +94,56 @@ class GlobalBatches {
       std::int64_t first, std::int64_t count, std::int64_t* to) const;
 
  private:
-  // A text made of the same part of every stripe: its token i is token (i / part) * stripe +
-  // skipped + i % part of the corpus.
+  // A text made of the same part of every stripe of a corpus: its token i is token (i / part) *
+  // stripe + skipped + i % part there.
   struct StripedText {
+    const Corpus* corpus = nullptr;
     std::int64_t stripes = 1;
     std::int64_t stripe = 0;
     std::int64_t skipped = 0;
     std::int64_t part = 0;
 
     std::int64_t tokens() const { return stripes * part; }
+    void copy(std::int64_t first, std::int64_t count, std::int64_t* to) const;
+    void read_ahead(std::int64_t first, std::int64_t count) const;
+    // Calls `each` with the ranges of the corpus that make up a range of the text.
+    template <typename Function>
+    void for_range(
+        std::int64_t first, std::int64_t count, const Function& each) const;
+  };
+  // The window of a text that starts at token `start`.
+  struct Row {
+    const StripedText* text;
+    std::int64_t start;
+  };
+  struct WeightedCorpus {
+    const Corpus* corpus;
+    double weight;
   };
 
-  void copy(
-      const StripedText& text,
-      std::int64_t first,
-      std::int64_t count,
-      std::int64_t* to) const;
-  Batch rows_at(
-      const StripedText& text, const std::vector<std::int64_t>& starts) const;
-  std::int64_t window_start(std::int64_t sample) const;
+  GlobalBatches(
+      const std::vector<WeightedCorpus>& sources,
+      const Corpus* validation,
+      std::uint64_t hash,
+      const BatchOptions& options);
+  void add_striped(const Corpus& corpus);
+  void add_whole(const Corpus& corpus, std::vector<StripedText>& to) const;
+  void share_out(const std::vector<WeightedCorpus>& sources);
+  Row row_of(std::int64_t sample) const;
+  Row window(std::size_t source, std::int64_t sample) const;
+  Row validation_window(std::int64_t index) const;
+  std::int64_t validation_windows() const;
+  std::vector<Row> rows_of(std::int64_t step) const;
+  Batch batch_of(const std::vector<Row>& rows) const;
   std::int64_t first_row() const;
   std::int64_t row_count() const;
 
-  const Corpus& corpus_;
   const BatchOptions options_;
-  StripedText training_;
-  StripedText validation_;
+  const std::uint64_t hash_;
+  std::vector<StripedText> training_;  // One for each source.
+  std::vector<std::int64_t>
+      samples_before_;  // In a block, of the sources before each; and all.
+  std::vector<StripedText> validation_;
   std::int64_t step_ = 0;
 };
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Corpus is a text as one long row of token ids that is mapped from files. Bytes are tokens
-// (vocabulary 256), or a `.bin` holds token ids as little-endian 16-bit words. It owns the mappings
-// and neither copies nor moves. Thread rule: any thread, nothing changes after construction.
+// (vocabulary 256), a `.bin` holds token ids as little-endian 16-bit words, or `sherd data prepare`
+// has written a token file. It owns the mappings and neither copies nor moves. Thread rule: any
+// thread, nothing changes after construction.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ struct CorpusOptions {
   // out.
   std::int64_t bytes_max = 0;
   // The size of the model's vocabulary; every id must be below it. 0: 256 for bytes, the largest id
-  // + 1 for a `.bin`.
+  // + 1 for a `.bin`, what a token file says.
   std::int64_t vocabulary = 0;
 };
 
@@ -24,10 +25,12 @@ class Corpus {
  public:
   // `path` is a file, or a folder: all regular files below it, in the byte order of their paths,
   // one after the other without separator (links to folders are not followed). A file ending in
-  // ".bin", or a folder of such files only, holds 16-bit ids. Reads every byte once, for the hash
-  // and to check ids. Throws Error naming the path, what was expected and what was found, when it
-  // is missing, unreadable or empty, when a `.bin` has an odd size, and for an id outside the
-  // vocabulary.
+  // ".bin", or a folder of such files only, holds 16-bit ids. A file ending in ".tokens" is a token
+  // file, and a folder with a train.tokens is taken for that one. Reads every byte once, for the
+  // hash and to check ids, but nothing of a token file, which has its hash with it. Throws Error
+  // naming the path, what was expected and what was found, when it is missing, unreadable or empty,
+  // when a `.bin` has an odd size, for an id outside the vocabulary, and for a token file that
+  // another tokenizer made than the tokenizer.json beside it.
   explicit Corpus(const std::string& path, const CorpusOptions& options = {});
   ~Corpus();
   Corpus(const Corpus&) = delete;
@@ -39,10 +42,16 @@ class Corpus {
   // A hash of the token row alone: the same for one file or many, and on every machine. Not for
   // security.
   std::uint64_t hash() const;
+  // The digest of the tokenizer that made a token file; 0 for other files.
+  std::uint64_t tokenizer_digest() const;
 
   // Writes tokens [first, first + count) to `to`. Throws Error when the range
-  // is not inside [0, tokens()).
+  // is not inside [0, tokens()), and for an id of a damaged token file.
   void copy(std::int64_t first, std::int64_t count, std::int64_t* to) const;
+
+  // Lets the system read these tokens from disk meanwhile, so that copy() finds them in memory.
+  // Throws Error like copy() for the range.
+  void read_ahead(std::int64_t first, std::int64_t count) const;
 
  private:
   struct Impl;

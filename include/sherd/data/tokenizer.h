@@ -7,6 +7,7 @@
 // cache; any thread for the rest.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -61,5 +62,15 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 // Bytes are tokens: vocabulary 256, no special tokens. What a model was trained with when its data
 // was not prepared.
 std::unique_ptr<Tokenizer> byte_tokenizer();
+
+// Where the first byte lies that is not part of a UTF-8 character; text.size() when there is none.
+std::size_t first_invalid_utf8(std::string_view text);
+
+// The path of the tokenizer.json in a folder; "" when there is none.
+std::string tokenizer_file(const std::string& folder);
+
+// Copies the files that load_tokenizer() and transformers read of a tokenizer into another folder,
+// over those there. Throws Error naming the file that cannot be copied.
+void copy_tokenizer(const std::string& from, const std::string& to);
 
 }  // namespace sherd::data

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/data/blended_corpus.h>
+
+#include <bit>
+#include <cmath>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <nlohmann/json.hpp>
+#include <sherd/data/tokenizer.h>
+#include "base/check.h"
+#include "base/hash.h"
+#include "base/mapped_file.h"
+
+namespace sherd::data {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr const char* kBlendName = "blend.json";
+
+void check_pair(const Corpus& first, const Corpus& other) {
+  SHERD_CHECK(
+      first.tokenizer_digest() == other.tokenizer_digest(), "[data] ",
+      other.path(), ": expected the tokenizer of ", first.path(), " (digest ",
+      first.tokenizer_digest(), "), found another one (digest ",
+      other.tokenizer_digest(), ")");
+  SHERD_CHECK(
+      first.vocabulary() == other.vocabulary(), "[data] ", other.path(),
+      ": expected the vocabulary of ", first.path(), ", ", first.vocabulary(),
+      ", found ", other.vocabulary());
+}
+
+}  // namespace
+
+BlendedCorpus::BlendedCorpus(
+    const std::string& path, const CorpusOptions& options)
+    : path_(path) {
+  if (path.ends_with(kBlendName)) {
+    try {
+      read(path, options);
+    } catch (const Json::exception& error) {
+      throw Error(
+          "[data] " + path +
+          ": expected {\"sources\": [{\"path\": ..., \"weight\": ...}, ...]}, "
+          "found: " +
+          error.what());
+    }
+  } else {
+    sources_.push_back({.corpus = std::make_unique<Corpus>(path, options)});
+    const auto beside = fs::path(path) / "validation.tokens";
+    std::error_code missing;
+    if (fs::is_regular_file(beside, missing)) {
+      validation_ = std::make_unique<Corpus>(
+          beside.string(), CorpusOptions{.vocabulary = options.vocabulary});
+    }
+  }
+  check_alike();
+}
+
+void BlendedCorpus::read(
+    const std::string& file, const CorpusOptions& options) {
+  const auto folder = fs::path(file).parent_path();
+  const auto json = Json::parse(MappedFile::open(file).value().bytes());
+  for (const auto& source : json.at("sources")) {
+    const auto path = (folder / source.at("path").get<std::string>()).string();
+    const double weight = source.value("weight", 1.0);
+    SHERD_CHECK(
+        std::isfinite(weight) && weight > 0, "[data] ", file,
+        ": expected a weight above 0 for ", path, ", found ", weight);
+    sources_.push_back(
+        {.corpus = std::make_unique<Corpus>(path, options), .weight = weight});
+  }
+  SHERD_CHECK(
+      !sources_.empty(), "[data] ", file,
+      ": expected at least one source, found none");
+  if (json.contains("validation")) {
+    validation_ = std::make_unique<Corpus>(
+        (folder / json["validation"].get<std::string>()).string(),
+        CorpusOptions{.vocabulary = options.vocabulary});
+  }
+}
+
+void BlendedCorpus::check_alike() const {
+  const auto& first = *sources_.front().corpus;
+  for (const auto& source : sources_) {
+    check_pair(first, *source.corpus);
+  }
+  if (validation_) {
+    check_pair(first, *validation_);
+  }
+}
+
+std::int64_t BlendedCorpus::vocabulary() const {
+  return sources_.front().corpus->vocabulary();
+}
+
+std::int64_t BlendedCorpus::tokens() const {
+  std::int64_t sum = 0;
+  for (const auto& source : sources_) {
+    sum += source.corpus->tokens();
+  }
+  return sum;
+}
+
+std::uint64_t BlendedCorpus::hash() const {
+  if (sources_.size() == 1 && !validation_) {
+    return sources_.front().corpus->hash();
+  }
+  Hash64 all;
+  for (const auto& source : sources_) {
+    all.add(source.corpus->hash())
+        .add(std::bit_cast<std::uint64_t>(source.weight));
+  }
+  return all.add(validation_ ? validation_->hash() : 0).value();
+}
+
+std::string BlendedCorpus::tokenizer_folder() const {
+  for (const auto& source : sources_) {
+    const fs::path path(source.corpus->path());
+    for (const auto& folder : {path, path.parent_path()}) {
+      if (source.corpus->tokenizer_digest() != 0 &&
+          !tokenizer_file(folder.string()).empty()) {
+        return folder.string();
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace sherd::data

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The models of tokenizer.json: each turns a piece of text into ids. Thread rule: one thread at a
+// time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+#include "base/digest.h"
+
+namespace sherd::data {
+
+class TokenizerModel {
+ public:
+  TokenizerModel() = default;
+  virtual ~TokenizerModel() = default;
+  TokenizerModel(const TokenizerModel&) = delete;
+  TokenizerModel& operator=(const TokenizerModel&) = delete;
+
+  // Appends the ids of a piece. REQUIRES: the piece is UTF-8, of whole characters.
+  virtual void encode(
+      std::string_view piece, std::vector<std::int64_t>& ids) = 0;
+
+  // The tokens as tokenizer.json writes them, by id; empty where an id has none.
+  virtual const std::vector<std::string>& tokens() const = 0;
+};
+
+struct TextHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view text) const {
+    return digest_of(text);
+  }
+};
+template <typename Value>
+using TextMap =
+    std::unordered_map<std::string, Value, TextHash, std::equal_to<>>;
+
+// Ids of pieces met before: text repeats itself. It forgets all when it is full.
+class PieceCache {
+ public:
+  // Whether the piece was there and its ids were appended.
+  bool append(std::string_view piece, std::vector<std::int64_t>& ids) const {
+    const auto found = places_.find(piece);
+    if (found == places_.end()) {
+      return false;
+    }
+    const auto first = ids_.begin() + found->second.first;
+    ids.insert(ids.end(), first, first + found->second.count);
+    return true;
+  }
+
+  // Keeps the ids behind `from` for the piece, unless it is long: long pieces seldom return.
+  void keep(
+      std::string_view piece,
+      const std::vector<std::int64_t>& ids,
+      std::size_t from) {
+    if (piece.size() > kPieceBytesMax) {
+      return;
+    }
+    if (places_.size() >= kPiecesMax) {
+      places_.clear();
+      ids_.clear();
+    }
+    places_.emplace(
+        piece,
+        Place{
+            static_cast<std::uint32_t>(ids_.size()),
+            static_cast<std::uint32_t>(ids.size() - from)});
+    ids_.insert(
+        ids_.end(), ids.begin() + static_cast<std::ptrdiff_t>(from), ids.end());
+  }
+
+ private:
+  static constexpr std::size_t kPieceBytesMax = 64;
+  static constexpr std::size_t kPiecesMax = 1 << 18;  // Some 25 MB.
+
+  struct Place {
+    std::uint32_t first;
+    std::uint32_t count;
+  };
+  TextMap<Place> places_;
+  std::vector<std::int64_t> ids_;
+};
+
+}  // namespace sherd::data
