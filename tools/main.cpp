@@ -34,6 +34,8 @@ constexpr ExternalCommand kPrograms[] = {
      "'sherd train' needs a build with LibTorch"},
     {"checkpoint", "Inspect, verify and merge checkpoints",
      "'sherd checkpoint' needs a build with LibTorch"},
+    {"data", "Turn text into tokens to train on",
+     "'sherd data' needs a build with libpcre2-dev and libutf8proc-dev"},
     {"generate", "Let a trained model go on with a text",
      "'make build' builds it"},
     {"eval", "Measure how well a trained model predicts a text",

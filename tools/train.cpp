@@ -9,7 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
 #include <sherd/base/run_main.h>
-#include <sherd/data/corpus.h>
+#include <sherd/data/blended_corpus.h>
 #include <sherd/world/world.h>
 #include "parse_arguments.h"
 #include "text_file.h"
@@ -46,12 +46,12 @@ TrainConfig read_config(const CommandLine& line) {
   return config;
 }
 
-std::unique_ptr<data::Corpus> open_corpus(const TrainConfig& config) {
+std::unique_ptr<data::BlendedCorpus> open_corpus(const TrainConfig& config) {
   const bool headers = config.data.empty();
   const auto limit = headers && config.data_bytes.count == 0
       ? kHeaderBytes
       : config.data_bytes.count;
-  return std::make_unique<data::Corpus>(
+  return std::make_unique<data::BlendedCorpus>(
       headers ? std::string(SHERD_TORCH_HEADERS) : config.data,
       data::CorpusOptions{.bytes_max = limit, .vocabulary = config.vocab});
 }

@@ -40,6 +40,9 @@ SUBCOMMANDS = (
     ("checkpoint", "import"),
     ("generate",),
     ("eval",),
+    ("data", "prepare"),
+    ("data", "show"),
+    ("data", "verify"),
 )
 
 

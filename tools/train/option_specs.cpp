@@ -51,8 +51,8 @@ std::vector<OptionSpec> job_specs() {
   using C = TrainConfig;
   return {
       {"data", "PATH",
-       "File or folder of text (bytes are tokens), or a .bin of uint16 token\n"
-       "ids; without it the headers of LibTorch on this machine",
+       "Folder of `sherd data prepare`, blend.json that names some, or text\n"
+       "(bytes are tokens); without it the headers of LibTorch on this machine",
        "Data", &C::data},
       {"data-bytes", "SIZE",
        "Use only the first bytes; 0: all (8MB of the headers)", "Data",

@@ -79,6 +79,9 @@ void RunReport::open(const RunStart& start) {
       ? std::make_unique<RunFolder>(path, config, start.first)
       : std::make_unique<RunFolder>(path, config);
   const auto& corpus = trainer_.corpus();
+  if (const auto tokenizer = corpus.tokenizer_folder(); !tokenizer.empty()) {
+    data::copy_tokenizer(tokenizer, path);
+  }
   say("data   " + corpus.path() + ": " + std::to_string(corpus.tokens()) +
       " tokens, hash " + hex(corpus.hash()));
   say("model  " + trainer_.config().model + ", " +

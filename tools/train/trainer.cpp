@@ -52,7 +52,7 @@ std::uint64_t seed_of(std::int64_t seed, std::int64_t step, int rank) {
 
 Trainer::Trainer(
     TrainConfig config,
-    std::unique_ptr<data::Corpus> corpus,
+    std::unique_ptr<data::BlendedCorpus> corpus,
     const World& world)
     : config_(std::move(config)),
       world_(world),

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 #include <sherd/data/batches.h>
-#include <sherd/data/corpus.h>
+#include <sherd/data/blended_corpus.h>
 #include <sherd/models/language_model.h>
 #include <sherd/world/world.h>
 #include "train/config.h"
@@ -27,12 +27,12 @@ class Trainer {
   // Collective. Throws Error as GlobalBatches and TrainingEngine do.
   Trainer(
       TrainConfig config,
-      std::unique_ptr<data::Corpus> corpus,
+      std::unique_ptr<data::BlendedCorpus> corpus,
       const World& world);
 
   const TrainConfig& config() const { return config_; }
   const World& world() const { return world_; }
-  const data::Corpus& corpus() const { return *corpus_; }
+  const data::BlendedCorpus& corpus() const { return *corpus_; }
   data::GlobalBatches& batches() { return batches_; }
   models::LanguageModel& model() { return *model_; }
   TrainingEngine& engine() { return engine_; }
@@ -80,7 +80,7 @@ class Trainer {
   const TrainConfig config_;
   World world_;
   const Mesh mesh_;
-  const std::unique_ptr<data::Corpus> corpus_;
+  const std::unique_ptr<data::BlendedCorpus> corpus_;
   data::GlobalBatches batches_;
   const std::shared_ptr<models::LanguageModel> model_;
   TrainingEngine engine_;

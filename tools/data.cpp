@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// sherd-data, which `sherd data` becomes: turns text into tokens, and shows what it made.
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <sherd/base/error.h>
+#include <sherd/data/token_file.h>
+#include <sherd/data/tokenizer.h>
+#include "data/prepare.h"
+
+namespace sherd::tools {
+namespace {
+
+constexpr int kUsageError = 2;
+constexpr int kFailed = 1;
+constexpr std::size_t kReasonsMax = 20;
+
+double now_s() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void print(const PrepareReport& report, const std::string& out, double s) {
+  const auto shown = std::min(report.left_out.size(), kReasonsMax);
+  for (std::size_t i = 0; i < shown; ++i) {
+    std::printf(
+        "left out  %s: %s\n", report.left_out[i].path.c_str(),
+        report.left_out[i].reason.c_str());
+  }
+  if (shown < report.left_out.size()) {
+    std::printf(
+        "left out  %zu more files, all named in %s/prepared.json\n",
+        report.left_out.size() - shown, out.c_str());
+  }
+  if (!report.has_eos) {
+    std::printf(
+        "note      documents follow each other without a mark: the tokenizer's "
+        "files name no eos_token (see --eos)\n");
+  }
+  std::printf(
+      "taken     %zu files, %lld documents, %.1f MB, in %.1f s\n",
+      report.taken.size(), static_cast<long long>(report.documents),
+      static_cast<double>(report.bytes) / 1e6, s);
+  std::printf(
+      "tokens    %lld, of which %lld in %lld documents for validation; "
+      "vocabulary %lld\n",
+      static_cast<long long>(report.tokens),
+      static_cast<long long>(report.validation_tokens),
+      static_cast<long long>(report.validation_documents),
+      static_cast<long long>(report.vocabulary));
+  std::printf("train     sherd train --data %s\n", out.c_str());
+}
+
+void prepare_and_print(const PrepareOptions& options) {
+  const double begin_s = now_s();
+  const bool live = ::isatty(STDERR_FILENO) == 1;
+  const auto report = prepare(options, [&](std::size_t done, std::size_t all) {
+    if (live) {
+      std::fprintf(
+          stderr, "\r%zu of %zu files%s", done, all, done == all ? "\n" : "");
+    }
+  });
+  print(report, options.out, now_s() - begin_s);
+}
+
+std::string token_file(const std::string& path) {
+  return std::filesystem::is_directory(path) ? path + "/train.tokens" : path;
+}
+
+// The tokenizer beside a token file, which must be the one that made it.
+std::unique_ptr<data::Tokenizer> tokenizer_of(
+    const std::string& path, const data::TokenFile& file) {
+  const auto folder = std::filesystem::path(path).parent_path().string();
+  auto tokenizer = data::tokenizer_file(folder).empty()
+      ? data::byte_tokenizer()
+      : data::load_tokenizer(folder);
+  if (tokenizer->digest() != file.tokenizer_digest()) {
+    throw Error(
+        path + ": expected the tokenizer that made it in " + folder +
+        ", found another one or none");
+  }
+  return tokenizer;
+}
+
+struct ShowOptions {
+  std::string path;
+  std::int64_t first = 0;
+  std::int64_t count = 1;
+};
+
+void show(const ShowOptions& options) {
+  const auto path = token_file(options.path);
+  const data::TokenFile file(path);
+  const auto tokenizer = tokenizer_of(path, file);
+  const auto end = std::min(file.documents(), options.first + options.count);
+  for (auto i = options.first; i < std::max(end, options.first + 1); ++i) {
+    const auto ids = file.document(i);
+    const nlohmann::ordered_json json = {
+        {"document", i}, {"ids", ids}, {"text", tokenizer->decode(ids)}};
+    std::puts(json.dump().c_str());
+  }
+}
+
+void verify(const std::string& path) {
+  for (const auto* name : {"train.tokens", "validation.tokens"}) {
+    const auto file = std::filesystem::is_directory(path)
+        ? (std::filesystem::path(path) / name).string()
+        : path;
+    if (file != path && !std::filesystem::exists(file) &&
+        std::string(name) != "train.tokens") {
+      continue;
+    }
+    const data::TokenFile tokens(file);
+    tokens.verify();
+    std::printf(
+        "%s: %lld documents, %lld tokens, as they were written\n", file.c_str(),
+        static_cast<long long>(tokens.documents()),
+        static_cast<long long>(tokens.tokens()));
+    if (file == path) {
+      return;
+    }
+  }
+}
+
+void add_prepare(CLI::App& app, PrepareOptions& options) {
+  auto* command =
+      app.add_subcommand("prepare", "Turn text into a folder of tokens");
+  command->add_option("inputs", options.inputs, "Files and folders of text")
+      ->required()
+      ->type_name("PATH");
+  command
+      ->add_option(
+          "--tokenizer", options.tokenizer,
+          "Folder with a tokenizer.json, or 'bytes'")
+      ->required()
+      ->type_name("FOLDER");
+  command->add_option("--out", options.out, "Folder to make")
+      ->required()
+      ->type_name("FOLDER");
+  command
+      ->add_option(
+          "--documents", options.documents,
+          "What a document is: file, line, paragraph, jsonl (a line of JSON), "
+          "or auto, which is jsonl for .jsonl and .ndjson and file for others")
+      ->type_name("KIND [auto]");
+  command
+      ->add_option(
+          "--field", options.field, "Field of a JSON line that is the text")
+      ->type_name("NAME [text]");
+  command
+      ->add_option(
+          "--eos", options.eos,
+          "Token at the end of each document, instead of the tokenizer's own")
+      ->type_name("TOKEN");
+  command
+      ->add_option(
+          "--validation", options.validation,
+          "Share of the documents that is kept to validate on")
+      ->type_name("SHARE [0]");
+  command->callback([&options] { prepare_and_print(options); });
+}
+
+int data_command(int argc, char** argv) {
+  CLI::App app("Turn text into tokens to train on", "sherd data");
+  app.require_subcommand(1);
+  PrepareOptions prepared;
+  add_prepare(app, prepared);
+  ShowOptions shown;
+  auto* show_command = app.add_subcommand(
+      "show", "Print documents of a token file as lines of JSON");
+  show_command->add_option("path", shown.path, "Prepared folder or token file")
+      ->required();
+  show_command->add_option("--first", shown.first, "Number of the first one")
+      ->type_name("N [0]");
+  show_command->add_option("--count", shown.count, "How many")
+      ->type_name("N [1]");
+  show_command->callback([&] { show(shown); });
+  std::string verified;
+  auto* verify_command = app.add_subcommand(
+      "verify", "Read all tokens and compare them with what was written");
+  verify_command->add_option("path", verified, "Prepared folder or token file")
+      ->required();
+  verify_command->callback([&] { verify(verified); });
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsageError;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "sherd data: %s\n", error.what());
+    return error.code() == ErrorCode::kInvalidArgument ? kUsageError : kFailed;
+  }
+}
+
+}  // namespace
+}  // namespace sherd::tools
+
+int main(int argc, char** argv) {
+  try {
+    return sherd::tools::data_command(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "sherd data: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/prepare.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <nlohmann/json.hpp>
+#include <sherd/base/error.h>
+#include <sherd/data/token_file.h>
+#include <sherd/data/tokenizer.h>
+#include "data/document_reader.h"
+#include "data/input_files.h"
+#include "text_file.h"
+
+namespace sherd::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+void check(const PrepareOptions& options) {
+  if (!(options.validation >= 0 && options.validation < 1)) {
+    throw Error(
+        "--validation: expected a share in [0, 1), found " +
+        std::to_string(options.validation));
+  }
+  document_format(options.documents, "");  // Throws for an unknown one.
+  if (fs::exists(fs::path(options.out) / "train.tokens")) {
+    throw Error(
+        options.out + ": expected a folder without data, found train.tokens");
+  }
+}
+
+void make_folder(const std::string& path) {
+  std::error_code failure;
+  fs::create_directories(path, failure);
+  if (failure) {
+    throw Error(
+        path + ": expected to make the folder, found: " + failure.message(),
+        ErrorCode::kUnavailable);
+  }
+}
+
+std::optional<std::int64_t> end_token(
+    data::Tokenizer& tokenizer, const std::string& wanted) {
+  if (wanted.empty()) {
+    return tokenizer.special().eos;
+  }
+  const auto ids = tokenizer.encode(wanted);
+  if (ids.size() != 1) {
+    throw Error(
+        "--eos: expected one token of the tokenizer, found " +
+        std::to_string(ids.size()) + " for \"" + wanted + "\"");
+  }
+  return ids.front();
+}
+
+// One call of prepare().
+class Preparation {
+ public:
+  explicit Preparation(const PrepareOptions& options)
+      : options_(options),
+        tokenizer_(
+            options.tokenizer == "bytes"
+                ? data::byte_tokenizer()
+                : data::load_tokenizer(options.tokenizer)),
+        eos_(end_token(*tokenizer_, options.eos)) {
+    report_.vocabulary = tokenizer_->vocab_size();
+    report_.has_eos = eos_.has_value();
+  }
+
+  PrepareReport run(
+      const std::function<void(std::size_t, std::size_t)>& progress) {
+    const auto files = input_files(options_.inputs);
+    make_folder(options_.out);
+    open_writers();
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      take(files[i]);
+      progress(i + 1, files.size());
+    }
+    if (train_->documents() == 0) {
+      throw Error(
+          "expected at least one document to train on, found " +
+          std::to_string(report_.documents) + " in " +
+          std::to_string(files.size()) + " files" + first_reason());
+    }
+    finish();
+    return report_;
+  }
+
+ private:
+  std::string path(const char* name) const {
+    return (fs::path(options_.out) / name).string();
+  }
+
+  void open_writers() {
+    const data::TokenFileOptions made{
+        .vocabulary = tokenizer_->vocab_size(),
+        .tokenizer_digest = tokenizer_->digest()};
+    train_ =
+        std::make_unique<data::TokenFileWriter>(path("train.tokens"), made);
+    if (options_.validation > 0) {
+      validation_ = std::make_unique<data::TokenFileWriter>(
+          path("validation.tokens"), made);
+    }
+  }
+
+  void take(const InputFile& file) {
+    auto problem = file.refused;
+    std::string content;
+    if (problem.empty()) {
+      auto text = text_of_file(file.path);
+      content = text ? std::move(*text) : "";
+      problem = text || fs::file_size(file.path) == 0 ? text_problem(content)
+                                                      : "cannot be read";
+    }
+    if (!problem.empty()) {
+      if (file.named) {
+        throw Error(file.path + ": expected text, found it " + problem);
+      }
+      report_.left_out.push_back({file.path, problem});
+      return;
+    }
+    const auto documents = report_.documents;
+    const auto tokens = report_.tokens;
+    for_each_document(
+        content, file.path,
+        {.format = document_format(options_.documents, file.path),
+         .field = options_.field},
+        [&](std::string_view document) { add(document); });
+    report_.taken.push_back(
+        {.path = file.path,
+         .bytes = static_cast<std::int64_t>(content.size()),
+         .documents = report_.documents - documents,
+         .tokens = report_.tokens - tokens});
+    report_.bytes += report_.taken.back().bytes;
+  }
+
+  void add(std::string_view document) {
+    const auto& special = tokenizer_->special();
+    auto ids = tokenizer_->encode(document);
+    ids.insert(ids.begin(), special.before.begin(), special.before.end());
+    ids.insert(ids.end(), special.after.begin(), special.after.end());
+    if (eos_ && (special.after.empty() || special.after.back() != *eos_)) {
+      ids.push_back(*eos_);
+    }
+    const bool held_out =
+        is_for_validation(report_.documents, options_.validation);
+    (held_out ? *validation_ : *train_).add(ids);
+    report_.documents += 1;
+    report_.tokens += static_cast<std::int64_t>(ids.size());
+  }
+
+  // train.tokens comes last: where it is, all is.
+  void finish() {
+    if (options_.tokenizer != "bytes") {
+      data::copy_tokenizer(options_.tokenizer, options_.out);
+    }
+    if (validation_) {
+      report_.validation_documents = validation_->documents();
+      report_.validation_tokens = validation_->tokens();
+      validation_->finish();
+    }
+    write_report();
+    train_->finish();
+  }
+
+  void write_report() const {
+    nlohmann::ordered_json json = {
+        {"tokenizer", options_.tokenizer},
+        {"vocabulary", report_.vocabulary},
+        {"eos", eos_ ? nlohmann::ordered_json(*eos_) : nullptr},
+        {"bytes", report_.bytes},
+        {"documents", report_.documents},
+        {"tokens", report_.tokens},
+        {"validation_documents", report_.validation_documents},
+        {"validation_tokens", report_.validation_tokens},
+        {"taken", nlohmann::ordered_json::array()},
+        {"left_out", nlohmann::ordered_json::array()}};
+    for (const auto& file : report_.taken) {
+      json["taken"].push_back(
+          {{"path", file.path},
+           {"bytes", file.bytes},
+           {"documents", file.documents},
+           {"tokens", file.tokens}});
+    }
+    for (const auto& file : report_.left_out) {
+      json["left_out"].push_back(
+          {{"path", file.path}, {"reason", file.reason}});
+    }
+    std::ofstream file(path("prepared.json"), std::ios::binary);
+    file << json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace)
+         << "\n";
+    file.close();
+    if (!file) {
+      throw Error(
+          path("prepared.json") + ": expected to write it, the disk refused",
+          ErrorCode::kUnavailable);
+    }
+  }
+
+  std::string first_reason() const {
+    return report_.left_out.empty() ? ""
+                                    : "; " + report_.left_out.front().path +
+            ": " + report_.left_out.front().reason;
+  }
+
+  const PrepareOptions& options_;
+  const std::unique_ptr<data::Tokenizer> tokenizer_;
+  const std::optional<std::int64_t> eos_;
+  std::unique_ptr<data::TokenFileWriter> train_;
+  std::unique_ptr<data::TokenFileWriter> validation_;  // Or null.
+  PrepareReport report_;
+};
+
+}  // namespace
+
+// One each time the number of documents so far times the share passes a whole number.
+bool is_for_validation(std::int64_t document, double share) {
+  const auto before = static_cast<double>(document);
+  return std::floor((before + 1) * share) > std::floor(before * share);
+}
+
+PrepareReport prepare(
+    const PrepareOptions& options,
+    const std::function<void(std::size_t, std::size_t)>& progress) {
+  check(options);
+  return Preparation(options).run(progress);
+}
+
+}  // namespace sherd::tools
