@@ -3,7 +3,6 @@
 // sherd-checkpoint, which `sherd checkpoint` becomes: looks at checkpoints,
 // compares and converts them.
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +16,7 @@
 #include <sherd/base/error.h>
 #include <sherd/base/run_main.h>
 #include <sherd/ckpt/checkpoint.h>
+#include <sherd/data/tokenizer.h>
 #include "generate/model_source.h"
 #include "parse_arguments.h"
 #include "text_file.h"
@@ -200,38 +200,13 @@ void write_text(const std::string& path, const std::string& text) {
   }
 }
 
-// What transformers keeps beside a model: the tokenizer, and how to generate.
-constexpr std::array kCompanionFiles = {
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "generation_config.json"};
-
-// Copies those that are there; returns them.
-std::vector<std::string> copy_companions(
-    const std::filesystem::path& from, const std::filesystem::path& to) {
-  std::vector<std::string> copied;
-  for (const auto* name : kCompanionFiles) {
-    if (std::filesystem::is_regular_file(from / name)) {
-      std::filesystem::copy_file(
-          from / name, to / name,
-          std::filesystem::copy_options::overwrite_existing);
-      copied.push_back((to / name).string());
-    }
-  }
-  return copied;
-}
-
-// Those of the run of RUN/checkpoints/step-N; a checkpoint that lies elsewhere has none.
-std::vector<std::string> copy_companions_of_run(
+// Copies the tokenizer of the run of RUN/checkpoints/step-N; a checkpoint that lies
+// elsewhere has none.
+std::vector<std::string> copy_tokenizer_of_run(
     const std::string& checkpoint, const std::filesystem::path& to) {
   const auto parent = std::filesystem::canonical(checkpoint).parent_path();
   return parent.filename() == "checkpoints"
-      ? copy_companions(parent.parent_path(), to)
+      ? data::copy_tokenizer(parent.parent_path(), to)
       : std::vector<std::string>();
 }
 
@@ -251,7 +226,7 @@ void export_to(const std::string& path, const std::string& to, bool json) {
        .progress = progress_bar("export")});
   files.push_back(to + "/config.json");
   write_text(files.back(), hugging_face_config(config, vocabulary));
-  const auto copied = copy_companions_of_run(content.folder, to);
+  const auto copied = copy_tokenizer_of_run(content.folder, to);
   files.insert(files.end(), copied.begin(), copied.end());
   if (json) {
     std::puts(
@@ -290,7 +265,7 @@ void import_from(const std::string& from, const std::string& run, bool json) {
            },
        .progress = progress_bar("import")});
   write_text(run + "/config.json", to_json(config, {}));
-  copy_companions(from, run);
+  data::copy_tokenizer(from, run);
   if (json) {
     std::puts(Json({{"run", run}, {"tensors", names.size()}}).dump().c_str());
     return;

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <utility>
+#include <sherd/data/tokenizer.h>
 #include <torch/version.h>
 #include "hex.h"
 #include "train/curve.h"

@@ -69,8 +69,10 @@ std::size_t first_invalid_utf8(std::string_view text);
 // The path of the tokenizer.json in a folder; "" when there is none.
 std::string tokenizer_file(const std::string& folder);
 
-// Copies the files that load_tokenizer() and transformers read of a tokenizer into another folder,
-// over those there. Throws Error naming the file that cannot be copied.
-void copy_tokenizer(const std::string& from, const std::string& to);
+// Copies the files that load_tokenizer() and transformers read of a tokenizer, and
+// generation_config.json, into another folder, over those there. Returns their new paths. Throws
+// Error naming the file that cannot be copied.
+std::vector<std::string> copy_tokenizer(
+    const std::string& from, const std::string& to);
 
 }  // namespace sherd::data

@@ -12,11 +12,14 @@ std::string tokenizer_file(const std::string& folder) {
   return std::filesystem::is_regular_file(path, missing) ? path.string() : "";
 }
 
-void copy_tokenizer(const std::string& from, const std::string& to) {
+std::vector<std::string> copy_tokenizer(
+    const std::string& from, const std::string& to) {
   namespace fs = std::filesystem;
+  std::vector<std::string> copied;
   for (const char* name :
        {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-        "chat_template.jinja"}) {
+        "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+        "chat_template.jinja", "generation_config.json"}) {
     const auto source = fs::path(from) / name;
     const auto target = fs::path(to) / name;
     std::error_code failure;
@@ -30,7 +33,9 @@ void copy_tokenizer(const std::string& from, const std::string& to) {
         kUnavailable, !failure, "[data] ", target.string(),
         ": expected to copy ", source.string(),
         " there, found: ", failure.message());
+    copied.push_back(target.string());
   }
+  return copied;
 }
 
 }  // namespace sherd::data
