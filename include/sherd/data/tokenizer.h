@@ -3,7 +3,8 @@
 // Tokenizer turns text into token ids and back, with the ids that Hugging Face's `tokenizers` gives
 // for the same tokenizer.json. It reads byte-level BPE (GPT-2, Llama 3, Qwen2 and their like) and
 // Unigram (SentencePiece's, as T5 and XLM-R have it); docs/design/data.md says which components, and
-// another one is refused by its name. Thread rule: one thread at a time for encode(), which keeps a
+// another one is refused by its name. load_tokenizer() and byte_tokenizer() are in builds that found
+// libpcre2-dev and libutf8proc-dev. Thread rule: one thread at a time for encode(), which keeps a
 // cache; any thread for the rest.
 #pragma once
 
