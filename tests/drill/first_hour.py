@@ -6,11 +6,12 @@
 
 Trains on two ranks, stops by Ctrl-C, moves the run, goes on elsewhere on one rank,
 merges the checkpoint, loads it in plain LibTorch, exports it, and has transformers
-generate the same tokens. Exit status 77, a counted skip, where transformers is
+and `sherd generate` make the same tokens. Exit status 77, a counted skip, where transformers is
 not installed (scripts/setup puts it into build/clients, where it can).
 """
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -125,6 +126,14 @@ class User:
         )
         return made[0, TOKENS:].tolist()
 
+    def generates(self):
+        prompt = bytes((37 * i + 65) % 256 for i in range(TOKENS))
+        shown = self.run(
+            self.elsewhere, self.sherd, "generate", "--from", "moved", "--prompt",
+            os.fsdecode(prompt), "--tokens", NEW_TOKENS, "--temperature", 0, "--json",
+        )  # fmt: skip
+        return json.loads(shown)["ids"]
+
 
 def main():
     if len(sys.argv) != 4:
@@ -147,7 +156,8 @@ def main():
     assert len(set(expected)) > 1, expected
     assert user.merges_for_plain_libtorch() == expected
     assert user.exports_for_transformers() == expected
-    print(f"the same {NEW_TOKENS} tokens from all three: {expected}")
+    assert user.generates() == expected
+    print(f"the same {NEW_TOKENS} tokens from all four: {expected}")
 
 
 if __name__ == "__main__":
