@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How ranks agree on the next collective step when gathers are made on demand. Before each step every
+// How ranks agree on the next collective step when gathers are made on demand. At each step every
 // rank sends the others its request, and all derive the same decision from the same requests. In
 // forward all requests must be equal. In backward ranks whose gradients differ may want different
 // units, or none any more: the request of the lowest such rank is done first, by all, and the others

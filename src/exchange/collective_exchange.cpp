@@ -29,9 +29,11 @@ class CollectiveExchange final : public Exchange {
   // and write memory that goes with it.
   ~CollectiveExchange() override {
     const bool reducing = unit_transport_ && unit_transport_->reducing();
+    // Read before its failure: a job may fail in between.
+    const bool gathering = worker_.busy();
     if (auto failure = worker_.failure(); !failure.ok()) {
       abandon(failure);
-    } else if (reducing || worker_.busy()) {
+    } else if (reducing || gathering) {
       abandon(
           {ErrorCode::kPeerLost,
            str("its exchange went with ", reducing ? "gradients" : "a gather",

@@ -91,7 +91,7 @@ void UnitCache::visit(const Visit& units, bool training, bool in_backward) {
       begin_step(training);
     }
     if (!first || !in_backward) {
-      carry_out(follower_.visit(together, in_backward));
+      carry_out(follower_.visit(together, in_backward), in_backward);
     }
   }
   bring_in(units, in_backward);
@@ -109,16 +109,16 @@ void UnitCache::begin_step(bool training) {
   follower_.begin_step(training, agree && !by_hand_);
 }
 
-void UnitCache::carry_out(const plan::DueActions& due) {
+void UnitCache::carry_out(const plan::DueActions& due, bool in_backward) {
   if (due.whole) {
     // Units that the plan does not expect to be whole would take its room.
     drop_if([&](UnitId unit) {
       return !residency_.pinned(unit) &&
           !std::binary_search(due.whole->begin(), due.whole->end(), unit);
     });
-    start(admit(*due.whole), {.planned = true});
+    start(admit(*due.whole), {.in_backward = in_backward, .planned = true});
   }
-  for (const auto& [actions, in_backward] : due.actions) {
+  for (const auto& [actions, of_backward] : due.actions) {
     if (!follower_.following()) {
       return;  // There was no room for an earlier one.
     }
@@ -128,7 +128,7 @@ void UnitCache::carry_out(const plan::DueActions& due) {
       }
     }
     start(
-        admit(actions->unshard), {.in_backward = in_backward, .planned = true});
+        admit(actions->unshard), {.in_backward = of_backward, .planned = true});
   }
 }
 
@@ -158,7 +158,9 @@ bool UnitCache::fits(UnitId unit) const {
       *budget;
 }
 
-void UnitCache::end_backward() { carry_out(follower_.end_backward()); }
+void UnitCache::end_backward() {
+  carry_out(follower_.end_backward(), /*in_backward=*/true);
+}
 
 void UnitCache::leave_plan() {
   follower_.leave();

@@ -92,7 +92,8 @@ class UnitCache {
 
  private:
   void begin_step(bool training);
-  void carry_out(const plan::DueActions& due);
+  // A rank that takes another plan in backward gathers what that expects there.
+  void carry_out(const plan::DueActions& due, bool in_backward);
   Visit admit(const Visit& units);
   void start(const Visit& units, exchange::UnshardOptions options);
   void finish(UnitId unit);
