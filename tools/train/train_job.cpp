@@ -33,10 +33,11 @@ class TrainJob {
     for (std::int64_t step = first; step < trainer_.last_step(); ++step) {
       const auto record = take_step(step);
       report_.add(record);
+      // Before a checkpoint is made: the weights of such a step are of no use.
+      check_loss(record);
       if (save_if_due(record.step)) {
         return kKilledBy + asked_;
       }
-      check_loss(record);
     }
     if (checkpoints_) {
       checkpoints_->wait();
