@@ -81,7 +81,8 @@ void RunReport::open(const RunStart& start) {
       : std::make_unique<RunFolder>(path, config);
   const auto& corpus = trainer_.corpus();
   if (const auto tokenizer = corpus.tokenizer_folder(); !tokenizer.empty()) {
-    data::copy_tokenizer(tokenizer, path);
+    // Beside "checkpoints", where generate, eval and export look for it.
+    data::copy_tokenizer(tokenizer, start.run);
   }
   say("data   " + corpus.path() + ": " + std::to_string(corpus.tokens()) +
       " tokens, hash " + hex(corpus.hash()));
