@@ -130,12 +130,12 @@ RunCheckpoints::RunCheckpoints(Trainer& trainer, const std::string& run_path)
   state_.add_buffers(trainer.model());
 }
 
-std::int64_t RunCheckpoints::resume() {
+std::optional<std::int64_t> RunCheckpoints::resume() {
   const auto report = load_newest_checkpoint(
       trainer_.world(), folder_,
       [&](const std::string& checkpoint) { return load(checkpoint); });
   if (!report) {
-    return 0;
+    return std::nullopt;
   }
   if (state_.values.contains(ft::kReplicaState)) {
     throw Error(

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <sherd/ckpt/checkpoint.h>
 #include "train/config.h"
@@ -22,9 +23,10 @@ class RunCheckpoints {
   RunCheckpoints(Trainer& trainer, const std::string& run_path);
 
   // Collective. Goes on from the newest checkpoint that can be read, and returns
-  // its step, 0 where there is none. Throws Error as load_newest_checkpoint()
-  // does, when the data are others, and when another optimizer made it.
-  std::int64_t resume();
+  // its step, which is 0 for one that was imported; nothing where there is no
+  // checkpoint. Throws Error as load_newest_checkpoint() does, when the data are
+  // others, and when another optimizer made it.
+  std::optional<std::int64_t> resume();
   // What a user should know about the checkpoint that resume() loaded; or "".
   const std::string& note() const { return note_; }
 

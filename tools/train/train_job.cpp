@@ -23,13 +23,15 @@ class TrainJob {
         path_(trainer.run_path()) {}
 
   int run() {
-    const auto first = resume();
+    const auto resumed = resume();
+    const auto first = resumed.value_or(0);
     if (first >= trainer_.last_step()) {
       say_that_nothing_is_left(first);
       close();
       return 0;
     }
-    report_.open({.run = path_, .first = first, .goes_on = first > 0});
+    report_.open(
+        {.run = path_, .first = first, .goes_on = resumed.has_value()});
     for (std::int64_t step = first; step < trainer_.last_step(); ++step) {
       const auto record = take_step(step);
       report_.add(record);
@@ -50,19 +52,19 @@ class TrainJob {
  private:
   bool saves() const { return trainer_.config().save_every > 0; }
 
-  // Returns the steps that were taken before.
-  std::int64_t resume() {
+  // Returns the steps that were taken before; nothing without a checkpoint.
+  std::optional<std::int64_t> resume() {
     if (saves()) {
       install_signal_handlers(trainer_.leads());
     } else if (!has_checkpoint(trainer_.world(), path_)) {
-      return 0;
+      return std::nullopt;
     }
     checkpoints_.emplace(trainer_, path_);
-    const auto first = checkpoints_->resume();
+    const auto resumed = checkpoints_->resume();
     if (!checkpoints_->note().empty()) {
       report_.say("note   " + checkpoints_->note());
     }
-    return first;
+    return resumed;
   }
 
   void say_that_nothing_is_left(std::int64_t first) {
