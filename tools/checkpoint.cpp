@@ -238,16 +238,6 @@ void export_to(const std::string& path, const std::string& to, bool json) {
   }
 }
 
-std::string text_in(const std::string& path) {
-  const auto text = text_of_file(path);
-  if (!text) {
-    throw Error(
-        path + ": expected a file that can be read, found none",
-        ErrorCode::kUnavailable);
-  }
-  return *text;
-}
-
 // As transformers' save_pretrained() leaves it.
 void import_from(const std::string& from, const std::string& run, bool json) {
   const auto path = from + "/config.json";

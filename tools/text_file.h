@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A whole file as text. Thread rule: any thread.
+// Whole files as text. Thread rule: any thread.
 #pragma once
 
 #include <fstream>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <sherd/base/error.h>
 
 namespace sherd::tools {
 
@@ -19,6 +21,15 @@ inline std::optional<std::string> text_of_file(const std::string& path) {
   }
   const bool read = file.is_open() && !file.bad() && !text.fail();
   return read ? std::optional(text.str()) : std::nullopt;
+}
+
+// Throws Error, naming the path, where it cannot be read.
+inline std::string text_in(const std::string& path) {
+  auto text = text_of_file(path);
+  if (!text) {
+    throw Error(path + ": expected a file that can be read, found none");
+  }
+  return *std::move(text);
 }
 
 }  // namespace sherd::tools

@@ -3,11 +3,9 @@
 // sherd-train, which `sherd train` becomes: one rank of a training job.
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <CLI/CLI.hpp>
-#include <sherd/base/error.h>
 #include <sherd/base/run_main.h>
 #include <sherd/data/blended_corpus.h>
 #include <sherd/world/world.h>
@@ -27,21 +25,15 @@ namespace {
 constexpr std::int64_t kHeaderBytes = 8'000'000;
 
 TrainConfig read_config(const CommandLine& line) {
-  std::optional<std::string> text("");
-  if (!line.config_path.empty()) {
-    text = text_of_file(line.config_path);
-  }
-  if (!text) {
-    throw Error(
-        line.config_path + ": expected a readable JSON file, found none");
-  }
-  auto config = make_config(line.flags, line.config_path, *text);
+  const auto text =
+      line.config_path.empty() ? std::string() : text_in(line.config_path);
+  auto config = make_config(line.flags, line.config_path, text);
   if (!config.init_from.empty()) {
     auto options = model_options_of(config.init_from);
     for (const auto& [name, value] : line.flags) {
       options[name] = value;
     }
-    config = make_config(options, line.config_path, *text);
+    config = make_config(options, line.config_path, text);
   }
   return config;
 }

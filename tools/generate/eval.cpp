@@ -69,14 +69,6 @@ void check(const Arguments& given, const ModelSource& source) {
   }
 }
 
-std::string text_in(const std::string& path) {
-  const auto text = text_of_file(path);
-  if (!text) {
-    throw Error(path + ": expected a file that can be read, found none");
-  }
-  return *text;
-}
-
 // Token ids as they are, or a text by the tokenizer.
 std::vector<std::int64_t> ids_of(
     const std::string& path, const ModelSource& source, ModelTokens& tokens) {

@@ -32,16 +32,8 @@ bool exists(const std::string& path) {
   return fs::exists(path, ignored);
 }
 
-std::string read_text(const std::string& path) {
-  const auto text = text_of_file(path);
-  if (!text) {
-    refuse(path, "a file that can be read", "none");
-  }
-  return *text;
-}
-
 Json read_json(const std::string& path) {
-  const auto text = read_text(path);
+  const auto text = text_in(path);
   const auto json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
     refuse(
@@ -166,7 +158,7 @@ ModelSource find_model(const std::string& from) {
   }
   ModelSource source{
       .weights = from, .files = hugging_face_weights(from), .folder = from};
-  source.config = parse_hugging_face_config(read_text(path), path);
+  source.config = parse_hugging_face_config(text_in(path), path);
   source.vocabulary = source.config.vocab;
   add_stop_ids(path, source.stop_ids);
   add_stop_ids(from + "/generation_config.json", source.stop_ids);
