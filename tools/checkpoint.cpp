@@ -23,6 +23,7 @@
 #include "train/config.h"
 #include "train/hugging_face.h"
 #include "train/progress_bar.h"
+#include "train/saved_model.h"
 
 namespace sherd::tools {
 namespace {
@@ -31,15 +32,9 @@ constexpr int kDiffers = 1;
 
 using Json = nlohmann::ordered_json;
 
-// A checkpoint, a folder of them or a run: the newest there.
+// Opening a path that is no checkpoint says what it is.
 std::string newest_in(const std::string& path) {
-  for (const auto& folder : {path, path + "/checkpoints"}) {
-    const auto newest = newest_checkpoint(folder);
-    if (newest) {
-      return *newest;
-    }
-  }
-  return path;  // What it is not is said when it is opened.
+  return checkpoint_at(path).value_or(path);
 }
 
 std::string text_of(const std::vector<std::int64_t>& shape) {
@@ -179,16 +174,6 @@ int diff(const std::string& first, const std::string& second, bool json) {
   return found.none() ? 0 : kDiffers;
 }
 
-std::string value_in(const CheckpointContent& content, const char* name) {
-  const auto found = content.values.find(name);
-  if (found == content.values.end()) {
-    throw Error(
-        content.folder + ": expected a checkpoint of sherd train, found no " +
-        name + " in it");
-  }
-  return found->second;
-}
-
 void write_text(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary);
   file << text;
@@ -213,19 +198,17 @@ std::vector<std::string> copy_tokenizer_of_run(
 // As transformers' from_pretrained() takes it.
 void export_to(const std::string& path, const std::string& to, bool json) {
   const auto content = checkpoint_content(newest_in(path));
-  const auto config =
-      make_config({}, content.folder, value_in(content, "train.config"));
-  const auto vocabulary = std::stoll(value_in(content, "train.vocabulary"));
+  const auto saved = saved_model(content);
   auto files = merge_checkpoint(
       content.folder, to,
       {.section = "model",
        .rename =
            [&](const std::string& name) {
-             return hugging_face_name(config, name);
+             return hugging_face_name(saved.config, name);
            },
        .progress = progress_bar("export")});
   files.push_back(to + "/config.json");
-  write_text(files.back(), hugging_face_config(config, vocabulary));
+  write_text(files.back(), hugging_face_config(saved.config, saved.vocabulary));
   const auto copied = copy_tokenizer_of_run(content.folder, to);
   files.insert(files.end(), copied.begin(), copied.end());
   if (json) {

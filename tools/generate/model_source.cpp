@@ -2,13 +2,12 @@
 #include "generate/model_source.h"
 
 #include <filesystem>
-#include <optional>
 #include <set>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
-#include <sherd/ckpt/checkpoint.h>
 #include "text_file.h"
 #include "train/hugging_face.h"
+#include "train/saved_model.h"
 
 namespace sherd::tools {
 namespace {
@@ -45,29 +44,6 @@ Json read_json(const std::string& path) {
   return json;
 }
 
-// A checkpoint, of which `from` may be the folder, or that of its run.
-std::optional<std::string> checkpoint_at(const std::string& from) {
-  for (const auto& folder : {from, from + "/checkpoints"}) {
-    if (exists(folder + "/checkpoint.json")) {
-      return folder;
-    }
-    if (auto newest = newest_checkpoint(folder)) {
-      return newest;
-    }
-  }
-  return std::nullopt;
-}
-
-std::string train_value(const CheckpointContent& content, const char* name) {
-  const auto found = content.values.find(name);
-  if (found == content.values.end()) {
-    refuse(
-        content.folder, "a checkpoint of sherd train",
-        std::string("no ") + name + " in it");
-  }
-  return found->second;
-}
-
 // The folder with the tokenizer of a checkpoint: its own, or that of its run,
 // two above it.
 std::string tokenizer_folder(const std::string& checkpoint) {
@@ -94,12 +70,12 @@ void add_stop_ids(const std::string& path, std::vector<std::int64_t>& ids) {
 }
 
 ModelSource of_checkpoint(const std::string& folder) {
-  const auto content = checkpoint_content(folder);
+  const auto saved = saved_model(checkpoint_content(folder));
   ModelSource source{
       .weights = folder,
       .folder = tokenizer_folder(folder),
-      .config = make_config({}, folder, train_value(content, "train.config")),
-      .vocabulary = std::stoll(train_value(content, "train.vocabulary"))};
+      .config = saved.config,
+      .vocabulary = saved.vocabulary};
   add_stop_ids(source.folder + "/generation_config.json", source.stop_ids);
   return source;
 }

@@ -3,23 +3,14 @@
 
 #include <string_view>
 #include <sherd/base/error.h>
-#include <sherd/ckpt/checkpoint.h>
+#include "train/saved_model.h"
 
 namespace sherd::tools {
 namespace {
 
-std::string checkpoint_in(const std::string& path) {
-  for (const auto& folder : {path, path + "/checkpoints"}) {
-    if (const auto newest = newest_checkpoint(folder)) {
-      return *newest;
-    }
-  }
-  return path;
-}
-
 CheckpointContent content_of(const std::string& path) {
   try {
-    return checkpoint_content(checkpoint_in(path));
+    return checkpoint_content(checkpoint_at(path).value_or(path));
   } catch (const Error& error) {
     throw Error(
         std::string("--init-from: expected a checkpoint or a run with one "
@@ -36,24 +27,23 @@ bool is_weight(std::string_view name) { return name.starts_with("model "); }
 
 std::map<std::string, std::string> model_options_of(const std::string& path) {
   const auto content = content_of(path);
-  const auto config = content.values.find("train.config");
-  const auto vocabulary = content.values.find("train.vocabulary");
   std::map<std::string, std::string> options;
-  if (config == content.values.end() || vocabulary == content.values.end()) {
+  if (!content.values.contains("train.config")) {
     return options;
   }
-  const auto saved = make_config({}, content.folder, config->second);
+  const auto saved = saved_model(content);
   for (const auto& row : option_specs()) {
     if (row.group == std::string_view("Model") && !names_path(row)) {
-      options[row.name] = text_of(row, saved);
+      options[row.name] = text_of(row, saved.config);
     }
   }
-  options["vocab"] = vocabulary->second;
+  options["vocab"] = std::to_string(saved.vocabulary);
   return options;
 }
 
 void load_initial_weights(Trainer& trainer) {
-  const auto folder = checkpoint_in(trainer.config().init_from);
+  const auto& path = trainer.config().init_from;
+  const auto folder = checkpoint_at(path).value_or(path);
   CheckpointState state;
   state.add(trainer.engine().named_parameters());
   state.add_buffers(trainer.model());

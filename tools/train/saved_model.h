@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The model of a checkpoint that `sherd train` saved: where the checkpoint is that
+// a path names, and what it says of its model. Thread rule: any thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <sherd/base/error.h>
+#include <sherd/ckpt/checkpoint.h>
+#include "train/config.h"
+
+namespace sherd::tools {
+
+// What `path` names: one checkpoint, or a folder of them or a run, of which it is
+// the newest. Nothing where there is none.
+inline std::optional<std::string> checkpoint_at(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::exists(path + "/checkpoint.json", ignored)) {
+    return path;
+  }
+  auto newest = newest_checkpoint(path);
+  return newest ? newest : newest_checkpoint(path + "/checkpoints");
+}
+
+struct SavedModel {
+  TrainConfig config;
+  std::int64_t vocabulary = 0;
+};
+
+// Throws Error for a checkpoint that `sherd train` has not made.
+inline SavedModel saved_model(const CheckpointContent& content) {
+  const auto value = [&](const char* name) -> const std::string& {
+    const auto found = content.values.find(name);
+    if (found == content.values.end()) {
+      throw Error(
+          content.folder + ": expected a checkpoint of sherd train, found no " +
+          name + " in it");
+    }
+    return found->second;
+  };
+  return {
+      .config = make_config({}, content.folder, value("train.config")),
+      .vocabulary = std::stoll(value("train.vocabulary"))};
+}
+
+}  // namespace sherd::tools
