@@ -48,12 +48,13 @@ void read_weights(
         }});
     return;
   }
+  // Rank 0's answer: while the run goes on, others may see a newer one.
+  const auto folder = world.all_gather_texts(source.weights).front();
   // Without what the optimizer remembers.
-  const auto report =
-      load_checkpoint(world, source.weights, state, {.strict = false});
+  const auto report = load_checkpoint(world, folder, state, {.strict = false});
   if (!report.missing.empty()) {
     throw Error(
-        source.weights + ": expected all tensors of its model, found no " +
+        folder + ": expected all tensors of its model, found no " +
         report.missing.front());
   }
 }

@@ -43,7 +43,10 @@ std::map<std::string, std::string> model_options_of(const std::string& path) {
 
 void load_initial_weights(Trainer& trainer) {
   const auto& path = trainer.config().init_from;
-  const auto folder = checkpoint_at(path).value_or(path);
+  // Rank 0's answer: while that run goes on, others may see a newer one.
+  const auto folder = trainer.world()
+                          .all_gather_texts(checkpoint_at(path).value_or(path))
+                          .front();
   CheckpointState state;
   state.add(trainer.engine().named_parameters());
   state.add_buffers(trainer.model());
