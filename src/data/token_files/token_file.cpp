@@ -170,6 +170,7 @@ struct TokenFile::Impl {
         "[data] " + path + ": expected " + expected + ", found " + found);
   }
   void read_header();
+  void check_counts() const;
   std::uint64_t offset(std::uint64_t index) const;
   std::string_view ids() const {
     return file.bytes().substr(sizeof(Header), header.tokens * header.id_bytes);
@@ -198,12 +199,33 @@ void TokenFile::Impl::read_header() {
   if (header.header_digest != digest_of_header(header)) {
     refuse("a header as it was written", "a damaged one");
   }
-  // The digest holds, so these are what a writer counted: no overflow.
+  check_counts();
   const auto ids_bytes = header.tokens * header.id_bytes;
   const auto size = sizeof(Header) + ids_bytes + padding(ids_bytes) +
       (header.documents + 1) * kOffsetBytes;
   if (bytes.size() != size) {
     refuse(std::to_string(size) + " bytes", std::to_string(bytes.size()));
+  }
+}
+
+// Whoever writes a header can write its digest, too. Afterwards sizes do not overflow.
+void TokenFile::Impl::check_counts() const {
+  if (header.id_bytes != 2 && header.id_bytes != 4) {
+    refuse("ids of 2 or 4 bytes", std::to_string(header.id_bytes));
+  }
+  if (header.vocabulary < 1 ||
+      header.vocabulary > static_cast<std::uint64_t>(kVocabularyMax)) {
+    refuse(
+        "a vocabulary in [1, " + std::to_string(kVocabularyMax) + "]",
+        std::to_string(header.vocabulary));
+  }
+  const auto size = file.bytes().size();
+  if (header.tokens > size || header.documents > size) {
+    refuse(
+        "no more tokens and documents than the file's " + std::to_string(size) +
+            " bytes",
+        std::to_string(header.tokens) + " and " +
+            std::to_string(header.documents));
   }
 }
 

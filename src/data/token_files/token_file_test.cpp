@@ -11,6 +11,7 @@
 #include <sherd/base/error.h>
 #include <sherd/data/token_file.h>
 #include <sherd/data/tokenizer.h>
+#include "base/digest.h"
 #include "support/scratch_folder.h"
 
 namespace sherd::data {
@@ -130,6 +131,23 @@ TEST(TokenFile, EveryCutAndEveryDamagedHeaderIsRefused) {
       refusal(folder.file("long", whole + "x")),
       HasSubstr("expected 96 bytes, found 97"));
   EXPECT_THAT(refusal(folder.path() + "/none"), HasSubstr("/none"));
+}
+
+TEST(TokenFile, CountsThatNoFileHasAreRefusedDespiteTheirDigest) {
+  const ScratchFolder folder;
+  const auto path = folder.path() + "/a.tokens";
+  write(path, {{1, 2}, {3}}, {.vocabulary = 10});
+  const auto forged = [&](std::size_t at, char value) {
+    auto bytes = content(path);
+    bytes[at] = value;
+    const auto digest = digest_of(bytes.data(), 56);
+    std::memcpy(bytes.data() + 56, &digest, sizeof(digest));
+    return refusal(folder.file("forged", bytes));
+  };
+  EXPECT_THAT(forged(12, 8), HasSubstr("ids of 2 or 4 bytes, found 8"));
+  EXPECT_THAT(forged(23, 0x7f), HasSubstr("no more tokens and documents"));
+  EXPECT_THAT(forged(31, 0x20), HasSubstr("no more tokens and documents"));
+  EXPECT_THAT(forged(39, 1), HasSubstr("a vocabulary in [1, 2147483648]"));
 }
 
 TEST(TokenFile, VerifyFindsAChangedId) {
