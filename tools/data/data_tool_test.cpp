@@ -151,6 +151,21 @@ TEST_F(PrepareTest, KeepsAnEvenShareOfTheDocumentsForValidation) {
   EXPECT_EQ(data::TokenFile(out() + "/train.tokens").documents(), 6);
 }
 
+TEST_F(PrepareTest, AShareThatKeepsNoDocumentIsRefused) {
+  const auto text = folder_.file("in.txt", "a\nb\nc\n");
+  EXPECT_THAT(
+      refusal({.inputs = {text}, .documents = "line", .validation = 0.25}),
+      HasSubstr("at least one of the 3 documents, found 0.25"));
+  EXPECT_TRUE(std::filesystem::is_empty(out()));
+}
+
+TEST_F(PrepareTest, WhatAnInterruptedCommandLeftIsNoValidation) {
+  const auto text = folder_.file("in.txt", "a");
+  folder_.file("out/validation.tokens", "old");
+  run({.inputs = {text}});
+  EXPECT_FALSE(std::filesystem::exists(out() + "/validation.tokens"));
+}
+
 TEST_F(PrepareTest, AnEndOfTextTokenFollowsEachDocument) {
   folder_.file("in.txt", "ab\nc\n");
   run({.inputs = {in("in.txt")}, .documents = "line", .eos = "$"});

@@ -86,6 +86,12 @@ class Preparation {
           std::to_string(report_.documents) + " in " +
           std::to_string(files.size()) + " files" + first_reason());
     }
+    if (validation_ && validation_->documents() == 0) {
+      throw Error(
+          "--validation: expected a share that keeps at least one of the " +
+          std::to_string(report_.documents) + " documents, found " +
+          std::to_string(options_.validation));
+    }
     finish();
     return report_;
   }
@@ -101,6 +107,8 @@ class Preparation {
         .tokenizer_digest = tokenizer_->digest()};
     train_ =
         std::make_unique<data::TokenFileWriter>(path("train.tokens"), made);
+    // Without train.tokens it is what an interrupted command has left.
+    fs::remove(path("validation.tokens"));
     if (options_.validation > 0) {
       validation_ = std::make_unique<data::TokenFileWriter>(
           path("validation.tokens"), made);
@@ -113,8 +121,7 @@ class Preparation {
     if (problem.empty()) {
       auto text = text_of_file(file.path);
       content = text ? std::move(*text) : "";
-      problem = text || fs::file_size(file.path) == 0 ? text_problem(content)
-                                                      : "cannot be read";
+      problem = text ? text_problem(content) : "cannot be read";
     }
     if (!problem.empty()) {
       if (file.named) {
