@@ -5,22 +5,21 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
+#include <sherd/base/run_main.h>
 #include <sherd/data/token_file.h>
 #include <sherd/data/tokenizer.h>
 #include "data/prepare.h"
+#include "parse_arguments.h"
 
 namespace sherd::tools {
 namespace {
 
-constexpr int kUsageError = 2;
-constexpr int kFailed = 1;
 constexpr std::size_t kReasonsMax = 20;
 
 double now_s() {
@@ -190,25 +189,14 @@ int data_command(int argc, char** argv) {
   verify_command->add_option("path", verified, "Prepared folder or token file")
       ->required();
   verify_command->callback([&] { verify(verified); });
-  try {
-    app.parse(argc, argv);
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUsageError;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "sherd data: %s\n", error.what());
-    return error.code() == ErrorCode::kInvalidArgument ? kUsageError : kFailed;
-  }
+  parse_arguments(app, words_of(argc, argv));
+  return 0;
 }
 
 }  // namespace
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  try {
-    return sherd::tools::data_command(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "sherd data: %s\n", error.what());
-    return 1;
-  }
+  return sherd::run_main(
+      argc, argv, [&] { return sherd::tools::data_command(argc, argv); });
 }
