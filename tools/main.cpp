@@ -37,9 +37,11 @@ constexpr ExternalCommand kPrograms[] = {
     {"data", "Turn text into tokens to train on",
      "'sherd data' needs a build with libpcre2-dev and libutf8proc-dev"},
     {"generate", "Let a trained model go on with a text",
-     "'make build' builds it"},
+     "'sherd generate' needs a build with LibTorch, libpcre2-dev and "
+     "libutf8proc-dev"},
     {"eval", "Measure how well a trained model predicts a text",
-     "'make build' builds it"},
+     "'sherd eval' needs a build with LibTorch, libpcre2-dev and "
+     "libutf8proc-dev"},
 };
 constexpr ExternalCommand kBench = {
     "bench", "Compare speed and memory with others", "'make build' builds it"};
