@@ -108,7 +108,13 @@ class Settings {
     }
   }
 
-  std::string family() const { return json_.value("model_type", "none"); }
+  std::string family() const {
+    const auto found = value("model_type", "none");
+    if (!found.is_string()) {
+      refuse("model_type, a text", found.dump());
+    }
+    return found.get<std::string>();
+  }
 
   bool has(const char* name) const { return json_.contains(name); }
 

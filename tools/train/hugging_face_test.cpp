@@ -93,6 +93,9 @@ TEST(HuggingFace, RefusesWhatSherdHasNoEqualOf) {
       refusal("{\"model_type\": \"mixtral\"}"),
       "config.json: expected model_type gpt2, llama, mistral, qwen2 or qwen3, "
       "found mixtral");
+  EXPECT_EQ(
+      refusal("{\"model_type\": 1}"),
+      "config.json: expected model_type, a text, found 1");
   EXPECT_EQ(refusal("[1]"), "config.json: expected a JSON object, found array");
   EXPECT_EQ(
       refusal("{"),
