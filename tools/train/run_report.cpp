@@ -208,10 +208,11 @@ void RunReport::finish(const std::string& sample, const std::string& saved) {
 
 void RunReport::say_how_to_go_on() {
   const auto& config = trainer_.config();
+  const bool all_taken = trainer_.last_step() == config.steps;
   say("go on  sherd run -n " + std::to_string(trainer_.world().size()) +
       " -- sherd train --config " + folder_->path() + "/config.json" +
-      (config.stop_at > 0 ? " --stop-at 0" : "") + " --steps " +
-      std::to_string(2 * config.steps));
+      (config.stop_at > 0 ? " --stop-at 0" : "") +
+      (all_taken ? " --steps " + std::to_string(2 * config.steps) : ""));
 }
 
 }  // namespace sherd::tools
