@@ -104,8 +104,8 @@ std::string summary(const StepMetrics& record) {
 // between the dots.
 std::string next_path(const std::string& folder) {
   std::string path;
-  std::error_code
-      ignored;  // What cannot be made or looked at cannot be opened.
+  // What cannot be made or looked at cannot be opened.
+  std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
   int number = 0;
   do {
