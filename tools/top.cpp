@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -117,7 +118,7 @@ int run(const TopArguments& arguments) {
     std::this_thread::sleep_for(kRedrawInterval);
     try {
       text = frame(arguments.target, screen());
-    } catch (const Error& error) {  // What was there may come back.
+    } catch (const std::exception& error) {  // What was there may come back.
       text = std::string(error.what()) + "\n";
     }
   }
