@@ -21,7 +21,7 @@
 namespace sherd::tools {
 namespace {
 
-// A spare waits in it.
+// A spare waits here until it is given a replica's place.
 ft::SessionOptions session_options(const TrainConfig& config) {
   auto options = ft::SessionOptions::from_environment();
   options.config = to_json(replica_invariant_config(config), {});
@@ -168,7 +168,7 @@ class ReplicaJob {
     }
     if (!numbers.empty()) {
       record.loss = trainer_.forward_backward(
-          plan.step, trainer_.batches().samples(numbers),
+          plan.step - 1, trainer_.batches().samples(numbers),
           [&] { session.last_backward(); });
     }
     if (!session.finish_step() || numbers.empty()) {
