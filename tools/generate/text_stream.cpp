@@ -27,18 +27,22 @@ TextStream::TextStream(
     const data::Tokenizer& tokenizer, std::vector<std::int64_t> prompt)
     : tokenizer_(tokenizer),
       ids_(std::move(prompt)),
+      with_text_(ids_),
       shown_(tokenizer_.decode(ids_).size()) {}
 
 std::string TextStream::add(std::int64_t id) {
   ids_.push_back(id);
-  const auto text = tokenizer_.decode(ids_);
+  if (id < tokenizer_.vocab_size()) {
+    with_text_.push_back(id);
+  }
+  const auto text = tokenizer_.decode(with_text_);
   const auto end = std::max(complete_bytes(text), shown_);
   const auto first = std::min(std::exchange(shown_, end), text.size());
   return text.substr(first, end - first);
 }
 
 std::string TextStream::finish() {
-  const auto text = tokenizer_.decode(ids_);
+  const auto text = tokenizer_.decode(with_text_);
   return text.substr(std::min(std::exchange(shown_, text.size()), text.size()));
 }
 

@@ -18,7 +18,8 @@ class TextStream {
   TextStream(
       const data::Tokenizer& tokenizer, std::vector<std::int64_t> prompt);
 
-  // What the token adds to the text; may be empty.
+  // What the token adds to the text; may be empty. A model may have more tokens than its
+  // tokenizer, which pad the vocabulary to a round number; they have no text.
   std::string add(std::int64_t id);
   // What still waits. Call it at the end.
   std::string finish();
@@ -29,7 +30,8 @@ class TextStream {
  private:
   const data::Tokenizer& tokenizer_;
   std::vector<std::int64_t> ids_;
-  std::size_t shown_ = 0;  // Bytes of their text.
+  std::vector<std::int64_t> with_text_;  // Those that the tokenizer has.
+  std::size_t shown_ = 0;                // Bytes of their text.
 };
 
 // The text with "?" for what a terminal would obey, as escape sequences.

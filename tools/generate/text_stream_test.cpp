@@ -60,6 +60,15 @@ TEST(TextStream, ShowsEachTokenAsItComes) {
   EXPECT_EQ(pieces_of("", "x"), "x|");
 }
 
+TEST(TextStream, TokensThatTheTokenizerLacksHaveNoText) {
+  ByteTokens tokenizer({});
+  TextStream stream(tokenizer, tokenizer.encode("a"));
+  EXPECT_EQ(stream.add(256), "");
+  EXPECT_EQ(stream.add('b'), "b");
+  EXPECT_EQ(stream.finish(), "");
+  EXPECT_EQ(stream.ids().size(), 3U);
+}
+
 TEST(TextStream, WaitsForTheRestOfACharacter) {
   EXPECT_EQ(
       pieces_of("a", "\xC3\xA9!", {{"a\xC3", "a" + kCut}}), "|\xC3\xA9|!|");
