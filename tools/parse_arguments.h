@@ -13,7 +13,7 @@ class App;
 
 namespace sherd::tools {
 
-// The words behind the program's name.
+// The words after the program's name.
 std::vector<std::string> words_of(int argc, char** argv);
 
 // Lets `app` parse the words. Returns false when they asked for help or the

@@ -15,7 +15,7 @@ std::vector<OptionSpec> model_specs() {
       {"width", "N", "Width of the residual stream", "Model", &C::width},
       {"heads", "N", "Attention heads; divide the width", "Model", &C::heads},
       {"kv-heads", "N",
-       "Llama: heads of keys and values; must divide --heads; 0: as many",
+       "Llama: heads of keys and values; must divide --heads; 0: --heads",
        "Model", &C::kv_heads},
       {"intermediate", "N",
        "Llama: width inside the MLP; 0: 8/3 of the width, rounded up to 256s",
@@ -27,10 +27,11 @@ std::vector<OptionSpec> model_specs() {
       {"rope-theta", "X", "Llama: base of the rotary wavelengths", "Model",
        &C::rope_theta},
       {"rope-scaling", "HOW",
-       "Llama: stretches them: none, linear:FACTOR or\n"
+       "Llama: how wavelengths are stretched: none, linear:FACTOR or\n"
        "llama3:FACTOR,LOW,HIGH,ORIGINAL as in transformers' rope_scaling",
        "Model", &C::rope_scaling},
-      {"norm-epsilon", "X", "Llama: of RMSNorm", "Model", &C::norm_epsilon},
+      {"norm-epsilon", "X", "Llama: epsilon of RMSNorm", "Model",
+       &C::norm_epsilon},
       {"tied-head", "",
        "Llama: the embedding is also the head, as it always is in gpt", "Model",
        &C::tied_head},
@@ -70,21 +71,28 @@ std::vector<OptionSpec> job_specs() {
       {"steps", "N", "Optimizer steps of the schedule", "Training", &C::steps},
       {"stop-at", "N", "End after this step, schedule unchanged; 0: --steps",
        "Training", &C::stop_at},
-      {"optimizer", "NAME", "adamw; muon: that, but Muon for layers' matrices",
+      {"optimizer", "NAME",
+       "adamw, or muon: Muon for the layers' matrices, AdamW for the rest",
        "Training", &C::optimizer},
       {"lr", "X", "Peak learning rate", "Training", &C::lr},
       {"lr-scaling", "HOW", "When replicas are missing: none, linear or sqrt",
        "Training", &C::lr_scaling},
-      {"warmup", "N", "Steps of rising rate", "Training", &C::warmup},
-      {"lr-decay", "NAME", "After them: cosine, linear or constant", "Training",
-       &C::lr_decay},
+      {"warmup", "N", "Steps in which the rate rises to --lr", "Training",
+       &C::warmup},
+      {"lr-decay", "NAME",
+       "How the rate falls after the warm-up: cosine, linear or constant",
+       "Training", &C::lr_decay},
       {"lr-min-ratio", "X", "Share of --lr to which the rate falls", "Training",
        &C::lr_min_ratio},
-      {"beta1", "X", "AdamW's memory of gradients", "Training", &C::beta1},
-      {"beta2", "X", "AdamW's memory of their squares", "Training", &C::beta2},
+      {"beta1", "X", "Decay of AdamW's mean of gradients", "Training",
+       &C::beta1},
+      {"beta2", "X", "Decay of AdamW's mean of their squares", "Training",
+       &C::beta2},
       {"weight-decay", "X", "On matrices; biases and norms have none",
        "Training", &C::weight_decay},
-      {"clip", "X", "Longest gradient (2-norm); 0: any", "Training", &C::clip},
+      {"clip", "X",
+       "Largest 2-norm of the gradient, which is scaled down to it; 0: any",
+       "Training", &C::clip},
       {"ema", "X",
        "Keep an exponential moving average of the weights with this decay, "
        "e.g.\n"
@@ -102,8 +110,8 @@ std::vector<OptionSpec> run_specs() {
   using C = TrainConfig;
   return {
       {"dtype", "NAME",
-       "Of forward, backward and messages: fp32 or bf16; weights in training\n"
-       "and optimizer state are fp32 either way",
+       "Type of forward, backward and messages: fp32 or bf16; weights in\n"
+       "training and optimizer state are fp32 either way",
        "Sharding", &C::dtype},
       {"strategy", "NAME",
        "full_shard: parameters whole only in use; shard_grad_op: whole from\n"
@@ -113,7 +121,9 @@ std::vector<OptionSpec> run_specs() {
        "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",
        "Sharding", &C::budget},
       {"exchange", "NAME",
-       "shm: memory of one host; collective: Gloo; auto: shm where it can be",
+       "shm: memory of one host; collective: Gloo; hierarchical: shm inside "
+       "of\n"
+       "hosts, Gloo between them; auto: what suits the hosts",
        "Sharding", &C::exchange},
       {"replicate", "N",
        "Replicas of as many ranks each, which hold the whole model and sum\n"
@@ -123,7 +133,7 @@ std::vector<OptionSpec> run_specs() {
        "ddp: what becomes of gradients: mean, bf16, fp16 (half the bytes),\n"
        "power_sgd (few); none: mean by the exchange",
        "Sharding", &C::hook},
-      {"hook-rank", "N", "Of power_sgd: columns kept of each matrix",
+      {"hook-rank", "N", "power_sgd: how many columns of each matrix are sent",
        "Sharding", &C::hook_rank},
       {"run", "DIR", "Folder for what the run writes; new: runs/<time>",
        "Output", &C::run},

@@ -330,10 +330,10 @@ struct ImportOptions {
 };
 
 // Collective. Reads what this rank holds of the state's tensors straight from safetensors files, or
-// archives that torch::save() made of modules, converted
-// where dtypes differ; options.values are unused. Throws Error, on every rank, when a name of
-// options.section is only in the state or only in the files, for another shape, and for a file that
-// is missing or damaged; the state is then partly written. Memory: that of pages being read.
+// archives that torch::save() made of modules, converted where dtypes differ; options.values are
+// unused. Throws Error, on every rank, when a name of options.section is only in the state or only
+// in the files, for another shape, and for a file that is missing or damaged; the state is then
+// partly written. Memory: that of pages being read.
 void load_tensor_files(
     const World& world,
     const std::vector<std::string>& files,

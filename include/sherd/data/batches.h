@@ -141,8 +141,8 @@ class GlobalBatches {
   const BatchOptions options_;
   const std::uint64_t hash_;
   std::vector<StripedText> training_;  // One for each source.
-  std::vector<std::int64_t>
-      samples_before_;  // In a block, of the sources before each; and all.
+  // How many samples of a block belong to the sources before each one; at the end, to all.
+  std::vector<std::int64_t> samples_before_;
   std::vector<StripedText> validation_;
   std::int64_t step_ = 0;
 };
