@@ -2,14 +2,13 @@
 #include <sherd/data/batches.h>
 
 #include <algorithm>
-#include <cinttypes>
 #include <cmath>
-#include <cstdio>
 #include <string>
 #include <vector>
 #include <ATen/ops/empty.h>
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/hex.h"
 #include "data/permutation.h"
 
 namespace sherd::data {
@@ -47,12 +46,6 @@ BatchOptions checked(const BatchOptions& options) {
       "batch ",
       options.batch, " and world size ", options.world_size);
   return options;
-}
-
-std::string hex(std::uint64_t hash) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%016" PRIx64, hash);
-  return text;
 }
 
 }  // namespace

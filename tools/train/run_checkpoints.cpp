@@ -8,7 +8,7 @@
 #include <sherd/base/error.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/models/llama.h>
-#include "hex.h"
+#include "base/hex.h"
 #include "train/hook_state.h"
 
 namespace sherd::tools {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <sherd/data/tokenizer.h>
 #include <torch/version.h>
-#include "hex.h"
+#include "base/hex.h"
 #include "train/curve.h"
 
 namespace sherd::tools {

@@ -1,24 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/coordinator/status.h"
 
-#include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/hex.h"
 
 namespace sherd::ft {
 namespace {
 
-// JSON numbers lose 64-bit identities in most readers.
-std::string hex(std::uint64_t value) {
-  std::array<char, 17> text{};
-  std::snprintf(
-      text.data(), text.size(), "%016llx",
-      static_cast<unsigned long long>(value));
-  return text.data();
-}
-
+// 64-bit identities are text, since most readers lose digits of such numbers.
 nlohmann::json json_of(const StateId& state) {
   return {
       {"step", state.step},

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <string>
 
-namespace sherd::tools {
+namespace sherd {
 
 // All 16 digits.
 inline std::string hex(std::uint64_t value) {
@@ -17,4 +17,4 @@ inline std::string hex(std::uint64_t value) {
   return text;
 }
 
-}  // namespace sherd::tools
+}  // namespace sherd
