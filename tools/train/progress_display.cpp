@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
 #include <string_view>
 #include <vector>
+#include "format_text.h"
 
 namespace sherd::tools {
 namespace {
@@ -16,15 +15,6 @@ constexpr int kBarWidthMax = 30;
 constexpr int kBarWidthMin = 8;
 // Back to the first column and erase the line.
 constexpr const char* kRedraw = "\r\x1b[2K";
-
-[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...) {
-  char text[128];
-  va_list values;
-  va_start(values, pattern);
-  std::vsnprintf(text, sizeof(text), pattern, values);
-  va_end(values);
-  return text;
-}
 
 // The most important first.
 std::vector<std::string> fields(const ProgressState& state) {

@@ -2,10 +2,9 @@
 #include "watch/run_view.h"
 
 #include <algorithm>
-#include <cstdarg>
-#include <cstdio>
 #include <optional>
 #include "base/printable.h"
+#include "format_text.h"
 #include "train/progress_display.h"
 #include "watch/text_lines.h"
 

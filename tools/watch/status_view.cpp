@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include "base/printable.h"
+#include "format_text.h"
 #include "train/progress_display.h"
 #include "watch/text_lines.h"
 
