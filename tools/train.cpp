@@ -6,9 +6,11 @@
 #include <string>
 #include <utility>
 #include <CLI/CLI.hpp>
+#include <sherd/base/error.h>
 #include <sherd/base/run_main.h>
 #include <sherd/data/blended_corpus.h>
 #include <sherd/world/world.h>
+#include "base/hex.h"
 #include "parse_arguments.h"
 #include "text_file.h"
 #include "train/command_line.h"
@@ -48,6 +50,19 @@ std::unique_ptr<data::BlendedCorpus> open_corpus(const TrainConfig& config) {
       data::CorpusOptions{.bytes_max = limit, .vocabulary = config.vocab});
 }
 
+// Each rank has read its own files, perhaps on another host. Throws on every rank.
+void expect_same_data(const data::BlendedCorpus& corpus, const World& world) {
+  const auto hashes = world.all_gather_texts(hex(corpus.hash()));
+  for (std::size_t rank = 1; rank < hashes.size(); ++rank) {
+    if (hashes[rank] != hashes[0]) {
+      throw Error(
+          "--data: expected the same data on every rank, found hash " +
+          hashes[0] + " on rank 0 and " + hashes[rank] + " on rank " +
+          std::to_string(rank));
+    }
+  }
+}
+
 void warn_of_unused_checkpoints(
     const CommandLine& line, const TrainConfig& config, const World& world) {
   if (line.config_path.empty() || world.rank() != 0) {
@@ -69,6 +84,7 @@ int train_command(int argc, char** argv) {
   const auto config = read_config(line);
   auto corpus = open_corpus(config);  // Its mistakes need no other rank.
   const auto world = World::from_environment();
+  expect_same_data(*corpus, world);
   warn_of_unused_checkpoints(line, config, world);
   Trainer trainer(config, std::move(corpus), world);
   if (!config.init_from.empty()) {
