@@ -58,6 +58,29 @@ TEST(Events, AStepThatFollowsAPlanTellsTheExchangeSo) {
   EXPECT_THAT(trained.unplanned.at(2), IsEmpty());
 }
 
+// Steps train the layers 2 and 3 or the layers 0 and 1 in turn. Their forwards
+// are equal, so each follows the plan of the step before it until backward comes
+// to layer 3 or 1, which that plan does not have there.
+TEST(Events, AStepThatTakesAnotherPlanInBackwardGathersAsInBackward) {
+  const auto trained = train(
+      {.layers = 4, .steps = 4, .forward = [](auto& model, auto x, int step) {
+         auto one = model->layer(1).forward(model->layer(0).forward(x));
+         auto other = model->layer(3).forward(model->layer(2).forward(x));
+         auto& untrained = step % 2 == 0 ? one : other;
+         untrained = untrained.detach();
+         return model->head(one + other).sum();
+       }});
+  // Step 1 finds no other plan yet.
+  EXPECT_EQ(trained.report.plan.deviations, 3);
+  EXPECT_EQ(trained.report.plan.plans_made, 2);
+  EXPECT_THAT(trained.unplanned.at(1), ElementsAre("start 1"));
+  EXPECT_THAT(trained.unplanned.at(2), IsEmpty());
+  EXPECT_THAT(trained.unplanned.at(3), IsEmpty());
+  // Step 2 begins with the plan of step 1, which gathers layer 1 ahead.
+  EXPECT_THAT(trained.in_backward.at(2), ElementsAre("start 1", "start 3"));
+  EXPECT_THAT(trained.in_backward.at(3), ElementsAre("start 1"));
+}
+
 // And dropped after its last use, though there were room for it.
 TEST(Events, T26WithRoomForAllEachUnitIsGatheredOnce) {
   const auto trained = train({.layers = 3, .steps = 3, .strategy = kAll});

@@ -23,12 +23,17 @@ inline std::string event(const std::string& what, UnitId unit) {
   return str(what, ' ', unit);
 }
 
+struct Recorded {
+  Events all;
+  Events unplanned;    // Starts outside the plan.
+  Events in_backward;  // Starts that say so.
+};
+
 // Passes everything on and writes it down.
 class RecordingExchange final : public exchange::Exchange {
  public:
-  RecordingExchange(
-      std::unique_ptr<Exchange> next, Events& events, Events& unplanned)
-      : next_(std::move(next)), events_(events), unplanned_(unplanned) {}
+  RecordingExchange(std::unique_ptr<Exchange> next, Recorded& recorded)
+      : next_(std::move(next)), recorded_(recorded) {}
 
   Status open(const exchange::ModelSpec& model) override {
     return next_->open(model);
@@ -38,18 +43,22 @@ class RecordingExchange final : public exchange::Exchange {
   }
   Status start_unshard(
       UnitId unit, const exchange::UnshardOptions& options) override {
-    events_.push_back(event("start", unit));
+    const auto start = event("start", unit);
+    recorded_.all.push_back(start);
     if (!options.planned) {
-      unplanned_.push_back(events_.back());
+      recorded_.unplanned.push_back(start);
+    }
+    if (options.in_backward) {
+      recorded_.in_backward.push_back(start);
     }
     return next_->start_unshard(unit, options);
   }
   Result<std::vector<void*>> wait_for_unshard(UnitId unit) override {
-    events_.push_back(event("wait", unit));
+    recorded_.all.push_back(event("wait", unit));
     return next_->wait_for_unshard(unit);
   }
   void reshard(UnitId unit) override {
-    events_.push_back(event("drop", unit));
+    recorded_.all.push_back(event("drop", unit));
     next_->reshard(unit);
   }
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
@@ -57,12 +66,12 @@ class RecordingExchange final : public exchange::Exchange {
   }
   Status start_reduce(
       UnitId unit, const exchange::ReduceOptions& options) override {
-    events_.push_back(event("reduce", unit));
+    recorded_.all.push_back(event("reduce", unit));
     return next_->start_reduce(unit, options);
   }
   Result<exchange::BackwardOutcome> end_backward(
       const exchange::BackwardEnd& end) override {
-    events_.emplace_back("end");
+    recorded_.all.emplace_back("end");
     return next_->end_backward(end);
   }
   Status publish(std::uint64_t generation) override {
@@ -80,8 +89,7 @@ class RecordingExchange final : public exchange::Exchange {
 
  private:
   std::unique_ptr<Exchange> next_;
-  Events& events_;
-  Events& unplanned_;
+  Recorded& recorded_;
 };
 
 // A Chain whose layers are the units 0, 1, ... and whose head is the root, the
@@ -99,9 +107,10 @@ struct Training {
 };
 
 struct Trained {
-  std::vector<Events> steps;      // Rank 0, from one publish to the next.
-  std::vector<Events> unplanned;  // Likewise: starts outside the plan.
-  ShardReport report;             // Rank 0, at the end.
+  std::vector<Events> steps;        // Rank 0, from one publish to the next.
+  std::vector<Events> unplanned;    // Likewise: starts outside the plan,
+  std::vector<Events> in_backward;  // and those that say they are in backward.
+  ShardReport report;               // Rank 0, at the end.
 };
 
 inline Trained train(const Training& training) {
@@ -110,8 +119,7 @@ inline Trained train(const Training& training) {
   test::run_fake_ranks(
       kRanks, {.seed = 5, .delay_max = std::chrono::microseconds(200)},
       [&](test::FakeRank& self) {
-        Events events;
-        Events unplanned;
+        Recorded recorded;
         test::Chain model(training.layers, training.width);
         FsdpEngineOptions options;
         options.rank = self.rank;
@@ -120,18 +128,18 @@ inline Trained train(const Training& training) {
         const auto engine = std::make_shared<FsdpEngine>(
             build_units(*model, units::children_of_lists(), kRanks, nullptr),
             std::make_unique<RecordingExchange>(
-                self.network.exchange(self.rank), events, unplanned),
+                self.network.exchange(self.rank), recorded),
             options);
         engine->start();
         for (int step = 0; step < training.steps; ++step) {
-          events.clear();
-          unplanned.clear();
+          recorded = {};
           const auto x = test::integer_rows(step, self.rank, training.width);
           training.forward(model, x, step).backward();
           engine->publish();
           if (self.rank == 0) {
-            trained.steps.push_back(events);
-            trained.unplanned.push_back(unplanned);
+            trained.steps.push_back(recorded.all);
+            trained.unplanned.push_back(recorded.unplanned);
+            trained.in_backward.push_back(recorded.in_backward);
           }
         }
         if (self.rank == 0) {
