@@ -226,7 +226,6 @@ void import_from(const std::string& from, const std::string& run, bool json) {
   const auto path = from + "/config.json";
   auto config = parse_hugging_face_config(text_in(path), path);
   config.run = ".";  // Seen from the folder of its config.json.
-  config.save_every = 100;
   const auto names = import_checkpoint(
       hugging_face_weights(from), run + "/checkpoints",
       {.values =
