@@ -3,7 +3,6 @@
 // sherd-data, which `sherd data` becomes: turns text into tokens, and shows what it made.
 #include <unistd.h>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -14,6 +13,7 @@
 #include <sherd/base/run_main.h>
 #include <sherd/data/token_file.h>
 #include <sherd/data/tokenizer.h>
+#include "base/clock.h"
 #include "data/prepare.h"
 #include "parse_arguments.h"
 
@@ -21,12 +21,6 @@ namespace sherd::tools {
 namespace {
 
 constexpr std::size_t kReasonsMax = 20;
-
-double now_s() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 void print(const PrepareReport& report, const std::string& out, double s) {
   const auto shown = std::min(report.left_out.size(), kReasonsMax);
@@ -60,7 +54,7 @@ void print(const PrepareReport& report, const std::string& out, double s) {
 }
 
 void prepare_and_print(const PrepareOptions& options) {
-  const double begin_s = now_s();
+  const double begin_s = seconds(SteadyClock().now());
   const bool live = ::isatty(STDERR_FILENO) == 1;
   const auto report = prepare(options, [&](std::size_t done, std::size_t all) {
     if (live) {
@@ -68,7 +62,7 @@ void prepare_and_print(const PrepareOptions& options) {
           stderr, "\r%zu of %zu files%s", done, all, done == all ? "\n" : "");
     }
   });
-  print(report, options.out, now_s() - begin_s);
+  print(report, options.out, seconds(SteadyClock().now()) - begin_s);
 }
 
 std::string token_file(const std::string& path) {

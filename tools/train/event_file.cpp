@@ -2,13 +2,13 @@
 #include "train/event_file.h"
 
 #include <bit>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <optional>
 #include <system_error>
 #include "base/crc32c.h"
+#include "train/step_meter.h"
 
 namespace sherd::tools {
 namespace {
@@ -126,9 +126,7 @@ std::string event_record(std::string_view payload) {
 
 EventFile::EventFile(const std::string& folder, std::int64_t first_step)
     : file_(next_path(folder)) {
-  const double now_s = std::chrono::duration<double>(
-                           std::chrono::system_clock::now().time_since_epoch())
-                           .count();
+  const double now_s = unix_time_s();
   const auto header =
       event_record(
           event(now_s, 0, bytes_field(kEventFileVersion, "brain.Event:2"))) +

@@ -125,6 +125,18 @@ StepMetrics parse_metrics_line(
   }
 }
 
+namespace {
+
+// Calls visit(line, record) for each whole line: the last one may be half written.
+template <typename Visit>
+void each_record(std::istream& file, const std::string& path, Visit visit) {
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    visit(line, parse_metrics_line(line, path));
+  }
+}
+
+}  // namespace
+
 std::vector<StepMetrics> read_metrics(
     const std::string& path, std::int64_t bytes_max) {
   errno = 0;
@@ -135,15 +147,14 @@ std::vector<StepMetrics> read_metrics(
   const auto size = static_cast<std::int64_t>(file.tellg());
   const auto begin = bytes_max > 0 ? std::max(size - bytes_max, 0L) : 0L;
   file.seekg(begin);
-  std::vector<StepMetrics> records;
-  std::string line;
   if (begin > 0) {
+    std::string line;
     std::getline(file, line);  // It may have begun before.
   }
-  // The last line may be half written.
-  while (std::getline(file, line) && !file.eof()) {
-    records.push_back(parse_metrics_line(line, path));
-  }
+  std::vector<StepMetrics> records;
+  each_record(file, path, [&](const std::string&, StepMetrics record) {
+    records.push_back(std::move(record));
+  });
   return records;
 }
 
@@ -158,14 +169,12 @@ RunFolder::RunFolder(
   const auto metrics = metrics_path();
   std::ifstream file(metrics, std::ios::binary);
   std::string kept;
-  // The last line may be half written, when the run was killed.
-  for (std::string line; std::getline(file, line) && !file.eof();) {
-    const auto record = parse_metrics_line(line, metrics);
+  each_record(file, metrics, [&](const std::string& line, StepMetrics record) {
     if (record.step <= step) {
-      records_.push_back(record);
+      records_.push_back(std::move(record));
       kept += line + "\n";
     }
-  }
+  });
   file.close();
   replace(kMetrics, kept);
   open(config_json, step + 1);

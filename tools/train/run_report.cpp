@@ -3,7 +3,6 @@
 
 #include <sys/ioctl.h>
 #include <unistd.h>
-#include <chrono>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -11,23 +10,13 @@
 #include <utility>
 #include <sherd/data/tokenizer.h>
 #include <torch/version.h>
+#include "base/clock.h"
 #include "base/hex.h"
 #include "train/curve.h"
+#include "train/step_meter.h"
 
 namespace sherd::tools {
 namespace {
-
-double unix_time_s() {
-  return std::chrono::duration<double>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
-double now_s() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 int terminal_columns() {
   winsize size = {};
@@ -68,7 +57,7 @@ RunReport::RunReport(const Trainer& trainer, std::string batch)
 
 void RunReport::open(const RunStart& start) {
   first_ = start.first;
-  start_s_ = now_s();
+  start_s_ = seconds(SteadyClock().now());
   if (!trainer_.leads()) {
     return;
   }
@@ -132,7 +121,7 @@ void RunReport::add(StepMetrics record) {
   trained_tokens_ += record.tokens_per_s * record.step_s;
   const auto last = trainer_.last_step();
   const double done = static_cast<double>(record.step - first_);
-  const double per_step_s = (now_s() - start_s_) / done;
+  const double per_step_s = (seconds(SteadyClock().now()) - start_s_) / done;
   print(progress_.update(
       {.step = record.step,
        .steps = last,
@@ -141,7 +130,8 @@ void RunReport::add(StepMetrics record) {
        .tokens_per_s = tokens_per_s(),
        .rss_bytes = record.rss_bytes,
        .seconds_left = per_step_s * static_cast<double>(last - record.step)},
-      record.val_loss.has_value(), now_s(), terminal_columns()));
+      record.val_loss.has_value(), seconds(SteadyClock().now()),
+      terminal_columns()));
 }
 
 std::string RunReport::batch_text() const {
@@ -160,10 +150,10 @@ double RunReport::tokens_per_s() const {
 void RunReport::write_curve_if_due(const StepMetrics& record) {
   if (!curve_is_due(
           folder_->records().size(), record.val_loss.has_value(),
-          now_s() - curve_s_)) {
+          seconds(SteadyClock().now()) - curve_s_)) {
     return;
   }
-  curve_s_ = now_s();
+  curve_s_ = seconds(SteadyClock().now());
   const auto& corpus = trainer_.corpus();
   char facts[160];
   std::snprintf(
@@ -195,7 +185,7 @@ void RunReport::finish(const std::string& sample, const std::string& saved) {
       summary, sizeof(summary),
       "done   loss %.3f, validation %.3f, %.0f tokens/s, %s", last.loss,
       last.val_loss.value_or(std::nan("")), tokens_per_s(),
-      format_duration(now_s() - start_s_).c_str());
+      format_duration(seconds(SteadyClock().now()) - start_s_).c_str());
   say(summary);
   say("curve  " + folder_->path() + "/curve.html");
   if (!saved.empty()) {

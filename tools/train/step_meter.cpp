@@ -7,15 +7,10 @@
 #include <ctime>
 #include <fstream>
 #include <sstream>
+#include "base/clock.h"
 
 namespace sherd::tools {
 namespace {
-
-double now_s() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 double busy_s() {
   std::string line;
@@ -37,11 +32,12 @@ std::int64_t rss_bytes() {
 
 }  // namespace
 
-StepMeter::StepMeter() : begin_s_(now_s()), busy_begin_s_(busy_s()) {}
+StepMeter::StepMeter()
+    : begin_s_(seconds(SteadyClock().now())), busy_begin_s_(busy_s()) {}
 
 RankMetrics StepMeter::measure() const {
   return {
-      .step_s = now_s() - begin_s_,
+      .step_s = seconds(SteadyClock().now()) - begin_s_,
       .busy_s = busy_s() - busy_begin_s_,
       .rss_bytes = rss_bytes()};
 }
@@ -53,6 +49,12 @@ double core_wait_s(const std::string& schedstat) {
   return words >> on_core_ns >> without_core_ns
       ? static_cast<double>(without_core_ns) * 1e-9
       : 0;
+}
+
+double unix_time_s() {
+  return std::chrono::duration<double>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 }  // namespace sherd::tools

@@ -26,4 +26,7 @@ class StepMeter {
 // text.
 double core_wait_s(const std::string& schedstat);
 
+// Since 1970, UTC.
+double unix_time_s();
+
 }  // namespace sherd::tools
