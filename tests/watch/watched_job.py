@@ -2,11 +2,13 @@
 """What tests of watching share: a small model, commands, and a job that trains."""
 
 import contextlib
+import json
 import os
 import pathlib
 import subprocess
 import sys
 import time
+import urllib.request
 
 EXIT_SKIPPED = 77
 TIMEOUT_S = 120
@@ -60,6 +62,12 @@ def whole_lines(path):
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
+def committed(address):
+    """The step that the coordinator's status page names."""
+    with urllib.request.urlopen(f"http://{address}/status.json", timeout=10) as page:
+        return json.load(page)["canonical"]["step"]
+
+
 @contextlib.contextmanager
 def job(sherd, run):
     """Two replicas that train and do not end; yields their status page."""
@@ -76,7 +84,10 @@ def job(sherd, run):
         for replica in range(2):
             metrics = run / f"replica-{replica}" / "metrics.jsonl"
             wait_for("twelve steps", lambda: len(whole_lines(metrics)) >= 12)
-        yield (run / "coordinator.address").read_text().split("\n")[1]
+        address = (run / "coordinator.address").read_text().split("\n")[1]
+        # The page may be of a moment before the steps above.
+        wait_for("a status page of these steps", lambda: committed(address) >= 12)
+        yield address
     finally:
         launcher.terminate()
         launcher.wait()
