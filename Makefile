@@ -6,7 +6,7 @@ SHERD  := $(BUILD)/sherd
 ARGS   ?=
 RANKS  ?= 2
 
-.PHONY: help setup build test train bench soak docs tidy format lint clean
+.PHONY: help setup build test train bench soak docs wheel tidy format lint clean
 
 help:
 	@echo "make train   set up, build, train a GPT with two ranks (ARGS=\"--data PATH\")"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench   compare the speed of a step with PyTorch's (ARGS=\"--work tiny\")"
 	@echo "make soak    run the long tests"
 	@echo "make docs    make the API reference, build/docs/html/index.html"
+	@echo "make wheel   make the Python package for that torch, build/wheels/*.whl"
 	@echo "make setup   install what is missing of packages and LibTorch"
 	@echo "make lint    clang-format and clang-tidy on what changed"
 	@echo "make format  rewrite our sources with clang-format"
@@ -32,7 +33,7 @@ test: build
 train:
 	@scripts/setup --train
 	@scripts/build --train $(PRESET)
-	@$(SHERD) run -n $(RANKS) -- $(SHERD) train --save-every 100 $(ARGS)
+	@$(SHERD) run -n $(RANKS) -- $(SHERD) train --save-every 100 $(or $(ARGS),--steps 150)
 
 bench: build
 	@$(SHERD) bench step --ranks $(RANKS) $(ARGS)
@@ -46,6 +47,9 @@ docs:
 	@mkdir -p build/docs
 	@doxygen docs/Doxyfile
 	@echo build/docs/html/index.html
+
+wheel: setup
+	@"$$(cat build/python)" -m pip wheel --no-deps --wheel-dir build/wheels .
 
 format:
 	@scripts/lint --fix

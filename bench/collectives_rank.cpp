@@ -101,6 +101,13 @@ Backends connect(const RankFlags& flags) {
   return job;
 }
 
+template <typename Options>
+Options waited_for() {
+  Options options;
+  options.asyncOp = false;
+  return options;
+}
+
 // A collective of `bytes` on its own tensors.
 class CollectiveCase {
  public:
@@ -118,14 +125,20 @@ class CollectiveCase {
     memory_ = torch::ones({elements}, dtype);
   }
 
+  // As torch.distributed calls it, which waits unless async_op is set.
   void run(const BackendPtr& backend) {
     if (operation_ == "all_reduce") {
       std::vector<torch::Tensor> tensors = {whole_};
-      backend->allreduce(tensors)->wait();
+      backend->allreduce(tensors, waited_for<c10d::AllreduceOptions>())->wait();
     } else if (operation_ == "all_gather") {
-      backend->_allgather_base(whole_, part_)->wait();
+      backend
+          ->_allgather_base(whole_, part_, waited_for<c10d::AllgatherOptions>())
+          ->wait();
     } else {
-      backend->_reduce_scatter_base(part_, whole_)->wait();
+      backend
+          ->_reduce_scatter_base(
+              part_, whole_, waited_for<c10d::ReduceScatterOptions>())
+          ->wait();
     }
   }
   void run_deepspeed() { job_.deepspeed(&whole_); }
@@ -235,11 +248,10 @@ void measure_all(const Backends& job, const RankFlags& flags) {
   for (const char* operation : {"all_reduce", "all_gather", "reduce_scatter"}) {
     for (const auto& [dtype, name] :
          {std::pair{torch::kFloat32, "fp32"}, {torch::kBFloat16, "bf16"}}) {
-      for (std::int64_t bytes = std::int64_t{64} << 10;
+      // 4, 16, 64 and 256 KiB, 1, 16 and 64 MiB.
+      for (std::int64_t bytes = std::int64_t{4} << 10;
            bytes <= std::int64_t{64} << 20; bytes *= 4) {
-        // 64 KiB, 1, 16 and 64 MiB.
-        if (bytes != std::int64_t{256} << 10 &&
-            bytes != std::int64_t{4} << 20 && bytes >= flags.bytes_min &&
+        if (bytes != std::int64_t{4} << 20 && bytes >= flags.bytes_min &&
             bytes <= flags.bytes_max) {
           measure(
               job, flags,

@@ -3,9 +3,18 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 namespace sherd::bench {
 namespace {
+
+// Contenders whose times are divided by each other, besides those by the bound.
+constexpr std::pair<const char*, const char*> kCompared[] = {
+    {"sherd", "fsdp2"},
+    {"sherd", "ddp"},
+    {"python", "sherd"},
+    {"python", "fsdp2"},
+    {"python", "ddp"}};
 
 const ContenderResult* find(const StepResult& result, const std::string& name) {
   const auto found = std::find_if(
@@ -92,13 +101,12 @@ std::string table_of(
   for (const auto& measured : result.contenders) {
     text += row_of(measured, result.contenders.front());
   }
-  const auto* sherd = find(result, "sherd");
-  for (const char* name : {"fsdp2", "ddp"}) {
-    if (const auto* peer = find(result, name); peer != nullptr) {
-      const auto ratio = ratio_of(*sherd, *peer);
+  for (const auto& [name, other] : kCompared) {
+    const auto ratio = ratio_of(find(result, name), find(result, other));
+    if (ratio) {
       text += format(
-          "sherd / %-5s %.3f  (%s)\n", name, ratio.median,
-          interval_text(ratio, 3).c_str());
+          "%s / %-5s %.3f  (%s)\n", name, other, ratio->median,
+          interval_text(*ratio, 3).c_str());
     }
   }
   return text;
@@ -110,20 +118,22 @@ std::string json_of(
     const BenchmarkContext& context) {
   Json json;
   const auto* bound = find(result, "bound");
-  const auto* sherd = find(result, "sherd");
-  const std::vector<std::string> names = {"bound", "sherd", "fsdp2", "ddp"};
+  const std::vector<std::string> names = {
+      "bound", "sherd", "python", "fsdp2", "ddp"};
   for (const auto& name : names) {
     const auto* measured = find(result, name);
     put(json, name + "_ms",
         measured != nullptr ? std::optional(estimate_median(measured->round_ms))
                             : std::nullopt);
   }
-  for (const auto& name : {"sherd", "fsdp2", "ddp"}) {
+  for (const auto& name : {"sherd", "python", "fsdp2", "ddp"}) {
     put(json, std::string(name) + "_ratio",
         ratio_of(find(result, name), bound));
   }
-  put(json, "sherd_to_fsdp2", ratio_of(sherd, find(result, "fsdp2")));
-  put(json, "sherd_to_ddp", ratio_of(sherd, find(result, "ddp")));
+  for (const auto& [name, other] : kCompared) {
+    put(json, std::string(name) + "_to_" + other,
+        ratio_of(find(result, name), find(result, other)));
+  }
   for (const auto& name : names) {
     const auto* measured = find(result, name);
     json[name + "_pss_bytes"] =

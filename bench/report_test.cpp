@@ -70,6 +70,23 @@ TEST(Report, JsonHasTimesRatiosAndIntervals) {
   EXPECT_EQ(json["why_stopped"], "it is a test");
 }
 
+TEST(Report, PythonIsComparedWithAllOthers) {
+  auto result = result_of(kRounds);
+  result.contenders.insert(
+      result.contenders.begin() + 2, measured("python", 165, kRounds));
+  const auto json = nlohmann::json::parse(json_of({}, result, kCircumstances));
+  EXPECT_DOUBLE_EQ(json["python_ratio"], 1.65);
+  EXPECT_DOUBLE_EQ(json["python_to_sherd"], 1.1);
+  EXPECT_DOUBLE_EQ(json["python_to_ddp"], 0.55);
+  EXPECT_TRUE(json.at("python_to_fsdp2").is_null());
+  EXPECT_EQ(json["python_torch"], "2.13.0");
+  EXPECT_THAT(
+      table_of({}, result, kCircumstances),
+      AllOf(
+          HasSubstr("python / sherd 1.100  (1.100-1.100)"),
+          HasSubstr("python / ddp   0.550  (0.550-0.550)")));
+}
+
 TEST(Report, AnOpenIntervalIsNull) {
   const auto json =
       nlohmann::json::parse(json_of({}, result_of(3), kCircumstances));

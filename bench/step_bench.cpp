@@ -19,11 +19,6 @@ namespace {
 using std::chrono::seconds;
 using Clock = std::chrono::steady_clock;
 
-// A busy machine may take this long to import torch in every rank, or to run a
-// block.
-constexpr seconds kReadyDeadline(300);
-constexpr seconds kBlockDeadline(600);
-constexpr seconds kEndDeadline(60);
 constexpr seconds kStopDeadline(15);
 // Steps whose losses are compared; they warm caches and allocators, too.
 constexpr int kFirstSteps = 5;
@@ -69,7 +64,7 @@ std::vector<std::string> rank_command(
     const StepPrograms& programs,
     const SharedPage& page) {
   std::vector<std::string> command = {programs.rank};
-  if (name == "fsdp2" || name == "ddp") {
+  if (name == "fsdp2" || name == "ddp" || name == "python") {
     command = {programs.python, programs.peer_script};
   }
   const auto work = flags_of(workload_named(config.work));
@@ -79,13 +74,16 @@ std::vector<std::string> rank_command(
         config.strategy, std::string("--dtype"), config.dtype}) {
     command.push_back(word);
   }
-  if (name == "bound" || name == "sherd") {
+  if (name == "bound" || name == "sherd" || name == "python") {
     command.insert(command.end(), {"--mode", config.mode});
   }
   if (name == "bound") {
     command.insert(command.end(), {"--barrier", page.path()});
   }
-  if (name == "sherd") {
+  if (name == "python" && !programs.package.empty()) {
+    command.insert(command.end(), {"--package", programs.package});
+  }
+  if (name == "sherd" || name == "python") {
     command.insert(
         command.end(),
         {"--exchange", config.exchange, "--replicate",

@@ -27,6 +27,8 @@ struct StepConfig {
   int ranks = 2;
   int replicate = 1;
   std::string peers = "all";  // PyTorch's: all or none.
+  // python: one more contender, the same training through the Python package.
+  std::string language = "cpp";
   // glibc: as the environment has it. kept: memory once taken from the kernel
   // stays, in every contender, so that times do not depend on what happens to
   // lie at the end of a heap.
@@ -44,16 +46,19 @@ void check(const StepConfig& config);
 // The budget as a number, 0 when there is none.
 std::int64_t budget_bytes_of(const StepConfig& config);
 
-// "bound", "sherd", and the peers that make sense: none with one rank, where
-// there is nothing to exchange, and no FSDP2 for no_shard, which it lacks.
+// "bound", "sherd", "python" if it is asked for, and the peers that make sense:
+// none with one rank, where there is nothing to exchange, and no FSDP2 for
+// no_shard, which it lacks.
 std::vector<std::string> contenders_of(const StepConfig& config);
 
 // Where the contenders' programs are.
 struct StepPrograms {
   std::string sherd;
-  std::string rank;                      // sherd-bench-rank
-  std::string python;                    // With torch.
-  std::string peer_script;               // bench/peer_rank.py
+  std::string rank;         // sherd-bench-rank
+  std::string python;       // With torch.
+  std::string peer_script;  // bench/peer_rank.py
+  // The folder of the Python package; empty: where Python finds it.
+  std::string package;
   std::vector<std::string> environment;  // "NAME=value" each.
 };
 

@@ -21,6 +21,7 @@ constexpr const char* kStepExplanation =
     "          part of the parameters, nothing exchanged: what no "
     "data-parallel\n"
     "          training can beat (one rank: plain LibTorch)\n"
+    "  python  with --language python: sherd through its Python package\n"
     "  fsdp2   PyTorch's fully_shard over Gloo, resharding as --strategy says\n"
     "  ddp     PyTorch's DistributedDataParallel over Gloo\n";
 
@@ -33,9 +34,14 @@ constexpr const char* kStepExamples =
     "  sherd bench step\n"
     "  sherd bench step --work tiny --ranks 1\n"
     "  sherd bench step --strategy full_shard --budget 64MiB --peers none\n"
+    "  sherd bench step --language python --exchange shm\n"
     "\n"
     "The last line is one JSON object: bound_ms, sherd_ms, fsdp2_ms, ddp_ms,\n"
-    "sherd_ratio and the like to the bound, each with _low and _high.";
+    "sherd_ratio and the like to the bound, python_to_sherd and the like;\n"
+    "each has _low and _high.";
+
+constexpr const char* kWithoutPython =
+    "--peers none --language cpp does without it";
 
 struct StepArguments {
   StepConfig step;
@@ -51,17 +57,25 @@ std::string peer_script() {
       "/bench/peer_rank.py";
 }
 
+// The folder of the Python package in the build; empty if it is not there, and
+// then Python finds the installed one.
+std::string package_folder() {
+  auto folder = path_of_program("python");
+  return ::access((folder + "/sherd").c_str(), R_OK) == 0 ? folder : "";
+}
+
 StepPrograms programs(const StepArguments& arguments) {
   StepPrograms found = programs_of_ranks();
   found.python = arguments.python;
   found.peer_script = peer_script();
+  found.package = package_folder();
   if (contenders_of(arguments.step).size() > 2) {
-    expect_file(found.peer_script, R_OK, "--peers none does without it");
+    expect_file(found.peer_script, R_OK, kWithoutPython);
     if (found.python.find('/') != std::string::npos) {
       expect_file(
           found.python, X_OK,
-          "--python names one with torch, --peers none "
-          "does without it");
+          "--python names one with torch, --peers none --language cpp does "
+          "without it");
     }
   }
   return found;
@@ -130,6 +144,10 @@ void add_step_options(CLI::App& app, StepArguments& arguments) {
       ->capture_default_str();
   app.add_option(
          "--peers", step.peers, "all: PyTorch's, where they apply; or none")
+      ->capture_default_str();
+  app.add_option(
+         "--language", step.language,
+         "python: also the same training through the Python package")
       ->capture_default_str();
   app.add_option(
          "--heap", step.heap,

@@ -47,6 +47,7 @@ void check(const StepConfig& config) {
       config.strategy);
   expect_one_of("--update", {"step", "backward"}, config.update);
   expect_one_of("--peers", {"all", "none"}, config.peers);
+  expect_one_of("--language", {"cpp", "python"}, config.language);
   expect_one_of("--heap", {"glibc", "kept"}, config.heap);
   expect_at_least("--ranks", 1, config.ranks);
   if (config.replicate < 1 || config.ranks % config.replicate != 0) {
@@ -60,6 +61,11 @@ void check(const StepConfig& config) {
   }
   if (config.mode == "ddp") {
     check_ddp(config);
+  }
+  if (config.language == "python" && config.exchange == "hierarchical") {
+    refuse(
+        "--exchange", "auto, collective or shm with --language python",
+        config.exchange);
   }
   if (!config.budget.empty() && config.strategy == "no_shard") {
     refuse("--budget", "none with --strategy no_shard", config.budget);
@@ -76,6 +82,9 @@ void check(const StepConfig& config) {
 
 std::vector<std::string> contenders_of(const StepConfig& config) {
   std::vector<std::string> names = {"bound", "sherd"};
+  if (config.language == "python") {
+    names.emplace_back("python");
+  }
   if (config.ranks > 1 && config.peers == "all") {
     if (config.strategy != "no_shard" && config.mode == "fsdp") {
       names.emplace_back("fsdp2");

@@ -71,6 +71,15 @@ TEST(StepConfig, WrongWordsAreRefusedNamingTheRightOnes) {
   EXPECT_THAT(
       refusal([](StepConfig& c) { c.peers = "some"; }), HasSubstr("all, none"));
   EXPECT_THAT(
+      refusal([](StepConfig& c) { c.language = "rust"; }),
+      AllOf(HasSubstr("one of cpp, python"), HasSubstr("found rust")));
+  EXPECT_THAT(
+      refusal([](StepConfig& c) {
+        c.language = "python";
+        c.exchange = "hierarchical";
+      }),
+      HasSubstr("shm with --language python, found hierarchical"));
+  EXPECT_THAT(
       refusal([](StepConfig& c) { c.heap = "big"; }), HasSubstr("glibc, kept"));
 }
 
@@ -109,6 +118,9 @@ TEST(StepConfig, PeersTakePartWhereTheyHaveTheSameTask) {
   EXPECT_THAT(contenders_of(config), ElementsAre("bound", "sherd", "ddp"));
   config.ranks = 1;
   EXPECT_THAT(contenders_of(config), ElementsAre("bound", "sherd"));
+  config.language = "python";
+  EXPECT_THAT(contenders_of(config), ElementsAre("bound", "sherd", "python"));
+  config.language = "cpp";
   config.ranks = 4;
   config.peers = "none";
   EXPECT_THAT(contenders_of(config), ElementsAre("bound", "sherd"));

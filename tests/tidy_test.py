@@ -127,7 +127,7 @@ class Includes(unittest.TestCase):
         self.fires("c10d_shm/communicator/a.cpp", "<ATen/core/Tensor.h>")
         self.fires("src/world/a.cpp", '"c10d_shm/backend.h"')
         self.fires("c10d_shm/include/sherd/c10d_shm.h", '"c10d_shm/backend.h"')
-        self.fires("c10d_shm/python/a.cpp", '"c10d_shm/backend.h"')
+        self.fires("python/bindings/a.cpp", '"c10d_shm/backend.h"')
 
     def test_unknown_folders_are_named(self):
         self.assertEqual(includes("src/misc/a.cpp", "<vector>"),
@@ -220,7 +220,8 @@ class Shape(unittest.TestCase):
                          ["src/base/a.cpp:701: file-length"])
 
     def test_public_headers(self):
-        tree = {f"include/sherd/base/a{i:02}.h": HEADER for i in range(32)}
+        tree = {f"include/sherd/base/a{i:02}.h": HEADER
+                for i in range(tidy.PUBLIC_HEADERS_MAX)}
         self.assertEqual(found(tree, "public-headers"), [])
         tree["include/sherd/base/b.h"] = HEADER
         self.assertEqual(found(tree, "public-headers"),
@@ -405,6 +406,52 @@ class Comments(unittest.TestCase):
 
     def test_tests_are_free(self):
         self.assertEqual(self.fires("", "// Of it.", path="tests/a.cpp"), [])
+
+
+class TestTables(unittest.TestCase):
+    TESTS = ("Sums.T01AreExact", "Sums.AreFast", "tests/a_test.py")
+
+    def wrong(self, path, *rows, ids=("T01",), tests=TESTS):
+        return [text for _, text in tidy.test_tables.check_table(
+            path, "\n".join(rows), ids, tests)]
+
+    def number(self, *rows, **options):
+        return self.wrong(tidy.test_tables.NUMBERS, *rows, **options)
+
+    def feature(self, cells):
+        return self.wrong(tidy.test_tables.FEATURES, f"| A1 | {cells} |", ids=("A1",))
+
+    def test_names_are_those_of_the_sources(self):
+        tree = {"a_test.cpp": "TEST(A, B) {}\nTEST_P(\n    C, T01D) {\n}\n",
+                "tests/a_test.py": "", "b.md": "TEST(E, F)"}
+        self.assertEqual(tidy.test_tables.tests_of(tree),
+                         {"A.B", "C.T01D", "tests/a_test.py"})
+        self.assertEqual(tidy.test_tables.numbers_in("A.T10B12T21Of3"), ["T10", "T21"])
+
+    def test_a_number_has_a_test_that_exists_or_a_reason(self):
+        for tests in ("`Sums.AreFast`, `Sums.T01AreExact`", "`tests/a_test.py`"):
+            self.assertEqual(self.number(f"| T01 | sums | {tests} |"), [])
+        self.assertIn("names Sums.AreGone, which no source has",
+                      self.number("| T01 | sums | `Sums.AreGone` |")[0])
+        self.assertIn("names no test", self.number("| T01 | sums | soon |")[0])
+        later = "| T01 | sums | Later: with GPUs |"
+        self.assertEqual(self.number(later, tests=("Sums.AreFast",)), [])
+        self.assertIn("name it: Sums.T01AreExact", self.number(later)[0])
+
+    def test_each_number_has_one_row_and_each_name_a_number_of_the_table(self):
+        row = "| T01 | sums | `Sums.T01AreExact` |"
+        self.assertEqual(self.number(), ["found no row T01, write one"])
+        self.assertIn("found T01 twice", self.number(row, row)[0])
+        self.assertIn("found T02 but", self.number(row, row.replace("T01 |", "T02 |"))[0])
+        self.assertIn("no row T66", self.number(row, tests=(*self.TESTS, "A.T66B"))[0])
+
+    def test_a_feature_that_works_has_a_test(self):
+        self.assertEqual(self.feature("FSDP | shard | works | `Sums.AreFast`"), [])
+        self.assertIn("works and names no test", self.feature("a | b | works | c")[0])
+        self.assertEqual(self.feature("a | b | not yet | "), [])
+        self.assertIn("say why", self.feature("a | b | not needed | ")[0])
+        self.assertIn("'perhaps'", self.feature("a | b | perhaps | c")[0])
+        self.assertIn("4 cells", self.feature("a | b | works")[0])
 
 
 class Command(unittest.TestCase):

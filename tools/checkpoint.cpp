@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
-#include <system_error>
+#include <utility>
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -17,9 +16,9 @@
 #include <sherd/base/run_main.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/data/tokenizer.h>
+#include "base/replace_file.h"
 #include "generate/model_source.h"
 #include "parse_arguments.h"
-#include "text_file.h"
 #include "train/config.h"
 #include "train/hugging_face.h"
 #include "train/progress_bar.h"
@@ -174,46 +173,38 @@ int diff(const std::string& first, const std::string& second, bool json) {
   return found.none() ? 0 : kDiffers;
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) {
-    throw Error(
-        path + ": expected a file that can be written, found none",
-        ErrorCode::kUnavailable);
-  }
-}
-
-// Copies the tokenizer of the run of RUN/checkpoints/step-N; a checkpoint that lies
-// elsewhere has none.
-std::vector<std::string> copy_tokenizer_of_run(
-    const std::string& checkpoint, const std::filesystem::path& to) {
-  const auto parent = std::filesystem::canonical(checkpoint).parent_path();
-  return parent.filename() == "checkpoints"
-      ? data::copy_tokenizer(parent.parent_path(), to)
-      : std::vector<std::string>();
-}
-
 // As transformers' from_pretrained() takes it.
-void export_to(const std::string& path, const std::string& to, bool json) {
-  const auto content = checkpoint_content(newest_in(path));
-  const auto saved = saved_model(content);
+void export_to(
+    const std::string& path,
+    const std::string& to,
+    const std::string& weights,
+    bool json) {
+  const auto source = find_model(path, weights);
+  if (!source.files.empty()) {
+    throw Error(
+        path +
+        ": expected a run or checkpoint of sherd train, found a Hugging "
+        "Face model");
+  }
   auto files = merge_checkpoint(
-      content.folder, to,
-      {.section = "model",
+      source.weights, to,
+      {.section = source.section,
        .rename =
            [&](const std::string& name) {
-             return hugging_face_name(saved.config, name);
+             return hugging_face_name(source.config, name);
            },
        .progress = progress_bar("export")});
+  const auto merged = std::exchange(files.front(), to + "/model.safetensors");
+  std::filesystem::rename(merged, files.front());
   files.push_back(to + "/config.json");
-  write_text(files.back(), hugging_face_config(saved.config, saved.vocabulary));
-  const auto copied = copy_tokenizer_of_run(content.folder, to);
+  replace_file(
+      files.back(), hugging_face_config(source.config, source.vocabulary))
+      .throw_if_failed();
+  const auto copied = data::copy_tokenizer(source.folder, to);
   files.insert(files.end(), copied.begin(), copied.end());
   if (json) {
     std::puts(
-        Json({{"folder", content.folder}, {"files", files}}).dump().c_str());
+        Json({{"folder", source.weights}, {"files", files}}).dump().c_str());
     return;
   }
   for (const auto& file : files) {
@@ -223,20 +214,24 @@ void export_to(const std::string& path, const std::string& to, bool json) {
 
 // As transformers' save_pretrained() leaves it.
 void import_from(const std::string& from, const std::string& run, bool json) {
-  const auto path = from + "/config.json";
-  auto config = parse_hugging_face_config(text_in(path), path);
+  const auto source = find_model(from);
+  if (source.files.empty()) {
+    throw Error(
+        from + ": expected a Hugging Face model, found a run of sherd train");
+  }
+  auto config = source.config;
   config.run = ".";  // Seen from the folder of its config.json.
   const auto names = import_checkpoint(
-      hugging_face_weights(from), run + "/checkpoints",
+      source.files, run + "/checkpoints",
       {.values =
            {{"train.config", to_json(config, {})},
-            {"train.vocabulary", std::to_string(config.vocab)}},
+            {"train.vocabulary", std::to_string(source.vocabulary)}},
        .rename =
            [&](const std::string& name) {
              return name_from_hugging_face(config, name);
            },
        .progress = progress_bar("import")});
-  write_text(run + "/config.json", to_json(config, {}));
+  replace_file(run + "/config.json", to_json(config, {})).throw_if_failed();
   data::copy_tokenizer(from, run);
   if (json) {
     std::puts(Json({{"run", run}, {"tensors", names.size()}}).dump().c_str());
@@ -252,6 +247,7 @@ void import_from(const std::string& from, const std::string& run, bool json) {
 struct Arguments {
   std::string path;
   std::string to;
+  std::string weights = kModelWeights;
   bool archives = false;
   bool json = false;
 };
@@ -312,8 +308,10 @@ void add_writers(CLI::App& app, Arguments& given, Commands& commands) {
       "tokenizer and generation_config.json");
   export_app->add_option("PATH", given.path, kPathHelp)->required();
   export_app->add_option("FOLDER", given.to, "New, or empty")->required();
+  export_app->add_option("--weights", given.weights, kWeightsHelp)
+      ->type_name("NAME [model]");
   commands[export_app] = [](const Arguments& all) {
-    export_to(all.path, all.to, all.json);
+    export_to(all.path, all.to, all.weights, all.json);
     return 0;
   };
   auto* import_app = app.add_subcommand(

@@ -143,12 +143,20 @@ void add_prepare(CLI::App& app, PrepareOptions& options) {
       ->add_option(
           "--documents", options.documents,
           "What a document is: file, line, paragraph, jsonl (a line of JSON), "
-          "or auto, which is jsonl for .jsonl and .ndjson and file for others")
+          "or auto, which is jsonl for .jsonl and .ndjson and file for others; "
+          "of .parquet files it is always a row")
       ->type_name("KIND [auto]");
   command
       ->add_option(
-          "--field", options.field, "Field of a JSON line that is the text")
+          "--field,--column", options.field,
+          "Field of a JSON line, or column of a Parquet file, that is the "
+          "text")
       ->type_name("NAME [text]");
+  command
+      ->add_option(
+          "--python", options.python,
+          "Python with pyarrow, which reads Parquet files")
+      ->type_name("PROGRAM [python3]");
   command
       ->add_option(
           "--eos", options.eos,

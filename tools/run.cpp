@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -49,6 +50,7 @@ struct RunArguments {
   bool no_rank0_tty = false;
   int ranks = 0;
   const CLI::Option* ranks_given = nullptr;
+  std::string flight_folder;
   bool fault_tolerant = false;
   int ranks_per_replica = 1;
   launch::ReplicaOptions replicas;
@@ -104,6 +106,10 @@ void set_replicas(RunArguments& arguments) {
 int run(RunArguments arguments, const std::vector<std::string>& program) {
   LaunchOptions& options = arguments.launch;
   options.command = program;
+  if (!arguments.flight_folder.empty()) {
+    // Ranks inherit it.
+    ::setenv("SHERD_FLIGHT_DIR", arguments.flight_folder.c_str(), 1);
+  }
   for (char** variable = environ; *variable != nullptr; ++variable) {
     options.environment.emplace_back(*variable);
   }
@@ -220,6 +226,13 @@ Subcommand add_run(CLI::App& app) {
           "Write the output of each rank to a file,\n"
           "DIR/rank-0.log and so on; logs of an earlier run in\n"
           "DIR are replaced")
+      ->type_name("DIR");
+  run_app
+      ->add_option(
+          "--flight-dir", arguments->flight_folder,
+          "When ranks fail, or get SIGUSR2, each writes what its\n"
+          "exchanges did last to DIR/rank-N.json, replicas to\n"
+          "DIR/replica-M, for `sherd trace flight DIR`")
       ->type_name("DIR");
   run_app->add_flag(
       "--no-prefix", arguments->no_prefix,

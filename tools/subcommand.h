@@ -34,5 +34,7 @@ Subcommand add_coordinate(CLI::App& app);
 Subcommand add_top(CLI::App& app);
 // sherd metrics: print those of a run as CSV.
 Subcommand add_metrics(CLI::App& app);
+// sherd trace: compare the events of ranks, or merge them into one trace.
+Subcommand add_trace(CLI::App& app);
 
 }  // namespace sherd::tools

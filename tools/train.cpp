@@ -3,6 +3,7 @@
 // sherd-train, which `sherd train` becomes: one rank of a training job.
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <CLI/CLI.hpp>
@@ -11,11 +12,14 @@
 #include <sherd/data/blended_corpus.h>
 #include <sherd/world/world.h>
 #include "base/hex.h"
+#include "generate/load_weights.h"
 #include "parse_arguments.h"
 #include "text_file.h"
 #include "train/command_line.h"
 #include "train/config.h"
-#include "train/initial_weights.h"
+#include "train/initial_model.h"
+#include "train/model_options.h"
+#include "train/plan_job.h"
 #include "train/replica_job.h"
 #include "train/run_checkpoints.h"
 #include "train/train_job.h"
@@ -26,18 +30,28 @@ namespace {
 
 constexpr std::int64_t kHeaderBytes = 8'000'000;
 
-TrainConfig read_config(const CommandLine& line) {
+// What the user wants, and the model whose weights the run begins with.
+struct Request {
+  TrainConfig config;
+  std::optional<ModelSource> initial;
+};
+
+Request read_request(const CommandLine& line) {
   const auto text =
       line.config_path.empty() ? std::string() : text_in(line.config_path);
-  auto config = make_config(line.flags, line.config_path, text);
+  Request request;
+  auto& config = request.config;
+  config = read_config(line.flags, line.config_path, text);
   if (!config.init_from.empty()) {
-    auto options = model_options_of(config.init_from);
-    for (const auto& [name, value] : line.flags) {
-      options[name] = value;
-    }
-    config = make_config(options, line.config_path, text);
+    request.initial = initial_model(config);
+    auto model = model_options(request.initial->config);
+    model.vocab = request.initial->vocabulary;
+    config = with_sizes_of(
+        read_config(line.flags, line.config_path, text, model), model,
+        request.initial->weights);
   }
-  return config;
+  check_config(config);
+  return request;
 }
 
 std::unique_ptr<data::BlendedCorpus> open_corpus(const TrainConfig& config) {
@@ -81,14 +95,35 @@ int train_command(int argc, char** argv) {
   if (!parse_arguments(app, words_of(argc, argv))) {
     return 0;
   }
-  const auto config = read_config(line);
+  const auto [config, initial] = read_request(line);
+  if (is_replica() && !config.profile.empty()) {
+    throw Error(
+        "--profile: expected ranks that stay together, found replicas of a "
+        "fault-tolerant run");
+  }
+  if (is_replica() && line.plan) {
+    throw Error(
+        "--plan: expected a run without replicas, found one of a "
+        "fault-tolerant run");
+  }
   auto corpus = open_corpus(config);  // Its mistakes need no other rank.
+  if (initial) {
+    for (const auto& source : corpus->sources()) {
+      expect_tokenizer_of(
+          *initial, source.corpus->path(), source.corpus->tokenizer_digest());
+    }
+  }
   const auto world = World::from_environment();
   expect_same_data(*corpus, world);
   warn_of_unused_checkpoints(line, config, world);
   Trainer trainer(config, std::move(corpus), world);
-  if (!config.init_from.empty()) {
-    load_initial_weights(trainer);
+  if (line.plan) {
+    return print_plan(trainer);
+  }
+  if (initial) {
+    load_weights(
+        trainer.world(), *initial, trainer.engine().named_parameters());
+    trainer.engine().reset_average();
   }
   return is_replica() ? train_replica(trainer) : train(trainer);
 }

@@ -4,16 +4,19 @@
 #pragma once
 
 #include <sherd/autograd/checkpoint.h>
+#include <sherd/autograd/join.h>
 #include <sherd/autograd/touch.h>
 #include <sherd/base/error.h>
 #include <sherd/base/run_main.h>
 #include <sherd/ckpt/checkpoint.h>
+#include <sherd/ckpt/lora_files.h>
 #include <sherd/data/batches.h>
 #include <sherd/data/blended_corpus.h>
 #include <sherd/data/corpus.h>
 #include <sherd/data/distributed_sampler.h>
 #include <sherd/data/tokenizer.h>
 #include <sherd/ddp/replicate.h>
+#include <sherd/ddp/sync_batch_norm.h>
 #include <sherd/fsdp/activation_checkpointing.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/fsdp/units.h>
@@ -22,9 +25,12 @@
 #include <sherd/models/gpt.h>
 #include <sherd/models/language_model.h>
 #include <sherd/models/llama.h>
+#include <sherd/models/script_modules.h>
 #include <sherd/optim/adamw.h>
+#include <sherd/optim/grad_scaler.h>
 #include <sherd/optim/muon.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/optim/sgd.h>
 #include <sherd/world/exchange_kind.h>
+#include <sherd/world/flight_recorder.h>
 #include <sherd/world/world.h>

@@ -14,7 +14,7 @@ namespace sherd::autograd {
 namespace {
 
 // Base names in namespace aten, without embedding, which has no activations.
-constexpr auto kNames = std::to_array<std::string_view>({
+constexpr auto kCastOperators = std::to_array<std::string_view>({
     // Matrix products.
     "addbmm",
     "addmm",
@@ -68,7 +68,10 @@ constexpr auto kNames = std::to_array<std::string_view>({
 constexpr auto kFirstOnly =
     std::to_array<std::string_view>({"batch_norm", "instance_norm"});
 
-constexpr std::string_view kNamespace = "aten::";
+// Has no activations to cast, but results.
+constexpr auto kResultsOnly = std::to_array<std::string_view>({"embedding"});
+
+constexpr std::string_view kCastOperatorspace = "aten::";
 
 std::unordered_set<c10::OperatorHandle> find_operators(
     std::span<const std::string_view> names) {
@@ -77,8 +80,8 @@ std::unordered_set<c10::OperatorHandle> find_operators(
   for (const auto& name : dispatcher.getAllOpNames()) {
     const std::string_view full = name.name;
     const auto op = dispatcher.findSchema(name);
-    if (op && full.starts_with(kNamespace) &&
-        std::ranges::find(names, full.substr(kNamespace.size())) !=
+    if (op && full.starts_with(kCastOperatorspace) &&
+        std::ranges::find(names, full.substr(kCastOperatorspace.size())) !=
             names.end() &&
         !op->schema().is_mutable()) {
       found.insert(*op);
@@ -111,13 +114,30 @@ void cast_value(c10::IValue& value, c10::ScalarType dtype) {
 
 }  // namespace
 
-std::span<const std::string_view> activation_cast_operators() { return kNames; }
+void cast_results(
+    const c10::OperatorHandle& op,
+    c10::ScalarType dtype,
+    torch::jit::Stack& stack) {
+  static const auto kOperators = find_operators(kCastOperators);
+  static const auto kOthers = find_operators(kResultsOnly);
+  if (!kOperators.contains(op) && !kOthers.contains(op)) {
+    return;
+  }
+  for (auto i = stack.size() - op.schema().returns().size(); i < stack.size();
+       ++i) {
+    cast_value(stack[i], dtype);
+  }
+}
+
+std::span<const std::string_view> activation_cast_operators() {
+  return kCastOperators;
+}
 
 void cast_activations(
     const c10::OperatorHandle& op,
     c10::ScalarType dtype,
     torch::jit::Stack& stack) {
-  static const auto kOperators = find_operators(kNames);
+  static const auto kOperators = find_operators(kCastOperators);
   static const auto kOfFirst = find_operators(kFirstOnly);
   if (!kOperators.contains(op)) {
     return;

@@ -21,6 +21,13 @@ void cast_activations(
     c10::ScalarType dtype,
     torch::jit::Stack& stack);
 
+// When `op` is on the list, or an embedding, replaces the floating-point tensors that it has left on
+// the stack, lists included, by casts to `dtype`; autograd records the casts.
+void cast_results(
+    const c10::OperatorHandle& op,
+    c10::ScalarType dtype,
+    torch::jit::Stack& stack);
+
 // The names on the list, without "aten::". A test compares them with what LibTorch has.
 std::span<const std::string_view> activation_cast_operators();
 

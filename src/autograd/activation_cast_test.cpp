@@ -215,6 +215,37 @@ TEST(CastActivationsRules, ElementwiseOperatorsPromote) {
   EXPECT_EQ((at::ones({3}) * w).scalar_type(), at::kFloat);
 }
 
+TEST(CastActivationsRules, OutputsOfLayersAreCastAndOthersAreNot) {
+  const auto w = at::randn({3, 3}).requires_grad_();
+  const auto table = at::randn({5, 3}).requires_grad_();
+  FakeUnitCache cache;
+  cache.add_unit({w}, at::kBFloat16, at::kFloat);
+  cache.add_unit({table}, at::kBFloat16, at::kFloat);
+  const auto x = at::randn({2, 3});
+  const auto y = at::linear(x, w);
+  EXPECT_EQ(y.scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::equal(y, y.to(at::kBFloat16).to(at::kFloat)));
+  EXPECT_EQ((w * 2).scalar_type(), at::kBFloat16);
+  const auto rows = at::embedding(table, at::tensor({4, 0}, at::kLong));
+  EXPECT_EQ(rows.scalar_type(), at::kFloat);
+  (y.sum() + rows.sum()).backward();
+  EXPECT_EQ(w.grad().scalar_type(), at::kBFloat16);
+  EXPECT_EQ(table.grad().scalar_type(), at::kBFloat16);
+}
+
+// Rounded, it would lose what a gradient has beyond the output's dtype.
+TEST(CastActivationsRules, GradientsOfInputsAreNotCastToTheOutputsDtype) {
+  const auto value = at::randn({3, 3});
+  const auto w = value.clone().requires_grad_();
+  FakeUnitCache cache;
+  cache.add_unit({w}, at::kFloat, at::kBFloat16);
+  const auto x = at::randn({2, 3}).requires_grad_();
+  const auto y = at::linear(x, w);
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::ones({2, 3}).mm(value)));
+}
+
 // A cast of running statistics would take the update with it.
 TEST(CastActivationsRules, BatchNormUpdatesItsRunningStatistics) {
   const auto w = at::ones({3}).requires_grad_();

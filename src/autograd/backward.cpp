@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <stdexcept>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
+#include <sherd/autograd/touch.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include "autograd/saved_tensors.h"
@@ -40,6 +43,7 @@ Listeners& waiting() {
 // One outermost backward under way.
 struct OutermostBackward {
   Listeners listeners;
+  std::thread::id thread = std::this_thread::get_id();
 };
 
 // Which backward each running graph task belongs to. Nodes run on the thread
@@ -112,6 +116,48 @@ std::atomic<int>& backwards_under_way() {
   return count;
 }
 
+// The backwards of another engine that are bracketed.
+class ForeignBackwards {
+ public:
+  void begin(OutermostBackward* scope) {
+    const std::lock_guard lock(mu_);
+    seen_ = true;
+    under_way_.push_back(scope);
+  }
+  void end(OutermostBackward* scope) {
+    const std::lock_guard lock(mu_);
+    std::erase(under_way_, scope);
+  }
+  bool seen() const { return seen_; }
+  // To that of this thread, or to the only one where an engine's own thread runs the node, as for
+  // devices and in deep reentrancy. False: to none. `grad`: the node belongs to autograd::grad.
+  bool add(bool grad, const std::weak_ptr<BackwardListener>& listener) {
+    const std::lock_guard lock(mu_);
+    const auto own = std::find_if(
+        under_way_.begin(), under_way_.end(), [](const auto* scope) {
+          return scope->thread == std::this_thread::get_id();
+        });
+    const bool only = under_way_.size() == 1 && !grad;
+    if (own == under_way_.end() && !only) {
+      return false;
+    }
+    add_once(
+        (own == under_way_.end() ? under_way_.front() : *own)->listeners,
+        listener);
+    return true;
+  }
+
+ private:
+  mutable std::mutex mu_;
+  std::vector<OutermostBackward*> under_way_;  // Guarded by mu_.
+  std::atomic<bool> seen_ = false;
+};
+
+ForeignBackwards& foreign_backwards() {
+  static ForeignBackwards all;
+  return all;
+}
+
 // The root is an intrusive_ptr or, in older LibTorch, a shared_ptr.
 template <typename Method>
 struct TypesOf;
@@ -139,7 +185,7 @@ class BackwardEngine final : public torch::autograd::Engine {
       return Engine::execute(
           roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
     }
-    OutermostBackward scope{std::exchange(waiting(), {})};
+    OutermostBackward scope{.listeners = std::exchange(waiting(), {})};
     starting() = &scope;
     backwards_under_way().fetch_add(1, std::memory_order_relaxed);
     torch::autograd::variable_list results;
@@ -288,10 +334,25 @@ bool in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
+namespace {
+
+bool arm_foreign(int task, const std::weak_ptr<BackwardListener>& listener) {
+  if (!in_backward()) {
+    if (foreign_backwards().seen()) {
+      add_once(waiting(), listener);
+    }
+    return foreign_backwards().seen();
+  }
+  return foreign_backwards().add(in_autograd_grad(), listener) ||
+      graph_task_callbacks().add(task, listener);
+}
+
+}  // namespace
+
 bool arm(const std::weak_ptr<BackwardListener>& listener) {
   const int task = torch::autograd::get_current_graph_task_id();
   if (!engine_is_ours()) {
-    return in_backward() && graph_task_callbacks().add(task, listener);
+    return arm_foreign(task, listener);
   }
   if (in_backward()) {
     return backward_registry().add(task, listener);
@@ -301,3 +362,49 @@ bool arm(const std::weak_ptr<BackwardListener>& listener) {
 }
 
 }  // namespace sherd::autograd
+
+namespace sherd {
+
+using autograd::OutermostBackward;
+
+struct ForeignBackward::State {
+  State() {
+    scope.listeners = std::exchange(autograd::waiting(), {});
+    autograd::foreign_backwards().begin(&scope);
+    autograd::backwards_under_way().fetch_add(1, std::memory_order_relaxed);
+  }
+  ~State() { leave(); }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  void leave() {
+    if (std::exchange(left, true)) {
+      return;
+    }
+    autograd::foreign_backwards().end(&scope);
+    // Release pairs with any_backward(), after which gradients are in place.
+    autograd::backwards_under_way().fetch_sub(1, std::memory_order_release);
+  }
+
+  OutermostBackward scope;
+  bool left = false;
+};
+
+ForeignBackward::ForeignBackward() {
+  if (!autograd::engine_is_ours() && !autograd::in_backward()) {
+    state_ = std::make_unique<State>();
+  }
+}
+
+ForeignBackward::~ForeignBackward() {
+  end(std::make_exception_ptr(std::runtime_error("backward did not return")));
+}
+
+void ForeignBackward::end(const std::exception_ptr& failure) {
+  if (const auto state = std::move(state_)) {
+    state->leave();
+    autograd::notify(state->scope.listeners, failure);
+  }
+}
+
+}  // namespace sherd

@@ -5,6 +5,7 @@
 #include <utility>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+#include "base/interrupt.h"
 
 namespace sherd::autograd {
 namespace {
@@ -24,7 +25,12 @@ class GradientHook final : public PostAccumulateGradHook {
     }
     auto gradient = std::move(parameter.mutable_grad());
     parameter.mutable_grad().reset();
-    callback_(std::move(gradient));
+    try {
+      check_not_forked("backward");
+      callback_(std::move(gradient));
+    } catch (const Error& error) {
+      rethrow_translated(error);
+    }
   }
 
   std::unique_ptr<PostAccumulateGradHook> take_before() {
@@ -51,7 +57,14 @@ class PreAccumulationHook final : public torch::autograd::FunctionPreHook {
 
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
-    call_();
+    if (!gradients.at(0).defined()) {
+      return gradients;  // Nothing is added, and nobody told that it was.
+    }
+    try {
+      call_();
+    } catch (const Error& error) {
+      rethrow_translated(error);
+    }
     return gradients;
   }
 

@@ -20,12 +20,12 @@ StorageTag* make_tag(
     ParameterUseListener* listener,
     int unit,
     int flat,
-    ActivationCast activations) {
+    const ActivationCasts& casts) {
   auto* tag = new StorageTag;  // NOLINT: see release_tag.
   tag->listener.store(listener, std::memory_order_release);
   tag->unit = unit;
   tag->flat = flat;
-  tag->activations = activations;
+  tag->casts = casts;
   // One reference for the ManagedStorage, one for the storage's DataPtr.
   tag->references.store(2, std::memory_order_relaxed);
   return tag;
@@ -51,8 +51,8 @@ ManagedStorage::ManagedStorage(
     int flat,
     std::int64_t nbytes,
     c10::Device device,
-    ActivationCast activations)
-    : tag_(make_tag(listener, unit, flat, activations)),
+    const ActivationCasts& casts)
+    : tag_(make_tag(listener, unit, flat, casts)),
       storage_(
           c10::Storage::use_byte_size_t(),
           static_cast<std::size_t>(nbytes),

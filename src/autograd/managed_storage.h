@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <ATen/core/Tensor.h>
@@ -20,11 +21,14 @@ namespace sherd::autograd {
 
 class ParameterUseListener;
 
-// What happens to an activation of another dtype that meets the parameter in a matrix product, a
-// norm or the like.
-enum class ActivationCast {
-  kNone,              // LibTorch decides.
-  kToParameterDtype,  // It is cast to the parameter's dtype (mixed precision).
+// What is cast in matrix products, norms and the like on a parameter (mixed precision).
+struct ActivationCasts {
+  // Activations that it meets, to the parameter's dtype; with false LibTorch decides.
+  bool inputs = false;
+  // What the operator returns, to this dtype; an embedding counts, too. Unset: nothing.
+  std::optional<c10::ScalarType> outputs = std::nullopt;
+
+  bool operator==(const ActivationCasts&) const = default;
 };
 
 // Whose storage it is. Lives as long as a storage or a ManagedStorage refers to it.
@@ -33,7 +37,10 @@ struct StorageTag {
   std::atomic<ParameterUseListener*> listener{nullptr};
   int unit = 0;
   int flat = 0;
-  ActivationCast activations = ActivationCast::kNone;
+  ActivationCasts casts = {};
+  // If defined, a 1-D tensor whose elements operators use instead of those in the storage, by their
+  // places; it may have another dtype. Written when no operator runs.
+  at::Tensor instead = {};
   std::atomic<int> references{0};
 };
 
@@ -72,7 +79,7 @@ class ManagedStorage {
       int flat,
       std::int64_t nbytes,
       c10::Device device,
-      ActivationCast activations = ActivationCast::kNone);
+      const ActivationCasts& casts = {});
   ~ManagedStorage();  // Disconnects the tensors that are left.
   ManagedStorage(const ManagedStorage&) = delete;
   ManagedStorage& operator=(const ManagedStorage&) = delete;
@@ -83,6 +90,10 @@ class ManagedStorage {
   // Tensors on the storage see `bytes` from now on; version counters do not move.
   // REQUIRES: `bytes` has the length of the storage and is valid until empty().
   void fill(void* bytes);
+
+  // Makes operators use the elements of `flat` instead, or no longer if undefined. REQUIRES: no
+  // operator on the storage builds a graph meanwhile.
+  void show_instead(const at::Tensor& flat) { tag_->instead = flat; }
 
   // Makes raw access to tensors on the storage throw `why`.
   void empty(const std::string& why);

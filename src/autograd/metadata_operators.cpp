@@ -11,7 +11,7 @@ namespace {
 
 // clang-format off
 // Base names in namespace aten; is_plain_overload() sorts their overloads.
-constexpr auto kNames = std::to_array<std::string_view>({
+constexpr auto kMetadataOperators = std::to_array<std::string_view>({
     // Views.
     "_reshape_alias", "_unsafe_view", "adjoint", "alias", "as_strided",
     "broadcast_to", "chunk", "detach", "diagonal", "expand", "expand_as",
@@ -60,16 +60,17 @@ bool is_plain_overload(
 }
 
 std::unordered_set<c10::OperatorHandle> find_operators() {
-  std::unordered_set<std::string_view> wanted(kNames.begin(), kNames.end());
+  std::unordered_set<std::string_view> wanted(
+      kMetadataOperators.begin(), kMetadataOperators.end());
   std::unordered_set<c10::OperatorHandle> found;
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
-    constexpr std::string_view kNamespace = "aten::";
+    constexpr std::string_view kMetadataOperatorspace = "aten::";
     const std::string_view full = name.name;
-    if (!full.starts_with(kNamespace)) {
+    if (!full.starts_with(kMetadataOperatorspace)) {
       continue;
     }
-    const auto base = full.substr(kNamespace.size());
+    const auto base = full.substr(kMetadataOperatorspace.size());
     const auto op = dispatcher.findSchema(name);
     if (op && wanted.contains(base) && is_plain_overload(base, op->schema())) {
       found.insert(*op);
@@ -80,7 +81,9 @@ std::unordered_set<c10::OperatorHandle> find_operators() {
 
 }  // namespace
 
-std::span<const std::string_view> metadata_operators() { return kNames; }
+std::span<const std::string_view> metadata_operators() {
+  return kMetadataOperators;
+}
 
 bool uses_metadata_only(const c10::OperatorHandle& op) {
   static const auto kOperators = find_operators();

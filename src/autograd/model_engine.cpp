@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autograd/model_engine.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include "base/check.h"
+#include "base/status_from_exception.h"
 
 namespace sherd::autograd {
 
@@ -29,6 +32,32 @@ void ModelEngine::backward_ended(std::exception_ptr failure) {
   armed_ = false;
   armed_in_backward_ = false;
   end_of_backward(failure);
+}
+
+void ModelEngine::call_unlocked(
+    std::unique_lock<std::mutex>& lock, const std::function<void()>& call) {
+  lock.unlock();
+  const auto relock = [&](void*) { lock.lock(); };
+  const std::unique_ptr<void, decltype(relock)> at_end(&lock, relock);
+  call();
+}
+
+void ModelEngine::call_after_backward(
+    std::unique_lock<std::mutex>& lock,
+    const std::function<void()>& call,
+    const char* part) {
+  const auto status = status_of(
+      [&] {
+        const at::AutoGradMode records_gradients(true);
+        call_unlocked(lock, call);
+        return Status();
+      },
+      ErrorCode::kAborted,
+      str("[", part,
+          "] what follows a backward failed on a rank without inputs: "));
+  if (!status.ok()) {
+    fail(status);
+  }
 }
 
 Status ModelEngine::close_with_failure(const Status& status) {

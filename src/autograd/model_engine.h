@@ -11,6 +11,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <type_traits>
@@ -25,6 +26,10 @@ class ModelEngine : public BackwardListener,
  public:
   // Takes the lock, ends the frame, and calls end_of_backward().
   void backward_ended(std::exception_ptr failure) final;
+
+  // JoinScope::finish(), and its end without that. Nothing to do without other ranks.
+  virtual void finish_join(const std::function<void()>& /*after_backward*/) {}
+  virtual void abandon_join() {}
 
  protected:
   // `when_closed` is what check_open() says of a closed engine.
@@ -43,6 +48,17 @@ class ModelEngine : public BackwardListener,
   void note_backward();
   // Makes the next training use begin a new frame.
   void forget_forward() { armed_ = false; }
+
+  // Calls it without the lock.
+  static void call_unlocked(
+      std::unique_lock<std::mutex>& lock, const std::function<void()>& call);
+
+  // The same with what a join scope's finish() was told to do after a backward. Its failure is that
+  // of all ranks, which would wait for this one.
+  void call_after_backward(
+      std::unique_lock<std::mutex>& lock,
+      const std::function<void()>& call,
+      const char* part);
 
   // Remembers the first failure and abandons the exchange then. Returns explained(status).
   Status close_with_failure(const Status& status);

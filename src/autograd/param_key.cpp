@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autograd/param_key.h"
+#include "autograd/backward.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "autograd/activation_cast.h"
 #include "autograd/metadata_operators.h"
 #include "base/check.h"
+#include "base/interrupt.h"
 
 namespace sherd::autograd {
 namespace {
@@ -79,6 +81,9 @@ class ParameterUseScope {
         [](const ParameterUse& a, const ParameterUse& b) {
           return listener_of(a) < listener_of(b);
         });
+    if (!uses_.empty()) {
+      check_not_forked(name);
+    }
     try {
       while (entered_ < uses_.size()) {
         const auto group = next_group();
@@ -137,20 +142,87 @@ bool is_builtin(const c10::OperatorHandle& op) {
   return op.operator_name().name.starts_with("aten::");
 }
 
-void cast_for(
+void cast_inputs(
     const ParameterUses& uses,
     const c10::OperatorHandle& op,
     torch::jit::Stack& stack) {
   for (const auto& use : uses) {
-    if (use.tag->activations == ActivationCast::kToParameterDtype) {
-      const auto dtype = c10::typeMetaToScalarType(use.tensor->dtype());
+    if (use.tag->casts.inputs) {
+      const auto dtype = use.tag->instead.defined()
+          ? use.tag->instead.scalar_type()
+          : c10::typeMetaToScalarType(use.tensor->dtype());
       cast_activations(op, dtype, stack);
       return;
     }
   }
 }
 
-void announce(
+at::Tensor shown(const at::Tensor& tensor) {
+  const auto* tag = tensor.defined() ? tag_of(tensor) : nullptr;
+  return tag != nullptr && tag->instead.defined()
+      ? tag->instead.as_strided(
+            tensor.sizes(), tensor.strides(), tensor.storage_offset())
+      : tensor;
+}
+
+// Replaces the operator's arguments where a storage shows other values.
+void show_instead(
+    const ParameterUses& uses,
+    const c10::OperatorHandle& op,
+    torch::jit::Stack& stack) {
+  if (std::none_of(uses.begin(), uses.end(), [](const ParameterUse& use) {
+        return use.tag->instead.defined();
+      })) {
+    return;
+  }
+  for (auto i = stack.size() - op.schema().arguments().size(); i < stack.size();
+       ++i) {
+    if (stack[i].isTensor()) {
+      stack[i] = shown(stack[i].toTensor());
+    } else if (stack[i].isTensorList()) {
+      auto list = stack[i].toTensorList().copy();
+      for (std::size_t j = 0; j < list.size(); ++j) {
+        list.set(j, shown(list.get(j)));
+      }
+      stack[i] = std::move(list);
+    }
+  }
+}
+
+// A result may be the argument itself, as that of `to` is. What a storage shows instead may go when
+// the operator has ended, so such a result gets memory of its own.
+void keep_results(
+    const ParameterUses& uses,
+    const c10::OperatorHandle& op,
+    torch::jit::Stack& stack) {
+  for (const auto& use : uses) {
+    const auto& instead = use.tag->instead;
+    for (auto i = stack.size() - op.schema().returns().size();
+         instead.defined() && i < stack.size(); ++i) {
+      if (stack[i].isTensor() && stack[i].toTensor().defined() &&
+          stack[i].toTensor().is_alias_of(instead)) {
+        stack[i] = stack[i].toTensor().clone();
+      }
+    }
+  }
+}
+
+void cast_outputs(
+    const ParameterUses& uses,
+    const c10::OperatorHandle& op,
+    torch::jit::Stack& stack) {
+  for (const auto& use : uses) {
+    if (use.tag->casts.outputs) {
+      // A derivative is no layer's output; a recomputation records gradients.
+      if (!in_backward() || records_gradients()) {
+        cast_results(op, *use.tag->casts.outputs, stack);
+      }
+      return;
+    }
+  }
+}
+
+void announce_and_call(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
@@ -161,7 +233,8 @@ void announce(
   }
   auto uses = uses_of(op.schema(), *stack);
   const ParameterUseScope scope(uses, op.operator_name().name.c_str());
-  cast_for(uses, op, *stack);
+  cast_inputs(uses, op, *stack);
+  show_instead(uses, op, *stack);
   if (is_builtin(op)) {
     // The operators that this one is made of use the same, announced tensors.
     const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
@@ -169,6 +242,19 @@ void announce(
   } else {
     // A custom operator may use further weights inside; those must announce.
     op.redispatchBoxed(keys & kBelow, stack);
+  }
+  keep_results(uses, op, *stack);
+  cast_outputs(uses, op, *stack);
+}
+
+void announce(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  try {
+    announce_and_call(op, keys, stack);
+  } catch (const Error& error) {
+    rethrow_translated(error);
   }
 }
 

@@ -14,7 +14,8 @@ FakeUnitCache::FakeUnitCache(int whole_max) : whole_max_(whole_max) {
 
 int FakeUnitCache::add_unit(
     const std::vector<at::Tensor>& parameters,
-    std::optional<at::ScalarType> dtype) {
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::ScalarType> outputs) {
   const auto type = dtype.value_or(parameters.front().scalar_type());
   const auto item = static_cast<std::int64_t>(at::elementSize(type));
   const std::int64_t align = 64 / item;
@@ -26,7 +27,7 @@ int FakeUnitCache::add_unit(
   Unit unit;
   unit.storage = std::make_unique<ManagedStorage>(
       this, number, /*flat=*/0, numel * item, c10::Device(at::kCPU),
-      dtype ? ActivationCast::kToParameterDtype : ActivationCast::kNone);
+      ActivationCasts{.inputs = dtype.has_value(), .outputs = outputs});
   unit.backup = at::zeros({numel * item}, at::kByte);
   std::int64_t offset = 0;
   for (const auto& p : parameters) {

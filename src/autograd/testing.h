@@ -39,7 +39,8 @@ class FakeUnitCache final : public ParameterUseListener {
   // With a dtype, activations are cast to it.
   int add_unit(
       const std::vector<at::Tensor>& parameters,
-      std::optional<at::ScalarType> dtype = std::nullopt);
+      std::optional<at::ScalarType> dtype = std::nullopt,
+      std::optional<at::ScalarType> outputs = std::nullopt);
 
   void begin_use(std::span<const ParameterUse> uses, const char* name) override;
   void end_use(std::span<const ParameterUse> uses) noexcept override;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/bfloat16.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 
 namespace sherd {
 namespace {
@@ -35,28 +37,103 @@ SHERD_INLINE void narrow(
   }
 }
 
-// A few vectors at a time, which stay in registers from input to input.
-constexpr std::size_t kRegisterElements = 64;
+// Two neighbours are summed as one word of 32 bits: the upper half is an fp32 but
+// for its last bits, the lower half one after a shift. So no vector is ever
+// rearranged, which costs more than the sums.
+static_assert(
+    std::endian::native == std::endian::little,
+    "the lower half of a word comes first");
+constexpr std::uint32_t kUpperHalf = 0xffff0000U;
+
+struct FloatPair {
+  float lower;
+  float upper;
+};
+
+SHERD_INLINE std::uint32_t word_at(
+    const std::uint16_t* numbers, std::size_t pair) {
+  std::uint32_t word = 0;
+  std::memcpy(&word, numbers + 2 * pair, sizeof(word));
+  return word;
+}
+
+SHERD_INLINE FloatPair widened_pair(std::uint32_t word) {
+  return {
+      std::bit_cast<float>(word << 16U),
+      std::bit_cast<float>(word & kUpperHalf)};
+}
+
+// In the upper half; the lower one is left over.
+SHERD_INLINE std::uint32_t narrowed_in_place(float number) {
+  const auto bits = std::bit_cast<std::uint32_t>(number);
+  const std::uint32_t nearest = bits + 0x7fffU + ((bits >> 16U) & 1U);
+  return (bits & 0x7fffffffU) > 0x7f800000U ? 0x7fc00000U : nearest;
+}
+
+SHERD_INLINE void put_pair(
+    FloatPair sums, std::uint16_t* to, std::size_t pair) {
+  const std::uint32_t word = (narrowed_in_place(sums.upper) & kUpperHalf) |
+      (narrowed_in_place(sums.lower) >> 16U);
+  std::memcpy(to + 2 * pair, &word, sizeof(word));
+}
+
+SHERD_INLINE void put_pair(FloatPair sums, float* to, std::size_t pair) {
+  to[2 * pair] = sums.lower;
+  to[2 * pair + 1] = sums.upper;
+}
 
 SHERD_INLINE void put(float number, std::uint16_t& to) {
   to = narrowed(number);
 }
 SHERD_INLINE void put(float number, float& to) { to = number; }
 
-template <std::size_t kCount, typename Out>
-SHERD_INLINE void sum_piece(
-    std::span<const std::uint16_t* const> inputs, std::size_t begin, Out* to) {
-  std::array<float, kCount> held;
-  for (std::size_t i = 0; i < kCount; ++i) {
-    held[i] = widened(inputs[0][begin + i]);
+// What is held in fp32 from input to input, in the first-level cache.
+constexpr std::size_t kPairsAtATime = 512;
+
+// All inputs are read before anything is written, so `to` may be one of them.
+template <typename Out>
+SHERD_INLINE void sum_pairs(
+    std::span<const std::uint16_t* const> inputs,
+    std::size_t begin,
+    std::size_t pairs,
+    Out* to) {
+  alignas(64) std::array<float, kPairsAtATime> lower;
+  alignas(64) std::array<float, kPairsAtATime> upper;
+  for (std::size_t i = 0; i < pairs; ++i) {
+    const FloatPair first = widened_pair(word_at(inputs[0] + begin, i));
+    lower[i] = first.lower;
+    upper[i] = first.upper;
   }
   for (std::size_t r = 1; r < inputs.size(); ++r) {
-    for (std::size_t i = 0; i < kCount; ++i) {
-      held[i] += widened(inputs[r][begin + i]);
+    const std::uint16_t* const input = inputs[r] + begin;
+    for (std::size_t i = 0; i < pairs; ++i) {
+      const FloatPair next = widened_pair(word_at(input, i));
+      lower[i] += next.lower;
+      upper[i] += next.upper;
     }
   }
-  for (std::size_t i = 0; i < kCount; ++i) {
-    put(held[i], to[i]);
+  for (std::size_t i = 0; i < pairs; ++i) {
+    put_pair({.lower = lower[i], .upper = upper[i]}, to, i);
+  }
+}
+
+// Two inputs need no memory in between. No iteration reads what another one
+// writes: `to` is one of the inputs or apart from both.
+template <typename Out>
+SHERD_INLINE void sum_pairs_of_two(
+    const std::uint16_t* a,
+    const std::uint16_t* b,
+    std::size_t pairs,
+    Out* to) {
+#ifdef __clang__
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+  for (std::size_t i = 0; i < pairs; ++i) {
+    const FloatPair x = widened_pair(word_at(a, i));
+    const FloatPair y = widened_pair(word_at(b, i));
+    put_pair({.lower = x.lower + y.lower, .upper = x.upper + y.upper}, to, i);
   }
 }
 
@@ -66,12 +143,22 @@ SHERD_INLINE void sum(
     std::size_t begin,
     std::size_t count,
     Out* to) {
-  std::size_t i = 0;
-  for (; i + kRegisterElements <= count; i += kRegisterElements) {
-    sum_piece<kRegisterElements>(inputs, begin + i, to + i);
+  const std::size_t all = count / 2;
+  if (inputs.size() == 2) {
+    sum_pairs_of_two(inputs[0] + begin, inputs[1] + begin, all, to);
+  } else {
+    for (std::size_t i = 0; i < all; i += kPairsAtATime) {
+      const std::size_t pairs = std::min(kPairsAtATime, all - i);
+      sum_pairs(inputs, begin + 2 * i, pairs, to + 2 * i);
+    }
   }
-  for (; i < count; ++i) {
-    sum_piece<1>(inputs, begin + i, to + i);
+  if (count % 2 == 1) {
+    const std::size_t last = begin + count - 1;
+    float held = widened(inputs[0][last]);
+    for (std::size_t r = 1; r < inputs.size(); ++r) {
+      held += widened(inputs[r][last]);
+    }
+    put(held, to[count - 1]);
   }
 }
 

@@ -100,7 +100,7 @@ TEST(BFloat16, SumsAreRoundedOnce) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
-  for (const std::size_t count : {0, 1, 63, 64, 65, 1000}) {
+  for (const std::size_t count : {0, 1, 63, 64, 65, 127, 128, 129, 1000}) {
     for (const std::size_t inputs : {1, 2, 3, 7}) {
       std::vector<std::vector<std::uint16_t>> numbers(inputs);
       std::vector<const std::uint16_t*> pointers;
@@ -130,8 +130,10 @@ TEST(BFloat16, SumsAreRoundedOnce) {
         EXPECT_EQ(rounded[0], expected[7]);
         EXPECT_EQ(rounded[rest.size() - 1], expected[count - 1]);
       }
-      std::vector<std::uint16_t> found(count);
+      std::vector<std::uint16_t> found(count + 1, 7);
       sum_bfloat16(pointers, count, found.data());
+      EXPECT_EQ(found.back(), 7);  // Nothing beyond the count is written.
+      found.pop_back();
       EXPECT_EQ(found, expected);
       sum_bfloat16(pointers, count, numbers.back().data());
       EXPECT_EQ(numbers.back(), expected);

@@ -13,4 +13,15 @@ std::string printable(std::string_view text, std::size_t bytes_max) {
   return result;
 }
 
+std::string json_string(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : printable(text, text.size())) {
+    if (c == '"' || c == '\\') {
+      quoted += '\\';
+    }
+    quoted += c;
+  }
+  return quoted + "\"";
+}
+
 }  // namespace sherd

@@ -13,4 +13,7 @@ namespace sherd {
 // that the result holds neither line ends nor terminal sequences.
 std::string printable(std::string_view text, std::size_t bytes_max);
 
+// The text as a string of JSON, quotes included, with "?" likewise.
+std::string json_string(std::string_view text);
+
 }  // namespace sherd

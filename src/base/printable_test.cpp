@@ -25,5 +25,10 @@ TEST(Printable, IsCut) {
   EXPECT_EQ(printable("abc", 0), "");
 }
 
+TEST(JsonString, QuotesWhatWouldEndIt) {
+  EXPECT_EQ(json_string(""), "\"\"");
+  EXPECT_EQ(json_string("h.\"0\"\\\n"), R"("h.\"0\"\\?")");
+}
+
 }  // namespace
 }  // namespace sherd

@@ -294,7 +294,17 @@ RankEnvironment read_rank_environment(const EnvironmentLookup& lookup) {
   const EnvironmentReader read(lookup);
   RankEnvironment env = from_launcher(read);
   env.fake_host = read.integer("SHERD_FAKE_HOST", 0, env.world_size - 1);
+  env.flight_folder = read_flight_folder(lookup);
   return env;
+}
+
+std::string read_flight_folder(const EnvironmentLookup& lookup) {
+  const EnvironmentReader read(lookup);
+  const auto folder = read.text("SHERD_FLIGHT_DIR");
+  const auto replica = read.text("SHERD_REPLICA");
+  return !folder.value_or("").empty() && replica
+      ? str(*folder, "/replica-", *replica)
+      : folder.value_or("");
 }
 
 }  // namespace sherd

@@ -34,6 +34,9 @@ struct RankEnvironment {
   // SHERD_FAKE_HOST, which `sherd run --fake-hosts` sets: ranks with different numbers behave as if
   // they ran on different hosts.
   std::optional<int> fake_host{};
+  // SHERD_FLIGHT_DIR, which `sherd run --flight-dir` sets: where a rank writes the last events of
+  // its exchanges when one fails (flight_recorder.h), in a folder of each replica. Empty: nowhere.
+  std::string flight_folder{};
 };
 
 // The environment of this process. The library reads it nowhere else.
@@ -44,5 +47,8 @@ EnvironmentLookup process_environment();
 // hosts and nothing says where rank 0 listens. The shell of sbatch or salloc does not count as a
 // rank.
 RankEnvironment read_rank_environment(const EnvironmentLookup& lookup);
+
+// RankEnvironment::flight_folder, of a process whose rank somebody else knows.
+std::string read_flight_folder(const EnvironmentLookup& lookup);
 
 }  // namespace sherd

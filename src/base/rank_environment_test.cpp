@@ -163,6 +163,15 @@ TEST(RankEnvironment, AFakeHostIsANumberBelowTheRanks) {
   EXPECT_THAT(refused("node1"), HasSubstr("'node1'"));
 }
 
+TEST(RankEnvironment, ReplicasHaveFoldersOfTheirOwnForRecords) {
+  EXPECT_EQ(read(kTorchrun).flight_folder, "");
+  const auto recorded = with(kTorchrun, {{"SHERD_FLIGHT_DIR", "a/flight"}});
+  EXPECT_EQ(read(recorded).flight_folder, "a/flight");
+  EXPECT_EQ(
+      read(with(recorded, {{"SHERD_REPLICA", "2"}})).flight_folder,
+      "a/flight/replica-2");
+}
+
 TEST(RankEnvironment, OpenMpiRanksAgreeOnAPortWithoutTalking) {
   const RankEnvironment env = read(kOpenMpi);
   EXPECT_EQ(env.rank, 1);

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <exception>
 #include <utility>
+#include "base/interrupt.h"
 
 namespace sherd {
 namespace {
@@ -35,9 +36,21 @@ std::uint64_t WorkerThread::post(Job job) {
 }
 
 Status WorkerThread::wait(std::uint64_t number) {
+  const auto ended = [&] { return ended_ >= number; };
+  InterruptibleWait interrupts;
+  Status interrupted;
   std::unique_lock lock(mu_);
-  changed_.wait(lock, [&] { return ended_ >= number; });
-  return failure_;
+  while (InterruptibleWait::possible() &&
+         !changed_.wait_for(lock, InterruptibleWait::kPeriod, ended)) {
+    lock.unlock();
+    // What the job waits for ends, and the job with it, unless it was about to end anyway.
+    if (auto status = interrupts.poll(); interrupted.ok()) {
+      interrupted = std::move(status);
+    }
+    lock.lock();
+  }
+  changed_.wait(lock, ended);
+  return failure_.ok() ? interrupted : failure_;
 }
 
 void WorkerThread::settle() {

@@ -33,7 +33,8 @@ class WorkerThread {
   std::uint64_t post(Job job);
 
   // Returns when that job and all before it have ended: the first failure of any job so far, or
-  // success.
+  // success. If the program wished meanwhile that waits end (sherd/base/run_main.h), it is kAborted
+  // where no job has failed, since nobody else would tell the program of its wish.
   [[nodiscard]] Status wait(std::uint64_t number);
 
   // Whether that job and all before it ended within that time.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gathers a state's tensors, whole, on rank 0.
+// A state's tensors, whole, on rank 0: from there and to there.
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "base/check.h"
 #include "base/status_from_exception.h"
 #include "ckpt/dtypes.h"
+#include "ckpt/list_of.h"
 #include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
 #include "world/transport.h"
@@ -21,9 +23,13 @@
 namespace sherd {
 namespace {
 
+using ckpt::TensorKey;
 using ckpt::TensorPiece;
+using LoadTarget = CheckpointAccess::LoadTarget;
 
-constexpr const char* kWhat = "gathering a full state";
+constexpr const char* kGathering = "gathering a full state";
+constexpr const char* kScattering = "scattering a full state";
+constexpr const char* kGenerators = "generators";  // As in state.cpp.
 constexpr int kTag = 0;  // Messages between two ranks keep their order.
 
 // A piece and the rank that has it.
@@ -34,7 +40,7 @@ struct PieceSource {
   std::vector<std::int64_t> shape;  // The whole tensor's.
   plan::ElementRange range;
 };
-using Sources = std::map<ckpt::TensorKey, std::vector<PieceSource>>;
+using Sources = std::map<TensorKey, std::vector<PieceSource>>;
 
 std::string text_of(const std::vector<TensorPiece>& pieces) {
   auto json = nlohmann::json::array();
@@ -67,6 +73,37 @@ Sources sources_of(const std::vector<std::string>& texts) {
   return sources;
 }
 
+// Collective. Throws what `action` throws on any rank.
+template <typename Action>
+void on_all_or_none(
+    const ckpt::CheckpointRanks& ranks, const char* what, Action&& action) {
+  const auto mine = status_of(
+      [&] {
+        action();
+        return Status();
+      },
+      ErrorCode::kFailedPrecondition);
+  agree(ranks, mine, what).throw_if_failed();
+}
+
+Sources all_gather_sources(
+    const ckpt::CheckpointRanks& ranks,
+    const std::vector<TensorPiece>& mine,
+    const char* what) {
+  const auto texts = ranks.gather(text_of(mine), what);
+  texts.status().throw_if_failed();
+  return sources_of(texts.value());
+}
+
+std::shared_ptr<world::Transport> connect(const World& world) {
+  return world.size() == 1 ? nullptr
+                           : world::make_c10d_transport(
+                                 world, str("ckpt/full/", world.next_number()),
+                                 Mesh(world).shard_ranks());
+}
+
+// ---- from all ranks to rank 0 ----
+
 // Every rank comes to the same result.
 void check(const Sources& sources) {
   for (const auto& [key, pieces] : sources) {
@@ -94,13 +131,8 @@ class FullStateGather {
       const World& world, std::vector<TensorPiece> pieces, Sources sources)
       : rank_(world.rank()),
         pieces_(std::move(pieces)),
-        sources_(std::move(sources)) {
-    if (world.size() > 1) {
-      via_ = world::make_c10d_transport(
-          world, str("ckpt/full/", world.next_number()),
-          Mesh(world).shard_ranks());
-    }
-  }
+        sources_(std::move(sources)),
+        via_(connect(world)) {}
 
   // When a visit throws, all other messages are received nevertheless.
   Status run(const FullTensorVisitor& visit) {
@@ -128,7 +160,7 @@ class FullStateGather {
     for (const auto& source : sources) {
       if (source.rank == rank_) {
         via_->send(pieces_[source.piece].elements, 0, kTag)
-            ->wait(kWhat)
+            ->wait(kGathering)
             .throw_if_failed();
       }
     }
@@ -146,7 +178,9 @@ class FullStateGather {
       if (source.rank == rank_) {
         part.copy_(pieces_[source.piece].elements);
       } else {
-        via_->receive(part, source.rank, kTag)->wait(kWhat).throw_if_failed();
+        via_->receive(part, source.rank, kTag)
+            ->wait(kGathering)
+            .throw_if_failed();
       }
     }
     return whole;
@@ -155,7 +189,219 @@ class FullStateGather {
   const int rank_;
   const std::vector<TensorPiece> pieces_;
   const Sources sources_;
-  std::shared_ptr<world::Transport> via_;
+  const std::shared_ptr<world::Transport> via_;
+};
+
+// ---- from rank 0 to all ranks ----
+
+// As a state that one rank has whole. Throws Error for what cannot be saved.
+CheckpointState state_of(const FullState& full) {
+  CheckpointState state;
+  for (const auto& [section, tensors] : full) {
+    state.add(section, {tensors.begin(), tensors.end()});
+  }
+  return state;
+}
+
+std::vector<TensorPiece> pieces_of(const std::vector<LoadTarget>& targets) {
+  std::vector<TensorPiece> pieces;
+  for (const auto& [section, shard, optional, loaded] : targets) {
+    pieces.push_back(
+        {.section = section,
+         .name = shard.name,
+         .shape = shard.shape,
+         .range = {shard.begin, shard.begin + shard.elements.numel()},
+         .elements = shard.elements});
+  }
+  return pieces;
+}
+
+// What rank 0 has.
+struct Offer {
+  std::set<std::string> sections;
+  Sources tensors;
+};
+
+std::string text_of(
+    const FullState& full, const std::vector<LoadTarget>& tensors) {
+  auto sections = nlohmann::json::array();
+  for (const auto& [section, of_section] : full) {
+    sections.push_back(section);
+  }
+  return nlohmann::json::array({sections, text_of(pieces_of(tensors))}).dump();
+}
+
+Offer offer_of(const std::string& text) {
+  const auto json = nlohmann::json::parse(text);
+  return {
+      .sections = json[0].get<std::set<std::string>>(),
+      .tensors = sources_of({json[1].get<std::string>()})};
+}
+
+// Section and NAME of an optimizer's tensor "exp_avg.NAME".
+TensorKey parameter_of(const TensorKey& key) {
+  return {key.section, key.name.substr(key.name.find('.') + 1)};
+}
+
+// Whether it is a generator of the state, of a rank that exists now or of another.
+bool is_generator(const CheckpointState& state, const TensorKey& key) {
+  return key.section == kGenerators &&
+      CheckpointAccess::may_contain(state, key);
+}
+
+// Every rank comes to the same result, save in `bytes_read`.
+LoadReport compare_names(
+    const Sources& wanted, const Offer& offer, const CheckpointState& state) {
+  const auto required = CheckpointAccess::required_names(state);
+  std::set<TensorKey> parameters;
+  for (const auto& [key, sources] : offer.tensors) {
+    parameters.insert(parameter_of(key));
+  }
+  LoadReport report;
+  for (const auto& [key, sources] : wanted) {
+    const bool needed = required.contains(key) ||
+        !offer.sections.contains(key.section) ||
+        parameters.contains(parameter_of(key));
+    if (needed && !offer.tensors.contains(key)) {
+      report.missing.push_back(key.text());
+    }
+  }
+  for (const auto& [key, sources] : offer.tensors) {
+    if (!wanted.contains(key) && !required.contains(key) &&
+        !is_generator(state, key)) {
+      report.unexpected.push_back(key.text());
+    }
+  }
+  return report;
+}
+
+void check(const Sources& wanted, const Offer& offer) {
+  for (const auto& [key, sources] : wanted) {
+    const auto found = offer.tensors.find(key);
+    for (const auto& source : sources) {
+      if (found == offer.tensors.end()) {
+        continue;
+      }
+      const auto& whole = found->second.front();
+      SHERD_CHECK(
+          source.dtype == whole.dtype && source.shape == whole.shape, "[ckpt] ",
+          key.text(), ": expected ", source.dtype, " ",
+          at::IntArrayRef(source.shape), " as rank ", source.rank,
+          " has it, found ", whole.dtype, " ", at::IntArrayRef(whole.shape),
+          " in the full state");
+    }
+  }
+}
+
+class FullStateScatter {
+ public:
+  // `full` has the tensors of the offer, on rank 0 alone.
+  FullStateScatter(
+      const World& world,
+      std::vector<LoadTarget> targets,
+      std::vector<LoadTarget> full,
+      Sources wanted)
+      : rank_(world.rank()),
+        targets_(std::move(targets)),
+        full_(std::move(full)),
+        wanted_(std::move(wanted)),
+        via_(connect(world)) {}
+
+  // Returns what this rank could not take first; all other messages are received nevertheless.
+  Status run(const Offer& offer) {
+    const at::NoGradGuard no_grad;  // Writing is no forward.
+    for (const auto& [key, whole] : offer.tensors) {
+      const auto sources = wanted_.find(key);
+      if (sources == wanted_.end()) {
+        continue;
+      }
+      if (rank_ == 0) {
+        send(full_.at(whole.front().piece).shard.elements, sources->second);
+      } else {
+        receive(sources->second);
+      }
+    }
+    return taken_;
+  }
+
+  // Those that this rank got.
+  std::int64_t bytes() const { return bytes_; }
+
+  // What an optimizer has of a parameter of which `full` has nothing: as before its first update.
+  void clear_rest(const Offer& offer, const std::vector<std::string>& missing) {
+    for (auto& [section, shard, optional, loaded] : targets_) {
+      const TensorKey key{section, shard.name};
+      if (optional && !loaded && !offer.tensors.contains(key) &&
+          std::ranges::find(missing, key.text()) == missing.end()) {
+        shard.elements.zero_();
+      }
+    }
+  }
+
+ private:
+  void send(const at::Tensor& tensor, const std::vector<PieceSource>& to) {
+    const auto whole = tensor.contiguous().view({-1});
+    world::Transfers transfers;
+    for (const auto& source : to) {
+      const auto part =
+          whole.narrow(0, source.range.begin, source.range.numel());
+      if (source.rank == 0) {
+        take(source, part);
+      } else {
+        transfers.push_back(via_->send(part, source.rank, kTag));
+      }
+    }
+    wait_all(transfers, kScattering).throw_if_failed();
+  }
+
+  void receive(const std::vector<PieceSource>& to) {
+    for (const auto& source : to) {
+      if (source.rank != rank_) {
+        continue;
+      }
+      const auto& elements = targets_[source.piece].shard.elements;
+      const auto into = elements.is_contiguous()
+          ? elements
+          : at::empty(elements.sizes(), elements.options());
+      via_->receive(into, 0, kTag)->wait(kScattering).throw_if_failed();
+      take(source, into);
+    }
+  }
+
+  // A rank that received no more would let rank 0 wait until the deadline.
+  void take(const PieceSource& source, const at::Tensor& part) {
+    auto& target = targets_[source.piece];
+    const auto taken = status_of(
+        [&] {
+          write(target, part);
+          return Status();
+        },
+        ErrorCode::kFailedPrecondition,
+        str("[ckpt] ", TensorKey{target.section, target.shard.name}.text(),
+            ": "));
+    if (taken_.ok()) {
+      taken_ = taken;
+    }
+  }
+
+  void write(LoadTarget& target, const at::Tensor& part) {
+    auto& elements = target.shard.elements;
+    if (part.const_data_ptr() != elements.const_data_ptr()) {
+      elements.copy_(part.view(elements.sizes()));
+    }
+    bytes_ += static_cast<std::int64_t>(part.nbytes());
+    if (target.loaded) {
+      target.loaded(elements);
+    }
+  }
+
+  const int rank_;
+  std::vector<LoadTarget> targets_;
+  const std::vector<LoadTarget> full_;
+  const Sources wanted_;
+  const std::shared_ptr<world::Transport> via_;
+  std::int64_t bytes_ = 0;
+  Status taken_;  // The first failure.
 };
 
 }  // namespace
@@ -165,15 +411,69 @@ void gather_full_state(
     const CheckpointState& state,
     const FullTensorVisitor& visit) {
   const auto ranks = ckpt::ranks_of(world);
-  auto pieces = CheckpointAccess::pieces(state, world.rank(), world.size());
-  const auto texts = ranks.gather(text_of(pieces), kWhat);
-  texts.status().throw_if_failed();
-  auto sources = sources_of(texts.value());
+  std::vector<TensorPiece> pieces;
+  on_all_or_none(ranks, kGathering, [&] {
+    pieces = CheckpointAccess::pieces(state, world.rank(), world.size());
+  });
+  auto sources = all_gather_sources(ranks, pieces, kGathering);
   check(sources);
   FullStateGather full(world, std::move(pieces), std::move(sources));
-  const auto mine = status_of(
-      [&] { return full.run(visit); }, ErrorCode::kFailedPrecondition);
-  agree(ranks, mine, kWhat).throw_if_failed();
+  on_all_or_none(ranks, kGathering, [&] { full.run(visit).throw_if_failed(); });
+}
+
+FullState gather_full_state(const World& world, const CheckpointState& state) {
+  FullState full;
+  if (world.rank() == 0) {
+    for (const auto& section : CheckpointAccess::sections(state)) {
+      full[section];
+    }
+  }
+  gather_full_state(
+      world, state,
+      [&](const std::string& section, const std::string& name,
+          const at::Tensor& tensor) { full[section][name] = tensor; });
+  return full;
+}
+
+LoadReport scatter_full_state(
+    const World& world,
+    const FullState& full,
+    CheckpointState& state,
+    const LoadOptions& options) {
+  const auto ranks = ckpt::ranks_of(world);
+  std::vector<LoadTarget> targets;
+  std::vector<LoadTarget> tensors;
+  std::string text;
+  on_all_or_none(ranks, kScattering, [&] {
+    targets = CheckpointAccess::targets(state, world.rank());
+    if (world.rank() == 0) {
+      tensors = CheckpointAccess::targets(state_of(full), 0);
+      text = text_of(full, tensors);
+    }
+  });
+  auto wanted = all_gather_sources(ranks, pieces_of(targets), kScattering);
+  const auto offered = ranks.gather(text, kScattering);
+  offered.status().throw_if_failed();
+  const auto offer = offer_of(offered.value().front());
+  auto report = compare_names(wanted, offer, state);
+  SHERD_CHECK(
+      !options.strict || report.missing.empty(),
+      "[ckpt] expected all that the job has in the full state, found no ",
+      ckpt::list_of(report.missing));
+  SHERD_CHECK(
+      !options.strict || report.unexpected.empty(),
+      "[ckpt] expected nothing that the job lacks in the full state, found ",
+      ckpt::list_of(report.unexpected));
+  check(wanted, offer);
+  FullStateScatter scatter(
+      world, std::move(targets), std::move(tensors), std::move(wanted));
+  on_all_or_none(ranks, kScattering, [&] {
+    scatter.run(offer).throw_if_failed();
+    report.bytes_read = scatter.bytes();
+    scatter.clear_rest(offer, report.missing);
+  });
+  CheckpointAccess::publish(state);
+  return report;
 }
 
 }  // namespace sherd

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/status_from_exception.h"
 #include "ckpt/dtypes.h"
+#include "ckpt/list_of.h"
 #include "ckpt/reader.h"
 #include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
@@ -25,17 +26,6 @@ using LoadTarget = CheckpointAccess::LoadTarget;
 
 // Disks are faster when several requests are under way.
 constexpr std::size_t kThreadsMax = 4;
-
-std::string list_of(const std::vector<std::string>& names) {
-  constexpr std::size_t kShown = 5;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
-    text += (i > 0 ? ", " : "") + names[i];
-  }
-  return names.size() > kShown
-      ? str(text, " and ", names.size() - kShown, " more")
-      : text;
-}
 
 // Makes the errors of reading kUnavailable: a checkpoint that cannot be read is told from one that
 // does not fit the state by that code.
@@ -115,11 +105,11 @@ class CheckpointLoader {
     SHERD_CHECK(
         !options_.strict || report_.missing.empty(), "[ckpt] ",
         reader_.folder(), ": expected all that the job has, found no ",
-        list_of(report_.missing));
+        ckpt::list_of(report_.missing));
     SHERD_CHECK(
         !options_.strict || report_.unexpected.empty(), "[ckpt] ",
         reader_.folder(), ": expected nothing that the job lacks, found ",
-        list_of(report_.unexpected));
+        ckpt::list_of(report_.unexpected));
   }
 
   void read_all(

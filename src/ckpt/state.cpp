@@ -119,8 +119,19 @@ void CheckpointState::add(const NamedParameters& parameters) {
   for (const auto& [name, item] : whole) {  // No slice of these lies here.
     names_.insert({kModelSection, name});
   }
-  if (parameters.publish) {
-    publish_.push_back(parameters.publish);
+  const auto& publish = parameters.publish_loaded ? parameters.publish_loaded
+                                                  : parameters.publish;
+  if (publish) {
+    publish_.push_back(publish);
+  }
+}
+
+void CheckpointState::add(
+    const std::string& section,
+    const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    add(section,
+        {.name = name, .shape = tensor.sizes().vec(), .elements = tensor});
   }
 }
 
@@ -276,6 +287,20 @@ std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::targets(
          }});
   }
   return targets;
+}
+
+std::set<std::string> CheckpointAccess::sections(const CheckpointState& state) {
+  std::set<std::string> sections;
+  for (const auto& [section, name] : state.names_) {
+    sections.insert(section);
+  }
+  for (const auto& entry : state.optimizers_) {
+    sections.insert(entry.section);
+  }
+  if (!state.generators_.empty()) {
+    sections.insert(kGenerators);
+  }
+  return sections;
 }
 
 std::set<ckpt::TensorKey> CheckpointAccess::required_names(

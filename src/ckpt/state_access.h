@@ -36,6 +36,8 @@ class CheckpointAccess {
   static std::vector<LoadTarget> targets(
       const CheckpointState& state, int rank);
 
+  // All of them, also those without tensors yet; the same on every rank.
+  static std::set<std::string> sections(const CheckpointState& state);
   // The names that a checkpoint must have; the same on every rank.
   static std::set<ckpt::TensorKey> required_names(const CheckpointState& state);
   // Whether some rank may load it.

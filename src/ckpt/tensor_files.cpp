@@ -9,6 +9,7 @@
 #include "base/status_from_exception.h"
 #include "ckpt/archive.h"
 #include "ckpt/dtypes.h"
+#include "ckpt/list_of.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
@@ -62,13 +63,6 @@ void add_pieces(
          .elements =
              at::from_blob(data, {numel}, at::TensorOptions().dtype(dtype))});
   }
-}
-
-// "a", or "a and 3 more".
-std::string list_of(const std::vector<std::string>& names) {
-  return names.size() == 1
-      ? names.front()
-      : str(names.front(), " and ", names.size() - 1, " more");
 }
 
 using PieceByName = std::map<TensorKey, const TensorPiece*>;

@@ -20,12 +20,15 @@ using Json = nlohmann::json;
 
 constexpr const char* kBlendName = "blend.json";
 
-void check_pair(const Corpus& first, const Corpus& other) {
+void check_tokenizer(const Corpus& first, const Corpus& other) {
   SHERD_CHECK(
       first.tokenizer_digest() == other.tokenizer_digest(), "[data] ",
       other.path(), ": expected the tokenizer of ", first.path(), " (digest ",
       first.tokenizer_digest(), "), found another one (digest ",
       other.tokenizer_digest(), ")");
+}
+
+void check_vocabulary(const Corpus& first, const Corpus& other) {
   SHERD_CHECK(
       first.vocabulary() == other.vocabulary(), "[data] ", other.path(),
       ": expected the vocabulary of ", first.path(), ", ", first.vocabulary(),
@@ -83,12 +86,20 @@ void BlendedCorpus::read(
 }
 
 void BlendedCorpus::check_alike() const {
-  const auto& first = *sources_.front().corpus;
+  std::vector<const Corpus*> all;
   for (const auto& source : sources_) {
-    check_pair(first, *source.corpus);
+    all.push_back(source.corpus.get());
   }
   if (validation_) {
-    check_pair(first, *validation_);
+    all.push_back(validation_.get());
+  }
+  const Corpus* tokenized = nullptr;  // A file of ids alone has no digest.
+  for (const auto* corpus : all) {
+    check_vocabulary(*all.front(), *corpus);
+    if (corpus->tokenizer_digest() != 0) {
+      tokenized = tokenized == nullptr ? corpus : tokenized;
+      check_tokenizer(*tokenized, *corpus);
+    }
   }
 }
 
@@ -120,8 +131,9 @@ std::string BlendedCorpus::tokenizer_folder() const {
   for (const auto& source : sources_) {
     const fs::path path(source.corpus->path());
     for (const auto& folder : {path, path.parent_path()}) {
-      if (source.corpus->tokenizer_digest() != 0 &&
-          !tokenizer_file(folder.string()).empty()) {
+      if (!tokenizer_file(folder.string()).empty() &&
+          tokenizer_digest(folder.string()) ==
+              source.corpus->tokenizer_digest()) {
         return folder.string();
       }
     }

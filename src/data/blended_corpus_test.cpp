@@ -160,7 +160,7 @@ TEST_F(BlendedCorpusTest, ReadAheadTakesAnyRangeInside) {
 }
 
 TEST_F(BlendedCorpusTest, WhatDoesNotFitIsRefused) {
-  prepared("a", 0, 100);
+  prepared("a", 0, 100, {.vocabulary = kVocabulary, .tokenizer_digest = 5});
   prepared("b", 0, 100, {.vocabulary = kVocabulary, .tokenizer_digest = 7});
   prepared("c", 0, 100, {.vocabulary = kVocabulary + 1});
   folder_.file(
@@ -172,6 +172,22 @@ TEST_F(BlendedCorpusTest, WhatDoesNotFitIsRefused) {
   folder_.file("none.blend.json", R"({"sources": []})");
   folder_.file("other.blend.json", R"({"source": "a"})");
   folder_.file("cut.blend.json", R"({"sources": [)");
+  prepared("unknown", 0, 100, {.vocabulary = kVocabulary});
+  folder_.file(
+      "au.blend.json", R"({"sources": [{"path": "a"}, {"path": "unknown"}]})");
+  EXPECT_EQ(BlendedCorpus(path("au.blend.json")).sources().size(), 2U);
+  folder_.file(
+      "uab.blend.json",
+      R"({"sources": [{"path": "unknown"}, {"path": "a"}, {"path": "b"}]})");
+  EXPECT_THAT(
+      refusal("uab.blend.json"),
+      AllOf(HasSubstr("expected the tokenizer of"), HasSubstr("digest 7")));
+  folder_.file(
+      "uavb.blend.json",
+      R"({"sources": [{"path": "unknown"}, {"path": "a"}], "validation": "b"})");
+  EXPECT_THAT(
+      refusal("uavb.blend.json"),
+      AllOf(HasSubstr("expected the tokenizer of"), HasSubstr("digest 7")));
   EXPECT_THAT(
       refusal("ab.blend.json"),
       AllOf(HasSubstr("expected the tokenizer of"), HasSubstr("digest 7")));

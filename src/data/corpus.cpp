@@ -15,7 +15,6 @@
 #include <sherd/data/token_file.h>
 #include <sherd/data/tokenizer.h>
 #include "base/check.h"
-#include "base/digest.h"
 #include "base/hash.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
@@ -46,11 +45,12 @@ std::string token_file_of(const std::string& path) {
 
 // The ids of a file must be those of the tokenizer that lies beside it.
 void check_tokenizer(const std::string& path, std::uint64_t digest) {
-  const auto beside = tokenizer_file(fs::path(path).parent_path().string());
+  const auto folder = fs::path(path).parent_path().string();
+  const auto beside = tokenizer_file(folder);
   if (beside.empty()) {
     return;
   }
-  const auto found = digest_of(MappedFile::open(beside).value().bytes());
+  const auto found = tokenizer_digest(folder);
   SHERD_CHECK(
       found == digest, "[data] ", path,
       ": expected the tokenizer that made it (", "digest ", digest, ") in ",
@@ -287,6 +287,7 @@ void Corpus::Impl::open_text(const CorpusOptions& options) {
   const auto files = files_of(path);
   token_bytes =
       std::all_of(files.begin(), files.end(), holds_ids) ? kIdBytes : 1;
+  tokenizer_digest = token_bytes == 1 ? data::tokenizer_digest("") : 0;
   map(files, options.bytes_max);
   SHERD_CHECK(
       tokens > 0, "[data] ", path,

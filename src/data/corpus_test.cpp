@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
+#include <sherd/data/tokenizer.h>
 #include "support/scratch_folder.h"
 
 namespace sherd::data {
@@ -42,6 +43,7 @@ TEST(Corpus, BytesOfAFileAreTokens) {
   const Corpus corpus(folder.file("text", std::string("a\xff\0z", 4)));
   EXPECT_EQ(corpus.vocabulary(), 256);
   EXPECT_EQ(all(corpus), (std::vector<std::int64_t>{'a', 255, 0, 'z'}));
+  EXPECT_EQ(corpus.tokenizer_digest(), tokenizer_digest(folder.path()));
 }
 
 TEST(Corpus, AFolderIsItsFilesInPathOrder) {
@@ -81,6 +83,7 @@ TEST(Corpus, ABinHoldsLittleEndianWords) {
   EXPECT_EQ(corpus.vocabulary(), 513);  // The largest id + 1.
   EXPECT_EQ(Corpus(path, {.vocabulary = 50257}).vocabulary(), 50257);
   EXPECT_EQ(Corpus(path, {.bytes_max = 5}).tokens(), 2);
+  EXPECT_EQ(corpus.tokenizer_digest(), 0U);  // It does not tell.
 }
 
 TEST(Corpus, AFolderOfBinsHoldsWords) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/backward_update_table.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "autograd/param_key.h"
@@ -36,6 +37,13 @@ std::shared_ptr<void> BackwardUpdateTable::take(BackwardUpdate given) {
     parameters_[p].tensor.mutable_grad().reset();
   }
   return update;
+}
+
+bool BackwardUpdateTable::writes() const {
+  return std::any_of(places_.begin(), places_.end(), [](const Place& place) {
+    const auto update = place.update.lock();
+    return update != nullptr && update->writes;
+  });
 }
 
 bool BackwardUpdateTable::run(

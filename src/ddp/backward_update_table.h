@@ -24,6 +24,9 @@ class BackwardUpdateTable {
   // As NamedParameters::update_in_backward: registered while the result lives.
   std::shared_ptr<void> take(BackwardUpdate update);
 
+  // Whether one is registered that writes parameters.
+  bool writes() const;
+
   // Updates the parameter by its average. Returns false where no update is registered.
   bool run(std::size_t parameter, const at::Tensor& average) const;
 

@@ -20,8 +20,10 @@ std::vector<std::int64_t> numbers_of(const at::Tensor& fingerprint) {
 }
 
 std::string text_of(const std::vector<std::int64_t>& call) {
+  constexpr const char* kNames[] = {
+      "all_reduce_mean", "all_gather", "reduce_scatter_mean"};
   return str(
-      call[0] == 0 ? "all_reduce_mean" : "all_gather", " of ", call[1], " ",
+      kNames[call[0]], " of ", call[1], " ",
       c10::toString(static_cast<c10::ScalarType>(call[2])));
 }
 
@@ -33,6 +35,10 @@ bool asks_to_compare_calls(const EnvironmentLookup& environment) {
       value == "detail" || value == "off" || value.empty(),
       "[ddp] SHERD_DEBUG: expected detail or off, found '", value, "'");
   return value == "detail";
+}
+
+std::string name_of_hook(const CommHook& hook, bool compares_calls) {
+  return str(hook.name(), compares_calls ? ", calls compared" : "");
 }
 
 CommHookGroup::CommHookGroup(
@@ -90,6 +96,19 @@ void CommHookGroup::all_reduce_mean(
     group.all_reduce(tensor, 1.0 / static_cast<double>(group.size()))
         .throw_if_failed();
   }
+}
+
+void CommHookGroup::reduce_scatter_mean(
+    const at::Tensor& tensor, const std::vector<std::int64_t>& cuts) {
+  SHERD_CHECK(
+      tensor.defined() && tensor.dim() == 1 &&
+          cuts.size() == static_cast<std::size_t>(size()) + 1 &&
+          std::is_sorted(cuts.begin(), cuts.end()) && cuts.front() == 0 &&
+          cuts.back() == tensor.numel(),
+      "[ddp] a hook's reduce_scatter_mean: expected a 1-D tensor and ",
+      size() + 1, " cuts that ascend from 0 to its elements");
+  take(all_, Call::kReduceScatter, tensor);
+  all_.reduce_scatter(tensor, cuts, 1.0 / size()).throw_if_failed();
 }
 
 std::vector<at::Tensor> CommHookGroup::all_gather(const at::Tensor& tensor) {

@@ -26,13 +26,15 @@ class CommHookGroup final : public HookGroup {
   void all_reduce_mean(const at::Tensor& tensor) override;
   void all_reduce_mean(
       const at::Tensor& tensor, const std::vector<int>& ranks) override;
+  void reduce_scatter_mean(
+      const at::Tensor& tensor, const std::vector<std::int64_t>& cuts) override;
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override;
 
   // Bytes of the tensors of all calls so far.
   std::int64_t bytes() const { return bytes_; }
 
  private:
-  enum class Call : std::int64_t { kAllReduce, kAllGather };
+  enum class Call : std::int64_t { kAllReduce, kAllGather, kReduceScatter };
   // Checks the tensor and, where calls are compared, that the group makes the same call.
   void take(world::Collectives& group, Call call, const at::Tensor& tensor);
 
@@ -42,6 +44,9 @@ class CommHookGroup final : public HookGroup {
   const bool compares_calls_;
   std::int64_t bytes_ = 0;
 };
+
+// What ranks compare before they reduce by the hook.
+std::string name_of_hook(const CommHook& hook, bool compares_calls);
 
 // Whether SHERD_DEBUG is "detail"; false for "off" and where it is not set. Throws Error for
 // anything else.

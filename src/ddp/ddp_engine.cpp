@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iomanip>
 #include <numeric>
 #include <utility>
 
@@ -82,6 +83,8 @@ DdpEngine::DdpEngine(
       arrivals_(model_.trainable.size(), 0),
       used_(model_.trainable.size(), true) {
   sparse_.resize(model_.sparse.size());
+  summed_.resize(keyed_.parameters().size(), false);
+  accumulation_hooks_.resize(keyed_.parameters().size());
   connect(mesh);
 }
 
@@ -116,6 +119,7 @@ DdpEngine::~DdpEngine() { close(); }
 void DdpEngine::open(const std::vector<int>& order) {
   buckets_ = make_buckets(model_.trainable, order, options_, size());
   exchange_ = make_exchange();
+  log_ = exchange_->log();
   exchange::ModelSpec spec;
   spec.units = buckets_.units;
   spec.placement = exchange::ModelPlacement::kReplicate;
@@ -126,6 +130,10 @@ void DdpEngine::open(const std::vector<int>& order) {
     spec.agreed.push_back(
         str("buffer hook", compares_calls_ ? ", calls compared" : ""));
   }
+  if (options_.gradient_divide_factor) {
+    spec.agreed.push_back(
+        str("gradients divided by ", std::setprecision(17), divide_factor()));
+  }
   exchange_->open(spec).throw_if_failed();
   gradients_.clear();
   for (std::size_t u = 0; u < buckets_.units.size(); ++u) {
@@ -133,8 +141,9 @@ void DdpEngine::open(const std::vector<int>& order) {
         exchange_->shard_memory(static_cast<plan::UnitId>(u), 0).gradient);
   }
   reducer_ = std::make_unique<exchange::Reducer>(
-      buckets_.units, buckets_.parameters, *exchange_, *this, 1.0 / size(),
-      options_.reductions_under_way_max);
+      buckets_.units, buckets_.parameters, *exchange_, *this,
+      1.0 / divide_factor(), options_.reductions_under_way_max);
+  reducer_->leave_out_unused();
 }
 
 std::unique_ptr<exchange::Exchange> DdpEngine::make_exchange() {
@@ -148,13 +157,12 @@ std::unique_ptr<exchange::Exchange> DdpEngine::make_exchange() {
   kind_ = exchange::text_of(ExchangeKind::kCollective);
   return exchange::make_comm_hook_exchange(
       world_, name, ranks_,
-      str(options_.hook->name(), compares_calls_ ? ", calls compared" : ""),
-      [this](
-          plan::UnitId unit, const std::vector<at::Tensor>& flats,
-          world::Transport& transport) {
-        run_hook(unit, flats.at(0), transport);
-        return Status();
-      });
+      {.name = name_of_hook(*options_.hook, compares_calls_),
+       .reduce = [this](
+                     plan::UnitId unit, const std::vector<at::Tensor>& flats,
+                     world::Transport& transport) {
+         run_hook(unit, flats.at(0), transport);
+       }});
 }
 
 void DdpEngine::run_hook(
@@ -176,13 +184,11 @@ void DdpEngine::run_hook(
       transport, "gradients of " + buckets_.units[u].name, compares_calls_);
   options_.hook->reduce(bucket, group);
   hook_bytes_ += group.bytes();
-  if (divisor() != size()) {
-    bucket.gradients.mul_(static_cast<double>(size()) / divisor());
-  }
 }
 
 void DdpEngine::start() {
   if (alone()) {
+    watch_accumulation();
     return;
   }
   if (options_.init_sync) {
@@ -198,6 +204,7 @@ void DdpEngine::start() {
                 : self.sparse_arrived(p - dense, std::move(gradient));
     });
   });
+  watch_accumulation();
 }
 
 std::vector<at::Tensor> DdpEngine::state() const {
@@ -243,7 +250,9 @@ void DdpEngine::begin_use(
 void DdpEngine::begin_training_forward() {
   keyed_.check();
   check_not_thawed();
+  watch_accumulation();  // Of what was frozen before.
   timer_.forward_began(time_.now());
+  log_.record({.event = FlightEvent::kVisited, .step = FlightStep::kForward});
 }
 
 void DdpEngine::gradient_arrived(std::size_t p, at::Tensor gradient) {
@@ -262,6 +271,10 @@ void DdpEngine::gradient_arrived(std::size_t p, at::Tensor gradient) {
       "that a second derivative would miss the other ranks; use "
       "autograd::grad, or a backward under no_sync()");
   timer_.gradient_came(time_.now());
+  if (!reducer_->started()) {
+    log_.record(
+        {.event = FlightEvent::kVisited, .step = FlightStep::kBackward});
+  }
   if (!reducer_->started() && !begin_synchronised(/*has_inputs=*/true)) {
     refuse_early_termination();
   }
@@ -272,7 +285,7 @@ void DdpEngine::gradient_arrived(std::size_t p, at::Tensor gradient) {
   if (!status.ok()) {
     fail(status);
   }
-  if (reducer_->reduced(0)) {  // Buckets leave in order.
+  if (reducer_->reducing()) {
     timer_.bucket_left(time_.now());
   }
   (void)exchange_->progress();
@@ -300,8 +313,10 @@ Status DdpEngine::reduce_sparse() {
     const auto& parameter = model_.sparse[s];
     auto& grad = parameter.tensor.mutable_grad();
     auto mine = std::exchange(sparse_[s], {});
+    const auto p = model_.trainable.size() + s;
     if (!mine.defined()) {
-      mine = grad;  // What no_sync() has left, or the last average.
+      // What no_sync() has left, or the last average.
+      mine = summed_[p] && grad.defined() ? grad.mul(scale_of_summed()) : grad;
     }
     const auto sum = sum_sparse(
         mine.defined() ? mine.coalesce() : mine, parameter.tensor,
@@ -310,6 +325,7 @@ Status DdpEngine::reduce_sparse() {
       return sum.status();
     }
     grad = sum.value();
+    note_summed(p, grad.defined());
   }
   return {};
 }
@@ -325,6 +341,9 @@ void DdpEngine::add_accumulated() {
     grad.reset();
     // The tensor may lie where averages go, so that it is copied.
     states_[p].kept = states_[p].unsynced ? at::Tensor() : waiting.clone();
+    if (summed_[p]) {
+      waiting = waiting.mul(scale_of_summed());
+    }
     const auto status = reducer_->arrived(
         static_cast<int>(p), in_memory_order(waiting, tensor(p)),
         states_[p].unsynced);
@@ -411,8 +430,9 @@ Status DdpEngine::end_synchronised(const std::string& aborted) {
     }
     ++backwards_;
     ++backwards_connected_;
-    for (const auto& unit : buckets_.units) {
-      gradient_bytes_ += exchange::unit_bytes(unit);
+    for (std::size_t u = 0; u < buckets_.units.size(); ++u) {
+      gradient_bytes_ +=
+          reducer_->left_out()[u] ? 0 : exchange::unit_bytes(buckets_.units[u]);
     }
     synchronise_buffers();
     timer_.step_ended(time_.now());
@@ -555,6 +575,7 @@ void DdpEngine::set_gradients(
     if (used[t]) {
       used_[p] = true;
       show(p);
+      note_summed(p, true);
     } else if (kept.defined() && !used_[p]) {
       tensor(p).mutable_grad() = std::exchange(kept, {});
     }
@@ -577,6 +598,7 @@ void DdpEngine::set_mesh(const Mesh& mesh) {
       !closed_ && !join_ && (alone() || !reducer_->started() || !error_.ok()),
       "[ddp] set_world() of a closed handle, in a join scope or in a backward; "
       "expected it between two steps");
+  accumulation_hooks_.assign(accumulation_hooks_.size(), nullptr);
   keyed_.release();
   for (const auto& parameter : model_.trainable) {
     if (parameter.tensor.grad().defined()) {  // It may view what goes now.
@@ -627,11 +649,21 @@ NamedParameters DdpEngine::named_parameters() {
   NamedParameters named;
   for (const auto& parameter : keyed_.parameters()) {
     named.items.push_back({parameter.name, parameter.tensor});
+    named.uses_fp16 =
+        named.uses_fp16 || parameter.tensor.scalar_type() == at::kHalf;
   }
   named.update_in_backward =
       while_alive(this, [](DdpEngine& self, BackwardUpdate update) {
         return self.register_backward_update(std::move(update));
       });
+  named.writes_in_backward = while_alive(this, [](DdpEngine& self) {
+    const std::lock_guard lock(self.mu_);
+    return self.updates_.writes();
+  });
+  // Nothing to publish; it tells a profile when the optimizer has ended.
+  named.publish = while_alive(this, [](DdpEngine& self) {
+    self.log_.record({.event = FlightEvent::kPublished});
+  });
   return named;
 }
 
@@ -653,6 +685,7 @@ void DdpEngine::end_no_sync() {
 
 void DdpEngine::close() {
   const std::lock_guard lock(mu_);
+  accumulation_hooks_.assign(accumulation_hooks_.size(), nullptr);
   if (std::exchange(closed_, true) || alone()) {
     return;
   }

@@ -50,14 +50,15 @@ class DdpEngine final : public autograd::ModelEngine,
   void begin_no_sync();
   void end_no_sync();
   void begin_join(const JoinOptions& options);
-  void finish_join();
-  void abandon_join();
   void set_mesh(const Mesh& mesh);
   void average_parameters();
   ReplicateReport report() const;
   void close();
 
   // autograd::ParameterUseListener
+  // ModelEngine
+  void finish_join(const std::function<void()>& after_backward) override;
+  void abandon_join() override;
   void begin_use(
       std::span<const autograd::ParameterUse> uses,
       const char* operator_name) override;
@@ -107,7 +108,17 @@ class DdpEngine final : public autograd::ModelEngine,
   std::string changed_graph() const;
   bool ends_early() const;
   void end_join_scope();
-  int divisor() const;  // What sums are divided by in this backward.
+  // What sums are divided by: always, and in this backward.
+  double divide_factor() const {
+    return options_.gradient_divide_factor.value_or(size());
+  }
+  double divisor() const;
+  // By what a gradient that ranks have summed already is multiplied, so that it stays what it is when
+  // they sum it again.
+  double scale_of_summed() const { return divide_factor() / size(); }
+  void watch_accumulation();
+  void before_accumulation(std::size_t p);
+  void note_summed(std::size_t p, bool summed);
   [[noreturn]] void refuse_early_termination() const;
   void add_accumulated();
   // Ends the backward on all ranks. Returns the failure of any of them.
@@ -137,6 +148,7 @@ class DdpEngine final : public autograd::ModelEngine,
   bool compares_calls_ = false;                         // Calls of hooks.
   Buckets buckets_;
   std::unique_ptr<exchange::Exchange> exchange_;  // Null: a world of one.
+  FlightLog log_;                                 // The exchange's.
   std::vector<at::Tensor> gradients_;             // Averages by bucket.
   std::unique_ptr<exchange::Reducer> reducer_;
   // By trainable parameter: its state, its number of gradients in this backward,
@@ -145,6 +157,10 @@ class DdpEngine final : public autograd::ModelEngine,
   std::vector<int> arrivals_;
   std::vector<int> graph_;
   std::vector<at::Tensor> sparse_;  // Gradients in this backward.
+  // By parameter of keyed_, where a sum is not divided by the number of replicas: `.grad()` is what
+  // ranks have summed, and what is called before autograd adds to it.
+  std::vector<bool> summed_;
+  std::vector<std::shared_ptr<void>> accumulation_hooks_;
 
   int bucket_version_ = 0;
   std::int64_t backwards_ = 0;

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "ddp/broadcast_state.h"
 #include "ddp/ddp_engine.h"
+#include "plan/join_round.h"
 
 namespace sherd::ddp {
 
@@ -45,10 +46,10 @@ bool DdpEngine::ask_for_inputs(bool has_inputs) {
   return true;
 }
 
-int DdpEngine::divisor() const {
+double DdpEngine::divisor() const {
   return join_ && !join_->options.divide_by_initial_world_size
-      ? static_cast<int>(join_->active.size())
-      : size();
+      ? divide_factor() * static_cast<double>(join_->active.size()) / size()
+      : divide_factor();
 }
 
 void DdpEngine::refuse_early_termination() const {
@@ -58,9 +59,9 @@ void DdpEngine::refuse_early_termination() const {
     ++first;
   }
   throw Error(
-      str("[ddp] rank ", ranks_[static_cast<std::size_t>(first)],
-          " has no more inputs after ", backwards_,
-          " backwards, and join() was asked to throw on early termination"),
+      "[ddp] " +
+          plan::no_more_inputs(
+              ranks_[static_cast<std::size_t>(first)], backwards_),
       ErrorCode::kFailedPrecondition);
 }
 
@@ -73,8 +74,8 @@ void DdpEngine::begin_join(const JoinOptions& options) {
   join_.emplace(Join{.options = options});
 }
 
-void DdpEngine::finish_join() {
-  const std::lock_guard lock(mu_);
+void DdpEngine::finish_join(const std::function<void()>& after_backward) {
+  std::unique_lock lock(mu_);
   const at::NoGradGuard no_grad;
   const auto leave = [this](void*) { end_join_scope(); };
   const std::unique_ptr<void, decltype(leave)> at_end(this, leave);
@@ -83,7 +84,10 @@ void DdpEngine::finish_join() {
   }
   error_.throw_if_failed();
   while (begin_synchronised(/*has_inputs=*/false)) {
-    (void)end_synchronised("");  // Who gave a backward up has thrown there.
+    // Who gave a backward up has thrown there.
+    if (end_synchronised("").ok() && after_backward) {
+      call_after_backward(lock, after_backward, "ddp");
+    }
     clear_gradients();
   }
   if (ends_early()) {
@@ -103,7 +107,7 @@ void DdpEngine::finish_join() {
 void DdpEngine::end_join_scope() {
   join_.reset();
   if (reducer_) {
-    reducer_->set_scale(1.0 / size());
+    reducer_->set_scale(1.0 / divide_factor());
   }
 }
 

@@ -27,6 +27,9 @@ ReplicateReport DdpEngine::report() const {
     report.buckets.push_back(unit.flats[0].names);
     report.bucket_bytes.push_back(exchange::unit_bytes(unit));
   }
+  for (const auto& times : log_.unit_times()) {
+    report.bucket_reduce_s.push_back(seconds(times.reducing));
+  }
   std::set<std::string> dtypes;
   for (const auto& parameter : keyed_.parameters()) {
     ++report.parameters;

@@ -13,8 +13,13 @@ class AllReduceMean final : public CommHook {
  public:
   std::string name() const override { return "all_reduce_mean"; }
   void reduce(GradientBucket& bucket, HookGroup& group) override {
-    group.all_reduce_mean(bucket.gradients);
+    if (bucket.cuts.empty()) {
+      group.all_reduce_mean(bucket.gradients);
+    } else {
+      group.reduce_scatter_mean(bucket.gradients, bucket.cuts);
+    }
   }
+  bool reduces_to_shards() const override { return true; }
 };
 
 class Compress final : public CommHook {
@@ -42,6 +47,10 @@ class Compress final : public CommHook {
     }
     inner_->reduce(narrow, group);
     bucket.gradients.copy_(narrow.gradients);
+  }
+
+  bool reduces_to_shards() const override {
+    return inner_->reduces_to_shards();
   }
 
   State state() const override { return inner_->state(); }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/ddp/comm_hook.h>
 
+#include <limits>
+
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include "ddp/comm_hook_group.h"
@@ -14,6 +16,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Key;
 
 // One rank; remembers what it was asked for.
 class AloneGroup final : public HookGroup {
@@ -28,7 +31,13 @@ class AloneGroup final : public HookGroup {
       const at::Tensor& /*tensor*/, const std::vector<int>& ranks) override {
     among = ranks;
   }
+  void reduce_scatter_mean(
+      const at::Tensor& tensor,
+      const std::vector<std::int64_t>& /*cuts*/) override {
+    all_reduce_mean(tensor);
+  }
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override {
+    bytes += static_cast<std::int64_t>(tensor.nbytes());
     return {tensor};
   }
 
@@ -151,6 +160,25 @@ TEST(PowerSgd, T57ErrorsAreFedBack) {
   EXPECT_EQ(without->state().size(), 2U);
 }
 
+// As when a scaled loss overflows: later steps are as if it had not been.
+TEST(PowerSgd, T57KeepsNothingOfAStepThatIsNotFinite) {
+  for (const bool batched : {false, true}) {
+    const auto after = [&](bool overflow) {
+      const auto hook =
+          power_sgd({.rank = 1, .start_step = 0, .batched = batched});
+      (void)reduced(*hook, {matrix(20, 30, 1)}, 0);
+      if (overflow) {
+        const auto gradient = matrix(20, 30, 2);
+        gradient[3][4] = std::numeric_limits<float>::infinity();
+        EXPECT_FALSE(
+            at::isfinite(reduced(*hook, {gradient}, 1)).all().item<bool>());
+      }
+      return reduced(*hook, {matrix(20, 30, 3)}, 2);
+    };
+    EXPECT_TRUE(at::equal(after(true), after(false))) << batched;
+  }
+}
+
 // A constant gradient is met better and better.
 TEST(PowerSgd, T57WarmStartGoesOnFromTheLastQ) {
   const auto gradient =
@@ -187,6 +215,135 @@ TEST(PowerSgd, T57GoesOnFromItsState) {
   EXPECT_THAT(
       error_of([] { all_reduce_mean()->load({{"q.p0", at::ones({1})}}); }),
       AllOf(HasSubstr("all_reduce_mean"), HasSubstr("no state")));
+}
+
+// What the hook's rounding does to one row.
+at::Tensor rounded(const at::Tensor& row) {
+  const auto scale = row.abs().max().item<float>() / 127;
+  return (row / scale).round() * scale;
+}
+
+at::Tensor error_in(const CommHook& hook, const std::string& parameter) {
+  for (const auto& [name, tensor] : hook.state()) {
+    if (name == "error." + parameter) {
+      return tensor;
+    }
+  }
+  return {};
+}
+
+TEST(Quantise, T57RoundsByTensorOrByChannel) {
+  auto gradient = matrix(5, 70, 1);
+  gradient[2].mul_(0.01);
+  const auto vector = matrix(1, 9, 2).view({9});
+  const auto by_tensor = quantise({.scale = QuantisationScale::kTensor});
+  EXPECT_EQ(by_tensor->name(), "quantise(per tensor)");
+  EXPECT_TRUE(at::allclose(
+      reduced(*by_tensor, {gradient, vector}),
+      rounded(gradient.view({-1})).view({5, 70}), 1e-6, 0));
+  AloneGroup group;
+  auto bucket = bucket_of({gradient, vector}, 0);
+  quantise()->reduce(bucket, group);
+  for (int row = 0; row < 5; ++row) {
+    EXPECT_TRUE(at::allclose(
+        bucket.parameters[0].gradient[row], rounded(gradient[row]), 1e-6, 0));
+  }
+  EXPECT_TRUE(
+      at::allclose(bucket.parameters[1].gradient, rounded(vector), 1e-6, 0));
+}
+
+TEST(Quantise, T57SendsAByteForEachElementAndItsScales) {
+  AloneGroup group;
+  auto bucket = bucket_of({matrix(5, 70, 1), at::ones({9})}, 0);
+  quantise()->reduce(bucket, group);
+  EXPECT_EQ(group.bytes, 5 * 70 + 9 + 4 * (5 + 1));
+  bucket = bucket_of({matrix(5, 70, 1), at::ones({9})}, 0);
+  quantise({.scale = QuantisationScale::kTensor})->reduce(bucket, group);
+  EXPECT_EQ(group.bytes, 2 * (5 * 70 + 9) + 4 * (5 + 1) + 4 * 2);
+}
+
+TEST(Quantise, T57ErrorsAreFedBackAndKept) {
+  const auto hook = quantise();
+  auto given = at::zeros({20, 30}), sent = at::zeros({20, 30});
+  for (int step = 0; step < 6; ++step) {
+    given += matrix(20, 30, step);
+    sent += reduced(*hook, {matrix(20, 30, step)}, step);
+  }
+  EXPECT_TRUE(at::allclose(sent + error_in(*hook, "p0"), given, 1e-5, 1e-5));
+  EXPECT_GT(error_in(*hook, "p0").norm().item<double>(), 0.01);
+  const auto other = quantise();
+  other->load(hook->state());
+  const auto next = matrix(20, 30, 9);
+  EXPECT_TRUE(at::equal(reduced(*other, {next}), reduced(*hook, {next})));
+  EXPECT_THAT(
+      error_of([&] { other->load({{"q.p0", at::ones({1})}}); }),
+      HasSubstr("error.*, found 'q.p0'"));
+  const auto without = quantise({.error_feedback = false});
+  (void)reduced(*without, {matrix(20, 30, 1)});
+  EXPECT_THAT(without->state(), IsEmpty());
+}
+
+TEST(Quantise, T57ZerosStayAndWhatIsNotFiniteIsSeenByAllAndForgotten) {
+  const auto hook = quantise();
+  auto gradient = matrix(3, 8, 1);
+  gradient[0].zero_();
+  gradient[1][5] = std::numeric_limits<float>::infinity();
+  const auto result = reduced(*hook, {gradient});
+  EXPECT_TRUE(at::equal(result[0], at::zeros({8})));
+  EXPECT_TRUE(result[1].isnan().all().item<bool>());
+  EXPECT_TRUE(at::allclose(result[2], rounded(gradient[2]), 1e-6, 0));
+  EXPECT_TRUE(at::equal(error_in(*hook, "p0")[1], at::zeros({8})));
+  EXPECT_TRUE(reduced(*hook, {matrix(3, 8, 2)}).isfinite().all().item<bool>());
+  EXPECT_EQ(reduced(*quantise(), {at::zeros({0, 4})}).numel(), 0);
+}
+
+TEST(Quantise, CompressionMayWrapIt) {
+  const auto hook = compress(at::kBFloat16, quantise());
+  const auto gradient = matrix(20, 30, 1);
+  EXPECT_TRUE(at::allclose(reduced(*hook, {gradient}), gradient, 0.02, 0.02));
+}
+
+// PyTorch's batched_powerSGD_hook, of one rank and by hand.
+TEST(PowerSgdBatched, T57IsTheBestOfItsRankOfTheWholeBucket) {
+  const auto hook = power_sgd(
+      {.rank = 2, .start_step = 0, .error_feedback = false, .batched = true});
+  EXPECT_EQ(hook->name(), "power_sgd(rank 2, batched)");
+  const auto square = matrix(20, 2, 3).mm(matrix(2, 20, 4));  // Of rank 2.
+  const auto flat = square.view({-1});
+  AloneGroup group;
+  auto bucket = bucket_of(
+      {flat.narrow(0, 0, 150).view({15, 10}), flat.narrow(0, 150, 250)}, 0);
+  hook->reduce(bucket, group);
+  EXPECT_TRUE(at::allclose(bucket.gradients, flat, 1e-4, 1e-4));
+  EXPECT_EQ(group.bytes, (20 + 20) * 2 * 4);
+  EXPECT_THAT(hook->state(), ElementsAre(Key("step"), Key("q.batch.p0")));
+  // 390 numbers leave 10 places free.
+  auto ragged = bucket_of({matrix(13, 30, 1)}, 1);
+  hook->reduce(ragged, group);
+  EXPECT_TRUE(ragged.gradients.isfinite().all().item<bool>());
+  auto small = bucket_of({matrix(2, 3, 1)}, 2);
+  hook->reduce(small, group);
+  EXPECT_TRUE(at::equal(small.parameters[0].gradient, matrix(2, 3, 1)));
+}
+
+// Buckets change in between: errors belong to parameters.
+TEST(PowerSgdBatched, T57ErrorsAreFedBackAndKept) {
+  const PowerSgdOptions options{.start_step = 0, .batched = true};
+  auto hook = power_sgd(options);
+  auto given = at::zeros({20, 30}), sent = at::zeros({20, 30});
+  for (int step = 0; step < 6; ++step) {
+    auto gradients = std::vector<at::Tensor>{matrix(20, 30, step)};
+    given += gradients[0];
+    if (step % 2 == 1) {
+      gradients.push_back(at::ones({7}));
+    }
+    sent += reduced(*hook, gradients, step);
+    auto next = power_sgd(options);
+    next->load(hook->state());
+    hook = next;
+  }
+  EXPECT_TRUE(at::allclose(sent + error_in(*hook, "p0"), given, 1e-4, 1e-4));
+  EXPECT_GT(error_in(*hook, "p0").norm().item<double>(), 0.1);
 }
 
 TEST(PostLocalSgd, T57LeavesOthersAloneAfterItsStart) {

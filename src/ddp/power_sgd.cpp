@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression, arXiv
 // 1905.13727: algorithm 1 on each matrix of a bucket, with the error feedback of
-// algorithm 2. Two messages a bucket: all P with what is not compressed, all Q.
+// algorithm 2. Two messages a bucket: all P with what is not compressed, all Q. Batched, the bucket is
+// the only matrix.
+#include <cmath>
 #include <map>
+#include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
@@ -65,7 +69,9 @@ class PowerSgd final : public CommHook {
   }
 
   std::string name() const override {
-    return str("power_sgd(rank ", options_.rank, ")");
+    return str(
+        "power_sgd(rank ", options_.rank, options_.batched ? ", batched" : "",
+        ")");
   }
 
   void reduce(GradientBucket& bucket, HookGroup& group) override {
@@ -74,27 +80,16 @@ class PowerSgd final : public CommHook {
       group.all_reduce_mean(bucket.gradients);
       return;
     }
-    std::vector<LowRankMatrix> low;
-    std::vector<at::Tensor> plain;
-    for (const auto& parameter : bucket.parameters) {
-      const auto matrix = matrix_shape(parameter.gradient);
-      if (is_worth_compressing(matrix, options_)) {
-        low.push_back(begin(parameter, matrix, step));
-      } else {
-        plain.push_back(parameter.gradient);
-      }
-    }
-    reduce_p(low, plain, group);
-    reduce_q(low, group);
-    for (auto& one : low) {
-      end(one);
-    }
+    options_.batched ? reduce_batch(bucket, step, group)
+                     : reduce_matrices(bucket, step, group);
   }
 
   State state() const override {
     State state = {{ddp::HookStepCounter::kName, steps_.state()}};
     for (const auto& [name, memory] : memory_) {
-      state.emplace_back("q." + name, memory.q);
+      if (memory.q.defined()) {
+        state.emplace_back("q." + name, memory.q);
+      }
       if (memory.error.defined()) {
         state.emplace_back("error." + name, memory.error);
       }
@@ -133,15 +128,16 @@ class PowerSgd final : public CommHook {
 
  private:
   struct ParameterState {
-    at::Tensor q;      // [columns, rank]
+    at::Tensor q;      // [columns, rank]; undefined: none.
     at::Tensor error;  // [rows, columns]; undefined: none.
   };
   // One matrix that is being reduced.
   struct LowRankMatrix {
-    const BucketParameter* parameter = nullptr;
-    at::Tensor whole;  // [rows, columns], fp32: gradient plus error.
-    at::Tensor p;      // [rows, rank]
-    at::Tensor q;      // [columns, rank]
+    std::string name;
+    at::Tensor gradient;  // Takes the result.
+    at::Tensor whole;     // [rows, columns], fp32: gradient plus error.
+    at::Tensor p;         // [rows, rank]
+    at::Tensor q;         // [columns, rank]
   };
 
   at::Tensor first_q(
@@ -158,21 +154,84 @@ class PowerSgd final : public CommHook {
         at::TensorOptions().dtype(at::kFloat));
   }
 
+  void reduce_matrices(
+      const GradientBucket& bucket, std::int64_t step, HookGroup& group) {
+    std::vector<LowRankMatrix> low;
+    std::vector<at::Tensor> plain;
+    for (const auto& [name, gradient] : bucket.parameters) {
+      const auto matrix = matrix_shape(gradient);
+      if (is_worth_compressing(matrix, options_)) {
+        low.push_back(begin(name, gradient, matrix, step));
+      } else {
+        plain.push_back(gradient);
+      }
+    }
+    reduce_p(low, plain, group);
+    reduce_q(low, group);
+    for (auto& one : low) {
+      end(one);
+    }
+  }
+
+  // Buckets may change, so that errors are kept by parameter. Q belongs to the bucket, which goes by
+  // the name of its first parameter.
+  void reduce_batch(
+      const GradientBucket& bucket, std::int64_t step, HookGroup& group) {
+    const auto numel = bucket.gradients.numel();
+    const auto side = static_cast<std::int64_t>(
+        std::ceil(std::sqrt(static_cast<double>(numel))));
+    const MatrixShape matrix{.rows = side, .columns = side};
+    if (!is_worth_compressing(matrix, options_)) {
+      group.all_reduce_mean(bucket.gradients);
+      return;
+    }
+    const auto square =
+        at::zeros({side, side}, at::TensorOptions().dtype(at::kFloat));
+    const auto elements = square.view({-1}).narrow(0, 0, numel);
+    elements.copy_(bucket.gradients);
+    const auto place_of = [&](const at::Tensor& gradient) {
+      return elements.as_strided(
+          gradient.sizes(), gradient.strides(),
+          gradient.storage_offset() - bucket.gradients.storage_offset());
+    };
+    for (const auto& [name, gradient] : bucket.parameters) {
+      if (const auto& error = memory_[name].error; error.defined()) {
+        place_of(gradient).add_(error.view(gradient.sizes()));
+      }
+    }
+    std::vector<LowRankMatrix> low = {
+        begin("batch." + bucket.parameters[0].name, square, matrix, step)};
+    reduce_p(low, {}, group);
+    reduce_q(low, group);
+    end(low[0]);
+    bucket.gradients.copy_(elements);
+    auto error = std::exchange(memory_[low[0].name].error, {});
+    if (!error.defined()) {
+      return;
+    }
+    elements.copy_(error.view({-1}).narrow(0, 0, numel));
+    for (const auto& [name, gradient] : bucket.parameters) {
+      memory_[name].error = place_of(gradient).clone();
+    }
+  }
+
   LowRankMatrix begin(
-      const BucketParameter& parameter,
+      const std::string& name,
+      const at::Tensor& gradient,
       const MatrixShape& matrix,
       std::int64_t step) {
-    auto& memory = memory_[parameter.name];
+    auto& memory = memory_[name];
     LowRankMatrix low;
-    low.parameter = &parameter;
-    low.whole = parameter.gradient.reshape({matrix.rows, matrix.columns})
+    low.name = name;
+    low.gradient = gradient;
+    low.whole = gradient.reshape({matrix.rows, matrix.columns})
                     .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
     if (memory.error.defined()) {
       low.whole.add_(memory.error);
     }
     const bool kept = options_.warm_start && memory.q.defined() &&
         memory.q.size(0) == matrix.columns && memory.q.size(1) == options_.rank;
-    low.q = kept ? memory.q : first_q(parameter.name, matrix, step);
+    low.q = kept ? memory.q : first_q(name, matrix, step);
     low.p = low.whole.mm(low.q);
     return low;
   }
@@ -223,10 +282,12 @@ class PowerSgd final : public CommHook {
   }
 
   void end(LowRankMatrix& low) {
-    auto& memory = memory_[low.parameter->name];
+    auto& memory = memory_[low.name];
     const auto approximation = low.p.mm(low.q.t());
-    auto gradient = low.parameter->gradient;
-    gradient.copy_(approximation.view(gradient.sizes()));
+    low.gradient.copy_(approximation.view(low.gradient.sizes()));
+    if (!at::isfinite(approximation).all().item<bool>()) {
+      return;  // On every rank: a step to be skipped, of which nothing is kept.
+    }
     if (options_.error_feedback) {
       memory.error = low.whole.sub_(approximation);
     }

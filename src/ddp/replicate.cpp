@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/ddp/replicate.h>
 
+#include <cmath>
 #include <utility>
 
 #include <torch/nn/module.h>
@@ -25,6 +26,11 @@ void check_options(const ReplicateOptions& options) {
   SHERD_CHECK(
       !options.buffer_hook || options.broadcast_buffers,
       "[ddp] options.buffer_hook needs broadcast_buffers, found it off");
+  const double factor = options.gradient_divide_factor.value_or(1.0);
+  SHERD_CHECK(
+      factor > 0.0 && std::isfinite(factor),
+      "[ddp] options.gradient_divide_factor is ", factor,
+      "; expected a finite number above 0");
 }
 
 // A mesh in which every rank of the world is a replica.
@@ -42,22 +48,6 @@ LocalGradientsScope::~LocalGradientsScope() {
   if (engine_) {
     engine_->end_no_sync();
   }
-}
-
-JoinScope::JoinScope(std::shared_ptr<ddp::DdpEngine> engine)
-    : engine_(std::move(engine)) {}
-JoinScope::JoinScope(JoinScope&&) noexcept = default;
-JoinScope::~JoinScope() {
-  if (engine_) {
-    engine_->abandon_join();
-  }
-}
-
-void JoinScope::finish() {
-  SHERD_CHECK_AS(
-      kFailedPrecondition, engine_ != nullptr,
-      "[ddp] this join scope has ended");
-  std::exchange(engine_, nullptr)->finish_join();
 }
 
 DistributedDataParallel::DistributedDataParallel(

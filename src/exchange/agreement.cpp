@@ -102,6 +102,19 @@ Agreement agree(
   return {AgreementOutcome::kAssist, *first, ""};
 }
 
+FlightStep flight_step(const CollectiveRequest& request) {
+  switch (request.kind) {
+    case CollectiveKind::kUnshard:
+      return request.in_backward != 0 ? FlightStep::kUnshardInBackward
+                                      : FlightStep::kUnshardInForward;
+    case CollectiveKind::kEndBackward:
+      return FlightStep::kEndBackward;
+    case CollectiveKind::kAllReduce:
+      break;
+  }
+  return begins_step(request) ? FlightStep::kBeginStep : FlightStep::kAllReduce;
+}
+
 std::string rule_broken_by(const CollectiveRequest& request) {
   const bool gathers =
       request.kind == CollectiveKind::kUnshard && request.in_backward == 0;
@@ -109,7 +122,8 @@ std::string rule_broken_by(const CollectiveRequest& request) {
     return "";
   }
   return request.full_precision != 0
-      ? "; every rank calls summon_full_parameters(), or none"
+      ? "; every rank calls summon_full_parameters(), or none, and uses the "
+        "same units inside full_precision()"
       : "; every rank makes every forward, an evaluation too, and uses the "
         "same units in it: where one rank alone reads parameters, let it do "
         "so inside summon_full_parameters({.read_only = true}), which every "

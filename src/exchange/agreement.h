@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include "base/flight_recorder.h"
 
 namespace sherd::exchange {
 
@@ -54,6 +55,9 @@ Agreement agree(
     std::span<const CollectiveRequest> requests,
     std::span<const int> world_ranks,
     std::span<const std::string> unit_names);
+
+// What the request is for, as a record of events has it.
+FlightStep flight_step(const CollectiveRequest& request);
 
 // What the user is told when others want something else, or nothing: the tail
 // of a sentence, beginning with "; ". Empty where there is no such rule.

@@ -11,6 +11,8 @@
 #include "exchange/backward_status.h"
 #include "exchange/collective_steps.h"
 #include "exchange/numbers.h"
+#include "exchange/profiled_range.h"
+#include "exchange/recorded_exchange.h"
 #include "exchange/unit_transport.h"
 
 namespace sherd::exchange {
@@ -21,8 +23,10 @@ class CollectiveExchange final : public Exchange {
   CollectiveExchange(
       std::shared_ptr<world::Transport> gather,
       std::shared_ptr<world::Transport> reduce,
-      MakeUnitTransport make_unit_transport)
-      : make_unit_transport_(std::move(make_unit_transport)),
+      MakeUnitTransport make_unit_transport,
+      FlightLog log)
+      : log_(std::move(log)),
+        make_unit_transport_(std::move(make_unit_transport)),
         gather_(std::move(gather)),
         reduce_(std::move(reduce)) {}
   // Connections may outlive this object, messages under way may not: they read
@@ -45,6 +49,7 @@ class CollectiveExchange final : public Exchange {
 
   Status open(const ModelSpec& model) override {
     model_ = model;
+    log_.name_units(unit_names(model_));
     if (auto status = compare_models(*gather_, model_); !status.ok()) {
       return fail(status);
     }
@@ -53,7 +58,7 @@ class CollectiveExchange final : public Exchange {
       return fail(unit_transport.status());
     }
     unit_transport_ = std::move(unit_transport).value();
-    steps_.emplace(*gather_, *unit_transport_, model_);
+    steps_.emplace(*gather_, *unit_transport_, model_, log_);
     return {};
   }
 
@@ -78,12 +83,7 @@ class CollectiveExchange final : public Exchange {
     const auto request = unshard_request(unit, options);
     started_[unit] =
         worker_.post([this, request, may_start, into = std::move(unsharded)] {
-          WantedUnit wanted{.unsharded = into.get()};
-          if (may_start) {
-            wanted.early = unit_transport_->start_gather(
-                steps_->gather_of(request), into.get());
-          }
-          return steps_->run_when_agreed(request, &wanted);
+          return gather(request, may_start, into.get());
         });
     return {};
   }
@@ -130,7 +130,7 @@ class CollectiveExchange final : public Exchange {
       return error_;
     }
     backward_status_.set_end(end);
-    const auto statuses = finish_backward();
+    const auto statuses = finish_backward(end.reduce_meanwhile);
     if (!statuses.ok()) {
       return fail(statuses.status());
     }
@@ -270,12 +270,37 @@ class CollectiveExchange final : public Exchange {
         : unit_bytes(spec(unit));
   }
 
+  // Run by the worker.
+  Status gather(
+      const CollectiveRequest& request, bool may_start, UnshardedUnit* into) {
+    const ProfiledRange range("gather", spec(request.unit).name);
+    FlightRecord record{.unit = request.unit, .event = FlightEvent::kStarted};
+    log_.record(record);
+    WantedUnit wanted{.unsharded = into};
+    if (may_start) {
+      wanted.early =
+          unit_transport_->start_gather(steps_->gather_of(request), into);
+    }
+    auto status = steps_->run_when_agreed(request, &wanted);
+    if (status.ok()) {
+      record.event = FlightEvent::kGathered;
+      log_.record(record);
+    }
+    return status;
+  }
+
   // Returns the statuses of all ranks.
-  Result<std::vector<at::Tensor>> finish_backward() {
+  Result<std::vector<at::Tensor>> finish_backward(
+      const std::function<Status()>& reduce_meanwhile) {
     const auto request = make_request(CollectiveKind::kEndBackward);
-    auto agreed = worker_.wait(
-        worker_.post([&] { return steps_->run_when_agreed(request); }));
-    if (!agreed.ok()) {
+    const auto at_end =
+        worker_.post([=, this] { return steps_->run_when_agreed(request); });
+    if (reduce_meanwhile) {
+      if (auto status = reduce_meanwhile(); !status.ok()) {
+        return status;
+      }
+    }
+    if (auto agreed = worker_.wait(at_end); !agreed.ok()) {
       return agreed;
     }
     if (auto status = unit_transport_->finish(); !status.ok()) {
@@ -313,6 +338,7 @@ class CollectiveExchange final : public Exchange {
     return {};
   }
 
+  const FlightLog log_;
   ModelSpec model_;
   const MakeUnitTransport make_unit_transport_;
   // The unit_transport goes last, with the transports: messages under way end before their
@@ -337,21 +363,25 @@ class CollectiveExchange final : public Exchange {
 
 std::unique_ptr<Exchange> make_collective_exchange(
     std::shared_ptr<world::Transport> gather,
-    std::shared_ptr<world::Transport> reduce) {
+    std::shared_ptr<world::Transport> reduce,
+    FlightLog log) {
   return make_collective_exchange_with(
       std::move(gather), std::move(reduce),
       [](const auto& model, const auto& gathers,
          const auto& reductions) -> Result<std::unique_ptr<UnitTransport>> {
         return make_message_unit_transport(model, gathers, reductions);
-      });
+      },
+      std::move(log));
 }
 
 std::unique_ptr<Exchange> make_collective_exchange_with(
     std::shared_ptr<world::Transport> gather,
     std::shared_ptr<world::Transport> reduce,
-    MakeUnitTransport make_unit_transport) {
+    MakeUnitTransport make_unit_transport,
+    FlightLog log) {
   return std::make_unique<CollectiveExchange>(
-      std::move(gather), std::move(reduce), std::move(make_unit_transport));
+      std::move(gather), std::move(reduce), std::move(make_unit_transport),
+      std::move(log));
 }
 
 }  // namespace sherd::exchange

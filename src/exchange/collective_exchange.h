@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include "base/flight_recorder.h"
 #include "exchange/exchange.h"
 #include "exchange/unit_transport.h"
 #include "world/transport.h"
@@ -19,12 +20,14 @@ namespace sherd::exchange {
 // each other.
 std::unique_ptr<Exchange> make_collective_exchange(
     std::shared_ptr<world::Transport> gather,
-    std::shared_ptr<world::Transport> reduce);
+    std::shared_ptr<world::Transport> reduce,
+    FlightLog log = {});
 
 // The same agreement, with bytes moved by another UnitTransport.
 std::unique_ptr<Exchange> make_collective_exchange_with(
     std::shared_ptr<world::Transport> gather,
     std::shared_ptr<world::Transport> reduce,
-    MakeUnitTransport make_unit_transport);
+    MakeUnitTransport make_unit_transport,
+    FlightLog log = {});
 
 }  // namespace sherd::exchange

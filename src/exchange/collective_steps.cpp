@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "exchange/numbers.h"
+#include "exchange/recorded_exchange.h"
 #include "world/collectives.h"
 
 namespace sherd::exchange {
@@ -29,12 +30,12 @@ static_assert(std::has_unique_object_representations_v<SentRequest>);
 CollectiveSteps::CollectiveSteps(
     world::Transport& transport,
     UnitTransport& unit_transport,
-    const ModelSpec& model)
-    : transport_(transport), unit_transport_(unit_transport) {
-  for (const auto& unit : model.units) {
-    unit_names_.push_back(unit.name);
-  }
-}
+    const ModelSpec& model,
+    FlightLog log)
+    : transport_(transport),
+      unit_transport_(unit_transport),
+      unit_names_(unit_names(model)),
+      log_(std::move(log)) {}
 
 bool CollectiveSteps::take_assisted() {
   return std::exchange(assisted_, false);
@@ -85,6 +86,12 @@ Status CollectiveSteps::run_when_agreed(
 Result<CollectiveSteps::SentRequests> CollectiveSteps::all_gather_requests(
     CollectiveRequest& mine, bool with_shard) {
   mine.sequence = sequence_++;
+  FlightRecord record{
+      .sequence = mine.sequence,
+      .unit = mine.unit,
+      .event = FlightEvent::kRequested,
+      .step = flight_step(mine)};
+  log_.record(record);
   const SentRequest sent{mine, with_shard ? 1U : 0U};
   const auto what = "an answer to " + describe(mine, unit_names_);
   const auto all = world::Collectives(transport_, what, kRequestTag)
@@ -103,6 +110,8 @@ Result<CollectiveSteps::SentRequests> CollectiveSteps::all_gather_requests(
     found.requests.push_back(theirs.request);
     found.with_shard.push_back(theirs.with_shard != 0);
   }
+  record.event = FlightEvent::kAgreed;
+  log_.record(record);
   return found;
 }
 

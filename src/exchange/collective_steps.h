@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include "base/flight_recorder.h"
 #include "base/status.h"
 #include "exchange/agreement.h"
 #include "exchange/exchange.h"
@@ -35,7 +36,8 @@ class CollectiveSteps {
   CollectiveSteps(
       world::Transport& transport,
       UnitTransport& unit_transport,
-      const ModelSpec& model);
+      const ModelSpec& model,
+      FlightLog log);
   CollectiveSteps(const CollectiveSteps&) = delete;
   CollectiveSteps& operator=(const CollectiveSteps&) = delete;
 
@@ -76,6 +78,7 @@ class CollectiveSteps {
   world::Transport& transport_;
   UnitTransport& unit_transport_;
   std::vector<std::string> unit_names_;
+  const FlightLog log_;
   std::uint64_t sequence_ = 0;
   bool assisted_ = false;
 };

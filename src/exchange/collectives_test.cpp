@@ -58,6 +58,36 @@ TEST(Collectives, AllReduceAddsInTheOrderOfMembers) {
   }
 }
 
+TEST(Collectives, ReduceScatterGivesEachMemberItsPart) {
+  for (const int ranks : {1, 3}) {
+    const FakeOptions late{.seed = 5, .delay_max = kDelay};
+    run_fake_ranks(ranks, late, [&](FakeRank& self) {
+      auto transport = self.network.transport(self.rank, "a");
+      std::vector<int> all(static_cast<std::size_t>(ranks));
+      std::iota(all.begin(), all.end(), 0);
+      // The second of three has nothing.
+      std::vector<std::int64_t> cuts(all.size() + 1, 7);
+      cuts.front() = 0;
+      cuts.back() = 9001;
+      const auto r = static_cast<std::size_t>(self.rank);
+      for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+        auto expected = uneven(9001, self.rank, dtype);
+        const auto part = [&](const at::Tensor& of) {
+          return of.narrow(0, cuts[r], cuts[r + 1] - cuts[r]);
+        };
+        auto tensor = expected.clone();
+        part(expected).copy_(part(mean_of(9001, all, dtype)));
+        world::Collectives(*transport, "parts", 0)
+            .reduce_scatter(tensor, cuts, 1.0 / ranks)
+            .throw_if_failed();
+        EXPECT_TRUE(at::equal(tensor, expected))
+            << ranks << " ranks, " << dtype;
+      }
+      self.barrier.arrive_and_wait();
+    });
+  }
+}
+
 TEST(Collectives, SomeRanksLeaveOthersAlone) {
   run_fake_ranks(4, {.seed = 3, .delay_max = kDelay}, [](FakeRank& self) {
     auto transport = self.network.transport(self.rank, "a");

@@ -2,6 +2,8 @@
 #include "exchange/comm_hook_unit_transport.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <set>
@@ -17,19 +19,19 @@
 namespace sherd::exchange {
 namespace {
 
+constexpr double kRounding = 1e-12;
+
 class CommHookUnitTransport final : public UnitTransport {
  public:
   CommHookUnitTransport(
       const ModelSpec& model,
       std::unique_ptr<UnitTransport> inner,
       std::shared_ptr<world::Transport> transport,
-      ReduceUnit reduce)
+      ReduceHook hook)
       : model_(model),
         inner_(std::move(inner)),
         transport_(std::move(transport)),
-        reduce_(std::move(reduce)) {
-    SHERD_ASSERT(model.placement == ModelPlacement::kReplicate);
-  }
+        hook_(std::move(hook)) {}
 
   ShardMemory shard(UnitId unit, int flat) const override {
     return inner_->shard(unit, flat);
@@ -73,7 +75,7 @@ class CommHookUnitTransport final : public UnitTransport {
   }
 
   void start_reduce(UnitId unit, const ReduceOptions& options) override {
-    wait_for_room(options.under_way_max);
+    wait_for_room(options);
     reduced_once_.insert(unit);
     auto slot = slots_.extract(unit);
     SHERD_ASSERT(!slot.empty());
@@ -98,6 +100,7 @@ class CommHookUnitTransport final : public UnitTransport {
   }
   Status finish() override {
     auto status = worker_.wait(last_job_);
+    room_wait_timed_out_ = false;
     (void)progress();
     return status;
   }
@@ -125,18 +128,29 @@ class CommHookUnitTransport final : public UnitTransport {
   // A late round adds to what the first has left there.
   bool may_reduce_in_place(UnitId unit) const {
     const auto& flats = spec(unit).flats;
-    return model_.overwrites_gradients && !reduced_once_.contains(unit) &&
+    return model_.overwrites_gradients && replicates() &&
+        !reduced_once_.contains(unit) &&
         std::all_of(flats.begin(), flats.end(), [](const FlatSpec& flat) {
              return !flat.trainable || flat.slot_dtype() == flat.dtype;
            });
   }
 
-  // Ranks reduce in the same order, so that the oldest always ends.
-  void wait_for_room(int under_way_max) {
-    if (under_way_max > 0 &&
-        last_job_ >= static_cast<std::uint64_t>(under_way_max)) {
-      (void)worker_.wait(
-          last_job_ + 1 - static_cast<std::uint64_t>(under_way_max));
+  bool replicates() const {
+    return model_.placement == ModelPlacement::kReplicate;
+  }
+
+  // Ranks reduce in the same order, so that the oldest always ends, but where units are gathered: there
+  // a peer may need this rank for a gather before it reduces.
+  void wait_for_room(const ReduceOptions& options) {
+    const auto most = static_cast<std::uint64_t>(options.under_way_max);
+    if (most == 0 || last_job_ < most) {
+      return;
+    }
+    const auto oldest = last_job_ + 1 - most;
+    if (replicates()) {
+      (void)worker_.wait(oldest);
+    } else if (!room_wait_timed_out_) {
+      room_wait_timed_out_ = !worker_.wait_for(oldest, options.room_wait());
     }
   }
 
@@ -147,14 +161,11 @@ class CommHookUnitTransport final : public UnitTransport {
       std::vector<at::Tensor> flats) {
     const at::NoGradGuard no_grad;
     take_alone(unit, options, flats);
-    std::vector<at::Tensor> trainable;
-    for (const auto& flat : flats) {
-      if (flat.defined()) {
-        trainable.push_back(flat);
-      }
-    }
     if (auto status = status_of(
-            [&] { return reduce_(unit, trainable, *transport_); },
+            [&] {
+              hook_.reduce(unit, flats, *transport_);
+              return Status();
+            },
             ErrorCode::kFailedPrecondition,
             str("[exchange] the hook that reduces ", spec(unit).name,
                 " failed: "));
@@ -163,20 +174,38 @@ class CommHookUnitTransport final : public UnitTransport {
     }
     std::int64_t bytes = 0;
     for (std::size_t f = 0; f < flats.size(); ++f) {
-      if (!flats[f].defined()) {
-        continue;
+      if (flats[f].defined()) {
+        bytes += take_result(unit, f, options, flats[f]);
       }
-      const auto out = inner_->shard(unit, static_cast<int>(f)).gradient;
-      if (out.is_alias_of(flats[f])) {
-        continue;
-      }
-      options.accumulate.at(f) ? out.add_(flats[f]) : out.copy_(flats[f]);
-      bytes += static_cast<std::int64_t>(flats[f].nbytes());
     }
     const std::lock_guard lock(mu_);
     reduced_.push_back(unit);
     bytes_given_back_ += bytes;
     return {};
+  }
+
+  // Returns the bytes of a slot that nobody needs any more.
+  std::int64_t take_result(
+      UnitId unit,
+      std::size_t f,
+      const ReduceOptions& options,
+      const at::Tensor& flat) {
+    const auto kept =
+        owned(model_, unit, static_cast<int>(f), transport_->index());
+    const auto result = flat.narrow(0, kept.begin, kept.numel());
+    // The hook gives the mean, and the scale is that of the sum. It may be 1 but for rounding.
+    const double factor = options.scale * transport_->size();
+    if (std::abs(factor - 1.0) > kRounding) {
+      result.mul_(factor);
+    }
+    const auto out = options.into.empty()
+        ? inner_->shard(unit, static_cast<int>(f)).gradient
+        : options.into[f];
+    if (out.is_alias_of(flat)) {
+      return 0;
+    }
+    options.accumulate.at(f) ? out.add_(result) : out.copy_(result);
+    return static_cast<std::int64_t>(flat.nbytes());
   }
 
   void take_alone(
@@ -201,11 +230,12 @@ class CommHookUnitTransport final : public UnitTransport {
   const ModelSpec& model_;
   const std::unique_ptr<UnitTransport> inner_;
   const std::shared_ptr<world::Transport> transport_;
-  const ReduceUnit reduce_;
+  const ReduceHook hook_;
   std::map<UnitId, std::vector<at::Tensor>> slots_;  // Open ones.
   std::set<UnitId> reduced_once_;                    // In this backward.
   std::vector<UnitId> ended_;
   std::uint64_t last_job_ = 0;
+  bool room_wait_timed_out_ = false;  // Since the last finish().
   std::int64_t under_way_peak_ = 0;
   std::int64_t bytes_ = 0;
   std::int64_t bytes_peak_ = 0;
@@ -223,9 +253,9 @@ std::unique_ptr<UnitTransport> make_comm_hook_unit_transport(
     const ModelSpec& model,
     std::unique_ptr<UnitTransport> inner,
     std::shared_ptr<world::Transport> transport,
-    ReduceUnit reduce) {
+    ReduceHook hook) {
   return std::make_unique<CommHookUnitTransport>(
-      model, std::move(inner), std::move(transport), std::move(reduce));
+      model, std::move(inner), std::move(transport), std::move(hook));
 }
 
 }  // namespace sherd::exchange

@@ -1,30 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A UnitTransport for replicas whose gradients a communication hook reduces: on a thread beside backward
-// the hook gets each bucket of gradients in turn and leaves in it what all ranks agree on. Everything
-// else is left to the inner UnitTransport. The buckets are whole flats. Thread rule: as UnitTransport.
+// A UnitTransport whose gradients a communication hook reduces: on a thread beside backward the hook
+// gets the gradients of one unit after another and leaves in them what ranks agree on. Everything else
+// is left to the inner UnitTransport. Thread rule: as UnitTransport.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 #include "exchange/unit_transport.h"
 #include "world/collectives.h"
 
 namespace sherd::exchange {
 
-// `flats`, input and result, are this rank's gradients of the unit: 1-D in the slot's dtype, by
-// trainable flat, zero where there was none. The function divides by itself. It is called in the
-// order in which reductions start, which is the same on all ranks. What it throws is a failure of the
-// exchange.
-using ReduceUnit = std::function<Status(
-    UnitId unit,
-    const std::vector<at::Tensor>& flats,
-    world::Transport& transport)>;
+struct ReduceHook {
+  std::string name;  // The same on all ranks.
+  // `flats`, input and result, are this rank's gradients of the whole unit: 1-D in the slot's dtype,
+  // by flat, undefined where frozen, zero where there was none. The result is the mean over ranks, of
+  // the elements that this rank owns. Called in the order in which reductions start, which must be
+  // the same on all ranks. What it throws is a failure of the exchange.
+  std::function<void(
+      UnitId unit,
+      const std::vector<at::Tensor>& flats,
+      world::Transport& transport)>
+      reduce;
+};
 
 std::unique_ptr<UnitTransport> make_comm_hook_unit_transport(
     const ModelSpec& model,
     std::unique_ptr<UnitTransport> inner,
     std::shared_ptr<world::Transport> transport,
-    ReduceUnit reduce);
+    ReduceHook hook);
 
 }  // namespace sherd::exchange

@@ -35,6 +35,36 @@ TEST_P(ExchangeBackward, ReturnsOnlyWhenEveryRankHasCome) {
   });
 }
 
+// Room for its second reduction comes from what rank 0 does after a gather that needs all.
+TEST_P(ExchangeBackward, ARankThatReducesAtItsEndAssistsOthersMeanwhile) {
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(owners());
+    open(seat, model);
+    write_shards(*seat.exchange, model, seat.rank, 4);
+    seat.exchange->publish(1).throw_if_failed();
+    auto end = backward_end(model);
+    if (seat.rank == 0) {
+      expect_whole(*seat.exchange, model, 1, 4, {.in_backward = true});
+      reduce_all(*seat.exchange, model, seat.rank);
+    } else {
+      end.reduce_meanwhile = [&] {
+        Status status;
+        for (UnitId unit = 0; status.ok() && unit < 3; ++unit) {
+          fill_gradients(*seat.exchange, model, unit, seat.rank);
+          auto options =
+              reduce_options(model.units[static_cast<std::size_t>(unit)]);
+          options.under_way_max = 1;
+          options.patient = true;
+          status = seat.exchange->start_reduce(unit, options);
+        }
+        return status;
+      };
+    }
+    seat.exchange->end_backward(end).status().throw_if_failed();
+    expect_sums(*seat.exchange, model, seat.rank, ranks());
+  });
+}
+
 TEST_P(ExchangeBackward, UsedMarksAreOredByParameter) {
   with().run([&](Seat& seat) {
     const auto model = mixed_model(owners());

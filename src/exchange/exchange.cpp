@@ -28,6 +28,9 @@ std::string describe_precision(const FlatSpec& flat) {
   if (flat.reduce_dtype) {
     text += str(" reduced as ", c10::toString(*flat.reduce_dtype));
   }
+  if (flat.narrow_gradients) {
+    text += " and kept so";
+  }
   return text;
 }
 
@@ -71,7 +74,13 @@ plan::ElementRange owned(
 bool is_cast(const UnitSpec& unit) {
   return std::any_of(
       unit.flats.begin(), unit.flats.end(),
-      [](const FlatSpec& flat) { return flat.is_cast(); });
+      [](const FlatSpec& flat) { return flat.is_cast() || flat.coded; });
+}
+
+bool starts_frozen(const UnitSpec& unit) {
+  return std::all_of(
+      unit.flats.begin(), unit.flats.end(),
+      [](const FlatSpec& flat) { return flat.starts_frozen; });
 }
 
 bool may_bypass_slot(const FlatSpec& flat, int parameter) {
@@ -88,7 +97,8 @@ std::vector<std::string> describe(const ModelSpec& model) {
         lines.push_back(
             str("parameter ", flat.names[i], " ", flat.shapes[i], " ",
                 c10::toString(flat.dtype), describe_precision(flat),
-                flat.trainable ? "" : " frozen", " of unit ", unit.name));
+                flat.trainable && !flat.starts_frozen ? "" : " frozen",
+                " of unit ", unit.name));
       }
     }
   }

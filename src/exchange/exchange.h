@@ -9,12 +9,14 @@
 // when: docs/design/exchange.md.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include "base/flight_recorder.h"
 #include "base/status.h"
 #include "plan/flat_layout.h"
 #include "plan/unit_id.h"
@@ -35,15 +37,25 @@ struct FlatSpec {
       layout;  // Its cuts say who reduces what, in both placements.
   std::vector<std::string> names;   // By parameter of the layout.
   std::vector<std::string> shapes;  // For messages, e.g. "[256, 64]".
-  // The dtype of shards and their gradients.
+  // The dtype of shards and, unless narrow_gradients, of their gradients.
   c10::ScalarType dtype = c10::ScalarType::Float;
   // Mixed precision: the dtype of whole units and of what gathers carry; unset: dtype.
   std::optional<c10::ScalarType> param_dtype = std::nullopt;
   // The dtype of gradient slots and of what ranks send of them; unset: as whole units.
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
+  // Sharded gradients have the dtype of slots.
+  bool narrow_gradients = false;
+  // Whether its parameters can have gradients, now or once they are thawed.
   bool trainable = true;
+  // They need none at first. There is room for gradients, but no page of it is touched before they come.
+  bool starts_frozen = false;
+  // Gathers carry what a ShardCoder makes of shards, so that whole units have other values.
+  bool coded = false;
 
   c10::ScalarType shard_dtype() const { return dtype; }
+  c10::ScalarType gradient_dtype() const {
+    return narrow_gradients ? slot_dtype() : dtype;
+  }
   c10::ScalarType unsharded_dtype() const {
     return param_dtype.value_or(dtype);
   }
@@ -83,8 +95,10 @@ std::int64_t unit_bytes(const UnitSpec& unit);
 // The elements of a flat that a rank keeps: its slice, or, replicated, all.
 plan::ElementRange owned(
     const ModelSpec& model, UnitId unit, int flat, int rank);
-// Whether whole units of it have other dtypes than shards.
+// Whether whole units of it have other values than shards.
 bool is_cast(const UnitSpec& unit);
+// Whether no parameter of the unit trains at first, so that no gradient of it is expected.
+bool starts_frozen(const UnitSpec& unit);
 // Where each flat begins in a slot of the unit, when flats have these dtypes,
 // and last where the slot ends.
 using FlatDtype = c10::ScalarType (FlatSpec::*)() const;
@@ -97,7 +111,7 @@ bool may_bypass_slot(const FlatSpec& flat, int parameter);
 std::vector<std::string> describe(const ModelSpec& model);
 
 // 1-D tensors over the elements this rank owns of a flat; addresses are for
-// life. `gradient` is undefined where the flat is frozen.
+// life. `gradient` is undefined where the flat is not trainable.
 struct ShardMemory {
   at::Tensor shard;
   at::Tensor gradient;
@@ -154,9 +168,18 @@ struct ReduceOptions {
   bool partial = false;
   // Reductions under way at most, this one included: start_reduce() waits for
   // older ones to end. Not for ever, since peers that do other things first
-  // may need this rank to go on; after a second this backward has no limit any
-  // more. 0: none.
+  // may need this rank to go on; after room_wait() this backward has no limit
+  // any more. 0: none.
   int under_way_max = 0;
+  // Waits for that room as long as the deadline allows. REQUIRES: every rank that is patient starts
+  // its reductions in the same order, and some rank is not.
+  bool patient = false;
+
+  // How long start_reduce() waits for room. Transfers have deadlines of their
+  // own, after which there is room, so that a day stands for no limit.
+  std::chrono::milliseconds room_wait() const {
+    return patient ? std::chrono::hours(24) : std::chrono::seconds(1);
+  }
 };
 
 struct BackwardEnd {
@@ -171,6 +194,8 @@ struct BackwardEnd {
   bool departed = false;
   // By unit, or empty: marks as ReduceOptions::used, beside those.
   std::vector<std::vector<bool>> used = {};
+  // Starts reductions while this rank already assists others that still gather; may be empty.
+  std::function<Status()> reduce_meanwhile = nullptr;
 };
 
 struct BackwardOutcome {
@@ -193,7 +218,8 @@ enum class ScalarReduceOp {
 
 struct ExchangeCounters {
   std::int64_t unshards = 0;
-  std::int64_t unsharded_bytes = 0;  // Bytes of units made whole.
+  std::int64_t unsharded_bytes = 0;    // Bytes of units made whole.
+  std::int64_t gather_sent_bytes = 0;  // Bytes sent for that.
   std::int64_t reduces = 0;
   std::int64_t reduces_under_way_peak = 0;
   std::int64_t slot_bytes = 0;  // Allocated now for unsharded units.
@@ -228,13 +254,13 @@ class Exchange {
   virtual void reshard(UnitId unit) = 0;
 
   // Room for the unit's gradients: one 1-D tensor per flat (undefined where
-  // frozen), content undefined, the engine fills all of it, padding with
+  // not trainable), content undefined, the engine fills all of it, padding with
   // zeros, save what it gives as ReduceOptions::gradients. Never waits for a
   // peer; the same until start_reduce().
   virtual std::vector<at::Tensor> gradient_slot(UnitId unit) = 0;
 
   // Gives the slot to be summed over ranks, in rank order and fp32, into
-  // ShardMemory::gradient. Each trainable unit once per backward (plus agreed
+  // ShardMemory::gradient. On all ranks the same units, each once per backward (plus agreed
   // late rounds), whatever the order. Waits only as options.under_way_max says.
   [[nodiscard]] virtual Status start_reduce(
       UnitId unit, const ReduceOptions& options) = 0;
@@ -274,6 +300,9 @@ class Exchange {
   virtual bool takes_sinks() const { return false; }
 
   virtual const ExchangeCounters& counters() const = 0;
+
+  // What its events are recorded in, so that the engine can add its own; by default nothing is.
+  virtual FlightLog log() const { return {}; }
 };
 
 }  // namespace sherd::exchange

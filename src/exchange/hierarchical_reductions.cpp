@@ -17,7 +17,6 @@ namespace sherd::exchange {
 namespace {
 
 constexpr std::int64_t kSumAlignment = 64;
-constexpr std::chrono::seconds kPatience{1};
 
 // The dtype of a host's sum: what sum_in_rank_order() accumulates in.
 c10::ScalarType sum_dtype(const FlatSpec& flat) {
@@ -48,15 +47,16 @@ int HierarchicalReductions::tag(UnitId unit, std::size_t flat) const {
 
 // A peer that is behind sends what is waited for in any case. One that does
 // other things first may wait for something that this rank does next.
-void HierarchicalReductions::wait_for_room(int under_way_max) {
-  const auto most = static_cast<std::uint64_t>(under_way_max);
+void HierarchicalReductions::wait_for_room(const ReduceOptions& options) {
+  const auto most = static_cast<std::uint64_t>(options.under_way_max);
   if (most > 0 && started_ >= most && !room_wait_timed_out_) {
-    room_wait_timed_out_ = !completer_.wait_for(started_ + 1 - most, kPatience);
+    room_wait_timed_out_ =
+        !completer_.wait_for(started_ + 1 - most, options.room_wait());
   }
 }
 
 void HierarchicalReductions::start(UnitId unit, const ReduceOptions& options) {
-  wait_for_room(options.under_way_max);
+  wait_for_room(options);
   const auto& map = *parts_.map;
   const auto reduction = std::make_shared<Reduction>();
   reduction->unit = unit;

@@ -79,7 +79,7 @@ class HierarchicalReductions {
   }
   int tag(UnitId unit, std::size_t flat) const;
   std::uint64_t completed() const { return completer_.ended(); }
-  void wait_for_room(int under_way_max);
+  void wait_for_room(const ReduceOptions& options);
   void reclaim();
   void stage(Reduction& reduction);
   void receive(Reduction& reduction);

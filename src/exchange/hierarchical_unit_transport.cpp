@@ -83,6 +83,7 @@ class HierarchicalUnitTransport final : public UnitTransport {
   void add_to(ExchangeCounters& counters) const override {
     memories_.add_to(counters);
     sums_->add_to(counters);
+    counters.gather_sent_bytes = sent_bytes_;
     counters.slot_bytes = slot_bytes_.load(std::memory_order_relaxed);
     counters.slot_bytes_peak = slot_bytes_peak_.load(std::memory_order_relaxed);
   }
@@ -135,6 +136,7 @@ class HierarchicalUnitTransport final : public UnitTransport {
   const std::shared_ptr<world::Transport> gather_;
   const std::shared_ptr<world::Transport> reduce_;
   const std::vector<int> first_flat_;
+  std::atomic<std::int64_t> sent_bytes_ = 0;  // Of shards.
   std::optional<SharedUnitBuffers> buffers_;  // Of the first rank of a host.
   std::uint64_t gathers_ = 0;                 // Of the thread that gathers.
   std::atomic<std::int64_t> bytes_max_;
@@ -299,6 +301,7 @@ Status HierarchicalUnitTransport::move(
       if (host != map_.host() && wanted_on(gather, host)) {
         transfers.push_back(
             gather_->send(shard, map_.proxy_of(map_.rank(), host), tag));
+        sent_bytes_ += static_cast<std::int64_t>(shard.nbytes());
       }
     }
     for (const int owner : map_.proxied_ranks()) {

@@ -49,7 +49,9 @@ HostLayout plan_host_layout(const ModelSpec& model, int local_ranks) {
     bytes += round_up(std::max({unit_bytes(unit), full, kLine}), kPage);
     const auto slot = std::max(slot_bytes(unit), kLine);
     slots += 2 * slot;  // One more for late gradients.
-    largest_slot = std::max(largest_slot, slot);
+    if (!starts_frozen(unit)) {
+      largest_slot = std::max(largest_slot, slot);
+    }
   }
   layout.unit_region_bytes = (local_ranks + 1) * bytes;
   layout.units = reserve(layout.unit_region_bytes, kPage);

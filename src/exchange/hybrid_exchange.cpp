@@ -38,8 +38,13 @@ class HybridExchange final : public Exchange {
   HybridExchange(
       std::unique_ptr<Exchange> within,
       std::unique_ptr<Exchange> across,
-      const MeshPosition& position)
+      const MeshPosition& position,
+      ReduceAcross reduce_across)
       : position_(position),
+        scale_across_(
+            reduce_across == ReduceAcross::kInOrder ? 1.0 / position.replicas
+                                                    : 1.0),
+        in_order_(reduce_across == ReduceAcross::kInOrder),
         within_(std::move(within)),
         across_(std::move(across)) {}
   ~HybridExchange() override {
@@ -179,6 +184,7 @@ class HybridExchange final : public Exchange {
     const auto& others = across_->counters();
     counters_.reduces_under_way_peak = std::max(
         counters_.reduces_under_way_peak, others.reduces_under_way_peak);
+    counters_.gather_sent_bytes += others.gather_sent_bytes;
     counters_.gradient_bytes +=
         others.gradient_bytes + partial_pool_.allocated_bytes();
     counters_.gradient_bytes_peak +=
@@ -248,7 +254,9 @@ class HybridExchange final : public Exchange {
   Status compare(const at::Tensor& values);
 
   const MeshPosition position_;
-  ModelSpec model_;  // Of `across_`.
+  const double scale_across_;  // The part of a reduction's scale.
+  const bool in_order_;        // Across.
+  ModelSpec model_;            // Of `across_`.
   BufferPool partial_pool_;
   std::vector<UnitState> units_;
   std::unique_ptr<Exchange> within_;
@@ -269,16 +277,16 @@ class HybridExchange final : public Exchange {
 const std::vector<at::Tensor>& HybridExchange::partial(UnitId unit) {
   auto& now = state(unit);
   if (now.partial.empty()) {
-    const auto offsets = flat_offsets(spec(unit), &FlatSpec::shard_dtype);
+    const auto offsets = flat_offsets(spec(unit), &FlatSpec::gradient_dtype);
     now.memory = partial_pool_.borrow(offsets.back());
     for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
       const auto& flat = spec(unit).flats[f];
       now.partial.push_back(
-          flat.trainable
-              ? at::from_blob(
-                    static_cast<char*>(now.memory) + offsets[f],
-                    {flat.layout.numel}, at::TensorOptions().dtype(flat.dtype))
-              : at::Tensor());
+          flat.trainable ? at::from_blob(
+                               static_cast<char*>(now.memory) + offsets[f],
+                               {flat.layout.numel},
+                               at::TensorOptions().dtype(flat.gradient_dtype()))
+                         : at::Tensor());
     }
   }
   return now.partial;
@@ -351,6 +359,7 @@ Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
   auto& now = state(unit);
   ReduceOptions mine = options;
   mine.partial = false;
+  mine.scale = options.scale / scale_across_;
   mine.accumulate.assign(options.accumulate.size(), now.kept);
   if (position_.both_axes || options.partial || now.kept ||
       any(options.accumulate)) {
@@ -380,6 +389,9 @@ Status HybridExchange::sum_across(const std::vector<UnitId>& ended) {
     const bool room = next->under_way_max == 0 || at_end_ ||
         across_under_way_ < next->under_way_max;
     if (!next->made || !room) {
+      if (in_order_) {
+        break;
+      }
       ++next;
       continue;
     }
@@ -403,6 +415,7 @@ Status HybridExchange::sum_across(const Waiting& waiting) {
   const auto& flats = spec(waiting.unit).flats;
   const auto slot = across_->gradient_slot(waiting.unit);
   ReduceOptions options;
+  options.scale = scale_across_;
   options.accumulate = waiting.accumulate;
   options.under_way_max = waiting.under_way_max;
   if (!position_.both_axes) {
@@ -521,9 +534,10 @@ Status HybridExchange::compare(const at::Tensor& values) {
 std::unique_ptr<Exchange> make_hybrid_exchange(
     std::unique_ptr<Exchange> within,
     std::unique_ptr<Exchange> across,
-    const MeshPosition& position) {
+    const MeshPosition& position,
+    ReduceAcross reduce_across) {
   return std::make_unique<HybridExchange>(
-      std::move(within), std::move(across), position);
+      std::move(within), std::move(across), position, reduce_across);
 }
 
 }  // namespace sherd::exchange

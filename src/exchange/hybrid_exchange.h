@@ -14,11 +14,19 @@
 
 namespace sherd::exchange {
 
+enum class ReduceAcross {
+  kInAnyOrder,
+  // By a communication hook, which gets means of replicas, in the order in which this rank has
+  // started to reduce. That must be the same on all ranks.
+  kInOrder,
+};
+
 // `across` must take ModelPlacement::kReplicate, or kShard with position.both_axes. Neither is open
 // yet.
 std::unique_ptr<Exchange> make_hybrid_exchange(
     std::unique_ptr<Exchange> within,
     std::unique_ptr<Exchange> across,
-    const MeshPosition& position);
+    const MeshPosition& position,
+    ReduceAcross reduce_across = ReduceAcross::kInAnyOrder);
 
 }  // namespace sherd::exchange

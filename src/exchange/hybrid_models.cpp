@@ -74,6 +74,7 @@ ModelSpec model_across(const ModelSpec& model, const MeshPosition& position) {
       const auto slot_dtype = flat.slot_dtype();
       flat.param_dtype.reset();
       flat.reduce_dtype.reset();
+      flat.coded = false;
       if (slot_dtype != flat.dtype) {
         flat.reduce_dtype = slot_dtype;
       }

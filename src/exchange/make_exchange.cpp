@@ -10,10 +10,12 @@
 #include "base/cores.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/hybrid_exchange.h"
+#include "exchange/recorded_exchange.h"
 #include "exchange/shared_memory_exchange.h"
 #include "exchange/sum_thread.h"
 #include "exchange/unit_transport.h"
 #include "world/collectives.h"
+#include "world/flight.h"
 #include "world/hosts.h"
 #include "world/transport.h"
 
@@ -109,15 +111,27 @@ Kind kind_for(std::span<const int> ranks_by_host) {
   return any_share ? Kind::kHierarchical : Kind::kCollective;
 }
 
-std::unique_ptr<Exchange> make_exchange(
+namespace {
+
+FlightLog log_of(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks) {
+  const auto recorder = world::flight_recorder_of(world);
+  return recorder ? FlightLog(recorder, name, ranks) : FlightLog();
+}
+
+// Records what happens inside it alone.
+std::unique_ptr<Exchange> connect_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
-    Kind kind) {
+    Kind kind,
+    const FlightLog& log) {
   SHERD_ASSERT(kind != Kind::kAuto);
   auto transport = world::make_c10d_transport(world, name + "/gather", ranks);
   if (ranks.size() == 1) {
-    return make_collective_exchange(transport, transport);
+    return make_collective_exchange(transport, transport, log);
   }
   check_all_chose(*transport, ranks, text_of(kind));
   if (kind == Kind::kSharedMemory) {
@@ -127,20 +141,72 @@ std::unique_ptr<Exchange> make_exchange(
              {.cores = static_cast<int>(allowed_cores().size()),
               .ranks = static_cast<int>(ranks.size()),
               .threads = at::get_num_threads()},
-             process_environment())});
+             process_environment()),
+         .log = log});
   }
   if (kind == Kind::kHierarchical) {
-    return make_hierarchical_exchange(world, name, std::move(transport));
+    return make_hierarchical_exchange(world, name, std::move(transport), log);
   }
   return make_collective_exchange(
       std::move(transport),
-      world::make_c10d_transport(world, name + "/reduce", ranks));
+      world::make_c10d_transport(world, name + "/reduce", ranks), log);
+}
+
+// What hooks make of messages.
+struct MessageHooks {
+  std::optional<ReduceHook> reduce = std::nullopt;
+  std::shared_ptr<const ShardCoder> coder = nullptr;
+};
+
+std::string describe_hooks(const MessageHooks& hooks) {
+  std::string text = text_of(Kind::kCollective);
+  if (hooks.reduce) {
+    text += ", hook " + hooks.reduce->name;
+  }
+  return hooks.coder ? text + ", gather hook " + hooks.coder->name : text;
+}
+
+// The same, by messages.
+std::unique_ptr<Exchange> connect_hooked_exchange(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    const MessageHooks& hooks,
+    const FlightLog& log) {
+  auto transport = world::make_c10d_transport(world, name + "/gather", ranks);
+  check_all_chose(*transport, ranks, describe_hooks(hooks));
+  return make_collective_exchange_with(
+      std::move(transport),
+      world::make_c10d_transport(world, name + "/reduce", ranks),
+      [hooks](const auto& model, const auto& gathers, const auto& reductions)
+          -> Result<std::unique_ptr<UnitTransport>> {
+        auto messages = make_message_unit_transport(
+            model, gathers, reductions, hooks.coder);
+        return hooks.reduce
+            ? make_comm_hook_unit_transport(
+                  model, std::move(messages), reductions, *hooks.reduce)
+            : std::move(messages);
+      },
+      log);
+}
+
+}  // namespace
+
+std::unique_ptr<Exchange> make_exchange(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    Kind kind) {
+  const auto log = log_of(world, name, ranks);
+  return make_recorded_exchange(
+      connect_exchange(world, name, ranks, kind, log), log);
 }
 
 std::unique_ptr<Exchange> make_hierarchical_exchange(
     const World& world,
     const std::string& name,
-    std::shared_ptr<world::Transport> gather) {
+    std::shared_ptr<world::Transport> gather,
+    FlightLog log) {
   const auto& ranks = gather->ranks();
   auto hosts = world::ranks_by_host(world, ranks);
   for (auto& host : hosts) {
@@ -160,27 +226,18 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
         }
         return make_hierarchical_unit_transport(
             world, name, hosts, model, gathers, sums);
-      });
+      },
+      std::move(log));
 }
 
 std::unique_ptr<Exchange> make_comm_hook_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
-    const std::string& hook,
-    ReduceUnit reduce) {
-  auto transport = world::make_c10d_transport(world, name + "/gather", ranks);
-  check_all_chose(*transport, ranks, "hook " + hook);
-  return make_collective_exchange_with(
-      std::move(transport),
-      world::make_c10d_transport(world, name + "/reduce", ranks),
-      [reduce = std::move(reduce)](
-          const auto& model, const auto& gathers,
-          const auto& reductions) -> Result<std::unique_ptr<UnitTransport>> {
-        return make_comm_hook_unit_transport(
-            model, make_message_unit_transport(model, gathers, reductions),
-            reductions, reduce);
-      });
+    const ReduceHook& hook) {
+  const auto log = log_of(world, name, ranks);
+  return make_recorded_exchange(
+      connect_hooked_exchange(world, name, ranks, {.reduce = hook}, log), log);
 }
 
 std::unique_ptr<Exchange> make_exchange(
@@ -188,21 +245,47 @@ std::unique_ptr<Exchange> make_exchange(
     const std::string& name,
     const MeshExchangeOptions& options) {
   const auto& world = mesh.world();
+  const auto connect = [&](const std::string& axis_name,
+                           const std::vector<int>& ranks, Kind kind,
+                           const MessageHooks& hooks, const FlightLog& log) {
+    return (hooks.reduce || hooks.coder) && ranks.size() > 1
+        ? connect_hooked_exchange(world, axis_name, ranks, hooks, log)
+        : connect_exchange(world, axis_name, ranks, kind, log);
+  };
   if (mesh.replicate_size() == 1) {
-    return make_exchange(world, name, mesh.shard_ranks(), options.within);
+    const auto log = log_of(world, name, mesh.shard_ranks());
+    return make_recorded_exchange(
+        connect(
+            name, mesh.shard_ranks(), options.within,
+            {.reduce = options.hook, .coder = options.coder}, log),
+        log);
   }
+  const auto log = log_of(world, name, Mesh(world).shard_ranks());
   // Groups that do not meet have names of their own all the same.
-  auto within = make_exchange(
-      world, str(name, "/replica", mesh.replicate_index()), mesh.shard_ranks(),
-      options.within);
-  auto across = make_exchange(
-      world, str(name, "/shard", mesh.shard_index()), mesh.replicate_ranks(),
-      options.across);
-  return make_hybrid_exchange(
-      std::move(within), std::move(across),
-      {.shard_index = mesh.shard_index(),
-       .replicas = mesh.replicate_size(),
-       .both_axes = options.both_axes});
+  const auto replica = str(name, "/replica", mesh.replicate_index());
+  // A rank that is a replica by itself uses its units where it has them.
+  const auto shard = str(name, "/shard", mesh.shard_index());
+  const auto log_within = log.part(replica, mesh.shard_ranks());
+  auto within = options.both_axes && mesh.shard_size() == 1
+      ? make_shared_memory_exchange(
+            world, replica,
+            world::make_c10d_transport(
+                world, replica + "/gather", mesh.shard_ranks()),
+            {.sum_thread = false, .log = log_within})
+      : connect(
+            replica, mesh.shard_ranks(), options.within,
+            {.coder = options.coder}, log_within);
+  auto across = connect(
+      shard, mesh.replicate_ranks(), options.across, {.reduce = options.hook},
+      log_of(world, shard, mesh.replicate_ranks()));
+  return make_recorded_exchange(
+      make_hybrid_exchange(
+          std::move(within), std::move(across),
+          {.shard_index = mesh.shard_index(),
+           .replicas = mesh.replicate_size(),
+           .both_axes = options.both_axes},
+          options.hook ? ReduceAcross::kInOrder : ReduceAcross::kInAnyOrder),
+      log);
 }
 
 }  // namespace sherd::exchange

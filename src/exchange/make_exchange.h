@@ -5,12 +5,15 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 #include <sherd/world/exchange_kind.h>
 #include <sherd/world/world.h>
+#include "base/flight_recorder.h"
 #include "base/rank_environment.h"
+#include "exchange/coded_shards.h"
 #include "exchange/comm_hook_unit_transport.h"
 #include "exchange/exchange.h"
 
@@ -60,22 +63,25 @@ std::unique_ptr<Exchange> make_exchange(
 std::unique_ptr<Exchange> make_hierarchical_exchange(
     const World& world,
     const std::string& name,
-    std::shared_ptr<world::Transport> gather);
+    std::shared_ptr<world::Transport> gather,
+    FlightLog log = {});
 
-// As make_exchange() by messages, for replicas: `reduce` reduces gradients instead of the
-// exchange. Throws Error, on all ranks, also when they differ in `hook`, its
-// name.
+// As make_exchange() by messages: the hook reduces gradients instead of the exchange. Throws Error, on
+// all ranks, also when they differ in its name.
 std::unique_ptr<Exchange> make_comm_hook_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
-    const std::string& hook,
-    ReduceUnit reduce);
+    const ReduceHook& hook);
 
 struct MeshExchangeOptions {
   Kind within = Kind::kCollective;  // Of the shard axis.
   Kind across = Kind::kCollective;  // Of the replicate axis; not hierarchical.
   bool both_axes = false;           // As MeshPosition.
+  // Reduces gradients across replicas or, where there is one, on the shard axis, by messages.
+  std::optional<ReduceHook> hook = std::nullopt;
+  // Codes what gathers on the shard axis carry, by messages.
+  std::shared_ptr<const ShardCoder> coder = nullptr;
 };
 
 // Collective over all ranks of the mesh. With one replica as above, otherwise a

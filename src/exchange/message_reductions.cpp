@@ -13,7 +13,6 @@ namespace sherd::exchange {
 namespace {
 
 constexpr std::int64_t kPieceAlignment = 64;
-constexpr std::chrono::seconds kPatience{1};
 
 // Bytes of one staged piece, rounded up so that the next one is aligned.
 std::int64_t piece_bytes(
@@ -78,15 +77,16 @@ std::int64_t MessageReductions::staging_bytes(UnitId unit) const {
 
 // A peer that is behind sends what is waited for in any case. One that does
 // other things first may wait for something that this rank does next.
-void MessageReductions::wait_for_room(int under_way_max) {
-  const auto most = static_cast<std::uint64_t>(under_way_max);
+void MessageReductions::wait_for_room(const ReduceOptions& options) {
+  const auto most = static_cast<std::uint64_t>(options.under_way_max);
   if (most > 0 && last_job_ >= most && !room_wait_timed_out_) {
-    room_wait_timed_out_ = !worker_.wait_for(last_job_ + 1 - most, kPatience);
+    room_wait_timed_out_ =
+        !worker_.wait_for(last_job_ + 1 - most, options.room_wait());
   }
 }
 
 void MessageReductions::start(UnitId unit, const ReduceOptions& options) {
-  wait_for_room(options.under_way_max);
+  wait_for_room(options);
   reclaim();
   const auto shared = std::make_shared<Reduction>();
   auto& reduction = *shared;

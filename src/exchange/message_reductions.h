@@ -68,7 +68,7 @@ class MessageReductions {
   int tag(UnitId unit, std::size_t flat) const;
   const std::vector<GradientChunk>& chunks(UnitId unit, std::size_t flat) const;
   std::int64_t staging_bytes(UnitId unit) const;
-  void wait_for_room(int under_way_max);
+  void wait_for_room(const ReduceOptions& options);
   void post_unit(Reduction& reduction);
   void post_segment(
       Reduction& reduction,

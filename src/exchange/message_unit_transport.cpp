@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/unit_transport.h"
 
+#include <atomic>
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 
+#include "exchange/coded_shards.h"
 #include "exchange/message_reductions.h"
 #include "exchange/private_buffers.h"
 
@@ -16,13 +20,18 @@ class MessageUnitTransport final : public UnitTransport {
   MessageUnitTransport(
       const ModelSpec& model,
       std::shared_ptr<world::Transport> gather,
-      std::shared_ptr<world::Transport> reduce)
+      std::shared_ptr<world::Transport> reduce,
+      std::shared_ptr<const ShardCoder> coder)
       : model_(model),
         memories_(model, gather->index()),
         gather_(std::move(gather)),
         reduce_(std::move(reduce)),
         reductions_(model, *reduce_, memories_),
-        first_flat_(first_flats(model)) {}
+        first_flat_(first_flats(model)) {
+    if (coder) {
+      coded_.emplace(model, memories_, std::move(coder), gather_->index());
+    }
+  }
 
   ShardMemory shard(UnitId unit, int flat) const override {
     return memories_.shard(unit, flat);
@@ -51,13 +60,12 @@ class MessageUnitTransport final : public UnitTransport {
     world::Transfers transfers;
     for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
       const auto& layout = spec(gather.unit).flats[f].layout;
-      const auto shard = memories_.published_shard(
-          gather.unit, static_cast<int>(f), gather.precision,
-          gather.generation);
+      const auto shard = own_shard(gather, static_cast<int>(f));
       for (int peer = 0; peer < gather_->size(); ++peer) {
         const bool here = peer == gather_->index();
         if (!here && gather.receivers[static_cast<std::size_t>(peer)]) {
           transfers.push_back(gather_->send(shard, peer, tag(gather, f)));
+          sent_bytes_ += static_cast<std::int64_t>(shard.nbytes());
         }
         if (unsharded == nullptr) {
           continue;
@@ -65,7 +73,10 @@ class MessageUnitTransport final : public UnitTransport {
         const auto range = layout.shard(peer);
         const auto part =
             unsharded->flats[f].narrow(0, range.begin, range.numel());
-        if (here) {
+        if (is_coded(gather)) {
+          transfers.push_back(
+              decode(gather, f, peer, here ? shard : at::Tensor(), part));
+        } else if (here) {
           std::memcpy(
               part.mutable_data_ptr(), shard.const_data_ptr(), shard.nbytes());
         } else {
@@ -83,7 +94,9 @@ class MessageUnitTransport final : public UnitTransport {
       const auto dtype = gather.precision == Precision::kFull
           ? flat.shard_dtype()
           : flat.unsharded_dtype();
-      const auto shard = at::empty({flat.layout.shard(owner).numel()}, dtype);
+      const auto shard = is_coded(gather)
+          ? coded_->room(coded_shard(gather, f, owner))
+          : at::empty({flat.layout.shard(owner).numel()}, dtype);
       const auto transfer = gather_->receive(shard, owner, tag(gather, f));
       if (auto status = transfer->wait(gather.what); !status.ok()) {
         return status;
@@ -121,11 +134,41 @@ class MessageUnitTransport final : public UnitTransport {
   void add_to(ExchangeCounters& counters) const override {
     memories_.add_to(counters);
     counters.reduces_under_way_peak = reductions_.under_way_peak();
+    counters.gather_sent_bytes = sent_bytes_;
   }
 
  private:
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
+  }
+  bool is_coded(const UnitGather& gather) const {
+    return coded_ && gather.precision == Precision::kParameter;
+  }
+  static CodedShard coded_shard(
+      const UnitGather& gather, std::size_t flat, int owner) {
+    return {
+        .unit = gather.unit, .flat = static_cast<int>(flat), .owner = owner};
+  }
+  at::Tensor own_shard(const UnitGather& gather, int flat) {
+    return is_coded(gather)
+        ? coded_->own(gather.unit, flat, gather.generation)
+        : memories_.published_shard(
+              gather.unit, flat, gather.precision, gather.generation);
+  }
+  // `own` is undefined for another rank's shard, which is received.
+  std::unique_ptr<world::Transfer> decode(
+      const UnitGather& gather,
+      std::size_t flat,
+      int owner,
+      const at::Tensor& own,
+      const at::Tensor& part) {
+    const auto which = coded_shard(gather, flat, owner);
+    if (own.defined()) {
+      return coded_->decoded(which, own, part, nullptr);
+    }
+    const auto room = coded_->room(which);
+    return coded_->decoded(
+        which, room, part, gather_->receive(room, owner, tag(gather, flat)));
   }
   // Ranks that want the same unit in different precisions send different numbers
   // of bytes before they know it: the tag tells them apart.
@@ -154,6 +197,8 @@ class MessageUnitTransport final : public UnitTransport {
   const std::shared_ptr<world::Transport> reduce_;
   MessageReductions reductions_;
   const std::vector<int> first_flat_;
+  std::optional<CodedShards> coded_;
+  std::atomic<std::int64_t> sent_bytes_ = 0;  // Of shards.
 };
 
 }  // namespace
@@ -161,8 +206,10 @@ class MessageUnitTransport final : public UnitTransport {
 std::unique_ptr<UnitTransport> make_message_unit_transport(
     const ModelSpec& model,
     const std::shared_ptr<world::Transport>& gather,
-    const std::shared_ptr<world::Transport>& reduce) {
-  return std::make_unique<MessageUnitTransport>(model, gather, reduce);
+    const std::shared_ptr<world::Transport>& reduce,
+    std::shared_ptr<const ShardCoder> coder) {
+  return std::make_unique<MessageUnitTransport>(
+      model, gather, reduce, std::move(coder));
 }
 
 }  // namespace sherd::exchange

@@ -9,12 +9,19 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
+#include "exchange/untouched_zeros.h"
 
 namespace sherd::exchange {
 namespace {
 
 at::Tensor tensor_at(void* memory, std::int64_t numel, c10::ScalarType dtype) {
   return at::from_blob(memory, {numel}, at::TensorOptions().dtype(dtype));
+}
+
+at::Tensor gradient_zeros(const FlatSpec& flat, std::int64_t numel) {
+  const auto options = at::TensorOptions().dtype(flat.gradient_dtype());
+  return flat.starts_frozen ? untouched_zeros(numel, options)
+                            : at::zeros({numel}, options);
 }
 
 // LibTorch uses helper threads from 32,768 elements on, and the thread that
@@ -42,7 +49,7 @@ PrivateBuffers::PrivateBuffers(const ModelSpec& model, int rank)
       const auto options = at::TensorOptions().dtype(flat.dtype);
       shards_[u].push_back(
           {model.own_shards ? at::zeros({numel}, options) : at::Tensor(),
-           model.own_gradients && flat.trainable ? at::zeros({numel}, options)
+           model.own_gradients && flat.trainable ? gradient_zeros(flat, numel)
                                                  : at::Tensor()});
       auto& cast = cast_shards_[u].emplace_back();
       if (model.own_shards && flat.is_cast()) {

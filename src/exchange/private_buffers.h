@@ -24,6 +24,9 @@ class PrivateBuffers {
   // For slots of units; 0: no limit.
   void set_unsharded_bytes_max(std::int64_t bytes) {
     unit_pool_.set_bytes_max(bytes);
+    if (bytes > 0) {  // What was kept under a larger limit goes.
+      unit_pool_.trim(bytes);
+    }
   }
   // What others get of this rank's shard: the shard, or its elements as whole
   // units have them, cast once a `generation` and kept. Of the thread that

@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "base/check.h"
 
@@ -43,7 +44,11 @@ Reducer::Reducer(
       scale_(scale),
       under_way_max_(under_way_max),
       trainable_(units.size()),
-      states_(units.size()) {
+      states_(units.size()),
+      idle_(units.size(), false),
+      used_by_any_(units.size(), false),
+      left_out_(units.size(), false),
+      starts_frozen_(units.size(), true) {
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     const auto& parameter = parameters[p];
     const auto u = static_cast<std::size_t>(parameter.unit);
@@ -53,6 +58,7 @@ Reducer::Reducer(
          may_bypass_slot(flat, parameter.position), parameter.trainable,
          flat.layout.offsets[static_cast<std::size_t>(parameter.position)]});
     if (parameter.trainable >= 0) {
+      starts_frozen_[u] = starts_frozen_[u] && flat.starts_frozen;
       trainable_[u].resize(std::max(
           trainable_[u].size(),
           static_cast<std::size_t>(parameter.trainable) + 1));
@@ -61,6 +67,7 @@ Reducer::Reducer(
     }
   }
   kept_.resize(targets_.size());
+  dormant_ = starts_frozen_;
   set_order({});
   reset();
 }
@@ -70,7 +77,7 @@ void Reducer::set_order(const std::vector<UnitId>& order) {
   order_.clear();
   const auto add = [&](UnitId unit) {
     const auto u = static_cast<std::size_t>(unit);
-    if (!known[u] && !trainable_[u].empty()) {
+    if (!known[u] && !trainable_[u].empty() && !dormant_[u]) {
       order_.push_back(unit);
     }
     known[u] = true;
@@ -79,6 +86,9 @@ void Reducer::set_order(const std::vector<UnitId>& order) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     add(static_cast<UnitId>(u));
   }
+  std::stable_partition(order_.begin(), order_.end(), [&](UnitId unit) {
+    return !is_idle(unit);
+  });
 }
 
 void Reducer::expect(const std::vector<bool>& unexpected) {
@@ -104,6 +114,7 @@ void Reducer::reset() {
     unit.elsewhere.assign(trainable_[u].size(), {});
     unit.missing = static_cast<int>(trainable_[u].size());
     unit.reduced = false;
+    unit.wakes = false;
   }
   next_ = 0;
   started_ = false;
@@ -285,6 +296,7 @@ Status Reducer::reduce(UnitId unit) {
   ReduceOptions options;
   options.scale = scale_;
   options.under_way_max = under_way_max_;
+  options.patient = without_inputs_;
   options.partial = partial_;
   options.accumulate = now.reduced || partial_
       ? std::vector<bool>(now.slot.size(), now.reduced)
@@ -295,11 +307,13 @@ Status Reducer::reduce(UnitId unit) {
   std::fill(now.elsewhere.begin(), now.elsewhere.end(), at::Tensor());
   now.slot.clear();
   now.reduced = true;
+  now.wakes = false;
   return exchange_.start_reduce(unit, options);
 }
 
 Status Reducer::reduce_ready() {
-  while (next_ < order_.size() && state(order_[next_]).missing == 0) {
+  while (next_ < order_.size() && state(order_[next_]).missing == 0 &&
+         !is_idle(order_[next_])) {
     if (auto status = reduce(order_[next_++]); !status.ok()) {
       return status;
     }
@@ -307,25 +321,105 @@ Status Reducer::reduce_ready() {
   return {};
 }
 
+// Idle units wait until every other one was started here: a rank that is still in its backward may
+// wait for those, and so for this rank, before it comes to the question.
+Status Reducer::reduce_rest() {
+  left_out_.assign(left_out_.size(), false);
+  for (; next_ < order_.size() && !is_idle(order_[next_]); ++next_) {
+    if (auto status = reduce(order_[next_]); !status.ok()) {
+      return status;
+    }
+  }
+  const std::vector<UnitId> idle(
+      order_.begin() + static_cast<std::ptrdiff_t>(next_), order_.end());
+  next_ = order_.size();
+  const auto wanted = ask_who_uses(idle);
+  for (std::size_t i = 0; wanted.ok() && i < idle.size(); ++i) {
+    if (!wanted.value()[i]) {
+      left_out_[static_cast<std::size_t>(idle[i])] = true;
+      state(idle[i]).slot.clear();
+    } else if (auto status = reduce(idle[i]); !status.ok()) {
+      return status;
+    }
+  }
+  return wanted.status();
+}
+
+// Collective. For each of the units, which are the same on all ranks, whether any rank uses it.
+Result<std::vector<bool>> Reducer::ask_who_uses(
+    const std::vector<UnitId>& units) {
+  std::vector<bool> wanted(units.size(), false);
+  if (units.empty()) {
+    return wanted;
+  }
+  const auto marks = at::zeros(
+      {static_cast<std::int64_t>(units.size())},
+      at::TensorOptions().dtype(c10::ScalarType::Double));
+  auto* mark = marks.mutable_data_ptr<double>();
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const auto& used = state(units[i]).used;
+    mark[i] = std::find(used.begin(), used.end(), true) != used.end() ? 1 : 0;
+  }
+  if (auto status = exchange_.all_reduce(marks, ScalarReduceOp::kMax);
+      !status.ok()) {
+    return status;
+  }
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    wanted[i] = mark[i] != 0.0;
+  }
+  return wanted;
+}
+
+// Whether this rank has, or has kept, a gradient of the unit.
+bool Reducer::is_used(UnitId unit) const {
+  const auto u = static_cast<std::size_t>(unit);
+  const auto& used = states_[u].used;
+  return std::find(used.begin(), used.end(), true) != used.end() ||
+      std::any_of(trainable_[u].begin(), trainable_[u].end(), [&](int p) {
+           return keeps(p);
+         });
+}
+
 // One end of backward: starts what is left and learns who is late.
 Result<BackwardOutcome> Reducer::round(
-    const std::string& aborted, bool departed) {
+    const std::string& aborted,
+    bool departed,
+    std::function<Status()> reduce_meanwhile) {
   BackwardEnd end;
   end.aborted = aborted;
   end.departed = departed;
+  end.reduce_meanwhile = std::move(reduce_meanwhile);
   for (const auto& unit : states_) {
-    end.late.push_back(unit.reduced && !unit.slot.empty());
+    end.late.push_back(unit.wakes || (unit.reduced && !unit.slot.empty()));
   }
   auto outcome = exchange_.end_backward(end);
   for (std::size_t u = 0; u < states_.size() && outcome.ok(); ++u) {
-    reduced_.set_gradients(static_cast<UnitId>(u), outcome.value().used[u]);
+    const auto& used = outcome.value().used[u];
+    reduced_.set_gradients(static_cast<UnitId>(u), used);
+    used_by_any_[u] = used_by_any_[u] ||
+        std::find(used.begin(), used.end(), true) != used.end();
   }
   return outcome;
 }
 
 Result<bool> Reducer::finish(const std::string& aborted, bool departed) {
   const at::NoGradGuard no_grad;
+  used_by_any_.assign(used_by_any_.size(), false);
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    states_[u].wakes = dormant_[u] && is_used(static_cast<UnitId>(u));
+  }
   auto result = all_rounds(aborted, departed);
+  for (std::size_t u = 0; leaves_out_unused_ && u < idle_.size(); ++u) {
+    idle_[u] = result.ok() && !used_by_any_[u];
+  }
+  for (std::size_t u = 0; result.ok() && u < dormant_.size(); ++u) {
+    // Partial sums wait for a reduction that is none.
+    dormant_[u] = starts_frozen_[u] && !used_by_any_[u] &&
+        !(partial_ && states_[u].reduced);
+  }
+  if (leaves_out_unused_) {
+    set_order({});
+  }
   reset();
   if (!result.ok() && !partial_) {
     reduced_.clear_gradients();
@@ -334,12 +428,13 @@ Result<bool> Reducer::finish(const std::string& aborted, bool departed) {
 }
 
 Result<bool> Reducer::all_rounds(const std::string& aborted, bool departed) {
-  while (next_ < order_.size()) {
-    if (auto status = reduce(order_[next_++]); !status.ok()) {
-      return status;
-    }
+  std::function<Status()> meanwhile;
+  if (without_inputs_) {
+    meanwhile = [this] { return reduce_rest(); };
+  } else if (auto status = reduce_rest(); !status.ok()) {
+    return status;
   }
-  const auto first = round(aborted, departed);
+  const auto first = round(aborted, departed, std::move(meanwhile));
   if (!first.ok()) {
     return first.status();
   }

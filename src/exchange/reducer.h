@@ -2,12 +2,13 @@
 //
 // Reducer gives the gradients of one backward to an exchange. It collects each parameter's gradient in
 // its unit's slot, hands full slots on in an order that does not depend on when gradients become ready,
-// and completes with zeros what never came, so that every trainable unit is reduced exactly once. A
+// and completes with zeros what never came, so that every unit that trains is reduced exactly once. A
 // gradient that comes after its unit was reduced (reentrant segments) is kept for one more round.
 // Gradients of backwards that are not reduced (no_sync) can wait in full size for the next. Thread rule:
 // the caller's lock.
 #pragma once
 
+#include <functional>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include "base/status.h"
@@ -58,11 +59,29 @@ class Reducer {
   // wait for it, nor for parameters whose mark is set in `unexpected`. REQUIRES: as
   // set_order().
   void expect(const std::vector<bool>& unexpected = {});
+  // From now on a unit that no rank used in one backward is reduced in the next only if some rank
+  // uses it there; ranks agree on that at its end, in one small message about all such units.
+  // REQUIRES: on every rank, before the first gradient; neither set_order() nor keep() is called.
+  void leave_out_unused() { leaves_out_unused_ = true; }
+  // By unit: whether the last finish() left it out.
+  const std::vector<bool>& left_out() const { return left_out_; }
   // Makes the next backward's reductions partial (ReduceOptions::partial); `.grad()` stays as it is.
   // REQUIRES: as set_order().
   void set_partial(bool partial) { partial_ = partial; }
+  // Whether all parameters of the unit started frozen, and no rank had a gradient of it in the last
+  // backward. Such a unit is reduced only after a backward that brings it one on some rank, in a late
+  // round.
+  bool dormant(UnitId unit) const {
+    return dormant_[static_cast<std::size_t>(unit)];
+  }
   bool partial() const { return partial_; }
+  // Whether this rank has no gradients in the next backwards, where others have some: it reduces
+  // zeros while it assists the others, as their reductions make room. REQUIRES: the same order on all
+  // such ranks.
+  void set_without_inputs(bool without) { without_inputs_ = without; }
   bool started() const { return started_; }
+  // Whether any reduction has begun in this backward.
+  bool reducing() const { return next_ > 0; }
   // Whether the unit's reduction has begun in this backward.
   bool reduced(UnitId unit) const {
     return states_[static_cast<std::size_t>(unit)].reduced;
@@ -108,6 +127,7 @@ class Reducer {
     std::vector<at::Tensor> elsewhere;  // Not in the slot; undefined: there.
     int missing = 0;
     bool reduced = false;
+    bool wakes = false;  // Dormant so far; asks for a late round.
   };
   struct Target {
     UnitId unit;
@@ -129,8 +149,17 @@ class Reducer {
   void zero_padding(UnitId unit);
   Status reduce(UnitId unit);
   Status reduce_ready();
+  bool is_idle(UnitId unit) const {
+    return idle_[static_cast<std::size_t>(unit)];
+  }
+  bool is_used(UnitId unit) const;
+  Status reduce_rest();
+  Result<std::vector<bool>> ask_who_uses(const std::vector<UnitId>& units);
   Result<bool> all_rounds(const std::string& aborted, bool departed);
-  Result<BackwardOutcome> round(const std::string& aborted, bool departed);
+  Result<BackwardOutcome> round(
+      const std::string& aborted,
+      bool departed,
+      std::function<Status()> reduce_meanwhile = nullptr);
   void reset();
 
   const std::vector<UnitSpec>& specs_;
@@ -147,6 +176,14 @@ class Reducer {
   std::size_t next_ = 0;  // In order_: the first unit not reduced.
   bool started_ = false;
   bool partial_ = false;
+  bool leaves_out_unused_ = false;
+  bool without_inputs_ = false;
+  // By unit. Idle ones come last in order_: no rank used them in the last backward.
+  std::vector<bool> idle_;
+  std::vector<bool> used_by_any_;  // In this backward, once ranks have told.
+  std::vector<bool> left_out_;
+  std::vector<bool> starts_frozen_;  // By unit: all of it.
+  std::vector<bool> dormant_;
 };
 
 }  // namespace sherd::exchange

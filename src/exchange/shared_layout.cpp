@@ -54,6 +54,7 @@ SharedLayout plan_shared_layout(
   const bool sharded = model.placement == ModelPlacement::kShard;
   const bool gradients_inside = !sharded || model.share_gradients;
   std::int64_t gradients = 0;  // Of one region.
+  std::int64_t frozen = 0;  // The part of those that is not touched at first.
   std::int64_t slots = 0;
   std::int64_t largest = 0;
   std::int64_t shown = 0;
@@ -65,15 +66,18 @@ SharedLayout plan_shared_layout(
     }
     if (gradients_inside) {
       auto& offsets = layout.gradients.emplace_back(
-          trainable_offsets(unit, &FlatSpec::shard_dtype));
+          trainable_offsets(unit, &FlatSpec::gradient_dtype));
       for (auto& offset : offsets) {
         offset += gradients;
       }
+      frozen += starts_frozen(unit) ? offsets.back() - gradients : 0;
       gradients = offsets.back();
     }
     const auto slot = std::max(slot_bytes(unit), kSlotAlignment);
     slots += 2 * slot;
-    largest = std::max(largest, slot);
+    if (!starts_frozen(unit)) {
+      largest = std::max(largest, slot);
+    }
     if (sharded && is_cast(unit)) {
       shown =
           std::max(shown, flat_offsets(unit, &FlatSpec::shard_dtype).back());
@@ -86,8 +90,9 @@ SharedLayout plan_shared_layout(
     layout.gradient_regions.push_back(at);
     at += each_has_one || rank + 1 == ranks ? layout.gradient_region_bytes : 0;
   }
-  layout.touched_bytes =
-      at + ranks * std::min(layout.slot_region_bytes, kSlotsTouched * largest);
+  const auto regions = !gradients_inside ? 0 : each_has_one ? ranks : 1;
+  layout.touched_bytes = at - regions * frozen +
+      ranks * std::min(layout.slot_region_bytes, kSlotsTouched * largest);
   for (int rank = 0; rank < ranks; ++rank) {
     layout.slot_regions.push_back(at);
     at += layout.slot_region_bytes;

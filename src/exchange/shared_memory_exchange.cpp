@@ -16,6 +16,7 @@
 #include "exchange/agreement.h"
 #include "exchange/backward_status.h"
 #include "exchange/numbers.h"
+#include "exchange/recorded_exchange.h"
 #include "exchange/shared_layout.h"
 #include "exchange/shared_memory_reductions.h"
 #include "shm/barrier.h"
@@ -31,7 +32,6 @@ using shm::Counter;
 constexpr std::int64_t kPayloadBytesMin = 4096;
 // How long a wait sleeps before it looks whether waiting is in vain.
 constexpr std::chrono::milliseconds kDoze{2};
-constexpr std::chrono::seconds kPatience{1};
 // A rank may have published this many times more than another has seen.
 constexpr std::size_t kGenerations = 8;
 
@@ -139,7 +139,7 @@ class SharedMemoryExchange final : public Exchange {
       return error_;
     }
     begin();
-    wait_for_room(options.under_way_max);
+    wait_for_room(options);
     sums_->post(unit, options);
     backward_status_.mark_used(unit, options.used);
     ++counters_.reduces;
@@ -152,13 +152,20 @@ class SharedMemoryExchange final : public Exchange {
       return error_;
     }
     begin();
+    if (end.reduce_meanwhile) {  // Nobody needs this rank to gather.
+      if (auto status = end.reduce_meanwhile(); !status.ok()) {
+        return status;
+      }
+    }
     backward_status_.set_end(end);
     Counter(state(me()).coming).post(cells_->round() + 1);
+    CollectiveRequest request;
+    request.kind = CollectiveKind::kEndBackward;
+    request.sequence = cells_->round();
+    record(FlightEvent::kRequested, request);
     auto status = finish_sums();
     std::vector<at::Tensor> statuses;
     if (status.ok()) {
-      CollectiveRequest request;
-      request.kind = CollectiveKind::kEndBackward;
       auto all = all_gather_step(request, backward_status_.encode(model_));
       status = all.status();
       if (const auto missing = sums_->missing(); status.ok() && missing) {
@@ -266,9 +273,16 @@ class SharedMemoryExchange final : public Exchange {
   void begin();
   void publish_shards();
   Status wait_for_owners(UnitId unit);
-  void wait_for_room(int under_way_max);
+  void wait_for_room(const ReduceOptions& options);
   Status finish_sums();
   Status copy_in_full(UnitId unit, std::vector<at::Tensor>& into);
+  void record(FlightEvent event, const CollectiveRequest& request) const {
+    options_.log.record(
+        {.sequence = request.sequence,
+         .unit = request.unit,
+         .event = event,
+         .step = flight_step(request)});
+  }
   Result<std::vector<at::Tensor>> all_gather_step(
       CollectiveRequest request, const at::Tensor& payload);
   Status fail(const Status& status);
@@ -306,9 +320,8 @@ class SharedMemoryExchange final : public Exchange {
 
 Status SharedMemoryExchange::open(const ModelSpec& model) {
   model_ = model;
-  for (const auto& unit : model_.units) {
-    unit_names_.push_back(unit.name);
-  }
+  unit_names_ = unit_names(model_);
+  options_.log.name_units(unit_names_);
   auto status = compare_models(*control_, model_);
   if (!status.ok()) {
     return fail(status);
@@ -418,12 +431,13 @@ Status SharedMemoryExchange::wait_for_owners(UnitId unit) {
 
 // Peers that do other things first may wait for what this rank does next, hence
 // not for ever.
-void SharedMemoryExchange::wait_for_room(int under_way_max) {
+void SharedMemoryExchange::wait_for_room(const ReduceOptions& options) {
   const auto began = clock_.now();
-  const auto patience =
-      std::min<Duration>(kPatience, world_.options().deadline / 4);
-  while (under_way_max > 0 && !room_wait_timed_out_ &&
-         sums_->under_way() >= under_way_max) {
+  const Duration deadline = world_.options().deadline;
+  const auto patience = std::min<Duration>(
+      options.room_wait(), options.patient ? deadline : deadline / 4);
+  while (options.under_way_max > 0 && !room_wait_timed_out_ &&
+         sums_->under_way() >= options.under_way_max) {
     sums_->progress();
     if (const auto missing = sums_->missing()) {
       missing->counter.sleep_below(missing->number, kDoze);
@@ -478,6 +492,9 @@ Result<std::vector<at::Tensor>> SharedMemoryExchange::all_gather_step(
   request.sequence = cells_->round();
   request.generation = generation_;
   request.backward = backward_;
+  if (request.kind != CollectiveKind::kEndBackward) {  // Which waits before.
+    record(FlightEvent::kRequested, request);
+  }
   Counter(state(me()).coming).post(cells_->round() + 1);
   const auto bytes = static_cast<std::size_t>(cell_bytes_);
   SHERD_ASSERT(sizeof(StepHeader) + payload.nbytes() <= bytes);
@@ -492,6 +509,7 @@ Result<std::vector<at::Tensor>> SharedMemoryExchange::all_gather_step(
   if (!status.ok()) {
     return status;
   }
+  record(FlightEvent::kAgreed, request);
   std::vector<CollectiveRequest> requests;
   std::vector<at::Tensor> payloads;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {

@@ -19,6 +19,7 @@ struct SharedMemoryOptions {
   // Whether gradients are summed on a thread of their own instead of at later calls of the caller's;
   // the result is the same.
   bool sum_thread = false;
+  FlightLog log = {};
 };
 
 // Collective over the ranks of `control`, under a `name` unique in this world.

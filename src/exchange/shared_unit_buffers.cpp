@@ -98,8 +98,8 @@ std::int64_t SharedUnitBuffers::allocate(const Request& request) {
     lent.until.push_back(request.wanted[local] ? ++lendings : 0);
   }
   lent.memory = pool.borrow(request.bytes);
-  if (!request.passing && request.bytes_max > 0) {
-    pool.trim(std::max(request.bytes_max, pool.lent_bytes()));
+  if (request.bytes_max > 0) {
+    pool_.trim(std::max(request.bytes_max, pool_.lent_bytes()));
   }
   lent_.push_back(lent);
   return static_cast<std::byte*>(lent.memory) - region_.data();

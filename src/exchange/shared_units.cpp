@@ -1,40 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/shared_units.h"
 
-#include <sys/mman.h>
-#include <cerrno>
-#include <cstring>
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
-#include "base/check.h"
+#include "exchange/untouched_zeros.h"
 
 namespace sherd::exchange {
-namespace {
-
-// Zeros of one dimension whose pages are taken when they are written: of
-// gradients that go to an optimizer's sinks there are none.
-at::Tensor untouched_zeros(
-    std::int64_t numel, const at::TensorOptions& options) {
-  const auto bytes =
-      static_cast<std::size_t>(numel) * options.dtype().itemsize();
-  if (bytes == 0) {
-    return at::zeros({0}, options);
-  }
-  void* memory = ::mmap(
-      nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-      0);
-  SHERD_CHECK_AS(
-      kUnavailable, memory != MAP_FAILED, "[exchange] no memory for ", bytes,
-      " bytes of gradients: ", std::strerror(errno));
-  return at::from_blob(
-      memory, {numel}, [bytes](void* at) { (void)::munmap(at, bytes); },
-      options);
-}
-
-}  // namespace
 
 SharedUnits::SharedUnits(
     const ModelSpec& model,
@@ -96,8 +69,8 @@ void SharedUnits::add_gradient(
   } else {
     const auto& spec = model_.units[static_cast<std::size_t>(unit)]
                            .flats[static_cast<std::size_t>(flat)];
-    memory.gradient =
-        untouched_zeros(own.numel(), at::TensorOptions().dtype(spec.dtype));
+    memory.gradient = untouched_zeros(
+        own.numel(), at::TensorOptions().dtype(spec.gradient_dtype()));
   }
 }
 
@@ -126,7 +99,7 @@ at::Tensor SharedUnits::gradient_of(int rank, UnitId unit, int flat) const {
       base() + layout_.gradient_regions[static_cast<std::size_t>(rank)] +
           layout_.gradients[u][f],
       {spec.layout.numel}, [segment = segment_](void*) {},
-      at::TensorOptions().dtype(spec.dtype));
+      at::TensorOptions().dtype(spec.gradient_dtype()));
 }
 
 void SharedUnits::cast_shards() const {

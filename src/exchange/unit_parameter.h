@@ -14,9 +14,10 @@ struct UnitParameter {
   std::string name;   // The first name it is registered under.
   at::Tensor tensor;  // The module's own tensor object.
   plan::UnitId unit = 0;
-  int flat = 0;        // In the unit.
-  int position = 0;    // In the flat.
-  int trainable = -1;  // Among the unit's trainable parameters; -1: frozen.
+  int flat = 0;      // In the unit.
+  int position = 0;  // In the flat.
+  int trainable =
+      -1;  // Among the unit's trainable parameters; -1: it never has gradients.
 };
 
 }  // namespace sherd::exchange

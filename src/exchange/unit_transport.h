@@ -20,6 +20,8 @@
 
 namespace sherd::exchange {
 
+struct ShardCoder;  // coded_shards.h
+
 struct UnitGather {
   UnitId unit = 0;
   Precision precision = Precision::kParameter;
@@ -98,11 +100,12 @@ using MakeUnitTransport = std::function<Result<std::unique_ptr<UnitTransport>>(
 inline constexpr int kFlatTag = 2;
 
 // Each rank sends its shard to every other rank, and its gradients to their owners. Whole units and
-// gradients are private to a process.
+// gradients are private to a process. With a coder gathers carry coded shards, save in full precision.
 std::unique_ptr<UnitTransport> make_message_unit_transport(
     const ModelSpec& model,
     const std::shared_ptr<world::Transport>& gather,
-    const std::shared_ptr<world::Transport>& reduce);
+    const std::shared_ptr<world::Transport>& reduce,
+    std::shared_ptr<const ShardCoder> coder = nullptr);
 
 // For ranks of several hosts: each host has one shared buffer for a whole unit, into which every byte
 // from elsewhere is received once, straight from the transport; gradients are summed inside a host

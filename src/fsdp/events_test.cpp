@@ -121,6 +121,52 @@ TEST(Events, T26ALayerThatNobodyUsesIsReducedAndNeverGathered) {
   }
 }
 
+// Layers 1 to 3 are frozen and between what trains, so that backward reads them. They fit, and
+// their values outlive a step.
+TEST(Events, T26FrozenLayersThatFitAreGatheredInTheFirstStepOnly) {
+  const auto trained = train(
+      {.layers = 4,
+       .steps = 4,
+       .strategy = kAll,
+       .prepare = [](test::Chain& model) {
+         for (const std::size_t i : {1, 2, 3}) {
+           for (auto& parameter : model->layer(i).parameters()) {
+             parameter.set_requires_grad(false);
+           }
+         }
+       }});
+  EXPECT_THAT(only(trained.steps.at(0), "start"), SizeIs(5));
+  for (const std::size_t step : {2, 3}) {
+    EXPECT_THAT(
+        only(trained.steps.at(step), "start"),
+        ElementsAre("start 0", "start 4"));
+    EXPECT_THAT(only(trained.steps.at(step), "reduce"), SizeIs(2));
+  }
+}
+
+TEST(Events, EachPassOfAnEvaluationIsAStepBesideAUnitKeptWhole) {
+  const auto steps = [](bool keep_whole) {
+    return train({
+                     .steps = 1,
+                     .model_options =
+                         {.units = units::with_options(
+                              units::children_of_lists(),
+                              {.keep_whole = keep_whole})},
+                     .forward =
+                         [](test::Chain& model, const torch::Tensor& x, int) {
+                           for (int pass = 0; pass < 3; ++pass) {
+                             const torch::NoGradGuard no_grad;
+                             model->forward(x);
+                           }
+                           return model->forward(x).sum();
+                         },
+                 })
+        .report.plan.steps;
+  };
+  EXPECT_EQ(steps(false), 4);
+  EXPECT_EQ(steps(true), 4);
+}
+
 TEST(Events, T27EveryUnitIsReducedOnceAndGatheredAsThePlanSays) {
   for (const int layers : {1, 2, 3, 8}) {
     for (const auto strategy : {Strategy::kFullShard, kAll}) {

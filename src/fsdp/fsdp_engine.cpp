@@ -2,11 +2,11 @@
 #include "fsdp/fsdp_engine.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
@@ -14,30 +14,40 @@
 #include "autograd/param_key.h"
 #include "base/check.h"
 #include "base/log.h"
-#include "fsdp/clip_gradients.h"
+#include "fsdp/unit_report.h"
 
 namespace sherd::fsdp {
 namespace {
 
-using plan::Budget;
-
-Budget budget_of(
-    const std::vector<std::int64_t>& unit_bytes,
-    std::optional<UnitId> root,
-    const FsdpEngineOptions& options) {
-  const plan::UnitSizes sizes{.bytes = unit_bytes, .root = root};
-  if (options.budget_bytes) {
-    return plan::explicit_budget(sizes, *options.budget_bytes);
+// What ranks must agree on beside the units' flats.
+std::vector<std::string> agreed_lines(
+    const ModelUnits& model, const FsdpEngineOptions& options) {
+  std::vector<std::string> lines;
+  if (options.divide_factor) {
+    lines.push_back(str("gradients divided by ", *options.divide_factor));
   }
-  switch (options.strategy) {
-    case Strategy::kFullShard:
-      return plan::full_shard_budget(sizes);
-    case Strategy::kShardGradOp:
-      return plan::shard_grad_op_budget(sizes);
-    case Strategy::kNoShard:
-      break;
+  for (const auto& buffer : model.cast_buffers) {
+    lines.push_back(
+        str("buffer ", buffer.name, " cast to ", c10::toString(buffer.dtype)));
   }
-  return {};
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    const auto& unit = model.units[u];
+    const auto& traits = model.traits[u];
+    if (traits.keep_whole) {
+      lines.push_back(str("unit ", unit.name, " kept whole"));
+    }
+    for (std::size_t f = 0; f < traits.casts.size(); ++f) {
+      const auto& casts = traits.casts[f];
+      if (casts == autograd::ActivationCasts()) {
+        continue;  // As in most models: nothing to send.
+      }
+      lines.push_back(
+          str("flat ", f, " of unit ", unit.name,
+              casts.inputs ? " casts" : " leaves", " inputs, outputs in ",
+              casts.outputs ? c10::toString(*casts.outputs) : "any dtype"));
+    }
+  }
+  return lines;
 }
 
 }  // namespace
@@ -49,11 +59,15 @@ FsdpEngine::FsdpEngine(
     : ShardingEngine(std::move(model)),
       options_(options),
       exchange_(std::move(exchange)),
+      log_(exchange_->log()),
+      visits_(model_.units.size(), 0),
       was_visited_(model_.units.size(), false) {
-  const auto bytes = bytes_by_unit(model_);
+  if (options_.memory) {
+    resident_bytes_before_ = resident_bytes_in_use();
+  }
   auto budget = exchange_->one_sided()
-      ? Budget()
-      : budget_of(bytes, model_.root, options_);
+      ? plan::Budget()
+      : budget_of(model_, options_.strategy, options_.budget_bytes);
   const bool replicate = options_.strategy == Strategy::kNoShard;
   exchange::ModelSpec model_spec;
   model_spec.units = model_.units;
@@ -61,6 +75,10 @@ FsdpEngine::FsdpEngine(
                                    : exchange::ModelPlacement::kShard;
   model_spec.share_gradients = options_.share_gradients;
   model_spec.unsharded_bytes_max = budget.bytes.value_or(0);
+  model_spec.agreed = agreed_lines(model_, options_);
+  if (options_.memory) {
+    model_spec.agreed.push_back(str("memory_bytes ", options_.memory->bytes));
+  }
   exchange_->open(model_spec).throw_if_failed();
   cache_ = std::make_unique<UnitCache>(
       model_, *exchange_,
@@ -70,13 +88,21 @@ FsdpEngine::FsdpEngine(
           .one_sided = exchange_->one_sided(),
           .fail = [this](const Status& status) { fail(status); },
           .all_ranks_agree =
-              [this](std::uint64_t print) { return all_ranks_agree(print); }});
+              [this](std::uint64_t print) { return all_ranks_agree(print); },
+          .note_gather =
+              [this](UnitId unit, StepRecorder::Gather gather, Duration time) {
+                if (memory_ && cache_->planned()) {
+                  memory_->recorder().note_gather(unit, gather, time);
+                }
+              }});
   slices_ = std::make_unique<Slices>(
       model_, *exchange_, owner(), /*owner_of_all=*/replicate);
   summoned_parameters_ =
       std::make_unique<SummonedParameters>(model_, *cache_, *slices_);
+  full_precision_ = std::make_unique<FullPrecisionUnits>(model_, *cache_);
   gradients_ = std::make_unique<exchange::Reducer>(
-      model_.units, model_.parameters, *exchange_, *slices_, 1.0 / world_size(),
+      model_.units, model_.parameters, *exchange_, *slices_,
+      1.0 / options_.divide_factor.value_or(world_size()),
       options_.reductions_under_way_max);
 }
 
@@ -84,6 +110,9 @@ FsdpEngine::~FsdpEngine() { close(); }
 
 void FsdpEngine::start(
     const std::function<void(int parameter)>& initialise_parameter) {
+  if (options_.memory) {
+    refuse_hopeless_limit();
+  }
   autograd::install_param_key();
   autograd::install_backward_engine();
   cache_->make_storages(this);
@@ -114,6 +143,56 @@ void FsdpEngine::start(
   }
   watch_module_gradients();
   idle_.remember(slices_->tensors());
+  if (options_.memory) {
+    // Comparing the limit used the exchange when shards had no values yet.
+    exchange_->publish(++generation_).throw_if_failed();
+    memory_ = std::make_unique<MemoryPlanner>(memory_planner_options());
+  }
+}
+
+// Collective, while the module is still whole. Its parameters and their gradients go, if nobody else
+// holds their memory, and shards come; the rest stays.
+void FsdpEngine::refuse_hopeless_limit() {
+  const auto options = memory_planner_options();
+  auto least = resident_bytes_before_ + options.budget_bytes;
+  for (const auto& parameter : model_.parameters) {
+    for (const auto& freed : {parameter.tensor, parameter.tensor.grad()}) {
+      least -= freed.defined() && !freed.is_meta()
+          ? static_cast<std::int64_t>(freed.nbytes())
+          : 0;
+    }
+  }
+  for (const auto& slice : slices_->all()) {
+    least += static_cast<std::int64_t>(slice.tensor.nbytes());
+  }
+  refuse_limit_below(options, least);
+}
+
+MemoryPlannerOptions FsdpEngine::memory_planner_options() {
+  MemoryPlannerOptions options{.limit = *options_.memory};
+  if (cache_->planned()) {
+    options.unit_bytes = bytes_by_unit(model_);
+    options.budget_bytes = cache_->budget_bytes();
+  }
+  options.max_over_ranks = [this](std::span<double> numbers) {
+    const auto values = at::from_blob(
+        numbers.data(), {static_cast<std::int64_t>(numbers.size())},
+        at::TensorOptions().dtype(c10::ScalarType::Double));
+    reduce_over_ranks(values, exchange::ScalarReduceOp::kMax);
+  };
+  return options;
+}
+
+// Collective: after the publish of a step that trained.
+void FsdpEngine::plan_memory() {
+  if (!memory_ || backwards_ == backwards_planned_) {
+    return;
+  }
+  backwards_planned_ = backwards_;
+  const auto budget = memory_->step_ended(cache_->budget_bytes());
+  if (budget && cache_->planned()) {
+    cache_->set_budget_bytes(*budget);
+  }
 }
 
 Status FsdpEngine::explained(const Status& status) const {
@@ -183,12 +262,43 @@ void FsdpEngine::begin_use(
     }
   }
   if (summoned_parameters_->open()) {
-    return;  // Everything is whole.
+    for (const auto& use : uses) {
+      SHERD_CHECK_AS(
+          kFailedPrecondition, summoned_parameters_->has(use.tag->unit),
+          "[fsdp] ", operator_name, " uses parameter ", parameter_at(use),
+          ", which stays sharded in the summon scope of another module or of "
+          "rank 0 only");
+    }
+    SHERD_CHECK_AS(
+        kFailedPrecondition,
+        !summoned_parameters_->full_precision() ||
+            !autograd::records_gradients(),
+        "[fsdp] ", operator_name, " uses parameter ", parameter_at(uses[0]),
+        " inside summon_full_parameters({.full_precision = true}) and records "
+        "gradients; expected a torch::NoGradGuard there");
+    return;  // Its units are whole.
   }
   std::sort(visit.begin(), visit.end());
+  if (full_precision_scope_) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, !autograd::in_backward(),
+        "[fsdp] a backward ran inside full_precision(); end the scope first");
+    SHERD_CHECK_AS(
+        kFailedPrecondition, !autograd::records_gradients(), "[fsdp] ",
+        operator_name, " uses parameter ", parameter_at(uses[0]),
+        " inside full_precision() and records gradients; expected a "
+        "torch::NoGradGuard there");
+  }
+  if (full_precision_->open()) {
+    note_visit(visit);
+    last_visited_ = visit.back();
+    full_precision_->visit(visit);
+    return;
+  }
   note_phase(operator_name);
   note_visit(visit);
   last_visited_ = visit.back();
+  in_step_ = in_step_ || autograd::records_gradients();
   read_since_backward_ = read_since_backward_ || !autograd::in_backward();
   cache_->visit(visit, autograd::records_gradients(), autograd::in_backward());
   cache_->pin(visit);
@@ -206,13 +316,21 @@ void FsdpEngine::end_use(
     };
     const auto* before = uses.data() + i;
     if (std::none_of(uses.data(), before, same_unit)) {
-      cache_->unpin(uses[i].tag->unit);
+      const auto unit = uses[i].tag->unit;
+      if (!full_precision_->unpin(unit)) {
+        cache_->unpin(unit);
+      }
     }
   }
 }
 
 // Derives from a visit whether forward, backward or evaluation is running.
 void FsdpEngine::note_phase(const char* operator_name) {
+  publish_if_due(operator_name);
+  note_use();
+}
+
+void FsdpEngine::publish_if_due(const char* operator_name) {
   if (unpublished_ && !autograd::in_backward()) {
     SHERD_CHECK_AS(
         kFailedPrecondition, autograd::records_gradients(), "[fsdp] ",
@@ -224,7 +342,6 @@ void FsdpEngine::note_phase(const char* operator_name) {
       publish_locked(/*keep_frozen=*/true);
     }
   }
-  note_use();
 }
 
 bool FsdpEngine::all_ranks_agree(std::uint64_t print) {
@@ -237,15 +354,11 @@ bool FsdpEngine::all_ranks_agree(std::uint64_t print) {
   half[1] = static_cast<double>(print & kLow);
   half[2] = static_cast<double>(flags >> 32U);
   half[3] = static_cast<double>(flags & kLow);
-  const auto status =
-      exchange_->all_reduce(halves, exchange::ScalarReduceOp::kSame);
-  if (!status.ok()) {
-    fail(status);
-  }
+  reduce_over_ranks(halves, exchange::ScalarReduceOp::kSame);
   if (half[2] == 0.0 || half[3] == 0.0) {
     refuse_different_flags();
   }
-  integrity_->check_not_thawed();  // On all ranks or on none.
+  integrity_->check_can_train();  // On all ranks or on none.
   compared_ = true;
   return half[0] != 0.0 && half[1] != 0.0;
 }
@@ -263,11 +376,7 @@ void FsdpEngine::refuse_different_flags() {
     const bool set = model_.parameters[p].tensor.requires_grad();
     flag[p * ranks + static_cast<std::size_t>(world_rank())] = set ? 1.0 : 0.0;
   }
-  const auto status =
-      exchange_->all_reduce(flags, exchange::ScalarReduceOp::kSum);
-  if (!status.ok()) {
-    fail(status);
-  }
+  reduce_over_ranks(flags, exchange::ScalarReduceOp::kSum);
   for (std::size_t p = 0; p < count; ++p) {
     const auto* first = flag + p * ranks;
     const auto* other = std::find_if(
@@ -285,6 +394,14 @@ void FsdpEngine::refuse_different_flags() {
 void FsdpEngine::note_visit(const UnitCache::Visit& visit) {
   for (const auto unit : visit) {
     const auto u = static_cast<std::size_t>(unit);
+    ++visits_[u];
+    if (log_.profiling()) {
+      log_.record(
+          {.unit = unit,
+           .event = FlightEvent::kVisited,
+           .step = autograd::in_backward() ? FlightStep::kBackward
+                                           : FlightStep::kForward});
+    }
     if (!was_visited_[u] && !autograd::in_backward()) {
       was_visited_[u] = true;
       visited_.push_back(unit);
@@ -301,8 +418,11 @@ void FsdpEngine::gradient_arrived(int parameter, const at::Tensor& gradient) {
       kFailedPrecondition, !summoned_parameters_->open(),
       "[fsdp] a backward ran inside summon_full_parameters(); end the scope "
       "first");
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !full_precision_scope_,
+      "[fsdp] a backward ran inside full_precision(); end the scope first");
   note_backward();
-  if (no_sync_scopes_ > 0) {
+  if (gradient_kind() == plan::JoinKind::kKeeps) {
     gradients_->keep(parameter, gradient);
     return;
   }
@@ -322,11 +442,13 @@ void FsdpEngine::gradient_arrived(int parameter, const at::Tensor& gradient) {
 }
 
 // Units used last in forward have their gradients first. Ranks that left out
-// different visits have different orders, which the exchange takes.
+// different visits have different orders, which the exchange takes, but no hook.
 void FsdpEngine::order_reductions() {
   gradients_->expect();
-  gradients_->set_partial(options_.replicas > 1 && partial_sync_scopes_ > 0);
-  if (!visited_.empty()) {
+  gradients_->set_partial(gradient_kind() == plan::JoinKind::kReducesPartially);
+  if (options_.hook) {
+    gradients_->set_order(options_.hook->order());
+  } else if (!visited_.empty()) {
     gradients_->set_order({visited_.rbegin(), visited_.rend()});
   }
 }
@@ -354,7 +476,11 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
     cache_->end_backward();
   }
   const auto reason = failure ? autograd::reason_of(failure) : "";
-  const bool synchronised = no_sync_scopes_ == 0;
+  const bool synchronised = gradient_kind() != plan::JoinKind::kKeeps;
+  if (join_) {
+    join_->in_round = false;
+    cache_->set_uneven(false);
+  }
   const auto diverged = synchronised
       ? gradients_->finish(reason, cache_->departed())
       : gradients_->finish_kept(reason, cache_->departed());
@@ -364,6 +490,9 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
       cache_->leave_plan();
     }
     read_since_backward_ = false;
+    if (synchronised) {
+      note_thawed_units();
+    }
     if (synchronised && !gradients_->partial()) {
       synchronised_backward_ended();
     }
@@ -395,8 +524,21 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
   }
 }
 
+// On all ranks alike: some rank had a gradient of what started frozen, so that steps change it.
+void FsdpEngine::note_thawed_units() {
+  for (UnitId unit = 0; unit < static_cast<UnitId>(model_.units.size());
+       ++unit) {
+    if (!gradients_->dormant(unit) && cache_->frozen(unit)) {
+      cache_->thaw(unit);
+    }
+  }
+}
+
 void FsdpEngine::synchronised_backward_ended() {
   ++backwards_;
+  if (options_.hook) {
+    options_.hook->synchronised_backward_ended();
+  }
   unpublished_ = true;
   if (!idle_.change_due()) {
     idle_.note_gradients(slices_->tensors());
@@ -413,163 +555,10 @@ void FsdpEngine::warn_of_idle_optimizer() {
       {2}, changed ? 1.0 : 0.0,
       at::TensorOptions().dtype(c10::ScalarType::Double));
   found.mutable_data_ptr<double>()[1] = idle_.change_due() ? 1.0 : 0.0;
-  const auto status =
-      exchange_->all_reduce(found, exchange::ScalarReduceOp::kMax);
-  if (!status.ok()) {
-    fail(status);
-  }
+  reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
   const auto* any = found.const_data_ptr<double>();
   if (any[0] == 0.0 && any[1] != 0.0 && world_rank() == 0) {
     idle_.warn(backwards_);
-  }
-}
-
-// ---- the optimizer's side ----
-
-NamedParameters FsdpEngine::named_parameters() {
-  NamedParameters named;
-  for (const auto& slice : slices_->all()) {
-    named.items.push_back({slice.name, slice.tensor});
-  }
-  named.publish = while_alive(
-      this, [](FsdpEngine& self) { self.publish_now(/*keep_frozen=*/true); });
-  if (exchange_->takes_sinks()) {
-    named.update_in_backward =
-        while_alive(this, [](FsdpEngine& self, BackwardUpdate update) {
-          return self.register_backward_update(std::move(update));
-        });
-  }
-  named.claim = while_alive(
-      this, [](FsdpEngine& self) { return self.claim_publisher(); });
-  named.whole.items = slices_->whole_parameters();
-  if (options_.strategy == Strategy::kNoShard) {
-    return named;  // Every rank has whole slices.
-  }
-  named.whole.rank = owner();
-  named.whole.ranks = options_.both_axes ? world_size() : options_.ranks;
-  if (shares_gradients()) {
-    named.whole.all_reduce_max =
-        while_alive(this, [](FsdpEngine& self, const at::Tensor& numbers) {
-          self.all_reduce_max(numbers);
-        });
-  }
-  return named;
-}
-
-std::shared_ptr<void> FsdpEngine::register_backward_update(
-    BackwardUpdate update) {
-  const std::lock_guard lock(mu_);
-  return slices_->register_backward_update(std::move(update));
-}
-
-void FsdpEngine::all_reduce_max(const at::Tensor& numbers) {
-  const std::lock_guard lock(mu_);
-  check_open();
-  auto status = exchange_->all_reduce(numbers, exchange::ScalarReduceOp::kMax);
-  if (!status.ok()) {
-    fail(status);
-  }
-}
-
-double FsdpEngine::clip_grad_norm(double max_norm, const ClipOptions& options) {
-  const std::lock_guard lock(mu_);
-  check_open();
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !slices_->updates_in_backward(),
-      "[fsdp] clip_grad_norm() with an optimizer that updates in backward: "
-      "there is no gradient left to clip; construct it without in_backward");
-  const auto sum_over_ranks = [&](const at::Tensor& value) {
-    if (options_.strategy == Strategy::kNoShard) {
-      return;  // Every rank has all gradients already.
-    }
-    const auto op = std::isinf(options.p)
-        ? exchange::ScalarReduceOp::kMax
-        : exchange::ScalarReduceOp::kSumOverOwners;
-    if (auto status = exchange_->all_reduce(value, op); !status.ok()) {
-      fail(status);
-    }
-  };
-  return clip_gradients(slices_->tensors(), max_norm, options, sum_over_ranks);
-}
-
-std::shared_ptr<void> FsdpEngine::claim_publisher() {
-  const std::lock_guard lock(mu_);
-  auto claim = publishers_.lock();
-  if (claim == nullptr) {
-    claim = std::make_shared<int>();
-    publishers_ = claim;
-  }
-  return claim;
-}
-
-void FsdpEngine::publish() { publish_now(/*keep_frozen=*/false); }
-
-void FsdpEngine::publish_now(bool keep_frozen) {
-  const std::lock_guard lock(mu_);
-  check_open();
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !summoned_parameters_->open(),
-      "[fsdp] publish() inside summon_full_parameters(); end the scope first");
-  integrity_->check();
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !read_since_backward_ || !writes_in_place(),
-      "[fsdp] parameters were read after the last backward, and other ranks "
-      "may be reading still what this one has written in shared memory; "
-      "expected a backward between reading and writing, or writing inside "
-      "summon_full_parameters()");
-  published_by_hand_ = true;
-  publish_locked(keep_frozen);
-}
-
-void FsdpEngine::publish_locked(bool keep_frozen) {
-  cache_->end_step(keep_frozen);
-  unpublished_ = false;
-  compared_ = false;
-  ++generation_;
-  if (auto status = exchange_->publish(generation_); !status.ok()) {
-    fail(status);
-  }
-  bump_versions();
-}
-
-// ---- full parameters ----
-
-void FsdpEngine::begin_summon(const SummonOptions& options) {
-  const std::lock_guard lock(mu_);
-  check_open();
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !summoned_parameters_->open(),
-      "[fsdp] summon_full_parameters() inside another such scope");
-  SHERD_CHECK_AS(
-      kFailedPrecondition,
-      !writes_in_place() || !(autograd::in_backward() || gradients_->started()),
-      "[fsdp] summon_full_parameters() inside a backward needs the room of "
-      "gradients in shared memory; call it before or after");
-  integrity_->check();
-  if (unpublished_) {
-    publish_locked(/*keep_frozen=*/false);
-  }
-  summoned_parameters_->begin(options.read_only);
-  read_since_backward_ = false;
-}
-
-at::Tensor FsdpEngine::summoned(const std::string& name) {
-  const std::lock_guard lock(mu_);
-  SHERD_CHECK_AS(
-      kFailedPrecondition, summoned_parameters_->open(),
-      "[fsdp] this summon scope has ended");
-  return summoned_parameters_->tensor(name);
-}
-
-void FsdpEngine::end_summon() {
-  const std::lock_guard lock(mu_);
-  if (!summoned_parameters_->open()) {
-    return;
-  }
-  const bool may_have_written = summoned_parameters_->may_write();
-  summoned_parameters_->end();
-  if (may_have_written && usable()) {
-    publish_locked(/*keep_frozen=*/false);
   }
 }
 
@@ -599,6 +588,7 @@ void FsdpEngine::unshard() {
   if (summoned_parameters_->open()) {
     return;  // Everything is whole.
   }
+  refuse_in_full_precision("unshard()");
   note_phase("unshard()");
   cache_->unshard();
 }
@@ -615,15 +605,33 @@ ShardReport FsdpEngine::report() {
   ShardReport report;
   report.units = static_cast<int>(model_.units.size());
   report.budget_bytes = cache_->budget_bytes();
-  report.unsharded_bytes_peak = cache_->resident_bytes_peak();
-  report.shard_bytes = slices_->shard_bytes() + counters.copied_shard_bytes;
+  report.unsharded_bytes_peak = std::max(
+      cache_->resident_bytes_peak(), full_precision_->resident_bytes_peak());
+  const auto frozen = [this](UnitId unit) { return cache_->frozen(unit); };
+  report.shard_bytes =
+      slices_->shard_bytes(frozen) + counters.copied_shard_bytes;
   report.gradient_slot_bytes_peak = counters.gradient_bytes_peak;
   report.unshards = counters.unshards;
   report.unsharded_bytes = counters.unsharded_bytes;
+  report.gather_sent_bytes = counters.gather_sent_bytes;
   report.reduces = counters.reduces;
   report.reduces_under_way_peak = counters.reduces_under_way_peak;
   report.backwards = backwards_;
+  if (options_.hook) {
+    report.hook = options_.hook->hook().name();
+    report.hook_bytes = options_.hook->bytes();
+  }
   report.plan = cache_->plan_report();
+  const auto times = log_.unit_times();
+  report.by_unit = list_units(model_);
+  for (std::size_t u = 0; u < report.by_unit.size(); ++u) {
+    add_use(
+        report.by_unit[u], visits_[u],
+        u < times.size() ? times[u] : UnitTimes());
+  }
+  if (memory_) {
+    report.memory = memory_->report();
+  }
   return report;
 }
 
@@ -633,6 +641,8 @@ void FsdpEngine::close() {
     return;
   }
   closed_ = true;
+  memory_.reset();
+  summons_.reset();
   if (module_gradients_) {  // Not if it never started.
     module_gradients_->close();
   }

@@ -20,12 +20,18 @@
 #include "autograd/managed_storage.h"
 #include "exchange/exchange.h"
 #include "exchange/reducer.h"
+#include "fsdp/full_precision_units.h"
+#include "fsdp/hook_reduction.h"
 #include "fsdp/idle_optimizer_detector.h"
+#include "fsdp/memory_planner.h"
 #include "fsdp/parameter_integrity.h"
 #include "fsdp/sharding_engine.h"
 #include "fsdp/slices.h"
+#include "fsdp/summoned_gradients.h"
 #include "fsdp/summoned_parameters.h"
 #include "fsdp/unit_cache.h"
+#include "plan/join_round.h"
+#include "world/transport.h"
 
 namespace sherd::fsdp {
 
@@ -40,6 +46,13 @@ struct FsdpEngineOptions {
   std::optional<std::int64_t> budget_bytes;
   int reductions_under_way_max = 0;
   bool share_gradients = false;  // Where the exchange can.
+  std::optional<MemoryLimit> memory;
+  // What sums of gradients are divided by; unset: the number of all ranks.
+  std::optional<double> divide_factor;
+  // Collective: connects the ranks that hold a gradient together, in the order of world ranks.
+  std::function<std::shared_ptr<world::Transport>()> connect = nullptr;
+  // The one by which the exchange reduces; null: none.
+  std::shared_ptr<HookReduction> hook;
 };
 
 class FsdpEngine final : public ShardingEngine,
@@ -73,11 +86,22 @@ class FsdpEngine final : public ShardingEngine,
   void publish() override;
   void begin_summon(const SummonOptions& options) override;
   at::Tensor summoned(const std::string& name) override;
+  at::Tensor summoned_gradient(const std::string& name) override;
   void end_summon() override;
+  void begin_full_precision() override;
+  void end_full_precision() override;
   void begin_no_sync(NoSyncAxis axis) override;
   void end_no_sync(NoSyncAxis axis) override;
+  void begin_join(const JoinOptions& options) override;
+  void finish_join(const std::function<void()>& after_backward) override;
+  void abandon_join() override;
   void unshard() override;
   void reshard() override;
+  std::vector<UnitId> begin_unshard(const std::string& module) override;
+  bool finish_unshard(const std::vector<UnitId>& units) override;
+  void reshard(const std::string& module) override;
+  void set_budget(
+      Strategy strategy, std::optional<std::int64_t> bytes) override;
   ShardReport report() override;
   void close() override;
 
@@ -96,7 +120,7 @@ class FsdpEngine final : public ShardingEngine,
         : options_.rank;
   }
   // ModelEngine
-  void begin_training_forward() override { integrity_->check(); }
+  void begin_training_forward() override;
   void end_of_backward(const std::exception_ptr& failure) override;
   Status explained(const Status& status) const override;
   void abandon_exchange(const Status& failure) override {
@@ -115,19 +139,42 @@ class FsdpEngine final : public ShardingEngine,
   void refuse_stale_read(
       const autograd::ParameterUse& use, const char* operator_name) const;
   void note_phase(const char* operator_name);
+  void publish_if_due(const char* operator_name);
   // Collective: compares requires_grad, and returns whether all ranks have `print`.
   bool all_ranks_agree(std::uint64_t print);
   void refuse_different_flags();
+  // Collective: throws where a rank has failed at it, or passes another number.
+  void refuse_unless_same(const char* what, const Status& mine, double number);
+  // Collective: compares the options.
+  std::vector<UnitId> summoned_units(const SummonOptions& options);
+  void refuse_in_full_precision(const char* what) const;
+  plan::Budget full_precision_budget() const;
+  void summon_gradients(
+      const SummonOptions& options, const std::vector<UnitId>& units);
   void note_visit(const UnitCache::Visit& visit);
   void gradient_arrived(int parameter, const at::Tensor& gradient);
   void order_reductions();
+  // What this rank does with the gradients of the backward to come, or of this one.
+  plan::JoinKind gradient_kind() const;
+  // In a join scope: tells the others, and learns from them who has inputs. Throws where ranks
+  // differ, or where one without inputs ends it all.
+  void begin_join_round(plan::JoinKind mine);
+  // Takes part in one backward of the others. Returns whether it succeeded.
+  bool take_part_without_inputs();
+  void end_join_scope();
   int& scopes_of(NoSyncAxis axis);
+  void note_thawed_units();
   void synchronised_backward_ended();
   std::shared_ptr<void> claim_publisher();
   std::shared_ptr<void> register_backward_update(BackwardUpdate update);
   void all_reduce_max(const at::Tensor& numbers);
+  void reduce_over_ranks(
+      const at::Tensor& numbers, exchange::ScalarReduceOp op);
   void publish_now(bool keep_frozen);
   void publish_locked(bool keep_frozen);
+  MemoryPlannerOptions memory_planner_options();
+  void refuse_hopeless_limit();
+  void plan_memory();
   void warn_of_idle_optimizer();
 
   const FsdpEngineOptions options_;
@@ -135,9 +182,15 @@ class FsdpEngine final : public ShardingEngine,
   std::unique_ptr<UnitCache> cache_;
   std::unique_ptr<Slices> slices_;
   std::unique_ptr<SummonedParameters> summoned_parameters_;
+  std::unique_ptr<SummonedGradients> summoned_gradients_;  // In a scope.
+  std::unique_ptr<FullPrecisionUnits> full_precision_;
+  bool full_precision_scope_ =
+      false;  // Opens full_precision_, if there is a difference.
+  std::shared_ptr<world::Transport> summons_;  // Null until it is needed.
   std::unique_ptr<exchange::Reducer> gradients_;
   std::unique_ptr<ParameterIntegrity> integrity_;
 
+  bool in_step_ = false;      // A training forward since the last publish.
   bool unpublished_ = false;  // A backward ended; shards may have been written.
   // An operator outside backward has used a parameter since the last backward.
   bool read_since_backward_ = false;
@@ -145,14 +198,26 @@ class FsdpEngine final : public ShardingEngine,
   bool compared_ = false;
   std::uint64_t generation_ = 0;
   std::int64_t backwards_ = 0;
+  const FlightLog log_;
+  std::vector<std::int64_t> visits_;  // By unit.
   std::vector<UnitId> visited_;  // First visits since the last backward ended.
   std::vector<bool> was_visited_;
   UnitId last_visited_ = -1;
+  struct Join {
+    JoinOptions options;
+    plan::JoinRound round = {};  // The latest.
+    bool in_round = false;       // Until the end of its backward.
+    bool ended_early = false;
+  };
+  std::optional<Join> join_;
   int partial_sync_scopes_ = 0;  // Those that leave out the replicate axis.
   bool published_by_hand_ = false;
   // Held by optimizers that publish at the end of their step.
   std::weak_ptr<void> publishers_;
   IdleOptimizerDetector idle_;
+  std::unique_ptr<MemoryPlanner> memory_;   // Null without a limit.
+  std::int64_t resident_bytes_before_ = 0;  // With a limit: shards and units.
+  std::int64_t backwards_planned_ = 0;
 };
 
 }  // namespace sherd::fsdp

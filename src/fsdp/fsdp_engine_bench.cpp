@@ -53,7 +53,7 @@ class Subject {
     FsdpEngineOptions options;
     options.strategy = *strategy;
     engine_ = std::make_shared<FsdpEngine>(
-        build_units(*chain_, units::by_name("*"), 1, nullptr),
+        build_units(*chain_, 1, {.units = units::by_name("*")}),
         network_.exchange(0), options);
     engine_->start();
   }

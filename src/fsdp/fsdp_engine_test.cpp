@@ -35,7 +35,7 @@ std::shared_ptr<FsdpEngine> runtime_of(
   options.ranks = kRanks;
   options.strategy = strategy;
   return std::make_shared<FsdpEngine>(
-      build_units(module, policy, kRanks, nullptr),
+      build_units(module, kRanks, {.units = policy}),
       self.network.exchange(self.rank), options);
 }
 

@@ -1,19 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/fsdp/fully_shard.h>
 
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include <c10/core/InferenceMode.h>
+
+#include "autograd/backward.h"
 #include "autograd/gradient_hook.h"
 #include "autograd/managed_storage.h"
 #include "base/check.h"
 #include "base/rank_environment.h"
 #include "exchange/make_exchange.h"
 #include "fsdp/fsdp_engine.h"
+#include "fsdp/hook_reduction.h"
 #include "fsdp/initial_values.h"
 #include "fsdp/model_units.h"
 #include "fsdp/sharding_engine.h"
 #include "fsdp/single_rank_engine.h"
+#include "world/transport.h"
 
 namespace sherd {
 namespace {
@@ -27,6 +37,11 @@ void check_options(const FullyShardOptions& options) {
       !options.budget_bytes || options.strategy != Strategy::kNoShard,
       "[fsdp] no_shard takes no byte budget: nothing is ever gathered");
   SHERD_CHECK(
+      !options.memory_bytes ||
+          (!options.budget_bytes && options.strategy != Strategy::kShardGradOp),
+      "[fsdp] memory_bytes decides how many units stay whole; expected neither "
+      "budget_bytes nor Strategy::kShardGradOp beside it");
+  SHERD_CHECK(
       options.optimizer_axes == OptimizerAxes::kShard ||
           options.strategy != Strategy::kNoShard,
       "[fsdp] no_shard cuts nothing; expected a strategy that shards with "
@@ -35,6 +50,11 @@ void check_options(const FullyShardOptions& options) {
       options.reductions_under_way_max >= 0,
       "[fsdp] options.reductions_under_way_max is ",
       options.reductions_under_way_max, "; expected 0 (no limit) or more");
+  const double factor = options.gradient_divide_factor.value_or(1.0);
+  SHERD_CHECK(
+      factor > 0.0 && std::isfinite(factor),
+      "[fsdp] options.gradient_divide_factor is ", factor,
+      "; expected a finite number above 0");
 }
 
 void check_not_sharded(const fsdp::ModelUnits& model) {
@@ -49,17 +69,153 @@ void check_not_sharded(const fsdp::ModelUnits& model) {
   }
 }
 
+// Collective: what `build` returns. Throws its error, and where it succeeds, that of the first rank
+// where it failed.
+fsdp::ModelUnits on_all_or_none(
+    const World& world, const std::function<fsdp::ModelUnits()>& build) {
+  std::optional<fsdp::ModelUnits> built;
+  std::exception_ptr failure;
+  try {
+    built = build();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const auto reasons =
+      world.all_gather_texts(failure ? autograd::reason_of(failure) : "");
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+  for (std::size_t rank = 0; rank < reasons.size(); ++rank) {
+    SHERD_CHECK(
+        reasons[rank].empty(), "[fsdp] rank ", rank,
+        " cannot shard its module: ", reasons[rank]);
+  }
+  return std::move(*built);
+}
+
+std::optional<fsdp::MemoryLimit> memory_limit(
+    const FullyShardOptions& options) {
+  if (!options.memory_bytes) {
+    return std::nullopt;
+  }
+  return fsdp::MemoryLimit{
+      .bytes = *options.memory_bytes,
+      .regions =
+          options.checkpointing ? options.checkpointing->regions() : nullptr};
+}
+
 bool over_both_axes(const Mesh& mesh, const FullyShardOptions& options) {
   return options.optimizer_axes == OptimizerAxes::kBoth &&
       mesh.replicate_size() > 1;
 }
 
+// Connects the ranks that hold a gradient together when it is called. Keeps no world alive.
+std::function<std::shared_ptr<world::Transport>()> connector(
+    const Mesh& mesh, const FullyShardOptions& options) {
+  const bool both = over_both_axes(mesh, options);
+  return [impl = std::weak_ptr(mesh.world().impl()),
+          ranks = both ? Mesh(mesh.world()).shard_ranks() : mesh.shard_ranks(),
+          replica = both ? 0 : mesh.replicate_index()] {
+    const auto alive = impl.lock();
+    SHERD_CHECK_AS(
+        kFailedPrecondition, alive != nullptr,
+        "[fsdp] the world of this model has ended");
+    const World world(alive);
+    return world::make_c10d_transport(
+        world, str("fsdp/", world.next_number(), "/summon/", replica), ranks);
+  };
+}
+
 // `whole`: every rank is a replica.
-fsdp::FsdpEngineOptions runtime_options(
+fsdp::HookedShards hooked_shards(
     const Mesh& mesh, const FullyShardOptions& options, bool whole) {
+  const int replicas = mesh.replicate_size();
+  if (whole) {
+    return {.first = 0, .count = mesh.world().size(), .scattered = false};
+  }
+  if (replicas == 1) {
+    return {.first = 0, .count = mesh.shard_size(), .scattered = true};
+  }
+  if (!over_both_axes(mesh, options)) {
+    return {.first = mesh.shard_index(), .count = 1, .scattered = false};
+  }
+  return {
+      .first = mesh.shard_index() * replicas,
+      .count = replicas,
+      .scattered = true};
+}
+
+void check_hook(const CommHookPtr& hook, const fsdp::HookedShards& shards) {
+  SHERD_CHECK(
+      !hook || !shards.scattered || hook->reduces_to_shards(),
+      "[fsdp] options.hook ", hook ? hook->name() : "",
+      " reduces whole gradients, but each rank keeps a shard of them only; "
+      "expected a hook that reduces to shards, such as compress(), or "
+      "several replicas with OptimizerAxes::kShard");
+}
+
+// Collective. The ranks that a hook connects compare it, too, but others would wait for them.
+void check_same_hooks(const World& world, const FullyShardOptions& options) {
+  const auto all = world.all_gather_texts(str(
+      "hook ", options.hook ? options.hook->name() : "none", ", gather_hook ",
+      options.gather_hook ? options.gather_hook->name() : "none"));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    SHERD_CHECK_AS(
+        kPeerMismatch, all[rank] == all[0],
+        "[fsdp] ranks differ in options.hook or gather_hook: rank 0 has ",
+        all[0], ", rank ", rank, " ", all[rank],
+        "; expected the same on all ranks");
+  }
+}
+
+// Also says in the model's flats that gathers are coded. Null: they are not.
+std::shared_ptr<const exchange::ShardCoder> coder_of(
+    const GatherHookPtr& hook, fsdp::ModelUnits& model) {
+  if (!hook) {
+    return nullptr;
+  }
+  std::vector<std::string> names;
+  for (auto& unit : model.units) {
+    names.push_back(unit.name);
+    for (auto& flat : unit.flats) {
+      flat.coded = true;
+    }
+  }
+  const auto public_name = [names](const exchange::CodedShard& which) {
+    return GatheredShard{
+        .unit = names[static_cast<std::size_t>(which.unit)],
+        .flat = which.flat,
+        .owner = which.owner};
+  };
+  auto coder = std::make_shared<exchange::ShardCoder>();
+  coder->name = hook->name();
+  coder->bytes = [hook](std::int64_t numel, at::ScalarType dtype) {
+    return hook->sent_bytes(numel, dtype);
+  };
+  coder->encode = [=](const exchange::CodedShard& which,
+                      const at::Tensor& shard, at::ScalarType dtype,
+                      const at::Tensor& coded) {
+    hook->pre_gather(public_name(which), shard, dtype, coded);
+  };
+  coder->decode = [=](const exchange::CodedShard& which,
+                      const at::Tensor& coded, const at::Tensor& part) {
+    hook->post_gather(public_name(which), coded, part);
+  };
+  return coder;
+}
+
+fsdp::FsdpEngineOptions runtime_options(
+    const Mesh& mesh,
+    const FullyShardOptions& options,
+    bool whole,
+    const std::shared_ptr<fsdp::HookReduction>& hook) {
   fsdp::FsdpEngineOptions runtime;
   runtime.reductions_under_way_max = options.reductions_under_way_max;
   runtime.share_gradients = options.share_gradients;
+  runtime.memory = memory_limit(options);
+  runtime.divide_factor = options.gradient_divide_factor;
+  runtime.connect = connector(mesh, options);
+  runtime.hook = hook;
   if (whole) {
     runtime.rank = mesh.world().rank();
     runtime.ranks = mesh.world().size();
@@ -84,6 +240,13 @@ exchange::Kind chosen_kind(
       world, ranks, options.exchange, process_environment());
 }
 
+void cast_buffers(const fsdp::ModelUnits& model) {
+  const c10::InferenceMode off(false);
+  for (const auto& buffer : model.cast_buffers) {
+    buffer.tensor.set_data(buffer.tensor.to(buffer.dtype));
+  }
+}
+
 // Called after ranks have agreed on options, so that it fails on all or none.
 void check_gradients_shared(
     const Mesh& mesh,
@@ -92,6 +255,12 @@ void check_gradients_shared(
   const auto found = [&]() -> std::string {
     if (over_both_axes(mesh, options)) {
       return "OptimizerAxes::kBoth";
+    }
+    if (options.hook && mesh.replicate_size() == 1) {
+      return "options.hook";
+    }
+    if (options.gather_hook) {
+      return "options.gather_hook";
     }
     const auto kind = chosen_kind(mesh.world(), mesh.shard_ranks(), options);
     return str("ranks that exchange by ", exchange::text_of(kind));
@@ -111,15 +280,36 @@ std::string next_name(const Mesh& mesh) {
   return str("fsdp/", mesh.world().next_number());
 }
 
+// It runs inside the exchange, which the engine owns beside the hook.
+std::optional<exchange::ReduceHook> reduce_hook(
+    const std::shared_ptr<fsdp::HookReduction>& hook) {
+  if (!hook) {
+    return std::nullopt;
+  }
+  return exchange::ReduceHook{
+      .name = hook->name(),
+      .reduce = [hook](
+                    plan::UnitId unit, const std::vector<at::Tensor>& flats,
+                    world::Transport& transport) {
+        hook->reduce(unit, flats, transport);
+      }};
+}
+
 std::unique_ptr<exchange::Exchange> exchange_for(
-    const Mesh& mesh, const FullyShardOptions& options, bool whole) {
+    const Mesh& mesh,
+    const FullyShardOptions& options,
+    bool whole,
+    const std::optional<exchange::ReduceHook>& hook,
+    std::shared_ptr<const exchange::ShardCoder> coder) {
   const auto kind_for = [&](const std::vector<int>& ranks) {
     return chosen_kind(mesh.world(), ranks, options);
   };
   if (whole) {
     const auto all = Mesh(mesh.world()).shard_ranks();
-    return exchange::make_exchange(
-        mesh.world(), next_name(mesh), all, kind_for(all));
+    return hook ? exchange::make_comm_hook_exchange(
+                      mesh.world(), next_name(mesh), all, *hook)
+                : exchange::make_exchange(
+                      mesh.world(), next_name(mesh), all, kind_for(all));
   }
   return exchange::make_exchange(
       mesh, next_name(mesh),
@@ -127,7 +317,9 @@ std::unique_ptr<exchange::Exchange> exchange_for(
        .across = exchange::choose_kind_across(
            mesh.world(), mesh.replicate_ranks(), options.exchange,
            process_environment()),
-       .both_axes = over_both_axes(mesh, options)});
+       .both_axes = over_both_axes(mesh, options),
+       .hook = hook,
+       .coder = std::move(coder)});
 }
 
 }  // namespace
@@ -144,9 +336,31 @@ at::Tensor SummonScope::tensor(const std::string& name) const {
   return engine_->summoned(name);
 }
 
+at::Tensor SummonScope::gradient(const std::string& name) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, engine_ != nullptr,
+      "[fsdp] this summon scope has ended");
+  return engine_->summoned_gradient(name);
+}
+
 void SummonScope::close() {
   if (auto engine = std::exchange(engine_, nullptr)) {
     engine->end_summon();
+  }
+}
+
+UnshardHandle::UnshardHandle(
+    std::shared_ptr<ShardingEngine> engine, std::vector<int> units)
+    : engine_(std::move(engine)), units_(std::move(units)) {}
+
+bool UnshardHandle::wait() { return engine_->finish_unshard(units_); }
+
+FullPrecisionScope::FullPrecisionScope(std::shared_ptr<ShardingEngine> engine)
+    : engine_(std::move(engine)) {}
+FullPrecisionScope::FullPrecisionScope(FullPrecisionScope&&) noexcept = default;
+FullPrecisionScope::~FullPrecisionScope() {
+  if (engine_) {
+    engine_->end_full_precision();
   }
 }
 
@@ -203,15 +417,43 @@ SummonScope FullyShardedDataParallel::summon_full_parameters(
   return SummonScope(engine_);
 }
 
+FullPrecisionScope FullyShardedDataParallel::full_precision() {
+  engine_->begin_full_precision();
+  return FullPrecisionScope(engine_);
+}
+
 NoSyncScope FullyShardedDataParallel::no_sync(const NoSyncOptions& options) {
   engine_->begin_no_sync(options.axis);
   return NoSyncScope(engine_, options.axis);
 }
 
+JoinScope FullyShardedDataParallel::join(const JoinOptions& options) {
+  engine_->begin_join(options);
+  return JoinScope(engine_);
+}
+
 void FullyShardedDataParallel::unshard() { engine_->unshard(); }
 void FullyShardedDataParallel::reshard() { engine_->reshard(); }
+
+UnshardHandle FullyShardedDataParallel::unshard(const std::string& module) {
+  return {engine_, engine_->begin_unshard(module)};
+}
+void FullyShardedDataParallel::reshard(const std::string& module) {
+  engine_->reshard(module);
+}
+
+void FullyShardedDataParallel::set_strategy(Strategy strategy) {
+  engine_->set_budget(strategy, std::nullopt);
+}
+void FullyShardedDataParallel::set_budget_bytes(std::int64_t bytes) {
+  engine_->set_budget(Strategy::kFullShard, bytes);
+}
+
 ShardReport FullyShardedDataParallel::report() const {
   return engine_->report();
+}
+std::vector<UnitReport> FullyShardedDataParallel::units() const {
+  return engine_->units();
 }
 
 void FullyShardedDataParallel::close() {
@@ -224,10 +466,7 @@ FullyShardedDataParallel fully_shard(
     torch::nn::Module& module,
     const Mesh& mesh,
     const FullyShardOptions& options) {
-  check_options(options);
   const auto& world = mesh.world();
-  const bool mixed = options.mixed_precision.param_dtype ||
-      options.mixed_precision.reduce_dtype;
   // What the module shows may be the cast of what the optimizer holds; with one
   // rank on the shard axis there is nothing to gather all the same, and dropping
   // the cast would save half of it at most.
@@ -235,30 +474,45 @@ FullyShardedDataParallel fully_shard(
   const bool whole = options.strategy == Strategy::kNoShard ||
       (mesh.shard_size() == 1 && !both);
   const int ranks = whole || both ? world.size() : mesh.shard_size();
-  auto model = fsdp::build_units(
-      module, options.units, ranks, options.granularity,
-      options.mixed_precision);
-  check_not_sharded(model);
+  const auto shards = hooked_shards(mesh, options, whole);
+  auto model = on_all_or_none(world, [&] {
+    check_options(options);
+    check_hook(options.hook, shards);
+    auto units = fsdp::build_units(module, ranks, options);
+    check_not_sharded(units);
+    return units;
+  });
+  check_same_hooks(world, options);
   fsdp::InitialValues values(module, model, world, options);
-  if (world.size() == 1 && !mixed) {
+  if (world.size() == 1 && !fsdp::is_mixed(model)) {
     values.check();
     for (std::size_t p = 0; p < model.parameters.size(); ++p) {
       values.initialise_parameter(static_cast<int>(p));
     }
     values.finish();
-    auto engine = std::make_shared<fsdp::SingleRankEngine>(std::move(model));
+    cast_buffers(model);
+    auto engine = std::make_shared<fsdp::SingleRankEngine>(
+        std::move(model), memory_limit(options),
+        options.gradient_divide_factor.value_or(1.0));
     engine->start();
     return FullyShardedDataParallel(std::move(engine));
   }
+  const auto hook = options.hook && world.size() > 1
+      ? std::make_shared<fsdp::HookReduction>(model, shards, options.hook)
+      : nullptr;
+  const bool gathers = !whole && mesh.shard_size() > 1;
+  auto coder = coder_of(gathers ? options.gather_hook : nullptr, model);
   auto engine = std::make_shared<fsdp::FsdpEngine>(
-      std::move(model), exchange_for(mesh, options, whole),
-      runtime_options(mesh, options, whole));
+      std::move(model),
+      exchange_for(mesh, options, whole, reduce_hook(hook), std::move(coder)),
+      runtime_options(mesh, options, whole, hook));
   if (!whole) {
     check_gradients_shared(mesh, options, *engine);
   }
   values.check();
   engine->start([&](int parameter) { values.initialise_parameter(parameter); });
   values.finish();
+  cast_buffers(engine->model());
   return FullyShardedDataParallel(std::move(engine));
 }
 
@@ -267,6 +521,28 @@ FullyShardedDataParallel fully_shard(
     const World& world,
     const FullyShardOptions& options) {
   return fully_shard(module, Mesh(world), options);
+}
+
+std::string suggest(const ShardReport& report) {
+  const auto& memory = report.memory;
+  if (memory.choices.empty()) {
+    return "nothing is measured yet: with memory_bytes, two steps tell what "
+           "limits cost\n";
+  }
+  constexpr double kMiB = 1 << 20;
+  std::string text =
+      "  limit MiB   peak MiB  units MiB  recomputed  s/step   bound\n";
+  for (const auto& choice : memory.choices) {
+    char line[160];
+    std::snprintf(
+        line, sizeof(line), "%11.0f%11.0f%11.1f%8d of %-3d%7.3f%8.3f\n",
+        static_cast<double>(choice.limit_bytes) / kMiB,
+        static_cast<double>(choice.peak_bytes) / kMiB,
+        static_cast<double>(choice.budget_bytes) / kMiB, choice.recomputed,
+        memory.regions, choice.step_s, choice.lower_bound_s);
+    text += line;
+  }
+  return text;
 }
 
 }  // namespace sherd

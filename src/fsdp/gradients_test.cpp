@@ -21,7 +21,7 @@ constexpr int kRanks = 3;
 // One rank: four units (the root of a frozen parameter, three layers).
 struct World {
   explicit World(FakeRank& self, double scale = 1.0)
-      : model(build_units(*net, units::by_name("*"), kRanks, nullptr)),
+      : model(build_units(*net, kRanks, {.units = units::by_name("*")})),
         exchange(opened_exchange(self, spec_of(model))),
         slices(model, *exchange, self.rank, false),
         gradients(model.units, model.parameters, *exchange, slices, scale) {}
@@ -119,6 +119,33 @@ TEST(Gradients, T15AUnitDoesNotWaitForWhatIsFrozenByNow) {
     w.expect("third.weight", kRanks);
     w.expect("third.bias", std::nullopt);
     w.expect("first.weight", std::nullopt);
+  });
+}
+
+TEST(Gradients, T15AUnitThatStartsFrozenIsReducedFromItsFirstGradientOn) {
+  on_each_rank([](FakeRank& self) {
+    World w(self);
+    const auto finish = [&] {
+      w.gradients.finish("", false).status().throw_if_failed();
+      w.gradients.set_order({});
+      return w.exchange->counters().reduces;
+    };
+    w.arrive_all(1);
+    EXPECT_EQ(finish(), 3);
+    EXPECT_TRUE(w.gradients.dormant(0));
+    if (self.rank == 2) {
+      w.arrive("offset", 4);
+    }
+    EXPECT_EQ(finish(), 7);
+    EXPECT_FALSE(w.gradients.dormant(0));
+    w.expect("offset", 4);
+    EXPECT_EQ(finish(), 11);  // Nobody used it:
+    EXPECT_TRUE(w.gradients.dormant(0));
+    EXPECT_EQ(finish(), 14);  // it is left out again.
+    // As after no_sync().
+    w.gradients.keep(w.parameter("offset"), torch::ones({5}));
+    EXPECT_EQ(finish(), 18);
+    w.expect("offset", 4 + kRanks);
   });
 }
 

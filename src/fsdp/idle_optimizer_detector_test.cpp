@@ -84,7 +84,7 @@ TEST(IdleOptimizerDetector, WarnsOnceWithTheRemedy) {
   const auto lines = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(lines, HasSubstr("no parameter has changed in 64 backwards"));
   EXPECT_THAT(lines, HasSubstr("fsdp.parameters()"));
-  EXPECT_THAT(lines, testing::Not(HasSubstr("128")));
+  EXPECT_THAT(lines, ::testing::Not(HasSubstr("128")));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "autograd/backward.h"
 #include "base/check.h"
+#include "fsdp/unit_modules.h"
 
 namespace sherd::fsdp {
 namespace {
@@ -44,6 +45,7 @@ InitialValues::InitialValues(
   std::set<const c10::TensorImpl*> seen;
   for (const auto& buffer : module.named_buffers()) {
     if (buffer.value().defined() &&
+        !is_ignored(options.ignored, buffer.key()) &&
         seen.insert(buffer.value().unsafeGetTensorImpl()).second) {
       items_.push_back({buffer.key(), buffer.value()});
     }

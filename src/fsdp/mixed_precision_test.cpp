@@ -83,7 +83,9 @@ std::shared_ptr<FsdpEngine> runtime_of(
   options.ranks = kRanks;
   options.strategy = strategy;
   auto runtime = std::make_shared<FsdpEngine>(
-      build_units(module, units::by_name("*"), kRanks, nullptr, precision),
+      build_units(
+          module, kRanks,
+          {.units = units::by_name("*"), .mixed_precision = precision}),
       self.network.exchange(self.rank), options);
   runtime->start();
   return runtime;
@@ -187,24 +189,27 @@ TEST(MixedPrecisionOverTheFake, ASummonDoesNotCountAgainstTheBudget) {
 
 ModelUnits units_with(
     const torch::nn::Module& module, const MixedPrecision& precision) {
-  return build_units(module, units::none(), 2, nullptr, precision);
+  return build_units(
+      module, 2, {.units = units::none(), .mixed_precision = precision});
 }
 
-TEST(MixedPrecisionFlats, IntegersAndFrozenParametersHaveNoReduceDtype) {
+TEST(MixedPrecisionFlats, IntegersHaveNoReduceDtypeAndFrozenParametersHaveOne) {
   Net net;
   net->register_parameter(
       "count", torch::ones({3}, torch::kLong), /*requires_grad=*/false);
   const auto model = units_with(
       *net, {.param_dtype = torch::kHalf, .reduce_dtype = torch::kFloat});
-  ASSERT_EQ(model.units[0].flats.size(), 3U);
-  for (const auto& flat : model.units[0].flats) {
+  ASSERT_EQ(model.units.size(), 2U);
+  auto flats = model.units[0].flats;
+  flats.push_back(model.units[1].flats.at(0));
+  ASSERT_EQ(flats.size(), 3U);
+  for (const auto& flat : flats) {
     if (flat.dtype == torch::kLong) {
       EXPECT_EQ(flat.unsharded_dtype(), torch::kLong);
     } else {
       EXPECT_EQ(flat.dtype, torch::kFloat);
       EXPECT_EQ(flat.unsharded_dtype(), torch::kHalf);
-      EXPECT_EQ(
-          flat.slot_dtype(), flat.trainable ? torch::kFloat : torch::kHalf);
+      EXPECT_EQ(flat.slot_dtype(), torch::kFloat);
     }
   }
 }

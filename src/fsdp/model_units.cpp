@@ -16,62 +16,232 @@ namespace {
 
 using torch::nn::Module;
 
+constexpr const char* kRootUnit = "(root)";
+
 // BatchNorm, InstanceNorm: their CPU kernels refuse fp32 statistics beside
 // narrower weights.
 bool has_running_statistics(const Module& module) {
   return module.named_buffers(/*recurse=*/false).contains("running_mean");
 }
 
+using Dtype = std::optional<c10::ScalarType>;
+
+void check_precision_dtype(const char* what, Dtype dtype) {
+  SHERD_CHECK(
+      !dtype || *dtype == c10::ScalarType::Float ||
+          *dtype == c10::ScalarType::BFloat16 ||
+          *dtype == c10::ScalarType::Half,
+      "[fsdp] mixed_precision.", what, " is ",
+      c10::toString(dtype.value_or(c10::ScalarType::Undefined)),
+      "; expected Float, BFloat16 or Half");
+}
+
+// The options of the parameters of a module, from those of the policy and of the model.
+struct EffectiveOptions {
+  const MixedPrecision* precision;
+  const Granularity* granularity;
+  // It applies to this module and to none inside it.
+  std::optional<c10::ScalarType> output_dtype = std::nullopt;
+
+  EffectiveOptions overridden_by(const units::UnitOptions& options) const {
+    auto own = *this;
+    own.output_dtype = options.output_dtype;
+    if (options.mixed_precision) {
+      own.precision = &*options.mixed_precision;
+    }
+    if (options.granularity) {
+      own.granularity = &options.granularity;
+    }
+    return own;
+  }
+};
+
 // Walks the modules once and groups parameters by the unit that owns them.
 class UnitCollector {
  public:
-  explicit UnitCollector(const units::Policy& policy) : policy_(policy) {}
+  // Options must outlive it.
+  explicit UnitCollector(const FullyShardOptions& options)
+      : ignored_(options.ignored),
+        of_model_{&options.mixed_precision, &options.granularity} {}
 
-  void collect(const Module& root) {
-    for (const auto& taken : unit_modules(root, policy_)) {
-      taken_.insert(taken.module);
+  void collect(const Module& root, const std::vector<UnitModule>& taken) {
+    for (const auto& module : taken) {
+      check_unit_options(module);
+      taken_.emplace(module.module, &module.options);
     }
-    assign(root, "", 0);
+    assign(root, "", 0, of_model_);
   }
 
   struct Entry {
     std::string name;
     at::Tensor tensor;
     int unit;
+    EffectiveOptions options;
     bool keeps_dtype;  // Its module's kernels take no other.
   };
   const std::vector<Entry>& entries() const { return entries_; }
-  const std::vector<std::string>& unit_names() const { return unit_names_; }
+  // Parameters that are one of entries() under another name, as the module there wants them.
+  struct Tied {
+    std::size_t entry;
+    Entry again;
+  };
+  const std::vector<Tied>& tied() const { return tied_; }
+  const std::vector<CastBuffer>& cast_buffers() const { return cast_buffers_; }
+
+  struct Unit {
+    std::string name;
+    std::string first_module;
+    bool keep_whole;
+  };
+  const Unit& unit(int number) const {
+    return units_[static_cast<std::size_t>(number)];
+  }
 
  private:
+  static void check_unit_options(const UnitModule& module) {
+    SHERD_CHECK(
+        module.options.own_unit ||
+            (module.options.name.empty() && !module.options.keep_whole),
+        "[fsdp] options.units: module ", module.name,
+        " is no unit of its own (own_unit = false); expected neither a name "
+        "nor keep_whole, which are those of a unit");
+    check_precision_dtype("output_dtype", module.options.output_dtype);
+    const auto own = module.module->named_parameters(/*recurse=*/false).size();
+    const auto all = module.module->named_parameters().size();
+    SHERD_CHECK(
+        !module.options.output_dtype || (own > 0 && own == all),
+        "[fsdp] options.units: module ", module.name,
+        " has an output_dtype and ", own, " of ", all,
+        " parameters of its own; expected a single layer, since sherd does not "
+        "see where the forward of others ends: name the layer that it ends "
+        "with, or call .to() on what it returns");
+  }
+
+  // The number of the unit that the module belongs to.
+  int unit_of(const std::string& module, const units::UnitOptions& options) {
+    const auto& name = options.name.empty() ? module : options.name;
+    const auto [found, is_new] =
+        numbers_.emplace(name, static_cast<int>(units_.size()));
+    if (is_new) {
+      units_.push_back({name, module, options.keep_whole});
+    }
+    const auto& unit = this->unit(found->second);
+    SHERD_CHECK(
+        unit.keep_whole == options.keep_whole, "[fsdp] options.units: modules ",
+        unit.first_module, " and ", module, " are one unit, ", name,
+        ", but only ", options.keep_whole ? module : unit.first_module,
+        " has keep_whole; expected the same for both");
+    return found->second;
+  }
+
   // Parents first, in module order.
-  void assign(const Module& module, const std::string& name, int unit) {
-    if (!assigned_.insert(&module).second) {
+  void assign(
+      const Module& module,
+      const std::string& name,
+      int unit,
+      EffectiveOptions options) {
+    if (is_ignored(ignored_, name) || !assigned_.insert(&module).second) {
       return;
     }
-    if (taken_.contains(&module)) {
-      unit = static_cast<int>(unit_names_.size());
-      unit_names_.push_back(name);
+    if (const auto taken = taken_.find(&module); taken != taken_.end()) {
+      if (taken->second->own_unit) {
+        unit = unit_of(name, *taken->second);
+        options = of_model_;
+      }
+      options = options.overridden_by(*taken->second);
     }
     for (const auto& own : module.named_parameters(/*recurse=*/false)) {
-      if (owned_.insert(own.value().unsafeGetTensorImpl()).second) {
-        entries_.push_back(
-            {join_names(name, own.key()), own.value(), unit,
-             has_running_statistics(module)});
+      const auto full_name = join_names(name, own.key());
+      if (is_ignored(ignored_, full_name)) {
+        continue;
+      }
+      Entry entry{
+          full_name, own.value(), unit, options,
+          has_running_statistics(module)};
+      const auto [first, is_new] = first_entries_.emplace(
+          own.value().unsafeGetTensorImpl(), entries_.size());
+      if (is_new) {
+        entries_.push_back(std::move(entry));
+      } else {
+        tied_.push_back({first->second, std::move(entry)});
       }
     }
+    collect_buffers(module, name, *options.precision);
+    options.output_dtype = std::nullopt;
     for (const auto& child : module.named_children()) {
-      assign(*child.value(), join_names(name, child.key()), unit);
+      assign(*child.value(), join_names(name, child.key()), unit, options);
     }
   }
 
-  const units::Policy& policy_;
+  void collect_buffers(
+      const Module& module,
+      const std::string& name,
+      const MixedPrecision& precision) {
+    check_precision_dtype("buffer_dtype", precision.buffer_dtype);
+    if (!precision.buffer_dtype || has_running_statistics(module)) {
+      return;
+    }
+    for (const auto& own : module.named_buffers(/*recurse=*/false)) {
+      const auto full_name = join_names(name, own.key());
+      if (own.value().defined() &&
+          at::isFloatingType(own.value().scalar_type()) &&
+          !is_ignored(ignored_, full_name) &&
+          buffers_.insert(own.value().unsafeGetTensorImpl()).second) {
+        cast_buffers_.push_back(
+            {full_name, own.value(), *precision.buffer_dtype});
+      }
+    }
+  }
+
+  const std::vector<std::string>& ignored_;
+  const EffectiveOptions of_model_;
   std::set<const Module*> assigned_;
-  std::set<const Module*> taken_;
-  std::set<const c10::TensorImpl*> owned_;
-  std::vector<std::string> unit_names_ = {"(root)"};
+  std::map<const Module*, const units::UnitOptions*> taken_;
+  std::map<const c10::TensorImpl*, std::size_t> first_entries_;
+  std::set<const c10::TensorImpl*> buffers_;
+  std::map<std::string, int> numbers_ = {{kRootUnit, 0}};
+  std::vector<Unit> units_ = {{kRootUnit, "", false}};
   std::vector<Entry> entries_;
+  std::vector<Tied> tied_;
+  std::vector<CastBuffer> cast_buffers_;
 };
+
+// Each name must be there, and nothing may be ignored under one name only.
+void check_ignored(
+    const Module& module, const std::vector<std::string>& ignored) {
+  std::vector<std::string> names;
+  struct Place {
+    std::string name;
+    bool ignored;
+  };
+  std::map<const c10::TensorImpl*, Place> first;
+  for (const auto& item : module.named_parameters()) {
+    const Place here{item.key(), is_ignored(ignored, item.key())};
+    names.push_back(item.key());
+    const auto& there =
+        first.emplace(item.value().unsafeGetTensorImpl(), here).first->second;
+    SHERD_CHECK(
+        there.ignored == here.ignored, "[fsdp] parameter ", here.name,
+        " is the same as ", there.name, ", but only ",
+        here.ignored ? here.name : there.name,
+        " is in options.ignored; expected both or neither");
+  }
+  for (const auto& item : module.named_buffers()) {
+    names.push_back(item.key());
+  }
+  for (const auto& pattern : ignored) {
+    SHERD_CHECK(
+        std::any_of(
+            names.begin(), names.end(),
+            [&](const std::string& name) {
+              return is_ignored({pattern}, name);
+            }),
+        "[fsdp] options.ignored: \"", pattern,
+        "\" names no parameter or buffer, and no module that has any; the "
+        "first parameter is '",
+        names.empty() ? "" : names.front(), "'");
+  }
+}
 
 void check_can_be_sharded(const std::string& name, const at::Tensor& tensor) {
   SHERD_CHECK(
@@ -92,38 +262,89 @@ void check_can_be_sharded(const std::string& name, const at::Tensor& tensor) {
       " is the result of an operation; expected a leaf");
 }
 
-using Dtype = std::optional<c10::ScalarType>;
-
-void check_precision_dtype(const char* what, Dtype dtype) {
-  SHERD_CHECK(
-      !dtype || *dtype == c10::ScalarType::Float ||
-          *dtype == c10::ScalarType::BFloat16 ||
-          *dtype == c10::ScalarType::Half,
-      "[fsdp] mixed_precision.", what, " is ",
-      c10::toString(dtype.value_or(c10::ScalarType::Undefined)),
-      "; expected Float, BFloat16 or Half");
+// Now, or once it is thawed.
+bool may_train(const at::Tensor& tensor) {
+  return at::isFloatingType(tensor.scalar_type()) && !tensor.is_inference();
 }
 
-// The properties of the flat that a parameter belongs to.
-exchange::FlatSpec flat_for(
-    const UnitCollector::Entry& entry, const MixedPrecision& precision) {
+bool takes_precision(const UnitCollector::Entry& entry) {
+  return !entry.keeps_dtype && at::isFloatingType(entry.tensor.scalar_type());
+}
+
+// What parameters of one flat have in common.
+struct FlatProperties {
   exchange::FlatSpec spec;
-  spec.dtype = entry.tensor.scalar_type();
-  spec.trainable = entry.tensor.requires_grad();
-  if (entry.keeps_dtype || !at::isFloatingType(spec.dtype)) {
-    return spec;
+  autograd::ActivationCasts casts = {};
+
+  bool same_flat(const FlatProperties& other) const {
+    return spec.dtype == other.spec.dtype &&
+        spec.param_dtype == other.spec.param_dtype &&
+        spec.reduce_dtype == other.spec.reduce_dtype &&
+        spec.narrow_gradients == other.spec.narrow_gradients &&
+        spec.trainable == other.spec.trainable &&
+        spec.starts_frozen == other.spec.starts_frozen && casts == other.casts;
   }
+};
+
+// The properties of the flat that a parameter belongs to. `mixed`: activations of the model have
+// other dtypes than some of its parameters, so that all parameters cast what they meet.
+FlatProperties flat_for(const UnitCollector::Entry& entry, bool mixed) {
+  const auto& precision = *entry.options.precision;
+  FlatProperties flat;
+  auto& spec = flat.spec;
+  spec.dtype = entry.tensor.scalar_type();
+  spec.starts_frozen = !entry.tensor.requires_grad();
+  spec.trainable = may_train(entry.tensor);
+  flat.casts.outputs = entry.options.output_dtype;
+  if (!takes_precision(entry)) {
+    return flat;
+  }
+  check_precision_dtype("param_dtype", precision.param_dtype);
+  check_precision_dtype("reduce_dtype", precision.reduce_dtype);
   spec.param_dtype = precision.param_dtype;
   if (spec.trainable) {
     spec.reduce_dtype = precision.reduce_dtype;
+    spec.narrow_gradients = precision.keep_low_precision_grads;
   }
+  flat.casts.inputs = mixed && precision.cast_forward_inputs;
   SHERD_CHECK(
       spec.dtype != c10::ScalarType::Double ||
           (!spec.param_dtype && !spec.reduce_dtype),
       "[fsdp] parameter ", entry.name,
       " is of type Double, which mixed_precision would narrow; expected Float, "
       "BFloat16 or Half (module->to(torch::kFloat) before fully_shard)");
-  return spec;
+  return flat;
+}
+
+std::string module_of(const std::string& parameter) {
+  const auto dot = parameter.rfind('.');
+  return dot == std::string::npos ? kRootUnit : parameter.substr(0, dot);
+}
+
+std::string text_of(const FlatProperties& flat) {
+  const auto name = [](Dtype dtype) {
+    return dtype ? c10::toString(*dtype) : "none";
+  };
+  return str(
+      "param_dtype ", name(flat.spec.param_dtype), ", reduce_dtype ",
+      name(flat.spec.reduce_dtype), ", output_dtype ", name(flat.casts.outputs),
+      ", inputs ", flat.casts.inputs ? "cast" : "left",
+      flat.spec.narrow_gradients ? ", gradients kept narrow" : "");
+}
+
+// One tensor cannot follow the options of two modules.
+void check_tied(const UnitCollector& collector, bool mixed) {
+  for (const auto& [first, again] : collector.tied()) {
+    const auto& entry = collector.entries()[first];
+    const auto here = flat_for(entry, mixed);
+    const auto there = flat_for(again, mixed);
+    SHERD_CHECK(
+        here.same_flat(there), "[fsdp] parameter ", entry.name,
+        " is the same as ", again.name, ", but module ", module_of(entry.name),
+        " has ", text_of(here), ", and module ", module_of(again.name), " has ",
+        text_of(there),
+        "; expected the same options for both, since it is one tensor");
+  }
 }
 
 // The narrowest element that the layout must align.
@@ -136,23 +357,32 @@ std::int64_t element_bytes(const exchange::FlatSpec& spec) {
 // Collects the flats of one unit, in the order of their first parameters.
 struct FlatBuilder {
   std::vector<std::vector<plan::FlatParameter>> parameters;
-  std::vector<exchange::FlatSpec> specs;
+  std::vector<FlatProperties> flats;
 
-  // `spec` says what parameters of a flat have in common.
-  int find_or_add(const exchange::FlatSpec& spec) {
-    for (std::size_t f = 0; f < specs.size(); ++f) {
-      if (specs[f].dtype == spec.dtype &&
-          specs[f].param_dtype == spec.param_dtype &&
-          specs[f].reduce_dtype == spec.reduce_dtype &&
-          specs[f].trainable == spec.trainable) {
-        return static_cast<int>(f);
-      }
+  int find_or_add(const FlatProperties& wanted) {
+    const auto found = std::find_if(
+        flats.begin(), flats.end(),
+        [&](const auto& flat) { return flat.same_flat(wanted); });
+    if (found != flats.end()) {
+      return static_cast<int>(found - flats.begin());
     }
-    specs.push_back(spec);
+    flats.push_back(wanted);
     parameters.emplace_back();
-    return static_cast<int>(specs.size()) - 1;
+    return static_cast<int>(flats.size()) - 1;
   }
 };
+
+// By the policy's unit, and whether it is its frozen part; those without parameters get none.
+using UnitNumbers = std::map<std::pair<int, bool>, UnitId>;
+
+// Both parts of a unit would have one name.
+void name_frozen_units(const UnitNumbers& numbers, ModelUnits& model) {
+  for (const auto& [key, unit] : numbers) {
+    if (key.second && numbers.contains({key.first, false})) {
+      model.units[static_cast<std::size_t>(unit)].name += " (frozen)";
+    }
+  }
+}
 
 // Numbers trainable parameters of a unit flat after flat, as reductions do.
 void number_trainable(ModelUnits& model) {
@@ -173,6 +403,44 @@ void number_trainable(ModelUnits& model) {
 
 }  // namespace
 
+std::vector<std::int64_t> bytes_by_unit(const ModelUnits& model) {
+  std::vector<std::int64_t> bytes;
+  for (const auto& unit : model.units) {
+    bytes.push_back(exchange::unit_bytes(unit));
+  }
+  return bytes;
+}
+
+PolicyUnitSizes policy_unit_sizes(const ModelUnits& model) {
+  PolicyUnitSizes sizes;
+  std::map<int, std::size_t> numbers;
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    const auto& traits = model.traits[u];
+    const auto [found, is_new] =
+        numbers.emplace(traits.policy_unit, sizes.bytes.size());
+    if (is_new) {
+      sizes.bytes.push_back(0);
+      sizes.kept.push_back(traits.keep_whole);
+    }
+    sizes.bytes[found->second] += exchange::unit_bytes(model.units[u]);
+    if (model.root == static_cast<UnitId>(u)) {
+      sizes.root = static_cast<UnitId>(found->second);
+    }
+  }
+  return sizes;
+}
+
+bool uses_fp16(const ModelUnits& model) {
+  const auto has_fp16 = [](const exchange::FlatSpec& flat) {
+    return flat.unsharded_dtype() == at::kHalf ||
+        (flat.trainable && flat.slot_dtype() == at::kHalf);
+  };
+  return std::any_of(
+      model.units.begin(), model.units.end(), [&](const auto& unit) {
+        return std::any_of(unit.flats.begin(), unit.flats.end(), has_fp16);
+      });
+}
+
 const ManagedParameter& find_parameter(
     const ModelUnits& model, const std::string& name) {
   for (const auto& parameter : model.parameters) {
@@ -185,57 +453,138 @@ const ManagedParameter& find_parameter(
           model.parameters.front().name, "'"));
 }
 
-ModelUnits build_units(
-    const Module& module,
-    const units::Policy& policy,
-    int ranks,
-    const Granularity& granularity,
-    const MixedPrecision& precision) {
-  check_precision_dtype("param_dtype", precision.param_dtype);
-  check_precision_dtype("reduce_dtype", precision.reduce_dtype);
-  UnitCollector collector(policy);
-  collector.collect(module);
+std::vector<UnitId> units_of(const ModelUnits& model, const std::string& name) {
+  std::set<UnitId> found;
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    if (name.empty() || model.units[u].name == name) {
+      found.insert(static_cast<UnitId>(u));
+    }
+  }
+  for (const auto& parameter : model.parameters) {
+    if (parameter.name.starts_with(name + ".")) {
+      found.insert(parameter.unit);
+    }
+  }
+  // The frozen part of a unit has a name of its own.
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    if (model.units[u].name == name && u < model.traits.size()) {
+      for (std::size_t v = 0; v < model.units.size(); ++v) {
+        if (model.traits[v].policy_unit == model.traits[u].policy_unit) {
+          found.insert(static_cast<UnitId>(v));
+        }
+      }
+    }
+  }
   SHERD_CHECK(
-      !collector.entries().empty(),
-      "[fsdp] the module has no parameters; expected at least one");
+      !found.empty(),
+      "[fsdp] expected the name of a module with parameters or "
+      "of a unit, e.g. '",
+      model.units.front().name, "', found '", name, "'");
+  return {found.begin(), found.end()};
+}
+
+bool is_mixed(const ModelUnits& model) {
+  const autograd::ActivationCasts none;
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
+      const auto& flat = model.units[u].flats[f];
+      if (flat.param_dtype || flat.reduce_dtype ||
+          model.traits[u].casts[f] != none) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+std::vector<UnitReport> list_units(const ModelUnits& model) {
+  std::vector<UnitReport> list;
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    const auto& unit = model.units[u];
+    auto& report = list.emplace_back();
+    report.name = unit.name;
+    report.bytes = exchange::unit_bytes(unit);
+    report.keep_whole = model.traits[u].keep_whole;
+    for (const auto& flat : unit.flats) {
+      report.flats.push_back(
+          {.parameters = flat.names,
+           .numel = flat.layout.numel,
+           .dtype = flat.dtype,
+           .param_dtype = flat.unsharded_dtype(),
+           .reduce_dtype = flat.slot_dtype(),
+           .gradient_dtype = flat.gradient_dtype(),
+           .trainable = !flat.starts_frozen});
+    }
+  }
+  return list;
+}
+
+ModelUnits build_units(
+    const Module& module, int ranks, const FullyShardOptions& options) {
+  check_ignored(module, options.ignored);
+  check_takes_modules(module, options.units, options.ignored);
+  const auto taken = unit_modules(module, options.units, options.ignored);
+  UnitCollector collector(options);
+  collector.collect(module, taken);
+  const auto& entries = collector.entries();
+  SHERD_CHECK(
+      !entries.empty(),
+      "[fsdp] the module has no parameters; expected at least one",
+      options.ignored.empty() ? "" : " that options.ignored leaves");
+  const bool mixed =
+      std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
+        return takes_precision(entry) && entry.options.precision->param_dtype;
+      });
+  check_tied(collector, mixed);
 
   ModelUnits model;
-  std::map<int, UnitId> numbers;  // Units without parameters get none.
-  std::vector<FlatBuilder> flats;
-  for (const auto& entry : collector.entries()) {
+  UnitNumbers numbers;
+  std::vector<FlatBuilder> builders;
+  for (const auto& entry : entries) {
     check_can_be_sharded(entry.name, entry.tensor);
     const auto next = static_cast<UnitId>(numbers.size());
-    const auto [found, is_new] = numbers.emplace(entry.unit, next);
-    const auto unit = static_cast<std::size_t>(found->second);
+    const bool frozen = !entry.tensor.requires_grad();
+    const auto [found, is_new] =
+        numbers.emplace(std::pair(entry.unit, frozen), next);
     if (is_new) {
-      flats.emplace_back();
-      model.units.push_back(
-          {collector.unit_names()[static_cast<std::size_t>(entry.unit)], {}});
-      if (entry.unit == 0) {
+      const auto& unit = collector.unit(entry.unit);
+      builders.emplace_back();
+      model.units.push_back({unit.name, {}});
+      model.traits.push_back(
+          {.keep_whole = unit.keep_whole,
+           .policy_unit = entry.unit,
+           .casts = {}});
+      if (entry.unit == 0 && !model.root) {
         model.root = found->second;
       }
     }
-    const int f = flats[unit].find_or_add(flat_for(entry, precision));
+    auto& builder = builders[static_cast<std::size_t>(found->second)];
+    const int f = builder.find_or_add(flat_for(entry, mixed));
     const auto flat = static_cast<std::size_t>(f);
-    flats[unit].specs[flat].names.push_back(entry.name);
-    flats[unit].specs[flat].shapes.push_back(str(entry.tensor.sizes()));
-    flats[unit].parameters[flat].push_back(
+    builder.flats[flat].spec.names.push_back(entry.name);
+    builder.flats[flat].spec.shapes.push_back(str(entry.tensor.sizes()));
+    const auto& granularity = *entry.options.granularity;
+    builder.parameters[flat].push_back(
         {entry.name, entry.tensor.numel(),
          granularity ? granularity(entry.name, entry.tensor) : 1});
     model.parameters.push_back(
         {entry.name, entry.tensor, found->second, f,
-         static_cast<int>(flats[unit].parameters[flat].size()) - 1, -1});
+         static_cast<int>(builder.parameters[flat].size()) - 1, -1});
   }
-  for (std::size_t u = 0; u < flats.size(); ++u) {
-    for (std::size_t f = 0; f < flats[u].specs.size(); ++f) {
-      auto& spec = flats[u].specs[f];
-      plan::FlatLayoutOptions options;
-      options.ranks = ranks;
-      options.element_bytes = element_bytes(spec);
-      spec.layout = plan::plan_flat_layout(flats[u].parameters[f], options);
+  name_frozen_units(numbers, model);
+  for (std::size_t u = 0; u < builders.size(); ++u) {
+    for (std::size_t f = 0; f < builders[u].flats.size(); ++f) {
+      auto& flat = builders[u].flats[f];
+      plan::FlatLayoutOptions layout;
+      layout.ranks = ranks;
+      layout.element_bytes = element_bytes(flat.spec);
+      flat.spec.layout =
+          plan::plan_flat_layout(builders[u].parameters[f], layout);
+      model.units[u].flats.push_back(std::move(flat.spec));
+      model.traits[u].casts.push_back(flat.casts);
     }
-    model.units[u].flats = std::move(flats[u].specs);
   }
+  model.cast_buffers = collector.cast_buffers();
   number_trainable(model);
   return model;
 }

@@ -5,15 +5,16 @@
 // keeps the parameter tensors alive. Thread rule: as for a value.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/fsdp/units.h>
+#include "autograd/managed_storage.h"
 #include "exchange/exchange.h"
 #include "exchange/unit_parameter.h"
+#include "plan/budget.h"
 #include "plan/unit_id.h"
 
 namespace sherd::fsdp {
@@ -22,10 +23,28 @@ using plan::UnitId;
 
 using ManagedParameter = exchange::UnitParameter;
 
+// What the engine knows of a unit beside what moves.
+struct UnitTraits {
+  bool keep_whole = false;
+  // The number of what the policy made one unit: its trained and its frozen parameters are two.
+  int policy_unit = 0;
+  std::vector<autograd::ActivationCasts> casts;  // By flat.
+};
+
+// A buffer that is cast once.
+struct CastBuffer {
+  std::string name;
+  at::Tensor tensor;
+  at::ScalarType dtype;
+};
+
 struct ModelUnits {
-  std::vector<exchange::UnitSpec> units;     // By their first parameters.
+  // By their first parameters. All parameters of one start trained, or all frozen.
+  std::vector<exchange::UnitSpec> units;
+  std::vector<UnitTraits> traits;            // By unit.
   std::vector<ManagedParameter> parameters;  // In module order.
   std::optional<UnitId> root;                // Set when it owns anything.
+  std::vector<CastBuffer> cast_buffers;
 
   const exchange::UnitSpec& unit(UnitId id) const {
     return units[static_cast<std::size_t>(id)];
@@ -43,20 +62,44 @@ struct ModelUnits {
   }
 };
 
+// Bytes of each unit when whole.
+std::vector<std::int64_t> bytes_by_unit(const ModelUnits& model);
+
+// What presets of budgets count: units as the policy made them, so that a preset is the same whatever
+// is frozen.
+struct PolicyUnitSizes {
+  std::vector<std::int64_t> bytes;
+  std::optional<UnitId> root;
+  std::vector<bool> kept;
+
+  plan::UnitSizes sizes() const { return {bytes, root, kept}; }
+};
+PolicyUnitSizes policy_unit_sizes(const ModelUnits& model);
+
+// As NamedParameters::uses_fp16.
+bool uses_fp16(const ModelUnits& model);
+
 // Throws Error when no parameter has that name.
 const ManagedParameter& find_parameter(
     const ModelUnits& model, const std::string& name);
 
-using Granularity =
-    std::function<std::int64_t(const std::string&, const at::Tensor&)>;
+// The unit of that name, or those that hold parameters of the module of that name and of modules
+// inside it; ascending. Empty name: all units. Throws Error when there are none.
+std::vector<UnitId> units_of(const ModelUnits& model, const std::string& name);
 
-// A tied parameter counts once, under its first name. Throws Error for what cannot be sharded (see
+// Whether some parameter is computed with, or reduced, in another dtype than its shards', or casts
+// what operators on it return.
+bool is_mixed(const ModelUnits& model);
+
+std::vector<UnitReport> list_units(const ModelUnits& model);
+
+// Cuts the module into units and their flats for so many ranks, as options.{units, granularity,
+// mixed_precision, ignored} say. A tied parameter counts once, under its first name. Throws Error
+// for what cannot be sharded, and for options that contradict the module or themselves (see
 // fully_shard).
 ModelUnits build_units(
     const torch::nn::Module& module,
-    const units::Policy& policy,
     int ranks,
-    const Granularity& granularity,
-    const MixedPrecision& precision = {});
+    const FullyShardOptions& options = {});
 
 }  // namespace sherd::fsdp

@@ -24,23 +24,33 @@ ModuleGradients::ModuleGradients(const ModelUnits& model, Callbacks callbacks)
     : model_(model),
       callbacks_(std::move(callbacks)),
       items_(model.parameters.size()) {
-  for (const auto& parameter : model.parameters) {
-    if (parameter.trainable >= 0) {
-      before_gradients_.push_back(
-          autograd::add_pre_accumulation_hook(parameter.tensor, [this] {
-            // Pairs with show(): a placeholder that is there is seen.
-            if (shown_.load(std::memory_order_acquire)) {
-              callbacks_.hide();
-            }
-          }));
-    }
+  for (std::size_t p = 0; p < items_.size(); ++p) {
+    (void)watch(p);
   }
+}
+
+// Before a backward adds to `.grad()`, what is shown there goes. A parameter that starts frozen has no
+// place for the hook until it is thawed.
+bool ModuleGradients::watch(std::size_t parameter) {
+  auto& hook = items_[parameter].before_gradient;
+  const auto& tensor = model_.parameters[parameter].tensor;
+  if (hook == nullptr && tensor.requires_grad()) {
+    hook = autograd::add_pre_accumulation_hook(tensor, [this] {
+      // Pairs with show(): a placeholder that is there is seen.
+      if (shown_.load(std::memory_order_acquire)) {
+        callbacks_.hide();
+      }
+    });
+  }
+  return hook != nullptr;
 }
 
 ModuleGradients::~ModuleGradients() { close(); }
 
 void ModuleGradients::close() {
-  before_gradients_.clear();
+  for (auto& item : items_) {
+    item.before_gradient.reset();
+  }
   (void)hide();
 }
 
@@ -48,7 +58,7 @@ void ModuleGradients::show(int parameter) {
   const auto p = static_cast<std::size_t>(parameter);
   const auto& tensor = model_.parameters[p].tensor;
   auto& gradient = tensor.mutable_grad();
-  if (gradient.defined() || tensor.numel() == 0) {
+  if (gradient.defined() || tensor.numel() == 0 || !watch(p)) {
     return;
   }
   auto& item = items_[p];

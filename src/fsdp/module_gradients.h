@@ -62,9 +62,12 @@ class ModuleGradients final : public autograd::ParameterUseListener {
       std::span<const autograd::ParameterUse> /*uses*/) noexcept override {}
 
  private:
+  bool watch(std::size_t parameter);
+
   struct Item {
     std::unique_ptr<autograd::ManagedStorage> storage;  // Null: never shown.
     std::uint64_t showing = 0;  // 0: the placeholder was dropped, or none is.
+    std::shared_ptr<void> before_gradient;  // Null: it never needed gradients.
   };
 
   const ModelUnits& model_;
@@ -72,7 +75,6 @@ class ModuleGradients final : public autograd::ParameterUseListener {
   std::vector<Item> items_;  // By parameter.
   std::uint64_t showings_ = 0;
   std::atomic<bool> shown_{false};  // Some was shown since the last hide().
-  std::vector<std::shared_ptr<void>> before_gradients_;
 };
 
 }  // namespace sherd::fsdp

@@ -28,15 +28,14 @@ std::uint64_t ParameterIntegrity::flags_fingerprint() const {
   return hash.value();
 }
 
-void ParameterIntegrity::check_not_thawed() const {
+void ParameterIntegrity::check_can_train() const {
   for (const auto& parameter : model_.parameters) {
     SHERD_CHECK_AS(
         kFailedPrecondition,
         parameter.trainable >= 0 || !parameter.tensor.requires_grad(),
-        "[fsdp] parameter ", parameter.name,
-        " was frozen at fully_shard and needs gradients now; expected "
-        "requires_grad(false), or true before fully_shard: what is trainable "
-        "then may be frozen and thawed later");
+        "[fsdp] parameter ", parameter.name, " needs gradients and is of type ",
+        c10::toString(parameter.tensor.scalar_type()),
+        "; expected a real floating-point type, or requires_grad(false)");
   }
 }
 

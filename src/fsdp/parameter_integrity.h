@@ -28,8 +28,8 @@ class ParameterIntegrity {
 
   // A digest of requires_grad of all parameters, for ranks to compare.
   std::uint64_t flags_fingerprint() const;
-  // Throws Error naming the first parameter that needs gradients now and has no memory for them.
-  void check_not_thawed() const;
+  // Throws Error naming the first parameter that needs gradients now and cannot have them.
+  void check_can_train() const;
 
  private:
   const ModelUnits& model_;

@@ -99,6 +99,9 @@ struct Training {
   int steps = 3;
   std::int64_t width = 8;
   Strategy strategy = Strategy::kFullShard;
+  FullyShardOptions model_options = {};  // Of these, what units are made of.
+  // Before the model is sharded.
+  std::function<void(test::Chain&)> prepare = [](test::Chain&) {};
   // The loss; of a model, a batch and the number of the step.
   std::function<torch::Tensor(test::Chain&, torch::Tensor, int)> forward =
       [](test::Chain& model, const torch::Tensor& x, int) {
@@ -121,21 +124,24 @@ inline Trained train(const Training& training) {
       [&](test::FakeRank& self) {
         Recorded recorded;
         test::Chain model(training.layers, training.width);
+        training.prepare(model);
         FsdpEngineOptions options;
         options.rank = self.rank;
         options.ranks = kRanks;
         options.strategy = training.strategy;
         const auto engine = std::make_shared<FsdpEngine>(
-            build_units(*model, units::children_of_lists(), kRanks, nullptr),
+            build_units(*model, kRanks, training.model_options),
             std::make_unique<RecordingExchange>(
                 self.network.exchange(self.rank), recorded),
             options);
         engine->start();
+        // As an optimizer does, which writes no frozen slice.
+        const auto publish = engine->named_parameters().publish;
         for (int step = 0; step < training.steps; ++step) {
           recorded = {};
           const auto x = test::integer_rows(step, self.rank, training.width);
           training.forward(model, x, step).backward();
-          engine->publish();
+          publish();
           if (self.rank == 0) {
             trained.steps.push_back(recorded.all);
             trained.unplanned.push_back(recorded.unplanned);

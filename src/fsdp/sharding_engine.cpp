@@ -3,11 +3,46 @@
 
 #include <utility>
 
+#include "base/check.h"
+
 namespace sherd {
 
 ShardingEngine::ShardingEngine(fsdp::ModelUnits model)
     : ModelEngine("[fsdp] this model's sharding handle was closed"),
       model_(std::move(model)) {}
+
+void ShardingEngine::check_summon_options(const SummonOptions& options) {
+  SHERD_CHECK(
+      options.read_only || !options.rank0_only,
+      "[fsdp] SummonOptions: expected read_only with rank0_only, since other "
+      "ranks would not have what is written");
+}
+
+void ShardingEngine::check_summoned_gradients(bool with_gradients) {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, with_gradients,
+      "[fsdp] this summon scope has no gradients; expected "
+      "SummonOptions::with_gradients");
+}
+
+void ShardingEngine::check_full_precision_scope(bool open, bool summoned) {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !open && !summoned,
+      "[fsdp] full_precision() inside ",
+      summoned ? "summon_full_parameters()" : "another such scope");
+}
+
+void ShardingEngine::check_budget_change(
+    Strategy strategy, std::optional<std::int64_t> bytes, bool has_limit) {
+  SHERD_CHECK(
+      bytes || strategy != Strategy::kNoShard,
+      "[fsdp] a sharded model stays so; expected kFullShard or kShardGradOp, "
+      "found kNoShard");
+  SHERD_CHECK(
+      !has_limit,
+      "[fsdp] memory_bytes decides how many units stay whole; expected no "
+      "other budget beside it");
+}
 
 void ShardingEngine::watch_module_gradients() {
   module_gradients_ = std::make_unique<fsdp::ModuleGradients>(

@@ -7,8 +7,11 @@
 // the rest is as ModelEngine says.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 #include <sherd/fsdp/fully_shard.h>
 #include "autograd/model_engine.h"
 #include "fsdp/model_units.h"
@@ -24,13 +27,27 @@ class ShardingEngine : public autograd::ModelEngine {
   virtual void publish() = 0;
   virtual void begin_summon(const SummonOptions& options) = 0;
   virtual at::Tensor summoned(const std::string& name) = 0;
+  virtual at::Tensor summoned_gradient(const std::string& name) = 0;
   virtual void end_summon() = 0;
+  virtual void begin_full_precision() = 0;
+  virtual void end_full_precision() = 0;
   virtual void begin_no_sync(NoSyncAxis axis) = 0;
   virtual void end_no_sync(NoSyncAxis axis) = 0;
+  virtual void begin_join(const JoinOptions& options) = 0;
   virtual void unshard() = 0;
   virtual void reshard() = 0;
+  // Those of one module: the units whose gathers were begun.
+  virtual std::vector<plan::UnitId> begin_unshard(
+      const std::string& module) = 0;
+  virtual bool finish_unshard(const std::vector<plan::UnitId>& units) = 0;
+  virtual void reshard(const std::string& module) = 0;
+  virtual void set_budget(
+      Strategy strategy, std::optional<std::int64_t> bytes) = 0;
   virtual ShardReport report() = 0;
+  virtual std::vector<UnitReport> units() { return fsdp::list_units(model_); }
   virtual void close() = 0;
+
+  const fsdp::ModelUnits& model() const { return model_; }
 
  protected:
   explicit ShardingEngine(fsdp::ModelUnits model);
@@ -40,6 +57,13 @@ class ShardingEngine : public autograd::ModelEngine {
   virtual void clear_gradient(int parameter) = 0;
   // Throws Error when the parameter was given another storage.
   virtual void check_parameter(int parameter) const = 0;
+
+  // What engines refuse alike.
+  static void check_summon_options(const SummonOptions& options);
+  static void check_summoned_gradients(bool with_gradients);
+  static void check_full_precision_scope(bool open, bool summoned);
+  static void check_budget_change(
+      Strategy strategy, std::optional<std::int64_t> bytes, bool has_limit);
 
   // Prepares placeholders. REQUIRES: a shared_ptr owns this.
   void watch_module_gradients();

@@ -25,16 +25,13 @@ std::vector<at::Tensor> defined_only(const std::vector<at::Tensor>& tensors) {
   return defined;
 }
 
-// Whether the parameter trains, or may be thawed later.
-bool may_train(const at::Tensor& parameter) {
-  return at::isFloatingType(parameter.scalar_type()) &&
-      !parameter.is_inference();
-}
-
 }  // namespace
 
-SingleRankEngine::SingleRankEngine(ModelUnits model)
-    : ShardingEngine(std::move(model)) {
+SingleRankEngine::SingleRankEngine(
+    ModelUnits model, std::optional<MemoryLimit> memory, double divide_factor)
+    : ShardingEngine(std::move(model)),
+      gradient_scale_(1.0 / divide_factor),
+      memory_limit_(std::move(memory)) {
   const c10::InferenceMode off(false);
   const at::NoGradGuard no_grad;
   for (const auto& parameter : model_.parameters) {
@@ -47,17 +44,21 @@ SingleRankEngine::SingleRankEngine(ModelUnits model)
       parameter.tensor.set_data(parameter.tensor.detach().contiguous());
     }
     slice = parameter.tensor.detach().view({-1}).variable_data();
-    slice.set_requires_grad(parameter.trainable >= 0);
+    slice.set_requires_grad(parameter.tensor.requires_grad());
   }
 }
 
 SingleRankEngine::~SingleRankEngine() { close(); }
 
 void SingleRankEngine::start() {
+  if (memory_limit_) {
+    memory_ = std::make_unique<MemoryPlanner>(
+        MemoryPlannerOptions{.limit = *memory_limit_});
+  }
   for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
     const auto& parameter = model_.parameters[p];
     parameter.tensor.mutable_grad().reset();
-    if (may_train(parameter.tensor)) {
+    if (parameter.trainable >= 0) {
       autograd::set_gradient_hook(
           parameter.tensor,
           while_alive(
@@ -122,6 +123,9 @@ void SingleRankEngine::gradient_arrived(int parameter, at::Tensor gradient) {
   auto dense = gradient.is_sparse() ? gradient.to_dense() : std::move(gradient);
   // Not a view for autograd: optimizers detach_() gradients in place.
   auto flat = dense.detach().reshape({-1}).variable_data();
+  if (gradient_scale_ != 1.0) {
+    flat = flat.mul(gradient_scale_);
+  }
   auto& grad = slice.mutable_grad();
   if (grad.defined()) {
     grad.add_(flat);
@@ -138,7 +142,9 @@ void SingleRankEngine::gradient_arrived(int parameter, at::Tensor gradient) {
 std::int64_t SingleRankEngine::trainable() const {
   return std::count_if(
       model_.parameters.begin(), model_.parameters.end(),
-      [](const auto& parameter) { return parameter.trainable >= 0; });
+      [this](const auto& parameter) {
+        return !model_.flat_of(parameter).starts_frozen;
+      });
 }
 
 void SingleRankEngine::warn_if_idle() {
@@ -159,6 +165,7 @@ NamedParameters SingleRankEngine::named_parameters() {
           {.name = parameter.name, .shape = parameter.tensor.sizes().vec()});
     }
   }
+  named.uses_fp16 = uses_fp16(model_);
   named.publish =
       while_alive(this, [](SingleRankEngine& self) { self.publish(); });
   return named;
@@ -168,6 +175,10 @@ void SingleRankEngine::publish() {
   published_ = true;
   check_parameters();
   bump_versions();  // Slices count versions of their own.
+  if (memory_ && gradients_ > gradients_planned_) {
+    gradients_planned_ = gradients_;
+    (void)memory_->step_ended(0);
+  }
 }
 
 double SingleRankEngine::clip_grad_norm(
@@ -176,12 +187,32 @@ double SingleRankEngine::clip_grad_norm(
       defined_only(slices_), max_norm, options, [](const at::Tensor&) {});
 }
 
-void SingleRankEngine::begin_summon(const SummonOptions&) {
+void SingleRankEngine::begin_summon(const SummonOptions& options) {
+  check_summon_options(options);
+  (void)units_of(model_, options.module);
   SHERD_CHECK_AS(
       kFailedPrecondition, !summoned_,
       "[fsdp] summon_full_parameters() inside another such scope");
   check_parameters();
   summoned_ = true;
+  summoned_gradients_ = options.with_gradients;
+}
+
+void SingleRankEngine::begin_full_precision() {
+  check_full_precision_scope(/*open=*/full_precision_, /*summoned=*/summoned_);
+  full_precision_ = true;
+}
+
+at::Tensor SingleRankEngine::summoned_gradient(const std::string& name) {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, summoned_, "[fsdp] this summon scope has ended");
+  check_summoned_gradients(summoned_gradients_);
+  const auto& parameter = find_parameter(model_, name);
+  const auto& slice =
+      slices_[static_cast<std::size_t>(&parameter - model_.parameters.data())];
+  return slice.defined() && slice.grad().defined()
+      ? slice.grad().view(parameter.tensor.sizes())
+      : at::Tensor();
 }
 
 at::Tensor SingleRankEngine::summoned(const std::string& name) {
@@ -193,9 +224,18 @@ at::Tensor SingleRankEngine::summoned(const std::string& name) {
 ShardReport SingleRankEngine::report() {
   ShardReport report;
   report.units = static_cast<int>(model_.units.size());
-  for (const auto& slice : defined_only(slices_)) {
-    report.shard_bytes += static_cast<std::int64_t>(
-        slice.nbytes() * (slice.requires_grad() ? 2 : 1));
+  report.by_unit = units();
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    const auto& slice = slices_[p];
+    if (slice.defined()) {
+      const bool trains =
+          model_.parameters[p].tensor.requires_grad() || slice.grad().defined();
+      report.shard_bytes +=
+          static_cast<std::int64_t>(slice.nbytes() * (trains ? 2 : 1));
+    }
+  }
+  if (memory_) {
+    report.memory = memory_->report();
   }
   return report;
 }
@@ -205,6 +245,7 @@ void SingleRankEngine::close() {
     return;
   }
   closed_ = true;
+  memory_.reset();
   if (module_gradients_) {  // Not if it never started.
     module_gradients_->close();
   }

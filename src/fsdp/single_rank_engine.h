@@ -8,16 +8,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 #include "fsdp/idle_optimizer_detector.h"
+#include "fsdp/memory_planner.h"
 #include "fsdp/sharding_engine.h"
 
 namespace sherd::fsdp {
 
 class SingleRankEngine final : public ShardingEngine {
  public:
-  explicit SingleRankEngine(ModelUnits model);
+  // Gradients are divided by `divide_factor`.
+  explicit SingleRankEngine(
+      ModelUnits model,
+      std::optional<MemoryLimit> memory = std::nullopt,
+      double divide_factor = 1.0);
   ~SingleRankEngine() override;
   SingleRankEngine(const SingleRankEngine&) = delete;
   SingleRankEngine& operator=(const SingleRankEngine&) = delete;
@@ -31,12 +37,27 @@ class SingleRankEngine final : public ShardingEngine {
   void publish() override;
   void begin_summon(const SummonOptions& options) override;
   at::Tensor summoned(const std::string& name) override;
+  at::Tensor summoned_gradient(const std::string& name) override;
   void end_summon() override { summoned_ = false; }
+  void begin_full_precision() override;  // Values are in no other.
+  void end_full_precision() override { full_precision_ = false; }
   // There is nothing to leave out: gradients are in their slices already.
   void begin_no_sync(NoSyncAxis) override {}
   void end_no_sync(NoSyncAxis) override {}
+  void begin_join(const JoinOptions&) override {}  // Nobody to wait for.
   void unshard() override {}
   void reshard() override {}
+  std::vector<UnitId> begin_unshard(const std::string& module) override {
+    return units_of(model_, module);
+  }
+  bool finish_unshard(const std::vector<UnitId>&) override { return true; }
+  void reshard(const std::string& module) override {
+    (void)units_of(model_, module);
+  }
+  void set_budget(
+      Strategy strategy, std::optional<std::int64_t> bytes) override {
+    check_budget_change(strategy, bytes, memory_ != nullptr);
+  }
   ShardReport report() override;
   void close() override;
 
@@ -53,11 +74,17 @@ class SingleRankEngine final : public ShardingEngine {
   std::int64_t trainable() const;
   void warn_if_idle();
 
+  const double gradient_scale_;
   std::vector<at::Tensor> slices_;  // By parameter; undefined for empty ones.
   IdleOptimizerDetector idle_;
   std::int64_t gradients_ = 0;
   bool published_ = false;
   bool summoned_ = false;
+  bool summoned_gradients_ = false;
+  bool full_precision_ = false;
+  const std::optional<MemoryLimit> memory_limit_;
+  std::unique_ptr<MemoryPlanner> memory_;  // Null without a limit.
+  std::int64_t gradients_planned_ = 0;
 };
 
 }  // namespace sherd::fsdp

@@ -14,7 +14,7 @@ using testing::rows_of;
 
 std::shared_ptr<SingleRankEngine> start(const torch::nn::Module& module) {
   auto engine = std::make_shared<SingleRankEngine>(
-      build_units(module, units::by_name("*"), 1, nullptr));
+      build_units(module, 1, {.units = units::optional(units::by_name("*"))}));
   engine->start();
   return engine;
 }

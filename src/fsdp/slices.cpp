@@ -6,6 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include "base/check.h"
@@ -55,7 +56,7 @@ Slices::Slices(
     Slice slice;
     slice.name = parameter.name;
     slice.tensor = view(memory.shard);
-    slice.tensor.set_requires_grad(flat.trainable);
+    slice.tensor.set_requires_grad(!flat.starts_frozen);
     slice.parameter = static_cast<int>(p);
     if (flat.trainable) {
       slice.gradient = view(memory.gradient);
@@ -75,18 +76,23 @@ std::vector<at::Tensor> Slices::tensors() const {
   return tensors;
 }
 
-std::int64_t Slices::shard_bytes() const {
+std::int64_t Slices::shard_bytes(
+    const std::function<bool(UnitId)>& frozen) const {
   std::int64_t bytes = 0;
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
       const auto memory =
           exchange_.shard_memory(static_cast<UnitId>(u), static_cast<int>(f));
       const auto& flat = model_.units[u].flats[f];
-      const std::size_t copies = memory.gradient.defined() ? 2 : 1;
+      // No page is touched before the first gradient of a unit that starts frozen.
+      const auto gradient_bytes =
+          memory.gradient.defined() && !frozen(static_cast<UnitId>(u))
+          ? memory.gradient.nbytes()
+          : 0;
       const auto cast_bytes =
           flat.is_cast() ? c10::elementSize(flat.unsharded_dtype()) : 0;
       bytes += static_cast<std::int64_t>(
-          memory.shard.nbytes() * copies +
+          memory.shard.nbytes() + gradient_bytes +
           static_cast<std::size_t>(memory.shard.numel()) * cast_bytes);
     }
   }
@@ -269,11 +275,44 @@ std::vector<exchange::ReduceOptions::GradientSink> Slices::sinks(
 }
 
 bool Slices::has_gradient(int parameter) const {
-  const auto p = static_cast<std::size_t>(parameter);
-  const int slice = parts_[p].slice;
-  return used_[p] ||
-      (slice >= 0 &&
-       slices_[static_cast<std::size_t>(slice)].tensor.grad().defined());
+  return used_[static_cast<std::size_t>(parameter)] ||
+      slice_has_gradient(parameter);
+}
+
+at::Tensor Slices::gradient_of(int parameter) const {
+  const int index = parts_[static_cast<std::size_t>(parameter)].slice;
+  if (index < 0) {
+    return {};
+  }
+  const auto& slice = slices_[static_cast<std::size_t>(index)];
+  const auto& gradient = slice.tensor.grad();
+  const auto dtype =
+      model_.flat_of(model_.parameter(parameter)).gradient_dtype();
+  return gradient.defined()
+      ? gradient.detach().reshape({-1}).to(dtype).contiguous()
+      : at::zeros({slice.tensor.numel()}, at::TensorOptions().dtype(dtype));
+}
+
+bool Slices::slice_has_gradient(int parameter) const {
+  const int index = parts_[static_cast<std::size_t>(parameter)].slice;
+  return index >= 0 &&
+      slices_[static_cast<std::size_t>(index)].tensor.grad().defined();
+}
+
+void Slices::copy_gradient(int parameter, const at::Tensor& full) {
+  auto* slice = find(parameter);
+  if (slice == nullptr) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const auto begin = parts_[static_cast<std::size_t>(parameter)].begin;
+  const auto mine =
+      full.detach().reshape({-1}).narrow(0, begin, slice->tensor.numel());
+  auto& gradient = slice->tensor.mutable_grad();
+  if (!gradient.defined()) {
+    gradient = slice->gradient;
+  }
+  gradient.copy_(mine.view(gradient.sizes()));
 }
 
 void Slices::clear_gradient(int parameter) {

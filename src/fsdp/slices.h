@@ -5,6 +5,7 @@
 // `.grad()` comes and goes. Thread rule: one thread, or the caller's lock.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -20,7 +21,7 @@ namespace sherd::fsdp {
 struct Slice {
   std::string name;
   at::Tensor tensor;    // Leaf; shares shard memory.
-  at::Tensor gradient;  // Its part of the sharded gradient; undefined: frozen.
+  at::Tensor gradient;  // Its part of the sharded gradient; undefined: none.
   int parameter = 0;    // Index in ModelUnits::parameters.
   // The update that an optimizer makes in backward, and the slice's index there.
   std::weak_ptr<const BackwardUpdate> update = {};
@@ -40,8 +41,9 @@ class Slices : public exchange::ReducedGradients {
   const std::vector<Slice>& all() const { return slices_; }
   std::vector<at::Tensor> tensors() const;
 
-  // Bytes of this rank's shards, their gradients and, in mixed precision, their casts.
-  std::int64_t shard_bytes() const;
+  // Bytes of this rank's shards, their gradients, and, in mixed precision, their casts. Of a unit that
+  // is `frozen` so far no gradient was ever stored.
+  std::int64_t shard_bytes(const std::function<bool(UnitId)>& frozen) const;
   // Whether every gradient lies in memory that all ranks of the shard axis see.
   bool gradients_are_shared() const;
   // What ranks hold together, for optimizers; parameters without elements are left out.
@@ -76,6 +78,13 @@ class Slices : public exchange::ReducedGradients {
   // Whether the last backward brought the parameter a gradient on some rank, or this rank's slice
   // still has one.
   bool has_gradient(int parameter) const;
+  // This rank's slice of its gradient in the dtype of sharded gradients, zeros where it has none;
+  // undefined where it owns nothing.
+  at::Tensor gradient_of(int parameter) const;
+  // Whether this rank's slice has one; false where it has no slice.
+  bool slice_has_gradient(int parameter) const;
+  // Copies this rank's part of a full gradient into its slice's.
+  void copy_gradient(int parameter, const at::Tensor& full);
   // Forgets the gradient of one parameter, or all.
   void clear_gradient(int parameter);
   void clear_gradients() override;

@@ -13,9 +13,11 @@ using testing::opened_exchange;
 using testing::spec_of;
 
 constexpr int kOwners = 3;
+// Unit 0 is the frozen offset.
+constexpr int kTrained = 1;
 
 ModelUnits units_of(const Net& net) {
-  return build_units(*net, units::none(), kOwners, nullptr);
+  return build_units(*net, kOwners, {.units = units::none()});
 }
 
 // One rank's slices over a model and an exchange of their own.
@@ -55,7 +57,7 @@ TEST(Slices, AreOneDimensionalLeavesOverShardMemory) {
       EXPECT_GT(slice.tensor.numel(), 0);
       EXPECT_TRUE(slice.tensor.is_leaf());
       EXPECT_FALSE(slice.tensor.is_view());
-      EXPECT_EQ(slice.tensor.requires_grad(), parameter.trainable >= 0);
+      EXPECT_EQ(slice.tensor.requires_grad(), parameter.name != "offset");
       EXPECT_EQ(slice.gradient.defined(), parameter.trainable >= 0);
       EXPECT_EQ(slice.name, parameter.name);
       EXPECT_TRUE(slice.tensor.is_alias_of(
@@ -94,9 +96,7 @@ TEST(Slices, TakeTheirPartOfAFullParameter) {
     for (const auto& slice : w.slices.all()) {
       const auto& parameter =
           w.model.parameters[static_cast<std::size_t>(slice.parameter)];
-      const auto& layout = w.model.units[0]
-                               .flats[static_cast<std::size_t>(parameter.flat)]
-                               .layout;
+      const auto& layout = w.model.flat_of(parameter).layout;
       const auto part =
           plan::parameter_slice(layout, parameter.position, self.rank);
       EXPECT_TRUE(torch::equal(
@@ -125,13 +125,15 @@ TEST(Slices, GradientsAppearWhereUsedAndStayTheSameMemory) {
     World w(self);
     auto used = w.all_used();
     used[2] = false;
-    w.slices.set_gradients(0, used);
+    w.slices.set_gradients(kTrained, used);
     for (const auto& slice : w.slices.all()) {
-      const int t =
-          w.model.parameters[static_cast<std::size_t>(slice.parameter)]
-              .trainable;
+      const auto& parameter =
+          w.model.parameters[static_cast<std::size_t>(slice.parameter)];
       const auto& grad = slice.tensor.grad();
-      ASSERT_EQ(grad.defined(), t >= 0 && t != 2) << slice.name;
+      ASSERT_EQ(
+          grad.defined(),
+          parameter.unit == kTrained && parameter.trainable != 2)
+          << slice.name;
       if (grad.defined()) {
         EXPECT_EQ(grad.const_data_ptr(), slice.gradient.const_data_ptr());
         grad.detach_();  // As torch::optim::Optimizer::zero_grad does.
@@ -149,9 +151,9 @@ TEST(Slices, ReductionsAddOnlyWhereAGradientIs) {
   on_each_rank([](FakeRank& self) {
     World w(self);
     EXPECT_EQ(
-        w.slices.accumulation(0),
-        std::vector<bool>(w.model.units[0].flats.size(), false));
-    w.slices.set_gradients(0, w.all_used());
+        w.slices.accumulation(kTrained),
+        std::vector<bool>(w.model.units[kTrained].flats.size(), false));
+    w.slices.set_gradients(kTrained, w.all_used());
     for (const auto& slice : w.slices.all()) {
       if (slice.gradient.defined()) {
         at::Tensor(slice.gradient).fill_(7);
@@ -160,15 +162,15 @@ TEST(Slices, ReductionsAddOnlyWhereAGradientIs) {
     // The user drops one gradient and replaces another.
     std::vector<Slice> own;
     for (const auto& slice : w.slices.all()) {
-      if (slice.gradient.defined()) {
+      if (slice.tensor.requires_grad()) {
         own.push_back(slice);
       }
     }
     own.front().tensor.mutable_grad().reset();
     own.back().tensor.mutable_grad() = torch::full_like(own.back().tensor, 3);
-    const auto add = w.slices.accumulation(0);
+    const auto add = w.slices.accumulation(kTrained);
     for (std::size_t f = 0; f < add.size(); ++f) {
-      EXPECT_EQ(add[f], w.model.units[0].flats[f].trainable);
+      EXPECT_TRUE(add[f]);
     }
     for (std::size_t i = 0; i < own.size(); ++i) {
       const double expected = i + 1 == own.size() ? 3 : i == 0 ? 0 : 7;

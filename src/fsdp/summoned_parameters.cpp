@@ -5,28 +5,50 @@
 
 #include <ATen/ops/empty.h>
 
+#include "base/check.h"
+
 namespace sherd::fsdp {
 
-void SummonedParameters::begin(bool read_only) {
-  read_only_ = read_only;
+void SummonedParameters::begin(
+    const SummonOptions& options, const std::vector<UnitId>& units, bool keep) {
+  read_only_ = options.read_only;
+  full_precision_ = options.full_precision;
   cache_.release_all();
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    copy_unit(static_cast<UnitId>(u));
+  full_.resize(model_.units.size());
+  shown_.resize(model_.units.size());
+  for (const auto unit : units) {
+    copy_unit(unit, keep);
   }
+  open_ = true;
   for (std::size_t u = 0; u < shown_.size(); ++u) {
+    if (!has(static_cast<UnitId>(u))) {
+      continue;
+    }
     std::vector<void*> addresses;
     for (const auto& shown : shown_[u]) {
       addresses.push_back(shown.mutable_data_ptr());
     }
     cache_.fill(static_cast<UnitId>(u), addresses);
   }
+  show_full(full_precision_);
 }
 
-void SummonedParameters::copy_unit(UnitId unit) {
-  const auto addresses = cache_.fetch(unit);
-  auto& full = full_.emplace_back();
-  auto& shown = shown_.emplace_back();
-  for (std::size_t f = 0; f < addresses.size(); ++f) {
+void SummonedParameters::show_full(bool full) {
+  for (std::size_t u = 0; u < full_.size(); ++u) {
+    for (std::size_t f = 0; f < full_[u].size(); ++f) {
+      if (model_.units[u].flats[f].is_cast()) {
+        cache_.storages()[u][f]->show_instead(
+            full ? full_[u][f] : at::Tensor());
+      }
+    }
+  }
+}
+
+void SummonedParameters::copy_unit(UnitId unit, bool keep) {
+  const auto addresses = cache_.fetch(unit, cache_.budget_bytes());
+  auto& full = full_[static_cast<std::size_t>(unit)];
+  auto& shown = shown_[static_cast<std::size_t>(unit)];
+  for (std::size_t f = 0; keep && f < addresses.size(); ++f) {
     const auto& flat = model_.unit(unit).flats[f];
     full.push_back(
         at::empty({flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
@@ -46,8 +68,18 @@ at::Tensor SummonedParameters::part_of(
       .view(parameter.tensor.sizes());
 }
 
+const ManagedParameter& SummonedParameters::parameter(
+    const std::string& name) const {
+  const auto& parameter = find_parameter(model_, name);
+  SHERD_CHECK_AS(
+      kFailedPrecondition, has(parameter.unit), "[fsdp] parameter ", name,
+      " stays sharded in this summon scope, which is of another module or of "
+      "rank 0 only");
+  return parameter;
+}
+
 at::Tensor SummonedParameters::tensor(const std::string& name) const {
-  return part_of(full_, find_parameter(model_, name));
+  return part_of(full_, parameter(name));
 }
 
 void SummonedParameters::take_back(int parameter) {
@@ -62,12 +94,18 @@ void SummonedParameters::take_back(int parameter) {
 }
 
 void SummonedParameters::end() {
+  show_full(false);
   for (std::size_t p = 0; may_write() && p < model_.parameters.size(); ++p) {
-    take_back(static_cast<int>(p));
+    if (has(model_.parameters[p].unit)) {
+      take_back(static_cast<int>(p));
+    }
   }
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    cache_.empty(static_cast<UnitId>(u));
+    if (has(static_cast<UnitId>(u))) {
+      cache_.empty(static_cast<UnitId>(u));
+    }
   }
+  open_ = false;
   full_.clear();
   shown_.clear();
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SummonedParameters holds this rank's private full copies of all parameters while a SummonScope
-// lives, shows them to the module, and copies what was written back into the shards. The copies are
+// SummonedParameters holds this rank's private full copies of units while a SummonScope lives, shows them to the module, and copies what was written back into the shards. The copies are
 // outside the byte budget. Thread rule: the engine's lock. What is copied back:
 // docs/design/runtime.md.
 #pragma once
@@ -21,20 +20,33 @@ class SummonedParameters {
   SummonedParameters(const ModelUnits& model, UnitCache& cache, Slices& slices)
       : model_(model), cache_(cache), slices_(slices) {}
 
-  bool open() const { return !full_.empty(); }
+  bool open() const { return open_; }
+  // Whether the scope has a copy of it here.
+  bool has(UnitId unit) const {
+    return open_ && !full_[static_cast<std::size_t>(unit)].empty();
+  }
   bool may_write() const { return open() && !read_only_; }
+  bool full_precision() const { return open() && full_precision_; }
 
-  // Collective. Every parameter is whole from here to end().
-  void begin(bool read_only);
-  // The copy in full precision. Throws when there is no such name.
+  // Collective. The units are whole from here to end(), on the ranks that keep them.
+  void begin(
+      const SummonOptions& options,
+      const std::vector<UnitId>& units,
+      bool keep);
+  // The parameter of that name. Throws when there is none, or the scope has no copy of it here.
+  const ManagedParameter& parameter(const std::string& name) const;
+  // The copy in full precision. Throws likewise.
   at::Tensor tensor(const std::string& name) const;
   // Writes changes to the shards and empties the parameters.
   void end();
 
  private:
-  using Copies = std::vector<std::vector<at::Tensor>>;  // By unit, by flat.
+  // By unit, by flat; none for units that stay sharded.
+  using Copies = std::vector<std::vector<at::Tensor>>;
 
-  void copy_unit(UnitId unit);
+  void copy_unit(UnitId unit, bool keep);
+  // Makes operators use the copies in full precision, or no longer.
+  void show_full(bool full);
   at::Tensor part_of(
       const Copies& copies, const ManagedParameter& parameter) const;
   void take_back(int parameter);
@@ -44,7 +56,9 @@ class SummonedParameters {
   Slices& slices_;
   Copies full_;
   Copies shown_;  // What the module shows: the same tensors, or casts.
+  bool open_ = false;
   bool read_only_ = false;
+  bool full_precision_ = false;
 };
 
 }  // namespace sherd::fsdp

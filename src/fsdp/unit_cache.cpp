@@ -11,6 +11,15 @@
 namespace sherd::fsdp {
 namespace {
 
+// Ascending, each once.
+std::vector<UnitId> united(
+    std::vector<UnitId> units, const std::vector<UnitId>& others) {
+  units.insert(units.end(), others.begin(), others.end());
+  std::sort(units.begin(), units.end());
+  units.erase(std::unique(units.begin(), units.end()), units.end());
+  return units;
+}
+
 std::string why_empty(const exchange::UnitSpec& unit, std::size_t flat) {
   const auto& names = unit.flats[flat].names;
   return str(
@@ -26,25 +35,31 @@ plan::StepPlanOptions plan_options(const ModelUnits& model) {
   plan::StepPlanOptions options;
   options.unit_bytes = bytes_by_unit(model);
   for (const auto& unit : model.units) {
-    options.frozen.push_back(is_frozen(unit));
+    options.frozen.push_back(starts_frozen(unit));
   }
   return options;
 }
 
 }  // namespace
 
-bool is_frozen(const exchange::UnitSpec& unit) {
-  return std::none_of(
-      unit.flats.begin(), unit.flats.end(),
-      [](const auto& flat) { return flat.trainable; });
-}
-
-std::vector<std::int64_t> bytes_by_unit(const ModelUnits& model) {
-  std::vector<std::int64_t> bytes;
-  for (const auto& unit : model.units) {
-    bytes.push_back(exchange::unit_bytes(unit));
+plan::Budget budget_of(
+    const ModelUnits& model,
+    Strategy strategy,
+    std::optional<std::int64_t> bytes) {
+  const auto by_policy = policy_unit_sizes(model);
+  const auto sizes = by_policy.sizes();
+  if (bytes) {
+    return plan::explicit_budget(sizes, *bytes);
   }
-  return bytes;
+  switch (strategy) {
+    case Strategy::kFullShard:
+      return plan::full_shard_budget(sizes);
+    case Strategy::kShardGradOp:
+      return plan::shard_grad_op_budget(sizes);
+    case Strategy::kNoShard:
+      break;
+  }
+  return {};
 }
 
 UnitCache::UnitCache(
@@ -66,9 +81,7 @@ void UnitCache::make_storages(autograd::ParameterUseListener* listener) {
       const auto& flat = model_.units[u].flats[f];
       flats.push_back(std::make_unique<autograd::ManagedStorage>(
           listener, static_cast<int>(u), static_cast<int>(f),
-          exchange::flat_bytes(flat), c10::kCPU,
-          flat.param_dtype ? autograd::ActivationCast::kToParameterDtype
-                           : autograd::ActivationCast::kNone));
+          exchange::flat_bytes(flat), c10::kCPU, model_.traits[u].casts[f]));
       flats.back()->empty(why_empty(model_.units[u], f));
     }
   }
@@ -77,16 +90,13 @@ void UnitCache::make_storages(autograd::ParameterUseListener* listener) {
 // ---- following the plan ----
 
 void UnitCache::visit(const Visit& units, bool training, bool in_backward) {
-  if (planned()) {
+  if (planned() && !uneven_) {
     // Operators nest: the outer one's units stay whole meanwhile.
-    auto together = residency_.pinned_units();
-    together.insert(together.end(), units.begin(), units.end());
-    std::sort(together.begin(), together.end());
-    together.erase(
-        std::unique(together.begin(), together.end()), together.end());
+    const auto together = united(units, residency_.pinned_units());
     const auto budget = residency_.budget_bytes().value_or(all_bytes_);
-    const bool first =
-        follower_.begins_step(together, training || in_backward, budget);
+    const bool first = follower_.begins_step(
+        kept_.empty() ? together : united(units, pinned_by_operators()),
+        training || in_backward, budget);
     if (first && !in_backward) {
       begin_step(training);
     }
@@ -97,7 +107,18 @@ void UnitCache::visit(const Visit& units, bool training, bool in_backward) {
   bring_in(units, in_backward);
   for (const auto unit : units) {
     finish(unit);
+    early_.erase(unit);
   }
+  keep(units);
+}
+
+// Units that are kept whole are pinned, too, but only from their own first visit of a step on.
+UnitCache::Visit UnitCache::pinned_by_operators() const {
+  auto pinned = residency_.pinned_units();
+  std::erase_if(pinned, [&](UnitId unit) {
+    return residency_.pins(unit) == static_cast<int>(kept_.count(unit));
+  });
+  return pinned;
 }
 
 // Collective: ranks compare the plans they know.
@@ -113,7 +134,7 @@ void UnitCache::carry_out(const plan::DueActions& due, bool in_backward) {
   if (due.whole) {
     // Units that the plan does not expect to be whole would take its room.
     drop_if([&](UnitId unit) {
-      return !residency_.pinned(unit) &&
+      return !residency_.pinned(unit) && !early_.contains(unit) &&
           !std::binary_search(due.whole->begin(), due.whole->end(), unit);
     });
     start(admit(*due.whole), {.in_backward = in_backward, .planned = true});
@@ -137,9 +158,11 @@ void UnitCache::carry_out(const plan::DueActions& due, bool in_backward) {
 UnitCache::Visit UnitCache::admit(const Visit& units) {
   Visit admitted;
   for (const auto unit : units) {
+    early_.erase(unit);
     if (residency_.resident(unit)) {
       continue;
     }
+    make_room(unit);
     if (!fits(unit)) {
       follower_.depart();
       break;
@@ -158,6 +181,46 @@ bool UnitCache::fits(UnitId unit) const {
       *budget;
 }
 
+// Drops units that came early, as far as this one needs their room.
+void UnitCache::make_room(UnitId unit) {
+  const Visit early(early_.begin(), early_.end());
+  for (const auto other : early) {
+    if (!fits(unit) && !residency_.pinned(other)) {
+      drop(other);
+    }
+  }
+}
+
+void UnitCache::start_early(const Visit& units, bool in_backward) {
+  for (const auto unit : units) {
+    if (!residency_.resident(unit) && fits(unit)) {
+      residency_.admit(unit);
+      early_.insert(unit);
+      start({unit}, {.in_backward = in_backward || uneven_});
+    }
+  }
+  assert_within_budget();
+}
+
+bool UnitCache::finish_early(const Visit& units) {
+  for (const auto unit : units) {
+    finish(unit);
+  }
+  return std::all_of(units.begin(), units.end(), [&](UnitId unit) {
+    return residency_.resident(unit);
+  });
+}
+
+void UnitCache::drop_unused(const Visit& units) {
+  const auto used = pinned_by_operators();
+  for (const auto unit : units) {
+    if (!options_.replicated && residency_.resident(unit) &&
+        std::find(used.begin(), used.end(), unit) == used.end()) {
+      drop(unit);
+    }
+  }
+}
+
 void UnitCache::end_backward() {
   carry_out(follower_.end_backward(), /*in_backward=*/true);
 }
@@ -167,6 +230,14 @@ void UnitCache::leave_plan() {
   drop_all();
 }
 
+void UnitCache::set_uneven(bool uneven) {
+  if (uneven_ != uneven) {
+    uneven_ = uneven;
+    follower_.drop_step();
+    drop_all();
+  }
+}
+
 void UnitCache::unshard() {
   follower_.leave();
   by_hand_ = true;
@@ -174,6 +245,7 @@ void UnitCache::unshard() {
     if (!residency_.resident(unit) && fits(unit)) {
       bring_in({unit}, false);
       finish(unit);
+      keep({unit});
     }
   }
 }
@@ -185,11 +257,16 @@ void UnitCache::release_all() {
 
 void UnitCache::end_step(bool keep_frozen) {
   by_hand_ = false;
+  early_.clear();
   follower_.end_step(residency_.budget_bytes().value_or(all_bytes_));
   drop_if([&](UnitId unit) {
-    return !options_.replicated &&
-        !(keep_frozen && is_frozen(model_.unit(unit)));
+    return !options_.replicated && !(keep_frozen && frozen(unit));
   });
+}
+
+void UnitCache::thaw(UnitId unit) {
+  leave_plan();
+  follower_.thaw(unit);
 }
 
 // ---- moving units ----
@@ -197,10 +274,18 @@ void UnitCache::end_step(bool keep_frozen) {
 // Starts their gathers. REQUIRES: they were counted as whole.
 void UnitCache::start(const Visit& units, exchange::UnshardOptions options) {
   options.unsharded_bytes_max = budget_bytes();
+  start_within(units, options);
+}
+
+void UnitCache::start_within(
+    const Visit& units, const exchange::UnshardOptions& options) {
   for (const auto unit : units) {
+    const auto begin = SteadyClock().now();
     if (auto status = exchange_.start_unshard(unit, options); !status.ok()) {
       options_.fail(status);
     }
+    options_.note_gather(
+        unit, StepRecorder::Gather::kBegins, SteadyClock().now() - begin);
     on_their_way_.insert(unit);
   }
 }
@@ -215,15 +300,22 @@ void UnitCache::finish(UnitId unit) {
 
 // Waits for the unit's gather.
 std::vector<void*> UnitCache::addresses_of(UnitId unit) {
+  const auto begin = SteadyClock().now();
   auto addresses = exchange_.wait_for_unshard(unit);
   if (!addresses.ok()) {
     options_.fail(addresses.status());
   }
+  options_.note_gather(
+      unit, StepRecorder::Gather::kGoesOn, SteadyClock().now() - begin);
   return std::move(addresses).value();
 }
 
 void UnitCache::drop(UnitId unit) {
   finish(unit);
+  early_.erase(unit);
+  if (kept_.erase(unit) > 0) {
+    residency_.unpin(unit);
+  }
   residency_.drop(unit);
   empty(unit);
   exchange_.reshard(unit);
@@ -251,8 +343,32 @@ void UnitCache::bring_in(const Visit& units, bool in_backward) {
   if (now.grown_budget_bytes) {
     log_info("[fsdp] " + now.reason);
   }
-  start(now.fetch, {.in_backward = in_backward});
+  start(now.fetch, {.in_backward = in_backward || uneven_});
   assert_within_budget();
+}
+
+void UnitCache::keep(const Visit& units) {
+  for (const auto unit : units) {
+    if (model_.traits[static_cast<std::size_t>(unit)].keep_whole &&
+        kept_.insert(unit).second) {
+      residency_.pin(unit);
+    }
+  }
+}
+
+void UnitCache::set_budget_bytes(std::int64_t bytes) {
+  drop_all();
+  residency_.set_budget_bytes(bytes);
+  follower_.forget_plans();
+}
+
+void UnitCache::set_budget(plan::Budget budget) {
+  // An evaluation may have begun a step that nothing ends.
+  follower_.end_step(residency_.budget_bytes().value_or(all_bytes_));
+  drop_all();
+  residency_.set_budget(std::move(budget));
+  note_slots_kept();
+  follower_.replan(residency_.budget_bytes().value_or(all_bytes_));
 }
 
 void UnitCache::pin(const Visit& units) {
@@ -268,7 +384,11 @@ void UnitCache::assert_within_budget() {
       std::max(resident_bytes_peak_, residency_.resident_bytes());
   if (const auto budget = residency_.budget_bytes()) {
     SHERD_ASSERT(residency_.resident_bytes() <= *budget);
-    SHERD_ASSERT(exchange_.counters().slot_bytes <= *budget);
+    const auto slot_bytes = exchange_.counters().slot_bytes;
+    SHERD_ASSERT(slot_bytes <= std::max(*budget, former_slot_bytes_));
+    if (slot_bytes <= *budget) {
+      former_slot_bytes_ = 0;
+    }
   }
 }
 
@@ -289,8 +409,11 @@ PlanReport UnitCache::plan_report() const {
   return report;
 }
 
-std::vector<void*> UnitCache::fetch(UnitId unit) {
-  start({unit}, {.precision = exchange::Precision::kFull});
+std::vector<void*> UnitCache::fetch(UnitId unit, std::int64_t slot_bytes_max) {
+  start_within(
+      {unit},
+      {.unsharded_bytes_max = slot_bytes_max,
+       .precision = exchange::Precision::kFull});
   on_their_way_.erase(unit);
   return addresses_of(unit);
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 #include <sherd/fsdp/fully_shard.h>
@@ -16,6 +17,7 @@
 #include "exchange/exchange.h"
 #include "fsdp/model_units.h"
 #include "fsdp/parameter_integrity.h"
+#include "fsdp/step_recorder.h"
 #include "plan/residency.h"
 #include "plan/step_follower.h"
 
@@ -32,6 +34,9 @@ struct UnitCacheOptions {
   std::function<void(const Status&)> fail;
   // Collective, at the beginning of a step: whether all ranks passed this number.
   std::function<bool(std::uint64_t)> all_ranks_agree;
+  // Told how long the thread that uses a unit was kept by its gather.
+  std::function<void(UnitId, StepRecorder::Gather, Duration)> note_gather =
+      [](UnitId, StepRecorder::Gather, Duration) {};
 };
 
 class UnitCache {
@@ -68,34 +73,62 @@ class UnitCache {
   // Drops all and works without a plan until the step is over: when ranks may have different units
   // whole, and for users who move units themselves.
   void leave_plan();
+  // While some ranks have no inputs and only assist, units are gathered on demand and without a plan,
+  // as in a backward in which ranks differ, in forward too. Drops all where this changes.
+  void set_uneven(bool uneven);
   // Gathers what the budget has room for, and works without a plan likewise.
   void unshard();
 
+  // Begins to gather those of the units that the budget has room for. A plan goes on: it drops them
+  // where it needs their room.
+  void start_early(const Visit& units, bool in_backward);
+  // Waits for their gathers; returns whether all of them are whole.
+  bool finish_early(const Visit& units);
+  // Drops those that no operator uses. A plan goes on.
+  void drop_unused(const Visit& units);
+
   // Ends the step. With `keep_frozen` frozen units stay whole.
   void end_step(bool keep_frozen);
+  // Whether no step changes the unit: it started frozen, and was not thawed.
+  bool frozen(UnitId unit) const { return follower_.frozen(unit); }
+  // From now on steps change it; leaves the plan, and forgets those that carried it. On all ranks.
+  void thaw(UnitId unit);
 
   // Leaves the plan, and drops replicated units, too.
   void release_all();
   // Gathers a unit in full precision past the cache, until drop_fetched(). Returns the addresses of
-  // its flats. REQUIRES: release_all() was called.
-  std::vector<void*> fetch(UnitId unit);
+  // its flats. The exchange keeps `slot_bytes_max` bytes in slots at most, 0: any number; what is cast
+  // otherwise lies in none. REQUIRES: release_all() was called.
+  std::vector<void*> fetch(UnitId unit, std::int64_t slot_bytes_max);
   void drop_fetched(UnitId unit) { exchange_.reshard(unit); }
+  // Fetched units had another limit; the exchange frees slots as it gathers under that of the cache.
+  void note_slots_kept() {
+    former_slot_bytes_ = exchange_.counters().slot_bytes;
+  }
   // Sets the memory of the unit's storages, or takes it away.
   void fill(UnitId unit, const std::vector<void*>& addresses);
   void empty(UnitId unit);
 
+  // Between steps. Drops all units, and the plans made for another budget. REQUIRES: planned().
+  void set_budget_bytes(std::int64_t bytes);
+  // Between steps. Drops all units and makes plans anew. REQUIRES: planned().
+  void set_budget(plan::Budget budget);
   std::int64_t budget_bytes() const {
     return residency_.budget_bytes().value_or(0);
   }
+  const plan::Budget& budget() const { return residency_.budget(); }
   std::int64_t resident_bytes_peak() const { return resident_bytes_peak_; }
   PlanReport plan_report() const;
 
  private:
   void begin_step(bool training);
+  Visit pinned_by_operators() const;
   // A rank that takes another plan in backward gathers what that expects there.
   void carry_out(const plan::DueActions& due, bool in_backward);
   Visit admit(const Visit& units);
   void start(const Visit& units, exchange::UnshardOptions options);
+  void start_within(
+      const Visit& units, const exchange::UnshardOptions& options);
   void finish(UnitId unit);
   std::vector<void*> addresses_of(UnitId unit);
   void drop(UnitId unit);
@@ -103,8 +136,11 @@ class UnitCache {
   void drop_if(const std::function<bool(UnitId)>& which);
   void drop_all();
   bool fits(UnitId unit) const;
+  void make_room(UnitId unit);
   void bring_in(const Visit& units, bool in_backward);
   void assert_within_budget();
+  // Keeps those of the whole units that were asked to stay so.
+  void keep(const Visit& units);
 
   const ModelUnits& model_;
   exchange::Exchange& exchange_;
@@ -115,13 +151,19 @@ class UnitCache {
   plan::Residency residency_;  // Counts units being gathered as whole.
   plan::StepFollower follower_;
   std::set<UnitId> on_their_way_;
+  std::set<UnitId> early_;  // Whole before the plan expects it.
+  std::set<UnitId> kept_;   // Pinned until they are dropped.
+  bool uneven_ = false;
   bool by_hand_ = false;  // The user has moved units since the last step.
   std::int64_t resident_bytes_peak_ = 0;
+  // Slots kept under a larger budget, which the exchange frees as it gathers under the new one.
+  std::int64_t former_slot_bytes_ = 0;
 };
 
-// Whether all parameters of the unit are frozen, so that no step changes them.
-bool is_frozen(const exchange::UnitSpec& unit);
-// Bytes of each unit when whole.
-std::vector<std::int64_t> bytes_by_unit(const ModelUnits& model);
+// That of the bytes given, or of the strategy. Throws Error for bytes below the floor.
+plan::Budget budget_of(
+    const ModelUnits& model,
+    Strategy strategy,
+    std::optional<std::int64_t> bytes);
 
 }  // namespace sherd::fsdp

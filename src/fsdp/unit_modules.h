@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 #include <sherd/fsdp/units.h>
 
@@ -13,13 +14,29 @@ namespace sherd::fsdp {
 struct UnitModule {
   std::string name;  // e.g. "h.3": the first one it is registered under.
   const torch::nn::Module* module = nullptr;
+  units::UnitOptions options = {};
 };
 
 // Returns "a.b", or "b" at the root.
 std::string join_names(const std::string& prefix, const std::string& name);
 
-// Returns the modules that the policy takes, children before parents; never `root` itself.
+// In a pattern `*` matches any run without a dot, `?` one character that is no dot.
+bool name_matches(std::string_view pattern, std::string_view name);
+// Whether a pattern matches the name of a parameter or module, or that of a module around it.
+bool is_ignored(
+    const std::vector<std::string>& patterns, std::string_view name);
+
+// Returns the modules that the policy takes, children before parents; never `root` itself, and
+// none that is ignored.
 std::vector<UnitModule> unit_modules(
-    const torch::nn::Module& root, const units::Policy& policy);
+    const torch::nn::Module& root,
+    const units::Policy& policy,
+    const std::vector<std::string>& ignored = {});
+
+// Throws Error when a policy that has to take a module takes none, naming it.
+void check_takes_modules(
+    const torch::nn::Module& root,
+    const units::Policy& policy,
+    const std::vector<std::string>& ignored);
 
 }  // namespace sherd::fsdp

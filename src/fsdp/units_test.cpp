@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/fsdp/units.h>
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <sherd/base/error.h>
 #include <torch/torch.h>
 
 namespace sherd::units {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 using torch::nn::Linear;
 using torch::nn::Module;
 
@@ -17,7 +19,7 @@ bool takes(
     const Module& module,
     const Module* parent = nullptr,
     std::int64_t numel = 0) {
-  return policy({name, module, parent, numel});
+  return static_cast<bool>(policy({name, module, parent, numel}));
 }
 
 TEST(Units, ChildrenOfListsAreThoseOfModuleListAndSequential) {
@@ -68,6 +70,84 @@ TEST(Units, BySizeCountsWhatIsLeftAndLeavesListsAlone) {
 TEST(Units, NonePicksNothing) {
   const Linear linear(2, 2);
   EXPECT_FALSE(takes(none(), "a", *linear, linear.get(), 1000));
+}
+
+TEST(Units, OfTypeTakesSeveralClasses) {
+  const Linear linear(2, 2);
+  const torch::nn::Tanh tanh;
+  const torch::nn::ReLU relu;
+  const auto policy = of_type<torch::nn::LinearImpl, torch::nn::TanhImpl>();
+  EXPECT_TRUE(takes(policy, "a", *linear));
+  EXPECT_TRUE(takes(policy, "a", *tanh));
+  EXPECT_FALSE(takes(policy, "a", *relu));
+}
+
+TEST(Units, AnAnswerIsMadeFromBoolAndFromOptions) {
+  const Linear linear(2, 2);
+  const Policy yes = [](const Candidate&) { return true; };
+  const Policy kept = [](const Candidate&) {
+    return UnitOptions{.keep_whole = true};
+  };
+  const Policy perhaps = [](const Candidate& candidate) -> Answer {
+    return candidate.name == "a" ? Answer(UnitOptions{.name = "b"}) : false;
+  };
+  EXPECT_FALSE(yes({"a", *linear}).options().keep_whole);
+  EXPECT_TRUE(kept({"a", *linear}).options().keep_whole);
+  EXPECT_EQ(perhaps({"a", *linear}).options().name, "b");
+  EXPECT_FALSE(perhaps({"c", *linear}));
+}
+
+TEST(Units, AnyOfTakesTheFirstAnswer) {
+  const Linear linear(2, 2);
+  const auto policy = any_of(
+      {with_options(by_name("a"), {.name = "first"}),
+       with_options(by_name("?"), {.name = "second"})});
+  EXPECT_EQ(policy({"a", *linear}).options().name, "first");
+  EXPECT_EQ(policy({"b", *linear}).options().name, "second");
+  EXPECT_FALSE(policy({"head", *linear}));
+}
+
+TEST(Units, TogetherNamesTheUnitAfterItsModules) {
+  const Linear linear(2, 2);
+  const auto policy = together({"norm", "head"}, {.keep_whole = true});
+  for (const auto* name : {"norm", "head"}) {
+    EXPECT_EQ(policy({name, *linear}).options().name, "norm+head");
+    EXPECT_TRUE(policy({name, *linear}).options().keep_whole);
+  }
+  EXPECT_FALSE(policy({"body", *linear}));
+  EXPECT_THROW((void)together({}), Error);
+  EXPECT_THROW((void)together({"a", "b"}, {.name = "c"}), Error);
+}
+
+TEST(Units, InsideMakesNoUnit) {
+  const Linear linear(2, 2);
+  const auto policy =
+      inside(by_name("norm"), {.mixed_precision = MixedPrecision()});
+  EXPECT_FALSE(policy({"norm", *linear}).options().own_unit);
+  EXPECT_TRUE(policy({"norm", *linear}).options().mixed_precision);
+  EXPECT_FALSE(policy({"head", *linear}));
+}
+
+std::vector<std::string> required_of(const Policy& policy) {
+  std::vector<std::string> texts;
+  for (const auto& required : policy.required()) {
+    texts.push_back(required.text());
+  }
+  return texts;
+}
+
+TEST(Units, EachPartHasToTakeAModuleUnlessItIsOptional) {
+  EXPECT_THAT(required_of(by_size(6)), ElementsAre("by_size(6)"));
+  EXPECT_THAT(
+      required_of(any_of(
+          {children_of_lists(), optional(by_size(6)),
+           inside(together({"norm", "head"}), {})})),
+      ElementsAre(
+          "children_of_lists()", "by_name(\"norm\")", "by_name(\"head\")"));
+  EXPECT_THAT(required_of(none()), IsEmpty());
+  EXPECT_THAT(
+      required_of([](const Candidate&) { return true; }),
+      ElementsAre("the policy"));
 }
 
 struct Glob {

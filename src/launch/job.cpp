@@ -5,7 +5,6 @@
 #include <csignal>
 #include <utility>
 #include "base/check.h"
-#include "launch/port.h"
 #include "launch/rank_variables.h"
 
 namespace sherd::launch {
@@ -85,9 +84,14 @@ void Job::say_where_output_goes() {
               " to " + log_path(options_.ranks - 1));
 }
 
-Result<int> Job::choose_port() const {
+Result<int> Job::choose_port() {
   if (options_.port == 0) {
-    return find_free_port(static_cast<std::uint64_t>(::getpid()));
+    auto reserved = reserve_port(static_cast<std::uint64_t>(::getpid()));
+    if (!reserved.ok()) {
+      return reserved.status();
+    }
+    port_ = std::move(reserved).value();
+    return port_.port;
   }
   const Status free = check_port_free(options_.port);
   if (!free.ok()) {

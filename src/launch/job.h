@@ -9,6 +9,7 @@
 #include <sherd/launch/launch.h>
 #include "base/clock.h"
 #include "base/status.h"
+#include "launch/port.h"
 #include "launch/start_plan.h"
 #include "launch/stop_policy.h"
 #include "launch/supervisor.h"
@@ -30,7 +31,7 @@ class Job {
   StartFailure start_all();
   StartFailure start_ranks(const StartPlan& plan, int port);
   void say_where_output_goes();
-  Result<int> choose_port() const;
+  Result<int> choose_port();
   void watch();
   void carry_out(const std::optional<SignalRequest>& action);
   void report();
@@ -38,6 +39,7 @@ class Job {
 
   const LaunchOptions& options_;
   const Clock& clock_;
+  ReservedPort port_;      // Where none was asked for.
   Supervisor supervisor_;  // A rank's slot is its number.
   StopPolicy policy_;
 };

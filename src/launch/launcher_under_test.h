@@ -50,9 +50,14 @@ class TemporaryFolder {
 // Another process's server, as far as the launcher can tell.
 class OccupiedPort {
  public:
-  OccupiedPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  // 0: any port. Lets others bind it that do not listen, as the store of rank 0 does.
+  explicit OccupiedPort(int port = 0)
+      : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     sockaddr_in address = {};
     address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t bytes = sizeof address;
     auto* generic = reinterpret_cast<sockaddr*>(&address);

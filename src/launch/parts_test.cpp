@@ -46,13 +46,30 @@ TEST(Port, OneThatIsListenedOnIsRefusedByName) {
       HasSubstr("port " + std::to_string(listener.port()) + " is in use"));
 }
 
-TEST(Port, FreeOnesLieBelowTheEphemeralRangeAndDifferBySeed) {
-  const Result<int> a = find_free_port(1);
-  const Result<int> b = find_free_port(2);
-  ASSERT_TRUE(a.ok());
-  EXPECT_GE(a.value(), 20000);
-  EXPECT_LE(a.value(), 29999);
-  EXPECT_NE(a.value(), b.value());
+TEST(Port, ReservedOnesLieBelowTheEphemeralRange) {
+  const auto reserved = reserve_port(1);
+  ASSERT_TRUE(reserved.ok());
+  EXPECT_GE(reserved.value().port, 20000);
+  EXPECT_LE(reserved.value().port, 29999);
+}
+
+// As two launchers that search in the same order at the same time.
+TEST(Port, AReservedOneIsNobodyElsesUntilItIsGivenBack) {
+  const auto seed = static_cast<std::uint64_t>(::getpid());
+  const auto first = reserve_port(seed).value().port;  // Given back at once.
+  auto held = reserve_port(seed).value();
+  EXPECT_EQ(held.port, first);
+  const auto other = reserve_port(seed);
+  EXPECT_NE(other.value().port, first);
+  held.held.close();
+  EXPECT_EQ(reserve_port(seed).value().port, first);
+}
+
+TEST(Port, RankZeroCanListenOnAReservedOne) {
+  const auto reserved = reserve_port(9);
+  EXPECT_TRUE(check_port_free(reserved.value().port).ok());
+  const OccupiedPort listener(reserved.value().port);
+  EXPECT_EQ(listener.port(), reserved.value().port);
 }
 
 class FindProgram : public ::testing::Test {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include "base/descriptor.h"
 #include "base/status.h"
 
 namespace sherd::launch {
@@ -12,9 +13,16 @@ namespace sherd::launch {
 // that only lingers after an earlier job counts as free.
 Status check_port_free(int port);
 
+// A port that no other launcher gets while this lives. Rank 0 can listen on it all the same.
+struct ReservedPort {
+  int port = 0;
+  Descriptor held =
+      {};  // Bound to it, does not listen; closed where a program starts.
+};
+
 // A free port from 20000 to 29999, below the ephemeral range: a port from that
 // range could be taken by any outgoing connection before rank 0 listens. `seed`
-// (the process number) keeps launchers that start together apart.
-Result<int> find_free_port(std::uint64_t seed);
+// (the process number) says where to begin the search.
+Result<ReservedPort> reserve_port(std::uint64_t seed);
 
 }  // namespace sherd::launch

@@ -12,7 +12,6 @@
 #include <system_error>
 #include <utility>
 #include "base/check.h"
-#include "launch/port.h"
 #include "launch/rank_variables.h"
 
 namespace sherd::launch {
@@ -309,20 +308,13 @@ void ReplicaJob::signal_group(const SignalGroup& action) const {
 }
 
 Result<int> ReplicaJob::choose_port(int group) {
-  ports_.erase(group);
-  while (true) {
-    const Result<int> port = find_free_port(
-        (static_cast<std::uint64_t>(::getpid()) << 32U) + ports_tried_++);
-    const bool taken = port.ok() &&
-        std::any_of(ports_.begin(), ports_.end(),
-                    [&](auto& other) { return other.second == port.value(); });
-    if (!taken) {
-      if (port.ok()) {
-        ports_[group] = port.value();
-      }
-      return port;
-    }
+  auto reserved = reserve_port(
+      (static_cast<std::uint64_t>(::getpid()) << 32U) + ports_tried_++);
+  if (!reserved.ok()) {
+    return reserved.status();
   }
+  ports_[group] = std::move(reserved).value();
+  return ports_[group].port;
 }
 
 std::optional<Instant> ReplicaJob::deadline() const {

@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "launch/control.h"
 #include "launch/coordinator_process.h"
+#include "launch/port.h"
 #include "launch/restart_policy.h"
 #include "launch/start_plan.h"
 #include "launch/supervisor.h"
@@ -67,7 +68,7 @@ class ReplicaJob {
   bool folder_is_temporary_ = false;
   std::optional<CoordinatorProcess> coordinator_;  // None: it runs elsewhere.
   std::optional<ControlSocket> control_;
-  std::map<int, int> ports_;  // By group, because no two may get the same one.
+  std::map<int, ReservedPort> ports_;  // By group.
   std::uint64_t ports_tried_ = 0;
   std::map<int, Descriptor> spare_ends_;  // By slot: pipes to spares.
   std::set<std::string> logs_;            // Begun by this run.

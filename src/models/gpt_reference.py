@@ -38,7 +38,7 @@ class Block(nn.Module):
         parts = self.attn["c_attn"](self.ln_1(x)).chunk(3, dim=-1)
         q, k, v = (p.view(b, t, HEADS, c // HEADS).transpose(1, 2) for p in parts)
         scores = q @ k.mT / (c // HEADS) ** 0.5
-        future = torch.triu(torch.full((t, t), float("-inf")), diagonal=1)
+        future = torch.full((t, t), float("-inf"), dtype=x.dtype).triu(diagonal=1)
         mixed = torch.softmax(scores + future, dim=-1) @ v
         x = x + self.attn["c_proj"](mixed.transpose(1, 2).reshape(b, t, c))
         hidden = nn.GELU(approximate="tanh")(self.mlp["c_fc"](self.ln_2(x)))

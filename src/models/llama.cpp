@@ -3,6 +3,9 @@
 // D width of a head, I intermediate, V vocabulary.
 #include <sherd/models/llama.h>
 
+#include <memory>
+#include <utility>
+#include <vector>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
@@ -33,10 +36,18 @@ void check_scaling(const RopeScaling& scaling) {
             scaling.low_freq_factor < scaling.high_freq_factor,
         "a low_freq_factor between 0 and high_freq_factor", "low_freq_factor",
         scaling.low_freq_factor);
-    expect(
-        scaling.original_positions >= 1, "at least 1 original position",
-        "original_positions", scaling.original_positions);
   }
+  if (scaling.kind == RopeKind::kYarn) {
+    expect(
+        scaling.beta_slow > 0.0 && scaling.beta_slow < scaling.beta_fast,
+        "a beta_slow between 0 and beta_fast", "beta_slow", scaling.beta_slow);
+    expect(
+        scaling.attention_factor >= 0.0, "an attention factor of at least 0",
+        "attention_factor", scaling.attention_factor);
+  }
+  expect(
+      scaling.original_positions >= 1, "at least 1 original position",
+      "original_positions", scaling.original_positions);
 }
 
 // Checks the configuration and fills in the values that 0 stands for.
@@ -105,7 +116,22 @@ LlamaLinearImpl::LlamaLinearImpl(
 }
 
 at::Tensor LlamaLinearImpl::forward(const at::Tensor& x) {
-  return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
+  const auto y =
+      bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
+  return has_lora() ? y + lora_scale_ * lora_b_->forward(lora_a_->forward(x))
+                    : y;
+}
+
+void LlamaLinearImpl::add_lora(std::int64_t rank, double scale) {
+  lora_scale_ = scale;
+  const auto adapter = [&](const char* name, std::int64_t in,
+                           std::int64_t out) {
+    auto linear = std::make_shared<LlamaLinearImpl>(in, out, weight.device());
+    linear->to(weight.scalar_type());
+    return register_module(name, std::move(linear));
+  };
+  lora_a_ = adapter("lora_A", weight.size(1), rank);
+  lora_b_ = adapter("lora_B", rank, weight.size(0));
 }
 
 LlamaEmbeddingImpl::LlamaEmbeddingImpl(const LlamaConfig& config)
@@ -266,7 +292,51 @@ at::Tensor LlamaImpl::decode(const at::Tensor& ids, KeyValueCache& cache) {
   return head(model_->forward(ids, run_layer(), &cache).select(1, -1));
 }
 
-double LlamaImpl::initial_deviation(const std::string& /*name*/) const {
+void LlamaImpl::add_lora(const LoraConfig& lora) {
+  expect(lora_rank_ == 0, "a model without adapters", "a rank", lora_rank_);
+  expect(lora.rank >= 1, "at least rank 1 of adapters", "rank", lora.rank);
+  expect(
+      !lora.target_modules.empty(),
+      "target_modules that name at least one projection", "target_modules",
+      "[]");
+  std::vector<LlamaLinearImpl*> targets;
+  for (const auto& target : lora.target_modules) {
+    const auto before = targets.size();
+    for (const auto& item : named_modules()) {
+      if (item.key() == target || item.key().ends_with("." + target)) {
+        if (auto* linear = item.value()->as<LlamaLinearImpl>()) {
+          targets.push_back(linear);
+        }
+      }
+    }
+    expect(
+        targets.size() > before,
+        "target_modules that name projections, as "
+        "q_proj",
+        "target", target);
+  }
+  for (auto& parameter : parameters()) {
+    parameter.set_requires_grad(false);
+  }
+  lora_rank_ = lora.rank;
+  for (auto* linear : targets) {
+    if (!linear->has_lora()) {  // Two targets may name it.
+      linear->add_lora(lora.rank, lora.alpha / static_cast<double>(lora.rank));
+    }
+  }
+  for (const auto& item : named_parameters()) {
+    if (is_lora_parameter(item.key()) && !item.value().is_meta()) {
+      reset_parameter(item.key(), item.value());
+    }
+  }
+}
+
+double LlamaImpl::initial_deviation(const std::string& name) const {
+  if (is_lora_parameter(name)) {
+    return name.ends_with(".lora_A.weight")
+        ? 1.0 / static_cast<double>(lora_rank_)
+        : 0.0;
+  }
   return kWeightDeviation;
 }
 

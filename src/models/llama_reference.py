@@ -29,6 +29,11 @@ CASES = {
         "kv_heads": 2, "tied_head": 0, "rope_kind": 2, "head_width": 6,
         "rope_theta": 4.0,
     },
+    # The same with another rule, and larger scores.
+    "rope_yarn": {
+        "kv_heads": 2, "tied_head": 0, "rope_kind": 3, "head_width": 6,
+        "rope_theta": 4.0,
+    },
     "qwen2": {"kv_heads": 2, "tied_head": 1, "qkv_bias": 1},
     "qwen3": {"kv_heads": 2, "tied_head": 1, "qk_norm": 1, "head_width": 6},
     "mistral": {"kv_heads": 2, "tied_head": 0, "sliding_window": 3},
@@ -44,6 +49,10 @@ ROPE = [
     {
         "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0,
         "high_freq_factor": 2.0, "original_max_position_embeddings": 14,
+    },
+    {
+        "rope_type": "yarn", "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.5,
+        "original_max_position_embeddings": 14,
     },
 ]  # fmt: skip
 

@@ -85,7 +85,9 @@ LlamaConfig config_of(std::istream& settings) {
            .factor = 4.0,
            .low_freq_factor = 1.0,
            .high_freq_factor = 2.0,
-           .original_positions = 14},
+           .original_positions = 14,
+           .beta_fast = 2.0,
+           .beta_slow = 0.5},
       .norm_epsilon = values.at("norm_epsilon"),
       .qkv_bias = size("qkv_bias") != 0,
       .qk_norm = size("qk_norm") != 0,
@@ -170,6 +172,7 @@ INSTANTIATE_TEST_SUITE_P(
         "multi_query",
         "rope_linear",
         "rope_llama3",
+        "rope_yarn",
         "qwen2",
         "qwen3",
         "mistral"),
@@ -431,6 +434,10 @@ TEST(Llama, RefusesWhatMakesNoModelNamingExpectedAndFound) {
   config.rope_scaling = {
       .kind = RopeKind::kLlama3, .factor = 8.0, .low_freq_factor = 4.0};
   EXPECT_THAT(refusal<Llama>(config), HasSubstr("low_freq_factor 4"));
+  config.rope_scaling = {.kind = RopeKind::kYarn, .beta_fast = 1.0};
+  EXPECT_THAT(refusal<Llama>(config), HasSubstr("beta_slow 1"));
+  config.rope_scaling = {.kind = RopeKind::kYarn, .attention_factor = -1.0};
+  EXPECT_THAT(refusal<Llama>(config), HasSubstr("attention_factor -1"));
   config = tiny();
   config.heads = 5;
   EXPECT_THAT(refusal<Llama>(config), HasSubstr("width 16 and heads 5"));

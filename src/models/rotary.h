@@ -12,7 +12,8 @@
 
 namespace sherd::models {
 
-// Cosine and sine of every angle, both [T, D] and fp32.
+// Cosine and sine of every angle, both [T, D] and fp32; of kYarn times its
+// attention factor.
 struct RotaryTable {
   at::Tensor cosine;
   at::Tensor sine;

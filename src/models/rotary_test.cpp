@@ -66,7 +66,8 @@ TEST(Rotary, ProductsDependOnTheDistanceOnly) {
 
 TEST(Rotary, ATableOfLaterPositionsIsThatPartOfTheWhole) {
   for (const auto kind :
-       {RopeKind::kDefault, RopeKind::kLinear, RopeKind::kLlama3}) {
+       {RopeKind::kDefault, RopeKind::kLinear, RopeKind::kLlama3,
+        RopeKind::kYarn}) {
     RotaryOptions options{
         .positions = 12,
         .head_width = 8,
@@ -91,6 +92,28 @@ TEST(Rotary, LinearScalingDividesPositionsByItsFactor) {
     EXPECT_TRUE(torch::allclose(
         stretched.sine[4 * position], plain.sine[position], 1e-5, 1e-6));
   }
+}
+
+TEST(Rotary, YarnStretchesSlowPairsAndLeavesFastOnes) {
+  const auto stretched = rotary_table(
+      {.positions = 9,
+       .head_width = 16,
+       .theta = 100.0,
+       .scaling =
+           {.kind = RopeKind::kYarn,
+            .factor = 4.0,
+            .original_positions = 64,
+            .beta_fast = 8.0,
+            .beta_slow = 1.0}},
+      torch::kCPU);
+  const auto plain = table(9, 16, 100.0);
+  const double larger = 0.1 * std::log(4.0) + 1.0;
+  // Pair 0 turns ten times in 64 positions, pair 7 a fifth of a time.
+  EXPECT_TRUE(torch::allclose(
+      stretched.sine.select(1, 0), plain.sine.select(1, 0) * larger, 1e-5,
+      1e-6));
+  EXPECT_TRUE(torch::allclose(
+      stretched.sine[8][7], plain.sine[2][7] * larger, 1e-5, 1e-6));
 }
 
 TEST(Rotary, LengthsStay) {

@@ -95,7 +95,7 @@ struct Muon::Impl {
         !whole.items.empty(), "[optim] ", kMuon,
         ": expected at least one parameter, found none");
     SHERD_CHECK(
-        whole.ranks == 1 || whole.all_reduce_max, "[optim] ", kMuon,
+        whole.ranks == 1 || whole.gradients_are_shared, "[optim] ", kMuon,
         ": expected gradients that ranks share "
         "(FullyShardOptions::share_gradients), found \"",
         whole.items.front().name, "\" cut among ", whole.ranks,
@@ -134,8 +134,8 @@ struct Muon::Impl {
   void make_update(MuonMatrix& matrix) const;
   void apply_update(const MuonMatrix& matrix) const;
   void all_reduce_max(const at::Tensor& numbers) const {
-    if (parameters.whole.all_reduce_max) {
-      parameters.whole.all_reduce_max(numbers);
+    if (parameters.all_reduce_max) {
+      parameters.all_reduce_max(numbers);
     }
   }
 

@@ -23,16 +23,26 @@ void check_units(const UnitSizes& units) {
            static_cast<std::size_t>(*units.root) < units.bytes.size()),
       "[plan] the root is unit ", units.root.value_or(-1), " of ",
       units.bytes.size(), " units");
+  SHERD_CHECK(
+      units.kept.empty() || units.kept.size() == units.bytes.size(), "[plan] ",
+      units.kept.size(), " units are marked as kept or not, of ",
+      units.bytes.size());
 }
 
 std::int64_t root_bytes(const UnitSizes& units) {
   return units.root ? units.bytes[static_cast<std::size_t>(*units.root)] : 0;
 }
 
-std::int64_t largest_unit_bytes(const UnitSizes& units) {
+bool is_kept(const UnitSizes& units, std::size_t unit) {
+  return !units.kept.empty() && units.kept[unit];
+}
+
+std::int64_t largest_dropped_bytes(const UnitSizes& units) {
   std::int64_t largest = 0;
-  for (const std::int64_t bytes : units.bytes) {
-    largest = std::max(largest, bytes);
+  for (std::size_t unit = 0; unit < units.bytes.size(); ++unit) {
+    if (!is_kept(units, unit)) {
+      largest = std::max(largest, units.bytes[unit]);
+    }
   }
   return largest;
 }
@@ -51,20 +61,25 @@ std::int64_t total_unit_bytes(const UnitSizes& units) {
 // A visit is a set, so the root does not count twice.
 std::int64_t budget_floor(const UnitSizes& units) {
   check_units(units);
+  std::int64_t always = 0;
   std::int64_t largest = 0;
   for (std::size_t unit = 0; unit < units.bytes.size(); ++unit) {
-    if (!units.root || static_cast<std::size_t>(*units.root) != unit) {
+    const bool root =
+        units.root && static_cast<std::size_t>(*units.root) == unit;
+    if (root || is_kept(units, unit)) {
+      always += units.bytes[unit];
+    } else {
       largest = std::max(largest, units.bytes[unit]);
     }
   }
-  return root_bytes(units) + largest;
+  return always + largest;
 }
 
 Budget full_shard_budget(const UnitSizes& units) {
   const std::int64_t visit = budget_floor(units);
   const std::int64_t bytes = std::min(
       total_unit_bytes(units),
-      root_bytes(units) + visit + largest_unit_bytes(units));
+      root_bytes(units) + visit + largest_dropped_bytes(units));
   return {.bytes = bytes, .assumed_visit_bytes = visit};
 }
 
@@ -77,8 +92,8 @@ Budget explicit_budget(const UnitSizes& units, std::int64_t bytes) {
   SHERD_CHECK(
       bytes >= floor, "[plan] a budget of ", bytes,
       " bytes is below its floor of ", floor,
-      " bytes, the root unit and the largest other unit; raise it or cut the "
-      "model into smaller units");
+      " bytes, the root unit, units with keep_whole and the largest other "
+      "unit; raise it or cut the model into smaller units");
   return {.bytes = bytes};
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 #include "plan/unit_id.h"
 
 namespace sherd::plan {
@@ -25,18 +26,21 @@ struct UnitSizes {
   std::span<const std::int64_t> bytes;
   // The unit of what no policy matched; empty when that is nothing.
   std::optional<UnitId> root = std::nullopt;
+  // By unit, or empty: it stays whole from its first visit on, and so is part of later ones.
+  std::vector<bool> kept = {};
 };
 
-// The functions below throw when a size is negative, their sum overflows, or the root is no unit.
+// The functions below throw when a size is negative, their sum overflows, the root is no unit, or
+// `kept` has another length.
 
 // All units at once, called M.
 std::int64_t total_unit_bytes(const UnitSizes& units);
 
-// The least any budget can be: the largest visit, which is assumed to be the
-// root unit and the largest other unit.
+// The least any budget can be: the largest visit, which is assumed to be the root unit, all kept
+// units and the largest other unit.
 std::int64_t budget_floor(const UnitSizes& units);
 
-// root unit + largest visit + largest unit (one ahead), at most M. Grows.
+// root unit + largest visit + largest unit that is not kept (one ahead), at most M. Grows.
 Budget full_shard_budget(const UnitSizes& units);
 
 // M: what was gathered in forward is still whole in backward.

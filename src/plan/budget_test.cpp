@@ -38,6 +38,19 @@ TEST(Budget, ARootThatIsTheLargestUnitIsInAVisitOnce) {
   EXPECT_EQ(budget_floor({.bytes = bytes, .root = 0}), 190);
 }
 
+TEST(Budget, KeptUnitsArePartOfEveryVisit) {
+  const UnitSizes sizes{
+      .bytes = units(), .root = 0, .kept = {false, true, false, false}};
+  EXPECT_EQ(budget_floor(sizes), 5 + 10 + 20);
+  EXPECT_EQ(full_shard_budget(sizes).assumed_visit_bytes, 35);
+  EXPECT_THROW((void)explicit_budget(sizes, 34), Error);
+  EXPECT_EQ(explicit_budget(sizes, 35).bytes, 35);
+  // All of them: nothing is left that could be gathered ahead.
+  const std::vector<std::int64_t> pair{10, 20};
+  EXPECT_EQ(full_shard_budget({.bytes = pair, .kept = {true, true}}).bytes, 30);
+  EXPECT_THROW((void)budget_floor({.bytes = pair, .kept = {true}}), Error);
+}
+
 TEST(Budget, ShardGradOpHoldsEveryUnitAndNeverGrows) {
   const Budget budget = shard_grad_op_budget({.bytes = units(), .root = 0});
   EXPECT_EQ(budget.bytes, 45);

@@ -199,6 +199,16 @@ void Residency::admit(UnitId unit) {
   SHERD_ASSERT(resident_bytes_ <= budget_.bytes.value_or(total_bytes_));
 }
 
+void Residency::set_budget_bytes(std::int64_t bytes) {
+  budget_.bytes = std::max(bytes, budget_.assumed_visit_bytes.value_or(0));
+  SHERD_ASSERT(resident_bytes_ <= *budget_.bytes);
+}
+
+void Residency::set_budget(Budget budget) {
+  SHERD_ASSERT(resident_bytes_ == 0);
+  budget_ = std::move(budget);
+}
+
 std::vector<UnitId> Residency::pinned_units() const {
   std::vector<UnitId> found;
   for (UnitId unit = 0; pinned_bytes_ > 0 && unit < units(); ++unit) {

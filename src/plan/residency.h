@@ -56,13 +56,21 @@ class Residency {
   // nothing, when it is pinned.
   bool drop(UnitId unit);
 
+  // Later visits stay within this budget; where a preset assumed a larger visit, within that. REQUIRES:
+  // at least resident_bytes().
+  void set_budget_bytes(std::int64_t bytes);
+  // Another budget altogether. REQUIRES: no unit is whole.
+  void set_budget(Budget budget);
+
   bool resident(UnitId unit) const { return state(unit).resident; }
-  bool pinned(UnitId unit) const { return state(unit).pins > 0; }
+  bool pinned(UnitId unit) const { return pins(unit) > 0; }
+  int pins(UnitId unit) const { return state(unit).pins; }
   std::vector<UnitId> pinned_units() const;  // Ascending.
   int units() const { return static_cast<int>(states_.size()); }
   std::int64_t resident_bytes() const { return resident_bytes_; }
   // resident_bytes() never exceeds it; empty: unlimited.
   std::optional<std::int64_t> budget_bytes() const { return budget_.bytes; }
+  const Budget& budget() const { return budget_; }
 
  private:
   struct State {

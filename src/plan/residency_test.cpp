@@ -164,6 +164,25 @@ TEST(Residency, DroppingAPinnedUnitIsAnErrorAndChangesNothing) {
   EXPECT_TRUE(residency.drop(0));
 }
 
+TEST(Residency, ANewBudgetHoldsForLaterVisits) {
+  Residency residency({10, 10, 10}, fixed(20));
+  visit(residency, {0, 1});
+  residency.set_budget_bytes(30);
+  EXPECT_THAT(visit(residency, {2}).evict, IsEmpty());
+  residency.drop(0);
+  residency.set_budget_bytes(20);
+  EXPECT_THAT(visit(residency, {0}).evict, ElementsAre(1));
+}
+
+TEST(Residency, ANewBudgetHoldsTheVisitThatAPresetAssumed) {
+  Residency residency({10, 10}, {.bytes = 15, .assumed_visit_bytes = 10});
+  visit(residency, {0, 1});
+  residency.drop(0);
+  residency.drop(1);
+  residency.set_budget_bytes(12);
+  EXPECT_EQ(residency.budget_bytes(), 20);
+}
+
 TEST(Residency, RefusesUnknownUnitsAndNonsense) {
   Residency residency({10}, fixed(10));
   EXPECT_THROW((void)residency.visit(Units{0, 1}), Error);

@@ -23,17 +23,19 @@ bool StepFollower::begins_step(
     const std::vector<UnitId>& units,
     bool training,
     std::int64_t budget_bytes) {
-  const bool round_again = !record_.training && record_.visits.size() > 1 &&
-      units == record_.visits.front().units;
+  const bool round_again =
+      !record_.training && record_.visits.size() > 1 && units == first_;
   if (in_step_ && !training && !record_.training && round_again) {
     end_step(budget_bytes);
   } else if (
       in_step_ && record_.backward_ends.empty() && !training &&
       record_.training) {
-    in_step_ = false;  // A training step broken off; nothing to learn from.
-    plan_ = nullptr;
+    drop_step();  // A training step broken off.
   } else if (in_step_ && training && !record_.training) {
     end_step(budget_bytes);
+  }
+  if (!in_step_) {
+    first_ = units;
   }
   return !in_step_;
 }
@@ -156,10 +158,22 @@ void StepFollower::leave() {
   planned_throughout_ = false;
 }
 
+void StepFollower::drop_step() {
+  leave();
+  in_step_ = false;
+  departed_ = false;
+}
+
 void StepFollower::depart() {
   ++counters_.deviations;
   departed_ = true;
   leave();
+}
+
+void StepFollower::thaw(UnitId unit) {
+  SHERD_ASSERT(!following());
+  options_.frozen[static_cast<std::size_t>(unit)] = false;
+  forget_plans();
 }
 
 std::vector<PlannedActions> StepFollower::advance(std::size_t next) {
@@ -188,6 +202,17 @@ DueActions StepFollower::end_backward() {
   }
   record_.backward_ends.push_back(record_.visits.size());
   return due;
+}
+
+void StepFollower::replan(std::int64_t budget_bytes) {
+  SHERD_ASSERT(!in_step_);
+  plans_.remove_if([&](StepPlan& plan) {
+    auto again = make_step_plan(plan.record, options_, budget_bytes);
+    if (again) {
+      plan = *std::move(again);
+    }
+    return !again.has_value();
+  });
 }
 
 void StepFollower::end_step(std::int64_t budget_bytes) {

@@ -43,7 +43,7 @@ class StepFollower {
   StepFollower(const StepFollower&) = delete;
   StepFollower& operator=(const StepFollower&) = delete;
 
-  // Whether this visit is the first of a step. Ends a step that had no publish: outside training
+  // Whether this visit is the first of a step; units that stay whole anyway are left out. Ends a step that had no publish: outside training
   // when its first visit comes round again, or when the other mode begins.
   bool begins_step(
       const std::vector<UnitId>& units,
@@ -62,10 +62,20 @@ class StepFollower {
   DueActions end_backward();
   // The rest of the step has no plan, on all ranks.
   void leave();
-  // The same on this rank alone; the caller must tell the others.
+  // Ends the step without learning from it.
+  void drop_step();
+  // leave() on this rank alone; the caller must tell the others.
   void depart();
   // For ranks that know different plans: they would never become equal by themselves.
   void forget_plans() { plans_.clear(); }
+  bool frozen(UnitId unit) const {
+    return options_.frozen[static_cast<std::size_t>(unit)];
+  }
+  // From now on steps change the unit's values. Forgets all plans. REQUIRES: follows none.
+  void thaw(UnitId unit);
+  // Makes all known plans anew for another budget, without those that do not fit it. REQUIRES: between
+  // steps.
+  void replan(std::int64_t budget_bytes);
   // Ends the step, and makes a plan of it if it followed none throughout.
   void end_step(std::int64_t budget_bytes);
 
@@ -85,9 +95,10 @@ class StepFollower {
   std::size_t segment_end() const;
   std::vector<PlannedActions> advance(std::size_t next);
 
-  const StepPlanOptions options_;
+  StepPlanOptions options_;
   std::list<StepPlan> plans_;  // Latest used first.
   StepTrace record_;
+  std::vector<UnitId> first_;  // Those of the visit that began the step.
   bool in_step_ = false;
   bool ranks_agree_ = false;
   bool departed_ = false;

@@ -101,6 +101,42 @@ struct Rank {
   Units gathers;
 };
 
+TEST(StepFollower, LearnsNothingFromAStepThatIsDropped) {
+  Rank rank;
+  rank.train_step();
+  const auto known = rank.follower.fingerprint();
+  rank.begin();
+  rank.visit({1});
+  rank.visit({0});  // Not ahead in the plan.
+  EXPECT_TRUE(rank.follower.departed());
+  rank.follower.drop_step();
+  EXPECT_FALSE(rank.follower.departed());
+  EXPECT_FALSE(rank.follower.following());
+  rank.end_step();
+  EXPECT_EQ(rank.follower.fingerprint(), known);
+  EXPECT_EQ(rank.follower.counters().steps, 1);
+  rank.begin();
+  EXPECT_TRUE(rank.train());
+}
+
+TEST(StepFollower, PlansAreMadeAnewForAnotherBudgetAndFollowedAtOnce) {
+  Rank rank;
+  rank.train_step();
+  rank.follower.replan(4);  // Room for all.
+  rank.gathers.clear();
+  rank.begin();
+  EXPECT_TRUE(rank.train());
+  EXPECT_EQ(rank.gathers, (Units{0, 1, 2, 3}));
+  rank.end_step();
+  const auto known = rank.follower.fingerprint();
+  rank.follower.replan(kBudget);
+  EXPECT_NE(rank.follower.fingerprint(), known);
+  rank.follower.replan(0);  // No visit fits.
+  EXPECT_EQ(rank.follower.latest(), nullptr);
+  rank.train_step();  // And is recorded again.
+  EXPECT_NE(rank.follower.latest(), nullptr);
+}
+
 TEST(StepFollower, FollowsFromTheSecondEqualStepOn) {
   Rank rank;
   rank.begin();

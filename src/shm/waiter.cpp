@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 #include "base/check.h"
+#include "base/interrupt.h"
 
 namespace sherd::shm {
 namespace {
@@ -56,6 +57,7 @@ Status Waiter::wait_asleep(
     Counter counter, std::uint64_t value, const WaitTarget& awaited) const {
   std::uint64_t seen = counter.value();
   Instant limit = clock_->now() + options_.deadline;
+  InterruptibleWait interrupts;
   for (;;) {
     counter.sleep_below(value, std::min(kSlice, limit - clock_->now()));
     // Looks at the others before the counter: who has posted and then died or
@@ -73,6 +75,9 @@ Status Waiter::wait_asleep(
     }
     if (left) {
       return describe(peers_->departure(awaited.rank), found, value, awaited);
+    }
+    if (Status interrupted = interrupts.poll(); !interrupted.ok()) {
+      return describe(interrupted, found, value, awaited);
     }
     const Instant now = clock_->now();
     if (found != seen) {

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sherd/base/run_main.h>
 #include "base/process.h"
 #include "shm/testing.h"
 
@@ -12,14 +13,13 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::ChildLink;
+using test::kClock;
 using test::Table;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const SteadyClock kClock;
-
 // A table of `ranks` with two counters: one to wait for, one of run_forked().
-Table table_of(int ranks) { return {ranks, 2, 0}; }
+Table waiter_table(int ranks) { return {ranks, 2, 0}; }
 
 // What a rank reports when it waits in vain for `awaited`.
 int wait_in_vain(
@@ -40,7 +40,7 @@ int wait_in_vain(
 
 TEST(Waiter, ReturnsWhenTheCounterIsThere) {
   for (const Duration spin : {Duration(0), Duration(20us), Duration(1s)}) {
-    const Table table = table_of(2);
+    const Table table = waiter_table(2);
     test::run_threads(table, [&](int rank, Peers& peers) {
       const Waiter waiter(peers, kClock, {.deadline = 30s, .spin = spin});
       if (rank == 0) {
@@ -52,10 +52,30 @@ TEST(Waiter, ReturnsWhenTheCounterIsThere) {
   }
 }
 
+TEST(Waiter, EndsWhenTheProgramIsInterrupted) {
+  const Table table = waiter_table(2);
+  test::run_threads(table, [&](int rank, Peers& peers) {
+    if (rank != 0) {
+      return;
+    }
+    set_interrupt_check([] { return true; });
+    const Waiter waiter(peers, kClock, {.deadline = 1h});
+    const Status done = waiter.wait(
+        table.counter(0), 1, {.rank = 1, .what = "the gradients of unit"});
+    set_interrupt_check(nullptr);
+    EXPECT_EQ(done.code(), ErrorCode::kAborted);
+    EXPECT_THAT(
+        done.message(),
+        AllOf(
+            HasSubstr("interrupted"),
+            HasSubstr("gradients of unit of rank 1")));
+  });
+}
+
 TEST(Waiter, NamesTheRankThatDiesWithinASecond) {
   for (const int ranks : {2, 3, 4, 7}) {
     const int victim = ranks - 1;
-    const Table table = table_of(ranks);
+    const Table table = waiter_table(ranks);
 
     const auto report = test::run_forked(
         table,
@@ -93,7 +113,7 @@ TEST(Waiter, NamesTheRankThatDiesWithinASecond) {
 // Those that end because of it are not taken for the cause, however late
 // somebody looks.
 TEST(Waiter, NamesTheCauseAlsoAfterTheOthersHaveEnded) {
-  const Table table = table_of(3);
+  const Table table = waiter_table(3);
 
   const auto report = test::run_forked(
       table,
@@ -119,7 +139,7 @@ TEST(Waiter, NamesTheCauseAlsoAfterTheOthersHaveEnded) {
 }
 
 TEST(Waiter, AStoppedRankIsNotRespondingForEverybody) {
-  const Table table = table_of(3);
+  const Table table = waiter_table(3);
 
   const auto report = test::run_forked(
       table,
@@ -148,7 +168,7 @@ TEST(Waiter, AStoppedRankIsNotRespondingForEverybody) {
 
 // Rank 0 waits for rank 1, which waits for rank 2, the one that is stopped.
 TEST(Waiter, WhoOnlyWaitsItselfIsNotBlamed) {
-  const Table table = table_of(3);
+  const Table table = waiter_table(3);
 
   const auto report = test::run_forked(
       table,
@@ -175,7 +195,7 @@ TEST(Waiter, WhoOnlyWaitsItselfIsNotBlamed) {
 }
 
 TEST(Peers, ARingOfWaitsBlamesTheOneThatWasWaitedFor) {
-  const Table table = table_of(3);
+  const Table table = waiter_table(3);
   std::vector<std::unique_ptr<Peers>> peers;
   for (int r = 0; r < 3; ++r) {
     peers.push_back(std::make_unique<Peers>(
@@ -188,7 +208,7 @@ TEST(Peers, ARingOfWaitsBlamesTheOneThatWasWaitedFor) {
 }
 
 TEST(Waiter, TheDeadlineCountsFromTheLastProgress) {
-  const Table table = table_of(2);
+  const Table table = waiter_table(2);
   Peers own(table.peers_memory(), {.rank = 0, .ranks = 2});
   // Each look at the clock takes 10 s and the deadline is 25 s.
   test::ManualClock clock;
@@ -222,7 +242,7 @@ TEST(Waiter, TheDeadlineCountsFromTheLastProgress) {
 }
 
 TEST(Waiter, WhatADeadRankHasPostedCounts) {
-  const Table table = table_of(2);
+  const Table table = waiter_table(2);
 
   const auto report = test::run_forked(
       table,
@@ -246,7 +266,7 @@ TEST(Waiter, WhatADeadRankHasPostedCounts) {
 }
 
 TEST(Waiter, ARankThatLeftIsTroubleOnlyToWhoWaitsForIt) {
-  const Table table = table_of(3);
+  const Table table = waiter_table(3);
 
   const auto report =
       test::run_forked(table, [&](int rank, Peers& peers, ChildLink& link) {
@@ -275,7 +295,7 @@ TEST(Waiter, ARankThatLeftIsTroubleOnlyToWhoWaitsForIt) {
 }
 
 TEST(Waiter, GivingUpTellsEverybodyWhy) {
-  const Table table = table_of(3);
+  const Table table = waiter_table(3);
   test::run_threads(table, [&](int rank, Peers& peers) {
     if (rank == 1) {
       peers.give_up("out of memory");
@@ -290,14 +310,14 @@ TEST(Waiter, GivingUpTellsEverybodyWhy) {
 }
 
 TEST(Waiter, MessagesNameRanksAsTheCallerDoes) {
-  const Table table = table_of(2);
+  const Table table = waiter_table(2);
   Peers own(table.peers_memory(), {.rank = 0, .ranks = 2, .names = {12, 13}});
   EXPECT_THAT(own.blame(1).message(), HasSubstr("rank 13 is not responding"));
 }
 
 // The process that has the id now began at another time than the rank did.
 TEST(Peers, ARecycledProcessIdIsADeadRank) {
-  const Table table = table_of(2);
+  const Table table = waiter_table(2);
   Peers own(table.peers_memory(), {.rank = 0, .ranks = 2});
   own.enter();
   const auto records = table.segment.at<PeerRecord>(sizeof(PeersHead), 2);
@@ -314,7 +334,7 @@ TEST(Peers, ARecycledProcessIdIsADeadRank) {
 }
 
 TEST(Peers, AnotherNamespaceOfProcessIdsIsRefused) {
-  const Table table = table_of(2);
+  const Table table = waiter_table(2);
   Peers own(table.peers_memory(), {.rank = 0, .ranks = 2});
   own.enter();
   PeerRecord& other = table.segment.at<PeerRecord>(sizeof(PeersHead), 2)[1];

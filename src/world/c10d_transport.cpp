@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include "base/clock.h"
+#include "base/interrupt.h"
 #include "world/peer_watch.h"
 #include "world/sigpipe_guard.h"
 
@@ -177,7 +178,7 @@ C10dTransport::Outcome C10dTransport::wait_once(
 
 void C10dTransport::interrupt() {
   const bool probe = has_unwatched_ && ++ticks_ % kTicksPerProbe == 0;
-  const bool all = probe || lost();
+  const bool all = probe || lost() || InterruptibleWait::possible();
   const std::lock_guard<std::mutex> lock(mu_);
   abort_waits(all ? Waits::kAll : Waits::kForLeavers);
 }
@@ -225,6 +226,8 @@ Status C10dTransport::wait(
   if (message.operation == nullptr) {
     return {};
   }
+  InterruptibleWait interrupts;
+  int probed = ticks_ / kTicksPerProbe;
   Outcome outcome = Outcome::kInterrupted;
   while (outcome == Outcome::kInterrupted) {
     const auto rest = deadline_ -
@@ -234,8 +237,18 @@ Status C10dTransport::wait(
     }
     const bool in_vain = leaver == Leaver::kIsDone && has_left(message.peer);
     outcome = wait_once(message, in_vain ? std::min(rest, kNoTime) : rest);
+    if (outcome == Outcome::kInterrupted) {
+      if (auto interrupted = interrupts.poll(); !interrupted.ok()) {
+        abandon(interrupted);
+        return failure();
+      }
+    }
     const bool left = leaver == Leaver::kIsDone && has_left(message.peer);
-    if (outcome == Outcome::kInterrupted && has_unwatched_ && !left) {
+    // Who polls for interrupts is woken at every tick of the watch.
+    const int turn = ticks_ / kTicksPerProbe;
+    const bool due = !InterruptibleWait::possible() || turn != probed;
+    if (outcome == Outcome::kInterrupted && has_unwatched_ && !left && due) {
+      probed = turn;
       probe_unwatched(leaver == Leaver::kGoesOn ? message.peer : -1);
     }
   }

@@ -8,6 +8,7 @@
 #include <thread>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sherd/base/run_main.h>
 #include <torch/torch.h>
 #include "support/ranks.h"
 #include "world/collectives.h"
@@ -143,6 +144,28 @@ TEST(CommunicatorWaits, OfAnotherThreadAreEndedByAbandon) {
         EXPECT_THAT(
             pending->wait("a message").message(),
             testing::HasSubstr("it had enough"));
+      },
+      {.close_world = false}));
+}
+
+TEST(CommunicatorWaits, EndWhenTheProgramIsInterruptedAndPeersHearOfIt) {
+  expect_all_ok(run_ranks(
+      2,
+      [](World world) {
+        const auto comm = make_c10d_transport(world, "c", {0, 1});
+        Collectives(*comm, "start").barrier().throw_if_failed();
+        auto never = torch::zeros({10});
+        const auto pending = comm->receive(never, 1 - world.rank(), 1);
+        if (world.rank() == 1) {
+          static std::thread::id interrupted;
+          interrupted = std::this_thread::get_id();
+          set_interrupt_check(
+              [] { return std::this_thread::get_id() == interrupted; });
+        }
+        EXPECT_THAT(
+            pending->wait("a message").message(),
+            testing::HasSubstr("gave up: [base] the program was interrupted"));
+        set_interrupt_check(nullptr);
       },
       {.close_world = false}));
 }

@@ -102,22 +102,44 @@ Status Collectives::exchange(
   return wait_all(transfers, what_);
 }
 
-// Each member sums a slice of all, and gives it to all: 2 (W - 1) / W of the bytes, the least
-// possible.
-Status Collectives::all_reduce_in_slices(const at::Tensor& flat, double scale) {
-  const auto begin = [&](int member) { return flat.numel() * member / size(); };
-  const auto slice = [&](int member) {
-    return flat.narrow(0, begin(member), begin(member + 1) - begin(member));
+Collectives::TensorOf Collectives::slices_of(
+    const at::Tensor& flat, const std::vector<std::int64_t>& cuts) {
+  return [flat, cuts](int member) {
+    const auto begin = cuts[position(member)];
+    return flat.narrow(0, begin, cuts[position(member) + 1] - begin);
   };
+}
+
+Status Collectives::reduce_scatter(
+    const at::Tensor& tensor,
+    const std::vector<std::int64_t>& cuts,
+    double scale) {
+  SHERD_ASSERT(tensor.is_contiguous() && tensor.dim() == 1);
+  SHERD_ASSERT(
+      cuts.size() == position(size()) + 1 && cuts.back() == tensor.numel());
+  const auto slice = slices_of(tensor.detach(), cuts);
   const auto own = slice(index_);
   const auto pieces = beside_own(own, [&](int) { return at::empty_like(own); });
   auto status =
       exchange([&](int member) { return pieces[position(member)]; }, slice);
-  if (!status.ok()) {
+  if (status.ok()) {
+    sum_in_rank_order(pieces, scale, /*accumulate=*/false, own);
+  }
+  return status;
+}
+
+// Each member sums a slice of all, and gives it to all: 2 (W - 1) / W of the bytes, the least
+// possible.
+Status Collectives::all_reduce_in_slices(const at::Tensor& flat, double scale) {
+  std::vector<std::int64_t> cuts;
+  for (int member = 0; member <= size(); ++member) {
+    cuts.push_back(flat.numel() * member / size());
+  }
+  if (auto status = reduce_scatter(flat, cuts, scale); !status.ok()) {
     return status;
   }
-  sum_in_rank_order(pieces, scale, /*accumulate=*/false, own);
-  return exchange(slice, [&](int) { return own; });
+  const auto slice = slices_of(flat, cuts);
+  return exchange(slice, [&](int) { return slice(index_); });
 }
 
 Status Collectives::broadcast(

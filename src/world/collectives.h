@@ -6,6 +6,7 @@
 // is then only good for abandon(). Thread rule: one thread.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -40,6 +41,13 @@ class Collectives {
   // numbers in fp32 and rounded once: the same bits everywhere.
   [[nodiscard]] Status all_reduce(const at::Tensor& tensor, double scale);
 
+  // In place, contiguous and 1-D: elements [cuts[m], cuts[m + 1]) of member m's tensor become that
+  // sum; its other elements stay as they are. `cuts` ascend from 0 to numel.
+  [[nodiscard]] Status reduce_scatter(
+      const at::Tensor& tensor,
+      const std::vector<std::int64_t>& cuts,
+      double scale);
+
   // Every member gets the tensors of member `root`, in place; they have the same sizes and dtypes.
   [[nodiscard]] Status broadcast(
       const std::vector<at::Tensor>& tensors, int root);
@@ -54,6 +62,9 @@ class Collectives {
 
  private:
   using TensorOf = std::function<at::Tensor(int member)>;
+  // Each member's part of a flat tensor.
+  static TensorOf slices_of(
+      const at::Tensor& flat, const std::vector<std::int64_t>& cuts);
 
   int peer(int member) const {
     return members_[static_cast<std::size_t>(member)];

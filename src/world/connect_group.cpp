@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/interrupt.h"
 #include "base/status_from_exception.h"
 #include "compat/gloo_backend.h"
 #include "world/detached_call.h"
@@ -70,7 +71,9 @@ std::string local_address_towards(const std::string& host) {
   return address;
 }
 
-void check_ranks(const std::vector<int>& ranks, int own, int size) {
+}  // namespace
+
+void check_group_ranks(const std::vector<int>& ranks, int own, int size) {
   const bool ascending =
       std::is_sorted(ranks.begin(), ranks.end(), std::less_equal<>());
   const bool in_range =
@@ -80,10 +83,9 @@ void check_ranks(const std::vector<int>& ranks, int own, int size) {
       size - 1, " in a group");
   SHERD_CHECK(
       std::find(ranks.begin(), ranks.end(), own) != ranks.end(),
-      "[world] expected rank ", own, " to be in the group it connects");
+      "[world] expected rank ", own,
+      " to be one of the ranks that it connects");
 }
-
-}  // namespace
 
 // Throws when a member of a group that is being connected was lost, or when
 // time is up; `missing` is the rank to name then.
@@ -200,7 +202,9 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
       });
   const Instant end = SteadyClock().now() + options.deadline;
   constexpr milliseconds kSlice(20);
+  InterruptibleWait interrupts;
   while (backend.wait_for(kSlice) != std::future_status::ready) {
+    interrupts.poll().throw_if_failed();
     check_none_lost(name, ranks, ranks.at(ranks.front() == rank ? 1 : 0), end);
   }
   auto connected = backend.get();
@@ -213,7 +217,7 @@ std::unique_ptr<world::C10dTransport> World::Impl::make_group(
     const std::vector<int>& ranks,
     milliseconds deadline) {
   SHERD_CHECK(!closed, "[world] expected an open world, found it closed");
-  check_ranks(ranks, rank, size);
+  check_group_ranks(ranks, rank, size);
   SHERD_CHECK(
       group_names.insert(name).second, "[world] expected a new group name, ",
       "found '", name, "' a second time");

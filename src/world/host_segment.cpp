@@ -64,6 +64,8 @@ shm::StringStore strings_of(const World& world, const Clock& clock) {
         }
       }
       return impl->store->get_to_str(key);
+    } catch (const Error& error) {
+      return Status(error.code(), error.what());  // Interrupted.
     } catch (const std::exception& error) {
       return lost_store(*impl, error);
     }

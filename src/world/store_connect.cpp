@@ -16,6 +16,7 @@
 #include "base/backoff.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/interrupt.h"
 #include "base/status_from_exception.h"
 #include "world/detached_call.h"
 
@@ -122,7 +123,9 @@ StorePtr connect_store(const RankEnvironment& env, milliseconds deadline) {
   const SteadyClock clock;
   const Instant end = clock.now() + deadline;
   Backoff backoff({.first = milliseconds(2), .longest = milliseconds(100)});
+  InterruptibleWait interrupts;
   while (!somebody_listens(env.master_addr, env.master_port)) {
+    interrupts.poll().throw_if_failed();
     if (clock.now() >= end) {
       not_reached(
           env,

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include "base/backoff.h"
 #include "base/clock.h"
+#include "base/interrupt.h"
 
 namespace sherd::world {
 
@@ -21,7 +22,9 @@ bool wait_for_key(
   Backoff backoff(
       {.first = std::chrono::microseconds(200),
        .longest = std::chrono::milliseconds(10)});
+  InterruptibleWait interrupts;
   while (!store.check({key})) {
+    interrupts.poll().throw_if_failed();
     const Duration rest = end - clock.now();
     if (rest <= Duration(0)) {
       return false;

@@ -5,11 +5,13 @@
 #include <exception>
 #include <utility>
 #include <ATen/ops/empty.h>
+#include <sherd/world/flight_recorder.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/rank_environment.h"
 #include "base/status_from_exception.h"
 #include "world/collectives.h"
+#include "world/flight.h"
 #include "world/rendezvous.h"
 #include "world/store_connect.h"
 #include "world/world_impl.h"
@@ -51,6 +53,12 @@ c10::intrusive_ptr<c10d::Store> store_of_next_world(
   return c10::make_intrusive<c10d::PrefixStore>(str("world-", closed), job);
 }
 
+void write_flight_records(const World& world, const std::string& folder) {
+  if (!folder.empty()) {
+    set_flight_folder(world, folder);
+  }
+}
+
 }  // namespace
 
 World World::from_environment(const WorldOptions& options) {
@@ -60,6 +68,7 @@ World World::from_environment(const WorldOptions& options) {
   if (env.world_size == 1) {
     World world = single();
     world.impl_->options = options;
+    write_flight_records(world, env.flight_folder);
     return world;
   }
   const c10::intrusive_ptr<c10d::Store> store =
@@ -74,6 +83,7 @@ World World::from_environment(const WorldOptions& options) {
   if (env.agent_store) {
     world.impl_->job_store = store;
   }
+  write_flight_records(world, env.flight_folder);
   return world;
 }
 
@@ -82,15 +92,18 @@ World World::from_store(
     int rank,
     int size,
     const WorldOptions& options) {
-  return world::make_world(
+  auto world = world::make_world(
       std::move(store), rank, size, options,
       world::HostIdentity::of_this_process(), "");
+  write_flight_records(world, read_flight_folder(process_environment()));
+  return world;
 }
 
 World World::single() {
   auto impl = std::make_shared<Impl>();
   impl->records.push_back(world::RankRecord::of_this_process(
       0, 1, impl->board.fd(), world::HostIdentity::of_this_process()));
+  impl->flight = world::make_flight_recorder(0, 1, impl->records.front().host);
   impl->watch =
       std::make_unique<world::PeerWatch>(0, impl->records, impl->board);
   return World(std::move(impl));
@@ -109,6 +122,7 @@ World world::make_world(
       ", found ", rank);
   SHERD_CHECK(store != nullptr, "[world] expected a store, found null");
   auto impl = std::make_shared<World::Impl>();
+  impl->flight = make_flight_recorder(rank, size, host);
   impl->rank = rank;
   impl->size = size;
   impl->options = options;
@@ -133,6 +147,32 @@ int World::size() const { return impl_->size; }
 int World::local_rank() const { return impl_->local_rank; }
 int World::local_size() const { return impl_->local_size; }
 const WorldOptions& World::options() const { return impl_->options; }
+
+World World::subset(const std::vector<int>& ranks) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !impl_->closed,
+      "[world] expected an open world, found it closed");
+  check_group_ranks(ranks, rank(), size());
+  if (ranks.size() == 1) {
+    World alone = single();
+    alone.impl_->options = options();
+    return alone;
+  }
+  std::string members;
+  for (const int member : ranks) {
+    members += str(members.empty() ? "" : ",", member);
+  }
+  const auto index = std::find(ranks.begin(), ranks.end(), rank());
+  const auto name = str("subset/", members, "/", impl_->subsets[members]++);
+  auto some = world::make_world(
+      c10::make_intrusive<c10d::PrefixStore>(name, impl_->store),
+      static_cast<int>(index - ranks.begin()), static_cast<int>(ranks.size()),
+      options(), impl_->records.at(static_cast<std::size_t>(rank())).host,
+      impl_->master_addr);
+  const auto folder = impl_->flight->folder();
+  write_flight_records(some, folder.empty() ? "" : str(folder, "/", name));
+  return some;
+}
 
 int World::next_number() const { return impl_->made++; }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -12,6 +13,8 @@
 #include <c10/util/intrusive_ptr.h>
 #include <sherd/world/world.h>
 #include "base/clock.h"
+#include "base/flight_recorder.h"
+#include "base/flight_signal.h"
 #include "compat/gloo_backend.h"
 #include "world/c10d_transport.h"
 #include "world/exit_status_page.h"
@@ -37,6 +40,8 @@ struct World::Impl {
   std::vector<world::RankRecord> records;  // By rank.
   world::ExitStatusPage board;
   std::unique_ptr<world::PeerWatch> watch;
+  std::shared_ptr<FlightRecorder> flight;       // Exchanges keep it, too.
+  std::unique_ptr<FlightSignal> flight_signal;  // Once there is a folder.
   // Transports that are gone here, while peers may still be receiving from them.
   struct Retired {
     std::string name;
@@ -48,8 +53,9 @@ struct World::Impl {
   // Gloo devices of the connections within a host, and of the others; made when needed.
   std::shared_ptr<compat::GlooDevice> device_of_host;
   std::shared_ptr<compat::GlooDevice> device_between_hosts;
-  std::set<std::string> group_names;  // Used up: keys stay in the store.
-  int made = 0;                       // Handed out by next_number().
+  std::set<std::string> group_names;   // Used up: keys stay in the store.
+  int made = 0;                        // Handed out by next_number().
+  std::map<std::string, int> subsets;  // By ranks: how many subset() has made.
   bool closed = false;
   // A launcher's store, which outlives this world; else null.
   c10::intrusive_ptr<c10d::Store> job_store;
@@ -88,6 +94,9 @@ struct World::Impl {
   c10::intrusive_ptr<c10d::Backend> connect(
       const std::string& name, const std::vector<int>& ranks);
 };
+
+// Throws unless `ranks` are ascending, those of a world of `size`, and `own` is among them.
+void check_group_ranks(const std::vector<int>& ranks, int own, int size);
 
 namespace world {
 

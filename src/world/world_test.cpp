@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/check.h"
 #include "support/delay.h"
+#include "support/error_of.h"
 #include "support/ranks.h"
 #include "world/collectives.h"
 #include "world/transport.h"
@@ -95,6 +96,80 @@ TEST(World, MeetsThroughTheEnvironment) {
       world.close();
     }));
   }
+}
+
+TEST(World, ASubsetIsAWorldOfItsRanks) {
+  expect_all_ok(run_ranks(4, [](World world) {
+    const int first = world.rank() / 2 * 2;
+    for (int round = 0; round < 2; ++round) {  // The same ranks once more.
+      World half = world.subset({first, first + 1});
+      EXPECT_EQ(half.rank(), world.rank() - first);
+      EXPECT_EQ(half.size(), 2);
+      EXPECT_EQ(half.local_size(), 2);
+      EXPECT_EQ(half.options().deadline, world.options().deadline);
+      const double rank = world.rank();
+      EXPECT_EQ(
+          half.all_gather({rank}),
+          (std::vector<std::vector<double>>{{first + 0.0}, {first + 1.0}}));
+      half.close();
+    }
+    World alone = world.subset({world.rank()});
+    EXPECT_EQ(alone.size(), 1);
+    alone.barrier();
+    if (world.rank() != 2) {  // Who is not in it takes no part.
+      World three = world.subset({0, 1, 3});
+      EXPECT_EQ(three.rank(), world.rank() == 3 ? 2 : world.rank());
+      three.barrier();
+      three.close();
+    }
+    world.barrier();
+  }));
+}
+
+TEST(World, ASubsetWithoutThisRankIsRefused) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    const auto refusal = [&](const std::vector<int>& ranks) {
+      return test::error_of([&] { (void)world.subset(ranks); });
+    };
+    EXPECT_THAT(
+        refusal({1 - world.rank()}),
+        HasSubstr(str("expected rank ", world.rank(), " to be one of")));
+    EXPECT_THAT(refusal({}), HasSubstr("expected ascending ranks from 0 to 1"));
+    EXPECT_THAT(refusal({1, 0}), HasSubstr("expected ascending ranks"));
+    EXPECT_THAT(refusal({0, 1, 2}), HasSubstr("expected ascending ranks"));
+    world.barrier();
+  }));
+}
+
+TEST(World, ALossInASubsetIsSeenThereAndNotElsewhere) {
+  const auto report = run_ranks(
+      4,
+      [](World world, Rank& self) {
+        const int first = world.rank() / 2 * 2;
+        const World half = world.subset({first, first + 1});
+        half.barrier();
+        // Not a barrier of all, which the death of a rank that has left it ends for those who have
+        // not.
+        auto& store = *world.impl()->store;
+        if (world.rank() == 1) {
+          store.wait({"rank 0", "rank 2", "rank 3"});
+          self.reach("here");
+        }
+        store.set(str("rank ", world.rank()), std::string());
+        if (world.rank() == 0) {
+          EXPECT_THAT(
+              test::error_of([&] { half.barrier(); }),
+              HasSubstr("rank 1 was lost"));
+        } else {
+          half.barrier();
+        }
+      },
+      {.strikes = {{.child = 1, .point = "here", .signal = SIGKILL}},
+       .close_world = false});
+  EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
+  EXPECT_EQ(report[2].exit_code, 0) << report[2].output;
+  EXPECT_EQ(report[3].exit_code, 0) << report[3].output;
+  EXPECT_LT(report.after_strike(0), 5s);
 }
 
 // torchrun's agent keeps the store, also over restarts of the ranks.

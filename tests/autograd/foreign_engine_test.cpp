@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/autograd/checkpoint.h>
+#include <sherd/autograd/touch.h>
 #include <sherd/base/error.h>
 #include <torch/csrc/autograd/engine.h>
 #include "autograd/backward.h"
@@ -27,12 +28,13 @@ class Counter final : public BackwardListener {
  public:
   void backward_ended(std::exception_ptr failure) override {
     ++ends;
-    EXPECT_EQ(failure, nullptr);
+    EXPECT_EQ(failure != nullptr, fails);
     if (!complaint.empty()) {
       throw std::runtime_error(complaint);
     }
   }
   int ends = 0;
+  bool fails = false;
   std::string complaint;
 };
 
@@ -152,6 +154,49 @@ TEST_F(ForeignEngineTest, SkipsListenersThatAreGone) {
     gone.reset();
   });
   EXPECT_EQ(stays->ends, 1);
+}
+
+// A backward as Python's package runs them.
+void bracketed(const std::function<void()>& act) {
+  ForeignBackward bracket;
+  std::exception_ptr failure;
+  try {
+    backward_with(act);
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  bracket.end(failure);
+}
+
+TEST_F(ForeignEngineTest, BracketsTellOfFailures) {
+  const auto counter = std::make_shared<Counter>();
+  counter->fails = true;
+  bracketed([&] {
+    arm(counter);
+    throw std::runtime_error("x");
+  });
+  EXPECT_EQ(counter->ends, 1);
+  bracketed([] {});
+  EXPECT_EQ(counter->ends, 1);
+}
+
+TEST_F(ForeignEngineTest, BracketsEndWhatForwardsHaveArmed) {
+  bracketed([] {});
+  const auto counter = std::make_shared<Counter>();
+  EXPECT_TRUE(arm(counter));
+  EXPECT_FALSE(any_backward());
+  bracketed([] { EXPECT_TRUE(any_backward()); });
+  EXPECT_EQ(counter->ends, 1);
+}
+
+TEST_F(ForeignEngineTest, BackwardsWithinABracketAreNone) {
+  const auto counter = std::make_shared<Counter>();
+  bracketed([&] {
+    const at::AutoGradMode grad_mode(true);
+    bracketed([&] { arm(counter); });
+    EXPECT_EQ(counter->ends, 0);
+  });
+  EXPECT_EQ(counter->ends, 1);
 }
 
 }  // namespace

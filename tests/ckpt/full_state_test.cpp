@@ -2,6 +2,7 @@
 //
 // A job's state whole on rank 0, and what each rank has of its own. Ids are those
 // of docs/design/tests.md.
+#include <functional>
 #include <map>
 #include <stdexcept>
 #include <ATen/CPUGeneratorImpl.h>
@@ -19,6 +20,7 @@ namespace sherd::test {
 namespace {
 
 using sherd::testing::ScratchFolder;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -35,20 +37,36 @@ torch::Tensor loss_of(torch::nn::Sequential& model) {
   return model->forward(torch::arange(12.0F).view({4, 3})).square().mean();
 }
 
-TEST_P(FullState, T45IsOnRankZeroAloneAndLoadsIntoAPlainModel) {
-  expect_all_ok(run_ranks(GetParam(), [](World world) {
-    auto model = three_layers();
-    auto fsdp = fully_shard(*model, world);
-    AdamW adamw(fsdp.named_parameters());
-    loss_of(model).backward();
-    adamw.step();
-    CheckpointState state;
+// Three layers sharded by a rank, with an optimizer, as a state has them.
+struct StateOfThreeLayers {
+  torch::nn::Sequential model = three_layers();
+  FullyShardedDataParallel fsdp;
+  AdamW adamw = AdamW(fsdp.named_parameters());
+  CheckpointState state;
+
+  explicit StateOfThreeLayers(const World& world)
+      : fsdp(fully_shard(*model, world)) {
     state.add(fsdp.named_parameters());
     state.add_buffers(*model);
     state.add("adamw", adamw, fsdp.named_parameters());
+  }
+
+  float step() {
+    auto loss = loss_of(model);
+    loss.backward();
+    adamw.step();
+    adamw.zero_grad();
+    return loss.item<float>();
+  }
+};
+
+TEST_P(FullState, T45IsOnRankZeroAloneAndLoadsIntoAPlainModel) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    StateOfThreeLayers job(world);
+    job.step();
     std::map<std::string, torch::Tensor> found;
     gather_full_state(
-        world, state,
+        world, job.state,
         [&](const std::string& section, const std::string& name,
             const torch::Tensor& tensor) {
           EXPECT_TRUE(found.emplace(section + " " + name, tensor).second);
@@ -180,6 +198,179 @@ TEST_P(FullState, T45AVisitThatThrowsIsToldToAll) {
   }));
 }
 
+TEST_P(FullState, T45ComesFromRankZeroAndGoesOn) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    StateOfThreeLayers job(world);
+    const auto untrained = gather_full_state(world, job.state);
+    const auto first = job.step();
+    const auto trained = gather_full_state(world, job.state);
+    const auto second = job.step();
+    scatter_full_state(world, trained, job.state);
+    EXPECT_EQ(job.step(), second);
+    // An optimizer without state is one that has never made a step.
+    scatter_full_state(world, untrained, job.state);
+    EXPECT_EQ(job.step(), first);
+    EXPECT_EQ(job.step(), second);
+    // Tensors of any strides, which are copied.
+    auto turned = trained;
+    for (auto& [name, tensor] : turned["model"]) {
+      if (tensor.dim() == 2) {
+        tensor = tensor.t().contiguous().t();
+      }
+    }
+    const auto report = scatter_full_state(world, turned, job.state);
+    EXPECT_EQ(job.step(), second);
+    EXPECT_GT(report.bytes_read, 0);
+  }));
+}
+
+// A frozen unit stays whole over steps, but not over loading.
+TEST_P(FullState, FrozenValuesThatAreLoadedInTheMiddleOfARunAreUsed) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    for (const auto exchange :
+         {ExchangeKind::kAuto, ExchangeKind::kCollective}) {
+      const auto frozen_first = [] {
+        auto model = three_layers();
+        for (auto& parameter : model[0]->parameters()) {
+          parameter.requires_grad_(false);
+        }
+        return model;
+      };
+      auto model = frozen_first();
+      auto fsdp = fully_shard(
+          *model, world,
+          {.units = units::by_name("*"),
+           .strategy = Strategy::kShardGradOp,
+           .exchange = exchange});
+      AdamW adamw(fsdp.named_parameters());
+      CheckpointState state;
+      state.add(fsdp.named_parameters());
+      const auto train = [&](int steps) {
+        for (int step = 0; step < steps; ++step) {
+          loss_of(model).backward();
+          adamw.step();
+          adamw.zero_grad();
+        }
+      };
+      const auto expect_loss_of = [&](sherd::FullState& full) {
+        auto plain = frozen_first();
+        auto loss = torch::zeros({1});
+        if (world.rank() == 0) {
+          const torch::NoGradGuard no_grad;
+          for (auto& item : plain->named_parameters()) {
+            item.value().copy_(full["model"][item.key()]);
+          }
+          loss.fill_(loss_of(plain).item<float>());
+        }
+        world.broadcast({loss});
+        const auto found = loss_of(model);
+        EXPECT_NEAR(found.item<float>(), loss.item<float>(), 1e-5);
+        found.backward();  // Shards are written after a backward only.
+        adamw.zero_grad();
+      };
+      train(3);
+      const auto before = gather_full_state(world, state);
+      auto other = before;
+      if (world.rank() == 0) {
+        auto& weight = other["model"]["0.weight"];
+        weight = weight *
+            torch::linspace(-1, 3, weight.numel()).view(weight.sizes());
+      }
+      scatter_full_state(world, other, state);
+      expect_loss_of(other);
+      const auto folder =
+          scratch.path() + "/" + std::to_string(static_cast<int>(exchange));
+      CheckpointSaver(world, folder).save(1, state);
+      train(1);
+      scatter_full_state(world, before, state);
+      train(2);
+      load_checkpoint(world, folder + "/step-1", state);
+      expect_loss_of(other);
+    }
+  }));
+}
+
+using Spoil = std::function<void(sherd::FullState&)>;
+
+// What is wrong with a full state, and a part of the error.
+std::vector<std::pair<Spoil, std::string>> spoilt_states() {
+  return {
+      {[](sherd::FullState& full) { full["model"].erase("0.bias"); },
+       "found no model 0.bias"},
+      {[](sherd::FullState& full) {
+         full["model"]["0.bias"] = torch::ones({8});
+       },
+       "model 0.bias: expected F32 [7] as rank"},
+      {[](sherd::FullState& full) {
+         auto& weight = full["model"]["0.weight"];
+         weight = weight.t();
+       },
+       "found F32 [3, 7] in the full state"},
+      {[](sherd::FullState& full) {
+         auto& weight = full["model"]["2.weight"];
+         weight = weight.to(torch::kDouble);
+       },
+       "model 2.weight: expected F32 [2, 7]"},
+      {[](sherd::FullState& full) {
+         full["model"]["9.bias"] = torch::ones({7});
+       },
+       "found model 9.bias"},
+      {[](sherd::FullState& full) {
+         full["model"]["1.running_mean"] = torch::Tensor();
+       },
+       "1.running_mean: expected a dense CPU tensor"},
+      {[](sherd::FullState& full) { full["adamw"].erase("exp_avg_sq.0.bias"); },
+       "found no adamw exp_avg_sq.0.bias"},
+      {[](sherd::FullState& full) {
+         full["adamw"]["exp_avg.0.bias"] = torch::ones({1});
+       },
+       "adamw exp_avg.0.bias: expected F32 [7]"},
+      {[](sherd::FullState& full) { full.erase("adamw"); },
+       "found no adamw exp_avg.0.bias"},
+      {[](sherd::FullState& full) {
+         full["sgd"]["momentum.0.bias"] = torch::Tensor();
+       },
+       "momentum.0.bias: expected a dense CPU tensor"}};
+}
+
+TEST_P(FullState, T45WhatDoesNotFitIsNamedOnEveryRank) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    StateOfThreeLayers job(world);
+    job.step();
+    auto& state = job.state;
+    const auto good = gather_full_state(world, state);
+    for (const auto& [spoil, expected] : spoilt_states()) {
+      auto full = good;
+      if (world.rank() == 0) {
+        spoil(full);
+      }
+      EXPECT_THAT(
+          error_of([&] { scatter_full_state(world, full, state); }),
+          HasSubstr(expected));
+    }
+    const auto kept = gather_full_state(world, state);
+    for (const auto& [section, tensors] : good) {
+      for (const auto& [name, tensor] : tensors) {
+        EXPECT_TRUE(torch::equal(kept.at(section).at(name), tensor)) << name;
+      }
+    }
+    auto other = good;
+    if (world.rank() == 0) {
+      other["model"].erase("0.bias");
+      other["model"]["9.bias"] = torch::ones({7});
+      other["model"]["2.bias"] = torch::tensor({3.0F, 4.0F});
+    }
+    const auto report =
+        scatter_full_state(world, other, state, {.strict = false});
+    EXPECT_THAT(report.missing, ElementsAre("model 0.bias"));
+    EXPECT_THAT(report.unexpected, ElementsAre("model 9.bias"));
+    const auto scope = job.fsdp.summon_full_parameters({.read_only = true});
+    EXPECT_TRUE(
+        torch::equal(scope.tensor("2.bias"), torch::tensor({3.0F, 4.0F})));
+  }));
+}
+
 TEST_P(FullState, RanksThatDisagreeAreToldWhere) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     if (world.size() == 1) {
@@ -195,14 +386,15 @@ TEST_P(FullState, RanksThatDisagreeAreToldWhere) {
   }));
 }
 
+at::Generator seeded(int seed) {
+  return at::make_generator<at::CPUGeneratorImpl>(
+      static_cast<std::uint64_t>(seed));
+}
+
 // A generator is each rank's own; a rank that is new keeps what it has.
 TEST_P(FullState, GeneratorsGoOnOnEachRank) {
   const ScratchFolder scratch;
   const auto folder = scratch.path() + "/run";
-  const auto seeded = [](int seed) {
-    return at::make_generator<at::CPUGeneratorImpl>(
-        static_cast<std::uint64_t>(seed));
-  };
   const int ranks = GetParam();
   expect_all_ok(run_ranks(ranks, [&](World world) {
     CheckpointState state;
@@ -218,6 +410,55 @@ TEST_P(FullState, GeneratorsGoOnOnEachRank) {
     EXPECT_TRUE(torch::equal(
         torch::rand({5}, generator),
         torch::rand({5}, seeded(known ? world.rank() : 100))));
+  }));
+}
+
+TEST_P(FullState, GeneratorsOfMoreRanksThanNowAreLeftOut) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    auto generator = seeded(world.rank());
+    CheckpointState state;
+    state.add_generator("dropout", generator);
+    auto full = gather_full_state(world, state);
+    if (world.rank() == 0) {
+      auto& generators = full["generators"];
+      generators["dropout.rank-99"] = generators.at("dropout.rank-0");
+    }
+    (void)torch::rand({5}, generator);
+    const auto report = scatter_full_state(world, full, state);
+    EXPECT_THAT(report.unexpected, IsEmpty());
+    EXPECT_TRUE(torch::equal(
+        torch::rand({5}, generator), torch::rand({5}, seeded(world.rank()))));
+    if (world.rank() == 0) {
+      auto& generators = full["generators"];
+      generators["other.rank-0"] = generators.at("dropout.rank-0");
+    }
+    EXPECT_THAT(
+        error_of([&] { scatter_full_state(world, full, state); }),
+        HasSubstr("found generators other.rank-0"));
+  }));
+}
+
+// It receives what comes after, too, so that rank 0 does not wait for it.
+TEST_P(FullState, AGeneratorThatRefusesItsStateIsToldToAll) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    auto model = three_layers();
+    auto fsdp = fully_shard(*model, world);
+    CheckpointState state;
+    state.add(fsdp.named_parameters());
+    state.add_generator("dropout", seeded(world.rank()));
+    const auto good = gather_full_state(world, state);
+    const auto last = "dropout.rank-" + std::to_string(world.size() - 1);
+    auto full = good;
+    if (world.rank() == 0) {
+      auto& refused = full["generators"].at(last);
+      refused = torch::zeros_like(refused);
+    }
+    EXPECT_THAT(
+        error_of([&] { scatter_full_state(world, full, state); }),
+        HasSubstr("generators " + last + ": "));
+    // The world is good for more.
+    const auto report = scatter_full_state(world, good, state);
+    EXPECT_GT(report.bytes_read, 0);
   }));
 }
 

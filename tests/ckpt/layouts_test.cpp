@@ -8,7 +8,6 @@
 #include "support/ranks.h"
 #include "support/scratch_folder.h"
 
-#include <map>
 #include <optional>
 #include <gmock/gmock.h>
 #include <sherd/ckpt/checkpoint.h>
@@ -20,8 +19,6 @@ namespace {
 
 using sherd::testing::ScratchFolder;
 using ::testing::HasSubstr;
-
-using Tensors = std::map<std::string, torch::Tensor>;  // "SECTION NAME".
 
 // Sums of thousands that cancel out are exact enough in fp64.
 OddLayouts odd_layouts() { return OddLayouts(Gaps::kWithout, torch::kDouble); }
@@ -74,16 +71,7 @@ class LayoutJob {
   }
 
   // On rank 0; nothing elsewhere.
-  Tensors full_state() {
-    Tensors all;
-    gather_full_state(
-        world_, state_,
-        [&](const std::string& section, const std::string& name,
-            const torch::Tensor& tensor) {
-          all[section + " " + name] = tensor.clone();
-        });
-    return all;
-  }
+  sherd::FullState full_state() { return gather_full_state(world_, state_); }
 
   CheckpointState& state() { return state_; }
 
@@ -115,17 +103,17 @@ class LayoutReference {
     return loss;
   }
 
-  Tensors full_state() {
-    Tensors all;
+  sherd::FullState full_state() {
+    sherd::FullState all;
     for (const auto& leaf : leaves_) {
       auto& state = static_cast<torch::optim::AdamWParamState&>(
           *adamw_.state().at(leaf.tensor.unsafeGetTensorImpl()));
-      all["model " + leaf.name] = leaf.tensor.detach();
-      all["adamw exp_avg." + leaf.name] = state.exp_avg();
-      all["adamw exp_avg_sq." + leaf.name] = state.exp_avg_sq();
+      all["model"][leaf.name] = leaf.tensor.detach();
+      all["adamw"]["exp_avg." + leaf.name] = state.exp_avg();
+      all["adamw"]["exp_avg_sq." + leaf.name] = state.exp_avg_sq();
     }
     for (const auto& item : model_->named_buffers()) {
-      all["model " + item.key()] = item.value();
+      all["model"][item.key()] = item.value();
     }
     return all;
   }
@@ -138,10 +126,16 @@ class LayoutReference {
 };
 
 void expect_state(
-    const Tensors& found, const Tensors& expected, const std::string& what) {
-  for (const auto& [name, tensor] : expected) {
-    ASSERT_TRUE(found.contains(name)) << what << ": " << name;
-    expect_close(found.at(name), tensor, 1e-9, what + ": " + name);
+    const sherd::FullState& found,
+    const sherd::FullState& expected,
+    const std::string& what) {
+  for (const auto& [section, tensors] : expected) {
+    ASSERT_TRUE(found.contains(section)) << what << ": " << section;
+    const auto& there = found.at(section);
+    for (const auto& [name, tensor] : tensors) {
+      ASSERT_TRUE(there.contains(name)) << what << ": " << name;
+      expect_close(there.at(name), tensor, 1e-9, what + ": " + name);
+    }
   }
 }
 
@@ -181,13 +175,11 @@ TEST_P(CheckpointLayouts, AnyEngineGoesOnFromAnyOverOtherStrides) {
         const auto merged = merge_checkpoint(
             folder + "/step-2", folder + "-merged",
             {.section = "model", .archives = true});
-        Tensors archived;
         const auto archive = ckpt::read_archive(merged.at(0));
+        EXPECT_EQ(archive.tensors.size(), 8U) << "parameters and buffers";
         for (const auto& [name, tensor] : archive.tensors) {
-          archived["model " + name] = tensor;
-          expect_close(tensor, found.at("model " + name), 0.0, what);
+          expect_close(tensor, found.at("model").at(name), 0.0, what);
         }
-        EXPECT_EQ(archived.size(), 8U) << "parameters and buffers";
       }
       // Into the same strides, and into others.
       for (const bool plain : {false, true}) {
@@ -195,7 +187,8 @@ TEST_P(CheckpointLayouts, AnyEngineGoesOnFromAnyOverOtherStrides) {
         LayoutJob other(world, plain ? contiguous(empty) : empty, next);
         load_checkpoint(world, folder + "/step-2", other.state());
         expect_state(
-            other.full_state(), world.rank() == 0 ? expected : Tensors(),
+            other.full_state(),
+            world.rank() == 0 ? expected : sherd::FullState(),
             what + ", loaded");
         if (plain) {
           expect_close(other.step(2), reference.step(2), 1e-9, what);

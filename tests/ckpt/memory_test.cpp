@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a save needs beside the state, as the kernel counts it: one bounded buffer
-// when it is synchronous, one copy of the rank's part when it is not.
+// when it is synchronous, one copy of the rank's part when it is not. And what whole
+// tensors in rank 0's memory cost: themselves, there.
 #include "support/ranks.h"
 #include "support/scratch_folder.h"
 
@@ -35,8 +36,12 @@ std::int64_t bytes_in_status(const std::string& field) {
 }
 
 // Pages that were in use at once during the action, above those before it. The
-// kernel keeps the peak, so that nobody has to look at the right moment.
+// kernel keeps the peak, so that nobody has to look at the right moment. Large
+// blocks go back to the kernel when they are freed: otherwise a small block, that
+// another thread puts where a tensor was, makes malloc take new pages for the next
+// tensor of that size.
 std::int64_t growth(const std::function<void()>& action) {
+  ::mallopt(M_MMAP_THRESHOLD, 64 << 10);
   ::malloc_trim(0);
   std::ofstream("/proc/self/clear_refs") << "5" << std::flush;
   const auto before = bytes_in_status("VmRSS");
@@ -103,6 +108,30 @@ TEST_P(SaveMemory, AnAsynchronousSaveNeedsOneCopyThatTheNextOneUsesAgain) {
     EXPECT_GE(first, LargeState::kBytes - kSlack) << "a copy is no copy";
     EXPECT_LE(save(2), kSlack);
     EXPECT_LE(save(3), kSlack);
+  }));
+}
+
+TEST_P(SaveMemory, T45AFullStateIsInTheMemoryOfRankZeroAlone) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    LargeState large(world);
+    const std::int64_t zero = world.rank() == 0 ? 1 : 0;
+    const auto weight =
+        world.size() * LargeState::kRows * LargeState::kWidth * 4;
+    const auto all = world.size() * LargeState::kBytes;
+    const auto drop = [](const std::string&, const std::string&,
+                         const torch::Tensor&) {};
+    EXPECT_LE(
+        growth([&] { gather_full_state(world, large.state, drop); }),
+        zero * weight + kSlack)
+        << "one tensor at a time";
+    sherd::FullState full;
+    const auto grown =
+        growth([&] { full = gather_full_state(world, large.state); });
+    EXPECT_LE(grown, zero * all + kSlack);
+    EXPECT_GE(grown, zero * (all - kSlack));
+    EXPECT_LE(
+        growth([&] { scatter_full_state(world, full, large.state); }), kSlack)
+        << "straight from there into the shards";
   }));
 }
 

@@ -133,6 +133,28 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(job_layouts()),
     [](const auto& given) { return given.param.name; });
 
+// Every rank a replica, with its part of the optimizer's state.
+TEST(ReshardReplicas, T46OptimizerStateOfTwoReplicasGoesOnInFourAndBack) {
+  const auto replicas = [](int count) {
+    return JobLayout{
+        .name = str(count, " replicas"),
+        .ranks = count,
+        .replicate = count,
+        .axes = OptimizerAxes::kBoth};
+  };
+  for (const int saved : {2, 4}) {
+    const ScratchFolder scratch;
+    const auto folder = scratch.path() + "/run";
+    const auto expected = save_and_go_on(replicas(saved), folder, false);
+    const auto found =
+        load_and_go_on({replicas(6 - saved)}, folder + "/step-2");
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t step = 0; step < found.size(); ++step) {
+      EXPECT_NEAR(found[step], expected[step], kRounding) << step;
+    }
+  }
+}
+
 class CheckpointNames : public ::testing::TestWithParam<int> {};
 
 TEST_P(CheckpointNames, T44AreComparedStrictlyOrReported) {

@@ -66,10 +66,10 @@ class Job:
                   "--documents", "paragraph", *flags, text)  # fmt: skip
         return out
 
-    def train(self, data, run, *flags, steps=2, ranks=2):
+    def train(self, data, run, *flags, steps=2, ranks=2, sample=0):
         return ("run", "-n", ranks, "--", self.sherd, "train",
                 "--data", data, "--run", self.scratch / run, "--layers", 1,
-                "--steps", steps, "--width", 32, "--heads", 2, "--seq", 16, "--sample-tokens", 0, *flags)  # fmt: skip
+                "--steps", steps, "--width", 32, "--heads", 2, "--seq", 16, "--sample-tokens", sample, *flags)  # fmt: skip
 
 
 def losses(run):
@@ -87,6 +87,42 @@ def test_training_takes_prepared_data(job):
     assert config["about"]["corpus_path"] == str(data)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (job.scratch / "run" / name).read_bytes() == (data / name).read_bytes()
+
+
+def test_a_model_with_its_tokenizer_is_trained_on_and_evaluated(job):
+    data, run, model = job.scratch / "data", job.scratch / "run", job.scratch / "model"
+    job.must("checkpoint", "export", run, model)
+    shown = job.must(*job.train(data, "on", "--init-from", model, steps=1, sample=8))
+    on = job.scratch / "on"
+    assert losses(on)[0] < losses(run)[0], (losses(on), losses(run))
+    assert (on / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
+    # The sample is text, and begins with that of the data it is validated on.
+    document = json.loads(job.must("data", "show", data / "validation.tokens"))["text"]
+    sample = shown.split("after the bar):\n")[1].replace("[rank 0] ", "")
+    assert sample.startswith(document[:20]) and "|" in sample, (sample, document)
+    text = ROOT / "LICENSE"
+    job.must_fail(
+        *job.train(text, "bytes", "--init-from", model),
+        says=["expected tokens of", "model/tokenizer.json (digest", "found bytes"],
+    )  # fmt: skip
+
+    files = [data / "train.tokens", data / "validation.tokens"]
+    scores = [
+        json.loads(job.must("eval", "--from", run, "--json", "--data", *paths))
+        for paths in ([files[0]], [files[1]], files)
+    ]
+    assert [score["path"] for score in scores[2]["files"]] == [str(path) for path in files]
+    assert scores[2]["tokens"] == scores[0]["tokens"] + scores[1]["tokens"]
+    mean = sum(score["loss"] * score["tokens"] for score in scores[:2]) / scores[2]["tokens"]
+    assert abs(scores[2]["loss"] - mean) < 1e-9, (scores, mean)
+    lines = job.must("eval", "--from", run, "--data", *files).splitlines()
+    assert lines[0].startswith(f"{files[0]}: ") and lines[2].startswith("all: "), lines
+    write_tokenizer(job.scratch / "third", merges=("a n",))
+    other = job.prepare("other_data", tokenizer="third") / "train.tokens"
+    job.must_fail(
+        "eval", "--from", run, "--data", files[0], other,
+        says=[f"{other}: expected tokens of {run}/tokenizer.json (digest", "another tokenizer (digest"],
+    )  # fmt: skip
 
 
 def test_a_blend_resumes_on_other_ranks_with_the_same_samples(job):

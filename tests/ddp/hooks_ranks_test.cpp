@@ -100,24 +100,73 @@ bool equal_on_all(const World& world, torch::nn::Module& model) {
       all.begin(), all.end(), [&](const auto& one) { return one == all[0]; });
 }
 
+void expect_to_train_equal_replicas(const World& world, CommHookPtr hook) {
+  auto model = small_gpt({.tied = false});
+  auto options = with_hook(std::move(hook));
+  options.bucket_bytes = 4000;
+  auto ddp = replicate(*model, world, options);
+  torch::optim::SGD sgd(
+      model->parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
+  double first = 0, last = 0;
+  for (int step = 0; step < 20; ++step) {
+    auto loss = token_loss(model, 0, world.rank());
+    loss.backward();
+    sgd.step();
+    sgd.zero_grad();
+    (step == 0 ? first : last) = loss.item<double>();
+  }
+  EXPECT_TRUE(equal_on_all(world, *model)) << ddp.report().hook;
+  EXPECT_LT(last, first * 0.8) << ddp.report().hook;
+}
+
 TEST_P(ReplicateHooks, T57PowerSgdTrainsEqualReplicas) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    auto model = small_gpt({.tied = false});
-    auto options = with_hook(power_sgd({.rank = 2, .start_step = 2}));
-    options.bucket_bytes = 4000;
-    auto ddp = replicate(*model, world, options);
-    torch::optim::SGD sgd(
-        model->parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
-    double first = 0, last = 0;
-    for (int step = 0; step < 20; ++step) {
-      auto loss = token_loss(model, 0, world.rank());
-      loss.backward();
-      sgd.step();
-      sgd.zero_grad();
-      (step == 0 ? first : last) = loss.item<double>();
+    expect_to_train_equal_replicas(
+        world,
+        power_sgd({.rank = 2, .start_step = 2, .batched = world.size() == 2}));
+  }));
+}
+
+TEST_P(ReplicateHooks, T57QuantisedGradientsTrainEqualReplicas) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    expect_to_train_equal_replicas(
+        world,
+        quantise(
+            {.scale = world.size() == 2 ? QuantisationScale::kTensor
+                                        : QuantisationScale::kChannel}));
+  }));
+}
+
+TEST_P(ReplicateHooks, T57QuantisedGradientsAreTheMeanOfRoundedOnes) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;  // Nothing is sent, and nothing rounded.
     }
-    EXPECT_TRUE(equal_on_all(world, *model));
-    EXPECT_LT(last, first * 0.8);
+    IntegerMlp model, reference;
+    const auto leaves = unique_parameters(*reference);
+    auto ddp = replicate(*model, world, with_hook(quantise()));
+    const auto loss = [](IntegerMlp& mlp, int rank) {
+      return mlp->forward(integer_rows(0, rank, 7) * 0.37).square().sum();
+    };
+    loss(model, world.rank()).backward();
+    std::vector<torch::Tensor> means(leaves.size());
+    for (int rank = 0; rank < world.size(); ++rank) {
+      reference->zero_grad();
+      loss(reference, rank).backward();
+      for (std::size_t p = 0; p < leaves.size(); ++p) {
+        const auto& gradient = leaves[p].tensor.grad();
+        const auto rows = gradient.dim() > 1 ? gradient.size(0) : 1;
+        const auto row = gradient.reshape({rows, -1});
+        const auto scale = row.abs().amax(1, true).clamp_min(1e-30) / 127;
+        const auto part = (row / scale).round() * scale / world.size();
+        means[p] = means[p].defined() ? means[p] + part : part;
+      }
+    }
+    for (std::size_t p = 0; p < leaves.size(); ++p) {
+      const auto gradient = model->named_parameters()[leaves[p].name].grad();
+      expect_close(
+          gradient, means[p].view(gradient.sizes()), 1e-5, leaves[p].name);
+    }
   }));
 }
 

@@ -5,7 +5,9 @@
 #include "ddp/replica_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
+#include "support/uneven_inputs.h"
 
+#include <stdexcept>
 #include <gmock/gmock.h>
 
 namespace sherd::test {
@@ -22,27 +24,13 @@ struct Uneven {
   std::function<int(int rank)> inputs;
 };
 
-// Backward of the reference over those that have a batch; false: nobody does.
 bool active_backward(
     IntegerMlp& reference,
     const World& world,
     const Uneven& options,
     int batch) {
-  int active = 0;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    if (batch < options.inputs(rank)) {
-      integer_loss(reference, batch, rank).backward();
-      ++active;
-    }
-  }
-  const int divisor =
-      options.join.divide_by_initial_world_size ? world.size() : active;
-  for (auto& parameter : reference->parameters()) {
-    if (parameter.grad().defined()) {
-      parameter.mutable_grad().mul_(1.0 / divisor);
-    }
-  }
-  return active > 0;
+  return backward_of_active<IntegerMlp>(
+      reference, integer_loss, world, {options.join, options.inputs}, batch);
 }
 
 void expect_joined(const World& world, const Uneven& options) {
@@ -128,6 +116,70 @@ TEST_P(ReplicateJoin, T56BuffersAreThoseOfTheHighestRankWithInputs) {
         model->named_buffers()["1.num_batches_tracked"].item<double>();
     for (const auto& rank : world.all_gather({tracked})) {
       EXPECT_EQ(rank[0], 3.0);
+    }
+  }));
+}
+
+TEST_P(ReplicateJoin, T56WhatFollowsABackwardMayFailForAllAndRecordGradients) {
+  if (GetParam() == 1) {
+    return;  // Nobody joins.
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp model;
+    auto ddp = replicate(*model, world);
+    auto join = ddp.join();
+    if (world.rank() == 0) {
+      const auto error = error_of([&] {
+        join.finish([] {
+          EXPECT_TRUE(torch::GradMode::is_enabled());
+          throw std::runtime_error("the scheduler failed");
+        });
+      });
+      EXPECT_THAT(error, HasSubstr("the scheduler failed"));
+      world.barrier();
+      return;
+    }
+    const auto error = error_of([&] {
+      for (int batch = 0; batch < 3; ++batch) {
+        integer_loss(model, batch, world.rank()).backward();
+      }
+    });
+    EXPECT_THAT(
+        error, AllOf(HasSubstr("rank 0"), HasSubstr("the scheduler failed")));
+    world.barrier();
+  }));
+}
+
+TEST_P(ReplicateJoin, T56WhatFollowsABackwardKeepsOptimizersEqual) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp model;
+    auto ddp = replicate(*model, world);
+    torch::optim::SGD sgd(
+        model->parameters(), torch::optim::SGDOptions(0.125).momentum(0.5));
+    int steps = 0;
+    const auto after_backward = [&] {
+      sgd.step();
+      sgd.zero_grad();
+      ++steps;
+    };
+    auto join = ddp.join();
+    while (steps < 1 + world.rank()) {
+      integer_loss(model, steps, world.rank()).backward();
+      after_backward();
+    }
+    join.finish(after_backward);
+    EXPECT_EQ(steps, world.size());
+    double sum = 0.0;
+    for (const auto& [parameter, state] : sgd.state()) {
+      sum += static_cast<torch::optim::SGDParamState&>(*state)
+                 .momentum_buffer()
+                 .abs()
+                 .sum()
+                 .item<double>();
+    }
+    EXPECT_GT(sum, 0.0);
+    for (const auto& theirs : world.all_gather({sum})) {
+      EXPECT_EQ(theirs[0], sum);
     }
   }));
 }

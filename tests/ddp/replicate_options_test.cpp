@@ -7,8 +7,10 @@
 #include "support/small_models.h"
 
 #include <cstdlib>
+#include <optional>
 #include <stdexcept>
 #include <gmock/gmock.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "world/world_impl.h"
 
@@ -103,6 +105,53 @@ TEST_P(ReplicateOptionsOf, T65DelayedParametersAreReducedLast) {
   }));
 }
 
+TEST_P(ReplicateOptionsOf, C20IgnoredParametersAndBuffersStayEachRanksOwn) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto loss_of = [&](const torch::Tensor& weight,
+                             const torch::Tensor& bias,
+                             const torch::Tensor& offset, int step) {
+      const auto x = integer_rows(step, world.rank(), 3);
+      const auto y = torch::nn::functional::linear(x, weight, bias) + offset;
+      return y.square().sum() * (world.rank() + 1);
+    };
+    torch::nn::Linear model(3, 2);
+    fill_with_integers(*model);
+    {
+      const torch::NoGradGuard no_grad;
+      model->bias.add_(world.rank());
+    }
+    const auto offset = model->register_buffer(
+        "offset", torch::full({2}, 1.0F + static_cast<float>(world.rank())));
+    const auto own_offset = offset.clone();
+    auto ddp = replicate(*model, world, {.ignored = {"bias", "offset"}});
+    torch::optim::SGD sgd(model->parameters(), 0.125);
+    for (int step = 0; step < 3; ++step) {
+      const auto weight = model->weight.detach().clone().requires_grad_();
+      const auto bias = model->bias.detach().clone().requires_grad_();
+      loss_of(weight, bias, own_offset, step).backward();
+      loss_of(model->weight, model->bias, offset, step).backward();
+      expect_close(model->bias.grad(), bias.grad(), 0.0, "own gradient");
+      const auto flat = weight.grad().view({-1}).to(torch::kDouble);
+      auto mean = torch::zeros_like(flat);
+      for (const auto& one : world.all_gather(std::vector<double>(
+               flat.data_ptr<double>(), flat.data_ptr<double>() + 6))) {
+        mean += torch::tensor(one, torch::kDouble) / world.size();
+      }
+      expect_close(
+          model->weight.grad().view({-1}).to(torch::kDouble), mean, 1e-6,
+          "mean gradient");
+      sgd.step();
+      sgd.zero_grad();
+    }
+    expect_close(offset, own_offset, 0.0, "own buffer");
+    for (const auto& one : world.all_gather(
+             {model->bias[0].item<double>(),
+              model->weight[0][0].item<double>()})) {
+      EXPECT_EQ(one[1], model->weight[0][0].item<double>());
+    }
+  }));
+}
+
 TEST_P(ReplicateOptionsOf, T61TheReportTellsWhatWasDone) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     Chain model(2, 4);
@@ -156,6 +205,142 @@ TEST_P(ReplicateOptionsOf, T61TheReportTellsWhatWasDone) {
     const auto join = ddp.join();
     EXPECT_TRUE(ddp.report().joining);
   }));
+}
+
+// Every rank uses the first layer and the head, and rank 0 what `also` says.
+torch::Tensor loss_of_some(
+    Chain& chain, int batch, int rank, std::optional<std::size_t> also) {
+  auto x = chain->layer(0).forward(integer_rows(batch, rank, 6)).clamp(-2, 2);
+  if (also && rank == 0) {
+    x = chain->layer(*also).forward(x).clamp(-2, 2);
+  }
+  return chain->head(x).sum();
+}
+
+TEST_P(ReplicateOptionsOf, T53BucketsThatNoRankUsesAreLeftOut) {
+  struct Batch {
+    std::optional<std::size_t> also;
+    std::int64_t reduces;  // Of ten buckets, one for each tensor.
+  };
+  const std::vector<Batch> batches = {{2, 10}, {{}, 6}, {{}, 4}, {1, 6},
+                                      {{}, 6}, {{}, 4}, {2, 6}};
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    for (const bool with_hook : {false, true}) {
+      Chain model(4, 6), reference(4, 6);
+      const auto leaves = unique_parameters(*reference);
+      ReplicateOptions options;
+      options.bucket_bytes = options.first_bucket_bytes = 1;
+      options.learn_bucket_order = false;
+      options.hook = with_hook ? all_reduce_mean() : nullptr;
+      auto ddp = replicate(*model, world, options);
+      int number = 0;
+      std::int64_t bytes_of_all = 0;
+      for (const auto& [also, reduces] : batches) {
+        const Pass<Chain> pass = [also](Chain& chain, int batch, int rank) {
+          return loss_of_some(chain, batch, rank, also);
+        };
+        const auto before = ddp.report();
+        pass(model, number, world.rank()).backward();
+        reference_backward<Chain>(reference, leaves, pass, number, world);
+        expect_same_gradients(*model, leaves);
+        model->zero_grad();
+        reference->zero_grad();
+        const auto after = ddp.report();
+        EXPECT_EQ(
+            after.reduces - before.reduces, world.size() > 1 ? reduces : 0)
+            << "batch " << number;
+        const auto bytes = after.gradient_bytes - before.gradient_bytes;
+        bytes_of_all = number == 0 ? bytes : bytes_of_all;
+        EXPECT_EQ(bytes < bytes_of_all, world.size() > 1 && reduces < 10);
+        ++number;
+      }
+    }
+  }));
+}
+
+TEST_P(ReplicateOptionsOf, T53AfterABackwardGivenUpEveryBucketIsReduced) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;
+    }
+    Chain model(4, 6);
+    auto ddp = replicate(
+        *model, world,
+        {.bucket_bytes = 1,
+         .first_bucket_bytes = 1,
+         .learn_bucket_order = false});
+    const auto reduces_of = [&](bool throws) {
+      const auto before = ddp.report().reduces;
+      auto x = model->layer(0).forward(integer_rows(0, world.rank(), 6));
+      if (throws && world.rank() == 1) {
+        x.register_hook([](const torch::Tensor&) -> torch::Tensor {
+          throw std::runtime_error("poisoned by the test");
+        });
+      }
+      const auto error = error_of([&] { model->head(x).sum().backward(); });
+      EXPECT_THAT(
+          error, HasSubstr(throws ? "poisoned by the test" : "no error"));
+      return ddp.report().reduces - before;
+    };
+    EXPECT_EQ(reduces_of(false), 10);
+    EXPECT_EQ(reduces_of(false), 4);
+    EXPECT_EQ(reduces_of(true), 4);
+    EXPECT_EQ(reduces_of(false), 10);
+    EXPECT_EQ(reduces_of(false), 4);
+  }));
+}
+
+// Replicas of which each updates its part of every parameter, beside replicas that update all.
+void expect_replicas_with_cut_updates(
+    const World& world, const MakeStep& make_step, double tolerance) {
+  IntegerMlp whole, cut;
+  auto ddp = replicate(*whole, world);
+  FullyShardOptions options;
+  options.optimizer_axes = OptimizerAxes::kBoth;
+  auto fsdp =
+      fully_shard(*cut, Mesh(world, {.replicate = world.size()}), options);
+  const auto step = make_step(whole->parameters());
+  const auto cut_step = make_step(fsdp.parameters());
+  for (int batch = 0; batch < 3; ++batch) {
+    const auto loss = integer_loss(whole, batch, world.rank());
+    const auto cut_loss = integer_loss(cut, batch, world.rank());
+    expect_close(cut_loss.detach(), loss.detach(), tolerance, "loss");
+    loss.backward();
+    cut_loss.backward();
+    step();
+    cut_step();
+    fsdp.publish();
+  }
+  for (const auto& item : full_parameters(*cut, fsdp)) {
+    expect_close(
+        item.value(), whole->named_parameters()[item.key()].detach(), tolerance,
+        item.key());
+  }
+  double mine = 0, all = 0;
+  for (const auto& slice : fsdp.parameters()) {
+    mine += static_cast<double>(slice.numel());
+  }
+  for (const auto& one : world.all_gather({mine})) {
+    all += one[0];
+  }
+  EXPECT_EQ(all, 7 * 15 + 15 + 15 * 5 + 5 + 5 + 1);
+  EXPECT_LT(mine, all);
+  // What a rank has whole is used where it is, not gathered within a budget.
+  EXPECT_EQ(fsdp.report().budget_bytes, 0);
+}
+
+// In bits, since means over two or four ranks are exact.
+TEST(ReplicateMesh, T50OptimizerStateCutOverReplicasChangesNothing) {
+  for (const int ranks : {2, 4}) {
+    expect_all_ok(run_ranks(ranks, [](World world) {
+      expect_replicas_with_cut_updates(world, sign_steps(), 0.0);
+      expect_replicas_with_cut_updates(
+          world,
+          steps_of<torch::optim::SGD>(
+              torch::optim::SGDOptions(0.01).momentum(0.9)),
+          1e-5);
+    }));
+  }
 }
 
 // Of four ranks two by two have their own model, and all have another.

@@ -9,7 +9,6 @@
 
 #include <stdexcept>
 #include <gmock/gmock.h>
-#include <sherd/autograd/checkpoint.h>
 #include <sherd/optim/adamw.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "autograd/managed_storage.h"
@@ -68,7 +67,24 @@ TEST_P(Replicate, T50GradientsMayStayAndBeZeroed) {
   }));
 }
 
-TEST_P(Replicate, T50AGptTrainsWithAnyOptimizer) {
+TEST_P(Replicate, T50TrainsWithAnyOptimizer) {
+  namespace optim = torch::optim;
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    ReplicaParity options;
+    options.replicate = small_buckets();
+    for (const auto& step :
+         {steps_of<optim::Adagrad>(optim::AdagradOptions(0.1)),
+          steps_of<optim::Adam>(optim::AdamOptions(0.1)),
+          steps_of<optim::RMSprop>(optim::RMSpropOptions(0.1).momentum(0.9)),
+          steps_of<optim::SGD>(optim::SGDOptions(0.5).momentum(0.9))}) {
+      options.step = step;
+      expect_replica_parity<IntegerMlp>(
+          world, [] { return IntegerMlp(); }, integer_loss, options);
+    }
+  }));
+}
+
+TEST_P(Replicate, T50AGptTrainsWithAdamW) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     ReplicaParity options;
     options.replicate = small_buckets();
@@ -180,6 +196,39 @@ TEST_P(Replicate, T51LocalGradientsAddUpUntilTheNextSynchronisedBackward) {
             world, [] { return IntegerMlp(); }, divisible_loss, options);
       }
     }
+  }));
+}
+
+// As in a stage of a pipeline (1F1B): each backward follows the forward of the
+// next micro-batch, and only the last one of a step averages.
+TEST_P(Replicate, T12OneForwardOneBackwardAddsUpTheSameGradients) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    constexpr int kLast = 3;
+    IntegerMlp model, reference;
+    const auto leaves = unique_parameters(*reference);
+    auto ddp = replicate(*model, world, small_buckets());
+    for (int step = 0; step < 2; ++step) {
+      for (int batch = 0; batch <= kLast; ++batch) {
+        reference_backward<IntegerMlp>(
+            reference, leaves, divisible_loss, batch, world);
+      }
+      auto loss = divisible_loss(model, 0, world.rank());
+      for (int batch = 0; batch <= kLast; ++batch) {
+        const auto earlier = loss;
+        if (batch == kLast) {
+          earlier.backward();
+          continue;
+        }
+        loss = divisible_loss(model, batch + 1, world.rank());
+        const auto local = ddp.no_sync();
+        earlier.backward();
+      }
+      EXPECT_EQ(ddp.report().backwards, world.size() == 1 ? 0 : step + 1);
+      expect_same_gradients(*model, leaves);
+      sign_steps()(model->parameters())();
+      sign_steps()(tensors_of(leaves))();
+    }
+    expect_same_parameters(*model, leaves);
   }));
 }
 
@@ -368,104 +417,6 @@ TEST_P(Replicate, T55ABackwardThatUsesNoParameterTakesPart) {
     options.replicate = small_buckets();
     expect_replica_parity<Chain>(
         world, [] { return Chain(2, 6); }, pass, options);
-  }));
-}
-
-// A gradient that comes in parts, from a reentrant segment used twice.
-TEST_P(Replicate, T54CheckpointedSegmentsMayUseAParameterTwice) {
-  expect_all_ok(run_ranks(GetParam(), [](World world) {
-    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
-      const auto layer = [&chain](const torch::Tensor& x) {
-        return chain->layer(0).forward(x).clamp(-2, 2);
-      };
-      auto x = integer_rows(batch, rank, 6).requires_grad_();
-      x = checkpoint({.early_stop = false}, layer, x);
-      x = chain->layer(1).forward(x).clamp(-2, 2);
-      return checkpoint(layer, x).sum();
-    };
-    ReplicaParity options;
-    options.replicate = small_buckets();
-    expect_replica_parity<Chain>(
-        world, [] { return Chain(2, 6); }, pass, options);
-  }));
-}
-
-// The second layer unused, the first used twice: buckets leave all the same.
-TEST_P(Replicate, T54AStaticGraphIsTheSameEachTime) {
-  expect_all_ok(run_ranks(GetParam(), [](World world) {
-    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
-      const auto layer = [&chain](const torch::Tensor& x) {
-        return chain->layer(0).forward(x).clamp(-2, 2);
-      };
-      const auto x = integer_rows(batch, rank, 6).requires_grad_();
-      return chain->head(checkpoint(layer, layer(x))).sum();
-    };
-    ReplicaParity options;
-    options.replicate = small_buckets();
-    options.replicate.static_graph = true;
-    expect_replica_parity<Chain>(
-        world, [] { return Chain(2, 6); }, pass, options);
-  }));
-}
-
-TEST_P(Replicate, T54AnotherGraphIsRefusedOnEveryRank) {
-  expect_all_ok(run_ranks(GetParam(), [](World world) {
-    if (world.size() == 1) {
-      return;
-    }
-    Chain model(2, 6);
-    auto options = small_buckets();
-    options.static_graph = true;
-    auto ddp = replicate(*model, world, options);
-    const auto run = [&](bool all) {
-      const auto x = integer_rows(0, world.rank(), 6);
-      const auto y = all ? model->forward(x) : model->layer(0).forward(x);
-      return error_of([&] { y.sum().backward(); });
-    };
-    EXPECT_EQ(run(false), "no error");
-    EXPECT_EQ(run(false), "no error");
-    EXPECT_THAT(
-        run(world.rank() == 1),
-        AllOf(
-            HasSubstr("static_graph"), HasSubstr("layers.1.weight"),
-            HasSubstr(world.rank() == 1 ? "" : "rank 1")));
-    EXPECT_EQ(run(false), "no error");
-  }));
-}
-
-// Gradients stay from step to step, and the first rank does not use the head: its
-// bucket leaves early there, although an average lies in it.
-TEST_P(Replicate, T54AveragesThatStayAreAveragedAgainWithAStaticGraph) {
-  expect_all_ok(run_ranks(GetParam(), [](World world) {
-    for (const bool hooked : {false, true}) {
-      Chain plain(2, 6), fixed(2, 6);
-      auto options = small_buckets();
-      options.hook = hooked ? all_reduce_mean() : nullptr;
-      auto first = replicate(*plain, world, options);
-      options.hook = hooked ? all_reduce_mean() : nullptr;
-      options.static_graph = true;
-      auto second = replicate(*fixed, world, options);
-      for (int batch = 0; batch < 3; ++batch) {
-        for (auto* model : {&plain, &fixed}) {
-          auto x = integer_rows(batch, world.rank(), 6);
-          x = (*model)->layer(0).forward(x);
-          if (world.rank() > 0) {
-            x = (*model)->head(x);
-          }
-          (x.sum() * 24).backward();
-        }
-        const auto expected = plain->named_parameters();
-        for (const auto& item : fixed->named_parameters()) {
-          const auto& gradient = expected[item.key()].grad();
-          ASSERT_EQ(item.value().grad().defined(), gradient.defined());
-          // A late sum is added to the mean: it rounds once more.
-          EXPECT_TRUE(
-              !gradient.defined() ||
-              torch::allclose(item.value().grad(), gradient, 1e-5, 1e-5))
-              << item.key();
-        }
-      }
-    }
   }));
 }
 

@@ -32,6 +32,8 @@ SUBCOMMANDS = (
     ("replica", "admit"),
     ("top",),
     ("metrics",),
+    ("trace", "flight"),
+    ("trace", "merge"),
     ("checkpoint", "inspect"),
     ("checkpoint", "verify"),
     ("checkpoint", "diff"),

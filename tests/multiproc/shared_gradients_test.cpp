@@ -31,7 +31,7 @@ torch::Tensor loss_of(Chain& model, const World& world) {
 }
 
 void meet(const NamedParameters& parameters) {
-  parameters.whole.all_reduce_max(torch::zeros({1}, torch::kDouble));
+  parameters.all_reduce_max(torch::zeros({1}, torch::kDouble));
 }
 
 NamedParameters weights(const FullyShardedDataParallel& fsdp) {

@@ -144,10 +144,7 @@ TEST_P(SharedMemoryBytes, AreThoseOfTheFormula) {
     }
     const auto before = pages_of_all(world);
     Chain model(kLayers, kWidth);
-    const auto units = fsdp::build_units(
-                           *model, options.units, world.size(),
-                           options.granularity, options.mixed_precision)
-                           .units;
+    const auto units = fsdp::build_units(*model, world.size(), options).units;
     const auto expected = kinds_of(units, kept.strategy, world.size());
     auto fsdp = fully_shard(*model, world, options);
     train(model, fsdp, 3);

@@ -272,6 +272,177 @@ TEST_P(Summon, T43AGraphFromBeforeAWriteIsLibTorchsVersionError) {
   }));
 }
 
+TEST_P(Summon, T43OfOneModuleTheRestStaysSharded) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : kAll) {
+      Chain reference(3, 6), model(3, 6);
+      auto fsdp = fully_shard(*model, world, {.strategy = strategy});
+      const auto write = [](Chain& to) {
+        const torch::NoGradGuard no_grad;
+        to->layer(1).weight.mul_(2).add_(1);
+      };
+      write(reference);
+      {
+        auto scope = fsdp.summon_full_parameters({.module = "layers.1"});
+        write(model);
+        EXPECT_EQ(scope.tensor("layers.1.bias").numel(), 6);
+        if (world.size() > 1) {
+          const torch::NoGradGuard no_grad;
+          EXPECT_THAT(
+              error_of([&] { (void)model->layer(2).bias.sum(); }),
+              HasSubstr("layers.2.bias, which stays sharded"));
+          EXPECT_THAT(
+              error_of([&] { (void)scope.tensor("head.bias"); }),
+              HasSubstr("head.bias stays sharded"));
+        }
+      }
+      expect_parameters(unique_parameters(*reference), *model, fsdp, 0.0);
+    }
+  }));
+}
+
+TEST_P(Summon, T43OnRankZeroOnly) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : kAll) {
+      Chain reference(3, 6), model(3, 6);
+      auto fsdp = fully_shard(*model, world, {.strategy = strategy});
+      {
+        const torch::NoGradGuard no_grad;
+        const auto scope = fsdp.summon_full_parameters(
+            {.read_only = true, .rank0_only = true});
+        if (world.rank() == 0) {
+          expect_close(
+              chain_loss(model, 9, 0), chain_loss(reference, 9, 0), 0.0,
+              "evaluation");
+        } else {
+          EXPECT_THAT(
+              error_of([&] { (void)chain_loss(model, 9, 0); }),
+              HasSubstr("rank 0 only"));
+          EXPECT_THAT(
+              error_of([&] { (void)scope.tensor("head.bias"); }),
+              HasSubstr("rank 0 only"));
+        }
+      }
+      chain_loss(model, 0, world.rank()).backward();
+      expect_parameters(unique_parameters(*reference), *model, fsdp, 0.0);
+    }
+  }));
+}
+
+void expect_whole_gradients(
+    const std::vector<NamedLeaf>& reference, const SummonScope& scope) {
+  for (const auto& leaf : reference) {
+    const auto found = scope.gradient(leaf.name);
+    ASSERT_EQ(found.defined(), leaf.tensor.grad().defined()) << leaf.name;
+    if (found.defined()) {
+      expect_close(found, leaf.tensor.grad(), 0.0, leaf.name);
+    }
+  }
+}
+
+struct GradientCase {
+  Strategy strategy = Strategy::kFullShard;
+  int replicas = 1;
+  OptimizerAxes axes = OptimizerAxes::kShard;
+};
+
+TEST_P(Summon, T43WithGradients) {
+  std::vector<GradientCase> cases = {
+      {},
+      {.strategy = Strategy::kShardGradOp},
+      {.strategy = Strategy::kNoShard}};
+  if (GetParam() % 2 == 0) {
+    cases.push_back({.replicas = 2});
+    cases.push_back({.replicas = 2, .axes = OptimizerAxes::kBoth});
+  }
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    for (const auto& [strategy, replicas, axes] : cases) {
+      FullyShardOptions options;
+      options.strategy = strategy;
+      options.optimizer_axes = axes;
+      const Mesh mesh(world, {.replicate = replicas});
+      Chain reference(3, 6), model(3, 6);
+      for (auto* each : {&reference, &model}) {
+        (*each)->layer(1).bias.requires_grad_(false);
+      }
+      const Slicing slicing(*reference, mesh, options);
+      const auto leaves = unique_parameters(*reference);
+      auto fsdp = fully_shard(*model, mesh, options);
+      {
+        const auto none = fsdp.summon_full_parameters(
+            {.read_only = true, .with_gradients = true});
+        EXPECT_FALSE(none.gradient("head.weight").defined());
+      }
+      reference_backward<Chain>(reference, leaves, chain_loss, 0, world);
+      chain_loss(model, 0, world.rank()).backward();
+      {
+        const auto scope = fsdp.summon_full_parameters(
+            {.read_only = true, .rank0_only = true, .with_gradients = true});
+        if (world.rank() == 0) {
+          expect_whole_gradients(leaves, scope);
+        }
+      }
+      {
+        const auto scope =
+            fsdp.summon_full_parameters({.with_gradients = true});
+        expect_whole_gradients(leaves, scope);
+        scope.gradient("layers.2.weight").mul_(2);
+      }
+      reference->layer(2).weight.mutable_grad().mul_(2);
+      expect_gradients(slicing, leaves, fsdp, 0.0);
+      {
+        const auto scope =
+            fsdp.summon_full_parameters({.with_gradients = true});
+        for (auto& item : fsdp.named_parameters().items) {
+          item.slice.mutable_grad().reset();
+        }
+      }
+      for (const auto& item : fsdp.named_parameters().items) {
+        EXPECT_FALSE(item.slice.grad().defined()) << item.name;
+      }
+      const auto without = fsdp.summon_full_parameters();
+      EXPECT_THAT(
+          error_of([&] { (void)without.gradient("head.weight"); }),
+          HasSubstr("expected SummonOptions::with_gradients"));
+    }
+  }));
+}
+
+// And the model goes on.
+TEST_P(Summon, T43OptionsThatCannotBeAreRefusedOnEveryRank) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(3, 6);
+    auto fsdp = fully_shard(*model, world);
+    EXPECT_THAT(
+        error_of(
+            [&] { (void)fsdp.summon_full_parameters({.rank0_only = true}); }),
+        HasSubstr("expected read_only with rank0_only"));
+    EXPECT_THAT(
+        error_of(
+            [&] { (void)fsdp.summon_full_parameters({.module = "layers.7"}); }),
+        HasSubstr("found 'layers.7'"));
+    if (world.size() > 1) {
+      const int last = world.size() - 1;
+      const bool odd = world.rank() == last;
+      EXPECT_THAT(
+          error_of([&] {
+            (void)fsdp.summon_full_parameters(
+                {.module = odd ? "layers.7" : "layers.1"});
+          }),
+          HasSubstr(
+              odd ? "found 'layers.7'"
+                  : "refused on rank " + std::to_string(last)));
+      EXPECT_THAT(
+          error_of([&] {
+            (void)fsdp.summon_full_parameters(
+                {.module = odd ? "layers.2" : "layers.1"});
+          }),
+          HasSubstr("rank " + std::to_string(last) + " not what rank 0 does"));
+    }
+    chain_loss(model, 0, world.rank()).backward();
+  }));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Worlds,
     Summon,

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What becomes a unit, and what cannot be sharded.
+#include "support/budgets.h"
 #include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
 
 #include <gmock/gmock.h>
+#include <sherd/autograd/touch.h>
 
 namespace sherd::test {
 namespace {
@@ -44,7 +46,7 @@ void expect_units(
     const units::Policy& policy, const std::vector<std::string>& names) {
   expect_all_ok(run_processes(1, [&](int, Rank&) {
     std::vector<std::string> found;
-    const auto model = fsdp::build_units(*Tree(), policy, 2, nullptr);
+    const auto model = fsdp::build_units(*Tree(), 2, {.units = policy});
     for (const auto& unit : model.units) {
       found.push_back(unit.name);
     }
@@ -75,12 +77,10 @@ TEST(Units, T35TheInnermostMatchOwnsAParameter) {
       {"(root)", "blocks.0", "blocks.0.inner", "blocks.1"});
   expect_all_ok(run_processes(1, [&](int, Rank&) {
     const auto model = fsdp::build_units(
-        *Tree(),
-        [](const units::Candidate& candidate) {
+        *Tree(), 2, {.units = [](const units::Candidate& candidate) {
           return candidate.name == "blocks.0" ||
               candidate.name == "blocks.0.inner";
-        },
-        2, nullptr);
+        }});
     const auto unit_of = [&](const char* name) {
       return model
           .units[static_cast<std::size_t>(
@@ -99,7 +99,7 @@ TEST(Units, T35BySizeCountsWhatNoInnerUnitTook) {
       units::by_size(20),
       {"(root)", "embedding", "blocks.0.inner", "blocks.1.inner"});
   expect_units(units::by_size(30), {"(root)", "blocks.0", "blocks.1"});
-  expect_units(units::by_size(1000), {"(root)"});
+  expect_units(units::optional(units::by_size(1000)), {"(root)"});
 }
 
 TEST(Units, T35ByNameMatchesOneLevelPerStar) {
@@ -127,6 +127,10 @@ TEST(Units, T35EveryPolicyTrainsTheSame) {
         units::by_size(10),
         units::by_name("layers.*"),
         units::of_type<torch::nn::LinearImpl>(),
+        units::any_of(
+            {units::together({"layers.0", "head"}),
+             units::children_of_lists()}),
+        units::with_options(units::children_of_lists(), {.keep_whole = true}),
         [](const units::Candidate& candidate) {
           return candidate.name == "layers" || candidate.name == "layers.1";
         }};
@@ -143,7 +147,170 @@ TEST(Units, T35EveryPolicyTrainsTheSame) {
               options)
               .units);
     }
-    EXPECT_THAT(counts, ElementsAre(1, 4, 4, 4, 4, 3));
+    EXPECT_THAT(counts, ElementsAre(1, 4, 4, 4, 4, 3, 4, 3));
+  }));
+}
+
+bool is_whole(const torch::Tensor& parameter) {
+  return error_of([&] { (void)parameter.const_data_ptr(); }) == "no error";
+}
+
+TEST(Units, AKeptUnitStaysWholeUntilTheNextUpdate) {
+  for (const int ranks : {2, 3}) {
+    expect_all_ok(run_ranks(ranks, [](World world) {
+      Chain model(4, 5);
+      auto options = over_messages();
+      options.units = units::any_of(
+          {units::with_options(
+               units::by_name("layers.1"), {.keep_whole = true}),
+           units::children_of_lists()});
+      options.budget_bytes = budgets_of(*model, options, world.size()).floor;
+      auto fsdp = fully_shard(*model, world, options);
+      const auto& kept = model->layer(1).weight;
+      for (int step = 0; step < 3; ++step) {
+        EXPECT_FALSE(is_whole(kept));
+        auto loss = model->forward(integer_rows(step, world.rank(), 5)).sum();
+        EXPECT_TRUE(is_whole(kept));
+        EXPECT_FALSE(is_whole(model->layer(0).weight));
+        loss.backward();
+        EXPECT_TRUE(is_whole(kept));
+        fsdp.publish();
+      }
+      const auto report = fsdp.report();
+      EXPECT_LE(report.unsharded_bytes_peak, *options.budget_bytes);
+      EXPECT_GT(report.plan.steps_planned, 0);
+      EXPECT_TRUE(fsdp.units().at(1).keep_whole);
+      EXPECT_EQ(fsdp.units().at(1).name, "layers.1");
+    }));
+  }
+}
+
+TEST(Units, AKeptUnitInUseIsNotReshardedByHand) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    Chain model(4, 5);
+    auto options = over_messages();
+    options.units = units::any_of(
+        {units::with_options(units::by_name("layers.1"), {.keep_whole = true}),
+         units::children_of_lists()});
+    auto fsdp = fully_shard(*model, world, options);
+    const auto& kept = model->layer(1).weight;
+    {
+      const auto in_use = touch(kept);
+      fsdp.reshard("layers.1");
+      EXPECT_TRUE(is_whole(kept));
+    }
+    fsdp.reshard("layers.1");
+    EXPECT_FALSE(is_whole(kept));
+  }));
+}
+
+// Gradients of what is ignored are those of this rank's own pass.
+TEST(Units, WhatIsIgnoredTrainsAsWithoutSherd) {
+  for (const int ranks : {1, 2, 3}) {
+    expect_all_ok(run_ranks(ranks, [](World world) {
+      for (const auto kind :
+           {ExchangeKind::kCollective, ExchangeKind::kSharedMemory}) {
+        Chain plain(3, 4);
+        Chain model(3, 4);
+        auto fsdp = fully_shard(
+            *model, world,
+            {.exchange = kind, .ignored = {"head", "layers.1.bias"}});
+        const auto x = integer_rows(0, world.rank(), 4);
+        plain->forward(x).sum().backward();
+        model->forward(x).sum().backward();
+        EXPECT_TRUE(torch::equal(
+            model->head->weight.grad(), plain->head->weight.grad()));
+        EXPECT_TRUE(torch::equal(
+            model->layer(1).bias.grad(), plain->layer(1).bias.grad()));
+        for (const auto& item : fsdp.named_parameters().items) {
+          EXPECT_FALSE(item.name.starts_with("head")) << item.name;
+          EXPECT_NE(item.name, "layers.1.bias");
+          EXPECT_TRUE(item.slice.grad().defined()) << item.name;
+        }
+      }
+    }));
+  }
+}
+
+// ---- gradients ----
+
+// Small integers: sums are exact.
+TEST(GradientDivideFactor, T22ReplacesTheNumberOfRanks) {
+  for (const int ranks : {1, 2, 3}) {
+    expect_all_ok(run_ranks(ranks, [](World world) {
+      Chain plain(2, 3);
+      for (int rank = 0; rank < world.size(); ++rank) {
+        plain->forward(integer_rows(0, rank, 3)).sum().backward();
+      }
+      const auto sums = plain->named_parameters();
+      for (const auto strategy : {Strategy::kFullShard, Strategy::kNoShard}) {
+        for (const auto kind :
+             {ExchangeKind::kCollective, ExchangeKind::kSharedMemory}) {
+          Chain model(2, 3);
+          FullyShardOptions options;
+          options.strategy = strategy;
+          options.exchange = kind;
+          options.gradient_divide_factor = 0.5;
+          const Slicing slicing(*model, world, options);
+          auto fsdp = fully_shard(*model, world, options);
+          model->forward(integer_rows(0, world.rank(), 3)).sum().backward();
+          for (const auto& item : fsdp.named_parameters().items) {
+            expect_close(
+                item.slice.grad(),
+                slicing.of(item.name, sums[item.name].grad() * 2), 0.0,
+                item.name);
+          }
+        }
+      }
+    }));
+  }
+}
+
+// ---- a part of the ranks ----
+
+TEST(Subset, B2TwoModelsTrainOnDisjointParts) {
+  expect_all_ok(run_ranks(4, [](World world) {
+    const int first = world.rank() / 2 * 2;
+    World half = world.subset({first, first + 1});
+    const std::int64_t width = first == 0 ? 4 : 5;  // Different models.
+    for (const auto kind :
+         {ExchangeKind::kCollective, ExchangeKind::kSharedMemory,
+          ExchangeKind::kHierarchical}) {
+      RankParity options;
+      options.shard.exchange = kind;
+      options.replicas = kind == ExchangeKind::kCollective ? 2 : 1;
+      expect_rank_parity<Chain>(
+          half, [&] { return Chain(2, width); },
+          [&](Chain& model, int batch, int rank) {
+            return model->forward(integer_rows(batch, rank, width)).sum();
+          },
+          options);
+    }
+    // All four ranks meanwhile share a third one.
+    expect_rank_parity<Chain>(
+        world, [] { return Chain(2, 3); },
+        [](Chain& model, int batch, int rank) {
+          return model->forward(integer_rows(batch, rank, 3)).sum() * 4;
+        });
+    half.close();
+  }));
+}
+
+TEST(Subset, B2AnAxisOfAMeshIsAWorld) {
+  expect_all_ok(run_ranks(3, [](World world) {
+    if (world.rank() == 1) {
+      EXPECT_THAT(
+          error_of([&] { (void)world.subset({0, 2}); }),
+          HasSubstr("expected rank 1 to be one of the ranks"));
+      return;
+    }
+    const Mesh mesh(world.subset({0, 2}));
+    EXPECT_EQ(mesh.shard_size(), 2);
+    EXPECT_THAT(mesh.shard_ranks(), ElementsAre(0, 1));
+    Chain model(2, 3);
+    auto fsdp = fully_shard(*model, mesh);
+    model->forward(integer_rows(0, world.rank(), 3)).sum().backward();
+    EXPECT_TRUE(fsdp.parameters().at(0).grad().defined());
   }));
 }
 
@@ -195,6 +362,79 @@ TEST(Refused, T36AnEmptyPolicy) {
   expect_refused(
       [](Chain&, FullyShardOptions& options) { options.units = nullptr; },
       [](Chain&) {}, "options.units is empty");
+}
+
+TEST(Refused, T35APolicyThatTakesNoModule) {
+  expect_refused(
+      [](Chain&, FullyShardOptions& options) {
+        options.units = units::of_type<BlockImpl>();
+      },
+      [](Chain&) {}, "takes none of the module's 4 modules (layers.0, ");
+}
+
+TEST(Refused, T35AnIgnoredNameThatIsNotThere) {
+  expect_refused(
+      [](Chain&, FullyShardOptions& options) { options.ignored = {"tail"}; },
+      [](Chain&) {}, "options.ignored: \"tail\" names no parameter");
+}
+
+TEST(Refused, T35AnIgnoredParameterTiedToAShardedOne) {
+  expect_refused(
+      [](Chain& model, FullyShardOptions& options) {
+        model->register_parameter("tied", model->layer(0).weight);
+        options.ignored = {"tied"};
+      },
+      [](Chain&) {},
+      "parameter layers.0.weight is the same as tied, but only tied is in "
+      "options.ignored");
+}
+
+TEST(Refused, T35ATiedParameterWithOptionsOfTwoModules) {
+  expect_refused(
+      [](Chain& model, FullyShardOptions& options) {
+        model->layer(1).register_parameter("again", model->layer(0).weight);
+        options.mixed_precision.param_dtype = torch::kBFloat16;
+        options.units = units::with_options(
+            units::by_name("layers.0"), {.output_dtype = torch::kFloat});
+      },
+      [](Chain&) {},
+      "parameter layers.0.weight is the same as layers.1.again, but module "
+      "layers.0 has param_dtype BFloat16, reduce_dtype none, output_dtype "
+      "Float, inputs cast, and module layers.1 has param_dtype BFloat16, "
+      "reduce_dtype none, output_dtype none");
+}
+
+// Those that could go on do not wait for the one that cannot.
+TEST(Refused, T36OnEveryRankWhatOneRankGetsWrong) {
+  expect_all_ok(run_ranks(3, [](World world) {
+    Chain model(2, 3);
+    FullyShardOptions options;
+    if (world.rank() == 1) {
+      options.ignored = {"tail"};
+    }
+    const auto error =
+        error_of([&] { (void)fully_shard(*model, world, options); });
+    EXPECT_THAT(
+        error, HasSubstr("options.ignored: \"tail\" names no parameter"));
+    if (world.rank() != 1) {
+      EXPECT_THAT(error, HasSubstr("rank 1 cannot shard its module: "));
+    }
+    auto fsdp = fully_shard(*model, world);
+    model->forward(integer_rows(0, world.rank(), 3)).sum().backward();
+  }));
+}
+
+TEST(Refused, T36UnitsThatOnlySomeRanksKeepWhole) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    Chain model(2, 3);
+    auto options = over_messages();
+    options.units = units::with_options(
+        units::children_of_lists(), {.keep_whole = world.rank() == 1});
+    options.strategy = Strategy::kShardGradOp;
+    EXPECT_THAT(
+        error_of([&] { (void)fully_shard(*model, world, options); }),
+        HasSubstr("kept whole"));
+  }));
 }
 
 TEST(Refused, T36NoShardWithABudget) {
@@ -252,13 +492,20 @@ TEST(Refused, T36ABudgetBelowItsFloorNamesTheFloor) {
 TEST(Refused, T36AMeshWhoseProductIsNotTheWorld) {
   expect_all_ok(run_ranks(4, [](World world) {
     Chain model(2, 3);
-    for (const MeshOptions wrong :
-         {MeshOptions{.replicate = 3}, MeshOptions{.replicate = 2, .shard = 3},
-          MeshOptions{.replicate = 1, .shard = 2}}) {
-      EXPECT_THAT(
-          error_of([&] { (void)fully_shard(*model, Mesh(world, wrong)); }),
-          HasSubstr("4"));
+    const std::vector<std::pair<MeshOptions, std::string>> wrong = {
+        {{.replicate = 3}, "mesh replicate 3 x shard 1 has 3 places"},
+        {{.replicate = 2, .shard = 3},
+         "mesh replicate 2 x shard 3 has 6 places"},
+        {{.replicate = 1, .shard = 2},
+         "mesh replicate 1 x shard 2 has 2 places"}};
+    for (const auto& [options, found] : wrong) {
+      EXPECT_EQ(
+          error_of([&] { (void)fully_shard(*model, Mesh(world, options)); }),
+          "[plan] " + found + ", but the world has 4 ranks");
     }
+    EXPECT_EQ(
+        error_of([&] { const Mesh none(world, {.replicate = 0}); }),
+        "[world] expected at least one replica in a mesh, found 0");
     auto fsdp = fully_shard(*model, Mesh(world, {.replicate = 1, .shard = 4}));
     model->forward(integer_rows(0, world.rank(), 3)).sum().backward();
   }));

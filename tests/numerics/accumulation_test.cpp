@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Micro-batches: gradients that add up in shards, in full size under no_sync,
-// or in both; the plan of a step with several of them (T11, A30, A31, B11).
+// or in both; the plan of a step with several of them (T11, T12, A30, A31, B10, B11).
 #include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
@@ -64,6 +64,49 @@ TEST_P(Accumulation, T11EveryWayToAddUpGivesTheSameBits) {
         }
         expect_parameters(leaves, *model, fsdp, 0.0);
       }
+    }
+  }));
+}
+
+// As in a stage of a pipeline (1F1B): each backward follows the forward of the next micro-batch,
+// and only the last one of a step reduces.
+TEST_P(Accumulation, T12OneForwardOneBackwardAddsUpTheSameGradients) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy :
+         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+      Chain reference = wide_chain();
+      Chain model = wide_chain();
+      FullyShardOptions options;
+      options.strategy = strategy;
+      const Slicing slicing(*reference, world, options);
+      const auto leaves = unique_parameters(*reference);
+      auto fsdp = fully_shard(*model, world, options);
+      const auto step_reference = sign_steps()(tensors_of(leaves));
+      const auto step_shards = sign_steps()(fsdp.parameters());
+      for (int step = 0; step < 3; ++step) {
+        const int first = step * kMicroBatches;
+        const int last = first + kMicroBatches - 1;
+        for (int batch = first; batch <= last; ++batch) {
+          reference_backward<Chain>(reference, leaves, loss_of, batch, world);
+        }
+        auto loss = loss_of(model, first, world.rank());
+        for (int batch = first; batch <= last; ++batch) {
+          const auto earlier = loss;
+          if (batch == last) {
+            earlier.backward();
+            continue;
+          }
+          loss = loss_of(model, batch + 1, world.rank());
+          const auto scope = fsdp.no_sync();
+          earlier.backward();
+        }
+        EXPECT_EQ(fsdp.report().backwards, world.size() == 1 ? 0 : step + 1);
+        expect_gradients(slicing, leaves, fsdp, 0.0);
+        step_reference();
+        step_shards();
+        fsdp.publish();
+      }
+      expect_parameters(leaves, *model, fsdp, 0.0);
     }
   }));
 }

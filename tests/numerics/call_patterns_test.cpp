@@ -5,6 +5,8 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <sherd/optim/sgd.h>
+
 namespace sherd::test {
 namespace {
 
@@ -132,6 +134,52 @@ TEST_P(CallPatterns, T19AListOfWhichEachBatchUsesAnotherPart) {
           return model->head(x).sum();
         },
         options);
+  }));
+}
+
+// The layers run once, and the head chunk by chunk, each with a backward of its own, so that the
+// logits of one chunk are in memory at a time.
+TEST_P(CallPatterns, T18ALossInChunks) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const Pass<Chain> whole = [](Chain& model, int batch, int rank) {
+      return model->forward(integer_rows(batch, rank, 6)).sum() * 12;
+    };
+    Chain reference = chain();
+    Chain model = chain();
+    const auto leaves = unique_parameters(*reference);
+    const Slicing slicing(*reference, world, {});
+    auto fsdp = fully_shard(*model, world);
+    const Sgd publishes_in_its_step(fsdp.named_parameters());
+    reference_backward<Chain>(reference, leaves, whole, 0, world);
+    auto hidden = integer_rows(0, world.rank(), 6);
+    for (std::size_t i = 0; i < 4; ++i) {
+      hidden = model->layer(i).forward(hidden).clamp(-2, 2);
+    }
+    const auto cut = hidden.detach().requires_grad_();
+    for (const auto& row : cut.chunk(2)) {
+      (model->head(row).sum() * 12).backward();
+    }
+    hidden.backward(cut.grad());
+    expect_gradients(slicing, leaves, fsdp, 0.0);
+  }));
+}
+
+// All layers are one unit, of which every other one runs.
+TEST_P(CallPatterns, T18PartOfAUnit) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    options.shard.units = units::by_name("layers");
+    const auto report = expect_rank_parity<Chain>(
+        world, [] { return chain(); },
+        [](Chain& model, int batch, int rank) {
+          auto x = integer_rows(batch, rank, 6);
+          for (const std::size_t i : {0U, 2U}) {
+            x = model->layer(i).forward(x).clamp(-2, 2);
+          }
+          return model->head(x).sum();
+        },
+        options);
+    EXPECT_EQ(report.units, 2);
   }));
 }
 

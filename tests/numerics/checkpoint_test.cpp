@@ -5,6 +5,7 @@
 #include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
+#include "support/reentrant.h"
 #include "support/small_decoders.h"
 #include "support/small_models.h"
 
@@ -112,9 +113,8 @@ torch::Tensor pairs_loss(Pairs& model, int batch, int rank) {
 }
 
 std::int64_t bytes_of_a_unit(const World& world) {
-  const auto units = fsdp::build_units(
-      *Pairs(Regions::kNone, false), units::children_of_lists(), world.size(),
-      nullptr);
+  const auto units =
+      fsdp::build_units(*Pairs(Regions::kNone, false), world.size());
   return exchange::unit_bytes(units.units.front());
 }
 
@@ -309,6 +309,33 @@ TEST_P(Checkpoints, T08AnUpdateBetweenForwardAndBackwardIsAnError) {
         error_of([&] { loss.backward(); }),
         testing::HasSubstr("changed between forward and backward"));
     pairs_loss(model, 1, world.rank()).backward();
+  }));
+}
+
+// A user's own checkpoints, whose backward runs another one within it. Layers 0
+// and 1 lie in two of them: the second part of their gradients comes after their
+// units were reduced.
+TEST_P(Checkpoints, T08ReentrantSegmentsBringGradientsInParts) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy :
+         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+      RankParity options;
+      options.shard.strategy = strategy;
+      expect_rank_parity<Chain>(
+          world, [] { return Chain(3, 6); },
+          [](Chain& model, int batch, int rank) {
+            const auto segment = [&model](const torch::Tensor& x) {
+              const auto y = model->layer(0).forward(x).clamp(-2, 2);
+              return model->layer(1).forward(y).clamp(-2, 2);
+            };
+            auto x = integer_rows(batch, rank, 6).requires_grad_();
+            x = reentrant_checkpoint(segment, x);
+            x = model->layer(2).forward(x).clamp(-2, 2);
+            x = reentrant_checkpoint(segment, x);
+            return model->head(x).sum() * 12;
+          },
+          options);
+    }
   }));
 }
 

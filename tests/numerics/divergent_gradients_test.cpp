@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gradients that exist on some ranks only, or nowhere; frozen parameters.
+#include <sherd/optim/adamw.h>
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
@@ -261,6 +262,9 @@ void expect_refused_flags(
       });
       EXPECT_NE(error.find(sentence), std::string::npos) << error;
       mend(model);
+      for (const auto& item : fsdp.named_parameters().items) {
+        at::Tensor(item.slice).mutable_grad().reset();
+      }
     }
     integer_loss(model, 2, world.rank()).backward();
     for (const auto& item : fsdp.named_parameters().items) {
@@ -287,38 +291,152 @@ TEST_P(DivergentGradients, T15RanksThatFreezeDifferentlyAreToldSo) {
   }));
 }
 
-TEST_P(DivergentGradients, T15WhatWasFrozenAtFirstCannotBeThawed) {
-  if (GetParam() == 1) {
+TEST_P(DivergentGradients, T15RanksThatThawDifferentlyAreToldSo) {
+  const int last = GetParam() - 1;
+  if (last == 0) {
     return;
   }
-  expect_all_ok(run_ranks(GetParam(), [](World world) {
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
     expect_refused_flags(
         world,
-        [](IntegerMlp& model) { model->first->bias.requires_grad_(true); },
+        [&](IntegerMlp& model) {
+          model->first->bias.requires_grad_(world.rank() == last);
+        },
         [](IntegerMlp& model) { model->first->bias.requires_grad_(false); },
-        "parameter first.bias was frozen at fully_shard");
+        "ranks disagree on requires_grad of parameter first.bias: rank 0 has "
+        "false, rank " +
+            std::to_string(last) + " has true");
   }));
 }
 
-TEST_P(DivergentGradients, T15OneRankCanThawWhatWasFrozenAtFirst) {
-  if (GetParam() != 1) {
-    return;
-  }
-  expect_all_ok(run_ranks(1, [](World world) {
+IntegerMlp partly_frozen() {
+  IntegerMlp model;
+  freeze(*model->second);                    // A whole unit,
+  model->first->bias.requires_grad_(false);  // a part of one.
+  return model;
+}
+
+// Thawed, also between micro-batches, and a part frozen again.
+torch::Tensor thawing_loss(IntegerMlp& model, int batch, int rank) {
+  model->first->bias.requires_grad_(batch >= 3);
+  model->second->weight.requires_grad_(batch == 2 || batch == 3);
+  return integer_loss(model, batch, rank);
+}
+
+TEST_P(DivergentGradients, T15WhatStartedFrozenTrainsOnceItIsThawed) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    options.shard.units = units::by_name("*");
+    const auto check = [&] {
+      for (const int micro_batches : {1, 2}) {
+        options.micro_batches = micro_batches;
+        options.steps = 6 / micro_batches;
+        expect_rank_parity<IntegerMlp>(
+            world, partly_frozen, thawing_loss, options);
+      }
+    };
+    for (const auto strategy :
+         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+      options.shard.strategy = strategy;
+      check();
+      options.shard.exchange = ExchangeKind::kCollective;
+      check();
+      options.shard.exchange = ExchangeKind::kAuto;
+    }
+    if (world.size() == 4) {
+      options.shard.strategy = Strategy::kFullShard;
+      options.replicas = 2;
+      check();
+    }
+  }));
+}
+
+TEST_P(DivergentGradients, T15ShardBytesHaveTheGradientsOfWhatWasThawed) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto exchange :
+         {ExchangeKind::kAuto, ExchangeKind::kCollective}) {
+      FullyShardOptions options;
+      options.exchange = exchange;
+      options.units = units::by_name("*");
+      const auto bytes_of = [&](IntegerMlp model) {
+        auto fsdp = fully_shard(*model, world, options);
+        const auto before = fsdp.report().shard_bytes;
+        model->second->weight.requires_grad_(true);
+        integer_loss(model, 0, world.rank()).backward();
+        fsdp.publish();
+        return std::pair(before, fsdp.report().shard_bytes);
+      };
+      IntegerMlp frozen;
+      frozen->second->weight.requires_grad_(false);
+      const auto [at_first, once_thawed] = bytes_of(frozen);
+      const auto [trained, trained_on] = bytes_of(IntegerMlp());
+      EXPECT_EQ(trained_on, trained);
+      // The cuts of what is a unit of its own may leave a rank nothing of it.
+      const auto all =
+          world.all_gather({static_cast<double>(once_thawed - at_first)});
+      double more = 0;
+      for (const auto& rank : all) {
+        EXPECT_GE(rank[0], 0);
+        more += rank[0];
+      }
+      EXPECT_GE(more, 15 * 5 * sizeof(float));
+      EXPECT_LT(more, trained * world.size());
+    }
+  }));
+}
+
+// A gradient of some ranks alone thaws the unit on all.
+TEST_P(DivergentGradients, T15WhatStartedFrozenMayBeUsedBySomeRanksAlone) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
     RankParity options;
     options.steps = 4;
-    expect_rank_parity<IntegerMlp>(
-        world,
-        [] {
-          IntegerMlp model;
-          freeze(*model->second);
-          return model;
-        },
-        [](IntegerMlp& model, int batch, int rank) {
-          model->second->weight.requires_grad_(batch > 1);
-          return integer_loss(model, batch, rank);
-        },
-        options);
+    options.shard.units = units::by_name("*");
+    for (const auto exchange :
+         {ExchangeKind::kAuto, ExchangeKind::kCollective}) {
+      options.shard.exchange = exchange;
+      expect_rank_parity<Branches>(
+          world,
+          [] {
+            Branches model;
+            freeze(*model->left);
+            freeze(*model->right);
+            return model;
+          },
+          [](Branches& model, int batch, int rank) {
+            for (auto& parameter : model->left->parameters()) {
+              parameter.requires_grad_(batch > 0);
+            }
+            const auto out = model->forward(integer_rows(batch, rank, 4));
+            return rank == 0 ? out.left.sum() : out.right.sum();
+          },
+          options);
+    }
+  }));
+}
+
+TEST_P(DivergentGradients, T15AnOptimizerHasStateOfWhatWasThawed) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    auto model = partly_frozen();
+    auto fsdp = fully_shard(*model, world, {.units = units::by_name("*")});
+    AdamW adamw(fsdp.named_parameters());
+    const auto has_state = [&](const std::string& parameter) {
+      const auto slices = adamw.tensors(/*all=*/false);
+      const bool here = std::any_of(
+          slices.begin(), slices.end(), [&](const OptimizerTensor& tensor) {
+            return tensor.parameter == parameter;
+          });
+      // A small parameter lies on some ranks only.
+      const auto all = world.all_gather({here ? 1.0 : 0.0});
+      return std::ranges::find(all, std::vector<double>{1.0}) != all.end();
+    };
+    for (const bool thawed : {false, true}) {
+      model->second->weight.requires_grad_(thawed);
+      integer_loss(model, 0, world.rank()).backward();
+      adamw.step();
+      adamw.zero_grad();
+      EXPECT_EQ(has_state("second.weight"), thawed);
+      EXPECT_TRUE(has_state("third.weight"));
+    }
   }));
 }
 

@@ -8,6 +8,8 @@
 #include "support/small_decoders.h"
 
 #include <map>
+#include <gmock/gmock.h>
+#include <sherd/optim/adamw.h>
 #include "exchange/exchange.h"
 
 namespace sherd::test {
@@ -288,8 +290,7 @@ TEST_P(MixedPrecisionParity, T20DtypesAndBytesAreWhatWasAskedFor) {
     auto options = bf16(torch::kFloat);
     options.units = units::none();
     options.strategy = Strategy::kShardGradOp;
-    const auto units = fsdp::build_units(
-        *model, options.units, world.size(), nullptr, options.mixed_precision);
+    const auto units = fsdp::build_units(*model, world.size(), options);
     auto fsdp = fully_shard(*model, world, options);
     for (const auto& item : model->named_parameters()) {
       const bool kept = item.key().starts_with("batch_norm");
@@ -348,6 +349,251 @@ TEST_P(MixedPrecisionParity, T43ASummonKeepsTheBitsThatNobodyWrote) {
         expect_close(scope.tensor(item.key()), expected, 0.0, item.key());
       }
     }
+  }));
+}
+
+// ---- other dtypes in parts of the model ----
+
+bool is_sharded(const torch::Tensor& parameter) {
+  return parameter.key_set().has(c10::DispatchKey::TESTING_ONLY_GenericWrapper);
+}
+
+struct NormedLayerImpl : torch::nn::Module {
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Linear linear{nullptr};
+  NormedLayerImpl() {
+    norm = register_module(
+        "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
+    linear = register_module("linear", torch::nn::Linear(6, 6));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return x + layer(*linear, torch::tanh(layer(*norm, x)));
+  }
+  // The reference has no casts but these.
+  template <typename Layer>
+  static torch::Tensor layer(Layer& of, const torch::Tensor& x) {
+    return of.forward(
+        is_sharded(of.weight) ? x : x.to(of.weight.scalar_type()));
+  }
+};
+TORCH_MODULE(NormedLayer);
+
+struct PartsImpl : torch::nn::Module {
+  torch::nn::ModuleList layers;
+  torch::nn::Linear head{nullptr};
+  PartsImpl() {
+    torch::manual_seed(6);
+    register_module("layers", layers);
+    layers->push_back(NormedLayer());
+    layers->push_back(NormedLayer());
+    head = register_module("head", torch::nn::Linear(6, 3));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (const auto& layer : *layers) {
+      x = layer->as<NormedLayerImpl>()->forward(x);
+    }
+    const auto y = NormedLayerImpl::layer(*head, x);
+    return is_sharded(head->weight) ? y : y.to(torch::kFloat);
+  }
+};
+TORCH_MODULE(Parts);
+
+torch::Tensor parts_loss(Parts& model, int batch, int rank) {
+  torch::manual_seed(100 * batch + rank);
+  return model->forward(torch::randn({4, 6})).square().mean();
+}
+
+// Norms in fp32 within their blocks, a head that returns fp32.
+FullyShardOptions parts_options() {
+  auto options = bf16();
+  options.units = units::any_of(
+      {units::inside(
+           units::of_type<torch::nn::LayerNormImpl>(),
+           {.mixed_precision = MixedPrecision()}),
+       units::with_options(
+           units::by_name("head"), {.output_dtype = torch::kFloat}),
+       units::children_of_lists()});
+  return options;
+}
+
+TEST_P(MixedPrecisionParity, T23PartsOfTheModelHaveTheirOwnDtypes) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : {Strategy::kFullShard, Strategy::kNoShard}) {
+      MixedParity options;
+      options.steps = 2;
+      options.shard = parts_options();
+      options.shard.strategy = strategy;
+      expect_mixed_parity<Parts>(
+          world, [] { return Parts(); }, parts_loss, options);
+    }
+    Parts model;
+    const auto fsdp = fully_shard(*model, world, parts_options());
+    EXPECT_EQ(fsdp.units().size(), 3U);
+    EXPECT_EQ(fsdp.units()[0].flats.size(), 2U);
+    EXPECT_EQ(
+        model->layers->ptr<NormedLayerImpl>(0)->norm->weight.scalar_type(),
+        torch::kFloat);
+    EXPECT_EQ(model->head->weight.scalar_type(), kBf16);
+    const auto y = model->forward(torch::ones({1, 6}));
+    EXPECT_EQ(y.scalar_type(), torch::kFloat);
+    EXPECT_TRUE(torch::equal(y, y.to(kBf16).to(torch::kFloat)));
+  }));
+}
+
+TEST_P(MixedPrecisionParity, T23InputsAreCastUnlessSwitchedOff) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    torch::manual_seed(1);
+    torch::nn::Linear model(4, 3);
+    auto options = bf16();
+    options.mixed_precision.cast_forward_inputs = false;
+    auto fsdp = fully_shard(*model, world, options);
+    const auto x = torch::ones({2, 4});
+    EXPECT_NE(error_of([&] { (void)model->forward(x); }), "no error");
+    EXPECT_EQ(model->forward(x.to(kBf16)).scalar_type(), kBf16);
+  }));
+}
+
+struct BuffersImpl : torch::nn::Module {
+  torch::nn::Linear linear{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  torch::Tensor scale, count;
+  BuffersImpl() {
+    linear = register_module("linear", torch::nn::Linear(4, 3));
+    norm = register_module("norm", torch::nn::BatchNorm1d(3));
+    scale = register_buffer("scale", torch::full({3}, 0.3));
+    count = register_buffer("count", torch::ones({3}, torch::kLong));
+  }
+};
+TORCH_MODULE(Buffers);
+
+TEST_P(MixedPrecisionParity, T23FloatingBuffersAreCastOnRequest) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Buffers model;
+    const auto kept = model->scale;
+    auto options = bf16();
+    options.sync_module_states = true;
+    options.mixed_precision.buffer_dtype = kBf16;
+    auto fsdp = fully_shard(*model, world, options);
+    EXPECT_TRUE(kept.is_same(model->scale));
+    expect_close(model->scale, torch::full({3}, 0.3).to(kBf16), 0.0, "scale");
+    EXPECT_EQ(model->count.scalar_type(), torch::kLong);
+    EXPECT_EQ(model->norm->running_mean.scalar_type(), torch::kFloat);
+    Buffers other;
+    options.mixed_precision.buffer_dtype = std::nullopt;
+    auto uncast = fully_shard(*other, world, options);
+    EXPECT_EQ(other->scale.scalar_type(), torch::kFloat);
+  }));
+}
+
+std::vector<torch::Tensor> gradients_of(
+    const Mesh& mesh, const FullyShardOptions& options) {
+  Parts model;
+  auto fsdp = fully_shard(*model, mesh, options);
+  for (int batch = 0; batch < 2; ++batch) {
+    parts_loss(model, batch, mesh.world().rank()).backward();
+  }
+  std::vector<torch::Tensor> gradients;
+  for (const auto& slice : fsdp.parameters()) {
+    gradients.push_back(slice.grad().clone());
+  }
+  // An optimizer of sherd's takes them as they are.
+  AdamW adamw(fsdp.named_parameters(), {.learning_rate = 0.1});
+  const auto before = fsdp.parameters().at(0).detach().clone();
+  (void)fsdp.clip_grad_norm(1e6);
+  adamw.step();
+  EXPECT_FALSE(torch::equal(fsdp.parameters().at(0).detach(), before));
+  return gradients;
+}
+
+TEST_P(MixedPrecisionParity, T21GradientsStayNarrowOnRequest) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : {Strategy::kFullShard, Strategy::kNoShard}) {
+      for (int replicas = 1; replicas <= 2; ++replicas) {
+        if (world.size() % replicas != 0) {
+          continue;
+        }
+        const Mesh mesh(world, {.replicate = replicas});
+        auto options = bf16();
+        options.strategy = strategy;
+        const auto wide = gradients_of(mesh, options);
+        options.mixed_precision.keep_low_precision_grads = true;
+        const auto narrow = gradients_of(mesh, options);
+        ASSERT_EQ(wide.size(), narrow.size());
+        for (std::size_t i = 0; i < wide.size(); ++i) {
+          EXPECT_EQ(wide[i].scalar_type(), torch::kFloat);
+          EXPECT_EQ(narrow[i].scalar_type(), kBf16);
+          // Rounded after each micro-batch and, with replicas, in between.
+          EXPECT_TRUE(torch::allclose(
+              narrow[i].to(torch::kFloat), wide[i], 3e-2, 1e-3));
+        }
+      }
+    }
+  }));
+}
+
+TEST_P(MixedPrecisionParity, T43AScopeInFullPrecisionComputesWithFp32) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : {Strategy::kFullShard, Strategy::kNoShard}) {
+      MixedNet plain;
+      MixedNet model;
+      plain->eval();
+      model->eval();
+      auto options = bf16();
+      options.strategy = strategy;
+      auto fsdp = fully_shard(*model, world, options);
+      const auto x = fp32_inputs(0, 0);
+      {
+        const auto scope = fsdp.summon_full_parameters(
+            {.read_only = true, .full_precision = true});
+        EXPECT_NE(error_of([&] { (void)model->forward(x); }), "no error");
+        const torch::NoGradGuard no_grad;
+        expect_close(model->forward(x), plain->forward(x), 0.0, "output");
+        expect_close(
+            torch::cat({model->head->bias, model->head->bias}),
+            torch::cat({plain->head->bias, plain->head->bias}), 0.0, "list");
+      }
+      const auto y = model->forward(x);
+      EXPECT_EQ(y.scalar_type(), kBf16);
+      y.sum().backward();
+      EXPECT_TRUE(fsdp.parameters().at(0).grad().defined());
+    }
+  }));
+}
+
+TEST_P(MixedPrecisionParity, OptionsWithoutSenseAreRefused) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Parts model;
+    const auto refusal = [&](const FullyShardOptions& options) {
+      return error_of([&] { (void)fully_shard(*model, world, options); });
+    };
+    using testing::HasSubstr;
+    EXPECT_THAT(
+        refusal(
+            {.units = units::with_options(
+                 units::by_name("layers.0"), {.output_dtype = torch::kFloat})}),
+        testing::AllOf(
+            HasSubstr(
+                "module layers.0 has an output_dtype and 0 of 4 parameters of "
+                "its own"),
+            HasSubstr("name the layer that it ends with, or call .to()")));
+    EXPECT_THAT(
+        refusal(
+            {.units = units::with_options(
+                 units::by_name("head"), {.output_dtype = torch::kLong})}),
+        HasSubstr("mixed_precision.output_dtype is Long"));
+    EXPECT_THAT(
+        refusal({.mixed_precision = {.buffer_dtype = torch::kDouble}}),
+        HasSubstr("mixed_precision.buffer_dtype is Double"));
+    EXPECT_THAT(
+        refusal({.gradient_divide_factor = 0.0}),
+        HasSubstr("options.gradient_divide_factor is 0"));
+    if (world.size() > 1) {
+      EXPECT_THAT(
+          refusal({.gradient_divide_factor = 1.0 + world.rank()}),
+          HasSubstr("gradients divided by"));
+    }
+    auto fsdp = fully_shard(*model, world);
+    parts_loss(model, 0, world.rank()).backward();
   }));
 }
 

@@ -8,6 +8,8 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <map>
+
 namespace sherd::test {
 namespace {
 
@@ -172,11 +174,19 @@ TEST_P(Strategies, GranularityKeepsRowsWholeAndNumbersEqual) {
     expect_rank_parity<IntegerMlp>(
         world, [] { return IntegerMlp(); }, integer_loss, options);
     IntegerMlp model;
+    std::map<std::string, std::int64_t> blocks;
+    for (auto& item : model->named_parameters()) {
+      const torch::NoGradGuard no_grad;
+      auto& whole = item.value();
+      whole.copy_(torch::arange(whole.numel()).view_as(whole));
+      blocks[item.key()] = options.shard.granularity(item.key(), whole);
+    }
     auto fsdp = fully_shard(*model, world, options.shard);
     for (const auto& item : fsdp.named_parameters().items) {
-      if (item.name == "first.weight") {
-        EXPECT_EQ(item.slice.numel() % 7, 0);
-      }
+      // Elements are their own places.
+      const auto begin = item.slice[0].item<std::int64_t>();
+      EXPECT_EQ(begin % blocks[item.name], 0) << item.name;
+      EXPECT_EQ(item.slice.numel() % blocks[item.name], 0) << item.name;
     }
   }));
 }

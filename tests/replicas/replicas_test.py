@@ -4,7 +4,7 @@
 
   replicas_test.py CASE SHERD SCRATCH
 
-CASE is undisturbed, coordinator_killed, rank_killed or all_killed; SHERD the built
+CASE is undisturbed, coordinator_killed, rank_killed, all_killed or fp16; SHERD the built
 command; SCRATCH a folder that is replaced. Trains a small model as two replicas of two
 ranks, once by `--replicate 2` and once fault-tolerant. As long as the same samples
 are in each step, every number must be the same to the last bit.
@@ -22,13 +22,14 @@ import time
 
 TIMEOUT_S = 100
 STEPS = 40
+STEPS_DISTURBED = 80  # So that the fault comes before the end.
 STEPS_TO_COME_BACK = 200  # In which a replica is started again and catches up.
 GONE = (FileNotFoundError, ProcessLookupError)  # It has ended meanwhile.
 REPLICAS = 2
 SAMPLES = 16  # Of each replica.
 JOB = (
     "train", "--layers", "2", "--width", "160",
-    "--heads", "2", "--seq", "16", "--sample-tokens", "0", "--data",
+    "--heads", "2", "--seq", "16", "--dropout", "0.1", "--sample-tokens", "0", "--data",
     str(pathlib.Path(__file__).resolve().parent.parent.parent / "LICENSE"),
 )  # fmt: skip
 
@@ -152,7 +153,7 @@ def undisturbed(sherd, scratch):
 
 
 def coordinator_killed(sherd, scratch):
-    steps = STEPS_TO_COME_BACK
+    steps = STEPS_DISTURBED
     whole = plain(sherd, scratch / "plain", steps)
 
     def disturb(launcher, folders):
@@ -195,7 +196,7 @@ def rank_killed(sherd, scratch):
 
 def all_killed(sherd, scratch):
     """F16: the run goes on from the disk, and no number tells."""
-    steps = STEPS_TO_COME_BACK
+    steps = STEPS_DISTURBED
     whole = plain(sherd, scratch / "plain", steps)
     run = scratch / "ft"
 
@@ -214,8 +215,27 @@ def all_killed(sherd, scratch):
     expect_same(fault_tolerant(sherd, run, disturb, samples, saves, steps), whole)
 
 
+def fp16(sherd, scratch):
+    """A step in which gradients of some rank overflow is skipped by every replica."""
+    samples = ("--samples-per-replica", "2")  # Few, so that gradients are large.
+    more = ("--dtype", "fp16")
+    replicas = fault_tolerant(
+        sherd, scratch / "ft", lambda *_: None, samples, more, steps=8
+    )
+    fields = ("grad_norm", "loss_scale", "skipped")
+    first, second = (
+        [[record[field] for field in fields] for record in replica.values()]
+        for replica in replicas
+    )
+    if first != second:
+        sys.exit(f"expected the same steps of both replicas, found {first}, {second}")
+    skipped = [skips for _, _, skips in first]
+    if not any(skipped) or first[-1][1] != 65536 / 2 ** sum(skipped[:-1]):
+        sys.exit(f"expected a scale that is halved by some steps, found {first}")
+
+
 def main():
-    all_cases = (undisturbed, coordinator_killed, rank_killed, all_killed)
+    all_cases = (undisturbed, coordinator_killed, rank_killed, all_killed, fp16)
     cases = {each.__name__: each for each in all_cases}
     if len(sys.argv) != 4 or sys.argv[1] not in cases:
         sys.exit(__doc__)

@@ -23,12 +23,10 @@ inline Budgets budgets_of(
     const torch::nn::Module& module,
     const FullyShardOptions& options,
     int ranks) {
-  const auto units = fsdp::build_units(module, options.units, ranks, nullptr);
-  std::vector<std::int64_t> bytes;
-  for (const auto& unit : units.units) {
-    bytes.push_back(exchange::unit_bytes(unit));
-  }
-  const plan::UnitSizes sizes{.bytes = bytes, .root = units.root};
+  const auto units = fsdp::build_units(
+      module, ranks, {.units = options.units, .ignored = options.ignored});
+  const auto by_policy = fsdp::policy_unit_sizes(units);
+  const auto sizes = by_policy.sizes();
   return {plan::budget_floor(sizes), plan::total_unit_bytes(sizes)};
 }
 

@@ -170,10 +170,8 @@ class Slicing {
       const FullyShardOptions& options)
       : units_(fsdp::build_units(
             module,
-            options.units,
             both_axes(options) ? mesh.world().size() : mesh.shard_size(),
-            options.granularity,
-            options.mixed_precision)),
+            options)),
         rank_(
             both_axes(options) ? mesh.shard_index() * mesh.replicate_size() +
                     mesh.replicate_index()

@@ -39,11 +39,14 @@ class TrainCommand(unittest.TestCase):
         self.folder.mkdir(parents=True)
         (self.folder / "text").write_bytes((ROOT / "LICENSE").read_bytes())
 
-    def shown(self, *words, expected=0, ranks=0, cwd=None):
+    def shown(self, *words, command="train", expected=0, ranks=0, cwd=None):
         """stdout and stderr of `sherd train WORDS`, which ends with `expected`."""
-        launcher = [self.sherd, "run", "-n", str(ranks), "--"] if ranks else []
+        launcher = [self.sherd, "run", "-n", str(ranks), "--no-prefix", "--"]
         done = subprocess.run(
-            [*launcher, self.sherd, "train", *(str(word) for word in words)],
+            [
+                *(launcher if ranks else []), self.sherd, *command.split(),
+                *(str(word) for word in words),
+            ],
             cwd=cwd or self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -77,9 +80,13 @@ class TrainCommand(unittest.TestCase):
                 return
         self.fail(f"the output ended without '{text}'")
 
-    def losses(self, run):
+    def metrics(self, run, fields):
+        """[values of these fields] of each step."""
         lines = (self.folder / run / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line)["loss"] for line in lines]
+        return [[json.loads(line)[field] for field in fields] for line in lines]
+
+    def losses(self, run):
+        return [loss for (loss,) in self.metrics(run, ["loss"])]
 
     def whole(self, checkpoint, section):
         """{name: numbers} of the weights of a section, which are fp32."""
@@ -177,6 +184,31 @@ class TrainCommand(unittest.TestCase):
         self.assertIn("allocate", text)
         self.assertEqual(text.count("\n"), 1, text)
 
+    # ---- memory
+
+    def test_a_plan_says_what_a_run_would_cost_and_writes_nothing(self):
+        words = (*SMALL, "--data", "text", "--run", "x", "--plan")
+        text = self.shown(*words, ranks=2)
+        for part in ("1 layers of width 32", "2 ranks, full_shard", "optimizer", "s a step"):
+            self.assertIn(part, text)
+        self.assertFalse((self.folder / "x").exists())
+
+    def test_a_plan_with_a_limit_has_what_other_limits_cost(self):
+        words = (*SMALL, "--data", "text", "--plan", "--memory", "64GiB")
+        self.assertIn("0 of 1", self.shown(*words).splitlines()[-1])
+
+    def test_a_limit_for_memory_is_carried_out_with_the_same_losses(self):
+        words = (*SMALL, "--data", "text", "--steps", "4")
+        self.shown(*words, "--run", "x")
+        text = self.shown(*words, "--run", "y", "--memory", "64GiB")
+        self.assertIn("of 64.0 GiB: recomputes 0 of 1 layers", text)
+        self.assertEqual(self.losses("x"), self.losses("y"))
+
+    def test_a_limit_for_memory_that_cannot_be_kept_names_its_floor(self):
+        words = (*SMALL, "--data", "text", "--run", "x", "--memory", "20MiB")
+        text = self.shown(*words, ranks=2, expected=2)
+        self.assertIn("a memory limit of 20971520 bytes is below its floor", text)
+
     # ---- options of training
 
     def test_micro_batches_do_not_change_what_is_learnt(self):
@@ -220,11 +252,44 @@ class TrainCommand(unittest.TestCase):
         text = self.shown("--config", "y/config.json", "--steps", "3")
         self.assertIn("goes on behind step 2", text)
         text = self.shown(*words, "--init-from", "x", "--run", "w", expected=2)
-        self.assertIn("--init-from: expected a checkpoint or a run with one", text)
+        self.assertIn("--init-from: x: expected a run or checkpoint", text)
         text = self.shown(
             *words, "--init-from", "gone", "--width", "64", "--run", "v", expected=2
         )
-        self.assertIn("expected shape", text)
+        self.assertIn(
+            "--width: expected 32, as in the model of gone/checkpoints/step-30, found 64",
+            text,
+        )
+
+    def test_a_new_run_begins_with_a_hugging_face_model(self):
+        words = ("--data", "text", "--sample-tokens", "0", "--seq", "8")
+        llama = ("--model", "llama", "--kv-heads", "1")
+        self.shown(*SMALL, *llama, "--data", "text", "--run", "x", "--steps", "30")
+        self.shown("x", "hf", command="checkpoint export")
+        # It is asked for a part of what it is, and reads fewer positions.
+        begun = (*words, "--init-from", "hf", "--kv-heads", "1")
+        self.shown(*begun, "--run", "y", "--steps", "1", ranks=2)
+        self.shown(*words, "--init-from", "x", "--run", "z", "--steps", "1")
+        self.assertLess(self.losses("y")[0], self.losses("x")[0] - 1)
+        self.assertAlmostEqual(self.losses("y")[0], self.losses("z")[0], delta=1e-4)
+        text = self.shown(*words, "--init-from", "hf", "--model", "gpt", expected=2)
+        self.assertIn("--model: expected llama, as in the model of hf, found gpt", text)
+        weights = self.folder / "hf/model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-4])
+        for ranks in (0, 2):
+            text = self.shown(*begun, "--run", "v", expected=2, ranks=ranks)
+            self.assertIn("hf/model.safetensors", text)
+
+    def test_dropout_is_the_same_when_layers_are_computed_again(self):
+        words = (
+            *SMALL, "--data", "text", "--steps", "3", "--save-every", "0",
+            "--micro-batches", "2",
+        )  # fmt: skip
+        again = ("--dropout", "0.3", "--recompute-activations")
+        for run, more in (("x", ()), ("y", again[:2]), ("z", again)):
+            self.shown(*words, *more, "--run", run, ranks=2)
+        self.assertEqual(self.losses("y"), self.losses("z"))
+        self.assertNotEqual(self.losses("x"), self.losses("y"))
 
     def test_the_average_of_the_weights_is_saved_and_goes_on(self):
         words = (*SMALL, "--data", "text", "--ema", "0.75", "--keep", "0")
@@ -246,6 +311,67 @@ class TrainCommand(unittest.TestCase):
             for name, numbers in found.items():
                 for one, other in zip(numbers, average[name], strict=True):
                     self.assertAlmostEqual(one, other, delta=1e-4)
+        self.uses_the_average("x")
+
+    def uses_the_average(self, run):
+        """generate, eval and export take the averaged weights with --weights ema."""
+        words = ("--from", run, "--data", "text", "--json")
+        losses = [
+            json.loads(self.shown(*words, *more, command="eval", ranks=ranks))["loss"]
+            for more, ranks in (((), 0), (("--weights", "ema"), 0), (("--weights", "ema"), 2))
+        ]
+        self.assertNotEqual(losses[0], losses[1])
+        self.assertAlmostEqual(losses[1], losses[2], delta=1e-5)
+        self.shown(run, "hf", "--weights", "ema", command="checkpoint export")
+        words = ("--from", "hf", "--data", "text", "--json")
+        exported = json.loads(self.shown(*words, command="eval"))
+        self.assertAlmostEqual(exported["loss"], losses[1], delta=1e-6)
+        words = ("--prompt", "a", "--tokens", "1", "--weights", "ema")
+        self.shown("--from", run, *words, command="generate")
+
+    def test_an_average_begins_with_the_weights_of_the_run(self):
+        words = (*SMALL, "--data", "text", "--run", "x", "--keep", "0")
+        every = (*words, "--save-every", "1")
+        self.shown(*every, "--steps", "4", "--stop-at", "2")
+        for command in ("eval --data text", "generate --prompt a"):
+            text = self.shown(
+                "--from", "x", "--weights", "ema", command=command, expected=2
+            )
+            self.assertIn("x: expected the averaged weights of a run with --ema", text)
+            self.assertIn("found none in x/checkpoints/step-2", text)
+        text = self.shown(*every, "--steps", "4", "--stop-at", "3", "--ema", "0.75", ranks=2)
+        self.assertIn("has no average of the weights, which begins", text)
+        before, after = (self.whole(f"x/checkpoints/step-{i}", "model") for i in (2, 3))
+        for name, numbers in self.whole("x/checkpoints/step-3", "ema").items():
+            for one, old, new in zip(numbers, before[name], after[name], strict=True):
+                self.assertAlmostEqual(one, 0.75 * old + 0.25 * new, delta=1e-5)
+        text = self.shown(*every, "--steps", "4")
+        self.assertIn("its average of the weights is not used, since --ema is 0", text)
+        self.assertEqual(len(self.losses("x")), 4)
+        process = self.start(
+            "--data", "text", "--run", "x", "--ema", "0.5",
+            launcher=("--fault-tolerant", "--replicas", "1", "--samples-per-replica", "6"),
+        )  # fmt: skip
+        text = process.stdout.read()
+        self.assertIn("--ema: expected 0 for replicas that go on from x/checkpoints/step-4", text)
+        self.assertEqual(process.wait(TIMEOUT_S), 2)
+
+    def test_a_run_in_fp16_goes_on_with_its_scale(self):
+        words = (*SMALL, "--data", "text", "--dtype", "fp16")
+        self.shown(*words, "--run", "x", "--steps", "4", ranks=2)
+        self.shown(*words, "--run", "y", "--steps", "4", "--stop-at", "2", ranks=2)
+        self.shown(*words, "--run", "y", "--steps", "4", ranks=2)
+        fields = ("loss", "loss_scale", "skipped")
+        self.assertEqual(self.metrics("y", fields), self.metrics("x", fields))
+        for section in ("model", "scaler"):
+            found = self.whole("y/checkpoints/step-4", section)
+            self.assertEqual(found, self.whole("x/checkpoints/step-4", section))
+        scale = self.whole("x/checkpoints/step-4", "scaler")["scale"][0]
+        self.assertEqual(scale, self.metrics("x", fields)[-1][1])
+        # And without it in another dtype, and back.
+        for dtype, steps in (("fp32", "5"), ("fp16", "6")):
+            again = ("--run", "y", "--steps", steps, "--dtype", dtype)
+            self.shown(*SMALL, "--data", "text", *again)
 
     # ---- Ctrl-C
 
@@ -302,6 +428,16 @@ class TrainCommand(unittest.TestCase):
         # It compresses from step 10 on.
         self.shown(*words, "--run", "x", "--stop-at", "13", ranks=2)
         self.shown(*words, "--run", "x", ranks=2)
+        self.assertEqual(self.losses("x"), self.losses("whole"))
+
+    def test_power_sgd_of_a_mesh_goes_on_with_that_of_each_shard(self):
+        words = (
+            *SMALL, "--data", "text", "--replicate", "2", "--hook", "power_sgd",
+            "--steps", "14",
+        )  # fmt: skip
+        self.shown(*words, "--run", "whole", ranks=4)
+        self.shown(*words, "--run", "x", "--stop-at", "12", ranks=4)
+        self.shown(*words, "--run", "x", ranks=4)
         self.assertEqual(self.losses("x"), self.losses("whole"))
 
     def test_the_memory_of_a_hook_is_not_for_other_ranks(self):

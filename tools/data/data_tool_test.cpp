@@ -9,6 +9,7 @@
 #include <sherd/data/token_file.h>
 #include "data/document_reader.h"
 #include "data/input_files.h"
+#include "data/parquet_rows.h"
 #include "data/prepare.h"
 #include "support/scratch_folder.h"
 #include "text_file.h"
@@ -95,9 +96,65 @@ TEST(InputFiles, TakesFoldersInPathOrderWithoutHiddenFiles) {
   EXPECT_EQ(files[1].path, folder.path() + "/a/z.txt");
   EXPECT_EQ(files[1].refused, "");
   EXPECT_EQ(files[2].path, folder.path() + "/b.txt");
-  EXPECT_THAT(files[3].refused, HasSubstr("Parquet"));
+  EXPECT_EQ(files[3].path, folder.path() + "/c.parquet");
+  EXPECT_EQ(files[3].refused, "");
   EXPECT_THROW(input_files({folder.path() + "/none"}), Error);
   EXPECT_THROW(input_files({"/dev/null"}), Error);
+}
+
+// What a program does instead of a Python; the test data.parquet has a real one.
+class ParquetRowsTest : public ::testing::Test {
+ protected:
+  std::string program(const std::string& script) {
+    const auto path = folder_.file("it's a python", "#!/bin/sh\n" + script);
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  }
+  std::vector<std::string> rows(const std::string& python) {
+    std::vector<std::string> found;
+    for_each_parquet_row(
+        "a.parquet", {.column = "b'c", .python = python},
+        [&](std::string_view row) { found.emplace_back(row); });
+    return found;
+  }
+  std::string refusal(const std::string& python) {
+    try {
+      rows(python);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+
+  ScratchFolder folder_;
+};
+
+TEST_F(ParquetRowsTest, AreLinesOfAProgramThatGetsTheFileAndTheColumn) {
+  EXPECT_THAT(
+      rows(program(R"(printf '{"text": "%s"}\n' "$3" "$4" 'x\ny')")),
+      ElementsAre("a.parquet", "b'c", "x\ny"));
+  EXPECT_THAT(rows(program("exit 0")), ElementsAre());
+}
+
+TEST_F(ParquetRowsTest, AProgramThatIsMissingOrEndsEarlyIsAnError) {
+  EXPECT_THAT(
+      refusal(folder_.path() + "/none"),
+      AllOf(
+          HasSubstr("a.parquet: expected a Python that has pyarrow"),
+          HasSubstr("found: no program " + folder_.path() + "/none"),
+          HasSubstr("pip install pyarrow")));
+  EXPECT_THAT(
+      refusal(program(R"(echo '{"missing": "No module"}')")),
+      AllOf(
+          HasSubstr("found: No module. Make one with"),
+          HasSubstr("to_json(out, orient=\"records\", lines=True)")));
+  EXPECT_THAT(
+      refusal(program("echo '{\"text\": \"a\"}'; kill -9 $$")),
+      HasSubstr("was ended by signal 9"));
+  EXPECT_THAT(refusal(program("exit 3")), HasSubstr("ended with status 3"));
+  EXPECT_THAT(
+      refusal(program("echo hello")),
+      HasSubstr("rows from Python, found: hello"));
 }
 
 class PrepareTest : public ::testing::Test {

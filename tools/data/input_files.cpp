@@ -26,9 +26,6 @@ std::string name_problem(const fs::path& path) {
   if (std::find(kPacked.begin(), kPacked.end(), extension) != kPacked.end()) {
     return "compressed: unpack it first";
   }
-  if (extension == ".parquet") {
-    return "Parquet: convert it to JSON lines first";
-  }
   return "";
 }
 

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -11,8 +10,10 @@
 #include <sherd/base/error.h>
 #include <sherd/data/token_file.h>
 #include <sherd/data/tokenizer.h>
+#include "base/replace_file.h"
 #include "data/document_reader.h"
 #include "data/input_files.h"
+#include "data/parquet_rows.h"
 #include "text_file.h"
 
 namespace sherd::tools {
@@ -118,7 +119,8 @@ class Preparation {
   void take(const InputFile& file) {
     auto problem = file.refused;
     std::string content;
-    if (problem.empty()) {
+    const bool rows = is_parquet(file.path);
+    if (problem.empty() && !rows) {
       auto text = text_of_file(file.path);
       content = text ? std::move(*text) : "";
       problem = text ? text_problem(content) : "cannot be read";
@@ -132,14 +134,22 @@ class Preparation {
     }
     const auto documents = report_.documents;
     const auto tokens = report_.tokens;
-    for_each_document(
-        content, file.path,
-        {.format = document_format(options_.documents, file.path),
-         .field = options_.field},
-        [&](std::string_view document) { add(document); });
+    const auto each = [&](std::string_view document) { add(document); };
+    if (rows) {
+      for_each_parquet_row(
+          file.path, {.column = options_.field, .python = options_.python},
+          each);
+    } else {
+      for_each_document(
+          content, file.path,
+          {.format = document_format(options_.documents, file.path),
+           .field = options_.field},
+          each);
+    }
     report_.taken.push_back(
         {.path = file.path,
-         .bytes = static_cast<std::int64_t>(content.size()),
+         .bytes = static_cast<std::int64_t>(
+             rows ? fs::file_size(file.path) : content.size()),
          .documents = report_.documents - documents,
          .tokens = report_.tokens - tokens});
     report_.bytes += report_.taken.back().bytes;
@@ -197,15 +207,9 @@ class Preparation {
       json["left_out"].push_back(
           {{"path", file.path}, {"reason", file.reason}});
     }
-    std::ofstream file(path("prepared.json"), std::ios::binary);
-    file << json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace)
-         << "\n";
-    file.close();
-    if (!file) {
-      throw Error(
-          path("prepared.json") + ": expected to write it, the disk refused",
-          ErrorCode::kUnavailable);
-    }
+    const auto text =
+        json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
+    replace_file(path("prepared.json"), text + "\n").throw_if_failed();
   }
 
   std::string first_reason() const {

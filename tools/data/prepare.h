@@ -17,7 +17,8 @@ struct PrepareOptions {
   std::string out{};
   std::vector<std::string> inputs{};
   std::string documents = "auto";  // See document_format().
-  std::string field = "text";
+  std::string field = "text";      // Of a JSON line; a column of Parquet.
+  std::string python = "python3";  // Reads Parquet; see ParquetOptions.
   std::string eos{};      // A token; empty: that of the tokenizer's files.
   double validation = 0;  // The share of documents, evenly spread.
 };
@@ -50,8 +51,9 @@ struct PrepareReport {
 bool is_for_validation(std::int64_t document, double share);
 
 // `progress` is called after each file with how many are done and how many there are. Throws Error
-// naming path, expected and found: no tokenizer, a named file that is no text, no document at all,
-// a folder that has data already, a disk that refuses it. Nothing is called train.tokens then.
+// naming path, expected and found: no tokenizer, a named file that is no text, what
+// for_each_document() and for_each_parquet_row() refuse, no document at all, a folder that has data
+// already, a disk that refuses it. Nothing is called train.tokens then.
 PrepareReport prepare(
     const PrepareOptions& options,
     const std::function<void(std::size_t, std::size_t)>& progress);

@@ -12,6 +12,7 @@
 #include <sherd/base/error.h>
 #include <sherd/base/run_main.h>
 #include <sherd/data/corpus.h>
+#include <sherd/data/token_file.h>
 #include <sherd/world/world.h>
 #include "generate/load_model.h"
 #include "generate/model_flags.h"
@@ -24,9 +25,11 @@
 namespace sherd::tools {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 struct Arguments {
   ModelFlags model;
-  std::string data;
+  std::vector<std::string> data;
   std::string choices;
   std::int64_t seq = 0;  // 0: the model's.
 };
@@ -35,9 +38,9 @@ void add_options(CLI::App& app, Arguments& given) {
   add_model_flags(app, given.model);
   app.add_option(
          "--data", given.data,
-         "Text, a token file of `sherd data prepare` or a .bin of uint16 ids:\n"
-         "print loss and perplexity")
-      ->type_name("FILE");
+         "Texts, token files of `sherd data prepare` or .bin of uint16 ids:\n"
+         "print loss and perplexity of each and of all together")
+      ->type_name("FILE...");
   app.add_option(
          "--choices", given.choices,
          "Tasks, one a line: {\"prompt\": TEXT, \"choices\": [TEXT, ...],\n"
@@ -51,7 +54,7 @@ void add_options(CLI::App& app, Arguments& given) {
       ->type_name("N [0]");
   app.footer(
       "Examples:\n"
-      "  sherd eval --from runs/20260102-030405 --data my/test.txt\n"
+      "  sherd eval --from runs/20260102-030405 --data my/test.txt more.txt\n"
       "  sherd eval --from my/Qwen2-0.5B --choices tasks.jsonl\n"
       "  sherd run -n 2 -- sherd eval --from my/Llama-3.2-1B --data test.txt");
 }
@@ -74,6 +77,10 @@ std::vector<std::int64_t> ids_of(
     const std::string& path, const ModelSource& source, ModelTokens& tokens) {
   std::vector<std::int64_t> ids;
   if (path.ends_with(".bin") || path.ends_with(".tokens")) {
+    if (path.ends_with(".tokens")) {
+      const data::TokenFile file(path);
+      expect_tokenizer_of(source, path, file.tokenizer_digest());
+    }
     const data::Corpus corpus(path, {.vocabulary = source.vocabulary});
     ids.resize(static_cast<std::size_t>(corpus.tokens()));
     corpus.copy(0, corpus.tokens(), ids.data());
@@ -124,19 +131,47 @@ std::vector<EncodedTask> tasks_of(
   return tasks;
 }
 
-using Json = nlohmann::ordered_json;
+// A file of --data in tokens.
+struct EncodedText {
+  std::string path = {};
+  std::vector<std::int64_t> ids = {};
+};
 
-Json evaluate_text(
-    const World& world,
-    models::LanguageModel& model,
-    const std::vector<std::int64_t>& ids,
-    std::int64_t seq) {
-  const auto score =
-      score_text(world, model, ids, seq > 0 ? seq : model.positions_max());
+std::vector<EncodedText> texts_of(
+    const std::vector<std::string>& paths,
+    const ModelSource& source,
+    ModelTokens& tokens) {
+  std::vector<EncodedText> texts;
+  for (const auto& path : paths) {
+    texts.push_back({.path = path, .ids = ids_of(path, source, tokens)});
+  }
+  return texts;
+}
+
+Json json_of(const TextScore& score) {
   return {
       {"tokens", score.tokens},
       {"loss", score.loss},
       {"perplexity", score.perplexity()}};
+}
+
+Json evaluate_texts(
+    const World& world,
+    models::LanguageModel& model,
+    const std::vector<EncodedText>& texts,
+    std::int64_t seq) {
+  TextScore all;
+  auto files = Json::array();
+  for (const auto& text : texts) {
+    const auto score = score_text(
+        world, model, text.ids, seq > 0 ? seq : model.positions_max());
+    files.push_back(json_of(score));
+    files.back()["path"] = text.path;
+    all += score;
+  }
+  auto found = json_of(all);
+  found["files"] = files;
+  return found;
 }
 
 Json evaluate_choices(
@@ -161,39 +196,59 @@ Json evaluate_choices(
       {"chosen", chosen}};
 }
 
+std::string score_line(const Json& score) {
+  char line[120];
+  std::snprintf(
+      line, sizeof(line), "%lld tokens, loss %.4f, perplexity %.3f",
+      score["tokens"].get<long long>(), score["loss"].get<double>(),
+      score["perplexity"].get<double>());
+  return line;
+}
+
+void print_scores(const Json& found) {
+  const auto& files = found["files"];
+  for (const auto& file : files) {
+    if (files.size() > 1) {
+      std::printf(
+          "%s: %s\n", file["path"].get<std::string>().c_str(),
+          score_line(file).c_str());
+    }
+  }
+  std::printf(
+      "%s%s; %.2f s\n", files.size() > 1 ? "all: " : "",
+      score_line(found).c_str(), found["seconds"].get<double>());
+}
+
 void print(const Json& found, bool json) {
   if (json) {
-    std::puts(found.dump().c_str());
-  } else if (found.contains("tasks")) {
+    // Names of files may be no UTF-8.
+    std::puts(
+        found.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
+            .c_str());
+  } else if (found.contains("files")) {
+    print_scores(found);
+  } else {
     std::printf(
         "%lld of %lld right, accuracy %.4f; %.2f s\n",
         found["right"].get<long long>(), found["tasks"].get<long long>(),
         found["accuracy"].get<double>(), found["seconds"].get<double>());
-  } else {
-    std::printf(
-        "%lld tokens, loss %.4f, perplexity %.3f; %.2f s\n",
-        found["tokens"].get<long long>(), found["loss"].get<double>(),
-        found["perplexity"].get<double>(), found["seconds"].get<double>());
   }
 }
 
 void evaluate(const Arguments& given) {
   const auto dtype = dtype_of(given.model);
-  const auto source = find_model(given.model.from);
+  const auto source = find_model(given.model.from, given.model.weights);
   check(given, source);
   ModelTokens tokens(source);
-  std::vector<std::int64_t> ids;
-  std::vector<EncodedTask> tasks;
-  if (given.choices.empty()) {
-    ids = ids_of(given.data, source, tokens);
-  } else {
-    tasks = tasks_of(given.choices, source, tokens);
-  }
+  const auto texts = texts_of(given.data, source, tokens);
+  const auto tasks = given.choices.empty()
+      ? std::vector<EncodedTask>()
+      : tasks_of(given.choices, source, tokens);
   auto world = World::from_environment();
   auto loaded = load_model(world, source, dtype);
   const auto begin = std::chrono::steady_clock::now();
   auto found = tasks.empty()
-      ? evaluate_text(world, *loaded.model, ids, given.seq)
+      ? evaluate_texts(world, *loaded.model, texts, given.seq)
       : evaluate_choices(*loaded.model, tasks);
   const std::chrono::duration<double> took =
       std::chrono::steady_clock::now() - begin;

@@ -19,6 +19,7 @@
 #include "generate/model_tokens.h"
 #include "generate/text_stream.h"
 #include "parse_arguments.h"
+#include "terminal_text.h"
 
 namespace sherd::tools {
 namespace {
@@ -148,7 +149,7 @@ std::int64_t agreed(const World& world, std::int64_t id) {
 
 void generate(const Arguments& given) {
   const auto dtype = dtype_of(given.model);
-  const auto source = find_model(given.model.from);
+  const auto source = find_model(given.model.from, given.model.weights);
   ModelTokens tokens(source);
   const auto prompt = prompt_ids(given, source, tokens);
   auto world = World::from_environment();

@@ -13,6 +13,8 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
          "config.json and model.safetensors of a Hugging Face model")
       ->required()
       ->type_name("PATH");
+  app.add_option("--weights", flags.weights, kWeightsHelp)
+      ->type_name("NAME [model]");
   app.add_option(
          "--dtype", flags.dtype,
          "Of weights and arithmetic: fp32 or bf16, which takes half the memory")

@@ -6,11 +6,13 @@
 #include <string>
 #include <CLI/App.hpp>
 #include <c10/core/ScalarType.h>
+#include "generate/model_source.h"
 
 namespace sherd::tools {
 
 struct ModelFlags {
   std::string from;
+  std::string weights = kModelWeights;
   std::string dtype = "fp32";
   bool json = false;
 };

@@ -5,6 +5,7 @@
 #include <set>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
+#include <sherd/data/tokenizer.h>
 #include "text_file.h"
 #include "train/hugging_face.h"
 #include "train/saved_model.h"
@@ -15,6 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
+constexpr std::int64_t kByteVocabulary = 256;
 constexpr const char* kExpected =
     "a run or checkpoint of sherd train, or a folder with config.json and "
     "model.safetensors of a Hugging Face model";
@@ -44,16 +46,15 @@ Json read_json(const std::string& path) {
   return json;
 }
 
-// The folder with the tokenizer of a checkpoint: its own, or that of its run,
-// two above it.
+// The folder with the tokenizer of a checkpoint: its own, else that of its run, where it is
+// RUN/checkpoints/step-N.
 std::string tokenizer_folder(const std::string& checkpoint) {
-  const auto own = fs::absolute(checkpoint).lexically_normal();
-  for (const auto& folder : {own, own.parent_path().parent_path()}) {
-    if (exists((folder / "tokenizer.json").string())) {
-      return folder.string();
-    }
-  }
-  return checkpoint;
+  const auto own = fs::canonical(checkpoint);
+  const auto all = own.parent_path();
+  const bool in_run = all.filename() == "checkpoints";
+  return in_run && data::tokenizer_file(own.string()).empty()
+      ? all.parent_path().string()
+      : own.string();
 }
 
 // Adds eos_token_id of a file, if it is there: one id, several or none.
@@ -69,10 +70,30 @@ void add_stop_ids(const std::string& path, std::vector<std::int64_t>& ids) {
   }
 }
 
-ModelSource of_checkpoint(const std::string& folder) {
-  const auto saved = saved_model(checkpoint_content(folder));
+void check_section(
+    const std::string& from,
+    const CheckpointContent& content,
+    const std::string& wanted) {
+  if (!has_section(content, wanted)) {
+    refuse(
+        from,
+        wanted == kAveragedWeights
+            ? "the averaged weights of a run with --ema (--weights ema)"
+            : "weights in section " + wanted,
+        "none in " + content.folder);
+  }
+}
+
+ModelSource of_checkpoint(
+    const std::string& from,
+    const std::string& folder,
+    const std::string& section) {
+  const auto content = checkpoint_content(folder);
+  const auto saved = saved_model(content);
+  check_section(from, content, section);
   ModelSource source{
       .weights = folder,
+      .section = section,
       .folder = tokenizer_folder(folder),
       .config = saved.config,
       .vocabulary = saved.vocabulary};
@@ -87,8 +108,7 @@ void expect_folder(const std::string& from) {
   }
 }
 
-}  // namespace
-
+// model.safetensors, or the files that its index lists.
 std::vector<std::string> hugging_face_weights(const std::string& folder) {
   const auto single = folder + "/model.safetensors";
   const auto index = single + ".index.json";
@@ -116,10 +136,15 @@ std::vector<std::string> hugging_face_weights(const std::string& folder) {
   return {files.begin(), files.end()};
 }
 
-ModelSource find_model(const std::string& from) {
+}  // namespace
+
+ModelSource find_model(const std::string& from, const std::string& weights) {
+  if (weights != kModelWeights && weights != kAveragedWeights) {
+    throw Error("--weights: expected model or ema, found '" + weights + "'");
+  }
   expect_folder(from);
   if (const auto checkpoint = checkpoint_at(from)) {
-    return of_checkpoint(*checkpoint);
+    return of_checkpoint(from, *checkpoint, weights);
   }
   const auto path = from + "/config.json";
   if (!exists(path)) {
@@ -132,6 +157,11 @@ ModelSource find_model(const std::string& from) {
         from, kExpected,
         "a run without checkpoints (sherd train --save-every N makes them)");
   }
+  if (weights != kModelWeights) {
+    refuse(
+        from, "a run or checkpoint with --weights " + weights,
+        "a Hugging Face model, which has one set of weights");
+  }
   ModelSource source{
       .weights = from, .files = hugging_face_weights(from), .folder = from};
   source.config = parse_hugging_face_config(text_in(path), path);
@@ -139,6 +169,28 @@ ModelSource find_model(const std::string& from) {
   add_stop_ids(path, source.stop_ids);
   add_stop_ids(from + "/generation_config.json", source.stop_ids);
   return source;
+}
+
+void expect_tokenizer_of(
+    const ModelSource& source, const std::string& path, std::uint64_t digest) {
+  const auto file = data::tokenizer_file(source.folder);
+  const bool bytes =
+      source.vocabulary > 0 && source.vocabulary <= kByteVocabulary;
+  const bool unknown = file.empty() && !bytes;
+  const auto own = data::tokenizer_digest(source.folder);
+  if (digest == 0 || unknown || digest == own) {
+    return;
+  }
+  const auto tokens_of = [](const std::string& name, std::uint64_t tokenizer) {
+    return tokenizer == data::tokenizer_digest("")
+        ? std::string("bytes")
+        : "tokens of " + name + " (digest " + std::to_string(tokenizer) + ")";
+  };
+  refuse(
+      path,
+      tokens_of(file, own) + ", which the model in " + source.weights +
+          " reads",
+      tokens_of("another tokenizer", digest));
 }
 
 }  // namespace sherd::tools

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a model comes from that is to be used, not trained: a run or a checkpoint of `sherd train`,
-// or a folder of Hugging Face's. Reads small files only, no weights. Thread rule: any thread.
+// Where a model comes from that is to be used, exported, or trained on: a run or a checkpoint of
+// `sherd train`, or a folder of Hugging Face's. Reads small files only, no weights. Thread rule: any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,19 @@
 
 namespace sherd::tools {
 
+// The sections of a checkpoint that have weights: those of the last step, and their moving average.
+inline constexpr const char* kModelWeights = "model";
+inline constexpr const char* kAveragedWeights = "ema";
+// For the flag --weights.
+inline constexpr const char* kWeightsHelp =
+    "model: as the last step left them; ema: their moving average, which runs\n"
+    "with --ema have";
+
 struct ModelSource {
   // The folder of the checkpoint, or Hugging Face's.
   std::string weights = {};
   std::vector<std::string> files = {};  // Hugging Face's; none: a checkpoint.
+  std::string section = kModelWeights;  // Of the checkpoint.
   std::string folder = {};  // Where the files of a tokenizer would lie.
   TrainConfig config = {};
   std::int64_t vocabulary = 0;
@@ -23,11 +33,13 @@ struct ModelSource {
 
 // What `from` names: a run or its checkpoints, of which the newest is taken; one checkpoint; or a
 // folder with config.json and model.safetensors, as transformers' save_pretrained() leaves it.
-// Throws Error saying what was expected and found in it.
-ModelSource find_model(const std::string& from);
+// `weights` chooses a section of a checkpoint. Throws Error saying what was expected and found.
+ModelSource find_model(
+    const std::string& from, const std::string& weights = kModelWeights);
 
-// model.safetensors of a folder, or the files that model.safetensors.index.json lists. Throws Error
-// for a folder without them and for an index that is none.
-std::vector<std::string> hugging_face_weights(const std::string& folder);
+// For tokens in `path` that the tokenizer of this digest made (data::Tokenizer::digest(); 0: not
+// known). Throws Error that names both when the model has another tokenizer.
+void expect_tokenizer_of(
+    const ModelSource& source, const std::string& path, std::uint64_t digest);
 
 }  // namespace sherd::tools

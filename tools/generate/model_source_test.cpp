@@ -90,6 +90,46 @@ TEST(ModelSource, TakesTheFilesThatAnIndexLists) {
       index + ": expected a weight_map of file names, found none");
 }
 
+TEST(ModelSource, HuggingFaceHasOneSetOfWeights) {
+  const ScratchFolder scratch;
+  scratch.file("config.json", kGpt2);
+  scratch.file("model.safetensors", "");
+  EXPECT_EQ(
+      error_of([&] { find_model(scratch.path(), "ema"); }),
+      scratch.path() +
+          ": expected a run or checkpoint with --weights ema, found a Hugging "
+          "Face model, which has one set of weights");
+  EXPECT_EQ(
+      error_of([&] { find_model(scratch.path(), "adamw"); }),
+      "--weights: expected model or ema, found 'adamw'");
+}
+
+TEST(ModelSource, TokensOfAnotherTokenizerAreAnErrorThatNamesBoth) {
+  const ScratchFolder scratch;
+  const auto& folder = scratch.path();
+  const auto bytes = data::tokenizer_digest(folder);
+  ModelSource source{.weights = "x", .folder = folder, .vocabulary = 256};
+  const auto expect = [&](std::uint64_t digest) {
+    return error_of([&] { expect_tokenizer_of(source, "a.tokens", digest); });
+  };
+  EXPECT_EQ(expect(bytes), "no error");
+  EXPECT_EQ(
+      expect(7),
+      "a.tokens: expected bytes, which the model in x reads, found tokens of "
+      "another tokenizer (digest 7)");
+  EXPECT_EQ(expect(0), "no error");  // A .bin does not tell.
+  source.vocabulary = 300;           // And this model does not either.
+  EXPECT_EQ(expect(7), "no error");
+  const auto file = scratch.file("tokenizer.json", "{}");
+  const auto own = data::tokenizer_digest(folder);
+  EXPECT_NE(own, bytes);
+  EXPECT_EQ(expect(own), "no error");
+  EXPECT_EQ(
+      expect(bytes),
+      "a.tokens: expected tokens of " + file + " (digest " +
+          std::to_string(own) + "), which the model in x reads, found bytes");
+}
+
 TEST(ModelTokens, AreBytesForASmallVocabularyOnly) {
   const ScratchFolder scratch;
   ModelSource source{.folder = scratch.path(), .vocabulary = 100};

@@ -42,6 +42,14 @@ ChoiceTask parse_choice_task(
 
 double TextScore::perplexity() const { return std::exp(loss); }
 
+TextScore& TextScore::operator+=(const TextScore& other) {
+  const auto sum = loss * static_cast<double>(tokens) +
+      other.loss * static_cast<double>(other.tokens);
+  tokens += other.tokens;
+  loss = tokens > 0 ? sum / static_cast<double>(tokens) : 0.0;
+  return *this;
+}
+
 TextScore score_text(
     const World& world,
     models::LanguageModel& model,

@@ -16,6 +16,8 @@ struct TextScore {
   std::int64_t tokens = 0;  // That were predicted: all but the first.
   double loss = 0.0;        // Mean cross entropy, in nats a token.
   double perplexity() const;
+  // What both texts together have.
+  TextScore& operator+=(const TextScore& other);
 };
 
 // The ids are cut into windows of `sequence` tokens, which do not see each other; ranks take turns.

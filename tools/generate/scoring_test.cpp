@@ -40,6 +40,14 @@ double surprise(
   return (logits.exp().sum().log() - logits[ids[at]]).item<double>();
 }
 
+TEST(TextScore, OfSeveralTextsIsTheMeanOverTheirTokens) {
+  TextScore all;
+  all += {.tokens = 3, .loss = 1.0};
+  all += {.tokens = 1, .loss = 5.0};
+  EXPECT_EQ(all.tokens, 4);
+  EXPECT_DOUBLE_EQ(all.loss, 2.0);
+}
+
 TEST(Scoring, TheLossOfATextIsTheMeanOverItsWindows) {
   auto model = tiny();
   const std::vector<std::int64_t> ids = {1, 7, 2, 9, 4, 4, 10, 0, 3};

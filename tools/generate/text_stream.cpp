@@ -46,15 +46,4 @@ std::string TextStream::finish() {
   return text.substr(std::min(std::exchange(shown_, text.size()), text.size()));
 }
 
-std::string printable_on_terminal(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(),
-      [](char c) {
-        const auto byte = static_cast<unsigned char>(c);
-        return (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
-      },
-      '?');
-  return text;
-}
-
 }  // namespace sherd::tools

@@ -34,7 +34,4 @@ class TextStream {
   std::size_t shown_ = 0;                // Bytes of their text.
 };
 
-// The text with "?" for what a terminal would obey, as escape sequences.
-std::string printable_on_terminal(std::string text);
-
 }  // namespace sherd::tools

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 #include <gtest/gtest.h>
+#include "terminal_text.h"
 
 namespace sherd::tools {
 namespace {

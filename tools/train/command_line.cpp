@@ -20,6 +20,7 @@ constexpr const char* kExamples =
     "  sherd train\n"
     "  sherd train --data my/texts --steps 1000\n"
     "  sherd train --model llama --kv-heads 2\n"
+    "  sherd train --plan --layers 24 --width 1024\n"
     "  sherd run -n 2 -- sherd train --strategy full_shard --budget 16MiB\n"
     "  sherd train --config runs/20260102-030405/config.json --lr 1e-3\n"
     "\n"
@@ -35,6 +36,11 @@ void add_train_options(CLI::App& app, CommandLine& line) {
          "--config", line.config_path,
          "JSON file with these options; flags win over it")
       ->type_name("FILE");
+  app.add_flag(
+      "--plan", line.plan,
+      "Say what would be trained, with memory and time a step measured in a "
+      "few\n"
+      "steps, and end; nothing is written");
   for (const auto& row : option_specs()) {
     const std::string name = row.name;
     const std::string flag = "--" + name;

@@ -14,6 +14,7 @@ namespace sherd::tools {
 struct CommandLine {
   std::map<std::string, std::string> flags;
   std::string config_path;
+  bool plan = false;  // Print what would be trained, and end.
 };
 
 // Adds description, options and examples. `line` is filled when `app` parses

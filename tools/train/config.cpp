@@ -271,7 +271,9 @@ void check_sizes(const TrainConfig& config) {
   at_least<int64_t>("sample-tokens", 0, config.sample_tokens);
   at_least<int64_t>("replicate", 1, config.replicate);
   at_least<int64_t>("hook-rank", 1, config.hook_rank);
+  at_least<int64_t>("profile-steps", 1, config.profile_steps);
   at_least<int64_t>("budget", 0, config.budget.count);
+  at_least<int64_t>("memory", 0, config.memory.count);
   at_least<int64_t>("data-bytes", 0, config.data_bytes.count);
   at_least("lr", 0.0, config.lr);
   at_least("weight-decay", 0.0, config.weight_decay);
@@ -363,10 +365,31 @@ void check_ddp(const TrainConfig& config) {
   }
 }
 
-void check(const TrainConfig& config) {
+// It decides what these would say.
+void check_memory(const TrainConfig& config) {
+  if (config.recompute_activations) {
+    refuse("--recompute-activations", "none with --memory", "true");
+  }
+  if (config.budget.count != 0) {
+    refuse(
+        "--budget", "none with --memory", std::to_string(config.budget.count));
+  }
+  if (config.strategy != "full_shard" && config.strategy != "no_shard") {
+    refuse(
+        "--strategy", "full_shard or no_shard with --memory", config.strategy);
+  }
+}
+
+}  // namespace
+
+bool whole_on_each_rank(const TrainConfig& config) {
+  return config.strategy == "ddp" || config.strategy == "no_shard";
+}
+
+void check_config(const TrainConfig& config) {
   check_sizes(config);
   one_of("model", {"gpt", "llama", "mistral", "qwen2", "qwen3"}, config.model);
-  one_of("dtype", {"fp32", "bf16"}, config.dtype);
+  one_of("dtype", {"fp32", "bf16", "fp16"}, config.dtype);
   one_of("optimizer", {"adamw", "muon"}, config.optimizer);
   one_of("lr-scaling", {"none", "linear", "sqrt"}, config.lr_scaling);
   one_of("lr-decay", {"cosine", "linear", "constant"}, config.lr_decay);
@@ -379,8 +402,17 @@ void check(const TrainConfig& config) {
       config.exchange);
   if (config.strategy == "ddp") {
     check_ddp(config);
-  } else if (config.hook != "none") {
-    refuse("--hook", "none without --strategy ddp", config.hook);
+  } else if (
+      config.hook == "power_sgd" && !whole_on_each_rank(config) &&
+      config.replicate == 1) {
+    refuse(
+        "--hook",
+        "none, mean, bf16 or fp16 without replicas (--replicate, --strategy "
+        "no_shard or ddp)",
+        config.hook);
+  }
+  if (config.memory.count > 0) {
+    check_memory(config);
   }
   share("dropout", config.dropout);
   share("beta1", config.beta1);
@@ -405,6 +437,8 @@ void check(const TrainConfig& config) {
         std::to_string(config.stop_at));
   }
 }
+
+namespace {
 
 struct SizeSuffix {
   const char* name;  // Lower case.
@@ -434,24 +468,33 @@ RopeScalingText parse_rope_scaling(const std::string& text) {
         parse_whole(rest.substr(1, end - 1), value);
     rest.remove_prefix(end);
   };
-  if (found.kind == "linear" || found.kind == "llama3") {
+  const bool llama3 = found.kind == "llama3";
+  const bool yarn = found.kind == "yarn";
+  if (found.kind == "linear" || llama3 || yarn) {
     take(':', found.factor);
   }
-  if (found.kind == "llama3") {
-    take(',', found.low_freq_factor);
-    take(',', found.high_freq_factor);
+  if (llama3 || yarn) {
+    auto& from = llama3 ? found.low_freq_factor : found.beta_fast;
+    auto& to = llama3 ? found.high_freq_factor : found.beta_slow;
+    take(',', from);
+    take(',', to);
     take(',', found.original_positions);
-    valid = valid && found.low_freq_factor > 0.0 &&
-        found.low_freq_factor < found.high_freq_factor &&
+    const bool ordered = llama3 ? from < to : from > to;
+    valid = valid && ordered && std::min(from, to) > 0.0 &&
         found.original_positions > 0;
   }
+  if (yarn && !rest.empty()) {
+    take(',', found.attention_factor);
+    valid = valid && found.attention_factor >= 0.0;
+  }
   const bool known =
-      found.kind == "linear" || found.kind == "llama3" || found.kind == "none";
+      found.kind == "linear" || llama3 || yarn || found.kind == "none";
   if (!valid || !known || !rest.empty() || !(found.factor >= 1.0)) {
     refuse(
         "--rope-scaling",
-        "none, linear:FACTOR or llama3:FACTOR,LOW,HIGH,ORIGINAL with a factor "
-        "of at least 1 and LOW below HIGH",
+        "none, linear:FACTOR, llama3:FACTOR,LOW,HIGH,ORIGINAL with LOW below "
+        "HIGH, or yarn:FACTOR,FAST,SLOW,ORIGINAL[,ATTENTION] with FAST above "
+        "SLOW, and a factor of at least 1",
         in_quotes(text));
   }
   return found;
@@ -519,14 +562,23 @@ TrainConfig make_config(
     const std::map<std::string, std::string>& flags,
     const std::string& file_path,
     const std::string& file_text) {
-  TrainConfig config;
+  auto config = read_config(flags, file_path, file_text);
+  check_config(config);
+  return config;
+}
+
+TrainConfig read_config(
+    const std::map<std::string, std::string>& flags,
+    const std::string& file_path,
+    const std::string& file_text,
+    const TrainConfig& defaults) {
+  auto config = defaults;
   if (!file_path.empty()) {
     take_file(config, file_path, file_text);
   }
   for (const auto& [name, text] : flags) {
     take_flag(config, name, text);
   }
-  check(config);
   return config;
 }
 
@@ -539,6 +591,8 @@ TrainConfig replica_invariant_config(TrainConfig config) {
   config.eval_batches = usual.eval_batches;
   config.sample_tokens = usual.sample_tokens;
   config.peak_flops = usual.peak_flops;
+  config.profile = usual.profile;
+  config.profile_steps = usual.profile_steps;
   config.quiet = usual.quiet;
   config.stop_at = usual.stop_at;
   return config;

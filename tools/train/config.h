@@ -65,6 +65,7 @@ struct TrainConfig {
   std::string dtype = "fp32";
   std::string strategy = "full_shard";
   ByteSize budget;  // 0: what the strategy says.
+  ByteSize memory;  // Of a process; 0: no limit.
   std::string exchange = "auto";
   std::int64_t replicate = 1;
   std::string hook = "none";
@@ -77,6 +78,8 @@ struct TrainConfig {
   std::int64_t eval_batches = 4;
   std::int64_t sample_tokens = 200;
   double peak_flops = 0;  // Of a rank; 0: measured.
+  std::string profile;    // A folder; empty: none is taken.
+  std::int64_t profile_steps = 3;
   bool quiet = false;
 
   bool operator==(const TrainConfig&) const = default;
@@ -105,16 +108,20 @@ bool names_path(const OptionSpec& row);
 // The value of an option as a user would write it; "" when it is empty.
 std::string text_of(const OptionSpec& row, const TrainConfig& config);
 
-// What "llama3:8,1,4,8192" says, in this order.
+// What "llama3:8,1,4,8192" or "yarn:4,32,1,32768" says, in this order.
 struct RopeScalingText {
-  std::string kind;  // none, linear or llama3.
+  std::string kind;  // none, linear, llama3 or yarn.
   double factor = 1.0;
-  double low_freq_factor = 1.0;  // These are llama3's.
+  double low_freq_factor = 1.0;  // These two are llama3's,
   double high_freq_factor = 4.0;
+  double beta_fast = 32.0;  // and these yarn's.
+  double beta_slow = 1.0;
   std::int64_t original_positions = 8192;
+  double attention_factor = 0.0;  // Yarn's; 0: by the factor.
 };
-// Throws Error, naming the text, unless it is "none", "linear:FACTOR" or
-// "llama3:FACTOR,LOW,HIGH,ORIGINAL" with a factor of at least 1.
+// Throws Error, naming the text, unless it is "none", "linear:FACTOR",
+// "llama3:FACTOR,LOW,HIGH,ORIGINAL" or "yarn:FACTOR,FAST,SLOW,ORIGINAL" with or
+// without ",ATTENTION", with a factor of at least 1.
 RopeScalingText parse_rope_scaling(const std::string& text);
 
 // "512MiB", "1.5GB", "4096": KiB, MiB, GiB are powers of 1024, KB, MB, GB (in
@@ -135,6 +142,18 @@ TrainConfig make_config(
     const std::map<std::string, std::string>& flags,
     const std::string& file_path,
     const std::string& file_text);
+
+// The two halves of make_config(): reading, with other defaults, and checking
+// values against each other.
+TrainConfig read_config(
+    const std::map<std::string, std::string>& flags,
+    const std::string& file_path,
+    const std::string& file_text,
+    const TrainConfig& defaults = {});
+void check_config(const TrainConfig& config);
+
+// Whether each rank has the whole model whatever --replicate says.
+bool whole_on_each_rank(const TrainConfig& config);
 
 // What makes a run what it is: without what may differ between replicas, and
 // from one start to the next, of the same run.

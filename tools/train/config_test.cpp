@@ -22,7 +22,7 @@ TrainConfig from_file(const std::string& text, const Flags& flags = {}) {
 }
 
 template <typename F>
-std::string refusal(const F& call) {
+std::string call_refusal(const F& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -31,10 +31,10 @@ std::string refusal(const F& call) {
   return "accepted";
 }
 std::string flag_refusal(const std::string& name, const std::string& text) {
-  return refusal([&] { from_flags({{name, text}}); });
+  return call_refusal([&] { from_flags({{name, text}}); });
 }
 std::string file_refusal(const std::string& text) {
-  return refusal([&] { from_file(text); });
+  return call_refusal([&] { from_file(text); });
 }
 
 TEST(TrainConfig, FlagsSetWhatTheyName) {
@@ -131,7 +131,8 @@ TEST(TrainConfig, WrongFlagsAreNamedWithExpectedAndFound) {
 TEST(TrainConfig, WhatBelongsToShardingIsRefusedForReplicas) {
   const auto ddp_refusal = [](const std::string& name,
                               const std::string& text) {
-    return refusal([&] { from_flags({{"strategy", "ddp"}, {name, text}}); });
+    return call_refusal(
+        [&] { from_flags({{"strategy", "ddp"}, {name, text}}); });
   };
   EXPECT_THAT(
       ddp_refusal("dtype", "bf16"),
@@ -144,10 +145,13 @@ TEST(TrainConfig, WhatBelongsToShardingIsRefusedForReplicas) {
       ddp_refusal("hook-rank", "0"),
       HasSubstr("--hook-rank: expected at least 1"));
   EXPECT_THAT(
-      refusal([] { from_flags({{"hook", "bf16"}}); }),
-      HasSubstr("--hook: expected none without --strategy ddp, found bf16"));
+      call_refusal([] { from_flags({{"hook", "power_sgd"}}); }),
+      HasSubstr("--hook: expected none, mean, bf16 or fp16 without replicas"));
+  EXPECT_EQ(
+      from_flags({{"hook", "power_sgd"}, {"replicate", "2"}}).replicate, 2);
+  EXPECT_EQ(from_flags({{"hook", "bf16"}}).hook, "bf16");
   EXPECT_THAT(
-      refusal([] {
+      call_refusal([] {
         from_flags(
             {{"strategy", "ddp"}, {"hook", "mean"}, {"exchange", "shm"}});
       }),
@@ -225,12 +229,12 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
       "'rnn'");
   EXPECT_EQ(
       flag_refusal("dtype", "int8"),
-      "--dtype: expected one of fp32, bf16, found 'int8'");
+      "--dtype: expected one of fp32, bf16, fp16, found 'int8'");
 }
 
 std::string llama_refusal(Flags flags) {
   flags["model"] = "llama";
-  return refusal([&] { from_flags(flags); });
+  return call_refusal([&] { from_flags(flags); });
 }
 
 TEST(TrainConfig, LlamaTakesHeadsOfKeysAndAnIntermediateWidth) {
@@ -291,18 +295,43 @@ TEST(TrainConfig, RopeScalingIsAKindWithItsNumbers) {
   EXPECT_EQ(llama3.low_freq_factor, 1.0);
   EXPECT_EQ(llama3.high_freq_factor, 4.5);
   EXPECT_EQ(llama3.original_positions, 8192);
+  const auto yarn = parse_rope_scaling("yarn:4,32,1,32768");
+  EXPECT_EQ(yarn.factor, 4.0);
+  EXPECT_EQ(yarn.beta_fast, 32.0);
+  EXPECT_EQ(yarn.beta_slow, 1.0);
+  EXPECT_EQ(yarn.original_positions, 32768);
+  EXPECT_EQ(yarn.attention_factor, 0.0);
+  EXPECT_EQ(parse_rope_scaling("yarn:4,32,1,8,1.5").attention_factor, 1.5);
   EXPECT_EQ(parse_rope_scaling("linear:2.5").factor, 2.5);
   EXPECT_EQ(parse_rope_scaling("none").kind, "none");
   for (const char* text :
-       {"", "none:1", "linear", "linear:", "linear:x", "linear:2,1",
-        "linear:0.5", "linear:nan", "llama3:8", "llama3:8,1,4", "yarn:2",
-        "llama3:8,1,4,8192,1", "llama3:8,4,1,8192", "llama3:8,1,4,0",
-        "llama3:8,1,4,1.5", "linear,2"}) {
+       {"",
+        "none:1",
+        "linear",
+        "linear:",
+        "linear:x",
+        "linear:2,1",
+        "linear:0.5",
+        "linear:nan",
+        "llama3:8",
+        "llama3:8,1,4",
+        "yarn:2",
+        "llama3:8,1,4,8192,1",
+        "llama3:8,4,1,8192",
+        "llama3:8,1,4,0",
+        "llama3:8,1,4,1.5",
+        "linear,2",
+        "yarn:4,1,32,8",
+        "yarn:4,32,1",
+        "yarn:4,32,1,8,-1",
+        "yarn:4,32,1,8,1,1"}) {
     EXPECT_EQ(
-        refusal([&] { parse_rope_scaling(text); }),
-        std::string("--rope-scaling: expected none, linear:FACTOR or "
-                    "llama3:FACTOR,LOW,HIGH,ORIGINAL with a factor of at least "
-                    "1 and LOW below HIGH, found '") +
+        call_refusal([&] { parse_rope_scaling(text); }),
+        std::string(
+            "--rope-scaling: expected none, linear:FACTOR, "
+            "llama3:FACTOR,LOW,HIGH,ORIGINAL with LOW below HIGH, or "
+            "yarn:FACTOR,FAST,SLOW,ORIGINAL[,ATTENTION] with FAST above SLOW, "
+            "and a factor of at least 1, found '") +
             text + "'");
   }
 }
@@ -325,7 +354,7 @@ TEST(ByteSize, WhatIsNoSizeIsRefused) {
        {"", "MiB", "-1", "1XB", "1 2MiB", "nan", "inf", "1e30GiB", "0x10",
         "9223372036854775808", "8589934592GiB"}) {
     EXPECT_THAT(
-        refusal([&] { (void)parse_bytes(text); }),
+        call_refusal([&] { (void)parse_bytes(text); }),
         HasSubstr(std::string("found '") + text + "'"));
   }
 }
@@ -336,6 +365,18 @@ TEST(ByteSize, FormattedOnesAreReadBack) {
     EXPECT_EQ(parse_bytes(format_bytes({count})).count, count);
   }
   EXPECT_EQ(format_bytes({512LL << 20}), "512MiB");
+}
+
+TEST(TrainConfig, ALimitForMemoryDecidesWhatOthersWouldSay) {
+  EXPECT_EQ(from_flags({{"memory", "6GiB"}}).memory.count, 6LL << 30);
+  for (const auto& [name, value] :
+       {std::pair{"recompute-activations", "true"}, std::pair{"budget", "1MiB"},
+        std::pair{"strategy", "shard_grad_op"}, std::pair{"strategy", "ddp"}}) {
+    const Flags flags = {{"memory", "6GiB"}, {name, value}};
+    EXPECT_THAT(
+        call_refusal([&] { from_flags(flags); }), HasSubstr("with --memory"))
+        << name;
+  }
 }
 
 }  // namespace

@@ -94,6 +94,8 @@ std::string scalar(const char* tag, const std::optional<double>& value) {
 std::string summary(const StepMetrics& record) {
   return scalar("loss", record.loss) + scalar("val_loss", record.val_loss) +
       scalar("lr", record.lr) + scalar("grad_norm", record.grad_norm) +
+      scalar("loss_scale", record.loss_scale) +
+      (record.loss_scale ? scalar("skipped", record.skipped ? 1.0 : 0.0) : "") +
       scalar("step_s", record.step_s) +
       scalar("tokens_per_s", record.tokens_per_s) + scalar("mfu", record.mfu) +
       scalar("rss_bytes", static_cast<double>(record.rss_bytes)) +

@@ -1,44 +1,111 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/hook_state.h"
 
+#include <set>
+#include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 namespace sherd::tools {
+namespace {
 
-void add_hook_state(
-    CheckpointState& state, const CommHook::State& hook, const World& world) {
+std::string prefix_of(int shard, const Mesh& mesh) {
+  return mesh.shard_size() > 1 ? std::to_string(shard) + "/" : "";
+}
+
+// Names, dtypes and shapes, as text.
+std::string outline_of(const CommHook::State& hook) {
+  std::ostringstream text;
   for (const auto& [name, tensor] : hook) {
-    auto shape = tensor.sizes().vec();
-    shape.insert(shape.begin(), world.size());
-    state.add(
-        kHookSection,
-        {.name = name,
-         .shape = std::move(shape),
-         .begin = world.rank() * tensor.numel(),
-         .elements = tensor.contiguous(),
-         .ranks = world.size()});
+    text << name << ' ' << static_cast<int>(tensor.scalar_type()) << ' '
+         << tensor.dim();
+    for (const auto size : tensor.sizes()) {
+      text << ' ' << size;
+    }
+    text << '\n';
+  }
+  return text.str();
+}
+
+struct Outline {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<std::int64_t> shape;
+};
+
+std::vector<Outline> outlines_in(const std::string& text) {
+  std::vector<Outline> outlines;
+  std::istringstream from(text);
+  int dtype = 0;
+  std::size_t dims = 0;
+  for (std::string name; from >> name >> dtype >> dims;) {
+    std::vector<std::int64_t> shape(dims);
+    for (auto& size : shape) {
+      from >> size;
+    }
+    outlines.push_back({name, static_cast<at::ScalarType>(dtype), shape});
+  }
+  return outlines;
+}
+
+}  // namespace
+
+// Every rank adds all tensors; it has nothing of those of other shards.
+void add_hook_state(
+    CheckpointState& state, const CommHook::State& hook, const Mesh& mesh) {
+  const auto outlines = mesh.world().all_gather_texts(outline_of(hook));
+  for (int shard = 0; shard < mesh.shard_size(); ++shard) {
+    const bool mine = shard == mesh.shard_index();
+    auto tensor = hook.begin();
+    for (auto& [name, dtype, shape] :
+         outlines_in(outlines[static_cast<std::size_t>(shard)])) {
+      const auto elements = mine
+          ? (tensor++)->second.contiguous()
+          : at::empty({0}, at::TensorOptions().dtype(dtype));
+      shape.insert(shape.begin(), mesh.replicate_size());
+      state.add(
+          kHookSection,
+          {.name = prefix_of(shard, mesh) + name,
+           .shape = shape,
+           .begin = mine ? mesh.replicate_index() * elements.numel() : 0,
+           .elements = elements,
+           .ranks = mesh.world().size()});
+    }
   }
 }
 
 CommHook::State room_for_hook_state(
-    const CheckpointContent& content, const World& world) {
+    const CheckpointContent& content, const Mesh& mesh) {
   CommHook::State room;
+  std::set<std::string> prefixes;
   for (const auto& tensor : content.tensors) {
     if (tensor.section != kHookSection) {
       continue;
     }
-    if (tensor.shape.empty() || tensor.shape[0] != world.size()) {
+    const auto name_begin = tensor.name.find('/') + 1;  // 0: no prefix.
+    const auto prefix = tensor.name.substr(0, name_begin);
+    prefixes.insert(prefix);
+    if (tensor.shape.empty() || tensor.shape[0] != mesh.replicate_size()) {
       return {};
+    }
+    if (prefix != prefix_of(mesh.shard_index(), mesh)) {
+      continue;
     }
     const std::vector<std::int64_t> row(
         tensor.shape.begin() + 1, tensor.shape.end());
     const auto dtype = tensor.dtype == "I64" ? at::kLong : at::kFloat;
     room.emplace_back(
-        tensor.name, at::zeros(row, at::TensorOptions().dtype(dtype)));
+        tensor.name.substr(name_begin),
+        at::zeros(row, at::TensorOptions().dtype(dtype)));
   }
-  return room;
+  std::set<std::string> expected;
+  for (int shard = 0; shard < mesh.shard_size(); ++shard) {
+    expected.insert(prefix_of(shard, mesh));
+  }
+  return prefixes == expected ? room : CommHook::State();
 }
 
 }  // namespace sherd::tools

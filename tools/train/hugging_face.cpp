@@ -62,6 +62,14 @@ Json rope_scaling_json(const TrainConfig& config) {
     json["high_freq_factor"] = scaling.high_freq_factor;
     json["original_max_position_embeddings"] = scaling.original_positions;
   }
+  if (scaling.kind == "yarn") {
+    json["beta_fast"] = scaling.beta_fast;
+    json["beta_slow"] = scaling.beta_slow;
+    json["original_max_position_embeddings"] = scaling.original_positions;
+    if (scaling.attention_factor > 0.0) {
+      json["attention_factor"] = scaling.attention_factor;
+    }
+  }
   return json;
 }
 
@@ -181,39 +189,75 @@ TrainConfig gpt2_of(const Settings& settings) {
   return config;
 }
 
+Json rope_number(
+    const Settings& settings,
+    const Json& rope,
+    const char* name,
+    const Json& preset = {}) {
+  const auto found = rope.value(name, preset);
+  if (!found.is_number()) {
+    settings.refuse(
+        std::string("rope_parameters.") + name + ", a number", found.dump());
+  }
+  return found;
+}
+
+void expect_plain_yarn(const Settings& settings, const Json& rope) {
+  for (const char* name : {"mscale", "mscale_all_dim"}) {
+    if (!rope.value(name, Json()).is_null()) {
+      settings.refuse(
+          std::string("rope_parameters without ") + name, rope[name].dump());
+    }
+  }
+  if (rope.value("truncate", Json(true)) != true) {
+    settings.refuse("rope_parameters.truncate true", rope["truncate"].dump());
+  }
+}
+
+// As --rope-scaling has it.
+std::string rope_scaling_of(
+    const Settings& settings, const Json& rope, std::int64_t positions) {
+  const auto number = [&](const char* name, const Json& preset = {}) {
+    return rope_number(settings, rope, name, preset).dump();
+  };
+  const auto kind =
+      rope.value("rope_type", rope.value("type", Json("default")));
+  if (kind == "default") {
+    return "none";
+  }
+  if (kind == "linear") {
+    return "linear:" + number("factor");
+  }
+  if (kind == "llama3") {
+    return "llama3:" + number("factor") + "," + number("low_freq_factor") +
+        "," + number("high_freq_factor") + "," +
+        number("original_max_position_embeddings");
+  }
+  if (kind != "yarn") {
+    settings.refuse(
+        "a rope_type of default, linear, llama3 or yarn", kind.dump());
+  }
+  expect_plain_yarn(settings, rope);
+  const bool given = !rope.value("attention_factor", Json()).is_null();
+  return "yarn:" + number("factor") + "," + number("beta_fast", 32.0) + "," +
+      number("beta_slow", 1.0) + "," +
+      number("original_max_position_embeddings", positions) +
+      (given ? "," + number("attention_factor") : "");
+}
+
 // Version 5 of transformers writes "rope_parameters", older ones "rope_theta"
 // beside "rope_scaling", whose kind was "type" at first.
 void take_rope(const Settings& settings, TrainConfig& config) {
   auto rope =
       settings.value("rope_parameters", settings.value("rope_scaling", {}));
   rope = rope.is_object() ? rope : Json::object();
-  const auto number = [&](const char* name, const Json& preset) {
-    const auto found = rope.value(name, preset);
-    if (!found.is_number()) {
-      settings.refuse(
-          std::string("rope_parameters.") + name + ", a number", found.dump());
-    }
-    return found;
-  };
+  const auto theta = settings.number("rope_theta", config.rope_theta);
   config.rope_theta =
-      number("rope_theta", settings.number("rope_theta", config.rope_theta))
-          .get<double>();
-  const auto kind =
-      rope.value("rope_type", rope.value("type", Json("default")));
-  if (kind == "linear") {
-    config.rope_scaling = "linear:" + number("factor", {}).dump();
-  } else if (kind == "llama3") {
-    config.rope_scaling = "llama3:" + number("factor", {}).dump() + "," +
-        number("low_freq_factor", {}).dump() + "," +
-        number("high_freq_factor", {}).dump() + "," +
-        number("original_max_position_embeddings", {}).dump();
-  } else if (kind != "default") {
-    settings.refuse("a rope_type of default, linear or llama3", kind.dump());
-  }
-  if (number("partial_rotary_factor", 1.0) != 1.0) {
-    settings.refuse(
-        "rope_parameters.partial_rotary_factor 1.0",
-        rope["partial_rotary_factor"].dump());
+      rope_number(settings, rope, "rope_theta", theta).get<double>();
+  config.rope_scaling = rope_scaling_of(settings, rope, config.seq);
+  const auto share = rope_number(settings, rope, "partial_rotary_factor", 1.0);
+  if (share != 1.0) {
+    settings.refuse("rope_parameters.partial_rotary_factor 1.0", share.dump());
   }
 }
 

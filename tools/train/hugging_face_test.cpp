@@ -16,6 +16,15 @@ nlohmann::json sizes(const char* family) {
           {"max_position_embeddings", 32}};
 }
 
+std::string refusal(const std::string& text) {
+  try {
+    parse_hugging_face_config(text, "config.json");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
 TEST(HuggingFace, DescribesAGpt2) {
   TrainConfig config;
   config.layers = 3;
@@ -77,14 +86,6 @@ TEST(HuggingFace, ReadsWhatItWrites) {
 }
 
 TEST(HuggingFace, RefusesWhatSherdHasNoEqualOf) {
-  const auto refusal = [](const std::string& text) -> std::string {
-    try {
-      parse_hugging_face_config(text, "config.json");
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "accepted";
-  };
   EXPECT_EQ(
       refusal("{\"model_type\": \"bert\"}"),
       "config.json: expected model_type gpt2, llama, mistral, qwen2 or qwen3, "
@@ -110,13 +111,13 @@ TEST(HuggingFace, RefusesWhatSherdHasNoEqualOf) {
   };
   EXPECT_EQ(with("llama", nlohmann::json::object()), "accepted");
   EXPECT_EQ(
-      with("llama", {{"rope_parameters", {{"rope_type", "yarn"}}}}),
-      "config.json: expected a rope_type of default, linear or llama3, found "
-      "\"yarn\"");
+      with("llama", {{"rope_parameters", {{"rope_type", "longrope"}}}}),
+      "config.json: expected a rope_type of default, linear, llama3 or yarn, "
+      "found \"longrope\"");
   EXPECT_EQ(
       with("llama", {{"rope_scaling", {{"type", "dynamic"}, {"factor", 2}}}}),
-      "config.json: expected a rope_type of default, linear or llama3, found "
-      "\"dynamic\"");
+      "config.json: expected a rope_type of default, linear, llama3 or yarn, "
+      "found \"dynamic\"");
   EXPECT_EQ(
       with("llama", {{"rope_scaling", {{"type", "linear"}}}}),
       "config.json: expected rope_parameters.factor, a number, found null");
@@ -157,7 +158,8 @@ TEST(HuggingFace, ReadsWhatItWritesOfEachFamily) {
     config.tied_head = true;
     config.sliding_window = config.model == "mistral" ? 17 : 0;
     for (const char* scaling :
-         {"none", "linear:2.5", "llama3:8.0,1.0,4.0,64"}) {
+         {"none", "linear:2.5", "llama3:8.0,1.0,4.0,64", "yarn:4.0,32.0,1.0,64",
+          "yarn:4.0,16.0,2.0,64,1.25"}) {
       config.rope_scaling = scaling;
       EXPECT_EQ(
           parse_hugging_face_config(hugging_face_config(config, 300), "x"),
@@ -203,6 +205,19 @@ TEST(HuggingFace, ReadsRopeAsOldAndNewVersionsWriteIt) {
     EXPECT_EQ(found.rope_theta, 5e5);
     EXPECT_EQ(found.rope_scaling, "llama3:8.0,1.0,4.0,8192");
   }
+}
+
+TEST(HuggingFace, YarnTakesWhatIsMissingAsTransformersDoes) {
+  auto json = sizes("qwen2");
+  json["max_position_embeddings"] = 32768;
+  json["rope_scaling"] = {{"type", "yarn"}, {"factor", 4.0}};
+  EXPECT_EQ(
+      parse_hugging_face_config(json.dump(), "x").rope_scaling,
+      "yarn:4.0,32.0,1.0,32768");
+  json["rope_scaling"]["truncate"] = false;
+  EXPECT_EQ(
+      refusal(json.dump()),
+      "config.json: expected rope_parameters.truncate true, found false");
 }
 
 TEST(HuggingFace, LeavesOutTensorsThatAreNoParameters) {

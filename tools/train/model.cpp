@@ -12,13 +12,17 @@ models::RopeScaling rope_scaling_of(const TrainConfig& config) {
   const auto text = parse_rope_scaling(config.rope_scaling);
   const auto kind = text.kind == "linear" ? models::RopeKind::kLinear
       : text.kind == "llama3"             ? models::RopeKind::kLlama3
+      : text.kind == "yarn"               ? models::RopeKind::kYarn
                                           : models::RopeKind::kDefault;
   return {
       .kind = kind,
       .factor = text.factor,
       .low_freq_factor = text.low_freq_factor,
       .high_freq_factor = text.high_freq_factor,
-      .original_positions = text.original_positions};
+      .original_positions = text.original_positions,
+      .beta_fast = text.beta_fast,
+      .beta_slow = text.beta_slow,
+      .attention_factor = text.attention_factor};
 }
 
 std::shared_ptr<models::LanguageModel> make_plain_model(

@@ -27,8 +27,10 @@ std::vector<OptionSpec> model_specs() {
       {"rope-theta", "X", "Llama: base of the rotary wavelengths", "Model",
        &C::rope_theta},
       {"rope-scaling", "HOW",
-       "Llama: how wavelengths are stretched: none, linear:FACTOR or\n"
-       "llama3:FACTOR,LOW,HIGH,ORIGINAL as in transformers' rope_scaling",
+       "Llama: how wavelengths are stretched, as in transformers' "
+       "rope_scaling:\n"
+       "none, linear:FACTOR, llama3:FACTOR,LOW,HIGH,ORIGINAL, or\n"
+       "yarn:FACTOR,BETA_FAST,BETA_SLOW,ORIGINAL[,ATTENTION_FACTOR]",
        "Model", &C::rope_scaling},
       {"norm-epsilon", "X", "Llama: epsilon of RMSNorm", "Model",
        &C::norm_epsilon},
@@ -110,8 +112,8 @@ std::vector<OptionSpec> run_specs() {
   using C = TrainConfig;
   return {
       {"dtype", "NAME",
-       "Type of forward, backward and messages: fp32 or bf16; weights in\n"
-       "training and optimizer state are fp32 either way",
+       "Type of forward, backward and messages: fp32, bf16 or fp16 (with a\n"
+       "scaled loss); weights in training and optimizer state are fp32",
        "Sharding", &C::dtype},
       {"strategy", "NAME",
        "full_shard: parameters whole only in use; shard_grad_op: whole from\n"
@@ -120,6 +122,13 @@ std::vector<OptionSpec> run_specs() {
       {"budget", "SIZE",
        "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",
        "Sharding", &C::budget},
+      {"memory", "SIZE",
+       "Limit for the resident memory of each process, e.g. 6GiB: two steps "
+       "are\n"
+       "measured, then as many activations and whole parameters are kept as "
+       "it\n"
+       "allows; 0: no limit",
+       "Sharding", &C::memory},
       {"exchange", "NAME",
        "shm: memory of one host; collective: Gloo; hierarchical: shm inside "
        "of\n"
@@ -130,8 +139,9 @@ std::vector<OptionSpec> run_specs() {
        "gradients with the others; 1: all ranks hold it together",
        "Sharding", &C::replicate},
       {"hook", "NAME",
-       "ddp: what becomes of gradients: mean, bf16, fp16 (half the bytes),\n"
-       "power_sgd (few); none: mean by the exchange",
+       "How gradients are combined between replicas, or between shards where\n"
+       "there are no replicas: mean, bf16, fp16 (half the bytes), power_sgd\n"
+       "(few; replicas only); none: mean by the exchange",
        "Sharding", &C::hook},
       {"hook-rank", "N", "power_sgd: how many columns of each matrix are sent",
        "Sharding", &C::hook_rank},
@@ -154,6 +164,14 @@ std::vector<OptionSpec> run_specs() {
        "Operations per second that a rank can do at most, for the share of it\n"
        "that training uses (MFU); 0: measured at the start",
        "Output", &C::peak_flops},
+      {"profile", "DIR",
+       "Write what each rank's exchange does in some steps, the third and "
+       "those\n"
+       "after it, to DIR/rank-N.json; `sherd trace merge DIR -o FILE` makes a\n"
+       "trace of all ranks",
+       "Output", &C::profile},
+      {"profile-steps", "N", "How many steps that are", "Output",
+       &C::profile_steps},
       {"quiet", "", "Only errors", "Output", &C::quiet},
   };
 }

@@ -38,7 +38,10 @@ double peak_flops(const World& world, const TrainConfig& config) {
   double here = config.peak_flops;
   if (here == 0) {
     world.all_gather({0});  // So that all measure at the same time.
-    here = measured_flops(config.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
+    here = measured_flops(
+        config.dtype == "bf16"       ? at::kBFloat16
+            : config.dtype == "fp16" ? at::kHalf
+                                     : at::kFloat);
   }
   double all = 0;
   for (const auto& row : world.all_gather({here})) {

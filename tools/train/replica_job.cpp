@@ -12,10 +12,13 @@
 #include <sherd/base/error.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/ft/replica_session.h>
+#include "generate/model_source.h"
 #include "train/leave_signal_watcher.h"
 #include "train/run_checkpoints.h"
 #include "train/run_report.h"
+#include "train/saved_model.h"
 #include "train/signal_request.h"
+#include "train/step_profile.h"
 #include "train/train_job.h"
 
 namespace sherd::tools {
@@ -25,6 +28,10 @@ namespace {
 ft::SessionOptions session_options(const TrainConfig& config) {
   auto options = ft::SessionOptions::from_environment();
   options.config = to_json(replica_invariant_config(config), {});
+  if (config.dtype == "fp16") {
+    // The scaler finds them in the sum, and all replicas skip the step.
+    options.non_finite_gradients = ft::GradientPolicy::kGive;
+  }
   if (config.lr_scaling != "none") {
     if (options.samples_full == 0) {
       throw Error(
@@ -34,6 +41,27 @@ ft::SessionOptions session_options(const TrainConfig& config) {
     options.config += std::to_string(options.samples_full);
   }
   return options;
+}
+
+bool has_average(const std::string& checkpoint, bool unless_known) {
+  try {
+    return has_section(checkpoint_content(checkpoint), kAveragedWeights);
+  } catch (const Error&) {  // Loading it says what is wrong with it.
+    return unless_known;
+  }
+}
+
+// Replicas copy their state from each other, so a run has the same tensors as
+// long as it lives.
+void check_average(const TrainConfig& config) {
+  const auto newest = newest_checkpoint(config.run + "/checkpoints");
+  const bool wanted = config.ema > 0.0;
+  if (newest && has_average(*newest, wanted) != wanted) {
+    throw Error(
+        std::string("--ema: expected ") + (wanted ? "0" : "a decay above 0") +
+        " for replicas that go on from " + *newest + ", found " +
+        std::to_string(config.ema));
+  }
 }
 
 std::unique_ptr<ft::ReplicaCheckpoints> make_checkpoints(
@@ -47,6 +75,7 @@ std::unique_ptr<ft::ReplicaCheckpoints> make_checkpoints(
         "--run: expected a folder in which replicas that are started again "
         "find checkpoints, or --save-every 0; found none");
   }
+  check_average(config);
   state.values = model_metadata(config, trainer.corpus().vocabulary());
   return std::make_unique<ft::ReplicaCheckpoints>(
       trainer.world(), std::move(state),
@@ -60,6 +89,9 @@ CheckpointState state_of(Trainer& trainer) {
   CheckpointState state;
   trainer.engine().add_to(state);
   state.add_buffers(trainer.model());
+  if (const auto* scaler = trainer.engine().scaler()) {
+    state.add(kScalerSection, scaler->state());
+  }
   return state;
 }
 
@@ -120,8 +152,10 @@ class ReplicaJob {
         open_report(plan->step - 1);
       }
       if (auto record = take_part(*plan, session)) {
-        record->grad_norm = grad_norm_;
-        record->lr = lr_;
+        record->grad_norm = update_.grad_norm;
+        record->lr = update_.lr;
+        record->loss_scale = update_.loss_scale;
+        record->skipped = update_.skipped;
         report_.add(*record);
       }
     }
@@ -137,20 +171,21 @@ class ReplicaJob {
 
   void update(std::int64_t step, const ft::ReplicaSession& session) {
     const auto& scaling = trainer_.config().lr_scaling;
-    lr_ = trainer_.learning_rate(step - 1);
+    update_.lr = trainer_.learning_rate(step - 1);
     if (scaling != "none") {
-      lr_ *= ft::learning_rate_factor(
+      update_.lr *= ft::learning_rate_factor(
           scaling == "linear" ? ft::LearningRateScaling::kLinear
                               : ft::LearningRateScaling::kSquareRoot,
           session.samples_of_update(), options_.samples_full);
     }
-    grad_norm_ = trainer_.engine().update(lr_);
+    trainer_.engine().update(update_);
   }
 
   void open_report(std::int64_t first) {
     const auto run = trainer_.run_path();
     const auto folder = "replica-" + std::to_string(options_.replica);
     std::filesystem::create_directories(run + "/" + folder);
+    write_flight_records(trainer_.world(), run + "/" + folder);
     report_.open(
         {.run = run, .folder = folder, .first = first, .goes_on = true});
   }
@@ -168,7 +203,7 @@ class ReplicaJob {
     }
     if (!numbers.empty()) {
       record.loss = trainer_.forward_backward(
-          plan.step - 1, trainer_.batches().samples(numbers),
+          numbers.front(), trainer_.batches().samples(numbers),
           [&] { session.last_backward(); });
     }
     if (!session.finish_step() || numbers.empty()) {
@@ -183,8 +218,7 @@ class ReplicaJob {
   RunReport report_;
   ft::SessionOptions options_;
   std::unique_ptr<ft::ReplicaCheckpoints> checkpoints_;
-  double lr_ = 0;  // The last update's.
-  double grad_norm_ = 0;
+  StepMetrics update_;  // What the last update has found.
 };
 
 }  // namespace

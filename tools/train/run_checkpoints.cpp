@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <iterator>
 #include <sherd/base/error.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/models/llama.h>
 #include "base/hex.h"
+#include "generate/model_source.h"
 #include "train/hook_state.h"
+#include "train/saved_model.h"
 
 namespace sherd::tools {
 namespace {
@@ -48,12 +49,6 @@ data::Position position_of(const std::map<std::string, std::string>& values) {
       .corpus_hash = number_in(values, "data.corpus_hash", 16)};
 }
 
-bool has_section(const CheckpointContent& content, const std::string& name) {
-  return std::any_of(
-      content.tensors.begin(), content.tensors.end(),
-      [&](const auto& tensor) { return tensor.section == name; });
-}
-
 // A checkpoint that was imported has the state of none.
 void check_optimizer(
     const CheckpointContent& content, const std::string& optimizer) {
@@ -85,20 +80,21 @@ CheckpointContent content_on_all_ranks(
   return content;
 }
 
-void expect_hook_state_alone(
-    const LoadReport& report, const std::string& folder) {
+// Names are "SECTION TENSOR" each.
+void expect_differences_in(
+    const std::vector<std::string>& sections, const LoadReport& report) {
   auto names = report.missing;
-  std::copy_if(
-      report.unexpected.begin(), report.unexpected.end(),
-      std::back_inserter(names), [](const std::string& name) {
-        return !name.starts_with(std::string(kHookSection) + " ");
-      });
-  if (!names.empty()) {
-    throw Error(
-        folder +
-        ": expected the tensors of this model and optimizer, found a "
-        "difference in " +
-        names.front());
+  names.insert(names.end(), report.unexpected.begin(), report.unexpected.end());
+  for (const auto& name : names) {
+    const auto section = name.substr(0, name.find(' '));
+    if (std::find(sections.begin(), sections.end(), section) ==
+        sections.end()) {
+      throw Error(
+          report.folder +
+          ": expected the tensors of this model and optimizer, found a "
+          "difference in " +
+          name);
+    }
   }
 }
 
@@ -155,21 +151,48 @@ LoadReport RunCheckpoints::load(const std::string& folder) {
   check_optimizer(content, trainer_.config().optimizer);
   auto* hook = trainer_.engine().hook();
   auto memory = hook != nullptr && !hook->state().empty()
-      ? room_for_hook_state(content, trainer_.world())
+      ? room_for_hook_state(content, trainer_.engine().hook_mesh())
       : CommHook::State();
-  const bool leaves_memory =
-      memory.empty() && has_section(content, kHookSection);
   auto state = state_;
-  add_hook_state(state, memory, trainer_.world());
+  add_hook_state(state, memory, trainer_.engine().hook_mesh());
+  note_.clear();
+  std::vector<std::string> differing;  // Sections.
+  const auto differs = [&](const char* section, const char* note) {
+    differing.emplace_back(section);
+    note_ += (note_.empty() ? "" : "; ") + folder + ": " + note;
+  };
+  if (memory.empty() && has_section(content, kHookSection)) {
+    differs(
+        kHookSection,
+        "what its hook remembered is not used, since the hook or the number "
+        "of ranks or replicas is another");
+  }
+  const bool averages = trainer_.config().ema > 0.0;
+  const bool has_average = has_section(content, kAveragedWeights);
+  if (averages != has_average) {
+    differs(
+        kAveragedWeights,
+        averages ? "has no average of the weights, which begins with the "
+                   "weights there"
+                 : "its average of the weights is not used, since --ema is 0");
+  }
+  if (has_section(content, kScalerSection)) {
+    if (const auto* scaler = trainer_.engine().scaler()) {
+      state.add(kScalerSection, scaler->state());
+    } else {
+      differs(
+          kScalerSection,
+          "its scale of the loss is not used, since --dtype is not fp16");
+    }
+  }
   const auto report = load_checkpoint(
-      trainer_.world(), folder, state, {.strict = !leaves_memory});
-  if (leaves_memory) {
-    expect_hook_state_alone(report, folder);
-    note_ = folder +
-        ": what its hook remembered is not used, since the hook or "
-        "the number of ranks is another";
-  } else if (!memory.empty()) {
+      trainer_.world(), folder, state, {.strict = differing.empty()});
+  expect_differences_in(differing, report);
+  if (!memory.empty()) {
     hook->load(memory);
+  }
+  if (averages && !has_average) {
+    trainer_.engine().reset_average();
   }
   state_.values = state.values;
   return report;
@@ -180,7 +203,10 @@ void RunCheckpoints::save(std::int64_t step) {
   state.values = values_of(trainer_.batches().position());
   state.values.insert(about_.begin(), about_.end());
   if (auto* hook = trainer_.engine().hook()) {
-    add_hook_state(state, hook->state(), trainer_.world());
+    add_hook_state(state, hook->state(), trainer_.engine().hook_mesh());
+  }
+  if (const auto* scaler = trainer_.engine().scaler()) {
+    state.add(kScalerSection, scaler->state());
   }
   warn_if_disk_fails([&] { saver_.wait(); });  // For the one before.
   warn_if_disk_fails([&] { saver_.save(step, state); });

@@ -48,6 +48,9 @@ class RunCheckpoints {
   CheckpointSaver saver_;
 };
 
+// Where checkpoints have the state of --dtype fp16.
+inline constexpr const char* kScalerSection = "scaler";
+
 // The values of a checkpoint that `sherd checkpoint export` needs.
 std::map<std::string, std::string> model_metadata(
     TrainConfig config, std::int64_t vocabulary);

@@ -12,6 +12,7 @@
 #include <utility>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
+#include "base/replace_file.h"
 
 namespace sherd::tools {
 namespace {
@@ -76,6 +77,10 @@ std::string metrics_line(const StepMetrics& record) {
   }
   json["lr"] = record.lr;
   json["grad_norm"] = record.grad_norm;
+  if (record.loss_scale.has_value()) {
+    json["loss_scale"] = *record.loss_scale;
+    json["skipped"] = record.skipped;
+  }
   json["step_s"] = record.step_s;
   json["tokens_per_s"] = record.tokens_per_s;
   json["mfu"] = nullptr;
@@ -109,6 +114,10 @@ StepMetrics parse_metrics_line(
         .tokens = json.value("tokens", std::int64_t{0})};
     if (json.contains("val_loss")) {
       record.val_loss = number_of(json.at("val_loss"));
+    }
+    if (json.contains("loss_scale")) {
+      record.loss_scale = json.at("loss_scale").get<double>();
+      record.skipped = json.value("skipped", false);
     }
     if (json.contains("mfu") && !json.at("mfu").is_null()) {
       record.mfu = json.at("mfu").get<double>();
@@ -218,20 +227,7 @@ void RunFolder::unless_disk_fails(const std::function<void()>& action) {
 
 void RunFolder::replace(
     const std::string& name, const std::string& content) const {
-  const std::string target = path_ + "/" + name;
-  const std::string draft = target + ".new";
-  errno = 0;
-  std::ofstream file(draft, std::ios::binary | std::ios::trunc);
-  file << content;
-  file.close();
-  if (!file) {
-    refuse(path_, "a folder that can be written", std::strerror(errno));
-  }
-  std::error_code failure;
-  std::filesystem::rename(draft, target, failure);
-  if (failure) {
-    refuse(target, "a file that can be replaced", failure.message());
-  }
+  replace_file(path_ + "/" + name, content).throw_if_failed();
 }
 
 std::string RunFolder::metrics_path() const { return path_ + "/" + kMetrics; }

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/hex.h"
 #include "train/curve.h"
+#include "train/initial_model.h"
 #include "train/step_meter.h"
 
 namespace sherd::tools {
@@ -68,11 +69,9 @@ void RunReport::open(const RunStart& start) {
   folder_ = start.goes_on
       ? std::make_unique<RunFolder>(path, config, start.first)
       : std::make_unique<RunFolder>(path, config);
+  run_ = start.run;
+  copy_tokenizer();
   const auto& corpus = trainer_.corpus();
-  if (const auto tokenizer = corpus.tokenizer_folder(); !tokenizer.empty()) {
-    // Beside "checkpoints", where generate, eval and export look for it.
-    data::copy_tokenizer(tokenizer, start.run);
-  }
   say("data   " + corpus.path() + ": " + std::to_string(corpus.tokens()) +
       " tokens, hash " + hex(corpus.hash()));
   say("model  " + trainer_.config().model + ", " +
@@ -84,6 +83,18 @@ void RunReport::open(const RunStart& start) {
   }
   if (start.first > 0) {
     say("goes on behind step " + std::to_string(start.first));
+  }
+}
+
+// Beside "checkpoints", where generate, eval and export look for it. A model
+// that others have trained brings settings for generating along.
+void RunReport::copy_tokenizer() const {
+  const auto folder = trainer_.corpus().tokenizer_folder();
+  if (!folder.empty()) {
+    data::copy_tokenizer(folder, run_);
+  }
+  if (first_ == 0 && !trainer_.config().init_from.empty()) {
+    data::copy_tokenizer(initial_model(trainer_.config()).folder, run_);
   }
 }
 
@@ -172,12 +183,12 @@ void RunReport::write_curve_if_due(const StepMetrics& record) {
           folder_->records()));
 }
 
-void RunReport::finish(const std::string& sample, const std::string& saved) {
+void RunReport::finish(const Sample& sample, const std::string& saved) {
   if (!trainer_.leads() || folder_->records().empty()) {
     return;
   }
-  if (!sample.empty()) {
-    say("sample (the model goes on after the bar):\n" + sample);
+  if (!sample.ids.empty()) {
+    say("sample (the model goes on after the bar):\n" + text_of(sample, run_));
   }
   const auto& last = folder_->records().back();
   char summary[160];

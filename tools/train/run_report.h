@@ -43,10 +43,11 @@ class RunReport {
 
   // After the last step. `sample` may be empty, and so may `saved`, the run's
   // last checkpoint.
-  void finish(const std::string& sample, const std::string& saved);
+  void finish(const Sample& sample, const std::string& saved);
 
  private:
   std::map<std::string, std::string> about() const;
+  void copy_tokenizer() const;
   std::string batch_text() const;
   std::string ranks_text() const;
   double tokens_per_s() const;
@@ -55,6 +56,7 @@ class RunReport {
 
   const Trainer& trainer_;
   const std::string batch_;
+  std::string run_;  // The run's folder.
   ProgressDisplay progress_;
   std::unique_ptr<RunFolder> folder_;  // Rank 0 only.
   std::optional<double> val_loss_;

@@ -4,6 +4,7 @@
 // a path names, and what it says of its model. Thread rule: any thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -24,6 +25,13 @@ inline std::optional<std::string> checkpoint_at(const std::string& path) {
   }
   auto newest = newest_checkpoint(path);
   return newest ? newest : newest_checkpoint(path + "/checkpoints");
+}
+
+inline bool has_section(
+    const CheckpointContent& content, const std::string& name) {
+  return std::any_of(
+      content.tensors.begin(), content.tensors.end(),
+      [&](const auto& tensor) { return tensor.section == name; });
 }
 
 struct SavedModel {

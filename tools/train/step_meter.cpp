@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/step_meter.h"
 
-#include <unistd.h>
 #include <chrono>
 #include <cstdint>
 #include <ctime>
 #include <fstream>
 #include <sstream>
 #include "base/clock.h"
+#include "base/resident_memory.h"
 
 namespace sherd::tools {
 namespace {
@@ -22,14 +22,6 @@ double busy_s() {
       static_cast<double>(computed.tv_nsec) * 1e-9 + core_wait_s(line);
 }
 
-std::int64_t rss_bytes() {
-  std::ifstream statm("/proc/self/statm");
-  std::int64_t pages_total = 0;
-  std::int64_t pages_resident = 0;
-  statm >> pages_total >> pages_resident;
-  return pages_resident * ::sysconf(_SC_PAGESIZE);
-}
-
 }  // namespace
 
 StepMeter::StepMeter()
@@ -39,7 +31,7 @@ RankMetrics StepMeter::measure() const {
   return {
       .step_s = seconds(SteadyClock().now()) - begin_s_,
       .busy_s = busy_s() - busy_begin_s_,
-      .rss_bytes = rss_bytes()};
+      .rss_bytes = resident_bytes()};
 }
 
 double core_wait_s(const std::string& schedstat) {

@@ -26,7 +26,11 @@ struct StepMetrics {
   std::optional<double> val_loss = std::nullopt;
   double lr = 0;
   double grad_norm = 0;  // Before clipping.
-  double step_s = 0;     // The slowest rank's, without validation.
+  // With fp16: what the loss was multiplied by, and whether the step was skipped
+  // because gradients overflowed.
+  std::optional<double> loss_scale = std::nullopt;
+  bool skipped = false;
+  double step_s = 0;  // The slowest rank's, without validation.
   double tokens_per_s = 0;
   std::int64_t rss_bytes = 0;  // Of the rank with most.
   double time = 0;             // When the step ended: seconds since 1970, UTC.

@@ -6,9 +6,12 @@
 #include <optional>
 #include <string>
 #include <sherd/base/error.h>
+#include "format_text.h"
+#include "train/progress_display.h"
 #include "train/run_checkpoints.h"
 #include "train/run_report.h"
 #include "train/signal_request.h"
+#include "train/step_profile.h"
 
 namespace sherd::tools {
 namespace {
@@ -20,7 +23,10 @@ class TrainJob {
   explicit TrainJob(Trainer& trainer)
       : trainer_(trainer),
         report_(trainer, "batch " + std::to_string(trainer.config().batch)),
-        path_(trainer.run_path()) {}
+        path_(trainer.run_path()),
+        profile_(trainer.world(), trainer.config()) {
+    write_flight_records(trainer.world(), path_);
+  }
 
   int run() {
     const auto resumed = resume();
@@ -33,14 +39,17 @@ class TrainJob {
     report_.open(
         {.run = path_, .first = first, .goes_on = resumed.has_value()});
     for (std::int64_t step = first; step < trainer_.last_step(); ++step) {
+      profile_.begin_step();
       const auto record = take_step(step);
       report_.add(record);
+      say_memory_once();
       // Before a checkpoint is made: the weights of such a step are of no use.
       check_loss(record);
       if (save_if_due(record.step)) {
         return kKilledBy + asked_;
       }
     }
+    profile_.finish();
     if (checkpoints_) {
       checkpoints_->wait();
     }
@@ -80,12 +89,31 @@ class TrainJob {
   StepMetrics take_step(std::int64_t step) {
     StepMetrics record{.step = step + 1, .lr = trainer_.learning_rate(step)};
     const StepMeter meter;
-    record.loss = trainer_.forward_backward(step, trainer_.batches().next());
-    record.grad_norm = trainer_.engine().update(record.lr);
+    record.loss = trainer_.forward_backward(
+        trainer_.first_sample(step), trainer_.batches().next());
+    trainer_.engine().update(record);
     asked_ = trainer_.complete(
         record, meter.measure(), trainer_.config().batch,
         take_signal_request());
     return record;
+  }
+
+  // What --memory has decided.
+  void say_memory_once() {
+    if (trainer_.config().memory.count == 0 || memory_said_) {
+      return;
+    }
+    const auto memory = trainer_.engine().report().memory;
+    if (memory.decided) {
+      memory_said_ = true;
+      report_.say(
+          "memory " + format_memory(memory.peak_bytes) + " of " +
+          format_memory(memory.limit_bytes) + ": recomputes " +
+          std::to_string(memory.recomputed) + " of " +
+          std::to_string(memory.regions) + " layers, keeps " +
+          format_memory(memory.budget_bytes) + " of units whole; " +
+          format("%.3f s a step expected", memory.step_s));
+    }
   }
 
   // Whether a signal has ended the run. Ranks get signals at different times:
@@ -128,9 +156,11 @@ class TrainJob {
   Trainer& trainer_;
   RunReport report_;
   const std::string path_;
+  StepProfile profile_;
   std::optional<RunCheckpoints> checkpoints_;
   std::string saved_;  // The last one.
-  int asked_ = 0;      // By signals, of any rank.
+  bool memory_said_ = false;
+  int asked_ = 0;  // By signals, of any rank.
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <utility>
 #include <sherd/optim/schedule.h>
 #include <torch/utils.h>
+#include "base/hash.h"
 #include "train/model.h"
 #include "train/model_flops.h"
 #include "train/peak_flops.h"
@@ -41,11 +42,13 @@ Decay decay_of(const TrainConfig& config) {
   return config.lr_decay == "linear" ? Decay::kLinear : Decay::kCosine;
 }
 
-// Another one on each rank, which have other rows.
-std::uint64_t seed_of(std::int64_t seed, std::int64_t step, int rank) {
-  return (static_cast<std::uint64_t>(seed) << 40U) +
-      (static_cast<std::uint64_t>(step) << 16U) +
-      static_cast<std::uint64_t>(rank);
+// No two ranks, of one replica or of several, have the same first sample in a
+// step. A run that goes on draws the same as one that never stopped. Mixed,
+// since a generator takes the low 32 bits alone.
+std::uint64_t dropout_seed(std::int64_t seed, std::int64_t first_sample) {
+  return mix64(
+      mix64(static_cast<std::uint64_t>(seed)) +
+      static_cast<std::uint64_t>(first_sample));
 }
 
 }  // namespace
@@ -105,12 +108,17 @@ std::string Trainer::run_path() const {
       .front();
 }
 
+std::int64_t Trainer::first_sample(std::int64_t step) const {
+  const auto rows = config_.batch / world_.size();
+  return step * config_.batch + world_.rank() * rows;
+}
+
 double Trainer::forward_backward(
-    std::int64_t step,
+    std::int64_t first_sample,
     const data::Batch& batch,
     const std::function<void()>& before_last_backward) {
-  if (config_.dropout > 0.0) {  // So that a run that goes on draws the same.
-    torch::manual_seed(seed_of(config_.seed, step, world_.rank()));
+  if (config_.dropout > 0.0) {
+    torch::manual_seed(dropout_seed(config_.seed, first_sample));
   }
   const auto inputs = batch.inputs.chunk(config_.micro_batches);
   const auto targets = batch.targets.chunk(config_.micro_batches);
@@ -126,7 +134,7 @@ double Trainer::forward_backward(
     if (last) {
       before_last_backward();
     }
-    part.backward();
+    engine_.scaled(part).backward();
     loss += part.item<double>();
   }
   return loss;
@@ -179,37 +187,22 @@ double Trainer::validate() {
 
 // Every rank runs it, since ranks hold the model together, and makes the same
 // tokens.
-std::string Trainer::sample() {
+Sample Trainer::sample() {
   if (config_.sample_tokens == 0) {
-    return "";
+    return {};
   }
   std::vector<std::int64_t> prompt(static_cast<std::size_t>(
       std::min(kPromptTokens, batches_.validation_tokens())));
   batches_.copy_validation(
       0, static_cast<std::int64_t>(prompt.size()), prompt.data());
-  const auto ids = model_->generate(
-      prompt,
-      {.tokens = config_.sample_tokens,
-       .temperature = 0.8,
-       .seed = static_cast<std::uint64_t>(config_.seed)});
-  return readable(ids, prompt.size());
-}
-
-// Bytes as text with what a terminal would obey left out; ids as numbers.
-std::string Trainer::readable(
-    const std::vector<std::int64_t>& ids, std::size_t prompt) const {
-  std::string text;
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    text += i == prompt ? "|" : "";
-    if (corpus_->vocabulary() > 256) {
-      text += std::to_string(ids[i]) + " ";
-      continue;
-    }
-    const auto c = static_cast<char>(ids[i]);
-    const bool plain = c == '\n' || c == '\t' || (c >= ' ' && c <= '~');
-    text += plain ? c : '?';
-  }
-  return text;
+  return {
+      .ids = model_->generate(
+          prompt,
+          {.tokens = config_.sample_tokens,
+           .temperature = 0.8,
+           .seed = static_cast<std::uint64_t>(config_.seed)}),
+      .prompt = prompt.size(),
+      .vocabulary = corpus_->vocabulary()};
 }
 
 void Trainer::close() {

@@ -16,6 +16,7 @@
 #include <sherd/models/language_model.h>
 #include <sherd/world/world.h>
 #include "train/config.h"
+#include "train/sample_text.h"
 #include "train/step_meter.h"
 #include "train/step_metrics.h"
 #include "train/training_engine.h"
@@ -47,11 +48,15 @@ class Trainer {
   // the clocks of others may differ.
   std::string run_path() const;
 
-  // Forward and backward over rows of a step, counted from 0, in the parts that
-  // --micro-batches says; returns the loss. `before_last_backward` is called in
-  // between, for the last part.
+  // The number of this rank's first sample in a step, counted from 0, of a run
+  // without replicas.
+  std::int64_t first_sample(std::int64_t step) const;
+
+  // Forward and backward over samples, the first of which has that number and
+  // seeds dropout, in the parts that --micro-batches says; returns the loss.
+  // `before_last_backward` is called in between, for the last part.
   double forward_backward(
-      std::int64_t step,
+      std::int64_t first_sample,
       const data::Batch& batch,
       const std::function<void()>& before_last_backward = [] {});
 
@@ -65,17 +70,15 @@ class Trainer {
       std::int64_t sequences,
       int request);
 
-  // Collective. A text that goes on from the start of the validation text behind
-  // a bar; empty with --sample-tokens 0.
-  std::string sample();
+  // Collective. A text that goes on from the start of the validation text;
+  // without ids with --sample-tokens 0.
+  Sample sample();
 
   // Collective. Ends engine and world.
   void close();
 
  private:
   double validate();
-  std::string readable(
-      const std::vector<std::int64_t>& ids, std::size_t prompt) const;
 
   const TrainConfig config_;
   World world_;

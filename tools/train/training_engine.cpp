@@ -20,16 +20,22 @@ Strategy strategy_of(const TrainConfig& config) {
 }
 
 FullyShardOptions shard_options(
-    const models::LanguageModel& model, const TrainConfig& config) {
+    models::LanguageModel& model, const TrainConfig& config) {
   FullyShardOptions options;
+  if (config.memory.count > 0) {
+    options.memory_bytes = config.memory.count;
+    options.checkpointing.emplace(model);
+    model.run_layers_with(*options.checkpointing);
+  }
   options.initialise = [&](const std::string& name, const at::Tensor& value) {
     model.reset_parameter(name, value);
   };
   options.strategy = strategy_of(config);
   options.exchange = tools::parse_exchange_kind(config.exchange);
   options.share_gradients = config.optimizer == "muon";
-  if (config.dtype == "bf16") {
-    options.mixed_precision.param_dtype = at::kBFloat16;
+  if (config.dtype != "fp32") {
+    options.mixed_precision.param_dtype =
+        config.dtype == "bf16" ? at::kBFloat16 : at::kHalf;
   }
   if (config.budget.count > 0) {
     options.budget_bytes = config.budget.count;
@@ -76,6 +82,10 @@ CommHookPtr hook_of(const TrainConfig& config) {
       : compress(config.hook == "bf16" ? at::kBFloat16 : at::kHalf);
 }
 
+Mesh all_replicas(const World& world) {
+  return Mesh(world, {.replicate = world.size()});
+}
+
 }  // namespace
 
 Mesh mesh_of(const World& world, const TrainConfig& config) {
@@ -91,6 +101,8 @@ Mesh mesh_of(const World& world, const TrainConfig& config) {
 TrainingEngine::TrainingEngine(
     models::LanguageModel& model, const Mesh& mesh, const TrainConfig& config)
     : hook_(hook_of(config)),
+      hook_mesh_(
+          whole_on_each_rank(config) ? all_replicas(mesh.world()) : mesh),
       parameters_(
           split(distribute(model, mesh, config), muon_patterns(config))),
       adamw_(parameters_.rest, adamw_options(config)),
@@ -99,6 +111,9 @@ TrainingEngine::TrainingEngine(
                             : std::numeric_limits<double>::infinity()) {
   if (config.optimizer == "muon") {
     muon_.emplace(parameters_.matching, muon_options(config));
+  }
+  if (config.dtype == "fp16") {
+    scaler_.emplace(named_parameters());
   }
   if (config.ema > 0.0) {
     average_.emplace(named_parameters(), config.ema);
@@ -114,7 +129,9 @@ NamedParameters TrainingEngine::distribute(
          .hook = hook_}));
     return ddp_->named_parameters();
   }
-  fsdp_.emplace(fully_shard(model, mesh, shard_options(model, config)));
+  auto options = shard_options(model, config);
+  options.hook = hook_;
+  fsdp_.emplace(fully_shard(model, mesh, options));
   return fsdp_->named_parameters();
 }
 
@@ -136,6 +153,27 @@ std::optional<LocalGradientsScope> TrainingEngine::accumulate() {
 
 NamedParameters TrainingEngine::named_parameters() const {
   return fsdp_ ? fsdp_->named_parameters() : ddp_->named_parameters();
+}
+
+ShardReport TrainingEngine::report() const {
+  return fsdp_ ? fsdp_->report() : ShardReport();
+}
+
+TrainingEngine::StateBytes TrainingEngine::state_bytes() const {
+  const auto bytes_of = [](const NamedParameters& parameters) {
+    std::int64_t bytes = 0;
+    for (const auto& item : parameters.items) {
+      bytes += static_cast<std::int64_t>(item.slice.nbytes());
+    }
+    return bytes;
+  };
+  const auto matrices = muon_ ? bytes_of(parameters_.matching) : 0;
+  const auto rest = bytes_of(parameters_.rest);
+  // Muon remembers a mean of gradients, AdamW also one of their squares.
+  return {
+      .parameters = matrices + rest,
+      .gradients = matrices + rest,
+      .optimizer = matrices + 2 * rest + (average_ ? matrices + rest : 0)};
 }
 
 void TrainingEngine::reset_average() {
@@ -164,19 +202,40 @@ void TrainingEngine::close() {
   }
 }
 
-double TrainingEngine::update(double learning_rate) {
-  const double norm = clip();
-  if (muon_) {
-    muon_->set_learning_rate(learning_rate);
-    muon_->step();
+at::Tensor TrainingEngine::scaled(const at::Tensor& loss) const {
+  return scaler_ ? scaler_->scale(loss) : loss;
+}
+
+void TrainingEngine::update(StepMetrics& record) {
+  if (scaler_) {
+    scaler_->unscale();
   }
-  adamw_.set_learning_rate(learning_rate);
-  adamw_.step();
+  record.grad_norm = clip();
+  if (muon_) {
+    muon_->set_learning_rate(record.lr);
+  }
+  adamw_.set_learning_rate(record.lr);
+  take_step(record);
   adamw_.zero_grad();
-  if (average_) {
+  if (average_ && !record.skipped) {
     average_->update();
   }
-  return norm;
+}
+
+void TrainingEngine::take_step(StepMetrics& record) {
+  const auto step = [&] {
+    if (muon_) {
+      muon_->step();
+    }
+    adamw_.step();
+  };
+  if (!scaler_) {
+    step();
+    return;
+  }
+  record.loss_scale = scaler_->get_scale();
+  record.skipped = !scaler_->step_with(step);
+  scaler_->update();
 }
 
 }  // namespace sherd::tools

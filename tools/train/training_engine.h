@@ -6,6 +6,7 @@
 // clip, step and clear. Thread rule: one thread; model must outlive it.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/ddp/comm_hook.h>
@@ -13,9 +14,11 @@
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/models/language_model.h>
 #include <sherd/optim/adamw.h>
+#include <sherd/optim/grad_scaler.h>
 #include <sherd/optim/muon.h>
 #include <sherd/world/world.h>
 #include "train/config.h"
+#include "train/step_metrics.h"
 #include "train/weight_average.h"
 
 namespace sherd::tools {
@@ -37,17 +40,36 @@ class TrainingEngine {
   // time, since whole gradients would need the memory that sharding saves.
   [[nodiscard]] std::optional<LocalGradientsScope> accumulate();
 
-  // After backward: clips the gradient, takes one optimizer step at this
-  // learning rate and clears the gradients. Returns the norm of the whole
-  // gradient before clipping. Collective.
-  double update(double learning_rate);
+  // What to run backward from: the loss, which --dtype fp16 scales.
+  at::Tensor scaled(const at::Tensor& loss) const;
+
+  // After backward: clips the gradient, takes one optimizer step at the
+  // record's learning rate and clears the gradients. Completes the record by the
+  // norm of the whole gradient before clipping and, with --dtype fp16, by the
+  // scale and whether the step was skipped. Collective.
+  void update(StepMetrics& record);
 
   // This rank's slices.
   NamedParameters named_parameters() const;
 
-  // The hook of replicas; null without one. What it remembers is to be saved,
-  // too.
+  // The hook of gradients; null without one. What it remembers is to be saved,
+  // too. It connects the ranks on the replicate axis of that mesh.
   CommHook* hook() const { return hook_.get(); }
+  const Mesh& hook_mesh() const { return hook_mesh_; }
+
+  // Null unless --dtype is fp16. Its state is to be saved, too.
+  const GradScaler* scaler() const { return scaler_ ? &*scaler_ : nullptr; }
+
+  // Without figures where the model is replicated.
+  ShardReport report() const;
+
+  // Bytes of this rank for as long as it trains.
+  struct StateBytes {
+    std::int64_t parameters = 0;  // Shards, or all of a replicated model.
+    std::int64_t gradients = 0;
+    std::int64_t optimizer = 0;  // With the average.
+  };
+  StateBytes state_bytes() const;
 
   // After weights were loaded: the average begins again with them.
   void reset_average();
@@ -63,13 +85,16 @@ class TrainingEngine {
       const Mesh& mesh,
       const TrainConfig& config);
   double clip();
+  void take_step(StepMetrics& record);
 
   const CommHookPtr hook_;
+  const Mesh hook_mesh_;
   std::optional<FullyShardedDataParallel> fsdp_;  // Or:
   std::optional<DistributedDataParallel> ddp_;
   const SplitParameters parameters_;  // Muon's, and AdamW's.
   std::optional<Muon> muon_;
   AdamW adamw_;
+  std::optional<GradScaler> scaler_;
   std::optional<WeightAverage> average_;
   const double max_norm_;
 };

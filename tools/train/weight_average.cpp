@@ -6,13 +6,9 @@
 #include <utility>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include "generate/model_source.h"
 
 namespace sherd::tools {
-namespace {
-
-constexpr const char* kAverageSection = "ema";
-
-}  // namespace
 
 WeightAverage::WeightAverage(NamedParameters parameters, double decay)
     : parameters_(std::move(parameters)), decay_(decay) {
@@ -36,26 +32,38 @@ void WeightAverage::update() {
 }
 
 void WeightAverage::add_to(CheckpointState& state) const {
+  NamedParameters averages;
+  averages.whole = parameters_.whole;
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    averages.items.push_back(
+        {.name = parameters_.items[i].name, .slice = averages_[i]});
+  }
+  add_slices(state, kAveragedWeights, averages);
+}
+
+void add_slices(
+    CheckpointState& state,
+    const std::string& section,
+    const NamedParameters& slices) {
   std::map<std::string, NamedShard> shards;
-  for (const auto& whole : parameters_.whole.items) {
+  for (const auto& whole : slices.whole.items) {
     shards[whole.name] = {// Of some parameters this rank has nothing.
                           .name = whole.name,
                           .shape = whole.shape,
                           .begin = whole.slice_begin,
                           .elements = at::empty({0}),
-                          .ranks = parameters_.whole.ranks};
+                          .ranks = slices.whole.ranks};
   }
-  for (std::size_t i = 0; i < averages_.size(); ++i) {
-    const auto& name = parameters_.items[i].name;
-    auto& shard = shards[name];
+  for (const auto& item : slices.items) {
+    auto& shard = shards[item.name];
     if (shard.name.empty()) {  // A plain tensor, which every rank has whole.
-      shard.name = name;
-      shard.shape = averages_[i].sizes().vec();
+      shard.name = item.name;
+      shard.shape = item.slice.sizes().vec();
     }
-    shard.elements = averages_[i];
+    shard.elements = item.slice.detach();
   }
   for (auto& [name, shard] : shards) {
-    state.add(kAverageSection, std::move(shard));
+    state.add(section, std::move(shard));
   }
 }
 

@@ -6,12 +6,19 @@
 // thread.
 #pragma once
 
+#include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/optim/named_parameters.h>
 
 namespace sherd::tools {
+
+// Adds tensors with the layout of parameters to a section, under their names.
+void add_slices(
+    CheckpointState& state,
+    const std::string& section,
+    const NamedParameters& slices);
 
 class WeightAverage {
  public:

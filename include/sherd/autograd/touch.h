@@ -11,6 +11,7 @@
 // seen by other ranks. Thread rule: any thread.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <ATen/core/Tensor.h>
 
@@ -31,5 +32,27 @@ class TouchScope {
 
 // A scope around one tensor: `auto whole = sherd::touch(w);`
 inline TouchScope touch(const at::Tensor& tensor) { return TouchScope(tensor); }
+
+// Brackets a backward that another autograd engine than sherd's runs, as Python's does: from before the
+// engine's execute() until after it, not around autograd::grad. Without it a model does not learn that
+// a backward has failed, and learns too early of its end where checkpoints run backwards within it.
+// Within another backward, or where sherd's engine runs, it does nothing. Thread rule: one thread,
+// that which calls execute().
+class ForeignBackward {
+ public:
+  ForeignBackward();
+  // A backward whose end() was not called has failed for an unknown reason.
+  ~ForeignBackward();
+  ForeignBackward(const ForeignBackward&) = delete;
+  ForeignBackward& operator=(const ForeignBackward&) = delete;
+
+  // Tells the models that took part. `failure` is null where the backward has succeeded; then what
+  // goes wrong at its end is thrown.
+  void end(const std::exception_ptr& failure);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace sherd

@@ -98,6 +98,11 @@ class CheckpointState {
       torch::optim::Optimizer& optimizer,
       const NamedParameters& parameters);
 
+  // Tensors that every rank has whole, with equal values, e.g. GradScaler::state().
+  void add(
+      const std::string& section,
+      const std::vector<std::pair<std::string, at::Tensor>>& tensors);
+
   // A random generator, of which each rank has its own. Loading gives a rank what the rank of the
   // same number saved; a rank that did not exist then keeps its own.
   void add_generator(const std::string& name, const at::Generator& generator);
@@ -199,7 +204,8 @@ struct LoadOptions {
 };
 
 struct LoadReport {
-  std::string folder;  // Of the checkpoint.
+  // These three are the checkpoint's; scatter_full_state() leaves them as they are here.
+  std::string folder;
   std::int64_t step = 0;
   int world_size = 1;  // The one that saved it.
   // "SECTION NAME" each, over all ranks.
@@ -249,6 +255,30 @@ void gather_full_state(
     const World& world,
     const CheckpointState& state,
     const FullTensorVisitor& visit);
+
+// Whole tensors in memory: by section, by name.
+using FullState = std::map<std::string, std::map<std::string, at::Tensor>>;
+
+// The same into the memory of rank 0; empty on other ranks. Every section of the state is there, an
+// optimizer's before its first step without tensors.
+FullState gather_full_state(const World& world, const CheckpointState& state);
+
+// Collective, between two steps. The reverse: each rank gets what it holds of the tensors in `full`,
+// which rank 0 alone needs to have; others' is not read. Publishes. Memory: nothing that grows with
+// the model, save an optimizer's state, where it has none yet, and a copy of one tensor at a time
+// where it is not contiguous. Of an optimizer's parameters, each has all of its state in `full` or
+// none, as before its first update. Generators of more ranks than there are now are left out.
+// Throws Error, on every rank, naming the tensor, for one that only the state or only `full` has
+// (unless options.strict is false: then both are reported, and left as they are) and for another
+// shape or dtype; the values of the state are as before then. Also for one that a rank cannot take,
+// such as a state that its generator refuses; the state is then partly written, and not published.
+// Mirrors set_model_state_dict() and set_optimizer_state_dict() with full_state_dict and
+// broadcast_from_rank0.
+LoadReport scatter_full_state(
+    const World& world,
+    const FullState& full,
+    CheckpointState& state,
+    const LoadOptions& options = {});
 
 // ---- Without a job: one process, no world. Throw Error as above. ----
 

@@ -42,7 +42,8 @@ class Corpus {
   // A hash of the token row alone: the same for one file or many, and on every machine. Not for
   // security.
   std::uint64_t hash() const;
-  // The digest of the tokenizer that made a token file; 0 for other files.
+  // Tokenizer::digest() of the tokenizer that made a token file, or of byte_tokenizer() for text; 0
+  // for a `.bin`, which does not tell.
   std::uint64_t tokenizer_digest() const;
 
   // Writes tokens [first, first + count) to `to`. Throws Error when the range

@@ -70,6 +70,10 @@ std::size_t first_invalid_utf8(std::string_view text);
 // The path of the tokenizer.json in a folder; "" when there is none.
 std::string tokenizer_file(const std::string& folder);
 
+// digest() of the tokenizer that load_tokenizer() makes of a folder's tokenizer.json; that of
+// byte_tokenizer() when there is none. Throws Error when the file cannot be read.
+std::uint64_t tokenizer_digest(const std::string& folder);
+
 // Copies the files that load_tokenizer() and transformers read of a tokenizer, and
 // generation_config.json, into another folder, over those there. Returns their new paths. Throws
 // Error naming the file that cannot be copied.

@@ -7,7 +7,11 @@
 //   auto ddp = sherd::replicate(*model, world, {
 //       .hook = sherd::power_sgd({.rank = 2})});
 //
-// Mirrors DistributedDataParallel.register_comm_hook and
+//   sherd::FullyShardOptions options;
+//   options.hook = sherd::compress(at::kBFloat16);
+//   auto fsdp = sherd::fully_shard(*model, mesh, options);
+//
+// Mirrors register_comm_hook of DistributedDataParallel and of FullyShardedDataParallel, and
 // torch.distributed.algorithms.ddp_comm_hooks. docs/guide/hooks.md
 #pragma once
 
@@ -24,19 +28,27 @@ namespace sherd {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 struct BucketParameter {
+  // Where parameters are sharded, the rows that lie in the shard have the parameter's name. Elements
+  // of a row that is cut are 1-D and named with their range, as in "layer.weight[12:20]".
   std::string name;
   at::Tensor gradient;  // Its part of the bucket, in the parameter's shape.
 };
 
 struct GradientBucket {
   int index = 0;
-  bool last = false;  // No other bucket follows in this backward.
+  // No other bucket has a larger index. Buckets come in the order of their index, save that those
+  // which no rank used in the last backward come last, or not at all.
+  bool last = false;
   // Synchronised backwards before this one with these ranks.
   std::int64_t step = 0;
-  // This rank's gradients, 1-D, contiguous, in the parameters' dtype; zero where it had none. The
+  // This rank's gradients, 1-D, contiguous, in the parameters' dtype (with MixedPrecision in
+  // reduce_dtype); zero where it had none. With hybrid sharding the mean of its replica's. The
   // hook leaves its result here, the mean over ranks or an approximation of it.
   at::Tensor gradients;
   std::vector<BucketParameter> parameters;
+  // Empty: every rank keeps the result of all gradients. Otherwise rank r of the group keeps that of
+  // elements [cuts[r], cuts[r + 1]) and may leave anything in the others: a reduce-scatter.
+  std::vector<std::int64_t> cuts = {};
 };
 
 // Collectives among the ranks of a hook. Calls block and throw Error when a rank is lost. Every
@@ -57,6 +69,10 @@ class HookGroup {
   // The same among the `ranks`, ascending, of which this is one.
   virtual void all_reduce_mean(
       const at::Tensor& tensor, const std::vector<int>& ranks) = 0;
+  // In place, 1-D: elements [cuts[r], cuts[r + 1]) of rank r's tensor become the mean of all ranks'.
+  // Its other elements stay as they are.
+  virtual void reduce_scatter_mean(
+      const at::Tensor& tensor, const std::vector<std::int64_t>& cuts) = 0;
   // Every rank's tensor, by rank.
   virtual std::vector<at::Tensor> all_gather(const at::Tensor& tensor) = 0;
 };
@@ -72,6 +88,10 @@ class CommHook {
   // An exception ends the training on every rank, naming this one.
   virtual void reduce(GradientBucket& bucket, HookGroup& group) = 0;
 
+  // Whether reduce() takes buckets with cuts. Where not, fully_shard() refuses the hook for
+  // gradients that are sharded over the ranks which it reduces among.
+  virtual bool reduces_to_shards() const { return false; }
+
   // What a checkpoint must keep, by names that do not depend on buckets; load() takes what state()
   // returned, and throws Error for anything else.
   using State = NamedTensors;
@@ -85,7 +105,7 @@ class CommHook {
 
 using CommHookPtr = std::shared_ptr<CommHook>;
 
-// The mean, as without a hook; a building block for others.
+// The mean, as without a hook, of whole gradients or to shards; a building block for others.
 CommHookPtr all_reduce_mean();
 
 // Synchronises buffers in place at the end of each synchronised backward, on its thread, instead of
@@ -97,6 +117,26 @@ using BufferHook =
 // `inner` (null: the mean), and back afterwards. Mirrors bf16_compress_hook, fp16_compress_hook and
 // their wrappers.
 CommHookPtr compress(at::ScalarType dtype, CommHookPtr inner = nullptr);
+
+// Elements that share a scale, the largest magnitude among them / 127.
+enum class QuantisationScale {
+  kTensor,  // Those of a parameter.
+  // Those of one index of its first dimension, if it has at least two dimensions.
+  kChannel,
+};
+
+struct QuantiseOptions {
+  QuantisationScale scale = QuantisationScale::kChannel;
+  // What rounding leaves out is added to the next gradient, which costs a copy of all gradients in
+  // fp32.
+  bool error_feedback = true;
+};
+// Sends gradients as int8 with a scale in fp32. Every rank gets all ranks' and adds them up in fp32,
+// in the order of ranks, so that a rank receives ranks - 1 bytes for each element; the mean needs up
+// to 8. A scale that is not finite makes its elements NaN on every rank, and leaves nothing for the
+// next gradient. Mirrors quantization_pertensor_hook and quantization_perchannel_hook, which have no
+// error feedback.
+CommHookPtr quantise(const QuantiseOptions& options = {});
 
 // Vogels et al., PowerSGD, arXiv 1905.13727.
 struct PowerSgdOptions {
@@ -110,6 +150,10 @@ struct PowerSgdOptions {
   bool error_feedback = true;
   // Each approximation starts from the last one's Q.
   bool warm_start = true;
+  // Approximates each bucket as one square matrix, in order of memory, vectors included, instead of
+  // each parameter as a matrix of its own: fewer, larger products, and a coarser approximation.
+  // Mirrors batched_powerSGD_hook.
+  bool batched = false;
   std::uint64_t seed = 0;  // Draws the first Q; the same on every rank.
 };
 CommHookPtr power_sgd(const PowerSgdOptions& options = {});

@@ -16,9 +16,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/autograd/join.h>
 #include <sherd/ddp/comm_hook.h>
 #include <sherd/optim/named_parameters.h>
 #include <sherd/world/exchange_kind.h>
@@ -58,6 +60,11 @@ struct ReplicateOptions {
   // Behaviour. `.grad()` is a view into the memory that is reduced instead of a tensor of its own,
   // which saves a copy of all gradients, in memory and time.
   bool gradient_as_bucket_view = true;
+  // Behaviour. What sums of gradients over replicas are divided by. Unset: their number, which gives
+  // the mean; 1 gives the sum. A hook's mean is multiplied accordingly. In a join scope without
+  // divide_by_initial_world_size it shrinks as the number of ranks with inputs does. All ranks give
+  // the same. Mirrors FSDPModule.set_gradient_divide_factor.
+  std::optional<double> gradient_divide_factor = std::nullopt;
   // Behaviour. Reduces gradients by messages instead of the exchange's mean; one object for each
   // handle, hooks of the same name on every rank.
   CommHookPtr hook = nullptr;
@@ -95,6 +102,8 @@ struct ReplicateReport {
   // The names of their parameters, in the order in which buckets are reduced.
   std::vector<std::vector<std::string>> buckets;
   std::vector<std::int64_t> bucket_bytes;
+  // How long each was on its way so far, from its last gradient until its average was seen.
+  std::vector<double> bucket_reduce_s;
   // How often buckets were made again from a learned order.
   int bucket_version = 0;
   std::int64_t backwards = 0;  // Synchronised ones.
@@ -121,6 +130,11 @@ struct ReplicateReport {
   std::int64_t gradient_slot_bytes_peak = 0;
 };
 
+// A table: a line for each bucket, and one about all.
+std::string to_text(const ReplicateReport& report);
+// One object of JSON with the names above, without line ends.
+std::string to_json(const ReplicateReport& report);
+
 namespace ddp {
 class DdpEngine;
 }
@@ -136,38 +150,6 @@ class LocalGradientsScope {
  private:
   friend class DistributedDataParallel;
   explicit LocalGradientsScope(std::shared_ptr<ddp::DdpEngine> engine);
-  std::shared_ptr<ddp::DdpEngine> engine_;
-};
-
-struct JoinOptions {
-  // Behaviour. Sums of gradients are divided by the number of all ranks even if some have no more
-  // inputs, so that each input always counts the same. With false they are divided by the number of
-  // ranks that still have inputs.
-  bool divide_by_initial_world_size = true;
-  // Behaviour. The first rank without inputs ends the scope for all: finish() there, and backward()
-  // or finish() on the others, throw Error naming it.
-  bool throw_on_early_termination = false;
-};
-
-// A scope for ranks with different numbers of inputs. While it lives, every synchronised backward
-// begins with one small message about who takes part; a rank that has no more inputs calls
-// finish().
-class JoinScope {
- public:
-  JoinScope(JoinScope&&) noexcept;
-  JoinScope& operator=(JoinScope&&) = delete;
-  // Without finish() the handle is closed, with an error on the other ranks.
-  ~JoinScope();
-
-  // Collective: takes part, with zeros, in the backwards of ranks that still have inputs, until no
-  // rank has any. Then every rank gets the parameters and buffers of the last rank that had inputs
-  // (the highest rank if there are several). The state of optimizers does not change. Throws Error
-  // as backward() does.
-  void finish();
-
- private:
-  friend class DistributedDataParallel;
-  explicit JoinScope(std::shared_ptr<ddp::DdpEngine> engine);
   std::shared_ptr<ddp::DdpEngine> engine_;
 };
 
@@ -189,7 +171,8 @@ class DistributedDataParallel {
   // backward begins, not where its forward ran.
   LocalGradientsScope no_sync();
 
-  // Every rank opens it around its loop over inputs. Mirrors DistributedDataParallel.join().
+  // Every rank opens it around its loop over inputs. While it lives, every synchronised backward
+  // begins with one small message about who takes part. Mirrors DistributedDataParallel.join().
   JoinScope join(const JoinOptions& options = {});
 
   // Collective over the ranks of `world`, between two steps: continues with these ranks, as if

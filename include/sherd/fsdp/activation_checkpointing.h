@@ -15,6 +15,7 @@
 
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 #include <sherd/autograd/checkpoint.h>
@@ -25,6 +26,11 @@ class Module;
 }
 
 namespace sherd {
+
+namespace fsdp {
+class CheckpointRegions;
+class StepRecorder;
+}  // namespace fsdp
 
 // A value; knows modules by their addresses, so a clone of the model needs one
 // of its own. Thread rule: any thread.
@@ -42,19 +48,58 @@ class ActivationCheckpointing {
   // The names of the modules taken, children before parents.
   const std::vector<std::string>& names() const;
 
-  // Returns checkpoint(fn, inputs...) when the policy took `module`, else fn(inputs...).
+  // Returns checkpoint(fn, inputs...) when the policy took `module`, else fn(inputs...). Where
+  // FullyShardOptions::memory_bytes decides, that is also so for a module that keeps its activations.
   template <typename Function, typename... Inputs>
   auto operator()(
       const torch::nn::Module& module,
       Function fn,
-      const Inputs&... inputs) const {
-    return takes(module) ? checkpoint(options_, std::move(fn), inputs...)
-                         : fn(inputs...);
+      const Inputs&... inputs) const
+      -> std::decay_t<std::invoke_result_t<Function&, const Inputs&...>> {
+    const auto region = region_of(module);
+    if (!region.runs_again) {
+      return fn(inputs...);
+    }
+    if (region.recorder == nullptr) {
+      return checkpoint(options_, std::move(fn), inputs...);
+    }
+    return checkpoint(
+        options_,
+        [region, fn = std::move(fn)](const auto&... now) mutable {
+          const Run run(region);
+          return fn(now...);
+        },
+        inputs...);
+  }
+
+  // For fully_shard. Copies share it.
+  const std::shared_ptr<fsdp::CheckpointRegions>& regions() const {
+    return regions_;
   }
 
  private:
-  struct SelectedModules;
-  std::shared_ptr<const SelectedModules> selected_;
+  struct Region {
+    int number = -1;
+    bool runs_again = false;
+    std::shared_ptr<fsdp::StepRecorder> recorder;  // Usually null.
+  };
+  Region region_of(const torch::nn::Module& module) const;
+
+  // Tells the recorder that the region runs.
+  class Run {
+   public:
+    explicit Run(const Region& region);
+    ~Run();
+    Run(const Run&) = delete;
+    Run& operator=(const Run&) = delete;
+
+   private:
+    const Region& region_;
+    bool again_ = false;
+    bool taken_ = false;
+  };
+
+  std::shared_ptr<fsdp::CheckpointRegions> regions_;
   CheckpointOptions options_;
 };
 

@@ -22,6 +22,10 @@
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/autograd/join.h>
+#include <sherd/ddp/comm_hook.h>
+#include <sherd/fsdp/activation_checkpointing.h>
+#include <sherd/fsdp/gather_hook.h>
 #include <sherd/fsdp/units.h>
 #include <sherd/optim/named_parameters.h>
 #include <sherd/world/exchange_kind.h>
@@ -36,21 +40,6 @@ enum class Strategy {
   kNoShard,      // Nothing is sharded; gradients are all-reduced.
 };
 
-// Mirrors torch.distributed.fsdp.MixedPrecisionPolicy. Integer parameters keep their dtype, and so
-// do parameters of modules with running statistics (BatchNorm), whose kernels need fp32. Both
-// options change behaviour.
-struct MixedPrecision {
-  // The dtype of the module's own parameters from fully_shard on, of gathers, and so of forward and
-  // backward: kBFloat16, kHalf or kFloat. Activations of another dtype are cast where they meet
-  // such a parameter in a matrix product, a norm or the like. Shards, their gradients and optimizer
-  // state stay in the dtype the module came with. Unset: that dtype. Costs a cast of the shard a
-  // step, and its memory.
-  std::optional<at::ScalarType> param_dtype = std::nullopt;
-  // The dtype in which gradients are sent to their owner, who adds them up in fp32; one of the same
-  // three dtypes. Unset: as param_dtype.
-  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
-};
-
 // The ranks of a mesh between which optimizer state is sharded, and with it the parameters and
 // gradients that an optimizer sees.
 enum class OptimizerAxes {
@@ -63,13 +52,22 @@ enum class OptimizerAxes {
 
 // All options but `exchange` change behaviour.
 struct FullyShardOptions {
-  // Which modules are gathered together. Their size costs memory, their number messages.
-  units::Policy units = units::children_of_lists();
+  // Which modules are gathered together, and with which options. Their size costs memory, their
+  // number messages.
+  units::Policy units = units::optional(units::children_of_lists());
   // Bytes of unsharded units never exceed the strategy's budget.
   Strategy strategy = Strategy::kFullShard;
   // A budget instead of the strategy's; at least the largest set of units that one operator uses.
   // Not for kNoShard.
   std::optional<std::int64_t> budget_bytes = std::nullopt;
+  // A limit for the resident memory of each process. Two steps are taken in which all regions of
+  // `checkpointing` are recomputed, and units as kFullShard says. Then the choice of what is kept,
+  // of activations and of whole units, that takes least time within the limit holds for the rest;
+  // report().memory has it. Values are the same either way. With kFullShard or kNoShard, and without
+  // budget_bytes. Guide: docs/guide/memory.md.
+  std::optional<std::int64_t> memory_bytes = std::nullopt;
+  // The regions about which memory_bytes decides: what the model runs its layers with.
+  std::optional<ActivationCheckpointing> checkpointing = std::nullopt;
   // Performance only: values are the same either way, bit for bit.
   ExchangeKind exchange = ExchangeKind::kAuto;
   // How many units may have their gradients on the way to their owners at a time. This limits the
@@ -99,12 +97,28 @@ struct FullyShardOptions {
   // Mirrors FSDP(param_init_fn).
   std::function<void(const std::string& name, const at::Tensor& value)>
       initialise = nullptr;
-  // How many consecutive elements of a parameter no cut between ranks may split, by name: a row, a
-  // block, all of it. Empty: 1.
-  std::function<std::int64_t(const std::string& name, const at::Tensor&)>
-      granularity = nullptr;
+  // Empty: 1.
+  Granularity granularity = nullptr;
   // Unset: every parameter, gradient and message has the module's dtype.
   MixedPrecision mixed_precision = {};
+  // What sums of gradients over ranks are divided by. Unset: the number of ranks, which gives the
+  // mean; 1 gives the sum. Mirrors FSDPModule.set_gradient_divide_factor.
+  std::optional<double> gradient_divide_factor = std::nullopt;
+  // Reduces gradients by messages instead of the exchange's mean: with replicas those of a shard,
+  // between them, without replicas to shards, which takes a hook that reduces_to_shards(). What it
+  // leaves is the mean, or stands for it; gradient_divide_factor applies to that. One object for each
+  // handle, hooks of the same name on every rank. No effect with one rank. Mirrors
+  // FullyShardedDataParallel.register_comm_hook and FSDPModule.set_all_reduce_hook.
+  CommHookPtr hook = nullptr;
+  // Decides what travels when units are gathered, by messages. One object for each handle, hooks of
+  // the same name on every rank. Costs the memory of what travels of a unit, and of this rank's
+  // shards as they are sent. No effect where nothing is gathered.
+  GatherHookPtr gather_hook = nullptr;
+  // Names of modules, parameters and buffers, or patterns of `*` and `?` as of units::by_name(),
+  // that sherd leaves alone: neither compared, nor synchronised, nor sharded, nor reduced, a module
+  // with everything in it. Their gradients are the rank's own. Each name must be there. Mirrors
+  // ignored_modules of FSDP1 and ignored_params of FSDP2.
+  std::vector<std::string> ignored = {};
 };
 
 struct ClipOptions {
@@ -115,6 +129,20 @@ struct ClipOptions {
 struct SummonOptions {
   // The scope is for reading only: what is written inside it is lost.
   bool read_only = false;
+  // In mixed precision operators compute with the values of the shards instead of their casts, and
+  // activations are cast to those dtypes, e.g. to evaluate in fp32. Parameters still show param_dtype
+  // as theirs. Operators must not record gradients. FullyShardedDataParallel::full_precision() does it
+  // unit by unit.
+  bool full_precision = false;
+  // Rank 0 alone has the copies. Other ranks gather along, and hold one unit at a time meanwhile;
+  // their parameters stay sharded. Needs read_only. Mirrors rank0_only of FSDP1.
+  bool rank0_only = false;
+  // Gradients are whole, too: SummonScope::gradient(). What is written to them is kept, unless
+  // read_only. Mirrors with_grads of FSDP1.
+  bool with_gradients = false;
+  // The name of a module or of a unit: only the units that hold its parameters are whole, those of
+  // modules inside it included. A tied parameter counts under its first name. Empty: all units.
+  std::string module = {};
 };
 
 // What backwards under no_sync() leave out.
@@ -143,11 +171,67 @@ struct PlanReport {
   std::int64_t tenth_more_saves_bytes = 0;  // With a tenth more budget.
 };
 
+// Parameters of a unit that have the same dtypes and are all trained or all frozen. They lie in one
+// contiguous buffer.
+struct FlatReport {
+  std::vector<std::string> parameters;
+  std::int64_t numel = 0;             // With the padding between parameters.
+  at::ScalarType dtype = at::kFloat;  // Of shards and optimizer state.
+  at::ScalarType param_dtype = at::kFloat;     // Of whole units and gathers.
+  at::ScalarType reduce_dtype = at::kFloat;    // Of gradients on their way.
+  at::ScalarType gradient_dtype = at::kFloat;  // Of sharded gradients.
+  bool trainable = true;
+};
+
+// One unit, as the policy has made it, and what it has cost this rank since fully_shard().
+struct UnitReport {
+  std::string name;        // "(root)" for the root unit.
+  std::int64_t bytes = 0;  // When whole.
+  bool keep_whole = false;
+  std::vector<FlatReport> flats;
+  std::int64_t visits = 0;   // Operators that used it.
+  std::int64_t gathers = 0;  // How often it was made whole.
+  double gather_s = 0;       // How long that took, beside whatever goes on.
+  double waited_s = 0;       // How long operators waited for it.
+  // The share of gather_s in which nobody waited. 0 where ranks share memory, and nothing moves.
+  double overlap = 0;
+};
+
+// What one limit of memory would cost.
+struct MemoryChoice {
+  std::int64_t limit_bytes = 0;
+  std::int64_t peak_bytes = 0;  // The process's.
+  std::int64_t budget_bytes =
+      0;               // For whole units; 0 where nothing is gathered.
+  int recomputed = 0;  // Regions.
+  double step_s = 0;
+  double lower_bound_s = 0;  // No choice within the limit takes less.
+};
+
+// What FullyShardOptions::memory_bytes has led to. Figures are the largest of any rank, measured in the second
+// step.
+struct MemoryReport {
+  bool decided = false;  // After the second step.
+  std::int64_t limit_bytes = 0;
+  std::int64_t floor_bytes = 0;  // What a step needs that keeps nothing.
+  // What was decided, and what it is to cost.
+  std::int64_t peak_bytes = 0;
+  std::int64_t budget_bytes = 0;
+  int regions = 0;
+  int recomputed = 0;
+  double step_s = 0;
+  double lower_bound_s = 0;
+  double last_step_s = 0;  // What the last step took on this rank.
+  // What other limits would cost, from the floor to one that keeps everything.
+  std::vector<MemoryChoice> choices = {};
+};
+
 struct ShardReport {
   int units = 0;
   std::int64_t budget_bytes = 0;          // 0: none.
   std::int64_t unsharded_bytes_peak = 0;  // What reshard frees, at most so far.
-  // Shards of parameters and gradients and, in mixed precision, of casts; with OptimizerAxes::kBoth
+  // Shards of parameters and gradients, of what started frozen once it has trained, and, in mixed
+  // precision, of casts; with OptimizerAxes::kBoth
   // also what the replica gathers from.
   std::int64_t shard_bytes = 0;
   // Memory of gradients on their way, and with several replicas of those that wait for the sum
@@ -155,11 +239,23 @@ struct ShardReport {
   std::int64_t gradient_slot_bytes_peak = 0;
   std::int64_t unshards = 0;         // Units gathered so far.
   std::int64_t unsharded_bytes = 0;  // Their bytes.
+  // What this rank sent of its shards for that; nothing where ranks share memory.
+  std::int64_t gather_sent_bytes = 0;
   std::int64_t reduces = 0;
   std::int64_t reduces_under_way_peak = 0;
   std::int64_t backwards = 0;  // Synchronised ones.
+  // The name of options.hook, empty without one, and the bytes that it has passed to its group.
+  std::string hook;
+  std::int64_t hook_bytes = 0;
   PlanReport plan;
+  std::vector<UnitReport> by_unit;
+  MemoryReport memory;
 };
+
+// A table: a line for each unit, and one about all.
+std::string to_text(const ShardReport& report);
+// One object of JSON with the names above, without line ends.
+std::string to_json(const ShardReport& report);
 
 class ShardingEngine;
 
@@ -168,7 +264,8 @@ class ShardingEngine;
 // into the slice it owns, so all ranks must write the same values. In mixed precision the module
 // shows the values that forward sees, and tensor() those of the shards. Elements written through
 // either are kept; if both were written, tensor() wins. All other elements keep every bit.
-// Backwards, second scopes and optimizer steps inside are errors.
+// Backwards, second scopes and optimizer steps inside are errors, and so is any use of a parameter
+// that SummonOptions leave sharded.
 class SummonScope {
  public:
   SummonScope(SummonScope&&) noexcept;
@@ -176,8 +273,11 @@ class SummonScope {
   ~SummonScope();
 
   // The parameter in full precision, a plain tensor of the module's shape.
-  // Throws when there is no such name.
+  // Throws when there is no such name, or it is not in the scope.
   at::Tensor tensor(const std::string& name) const;
+  // Its sharded gradient, whole, in the dtype and shape that sharded gradients and the module have;
+  // undefined where no rank has one. Throws likewise, and without SummonOptions::with_gradients.
+  at::Tensor gradient(const std::string& name) const;
 
   // Ends the scope now; the destructor does the same.
   void close();
@@ -186,6 +286,21 @@ class SummonScope {
   friend class FullyShardedDataParallel;
   explicit SummonScope(std::shared_ptr<ShardingEngine> engine);
   std::shared_ptr<ShardingEngine> engine_;
+};
+
+// The gathers that unshard(module) has begun.
+class UnshardHandle {
+ public:
+  // Waits for them. Returns whether the units are whole now: false where the budget had no room, or
+  // they were dropped meanwhile, so that operators gather them when they need them. Throws Error
+  // when a rank is lost. Never needed: an operator waits for what it uses.
+  bool wait();
+
+ private:
+  friend class FullyShardedDataParallel;
+  UnshardHandle(std::shared_ptr<ShardingEngine> engine, std::vector<int> units);
+  std::shared_ptr<ShardingEngine> engine_;
+  std::vector<int> units_;
 };
 
 // While it lives, backwards do not reduce their gradients, or not entirely.
@@ -200,6 +315,19 @@ class NoSyncScope {
   NoSyncScope(std::shared_ptr<ShardingEngine> engine, NoSyncAxis axis);
   std::shared_ptr<ShardingEngine> engine_;
   NoSyncAxis axis_;
+};
+
+// While it lives, operators compute in the precision of the shards.
+class FullPrecisionScope {
+ public:
+  FullPrecisionScope(FullPrecisionScope&&) noexcept;
+  FullPrecisionScope& operator=(FullPrecisionScope&&) = delete;
+  ~FullPrecisionScope();
+
+ private:
+  friend class FullyShardedDataParallel;
+  explicit FullPrecisionScope(std::shared_ptr<ShardingEngine> engine);
+  std::shared_ptr<ShardingEngine> engine_;
 };
 
 // The handle of a sharded model. Move-only; keep it as long as the model is used. Thread rule: one
@@ -228,6 +356,17 @@ class FullyShardedDataParallel {
   [[nodiscard]] SummonScope summon_full_parameters(
       const SummonOptions& options = {});
 
+  // Every rank makes and ends the scope, between two steps. Publishes first if a backward came before
+  // it. Inside, operators use the values and dtypes of the shards, and activations are cast to those:
+  // evaluation in fp32 of a model that trains in bf16. Units are gathered on demand, uncoded, and the
+  // least recently used make room, so that the budget holds in bytes of full precision; one of a
+  // strategy grows if an operator needs more, and fully_shard's budget_bytes too small for one is an
+  // error there. All ranks use the same units in the same order, also where ranks share memory, each
+  // of which holds its own copies here. Changes nothing without mixed precision and gather_hook.
+  // Operators that record gradients, backwards, publish(), unshard(), another budget, summons, join
+  // scopes and a second such scope are errors inside. Mirrors full precision in eval mode of FSDP1.
+  [[nodiscard]] FullPrecisionScope full_precision();
+
   // Backwards inside the scope exchange no gradients: each rank accumulates its own in full size,
   // and the next backward outside reduces the sum. This saves traffic and costs the memory of all
   // gradients in fp32; without the scope micro-batches accumulate in shards. Every rank makes and
@@ -237,12 +376,38 @@ class FullyShardedDataParallel {
   // Mirrors FSDP.no_sync, and FSDPModule's set_requires_gradient_sync and set_requires_all_reduce.
   [[nodiscard]] NoSyncScope no_sync(const NoSyncOptions& options = {});
 
+  // Every rank opens it around its loop over inputs, between two steps. While it lives, the first use
+  // of the model in each training forward begins with one small message about who takes part. As long
+  // as some rank has no inputs, units are gathered on demand and outside the plan. Each forward has
+  // one backward, and whether that is under no_sync() counts when the forward begins. Not before
+  // memory_bytes has led to a decision. Mirrors torch.distributed.algorithms.Join, which FSDP does
+  // not have.
+  JoinScope join(const JoinOptions& options = {});
+
   // unshard() gathers units as far as the budget allows, reshard() drops all of them. Collective if
   // the exchange is. They are never needed, but useful before a measurement.
   void unshard();
   void reshard();
 
+  // The same for the units that hold the parameters of a module, or for the unit of that name, as
+  // SummonOptions::module says; the plan goes on. Begins to gather those that the budget has room for
+  // beside what is whole. They stay whole until they were used, their room is needed or publish().
+  // Mirrors FSDPModule.unshard(async_op=True) and reshard() of one module.
+  UnshardHandle unshard(const std::string& module);
+  void reshard(const std::string& module);
+
+  // Collective, between two steps, that is after publish() and before the next training forward:
+  // from now on units stay whole as this strategy or these bytes say. Plans are made anew from the
+  // steps recorded so far. Changes nothing where nothing is gathered: one rank, kNoShard, ranks that
+  // share memory. Throws Error, on every rank, in the middle of a step, for kNoShard, for bytes below
+  // the floor, with FullyShardOptions::memory_bytes, and when ranks ask for different ones; nothing
+  // has changed then. Mirrors FSDPModule.set_reshard_after_forward and set_reshard_after_backward.
+  void set_strategy(Strategy strategy);
+  void set_budget_bytes(std::int64_t bytes);
+
   ShardReport report() const;
+  // The units in the order of their first parameters. Equal on every rank.
+  std::vector<UnitReport> units() const;
 
   // Ends sharding: later use of the model is an error. Idempotent.
   void close();
@@ -259,12 +424,16 @@ class FullyShardedDataParallel {
 // With several replicas (hybrid sharding) each holds the model, and gradients are summed over all
 // ranks: replicas keep equal bits. With one rank and without mixed precision nothing is moved and
 // nothing costs anything. Throws Error, on every rank where ranks differ, when: the module has no
-// parameters or is sharded already; a parameter is not on the CPU; something is on the meta device
-// without options.initialise, or that one throws (then the module is lost); a trainable parameter
-// is no real floating-point tensor; the budget is below its floor; gradients are to be shared by
-// ranks that share no memory; a dtype of mixed_precision is not among fp32, bf16 and fp16, or would
-// narrow an fp64 parameter; ranks disagree on names, shapes, dtypes, options or initial values (of
-// those that initialise writes only when the module is lost).
+// parameters or is sharded already; options.units takes no module and is neither none() nor
+// optional(), or says different things about one unit, or about one parameter that two modules share
+// (mixed precision, output_dtype); a name in options.ignored is not there, or a
+// parameter is ignored under one name and sharded under another; a parameter is not on the CPU;
+// something is on the meta device without options.initialise, or that one throws (then the module
+// is lost); a trainable parameter is no real floating-point tensor; the budget or the memory limit
+// is below its floor (the publish of the second step may be the first to tell the latter);
+// gradients are to be shared by ranks that share no memory; a dtype of mixed_precision is not among
+// fp32, bf16 and fp16, or would narrow an fp64 parameter; ranks disagree on names, shapes, dtypes,
+// options or initial values (of those that initialise writes only when the module is lost).
 FullyShardedDataParallel fully_shard(
     torch::nn::Module& module,
     const Mesh& mesh,
@@ -273,5 +442,9 @@ FullyShardedDataParallel fully_shard(
     torch::nn::Module& module,
     const World& world,
     const FullyShardOptions& options = {});
+
+// A table of what limits of memory would cost, one line each: report.memory.choices. A sentence when
+// nothing was decided yet, which takes two steps with FullyShardOptions::memory_bytes.
+std::string suggest(const ShardReport& report);
 
 }  // namespace sherd

@@ -1,20 +1,105 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Policies that say which modules become units, whose parameters are gathered and dropped together.
-// A policy is asked about every module once, children before parents. A parameter belongs to the
-// innermost module that the policy takes, and to the root unit if there is none. Smaller units need
-// less memory and more messages. Mirrors the auto_wrap_policy of PyTorch's FSDP1. Pure functions.
+// Policies that say which modules become units, whose parameters are gathered and dropped together,
+// and with which options. A policy is asked about every module once, children before parents. A
+// parameter belongs to the innermost module that the policy takes, and to the root unit if there is
+// none. Smaller units need less memory and more messages. Mirrors the auto_wrap_policy of PyTorch's
+// FSDP1, and the options of each call of fully_shard() in FSDP2. Pure functions and values.
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#include <ATen/core/Tensor.h>
 
 namespace torch::nn {
 class Module;
 }
 
+namespace sherd {
+
+// Mirrors torch.distributed.fsdp.MixedPrecisionPolicy. Integer parameters keep their dtype, and so
+// do parameters of modules with running statistics (BatchNorm), whose kernels need fp32. All
+// options change behaviour.
+struct MixedPrecision {
+  // The dtype of the module's own parameters from fully_shard on, of gathers, and so of forward and
+  // backward: kBFloat16, kHalf or kFloat. Activations of another dtype are cast where they meet
+  // such a parameter in a matrix product, a norm or the like. Shards, their gradients and optimizer
+  // state stay in the dtype the module came with. Unset: that dtype. Costs a cast of the shard a
+  // step, and its memory.
+  std::optional<at::ScalarType> param_dtype = std::nullopt;
+  // The dtype in which gradients are sent to their owner, who adds them up in fp32; one of the same
+  // three dtypes. Unset: as param_dtype.
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  // With false activations are not cast where they meet a parameter of another dtype, and LibTorch's
+  // operators refuse them.
+  bool cast_forward_inputs = true;
+  // The dtype of floating-point buffers from fully_shard on, with the same exceptions; one of the
+  // same three dtypes. Checkpoints hold them so. Unset: as they come. Mirrors FSDP1.
+  std::optional<at::ScalarType> buffer_dtype = std::nullopt;
+  // Sharded gradients, `.grad()` of the slices, stay in reduce_dtype, which saves half of their
+  // memory: the sum over ranks is rounded to it, and so is each sum over micro-batches. Optimizers
+  // must take such a gradient beside an fp32 slice, as sherd's do. Mirrors FSDP1.
+  bool keep_low_precision_grads = false;
+};
+
+// How many consecutive elements of a parameter no cut between ranks may split, by name: a row, a
+// block, all of it.
+using Granularity =
+    std::function<std::int64_t(const std::string& name, const at::Tensor&)>;
+
+}  // namespace sherd
+
 namespace sherd::units {
+
+// What a policy may say about a module that it takes, beside that it is a unit.
+struct UnitOptions {
+  // Modules with equal names are one unit, as those of a list given to FSDP2's fully_shard().
+  // Empty: the module's own name.
+  std::string name = "";
+  // With false the module is no unit: its parameters stay in the unit around it, where the options
+  // below apply to them alone. Such parameters are a flat of their own in that unit.
+  bool own_unit = true;
+  // Instead of FullyShardOptions::mixed_precision. Unset: that of the unit around a module that is
+  // no unit, else that of FullyShardOptions.
+  std::optional<MixedPrecision> mixed_precision = std::nullopt;
+  // What the module returns is cast to this dtype: kBFloat16, kHalf or kFloat. Only for a module
+  // whose parameters are all its own (a Linear, a norm, an embedding), since sherd sees operators and
+  // not where the forward of a larger module ends: what is cast is the result of each matrix product,
+  // norm, convolution or embedding on these parameters. Unset: as LibTorch computes it.
+  std::optional<at::ScalarType> output_dtype = std::nullopt;
+  // Once gathered, the unit stays whole until its values change. Its bytes count as part of every
+  // visit, so that they raise the least that a budget can be. All modules of a unit agree. Mirrors
+  // reshard_after_forward=False.
+  bool keep_whole = false;
+  // Instead of FullyShardOptions::granularity; empty: as mixed_precision.
+  Granularity granularity = nullptr;
+};
+
+// What a policy says about a module: yes or no, or yes with options.
+class Answer {
+ public:
+  Answer(std::same_as<bool> auto taken) {
+    if (taken) {
+      options_.emplace();
+    }
+  }
+  Answer(UnitOptions options) : options_(std::move(options)) {}
+  Answer(std::optional<UnitOptions> options) : options_(std::move(options)) {}
+
+  explicit operator bool() const { return options_.has_value(); }
+  // REQUIRES: the module was taken.
+  const UnitOptions& options() const { return *options_; }
+
+ private:
+  std::optional<UnitOptions> options_;
+};
 
 struct Candidate {
   std::string name;  // e.g. "h.3"; empty for the model itself.
@@ -24,17 +109,57 @@ struct Candidate {
   std::int64_t numel = 0;
 };
 
-using Policy = std::function<bool(const Candidate&)>;
+// Made from any function of a Candidate that returns an Answer, a bool or UnitOptions; a value.
+// fully_shard() refuses a policy that takes no module, which is most often a name or a class that
+// the model does not have.
+class Policy {
+ public:
+  using Function = std::function<Answer(const Candidate&)>;
 
-// The default: each child of a ModuleList or Sequential.
+  Policy(std::nullptr_t) {}  // Empty: an error where it is used.
+  template <typename Callable>
+    requires(
+        !std::same_as<std::remove_cvref_t<Callable>, Policy> &&
+        std::convertible_to<
+            std::invoke_result_t<Callable&, const Candidate&>,
+            Answer>)
+  Policy(Callable function) : function_(std::move(function)) {}
+  // `text` stands for it in errors, e.g. by_name("h.*").
+  Policy(Function function, std::string text)
+      : function_(std::move(function)), text_(std::move(text)) {}
+
+  Answer operator()(const Candidate& candidate) const {
+    return function_(candidate);
+  }
+  bool operator==(std::nullptr_t) const { return function_ == nullptr; }
+
+  const std::string& text() const { return text_; }
+  // The policies that each have to take a module: this one, those of any_of(), or none of them.
+  std::vector<Policy> required() const;
+
+ private:
+  friend Policy any_of(std::vector<Policy> policies);
+  friend Policy with_options(Policy policy, UnitOptions options);
+  friend Policy optional(Policy policy);
+
+  Function function_;
+  std::string text_ = "the policy";
+  std::vector<Policy> parts_;   // Those of any_of().
+  bool may_take_none_ = false;  // Made by optional().
+};
+
+// Each child of a ModuleList or Sequential. The default is optional(children_of_lists()).
 Policy children_of_lists();
 
-// Every module of class T (the Impl class), e.g. of_type<BlockImpl>().
-template <typename T>
+// Every module of one of the classes (Impl classes), e.g. of_type<BlockImpl, HeadImpl>().
+template <typename... Types>
 Policy of_type() {
-  return [](const Candidate& candidate) {
-    return dynamic_cast<const T*>(&candidate.module) != nullptr;
-  };
+  return {
+      [](const Candidate& candidate) {
+        return (
+            ... || (dynamic_cast<const Types*>(&candidate.module) != nullptr));
+      },
+      "of_type<...>()"};
 }
 
 // Every n-th child of each list, from the first on: "h.0", "h.2", ... for 2. Throws Error when n is
@@ -51,5 +176,26 @@ Policy by_name(std::string pattern);
 
 // No module: all parameters belong to the root unit.
 Policy none();
+
+// What the first policy that takes a module says about it. Each of them must take a module of the
+// model, asked alone.
+Policy any_of(std::vector<Policy> policies);
+
+// The same modules, with these options instead of the policy's own.
+Policy with_options(Policy policy, UnitOptions options);
+
+// The modules of these names (patterns as of by_name(), each matching a module) as one unit, named
+// after them: "norm+head". Mirrors fully_shard([norm, head]) of FSDP2. Throws Error when there are
+// no names, or options.name is set.
+Policy together(
+    const std::vector<std::string>& names, const UnitOptions& options = {});
+
+// The modules that the policy takes stay in the units around them, with these options for their
+// parameters, e.g. norms in fp32: inside(of_type<LayerNormImpl>(), {.mixed_precision =
+// MixedPrecision()}).
+Policy inside(Policy policy, UnitOptions options);
+
+// The same policy, which may also take no module.
+Policy optional(Policy policy);
 
 }  // namespace sherd::units

@@ -11,9 +11,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <ATen/core/Tensor.h>
 #include <sherd/models/language_model.h>
+#include <sherd/models/lora.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/pimpl.h>
@@ -29,6 +31,7 @@ enum class RopeKind {
   kDefault,  // Not at all.
   kLinear,   // All by `factor` (arXiv 2306.15595).
   kLlama3,   // Long ones by `factor`, short ones not at all (Llama 3.1).
+  kYarn,     // The same by another rule, and larger scores (arXiv 2309.00071).
 };
 struct RopeScaling {
   RopeKind kind = RopeKind::kDefault;
@@ -38,6 +41,12 @@ struct RopeScaling {
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
   std::int64_t original_positions = 8192;
+  // For kYarn: waves that turn fewer than beta_slow times in original_positions
+  // are long, those that turn more than beta_fast times short. Cosines and sines
+  // are multiplied by attention_factor; 0: 0.1 ln(factor) + 1.
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  double attention_factor = 0.0;
   bool operator==(const RopeScaling&) const = default;
 };
 
@@ -80,7 +89,7 @@ std::int64_t llama_intermediate(std::int64_t width);
 
 enum class LinearBias { kNone, kLearned };
 
-// x W^T + b with W as [out, in].
+// x W^T + b with W as [out, in], and what an adapter adds, if it has one.
 class LlamaLinearImpl : public torch::nn::Module {
  public:
   LlamaLinearImpl(
@@ -90,8 +99,18 @@ class LlamaLinearImpl : public torch::nn::Module {
       LinearBias has_bias = LinearBias::kNone);
   at::Tensor forward(const at::Tensor& x);
 
+  // Adds `scale` (x A^T) B^T with modules lora_A, A [rank, in], and lora_B, B [out, rank], whose values
+  // the caller sets. REQUIRES: it has none yet.
+  void add_lora(std::int64_t rank, double scale);
+  bool has_lora() const { return lora_a_ != nullptr; }
+
   at::Tensor weight;
   at::Tensor bias;  // Undefined where there is none.
+
+ private:
+  std::shared_ptr<LlamaLinearImpl> lora_a_;
+  std::shared_ptr<LlamaLinearImpl> lora_b_;
+  double lora_scale_ = 0.0;
 };
 TORCH_MODULE(LlamaLinear);
 
@@ -200,6 +219,12 @@ class LlamaImpl : public LanguageModel {
   at::Tensor decode(const at::Tensor& ids, KeyValueCache& cache) override;
   std::int64_t positions_max() const override { return config_.sequence; }
 
+  // Gives projections adapters and freezes everything else. An adapter changes nothing at first: A is
+  // drawn with a deviation of 1 / rank, as PEFT's "gaussian" does, and B is zero. Before fully_shard or
+  // replicate, once. They get the dtype of the projection. Throws sherd::Error, changing nothing, for a
+  // rank below 1, for no targets or one that names no projection, and a model that has adapters.
+  void add_lora(const LoraConfig& lora);
+
   // As given, with the values that 0 stood for.
   const LlamaConfig& config() const { return config_; }
 
@@ -211,6 +236,7 @@ class LlamaImpl : public LanguageModel {
   LlamaConfig config_;
   LlamaModel model_{nullptr};
   LlamaLinear lm_head_{nullptr};  // Null when tied.
+  std::int64_t lora_rank_ = 0;    // 0: no adapters.
 };
 TORCH_MODULE(Llama);
 

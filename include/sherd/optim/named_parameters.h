@@ -56,10 +56,8 @@ struct WholeParameters {
   std::vector<WholeParameter> items;
   int rank = 0;   // Index among the ranks that hold parameters together.
   int ranks = 1;  // 1: slices are whole, and so are their gradients.
-  // Collective. Each of the numbers (1-D, fp64, contiguous) becomes the largest of all ranks.
-  // Others see afterwards what a rank wrote into gradients before. Empty where gradients are not
-  // shared.
-  std::function<void(const at::Tensor& numbers)> all_reduce_max;
+  // Every trainable one has its gradient where all these ranks see it.
+  bool gradients_are_shared = false;
 };
 
 struct NamedParameters {
@@ -68,6 +66,9 @@ struct NamedParameters {
   // Makes the new values visible. An optimizer calls it at the end of step(), on every rank, also
   // one with no items. May be empty (plain tensors).
   std::function<void()> publish;
+  // The same where something else than an optimizer has written slices, also of frozen parameters,
+  // as loading does. Empty: publish.
+  std::function<void()> publish_loaded;
   // Called by an optimizer that calls publish in every step(). While it holds the result, slices
   // count as unchanged after a backward until it publishes. May be empty.
   std::function<std::shared_ptr<void>()> claim;
@@ -75,6 +76,15 @@ struct NamedParameters {
   // stays undefined. Returns nullptr, changing nothing, where backward cannot do it. Throws Error
   // for a slice that has such an update already. May be empty.
   std::function<std::shared_ptr<void>(BackwardUpdate)> update_in_backward;
+  // Whether an optimizer holds such an update that writes slices. May be empty: none can.
+  std::function<bool()> writes_in_backward;
+  // Collective over all ranks that train these parameters. Each of the numbers (1-D, fp64,
+  // contiguous) becomes the largest of all ranks. Where gradients are shared, others see afterwards
+  // what a rank wrote into them before. Empty: every rank has the same gradients, all of them.
+  std::function<void(const at::Tensor& numbers)> all_reduce_max;
+  // Whether forward and backward use some of them in fp16, or gradients are sent in fp16; the same
+  // on every rank.
+  bool uses_fp16 = false;
   WholeParameters whole = {};
 };
 

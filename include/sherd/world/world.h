@@ -81,6 +81,14 @@ class World {
   // in the number of tensors or bytes.
   void broadcast(const std::vector<at::Tensor>& tensors) const;
 
+  // Collective over `ranks`, ascending, of which this is one: a world of these ranks alone, numbered
+  // from 0 in that order, over which other things can be made than elsewhere, such as one model on
+  // each half of the job. It has this world's options. Close it before this world, on all of its
+  // ranks. Throws Error when this rank is not in `ranks`, and when one of them does not come in
+  // time. Mirrors torch.distributed.new_group and slices of a DeviceMesh, but ranks outside take no
+  // part.
+  World subset(const std::vector<int>& ranks) const;
+
   // Collective. Ends the connections in order; afterwards only getters work.
   // Destroy or close what was made over this world, e.g. models, first. A rank that calls it while
   // others wait for it elsewhere ends their wait: they throw and name it. Throws

@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/data/token_file.h>
 
-#include <fcntl.h>
-#include <unistd.h>
 #include <array>
 #include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <string_view>
-#include <system_error>
 #include "base/check.h"
-#include "base/descriptor.h"
 #include "base/digest.h"
 #include "base/mapped_file.h"
+#include "base/replace_file.h"
 #include "base/status.h"
 
 namespace sherd::data {
@@ -140,20 +136,12 @@ void TokenFileWriter::finish() {
   header.header_digest = digest_of_header(header);
   std::rewind(impl_->file);
   impl_->write(&header, sizeof(Header));
-  if (std::fflush(impl_->file) != 0 || ::fsync(::fileno(impl_->file)) != 0) {
-    impl_->fail("sync");
+  if (std::fflush(impl_->file) != 0) {
+    impl_->fail("write");
   }
+  publish_file(impl_->unfinished(), impl_->path).throw_if_failed();
   std::fclose(impl_->file);
   impl_->file = nullptr;
-  if (std::rename(impl_->unfinished().c_str(), impl_->path.c_str()) != 0) {
-    impl_->fail("rename");
-  }
-  const auto parent = std::filesystem::absolute(impl_->path).parent_path();
-  const Descriptor folder(
-      ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.get() < 0 || ::fsync(folder.get()) != 0) {
-    impl_->fail("sync of its folder");
-  }
 }
 
 std::int64_t TokenFileWriter::documents() const {

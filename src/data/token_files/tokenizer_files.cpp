@@ -3,6 +3,10 @@
 #include <system_error>
 #include <sherd/data/tokenizer.h>
 #include "base/check.h"
+#include "base/digest.h"
+#include "base/mapped_file.h"
+#include "base/replace_file.h"
+#include "base/status.h"
 
 namespace sherd::data {
 
@@ -10,6 +14,12 @@ std::string tokenizer_file(const std::string& folder) {
   const auto path = std::filesystem::path(folder) / "tokenizer.json";
   std::error_code missing;
   return std::filesystem::is_regular_file(path, missing) ? path.string() : "";
+}
+
+std::uint64_t tokenizer_digest(const std::string& folder) {
+  const auto path = tokenizer_file(folder);
+  return path.empty() ? digest_of("bytes")
+                      : digest_of(MappedFile::open(path).value().bytes());
 }
 
 std::vector<std::string> copy_tokenizer(
@@ -27,12 +37,8 @@ std::vector<std::string> copy_tokenizer(
         fs::equivalent(source, target, failure)) {
       continue;
     }
-    fs::copy_file(
-        source, target, fs::copy_options::overwrite_existing, failure);
-    SHERD_CHECK_AS(
-        kUnavailable, !failure, "[data] ", target.string(),
-        ": expected to copy ", source.string(),
-        " there, found: ", failure.message());
+    const auto content = MappedFile::open(source.string()).value();
+    replace_file(target.string(), content.bytes()).throw_if_failed();
     copied.push_back(target.string());
   }
   return copied;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/data/tokenizer.h>
 #include "base/check.h"
-#include "base/digest.h"
 #include "data/tokenizer/utf8.h"
 
 namespace sherd::data {
@@ -33,7 +32,7 @@ class ByteTokenizer : public Tokenizer {
 
   std::int64_t vocab_size() const override { return kBytes; }
   const SpecialTokens& special() const override { return special_; }
-  std::uint64_t digest() const override { return digest_of("bytes"); }
+  std::uint64_t digest() const override { return tokenizer_digest(""); }
 
  private:
   const SpecialTokens special_;

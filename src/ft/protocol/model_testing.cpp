@@ -17,11 +17,11 @@ namespace {
 bool are_enough(const ModelOptions& options, const State& state) {
   const auto& all = state.replicas;
   const auto stay = std::count_if(all.begin(), all.end(), [](const auto& one) {
-    return one.alive && !one.protocol.report().leaving;
+    return one->alive && !one->protocol.report().leaving;
   });
   return stay >= std::max(1, options.replicas_min) &&
-      std::any_of(all.begin(), all.end(), [](const Process& one) {
-           return one.alive && one.protocol.held();
+      std::any_of(all.begin(), all.end(), [](const auto& one) {
+           return one->alive && one->protocol.held();
          });
 }
 

@@ -18,10 +18,11 @@ CoordinatorDecisions Model::hear(State& state, Report report) const {
 }
 
 void Model::deliver(State& state, const Message& message) const {
-  auto& self = state.replicas[message.replica];
-  if (!self.alive || self.incarnation != message.incarnation) {
+  const auto& before = *std::as_const(state).replicas[message.replica];
+  if (!before.alive || before.incarnation != message.incarnation) {
     return;
   }
+  auto& self = *state.replicas[message.replica];
   auto view = message.view;
   if (options_.mutation == Mutation::kStepIsIdentity && self.protocol.held() &&
       !self.protocol.report().vote &&
@@ -40,17 +41,17 @@ void Model::add_coordinator_choices(
     return;
   }
   for (const auto& message : state.network) {
-    if (message.to_coordinator) {
+    if (message->to_coordinator) {
       add_event(
-          state, str("report of ", message.replica),
+          state, "report of " + std::to_string(message->replica),
           [this, message](State& next) {
             // Connections of former lives end where a new one begins.
             std::erase_if(next.network, [&](const auto& one) {
-              return one.words == message.words ||
-                  (one.to_coordinator && one.replica == message.replica &&
-                   one.incarnation < message.incarnation);
+              return one == message ||
+                  (one->to_coordinator && one->replica == message->replica &&
+                   one->incarnation < message->incarnation);
             });
-            return hear(next, message.report);
+            return hear(next, message->report);
           },
           choices);
     }
@@ -58,18 +59,17 @@ void Model::add_coordinator_choices(
   for (std::size_t r = 0; r < state.replicas.size(); ++r) {
     const auto id = static_cast<ReplicaId>(r);
     // A death is noticed at any time after it.
-    for (Incarnation old = life(id, 1); old <= state.replicas[r].incarnation;
-         ++old) {
-      const auto& process = state.replicas[r];
+    const auto& process = *state.replicas[r];
+    for (Incarnation old = life(id, 1); old <= process.incarnation; ++old) {
       if (old == process.incarnation && process.alive && !process.cut) {
         continue;
       }
       if (state.coordinator->counts(id, old)) {
         add_event(
-            state, str("loss of ", r, " is noticed"),
+            state, "loss of " + std::to_string(r) + " is noticed",
             [id, old](State& next) {
               std::erase_if(next.network, [&](const auto& one) {
-                return one.to_coordinator && one.incarnation == old;
+                return one->to_coordinator && one->incarnation == old;
               });
               return next.coordinator->lost(id, old, "", next.now);
             },
@@ -82,13 +82,12 @@ void Model::add_coordinator_choices(
 void Model::add_orders(
     const State& state, std::size_t r, std::vector<Choice>& choices) const {
   for (const auto& message : state.network) {
-    if (!message.to_coordinator && message.replica == r) {
-      choices.push_back({str("order to ", r), [this, message](State& next) {
-                           std::erase_if(next.network, [&](const auto& one) {
-                             return one.words == message.words;
-                           });
-                           deliver(next, message);
-                         }});
+    if (!message->to_coordinator && message->replica == r) {
+      choices.push_back(
+          {"order to " + std::to_string(r), [this, message](State& next) {
+             std::erase(next.network, message);
+             deliver(next, *message);
+           }});
     }
   }
 }
@@ -98,13 +97,13 @@ static const Process* donor_for(
     const State& state, const Process& self, const StateId& target) {
   const Process* best = nullptr;
   for (const auto& donor : state.replicas) {
-    const auto& held = donor.protocol.held();
-    if (!donor.alive || donor.cut || !held || held == self.protocol.held() ||
+    const auto& held = donor->protocol.held();
+    if (!donor->alive || donor->cut || !held || held == self.protocol.held() ||
         held->step < target.step) {
       continue;
     }
     if (best == nullptr || held == target) {
-      best = &donor;
+      best = &*donor;
     }
   }
   return best;
@@ -112,17 +111,17 @@ static const Process* donor_for(
 
 void Model::add_what_it_does(
     const State& state, std::size_t r, std::vector<Choice>& choices) const {
-  const auto& self = state.replicas[r];
+  const auto& self = *state.replicas[r];
   const auto add = [&](const char* what, auto tasks_of) {
-    choices.push_back({str(r, what), [this, r, tasks_of](State& next) {
-                         auto& one = next.replicas[r];
-                         carry_out(next, one, tasks_of(one));
-                       }});
+    choices.push_back(
+        {std::to_string(r) + what, [this, r, tasks_of](State& next) {
+           carry_out(next, *next.replicas[r], tasks_of(*next.replicas[r]));
+         }});
   };
   if (!self.computing.empty() && !done(state)) {
-    choices.push_back({str(r, " has computed"), [this, r](State& next) {
-                         computed(next, next.replicas[r]);
-                       }});
+    choices.push_back(
+        {std::to_string(r) + " has computed",
+         [this, r](State& next) { computed(next, *next.replicas[r]); }});
   }
   if (self.joining && !self.cut) {
     add(" has joined", [](Process& one) {
@@ -168,9 +167,9 @@ void Model::add_what_it_does(
     });
   }
   if (self.reducing && !self.cut && sum_of(state, self)) {
-    choices.push_back({str(r, " has reduced"), [this, r](State& next) {
-                         reduced(next, next.replicas[r]);
-                       }});
+    choices.push_back(
+        {std::to_string(r) + " has reduced",
+         [this, r](State& next) { reduced(next, *next.replicas[r]); }});
   }
   const auto& view = self.protocol.view();
   if (!view.members.empty() &&
@@ -187,32 +186,34 @@ void Model::add_replica_choices(
     std::size_t r,
     bool beats,
     std::vector<Choice>& choices) const {
-  const auto& self = state.replicas[r];
+  const auto& self = *state.replicas[r];
   if (!self.alive) {
-    choices.push_back({str(r, " starts anew"), [this, r](State& next) {
-                         auto& one = next.replicas[r];
-                         const auto id = static_cast<ReplicaId>(r);
-                         const auto count = one.incarnation % 100 + 1;
-                         one = {
-                             .protocol = Replica(identity(id, count)),
-                             .incarnation = life(id, count)};
-                         send_report(next, one);
-                       }});
+    choices.push_back(
+        {std::to_string(r) + " starts anew", [this, r](State& next) {
+           auto& one = *next.replicas[r];
+           const auto id = static_cast<ReplicaId>(r);
+           const auto count = one.incarnation % 100 + 1;
+           one = {
+               .protocol = Replica(identity(id, count)),
+               .incarnation = life(id, count)};
+           send_report(next, one);
+         }});
     return;
   }
   if (self.cut) {
-    choices.push_back({str(r, " is reached again"), [this, r](State& next) {
-                         next.replicas[r].cut = false;
-                         send_report(next, next.replicas[r]);
-                       }});
+    choices.push_back(
+        {std::to_string(r) + " is reached again", [this, r](State& next) {
+           next.replicas[r]->cut = false;
+           send_report(next, *next.replicas[r]);
+         }});
   }
   add_what_it_does(state, r, choices);
   add_orders(state, r, choices);
   // Every so often, and so whenever it is not on its way already.
   if (state.coordinator && !self.cut && beats &&
       !is_sent(state, report_of(self))) {
-    choices.push_back({str(r, " reports"), [this, r](State& next) {
-                         send_report(next, next.replicas[r]);
+    choices.push_back({std::to_string(r) + " reports", [this, r](State& next) {
+                         send_report(next, *next.replicas[r]);
                        }});
   }
 }
@@ -235,10 +236,10 @@ void Model::add_coordinator_faults(
   add("the former coordinator wakes",
       [](State& next) { return next.former->tick(next.now); });
   for (const auto& message : state.network) {
-    if (message.to_coordinator) {
-      add(str("the former coordinator hears ", message.replica),
-          [report = message.report](State& next) {
-            return next.former->received(report, next.now);
+    if (message->to_coordinator) {
+      add("the former coordinator hears " + std::to_string(message->replica),
+          [message](State& next) {
+            return next.former->received(message->report, next.now);
           });
     }
   }
@@ -246,27 +247,27 @@ void Model::add_coordinator_faults(
 
 void Model::add_replica_faults(
     const State& state, std::size_t r, std::vector<Choice>& choices) const {
-  const auto& self = state.replicas[r];
+  const auto& self = *state.replicas[r];
   if (!self.alive) {
     return;
   }
   const auto add = [&](const std::string& name, auto fault) {
     choices.push_back({name, [this, r, fault](State& next) {
-                         fault(next, next.replicas[r]);
+                         fault(next, *next.replicas[r]);
                        }});
   };
   if (state.crashes > 0) {
-    add(str(r, " is killed"), [](State& next, Process& one) {
+    add(std::to_string(r) + " is killed", [](State& next, Process& one) {
       --next.crashes;
       one.alive = false;
     });
   }
   if (state.partitions > 0 && !self.cut) {
-    add(str(r, " is cut off"), [r](State& next, Process& one) {
+    add(std::to_string(r) + " is cut off", [r](State& next, Process& one) {
       --next.partitions;
       one.cut = true;
       std::erase_if(next.network, [&](const auto& message) {
-        return message.replica == r;
+        return message->replica == r;
       });
     });
   }
@@ -274,7 +275,7 @@ void Model::add_replica_faults(
     return;
   }
   if (state.damages > 0) {
-    add(str(r, " is damaged"), [this](State& next, Process& one) {
+    add(std::to_string(r) + " is damaged", [this](State& next, Process& one) {
       --next.damages;
       one.bits = ~one.bits;
       one.applying.reset();
@@ -284,17 +285,18 @@ void Model::add_replica_faults(
     });
   }
   if (state.bad_gradients > 0 && !self.computing.empty()) {
-    add(str(r, " has computed what is of no use"),
+    add(std::to_string(r) + " has computed what is of no use",
         [this](State& next, Process& one) {
           --next.bad_gradients;
           computed_badly(next, one);
         });
   }
   if (state.leaves > 0) {
-    add(str(r, " wants to leave"), [this](State& next, Process& one) {
-      --next.leaves;
-      carry_out(next, one, one.protocol.leave());
-    });
+    add(std::to_string(r) + " wants to leave",
+        [this](State& next, Process& one) {
+          --next.leaves;
+          carry_out(next, one, one.protocol.leave());
+        });
   }
 }
 
@@ -303,12 +305,14 @@ void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
     add_replica_faults(state, r, choices);
     const auto id = static_cast<ReplicaId>(r);
     if (state.false_losses > 0 && state.coordinator &&
-        state.replicas[r].alive) {
+        state.replicas[r]->alive) {
       choices.push_back(
-          {str("connection to ", r, " ends"), [this, r, id](State& next) {
+          {"connection to " + std::to_string(r) + " ends",
+           [this, r, id](State& next) {
              --next.false_losses;
              auto decisions = next.coordinator->lost(
-                 id, next.replicas[r].incarnation, "", next.now);
+                 id, std::as_const(next).replicas[r]->incarnation, "",
+                 next.now);
              const auto all = decisions.size();
              carry_out(next, std::move(decisions), all);
            }});
@@ -316,20 +320,17 @@ void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
   }
   for (const auto& message : state.network) {
     if (state.lost_messages > 0) {
-      choices.push_back(
-          {"a message is lost", [words = message.words](State& next) {
-             --next.lost_messages;
-             std::erase_if(next.network, [&](const auto& one) {
-               return one.words == words;
-             });
-           }});
+      choices.push_back({"a message is lost", [message](State& next) {
+                           --next.lost_messages;
+                           std::erase(next.network, message);
+                         }});
     }
-    if (state.repeated_messages > 0 && !message.to_coordinator) {
+    if (state.repeated_messages > 0 && !message->to_coordinator) {
       choices.push_back(
-          {str("order to ", message.replica, ", and again later"),
+          {"order to " + std::to_string(message->replica) + ", and again later",
            [this, message](State& next) {
              --next.repeated_messages;
-             deliver(next, message);
+             deliver(next, *message);
            }});
     }
   }
@@ -351,7 +352,7 @@ bool Model::is_informed(const State& state) {
     return false;
   }
   for (std::size_t r = 0; r < state.replicas.size(); ++r) {
-    const auto& one = state.replicas[r];
+    const auto& one = *state.replicas[r];
     const auto id = static_cast<ReplicaId>(r);
     for (Incarnation old = life(id, 1); old < one.incarnation; ++old) {
       if (state.coordinator->counts(id, old)) {
@@ -367,7 +368,7 @@ bool Model::is_informed(const State& state) {
   }
   return std::none_of(
       state.network.begin(), state.network.end(),
-      [](const auto& message) { return message.to_coordinator; });
+      [](const auto& message) { return message->to_coordinator; });
 }
 
 void Model::wait(State& state) const {
@@ -381,7 +382,7 @@ void Model::wait(State& state) const {
 
 std::vector<Model::Choice> Model::choices(const State& state) const {
   std::vector<Choice> all;
-  if (settled(state) || state.disk.epoch.number > options_.epochs) {
+  if (settled(state) || state.disk->epoch.number > options_.epochs) {
     return all;
   }
   // Without losses each thing is said once, when it happens.
@@ -407,12 +408,12 @@ std::vector<Model::Choice> Model::progress(
 void Model::check(const State& state) const {
   std::map<StateId, std::uint64_t> bits;
   for (const auto& one : state.replicas) {
-    if (!one.alive || !one.protocol.held()) {
+    if (!one->alive || !one->protocol.held()) {
       continue;
     }
-    const auto& held = *one.protocol.held();
-    const auto [known, added] = bits.emplace(held, one.bits);
-    if (known->second != one.bits) {
+    const auto& held = *one->protocol.held();
+    const auto [known, added] = bits.emplace(held, one->bits);
+    if (known->second != one->bits) {
       throw Violation{
           "S3: two replicas hold " + text_of(held) +
           " with different parameters"};

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,32 +19,12 @@
 #include "base/hash.h"
 #include "ft/protocol/model_testing.h"
 #include "ft/protocol/model_words_testing.h"
+#include "ft/protocol/shared_part_testing.h"
 
 namespace sherd::ft {
 
-using StateWords = ModelAccess::StateWords;
-
 inline constexpr Duration kTimeout = std::chrono::seconds(1);
 inline constexpr Instant kExpiry = std::chrono::hours(1);
-
-struct Fingerprint {
-  std::uint64_t high = 0;
-  std::uint64_t low = 0;
-  bool operator==(const Fingerprint&) const = default;
-};
-struct FingerprintHash {
-  std::size_t operator()(const Fingerprint& one) const { return one.low; }
-};
-
-inline Fingerprint fingerprint_of(const StateWords& words) {
-  std::uint64_t high = 0x9e3779b97f4a7c15ULL;
-  std::uint64_t low = 0xcbf29ce484222325ULL;
-  for (const auto word : words) {
-    high = mix64(high ^ word);
-    low = mix64(low + word * 0x9e3779b97f4a7c15ULL);
-  }
-  return {high, low};
-}
 
 // What a replica puts into a reduction.
 struct Contribution {
@@ -96,16 +77,19 @@ struct Message {
   Incarnation incarnation = 0;
   Report report;
   RunView view;
-  StateWords words;  // Identity, without texts.
+  StateWords words;           // Identity, without texts.
+  Fingerprint fingerprint{};  // Of the words, once it is sent.
 };
 
+using Reductions = std::map<Attempt, std::map<ReplicaId, Contribution>>;
+
 struct State {
-  std::optional<Coordinator> coordinator;
-  std::optional<Coordinator> former;  // Was paused, and replaced.
-  History disk;
-  std::vector<Process> replicas;
-  std::vector<Message> network;  // By words, each once.
-  std::map<Attempt, std::map<ReplicaId, Contribution>> reductions;
+  Shared<Coordinator> coordinator;
+  Shared<Coordinator> former;  // Was paused, and replaced.
+  Shared<History> disk = History();
+  std::vector<Shared<Process>> replicas;
+  std::vector<std::shared_ptr<const Message>> network;  // By words, each once.
+  Shared<Reductions> reductions = Reductions();
   // Seen from outside, whatever the log says: all that were ever committed, and
   // the last that was not rolled back.
   std::set<StateId> committed;
@@ -158,9 +142,9 @@ class Model {
     state.tip = first_state();
     for (int r = 0; r < options_.replicas; ++r) {
       const auto id = static_cast<ReplicaId>(r);
-      state.replicas.push_back(
-          {.protocol = Replica(identity(id, 1)), .incarnation = life(id, 1)});
-      send_report(state, state.replicas.back());
+      state.replicas.emplace_back(Process{
+          .protocol = Replica(identity(id, 1)), .incarnation = life(id, 1)});
+      send_report(state, *state.replicas.back());
     }
     start_coordinator(state);
     return state;
@@ -168,30 +152,23 @@ class Model {
 
   Fingerprint fingerprint(const State& state) const {
     StateWords words;
-    words.reserve(512);
-    words.push_back(state.coordinator ? 1 : 0);
     if (state.coordinator) {
-      ModelAccess::add(words, *state.coordinator);
+      add(words, state.coordinator);
     } else {
-      ModelAccess::add(words, state.disk);
+      add(words, state.disk);
     }
+    words.push_back(state.coordinator ? 1 : 0);
     words.push_back(state.former ? 1 : 0);
     if (state.former) {
-      ModelAccess::add(words, *state.former);
+      add(words, state.former);
     }
     for (const auto& one : state.replicas) {
       add(words, one);
     }
     for (const auto& message : state.network) {
-      words.insert(words.end(), message.words.begin(), message.words.end());
+      add(words, message->fingerprint);
     }
-    for (const auto& [attempt, parts] : state.reductions) {
-      ModelAccess::add(words, attempt);
-      for (const auto& [replica, part] : parts) {
-        words.push_back(replica);
-        add(words, part);
-      }
-    }
+    add(words, state.reductions);
     const auto left = {
         state.crashes,
         state.coordinator_crashes,
@@ -219,15 +196,16 @@ class Model {
   void wait(State& state) const;
   // All steps are committed.
   bool done(const State& state) const {
-    return state.disk.canonical && state.disk.canonical->step >= options_.steps;
+    const auto& canonical = state.disk->canonical;
+    return canonical && canonical->step >= options_.steps;
   }
   // And everybody knows it.
   bool settled(const State& state) const {
     return done(state) && state.network.empty() &&
         std::all_of(
                state.replicas.begin(), state.replicas.end(),
-               [&](const Process& one) {
-                 return !one.alive || one.protocol.held() == state.tip;
+               [&](const auto& one) {
+                 return !one->alive || one->protocol.held() == state.tip;
                });
   }
 
@@ -243,6 +221,30 @@ class Model {
         .held = first_state()};
   }
 
+  static void add(StateWords& words, const Fingerprint& fingerprint) {
+    words.insert(words.end(), {fingerprint.high, fingerprint.low});
+  }
+  template <typename T>
+  static void add(StateWords& words, const Shared<T>& part) {
+    add(words, part.fingerprint([](StateWords& of_part, const T& value) {
+      add(of_part, value);
+    }));
+  }
+  static void add(StateWords& words, const Coordinator& all) {
+    ModelAccess::add(words, all);
+  }
+  static void add(StateWords& words, const History& history) {
+    ModelAccess::add(words, history);
+  }
+  static void add(StateWords& words, const Reductions& reductions) {
+    for (const auto& [attempt, parts] : reductions) {
+      ModelAccess::add(words, attempt);
+      for (const auto& [replica, part] : parts) {
+        words.push_back(replica);
+        add(words, part);
+      }
+    }
+  }
   static void add(StateWords& words, const Contribution& part) {
     words.insert(words.end(), {part.serial, part.bits, part.bad ? 1U : 0U});
     ModelAccess::add(words, part.samples);
@@ -287,22 +289,24 @@ class Model {
     // Reports of one connection come in order, and the last says it all.
     if (options_.latest_messages || message.to_coordinator) {
       std::erase_if(network, [&](const auto& one) {
-        return one.to_coordinator == message.to_coordinator &&
-            one.replica == message.replica &&
-            one.incarnation == message.incarnation;
+        return one->to_coordinator == message.to_coordinator &&
+            one->replica == message.replica &&
+            one->incarnation == message.incarnation;
       });
     }
     const auto place = std::lower_bound(
-        network.begin(), network.end(), message,
-        [](const auto& a, const auto& b) { return a.words < b.words; });
-    if (place == network.end() || place->words != message.words) {
-      network.insert(place, std::move(message));
+        network.begin(), network.end(), message.words,
+        [](const auto& one, const auto& words) { return one->words < words; });
+    if (place == network.end() || (*place)->words != message.words) {
+      message.fingerprint = fingerprint_of(message.words);
+      network.insert(
+          place, std::make_shared<const Message>(std::move(message)));
     }
   }
   static bool is_sent(const State& state, const Message& message) {
     return std::any_of(
         state.network.begin(), state.network.end(),
-        [&](const auto& one) { return one.words == message.words; });
+        [&](const auto& one) { return one->words == message.words; });
   }
   void send_report(State& state, const Process& from) const {
     if (!from.cut) {
@@ -321,7 +325,7 @@ class Model {
     return message;
   }
   void send_order(State& state, const SendView& tell) const {
-    if (state.replicas[tell.replica].cut) {
+    if (std::as_const(state).replicas[tell.replica]->cut) {
       return;
     }
     Message message{
@@ -384,7 +388,7 @@ class Model {
       check_rollback(state, *back);
       state.tip = back->canonical;
     }
-    append(state.disk, record);
+    append(*state.disk, record);
   }
 
   // What one says that was replaced, and does not know it. It ends where the log
@@ -400,14 +404,14 @@ class Model {
       if (std::holds_alternative<DetectedFault>(decision.what)) {
         continue;
       }
-      const auto newest = state.disk.term;
+      const auto newest = std::as_const(state).disk->term;
       if (newest > term && options_.mutation != Mutation::kLogTakesOldTerms) {
         state.former.reset();
         return;
       }
-      state.disk.term = term;
+      state.disk->term = term;
       written(state, std::get<AppendRecord>(decision.what).record);
-      state.disk.term = newest;
+      state.disk->term = newest;
     }
   }
 
@@ -423,20 +427,21 @@ class Model {
   static void end_coordinator(State& state) {
     state.coordinator.reset();
     std::erase_if(state.network, [](const auto& message) {
-      return message.to_coordinator;  // Its connections are gone.
+      return message->to_coordinator;  // Its connections are gone.
     });
   }
 
   void start_coordinator(State& state) const {
-    if (options_.mutation == Mutation::kForgottenLog && state.disk.term > 0) {
-      const auto term = state.disk.term;
-      state.disk = {};
-      state.disk.term = term;
-      state.disk.run = 1;
+    if (options_.mutation == Mutation::kForgottenLog && state.disk->term > 0) {
+      const auto term = state.disk->term;
+      *state.disk = {};
+      state.disk->term = term;
+      state.disk->run = 1;
     }
     CoordinatorDecisions decisions;
-    state.coordinator.emplace(
-        coordinator_options(), state.disk, state.now, decisions);
+    state.coordinator = Coordinator(
+        coordinator_options(), *std::as_const(state).disk, state.now,
+        decisions);
     carry_out(state, decisions, decisions.size());
   }
 
@@ -541,7 +546,7 @@ class Model {
       return;
     }
     const auto& attempt = self.reducing->attempt;
-    auto& parts = state.reductions[attempt];
+    auto& parts = (*state.reductions)[attempt];
     const auto me = self.protocol.report().replica;
     const auto [part, first] = parts.emplace(me, *self.gradients);
     if (!first) {
@@ -552,8 +557,8 @@ class Model {
   // All members' gradients are there: the same sum for each that asks.
   static std::optional<std::uint64_t> sum_of(
       const State& state, const Process& self) {
-    const auto parts = state.reductions.find(self.reducing->attempt);
-    if (parts == state.reductions.end()) {
+    const auto parts = state.reductions->find(self.reducing->attempt);
+    if (parts == state.reductions->end()) {
       return std::nullopt;
     }
     Sum sum;
@@ -591,7 +596,7 @@ class Model {
       const std::vector<Member>& members) {
     return std::any_of(
         members.begin(), members.end(), [&](const Member& member) {
-          const auto& peer = state.replicas[member.replica];
+          const auto& peer = *state.replicas[member.replica];
           return !peer.alive || peer.cut ||
               peer.incarnation != member.incarnation ||
               ModelAccess::has_left(peer.protocol, epoch);
@@ -611,11 +616,11 @@ class Model {
     if (record.commit.base != state.tip) {
       fail("S8: another branch than " + text_of(state.tip));
     }
-    const auto parts = state.reductions.find(record.commit.attempt);
+    const auto parts = state.reductions->find(record.commit.attempt);
     std::set<std::uint64_t> bits;
     Sum sum;
     for (const auto& one : record.participants) {
-      if (parts == state.reductions.end() ||
+      if (parts == state.reductions->end() ||
           !parts->second.contains(one.replica)) {
         fail("S4: one that has not reduced");
         return;
@@ -640,7 +645,7 @@ class Model {
 
   static void check_rollback(const State& state, const RollbackRecord& record) {
     for (std::size_t r = 0; r < state.replicas.size(); ++r) {
-      const auto& one = state.replicas[r];
+      const auto& one = *state.replicas[r];
       if (one.alive && one.protocol.held() == record.lost &&
           state.coordinator->counts(
               static_cast<ReplicaId>(r), one.incarnation)) {

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// DdpEngine's part for sums that are not divided by the number of replicas.
+//
+// A backward gives its ranks' `.grad()` to be summed, with what earlier ones have left there. What
+// was left under no_sync() is this rank's own. What ranks have summed already is the same on all of
+// them: a mean stays what it is, and for any other factor it is scaled before autograd adds to it.
+#include <ATen/core/grad_mode.h>
+
+#include "autograd/gradient_hook.h"
+#include "ddp/ddp_engine.h"
+
+namespace sherd::ddp {
+namespace {
+
+// Multiplies what autograd is about to add to the parameter's `.grad()`, while the result lives.
+std::shared_ptr<void> scale_gradients(
+    const at::Tensor& parameter, double scale) {
+  const auto hook = parameter.register_hook(
+      [scale](const at::Tensor& gradient) { return gradient.mul(scale); });
+  const auto remove = [parameter, hook](void*) { parameter.remove_hook(hook); };
+  return {parameter.unsafeGetTensorImpl(), remove};
+}
+
+}  // namespace
+
+void DdpEngine::watch_accumulation() {
+  if (scale_of_summed() == 1.0) {
+    return;
+  }
+  for (std::size_t p = 0; p < accumulation_hooks_.size(); ++p) {
+    const auto& parameter = keyed_.parameters()[p].tensor;
+    if (accumulation_hooks_[p] != nullptr || !parameter.requires_grad()) {
+      continue;
+    }
+    accumulation_hooks_[p] = alone()
+        ? scale_gradients(parameter, 1.0 / divide_factor())
+        : autograd::add_pre_accumulation_hook(
+              parameter, while_alive(this, [p](DdpEngine& self) {
+                const std::lock_guard lock(self.mu_);
+                self.before_accumulation(p);
+              }));
+  }
+}
+
+void DdpEngine::before_accumulation(std::size_t p) {
+  const auto& grad = keyed_.parameters()[p].tensor.mutable_grad();
+  if (summed_[p] && grad.defined()) {
+    const at::NoGradGuard no_grad;
+    grad.mul_(scale_of_summed());
+  }
+  summed_[p] = false;
+}
+
+void DdpEngine::note_summed(std::size_t p, bool summed) { summed_[p] = summed; }
+
+}  // namespace sherd::ddp

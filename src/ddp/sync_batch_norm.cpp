@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/ddp/sync_batch_norm.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/addcmul.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/batch_norm_update_stats.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "base/check.h"
+#include "world/collectives.h"
+#include "world/transport.h"
+
+namespace sherd {
+namespace ddp {
+
+// The ranks that normalise together, and their connections, which nothing else uses. Every message
+// says which layer it belongs to, and has room for the largest, so that ranks that run different
+// layers can tell.
+class BatchNormGroup {
+ public:
+  enum class Pass { kForward, kBackward };
+
+  BatchNormGroup(
+      const World& world,
+      std::vector<std::string> layers,
+      std::int64_t channels_max)
+      : layers_(std::move(layers)),
+        numel_(kHead + 1 + 2 * channels_max),
+        transport_(world::make_c10d_transport(
+            world,
+            str("batch_norm/", world.next_number()),
+            Mesh(world).shard_ranks())) {}
+
+  // Collective: the values of every rank, by rank. Throws Error.
+  std::vector<std::vector<double>> all_gather(
+      int layer, Pass pass, const std::vector<double>& values) {
+    failure_.throw_if_failed();
+    const auto row =
+        at::zeros({numel_}, at::TensorOptions().dtype(at::kDouble));
+    auto* mine = row.mutable_data_ptr<double>();
+    mine[0] = layer;
+    mine[1] = static_cast<double>(pass);
+    std::copy(values.begin(), values.end(), mine + kHead);
+    auto rows = world::Collectives(*transport_, "the " + text_of(mine), kTag)
+                    .all_gather(row);
+    if (!rows.ok()) {
+      failure_ = rows.status();
+      transport_->abandon(failure_);
+      failure_.throw_if_failed();
+    }
+    std::vector<std::vector<double>> all;
+    for (const auto& theirs : rows.value()) {
+      const auto* first = theirs.const_data_ptr<double>();
+      all.emplace_back(first + kHead, first + kHead + values.size());
+    }
+    check_same_layer(rows.value());
+    return all;
+  }
+
+ private:
+  static constexpr std::int64_t kHead = 2;  // Layer and pass.
+  static constexpr int kTag = 0;
+
+  std::string text_of(const double* row) const {
+    return str(
+        static_cast<Pass>(row[1]) == Pass::kForward ? "forward" : "backward",
+        " of batch norm '", layers_.at(static_cast<std::size_t>(row[0])), "'");
+  }
+
+  // All ranks find the same, and so go on together.
+  void check_same_layer(const std::vector<at::Tensor>& rows) {
+    const auto* first = rows[0].const_data_ptr<double>();
+    for (std::size_t rank = 1; rank < rows.size(); ++rank) {
+      const auto* row = rows[rank].const_data_ptr<double>();
+      if (!std::equal(first, first + 2, row)) {
+        failure_ = {
+            ErrorCode::kPeerMismatch,
+            str("[ddp] rank 0 is in the ", text_of(first), ", rank ", rank,
+                " in the ", text_of(row),
+                "; expected the same layers in the same order on every rank")};
+      }
+      failure_.throw_if_failed();
+    }
+  }
+
+  const std::vector<std::string> layers_;
+  const std::int64_t numel_;  // Of a message.
+  const std::shared_ptr<world::Transport> transport_;
+  Status failure_;  // The first one.
+};
+
+}  // namespace ddp
+
+namespace {
+
+using ddp::BatchNormGroup;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using GroupPtr = std::shared_ptr<BatchNormGroup>;
+
+// The moments of each channel over all ranks, 1-D.
+struct Moments {
+  at::Tensor mean;
+  at::Tensor variance;  // Divided by count.
+  double count = 0;     // Of values.
+};
+
+// Where nothing narrower than fp32 is.
+at::TensorOptions statistics_options(const at::Tensor& input) {
+  return at::TensorOptions().dtype(
+      input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+at::Tensor tensor_of(
+    const std::vector<double>& numbers, const at::TensorOptions& options) {
+  const auto tensor = at::empty(
+      {static_cast<std::int64_t>(numbers.size())},
+      at::TensorOptions().dtype(at::kDouble));
+  std::copy(numbers.begin(), numbers.end(), tensor.mutable_data_ptr<double>());
+  return tensor.to(options);
+}
+
+void append(std::vector<double>& numbers, const at::Tensor& tensor) {
+  const auto wide = tensor.to(at::kDouble).contiguous();
+  const auto* first = wide.const_data_ptr<double>();
+  numbers.insert(numbers.end(), first, first + wide.numel());
+}
+
+// As a factor of [batch, channels, ...].
+at::Tensor by_channel(const at::Tensor& values, std::int64_t dimensions) {
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(dimensions), 1);
+  sizes[1] = values.numel();
+  return values.view(sizes);
+}
+
+std::vector<std::int64_t> all_but_channels(std::int64_t dimensions) {
+  std::vector<std::int64_t> dims = {0};
+  for (std::int64_t d = 2; d < dimensions; ++d) {
+    dims.push_back(d);
+  }
+  return dims;
+}
+
+// Collective. Sums are made in fp64 in the order of ranks.
+Moments moments_of_all(
+    const at::Tensor& input, BatchNormGroup& group, int layer) {
+  const auto channels = input.size(1);
+  const auto options = statistics_options(input);
+  std::vector<double> mine = {static_cast<double>(input.numel() / channels)};
+  if (input.numel() > 0) {
+    // Running statistics of no weight make it compute in their dtype.
+    const auto [mean, variance] = at::batch_norm_update_stats(
+        input, at::zeros({channels}, options), at::ones({channels}, options),
+        /*momentum=*/0.0);
+    append(mine, mean);
+    append(mine, variance);
+  }
+  const auto width = static_cast<std::size_t>(channels);
+  mine.resize(1 + 2 * width);
+  const auto all =
+      group.all_gather(layer, BatchNormGroup::Pass::kForward, mine);
+  Moments moments;
+  std::vector<double> mean(width), variance(width);
+  for (const auto& rank : all) {
+    moments.count += rank[0];
+  }
+  SHERD_CHECK(
+      moments.count > 1,
+      "[ddp] batch norm in training: expected more than 1 value of each "
+      "channel on all ranks together, found ",
+      moments.count);
+  for (const auto& rank : all) {
+    for (std::size_t c = 0; c < width; ++c) {
+      mean[c] += rank[0] / moments.count * rank[1 + c];
+    }
+  }
+  for (const auto& rank : all) {
+    for (std::size_t c = 0; c < width; ++c) {
+      const double apart = rank[1 + c] - mean[c];
+      variance[c] +=
+          rank[0] / moments.count * (rank[1 + width + c] + apart * apart);
+    }
+  }
+  moments.mean = tensor_of(mean, options);
+  moments.variance = tensor_of(variance, options);
+  return moments;
+}
+
+// What a backward needs beside tensors.
+struct Normalised final : torch::CustomClassHolder {
+  GroupPtr group;
+  int layer = 0;
+  double count = 0;
+};
+
+// Each channel minus its mean, over its standard deviation. Its gradient needs the result only:
+// with y = (x - mean) / s, dx = (dy - mean(dy) - y mean(dy y)) / s, means over all ranks.
+class Normalise : public torch::autograd::Function<Normalise> {
+ public:
+  static at::Tensor forward(
+      AutogradContext* context,
+      const at::Tensor& input,
+      const GroupPtr& group,
+      int layer,
+      double eps,
+      Moments* moments) {
+    *moments = moments_of_all(input, *group, layer);
+    auto output = at::batch_norm(
+        input, {}, {}, moments->mean, moments->variance, /*training=*/false,
+        /*momentum=*/0.0, eps, /*cudnn_enabled=*/false);
+    auto rest = c10::make_intrusive<Normalised>();
+    rest->group = group;
+    rest->layer = layer;
+    rest->count = moments->count;
+    context->saved_data["rest"] = c10::IValue::make_capsule(std::move(rest));
+    context->save_for_backward({output, (moments->variance + eps).rsqrt()});
+    return output;
+  }
+
+  static variable_list backward(
+      AutogradContext* context, const variable_list& gradients) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, !at::GradMode::is_enabled(),
+        "[ddp] a backward through SyncBatchNorm with create_graph; its "
+        "gradient has no graph, as other ranks have a part in it");
+    const auto saved = context->get_saved_variables();
+    const auto capsule = context->saved_data["rest"].toCapsule();
+    const auto& rest = static_cast<const Normalised&>(*capsule);
+    const auto& output = saved[0];
+    const auto& gradient = gradients[0];
+    const auto dimensions = output.dim();
+    const auto options = statistics_options(output);
+    const auto dims = all_but_channels(dimensions);
+    const auto sum = [&](const at::Tensor& values) {
+      return values.sum(
+          dims, /*keepdim=*/false, c10::typeMetaToScalarType(options.dtype()));
+    };
+    std::vector<double> mine;
+    append(mine, sum(gradient));
+    append(mine, sum(gradient * output));
+    std::vector<double> mean(mine.size());
+    for (const auto& rank : rest.group->all_gather(
+             rest.layer, BatchNormGroup::Pass::kBackward, mine)) {
+      for (std::size_t i = 0; i < mean.size(); ++i) {
+        mean[i] += rank[i] / rest.count;
+      }
+    }
+    const auto means = tensor_of(mean, options).view({2, output.size(1)});
+    const auto factor = [&](const at::Tensor& values) {
+      return by_channel(values, dimensions);
+    };
+    auto result = gradient.sub(factor(means[0]))
+                      .sub_(output * factor(means[1]))
+                      .mul_(factor(saved[1]))
+                      .to(output.scalar_type());
+    return {std::move(result), {}, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
+  if (group_ == nullptr || !is_training()) {
+    return BatchNormImplBase::forward(input);
+  }
+  _check_input_dim(input);
+  Moments moments;
+  const auto output =
+      Normalise::apply(input, group_, layer_, options.eps(), &moments);
+  if (options.track_running_stats()) {
+    const at::NoGradGuard no_grad;
+    num_batches_tracked += 1;
+    const double factor =
+        options.momentum().value_or(1.0 / num_batches_tracked.item<double>());
+    running_mean.mul_(1 - factor).add_(moments.mean, factor);
+    running_var.mul_(1 - factor)
+        .add_(moments.variance, factor * moments.count / (moments.count - 1));
+  }
+  return options.affine() ? at::addcmul(
+                                by_channel(bias, input.dim()), output,
+                                by_channel(weight, input.dim()))
+                                .to(input.scalar_type())
+                          : output;
+}
+
+void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
+  stream << "sherd::SyncBatchNorm(" << options.num_features()
+         << ", eps=" << options.eps() << ")";
+}
+
+void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
+  SHERD_CHECK(
+      input.dim() >= 2 && input.size(1) == options.num_features() &&
+          at::isFloatingType(input.scalar_type()),
+      "[ddp] SyncBatchNorm: expected floating-point input of shape [batch, ",
+      options.num_features(), ", ...], found ",
+      c10::toString(input.scalar_type()), " of shape ", input.sizes());
+}
+
+void synchronise_batch_norm(torch::nn::Module& module, const World& world) {
+  std::vector<SyncBatchNormImpl*> layers;
+  std::vector<std::string> names;
+  std::int64_t channels_max = 0;
+  std::string mine;
+  for (const auto& item : module.named_modules()) {
+    auto* layer = item.value()->as<SyncBatchNormImpl>();
+    if (layer != nullptr &&
+        std::find(layers.begin(), layers.end(), layer) == layers.end()) {
+      const auto channels = layer->options.num_features();
+      layers.push_back(layer);
+      names.push_back(item.key().empty() ? "(root)" : item.key());
+      channels_max = std::max(channels_max, channels);
+      mine += str(mine.empty() ? "" : ", ", names.back(), " of ", channels);
+    }
+  }
+  const auto all = world.all_gather_texts(mine);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    SHERD_CHECK_AS(
+        kPeerMismatch, all[rank] == all[0],
+        "[ddp] ranks disagree on layers of type SyncBatchNorm: rank 0 has ",
+        all[0].empty() ? "none" : all[0], "; rank ", rank, " has ",
+        all[rank].empty() ? "none" : all[rank]);
+  }
+  SHERD_CHECK(
+      !layers.empty(),
+      "[ddp] synchronise_batch_norm: expected a module with "
+      "sherd::SyncBatchNorm in it (BatchNorm1d, 2d and 3d cannot be "
+      "synchronised), found none");
+  const auto group = world.size() == 1
+      ? nullptr
+      : std::make_shared<BatchNormGroup>(world, std::move(names), channels_max);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    layers[i]->group_ = group;
+    layers[i]->layer_ = static_cast<int>(i);
+  }
+}
+
+}  // namespace sherd

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What users of FsdpEngine decide by hand: what a summon brings, single units to unshard and
+// reshard, another budget.
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/zeros.h>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "base/status_from_exception.h"
+#include "fsdp/fsdp_engine.h"
+
+namespace sherd::fsdp {
+namespace {
+
+// Fits a double.
+double digest_of(const SummonOptions& options) {
+  Hash64 hash;
+  for (const bool flag :
+       {options.read_only, options.full_precision, options.rank0_only,
+        options.with_gradients}) {
+    hash.add(std::uint64_t{flag});
+  }
+  hash.add(options.module);
+  return static_cast<double>(hash.value() >> 12U);
+}
+
+at::Tensor zeros_for(std::size_t count) {
+  return at::zeros(
+      {static_cast<std::int64_t>(count)},
+      at::TensorOptions().dtype(c10::ScalarType::Double));
+}
+
+}  // namespace
+
+void FsdpEngine::refuse_unless_same(
+    const char* what, const Status& mine, double number) {
+  const auto ranks = static_cast<std::size_t>(world_size());
+  const auto all = zeros_for(2 * ranks);
+  auto* failed = all.mutable_data_ptr<double>();
+  auto* numbers = failed + ranks;
+  const auto me = static_cast<std::size_t>(world_rank());
+  failed[me] = mine.ok() ? 0.0 : 1.0;
+  numbers[me] = number;
+  reduce_over_ranks(all, exchange::ScalarReduceOp::kSum);
+  mine.throw_if_failed();
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    SHERD_CHECK_AS(
+        kPeerMismatch, failed[rank] == 0.0, "[fsdp] ", what,
+        " was refused on rank ", rank, ", whose own error says why");
+    SHERD_CHECK_AS(
+        kPeerMismatch, numbers[rank] == numbers[0],
+        "[fsdp] ranks pass different arguments to ", what, ": rank ", rank,
+        " not what rank 0 does");
+  }
+}
+
+// ---- summoning ----
+
+std::vector<UnitId> FsdpEngine::summoned_units(const SummonOptions& options) {
+  std::vector<UnitId> units;
+  const auto mine = status_of(
+      [&] {
+        check_summon_options(options);
+        units = units_of(model_, options.module);
+        return Status();
+      },
+      ErrorCode::kInvalidArgument);
+  refuse_unless_same("summon_full_parameters()", mine, digest_of(options));
+  return units;
+}
+
+// Collective.
+void FsdpEngine::summon_gradients(
+    const SummonOptions& options, const std::vector<UnitId>& units) {
+  const auto count = model_.parameters.size();
+  const auto found = zeros_for(count);
+  auto* any = found.mutable_data_ptr<double>();
+  for (const auto& slice : slices_->all()) {
+    any[slice.parameter] = slice.tensor.grad().defined() ? 1.0 : 0.0;
+  }
+  reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
+  GradientSummon summon{
+      .parameters = {},
+      .rank0_only = options.rank0_only,
+      .keep = !options.rank0_only || world_rank() == 0};
+  for (std::size_t p = 0; p < count; ++p) {
+    if (any[p] != 0.0 &&
+        std::ranges::find(units, model_.parameters[p].unit) != units.end()) {
+      summon.parameters.push_back(static_cast<int>(p));
+    }
+  }
+  GradientOwners owners;
+  const bool cut = options_.strategy != Strategy::kNoShard;
+  if (cut && (options_.both_axes ? world_size() : options_.ranks) > 1) {
+    if (summons_ == nullptr) {
+      summons_ = options_.connect();
+    }
+    owners.via = summons_;
+    owners.slice_of = [this](int index) {
+      return options_.both_axes
+          ? index % options_.ranks * options_.replicas + index / options_.ranks
+          : index;
+    };
+  }
+  summoned_gradients_ =
+      std::make_unique<SummonedGradients>(model_, *slices_, owners, summon);
+}
+
+at::Tensor FsdpEngine::summoned_gradient(const std::string& name) {
+  const std::lock_guard lock(mu_);
+  SHERD_CHECK_AS(
+      kFailedPrecondition, summoned_parameters_->open(),
+      "[fsdp] this summon scope has ended");
+  check_summoned_gradients(summoned_gradients_ != nullptr);
+  const auto& parameter = summoned_parameters_->parameter(name);
+  return summoned_gradients_->gradient(
+      static_cast<int>(&parameter - model_.parameters.data()));
+}
+
+void FsdpEngine::begin_summon(const SummonOptions& options) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !summoned_parameters_->open(),
+      "[fsdp] summon_full_parameters() inside another such scope");
+  refuse_in_full_precision("summon_full_parameters()");
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      !writes_in_place() || !(autograd::in_backward() || gradients_->started()),
+      "[fsdp] summon_full_parameters() inside a backward needs the room of "
+      "gradients in shared memory; call it before or after");
+  integrity_->check();
+  const auto units = summoned_units(options);
+  if (unpublished_) {
+    publish_locked(/*keep_frozen=*/false);
+  }
+  const auto status = status_of(
+      [&] {
+        if (options.with_gradients) {
+          summon_gradients(options, units);
+        }
+        summoned_parameters_->begin(
+            options, units, !options.rank0_only || world_rank() == 0);
+        return Status();
+      },
+      ErrorCode::kAborted,
+      "[fsdp] summon_full_parameters() failed on a rank: ");
+  if (!status.ok()) {  // Other ranks wait for the rest of the units.
+    fail(status);
+  }
+  read_since_backward_ = false;
+}
+
+at::Tensor FsdpEngine::summoned(const std::string& name) {
+  const std::lock_guard lock(mu_);
+  SHERD_CHECK_AS(
+      kFailedPrecondition, summoned_parameters_->open(),
+      "[fsdp] this summon scope has ended");
+  return summoned_parameters_->tensor(name);
+}
+
+void FsdpEngine::end_summon() {
+  const std::lock_guard lock(mu_);
+  if (!summoned_parameters_->open()) {
+    return;
+  }
+  const bool may_have_written = summoned_parameters_->may_write();
+  if (summoned_gradients_ && may_have_written) {
+    summoned_gradients_->take_back();
+  }
+  summoned_gradients_.reset();
+  summoned_parameters_->end();
+  if (may_have_written && usable()) {
+    publish_locked(/*keep_frozen=*/false);
+  }
+}
+
+// ---- full precision ----
+
+void FsdpEngine::refuse_in_full_precision(const char* what) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !full_precision_scope_, "[fsdp] ", what,
+      " inside full_precision(); end the scope first");
+}
+
+// The bytes that hold outside of the scope, too. Where ranks share memory, units take no room there.
+plan::Budget FsdpEngine::full_precision_budget() const {
+  if (options_.strategy == Strategy::kNoShard) {
+    return {};
+  }
+  return cache_->planned()
+      ? cache_->budget()
+      : budget_of(model_, options_.strategy, options_.budget_bytes);
+}
+
+void FsdpEngine::begin_full_precision() {
+  const std::lock_guard lock(mu_);
+  check_open();
+  plan::Budget budget;
+  const auto mine = status_of(
+      [&] {
+        check_full_precision_scope(
+            full_precision_scope_, summoned_parameters_->open());
+        SHERD_CHECK_AS(
+            kFailedPrecondition,
+            !autograd::in_backward() && !gradients_->started() && !join_,
+            "[fsdp] full_precision() inside a ",
+            join_ ? "join scope" : "backward", "; call it before or after");
+        budget = full_precision_budget();
+        return Status();
+      },
+      ErrorCode::kInvalidArgument);
+  refuse_unless_same("full_precision()", mine, 0.0);
+  integrity_->check();
+  if (unpublished_) {
+    publish_locked(/*keep_frozen=*/true);
+  }
+  if (has_other_values_in_full_precision(model_)) {
+    full_precision_->begin(budget);
+  }
+  full_precision_scope_ = true;
+}
+
+void FsdpEngine::end_full_precision() {
+  const std::lock_guard lock(mu_);
+  full_precision_->end();
+  full_precision_scope_ = false;
+}
+
+// ---- single units ----
+
+std::vector<UnitId> FsdpEngine::begin_unshard(const std::string& module) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !summoned_parameters_->open(),
+      "[fsdp] unshard() of ", module,
+      " inside summon_full_parameters(); end the scope first");
+  refuse_in_full_precision("unshard()");
+  auto units = units_of(model_, module);
+  publish_if_due("unshard()");
+  // Before the ranks have told each other who has inputs, another one may ask for that only.
+  if (!join_ || join_->in_round) {
+    cache_->start_early(units, autograd::in_backward());
+  }
+  return units;
+}
+
+bool FsdpEngine::finish_unshard(const std::vector<UnitId>& units) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  return cache_->finish_early(units);
+}
+
+void FsdpEngine::reshard(const std::string& module) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  cache_->drop_unused(units_of(model_, module));
+}
+
+// ---- the budget ----
+
+void FsdpEngine::set_budget(
+    Strategy strategy, std::optional<std::int64_t> bytes) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  plan::Budget budget;
+  const auto mine = status_of(
+      [&] {
+        SHERD_CHECK_AS(
+            kFailedPrecondition,
+            !in_step_ && !unpublished_ && !summoned_parameters_->open(),
+            "[fsdp] the budget changes between two steps; expected no forward, "
+            "backward or summon scope since the last publish(), which sherd's "
+            "optimizers call at the end of step()");
+        refuse_in_full_precision("another budget");
+        check_budget_change(strategy, bytes, memory_ != nullptr);
+        if (cache_->planned()) {
+          budget = budget_of(model_, strategy, bytes);
+        }
+        return Status();
+      },
+      ErrorCode::kInvalidArgument);
+  refuse_unless_same(
+      bytes ? "set_budget_bytes()" : "set_strategy()", mine,
+      bytes ? static_cast<double>(*bytes)
+            : -1.0 - static_cast<double>(strategy));
+  if (cache_->planned()) {
+    cache_->set_budget(std::move(budget));
+  }
+}
+
+}  // namespace sherd::fsdp

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What optimizers see of FsdpEngine: slices, sums over ranks, clipping and publishing.
+#include <cmath>
+#include <utility>
+
+#include "base/check.h"
+#include "fsdp/clip_gradients.h"
+#include "fsdp/fsdp_engine.h"
+
+namespace sherd::fsdp {
+
+NamedParameters FsdpEngine::named_parameters() {
+  NamedParameters named;
+  for (const auto& slice : slices_->all()) {
+    named.items.push_back({slice.name, slice.tensor});
+  }
+  named.publish = while_alive(
+      this, [](FsdpEngine& self) { self.publish_now(/*keep_frozen=*/true); });
+  named.publish_loaded =
+      while_alive(this, [](FsdpEngine& self) { self.publish(); });
+  if (exchange_->takes_sinks()) {
+    named.update_in_backward =
+        while_alive(this, [](FsdpEngine& self, BackwardUpdate update) {
+          return self.register_backward_update(std::move(update));
+        });
+  }
+  named.writes_in_backward = while_alive(this, [](FsdpEngine& self) {
+    const std::lock_guard lock(self.mu_);
+    return self.slices_->writes_in_backward();
+  });
+  named.claim = while_alive(
+      this, [](FsdpEngine& self) { return self.claim_publisher(); });
+  named.uses_fp16 = uses_fp16(model_);
+  named.whole.items = slices_->whole_parameters();
+  if (options_.strategy == Strategy::kNoShard) {
+    return named;  // Every rank has whole slices.
+  }
+  named.all_reduce_max =
+      while_alive(this, [](FsdpEngine& self, const at::Tensor& numbers) {
+        self.all_reduce_max(numbers);
+      });
+  named.whole.rank = owner();
+  named.whole.ranks = options_.both_axes ? world_size() : options_.ranks;
+  named.whole.gradients_are_shared = shares_gradients();
+  return named;
+}
+
+std::shared_ptr<void> FsdpEngine::register_backward_update(
+    BackwardUpdate update) {
+  const std::lock_guard lock(mu_);
+  return slices_->register_backward_update(std::move(update));
+}
+
+void FsdpEngine::all_reduce_max(const at::Tensor& numbers) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  reduce_over_ranks(numbers, exchange::ScalarReduceOp::kMax);
+}
+
+// Collective, in place.
+void FsdpEngine::reduce_over_ranks(
+    const at::Tensor& numbers, exchange::ScalarReduceOp op) {
+  if (auto status = exchange_->all_reduce(numbers, op); !status.ok()) {
+    fail(status);
+  }
+}
+
+double FsdpEngine::clip_grad_norm(double max_norm, const ClipOptions& options) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !slices_->updates_in_backward(),
+      "[fsdp] clip_grad_norm() with an optimizer that updates in backward: "
+      "there is no gradient left to clip; construct it without in_backward");
+  const auto sum_over_ranks = [&](const at::Tensor& value) {
+    if (options_.strategy == Strategy::kNoShard) {
+      return;  // Every rank has all gradients already.
+    }
+    const auto op = std::isinf(options.p)
+        ? exchange::ScalarReduceOp::kMax
+        : exchange::ScalarReduceOp::kSumOverOwners;
+    reduce_over_ranks(value, op);
+  };
+  return clip_gradients(slices_->tensors(), max_norm, options, sum_over_ranks);
+}
+
+std::shared_ptr<void> FsdpEngine::claim_publisher() {
+  const std::lock_guard lock(mu_);
+  auto claim = publishers_.lock();
+  if (claim == nullptr) {
+    claim = std::make_shared<int>();
+    publishers_ = claim;
+  }
+  return claim;
+}
+
+void FsdpEngine::publish() { publish_now(/*keep_frozen=*/false); }
+
+void FsdpEngine::publish_now(bool keep_frozen) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !summoned_parameters_->open(),
+      "[fsdp] publish() inside summon_full_parameters(); end the scope first");
+  refuse_in_full_precision("publish()");
+  integrity_->check();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !read_since_backward_ || !writes_in_place(),
+      "[fsdp] parameters were read after the last backward, and other ranks "
+      "may be reading still what this one has written in shared memory; "
+      "expected a backward between reading and writing, or writing inside "
+      "summon_full_parameters()");
+  published_by_hand_ = true;
+  publish_locked(keep_frozen);
+}
+
+void FsdpEngine::publish_locked(bool keep_frozen) {
+  cache_->end_step(keep_frozen);
+  in_step_ = false;
+  unpublished_ = false;
+  compared_ = false;
+  ++generation_;
+  if (auto status = exchange_->publish(generation_); !status.ok()) {
+    fail(status);
+  }
+  bump_versions();
+  plan_memory();
+}
+
+}  // namespace sherd::fsdp

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FullPrecisionUnits keeps units gathered in the precision of their shards while operators use them, for
+// as long as a FullPrecisionScope lives: on demand, the least recently used out, within a byte budget.
+// Where that is another dtype than operators use otherwise, they are shown the gathered values
+// instead, and a raw pointer finds nothing. Thread rule: the engine's lock.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+#include "fsdp/model_units.h"
+#include "fsdp/unit_cache.h"
+#include "plan/residency.h"
+
+namespace sherd::fsdp {
+
+class FullPrecisionUnits {
+ public:
+  // Both must outlive it.
+  FullPrecisionUnits(const ModelUnits& model, UnitCache& cache)
+      : model_(model), cache_(cache) {}
+
+  bool open() const { return residency_.has_value(); }
+
+  // Drops what is whole in the cache, which is not used until end(). On all ranks, with the same
+  // budget, in bytes.
+  void begin(const plan::Budget& budget);
+  // Makes the units whole, and pins them. Collective, as gathers are. Throws Error on every rank when
+  // they do not fit a budget that is final.
+  void visit(const UnitCache::Visit& units);
+  // False where the pin is not from visit(). It may be unpinned after end(), too.
+  bool unpin(UnitId unit);
+  // Drops all, pinned or not. Never waits. Nothing if not open().
+  void end();
+
+  // The most bytes that were whole at once.
+  std::int64_t resident_bytes_peak() const { return resident_bytes_peak_; }
+
+ private:
+  void gather(UnitId unit);
+  void drop(UnitId unit);
+  std::int64_t limit_of_cache(UnitId unit);
+
+  const ModelUnits& model_;
+  UnitCache& cache_;
+  std::optional<plan::Residency> residency_;  // While open.
+  std::set<UnitId> whole_;
+  std::map<UnitId, int> outlived_;  // Pins that were left at end().
+  std::int64_t resident_bytes_peak_ = 0;
+};
+
+// Whether a scope in full precision changes what operators see of the model.
+bool has_other_values_in_full_precision(const ModelUnits& model);
+
+}  // namespace sherd::fsdp

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/fsdp/gather_hook.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <ATen/ops/empty.h>
+
+#include "base/check.h"
+
+namespace sherd {
+namespace {
+
+constexpr float kLargest = 127.0F;
+// A number of up to 2^22 that is added to it is rounded to an integer.
+constexpr float kRounds = 12'582'912.0F;
+
+// LibTorch uses helper threads from 32,768 elements on, and the thread that gathers would get a set
+// of its own, beside those that compute.
+constexpr std::int64_t kChunkElements = 32'704;
+
+template <typename Visit>
+void for_each_chunk(
+    std::int64_t numel, std::int64_t chunk, const Visit& visit) {
+  for (std::int64_t begin = 0; begin < numel; begin += chunk) {
+    visit(begin, std::min(chunk, numel - begin));
+  }
+}
+
+// Writes the block's elements and returns its scale.
+float quantise_block(const float* from, std::int64_t count, std::int8_t* to) {
+  float largest = 0.0F;
+  bool finite = true;
+  for (std::int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::fabs(from[i]));
+    finite = finite && std::isfinite(from[i]);
+  }
+  const float scale = largest / kLargest;
+  if (!finite || scale == 0.0F) {
+    std::fill_n(to, count, std::int8_t{0});
+    return finite ? 0.0F : std::numeric_limits<float>::quiet_NaN();
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float element = std::clamp(from[i] / scale, -kLargest, kLargest);
+    to[i] = static_cast<std::int8_t>((element + kRounds) - kRounds);
+  }
+  return scale;
+}
+
+class QuantiseGathers final : public GatherHook {
+ public:
+  explicit QuantiseGathers(const QuantiseGathersOptions& options)
+      : block_(options.block) {
+    SHERD_CHECK(
+        block_ >= 1,
+        "[fsdp] quantise_gathers: expected a block of at least 1, found ",
+        block_);
+    chunk_ = std::max<std::int64_t>(kChunkElements / block_, 1) * block_;
+  }
+
+  std::string name() const override {
+    return str("quantise_gathers(block ", block_, ")");
+  }
+
+  std::int64_t sent_bytes(
+      std::int64_t numel, at::ScalarType param_dtype) const override {
+    return at::isFloatingType(param_dtype)
+        ? scale_bytes(numel) + numel
+        : GatherHook::sent_bytes(numel, param_dtype);
+  }
+
+  void pre_gather(
+      const GatheredShard& which,
+      const at::Tensor& shard,
+      at::ScalarType param_dtype,
+      const at::Tensor& sent) override {
+    if (!at::isFloatingType(param_dtype)) {
+      GatherHook::pre_gather(which, shard, param_dtype, sent);
+      return;
+    }
+    auto* scales = static_cast<float*>(sent.mutable_data_ptr());
+    auto* elements = static_cast<std::int8_t*>(sent.mutable_data_ptr()) +
+        scale_bytes(shard.numel());
+    for_each_chunk(
+        shard.numel(), chunk_, [&](std::int64_t begin, std::int64_t count) {
+          const auto values = shard.narrow(0, begin, count).to(at::kFloat);
+          const auto* from = values.const_data_ptr<float>();
+          for_each_chunk(
+              count, block_, [&](std::int64_t at, std::int64_t size) {
+                *scales++ =
+                    quantise_block(from + at, size, elements + begin + at);
+              });
+        });
+  }
+
+  void post_gather(
+      const GatheredShard& which,
+      const at::Tensor& sent,
+      const at::Tensor& part) override {
+    if (!at::isFloatingType(part.scalar_type())) {
+      GatherHook::post_gather(which, sent, part);
+      return;
+    }
+    const auto* scales = static_cast<const float*>(sent.const_data_ptr());
+    const auto* elements =
+        static_cast<const std::int8_t*>(sent.const_data_ptr()) +
+        scale_bytes(part.numel());
+    const auto values = at::empty(
+        {std::min(chunk_, part.numel())},
+        at::TensorOptions().dtype(at::kFloat));
+    auto* to = values.mutable_data_ptr<float>();
+    for_each_chunk(
+        part.numel(), chunk_, [&](std::int64_t begin, std::int64_t count) {
+          for (std::int64_t i = 0; i < count; ++i) {
+            to[i] = scales[(begin + i) / block_] *
+                static_cast<float>(elements[begin + i]);
+          }
+          part.narrow(0, begin, count).copy_(values.narrow(0, 0, count));
+        });
+  }
+
+ private:
+  std::int64_t scale_bytes(std::int64_t numel) const {
+    return (numel + block_ - 1) / block_ *
+        static_cast<std::int64_t>(sizeof(float));
+  }
+
+  const std::int64_t block_;
+  std::int64_t chunk_ = 0;  // Whole blocks.
+};
+
+}  // namespace
+
+std::int64_t GatherHook::sent_bytes(
+    std::int64_t numel, at::ScalarType param_dtype) const {
+  return numel * static_cast<std::int64_t>(c10::elementSize(param_dtype));
+}
+
+void GatherHook::pre_gather(
+    const GatheredShard& /*which*/,
+    const at::Tensor& shard,
+    at::ScalarType param_dtype,
+    const at::Tensor& sent) {
+  const auto to = sent.view(param_dtype);
+  for_each_chunk(
+      shard.numel(), kChunkElements,
+      [&](std::int64_t begin, std::int64_t count) {
+        to.narrow(0, begin, count).copy_(shard.narrow(0, begin, count));
+      });
+}
+
+void GatherHook::post_gather(
+    const GatheredShard& /*which*/,
+    const at::Tensor& sent,
+    const at::Tensor& part) {
+  const auto from = sent.view(part.scalar_type());
+  for_each_chunk(
+      part.numel(), kChunkElements,
+      [&](std::int64_t begin, std::int64_t count) {
+        part.narrow(0, begin, count).copy_(from.narrow(0, begin, count));
+      });
+}
+
+GatherHookPtr quantise_gathers(const QuantiseGathersOptions& options) {
+  return std::make_shared<QuantiseGathers>(options);
+}
+
+}  // namespace sherd

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HookReduction gives the gradients of sharded units to a communication hook, as buckets: one for each
+// trainable flat, from the last unit to the first. Thread rule: reduce() is called by one thread;
+// bytes() by any, the rest between backwards.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include <sherd/ddp/comm_hook.h>
+#include "exchange/make_exchange.h"
+#include "fsdp/model_units.h"
+
+namespace sherd::fsdp {
+
+// Whose shards of the model's layout the ranks of a hook reduce, and who keeps the result.
+struct HookedShards {
+  int first = 0;
+  int count = 1;
+  // Each rank keeps one of them: as many ranks reduce. Otherwise every rank keeps all.
+  bool scattered = false;
+};
+
+// Elements of a parameter that lie in a range of its flat. Whole rows keep the parameter's shape; those
+// of a row that is cut are apart from them. At most three pieces, none of them empty.
+struct ParameterPiece {
+  std::string name;        // As BucketParameter.
+  std::int64_t begin = 0;  // From the beginning of the range.
+  std::vector<std::int64_t> shape;
+};
+// `offset`: of the parameter in its flat. Pure.
+std::vector<ParameterPiece> pieces_in(
+    const plan::ElementRange& range,
+    const std::string& name,
+    at::IntArrayRef shape,
+    std::int64_t offset);
+
+class HookReduction {
+ public:
+  HookReduction(
+      const ModelUnits& model, const HookedShards& shards, CommHookPtr hook);
+
+  // As exchange::ReduceHook.
+  std::string name() const;
+  void reduce(
+      plan::UnitId unit,
+      const std::vector<at::Tensor>& flats,
+      world::Transport& transport);
+
+  // The order in which every rank reduces units, whatever it visits.
+  const std::vector<plan::UnitId>& order() const { return order_; }
+  void synchronised_backward_ended() { ++step_; }
+
+  const CommHook& hook() const { return *hook_; }
+  // Counts all tensors that the hook has passed to its group.
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  struct Flat {
+    int index =
+        -1;  // Of its bucket; -1: frozen, or nothing of it is reduced here.
+    std::vector<std::int64_t> cuts;
+    std::vector<ParameterPiece> pieces;
+  };
+
+  const CommHookPtr hook_;
+  const bool compares_calls_;
+  std::vector<std::string> names_;        // By unit.
+  std::vector<std::vector<Flat>> flats_;  // By unit.
+  std::vector<plan::UnitId> order_;
+  int buckets_ = 0;
+  std::int64_t step_ = 0;
+  std::atomic<std::int64_t> bytes_ = 0;
+};
+
+}  // namespace sherd::fsdp

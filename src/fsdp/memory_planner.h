@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// MemoryPlanner keeps a process within FullyShardOptions::memory_bytes: it has two steps run in
+// which nothing is kept, the second of them measured, agrees with the other ranks on the figures,
+// and decides (plan/memory_plan.h) which regions keep their activations and how many bytes of units
+// may be whole. Thread rule: the engine's lock. Mechanism: docs/design/memory.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+#include <sherd/fsdp/fully_shard.h>
+#include "fsdp/caching_allocator.h"
+#include "fsdp/checkpoint_regions.h"
+#include "fsdp/step_recorder.h"
+#include "plan/recorded_memory.h"
+
+namespace sherd::fsdp {
+
+struct MemoryLimit {
+  std::int64_t bytes = 0;
+  std::shared_ptr<CheckpointRegions> regions;  // Null: none.
+};
+
+struct MemoryPlannerOptions {
+  MemoryLimit limit;
+  // By unit, when whole; empty where nothing is gathered.
+  std::vector<std::int64_t> unit_bytes = {};
+  // The budget of whole units at first.
+  std::int64_t budget_bytes = 0;
+  // Collective, in place.
+  std::function<void(std::span<double>)> max_over_ranks = [](auto) {};
+};
+
+// What this process has in memory, once what is free was given back to the kernel.
+std::int64_t resident_bytes_in_use();
+
+// Collective. Throws Error, on every rank, when the limit is below what a process needs at least, the
+// most of any rank.
+void refuse_limit_below(
+    const MemoryPlannerOptions& options, std::int64_t least_bytes);
+
+class MemoryPlanner {
+ public:
+  // Collective. Throws Error, on every rank, when a process has more
+  // already.
+  explicit MemoryPlanner(MemoryPlannerOptions options);
+  ~MemoryPlanner();
+  MemoryPlanner(const MemoryPlanner&) = delete;
+  MemoryPlanner& operator=(const MemoryPlanner&) = delete;
+
+  StepRecorder& recorder() { return *recorder_; }
+
+  // Collective, when the update of a step that trained was published, under this budget of units. Returns the budget of units
+  // from now on where that changes. Throws Error, naming the floor, on every rank, when the limit
+  // cannot be kept.
+  std::optional<std::int64_t> step_ended(std::int64_t budget_bytes);
+
+  // Whether the steps on which the decision stands are still to come.
+  bool measuring() const;
+  const MemoryReport& report() const { return report_; }
+
+ private:
+  std::optional<std::int64_t> decide();
+  // Empty when ranks ran different regions, or one could not count.
+  std::optional<plan::StepMemory> agreed_step(const StepRecord& record);
+  std::vector<plan::GatheredUnit> gathered_units(
+      const std::vector<std::int64_t>& again_ns) const;
+  plan::MemoryPlan plan_within_limit();
+  std::int64_t carry_out(const plan::MemoryPlan& plan);
+  MemoryChoice described(
+      const plan::MemoryPlan& plan, std::int64_t limit_bytes) const;
+  std::optional<std::int64_t> correct();
+  void keep_whole_units_for_good();
+  void note_choices();
+
+  const MemoryPlannerOptions options_;
+  const CachingAllocator allocator_;
+  std::shared_ptr<StepRecorder> recorder_;
+  std::vector<int> regions_;  // In the order of forward.
+  plan::StepMemory step_;
+  std::vector<plan::UnitChoice> choice_;  // As step_.units.
+  std::int64_t budget_bytes_ = 0;         // While nothing is kept.
+  int steps_ = 0;
+  std::int64_t seen_bytes_ = 0;  // The kernel's peak, the most of any rank.
+  Instant step_began_{0};
+  MemoryReport report_;
+};
+
+}  // namespace sherd::fsdp

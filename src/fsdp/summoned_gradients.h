@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SummonedGradients holds full copies of sharded gradients while a SummonScope with gradients lives,
+// and copies what was written to them back. Ranks send each other their slices, one parameter after
+// another. Thread rule: the engine's lock.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include "fsdp/model_units.h"
+#include "fsdp/slices.h"
+#include "world/transport.h"
+
+namespace sherd::fsdp {
+
+// The ranks that hold a gradient together, as their indices in the transport.
+struct GradientOwners {
+  // Unset where each rank has all of every gradient.
+  std::shared_ptr<world::Transport> via;
+  // The number of the slice that a rank owns (plan::FlatLayout).
+  std::function<int(int index)> slice_of = nullptr;
+};
+
+struct GradientSummon {
+  std::vector<int> parameters;  // Those that have a gradient on some rank.
+  bool rank0_only = false;
+  bool keep = true;  // This rank has the copies.
+};
+
+class SummonedGradients {
+ public:
+  // Collective. Throws Error when a rank is lost. All must outlive it.
+  SummonedGradients(
+      const ModelUnits& model,
+      Slices& slices,
+      const GradientOwners& owners,
+      const GradientSummon& summon);
+
+  // Undefined where it has none.
+  const at::Tensor& gradient(int parameter) const {
+    return full_[static_cast<std::size_t>(parameter)];
+  }
+  // This rank's slices take what was written, but for gradients that were cleared meanwhile.
+  void take_back();
+
+ private:
+  at::Tensor gather(
+      int parameter,
+      const GradientOwners& owners,
+      const GradientSummon& summon);
+
+  const ModelUnits& model_;
+  Slices& slices_;
+  std::vector<at::Tensor> full_;    // By parameter.
+  std::vector<bool> had_gradient_;  // Of this rank's slices, at first.
+};
+
+}  // namespace sherd::fsdp

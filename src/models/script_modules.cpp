@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/models/script_modules.h>
+
+#include <map>
+#include <string>
+#include <sherd/base/error.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+
+namespace sherd::models {
+namespace {
+
+using ModulePtr = std::shared_ptr<torch::nn::Module>;
+
+std::string class_of(const torch::jit::Module& script) {
+  const auto name = script.type()->name();
+  return name ? name->name() : "";
+}
+
+// A module of the script's kind, empty.
+ModulePtr empty_module(const torch::jit::Module& script) {
+  const auto kind = class_of(script);
+  const auto name = script.type()->name();
+  // It goes on where several classes have the name.
+  constexpr auto kPrefix = "__torch__.torch.nn.modules.container";
+  if (name && name->prefix().starts_with(kPrefix)) {
+    if (kind == "ModuleList") {
+      return std::make_shared<torch::nn::ModuleListImpl>();
+    }
+    if (kind == "ModuleDict") {
+      return std::make_shared<torch::nn::ModuleDictImpl>();
+    }
+    if (kind == "Sequential") {
+      return std::make_shared<torch::nn::SequentialImpl>();
+    }
+  }
+  return std::make_shared<torch::nn::Module>(kind);
+}
+
+// The tree of one call of script_modules().
+class ScriptTree {
+ public:
+  ModulePtr module_of(const torch::jit::Module& script) {
+    auto& module = modules_[script._ivalue().get()];
+    if (module != nullptr) {
+      return module;
+    }
+    module = empty_module(script);
+    for (const auto& item : script.named_parameters(/*recurse=*/false)) {
+      module->register_parameter(
+          item.name, item.value, item.value.requires_grad());
+    }
+    for (const auto& item : script.named_buffers(/*recurse=*/false)) {
+      module->register_buffer(item.name, item.value);
+    }
+    for (const auto& item : script.named_children()) {
+      module->register_module(item.name, module_of(item.value));
+    }
+    return module;
+  }
+
+ private:
+  std::map<const void*, ModulePtr> modules_;
+};
+
+}  // namespace
+
+std::shared_ptr<torch::nn::Module> script_modules(
+    const torch::jit::Module& script) {
+  auto module = ScriptTree().module_of(script);
+  if (module->parameters().empty()) {
+    throw Error(
+        "[models] the TorchScript module " + class_of(script) +
+        " has no parameters; expected at least one, as before "
+        "torch::jit::freeze(), which makes them constants");
+  }
+  return module;
+}
+
+}  // namespace sherd::models

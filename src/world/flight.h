@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The flight recorder of a world's rank. Thread rule: as World's getters.
+#pragma once
+
+#include <memory>
+#include <sherd/world/world.h>
+#include "base/flight_recorder.h"
+#include "world/rank_record.h"
+
+namespace sherd::world {
+
+// What exchanges over this world record into.
+std::shared_ptr<FlightRecorder> flight_recorder_of(const World& world);
+
+std::shared_ptr<FlightRecorder> make_flight_recorder(
+    int rank, int world_size, const HostIdentity& host);
+
+}  // namespace sherd::world

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Parameters that a backward uses several times or not at all, with graphs that
+// stay the same and others (T54).
+#include "ddp/replica_parity.h"
+#include "support/ranks.h"
+#include "support/reentrant.h"
+#include "support/small_models.h"
+
+#include <algorithm>
+#include <gmock/gmock.h>
+#include <sherd/autograd/checkpoint.h>
+
+namespace sherd::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class ReplicateGraphs : public ::testing::TestWithParam<int> {};
+
+// Buckets of one or two parameters each.
+ReplicateOptions buckets_of_few() {
+  ReplicateOptions options;
+  options.bucket_bytes = 300;
+  options.first_bucket_bytes = 8;
+  return options;
+}
+
+// Each part of a gradient is one for autograd, and the last may come after its
+// bucket was reduced.
+TEST_P(ReplicateGraphs, T54ReentrantSegmentsBringAGradientInParts) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
+      const auto segment = [&chain](const torch::Tensor& x) {
+        return chain->layer(0).forward(x).clamp(-2, 2);
+      };
+      auto x = integer_rows(batch, rank, 6).requires_grad_();
+      x = reentrant_checkpoint(segment, x);
+      x = chain->layer(1).forward(x).clamp(-2, 2);
+      return reentrant_checkpoint(segment, x).sum() * 12;
+    };
+    for (const bool static_graph : {false, true}) {
+      ReplicaParity options;
+      options.replicate = buckets_of_few();
+      options.replicate.static_graph = static_graph;
+      const auto report = expect_replica_parity<Chain>(
+          world, [] { return Chain(2, 6); }, pass, options);
+      if (world.size() > 1) {
+        EXPECT_EQ(std::ranges::count(report.ready_order, "layers.0.weight"), 2);
+      }
+    }
+  }));
+}
+
+// Its gradient comes once, when the first segment has been run again, too.
+TEST_P(ReplicateGraphs, T54CheckpointedSegmentsMayUseAParameterTwice) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
+      const auto layer = [&chain](const torch::Tensor& x) {
+        return chain->layer(0).forward(x).clamp(-2, 2);
+      };
+      auto x = integer_rows(batch, rank, 6).requires_grad_();
+      x = checkpoint({.early_stop = false}, layer, x);
+      x = chain->layer(1).forward(x).clamp(-2, 2);
+      return checkpoint(layer, x).sum();
+    };
+    ReplicaParity options;
+    options.replicate = buckets_of_few();
+    expect_replica_parity<Chain>(
+        world, [] { return Chain(2, 6); }, pass, options);
+  }));
+}
+
+// The second layer unused, the first used twice: buckets leave all the same.
+TEST_P(ReplicateGraphs, T54AStaticGraphIsTheSameEachTime) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
+      const auto layer = [&chain](const torch::Tensor& x) {
+        return chain->layer(0).forward(x).clamp(-2, 2);
+      };
+      const auto x = integer_rows(batch, rank, 6).requires_grad_();
+      return chain->head(checkpoint(layer, layer(x))).sum();
+    };
+    ReplicaParity options;
+    options.replicate = buckets_of_few();
+    options.replicate.static_graph = true;
+    expect_replica_parity<Chain>(
+        world, [] { return Chain(2, 6); }, pass, options);
+  }));
+}
+
+TEST_P(ReplicateGraphs, T54AnotherGraphIsRefusedOnEveryRank) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;
+    }
+    Chain model(2, 6);
+    auto options = buckets_of_few();
+    options.static_graph = true;
+    auto ddp = replicate(*model, world, options);
+    const auto run = [&](bool all) {
+      const auto x = integer_rows(0, world.rank(), 6);
+      const auto y = all ? model->forward(x) : model->layer(0).forward(x);
+      return error_of([&] { y.sum().backward(); });
+    };
+    EXPECT_EQ(run(false), "no error");
+    EXPECT_EQ(run(false), "no error");
+    EXPECT_THAT(
+        run(world.rank() == 1),
+        AllOf(
+            HasSubstr("static_graph"), HasSubstr("layers.1.weight"),
+            HasSubstr(world.rank() == 1 ? "" : "rank 1")));
+    EXPECT_EQ(run(false), "no error");
+  }));
+}
+
+// Gradients stay from step to step, and the first rank does not use the head: its
+// bucket leaves early there, although an average lies in it.
+TEST_P(ReplicateGraphs, T54AveragesThatStayAreAveragedAgainWithAStaticGraph) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const bool hooked : {false, true}) {
+      Chain plain(2, 6), fixed(2, 6);
+      auto options = buckets_of_few();
+      options.hook = hooked ? all_reduce_mean() : nullptr;
+      auto first = replicate(*plain, world, options);
+      options.hook = hooked ? all_reduce_mean() : nullptr;
+      options.static_graph = true;
+      auto second = replicate(*fixed, world, options);
+      for (int batch = 0; batch < 3; ++batch) {
+        for (auto* model : {&plain, &fixed}) {
+          auto x = integer_rows(batch, world.rank(), 6);
+          x = (*model)->layer(0).forward(x);
+          if (world.rank() > 0) {
+            x = (*model)->head(x);
+          }
+          (x.sum() * 24).backward();
+        }
+        const auto expected = plain->named_parameters();
+        for (const auto& item : fixed->named_parameters()) {
+          const auto& gradient = expected[item.key()].grad();
+          ASSERT_EQ(item.value().grad().defined(), gradient.defined());
+          // A late sum is added to the mean: it rounds once more.
+          EXPECT_TRUE(
+              !gradient.defined() ||
+              torch::allclose(item.value().grad(), gradient, 1e-5, 1e-5))
+              << item.key();
+        }
+      }
+    }
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    ReplicateGraphs,
+    ::testing::Values(1, 2, 3, 4),
+    ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/parquet_rows.h"
+
+#include <sys/wait.h>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <sherd/base/error.h>
+
+namespace sherd::tools {
+namespace {
+
+// Writes a JSON object a line: {"text": ...} for a row, or one last {"missing": ...} or
+// {"refused": ...} with the reason. It ends without noise when nobody reads on.
+constexpr auto kScript = R"python(
+import sys
+
+sys.path = [folder for folder in sys.path if folder]  # Not the current one.
+import json, signal
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+path, column = sys.argv[1:]
+
+
+def write(kind, text):
+    line = json.dumps({kind: text}, ensure_ascii=False) + "\n"
+    sys.stdout.buffer.write(line.encode(errors="replace"))
+
+
+def is_text(kind):
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    return str(kind) in ("string", "large_string", "string_view")
+
+
+def problem(schema):
+    columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
+    if schema.names.count(column) != 1 or not is_text(schema.field(column).type):
+        return f'expected one column "{column}" of text, found the columns {columns}'
+
+
+def rows():
+    with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+        refused = problem(file.schema_arrow)
+        if refused:
+            return write("refused", refused)
+        for batch in file.iter_batches(batch_size=256, columns=[column]):
+            for text in batch.column(column).to_pylist():
+                if text:
+                    write("text", text)
+
+
+try:
+    import pyarrow.parquet
+except ImportError as error:
+    write("missing", str(error))
+    sys.exit()
+try:
+    rows()
+except Exception as error:
+    write("refused", f"expected a whole Parquet file, found: {error}")
+)python";
+
+std::string quoted(const std::string& word) {
+  std::string text = "'";
+  for (const char c : word) {
+    text += c == '\'' ? "'\\''" : std::string(1, c);
+  }
+  return text + "'";
+}
+
+// A command's output, line by line.
+class CommandLines {
+ public:
+  explicit CommandLines(const std::string& command)
+      : pipe_(::popen(command.c_str(), "re")) {
+    if (pipe_ == nullptr) {
+      throw Error(
+          "expected to start a program, found no memory or process left",
+          ErrorCode::kUnavailable);
+    }
+  }
+  ~CommandLines() {
+    if (pipe_ != nullptr) {
+      ::pclose(pipe_);
+    }
+    std::free(line_);
+  }
+  CommandLines(const CommandLines&) = delete;
+  CommandLines& operator=(const CommandLines&) = delete;
+
+  // False at the end; the line lives until the next call.
+  bool next(std::string_view& line) {
+    const auto size = ::getline(&line_, &capacity_, pipe_);
+    line = {line_, size > 0 ? static_cast<std::size_t>(size) : 0};
+    return size > 0;
+  }
+
+  // Waits for the end of the command and returns its status, as wait() does.
+  int close() {
+    const int status = ::pclose(pipe_);
+    pipe_ = nullptr;
+    return status;
+  }
+
+ private:
+  FILE* pipe_;
+  char* line_ = nullptr;
+  std::size_t capacity_ = 0;
+};
+
+std::string how_to_read_parquet(const std::string& found) {
+  return "expected a Python that has pyarrow, which reads Parquet, found: " +
+      found +
+      ". Make one with `python3 -m venv arrow && arrow/bin/pip install "
+      "pyarrow` and add `--python arrow/bin/python`; or convert the file to "
+      "JSON lines where there is one: `pandas.read_parquet(path).to_json(out, "
+      "orient=\"records\", lines=True)`";
+}
+
+// What a line says: a row's text, or it throws what was wrong with the file.
+std::string text_of(std::string_view line, const std::string& path) {
+  const auto json =
+      nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const bool object = json.is_object();
+  if (object && json.contains("text") && json["text"].is_string()) {
+    return json["text"].get<std::string>();
+  }
+  if (object && json.contains("missing") && json["missing"].is_string()) {
+    throw Error(
+        path + ": " + how_to_read_parquet(json["missing"].get<std::string>()));
+  }
+  throw Error(
+      path + ": " +
+      (object && json.contains("refused") && json["refused"].is_string()
+           ? json["refused"].get<std::string>()
+           : "expected rows from Python, found: " + std::string(line)));
+}
+
+std::string problem_of(int status, const std::string& python) {
+  if (WIFEXITED(status)) {
+    const int code = WEXITSTATUS(status);
+    return code == 127 || code == 126
+        ? how_to_read_parquet("no program " + python)
+        : python + " ended with status " + std::to_string(code);
+  }
+  return python + " was ended by signal " + std::to_string(WTERMSIG(status));
+}
+
+}  // namespace
+
+bool is_parquet(const std::string& path) { return path.ends_with(".parquet"); }
+
+void for_each_parquet_row(
+    const std::string& path,
+    const ParquetOptions& options,
+    const std::function<void(std::string_view)>& each) {
+  CommandLines lines(
+      "exec " + quoted(options.python) + " -c " + quoted(kScript) + " " +
+      quoted(path) + " " + quoted(options.column));
+  std::string_view line;
+  while (lines.next(line)) {
+    each(text_of(line, path));
+  }
+  const int status = lines.close();
+  if (status != 0) {
+    throw Error(path + ": " + problem_of(status, options.python));
+  }
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <sherd/base/error.h>
+#include "subcommand.h"
+#include "trace/chrome_trace.h"
+#include "trace/compare_ranks.h"
+#include "trace/flight_file.h"
+
+namespace sherd::tools {
+namespace {
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  sherd run -n 4 --flight-dir flight -- ./train   leaves events when it "
+    "fails\n"
+    "  sherd trace flight flight\n"
+    "  sherd run -n 4 -- sherd train --profile profile\n"
+    "  sherd trace merge profile -o trace.json\n"
+    "\n"
+    "The trace opens in ui.perfetto.dev and chrome://tracing.";
+
+struct TraceArguments {
+  std::string folder;
+  std::string output;
+};
+
+int show_differences(const std::string& folder) {
+  auto files = read_flight_folder(folder);
+  align_clocks(files);
+  std::fputs(comparison_text(files).c_str(), stdout);
+  return 0;
+}
+
+int merge(const TraceArguments& arguments) {
+  auto files = read_flight_folder(arguments.folder);
+  align_clocks(files);
+  std::ofstream output(arguments.output, std::ios::binary | std::ios::trunc);
+  output << chrome_trace(files);
+  output.close();
+  if (!output) {
+    throw Error(
+        arguments.output +
+            ": expected a file to write the trace to, found none",
+        ErrorCode::kUnavailable);
+  }
+  for (const auto& file : files) {
+    if (file.events.empty()) {
+      std::printf(
+          "rank %d has no events: it exchanges with nobody\n", file.rank);
+    }
+  }
+  std::printf(
+      "%s: %zu of %d ranks; open it in ui.perfetto.dev\n",
+      arguments.output.c_str(), files.size(), files.front().world_size);
+  return 0;
+}
+
+}  // namespace
+
+Subcommand add_trace(CLI::App& app) {
+  auto arguments = std::make_shared<TraceArguments>();
+  CLI::App* trace = app.add_subcommand(
+      "trace", "Show where ranks went apart, and where their time goes");
+  trace->require_subcommand(1);
+  trace->footer(kExamples);
+  const auto add = [&](const char* name, const char* description) {
+    CLI::App* added = trace->add_subcommand(name, description);
+    added
+        ->add_option(
+            "folder", arguments->folder,
+            "The folder with rank-0.json and so on")
+        ->type_name("FOLDER")
+        ->required();
+    return added;
+  };
+  const CLI::App* flight = add(
+      "flight",
+      "Compare what ranks did before a failure, or a SIGUSR2, and name the\n"
+      "first difference");
+  add("merge", "Make one trace of a profile of all ranks")
+      ->add_option("-o,--output", arguments->output, "The trace, as JSON")
+      ->type_name("FILE")
+      ->required();
+  return {
+      .app = trace,
+      .run = [arguments, flight](const std::vector<std::string>&) {
+        return flight->parsed() ? show_differences(arguments->folder)
+                                : merge(*arguments);
+      }};
+}
+
+}  // namespace sherd::tools

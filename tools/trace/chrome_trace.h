@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The events of all ranks as one trace in Chrome's format, for Perfetto (ui.perfetto.dev) and
+// chrome://tracing: a process for each rank, with lanes for compute, unshard, reduce, optimizer and
+// wait. Thread rule: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+#include "trace/flight_file.h"
+
+namespace sherd::tools {
+
+// The thread that trains computes, runs the optimizer or waits; gathers and reductions go on
+// beside it.
+enum class TraceLane { kCompute, kUnshard, kReduce, kOptimizer, kWait };
+
+struct TraceSpan {
+  TraceLane lane = TraceLane::kCompute;
+  std::string name;
+  std::int64_t begin_ns = 0;
+  std::int64_t end_ns = 0;
+  std::int64_t bytes = 0;
+};
+
+// What one rank did, by what has both begun and ended, in the order of ends. Computing is what the
+// training thread does from one visit of a unit to the next, or to the end of the backward, less its
+// waits; the optimizer's time reaches from there until it publishes.
+std::vector<TraceSpan> trace_spans(const FlightFile& file);
+
+// JSON. Spans of one lane that overlap are shown in further lanes, "reduce 2" and so on. REQUIRES:
+// align_clocks().
+std::string chrome_trace(std::span<const FlightFile> files);
+
+}  // namespace sherd::tools

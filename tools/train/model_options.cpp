@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/model_options.h"
+
+#include <string_view>
+#include <variant>
+#include <vector>
+#include <sherd/base/error.h>
+
+namespace sherd::tools {
+namespace {
+
+std::vector<OptionSpec> model_rows() {
+  std::vector<OptionSpec> rows;
+  for (const auto& row : option_specs()) {
+    if (row.group == std::string_view("Model") && !names_path(row)) {
+      rows.push_back(row);
+    }
+  }
+  return rows;
+}
+
+bool may_differ(std::string_view name, const TrainConfig& model) {
+  const bool rotary = model.model != "gpt";
+  return name == "dropout" ||
+      (rotary &&
+       (name == "seq" || name == "rope-theta" || name == "rope-scaling"));
+}
+
+}  // namespace
+
+TrainConfig model_options(const TrainConfig& config) {
+  TrainConfig options;
+  for (const auto& row : model_rows()) {
+    std::visit(
+        [&](auto member) { options.*member = config.*member; }, row.member);
+  }
+  return options;
+}
+
+TrainConfig with_sizes_of(
+    TrainConfig given, const TrainConfig& model, const std::string& where) {
+  using C = TrainConfig;
+  if (given.head_width * given.heads == given.width) {
+    given.head_width = 0;  // Says the same.
+  }
+  for (const auto size :
+       {&C::kv_heads, &C::intermediate, &C::head_width, &C::vocab}) {
+    given.*size = given.*size == 0 ? model.*size : given.*size;
+  }
+  for (const auto& row : model_rows()) {
+    const auto expected = text_of(row, model);
+    const auto found = text_of(row, given);
+    if (found != expected && !may_differ(row.name, model)) {
+      throw Error(
+          "--" + std::string(row.name) + ": expected " + expected +
+          ", as in the model of " + where + ", found " + found);
+    }
+  }
+  return given;
+}
+
+}  // namespace sherd::tools
