@@ -2,12 +2,17 @@
 #include "c10d_shm/backend.h"
 
 #include <algorithm>
+#include <exception>
+#include <random>
 #include <utility>
 #include "base/check.h"
 #include "c10d_shm/collective_operation.h"
 #include "c10d_shm/p2p_worker.h"
 #include "c10d_shm/shm_group.h"
 #include "c10d_shm/work.h"
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#endif
 
 namespace sherd::c10d_shm {
 namespace {
@@ -29,6 +34,26 @@ Status run_all(
   return {};
 }
 
+void run_abort_hooks(const HookTable<>& hooks) {
+  for (const std::exception_ptr& failure : hooks.run()) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const std::exception& error) {
+      TORCH_WARN("[c10d_shm] an abort hook failed: ", error.what());
+    } catch (...) {
+      TORCH_WARN("[c10d_shm] an abort hook failed");
+    }
+  }
+}
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+// Other processes have others: the same seed in all of them would not do.
+std::uint64_t random_id() {
+  std::random_device random;
+  return (std::uint64_t{random()} << 32U) | random();
+}
+#endif
+
 }  // namespace
 
 ShmBackend::ShmBackend(
@@ -36,7 +61,14 @@ ShmBackend::ShmBackend(
     int rank,
     int size,
     c10::intrusive_ptr<ShmBackendOptions> options)
-    : Backend(rank, size), options_(std::move(options)) {
+    : Backend(rank, size),
+      options_(std::move(options))
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+      ,
+      store_(store),
+      handle_{.global_rank = global_rank(), .id = random_id()}
+#endif
+{
   SHERD_CHECK(
       size >= 1 && rank >= 0 && rank < size,
       "[c10d_shm] expected a rank from 0 to ", size - 1, ", found ", rank);
@@ -44,17 +76,41 @@ ShmBackend::ShmBackend(
   SHERD_CHECK(
       names == 0 || names == static_cast<std::size_t>(size),
       "[c10d_shm] expected ", size, " global ranks, found ", names);
-  group_ = join_shm_group(store, rank, size, *options_);
+  init();
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  if (options_->enable_reconfigure) {
+    return;
+  }
+#endif
+  join(store, options_->timeout);
+}
+
+void ShmBackend::join(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    std::chrono::milliseconds timeout) {
+  group_ = join_shm_group(store, rank_, size_, *options_, timeout);
   queue_ =
       std::make_shared<WorkQueue>([g = group_] { g->communicator.abort(); });
-  p2p_ = std::make_shared<P2pWorker>(group_);
-  init();
+  p2p_ = std::make_shared<P2pWorker>(
+      group_, [hooks = abort_hooks_] { run_abort_hooks(*hooks); });
 }
 
 ShmBackend::~ShmBackend() {
-  if (group_ != nullptr) {
+  if (has_group()) {
     release_resources();
   }
+}
+
+void ShmBackend::expect_group() const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, has_group(),
+      "[c10d_shm] expected a group, found none: reconfigure() forms one");
+}
+
+std::uint64_t ShmBackend::global_rank() const {
+  const auto& names = options_->global_ranks_in_group;
+  const auto own = static_cast<std::size_t>(rank_);
+  return own < names.size() ? names[own] : own;
 }
 
 void ShmBackend::release_resources() {
@@ -69,7 +125,7 @@ void ShmBackend::release_resources() {
 }
 
 bool ShmBackend::single_copy() const {
-  return group_->communicator.single_copy();
+  return has_group() && group_->communicator.single_copy();
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
@@ -81,12 +137,19 @@ void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 void ShmBackend::shutdown() {
+  if (!has_group()) {
+    return;
+  }
   queue_->stop();
   p2p_->stop();
   group_->segment.peers().leave();
 }
 
 void ShmBackend::abort() {
+  run_abort_hooks(*abort_hooks_);
+  if (!has_group()) {
+    return;
+  }
   group_->communicator.abort();
   group_->segment.peers().give_up("it aborted the group");
   queue_->stop();
@@ -95,6 +158,7 @@ void ShmBackend::abort() {
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::issue(
     CollectiveOperation operation) {
+  expect_group();
   const auto timeout =
       operation.timeout.count() > 0 ? operation.timeout : options_->timeout;
   ++sequence_;
@@ -105,9 +169,19 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::issue(
           .title = operation.title,
           .inputs = std::move(operation.inputs),
           .outputs = std::move(operation.outputs),
-          .sequence = sequence_},
-      [group = group_, parts = std::move(operation.parts), timeout] {
-        return run_all(parts, group->communicator, timeout);
+          .sequence = sequence_,
+#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
+          .completion_hooks = completion_hooks_,
+#endif
+      },
+      [group = group_, parts = std::move(operation.parts), timeout,
+       hooks = abort_hooks_] {
+        Status outcome = run_all(parts, group->communicator, timeout);
+        // After calls that do not fit together the group goes on.
+        if (!outcome.ok() && outcome.code() != ErrorCode::kPeerMismatch) {
+          run_abort_hooks(*hooks);
+        }
+        return outcome;
       });
   queue_->issue(work, !operation.async);
   return work;
@@ -155,5 +229,50 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(
   }
   return part;
 }
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+c10d::ReconfigureHandle ShmBackend::get_reconfigure_handle() const {
+  return handle_.to_text();
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::reconfigure(
+    const c10d::ReconfigureOptions& opts) {
+  const auto handles = std::visit(
+      [](const auto& all) {
+        return std::vector<std::string>(all.begin(), all.end());
+      },
+      opts.handles);
+  const bool ordered =
+      std::holds_alternative<std::vector<std::string>>(opts.handles);
+  const GroupMembers members =
+      group_members(
+          handles, ordered ? MemberOrder::kAsGiven : MemberOrder::kByRank,
+          handle_)
+          .value();
+  SHERD_CHECK(
+      uuids_.insert(opts.uuid).second,
+      "[c10d_shm] reconfigure: expected a uuid that this backend has not had, "
+      "found ",
+      opts.uuid, " again");
+  if (has_group()) {
+    shutdown();
+    p2p_.reset();
+    queue_.reset();
+    group_.reset();
+  }
+  rank_ = members.rank;
+  size_ = static_cast<int>(members.global_ranks.size());
+  sequence_ = 0;
+  options_->global_ranks_in_group = members.global_ranks;
+  join(
+      c10::make_intrusive<c10d::PrefixStore>(
+          str("reconfigure/", opts.uuid), store_),
+      opts.timeout.value_or(options_->timeout));
+  auto done = c10::make_intrusive<ShmWork>(
+      WorkOptions{.rank = rank_, .title = "shm:reconfigure"}, nullptr);
+  done->complete_now();
+  return done;
+}
+#endif
 
 }  // namespace sherd::c10d_shm

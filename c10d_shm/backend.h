@@ -8,13 +8,18 @@
 // Thread rule: any thread; collectives from one at a time. docs/design/shm_backend.md
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include "c10d_shm/communicator/shm_communicator.h"
+#include "c10d_shm/group_members.h"
+#include "c10d_shm/hook_table.h"
+#include "c10d_shm/newer_c10d.h"
 
 namespace sherd::c10d_shm {
 
@@ -32,13 +37,20 @@ struct ShmBackendOptions final : c10d::Backend::Options {
   // As in ShmGroupOptions; what split() makes has them too.
   std::function<void(const std::function<void()>& block)> unlocked{};
   std::function<void(const c10::intrusive_ptr<c10d::Backend>&)> made{};
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  c10::intrusive_ptr<Options> clone() const override {
+    return c10::make_intrusive<ShmBackendOptions>(*this);
+  }
+#endif
 };
 
 class ShmBackend final : public c10d::Backend {
  public:
   // Collective: joins the ranks through `store`, which must hold no keys of an
   // earlier group. Throws sherd::Error, on every rank, where they cannot share
-  // memory.
+  // memory. Not collective with options.enable_reconfigure, where c10d has that:
+  // then it joins nobody before reconfigure().
   ShmBackend(
       const c10::intrusive_ptr<c10d::Store>& store,
       int rank,
@@ -130,6 +142,43 @@ class ShmBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> recvAnysource(
       std::vector<at::Tensor>& tensors, int tag) override;
 
+  // Called when the group ends with an error, on the thread that notices it, before
+  // the operation under way throws that; and by abort(). Hooks may be called again
+  // for the same failure.
+  HookTable<>& abort_hooks() { return *abort_hooks_; }
+
+#ifdef C10D_BACKEND_HAS_HOOKS
+  void registerAbortHook(std::int64_t id, c10d::AbortHook hook) override {
+    abort_hooks_->set(id, std::move(hook));
+  }
+  void unregisterAbortHook(std::int64_t id) override {
+    abort_hooks_->remove(id);
+  }
+#endif
+#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
+  bool supportsAbortHooks() const override { return true; }
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(
+      std::int64_t id, c10d::CompletionHook hook) override {
+    completion_hooks_->set(id, std::move(hook));
+  }
+  void unregisterCompletionHook(std::int64_t id) override {
+    completion_hooks_->remove(id);
+  }
+#endif
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  bool supportsReconfigure() const override { return true; }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override;
+  // Collective over the members that opts.handles names, each of which has made
+  // its backend with a store that leads to the same keys: leaves the group that
+  // this backend was in, whose other ranks then find that it has left, and forms
+  // one with the members. Returns when all have joined. Throws, and leaves the
+  // present group as it is, where opts cannot be right; where members do not come
+  // in time, it throws too and has no group, so the next call may try again.
+  c10::intrusive_ptr<c10d::Work> reconfigure(
+      const c10d::ReconfigureOptions& opts) override;
+#endif
+
   bool supportsSplitting() const override { return true; }
   // A backend for these ranks of this group; null on the others.
   c10::intrusive_ptr<Backend> split(
@@ -139,6 +188,13 @@ class ShmBackend final : public c10d::Backend {
 
  private:
   struct CollectiveOperation;
+  // Collective: forms the group of rank_ and size_ through `store`.
+  void join(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      std::chrono::milliseconds timeout);
+  bool has_group() const { return group_ != nullptr; }
+  void expect_group() const;
+  std::uint64_t global_rank() const;
   c10::intrusive_ptr<c10d::Work> issue(CollectiveOperation operation);
   // With the timeout of c10d's `opts`, and waited for at once unless asyncOp.
   template <typename Opts>
@@ -152,6 +208,17 @@ class ShmBackend final : public c10d::Backend {
   std::shared_ptr<WorkQueue> queue_;
   std::shared_ptr<P2pWorker> p2p_;
   std::uint64_t sequence_ = 0;
+  const std::shared_ptr<HookTable<>> abort_hooks_ =
+      std::make_shared<HookTable<>>();
+#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
+  const std::shared_ptr<CompletionHooks> completion_hooks_ =
+      std::make_shared<CompletionHooks>();
+#endif
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const MemberHandle handle_;
+  std::set<std::int64_t> uuids_;  // Of the groups that this one has been in.
+#endif
 };
 
 }  // namespace sherd::c10d_shm

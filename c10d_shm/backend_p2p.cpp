@@ -21,6 +21,7 @@ int checked_peer(int peer, int own, int ranks, const char* name) {
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::send(
     std::vector<at::Tensor>& tensors, int destination, int tag) {
+  expect_group();
   const auto& tensor = single_element(tensors, "send");
   const auto input = TensorBytes::input(tensor);
   const auto work = c10::make_intrusive<ShmWork>(
@@ -29,7 +30,11 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::send(
           .type = c10d::OpType::SEND,
           .title = "shm:send",
           .inputs = tensors,
-          .outputs = tensors},
+          .outputs = tensors,
+#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
+          .completion_hooks = completion_hooks_,
+#endif
+      },
       // Only to keep the bytes.
       [input] { return Status(); });
   p2p_->send(
@@ -44,6 +49,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::send(
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::receive(
     c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag) {
+  expect_group();
   const auto& tensor = single_element(tensors, "recv");
   // Both ways: a message may be shorter, and what it does not fill stays.
   const auto output = TensorBytes::in_place(tensor);
@@ -51,9 +57,14 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::receive(
       WorkOptions{
           .rank = rank_,
           .type = type,
-          .title = "shm:recv",
-          .inputs = {},
-          .outputs = tensors},
+          .title =
+              type == c10d::OpType::RECV ? "shm:recv" : "shm:recvAnySource",
+          .inputs = tensors,
+          .outputs = tensors,
+#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
+          .completion_hooks = completion_hooks_,
+#endif
+      },
       nullptr);
   p2p_->receive(
       {.peer = source,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <thread>
 #include <gmock/gmock.h>
@@ -59,7 +60,10 @@ TEST(ShmFailure, EveryRankNamesTheDeadOneWithinASecond) {
 TEST(ShmFailure, ARankThatDiesAmongCopiesIsNamed) {
   const auto report = run_backend_ranks(
       3,
-      {.communicator = {.single_copy_bytes_min = 1, .sum_alone_bytes_max = 0}},
+      {.communicator =
+           {.single_copy_bytes_min = 1,
+            .single_copy_sum_bytes_min = 1,
+            .sum_alone_bytes_max = 0}},
       [&](BackendRank& ranked, Rank& self) {
         if (ranked.rank() == 2) {
           // Dies while the others copy from it, or soon after.
@@ -163,6 +167,57 @@ TEST(ShmFailure, DifferentCallsAreAnErrorOnEveryRank) {
         "barrier() of rank 1");
     all_reduce(ranked, 10);
   }));
+}
+
+// Before the call throws; not for a call that the group survives.
+TEST(ShmFailure, AbortHooksRunWhenTheGroupEnds) {
+  const auto report = run_backend_ranks(
+      2, {},
+      [](BackendRank& ranked, Rank& self) {
+        int calls = 0;
+        ranked.shm().abort_hooks().set(1, [&] { ++calls; });
+        const std::int64_t size = 10 + ranked.rank();
+        EXPECT_NE(error_of([&] { all_reduce(ranked, size); }), "no error");
+        all_reduce(ranked, 10);
+        EXPECT_EQ(calls, 0);
+        if (ranked.rank() == 1) {
+          self.reach("here");
+        }
+        EXPECT_NE(
+            error_of([&] {
+              for (;;) {
+                all_reduce(ranked, 10);
+              }
+            }),
+            "no error");
+        EXPECT_EQ(calls, 1);
+        ranked.shm().abort();
+        EXPECT_EQ(calls, 2);
+        ranked.shm().abort_hooks().remove(1);
+      },
+      {.strikes = {{.child = 1, .point = "here", .signal = SIGKILL}}});
+  EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
+}
+
+TEST(ShmFailure, AbortHooksRunWhenAMessageFindsThatItsSenderDied) {
+  const auto report = run_backend_ranks(
+      2, {},
+      [](BackendRank& ranked, Rank& self) {
+        std::atomic<int> calls{0};
+        ranked.shm().abort_hooks().set(1, [&] { ++calls; });
+        all_reduce(ranked, 10);
+        if (ranked.rank() == 1) {
+          self.reach("here");
+        }
+        std::vector<torch::Tensor> tensor = {torch::ones({10})};
+        EXPECT_THAT(
+            error_of([&] { ranked.shm().recv(tensor, 1, 0)->wait(); }),
+            HasSubstr("rank 1 has died"));
+        EXPECT_EQ(calls, 1);
+        ranked.shm().abort_hooks().remove(1);
+      },
+      {.strikes = {{.child = 1, .point = "here", .signal = SIGKILL}}});
+  EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
 }
 
 TEST(ShmFailure, ClosingWithWorkUnderWayEndsItOnEveryRank) {

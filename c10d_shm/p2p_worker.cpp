@@ -15,17 +15,27 @@ constexpr Duration kIdle = std::chrono::milliseconds(500);
 
 }  // namespace
 
-P2pWorker::P2pWorker(std::shared_ptr<ShmGroup> group)
+P2pWorker::P2pWorker(
+    std::shared_ptr<ShmGroup> group, std::function<void()> aborted)
     : group_(std::move(group)),
+      aborted_(std::move(aborted)),
       channel_(
           group_->p2p_memory(),
           group_->segment.peers(),
           group_->clock,
           {.single_copy = group_->communicator.single_copy()}) {}
 
+// A message may also fail by itself, because it does not fit its receiver.
+void P2pWorker::complete(const WorkPtr& work, const Status& outcome) {
+  if (!outcome.ok() && !group_->segment.peers().check().ok()) {
+    aborted_();
+  }
+  work->complete(exception_of(outcome));
+}
+
 void P2pWorker::send(P2pMessage message, const WorkPtr& work) {
-  message.done = [work](const Status& outcome, int /*source*/) {
-    work->complete(exception_of(outcome));
+  message.done = [this, work](const Status& outcome, int /*source*/) {
+    complete(work, outcome);
   };
   std::unique_lock lock(mutex_);
   start();
@@ -36,16 +46,18 @@ void P2pWorker::send(P2pMessage message, const WorkPtr& work) {
 
 void P2pWorker::receive(
     P2pMessage message, const WorkPtr& work, std::function<void()> received) {
-  message.done = [work, received = std::move(received)](
+  message.done = [this, work, received = std::move(received)](
                      const Status& outcome, int source) {
     work->source_ = source;
-    std::exception_ptr failure = exception_of(outcome);
-    if (!failure) {
-      try {
-        received();
-      } catch (...) {
-        failure = std::current_exception();
-      }
+    if (!outcome.ok()) {
+      complete(work, outcome);
+      return;
+    }
+    std::exception_ptr failure;
+    try {
+      received();
+    } catch (...) {
+      failure = std::current_exception();
     }
     work->complete(failure);
   };

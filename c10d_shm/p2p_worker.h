@@ -4,6 +4,7 @@
 // started with the first message. Thread rule: any thread.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -16,7 +17,8 @@ struct ShmGroup;
 
 class P2pWorker : public std::enable_shared_from_this<P2pWorker> {
  public:
-  explicit P2pWorker(std::shared_ptr<ShmGroup> group);
+  // `aborted` is called when a message fails because the group has ended.
+  P2pWorker(std::shared_ptr<ShmGroup> group, std::function<void()> aborted);
 
   // Completes `work` when the message has arrived, or may be forgotten by its
   // sender. `received` is called before, when a message has arrived; what it
@@ -30,11 +32,13 @@ class P2pWorker : public std::enable_shared_from_this<P2pWorker> {
   void stop();
 
  private:
+  void complete(const WorkPtr& work, const Status& outcome);
   void start();
   void serve();
   void complete_ended(std::unique_lock<std::mutex>& lock);
 
   const std::shared_ptr<ShmGroup> group_;
+  const std::function<void()> aborted_;
   std::mutex mutex_;
   P2pChannel channel_;
   bool stopped_ = false;

@@ -10,6 +10,7 @@
 #include <c10/util/Half.h>
 #include "base/bfloat16.h"
 #include "base/check.h"
+#include "c10d_shm/float_sum.h"
 
 namespace sherd::c10d_shm {
 namespace {
@@ -181,14 +182,29 @@ ReduceKernel plain() {
   return fold_with<T, Combine>(kAsItIs, kAsItIs);
 }
 
-// The one that training lives on.
+// `inputs` as arrays of T, without memory of their own where there are few.
+template <typename T, typename Function>
+void with_typed(Inputs inputs, const Function& function) {
+  constexpr std::size_t kFew = 8;
+  std::array<const T*, kFew> few;
+  std::vector<const T*> many(inputs.size() > kFew ? inputs.size() : 0);
+  const std::span<const T*> typed =
+      many.empty() ? std::span(few).first(inputs.size()) : std::span(many);
+  std::transform(inputs.begin(), inputs.end(), typed.begin(), at<T>);
+  function(std::span<const T* const>(typed));
+}
+
+// The ones that training lives on.
 void sum_of_bfloat16(Inputs inputs, std::size_t elements, std::byte* out) {
-  std::vector<const std::uint16_t*> numbers;
-  numbers.reserve(inputs.size());
-  for (const auto* input : inputs) {
-    numbers.push_back(at<std::uint16_t>(input));
-  }
-  sum_bfloat16(numbers, elements, reinterpret_cast<std::uint16_t*>(out));
+  with_typed<std::uint16_t>(inputs, [&](auto numbers) {
+    sum_bfloat16(numbers, elements, reinterpret_cast<std::uint16_t*>(out));
+  });
+}
+
+void sum_of_floats(Inputs inputs, std::size_t elements, std::byte* out) {
+  with_typed<float>(inputs, [&](auto numbers) {
+    sum_floats(numbers, elements, reinterpret_cast<float*>(out));
+  });
 }
 
 [[noreturn]] void refuse(Op::RedOpType op, c10::ScalarType dtype) {
@@ -204,6 +220,8 @@ ReduceKernel numbers(
     case Op::SUM:
       if constexpr (std::is_same_v<T, c10::BFloat16>) {
         return sum_of_bfloat16;
+      } else if constexpr (std::is_same_v<T, float>) {
+        return sum_of_floats;
       } else {
         return plain<T, Add>();
       }

@@ -34,7 +34,8 @@ std::shared_ptr<ShmGroup> join_shm_group(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
     int ranks,
-    const ShmBackendOptions& options) {
+    const ShmBackendOptions& options,
+    std::chrono::milliseconds timeout) {
   const SteadyClock clock;
   JoinAttemptStore attempts(store, rank, clock);
   shm::SegmentJoinOptions join;
@@ -46,13 +47,13 @@ std::shared_ptr<ShmGroup> join_shm_group(
   join.key = JoinAttemptStore::kKey;
   join.store = attempts.strings();
   join.segment.bytes = bytes_for(ranks, options.communicator);
-  join.deadline = options.timeout;
+  join.deadline = timeout;
   auto group = std::make_shared<ShmGroup>(
       shm::join_segment(join, clock).value(), options.communicator);
   if (rank == 0 && ranks > 1) {
     attempts.end();
   }
-  group->communicator.open(options.timeout).throw_if_failed();
+  group->communicator.open(timeout).throw_if_failed();
   return group;
 }
 

@@ -4,6 +4,7 @@
 // that makes it. Thread rule: that of its members.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include "base/clock.h"
@@ -23,11 +24,13 @@ struct ShmGroup {
   Bytes p2p_memory() const;
 };
 
-// Collective over `ranks` ranks, of which `options` are the same. Throws sherd::Error.
+// Collective over `ranks` ranks, of which `options` are the same; all join within `timeout`.
+// Throws sherd::Error.
 std::shared_ptr<ShmGroup> join_shm_group(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
     int ranks,
-    const ShmBackendOptions& options);
+    const ShmBackendOptions& options,
+    std::chrono::milliseconds timeout);
 
 }  // namespace sherd::c10d_shm

@@ -41,7 +41,9 @@ inline std::vector<ShmCommunicatorOptions> all_transfer_paths() {
       {.single_copy = false,
        .buffer_bytes = kSmall,
        .sum_alone_bytes_max = 512},
-      {.single_copy_bytes_min = 1, .sum_alone_bytes_max = 0}};
+      {.single_copy_bytes_min = 1,
+       .single_copy_sum_bytes_min = 1,
+       .sum_alone_bytes_max = 0}};
 }
 
 class BackendRank {

@@ -42,9 +42,13 @@ ShmWork::ShmWork(WorkOptions options, std::function<Status()> run)
           std::optional<std::vector<at::Tensor>>(std::move(options.inputs))),
       run_(std::move(run)),
       outputs_(std::move(options.outputs)),
-      sequence_(options.sequence),
-      future_(c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()))) {}
+      sequence_(options.sequence)
+#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
+      ,
+      completion_hooks_(std::move(options.completion_hooks))
+#endif
+{
+}
 
 bool ShmWork::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout) {
@@ -65,9 +69,48 @@ std::exception_ptr ShmWork::carry_out() {
 
 void ShmWork::complete(std::exception_ptr failure) {
   run_ = nullptr;  // Lets go of tensors that were only for it.
-  finish(failure);
-  if (failure) {
-    future_->setError(failure);
+#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
+  // Before somebody who waits goes on. What a hook throws has nowhere to go.
+  if (failure == nullptr && completion_hooks_ != nullptr) {
+    completion_hooks_->run(
+        {.completionKey = getCompletionKey(), .duration_ms = std::nullopt});
+  }
+#endif
+  finish(std::move(failure));
+  settle_future();
+}
+
+// The work is completed and the future made under one lock, so whoever comes
+// second finds both, and settles it.
+c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  bool completed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (future_ == nullptr) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()));
+    }
+    future = future_;
+    completed = completed_;
+  }
+  if (completed) {
+    settle_future();
+  }
+  return future;
+}
+
+void ShmWork::settle_future() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (future_ == nullptr || settled_) {
+      return;
+    }
+    settled_ = true;
+  }
+  // Callbacks run here, and may ask for anything.
+  if (exception_) {
+    future_->setError(exception_);
   } else {
     future_->markCompleted(c10::IValue(outputs_));
   }
@@ -86,6 +129,9 @@ void WorkQueue::issue(const WorkPtr& work, bool at_once) {
         ::pthread_setname_np(::pthread_self(), "sherd-shm");
         self->serve();
       });
+    }
+    if (!at_once && runner_ == std::thread::id()) {
+      left_over_.notify_one();
     }
     if (!at_once) {
       changed_.notify_all();
@@ -114,6 +160,9 @@ void WorkQueue::carry_out(
   const std::exception_ptr failure = work->carry_out();
   lock.lock();
   runner_ = std::thread::id();
+  if (!queue_.empty()) {
+    left_over_.notify_one();
+  }
   changed_.notify_all();
   lock.unlock();
   work->complete(failure);
@@ -122,20 +171,21 @@ void WorkQueue::carry_out(
 }
 
 void WorkQueue::run_until_done(ShmWork& work) {
-  work_until([&] { return work.isCompleted(); });
+  work_until([&] { return work.isCompleted(); }, changed_);
 }
 
 void WorkQueue::serve() {
-  work_until([&] { return stopped_; });
+  work_until([&] { return stopped_; }, left_over_);
 }
 
-void WorkQueue::work_until(const std::function<bool()>& done) {
+void WorkQueue::work_until(
+    const std::function<bool()>& done, std::condition_variable& wakes) {
   std::unique_lock lock(mutex_);
   while (!done()) {
     if (const WorkPtr first = take()) {
       carry_out(lock, first);
     } else {
-      changed_.wait(lock);
+      wakes.wait(lock);
     }
   }
 }
@@ -148,6 +198,7 @@ void WorkQueue::stop() {
     stopped_ = true;
     left.swap(queue_);
     thread.swap(thread_);
+    left_over_.notify_all();
     changed_.notify_all();
     if (runner_ != std::thread::id()) {
       abort_();

@@ -18,6 +18,7 @@
 #include <vector>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include "base/status.h"
+#include "c10d_shm/newer_c10d.h"
 
 namespace sherd::c10d_shm {
 
@@ -41,6 +42,10 @@ struct WorkOptions {
   // What the future brings.
   std::vector<at::Tensor> outputs{};
   std::uint64_t sequence = 0;
+#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
+  // Hear of it when it has succeeded. May be null.
+  std::shared_ptr<CompletionHooks> completion_hooks{};
+#endif
 };
 
 class ShmWork final : public c10d::Work {
@@ -52,22 +57,32 @@ class ShmWork final : public c10d::Work {
   // operation goes on, and its tensors stay lent to it.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return future_;
-  }
+  // Made when somebody asks: few do, and it costs as much as a small collective.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   std::uint64_t getSequencenumber() const override { return sequence_; }
   int sourceRank() const override { return source_; }
+
+  // For one with nothing to run, which succeeds. Once.
+  void complete_now() { complete(nullptr); }
 
  private:
   friend class P2pWorker;
   friend class WorkQueue;
   std::exception_ptr carry_out();
   void complete(std::exception_ptr failure);
+  // Hands the outcome to the future, if there is one and it has none yet. After
+  // the work is completed.
+  void settle_future();
 
   std::function<Status()> run_;
   const std::vector<at::Tensor> outputs_;
   const std::uint64_t sequence_;
-  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+  // Guarded by Work::mutex_, as whether it has its outcome.
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  bool settled_ = false;
+#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
+  const std::shared_ptr<CompletionHooks> completion_hooks_;
+#endif
   int source_ = -1;  // Who sent what was received. Set before it is completed.
   std::weak_ptr<WorkQueue> queue_;  // Set before anybody else sees it.
 };
@@ -94,21 +109,27 @@ class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
 
  private:
   void serve();
-  // `done` is asked with mutex_ held.
-  void work_until(const std::function<bool()>& done);
+  // Carries out what it can until `done`, which is asked with mutex_ held.
+  // `wakes` is what the thread sleeps on meanwhile.
+  void work_until(
+      const std::function<bool()>& done, std::condition_variable& wakes);
   // Takes the first one out, unless one is being carried out or there is none.
   WorkPtr take();
   // Carries `work` out, with `lock` released meanwhile.
   void carry_out(std::unique_lock<std::mutex>& lock, const WorkPtr& work);
 
   const std::function<void()> abort_;
-  // Guards what follows. A thread sleeps on changed_ only after it has found,
-  // with mutex_ held, that what it waits for has not come and that it can take
-  // nothing out. Whoever changes either (the queue, runner_, stopped_, or that a
-  // work is completed) locks mutex_ afterwards and then notifies all, so the
-  // sleeper has either seen the change or is woken by it.
+  // Guards what follows. A thread sleeps only after it has found, with mutex_
+  // held, that what it waits for has not come and that it can take nothing out.
+  // Whoever changes either (the queue, runner_, stopped_, or that a work is
+  // completed) locks mutex_ afterwards and then notifies who may care, so the
+  // sleeper has either seen the change or is woken by it. Callers that wait sleep
+  // on changed_, and hear of everything. The queue's own thread sleeps on
+  // left_over_: it hears only when something can be taken out that no caller is
+  // about to take, and when the queue stops.
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::condition_variable left_over_;
   std::deque<WorkPtr> queue_;
   std::thread::id runner_{};  // Who carries one out; none: nobody does.
   bool stopped_ = false;

@@ -9,6 +9,7 @@
 #include <iostream>
 #include <thread>
 #include <gtest/gtest.h>
+#include "base/clock.h"
 
 namespace sherd::c10d_shm {
 namespace {
@@ -21,15 +22,26 @@ WorkPtr nothing_to_do() {
       [] { return Status(); });
 }
 
-// Two threads wait for each of `count` operations, beside the queue's own.
-void wait_for_each(int count) {
+struct WaitLimits {
+  int count;                    // Ends after so many operations,
+  std::chrono::seconds enough;  // or after so long, on a machine that is busy.
+  std::chrono::seconds lost{120};  // A single operation never takes this long.
+};
+
+// Two threads wait for each operation, beside the queue's own. Counts them.
+void wait_for_each(const WaitLimits& limits, std::atomic<int>& issued) {
   const auto queue = std::make_shared<WorkQueue>([] {});
+  const SteadyClock clock;
+  const Instant until = clock.now() + limits.enough;
   WorkPtr current;
-  std::atomic<int> issued{0};
+  std::atomic<bool> ended{false};
   std::array<std::atomic<int>, 2> waited{};
   const auto follow = [&](std::atomic<int>& done) {
-    for (int n = 1; n <= count; ++n) {
+    for (int n = 1;; ++n) {
       while (issued.load(std::memory_order_acquire) < n) {
+        if (ended.load(std::memory_order_acquire)) {
+          return;
+        }
         std::this_thread::yield();
       }
       current->wait();
@@ -38,7 +50,7 @@ void wait_for_each(int count) {
   };
   std::jthread first([&] { follow(waited[0]); });
   std::jthread second([&] { follow(waited[1]); });
-  for (int n = 1; n <= count; ++n) {
+  for (int n = 1; n <= limits.count && clock.now() < until; ++n) {
     current = nothing_to_do();
     queue->issue(current, /*at_once=*/n % 3 == 0);
     issued.store(n, std::memory_order_release);
@@ -48,23 +60,68 @@ void wait_for_each(int count) {
       }
     }
   }
+  ended.store(true, std::memory_order_release);
   queue->stop();
 }
 
 // A wait that nobody wakes would hold up the whole program, so that ends then.
-void wait_for_each_within(int count, std::chrono::seconds limit) {
-  auto all = std::async(std::launch::async, [&] { wait_for_each(count); });
-  if (all.wait_for(limit) != std::future_status::ready) {
-    std::cerr << "a wait has not returned within " << limit.count() << " s\n";
-    std::_Exit(1);
+void every_wait_returns(const WaitLimits& limits) {
+  std::atomic<int> issued{0};
+  auto all =
+      std::async(std::launch::async, [&] { wait_for_each(limits, issued); });
+  int seen = -1;
+  while (all.wait_for(limits.lost) != std::future_status::ready) {
+    const int now = issued.load();
+    if (now == seen) {
+      std::cerr << "wait " << now << " has not returned within "
+                << limits.lost.count() << " s\n";
+      std::_Exit(1);
+    }
+    seen = now;
   }
+  EXPECT_GT(issued.load(), 0);
 }
 
-TEST(WorkQueue, EveryWaitReturns) { wait_for_each_within(100'000, 120s); }
+TEST(WorkQueue, EveryWaitReturns) {
+  every_wait_returns({.count = 100'000, .enough = 10s});
+}
 
 // For `make soak`.
 TEST(WorkQueue, DISABLED_EveryOfTwoMillionWaitsReturns) {
-  wait_for_each_within(2'000'000, 1800s);
+  every_wait_returns({.count = 2'000'000, .enough = 1800s});
+}
+
+// Asked for before, after, or while the work is completed.
+TEST(ShmWork, AFutureHasTheOutcomeWheneverItIsAskedFor) {
+  for (int n = 0; n < 2'000; ++n) {
+    const WorkPtr work = nothing_to_do();
+    std::atomic<int> called{0};
+    const auto ask = [&] {
+      work->getFuture()->addCallback(
+          [&](c10::ivalue::Future&) { called.fetch_add(1); });
+    };
+    if (n % 2 == 0) {
+      ask();
+    }
+    {
+      std::jthread asking(ask);
+      work->complete_now();
+    }
+    ask();
+    EXPECT_TRUE(work->getFuture()->completed());
+    EXPECT_EQ(called.load(), n % 2 == 0 ? 3 : 2);
+  }
+}
+
+TEST(ShmWork, AFutureHasTheErrorToo) {
+  const auto queue = std::make_shared<WorkQueue>([] {});
+  const auto work = c10::make_intrusive<ShmWork>(
+      WorkOptions{.type = c10d::OpType::BARRIER, .title = "fails"},
+      [] { return Status(ErrorCode::kAborted, "as told"); });
+  queue->issue(work, /*at_once=*/true);
+  EXPECT_TRUE(work->getFuture()->hasError());
+  EXPECT_ANY_THROW(work->wait());
+  queue->stop();
 }
 
 // A waits for the second operation while the queue's thread is in a callback of

@@ -13,9 +13,11 @@ namespace {
 constexpr std::size_t kTextBytes = Announcements::kTextMax + 1;
 static_assert(kTextBytes % sizeof(std::uint64_t) == 0);
 
+constexpr std::size_t kDigestBytes = sizeof(std::uint64_t);
+
 std::size_t stride(int ranks) {
   const std::size_t used =
-      kTextBytes + 3 * index(ranks) * sizeof(std::uint64_t);
+      kDigestBytes + kTextBytes + 3 * index(ranks) * sizeof(std::uint64_t);
   return shm::round_up_to_lines(used);
 }
 
@@ -38,20 +40,36 @@ std::byte* Announcements::of(int rank) const {
   return memory_ + index(rank) * stride(ranks_);
 }
 
+std::uint64_t& Announcements::digest(int rank) const {
+  return *reinterpret_cast<std::uint64_t*>(of(rank));
+}
+
+bool Announcements::all_say_the_same() const {
+  const std::uint64_t first = digest(0);
+  for (int r = 1; r < ranks_; ++r) {
+    if (digest(r) != first) {
+      return false;
+    }
+  }
+  return first != 0;
+}
+
 void Announcements::set_text(int rank, std::string_view text) const {
   const std::size_t size = std::min(text.size(), kTextMax);
-  std::memcpy(of(rank), text.data(), size);
-  std::memset(of(rank) + size, 0, 1);
+  std::byte* const begin = of(rank) + kDigestBytes;
+  std::memcpy(begin, text.data(), size);
+  std::memset(begin + size, 0, 1);
 }
 
 std::string_view Announcements::text(int rank) const {
-  const auto* begin = reinterpret_cast<const char*>(of(rank));
+  const auto* begin = reinterpret_cast<const char*>(of(rank) + kDigestBytes);
   return {begin, ::strnlen(begin, kTextMax)};
 }
 
 std::span<std::uint64_t> Announcements::numbers(
     int rank, std::size_t which) const {
-  auto* first = reinterpret_cast<std::uint64_t*>(of(rank) + kTextBytes);
+  auto* first =
+      reinterpret_cast<std::uint64_t*>(of(rank) + kDigestBytes + kTextBytes);
   return {first + which * index(ranks_), index(ranks_)};
 }
 

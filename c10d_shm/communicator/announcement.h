@@ -3,8 +3,9 @@
 // The table in which each rank announces a collective before any bytes move: what it is called,
 // and for each other rank where this rank's bytes lie, how many they are, and for how many it has
 // room. Every rank reads the whole table, so either all refuse a call that does not fit together,
-// or none does. Refers to memory of a segment. Thread rule: one thread; ShmCommunicator orders
-// writing and reading.
+// or none does. In most calls all ranks say the same; then a digest of it is all that ranks read of
+// each other, a cache line instead of several. Refers to memory of a segment. Thread rule: one
+// thread; ShmCommunicator orders writing and reading.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,7 @@ class Announcements {
   Announcements(std::span<std::byte> memory, int ranks);
 
   // What is longer than kTextMax is cut.
-  static constexpr std::size_t kTextMax = 119;
+  static constexpr std::size_t kTextMax = 111;
   void set_text(int rank, std::string_view text) const;
   std::string_view text(int rank) const;
 
@@ -33,6 +34,14 @@ class Announcements {
   std::span<std::uint64_t> addresses(int rank) const;
   std::span<std::uint64_t> offered(int rank) const;
   std::span<std::uint64_t> wanted(int rank) const;
+
+  // 64 bits of all that `rank` says but for addresses, when a call fits together
+  // as soon as all say the same; else 0. Two calls that differ have the same
+  // digest once in 2^64.
+  std::uint64_t& digest(int rank) const;
+  // Whether every rank has the same digest, and not 0: then nothing is a
+  // mismatch, and largest() is what each of them finds in its own line.
+  bool all_say_the_same() const;
 
   // Empty when all ranks say the same, and each has room for exactly what the
   // others have for it; else one sentence, the same on every rank.

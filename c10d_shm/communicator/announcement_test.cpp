@@ -67,6 +67,20 @@ TEST_F(Announced, WhatARankHasForItselfIsItsOwnAffair) {
   EXPECT_EQ(all_.largest(), 8U);
 }
 
+// One that has no digest makes all ranks compare.
+TEST_F(Announced, DigestsCountOnlyWhereAllHaveTheSame) {
+  EXPECT_FALSE(all_.all_say_the_same());
+  for (int r = 0; r < kRanks; ++r) {
+    all_.digest(r) = 77;
+  }
+  EXPECT_TRUE(all_.all_say_the_same());
+  EXPECT_EQ(all_.mismatch(name), "");  // Nothing was overwritten.
+  for (const std::uint64_t other : {std::uint64_t{0}, std::uint64_t{78}}) {
+    all_.digest(1) = other;
+    EXPECT_FALSE(all_.all_say_the_same());
+  }
+}
+
 TEST_F(Announced, LongTextsAreCut) {
   const std::string text(500, 'x');
   all_.set_text(0, text);

@@ -36,6 +36,14 @@ class AllToAll {
     const Bytes source = arguments_.sources[own];
     copy_bytes(source.data(), arguments_.targets[own].data(), source.size());
   }
+  // Whether this rank's pieces have one size, as in an all-gather.
+  bool all_equal() const {
+    const std::size_t size = arguments_.sources[0].size();
+    const auto same = [&](Bytes piece) { return piece.size() == size; };
+    return std::all_of(
+               arguments_.sources.begin(), arguments_.sources.end(), same) &&
+        std::all_of(arguments_.targets.begin(), arguments_.targets.end(), same);
+  }
   std::byte* place(int source, int target) const {
     return communicator_.buffer(source) +
         (arguments_.one_source ? 0 : index(target) * round_bytes_);
@@ -101,7 +109,9 @@ Status AllToAll::run(const CollectiveCall& call) {
       largest = std::max({largest, wanted[r], arguments_.sources[r].size()});
     }
   }
-  Status outcome = communicator_.begin(call, arguments_.sources, wanted);
+  Status outcome = communicator_.begin(
+      call, arguments_.sources, wanted,
+      all_equal() ? PieceSizes::kFitWhenEqual : PieceSizes::kAny);
   if (!outcome.ok()) {
     return outcome;
   }
@@ -144,7 +154,7 @@ Status all_to_all(
 }
 
 Status barrier(ShmCommunicator& communicator, const CollectiveCall& call) {
-  Status outcome = communicator.begin(call, {}, {});
+  Status outcome = communicator.begin(call, {}, {}, PieceSizes::kFitWhenEqual);
   return outcome.ok() ? communicator.meet_and_compare() : outcome;
 }
 

@@ -5,7 +5,6 @@
 // nobody but its owner reads a slice, so the owner may overwrite that part of
 // every other rank's memory as soon as it has read it.
 #include <algorithm>
-#include <cstdint>
 #include <vector>
 #include "base/check.h"
 #include "c10d_shm/communicator/collectives.h"
@@ -17,6 +16,10 @@ namespace {
 // the second-level cache.
 constexpr std::size_t kBlockBytes = std::size_t{128} << 10;
 
+// What is folded at a time through the segment, so that results are copied there
+// from the first-level cache.
+constexpr std::size_t kCachedBytes = std::size_t{8} << 10;
+
 class Reduce {
  public:
   Reduce(ShmCommunicator& communicator, const ReduceArguments& arguments)
@@ -25,7 +28,8 @@ class Reduce {
         own_(index(communicator.rank())),
         round_bytes_(
             communicator.options().buffer_bytes / index(communicator.ranks()) /
-            shm::kCacheLine * shm::kCacheLine) {}
+            shm::kCacheLine * shm::kCacheLine),
+        inputs_(index(communicator.ranks())) {}
 
   Status run(const CollectiveCall& call);
 
@@ -33,27 +37,30 @@ class Reduce {
   // Where the result of the own slice goes on this rank; null: nowhere.
   std::byte* target() const;
   bool gets_results(int rank) const;
+  std::size_t bytes_in_all() const;
   bool alone() const;
+  bool directly() const;
   std::byte* place(int source, int slice) const {
     return communicator_.buffer(source) + index(slice) * round_bytes_;
   }
 
   void put(std::size_t offset) const;
-  void fold(std::size_t offset) const;
+  void fold(std::size_t offset);
+  void fold_part(std::size_t offset, std::size_t done, std::size_t bytes);
   void take(std::size_t offset) const;
-  Status finish_in_rounds() const;
+  Status finish_in_rounds();
 
   void put_all() const;
-  void fold_all() const;
+  void fold_all();
 
-  Status fold_block(
-      std::size_t offset, std::size_t bytes, std::vector<std::byte>& scratch);
+  Status fold_block(std::size_t offset, std::size_t bytes, std::byte* scratch);
   Status finish_directly();
 
   ShmCommunicator& communicator_;
   const ReduceArguments& arguments_;
   const std::size_t own_;
   const std::size_t round_bytes_;
+  std::vector<const std::byte*> inputs_;  // What is folded now, by rank.
 };
 
 std::byte* Reduce::target() const {
@@ -69,16 +76,25 @@ bool Reduce::gets_results(int rank) const {
        rank == arguments_.root);
 }
 
-// The same on all ranks whose slices fit together.
-bool Reduce::alone() const {
+std::size_t Reduce::bytes_in_all() const {
   std::size_t all = 0;
   for (const Bytes slice : arguments_.slices) {
     all += slice.size();
   }
+  return all;
+}
+
+// The same on all ranks whose slices fit together, as directly().
+bool Reduce::alone() const {
   return arguments_.recipients == ResultRecipients::kAll &&
-      all <= std::min(
-                 communicator_.options().sum_alone_bytes_max,
-                 communicator_.options().buffer_bytes);
+      bytes_in_all() <= std::min(
+                            communicator_.options().sum_alone_bytes_max,
+                            communicator_.options().buffer_bytes);
+}
+
+bool Reduce::directly() const {
+  return communicator_.single_copy() &&
+      bytes_in_all() >= communicator_.options().single_copy_sum_bytes_min;
 }
 
 // --- Through the segment, a part of every slice a round.
@@ -96,21 +112,30 @@ void Reduce::put(std::size_t offset) const {
 
 // What others shall get goes where nobody else puts anything: the place of the
 // own slice in the own buffer.
-void Reduce::fold(std::size_t offset) const {
+void Reduce::fold(std::size_t offset) {
   const Bytes slice = arguments_.slices[own_];
   if (offset >= slice.size()) {
     return;
   }
   const std::size_t bytes = std::min(round_bytes_, slice.size() - offset);
-  std::vector<const std::byte*> inputs;
-  for (int r = 0; r < communicator_.ranks(); ++r) {
-    inputs.push_back(
-        r == communicator_.rank() ? slice.data() + offset
-                                  : place(r, communicator_.rank()));
+  for (std::size_t done = 0; done < bytes; done += kCachedBytes) {
+    fold_part(offset, done, std::min(kCachedBytes, bytes - done));
   }
-  std::byte* const shared = place(communicator_.rank(), communicator_.rank());
-  std::byte* const out = target() == nullptr ? shared : target() + offset;
-  arguments_.kernel(inputs, bytes / arguments_.element_bytes, out);
+}
+
+// `done`: how much of this round's part of the slice is folded.
+void Reduce::fold_part(
+    std::size_t offset, std::size_t done, std::size_t bytes) {
+  for (int r = 0; r < communicator_.ranks(); ++r) {
+    inputs_[index(r)] = done +
+        (r == communicator_.rank() ? arguments_.slices[own_].data() + offset
+                                   : place(r, communicator_.rank()));
+  }
+  std::byte* const shared =
+      place(communicator_.rank(), communicator_.rank()) + done;
+  std::byte* const out =
+      target() == nullptr ? shared : target() + offset + done;
+  arguments_.kernel(inputs_, bytes / arguments_.element_bytes, out);
   if (arguments_.recipients != ResultRecipients::kOwner && out != shared) {
     copy_bytes(out, shared, bytes);
   }
@@ -131,7 +156,7 @@ void Reduce::take(std::size_t offset) const {
   }
 }
 
-Status Reduce::finish_in_rounds() const {
+Status Reduce::finish_in_rounds() {
   const std::size_t all =
       std::max(communicator_.largest_piece(), arguments_.slices[own_].size());
   for (std::size_t done = 0;; done += round_bytes_) {
@@ -163,18 +188,17 @@ void Reduce::put_all() const {
   }
 }
 
-void Reduce::fold_all() const {
+void Reduce::fold_all() {
   std::size_t offset = 0;
-  std::vector<const std::byte*> inputs(index(communicator_.ranks()));
   for (const Bytes slice : arguments_.slices) {
     for (int r = 0; r < communicator_.ranks(); ++r) {
-      inputs[index(r)] = r == communicator_.rank()
+      inputs_[index(r)] = r == communicator_.rank()
           ? slice.data()
           : communicator_.buffer(r) + offset;
     }
     if (!slice.empty()) {
       arguments_.kernel(
-          inputs, slice.size() / arguments_.element_bytes, slice.data());
+          inputs_, slice.size() / arguments_.element_bytes, slice.data());
     }
     offset += slice.size();
   }
@@ -183,13 +207,12 @@ void Reduce::fold_all() const {
 // --- From process to process.
 
 Status Reduce::fold_block(
-    std::size_t offset, std::size_t bytes, std::vector<std::byte>& scratch) {
-  std::vector<const std::byte*> inputs;
+    std::size_t offset, std::size_t bytes, std::byte* scratch) {
   for (int r = 0; r < communicator_.ranks(); ++r) {
-    std::byte* const block = scratch.data() + index(r) * kBlockBytes;
-    inputs.push_back(
-        r == communicator_.rank() ? arguments_.slices[own_].data() + offset
-                                  : block);
+    std::byte* const block = scratch + index(r) * kBlockBytes;
+    inputs_[index(r)] = r == communicator_.rank()
+        ? arguments_.slices[own_].data() + offset
+        : block;
     if (r != communicator_.rank()) {
       Status s =
           communicator_.read(r, communicator_.rank(), offset, {block, bytes});
@@ -198,10 +221,9 @@ Status Reduce::fold_block(
       }
     }
   }
-  std::byte* const out = target() == nullptr
-      ? scratch.data() + own_ * kBlockBytes
-      : target() + offset;
-  arguments_.kernel(inputs, bytes / arguments_.element_bytes, out);
+  std::byte* const out =
+      target() == nullptr ? scratch + own_ * kBlockBytes : target() + offset;
+  arguments_.kernel(inputs_, bytes / arguments_.element_bytes, out);
   for (int i = 1; i < communicator_.ranks(); ++i) {
     const int r = (communicator_.rank() + i) % communicator_.ranks();
     if (gets_results(r)) {
@@ -217,7 +239,8 @@ Status Reduce::fold_block(
 
 Status Reduce::finish_directly() {
   const std::size_t all = arguments_.slices[own_].size();
-  std::vector<std::byte> scratch(index(communicator_.ranks()) * kBlockBytes);
+  std::byte* const scratch =
+      communicator_.scratch(index(communicator_.ranks()) * kBlockBytes);
   for (std::size_t done = 0; done < all; done += kBlockBytes) {
     const Status s =
         fold_block(done, std::min(kBlockBytes, all - done), scratch);
@@ -237,21 +260,16 @@ Status Reduce::run(const CollectiveCall& call) {
            arguments_.target.size() == slices[own_].size()),
       "whole elements, and room for the result");
   const std::vector<std::size_t> wanted(slices.size(), slices[own_].size());
-  Status outcome = communicator_.begin(call, slices, wanted);
+  Status outcome =
+      communicator_.begin(call, slices, wanted, PieceSizes::kFitWhenEqual);
   if (!outcome.ok()) {
     return outcome;
   }
-  const std::size_t direct_from = communicator_.single_copy()
-      ? communicator_.options().single_copy_bytes_min
-      : SIZE_MAX;
-  std::size_t largest = 0;
-  for (const Bytes slice : slices) {
-    largest = std::max(largest, slice.size());
-  }
   const bool everybody_folds = alone();
+  const bool copies_directly = directly();
   if (everybody_folds) {
     put_all();
-  } else if (largest < direct_from) {
+  } else if (!copies_directly) {
     put(0);
   }
   outcome = communicator_.meet_and_compare();
@@ -262,7 +280,7 @@ Status Reduce::run(const CollectiveCall& call) {
     fold_all();
     return {};
   }
-  return largest >= direct_from ? finish_directly() : finish_in_rounds();
+  return copies_directly ? finish_directly() : finish_in_rounds();
 }
 
 }  // namespace

@@ -14,10 +14,10 @@
 namespace sherd::c10d_shm {
 namespace {
 
+using shm::test::kClock;
 using shm::test::Table;
 using Numbers = std::vector<std::uint32_t>;
 
-const SteadyClock kClock;
 const CollectiveCall kCall{
     .what = "the test", .deadline = std::chrono::seconds(30)};
 // Many rounds for a few hundred numbers.
@@ -160,6 +160,52 @@ TEST(SharedCollectives, AMismatchMovesNothingAndTheNextCallWorks) {
          .kernel = fold_in_order});
     EXPECT_EQ(outcome.code(), ErrorCode::kPeerMismatch);
     EXPECT_EQ(own, before);
+    EXPECT_TRUE(barrier(communicator, kCall).ok());
+  });
+}
+
+// The ranks whose own pieces all have one size find out as well.
+TEST(SharedCollectives, OneRaggedRankIsAMismatchOnEveryRank) {
+  on_communicators(3, [](ShmCommunicator& communicator) {
+    Numbers out = numbers(communicator.rank(), 0, 12);
+    Numbers in(12, 0);
+    std::vector<Bytes> sources;
+    std::vector<Bytes> targets;
+    for (std::size_t r = 0; r < 3; ++r) {
+      const std::size_t more =
+          communicator.rank() == 1 && r == 2 ? std::size_t{1} : 0;
+      sources.push_back(bytes_of(out).subspan(16 * r, 4 * (3 + more)));
+      targets.push_back(bytes_of(in).subspan(16 * r, 12));
+    }
+    for (const bool fits : {false, true}) {
+      sources[2] = fits ? sources[2].first(12) : sources[2];
+      const Status outcome = all_to_all(
+          communicator, kCall, {.sources = sources, .targets = targets});
+      EXPECT_EQ(outcome.ok(), fits);
+      if (!fits) {
+        EXPECT_EQ(outcome.code(), ErrorCode::kPeerMismatch);
+        EXPECT_EQ(in, Numbers(12, 0));
+      }
+    }
+    EXPECT_EQ(in[0], numbers(0, 0, 12)[4 * index(communicator.rank())]);
+  });
+}
+
+// What differs in nothing but words has another digest.
+TEST(SharedCollectives, AnotherCallOfTheSameSizeIsAMismatch) {
+  on_communicators(3, [](ShmCommunicator& communicator) {
+    Numbers own = numbers(communicator.rank(), 0, 5);
+    const std::vector<Bytes> slices(3, bytes_of(own));
+    const Status outcome = reduce(
+        communicator,
+        {.what = communicator.rank() == 1 ? "sum" : "product",
+         .deadline = kCall.deadline},
+        {.slices = slices,
+         .recipients = ResultRecipients::kAll,
+         .element_bytes = 4,
+         .kernel = fold_in_order});
+    EXPECT_EQ(outcome.code(), ErrorCode::kPeerMismatch);
+    EXPECT_THAT(outcome.message(), ::testing::HasSubstr("product"));
     EXPECT_TRUE(barrier(communicator, kCall).ok());
   });
 }

@@ -28,13 +28,13 @@ namespace {
 
 using namespace std::chrono_literals;
 using shm::test::ChildLink;
+using shm::test::kClock;
 using shm::test::Table;
 using ::testing::HasSubstr;
 
 using Number = std::uint32_t;
-using Numbers = std::span<Number>;
+using NumberSpan = std::span<Number>;
 
-const SteadyClock kClock;
 constexpr int kMoments = 50;
 constexpr int kLateRank = 1;
 constexpr Duration kPatience = 100ms;
@@ -54,7 +54,7 @@ class Lent {
   Lent(const Lent&) = delete;
   Lent& operator=(const Lent&) = delete;
 
-  Numbers numbers() const { return {static_cast<Number*>(base_), count_}; }
+  NumberSpan numbers() const { return {static_cast<Number*>(base_), count_}; }
   Bytes bytes(std::size_t from, std::size_t count) const {
     return std::as_writable_bytes(numbers().subspan(from, count));
   }
@@ -73,14 +73,14 @@ Number value(int rank, std::uint64_t call, std::size_t i) {
   return static_cast<Number>(call * 977 + i * 3 + static_cast<unsigned>(rank));
 }
 
-void fill(Numbers numbers, int rank, std::uint64_t call) {
+void fill(NumberSpan numbers, int rank, std::uint64_t call) {
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     numbers[i] = value(rank, call, i);
   }
 }
 
 // The sum of both ranks from element `from` on.
-bool is_sum(Numbers numbers, std::uint64_t call, std::size_t from) {
+bool is_sum(NumberSpan numbers, std::uint64_t call, std::size_t from) {
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     if (numbers[i] != value(0, call, from + i) + value(1, call, from + i)) {
       return false;
@@ -136,7 +136,7 @@ class Calls {
     const std::size_t mine = static_cast<std::size_t>(own_) * half;
     const std::vector<Bytes> slices = {
         lent.bytes(0, half), lent.bytes(half, half)};
-    const Numbers target = Numbers(target_).first(half);
+    const NumberSpan target = NumberSpan(target_).first(half);
     Status outcome = reduce(
         communicator_, {.what = "reduce", .deadline = kPatience},
         {.slices = slices,
@@ -158,7 +158,7 @@ class Calls {
   Status gathered(std::uint64_t call, std::size_t count) {
     const std::vector<Bytes> sources(2, lent.bytes(0, count));
     std::vector<Bytes> targets(2, lent.bytes(0, count));
-    const Numbers target = Numbers(target_).first(count);
+    const NumberSpan target = NumberSpan(target_).first(count);
     targets[static_cast<std::size_t>(1 - own_)] =
         std::as_writable_bytes(target);
     Status outcome = all_to_all(
@@ -308,7 +308,8 @@ void collectives_fail_on_both(const ShmCommunicatorOptions& options) {
 TEST(LateRank, CollectivesThatCopyDirectlyFailOnBoth) {
   collectives_fail_on_both(
       {.buffer_bytes = std::size_t{64} << 10,
-       .single_copy_bytes_min = std::size_t{64} << 10});
+       .single_copy_bytes_min = std::size_t{64} << 10,
+       .single_copy_sum_bytes_min = std::size_t{64} << 10});
 }
 
 TEST(LateRank, CollectivesThroughTheSegmentFailOnBoth) {

@@ -12,11 +12,10 @@ namespace sherd::c10d_shm {
 namespace {
 
 using namespace std::chrono_literals;
+using shm::test::kClock;
 using shm::test::Table;
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-const SteadyClock kClock;
 
 // Rank 0 lends memory, rank 1 copies; both are this process.
 class PeerMemoryTest : public ::testing::Test {

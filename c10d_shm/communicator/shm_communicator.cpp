@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 #include "base/check.h"
+#include "base/hash.h"
 #include "c10d_shm/communicator/single_copy.h"
 #include "shm/segment.h"
 #include "shm/waiter.h"
@@ -94,7 +95,8 @@ std::byte* ShmCommunicator::buffer(int rank) const {
 Status ShmCommunicator::begin(
     const CollectiveCall& call,
     std::span<const Bytes> offered,
-    std::span<const std::size_t> wanted) {
+    std::span<const std::size_t> wanted,
+    PieceSizes piece_sizes) {
   if (!failure_.ok()) {
     return failure_;
   }
@@ -116,7 +118,22 @@ Status ShmCommunicator::begin(
     sizes[r] = offered.empty() ? 0 : offered[r].size();
     room[r] = wanted.empty() ? 0 : wanted[r];
   }
+  all.digest(rank()) = digest_of(all, piece_sizes);
   return {};
+}
+
+// The digest of what this rank has announced; 1 stands for 0, which means none.
+std::uint64_t ShmCommunicator::digest_of(
+    const Announcements& all, PieceSizes sizes) const {
+  if (sizes == PieceSizes::kAny) {
+    return 0;
+  }
+  Hash64 hash;
+  hash.add(all.text(rank()));
+  for (const std::uint64_t bytes : all.offered(rank())) {
+    hash.add(bytes);
+  }
+  return std::max<std::uint64_t>(hash.value(), 1);
 }
 
 Status ShmCommunicator::meet() {
@@ -137,11 +154,35 @@ Status ShmCommunicator::meet_and_compare() {
   if (Status failed = meet(); !failed.ok()) {
     return failed;
   }
-  std::string sentence =
-      announcements().mismatch([&](int r) { return peers_->name(r); });
+  const Announcements all = announcements();
+  all_said_the_same_ = all.all_say_the_same();
+  if (all_said_the_same_) {
+    return {};
+  }
+  std::string sentence = all.mismatch([&](int r) { return peers_->name(r); });
   return sentence.empty()
       ? Status()
       : Status(ErrorCode::kPeerMismatch, std::move(sentence));
+}
+
+// Where all offer the same, no other rank's line has to be read again.
+std::size_t ShmCommunicator::largest_piece() const {
+  const Announcements all = announcements();
+  if (!all_said_the_same_) {
+    return all.largest();
+  }
+  const auto offered = all.offered(rank());
+  return ranks() == 1 ? 0 : *std::max_element(offered.begin(), offered.end());
+}
+
+std::byte* ShmCommunicator::scratch(std::size_t bytes) {
+  if (bytes > scratch_bytes_) {
+    scratch_ =
+        std::make_unique_for_overwrite<std::byte[]>(bytes + shm::kCacheLine);
+    scratch_bytes_ = bytes;
+  }
+  const auto begin = reinterpret_cast<std::uintptr_t>(scratch_.get());
+  return scratch_.get() + (shm::kCacheLine - begin % shm::kCacheLine);
 }
 
 void ShmCommunicator::abort() { shm::Counter(aborted_).post(1); }

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,9 @@ struct ShmCommunicatorOptions {
   std::size_t buffer_bytes = std::size_t{1} << 20;
   // Pieces from here on are copied directly: each page costs a lookup.
   std::size_t single_copy_bytes_min = std::size_t{256} << 10;
+  // The same for what a rank brings to a reduction in all, which goes back and
+  // forth: up to here it goes through the segment.
+  std::size_t single_copy_sum_bytes_min = (std::size_t{1} << 20) + 1;
   // An all-reduce up to here is summed by every rank on its own: more work, one
   // meeting less.
   std::size_t sum_alone_bytes_max = std::size_t{128} << 10;
@@ -49,6 +53,10 @@ struct CollectiveCall {
   // How long one rank may keep the others waiting.
   Duration deadline = std::chrono::seconds(60);
 };
+
+// When the pieces of a call fit together: whatever ranks offer, as a comparison
+// of each with each finds; or as soon as all ranks offer the same sizes.
+enum class PieceSizes { kAny, kFitWhenEqual };
 
 class ShmCommunicator {
  public:
@@ -78,7 +86,8 @@ class ShmCommunicator {
   Status begin(
       const CollectiveCall& call,
       std::span<const Bytes> offered,
-      std::span<const std::size_t> wanted);
+      std::span<const std::size_t> wanted,
+      PieceSizes sizes = PieceSizes::kAny);
   // meet(), then compares the announcements: kPeerMismatch on every rank, and the
   // next collective may follow, when they do not fit together.
   Status meet_and_compare();
@@ -88,10 +97,14 @@ class ShmCommunicator {
   void next_round() { ++round_; }
 
   // REQUIRES: meet_and_compare() of this collective was ok, no other has begun.
-  std::size_t largest_piece() const { return announcements().largest(); }
+  std::size_t largest_piece() const;
 
   // This round's buffer of `rank`.
   std::byte* buffer(int rank) const;
+  // Memory of this rank alone, kept from call to call, since new pages would
+  // cost more than a small call. Aligned to kCacheLine; each call may overwrite
+  // or replace what an earlier one got.
+  std::byte* scratch(std::size_t bytes);
 
   // What `rank` announced for `piece_of`, from `offset` on. After a failure the
   // group has ended. REQUIRES: as largest_piece().
@@ -112,6 +125,7 @@ class ShmCommunicator {
 
  private:
   Announcements announcements() const;
+  std::uint64_t digest_of(const Announcements& all, PieceSizes sizes) const;
   std::uint64_t address(int rank, int piece_of, std::size_t offset) const;
   Status meet_first(Duration deadline);
   Status probe(Duration deadline, bool& allowed);
@@ -130,6 +144,9 @@ class ShmCommunicator {
   std::uint64_t calls_ = 0;
   std::uint64_t round_ = 0;
   Duration deadline_{0};
+  bool all_said_the_same_ = false;  // In this collective.
+  std::unique_ptr<std::byte[]> scratch_;
+  std::size_t scratch_bytes_ = 0;
   std::array<char, Announcements::kTextMax + 1> what_{};
   Status failure_;
   shm::CounterCell aborted_{};  // In this process only.

@@ -27,6 +27,9 @@ struct ShmGroupOptions {
   // Copies from process to process where the kernel allows it; false: through
   // the segment only.
   bool single_copy = true;
+  // The backend joins nobody before its reconfigure(). From PyTorch 2.14 on; with
+  // older ones make_shm_backend() throws.
+  bool enable_reconfigure = false;
   // For a program with a lock of its own that callbacks of works need, such as
   // Python's. A backend that is dropped ends its work and joins its threads:
   // `unlocked` runs that, `block`, once, without the lock, or not at all in a

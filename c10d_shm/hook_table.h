@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Callbacks that users of a backend register under numbers of their own, as c10d's abort hooks and
+// completion hooks are. Thread rule: any thread. Hooks run without the table's lock, so they may
+// add and remove hooks; one that is removed while it runs elsewhere ends there.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace sherd::c10d_shm {
+
+template <typename... Arguments>
+class HookTable {
+ public:
+  using Hook = std::function<void(Arguments...)>;
+
+  // Replaces what `id` was.
+  void set(std::int64_t id, Hook hook) {
+    const std::lock_guard lock(mutex_);
+    hooks_[id] = std::move(hook);
+    empty_.store(false, std::memory_order_relaxed);
+  }
+
+  // Does nothing when there is none of that number.
+  void remove(std::int64_t id) {
+    const std::lock_guard lock(mutex_);
+    hooks_.erase(id);
+    empty_.store(hooks_.empty(), std::memory_order_relaxed);
+  }
+
+  // Calls all, in the order of their numbers, and returns what those threw: a
+  // hook that fails keeps neither the others nor the backend from going on.
+  std::vector<std::exception_ptr> run(Arguments... arguments) const {
+    std::vector<std::exception_ptr> failures;
+    for (const Hook& hook : registered()) {
+      try {
+        hook(arguments...);
+      } catch (...) {
+        failures.push_back(std::current_exception());
+      }
+    }
+    return failures;
+  }
+
+ private:
+  std::vector<Hook> registered() const {
+    std::vector<Hook> all;
+    // Relaxed: hooks are registered before the calls that they shall see, and the
+    // caller orders those.
+    if (empty_.load(std::memory_order_relaxed)) {
+      return all;
+    }
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, hook] : hooks_) {
+      all.push_back(hook);
+    }
+    return all;
+  }
+
+  mutable std::mutex mutex_;
+  std::atomic<bool> empty_{true};
+  std::map<std::int64_t, Hook> hooks_;
+};
+
+}  // namespace sherd::c10d_shm
