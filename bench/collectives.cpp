@@ -8,7 +8,7 @@
 namespace sherd::bench {
 namespace {
 
-constexpr const char* kMark = "bench: case ";
+constexpr const char* kCaseMark = "bench: case ";
 
 bool same_case(const CollectiveTimes& a, const CollectiveTimes& b) {
   return a.operation == b.operation && a.dtype == b.dtype && a.bytes == b.bytes;
@@ -51,7 +51,7 @@ std::string cell(const CollectiveTimes* times) {
 }  // namespace
 
 std::string line_of(const CollectiveTimes& times) {
-  std::string line = kMark + times.operation + " " + times.dtype + " " +
+  std::string line = kCaseMark + times.operation + " " + times.dtype + " " +
       std::to_string(times.bytes) + " " + times.contender;
   for (const double ms : times.round_ms) {
     line += format(" %.6f", ms);
@@ -60,10 +60,10 @@ std::string line_of(const CollectiveTimes& times) {
 }
 
 std::optional<CollectiveTimes> parse_times(const std::string& line) {
-  if (!line.starts_with(kMark)) {
+  if (!line.starts_with(kCaseMark)) {
     return std::nullopt;
   }
-  std::istringstream words(line.substr(std::string(kMark).size()));
+  std::istringstream words(line.substr(std::string(kCaseMark).size()));
   CollectiveTimes times;
   words >> times.operation >> times.dtype >> times.bytes >> times.contender;
   if (!words || times.bytes <= 0) {

@@ -21,9 +21,6 @@ using std::chrono::seconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kTick(5);
-constexpr std::size_t kShownBytesMax = 4000;
-// How long `sherd run` gives its ranks after SIGTERM.
-constexpr const char* kGraceSeconds = "5";
 
 [[noreturn]] void fail_as_system(const std::string& what) {
   throw Error(

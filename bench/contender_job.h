@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,6 +17,15 @@
 #include "bench/contender_protocol.h"
 
 namespace sherd::bench {
+
+// A busy machine may take this long to start every rank, to run a block, and to end.
+inline constexpr std::chrono::seconds kReadyDeadline(300);
+inline constexpr std::chrono::seconds kBlockDeadline(600);
+inline constexpr std::chrono::seconds kEndDeadline(60);
+// How long `sherd run` gives its ranks after SIGTERM.
+inline constexpr const char* kGraceSeconds = "5";
+// When a job fails, so much of what it has printed is shown.
+inline constexpr std::size_t kShownBytesMax = 4000;
 
 // Makes SIGINT, SIGTERM and SIGHUP readable instead of deadly while it lives,
 // and SIGPIPE harmless.

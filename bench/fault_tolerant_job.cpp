@@ -26,10 +26,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // Reading costs time that ranks could use; what is read has its own times.
-constexpr milliseconds kTick(50);
-constexpr std::size_t kShownBytesMax = 4000;
-// How long the launcher gives its ranks after SIGTERM.
-constexpr const char* kGraceSeconds = "5";
+constexpr milliseconds kLogTick(50);
 
 std::string text_of(const fs::path& path) {
   std::ifstream file(path);
@@ -219,7 +216,7 @@ void FaultTolerantJob::wait_until(
           "was waited for in vain: " + what + ", for " +
           std::to_string(deadline.count()) + " s");
     }
-    pause(std::chrono::duration<double>(kTick).count());
+    pause(std::chrono::duration<double>(kLogTick).count());
   }
 }
 
@@ -266,7 +263,7 @@ void FaultTolerantJob::end(std::chrono::seconds deadline) {
     if (steady_clock::now() > until) {
       fail("did not end in time");
     }
-    pause(std::chrono::duration<double>(kTick).count());
+    pause(std::chrono::duration<double>(kLogTick).count());
   }
   if (*exit_status_ != 0) {
     fail("ended with exit status " + std::to_string(*exit_status_));

@@ -17,9 +17,8 @@ constexpr seconds kStartDeadline(300);
 // The launcher waits for up to a minute before it starts a replica again.
 constexpr seconds kReturnDeadline(300);
 constexpr seconds kStepsDeadline(300);
-constexpr seconds kEndDeadline(60);
 // Every rank warms up with the first steps; the next ones say what is usual.
-constexpr int kFirstSteps = 3;
+constexpr int kWarmUpSteps = 3;
 constexpr int kUsualSteps = 10;
 // The number of steps without faults between two kills.
 constexpr int kQuietSteps = 6;
@@ -75,7 +74,7 @@ class FaultsRun {
   FaultsResult run() {
     const double begin_s = monotonic_s();
     progress_("starting");
-    wait_for_steps(0.0, kFirstSteps, kStartDeadline);
+    wait_for_steps(0.0, kWarmUpSteps, kStartDeadline);
     quiet_since_s_ = monotonic_s();
     wait_for_steps(quiet_since_s_, kUsualSteps, kStepsDeadline);
     std::vector<double> usual;

@@ -10,13 +10,8 @@
 namespace sherd::bench {
 namespace {
 
-using std::chrono::seconds;
-
-constexpr seconds kReadyDeadline(300);
-constexpr seconds kBlockDeadline(600);
-constexpr seconds kEndDeadline(60);
 // Before anything is timed: caches and allocators warm up.
-constexpr int kFirstSteps = 6;
+constexpr int kUntimedSteps = 6;
 
 ContenderJobSpec plain_setup(
     const FaultsConfig& config, const StepPrograms& programs) {
@@ -58,8 +53,8 @@ class CostMeasurement {
   // One after the other: who waits is not to be taken for one that hangs.
   void warm_up() {
     plain_.wait_until_ready(kReadyDeadline);
-    plain_.run(kFirstSteps, kBlockDeadline);
-    take_steps(kFirstSteps);
+    plain_.run(kUntimedSteps, kBlockDeadline);
+    take_steps(kUntimedSteps);
   }
 
   void run_round(CostResult& result) {

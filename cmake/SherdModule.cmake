@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # sherd_add_module(NAME SOURCES ... [TESTS ...] [TEST_DEPS ...] DEPS ...
-#     [TORCH [TEST_PARTS n]])
+#     [TORCH [TEST_PARTS n]] [CONTROL])
 #   Library sherd_NAME from explicit sources, and one test binary NAME_test from
 #   all TESTS. A *_test.cpp in the folder that is listed nowhere fails configure.
+#   CONTROL: its code decides and talks, and never touches the bytes of tensors.
 # sherd_add_benchmark(NAME SOURCES ... DEPS ... [TORCH])
 #   A google/benchmark binary NAME. Built with everything else, so that it cannot
 #   rot, but run by hand: its figures mean nothing on a busy machine. Target
 #   `benchmarks` builds them all.
-# sherd_add_test(NAME SOURCES ... DEPS ... [TORCH [PARTS n]] [LABELS ...] [TIMEOUT s])
+# sherd_add_test(NAME SOURCES ... DEPS ... [TORCH [PARTS n]] [LABELS ...] [TIMEOUT s]
+#     [WITHOUT ...])
 #   A test binary; each of its GoogleTest suites is one ctest entry NAME.Suite.
-#   Entries that expect peers to notice within a time, seconds mostly, count as
-#   two of those that run at a time: label `failure`, and suites with such names.
+#   Entries that expect peers to notice within a time, seconds mostly, take turns,
+#   see sherd_take_turns(): label `failure`, and suites with such names.
 #   Loading LibTorch takes longer than most suites, so with TORCH all other suites
 #   share n entries NAME.1ofn, NAME.2ofn, ...; suites of files that skip stay
-#   apart, because an entry in which one test skips counts as skipped.
+#   apart, because an entry in which one test skips counts as skipped. WITHOUT:
+#   patterns of tests that other entries of the program run.
 # sherd_add_fuzzer(NAME SOURCES ... DEPS ...)
 #   A fuzz target: with SHERD_FUZZ a libFuzzer program, else one with a plain
 #   main. Either way a ctest entry of a few random inputs.
@@ -32,6 +35,12 @@ function(sherd_set_flags target)
     endif()
     target_link_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE})
   endif()
+endfunction()
+
+# For code in which no user would notice more than -O1, which compiles in two thirds to
+# nine tenths of the time of -O3.
+function(sherd_optimise_less target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
 # sherd_use_precompiled(TARGET NAME HEADERS ... [DEPS ...])
@@ -73,7 +82,8 @@ function(sherd_check_all_tests_built)
 endfunction()
 
 function(sherd_add_test name)
-  cmake_parse_arguments(ARG "TORCH" "TIMEOUT;PARTS" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(
+    ARG "TORCH" "TIMEOUT;PARTS" "SOURCES;DEPS;LABELS;WITHOUT" ${ARGN})
   if(NOT SHERD_TESTS)
     return()
   endif()
@@ -84,8 +94,7 @@ function(sherd_add_test name)
   if(ARG_TORCH)
     target_link_libraries(${name} PRIVATE sherd_torch)
     sherd_use_torch_pch(${name})
-    # Nothing of a test's own code needs more than -O1.
-    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+    sherd_optimise_less(${name})
     # Fewer together where files of more than a batch use the same names.
     set(batch 8)
     if(name MATCHES "^(fsdp|numerics|multiproc|failure|ddp_ranks)_test$")
@@ -94,6 +103,8 @@ function(sherd_add_test name)
     sherd_compile_together(${name} ${batch})
   else()
     sherd_use_precompiled(${name} test DEPS GTest::gmock HEADERS <gmock/gmock.h>)
+    sherd_optimise_less(${name})
+    sherd_compile_together(${name} 8)
   endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   if(NOT ARG_TIMEOUT)
@@ -121,15 +132,17 @@ function(sherd_add_test name)
   set(others)
   foreach(suite ${suites})
     set(filter "${suite}.*:*/${suite}.*:${suite}/*")
-    set(processors 1)
+    set(waits OFF)
     if("failure" IN_LIST ARG_LABELS OR suite MATCHES "Failure|Kill|Stop|Watch")
-      set(processors 2)
+      set(waits ON)
     endif()
-    if(ARG_TORCH AND processors EQUAL 1 AND NOT suite IN_LIST skipping)
+    if(ARG_TORCH AND NOT waits AND NOT suite IN_LIST skipping)
       list(APPEND others ${filter})
     else()
       sherd_add_test_entry(${name}.${suite} ${name} ${filter})
-      set_tests_properties(${name}.${suite} PROPERTIES PROCESSORS ${processors})
+    endif()
+    if(waits)
+      sherd_take_turns(${name}.${suite})
     endif()
   endforeach()
   if(NOT others)
@@ -139,6 +152,10 @@ function(sherd_add_test name)
     set(ARG_PARTS 1)
   endif()
   list(JOIN others ":" filter)
+  if(ARG_WITHOUT)
+    list(JOIN ARG_WITHOUT ":" without)
+    string(APPEND filter "-${without}")
+  endif()
   foreach(part RANGE 1 ${ARG_PARTS})
     set(entry ${name}.${part}of${ARG_PARTS})
     math(EXPR index "${part} - 1")
@@ -146,6 +163,18 @@ function(sherd_add_test name)
     # Long ones start first, so that they do not end last.
     set_tests_properties(${entry} PROPERTIES COST ${ARG_PARTS} ENVIRONMENT
       "GTEST_TOTAL_SHARDS=${ARG_PARTS};GTEST_SHARD_INDEX=${index}")
+  endforeach()
+endfunction()
+
+# These entries wait for most of their time. One for each core runs at a time, and
+# from the start, beside entries that compute: after those, cores would be idle.
+function(sherd_take_turns)
+  cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
+  foreach(entry ${ARGN})
+    get_property(number GLOBAL PROPERTY sherd_waiting_entries)
+    math(EXPR turn "(0${number} + 1) % ${cores}")
+    set_property(GLOBAL PROPERTY sherd_waiting_entries ${turn})
+    set_tests_properties(${entry} PROPERTIES RESOURCE_LOCK waits_${turn} COST 200)
   endforeach()
 endfunction()
 
@@ -178,12 +207,15 @@ function(sherd_add_fuzzer name)
 endfunction()
 
 function(sherd_add_module name)
-  cmake_parse_arguments(ARG "TORCH" "TEST_PARTS" "SOURCES;DEPS;TESTS;TEST_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;CONTROL" "TEST_PARTS" "SOURCES;DEPS;TESTS;TEST_DEPS" ${ARGN})
   set(target sherd_${name})
   if(ARG_SOURCES)
     add_library(${target} STATIC ${ARG_SOURCES})
     set(scope PUBLIC)
     sherd_set_flags(${target})
+    if(ARG_CONTROL)
+      sherd_optimise_less(${target})
+    endif()
   else()
     add_library(${target} INTERFACE)
     set(scope INTERFACE)
@@ -194,8 +226,10 @@ function(sherd_add_module name)
     target_link_libraries(${target} ${scope} sherd_torch)
     if(ARG_SOURCES)
       sherd_use_torch_module_pch(${target})
-      sherd_compile_together(${target} 4)
+      sherd_compile_together(${target} 8)
     endif()
+  elseif(ARG_SOURCES)
+    sherd_compile_together(${target} 8)
   endif()
   sherd_check_all_tests_built(${ARG_TESTS})
   if(ARG_TESTS AND SHERD_TESTS)

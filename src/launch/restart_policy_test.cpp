@@ -22,7 +22,7 @@ constexpr Instant kStart = hours(7);
 GroupRankExit exited(int group, int rank, int code) {
   return {group, {.rank = rank, .exit_code = code}};
 }
-GroupRankExit killed(int group, int rank, int signal = SIGKILL) {
+GroupRankExit killed_in(int group, int rank, int signal = SIGKILL) {
   return {group, {.rank = rank, .signal = signal}};
 }
 
@@ -67,7 +67,7 @@ RestartPolicy three_of_two() { return begun({.replicas = 3, .ranks = 2}); }
 
 // Both ranks of the group end as killed.
 GroupActions lose(RestartPolicy& policy, int group, Instant now) {
-  return policy.ranks_ended({killed(group, 0), killed(group, 1)}, now);
+  return policy.ranks_ended({killed_in(group, 0), killed_in(group, 1)}, now);
 }
 GroupActions finish(RestartPolicy& policy, int group, Instant now = kStart) {
   return policy.ranks_ended({exited(group, 0, 0), exited(group, 1, 0)}, now);
@@ -91,13 +91,13 @@ TEST(RestartPolicy, StartsAllAndIsOverWhenAllAreDone) {
 
 TEST(RestartPolicy, ALostRankEndsItsReplicaAloneWhichStartsAgainAtOnce) {
   RestartPolicy policy = three_of_two();
-  const auto ending = policy.ranks_ended({killed(1, 1)}, kStart);
+  const auto ending = policy.ranks_ended({killed_in(1, 1)}, kStart);
   EXPECT_EQ(words_of(ending), "signal 1: 15");
   EXPECT_EQ(policy.deadline(), kStart + milliseconds(200));
   EXPECT_EQ(
       words_of(policy.time_passed(kStart + milliseconds(200))), "signal 1: 9");
   const auto again =
-      policy.ranks_ended({killed(1, 0)}, kStart + milliseconds(210));
+      policy.ranks_ended({killed_in(1, 0)}, kStart + milliseconds(210));
   EXPECT_EQ(words_of(again), "start 1 as 1");
   EXPECT_THAT(
       reasons_of(again),
@@ -200,7 +200,7 @@ TEST(RestartPolicy, AFirstStartThatFailsIsNotTriedAgainALaterOneIs) {
   policy.start_failed(0, 126, "not executable", kStart);
   EXPECT_FALSE(policy.deadline());
   EXPECT_EQ(
-      words_of(policy.ranks_ended({killed(1, 0)}, kStart)), "start 1 as 1");
+      words_of(policy.ranks_ended({killed_in(1, 0)}, kStart)), "start 1 as 1");
   const auto later = policy.start_failed(1, 1, "no memory", kStart);
   EXPECT_EQ(policy.deadline(), kStart + seconds(1));
   EXPECT_THAT(
@@ -218,7 +218,7 @@ TEST(RestartPolicy, AWrongCommandLineIsNotTriedAgain) {
   EXPECT_EQ(words_of(wrong), "");
   EXPECT_THAT(reasons_of(wrong), HasSubstr("which is wrong usage"));
   // Who ran before had a right one.
-  policy.ranks_ended({killed(1, 0)}, kStart);
+  policy.ranks_ended({killed_in(1, 0)}, kStart);
   policy.ranks_ended({exited(1, 0, 2)}, kStart);
   EXPECT_TRUE(policy.deadline());
   policy.time_passed(*policy.deadline());
@@ -237,9 +237,10 @@ TEST(RestartPolicy, AStopSignalEndsAllStartsNothingAndSetsTheStatus) {
   EXPECT_EQ(words_of(actions), "signal 0: 15; signal 1: 15");
   EXPECT_EQ(policy.deadline(), kStart + seconds(30));
   EXPECT_EQ(words_of(finish(policy, 0)), "");
-  EXPECT_EQ(words_of(policy.ranks_ended({killed(1, 0, SIGTERM)}, kStart)), "");
+  EXPECT_EQ(
+      words_of(policy.ranks_ended({killed_in(1, 0, SIGTERM)}, kStart)), "");
   EXPECT_EQ(words_of(policy.time_passed(kStart + seconds(30))), "signal 1: 9");
-  policy.ranks_ended({killed(1, 1)}, kStart + seconds(30));
+  policy.ranks_ended({killed_in(1, 1)}, kStart + seconds(30));
   EXPECT_TRUE(policy.finished());
   EXPECT_EQ(policy.exit_status(), 128 + SIGTERM);
 }
@@ -288,12 +289,12 @@ TEST(RestartPolicy, ADrainedReplicaThatIsKilledStaysAwayToo) {
 
 TEST(RestartPolicy, AdmittingForgetsEarlierFailures) {
   RestartPolicy policy = begun({.replicas = 2, .ranks = 1, .restarts_max = 1});
-  policy.ranks_ended({killed(0, 0)}, kStart);
-  policy.ranks_ended({killed(0, 0)}, kStart);
+  policy.ranks_ended({killed_in(0, 0)}, kStart);
+  policy.ranks_ended({killed_in(0, 0)}, kStart);
   EXPECT_FALSE(policy.deadline());
   EXPECT_EQ(words_of(policy.admit(0, kStart).value()), "start 0 as 0");
   EXPECT_EQ(
-      words_of(policy.ranks_ended({killed(0, 0)}, kStart)), "start 0 as 0");
+      words_of(policy.ranks_ended({killed_in(0, 0)}, kStart)), "start 0 as 0");
 }
 
 TEST(RestartPolicy, ReplicasThatThereAreNotAreRefusedByNumber) {
@@ -344,7 +345,8 @@ TEST(RestartPolicy, SparesEndWhenTheReplicasHave) {
   RestartPolicy policy = begun({.replicas = 1, .spares = 1, .ranks = 2});
   EXPECT_EQ(words_of(finish(policy, 0)), "signal 1: 15");
   EXPECT_FALSE(policy.finished());
-  policy.ranks_ended({killed(1, 0, SIGTERM), killed(1, 1, SIGTERM)}, kStart);
+  policy.ranks_ended(
+      {killed_in(1, 0, SIGTERM), killed_in(1, 1, SIGTERM)}, kStart);
   EXPECT_TRUE(policy.finished());
   EXPECT_EQ(policy.exit_status(), 0);
 }

@@ -11,7 +11,7 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-constexpr Instant kStart = std::chrono::hours(7);
+constexpr Instant kLaunch = std::chrono::hours(7);
 
 RankExit exited(int rank, int code) {
   return {.rank = rank, .exit_code = code};
@@ -33,31 +33,31 @@ StopPolicy policy_of(int ranks) {
 
 TEST(StopPolicy, SuccessOfAllIsSuccessAndNeedsNoOrder) {
   StopPolicy policy = policy_of(2);
-  EXPECT_FALSE(policy.ranks_ended({exited(0, 0)}, kStart));
+  EXPECT_FALSE(policy.ranks_ended({exited(0, 0)}, kLaunch));
   EXPECT_FALSE(policy.finished());
   EXPECT_FALSE(policy.deadline());
-  EXPECT_FALSE(policy.ranks_ended({exited(1, 0)}, kStart));
+  EXPECT_FALSE(policy.ranks_ended({exited(1, 0)}, kLaunch));
   EXPECT_TRUE(policy.finished());
   EXPECT_EQ(policy.exit_status(), 0);
 }
 
 TEST(StopPolicy, FirstFailureEndsTheOthersThenKillsThem) {
   StopPolicy policy = policy_of(3);
-  const auto action = policy.ranks_ended({exited(2, 7)}, kStart);
+  const auto action = policy.ranks_ended({exited(2, 7)}, kLaunch);
   ASSERT_TRUE(action);
   EXPECT_EQ(action->signal, SIGTERM);
   EXPECT_EQ(action->to, SignalTarget::kGroups);
   EXPECT_THAT(action->reason, HasSubstr("rank 2 exited with code 7"));
 
-  ASSERT_EQ(policy.deadline(), kStart + milliseconds(1000));
-  EXPECT_FALSE(policy.time_passed(kStart + milliseconds(999)));
-  const auto kill = policy.time_passed(kStart + milliseconds(1000));
+  ASSERT_EQ(policy.deadline(), kLaunch + milliseconds(1000));
+  EXPECT_FALSE(policy.time_passed(kLaunch + milliseconds(999)));
+  const auto kill = policy.time_passed(kLaunch + milliseconds(1000));
   ASSERT_TRUE(kill);
   EXPECT_EQ(kill->signal, SIGKILL);
   EXPECT_THAT(kill->reason, HasSubstr("ranks still running: 2"));
 
   EXPECT_FALSE(
-      policy.ranks_ended({killed(0, SIGKILL), killed(1, SIGKILL)}, kStart));
+      policy.ranks_ended({killed(0, SIGKILL), killed(1, SIGKILL)}, kLaunch));
   EXPECT_TRUE(policy.finished());
   EXPECT_EQ(policy.exit_status(), 7);
   EXPECT_EQ(policy.first_failure()->rank, 2);
@@ -65,23 +65,23 @@ TEST(StopPolicy, FirstFailureEndsTheOthersThenKillsThem) {
 
 TEST(StopPolicy, AKilledRankGoesBeforeAnExitCodeNoticedAtTheSameMoment) {
   StopPolicy policy = policy_of(3);
-  policy.ranks_ended({exited(0, 1), killed(2, SIGKILL)}, kStart);
+  policy.ranks_ended({exited(0, 1), killed(2, SIGKILL)}, kLaunch);
   EXPECT_EQ(policy.first_failure()->rank, 2);
-  policy.ranks_ended({exited(1, 0)}, kStart);
+  policy.ranks_ended({exited(1, 0)}, kLaunch);
   EXPECT_EQ(policy.exit_status(), 128 + SIGKILL);
 }
 
 TEST(StopPolicy, ARankThatLostAnotherIsNotTheFirstToFail) {
   StopPolicy policy = policy_of(3);
   // It ends sooner than the one that it has lost, which gets time to say why.
-  EXPECT_FALSE(policy.ranks_ended({lost(1, 0)}, kStart));
-  EXPECT_EQ(policy.deadline(), kStart + milliseconds(500));
-  EXPECT_FALSE(policy.time_passed(kStart + milliseconds(499)));
-  const auto action = policy.ranks_ended({exited(0, 3)}, kStart);
+  EXPECT_FALSE(policy.ranks_ended({lost(1, 0)}, kLaunch));
+  EXPECT_EQ(policy.deadline(), kLaunch + milliseconds(500));
+  EXPECT_FALSE(policy.time_passed(kLaunch + milliseconds(499)));
+  const auto action = policy.ranks_ended({exited(0, 3)}, kLaunch);
   ASSERT_TRUE(action);
   EXPECT_EQ(action->signal, SIGTERM);
   EXPECT_THAT(action->reason, HasSubstr("rank 0 exited with code 3"));
-  EXPECT_FALSE(policy.ranks_ended({lost(2, 0)}, kStart));
+  EXPECT_FALSE(policy.ranks_ended({lost(2, 0)}, kLaunch));
   EXPECT_EQ(policy.first_failure()->rank, 0);
   EXPECT_EQ(policy.failures().size(), 3U);
   EXPECT_EQ(policy.exit_status(), 3);
@@ -89,66 +89,66 @@ TEST(StopPolicy, ARankThatLostAnotherIsNotTheFirstToFail) {
 
 TEST(StopPolicy, ALostRankThatGoesOnIsEnded) {
   StopPolicy policy = policy_of(2);
-  EXPECT_FALSE(policy.ranks_ended({lost(1, 0)}, kStart));
-  const auto end = policy.time_passed(kStart + milliseconds(500));
+  EXPECT_FALSE(policy.ranks_ended({lost(1, 0)}, kLaunch));
+  const auto end = policy.time_passed(kLaunch + milliseconds(500));
   ASSERT_TRUE(end);
   EXPECT_EQ(end->signal, SIGTERM);
-  EXPECT_EQ(policy.deadline(), kStart + milliseconds(1500));
-  policy.ranks_ended({killed(0, SIGTERM)}, kStart);
+  EXPECT_EQ(policy.deadline(), kLaunch + milliseconds(1500));
+  policy.ranks_ended({killed(0, SIGTERM)}, kLaunch);
   EXPECT_EQ(policy.first_failure()->rank, 1);
   EXPECT_EQ(policy.first_failure()->blames, 0);
 }
 
 TEST(StopPolicy, RanksThatBlameEachOtherAreTakenAsNoticed) {
   StopPolicy policy = policy_of(2);
-  EXPECT_FALSE(policy.ranks_ended({lost(1, 0)}, kStart));
-  EXPECT_FALSE(policy.ranks_ended({lost(0, 1)}, kStart));
+  EXPECT_FALSE(policy.ranks_ended({lost(1, 0)}, kLaunch));
+  EXPECT_FALSE(policy.ranks_ended({lost(0, 1)}, kLaunch));
   EXPECT_TRUE(policy.finished());
   EXPECT_EQ(policy.first_failure()->rank, 1);
 }
 
 TEST(StopPolicy, AStopSignalWhileACauseIsAwaitedIsPassedOn) {
   StopPolicy policy = policy_of(2);
-  policy.ranks_ended({lost(1, 0)}, kStart);
-  EXPECT_EQ(policy.signal_received(SIGINT, kStart)->signal, SIGINT);
-  EXPECT_EQ(policy.deadline(), kStart + milliseconds(30000));
+  policy.ranks_ended({lost(1, 0)}, kLaunch);
+  EXPECT_EQ(policy.signal_received(SIGINT, kLaunch)->signal, SIGINT);
+  EXPECT_EQ(policy.deadline(), kLaunch + milliseconds(30000));
 }
 
 TEST(StopPolicy, FailureOfTheLastRankNeedsNoOrder) {
   StopPolicy policy = policy_of(2);
-  policy.ranks_ended({exited(0, 0)}, kStart);
-  EXPECT_FALSE(policy.ranks_ended({exited(1, 3)}, kStart));
+  policy.ranks_ended({exited(0, 0)}, kLaunch);
+  EXPECT_FALSE(policy.ranks_ended({exited(1, 3)}, kLaunch));
   EXPECT_TRUE(policy.finished());
   EXPECT_FALSE(policy.deadline());
-  EXPECT_FALSE(policy.time_passed(kStart + std::chrono::hours(1)));
+  EXPECT_FALSE(policy.time_passed(kLaunch + std::chrono::hours(1)));
   EXPECT_EQ(policy.exit_status(), 3);
 }
 
 TEST(StopPolicy, UserSignalsArePassedOnToRanksAndChangeNothing) {
   StopPolicy policy = policy_of(1);
   for (const int signal : {SIGUSR1, SIGUSR2}) {
-    const auto action = policy.signal_received(signal, kStart);
+    const auto action = policy.signal_received(signal, kLaunch);
     ASSERT_TRUE(action);
     EXPECT_EQ(action->signal, signal);
     EXPECT_EQ(action->to, SignalTarget::kRanks);
   }
   EXPECT_FALSE(policy.deadline());
-  policy.ranks_ended({exited(0, 0)}, kStart);
+  policy.ranks_ended({exited(0, 0)}, kLaunch);
   EXPECT_EQ(policy.exit_status(), 0);
 }
 
 TEST(StopPolicy, StopSignalsArePassedOnAndSetTheStatus) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     StopPolicy policy = policy_of(3);
-    const auto action = policy.signal_received(signal, kStart);
+    const auto action = policy.signal_received(signal, kLaunch);
     ASSERT_TRUE(action);
     EXPECT_EQ(action->signal, signal);
     EXPECT_EQ(action->to, SignalTarget::kGroups);
-    EXPECT_EQ(policy.deadline(), kStart + milliseconds(30000));
+    EXPECT_EQ(policy.deadline(), kLaunch + milliseconds(30000));
     // One saves and exits 0, one dies, one says so in its exit code.
-    EXPECT_FALSE(policy.ranks_ended({exited(0, 0)}, kStart));
-    EXPECT_FALSE(policy.ranks_ended({killed(1, signal)}, kStart));
-    EXPECT_FALSE(policy.ranks_ended({exited(2, 128 + signal)}, kStart));
+    EXPECT_FALSE(policy.ranks_ended({exited(0, 0)}, kLaunch));
+    EXPECT_FALSE(policy.ranks_ended({killed(1, signal)}, kLaunch));
+    EXPECT_FALSE(policy.ranks_ended({exited(2, 128 + signal)}, kLaunch));
     EXPECT_TRUE(policy.finished());
     EXPECT_FALSE(policy.first_failure());
     EXPECT_EQ(policy.exit_status(), 128 + signal);
@@ -157,43 +157,44 @@ TEST(StopPolicy, StopSignalsArePassedOnAndSetTheStatus) {
 
 TEST(StopPolicy, FailureWhileStoppingIsKeptForTheReportOnly) {
   StopPolicy policy = policy_of(2);
-  policy.signal_received(SIGTERM, kStart);
-  EXPECT_FALSE(policy.ranks_ended({killed(1, SIGSEGV)}, kStart));
-  EXPECT_EQ(policy.deadline(), kStart + milliseconds(30000));
-  policy.ranks_ended({exited(0, 0)}, kStart);
+  policy.signal_received(SIGTERM, kLaunch);
+  EXPECT_FALSE(policy.ranks_ended({killed(1, SIGSEGV)}, kLaunch));
+  EXPECT_EQ(policy.deadline(), kLaunch + milliseconds(30000));
+  policy.ranks_ended({exited(0, 0)}, kLaunch);
   EXPECT_EQ(policy.first_failure()->rank, 1);
   EXPECT_EQ(policy.exit_status(), 128 + SIGTERM);
 }
 
 TEST(StopPolicy, SecondInterruptKills) {
   StopPolicy policy = policy_of(1);
-  policy.signal_received(SIGINT, kStart);
-  const auto kill = policy.signal_received(SIGINT, kStart);
+  policy.signal_received(SIGINT, kLaunch);
+  const auto kill = policy.signal_received(SIGINT, kLaunch);
   ASSERT_TRUE(kill);
   EXPECT_EQ(kill->signal, SIGKILL);
   EXPECT_EQ(kill->to, SignalTarget::kGroups);
-  EXPECT_FALSE(policy.signal_received(SIGINT, kStart));
-  policy.ranks_ended({killed(0, SIGKILL)}, kStart);
+  EXPECT_FALSE(policy.signal_received(SIGINT, kLaunch));
+  policy.ranks_ended({killed(0, SIGKILL)}, kLaunch);
   EXPECT_FALSE(policy.first_failure());
   EXPECT_EQ(policy.exit_status(), 128 + SIGINT);
 }
 
 TEST(StopPolicy, AnotherStopSignalIsPassedOnWithoutMoreTime) {
   StopPolicy policy = policy_of(1);
-  policy.signal_received(SIGINT, kStart);
-  const auto action = policy.signal_received(SIGTERM, kStart + milliseconds(5));
+  policy.signal_received(SIGINT, kLaunch);
+  const auto action =
+      policy.signal_received(SIGTERM, kLaunch + milliseconds(5));
   ASSERT_TRUE(action);
   EXPECT_EQ(action->signal, SIGTERM);
-  EXPECT_EQ(policy.deadline(), kStart + milliseconds(30000));
-  policy.ranks_ended({killed(0, SIGTERM)}, kStart);
+  EXPECT_EQ(policy.deadline(), kLaunch + milliseconds(30000));
+  policy.ranks_ended({killed(0, SIGTERM)}, kLaunch);
   EXPECT_EQ(policy.exit_status(), 128 + SIGINT);
 }
 
 TEST(StopPolicy, GivesUpOnARankThatOutlivesSigkill) {
   StopPolicy policy = policy_of(2);
-  policy.ranks_ended({exited(0, 1)}, kStart);
-  policy.time_passed(kStart + milliseconds(1000));
-  const Instant last = kStart + milliseconds(11000);
+  policy.ranks_ended({exited(0, 1)}, kLaunch);
+  policy.time_passed(kLaunch + milliseconds(1000));
+  const Instant last = kLaunch + milliseconds(11000);
   EXPECT_EQ(policy.deadline(), last);
   EXPECT_FALSE(policy.time_passed(last));
   EXPECT_TRUE(policy.finished());
@@ -203,8 +204,8 @@ TEST(StopPolicy, GivesUpOnARankThatOutlivesSigkill) {
 
 TEST(StopPolicy, SignalsAfterTheEndAreIgnored) {
   StopPolicy policy = policy_of(1);
-  policy.ranks_ended({exited(0, 0)}, kStart);
-  EXPECT_FALSE(policy.signal_received(SIGTERM, kStart));
+  policy.ranks_ended({exited(0, 0)}, kLaunch);
+  EXPECT_FALSE(policy.signal_received(SIGTERM, kLaunch));
   EXPECT_EQ(policy.exit_status(), 0);
 }
 

@@ -162,7 +162,7 @@ TEST(FrameReader, TakesNoMemoryForPromises) {
 
 TEST(FrameReader, NeverFailsOtherwiseThanByStatusOnRandomBytes) {
   const std::uint64_t seed = std::random_device()();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
   for (int round = 0; round < 2000; ++round) {
     std::string bytes = bytes_of(some_frames());

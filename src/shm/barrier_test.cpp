@@ -13,14 +13,13 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::ChildLink;
+using test::index;
+using test::kClock;
 using test::Table;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const SteadyClock kClock;
 constexpr std::size_t kCellBytes = 200;
-
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 Waiter waiter_of(Peers& peers) { return {peers, kClock, {.deadline = 30s}}; }
 

@@ -14,11 +14,9 @@ namespace sherd::shm {
 namespace {
 
 using namespace std::chrono_literals;
+using test::index;
+using test::kClock;
 using test::Table;
-
-const SteadyClock kClock;
-
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 TEST(Counter, StartsAtZeroAndOnlyGrows) {
   const Table table(1, 1, 0);

@@ -18,15 +18,13 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::ChildLink;
+using test::index;
+using test::kClock;
 using test::TestStore;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-const SteadyClock kClock;
-
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 SegmentJoinOptions options_of(int rank, int ranks, TestStore& store) {
   return {

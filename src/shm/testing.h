@@ -28,6 +28,11 @@ using sherd::test::ChildEnd;
 using sherd::test::ChildLink;
 using sherd::test::ChildrenOptions;
 using sherd::test::ChildrenReport;
+using sherd::test::run_children;
+
+inline const SteadyClock kClock;
+
+inline std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 // A segment made before its ranks: peers, `counters` counters, `bytes` bytes.
 struct Table {

@@ -2,17 +2,17 @@
 //
 // The built `sherd bench step` for a few steps. Nothing here looks at speed:
 // that the losses of the contenders agree is what it checks by itself.
-#include <sstream>
 #include <string>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
-#include "support/shell_command.h"
+#include "bench/bench_result.h"
 
 namespace sherd {
 namespace {
 
+using test::bench_result;
 using test::Outcome;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -22,23 +22,12 @@ Outcome bench(const std::string& arguments) {
       "'" SHERD_COMMAND "' bench step --work tiny --rounds-max 1 " + arguments);
 }
 
-// The last line.
-nlohmann::json result_of(const Outcome& outcome) {
-  EXPECT_EQ(outcome.exit_status, 0) << outcome.shown;
-  std::istringstream lines(outcome.shown);
-  std::string last;
-  for (std::string line; std::getline(lines, line);) {
-    last = line;
-  }
-  return nlohmann::json::parse(last, nullptr, /*allow_exceptions=*/false);
-}
-
 TEST(BenchRun, TwoRanksAreMeasuredInEveryStrategy) {
   for (const std::string strategy :
        {"full_shard", "shard_grad_op", "no_shard"}) {
     const auto outcome =
         bench("--ranks 2 --peers none --block-steps 2 --strategy " + strategy);
-    const auto json = result_of(outcome);
+    const auto json = bench_result(outcome);
     ASSERT_TRUE(json.is_object()) << outcome.shown;
     EXPECT_GT(json["bound_ms"], 0.0);
     EXPECT_GT(json["sherd_ratio"], 0.0);
@@ -52,7 +41,7 @@ TEST(BenchRun, TwoRanksAreMeasuredInEveryStrategy) {
 
 TEST(BenchRun, OneRankIsComparedWithPlainLibTorch) {
   const auto outcome = bench("--ranks 1 --block-steps 2 --json-only");
-  const auto json = result_of(outcome);
+  const auto json = bench_result(outcome);
   ASSERT_TRUE(json.is_object()) << outcome.shown;
   EXPECT_EQ(outcome.shown.find("to bound"), std::string::npos);
   EXPECT_EQ(json["ranks"], 1);
@@ -64,7 +53,7 @@ TEST(BenchRun, TheSameInBf16) {
     const auto outcome = bench(
         std::string("--peers none --block-steps 2 --dtype bf16 --ranks ") +
         ranks);
-    const auto json = result_of(outcome);
+    const auto json = bench_result(outcome);
     ASSERT_TRUE(json.is_object()) << outcome.shown;
     EXPECT_EQ(json["dtype"], "bf16");
     EXPECT_GT(json["sherd_ratio"], 0.0);

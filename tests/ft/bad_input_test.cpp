@@ -28,8 +28,6 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-constexpr Duration kGap = milliseconds(1800);
-
 Descriptor dial(int port) {
   Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};

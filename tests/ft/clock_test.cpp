@@ -16,8 +16,6 @@ namespace {
 using std::chrono::hours;
 using std::chrono::milliseconds;
 
-constexpr Duration kGap = milliseconds(1800);
-
 TEST(FaultsClock, F53AWallClockThatJumpsByAnHourChangesNothing) {
   Cluster cluster({.steps = 60});
   cluster.when_held(10, [&] { cluster.shift_wall_clock_of(1, hours(1)); });

@@ -28,6 +28,10 @@
 
 namespace sherd::ft::test {
 
+// When a replica is lost, nothing is committed for as long: detection, a new epoch, an all-reduce
+// and 100 ms, times five.
+inline constexpr Duration kGap = std::chrono::milliseconds(1800);
+
 struct ClusterOptions {
   int replicas = 3;
   int ranks = 1;

@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
 // Until it is back, and replicas have found it; five times.
-constexpr Duration kGap = milliseconds(5000);
+constexpr Duration kCoordinatorGap = milliseconds(5000);
 
 // Before, in and after the write: whichever it is, all see the same outcome and
 // nothing is computed again.
@@ -53,7 +53,8 @@ TEST(FaultsCoordinator, F23F24KilledAroundTheWriteNoStepIsLost) {
   }
   const auto outcome = cluster.run();
   // Who finds the next one later than the others follows in that step.
-  outcome.check({.survivors = {0, 1, 2}, .gap_max = kGap, .unused_max = 3});
+  outcome.check(
+      {.survivors = {0, 1, 2}, .gap_max = kCoordinatorGap, .unused_max = 3});
   EXPECT_EQ(outcome.history().term, 1U + kKills);
 }
 
@@ -75,7 +76,7 @@ TEST(FaultsCoordinator, F25ACommitThatOneHasHeardIsThatOfAll) {
     return std::string();
   });
   const auto outcome = cluster.run();
-  outcome.check({.survivors = {0, 1, 2}, .gap_max = kGap});
+  outcome.check({.survivors = {0, 1, 2}, .gap_max = kCoordinatorGap});
   EXPECT_EQ(outcome.history().term, 2U);
   EXPECT_EQ(outcome.members_at(10), 3);
 }
@@ -94,7 +95,7 @@ TEST(FaultsCoordinator, F28OneThatHasASuccessorDecidesNothingMore) {
   const auto outcome = cluster.run();
   outcome.check(
       {.survivors = {1, 2},
-       .gap_max = kGap,
+       .gap_max = kCoordinatorGap,
        .says = {"the log belongs to term 2"}});
   EXPECT_EQ(outcome.history().term, 2U);
 }
@@ -114,7 +115,9 @@ TEST(FaultsCoordinator, F29WithAnEmptyLogNothingIsCommittedOrLost) {
   });
   const auto outcome = cluster.run();
   outcome.check(
-      {.survivors = {0, 1, 2}, .gap_max = kGap, .says = {"is of run"}});
+      {.survivors = {0, 1, 2},
+       .gap_max = kCoordinatorGap,
+       .says = {"is of run"}});
   for (const auto& record : records_of(log + ".empty")) {
     EXPECT_FALSE(std::holds_alternative<EpochRecord>(record));
     EXPECT_FALSE(std::holds_alternative<CommitRecord>(record));
@@ -148,7 +151,7 @@ TEST(FaultsCoordinator, F69ItAndBothNeighboursAreBackAndThereIsOneBranch) {
     return std::string();
   });
   const auto outcome = cluster.run();
-  outcome.check({.survivors = {1}, .gap_max = kGap});
+  outcome.check({.survivors = {1}, .gap_max = kCoordinatorGap});
   EXPECT_EQ(outcome.rollbacks(), 0);
 }
 

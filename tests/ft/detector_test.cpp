@@ -22,9 +22,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Detection, a new epoch, an all-reduce and 100 ms, times five.
-constexpr Duration kGap = std::chrono::milliseconds(1800);
-
 // Who holds the same has the same bits, from this step on.
 void expect_agreement(const Outcome& outcome, std::int64_t from) {
   std::map<std::pair<int, StateId>, std::uint64_t> hashes;

@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr Duration kGap = milliseconds(1250 + 1800);
+constexpr Duration kHangGap = kGap + milliseconds(1250);
 
 ClusterOptions of_two_ranks() {
   ClusterOptions options;
@@ -42,7 +42,7 @@ TEST(FaultsHang, F18OfARankThatStandsInReduceTheAgentIsNamed) {
   const auto outcome = cluster.run();
   outcome.check(
       {.survivors = {0, 2},
-       .gap_max = kGap,
+       .gap_max = kHangGap,
        .says = {
            "replica 1: it hangs: one of its agents has said nothing for",
            "; rank 1 has an agent that has said nothing for"}});
@@ -59,7 +59,7 @@ TEST(FaultsHang, F21TheReportNamesTheRankThatComputesAndWhoWaitsForWhichUnit) {
   // Phases that are shorter than a beat are taken to be as long, at most.
   outcome.check(
       {.survivors = {0, 2},
-       .gap_max = kGap + 10 * kHeartbeatInterval,
+       .gap_max = kHangGap + 10 * kHeartbeatInterval,
        .says = {
            "replica 1: it hangs: it has been computing for",
            "; rank 1 has been computing for",
@@ -81,7 +81,7 @@ TEST(FaultsHang, F21OnlyTheThreadThatReportsIsEvictedForSilence) {
   const auto outcome = cluster.run();
   outcome.check(
       {.survivors = {0, 2},
-       .gap_max = kGap,
+       .gap_max = kHangGap,
        .says = {"replica 1: nothing was heard for"}});
   EXPECT_EQ(outcome.members_at(outcome.steps), 3);
 }
@@ -102,7 +102,7 @@ TEST(FaultsHang, AnAgentThatIsBusyForLongerThanTheDeadAreSilentIsNotEvicted) {
   cluster.order_at(
       {.replica = 1, .point = "reducing", .step = 10}, "sleep 1600");
   const auto outcome = cluster.run();
-  outcome.check({.survivors = {0, 1, 2}, .gap_max = kGap});
+  outcome.check({.survivors = {0, 1, 2}, .gap_max = kHangGap});
   EXPECT_EQ(outcome.epochs(), 1);
 }
 
@@ -117,7 +117,7 @@ TEST(FaultsHang, AnAgentThatStandsForGoodIsEvictedAndComesBackWhenItWakes) {
   const auto outcome = cluster.run();
   outcome.check(
       {.survivors = {0, 2},
-       .gap_max = kGap,
+       .gap_max = kHangGap,
        .says = {
            "replica 1: it hangs: one of its agents has said nothing for",
            "; rank 0 has an agent that has said nothing for"}});
@@ -151,7 +151,7 @@ TEST(FaultsHang, F32AmongFourTheRingGoesRoundALinkThatDropsOneDirection) {
   const auto outcome = cluster.run();
   outcome.check(
       {.survivors = {0, 2, 3},
-       .gap_max = kGap,
+       .gap_max = kHangGap,
        .says = {
            "replica 1: it hangs: it has been reducing for",
            "the link from replica 0 to replica 1 is dead: "}});

@@ -18,8 +18,6 @@ using sherd::test::Direction;
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-constexpr Duration kGap = milliseconds(1800);
-
 ClusterOptions with_restarts() {
   ClusterOptions options;
   options.restarts = true;

@@ -15,10 +15,6 @@ namespace sherd::ft::test {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-// Detection, a new epoch, an all-reduce and 100 ms, times five.
-constexpr Duration kGap = milliseconds(1800);
 
 struct Kill {
   const char* id;
@@ -218,7 +214,7 @@ TEST(FaultsKilled, F15BelowTheMinimumNothingIsCommittedUntilOneIsBack) {
   const auto outcome = cluster.run();
   outcome.check(
       {.survivors = {0, 2},
-       .gap_max = options.restart_after + seconds(2),
+       .gap_max = options.restart_after + std::chrono::seconds(2),
        .replicas_min = 3});
   EXPECT_GE(outcome.longest_gap({0, 2}), options.restart_after);
 }
@@ -309,7 +305,7 @@ TEST(FaultsKilled, F10SiblingsEndByThemselvesInTime) {
     const auto outcome = cluster.run();
     outcome.check({.survivors = {0, 2}, .gap_max = kGap});
     for (const auto* life : outcome.lives_of(1)) {
-      EXPECT_LT(life->ended_at - outcome.struck_at, seconds(2));
+      EXPECT_LT(life->ended_at - outcome.struck_at, std::chrono::seconds(2));
       EXPECT_NE(life->exit_code, 0);
     }
   }

@@ -14,8 +14,6 @@ namespace {
 using sherd::test::Direction;
 using std::chrono::milliseconds;
 
-constexpr Duration kGap = milliseconds(1800);
-
 ClusterOptions with_links() {
   ClusterOptions options;
   options.steps = 40;

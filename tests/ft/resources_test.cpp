@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 
 // Two epochs, one after the other: without the one that died, then without the one
 // that cannot connect.
-constexpr Duration kGap = milliseconds(2 * 1800);
+constexpr Duration kResourceGap = 2 * kGap;
 
 // False: it has ended.
 bool limit(pid_t pid, decltype(RLIMIT_AS) resource, rlim_t value) {
@@ -71,7 +71,7 @@ TEST(FaultsResources, F54WithoutDescriptorsItAloneIsLeftOutUntilItHasSome) {
   });
   cluster.end_behind({.replica = 1, .life = 1, .above = 11});
   const auto outcome = cluster.run();
-  outcome.check({.survivors = {0}, .gap_max = kGap});
+  outcome.check({.survivors = {0}, .gap_max = kResourceGap});
   const auto* poor = outcome.lives_of(1).back();
   EXPECT_TRUE(poor->done) << poor->failure;
   EXPECT_EQ(poor->life, 1);
@@ -96,7 +96,7 @@ TEST(FaultsResources, F54WithoutMemoryItAloneIsLeftOutUntilItHasSome) {
   });
   cluster.end_behind({.replica = 2});
   const auto outcome = cluster.run();
-  outcome.check({.survivors = {0, 1}, .gap_max = kGap});
+  outcome.check({.survivors = {0, 1}, .gap_max = kResourceGap});
   const auto* last = outcome.lives_of(2).back();
   EXPECT_TRUE(last->done) << last->failure;
   EXPECT_TRUE(outcome.committed_with(2, last->incarnation));

@@ -17,7 +17,6 @@ namespace {
 using sherd::test::Direction;
 using std::chrono::milliseconds;
 using std::chrono::minutes;
-using std::chrono::seconds;
 
 constexpr int kReplicas = 3;
 constexpr int kRanks = 2;
@@ -33,7 +32,7 @@ struct InjectedFaults {
 // off, and now and then the coordinator is killed.
 class Soak {
  public:
-  Soak(std::uint64_t seed, seconds lasts)
+  Soak(std::uint64_t seed, std::chrono::seconds lasts)
       : random_(seed), cluster_(cluster_options(lasts)) {
     cluster_.when_held(10, [this, lasts] {
       cluster_.after(lasts, [this] { end(); });
@@ -52,7 +51,7 @@ class Soak {
   const InjectedFaults& struck() const { return struck_; }
 
  private:
-  static ClusterOptions cluster_options(seconds lasts) {
+  static ClusterOptions cluster_options(std::chrono::seconds lasts) {
     ClusterOptions options;
     options.replicas = kReplicas;
     options.ranks = kRanks;
@@ -61,8 +60,8 @@ class Soak {
     options.restarts = true;
     options.restart_after = milliseconds(500);
     options.links = true;
-    options.coordinator.hold_time = seconds(10);
-    options.coordinator.hang_after = seconds(3);
+    options.coordinator.hold_time = std::chrono::seconds(10);
+    options.coordinator.hang_after = std::chrono::seconds(3);
     options.limit = lasts + minutes(5);
     return options;
   }
@@ -135,7 +134,7 @@ class Soak {
   void end() {
     ends_ = true;
     cluster_.heal();
-    cluster_.after(seconds(10), [this] {
+    cluster_.after(std::chrono::seconds(10), [this] {
       cluster_.set_steps(cluster_.last_held() + 200);
     });
   }
@@ -159,8 +158,8 @@ class Soak {
 };
 
 // SHERD_TEST_SOAK_S: how long faults come.
-seconds soak_time() {
-  return seconds(
+std::chrono::seconds soak_time() {
+  return std::chrono::seconds(
       std::stoll(process_environment()("SHERD_TEST_SOAK_S").value_or("1800")));
 }
 
@@ -217,7 +216,8 @@ TEST(FaultsJoining, DISABLED_F48TwentyFlapsLeaveTheOthersAlone) {
   for (int life = 2; life <= kFlaps + 1; ++life) {
     cluster.at(
         {.replica = 1, .point = "forward", .step = -1, .life = life}, [&] {
-          cluster.after(seconds(1), [&] { cluster.signal_all(1, SIGKILL); });
+          cluster.after(
+              std::chrono::seconds(1), [&] { cluster.signal_all(1, SIGKILL); });
           return std::string();
         });
   }
@@ -245,8 +245,8 @@ TEST(FaultsJoining, DISABLED_F48TwentyFlapsLeaveTheOthersAlone) {
   const auto lives = outcome.lives_of(1);
   ASSERT_EQ(lives.size(), static_cast<std::size_t>(kFlaps) + 2);
   ASSERT_GT(steps, 0);
-  EXPECT_LT(time_until_it_computes(*lives[1]), seconds(1));
-  EXPECT_GT(time_until_it_computes(*lives.back()), seconds(50));
+  EXPECT_LT(time_until_it_computes(*lives[1]), std::chrono::seconds(1));
+  EXPECT_GT(time_until_it_computes(*lives.back()), std::chrono::seconds(50));
   const double calm = kCalm / sherd::seconds(calm_to - calm_from);
   const double flapping =
       static_cast<double>(steps - 10 - kCalm) / sherd::seconds(over - calm_to);

@@ -13,7 +13,6 @@ namespace sherd::ft::test {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 using ::testing::HasSubstr;
 
 // Silence is noticed after a second and a beat; then as for who is killed.

@@ -23,13 +23,13 @@ using sherd::testing::ScratchFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string content_of(const std::string& path) {
+std::string file_text(const std::string& path) {
   std::ostringstream text;
   text << std::ifstream(path, std::ios::binary).rdbuf();
   return text.str();
 }
 
-std::string refusal(const std::string& path) {
+std::string folder_refusal(const std::string& path) {
   try {
     const RunFolder folder(path, "{}");
   } catch (const Error& error) {
@@ -41,7 +41,7 @@ std::string refusal(const std::string& path) {
 TEST(RunFolder, MakesTheFoldersAndWritesTheConfig) {
   const ScratchFolder scratch;
   const RunFolder folder(scratch.path() + "/a/b", "{\"x\": 1}\n");
-  EXPECT_EQ(content_of(folder.path() + "/config.json"), "{\"x\": 1}\n");
+  EXPECT_EQ(file_text(folder.path() + "/config.json"), "{\"x\": 1}\n");
 }
 
 TEST(RunFolder, ARunThatGoesOnKeepsItsStepsUpToThere) {
@@ -76,7 +76,7 @@ TEST(RunFolder, EachStepIsALineOfJsonThatIsThereAtOnce) {
   folder.add({.step = 1, .loss = 5.5, .lr = 0.1, .rss_bytes = 7});
   folder.add({.step = 2, .loss = 1.0 / 3, .val_loss = 4.25});
 
-  std::istringstream lines(content_of(folder.path() + "/metrics.jsonl"));
+  std::istringstream lines(file_text(folder.path() + "/metrics.jsonl"));
   std::string line;
   ASSERT_TRUE(std::getline(lines, line));
   auto first = nlohmann::json::parse(line);
@@ -99,6 +99,8 @@ TEST(RunFolder, WhatIsWrittenOfAStepIsReadBack) {
       .val_loss = 0.25,
       .lr = 1e-4,
       .grad_norm = 0.7,
+      .loss_scale = 65536,
+      .skipped = true,
       .step_s = 0.125,
       .tokens_per_s = 1024,
       .rss_bytes = 1 << 20,
@@ -112,6 +114,8 @@ TEST(RunFolder, WhatIsWrittenOfAStepIsReadBack) {
   EXPECT_EQ(json["time"], 1'700'000'000.125);
   EXPECT_EQ(json["tokens"], 384);
   EXPECT_EQ(json["mfu"], 0.25);
+  EXPECT_EQ(json["loss_scale"], 65536);
+  EXPECT_EQ(json["skipped"], true);
   EXPECT_EQ(json["ranks"][0]["busy_s"], 0.1);
   EXPECT_EQ(json["ranks"][1]["rss_bytes"], 0);
   EXPECT_TRUE(nlohmann::json::parse(metrics_line({}))["mfu"].is_null());
@@ -163,7 +167,7 @@ TEST(RunFolder, WritingReplacesTheWholeFile) {
   RunFolder folder(scratch.path() + "/run", "{}");
   folder.write("curve.html", "a long first version");
   folder.write("curve.html", "short");
-  EXPECT_EQ(content_of(folder.path() + "/curve.html"), "short");
+  EXPECT_EQ(file_text(folder.path() + "/curve.html"), "short");
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     files += entry.exists() ? 1 : 0;
@@ -178,7 +182,7 @@ TEST(RunFolder, AnotherRunIsNotOverwritten) {
     const RunFolder first(path, "{}");
   }
   EXPECT_THAT(
-      refusal(path),
+      folder_refusal(path),
       AllOf(HasSubstr(path), HasSubstr("found metrics.jsonl of another run")));
 }
 
@@ -186,10 +190,10 @@ TEST(RunFolder, AFolderThatCannotBeWrittenIsNamed) {
   const ScratchFolder scratch;
   const auto file = scratch.file("file", "");
   EXPECT_THAT(
-      refusal(file + "/run"),
+      folder_refusal(file + "/run"),
       AllOf(HasSubstr(file), HasSubstr("expected a folder")));
   EXPECT_THAT(
-      refusal("/proc/run"),
+      folder_refusal("/proc/run"),
       AllOf(HasSubstr("/proc/run"), HasSubstr("can be written")));
 }
 
@@ -225,14 +229,14 @@ TEST(RunFolder, AFullDiskEndsNothingAndLosesNoLine) {
   for (std::int64_t step = 1; step <= 10; ++step) {  // The warning fits, too.
     folder.add({.step = step});
   }
-  const auto whole = content_of(path + "/metrics.jsonl");
+  const auto whole = file_text(path + "/metrics.jsonl");
   ::testing::internal::CaptureStderr();
   {
     const FullDisk full(whole.size() + 10);  // Room for a part of a line.
     folder.add({.step = 11});
     folder.add({.step = 12});
     folder.write("curve.html", std::string(100'000, 'x'));
-    EXPECT_EQ(content_of(path + "/metrics.jsonl"), whole);
+    EXPECT_EQ(file_text(path + "/metrics.jsonl"), whole);
   }
   const auto warning = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(
@@ -243,7 +247,7 @@ TEST(RunFolder, AFullDiskEndsNothingAndLosesNoLine) {
   EXPECT_EQ(std::count(warning.begin(), warning.end(), '\n'), 1) << warning;
   folder.add({.step = 13});
   folder.write("curve.html", "x");
-  EXPECT_EQ(content_of(path + "/curve.html"), "x");
+  EXPECT_EQ(file_text(path + "/curve.html"), "x");
   const RunFolder again(path, "{}", 20);
   ASSERT_EQ(again.records().size(), 13U);
   EXPECT_EQ(again.records()[10].step, 11);

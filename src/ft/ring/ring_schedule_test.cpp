@@ -14,7 +14,7 @@
 namespace sherd::ft::ring {
 namespace {
 
-const std::vector<std::int64_t> kRagged = {0, 1, 2, 5, 64, 0, 97, 1000, 3};
+const std::vector<std::int64_t> kCounts = {0, 1, 2, 5, 64, 0, 97, 1000, 3};
 
 TEST(RingSchedule, SegmentsAreInOrderAndDifferByOneAtMost) {
   for (const int members : {1, 2, 3, 4, 7}) {
@@ -35,8 +35,8 @@ TEST(RingSchedule, SegmentsAreInOrderAndDifferByOneAtMost) {
 TEST(RingSchedule, WhatIsSentIsWhatTheNextMemberReceives) {
   for (const int members : {2, 3, 4, 7}) {
     for (int p = 0; p < members; ++p) {
-      const RingSchedule here(kRagged, {members, p, 10});
-      const RingSchedule next(kRagged, {members, (p + 1) % members, 10});
+      const RingSchedule here(kCounts, {members, p, 10});
+      const RingSchedule next(kCounts, {members, (p + 1) % members, 10});
       for (std::int64_t slice = 0; slice < here.slices(); ++slice) {
         for (int step = 0; step < here.steps(); ++step) {
           EXPECT_EQ(here.sent({slice, step}), next.received({slice, step}));
@@ -52,7 +52,7 @@ TEST(RingSchedule, WhatIsSentIsWhatTheNextMemberReceives) {
 
 TEST(RingSchedule, SlicesCoverEachElementOnce) {
   for (const int members : {1, 2, 3, 4, 7}) {
-    const RingSchedule schedule(kRagged, {members, 0, 10});
+    const RingSchedule schedule(kCounts, {members, 0, 10});
     std::set<std::pair<int, std::int64_t>> seen;
     for (std::int64_t slice = 0; slice < schedule.slices(); ++slice) {
       for (int step = 0; step < members; ++step) {
@@ -65,7 +65,7 @@ TEST(RingSchedule, SlicesCoverEachElementOnce) {
       }
     }
     std::size_t all = 0;
-    for (const auto count : kRagged) {
+    for (const auto count : kCounts) {
       all += static_cast<std::size_t>(count);
     }
     EXPECT_EQ(seen.size(), all);
@@ -98,7 +98,7 @@ struct Model {
   std::size_t held_max = 0;
 
   Model(int members, int position, int window)
-      : schedule(kRagged, {members, position, 10}),
+      : schedule(kCounts, {members, position, 10}),
         send_schedule(schedule, window) {}
 
   char name() const {
@@ -188,7 +188,7 @@ void run_course(int members, int window, std::uint64_t seed) {
         moved = one.take();
         break;
       default:
-        moved = one.given < static_cast<int>(kRagged.size());
+        moved = one.given < static_cast<int>(kCounts.size());
         one.given += moved ? 1 : 0;
     }
     idle = moved ? 0 : idle + 1;
@@ -200,13 +200,13 @@ void run_course(int members, int window, std::uint64_t seed) {
         model.held_max,
         static_cast<std::size_t>(window * model.schedule.steps()));
     // The oracle: each element is summed from its segment's member on.
-    for (std::size_t b = 0; b < kRagged.size(); ++b) {
+    for (std::size_t b = 0; b < kCounts.size(); ++b) {
       for (int s = 0; s < members; ++s) {
         Sum sum;
         for (int k = 0; k < members; ++k) {
           sum += static_cast<char>('a' + (s + k) % members);
         }
-        const FloatRange span = segment_of(kRagged[b], members, s);
+        const FloatRange span = segment_of(kCounts[b], members, s);
         for (auto i = span.begin; i < span.end; ++i) {
           EXPECT_EQ((model.out[{static_cast<int>(b), i}]), sum);
         }

@@ -27,11 +27,11 @@ using ::testing::AllOf;
 using testing::CapturedResult;
 using testing::commit_of;
 using ::testing::HasSubstr;
+using testing::kMebi;
 using testing::kRun;
 using testing::random_bytes;
 using testing::state_of;
 
-constexpr std::size_t kMebi = std::size_t{1} << 20U;
 const FetchOptions kOptions{.run = kRun};
 
 // A process that runs `body`, whose first word is a port, until it is killed.

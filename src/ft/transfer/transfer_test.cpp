@@ -16,11 +16,10 @@ using ::testing::AllOf;
 using testing::CapturedResult;
 using testing::commit_of;
 using ::testing::HasSubstr;
+using testing::kMebi;
 using testing::kRun;
 using testing::random_bytes;
 using testing::state_of;
-
-constexpr std::size_t kMebi = std::size_t{1} << 20U;
 
 // A server, and who fetches from it, in one loop.
 struct Donor {

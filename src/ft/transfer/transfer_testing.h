@@ -19,6 +19,7 @@
 namespace sherd::ft::testing {
 
 inline constexpr std::uint64_t kRun = 77;
+inline constexpr std::size_t kMebi = std::size_t{1} << 20U;
 
 inline StateId state_of(std::int64_t step, std::uint64_t lineage = 1) {
   return {step, {lineage, static_cast<std::uint64_t>(step)}};
