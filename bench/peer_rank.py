@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of `sherd bench`'s contenders `fsdp2` and `ddp`: PyTorch's own
-fully_shard and DistributedDataParallel over Gloo, on the model, data and
-optimizer of the others. Started by `sherd run`, driven through rank 0's stdin
+"""One rank of `sherd bench`'s contenders that are written in Python, on the
+model, data and optimizer of the others: `fsdp2` and `ddp`, PyTorch's own
+fully_shard and DistributedDataParallel over Gloo, and `python`, sherd's. Started by `sherd run`, driven through rank 0's stdin
 by the lines that bench/contender_protocol.h describes.
 
 The model is sherd::models::Gpt operator by operator (src/models/gpt.cpp), its
@@ -140,6 +140,46 @@ def batch_of(work, step, rank, ranks):
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
+EXCHANGES = {"collective": "messages", "shm": "shared_memory"}
+IDLE_S = 7 * 24 * 3600  # Idle contenders wait until it is their turn.
+
+
+def sharded_by_sherd(model, work):
+    """The handle of sherd, as in its guide."""
+    import sherd
+
+    world = sherd.World.from_process_group(deadline_s=IDLE_S)
+    exchange = EXCHANGES.get(work.exchange, work.exchange)
+    if work.mode == "ddp":
+        return sherd.replicate(model, world, exchange=exchange)
+    bf16 = torch.bfloat16 if work.dtype == "bf16" else None
+    return sherd.fully_shard(
+        model,
+        sherd.Mesh(world, replicate=work.replicate),
+        units=Block,
+        strategy=work.strategy,
+        budget_bytes=work.budget_bytes,
+        exchange=exchange,
+        mixed_precision=sherd.MixedPrecision(param_dtype=bf16),
+    )
+
+
+def with_optimizer(model, work):
+    """The distributed model and its optimizer, the fastest of its system."""
+    if work.contender == "python":
+        import sherd
+
+        handle = sharded_by_sherd(model, work)
+        in_backward = work.update == "backward"
+        return model, sherd.AdamW(
+            handle, lr=LEARNING_RATE, in_backward=in_backward
+        )
+    model = distributed(model, work)
+    return model, torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, fused=True
+    )
+
+
 def distributed(model, work):
     """Each with what is documented as fastest for it here."""
     if work.contender == "ddp":
@@ -172,10 +212,7 @@ class RankLoop:
             batch_of(work, step, self.rank, self.ranks)
             for step in range(BATCHES)
         ]
-        self.model = distributed(Gpt(work), work)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=LEARNING_RATE, fused=True
-        )
+        self.model, self.optimizer = with_optimizer(Gpt(work), work)
         # DistributedDataParallel has no mixed precision over fp32 weights on
         # the CPU but this one.
         self.autocast = torch.autocast(
@@ -237,16 +274,25 @@ class RankLoop:
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--contender", choices=("fsdp2", "ddp"), required=True
+        "--contender", choices=("fsdp2", "ddp", "python"), required=True
     )
     for name in ("layers", "width", "heads", "sequence", "batch"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--strategy", required=True)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    # Of `python` only.
+    parser.add_argument("--mode", choices=("fsdp", "ddp"), default="fsdp")
+    parser.add_argument("--exchange", default="auto")
+    parser.add_argument("--replicate", type=int, default=1)
+    parser.add_argument("--update", default="step")
+    parser.add_argument("--budget-bytes", type=int)
+    parser.add_argument("--package", help="The folder in which sherd lies")
     work = parser.parse_args()
+    if work.package:
+        sys.path.insert(0, work.package)
     torch.set_num_threads(1)
-    # Idle contenders wait until it is their turn.
-    dist.init_process_group("gloo", timeout=datetime.timedelta(days=7))
+    timeout = datetime.timedelta(seconds=IDLE_S)
+    dist.init_process_group("gloo", timeout=timeout)
     RankLoop(work).run()
     dist.barrier()
     dist.destroy_process_group()

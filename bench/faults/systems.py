@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two systems that torchft_compare.py measures, each as a run that is
+"""The systems that torchft_compare.py measures, each as a run that is
 started, looked at again and again, struck by kills, and closed. Commits get
 the time at which they are first seen here, the same way for both."""
 
@@ -178,14 +178,9 @@ class SherdRun(Run):
 
     def __init__(self, work, folder):
         super().__init__(work, folder)
-        train = [work.sherd, "train", "--run", str(folder / "run")]
-        for option in SPAN:
-            name = "seq" if option == "sequence" else option
-            train += [f"--{name}", str(getattr(work, option))]
-        train += ["--vocab", "256", "--data", str(work.data)]
+        train = self.program(work, folder)
+        train += ["--data", str(work.data)]
         train += ["--steps", str(work.steps), "--lr", str(work.lr)]
-        train += ["--clip", "0", "--strategy", "no_shard", "--eval-every", "0"]
-        train += ["--sample-tokens", "0", "--quiet", "--save-every", "0"]
         with open(folder / "sherd.log", "wb") as log:
             self.process = subprocess.Popen(
                 [work.sherd, "run", "--fault-tolerant", "--no-bind",
@@ -193,7 +188,7 @@ class SherdRun(Run):
                  "--samples-per-replica", str(work.batch),
                  "--run-dir", str(folder / "coordinator"), "--", *train],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=environment(),
+                env=self.environment(work),
             )  # fmt: skip
         self.files = [
             TailedFile(folder / "run" / f"replica-{r}" / "metrics.jsonl")
@@ -201,6 +196,18 @@ class SherdRun(Run):
         ]
 
         self.pids = [None] * work.replicas
+
+    def program(self, work, folder):
+        train = [work.sherd, "train", "--run", str(folder / "run")]
+        for option in SPAN:
+            name = "seq" if option == "sequence" else option
+            train += [f"--{name}", str(getattr(work, option))]
+        train += ["--clip", "0", "--strategy", "no_shard", "--eval-every", "0"]
+        train += ["--sample-tokens", "0", "--quiet", "--save-every", "0"]
+        return [*train, "--vocab", "256"]
+
+    def environment(self, _work):
+        return environment()
 
     def kill(self, replica):
         os.kill(self.rank_of(replica), signal.SIGKILL)
@@ -234,8 +241,10 @@ class SherdRun(Run):
                 known = pid is not None and not last
                 self.add(replica, record["step"], processor_s(pid) if known else None)
                 if last:
-                    # The loss over the validation rows, to the last bit.
-                    self.ends[replica] = repr(record.get("val_loss"))
+                    # The loss over the validation rows, to the last bit, or a
+                    # hash of the parameters.
+                    end = record.get("val_loss", record.get("hash"))
+                    self.ends[replica] = repr(end)
 
     def over(self):
         return self.process.poll() is not None
@@ -244,3 +253,20 @@ class SherdRun(Run):
         stop(self.process)
         if self.process.returncode != 0:
             self.deaths += 1
+
+
+class SherdPythonRun(SherdRun):
+    """The same with sherd.ft.Session."""
+
+    def program(self, work, folder):
+        train = [work.sherd_python, "-W", "ignore", str(HERE / "sherd_rank.py")]
+        train += ["--run", str(folder / "run")]
+        for option in SPAN:
+            train += [f"--{option}", str(getattr(work, option))]
+        return train
+
+    def environment(self, work):
+        package = str(pathlib.Path(work.sherd).parent / "python")
+        known = os.environ.get("PYTHONPATH")
+        path = os.pathsep.join([package, *([known] if known else [])])
+        return environment() | {"PYTHONPATH": path}

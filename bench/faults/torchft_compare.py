@@ -5,7 +5,7 @@ steps, and prints side by side what each failure cost.
 
   scripts/setup_torchft
   bench/faults/torchft_compare.py [--replicas 2 3] [--rounds 2] [--seed 1]
-      [--systems sherd torchft torchft-1s] [--json FILE] [--keep FOLDER]
+      [--systems sherd sherd-python torchft torchft-1s] [--json FILE] [--keep FOLDER]
 
 Replicas have one rank and one thread each. Each is killed in turn with kill -9,
 --every steps apart, a random time behind a commit, and is started again at
@@ -29,7 +29,7 @@ import tempfile
 import time
 
 from commits import Kill, failures
-from systems import SherdRun, TorchftRun
+from systems import SherdPythonRun, SherdRun, TorchftRun
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 POLL_S = 0.005
@@ -51,6 +51,8 @@ def write_text(path, torch_folder):
 def start(system, work, folder):
     if system == "sherd":
         return SherdRun(work, folder)
+    if system == "sherd-python":
+        return SherdPythonRun(work, folder)
     return TorchftRun(work, folder, TORCHFT[system])
 
 
@@ -154,7 +156,7 @@ def row(runs):
     discarded = column["discarded_steps"]
     equal = sum(run["ends_equal"] for run in runs)
     return (
-        f"{runs[0]['system']:11} {runs[0]['replicas']:>8} {len(found):>5}  "
+        f"{runs[0]['system']:12} {runs[0]['replicas']:>8} {len(found):>5}  "
         f"{statistics.median(column['step_s'] or [0]):6.2f}  "
         f"{statistics.mean(discarded or [0]):9.2f}  "
         f"{median_text(column['stall_s']):>19}  "
@@ -164,7 +166,7 @@ def row(runs):
 
 
 HEADING = (
-    f"{'system':11} {'replicas':>8} {'kills':>5}  {'step s':>6}  "
+    f"{'system':12} {'replicas':>8} {'kills':>5}  {'step s':>6}  "
     f"{'discarded':>9}  {'stall s':>19}  {'return s':>21}  equal ends"
 )
 
@@ -208,8 +210,12 @@ def parse():
         "--torchft-python", default=str(ROOT / "build/torchft-venv/bin/python")
     )
     parser.add_argument(
-        "--systems", nargs="+", choices=("sherd", *TORCHFT),
-        default=["sherd", *TORCHFT],
+        "--sherd-python", default=str(ROOT / ".venv/bin/python"),
+        help="a Python with the torch that sherd is built with",
+    )  # fmt: skip
+    parser.add_argument(
+        "--systems", nargs="+", choices=("sherd", "sherd-python", *TORCHFT),
+        default=["sherd", "sherd-python", *TORCHFT],
     )  # fmt: skip
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--rounds", type=int, default=2)

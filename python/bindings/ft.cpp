@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Fault-tolerant training, for sherd/ft.py. The session calls the program back in begin_step() and
+// finish_step() alone, on the thread that called these, and takes the GIL for it.
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+#include <pybind11/functional.h>
+#include <sherd/ft/replica_checkpoints.h>
+#include <sherd/ft/replica_session.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/optim/muon.h>
+#include <sherd/optim/sgd.h>
+#include "bindings.h"
+
+namespace sherd::python {
+namespace {
+
+using ft::ReplicaCheckpoints;
+using ft::ReplicaSession;
+using ft::SessionOptions;
+using ft::TrainingStep;
+
+// Name of the parameter, of the state, and the state itself.
+using StateTensors =
+    std::vector<std::tuple<std::string, std::string, at::Tensor>>;
+
+// An optimizer of torch.optim.
+struct PythonOptimizer {
+  std::function<StateTensors()> read;
+
+  std::vector<OptimizerTensor> tensors(bool /*all*/) const {
+    std::vector<OptimizerTensor> result;
+    for (auto& [parameter, key, tensor] : read()) {
+      result.push_back({parameter, key, tensor});
+    }
+    return result;
+  }
+};
+
+// All that a step changes, and optimizers that the state refers to.
+struct ReplicatedState {
+  CheckpointState state;
+  std::vector<std::unique_ptr<PythonOptimizer>> optimizers;
+};
+
+// A session with its checkpoints, if it has any. Ends without the GIL, since connections are
+// closed and threads joined.
+class Session {
+ public:
+  Session(
+      World world,
+      const NamedParameters& parameters,
+      CheckpointState state,
+      std::function<void(std::int64_t)> update,
+      SessionOptions options,
+      const std::string& folder,
+      std::int64_t save_every,
+      int keep_last)
+      : world_(std::move(world)) {
+    if (!folder.empty()) {
+      checkpoints_.emplace(
+          world_, state,
+          ft::ReplicaCheckpointOptions{
+              .folder = folder,
+              .save_every = save_every,
+              .keep_last = keep_last});
+      options.held = checkpoints_->load();
+    }
+    session_.emplace(
+        world_, parameters, std::move(state), std::move(update), options);
+  }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  ~Session() {
+    const py::gil_scoped_release released;
+    session_.reset();
+    checkpoints_.reset();
+  }
+
+  ReplicaSession& get() { return *session_; }
+
+  std::optional<TrainingStep> begin_step() {
+    auto step = session_->begin_step();
+    if (step && checkpoints_) {
+      checkpoints_->save_if_due(*session_, *step);
+    }
+    return step;
+  }
+
+  void close() {
+    if (checkpoints_ && !std::exchange(closed_, true)) {
+      checkpoints_->save(*session_);
+    }
+    session_->close();
+    if (checkpoints_) {
+      checkpoints_->wait();
+    }
+  }
+
+ private:
+  World world_;
+  std::optional<ReplicaCheckpoints> checkpoints_;
+  std::optional<ReplicaSession> session_;
+  bool closed_ = false;
+};
+
+template <typename Optimizer>
+void add_optimizer(
+    ReplicatedState& self,
+    const std::string& section,
+    Optimizer& optimizer,
+    const NamedParameters& parameters) {
+  self.state.add(section, optimizer, parameters);
+}
+
+void add_python_optimizer(
+    ReplicatedState& self,
+    const std::string& section,
+    std::function<StateTensors()> read,
+    const NamedParameters& parameters) {
+  self.optimizers.push_back(std::make_unique<PythonOptimizer>(std::move(read)));
+  add_optimizer(self, section, *self.optimizers.back(), parameters);
+}
+
+void add_buffers(ReplicatedState& self, const NamedTensors& buffers) {
+  for (const auto& [name, buffer] : buffers) {
+    self.state.add(
+        "model",
+        {.name = name,
+         .shape = buffer.sizes().vec(),
+         .elements = buffer,
+         .copies = Copies::kRank0});
+  }
+}
+
+void bind_replicated_state(py::module_& module) {
+  using Self = ReplicatedState;
+  py::class_<Self>(module, "ReplicatedState")
+      .def(py::init())
+      .def(
+          "add_parameters",
+          [](Self& self, const NamedParameters& parameters) {
+            self.state.add(parameters);
+          })
+      .def("add_buffers", &add_buffers)
+      .def(
+          "add_tensors",
+          [](Self& self, const NamedTensors& tensors) {
+            self.state.add("tensors", tensors);
+          })
+      .def("add_optimizer", &add_optimizer<AdamW>, py::keep_alive<1, 3>())
+      .def("add_optimizer", &add_optimizer<Sgd>, py::keep_alive<1, 3>())
+      .def("add_optimizer", &add_optimizer<Muon>, py::keep_alive<1, 3>())
+      .def("add_optimizer", &add_python_optimizer);
+}
+
+void bind_options(py::module_& module) {
+  py::enum_<ft::GradientPolicy>(module, "GradientPolicy")
+      .value("give", ft::GradientPolicy::kGive)
+      .value("leave_out", ft::GradientPolicy::kLeaveOut)
+      .value("stop", ft::GradientPolicy::kStop);
+  py::enum_<ft::LearningRateScaling>(module, "LearningRateScaling")
+      .value("none", ft::LearningRateScaling::kNone)
+      .value("linear", ft::LearningRateScaling::kLinear)
+      .value("sqrt", ft::LearningRateScaling::kSquareRoot);
+  using Options = SessionOptions;
+  py::class_<Options>(module, "SessionOptions")
+      .def_static("from_environment", &Options::from_environment, WithoutGil())
+      .def_readwrite("coordinator", &Options::coordinator)
+      .def_readwrite("replica", &Options::replica)
+      .def_readwrite("replicas", &Options::replicas)
+      .def_readwrite("host", &Options::host)
+      .def_readwrite("secret_file", &Options::secret_file)
+      .def_readwrite("tls_certificate", &Options::tls_certificate)
+      .def_readwrite("tls_key", &Options::tls_key)
+      .def_readwrite("tls_authority", &Options::tls_authority)
+      .def_readwrite("config", &Options::config)
+      .def_readwrite("samples_full", &Options::samples_full)
+      .def_readwrite("non_finite_gradients", &Options::non_finite_gradients)
+      .def_readwrite("outlier_gradients", &Options::outlier_gradients)
+      .def_readwrite("norm_ratio_max", &Options::norm_ratio_max)
+      .def_readwrite("warm_up", &Options::warm_up)
+      .def_readwrite("digest_every", &Options::digest_every)
+      .def_readwrite("sums_kept", &Options::sums_kept)
+      .def_readwrite("sums_bytes_max", &Options::sums_bytes_max)
+      .def_readwrite("fetch_bytes_per_s_max", &Options::fetch_bytes_per_s_max);
+}
+
+// [begin, end) of each span.
+std::vector<std::pair<std::int64_t, std::int64_t>> spans_of(
+    const TrainingStep& step) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> spans;
+  for (const auto& span : step.samples) {
+    spans.emplace_back(span.begin, span.end);
+  }
+  return spans;
+}
+
+void bind_step(py::module_& module) {
+  py::class_<TrainingStep>(module, "TrainingStep")
+      .def_readonly("step", &TrainingStep::step)
+      .def_property_readonly("spans", &spans_of)
+      .def_readonly("replica_samples", &TrainingStep::replica_samples)
+      .def_readonly("replicas", &TrainingStep::replicas)
+      .def_readonly("place", &TrainingStep::place)
+      .def_readonly("warms_up", &TrainingStep::warms_up);
+}
+
+}  // namespace
+
+void bind_ft(py::module_& module) {
+  bind_replicated_state(module);
+  bind_options(module);
+  bind_step(module);
+  py::class_<Session>(module, "Session")
+      .def(
+          py::init([](const World& world, const NamedParameters& parameters,
+                      const ReplicatedState& state,
+                      std::function<void(std::int64_t)> update,
+                      const SessionOptions& options, const std::string& folder,
+                      std::int64_t save_every, int keep_last) {
+            return std::make_unique<Session>(
+                world, parameters, state.state, std::move(update), options,
+                folder, save_every, keep_last);
+          }),
+          // It refers to the optimizers that the state has.
+          py::keep_alive<1, 4>(), WithoutGil())
+      .def("begin_step", &Session::begin_step, WithoutGil())
+      .def("last_backward", [](Session& self) { self.get().last_backward(); })
+      .def(
+          "finish_step", [](Session& self) { return self.get().finish_step(); },
+          WithoutGil())
+      .def_property_readonly(
+          "step", [](Session& self) { return self.get().step(); })
+      .def_property_readonly(
+          "state_name", [](Session& self) { return self.get().state_name(); })
+      .def_property_readonly(
+          "samples_of_update",
+          [](Session& self) { return self.get().samples_of_update(); })
+      // Also called by handlers of signals.
+      .def(
+          "leave", [](Session& self) { self.get().leave(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("close", &Session::close, WithoutGil());
+  module.def("learning_rate_factor", &ft::learning_rate_factor);
+}
+
+}  // namespace sherd::python

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <map>
+#include <optional>
+#include <pybind11/functional.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <torch/nn/module.h>
+#include "bindings.h"
+#include "joining.h"
+
+namespace sherd::python {
+namespace {
+
+// Empty where nothing is gathered: one rank alone.
+std::shared_ptr<void> claim_of(const NamedParameters& parameters) {
+  return parameters.claim ? parameters.claim() : nullptr;
+}
+
+// A handle and the tree that it was made of, which must live as long.
+struct ShardedModule {
+  ModuleTree tree;
+  FullyShardedDataParallel fsdp;
+  // Every optimizer of Python publishes, so that what is used after a backward has not changed
+  // before one has done so: a pass that began earlier may still run backward.
+  std::shared_ptr<void> publishes = claim_of(fsdp.named_parameters());
+};
+
+using NamedUnits = std::map<std::string, units::UnitOptions>;
+
+// The modules of these names. Python's policies are asked before, since modules are Python's.
+units::Policy policy_of(NamedUnits units) {
+  return units::optional(
+      [units = std::move(units)](
+          const units::Candidate& candidate) -> units::Answer {
+        const auto found = units.find(candidate.name);
+        return found == units.end() ? units::Answer(false)
+                                    : units::Answer(found->second);
+      });
+}
+
+Owned<ShardedModule> shard(
+    const ModuleTree& tree,
+    const Mesh& mesh,
+    FullyShardOptions options,
+    NamedUnits units) {
+  options.units = policy_of(std::move(units));
+  auto fsdp = fully_shard(*tree.root, mesh, options);
+  return own(ShardedModule{tree, std::move(fsdp)});
+}
+
+void bind_options(py::module_& module) {
+  py::enum_<Strategy>(module, "Strategy")
+      .value("full_shard", Strategy::kFullShard)
+      .value("shard_grad_op", Strategy::kShardGradOp)
+      .value("no_shard", Strategy::kNoShard);
+  py::enum_<OptimizerAxes>(module, "OptimizerAxes")
+      .value("shard", OptimizerAxes::kShard)
+      .value("both", OptimizerAxes::kBoth);
+  py::enum_<ExchangeKind>(module, "ExchangeKind")
+      .value("auto", ExchangeKind::kAuto)
+      .value("shared_memory", ExchangeKind::kSharedMemory)
+      .value("messages", ExchangeKind::kCollective);
+  py::class_<MixedPrecision>(module, "MixedPrecision")
+      .def(py::init())
+      .def_readwrite("param_dtype", &MixedPrecision::param_dtype)
+      .def_readwrite("reduce_dtype", &MixedPrecision::reduce_dtype)
+      .def_readwrite(
+          "cast_forward_inputs", &MixedPrecision::cast_forward_inputs)
+      .def_readwrite("buffer_dtype", &MixedPrecision::buffer_dtype)
+      .def_readwrite(
+          "keep_low_precision_grads",
+          &MixedPrecision::keep_low_precision_grads);
+  py::class_<units::UnitOptions>(module, "UnitOptions")
+      .def(py::init())
+      .def_readwrite("name", &units::UnitOptions::name)
+      .def_readwrite("own_unit", &units::UnitOptions::own_unit)
+      .def_readwrite("mixed_precision", &units::UnitOptions::mixed_precision)
+      .def_readwrite("output_dtype", &units::UnitOptions::output_dtype)
+      .def_readwrite("keep_whole", &units::UnitOptions::keep_whole);
+  using Options = FullyShardOptions;
+  py::class_<Options>(module, "FullyShardOptions")
+      .def(py::init())
+      .def_readwrite("strategy", &Options::strategy)
+      .def_readwrite("budget_bytes", &Options::budget_bytes)
+      .def_readwrite("memory_bytes", &Options::memory_bytes)
+      .def_readwrite("exchange", &Options::exchange)
+      .def_readwrite(
+          "reductions_under_way_max", &Options::reductions_under_way_max)
+      .def_readwrite("optimizer_axes", &Options::optimizer_axes)
+      .def_readwrite("sync_module_states", &Options::sync_module_states)
+      .def_readwrite("compare_initial_values", &Options::compare_initial_values)
+      .def_readwrite("share_gradients", &Options::share_gradients)
+      .def_readwrite("initialise", &Options::initialise)
+      .def_readwrite("mixed_precision", &Options::mixed_precision)
+      .def_readwrite("gradient_divide_factor", &Options::gradient_divide_factor)
+      .def_readwrite("ignored", &Options::ignored);
+}
+
+std::vector<std::string> parameters_of(const UnitReport& unit) {
+  std::vector<std::string> names;
+  for (const auto& flat : unit.flats) {
+    names.insert(names.end(), flat.parameters.begin(), flat.parameters.end());
+  }
+  return names;
+}
+
+void bind_reports(py::module_& module) {
+  py::class_<UnitReport>(module, "UnitReport")
+      .def_readonly("name", &UnitReport::name)
+      .def_readonly("bytes", &UnitReport::bytes)
+      .def_property_readonly("parameters", &parameters_of)
+      .def_readonly("visits", &UnitReport::visits)
+      .def_readonly("gathers", &UnitReport::gathers)
+      .def_readonly("gather_s", &UnitReport::gather_s)
+      .def_readonly("waited_s", &UnitReport::waited_s)
+      .def_readonly("overlap", &UnitReport::overlap);
+  py::class_<ShardReport>(module, "ShardReport")
+      .def_readonly("units", &ShardReport::units)
+      .def_readonly("budget_bytes", &ShardReport::budget_bytes)
+      .def_readonly("unsharded_bytes_peak", &ShardReport::unsharded_bytes_peak)
+      .def_readonly("shard_bytes", &ShardReport::shard_bytes)
+      .def_readonly("unshards", &ShardReport::unshards)
+      .def_readonly("unsharded_bytes", &ShardReport::unsharded_bytes)
+      .def_readonly("reduces", &ShardReport::reduces)
+      .def_readonly("backwards", &ShardReport::backwards)
+      .def_readonly("by_unit", &ShardReport::by_unit)
+      .def("to_text", [](const ShardReport& report) { return to_text(report); })
+      .def(
+          "to_json", [](const ShardReport& report) { return to_json(report); });
+}
+
+void bind_scopes(py::module_& module) {
+  py::class_<SummonScope, Owned<SummonScope>>(module, "SummonScope")
+      .def("tensor", &SummonScope::tensor, py::arg("name"), WithoutGil())
+      .def("gradient", &SummonScope::gradient, py::arg("name"), WithoutGil())
+      .def("close", &SummonScope::close, WithoutGil())
+      .def("__enter__", [](py::object scope) { return scope; })
+      .def("__exit__", [](SummonScope& scope, const py::args&) {
+        const py::gil_scoped_release released;
+        scope.close();
+      });
+  py::class_<UnshardHandle>(module, "UnshardHandle")
+      .def("wait", &UnshardHandle::wait, WithoutGil());
+  py::class_<Joining>(module, "Joining")
+      .def("__enter__", &Joining::enter, WithoutGil())
+      .def(
+          "__exit__",
+          [](Joining& joining, const py::object& type, const py::args&) {
+            const bool failed = !type.is_none();
+            const py::gil_scoped_release released;
+            joining.exit(failed);
+          });
+}
+
+Owned<SummonScope> summon(
+    ShardedModule& module,
+    bool read_only,
+    bool full_precision,
+    bool rank0_only,
+    bool with_gradients,
+    const std::string& of_module) {
+  return own(module.fsdp.summon_full_parameters(
+      {.read_only = read_only,
+       .full_precision = full_precision,
+       .rank0_only = rank0_only,
+       .with_gradients = with_gradients,
+       .module = of_module}));
+}
+
+// What is done by hand between two steps.
+void bind_by_hand(py::class_<ShardedModule, Owned<ShardedModule>>& sharded) {
+  using Self = ShardedModule;
+  sharded.def(
+             "unshard", [](Self& self) { self.fsdp.unshard(); }, WithoutGil())
+      .def(
+          "unshard",
+          [](Self& self, const std::string& name) {
+            return self.fsdp.unshard(name);
+          },
+          WithoutGil())
+      .def(
+          "reshard", [](Self& self) { self.fsdp.reshard(); }, WithoutGil())
+      .def(
+          "reshard",
+          [](Self& self, const std::string& name) { self.fsdp.reshard(name); },
+          WithoutGil())
+      .def(
+          "set_strategy",
+          [](Self& self, Strategy strategy) {
+            self.fsdp.set_strategy(strategy);
+          },
+          WithoutGil())
+      .def(
+          "set_budget_bytes",
+          [](Self& self, std::int64_t bytes) {
+            self.fsdp.set_budget_bytes(bytes);
+          },
+          WithoutGil());
+}
+
+}  // namespace
+
+void bind_fully_shard(py::module_& module) {
+  bind_options(module);
+  bind_reports(module);
+  bind_scopes(module);
+  using Self = ShardedModule;
+  py::class_<NamedParameters>(module, "NamedParameters")
+      .def(
+          "items",
+          [](const NamedParameters& parameters) {
+            NamedTensors items;
+            for (const auto& item : parameters.items) {
+              items.emplace_back(item.name, item.slice);
+            }
+            return items;
+          })
+      // What an optimizer calls; frozen slices count as unchanged.
+      .def(
+          "publish",
+          [](const NamedParameters& parameters) {
+            if (parameters.publish) {
+              parameters.publish();
+            }
+          },
+          WithoutGil());
+  py::class_<Self, Owned<Self>> sharded(module, "ShardedModule");
+  bind_by_hand(sharded);
+  bind_join(sharded, [](Self& self) -> auto& { return self.fsdp; });
+  sharded
+      .def(
+          "named_parameters",
+          [](const Self& self) { return self.fsdp.named_parameters(); },
+          WithoutGil())
+      .def(
+          "clip_grad_norm",
+          [](Self& self, double max_norm, double p, bool error_if_nonfinite) {
+            return self.fsdp.clip_grad_norm(
+                max_norm, {.p = p, .error_if_nonfinite = error_if_nonfinite});
+          },
+          WithoutGil())
+      .def(
+          "publish", [](Self& self) { self.fsdp.publish(); }, WithoutGil())
+      .def("summon_full_parameters", &summon, WithoutGil())
+      .def(
+          "no_sync",
+          [](Self& self, bool replicate_only) {
+            const auto axis =
+                replicate_only ? NoSyncAxis::kReplicate : NoSyncAxis::kBoth;
+            return make_scope(
+                [&self, axis] { return self.fsdp.no_sync({.axis = axis}); });
+          },
+          py::keep_alive<0, 1>())
+      .def(
+          "report", [](const Self& self) { return self.fsdp.report(); },
+          WithoutGil())
+      .def(
+          "units", [](const Self& self) { return self.fsdp.units(); },
+          WithoutGil())
+      .def("close", [](Self& self) { self.fsdp.close(); }, WithoutGil());
+  module.def(
+      "fully_shard", &shard, py::arg("tree"), py::arg("mesh"),
+      py::arg("options"), py::arg("units"), WithoutGil());
+}
+
+}  // namespace sherd::python

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whole states in memory, and checkpoints.
+#include <deque>
+#include <pybind11/functional.h>
+#include <sherd/base/error.h>
+#include <sherd/ckpt/checkpoint.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/optim/muon.h>
+#include <sherd/optim/sgd.h>
+#include <torch/nn/module.h>
+#include "bindings.h"
+
+namespace sherd::python {
+namespace {
+
+// Parameter, key and value.
+using StateTensors =
+    std::vector<std::tuple<std::string, std::string, at::Tensor>>;
+
+// The state of an optimizer of torch.optim, which Python has put together.
+struct ListedState {
+  std::vector<OptimizerTensor> tensors(bool /*all*/) const { return listed; }
+  std::vector<OptimizerTensor> listed;
+};
+
+// A CheckpointState and what it refers to.
+struct State {
+  void add_tensors(
+      const std::string& section, const NamedTensors& tensors, bool of_rank0) {
+    for (const auto& [name, tensor] : tensors) {
+      state.add(
+          section,
+          {.name = name,
+           .shape = tensor.sizes().vec(),
+           .elements = tensor.detach(),
+           .copies = of_rank0 ? Copies::kRank0 : Copies::kEqual});
+    }
+  }
+
+  void add_optimizer_tensors(
+      const std::string& section,
+      const StateTensors& tensors,
+      const NamedParameters& parameters) {
+    auto& entry = listed.emplace_back();
+    for (const auto& [parameter, key, tensor] : tensors) {
+      entry.listed.push_back({parameter, key, tensor.detach()});
+    }
+    state.add(section, entry, parameters);
+  }
+
+  CheckpointState state;
+  std::deque<ListedState> listed;
+};
+
+template <typename Optimizer>
+void add_optimizer(
+    State& state,
+    const std::string& section,
+    Optimizer& optimizer,
+    const NamedParameters& parameters) {
+  state.state.add(section, optimizer, parameters);
+}
+
+template <typename Optimizer>
+StateTensors tensors_of(Optimizer& optimizer, bool all) {
+  StateTensors result;
+  for (const auto& item : optimizer.tensors(all)) {
+    result.emplace_back(item.parameter, item.key, item.tensor);
+  }
+  return result;
+}
+
+void bind_state_of_job(py::module_& module) {
+  py::class_<State> state(module, "CheckpointState");
+  state.def(py::init())
+      .def(
+          "add_parameters",
+          [](State& self, const NamedParameters& parameters) {
+            self.state.add(parameters);
+          })
+      .def("add_tensors", &State::add_tensors)
+      .def("add_optimizer_tensors", &State::add_optimizer_tensors)
+      .def(
+          "add_buffers",
+          [](State& self, const ModuleTree& tree) {
+            self.state.add_buffers(*tree.root);
+          })
+      .def(
+          "add_generator",
+          [](State& self, const std::string& name, const at::Generator& from) {
+            self.state.add_generator(name, from);
+          })
+      .def_property(
+          "values", [](const State& self) { return self.state.values; },
+          [](State& self, std::map<std::string, std::string> values) {
+            self.state.values = std::move(values);
+          });
+  const auto bind_for = [&]<typename Optimizer>(Optimizer*) {
+    state.def(
+        "add_optimizer", &add_optimizer<Optimizer>, py::keep_alive<1, 3>());
+    module.def("optimizer_tensors", &tensors_of<Optimizer>);
+  };
+  bind_for(static_cast<AdamW*>(nullptr));
+  bind_for(static_cast<Sgd*>(nullptr));
+  bind_for(static_cast<Muon*>(nullptr));
+  // Name, shape and begin of this rank's slice of each; none where they are whole.
+  module.def("whole_parameters", [](const NamedParameters& parameters) {
+    std::vector<
+        std::tuple<std::string, std::vector<std::int64_t>, std::int64_t>>
+        items;
+    for (const auto& item : parameters.whole.items) {
+      items.emplace_back(item.name, item.shape, item.slice_begin);
+    }
+    return items;
+  });
+}
+
+void bind_reports(py::module_& module) {
+  py::class_<LoadReport>(module, "LoadReport")
+      .def(py::init())
+      .def_readonly("folder", &LoadReport::folder)
+      .def_readonly("step", &LoadReport::step)
+      .def_readonly("world_size", &LoadReport::world_size)
+      .def_readonly("missing", &LoadReport::missing)
+      .def_readonly("unexpected", &LoadReport::unexpected)
+      .def_readonly("bytes_read", &LoadReport::bytes_read);
+  // Section, name, dtype and shape of each tensor, and the values.
+  module.def(
+      "checkpoint_content",
+      [](const std::string& folder) {
+        const auto content = checkpoint_content(folder);
+        std::vector<std::tuple<
+            std::string, std::string, std::string, std::vector<std::int64_t>>>
+            tensors;
+        for (const auto& tensor : content.tensors) {
+          tensors.emplace_back(
+              tensor.section, tensor.name, tensor.dtype, tensor.shape);
+        }
+        return std::make_pair(std::move(tensors), content.values);
+      },
+      WithoutGil());
+}
+
+void bind_full_state(py::module_& module) {
+  module.def(
+      "gather_full_state",
+      [](const World& world, const State& state) {
+        return gather_full_state(world, state.state);
+      },
+      WithoutGil());
+  module.def(
+      "scatter_full_state",
+      [](const World& world, const FullState& full, State& state, bool strict) {
+        return scatter_full_state(world, full, state.state, {.strict = strict});
+      },
+      WithoutGil());
+  module.def(
+      "all_gather_texts",
+      [](const World& world, const std::string& mine) {
+        std::vector<std::string> texts;
+        {
+          const py::gil_scoped_release released;
+          texts = world.all_gather_texts(mine);
+        }
+        std::vector<py::bytes> result(texts.begin(), texts.end());
+        return result;
+      },
+      py::call_guard<OutsideHandlers>());
+}
+
+// The error that a function of Python has raised, as load_newest_checkpoint() expects it.
+Error error_of(const py::error_already_set& raised) {
+  const auto unavailable =
+      py::module_::import("sherd.errors").attr("UnavailableError");
+  return Error(
+      py::str(raised.value()).cast<std::string>(),
+      raised.matches(unavailable) ? ErrorCode::kUnavailable
+                                  : ErrorCode::kFailedPrecondition);
+}
+
+// Calls `load` with the newest checkpoint's folder, and while that is damaged, with the one's
+// before. Raises what `load` raised.
+std::optional<LoadReport> load_newest(
+    const World& world, const std::string& folder, const py::function& load) {
+  std::optional<py::error_already_set> last;
+  std::optional<LoadReport> report;
+  try {
+    const py::gil_scoped_release released;
+    report =
+        load_newest_checkpoint(world, folder, [&](const std::string& path) {
+          const py::gil_scoped_acquire acquired;
+          try {
+            return load(path).cast<LoadReport>();
+          } catch (const py::error_already_set& raised) {
+            last.emplace(raised);
+            throw error_of(raised);
+          }
+        });
+  } catch (const Error& error) {
+    if (last && error.code() != ErrorCode::kUnavailable) {
+      throw py::error_already_set(*last);
+    }
+    throw;
+  }
+  return report;
+}
+
+void bind_folders(py::module_& module) {
+  module.def(
+      "load_newest_checkpoint", &load_newest,
+      py::call_guard<OutsideHandlers>());
+  module.def(
+      "load_checkpoint",
+      [](const World& world, const std::string& folder, State& state,
+         bool strict) {
+        return load_checkpoint(world, folder, state.state, {.strict = strict});
+      },
+      WithoutGil());
+  py::class_<CheckpointSaver>(module, "CheckpointSaver")
+      .def(
+          py::init([](const World& world, const std::string& folder,
+                      bool asynchronous, int keep_last, std::int64_t keep_every,
+                      bool shared, std::int64_t file_bytes_max) {
+            return std::make_unique<CheckpointSaver>(
+                world, folder,
+                SaveOptions{
+                    .asynchronous = asynchronous,
+                    .keep_last = keep_last,
+                    .keep_every = keep_every,
+                    .shared = shared,
+                    .file_bytes_max = file_bytes_max});
+          }),
+          py::arg("world"), py::arg("folder"), py::arg("asynchronous"),
+          py::arg("keep_last"), py::arg("keep_every"), py::arg("shared"),
+          py::arg("file_bytes_max"), py::keep_alive<1, 2>(), WithoutGil())
+      .def(
+          "save",
+          [](CheckpointSaver& self, std::int64_t step, const State& state) {
+            self.save(step, state.state);
+          },
+          WithoutGil())
+      .def("wait", &CheckpointSaver::wait, WithoutGil())
+      .def("saving", &CheckpointSaver::saving)
+      .def("newest", &CheckpointSaver::newest, WithoutGil());
+}
+
+}  // namespace
+
+void bind_state(py::module_& module) {
+  bind_reports(module);
+  bind_state_of_job(module);
+  bind_full_state(module);
+  bind_folders(module);
+}
+
+}  // namespace sherd::python

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an optimizer has on this rank: one of sherd's, or one of torch.optim."""
+
+import copy
+
+import torch
+
+from . import _core
+from .errors import InvalidArgumentError
+from .state import placed
+
+SECTION = "optimizer"
+_OURS = (_core.AdamW, _core.SGD, _core.Muon)
+
+
+def hyperparameters(group):
+    """What a parameter group has besides names or tensors."""
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+class OwnState:
+    """What one of sherd's optimizers has on this rank."""
+
+    def __init__(self, handle, optimizer):
+        self.handle, self.optimizer = handle, optimizer
+        self.tensors = None  # By name and key.
+        self.kept = []  # Tensors and their values.
+
+    def groups(self):
+        """Names of this rank by group."""
+        return [[name for name, _ in self.handle.core_parameters.items()]]
+
+    def options(self):
+        """Hyperparameters by group."""
+        return [{"lr": self.optimizer.lr}]
+
+    def set_options(self, groups):
+        if "lr" in groups[0]:
+            self.optimizer.lr = float(groups[0]["lr"])
+
+    def items(self, all_of_them):
+        """(name, key, tensor) of what there is; of all parameters if asked for."""
+        return _core.optimizer_tensors(self.optimizer, all_of_them)
+
+    def keys(self, _group):
+        """The keys of a parameter's state; None where they are not known."""
+        keys = {key for _, key, _ in self.items(True)}
+        known = keys or (self.groups()[0] and not isinstance(
+            self.optimizer, _core.Muon))  # Of which a rank may have no matrix.
+        return keys if known else None
+
+    def add_to(self, state):
+        """Adds all there is to a CheckpointState."""
+        state.add_optimizer(SECTION, self.optimizer, self.handle.core_parameters)
+
+    def prepare(self, _described):
+        """Called before tensors are written to what add_to() adds."""
+
+    def keep_others(self, described):
+        """Called after prepare(): what is not described stays as it is."""
+        names = {name for name, *_ in described}
+        self.kept = [(tensor, tensor.clone()) for name, _, tensor in self.items(True)
+                     if name not in names]
+
+    def finish(self):
+        """Called when they are written; the others are as before the first step."""
+        for tensor, value in self.kept:
+            tensor.copy_(value)
+        self.kept = []
+
+    def _tensor(self, name, key):
+        if self.tensors is None:
+            self.tensors = {(name, key): tensor
+                            for name, key, tensor in self.items(True)}
+        return self.tensors.get((name, key))
+
+    def part_numel(self, name, key):
+        """How many elements this rank has of that state, where it has any."""
+        tensor = self._tensor(name, key)
+        return 0 if tensor is None else tensor.numel()
+
+    def assign(self, name, key, value):
+        tensor = self._tensor(name, key)
+        if value.data_ptr() != tensor.data_ptr():
+            tensor.copy_(value.view(tensor.shape))
+
+
+class TorchState:
+    """What an optimizer of torch.optim over slices has on this rank."""
+
+    def __init__(self, handle, optimizer):
+        self.handle, self.optimizer = handle, optimizer
+        self.slices = dict(handle.core_parameters.items())
+        self.names = {id(tensor): name for name, tensor in self.slices.items()}
+        self.prepared = None
+        self.kept = {}  # State by tensor.
+
+    def groups(self):
+        """Names of this rank by group."""
+        groups = []
+        for group in self.optimizer.param_groups:
+            groups.append([self._name(tensor) for tensor in group["params"]
+                           if tensor.numel() > 0 or id(tensor) in self.names])
+        return groups
+
+    def _name(self, tensor):
+        if id(tensor) not in self.names:
+            raise InvalidArgumentError(
+                f"[python] {type(self.optimizer).__name__}: expected an optimizer over "
+                "handle.parameters(), found a parameter of shape "
+                f"{tuple(tensor.shape)} that is none of them")
+        return self.names[id(tensor)]
+
+    def options(self):
+        """Hyperparameters by group."""
+        return [hyperparameters(group) for group in self.optimizer.param_groups]
+
+    def set_options(self, groups):
+        for mine, saved in zip(self.optimizer.param_groups, groups):
+            mine.update(copy.deepcopy(hyperparameters(saved)))
+
+    def first_state(self, group, like):
+        """What the state of a parameter like this is at first: a step of an optimizer
+        of this kind with no gradient shows the keys. None where that is not possible."""
+        probe = torch.zeros(2, dtype=like.dtype, requires_grad=True)
+        probe.grad = torch.zeros_like(probe)
+        try:
+            trial = copy.copy(self.optimizer)
+            trial.state = type(self.optimizer.state)(dict)
+            trial.param_groups = [copy.deepcopy(hyperparameters(
+                self.optimizer.param_groups[group])) | {"params": [probe]}]
+            type(self.optimizer).step(trial)
+            return self._filled(trial.state[probe], like)
+        except Exception:  # pylint: disable=broad-exception-caught
+            return None  # An optimizer that needs more than that.
+
+    def _filled(self, shown, like):
+        result = {}
+        for key, value in shown.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                result[key] = torch.full_like(
+                    like.detach(), value.flatten()[0].item(), dtype=value.dtype)
+            elif isinstance(value, (torch.Tensor, int, float)):
+                result[key] = value * 0 if key == "step" else value
+        return result
+
+    def keys(self, group):
+        """The keys of a parameter's state; None where they are not known."""
+        first = self.first_state(group, torch.zeros(2))
+        return None if first is None else set(first)
+
+    def items(self, all_of_them):
+        """(name, key, tensor) of what there is; of all parameters if asked for."""
+        items = []
+        for number, group in enumerate(self.optimizer.param_groups):
+            for tensor in group["params"]:
+                if tensor.numel() == 0 and id(tensor) not in self.names:
+                    continue
+                state = self.optimizer.state.get(tensor)
+                if not state and all_of_them and tensor.requires_grad:
+                    state = self.first_state(number, tensor) or {}
+                items += self._items_of(tensor, state or {})
+        return items
+
+    def _items_of(self, tensor, state):
+        name, items = self._name(tensor), []
+        for key, value in state.items():
+            if isinstance(value, (int, float)):
+                value = torch.tensor(value)
+            if value is None:
+                continue
+            if not isinstance(value, torch.Tensor) or (
+                    value.dim() > 0 and value.shape != tensor.shape):
+                found = (f"a tensor of shape {tuple(value.shape)}"
+                         if isinstance(value, torch.Tensor) else type(value).__name__)
+                raise InvalidArgumentError(
+                    f"[python] {type(self.optimizer).__name__}: expected state with "
+                    f"the shape of its slice {tuple(tensor.shape)} or one number, "
+                    f"found {key} of {name}: {found}")
+            items.append((name, key, value))
+        return items
+
+    def add_to(self, state):
+        """Adds all there is, or what was prepared, to a CheckpointState."""
+        items = self.items(False) if self.prepared is None else self.prepared
+        state.add_optimizer_tensors(SECTION, items, self.handle.core_parameters)
+
+    def prepare(self, described):
+        """Called before tensors are written to what add_to() adds: makes those
+        described, (name, key, dtype, whether one number), of this rank's slices."""
+        self.prepared = []
+        # Of these parameters everything whole is one number.
+        numbers = {name for name, shape, _ in placed(self.handle) if not list(shape)}
+        for name, key, dtype, is_number in described:
+            if name in self.slices:
+                alone = is_number and (key == "step" or name not in numbers)
+                shape = () if alone else self.slices[name].shape
+                self.prepared.append((name, key, torch.zeros(shape, dtype=dtype)))
+
+    def keep_others(self, described):
+        """Called after prepare(): what is not described stays as it is."""
+        names = {name for name, *_ in described}
+        self.kept = {tensor: self.optimizer.state[tensor]
+                     for name, tensor in self.slices.items()
+                     if name not in names and tensor in self.optimizer.state}
+
+    def finish(self):
+        """Called when they are written; the others have no state, as before a step."""
+        self.optimizer.state.clear()
+        self.optimizer.state.update(self.kept)
+        self.kept = {}
+        for name, key, value in self.prepared:
+            self.assign(name, key, value)
+        self.prepared = None
+
+    def part_numel(self, name, _key):
+        """How many elements this rank has of a state like its slice."""
+        return self.slices[name].numel() if name in self.slices else 0
+
+    def assign(self, name, key, value):
+        tensor = self.slices[name]
+        if value.dim() > 0 and value.is_floating_point() and key != "step":
+            value = value.to(tensor.dtype)
+        if value.dim() == 0 and key != "step" and not value.is_floating_point():
+            value = value.item()
+        self.optimizer.state[tensor][key] = value
+
+
+def state_of(handle, optimizer):
+    """What an optimizer has on this rank."""
+    if isinstance(optimizer, _OURS):
+        return OwnState(handle, optimizer)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return TorchState(handle, optimizer)
+    raise InvalidArgumentError(
+        "[python] expected an optimizer of sherd or of torch.optim, found a "
+        f"{type(optimizer).__name__}")

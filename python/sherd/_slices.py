@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tells torch.optim and torch.nn.utils that parameters are sharded.
+
+An optimizer of torch.optim over a handle's slices publishes them after each step.
+One over the parameters of the module itself, and a gradient norm of some ranks
+only, would be wrong without a word, so these raise or do the right thing.
+"""
+
+import functools
+import sys
+import weakref
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from .errors import FailedPreconditionError, InvalidArgumentError
+
+_MARK = "_sherd_owner"  # An attribute of tensors.
+
+
+def refuse_copy(*_):
+    """What a part of a sharded module does when it is copied or pickled."""
+    raise FailedPreconditionError(
+        "[python] a sharded module cannot be copied or pickled, since each rank has "
+        "a part of it: copy it before fully_shard()")
+
+
+class _Owner:
+    """Whose a tensor is, and whether it is a slice."""
+
+    __reduce_ex__ = refuse_copy
+
+    def __init__(self, handle, is_slice):
+        self.handle = weakref.ref(handle)
+        self.is_slice = is_slice
+
+
+def mark(tensors, handle, is_slice):
+    """Remembers whose these are."""
+    owner = _Owner(handle, is_slice)
+    for tensor in tensors:
+        setattr(tensor, _MARK, owner)
+
+
+def unmark(tensors):
+    """Undoes mark()."""
+    for tensor in tensors:
+        if hasattr(tensor, _MARK):
+            delattr(tensor, _MARK)
+
+
+def _owners(tensors):
+    """(handle, whether slices) of all that sharded tensors among these belong to."""
+    # In the order of the tensors, which is that of all ranks.
+    owners = dict.fromkeys([getattr(tensor, _MARK, None) for tensor in tensors])
+    owners.pop(None, None)
+    found = ((owner.handle(), owner.is_slice) for owner in owners)
+    return [(handle, is_slice) for handle, is_slice in found if handle is not None]
+
+
+def _owners_of(optimizer):
+    return _owners(
+        [tensor for group in optimizer.param_groups for tensor in group["params"]])
+
+
+# What an optimizer that is in its step has to publish: it is asked once a step
+# for its parameters, which is all that a step costs in Python.
+_stepping = weakref.WeakKeyDictionary()
+
+
+def _before_step(optimizer, _args, _kwargs):
+    owners = _owners_of(optimizer)
+    for _, is_slice in owners:
+        if not is_slice:
+            raise FailedPreconditionError(
+                "[python] expected an optimizer over handle.parameters(), this "
+                "rank's slices, found one over the parameters of the sharded "
+                "module, which have no gradients")
+    if owners:
+        _stepping[optimizer] = [handle for handle, _ in owners]
+
+
+def _is_within_another(optimizer, step):
+    """Whether `step`, the frame of a step of this optimizer, runs within another one, as
+    it does where a derived class calls super().step(). The stack says so: a count of
+    hooks would be wrong after a step that has raised."""
+    frame = step.f_back
+    while frame is not None:
+        # PyTorch wraps step() of each class by the same code.
+        if frame.f_code is step.f_code and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _after_step(optimizer, _args, _kwargs):
+    # pylint: disable-next=protected-access
+    if optimizer in _stepping and _is_within_another(optimizer, sys._getframe(1)):
+        return  # What follows may write, too.
+    for handle in _stepping.pop(optimizer, ()):
+        # Units that are frozen stay as they are, unlike after handle.publish().
+        handle.core_parameters.publish()
+
+
+def _clip_grad_norm(original):
+    @functools.wraps(original)
+    def clip_grad_norm_(parameters, max_norm, norm_type=2.0,
+                        error_if_nonfinite=False, foreach=None):
+        if isinstance(parameters, torch.Tensor):
+            parameters = [parameters]
+        parameters = list(parameters)
+        owners = _owners(parameters)
+        if not owners:
+            return original(parameters, max_norm, norm_type, error_if_nonfinite,
+                            foreach)
+        handles = {id(handle) for handle, _ in owners}
+        handle, is_slice = owners[0]
+        # Frozen ones have no gradients.
+        given = [tensor for tensor in parameters if tensor.requires_grad]
+        sharded = sum(hasattr(tensor, _MARK) for tensor in given)
+        mine = sum(tensor.requires_grad for tensor in (
+            handle.parameters() if is_slice else handle.module_parameters()))
+        if len(handles) != 1 or sharded != len(given) or sharded != mine:
+            raise InvalidArgumentError(
+                "[python] clip_grad_norm_: expected all parameters of one sharded "
+                f"module, found {sharded} of {mine} that are trained and {len(given)} "
+                "in all; handle.clip_grad_norm() clips by the norm over all ranks")
+        return torch.tensor(
+            handle.clip_grad_norm(max_norm, norm_type, error_if_nonfinite))
+    clip_grad_norm_.sherd_original = original
+    return clip_grad_norm_
+
+
+def _clip_with_norm(original):
+    @functools.wraps(original)
+    def clip_grads_with_norm_(parameters, *args, **kwargs):
+        parameters = ([parameters] if isinstance(parameters, torch.Tensor)
+                      else list(parameters))
+        if _owners(parameters):
+            raise FailedPreconditionError(
+                "[python] expected handle.clip_grad_norm(), which clips by the norm "
+                "over all ranks, found PyTorch's clip_grad_norm_ (imported before "
+                "sherd), which knows this rank's gradients only")
+        return original(parameters, *args, **kwargs)
+    return clip_grads_with_norm_
+
+
+def _grad_scaler(original):
+    @functools.wraps(original)
+    def of_scaler(self, optimizer, *args, **kwargs):
+        if self.is_enabled() and any(
+                is_slice for _, is_slice in _owners_of(optimizer)):
+            raise FailedPreconditionError(
+                "[python] expected sherd.GradScaler(handle) for a sharded module, "
+                f"found {type(self).__name__}, which would skip a step on those "
+                "ranks only whose own slices have overflowed")
+        return original(self, optimizer, *args, **kwargs)
+    return of_scaler
+
+
+def install():
+    """Once, when sherd is imported."""
+    scaler = torch.amp.GradScaler
+    scaler.unscale_ = _grad_scaler(scaler.unscale_)
+    scaler.step = _grad_scaler(scaler.step)
+    torch_optimizer.register_optimizer_step_pre_hook(_before_step)
+    torch_optimizer.register_optimizer_step_post_hook(_after_step)
+    clip = _clip_grad_norm(torch.nn.utils.clip_grad_norm_)
+    utils = torch.nn.utils
+    utils.clip_grad_norm_ = utils.clip_grad.clip_grad_norm_ = clip
+    # What PyTorch's own calls, of which a program may have a reference already.
+    for where, name in ((utils.clip_grad, "_clip_grads_with_norm_"),
+                        (utils, "clip_grads_with_norm_")):
+        if hasattr(where, name):
+            setattr(where, name, _clip_with_norm(getattr(where, name)))

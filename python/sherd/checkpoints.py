@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints in folders of safetensors files, which C++ programs and the `sherd`
+command read and write, too: docs/guide/checkpoints.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+import torch
+
+from . import _core, optimizer_state
+from ._optimizers import SECTION, state_of
+from ._together import of_rank0, on_every_rank
+from ._tree import checkpoint_tree, persistent_buffers
+from .errors import InvalidArgumentError, UnavailableError
+from .state import placed, wait_for_readers
+
+_OPTIMIZER = "sherd.optimizer"  # The name of a value.
+# In the words of safetensors.
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
+           "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
+           "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+           "BOOL": torch.bool}
+
+
+@dataclasses.dataclass
+class LoadReport:
+    """What load() has read. `values` are rank 0's texts of save()."""
+    folder: str
+    step: int
+    world_size: int  # The one that saved it.
+    values: dict
+    missing: list    # "SECTION NAME" each, without `strict`.
+    unexpected: list
+
+
+class CheckpointSaver:
+    """Saves into a folder that belongs to one run at a time: step 100 becomes
+    FOLDER/step-100 by one rename, once all of it is on the disk.
+
+    handle: of fully_shard() or replicate(). optimizer: one of sherd's, or one of
+    torch.optim. asynchronous: tensors are copied, and written by a thread beside
+    training. keep_last, keep_every: after a save all but the newest `keep_last`
+    checkpoints are removed, save those of steps that `keep_every` divides; 0: none is
+    removed, no step is special. shared: other jobs save into the folder, too.
+    generators: torch.Generator by name, of which each rank has its own.
+
+    Collective, as all its methods but saving(). Raises sherd.Error, on every rank,
+    when the folder cannot be made or another run has it. Mirrors
+    sherd::CheckpointSaver.
+    """
+
+    def __init__(self, folder, handle, optimizer=None, *, generators=None,
+                 asynchronous=False, keep_last=0, keep_every=0, shared=False,
+                 file_bytes_max=4 << 30):
+        self._handle, self._optimizer = handle, optimizer
+        self._generators = generators
+        self._core = _core.CheckpointSaver(
+            handle.mesh.world, os.fspath(folder), asynchronous, keep_last, keep_every,
+            shared, file_bytes_max)
+
+    def save(self, step: int, values: dict[str, str] | None = None) -> None:
+        """Saves a checkpoint, between two steps; replaces one of the same step.
+        `values`: texts by name, of which rank 0's are saved. Raises sherd.Error, on
+        every rank, where one failed; the one before is still there then."""
+        state = _state_of(self._handle, self._optimizer, self._generators, values)
+        self._core.save(step, state)
+
+    def wait(self) -> None:
+        """Waits until the last save is complete; raises what it failed with."""
+        self._core.wait()
+
+    def saving(self) -> bool:
+        """Whether this rank still writes its part of an asynchronous save."""
+        return self._core.saving()
+
+    def newest(self) -> str | None:
+        """The folder of the newest complete checkpoint, or None."""
+        return self._core.newest()
+
+
+def save(folder: str | os.PathLike, step: int, handle, optimizer: Any = None,
+         values: dict[str, str] | None = None, **options: Any) -> None:
+    """Saves FOLDER/step-STEP: parameters, persistent buffers and the state of an
+    optimizer. Collective, between two steps. `options` are CheckpointSaver's.
+
+        sherd.save("run/checkpoints", step, handle, optimizer, {"loss": str(loss)})
+        report = sherd.load("run/checkpoints", handle, optimizer)
+    """
+    saver = CheckpointSaver(folder, handle, optimizer, **options)
+    saver.save(step, values)
+    saver.wait()
+
+
+def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
+         step: int | None = None, strict: bool = True,
+         generators: dict[str, torch.Generator] | None = None) -> LoadReport | None:
+    """Loads the newest checkpoint in `folder` that can be read, or that of `step`,
+    and publishes; returns a LoadReport, or None where there is no checkpoint.
+    Collective. Any number of ranks, units, strategy or program may have saved it.
+    Optimizers of torch.optim also get their hyperparameters, where Python saved them.
+
+    Raises sherd.Error, on every rank, for other shapes, the state of another
+    optimizer, a folder in which none can be read and, if `strict`, for names that
+    only one side has. What was read before such an error stays. Without `strict`,
+    what the checkpoint does not have stays as it is.
+    """
+    reports = []
+    wait_for_readers(handle)
+
+    def load_one(path):
+        found, report = _load_one(path, handle, optimizer, strict, generators)
+        reports.append(report)
+        return found
+
+    if step is not None:
+        load_one(os.path.join(folder, f"step-{step}"))
+    else:
+        _core.load_newest_checkpoint(handle.mesh.world, os.fspath(folder), load_one)
+    return reports[-1] if reports else None
+
+
+def _base_state(handle, generators):
+    state = _core.CheckpointState()
+    state.add_parameters(handle.core_parameters)
+    state.add_buffers(checkpoint_tree(handle.module))
+    state.add_tensors("model", ignored_parameters(handle), True)
+    for name, generator in (generators or {}).items():
+        state.add_generator(name, generator)
+    return state
+
+
+def ignored_parameters(handle):
+    """(name, tensor) of the parameters that the handle leaves alone."""
+    managed = {name for name, _, _ in placed(handle)}
+    return [(name, tensor) for name, tensor in handle.module.named_parameters()
+            if name not in managed]
+
+
+def _described(options):
+    """Hyperparameters that JSON can hold."""
+    def plain(value):
+        if isinstance(value, torch.Tensor):
+            return value.item()
+        return list(value) if isinstance(value, tuple) else value
+    kept = (str, bool, int, float, list, type(None))
+    return {key: plain(value) for key, value in options.items()
+            if isinstance(plain(value), kept)}
+
+
+def _state_of(handle, optimizer, generators, values):
+    world, texts = handle.mesh.world, dict(values or {})
+    mine = None
+    if optimizer is not None:
+        mine = on_every_rank(world, lambda: state_of(handle, optimizer))
+        names = optimizer_state.named_groups(handle, mine)
+        texts[_OPTIMIZER] = json.dumps([
+            _described(options) | {"params": of_group}
+            for options, of_group in zip(mine.options(), names)])
+
+    def make():
+        for name, text in texts.items():
+            if not isinstance(name, str) or not isinstance(text, str):
+                raise InvalidArgumentError(
+                    f"[python] values: expected texts by name, found {name!r}: "
+                    f"{text!r}")
+        state = _base_state(handle, generators)
+        if mine is not None:
+            mine.add_to(state)
+        state.values = texts
+        return state
+    return on_every_rank(world, make)
+
+
+def _restored(group):
+    """Hyperparameters as _described() took them; JSON has no tuples."""
+    return {key: tuple(value) if isinstance(value, list) and key != "params" else value
+            for key, value in group.items()}
+
+
+def _content(path):
+    """Tensors and values; load_newest_checkpoint() tries another where it is damaged."""
+    try:
+        return _core.checkpoint_content(path)
+    except InvalidArgumentError as error:
+        raise UnavailableError(str(error)) from error
+
+
+def _load_one(path, handle, optimizer, strict, generators):
+    world = handle.mesh.world
+    tensors, values = of_rank0(world, lambda: _content(path))
+    groups = json.loads(values.get(_OPTIMIZER, "null"))
+    state = on_every_rank(world, lambda: _base_state(handle, generators))
+    on_every_rank(world, lambda: _check_names(handle, path, tensors, strict))
+    mine = None
+    if optimizer is not None:
+        mine = on_every_rank(world, lambda: state_of(handle, optimizer))
+        names = optimizer_state.named_groups(handle, mine)
+        on_every_rank(
+            world, lambda: _check_optimizer(mine, names, groups, tensors, strict))
+        mine.prepare(_of_optimizer(tensors))
+        if not strict:
+            mine.keep_others(_of_optimizer(tensors))
+        on_every_rank(world, lambda: mine.add_to(state))
+    found = _core.load_checkpoint(world, path, state, False)
+    if mine is not None:
+        mine.finish()
+        if groups is not None:
+            mine.set_options([_restored(group) for group in groups])
+    texts = {name: text for name, text in values.items() if name != _OPTIMIZER}
+    return found, LoadReport(found.folder, found.step, found.world_size, texts,
+                             found.missing, found.unexpected)
+
+
+def _check_names(handle, path, tensors, strict):
+    """Sections that nobody asked for are no mistake."""
+    ours = {name for name, _, _ in placed(handle)}
+    ours |= {name for name, _ in ignored_parameters(handle)}
+    ours |= {name for name, _ in persistent_buffers(handle.module)}
+    saved = {name for section, name, _, _ in tensors if section == "model"}
+    for names, text in ((ours - saved, "all that the module has, found no"),
+                        (saved - ours, "nothing that the module lacks, found")):
+        if strict and names:
+            some = sorted(names)[:8]
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            raise InvalidArgumentError(
+                f"[python] {path}: expected {text} {', '.join(some)}{more}")
+
+
+def _check_optimizer(mine, names, groups, tensors, strict):
+    keys = {}
+    for name, key, _, _ in _of_optimizer(tensors):
+        keys.setdefault(name, set()).add(key)
+    if strict and not keys and groups is None:
+        raise InvalidArgumentError(
+            "[python] expected a checkpoint with the state of an optimizer, found none "
+            "in it; without `optimizer`, or with strict=False, the rest is loaded")
+    others = set(keys) - {name for of_group in names for name in of_group}
+    if strict and others:
+        raise InvalidArgumentError(
+            "[python] expected the state of parameters that the optimizer has, found "
+            f"that of {', '.join(sorted(others)[:8])}")
+    if groups is not None:
+        optimizer_state.check_groups(names, groups)
+    optimizer_state.check_keys(mine, names, keys)
+
+
+def _of_optimizer(tensors):
+    """(name, key, dtype, whether one number) of a checkpoint's."""
+    described = []
+    for section, name, dtype, shape in tensors:
+        if section == SECTION and "." in name:
+            key, parameter = name.split(".", 1)
+            described.append((parameter, key, _DTYPES[dtype], not shape))
+    return described

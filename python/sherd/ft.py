@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fault-tolerant training: several replicas of a model train in lock step; one may
+die, hang or be cut off while the others go on, and come back while they train.
+
+    model = make_model()                        # The same on every rank of all.
+    handle = sherd.fully_shard(model)           # Over the ranks of this replica.
+    optimizer = sherd.AdamW(handle, lr=3e-4)
+    with sherd.ft.Session(handle, optimizer) as session:
+        for step in session:
+            if step.number > 1000:
+                break
+            if len(step.samples):               # Else it follows the others.
+                loss = loss_of(model, step.samples)
+                session.last_backward()
+                loss.backward()
+
+started by ``sherd run --fault-tolerant --replicas 3 --samples-per-replica 12 --
+python train.py``. Mirrors sherd::ft::ReplicaSession; docs/guide/python.md.
+"""
+
+import atexit
+import weakref
+
+import torch
+
+from . import _core
+from . import world as _world  # noqa: F401  Worlds, imported first, end after sessions.
+from ._optimizer_state import reader_of
+from .errors import InvalidArgumentError
+from .units import member
+
+_open = weakref.WeakSet()
+
+
+class TrainingStep:
+    """What to compute for a step.
+
+    number: the step that it makes, counted from 1.
+    samples: int64 tensor of the numbers of this rank's samples, 1-D. They come from
+        an endless order in which each is in one committed step. Empty: the replica
+        only follows this step. Each rank of the replica has as many: make one batch
+        of them, or micro-batches whose number depends only on how many there are.
+    replica_samples: samples of all ranks of the replica.
+    replicas, place: how many replicas are in the step, and which of them this is.
+    warms_up: its gradients are thrown away (option warm_up).
+    """
+
+    def __init__(self, core):
+        self.number = core.step
+        ranges = [torch.arange(begin, end) for begin, end in core.spans]
+        self.samples = torch.cat(ranges) if ranges else torch.empty(0, dtype=torch.int64)
+        self.replica_samples = core.replica_samples
+        self.replicas = core.replicas
+        self.place = core.place
+        self.warms_up = core.warms_up
+
+
+class Session:
+    """A replica's membership in fault-tolerant training. Collective over the ranks
+    of this replica, as are all methods but leave().
+
+    handle: of fully_shard() or replicate(); parameters are fp32 on the CPU, and no
+        optimizer updates them in backward.
+    optimizer: one of sherd, or Adam, AdamW, SGD, RMSprop or Adagrad of torch.optim;
+        or a dictionary of several by name.
+    update: function of the step's number that makes a step of ``.grad`` of the
+        handle's parameters: clipping, schedule, optimizer. It is called on the thread
+        that trains, in begin_step() or finish_step(), once for each step, also those
+        that this replica has missed; compute learning rates from the number. None:
+        it calls step() of each optimizer.
+    tensors: dictionary of what else `update` changes: CPU tensors that every rank
+        has whole, written in place.
+    checkpoints: folder into which replicas in turn save every `save_every` steps,
+        and when they end; a session begins with the newest. The newest `keep_last`
+        stay. For when all replicas are lost.
+    options: those of sherd::ft::SessionOptions by name, such as `config`, `warm_up`,
+        `digest_every` or ``non_finite_gradients="stop"``; otherwise as the
+        environment says.
+
+    Buffers of the module belong to the state, too. Raises sherd.Error where
+    something does not fit, and in a process that `sherd run --fault-tolerant` has
+    not started, unless SHERD_COORDINATOR and SHERD_REPLICA are set.
+    """
+
+    def __init__(self, handle, optimizer, *, update=None, tensors=None,
+                 checkpoints=None, save_every=0, keep_last=2, **options):
+        optimizers = optimizer if isinstance(optimizer, dict) else {"optimizer": optimizer}
+        if not optimizers:
+            raise InvalidArgumentError("[python] Session: expected an optimizer, found none")
+        state = _state_of(handle, optimizers, tensors or {})
+        chosen = _options(options)
+        self.options = chosen
+        self._core = _core.Session(
+            handle.mesh.world, handle.core_parameters, state,
+            update or _all_steps(optimizers), chosen, str(checkpoints or ""),
+            save_every, keep_last)
+        _open.add(self)
+
+    def __iter__(self):
+        """The steps, each finished when the next is asked for; a loop that is left
+        with `break` does not finish its step."""
+        while (step := self.begin_step()) is not None:
+            yield step
+            self.finish_step()
+
+    def begin_step(self):
+        """What to compute next, with ``.grad`` cleared; None when the replica has
+        left or the run has ended. Waits while the coordinator is away or there are
+        too few replicas; state that the replica lacked has been fetched then. Raises
+        sherd.AbortedError when the replica cannot take part any more."""
+        core = self._core.begin_step()
+        return None if core is None else TrainingStep(core)
+
+    def last_backward(self):
+        """To be called before the last backward of a step: gradients are then summed
+        across replicas while it runs. Not for reentrant checkpointing."""
+        self._core.last_backward()
+
+    def finish_step(self):
+        """Sums gradients across replicas and waits for the decision. True: the step
+        was made, and `update` was called. False: nothing was changed, and the next
+        begin_step() says what to do."""
+        return self._core.finish_step()
+
+    @property
+    def step(self):
+        """The last step that this replica has."""
+        return self._core.step
+
+    @property
+    def state_name(self):
+        """The name of the state that this replica holds. Equal names: equal bits."""
+        return self._core.state_name
+
+    @property
+    def samples_of_update(self):
+        """In `update`: how many samples its step has over all replicas."""
+        return self._core.samples_of_update
+
+    def learning_rate_factor(self, scaling="sqrt"):
+        """In `update`: by how much to scale the learning rate of a step that has
+        fewer samples because replicas are missing; "none", "linear" or "sqrt".
+        The launcher says how many samples a full step has."""
+        kind = member(_core.LearningRateScaling, "scaling", scaling)
+        return _core.learning_rate_factor(
+            kind, self.samples_of_update, self.options.samples_full)
+
+    def leave(self):
+        """The replica finishes its current step, and begin_step() returns None then.
+        From any thread or signal handler."""
+        self._core.leave()
+
+    def close(self):
+        """Saves, if there are checkpoints, waits until the others have the last
+        step, for at most a minute, and ends. Idempotent."""
+        if self in _open:
+            _open.discard(self)
+            self._core.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self.close()
+
+    def __reduce_ex__(self, protocol):
+        raise InvalidArgumentError("[python] a Session cannot be copied or pickled")
+
+
+def _all_steps(optimizers):
+    def update(_number):
+        for optimizer in optimizers.values():
+            optimizer.step()
+    return update
+
+
+def _state_of(handle, optimizers, tensors):
+    state = _core.ReplicatedState()
+    parameters = handle.core_parameters
+    state.add_parameters(parameters)
+    state.add_buffers(list(handle.module.named_buffers()))
+    state.add_tensors(list(tensors.items()))
+    for section, optimizer in optimizers.items():
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer = reader_of(optimizer, parameters.items())
+        state.add_optimizer(section, optimizer, parameters)
+    return state
+
+
+def _options(given):
+    options = _core.SessionOptions.from_environment()
+    for name, value in given.items():
+        if not hasattr(options, name):
+            raise InvalidArgumentError(
+                "[python] Session: expected an option of sherd::ft::SessionOptions, "
+                f"found {name}")
+        if name in ("non_finite_gradients", "outlier_gradients"):
+            value = member(_core.GradientPolicy, name, value)
+        setattr(options, name, value)
+    return options
+
+
+@atexit.register
+def _drop_open():
+    # What a program that fails leaves open: its threads and connections end before
+    # the interpreter does. Nobody is waited for.
+    for session in list(_open):
+        session._core = None  # pylint: disable=protected-access
+
+
+__all__ = ["Session", "TrainingStep"]

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sherd's optimizers, which update slices that are adjacent in memory by one
+kernel. They take the handle of fully_shard() or replicate(), publish what they have
+written, and have step(), zero_grad() and ``lr``.
+
+Groups are dictionaries: "names" (a shell pattern for whole names, or several; `*`
+crosses dots), and "lr_scale" (default 1) or "weight_decay" (default the optimizer's
+own). The first group that matches counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import _core
+from .errors import InvalidArgumentError
+
+_KEYS = {"names", "lr_scale", "weight_decay"}
+
+
+def _found(group):
+    if not isinstance(group, dict):
+        return f"a {type(group).__name__}"
+    return f"the keys {', '.join(map(str, group)) or 'none'}"
+
+
+def _group(number, group):
+    """What the extension takes for a group."""
+    if not isinstance(group, dict) or "names" not in group or set(group) - _KEYS:
+        raise InvalidArgumentError(
+            f"[python] groups[{number}]: expected a dictionary with names and, if "
+            f"wished, lr_scale and weight_decay, found {_found(group)}")
+    names = group["names"]
+    names = [names] if isinstance(names, str) else list(names)
+    return names, group.get("lr_scale", 1.0), group.get("weight_decay")
+
+
+def _groups(groups):
+    return [_group(number, group) for number, group in enumerate(groups)]
+
+
+class AdamW(_core.AdamW):
+    """Decoupled weight decay; the numbers of torch.optim.AdamW. With
+    ``in_backward=True`` slices are updated while backward runs."""
+
+    def __init__(self, handle, lr: float = 1e-3,
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2, groups: Sequence[dict] = (),
+                 in_backward: bool = False) -> None:
+        super().__init__(handle.core_parameters, lr, betas, eps, weight_decay,
+                         _groups(groups), in_backward)
+
+
+class SGD(_core.SGD):
+    """Stochastic gradient descent; the numbers of torch.optim.SGD."""
+
+    def __init__(self, handle, lr: float = 1e-2, momentum: float = 0.0,
+                 nesterov: bool = False, weight_decay: float = 0.0,
+                 groups: Sequence[dict] = ()) -> None:
+        super().__init__(handle.core_parameters, lr, momentum, nesterov,
+                         weight_decay, _groups(groups))
+
+
+class Muon(_core.Muon):
+    """Orthogonalised momentum for matrices; needs ``share_gradients=True`` where
+    parameters are sharded."""
+
+    def __init__(self, handle, lr: float = 1e-3, momentum: float = 0.95,
+                 nesterov: bool = True, weight_decay: float = 0.1) -> None:
+        super().__init__(handle.core_parameters, lr, momentum, nesterov,
+                         weight_decay)
+
+
+class GradScaler:
+    """Scales the loss of training in fp16, and skips a step on every rank when a
+    gradient of any rank has overflowed. Use: ``scaler.scale(loss).backward();
+    scaler.unscale_(); handle.clip_grad_norm(1.0); scaler.step(optimizer);
+    scaler.update()``. One for all optimizers of a model. ``uses_fp16=True``: autocast
+    or a hook uses fp16, of which the handle knows nothing. Mirrors
+    torch.amp.GradScaler and sherd::GradScaler."""
+
+    def __init__(self, handle, init_scale: float = 65536.0,
+                 growth_factor: float = 2.0, backoff_factor: float = 0.5,
+                 growth_interval: int = 2000, uses_fp16: bool = False) -> None:
+        self._core = _core.GradScaler(
+            handle.core_parameters, init_scale, growth_factor, backoff_factor,
+            growth_interval, uses_fp16)
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times the scale, to run backward from."""
+        return self._core.scale(loss)
+
+    def unscale_(self, *_optimizers: Any) -> None:
+        """Divides the gradients by the scale. Collective. step() does it where it
+        is still to be done."""
+        self._core.unscale()
+
+    def step(self, *optimizers: Any) -> bool:
+        """step() of each optimizer, of torch.optim or sherd, unless a gradient of
+        any rank is infinite or not a number. Returns whether it was made, the same
+        on every rank."""
+        def make():
+            for optimizer in optimizers:
+                optimizer.step()
+        return self._core.step(make)
+
+    def update(self) -> None:
+        """Chooses the scale of the next step."""
+        self._core.update()
+
+    def get_scale(self) -> float:
+        """The factor of this step."""
+        return self._core.get_scale()
+
+    def state_dict(self) -> dict[str, float]:
+        """The scale and how long it has held, the same on every rank."""
+        return {name: tensor.item() for name, tensor in self._core.state()}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restores state_dict()."""
+        for name, tensor in self._core.state():
+            tensor.fill_(state[name])
+
+
+__all__ = ["AdamW", "GradScaler", "Muon", "SGD"]

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of optimizers by parameter name, whole or in parts.
+
+Its form is that of torch.distributed.checkpoint.state_dict: {"state": {NAME: {KEY:
+tensor}}, "param_groups": [{..., "params": [NAME, ...]}]}, for sherd's optimizers and
+for those of torch.optim whose state of a parameter has its shape or is one number.
+"""
+
+from typing import Any
+
+import torch
+
+from . import _core
+from ._optimizers import SECTION, hyperparameters, state_of
+from ._shard_tensor import ShardTensor
+from ._together import gathered, of_rank0, on_every_rank
+from .errors import InvalidArgumentError
+from .state import broadcast, check_kind, placed
+
+
+def named_groups(handle, mine):
+    """The names of each group on all ranks, in the order of the module. Collective."""
+    of_ranks = gathered(
+        handle.mesh.world, on_every_rank(handle.mesh.world, mine.groups))
+    if len({len(groups) for groups in of_ranks}) != 1:
+        raise InvalidArgumentError(
+            "[python] expected as many parameter groups on every rank, found "
+            f"{[len(groups) for groups in of_ranks]}")
+    order = [name for name, _, _ in placed(handle)]
+    result = []
+    for parts in zip(*of_ranks):
+        names = {name for part in parts for name in part}
+        result.append([name for name in order if name in names])
+    return result
+
+
+def check_groups(groups, saved):
+    """Raises unless `saved` groups have the names of ours, in the same order."""
+    saved_names = [list(group.get("params", [])) for group in saved]
+    if [set(names) for names in groups] != [set(names) for names in saved_names]:
+        raise InvalidArgumentError(
+            f"[python] expected parameter groups of {_shown(groups)}, found "
+            f"{_shown(saved_names)}")
+
+
+def _shown(groups):
+    return ", ".join(
+        f"{len(names)} ({', '.join(map(str, names[:3]))}"
+        f"{', ...' if len(names) > 3 else ''})" for names in groups) or "none"
+
+
+def check_keys(mine, groups, found):
+    """Raises unless `found`, keys by name, are those that this optimizer has. State
+    that a parameter has not yet is no mistake."""
+    kind = type(mine.optimizer).__name__
+    for number, names in enumerate(groups):
+        expected = mine.keys(number)
+        for name in names:
+            keys = found.get(name)
+            if expected is not None and keys and set(keys) != expected:
+                raise InvalidArgumentError(
+                    f"[python] the state of {name}: expected that of {kind}, "
+                    f"{', '.join(sorted(expected)) or 'nothing'}, found that of another "
+                    f"optimizer, {', '.join(sorted(keys))}")
+
+
+def optimizer_state_dict(handle, optimizer: Any, kind: str = "full") -> dict[str, Any]:
+    """The state of `optimizer` by parameter name. Collective.
+
+    handle: of fully_shard() or replicate(). optimizer: one of sherd's, or one of
+    torch.optim over ``handle.parameters()``.
+    kind: "full" gives every rank whole tensors, "rank0" rank 0 alone and the others
+        an empty dictionary; "sharded" this rank's parts, which
+        torch.distributed.checkpoint saves and loads, with the first state of
+        parameters that were not updated yet.
+
+    Raises sherd.Error, on every rank, for an optimizer over other parameters, and for
+    state that has neither the shape of its parameter nor is one number. Mirrors
+    torch.distributed.checkpoint.state_dict.get_optimizer_state_dict().
+    """
+    check_kind(kind)
+    world = handle.mesh.world
+    mine = on_every_rank(world, lambda: state_of(handle, optimizer))
+    names = named_groups(handle, mine)
+    groups = [options | {"params": of_group}
+              for options, of_group in zip(mine.options(), names)]
+    if kind == "sharded":
+        return {"state": on_every_rank(world, lambda: _parts(handle, mine)),
+                "param_groups": groups}
+    state = _core.CheckpointState()
+    on_every_rank(world, lambda: mine.add_to(state))
+    full = _core.gather_full_state(world, state).get(SECTION, {})
+    if kind == "full":
+        full = broadcast(world, full)
+    elif world.rank != 0:
+        return {}
+    result = {}
+    for name, tensor in full.items():
+        key, parameter = name.split(".", 1)
+        result.setdefault(parameter, {})[key] = tensor
+    order = {name: place for place, name in enumerate(sum(names, []))}
+    return {"state": dict(sorted(result.items(), key=lambda item: order[item[0]])),
+            "param_groups": groups}
+
+
+class _Places:
+    """Which parts of state that is like parameters belong to this rank."""
+
+    def __init__(self, handle):
+        self._whole = {name: (tuple(shape), begin)
+                       for name, shape, begin in placed(handle)}
+        self._slices = dict(handle.core_parameters.items())
+
+    def of(self, name, numel):
+        """The whole shape, and where this rank's part of `numel` elements begins."""
+        shape, begin = self._whole[name]
+        if name not in self._slices or numel != self._slices[name].numel():
+            begin = 0  # Muon's, which one rank has whole.
+        return shape, begin
+
+    def check(self, mine, name, key, value):
+        """Raises unless this rank has that state, and `value` is its part or one number."""
+        numel = mine.part_numel(name, key)
+        expected = (*self.of(name, numel), numel) if numel else None
+        if isinstance(value, ShardTensor):
+            found = (tuple(value.shape), value.begin, value.elements.numel())
+            fits, shown = found == expected, _elements(*found)
+        else:
+            is_whole = isinstance(value, torch.Tensor) and value.dim() > 0
+            fits = numel > 0 and not is_whole
+            shown = "a whole tensor" if is_whole else "one number"
+        if not fits:
+            raise InvalidArgumentError(
+                f"[python] {key} of {name}: expected "
+                f"{_elements(*expected) if expected else 'nothing on this rank'}, found "
+                f"{shown}, as another number of ranks has it; "
+                "optimizer_state_dict(..., 'full') fits any")
+
+
+def _elements(shape, begin, numel):
+    return f"elements {begin} to {begin + numel} of shape {shape}"
+
+
+def _parts(handle, mine):
+    places, result = _Places(handle), {}
+    for name, key, tensor in mine.items(True):
+        if tensor.dim() > 0:
+            shape, begin = places.of(name, tensor.numel())
+            tensor = ShardTensor(shape, tensor.reshape(-1), begin)
+        result.setdefault(name, {})[key] = tensor
+    return result
+
+
+def load_optimizer_state_dict(handle, optimizer: Any,
+                              state: dict[str, Any]) -> None:
+    """Loads what optimizer_state_dict() of any number of ranks, or
+    get_optimizer_state_dict() of a plain module, gives. Collective. Of whole tensors
+    rank 0's are taken; other ranks' dictionaries may be empty. Hyperparameters are
+    taken as torch.optim takes them; sherd's optimizers take the learning rate.
+
+    Raises sherd.Error, on every rank, for the state of another optimizer, of other
+    parameters or groups, and for other shapes.
+    """
+    world = handle.mesh.world
+    mine = on_every_rank(world, lambda: state_of(handle, optimizer))
+    names = named_groups(handle, mine)
+    is_sharded = any(
+        isinstance(value, ShardTensor) for of_one in state.get("state", {}).values()
+        for value in of_one.values())
+    if any(gathered(world, is_sharded)):
+        _load_parts(handle, mine, names, state)
+    else:
+        _load_full(world, mine, names, state)
+
+
+def _checked(mine, names, state):
+    if set(state) != {"state", "param_groups"}:
+        raise InvalidArgumentError(
+            "[python] expected a dictionary of state and param_groups, found one of "
+            f"{', '.join(map(str, state)) or 'nothing'}")
+    check_groups(names, state["param_groups"])
+    check_keys(mine, names, state["state"])
+
+
+def _load_parts(handle, mine, names, state):
+    world = handle.mesh.world
+
+    def check():
+        _checked(mine, names, state)
+        places = _Places(handle)
+        for name, of_one in state["state"].items():
+            for key, value in of_one.items():
+                places.check(mine, name, key, value)
+
+    def load():
+        for name, of_one in state["state"].items():
+            for key, value in of_one.items():
+                if isinstance(value, ShardTensor):
+                    value = value.elements
+                mine.assign(name, key, value)
+        mine.set_options(state["param_groups"])
+    on_every_rank(world, check)
+    on_every_rank(world, load)
+
+
+def _load_full(world, mine, names, state):
+    full = {}
+
+    def describe():
+        _checked(mine, names, state)
+        tensors = {(name, key): torch.as_tensor(value).detach()
+                   for name, of_one in state["state"].items()
+                   for key, value in of_one.items() if value is not None}
+        full[SECTION] = {f"{key}.{name}": tensor
+                         for (name, key), tensor in tensors.items()}
+        return ([[name, key, tensor.dtype, tensor.dim() == 0]
+                 for (name, key), tensor in tensors.items()],
+                [hyperparameters(group) for group in state["param_groups"]])
+
+    described, groups = of_rank0(world, describe)
+    mine.prepare(described)
+    target = _core.CheckpointState()
+    on_every_rank(world, lambda: mine.add_to(target))
+    _core.scatter_full_state(world, full, target, True)
+    mine.finish()
+    mine.set_options(groups)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Distributed data parallel training of an unmodified torch.nn.Module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from . import _core
+from ._fork import handles
+from ._tree import module_tree
+from .errors import FailedPreconditionError, InvalidArgumentError
+from .units import member
+from .world import Where, mesh_of
+
+
+_KEPT = "_sherd_replica"  # An attribute of modules.
+
+
+class _Kept:
+    """Keeps the handle as long as its module. Copies of the module have none."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def __reduce_ex__(self, protocol):
+        return type(None), ()
+
+
+class DistributedDataParallel:
+    """The handle of a replicated module, made by replicate(). The module keeps it
+    alive; after close() the module is a plain one again. Any optimizer over
+    ``module.parameters()`` serves. Mirrors sherd::DistributedDataParallel."""
+
+    def __init__(self, module: torch.nn.Module, core, mesh) -> None:
+        self.module = module
+        self.mesh = mesh
+        self._core = core
+        handles.add(self)
+
+    def no_sync(self) -> AbstractContextManager:
+        """Backwards in this scope add to ``.grad`` and exchange nothing; the next
+        one outside averages. Mirrors DistributedDataParallel.no_sync()."""
+        return self._core.no_sync()
+
+    def join(self, after_backward: Callable[[], Any] | None = None, *,
+             divide_by_initial_world_size: bool = True,
+             throw_on_early_termination: bool = False) -> AbstractContextManager:
+        """A scope around a loop over inputs of which ranks have different numbers.
+        At its end a rank takes part in the backwards of those that have more, and
+        calls `after_backward` after each, which may be None here: every rank gets the
+        parameters of the last that had inputs. Mirrors
+        sherd::JoinScope and torch.distributed.algorithms.Join."""
+        return self._core.join(after_backward, divide_by_initial_world_size,
+                               throw_on_early_termination)
+
+    def average_parameters(self) -> None:
+        """Every rank's trainable parameters become their mean. Collective."""
+        self._core.average_parameters()
+
+    def report(self) -> Any:
+        """Figures about buckets and reductions."""
+        return self._core.report()
+
+    def close(self) -> None:
+        """Ends replication. Not collective; never waits. Idempotent."""
+        self._core.close()
+        kept = self.module.__dict__.get(_KEPT)
+        if kept is not None and kept.handle is self:
+            del self.module.__dict__[_KEPT]
+
+    @property
+    def core_parameters(self) -> Any:
+        """What sherd's optimizers take."""
+        return self._core.named_parameters()
+
+    def __reduce_ex__(self, protocol):
+        raise FailedPreconditionError(
+            "[python] the handle of a replicated module cannot be copied or "
+            "pickled: copy or save the module, which is a plain one")
+
+
+def _replicas_of(mesh_or_group):
+    """The Mesh over whose first axis gradients are averaged."""
+    mesh = mesh_of(mesh_or_group)
+    two_axes = isinstance(mesh_or_group, _core.Mesh) or getattr(
+        mesh_or_group, "ndim", 1) == 2
+    if not two_axes:  # One dimension means replicas here.
+        return _core.Mesh(mesh.world, mesh.world.size, 1)
+    if mesh.replicate_size == 1 and mesh.world.size > 1:
+        raise InvalidArgumentError(
+            "[python] replicate: expected a mesh of several replicas, found one of 1 "
+            f"replica of {mesh.shard_size} shards, which has nothing to average: give "
+            "the World, or a Mesh(world, replicate=...) of several replicas")
+    return mesh
+
+
+def replicate(module: torch.nn.Module, mesh_or_group: Where = None, *,
+              bucket_bytes: int | None = None, first_bucket_bytes: int | None = None,
+              static_graph: bool = False, exchange: str = "auto",
+              reductions_under_way_max: int = 4, init_sync: bool = True,
+              broadcast_buffers: bool = True, gradient_as_bucket_view: bool = True,
+              ignored: Sequence[str] = ()) -> DistributedDataParallel:
+    """Averages the gradients of `module` over all ranks while backward runs, and
+    returns a handle. Collective.
+
+        handle = sherd.replicate(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        model(batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    mesh_or_group: as for fully_shard(); of a mesh of two dimensions, the first, which
+        must have several places where there are several ranks.
+
+    The others are those of sherd::ReplicateOptions. Raises sherd.Error, on every
+    rank where ranks differ. Mirrors torch.nn.parallel.DistributedDataParallel.
+    """
+    if getattr(module, "__dict__", {}).get(_KEPT) is not None:
+        raise FailedPreconditionError(
+            "[python] replicate: expected a module that is not replicated yet, found a "
+            f"replicated {type(module).__name__}; close() of its handle ends that")
+    mesh = _replicas_of(mesh_or_group)
+    options = _core.ReplicateOptions()
+    if bucket_bytes is not None:
+        options.bucket_bytes = bucket_bytes
+    if first_bucket_bytes is not None:
+        options.first_bucket_bytes = first_bucket_bytes
+    options.static_graph = static_graph
+    options.exchange = member(_core.ExchangeKind, "exchange", exchange)
+    options.reductions_under_way_max = reductions_under_way_max
+    options.init_sync = init_sync
+    options.broadcast_buffers = broadcast_buffers
+    options.gradient_as_bucket_view = gradient_as_bucket_view
+    options.ignored = list(ignored)
+    core = _core.replicate(module_tree(module), mesh, options)
+    handle = DistributedDataParallel(module, core, mesh)
+    setattr(module, _KEPT, _Kept(handle))
+    return handle

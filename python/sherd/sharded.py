@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fully sharded data parallel training of an unmodified torch.nn.Module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from . import _core, _slices, state
+from ._fork import handles
+from ._tree import module_tree
+from .errors import FailedPreconditionError, InvalidArgumentError
+from .units import Units, member, named_units
+from .world import Where, mesh_of
+
+_HANDLE = "_sherd_handle"  # An attribute of modules.
+
+
+class FullyShardedDataParallel:
+    """The handle of a sharded module, made by fully_shard().
+
+    The module keeps it alive, and handle_of() finds it. Thread rule: one thread,
+    not while others use the module. Mirrors sherd::FullyShardedDataParallel.
+    """
+
+    def __init__(self, module: torch.nn.Module, core, mesh) -> None:
+        self.module = module
+        self.mesh = mesh
+        self._core = core
+        self._named = core.named_parameters()
+        slices = self._named.items()
+        # An optimizer of torch.optim refuses to have no parameters at all.
+        self._slices = slices or [("", torch.empty(0, requires_grad=True))]
+        sharded = {name for unit in core.units() for name in unit.parameters}
+        self._whole = [parameter for name, parameter in module.named_parameters()
+                       if name in sharded]
+        _slices.mark((tensor for _, tensor in self._slices), self, True)
+        _slices.mark(self._whole, self, False)
+        self.guard = state.Guard(self)
+        handles.add(self)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """This rank's slice of each parameter: 1-D leaves in the order of the
+        module, for an optimizer. ``.grad`` is set when a synchronised backward
+        returns. The same tensors every time."""
+        return [tensor for _, tensor in self._slices]
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """(name, slice) of each of parameters(), with the module's names."""
+        return list(self._slices)
+
+    def module_parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters of the module that are sharded, without slices."""
+        return list(self._whole)
+
+    def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0,
+                       error_if_nonfinite: bool = False) -> float:
+        """Scales all gradients so that their total norm is at most `max_norm`;
+        returns the norm before, equal on every rank. Collective. Mirrors
+        torch.nn.utils.clip_grad_norm_, which may be called instead."""
+        return self._core.clip_grad_norm(max_norm, norm_type, error_if_nonfinite)
+
+    def publish(self) -> None:
+        """Makes slices that were written visible to all ranks. Every rank calls it
+        after it has written some; optimizers of torch.optim and sherd do."""
+        self._core.publish()
+
+    def no_sync(self, axis: str = "both") -> AbstractContextManager:
+        """Backwards in this scope exchange nothing, and the next one outside sums
+        up; with ``axis="replicate"`` nothing across replicas. Mirrors
+        FSDP.no_sync()."""
+        if axis not in ("both", "replicate"):
+            raise InvalidArgumentError(
+                f"[python] axis: expected 'both' or 'replicate', found {axis!r}")
+        return self._core.no_sync(axis == "replicate")
+
+    def join(self, after_backward: Callable[[], Any] | None = None, *,
+             divide_by_initial_world_size: bool = True,
+             throw_on_early_termination: bool = False) -> AbstractContextManager:
+        """A scope around a loop over inputs of which ranks have different numbers.
+        At its end a rank takes part in the backwards of those that have more, and
+        calls `after_backward` after each: what the loop does there, clipping, the
+        optimizer's step and zero_grad(), which every rank must do. Mirrors
+        sherd::JoinScope and torch.distributed.algorithms.Join."""
+        return self._core.join(after_backward, divide_by_initial_world_size,
+                               throw_on_early_termination)
+
+    def summon_full_parameters(self, *, read_only: bool = False,
+                               full_precision: bool = False,
+                               rank0_only: bool = False,
+                               with_gradients: bool = False,
+                               module: str = "") -> AbstractContextManager:
+        """A scope in which every rank has all parameters whole: the module's own
+        show their values, and the scope's ``tensor(name)`` gives them in full
+        precision, ``gradient(name)`` their gradients. Collective. Mirrors
+        FSDP.summon_full_params()."""
+        return self._core.summon_full_parameters(
+            read_only, full_precision, rank0_only, with_gradients, module)
+
+    def unshard(self, module: torch.nn.Module | str | None = None) -> Any:
+        """Gathers units, or those of a module (or of the module or unit of that name),
+        as far as the budget allows. For a module it returns a handle with ``wait()``.
+        Never needed. Mirrors FSDPModule.unshard()."""
+        if module is None:
+            return self._core.unshard()
+        return self._core.unshard(self._name_of(module))
+
+    def reshard(self, module: torch.nn.Module | str | None = None) -> None:
+        """Frees what is whole, or that of a module. Never needed."""
+        if module is None:
+            self._core.reshard()
+        else:
+            self._core.reshard(self._name_of(module))
+
+    def _name_of(self, module: torch.nn.Module | str) -> str:
+        if isinstance(module, str):
+            return module
+        for name, candidate in self.module.named_modules():
+            if candidate is module:
+                return name or "(root)"
+        raise InvalidArgumentError(
+            "[python] expected a module inside the sharded one, or its name, found "
+            f"another {type(module).__name__}")
+
+    def set_strategy(self, strategy: str) -> None:
+        """Changes the strategy between two steps. Collective."""
+        self._core.set_strategy(member(_core.Strategy, "strategy", strategy))
+
+    def set_budget_bytes(self, budget_bytes: int) -> None:
+        """Changes the budget for whole units between two steps. Collective."""
+        self._core.set_budget_bytes(budget_bytes)
+
+    def units(self) -> list[Any]:
+        """The units in the order of their first parameters: ``name``, ``bytes``,
+        ``parameters`` and what they have cost so far."""
+        return self._core.report().by_unit
+
+    def report(self) -> Any:
+        """Figures about units, gathers and plans; to_text() and to_json()."""
+        return self._core.report()
+
+    def state_dict(self, kind: str = "full") -> dict[str, Any]:
+        """The parameters and persistent buffers with the names and shapes of the
+        plain module's state_dict(), which ``plain.load_state_dict()`` takes.
+        Collective, but for "sharded".
+
+        kind: "full" gives every rank whole tensors, "rank0" rank 0 alone and the
+            others an empty dictionary, "sharded" this rank's parts, which share
+            memory with the module and which torch.distributed.checkpoint saves and
+            loads. Memory: what is returned and one tensor.
+
+        Mirrors torch.distributed.checkpoint.state_dict.get_model_state_dict().
+        """
+        return state.state_dict(self, kind)
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
+        """Loads what state_dict() of this handle, of any other number of ranks or of
+        a plain module gives, and publishes. Collective. Of whole tensors rank 0's
+        are taken, converted to the dtypes here; other ranks' may be empty.
+
+        Returns missing_keys and unexpected_keys, as torch.nn.Module does. Raises
+        sherd.Error, on every rank, for those if `strict`, and for other shapes;
+        nothing has changed then.
+        """
+        return state.load_state_dict(self, state_dict, strict)
+
+    def close(self) -> None:
+        """Ends sharding: later use of the module is an error. Idempotent."""
+        self._core.close()
+        if self.mesh.world.size == 1:
+            self.guard.remove()  # The module has its values.
+        _slices.unmark(self._whole)
+        _slices.unmark(tensor for _, tensor in self._slices)
+        self.module.__dict__.pop(_HANDLE, None)
+
+    @property
+    def core_parameters(self) -> Any:
+        """What sherd's optimizers take."""
+        return self._named
+
+    __reduce_ex__ = _slices.refuse_copy
+
+
+def handle_of(module: Any) -> FullyShardedDataParallel | None:
+    """The handle of a sharded module; None for another."""
+    return getattr(module, "__dict__", {}).get(_HANDLE)
+
+
+def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
+                units: Units = None, strategy: str = "full_shard",
+                budget_bytes: int | None = None, memory_bytes: int | None = None,
+                exchange: str = "auto", optimizer_axes: str = "shard",
+                mixed_precision: _core.MixedPrecision | None = None,
+                sync_module_states: bool = False,
+                compare_initial_values: bool = True,
+                share_gradients: bool = False,
+                init_fn: Callable[[str, torch.Tensor], Any] | None = None,
+                reductions_under_way_max: int = 4,
+                gradient_divide_factor: float | None = None,
+                ignored: Sequence[str] = ()) -> FullyShardedDataParallel:
+    """Shards the parameters of `module` in place over all ranks and returns a
+    handle. Collective.
+
+        handle = sherd.fully_shard(model)
+        optimizer = torch.optim.AdamW(handle.parameters(), lr=3e-4)
+        model(batch).loss.backward()
+        handle.clip_grad_norm(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    mesh_or_group: a World, Mesh, ProcessGroup or DeviceMesh (one dimension: shards;
+        two: replicas and shards). None: the default process group if there is one,
+        else the ranks that torchrun or `sherd run` has started.
+    units: which modules are gathered together. None: the children of each
+        ModuleList and Sequential. A pattern of names such as "h.*", a class,
+        several of either, or a function of a name and a module that returns a bool
+        or UnitOptions. []: one unit of all.
+    strategy: "full_shard", "shard_grad_op" or "no_shard"; how much stays whole.
+    budget_bytes: bytes of whole units instead of the strategy's.
+    memory_bytes: a limit for the resident memory of the process.
+    exchange: "auto", "shared_memory" or "messages". Performance only.
+    optimizer_axes: "shard" or "both": whether replicas share optimizer state.
+    init_fn: function of a name and a CPU tensor that writes the first value of a
+        tensor of the meta device.
+    ignored: names or patterns of modules, parameters and buffers to leave alone.
+
+    The others are those of sherd::FullyShardOptions. Raises sherd.Error, on every
+    rank where ranks differ. Mirrors torch.distributed.fsdp.fully_shard.
+    """
+    if handle_of(module) is not None:
+        raise FailedPreconditionError(
+            "[python] fully_shard: expected a module that is not sharded yet, found "
+            f"a sharded {type(module).__name__}")
+    options = _core.FullyShardOptions()
+    options.strategy = member(_core.Strategy, "strategy", strategy)
+    options.exchange = member(_core.ExchangeKind, "exchange", exchange)
+    options.optimizer_axes = member(
+        _core.OptimizerAxes, "optimizer_axes", optimizer_axes)
+    options.budget_bytes = budget_bytes
+    options.memory_bytes = memory_bytes
+    options.sync_module_states = sync_module_states
+    options.compare_initial_values = compare_initial_values
+    options.share_gradients = share_gradients
+    options.initialise = init_fn
+    options.reductions_under_way_max = reductions_under_way_max
+    options.gradient_divide_factor = gradient_divide_factor
+    options.ignored = list(ignored)
+    if mixed_precision is not None:
+        options.mixed_precision = mixed_precision
+    mesh = mesh_of(mesh_or_group)
+    core = _core.fully_shard(
+        module_tree(module), mesh, options, named_units(module, units))
+    handle = FullyShardedDataParallel(module, core, mesh)
+    setattr(module, _HANDLE, handle)
+    return handle

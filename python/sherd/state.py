@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State dictionaries of sharded modules: whole ones, and this rank's parts.
+
+Names, shapes and order are those of the plain module's state_dict(): tied names are
+there twice, persistent buffers and extra state are there. Of buffers, and of what
+sharding ignores, all take rank 0's values.
+"""
+
+import collections
+import contextlib
+
+import torch
+
+from . import _core
+from ._shard_tensor import ShardTensor
+from ._together import gathered, of_rank0, on_every_rank
+from .errors import FailedPreconditionError, InvalidArgumentError
+
+_KINDS = ("full", "rank0", "sharded")
+_MODEL, _OTHERS = "model", "others"  # Sections.
+
+IncompatibleKeys = collections.namedtuple(
+    "IncompatibleKeys", ["missing_keys", "unexpected_keys"])
+
+
+class Guard:
+    """Makes state_dict() and load_state_dict() of a sharded module, and of modules in
+    it, raise: they would save what this rank has by chance, and load nothing."""
+
+    def __init__(self, handle):
+        self._open = False
+        self._hooks = []
+        sharded = {id(tensor) for tensor in handle.module_parameters()}
+        for module in handle.module.modules():
+            own = module.parameters(recurse=False)
+            if any(id(tensor) in sharded for tensor in own):
+                self._hooks += [
+                    module.register_state_dict_pre_hook(self._before_save),
+                    module.register_load_state_dict_pre_hook(self._before_load)]
+
+    @contextlib.contextmanager
+    def opened(self):
+        """A scope in which state_dict() may be called."""
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
+    def remove(self):
+        """Ends it."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _before_save(self, *_):
+        if not self._open:
+            raise FailedPreconditionError(
+                "[python] state_dict() of a sharded module: each rank has a part of "
+                "it; expected handle.state_dict() on every rank, which gives whole "
+                "tensors (sherd.handle_of(module) is the handle)")
+
+    def _before_load(self, *_):
+        raise FailedPreconditionError(
+            "[python] load_state_dict() of a sharded module: each rank has a part of "
+            "it; expected handle.load_state_dict(state) on every rank "
+            "(sherd.handle_of(module) is the handle)")
+
+
+def check_kind(kind):
+    """Raises for a kind of state dictionary that there is not."""
+    if kind not in _KINDS:
+        raise InvalidArgumentError(
+            f"[python] kind: expected one of {', '.join(_KINDS)}, found {kind!r}")
+
+
+def placed(handle):
+    """(name, shape, begin) of every parameter that the handle manages, in the order of
+    the module: where this rank's slice begins in the flattened one."""
+    parameters = handle.core_parameters
+    return _core.whole_parameters(parameters) or [
+        (name, list(tensor.shape), 0) for name, tensor in parameters.items()]
+
+
+def _storage(tensor):
+    """What tells storages apart; None where a sharded parameter has none now."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except RuntimeError:
+        return None
+
+
+class Template:
+    """What the plain module's state_dict() would have: by its names, in order."""
+
+    def __init__(self, handle):
+        with handle.guard.opened():
+            self.entries = handle.module.state_dict(keep_vars=True)
+        self.metadata = getattr(self.entries, "_metadata", None)
+        whole = placed(handle)
+        named = dict(handle.module.named_parameters(remove_duplicate=False))
+        of_sharded = {id(named[name]): name for name, _, _ in whole}
+        self.shapes = {name: tuple(shape) for name, shape, _ in whole}
+        self.begins = {name: begin for name, _, begin in whole}
+        # The sharded parameter that an entry is; entries that are other tensors.
+        self.sharded, self.others, self.extra = {}, {}, {}
+        storages = {_storage(named[name]) for name, _, _ in whole} | {None}
+        for key, value in self.entries.items():
+            if id(value) in of_sharded:
+                self.sharded[key] = of_sharded[id(value)]
+            elif not isinstance(value, torch.Tensor):
+                self.extra[key] = value
+            elif _storage(value) in storages:
+                raise InvalidArgumentError(
+                    f"[python] {key}: expected a parameter or a tensor with values of "
+                    "its own, found a view of a sharded parameter, as a state_dict "
+                    "hook makes them")
+            else:
+                self.others[key] = value
+
+    def ordered(self, values):
+        """These values of the entries, as state_dict() returns them."""
+        result = collections.OrderedDict(
+            (key, values[key]) for key in self.entries if key in values)
+        if self.metadata is not None:
+            result._metadata = self.metadata
+        return result
+
+    def shape(self, key):
+        if key in self.sharded:
+            return self.shapes[self.sharded[key]]
+        return tuple(self.others[key].shape)
+
+
+def _state_of(handle, template):
+    state = _core.CheckpointState()
+    state.add_parameters(handle.core_parameters)
+    state.add_tensors(_OTHERS, list(template.others.items()), True)
+    return state
+
+
+def _prepared(handle):
+    """The template and a state with its tensors. Collective."""
+    def prepare():
+        template = Template(handle)
+        return template, _state_of(handle, template)
+    return on_every_rank(handle.mesh.world, prepare)
+
+
+def broadcast(world, tensors):
+    """Rank 0's dictionary of tensors, on every rank, one tensor at a time."""
+    described = of_rank0(world, lambda: [
+        (name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()])
+    result = {}
+    for name, shape, dtype in described:
+        result[name] = (tensors[name].contiguous() if world.rank == 0
+                        else torch.empty(shape, dtype=dtype))
+        if result[name].numel() > 0:
+            world.broadcast([result[name]])
+    return result
+
+
+def state_dict(handle, kind="full"):
+    """See FullyShardedDataParallel.state_dict()."""
+    check_kind(kind)
+    if kind == "sharded":
+        return _parts(handle)
+    template, state = _prepared(handle)
+    full = _core.gather_full_state(handle.mesh.world, state)
+    model, others = full.get(_MODEL, {}), full.get(_OTHERS, {})
+    if kind == "full":
+        model = broadcast(handle.mesh.world, model)
+        others = broadcast(handle.mesh.world, others)
+    elif handle.mesh.world.rank != 0:
+        return collections.OrderedDict()
+    values = {key: model[name] for key, name in template.sharded.items()}
+    return template.ordered(values | others | template.extra)
+
+
+def _parts(handle):
+    template = Template(handle)
+    slices = dict(handle.core_parameters.items())
+    empty = torch.empty(0)
+    values = {key: ShardTensor(template.shapes[name], slices.get(name, empty),
+                               template.begins[name])
+              for key, name in template.sharded.items()}
+    first = handle.mesh.world.rank == 0
+    for key, value in template.others.items():
+        values[key] = ShardTensor(value.shape, value.detach().reshape(-1), 0, first)
+    return template.ordered(values | template.extra)
+
+
+def wait_for_readers(handle):
+    """Before values are loaded: after an evaluation other ranks may be reading still
+    what is written in shared memory; at the end of such a scope all have read.
+    Collective. A replicated module needs none."""
+    if hasattr(handle, "summon_full_parameters"):
+        unit = min(handle.units(), key=lambda unit: unit.bytes)
+        handle.summon_full_parameters(
+            read_only=True, rank0_only=True, module=unit.name).close()
+
+
+def load_state_dict(handle, state, strict=True):
+    """See FullyShardedDataParallel.load_state_dict()."""
+    wait_for_readers(handle)
+    parts = [isinstance(value, ShardTensor) for value in state.values()]
+    of_ranks = gathered(handle.mesh.world, [any(parts), bool(parts)])
+    if any(sharded for sharded, _ in of_ranks):
+        if not all(sharded or not some for sharded, some in of_ranks):
+            raise InvalidArgumentError(
+                "[python] load_state_dict: expected the same kind of state on every "
+                "rank, found parts of tensors on some and whole ones on others")
+        return _load_parts(handle, state, strict)
+    return _load_full(handle, state, strict)
+
+
+def _compare(template, state, strict):
+    """Names that only one side has; raises for them if strict, and for shapes."""
+    missing = [key for key in template.entries if key not in state]
+    unexpected = [key for key in state if key not in template.entries]
+    wrong = []
+    if strict:
+        wrong += [f"no {key}" for key in missing]
+        wrong += [f"{key}, which the module lacks" for key in unexpected]
+    for key, value in state.items():
+        if key not in template.entries or key in template.extra:
+            continue
+        shape = template.shape(key)
+        if not isinstance(value, torch.Tensor):
+            wrong.append(f"{key}: a {type(value).__name__} instead of a tensor")
+        elif tuple(value.shape) != shape:
+            wrong.append(f"{key} of shape {tuple(value.shape)} instead of {shape}")
+    if wrong:
+        more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise InvalidArgumentError(
+            "[python] load_state_dict: expected the names and shapes of the plain "
+            f"module, found {'; '.join(wrong[:8])}{more}")
+    return IncompatibleKeys(missing, unexpected)
+
+
+def _dtypes(handle):
+    """The dtype of each sharded parameter; ranks may have no slice of some."""
+    mine = {name: str(tensor.dtype).removeprefix("torch.")
+            for name, tensor in handle.core_parameters.items()}
+    names = {}
+    for of_rank in gathered(handle.mesh.world, mine):
+        names.update(of_rank)
+    return {name: getattr(torch, dtype) for name, dtype in names.items()}
+
+
+def _load_full(handle, state, strict):
+    template, target = _prepared(handle)
+    dtypes = _dtypes(handle)
+    full, world = {}, handle.mesh.world
+
+    def compare():
+        keys = _compare(template, state, strict)
+        model = {name: state[key].detach().to(device="cpu", dtype=dtypes[name])
+                 for key, name in template.sharded.items() if key in state}
+        others = {key: state[key].detach().to(device="cpu", dtype=value.dtype)
+                  for key, value in template.others.items() if key in state}
+        extra = {key: state[key] for key in template.extra if key in state}
+        full.update({_MODEL: model, _OTHERS: others})
+        return [list(keys.missing_keys), list(keys.unexpected_keys), extra]
+
+    missing, unexpected, extra = of_rank0(world, compare)
+    _core.scatter_full_state(world, full, target, False)
+    on_every_rank(world, lambda: _set_extra(handle.module, extra))
+    return IncompatibleKeys(missing, unexpected)
+
+
+def _set_extra(module, extra):
+    for key, value in extra.items():
+        owner = key.removesuffix("_extra_state").removesuffix(".")
+        module.get_submodule(owner).set_extra_state(value)
+
+
+def _load_parts(handle, state, strict):
+    def load():
+        template = Template(handle)
+        keys = _compare(template, state, strict)
+        mine = _parts(handle)
+        for key in template.sharded:
+            if key in state:
+                _check_part(key, mine[key], state[key])
+        with torch.no_grad():
+            for key, value in state.items():
+                if key in template.others:
+                    template.others[key].copy_(value.elements.view(value.shape))
+                elif key in template.sharded:
+                    mine[key].elements.copy_(value.elements)
+        _set_extra(handle.module,
+                   {key: state[key] for key in template.extra if key in state})
+        return keys
+    keys = on_every_rank(handle.mesh.world, load)
+    handle.publish()
+    return keys
+
+
+def _check_part(key, into, value):
+    have = (value.begin, value.elements.numel())
+    want = (into.begin, into.elements.numel())
+    if have[1] != want[1] or (have != want and want[1] > 0):
+        raise InvalidArgumentError(
+            f"[python] {key}: expected elements {want[0]} to {sum(want)}, found "
+            f"{have[0]} to {sum(have)}, as another number of ranks has them; "
+            "state_dict('full') fits any")

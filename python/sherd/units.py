@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules become units, whose parameters are gathered and freed together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Union
+
+import torch
+
+from . import _core
+from .errors import InvalidArgumentError
+
+
+# What fully_shard() takes: see there.
+Units = Union[
+    None, str, type, Sequence[str], Sequence[type],
+    Callable[[str, torch.nn.Module], Union[bool, "_core.UnitOptions"]]]
+
+
+def _options(make, **values):
+    """An object of the extension with these attributes; None leaves the default."""
+    options = make()
+    for name, value in values.items():
+        if value is not None:
+            setattr(options, name, value)
+    return options
+
+
+def member(enum, what, name):
+    """The value of an enum of the extension that a user has named."""
+    members = enum.__members__
+    if name not in members:
+        raise InvalidArgumentError(
+            f"[python] {what}: expected one of {', '.join(members)}, found {name!r}")
+    return members[name]
+
+
+def MixedPrecision(param_dtype: torch.dtype | None = None,
+                   reduce_dtype: torch.dtype | None = None,
+                   buffer_dtype: torch.dtype | None = None,
+                   cast_forward_inputs: bool = True,
+                   keep_low_precision_grads: bool = False) -> _core.MixedPrecision:
+    """Dtypes of a unit: torch.float32, torch.bfloat16 or torch.float16; None keeps
+    the module's. Parameters are used in `param_dtype`, gradients are sent in
+    `reduce_dtype` and added up in fp32; shards and optimizer state stay in the
+    module's dtype. Mirrors torch.distributed.fsdp.MixedPrecisionPolicy."""
+    return _options(
+        _core.MixedPrecision, param_dtype=param_dtype, reduce_dtype=reduce_dtype,
+        buffer_dtype=buffer_dtype, cast_forward_inputs=cast_forward_inputs,
+        keep_low_precision_grads=keep_low_precision_grads)
+
+
+def UnitOptions(name: str | None = None, own_unit: bool = True,
+                mixed_precision: _core.MixedPrecision | None = None,
+                output_dtype: torch.dtype | None = None,
+                keep_whole: bool = False) -> _core.UnitOptions:
+    """What a policy may return for a module. Modules of equal `name` are one unit;
+    with ``own_unit=False`` the module stays in the unit around it, with its own
+    mixed precision; `keep_whole` mirrors reshard_after_forward=False."""
+    return _options(
+        _core.UnitOptions, name=name, own_unit=own_unit,
+        mixed_precision=mixed_precision, output_dtype=output_dtype,
+        keep_whole=keep_whole)
+
+
+def _child_of_list(root):
+    lists = (torch.nn.ModuleList, torch.nn.Sequential)
+    children = {id(child) for module in root.modules() if isinstance(module, lists)
+                for child in module.children()}
+    return lambda name, module: id(module) in children
+
+
+def _by_pattern(patterns):
+    # `*` does not cross a dot, as in sherd::units::by_name().
+    texts = ["".join({"*": "[^.]*", "?": "[^.]"}.get(c, re.escape(c))
+                     for c in pattern) for pattern in patterns]
+    return lambda name, module: any(re.fullmatch(text, name) for text in texts)
+
+
+def _policy(root, units):
+    """A function of a name and a module."""
+    if units is None:
+        return _child_of_list(root)
+    if isinstance(units, str):
+        return _by_pattern([units])
+    if isinstance(units, type):
+        return lambda name, module: isinstance(module, units)
+    if isinstance(units, (list, tuple, set, frozenset)):
+        items = tuple(units)
+        if not items:
+            return lambda name, module: False
+        if all(isinstance(item, str) for item in items):
+            return _by_pattern(items)
+        if all(isinstance(item, type) for item in items):
+            return lambda name, module: isinstance(module, items)
+    elif callable(units):
+        return units
+    raise InvalidArgumentError(
+        "[python] units: expected None, a pattern of names, a class, several of "
+        "either, or a function of a name and a module, found " + repr(units))
+
+
+def named_units(root, units):
+    """UnitOptions by the name of each module that becomes a unit. `units`: see
+    fully_shard()."""
+    policy = _policy(root, units)
+    named = {}
+    for name, module in root.named_modules(remove_duplicate=False):
+        answer = policy(name, module)
+        if isinstance(answer, _core.UnitOptions):
+            named[name] = answer
+        elif answer:
+            named[name] = _core.UnitOptions()
+    asked_for_none = isinstance(units, Collection) and not units
+    if not named and units is not None and not asked_for_none:
+        names = [name for name, _ in root.named_modules() if name][:8]
+        raise InvalidArgumentError(
+            f"[python] units: expected some that take a module, found {units!r}, "
+            f"which takes none of {', '.join(names)}, ...; [] makes one unit of all")
+    return named

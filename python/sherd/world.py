@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a job: from the environment, a process group or a device mesh."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import sys
+from typing import Union
+
+import torch.distributed as dist
+
+from . import _core
+from ._fork import check_not_forked
+from ._fork import worlds as _worlds
+from .errors import FailedPreconditionError, InvalidArgumentError
+
+Mesh = _core.Mesh
+
+# How many worlds of each process group were closed. Its store keeps their keys, so
+# that the next one has others.
+_closed = collections.Counter()
+
+# What fully_shard() and replicate() take: see there.
+Where = Union[None, "_core.World", "_core.Mesh", dist.ProcessGroup, dist.DeviceMesh]
+
+
+class World:
+    """Ways to a world, which is this process's membership in all ranks of a job.
+
+    from_environment() and from_process_group() return the same object every time they
+    are asked for the same ranks, with the deadlines of the first time, until close():
+    then they make another one. single() makes one each time. A world has ``rank``,
+    ``size``, ``local_rank``, ``local_size``, ``barrier()``, ``all_gather(numbers)``,
+    ``broadcast(tensors)``, ``subset(ranks)`` and ``close()``. Mirrors
+    torch.distributed.init_process_group.
+    """
+
+    def __new__(cls):
+        raise InvalidArgumentError(
+            "[python] expected World.from_environment(), from_process_group() or "
+            "single(), found World()")
+
+    @staticmethod
+    def from_environment(deadline_s: float = 600.0,
+                         rendezvous_deadline_s: float = 300.0) -> _core.World:
+        """The ranks that torchrun, `sherd run`, Slurm or Open MPI has started;
+        this process alone where there are none. Collective. No wait for another
+        rank lasts longer than `deadline_s` seconds while it makes no progress."""
+        check_not_forked()
+        if None not in _worlds:
+            _worlds[None] = _core.World.from_environment(
+                deadline_s, rendezvous_deadline_s)
+        return _worlds[None]
+
+    @staticmethod
+    def from_process_group(group: dist.ProcessGroup | None = None,
+                           deadline_s: float = 600.0,
+                           rendezvous_deadline_s: float = 300.0) -> _core.World:
+        """The ranks of a process group of torch.distributed, by default of the
+        default one, through its store. Collective over the group. The group's own
+        connections are not used. Raises FailedPreconditionError where there is no
+        such group, or this rank is not in it."""
+        check_not_forked()
+        store = _store_of(group)
+        group = group or dist.group.WORLD
+        if group not in _worlds:
+            prefix = f"sherd-{_closed[group]}" if _closed[group] else "sherd"
+            _worlds[group] = _core.World.from_store(
+                dist.PrefixStore(prefix, store), dist.get_rank(group),
+                dist.get_world_size(group), deadline_s, rendezvous_deadline_s)
+        return _worlds[group]
+
+    @staticmethod
+    def single() -> _core.World:
+        """This process alone."""
+        check_not_forked()
+        return _core.World.single()
+
+
+def _store_of(group):
+    if not dist.is_initialized():
+        raise FailedPreconditionError(
+            "[python] World.from_process_group: expected a process group of "
+            "torch.distributed, found none: call "
+            "torch.distributed.init_process_group() before, or use "
+            "World.from_environment()")
+    try:
+        # pylint: disable-next=protected-access
+        return dist.distributed_c10d._get_process_group_store(
+            group or dist.group.WORLD)
+    except (KeyError, ValueError) as error:
+        raise FailedPreconditionError(
+            "[python] World.from_process_group: expected a process group that has "
+            "this rank and was not destroyed, found "
+            f"{type(group).__name__}") from error
+
+
+def _close(world):
+    """What World.close() is: afterwards the same ranks can make another world."""
+    world.end()
+    for key, made in list(_worlds.items()):
+        if made == world:
+            del _worlds[key]
+            _closed[key] += 1
+
+
+_core.World.close = _close
+
+
+def mesh_of(mesh_or_group: Where = None) -> _core.Mesh:
+    """The Mesh that a World, Mesh, ProcessGroup or DeviceMesh stands for; None
+    stands for the default process group where there is one, else the environment."""
+    check_not_forked()
+    where = mesh_or_group
+    if where is None:
+        where = (World.from_process_group() if dist.is_initialized()
+                 else World.from_environment())
+    if isinstance(where, dist.ProcessGroup):
+        where = World.from_process_group(where)
+    if isinstance(where, _core.World):
+        return Mesh(where)
+    if isinstance(where, Mesh):
+        return where
+    if isinstance(where, dist.DeviceMesh):
+        return _of_device_mesh(where)
+    raise InvalidArgumentError(
+        "[python] expected a World, Mesh, ProcessGroup or DeviceMesh, found "
+        f"{type(where).__name__}")
+
+
+def _of_device_mesh(mesh):
+    if mesh.ndim == 1:
+        return Mesh(World.from_process_group(mesh.get_group()))
+    ranks = mesh.mesh.flatten().tolist()
+    if mesh.ndim != 2 or ranks != list(range(dist.get_world_size())):
+        raise InvalidArgumentError(
+            "[python] expected a DeviceMesh of one dimension, or of two, replicas "
+            "and shards, over all ranks in order, found "
+            f"{mesh.ndim} dimensions and ranks {ranks}")
+    replicate, shard = mesh.shape
+    return Mesh(World.from_process_group(), replicate, shard)
+
+
+@atexit.register
+def _close_worlds():
+    # A rank that ends with an exception does not wait for others; they are told
+    # that it has left.
+    if hasattr(sys, "last_value"):
+        return
+    for world in list(_worlds.values()):
+        try:
+            world.close()
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            print(f"sherd: {error}", file=sys.stderr)
+    _worlds.clear()
+
+
+__all__ = ["Mesh", "World", "mesh_of"]

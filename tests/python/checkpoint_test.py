@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers' states, and checkpoints that C++ programs and PyTorch read, too."""
+
+import contextlib
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import ranks
+import torch
+from fully_shard_test import batch_of, decoder, loss_of
+from state_test import WithEverything, changed
+from torch import nn
+from torch.distributed.checkpoint import state_dict as torch_state
+
+SHERD = sys.argv[2] if len(sys.argv) > 2 else "sherd"
+
+
+def adamw(handle):
+    return torch.optim.AdamW(handle.parameters(), lr=1e-2)
+
+
+def train(model, optimizer, steps):
+    """Every rank takes the same batches, so that one process has the same numbers."""
+    losses = []
+    for step in steps:
+        loss = loss_of(model, batch_of(step, 0))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+class Checkpoints(unittest.TestCase):
+    def setUp(self):
+        import sherd  # pylint: disable=import-outside-toplevel
+        self.sherd = sherd
+        self.world = sherd.World.from_environment()
+
+    @contextlib.contextmanager
+    def folder(self):
+        """One for all ranks."""
+        from sherd import _together  # pylint: disable=import-outside-toplevel
+        mine = tempfile.mkdtemp() if ranks.rank() == 0 else None
+        folder = _together.gathered(self.world, mine)[0]
+        try:
+            yield folder
+            self.world.barrier()  # Not after an error: others may wait elsewhere.
+        finally:
+            if mine:
+                shutil.rmtree(mine, ignore_errors=True)
+
+    def close_to(self, found, expected, tolerance=1e-5):
+        self.assertEqual(set(found), set(expected))
+        for name, value in expected.items():
+            for key, tensor in value.items():
+                self.assertEqual(found[name][key].shape, tensor.shape, (name, key))
+                self.assertTrue(torch.allclose(
+                    found[name][key], tensor, atol=tolerance), (name, key))
+
+    def makers(self):
+        sherd = self.sherd
+        return {
+            "AdamW of torch": adamw,
+            "SGD of torch": lambda h: torch.optim.SGD(
+                h.parameters(), lr=1e-2, momentum=0.9),
+            "NAdam of torch": lambda h: torch.optim.NAdam(h.parameters(), lr=1e-3),
+            "AdamW": lambda h: sherd.AdamW(h, lr=1e-2),
+            "SGD": lambda h: sherd.SGD(h, lr=1e-2, momentum=0.9)}
+
+    def test_state_of_optimizers_is_that_of_a_plain_module(self):
+        for plain_make, make in (
+                (lambda p: torch.optim.AdamW(p, lr=1e-2, eps=1e-4),
+                 lambda h: torch.optim.AdamW(h.parameters(), lr=1e-2, eps=1e-4)),
+                (lambda p: torch.optim.AdamW(p, lr=1e-2, eps=1e-4),
+                 lambda h: self.sherd.AdamW(h, lr=1e-2, eps=1e-4))):
+            plain = decoder()
+            plain_optimizer = plain_make(plain.parameters())
+            train(plain, plain_optimizer, range(2))
+            expected = torch_state.get_optimizer_state_dict(plain, plain_optimizer)
+            model = decoder()
+            handle = self.sherd.fully_shard(model)
+            optimizer = make(handle)
+            train(model, optimizer, range(2))
+            found = self.sherd.optimizer_state_dict(handle, optimizer)
+            self.close_to(found["state"], expected["state"])
+            self.assertEqual(
+                found["param_groups"][0]["params"],
+                expected["param_groups"][0]["params"])
+            if isinstance(optimizer, torch.optim.Optimizer):
+                torch_state.set_optimizer_state_dict(
+                    plain, plain_optimizer, copy.deepcopy(found))
+            on_rank0 = self.sherd.optimizer_state_dict(handle, optimizer, "rank0")
+            self.assertEqual(bool(on_rank0), ranks.rank() == 0)
+            handle.close()
+            # The other way.
+            model = decoder()
+            handle = self.sherd.fully_shard(model)
+            handle.load_state_dict(plain.state_dict())
+            optimizer = make(handle)
+            self.sherd.load_optimizer_state_dict(
+                handle, optimizer, expected if ranks.rank() == 0 else {})
+            self.close_to(self.sherd.optimizer_state_dict(
+                handle, optimizer)["state"], expected["state"])
+            handle.close()
+
+    def test_training_continues_from_a_checkpoint_bit_for_bit(self):
+        for name, make in self.makers().items():
+            with self.folder() as folder:
+                model = decoder()
+                handle = self.sherd.fully_shard(model)
+                optimizer = make(handle)
+                train(model, optimizer, range(2))
+                self.sherd.save(folder, 2, handle, optimizer, {"seed": "7"})
+                expected = train(model, optimizer, range(2, 4))
+                handle.close()
+                model = changed(decoder())
+                handle = self.sherd.fully_shard(model)
+                optimizer = make(handle)
+                report = self.sherd.load(folder, handle, optimizer)
+                self.assertEqual((report.step, report.values), (2, {"seed": "7"}))
+                self.assertEqual(
+                    train(model, optimizer, range(2, 4)), expected, name)
+                handle.close()
+
+    def test_hyperparameters_come_back(self):
+        with self.folder() as folder:
+            handle = self.sherd.fully_shard(nn.Linear(3, 5))
+            optimizer = adamw(handle)
+            optimizer.param_groups[0]["lr"] = 0.125
+            optimizer.param_groups[0]["betas"] = (0.5, 0.75)
+            self.sherd.save(folder, 1, handle, optimizer)
+            again = adamw(handle)
+            self.sherd.load(folder, handle, again, step=1)
+            group = again.param_groups[0]
+            self.assertEqual((group["lr"], group["betas"]), (0.125, (0.5, 0.75)))
+            handle.close()
+
+    def test_everything_of_a_module_is_kept(self):
+        with self.folder() as folder:
+            source = self.sherd.fully_shard(
+                changed(WithEverything()), ignored=["alone"])
+            target = self.sherd.fully_shard(WithEverything(), ignored=["alone"])
+            saver = self.sherd.CheckpointSaver(
+                folder, source, asynchronous=True, keep_last=1)
+            for step in (1, 2):
+                saver.save(step)
+            saver.wait()
+            self.assertEqual(saver.newest(), os.path.join(folder, "step-2"))
+            self.assertFalse(saver.saving())
+            self.assertEqual(self.sherd.load(folder, target).step, 2)
+            expected = source.state_dict()
+            for name, value in target.state_dict().items():
+                if isinstance(value, torch.Tensor):
+                    self.assertTrue(torch.equal(value, expected[name]), name)
+            source.close()
+            target.close()
+
+    def test_replicas_save_and_load_the_same_checkpoints(self):
+        with self.folder() as folder:
+            model = decoder()
+            handle = self.sherd.replicate(model)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            train(model, optimizer, range(2))
+            self.sherd.save(folder, 2, handle, optimizer)
+            expected = self.sherd.optimizer_state_dict(handle, optimizer)
+            sharded = self.sherd.fully_shard(decoder())
+            ours = self.sherd.AdamW(sharded, lr=1e-2)
+            self.sherd.load(folder, sharded, ours)
+            for name, tensor in sharded.state_dict().items():
+                self.assertTrue(torch.equal(tensor, model.state_dict()[name]))
+            self.close_to(
+                self.sherd.optimizer_state_dict(sharded, ours)["state"],
+                expected["state"], 0)
+            sharded.close()
+            handle.close()
+
+    def test_the_command_reads_them_and_other_numbers_of_ranks_load_them(self):
+        with self.folder() as folder:
+            model = decoder()
+            handle = self.sherd.fully_shard(model)
+            optimizer = adamw(handle)
+            train(model, optimizer, range(1))
+            self.sherd.save(folder, 1, handle, optimizer)
+            whole = handle.state_dict()
+            handle.close()
+            if ranks.rank() == 0:
+                self.read_by_the_command(folder, whole)
+            alone = decoder()
+            handle = self.sherd.fully_shard(alone, self.sherd.World.single())
+            optimizer = self.sherd.AdamW(handle)
+            self.sherd.load(folder, handle, optimizer)
+            for name, tensor in handle.state_dict().items():
+                self.assertTrue(torch.equal(tensor, whole[name]), name)
+            handle.close()
+
+    def read_by_the_command(self, folder, whole):
+        def run(*words):
+            return subprocess.run(
+                [SHERD, "checkpoint", *words], check=True, capture_output=True,
+                text=True, timeout=120).stdout
+        run("verify", folder)
+        shown = json.loads(run("inspect", "--json", folder))
+        self.assertEqual(shown["step"], 1)
+        run("merge", "--torch", folder, os.path.join(folder, "merged"))
+        merged = torch.jit.load(os.path.join(folder, "merged", "model.pt"))
+        found = dict(merged.named_parameters())
+        self.assertEqual(found.keys() | {"3.weight"}, whole.keys())  # Tied.
+        for name, tensor in found.items():
+            self.assertTrue(torch.equal(tensor, whole[name]), name)
+
+    def test_mistakes_are_told_on_every_rank(self):
+        sherd = self.sherd
+        handle = sherd.fully_shard(nn.Linear(3, 5))
+        optimizer = adamw(handle)
+        handle.module(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        state = sherd.optimizer_state_dict(handle, optimizer)
+        sgd = torch.optim.SGD(handle.parameters(), lr=0.1, momentum=0.9)
+        for other in (sgd, sherd.SGD(handle), sherd.SGD(handle, momentum=0.9)):
+            with self.assertRaisesRegex(sherd.Error, "that of another optimizer"):
+                sherd.load_optimizer_state_dict(handle, other, state)
+        wrong = copy.deepcopy(state)
+        wrong["state"]["bias"]["exp_avg"] = torch.ones(4)
+        with self.assertRaisesRegex(sherd.Error, r"exp_avg.bias: expected F32 \[5\]"):
+            sherd.load_optimizer_state_dict(handle, optimizer, wrong)
+        wrong = copy.deepcopy(state)
+        wrong["param_groups"][0]["params"] = ["weight"]
+        with self.assertRaisesRegex(sherd.Error, r"groups of 2 \(weight, bias\), found 1"):
+            sherd.load_optimizer_state_dict(handle, optimizer, wrong)
+        with self.assertRaisesRegex(sherd.Error, "of state and param_groups, found"):
+            sherd.load_optimizer_state_dict(handle, optimizer, {"bias": 1})
+        stranger = torch.optim.SGD([torch.ones(3, requires_grad=True)])
+        with self.assertRaisesRegex(sherd.Error, r"none of them"):
+            sherd.optimizer_state_dict(handle, stranger)
+        with self.assertRaisesRegex(sherd.Error, "found a dict"):
+            sherd.optimizer_state_dict(handle, {})
+        # None of these has changed anything.
+        self.close_to(sherd.optimizer_state_dict(handle, optimizer)["state"],
+                      state["state"], 0)
+        handle.close()
+
+    def test_parts_of_another_layout_are_refused_before_anything_changes(self):
+        from sherd._shard_tensor import ShardTensor  # pylint: disable=C0415
+        sherd = self.sherd
+        for make in (adamw, sherd.AdamW):
+            model = nn.Linear(3, 5)
+            handle = sherd.fully_shard(model)
+            optimizer = make(handle)
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            before = sherd.optimizer_state_dict(handle, optimizer)
+            parts = sherd.optimizer_state_dict(handle, optimizer, "sharded")
+            mine = parts["state"]
+            moved = next(iter(mine), None)  # A rank may have no slice at all.
+            for change in (lambda part: (part.shape, part.elements, part.begin + 1),
+                           lambda part: (part.shape, part.elements[:-1], part.begin),
+                           lambda part: ((99,), part.elements, part.begin)):
+                wrong = {name: {
+                    key: ShardTensor(value.shape, value.elements + 1, value.begin)
+                    if isinstance(value, ShardTensor) else value + 1
+                    for key, value in of_one.items()} for name, of_one in mine.items()}
+                if moved:
+                    wrong[moved]["exp_avg_sq"] = ShardTensor(
+                        *change(mine[moved]["exp_avg_sq"]))
+                with self.assertRaisesRegex(
+                        sherd.InvalidArgumentError,
+                        r"exp_avg_sq of .*: expected elements .*, found elements"):
+                    sherd.load_optimizer_state_dict(
+                        handle, optimizer, parts | {"state": wrong})
+            other = {"exp_avg_sq": torch.ones(3)} | mine.get(moved, {})
+            with self.assertRaisesRegex(sherd.InvalidArgumentError, "nothing on this rank"):
+                sherd.load_optimizer_state_dict(handle, optimizer, parts | {
+                    "state": mine | {"nobody's": other}})
+            self.close_to(
+                sherd.optimizer_state_dict(handle, optimizer)["state"], before["state"], 0)
+            sherd.load_optimizer_state_dict(handle, optimizer, parts)
+            self.close_to(
+                sherd.optimizer_state_dict(handle, optimizer)["state"], before["state"], 0)
+            handle.close()
+
+    def test_what_a_checkpoint_does_not_have_stays_without_strict(self):
+        sherd = self.sherd
+        with self.folder() as folder:
+            model = nn.Linear(3, 5)
+            handle = sherd.fully_shard(model)
+            sherd.save(folder, 1, handle)
+            bias = [slice for name, slice in handle.named_parameters() if name == "bias"]
+            for make in (adamw, sherd.AdamW):
+                optimizer = make(handle)
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+                before = sherd.optimizer_state_dict(handle, optimizer)["state"]
+                self.assertEqual(set(before), {"weight", "bias"})
+                sherd.load(folder, handle, optimizer, step=1, strict=False)
+                self.close_to(
+                    sherd.optimizer_state_dict(handle, optimizer)["state"], before, 0)
+            # One that has the state of some parameters.
+            optimizer = adamw(handle)
+            model(torch.ones(2, 3)).sum().backward()
+            for slice in bias:
+                slice.grad = None
+            optimizer.step()
+            sherd.save(folder, 2, handle, optimizer)
+            saved = sherd.optimizer_state_dict(handle, optimizer)["state"]
+            self.assertEqual(set(saved), {"weight"})
+            for make in (adamw, sherd.AdamW):
+                optimizer = make(handle)
+                for strict in (False, True):
+                    model(torch.ones(2, 3)).sum().backward()
+                    optimizer.step()
+                    before = sherd.optimizer_state_dict(handle, optimizer)["state"]
+                    sherd.load(folder, handle, optimizer, step=2, strict=strict)
+                    self.close_to(
+                        sherd.optimizer_state_dict(handle, optimizer)["state"],
+                        saved if strict else saved | {"bias": before["bias"]}, 0)
+            handle.close()
+
+    def test_mistakes_with_folders_are_told_on_every_rank(self):
+        sherd = self.sherd
+        with self.folder() as folder:
+            handle = sherd.fully_shard(nn.Linear(3, 5))
+            self.assertIsNone(sherd.load(folder, handle))
+            sherd.save(folder, 1, handle)
+            with self.assertRaisesRegex(sherd.Error, "with the state of an optimizer"):
+                sherd.load(folder, handle, adamw(handle))
+            with self.assertRaisesRegex(sherd.UnavailableError, "step-9"):
+                sherd.load(folder, handle, step=9)
+            with self.assertRaisesRegex(sherd.Error, "texts by name, found 'a': 1"):
+                sherd.save(folder, 2, handle, values={"a": 1})
+            for other, text in ((nn.Linear(5, 5), r"expected shape \[5, 5\]"),
+                                (nn.Linear(3, 5, bias=False), "lacks, found bias"),
+                                (nn.Sequential(nn.Linear(3, 5)), "found no 0.bias")):
+                wrong = sherd.fully_shard(other)
+                with self.assertRaisesRegex(sherd.Error, text):
+                    sherd.load(folder, wrong)
+                wrong.close()
+            optimizer = adamw(handle)
+            handle.module(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            sherd.save(folder, 3, handle, optimizer)
+            with self.assertRaisesRegex(sherd.Error, "that of another optimizer"):
+                sherd.load(folder, handle, sherd.SGD(handle, momentum=0.9))
+            # A newest one that is damaged.
+            expected = handle.state_dict()
+            sherd.save(folder, 4, handle, optimizer)
+            if ranks.rank() == 0:
+                for name in os.listdir(os.path.join(folder, "step-4")):
+                    if name.endswith(".safetensors"):
+                        os.truncate(os.path.join(folder, "step-4", name), 9)
+            self.world.barrier()
+            self.assertEqual(sherd.load(folder, handle, optimizer).step, 3)
+            for name, tensor in handle.state_dict().items():
+                self.assertTrue(torch.equal(tensor, expected[name]))
+            handle.close()
+
+
+if __name__ == "__main__":
+    ranks.main()

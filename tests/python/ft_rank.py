@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a replica that ft_test.py starts: ft_rank.py PACKAGE FOLDER KIND.
+
+All samples are alike, so that the parameters after a step do not depend on who
+computed it. Replica 1 kills itself in its first life; the run ends ten steps after it
+has computed again.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+KILLED_IN = 5
+STEPS_AFTER_RETURN = 10
+
+
+def make_model():
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 33), nn.Tanh(), nn.Linear(33, 3))
+
+
+def loss_of(model, count):
+    inputs = torch.arange(6.0).expand(count, 6) / 8
+    targets = torch.tensor([0.25, -0.5, 1.0]).expand(count, 3)
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def learning_rate(number):
+    return 1e-2 / (1 + number / 10)
+
+
+def make_optimizer(kind, handle, sherd):
+    """`kind` is the name of an optimizer in torch.optim, or "sherd"."""
+    if kind == "sherd":
+        return sherd.AdamW(handle, lr=1e-2)
+    return make_torch_optimizer(kind, handle.parameters())
+
+
+def make_torch_optimizer(kind, parameters):
+    options = {"momentum": 0.9, "nesterov": True} if kind == "SGD" else {}
+    return getattr(torch.optim, kind)(parameters, lr=1e-2, **options)
+
+
+def set_learning_rate(optimizer, rate):
+    if isinstance(optimizer, torch.optim.Optimizer):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+    else:
+        optimizer.lr = rate
+
+
+class End:
+    """The step with which the run ends: replica 1 says that it computes again, and
+    then replica 0 decides."""
+
+    def __init__(self, folder, replica, first_life):
+        self.returned, self.file = folder / "returned", folder / "end"
+        self.decides = replica == 0
+        self.returns = replica == 1 and not first_life
+
+    def is_before(self, step):
+        if self.returns and len(step.samples):
+            self.returned.touch()
+        if self.decides and self.returned.exists() and not self.file.exists():
+            whole = self.file.with_suffix(".new")
+            whole.write_text(str(step.number + STEPS_AFTER_RETURN))
+            whole.rename(self.file)
+        return self.file.exists() and step.number > int(self.file.read_text())
+
+
+def train(folder, kind, sherd):
+    replica, rank = int(os.environ["SHERD_REPLICA"]), int(os.environ["RANK"])
+    life = folder / f"life-{replica}-{rank}"
+    first_life = not life.exists()
+    life.touch()
+    model = make_model()
+    handle = sherd.fully_shard(model, units=[])
+    optimizer = make_optimizer(kind, handle, sherd)
+
+    def update(number):
+        set_learning_rate(optimizer, learning_rate(number))
+        handle.clip_grad_norm(0.5)
+        optimizer.step()
+
+    end = End(folder, replica, first_life)
+    with sherd.ft.Session(handle, optimizer, update=update) as session:
+        for step in session:
+            # Collective, so that all ranks of the replica see the same end.
+            if max(handle.mesh.world.all_gather([end.is_before(step)]))[0]:
+                break
+            if len(step.samples):
+                loss = loss_of(model, len(step.samples))
+                if step.number % 2:
+                    session.last_backward()
+                loss.backward()
+            if replica == 1 and first_life and step.number >= KILLED_IN:
+                os.kill(os.getpid(), signal.SIGKILL)
+        name, number = session.state_name, session.step
+    with handle.summon_full_parameters(read_only=True) as full:
+        values = {key: full.tensor(key).clone() for key, _ in model.named_parameters()}
+    if rank == 0:
+        torch.save({"values": values, "name": name, "step": number},
+                   folder / f"final-{replica}.pt")
+    handle.close()
+
+
+def train_until_update_raises(sherd):
+    """And leaves its session open, as a program that fails does."""
+    model = make_model()
+    handle = sherd.replicate(model)
+
+    def update(number):
+        if number == 3:
+            raise ValueError(f"no step {number}")
+
+    session = sherd.ft.Session(
+        handle, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        update=update)
+    try:
+        for step in session:
+            loss_of(model, len(step.samples)).backward()
+    except ValueError as error:
+        print("raised:", error, flush=True)
+
+
+def train_ten_steps_more(folder, sherd):
+    """Than the newest checkpoint has."""
+    handle = sherd.fully_shard(make_model(), units=[])
+    adamw = torch.optim.AdamW(handle.parameters(), lr=1e-2)
+    with sherd.ft.Session(handle, adamw, checkpoints=folder / "checkpoints",
+                          save_every=4) as session:
+        first = session.step + 1
+        for step in session:
+            if step.number == first + 10:
+                break
+            loss = loss_of(handle.module, len(step.samples))
+            loss.backward()
+        print(f"steps {first} to {session.step}", flush=True)
+    steps = {state["step"].item() for state in adamw.state.values()}
+    print("steps of the optimizer:", steps, flush=True)
+
+
+def main():
+    package, folder, kind = sys.argv[1:]
+    sys.path.insert(0, package)
+    import sherd  # pylint: disable=import-outside-toplevel
+    torch.set_num_threads(1)
+    if kind == "raises":
+        train_until_update_raises(sherd)
+    elif kind == "saves":
+        train_ten_steps_more(Path(folder), sherd)
+    else:
+        train(Path(folder), kind, sherd)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sherd.ft.Session: replicas that die and come back, and mistakes.
+
+Usage: ft_test.py PACKAGE_FOLDER SHERD."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import unittest.mock
+from pathlib import Path
+
+import ft_rank
+import torch
+
+PACKAGE, SHERD = sys.argv[1:3]
+sys.path.insert(0, PACKAGE)
+import sherd  # pylint: disable=wrong-import-position
+from sherd import _optimizer_state  # pylint: disable=wrong-import-position
+DEADLINE_S = 500  # Busy machines import torch slowly.
+HERE = Path(__file__).parent
+
+
+def undisturbed(kind, steps):
+    """Parameters by name after so many steps of one process."""
+    model = ft_rank.make_model()
+    optimizer = ft_rank.make_torch_optimizer(
+        "AdamW" if kind == "sherd" else kind, model.parameters())
+    for number in range(1, steps + 1):
+        ft_rank.loss_of(model, 4).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        ft_rank.set_learning_rate(optimizer, ft_rank.learning_rate(number))
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(model.named_parameters())
+
+
+def run(folder, ranks, kind, replicas=2, options=()):
+    return subprocess.run(
+        [SHERD, "run", "--fault-tolerant", "--replicas", str(replicas),
+         "--ranks-per-replica", str(ranks), "--samples-per-replica", "4", *options,
+         "--", sys.executable, str(HERE / "ft_rank.py"), PACKAGE, folder, kind],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=DEADLINE_S, check=False)
+
+
+class Session(unittest.TestCase):
+    def a_killed_replica_comes_back(self, ranks, kind):
+        with tempfile.TemporaryDirectory() as folder:
+            ran = run(folder, ranks, kind)
+            self.assertEqual(ran.returncode, 0, ran.stdout)
+            finals = [torch.load(Path(folder) / f"final-{replica}.pt")
+                      for replica in range(2)]
+        self.assertIn("SIGKILL", ran.stdout)
+        self.assertEqual(finals[0]["name"], finals[1]["name"])
+        self.assertGreaterEqual(finals[0]["step"], ft_rank.STEPS_AFTER_RETURN)
+        expected = undisturbed(kind, finals[0]["step"])
+        for name, value in finals[0]["values"].items():
+            self.assertTrue(torch.equal(value, finals[1]["values"][name]), name)
+            self.assertTrue(
+                torch.allclose(value, expected[name], atol=1e-5),
+                f"{name}: {(value - expected[name]).abs().max()}")
+
+    def test_a_killed_replica_comes_back_with_adamw_of_torch(self):
+        self.a_killed_replica_comes_back(1, "AdamW")
+
+    def test_a_killed_replica_of_two_ranks_comes_back_with_adamw_of_sherd(self):
+        self.a_killed_replica_comes_back(2, "sherd")
+
+    def test_what_update_raises_comes_out_of_the_loop(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ran = run(folder, 1, "raises", replicas=1)
+        self.assertEqual(ran.returncode, 0, ran.stdout)
+        self.assertIn("raised: no step 3", ran.stdout)
+
+    def test_a_run_that_has_ended_continues_from_its_checkpoint(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for begin in (1, 11):
+                ran = run(folder, 1, "saves", replicas=1,
+                          options=["--run-dir", folder])
+                self.assertEqual(ran.returncode, 0, ran.stdout)
+                self.assertIn(f"steps {begin} to {begin + 9}\n", ran.stdout)
+                self.assertIn(f"of the optimizer: {{{begin + 9}.0}}", ran.stdout)
+
+
+class Mistakes(unittest.TestCase):
+    def setUp(self):
+        self.handle = sherd.fully_shard(torch.nn.Linear(3, 2), sherd.World.single())
+        self.addCleanup(self.handle.close)
+        self.adamw = sherd.AdamW(self.handle)
+        where = {"SHERD_COORDINATOR": "127.0.0.1:1", "SHERD_REPLICA": "0"}
+        patch = unittest.mock.patch.dict(os.environ, where)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def refused(self, what, optimizer=None, **options):
+        with self.assertRaisesRegex(sherd.Error, what):
+            sherd.ft.Session(self.handle, optimizer or self.adamw, **options)
+
+    def test_a_process_without_a_launcher(self):
+        del os.environ["SHERD_COORDINATOR"]
+        self.refused("SHERD_COORDINATOR.*sherd run --fault-tolerant")
+
+    def test_options(self):
+        self.refused("option of sherd::ft::SessionOptions, found colour", colour=3)
+        self.refused("expected one of give, leave_out, stop, found 'maybe'",
+                     non_finite_gradients="maybe")
+        self.refused("found -1", sums_bytes_max=-1)
+        self.refused("a secret or certificates, found both",
+                     secret_file="secret", tls_key="key")
+        self.refused('certificate "one", key "two", authority ""',
+                     tls_certificate="one", tls_key="two")
+        self.refused('key "", authority "three"', tls_authority="three")
+
+    def test_optimizers_whose_state_is_not_known(self):
+        mine = self.handle.parameters()
+        self.refused("found LBFGS", torch.optim.LBFGS(mine))
+        self.refused("found 0.5", torch.optim.SGD(mine, momentum=0.9, dampening=0.5))
+        self.refused(r"of shape \(4,\) that is none of them",
+                     torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))]))
+        with self.assertRaisesRegex(sherd.Error, "expected an optimizer, found none"):
+            sherd.ft.Session(self.handle, {})
+
+    def test_the_state_of_an_optimizer_is_there_before_its_first_step(self):
+        for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop,
+                     torch.optim.Adagrad,
+                     lambda p: torch.optim.Adam(p, amsgrad=True),
+                     lambda p: torch.optim.SGD(p, momentum=0.9),
+                     lambda p: torch.optim.RMSprop(p, momentum=0.9, centered=True)):
+            ours = torch.nn.Parameter(torch.ones(3))
+            theirs = torch.nn.Parameter(torch.ones(3))
+            optimizer, plain = make([ours]), make([theirs])
+            read = _optimizer_state.reader_of(optimizer, [("w", ours)])
+            self.assertTrue(read())
+            for step in range(3):
+                for parameter in (ours, theirs):
+                    parameter.grad = torch.tensor([1.0, -2.0, 0.5]) * (step + 1)
+                optimizer.step()
+                plain.step()
+            self.assertTrue(torch.equal(ours, theirs), optimizer)
+            self.assertEqual({key for _, key, _ in read()}, set(plain.state[theirs]))
+            for name, key, tensor in read():
+                self.assertEqual(name, "w")
+                self.assertTrue(torch.equal(tensor, plain.state[theirs][key]), key)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sherd.fully_shard trains unmodified modules as one process would."""
+
+import copy
+import pickle
+import unittest
+
+import ranks
+import torch
+from torch import nn
+
+STEPS = 4
+
+
+def decoder():
+    """Embedding, two layers of attention, a head that is the embedding."""
+    torch.manual_seed(0)
+    layers = [nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+              for _ in range(2)]
+    model = nn.Sequential(nn.Embedding(64, 32), *layers, nn.Linear(32, 64, bias=False))
+    model[3].weight = model[0].weight
+    return model
+
+
+def batch_of(step, rank):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randint(64, (4, 17), generator=generator)
+
+
+def loss_of(model, tokens):
+    logits = model(tokens[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def alone(model, optimizer, clip=None, steps=STEPS):
+    """Losses, and norms, of one process that takes the batches of all ranks."""
+    losses, norms = [], []
+    for step in range(steps):
+        of_ranks = [loss_of(model, batch_of(step, rank)) for rank in range(ranks.size())]
+        (sum(of_ranks) / ranks.size()).backward()
+        if clip:
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(of_ranks[ranks.rank()].item())
+    return losses, norms
+
+
+def together(model, handle, optimizer, clip=None, steps=STEPS):
+    """The same of this rank among others."""
+    losses, norms = [], []
+    for step in range(steps):
+        loss = loss_of(model, batch_of(step, ranks.rank()))
+        loss.backward()
+        if clip:
+            norms.append(handle.clip_grad_norm(clip))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, norms
+
+
+class Halving(torch.optim.SGD):
+    """Writes once more after the step of its base."""
+    fails = False
+
+    def step(self, closure=None):
+        super().step(closure)
+        if self.fails:
+            raise ValueError("no step")
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.mul_(0.5)
+
+
+class FullyShard(unittest.TestCase):
+    def setUp(self):
+        import sherd  # pylint: disable=import-outside-toplevel
+        self.sherd = sherd
+
+    def same(self, ours, theirs, tolerance=2e-5):
+        self.assertEqual(len(ours), len(theirs))
+        for a, b in zip(ours, theirs):
+            self.assertLessEqual(abs(a - b), tolerance * max(1.0, abs(b)))
+
+    def test_trains_as_one_process_would(self):
+        for exchange in ("shared_memory", "messages"):
+            plain = decoder()
+            expected = alone(
+                plain, torch.optim.AdamW(plain.parameters(), lr=1e-2, eps=1e-4), clip=0.5)
+            model = decoder()
+            handle = self.sherd.fully_shard(model, exchange=exchange)
+            optimizer = torch.optim.AdamW(handle.parameters(), lr=1e-2, eps=1e-4)
+            found = together(model, handle, optimizer, clip=0.5)
+            self.same(found[0], expected[0])
+            self.same(found[1], expected[1])
+            with handle.summon_full_parameters(read_only=True) as full:
+                for name, parameter in plain.named_parameters():
+                    self.assertTrue(torch.allclose(
+                        full.tensor(name), parameter, atol=1e-5), name)
+            handle.close()
+
+    def test_the_optimizers_of_sherd_give_those_of_torch(self):
+        for make, plain_make in (
+                (lambda h: self.sherd.AdamW(h, lr=1e-2),
+                 lambda p: torch.optim.AdamW(p, lr=1e-2)),
+                (lambda h: self.sherd.SGD(h, lr=1e-2, momentum=0.9),
+                 lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9))):
+            plain = decoder()
+            expected = alone(plain, plain_make(plain.parameters()))
+            model = decoder()
+            handle = self.sherd.fully_shard(model)
+            self.same(together(model, handle, make(handle))[0], expected[0])
+            handle.close()
+
+    def test_what_a_derived_optimizer_writes_after_its_base_is_published(self):
+        # Parameters are used in bfloat16, of which publishing makes new values.
+        halves = self.sherd.MixedPrecision(param_dtype=torch.bfloat16)
+        for exchange in ("shared_memory", "messages"):
+            plain = decoder()
+            torch.optim.SGD(plain.parameters())  # From now on its step() has hooks, too.
+            expected = alone(plain, Halving(plain.parameters(), lr=0.1), steps=2)
+            model = decoder()
+            handle = self.sherd.fully_shard(
+                model, exchange=exchange, strategy="no_shard", mixed_precision=halves)
+            optimizer = Halving(handle.parameters(), lr=0.1)
+            found = together(model, handle, optimizer, steps=2)
+            self.same(found[0], expected[0], 0.02)
+            # A step that raises leaves nothing behind; there are no gradients now.
+            optimizer.fails = True
+            self.assertRaises(ValueError, optimizer.step)
+            optimizer.fails = False
+            expected = alone(plain, Halving(plain.parameters(), lr=0.1), steps=2)
+            found = together(model, handle, optimizer, steps=2)
+            self.same(found[0], expected[0], 0.02)
+            handle.close()
+
+    def test_groups_of_the_optimizers_of_sherd(self):
+        sherd = self.sherd
+        for names in ("*.bias", ["*.bias"], ("0.bias", "1.*s")):
+            model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+            for parameter in model.parameters():
+                nn.init.constant_(parameter, 0.5)
+            handle = sherd.fully_shard(model)
+            before = handle.state_dict()
+            optimizer = sherd.SGD(
+                handle, lr=0.5, groups=[{"names": names, "lr_scale": 0.0}])
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+            for name, value in handle.state_dict().items():
+                self.assertEqual(
+                    torch.equal(value, before[name]), name.endswith("bias"), name)
+            handle.close()
+        handle = sherd.fully_shard(nn.Linear(3, 5))
+        for make in (sherd.AdamW, sherd.SGD):
+            for wrong, found in (
+                    ({"names": "bias", "lr": 1e-3}, "found the keys names, lr"),
+                    ({"weight_decay": 0.0}, "found the keys weight_decay"),
+                    ({}, "found the keys none"), ("bias", "found a str")):
+                with self.assertRaisesRegex(
+                        sherd.InvalidArgumentError,
+                        r"groups\[1\]: expected .*names.*lr_scale and weight_decay, " + found):
+                    make(handle, groups=[{"names": "bias"}, wrong])
+        handle.close()
+
+    def test_both_kinds_of_torch_checkpointing(self):
+        from torch.utils.checkpoint import checkpoint
+        for reentrant in (False, True):
+            plain = decoder()
+            expected = alone(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+
+            class Checkpointed(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.layers = nn.ModuleList(decoder())
+
+                def forward(self, tokens):
+                    x = self.layers[0](tokens)
+                    for layer in self.layers[1:-1]:
+                        x = checkpoint(
+                            layer, x,
+                            use_reentrant=reentrant)  # pylint: disable=W0640
+                    return self.layers[-1](x)
+
+            model = Checkpointed()
+            handle = self.sherd.fully_shard(model)
+            optimizer = torch.optim.SGD(handle.parameters(), lr=0.1)
+            self.same(together(model, handle, optimizer)[0], expected[0])
+            handle.close()
+
+    def test_no_sync_accumulates(self):
+        plain = decoder()
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for step in range(2):
+            for rank in range(ranks.size()):
+                (loss_of(plain, batch_of(step, rank)) / ranks.size()).backward()
+        optimizer.step()
+        model = decoder()
+        handle = self.sherd.fully_shard(model)
+        optimizer = torch.optim.SGD(handle.parameters(), lr=0.1)
+        with handle.no_sync():
+            loss_of(model, batch_of(0, ranks.rank())).backward()
+        loss_of(model, batch_of(1, ranks.rank())).backward()
+        optimizer.step()
+        with handle.summon_full_parameters(read_only=True):
+            for ours, theirs in zip(model.parameters(), plain.parameters()):
+                self.assertTrue(torch.allclose(ours, theirs, atol=1e-5))
+        handle.close()
+
+    def test_a_loss_in_chunks(self):
+        """Backwards of a part of the model run between a pass and its backward."""
+        of_ways = []
+        for in_chunks in (False, True):
+            model = decoder()
+            handle = self.sherd.fully_shard(model)
+            tokens = batch_of(0, ranks.rank())
+            hidden = model[2](model[1](model[0](tokens)))
+            if in_chunks:
+                cut = hidden.detach().requires_grad_()
+                for rows in cut.chunk(2):
+                    model[3](rows).square().sum().backward()
+                hidden.backward(cut.grad)
+            else:
+                model[3](hidden).square().sum().backward()
+            of_ways.append([part.grad.clone() for part in handle.parameters()])
+            handle.close()
+        for whole, chunked in zip(*of_ways):
+            self.assertTrue(torch.allclose(whole, chunked, rtol=1e-4, atol=1e-3))
+
+    def test_units_by_name_class_and_function(self):
+        layer = nn.TransformerEncoderLayer
+        options = self.sherd.UnitOptions(
+            mixed_precision=self.sherd.MixedPrecision(param_dtype=torch.bfloat16))
+        for units in ([], (), "1", ["1", "2"], layer, [layer, nn.Embedding],
+                      lambda name, module: isinstance(module, layer),
+                      lambda name, module: options if name == "2" else name == "1"):
+            model = decoder()
+            handle = self.sherd.fully_shard(model, units=units)
+            self.assertEqual(handle.report().units, 1 if units in ([], ()) else len(handle.units()))
+            loss_of(model, batch_of(0, 0)).backward()
+            handle.close()
+
+    def test_units_are_gathered_and_freed_by_hand(self):
+        for exchange in ("shared_memory", "messages"):
+            model = decoder()
+            handle = self.sherd.fully_shard(
+                model, exchange=exchange, strategy="shard_grad_op")
+            before = handle.report().unshards
+            self.assertTrue(handle.unshard(model[1]).wait())
+            handle.reshard(model[1])
+            self.assertTrue(handle.unshard("1").wait())
+            if exchange == "messages" and ranks.size() > 1:
+                self.assertEqual(handle.report().unshards, before + 2)
+            with self.assertRaisesRegex(self.sherd.Error, "found another Linear"):
+                handle.unshard(nn.Linear(1, 1))
+            handle.close()
+
+    def test_meta_parameters_get_their_values(self):
+        plain = decoder()
+        values = dict(plain.named_parameters(remove_duplicate=False))
+        values.update(plain.named_buffers())
+        with torch.device("meta"):
+            model = decoder()
+        handle = self.sherd.fully_shard(
+            model, init_fn=lambda name, tensor: tensor.copy_(values[name]))
+        tokens = batch_of(0, 0)
+        self.assertEqual(
+            loss_of(model, tokens).item(), loss_of(plain, tokens).item())
+        handle.close()
+
+    def test_two_models_in_one_process(self):
+        models = [decoder(), nn.Linear(3, 5)]
+        handles = [self.sherd.fully_shard(model) for model in models]
+        loss_of(models[0], batch_of(0, 0)).backward()
+        models[1](torch.ones(2, 3)).sum().backward()
+        for handle in handles:
+            handle.close()
+
+    def test_clipping_by_torch_is_clipping_of_all_ranks(self):
+        norms = []
+        for clip in (lambda m, h: nn.utils.clip_grad_norm_(h.parameters(), 0.5).item(),
+                     lambda m, h: nn.utils.clip_grad_norm_(m.parameters(), 0.5).item(),
+                     lambda m, h: h.clip_grad_norm(0.5)):
+            model = decoder()
+            handle = self.sherd.fully_shard(model)
+            loss_of(model, batch_of(0, ranks.rank())).backward()
+            norms.append(clip(model, handle))
+            handle.close()
+        self.same(norms, norms[2:] * 3)
+        model = decoder()
+        model[1].requires_grad_(False)
+        handle = self.sherd.fully_shard(model)
+        loss_of(model, batch_of(0, ranks.rank())).backward()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.assertGreater(nn.utils.clip_grad_norm_(trained, 0.5).item(), 0.5)
+        with self.assertRaisesRegex(self.sherd.Error, "found 1 of"):
+            nn.utils.clip_grad_norm_(trained[:1], 1.0)
+        # Of a program that has imported it before sherd.
+        with self.assertRaisesRegex(self.sherd.Error, "handle.clip_grad_norm"):
+            nn.utils.clip_grad_norm_.sherd_original(handle.parameters(), 1.0)
+        handle.close()
+
+    def test_mistakes_are_told(self):
+        sherd = self.sherd
+        with self.assertRaisesRegex(sherd.InvalidArgumentError, "strategy: expected one of"):
+            sherd.fully_shard(decoder(), strategy="full")
+        with self.assertRaisesRegex(sherd.InvalidArgumentError, "takes none of 0, 1, 1.self_attn"):
+            sherd.fully_shard(decoder(), units="h.*")
+        with self.assertRaisesRegex(sherd.InvalidArgumentError, "found a dict"):
+            sherd.fully_shard({})
+        with self.assertRaisesRegex(sherd.InvalidArgumentError, "units: expected"):
+            sherd.fully_shard(decoder(), units=3)
+        with self.assertRaisesRegex(sherd.InvalidArgumentError, "World, Mesh"):
+            sherd.fully_shard(decoder(), "gloo")
+        model = decoder()
+        handle = sherd.fully_shard(model)
+        self.assertIs(sherd.handle_of(model), handle)
+        with self.assertRaisesRegex(sherd.Error, "not sharded yet"):
+            sherd.fully_shard(model)
+        for copies in (copy.deepcopy, pickle.dumps):
+            with self.assertRaisesRegex(sherd.Error, "before fully_shard"):
+                copies(model)
+        with self.assertRaisesRegex(sherd.Error, r"handle.parameters\(\)"):
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        handle.close()
+        self.assertIsNone(sherd.handle_of(model))
+
+    def test_another_torch_is_refused_by_name(self):
+        from sherd import _build  # pylint: disable=import-outside-toplevel
+        have, _build.torch.__version__ = _build.torch.__version__, "2.1.0"
+        try:
+            with self.assertRaisesRegex(ImportError, "found torch 2.1.0"):
+                _build.check_torch()
+        finally:
+            _build.torch.__version__ = have
+
+
+class Worlds(unittest.TestCase):
+    def setUp(self):
+        import sherd  # pylint: disable=import-outside-toplevel
+        self.sherd = sherd
+
+    def test_a_closed_world_of_the_environment_is_made_anew(self):
+        world = self.sherd.World.from_environment()
+        self.assertIs(self.sherd.World.from_environment(), world)
+        world.close()
+        again = self.sherd.World.from_environment()
+        self.assertNotEqual(again, world)
+        again.barrier()
+        handle = self.sherd.fully_shard(nn.Linear(3, 5))
+        self.assertEqual(handle.mesh.world, again)
+        handle.close()
+
+    def test_a_process_group_must_be_there(self):
+        with self.assertRaisesRegex(
+                self.sherd.FailedPreconditionError, r"init_process_group\(\)"):
+            self.sherd.World.from_process_group()
+
+
+if __name__ == "__main__":
+    ranks.main()

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models come and go: memory and threads stay as they were, forked children are
+told, and a process may end as it likes."""
+
+import gc
+import os
+import subprocess
+import sys
+import unittest
+import weakref
+
+import ranks
+import torch
+from torch import nn
+
+CYCLES = 1000
+KIB_MAX = 8192  # That the later cycles may add: 10 KiB each would be a leak.
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+
+
+def step(model):
+    model(torch.ones(2, 16)).sum().backward()
+
+
+def resident_kib():
+    with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def in_child(act):
+    """What a forked child says of itself, and how it ends, within a minute."""
+    out, into = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(out)
+        code = 1
+        try:
+            os.write(into, str(act()).encode())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(into)
+    with os.fdopen(out, "rb") as lines:
+        text = lines.read().decode()
+    return text, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def error_of(act):
+    try:
+        act()
+    except Exception as error:  # pylint: disable=broad-except
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((16,), float(index))
+
+
+class Lifecycle(unittest.TestCase):
+    def setUp(self):
+        import sherd  # pylint: disable=import-outside-toplevel
+        self.sherd = sherd
+
+    def cycle(self, turn):
+        model = mlp()
+        if turn % 4 == 3:
+            handle = self.sherd.replicate(model)
+        else:
+            handle = self.sherd.fully_shard(
+                model, exchange=("shared_memory", "messages")[turn % 2])
+        if turn % 10 == 0:
+            step(model)
+        handle.close()
+
+    def test_memory_and_threads_stay_flat(self):
+        # Connections and pools are made by the first cycles.
+        warm = CYCLES // 5
+        for turn in range(warm):
+            self.cycle(turn)
+        gc.collect()
+        before = resident_kib(), threads()
+        for turn in range(warm, CYCLES):
+            self.cycle(turn)
+        gc.collect()
+        after = resident_kib(), threads()
+        self.assertLessEqual(after[0] - before[0], KIB_MAX)
+        self.assertEqual(after[1], before[1])
+
+    def test_who_drops_a_module_frees_all(self):
+        before = threads()
+        for close in (True, False):
+            model = mlp()
+            handle = self.sherd.fully_shard(model)
+            step(model)
+            optimizer = torch.optim.SGD(handle.parameters(), lr=0.1)
+            optimizer.step()
+            gone = [weakref.ref(model), weakref.ref(handle),
+                    weakref.ref(handle.parameters()[0])]
+            if close:
+                handle.close()
+            del model, handle, optimizer
+            gc.collect()
+            self.assertEqual([ref() for ref in gone], [None] * 3)
+        if ranks.size() == 1:
+            self.assertEqual(threads(), before)
+
+    def test_a_forked_child_is_told(self):
+        handle = self.sherd.fully_shard(mlp())
+        replica = self.sherd.replicate(mlp())
+        module = handle.module
+        acts = [handle.publish, handle.close, replica.average_parameters,
+                lambda: self.sherd.fully_shard(mlp()),
+                self.sherd.World.from_environment]
+        if ranks.size() > 1:  # Alone a module is a plain one.
+            acts.append(lambda: module(torch.ones(2, 16)))
+        text, code = in_child(lambda: "\n".join(map(error_of, acts)))
+        self.assertEqual(code, 0)
+        for line in text.splitlines():
+            self.assertRegex(line, "^FailedPreconditionError: .*forked")
+        self.assertEqual(len(text.splitlines()), len(acts))
+        step(module)  # The parent goes on.
+        step(replica.module)
+        handle.close()
+        replica.close()
+
+    def test_workers_of_a_data_loader_notice_nothing(self):
+        handle = self.sherd.fully_shard(mlp())
+        loader = torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2)
+        seen = 0
+        for batch in loader:
+            handle.module(batch).sum().backward()
+            seen += len(batch)
+        self.assertEqual(seen, 8)
+        handle.close()
+
+    def test_threads_may_train(self):
+        import threading  # pylint: disable=import-outside-toplevel
+        handle = self.sherd.fully_shard(mlp())
+        errors = []
+        thread = threading.Thread(
+            target=lambda: errors.append(error_of(lambda: step(handle.module))))
+        thread.start()
+        thread.join()
+        self.assertEqual(errors, ["no error"])
+        handle.close()
+
+
+PLACES = []  # The package's folder and the command sherd.
+ENDS = {
+    "keeping all": "import builtins; builtins.kept = [model, handle, optimizer]",
+    "in a scope": "scope = handle.no_sync(); scope.__enter__(); sys.exit(0)",
+}
+
+
+class Ends(unittest.TestCase):
+    """Of a whole process, started by rank 0 alone."""
+
+    def test_without_a_word(self):
+        if ranks.size() > 1:
+            self.skipTest("one process starts them")
+        package, sherd = PLACES
+        for name, end in ENDS.items():
+            with self.subTest(name):
+                program = (
+                    "import sys, torch\n"
+                    f"sys.path.insert(0, {package!r})\n"
+                    "import sherd\n"
+                    "model = torch.nn.Sequential(torch.nn.Linear(4, 4))\n"
+                    "handle = sherd.fully_shard(model, sync_module_states=True)\n"
+                    "optimizer = torch.optim.AdamW(handle.parameters())\n"
+                    "model(torch.ones(2, 4)).sum().backward()\n"
+                    "optimizer.step()\n" + end)
+                done = subprocess.run(
+                    [sherd, "run", "-n", "2", "--", sys.executable, "-W",
+                     "ignore", "-c", program],
+                    timeout=200, capture_output=True, text=True, check=False)
+                said = [line for line in done.stderr.splitlines() if "sherd" in line]
+                self.assertEqual((done.returncode, said), (0, []), done.stderr)
+
+
+if __name__ == "__main__":
+    PLACES.extend(sys.argv[1:3])
+    ranks.main()

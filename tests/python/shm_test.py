@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's DistributedDataParallel and fully_shard, and torch.distributed's
+calls, over shm give what they give over Gloo.
+
+Usage: shm_test.py FOLDER, which holds the package sherd. Exits with 77
+when it does not. Starts ranks of itself: shm_test.py FOLDER RANK STORE, and
+shm_test.py FOLDER drop.
+"""
+
+import atexit
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+
+RANKS = 2
+STEPS = 4
+KEPT = []
+
+
+class Ranks:
+    """What both backends are compared on, in one rank."""
+
+    def __init__(self, rank):
+        import torch
+        self.torch = torch
+        self.dist = torch.distributed
+        self.rank = rank
+
+    def model(self):
+        """A small decoder: embedding, two layers of attention, a head."""
+        nn = self.torch.nn
+        self.torch.manual_seed(0)
+        layers = [
+            nn.TransformerEncoderLayer(
+                32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)
+        ]
+        return nn.Sequential(
+            nn.Embedding(64, 32), *layers, nn.Linear(32, 64))
+
+    def losses(self, model, parameters):
+        """Of a few steps, and what is left of the parameters."""
+        torch = self.torch
+        optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+        generator = torch.Generator().manual_seed(self.rank)
+        losses = []
+        for _ in range(STEPS):
+            tokens = torch.randint(64, (4, 16), generator=generator)
+            logits = model(tokens[:, :-1])
+            loss = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    def ddp(self):
+        wrapped = self.torch.nn.parallel.DistributedDataParallel(
+            self.model(), bucket_cap_mb=0.05)
+        return self.losses(wrapped, wrapped.parameters())
+
+    def fsdp(self, mixed):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        torch = self.torch
+        mesh = init_device_mesh("cpu", (RANKS,))
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16,
+            reduce_dtype=torch.float32) if mixed else MixedPrecisionPolicy()
+        model = self.model()
+        for layer in list(model)[1:3]:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        return self.losses(model, model.parameters())
+
+    def calls(self):
+        """Results of torch.distributed's calls, as lists."""
+        torch, dist = self.torch, self.dist
+        own = torch.arange(6, dtype=torch.float32) * (self.rank + 1)
+        found = {}
+        for name in ("SUM", "AVG", "MAX", "MIN", "PRODUCT"):
+            total = own.clone()
+            dist.all_reduce(total, op=getattr(dist.ReduceOp, name))
+            found[name] = total
+        for name in ("BAND", "BOR", "BXOR"):
+            bits = torch.arange(6) + self.rank
+            dist.all_reduce(bits, op=getattr(dist.ReduceOp, name))
+            found[name] = bits
+        work = dist.all_reduce(found["SUM"].clone(), async_op=True)
+        work.wait()
+        found["future"] = work.get_future().wait()[0]
+        whole = torch.empty(12)
+        dist.all_gather_into_tensor(whole, own)
+        found["gathered"] = whole
+        part = torch.empty(3)
+        dist.reduce_scatter_tensor(part, own)
+        found["scattered"] = part
+        swapped = torch.empty(6)
+        dist.all_to_all_single(swapped, own)
+        found["swapped"] = swapped
+        group = dist.new_group([0, 1])
+        dist.broadcast(own, src=1, group=group)
+        found["broadcast"] = own
+        found.update(self.shared())
+        dist.barrier()
+        return {name: tensor.tolist() for name, tensor in found.items()}
+
+    def shared(self):
+        """Calls whose tensors share memory."""
+        torch, dist = self.torch, self.dist
+        found = {}
+        own = torch.arange(8, dtype=torch.float32) * (self.rank + 1)
+        for name, first, second in (
+                ("twice", slice(0, 8), slice(0, 8)),
+                ("overlapping", slice(0, 5), slice(2, 8)),
+                ("with gaps", slice(0, 8, 2), slice(1, 6))):
+            total = own.clone()
+            dist.all_reduce_coalesced([total[first], total[second]])
+            found["sum " + name] = total
+        for begin in (0, 2, 4):
+            whole = own.clone()
+            dist.all_gather_into_tensor(whole, whole[begin:begin + 4])
+            found[f"gathered of {begin}"] = whole
+            whole = own.clone()
+            dist.reduce_scatter_tensor(whole[begin:begin + 4], whole)
+            found[f"scattered to {begin}"] = whole
+        return found
+
+    def open(self, backend, **where):
+        self.dist.init_process_group(
+            backend, rank=self.rank, world_size=RANKS,
+            timeout=datetime.timedelta(seconds=60), **where)
+
+    def everything(self, backend, store):
+        self.open(backend, init_method=f"file://{store}.{backend}")
+        found = {
+            "ddp": self.ddp(),
+            "fsdp": self.fsdp(mixed=False),
+            "fsdp bf16": self.fsdp(mixed=True),
+            "calls": self.calls(),
+        }
+        self.dist.destroy_process_group()
+        return found
+
+    def again_and_again(self, store):
+        """Groups one after another on one store, each rank late in turn."""
+        torch, dist = self.torch, self.dist
+        keys = dist.FileStore(f"{store}.again", RANKS)
+        for turn in range(4):
+            if turn % RANKS == self.rank:
+                keys.wait([f"{turn} others come"])
+            else:
+                keys.set(f"{turn} others come", "1")
+            self.open("shm", store=keys)
+            if self.rank == 0:
+                end_a_child()
+            for _ in range(2):
+                group = dist.new_group([1, 0])
+                total = torch.ones(3)
+                dist.all_reduce(total, group=group)
+                assert total.tolist() == [RANKS] * 3, total
+                dist.destroy_process_group(group)
+            dist.destroy_process_group()
+
+    def ends_in_order(self, store):
+        """Rank 0 ends without destroy_process_group(), as rank 1 is told, and
+        with a model that keeps the group until after Python's end."""
+        torch, dist = self.torch, self.dist
+        self.open("shm", init_method=f"file://{store}.end")
+        KEPT.append(
+            torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2)))
+        KEPT[0](torch.ones(1, 2)).sum().backward()
+        error = text_of(dist.monitored_barrier)
+        assert "only implemented for GLOO" in error, error
+        dist.barrier()
+        if self.rank == 0:
+            return
+        error = text_of(lambda: dist.all_reduce(torch.ones(3)))
+        assert "rank 0 has left" in error, error
+        dist.destroy_process_group()
+
+
+def text_of(action):
+    try:
+        action()
+    except Exception as error:  # pylint: disable=broad-except
+        return str(error)
+    return "no error"
+
+
+def end_a_child():
+    """A forked child says at its exit nothing about the rank."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        atexit._run_exitfuncs()  # pylint: disable=protected-access
+        os._exit(0)  # PyTorch's FileStore counts the ends of its objects.
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def drop(folder):
+    """The last reference to a backend goes in Python, while its thread runs a
+    callback that needs the interpreter."""
+    sys.path.insert(0, folder)
+    from sherd import shm
+    import torch
+    import torch.distributed as dist
+    store = dist.HashStore()
+    backend = shm._open.create(  # pylint: disable=protected-access
+        store, 0, 1, timeout_seconds=60, names=[], single_copy=True)
+    group = dist.ProcessGroup(store, 0, 1)
+    group._register_backend(  # pylint: disable=protected-access
+        torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    begun = threading.Event()
+    state = {"dropping": False, "after": 0}
+
+    def callback(_future):
+        begun.set()
+        while state["after"] < 50:
+            time.sleep(0.001)
+            state["after"] += state["dropping"]
+
+    options = dist.AllreduceOptions()
+    options.asyncOp = True
+    work = group.allreduce([torch.ones(3)], options)
+    future = work.get_future().then(callback)
+    begun.wait()
+    del group, work, options
+    state["dropping"] = True
+    del backend
+    future.wait()
+    assert state["after"] == 50, state
+    print("dropped", flush=True)
+
+
+def run_rank(folder, rank, store):
+    warnings.simplefilter("ignore")
+    sys.path.insert(0, folder)
+    import sherd.shm  # noqa: F401  Registers the backend.
+    ranks = Ranks(rank)
+    over_shm = ranks.everything("shm", store)
+    ranks.again_and_again(store)
+    print(f"rank {rank}: again and again", flush=True)
+    over_gloo = ranks.everything("gloo", store)
+    # Two numbers have one sum, whatever the order: the bits are equal.
+    for name, expected in over_gloo.items():
+        assert over_shm[name] == expected, (
+            f"{name}: expected {expected}, as over Gloo, "
+            f"found {over_shm[name]}")
+        print(f"rank {rank}: {name} equal", flush=True)
+    ranks.ends_in_order(store)
+    print(f"rank {rank}: ends in order", flush=True)
+
+
+def main():
+    folder = sys.argv[1]
+    if not os.path.exists(os.path.join(folder, "sherd")):
+        print(f"expected the package in {folder}, found none; "
+              "it needs python3-dev")
+        sys.exit(77)
+    with tempfile.TemporaryDirectory() as scratch:
+        ranks = [
+            subprocess.Popen([
+                sys.executable, __file__, folder,
+                str(rank), os.path.join(scratch, "store")
+            ]) for rank in range(RANKS)
+        ]
+        try:
+            codes = [rank.wait(timeout=200) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+    # Hangs where the interpreter's lock is kept.
+    dropped = subprocess.run(
+        [sys.executable, __file__, folder, "drop"], timeout=60, check=False)
+    codes.append(dropped.returncode)
+    sys.exit(0 if codes == [0] * (RANKS + 1) else 1)
+
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["drop"]:
+        drop(sys.argv[1])
+    elif len(sys.argv) == 4:
+        run_rank(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    else:
+        main()

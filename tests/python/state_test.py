@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of sharded modules: whole, in parts, in checkpoints."""
+
+import unittest
+
+import ranks
+import torch
+from fully_shard_test import batch_of, decoder, loss_of
+from torch import nn
+
+
+class WithEverything(nn.Module):
+    """Tied weights, buffers that are saved and one that is not, extra state, a
+    frozen parameter, one without dimensions and one that is ignored."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 5))
+        self.tied = nn.Linear(5, 7)
+        self.tied.weight = self.layers[0].weight
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.frozen = nn.Parameter(torch.rand(3, 2, 5), requires_grad=False)
+        self.alone = nn.Parameter(torch.rand(3))
+        self.register_buffer("table", torch.arange(6).view(2, 3).t())
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.note = "one"
+
+    def get_extra_state(self):
+        return {"note": self.note}
+
+    def set_extra_state(self, state):
+        self.note = state["note"]
+
+    def forward(self, x):
+        return self.layers(x) * self.scale + self.alone.sum() + self.frozen.sum()
+
+
+def changed(module):
+    """The same with other values everywhere."""
+    with torch.no_grad():
+        for tensor in [*module.parameters(), *module.buffers()]:
+            tensor.add_(1)
+    if hasattr(module, "note"):
+        module.note = "two"
+    return module
+
+
+class State(unittest.TestCase):
+    def setUp(self):
+        import sherd  # pylint: disable=import-outside-toplevel
+        self.sherd = sherd
+
+    def equal(self, found, expected):
+        self.assertEqual(list(found), list(expected))
+        for name, value in expected.items():
+            if isinstance(value, torch.Tensor):
+                self.assertEqual(found[name].dtype, value.dtype, name)
+                self.assertTrue(torch.equal(found[name], value), name)
+            else:
+                self.assertEqual(found[name], value, name)
+
+    def sharded(self, module, **options):
+        return self.sherd.fully_shard(module, **options)
+
+    def test_an_optimizer_of_a_parameter_without_dimensions(self):
+        states = []
+        for kind in ("full", "sharded"):
+            model = WithEverything()
+            handle = self.sherd.fully_shard(model, ignored=["alone"])
+            optimizer = torch.optim.AdamW(handle.parameters(), lr=0.1)
+            for step in range(3):
+                model(torch.ones(4, 5) * (1 + ranks.rank())).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if step == 1:
+                    state = self.sherd.optimizer_state_dict(handle, optimizer, kind)
+                    self.sherd.load_optimizer_state_dict(handle, optimizer, state)
+            states.append(handle.state_dict())
+            handle.close()
+        for name, value in states[0].items():
+            if isinstance(value, torch.Tensor):
+                self.assertTrue(torch.equal(value, states[1][name]), name)
+
+    def test_state_is_loaded_after_an_evaluation(self):
+        model = decoder()
+        handle = self.sherd.fully_shard(model)
+        optimizer = torch.optim.SGD(handle.parameters(), lr=0.1)
+        loss_of(model, batch_of(0, ranks.rank())).backward()
+        optimizer.step()
+        with torch.no_grad():
+            before = loss_of(model, batch_of(1, 0)).item()
+        handle.load_state_dict(changed(decoder()).state_dict())
+        with torch.no_grad():
+            self.assertNotEqual(loss_of(model, batch_of(1, 0)).item(), before)
+        handle.close()
+
+    def test_whole_states_are_those_of_the_plain_module(self):
+        for strategy in ("full_shard", "no_shard"):
+            plain = WithEverything()
+            handle = self.sharded(
+                WithEverything(), strategy=strategy, ignored=["alone"])
+            full = handle.state_dict()
+            self.equal(full, plain.state_dict())
+            self.assertEqual(full._metadata, plain.state_dict()._metadata)
+            changed(plain).load_state_dict(full)
+            self.equal(plain.state_dict(), full)
+            on_rank0 = handle.state_dict("rank0")
+            self.assertEqual(bool(on_rank0), ranks.rank() == 0)
+            if on_rank0:
+                self.equal(on_rank0, full)
+            handle.close()
+
+    def test_loads_what_a_plain_module_has(self):
+        expected = changed(WithEverything()).state_dict()
+        for state in (expected, expected if ranks.rank() == 0 else {}):
+            model = WithEverything()
+            handle = self.sharded(model, ignored=["alone"])
+            keys = handle.load_state_dict(state)
+            self.assertEqual([*keys.missing_keys, *keys.unexpected_keys], [])
+            self.equal(handle.state_dict(), expected)
+            with handle.summon_full_parameters(read_only=True) as whole:
+                self.assertTrue(torch.equal(
+                    whole.tensor("frozen"), expected["frozen"]))
+            self.assertEqual(model.note, "two")
+            handle.close()
+
+    def test_parts_are_loaded_into_the_same_layout(self):
+        expected = changed(WithEverything()).state_dict()
+        source = self.sharded(changed(WithEverything()))
+        target = self.sharded(WithEverything())
+        parts = source.state_dict("sharded")
+        self.assertEqual(
+            {name: tuple(part.shape) for name, part in parts.items()
+             if isinstance(part, torch.Tensor)},
+            {name: tuple(tensor.shape) for name, tensor in expected.items()
+             if isinstance(tensor, torch.Tensor)})
+        target.load_state_dict(parts)
+        self.equal(target.state_dict(), expected)
+        source.close()
+        target.close()
+
+    def test_half_precision_is_used_and_full_precision_saved(self):
+        plain = decoder()
+        handle = self.sharded(decoder(), mixed_precision=self.sherd.MixedPrecision(
+            param_dtype=torch.bfloat16))
+        self.equal(handle.state_dict(), plain.state_dict())
+        halves = {name: tensor.to(torch.bfloat16)
+                  for name, tensor in plain.state_dict().items()}
+        handle.load_state_dict(halves)
+        self.equal(handle.state_dict(), {name: tensor.float()
+                                         for name, tensor in halves.items()})
+        handle.close()
+
+    def test_training_goes_on_with_what_was_loaded(self):
+        plain = decoder()
+        losses = []
+        handle = self.sharded(changed(decoder()))
+        handle.load_state_dict(plain.state_dict())
+        for model in (plain, handle.module):
+            losses.append(loss_of(model, batch_of(0, 0)).item())
+        self.assertAlmostEqual(losses[0], losses[1], places=5)
+        handle.close()
+
+    def test_a_module_does_not_save_its_parts_by_mistake(self):
+        model = decoder()
+        handle = self.sharded(model)
+        for part in (model, model[1], model[1].self_attn):
+            with self.assertRaisesRegex(self.sherd.Error, r"handle.state_dict\(\)"):
+                part.state_dict()
+            with self.assertRaisesRegex(self.sherd.Error, r"handle.load_state_dict"):
+                part.load_state_dict({})
+        handle.close()
+
+    def test_mistakes_are_told_on_every_rank(self):
+        sherd = self.sherd
+        handle = self.sharded(WithEverything())
+        before = handle.state_dict()
+        good = changed(WithEverything()).state_dict()
+        for wrong, text in (
+                ({"scale": None}, "scale: a NoneType instead"),
+                ({"frozen": torch.ones(3)}, r"frozen of shape \(3,\) instead of \(3, 2, 5\)"),
+                ({"table": torch.ones(3)}, r"table of shape \(3,\)"),
+                ({"other": torch.ones(3)}, "other, which the module lacks")):
+            state = good | wrong if ranks.rank() == 0 else {}
+            with self.assertRaisesRegex(sherd.InvalidArgumentError, text):
+                handle.load_state_dict(state)
+        missing = {name: tensor for name, tensor in good.items() if name != "frozen"}
+        with self.assertRaisesRegex(sherd.InvalidArgumentError, "no frozen"):
+            handle.load_state_dict(missing)
+        self.equal(handle.state_dict(), before)
+        keys = handle.load_state_dict(missing | {"other": 1}, strict=False)
+        self.assertEqual(keys.missing_keys, ["frozen"])
+        self.assertEqual(keys.unexpected_keys, ["other"])
+        self.equal(handle.state_dict(), good | {"frozen": before["frozen"]})
+        with self.assertRaisesRegex(sherd.InvalidArgumentError, "full, rank0, sharded"):
+            handle.state_dict("whole")
+        with self.assertRaisesRegex(sherd.Error, "a rank's part"):
+            _ = handle.state_dict("sharded")["frozen"] + 1
+        if ranks.size() > 1:
+            mixed = handle.state_dict("sharded") if ranks.rank() else good
+            with self.assertRaisesRegex(sherd.Error, "the same kind of state"):
+                handle.load_state_dict(mixed)
+        handle.close()
+
+    def test_views_that_hooks_make_are_refused(self):
+        def view(_module, state, prefix, _metadata):
+            state[prefix + "weight"] = state[prefix + "weight"].detach()
+        model = decoder()
+        model[1].linear1._register_state_dict_hook(view)
+        handle = self.sharded(model)
+        with self.assertRaisesRegex(self.sherd.Error, "1.linear1.weight: expected a par"):
+            handle.state_dict()
+        handle.close()
+
+
+if __name__ == "__main__":
+    ranks.main()

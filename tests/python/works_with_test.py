@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What else of PyTorch a sharded module works with: hooks, autocast, functional
+calls, parametrisations, copies, scopes; each against a plain module."""
+
+import copy
+import unittest
+
+import ranks
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(),
+                         nn.Linear(16, 4))
+
+
+def batch_of(step, rank):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(5, 8, generator=generator)
+
+
+def loss_of(model, x):
+    return model(x).float().square().mean()
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.2)
+
+
+def train(model, parameters, batches, loss=loss_of, steps=4):
+    """Losses of some steps; `batches` are those of the ranks that this one stands for."""
+    optimizer = sgd(parameters)
+    losses = []
+    for step in range(steps):
+        each = [loss(model, batch_of(step, rank)) for rank in batches]
+        (sum(each) / len(each)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(each[ranks.rank() if len(each) > 1 else 0].item())
+    return losses
+
+
+class WorksWith(unittest.TestCase):
+    def setUp(self):
+        import sherd  # pylint: disable=import-outside-toplevel
+        self.sherd = sherd
+
+    def check(self, make, loss=loss_of, tolerance=1e-5, **options):
+        """Trains a plain and a sharded model, and returns the sharded one's handle."""
+        plain = make()
+        expected = train(plain, plain.parameters(), range(ranks.size()), loss)
+        model = make()
+        handle = self.sherd.fully_shard(model, **options)
+        found = train(model, handle.parameters(), [ranks.rank()], loss)
+        for ours, theirs in zip(found, expected):
+            self.assertLessEqual(abs(ours - theirs), tolerance, (found, expected))
+        with handle.summon_full_parameters(read_only=True) as full:
+            for name, theirs in plain.named_parameters():
+                torch.testing.assert_close(
+                    full.tensor(name), theirs.detach(), rtol=0, atol=10 * tolerance)
+        return handle
+
+    def test_hooks_of_modules_and_tensors(self):
+        seen = []
+
+        def make():
+            model = mlp()
+            model[0].register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+            model[2].register_forward_hook(lambda m, args, out: out + m.weight.mean())
+            model[4].register_full_backward_pre_hook(lambda m, grads: seen.append("pre"))
+            model[4].register_full_backward_hook(lambda m, ins, outs: seen.append("post"))
+            model[0].weight.register_hook(lambda gradient: gradient * 0.5)
+            return model
+
+        self.check(make).close()
+        self.assertEqual(seen[-2:], ["pre", "post"])
+
+    def test_autocast(self):
+        def loss(model, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                out = model(x)
+                assert out.dtype == torch.bfloat16
+            return out.float().square().mean()
+        self.check(mlp, loss, tolerance=5e-3).close()
+
+    def test_functional_call(self):
+        def own(model, x):
+            values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            return torch.func.functional_call(model, values, (x,)).square().mean()
+        self.check(mlp, own).close()
+        model = mlp()
+        handle = self.sherd.fully_shard(model)
+        others = {name: torch.full(p.shape, 0.1, requires_grad=True)
+                  for name, p in model.named_parameters()}
+        out = torch.func.functional_call(model, others, (batch_of(0, 0),)).sum()
+        out.backward()
+        self.assertTrue(all(p.grad is not None for p in others.values()))
+        self.assertTrue(all(p.grad is None for p in handle.parameters()))
+        handle.close()
+
+    def test_parametrisations(self):
+        def weight_norm():
+            model = mlp()
+            parametrizations.weight_norm(model[2])
+            return model
+
+        def orthogonal():
+            model = mlp()
+            parametrizations.orthogonal(model[2])
+            return model
+
+        def spectral_norm():
+            model = mlp()
+            parametrizations.spectral_norm(model[0])
+            return model
+        self.check(weight_norm).close()
+        self.check(orthogonal).close()
+        # Its buffers are written in forward, twice by who stands for two ranks.
+        if ranks.size() == 1:
+            self.check(spectral_norm).close()
+
+    def test_copies_made_before(self):
+        first = mlp()
+        second = copy.deepcopy(first)
+        handles = [self.sherd.fully_shard(model) for model in (first, second)]
+        x = batch_of(0, 0)
+        self.assertTrue(torch.equal(first(x), second(x)))
+        for handle in handles:
+            handle.close()
+
+    def test_evaluation(self):
+        model = mlp()
+        x = batch_of(0, 0)
+        expected = model(x)
+        handle = self.sherd.fully_shard(model)
+        with torch.no_grad():
+            model.eval()
+            self.assertTrue(torch.allclose(model(x), expected, atol=1e-6))
+        with torch.inference_mode():
+            self.assertTrue(torch.allclose(model(x), expected, atol=1e-6))
+        model.train()
+        loss_of(model, x).backward()
+        self.assertIsNotNone(handle.parameters()[0])
+        handle.close()
+
+    def test_mixed_precision(self):
+        options = self.sherd.MixedPrecision(param_dtype=torch.bfloat16)
+        seen = []
+
+        def make():
+            model = mlp()
+            model[4].register_forward_hook(lambda m, args, out: seen.append(out.dtype))
+            return model
+        self.check(make, tolerance=1e-2, mixed_precision=options).close()
+        self.assertEqual(seen[-1], torch.bfloat16)
+
+    def test_gradients_by_autograd_grad(self):
+        """Neither autograd.grad with respect to inputs nor higher derivatives of
+        them touch the slices' gradients."""
+        plain, model = mlp(), mlp()
+        handle = self.sherd.fully_shard(model)
+        grads = []
+        for module in (plain, model):
+            x = batch_of(0, 0).requires_grad_()
+            first, = torch.autograd.grad(module(x).sum(), x, create_graph=True)
+            second, = torch.autograd.grad(first.square().sum(), x)
+            grads.append((first.detach(), second))
+        for ours, theirs in zip(grads[1], grads[0]):
+            torch.testing.assert_close(ours, theirs)
+        self.assertIsNone(handle.parameters()[0].grad)
+        handle.close()
+
+    def test_gradient_penalty(self):
+        def loss(model, x):
+            x = x.requires_grad_()
+            out = model(x).square().mean()
+            slope, = torch.autograd.grad(out, x, create_graph=True)
+            return out + slope.square().sum()
+        self.check(mlp, loss).close()
+
+    def test_frozen_parameters_and_dtypes(self):
+        def make():
+            model = mlp()
+            model[0].requires_grad_(False)
+            model[2].weight.requires_grad_(False)
+            return model
+        plain = make()
+        handle = self.check(make)
+        self.assertEqual(
+            [p.requires_grad for p in handle.module.parameters()],
+            [p.requires_grad for p in plain.parameters()])
+        handle.close()
+
+    def test_join(self):
+        for by in (self.sherd.fully_shard, self.sherd.replicate):
+            model = mlp()
+            handle = by(model)
+            sharded = by is self.sherd.fully_shard
+            optimizer = sgd((handle if sharded else model).parameters())
+
+            def after_backward():
+                optimizer.step()  # pylint: disable=cell-var-from-loop
+                optimizer.zero_grad()  # pylint: disable=cell-var-from-loop
+            with handle.join(after_backward if sharded else None):
+                for step in range(2 + ranks.rank()):
+                    loss_of(model, batch_of(step, ranks.rank())).backward()
+                    after_backward()
+            if ranks.size() > 1:
+                self.assertEqual(handle.report().backwards, 1 + ranks.size())
+            handle.close()
+
+    def test_compiled_code_of_operators(self):
+        """Kernels that read a parameter at its address, as inductor's do, get an error."""
+        def loss(model, x):
+            return loss_of(torch.compile(model, backend="aot_eager"), x)
+        handle = self.check(mlp, loss)
+        handle.reshard()
+        if ranks.size() > 1:
+            with self.assertRaisesRegex(RuntimeError, "0.weight"):
+                handle.module[0].weight.data_ptr()
+        handle.close()
+
+    def test_reentrant_checkpoints_end_one_backward(self):
+        """Each is a backward within the backward; the step ends with the outer one."""
+        from torch.utils.checkpoint import checkpoint  # pylint: disable=C0415
+
+        def loss(model, x):
+            x = x.requires_grad_()
+            for layer in model:
+                x = checkpoint(layer, x, use_reentrant=True)
+            return x.square().mean()
+        handle = self.check(mlp, loss)
+        self.assertEqual(handle.report().backwards, 4)
+        handle.close()
+
+    def test_options_of_replicate(self):
+        plain = mlp()
+        expected = train(plain, plain.parameters(), range(ranks.size()))
+        for options in ({"bucket_bytes": 200, "first_bucket_bytes": 100},
+                        {"static_graph": True}, {"gradient_as_bucket_view": False},
+                        {"broadcast_buffers": False}, {"reductions_under_way_max": 1},
+                        {"init_sync": False}):
+            with self.subTest(**options):
+                model = mlp()
+                handle = self.sherd.replicate(model, **options)
+                found = train(model, model.parameters(), [ranks.rank()])
+                for ours, theirs in zip(found, expected):
+                    self.assertAlmostEqual(ours, theirs, delta=1e-5)
+                handle.close()
+
+
+if __name__ == "__main__":
+    ranks.main()
